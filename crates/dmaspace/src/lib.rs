@@ -1,0 +1,1 @@
+//! Device memory for virtual machines, hypervisors and user-space drivers.

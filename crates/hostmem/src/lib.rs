@@ -1,0 +1,1 @@
+//! Linux host memory for devices: backings, pins, frames, limits.

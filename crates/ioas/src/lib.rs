@@ -1,0 +1,1 @@
+//! I/O address spaces: areas, ledger, domains.

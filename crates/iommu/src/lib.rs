@@ -1,0 +1,1 @@
+//! IOMMU units: the seam, and a software unit.

@@ -1,0 +1,1 @@
+//! I/O page tables in hardware formats: one engine, every format, walkers.

@@ -1,0 +1,201 @@
+//! Stretches of one address space and of two.
+
+use core::fmt;
+
+/// A stretch of one address space: `[start, start + len)`, in bytes.
+///
+/// A span may end exactly at 2^64, so the inclusive [`last`](Span::last) is the end to compute
+/// with; [`checked`](Span::checked) refuses one that would wrap around.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct Span {
+    /// First byte.
+    pub start: u64,
+    /// Length in bytes.
+    pub len: u64,
+}
+
+impl Span {
+    /// The span `[start, start + len)`, unchecked: see [`checked`](Self::checked) for input.
+    #[inline]
+    pub const fn new(start: u64, len: u64) -> Self {
+        Self { start, len }
+    }
+
+    /// The span `[start, start + len)`, or `None` when it is empty or ends beyond 2^64.
+    #[inline]
+    pub const fn checked(start: u64, len: u64) -> Option<Self> {
+        if len == 0 || start.checked_add(len - 1).is_none() {
+            return None;
+        }
+        Some(Self { start, len })
+    }
+
+    /// The span from `first` to `last`, both included; `None` when `last < first` or when it is
+    /// the whole 64-bit space, whose length has no representation.
+    #[inline]
+    pub const fn inclusive(first: u64, last: u64) -> Option<Self> {
+        match last.checked_sub(first) {
+            Some(u64::MAX) | None => None,
+            Some(n) => Some(Self {
+                start: first,
+                len: n + 1,
+            }),
+        }
+    }
+
+    /// True for a span of no bytes.
+    #[inline]
+    pub const fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The last byte. Of an empty span: the byte before `start`.
+    #[inline]
+    pub const fn last(&self) -> u64 {
+        self.start.wrapping_add(self.len).wrapping_sub(1)
+    }
+
+    /// True when `address` lies inside.
+    #[inline]
+    pub const fn contains(&self, address: u64) -> bool {
+        address.wrapping_sub(self.start) < self.len
+    }
+
+    /// True when every byte of `other` lies inside; an empty `other` lies nowhere.
+    #[inline]
+    pub const fn covers(&self, other: &Span) -> bool {
+        !other.is_empty()
+            && self.contains(other.start)
+            && other.len <= self.len - (other.start - self.start)
+    }
+
+    /// The bytes that both have, if any.
+    pub fn intersection(&self, other: &Span) -> Option<Span> {
+        if self.is_empty() || other.is_empty() {
+            return None;
+        }
+        Span::inclusive(self.start.max(other.start), self.last().min(other.last()))
+    }
+
+    /// True when at least one byte is in both.
+    pub fn overlaps(&self, other: &Span) -> bool {
+        self.intersection(other).is_some()
+    }
+
+    /// True when `start` and `len` are multiples of `size`, a power of two.
+    #[inline]
+    pub const fn is_aligned(&self, size: u64) -> bool {
+        (self.start | self.len) & size.wrapping_sub(1) == 0
+    }
+}
+
+impl fmt::Debug for Span {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{self}")
+    }
+}
+
+/// `0x200000+0x1000`: start and length, both hexadecimal.
+impl fmt::Display for Span {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:#x}+{:#x}", self.start, self.len)
+    }
+}
+
+/// A stretch that is contiguous in both address spaces: the device's `[iova, iova + len)` is
+/// `[pa, pa + len)` in physical memory.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct Run {
+    /// First address as the device sees it.
+    pub iova: u64,
+    /// Physical (output) address of the first byte.
+    pub pa: u64,
+    /// Length in bytes.
+    pub len: u64,
+}
+
+impl Run {
+    /// The run that takes `[iova, iova + len)` to `[pa, pa + len)`.
+    #[inline]
+    pub const fn new(iova: u64, pa: u64, len: u64) -> Self {
+        Self { iova, pa, len }
+    }
+
+    /// The device's side.
+    #[inline]
+    pub const fn input(&self) -> Span {
+        Span::new(self.iova, self.len)
+    }
+
+    /// The memory's side.
+    #[inline]
+    pub const fn output(&self) -> Span {
+        Span::new(self.pa, self.len)
+    }
+
+    /// True when `next` goes on where this run ends, in both address spaces.
+    #[inline]
+    pub const fn is_followed_by(&self, next: &Run) -> bool {
+        self.iova.wrapping_add(self.len) == next.iova
+            && self.pa.wrapping_add(self.len) == next.pa
+            // Nothing follows the last byte of an address space.
+            && next.iova != 0
+            && next.pa != 0
+    }
+}
+
+impl fmt::Debug for Run {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{self}")
+    }
+}
+
+/// `0x200000 -> 0x40000000 +0x1000`: iova, physical address, length, all hexadecimal.
+impl fmt::Display for Run {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:#x} -> {:#x} +{:#x}", self.iova, self.pa, self.len)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_span_may_end_at_the_top_of_the_address_space() {
+        let top = Span::checked(u64::MAX - 0xfff, 0x1000).unwrap();
+        assert_eq!(top.last(), u64::MAX);
+        assert!(top.contains(u64::MAX));
+        assert!(!top.contains(0));
+        assert_eq!(Span::checked(u64::MAX - 0xfff, 0x1001), None);
+        assert_eq!(Span::checked(5, 0), None);
+        assert_eq!(Span::inclusive(0, u64::MAX), None);
+    }
+
+    #[test]
+    fn covering_and_overlap_agree_with_counting_bytes() {
+        for a in 0..6u64 {
+            for la in 0..5 {
+                for b in 0..6u64 {
+                    for lb in 0..5 {
+                        let (x, y) = (Span::new(a, la), Span::new(b, lb));
+                        let common = (0..12).filter(|&i| x.contains(i) && y.contains(i)).count();
+                        assert_eq!(x.overlaps(&y), common > 0, "{x} {y}");
+                        assert_eq!(x.intersection(&y).map_or(0, |s| s.len as usize), common);
+                        assert_eq!(x.covers(&y), lb > 0 && common as u64 == lb, "{x} {y}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_run_is_followed_only_when_both_sides_go_on() {
+        let run = Run::new(0x1000, 0x9000, 0x2000);
+        assert!(run.is_followed_by(&Run::new(0x3000, 0xb000, 0x1000)));
+        assert!(!run.is_followed_by(&Run::new(0x3000, 0xc000, 0x1000)));
+        assert!(!run.is_followed_by(&Run::new(0x4000, 0xb000, 0x1000)));
+        let top = Run::new(u64::MAX - 0xfff, 0x9000, 0x1000);
+        assert!(!top.is_followed_by(&Run::new(0, 0xa000, 0x1000)));
+    }
+}
