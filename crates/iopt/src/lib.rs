@@ -1,1 +1,85 @@
 //! I/O page tables in hardware formats: one engine, every format, walkers.
+//!
+//! A [`Table`] translates what a device calls an address (*iova*) into physical memory, in the
+//! bytes that an IOMMU reads. It is filled and emptied by **runs**: one descent per leaf table,
+//! the largest leaves that fit, all or nothing.
+//!
+//! ```
+//! use iopt::format::VtdSs;
+//! use iopt::{Gather, HeapTables, Prot, Table};
+//! use runs::{Run, Span};
+//!
+//! // Room for 1,024 tables; a kernel would give an arena over its direct map instead.
+//! let tables = HeapTables::with_tables(1024)?;
+//! let mut table = Table::new(VtdSs::new(4)?, &tables)?;
+//!
+//! // 2 MiB + 8 KiB of memory in two runs, laid end to end at iova 0x4000_0000.
+//! let memory = [Span::new(0x1_2340_0000, 2 << 20), Span::new(0x8000_0000, 8192)];
+//! table.map(0x4000_0000, &memory, Prot::RW)?;
+//! assert_eq!(table.translate(0x4000_1234), Some(0x1_2340_1234));
+//! assert_eq!(table.leaves(Span::new(0x4000_0000, 4 << 20)).count(), 3);
+//!
+//! // What is mapped cannot be mapped over, not even in part: nothing changes.
+//! assert!(table.map(0x4020_1000, &[Span::new(0x9000_0000, 8192)], Prot::RW).is_err());
+//!
+//! // Unmapping tells the runs, and what to flush before they may be used again.
+//! let mut gather = Gather::new();
+//! let mut runs = Vec::new();
+//! table.unmap(Span::new(0x4000_0000, (2 << 20) + 8192), &mut gather, &mut |run| runs.push(run))?;
+//! assert_eq!(runs[0], Run::new(0x4000_0000, 0x1_2340_0000, 2 << 20));
+//! let flushed = gather
+//!     .flush_with(|what| {
+//!         assert_eq!(what.ranges(), [Span::new(0x4000_0000, (2 << 20) + 8192)]);
+//!         Ok::<_, std::io::Error>(()) // here the unit is told, and waited for
+//!     })
+//!     .map_err(|(_, cause)| cause)?;
+//! table.reclaim(flushed);
+//! assert_eq!(table.tables(), 1);
+//! # Ok::<_, Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! # What is where
+//!
+//! * [`Table`] and the protocol of its operations: [`engine`];
+//! * what an entry looks like: [`format`](mod@format), one file a format, each citing its
+//!   specification;
+//! * where tables lie: the seam [`TableMemory`] and the [`Arena`];
+//! * what must be flushed before memory is used again: [`Gather`];
+//! * [`AnyTable`], when the format is known only at run time;
+//! * [`walk`]: read-only walkers over any memory, written from the specifications and sharing
+//!   nothing with the formats' encoders.
+//!
+//! Addresses and lengths are bytes. Nothing here allocates, blocks, or panics on any input. The
+//! crate is `no_std` without an allocator; the feature `alloc` adds `HeapTables`.
+//!
+//! All `unsafe` code is in one file, the arena's: it reduces addresses to slices of atomics.
+
+#![no_std]
+#![deny(unsafe_code)]
+
+#[cfg(feature = "alloc")]
+extern crate alloc;
+
+mod any;
+#[allow(unsafe_code)]
+mod arena;
+mod cell;
+pub mod engine;
+mod error;
+pub mod format;
+mod gather;
+mod memory;
+mod prot;
+pub mod walk;
+
+pub use any::AnyTable;
+pub use arena::{Arena, ArenaError, AtomicMeta, Storage};
+#[cfg(feature = "alloc")]
+pub use arena::{HeapStorage, HeapTables};
+pub use cell::Cell;
+pub use engine::{Discard, Leaf, Leaves, RunSink, Table};
+pub use error::{BuildError, MapError, NoTables, RangeError, UnmapError};
+pub use format::{Aperture, Format, FormatId, Root};
+pub use gather::{Flushed, Gather, Invalidation};
+pub use memory::{Chain, Meta, Reserve, TABLE_BYTES, TableMemory};
+pub use prot::Prot;

@@ -1,0 +1,504 @@
+//! Table memory in one stretch: an arena.
+//!
+//! An [`Arena`] turns a stretch of memory into table memory. A table's address is `base + offset`:
+//! where the stretch is physically contiguous (a huge page, a direct map) `base` is its real
+//! physical address, and hardware can walk the tables; otherwise `base` opens a window of
+//! addresses at which no data lies, and the software unit walks them.
+//!
+//! Every address is reduced to the arena by a mask, so no content of a table, damaged or hostile,
+//! leads outside of it. The size is a power of two and `base` a multiple of it.
+//!
+//! # Who holds a page
+//!
+//! Pages that were never used are handed out in order and are known to be zero. Pages that came
+//! back form one list, linked through their [`Meta`]; it is used first, since its pages are warm.
+//! Both are kept under a spin lock that is held for as long as it takes to cut the list.
+
+use core::fmt;
+use core::hint;
+use core::ptr::NonNull;
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+
+use crate::cell::Cell;
+use crate::error::NoTables;
+use crate::memory::{Chain, Meta, Reserve, TABLE_BYTES, TableMemory};
+
+/// [`Meta`] with the processor's own atomics.
+pub type AtomicMeta = Meta<AtomicU64, AtomicU32>;
+
+const TABLE_LOG2: u32 = TABLE_BYTES.trailing_zeros();
+
+/// The memory under an [`Arena`].
+///
+/// # Safety
+///
+/// Both functions return the same slices at each call, for as long as the value lives and also
+/// after it was moved. Nobody else writes to them as long as an arena holds the value, except by
+/// atomic accesses (as units do, when they set accessed and dirty bits).
+pub unsafe trait Storage {
+    /// The tables' memory, all zero at first, aligned to 4 KiB.
+    fn cells(&self) -> &[AtomicU64];
+    /// A [`Meta`] for each 4 KiB of it, default at first.
+    fn metas(&self) -> &[AtomicMeta];
+}
+
+/// Why a stretch of memory is no arena.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ArenaError {
+    /// The size in bytes is not a power of two of at least 64 KiB.
+    Size(u64),
+    /// The base address is not a multiple of the size, or the arena would end beyond 2^52.
+    Base {
+        /// The address.
+        base: u64,
+        /// The size in bytes.
+        size: u64,
+    },
+    /// There are fewer metas than pages.
+    Metas {
+        /// Pages of 4 KiB.
+        pages: usize,
+        /// Metas.
+        metas: usize,
+    },
+}
+
+impl fmt::Display for ArenaError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Size(size) => {
+                write!(
+                    f,
+                    "an arena of {size} bytes: not a power of two of at least 65536"
+                )
+            }
+            Self::Base { base, size } => {
+                write!(
+                    f,
+                    "arena base {base:#x} is not a multiple of its size {size:#x}, or too high"
+                )
+            }
+            Self::Metas { pages, metas } => write!(f, "{metas} metas for {pages} pages"),
+        }
+    }
+}
+
+impl core::error::Error for ArenaError {}
+
+/// Table memory in one stretch.
+pub struct Arena<S> {
+    cells: NonNull<AtomicU64>,
+    metas: NonNull<AtomicMeta>,
+    /// Size in bytes − 1.
+    mask: u64,
+    base: u64,
+    lock: AtomicBool,
+    // Written under the lock only.
+    free_head: AtomicU64,
+    free: AtomicU64,
+    /// Offset of the first byte that was never handed out.
+    unused: AtomicU64,
+    _storage: S,
+}
+
+// SAFETY: the pointers lead into `_storage`, whose slices are atomics and so may be used from any
+// thread; everything else in the arena is atomic.
+unsafe impl<S: Send> Send for Arena<S> {}
+// SAFETY: as above.
+unsafe impl<S: Sync> Sync for Arena<S> {}
+
+impl<S: Storage> Arena<S> {
+    /// An arena over `storage`, whose first byte has the address `base` for whoever walks the
+    /// tables.
+    pub fn new(storage: S, base: u64) -> Result<Self, ArenaError> {
+        let (cells, metas) = (storage.cells(), storage.metas());
+        let size = size_of_val(cells) as u64;
+        if !size.is_power_of_two() || size < 16 * TABLE_BYTES {
+            return Err(ArenaError::Size(size));
+        }
+        if base & (size - 1) != 0 || base.checked_add(size).is_none_or(|end| end > 1 << 52) {
+            return Err(ArenaError::Base { base, size });
+        }
+        let pages = (size >> TABLE_LOG2) as usize;
+        if metas.len() < pages {
+            return Err(ArenaError::Metas {
+                pages,
+                metas: metas.len(),
+            });
+        }
+        Ok(Self {
+            cells: NonNull::from(cells).cast(),
+            metas: NonNull::from(metas).cast(),
+            mask: size - 1,
+            base,
+            lock: AtomicBool::new(false),
+            free_head: AtomicU64::new(0),
+            free: AtomicU64::new(0),
+            unused: AtomicU64::new(0),
+            _storage: storage,
+        })
+    }
+
+    /// Size in bytes.
+    pub fn size(&self) -> u64 {
+        self.mask + 1
+    }
+
+    /// Address of the first byte.
+    pub fn base(&self) -> u64 {
+        self.base
+    }
+
+    /// True when `address` lies inside.
+    pub fn contains(&self, address: u64) -> bool {
+        address & !self.mask == self.base
+    }
+
+    /// Tables of 4 KiB that are handed out or reserved.
+    pub fn in_use(&self) -> u64 {
+        self.locked(|| (self.unused.get() >> TABLE_LOG2) - self.free.get())
+    }
+
+    /// The 8-byte entry at `address`, as a unit reads it; `None` outside the arena or when the
+    /// address is not a multiple of 8.
+    pub fn read(&self, address: u64) -> Option<u64> {
+        if !self.contains(address) || address & 7 != 0 {
+            return None;
+        }
+        let count = TABLE_BYTES as usize / 8;
+        let entries = self.entries(address & !(TABLE_BYTES - 1), count);
+        entries
+            .get((address & (TABLE_BYTES - 1)) as usize / 8)
+            .map(Cell::get_acquire)
+    }
+
+    fn locked<T>(&self, f: impl FnOnce() -> T) -> T {
+        while self
+            .lock
+            .compare_exchange_weak(false, true, Ordering::Acquire, Ordering::Relaxed)
+            .is_err()
+        {
+            hint::spin_loop();
+        }
+        let result = f();
+        self.lock.store(false, Ordering::Release);
+        result
+    }
+
+    fn available(&self) -> u64 {
+        self.free.get() + ((self.size() - self.unused.get()) >> TABLE_LOG2)
+    }
+}
+
+impl<S: Storage> TableMemory for Arena<S> {
+    type Cell = AtomicU64;
+    type Link = AtomicU64;
+    type Count = AtomicU32;
+
+    #[inline(always)]
+    fn entries(&self, table: u64, count: usize) -> &[AtomicU64] {
+        let bytes = count as u64 * 8;
+        if !count.is_power_of_two() || bytes > self.mask {
+            return &[];
+        }
+        let offset = table & self.mask & !(bytes - 1);
+        // SAFETY: `bytes` and the arena's size are powers of two and `offset` is a multiple of the
+        // one below the other, so `[offset, offset + bytes)` lies inside the storage, which lives
+        // and stays in place as long as `self` (contract of `Storage`). Cells are only accessed
+        // atomically.
+        unsafe {
+            core::slice::from_raw_parts(self.cells.as_ptr().add((offset / 8) as usize), count)
+        }
+    }
+
+    #[inline(always)]
+    fn meta(&self, table: u64) -> &AtomicMeta {
+        let page = (table & self.mask) >> TABLE_LOG2;
+        // SAFETY: `new` has seen that there is a meta for every page below the arena's size, to
+        // which the mask has reduced `page`; they live as long as `self`.
+        unsafe { self.metas.add(page as usize).as_ref() }
+    }
+
+    fn reserve(&self, count: u64) -> Result<Reserve, NoTables> {
+        self.locked(|| {
+            let available = self.available();
+            if count > available {
+                return Err(NoTables {
+                    needed: count.saturating_mul(TABLE_BYTES),
+                    available: available * TABLE_BYTES,
+                });
+            }
+            let recycled = count.min(self.free.get());
+            let head = self.free_head.get();
+            let mut rest = head;
+            for _ in 0..recycled {
+                rest = self.meta(rest).next.get();
+            }
+            self.free_head.set(rest);
+            self.free.set(self.free.get() - recycled);
+            let fresh = count - recycled;
+            let unused = self.unused.get();
+            self.unused.set(unused + fresh * TABLE_BYTES);
+            Ok(Reserve {
+                head,
+                recycled,
+                next_fresh: self.base + unused,
+                fresh,
+            })
+        })
+    }
+
+    fn allocate(&self, bytes: usize) -> Result<u64, NoTables> {
+        let bytes = (bytes as u64).next_power_of_two().max(TABLE_BYTES);
+        if bytes == TABLE_BYTES {
+            let mut reserve = self.reserve(1)?;
+            let Some((table, zeroed)) = self.take(&mut reserve) else {
+                return Err(NoTables {
+                    needed: bytes,
+                    available: 0,
+                });
+            };
+            if !zeroed {
+                self.entries(table, TABLE_BYTES as usize / 8)
+                    .iter()
+                    .for_each(|c| c.set(0));
+            }
+            self.meta(table).live.set(0);
+            return Ok(table);
+        }
+        // Larger roots come from memory that was never used; what alignment leaves over goes to
+        // the list.
+        self.locked(|| {
+            let unused = self.unused.get();
+            let start = unused.next_multiple_of(bytes);
+            if start + bytes > self.size() {
+                let available = self.available() * TABLE_BYTES;
+                return Err(NoTables {
+                    needed: bytes,
+                    available,
+                });
+            }
+            for offset in (unused..start).step_by(TABLE_BYTES as usize) {
+                self.meta(offset).next.set(self.free_head.get());
+                self.free_head.set(self.base + offset);
+                self.free.set(self.free.get() + 1);
+            }
+            self.unused.set(start + bytes);
+            Ok(self.base + start)
+        })
+    }
+
+    fn give_back(&self, mut reserve: Reserve) {
+        let mut chain = Chain::empty();
+        while let Some((table, _)) = self.take(&mut reserve) {
+            chain.push(self, table);
+        }
+        self.reclaim(chain);
+    }
+
+    fn reclaim(&self, chain: Chain) {
+        if chain.is_empty() {
+            return;
+        }
+        self.locked(|| {
+            self.meta(chain.tail).next.set(self.free_head.get());
+            self.free_head.set(chain.head);
+            self.free.set(self.free.get() + chain.count);
+        });
+    }
+}
+
+impl<S> fmt::Debug for Arena<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Arena")
+            .field("base", &format_args!("{:#x}", self.base))
+            .field("size", &(self.mask + 1))
+            .finish_non_exhaustive()
+    }
+}
+
+// SAFETY: slices borrowed for as long as the value lives never change or move; exclusive use of
+// what is borrowed is the borrower's, through atomics only.
+unsafe impl Storage for (&[AtomicU64], &[AtomicMeta]) {
+    fn cells(&self) -> &[AtomicU64] {
+        self.0
+    }
+
+    fn metas(&self) -> &[AtomicMeta] {
+        self.1
+    }
+}
+
+/// Table memory from the heap, for tests, tools and user-space programs.
+#[cfg(feature = "alloc")]
+pub use heap::{HeapStorage, HeapTables};
+
+#[cfg(feature = "alloc")]
+mod heap {
+    use alloc::alloc::{Layout, alloc_zeroed};
+    use alloc::boxed::Box;
+
+    use super::*;
+
+    /// The base address of [`HeapTables::new`]: above any memory that a machine of today has.
+    const WINDOW: u64 = 1 << 46;
+
+    /// Zeroed memory from the heap. A large allocation takes memory from the system only as it is
+    /// touched.
+    #[derive(Debug)]
+    pub struct HeapStorage {
+        cells: Box<[AtomicU64]>,
+        metas: Box<[AtomicMeta]>,
+    }
+
+    /// An [`Arena`] on the heap.
+    pub type HeapTables = Arena<HeapStorage>;
+
+    impl HeapTables {
+        /// Room for at least `tables` tables of 4 KiB, in a window of addresses from 64 TiB on.
+        pub fn with_tables(tables: u64) -> Result<Self, ArenaError> {
+            Self::with_tables_at(tables, WINDOW)
+        }
+
+        /// Room for at least `tables` tables of 4 KiB, in a window of addresses from `base` on.
+        pub fn with_tables_at(tables: u64, base: u64) -> Result<Self, ArenaError> {
+            let tables = tables.clamp(16, 1 << 40).next_power_of_two();
+            let size = tables * TABLE_BYTES;
+            let storage = HeapStorage::new(tables as usize).ok_or(ArenaError::Size(size))?;
+            Self::new(storage, base)
+        }
+    }
+
+    impl HeapStorage {
+        /// Room for `tables` tables of 4 KiB; `None` when the heap has no such room.
+        pub fn new(tables: usize) -> Option<Self> {
+            let entries = tables.checked_mul(TABLE_BYTES as usize / 8)?;
+            Some(Self {
+                cells: zeroed(entries)?,
+                metas: zeroed(tables)?,
+            })
+        }
+    }
+
+    /// A type for which all bytes zero is a value.
+    trait Zero {}
+    impl Zero for AtomicU64 {}
+    impl Zero for AtomicMeta {}
+
+    fn zeroed<T: Zero>(len: usize) -> Option<Box<[T]>> {
+        let layout = Layout::array::<T>(len).ok()?;
+        if layout.size() == 0 {
+            return None;
+        }
+        // SAFETY: the layout has a size.
+        let start = NonNull::new(unsafe { alloc_zeroed(layout) })?;
+        let slice = core::ptr::slice_from_raw_parts_mut(start.as_ptr().cast::<T>(), len);
+        // SAFETY: the memory comes from the global allocator with the layout of `[T; len]`, which
+        // is the one with which the box will free it, and zero bytes are values of `T`.
+        Some(unsafe { Box::from_raw(slice) })
+    }
+
+    // SAFETY: boxed slices stay where they are when the box moves, and nobody else can reach them.
+    unsafe impl Storage for HeapStorage {
+        fn cells(&self) -> &[AtomicU64] {
+            &self.cells
+        }
+
+        fn metas(&self) -> &[AtomicMeta] {
+            &self.metas
+        }
+    }
+}
+
+#[cfg(all(test, feature = "alloc"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_address_leads_outside() {
+        let arena = HeapTables::with_tables(16).unwrap();
+        for address in [
+            0,
+            u64::MAX,
+            1 << 51,
+            arena.base() - 1,
+            arena.base() + arena.size(),
+        ] {
+            for count in [1, 8, 512, 1 << 13] {
+                let entries = arena.entries(address, count);
+                assert_eq!(entries.len(), if count * 8 < 65536 { count } else { 0 });
+                entries
+                    .iter()
+                    .for_each(|cell| assert_eq!(Cell::get(cell), 0));
+            }
+            arena.meta(address);
+        }
+        assert_eq!(arena.read(arena.base() + arena.size()), None);
+        assert_eq!(arena.read(arena.base() + 4), None);
+        assert_eq!(arena.read(arena.base() + 8), Some(0));
+    }
+
+    #[test]
+    fn every_page_is_handed_out_once_and_comes_back() {
+        let arena = HeapTables::with_tables(16).unwrap();
+        assert_eq!(
+            arena.reserve(17).unwrap_err(),
+            NoTables {
+                needed: 17 * 4096,
+                available: 16 * 4096
+            }
+        );
+        for round in 0..3 {
+            let mut reserve = arena.reserve(16).unwrap();
+            let mut seen = alloc::collections::BTreeSet::new();
+            while let Some((table, zeroed)) = arena.take(&mut reserve) {
+                assert!(arena.contains(table));
+                assert_eq!(zeroed, round == 0);
+                assert!(seen.insert(table));
+            }
+            assert_eq!(seen.len(), 16);
+            assert_eq!(arena.in_use(), 16);
+            let mut chain = Chain::empty();
+            seen.into_iter().for_each(|table| chain.push(&arena, table));
+            arena.reclaim(chain);
+            assert_eq!(arena.in_use(), 0);
+        }
+    }
+
+    #[test]
+    fn large_roots_are_aligned_and_waste_nothing() {
+        let arena = HeapTables::with_tables(16).unwrap();
+        let small = arena.allocate(4096).unwrap();
+        let large = arena.allocate(16384).unwrap();
+        assert_eq!((small - arena.base(), large - arena.base()), (0, 16384));
+        assert_eq!(arena.in_use(), 5);
+        assert_eq!(arena.reserve(12).unwrap_err().available, 11 * 4096);
+        let reserve = arena.reserve(11).unwrap();
+        arena.give_back(reserve);
+        assert_eq!(arena.in_use(), 5);
+    }
+
+    #[test]
+    fn a_bad_stretch_is_refused() {
+        assert_eq!(
+            HeapTables::with_tables_at(16, 4096).unwrap_err(),
+            ArenaError::Base {
+                base: 4096,
+                size: 65536
+            }
+        );
+        assert_eq!(
+            HeapTables::with_tables_at(16, 1 << 52).unwrap_err(),
+            ArenaError::Base {
+                base: 1 << 52,
+                size: 65536
+            }
+        );
+        let cells: [AtomicU64; 0] = [];
+        let metas: [AtomicMeta; 0] = [];
+        assert_eq!(
+            Arena::new((&cells[..], &metas[..]), 0).unwrap_err(),
+            ArenaError::Size(0)
+        );
+    }
+}

@@ -1,0 +1,295 @@
+//! The engine: every algorithm, once, over every format.
+//!
+//! # Protocol of the exclusive form
+//!
+//! Whoever changes a [`Table`] holds it by `&mut`. Units, the software unit and hardware's own
+//! writes (accessed and dirty bits) go on meanwhile, so an entry is an atomic cell in this form
+//! too; `&mut` saves claims and conflicts, never the atomicity.
+//!
+//! *Map* goes over the range twice. The first pass, `plan`, stores nothing: it finds that every
+//! entry it will write is empty and counts the tables that it will need. These are reserved. The
+//! second pass, `fill`, cannot fail: it takes the same decisions over again, writes a new table
+//! completely before anyone can reach it, and links it with one release store. A refused request
+//! therefore leaves the table's bytes as they were.
+//!
+//! *Unmap* first looks whether a leaf reaches over either end, and whether there are holes if the
+//! caller refuses them; then it cannot fail either. A table that the range covers whole is unlinked
+//! with one store and its entries are only read; from others the entries are cleared one by one,
+//! and the count of live entries in [`Meta`](crate::Meta) says when a table has become empty. What
+//! was unlinked goes into the [`Gather`], never straight back to the memory.
+//!
+//! # Levels are types
+//!
+//! Each pass is a function of the level, and the level is a type ([`Level`]): shifts, table sizes
+//! and the sizes of leaves are constants in the generated code, and the recursion ends at level 0
+//! at compile time. One `match` on the number of levels, at the root, enters it.
+
+mod map;
+mod read;
+mod unmap;
+
+use runs::{PageSizes, SizeHistogram, Span};
+
+use crate::cell::Cell;
+use crate::error::{BuildError, RangeError};
+use crate::format::{Entry, Format, Root};
+use crate::gather::{Flushed, Gather};
+use crate::memory::TableMemory;
+
+pub use read::{Leaf, Leaves};
+pub use unmap::{Discard, RunSink};
+
+/// A level as a type, so that everything that depends on it is a constant.
+pub(crate) trait Level {
+    /// The level; 0 is that of the smallest page.
+    const N: usize;
+    /// The level below; of level 0 itself.
+    type Below: Level;
+}
+
+pub(crate) struct L<const N: usize>;
+
+macro_rules! levels {
+    ($($n:literal => $below:literal),*) => {$(
+        impl Level for L<$n> {
+            const N: usize = $n;
+            type Below = L<$below>;
+        }
+    )*};
+}
+
+levels!(0 => 0, 1 => 0, 2 => 1, 3 => 2, 4 => 3, 5 => 4);
+
+/// Calls `$body` with `$level` as the type of the top level of the table `$table`.
+macro_rules! at_top {
+    ($table:expr, $format:ty, $level:ident => $body:expr) => {{
+        use $crate::engine::L;
+        // The guards are constants: levels that the format cannot have cost no code.
+        match $table.format.levels() {
+            1 if <$format>::MIN_LEVELS <= 1 => {
+                type $level = L<0>;
+                $body
+            }
+            2 if <$format>::MIN_LEVELS <= 2 => {
+                type $level = L<1>;
+                $body
+            }
+            3 if <$format>::MIN_LEVELS <= 3 => {
+                type $level = L<2>;
+                $body
+            }
+            4 => {
+                type $level = L<3>;
+                $body
+            }
+            6 if <$format>::MAX_LEVELS >= 6 => {
+                type $level = L<5>;
+                $body
+            }
+            _ => {
+                type $level = L<4>;
+                $body
+            }
+        }
+    }};
+}
+pub(crate) use at_top;
+
+/// One I/O page table.
+///
+/// Addresses and lengths are bytes. Every operation takes the whole range at once and descends
+/// once per leaf table.
+///
+/// A table that is dropped keeps its memory, since a unit may still walk it: detach it everywhere,
+/// then [`tear_down`](Self::tear_down).
+#[derive(Debug)]
+pub struct Table<F, M> {
+    pub(crate) format: F,
+    pub(crate) memory: M,
+    pub(crate) root: u64,
+    pub(crate) sizes: PageSizes,
+    pub(crate) tables: u64,
+}
+
+impl<F: Format, M: TableMemory> Table<F, M> {
+    /// An empty table in `memory`, with leaves of every size that the format has.
+    pub fn new(format: F, memory: M) -> Result<Self, BuildError> {
+        Self::with_page_sizes(format, memory, F::page_sizes(format.levels()))
+    }
+
+    /// An empty table whose leaves are of the given sizes only. Sizes that the format does not
+    /// have are left out; without the smallest page of the format, ranges and runs must be
+    /// multiples of the smallest size that is left.
+    pub fn with_page_sizes(format: F, memory: M, sizes: PageSizes) -> Result<Self, BuildError> {
+        const {
+            assert!(
+                F::ENTRY_BYTES == M::Cell::BYTES,
+                "the cell is not of the format's width"
+            );
+        }
+        let offered = F::page_sizes(format.levels());
+        let kept = offered.and(sizes);
+        if kept.is_empty() {
+            return Err(BuildError::PageSizes {
+                wanted: sizes,
+                offered,
+            });
+        }
+        let root = memory.allocate(Self::root_bytes(&format))?;
+        Ok(Self {
+            format,
+            memory,
+            root,
+            sizes: kept,
+            tables: 1,
+        })
+    }
+
+    /// What a unit is told to walk this table.
+    pub fn root(&self) -> Root {
+        Root {
+            format: F::ID,
+            address: self.root,
+            levels: self.format.levels(),
+        }
+    }
+
+    /// The format, with its configuration.
+    pub fn format(&self) -> &F {
+        &self.format
+    }
+
+    /// The sizes of leaves that [`map`](Self::map) uses.
+    pub fn page_sizes(&self) -> PageSizes {
+        self.sizes
+    }
+
+    /// Tables in use, the root among them.
+    pub fn tables(&self) -> u64 {
+        self.tables
+    }
+
+    /// How many leaves of each size there are. Visits every leaf.
+    pub fn leaf_sizes(&self) -> SizeHistogram {
+        let mut sizes = SizeHistogram::new();
+        let (low, high) = self.halves();
+        for leaf in self
+            .leaves(low)
+            .chain(high.map(|high| self.leaves(high)).into_iter().flatten())
+        {
+            sizes.add(leaf.run.len, 1);
+        }
+        sizes
+    }
+
+    /// Gives back the tables of flushed gathers.
+    pub fn reclaim(&mut self, flushed: Flushed) {
+        self.memory.reclaim(flushed.tables);
+    }
+
+    /// Takes the whole table down: everything is unmapped, and all tables, the root too, are in
+    /// the gather. No device may be attached to it any more; the flush still has to come, since
+    /// units cache what they have walked.
+    pub fn tear_down(self) -> (Gather, M) {
+        let mut gather = Gather::new();
+        at_top!(self, F, Top => self.unlink_all::<Top>(&mut gather));
+        (gather, self.memory)
+    }
+
+    pub(crate) fn root_bytes(format: &F) -> usize {
+        F::entries(usize::from(format.levels()) - 1) * F::ENTRY_BYTES
+    }
+
+    /// The aperture as spans of at most 2^63 bytes.
+    fn halves(&self) -> (Span, Option<Span>) {
+        let aperture = self.format.aperture();
+        match (aperture.sign_extended, aperture.bits) {
+            (true, bits) => {
+                let len = 1 << (bits - 1);
+                (
+                    Span::new(0, len),
+                    Some(Span::new(0u64.wrapping_sub(len), len)),
+                )
+            }
+            (false, bits @ ..64) => (Span::new(0, 1 << bits), None),
+            (false, _) => (Span::new(0, 1 << 63), Some(Span::new(1 << 63, 1 << 63))),
+        }
+    }
+
+    /// Checks a range and strips it of the bits above the aperture.
+    #[inline(always)]
+    pub(crate) fn check_range(&self, range: Span) -> Result<u64, RangeError> {
+        if range.len == 0 {
+            return Err(RangeError::Empty);
+        }
+        let granule = self.sizes.smallest();
+        if !range.is_aligned(granule) {
+            let value = if range.start & (granule - 1) != 0 {
+                range.start
+            } else {
+                range.len
+            };
+            return Err(RangeError::Misaligned { value, granule });
+        }
+        let aperture = self.format.aperture();
+        if !aperture.covers(&range) {
+            return Err(RangeError::OutsideAperture {
+                iova: range.start,
+                len: range.start.checked_add(range.len - 1).map(|_| range.len),
+                aperture,
+            });
+        }
+        Ok(aperture.strip(range.start))
+    }
+
+    /// The entries of the table at `table`, at level `V`.
+    #[inline(always)]
+    pub(crate) fn cells<V: Level>(&self, table: u64) -> &[M::Cell] {
+        self.memory.entries(table, F::entries(V::N))
+    }
+
+    /// Gathers `table` and everything below it. Nothing is read but the upper tables.
+    fn unlink_all<V: Level>(&self, gather: &mut Gather) {
+        self.unlink_below::<V>(self.root, gather);
+        let bytes = Self::root_bytes(&self.format) as u64;
+        for page in (0..bytes.div_ceil(crate::memory::TABLE_BYTES)).rev() {
+            gather.add_table(&self.memory, self.root + page * crate::memory::TABLE_BYTES);
+        }
+    }
+
+    fn unlink_below<V: Level>(&self, table: u64, gather: &mut Gather) {
+        if V::N == 0 {
+            return;
+        }
+        for cell in self.cells::<V>(table) {
+            if let Entry::Table(below) = F::decode(V::N, cell.get_acquire()) {
+                self.unlink_below::<V::Below>(below, gather);
+                gather.add_table(&self.memory, below);
+            }
+        }
+    }
+}
+
+/// Index of the entry for the stripped address `at` in its table at level `V`.
+#[inline(always)]
+pub(crate) fn index<F: Format, V: Level>(at: u64) -> usize {
+    (at >> F::shift(V::N)) as usize & (F::entries(V::N) - 1)
+}
+
+/// Bytes from `at` to the end of its table at level `V`, but at most `todo`.
+#[inline(always)]
+pub(crate) fn room<F: Format, V: Level>(at: u64, todo: u64) -> u64 {
+    let bits = F::shift(V::N) + F::entries(V::N).trailing_zeros();
+    let mask = if bits >= 64 {
+        u64::MAX
+    } else {
+        (1 << bits) - 1
+    };
+    (!at & mask).saturating_add(1).min(todo)
+}
+
+/// The entries `[index, index + count)`; none where that is outside the table.
+#[inline(always)]
+pub(crate) fn part<C>(cells: &[C], index: usize, count: usize) -> &[C] {
+    cells.get(index..index + count).unwrap_or(&[])
+}

@@ -1,0 +1,202 @@
+//! Reading: translate, leaves, runs.
+
+use runs::{Joiner, Run, Span};
+
+use super::{Level, Table, at_top, index};
+use crate::cell::Cell;
+use crate::format::{Entry, Format};
+use crate::memory::TableMemory;
+use crate::prot::Prot;
+
+/// One leaf of a table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Leaf {
+    /// The whole leaf: where it begins in both address spaces, and its size in bytes.
+    pub run: Run,
+    /// What a device may do there.
+    pub prot: Prot,
+    /// The level of its entry, 0 for the smallest page.
+    pub level: u8,
+}
+
+impl<F: Format, M: TableMemory> Table<F, M> {
+    /// The physical address of `iova`, if it is mapped.
+    #[inline]
+    pub fn translate(&self, iova: u64) -> Option<u64> {
+        let (leaf, log2, _, _) = self.find(iova)?;
+        Some(leaf | iova & ((1 << log2) - 1))
+    }
+
+    /// The leaf that maps `iova`, if there is one.
+    pub fn leaf_at(&self, iova: u64) -> Option<Leaf> {
+        let (pa, log2, level, word) = self.find(iova)?;
+        let len = 1 << log2;
+        Some(Leaf {
+            run: Run::new(iova & !(len - 1), pa, len),
+            prot: self.format.prot(level, word),
+            level: level as u8,
+        })
+    }
+
+    /// The leaf's physical address, its size as a power of two, level and entry.
+    #[inline]
+    fn find(&self, iova: u64) -> Option<(u64, u32, usize, u64)> {
+        let aperture = self.format.aperture();
+        let at = aperture.strip(iova);
+        if aperture.extend(at) != iova {
+            return None;
+        }
+        at_top!(self, F, Top => self.find_from::<Top>(self.root, at))
+    }
+
+    #[inline(always)]
+    fn find_from<V: Level>(&self, table: u64, at: u64) -> Option<(u64, u32, usize, u64)> {
+        let word = self.cells::<V>(table).get(index::<F, V>(at))?.get_acquire();
+        match F::decode(V::N, word) {
+            Entry::Leaf { pa, log2 } => Some((pa, log2, V::N, word)),
+            Entry::Table(below) if V::N > 0 => self.find_below::<V>(below, at),
+            _ => None,
+        }
+    }
+
+    // A function of its own, so that the recursion is inlined level by level.
+    #[inline(always)]
+    fn find_below<V: Level>(&self, below: u64, at: u64) -> Option<(u64, u32, usize, u64)> {
+        self.find_from_below::<V::Below>(below, at)
+    }
+
+    #[inline]
+    fn find_from_below<V: Level>(&self, table: u64, at: u64) -> Option<(u64, u32, usize, u64)> {
+        self.find_from::<V>(table, at)
+    }
+
+    /// The leaves that map at least one byte of `range`, in order; empty subtrees are skipped.
+    /// A range that is not wholly inside the aperture has no leaves.
+    pub fn leaves(&self, range: Span) -> Leaves<'_, F, M> {
+        let todo = if self.format.aperture().covers(&range) {
+            range.len
+        } else {
+            0
+        };
+        Leaves {
+            table: self,
+            at: self.format.aperture().strip(range.start),
+            todo,
+            cells: &[],
+            level: 0,
+            span: Span::new(0, 0),
+        }
+    }
+
+    /// What is mapped in `range`, as the longest possible runs, in order. The first and the last
+    /// leaf count whole, also when the range begins or ends inside them.
+    pub fn runs(&self, range: Span) -> impl Iterator<Item = Run> + '_ {
+        let mut leaves = self.leaves(range);
+        let mut joiner = Joiner::new();
+        core::iter::from_fn(move || {
+            loop {
+                match leaves.next() {
+                    Some(leaf) => {
+                        if let Some(run) = joiner.push(leaf.run) {
+                            return Some(run);
+                        }
+                    }
+                    None => return joiner.finish(),
+                }
+            }
+        })
+    }
+}
+
+/// Iterator of [`Table::leaves`]: one descent per table that holds leaves.
+#[derive(Debug)]
+pub struct Leaves<'t, F: Format, M: TableMemory> {
+    table: &'t Table<F, M>,
+    /// Stripped address of what comes next, and the bytes that are left.
+    at: u64,
+    todo: u64,
+    /// The table that `at` lies in, its level, and the addresses that it spans.
+    cells: &'t [M::Cell],
+    level: usize,
+    span: Span,
+}
+
+impl<F: Format, M: TableMemory> Leaves<'_, F, M> {
+    /// Goes to the lowest table that has an entry for `at`.
+    fn descend(&mut self) {
+        let mut address = self.table.root;
+        let mut level = usize::from(self.table.format.levels()) - 1;
+        loop {
+            self.cells = self.table.memory.entries(address, F::entries(level));
+            let entry = self
+                .cells
+                .get(self.index(level))
+                .map_or(0, Cell::get_acquire);
+            match F::decode(level, entry) {
+                Entry::Table(below) if level > 0 => {
+                    address = below;
+                    level -= 1;
+                }
+                _ => break,
+            }
+        }
+        self.level = level;
+        let bits = F::shift(level) + F::entries(level).trailing_zeros();
+        self.span = if bits >= 64 {
+            Span::new(0, u64::MAX)
+        } else {
+            Span::new(self.at & !((1 << bits) - 1), 1 << bits)
+        };
+    }
+
+    fn index(&self, level: usize) -> usize {
+        (self.at >> F::shift(level)) as usize & (F::entries(level) - 1)
+    }
+
+    fn skip_to(&mut self, next: u64) {
+        let bytes = next.wrapping_sub(self.at);
+        // `next` is 0 behind the last entry of a 64-bit space: `bytes` is right all the same.
+        self.todo = self.todo.saturating_sub(bytes);
+        self.at = next;
+    }
+}
+
+impl<F: Format, M: TableMemory> Iterator for Leaves<'_, F, M> {
+    type Item = Leaf;
+
+    fn next(&mut self) -> Option<Leaf> {
+        while self.todo > 0 {
+            if !self.span.contains(self.at) {
+                self.descend();
+            }
+            let word = self
+                .cells
+                .get(self.index(self.level))
+                .map_or(0, Cell::get_acquire);
+            match F::decode(self.level, word) {
+                Entry::Leaf { pa, log2 } => {
+                    let (at, len) = (self.at & !((1 << log2) - 1), 1u64 << log2);
+                    self.skip_to(at.wrapping_add(len));
+                    return Some(Leaf {
+                        run: Run::new(self.table.format.aperture().extend(at), pa, len),
+                        prot: self.table.format.prot(self.level, word),
+                        level: self.level as u8,
+                    });
+                }
+                Entry::Empty => {
+                    let slot = 1u64 << F::shift(self.level);
+                    self.skip_to((self.at & !(slot - 1)).wrapping_add(slot));
+                }
+                Entry::Table(_) => {
+                    // Level 0 holds no tables; a damaged entry there is skipped.
+                    if self.level == 0 {
+                        self.skip_to((self.at | 0xfff).wrapping_add(1));
+                    } else {
+                        self.descend();
+                    }
+                }
+            }
+        }
+        None
+    }
+}

@@ -1,0 +1,315 @@
+//! Unmap: look at the ends, then clear and unlink.
+
+use runs::{Joiner, Run, Span};
+
+use super::{Level, Table, at_top, index, part, room};
+use crate::cell::Cell;
+use crate::error::UnmapError;
+use crate::format::{Aperture, Entry, Format};
+use crate::gather::Gather;
+use crate::memory::TableMemory;
+
+/// Who is told of the physical runs that an unmap removes.
+///
+/// Any `FnMut(Run)` is one; [`Discard`] says that nobody wants to know, which saves reading the
+/// leaves of tables that are removed whole.
+pub trait RunSink {
+    /// False when the runs are not wanted.
+    const WANTED: bool;
+
+    /// Takes the next run. Runs come in order of their device addresses, as long as possible.
+    fn run(&mut self, run: Run);
+}
+
+impl<T: FnMut(Run)> RunSink for T {
+    const WANTED: bool = true;
+
+    #[inline]
+    fn run(&mut self, run: Run) {
+        self(run);
+    }
+}
+
+/// The sink for unmaps whose runs nobody wants.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Discard;
+
+impl RunSink for Discard {
+    const WANTED: bool = false;
+
+    fn run(&mut self, _run: Run) {}
+}
+
+/// What an unmap has removed so far.
+struct Removed<'a, S> {
+    gather: &'a mut Gather,
+    sink: &'a mut S,
+    joiner: Joiner<Run>,
+    aperture: Aperture,
+    bytes: u64,
+    /// First and last stripped address that was removed.
+    hull: Option<(u64, u64)>,
+    leaf_levels: u32,
+    tables: u64,
+}
+
+impl<S: RunSink> Removed<'_, S> {
+    /// Leaves at `level`, from the stripped address `at` to `pa`.
+    #[inline(always)]
+    fn leaves(&mut self, level: usize, at: u64, pa: u64, len: u64) {
+        self.stretch(level, at, at + (len - 1), len);
+        if S::WANTED
+            && let Some(run) = self
+                .joiner
+                .push(Run::new(self.aperture.extend(at), pa, len))
+        {
+            self.sink.run(run);
+        }
+    }
+
+    /// Something was removed between `first` and `last`, `bytes` in all.
+    #[inline(always)]
+    fn stretch(&mut self, level: usize, first: u64, last: u64, bytes: u64) {
+        self.bytes += bytes;
+        self.leaf_levels |= 1 << level;
+        self.hull = Some((self.hull.map_or(first, |(first, _)| first), last));
+    }
+}
+
+impl<F: Format, M: TableMemory> Table<F, M> {
+    /// Unmaps exactly `range`: all of it is mapped and no leaf reaches over its ends, or nothing
+    /// happens. `sink` is told the physical runs; `gather` what must be flushed before they, and
+    /// the tables that became empty, may be used again.
+    pub fn unmap(
+        &mut self,
+        range: Span,
+        gather: &mut Gather,
+        sink: &mut impl RunSink,
+    ) -> Result<(), UnmapError> {
+        let at = self.check_unmap(range)?;
+        if let Some(hole) =
+            at_top!(self, F, Top => self.first_hole::<Top>(self.root, at, range.len))
+        {
+            return Err(UnmapError::Hole {
+                range,
+                at: self.format.aperture().extend(hole),
+            });
+        }
+        self.remove(at, range.len, gather, sink);
+        Ok(())
+    }
+
+    /// Unmaps what is mapped in `range`, holes or not, and says how many bytes that were. No leaf
+    /// may reach over the ends of the range.
+    ///
+    /// Quicker than [`unmap`](Self::unmap) by one look at the entries, where a table is not
+    /// removed whole.
+    pub fn unmap_mapped(
+        &mut self,
+        range: Span,
+        gather: &mut Gather,
+        sink: &mut impl RunSink,
+    ) -> Result<u64, UnmapError> {
+        let at = self.check_unmap(range)?;
+        Ok(self.remove(at, range.len, gather, sink))
+    }
+
+    /// Refuses a range whose ends cut a leaf.
+    fn check_unmap(&self, range: Span) -> Result<u64, UnmapError> {
+        let at = self.check_range(range)?;
+        for end in [range.start, range.last()] {
+            if let Some(leaf) = self.leaf_at(end)
+                && !range.covers(&leaf.run.input())
+            {
+                return Err(UnmapError::InsideLeaf {
+                    range,
+                    leaf: leaf.run,
+                });
+            }
+        }
+        Ok(at)
+    }
+
+    fn remove<S: RunSink>(&mut self, at: u64, len: u64, gather: &mut Gather, sink: &mut S) -> u64 {
+        let aperture = self.format.aperture();
+        let mut removed = Removed {
+            gather,
+            sink,
+            joiner: Joiner::new(),
+            aperture,
+            bytes: 0,
+            hull: None,
+            leaf_levels: 0,
+            tables: 0,
+        };
+        at_top!(self, F, Top => self.clear::<Top, S>(self.root, at, len, &mut removed));
+        if let Some(run) = removed.joiner.finish() {
+            removed.sink.run(run);
+        }
+        if let Some((first, last)) = removed.hull {
+            let range = Span::new(aperture.extend(first), last - first + 1);
+            removed.gather.add(range, removed.leaf_levels);
+        }
+        let (bytes, tables) = (removed.bytes, removed.tables);
+        self.tables = self.tables.saturating_sub(tables);
+        bytes
+    }
+
+    /// The first stripped address in `[at, at + todo)` that is not mapped.
+    fn first_hole<V: Level>(&self, table: u64, mut at: u64, todo: u64) -> Option<u64> {
+        let cells = self.cells::<V>(table);
+        let mut room = room::<F, V>(at, todo);
+        let slots = (room >> F::shift(V::N)) as usize;
+        // A table at level 0 that is full needs no look.
+        if V::N == 0 && self.memory.meta(table).live.get() == cells.len() as u64 {
+            return None;
+        }
+        if V::N == 0 {
+            let hole = part(cells, index::<F, V>(at), slots)
+                .iter()
+                .position(|cell| F::is_empty(cell.get()))?;
+            return Some(at + ((hole as u64) << F::shift(V::N)));
+        }
+        while room > 0 {
+            let entry = cells.get(index::<F, V>(at)).map_or(0, Cell::get_acquire);
+            let slot = 1u64 << F::shift(V::N);
+            let here = (slot - (at & (slot - 1))).min(room);
+            match F::decode(V::N, entry) {
+                Entry::Empty => return Some(at),
+                Entry::Leaf { .. } => {}
+                Entry::Table(below) => {
+                    let hole = self.first_hole::<V::Below>(below, at, here);
+                    if hole.is_some() {
+                        return hole;
+                    }
+                }
+            }
+            at = at.wrapping_add(here);
+            room -= here;
+        }
+        None
+    }
+
+    /// Clears the entries of `[at, at + todo)` in the linked table `table` and in those below.
+    /// True when no entry is left in it.
+    fn clear<V: Level, S: RunSink>(
+        &self,
+        table: u64,
+        mut at: u64,
+        todo: u64,
+        removed: &mut Removed<'_, S>,
+    ) -> bool {
+        let cells = self.cells::<V>(table);
+        let mut room = room::<F, V>(at, todo);
+        let mut gone = 0u64;
+        while room > 0 {
+            let slot = 1u64 << F::shift(V::N);
+            let here = (slot - (at & (slot - 1))).min(room);
+            let count = if here < slot {
+                1
+            } else {
+                (room >> F::shift(V::N)) as usize
+            };
+            let cells = part(cells, index::<F, V>(at), count);
+            let Some(cell) = cells.first() else { break };
+            let mut done = here;
+            match F::decode(V::N, cell.get_acquire()) {
+                Entry::Empty => {}
+                Entry::Leaf { pa, log2 } => {
+                    let entries = same_run::<F, V, M::Cell>(cells, log2, |cell| cell.set(0));
+                    done = (entries as u64) << F::shift(V::N);
+                    removed.leaves(V::N, at, pa, done);
+                    gone += entries as u64;
+                }
+                Entry::Table(below) => {
+                    let empty = if here == slot {
+                        self.read_out::<V::Below, S>(below, at, removed);
+                        true
+                    } else {
+                        self.clear::<V::Below, S>(below, at, here, removed)
+                    };
+                    if empty {
+                        cell.set(0);
+                        removed.gather.add_table(&self.memory, below);
+                        removed.tables += 1;
+                        gone += 1;
+                    }
+                }
+            }
+            at = at.wrapping_add(done);
+            room -= done;
+        }
+        let live = &self.memory.meta(table).live;
+        let left = live.get().saturating_sub(gone);
+        live.set(left);
+        left == 0
+    }
+
+    /// Reports everything below `table`, which the caller unlinks as a whole: its entries are read
+    /// and not written. `at` is the first address that it spans.
+    fn read_out<V: Level, S: RunSink>(
+        &self,
+        table: u64,
+        mut at: u64,
+        removed: &mut Removed<'_, S>,
+    ) {
+        let span_log2 = F::shift(V::N) + F::entries(V::N).trailing_zeros();
+        if V::N == 0 && !S::WANTED {
+            // Every live entry of the lowest level stands for its own bytes, in a group or not.
+            let bytes = self.memory.meta(table).live.get() << F::shift(V::N);
+            removed.stretch(V::N, at, at + ((1 << span_log2) - 1), bytes);
+            return;
+        }
+        let mut cells = self.cells::<V>(table);
+        while let Some(cell) = cells.first() {
+            let mut entries = 1;
+            match F::decode(V::N, cell.get_acquire()) {
+                Entry::Empty => {}
+                Entry::Leaf { pa, log2 } => {
+                    entries = same_run::<F, V, M::Cell>(cells, log2, |_| {});
+                    removed.leaves(V::N, at, pa, (entries as u64) << F::shift(V::N));
+                }
+                Entry::Table(below) if V::N > 0 => {
+                    self.read_out::<V::Below, S>(below, at, removed);
+                    removed.gather.add_table(&self.memory, below);
+                    removed.tables += 1;
+                }
+                Entry::Table(_) => {}
+            }
+            at = at.wrapping_add((entries as u64) << F::shift(V::N));
+            cells = cells.get(entries..).unwrap_or(&[]);
+        }
+    }
+}
+
+/// Goes over the entries, from the first of `cells` on, whose leaves are one run: of 2^`log2`
+/// bytes each, each going on in memory where the one before ended. Calls `each` for every entry
+/// and returns how many there were; a group counts with all its entries.
+#[inline(always)]
+fn same_run<F: Format, V: Level, C: Cell>(cells: &[C], log2: u32, each: impl Fn(&C)) -> usize {
+    let Some(first) = cells.first() else { return 0 };
+    let stride = F::stride(log2);
+    let mut expected = first.get() & !F::HARDWARE_BITS;
+    let mut done = 0;
+    if F::leaf_sizes(V::N).bits().count_ones() <= 1 || log2 == F::shift(V::N) {
+        for cell in cells {
+            if cell.get() & !F::HARDWARE_BITS != expected {
+                break;
+            }
+            each(cell);
+            expected = expected.wrapping_add(stride);
+            done += 1;
+        }
+    } else {
+        for group in cells.chunks_exact(1 << (log2 - F::shift(V::N))) {
+            if group[0].get() & !F::HARDWARE_BITS != expected {
+                break;
+            }
+            group.iter().for_each(&each);
+            expected = expected.wrapping_add(stride);
+            done += group.len();
+        }
+    }
+    // A damaged group counts as one entry: whoever goes over a table must get to its end.
+    done.max(1)
+}

@@ -1,0 +1,233 @@
+//! Why an operation was refused. Every error names the cause with its numbers.
+
+use core::fmt;
+
+use runs::{PageSizes, Run, Span};
+
+use crate::format::{Aperture, FormatId};
+use crate::prot::Prot;
+
+/// Too little table memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NoTables {
+    /// Bytes of table memory that the operation needs.
+    pub needed: u64,
+    /// Bytes that are left.
+    pub available: u64,
+}
+
+impl fmt::Display for NoTables {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "table memory: needs {} bytes, {} bytes are left",
+            self.needed, self.available
+        )
+    }
+}
+
+impl core::error::Error for NoTables {}
+
+/// Why a table could not be built.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BuildError {
+    /// The format has no table of so many levels.
+    Levels {
+        /// The format.
+        format: FormatId,
+        /// The number that was asked for.
+        levels: u8,
+    },
+    /// None of the page sizes asked for is one of the format's.
+    PageSizes {
+        /// The sizes that were asked for.
+        wanted: PageSizes,
+        /// The sizes that the format has.
+        offered: PageSizes,
+    },
+    /// There is no memory for the root.
+    NoTables(NoTables),
+}
+
+impl fmt::Display for BuildError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Levels { format, levels } => {
+                write!(f, "{format} has no tables of {levels} levels")
+            }
+            Self::PageSizes { wanted, offered } => {
+                write!(f, "page sizes {wanted} asked for, {offered} offered")
+            }
+            Self::NoTables(cause) => cause.fmt(f),
+        }
+    }
+}
+
+impl core::error::Error for BuildError {}
+
+impl From<NoTables> for BuildError {
+    fn from(cause: NoTables) -> Self {
+        Self::NoTables(cause)
+    }
+}
+
+/// What is wrong with a range, before any table is looked at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RangeError {
+    /// The range, or one of the runs, has no bytes.
+    Empty,
+    /// An address or a length is not a multiple of the smallest page.
+    Misaligned {
+        /// The address or length in bytes.
+        value: u64,
+        /// The smallest page in bytes.
+        granule: u64,
+    },
+    /// The range lies, at least partly, where the table translates nothing.
+    OutsideAperture {
+        /// First address of the range.
+        iova: u64,
+        /// Its length in bytes; `None` when it ends beyond 2^64.
+        len: Option<u64>,
+        /// The addresses that the table translates.
+        aperture: Aperture,
+    },
+}
+
+impl fmt::Display for RangeError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Empty => f.write_str("the range has no bytes"),
+            Self::Misaligned { value, granule } => {
+                write!(
+                    f,
+                    "{value:#x} is not a multiple of the smallest page, {granule:#x} bytes"
+                )
+            }
+            Self::OutsideAperture {
+                iova,
+                len: Some(len),
+                aperture,
+            } => {
+                write!(f, "{iova:#x}+{len:#x} is outside {aperture}")
+            }
+            Self::OutsideAperture {
+                iova,
+                len: None,
+                aperture,
+            } => {
+                write!(
+                    f,
+                    "the range from {iova:#x} ends beyond 2^64, outside {aperture}"
+                )
+            }
+        }
+    }
+}
+
+impl core::error::Error for RangeError {}
+
+/// Why nothing was mapped. The table's bytes are what they were.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MapError {
+    /// The range or a run is not well formed.
+    Range(RangeError),
+    /// Something is mapped there already.
+    Overlap {
+        /// The range that was to be mapped.
+        wanted: Span,
+        /// The first leaf that is in the way.
+        found: Run,
+    },
+    /// A run reaches beyond the addresses that an entry can hold.
+    OutputTooWide {
+        /// The run in physical memory.
+        output: Span,
+        /// Bits of an output address.
+        bits: u32,
+    },
+    /// The format cannot express these permissions.
+    Prot {
+        /// What was asked for.
+        prot: Prot,
+        /// The format.
+        format: FormatId,
+    },
+    /// The tables for it cannot be had.
+    NoTables(NoTables),
+}
+
+impl fmt::Display for MapError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Range(cause) => cause.fmt(f),
+            Self::Overlap { wanted, found } => {
+                write!(f, "{wanted} overlaps what is mapped: {found}")
+            }
+            Self::OutputTooWide { output, bits } => {
+                write!(f, "physical memory {output} is beyond {bits} bits")
+            }
+            Self::Prot { prot, format } => {
+                write!(f, "{format} cannot express the permissions {prot}")
+            }
+            Self::NoTables(cause) => cause.fmt(f),
+        }
+    }
+}
+
+impl core::error::Error for MapError {}
+
+impl From<RangeError> for MapError {
+    fn from(cause: RangeError) -> Self {
+        Self::Range(cause)
+    }
+}
+
+impl From<NoTables> for MapError {
+    fn from(cause: NoTables) -> Self {
+        Self::NoTables(cause)
+    }
+}
+
+/// Why nothing was unmapped. The table's bytes are what they were.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum UnmapError {
+    /// The range is not well formed.
+    Range(RangeError),
+    /// The range begins or ends inside a large leaf.
+    InsideLeaf {
+        /// The range.
+        range: Span,
+        /// The leaf that would have to be split.
+        leaf: Run,
+    },
+    /// Part of the range is not mapped.
+    Hole {
+        /// The range.
+        range: Span,
+        /// The first address that is not mapped.
+        at: u64,
+    },
+}
+
+impl fmt::Display for UnmapError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Range(cause) => cause.fmt(f),
+            Self::InsideLeaf { range, leaf } => {
+                write!(f, "{range} cuts the leaf {leaf}")
+            }
+            Self::Hole { range, at } => {
+                write!(f, "{range} is not wholly mapped: nothing at {at:#x}")
+            }
+        }
+    }
+}
+
+impl core::error::Error for UnmapError {}
+
+impl From<RangeError> for UnmapError {
+    fn from(cause: RangeError) -> Self {
+        Self::Range(cause)
+    }
+}

@@ -1,0 +1,189 @@
+//! AMD I/O page tables, version 1.
+//!
+//! AMD I/O Virtualization Technology (IOMMU) Specification, publication 48882, revision 3.08:
+//! section 2.2.3 "I/O Page Tables for Host Translations", tables 14 to 17 and figures 7 to 9.
+//!
+//! Tables have 512 entries of 8 bytes. The Next Level field of an entry says what it is: 0, a leaf
+//! of the level's own size; 1 to 6, a table of that many levels; 7, a leaf whose size is encoded
+//! in its address: for 2^n bytes the address bits from 12 to n−2 are 1 and bit n−1 is 0. A leaf of
+//! 2^k times the level's own size takes 2^k equal entries.
+
+use runs::PageSizes;
+
+use super::{Aperture, Entry, Format, FormatId, mask};
+use crate::error::BuildError;
+use crate::prot::Prot;
+
+/// PR, present: table 17.
+const PRESENT: u64 = 1 << 0;
+/// A, accessed, set by the unit where host access support is on.
+const ACCESSED: u64 = 1 << 5;
+/// D, dirty, set by the unit where host dirty support is on.
+const DIRTY: u64 = 1 << 6;
+/// Next Level: tables 15 and 16.
+const NEXT_LEVEL: u64 = mask(9, 11);
+const NEXT_LEVEL_SHIFT: u32 = 9;
+/// Next Level 7: the page size is encoded in the address.
+const SIZE_IN_ADDRESS: u64 = 7;
+/// Page address, or next table address.
+const ADDRESS: u64 = mask(12, 51);
+/// FC, force coherent: no-snoop requests are snooped.
+const FORCE_COHERENT: u64 = 1 << 60;
+/// IR, read permission.
+const READ: u64 = 1 << 61;
+/// IW, write permission.
+const WRITE: u64 = 1 << 62;
+
+/// AMD I/O page tables, version 1: up to six levels, any power of two from 4 KiB as leaf size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AmdV1 {
+    levels: u8,
+}
+
+impl AmdV1 {
+    /// Tables of `levels` levels, 1 to 6; n levels translate 12 + 9 n bits, six all 64.
+    pub const fn new(levels: u8) -> Result<Self, BuildError> {
+        if levels < Self::MIN_LEVELS || levels > Self::MAX_LEVELS {
+            return Err(BuildError::Levels {
+                format: Self::ID,
+                levels,
+            });
+        }
+        Ok(Self { levels })
+    }
+}
+
+impl Default for AmdV1 {
+    /// Four levels: 48 bits.
+    fn default() -> Self {
+        Self { levels: 4 }
+    }
+}
+
+impl Format for AmdV1 {
+    const ID: FormatId = FormatId::AmdV1;
+    const ENTRY_BYTES: usize = 8;
+    const GRANULE_LOG2: u32 = 12;
+    const MIN_LEVELS: u8 = 1;
+    const MAX_LEVELS: u8 = 6;
+    const OUTPUT_BITS: u32 = 52;
+    const HARDWARE_BITS: u64 = ACCESSED | DIRTY;
+
+    #[inline(always)]
+    fn levels(&self) -> u8 {
+        self.levels
+    }
+
+    #[inline(always)]
+    fn aperture(&self) -> Aperture {
+        let bits = (12 + 9 * u32::from(self.levels)).min(64);
+        Aperture {
+            bits,
+            sign_extended: false,
+        }
+    }
+
+    #[inline(always)]
+    fn shift(level: usize) -> u32 {
+        12 + 9 * level as u32
+    }
+
+    #[inline(always)]
+    fn entries(_level: usize) -> usize {
+        512
+    }
+
+    /// From the level's own size to half a table. An entry holds 52 address bits, and the largest
+    /// size whose encoding leaves a 0 in them is 2^52 with all ones below bit 51.
+    #[inline(always)]
+    fn leaf_sizes(level: usize) -> PageSizes {
+        let own = Self::shift(level);
+        let last = if own + 8 > 51 { 51 } else { own + 8 };
+        PageSizes::from_log2_range(own, last)
+    }
+
+    fn leaf_bits(&self, prot: Prot) -> Option<u64> {
+        // There is no bit for execution or for privileged requests.
+        if prot.intersects(Prot::EXECUTE | Prot::PRIVILEGED) || !prot.intersects(Prot::RW) {
+            return None;
+        }
+        let mut bits = PRESENT;
+        for (flag, bit) in [
+            (Prot::READ, READ),
+            (Prot::WRITE, WRITE),
+            (Prot::COHERENT, FORCE_COHERENT),
+        ] {
+            if prot.contains(flag) {
+                bits |= bit;
+            }
+        }
+        Some(bits)
+    }
+
+    fn prot(&self, _level: usize, word: u64) -> Prot {
+        [
+            (Prot::READ, READ),
+            (Prot::WRITE, WRITE),
+            (Prot::COHERENT, FORCE_COHERENT),
+        ]
+        .into_iter()
+        .filter(|(_, bit)| word & bit != 0)
+        .map(|(flag, _)| flag)
+        .collect()
+    }
+
+    #[inline(always)]
+    fn leaf(level: usize, pa: u64, log2: u32, bits: u64) -> u64 {
+        if log2 == Self::shift(level) {
+            pa | bits
+        } else {
+            // Ones from bit 12 to bit log2 − 2.
+            let size = ((1 << (log2 - 1)) - 1) & ADDRESS;
+            pa | size | SIZE_IN_ADDRESS << NEXT_LEVEL_SHIFT | bits
+        }
+    }
+
+    #[inline(always)]
+    fn stride(log2: u32) -> u64 {
+        1 << log2
+    }
+
+    #[inline(always)]
+    fn table(&self, level: usize, table: u64) -> u64 {
+        // Permissions are the AND of all levels (section 2.2.3): tables allow everything.
+        // A table reached from level n of ours has n levels.
+        PRESENT | READ | WRITE | (level as u64) << NEXT_LEVEL_SHIFT | table & ADDRESS
+    }
+
+    #[inline(always)]
+    fn is_empty(word: u64) -> bool {
+        word & PRESENT == 0
+    }
+
+    #[inline(always)]
+    fn decode(level: usize, word: u64) -> Entry {
+        if Self::is_empty(word) {
+            return Entry::Empty;
+        }
+        match (word & NEXT_LEVEL) >> NEXT_LEVEL_SHIFT {
+            0 => {
+                let log2 = Self::shift(level);
+                Entry::Leaf {
+                    pa: word & ADDRESS & !((1 << log2) - 1),
+                    log2,
+                }
+            }
+            SIZE_IN_ADDRESS => {
+                // The lowest 0 from bit 12 on stands one below the size.
+                let log2 = (word | mask(0, 11)).trailing_ones() + 1;
+                // A size that this level cannot hold is read as the level's own.
+                let log2 = log2.clamp(Self::shift(level), Self::shift(level) + 8);
+                Entry::Leaf {
+                    pa: word & ADDRESS & !((1 << log2) - 1),
+                    log2,
+                }
+            }
+            _ => Entry::Table(word & ADDRESS),
+        }
+    }
+}

@@ -1,0 +1,229 @@
+//! Formats: data and small pure functions.
+//!
+//! A format says how one entry is encoded and decoded and which sizes a level can hold; the
+//! [`engine`](crate::engine) owns every algorithm. Level 0 is the level of the smallest page.
+//!
+//! An entry is computed as `u64` whatever its width. *Empty* is the entry 0, which every format
+//! reads as "not present".
+//!
+//! A leaf may take several neighbouring entries of its table (a *group*). In the formats here all
+//! entries of a group are equal (AMD v1); the number follows from the leaf's size.
+
+mod amdv1;
+mod vtd_ss;
+mod x86_64;
+
+use core::fmt;
+
+use runs::{PageSizes, Span};
+
+use crate::prot::Prot;
+
+pub use amdv1::AmdV1;
+pub use vtd_ss::VtdSs;
+pub use x86_64::X86_64;
+
+/// The formats by name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum FormatId {
+    /// AMD I/O page tables, version 1 ("host" tables).
+    AmdV1,
+    /// x86-64 tables: AMD version 2 and the first stage of VT-d.
+    X86_64,
+    /// The second stage of VT-d.
+    VtdSs,
+}
+
+impl FormatId {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::AmdV1, Self::X86_64, Self::VtdSs];
+
+    /// The name, as the command line spells it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::AmdV1 => "amdv1",
+            Self::X86_64 => "x86-64",
+            Self::VtdSs => "vtd-ss",
+        }
+    }
+
+    /// The format with this name.
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|id| id.name() == name)
+    }
+}
+
+impl fmt::Display for FormatId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// Where a table begins and how it is to be read: what a unit is told to walk it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Root {
+    /// The format.
+    pub format: FormatId,
+    /// Address of the top table, as the unit sees it.
+    pub address: u64,
+    /// Number of levels.
+    pub levels: u8,
+}
+
+/// The addresses that a table translates.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Aperture {
+    /// Bits of an input address.
+    pub bits: u32,
+    /// The highest of these bits repeats in all bits above it (x86-64); otherwise the bits above
+    /// are 0.
+    pub sign_extended: bool,
+}
+
+impl Aperture {
+    /// The addresses below 2^`bits`; with sign extension, half of them, and `true` for the other
+    /// half at the top of the 64-bit space.
+    fn halves(self) -> (u64, Option<Span>) {
+        let low_bits = if self.sign_extended {
+            self.bits - 1
+        } else {
+            self.bits
+        };
+        let last = if low_bits >= 64 {
+            u64::MAX
+        } else {
+            (1 << low_bits) - 1
+        };
+        let high = self.sign_extended.then(|| Span::new(!last, last + 1));
+        (last, high)
+    }
+
+    /// True when every address of the range is translated. A range is never split between the
+    /// lower and the upper half.
+    pub fn covers(self, range: &Span) -> bool {
+        let (low_last, high) = self.halves();
+        if range.is_empty() || range.start.checked_add(range.len - 1).is_none() {
+            return false;
+        }
+        range.last() <= low_last || high.is_some_and(|high| high.covers(range))
+    }
+
+    /// The input address without the bits above the aperture: what indexes the tables.
+    #[inline(always)]
+    pub(crate) const fn strip(self, iova: u64) -> u64 {
+        if self.bits >= 64 {
+            iova
+        } else {
+            iova & ((1 << self.bits) - 1)
+        }
+    }
+
+    /// The reverse of [`strip`](Self::strip).
+    #[inline(always)]
+    pub(crate) const fn extend(self, stripped: u64) -> u64 {
+        if self.sign_extended && self.bits < 64 && stripped >> (self.bits - 1) & 1 == 1 {
+            stripped | !((1 << self.bits) - 1)
+        } else {
+            stripped
+        }
+    }
+}
+
+impl fmt::Display for Aperture {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kind = if self.sign_extended {
+            ", sign-extended"
+        } else {
+            ""
+        };
+        write!(f, "the {}-bit address space{kind}", self.bits)
+    }
+}
+
+/// What an entry says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Entry {
+    /// Nothing: accesses fault.
+    Empty,
+    /// The next lower table is at this address.
+    Table(u64),
+    /// A leaf of 2^`log2` bytes at `pa`.
+    Leaf {
+        /// Physical address, a multiple of the size.
+        pa: u64,
+        /// Size as a power of two.
+        log2: u32,
+    },
+}
+
+/// One hardware format.
+///
+/// `level` is a constant wherever the engine calls these functions, so a `match` on it costs
+/// nothing.
+pub trait Format: Copy + fmt::Debug + Send + Sync + 'static {
+    /// Which format this is.
+    const ID: FormatId;
+    /// Bytes of an entry.
+    const ENTRY_BYTES: usize;
+    /// The smallest page, as a power of two.
+    const GRANULE_LOG2: u32;
+    /// The fewest levels that a table can have.
+    const MIN_LEVELS: u8;
+    /// The most levels that a table can have.
+    const MAX_LEVELS: u8;
+    /// Bits of an output address.
+    const OUTPUT_BITS: u32;
+    /// Bits that hardware sets in a leaf by itself (accessed, dirty).
+    const HARDWARE_BITS: u64;
+
+    /// Levels of this table.
+    fn levels(&self) -> u8;
+
+    /// The addresses that this table translates.
+    fn aperture(&self) -> Aperture;
+
+    /// Bytes that one entry at `level` spans, as a power of two.
+    fn shift(level: usize) -> u32;
+
+    /// Entries of a table at `level`.
+    fn entries(level: usize) -> usize;
+
+    /// The leaf sizes that an entry, or a group of entries, at `level` can have.
+    fn leaf_sizes(level: usize) -> PageSizes;
+
+    /// The permission and attribute bits of a leaf; `None` when the format cannot express them.
+    fn leaf_bits(&self, prot: Prot) -> Option<u64>;
+
+    /// The permissions that a leaf's bits express.
+    fn prot(&self, level: usize, word: u64) -> Prot;
+
+    /// The entry of a leaf of 2^`log2` bytes at `pa`, with the bits from
+    /// [`leaf_bits`](Self::leaf_bits).
+    fn leaf(level: usize, pa: u64, log2: u32, bits: u64) -> u64;
+
+    /// What to add to a leaf's entry to get the entry of the leaf that goes on behind it in
+    /// memory.
+    fn stride(log2: u32) -> u64;
+
+    /// The entry at `level` that leads to the table at `table`, one level below.
+    fn table(&self, level: usize, table: u64) -> u64;
+
+    /// What the entry at `level` says. Total: any word gives an answer.
+    fn decode(level: usize, word: u64) -> Entry;
+
+    /// True when hardware reads the entry as not present.
+    fn is_empty(word: u64) -> bool;
+
+    /// All leaf sizes of a table with `levels` levels.
+    fn page_sizes(levels: u8) -> PageSizes {
+        (0..usize::from(levels)).fold(PageSizes::NONE, |all, level| {
+            all.or(Self::leaf_sizes(level))
+        })
+    }
+}
+
+/// The bits `[low, high]` of an entry.
+pub(crate) const fn mask(low: u32, high: u32) -> u64 {
+    (u64::MAX >> (63 - high)) & (u64::MAX << low)
+}

@@ -1,0 +1,216 @@
+//! What a flush must do before unmapped memory and tables may be used again.
+//!
+//! ```text
+//! unmap ──▶ Gather ──flush_with(unit)──▶ Flushed ──▶ Table::reclaim
+//! ```
+//!
+//! A [`Gather`] collects, over any number of unmaps, the ranges that the unit may still hold in
+//! its caches, the levels of the leaves that were removed, and the tables that became empty. It
+//! turns into a [`Flushed`] only through [`flush_with`](Gather::flush_with), and only a `Flushed`
+//! gives tables back: a table page cannot be reused before its flush, by type.
+//!
+//! The levels are those of the *old* leaves: a unit that is told a smaller size may keep a stale
+//! large translation.
+
+use runs::Span;
+
+use crate::memory::Chain;
+
+/// How many separate ranges a gather keeps apart; more grow together.
+const RANGES: usize = 16;
+
+/// What was removed from a table and is not flushed yet.
+///
+/// Dropping it unflushed keeps its tables out of use for ever (they stay counted as in use by
+/// their memory): never a reuse before the flush.
+#[derive(Debug)]
+#[must_use = "the unit still holds these translations until the gather is flushed"]
+pub struct Gather {
+    invalidation: Invalidation,
+    pub(crate) tables: Chain,
+}
+
+/// What a unit has to invalidate for one domain.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Invalidation {
+    ranges: [Span; RANGES],
+    count: usize,
+    leaf_levels: u32,
+    tables: bool,
+}
+
+impl Invalidation {
+    /// The ranges of device addresses, in the order in which they came; neighbours are merged.
+    /// They cover everything that was removed, and possibly more.
+    pub fn ranges(&self) -> &[Span] {
+        self.ranges.get(..self.count).unwrap_or(&[])
+    }
+
+    /// The levels at which leaves were removed: bit *n* for level *n*.
+    pub const fn leaf_levels(&self) -> u32 {
+        self.leaf_levels
+    }
+
+    /// True when tables were unlinked: caches of upper levels must go too.
+    pub const fn tables_unlinked(&self) -> bool {
+        self.tables
+    }
+
+    /// True when there is nothing to invalidate.
+    pub const fn is_empty(&self) -> bool {
+        self.count == 0 && !self.tables
+    }
+}
+
+impl Gather {
+    /// Nothing yet.
+    pub const fn new() -> Self {
+        Self {
+            invalidation: Invalidation {
+                ranges: [Span::new(0, 0); RANGES],
+                count: 0,
+                leaf_levels: 0,
+                tables: false,
+            },
+            tables: Chain::empty(),
+        }
+    }
+
+    /// What the unit has to invalidate.
+    pub const fn invalidation(&self) -> &Invalidation {
+        &self.invalidation
+    }
+
+    /// True when nothing was removed: a flush would do nothing.
+    pub const fn is_empty(&self) -> bool {
+        self.invalidation.is_empty() && self.tables.is_empty()
+    }
+
+    /// How many tables wait for the flush.
+    pub const fn tables(&self) -> u64 {
+        self.tables.len()
+    }
+
+    /// Has `flush` invalidate everything in every unit that walks the table, and wait until no
+    /// walk that began earlier is under way. When it fails the gather comes back untouched, to be
+    /// flushed again.
+    ///
+    /// `flush` is not called when there is nothing to invalidate.
+    pub fn flush_with<E>(
+        self,
+        flush: impl FnOnce(&Invalidation) -> Result<(), E>,
+    ) -> Result<Flushed, (Gather, E)> {
+        if !self.is_empty()
+            && let Err(cause) = flush(&self.invalidation)
+        {
+            return Err((self, cause));
+        }
+        Ok(Flushed {
+            tables: self.tables,
+        })
+    }
+
+    /// For a table that no unit can reach: there is nothing to flush.
+    pub fn never_walked(self) -> Flushed {
+        Flushed {
+            tables: self.tables,
+        }
+    }
+
+    /// Notes that leaves at `level` were removed from `range`.
+    #[inline]
+    pub(crate) fn add(&mut self, range: Span, leaf_levels: u32) {
+        let inv = &mut self.invalidation;
+        inv.leaf_levels |= leaf_levels;
+        // Growing the open range covers a neighbour exactly; with no room left it covers the gap
+        // as well, which invalidates more than was removed and never less.
+        if let Some(open) = inv.ranges[..inv.count].last_mut() {
+            let touches = range.start <= open.last().saturating_add(1)
+                && open.start <= range.last().saturating_add(1);
+            if touches || inv.count == RANGES {
+                let (first, last) = (open.start.min(range.start), open.last().max(range.last()));
+                *open = Span::new(first, (last - first).saturating_add(1));
+                return;
+            }
+        }
+        inv.ranges[inv.count] = range;
+        inv.count += 1;
+    }
+
+    /// Notes that `table` was unlinked.
+    #[inline]
+    pub(crate) fn add_table<M: crate::memory::TableMemory + ?Sized>(
+        &mut self,
+        memory: &M,
+        table: u64,
+    ) {
+        self.invalidation.tables = true;
+        self.tables.push(memory, table);
+    }
+}
+
+impl Default for Gather {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// Proof that a gather was flushed: the tables in it may be used again.
+#[derive(Debug)]
+#[must_use = "the tables in it stay out of use until they are reclaimed"]
+pub struct Flushed {
+    pub(crate) tables: Chain,
+}
+
+impl Flushed {
+    /// The tables, for [`TableMemory::reclaim`](crate::TableMemory::reclaim) once the table that
+    /// they belonged to is gone.
+    pub fn into_tables(self) -> Chain {
+        self.tables
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn neighbours_grow_together_and_many_ranges_never_lose_one() {
+        let mut gather = Gather::new();
+        gather.add(Span::new(0x1000, 0x1000), 1);
+        gather.add(Span::new(0x2000, 0x1000), 1);
+        gather.add(Span::new(0, 0x1000), 1);
+        assert_eq!(gather.invalidation().ranges(), [Span::new(0, 0x3000)]);
+        for i in 1..40u64 {
+            gather.add(Span::new(i << 30, 0x1000), 2);
+        }
+        assert_eq!(gather.invalidation().ranges().len(), RANGES);
+        for i in 1..40u64 {
+            let page = Span::new(i << 30, 0x1000);
+            assert!(
+                gather
+                    .invalidation()
+                    .ranges()
+                    .iter()
+                    .any(|r| r.covers(&page)),
+                "{page}"
+            );
+        }
+        assert_eq!(gather.invalidation().leaf_levels(), 3);
+        let _ = gather.never_walked();
+    }
+
+    #[test]
+    fn a_failed_flush_gives_the_gather_back() {
+        let mut gather = Gather::new();
+        gather.add(Span::new(0x1000, 0x1000), 1);
+        let (gather, cause) = gather.flush_with(|_| Err("time-out")).unwrap_err();
+        assert_eq!(cause, "time-out");
+        assert_eq!(gather.invalidation().ranges(), [Span::new(0x1000, 0x1000)]);
+        assert!(gather.flush_with(|_| Ok::<_, ()>(())).is_ok());
+        assert!(
+            Gather::new().flush_with(|_| Err(())).is_ok(),
+            "nothing to flush, nothing asked"
+        );
+    }
+}

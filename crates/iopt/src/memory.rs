@@ -1,0 +1,184 @@
+//! The seam to the memory that holds the tables.
+//!
+//! The engine knows a table by its address, as the unit that walks it does. Table memory turns
+//! that address into entries and into [`Meta`], both by arithmetic: there is no look-up structure
+//! on the walk. `Meta` lies beside the hardware's page because not every format has bits to spare.
+//!
+//! Tables change hands in chains, linked through their own `Meta`, so that reserving and giving
+//! back need no memory of their own: an operation reserves the tables that it can need, takes them
+//! from the [`Reserve`] without being able to fail, and gives back what is left; tables that were
+//! unlinked travel in a [`Chain`] inside the gather until the flush is done.
+
+use crate::cell::Cell;
+use crate::error::NoTables;
+
+/// Memory for tables.
+///
+/// An implementation decides where tables lie (a node, a direct map, an arena) and which addresses
+/// they have. Every method is cheap arithmetic but [`reserve`](Self::reserve) and the ones that
+/// give back.
+pub trait TableMemory {
+    /// One entry.
+    type Cell: Cell;
+    /// The 64-bit cell of [`Meta`].
+    type Link: Cell;
+    /// The 32-bit cell of [`Meta`].
+    type Count: Cell;
+
+    /// The `count` entries of the table at `table`, both powers of two times the entry's size.
+    ///
+    /// The engine asks only for tables that this memory gave out. Whatever the address, the
+    /// answer is memory of this object: an implementation reduces it to its own window, so that
+    /// damaged tables cannot lead outside.
+    fn entries(&self, table: u64, count: usize) -> &[Self::Cell];
+
+    /// What the engine notes about the table at `table`.
+    fn meta(&self, table: u64) -> &Meta<Self::Link, Self::Count>;
+
+    /// Sets `count` tables of 4 KiB aside, or none.
+    fn reserve(&self, count: u64) -> Result<Reserve, NoTables>;
+
+    /// One table of `bytes` bytes, a power of two, aligned to its size: roots may be larger than
+    /// a page. Its content is zero.
+    fn allocate(&self, bytes: usize) -> Result<u64, NoTables>;
+
+    /// Takes back what is left of a reserve.
+    fn give_back(&self, reserve: Reserve);
+
+    /// Takes back tables that no walk can reach any more.
+    fn reclaim(&self, chain: Chain);
+
+    /// The next table of a reserve and whether it is known to be all zero. `None` when the
+    /// reserve is used up.
+    #[inline]
+    fn take(&self, reserve: &mut Reserve) -> Option<(u64, bool)> {
+        if reserve.recycled > 0 {
+            let table = reserve.head;
+            reserve.head = self.meta(table).next.get();
+            reserve.recycled -= 1;
+            return Some((table, false));
+        }
+        if reserve.fresh > 0 {
+            let table = reserve.next_fresh;
+            reserve.next_fresh += TABLE_BYTES;
+            reserve.fresh -= 1;
+            return Some((table, true));
+        }
+        None
+    }
+}
+
+/// Size of the tables that [`TableMemory::reserve`] hands out, in bytes.
+pub const TABLE_BYTES: u64 = 4096;
+
+/// What the engine notes about one table, beside the hardware's page: 16 bytes.
+#[derive(Debug, Default)]
+#[repr(C)]
+pub struct Meta<Link, Count> {
+    /// The next table while this one is in a chain.
+    pub(crate) next: Link,
+    /// Entries that are not empty.
+    pub(crate) live: Count,
+    /// Who holds the table for a change, in the shared form.
+    #[allow(dead_code, reason = "the shared form is not built yet")]
+    pub(crate) claim: Count,
+}
+
+/// Tables set aside for one operation.
+#[derive(Debug)]
+#[must_use = "what is left of a reserve is lost unless it is given back"]
+pub struct Reserve {
+    /// Recycled tables, chained; their content is undefined.
+    pub(crate) head: u64,
+    pub(crate) recycled: u64,
+    /// Tables that were never used: their content is zero.
+    pub(crate) next_fresh: u64,
+    pub(crate) fresh: u64,
+}
+
+impl Reserve {
+    /// No table.
+    pub const fn empty() -> Self {
+        Self {
+            head: 0,
+            recycled: 0,
+            next_fresh: 0,
+            fresh: 0,
+        }
+    }
+}
+
+/// Tables on their way back, chained through their `Meta`.
+#[derive(Debug)]
+pub struct Chain {
+    pub(crate) head: u64,
+    pub(crate) tail: u64,
+    pub(crate) count: u64,
+}
+
+impl Chain {
+    /// No table.
+    pub const fn empty() -> Self {
+        Self {
+            head: 0,
+            tail: 0,
+            count: 0,
+        }
+    }
+
+    /// How many tables it holds.
+    pub const fn len(&self) -> u64 {
+        self.count
+    }
+
+    /// True when it holds none.
+    pub const fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+
+    /// Puts `table` in front.
+    #[inline]
+    pub(crate) fn push<M: TableMemory + ?Sized>(&mut self, memory: &M, table: u64) {
+        memory.meta(table).next.set(self.head);
+        if self.count == 0 {
+            self.tail = table;
+        }
+        self.head = table;
+        self.count += 1;
+    }
+}
+
+macro_rules! forward {
+    ($($pointer:ty),*) => {$(
+        impl<M: TableMemory + ?Sized> TableMemory for $pointer {
+            type Cell = M::Cell;
+            type Link = M::Link;
+            type Count = M::Count;
+
+            #[inline(always)]
+            fn entries(&self, table: u64, count: usize) -> &[M::Cell] {
+                (**self).entries(table, count)
+            }
+            #[inline(always)]
+            fn meta(&self, table: u64) -> &Meta<M::Link, M::Count> {
+                (**self).meta(table)
+            }
+            fn reserve(&self, count: u64) -> Result<Reserve, NoTables> {
+                (**self).reserve(count)
+            }
+            fn allocate(&self, bytes: usize) -> Result<u64, NoTables> {
+                (**self).allocate(bytes)
+            }
+            fn give_back(&self, reserve: Reserve) {
+                (**self).give_back(reserve)
+            }
+            fn reclaim(&self, chain: Chain) {
+                (**self).reclaim(chain)
+            }
+        }
+    )*};
+}
+
+forward!(&M);
+#[cfg(feature = "alloc")]
+forward!(alloc::sync::Arc<M>);

@@ -1,0 +1,41 @@
+//! What a device may do with a page.
+
+bitflags::bitflags! {
+    /// What a device may do with a page, and how its accesses are made.
+    ///
+    /// A format refuses what it cannot express; it never grants more than was asked for.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    pub struct Prot: u32 {
+        /// The device may read.
+        const READ = 1;
+        /// The device may write.
+        const WRITE = 1 << 1;
+        /// The device may fetch instructions. Without it the page is marked as not executable
+        /// where the format can say so.
+        const EXECUTE = 1 << 2;
+        /// Only privileged requests are allowed (a PASID with the privileged-mode bit).
+        const PRIVILEGED = 1 << 3;
+        /// Accesses are cache-coherent whatever the device asks for: a "no snoop" request is
+        /// snooped all the same.
+        const COHERENT = 1 << 4;
+
+        /// Read and write.
+        const RW = Self::READ.bits() | Self::WRITE.bits();
+    }
+}
+
+impl core::fmt::Display for Prot {
+    /// `rw-`, `r-x pc`: read, write, execute; privileged, coherent.
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        for (flag, letter) in [(Prot::READ, "r"), (Prot::WRITE, "w"), (Prot::EXECUTE, "x")] {
+            f.write_str(if self.contains(flag) { letter } else { "-" })?;
+        }
+        if self.intersects(Prot::PRIVILEGED | Prot::COHERENT) {
+            f.write_str(" ")?;
+        }
+        for (flag, letter) in [(Prot::PRIVILEGED, "p"), (Prot::COHERENT, "c")] {
+            f.write_str(if self.contains(flag) { letter } else { "" })?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,156 @@
+//! Why a walk ended without a translation.
+
+use core::fmt;
+
+use super::Access;
+use crate::format::{Aperture, FormatId};
+use crate::prot::Prot;
+
+/// A walk that ended without a translation, and where.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WalkFault {
+    /// The input address.
+    pub iova: u64,
+    /// What was asked for.
+    pub access: Access,
+    /// Level of the table at which the walk ended; level 0 is the one of the smallest page.
+    pub level: u8,
+    /// Address of that table. Before the first read: the root.
+    pub table: u64,
+    /// The entry as it was read; 0 when none was.
+    pub entry: u64,
+    /// How many table entries were read, or tried to.
+    pub reads: u8,
+    /// What was wrong.
+    pub reason: WalkReason,
+}
+
+/// Why a walk ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum WalkReason {
+    /// The entry is not present.
+    NotPresent,
+    /// The levels together do not allow the access.
+    Denied {
+        /// What is allowed down to this entry.
+        granted: Prot,
+    },
+    /// Reserved bits of a present entry are not 0.
+    Reserved {
+        /// These bits.
+        bits: u64,
+    },
+    /// The input address is not one that the table translates, or is not canonical.
+    OutsideAperture {
+        /// What it translates.
+        aperture: Aperture,
+    },
+    /// There is no memory where the table should be.
+    NoMemory {
+        /// The address that was read.
+        address: u64,
+    },
+    /// A root or a page, with all its bytes, is not within the unit's addresses, or a root is not
+    /// a multiple of 4096.
+    BadOutput {
+        /// The address.
+        address: u64,
+        /// Bits of the unit's addresses.
+        bits: u32,
+    },
+    /// The format has no root of so many levels.
+    Levels {
+        /// The format.
+        format: FormatId,
+        /// The number.
+        levels: u8,
+    },
+    /// The entry leads to a table that is not of a lower level (AMD v1).
+    NextLevel {
+        /// The level it leads to, 0 for the smallest page.
+        next: u8,
+    },
+    /// The entry skips levels, and the address bits that these would use are not all 0 (AMD v1).
+    SkippedBits {
+        /// These bits of the input address.
+        bits: u64,
+    },
+    /// The page size is not one that this level, or this unit, can have.
+    PageSize {
+        /// The size as a power of two.
+        log2: u32,
+    },
+}
+
+impl WalkFault {
+    pub(super) const fn because(mut self, reason: WalkReason) -> Self {
+        self.reason = reason;
+        self
+    }
+}
+
+impl fmt::Display for WalkFault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            iova,
+            access,
+            level,
+            table,
+            entry,
+            ..
+        } = self;
+        write!(f, "{access} of {iova:#x}: ")?;
+        match self.reason {
+            WalkReason::OutsideAperture { .. } | WalkReason::Levels { .. } => {}
+            WalkReason::NoMemory { .. } => {
+                write!(
+                    f,
+                    "the table at {table:#x} (level {level}) cannot be read: "
+                )?;
+            }
+            WalkReason::BadOutput { .. } if *entry == 0 => f.write_str("the root ")?,
+            _ => {
+                write!(
+                    f,
+                    "the entry {entry:#x} of the table at {table:#x} (level {level}) "
+                )?;
+            }
+        }
+        self.reason.fmt(f)
+    }
+}
+
+impl fmt::Display for WalkReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NotPresent => f.write_str("is not present"),
+            Self::Denied { granted } => write!(f, "leaves only {granted}"),
+            Self::Reserved { bits } => write!(f, "has the reserved bits {bits:#x}"),
+            Self::OutsideAperture { aperture } => write!(f, "outside {aperture}"),
+            Self::NoMemory { address } => write!(f, "there is no memory at {address:#x}"),
+            Self::BadOutput { address, bits } => {
+                write!(
+                    f,
+                    "leads to {address:#x}, not an aligned address of a unit with {bits} bits"
+                )
+            }
+            Self::Levels { format, levels } => write!(f, "{format} has no root of {levels} levels"),
+            Self::NextLevel { next } => write!(f, "leads to a table of level {next}, not lower"),
+            Self::SkippedBits { bits } => {
+                write!(
+                    f,
+                    "skips levels for which the address has the bits {bits:#x}"
+                )
+            }
+            Self::PageSize { log2 } => {
+                write!(
+                    f,
+                    "is a page of 2^{log2} bytes, which cannot be at this level"
+                )
+            }
+        }
+    }
+}
+
+impl core::error::Error for WalkFault {}

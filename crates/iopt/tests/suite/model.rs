@@ -1,0 +1,142 @@
+//! The plain model: a map of leaves, built page by page as a person would do it by hand.
+
+use std::collections::BTreeMap;
+
+use iopt::{Aperture, Prot};
+use runs::{PageSizes, Run, Span};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ModelLeaf {
+    pub(crate) run: Run,
+    pub(crate) prot: Prot,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Model {
+    pub(crate) sizes: Vec<u64>,
+    pub(crate) aperture: Aperture,
+    pub(crate) leaves: BTreeMap<u64, ModelLeaf>,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Refusal {
+    Range,
+    Overlap(Run),
+    InsideLeaf,
+    Hole(u64),
+}
+
+impl Model {
+    pub(crate) fn new(sizes: PageSizes, aperture: Aperture) -> Self {
+        Self {
+            sizes: sizes.iter().collect(),
+            aperture,
+            leaves: BTreeMap::new(),
+        }
+    }
+
+    fn range(&self, iova: u64, len: u64) -> Result<Span, Refusal> {
+        let span = Span::checked(iova, len).ok_or(Refusal::Range)?;
+        let bits = self.aperture.bits;
+        let fits = |address: u64| {
+            let above = if self.aperture.sign_extended {
+                bits - 1
+            } else {
+                bits
+            };
+            let top = if above >= 64 { 0 } else { address >> above };
+            let ones = if above >= 64 { 0 } else { u64::MAX >> above };
+            top == 0 || (self.aperture.sign_extended && top == ones)
+        };
+        let same_half = !self.aperture.sign_extended || span.start >> 63 == span.last() >> 63;
+        if !fits(span.start) || !fits(span.last()) || !same_half || !span.is_aligned(self.sizes[0])
+        {
+            return Err(Refusal::Range);
+        }
+        Ok(span)
+    }
+
+    /// The first leaf that has a byte in `span`.
+    fn first_in(&self, span: Span) -> Option<ModelLeaf> {
+        self.leaves
+            .values()
+            .copied()
+            .find(|leaf| leaf.run.input().overlaps(&span))
+    }
+
+    pub(crate) fn map(&mut self, iova: u64, runs: &[Span], prot: Prot) -> Result<(), Refusal> {
+        let len = runs.iter().map(|run| run.len).sum();
+        let span = self.range(iova, len)?;
+        if let Some(leaf) = self.first_in(span) {
+            return Err(Refusal::Overlap(leaf.run));
+        }
+        let mut at = iova;
+        for run in runs {
+            let mut done = 0;
+            while done < run.len {
+                let pa = run.start + done;
+                let size = self
+                    .sizes
+                    .iter()
+                    .copied()
+                    .filter(|s| at % s == 0 && pa % s == 0 && run.len - done >= *s)
+                    .max()
+                    .expect("the smallest size always fits");
+                self.leaves.insert(
+                    at,
+                    ModelLeaf {
+                        run: Run::new(at, pa, size),
+                        prot,
+                    },
+                );
+                at = at.wrapping_add(size);
+                done += size;
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn unmap(&mut self, span: Span, holes: bool) -> Result<Vec<Run>, Refusal> {
+        let span = self.range(span.start, span.len)?;
+        let inside: Vec<ModelLeaf> = self
+            .leaves
+            .values()
+            .copied()
+            .filter(|leaf| leaf.run.input().overlaps(&span))
+            .collect();
+        if inside.iter().any(|leaf| !span.covers(&leaf.run.input())) {
+            return Err(Refusal::InsideLeaf);
+        }
+        if !holes {
+            let mut at = span.start;
+            let mut left = span.len;
+            for leaf in &inside {
+                if leaf.run.iova != at {
+                    return Err(Refusal::Hole(at));
+                }
+                at = at.wrapping_add(leaf.run.len);
+                left -= leaf.run.len;
+            }
+            if left > 0 {
+                return Err(Refusal::Hole(at));
+            }
+        }
+        let mut out: Vec<Run> = Vec::new();
+        for leaf in inside {
+            self.leaves.remove(&leaf.run.iova);
+            match out.last_mut() {
+                Some(open) if open.is_followed_by(&leaf.run) => open.len += leaf.run.len,
+                _ => out.push(leaf.run),
+            }
+        }
+        Ok(out)
+    }
+
+    pub(crate) fn translate(&self, iova: u64) -> Option<u64> {
+        let (_, leaf) = self.leaves.range(..=iova).next_back()?;
+        leaf.run
+            .input()
+            .contains(iova)
+            .then(|| leaf.run.pa + (iova - leaf.run.iova))
+    }
+}
