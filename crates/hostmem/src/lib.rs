@@ -1,1 +1,89 @@
 //! Linux host memory for devices: backings, pins, frames, limits.
+//!
+//! A [`Mapping`] is a memory object of this process, made of one kind of [`Backing`]. A
+//! [`Pinner`] pins a part of it for the long term. The [`Pin`] is charged to a [`Counter`] of the
+//! kernel and is the only one that yields physical runs, since pinning may move pages: pin first,
+//! then look.
+//!
+//! ```
+//! use std::ops::ControlFlow;
+//! use std::sync::Arc;
+//! use std::sync::atomic::Ordering;
+//! use hostmem::{Backing, FrameSource, Machine, Mapping, Pinner};
+//! use runs::Span;
+//!
+//! let len = 4 << 20;
+//! let choice = Backing::choose(len, &Machine::probe()?);
+//! println!("{}: {}", choice.backing, choice.reason);
+//! let memory = Arc::new(Mapping::new(choice.backing, len, None)?);
+//! memory.populate(&mut |_bytes| ControlFlow::Continue(()))?;
+//! memory.cells()[0].store(42, Ordering::Relaxed);
+//!
+//! let pinner = Pinner::probe(2 << 20)?;
+//! let whole = Span::new(0, len);
+//! match pinner.pin(&memory, whole, &mut |_bytes| ControlFlow::Continue(())) {
+//!     // For instance: "needs 4 MiB, 64 KiB allowed (RLIMIT_MEMLOCK), 0 bytes by this process
+//!     // alone in use (user->locked_vm); refused at offset 0x0"
+//!     Err(error) => println!("{error}"),
+//!     Ok(pin) => {
+//!         let mut frames = pin.runs(whole, FrameSource::detect(&memory))?;
+//!         let mut runs = [Span::default(); 64];
+//!         let mut bytes = 0;
+//!         loop {
+//!             let n = frames.next_batch(&mut runs)?;
+//!             if n == 0 {
+//!                 break;
+//!             }
+//!             bytes += runs[..n].iter().map(|run| run.len).sum::<u64>();
+//!         }
+//!         assert_eq!(bytes, len);
+//!         pin.unpin()?;
+//!     }
+//! }
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! All lengths, offsets and addresses are bytes unless a name says otherwise. What is on the
+//! machine is read, not changed, with one exception: [`RaisedPool`].
+
+#![cfg(target_os = "linux")]
+#![deny(unsafe_code)]
+
+#[cfg(not(target_pointer_width = "64"))]
+compile_error!("hostmem counts memory in 64 bits and needs a 64-bit machine");
+
+mod backing;
+mod buffers;
+mod charge;
+mod frames;
+mod limits;
+mod machine;
+mod mapping;
+mod nodes;
+mod pin;
+mod pinner;
+mod pool;
+mod populate;
+mod procfs;
+mod refusal;
+#[allow(unsafe_code)]
+mod rings;
+mod source;
+mod stretches;
+#[allow(unsafe_code)]
+mod sys;
+mod windows;
+
+pub use backing::{Backing, Choice, UnknownBacking};
+pub use frames::{Frames, FramesError};
+pub use limits::{Counter, InUse, Limits, LimitsError};
+pub use machine::{HugeSize, Machine, Pool, ThpMode};
+pub use mapping::{MapError, Mapping};
+pub use nodes::{Folios, KernelNodes, LookError, NodePolicy};
+pub use pin::{Pin, ReleaseError, Steps};
+pub use pinner::{PinKind, Pinner, PinnerError};
+pub use pool::{PoolError, RaisedPool};
+pub use populate::PopulateError;
+pub use procfs::ProbeError;
+pub use refusal::PinError;
+pub use source::FrameSource;

@@ -9,7 +9,7 @@
 //! * [`bitmap`] turns bitmaps into runs of set bits and back;
 //! * [`PageSizes`] is the set of page sizes of a format and answers, in constant time, which
 //!   size fits and how often;
-//! * [`SizeHistogram`] counts runs by size.
+//! * [`SizeHistogram`] counts runs by size; [`Bytes`] prints a length.
 //!
 //! All lengths and addresses are bytes. Nothing here allocates, and nothing panics on any input.
 //!
@@ -37,11 +37,13 @@
 extern crate std;
 
 pub mod bitmap;
+mod bytes;
 mod histogram;
 mod join;
 mod page_sizes;
 mod span;
 
+pub use bytes::Bytes;
 pub use histogram::SizeHistogram;
 pub use join::{Joiner, merge_sorted};
 pub use page_sizes::PageSizes;

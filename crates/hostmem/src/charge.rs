@@ -1,0 +1,44 @@
+//! What the kernel charges for a registered buffer: whole folios.
+//!
+//! Source: Linux `io_uring/rsrc.c` (`io_buffer_account_pin`).
+
+use runs::Span;
+
+use crate::backing::Backing;
+use crate::mapping::Mapping;
+use crate::nodes::open_pagemap;
+use crate::stretches::{Pages, Stretches};
+
+/// What the kernel charges for a pin of these parts, in bytes: whole huge pages at their ends.
+pub(crate) fn charge(mapping: &Mapping, parts: &[Span]) -> u64 {
+    let huge = mapping.backing().largest_page();
+    let mut charged_to = 0;
+    let mut charge = 0;
+    for part in parts {
+        let mut start = part.start;
+        let mut end = part.start + part.len;
+        if !start.is_multiple_of(huge) && lies_in_huge(mapping, start) {
+            start -= start % huge;
+        }
+        if !end.is_multiple_of(huge) && lies_in_huge(mapping, end - 4096) {
+            end = end.next_multiple_of(huge);
+        }
+        // Two parts may share a huge page.
+        start = start.max(charged_to);
+        charge += end.saturating_sub(start);
+        charged_to = charged_to.max(end);
+    }
+    charge
+}
+
+/// Whether the page at `offset` is a part of a huge page.
+fn lies_in_huge(mapping: &Mapping, offset: u64) -> bool {
+    if mapping.backing() != Backing::Thp {
+        return mapping.backing().huge_size().is_some();
+    }
+    let Ok(pagemap) = open_pagemap() else {
+        return false;
+    };
+    let stretch = Stretches::new(mapping, Span::new(offset, 4096)).next(&pagemap);
+    matches!(stretch, Ok(Some(stretch)) if stretch.pages == Pages::Huge)
+}

@@ -1,0 +1,330 @@
+//! The runs of pinned memory.
+//!
+//! [`Frames`] reads the physical runs of a part of a [`Pin`](crate::Pin), in the order of the
+//! offsets, in batches that the caller chooses and with fixed memory of its own (44 KiB).
+//! A run ends only where the memory is not contiguous: neighbouring folios are joined, also over
+//! the end of a batch.
+//!
+//! A huge page is one look. Where the backing does not say which pages are huge, `PAGEMAP_SCAN`
+//! does; one 8-byte entry of `/proc/self/pagemap` then gives the frame of the whole page. Entries
+//! of 4 KiB pages are read 4096 at a time.
+//!
+//! Source: Linux `Documentation/admin-guide/mm/pagemap.rst`.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+
+use runs::{Joiner, Span};
+use thiserror::Error;
+
+use crate::backing::Backing;
+use crate::mapping::Mapping;
+use crate::nodes::{LookError, open_pagemap};
+use crate::procfs;
+use crate::source::{ENTRY_FRAME, ENTRY_PRESENT, FrameSource, Shuffle};
+use crate::stretches::{Pages, Stretches};
+
+const PAGE: u64 = 4096;
+/// Entries of 4 KiB pages read at once: 32 KiB.
+const ENTRIES: usize = 4096;
+
+/// Reads the runs of pinned memory; made by [`Pin::runs`](crate::Pin::runs), which it borrows, so
+/// that nothing can be unpinned while it reads.
+pub struct Frames<'a> {
+    mapping: &'a Mapping,
+    /// Offset of the next byte that no piece has covered.
+    at: u64,
+    end: u64,
+    from: Reader,
+    joiner: Joiner<Span>,
+    looks: u64,
+}
+
+/// Why a run is not known.
+#[derive(Debug, Error)]
+pub enum FramesError {
+    /// The part is not pinned, or not all of it.
+    #[error("offset {offset:#x} is not pinned")]
+    NotPinned {
+        /// The first offset in the mapping that is not.
+        offset: u64,
+    },
+    /// The page is gone although it is pinned.
+    #[error("the page at offset {offset:#x} is not there although it is pinned")]
+    NotPresent {
+        /// Its offset in the mapping.
+        offset: u64,
+    },
+    /// The kernel hides the frame number.
+    #[error("the frame of the page at offset {offset:#x} is hidden: that needs CAP_SYS_ADMIN")]
+    Hidden {
+        /// Its offset in the mapping.
+        offset: u64,
+    },
+    /// [`FrameSource::FileOffset`] for memory without a file.
+    #[error("{backing} memory has no file whose offsets could stand for frames")]
+    NoFile {
+        /// What the memory consists of.
+        backing: Backing,
+    },
+    /// All windows for stand-in addresses are taken.
+    #[error("no window of {len:#x} bytes is left for stand-in addresses")]
+    NoWindow {
+        /// The mapping's length, bytes.
+        len: u64,
+    },
+    /// `/proc/self/pagemap` cannot be opened.
+    #[error(transparent)]
+    Look(#[from] LookError),
+    /// `/proc/self/pagemap` cannot be read.
+    #[error("cannot read the frames of {pages} pages from offset {offset:#x} on")]
+    Read {
+        /// Offset in the mapping.
+        offset: u64,
+        /// How many entries were asked for.
+        pages: u64,
+        /// Why.
+        source: io::Error,
+    },
+}
+
+enum Reader {
+    Pagemap(Box<Pagemap>),
+    FileOffset {
+        base: u64,
+    },
+    Synthetic {
+        base: u64,
+        block: u64,
+        shuffle: Shuffle,
+    },
+}
+
+struct Pagemap {
+    file: File,
+    /// Tells which stretches are huge; `None` where all pages are of one known size.
+    stretches: Option<Stretches>,
+    /// Size of the pages of the stretch that the reader is in, and its end.
+    page: u64,
+    stretch_end: u64,
+    entries: Box<[u8]>,
+    /// Bytes of `entries` that are used up, and that are filled.
+    used: usize,
+    filled: usize,
+}
+
+impl<'a> Frames<'a> {
+    /// The caller guarantees that `part` is pinned for as long as `'a`.
+    pub(crate) fn new(
+        mapping: &'a Mapping,
+        part: Span,
+        source: FrameSource,
+    ) -> Result<Self, FramesError> {
+        let window = || {
+            let len = mapping.len();
+            mapping.window().ok_or(FramesError::NoWindow { len })
+        };
+        let backing = mapping.backing();
+        let from = match source {
+            FrameSource::Pagemap => Reader::Pagemap(Box::new(Pagemap::new(mapping, part)?)),
+            FrameSource::FileOffset if mapping.fd().is_none() => {
+                return Err(FramesError::NoFile { backing });
+            }
+            FrameSource::FileOffset => Reader::FileOffset { base: window()? },
+            FrameSource::Synthetic { seed } => {
+                let block = backing.largest_page();
+                Reader::Synthetic {
+                    base: window()?,
+                    block,
+                    shuffle: Shuffle::new(mapping.len().div_ceil(block), seed),
+                }
+            }
+        };
+        Ok(Self {
+            mapping,
+            at: part.start,
+            end: part.start + part.len,
+            from,
+            joiner: Joiner::new(),
+            looks: 0,
+        })
+    }
+
+    /// Fills `out` with the next runs (physical address and length in bytes) and returns how
+    /// many; 0 at the end, and only there unless `out` is empty.
+    ///
+    /// # Errors
+    ///
+    /// When a frame cannot be learnt. What was read in this call is lost then.
+    pub fn next_batch(&mut self, out: &mut [Span]) -> Result<usize, FramesError> {
+        let mut filled = 0;
+        while filled < out.len() {
+            let (run, ended) = match self.next_piece()? {
+                Some(piece) => (self.joiner.push(piece), false),
+                None => (self.joiner.finish(), true),
+            };
+            if let (Some(run), Some(slot)) = (run, out.get_mut(filled)) {
+                *slot = run;
+                filled += 1;
+            }
+            if ended {
+                break;
+            }
+        }
+        Ok(filled)
+    }
+
+    /// How many entries of `/proc/self/pagemap` have been read so far.
+    pub const fn looks(&self) -> u64 {
+        self.looks
+    }
+
+    /// The next piece that is contiguous for sure.
+    #[inline]
+    fn next_piece(&mut self) -> Result<Option<Span>, FramesError> {
+        if self.at >= self.end {
+            return Ok(None);
+        }
+        let left = self.end - self.at;
+        let piece = match &mut self.from {
+            Reader::Pagemap(pagemap) => {
+                pagemap.piece(self.mapping, self.at, self.end, &mut self.looks)?
+            }
+            Reader::FileOffset { base } => Span::new(*base + self.at, left),
+            Reader::Synthetic {
+                base,
+                block,
+                shuffle,
+            } => {
+                let inside = self.at % *block;
+                let place = shuffle.place(self.at / *block);
+                Span::new(*base + place * *block + inside, left.min(*block - inside))
+            }
+        };
+        self.at += piece.len;
+        Ok(Some(piece))
+    }
+}
+
+impl std::fmt::Debug for Frames<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Frames")
+            .field("at", &self.at)
+            .field("end", &self.end)
+            .field("looks", &self.looks)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Pagemap {
+    fn new(mapping: &Mapping, part: Span) -> Result<Self, FramesError> {
+        // Pages of a pool are all of one size, and memory that refused huge pages has none:
+        // nothing to ask the kernel there.
+        let mixed = match mapping.backing() {
+            Backing::Thp => true,
+            Backing::Memfd => shared_memory_may_be_huge(),
+            Backing::Anon4K | Backing::Hugetlb2M | Backing::Hugetlb1G => false,
+        };
+        Ok(Self {
+            file: open_pagemap()?,
+            stretches: mixed.then(|| Stretches::new(mapping, part)),
+            page: mapping.backing().page(),
+            stretch_end: if mixed {
+                part.start
+            } else {
+                part.start + part.len
+            },
+            entries: vec![0; ENTRIES * 8].into(),
+            used: 0,
+            filled: 0,
+        })
+    }
+
+    #[inline]
+    fn piece(
+        &mut self,
+        mapping: &Mapping,
+        at: u64,
+        end: u64,
+        looks: &mut u64,
+    ) -> Result<Span, FramesError> {
+        if at >= self.stretch_end {
+            self.enter_stretch(at, end)?;
+        }
+        let address = mapping.address() + at;
+        let mut len = PAGE;
+        if self.used == self.filled {
+            let pages = if self.page > PAGE {
+                1
+            } else {
+                ((self.stretch_end - at) / PAGE).min(ENTRIES as u64)
+            };
+            self.read(address, at, pages)?;
+            *looks += pages;
+        }
+        if self.page > PAGE {
+            // The rest of this page, also when the part begins or ends inside of it.
+            let rest = self.page - address % self.page;
+            len = rest.min(self.stretch_end - at);
+        }
+        let entry = match self.entries.get(self.used..).and_then(<[u8]>::first_chunk) {
+            Some(bytes) => u64::from_ne_bytes(*bytes),
+            None => 0,
+        };
+        self.used += 8;
+        let frame = entry & ENTRY_FRAME;
+        if entry & ENTRY_PRESENT == 0 {
+            return Err(FramesError::NotPresent { offset: at });
+        }
+        if frame == 0 {
+            return Err(FramesError::Hidden { offset: at });
+        }
+        Ok(Span::new(frame * PAGE, len))
+    }
+
+    fn read(&mut self, address: u64, at: u64, pages: u64) -> Result<(), FramesError> {
+        let wanted = pages as usize * 8;
+        let entries = self.entries.get_mut(..wanted).unwrap_or_default();
+        self.file
+            .read_exact_at(entries, address / PAGE * 8)
+            .map_err(|source| FramesError::Read {
+                offset: at,
+                pages,
+                source,
+            })?;
+        self.used = 0;
+        self.filled = wanted;
+        Ok(())
+    }
+
+    fn enter_stretch(&mut self, at: u64, end: u64) -> Result<(), FramesError> {
+        let stretch = match &mut self.stretches {
+            Some(stretches) => stretches.next(&self.file),
+            None => Ok(None),
+        };
+        (self.page, self.stretch_end) = match stretch {
+            Ok(Some(stretch)) => {
+                let stretch_end = stretch.span.start + stretch.span.len;
+                match stretch.pages {
+                    Pages::Huge => (2 << 20, stretch_end),
+                    Pages::Small => (PAGE, stretch_end),
+                    Pages::Absent => return Err(FramesError::NotPresent { offset: at }),
+                }
+            }
+            // A kernel before 6.7 does not tell: each page is looked at.
+            Ok(None) | Err(_) => (PAGE, end),
+        };
+        Ok(())
+    }
+}
+
+/// Whether memory files may get huge pages without asking. A wrong answer costs looks, nothing
+/// else. Source: Linux `Documentation/admin-guide/mm/transhuge.rst`, "shmem_enabled".
+fn shared_memory_may_be_huge() -> bool {
+    procfs::read("/sys/kernel/mm/transparent_hugepage/shmem_enabled").is_ok_and(|text| {
+        !["[never]", "[deny]", "[advise]"]
+            .iter()
+            .any(|off| text.contains(off))
+    })
+}

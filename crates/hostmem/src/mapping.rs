@@ -1,0 +1,285 @@
+//! Memory objects of this process.
+//!
+//! A [`Mapping`] is one object, mapped as a whole from its creation to its end: anonymous memory,
+//! or a file that exists in memory only. Nothing is ever on disk. Its bytes are reached through
+//! [`cells`](Mapping::cells): devices and processors share them, so each access is an atomic one
+//! of 8 bytes, and no reference to plain bytes exists.
+//!
+//! Anonymous memory is not inherited over `fork` (`MADV_DONTFORK`): a child would share its pages
+//! copy-on-write, and the parent's next write would move a page away from under a device.
+//! Memory files are sealed against any change of size.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Mutex;
+use std::sync::atomic::AtomicU64;
+
+use runs::Span;
+use thiserror::Error;
+
+use runs::Bytes;
+use crate::backing::Backing;
+use crate::machine::{HugeSize, Machine, Pool};
+use crate::nodes::{KernelNodes, NodePolicy};
+use crate::procfs::ProbeError;
+use crate::sys::{self, Advice, Region};
+use crate::windows::Window;
+
+/// One memory object, mapped readable and writable until it is dropped.
+#[derive(Debug)]
+pub struct Mapping {
+    region: Region,
+    file: Option<File>,
+    backing: Backing,
+    len: u64,
+    window: Option<Window>,
+    /// Parts that a pin holds with `mlock`, which does not count how often.
+    pub(crate) locked: Mutex<Vec<Span>>,
+}
+
+/// Why there is no mapping.
+#[derive(Debug, Error)]
+pub enum MapError {
+    /// A length of 0.
+    #[error("a memory object of 0 bytes is none")]
+    Empty,
+    /// A length that the backing's pages do not divide.
+    #[error("{len} bytes are no multiple of the {} pages of {backing}", Bytes(*page))]
+    Unaligned {
+        /// The length, bytes.
+        len: u64,
+        /// The backing.
+        backing: Backing,
+        /// Its page, bytes.
+        page: u64,
+    },
+    /// More than can be had now.
+    #[error("{} are asked for, {} are available", Bytes(*len), Bytes(*available))]
+    MoreThanAvailable {
+        /// The length, bytes.
+        len: u64,
+        /// `MemAvailable`, bytes.
+        available: u64,
+    },
+    /// The pool of huge pages is too small.
+    #[error("{needed} huge pages of {size} are needed, {free} are free")]
+    HugePages {
+        /// Their size.
+        size: HugeSize,
+        /// Pages that are needed.
+        needed: u64,
+        /// Pages that are free and claimed by nobody.
+        free: u64,
+    },
+    /// The machine's base pages are not the 4 KiB that this crate counts in.
+    #[error("this machine has base pages of {}, not of 4 KiB", Bytes(*page))]
+    BasePage {
+        /// The base page, bytes.
+        page: u64,
+    },
+    /// A node without memory, or none at all.
+    #[error("node {node} has no memory; nodes that have: {nodes:?}")]
+    NoSuchNode {
+        /// The node.
+        node: u32,
+        /// Those that have memory.
+        nodes: Vec<u32>,
+    },
+    /// The kernel refuses the node policy.
+    #[error("the kernel does not place {} on node {node}", Bytes(*len))]
+    Node {
+        /// The node.
+        node: u32,
+        /// The length, bytes.
+        len: u64,
+        /// Why.
+        source: io::Error,
+    },
+    /// The kernel refuses a step.
+    #[error("cannot {step} for {} of {backing} memory", Bytes(*len))]
+    Refused {
+        /// What was tried.
+        step: &'static str,
+        /// The backing.
+        backing: Backing,
+        /// The length, bytes.
+        len: u64,
+        /// Why.
+        source: io::Error,
+    },
+    /// The machine's facts cannot be read.
+    #[error(transparent)]
+    Probe(#[from] ProbeError),
+}
+
+impl Mapping {
+    /// Maps `len` bytes; with `node`, its pages come from there while it has some. No page is
+    /// there yet: see [`populate`](Self::populate). Huge pages of a pool are reserved at once.
+    ///
+    /// # Errors
+    ///
+    /// When `len` is 0, no multiple of [`Backing::page`] or more than the machine has, when the
+    /// pool of huge pages is too small (it is never raised: see
+    /// [`RaisedPool`](crate::RaisedPool)), or when the node has no memory.
+    pub fn new(backing: Backing, len: u64, node: Option<u32>) -> Result<Self, MapError> {
+        Self::with_nodes(backing, len, node, &KernelNodes)
+    }
+
+    /// As [`new`](Self::new), over another [`NodePolicy`].
+    ///
+    /// # Errors
+    ///
+    /// As [`new`](Self::new).
+    pub fn with_nodes(
+        backing: Backing,
+        len: u64,
+        node: Option<u32>,
+        policy: &dyn NodePolicy,
+    ) -> Result<Self, MapError> {
+        check_length(backing, len)?;
+        if let Some(node) = node {
+            let nodes = policy.memory_nodes();
+            if !nodes.contains(&node) {
+                return Err(MapError::NoSuchNode { node, nodes });
+            }
+        }
+        let refused = |step| {
+            move |source| MapError::Refused {
+                step,
+                backing,
+                len,
+                source,
+            }
+        };
+        let whole = Span::new(0, len);
+        let (region, file) = match backing {
+            Backing::Anon4K | Backing::Thp => {
+                let region = Region::anonymous(len as usize, backing.largest_page() as usize)
+                    .map_err(refused("map anonymous memory"))?;
+                let (advice, step) = match backing {
+                    Backing::Thp => (Advice::Huge, "ask for transparent huge pages"),
+                    _ => (Advice::NoHuge, "keep transparent huge pages away"),
+                };
+                match region.advise(whole, advice) {
+                    // A kernel built without transparent huge pages knows neither advice, and
+                    // then all pages are small.
+                    Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {}
+                    result => result.map_err(refused(step))?,
+                }
+                region
+                    .advise(whole, Advice::DontFork)
+                    .map_err(refused("keep memory from child processes"))?;
+                (region, None)
+            }
+            Backing::Hugetlb2M | Backing::Hugetlb1G | Backing::Memfd => {
+                let file = sys::memory_file(len, backing.huge_size().map(HugeSize::log2))
+                    .map_err(refused("make a memory file"))?;
+                let region = Region::of_file(file.as_fd(), len as usize)
+                    .map_err(|source| short_of_pages(backing, len, source))?;
+                (region, Some(file))
+            }
+        };
+        if let Some(node) = node {
+            policy
+                .prefer(region.address(), len, node)
+                .map_err(|source| MapError::Node { node, len, source })?;
+        }
+        Ok(Self {
+            region,
+            file,
+            backing,
+            len,
+            window: Window::take(len),
+            locked: Mutex::new(Vec::new()),
+        })
+    }
+
+    /// Length in bytes.
+    #[allow(clippy::len_without_is_empty)] // A mapping is never empty.
+    pub const fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// What it consists of.
+    pub const fn backing(&self) -> Backing {
+        self.backing
+    }
+
+    /// Where it is mapped in this process.
+    pub fn address(&self) -> u64 {
+        self.region.address()
+    }
+
+    /// The memory file, of a backing that is one.
+    pub fn fd(&self) -> Option<BorrowedFd<'_>> {
+        self.file.as_ref().map(File::as_fd)
+    }
+
+    /// All bytes as 8-byte cells, in order. Accesses may be relaxed: which of them a device sees,
+    /// and when, is a matter of what orders the two besides.
+    ///
+    /// The first access to a page that [`populate`](Self::populate) has not brought in allocates
+    /// it.
+    pub fn cells(&self) -> &[AtomicU64] {
+        self.region.cells()
+    }
+
+    pub(crate) fn region(&self) -> &Region {
+        &self.region
+    }
+
+    /// Where the addresses start that stand in for physical ones; `None` when all windows are
+    /// taken.
+    pub(crate) fn window(&self) -> Option<u64> {
+        self.window.as_ref().map(Window::start)
+    }
+
+    /// `part`, when it lies inside and is a multiple of 4 KiB at both ends.
+    pub(crate) fn pages_of(&self, part: Span) -> Option<Span> {
+        (part.is_aligned(4096) && Span::new(0, self.len).covers(&part)).then_some(part)
+    }
+}
+
+fn check_length(backing: Backing, len: u64) -> Result<(), MapError> {
+    let page = backing.page();
+    if len == 0 {
+        return Err(MapError::Empty);
+    }
+    if !len.is_multiple_of(page) {
+        return Err(MapError::Unaligned { len, backing, page });
+    }
+    let machine = Machine::probe()?;
+    if machine.page != 4096 {
+        return Err(MapError::BasePage { page: machine.page });
+    }
+    if let Some(size) = backing.huge_size() {
+        let free = machine.pool(size).map_or(0, |pool| pool.unreserved());
+        let needed = len / page;
+        if needed > free {
+            return Err(MapError::HugePages { size, needed, free });
+        }
+    } else if len > machine.available {
+        let available = machine.available;
+        return Err(MapError::MoreThanAvailable { len, available });
+    }
+    Ok(())
+}
+
+/// The error of mapping a memory file; a pool that has become too small since it was looked at
+/// is named.
+fn short_of_pages(backing: Backing, len: u64, source: io::Error) -> MapError {
+    match backing.huge_size() {
+        Some(size) if source.raw_os_error() == Some(libc::ENOMEM) => MapError::HugePages {
+            size,
+            needed: len / size.bytes(),
+            free: Pool::read(size).map_or(0, |pool| pool.unreserved()),
+        },
+        _ => MapError::Refused {
+            step: "map a memory file",
+            backing,
+            len,
+            source,
+        },
+    }
+}

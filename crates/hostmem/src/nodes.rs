@@ -1,0 +1,234 @@
+//! Memory nodes: asking for one, and looking where memory is.
+
+use std::fs::File;
+use std::io;
+
+use runs::Span;
+use thiserror::Error;
+
+use crate::machine;
+use crate::mapping::Mapping;
+use crate::stretches::{Pages, Stretches};
+use crate::sys;
+
+/// What this crate asks the system about memory nodes. [`KernelNodes`] asks the kernel; a test
+/// on a machine with one node may answer itself.
+pub trait NodePolicy {
+    /// Numbers of the nodes that have memory.
+    fn memory_nodes(&self) -> Vec<u32>;
+
+    /// From now on the pages of `[address, address + len)` come from `node` while it has some.
+    ///
+    /// # Errors
+    ///
+    /// When the system refuses.
+    fn prefer(&self, address: u64, len: u64, node: u32) -> io::Result<()>;
+
+    /// Writes for each address the node of its page to `nodes`, or a negative error number where
+    /// there is no page.
+    ///
+    /// # Errors
+    ///
+    /// When the system refuses, or `nodes` is shorter than `addresses`.
+    fn nodes_of(&self, addresses: &[u64], nodes: &mut [i32]) -> io::Result<()>;
+}
+
+/// The nodes as the kernel knows them: `/sys/devices/system/node`, mbind(2), move_pages(2).
+#[derive(Clone, Copy, Debug, Default)]
+pub struct KernelNodes;
+
+impl NodePolicy for KernelNodes {
+    fn memory_nodes(&self) -> Vec<u32> {
+        machine::memory_nodes()
+    }
+
+    fn prefer(&self, address: u64, len: u64, node: u32) -> io::Result<()> {
+        sys::prefer_node(address, len, node)
+    }
+
+    fn nodes_of(&self, addresses: &[u64], nodes: &mut [i32]) -> io::Result<()> {
+        sys::nodes_of(addresses, nodes)
+    }
+}
+
+/// How the pages of a mapping are mapped. All bytes; the three make up the whole mapping.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Folios {
+    /// In huge pages.
+    pub huge: u64,
+    /// In 4 KiB pages, or in a huge page that is mapped page by page.
+    pub small: u64,
+    /// Not there.
+    pub absent: u64,
+}
+
+impl Folios {
+    /// The part of the pages that are there that is huge, from 0 to 1; 0 when none is there.
+    pub fn huge_share(&self) -> f64 {
+        match self.huge + self.small {
+            0 => 0.0,
+            present => self.huge as f64 / present as f64,
+        }
+    }
+}
+
+/// Why the kernel does not tell where or how memory is.
+#[derive(Debug, Error)]
+pub enum LookError {
+    /// `/proc/self/pagemap` cannot be opened.
+    #[error("cannot open /proc/self/pagemap")]
+    Pagemap(#[source] io::Error),
+    /// `PAGEMAP_SCAN` failed; Linux has it since 6.7.
+    #[error("the kernel does not tell which pages are huge (PAGEMAP_SCAN)")]
+    Scan(#[source] io::Error),
+    /// `move_pages` failed.
+    #[error("the kernel does not tell the nodes of {pages} pages (move_pages)")]
+    Nodes {
+        /// How many it was asked about.
+        pages: usize,
+        /// Why.
+        source: io::Error,
+    },
+}
+
+pub(crate) fn open_pagemap() -> Result<File, LookError> {
+    File::open("/proc/self/pagemap").map_err(LookError::Pagemap)
+}
+
+impl Mapping {
+    /// How much of the mapping is in huge pages.
+    ///
+    /// # Errors
+    ///
+    /// When the kernel has no `PAGEMAP_SCAN`.
+    pub fn folios(&self) -> Result<Folios, LookError> {
+        let pagemap = open_pagemap()?;
+        let mut stretches = Stretches::new(self, Span::new(0, self.len()));
+        let mut folios = Folios::default();
+        while let Some(stretch) = stretches.next(&pagemap).map_err(LookError::Scan)? {
+            let bytes = match stretch.pages {
+                Pages::Huge => &mut folios.huge,
+                Pages::Small => &mut folios.small,
+                Pages::Absent => &mut folios.absent,
+            };
+            *bytes += stretch.span.len;
+        }
+        Ok(folios)
+    }
+
+    /// On which nodes the mapping's bytes are, by node; `None` holds the bytes that are not
+    /// there. One look per huge page, and one per small page.
+    ///
+    /// # Errors
+    ///
+    /// When the kernel does not answer.
+    pub fn nodes(&self) -> Result<Vec<(Option<u32>, u64)>, LookError> {
+        self.nodes_by(&KernelNodes)
+    }
+
+    /// As [`nodes`](Self::nodes), over another [`NodePolicy`].
+    ///
+    /// # Errors
+    ///
+    /// As [`nodes`](Self::nodes).
+    pub fn nodes_by(&self, policy: &dyn NodePolicy) -> Result<Vec<(Option<u32>, u64)>, LookError> {
+        let pagemap = open_pagemap()?;
+        let mut stretches = Stretches::new(self, Span::new(0, self.len()));
+        let mut census = Census::new(policy);
+        loop {
+            let stretch = match stretches.next(&pagemap) {
+                Ok(Some(stretch)) => stretch,
+                Ok(None) => break,
+                // Without PAGEMAP_SCAN each page is asked about.
+                Err(_) => {
+                    let page = self.backing().page();
+                    census = Census::new(policy);
+                    census.add(self.address(), self.len(), page)?;
+                    break;
+                }
+            };
+            let Span { start, len } = stretch.span;
+            let page = match stretch.pages {
+                Pages::Huge => self.backing().largest_page().max(2 << 20),
+                Pages::Small => 4096,
+                Pages::Absent => {
+                    census.count(None, len);
+                    continue;
+                }
+            };
+            census.add(self.address() + start, len, page)?;
+        }
+        census.finish()
+    }
+}
+
+/// Counts bytes by node; asks about many pages at once.
+struct Census<'a> {
+    policy: &'a dyn NodePolicy,
+    addresses: Vec<u64>,
+    lengths: Vec<u64>,
+    nodes: Vec<i32>,
+    found: Vec<(Option<u32>, u64)>,
+}
+
+impl<'a> Census<'a> {
+    const BATCH: usize = 4096;
+
+    fn new(policy: &'a dyn NodePolicy) -> Self {
+        Self {
+            policy,
+            addresses: Vec::with_capacity(Self::BATCH),
+            lengths: Vec::with_capacity(Self::BATCH),
+            nodes: vec![0; Self::BATCH],
+            found: Vec::new(),
+        }
+    }
+
+    /// Takes the pages of `page` bytes in `[address, address + len)`.
+    fn add(&mut self, address: u64, len: u64, page: u64) -> Result<(), LookError> {
+        let end = address + len;
+        let mut at = address;
+        while at < end {
+            let next = ((at / page + 1) * page).min(end);
+            self.addresses.push(at);
+            self.lengths.push(next - at);
+            if self.addresses.len() == Self::BATCH {
+                self.ask()?;
+            }
+            at = next;
+        }
+        Ok(())
+    }
+
+    fn ask(&mut self) -> Result<(), LookError> {
+        let pages = self.addresses.len();
+        if pages == 0 {
+            return Ok(());
+        }
+        self.policy
+            .nodes_of(&self.addresses, &mut self.nodes)
+            .map_err(|source| LookError::Nodes { pages, source })?;
+        self.addresses.clear();
+        let lengths = std::mem::take(&mut self.lengths);
+        for (i, len) in lengths.iter().enumerate() {
+            let node = self.nodes.get(i).and_then(|node| u32::try_from(*node).ok());
+            self.count(node, *len);
+        }
+        self.lengths = lengths;
+        self.lengths.clear();
+        Ok(())
+    }
+
+    fn count(&mut self, node: Option<u32>, len: u64) {
+        match self.found.iter_mut().find(|(found, _)| *found == node) {
+            Some((_, bytes)) => *bytes += len,
+            None => self.found.push((node, len)),
+        }
+    }
+
+    fn finish(mut self) -> Result<Vec<(Option<u32>, u64)>, LookError> {
+        self.ask()?;
+        self.found.sort_unstable();
+        Ok(self.found)
+    }
+}
