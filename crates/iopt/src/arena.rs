@@ -98,10 +98,10 @@ pub struct Arena<S> {
     free: AtomicU64,
     /// Offset of the first byte that was never handed out.
     unused: AtomicU64,
-    _storage: S,
+    storage: S,
 }
 
-// SAFETY: the pointers lead into `_storage`, whose slices are atomics and so may be used from any
+// SAFETY: the pointers lead into `storage`, whose slices are atomics and so may be used from any
 // thread; everything else in the arena is atomic.
 unsafe impl<S: Send> Send for Arena<S> {}
 // SAFETY: as above.
@@ -135,8 +135,13 @@ impl<S: Storage> Arena<S> {
             free_head: AtomicU64::new(0),
             free: AtomicU64::new(0),
             unused: AtomicU64::new(0),
-            _storage: storage,
+            storage,
         })
+    }
+
+    /// The memory under it.
+    pub const fn storage(&self) -> &S {
+        &self.storage
     }
 
     /// Size in bytes.

@@ -92,22 +92,18 @@ impl Gather {
     }
 
     /// Has `flush` invalidate everything in every unit that walks the table, and wait until no
-    /// walk that began earlier is under way. When it fails the gather comes back untouched, to be
-    /// flushed again.
+    /// walk that began earlier is under way. The gather is empty afterwards; when `flush` fails it
+    /// is untouched, to be flushed again.
     ///
     /// `flush` is not called when there is nothing to invalidate.
     pub fn flush_with<E>(
-        self,
+        &mut self,
         flush: impl FnOnce(&Invalidation) -> Result<(), E>,
-    ) -> Result<Flushed, (Gather, E)> {
-        if !self.is_empty()
-            && let Err(cause) = flush(&self.invalidation)
-        {
-            return Err((self, cause));
+    ) -> Result<Flushed, E> {
+        if !self.is_empty() {
+            flush(&self.invalidation)?;
         }
-        Ok(Flushed {
-            tables: self.tables,
-        })
+        Ok(core::mem::take(self).never_walked())
     }
 
     /// For a table that no unit can reach: there is nothing to flush.
@@ -201,13 +197,16 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_flush_gives_the_gather_back() {
+    fn a_failed_flush_leaves_the_gather_as_it_is() {
         let mut gather = Gather::new();
         gather.add(Span::new(0x1000, 0x1000), 1);
-        let (gather, cause) = gather.flush_with(|_| Err("time-out")).unwrap_err();
-        assert_eq!(cause, "time-out");
+        assert_eq!(
+            gather.flush_with(|_| Err("time-out")).unwrap_err(),
+            "time-out"
+        );
         assert_eq!(gather.invalidation().ranges(), [Span::new(0x1000, 0x1000)]);
         assert!(gather.flush_with(|_| Ok::<_, ()>(())).is_ok());
+        assert!(gather.is_empty());
         assert!(
             Gather::new().flush_with(|_| Err(())).is_ok(),
             "nothing to flush, nothing asked"

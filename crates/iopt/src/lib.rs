@@ -27,12 +27,10 @@
 //! let mut runs = Vec::new();
 //! table.unmap(Span::new(0x4000_0000, (2 << 20) + 8192), &mut gather, &mut |run| runs.push(run))?;
 //! assert_eq!(runs[0], Run::new(0x4000_0000, 0x1_2340_0000, 2 << 20));
-//! let flushed = gather
-//!     .flush_with(|what| {
-//!         assert_eq!(what.ranges(), [Span::new(0x4000_0000, (2 << 20) + 8192)]);
-//!         Ok::<_, std::io::Error>(()) // here the unit is told, and waited for
-//!     })
-//!     .map_err(|(_, cause)| cause)?;
+//! let flushed = gather.flush_with(|what| {
+//!     assert_eq!(what.ranges(), [Span::new(0x4000_0000, (2 << 20) + 8192)]);
+//!     Ok::<_, std::io::Error>(()) // here the unit is told, and waited for
+//! })?;
 //! table.reclaim(flushed);
 //! assert_eq!(table.tables(), 1);
 //! # Ok::<_, Box<dyn std::error::Error>>(())

@@ -3,8 +3,8 @@
 #[macro_use]
 mod suite;
 
-use iopt::format::{AmdV1, VtdSs, X86_64};
 use iopt::HeapTables;
+use iopt::format::{AmdV1, VtdSs, X86_64};
 use proptest::prelude::*;
 use runs::PageSizes;
 use suite::{World, op};

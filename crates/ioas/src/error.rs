@@ -1,0 +1,174 @@
+//! Why an operation on an address space was refused. Every error names its cause with numbers.
+
+use core::error::Error;
+use core::fmt;
+
+use iommu::{AttachError, DeviceId, FlushError};
+use iopt::RangeError;
+use runs::Span;
+
+use crate::ledger::OverLimit;
+use crate::object::{Cause, PinFailed};
+
+/// Why nothing was mapped: runs, charges, tables and units are as they were.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum MapError {
+    /// The range of device addresses is not well formed.
+    Range(RangeError),
+    /// The part lies outside its memory object, or is not a multiple of the smallest page.
+    Part {
+        /// Offset and length in the object, bytes.
+        part: Span,
+        /// Length of the object.
+        object: u64,
+        /// The smallest page.
+        granule: u64,
+    },
+    /// Another area lies there.
+    Overlap {
+        /// The range that was asked for.
+        wanted: Span,
+        /// The first area that is in the way.
+        area: Span,
+    },
+    /// The limit on locked memory.
+    OverLimit(OverLimit),
+    /// The memory cannot be pinned.
+    Pin(PinFailed),
+    /// The runs of the pinned memory cannot be found.
+    Runs(Cause),
+    /// The pinned memory yields another number of bytes than it has.
+    RunsDiffer {
+        /// Bytes that were pinned.
+        pinned: u64,
+        /// Bytes that its runs have, as far as they were read.
+        found: u64,
+    },
+    /// The tables refuse.
+    Table(iopt::MapError),
+    /// The observer wanted to stop.
+    Interrupted,
+    /// A unit did not take notice in time.
+    Flush(FlushError),
+}
+
+impl fmt::Display for MapError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Range(cause) => cause.fmt(f),
+            Self::Part {
+                part,
+                object,
+                granule,
+            } => write!(
+                f,
+                "{part} is no part of whole pages of {granule:#x} bytes in an object of {object:#x} \
+                 bytes"
+            ),
+            Self::Overlap { wanted, area } => write!(f, "{wanted} overlaps the area {area}"),
+            Self::OverLimit(cause) => cause.fmt(f),
+            Self::Pin(cause) => cause.fmt(f),
+            Self::Runs(_) => f.write_str("cannot find the physical runs of pinned memory"),
+            Self::RunsDiffer { pinned, found } => {
+                write!(
+                    f,
+                    "{pinned} bytes are pinned, but their runs have {found} bytes"
+                )
+            }
+            Self::Table(cause) => cause.fmt(f),
+            Self::Interrupted => f.write_str("interrupted while mapping"),
+            Self::Flush(cause) => cause.fmt(f),
+        }
+    }
+}
+
+impl Error for MapError {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        match self {
+            Self::Pin(cause) => cause.source(),
+            Self::Runs(cause) => Some(&**cause),
+            _ => None,
+        }
+    }
+}
+
+impl From<PinFailed> for MapError {
+    fn from(cause: PinFailed) -> Self {
+        match cause {
+            PinFailed::Interrupted => Self::Interrupted,
+            cause => Self::Pin(cause),
+        }
+    }
+}
+
+/// Why an unmap is not complete.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum UnmapError {
+    /// The range cuts an area. Nothing was unmapped.
+    CutsArea {
+        /// The range that was asked for.
+        range: Span,
+        /// The area that lies only partly in it.
+        area: Span,
+    },
+    /// The range ends beyond 2^64. Nothing was unmapped.
+    BeyondEnd {
+        /// Where it begins.
+        start: u64,
+    },
+    /// The tables refuse. Nothing was unmapped.
+    Table(iopt::UnmapError),
+    /// The areas are unmapped, but a unit did not take notice in time. Their memory stays pinned
+    /// and charged, and their tables unused, until [`Ioas::flush`](crate::Ioas::flush) succeeds.
+    Flush(FlushError),
+    /// The areas are unmapped and flushed, but memory could not be unpinned.
+    Unpin(Cause),
+}
+
+impl fmt::Display for UnmapError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::CutsArea { range, area } => write!(f, "{range} cuts the area {area}"),
+            Self::BeyondEnd { start } => write!(f, "the range from {start:#x} ends beyond 2^64"),
+            Self::Table(cause) => cause.fmt(f),
+            Self::Flush(cause) => cause.fmt(f),
+            Self::Unpin(_) => f.write_str("cannot unpin memory"),
+        }
+    }
+}
+
+impl Error for UnmapError {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        match self {
+            Self::Unpin(cause) => Some(&**cause),
+            _ => None,
+        }
+    }
+}
+
+/// Why a device was not detached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DetachError {
+    /// It is not attached to this address space.
+    NotAttached {
+        /// The device.
+        device: DeviceId,
+    },
+    /// Its unit refuses.
+    Unit(AttachError),
+}
+
+impl fmt::Display for DetachError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NotAttached { device } => {
+                write!(f, "{device} is not attached to this address space")
+            }
+            Self::Unit(cause) => cause.fmt(f),
+        }
+    }
+}
+
+impl Error for DetachError {}

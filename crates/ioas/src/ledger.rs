@@ -1,0 +1,152 @@
+//! The ledger: what is charged for locked memory, in whole steps.
+//!
+//! The kernel charges a pin to a counter with a limit (`RLIMIT_MEMLOCK`). The ledger keeps the same
+//! account on this side, so that a request that cannot succeed is refused before anything is
+//! touched, and with numbers. A request is charged in one step, whatever its number of pages.
+
+use alloc::sync::Arc;
+use core::fmt;
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use runs::Bytes;
+
+/// One account of locked memory, shared by all address spaces of its owner.
+#[derive(Debug)]
+pub struct Ledger {
+    counter: &'static str,
+    limit: Option<u64>,
+    /// Bytes in use: what was there before, and what is charged here.
+    in_use: AtomicU64,
+    steps: AtomicU64,
+}
+
+impl Ledger {
+    /// An account on the kernel's `counter` of which at most `limit` bytes may be in use, and of
+    /// which `in_use` bytes are already, as far as is known. `None` when no limit applies.
+    pub fn new(counter: &'static str, limit: Option<u64>, in_use: u64) -> Arc<Self> {
+        Arc::new(Self {
+            counter,
+            limit,
+            in_use: in_use.into(),
+            steps: 0.into(),
+        })
+    }
+
+    /// An account that refuses nothing.
+    pub fn unlimited() -> Arc<Self> {
+        Self::new("no counter", None, 0)
+    }
+
+    /// The kernel's counter.
+    pub const fn counter(&self) -> &'static str {
+        self.counter
+    }
+
+    /// The limit in bytes.
+    pub const fn limit(&self) -> Option<u64> {
+        self.limit
+    }
+
+    /// Bytes in use.
+    pub fn in_use(&self) -> u64 {
+        self.in_use.load(Ordering::Relaxed)
+    }
+
+    /// How many charges there were: one per request, not per page.
+    pub fn steps(&self) -> u64 {
+        self.steps.load(Ordering::Relaxed)
+    }
+
+    /// Charges `bytes` in one step, or refuses and charges nothing. The charge is given back,
+    /// exactly, when it is dropped.
+    pub fn charge(self: &Arc<Self>, bytes: u64) -> Result<Charge, OverLimit> {
+        let limit = self.limit.unwrap_or(u64::MAX);
+        self.in_use
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |in_use| {
+                in_use.checked_add(bytes).filter(|sum| *sum <= limit)
+            })
+            .map_err(|in_use| OverLimit {
+                needed: bytes,
+                limit,
+                in_use,
+                counter: self.counter,
+            })?;
+        self.steps.fetch_add(1, Ordering::Relaxed);
+        Ok(Charge {
+            ledger: Arc::clone(self),
+            bytes,
+        })
+    }
+}
+
+/// Bytes that are charged until this is dropped.
+#[derive(Debug)]
+#[must_use = "dropping a charge gives it back"]
+pub struct Charge {
+    ledger: Arc<Ledger>,
+    bytes: u64,
+}
+
+impl Charge {
+    /// How many.
+    pub const fn bytes(&self) -> u64 {
+        self.bytes
+    }
+}
+
+impl Drop for Charge {
+    fn drop(&mut self) {
+        self.ledger.in_use.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}
+
+/// A charge that was refused. Nothing was charged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OverLimit {
+    /// Bytes that were to be charged.
+    pub needed: u64,
+    /// Bytes that are allowed.
+    pub limit: u64,
+    /// Bytes in use.
+    pub in_use: u64,
+    /// The kernel's counter.
+    pub counter: &'static str,
+}
+
+impl fmt::Display for OverLimit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "needs {}, {} allowed, {} in use ({})",
+            Bytes(self.needed),
+            Bytes(self.limit),
+            Bytes(self.in_use),
+            self.counter
+        )
+    }
+}
+
+impl core::error::Error for OverLimit {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use alloc::string::ToString;
+
+    #[test]
+    fn a_charge_is_refused_with_numbers_and_given_back_exactly() {
+        let ledger = Ledger::new("user->locked_vm", Some(64 << 20), 12 << 20);
+        assert_eq!(
+            ledger.charge(2 << 30).unwrap_err().to_string(),
+            "needs 2 GiB, 64 MiB allowed, 12 MiB in use (user->locked_vm)"
+        );
+        let first = ledger.charge(50 << 20).unwrap();
+        let second = ledger.charge(2 << 20).unwrap();
+        assert!(ledger.charge(1).is_err());
+        assert!(ledger.charge(u64::MAX).is_err());
+        drop(first);
+        assert_eq!(ledger.in_use(), 14 << 20);
+        drop(second);
+        assert_eq!((ledger.in_use(), ledger.steps()), (12 << 20, 2));
+    }
+}

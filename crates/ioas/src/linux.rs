@@ -1,0 +1,202 @@
+//! Memory of the Linux host: objects that are really pinned, and table memory.
+
+use alloc::boxed::Box;
+use alloc::sync::Arc;
+use core::ops::ControlFlow;
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use hostmem::{Backing, FrameSource, Frames, Mapping, Pin, PinError, PinKind, Pinner};
+use iopt::{Arena, AtomicMeta, Storage, TABLE_BYTES};
+use runs::Span;
+
+use crate::object::{Cause, MemoryObject, PinFailed, Pinned, RunReader};
+
+/// A mapping of this process, pinned by the kernel.
+#[derive(Debug)]
+pub struct HostMemory {
+    mapping: Arc<Mapping>,
+    pinner: Arc<Pinner>,
+    frames: FrameSource,
+    effort: Arc<Effort>,
+}
+
+/// How much work pinning and looking was, over all pins of a [`HostMemory`].
+#[derive(Debug, Default)]
+pub struct Effort {
+    calls: AtomicU64,
+    buffers: AtomicU64,
+    looks: AtomicU64,
+}
+
+impl Effort {
+    /// System calls that pinned.
+    pub fn calls(&self) -> u64 {
+        self.calls.load(Ordering::Relaxed)
+    }
+
+    /// Buffers that were registered with io_uring.
+    pub fn buffers(&self) -> u64 {
+        self.buffers.load(Ordering::Relaxed)
+    }
+
+    /// Entries of the kernel's page map that were read to find runs.
+    pub fn looks(&self) -> u64 {
+        self.looks.load(Ordering::Relaxed)
+    }
+}
+
+impl HostMemory {
+    /// `mapping`, pinned by `pinner`, with the addresses that `frames` gives.
+    pub fn new(mapping: Arc<Mapping>, pinner: Arc<Pinner>, frames: FrameSource) -> Self {
+        Self {
+            mapping,
+            pinner,
+            frames,
+            effort: Arc::default(),
+        }
+    }
+
+    /// The mapping.
+    pub const fn mapping(&self) -> &Arc<Mapping> {
+        &self.mapping
+    }
+
+    /// By what it is pinned.
+    pub const fn pinner(&self) -> &Arc<Pinner> {
+        &self.pinner
+    }
+
+    /// How much work it was so far.
+    pub fn effort(&self) -> &Effort {
+        &self.effort
+    }
+}
+
+impl MemoryObject for HostMemory {
+    fn len(&self) -> u64 {
+        self.mapping.len()
+    }
+
+    fn charge(&self, part: Span) -> u64 {
+        // io_uring charges the huge pages that it touches whole; mlock compares the length.
+        let page = match self.pinner.kind() {
+            PinKind::IoUring => self.mapping.backing().largest_page(),
+            PinKind::Mlock => TABLE_BYTES,
+        };
+        let first = part.start & !(page - 1);
+        let last = (part.last() | (page - 1)).min(self.mapping.len().saturating_sub(1));
+        last - first + 1
+    }
+
+    fn pin(
+        &self,
+        part: Span,
+        progress: &mut dyn FnMut(u64) -> ControlFlow<()>,
+    ) -> Result<Box<dyn Pinned>, PinFailed> {
+        let pin = self
+            .pinner
+            .pin(&self.mapping, part, progress)
+            .map_err(|cause| match cause {
+                PinError::Interrupted { .. } => PinFailed::Interrupted,
+                cause => PinFailed::Refused(Box::new(cause)),
+            })?;
+        let steps = pin.steps();
+        self.effort.calls.fetch_add(steps.calls, Ordering::Relaxed);
+        self.effort
+            .buffers
+            .fetch_add(steps.buffers, Ordering::Relaxed);
+        let (frames, effort) = (self.frames, Arc::clone(&self.effort));
+        Ok(Box::new(HostPin {
+            pin,
+            part,
+            frames,
+            effort,
+        }))
+    }
+}
+
+#[derive(Debug)]
+struct HostPin {
+    pin: Pin,
+    part: Span,
+    frames: FrameSource,
+    effort: Arc<Effort>,
+}
+
+impl Pinned for HostPin {
+    fn runs(&self) -> Result<Box<dyn RunReader + '_>, Cause> {
+        let frames = self.pin.runs(self.part, self.frames)?;
+        Ok(Box::new(HostRuns {
+            frames,
+            effort: &self.effort,
+        }))
+    }
+
+    fn unpin(self: Box<Self>) -> Result<u64, Cause> {
+        Ok(self.pin.unpin()?)
+    }
+}
+
+struct HostRuns<'a> {
+    frames: Frames<'a>,
+    effort: &'a Effort,
+}
+
+impl RunReader for HostRuns<'_> {
+    fn next_batch(&mut self, out: &mut [Span]) -> Result<usize, Cause> {
+        let before = self.frames.looks();
+        let count = self.frames.next_batch(out)?;
+        self.effort
+            .looks
+            .fetch_add(self.frames.looks() - before, Ordering::Relaxed);
+        Ok(count)
+    }
+}
+
+/// Memory of the host for tables: an [`Arena`] over a mapping, with a window of addresses.
+pub type HostTables = Arena<MappedStorage>;
+
+/// A mapping that holds tables.
+#[derive(Debug)]
+pub struct MappedStorage {
+    mapping: Mapping,
+    metas: Box<[AtomicMeta]>,
+}
+
+impl MappedStorage {
+    /// Anonymous memory of at least `bytes` bytes, on `node` if one is named, in huge pages where
+    /// the machine gives them. It is all there already: tables are never waited for.
+    pub fn new(bytes: u64, node: Option<u32>) -> Result<Self, Cause> {
+        let bytes = bytes.max(16 * TABLE_BYTES).next_power_of_two();
+        let backing = if bytes < Backing::Thp.largest_page() {
+            Backing::Anon4K
+        } else {
+            Backing::Thp
+        };
+        let mapping = Mapping::new(backing, bytes, node)?;
+        mapping.populate(&mut |_| ControlFlow::Continue(()))?;
+        let metas = (0..bytes / TABLE_BYTES)
+            .map(|_| AtomicMeta::default())
+            .collect();
+        Ok(Self { mapping, metas })
+    }
+
+    /// The memory.
+    pub const fn mapping(&self) -> &Mapping {
+        &self.mapping
+    }
+}
+
+// SAFETY: a mapping's cells and a boxed slice stay where they are while the value moves. The
+// mapping is private to this value, which lends it by shared reference only, so that nobody can
+// write to it but through its atomic cells.
+#[allow(unsafe_code)]
+unsafe impl Storage for MappedStorage {
+    fn cells(&self) -> &[AtomicU64] {
+        self.mapping.cells()
+    }
+
+    fn metas(&self) -> &[AtomicMeta] {
+        &self.metas
+    }
+}

@@ -1,0 +1,81 @@
+//! The seam to memory: objects that can be pinned.
+//!
+//! **Pin first, then look.** A long-term pin may move pages, so frames that were read before it
+//! are stale. A [`MemoryObject`] therefore tells no addresses: it gives a [`Pinned`] part, and only
+//! that yields runs.
+
+use alloc::boxed::Box;
+use core::error::Error;
+use core::fmt;
+use core::ops::ControlFlow;
+
+use runs::Span;
+
+/// An error of whoever stands behind the seam, with its own words.
+pub type Cause = Box<dyn Error + Send + Sync>;
+
+/// Memory of which parts can be pinned: an anonymous range, a memfd, guest memory.
+pub trait MemoryObject: fmt::Debug + Send + Sync {
+    /// Its length in bytes.
+    fn len(&self) -> u64;
+
+    /// True when it has no bytes.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The bytes that the kernel charges for pinning `part` (offset and length in bytes): whole
+    /// huge pages, for instance.
+    fn charge(&self, part: Span) -> u64;
+
+    /// Pins `part`, all of it or nothing. `progress` is told how many bytes are pinned from time
+    /// to time, and may stop the work.
+    fn pin(
+        &self,
+        part: Span,
+        progress: &mut dyn FnMut(u64) -> ControlFlow<()>,
+    ) -> Result<Box<dyn Pinned>, PinFailed>;
+}
+
+/// A part of an object that stays where it is until it is unpinned or dropped.
+pub trait Pinned: fmt::Debug + Send {
+    /// The physical runs of the part, in order of its offsets.
+    fn runs(&self) -> Result<Box<dyn RunReader + '_>, Cause>;
+
+    /// Unpins it; returns the bytes.
+    fn unpin(self: Box<Self>) -> Result<u64, Cause>;
+}
+
+/// Reads the runs of a pinned part, batch by batch.
+pub trait RunReader {
+    /// Fills `out` with the next runs (physical address and length in bytes) and returns how many;
+    /// 0 at the end only. A run may go on in the next batch.
+    fn next_batch(&mut self, out: &mut [Span]) -> Result<usize, Cause>;
+}
+
+/// Why a part was not pinned. Nothing of it is.
+#[derive(Debug)]
+pub enum PinFailed {
+    /// `progress` wanted to stop.
+    Interrupted,
+    /// The memory or the kernel refuses.
+    Refused(Cause),
+}
+
+impl fmt::Display for PinFailed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Interrupted => f.write_str("interrupted while pinning"),
+            Self::Refused(_) => f.write_str("cannot pin the memory"),
+        }
+    }
+}
+
+impl Error for PinFailed {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        match self {
+            Self::Interrupted => None,
+            Self::Refused(cause) => Some(&**cause),
+        }
+    }
+}

@@ -1,0 +1,160 @@
+//! Memory that is not there: any layout of runs, for tests, simulations and examples.
+
+use alloc::boxed::Box;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::fmt;
+use core::ops::ControlFlow;
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use runs::Span;
+
+use crate::object::{Cause, MemoryObject, PinFailed, Pinned, RunReader};
+
+/// A memory object of given physical runs, which counts what is pinned.
+///
+/// ```
+/// use std::ops::ControlFlow;
+/// use ioas::{MemoryObject, Synthetic};
+/// use runs::Span;
+///
+/// let memory = Synthetic::new([Span::new(0x10_0000, 0x4000), Span::new(0x80_0000, 0x2000)]);
+/// let pin = memory.pin(Span::new(0x3000, 0x2000), &mut |_| ControlFlow::Continue(()))?;
+/// assert_eq!(memory.pinned(), 0x2000);
+/// let mut runs = [Span::default(); 8];
+/// assert_eq!(pin.runs().unwrap().next_batch(&mut runs).unwrap(), 2);
+/// assert_eq!(runs[..2], [Span::new(0x10_3000, 0x1000), Span::new(0x80_0000, 0x1000)]);
+/// # Ok::<_, ioas::PinFailed>(())
+/// ```
+#[derive(Debug)]
+pub struct Synthetic {
+    runs: Arc<[Span]>,
+    len: u64,
+    /// Bytes of a page as the kernel would charge it.
+    page: u64,
+    refused: Option<u64>,
+    pinned: Arc<AtomicU64>,
+}
+
+impl Synthetic {
+    /// Memory that consists of `runs`, in the order of its offsets, charged in pages of 4 KiB.
+    pub fn new(runs: impl IntoIterator<Item = Span>) -> Self {
+        let runs: Arc<[Span]> = runs.into_iter().collect::<Vec<_>>().into();
+        let len = runs.iter().map(|run| run.len).sum();
+        Self {
+            runs,
+            len,
+            page: 4096,
+            refused: None,
+            pinned: Arc::default(),
+        }
+    }
+
+    /// The same, charged in whole pages of `page` bytes, a power of two.
+    pub fn charged_by(mut self, page: u64) -> Self {
+        self.page = page.next_power_of_two();
+        self
+    }
+
+    /// The same, but the page at `offset` cannot be pinned.
+    pub fn refusing(mut self, offset: u64) -> Self {
+        self.refused = Some(offset);
+        self
+    }
+
+    /// Bytes that are pinned now; a byte that is pinned twice counts twice.
+    pub fn pinned(&self) -> u64 {
+        self.pinned.load(Ordering::Relaxed)
+    }
+}
+
+/// The page that [`Synthetic::refusing`] names.
+#[derive(Debug)]
+struct Refused(u64);
+
+impl fmt::Display for Refused {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "the page at offset {:#x} cannot be pinned", self.0)
+    }
+}
+
+impl core::error::Error for Refused {}
+
+impl MemoryObject for Synthetic {
+    fn len(&self) -> u64 {
+        self.len
+    }
+
+    fn charge(&self, part: Span) -> u64 {
+        let first = part.start & !(self.page - 1);
+        (part.last() | (self.page - 1)) - first + 1
+    }
+
+    fn pin(
+        &self,
+        part: Span,
+        progress: &mut dyn FnMut(u64) -> ControlFlow<()>,
+    ) -> Result<Box<dyn Pinned>, PinFailed> {
+        if let Some(offset) = self.refused
+            && part.contains(offset)
+        {
+            return Err(PinFailed::Refused(Box::new(Refused(offset))));
+        }
+        if progress(part.len).is_break() {
+            return Err(PinFailed::Interrupted);
+        }
+        self.pinned.fetch_add(part.len, Ordering::Relaxed);
+        let (runs, pinned) = (Arc::clone(&self.runs), Arc::clone(&self.pinned));
+        Ok(Box::new(SyntheticPin { runs, part, pinned }))
+    }
+}
+
+#[derive(Debug)]
+struct SyntheticPin {
+    runs: Arc<[Span]>,
+    part: Span,
+    pinned: Arc<AtomicU64>,
+}
+
+impl Pinned for SyntheticPin {
+    fn runs(&self) -> Result<Box<dyn RunReader + '_>, Cause> {
+        Ok(Box::new(Reader {
+            runs: &self.runs,
+            offset: 0,
+            part: self.part,
+        }))
+    }
+
+    fn unpin(self: Box<Self>) -> Result<u64, Cause> {
+        Ok(self.part.len)
+    }
+}
+
+impl Drop for SyntheticPin {
+    fn drop(&mut self) {
+        self.pinned.fetch_sub(self.part.len, Ordering::Relaxed);
+    }
+}
+
+struct Reader<'a> {
+    runs: &'a [Span],
+    /// Offset of the first of `runs` in the object.
+    offset: u64,
+    part: Span,
+}
+
+impl RunReader for Reader<'_> {
+    fn next_batch(&mut self, out: &mut [Span]) -> Result<usize, Cause> {
+        let mut filled = 0;
+        while let (Some(slot), Some((run, rest))) = (out.get_mut(filled), self.runs.split_first()) {
+            let here = Span::new(self.offset, run.len);
+            if let Some(common) = here.intersection(&self.part) {
+                *slot = Span::new(run.start + (common.start - here.start), common.len);
+                filled += 1;
+            }
+            self.offset += run.len;
+            self.runs = rest;
+        }
+        Ok(filled)
+    }
+}
