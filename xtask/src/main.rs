@@ -1,2 +1,51 @@
-//! The project's own commands.
-fn main() {}
+//! The project's own commands: `cargo xtask help`.
+//!
+//! One file per part of the test command, one line per part in [`parts::PARTS`]; each further
+//! command is a variant of [`Command`] and a file of its own.
+
+use std::process::ExitCode;
+
+use anyhow::Context as _;
+use clap::{Parser, Subcommand};
+
+mod cargo;
+mod graph;
+mod host;
+mod nostd;
+mod origins;
+mod parts;
+mod runner;
+
+/// The project's own commands.
+#[derive(Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask")]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Runs everything that must pass, with one summary line per part at the end.
+    Test(runner::Options),
+}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let done = match cli.command {
+        Command::Test(options) => test(&options),
+    };
+    match done {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("cargo xtask: {error:#}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn test(options: &runner::Options) -> anyhow::Result<bool> {
+    let repository = cargo::Repository::find().context("cannot read the workspace")?;
+    runner::run(options, parts::PARTS, &repository, &mut host::Debian)
+}

@@ -1,0 +1,323 @@
+//! No arrow runs upwards: the crate graph against the house.
+//!
+//! The house is the table [`HOUSE`]: each crate's floor and whom it may use. Dependencies and
+//! build dependencies follow the table to the letter. A development dependency may lie on any
+//! lower floor, or be the `qtest` client, which knows nothing of the house; it may not run
+//! upwards or sideways either, since such a crate could not be published.
+
+use anyhow::bail;
+use cargo_metadata::{DependencyKind, Metadata};
+
+use crate::{cargo::Repository, parts::Outcome};
+
+/// Where a crate lives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
+    /// On a floor of the house; published.
+    Floor(u8),
+    /// Beside the house, published, knowing nothing of it.
+    Alone,
+    /// Beside the house, unpublished: may use everything, nobody may use it.
+    Beside,
+}
+
+/// A crate of this repository: package name, place, and the packages that it may use.
+struct Rule {
+    name: &'static str,
+    place: Place,
+    may_use: &'static [&'static str],
+}
+
+const RUNS: &str = "dmaspace-runs";
+const IOPT: &str = "dmaspace-iopt";
+const HOSTMEM: &str = "dmaspace-hostmem";
+const IOMMU: &str = "dmaspace-iommu";
+const BALLOON: &str = "dmaspace-virtio-balloon";
+const IOAS: &str = "dmaspace-ioas";
+const LIBRARY: &str = "dmaspace";
+
+const fn rule(name: &'static str, place: Place, may_use: &'static [&'static str]) -> Rule {
+    Rule {
+        name,
+        place,
+        may_use,
+    }
+}
+
+const HOUSE: &[Rule] = &[
+    rule(RUNS, Place::Floor(0), &[]),
+    rule(IOPT, Place::Floor(1), &[RUNS]),
+    rule(HOSTMEM, Place::Floor(1), &[RUNS]),
+    rule(IOMMU, Place::Floor(2), &[RUNS, IOPT]),
+    rule(BALLOON, Place::Floor(2), &[RUNS, HOSTMEM]),
+    rule(IOAS, Place::Floor(3), &[RUNS, IOPT, HOSTMEM, IOMMU]),
+    rule(
+        LIBRARY,
+        Place::Floor(4),
+        &[RUNS, IOPT, HOSTMEM, IOMMU, BALLOON, IOAS],
+    ),
+    rule(
+        "dmaspace-virtio-iommu",
+        Place::Floor(4),
+        &[RUNS, IOPT, HOSTMEM, IOMMU, IOAS],
+    ),
+    // What these two need of the crates below, the library re-exports.
+    rule("dmaspace-cli", Place::Floor(5), &[LIBRARY]),
+    rule("dmaspace-capi", Place::Floor(5), &[LIBRARY]),
+    rule("qtest", Place::Alone, &[]),
+    rule("conformance", Place::Beside, &[]),
+    rule("peers", Place::Beside, &[]),
+    rule("xtask", Place::Beside, &[]),
+    rule("nostd-check", Place::Beside, &[]),
+];
+
+/// A member of the workspace, as far as the rules ask.
+#[derive(Clone, Debug)]
+struct Member {
+    name: String,
+    published: bool,
+    edges: Vec<Edge>,
+}
+
+/// A dependency on a crate that lies in this repository or bears the name of one.
+#[derive(Clone, Debug)]
+struct Edge {
+    to: String,
+    dev: bool,
+    /// By path; otherwise it comes from a registry.
+    local: bool,
+}
+
+/// The part `crate-graph` of the test command.
+pub(crate) fn part(repository: &Repository) -> anyhow::Result<Outcome> {
+    let members = members(&repository.metadata);
+    let faults = faults(&members);
+    if !faults.is_empty() {
+        let (count, faults) = (faults.len(), faults.join("\n  "));
+        bail!("the crate graph breaks the house (faults: {count})\n  {faults}");
+    }
+    let edges: usize = members.iter().map(|member| member.edges.len()).sum();
+    println!("{} crates, {edges} arrows, none upwards", members.len());
+    Ok(Outcome::Passed)
+}
+
+fn members(metadata: &Metadata) -> Vec<Member> {
+    metadata
+        .workspace_packages()
+        .into_iter()
+        .map(|package| Member {
+            name: package.name.to_string(),
+            published: package.publish.as_ref().is_none_or(|to| !to.is_empty()),
+            edges: package
+                .dependencies
+                .iter()
+                .filter(|dep| dep.path.is_some() || find(&dep.name).is_some())
+                .map(|dep| Edge {
+                    to: dep.name.clone(),
+                    dev: dep.kind == DependencyKind::Development,
+                    local: dep.path.is_some(),
+                })
+                .collect(),
+        })
+        .collect()
+}
+
+fn find(name: &str) -> Option<&'static Rule> {
+    HOUSE.iter().find(|rule| rule.name == name)
+}
+
+/// Everything that breaks the house, a sentence each.
+fn faults(members: &[Member]) -> Vec<String> {
+    let mut faults = Vec::new();
+    for member in members {
+        let name = &member.name;
+        let Some(rule) = find(name) else {
+            faults.push(format!(
+                "`{name}` has no place in the house: add it to HOUSE"
+            ));
+            continue;
+        };
+        match (rule.place, member.published) {
+            (Place::Beside, true) => {
+                faults.push(format!(
+                    "`{name}` lies beside the house and lacks `publish = false`"
+                ));
+            }
+            (Place::Floor(_) | Place::Alone, false) => {
+                faults.push(format!(
+                    "`{name}` belongs to the published crates and is unpublished"
+                ));
+            }
+            _ => {}
+        }
+        // An edge to itself is how a crate's own tests turn on a feature.
+        let edges = member.edges.iter().filter(|edge| edge.to != *name);
+        faults.extend(edges.filter_map(|edge| fault(rule, edge)));
+    }
+    faults
+}
+
+/// What is wrong with this edge, if anything.
+fn fault(from: &Rule, edge: &Edge) -> Option<String> {
+    let arrow = format!("`{}` uses `{}`", from.name, edge.to);
+    let Some(to) = find(&edge.to) else {
+        return Some(format!(
+            "{arrow}, which has no place in the house: add it to HOUSE"
+        ));
+    };
+    if !edge.local {
+        return Some(format!(
+            "{arrow} from a registry, not the one in this repository"
+        ));
+    }
+    match (from.place, to.place) {
+        (_, Place::Beside) => Some(format!("{arrow}, which is unpublished: nobody may use it")),
+        (Place::Beside, _) => None,
+        (Place::Alone, _) => Some(format!("{arrow}, but must know nothing of the house")),
+        (Place::Floor(_), Place::Alone) if edge.dev => None,
+        (Place::Floor(a), Place::Floor(b)) if b > a => Some(format!(
+            "{arrow}: an arrow upwards, from floor {a} to floor {b}"
+        )),
+        (Place::Floor(a), Place::Floor(b)) if edge.dev && b < a => None,
+        _ if from.may_use.contains(&to.name) => None,
+        _ => {
+            let may = from.may_use.join(", ");
+            let may = if may.is_empty() {
+                "none of the house"
+            } else {
+                &may
+            };
+            Some(format!("{arrow}, but may use {may}"))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn member(name: &str, edges: &[Edge]) -> Member {
+        Member {
+            name: name.into(),
+            published: !matches!(
+                find(name),
+                Some(Rule {
+                    place: Place::Beside,
+                    ..
+                })
+            ),
+            edges: edges.to_vec(),
+        }
+    }
+
+    fn uses(to: &str) -> Edge {
+        Edge {
+            to: to.into(),
+            dev: false,
+            local: true,
+        }
+    }
+
+    fn tests_with(to: &str) -> Edge {
+        Edge {
+            dev: true,
+            ..uses(to)
+        }
+    }
+
+    fn one(name: &str, edge: Edge) -> Vec<String> {
+        faults(&[member(name, &[edge])])
+    }
+
+    #[test]
+    fn the_house_itself_has_no_arrow_upwards() {
+        for rule in HOUSE {
+            for used in rule.may_use {
+                let Some(used) = find(used) else {
+                    panic!("{} may use {used}, which is not in the table", rule.name);
+                };
+                match (rule.place, used.place) {
+                    (Place::Floor(a), Place::Floor(b)) => assert!(b < a, "{}", rule.name),
+                    _ => panic!("only floors have arrows: {}", rule.name),
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn every_arrow_of_the_table_is_allowed() {
+        for rule in HOUSE {
+            let edges: Vec<_> = rule.may_use.iter().map(|to| uses(to)).collect();
+            assert_eq!(faults(&[member(rule.name, &edges)]), Vec::<String>::new());
+        }
+    }
+
+    #[test]
+    fn an_arrow_upwards_fails() {
+        let found = one(RUNS, uses(IOPT));
+        assert_eq!(
+            found,
+            ["`dmaspace-runs` uses `dmaspace-iopt`: an arrow upwards, from floor 0 to floor 1"]
+        );
+        assert_eq!(one(RUNS, tests_with(IOPT)).len(), 1, "also in tests");
+    }
+
+    #[test]
+    fn an_arrow_sideways_or_past_the_table_fails() {
+        assert_eq!(one(IOPT, uses(HOSTMEM)).len(), 1);
+        assert_eq!(one(IOPT, tests_with(HOSTMEM)).len(), 1);
+        assert_eq!(one(IOMMU, uses(HOSTMEM)).len(), 1, "below, but not allowed");
+        assert_eq!(one(IOAS, uses(BALLOON)).len(), 1, "ioas knows no balloon");
+        assert_eq!(
+            one("dmaspace-cli", uses(RUNS)),
+            ["`dmaspace-cli` uses `dmaspace-runs`, but may use dmaspace"]
+        );
+        assert_eq!(one(IOMMU, tests_with(HOSTMEM)), Vec::<String>::new());
+    }
+
+    #[test]
+    fn an_unknown_crate_fails_as_member_and_as_dependency() {
+        assert_eq!(faults(&[member("helpers", &[])]).len(), 1);
+        assert_eq!(one(IOAS, uses("helpers")).len(), 1);
+    }
+
+    #[test]
+    fn nobody_uses_an_unpublished_crate() {
+        assert_eq!(one(IOAS, uses("conformance")).len(), 1);
+        assert_eq!(one(IOAS, tests_with("conformance")).len(), 1);
+        assert_eq!(one("conformance", uses("peers")).len(), 1);
+        assert_eq!(one("conformance", uses(LIBRARY)), Vec::<String>::new());
+    }
+
+    #[test]
+    fn qtest_knows_nothing_of_the_house_and_serves_tests_only() {
+        assert_eq!(one("qtest", uses(RUNS)).len(), 1);
+        assert_eq!(one("qtest", tests_with(RUNS)).len(), 1);
+        assert_eq!(one(IOMMU, uses("qtest")).len(), 1);
+        assert_eq!(one(IOMMU, tests_with("qtest")), Vec::<String>::new());
+        assert_eq!(one("conformance", uses("qtest")), Vec::<String>::new());
+    }
+
+    #[test]
+    fn a_namesake_from_a_registry_fails() {
+        let foreign = Edge {
+            local: false,
+            ..uses("qtest")
+        };
+        assert_eq!(one("conformance", foreign).len(), 1);
+    }
+
+    #[test]
+    fn what_is_published_is_settled_by_the_table() {
+        let mut xtask = member("xtask", &[]);
+        xtask.published = true;
+        let mut runs = member(RUNS, &[]);
+        runs.published = false;
+        assert_eq!(faults(&[xtask, runs]).len(), 2);
+    }
+
+    #[test]
+    fn a_crate_may_name_itself_to_turn_on_a_feature_in_its_tests() {
+        assert_eq!(one(IOMMU, tests_with(IOMMU)), Vec::<String>::new());
+    }
+}

@@ -1,0 +1,171 @@
+//! The parts of `cargo xtask test`, in the order in which they run.
+//!
+//! A new part is a function (in a file of its own when it is more than one command) and one
+//! line in [`PARTS`]. Budgets are for two cores: build, lints and docs five minutes together,
+//! the suites four.
+
+use std::time::Duration;
+
+use crate::{
+    cargo::{self, Repository},
+    graph,
+    host::Need,
+    nostd, origins,
+};
+
+/// What a part counts towards.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Group {
+    /// Build, lints and docs.
+    Build,
+    /// The suites.
+    Suite,
+}
+
+impl Group {
+    /// Both, in the order of the summary.
+    pub(crate) const ALL: [Self; 2] = [Self::Build, Self::Suite];
+
+    /// As the summary calls it.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Build => "build, lints, docs",
+            Self::Suite => "suites",
+        }
+    }
+
+    /// The time that all parts of the group may take together.
+    pub(crate) const fn budget(self) -> Duration {
+        Duration::from_secs(match self {
+            Self::Build => 300,
+            Self::Suite => 240,
+        })
+    }
+}
+
+/// How a part ended that did not fail.
+pub(crate) enum Outcome {
+    /// All of it passed.
+    Passed,
+    /// It cannot run on this machine, for the reason given.
+    NotRun(String),
+}
+
+/// One part of the test command.
+pub(crate) struct Part {
+    /// As `--only` takes it.
+    pub(crate) name: &'static str,
+    /// What it counts towards.
+    pub(crate) group: Group,
+    /// What it should take at most; more is told, not failed, since machines differ.
+    pub(crate) budget: Duration,
+    /// What the machine must have.
+    pub(crate) needs: &'static [Need],
+    /// Whether the whole may pass on a CI machine without it.
+    pub(crate) optional: bool,
+    /// The part itself; an error is a failure.
+    pub(crate) run: fn(&Repository) -> anyhow::Result<Outcome>,
+}
+
+const fn part(
+    name: &'static str,
+    group: Group,
+    seconds: u64,
+    needs: &'static [Need],
+    run: fn(&Repository) -> anyhow::Result<Outcome>,
+) -> Part {
+    Part {
+        name,
+        group,
+        budget: Duration::from_secs(seconds),
+        needs,
+        optional: false,
+        run,
+    }
+}
+
+const FMT: Need = Need::Subcommand("fmt", "rustup component add rustfmt");
+const CLIPPY: Need = Need::Subcommand("clippy", "rustup component add clippy");
+
+/// All parts. Those that take no time come first: they tell most for what they cost.
+pub(crate) const PARTS: &[Part] = &[
+    part("fmt", Group::Build, 5, &[FMT], fmt),
+    part("crate-graph", Group::Build, 5, &[], graph::part),
+    part("origins", Group::Build, 5, &[], origins::part),
+    part("clippy", Group::Build, 120, &[CLIPPY], clippy),
+    part("release", Group::Build, 75, &[], release),
+    part("docs", Group::Build, 60, &[], docs),
+    part("no-std", Group::Build, 30, &[], nostd::part),
+    part("tests", Group::Suite, 180, &[], tests),
+    part("doctests", Group::Suite, 60, &[], doctests),
+];
+
+fn fmt(repository: &Repository) -> anyhow::Result<Outcome> {
+    cargo::run(&mut repository.cargo(&["fmt", "--all", "--check"]))?;
+    // No member of the workspace, so named by itself.
+    let alone = format!("{}/Cargo.toml", nostd::CRATE);
+    cargo::run(&mut repository.cargo(&["fmt", "--check", "--manifest-path", &alone]))?;
+    Ok(Outcome::Passed)
+}
+
+fn clippy(repository: &Repository) -> anyhow::Result<Outcome> {
+    let mut command = repository.cargo(&["clippy", "--workspace", "--all-targets"]);
+    cargo::run(command.args(["--all-features", "--", "-D", "warnings"]))?;
+    Ok(Outcome::Passed)
+}
+
+/// The program as a user builds it.
+fn release(repository: &Repository) -> anyhow::Result<Outcome> {
+    cargo::run(&mut repository.cargo(&["build", "--release", "--package", "dmaspace-cli"]))?;
+    Ok(Outcome::Passed)
+}
+
+/// All tests but the doctests, by nextest where it is installed: it runs them side by side.
+fn tests(repository: &Repository) -> anyhow::Result<Outcome> {
+    let everything = ["--workspace", "--all-features"];
+    let mut command = if cargo::has_subcommand("nextest") {
+        repository.cargo(&["nextest", "run", "--no-fail-fast"])
+    } else {
+        let targets = ["--lib", "--bins", "--tests", "--examples"];
+        let mut command = repository.cargo(&["test", "--no-fail-fast"]);
+        command.args(targets);
+        command
+    };
+    cargo::run(command.args(everything))?;
+    Ok(Outcome::Passed)
+}
+
+fn doctests(repository: &Repository) -> anyhow::Result<Outcome> {
+    cargo::run(&mut repository.cargo(&["test", "--workspace", "--all-features", "--doc"]))?;
+    Ok(Outcome::Passed)
+}
+
+fn docs(repository: &Repository) -> anyhow::Result<Outcome> {
+    let mut command = repository.cargo(&["doc", "--workspace", "--all-features", "--no-deps"]);
+    cargo::run(command.env("RUSTDOCFLAGS", "-D warnings"))?;
+    Ok(Outcome::Passed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_parts_of_a_group_stay_within_its_budget() {
+        for group in Group::ALL {
+            let sum: Duration = PARTS
+                .iter()
+                .filter(|part| part.group == group)
+                .map(|part| part.budget)
+                .sum();
+            assert!(sum <= group.budget(), "{group:?}: {sum:?}");
+        }
+    }
+
+    #[test]
+    fn no_two_parts_have_the_same_name() {
+        for (i, part) in PARTS.iter().enumerate() {
+            assert!(PARTS[..i].iter().all(|other| other.name != part.name));
+        }
+    }
+}
