@@ -177,6 +177,9 @@ impl<M: TableMemory> Ioas<M> {
         observer.begin(Step::Pin);
         let pin = object.pin(part, &mut |done| observer.progress(Step::Pin, done))?;
         observer.end(Step::Pin, part.len);
+        if observer.progress(Step::Pin, part.len).is_break() {
+            return Err(MapError::Interrupted);
+        }
 
         let held = Held { pin, charge };
         let mut mapped = 0;

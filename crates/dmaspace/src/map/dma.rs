@@ -1,0 +1,236 @@
+//! The DMA check: devices read and write all of the memory through the tables, and every byte is
+//! compared.
+//!
+//! Each device is a thread with a port of its own. First every device reads all of the memory, in a
+//! shuffled order, and finds what the processor wrote. Then the devices write the second pattern,
+//! each a share of the pages, and the processor finds that. Accesses just outside of the range must
+//! fault.
+
+use std::ops::ControlFlow;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use hostmem::Mapping;
+use iommu::{DeviceId, Port, SoftwareUnit, TargetMemory};
+use iopt::walk::WalkMemory;
+use runs::Span;
+
+use super::pattern::{Pattern, shuffled};
+
+/// Bytes of one access.
+const PAGE: u64 = 4096;
+const WORDS: usize = PAGE as usize / 8;
+
+/// What the devices and the processor found.
+#[derive(Debug, Default)]
+pub(super) struct Found {
+    pub(super) read: u64,
+    pub(super) written: u64,
+    pub(super) wrong: u64,
+    pub(super) faults: u64,
+    pub(super) neighbour_faults: u64,
+    pub(super) neighbour_accesses: u64,
+}
+
+/// What all threads share.
+struct Check<'a> {
+    range: Span,
+    /// Bytes that are done, and the wish to stop.
+    done: AtomicU64,
+    stop: AtomicBool,
+    wrong: AtomicU64,
+    faults: AtomicU64,
+    memory: &'a Mapping,
+}
+
+/// Writes the processor's pattern into all of the memory.
+pub(super) fn fill(
+    memory: &Mapping,
+    progress: &mut dyn FnMut(u64) -> ControlFlow<()>,
+) -> ControlFlow<()> {
+    for (n, chunk) in memory.cells().chunks(1 << 20).enumerate() {
+        let start = (n as u64) << 23;
+        for (offset, cell) in (start..).step_by(8).zip(chunk) {
+            cell.store(Pattern::Processor.word(offset), Ordering::Relaxed);
+        }
+        progress(start)?;
+    }
+    ControlFlow::Continue(())
+}
+
+/// Checks that `devices` see `memory`, which holds the processor's pattern, at `range`.
+pub(super) fn check<T, D>(
+    unit: &SoftwareUnit<T, D>,
+    devices: &[DeviceId],
+    memory: &Mapping,
+    range: Span,
+    progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
+) -> ControlFlow<(), Found>
+where
+    T: WalkMemory + Send + Sync,
+    D: TargetMemory + Send + Sync,
+{
+    let check = Check {
+        range,
+        done: AtomicU64::new(0),
+        stop: AtomicBool::new(false),
+        wrong: AtomicU64::new(0),
+        faults: AtomicU64::new(0),
+        memory,
+    };
+    let count = devices.len() as u64;
+    let total = range.len * (count + 2);
+    let mut found = Found::default();
+
+    // All devices read everything.
+    check.on_devices(unit, devices, total, progress, |check, port, n| {
+        check.read_all(port, n)
+    })?;
+    found.read = check.done.load(Ordering::Relaxed);
+    // Each writes its share.
+    let before = found.read;
+    check.on_devices(unit, devices, total, progress, |check, port, n| {
+        check.write_share(port, n, count);
+    })?;
+    found.written = check.done.load(Ordering::Relaxed) - before;
+    // The processor reads what they wrote.
+    check.verify(&mut |done| progress(done, total))?;
+
+    found.wrong = check.wrong.load(Ordering::Relaxed);
+    found.faults = check.faults.load(Ordering::Relaxed);
+    for device in devices {
+        neighbours(&mut unit.port(*device), range, &mut found);
+    }
+    ControlFlow::Continue(found)
+}
+
+impl Check<'_> {
+    /// Runs `work` for each device on a thread of its own, while this thread reports.
+    fn on_devices<T, D>(
+        &self,
+        unit: &SoftwareUnit<T, D>,
+        devices: &[DeviceId],
+        total: u64,
+        progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
+        work: impl Fn(&Self, &mut Port<T, D>, u64) + Sync,
+    ) -> ControlFlow<()>
+    where
+        T: WalkMemory + Send + Sync,
+        D: TargetMemory + Send + Sync,
+    {
+        let work = &work;
+        thread::scope(|scope| {
+            let threads: Vec<_> = (0u64..)
+                .zip(devices)
+                .map(|(n, device)| {
+                    let mut port = unit.port(*device);
+                    scope.spawn(move || work(self, &mut port, n))
+                })
+                .collect();
+            while threads.iter().any(|thread| !thread.is_finished()) {
+                if progress(self.done.load(Ordering::Relaxed), total).is_break() {
+                    self.stop.store(true, Ordering::Relaxed);
+                }
+                thread::sleep(Duration::from_micros(500));
+            }
+        });
+        match self.stop.load(Ordering::Relaxed) {
+            true => ControlFlow::Break(()),
+            false => ControlFlow::Continue(()),
+        }
+    }
+
+    fn pages(&self) -> u64 {
+        self.range.len / PAGE
+    }
+
+    /// The `n`-th device reads every page and compares it.
+    fn read_all<T: WalkMemory, D: TargetMemory>(&self, port: &mut Port<T, D>, n: u64) {
+        let mut words = [0; WORDS];
+        for page in shuffled(self.pages(), n) {
+            match port.read(self.range.start + page * PAGE, &mut words) {
+                Ok(()) => {
+                    let offsets = (page * PAGE..).step_by(8);
+                    let expected = offsets.map(|offset| Pattern::Processor.word(offset));
+                    self.compare(words.iter().copied(), expected);
+                }
+                Err(_) => self.fault(),
+            }
+            if self.page_done() {
+                return;
+            }
+        }
+    }
+
+    /// The `n`-th of `count` devices writes every page whose number is n modulo the count.
+    fn write_share<T: WalkMemory, D: TargetMemory>(
+        &self,
+        port: &mut Port<T, D>,
+        n: u64,
+        count: u64,
+    ) {
+        let mut words = [0; WORDS];
+        for page in shuffled(self.pages(), n).filter(|page| page % count == n) {
+            for (offset, word) in (page * PAGE..).step_by(8).zip(&mut words) {
+                *word = Pattern::Device.word(offset);
+            }
+            if port.write(self.range.start + page * PAGE, &words).is_err() {
+                self.fault();
+            }
+            if self.page_done() {
+                return;
+            }
+        }
+    }
+
+    /// The processor reads what devices have written.
+    fn verify(&self, progress: &mut dyn FnMut(u64) -> ControlFlow<()>) -> ControlFlow<()> {
+        for (n, chunk) in self.memory.cells().chunks(1 << 20).enumerate() {
+            let offsets = ((n as u64) << 23..).step_by(8);
+            let found = chunk.iter().map(|cell| cell.load(Ordering::Relaxed));
+            self.compare(found, offsets.map(|offset| Pattern::Device.word(offset)));
+            progress(
+                self.done
+                    .fetch_add(size_of_val(chunk) as u64, Ordering::Relaxed),
+            )?;
+        }
+        ControlFlow::Continue(())
+    }
+
+    fn compare(&self, found: impl Iterator<Item = u64>, expected: impl Iterator<Item = u64>) {
+        let wrong: u64 = found
+            .zip(expected)
+            .filter(|(found, expected)| found != expected)
+            .map(|(found, expected)| (found ^ expected).to_ne_bytes())
+            .map(|bytes| bytes.iter().filter(|byte| **byte != 0).count() as u64)
+            .sum();
+        if wrong > 0 {
+            self.wrong.fetch_add(wrong, Ordering::Relaxed);
+        }
+    }
+
+    fn fault(&self) {
+        self.faults.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Counts a page; true when everybody shall stop.
+    fn page_done(&self) -> bool {
+        self.done.fetch_add(PAGE, Ordering::Relaxed);
+        self.stop.load(Ordering::Relaxed)
+    }
+}
+
+/// Reads and writes a word on either side of the range: all four must fault.
+fn neighbours<T: WalkMemory, D: TargetMemory>(
+    port: &mut Port<T, D>,
+    range: Span,
+    found: &mut Found,
+) {
+    for iova in [range.start - 8, range.last() + 1] {
+        for result in [port.read(iova, &mut [0]), port.write(iova, &[0])] {
+            found.neighbour_accesses += 1;
+            found.neighbour_faults += u64::from(result.is_err());
+        }
+    }
+}

@@ -1,0 +1,185 @@
+//! The main job: real memory, mapped for devices, checked, and given back.
+
+mod dma;
+mod job;
+mod pattern;
+mod report;
+mod target;
+
+use std::ops::ControlFlow;
+
+use hostmem::Backing;
+use iopt::FormatId;
+
+pub use report::{
+    ChargeReport, DmaReport, MapReport, MemoryReport, NodeShare, SizeClass, Stretch, TablesReport,
+    Times,
+};
+
+/// What to map, and how.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MapJob {
+    /// Bytes of memory; `None` for 256 MiB, or what the limit on locked memory leaves.
+    pub size: Option<u64>,
+    /// What the memory consists of; `None` for the largest pages that the machine gives as it
+    /// stands. Huge pages that are asked for by name are added to the machine's pool where they
+    /// are missing, and taken out again at the end.
+    pub backing: Option<Backing>,
+    /// The largest leaf in bytes; `None` for the format's own.
+    pub max_leaf: Option<u64>,
+    /// The format of the tables.
+    pub format: FormatId,
+    /// How many devices do DMA.
+    pub devices: u32,
+}
+
+/// The steps of the job, in order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stage {
+    /// Bringing the memory in.
+    Populate,
+    /// Pinning it.
+    Pin,
+    /// Finding the physical runs.
+    FindRuns,
+    /// Filling the page tables, by runs and, to compare, page by page.
+    Map,
+    /// Attaching the devices.
+    Attach,
+    /// Writing and checking the patterns.
+    DmaCheck,
+    /// Emptying the tables.
+    Unmap,
+    /// Unpinning.
+    Unpin,
+}
+
+/// Who watches the job: a progress bar, or a signal handler that wants it to stop.
+pub trait Watch {
+    /// Called again and again, from the job's own thread: `done` of `total` bytes of `stage`.
+    /// [`ControlFlow::Break`] stops the job, which gives everything back.
+    fn progress(&mut self, stage: Stage, done: u64, total: u64) -> ControlFlow<()>;
+}
+
+/// Watches nothing and never stops.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Unwatched;
+
+impl Watch for Unwatched {
+    fn progress(&mut self, _stage: Stage, _done: u64, _total: u64) -> ControlFlow<()> {
+        ControlFlow::Continue(())
+    }
+}
+
+/// Why the job was not done. Everything was given back, except where a message says otherwise.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum JobError {
+    /// What was asked for makes no sense, or is more than there is.
+    #[error("{0}")]
+    Input(String),
+    /// The watcher wanted to stop.
+    #[error("interrupted; nothing is left pinned")]
+    Interrupted,
+    /// The memory cannot be had.
+    #[error("cannot get the memory")]
+    Mapping(#[source] hostmem::MapError),
+    /// The memory cannot be brought in.
+    #[error("cannot bring the memory in")]
+    Populate(#[source] hostmem::PopulateError),
+    /// Huge pages cannot be added to the machine's pool, or taken out again.
+    #[error("the pool of huge pages")]
+    Pool(#[from] hostmem::PoolError),
+    /// The machine does not say what it has.
+    #[error("cannot learn what the machine has")]
+    Probe(#[from] hostmem::ProbeError),
+    /// The limits on locked memory are not known.
+    #[error("cannot learn the limits on locked memory")]
+    Limits(#[from] hostmem::LimitsError),
+    /// Memory cannot be pinned at all.
+    #[error("cannot pin memory")]
+    Pinner(#[from] hostmem::PinnerError),
+    /// The kernel does not tell where memory lies.
+    #[error("cannot learn where the memory lies")]
+    Look(#[from] hostmem::LookError),
+    /// There is no memory for the tables.
+    #[error("cannot get memory for the page tables")]
+    TableMemory(#[source] ioas::Cause),
+    /// The memory for the tables is not usable.
+    #[error("cannot use the memory for the page tables")]
+    Arena(#[from] iopt::ArenaError),
+    /// The table cannot be built.
+    #[error("cannot build a page table")]
+    Table(#[from] iopt::BuildError),
+    /// The memory cannot be mapped.
+    #[error("cannot map the memory")]
+    Map(#[source] ioas::MapError),
+    /// The memory cannot be mapped page by page.
+    #[error("cannot map the memory page by page")]
+    MapByPage(#[from] iopt::MapError),
+    /// The physical runs of pinned memory cannot be read.
+    #[error("cannot find the physical runs of pinned memory")]
+    Runs(#[source] ioas::Cause),
+    /// A device cannot be attached.
+    #[error("cannot attach a device")]
+    Attach(#[from] iommu::AttachError),
+    /// The memory cannot be unmapped.
+    #[error("cannot unmap the memory")]
+    Unmap(#[from] ioas::UnmapError),
+    /// The address space does not come to an end.
+    #[error("cannot close the address space")]
+    Close(#[from] ioas::CloseError),
+    /// What was mapped is not there any more.
+    #[error("nothing is mapped at {iova:#x} although it was just mapped")]
+    Lost {
+        /// The device address.
+        iova: u64,
+    },
+    /// Tables were not given back.
+    #[error("{tables} table pages were not given back")]
+    TablesLeft {
+        /// How many.
+        tables: u64,
+    },
+}
+
+impl From<hostmem::PopulateError> for JobError {
+    fn from(cause: hostmem::PopulateError) -> Self {
+        match cause {
+            hostmem::PopulateError::Interrupted { .. } => Self::Interrupted,
+            cause => Self::Populate(cause),
+        }
+    }
+}
+
+impl From<ioas::MapError> for JobError {
+    fn from(cause: ioas::MapError) -> Self {
+        match cause {
+            ioas::MapError::Interrupted => Self::Interrupted,
+            cause => Self::Map(cause),
+        }
+    }
+}
+
+impl JobError {
+    /// True when the request is at fault and not this program: another size, backing or limit
+    /// could succeed on the same machine.
+    pub const fn is_input(&self) -> bool {
+        matches!(
+            self,
+            Self::Input(_)
+                | Self::Mapping(_)
+                | Self::Populate(_)
+                | Self::Pool(_)
+                | Self::Map(ioas::MapError::OverLimit(_) | ioas::MapError::Pin(_))
+        )
+    }
+}
+
+impl MapJob {
+    /// Does the job: takes memory, pins and charges it, maps it, has devices read and write all of
+    /// it, checks every byte, and gives everything back, also after an error.
+    pub fn run(&self, watch: &mut dyn Watch) -> Result<MapReport, JobError> {
+        job::run(self, watch)
+    }
+}
