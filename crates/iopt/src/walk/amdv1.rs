@@ -3,7 +3,8 @@
 //! AMD I/O Virtualization Technology (IOMMU) Specification, 48882 revision 3.08, section 2.2.3
 //! "I/O Page Tables for Host Translations". What it leaves open is said beside the line.
 
-use super::{Entry, Spec, WalkReason, Walker, low_bits, shift};
+use super::WalkReason;
+use super::walker::{Entry, Spec, Walker, low_bits, shift};
 use crate::format::Aperture;
 use crate::prot::Prot;
 

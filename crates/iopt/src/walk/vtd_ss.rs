@@ -3,7 +3,8 @@
 //! Intel Virtualization Technology for Directed I/O, D51397 revision 5.0: section 3.7 "Second-Stage
 //! Translation", section 9.8 "Second-Stage Paging Entries", section 3.7.1 "Access Rights".
 
-use super::{Entry, Spec, WalkReason, Walker, low_bits, shift};
+use super::WalkReason;
+use super::walker::{Entry, Spec, Walker, low_bits, shift};
 use crate::format::Aperture;
 use crate::prot::Prot;
 

@@ -9,7 +9,8 @@
 //! be zero for AMD and is ignored by Intel; caching types; bit 10, extended access) the bit is
 //! ignored.
 
-use super::{Entry, Spec, WalkReason, Walker, low_bits, shift};
+use super::WalkReason;
+use super::walker::{Entry, Spec, Walker, low_bits, shift};
 use crate::format::Aperture;
 use crate::prot::Prot;
 
