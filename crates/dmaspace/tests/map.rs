@@ -7,7 +7,13 @@ use dmaspace::iopt::FormatId;
 use dmaspace::map::{JobError, MapJob, MapReport, Stage, Unwatched, Watch};
 
 fn job() -> MapJob {
-    MapJob { size: Some(4 << 20), backing: None, max_leaf: None, format: FormatId::VtdSs, devices: 2 }
+    MapJob {
+        size: Some(4 << 20),
+        backing: None,
+        max_leaf: None,
+        format: FormatId::VtdSs,
+        devices: 2,
+    }
 }
 
 fn run(job: &MapJob) -> MapReport {
@@ -19,9 +25,32 @@ fn run(job: &MapJob) -> MapReport {
     assert_eq!(report.dma.neighbour_accesses, 4 * u64::from(job.devices));
     assert_eq!(report.dma.neighbour_faults, report.dma.neighbour_accesses);
     assert!(report.dma.iotlb_misses > 0 && report.dma.table_reads > 0);
-    assert_eq!(report.memory.run_sizes.iter().map(|class| class.bytes).sum::<u64>(), size);
-    assert_eq!(report.tables.leaves.iter().map(|class| class.bytes).sum::<u64>(), size);
-    assert_eq!(report.layout.iter().map(|stretch| stretch.len_bytes).sum::<u64>(), size);
+    assert_eq!(
+        report
+            .memory
+            .run_sizes
+            .iter()
+            .map(|class| class.bytes)
+            .sum::<u64>(),
+        size
+    );
+    assert_eq!(
+        report
+            .tables
+            .leaves
+            .iter()
+            .map(|class| class.bytes)
+            .sum::<u64>(),
+        size
+    );
+    assert_eq!(
+        report
+            .layout
+            .iter()
+            .map(|stretch| stretch.len_bytes)
+            .sum::<u64>(),
+        size
+    );
     assert!(report.charge.charged_bytes >= size);
     assert_eq!(report.charge.steps, 1);
     assert_eq!(report.charge.page_steps, size / 4096);
@@ -40,15 +69,27 @@ fn every_format_maps_the_same_memory() {
 
 #[test]
 fn leaves_are_no_larger_than_allowed() {
-    let report = run(&MapJob { max_leaf: Some(4096), ..job() });
+    let report = run(&MapJob {
+        max_leaf: Some(4096),
+        ..job()
+    });
     assert_eq!(report.tables.leaves.len(), 1);
-    assert_eq!((report.tables.leaves[0].from_bytes, report.tables.leaves[0].count), (4096, 1024));
+    assert_eq!(
+        (
+            report.tables.leaves[0].from_bytes,
+            report.tables.leaves[0].count
+        ),
+        (4096, 1024)
+    );
 }
 
 #[test]
 fn each_backing_without_huge_pages_of_a_pool_works() {
     for backing in [Backing::Anon4K, Backing::Thp, Backing::Memfd] {
-        let report = run(&MapJob { backing: Some(backing), ..job() });
+        let report = run(&MapJob {
+            backing: Some(backing),
+            ..job()
+        });
         assert_eq!(report.memory.backing, backing.name());
         assert_eq!(report.memory.backing_reason, None);
     }
@@ -64,7 +105,12 @@ fn one_device_and_many_devices_see_everything() {
 #[test]
 fn requests_that_make_no_sense_are_input_errors() {
     for size in [0, 5000, 1 << 62] {
-        let error = MapJob { size: Some(size), ..job() }.run(&mut Unwatched).unwrap_err();
+        let error = MapJob {
+            size: Some(size),
+            ..job()
+        }
+        .run(&mut Unwatched)
+        .unwrap_err();
         assert!(error.is_input(), "{error}");
     }
 }
@@ -74,7 +120,11 @@ struct StopAt(Stage);
 
 impl Watch for StopAt {
     fn progress(&mut self, stage: Stage, _done: u64, _total: u64) -> ControlFlow<()> {
-        if stage == self.0 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        if stage == self.0 {
+            ControlFlow::Break(())
+        } else {
+            ControlFlow::Continue(())
+        }
     }
 }
 

@@ -26,6 +26,13 @@ use crate::memory::{Chain, Meta, Reserve, TABLE_BYTES, TableMemory};
 /// [`Meta`] with the processor's own atomics.
 pub type AtomicMeta = Meta<AtomicU64, AtomicU32>;
 
+impl AtomicMeta {
+    /// Of a table that is not in use; for arenas in statics.
+    pub const fn new() -> Self {
+        Self { next: AtomicU64::new(0), live: AtomicU32::new(0), claim: AtomicU32::new(0) }
+    }
+}
+
 const TABLE_LOG2: u32 = TABLE_BYTES.trailing_zeros();
 
 /// The memory under an [`Arena`].

@@ -15,11 +15,8 @@ use core::{
     panic::PanicInfo,
 };
 
-// Named so that they are linked, `std` and all, also while nothing below uses them.
-use iommu as _;
-use iopt as _;
-
 mod memory;
+mod tables;
 
 #[panic_handler]
 fn panic(_: &PanicInfo) -> ! {
@@ -55,7 +52,9 @@ fn check() -> Result<(), i32> {
     runs_of_folios()?;
     pages_of_a_run()?;
     runs_of_a_bitmap()?;
-    histogram()
+    histogram()?;
+    tables::every_format()?;
+    tables::what_a_unit_accepts()
 }
 
 /// Steps 1 and 2: of three folios, the first two are neighbours.

@@ -234,3 +234,99 @@ fn neighbours<T: WalkMemory, D: TargetMemory>(
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use hostmem::Backing;
+    use iommu::{DomainId, RunMap, Unit};
+    use iopt::format::VtdSs;
+    use iopt::{Gather, HeapTables, Prot, Table};
+
+    use super::super::target::Piece;
+    use super::*;
+
+    const IOVA: u64 = 1 << 40;
+    const PA: u64 = 1 << 33;
+    const LEN: u64 = 64 * PAGE;
+
+    /// Runs the check over a table that maps the memory, after `tamper` has had its hands on it.
+    fn check_with(tamper: impl FnOnce(&mut Table<VtdSs, Arc<HeapTables>>)) -> Found {
+        let memory = Arc::new(Mapping::new(Backing::Anon4K, LEN, None).unwrap());
+        let data = RunMap::new([(PA, Piece::new(&memory, 0, LEN))]).unwrap();
+        let tables = Arc::new(HeapTables::with_tables(64).unwrap());
+        let mut table = Table::new(VtdSs::new(4).unwrap(), Arc::clone(&tables)).unwrap();
+        table.map(IOVA, &[Span::new(PA, LEN)], Prot::RW).unwrap();
+        tamper(&mut table);
+
+        let unit = SoftwareUnit::new(tables, data);
+        let devices = [DeviceId::pci(1, 0, 0), DeviceId::pci(2, 0, 0)];
+        for device in devices {
+            unit.attach(device, DomainId(1), table.root()).unwrap();
+        }
+        let range = Span::new(IOVA, LEN);
+        assert!(fill(&memory, &mut |_| ControlFlow::Continue(())).is_continue());
+        match check(&unit, &devices, &memory, range, &mut |_, _| {
+            ControlFlow::Continue(())
+        }) {
+            ControlFlow::Continue(found) => found,
+            ControlFlow::Break(()) => panic!("nobody stopped it"),
+        }
+    }
+
+    fn remap(table: &mut Table<VtdSs, Arc<HeapTables>>, page: u64, pa: Option<u64>) {
+        let mut gather = Gather::new();
+        let range = Span::new(IOVA + page * PAGE, PAGE);
+        table.unmap(range, &mut gather, &mut iopt::Discard).unwrap();
+        table.reclaim(gather.never_walked());
+        if let Some(pa) = pa {
+            table
+                .map(range.start, &[Span::new(pa, PAGE)], Prot::RW)
+                .unwrap();
+        }
+    }
+
+    #[test]
+    fn memory_that_is_mapped_right_is_found_right() {
+        let found = check_with(|_| {});
+        assert_eq!((found.read, found.written), (2 * LEN, LEN));
+        assert_eq!((found.wrong, found.faults), (0, 0));
+        assert_eq!((found.neighbour_faults, found.neighbour_accesses), (8, 8));
+    }
+
+    #[test]
+    fn a_pair_of_swapped_leaves_is_found() {
+        let found = check_with(|table| {
+            remap(table, 3, None);
+            remap(table, 40, Some(PA + 3 * PAGE));
+            table
+                .map(
+                    IOVA + 3 * PAGE,
+                    &[Span::new(PA + 40 * PAGE, PAGE)],
+                    Prot::RW,
+                )
+                .unwrap();
+        });
+        // Two pages are wrong to both devices and then to the processor; hardly a byte of two
+        // different words is equal.
+        assert!(
+            (found.wrong as f64) > 0.95 * (6 * PAGE) as f64,
+            "{}",
+            found.wrong
+        );
+        assert_eq!(found.faults, 0);
+    }
+
+    #[test]
+    fn a_missing_leaf_is_a_fault_and_a_leaf_too_many_a_neighbour_that_does_not_fault() {
+        let found = check_with(|table| remap(table, 7, None));
+        assert_eq!(found.faults, 3, "two reads and one write");
+        let found = check_with(|table| {
+            table
+                .map(IOVA + LEN, &[Span::new(PA, PAGE)], Prot::READ)
+                .unwrap();
+        });
+        assert_eq!((found.neighbour_faults, found.neighbour_accesses), (6, 8));
+    }
+}

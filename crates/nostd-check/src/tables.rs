@@ -1,0 +1,79 @@
+//! Page tables in a static arena, walked as a unit walks them.
+
+use core::hint::black_box;
+use core::sync::atomic::AtomicU64;
+
+use iommu::{AttachError, Capabilities, DeviceId, FormatSupport};
+use iopt::walk::{Access, Walker};
+use iopt::{AnyTable, Arena, AtomicMeta, FormatId, Gather, Prot, Root, TableMemory};
+use runs::{PageSizes, Run, Span};
+
+use crate::require;
+
+const PAGES: usize = 16;
+
+/// Tables lie at multiples of their size, here as everywhere.
+#[repr(align(4096))]
+struct Cells([AtomicU64; PAGES * 512]);
+
+static CELLS: Cells = Cells([const { AtomicU64::new(0) }; PAGES * 512]);
+static METAS: [AtomicMeta; PAGES] = [const { AtomicMeta::new() }; PAGES];
+
+/// Steps 6 to 9: map, translate by table and by walker, unmap, give back.
+pub(crate) fn every_format() -> Result<(), i32> {
+    let arena = Arena::new((&CELLS.0[..], &METAS[..]), 1 << 40).map_err(|_| 6)?;
+    for format in FormatId::ALL {
+        let all = PageSizes::from_bits(u64::MAX);
+        let mut table = AnyTable::new(format, 4, all, &arena).map_err(|_| 6)?;
+        let iova = black_box(0x4000_0000);
+        let memory = [Span::new(0x1_0020_0000, 2 << 20), Span::new(0x7000, 0x2000)];
+        table.map(iova, &memory, Prot::RW).map_err(|_| 6)?;
+        require(6, table.map(iova, &memory, Prot::RW).is_err())?;
+
+        let address = iova + (2 << 20) + 0x1234;
+        require(7, table.translate(address) == Some(0x8234))?;
+        let walker = Walker::new(table.root());
+        let walked = walker
+            .walk(&arena, address, Access::Write, &mut ())
+            .map_err(|_| 7)?;
+        require(7, walked.pa == 0x8234 && walked.prot.contains(Prot::RW))?;
+
+        let mut gather = Gather::new();
+        let mut first = None;
+        let range = Span::new(iova, (2 << 20) + 0x2000);
+        table
+            .unmap(range, &mut gather, &mut |run| first = first.or(Some(run)))
+            .map_err(|_| 8)?;
+        require(8, first == Some(Run::new(iova, 0x1_0020_0000, 2 << 20)))?;
+        let flushed = gather.flush_with(|_| Ok::<_, i32>(()))?;
+        table.reclaim(flushed);
+        require(8, table.translate(address).is_none())?;
+
+        let (gather, memory) = table.tear_down();
+        memory.reclaim(gather.never_walked().into_tables());
+        require(9, arena.in_use() == 0)?;
+    }
+    Ok(())
+}
+
+/// Step 10: a unit names what it cannot walk.
+pub(crate) fn what_a_unit_accepts() -> Result<(), i32> {
+    let support = FormatSupport {
+        format: FormatId::VtdSs,
+        levels: 1 << 4,
+        page_sizes: PageSizes::from_bits(1 << 12),
+    };
+    let unit = Capabilities::new().with_format(support);
+    let root = Root {
+        format: FormatId::VtdSs,
+        address: 0x1000,
+        levels: black_box(4),
+    };
+    require(10, unit.check(&root).is_ok())?;
+    let refused = unit.check(&Root { levels: 3, ..root });
+    require(
+        10,
+        matches!(refused, Err(AttachError::Levels { levels: 3, .. })),
+    )?;
+    require(10, DeviceId::pci(0, 5, 0) == DeviceId(0x28))
+}
