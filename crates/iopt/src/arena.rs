@@ -21,7 +21,7 @@ use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use crate::cell::Cell;
 use crate::error::NoTables;
-use crate::memory::{Chain, Meta, Reserve, TABLE_BYTES, TableMemory};
+use crate::memory::{Chain, Meta, Reserve, TableMemory};
 
 /// [`Meta`] with the processor's own atomics.
 pub type AtomicMeta = Meta<AtomicU64, AtomicU32>;
@@ -29,11 +29,13 @@ pub type AtomicMeta = Meta<AtomicU64, AtomicU32>;
 impl AtomicMeta {
     /// Of a table that is not in use; for arenas in statics.
     pub const fn new() -> Self {
-        Self { next: AtomicU64::new(0), live: AtomicU32::new(0), claim: AtomicU32::new(0) }
+        Self {
+            next: AtomicU64::new(0),
+            live: AtomicU32::new(0),
+            claim: AtomicU32::new(0),
+        }
     }
 }
-
-const TABLE_LOG2: u32 = TABLE_BYTES.trailing_zeros();
 
 /// The memory under an [`Arena`].
 ///
@@ -43,16 +45,20 @@ const TABLE_LOG2: u32 = TABLE_BYTES.trailing_zeros();
 /// after it was moved. Nobody else writes to them as long as an arena holds the value, except by
 /// atomic accesses (as units do, when they set accessed and dirty bits).
 pub unsafe trait Storage {
-    /// The tables' memory, all zero at first, aligned to 4 KiB.
-    fn cells(&self) -> &[AtomicU64];
-    /// A [`Meta`] for each 4 KiB of it, default at first.
+    /// One entry.
+    type Cell: Cell;
+
+    /// The tables' memory, all zero at first, aligned to the size of a table where hardware walks
+    /// it.
+    fn cells(&self) -> &[Self::Cell];
+    /// A [`Meta`] for each table in it, default at first.
     fn metas(&self) -> &[AtomicMeta];
 }
 
 /// Why a stretch of memory is no arena.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ArenaError {
-    /// The size in bytes is not a power of two of at least 64 KiB.
+    /// The size in bytes is not a power of two of at least 16 tables.
     Size(u64),
     /// The base address is not a multiple of the size, or the arena would end beyond 2^52.
     Base {
@@ -61,10 +67,10 @@ pub enum ArenaError {
         /// The size in bytes.
         size: u64,
     },
-    /// There are fewer metas than pages.
+    /// There are fewer metas than tables.
     Metas {
-        /// Pages of 4 KiB.
-        pages: usize,
+        /// Tables.
+        tables: usize,
         /// Metas.
         metas: usize,
     },
@@ -76,7 +82,7 @@ impl fmt::Display for ArenaError {
             Self::Size(size) => {
                 write!(
                     f,
-                    "an arena of {size} bytes: not a power of two of at least 65536"
+                    "an arena of {size} bytes: not a power of two, or too small"
                 )
             }
             Self::Base { base, size } => {
@@ -85,16 +91,16 @@ impl fmt::Display for ArenaError {
                     "arena base {base:#x} is not a multiple of its size {size:#x}, or too high"
                 )
             }
-            Self::Metas { pages, metas } => write!(f, "{metas} metas for {pages} pages"),
+            Self::Metas { tables, metas } => write!(f, "{metas} metas for {tables} tables"),
         }
     }
 }
 
 impl core::error::Error for ArenaError {}
 
-/// Table memory in one stretch.
-pub struct Arena<S> {
-    cells: NonNull<AtomicU64>,
+/// Table memory in one stretch, for tables of 2^`TABLE_LOG2` bytes.
+pub struct Arena<S: Storage, const TABLE_LOG2: u32 = 12> {
+    cells: NonNull<S::Cell>,
     metas: NonNull<AtomicMeta>,
     /// Size in bytes − 1.
     mask: u64,
@@ -110,26 +116,28 @@ pub struct Arena<S> {
 
 // SAFETY: the pointers lead into `storage`, whose slices are atomics and so may be used from any
 // thread; everything else in the arena is atomic.
-unsafe impl<S: Send> Send for Arena<S> {}
+unsafe impl<S: Storage<Cell: Send + Sync> + Send, const T: u32> Send for Arena<S, T> {}
 // SAFETY: as above.
-unsafe impl<S: Sync> Sync for Arena<S> {}
+unsafe impl<S: Storage<Cell: Sync> + Sync, const T: u32> Sync for Arena<S, T> {}
 
-impl<S: Storage> Arena<S> {
+impl<S: Storage, const TABLE_LOG2: u32> Arena<S, TABLE_LOG2> {
+    const TABLE: u64 = 1 << TABLE_LOG2;
+
     /// An arena over `storage`, whose first byte has the address `base` for whoever walks the
     /// tables.
     pub fn new(storage: S, base: u64) -> Result<Self, ArenaError> {
         let (cells, metas) = (storage.cells(), storage.metas());
         let size = size_of_val(cells) as u64;
-        if !size.is_power_of_two() || size < 16 * TABLE_BYTES {
+        if !size.is_power_of_two() || size < 16 * Self::TABLE {
             return Err(ArenaError::Size(size));
         }
         if base & (size - 1) != 0 || base.checked_add(size).is_none_or(|end| end > 1 << 52) {
             return Err(ArenaError::Base { base, size });
         }
-        let pages = (size >> TABLE_LOG2) as usize;
-        if metas.len() < pages {
+        let tables = (size >> TABLE_LOG2) as usize;
+        if metas.len() < tables {
             return Err(ArenaError::Metas {
-                pages,
+                tables,
                 metas: metas.len(),
             });
         }
@@ -166,22 +174,18 @@ impl<S: Storage> Arena<S> {
         address & !self.mask == self.base
     }
 
-    /// Tables of 4 KiB that are handed out or reserved.
+    /// Tables that are handed out or reserved.
     pub fn in_use(&self) -> u64 {
         self.locked(|| (self.unused.get() >> TABLE_LOG2) - self.free.get())
     }
 
-    /// The 8-byte entry at `address`, as a unit reads it; `None` outside the arena or when the
-    /// address is not a multiple of 8.
+    /// The entry at `address`, as a unit reads it; `None` outside the arena or when the address is
+    /// not a multiple of the entry's size.
     pub fn read(&self, address: u64) -> Option<u64> {
-        if !self.contains(address) || address & 7 != 0 {
+        if !self.contains(address) || !address.is_multiple_of(S::Cell::BYTES as u64) {
             return None;
         }
-        let count = TABLE_BYTES as usize / 8;
-        let entries = self.entries(address & !(TABLE_BYTES - 1), count);
-        entries
-            .get((address & (TABLE_BYTES - 1)) as usize / 8)
-            .map(Cell::get_acquire)
+        self.entries(address, 1).first().map(Cell::get_acquire)
     }
 
     fn locked<T>(&self, f: impl FnOnce() -> T) -> T {
@@ -202,25 +206,25 @@ impl<S: Storage> Arena<S> {
     }
 }
 
-impl<S: Storage> TableMemory for Arena<S> {
-    type Cell = AtomicU64;
+impl<S: Storage, const TABLE_LOG2: u32> TableMemory for Arena<S, TABLE_LOG2> {
+    type Cell = S::Cell;
     type Link = AtomicU64;
     type Count = AtomicU32;
+    const TABLE_BYTES: u64 = Self::TABLE;
 
     #[inline(always)]
-    fn entries(&self, table: u64, count: usize) -> &[AtomicU64] {
-        let bytes = count as u64 * 8;
+    fn entries(&self, table: u64, count: usize) -> &[S::Cell] {
+        let bytes = count as u64 * S::Cell::BYTES as u64;
         if !count.is_power_of_two() || bytes > self.mask {
             return &[];
         }
         let offset = table & self.mask & !(bytes - 1);
+        let first = (offset / S::Cell::BYTES as u64) as usize;
         // SAFETY: `bytes` and the arena's size are powers of two and `offset` is a multiple of the
         // one below the other, so `[offset, offset + bytes)` lies inside the storage, which lives
         // and stays in place as long as `self` (contract of `Storage`). Cells are only accessed
         // atomically.
-        unsafe {
-            core::slice::from_raw_parts(self.cells.as_ptr().add((offset / 8) as usize), count)
-        }
+        unsafe { core::slice::from_raw_parts(self.cells.as_ptr().add(first), count) }
     }
 
     #[inline(always)]
@@ -236,8 +240,8 @@ impl<S: Storage> TableMemory for Arena<S> {
             let available = self.available();
             if count > available {
                 return Err(NoTables {
-                    needed: count.saturating_mul(TABLE_BYTES),
-                    available: available * TABLE_BYTES,
+                    needed: count.saturating_mul(Self::TABLE),
+                    available: available * Self::TABLE,
                 });
             }
             let recycled = count.min(self.free.get());
@@ -250,7 +254,7 @@ impl<S: Storage> TableMemory for Arena<S> {
             self.free.set(self.free.get() - recycled);
             let fresh = count - recycled;
             let unused = self.unused.get();
-            self.unused.set(unused + fresh * TABLE_BYTES);
+            self.unused.set(unused + fresh * Self::TABLE);
             Ok(Reserve {
                 head,
                 recycled,
@@ -261,8 +265,8 @@ impl<S: Storage> TableMemory for Arena<S> {
     }
 
     fn allocate(&self, bytes: usize) -> Result<u64, NoTables> {
-        let bytes = (bytes as u64).next_power_of_two().max(TABLE_BYTES);
-        if bytes == TABLE_BYTES {
+        let bytes = (bytes as u64).next_power_of_two().max(Self::TABLE);
+        if bytes == Self::TABLE {
             let mut reserve = self.reserve(1)?;
             let Some((table, zeroed)) = self.take(&mut reserve) else {
                 return Err(NoTables {
@@ -271,7 +275,7 @@ impl<S: Storage> TableMemory for Arena<S> {
                 });
             };
             if !zeroed {
-                self.entries(table, TABLE_BYTES as usize / 8)
+                self.entries(table, Self::TABLE as usize / S::Cell::BYTES)
                     .iter()
                     .for_each(|c| c.set(0));
             }
@@ -284,13 +288,13 @@ impl<S: Storage> TableMemory for Arena<S> {
             let unused = self.unused.get();
             let start = unused.next_multiple_of(bytes);
             if start + bytes > self.size() {
-                let available = self.available() * TABLE_BYTES;
+                let available = self.available() * Self::TABLE;
                 return Err(NoTables {
                     needed: bytes,
                     available,
                 });
             }
-            for offset in (unused..start).step_by(TABLE_BYTES as usize) {
+            for offset in (unused..start).step_by(Self::TABLE as usize) {
                 self.meta(offset).next.set(self.free_head.get());
                 self.free_head.set(self.base + offset);
                 self.free.set(self.free.get() + 1);
@@ -320,7 +324,7 @@ impl<S: Storage> TableMemory for Arena<S> {
     }
 }
 
-impl<S> fmt::Debug for Arena<S> {
+impl<S: Storage, const TABLE_LOG2: u32> fmt::Debug for Arena<S, TABLE_LOG2> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Arena")
             .field("base", &format_args!("{:#x}", self.base))
@@ -331,8 +335,10 @@ impl<S> fmt::Debug for Arena<S> {
 
 // SAFETY: slices borrowed for as long as the value lives never change or move; exclusive use of
 // what is borrowed is the borrower's, through atomics only.
-unsafe impl Storage for (&[AtomicU64], &[AtomicMeta]) {
-    fn cells(&self) -> &[AtomicU64] {
+unsafe impl<C: Cell> Storage for (&[C], &[AtomicMeta]) {
+    type Cell = C;
+
+    fn cells(&self) -> &[C] {
         self.0
     }
 
@@ -343,7 +349,7 @@ unsafe impl Storage for (&[AtomicU64], &[AtomicMeta]) {
 
 /// Table memory from the heap, for tests, tools and user-space programs.
 #[cfg(feature = "alloc")]
-pub use heap::{HeapStorage, HeapTables};
+pub use heap::{HeapArena, HeapStorage, HeapTables};
 
 #[cfg(feature = "alloc")]
 mod heap {
@@ -352,39 +358,44 @@ mod heap {
 
     use super::*;
 
-    /// The base address of [`HeapTables::new`]: above any memory that a machine of today has.
+    /// The base address of [`HeapTables::with_tables`]: above any memory that a machine of today
+    /// has.
     const WINDOW: u64 = 1 << 46;
 
     /// Zeroed memory from the heap. A large allocation takes memory from the system only as it is
     /// touched.
     #[derive(Debug)]
-    pub struct HeapStorage {
-        cells: Box<[AtomicU64]>,
+    pub struct HeapStorage<C = AtomicU64> {
+        cells: Box<[C]>,
         metas: Box<[AtomicMeta]>,
     }
 
-    /// An [`Arena`] on the heap.
-    pub type HeapTables = Arena<HeapStorage>;
+    /// An [`Arena`] on the heap, for tables of 2^`TABLE_LOG2` bytes with cells `C`.
+    pub type HeapArena<C, const TABLE_LOG2: u32> = Arena<HeapStorage<C>, TABLE_LOG2>;
 
-    impl HeapTables {
-        /// Room for at least `tables` tables of 4 KiB, in a window of addresses from 64 TiB on.
+    /// An [`Arena`] on the heap, for tables of 4 KiB with entries of 8 bytes.
+    pub type HeapTables = HeapArena<AtomicU64, 12>;
+
+    impl<C: Zero, const TABLE_LOG2: u32> HeapArena<C, TABLE_LOG2> {
+        /// Room for at least `tables` tables, in a window of addresses from 64 TiB on.
         pub fn with_tables(tables: u64) -> Result<Self, ArenaError> {
             Self::with_tables_at(tables, WINDOW)
         }
 
-        /// Room for at least `tables` tables of 4 KiB, in a window of addresses from `base` on.
+        /// Room for at least `tables` tables, in a window of addresses from `base` on.
         pub fn with_tables_at(tables: u64, base: u64) -> Result<Self, ArenaError> {
             let tables = tables.clamp(16, 1 << 40).next_power_of_two();
-            let size = tables * TABLE_BYTES;
-            let storage = HeapStorage::new(tables as usize).ok_or(ArenaError::Size(size))?;
+            let size = tables << TABLE_LOG2;
+            let entries = (size / C::BYTES as u64) as usize;
+            let storage =
+                HeapStorage::new(entries, tables as usize).ok_or(ArenaError::Size(size))?;
             Self::new(storage, base)
         }
     }
 
-    impl HeapStorage {
-        /// Room for `tables` tables of 4 KiB; `None` when the heap has no such room.
-        pub fn new(tables: usize) -> Option<Self> {
-            let entries = tables.checked_mul(TABLE_BYTES as usize / 8)?;
+    impl<C: Zero> HeapStorage<C> {
+        /// Room for `entries` entries in `tables` tables; `None` when the heap has no such room.
+        pub fn new(entries: usize, tables: usize) -> Option<Self> {
             Some(Self {
                 cells: zeroed(entries)?,
                 metas: zeroed(tables)?,
@@ -392,12 +403,18 @@ mod heap {
         }
     }
 
-    /// A type for which all bytes zero is a value.
-    trait Zero {}
+    /// A cell for which all bytes zero is a value. Sealed: [`AtomicU64`] and [`AtomicU32`].
+    pub trait Zero: Cell + AllZero {}
     impl Zero for AtomicU64 {}
-    impl Zero for AtomicMeta {}
+    impl Zero for AtomicU32 {}
 
-    fn zeroed<T: Zero>(len: usize) -> Option<Box<[T]>> {
+    /// A type for which all bytes zero is a value.
+    pub trait AllZero {}
+    impl AllZero for AtomicU64 {}
+    impl AllZero for AtomicU32 {}
+    impl AllZero for AtomicMeta {}
+
+    fn zeroed<T: AllZero>(len: usize) -> Option<Box<[T]>> {
         let layout = Layout::array::<T>(len).ok()?;
         if layout.size() == 0 {
             return None;
@@ -411,8 +428,10 @@ mod heap {
     }
 
     // SAFETY: boxed slices stay where they are when the box moves, and nobody else can reach them.
-    unsafe impl Storage for HeapStorage {
-        fn cells(&self) -> &[AtomicU64] {
+    unsafe impl<C: Zero> Storage for HeapStorage<C> {
+        type Cell = C;
+
+        fn cells(&self) -> &[C] {
             &self.cells
         }
 
@@ -509,7 +528,7 @@ mod tests {
         let cells: [AtomicU64; 0] = [];
         let metas: [AtomicMeta; 0] = [];
         assert_eq!(
-            Arena::new((&cells[..], &metas[..]), 0).unwrap_err(),
+            <Arena<_>>::new((&cells[..], &metas[..]), 0).unwrap_err(),
             ArenaError::Size(0)
         );
     }

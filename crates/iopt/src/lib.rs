@@ -73,11 +73,11 @@ pub mod walk;
 pub use any::AnyTable;
 pub use arena::{Arena, ArenaError, AtomicMeta, Storage};
 #[cfg(feature = "alloc")]
-pub use arena::{HeapStorage, HeapTables};
+pub use arena::{HeapArena, HeapStorage, HeapTables};
 pub use cell::Cell;
 pub use engine::{Discard, Leaf, Leaves, RunSink, Table};
 pub use error::{BuildError, MapError, NoTables, RangeError, UnmapError};
-pub use format::{Aperture, Format, FormatId, Root};
+pub use format::{Above, Aperture, Format, FormatId, Root};
 pub use gather::{Flushed, Gather, Invalidation};
 pub use memory::{Chain, Meta, Reserve, TABLE_BYTES, TableMemory};
 pub use prot::Prot;

@@ -25,6 +25,9 @@ pub trait TableMemory {
     /// The 32-bit cell of [`Meta`].
     type Count: Cell;
 
+    /// Bytes of the tables that [`reserve`](Self::reserve) hands out, a power of two.
+    const TABLE_BYTES: u64;
+
     /// The `count` entries of the table at `table`, both powers of two times the entry's size.
     ///
     /// The engine asks only for tables that this memory gave out. Whatever the address, the
@@ -35,11 +38,12 @@ pub trait TableMemory {
     /// What the engine notes about the table at `table`.
     fn meta(&self, table: u64) -> &Meta<Self::Link, Self::Count>;
 
-    /// Sets `count` tables of 4 KiB aside, or none.
+    /// Sets `count` tables aside, or none.
     fn reserve(&self, count: u64) -> Result<Reserve, NoTables>;
 
     /// One table of `bytes` bytes, a power of two, aligned to its size: roots may be larger than
-    /// a page. Its content is zero.
+    /// other tables. Its content is zero. It comes back by [`reclaim`](Self::reclaim), as tables
+    /// of [`TABLE_BYTES`](Self::TABLE_BYTES).
     fn allocate(&self, bytes: usize) -> Result<u64, NoTables>;
 
     /// Takes back what is left of a reserve.
@@ -60,7 +64,7 @@ pub trait TableMemory {
         }
         if reserve.fresh > 0 {
             let table = reserve.next_fresh;
-            reserve.next_fresh += TABLE_BYTES;
+            reserve.next_fresh += Self::TABLE_BYTES;
             reserve.fresh -= 1;
             return Some((table, true));
         }
@@ -68,7 +72,7 @@ pub trait TableMemory {
     }
 }
 
-/// Size of the tables that [`TableMemory::reserve`] hands out, in bytes.
+/// Bytes of a table in most formats.
 pub const TABLE_BYTES: u64 = 4096;
 
 /// What the engine notes about one table, beside the hardware's page: 16 bytes.
@@ -154,6 +158,7 @@ macro_rules! forward {
             type Cell = M::Cell;
             type Link = M::Link;
             type Count = M::Count;
+            const TABLE_BYTES: u64 = M::TABLE_BYTES;
 
             #[inline(always)]
             fn entries(&self, table: u64, count: usize) -> &[M::Cell] {

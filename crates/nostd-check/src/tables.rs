@@ -21,7 +21,7 @@ static METAS: [AtomicMeta; PAGES] = [const { AtomicMeta::new() }; PAGES];
 
 /// Steps 6 to 9: map, translate by table and by walker, unmap, give back.
 pub(crate) fn every_format() -> Result<(), i32> {
-    let arena = Arena::new((&CELLS.0[..], &METAS[..]), 1 << 40).map_err(|_| 6)?;
+    let arena: Arena<_> = Arena::new((&CELLS.0[..], &METAS[..]), 1 << 40).map_err(|_| 6)?;
     for format in FormatId::ALL {
         let all = PageSizes::from_bits(u64::MAX);
         let mut table = AnyTable::new(format, 4, all, &arena).map_err(|_| 6)?;

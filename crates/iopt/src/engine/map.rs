@@ -4,7 +4,7 @@ use core::slice;
 
 use runs::Span;
 
-use super::{Level, Table, at_top, index, part, room};
+use super::{Level, Table, at_top, part};
 use crate::cell::Cell;
 use crate::error::{MapError, RangeError};
 use crate::format::{Entry, Format};
@@ -164,9 +164,9 @@ impl<F: Format, M: TableMemory> Table<F, M> {
             Some(table) if self.memory.meta(table).live.get() != 0 => self.cells::<V>(table),
             _ => &[],
         };
-        let mut room = room::<F, V>(cursor.at, cursor.todo);
+        let mut room = self.room::<V>(cursor.at, cursor.todo);
         while room > 0 {
-            let index = index::<F, V>(cursor.at);
+            let index = self.index::<V>(cursor.at);
             if let Some((log2, count)) = self.leaves_here::<V>(cursor, room) {
                 let bytes = count << log2;
                 let entries = (bytes >> F::shift(V::N)) as usize;
@@ -214,9 +214,9 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     ) {
         let cells = self.cells::<V>(table);
         let mut live = 0;
-        let begin = index::<F, V>(cursor.at);
+        let begin = self.index::<V>(cursor.at);
         let mut end = begin;
-        let mut room = room::<F, V>(cursor.at, cursor.todo);
+        let mut room = self.room::<V>(cursor.at, cursor.todo);
         while room > 0 {
             let todo = cursor.todo;
             if let Some((log2, count)) = self.leaves_here::<V>(cursor, room) {
@@ -278,14 +278,16 @@ impl<F: Format, M: TableMemory> Table<F, M> {
 /// Writes the entries of leaves of 2^`log2` bytes, the first of which has the entry `word`.
 #[inline(always)]
 fn store_leaves<F: Format, V: Level, C: Cell>(cells: &[C], mut word: u64, log2: u32) {
-    let stride = F::stride(log2);
-    if F::leaf_sizes(V::N).bits().count_ones() <= 1 || log2 == F::shift(V::N) {
+    let own = F::shift(V::N);
+    if F::GROUPS_ADVANCE || F::leaf_sizes(V::N).bits().count_ones() <= 1 || log2 == own {
+        let stride = F::stride(own);
         for cell in cells {
             cell.set(word);
             word = word.wrapping_add(stride);
         }
     } else {
-        for group in cells.chunks_exact(1 << (log2 - F::shift(V::N))) {
+        let stride = F::stride(log2);
+        for group in cells.chunks_exact(1 << (log2 - own)) {
             for cell in group {
                 cell.set(word);
             }

@@ -172,10 +172,11 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     /// How many leaves of each size there are. Visits every leaf.
     pub fn leaf_sizes(&self) -> SizeHistogram {
         let mut sizes = SizeHistogram::new();
-        let (low, high) = self.halves();
         for leaf in self
-            .leaves(low)
-            .chain(high.map(|high| self.leaves(high)).into_iter().flatten())
+            .format
+            .aperture()
+            .spans()
+            .flat_map(|span| self.leaves(span))
         {
             sizes.add(leaf.run.len, 1);
         }
@@ -197,23 +198,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     }
 
     pub(crate) fn root_bytes(format: &F) -> usize {
-        F::entries(usize::from(format.levels()) - 1) * F::ENTRY_BYTES
-    }
-
-    /// The aperture as spans of at most 2^63 bytes.
-    fn halves(&self) -> (Span, Option<Span>) {
-        let aperture = self.format.aperture();
-        match (aperture.sign_extended, aperture.bits) {
-            (true, bits) => {
-                let len = 1 << (bits - 1);
-                (
-                    Span::new(0, len),
-                    Some(Span::new(0u64.wrapping_sub(len), len)),
-                )
-            }
-            (false, bits @ ..64) => (Span::new(0, 1 << bits), None),
-            (false, _) => (Span::new(0, 1 << 63), Some(Span::new(1 << 63, 1 << 63))),
-        }
+        format.entries(usize::from(format.levels()) - 1) * F::ENTRY_BYTES
     }
 
     /// Checks a range and strips it of the bits above the aperture.
@@ -245,15 +230,38 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     /// The entries of the table at `table`, at level `V`.
     #[inline(always)]
     pub(crate) fn cells<V: Level>(&self, table: u64) -> &[M::Cell] {
-        self.memory.entries(table, F::entries(V::N))
+        self.memory.entries(table, self.format.entries(V::N))
     }
 
-    /// Gathers `table` and everything below it. Nothing is read but the upper tables.
+    /// Index of the entry for the stripped address `at` in its table at level `V`.
+    #[inline(always)]
+    pub(crate) fn index<V: Level>(&self, at: u64) -> usize {
+        (at >> F::shift(V::N)) as usize & (self.format.entries(V::N) - 1)
+    }
+
+    /// Bytes from `at` to the end of its table at level `V`, but at most `todo`.
+    #[inline(always)]
+    pub(crate) fn room<V: Level>(&self, at: u64, todo: u64) -> u64 {
+        (!at & self.span_mask::<V>()).saturating_add(1).min(todo)
+    }
+
+    /// Bytes that a table at level `V` spans, less one.
+    #[inline(always)]
+    pub(crate) fn span_mask<V: Level>(&self) -> u64 {
+        let bits = F::shift(V::N) + self.format.entries(V::N).trailing_zeros();
+        if bits >= 64 {
+            u64::MAX
+        } else {
+            (1 << bits) - 1
+        }
+    }
+
+    /// Gathers the root and everything below it. Nothing is read but the upper tables.
     fn unlink_all<V: Level>(&self, gather: &mut Gather) {
         self.unlink_below::<V>(self.root, gather);
         let bytes = Self::root_bytes(&self.format) as u64;
-        for page in (0..bytes.div_ceil(crate::memory::TABLE_BYTES)).rev() {
-            gather.add_table(&self.memory, self.root + page * crate::memory::TABLE_BYTES);
+        for table in (0..bytes.div_ceil(M::TABLE_BYTES)).rev() {
+            gather.add_table(&self.memory, self.root + table * M::TABLE_BYTES);
         }
     }
 
@@ -268,24 +276,6 @@ impl<F: Format, M: TableMemory> Table<F, M> {
             }
         }
     }
-}
-
-/// Index of the entry for the stripped address `at` in its table at level `V`.
-#[inline(always)]
-pub(crate) fn index<F: Format, V: Level>(at: u64) -> usize {
-    (at >> F::shift(V::N)) as usize & (F::entries(V::N) - 1)
-}
-
-/// Bytes from `at` to the end of its table at level `V`, but at most `todo`.
-#[inline(always)]
-pub(crate) fn room<F: Format, V: Level>(at: u64, todo: u64) -> u64 {
-    let bits = F::shift(V::N) + F::entries(V::N).trailing_zeros();
-    let mask = if bits >= 64 {
-        u64::MAX
-    } else {
-        (1 << bits) - 1
-    };
-    (!at & mask).saturating_add(1).min(todo)
 }
 
 /// The entries `[index, index + count)`; none where that is outside the table.

@@ -2,7 +2,7 @@
 
 use runs::{Joiner, Run, Span};
 
-use super::{Level, Table, at_top, index};
+use super::{Level, Table, at_top};
 use crate::cell::Cell;
 use crate::format::{Entry, Format};
 use crate::memory::TableMemory;
@@ -51,7 +51,10 @@ impl<F: Format, M: TableMemory> Table<F, M> {
 
     #[inline(always)]
     fn find_from<V: Level>(&self, table: u64, at: u64) -> Option<(u64, u32, usize, u64)> {
-        let word = self.cells::<V>(table).get(index::<F, V>(at))?.get_acquire();
+        let word = self
+            .cells::<V>(table)
+            .get(self.index::<V>(at))?
+            .get_acquire();
         match F::decode(V::N, word) {
             Entry::Leaf { pa, log2 } => Some((pa, log2, V::N, word)),
             Entry::Table(below) if V::N > 0 => self.find_below::<V>(below, at),
@@ -127,7 +130,10 @@ impl<F: Format, M: TableMemory> Leaves<'_, F, M> {
         let mut address = self.table.root;
         let mut level = usize::from(self.table.format.levels()) - 1;
         loop {
-            self.cells = self.table.memory.entries(address, F::entries(level));
+            self.cells = self
+                .table
+                .memory
+                .entries(address, self.table.format.entries(level));
             let entry = self
                 .cells
                 .get(self.index(level))
@@ -141,7 +147,7 @@ impl<F: Format, M: TableMemory> Leaves<'_, F, M> {
             }
         }
         self.level = level;
-        let bits = F::shift(level) + F::entries(level).trailing_zeros();
+        let bits = F::shift(level) + self.table.format.entries(level).trailing_zeros();
         self.span = if bits >= 64 {
             Span::new(0, u64::MAX)
         } else {
@@ -150,7 +156,7 @@ impl<F: Format, M: TableMemory> Leaves<'_, F, M> {
     }
 
     fn index(&self, level: usize) -> usize {
-        (self.at >> F::shift(level)) as usize & (F::entries(level) - 1)
+        (self.at >> F::shift(level)) as usize & (self.table.format.entries(level) - 1)
     }
 
     fn skip_to(&mut self, next: u64) {
@@ -190,7 +196,8 @@ impl<F: Format, M: TableMemory> Iterator for Leaves<'_, F, M> {
                 Entry::Table(_) => {
                     // Level 0 holds no tables; a damaged entry there is skipped.
                     if self.level == 0 {
-                        self.skip_to((self.at | 0xfff).wrapping_add(1));
+                        let slot = 1u64 << F::shift(0);
+                        self.skip_to((self.at & !(slot - 1)).wrapping_add(slot));
                     } else {
                         self.descend();
                     }

@@ -2,7 +2,7 @@
 
 use runs::{Joiner, Run, Span};
 
-use super::{Level, Table, at_top, index, part, room};
+use super::{Level, Table, at_top, part};
 use crate::cell::Cell;
 use crate::error::UnmapError;
 use crate::format::{Aperture, Entry, Format};
@@ -158,20 +158,20 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     /// The first stripped address in `[at, at + todo)` that is not mapped.
     fn first_hole<V: Level>(&self, table: u64, mut at: u64, todo: u64) -> Option<u64> {
         let cells = self.cells::<V>(table);
-        let mut room = room::<F, V>(at, todo);
+        let mut room = self.room::<V>(at, todo);
         let slots = (room >> F::shift(V::N)) as usize;
         // A table at level 0 that is full needs no look.
         if V::N == 0 && self.memory.meta(table).live.get() == cells.len() as u64 {
             return None;
         }
         if V::N == 0 {
-            let hole = part(cells, index::<F, V>(at), slots)
+            let hole = part(cells, self.index::<V>(at), slots)
                 .iter()
                 .position(|cell| F::is_empty(cell.get()))?;
             return Some(at + ((hole as u64) << F::shift(V::N)));
         }
         while room > 0 {
-            let entry = cells.get(index::<F, V>(at)).map_or(0, Cell::get_acquire);
+            let entry = cells.get(self.index::<V>(at)).map_or(0, Cell::get_acquire);
             let slot = 1u64 << F::shift(V::N);
             let here = (slot - (at & (slot - 1))).min(room);
             match F::decode(V::N, entry) {
@@ -200,7 +200,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         removed: &mut Removed<'_, S>,
     ) -> bool {
         let cells = self.cells::<V>(table);
-        let mut room = room::<F, V>(at, todo);
+        let mut room = self.room::<V>(at, todo);
         let mut gone = 0u64;
         while room > 0 {
             let slot = 1u64 << F::shift(V::N);
@@ -210,7 +210,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
             } else {
                 (room >> F::shift(V::N)) as usize
             };
-            let cells = part(cells, index::<F, V>(at), count);
+            let cells = part(cells, self.index::<V>(at), count);
             let Some(cell) = cells.first() else { break };
             let mut done = here;
             match F::decode(V::N, cell.get_acquire()) {
@@ -253,11 +253,10 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         mut at: u64,
         removed: &mut Removed<'_, S>,
     ) {
-        let span_log2 = F::shift(V::N) + F::entries(V::N).trailing_zeros();
         if V::N == 0 && !S::WANTED {
             // Every live entry of the lowest level stands for its own bytes, in a group or not.
             let bytes = self.memory.meta(table).live.get() << F::shift(V::N);
-            removed.stretch(V::N, at, at + ((1 << span_log2) - 1), bytes);
+            removed.stretch(V::N, at, at + self.span_mask::<V>(), bytes);
             return;
         }
         let mut cells = self.cells::<V>(table);
@@ -288,10 +287,11 @@ impl<F: Format, M: TableMemory> Table<F, M> {
 #[inline(always)]
 fn same_run<F: Format, V: Level, C: Cell>(cells: &[C], log2: u32, each: impl Fn(&C)) -> usize {
     let Some(first) = cells.first() else { return 0 };
-    let stride = F::stride(log2);
+    let own = F::shift(V::N);
     let mut expected = first.get() & !F::HARDWARE_BITS;
     let mut done = 0;
-    if F::leaf_sizes(V::N).bits().count_ones() <= 1 || log2 == F::shift(V::N) {
+    if F::GROUPS_ADVANCE || F::leaf_sizes(V::N).bits().count_ones() <= 1 || log2 == own {
+        let stride = F::stride(own);
         for cell in cells {
             if cell.get() & !F::HARDWARE_BITS != expected {
                 break;
@@ -301,7 +301,8 @@ fn same_run<F: Format, V: Level, C: Cell>(cells: &[C], log2: u32, each: impl Fn(
             done += 1;
         }
     } else {
-        for group in cells.chunks_exact(1 << (log2 - F::shift(V::N))) {
+        let stride = F::stride(log2);
+        for group in cells.chunks_exact(1 << (log2 - own)) {
             if group[0].get() & !F::HARDWARE_BITS != expected {
                 break;
             }

@@ -77,10 +77,7 @@ impl Format for AmdV1 {
     #[inline(always)]
     fn aperture(&self) -> Aperture {
         let bits = (12 + 9 * u32::from(self.levels)).min(64);
-        Aperture {
-            bits,
-            sign_extended: false,
-        }
+        Aperture::zeros(bits)
     }
 
     #[inline(always)]
@@ -89,7 +86,7 @@ impl Format for AmdV1 {
     }
 
     #[inline(always)]
-    fn entries(_level: usize) -> usize {
+    fn entries(&self, _level: usize) -> usize {
         512
     }
 

@@ -6,8 +6,9 @@
 //! An entry is computed as `u64` whatever its width. *Empty* is the entry 0, which every format
 //! reads as "not present".
 //!
-//! A leaf may take several neighbouring entries of its table (a *group*). In the formats here all
-//! entries of a group are equal (AMD v1); the number follows from the leaf's size.
+//! A leaf may take several neighbouring entries of its table (a *group*); their number follows from
+//! the leaf's size. In some formats all entries of a group are equal (AMD v1, ARMv7, RISC-V), in
+//! others each holds its own address ([`Format::GROUPS_ADVANCE`]: ARM's contiguous entries).
 
 mod amdv1;
 mod vtd_ss;
@@ -36,7 +37,7 @@ pub enum FormatId {
 }
 
 impl FormatId {
-    /// All of them.
+    /// The formats that [`AnyTable`](crate::AnyTable) builds.
     pub const ALL: [Self; 3] = [Self::AmdV1, Self::X86_64, Self::VtdSs];
 
     /// The name, as the command line spells it.
@@ -48,7 +49,7 @@ impl FormatId {
         }
     }
 
-    /// The format with this name.
+    /// The format of [`ALL`](Self::ALL) with this name.
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|id| id.name() == name)
     }
@@ -71,42 +72,66 @@ pub struct Root {
     pub levels: u8,
 }
 
-/// The addresses that a table translates.
+/// The addresses that a table translates: those of which `bits` bits count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Aperture {
     /// Bits of an input address.
     pub bits: u32,
-    /// The highest of these bits repeats in all bits above it (x86-64); otherwise the bits above
-    /// are 0.
-    pub sign_extended: bool,
+    /// What the bits above are.
+    pub above: Above,
+}
+
+/// The bits of an input address above those that index the tables.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Above {
+    /// All 0: the bottom of the address space.
+    Zeros,
+    /// All 1: the top of the address space (ARM's TTBR1).
+    Ones,
+    /// Copies of the highest bit that counts: half at the bottom, half at the top (x86-64).
+    Sign,
 }
 
 impl Aperture {
-    /// The addresses below 2^`bits`; with sign extension, half of them, and `true` for the other
-    /// half at the top of the 64-bit space.
-    fn halves(self) -> (u64, Option<Span>) {
-        let low_bits = if self.sign_extended {
-            self.bits - 1
-        } else {
-            self.bits
+    /// The addresses below 2^`bits`.
+    pub const fn zeros(bits: u32) -> Self {
+        Self {
+            bits,
+            above: Above::Zeros,
+        }
+    }
+
+    /// 2^`bits` addresses, sign-extended.
+    pub const fn signed(bits: u32) -> Self {
+        Self {
+            bits,
+            above: Above::Sign,
+        }
+    }
+
+    /// The stretches that it consists of, none longer than 2^63 bytes.
+    pub fn spans(self) -> impl Iterator<Item = Span> {
+        let half = 1u64 << (self.bits.clamp(1, 64) - 1);
+        let top = 0u64.wrapping_sub(half);
+        let (first, second) = match self.above {
+            Above::Sign => (Span::new(0, half), Some(Span::new(top, half))),
+            Above::Zeros if self.bits < 64 => (Span::new(0, half * 2), None),
+            Above::Ones if self.bits < 64 => (Span::new(top - half, half * 2), None),
+            Above::Zeros | Above::Ones => (Span::new(0, half), Some(Span::new(half, half))),
         };
-        let last = if low_bits >= 64 {
-            u64::MAX
-        } else {
-            (1 << low_bits) - 1
-        };
-        let high = self.sign_extended.then(|| Span::new(!last, last + 1));
-        (last, high)
+        core::iter::once(first).chain(second)
     }
 
     /// True when every address of the range is translated. A range is never split between the
-    /// lower and the upper half.
+    /// lower and the upper half of a sign-extended aperture.
     pub fn covers(self, range: &Span) -> bool {
-        let (low_last, high) = self.halves();
-        if range.is_empty() || range.start.checked_add(range.len - 1).is_none() {
+        if Span::checked(range.start, range.len).is_none() {
             return false;
         }
-        range.last() <= low_last || high.is_some_and(|high| high.covers(range))
+        if self.bits >= 64 && self.above != Above::Sign {
+            return true;
+        }
+        self.spans().any(|span| span.covers(range))
     }
 
     /// The input address without the bits above the aperture: what indexes the tables.
@@ -122,7 +147,15 @@ impl Aperture {
     /// The reverse of [`strip`](Self::strip).
     #[inline(always)]
     pub(crate) const fn extend(self, stripped: u64) -> u64 {
-        if self.sign_extended && self.bits < 64 && stripped >> (self.bits - 1) & 1 == 1 {
+        if self.bits >= 64 {
+            return stripped;
+        }
+        let ones = match self.above {
+            Above::Zeros => false,
+            Above::Ones => true,
+            Above::Sign => stripped >> (self.bits - 1) & 1 == 1,
+        };
+        if ones {
             stripped | !((1 << self.bits) - 1)
         } else {
             stripped
@@ -132,10 +165,10 @@ impl Aperture {
 
 impl fmt::Display for Aperture {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let kind = if self.sign_extended {
-            ", sign-extended"
-        } else {
-            ""
+        let kind = match self.above {
+            Above::Zeros => "",
+            Above::Ones => ", at the top",
+            Above::Sign => ", sign-extended",
         };
         write!(f, "the {}-bit address space{kind}", self.bits)
     }
@@ -166,6 +199,8 @@ pub trait Format: Copy + fmt::Debug + Send + Sync + 'static {
     const ID: FormatId;
     /// Bytes of an entry.
     const ENTRY_BYTES: usize;
+    /// Bytes of a table; the root may be smaller or larger.
+    const TABLE_BYTES: u64 = 4096;
     /// The smallest page, as a power of two.
     const GRANULE_LOG2: u32;
     /// The fewest levels that a table can have.
@@ -177,6 +212,9 @@ pub trait Format: Copy + fmt::Debug + Send + Sync + 'static {
     /// Bits that hardware sets in a leaf by itself (accessed, dirty).
     const HARDWARE_BITS: u64;
 
+    /// True when each entry of a group holds its own address; false when all are equal.
+    const GROUPS_ADVANCE: bool = false;
+
     /// Levels of this table.
     fn levels(&self) -> u8;
 
@@ -186,8 +224,8 @@ pub trait Format: Copy + fmt::Debug + Send + Sync + 'static {
     /// Bytes that one entry at `level` spans, as a power of two.
     fn shift(level: usize) -> u32;
 
-    /// Entries of a table at `level`.
-    fn entries(level: usize) -> usize;
+    /// Entries of a table at `level`, a power of two. Only the root's may depend on `self`.
+    fn entries(&self, level: usize) -> usize;
 
     /// The leaf sizes that an entry, or a group of entries, at `level` can have.
     fn leaf_sizes(level: usize) -> PageSizes;

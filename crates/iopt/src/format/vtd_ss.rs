@@ -72,10 +72,7 @@ impl Format for VtdSs {
 
     #[inline(always)]
     fn aperture(&self) -> Aperture {
-        Aperture {
-            bits: 12 + 9 * u32::from(self.levels),
-            sign_extended: false,
-        }
+        Aperture::zeros(12 + 9 * u32::from(self.levels))
     }
 
     #[inline(always)]
@@ -84,7 +81,7 @@ impl Format for VtdSs {
     }
 
     #[inline(always)]
-    fn entries(_level: usize) -> usize {
+    fn entries(&self, _level: usize) -> usize {
         512
     }
 

@@ -72,10 +72,7 @@ impl Format for X86_64 {
 
     #[inline(always)]
     fn aperture(&self) -> Aperture {
-        Aperture {
-            bits: 12 + 9 * u32::from(self.levels),
-            sign_extended: true,
-        }
+        Aperture::signed(12 + 9 * u32::from(self.levels))
     }
 
     #[inline(always)]
@@ -84,7 +81,7 @@ impl Format for X86_64 {
     }
 
     #[inline(always)]
-    fn entries(_level: usize) -> usize {
+    fn entries(&self, _level: usize) -> usize {
         512
     }
 

@@ -20,10 +20,7 @@ impl Spec for AmdV1 {
             6 => 64,
             _ => return None,
         };
-        Some(Aperture {
-            bits,
-            sign_extended: false,
-        })
+        Some(Aperture::zeros(bits))
     }
 
     fn read(_walker: &Walker, level: u8, word: u64) -> Result<Entry, WalkReason> {

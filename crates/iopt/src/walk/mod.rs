@@ -187,7 +187,10 @@ impl<C: WalkCache + ?Sized> WalkCache for &mut C {
 }
 
 /// The software unit reads tables where the engine keeps them.
-impl<S: crate::arena::Storage> WalkMemory for crate::arena::Arena<S> {
+impl<S, const TABLE_LOG2: u32> WalkMemory for crate::arena::Arena<S, TABLE_LOG2>
+where
+    S: crate::arena::Storage<Cell = core::sync::atomic::AtomicU64>,
+{
     #[inline]
     fn read_u64(&self, address: u64) -> Result<u64, BadAddress> {
         self.read(address).ok_or(BadAddress { address })

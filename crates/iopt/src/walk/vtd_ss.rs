@@ -15,10 +15,7 @@ impl Spec for VtdSs {
     /// Section 3.7, figures of 3-, 4- and 5-level paging; the address width is the context entry's
     /// AW. A request above it is blocked.
     fn aperture(levels: u8) -> Option<Aperture> {
-        matches!(levels, 3..=5).then(|| Aperture {
-            bits: shift(levels),
-            sign_extended: false,
-        })
+        matches!(levels, 3..=5).then(|| Aperture::zeros(shift(levels)))
     }
 
     fn read(walker: &Walker, level: u8, word: u64) -> Result<Entry, WalkReason> {

@@ -6,7 +6,7 @@ use super::{
     Access, BadAddress, Translation, UpperTable, WalkCache, WalkFault, WalkMemory, WalkReason,
     amdv1, vtd_ss, x86_64,
 };
-use crate::format::{Aperture, FormatId, Root};
+use crate::format::{Above, Aperture, FormatId, Root};
 use crate::prot::Prot;
 
 /// Walks one table the way a unit with given abilities does.
@@ -291,13 +291,13 @@ pub(super) const fn low_bits(bit: u32) -> u64 {
     if bit >= 64 { u64::MAX } else { (1 << bit) - 1 }
 }
 
-/// True when `iova` has only bits that the aperture has, or repeats its sign bit above them.
+/// True when the bits of `iova` above the aperture are what they must be.
 fn translates(aperture: Aperture, iova: u64) -> bool {
-    let bits = if aperture.sign_extended {
-        aperture.bits - 1
-    } else {
-        aperture.bits
+    let bits = match aperture.above {
+        Above::Sign => aperture.bits - 1,
+        Above::Zeros | Above::Ones => aperture.bits,
     };
     let above = iova & !low_bits(bits);
-    above == 0 || (aperture.sign_extended && above == !low_bits(bits))
+    (above == 0 && aperture.above != Above::Ones)
+        || (above == !low_bits(bits) && aperture.above != Above::Zeros)
 }

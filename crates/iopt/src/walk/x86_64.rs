@@ -21,10 +21,7 @@ impl Spec for X86_64 {
     /// VT-d section 3.6, APM section 5.3.1 "Canonical Address Form": the bits above the top level's
     /// repeat its highest bit.
     fn aperture(levels: u8) -> Option<Aperture> {
-        matches!(levels, 4 | 5).then(|| Aperture {
-            bits: shift(levels),
-            sign_extended: true,
-        })
+        matches!(levels, 4 | 5).then(|| Aperture::signed(shift(levels)))
     }
 
     fn read(walker: &Walker, level: u8, word: u64) -> Result<Entry, WalkReason> {

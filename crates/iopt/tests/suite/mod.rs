@@ -77,17 +77,16 @@ impl<'a, F: Format> World<'a, F> {
     /// table, the middle, and just below the ends of the aperture.
     fn place(&self, place: usize) -> u64 {
         let aperture = self.model.aperture;
-        let half = 1u64 << (aperture.bits - 1);
+        let first = aperture.spans().next().unwrap();
+        let last = aperture.spans().last().unwrap();
+        let boundary = |log2: u32| first.start + (1u64 << log2.min(aperture.bits - 2));
         match place {
-            0 => 0,
-            1 => (1 << 39) - (4 << 20),
-            2 => (1 << 30) - (3 << 12),
-            // Just below the end; sign-extended, of the lower half.
-            3 => half
-                .wrapping_mul(if aperture.sign_extended { 1 } else { 2 })
-                .wrapping_sub(8 << 20),
-            _ if aperture.sign_extended => 0u64.wrapping_sub(8 << 20),
-            _ => half - (2 << 20),
+            0 => first.start,
+            1 => boundary(39) - (4 << 20),
+            2 => boundary(30) - (3 << 12),
+            // Just below the end of the lower and of the upper half.
+            3 => first.start + (first.len - 1) - ((8 << 20) - 1),
+            _ => last.start + (last.len - 1) - ((8 << 20) - 1),
         }
     }
 
@@ -216,18 +215,8 @@ impl<'a, F: Format> World<'a, F> {
 
     /// Everything that the table says is what the model says.
     pub(crate) fn check(&self) {
-        let aperture = self.model.aperture;
-        let low_bits = if aperture.sign_extended {
-            aperture.bits - 1
-        } else {
-            aperture.bits
-        };
-        let low = Span::new(0, 1 << low_bits.min(63));
-        let high = Span::new(0u64.wrapping_sub(low.len), low.len);
-        let mut leaves: Vec<_> = self.table.leaves(low).collect();
-        if aperture.sign_extended || low_bits > 63 {
-            leaves.extend(self.table.leaves(high));
-        }
+        let spans = self.model.aperture.spans();
+        let leaves: Vec<_> = spans.flat_map(|span| self.table.leaves(span)).collect();
         let expected: Vec<_> = self.model.leaves.values().collect();
         assert_eq!(leaves.len(), expected.len());
         for (leaf, expected) in leaves.iter().zip(&expected) {
@@ -260,7 +249,7 @@ impl<'a, F: Format> World<'a, F> {
     }
 
     fn collect(&self, table: u64, level: usize, tables: &mut BTreeMap<u64, Vec<u64>>) {
-        let words: Vec<u64> = (0..F::entries(level) as u64)
+        let words: Vec<u64> = (0..self.table.format().entries(level) as u64)
             .map(|i| self.memory.read(table + i * F::ENTRY_BYTES as u64).unwrap())
             .collect();
         for word in &words {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use iopt::{Aperture, Prot};
+use iopt::{Above, Aperture, Prot};
 use runs::{PageSizes, Run, Span};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,18 +37,19 @@ impl Model {
 
     fn range(&self, iova: u64, len: u64) -> Result<Span, Refusal> {
         let span = Span::checked(iova, len).ok_or(Refusal::Range)?;
-        let bits = self.aperture.bits;
-        let fits = |address: u64| {
-            let above = if self.aperture.sign_extended {
-                bits - 1
-            } else {
-                bits
-            };
-            let top = if above >= 64 { 0 } else { address >> above };
-            let ones = if above >= 64 { 0 } else { u64::MAX >> above };
-            top == 0 || (self.aperture.sign_extended && top == ones)
+        let Aperture { bits, above } = self.aperture;
+        // The bits above those that count, in the low bits of a number.
+        let top = |address: u64| if bits >= 64 { 0 } else { address >> bits };
+        let ones = if bits >= 64 { 0 } else { u64::MAX >> bits };
+        let fits = |address: u64| match above {
+            Above::Zeros => top(address) == 0,
+            Above::Ones => top(address) == ones,
+            Above::Sign => {
+                let sign = address >> (bits - 1) & 1 == 1;
+                top(address) == if sign { ones } else { 0 }
+            }
         };
-        let same_half = !self.aperture.sign_extended || span.start >> 63 == span.last() >> 63;
+        let same_half = above != Above::Sign || span.start >> 63 == span.last() >> 63;
         if !fits(span.start) || !fits(span.last()) || !same_half || !span.is_aligned(self.sizes[0])
         {
             return Err(Refusal::Range);

@@ -81,10 +81,7 @@ fn vtd_three_and_five_levels_begin_where_the_root_says() {
     let found = five.walk(&image, (1 << 57) - 1, R, &mut ()).unwrap();
     assert_eq!((found.pa, found.reads), (0x9_9fff, 5));
     for (walker, bits) in [(three, 39), (five, 57)] {
-        let aperture = Aperture {
-            bits,
-            sign_extended: false,
-        };
+        let aperture = Aperture::zeros(bits);
         assert_eq!(
             reason(&walker, &image, 1 << bits, R),
             WalkReason::OutsideAperture { aperture }

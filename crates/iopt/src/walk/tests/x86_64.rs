@@ -42,10 +42,7 @@ fn x86_permissions_privilege_and_the_upper_half() {
     );
 
     // Neither half: bit 47 is not repeated, or not in all bits.
-    let aperture = Aperture {
-        bits: 48,
-        sign_extended: true,
-    };
+    let aperture = Aperture::signed(48);
     for iova in [1 << 47, 0x8000_0000_0000_0000, 0xfffe_ffff_ffff_f000] {
         assert_eq!(
             reason(&x86, &image, iova, R),
