@@ -1,0 +1,110 @@
+//! What a unit can do.
+
+use iopt::{FormatId, Root};
+use runs::PageSizes;
+
+use crate::error::AttachError;
+
+/// What a unit can do, in the terms in which tables are built.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Capabilities {
+    /// The formats that it walks, in no order; `None` are places left over.
+    pub formats: [Option<FormatSupport>; 8],
+    /// Bits of an output address.
+    pub output_bits: u32,
+    /// Bits of an input address; a table may translate more, but nothing above is reached.
+    pub input_bits: u32,
+    /// Bits of a domain's number.
+    pub domain_bits: u32,
+    /// It reads tables through the processor's caches; otherwise stores to tables must be flushed
+    /// to memory.
+    pub coherent_walks: bool,
+    /// It sets accessed and dirty bits in leaves.
+    pub dirty_tracking: bool,
+    /// It can force accesses to be coherent ([`Prot::COHERENT`](iopt::Prot::COHERENT)).
+    pub snoop_control: bool,
+    /// It remembers entries that were not present: mapping needs an invalidation too (VT-d's
+    /// caching mode).
+    pub caches_not_present: bool,
+}
+
+/// How a unit supports one format.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FormatSupport {
+    /// The format.
+    pub format: FormatId,
+    /// The numbers of levels: bit *n* for *n* levels.
+    pub levels: u16,
+    /// The leaf sizes.
+    pub page_sizes: PageSizes,
+}
+
+impl Capabilities {
+    /// A unit with full 64-bit input, 52-bit output and 16-bit domains, coherent walks, and nothing
+    /// else: no format yet.
+    pub const fn new() -> Self {
+        Self {
+            formats: [None; 8],
+            output_bits: 52,
+            input_bits: 64,
+            domain_bits: 16,
+            coherent_walks: true,
+            dirty_tracking: false,
+            snoop_control: false,
+            caches_not_present: false,
+        }
+    }
+
+    /// Adds a format, or replaces what was said of it. A ninth format is left out.
+    pub fn with_format(mut self, support: FormatSupport) -> Self {
+        let place = |slot: &&mut Option<FormatSupport>| {
+            slot.is_none_or(|there| there.format == support.format)
+        };
+        if let Some(slot) = self.formats.iter_mut().find(place) {
+            *slot = Some(support);
+        }
+        self
+    }
+
+    /// How the unit supports `format`; `None` when it does not.
+    pub fn format(&self, format: FormatId) -> Option<FormatSupport> {
+        self.formats
+            .iter()
+            .flatten()
+            .find(|support| support.format == format)
+            .copied()
+    }
+
+    /// Refuses a root that the unit cannot walk. Every unit's `attach` begins with this.
+    pub fn check(&self, root: &Root) -> Result<(), AttachError> {
+        let Root {
+            format,
+            address,
+            levels,
+        } = *root;
+        let Some(support) = self.format(format) else {
+            return Err(AttachError::Format { format });
+        };
+        if levels >= 16 || support.levels >> levels & 1 == 0 {
+            return Err(AttachError::Levels {
+                format,
+                levels,
+                offered: support.levels,
+            });
+        }
+        if address & 0xfff != 0 || address >> self.output_bits.min(63) != 0 {
+            return Err(AttachError::RootAddress {
+                address,
+                bits: self.output_bits,
+            });
+        }
+        Ok(())
+    }
+}
+
+impl Default for Capabilities {
+    fn default() -> Self {
+        Self::new()
+    }
+}

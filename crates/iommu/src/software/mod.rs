@@ -1,0 +1,449 @@
+//! A unit in software.
+//!
+//! It does what a device's IOMMU does, as far as a program can see it: it walks tables in memory
+//! with [`Walker`], keeps translations in an IOTLB and tables in a cache of upper levels, both
+//! tagged by domain, and so shows what was not flushed. Each device thread owns a [`Port`].
+//!
+//! # The flush protocol
+//!
+//! The promise: when a flush returns, no access uses a translation or a table that was taken away
+//! before the flush began. Three rules make it true.
+//!
+//! **Guard.** A port has a turn number, odd while it is inside an access. An access (look-up or
+//! walk, and the copy of at most 2 MiB of data) lies between
+//!
+//! ```text
+//! port:     turn := odd;  fence SeqCst;  read context, caches, tables;  copy;  turn := even (release)
+//! flusher:  empty entries, unlink tables;  fence SeqCst;  remove from caches;  fence SeqCst;
+//!           read turns (acquire);  wait until each odd one has changed
+//! ```
+//!
+//! The two fences that face each other are those of the store-buffer pattern: either the flusher
+//! sees the odd turn, and waits for this access to end; or the port's fence is later, and then all
+//! its reads see the tables emptied and the caches cleaned. What an access copied before it left is
+//! visible to the flusher, since it acquires what the port released.
+//!
+//! **Clock.** Flushers clean one after the other, and the flush clock is odd meanwhile. A walk
+//! reads the clock before its first look into a cache or a table. It may insert what it found only
+//! under the lock of the set concerned, and only if the clock was even at its start and is still
+//! the same then:
+//!
+//! * a walk that began before the cleaning, and comes to a set after it was cleaned, gets the
+//!   set's lock from the flusher and so sees a clock that has moved on: it inserts nothing. If it
+//!   comes to the set before, the flusher finds what it inserted;
+//! * a walk that began during the cleaning may have met a cached table that was still to be
+//!   removed, and more tables below it: it inserts nothing at all;
+//! * a walk that began after it (reading the even clock acquires all the cleaning) has met nothing
+//!   that was taken away.
+//!
+//! So nothing that a flush has removed is ever inserted again. That a walk may still *use* it is
+//! the guard's affair.
+//!
+//! **Context.** A port keeps a copy of its device's context (root and domain) with the context's
+//! generation, and looks at the generation inside its guard, at each access. A detach takes the
+//! context away, raises the generation, and waits for the device's ports by the same pattern; then
+//! it removes the domain's cached entries if this was its last device. The device stays a member of
+//! its domain until the wait has succeeded, so that flushes of the domain wait for it too.
+//!
+//! A port that is created, or a device that is attached, after the flusher has collected the turns
+//! got the registry's lock after it, and so sees everything that the flusher had done.
+//!
+//! # What it is not
+//!
+//! It sets no accessed or dirty bits yet and knows no PASID; requests are user requests.
+
+mod cache;
+mod faults;
+mod port;
+mod registry;
+mod slot;
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use iopt::walk::{WalkMemory, Walker};
+use iopt::{FormatId, Invalidation, Root};
+use runs::{PageSizes, Span};
+
+use crate::capabilities::{Capabilities, FormatSupport};
+use crate::error::{AttachError, FlushError};
+use crate::fault::Fault;
+use crate::target::TargetMemory;
+use crate::unit::{DeviceId, DomainId, NodeId, Unit};
+
+use cache::Cache;
+use faults::FaultLog;
+use registry::{Busy, Registry};
+
+pub use cache::CacheShape;
+pub use port::{Aborted, Port};
+pub use slot::Counters;
+
+/// How a [`SoftwareUnit`] is made.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// What it can do: see [`SoftwareUnit::full_capabilities`].
+    pub capabilities: Capabilities,
+    /// The memory node that it says it belongs to.
+    pub node: Option<NodeId>,
+    /// The IOTLB: leaves of all sizes.
+    pub iotlb: CacheShape,
+    /// The cache of upper levels.
+    pub upper: CacheShape,
+    /// How many faults are kept until they are drained.
+    pub fault_log: usize,
+    /// How long a flush or a detach waits for accesses under way.
+    pub flush_timeout: Duration,
+    /// Removes a translation only if its level is among those that an invalidation names, as units
+    /// with level hints do (SMMUv3's TTL). A gather that names the levels of the new leaves instead
+    /// of the old ones is found out. Without it, whatever overlaps is removed.
+    pub level_hints: bool,
+}
+
+impl Default for Config {
+    /// All formats, 64 × 4 translations, 16 × 4 tables, 256 faults, 5 seconds, level hints.
+    fn default() -> Self {
+        Self {
+            capabilities: full_capabilities(),
+            node: None,
+            iotlb: CacheShape { sets: 64, ways: 4 },
+            upper: CacheShape { sets: 16, ways: 4 },
+            fault_log: 256,
+            flush_timeout: Duration::from_secs(5),
+            level_hints: true,
+        }
+    }
+}
+
+/// What flushes have done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct FlushCounters {
+    /// Flushes, of ranges and of whole domains.
+    pub flushes: u64,
+    /// Translations and tables that they removed from the caches.
+    pub removed: u64,
+    /// Flushes that had to wait for an access under way.
+    pub waits: u64,
+}
+
+/// A unit in software, over table memory `T` and data memory `D`. Clones are the same unit.
+pub struct SoftwareUnit<T, D> {
+    shared: Arc<Shared<T, D>>,
+}
+
+/// What the unit and its ports have in common.
+struct Shared<T, D> {
+    tables: T,
+    data: D,
+    config: Config,
+    iotlb: Cache,
+    upper: Cache,
+    clock: FlushClock,
+    registry: Registry,
+    faults: FaultLog,
+    flushes: AtomicU64,
+    removed: AtomicU64,
+    waits: AtomicU64,
+}
+
+/// The flush clock of the protocol.
+#[derive(Default)]
+struct FlushClock {
+    time: AtomicU64,
+    cleaning: Mutex<()>,
+}
+
+impl FlushClock {
+    /// The time, for a walk that begins now. Odd: it may insert nothing.
+    #[inline]
+    fn now(&self) -> u64 {
+        self.time.load(Ordering::Acquire)
+    }
+
+    /// Cleans caches, one cleaner at a time, while the clock is odd.
+    fn clean<R>(&self, clean: impl FnOnce() -> R) -> R {
+        let _alone = self.cleaning.lock().unwrap_or_else(PoisonError::into_inner);
+        let time = self.time.load(Ordering::Relaxed);
+        self.time.store(time + 1, Ordering::SeqCst);
+        let result = clean();
+        self.time.store(time + 2, Ordering::Release);
+        result
+    }
+}
+
+/// Everything that the walker can read.
+fn full_capabilities() -> Capabilities {
+    let large = PageSizes::from_bits(1 << 12 | 1 << 21 | 1 << 30);
+    let any = PageSizes::from_log2_range(12, 52);
+    let mut capabilities = Capabilities::new();
+    capabilities.snoop_control = true;
+    capabilities.domain_bits = 32;
+    [
+        (FormatId::AmdV1, 0b111_1110, any),
+        (FormatId::X86_64, 0b11_0000, large),
+        (FormatId::VtdSs, 0b11_1000, large),
+    ]
+    .into_iter()
+    .fold(capabilities, |all, (format, levels, page_sizes)| {
+        all.with_format(FormatSupport {
+            format,
+            levels,
+            page_sizes,
+        })
+    })
+}
+
+impl<T, D> SoftwareUnit<T, D> {
+    /// A unit that reads tables in `tables` and moves data in `data`.
+    pub fn new(tables: T, data: D) -> Self {
+        Self::with_config(tables, data, Config::default())
+    }
+
+    /// A unit with its own sizes and abilities.
+    pub fn with_config(tables: T, data: D, config: Config) -> Self {
+        Self {
+            shared: Arc::new(Shared {
+                tables,
+                data,
+                iotlb: Cache::new(config.iotlb),
+                upper: Cache::new(config.upper),
+                clock: FlushClock::default(),
+                registry: Registry::default(),
+                faults: FaultLog::new(config.fault_log),
+                flushes: AtomicU64::new(0),
+                removed: AtomicU64::new(0),
+                waits: AtomicU64::new(0),
+                config,
+            }),
+        }
+    }
+
+    /// All that a software unit can do: every format with every number of levels, 52 bits of
+    /// output addresses, snoop control, 32-bit domains. A configuration may offer less.
+    pub fn full_capabilities() -> Capabilities {
+        full_capabilities()
+    }
+
+    /// A port by which `device` accesses memory; one for each thread that plays the device. The
+    /// device may be attached before or after.
+    pub fn port(&self, device: DeviceId) -> Port<T, D> {
+        let (device, slot) = self.shared.registry.open(device);
+        Port::new(self.shared.clone(), device, slot)
+    }
+
+    /// The table memory.
+    pub fn tables(&self) -> &T {
+        &self.shared.tables
+    }
+
+    /// The data memory.
+    pub fn data(&self) -> &D {
+        &self.shared.data
+    }
+
+    /// What all devices together have counted. Ports that are busy are read as they count.
+    pub fn counters(&self) -> Counters {
+        self.shared.registry.counters(None)
+    }
+
+    /// What a device has counted.
+    pub fn device_counters(&self, device: DeviceId) -> Counters {
+        self.shared.registry.counters(Some(device))
+    }
+
+    /// What flushes have done.
+    pub fn flush_counters(&self) -> FlushCounters {
+        FlushCounters {
+            flushes: self.shared.flushes.load(Ordering::Relaxed),
+            removed: self.shared.removed.load(Ordering::Relaxed),
+            waits: self.shared.waits.load(Ordering::Relaxed),
+        }
+    }
+
+    /// [`Unit::invalidate`] in plain terms, for a program that emulates another unit's commands:
+    /// `leaf_levels` has bit *n* for level *n*; `tables` removes the domain's cached tables too.
+    /// No range at all, with `tables`, stands for everything.
+    pub fn invalidate_ranges(
+        &self,
+        domain: DomainId,
+        ranges: &[Span],
+        leaf_levels: u32,
+        tables: bool,
+    ) -> Result<(), FlushError> {
+        if ranges.is_empty() && !tables {
+            return Ok(());
+        }
+        let shared = &*self.shared;
+        let everything = ranges.is_empty();
+        let levels = match leaf_levels {
+            // Nothing named restricts nothing.
+            0 => u64::MAX,
+            _ if !shared.config.level_hints => u64::MAX,
+            named => u64::from(named),
+        };
+        let possible = shared.leaf_sizes(domain);
+        shared.flush(domain, || {
+            // Tables first: the order is of no matter while the clock is odd.
+            let mut removed = if tables {
+                shared.upper.remove_domain(domain)
+            } else {
+                0
+            };
+            if everything {
+                removed += shared.iotlb.remove_domain(domain);
+            }
+            for range in ranges.iter().filter(|range| !range.is_empty()) {
+                removed += shared.iotlb.remove(domain, *range, levels, possible);
+            }
+            removed
+        })
+    }
+}
+
+impl<T, D> Shared<T, D> {
+    /// All leaf sizes that the domain's translations can have; 0 for a domain without devices.
+    fn leaf_sizes(&self, domain: DomainId) -> u64 {
+        let support = |root: Root| self.config.capabilities.format(root.format);
+        self.registry
+            .root(domain)
+            .and_then(support)
+            .map_or(u64::MAX << 12, |support| support.page_sizes.bits())
+    }
+
+    fn flush(&self, domain: DomainId, clean: impl FnOnce() -> u64) -> Result<(), FlushError> {
+        // What the caller stored in the tables comes before the cleaning.
+        fence(Ordering::SeqCst);
+        let removed = self.clock.clean(clean);
+        fence(Ordering::SeqCst);
+        let busy = self.registry.busy_in(domain);
+        self.flushes.fetch_add(1, Ordering::Relaxed);
+        self.removed.fetch_add(removed, Ordering::Relaxed);
+        if !busy.is_empty() {
+            self.waits.fetch_add(1, Ordering::Relaxed);
+        }
+        self.wait(busy)
+            .map_err(|(device, busy, waited)| FlushError::TimedOut {
+                domain,
+                device,
+                busy,
+                waited,
+            })
+    }
+
+    /// Waits until all of these accesses are over. The error is the first device that is still
+    /// busy, the number of busy ports, and the time waited.
+    fn wait(&self, mut busy: Vec<Busy>) -> Result<(), (DeviceId, u32, Duration)> {
+        let mut begun = None;
+        let mut rounds = 0u32;
+        loop {
+            busy.retain(|access| !access.is_over());
+            let Some(first) = busy.first() else {
+                return Ok(());
+            };
+            // Most accesses are over in less time than it takes to ask for the time.
+            rounds = rounds.saturating_add(1);
+            if rounds < 200 {
+                std::hint::spin_loop();
+                continue;
+            }
+            let waited = begun.get_or_insert_with(Instant::now).elapsed();
+            if waited >= self.config.flush_timeout {
+                return Err((first.device, busy.len() as u32, waited));
+            }
+            std::thread::yield_now();
+        }
+    }
+}
+
+impl<T, D> Unit for SoftwareUnit<T, D>
+where
+    T: WalkMemory + Send + Sync,
+    D: TargetMemory + Send + Sync,
+{
+    fn capabilities(&self) -> Capabilities {
+        self.shared.config.capabilities
+    }
+
+    fn node(&self) -> Option<NodeId> {
+        self.shared.config.node
+    }
+
+    fn attach(&self, device: DeviceId, domain: DomainId, root: Root) -> Result<(), AttachError> {
+        let capabilities = &self.shared.config.capabilities;
+        capabilities.check(&root)?;
+        let bits = capabilities.domain_bits;
+        if domain.0.checked_shr(bits).unwrap_or(0) != 0 {
+            return Err(AttachError::DomainId { domain, bits });
+        }
+        let sizes = capabilities
+            .format(root.format)
+            .map_or(PageSizes::NONE, |s| s.page_sizes);
+        let walker = Walker::new(root)
+            .with_input_bits(capabilities.input_bits)
+            .with_output_bits(capabilities.output_bits)
+            .with_page_sizes(sizes)
+            .with_snoop_control(capabilities.snoop_control);
+        self.shared.registry.attach(device, domain, walker)
+    }
+
+    fn detach(&self, device: DeviceId) -> Result<(), AttachError> {
+        let shared = &*self.shared;
+        let leaving = shared.registry.begin_detach(device)?;
+        fence(Ordering::SeqCst);
+        shared
+            .wait(leaving.busy())
+            .map_err(|(device, busy, waited)| AttachError::TimedOut {
+                device,
+                busy,
+                waited,
+            })?;
+        // The last device is gone, and nobody can attach to the domain meanwhile: no walk of the
+        // domain is under way that could insert.
+        shared.registry.finish_detach(leaving, |domain| {
+            let clean = || shared.upper.remove_domain(domain) + shared.iotlb.remove_domain(domain);
+            let removed = shared.clock.clean(clean);
+            shared.removed.fetch_add(removed, Ordering::Relaxed);
+        });
+        Ok(())
+    }
+
+    fn invalidate(&self, domain: DomainId, what: &Invalidation) -> Result<(), FlushError> {
+        self.invalidate_ranges(
+            domain,
+            what.ranges(),
+            what.leaf_levels(),
+            what.tables_unlinked(),
+        )
+    }
+
+    fn invalidate_domain(&self, domain: DomainId) -> Result<(), FlushError> {
+        self.invalidate_ranges(domain, &[], 0, true)
+    }
+
+    fn drain_faults(&self, sink: &mut dyn FnMut(Fault)) -> u64 {
+        self.shared.faults.drain(sink)
+    }
+}
+
+impl<T, D> Clone for SoftwareUnit<T, D> {
+    fn clone(&self) -> Self {
+        Self {
+            shared: self.shared.clone(),
+        }
+    }
+}
+
+impl<T, D> fmt::Debug for SoftwareUnit<T, D> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SoftwareUnit")
+            .field("config", &self.shared.config)
+            .field("counters", &self.counters())
+            .field("flushes", &self.flush_counters())
+            .finish_non_exhaustive()
+    }
+}

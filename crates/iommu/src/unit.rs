@@ -1,0 +1,118 @@
+//! The seam between those who build tables and those who walk them.
+
+use core::fmt;
+
+use iopt::{Invalidation, Root};
+
+use crate::capabilities::Capabilities;
+use crate::error::{AttachError, FlushError};
+use crate::fault::Fault;
+
+/// A unit that translates for devices.
+///
+/// # Order
+///
+/// Taking something away from a device has one order, and each step waits for the one before:
+///
+/// 1. **store**: the entries are emptied in the table;
+/// 2. **invalidate**: the unit is told what to forget, by [`invalidate`](Self::invalidate), which
+///    makes the stores visible to the unit before it begins;
+/// 3. **wait**: `invalidate` returns when every access that could have used the old entries is
+///    over, not earlier;
+/// 4. **reuse**: only now memory is unpinned and table pages are given to somebody else.
+///
+/// Giving something to a device needs only the stores, where the unit does not cache what is not
+/// present ([`Capabilities::caches_not_present`]).
+///
+/// An error from step 2 or 3 means that step 4 must not happen: the gather is kept and flushed
+/// again.
+pub trait Unit: Send + Sync {
+    /// What the unit can do. It does not change.
+    fn capabilities(&self) -> Capabilities;
+
+    /// The memory node to which the unit belongs, if that is known: tables are best placed there.
+    fn node(&self) -> Option<NodeId>;
+
+    /// Lets `device` translate through the table at `root`, as a member of `domain`.
+    ///
+    /// A domain is what cached translations are tagged with, so all devices of a domain on one unit
+    /// share one root. A device that is attached is never attached over: it is detached first, and
+    /// there is a moment in which it has no translation. Until its first attach, and from a detach
+    /// on, everything that a device does faults.
+    fn attach(&self, device: DeviceId, domain: DomainId, root: Root) -> Result<(), AttachError>;
+
+    /// Takes the translation away from `device`.
+    ///
+    /// When it returns, no access of the device through the old table is under way, and none will
+    /// come; when it was the last of its domain, nothing of the domain is cached any more and the
+    /// domain's number and tables may be used for something else.
+    ///
+    /// After [`AttachError::TimedOut`] the device has no translation, but an access may still be
+    /// under way: the device counts as attached until a second `detach` succeeds.
+    fn detach(&self, device: DeviceId) -> Result<(), AttachError>;
+
+    /// Forgets what `what` names in `domain`: translations that overlap its ranges and come from
+    /// its leaf levels and, if tables were unlinked, the domain's cached tables.
+    ///
+    /// When it returns, no access uses one of them, or a table that was unlinked before the call.
+    /// The wait is bounded. A domain without devices has nothing to forget.
+    fn invalidate(&self, domain: DomainId, what: &Invalidation) -> Result<(), FlushError>;
+
+    /// Forgets everything about `domain`, with the same promise as
+    /// [`invalidate`](Self::invalidate).
+    fn invalidate_domain(&self, domain: DomainId) -> Result<(), FlushError>;
+
+    /// Hands the recorded faults to `sink`, oldest first, and returns how many were lost since the
+    /// last call because there was no room for them.
+    fn drain_faults(&self, sink: &mut dyn FnMut(Fault)) -> u64;
+}
+
+/// A device as a unit knows it: its requester id.
+///
+/// For PCI the bits are `segment << 16 | bus << 8 | device << 3 | function`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct DeviceId(pub u32);
+
+impl DeviceId {
+    /// The PCI function `bus:device.function` of segment 0. A device is taken modulo 32 and a
+    /// function modulo 8.
+    pub const fn pci(bus: u8, device: u8, function: u8) -> Self {
+        Self((bus as u32) << 8 | (device as u32 & 0x1f) << 3 | function as u32 & 7)
+    }
+}
+
+/// `00:05.0`, and `0001:00:05.0` outside of segment 0.
+impl fmt::Display for DeviceId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0 >> 16 != 0 {
+            write!(f, "{:04x}:", self.0 >> 16)?;
+        }
+        write!(
+            f,
+            "{:02x}:{:02x}.{}",
+            self.0 >> 8 & 0xff,
+            self.0 >> 3 & 0x1f,
+            self.0 & 7
+        )
+    }
+}
+
+/// What a unit tags cached translations with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct DomainId(pub u32);
+
+impl fmt::Display for DomainId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// A memory node, by the operating system's number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct NodeId(pub u32);
+
+impl fmt::Display for NodeId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
