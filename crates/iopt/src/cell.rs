@@ -24,6 +24,12 @@ pub trait Cell {
     fn exchange(&self, word: u64) -> u64;
     /// Replaces the entry if it is `old`; the entry found otherwise is the error.
     fn set_if(&self, old: u64, new: u64) -> Result<(), u64>;
+
+    /// A sequentially consistent fence.
+    #[inline(always)]
+    fn fence() {
+        core::sync::atomic::fence(Ordering::SeqCst);
+    }
 }
 
 macro_rules! atomic_cell {

@@ -21,7 +21,7 @@ pub trait TableMemory {
     /// One entry.
     type Cell: Cell;
     /// The 64-bit cell of [`Meta`].
-    type Link: Cell;
+    type Link: Cell + Default;
     /// The 32-bit cell of [`Meta`].
     type Count: Cell;
 
@@ -51,6 +51,24 @@ pub trait TableMemory {
 
     /// Takes back tables that no walk can reach any more.
     fn reclaim(&self, chain: Chain);
+
+    /// Called while waiting for another thread, with the number of times so far: a place to give
+    /// the processor away.
+    #[inline]
+    fn wait(&self, round: u32) {
+        let _ = round;
+        core::hint::spin_loop();
+    }
+
+    /// A number that tends to differ between threads, so that they do not meet: by default, where
+    /// the stack is. Stacks are megabytes apart in user space and some pages apart in kernels; an
+    /// implementation that knows its processor says that instead.
+    #[inline]
+    fn place(&self) -> usize {
+        let here = 0u8;
+        let address = core::ptr::from_ref(&here) as usize;
+        (address >> 13) ^ (address >> 20)
+    }
 
     /// The next table of a reserve and whether it is known to be all zero. `None` when the
     /// reserve is used up.
@@ -84,7 +102,6 @@ pub struct Meta<Link, Count> {
     /// Entries that are not empty.
     pub(crate) live: Count,
     /// Who holds the table for a change, in the shared form.
-    #[allow(dead_code, reason = "the shared form is not built yet")]
     pub(crate) claim: Count,
 }
 
@@ -106,6 +123,16 @@ impl Reserve {
         Self {
             head: 0,
             recycled: 0,
+            next_fresh: 0,
+            fresh: 0,
+        }
+    }
+
+    /// The tables of a chain, whatever they hold.
+    pub const fn new(chain: Chain) -> Self {
+        Self {
+            head: chain.head,
+            recycled: chain.count,
             next_fresh: 0,
             fresh: 0,
         }
@@ -142,13 +169,21 @@ impl Chain {
 
     /// Puts `table` in front.
     #[inline]
-    pub(crate) fn push<M: TableMemory + ?Sized>(&mut self, memory: &M, table: u64) {
+    pub fn push<M: TableMemory + ?Sized>(&mut self, memory: &M, table: u64) {
         memory.meta(table).next.set(self.head);
         if self.count == 0 {
             self.tail = table;
         }
         self.head = table;
         self.count += 1;
+    }
+
+    /// Takes the table in front.
+    pub fn pop<M: TableMemory + ?Sized>(&mut self, memory: &M) -> Option<u64> {
+        self.count = self.count.checked_sub(1)?;
+        let table = self.head;
+        self.head = memory.meta(table).next.get();
+        Some(table)
     }
 }
 
@@ -179,6 +214,13 @@ macro_rules! forward {
             }
             fn reclaim(&self, chain: Chain) {
                 (**self).reclaim(chain)
+            }
+            fn wait(&self, round: u32) {
+                (**self).wait(round)
+            }
+            #[inline]
+            fn place(&self) -> usize {
+                (**self).place()
             }
         }
     )*};

@@ -4,6 +4,7 @@ use core::slice;
 
 use runs::Span;
 
+use super::form::{Exclusive, Form, Restart};
 use super::{Level, Table, at_top, part};
 use crate::cell::Cell;
 use crate::error::{MapError, RangeError};
@@ -53,8 +54,31 @@ impl<'a> Cursor<'a> {
     }
 }
 
-/// An entry that is in the way, by its stripped address.
-struct Occupied(u64);
+/// A request that is well formed.
+#[derive(Clone, Copy)]
+pub(crate) struct Request<'r> {
+    iova: u64,
+    /// The address without the bits above the aperture.
+    at: u64,
+    len: u64,
+    runs: &'r [Span],
+    /// Permission and attribute bits of the leaves.
+    bits: u64,
+}
+
+/// Why the first pass came to an end early.
+enum Stop {
+    /// An entry is in the way, by its stripped address.
+    Occupied(u64),
+    /// Something changed before it was claimed.
+    Restart,
+}
+
+impl From<Restart> for Stop {
+    fn from(_: Restart) -> Self {
+        Self::Restart
+    }
+}
 
 /// A table that `fill` writes to.
 #[derive(Clone, Copy)]
@@ -73,35 +97,92 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     /// The largest leaves that alignment, length and the allowed sizes permit are used, stretch by
     /// stretch. Either everything is mapped, or the table's bytes are what they were.
     pub fn map(&mut self, iova: u64, runs: &[Span], prot: Prot) -> Result<(), MapError> {
+        let request = self.check_map(iova, runs, prot)?;
+        self.tables += self.map_checked(&request, Exclusive)?;
+        Ok(())
+    }
+
+    /// Everything that can be known to be wrong before a table is looked at.
+    #[inline(always)]
+    pub(crate) fn check_map<'r>(
+        &self,
+        iova: u64,
+        runs: &'r [Span],
+        prot: Prot,
+    ) -> Result<Request<'r>, MapError> {
         let len = self.check_runs(runs)?;
         let at = self.check_range(Span::new(iova, len))?;
-        let Some(bits) = self.format.leaf_bits(prot) else {
-            return Err(MapError::Prot {
+        match self.format.leaf_bits(prot) {
+            Some(bits) => Ok(Request {
+                iova,
+                at,
+                len,
+                runs,
+                bits,
+            }),
+            None => Err(MapError::Prot {
                 prot,
                 format: F::ID,
-            });
-        };
-        let cursor = Cursor::new(at, len, runs);
-        at_top!(self, F, Top => self.map_from::<Top>(cursor, bits))
-            .map_err(|cause| cause.into_error(self, Span::new(iova, len)))
+            }),
+        }
+    }
+
+    /// Plan, reserve, fill; returns how many tables were added.
+    #[inline(always)]
+    pub(crate) fn map_checked<P: Form>(
+        &self,
+        request: &Request<'_>,
+        form: P,
+    ) -> Result<u64, MapError> {
+        at_top!(self, F, Top => self.map_from::<Top, P>(request, form))
+            .map_err(|cause| cause.into_error(self, Span::new(request.iova, request.len)))
     }
 
     /// The two passes from the top level `V` on.
-    fn map_from<V: Level>(&mut self, cursor: Cursor<'_>, bits: u64) -> Result<(), Refusal> {
-        let mut needed = 0;
-        self.plan::<V>(Some(self.root), &mut cursor.clone(), &mut needed)
-            .map_err(Refusal::Occupied)?;
+    fn map_from<V: Level, P: Form>(&self, request: &Request<'_>, form: P) -> Result<u64, Refusal> {
+        let Request {
+            at,
+            len,
+            runs,
+            bits,
+            ..
+        } = *request;
+        let mut cursor = Cursor::new(at, len, runs);
+        let mut round = 0;
+        let needed = loop {
+            let mut needed = 0;
+            match self.plan::<V, P>(Some(self.root), &mut cursor.clone(), &mut needed, form) {
+                Ok(()) => break needed,
+                Err(Stop::Occupied(at)) => {
+                    self.release_all(request.at, len, form);
+                    return Err(Refusal::Occupied(at));
+                }
+                Err(Stop::Restart) => {
+                    self.release_all(request.at, len, form);
+                    self.memory.wait(round);
+                    round += 1;
+                }
+            }
+        };
         let mut reserve = match needed {
             0 => Reserve::empty(),
-            _ => self.memory.reserve(needed).map_err(Refusal::NoTables)?,
+            _ => self.memory.reserve(needed).map_err(|cause| {
+                self.release_all(request.at, len, form);
+                Refusal::NoTables(cause)
+            })?,
         };
-        let mut cursor = cursor;
-        self.fill::<V>(self.root, Target::Linked, &mut cursor, bits, &mut reserve);
-        self.tables += needed;
+        self.fill::<V, P>(
+            self.root,
+            Target::Linked,
+            &mut cursor,
+            bits,
+            &mut reserve,
+            form,
+        );
         if needed > 0 {
             self.memory.give_back(reserve);
         }
-        Ok(())
+        Ok(needed)
     }
 
     /// The runs' bytes together, if each of them is well formed.
@@ -151,128 +232,198 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         Some((size.trailing_zeros(), count))
     }
 
-    /// First pass: every entry to be written is empty; counts the tables that are missing.
-    /// `table` is `None` below an entry that is empty.
-    fn plan<V: Level>(
+    /// First pass: every entry to be written is empty; counts the tables that are missing, and
+    /// claims those that will be stored to. `table` is `None` below an entry that is empty.
+    fn plan<V: Level, P: Form>(
         &self,
         table: Option<u64>,
         cursor: &mut Cursor<'_>,
         needed: &mut u64,
-    ) -> Result<(), Occupied> {
-        // In a table without a live entry there is nothing to look at.
-        let cells = match table {
-            Some(table) if self.memory.meta(table).live.get() != 0 => self.cells::<V>(table),
-            _ => &[],
-        };
+        form: P,
+    ) -> Result<(), Stop> {
+        // What is not there yet belongs to this operation alone.
+        let mut held = true;
+        let mut cells: &[M::Cell] = &[];
+        if let Some(table) = table {
+            held = self.claim_to_map::<V, P>(table, cursor.at, cursor.todo, form)?;
+            // In a table without a live entry there is nothing to look at.
+            if !held || self.memory.meta(table).live.get() != 0 {
+                cells = self.cells::<V>(table);
+            }
+        }
         let mut room = self.room::<V>(cursor.at, cursor.todo);
         while room > 0 {
             let index = self.index::<V>(cursor.at);
-            if let Some((log2, count)) = self.leaves_here::<V>(cursor, room) {
-                let bytes = count << log2;
-                let entries = (bytes >> F::shift(V::N)) as usize;
-                if let Some(i) = part(cells, index, entries)
-                    .iter()
-                    .position(|c| !F::is_empty(c.get()))
-                {
-                    return Err(Occupied(cursor.at + ((i as u64) << F::shift(V::N))));
-                }
-                cursor.advance(bytes);
-                room -= bytes;
-            } else if V::N > 0 {
-                let entry = cells
-                    .get(index)
-                    .map_or(Entry::Empty, |c| F::decode(V::N, c.get()));
-                let below = match entry {
-                    Entry::Table(below) => Some(below),
-                    Entry::Empty => {
-                        *needed += 1;
-                        None
+            let todo = cursor.todo;
+            match self.next_step::<V, P>(cells, index, cursor, room) {
+                Next::Leaves { log2, count } => {
+                    if !held {
+                        return Err(Stop::Restart);
                     }
-                    Entry::Leaf { .. } => return Err(Occupied(cursor.at)),
-                };
-                let todo = cursor.todo;
-                self.plan::<V::Below>(below, cursor, needed)?;
-                room -= todo - cursor.todo;
-            } else {
-                // Not reached: ranges and runs are multiples of the smallest size.
-                debug_assert!(false, "no leaf fits at level 0");
-                return Err(Occupied(cursor.at));
+                    if !P::SHARED || V::N == 0 {
+                        let entries = ((count << log2) >> F::shift(V::N)) as usize;
+                        let mut here = part(cells, index, entries).iter();
+                        if let Some(i) = here.position(|cell| !F::is_empty(cell.get())) {
+                            let at = cursor.at + ((i as u64) << F::shift(V::N));
+                            return Err(Stop::Occupied(at));
+                        }
+                    }
+                    cursor.advance(count << log2);
+                }
+                Next::Below => {
+                    let word = cells.get(index).map_or(0, Cell::get_acquire);
+                    let below = match F::decode(V::N, word) {
+                        Entry::Table(below) => Some(below),
+                        Entry::Empty if !held => return Err(Stop::Restart),
+                        Entry::Empty => {
+                            *needed += 1;
+                            None
+                        }
+                        Entry::Leaf { .. } => return Err(Stop::Occupied(cursor.at)),
+                    };
+                    self.plan::<V::Below, P>(below, cursor, needed, form)?;
+                }
+                Next::Nothing => {
+                    // Not reached: ranges and runs are multiples of the smallest size.
+                    debug_assert!(false, "no leaf fits at level 0");
+                    return Err(Stop::Occupied(cursor.at));
+                }
             }
+            room -= todo - cursor.todo;
         }
         Ok(())
     }
 
+    /// How the request goes on at entry `index` of a table with these cells.
+    ///
+    /// In the shared form a table that another thread has just emptied may still stand where a
+    /// large leaf would fit: then the request goes on in that table, with smaller leaves.
+    #[inline(always)]
+    fn next_step<V: Level, P: Form>(
+        &self,
+        cells: &[M::Cell],
+        index: usize,
+        cursor: &Cursor<'_>,
+        room: u64,
+    ) -> Next {
+        let Some((mut log2, mut count)) = self.leaves_here::<V>(cursor, room) else {
+            return if V::N > 0 { Next::Below } else { Next::Nothing };
+        };
+        if P::SHARED && V::N > 0 {
+            let entries = ((count << log2) >> F::shift(V::N)) as usize;
+            let empty = part(cells, index, entries)
+                .iter()
+                .position(|cell| !F::is_empty(cell.get()))
+                .map(|first| (first as u64) << F::shift(V::N));
+            match empty {
+                None => {}
+                Some(0) => return Next::Below,
+                Some(bytes) => match self.leaves_here::<V>(cursor, bytes) {
+                    Some(fewer) => (log2, count) = fewer,
+                    None => return Next::Below,
+                },
+            }
+        }
+        Next::Leaves { log2, count }
+    }
+
     /// Second pass: the same decisions, now written down. Cannot fail: `plan` has seen that the
-    /// entries are empty, and `reserve` holds the tables that it counted.
-    fn fill<V: Level>(
+    /// entries are empty and has claimed their tables, and `reserve` holds the tables that it
+    /// counted. A claim is given back as soon as its table is complete.
+    fn fill<V: Level, P: Form>(
         &self,
         table: u64,
         target: Target,
         cursor: &mut Cursor<'_>,
         bits: u64,
         reserve: &mut Reserve,
+        form: P,
     ) {
         let cells = self.cells::<V>(table);
+        // A table that nobody can reach has no entries yet, whatever its memory holds.
+        let linked: &[M::Cell] = match target {
+            Target::Linked => cells,
+            Target::Zeroed | Target::Stale => &[],
+        };
         let mut live = 0;
         let begin = self.index::<V>(cursor.at);
         let mut end = begin;
         let mut room = self.room::<V>(cursor.at, cursor.todo);
         while room > 0 {
             let todo = cursor.todo;
-            if let Some((log2, count)) = self.leaves_here::<V>(cursor, room) {
-                let bytes = count << log2;
-                let entries = (bytes >> F::shift(V::N)) as usize;
-                let word = F::leaf(V::N, cursor.pa, log2, bits);
-                store_leaves::<F, V, M::Cell>(part(cells, end, entries), word, log2);
-                cursor.advance(bytes);
-                live += entries as u32;
-                end += entries;
-            } else if V::N > 0
-                && let Some(cell) = cells.get(end)
-            {
-                let entry = match target {
-                    Target::Linked => F::decode(V::N, cell.get()),
-                    Target::Zeroed | Target::Stale => Entry::Empty,
-                };
-                if let Entry::Table(below) = entry {
-                    self.fill::<V::Below>(below, Target::Linked, cursor, bits, reserve);
-                } else {
-                    let Some((below, zeroed)) = self.memory.take(reserve) else {
-                        debug_assert!(false, "the plan counted too few tables");
-                        return;
-                    };
-                    let target = if zeroed {
-                        Target::Zeroed
-                    } else {
-                        Target::Stale
-                    };
-                    self.fill::<V::Below>(below, target, cursor, bits, reserve);
-                    // The new table is complete: whoever follows this entry finds it so.
-                    cell.set_release(self.format.table(V::N, below));
-                    live += 1;
+            match self.next_step::<V, P>(linked, end, cursor, room) {
+                Next::Leaves { log2, count } => {
+                    let bytes = count << log2;
+                    let entries = (bytes >> F::shift(V::N)) as usize;
+                    let word = F::leaf(V::N, cursor.pa, log2, bits);
+                    store_leaves::<F, V, M::Cell>(part(cells, end, entries), word, log2);
+                    cursor.advance(bytes);
+                    live += entries as u64;
+                    end += entries;
                 }
-                end += 1;
-            } else {
-                debug_assert!(false, "the plan accepted what does not fit");
-                return;
+                Next::Below => {
+                    let word = linked.get(end).map_or(0, Cell::get_acquire);
+                    if let Entry::Table(below) = F::decode(V::N, word) {
+                        let target = Target::Linked;
+                        self.fill::<V::Below, P>(below, target, cursor, bits, reserve, form);
+                    } else {
+                        let (Some((below, zeroed)), Some(cell)) =
+                            (self.memory.take(reserve), cells.get(end))
+                        else {
+                            debug_assert!(false, "the plan counted too few tables");
+                            return;
+                        };
+                        let target = if zeroed {
+                            Target::Zeroed
+                        } else {
+                            Target::Stale
+                        };
+                        self.fill::<V::Below, P>(below, target, cursor, bits, reserve, form);
+                        // The new table is complete: whoever follows this entry finds it so.
+                        cell.set_release(self.format.table(V::N, below));
+                        live += 1;
+                    }
+                    end += 1;
+                }
+                Next::Nothing => {
+                    debug_assert!(false, "the plan accepted what does not fit");
+                    return;
+                }
             }
             room -= todo - cursor.todo;
         }
         let meta = self.memory.meta(table);
         match target {
-            Target::Linked => meta.live.set(meta.live.get() + u64::from(live)),
-            Target::Zeroed => meta.live.set(u64::from(live)),
-            Target::Stale => {
-                for cell in part(cells, 0, begin) {
-                    cell.set(0);
+            Target::Linked => {
+                if live > 0 {
+                    meta.live.set(meta.live.get() + live);
                 }
-                for cell in cells.get(end..).unwrap_or(&[]) {
-                    cell.set(0);
+                self.release(table, form);
+            }
+            Target::Zeroed | Target::Stale => {
+                if let Target::Stale = target {
+                    for cell in part(cells, 0, begin) {
+                        cell.set(0);
+                    }
+                    for cell in cells.get(end..).unwrap_or(&[]) {
+                        cell.set(0);
+                    }
                 }
-                meta.live.set(u64::from(live));
+                meta.live.set(live);
+                self.unclaimed(table);
             }
         }
     }
+}
+
+/// How a request goes on.
+enum Next {
+    /// With `count` leaves of 2^`log2` bytes in this table.
+    Leaves { log2: u32, count: u64 },
+    /// In the table below this entry.
+    Below,
+    /// Not at all.
+    Nothing,
 }
 
 /// Writes the entries of leaves of 2^`log2` bytes, the first of which has the entry `word`.
@@ -298,7 +449,7 @@ fn store_leaves<F: Format, V: Level, C: Cell>(cells: &[C], mut word: u64, log2: 
 
 /// Why the passes refused, before it is put in words.
 enum Refusal {
-    Occupied(Occupied),
+    Occupied(u64),
     NoTables(crate::error::NoTables),
 }
 
@@ -307,7 +458,7 @@ impl Refusal {
     fn into_error<F: Format, M: TableMemory>(self, table: &Table<F, M>, wanted: Span) -> MapError {
         match self {
             Self::NoTables(cause) => MapError::NoTables(cause),
-            Self::Occupied(Occupied(at)) => {
+            Self::Occupied(at) => {
                 // The entry may lead to a table: the first leaf in it is the one to name.
                 let iova = table.format.aperture().extend(at);
                 let rest = Span::new(iova, wanted.len - iova.wrapping_sub(wanted.start));

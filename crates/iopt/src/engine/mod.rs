@@ -20,12 +20,15 @@
 //!
 //! # Levels are types
 //!
-//! Each pass is a function of the level, and the level is a type ([`Level`]): shifts, table sizes
+//! Each pass is a function of the level, and the level is a type: shifts, table sizes
 //! and the sizes of leaves are constants in the generated code, and the recursion ends at level 0
 //! at compile time. One `match` on the number of levels, at the root, enters it.
 
+mod form;
+mod guard;
 mod map;
 mod read;
+mod shared;
 mod unmap;
 
 use runs::{PageSizes, SizeHistogram, Span};
@@ -37,6 +40,7 @@ use crate::gather::{Flushed, Gather};
 use crate::memory::TableMemory;
 
 pub use read::{Leaf, Leaves};
+pub use shared::SharedTable;
 pub use unmap::{Discard, RunSink};
 
 /// A level as a type, so that everything that depends on it is a constant.

@@ -2,6 +2,7 @@
 
 use runs::{Joiner, Run, Span};
 
+use super::form::{Exclusive, Form};
 use super::{Level, Table, at_top, part};
 use crate::cell::Cell;
 use crate::error::UnmapError;
@@ -46,11 +47,21 @@ struct Removed<'a, S> {
     sink: &'a mut S,
     joiner: Joiner<Run>,
     aperture: Aperture,
-    bytes: u64,
     /// First and last stripped address that was removed.
     hull: Option<(u64, u64)>,
     leaf_levels: u32,
-    tables: u64,
+    outcome: Outcome,
+}
+
+/// What an unmap has done.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Outcome {
+    /// Bytes that were mapped.
+    pub(crate) bytes: u64,
+    /// Tables that were unlinked.
+    pub(crate) tables: u64,
+    /// A table became empty, but the one above it was not claimed: it is still linked.
+    pub(crate) left_over: bool,
 }
 
 impl<S: RunSink> Removed<'_, S> {
@@ -70,7 +81,7 @@ impl<S: RunSink> Removed<'_, S> {
     /// Something was removed between `first` and `last`, `bytes` in all.
     #[inline(always)]
     fn stretch(&mut self, level: usize, first: u64, last: u64, bytes: u64) {
-        self.bytes += bytes;
+        self.outcome.bytes += bytes;
         self.leaf_levels |= 1 << level;
         self.hull = Some((self.hull.map_or(first, |(first, _)| first), last));
     }
@@ -131,18 +142,34 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     }
 
     fn remove<S: RunSink>(&mut self, at: u64, len: u64, gather: &mut Gather, sink: &mut S) -> u64 {
+        let outcome = self.remove_claimed(at, len, gather, sink, Exclusive);
+        self.tables = self.tables.saturating_sub(outcome.tables);
+        outcome.bytes
+    }
+
+    /// Clears and unlinks what was looked at, and claimed where that is necessary. All claims are
+    /// given back.
+    #[inline(always)]
+    pub(crate) fn remove_claimed<S: RunSink, P: Form>(
+        &self,
+        at: u64,
+        len: u64,
+        gather: &mut Gather,
+        sink: &mut S,
+        form: P,
+    ) -> Outcome {
         let aperture = self.format.aperture();
         let mut removed = Removed {
             gather,
             sink,
             joiner: Joiner::new(),
             aperture,
-            bytes: 0,
             hull: None,
             leaf_levels: 0,
-            tables: 0,
+            outcome: Outcome::default(),
         };
-        at_top!(self, F, Top => self.clear::<Top, S>(self.root, at, len, &mut removed));
+        at_top!(self, F, Top => self.clear::<Top, S, P>(self.root, at, len, &mut removed, form));
+        self.release(self.root, form);
         if let Some(run) = removed.joiner.finish() {
             removed.sink.run(run);
         }
@@ -150,9 +177,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
             let range = Span::new(aperture.extend(first), last - first + 1);
             removed.gather.add(range, removed.leaf_levels);
         }
-        let (bytes, tables) = (removed.bytes, removed.tables);
-        self.tables = self.tables.saturating_sub(tables);
-        bytes
+        removed.outcome
     }
 
     /// The first stripped address in `[at, at + todo)` that is not mapped.
@@ -191,14 +216,22 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     }
 
     /// Clears the entries of `[at, at + todo)` in the linked table `table` and in those below.
-    /// True when no entry is left in it.
-    fn clear<V: Level, S: RunSink>(
+    /// True when no entry is left in it. The claim on `table` stays.
+    ///
+    /// What is not claimed came after the look: it was mapped by somebody else after this unmap, and
+    /// is left alone.
+    fn clear<V: Level, S: RunSink, P: Form>(
         &self,
         table: u64,
         mut at: u64,
         todo: u64,
         removed: &mut Removed<'_, S>,
+        form: P,
     ) -> bool {
+        let held = self.holds(table, form);
+        if V::N == 0 && !held {
+            return false;
+        }
         let cells = self.cells::<V>(table);
         let mut room = self.room::<V>(at, todo);
         let mut gone = 0u64;
@@ -215,6 +248,8 @@ impl<F: Format, M: TableMemory> Table<F, M> {
             let mut done = here;
             match F::decode(V::N, cell.get_acquire()) {
                 Entry::Empty => {}
+                Entry::Leaf { .. } if !held => {}
+                Entry::Table(_) if !held && here == slot => {}
                 Entry::Leaf { pa, log2 } => {
                     let entries = same_run::<F, V, M::Cell>(cells, log2, |cell| cell.set(0));
                     done = (entries as u64) << F::shift(V::N);
@@ -223,21 +258,26 @@ impl<F: Format, M: TableMemory> Table<F, M> {
                 }
                 Entry::Table(below) => {
                     let empty = if here == slot {
-                        self.read_out::<V::Below, S>(below, at, removed);
+                        self.read_out::<V::Below, S, P>(below, at, removed, form);
                         true
                     } else {
-                        self.clear::<V::Below, S>(below, at, here, removed)
+                        self.clear::<V::Below, S, P>(below, at, here, removed, form)
                     };
-                    if empty {
+                    if empty && held {
                         cell.set(0);
-                        removed.gather.add_table(&self.memory, below);
-                        removed.tables += 1;
+                        self.unlinked(below, removed, form);
                         gone += 1;
+                    } else {
+                        removed.outcome.left_over |= empty;
+                        self.release(below, form);
                     }
                 }
             }
             at = at.wrapping_add(done);
             room -= done;
+        }
+        if gone == 0 {
+            return false;
         }
         let live = &self.memory.meta(table).live;
         let left = live.get().saturating_sub(gone);
@@ -245,18 +285,29 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         left == 0
     }
 
+    /// The entry that led to `table` was just emptied.
+    #[inline(always)]
+    fn unlinked<S, P: Form>(&self, table: u64, removed: &mut Removed<'_, S>, form: P) {
+        self.bury(table, form);
+        removed.gather.add_table(&self.memory, table);
+        removed.outcome.tables += 1;
+    }
+
     /// Reports everything below `table`, which the caller unlinks as a whole: its entries are read
     /// and not written. `at` is the first address that it spans.
-    fn read_out<V: Level, S: RunSink>(
+    fn read_out<V: Level, S: RunSink, P: Form>(
         &self,
         table: u64,
         mut at: u64,
         removed: &mut Removed<'_, S>,
+        form: P,
     ) {
         if V::N == 0 && !S::WANTED {
             // Every live entry of the lowest level stands for its own bytes, in a group or not.
             let bytes = self.memory.meta(table).live.get() << F::shift(V::N);
-            removed.stretch(V::N, at, at + self.span_mask::<V>(), bytes);
+            if bytes > 0 {
+                removed.stretch(V::N, at, at + self.span_mask::<V>(), bytes);
+            }
             return;
         }
         let mut cells = self.cells::<V>(table);
@@ -269,9 +320,8 @@ impl<F: Format, M: TableMemory> Table<F, M> {
                     removed.leaves(V::N, at, pa, (entries as u64) << F::shift(V::N));
                 }
                 Entry::Table(below) if V::N > 0 => {
-                    self.read_out::<V::Below, S>(below, at, removed);
-                    removed.gather.add_table(&self.memory, below);
-                    removed.tables += 1;
+                    self.read_out::<V::Below, S, P>(below, at, removed, form);
+                    self.unlinked(below, removed, form);
                 }
                 Entry::Table(_) => {}
             }

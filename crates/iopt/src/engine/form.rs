@@ -1,0 +1,152 @@
+//! The two ways in: by `&mut`, or by `&` with claims.
+
+use super::{Level, Table, at_top, part};
+use crate::cell::Cell;
+use crate::format::{Entry, Format};
+use crate::memory::TableMemory;
+
+/// How an operation keeps others away: a value that its passes carry along.
+pub(crate) trait Form: Copy {
+    /// True when other threads change the same table meanwhile.
+    const SHARED: bool;
+    /// What this operation writes into the claim of a table.
+    fn token(self) -> u64;
+}
+
+/// The operation holds the table by `&mut`: there is nobody to keep away.
+#[derive(Clone, Copy)]
+pub(crate) struct Exclusive;
+
+impl Form for Exclusive {
+    const SHARED: bool = false;
+
+    fn token(self) -> u64 {
+        FREE
+    }
+}
+
+/// The operation claims the tables that it stores to. The number is that of its guard, which
+/// nobody else inside has.
+#[derive(Clone, Copy)]
+pub(crate) struct Claiming(pub(crate) u32);
+
+impl Form for Claiming {
+    const SHARED: bool = true;
+
+    #[inline(always)]
+    fn token(self) -> u64 {
+        u64::from(self.0) + 2
+    }
+}
+
+/// Nobody has claimed the table.
+const FREE: u64 = 0;
+/// The table is unlinked: nobody can claim it any more.
+const DEAD: u64 = 1;
+
+/// What an operation relied on has changed before it had claimed it: it begins again. Nothing has
+/// been stored.
+pub(crate) struct Restart;
+
+impl<F: Format, M: TableMemory> Table<F, M> {
+    /// Claims `table`, waiting for whoever holds it.
+    #[inline(always)]
+    pub(crate) fn claim<P: Form>(&self, table: u64, form: P) -> Result<(), Restart> {
+        if !P::SHARED {
+            return Ok(());
+        }
+        let claim = &self.memory.meta(table).claim;
+        let mut round = 0;
+        loop {
+            match claim.set_if(FREE, form.token()) {
+                Ok(()) => return Ok(()),
+                Err(DEAD) => return Err(Restart),
+                Err(token) if token == form.token() => return Ok(()),
+                Err(_) => self.memory.wait(round),
+            }
+            round += 1;
+        }
+    }
+
+    /// True when this operation may store to `table`.
+    #[inline(always)]
+    pub(crate) fn holds<P: Form>(&self, table: u64, form: P) -> bool {
+        !P::SHARED || self.memory.meta(table).claim.get() == form.token()
+    }
+
+    /// Gives the claim on `table` back, if this operation has it.
+    #[inline(always)]
+    pub(crate) fn release<P: Form>(&self, table: u64, form: P) {
+        if P::SHARED && self.holds(table, form) {
+            self.memory.meta(table).claim.set_release(FREE);
+        }
+    }
+
+    /// Marks a table as unlinked, for those who wait for its claim.
+    #[inline(always)]
+    pub(crate) fn bury<P: Form>(&self, table: u64, _form: P) {
+        if P::SHARED {
+            self.memory.meta(table).claim.set_release(DEAD);
+        }
+    }
+
+    /// A table that is about to be linked can be claimed by anybody.
+    #[inline(always)]
+    pub(crate) fn unclaimed(&self, table: u64) {
+        self.memory.meta(table).claim.set(FREE);
+    }
+
+    /// Gives all claims back that an operation took in `[at, at + todo)` before it gave up. A table
+    /// that is claimed is linked, and so are all tables above it, so that every claim is found.
+    #[cold]
+    pub(crate) fn release_all<P: Form>(&self, at: u64, todo: u64, form: P) {
+        if P::SHARED {
+            at_top!(self, F, Top => self.release_below::<Top, P>(self.root, at, todo, form));
+        }
+    }
+
+    fn release_below<V: Level, P: Form>(&self, table: u64, mut at: u64, todo: u64, form: P) {
+        if V::N > 0 {
+            let cells = self.cells::<V>(table);
+            let slot = 1u64 << F::shift(V::N);
+            let mut room = self.room::<V>(at, todo);
+            while room > 0 {
+                let here = (slot - (at & (slot - 1))).min(room);
+                let word = cells.get(self.index::<V>(at)).map_or(0, Cell::get_acquire);
+                if let Entry::Table(below) = F::decode(V::N, word) {
+                    self.release_below::<V::Below, P>(below, at, here, form);
+                }
+                at = at.wrapping_add(here);
+                room -= here;
+            }
+        }
+        self.release(table, form);
+    }
+
+    /// Claims `table` if mapping `[at, at + todo)` must store to it: at level 0 always, above where
+    /// an entry is empty. False when it is not claimed.
+    #[inline(always)]
+    pub(crate) fn claim_to_map<V: Level, P: Form>(
+        &self,
+        table: u64,
+        at: u64,
+        todo: u64,
+        form: P,
+    ) -> Result<bool, Restart> {
+        if !P::SHARED {
+            return Ok(true);
+        }
+        let stores = V::N == 0 || {
+            let room = self.room::<V>(at, todo);
+            let first = self.index::<V>(at);
+            let last = self.index::<V>(at.wrapping_add(room - 1));
+            part(self.cells::<V>(table), first, last - first + 1)
+                .iter()
+                .any(|cell| F::is_empty(cell.get()))
+        };
+        if stores {
+            self.claim(table, form)?;
+        }
+        Ok(stores)
+    }
+}

@@ -1,0 +1,378 @@
+//! The shared form: many threads map, unmap and read one table.
+//!
+//! # Protocol
+//!
+//! **Guards.** Every operation holds a guard while it looks at tables, so that none of them is
+//! reused meanwhile: see [`guard`](super::guard). Readers hold nothing else.
+//!
+//! **Claims.** A table is stored to only by the operation that has claimed it, by writing the number
+//! of its guard into the table's [`Meta`](crate::Meta). An operation claims every table that it will
+//! store to *before its first store*, so it is all or nothing here too. Tables are claimed in one
+//! order: by address, and a table before those below it. Two operations that need the same tables
+//! therefore never wait for each other in a circle. Whoever finds a table claimed waits for it.
+//!
+//! Which tables are these? Of a map, the tables at level 0 that exist, and those above in which an
+//! entry of the range is empty: there a leaf or a new table will be linked. What lies below an empty
+//! entry nobody else can reach. Of an unmap, the tables at level 0, those above that hold a leaf of
+//! the range or an entry that the range covers whole, and below such an entry every table.
+//!
+//! **Restart.** What is read before it is claimed may change. A table that was unlinked meanwhile is
+//! marked, and cannot be claimed any more; an entry that became empty in a table that was thought to
+//! need no claim would be claimed too late. In both cases the operation gives its claims back and
+//! begins again; it has stored nothing. A table that is claimed stays linked, and with it all tables
+//! above.
+//!
+//! **Empty tables.** An unmap that removes the last entry of a table whose parent it has not claimed
+//! leaves the table linked and prunes afterwards: it claims the parent, then the table, looks again
+//! whether it is empty, and unlinks it. In between another thread may map into it, in smaller leaves
+//! than it would have chosen.
+//!
+//! **Unlinked tables** go through the gather and the flush as ever; [`reclaim`](SharedTable::reclaim)
+//! then keeps them until every guard is gone that was held when they were unlinked.
+
+use runs::Span;
+
+use super::form::{Claiming, Form, Restart};
+use super::guard::{Guard, Readers};
+use super::unmap::RunSink;
+use super::{Leaf, Level, Table, at_top, part};
+use crate::cell::Cell;
+use crate::error::{MapError, UnmapError};
+use crate::format::{Entry, Format};
+use crate::gather::{Flushed, Gather};
+use crate::memory::TableMemory;
+use crate::prot::Prot;
+
+/// A [`Table`] that many threads map, unmap and read at once.
+///
+/// Operations on different ranges go on side by side, also in one leaf table; those that meet wait
+/// for each other for as long as one of them takes. At most `SLOTS` operations are under way at a
+/// time, further ones wait. Waiting calls [`TableMemory::wait`].
+#[derive(Debug)]
+pub struct SharedTable<F, M: TableMemory, const SLOTS: usize = 32> {
+    table: Table<F, M>,
+    readers: Readers<M::Link, SLOTS>,
+}
+
+/// What an unmap wants, by stripped addresses.
+#[derive(Clone, Copy)]
+struct Wanted {
+    first: u64,
+    last: u64,
+    /// Holes are refused.
+    whole: bool,
+}
+
+/// Why an unmap stores nothing.
+enum Stop {
+    Restart,
+    InsideLeaf(u64),
+    Hole(u64),
+}
+
+impl From<Restart> for Stop {
+    fn from(_: Restart) -> Self {
+        Self::Restart
+    }
+}
+
+impl<F: Format, M: TableMemory, const SLOTS: usize> SharedTable<F, M, SLOTS> {
+    /// Shares a table.
+    pub fn new(table: Table<F, M>) -> Self {
+        Self {
+            table,
+            readers: Readers::new(),
+        }
+    }
+
+    /// The table by itself again. Tables that waited for readers are given back.
+    pub fn into_inner(self) -> Table<F, M> {
+        // Nobody is inside: this is the only reference.
+        self.readers.poll(&self.table.memory);
+        let mut table = self.table;
+        table.tables = table.count_tables();
+        table
+    }
+
+    /// What a unit is told to walk this table.
+    pub fn root(&self) -> crate::format::Root {
+        self.table.root()
+    }
+
+    /// The format, with its configuration.
+    pub fn format(&self) -> &F {
+        self.table.format()
+    }
+
+    #[inline]
+    fn enter(&self) -> Guard<'_, M::Link> {
+        self.readers.enter(&self.table.memory)
+    }
+
+    /// See [`Table::map`].
+    pub fn map(&self, iova: u64, runs: &[Span], prot: Prot) -> Result<(), MapError> {
+        let request = self.table.check_map(iova, runs, prot)?;
+        let guard = self.enter();
+        self.table
+            .map_checked(&request, Claiming(guard.number()))
+            .map(|_| ())
+    }
+
+    /// See [`Table::unmap`].
+    pub fn unmap(
+        &self,
+        range: Span,
+        gather: &mut Gather,
+        sink: &mut impl RunSink,
+    ) -> Result<(), UnmapError> {
+        self.remove(range, true, gather, sink).map(|_| ())
+    }
+
+    /// See [`Table::unmap_mapped`].
+    pub fn unmap_mapped(
+        &self,
+        range: Span,
+        gather: &mut Gather,
+        sink: &mut impl RunSink,
+    ) -> Result<u64, UnmapError> {
+        self.remove(range, false, gather, sink)
+    }
+
+    fn remove<S: RunSink>(
+        &self,
+        range: Span,
+        whole: bool,
+        gather: &mut Gather,
+        sink: &mut S,
+    ) -> Result<u64, UnmapError> {
+        let table = &self.table;
+        let at = table.check_range(range)?;
+        let guard = self.enter();
+        let form = Claiming(guard.number());
+        let wanted = Wanted {
+            first: at,
+            last: at + (range.len - 1),
+            whole,
+        };
+        let mut round = 0;
+        loop {
+            let claimed = at_top!(table, F, Top => {
+                table.claim_to_unmap::<Top, _>(table.root, at, range.len, &wanted, false, form)
+            });
+            match claimed {
+                Ok(()) => break,
+                Err(stop) => {
+                    table.release_all(at, range.len, form);
+                    match stop {
+                        Stop::Restart => table.memory.wait(round),
+                        Stop::Hole(at) => {
+                            let at = table.format.aperture().extend(at);
+                            return Err(UnmapError::Hole { range, at });
+                        }
+                        Stop::InsideLeaf(at) => {
+                            let iova = table.format.aperture().extend(at);
+                            // Another thread may have removed it just now: then look again.
+                            if let Some(leaf) = table.leaf_at(iova)
+                                && !range.covers(&leaf.run.input())
+                            {
+                                return Err(UnmapError::InsideLeaf {
+                                    range,
+                                    leaf: leaf.run,
+                                });
+                            }
+                        }
+                    }
+                    round += 1;
+                }
+            }
+        }
+        let outcome = table.remove_claimed(at, range.len, gather, sink, form);
+        if outcome.left_over {
+            at_top!(table, F, Top => table.prune::<Top, _>(table.root, at, range.len, gather, form));
+        }
+        Ok(outcome.bytes)
+    }
+
+    /// See [`Table::translate`]. What it says was true at some time during the call.
+    #[inline]
+    pub fn translate(&self, iova: u64) -> Option<u64> {
+        let _guard = self.enter();
+        self.table.translate(iova)
+    }
+
+    /// See [`Table::leaf_at`]. What it says was true at some time during the call.
+    pub fn leaf_at(&self, iova: u64) -> Option<Leaf> {
+        let _guard = self.enter();
+        self.table.leaf_at(iova)
+    }
+
+    /// Gives back the tables of flushed gathers, as soon as nobody can read them any more: now, or
+    /// at a later call.
+    pub fn reclaim(&self, flushed: Flushed) {
+        self.readers.retire(&self.table.memory, flushed.tables);
+    }
+
+    /// Gives back tables that waited for readers. True when none is left waiting.
+    pub fn poll(&self) -> bool {
+        self.readers.poll(&self.table.memory)
+    }
+}
+
+impl<F: Format, M: TableMemory> Table<F, M> {
+    /// Claims what unmapping `[at, at + todo)` will store to, and looks for what forbids it.
+    /// `all` is true below an entry that will be unlinked as a whole.
+    fn claim_to_unmap<V: Level, P: Form>(
+        &self,
+        table: u64,
+        mut at: u64,
+        todo: u64,
+        wanted: &Wanted,
+        all: bool,
+        form: P,
+    ) -> Result<(), Stop> {
+        let cells = self.cells::<V>(table);
+        let slot = 1u64 << F::shift(V::N);
+        let mut room = self.room::<V>(at, todo);
+        let first = self.index::<V>(at);
+        let last = self.index::<V>(at.wrapping_add(room - 1));
+        let here = part(cells, first, last - first + 1);
+
+        let stores = V::N == 0 || all || {
+            let (mut at, mut room) = (at, room);
+            here.iter().any(|cell| {
+                let bytes = (slot - (at & (slot - 1))).min(room);
+                (at, room) = (at.wrapping_add(bytes), room - bytes);
+                match F::decode(V::N, cell.get_acquire()) {
+                    Entry::Empty => false,
+                    Entry::Leaf { .. } => true,
+                    Entry::Table(_) => bytes == slot,
+                }
+            })
+        };
+        if stores {
+            self.claim(table, form)?;
+        }
+
+        if V::N == 0 {
+            // No leaf may reach over the ends: those at the ends of this table tell.
+            let ends = [(at, here.first()), (at.wrapping_add(room - 1), here.last())];
+            for (at, cell) in ends {
+                self.check_leaf::<V>(at, cell.map_or(0, Cell::get_acquire), wanted)?;
+            }
+            let full = self.memory.meta(table).live.get() == cells.len() as u64;
+            if wanted.whole && !full {
+                let hole = here.iter().position(|cell| F::is_empty(cell.get()));
+                if let Some(hole) = hole {
+                    return Err(Stop::Hole(at + ((hole as u64) << F::shift(V::N))));
+                }
+            }
+            return Ok(());
+        }
+
+        for cell in here {
+            let bytes = (slot - (at & (slot - 1))).min(room);
+            let word = cell.get_acquire();
+            match F::decode(V::N, word) {
+                Entry::Empty if wanted.whole => return Err(Stop::Hole(at)),
+                Entry::Empty => {}
+                Entry::Leaf { .. } if !stores => return Err(Stop::Restart),
+                Entry::Leaf { .. } => self.check_leaf::<V>(at, word, wanted)?,
+                Entry::Table(_) if bytes == slot && !stores => return Err(Stop::Restart),
+                Entry::Table(below) => {
+                    let all = bytes == slot;
+                    self.claim_to_unmap::<V::Below, P>(below, at, bytes, wanted, all, form)?;
+                }
+            }
+            at = at.wrapping_add(bytes);
+            room -= bytes;
+        }
+        Ok(())
+    }
+
+    /// Refuses a leaf at `at` that reaches over an end of the range.
+    fn check_leaf<V: Level>(&self, at: u64, word: u64, wanted: &Wanted) -> Result<(), Stop> {
+        if let Entry::Leaf { log2, .. } = F::decode(V::N, word) {
+            let rest = (1u64 << log2) - 1;
+            if at & !rest < wanted.first || at | rest > wanted.last {
+                return Err(Stop::InsideLeaf(at));
+            }
+        }
+        Ok(())
+    }
+
+    /// Unlinks empty tables below `table` in `[at, at + todo)`.
+    fn prune<V: Level, P: Form>(
+        &self,
+        table: u64,
+        mut at: u64,
+        todo: u64,
+        gather: &mut Gather,
+        form: P,
+    ) {
+        if V::N == 0 {
+            return;
+        }
+        let slot = 1u64 << F::shift(V::N);
+        let mut room = self.room::<V>(at, todo);
+        while room > 0 {
+            let here = (slot - (at & (slot - 1))).min(room);
+            if let Some(cell) = self.cells::<V>(table).get(self.index::<V>(at))
+                && let Entry::Table(below) = F::decode(V::N, cell.get_acquire())
+            {
+                self.prune::<V::Below, P>(below, at, here, gather, form);
+                if self.memory.meta(below).live.get() == 0 {
+                    self.unlink_empty::<V, P>(table, cell, below, gather, form);
+                }
+            }
+            at = at.wrapping_add(here);
+            room -= here;
+        }
+    }
+
+    /// Unlinks `below` from the entry `cell` of `table`, if both are still what they were.
+    fn unlink_empty<V: Level, P: Form>(
+        &self,
+        table: u64,
+        cell: &M::Cell,
+        below: u64,
+        gather: &mut Gather,
+        form: P,
+    ) {
+        if self.claim(table, form).is_err() {
+            return;
+        }
+        let linked = matches!(F::decode(V::N, cell.get()), Entry::Table(there) if there == below);
+        if linked && self.claim(below, form).is_ok() {
+            let live = &self.memory.meta(table).live;
+            if self.memory.meta(below).live.get() == 0 {
+                cell.set(0);
+                live.set(live.get().saturating_sub(1));
+                self.bury(below, form);
+                gather.add_table(&self.memory, below);
+            } else {
+                self.release(below, form);
+            }
+        }
+        self.release(table, form);
+    }
+
+    /// Counts the tables, the root among them.
+    pub(crate) fn count_tables(&self) -> u64 {
+        let root = (Self::root_bytes(&self.format) as u64).div_ceil(M::TABLE_BYTES);
+        let below = at_top!(self, F, Top => self.count_below::<Top>(self.root));
+        root.max(1) + below
+    }
+
+    fn count_below<V: Level>(&self, table: u64) -> u64 {
+        if V::N == 0 {
+            return 0;
+        }
+        self.cells::<V>(table)
+            .iter()
+            .map(|cell| match F::decode(V::N, cell.get_acquire()) {
+                Entry::Table(below) => 1 + self.count_below::<V::Below>(below),
+                _ => 0,
+            })
+            .sum()
+    }
+}
