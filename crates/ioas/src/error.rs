@@ -10,7 +10,12 @@ use runs::Span;
 use crate::ledger::OverLimit;
 use crate::object::{Cause, PinFailed};
 
-/// Why nothing was mapped: runs, charges, tables and units are as they were.
+/// Why nothing was mapped: areas, pins, charges and tables are as they were.
+///
+/// With one exception: when part of the memory was mapped already and a unit does not take notice
+/// that it is unmapped again, devices may still reach that memory. It is then retired
+/// ([`Ioas::retired`](crate::Ioas::retired) has grown): pinned and charged, but in no area, until
+/// [`Ioas::flush`](crate::Ioas::flush) succeeds.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum MapError {
@@ -45,11 +50,19 @@ pub enum MapError {
         /// Bytes that its runs have, as far as they were read.
         found: u64,
     },
+    /// The reader of the runs claims to have filled in more than there was room for.
+    BatchTooLong {
+        /// Runs that it claims.
+        count: usize,
+        /// Runs that there was room for.
+        room: usize,
+    },
     /// The tables refuse.
     Table(iopt::MapError),
     /// The observer wanted to stop.
     Interrupted,
-    /// A unit did not take notice in time.
+    /// A unit did not take notice in time: of what was mapped, or of what had been unmapped before
+    /// and was still to be flushed.
     Flush(FlushError),
 }
 
@@ -75,6 +88,9 @@ impl fmt::Display for MapError {
                     f,
                     "{pinned} bytes are pinned, but their runs have {found} bytes"
                 )
+            }
+            Self::BatchTooLong { count, room } => {
+                write!(f, "{count} runs were given in a batch of {room}")
             }
             Self::Table(cause) => cause.fmt(f),
             Self::Interrupted => f.write_str("interrupted while mapping"),
@@ -123,7 +139,9 @@ pub enum UnmapError {
     /// The areas are unmapped, but a unit did not take notice in time. Their memory stays pinned
     /// and charged, and their tables unused, until [`Ioas::flush`](crate::Ioas::flush) succeeds.
     Flush(FlushError),
-    /// The areas are unmapped and flushed, but memory could not be unpinned.
+    /// The areas are unmapped and flushed, and all memory was to be unpinned, but some could not.
+    /// This is the first failure. How much of that memory is still pinned is not known, so its
+    /// charge stays for good.
     Unpin(Cause),
 }
 
@@ -156,7 +174,7 @@ pub enum DetachError {
         /// The device.
         device: DeviceId,
     },
-    /// Its unit refuses.
+    /// Its unit refuses, or did not come to an end in time. The device counts as attached.
     Unit(AttachError),
 }
 
@@ -172,3 +190,34 @@ impl fmt::Display for DetachError {
 }
 
 impl Error for DetachError {}
+
+/// Why an address space did not come to an end in order.
+///
+/// What could not be given back is lost on purpose: memory stays pinned and charged, tables stay out
+/// of use, since a device may still reach them.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum CloseError {
+    /// Something could not be unmapped.
+    Unmap(UnmapError),
+    /// A device could not be detached.
+    Detach(DetachError),
+}
+
+impl fmt::Display for CloseError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unmap(cause) => cause.fmt(f),
+            Self::Detach(cause) => cause.fmt(f),
+        }
+    }
+}
+
+impl Error for CloseError {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        match self {
+            Self::Unmap(cause) => cause.source(),
+            Self::Detach(cause) => cause.source(),
+        }
+    }
+}

@@ -92,6 +92,11 @@ impl Charge {
     pub const fn bytes(&self) -> u64 {
         self.bytes
     }
+
+    /// Never gives it back: what it was charged for may still be pinned.
+    pub(crate) fn keep(mut self) {
+        self.bytes = 0;
+    }
 }
 
 impl Drop for Charge {

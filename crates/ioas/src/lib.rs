@@ -53,21 +53,24 @@
 
 extern crate alloc;
 
-mod domain;
+mod area;
 mod error;
+mod fill;
 mod ledger;
 #[cfg(feature = "linux")]
 mod linux;
 mod object;
 mod observer;
+mod reach;
 mod space;
 mod synthetic;
 
-pub use error::{DetachError, MapError, UnmapError};
+pub use area::Area;
+pub use error::{CloseError, DetachError, MapError, UnmapError};
 pub use ledger::{Charge, Ledger, OverLimit};
 #[cfg(feature = "linux")]
 pub use linux::{Effort, HostMemory, HostTables, MappedStorage};
 pub use object::{Cause, MemoryObject, PinFailed, Pinned, RunReader};
 pub use observer::{Observer, Step};
-pub use space::{Area, CloseError, Ioas, Unmapped};
+pub use space::{Ioas, Unmapped};
 pub use synthetic::Synthetic;

@@ -81,7 +81,7 @@ impl MemoryObject for HostMemory {
         // io_uring charges the huge pages that it touches whole; mlock compares the length.
         let page = match self.pinner.kind() {
             PinKind::IoUring => self.mapping.backing().largest_page(),
-            PinKind::Mlock => TABLE_BYTES,
+            PinKind::Mlock => Backing::Anon4K.page(),
         };
         let first = part.start & !(page - 1);
         let last = (part.last() | (page - 1)).min(self.mapping.len().saturating_sub(1));
@@ -192,6 +192,8 @@ impl MappedStorage {
 // write to it but through its atomic cells.
 #[allow(unsafe_code)]
 unsafe impl Storage for MappedStorage {
+    type Cell = AtomicU64;
+
     fn cells(&self) -> &[AtomicU64] {
         self.mapping.cells()
     }

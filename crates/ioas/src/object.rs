@@ -42,14 +42,15 @@ pub trait Pinned: fmt::Debug + Send {
     /// The physical runs of the part, in order of its offsets.
     fn runs(&self) -> Result<Box<dyn RunReader + '_>, Cause>;
 
-    /// Unpins it; returns the bytes.
+    /// Unpins it; returns the bytes. After an error it is not known how much of it is still pinned.
     fn unpin(self: Box<Self>) -> Result<u64, Cause>;
 }
 
 /// Reads the runs of a pinned part, batch by batch.
 pub trait RunReader {
-    /// Fills `out` with the next runs (physical address and length in bytes) and returns how many;
-    /// 0 at the end only. A run may go on in the next batch.
+    /// Fills `out` with the next runs (physical address and length in bytes, none empty) and
+    /// returns how many; 0 at the end only. A run may go on in the next batch, and neighbours need
+    /// not be joined: whoever reads joins them. All runs together have the length of the part.
     fn next_batch(&mut self, out: &mut [Span]) -> Result<usize, Cause>;
 }
 

@@ -22,20 +22,23 @@ pub enum Step {
 }
 
 /// Watches an operation. Steps take turns (runs are found and mapped batch by batch) and never
-/// overlap. `()` watches nothing.
+/// overlap. Every [`begin`](Self::begin) is followed by the [`end`](Self::end) of the same step
+/// before another one begins, also when the step fails. What a failing operation does to undo
+/// itself is not watched. `()` watches nothing.
 pub trait Observer {
     /// `step` begins.
     fn begin(&mut self, step: Step) {
         let _ = step;
     }
 
-    /// `step` has come to an end, or to a pause, having handled `bytes`.
+    /// `step` has come to an end, or to a pause, having handled `bytes`; 0 when it has failed.
     fn end(&mut self, step: Step, bytes: u64) {
         let _ = (step, bytes);
     }
 
-    /// `done` bytes of `step` are handled. [`ControlFlow::Break`] stops the operation, which then
-    /// undoes what it has done; only mapping asks.
+    /// `done` bytes of `step` are handled, all in all. [`ControlFlow::Break`] stops the operation,
+    /// which then undoes what it has done. Only mapping asks: during [`Step::Pin`], between `begin`
+    /// and `end` and once behind them; and after each batch with [`Step::FillTables`].
     fn progress(&mut self, step: Step, done: u64) -> ControlFlow<()> {
         let _ = (step, done);
         ControlFlow::Continue(())
@@ -43,3 +46,16 @@ pub trait Observer {
 }
 
 impl Observer for () {}
+
+/// Does `work`, which is one step, between its `begin` and its `end`. `work` tells how many bytes
+/// it has handled.
+pub(crate) fn observed<T, E>(
+    observer: &mut dyn Observer,
+    step: Step,
+    work: impl FnOnce(&mut dyn Observer) -> Result<(T, u64), E>,
+) -> Result<T, E> {
+    observer.begin(step);
+    let result = work(observer);
+    observer.end(step, result.as_ref().map_or(0, |(_, bytes)| *bytes));
+    result.map(|(value, _)| value)
+}

@@ -2,85 +2,46 @@
 //!
 //! # Mapping
 //!
-//! Check, charge, pin, then batch by batch: find runs, fill tables. The batch is the only memory
-//! that the way takes, whatever the number of runs. Each step can fail, and then everything before
-//! it is undone in the opposite order: tables are emptied, units flushed, memory unpinned, the
-//! charge given back.
+//! Check, charge, pin, then batch by batch: find runs, fill tables. Each step can fail, and then
+//! everything before it is undone in the opposite order: tables are emptied, units flushed, memory
+//! unpinned, the charge given back.
+//!
+//! The area is there, with its pin, before the first entry of its range is. So at no moment, not
+//! even while a panic of an observer unwinds, is there an entry to memory that nothing holds.
 //!
 //! # Unmapping
 //!
 //! Tables are emptied, units flushed, and only then memory is unpinned and its charge given back.
 //! Memory whose flush has failed is *retired*: it belongs to no area any more, but stays pinned
-//! and charged until a later flush succeeds.
+//! and charged until a later flush succeeds. Until then nothing is mapped either: a unit that
+//! still holds old translations and tables would not see what is new.
+//!
+//! # The end
+//!
+//! [`Ioas::close`] gives everything back and tells what it could not. Dropping an address space
+//! detaches its devices and unpins its memory; see [`Ioas`].
 
 use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
 use alloc::sync::Arc;
 use alloc::vec;
-use alloc::vec::Vec;
 use core::fmt;
+use core::iter;
 
-use iommu::{AttachError, DeviceId, DomainId, Unit};
-use iopt::{AnyTable, Leaf, Prot, RangeError, TableMemory};
+use iommu::{AttachError, DeviceId, DomainId, FlushError, Unit};
+use iopt::{AnyTable, Aperture, Discard, Leaf, Prot, RangeError, TableMemory};
 use runs::Span;
 
-use crate::domain::Domain;
-use crate::error::{DetachError, MapError, UnmapError};
-use crate::ledger::{Charge, Ledger};
-use crate::object::{MemoryObject, Pinned};
-use crate::observer::{Observer, Step};
+use crate::area::{Area, Held};
+use crate::error::{CloseError, DetachError, MapError, UnmapError};
+use crate::fill::Fill;
+use crate::ledger::Ledger;
+use crate::object::MemoryObject;
+use crate::observer::{Observer, Step, observed};
+use crate::reach::Reach;
 
 /// Spans in a batch: 64 KiB.
 const BATCH: usize = 4096;
-
-/// A stretch of the address space over a part of a memory object.
-#[derive(Debug)]
-pub struct Area {
-    range: Span,
-    object: Arc<dyn MemoryObject>,
-    offset: u64,
-    prot: Prot,
-    held: Held,
-}
-
-/// Memory that is pinned and charged.
-#[derive(Debug)]
-struct Held {
-    pin: Box<dyn Pinned>,
-    charge: Charge,
-}
-
-impl Area {
-    /// Its device addresses.
-    pub const fn range(&self) -> Span {
-        self.range
-    }
-
-    /// The memory object.
-    pub fn object(&self) -> &Arc<dyn MemoryObject> {
-        &self.object
-    }
-
-    /// Offset in the memory object, bytes.
-    pub const fn offset(&self) -> u64 {
-        self.offset
-    }
-
-    /// What devices may do with it.
-    pub const fn prot(&self) -> Prot {
-        self.prot
-    }
-
-    /// The memory behind it, pinned.
-    pub fn pinned(&self) -> &dyn Pinned {
-        &*self.held.pin
-    }
-
-    /// Bytes that are charged for it.
-    pub const fn charged(&self) -> u64 {
-        self.held.charge.bytes()
-    }
-}
 
 /// What an unmap has removed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -89,76 +50,92 @@ pub struct Unmapped {
     pub areas: u64,
     /// Their bytes together.
     pub bytes: u64,
-    /// Bytes that were unpinned.
+    /// Bytes that were unpinned: those of the areas, and those that were retired before.
     pub unpinned: u64,
 }
 
 /// An I/O address space.
 ///
-/// Dropping it leaves its tables out of use, since a unit may still walk them;
-/// [`close`](Self::close) gives everything back.
+/// # Dropping
+///
+/// [`close`](Self::close) gives everything back. Dropping an address space detaches its devices,
+/// which waits for their accesses under way, and then unpins its memory. If a unit does not let a
+/// device go, the memory of all areas stays pinned and charged for good: a device must never reach
+/// memory that is not pinned. Tables, as those of a dropped [`Table`](iopt::Table), stay out of use
+/// in any case.
 pub struct Ioas<M> {
-    domain: Domain<M>,
-    areas: BTreeMap<u64, Area>,
-    retired: Vec<Held>,
+    table: AnyTable<M>,
+    reach: Reach,
     ledger: Arc<Ledger>,
     batch: Box<[Span]>,
 }
 
 impl<M: TableMemory> Ioas<M> {
-    /// An empty address space over `table`, which units know as `domain`, charging to `ledger`.
+    /// An empty address space over `table`, which is empty and which units know as `domain`,
+    /// charging to `ledger`.
     pub fn new(domain: DomainId, table: AnyTable<M>, ledger: Arc<Ledger>) -> Self {
         Self {
-            domain: Domain::new(domain, table),
-            areas: BTreeMap::new(),
-            retired: Vec::new(),
+            table,
+            reach: Reach::new(domain),
             ledger,
             batch: vec![Span::default(); BATCH].into_boxed_slice(),
         }
     }
 
     /// The page table.
-    pub fn table(&self) -> &AnyTable<M> {
-        &self.domain.table
+    pub const fn table(&self) -> &AnyTable<M> {
+        &self.table
     }
 
     /// The ledger.
-    pub fn ledger(&self) -> &Arc<Ledger> {
+    pub const fn ledger(&self) -> &Arc<Ledger> {
         &self.ledger
     }
 
     /// The areas, in order.
     pub fn areas(&self) -> impl Iterator<Item = &Area> {
-        self.areas.values()
+        self.reach.areas.values()
     }
 
     /// The area that holds `iova`.
     pub fn area_at(&self, iova: u64) -> Option<&Area> {
-        let (_, area) = self.areas.range(..=iova).next_back()?;
+        let (_, area) = self.reach.areas.range(..=iova).next_back()?;
         area.range.contains(iova).then_some(area)
     }
 
     /// The leaf that maps `iova`.
     pub fn leaf_at(&self, iova: u64) -> Option<Leaf> {
-        self.domain.table.leaf_at(iova)
+        self.table.leaf_at(iova)
     }
 
     /// The attached devices.
     pub fn devices(&self) -> impl Iterator<Item = DeviceId> + '_ {
-        self.domain.devices()
+        self.reach.devices()
     }
 
     /// Lets `device` of `unit` see this address space.
+    ///
+    /// While memory is [retired](Self::retired), the device may come to see that too, as those
+    /// that are attached already.
     pub fn attach(&mut self, unit: Arc<dyn Unit>, device: DeviceId) -> Result<(), AttachError> {
-        self.domain.attach(unit, device)
+        self.reach.attach(unit, device, self.table.root())
     }
 
-    /// Takes this address space away from `device`. Areas stay.
+    /// Takes this address space away from `device`, from the one that was attached first if several
+    /// units have a device of that name. Areas stay.
     pub fn detach(&mut self, device: DeviceId) -> Result<(), DetachError> {
-        self.domain.detach(device)
+        self.reach.detach(device)
     }
 
-    /// Maps `part` (offset and length in bytes) of `object` at `iova`.
+    /// Maps `part` (offset and length in bytes) of `object` at `iova`, all or nothing.
+    ///
+    /// A part that is mapped twice is pinned and charged twice.
+    ///
+    /// # Errors
+    ///
+    /// See [`MapError`]. Nothing is touched, not even for a moment, when the range, the part or
+    /// the limit forbids it. If earlier unmaps still wait for a [`flush`](Self::flush), that comes
+    /// first, and if it fails again nothing is mapped.
     pub fn map(
         &mut self,
         iova: u64,
@@ -168,46 +145,51 @@ impl<M: TableMemory> Ioas<M> {
         observer: &mut dyn Observer,
     ) -> Result<(), MapError> {
         let range = self.check(iova, &**object, part)?;
+        self.settle().map_err(MapError::Flush)?;
 
-        observer.begin(Step::Charge);
-        let bytes = object.charge(part);
-        let charge = self.ledger.charge(bytes).map_err(MapError::OverLimit)?;
-        observer.end(Step::Charge, bytes);
-
-        observer.begin(Step::Pin);
-        let pin = object.pin(part, &mut |done| observer.progress(Step::Pin, done))?;
-        observer.end(Step::Pin, part.len);
+        let charge = observed(observer, Step::Charge, |_| {
+            let bytes = object.charge(part);
+            let charge = self.ledger.charge(bytes).map_err(MapError::OverLimit)?;
+            Ok::<_, MapError>((charge, bytes))
+        })?;
+        let pin = observed(observer, Step::Pin, |observer| {
+            let pin = object.pin(part, &mut |done| observer.progress(Step::Pin, done))?;
+            Ok::<_, MapError>((pin, part.len))
+        })?;
+        // From here on dropping gives back both, in this order.
+        let held = Held { pin, charge };
         if observer.progress(Step::Pin, part.len).is_break() {
             return Err(MapError::Interrupted);
         }
 
-        let held = Held { pin, charge };
-        let mut mapped = 0;
-        let result = self
-            .fill(range, &*held.pin, prot, &mut mapped, observer)
-            .and_then(|()| self.domain.mapped().map_err(MapError::Flush));
-        if let Err(cause) = result {
-            self.undo(Span::new(iova, mapped), held);
-            return Err(cause);
+        // Vacant: `check` has seen that no area lies there.
+        let area = self.reach.areas.entry(iova).or_insert(Area {
+            range,
+            object: Arc::clone(object),
+            offset: part.start,
+            prot,
+            held,
+        });
+        let mut fill = Fill {
+            table: &mut self.table,
+            batch: &mut self.batch,
+            range,
+            prot,
+            mapped: 0,
+        };
+        let filled = fill.run(area.pinned(), observer);
+        let mapped = fill.mapped;
+        let result = filled.and_then(|()| self.reach.mapped().map_err(MapError::Flush));
+        if result.is_err() {
+            self.undo(iova, mapped);
         }
-        let (object, offset) = (Arc::clone(object), part.start);
-        self.areas.insert(
-            iova,
-            Area {
-                range,
-                object,
-                offset,
-                prot,
-                held,
-            },
-        );
-        Ok(())
+        result
     }
 
     /// Everything that can be known to be wrong before anything is touched.
     fn check(&self, iova: u64, object: &dyn MemoryObject, part: Span) -> Result<Span, MapError> {
-        let granule = self.domain.table.page_sizes().smallest();
-        let aperture = self.domain.table.aperture();
+        let granule = self.table.page_sizes().smallest();
+        let aperture = self.table.aperture();
         if part.len == 0 {
             return Err(MapError::Range(RangeError::Empty));
         }
@@ -233,7 +215,7 @@ impl<M: TableMemory> Ioas<M> {
                 aperture,
             }));
         };
-        match self.areas_in(range).next() {
+        match self.first_area_in(range) {
             Some(area) => Err(MapError::Overlap {
                 wanted: range,
                 area: area.range,
@@ -242,83 +224,57 @@ impl<M: TableMemory> Ioas<M> {
         }
     }
 
-    /// The areas with at least one byte in `range`, in order.
-    fn areas_in(&self, range: Span) -> impl Iterator<Item = &Area> {
-        // The one that begins before the range may reach into it.
-        let first = self
-            .areas
-            .range(..range.start)
-            .next_back()
-            .map_or(range.start, |(k, _)| *k);
-        self.areas
-            .range(first..=range.last())
-            .map(|(_, area)| area)
-            .filter(move |area| area.range.overlaps(&range))
+    /// The first area with at least one byte in `range`.
+    fn first_area_in(&self, range: Span) -> Option<&Area> {
+        let inside = || self.reach.areas.range(range.start..=range.last()).next();
+        self.area_at(range.start)
+            .or_else(|| inside().map(|(_, area)| area))
     }
 
-    /// Finds the runs and fills the tables, batch by batch. `mapped` counts the bytes from the
-    /// start of `range` that are in the tables, after an error too.
-    fn fill(
-        &mut self,
-        range: Span,
-        pin: &dyn Pinned,
-        prot: Prot,
-        mapped: &mut u64,
-        observer: &mut dyn Observer,
-    ) -> Result<(), MapError> {
-        observer.begin(Step::FindRuns);
-        let mut reader = pin.runs().map_err(MapError::Runs)?;
-        loop {
-            let count = reader.next_batch(&mut self.batch).map_err(MapError::Runs)?;
-            let batch = self.batch.get(..count).unwrap_or(&[]);
-            let bytes = batch
-                .iter()
-                .fold(0u64, |sum, run| sum.saturating_add(run.len));
-            observer.end(Step::FindRuns, bytes);
-            if count == 0 {
-                break;
-            }
-            if bytes > range.len - *mapped {
-                let found = mapped.saturating_add(bytes);
-                return Err(MapError::RunsDiffer {
-                    pinned: range.len,
-                    found,
-                });
-            }
-            observer.begin(Step::FillTables);
-            self.domain
-                .map(range.start + *mapped, batch, prot)
-                .map_err(MapError::Table)?;
-            *mapped += bytes;
-            observer.end(Step::FillTables, bytes);
-            if observer.progress(Step::FillTables, *mapped).is_break() {
-                return Err(MapError::Interrupted);
-            }
-            observer.begin(Step::FindRuns);
+    /// Takes back the area at `iova`, of which the first `mapped` bytes are in the table.
+    fn undo(&mut self, iova: u64, mapped: u64) {
+        let Some(area) = self.reach.areas.remove(&iova) else {
+            return;
+        };
+        // What the caller must learn is why the map failed. That memory could not be unpinned
+        // shows in the ledger, and that it waits for a flush in `retired`.
+        if mapped == 0 {
+            // No device has ever seen it: there is nothing to wait for.
+            let _ = area.held.release();
+            return;
         }
-        if *mapped != range.len {
-            return Err(MapError::RunsDiffer {
-                pinned: range.len,
-                found: *mapped,
-            });
+        let range = Span::new(iova, mapped);
+        let gather = &mut self.reach.gather;
+        if let Err(cause) = self.table.unmap_mapped(range, gather, &mut Discard) {
+            // Not reached: whole leaves were mapped here just now. Devices might reach the memory,
+            // so it stays what it is.
+            debug_assert!(false, "what was just mapped cannot be unmapped: {cause}");
+            self.reach.areas.insert(iova, area);
+            return;
         }
+        self.reach.retired.push(area.held);
+        let _ = self.settle();
+    }
+
+    /// Flushes what earlier calls have left to be flushed, and releases it.
+    fn settle(&mut self) -> Result<(), FlushError> {
+        if !self.reach.gather.is_empty() {
+            self.table.reclaim(self.reach.flush()?);
+        }
+        // Whoever asks wants room for something else; what cannot be unpinned stays charged.
+        let _ = self.reach.release();
         Ok(())
-    }
-
-    /// Takes back what a failed map has mapped.
-    fn undo(&mut self, mapped: Span, held: Held) {
-        if mapped.len > 0 && self.domain.unmap(mapped).is_err() {
-            // Not reached: the range was mapped just now, whole leaf by whole leaf.
-            debug_assert!(false, "a range that was just mapped cannot be unmapped");
-        }
-        self.retired.push(held);
-        // If a unit does not take notice the memory stays retired, and the next flush tries again;
-        // what the caller must learn is why the map failed. Dropping a pin unpins it.
-        let _ = self.flush();
     }
 
     /// Unmaps every area in `range`. Areas that lie only partly in it are not cut: that is refused
     /// and nothing changes. Where nothing is mapped nothing happens.
+    ///
+    /// Memory that was retired before is released as well, if the flush succeeds.
+    ///
+    /// # Errors
+    ///
+    /// See [`UnmapError`], which says for each case what has happened to the areas: either all of
+    /// them are unmapped or none.
     pub fn unmap(
         &mut self,
         range: Span,
@@ -330,109 +286,162 @@ impl<M: TableMemory> Ioas<M> {
         if Span::checked(range.start, range.len).is_none() {
             return Err(UnmapError::BeyondEnd { start: range.start });
         }
-        if let Some(area) = self.areas_in(range).find(|area| !range.covers(&area.range)) {
-            return Err(UnmapError::CutsArea {
-                range,
-                area: area.range,
-            });
+        for end in [range.start, range.last()] {
+            if let Some(area) = self.area_at(end)
+                && !range.covers(&area.range)
+            {
+                return Err(UnmapError::CutsArea {
+                    range,
+                    area: area.range,
+                });
+            }
         }
-        let mut unmapped = Unmapped::default();
-        observer.begin(Step::EmptyTables);
-        let first = |areas: &BTreeMap<u64, Area>| {
-            areas
-                .range(range.start..=range.last())
-                .next()
-                .map(|(start, area)| (*start, area.range))
-        };
-        while let Some((start, area)) = first(&self.areas) {
-            self.domain.unmap(area).map_err(UnmapError::Table)?;
-            unmapped.areas += 1;
-            unmapped.bytes += area.len;
-            self.retired
-                .extend(self.areas.remove(&start).map(|area| area.held));
-        }
-        observer.end(Step::EmptyTables, unmapped.bytes);
+        self.unmap_between(range.start, range.last(), observer)
+    }
+
+    /// Unmaps everything, as [`unmap`](Self::unmap) does.
+    pub fn unmap_all(&mut self, observer: &mut dyn Observer) -> Result<Unmapped, UnmapError> {
+        // The whole space: a span cannot say that.
+        self.unmap_between(0, u64::MAX, observer)
+    }
+
+    /// Unmaps the areas that begin between `first` and `last`, both included. None of them ends
+    /// behind `last`.
+    fn unmap_between(
+        &mut self,
+        first: u64,
+        last: u64,
+        observer: &mut dyn Observer,
+    ) -> Result<Unmapped, UnmapError> {
+        let mut unmapped = observed(observer, Step::EmptyTables, |_| {
+            let unmapped = self.retire(first, last)?;
+            Ok::<_, UnmapError>((unmapped, unmapped.bytes))
+        })?;
         unmapped.unpinned = self.flush_observed(observer)?;
         Ok(unmapped)
     }
 
-    /// Unmaps everything.
-    pub fn unmap_all(&mut self, observer: &mut dyn Observer) -> Result<Unmapped, UnmapError> {
-        let Some(first) = self.areas.values().next() else {
-            return Ok(Unmapped::default());
-        };
-        let first = first.range.start;
-        let last = self
-            .areas
-            .values()
-            .next_back()
-            .map_or(first, |area| area.range.last());
-        self.unmap(Span::inclusive(first, last).unwrap_or_default(), observer)
+    /// Empties the entries of these areas and retires their memory; all or nothing.
+    fn retire(&mut self, first: u64, last: u64) -> Result<Unmapped, UnmapError> {
+        let Self { table, reach, .. } = self;
+        let aperture = table.aperture();
+        // The table takes out a stretch whole or not at all. That it takes out every stretch or
+        // none needs a look at the ends of all but the first before the first store.
+        for stretch in stretches(&reach.areas, first, last, aperture).skip(1) {
+            for end in [stretch.start, stretch.last()] {
+                if let Some(leaf) = table.leaf_at(end)
+                    && !stretch.covers(&leaf.run.input())
+                {
+                    return Err(UnmapError::Table(iopt::UnmapError::InsideLeaf {
+                        range: stretch,
+                        leaf: leaf.run,
+                    }));
+                }
+            }
+        }
+        for stretch in stretches(&reach.areas, first, last, aperture) {
+            table
+                .unmap_mapped(stretch, &mut reach.gather, &mut Discard)
+                .map_err(UnmapError::Table)?;
+        }
+        let mut unmapped = Unmapped::default();
+        while let Some((&start, _)) = reach.areas.range(first..=last).next() {
+            let Some(area) = reach.areas.remove(&start) else {
+                break;
+            };
+            unmapped.areas += 1;
+            unmapped.bytes += area.range.len;
+            reach.retired.push(area.held);
+        }
+        Ok(unmapped)
     }
 
     /// Has every unit forget what was unmapped and releases the memory that was retired. Returns
     /// the bytes that were unpinned.
+    ///
+    /// # Errors
+    ///
+    /// [`UnmapError::Flush`] and [`UnmapError::Unpin`] only. After the first everything is still
+    /// retired, and this may be called again. A device that is stuck can be
+    /// [detached](Self::detach); then there is nobody to wait for.
     pub fn flush(&mut self) -> Result<u64, UnmapError> {
         self.flush_observed(&mut ())
     }
 
     fn flush_observed(&mut self, observer: &mut dyn Observer) -> Result<u64, UnmapError> {
-        observer.begin(Step::Flush);
-        self.domain.flush().map_err(UnmapError::Flush)?;
-        observer.end(Step::Flush, 0);
-        observer.begin(Step::Unpin);
-        let mut unpinned = 0;
-        let mut failed = None;
-        for Held { pin, charge } in self.retired.drain(..) {
-            match pin.unpin() {
-                Ok(bytes) => unpinned += bytes,
-                Err(cause) => failed = failed.or(Some(cause)),
-            }
-            drop(charge);
-        }
-        observer.end(Step::Unpin, unpinned);
+        observed(observer, Step::Flush, |_| {
+            let flushed = self.reach.flush().map_err(UnmapError::Flush)?;
+            self.table.reclaim(flushed);
+            Ok::<_, UnmapError>(((), 0))
+        })?;
+        let (unpinned, failed) = observed(observer, Step::Unpin, |_| {
+            let (unpinned, failed) = self.reach.release();
+            Ok::<_, UnmapError>(((unpinned, failed), unpinned))
+        })?;
         failed.map_or(Ok(unpinned), |cause| Err(UnmapError::Unpin(cause)))
     }
 
     /// Memory that is unmapped but waits for a flush, in pins.
-    pub fn retired(&self) -> usize {
-        self.retired.len()
+    pub const fn retired(&self) -> usize {
+        self.reach.retired.len()
     }
 
-    /// Ends the address space: unmaps everything, detaches every device, gives all tables back.
+    /// Ends the address space: detaches every device, unmaps everything, gives all tables back.
+    ///
+    /// # Errors
+    ///
+    /// The first failure, but everything is tried: memory is also released when a device cannot
+    /// be detached but its unit forgets what was unmapped, and when a flush fails but every device
+    /// can be detached. What is left then is lost on purpose, see [`CloseError`]. Who wants to try
+    /// again calls [`detach`](Self::detach) and [`unmap_all`](Self::unmap_all) first.
     pub fn close(mut self) -> Result<(), CloseError> {
-        self.unmap_all(&mut ()).map_err(CloseError::Unmap)?;
-        self.flush().map_err(CloseError::Unmap)?;
-        self.domain.close().map_err(CloseError::Detach)
+        let detached = self.reach.detach_all().map_err(CloseError::Detach);
+        let unmapped = self.unmap_all(&mut ()).map_err(CloseError::Unmap);
+        // Only when both have failed memory is left; dropping tries to detach once more.
+        detached?;
+        let Self { table, reach, .. } = self;
+        // Nobody is attached, so that the flush was empty, and each unit has forgotten the domain
+        // with its last device. Areas are left in a damaged table only, which nobody should follow.
+        if reach.areas.is_empty() {
+            let (gather, memory) = table.tear_down();
+            memory.reclaim(gather.never_walked().into_tables());
+        }
+        unmapped.map(|_| ())
     }
+}
+
+/// The ranges of the areas that begin between `first` and `last`, put together as far as the
+/// aperture allows: a table finds what lies in a stretch faster than we do, and goes down once.
+fn stretches(
+    areas: &BTreeMap<u64, Area>,
+    first: u64,
+    last: u64,
+    aperture: Aperture,
+) -> impl Iterator<Item = Span> {
+    let mut ranges = areas
+        .range(first..=last)
+        .map(|(_, area)| area.range)
+        .peekable();
+    iter::from_fn(move || {
+        let mut stretch = ranges.next()?;
+        while let Some(joined) = ranges
+            .peek()
+            .and_then(|next| Span::inclusive(stretch.start, next.last()))
+            .filter(|joined| aperture.covers(joined))
+        {
+            stretch = joined;
+            ranges.next();
+        }
+        Some(stretch)
+    })
 }
 
 impl<M> fmt::Debug for Ioas<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Ioas")
-            .field("domain", &self.domain.id)
-            .field("areas", &self.areas.len())
-            .field("retired", &self.retired.len())
+            .field("domain", &self.reach.domain)
+            .field("areas", &self.reach.areas.len())
+            .field("retired", &self.reach.retired.len())
             .finish_non_exhaustive()
     }
 }
-
-/// Why an address space did not come to an end in order.
-#[derive(Debug)]
-pub enum CloseError {
-    /// Something could not be unmapped.
-    Unmap(UnmapError),
-    /// A device could not be detached.
-    Detach(DetachError),
-}
-
-impl fmt::Display for CloseError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Unmap(cause) => cause.fmt(f),
-            Self::Detach(cause) => cause.fmt(f),
-        }
-    }
-}
-
-impl core::error::Error for CloseError {}

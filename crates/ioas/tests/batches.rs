@@ -1,0 +1,92 @@
+//! Where a reader ends a batch plays no role for the leaves.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on stops")]
+
+mod common;
+
+use std::sync::Arc;
+
+use common::*;
+use ioas::{Ledger, MemoryObject, Synthetic};
+use iopt::{HeapTables, Leaf, Prot};
+use proptest::prelude::*;
+use runs::{Joiner, Span};
+
+/// What a table makes of the same runs when it gets them joined, all at once.
+fn in_one_batch(format: (iopt::FormatId, u8), iova: u64, runs: &[Span]) -> Vec<Leaf> {
+    let tables = Arc::new(HeapTables::with_tables(64).unwrap());
+    let mut table = table(format.0, format.1, &tables);
+    let mut joiner = Joiner::new();
+    let mut joined: Vec<Span> = runs.iter().filter_map(|run| joiner.push(*run)).collect();
+    joined.extend(joiner.finish());
+    table.map(iova, &joined, Prot::RW).unwrap();
+    leaves(&table)
+}
+
+fn through_a_space(
+    format: (iopt::FormatId, u8),
+    iova: u64,
+    memory: Arc<dyn MemoryObject>,
+) -> Vec<Leaf> {
+    let tables = Arc::new(HeapTables::with_tables(64).unwrap());
+    let mut space = space(format.0, format.1, &tables, &Ledger::unlimited());
+    let part = Span::new(0, memory.len());
+    space.map(iova, &memory, part, Prot::RW, &mut ()).unwrap();
+    leaves(space.table())
+}
+
+#[test]
+fn a_run_across_the_border_of_two_batches_keeps_its_large_leaf() {
+    // 3840 scattered pages, then 2 MiB page by page: 256 of them in the first batch of 4096. Then
+    // 1000 more, and a single page at the end that goes on where nothing ended.
+    let scattered = |n: u64| Span::new(0x8000_0000 + n * 2 * PAGE, PAGE);
+    let mut runs: Vec<Span> = (0..3840).map(scattered).collect();
+    runs.extend((0..512).map(|n| Span::new(0x4000_0000 + n * PAGE, PAGE)));
+    runs.extend((4000..5001).map(scattered));
+    // At 15 MiB in the object.
+    let iova = GIB + MIB;
+    for format in FORMATS {
+        let memory: Arc<dyn MemoryObject> = Arc::new(Synthetic::new(runs.iter().copied()));
+        let found = through_a_space(format, iova, memory);
+        let large: Vec<_> = found
+            .iter()
+            .filter(|leaf| leaf.run.len >= 2 * MIB)
+            .collect();
+        assert_eq!(large.len(), 1, "{format:?}");
+        assert_eq!(large[0].run.pa, 0x4000_0000);
+        assert_eq!(found, in_one_batch(format, iova, &runs), "{format:?}");
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig {
+        cases: 100,
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    })]
+
+    #[test]
+    fn leaves_do_not_depend_on_batches_or_pieces(
+        // Length in pages; whether it goes on where the one before ended.
+        runs in prop::collection::vec((1u64..700, any::<bool>()), 1..12),
+        batches in prop::collection::vec(1usize..9, 1..4),
+        piece in prop::sample::select(vec![1u64, 16, 100, 512, 1 << 30]),
+        iova in prop::sample::select(vec![0, PAGE, MIB, 2 * MIB, GIB - MIB]),
+        format in prop::sample::select(FORMATS.to_vec()),
+    ) {
+        let mut at = 0x4000_0000;
+        let mut spans = Vec::new();
+        for (pages, goes_on) in runs {
+            if !goes_on {
+                at += 16 * MIB - at % (2 * MIB);
+            }
+            spans.push(Span::new(at, pages * PAGE));
+            at += pages * PAGE;
+        }
+        let mut memory = Frail::new(Synthetic::new(spans.iter().copied()));
+        memory.batches = batches;
+        memory.piece = piece * PAGE;
+        let found = through_a_space(format, iova, Arc::new(memory));
+        prop_assert_eq!(found, in_one_batch(format, iova, &spans));
+    }
+}

@@ -1,0 +1,433 @@
+//! What the tests share: memory objects, units and observers that fail on demand, and the whole
+//! state of an address space as a value.
+
+#![allow(dead_code, reason = "no test binary uses all of it")]
+
+use std::collections::BTreeSet;
+use std::ops::ControlFlow;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use ioas::{
+    Cause, Ioas, Ledger, MemoryObject, Observer, PinFailed, Pinned, RunReader, Step, Synthetic,
+};
+use iommu::{
+    AttachError, Capabilities, DeviceId, DomainId, Fault, FlushError, NodeId, RunMap, SoftwareUnit,
+    Unit,
+};
+use iopt::{AnyTable, FormatId, HeapTables, Invalidation, Leaf, Root};
+use runs::{PageSizes, Span};
+
+pub(crate) const PAGE: u64 = 4096;
+pub(crate) const MIB: u64 = 1 << 20;
+pub(crate) const GIB: u64 = 1 << 30;
+pub(crate) const DOMAIN: DomainId = DomainId(7);
+pub(crate) const DEVICE: DeviceId = DeviceId::pci(0, 5, 0);
+
+/// The formats under test.
+pub(crate) const FORMATS: [(FormatId, u8); 3] = [
+    (FormatId::VtdSs, 4),
+    (FormatId::X86_64, 4),
+    (FormatId::AmdV1, 4),
+];
+
+pub(crate) type Space = Ioas<Arc<HeapTables>>;
+
+pub(crate) fn table(
+    format: FormatId,
+    levels: u8,
+    tables: &Arc<HeapTables>,
+) -> AnyTable<Arc<HeapTables>> {
+    let sizes = PageSizes::from_bits(u64::MAX);
+    AnyTable::new(format, levels, sizes, tables.clone()).unwrap()
+}
+
+pub(crate) fn space(
+    format: FormatId,
+    levels: u8,
+    tables: &Arc<HeapTables>,
+    ledger: &Arc<Ledger>,
+) -> Space {
+    Ioas::new(DOMAIN, table(format, levels, tables), ledger.clone())
+}
+
+/// A software unit over `tables` for tests that do no DMA.
+pub(crate) fn unit(tables: &Arc<HeapTables>) -> Arc<dyn Unit> {
+    let none = RunMap::<Vec<AtomicU64>>::new([]).unwrap();
+    Arc::new(SoftwareUnit::new(tables.clone(), none))
+}
+
+/// All leaves in the lower half of the address space.
+pub(crate) fn leaves(table: &AnyTable<Arc<HeapTables>>) -> Vec<Leaf> {
+    let mut leaves = Vec::new();
+    table.for_each_leaf(Span::new(0, 1 << 47), |leaf| leaves.push(leaf));
+    leaves
+}
+
+/// Everything that an operation which has failed must leave as it was.
+#[derive(Debug, PartialEq)]
+pub(crate) struct State {
+    pub(crate) in_use: u64,
+    pub(crate) pinned: u64,
+    pub(crate) leaves: Vec<Leaf>,
+    pub(crate) tables: u64,
+    pub(crate) areas: Vec<Span>,
+    pub(crate) retired: usize,
+}
+
+impl State {
+    pub(crate) fn of(space: &Space, tables: &HeapTables, memories: &[&Synthetic]) -> Self {
+        Self {
+            in_use: space.ledger().in_use(),
+            pinned: memories.iter().map(|memory| memory.pinned()).sum(),
+            leaves: leaves(space.table()),
+            tables: tables.in_use(),
+            areas: space.areas().map(|area| area.range()).collect(),
+            retired: space.retired(),
+        }
+    }
+}
+
+/// Which call of a kind fails: none by default.
+#[derive(Debug, Default)]
+pub(crate) struct Faults {
+    calls: AtomicU64,
+    at: Mutex<BTreeSet<u64>>,
+}
+
+impl Faults {
+    /// The calls from now on that fail: 0 for the next one.
+    pub(crate) fn set(&self, at: impl IntoIterator<Item = u64>) {
+        let mut set = self.at.lock().unwrap();
+        self.calls.store(0, Ordering::SeqCst);
+        *set = at.into_iter().collect();
+    }
+
+    /// Counts a call; true when it is to fail.
+    pub(crate) fn hit(&self) -> bool {
+        let call = self.calls.fetch_add(1, Ordering::SeqCst);
+        self.at.lock().unwrap().contains(&call)
+    }
+
+    pub(crate) fn calls(&self) -> u64 {
+        self.calls.load(Ordering::SeqCst)
+    }
+}
+
+/// How a reader of runs deviates from what is right.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Lie {
+    #[default]
+    None,
+    /// 40 pages more at the end, in runs of their own: more than a batch.
+    More,
+    /// Without the last run.
+    Less,
+    /// A run of no bytes behind the last one.
+    Nothing,
+    /// More runs than there was room for.
+    TooMany,
+}
+
+/// A [`Synthetic`] of which each step can fail, in small batches.
+#[derive(Debug)]
+pub(crate) struct Frail {
+    pub(crate) memory: Synthetic,
+    /// Runs in a batch, over and over; each cut into pieces of at most `piece` bytes.
+    pub(crate) batches: Vec<usize>,
+    pub(crate) piece: u64,
+    pub(crate) pins: Faults,
+    pub(crate) readers: Faults,
+    pub(crate) reads: Arc<Faults>,
+    pub(crate) unpins: Arc<Faults>,
+    pub(crate) lie: Lie,
+}
+
+impl Frail {
+    pub(crate) fn new(memory: Synthetic) -> Self {
+        Self {
+            memory,
+            batches: vec![5],
+            piece: u64::MAX,
+            pins: Faults::default(),
+            readers: Faults::default(),
+            reads: Arc::default(),
+            unpins: Arc::default(),
+            lie: Lie::None,
+        }
+    }
+}
+
+impl MemoryObject for Frail {
+    fn len(&self) -> u64 {
+        self.memory.len()
+    }
+
+    fn charge(&self, part: Span) -> u64 {
+        self.memory.charge(part)
+    }
+
+    fn pin(
+        &self,
+        part: Span,
+        progress: &mut dyn FnMut(u64) -> ControlFlow<()>,
+    ) -> Result<Box<dyn Pinned>, PinFailed> {
+        if self.pins.hit() {
+            return Err(PinFailed::Refused("no".into()));
+        }
+        let pin = self.memory.pin(part, progress)?;
+        let mut runs = Vec::new();
+        let mut reader = pin.runs().map_err(PinFailed::Refused)?;
+        let mut batch = [Span::default(); 64];
+        loop {
+            let count = reader.next_batch(&mut batch).map_err(PinFailed::Refused)?;
+            if count == 0 {
+                break;
+            }
+            for run in &batch[..count] {
+                let mut at = 0;
+                while at < run.len {
+                    let len = self.piece.min(run.len - at);
+                    runs.push(Span::new(run.start + at, len));
+                    at += len;
+                }
+            }
+        }
+        drop(reader);
+        match self.lie {
+            Lie::More => runs.extend((0..40).map(|n| Span::new(0x7f00_0000 + n * 2 * PAGE, PAGE))),
+            Lie::Less => drop(runs.pop()),
+            Lie::Nothing => runs.push(Span::new(0x7fff_0000, 0)),
+            Lie::None | Lie::TooMany => {}
+        }
+        Ok(Box::new(FrailPin {
+            pin,
+            runs,
+            batches: self.batches.clone(),
+            no_reader: self.readers.hit(),
+            reads: self.reads.clone(),
+            unpins: self.unpins.clone(),
+            too_many: self.lie == Lie::TooMany,
+        }))
+    }
+}
+
+#[derive(Debug)]
+struct FrailPin {
+    pin: Box<dyn Pinned>,
+    runs: Vec<Span>,
+    batches: Vec<usize>,
+    no_reader: bool,
+    reads: Arc<Faults>,
+    unpins: Arc<Faults>,
+    too_many: bool,
+}
+
+impl Pinned for FrailPin {
+    fn runs(&self) -> Result<Box<dyn RunReader + '_>, Cause> {
+        if self.no_reader {
+            return Err("no runs".into());
+        }
+        Ok(Box::new(FrailReader {
+            rest: &self.runs,
+            batch: 0,
+            pin: self,
+        }))
+    }
+
+    fn unpin(self: Box<Self>) -> Result<u64, Cause> {
+        if self.unpins.hit() {
+            // Nobody knows what became of the memory.
+            std::mem::forget(self.pin);
+            return Err("it stays".into());
+        }
+        self.pin.unpin()
+    }
+}
+
+struct FrailReader<'a> {
+    rest: &'a [Span],
+    batch: usize,
+    pin: &'a FrailPin,
+}
+
+impl RunReader for FrailReader<'_> {
+    fn next_batch(&mut self, out: &mut [Span]) -> Result<usize, Cause> {
+        if self.pin.reads.hit() {
+            return Err("unreadable".into());
+        }
+        let batches = &self.pin.batches;
+        let count = batches[self.batch % batches.len()]
+            .min(out.len())
+            .min(self.rest.len());
+        self.batch += 1;
+        let (now, later) = self.rest.split_at(count);
+        out[..count].copy_from_slice(now);
+        self.rest = later;
+        if self.pin.too_many && later.is_empty() {
+            return Ok(out.len() + 1);
+        }
+        Ok(count)
+    }
+}
+
+/// A unit of which calls can be made to fail, and that tells when it is called.
+pub(crate) struct FrailUnit {
+    pub(crate) inner: Arc<dyn Unit>,
+    pub(crate) caches_not_present: bool,
+    pub(crate) invalidates: Faults,
+    pub(crate) detaches: Faults,
+    /// Called at each invalidation, before anything else.
+    pub(crate) at_invalidate: Hook,
+    /// Called at each detach.
+    pub(crate) at_detach: Hook,
+}
+
+pub(crate) type Hook = Mutex<Option<Box<dyn FnMut() + Send>>>;
+
+impl FrailUnit {
+    pub(crate) fn new(inner: Arc<dyn Unit>) -> Self {
+        Self {
+            inner,
+            caches_not_present: false,
+            invalidates: Faults::default(),
+            detaches: Faults::default(),
+            at_invalidate: Mutex::default(),
+            at_detach: Mutex::default(),
+        }
+    }
+
+    fn flush(&self, domain: DomainId) -> Result<(), FlushError> {
+        call(&self.at_invalidate);
+        if self.invalidates.hit() {
+            return Err(FlushError::TimedOut {
+                domain,
+                device: DEVICE,
+                busy: 1,
+                waited: Duration::from_millis(3),
+            });
+        }
+        Ok(())
+    }
+}
+
+fn call(hook: &Hook) {
+    if let Some(hook) = &mut *hook.lock().unwrap() {
+        hook();
+    }
+}
+
+impl Unit for FrailUnit {
+    fn capabilities(&self) -> Capabilities {
+        let mut capabilities = self.inner.capabilities();
+        capabilities.caches_not_present = self.caches_not_present;
+        capabilities
+    }
+
+    fn node(&self) -> Option<NodeId> {
+        self.inner.node()
+    }
+
+    fn attach(&self, device: DeviceId, domain: DomainId, root: Root) -> Result<(), AttachError> {
+        self.inner.attach(device, domain, root)
+    }
+
+    fn detach(&self, device: DeviceId) -> Result<(), AttachError> {
+        call(&self.at_detach);
+        if self.detaches.hit() {
+            return Err(AttachError::TimedOut {
+                device,
+                busy: 1,
+                waited: Duration::from_millis(3),
+            });
+        }
+        self.inner.detach(device)
+    }
+
+    fn invalidate(&self, domain: DomainId, what: &Invalidation) -> Result<(), FlushError> {
+        self.flush(domain)?;
+        self.inner.invalidate(domain, what)
+    }
+
+    fn invalidate_domain(&self, domain: DomainId) -> Result<(), FlushError> {
+        self.flush(domain)?;
+        self.inner.invalidate_domain(domain)
+    }
+
+    fn drain_faults(&self, sink: &mut dyn FnMut(Fault)) -> u64 {
+        self.inner.drain_faults(sink)
+    }
+}
+
+/// An observer that sees that steps never overlap and always end; it breaks or panics on demand.
+#[derive(Default)]
+pub(crate) struct Watch {
+    pub(crate) open: Option<Step>,
+    pub(crate) steps: Vec<(Step, u64)>,
+    /// Which call of `progress` breaks.
+    pub(crate) breaks: Faults,
+    /// Which call of any method panics.
+    pub(crate) panics: Faults,
+}
+
+impl Watch {
+    pub(crate) fn breaking(n: u64) -> Self {
+        let watch = Self::default();
+        watch.breaks.set([n]);
+        watch
+    }
+
+    pub(crate) fn panicking(n: u64) -> Self {
+        let watch = Self::default();
+        watch.panics.set([n]);
+        watch
+    }
+
+    fn event(&self) {
+        if self.panics.hit() {
+            // Without the noise that the hook of `panic!` makes.
+            std::panic::resume_unwind(Box::new("the observer gives up"));
+        }
+    }
+
+    pub(crate) fn bytes(&self, step: Step) -> u64 {
+        let of_step = self.steps.iter().filter(|(s, _)| *s == step);
+        of_step.map(|(_, bytes)| bytes).sum()
+    }
+}
+
+impl Observer for Watch {
+    fn begin(&mut self, step: Step) {
+        self.event();
+        assert_eq!(self.open, None, "{step:?} begins inside of another step");
+        self.open = Some(step);
+    }
+
+    fn end(&mut self, step: Step, bytes: u64) {
+        self.event();
+        assert_eq!(self.open.take(), Some(step), "ends without having begun");
+        self.steps.push((step, bytes));
+    }
+
+    fn progress(&mut self, _step: Step, _done: u64) -> ControlFlow<()> {
+        self.event();
+        if self.breaks.hit() {
+            return ControlFlow::Break(());
+        }
+        ControlFlow::Continue(())
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        if !std::thread::panicking() && self.panics.calls() > 0 {
+            let panicked = !self.panics.at.lock().unwrap().is_empty();
+            assert!(
+                panicked || self.open.is_none(),
+                "{:?} has no end",
+                self.open
+            );
+        }
+    }
+}

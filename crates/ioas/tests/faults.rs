@@ -1,0 +1,463 @@
+//! Each step fails once, and the whole state afterwards is the state before; or, when a unit has
+//! not forgotten what was mapped, the memory is retired until it has.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a test that cannot go on stops"
+)]
+
+mod common;
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use common::*;
+use ioas::{Ledger, MapError, MemoryObject, Step, Synthetic, UnmapError};
+use iommu::{DeviceId, FlushError};
+use iopt::{FormatId, HeapTables, NoTables, Prot, TableMemory};
+use runs::Span;
+
+/// Where the memory under test is mapped: across the end of a table of each level.
+const AT: u64 = (512 * GIB) - (2 * MIB) - (5 * PAGE);
+
+/// An address space that is not empty: an area on both sides, a unit with a device.
+struct Bench {
+    tables: Arc<HeapTables>,
+    space: Space,
+    unit: Arc<FrailUnit>,
+    neighbours: Arc<Synthetic>,
+    memory: Arc<Frail>,
+}
+
+/// Runs of 4K, 16K, 2M, scattered: about 9 MiB in 43 runs.
+fn layout() -> Vec<Span> {
+    let small = (0..40u64).map(|n| Span::new(0x1000_0000 + n * 0x1_1000, PAGE << (n % 3)));
+    let large = [
+        Span::new(0x4000_0000, 2 * MIB),
+        Span::new(0x5000_1000, 3 * MIB),
+        Span::new(0x6000_0000, 4 * MIB),
+    ];
+    small.chain(large).collect()
+}
+
+impl Bench {
+    fn new(format: FormatId, levels: u8) -> Self {
+        Self::with(format, levels, |_| (), |_| ())
+    }
+
+    fn with(
+        format: FormatId,
+        levels: u8,
+        memory: impl FnOnce(&mut Frail),
+        unit: impl FnOnce(&mut FrailUnit),
+    ) -> Self {
+        let tables = Arc::new(HeapTables::with_tables(64).unwrap());
+        let ledger = Ledger::new("a counter", Some(GIB), 12345);
+        let mut space = space(format, levels, &tables, &ledger);
+        let mut frail_unit = FrailUnit::new(common::unit(&tables));
+        unit(&mut frail_unit);
+        let unit = Arc::new(frail_unit);
+        space.attach(unit.clone(), DEVICE).unwrap();
+
+        let mut frail = Frail::new(Synthetic::new(layout()));
+        memory(&mut frail);
+        let memory = Arc::new(frail);
+        let neighbours = Arc::new(Synthetic::new([Span::new(0x7000_0000, 64 * PAGE)]));
+        let object: Arc<dyn MemoryObject> = neighbours.clone();
+        for at in [AT - 16 * PAGE, AT + memory.len()] {
+            let part = Span::new(0, 16 * PAGE);
+            space.map(at, &object, part, Prot::RW, &mut ()).unwrap();
+        }
+        Self {
+            tables,
+            space,
+            unit,
+            neighbours,
+            memory,
+        }
+    }
+
+    fn state(&self) -> State {
+        State::of(
+            &self.space,
+            &self.tables,
+            &[&self.neighbours, &self.memory.memory],
+        )
+    }
+
+    fn map(&mut self, watch: &mut Watch) -> Result<(), MapError> {
+        let object: Arc<dyn MemoryObject> = self.memory.clone();
+        let part = Span::new(0, self.memory.len());
+        self.space.map(AT, &object, part, Prot::RW, watch)
+    }
+
+    /// After what was to fail has failed: maps and unmaps, to see that nothing stuck.
+    fn works_still(&mut self) {
+        self.memory.pins.set([]);
+        self.memory.readers.set([]);
+        self.memory.reads.set([]);
+        self.unit.invalidates.set([]);
+        let before = self.state();
+        let mut watch = Watch::default();
+        self.map(&mut watch).unwrap();
+        let bytes = self.memory.len();
+        for step in [Step::Charge, Step::Pin, Step::FindRuns, Step::FillTables] {
+            assert_eq!(watch.bytes(step), bytes, "{step:?}");
+        }
+        let held = self.state();
+        assert_eq!(held.in_use, before.in_use + bytes);
+        assert_eq!(held.pinned, before.pinned + bytes);
+        let mapped: u64 = held.leaves.iter().map(|leaf| leaf.run.len).sum();
+        assert_eq!(mapped, bytes + 32 * PAGE);
+        let unmapped = self.space.unmap(Span::new(AT, bytes), &mut watch).unwrap();
+        assert_eq!(
+            (unmapped.areas, unmapped.bytes, unmapped.unpinned),
+            (1, bytes, bytes)
+        );
+        assert_eq!(self.state(), before);
+    }
+
+    fn end(self) {
+        self.space.close().unwrap();
+        assert_eq!(self.tables.in_use(), 0);
+        assert_eq!(self.neighbours.pinned() + self.memory.memory.pinned(), 0);
+    }
+}
+
+/// Has `fail` make the n-th call of some kind fail, for each n until the map succeeds.
+fn each(format: FormatId, levels: u8, expected: u64, fail: impl Fn(&Bench, &mut Watch, u64)) {
+    let mut bench = Bench::new(format, levels);
+    let before = bench.state();
+    let mut n = 0;
+    loop {
+        let mut watch = Watch::default();
+        fail(&bench, &mut watch, n);
+        match bench.map(&mut watch) {
+            Ok(()) => break,
+            Err(_) => assert_eq!(bench.state(), before, "after failure {n}"),
+        }
+        n += 1;
+    }
+    assert!(n >= expected, "failed only {n} times");
+    bench
+        .space
+        .unmap(Span::new(AT, bench.memory.len()), &mut ())
+        .unwrap();
+    assert_eq!(bench.state(), before);
+    bench.works_still();
+    bench.end();
+}
+
+#[test]
+fn a_pin_that_is_refused_leaves_nothing() {
+    for (format, levels) in FORMATS {
+        each(format, levels, 1, |bench, _, n| {
+            bench.memory.pins.set((n == 0).then_some(0));
+        });
+    }
+}
+
+#[test]
+fn runs_that_cannot_be_read_leave_nothing_whatever_the_batch() {
+    for (format, levels) in FORMATS {
+        each(format, levels, 1, |bench, _, n| {
+            bench.memory.readers.set((n == 0).then_some(0));
+        });
+        // Nine batches of five or fewer runs, and the empty one at the end.
+        each(format, levels, 10, |bench, _, n| {
+            bench.memory.reads.set([n]);
+        });
+    }
+}
+
+#[test]
+fn an_observer_that_stops_the_work_leaves_nothing() {
+    for (format, levels) in FORMATS {
+        // Twice while pinning, after each batch, after the last run.
+        each(format, levels, 12, |_, watch, n| watch.breaks.set([n]));
+    }
+}
+
+#[test]
+fn a_limit_that_is_too_low_is_refused_with_numbers_and_leaves_nothing() {
+    let tables = Arc::new(HeapTables::with_tables(64).unwrap());
+    let memory = Arc::new(Synthetic::new(layout()).charged_by(2 * MIB));
+    let bytes = memory.charge(Span::new(0, memory.len()));
+    assert!(bytes > memory.len());
+    let ledger = Ledger::new("a counter", Some(bytes + 999), 1000);
+    let mut space = space(FormatId::VtdSs, 4, &tables, &ledger);
+    let object: Arc<dyn MemoryObject> = memory.clone();
+    let before = State::of(&space, &tables, &[&memory]);
+    let mut watch = Watch::default();
+    let refused = space.map(
+        AT,
+        &object,
+        Span::new(0, memory.len()),
+        Prot::RW,
+        &mut watch,
+    );
+    let Err(MapError::OverLimit(limit)) = refused else {
+        panic!("{refused:?}");
+    };
+    assert_eq!(
+        (limit.needed, limit.limit, limit.in_use),
+        (bytes, bytes + 999, 1000)
+    );
+    assert_eq!(watch.steps, [(Step::Charge, 0)]);
+    assert_eq!(State::of(&space, &tables, &[&memory]), before);
+}
+
+#[test]
+fn too_little_table_memory_leaves_nothing_whichever_table_is_missing() {
+    for (format, levels) in FORMATS {
+        let mut bench = Bench::new(format, levels);
+        let before = bench.state();
+        let mut refused = 0;
+        for left in 0.. {
+            // Somebody else takes all but `left` tables.
+            let taken = 64 - bench.tables.in_use() - left;
+            let reserve = bench.tables.reserve(taken).unwrap();
+            let result = bench.map(&mut Watch::default());
+            bench.tables.give_back(reserve);
+            match result {
+                Ok(()) => break,
+                Err(MapError::Table(iopt::MapError::NoTables(NoTables { available, .. }))) => {
+                    assert!(available <= left * 4096);
+                    assert_eq!(bench.state(), before, "{left} tables left");
+                    refused += 1;
+                }
+                Err(other) => panic!("{other}"),
+            }
+        }
+        // At least two tables for leaves and two above them on the far side of 512 GiB.
+        assert!(refused >= 3, "{format}: {refused}");
+        bench
+            .space
+            .unmap(Span::new(AT, bench.memory.len()), &mut ())
+            .unwrap();
+        assert_eq!(bench.state(), before);
+        bench.works_still();
+        bench.end();
+    }
+}
+
+#[test]
+fn a_reader_that_lies_about_its_runs_is_found_out() {
+    for (lie, name) in [
+        (Lie::More, "RunsDiffer"),
+        (Lie::Less, "RunsDiffer"),
+        (Lie::Nothing, "Empty"),
+        (Lie::TooMany, "BatchTooLong"),
+    ] {
+        let mut bench = Bench::with(FormatId::VtdSs, 4, |memory| memory.lie = lie, |_| ());
+        let before = bench.state();
+        let refused = bench.map(&mut Watch::default()).unwrap_err();
+        assert!(
+            format!("{refused:?}").contains(name),
+            "{lie:?}: {refused:?}"
+        );
+        assert_eq!(bench.state(), before, "{lie:?}");
+        bench.end();
+    }
+}
+
+#[test]
+fn permissions_that_the_format_lacks_leave_nothing() {
+    let mut bench = Bench::new(FormatId::VtdSs, 4);
+    let before = bench.state();
+    let object: Arc<dyn MemoryObject> = bench.memory.clone();
+    let part = Span::new(0, object.len());
+    let refused = bench.space.map(AT, &object, part, Prot::EXECUTE, &mut ());
+    assert!(matches!(
+        refused,
+        Err(MapError::Table(iopt::MapError::Prot { .. }))
+    ));
+    assert_eq!(bench.state(), before);
+    assert_eq!(bench.unit.invalidates.calls(), 0, "nothing to forget");
+    bench.end();
+}
+
+#[test]
+fn a_map_that_fails_under_a_deaf_unit_retires_its_memory_until_the_unit_hears() {
+    for (format, levels) in FORMATS {
+        for batch in 0..10 {
+            let mut bench = Bench::new(format, levels);
+            let before = bench.state();
+            let bytes = bench.memory.len();
+            bench.memory.reads.set([batch]);
+            bench.unit.invalidates.set(0..3);
+            assert!(matches!(
+                bench.map(&mut Watch::default()),
+                Err(MapError::Runs(_))
+            ));
+            let after = bench.state();
+            if batch == 0 {
+                // Nothing was in the tables yet, so that nobody needs to forget it.
+                assert_eq!(after, before);
+                assert_eq!(bench.unit.invalidates.calls(), 0);
+                continue;
+            }
+            // In no area and in no leaf, but pinned and charged; its tables are not reused.
+            assert_eq!(after.retired, 1);
+            assert_eq!(
+                (&after.areas, &after.leaves),
+                (&before.areas, &before.leaves)
+            );
+            assert_eq!(after.pinned, before.pinned + bytes);
+            assert_eq!(after.in_use, before.in_use + bytes);
+            assert!(after.tables >= before.tables);
+
+            // Still deaf: nothing new is mapped, and nothing else changes.
+            assert!(matches!(
+                bench.map(&mut Watch::default()),
+                Err(MapError::Flush(FlushError::TimedOut { .. }))
+            ));
+            assert_eq!(bench.state(), after);
+            assert!(matches!(bench.space.flush(), Err(UnmapError::Flush(_))));
+            assert_eq!(bench.state(), after);
+
+            // It hears.
+            assert_eq!(bench.space.flush().unwrap(), bytes);
+            assert_eq!(bench.state(), before);
+            bench.works_still();
+            bench.end();
+        }
+    }
+}
+
+#[test]
+fn an_unmap_under_a_deaf_unit_retires_the_memory_and_a_map_brings_the_flush_with_it() {
+    for (format, levels) in FORMATS {
+        let mut bench = Bench::new(format, levels);
+        // A second unit that hears: the flush is complete only when both have.
+        let other = Arc::new(FrailUnit::new(common::unit(&bench.tables)));
+        bench
+            .space
+            .attach(other.clone(), DeviceId::pci(0, 6, 0))
+            .unwrap();
+        let before = bench.state();
+        let bytes = bench.memory.len();
+        bench.map(&mut Watch::default()).unwrap();
+        let mapped = bench.state();
+        for deaf in [&bench.unit, &other] {
+            deaf.invalidates.set([0]);
+            let mut watch = Watch::default();
+            let failed = bench.space.unmap(Span::new(AT, bytes), &mut watch);
+            assert!(matches!(failed, Err(UnmapError::Flush(_))));
+            assert_eq!(watch.steps, [(Step::EmptyTables, bytes), (Step::Flush, 0)]);
+            let after = State::of(
+                &bench.space,
+                &bench.tables,
+                &[&bench.neighbours, &bench.memory.memory],
+            );
+            assert_eq!(after.areas, before.areas);
+            assert_eq!(after.leaves, before.leaves);
+            assert_eq!(after.retired, 1);
+            assert_eq!((after.pinned, after.in_use), (mapped.pinned, mapped.in_use));
+            assert_eq!(after.tables, mapped.tables, "tables that a walk may be in");
+            // The next map has both units forget before it begins.
+            let object: Arc<dyn MemoryObject> = bench.memory.clone();
+            bench
+                .space
+                .map(AT, &object, Span::new(0, bytes), Prot::RW, &mut ())
+                .unwrap();
+            let again = State::of(
+                &bench.space,
+                &bench.tables,
+                &[&bench.neighbours, &bench.memory.memory],
+            );
+            assert_eq!(again, mapped);
+        }
+        // A device that stays deaf is detached, and then there is nobody to wait for.
+        bench.unit.invalidates.set(0..1000);
+        assert!(bench.space.unmap(Span::new(AT, bytes), &mut ()).is_err());
+        assert!(bench.space.flush().is_err());
+        bench.space.detach(DEVICE).unwrap();
+        assert_eq!(bench.space.flush().unwrap(), bytes);
+        assert_eq!(bench.state(), before);
+        bench.end();
+    }
+}
+
+#[test]
+fn a_unit_that_remembers_holes_is_told_of_a_map_or_the_map_is_undone() {
+    for (format, levels) in FORMATS {
+        let caching = |unit: &mut FrailUnit| unit.caches_not_present = true;
+        let mut bench = Bench::with(format, levels, |_| (), caching);
+        let before = bench.state();
+        bench.unit.invalidates.set([0]);
+        assert!(matches!(
+            bench.map(&mut Watch::default()),
+            Err(MapError::Flush(_))
+        ));
+        assert_eq!(bench.unit.invalidates.calls(), 2, "told, and told again");
+        assert_eq!(bench.state(), before);
+
+        bench.unit.invalidates.set([0, 1]);
+        assert!(bench.map(&mut Watch::default()).is_err());
+        assert_eq!(bench.state().retired, 1);
+        assert_eq!(bench.space.flush().unwrap(), bench.memory.len());
+        assert_eq!(bench.state(), before);
+
+        bench.unit.invalidates.set([]);
+        bench.map(&mut Watch::default()).unwrap();
+        assert_eq!(bench.unit.invalidates.calls(), 1);
+        bench.end();
+    }
+}
+
+#[test]
+fn memory_that_cannot_be_unpinned_stays_charged_and_all_other_is_released() {
+    let mut bench = Bench::new(FormatId::AmdV1, 4);
+    let bytes = bench.memory.len();
+    bench.map(&mut Watch::default()).unwrap();
+    bench.memory.unpins.set([0]);
+    let mut watch = Watch::default();
+    let failed = bench.space.unmap_all(&mut watch).unwrap_err();
+    assert!(matches!(failed, UnmapError::Unpin(_)), "{failed}");
+    assert_eq!(watch.steps.last(), Some(&(Step::Unpin, 32 * PAGE)));
+    let after = bench.state();
+    assert_eq!(
+        (after.retired, after.areas.len(), after.leaves.len()),
+        (0, 0, 0)
+    );
+    assert_eq!(bench.neighbours.pinned(), 0);
+    assert_eq!(bench.memory.memory.pinned(), bytes);
+    assert_eq!(after.in_use, 12345 + bytes, "what is pinned is charged");
+    bench.space.close().unwrap();
+}
+
+#[test]
+fn a_panic_of_the_observer_never_leaves_an_entry_to_memory_that_is_not_pinned() {
+    for (format, levels) in FORMATS {
+        let mut n = 0;
+        loop {
+            let mut bench = Bench::new(format, levels);
+            let before = bench.state();
+            let mut watch = Watch::panicking(n);
+            let result = catch_unwind(AssertUnwindSafe(|| bench.map(&mut watch)));
+            let state = bench.state();
+            let mapped: u64 = state.leaves.iter().map(|leaf| leaf.run.len).sum();
+            assert!(
+                mapped <= state.pinned,
+                "{mapped} mapped, {} pinned",
+                state.pinned
+            );
+            assert_eq!(state.in_use - before.in_use, state.pinned - before.pinned);
+            // Whatever is left is an area, and can be unmapped.
+            bench
+                .space
+                .unmap(Span::new(AT, bench.memory.len()), &mut ())
+                .unwrap();
+            assert_eq!(bench.state(), before);
+            bench.works_still();
+            bench.end();
+            if result.is_ok() {
+                break;
+            }
+            n += 1;
+        }
+        assert!(n > 30, "only {n} places to panic at");
+    }
+}
