@@ -1,5 +1,7 @@
 //! The main job on this machine's memory, as whoever runs the tests.
 
+#![allow(clippy::unwrap_used, reason = "helpers of tests panic as tests do")]
+
 use std::ops::ControlFlow;
 
 use dmaspace::hostmem::Backing;

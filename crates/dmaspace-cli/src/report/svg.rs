@@ -1,0 +1,380 @@
+//! The address space as a picture: a strip from the first to the last address, coloured by the
+//! size of the leaves.
+//!
+//! Written by hand as text, since it is a few rectangles. Its own style follows the reader's
+//! choice of light or dark. Warm colours are small leaves, cold ones large.
+
+use std::collections::BTreeMap;
+
+use dmaspace::map::{MapReport, Stretch};
+
+use crate::size::{bytes, count, counted};
+
+/// All lengths are in units of the picture, which are pixels unless it is scaled.
+const WIDTH: u32 = 960;
+const MARGIN: u32 = 24;
+const STRIP: u32 = WIDTH - 2 * MARGIN;
+const STRIP_TOP: u32 = 68;
+const STRIP_HEIGHT: u32 = 56;
+const LABELS: u32 = 4;
+const LEGEND_TOP: u32 = STRIP_TOP + STRIP_HEIGHT + 56;
+const LEGEND_COLUMN: u32 = 228;
+const LEGEND_COLUMNS: u32 = 4;
+const LEGEND_ROW: u32 = 24;
+
+/// A stretch narrower than this would not be seen.
+const NARROWEST: f64 = 0.75;
+/// More stretches than this are drawn as columns instead: no eye tells them apart, and the file
+/// stays small.
+const MOST_STRETCHES: usize = 2 * STRIP as usize;
+
+/// The picture as SVG 1.1.
+pub(crate) fn draw(report: &MapReport) -> String {
+    let sizes = leaves_by_size(report);
+    let rows = (sizes.len() as u32).div_ceil(LEGEND_COLUMNS).max(1);
+    let height = LEGEND_TOP + rows * LEGEND_ROW + MARGIN / 2;
+    let (title, subtitle) = titles(report);
+    let mut svg = format!(
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{WIDTH}\" height=\"{height}\" \
+         viewBox=\"0 0 {WIDTH} {height}\" role=\"img\" font-family=\"system-ui, sans-serif\" \
+         font-size=\"13\">\n<title>{title}</title>\n"
+    );
+    style(&mut svg, sizes.keys().copied());
+    svg += &format!("<rect class=\"paper\" width=\"{WIDTH}\" height=\"{height}\"/>\n");
+    text(
+        &mut svg,
+        "ink",
+        MARGIN,
+        30,
+        "font-size=\"17\" font-weight=\"600\"",
+        &title,
+    );
+    text(&mut svg, "faint", MARGIN, 50, "", &subtitle);
+    strip(&mut svg, &report.layout);
+    legend(&mut svg, &sizes);
+    svg += "</svg>\n";
+    svg
+}
+
+fn titles(report: &MapReport) -> (String, String) {
+    let (memory, tables) = (&report.memory, &report.tables);
+    let leaves = tables.leaves.iter().map(|class| class.count);
+    let title = format!(
+        "{} in {} tables: {}, {}",
+        bytes(memory.size_bytes),
+        tables.format,
+        counted(memory.runs, "run"),
+        counted_leaves(leaves.fold(0, u64::saturating_add)),
+    );
+    let real = if memory.addresses == "pagemap" {
+        "real"
+    } else {
+        "not real"
+    };
+    let subtitle = format!(
+        "{} memory, {}, physical addresses {real} ({})",
+        memory.backing,
+        counted(tables.table_pages, "table page"),
+        memory.addresses,
+    );
+    (escape(&title), escape(&subtitle))
+}
+
+fn counted_leaves(number: u64) -> String {
+    match number {
+        1 => "1 leaf".into(),
+        many => format!("{} leaves", count(many)),
+    }
+}
+
+fn style(svg: &mut String, sizes: impl Iterator<Item = u64>) {
+    *svg += "<style>\n\
+        .paper{fill:#ffffff}.ink{fill:#1b2126}.faint{fill:#56616b}.empty{fill:#e4e8eb}\
+        .tick{stroke:#8a949d}\n\
+        @media (prefers-color-scheme: dark){\
+        .paper{fill:#14181c}.ink{fill:#e8ecef}.faint{fill:#a3adb6}.empty{fill:#2a3138}\
+        .tick{stroke:#6b757e}}\n";
+    for size in sizes {
+        *svg += &format!(".{}{{fill:{}}}\n", class(size), colour(size));
+    }
+    *svg += "</style>\n";
+}
+
+fn strip(svg: &mut String, layout: &[Stretch]) {
+    *svg += &rect("empty", f64::from(MARGIN), f64::from(STRIP), "");
+    // In 128 bits, since the last address may be the last of all.
+    let first = layout.iter().map(|s| s.iova).min().unwrap_or(0);
+    let end = layout.iter().map(end).max().unwrap_or(0);
+    let span = end.saturating_sub(u128::from(first));
+    if span == 0 {
+        return;
+    }
+    let scale = f64::from(STRIP) / span as f64;
+    let place = |iova: u64| f64::from(MARGIN) + iova.saturating_sub(first) as f64 * scale;
+    if layout.len() <= MOST_STRETCHES {
+        let (narrow, wide): (Vec<_>, Vec<_>) = layout
+            .iter()
+            .partition(|s| s.len_bytes as f64 * scale < NARROWEST);
+        // Narrow ones are drawn wider than they are, and so on top.
+        for stretch in wide.into_iter().chain(narrow) {
+            let width = (stretch.len_bytes as f64 * scale).max(NARROWEST);
+            let left = place(stretch.iova).min(f64::from(MARGIN + STRIP) - width);
+            *svg += &rect(&class(stretch.leaf_bytes), left, width, &hint(stretch));
+        }
+    } else {
+        for (column, size) in columns(layout, place) {
+            *svg += &rect(&class(size), f64::from(MARGIN + column), 1.0, "");
+        }
+    }
+    labels(svg, first, span);
+}
+
+/// For every column of the strip, the leaf size to which most of it belongs.
+fn columns(layout: &[Stretch], place: impl Fn(u64) -> f64) -> Vec<(u32, u64)> {
+    let mut shares: BTreeMap<u32, BTreeMap<u64, f64>> = BTreeMap::new();
+    for stretch in layout {
+        let left = place(stretch.iova) - f64::from(MARGIN);
+        let right = place(stretch.iova.saturating_add(stretch.len_bytes)) - f64::from(MARGIN);
+        let last = (right.ceil() as u32).min(STRIP);
+        for column in left as u32..last {
+            let inside = right.min(f64::from(column + 1)) - left.max(f64::from(column));
+            *shares
+                .entry(column)
+                .or_default()
+                .entry(stretch.leaf_bytes)
+                .or_default() += inside;
+        }
+    }
+    shares
+        .into_iter()
+        .filter_map(|(column, sizes)| {
+            let most = sizes.into_iter().max_by(|a, b| a.1.total_cmp(&b.1));
+            most.map(|(size, _)| (column, size))
+        })
+        .collect()
+}
+
+fn labels(svg: &mut String, first: u64, span: u128) {
+    for part in 0..=LABELS {
+        let iova = u128::from(first) + span * u128::from(part) / u128::from(LABELS);
+        let x = MARGIN + STRIP * part / LABELS;
+        let (top, bottom) = (STRIP_TOP + STRIP_HEIGHT, STRIP_TOP + STRIP_HEIGHT + 6);
+        *svg +=
+            &format!("<line class=\"tick\" x1=\"{x}\" y1=\"{top}\" x2=\"{x}\" y2=\"{bottom}\"/>\n");
+        let anchor = match part {
+            0 => "start",
+            LABELS => "end",
+            _ => "middle",
+        };
+        let attributes = format!("text-anchor=\"{anchor}\" font-family=\"monospace\"");
+        text(
+            svg,
+            "faint",
+            x,
+            bottom + 16,
+            &attributes,
+            &format!("{iova:#x}"),
+        );
+    }
+}
+
+fn legend(svg: &mut String, sizes: &BTreeMap<u64, (u64, u64)>) {
+    for (at, (size, (leaves, total))) in (0..).zip(sizes) {
+        let x = MARGIN + at % LEGEND_COLUMNS * LEGEND_COLUMN;
+        let y = LEGEND_TOP + at / LEGEND_COLUMNS * LEGEND_ROW;
+        *svg += &format!(
+            "<rect class=\"{}\" x=\"{x}\" y=\"{y}\" width=\"14\" height=\"14\" rx=\"2\"/>\n",
+            class(*size)
+        );
+        let words = format!("{} × {} = {}", count(*leaves), bytes(*size), bytes(*total));
+        text(svg, "ink", x + 22, y + 12, "", &words);
+    }
+}
+
+/// Leaf size → leaves, and their bytes together, as they are laid out.
+fn leaves_by_size(report: &MapReport) -> BTreeMap<u64, (u64, u64)> {
+    let mut sizes: BTreeMap<u64, (u64, u64)> = BTreeMap::new();
+    for stretch in &report.layout {
+        let (leaves, total) = sizes.entry(stretch.leaf_bytes).or_default();
+        *leaves = leaves.saturating_add(leaves_of(stretch));
+        *total = total.saturating_add(stretch.len_bytes);
+    }
+    sizes
+}
+
+fn leaves_of(stretch: &Stretch) -> u64 {
+    stretch
+        .len_bytes
+        .checked_div(stretch.leaf_bytes)
+        .unwrap_or(0)
+}
+
+fn end(stretch: &Stretch) -> u128 {
+    u128::from(stretch.iova) + u128::from(stretch.len_bytes)
+}
+
+/// What a pointer over the stretch shows.
+fn hint(stretch: &Stretch) -> String {
+    format!(
+        "{:#x} to {:#x}: {} of {}",
+        stretch.iova,
+        end(stretch),
+        counted_leaves(leaves_of(stretch)),
+        bytes(stretch.leaf_bytes)
+    )
+}
+
+fn class(leaf_bytes: u64) -> String {
+    format!("s{}", leaf_bytes.max(1).ilog2())
+}
+
+/// Between four colours that differ also to the colour-blind, by the logarithm of the size.
+fn colour(leaf_bytes: u64) -> String {
+    const STOPS: [(u32, [u8; 3]); 4] = [
+        (12, [0xd4, 0x4d, 0x32]),
+        (16, [0xe6, 0xa8, 0x2e]),
+        (21, [0x2b, 0x9f, 0x8e]),
+        (30, [0x47, 0x6f, 0xc4]),
+    ];
+    let log = leaf_bytes.max(1).ilog2().clamp(12, 30);
+    let mut rgb = STOPS[0].1;
+    for pair in STOPS.windows(2) {
+        if let [(from, lower), (to, upper)] = pair
+            && (*from..=*to).contains(&log)
+        {
+            let part = f64::from(log - from) / f64::from(to - from);
+            for ((out, a), b) in rgb.iter_mut().zip(lower).zip(upper) {
+                *out = (f64::from(*a) * (1.0 - part) + f64::from(*b) * part).round() as u8;
+            }
+        }
+    }
+    let [r, g, b] = rgb;
+    format!("#{r:02x}{g:02x}{b:02x}")
+}
+
+fn rect(class: &str, x: f64, width: f64, hint: &str) -> String {
+    let place = format!(
+        "<rect class=\"{class}\" x=\"{x:.2}\" y=\"{STRIP_TOP}\" width=\"{width:.2}\" \
+         height=\"{STRIP_HEIGHT}\""
+    );
+    match hint {
+        "" => format!("{place}/>\n"),
+        hint => format!("{place}><title>{hint}</title></rect>\n"),
+    }
+}
+
+fn text(svg: &mut String, class: &str, x: u32, y: u32, attributes: &str, words: &str) {
+    let space = if attributes.is_empty() { "" } else { " " };
+    *svg +=
+        &format!("<text class=\"{class}\" x=\"{x}\" y=\"{y}\"{space}{attributes}>{words}</text>\n");
+}
+
+fn escape(text: &str) -> String {
+    text.replace('&', "&amp;")
+        .replace('<', "&lt;")
+        .replace('>', "&gt;")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::samples;
+    use super::*;
+
+    #[test]
+    fn two_sizes_of_leaves() {
+        let svg = draw(&samples::synthetic());
+        assert_eq!(svg, SYNTHETIC.trim_start_matches('\n'), "\n{svg}");
+    }
+
+    #[test]
+    fn no_stretch_is_too_narrow_to_be_seen() {
+        let mut report = samples::huge();
+        report.layout.push(Stretch {
+            iova: 0x1_0000_0000 + (256 << 20),
+            len_bytes: 4096,
+            leaf_bytes: 4096,
+        });
+        let svg = draw(&report);
+        assert!(
+            svg.contains("<rect class=\"s12\" x=\"935.25\" y=\"68\" width=\"0.75\""),
+            "{svg}"
+        );
+    }
+
+    #[test]
+    fn thousands_of_stretches_are_drawn_as_columns() {
+        let few = draw(&samples::striped(100));
+        assert_eq!(few.matches("<title>").count(), 101);
+        let many = draw(&samples::striped(100_000));
+        assert!(many.len() < 120_000, "{} bytes", many.len());
+        assert!(many.contains("50,000 × ") || many.contains("GiB"), "legend");
+        let drawn = many.matches("width=\"1.00\"").count();
+        assert_eq!(drawn, STRIP as usize);
+    }
+
+    #[test]
+    fn odd_reports_are_drawn_all_the_same() {
+        draw(&MapReport::default());
+        let mut report = samples::huge();
+        report.tables.format = "<&>".into();
+        report.layout = vec![
+            Stretch {
+                iova: u64::MAX - 4095,
+                len_bytes: u64::MAX,
+                leaf_bytes: 0,
+            },
+            Stretch {
+                iova: 0,
+                len_bytes: 0,
+                leaf_bytes: u64::MAX,
+            },
+        ];
+        let svg = draw(&report);
+        assert!(svg.contains("&lt;&amp;&gt;"));
+        assert!(!svg.contains("NaN") && !svg.contains("inf"));
+    }
+
+    #[test]
+    fn sizes_have_colours_of_their_own() {
+        let colours: Vec<_> = (12..=30).map(|log| colour(1 << log)).collect();
+        assert_eq!(colours[0], "#d44d32");
+        assert_eq!(colours[9], "#2b9f8e");
+        assert_eq!(colours[18], "#476fc4");
+        let distinct: std::collections::BTreeSet<_> = colours.iter().collect();
+        assert_eq!(distinct.len(), colours.len());
+        assert_eq!(colour(0), colour(4096));
+        assert_eq!(colour(u64::MAX), colour(1 << 30));
+    }
+
+    const SYNTHETIC: &str = r#"
+<svg xmlns="http://www.w3.org/2000/svg" width="960" height="216" viewBox="0 0 960 216" role="img" font-family="system-ui, sans-serif" font-size="13">
+<title>8 MiB in amdv1 tables: 190 runs, 1,088 leaves</title>
+<style>
+.paper{fill:#ffffff}.ink{fill:#1b2126}.faint{fill:#56616b}.empty{fill:#e4e8eb}.tick{stroke:#8a949d}
+@media (prefers-color-scheme: dark){.paper{fill:#14181c}.ink{fill:#e8ecef}.faint{fill:#a3adb6}.empty{fill:#2a3138}.tick{stroke:#6b757e}}
+.s12{fill:#d44d32}
+.s16{fill:#e6a82e}
+</style>
+<rect class="paper" width="960" height="216"/>
+<text class="ink" x="24" y="30" font-size="17" font-weight="600">8 MiB in amdv1 tables: 190 runs, 1,088 leaves</text>
+<text class="faint" x="24" y="50">4k memory, 1 table page, physical addresses not real (synthetic)</text>
+<rect class="empty" x="24.00" y="68" width="912.00" height="56"/>
+<rect class="s12" x="24.00" y="68" width="456.00" height="56"><title>0x100000 to 0x500000: 1,024 leaves of 4 KiB</title></rect>
+<rect class="s16" x="480.00" y="68" width="456.00" height="56"><title>0x500000 to 0x900000: 64 leaves of 64 KiB</title></rect>
+<line class="tick" x1="24" y1="124" x2="24" y2="130"/>
+<text class="faint" x="24" y="146" text-anchor="start" font-family="monospace">0x100000</text>
+<line class="tick" x1="252" y1="124" x2="252" y2="130"/>
+<text class="faint" x="252" y="146" text-anchor="middle" font-family="monospace">0x300000</text>
+<line class="tick" x1="480" y1="124" x2="480" y2="130"/>
+<text class="faint" x="480" y="146" text-anchor="middle" font-family="monospace">0x500000</text>
+<line class="tick" x1="708" y1="124" x2="708" y2="130"/>
+<text class="faint" x="708" y="146" text-anchor="middle" font-family="monospace">0x700000</text>
+<line class="tick" x1="936" y1="124" x2="936" y2="130"/>
+<text class="faint" x="936" y="146" text-anchor="end" font-family="monospace">0x900000</text>
+<rect class="s12" x="24" y="180" width="14" height="14" rx="2"/>
+<text class="ink" x="46" y="192">1,024 × 4 KiB = 4 MiB</text>
+<rect class="s16" x="252" y="180" width="14" height="14" rx="2"/>
+<text class="ink" x="274" y="192">64 × 64 KiB = 4 MiB</text>
+</svg>
+"#;
+}

@@ -1,0 +1,171 @@
+//! What cannot be had is refused with a sentence and exit status 2, and nothing is done first.
+
+// The lints' exception for tests covers test functions, not what they share.
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+mod common;
+
+use std::fs::File;
+use std::path::Path;
+
+use dmaspace::iopt::FormatId;
+
+use common::{Ordinary, dmaspace, is_root, refused, run, skipped, text};
+
+/// clap's own refusals: the first line is the sentence, and hints follow.
+fn misused(arguments: &[&str]) -> String {
+    let (stdout, stderr, status) = run(dmaspace(arguments));
+    assert_eq!((stdout.as_str(), status), ("", Some(2)), "{stderr}");
+    stderr
+}
+
+#[test]
+fn a_size_that_makes_no_sense_is_refused_with_what_would_do() {
+    for (size, why) in [
+        ("0", "0 bytes are nothing to map; the smallest size is 4K"),
+        ("5000", "5000 bytes are no whole pages of 4K; try 4K or 8K"),
+        (
+            "1.5G",
+            "a size has no fraction; take the next smaller unit, like 1536M for 1.5G",
+        ),
+        ("1GB", "unknown unit \"GB\": there are K, M, G and T"),
+        ("lots", "a size is a number with K, M, G or T, like 256M"),
+        (
+            "99999999999T",
+            "no machine has that much: it is 16 EiB or more",
+        ),
+    ] {
+        let stderr = misused(&["map", "--size", size]);
+        let expected = format!("error: invalid value '{size}' for '--size <SIZE>': {why}\n");
+        assert!(stderr.starts_with(&expected), "{stderr}");
+    }
+}
+
+#[test]
+fn an_unknown_name_is_refused_with_what_is_offered() {
+    let formats = FormatId::ALL.map(FormatId::name).join(", ");
+    let formats = format!("[possible values: {formats}]");
+    for (arguments, offered) in [
+        (["--format", "vtd"], formats.as_str()),
+        (
+            ["--backing", "5k"],
+            "[possible values: auto, 4k, thp, hugetlb-2m, hugetlb-1g, memfd]",
+        ),
+        (["--max-leaf", "3m"], "[possible values: 4k, 2m, 1g]"),
+        (["--devices", "0"], "0 is not in 1..=256"),
+        (["--devices", "257"], "257 is not in 1..=256"),
+        (["--devices", "two"], "invalid digit found in string"),
+        (["--colour", "red"], "unexpected argument '--colour' found"),
+    ] {
+        let stderr = misused(&["map", arguments[0], arguments[1]]);
+        assert!(stderr.contains(offered), "{stderr}");
+    }
+    assert!(misused(&["mop"]).contains("unrecognized subcommand 'mop'"));
+    assert!(misused(&[]).contains("Usage: dmaspace"));
+}
+
+#[test]
+fn more_than_the_machine_has_is_refused() {
+    let sentence = refused(dmaspace(&["map", "--size", "999999T"]));
+    assert!(
+        sentence.contains("more than this machine has"),
+        "{sentence}"
+    );
+}
+
+#[test]
+fn half_a_huge_page_is_refused() {
+    let sentence = refused(dmaspace(&[
+        "map",
+        "--size",
+        "1M",
+        "--backing",
+        "hugetlb-2m",
+    ]));
+    assert!(sentence.contains("2 MiB"), "{sentence}");
+}
+
+#[test]
+fn a_size_over_the_limit_is_refused_with_numbers() {
+    let Some(user) = Ordinary::new("a_size_over_the_limit_is_refused_with_numbers", 0) else {
+        return;
+    };
+    let sentence = refused(user.command(1 << 20, &["map", "--size", "2M"]));
+    for number in ["2 MiB", "1 MiB allowed", "in use"] {
+        assert!(sentence.contains(number), "{sentence}");
+    }
+    let sentence = refused(user.command(0, &["map"]));
+    assert!(sentence.contains("allowed"), "{sentence}");
+}
+
+#[test]
+fn huge_pages_that_only_root_could_add_are_refused() {
+    let Some(user) = Ordinary::new("huge_pages_that_only_root_could_add_are_refused", 1) else {
+        return;
+    };
+    if common::pool() > 0 {
+        skipped(
+            "huge_pages_that_only_root_could_add_are_refused",
+            "the pool has some",
+        );
+        return;
+    }
+    let options = ["map", "--size", "2M", "--backing", "hugetlb-2m"];
+    let sentence = refused(user.command(8 << 20, &options));
+    assert!(sentence.contains("huge page"), "{sentence}");
+}
+
+#[test]
+fn a_drawing_that_cannot_be_written_is_refused_before_the_job() {
+    let directory = tempfile::tempdir().unwrap();
+    let here = text(directory.path());
+    // The size would be refused by the job, so the target was looked at before it.
+    let refusal = |target: &str| refused(dmaspace(&["map", "--size", "999999T", "--svg", target]));
+    assert_eq!(refusal(here), format!("{here} is a directory: name a file"));
+    let missing = format!("{here}/no/layout.svg");
+    assert_eq!(
+        refusal(&missing),
+        format!("cannot write {missing}: there is no directory {here}/no")
+    );
+    assert!(refusal("/proc/layout.svg").starts_with("cannot write /proc/layout.svg: "));
+    if is_root() {
+        assert!(refusal("/proc/version").starts_with("cannot write /proc/version: "));
+    }
+}
+
+#[test]
+fn a_directory_that_is_not_ours_is_refused() {
+    let Some(user) = Ordinary::new("a_directory_that_is_not_ours_is_refused", 2) else {
+        return;
+    };
+    for target in ["/layout.svg", "/etc/passwd"] {
+        let sentence = refused(user.command(8 << 20, &["map", "--svg", target]));
+        assert!(sentence.contains("Permission denied"), "{sentence}");
+    }
+    assert!(!Path::new("/layout.svg").exists());
+}
+
+#[test]
+fn help_and_version_go_to_stdout_and_a_full_one_is_told() {
+    for arguments in [
+        &["--help"][..],
+        &["--version"],
+        &["map", "--help"],
+        &["map", "-h"],
+    ] {
+        let (stdout, stderr, status) = run(dmaspace(arguments));
+        assert_eq!((stderr.as_str(), status), ("", Some(0)));
+        assert!(stdout.contains("dmaspace"), "{stdout}");
+        let full = File::options().write(true).open("/dev/full").unwrap();
+        let mut command = std::process::Command::new(common::PROGRAM);
+        let output = command.args(arguments).stdout(full).output().unwrap();
+        assert_eq!(output.status.code(), Some(2));
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert!(stderr.contains("No space left on device"), "{stderr}");
+    }
+    let (stdout, ..) = run(dmaspace(&["--version"]));
+    assert_eq!(
+        stdout,
+        concat!("dmaspace ", env!("CARGO_PKG_VERSION"), "\n")
+    );
+}
