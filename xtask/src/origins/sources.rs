@@ -5,7 +5,7 @@
 //! `proptest!` block holds `#[test] fn name`, a `macro_rules!` suite holds it as a template.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     fs,
     path::{Path, PathBuf},
 };
@@ -39,6 +39,8 @@ pub(crate) struct Crate {
     calls: Vec<Call>,
     /// Macros of the crate that define tests whose names they are given.
     templates: BTreeSet<String>,
+    /// Macros that hold tests, by name: the tests, and whether they are ignored.
+    suites: BTreeMap<String, Vec<(String, bool)>>,
 }
 
 /// A public item, or a public part of one.
@@ -143,17 +145,22 @@ impl Crate {
         calls.any(|call| call.file == file && call.idents.contains(word))
     }
 
-    /// A macro that defines a test for each name that it is given defines these.
+    /// A macro that defines a test for each name that it is given defines these; a macro that holds
+    /// tests defines them wherever it is used.
     fn expand(&mut self) {
         for call in &self.calls {
+            let mut names: Vec<(String, bool)> = Vec::new();
             if self.templates.contains(&call.name) {
-                self.tests.extend(call.idents.iter().map(|name| Test {
+                names.extend(call.idents.iter().map(|name| (name.clone(), false)));
+            }
+            names.extend(self.suites.get(&call.name).into_iter().flatten().cloned());
+            self.tests
+                .extend(names.into_iter().map(|(name, ignored)| Test {
                     file: call.file.clone(),
                     modules: call.modules.clone(),
-                    name: name.clone(),
-                    ignored: false,
+                    name,
+                    ignored,
                 }));
-            }
         }
     }
 
@@ -368,17 +375,18 @@ impl Reader<'_> {
         tests.scan(tokens.clone());
         self.found
             .tests
-            .extend(tests.names.into_iter().map(|(name, ignored)| Test {
+            .extend(tests.names.iter().map(|(name, ignored)| Test {
                 file: at.file.to_owned(),
                 modules: modules.to_vec(),
-                name,
-                ignored,
+                name: name.clone(),
+                ignored: *ignored,
             }));
         // `macro_rules! name` has an ident; a use of a macro has none.
         if let Some(name) = &item.ident {
             if tests.template {
                 self.found.templates.insert(name.to_string());
             }
+            self.found.suites.insert(name.to_string(), tests.names);
             if at.public && has_attribute(&item.attrs, "macro_export") {
                 let name = name.to_string();
                 self.found.items.push(Item {

@@ -22,6 +22,9 @@ const DEFAULT_SIZE: u64 = 256 << 20;
 /// The window of the tables' addresses: above all memory, and above the addresses that stand in
 /// for frames that this process may not know.
 const TABLE_WINDOW: u64 = 1 << 46;
+/// What is left of the limit on locked memory without being asked for: the kernel charges a ring of
+/// io_uring too, and takes the charge of one that is closed back a little later.
+const SPARE: u64 = 128 << 10;
 /// Levels of the tables: 48 bits of addresses.
 const LEVELS: u8 = 4;
 /// The unit of the pins: the smallest part that could be given back.
@@ -35,7 +38,7 @@ pub(super) fn run(job: &MapJob, watch: &mut dyn Watch) -> Result<MapReport, JobE
     let backing = choose_backing(job, &machine, size, &mut report.memory)?;
 
     // The pool is put back when this is dropped, after the mapping, which is dropped before it.
-    let pool = raise_pool(job, backing, size)?;
+    let pool = raise_pool(job, backing, size, watch)?;
     report.memory.pool_pages_added = pool.as_ref().map_or(0, RaisedPool::added);
     let mapping = Arc::new(Mapping::new(backing, size, None).map_err(JobError::Mapping)?);
     let started = Instant::now();
@@ -195,7 +198,8 @@ fn choose_size(
     }
     let mut size = DEFAULT_SIZE.max(page);
     let mut reason = "the default".to_string();
-    if let Some(room) = room.filter(|room| *room < size) {
+    let spare = room.map(|room| room.saturating_sub(SPARE));
+    if let Some(room) = spare.filter(|room| *room < size) {
         size = room / page * page;
         if size == 0 {
             return Err(JobError::Input(over_limit(page, room, pinner)));
@@ -248,9 +252,21 @@ fn choose_backing(
 }
 
 /// Huge pages that were asked for by name are added to the pool where they are missing.
-fn raise_pool(job: &MapJob, backing: Backing, size: u64) -> Result<Option<RaisedPool>, JobError> {
+fn raise_pool(
+    job: &MapJob,
+    backing: Backing,
+    size: u64,
+    watch: &mut dyn Watch,
+) -> Result<Option<RaisedPool>, JobError> {
     match (job.backing, backing.huge_size()) {
-        (Some(_), Some(page)) => Ok(Some(RaisedPool::raise(page, size)?)),
+        (Some(_), Some(page)) => match RaisedPool::raise(page, size) {
+            Ok(pool) => Ok(Some(pool)),
+            // A signal makes the kernel stop looking for pages.
+            Err(_) if watch.progress(Stage::Populate, 0, size).is_break() => {
+                Err(JobError::Interrupted)
+            }
+            Err(cause) => Err(cause.into()),
+        },
         _ => Ok(None),
     }
 }
