@@ -49,6 +49,7 @@ impl<M: TableMemory> AnyTable<M> {
             FormatId::VtdSs => {
                 Self::VtdSs(Table::with_page_sizes(VtdSs::new(levels)?, memory, sizes)?)
             }
+            _ => return Err(BuildError::NotAny(format)),
         })
     }
 

@@ -235,6 +235,10 @@ impl<S: Storage, const TABLE_LOG2: u32> TableMemory for Arena<S, TABLE_LOG2> {
         unsafe { self.metas.add(page as usize).as_ref() }
     }
 
+    fn last_address(&self) -> u64 {
+        self.base | self.mask
+    }
+
     fn reserve(&self, count: u64) -> Result<Reserve, NoTables> {
         self.locked(|| {
             let available = self.available();

@@ -45,6 +45,28 @@ pub enum BuildError {
         /// The sizes that the format has.
         offered: PageSizes,
     },
+    /// A setting of the format is not within what the format has.
+    Setting {
+        /// The format.
+        format: FormatId,
+        /// Which setting, in words.
+        what: &'static str,
+        /// What was asked for.
+        value: u64,
+        /// The least value.
+        min: u64,
+        /// The greatest value.
+        max: u64,
+    },
+    /// [`AnyTable`](crate::AnyTable) does not build tables of this format.
+    NotAny(FormatId),
+    /// Tables may lie at addresses that an entry cannot hold.
+    TableAddress {
+        /// The last address of the table memory.
+        last: u64,
+        /// Bits of an address in an entry.
+        bits: u32,
+    },
     /// There is no memory for the root.
     NoTables(NoTables),
 }
@@ -57,6 +79,24 @@ impl fmt::Display for BuildError {
             }
             Self::PageSizes { wanted, offered } => {
                 write!(f, "page sizes {wanted} asked for, {offered} offered")
+            }
+            Self::Setting {
+                format,
+                what,
+                value,
+                min,
+                max,
+            } => {
+                write!(f, "{format}: {what} {value} is not within {min} to {max}")
+            }
+            Self::NotAny(format) => {
+                write!(
+                    f,
+                    "{format} tables are not built from a format and a level alone"
+                )
+            }
+            Self::TableAddress { last, bits } => {
+                write!(f, "table memory ends at {last:#x}, beyond {bits} bits")
             }
             Self::NoTables(cause) => cause.fmt(f),
         }

@@ -75,7 +75,7 @@ pub use arena::{Arena, ArenaError, AtomicMeta, Storage};
 #[cfg(feature = "alloc")]
 pub use arena::{HeapArena, HeapStorage, HeapTables};
 pub use cell::Cell;
-pub use engine::{Discard, Leaf, Leaves, RunSink, Table};
+pub use engine::{Discard, Leaf, Leaves, RunSink, SharedTable, Table};
 pub use error::{BuildError, MapError, NoTables, RangeError, UnmapError};
 pub use format::{Above, Aperture, Format, FormatId, Root};
 pub use gather::{Flushed, Gather, Invalidation};

@@ -38,6 +38,9 @@ pub trait TableMemory {
     /// What the engine notes about the table at `table`.
     fn meta(&self, table: u64) -> &Meta<Self::Link, Self::Count>;
 
+    /// The last address at which a table can lie.
+    fn last_address(&self) -> u64;
+
     /// Sets `count` tables aside, or none.
     fn reserve(&self, count: u64) -> Result<Reserve, NoTables>;
 
@@ -202,6 +205,9 @@ macro_rules! forward {
             #[inline(always)]
             fn meta(&self, table: u64) -> &Meta<M::Link, M::Count> {
                 (**self).meta(table)
+            }
+            fn last_address(&self) -> u64 {
+                (**self).last_address()
             }
             fn reserve(&self, count: u64) -> Result<Reserve, NoTables> {
                 (**self).reserve(count)

@@ -18,6 +18,11 @@ bitflags::bitflags! {
         /// Accesses are cache-coherent whatever the device asks for: a "no snoop" request is
         /// snooped all the same.
         const COHERENT = 1 << 4;
+        /// The page is a device's registers, not memory: accesses are neither cached nor merged
+        /// nor reordered, where the format holds memory types.
+        const DEVICE = 1 << 5;
+        /// The page is memory, but accesses are not cached, whatever the memory's own attributes.
+        const UNCACHED = 1 << 6;
 
         /// Read and write.
         const RW = Self::READ.bits() | Self::WRITE.bits();
@@ -25,15 +30,20 @@ bitflags::bitflags! {
 }
 
 impl core::fmt::Display for Prot {
-    /// `rw-`, `r-x pc`: read, write, execute; privileged, coherent.
+    /// `rw-`, `r-x pc`, `rw- d`: read, write, execute; privileged, coherent, device, uncached.
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         for (flag, letter) in [(Prot::READ, "r"), (Prot::WRITE, "w"), (Prot::EXECUTE, "x")] {
             f.write_str(if self.contains(flag) { letter } else { "-" })?;
         }
-        if self.intersects(Prot::PRIVILEGED | Prot::COHERENT) {
+        if self.intersects(Prot::PRIVILEGED | Prot::COHERENT | Prot::DEVICE | Prot::UNCACHED) {
             f.write_str(" ")?;
         }
-        for (flag, letter) in [(Prot::PRIVILEGED, "p"), (Prot::COHERENT, "c")] {
+        for (flag, letter) in [
+            (Prot::PRIVILEGED, "p"),
+            (Prot::COHERENT, "c"),
+            (Prot::DEVICE, "d"),
+            (Prot::UNCACHED, "u"),
+        ] {
             f.write_str(if self.contains(flag) { letter } else { "" })?;
         }
         Ok(())

@@ -154,6 +154,9 @@ impl TableMemory for Tables {
     fn meta(&self, table: u64) -> &Meta<LoomCell, LoomCell> {
         &self.metas[table as usize / 16]
     }
+    fn last_address(&self) -> u64 {
+        self.cells.len() as u64 * 16 - 1
+    }
     fn reserve(&self, count: u64) -> Result<Reserve, NoTables> {
         let mut free = self.free.lock().unwrap();
         if free.len() < count {

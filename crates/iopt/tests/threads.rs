@@ -45,6 +45,9 @@ impl TableMemory for Yielding<'_> {
     fn meta(&self, table: u64) -> &iopt::Meta<Self::Link, Self::Count> {
         self.0.meta(table)
     }
+    fn last_address(&self) -> u64 {
+        self.0.last_address()
+    }
     fn reserve(&self, count: u64) -> Result<iopt::Reserve, iopt::NoTables> {
         self.0.reserve(count)
     }

@@ -202,11 +202,9 @@ impl<F: Format, M: TableMemory> Table<F, M> {
                 return Err(RangeError::Misaligned { value, granule }.into());
             }
             let last = run.start.checked_add(run.len - 1);
-            if last.is_none_or(|last| last >> F::OUTPUT_BITS != 0) {
-                return Err(MapError::OutputTooWide {
-                    output: *run,
-                    bits: F::OUTPUT_BITS,
-                });
+            let bits = self.format.output_bits();
+            if last.is_none_or(|last| last >> bits != 0) {
+                return Err(MapError::OutputTooWide { output: *run, bits });
             }
             // More than 2^64 bytes fit no aperture: the sum saturates and is refused there.
             len = len.saturating_add(run.len);
@@ -220,7 +218,12 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     fn leaves_here<V: Level>(&self, cursor: &Cursor<'_>, room: u64) -> Option<(u32, u64)> {
         let offered = F::leaf_sizes(V::N);
         let sizes = offered.and(self.sizes);
-        let len = room.min(cursor.left);
+        let mut len = room.min(cursor.left);
+        if F::LINEAR_LOG2 < 64 {
+            // Entries go on by a constant step within such a block of physical memory only.
+            let block = 1u64 << F::LINEAR_LOG2;
+            len = len.min(block - (cursor.pa & (block - 1)));
+        }
         if offered.bits().count_ones() <= 1 {
             // One size: no choice to make.
             let log2 = F::shift(V::N);

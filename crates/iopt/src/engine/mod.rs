@@ -139,6 +139,10 @@ impl<F: Format, M: TableMemory> Table<F, M> {
                 offered,
             });
         }
+        let (last, bits) = (memory.last_address(), format.output_bits());
+        if last >> bits.min(63) != 0 {
+            return Err(BuildError::TableAddress { last, bits });
+        }
         let root = memory.allocate(Self::root_bytes(&format))?;
         Ok(Self {
             format,
@@ -152,7 +156,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     /// What a unit is told to walk this table.
     pub fn root(&self) -> Root {
         Root {
-            format: F::ID,
+            format: self.format.id(),
             address: self.root,
             levels: self.format.levels(),
         }

@@ -100,8 +100,9 @@ impl Format for AmdV1 {
     }
 
     fn leaf_bits(&self, prot: Prot) -> Option<u64> {
-        // There is no bit for execution or for privileged requests.
-        if prot.intersects(Prot::EXECUTE | Prot::PRIVILEGED) || !prot.intersects(Prot::RW) {
+        // There is no bit for execution, for privileged requests or for memory types.
+        let other = Prot::EXECUTE | Prot::PRIVILEGED | Prot::DEVICE | Prot::UNCACHED;
+        if prot.intersects(other) || !prot.intersects(Prot::RW) {
             return None;
         }
         let mut bits = PRESENT;

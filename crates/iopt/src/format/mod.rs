@@ -11,6 +11,10 @@
 //! others each holds its own address ([`Format::GROUPS_ADVANCE`]: ARM's contiguous entries).
 
 mod amdv1;
+mod arm_lpae;
+mod armv7s;
+mod dart;
+mod riscv;
 mod vtd_ss;
 mod x86_64;
 
@@ -21,6 +25,13 @@ use runs::{PageSizes, Span};
 use crate::prot::Prot;
 
 pub use amdv1::AmdV1;
+pub use arm_lpae::{
+    ArmConfig, ArmGranule, ArmOptions, ArmStage1, ArmStage2, Granule, K4, K4Lpa2, K16, K16Lpa2,
+    K64, K64Lpa, Shareability,
+};
+pub use armv7s::ArmV7s;
+pub use dart::{Dart, Dart1, Dart1Page4K, Dart2, DartConfig, DartVersion};
+pub use riscv::{RiscV, RiscVG, RiscVTables};
 pub use vtd_ss::VtdSs;
 pub use x86_64::X86_64;
 
@@ -34,6 +45,18 @@ pub enum FormatId {
     X86_64,
     /// The second stage of VT-d.
     VtdSs,
+    /// Stage 1 of Arm's VMSAv8-64 (LPAE).
+    ArmStage1(ArmConfig),
+    /// Stage 2 of Arm's VMSAv8-64 (LPAE).
+    ArmStage2(ArmConfig),
+    /// ARMv7 short descriptors.
+    ArmV7s,
+    /// RISC-V Sv39, Sv48, Sv57.
+    RiscV,
+    /// RISC-V Sv39x4, Sv48x4, Sv57x4: the second stage, with a root of 16 KiB.
+    RiscVG,
+    /// Apple DART.
+    Dart(DartConfig),
 }
 
 impl FormatId {
@@ -46,6 +69,12 @@ impl FormatId {
             Self::AmdV1 => "amdv1",
             Self::X86_64 => "x86-64",
             Self::VtdSs => "vtd-ss",
+            Self::ArmStage1(config) => config.granule.stage1_name(),
+            Self::ArmStage2(config) => config.granule.stage2_name(),
+            Self::ArmV7s => "armv7-short",
+            Self::RiscV => "riscv",
+            Self::RiscVG => "riscv-g",
+            Self::Dart(config) => config.name(),
         }
     }
 
@@ -174,6 +203,20 @@ impl fmt::Display for Aperture {
     }
 }
 
+/// What a unit demands when the size of a translation changes while it is in use: a table takes a
+/// large leaf's place, or the other way round, with the same addresses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum BreakBeforeMake {
+    /// The old entry is emptied and flushed before the new one is written: there is a moment
+    /// without a translation (Arm, level 0).
+    Always,
+    /// The entry may be changed in place through a marked form in which no cached copy is kept, at
+    /// the risk of a fault meanwhile (Arm, level 1, nT).
+    Marked,
+    /// The entry may be changed in place (Arm, level 2); the flush comes after it.
+    NotNeeded,
+}
+
 /// What an entry says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Entry {
@@ -212,11 +255,31 @@ pub trait Format: Copy + fmt::Debug + Send + Sync + 'static {
     /// Bits that hardware sets in a leaf by itself (accessed, dirty).
     const HARDWARE_BITS: u64;
 
+    /// The address in an entry is in one piece within aligned blocks of 2^this output bytes: from
+    /// one block to the next [`stride`](Self::stride) does not lead. 64: everywhere.
+    const LINEAR_LOG2: u32 = 64;
+
     /// True when each entry of a group holds its own address; false when all are equal.
     const GROUPS_ADVANCE: bool = false;
 
+    /// The format with what this table was configured to: what a unit is told to walk it.
+    fn id(&self) -> FormatId {
+        Self::ID
+    }
+
     /// Levels of this table.
     fn levels(&self) -> u8;
+
+    /// Bits of an output address of this table, at most [`OUTPUT_BITS`](Self::OUTPUT_BITS).
+    #[inline(always)]
+    fn output_bits(&self) -> u32 {
+        Self::OUTPUT_BITS
+    }
+
+    /// What the unit demands when an entry's size changes while it is in use.
+    fn break_before_make(&self) -> BreakBeforeMake {
+        BreakBeforeMake::NotNeeded
+    }
 
     /// The addresses that this table translates.
     fn aperture(&self) -> Aperture;

@@ -95,8 +95,10 @@ impl Format for VtdSs {
     }
 
     fn leaf_bits(&self, prot: Prot) -> Option<u64> {
-        // Execute permission has a meaning only where the unit supports it, and privilege none.
-        if prot.intersects(Prot::EXECUTE | Prot::PRIVILEGED) || !prot.intersects(Prot::RW) {
+        // Execute permission and memory types have a meaning only where the unit supports them, and
+        // privilege none.
+        let other = Prot::EXECUTE | Prot::PRIVILEGED | Prot::DEVICE | Prot::UNCACHED;
+        if prot.intersects(other) || !prot.intersects(Prot::RW) {
             return None;
         }
         let mut bits = 0;

@@ -96,8 +96,10 @@ impl Format for X86_64 {
 
     fn leaf_bits(&self, prot: Prot) -> Option<u64> {
         // A present page can be read, so there is no write-only one; and there is no bit that
-        // forces snooping (VT-d has one for the whole table, in the PASID entry).
-        if !prot.contains(Prot::READ) || prot.contains(Prot::COHERENT) {
+        // forces snooping (VT-d has one for the whole table, in the PASID entry). Memory types come
+        // from the PAT, which units need not honour.
+        let other = Prot::COHERENT | Prot::DEVICE | Prot::UNCACHED;
+        if !prot.contains(Prot::READ) || prot.intersects(other) {
             return None;
         }
         let mut bits = PRESENT;

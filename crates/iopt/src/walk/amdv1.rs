@@ -4,7 +4,7 @@
 //! "I/O Page Tables for Host Translations". What it leaves open is said beside the line.
 
 use super::WalkReason;
-use super::walker::{Entry, Spec, Walker, low_bits, shift};
+use super::walker::{Entry, Shape, Spec, Walker, low_bits, shift};
 use crate::format::Aperture;
 use crate::prot::Prot;
 
@@ -14,16 +14,17 @@ pub(super) struct AmdV1;
 impl Spec for AmdV1 {
     /// Section 2.2.2.1 "Device Table Entry Format", field Mode: 1 to 6 levels. Section 2.2.3: input
     /// bits above the top level's must be 0; the sixth level has 7 bits left, up to bit 63.
-    fn aperture(levels: u8) -> Option<Aperture> {
+    fn shape(walker: &Walker) -> Option<Shape> {
+        let levels = walker.root().levels;
         let bits = match levels {
             1..=5 => shift(levels),
             6 => 64,
             _ => return None,
         };
-        Some(Aperture::zeros(bits))
+        Some(Shape::of_512(Aperture::zeros(bits)))
     }
 
-    fn read(_walker: &Walker, level: u8, word: u64) -> Result<Entry, WalkReason> {
+    fn read(_walker: &Walker, _iova: u64, level: u8, word: u64) -> Result<Entry, WalkReason> {
         // Figures "I/O Page Translation Entry" and "I/O Page Directory Entry", bit 0 PR: while it
         // is 0 all other bits are ignored.
         if word & 1 == 0 {

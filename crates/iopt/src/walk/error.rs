@@ -31,6 +31,8 @@ pub struct WalkFault {
 pub enum WalkReason {
     /// The entry is not present.
     NotPresent,
+    /// The leaf's access flag is 0, and the unit does not set it by itself (Arm, RISC-V).
+    AccessFlag,
     /// The levels together do not allow the access.
     Denied {
         /// What is allowed down to this entry.
@@ -51,8 +53,8 @@ pub enum WalkReason {
         /// The address that was read.
         address: u64,
     },
-    /// A root or a page, with all its bytes, is not within the unit's addresses, or a root is not
-    /// a multiple of 4096.
+    /// A table or a page, with all its bytes, is not within the unit's addresses, or a root is not
+    /// aligned as its format demands.
     BadOutput {
         /// The address.
         address: u64,
@@ -66,7 +68,7 @@ pub enum WalkReason {
         /// The number.
         levels: u8,
     },
-    /// The entry leads to a table that is not of a lower level (AMD v1).
+    /// The entry leads to a table that is not of a lower level (AMD v1; RISC-V at the lowest).
     NextLevel {
         /// The level it leads to, 0 for the smallest page.
         next: u8,
@@ -125,6 +127,7 @@ impl fmt::Display for WalkReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NotPresent => f.write_str("is not present"),
+            Self::AccessFlag => f.write_str("was not accessed yet, and the unit cannot mark it"),
             Self::Denied { granted } => write!(f, "leaves only {granted}"),
             Self::Reserved { bits } => write!(f, "has the reserved bits {bits:#x}"),
             Self::OutsideAperture { aperture } => write!(f, "outside {aperture}"),

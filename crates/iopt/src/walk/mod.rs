@@ -21,15 +21,21 @@
 //! 5. A leaf gives the translation of its whole page, with the permissions of all levels together.
 //!
 //! Permissions only become fewer on the way down: reading, writing and executing must be allowed
-//! by every level, and a page is for user requests only if every level says so.
+//! by every level, and a page is for user requests only if every level says so. AMD's and Intel's
+//! units look at them level by level, Arm's when the leaf is reached: an invalid entry below a
+//! table that forbids the access is then what the fault names.
 //!
 //! # Levels
 //!
 //! Level 0 is the level of the smallest page, in faults too. AMD's specification counts the same
-//! levels from 1, and Intel's calls them table, directory, directory pointer, PML4 and PML5.
+//! levels from 1, and Intel's calls them table, directory, directory pointer, PML4 and PML5. Arm
+//! counts the other way: its level 3 is level 0 here, its level -1 level 4.
 
 mod amdv1;
+mod arm_lpae;
+mod armv7s;
 mod error;
+mod riscv;
 #[cfg(test)]
 mod tests;
 mod vtd_ss;
@@ -38,6 +44,7 @@ mod x86_64;
 
 use runs::Run;
 
+use crate::cell::Cell;
 use crate::prot::Prot;
 
 pub use error::{WalkFault, WalkReason};
@@ -45,20 +52,33 @@ pub use walker::Walker;
 
 /// Memory that holds tables, as a unit sees it.
 ///
-/// Updating accessed and dirty bits will add a compare-and-exchange, narrower formats a read of 32
-/// bits; both with a default that refuses.
+/// Updating accessed and dirty bits will add a compare-and-exchange, with a default that refuses.
 pub trait WalkMemory {
     /// The 64-bit little-endian word at `address`, a multiple of 8; read in one piece.
     ///
     /// Where tables change during the walk, the read must be an acquiring atomic one: what the
     /// writer stored before it linked a table is then visible to the reads that follow the link.
     fn read_u64(&self, address: u64) -> Result<u64, BadAddress>;
+
+    /// The 32-bit little-endian word at `address`, a multiple of 4, as formats with narrower
+    /// entries have it. By default half of the 64-bit word around it.
+    #[inline]
+    fn read_u32(&self, address: u64) -> Result<u32, BadAddress> {
+        let word = self
+            .read_u64(address & !7)
+            .map_err(|_| BadAddress { address })?;
+        Ok((word >> (8 * (address & 4))) as u32)
+    }
 }
 
 impl<M: WalkMemory + ?Sized> WalkMemory for &M {
     #[inline]
     fn read_u64(&self, address: u64) -> Result<u64, BadAddress> {
         (**self).read_u64(address)
+    }
+    #[inline]
+    fn read_u32(&self, address: u64) -> Result<u32, BadAddress> {
+        (**self).read_u32(address)
     }
 }
 
@@ -67,6 +87,10 @@ impl<M: WalkMemory + ?Sized> WalkMemory for alloc::sync::Arc<M> {
     #[inline]
     fn read_u64(&self, address: u64) -> Result<u64, BadAddress> {
         (**self).read_u64(address)
+    }
+    #[inline]
+    fn read_u32(&self, address: u64) -> Result<u32, BadAddress> {
+        (**self).read_u32(address)
     }
 }
 
@@ -146,7 +170,9 @@ pub struct UpperTable {
 }
 
 impl UpperTable {
-    /// How many bytes, as a power of two, a table at `level` translates. 64 stands for everything.
+    /// How many bytes, as a power of two, a table at `level` translates, in the formats whose
+    /// tables have 512 entries for pages of 4 KiB; [`Walker::span_log2`] has it for every format.
+    /// 64 stands for everything.
     pub const fn span_log2(level: u8) -> u32 {
         let log2 = walker::shift(level) + 9;
         if log2 > 64 { 64 } else { log2 }
@@ -187,12 +213,29 @@ impl<C: WalkCache + ?Sized> WalkCache for &mut C {
 }
 
 /// The software unit reads tables where the engine keeps them.
+///
+/// Entries are read with the width that they have: there are no 64-bit words in an arena of 32-bit
+/// cells.
 impl<S, const TABLE_LOG2: u32> WalkMemory for crate::arena::Arena<S, TABLE_LOG2>
 where
-    S: crate::arena::Storage<Cell = core::sync::atomic::AtomicU64>,
+    S: crate::arena::Storage,
 {
     #[inline]
     fn read_u64(&self, address: u64) -> Result<u64, BadAddress> {
+        if <S::Cell as Cell>::BYTES != 8 {
+            return Err(BadAddress { address });
+        }
         self.read(address).ok_or(BadAddress { address })
+    }
+
+    #[inline]
+    fn read_u32(&self, address: u64) -> Result<u32, BadAddress> {
+        let half = if <S::Cell as Cell>::BYTES == 8 {
+            address & 4
+        } else {
+            0
+        };
+        let word = self.read(address - half).ok_or(BadAddress { address })?;
+        Ok((word >> (8 * half)) as u32)
     }
 }

@@ -4,7 +4,7 @@
 //! Translation", section 9.8 "Second-Stage Paging Entries", section 3.7.1 "Access Rights".
 
 use super::WalkReason;
-use super::walker::{Entry, Spec, Walker, low_bits, shift};
+use super::walker::{Entry, Shape, Spec, Walker, low_bits, shift};
 use crate::format::Aperture;
 use crate::prot::Prot;
 
@@ -14,11 +14,12 @@ pub(super) struct VtdSs;
 impl Spec for VtdSs {
     /// Section 3.7, figures of 3-, 4- and 5-level paging; the address width is the context entry's
     /// AW. A request above it is blocked.
-    fn aperture(levels: u8) -> Option<Aperture> {
-        matches!(levels, 3..=5).then(|| Aperture::zeros(shift(levels)))
+    fn shape(walker: &Walker) -> Option<Shape> {
+        let levels = walker.root().levels;
+        matches!(levels, 3..=5).then(|| Shape::of_512(Aperture::zeros(shift(levels))))
     }
 
-    fn read(walker: &Walker, level: u8, word: u64) -> Result<Entry, WalkReason> {
+    fn read(walker: &Walker, _iova: u64, level: u8, word: u64) -> Result<Entry, WalkReason> {
         // Section 3.7: an entry with R and W both 0 is not present. Bit 2 (X) is ignored by units
         // that do not support execute requests.
         if word & 0b11 == 0 {

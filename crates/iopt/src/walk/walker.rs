@@ -4,7 +4,7 @@ use runs::{PageSizes, Run};
 
 use super::{
     Access, BadAddress, Translation, UpperTable, WalkCache, WalkFault, WalkMemory, WalkReason,
-    amdv1, vtd_ss, x86_64,
+    amdv1, arm_lpae, armv7s, riscv, vtd_ss, x86_64,
 };
 use crate::format::{Above, Aperture, FormatId, Root};
 use crate::prot::Prot;
@@ -45,16 +45,89 @@ pub struct Walker {
     output_bits: u32,
     pub(super) page_sizes: PageSizes,
     pub(super) snoop_control: bool,
-    privileged: bool,
+    pub(super) privileged: bool,
+    pub(super) single_privilege: bool,
+    pub(super) sets_accessed: bool,
+    pub(super) sets_dirty: bool,
+    pub(super) svpbmt: bool,
+    pub(super) supervisor_user_access: bool,
+    pub(super) access_flag: bool,
 }
 
 /// One format, read from its specification.
 pub(super) trait Spec {
-    /// What a root with so many levels translates; `None` when there is no such root.
-    fn aperture(levels: u8) -> Option<Aperture>;
+    /// Each level's permissions are looked at when it is read; otherwise all of them together,
+    /// when the leaf is.
+    const CHECKS_EACH_LEVEL: bool = true;
 
-    /// What `word` says at `level`.
-    fn read(walker: &Walker, level: u8, word: u64) -> Result<Entry, WalkReason>;
+    /// The shape of the walker's tables; `None` when the format has no such root.
+    fn shape(walker: &Walker) -> Option<Shape>;
+
+    /// What `word`, met at `level` on the way to `iova`, says.
+    fn read(walker: &Walker, iova: u64, level: u8, word: u64) -> Result<Entry, WalkReason>;
+}
+
+/// How the tables below one root are laid out.
+#[derive(Clone, Copy)]
+pub(super) struct Shape {
+    /// What the root translates.
+    pub(super) aperture: Aperture,
+    /// The smallest page, as a power of two.
+    pub(super) page_log2: u32,
+    /// Bits of the input address that index a table below the root. The root takes all that the
+    /// aperture has left.
+    pub(super) index_bits: u32,
+    /// Bytes of an entry, as a power of two: 3, or 2.
+    pub(super) entry_log2: u32,
+    /// The root's address is a multiple of this power of two.
+    pub(super) root_log2: u32,
+}
+
+impl Shape {
+    /// Pages of 4 KiB, tables of 512 entries of 8 bytes, and a root that is not larger.
+    pub(super) const fn of_512(aperture: Aperture) -> Self {
+        Self {
+            aperture,
+            page_log2: 12,
+            index_bits: 9,
+            entry_log2: 3,
+            root_log2: 12,
+        }
+    }
+
+    /// Bytes that one entry at `level` translates, as a power of two.
+    pub(super) const fn shift(&self, level: u8) -> u32 {
+        self.page_log2 + self.index_bits * level as u32
+    }
+
+    /// Bytes that a table at `level`, below the root, translates, as a power of two.
+    const fn span_log2(&self, level: u8) -> u32 {
+        let log2 = self.shift(level) + self.index_bits;
+        if log2 > 64 { 64 } else { log2 }
+    }
+
+    /// Offset in bytes of the entry for `iova` in its table.
+    fn offset(&self, level: u8, top: u8, iova: u64) -> u64 {
+        let index = (iova & low_bits(self.aperture.bits)) >> self.shift(level).min(63);
+        let index = if level == top {
+            index
+        } else {
+            index & low_bits(self.index_bits)
+        };
+        index << self.entry_log2
+    }
+}
+
+/// A format that has no walker yet: no root of it can be walked.
+struct NoSpec;
+
+impl Spec for NoSpec {
+    fn shape(_walker: &Walker) -> Option<Shape> {
+        None
+    }
+    fn read(_: &Walker, _: u64, _: u8, _: u64) -> Result<Entry, WalkReason> {
+        Err(WalkReason::NotPresent)
+    }
 }
 
 /// What an entry that is present says.
@@ -65,27 +138,76 @@ pub(super) enum Entry {
     Leaf { pa: u64, log2: u32, prot: Prot },
 }
 
+/// `$body` with `$spec` as the specification of the format. One arm a format.
+macro_rules! by_format {
+    ($format:expr, $spec:ident => $body:expr) => {
+        match $format {
+            FormatId::AmdV1 => {
+                type $spec = amdv1::AmdV1;
+                $body
+            }
+            FormatId::X86_64 => {
+                type $spec = x86_64::X86_64;
+                $body
+            }
+            FormatId::VtdSs => {
+                type $spec = vtd_ss::VtdSs;
+                $body
+            }
+            FormatId::ArmStage1(_) | FormatId::ArmStage2(_) => {
+                type $spec = arm_lpae::ArmLpae;
+                $body
+            }
+            FormatId::ArmV7s => {
+                type $spec = armv7s::ArmV7s;
+                $body
+            }
+            FormatId::RiscV => {
+                type $spec = riscv::RiscV<false>;
+                $body
+            }
+            FormatId::RiscVG => {
+                type $spec = riscv::RiscV<true>;
+                $body
+            }
+            _ => {
+                type $spec = NoSpec;
+                $body
+            }
+        }
+    };
+}
+
 impl Walker {
-    /// A walker for a unit that can do what the format allows: every input address, 52 bits of
+    /// A walker for a unit that can do what the format allows: every input address, all bits of
     /// output addresses, every page size, snoop control. Requests are user requests.
     pub const fn new(root: Root) -> Self {
         Self {
             root,
             input_bits: 64,
-            output_bits: 52,
+            output_bits: widest(root.format),
             page_sizes: PageSizes::from_log2_range(12, 63),
             snoop_control: true,
             privileged: false,
+            single_privilege: false,
+            sets_accessed: true,
+            sets_dirty: true,
+            svpbmt: true,
+            supervisor_user_access: true,
+            access_flag: true,
         }
     }
 
     /// For a unit whose output addresses have `bits` bits; the bits above are reserved in entries.
-    /// More than 52 is taken as 52, fewer than 12 as 12.
+    /// More than the format has is taken as that, fewer than 12 as 12.
     pub const fn with_output_bits(mut self, bits: u32) -> Self {
-        self.output_bits = match bits {
-            0..12 => 12,
-            12..=52 => bits,
-            _ => 52,
+        let widest = widest(self.root.format);
+        self.output_bits = if bits < 12 {
+            12
+        } else if bits > widest {
+            widest
+        } else {
+            bits
         };
         self
     }
@@ -111,9 +233,54 @@ impl Walker {
     }
 
     /// For requests with a PASID and the privileged-mode bit: pages for privileged requests are
-    /// open to them (x86-64).
+    /// open to them (x86-64, Arm stage 1). Where privileged and other requests differ in what they
+    /// may execute, the walk says it for these.
     pub const fn with_privileged_requests(mut self, on: bool) -> Self {
         self.privileged = on;
+        self
+    }
+
+    /// For a translation regime with one privilege level (Arm stage 1 of EL2 without E2H, and EL3;
+    /// an SMMU's STE.STRW says so). There is no upper half of the address space then.
+    pub const fn with_single_privilege(mut self, on: bool) -> Self {
+        self.single_privilege = on;
+        self
+    }
+
+    /// For a unit that sets the access flag by itself, or not (Arm, HA; RISC-V, SADE and GADE):
+    /// without it a leaf whose flag is 0 faults.
+    ///
+    /// The walker reads only. Where the unit must set the flag, whoever walks for it does so.
+    pub const fn with_hardware_accessed(mut self, on: bool) -> Self {
+        self.sets_accessed = on;
+        self
+    }
+
+    /// For a unit that keeps dirty state by itself, or not (Arm, HD; RISC-V, SADE and GADE): without it a leaf that is
+    /// writable but clean is read-only.
+    ///
+    /// The walker reads only. Where the unit must mark the leaf, whoever walks for it does so.
+    pub const fn with_hardware_dirty(mut self, on: bool) -> Self {
+        self.sets_dirty = on;
+        self
+    }
+
+    /// For a unit with or without Svpbmt (RISC-V): without it bits 62:61 of an entry are reserved.
+    pub const fn with_svpbmt(mut self, on: bool) -> Self {
+        self.svpbmt = on;
+        self
+    }
+
+    /// For privileged requests that may read and write user pages, or not (RISC-V, SUM).
+    pub const fn with_supervisor_user_access(mut self, on: bool) -> Self {
+        self.supervisor_user_access = on;
+        self
+    }
+
+    /// For a unit where AP\[0\] of a short descriptor is the access flag, or a permission (ARMv7,
+    /// SCTLR.AFE).
+    pub const fn with_access_flag(mut self, on: bool) -> Self {
+        self.access_flag = on;
         self
     }
 
@@ -125,19 +292,26 @@ impl Walker {
     /// The addresses that the unit translates through this table; `None` when its format has no
     /// root of so many levels.
     pub fn aperture(&self) -> Option<Aperture> {
-        match self.root.format {
-            FormatId::AmdV1 => self.aperture_as::<amdv1::AmdV1>(),
-            FormatId::X86_64 => self.aperture_as::<x86_64::X86_64>(),
-            FormatId::VtdSs => self.aperture_as::<vtd_ss::VtdSs>(),
+        Some(self.narrow(self.shape()?.aperture))
+    }
+
+    fn shape(&self) -> Option<Shape> {
+        by_format!(self.root.format, S => S::shape(self))
+    }
+
+    /// What is left of a table's aperture for the unit's input addresses.
+    fn narrow(&self, aperture: Aperture) -> Aperture {
+        Aperture {
+            bits: aperture.bits.min(self.input_bits),
+            ..aperture
         }
     }
 
-    fn aperture_as<S: Spec>(&self) -> Option<Aperture> {
-        let aperture = S::aperture(self.root.levels)?;
-        Some(Aperture {
-            bits: aperture.bits.min(self.input_bits),
-            ..aperture
-        })
+    /// How many bytes, as a power of two, a table at `level` below the root translates; 64 stands
+    /// for everything. `None` when the format has no such root, or no such table under it.
+    pub fn span_log2(&self, level: u8) -> Option<u32> {
+        let shape = self.shape()?;
+        (level.checked_add(1)? < self.root.levels).then(|| shape.span_log2(level))
     }
 
     /// Translates `iova` for one access.
@@ -148,11 +322,7 @@ impl Walker {
         access: Access,
         cache: &mut impl WalkCache,
     ) -> Result<Translation, WalkFault> {
-        match self.root.format {
-            FormatId::AmdV1 => self.walk_as::<amdv1::AmdV1>(memory, iova, access, cache),
-            FormatId::X86_64 => self.walk_as::<x86_64::X86_64>(memory, iova, access, cache),
-            FormatId::VtdSs => self.walk_as::<vtd_ss::VtdSs>(memory, iova, access, cache),
-        }
+        by_format!(self.root.format, S => self.walk_as::<S>(memory, iova, access, cache))
     }
 
     fn walk_as<S: Spec>(
@@ -172,16 +342,17 @@ impl Walker {
             reads: 0,
             reason: WalkReason::NotPresent,
         };
-        let Some(aperture) = self.aperture_as::<S>() else {
+        let Some(shape) = S::shape(self) else {
             return Err(at.because(WalkReason::Levels {
                 format: root.format,
                 levels: root.levels,
             }));
         };
+        let aperture = self.narrow(shape.aperture);
         if !translates(aperture, iova) {
             return Err(at.because(WalkReason::OutsideAperture { aperture }));
         }
-        if root.address & 0xfff != 0 || root.address >> self.output_bits != 0 {
+        if root.address & low_bits(shape.root_log2) != 0 || root.address >> self.output_bits != 0 {
             return Err(at.because(self.bad_output(root.address)));
         }
 
@@ -193,16 +364,23 @@ impl Walker {
         }
 
         loop {
-            let index = iova >> shift(at.level) & 0x1ff;
+            let offset = shape.offset(at.level, root.levels - 1, iova);
+            let address = at.table.wrapping_add(offset);
             at.entry = 0;
             at.reads += 1;
-            at.entry = memory
-                .read_u64(at.table.wrapping_add(index * 8))
+            let entry = if shape.entry_log2 == 2 {
+                memory.read_u32(address).map(u64::from)
+            } else {
+                memory.read_u64(address)
+            };
+            at.entry = entry
                 .map_err(|BadAddress { address }| at.because(WalkReason::NoMemory { address }))?;
-            let entry = S::read(self, at.level, at.entry).map_err(|reason| at.because(reason))?;
+            let entry =
+                S::read(self, iova, at.level, at.entry).map_err(|reason| at.because(reason))?;
             let (Entry::Table { prot, .. } | Entry::Leaf { prot, .. }) = entry;
             granted = combine(granted, prot);
-            if !self.allows(granted, access) {
+            let checked = S::CHECKS_EACH_LEVEL || matches!(entry, Entry::Leaf { .. });
+            if checked && !self.allows(granted, access) {
                 return Err(at.because(WalkReason::Denied { granted }));
             }
             match entry {
@@ -213,8 +391,8 @@ impl Walker {
                         return Err(at.because(WalkReason::NextLevel { next: level }));
                     }
                     // Skipped levels index with zero only (AMD; the others never skip).
-                    let span_log2 = UpperTable::span_log2(level);
-                    let skipped = low_bits(shift(at.level)) & !low_bits(span_log2);
+                    let span_log2 = shape.span_log2(level);
+                    let skipped = low_bits(shape.shift(at.level)) & !low_bits(span_log2);
                     if iova & skipped != 0 {
                         return Err(at.because(WalkReason::SkippedBits {
                             bits: iova & skipped,
@@ -260,7 +438,11 @@ impl Walker {
         granted.contains(access.needs()) && (self.privileged || !granted.contains(Prot::PRIVILEGED))
     }
 
-    const fn bad_output(&self, address: u64) -> WalkReason {
+    pub(super) const fn output_bits(&self) -> u32 {
+        self.output_bits
+    }
+
+    pub(super) const fn bad_output(&self, address: u64) -> WalkReason {
         WalkReason::BadOutput {
             address,
             bits: self.output_bits,
@@ -274,13 +456,26 @@ impl Walker {
     }
 }
 
-/// What two levels allow together. Force-coherent is a property of the leaf.
-fn combine(above: Prot, here: Prot) -> Prot {
-    let both = Prot::RW | Prot::EXECUTE;
-    (above & here & both) | ((above | here) & Prot::PRIVILEGED) | (here & Prot::COHERENT)
+/// Bits of the output addresses that a format can hold.
+const fn widest(format: FormatId) -> u32 {
+    match format {
+        // Privileged Architecture, "Sv39": a page number of 44 bits.
+        FormatId::RiscV | FormatId::RiscVG => 56,
+        // DDI 0406C, B3.5.1: a supersection with its extended base address.
+        FormatId::ArmV7s => 40,
+        _ => 52,
+    }
 }
 
-/// Bytes that one entry at `level` translates, as a power of two: all formats here index each
+/// What two levels allow together. Force-coherent and device are properties of the leaf.
+fn combine(above: Prot, here: Prot) -> Prot {
+    let both = Prot::RW | Prot::EXECUTE;
+    (above & here & both)
+        | ((above | here) & Prot::PRIVILEGED)
+        | (here & (Prot::COHERENT | Prot::DEVICE | Prot::UNCACHED))
+}
+
+/// Bytes that one entry at `level` translates, as a power of two, in the formats that index each
 /// level with 9 bits, above 12 bits of offset.
 pub(super) const fn shift(level: u8) -> u32 {
     12 + 9 * level as u32

@@ -10,7 +10,7 @@
 //! ignored.
 
 use super::WalkReason;
-use super::walker::{Entry, Spec, Walker, low_bits, shift};
+use super::walker::{Entry, Shape, Spec, Walker, low_bits, shift};
 use crate::format::Aperture;
 use crate::prot::Prot;
 
@@ -20,11 +20,12 @@ pub(super) struct X86_64;
 impl Spec for X86_64 {
     /// VT-d section 3.6, APM section 5.3.1 "Canonical Address Form": the bits above the top level's
     /// repeat its highest bit.
-    fn aperture(levels: u8) -> Option<Aperture> {
-        matches!(levels, 4 | 5).then(|| Aperture::signed(shift(levels)))
+    fn shape(walker: &Walker) -> Option<Shape> {
+        let levels = walker.root().levels;
+        matches!(levels, 4 | 5).then(|| Shape::of_512(Aperture::signed(shift(levels))))
     }
 
-    fn read(walker: &Walker, level: u8, word: u64) -> Result<Entry, WalkReason> {
+    fn read(walker: &Walker, _iova: u64, level: u8, word: u64) -> Result<Entry, WalkReason> {
         // Bit 0 P: while it is 0 all other bits are ignored.
         if word & 1 == 0 {
             return Err(WalkReason::NotPresent);

@@ -3,9 +3,10 @@
 pub(crate) mod model;
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU32, AtomicU64};
 
 use iopt::format::Entry;
-use iopt::{Format, Gather, HeapTables, MapError, Prot, Table, UnmapError};
+use iopt::{Format, Gather, HeapArena, MapError, Prot, Table, TableMemory, UnmapError};
 use proptest::prelude::*;
 use runs::{PageSizes, Run, Span};
 
@@ -48,23 +49,71 @@ pub(crate) fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
+/// Table memory of the suites: an arena on the heap with the cells and tables of a format.
+pub(crate) trait Tables: TableMemory + Sized {
+    /// Room for at least so many tables, at addresses of no more than `bits` bits.
+    fn room_for(tables: u64, bits: u32) -> Self;
+    /// Tables that are handed out.
+    fn used(&self) -> u64;
+    /// The entry at an address.
+    fn word(&self, address: u64) -> u64;
+}
+
+macro_rules! tables {
+    ($($cell:ty, $log2:literal;)*) => {$(
+        impl Tables for HeapArena<$cell, $log2> {
+            fn room_for(tables: u64, bits: u32) -> Self {
+                Self::with_tables_at(tables, 1 << (bits - 1).min(46)).unwrap()
+            }
+            fn used(&self) -> u64 {
+                self.in_use()
+            }
+            fn word(&self, address: u64) -> u64 {
+                self.read(address).unwrap()
+            }
+        }
+    )*};
+}
+tables! {
+    AtomicU64, 12;
+    AtomicU64, 14;
+    AtomicU64, 16;
+    AtomicU32, 10;
+}
+
+/// How many random sequences: fewer where tables are large, since all are compared at each step.
+pub(crate) const fn cases<A: TableMemory>() -> u32 {
+    if A::TABLE_BYTES < 1 << 16 { 48 } else { 20 }
+}
+
+/// Bytes of the smallest page.
+pub(crate) const fn page<F: Format>() -> u64 {
+    1 << F::GRANULE_LOG2
+}
+
+/// How many tables' worth of memory the root takes.
+pub(crate) fn root_tables<F: Format>(format: &F) -> u64 {
+    let bytes = format.entries(usize::from(format.levels()) - 1) * F::ENTRY_BYTES;
+    (bytes as u64).div_ceil(F::TABLE_BYTES)
+}
+
 /// A table beside its model.
-pub(crate) struct World<'a, F: Format> {
-    pub(crate) memory: &'a HeapTables,
-    pub(crate) table: Table<F, &'a HeapTables>,
+pub(crate) struct World<'a, F: Format, A: Tables> {
+    pub(crate) memory: &'a A,
+    pub(crate) table: Table<F, &'a A>,
     pub(crate) model: Model,
     pub(crate) prots: [Prot; 3],
 }
 
-impl<'a, F: Format> World<'a, F> {
-    pub(crate) fn new(format: F, sizes: PageSizes, memory: &'a HeapTables) -> Self {
+impl<'a, F: Format, A: Tables> World<'a, F, A> {
+    pub(crate) fn new(format: F, sizes: PageSizes, memory: &'a A) -> Self {
         let table = Table::with_page_sizes(format, memory, sizes).unwrap();
         let model = Model::new(table.page_sizes(), format.aperture());
         // Read-only, read-write, and write-only or another that the format can express.
         let third = [Prot::WRITE, Prot::RW | Prot::EXECUTE]
             .into_iter()
             .find(|prot| format.leaf_bits(*prot).is_some())
-            .unwrap();
+            .unwrap_or(Prot::RW);
         Self {
             memory,
             table,
@@ -79,14 +128,21 @@ impl<'a, F: Format> World<'a, F> {
         let aperture = self.model.aperture;
         let first = aperture.spans().next().unwrap();
         let last = aperture.spans().last().unwrap();
-        let boundary = |log2: u32| first.start + (1u64 << log2.min(aperture.bits - 2));
+        // The boundary between the tables of a level below the root's.
+        let boundary = |below: u8| {
+            let level = self.table.root().levels.saturating_sub(below);
+            let log2 = F::shift(level.into());
+            let log2 = log2.clamp(F::GRANULE_LOG2 + 11, aperture.bits - 2);
+            first.start + (1u64 << log2)
+        };
+        let page = page::<F>();
         match place {
             0 => first.start,
-            1 => boundary(39) - (4 << 20),
-            2 => boundary(30) - (3 << 12),
+            1 => boundary(1) - 1024 * page,
+            2 => boundary(2) - 3 * page,
             // Just below the end of the lower and of the upper half.
-            3 => first.start + (first.len - 1) - ((8 << 20) - 1),
-            _ => last.start + (last.len - 1) - ((8 << 20) - 1),
+            3 => first.start + (first.len - 1) - (2048 * page - 1),
+            _ => last.start + (last.len - 1) - (2048 * page - 1),
         }
     }
 
@@ -99,19 +155,25 @@ impl<'a, F: Format> World<'a, F> {
                 runs,
                 prot,
             } => {
-                let iova = self.place(*place).wrapping_add(page * 4096) & !(grain - 1);
+                let offset = page * self::page::<F>();
+                let iova = self.place(*place).wrapping_add(offset) & !(grain - 1);
+                let smallest = self::page::<F>();
+                let output_bits = self.table.format().output_bits();
                 let largest = self.model.sizes.iter().copied().max().unwrap();
                 let mut at = iova;
                 let mut spans = Vec::new();
                 for &(pa, kind, n) in runs {
-                    let unit = [4096, 4096, 65536, 1 << 20, 2 << 20, 1 << 30][kind];
+                    let unit = [smallest, smallest, 16 * smallest, 1 << 20, 2 << 20, 1 << 30][kind]
+                        .max(smallest);
                     // Where both addresses are aligned alike large leaves are possible; elsewhere
                     // lengths stay short, since every page is a leaf then.
                     let alike = pa % 2 == 0 && largest >= unit >> 4;
                     let (start, unit) = if alike {
-                        ((pa << 32) | (at & ((1 << 30) - 1)), unit)
+                        let high = (pa << 32) & ((1 << output_bits) - 1);
+                        (high | (at & ((1 << 30) - 1)), unit)
                     } else {
-                        ((1 << 33) + pa * 4096, unit.min(16384))
+                        let low = 1 << (output_bits - 1).min(33);
+                        (low + pa * smallest, unit.min(4 * smallest))
                     };
                     let n = if unit == 1 << 30 { n % 2 + 1 } else { n };
                     let len = (n * unit).next_multiple_of(grain);
@@ -145,8 +207,9 @@ impl<'a, F: Format> World<'a, F> {
                 pages,
                 holes,
             } => {
-                let iova = self.place(*place).wrapping_add(page * 4096) & !(grain - 1);
-                let len = (pages * 4096).next_multiple_of(grain);
+                let page = self::page::<F>() * page;
+                let iova = self.place(*place).wrapping_add(page) & !(grain - 1);
+                let len = (pages * self::page::<F>()).next_multiple_of(grain);
                 self.unmap(Span::new(iova, len), *holes);
             }
         }
@@ -237,7 +300,8 @@ impl<'a, F: Format> World<'a, F> {
                 );
             }
         }
-        assert_eq!(self.table.tables(), self.memory.in_use());
+        let root = root_tables(self.table.format());
+        assert_eq!(self.table.tables() + root - 1, self.memory.used());
     }
 
     /// The bytes of every table that can be reached from the root.
@@ -250,7 +314,7 @@ impl<'a, F: Format> World<'a, F> {
 
     fn collect(&self, table: u64, level: usize, tables: &mut BTreeMap<u64, Vec<u64>>) {
         let words: Vec<u64> = (0..self.table.format().entries(level) as u64)
-            .map(|i| self.memory.read(table + i * F::ENTRY_BYTES as u64).unwrap())
+            .map(|i| self.memory.word(table + i * F::ENTRY_BYTES as u64))
             .collect();
         for word in &words {
             if let Entry::Table(below) = F::decode(level, *word) {
@@ -270,31 +334,38 @@ impl<'a, F: Format> World<'a, F> {
             self.unmap(run.input(), false);
         }
         assert_eq!(self.table.tables(), 1);
-        assert_eq!(self.memory.in_use(), 1);
-        let root = self.table.root().address;
-        for offset in (0..4096).step_by(8) {
-            assert_eq!(self.memory.read(root + offset), Some(0));
-        }
+        assert_eq!(self.memory.used(), root_tables(self.table.format()));
+        let snapshot = self.snapshot();
+        assert_eq!(snapshot.len(), 1);
+        assert!(snapshot.values().flatten().all(|word| *word == 0));
         let (gather, memory) = self.table.tear_down();
         let flushed = gather.never_walked();
-        iopt::TableMemory::reclaim(memory, flushed.into_tables());
-        assert_eq!(self.memory.in_use(), 0);
+        memory.reclaim(flushed.into_tables());
+        assert_eq!(self.memory.used(), 0);
     }
 }
 
 /// The suite for one format.
 macro_rules! suite {
     ($name:ident, $format:expr, $sizes:expr) => {
+        suite!($name, $format, $sizes, HeapTables);
+    };
+    ($name:ident, $format:expr, $sizes:expr, $tables:ty) => {
         mod $name {
             use super::*;
 
             proptest! {
-                #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
+                #![proptest_config(ProptestConfig {
+                    cases: $crate::suite::cases::<$tables>(),
+                    ..ProptestConfig::default()
+                })]
 
                 #[test]
                 fn random_sequences_match_the_model(ops in prop::collection::vec(op(), 1..40)) {
-                    let memory = HeapTables::with_tables(1 << 12).unwrap();
-                    let mut world = World::new($format, $sizes, &memory);
+                    let format = $format;
+                    let bits = iopt::Format::output_bits(&format);
+                    let memory = <$tables as $crate::suite::Tables>::room_for(1 << 12, bits);
+                    let mut world = World::new(format, $sizes, &memory);
                     for op in &ops {
                         world.apply(op);
                     }
@@ -304,41 +375,48 @@ macro_rules! suite {
 
             #[test]
             fn an_allocator_that_fails_at_any_page_changes_nothing() {
-                $crate::suite::failing_allocator($format, $sizes);
+                $crate::suite::failing_allocator::<_, $tables>($format, $sizes);
             }
 
             #[test]
             fn a_request_is_refused_for_what_is_wrong_with_it() {
-                $crate::suite::refusals($format);
+                $crate::suite::refusals::<_, $tables>($format);
+            }
+
+            #[test]
+            fn every_leaf_size_is_used_where_it_fits_and_not_a_page_sooner() {
+                $crate::suite::leaf_sizes::<_, $tables>($format);
             }
         }
     };
 }
 
 /// Maps something that needs many tables with an allocator that has only n left, for every n.
-pub(crate) fn failing_allocator<F: Format>(format: F, sizes: PageSizes) {
-    let memory = HeapTables::with_tables(16).unwrap();
+pub(crate) fn failing_allocator<F: Format, A: Tables>(format: F, sizes: PageSizes) {
+    let memory = A::room_for(64, format.output_bits());
     let mut world = World::new(format, sizes, &memory);
     let grain = world.model.sizes[0];
     // Two places far apart, and leaf tables on both sides of a boundary.
-    let iova = (1u64 << 30) - grain;
-    let run = [Span::new(7 << 33 | grain, 2 * grain)];
+    let first = format.aperture().spans().next().unwrap().start;
+    let iova = first + (1u64 << 30) - grain;
+    let high = 7 << (format.output_bits() - 4).min(33);
+    let run = [Span::new(high | grain, 2 * grain)];
     let mut refused = 0;
     for left in 0..16 {
-        let free = 16 - memory.in_use();
+        let free = 64 - memory.used();
         if left > free {
             break;
         }
-        let hold = iopt::TableMemory::reserve(&memory, free - left).unwrap();
+        let hold = memory.reserve(free - left).unwrap();
         let before = world.snapshot();
         match world.table.map(iova, &run, Prot::READ) {
             Ok(()) => {
-                iopt::TableMemory::give_back(&memory, hold);
+                memory.give_back(hold);
                 let model = world.model.map(iova, &run, Prot::READ);
                 assert_eq!(model, Ok(()));
                 world.check();
                 assert!(
-                    refused >= 2,
+                    refused >= 2 || format.levels() == 1,
                     "{refused} refusals: the request needed no tables"
                 );
                 world.finish();
@@ -346,10 +424,10 @@ pub(crate) fn failing_allocator<F: Format>(format: F, sizes: PageSizes) {
             }
             Err(MapError::NoTables(cause)) => {
                 refused += 1;
-                assert_eq!(cause.available, left * 4096);
+                assert_eq!(cause.available, left * F::TABLE_BYTES);
                 assert!(cause.needed > cause.available);
                 assert!(before == world.snapshot());
-                iopt::TableMemory::give_back(&memory, hold);
+                memory.give_back(hold);
             }
             Err(other) => panic!("{other}"),
         }
@@ -357,56 +435,125 @@ pub(crate) fn failing_allocator<F: Format>(format: F, sizes: PageSizes) {
     panic!("never mapped");
 }
 
-pub(crate) fn refusals<F: Format>(format: F) {
-    let memory = HeapTables::with_tables(64).unwrap();
+pub(crate) fn refusals<F: Format, A: Tables>(format: F) {
+    let memory = A::room_for(64, format.output_bits());
     let mut table = Table::new(format, &memory).unwrap();
-    let page = [Span::new(0x10_0000, 4096)];
+    let page = page::<F>();
+    let base = format.aperture().spans().next().unwrap().start;
+    let one = [Span::new(256 * page, page)];
+    let two = [Span::new(0, 2 * page)];
     let range = |result: Result<(), MapError>| match result {
         Err(MapError::Range(cause)) => cause.to_string(),
         other => panic!("{other:?}"),
     };
     assert_eq!(
-        range(table.map(0, &[], Prot::READ)),
+        range(table.map(base, &[], Prot::READ)),
         "the range has no bytes"
     );
     assert_eq!(
-        range(table.map(0, &[Span::new(0, 0)], Prot::READ)),
+        range(table.map(base, &[Span::new(0, 0)], Prot::READ)),
         "the range has no bytes"
     );
     assert_eq!(
-        range(table.map(0x800, &page, Prot::READ)),
-        "0x800 is not a multiple of the smallest page, 0x1000 bytes"
+        range(table.map(base + page / 2, &one, Prot::READ)),
+        format!(
+            "{:#x} is not a multiple of the smallest page, {page:#x} bytes",
+            base + page / 2
+        )
     );
-    assert!(range(table.map(0, &[Span::new(0, 5)], Prot::READ)).starts_with("0x5 is not"));
-    assert!(range(table.map(0, &[Span::new(9, 4096)], Prot::READ)).starts_with("0x9 is not"));
+    assert!(range(table.map(base, &[Span::new(0, 5)], Prot::READ)).starts_with("0x5 is not"));
+    assert!(range(table.map(base, &[Span::new(9, page)], Prot::READ)).starts_with("0x9 is not"));
     let bits = format.aperture().bits;
     if bits < 64 {
-        let top = (1u64 << bits) - 4096;
-        assert!(range(table.map(1 << bits, &page, Prot::READ)).contains("outside"));
-        let two = [Span::new(0, 8192)];
+        let top = (1u64 << bits) - page;
+        assert!(range(table.map(1 << bits, &one, Prot::READ)).contains("outside"));
         assert!(range(table.map(top, &two, Prot::READ)).contains("outside"));
     }
-    assert!(range(table.map(!0xfff, &[Span::new(0, 8192)], Prot::READ)).contains("beyond 2^64"));
+    let last = !(page - 1);
+    assert!(range(table.map(last, &two, Prot::READ)).contains("beyond 2^64"));
+    let bits = format.output_bits();
+    let beyond = Span::new((1 << bits) - page, 2 * page);
     assert_eq!(
-        table.map(0, &[Span::new((1 << 52) - 4096, 8192)], Prot::READ),
+        table.map(base, &[beyond], Prot::READ),
         Err(MapError::OutputTooWide {
-            output: Span::new((1 << 52) - 4096, 8192),
-            bits: 52
+            output: beyond,
+            bits
         })
     );
     assert!(matches!(
-        table.map(0, &page, Prot::empty()),
+        table.map(base, &one, Prot::empty()),
         Err(MapError::Prot { .. })
     ));
-    table.map(0x5000, &page, Prot::READ).unwrap();
+    table.map(base + 5 * page, &one, Prot::READ).unwrap();
+    let three = [Span::new(0, 3 * page)];
     assert_eq!(
-        table.map(0x4000, &[Span::new(0, 3 * 4096)], Prot::READ),
+        table.map(base + 4 * page, &three, Prot::READ),
         Err(MapError::Overlap {
-            wanted: Span::new(0x4000, 3 * 4096),
-            found: Run::new(0x5000, 0x10_0000, 4096)
+            wanted: Span::new(base + 4 * page, 3 * page),
+            found: Run::new(base + 5 * page, 256 * page, page)
         })
     );
-    assert_eq!(table.translate(0x4000), None);
+    assert_eq!(table.translate(base + 4 * page), None);
     let (gather, _) = table.tear_down();
     drop(gather);
+}
+
+/// Each leaf size where alignment and length just permit it, and where one page is missing.
+pub(crate) fn leaf_sizes<F: Format, A: Tables>(format: F) {
+    let memory = A::room_for(1 << 10, format.output_bits());
+    let mut table = Table::new(format, &memory).unwrap();
+    let page = page::<F>();
+    let whole = format.aperture().spans().next().unwrap();
+    let highest = 1u64 << format.output_bits();
+    let offered: Vec<u64> = table.page_sizes().iter().collect();
+    let unmap = |table: &mut Table<F, &A>, span: Span| {
+        let mut gather = Gather::new();
+        table.unmap(span, &mut gather, &mut iopt::Discard).unwrap();
+        let flushed = gather.flush_with(|_| Ok::<_, ()>(())).unwrap();
+        table.reclaim(flushed);
+    };
+    let mut used = 0;
+    for (nth, &size) in offered.iter().enumerate() {
+        if size > whole.len / 2 || size > highest / 2 {
+            continue;
+        }
+        used += 1;
+        // The highest output address and the second leaf's place.
+        let (iova, pa) = (whole.start + size, highest - size);
+        table.map(iova, &[Span::new(pa, size)], Prot::RW).unwrap();
+        let leaf = Run::new(iova, pa, size);
+        let found: Vec<Run> = table.leaves(whole).map(|leaf| leaf.run).collect();
+        assert_eq!(found, [leaf]);
+        assert_eq!(table.translate(iova + (size - 1)), Some(highest - 1));
+        assert_eq!(table.translate(iova - 1), None);
+        if let Some(behind) = iova.checked_add(size) {
+            assert_eq!(table.translate(behind), None);
+        }
+        unmap(&mut table, leaf.input());
+        // A page less of length, or of alignment: the size below is the largest. Only where that
+        // does not make too many leaves.
+        let many = |leaf: u64| size / leaf > 1 << 14;
+        let Some(&below) = nth.checked_sub(1).and_then(|n| offered.get(n)) else {
+            continue;
+        };
+        let short = Span::new(pa, size - page);
+        let cases = [
+            (iova, short, below),
+            (iova - page, short, page),
+            (iova, Span::new(pa - page, size), page),
+        ];
+        for (iova, run, _) in cases.into_iter().filter(|(_, _, leaf)| !many(*leaf)) {
+            table.map(iova, &[run], Prot::RW).unwrap();
+            let range = Span::new(iova, run.len);
+            let found: Vec<Run> = table.leaves(range).map(|leaf| leaf.run).collect();
+            assert!(found.iter().all(|leaf| leaf.len < size));
+            assert_eq!(
+                table.runs(range).collect::<Vec<_>>(),
+                [Run::new(iova, run.start, run.len)]
+            );
+            unmap(&mut table, range);
+        }
+    }
+    assert!(used > 0);
+    assert_eq!(memory.used(), root_tables(&format));
 }

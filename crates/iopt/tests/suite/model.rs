@@ -80,7 +80,7 @@ impl Model {
                     .sizes
                     .iter()
                     .copied()
-                    .filter(|s| at % s == 0 && pa % s == 0 && run.len - done >= *s)
+                    .filter(|s| (at | pa) & (s - 1) == 0 && run.len - done >= *s)
                     .max()
                     .expect("the smallest size always fits");
                 self.leaves.insert(

@@ -1,0 +1,282 @@
+//! Stage 1: the tables of TTBR0 and TTBR1.
+
+use runs::PageSizes;
+
+use super::super::{Aperture, BreakBeforeMake, Entry, Format, FormatId};
+use super::{AF, ArmConfig, ArmOptions, DBM, Geometry, Granule, VALID};
+use crate::error::BuildError;
+use crate::prot::Prot;
+
+/// AttrIndx[2:0], which field of MAIR has the memory type (D8.6.1).
+const ATTR_INDEX_SHIFT: u32 = 2;
+/// AP[1], requests of the lower privilege (EL0) are allowed (D8.4.1). RES1 in a regime with one.
+const AP_UNPRIVILEGED: u64 = 1 << 6;
+/// AP[2], read-only (D8.4.1); with DBM: clean (D8.5.2).
+const AP_READ_ONLY: u64 = 1 << 7;
+/// nG, not global: only for requests with the table's ASID (D8.16, "Global and process-specific").
+const NOT_GLOBAL: u64 = 1 << 11;
+/// PXN, no privileged instruction fetches (D8.4.1). RES0 in a regime with one privilege.
+const PXN: u64 = 1 << 53;
+/// UXN, no unprivileged instruction fetches; XN in a regime with one privilege (D8.4.1).
+const UXN: u64 = 1 << 54;
+
+/// MAIR attribute of normal memory, inner and outer write-back, read- and write-allocate (MAIR_EL1,
+/// 0b1111_1111).
+const MAIR_WRITE_BACK: u64 = 0xff;
+/// MAIR attribute Device-nGnRE (MAIR_EL1, 0b0000_0100).
+const MAIR_DEVICE: u64 = 0x04;
+
+/// Stage 1 tables with granule `G`.
+///
+/// A leaf can be read at least. Every leaf can be for privileged requests only or for all, unless
+/// the regime has one privilege level.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ArmStage1<G> {
+    geometry: Geometry<G>,
+    options: ArmOptions,
+    one_privilege: bool,
+    global: bool,
+    memory_index: u8,
+    device_index: u8,
+}
+
+impl<G: Granule> ArmStage1<G> {
+    /// Tables for the lowest 2^`input_bits` addresses (TTBR0), of 32 bits at least, with output
+    /// addresses of `output_bits` bits. As many levels as that takes.
+    ///
+    /// The regime has two privilege levels, leaves are not global, MAIR has memory at index 0 and
+    /// devices at index 1, as [`mair`](Self::mair) says.
+    pub const fn new(input_bits: u32, output_bits: u32) -> Result<Self, BuildError> {
+        let max = G::STAGE1_INPUT_BITS;
+        match Geometry::new(Self::ID, input_bits, output_bits, max, 0) {
+            Ok(geometry) => Ok(Self {
+                geometry,
+                options: ArmOptions::PLAIN,
+                one_privilege: false,
+                global: false,
+                memory_index: 0,
+                device_index: 1,
+            }),
+            Err(cause) => Err(cause),
+        }
+    }
+
+    /// For the highest addresses instead (TTBR1). A regime with one privilege level has none.
+    pub const fn upper(mut self) -> Self {
+        self.geometry.upper = true;
+        self.one_privilege = false;
+        self
+    }
+
+    /// With these options.
+    pub const fn with_options(mut self, options: ArmOptions) -> Self {
+        self.options = options;
+        self
+    }
+
+    /// For a regime with one privilege level (EL2 without E2H, EL3), which has no ASIDs and no
+    /// upper half either: XN in the place of UXN, no privileged pages, nG 0.
+    pub const fn with_one_privilege(mut self) -> Self {
+        self.one_privilege = true;
+        self.geometry.upper = false;
+        self
+    }
+
+    /// Leaves for requests with any ASID (nG 0).
+    pub const fn with_global_leaves(mut self) -> Self {
+        self.global = true;
+        self
+    }
+
+    /// With the fields of MAIR, 0 to 7, that hold the types of memory and of devices. Where they
+    /// are one and the same, [`Prot::DEVICE`] is refused.
+    pub const fn with_attribute_indices(
+        mut self,
+        memory: u8,
+        device: u8,
+    ) -> Result<Self, BuildError> {
+        let value = if memory > device { memory } else { device };
+        if value > 7 {
+            return Err(BuildError::Setting {
+                format: Self::ID,
+                what: "a MAIR index of",
+                value: value as u64,
+                min: 0,
+                max: 7,
+            });
+        }
+        self.memory_index = memory;
+        self.device_index = device;
+        Ok(self)
+    }
+
+    /// What MAIR must hold for these tables, the other fields being 0 (Device-nGnRnE): write-back
+    /// memory at one index, Device-nGnRE at the other.
+    pub const fn mair(&self) -> u64 {
+        let device = if self.memory_index == self.device_index {
+            0
+        } else {
+            MAIR_DEVICE << (8 * self.device_index as u32)
+        };
+        MAIR_WRITE_BACK << (8 * self.memory_index as u32) | device
+    }
+
+    /// True when a leaf was written to since it was made or [`cleaned`](Self::cleaned): it keeps
+    /// dirty state and AP\[2\] is 0 (D8.5.2).
+    pub const fn is_dirty(word: u64) -> bool {
+        word & DBM != 0 && word & AP_READ_ONLY == 0
+    }
+
+    /// The leaf's entry, clean. One that keeps no dirty state stays as it is.
+    pub const fn cleaned(word: u64) -> u64 {
+        if word & DBM != 0 {
+            word | AP_READ_ONLY
+        } else {
+            word
+        }
+    }
+
+    const fn device_indexed(&self, word: u64) -> bool {
+        self.memory_index != self.device_index
+            && word >> ATTR_INDEX_SHIFT & 7 == self.device_index as u64
+    }
+}
+
+impl<G: Granule> Format for ArmStage1<G> {
+    const ID: FormatId = FormatId::ArmStage1(ArmConfig {
+        granule: G::KIND,
+        input_bits: G::ADDRESS_BITS as u8,
+        upper: false,
+    });
+    const ENTRY_BYTES: usize = 8;
+    const TABLE_BYTES: u64 = 1 << G::LOG2;
+    const GRANULE_LOG2: u32 = G::LOG2;
+    const MIN_LEVELS: u8 = Geometry::<G>::levels_for(32, 0);
+    const MAX_LEVELS: u8 = G::STAGE1_LEVELS;
+    const OUTPUT_BITS: u32 = G::ADDRESS_BITS;
+    // AP[2] changes only where DBM is set; it is a permission elsewhere.
+    const HARDWARE_BITS: u64 = AF | AP_READ_ONLY;
+    const GROUPS_ADVANCE: bool = true;
+    const LINEAR_LOG2: u32 = G::LINEAR_LOG2;
+
+    fn id(&self) -> FormatId {
+        FormatId::ArmStage1(self.geometry.config())
+    }
+
+    #[inline(always)]
+    fn levels(&self) -> u8 {
+        self.geometry.levels
+    }
+
+    #[inline(always)]
+    fn output_bits(&self) -> u32 {
+        u32::from(self.geometry.output_bits)
+    }
+
+    fn break_before_make(&self) -> BreakBeforeMake {
+        self.options.break_before_make
+    }
+
+    #[inline(always)]
+    fn aperture(&self) -> Aperture {
+        self.geometry.aperture()
+    }
+
+    #[inline(always)]
+    fn shift(level: usize) -> u32 {
+        super::shift::<G>(level)
+    }
+
+    #[inline(always)]
+    fn entries(&self, level: usize) -> usize {
+        self.geometry.entries(level)
+    }
+
+    #[inline(always)]
+    fn leaf_sizes(level: usize) -> PageSizes {
+        super::leaf_sizes::<G>(level)
+    }
+
+    fn leaf_bits(&self, prot: Prot) -> Option<u64> {
+        let Self { options, .. } = self;
+        let device = prot.contains(Prot::DEVICE);
+        let executable = prot.contains(Prot::EXECUTE);
+        let privileged = prot.contains(Prot::PRIVILEGED);
+        // There is no write-only leaf, nothing that forces a device to snoop, and instructions are
+        // not fetched from devices (D8.6.1).
+        if !prot.contains(Prot::READ)
+            || prot.intersects(Prot::COHERENT | Prot::UNCACHED)
+            || device && (executable || self.memory_index == self.device_index)
+            || privileged && self.one_privilege
+        {
+            return None;
+        }
+        let index = if device {
+            self.device_index
+        } else {
+            self.memory_index
+        };
+        let mut bits =
+            AF | u64::from(index) << ATTR_INDEX_SHIFT | options.shareability_bits::<G>(device);
+        if !self.global && !self.one_privilege {
+            bits |= NOT_GLOBAL;
+        }
+        if !privileged {
+            bits |= AP_UNPRIVILEGED;
+        }
+        if !prot.contains(Prot::WRITE) {
+            bits |= AP_READ_ONLY;
+        } else if options.dirty {
+            bits |= DBM | AP_READ_ONLY;
+        }
+        // Where unprivileged requests may not read they could still execute (D8.4.1): UXN.
+        if !executable || privileged {
+            bits |= UXN;
+        }
+        if !executable && !self.one_privilege {
+            bits |= PXN;
+        }
+        Some(bits)
+    }
+
+    fn prot(&self, _level: usize, word: u64) -> Prot {
+        let privileged = !self.one_privilege && word & AP_UNPRIVILEGED == 0;
+        let not_executable = match (self.one_privilege, privileged) {
+            (true, _) => UXN,
+            (false, true) => PXN,
+            (false, false) => UXN | PXN,
+        };
+        let marked = self.options.dirty && word & DBM != 0;
+        let mut prot = Prot::READ;
+        prot.set(Prot::WRITE, word & AP_READ_ONLY == 0 || marked);
+        prot.set(Prot::EXECUTE, word & not_executable == 0);
+        prot.set(Prot::PRIVILEGED, privileged);
+        prot.set(Prot::DEVICE, self.device_indexed(word));
+        prot
+    }
+
+    #[inline(always)]
+    fn leaf(level: usize, pa: u64, log2: u32, bits: u64) -> u64 {
+        super::leaf::<G>(level, pa, log2, bits)
+    }
+
+    #[inline(always)]
+    fn stride(log2: u32) -> u64 {
+        1 << log2
+    }
+
+    #[inline(always)]
+    fn table(&self, _level: usize, table: u64) -> u64 {
+        super::table::<G>(table)
+    }
+
+    #[inline(always)]
+    fn decode(level: usize, word: u64) -> Entry {
+        super::decode::<G>(level, word)
+    }
+
+    #[inline(always)]
+    fn is_empty(word: u64) -> bool {
+        word & VALID == 0
+    }
+}

@@ -1,0 +1,535 @@
+//! Arm's long descriptors. A descriptor is an address and these bits (DDI 0487, D8.3.1): valid (0),
+//! table or page (1), AP\[2:1\] (7:6), SH (9:8), AF (10), nG (11), DBM (51), contiguous (52), PXN (53),
+//! UXN or XN (54), and in tables PXNTable (59), UXNTable (60), APTable (62:61).
+
+use super::*;
+use crate::format::{ArmConfig, ArmGranule};
+
+const fn config(granule: ArmGranule, input_bits: u8, upper: bool) -> ArmConfig {
+    ArmConfig {
+        granule,
+        input_bits,
+        upper,
+    }
+}
+
+fn stage_1(granule: ArmGranule, input_bits: u8, root: u64, levels: u8) -> Walker {
+    let format = FormatId::ArmStage1(config(granule, input_bits, false));
+    walker(format, root, levels)
+}
+
+fn stage_2(granule: ArmGranule, input_bits: u8, root: u64, levels: u8) -> Walker {
+    let format = FormatId::ArmStage2(config(granule, input_bits, false));
+    walker(format, root, levels)
+}
+
+/// The page that maps `iova`, and what is allowed.
+fn page(walker: &Walker, image: &Image, iova: u64) -> (Run, Prot, u8) {
+    let found = walker.walk(image, iova, R, &mut ()).unwrap();
+    (found.page, found.prot, found.level)
+}
+
+#[test]
+fn arm_4k_stage_1_with_each_leaf_size() {
+    // IOVA 0x0080_4020_1000 has index 1 at every level.
+    let image = Image::new(&[
+        (0x1008, 0x2003),
+        (0x2008, 0x3003),
+        (0x3008, 0x4003),
+        // A page: UXN, PXN; nG, AF, inner shareable, AP[1].
+        (0x4008, 0x0060_0000_abcd_ef43),
+        // A block of 2 MiB at index 2: AF, read-only (AP[2]), AP[1]; executable.
+        (0x3010, 0x4060_04c1),
+        // A block of 1 GiB at index 2: AF; AP 00 is for privileged requests only.
+        (0x2010, 0x1_8000_0401),
+    ]);
+    let arm = stage_1(ArmGranule::K4, 48, 0x1000, 4);
+    let found = arm.walk(&image, 0x80_4020_1abc, W, &mut ()).unwrap();
+    assert_eq!(
+        found,
+        Translation {
+            pa: 0xabcd_eabc,
+            page: Run::new(0x80_4020_1000, 0xabcd_e000, 0x1000),
+            level: 0,
+            prot: Prot::RW,
+            reads: 4,
+        }
+    );
+    assert_eq!(
+        page(&arm, &image, 0x80_4055_5555),
+        (
+            Run::new(0x80_4040_0000, 0x4060_0000, 2 << 20),
+            Prot::READ | Prot::EXECUTE,
+            1
+        )
+    );
+    assert_eq!(
+        reason(&arm, &image, 0x80_4040_0000, W),
+        WalkReason::Denied {
+            granted: Prot::READ | Prot::EXECUTE
+        }
+    );
+    let all = Prot::RW | Prot::EXECUTE | Prot::PRIVILEGED;
+    assert_eq!(
+        reason(&arm, &image, 0x80_8000_0000, R),
+        WalkReason::Denied { granted: all }
+    );
+    let privileged = arm.with_privileged_requests(true);
+    assert_eq!(
+        page(&privileged, &image, 0x80_8765_4321),
+        (Run::new(0x80_8000_0000, 0x1_8000_0000, 1 << 30), all, 2)
+    );
+    // Bits above those of the input size are 0.
+    assert_eq!(
+        reason(&arm, &image, 1 << 48, R),
+        WalkReason::OutsideAperture {
+            aperture: Aperture::zeros(48)
+        }
+    );
+}
+
+#[test]
+fn arm_16k_and_64k_stage_1_with_each_leaf_size() {
+    // 16 KiB, 47 bits: 11 bits each from bit 36, 25 and 14. Index 1 at every level.
+    let image = Image::new(&[
+        (0x1_0008, 0x1_4003),
+        (0x1_4008, 0x1_8003),
+        (0x1_8008, 0xabcd_c443),
+        // A block of 32 MiB at index 2.
+        (0x1_4010, 0x4200_0441),
+    ]);
+    let arm = stage_1(ArmGranule::K16, 47, 0x1_0000, 3);
+    let rwx = Prot::RW | Prot::EXECUTE;
+    assert_eq!(
+        page(&arm, &image, 0x10_0200_7fff),
+        (Run::new(0x10_0200_4000, 0xabcd_c000, 0x4000), rwx, 0)
+    );
+    assert_eq!(
+        page(&arm, &image, 0x10_05ff_ffff),
+        (Run::new(0x10_0400_0000, 0x4200_0000, 32 << 20), rwx, 1)
+    );
+
+    // 64 KiB, 48 bits: 6 bits from bit 42, so that the root has 64 entries and is aligned to 512
+    // bytes; 13 bits each from bit 29 and 16.
+    let image = Image::new(&[
+        (0x1208, 0x2_0003),
+        (0x2_0008, 0x3_0003),
+        (0x3_0008, 0xabcd_0443),
+        // A block of 512 MiB at index 2.
+        (0x2_0010, 0x6000_0441),
+    ]);
+    let arm = stage_1(ArmGranule::K64, 48, 0x1200, 3);
+    assert_eq!(
+        page(&arm, &image, 0x400_2001_ffff),
+        (Run::new(0x400_2001_0000, 0xabcd_0000, 0x1_0000), rwx, 0)
+    );
+    assert_eq!(
+        page(&arm, &image, 0x400_5fff_ffff),
+        (Run::new(0x400_4000_0000, 0x6000_0000, 512 << 20), rwx, 1)
+    );
+    let crooked = stage_1(ArmGranule::K64, 48, 0x1240, 3);
+    assert_eq!(
+        reason(&crooked, &image, 0, R),
+        WalkReason::BadOutput {
+            address: 0x1240,
+            bits: 52
+        }
+    );
+}
+
+#[test]
+fn arm_addresses_of_52_bits_are_put_together_from_their_parts() {
+    // 4 KiB with LPA2, 52 bits, five levels: index 1 at each. Bits 9:8 are address bits 51:50.
+    let image = Image::new(&[
+        (0x1008, 0x2003),
+        (0x2008, 0x0001_0000_0000_3303),
+        (0xd_0000_0000_3008, 0x4003),
+        (0x4008, 0x5003),
+        // Bits 51:50 in 9:8, 49:48 in their places.
+        (0x5008, 0x0003_1234_5678_9743),
+        // A block of 512 GiB at index 2 of Arm's level 0: address bit 51.
+        (0x2010, 0x0000_0000_0000_0641),
+    ]);
+    let arm = stage_1(ArmGranule::K4Lpa2, 52, 0x1000, 5);
+    let rwx = Prot::RW | Prot::EXECUTE;
+    assert_eq!(
+        page(&arm, &image, 0x1_0080_4020_1000),
+        (
+            Run::new(0x1_0080_4020_1000, 0xf_1234_5678_9000, 0x1000),
+            rwx,
+            0
+        )
+    );
+    assert_eq!(
+        page(&arm, &image, 0x1_0100_0000_0000),
+        (Run::new(0x1_0100_0000_0000, 1 << 51, 512 << 30), rwx, 3)
+    );
+    // For a unit with 48 bits that is an address size fault, at the level that holds it.
+    let fault = arm
+        .with_output_bits(48)
+        .walk(&image, 0x1_0080_4020_1000, R, &mut ())
+        .unwrap_err();
+    assert_eq!((fault.level, fault.reads), (3, 2));
+    assert_eq!(
+        fault.reason,
+        WalkReason::BadOutput {
+            address: 0xd_0000_0000_3000,
+            bits: 48
+        }
+    );
+    // Without LPA2 bits 9:8 are SH, and bits 49:48 are not looked at.
+    let narrow = stage_1(ArmGranule::K4, 48, 0x2000, 4);
+    let image = Image::new(&[(0x2008, 0x0003_0000_0000_3003), (0x3000, 0x4000_0741)]);
+    assert_eq!(page(&narrow, &image, 0x80_0000_0000).0.pa, 0x4000_0000);
+
+    // 16 KiB with LPA2, 52 bits: the root has 32 entries, from bit 47. A block of 64 GiB.
+    let image = Image::new(&[
+        (0x1008, 0x4303),
+        (0xc_0000_0000_4010, 0x0001_0010_0000_0541),
+    ]);
+    let arm = stage_1(ArmGranule::K16Lpa2, 52, 0x1000, 4);
+    assert_eq!(
+        page(&arm, &image, 0x8020_0000_0000),
+        (
+            Run::new(0x8020_0000_0000, 0x5_0010_0000_0000, 64 << 30),
+            rwx,
+            2
+        )
+    );
+
+    // 64 KiB with LPA, 52 bits: bits 15:12 are address bits 51:48. A block of 4 TiB, and a table.
+    let image = Image::new(&[
+        (0x2010, 0x0000_8400_0000_f441),
+        (0x2008, 0x3_a003),
+        (0xa_0000_0003_0008, 0x7000_5441),
+    ]);
+    let arm = stage_1(ArmGranule::K64Lpa, 52, 0x2000, 3);
+    assert_eq!(
+        page(&arm, &image, 0x800_0000_0000),
+        (
+            Run::new(0x800_0000_0000, 0xf_8400_0000_0000, 4 << 40),
+            rwx,
+            2
+        )
+    );
+    assert_eq!(page(&arm, &image, 0x400_2000_0000).0.pa, 0x5_0000_6000_0000);
+}
+
+#[test]
+fn arm_contiguous_entries_are_one_leaf_where_the_address_agrees() {
+    // Index 0 of every level but the last. Page 1 of a group of 16, block 17 of one of 16.
+    let image = Image::new(&[
+        (0x1000, 0x2003),
+        (0x2000, 0x3003),
+        (0x3000, 0x4003),
+        (0x4008, 0x0010_0005_0001_1443),
+        // The second page of the group says that it is the third.
+        (0x4010, 0x0010_0005_0001_3443),
+        // 2 MiB blocks: entry 17 is the second of its group, 34 MiB = 0x220_0000.
+        (0x3088, 0x0010_0000_8620_0441),
+        // 1 GiB blocks: entry 16 is the first of its group of 16 GiB.
+        (0x2080, 0x0010_0040_0000_0441),
+    ]);
+    let arm = stage_1(ArmGranule::K4, 48, 0x1000, 4);
+    let whole = |iova| page(&arm, &image, iova).0;
+    assert_eq!(whole(0x1000), Run::new(0, 0x5_0001_0000, 0x1_0000));
+    assert_eq!(whole(0x2000), Run::new(0x2000, 0x5_0001_3000, 0x1000));
+    assert_eq!(
+        whole(0x220_0000),
+        Run::new(0x200_0000, 0x8600_0000, 32 << 20)
+    );
+    assert_eq!(whole(16 << 30), Run::new(16 << 30, 256 << 30, 16 << 30));
+    // A unit without that size has the pages.
+    let small = arm.with_page_sizes(PageSizes::from_bits(1 << 12 | 1 << 21 | 1 << 30));
+    assert_eq!(
+        page(&small, &image, 0x1000).0,
+        Run::new(0x1000, 0x5_0001_1000, 0x1000)
+    );
+
+    // 16 KiB: 128 pages (2 MiB) and 32 blocks (1 GiB); 64 KiB: 32 pages (2 MiB), 32 blocks (16 GiB).
+    let image = Image::new(&[
+        (0x4000, 0x8003),
+        (0x8000, 0xc003),
+        (0xc008, 0x0010_0000_8000_4443),
+        (0x8008, 0x0010_0000_c200_0441),
+    ]);
+    let arm = stage_1(ArmGranule::K16, 47, 0x4000, 3);
+    assert_eq!(
+        page(&arm, &image, 0x4000).0,
+        Run::new(0, 0x8000_0000, 2 << 20)
+    );
+    assert_eq!(
+        page(&arm, &image, 0x200_0000).0,
+        Run::new(0, 0xc000_0000, 1 << 30)
+    );
+    let image = Image::new(&[
+        (0x1_0000, 0x2_0003),
+        (0x2_0008, 0x0010_0000_8001_0443),
+        (0x1_0008, 0x0010_0004_2000_0441),
+    ]);
+    let arm = stage_1(ArmGranule::K64, 42, 0x1_0000, 2);
+    assert_eq!(
+        page(&arm, &image, 0x1_0000).0,
+        Run::new(0, 0x8000_0000, 2 << 20)
+    );
+    assert_eq!(
+        page(&arm, &image, 0x2000_0000).0,
+        Run::new(0, 0x4_0000_0000, 16 << 30)
+    );
+}
+
+#[test]
+fn arm_upper_half_begins_below_the_top() {
+    // TTBR1 with 39 bits: from 0xffff_ff80_0000_0000 on, three levels.
+    let format = FormatId::ArmStage1(config(ArmGranule::K4, 39, true));
+    let arm = walker(format, 0x1000, 3);
+    let image = Image::new(&[(0x1ff8, 0x4000_0441), (0x1000, 0x8000_0441)]);
+    let rwx = Prot::RW | Prot::EXECUTE;
+    assert_eq!(
+        page(&arm, &image, u64::MAX),
+        (
+            Run::new(0xffff_ffff_c000_0000, 0x4000_0000, 1 << 30),
+            rwx,
+            2
+        )
+    );
+    assert_eq!(page(&arm, &image, 0xffff_ff80_0000_0000).0.pa, 0x8000_0000);
+    for outside in [0, 0xffff_ff7f_ffff_ffff, 0x7f_ffff_ffff] {
+        assert!(matches!(
+            reason(&arm, &image, outside, R),
+            WalkReason::OutsideAperture { .. }
+        ));
+    }
+    // Neither stage 2 nor a regime with one privilege level has it.
+    assert!(arm.with_single_privilege(true).aperture().is_none());
+    let format = FormatId::ArmStage2(config(ArmGranule::K4, 39, true));
+    assert!(walker(format, 0x1000, 3).aperture().is_none());
+}
+
+#[test]
+fn arm_stage_2_begins_with_tables_side_by_side() {
+    // 4 KiB, 40 bits, three levels: two tables, aligned to 8 KiB; bit 39 selects the second.
+    // S2AP (7:6): 11 both, 01 reads, 10 writes. XN (54:53).
+    let image = Image::new(&[
+        (0x2000, 0x4000_04c1),
+        (0x2008, 0x4000_0441),
+        (0x2010, 0x4000_0481),
+        (0x3000, 0x0040_0000_8000_04c1),
+        (0x3008, 0x0020_0000_8000_04c1),
+        (0x3010, 0x0060_0000_8000_04c1),
+    ]);
+    let arm = stage_2(ArmGranule::K4, 40, 0x2000, 3);
+    let rwx = Prot::RW | Prot::EXECUTE;
+    let prot = |walker: &Walker, iova| page(walker, &image, iova).1;
+    assert_eq!(
+        page(&arm, &image, 0),
+        (Run::new(0, 0x4000_0000, 1 << 30), rwx, 2)
+    );
+    assert_eq!(prot(&arm, 1 << 30), Prot::READ | Prot::EXECUTE);
+    let write_only = arm.walk(&image, 2 << 30, W, &mut ()).unwrap();
+    assert_eq!(write_only.prot, Prot::WRITE);
+    assert!(arm.walk(&image, 2 << 30, R, &mut ()).is_err());
+    assert_eq!(page(&arm, &image, 1 << 39).0.pa, 0x8000_0000);
+    // XN 10: nobody; 01: the unprivileged; 11: the privileged.
+    let privileged = arm.with_privileged_requests(true);
+    for (nth, user, system) in [(0, false, false), (1, true, false), (2, false, true)] {
+        let iova = 1 << 39 | nth << 30;
+        assert_eq!(prot(&arm, iova).contains(Prot::EXECUTE), user);
+        assert_eq!(prot(&privileged, iova).contains(Prot::EXECUTE), system);
+    }
+    // Not aligned to both tables; not within the aperture.
+    let crooked = stage_2(ArmGranule::K4, 40, 0x3000, 3);
+    assert!(matches!(
+        reason(&crooked, &image, 0, R),
+        WalkReason::BadOutput { .. }
+    ));
+    assert!(matches!(
+        reason(&arm, &image, 1 << 40, R),
+        WalkReason::OutsideAperture { .. }
+    ));
+
+    // 16 tables at most; a single one with one level more, where the granule has that level.
+    let levels = |granule, bits, levels| {
+        let arm = stage_2(granule, bits, 0x10_0000, levels);
+        arm.aperture().map(|aperture| aperture.bits)
+    };
+    assert_eq!(levels(ArmGranule::K4, 43, 3), Some(43));
+    assert_eq!(levels(ArmGranule::K4, 44, 3), None);
+    assert_eq!(levels(ArmGranule::K4, 44, 4), Some(44));
+    assert_eq!(levels(ArmGranule::K4, 40, 4), Some(40));
+    assert_eq!(levels(ArmGranule::K4, 39, 4), None);
+    assert_eq!(levels(ArmGranule::K4, 52, 4), None);
+    assert_eq!(levels(ArmGranule::K4Lpa2, 52, 4), Some(52));
+    assert_eq!(levels(ArmGranule::K4Lpa2, 52, 5), Some(52));
+    assert_eq!(levels(ArmGranule::K16, 48, 3), Some(48));
+    assert_eq!(levels(ArmGranule::K16, 48, 4), None);
+    assert_eq!(levels(ArmGranule::K16Lpa2, 52, 4), Some(52));
+    assert_eq!(levels(ArmGranule::K64, 46, 2), Some(46));
+    assert_eq!(levels(ArmGranule::K64, 52, 3), None);
+    assert_eq!(levels(ArmGranule::K64Lpa, 52, 3), Some(52));
+    // Stage 1 has one table.
+    let levels = |granule, bits, levels| {
+        let arm = stage_1(granule, bits, 0x10_0000, levels);
+        arm.aperture().map(|aperture| aperture.bits)
+    };
+    assert_eq!(levels(ArmGranule::K4, 40, 3), None);
+    assert_eq!(levels(ArmGranule::K4, 40, 4), Some(40));
+    assert_eq!(levels(ArmGranule::K16, 48, 4), Some(48));
+    assert_eq!(levels(ArmGranule::K64, 52, 3), Some(52));
+    for bits in [0, 12, 63, 64, 255] {
+        assert_eq!(levels(ArmGranule::K4, bits, 4), None);
+    }
+}
+
+#[test]
+fn arm_invalid_and_reserved_encodings_translate_nothing() {
+    let entry = |walker: &Walker, level: u8, word| {
+        // A chain of tables in which the entry at `level` is `word`.
+        let mut words = [
+            (0x4000, 0x8443),
+            (0x3000, 0x4003),
+            (0x2000, 0x3003),
+            (0x1000, 0x2003),
+        ];
+        words[usize::from(level)].1 = word;
+        walker
+            .walk(&Image::new(&words), 0, R, &mut ())
+            .map_err(|fault| {
+                assert_eq!((fault.level, fault.entry), (level, word));
+                fault.reason
+            })
+    };
+    let s1 = stage_1(ArmGranule::K4, 48, 0x1000, 4);
+    let s2 = stage_2(ArmGranule::K4, 48, 0x1000, 4);
+    for arm in [s1, s2] {
+        for level in 0..4 {
+            // Bit 0 is 0: the rest is software's.
+            assert_eq!(
+                entry(&arm, level, 0xffff_ffff_ffff_fffe),
+                Err(WalkReason::NotPresent)
+            );
+        }
+        // 0b01 at the lowest level, and a block at Arm's level 0 without LPA2.
+        assert_eq!(entry(&arm, 0, 0x8441), Err(WalkReason::NotPresent));
+        assert_eq!(entry(&arm, 3, 0x441), Err(WalkReason::NotPresent));
+    }
+    // A block of 4 TiB without LPA, of 64 GiB without LPA2, of 512 GiB with it.
+    let root = Image::new(&[(0x1_0000, 0x441)]);
+    for (granule, levels, bits) in [(ArmGranule::K64, 3, 48), (ArmGranule::K16, 3, 47)] {
+        let arm = stage_1(granule, bits, 0x1_0000, levels);
+        assert_eq!(reason(&arm, &root, 0, R), WalkReason::NotPresent);
+    }
+    let wide = stage_1(ArmGranule::K4Lpa2, 48, 0x1_0000, 4);
+    assert_eq!(page(&wide, &root, 0).0.len, 512 << 30);
+    // Level -1 has none.
+    let wide = stage_1(ArmGranule::K4Lpa2, 52, 0x1_0000, 5);
+    assert_eq!(reason(&wide, &root, 0, R), WalkReason::NotPresent);
+    // Bits below a block's size and above an address of 48 bits are not looked at.
+    let found = entry(&s1, 1, 0x0003_0000_801f_f441).unwrap();
+    assert_eq!(found.page, Run::new(0, 0x8000_0000, 2 << 20));
+}
+
+#[test]
+fn arm_access_flag_and_dirty_state_depend_on_who_keeps_them() {
+    // Page 0: AF 0. Page 1: AF, AP[2], DBM: clean. Page 2: AF, AP[2]: read-only.
+    let words = [
+        (0x1000, 0x2003),
+        (0x2000, 0x3003),
+        (0x3000, 0x8043),
+        (0x3008, 0x0008_0000_0000_94c3),
+        (0x3010, 0x0000_0000_0000_a4c3),
+    ];
+    let image = Image::new(&words);
+    let arm = stage_1(ArmGranule::K4, 39, 0x1000, 3);
+    assert!(arm.walk(&image, 0, W, &mut ()).is_ok());
+    assert!(arm.walk(&image, 0x1000, W, &mut ()).is_ok());
+    assert!(arm.walk(&image, 0x2000, W, &mut ()).is_err());
+    let software = arm.with_hardware_accessed(false).with_hardware_dirty(false);
+    let fault = software.walk(&image, 0, R, &mut ()).unwrap_err();
+    assert_eq!((fault.reason, fault.level), (WalkReason::AccessFlag, 0));
+    assert_eq!(
+        fault.to_string(),
+        "read of 0x0: the entry 0x8043 of the table at 0x3000 (level 0) was not accessed yet, and \
+         the unit cannot mark it"
+    );
+    assert!(software.walk(&image, 0x1000, R, &mut ()).is_ok());
+    let denied = WalkReason::Denied {
+        granted: Prot::READ | Prot::EXECUTE,
+    };
+    assert_eq!(reason(&software, &image, 0x1000, W), denied);
+    // An address that is too large comes first, then the flag, then permission.
+    let image = Image::new(&[(0x1000, 0x40_0000_0081)]);
+    let narrow = software.with_output_bits(36);
+    assert!(matches!(
+        reason(&narrow, &image, 0, W),
+        WalkReason::BadOutput { .. }
+    ));
+    assert_eq!(reason(&software, &image, 0, W), WalkReason::AccessFlag);
+
+    // Stage 2: DBM with S2AP 01 is clean.
+    let mut words = words;
+    words[2].1 = 0x0008_0000_0000_8443;
+    let image = Image::new(&words);
+    let arm = stage_2(ArmGranule::K4, 39, 0x1000, 3);
+    assert!(arm.walk(&image, 0, W, &mut ()).is_ok());
+    let software = arm.with_hardware_dirty(false);
+    assert!(software.walk(&image, 0, W, &mut ()).is_err());
+}
+
+#[test]
+fn arm_permissions_of_tables_count_when_the_leaf_is_reached() {
+    let walk = |walker: Walker, table: u64, leaf: u64, access| {
+        let image = Image::new(&[(0x1000, table | 0x2003), (0x2000, leaf)]);
+        let mut cache = Tables::default();
+        let first = walker.walk(&image, 0, access, &mut cache);
+        // Also from a cache of upper levels.
+        let again = walker.walk(&image, 0, access, &mut cache);
+        assert_eq!(first.map(|t| (t.pa, t.prot)), again.map(|t| (t.pa, t.prot)));
+        first
+            .map(|t| t.prot)
+            .map_err(|fault| (fault.level, fault.reason))
+    };
+    let arm = stage_1(ArmGranule::K4, 30, 0x1000, 2);
+    let privileged = arm.with_privileged_requests(true);
+    let leaf = 0x4000_0443;
+    // A page: AF, AP[1]. For privileged requests what users write is not executable.
+    assert_eq!(walk(arm, 0, leaf, W), Ok(Prot::RW | Prot::EXECUTE));
+    assert_eq!(walk(privileged, 0, leaf, W), Ok(Prot::RW));
+    // APTable[1] (62): no writes; an invalid entry below it is a translation fault all the same.
+    let no_writes = 1 << 62;
+    let granted = Prot::READ | Prot::EXECUTE;
+    assert_eq!(walk(arm, no_writes, leaf, R), Ok(granted));
+    assert_eq!(
+        walk(arm, no_writes, leaf, W),
+        Err((0, WalkReason::Denied { granted }))
+    );
+    assert_eq!(walk(arm, no_writes, 0, W), Err((0, WalkReason::NotPresent)));
+    // APTable[0] (61): privileged requests only.
+    assert!(walk(arm, 1 << 61, leaf, R).is_err());
+    let prot = walk(privileged, 1 << 61, leaf, W).unwrap();
+    assert_eq!(prot, Prot::RW | Prot::PRIVILEGED);
+    // UXNTable (60), PXNTable (59).
+    assert_eq!(walk(arm, 1 << 60, leaf, W), Ok(Prot::RW));
+    assert_eq!(walk(arm, 1 << 59, leaf, W), Ok(Prot::RW | Prot::EXECUTE));
+    // A privileged page: AP 00.
+    let system = 0x4000_0403;
+    let all = Prot::RW | Prot::EXECUTE | Prot::PRIVILEGED;
+    assert_eq!(walk(privileged, 0, system, W), Ok(all));
+    let no_execute = Prot::RW | Prot::PRIVILEGED;
+    assert_eq!(walk(privileged, 1 << 59, system, W), Ok(no_execute));
+    assert_eq!(walk(privileged, 0, system | 1 << 53, W), Ok(no_execute));
+    // With one privilege level: XN is bit 54, XNTable bit 60; AP[1], APTable[0] and the bits of
+    // privileged execution mean nothing.
+    let one = arm.with_single_privilege(true);
+    let ignored = 1 << 61 | 1 << 59;
+    assert_eq!(
+        walk(one, ignored, system | 1 << 53, W),
+        Ok(Prot::RW | Prot::EXECUTE)
+    );
+    assert_eq!(walk(one, 0, leaf | 1 << 54, W), Ok(Prot::RW));
+    assert_eq!(walk(one, 1 << 60, leaf, W), Ok(Prot::RW));
+    // Tables of stage 2 have no attributes.
+    let s2 = stage_2(ArmGranule::K4, 30, 0x1000, 2);
+    let prot = walk(s2, 0xf800_0000_0000_0000, leaf | 0x80, W);
+    assert_eq!(prot, Ok(Prot::RW | Prot::EXECUTE));
+}
