@@ -18,13 +18,13 @@ use std::sync::atomic::AtomicU64;
 use runs::Span;
 use thiserror::Error;
 
-use runs::Bytes;
 use crate::backing::Backing;
 use crate::machine::{HugeSize, Machine, Pool};
 use crate::nodes::{KernelNodes, NodePolicy};
 use crate::procfs::ProbeError;
 use crate::sys::{self, Advice, Region};
 use crate::windows::Window;
+use runs::Bytes;
 
 /// One memory object, mapped readable and writable until it is dropped.
 #[derive(Debug)]

@@ -14,10 +14,10 @@ use std::path::PathBuf;
 
 use thiserror::Error;
 
-use runs::Bytes;
 use crate::machine::{HugeSize, Machine, Pool};
 use crate::procfs::{self, ProbeError};
 use crate::sys;
+use runs::Bytes;
 
 /// A pool that has been raised; put back when dropped.
 #[derive(Debug)]

@@ -15,10 +15,10 @@ use std::sync::atomic::Ordering;
 use runs::Span;
 use thiserror::Error;
 
-use runs::Bytes;
 use crate::machine::{HugeSize, Machine, Pool};
 use crate::mapping::Mapping;
 use crate::sys::{self, Advice};
+use runs::Bytes;
 
 /// Bytes between two looks at whether to go on.
 const CHUNK: u64 = 64 << 20;

@@ -8,12 +8,12 @@ use std::io;
 use runs::Span;
 use thiserror::Error;
 
-use runs::Bytes;
 use crate::limits::{Counter, InUse, LimitsError};
 use crate::mapping::Mapping;
 use crate::pinner::PinKind;
 use crate::procfs;
 use crate::rings::Table;
+use runs::Bytes;
 
 /// Why memory is not pinned. Nothing of it is, then.
 #[derive(Debug, Error)]
