@@ -98,8 +98,41 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     /// stretch. Either everything is mapped, or the table's bytes are what they were.
     pub fn map(&mut self, iova: u64, runs: &[Span], prot: Prot) -> Result<(), MapError> {
         let request = self.check_map(iova, runs, prot)?;
+        if request.len == 1 << F::shift(0)
+            && at_top!(self, F, Top => self.map_one::<Top>(self.root, &request)).is_some()
+        {
+            return Ok(());
+        }
         self.tables += self.map_checked(&request, Exclusive)?;
         Ok(())
+    }
+
+    /// The short path of a single smallest page: one descent, one store. `None`, with nothing
+    /// changed, when its table is missing or its entry is not empty: the long path has the answer.
+    #[inline(always)]
+    fn map_one<V: Level>(&self, table: u64, request: &Request<'_>) -> Option<()> {
+        let cell = self.cells::<V>(table).get(self.index::<V>(request.at))?;
+        let word = cell.get();
+        if V::N > 0 {
+            return match F::decode(V::N, word) {
+                Entry::Table(below) => self.map_one_below::<V::Below>(below, request),
+                Entry::Empty | Entry::Leaf { .. } => None,
+            };
+        }
+        if !F::is_empty(word) || !self.sizes.contains(1 << F::shift(0)) {
+            return None;
+        }
+        let log2 = F::shift(0);
+        cell.set(F::leaf(0, request.runs.first()?.start, log2, request.bits));
+        let live = &self.memory.meta(table).live;
+        live.set(live.get() + 1);
+        Some(())
+    }
+
+    // A function of its own, so that the recursion is inlined level by level.
+    #[inline]
+    fn map_one_below<V: Level>(&self, table: u64, request: &Request<'_>) -> Option<()> {
+        self.map_one::<V>(table, request)
     }
 
     /// Everything that can be known to be wrong before a table is looked at.
