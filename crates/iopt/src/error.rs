@@ -193,6 +193,8 @@ pub enum MapError {
         /// The format.
         format: FormatId,
     },
+    /// The table has no leaves of this size.
+    PageSize(PageSizeError),
     /// The tables for it cannot be had.
     NoTables(NoTables),
 }
@@ -210,6 +212,7 @@ impl fmt::Display for MapError {
             Self::Prot { prot, format } => {
                 write!(f, "{format} cannot express the permissions {prot}")
             }
+            Self::PageSize(cause) => cause.fmt(f),
             Self::NoTables(cause) => cause.fmt(f),
         }
     }
@@ -228,6 +231,27 @@ impl From<NoTables> for MapError {
         Self::NoTables(cause)
     }
 }
+
+/// A table has no leaves of the size that was asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PageSizeError {
+    /// The size in bytes.
+    pub size: u64,
+    /// The sizes that it has.
+    pub offered: PageSizes,
+}
+
+impl fmt::Display for PageSizeError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "no leaves of {:#x} bytes; there are {}",
+            self.size, self.offered
+        )
+    }
+}
+
+impl core::error::Error for PageSizeError {}
 
 /// Why nothing was unmapped. The table's bytes are what they were.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -248,6 +272,15 @@ pub enum UnmapError {
         /// The first address that is not mapped.
         at: u64,
     },
+    /// The table has no leaves of this size.
+    PageSize(PageSizeError),
+    /// A leaf is of another size than was said.
+    OtherSize {
+        /// The size that was said, bytes.
+        size: u64,
+        /// The leaf.
+        leaf: Run,
+    },
 }
 
 impl fmt::Display for UnmapError {
@@ -259,6 +292,10 @@ impl fmt::Display for UnmapError {
             }
             Self::Hole { range, at } => {
                 write!(f, "{range} is not wholly mapped: nothing at {at:#x}")
+            }
+            Self::PageSize(cause) => cause.fmt(f),
+            Self::OtherSize { size, leaf } => {
+                write!(f, "the leaf {leaf} is not of {size:#x} bytes")
             }
         }
     }

@@ -40,6 +40,17 @@ pub struct Invalidation {
 }
 
 impl Invalidation {
+    /// What a gather would hold after leaves at `leaf_levels` were removed from `range`, and tables
+    /// were unlinked or not: for units' own tests, and for tables that are not this crate's.
+    pub fn of(range: Span, leaf_levels: u32, tables_unlinked: bool) -> Self {
+        let mut gather = Gather::new();
+        if !range.is_empty() {
+            gather.add(range, leaf_levels);
+        }
+        gather.invalidation.tables = tables_unlinked;
+        gather.invalidation
+    }
+
     /// The ranges of device addresses, in the order in which they came; neighbours are merged.
     /// They cover everything that was removed, and possibly more.
     pub fn ranges(&self) -> &[Span] {

@@ -38,7 +38,8 @@
 //!
 //! # What is where
 //!
-//! * [`Table`] and the protocol of its operations: [`engine`];
+//! * [`Table`], [`SharedTable`] for many threads, [`MapPages`] for drivers' narrow calls, and the
+//!   protocol of their operations: [`engine`];
 //! * what an entry looks like: [`format`](mod@format), one file a format, each citing its
 //!   specification;
 //! * where tables lie: the seam [`TableMemory`] and the [`Arena`];
@@ -75,8 +76,8 @@ pub use arena::{Arena, ArenaError, AtomicMeta, Storage};
 #[cfg(feature = "alloc")]
 pub use arena::{HeapArena, HeapStorage, HeapTables};
 pub use cell::Cell;
-pub use engine::{Discard, Leaf, Leaves, RunSink, SharedTable, Table};
-pub use error::{BuildError, MapError, NoTables, RangeError, UnmapError};
+pub use engine::{Discard, Leaf, Leaves, MapPages, Progress, RunSink, SharedTable, Table};
+pub use error::{BuildError, MapError, NoTables, PageSizeError, RangeError, UnmapError};
 pub use format::{Above, Aperture, Format, FormatId, Root};
 pub use gather::{Flushed, Gather, Invalidation};
 pub use memory::{Chain, Meta, Reserve, TABLE_BYTES, TableMemory};

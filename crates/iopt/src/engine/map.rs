@@ -2,7 +2,7 @@
 
 use core::slice;
 
-use runs::Span;
+use runs::{PageSizes, Span};
 
 use super::form::{Exclusive, Form, Restart};
 use super::{Level, Table, at_top, part};
@@ -15,6 +15,8 @@ use crate::prot::Prot;
 /// Where a pass over the request stands: the stripped address, and the run that lies there.
 #[derive(Clone)]
 struct Cursor<'a> {
+    /// The sizes that leaves may have.
+    sizes: PageSizes,
     at: u64,
     todo: u64,
     pa: u64,
@@ -23,13 +25,14 @@ struct Cursor<'a> {
 }
 
 impl<'a> Cursor<'a> {
-    fn new(at: u64, todo: u64, runs: &'a [Span]) -> Self {
+    fn new(request: &Request<'a>) -> Self {
         let mut cursor = Self {
-            at,
-            todo,
+            sizes: request.sizes,
+            at: request.at,
+            todo: request.len,
             pa: 0,
             left: 0,
-            rest: runs.iter(),
+            rest: request.runs.iter(),
         };
         cursor.next_run();
         cursor
@@ -64,6 +67,8 @@ pub(crate) struct Request<'r> {
     runs: &'r [Span],
     /// Permission and attribute bits of the leaves.
     bits: u64,
+    /// The sizes that they may have.
+    pub(super) sizes: PageSizes,
 }
 
 /// Why the first pass came to an end early.
@@ -152,6 +157,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
                 len,
                 runs,
                 bits,
+                sizes: self.sizes,
             }),
             None => Err(MapError::Prot {
                 prot,
@@ -173,25 +179,19 @@ impl<F: Format, M: TableMemory> Table<F, M> {
 
     /// The two passes from the top level `V` on.
     fn map_from<V: Level, P: Form>(&self, request: &Request<'_>, form: P) -> Result<u64, Refusal> {
-        let Request {
-            at,
-            len,
-            runs,
-            bits,
-            ..
-        } = *request;
-        let mut cursor = Cursor::new(at, len, runs);
+        let Request { at, len, bits, .. } = *request;
+        let mut cursor = Cursor::new(request);
         let mut round = 0;
         let needed = loop {
             let mut needed = 0;
             match self.plan::<V, P>(Some(self.root), &mut cursor.clone(), &mut needed, form) {
                 Ok(()) => break needed,
-                Err(Stop::Occupied(at)) => {
-                    self.release_all(request.at, len, form);
-                    return Err(Refusal::Occupied(at));
+                Err(Stop::Occupied(there)) => {
+                    self.release_all(at, len, form);
+                    return Err(Refusal::Occupied(there));
                 }
                 Err(Stop::Restart) => {
-                    self.release_all(request.at, len, form);
+                    self.release_all(at, len, form);
                     self.memory.wait(round);
                     round += 1;
                 }
@@ -200,7 +200,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         let mut reserve = match needed {
             0 => Reserve::empty(),
             _ => self.memory.reserve(needed).map_err(|cause| {
-                self.release_all(request.at, len, form);
+                self.release_all(at, len, form);
                 Refusal::NoTables(cause)
             })?,
         };
@@ -250,7 +250,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     #[inline(always)]
     fn leaves_here<V: Level>(&self, cursor: &Cursor<'_>, room: u64) -> Option<(u32, u64)> {
         let offered = F::leaf_sizes(V::N);
-        let sizes = offered.and(self.sizes);
+        let sizes = offered.and(cursor.sizes);
         let mut len = room.min(cursor.left);
         if F::LINEAR_LOG2 < 64 {
             // Entries go on by a constant step within such a block of physical memory only.

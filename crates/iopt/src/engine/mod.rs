@@ -27,6 +27,7 @@
 mod form;
 mod guard;
 mod map;
+mod narrow;
 mod read;
 mod shared;
 mod unmap;
@@ -39,6 +40,7 @@ use crate::format::{Entry, Format, Root};
 use crate::gather::{Flushed, Gather};
 use crate::memory::TableMemory;
 
+pub use narrow::{MapPages, Progress};
 pub use read::{Leaf, Leaves};
 pub use shared::SharedTable;
 pub use unmap::{Discard, RunSink};

@@ -1,0 +1,218 @@
+//! The narrow calls that drivers want: a count of equal pages, as many as one table holds.
+//!
+//! A call handles *at most* the given count of pages of one size, may stop at the end of a table,
+//! and always says how far it came, also beside an error. Calling again from there until the count
+//! is reached leaves the same bytes as one wide call. Back ends that can only do one page at a time
+//! implement two functions and get the others, so that callers can use the wider ones at once and
+//! back ends be ported one by one.
+
+use runs::{PageSizes, Span};
+
+use super::Table;
+use super::form::Exclusive;
+use crate::error::{MapError, PageSizeError, RangeError, UnmapError};
+use crate::format::Format;
+use crate::gather::Gather;
+use crate::memory::TableMemory;
+use crate::prot::Prot;
+
+/// How far a narrow call came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use = "a narrow call may do less than it was asked for"]
+pub struct Progress<E> {
+    /// Pages that are done; they stay done when there is an error.
+    pub pages: u64,
+    /// What stopped it, unless it was the count or the end of a table.
+    pub result: Result<(), E>,
+}
+
+impl<E> Progress<E> {
+    const fn done(pages: u64) -> Self {
+        Self {
+            pages,
+            result: Ok(()),
+        }
+    }
+
+    const fn stopped(pages: u64, cause: E) -> Self {
+        Self {
+            pages,
+            result: Err(cause),
+        }
+    }
+}
+
+/// Maps and unmaps counts of equal pages. Sizes, addresses and lengths are bytes.
+pub trait MapPages {
+    /// Maps one page of `size` bytes.
+    fn map_page(&mut self, iova: u64, pa: u64, size: u64, prot: Prot) -> Result<(), MapError>;
+
+    /// Unmaps one page of `size` bytes.
+    fn unmap_page(&mut self, iova: u64, size: u64, gather: &mut Gather) -> Result<(), UnmapError>;
+
+    /// Maps at most `count` pages of `size` bytes each, contiguous on both sides.
+    fn map_pages(
+        &mut self,
+        iova: u64,
+        pa: u64,
+        size: u64,
+        count: u64,
+        prot: Prot,
+    ) -> Progress<MapError> {
+        for page in 0..count {
+            let offset = page.wrapping_mul(size);
+            let (iova, pa) = (iova.wrapping_add(offset), pa.wrapping_add(offset));
+            if let Err(cause) = self.map_page(iova, pa, size, prot) {
+                return Progress::stopped(page, cause);
+            }
+        }
+        Progress::done(count)
+    }
+
+    /// Unmaps at most `count` pages of `size` bytes each.
+    fn unmap_pages(
+        &mut self,
+        iova: u64,
+        size: u64,
+        count: u64,
+        gather: &mut Gather,
+    ) -> Progress<UnmapError> {
+        for page in 0..count {
+            let iova = iova.wrapping_add(page.wrapping_mul(size));
+            if let Err(cause) = self.unmap_page(iova, size, gather) {
+                return Progress::stopped(page, cause);
+            }
+        }
+        Progress::done(count)
+    }
+}
+
+impl<F: Format, M: TableMemory> MapPages for Table<F, M> {
+    fn map_page(&mut self, iova: u64, pa: u64, size: u64, prot: Prot) -> Result<(), MapError> {
+        self.map_pages(iova, pa, size, 1, prot).result
+    }
+
+    fn unmap_page(&mut self, iova: u64, size: u64, gather: &mut Gather) -> Result<(), UnmapError> {
+        self.unmap_pages(iova, size, 1, gather).result
+    }
+
+    /// One descent. A page in the way ends it there, with those before it mapped.
+    fn map_pages(
+        &mut self,
+        iova: u64,
+        pa: u64,
+        size: u64,
+        count: u64,
+        prot: Prot,
+    ) -> Progress<MapError> {
+        let pages = match self.in_one_table(iova, pa, size, count) {
+            Ok(pages) => pages,
+            Err(Narrow::PageSize(cause)) => {
+                return Progress::stopped(0, MapError::PageSize(cause));
+            }
+            Err(Narrow::Range(cause)) => return Progress::stopped(0, MapError::Range(cause)),
+        };
+        let run = [Span::new(pa, pages * size)];
+        let mapped = self.check_map(iova, &run, prot).and_then(|mut request| {
+            request.sizes = PageSizes::from_bits(size);
+            self.map_checked(&request, Exclusive)
+        });
+        match mapped {
+            Ok(tables) => {
+                self.tables += tables;
+                Progress::done(pages)
+            }
+            Err(MapError::Overlap { wanted, found }) => {
+                // What is in front of the page in the way is free.
+                let before = found.iova.saturating_sub(iova) / size;
+                let cause = MapError::Overlap { wanted, found };
+                if before == 0 {
+                    return Progress::stopped(0, cause);
+                }
+                let progress = self.map_pages(iova, pa, size, before, prot);
+                Progress {
+                    pages: progress.pages,
+                    result: progress.result.and(Err(cause)),
+                }
+            }
+            Err(cause) => Progress::stopped(0, cause),
+        }
+    }
+
+    /// A hole or a leaf of another size ends it there, with those before it unmapped.
+    fn unmap_pages(
+        &mut self,
+        iova: u64,
+        size: u64,
+        count: u64,
+        gather: &mut Gather,
+    ) -> Progress<UnmapError> {
+        let wanted = match self.in_one_table(iova, 0, size, count) {
+            Ok(pages) => pages,
+            Err(Narrow::PageSize(cause)) => {
+                return Progress::stopped(0, UnmapError::PageSize(cause));
+            }
+            Err(Narrow::Range(cause)) => return Progress::stopped(0, UnmapError::Range(cause)),
+        };
+        let range = Span::new(iova, wanted * size);
+        let (mut pages, mut result) = (0, Ok(()));
+        let mut leaves = self.leaves(range);
+        while pages < wanted {
+            let at = iova + pages * size;
+            match leaves.next().map(|leaf| leaf.run) {
+                Some(leaf) if leaf.iova > at => result = Err(UnmapError::Hole { range, at }),
+                Some(leaf) if leaf.len != size => {
+                    result = Err(UnmapError::OtherSize { size, leaf });
+                }
+                Some(_) => {
+                    pages += 1;
+                    continue;
+                }
+                None => result = Err(UnmapError::Hole { range, at }),
+            }
+            break;
+        }
+        if pages > 0 {
+            let range = Span::new(iova, pages * size);
+            if let Err(cause) = self.unmap_mapped(range, gather, &mut super::Discard) {
+                return Progress::stopped(0, cause);
+            }
+        }
+        Progress { pages, result }
+    }
+}
+
+/// What is wrong with a narrow call before any table is looked at.
+enum Narrow {
+    PageSize(PageSizeError),
+    Range(RangeError),
+}
+
+impl<F: Format, M: TableMemory> Table<F, M> {
+    /// How many of `count` pages of `size` bytes lie in the table in which the first one lies.
+    fn in_one_table(&self, iova: u64, pa: u64, size: u64, count: u64) -> Result<u64, Narrow> {
+        let mut levels = 0..usize::from(self.format.levels());
+        let level = levels.find(|level| F::leaf_sizes(*level).contains(size));
+        let (Some(level), true) = (level, self.sizes.contains(size)) else {
+            let offered = self.sizes;
+            return Err(Narrow::PageSize(PageSizeError { size, offered }));
+        };
+        if count == 0 {
+            return Err(Narrow::Range(RangeError::Empty));
+        }
+        for value in [iova, pa] {
+            if value & (size - 1) != 0 {
+                let granule = size;
+                return Err(Narrow::Range(RangeError::Misaligned { value, granule }));
+            }
+        }
+        let bits = F::shift(level) + self.format.entries(level).trailing_zeros();
+        let mask = if bits >= 64 {
+            u64::MAX
+        } else {
+            (1 << bits) - 1
+        };
+        // `iova` is a multiple of `size`, so at least one page is left in the table.
+        Ok(((!iova & mask) / size + 1).min(count))
+    }
+}
