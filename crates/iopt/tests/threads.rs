@@ -10,7 +10,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 
-use iopt::format::{AmdV1, VtdSs, X86_64};
+use iopt::format::{AmdV1, ArmStage1, K4, RiscV, VtdSs, X86_64};
 use iopt::{
     Format, Gather, HeapTables, MapError, Prot, SharedTable, Table, TableMemory, UnmapError,
 };
@@ -238,3 +238,5 @@ macro_rules! stress {
 stress!(vtd_ss, VtdSs::new(4).unwrap());
 stress!(x86_64, X86_64::new(4).unwrap());
 stress!(amdv1, AmdV1::new(4).unwrap());
+stress!(arm_s1_4k, ArmStage1::<K4>::new(48, 48).unwrap());
+stress!(riscv_sv48, RiscV::new(4).unwrap());
