@@ -244,8 +244,16 @@ fn pages(table: &Shared) -> Vec<bool> {
 fn finish(table: Arc<Shared>, memory: &Arc<Tables>, expected: [u8; 8], total: u64) {
     assert_eq!(pages(&table), expected.map(|page| page == 1));
     assert!(table.poll());
-    let table = Arc::into_inner(table).unwrap().into_inner();
+    let mut table = Arc::into_inner(table).unwrap().into_inner();
     assert_eq!(memory.free() + table.tables(), total);
+    // The counts of live entries are right: leaf by leaf, every table but the root goes.
+    while let Some(leaf) = table.leaves(Span::new(0, 8 * PAGE)).next() {
+        let mut gather = Gather::new();
+        let range = leaf.run.input();
+        table.unmap(range, &mut gather, &mut iopt::Discard).unwrap();
+        table.reclaim(gather.never_walked());
+    }
+    assert_eq!((table.tables(), memory.free()), (1, total - 1));
 }
 
 fn model(f: impl Fn() + Sync + Send + 'static) {
