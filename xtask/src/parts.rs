@@ -96,8 +96,8 @@ pub(crate) const PARTS: &[Part] = &[
     part("release", Group::Build, 75, &[], release),
     part("docs", Group::Build, 60, &[], docs),
     part("no-std", Group::Build, 30, &[], nostd::part),
-    part("tests", Group::Suite, 180, &[], tests),
-    part("doctests", Group::Suite, 60, &[], doctests),
+    part("tests", Group::Suite, 225, &[], tests),
+    part("doctests", Group::Suite, 15, &[], doctests),
 ];
 
 fn fmt(repository: &Repository) -> anyhow::Result<Outcome> {
