@@ -1,8 +1,8 @@
-//! Every interleaving of two threads in the shared form, on the real engine over a tiny format.
+//! Interleavings of two threads in the shared form, on the real engine over a tiny format.
 //!
 //! The checker (`loom`) runs each model once for every order in which the threads' accesses to
 //! memory can take effect, reorderings of weakly ordered processors among them, as far as they need
-//! no more than a few preemptions. The cells of tables and of `Meta` are its own.
+//! no more than three preemptions. The cells of tables and of `Meta` are its own.
 
 #![allow(
     clippy::unwrap_used,
