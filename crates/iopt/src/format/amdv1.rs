@@ -80,16 +80,6 @@ impl Format for AmdV1 {
         Aperture::zeros(bits)
     }
 
-    #[inline(always)]
-    fn shift(level: usize) -> u32 {
-        12 + 9 * level as u32
-    }
-
-    #[inline(always)]
-    fn entries(&self, _level: usize) -> usize {
-        512
-    }
-
     /// From the level's own size to half a table. An entry holds 52 address bits, and the largest
     /// size whose encoding leaves a 0 in them is 2^52 with all ones below bit 51.
     #[inline(always)]

@@ -284,11 +284,20 @@ pub trait Format: Copy + fmt::Debug + Send + Sync + 'static {
     /// The addresses that this table translates.
     fn aperture(&self) -> Aperture;
 
-    /// Bytes that one entry at `level` spans, as a power of two.
-    fn shift(level: usize) -> u32;
+    /// Bytes that one entry at `level` spans, as a power of two; by default, of tables of 512
+    /// entries over pages of 4 KiB.
+    #[inline(always)]
+    fn shift(level: usize) -> u32 {
+        12 + 9 * level as u32
+    }
 
-    /// Entries of a table at `level`, a power of two. Only the root's may depend on `self`.
-    fn entries(&self, level: usize) -> usize;
+    /// Entries of a table at `level`, a power of two, by default 512. Only the root's may depend on
+    /// `self`.
+    #[inline(always)]
+    fn entries(&self, level: usize) -> usize {
+        let _ = level;
+        512
+    }
 
     /// The leaf sizes that an entry, or a group of entries, at `level` can have.
     fn leaf_sizes(level: usize) -> PageSizes;

@@ -152,11 +152,6 @@ impl<const SECOND_STAGE: bool> Format for RiscVTables<SECOND_STAGE> {
     }
 
     #[inline(always)]
-    fn shift(level: usize) -> u32 {
-        12 + 9 * level as u32
-    }
-
-    #[inline(always)]
     fn entries(&self, level: usize) -> usize {
         if SECOND_STAGE && level + 1 == usize::from(self.levels) {
             2048

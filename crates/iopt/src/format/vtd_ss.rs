@@ -76,16 +76,6 @@ impl Format for VtdSs {
     }
 
     #[inline(always)]
-    fn shift(level: usize) -> u32 {
-        12 + 9 * level as u32
-    }
-
-    #[inline(always)]
-    fn entries(&self, _level: usize) -> usize {
-        512
-    }
-
-    #[inline(always)]
     fn leaf_sizes(level: usize) -> PageSizes {
         if level < 3 {
             PageSizes::from_log2(Self::shift(level))
