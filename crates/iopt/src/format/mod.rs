@@ -252,8 +252,10 @@ pub trait Format: Copy + fmt::Debug + Send + Sync + 'static {
     const MAX_LEVELS: u8;
     /// Bits of an output address.
     const OUTPUT_BITS: u32;
-    /// Bits that hardware sets in a leaf by itself (accessed, dirty).
+    /// Bits of a leaf that change by themselves, or with its dirty state.
     const HARDWARE_BITS: u64;
+    /// The bit that hardware sets in a leaf that it uses; 0 where there is none.
+    const ACCESSED: u64 = 0;
 
     /// The address in an entry is in one piece within aligned blocks of 2^this output bytes: from
     /// one block to the next [`stride`](Self::stride) does not lead. 64: everywhere.
@@ -324,6 +326,31 @@ pub trait Format: Copy + fmt::Debug + Send + Sync + 'static {
 
     /// True when hardware reads the entry as not present.
     fn is_empty(word: u64) -> bool;
+
+    /// True when the unit notes in the leaves of this table that it has written to their pages.
+    fn keeps_dirty(&self) -> bool {
+        false
+    }
+
+    /// True when the leaf was written to since it was made or [`cleaned`](Self::cleaned). Each
+    /// entry of a group speaks for itself: the group is dirty when one of them is.
+    #[inline(always)]
+    fn is_dirty(word: u64) -> bool {
+        let _ = word;
+        false
+    }
+
+    /// The leaf's entry, clean.
+    #[inline(always)]
+    fn cleaned(word: u64) -> u64 {
+        word
+    }
+
+    /// The leaf's entry, or the bits of one, as hardware leaves it after a write.
+    #[inline(always)]
+    fn dirtied(word: u64) -> u64 {
+        word
+    }
 
     /// All leaf sizes of a table with `levels` levels.
     fn page_sizes(levels: u8) -> PageSizes {

@@ -133,6 +133,7 @@ impl<const SECOND_STAGE: bool> Format for RiscVTables<SECOND_STAGE> {
     const MAX_LEVELS: u8 = 5;
     const OUTPUT_BITS: u32 = 56;
     const HARDWARE_BITS: u64 = ACCESSED | DIRTY;
+    const ACCESSED: u64 = ACCESSED;
 
     #[inline(always)]
     fn levels(&self) -> u8 {
@@ -246,6 +247,25 @@ impl<const SECOND_STAGE: bool> Format for RiscVTables<SECOND_STAGE> {
     #[inline(always)]
     fn is_empty(word: u64) -> bool {
         word & VALID == 0
+    }
+
+    fn keeps_dirty(&self) -> bool {
+        self.hardware_updates
+    }
+
+    #[inline(always)]
+    fn is_dirty(word: u64) -> bool {
+        word & DIRTY != 0
+    }
+
+    #[inline(always)]
+    fn cleaned(word: u64) -> u64 {
+        word & !DIRTY
+    }
+
+    #[inline(always)]
+    fn dirtied(word: u64) -> u64 {
+        word | DIRTY
     }
 
     #[inline(always)]

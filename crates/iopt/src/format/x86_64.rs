@@ -64,6 +64,7 @@ impl Format for X86_64 {
     const MAX_LEVELS: u8 = 5;
     const OUTPUT_BITS: u32 = 52;
     const HARDWARE_BITS: u64 = ACCESSED | DIRTY;
+    const ACCESSED: u64 = ACCESSED;
 
     #[inline(always)]
     fn levels(&self) -> u8 {
@@ -137,6 +138,25 @@ impl Format for X86_64 {
     #[inline(always)]
     fn is_empty(word: u64) -> bool {
         word & PRESENT == 0
+    }
+
+    fn keeps_dirty(&self) -> bool {
+        true
+    }
+
+    #[inline(always)]
+    fn is_dirty(word: u64) -> bool {
+        word & DIRTY != 0
+    }
+
+    #[inline(always)]
+    fn cleaned(word: u64) -> u64 {
+        word & !DIRTY
+    }
+
+    #[inline(always)]
+    fn dirtied(word: u64) -> u64 {
+        word | DIRTY
     }
 
     #[inline(always)]

@@ -3,7 +3,7 @@
 use runs::PageSizes;
 
 use super::super::{Aperture, BreakBeforeMake, Entry, Format, FormatId};
-use super::{AF, ArmConfig, ArmOptions, DBM, Geometry, Granule, VALID};
+use super::{AF, ArmConfig, ArmOptions, DBM, Geometry, Granule, VALID, WAS_DIRTY};
 use crate::error::BuildError;
 use crate::prot::Prot;
 
@@ -121,21 +121,6 @@ impl<G: Granule> ArmStage1<G> {
         MAIR_WRITE_BACK << (8 * self.memory_index as u32) | device
     }
 
-    /// True when a leaf was written to since it was made or [`cleaned`](Self::cleaned): it keeps
-    /// dirty state and AP\[2\] is 0 (D8.5.2).
-    pub const fn is_dirty(word: u64) -> bool {
-        word & DBM != 0 && word & AP_READ_ONLY == 0
-    }
-
-    /// The leaf's entry, clean. One that keeps no dirty state stays as it is.
-    pub const fn cleaned(word: u64) -> u64 {
-        if word & DBM != 0 {
-            word | AP_READ_ONLY
-        } else {
-            word
-        }
-    }
-
     const fn device_indexed(&self, word: u64) -> bool {
         self.memory_index != self.device_index
             && word >> ATTR_INDEX_SHIFT & 7 == self.device_index as u64
@@ -155,7 +140,8 @@ impl<G: Granule> Format for ArmStage1<G> {
     const MAX_LEVELS: u8 = G::STAGE1_LEVELS;
     const OUTPUT_BITS: u32 = G::ADDRESS_BITS;
     // AP[2] changes only where DBM is set; it is a permission elsewhere.
-    const HARDWARE_BITS: u64 = AF | AP_READ_ONLY;
+    const HARDWARE_BITS: u64 = AF | AP_READ_ONLY | WAS_DIRTY;
+    const ACCESSED: u64 = AF;
     const GROUPS_ADVANCE: bool = true;
     const LINEAR_LOG2: u32 = G::LINEAR_LOG2;
 
@@ -278,5 +264,34 @@ impl<G: Granule> Format for ArmStage1<G> {
     #[inline(always)]
     fn is_empty(word: u64) -> bool {
         word & VALID == 0
+    }
+
+    fn keeps_dirty(&self) -> bool {
+        self.options.dirty
+    }
+
+    /// It keeps dirty state and AP\[2\] is 0 (D8.5.2), or did so before it became read-only.
+    #[inline(always)]
+    fn is_dirty(word: u64) -> bool {
+        word & (DBM | AP_READ_ONLY) == DBM || word & WAS_DIRTY != 0
+    }
+
+    #[inline(always)]
+    fn cleaned(word: u64) -> u64 {
+        let clean = if word & DBM != 0 {
+            word | AP_READ_ONLY
+        } else {
+            word
+        };
+        clean & !WAS_DIRTY
+    }
+
+    #[inline(always)]
+    fn dirtied(word: u64) -> u64 {
+        if word & DBM != 0 {
+            word & !AP_READ_ONLY
+        } else {
+            word | WAS_DIRTY
+        }
     }
 }

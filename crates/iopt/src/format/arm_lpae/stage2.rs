@@ -3,7 +3,7 @@
 use runs::PageSizes;
 
 use super::super::{Aperture, BreakBeforeMake, Entry, Format, FormatId};
-use super::{AF, ArmConfig, ArmOptions, DBM, Geometry, Granule, VALID};
+use super::{AF, ArmConfig, ArmOptions, DBM, Geometry, Granule, VALID, WAS_DIRTY};
 use crate::error::BuildError;
 use crate::prot::Prot;
 
@@ -89,21 +89,6 @@ impl<G: Granule> ArmStage2<G> {
         self.forced_write_back = true;
         self
     }
-
-    /// True when a leaf was written to since it was made or [`cleaned`](Self::cleaned): it keeps
-    /// dirty state and S2AP\[1\] is 1 (D8.5.2).
-    pub const fn is_dirty(word: u64) -> bool {
-        word & DBM != 0 && word & S2AP_WRITE != 0
-    }
-
-    /// The leaf's entry, clean. One that keeps no dirty state stays as it is.
-    pub const fn cleaned(word: u64) -> u64 {
-        if word & DBM != 0 {
-            word & !S2AP_WRITE
-        } else {
-            word
-        }
-    }
 }
 
 impl<G: Granule> Format for ArmStage2<G> {
@@ -119,7 +104,8 @@ impl<G: Granule> Format for ArmStage2<G> {
     const MAX_LEVELS: u8 = G::STAGE2_LEVELS;
     const OUTPUT_BITS: u32 = G::ADDRESS_BITS;
     // S2AP[1] changes only where DBM is set; it is a permission elsewhere.
-    const HARDWARE_BITS: u64 = AF | S2AP_WRITE;
+    const HARDWARE_BITS: u64 = AF | S2AP_WRITE | WAS_DIRTY;
+    const ACCESSED: u64 = AF;
     const GROUPS_ADVANCE: bool = true;
     const LINEAR_LOG2: u32 = G::LINEAR_LOG2;
 
@@ -236,5 +222,34 @@ impl<G: Granule> Format for ArmStage2<G> {
     #[inline(always)]
     fn is_empty(word: u64) -> bool {
         word & VALID == 0
+    }
+
+    fn keeps_dirty(&self) -> bool {
+        self.options.dirty
+    }
+
+    /// It keeps dirty state and S2AP\[1\] is 1 (D8.5.2), or did so before it became read-only.
+    #[inline(always)]
+    fn is_dirty(word: u64) -> bool {
+        word & (DBM | S2AP_WRITE) == DBM | S2AP_WRITE || word & WAS_DIRTY != 0
+    }
+
+    #[inline(always)]
+    fn cleaned(word: u64) -> u64 {
+        let clean = if word & DBM != 0 {
+            word & !S2AP_WRITE
+        } else {
+            word
+        };
+        clean & !WAS_DIRTY
+    }
+
+    #[inline(always)]
+    fn dirtied(word: u64) -> u64 {
+        if word & DBM != 0 {
+            word | S2AP_WRITE
+        } else {
+            word | WAS_DIRTY
+        }
     }
 }
