@@ -253,6 +253,61 @@ impl fmt::Display for PageSizeError {
 
 impl core::error::Error for PageSizeError {}
 
+/// Why leaves were not split, cut or merged. Translations are what they were.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RefitError<E> {
+    /// The range is not well formed.
+    Range(RangeError),
+    /// The table has no leaves of this size.
+    PageSize(PageSizeError),
+    /// There would be a moment without a translation, which the caller has not allowed: the format
+    /// asks for break-before-make. Nothing was changed.
+    BreakBeforeMake {
+        /// The first leaf, old or new, that would change.
+        leaf: Run,
+    },
+    /// A leaf was not made by this format as it is configured. Nothing was changed.
+    Foreign {
+        /// The leaf.
+        leaf: Run,
+        /// Its permissions, as far as they can be told.
+        prot: Prot,
+    },
+    /// The tables for it cannot be had. Nothing was changed.
+    NoTables(NoTables),
+    /// The flush failed, for the reason given.
+    Flush(E),
+    /// The leaves at the ends were cut, but the range was not unmapped.
+    Unmap(UnmapError),
+}
+
+impl<E: fmt::Display> fmt::Display for RefitError<E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Range(cause) => cause.fmt(f),
+            Self::PageSize(cause) => cause.fmt(f),
+            Self::BreakBeforeMake { leaf } => write!(
+                f,
+                "{leaf} cannot change its size without a moment in which it is not mapped"
+            ),
+            Self::Foreign { leaf, prot } => {
+                write!(f, "{leaf} with {prot} is no leaf that this table can write")
+            }
+            Self::NoTables(cause) => cause.fmt(f),
+            Self::Flush(cause) => write!(f, "the flush failed: {cause}"),
+            Self::Unmap(cause) => cause.fmt(f),
+        }
+    }
+}
+
+impl<E: fmt::Debug + fmt::Display> core::error::Error for RefitError<E> {}
+
+impl<E> From<RangeError> for RefitError<E> {
+    fn from(cause: RangeError) -> Self {
+        Self::Range(cause)
+    }
+}
+
 /// Why nothing was unmapped. The table's bytes are what they were.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UnmapError {

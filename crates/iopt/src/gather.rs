@@ -144,6 +144,11 @@ impl Gather {
         inv.count += 1;
     }
 
+    /// Notes that tables were unlinked that come back in another way.
+    pub(crate) fn note_tables(&mut self) {
+        self.invalidation.tables = true;
+    }
+
     /// Notes that `table` was unlinked.
     #[inline]
     pub(crate) fn add_table<M: crate::memory::TableMemory + ?Sized>(

@@ -76,8 +76,12 @@ pub use arena::{Arena, ArenaError, AtomicMeta, Storage};
 #[cfg(feature = "alloc")]
 pub use arena::{HeapArena, HeapStorage, HeapTables};
 pub use cell::Cell;
-pub use engine::{Discard, Leaf, Leaves, MapPages, Progress, RunSink, SharedTable, Table};
-pub use error::{BuildError, MapError, NoTables, PageSizeError, RangeError, UnmapError};
+pub use engine::{
+    Discard, Interruption, Leaf, Leaves, MapPages, Progress, RunSink, SharedTable, Table,
+};
+pub use error::{
+    BuildError, MapError, NoTables, PageSizeError, RangeError, RefitError, UnmapError,
+};
 pub use format::{Above, Aperture, Format, FormatId, Root};
 pub use gather::{Flushed, Gather, Invalidation};
 pub use memory::{Chain, Meta, Reserve, TABLE_BYTES, TableMemory};

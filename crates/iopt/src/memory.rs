@@ -131,6 +131,16 @@ impl Reserve {
         }
     }
 
+    /// How many tables are left.
+    pub const fn len(&self) -> u64 {
+        self.recycled + self.fresh
+    }
+
+    /// True when none is left.
+    pub const fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
     /// The tables of a chain, whatever they hold.
     pub const fn new(chain: Chain) -> Self {
         Self {
@@ -179,6 +189,20 @@ impl Chain {
         }
         self.head = table;
         self.count += 1;
+    }
+
+    /// Puts the tables of another chain in front.
+    pub(crate) fn append<M: TableMemory + ?Sized>(&mut self, memory: &M, other: Self) {
+        if other.is_empty() {
+            return;
+        }
+        if self.is_empty() {
+            self.tail = other.tail;
+        } else {
+            memory.meta(other.tail).next.set(self.head);
+        }
+        self.head = other.head;
+        self.count += other.count;
     }
 
     /// Takes the table in front.

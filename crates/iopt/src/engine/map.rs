@@ -14,7 +14,7 @@ use crate::prot::Prot;
 
 /// Where a pass over the request stands: the stripped address, and the run that lies there.
 #[derive(Clone)]
-struct Cursor<'a> {
+pub(super) struct Cursor<'a> {
     /// The sizes that leaves may have.
     sizes: PageSizes,
     at: u64,
@@ -25,7 +25,7 @@ struct Cursor<'a> {
 }
 
 impl<'a> Cursor<'a> {
-    fn new(request: &Request<'a>) -> Self {
+    pub(super) fn new(request: &Request<'a>) -> Self {
         let mut cursor = Self {
             sizes: request.sizes,
             at: request.at,
@@ -45,6 +45,26 @@ impl<'a> Cursor<'a> {
         }
     }
 
+    /// Where it stands in physical memory.
+    pub(super) fn pa(&self) -> u64 {
+        self.pa
+    }
+
+    /// Goes on, also over the end of a run.
+    pub(super) fn skip(&mut self, bytes: u64) {
+        let mut rest = bytes.min(self.todo);
+        while rest > 0 && self.left > 0 {
+            let here = rest.min(self.left);
+            self.advance(here);
+            rest -= here;
+        }
+    }
+
+    /// Ends `bytes` from here.
+    pub(super) fn end_after(&mut self, bytes: u64) {
+        self.todo = self.todo.min(bytes);
+    }
+
     #[inline(always)]
     fn advance(&mut self, bytes: u64) {
         self.at = self.at.wrapping_add(bytes);
@@ -60,19 +80,19 @@ impl<'a> Cursor<'a> {
 /// A request that is well formed.
 #[derive(Clone, Copy)]
 pub(crate) struct Request<'r> {
-    iova: u64,
+    pub(super) iova: u64,
     /// The address without the bits above the aperture.
-    at: u64,
-    len: u64,
-    runs: &'r [Span],
+    pub(super) at: u64,
+    pub(super) len: u64,
+    pub(super) runs: &'r [Span],
     /// Permission and attribute bits of the leaves.
-    bits: u64,
+    pub(super) bits: u64,
     /// The sizes that they may have.
     pub(super) sizes: PageSizes,
 }
 
 /// Why the first pass came to an end early.
-enum Stop {
+pub(super) enum Stop {
     /// An entry is in the way, by its stripped address.
     Occupied(u64),
     /// Something changed before it was claimed.
@@ -87,7 +107,7 @@ impl From<Restart> for Stop {
 
 /// A table that `fill` writes to.
 #[derive(Clone, Copy)]
-enum Target {
+pub(super) enum Target {
     /// Linked: others see every store.
     Linked,
     /// Nobody can reach it yet; its content is zero.
@@ -248,7 +268,11 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     /// The largest leaves at level `V` with which the request can go on here: their size as a
     /// power of two, and how many of them in a row within `room` bytes.
     #[inline(always)]
-    fn leaves_here<V: Level>(&self, cursor: &Cursor<'_>, room: u64) -> Option<(u32, u64)> {
+    pub(super) fn leaves_here<V: Level>(
+        &self,
+        cursor: &Cursor<'_>,
+        room: u64,
+    ) -> Option<(u32, u64)> {
         let offered = F::leaf_sizes(V::N);
         let sizes = offered.and(cursor.sizes);
         let mut len = room.min(cursor.left);
@@ -270,7 +294,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
 
     /// First pass: every entry to be written is empty; counts the tables that are missing, and
     /// claims those that will be stored to. `table` is `None` below an entry that is empty.
-    fn plan<V: Level, P: Form>(
+    pub(super) fn plan<V: Level, P: Form>(
         &self,
         table: Option<u64>,
         cursor: &mut Cursor<'_>,
@@ -366,7 +390,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     /// Second pass: the same decisions, now written down. Cannot fail: `plan` has seen that the
     /// entries are empty and has claimed their tables, and `reserve` holds the tables that it
     /// counted. A claim is given back as soon as its table is complete.
-    fn fill<V: Level, P: Form>(
+    pub(super) fn fill<V: Level, P: Form>(
         &self,
         table: u64,
         target: Target,

@@ -29,6 +29,7 @@ mod guard;
 mod map;
 mod narrow;
 mod read;
+mod refit;
 mod shared;
 mod unmap;
 
@@ -42,6 +43,7 @@ use crate::memory::TableMemory;
 
 pub use narrow::{MapPages, Progress};
 pub use read::{Leaf, Leaves};
+pub use refit::Interruption;
 pub use shared::SharedTable;
 pub use unmap::{Discard, RunSink};
 
@@ -100,6 +102,40 @@ macro_rules! at_top {
     }};
 }
 pub(crate) use at_top;
+
+/// Calls `$body` with `$type` as the type of the level that the number `$level` says.
+macro_rules! at_level {
+    ($level:expr, $format:ty, $type:ident => $body:expr) => {{
+        use $crate::engine::L;
+        match $level {
+            0 => {
+                type $type = L<0>;
+                $body
+            }
+            1 if <$format>::MAX_LEVELS > 1 => {
+                type $type = L<1>;
+                $body
+            }
+            2 if <$format>::MAX_LEVELS > 2 => {
+                type $type = L<2>;
+                $body
+            }
+            3 if <$format>::MAX_LEVELS > 3 => {
+                type $type = L<3>;
+                $body
+            }
+            4 if <$format>::MAX_LEVELS > 4 => {
+                type $type = L<4>;
+                $body
+            }
+            _ => {
+                type $type = L<5>;
+                $body
+            }
+        }
+    }};
+}
+pub(crate) use at_level;
 
 /// One I/O page table.
 ///

@@ -40,7 +40,7 @@ use crate::cell::Cell;
 use crate::error::{MapError, UnmapError};
 use crate::format::{Entry, Format};
 use crate::gather::{Flushed, Gather};
-use crate::memory::TableMemory;
+use crate::memory::{Chain, TableMemory};
 use crate::prot::Prot;
 
 /// A [`Table`] that many threads map, unmap and read at once.
@@ -104,8 +104,19 @@ impl<F: Format, M: TableMemory, const SLOTS: usize> SharedTable<F, M, SLOTS> {
         self.table.format()
     }
 
+    /// The table, for whoever holds a guard.
     #[inline]
-    fn enter(&self) -> Guard<'_, M::Link> {
+    pub(super) fn table(&self) -> &Table<F, M> {
+        &self.table
+    }
+
+    /// Tables that are flushed, as soon as nobody can read them any more.
+    pub(super) fn retire(&self, tables: Chain) {
+        self.readers.retire(&self.table.memory, tables);
+    }
+
+    #[inline]
+    pub(super) fn enter(&self) -> Guard<'_, M::Link> {
         self.readers.enter(&self.table.memory)
     }
 
@@ -209,7 +220,7 @@ impl<F: Format, M: TableMemory, const SLOTS: usize> SharedTable<F, M, SLOTS> {
     /// Gives back the tables of flushed gathers, as soon as nobody can read them any more: now, or
     /// at a later call.
     pub fn reclaim(&self, flushed: Flushed) {
-        self.readers.retire(&self.table.memory, flushed.tables);
+        self.retire(flushed.tables);
     }
 
     /// Gives back tables that waited for readers. True when none is left waiting.

@@ -21,7 +21,7 @@
 
 use runs::PageSizes;
 
-use super::{Aperture, Entry, Format, FormatId, mask};
+use super::{Aperture, BreakBeforeMake, Entry, Format, FormatId, mask};
 use crate::prot::Prot;
 
 /// Bits 1:0. 00 is a fault at both levels.
@@ -151,6 +151,12 @@ impl<const DOMAIN: u8> Format for ArmV7s<DOMAIN> {
     }
 
     /// The first table of TTBR0 with TTBCR.N = 0.
+    /// ARM Architecture Reference Manual, ARMv7-A (DDI 0406), B3.10.1 "General TLB maintenance
+    /// requirements": two sizes at once in a TLB are unpredictable.
+    fn break_before_make(&self) -> BreakBeforeMake {
+        BreakBeforeMake::Always
+    }
+
     #[inline(always)]
     fn aperture(&self) -> Aperture {
         Aperture::zeros(32)

@@ -327,6 +327,13 @@ pub trait Format: Copy + fmt::Debug + Send + Sync + 'static {
     /// True when hardware reads the entry as not present.
     fn is_empty(word: u64) -> bool;
 
+    /// What stands in for the entry `word` while sizes change, where the unit asks for
+    /// break-before-make: 0, which translates nothing, or the marked entry (Arm, level 1, nT).
+    fn broken(&self, level: usize, word: u64) -> u64 {
+        let _ = (level, word);
+        0
+    }
+
     /// True when the unit notes in the leaves of this table that it has written to their pages.
     fn keeps_dirty(&self) -> bool {
         false

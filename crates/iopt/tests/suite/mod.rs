@@ -1,6 +1,7 @@
 //! One suite, instantiated per format by one line.
 
 pub(crate) mod model;
+mod refit;
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, AtomicU64};
@@ -33,6 +34,7 @@ pub(crate) enum Op {
         pages: u64,
         holes: bool,
     },
+    Refit(refit::Refit),
 }
 
 pub(crate) fn op() -> impl Strategy<Value = Op> {
@@ -46,6 +48,7 @@ pub(crate) fn op() -> impl Strategy<Value = Op> {
             }),
         1 => (0usize..5, 0u64..2048, 1u64..1200, any::<bool>())
             .prop_map(|(place, page, pages, holes)| Op::UnmapRaw { place, page, pages, holes }),
+        3 => refit::refit().prop_map(Op::Refit),
     ]
 }
 
@@ -212,6 +215,7 @@ impl<'a, F: Format, A: Tables> World<'a, F, A> {
                 let len = (pages * self::page::<F>()).next_multiple_of(grain);
                 self.unmap(Span::new(iova, len), *holes);
             }
+            Op::Refit(refit) => self.refit(refit),
         }
         self.check();
     }

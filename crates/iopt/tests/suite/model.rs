@@ -26,6 +26,24 @@ pub(crate) enum Refusal {
     Hole(u64),
 }
 
+/// The largest leaves, page by page.
+pub(crate) fn layout(run: Run, sizes: &[u64]) -> Vec<Run> {
+    let mut leaves = Vec::new();
+    let mut done = 0;
+    while done < run.len {
+        let (at, pa) = (run.iova.wrapping_add(done), run.pa + done);
+        let size = sizes
+            .iter()
+            .copied()
+            .filter(|s| (at | pa) & (s - 1) == 0 && run.len - done >= *s)
+            .max()
+            .expect("the smallest size always fits");
+        leaves.push(Run::new(at, pa, size));
+        done += size;
+    }
+    leaves
+}
+
 impl Model {
     pub(crate) fn new(sizes: PageSizes, aperture: Aperture) -> Self {
         Self {
@@ -73,28 +91,31 @@ impl Model {
         }
         let mut at = iova;
         for run in runs {
-            let mut done = 0;
-            while done < run.len {
-                let pa = run.start + done;
-                let size = self
-                    .sizes
-                    .iter()
-                    .copied()
-                    .filter(|s| (at | pa) & (s - 1) == 0 && run.len - done >= *s)
-                    .max()
-                    .expect("the smallest size always fits");
-                self.leaves.insert(
-                    at,
-                    ModelLeaf {
-                        run: Run::new(at, pa, size),
-                        prot,
-                    },
-                );
-                at = at.wrapping_add(size);
-                done += size;
+            let run = Run::new(at, run.start, run.len);
+            for leaf in layout(run, &self.sizes) {
+                self.leaves.insert(leaf.iova, ModelLeaf { run: leaf, prot });
             }
+            at = at.wrapping_add(run.len);
         }
         Ok(())
+    }
+
+    /// The leaves that have a byte in `span`.
+    pub(crate) fn touched(&self, span: Span) -> Vec<ModelLeaf> {
+        self.leaves
+            .values()
+            .copied()
+            .filter(|leaf| leaf.run.input().overlaps(&span))
+            .collect()
+    }
+
+    /// Puts other leaves in the place of those in `run`.
+    pub(crate) fn replace(&mut self, run: Run, prot: Prot, parts: &[Run]) {
+        self.leaves
+            .retain(|_, leaf| !run.input().covers(&leaf.run.input()));
+        for &run in parts {
+            self.leaves.insert(run.iova, ModelLeaf { run, prot });
+        }
     }
 
     pub(crate) fn unmap(&mut self, span: Span, holes: bool) -> Result<Vec<Run>, Refusal> {

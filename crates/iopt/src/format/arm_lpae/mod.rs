@@ -34,6 +34,8 @@ const TABLE_OR_PAGE: u64 = 1 << 1;
 const SH_SHIFT: u32 = 8;
 /// AF, access flag (D8.5.1). Set at once, so that the first access does not fault.
 const AF: u64 = 1 << 10;
+/// nT, no translation is cached: a block on its way to another size (D8.16.2, FEAT_BBM level 1).
+const NT: u64 = 1 << 16;
 /// DBM, dirty bit modifier: what is marked read-only is writable, and clean (D8.5.2).
 const DBM: u64 = 1 << 51;
 /// One of the bits that hardware ignores (D8.3.1, "reserved for software use"): the leaf was written
@@ -226,6 +228,17 @@ fn leaf<G: Granule>(level: usize, pa: u64, log2: u32, bits: u64) -> u64 {
 #[inline(always)]
 fn table<G: Granule>(table: u64) -> u64 {
     VALID | TABLE_OR_PAGE | G::spread(table)
+}
+
+/// What stands in for an entry while its size changes: blocks have nT, pages and contiguous groups
+/// have nothing of the kind.
+fn broken(options: &ArmOptions, level: usize, word: u64) -> u64 {
+    let block = level > 0 && word & (VALID | TABLE_OR_PAGE) == VALID;
+    if options.break_before_make == BreakBeforeMake::Marked && block && word & CONTIGUOUS == 0 {
+        word | NT
+    } else {
+        0
+    }
 }
 
 /// What an entry says. The reserved encodings (0b01 at the lowest level, a block where the granule

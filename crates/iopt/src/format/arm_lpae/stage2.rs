@@ -224,6 +224,10 @@ impl<G: Granule> Format for ArmStage2<G> {
         word & VALID == 0
     }
 
+    fn broken(&self, level: usize, word: u64) -> u64 {
+        super::broken(&self.options, level, word)
+    }
+
     fn keeps_dirty(&self) -> bool {
         self.options.dirty
     }

@@ -1,0 +1,431 @@
+//! Split, cut, merge: other leaves for the same translation.
+//!
+//! # Protocol
+//!
+//! What a device sees stays the same: every address leads where it led before, with the same
+//! permissions. Only the sizes of leaves change, table by table, in *extents*: the entries of one
+//! leaf that is to be smaller, or those that are to become one leaf.
+//!
+//! **In place.** Where the format does not ask for break-before-make, an extent is rewritten entry
+//! by entry, and each entry translates before and after its store. A lower table is filled
+//! completely before one compare-and-exchange puts it in the leaf's place. A table that a larger
+//! leaf replaces is unlinked by the store of that leaf.
+//!
+//! **Accessed and dirty bits.** The new leaves inherit what the old ones had together: an access or
+//! a write to a large page is one to each of its parts, for nobody knows to which. Hardware may set
+//! a bit until the very store, so an entry is replaced by an exchange that returns its last word;
+//! what was set late is then set in all leaves of the extent. A unit may still write through a
+//! table that it has cached after a larger leaf has replaced it: such tables are read again when the
+//! flush is done, and only then given back.
+//!
+//! **Break before make.** Where the format asks for it, the entries of up to [`EXTENTS`] extents are
+//! first emptied, or marked where it has a mark, then the unit is flushed, then the new entries are
+//! written. Accesses may fault in between, so the caller must have said that they may.
+//!
+//! **The flush is part of the operation.** A unit may hold the old leaf, and flushing a page of the
+//! new size need not remove it. No other operation can therefore come between: the exclusive form
+//! holds the table until the flush is done, the shared form all tables in the range.
+
+mod apply;
+mod scan;
+
+use runs::{PageSizes, Span};
+
+use super::form::{Claiming, Exclusive, Form, Restart};
+use super::shared::SharedTable;
+use super::unmap::RunSink;
+use super::{Level, Table, at_top};
+use crate::cell::Cell;
+use crate::error::{PageSizeError, RefitError};
+use crate::format::{BreakBeforeMake, Entry, Format};
+use crate::gather::{Gather, Invalidation};
+use crate::memory::{Chain, Reserve, TableMemory};
+
+use apply::{Batch, Work};
+use scan::{Job, Scan};
+
+/// Whether there may be a moment without a translation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Interruption {
+    /// Never: what cannot be done in place is refused.
+    Refused,
+    /// Accesses may fault for as long as a flush takes, where the format asks for
+    /// break-before-make.
+    Allowed,
+}
+
+/// How many tables came and went.
+#[derive(Clone, Copy, Default)]
+struct Count {
+    added: u64,
+    removed: u64,
+}
+
+impl<F: Format, M: TableMemory> Table<F, M> {
+    /// Makes every leaf that maps a byte of `range` one of at most `size` bytes, the whole leaf
+    /// also where it reaches over the ends. `size` is one of [`page_sizes`](Self::page_sizes).
+    ///
+    /// `flush` is called as in [`Gather::flush_with`], once at the end, or as often as the format's
+    /// break-before-make asks for. What was in the gather is flushed, too. Where a flush fails,
+    /// translations are what they were, some leaves have their new size, and the gather holds what
+    /// is still to be flushed; until that is done no leaf of this range may be changed.
+    pub fn split<E>(
+        &mut self,
+        range: Span,
+        size: u64,
+        interruption: Interruption,
+        gather: &mut Gather,
+        flush: impl FnMut(&Invalidation) -> Result<(), E>,
+    ) -> Result<(), RefitError<E>> {
+        let job = self.check_split(size)?;
+        self.refit_exclusive(range, job, interruption, gather, flush)
+    }
+
+    /// Makes `at` an address at which a leaf ends and another begins: the leaf around it becomes
+    /// the fewest leaves that do. Nothing happens where none is, or where one begins.
+    ///
+    /// See [`split`](Self::split) for the flush.
+    pub fn cut<E>(
+        &mut self,
+        at: u64,
+        interruption: Interruption,
+        gather: &mut Gather,
+        flush: impl FnMut(&Invalidation) -> Result<(), E>,
+    ) -> Result<(), RefitError<E>> {
+        let (range, job) = self.check_cut(at)?;
+        self.refit_exclusive(range, job, interruption, gather, flush)
+    }
+
+    /// Gives the leaves that lie in `range` the largest sizes that addresses and permissions
+    /// permit, as if they were mapped anew in one request.
+    ///
+    /// See [`split`](Self::split) for the flush.
+    pub fn merge<E>(
+        &mut self,
+        range: Span,
+        interruption: Interruption,
+        gather: &mut Gather,
+        flush: impl FnMut(&Invalidation) -> Result<(), E>,
+    ) -> Result<(), RefitError<E>> {
+        self.refit_exclusive(range, Job::Merge, interruption, gather, flush)
+    }
+
+    /// [`unmap_mapped`](Self::unmap_mapped), with the leaves that reach over the ends of `range`
+    /// [`cut`](Self::cut) first.
+    pub fn unmap_cutting<E>(
+        &mut self,
+        range: Span,
+        interruption: Interruption,
+        gather: &mut Gather,
+        sink: &mut impl RunSink,
+        mut flush: impl FnMut(&Invalidation) -> Result<(), E>,
+    ) -> Result<u64, RefitError<E>> {
+        self.check_range(range)?;
+        self.cut(range.start, interruption, gather, &mut flush)?;
+        if let Some(end) = range.last().checked_add(1)
+            && self.format.aperture().covers(&Span::new(end, 1))
+        {
+            self.cut(end, interruption, gather, &mut flush)?;
+        }
+        self.unmap_mapped(range, gather, sink)
+            .map_err(RefitError::Unmap)
+    }
+
+    fn check_split<E>(&self, size: u64) -> Result<Job, RefitError<E>> {
+        if !self.sizes.contains(size) {
+            let offered = self.sizes;
+            return Err(RefitError::PageSize(PageSizeError { size, offered }));
+        }
+        Ok(Job::Split(size))
+    }
+
+    /// The page at `at` stands for the leaf around it.
+    fn check_cut<E>(&self, at: u64) -> Result<(Span, Job), RefitError<E>> {
+        let range = Span::new(at, self.sizes.smallest());
+        let at = self.check_range(range)?;
+        Ok((range, Job::Cut(at)))
+    }
+
+    fn refit_exclusive<E>(
+        &mut self,
+        range: Span,
+        job: Job,
+        interruption: Interruption,
+        gather: &mut Gather,
+        flush: impl FnMut(&Invalidation) -> Result<(), E>,
+    ) -> Result<(), RefitError<E>> {
+        let at = self.check_range(range)?;
+        let mut hull = (at, at + (range.len - 1));
+        let mut done = Chain::empty();
+        let mut count = Count::default();
+        let result = self.refit(
+            Scan::new(hull, job),
+            interruption,
+            gather,
+            flush,
+            Exclusive,
+            &mut Progress {
+                hull: &mut hull,
+                done: &mut done,
+                count: &mut count,
+            },
+        );
+        self.tables = (self.tables + count.added).saturating_sub(count.removed);
+        self.memory.reclaim(done);
+        result
+    }
+
+    /// The two passes; the caller has claimed the tables where that is necessary.
+    fn refit<P: Form, E>(
+        &self,
+        scan: Scan,
+        interruption: Interruption,
+        gather: &mut Gather,
+        mut flush: impl FnMut(&Invalidation) -> Result<(), E>,
+        form: P,
+        progress: &mut Progress<'_>,
+    ) -> Result<(), RefitError<E>> {
+        // First pass: nothing is stored.
+        let bbm = self.format.break_before_make();
+        let (mut needed, mut extents) = (0, 0u64);
+        let mut first = scan.clone();
+        while let Some(extent) = first.next(self)? {
+            if bbm != BreakBeforeMake::NotNeeded && interruption == Interruption::Refused {
+                return Err(RefitError::BreakBeforeMake {
+                    leaf: extent.run(self),
+                });
+            }
+            needed += self.tables_for(&extent, &scan.layout(self));
+            progress.include(&extent);
+            extents += 1;
+        }
+        if extents == 0 {
+            return Ok(());
+        }
+        let reserve = match needed {
+            0 => Reserve::empty(),
+            _ => self.memory.reserve(needed).map_err(RefitError::NoTables)?,
+        };
+
+        // Second pass.
+        let mut work = Work::new(scan.layout(self), scan.first(), reserve);
+        let mut scan = scan;
+        let result = loop {
+            // Between two flushes, as much as the notes about unlinked tables reach.
+            let window = match bbm {
+                BreakBeforeMake::NotNeeded => self.rewrite(&mut scan, &mut work, gather, form),
+                BreakBeforeMake::Marked | BreakBeforeMake::Always => {
+                    self.break_and_make(&mut scan, &mut work, gather, &mut flush, progress, form)
+                }
+            };
+            let more = match window {
+                Ok(more) => more,
+                Err(cause) => break Err(cause),
+            };
+            match gather.flush_with(&mut flush) {
+                Ok(flushed) => {
+                    progress.done.append(&self.memory, flushed.tables);
+                    self.settle(&mut work, progress.done);
+                }
+                Err(cause) => break Err(RefitError::Flush(cause)),
+            }
+            if !more {
+                break Ok(());
+            }
+            work.restart_at(scan.at());
+        };
+        self.abandon(&mut work, gather);
+        progress.count.added += work.added;
+        progress.count.removed += work.removed;
+        self.memory.give_back(work.reserve);
+        result
+    }
+
+    /// Rewrites extents in place until a window is full. False when there are no more.
+    fn rewrite<P: Form, E>(
+        &self,
+        scan: &mut Scan,
+        work: &mut Work,
+        gather: &mut Gather,
+        form: P,
+    ) -> Result<bool, RefitError<E>> {
+        loop {
+            if !work.reaches::<F>(scan.at()) {
+                return Ok(true);
+            }
+            let Some(extent) = scan.next(self)? else {
+                return Ok(false);
+            };
+            extent.note(self, gather);
+            self.apply(&extent, &[], work, gather, form);
+        }
+    }
+
+    /// Empties the entries of some extents, flushes, writes the new ones. False when there are no
+    /// more.
+    fn break_and_make<P: Form, E>(
+        &self,
+        scan: &mut Scan,
+        work: &mut Work,
+        gather: &mut Gather,
+        flush: &mut impl FnMut(&Invalidation) -> Result<(), E>,
+        progress: &mut Progress<'_>,
+        form: P,
+    ) -> Result<bool, RefitError<E>> {
+        let mut batch = Batch::new();
+        let mut more = true;
+        while batch.has_room() {
+            let Some(extent) = scan.next(self)? else {
+                more = false;
+                break;
+            };
+            extent.note(self, gather);
+            self.break_extent(&extent, &mut batch);
+        }
+        match gather.flush_with(flush) {
+            Ok(flushed) => progress.done.append(&self.memory, flushed.tables),
+            Err(cause) => {
+                for (extent, words) in batch.extents::<F>() {
+                    self.restore(extent, words);
+                }
+                return Err(RefitError::Flush(cause));
+            }
+        }
+        for (extent, words) in batch.extents::<F>() {
+            self.apply(extent, words, work, gather, form);
+        }
+        Ok(more)
+    }
+}
+
+/// What the caller of the passes has to know, also when they fail.
+struct Progress<'a> {
+    /// First and last stripped address of what is changed.
+    hull: &'a mut (u64, u64),
+    /// Tables that nobody needs any more.
+    done: &'a mut Chain,
+    count: &'a mut Count,
+}
+
+impl Progress<'_> {
+    fn include(&mut self, extent: &scan::Extent) {
+        self.hull.0 = self.hull.0.min(extent.at);
+        self.hull.1 = self.hull.1.max(extent.at + (extent.len - 1));
+    }
+}
+
+impl<F: Format, M: TableMemory, const SLOTS: usize> SharedTable<F, M, SLOTS> {
+    /// See [`Table::split`].
+    pub fn split<E>(
+        &self,
+        range: Span,
+        size: u64,
+        interruption: Interruption,
+        gather: &mut Gather,
+        flush: impl FnMut(&Invalidation) -> Result<(), E>,
+    ) -> Result<(), RefitError<E>> {
+        let job = self.table().check_split(size)?;
+        self.refit(range, job, interruption, gather, flush)
+    }
+
+    /// See [`Table::cut`].
+    pub fn cut<E>(
+        &self,
+        at: u64,
+        interruption: Interruption,
+        gather: &mut Gather,
+        flush: impl FnMut(&Invalidation) -> Result<(), E>,
+    ) -> Result<(), RefitError<E>> {
+        let (range, job) = self.table().check_cut(at)?;
+        self.refit(range, job, interruption, gather, flush)
+    }
+
+    /// See [`Table::merge`].
+    pub fn merge<E>(
+        &self,
+        range: Span,
+        interruption: Interruption,
+        gather: &mut Gather,
+        flush: impl FnMut(&Invalidation) -> Result<(), E>,
+    ) -> Result<(), RefitError<E>> {
+        self.refit(range, Job::Merge, interruption, gather, flush)
+    }
+
+    fn refit<E>(
+        &self,
+        range: Span,
+        job: Job,
+        interruption: Interruption,
+        gather: &mut Gather,
+        flush: impl FnMut(&Invalidation) -> Result<(), E>,
+    ) -> Result<(), RefitError<E>> {
+        let table = self.table();
+        let at = table.check_range(range)?;
+        let guard = self.enter();
+        let form = Claiming(guard.number());
+        let mut round = 0;
+        loop {
+            let claimed = at_top!(table, F, Top => {
+                table.claim_all::<Top, _>(table.root, at, range.len, form)
+            });
+            if claimed.is_ok() {
+                break;
+            }
+            table.release_all(at, range.len, form);
+            table.memory.wait(round);
+            round += 1;
+        }
+        let mut hull = (at, at + (range.len - 1));
+        let mut done = Chain::empty();
+        let result = table.refit(
+            Scan::new(hull, job),
+            interruption,
+            gather,
+            flush,
+            form,
+            &mut Progress {
+                hull: &mut hull,
+                done: &mut done,
+                count: &mut Count::default(),
+            },
+        );
+        table.release_all(hull.0, hull.1 - hull.0 + 1, form);
+        drop(guard);
+        self.retire(done);
+        result
+    }
+}
+
+impl<F: Format, M: TableMemory> Table<F, M> {
+    /// Claims every table that has an entry for `[at, at + todo)`.
+    fn claim_all<V: Level, P: Form>(
+        &self,
+        table: u64,
+        mut at: u64,
+        todo: u64,
+        form: P,
+    ) -> Result<(), Restart> {
+        self.claim(table, form)?;
+        if V::N == 0 {
+            return Ok(());
+        }
+        let slot = 1u64 << F::shift(V::N);
+        let mut room = self.room::<V>(at, todo);
+        while room > 0 {
+            let here = (slot - (at & (slot - 1))).min(room);
+            let cell = self.cells::<V>(table).get(self.index::<V>(at));
+            if let Entry::Table(below) = F::decode(V::N, cell.map_or(0, Cell::get_acquire)) {
+                self.claim_all::<V::Below, P>(below, at, here, form)?;
+            }
+            at = at.wrapping_add(here);
+            room -= here;
+        }
+        Ok(())
+    }
+}
+
+/// The sizes that leaves of a job may have, at most `size`.
+fn up_to(sizes: PageSizes, size: u64) -> PageSizes {
+    // All sizes are powers of two: those below, and itself.
+    sizes.and(PageSizes::from_bits(size | (size - 1)))
+}

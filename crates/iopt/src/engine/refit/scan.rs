@@ -1,0 +1,270 @@
+//! Which leaves are not as they should be.
+
+use runs::{PageSizes, Run, Span};
+
+use super::super::Table;
+use super::up_to;
+use crate::error::RefitError;
+use crate::format::Format;
+use crate::gather::Gather;
+use crate::memory::TableMemory;
+use crate::prot::Prot;
+
+/// What is to be done.
+#[derive(Clone, Copy)]
+pub(super) enum Job {
+    /// Leaves of at most so many bytes.
+    Split(u64),
+    /// A leaf begins at this stripped address.
+    Cut(u64),
+    /// The largest leaves.
+    Merge,
+}
+
+/// How the new leaves are chosen: as [`map`](Table::map) would for the same memory.
+#[derive(Clone, Copy)]
+pub(super) struct Layout {
+    pub(super) sizes: PageSizes,
+    /// No leaf lies on both sides of this stripped address.
+    pub(super) cut: u64,
+}
+
+/// Entries of one table that change together: those of a leaf that becomes smaller, or those that
+/// become one leaf.
+#[derive(Clone, Copy)]
+pub(super) struct Extent {
+    /// Stripped address.
+    pub(super) at: u64,
+    pub(super) pa: u64,
+    pub(super) len: u64,
+    /// The level of the entries.
+    pub(super) level: u8,
+    /// Permission and attribute bits of the leaves.
+    pub(super) bits: u64,
+    /// It becomes one leaf.
+    pub(super) merges: bool,
+}
+
+impl Extent {
+    pub(super) fn input<F: Format, M: TableMemory>(&self, table: &Table<F, M>) -> Span {
+        Span::new(table.format.aperture().extend(self.at), self.len)
+    }
+
+    pub(super) fn run<F: Format, M: TableMemory>(&self, table: &Table<F, M>) -> Run {
+        Run::new(self.input(table).start, self.pa, self.len)
+    }
+
+    /// How many entries it has.
+    pub(super) fn entries<F: Format>(&self) -> usize {
+        (self.len >> F::shift(self.level.into())) as usize
+    }
+
+    /// Notes that its old leaves, and the tables that they lie in, have to be flushed.
+    pub(super) fn note<F: Format, M: TableMemory>(&self, table: &Table<F, M>, gather: &mut Gather) {
+        let levels = if self.merges {
+            (2 << self.level) - 1
+        } else {
+            1 << self.level
+        };
+        gather.add(self.input(table), levels);
+        if self.merges && self.level > 0 {
+            gather.note_tables();
+        }
+    }
+}
+
+/// Goes through a range in order. What it has passed may be changed meanwhile.
+#[derive(Clone)]
+pub(super) struct Scan {
+    job: Job,
+    at: u64,
+    last: u64,
+    first: u64,
+    /// The range is passed, also where it ends with the last address of all.
+    over: bool,
+    /// Of a merge: what is left of the run that lies at `at`.
+    run: Option<(Run, Prot)>,
+}
+
+impl Scan {
+    pub(super) fn new(hull: (u64, u64), job: Job) -> Self {
+        Self {
+            job,
+            at: hull.0,
+            last: hull.1,
+            first: hull.0,
+            over: false,
+            run: None,
+        }
+    }
+
+    pub(super) fn at(&self) -> u64 {
+        self.at
+    }
+
+    pub(super) fn first(&self) -> u64 {
+        self.first
+    }
+
+    pub(super) fn layout<F: Format, M: TableMemory>(&self, table: &Table<F, M>) -> Layout {
+        let sizes = table.sizes;
+        match self.job {
+            Job::Split(size) => Layout {
+                sizes: up_to(sizes, size),
+                cut: 0,
+            },
+            Job::Cut(cut) => Layout { sizes, cut },
+            Job::Merge => Layout { sizes, cut: 0 },
+        }
+    }
+
+    /// Goes on behind `last`.
+    fn pass(&mut self, last: u64) {
+        match last.checked_add(1) {
+            Some(next) if next <= self.last => self.at = next,
+            _ => self.over = true,
+        }
+    }
+
+    /// The rest of the range, as the table's user addresses it.
+    fn rest<F: Format, M: TableMemory>(&self, table: &Table<F, M>) -> Span {
+        // A range is at most 2^63 bytes long, or its length would not fit where it was checked.
+        let len = (self.last - self.at).saturating_add(1);
+        Span::new(table.format.aperture().extend(self.at), len)
+    }
+
+    /// The next extent.
+    pub(super) fn next<F: Format, M: TableMemory, E>(
+        &mut self,
+        table: &Table<F, M>,
+    ) -> Result<Option<Extent>, RefitError<E>> {
+        match self.job {
+            Job::Split(size) => self.next_larger(table, size),
+            // One larger than a page that begins before is the only one that can be meant.
+            Job::Cut(cut) => match self.next_larger(table, 1)? {
+                Some(extent) if extent.at < cut => Ok(Some(extent)),
+                _ => Ok(None),
+            },
+            Job::Merge => self.next_mergeable(table),
+        }
+    }
+
+    /// The next leaf of more than `size` bytes.
+    fn next_larger<F: Format, M: TableMemory, E>(
+        &mut self,
+        table: &Table<F, M>,
+        size: u64,
+    ) -> Result<Option<Extent>, RefitError<E>> {
+        if self.over {
+            return Ok(None);
+        }
+        let found = table
+            .leaves(self.rest(table))
+            .find(|leaf| leaf.run.len > size);
+        let Some(leaf) = found else {
+            self.over = true;
+            return Ok(None);
+        };
+        let at = table.format.aperture().strip(leaf.run.iova);
+        self.pass(at + (leaf.run.len - 1));
+        Ok(Some(Extent {
+            at,
+            pa: leaf.run.pa,
+            len: leaf.run.len,
+            level: leaf.level,
+            bits: bits_of(table, leaf.run, leaf.prot)?,
+            merges: false,
+        }))
+    }
+
+    /// The next entries that can be one leaf and are not.
+    fn next_mergeable<F: Format, M: TableMemory, E>(
+        &mut self,
+        table: &Table<F, M>,
+    ) -> Result<Option<Extent>, RefitError<E>> {
+        while !self.over {
+            let Some((run, prot)) = self.run.take().or_else(|| self.next_run(table)) else {
+                self.over = true;
+                break;
+            };
+            let aperture = table.format.aperture();
+            let at = aperture.strip(run.iova);
+            // What `map` would put here: see `leaves_here`.
+            let room = (!run.pa & low_bits(F::LINEAR_LOG2)).saturating_add(1);
+            let Some((size, count)) = table.sizes.step(at, run.pa, run.len.min(room)) else {
+                self.pass_in(run, prot, run.len);
+                continue;
+            };
+            // Leaves that are large enough are passed in one go.
+            let stretch = Span::new(run.iova, size * count);
+            let small = table
+                .leaves(stretch)
+                .find(|leaf| leaf.run.len < size)
+                .map(|leaf| (leaf.run.iova - run.iova) & !(size - 1));
+            let Some(offset) = small else {
+                self.pass_in(run, prot, stretch.len);
+                continue;
+            };
+            self.pass_in(run, prot, offset + size);
+            let level = (0..table.format.levels())
+                .find(|level| F::leaf_sizes(usize::from(*level)).contains(size));
+            return Ok(Some(Extent {
+                at: at + offset,
+                pa: run.pa + offset,
+                len: size,
+                level: level.unwrap_or(0),
+                bits: bits_of(table, run, prot)?,
+                merges: true,
+            }));
+        }
+        Ok(None)
+    }
+
+    /// Goes on in a run, `bytes` further.
+    fn pass_in(&mut self, run: Run, prot: Prot, bytes: u64) {
+        if bytes < run.len {
+            let rest = Run::new(run.iova + bytes, run.pa + bytes, run.len - bytes);
+            self.run = Some((rest, prot));
+        }
+        self.pass(self.at + (bytes - 1));
+    }
+
+    /// The run of leaves with the same permissions that comes next; `at` goes to its start.
+    fn next_run<F: Format, M: TableMemory>(&mut self, table: &Table<F, M>) -> Option<(Run, Prot)> {
+        let range = self.rest(table);
+        let mut leaves = table
+            .leaves(range)
+            .filter(|leaf| range.covers(&leaf.run.input()));
+        let first = leaves.next()?;
+        let mut run = first.run;
+        for leaf in leaves {
+            if !run.is_followed_by(&leaf.run) || leaf.prot != first.prot {
+                break;
+            }
+            run.len += leaf.run.len;
+        }
+        self.at = table.format.aperture().strip(run.iova);
+        Some((run, first.prot))
+    }
+}
+
+/// The bits with which leaves of these permissions are made.
+fn bits_of<F: Format, M: TableMemory, E>(
+    table: &Table<F, M>,
+    run: Run,
+    prot: Prot,
+) -> Result<u64, RefitError<E>> {
+    table
+        .format
+        .leaf_bits(prot)
+        .ok_or(RefitError::Foreign { leaf: run, prot })
+}
+
+/// The lowest `bits` bits.
+const fn low_bits(bits: u32) -> u64 {
+    if bits >= 64 {
+        u64::MAX
+    } else {
+        (1 << bits) - 1
+    }
+}
