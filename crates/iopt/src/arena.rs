@@ -182,10 +182,15 @@ impl<S: Storage, const TABLE_LOG2: u32> Arena<S, TABLE_LOG2> {
     /// The entry at `address`, as a unit reads it; `None` outside the arena or when the address is
     /// not a multiple of the entry's size.
     pub fn read(&self, address: u64) -> Option<u64> {
+        self.cell(address).map(Cell::get_acquire)
+    }
+
+    /// The cell at `address`.
+    pub(crate) fn cell(&self, address: u64) -> Option<&S::Cell> {
         if !self.contains(address) || !address.is_multiple_of(S::Cell::BYTES as u64) {
             return None;
         }
-        self.entries(address, 1).first().map(Cell::get_acquire)
+        self.entries(address, 1).first()
     }
 
     fn locked<T>(&self, f: impl FnOnce() -> T) -> T {

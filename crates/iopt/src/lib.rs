@@ -45,8 +45,8 @@
 //! * where tables lie: the seam [`TableMemory`] and the [`Arena`];
 //! * what must be flushed before memory is used again: [`Gather`];
 //! * [`AnyTable`], when the format is known only at run time;
-//! * [`walk`]: read-only walkers over any memory, written from the specifications and sharing
-//!   nothing with the formats' encoders.
+//! * [`walk`]: walkers over any memory, which mark entries as accessed and dirty if told to; written
+//!   from the specifications and sharing nothing with the formats' encoders.
 //!
 //! Addresses and lengths are bytes. Nothing here allocates, blocks, or panics on any input. The
 //! crate is `no_std` without an allocator; the feature `alloc` adds `HeapTables`.

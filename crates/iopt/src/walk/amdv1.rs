@@ -3,8 +3,9 @@
 //! AMD I/O Virtualization Technology (IOMMU) Specification, 48882 revision 3.08, section 2.2.3
 //! "I/O Page Tables for Host Translations". What it leaves open is said beside the line.
 
-use super::WalkReason;
-use super::walker::{Entry, Shape, Spec, Walker, low_bits, shift};
+use super::spec::{Entry, Shape, Spec, low_bits, shift};
+use super::walker::Walker;
+use super::{Access, WalkReason};
 use crate::format::Aperture;
 use crate::prot::Prot;
 
@@ -78,6 +79,20 @@ impl Spec for AmdV1 {
                 })
             }
         }
+    }
+
+    /// Section 2.2.2.1, field HAD: accessed, or accessed and dirty bits. Figures as above: bit 5 A
+    /// in directory and translation entries, bit 6 D in translation entries only, where writes set
+    /// it. Of the equal entries of a larger page only the one that was read is marked.
+    fn marked(walker: &Walker, _level: u8, leaf: bool, word: u64, access: Access) -> u64 {
+        let mut word = word;
+        if walker.sets_accessed {
+            word |= 1 << 5;
+        }
+        if walker.sets_dirty && leaf && access == Access::Write {
+            word |= 1 << 6;
+        }
+        word
     }
 }
 

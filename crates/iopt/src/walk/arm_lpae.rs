@@ -15,8 +15,9 @@
 //! table that forbids writes above an invalid entry gives a translation fault (D8.15, priority of
 //! faults within a stage).
 
-use super::WalkReason;
-use super::walker::{Entry, Shape, Spec, Walker, low_bits};
+use super::spec::{Entry, Shape, Spec, low_bits};
+use super::walker::Walker;
+use super::{Access, WalkReason};
 use crate::format::{Above, Aperture, ArmConfig, ArmGranule, FormatId};
 use crate::prot::Prot;
 
@@ -195,6 +196,25 @@ impl Spec for ArmLpae {
         let (pa, log2) = group(walker, &regime, iova, level, word, address);
         Ok(Entry::Leaf { pa, log2, prot })
     }
+
+    /// Hardware update (D8.5): with HA, AF of the leaf (D8.5.1); with HD as well, a write to a leaf
+    /// with DBM clears AP\[2\] in stage 1 and sets S2AP\[1\] in stage 2 (D8.5.2). IHI 0070, section
+    /// 3.13 "Translation table entry Access flag and dirty state". Access flags of tables
+    /// (FEAT_HAFT) are not kept. Of a contiguous group only the entry that was read is marked
+    /// (D8.7.1).
+    fn marked(walker: &Walker, _level: u8, leaf: bool, word: u64, access: Access) -> u64 {
+        if !leaf || !walker.sets_accessed {
+            return word;
+        }
+        let word = word | 1 << 10;
+        if !walker.keeps_dirty() || access != Access::Write || word >> 51 & 1 == 0 {
+            return word;
+        }
+        match walker.root().format {
+            FormatId::ArmStage2(_) => word | 1 << 7,
+            _ => word & !(1 << 7),
+        }
+    }
 }
 
 /// What a table's entry leaves to the leaves below it (D8.4.1, hierarchical permissions).
@@ -226,7 +246,7 @@ fn stage_1_prot(walker: &Walker, word: u64) -> Prot {
     let mut prot = Prot::READ;
     // Bit 7, AP[2]: read-only; bit 51, DBM: where the unit keeps dirty state (HD), writable all the
     // same (D8.5.2).
-    let writable = !bit(7) || (bit(51) && walker.sets_dirty);
+    let writable = !bit(7) || (bit(51) && walker.keeps_dirty());
     prot.set(Prot::WRITE, writable);
     if walker.single_privilege {
         // Bit 54, XN. Bit 6 is RES1, bit 53 RES0.
@@ -253,7 +273,7 @@ fn stage_2_prot(walker: &Walker, word: u64) -> Prot {
     // Bit 6, S2AP[0]: reads. Bit 7, S2AP[1]: writes, or with DBM, where the unit keeps dirty
     // state, that the page is dirty (D8.5.2).
     prot.set(Prot::READ, bit(6));
-    prot.set(Prot::WRITE, bit(7) || (bit(51) && walker.sets_dirty));
+    prot.set(Prot::WRITE, bit(7) || (bit(51) && walker.keeps_dirty()));
     // Bits 54:53, XN[1:0] (FEAT_XNX): 00 everybody executes, 01 the unprivileged, 10 nobody, 11 the
     // privileged. Without XNX bit 53 is RES0, and bit 54 is XN. What cannot be read is not
     // executed.

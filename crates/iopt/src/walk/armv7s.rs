@@ -9,8 +9,9 @@
 //! registers, nG and NS. Bits that should be zero are ignored. Of the sixteen equal entries of a
 //! supersection or large page only the one is read that the address selects.
 
-use super::WalkReason;
-use super::walker::{Entry, Shape, Spec, Walker};
+use super::spec::{Entry, Shape, Spec};
+use super::walker::Walker;
+use super::{Access, WalkReason};
 use crate::format::Aperture;
 use crate::prot::Prot;
 
@@ -79,6 +80,17 @@ impl Spec for ArmV7s {
             prot.remove(never);
         }
         Ok(Entry::Leaf { pa, log2, prot })
+    }
+
+    /// B3.7.4 "Hardware management of the access flag" (SCTLR.HA): AP\[0\] of the leaf, where it is
+    /// the access flag: bit 10 at the first level, bit 4 at the second. Of sixteen equal entries
+    /// only the one that was read is marked. There is no dirty state.
+    fn marked(walker: &Walker, level: u8, leaf: bool, word: u64, _access: Access) -> u64 {
+        match (leaf && walker.access_flag && walker.sets_accessed, level) {
+            (false, _) => word,
+            (true, 0) => word | 1 << 4,
+            (true, _) => word | 1 << 10,
+        }
     }
 }
 

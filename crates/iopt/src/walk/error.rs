@@ -83,6 +83,15 @@ pub enum WalkReason {
         /// The size as a power of two.
         log2: u32,
     },
+    /// The entry must be marked as accessed or dirty, and the memory cannot be written (VT-d, fault
+    /// reason "A/D bit update failed"; Arm, unsupported atomic hardware update; RISC-V, an access
+    /// fault).
+    NotWritable {
+        /// The address of the entry.
+        address: u64,
+    },
+    /// The entry, or those above it, changed each time that it was to be marked.
+    Contended,
 }
 
 impl WalkFault {
@@ -152,6 +161,13 @@ impl fmt::Display for WalkReason {
                     "is a page of 2^{log2} bytes, which cannot be at this level"
                 )
             }
+            Self::NotWritable { address } => {
+                write!(
+                    f,
+                    "is to be marked, and the memory at {address:#x} cannot be written"
+                )
+            }
+            Self::Contended => f.write_str("changed whenever it was to be marked"),
         }
     }
 }

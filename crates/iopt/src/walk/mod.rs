@@ -1,11 +1,11 @@
-//! A read-only walker: tables read from any memory, as hardware reads them.
+//! A walker: tables read from any memory, as hardware reads them.
 //!
 //! The walker serves a unit in software, a monitor that emulates an IOMMU over guest memory, and a
 //! person with a dump and a fault. It is written from the specifications and shares nothing with
 //! the [`engine`](crate::engine)'s encoders but the names of the formats: a bit that is wrong on
 //! one side cannot agree with itself. It survives any bytes: the level falls with every table, so
-//! there are at most as many reads as levels, and each address that it reads goes through a
-//! [`WalkMemory`] that may refuse it.
+//! there are at most as many reads as levels (and, with updates, 16 more of entries that changed),
+//! and each address that it reads goes through a [`WalkMemory`] that may refuse it.
 //!
 //! # One walk
 //!
@@ -25,6 +25,36 @@
 //! units look at them level by level, Arm's when the leaf is reached: an invalid entry below a
 //! table that forbids the access is then what the fault names.
 //!
+//! # Updates
+//!
+//! A walker only reads, unless it is made [`with_updates`](Walker::with_updates). It then sets what
+//! the unit sets:
+//!
+//! | format | accessed | dirty, by writes, in the leaf |
+//! |---|---|---|
+//! | AMD v1 | bit 5 of every entry on the way | bit 6 |
+//! | x86-64 | bit 5 of every entry on the way | bit 6 |
+//! | VT-d second stage | bit 8 of every entry on the way | bit 9 |
+//! | Arm, stage 1 | AF (10) of the leaf | AP\[2\] (7) cleared, where DBM (51) is set |
+//! | Arm, stage 2 | AF (10) of the leaf | S2AP\[1\] (7) set, where DBM (51) is set |
+//! | ARMv7 | AP\[0\] of the leaf, where it is the access flag | – |
+//! | RISC-V | A (6) of the leaf | D (7) |
+//!
+//! An entry is marked by one compare-and-exchange when all checks of this entry have passed, before
+//! the walk goes on below it or returns, and before the cache is told of the table it leads to. So
+//! nothing is set in the entry that a fault names, and upper entries that the walk has used stay
+//! marked when it faults further down: an entry counts as accessed when it is used, whatever comes
+//! of it. When the entry has changed meanwhile, it is read again and everything is decided anew from
+//! the new word, as RISC-V's translation process has it (step 7). After 16 such reads the walk ends
+//! with [`WalkReason::Contended`].
+//!
+//! Where a leaf takes several entries (AMD v1, Arm's contiguous groups, ARMv7, Svnapot) only the one
+//! that was read is marked: software must look at all of them (Arm DDI 0487, D8.7.1; Privileged
+//! Architecture, "Svnapot").
+//!
+//! Whoever keeps a translation for later accesses must walk again for the first write while it is
+//! [`clean`](Translation::clean), and walks from a cached upper table mark nothing above it.
+//!
 //! # Levels
 //!
 //! Level 0 is the level of the smallest page, in faults too. AMD's specification counts the same
@@ -36,8 +66,10 @@ mod arm_lpae;
 mod armv7s;
 mod error;
 mod riscv;
+mod spec;
 #[cfg(test)]
 mod tests;
+mod update;
 mod vtd_ss;
 mod walker;
 mod x86_64;
@@ -51,8 +83,6 @@ pub use error::{WalkFault, WalkReason};
 pub use walker::Walker;
 
 /// Memory that holds tables, as a unit sees it.
-///
-/// Updating accessed and dirty bits will add a compare-and-exchange, with a default that refuses.
 pub trait WalkMemory {
     /// The 64-bit little-endian word at `address`, a multiple of 8; read in one piece.
     ///
@@ -69,6 +99,54 @@ pub trait WalkMemory {
             .map_err(|_| BadAddress { address })?;
         Ok((word >> (8 * (address & 4))) as u32)
     }
+
+    /// Replaces the 64-bit little-endian word at `address`, a multiple of 8, by `new` if it is
+    /// `old`; the word found otherwise is the inner error. In one atomic step with respect to all
+    /// that write tables, acquiring like a read. It may fail although the word is `old`.
+    ///
+    /// Only walks [with updates](Walker::with_updates) call it. By default memory is read-only: the
+    /// outer error.
+    #[inline]
+    fn compare_exchange_u64(
+        &self,
+        address: u64,
+        old: u64,
+        new: u64,
+    ) -> Result<Result<(), u64>, BadAddress> {
+        let _ = (old, new);
+        Err(BadAddress { address })
+    }
+
+    /// The same for a 32-bit word at a multiple of 4. By default half of the 64-bit word around it,
+    /// whose other half stays as it is.
+    #[inline]
+    fn compare_exchange_u32(
+        &self,
+        address: u64,
+        old: u32,
+        new: u32,
+    ) -> Result<Result<(), u32>, BadAddress> {
+        exchange_half(self, address, old, new)
+    }
+}
+
+/// Replaces one half of a 64-bit word.
+fn exchange_half(
+    memory: &(impl WalkMemory + ?Sized),
+    address: u64,
+    old: u32,
+    new: u32,
+) -> Result<Result<(), u32>, BadAddress> {
+    let shift = 8 * (address & 4);
+    let bad = |_| BadAddress { address };
+    let word = memory.read_u64(address & !7).map_err(bad)?;
+    let found = (word >> shift) as u32;
+    if found != old {
+        return Ok(Err(found));
+    }
+    let changed = word & !(0xffff_ffff << shift) | u64::from(new) << shift;
+    let done = memory.compare_exchange_u64(address & !7, word, changed);
+    Ok(done.map_err(bad)?.map_err(|word| (word >> shift) as u32))
 }
 
 impl<M: WalkMemory + ?Sized> WalkMemory for &M {
@@ -79,6 +157,24 @@ impl<M: WalkMemory + ?Sized> WalkMemory for &M {
     #[inline]
     fn read_u32(&self, address: u64) -> Result<u32, BadAddress> {
         (**self).read_u32(address)
+    }
+    #[inline]
+    fn compare_exchange_u64(
+        &self,
+        address: u64,
+        old: u64,
+        new: u64,
+    ) -> Result<Result<(), u64>, BadAddress> {
+        (**self).compare_exchange_u64(address, old, new)
+    }
+    #[inline]
+    fn compare_exchange_u32(
+        &self,
+        address: u64,
+        old: u32,
+        new: u32,
+    ) -> Result<Result<(), u32>, BadAddress> {
+        (**self).compare_exchange_u32(address, old, new)
     }
 }
 
@@ -92,12 +188,30 @@ impl<M: WalkMemory + ?Sized> WalkMemory for alloc::sync::Arc<M> {
     fn read_u32(&self, address: u64) -> Result<u32, BadAddress> {
         (**self).read_u32(address)
     }
+    #[inline]
+    fn compare_exchange_u64(
+        &self,
+        address: u64,
+        old: u64,
+        new: u64,
+    ) -> Result<Result<(), u64>, BadAddress> {
+        (**self).compare_exchange_u64(address, old, new)
+    }
+    #[inline]
+    fn compare_exchange_u32(
+        &self,
+        address: u64,
+        old: u32,
+        new: u32,
+    ) -> Result<Result<(), u32>, BadAddress> {
+        (**self).compare_exchange_u32(address, old, new)
+    }
 }
 
-/// There is no memory at this address.
+/// There is no memory at this address, or none that can be written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BadAddress {
-    /// The address that was read.
+    /// The address that was read or written.
     pub address: u64,
 }
 
@@ -150,6 +264,10 @@ pub struct Translation {
     pub level: u8,
     /// What all levels together allow.
     pub prot: Prot,
+    /// A write has still to be marked in the leaf by the unit: whoever keeps this translation walks
+    /// again for the first write. False where the leaf is dirty, or where the unit keeps no dirty
+    /// state in it.
+    pub clean: bool,
     /// How many table entries were read.
     pub reads: u8,
 }
@@ -174,7 +292,7 @@ impl UpperTable {
     /// tables have 512 entries for pages of 4 KiB; [`Walker::span_log2`] has it for every format.
     /// 64 stands for everything.
     pub const fn span_log2(level: u8) -> u32 {
-        let log2 = walker::shift(level) + 9;
+        let log2 = spec::shift(level) + 9;
         if log2 > 64 { 64 } else { log2 }
     }
 }
@@ -237,5 +355,33 @@ where
         };
         let word = self.read(address - half).ok_or(BadAddress { address })?;
         Ok((word >> (8 * half)) as u32)
+    }
+
+    #[inline]
+    fn compare_exchange_u64(
+        &self,
+        address: u64,
+        old: u64,
+        new: u64,
+    ) -> Result<Result<(), u64>, BadAddress> {
+        match self.cell(address) {
+            Some(cell) if <S::Cell as Cell>::BYTES == 8 => Ok(cell.set_if(old, new)),
+            _ => Err(BadAddress { address }),
+        }
+    }
+
+    #[inline]
+    fn compare_exchange_u32(
+        &self,
+        address: u64,
+        old: u32,
+        new: u32,
+    ) -> Result<Result<(), u32>, BadAddress> {
+        if <S::Cell as Cell>::BYTES == 8 {
+            return exchange_half(self, address, old, new);
+        }
+        let cell = self.cell(address).ok_or(BadAddress { address })?;
+        let done = cell.set_if(u64::from(old), u64::from(new));
+        Ok(done.map_err(|found| found as u32))
     }
 }

@@ -13,8 +13,9 @@
 //! reserved too, since the walker does not have the extension that gives them to software
 //! (Svrsw60t59b).
 
-use super::WalkReason;
-use super::walker::{Entry, Shape, Spec, Walker, low_bits, shift};
+use super::spec::{Entry, Shape, Spec, low_bits, shift};
+use super::walker::Walker;
+use super::{Access, WalkReason};
 use crate::format::Aperture;
 use crate::prot::Prot;
 
@@ -107,7 +108,7 @@ impl<const SECOND: bool> Spec for RiscV<SECOND> {
         // Bit 7, D. Where the unit does not set it (SADE, GADE; Svadu), a write to a clean page
         // faults.
         let clean = word & 0x80 == 0;
-        prot.set(Prot::WRITE, writable && (!clean || walker.sets_dirty));
+        prot.set(Prot::WRITE, writable && (!clean || walker.keeps_dirty()));
         // Bit 4, U.
         let user = word & 0x10 != 0;
         if SECOND {
@@ -132,6 +133,19 @@ impl<const SECOND: bool> Spec for RiscV<SECOND> {
             return Err(WalkReason::AccessFlag);
         }
         Ok(Entry::Leaf { pa, log2, prot })
+    }
+
+    /// Step 7: where the unit updates (SADE, GADE; Svadu), bit 6 A of the leaf, and by a store bit 7
+    /// D. Both are reserved in entries that lead to tables. Of the sixteen entries of a NAPOT page
+    /// only the one that was read is marked (chapter "Svnapot Extension").
+    fn marked(walker: &Walker, _level: u8, leaf: bool, word: u64, access: Access) -> u64 {
+        if !leaf || !walker.sets_accessed {
+            word
+        } else if walker.sets_dirty && access == Access::Write {
+            word | 0xc0
+        } else {
+            word | 0x40
+        }
     }
 }
 

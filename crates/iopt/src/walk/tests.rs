@@ -4,6 +4,7 @@ mod amdv1;
 mod arm_lpae;
 mod armv7s;
 mod riscv;
+mod updates;
 mod vtd_ss;
 mod x86_64;
 
@@ -14,7 +15,7 @@ use alloc::vec::Vec;
 use proptest::prelude::*;
 use runs::PageSizes;
 
-use super::walker::low_bits;
+use super::spec::low_bits;
 use super::*;
 use crate::format::{Aperture, FormatId, Root};
 

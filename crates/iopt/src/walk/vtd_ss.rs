@@ -3,8 +3,9 @@
 //! Intel Virtualization Technology for Directed I/O, D51397 revision 5.0: section 3.7 "Second-Stage
 //! Translation", section 9.8 "Second-Stage Paging Entries", section 3.7.1 "Access Rights".
 
-use super::WalkReason;
-use super::walker::{Entry, Shape, Spec, Walker, low_bits, shift};
+use super::spec::{Entry, Shape, Spec, low_bits, shift};
+use super::walker::Walker;
+use super::{Access, WalkReason};
 use crate::format::Aperture;
 use crate::prot::Prot;
 
@@ -70,5 +71,18 @@ impl Spec for VtdSs {
             log2: shift(level),
             prot,
         })
+    }
+
+    /// Section 3.7.2 "Accessed and Dirty Flags": with SSADE in the PASID entry, bit 8 A in every
+    /// entry that is used, bit 9 D by a write in the one that maps the page.
+    fn marked(walker: &Walker, _level: u8, leaf: bool, word: u64, access: Access) -> u64 {
+        let mut word = word;
+        if walker.sets_accessed {
+            word |= 1 << 8;
+        }
+        if walker.sets_dirty && leaf && access == Access::Write {
+            word |= 1 << 9;
+        }
+        word
     }
 }

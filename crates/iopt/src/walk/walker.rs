@@ -2,9 +2,10 @@
 
 use runs::{PageSizes, Run};
 
+use super::spec::{Entry, Shape, Spec, low_bits};
 use super::{
     Access, BadAddress, Translation, UpperTable, WalkCache, WalkFault, WalkMemory, WalkReason,
-    amdv1, arm_lpae, armv7s, riscv, vtd_ss, x86_64,
+    amdv1, arm_lpae, armv7s, riscv, update, vtd_ss, x86_64,
 };
 use crate::format::{Above, Aperture, FormatId, Root};
 use crate::prot::Prot;
@@ -52,70 +53,7 @@ pub struct Walker {
     pub(super) svpbmt: bool,
     pub(super) supervisor_user_access: bool,
     pub(super) access_flag: bool,
-}
-
-/// One format, read from its specification.
-pub(super) trait Spec {
-    /// Each level's permissions are looked at when it is read; otherwise all of them together,
-    /// when the leaf is.
-    const CHECKS_EACH_LEVEL: bool = true;
-
-    /// The shape of the walker's tables; `None` when the format has no such root.
-    fn shape(walker: &Walker) -> Option<Shape>;
-
-    /// What `word`, met at `level` on the way to `iova`, says.
-    fn read(walker: &Walker, iova: u64, level: u8, word: u64) -> Result<Entry, WalkReason>;
-}
-
-/// How the tables below one root are laid out.
-#[derive(Clone, Copy)]
-pub(super) struct Shape {
-    /// What the root translates.
-    pub(super) aperture: Aperture,
-    /// The smallest page, as a power of two.
-    pub(super) page_log2: u32,
-    /// Bits of the input address that index a table below the root. The root takes all that the
-    /// aperture has left.
-    pub(super) index_bits: u32,
-    /// Bytes of an entry, as a power of two: 3, or 2.
-    pub(super) entry_log2: u32,
-    /// The root's address is a multiple of this power of two.
-    pub(super) root_log2: u32,
-}
-
-impl Shape {
-    /// Pages of 4 KiB, tables of 512 entries of 8 bytes, and a root that is not larger.
-    pub(super) const fn of_512(aperture: Aperture) -> Self {
-        Self {
-            aperture,
-            page_log2: 12,
-            index_bits: 9,
-            entry_log2: 3,
-            root_log2: 12,
-        }
-    }
-
-    /// Bytes that one entry at `level` translates, as a power of two.
-    pub(super) const fn shift(&self, level: u8) -> u32 {
-        self.page_log2 + self.index_bits * level as u32
-    }
-
-    /// Bytes that a table at `level`, below the root, translates, as a power of two.
-    const fn span_log2(&self, level: u8) -> u32 {
-        let log2 = self.shift(level) + self.index_bits;
-        if log2 > 64 { 64 } else { log2 }
-    }
-
-    /// Offset in bytes of the entry for `iova` in its table.
-    fn offset(&self, level: u8, top: u8, iova: u64) -> u64 {
-        let index = (iova & low_bits(self.aperture.bits)) >> self.shift(level).min(63);
-        let index = if level == top {
-            index
-        } else {
-            index & low_bits(self.index_bits)
-        };
-        index << self.entry_log2
-    }
+    pub(super) updates: bool,
 }
 
 /// A format that has no walker yet: no root of it can be walked.
@@ -128,14 +66,9 @@ impl Spec for NoSpec {
     fn read(_: &Walker, _: u64, _: u8, _: u64) -> Result<Entry, WalkReason> {
         Err(WalkReason::NotPresent)
     }
-}
-
-/// What an entry that is present says.
-pub(super) enum Entry {
-    /// A table at `level`.
-    Table { address: u64, level: u8, prot: Prot },
-    /// A page of 2^`log2` bytes at `pa`, a multiple of the size.
-    Leaf { pa: u64, log2: u32, prot: Prot },
+    fn marked(_: &Walker, _: u8, _: bool, word: u64, _: Access) -> u64 {
+        word
+    }
 }
 
 /// `$body` with `$spec` as the specification of the format. One arm a format.
@@ -195,6 +128,7 @@ impl Walker {
             svpbmt: true,
             supervisor_user_access: true,
             access_flag: true,
+            updates: false,
         }
     }
 
@@ -247,21 +181,65 @@ impl Walker {
         self
     }
 
-    /// For a unit that sets the access flag by itself, or not (Arm, HA; RISC-V, SADE and GADE):
-    /// without it a leaf whose flag is 0 faults.
+    /// For a unit that marks entries as accessed, or not: AMD's host tables, DTE.HAD; VT-d's second
+    /// stage, SSADE; Arm, HA; RISC-V, SADE and GADE. Guest tables and VT-d's first stage are always
+    /// marked. Where it does not, an Arm or RISC-V leaf that is not marked faults.
     ///
-    /// The walker reads only. Where the unit must set the flag, whoever walks for it does so.
+    /// It is only written with [`with_updates`](Self::with_updates).
     pub const fn with_hardware_accessed(mut self, on: bool) -> Self {
         self.sets_accessed = on;
         self
     }
 
-    /// For a unit that keeps dirty state by itself, or not (Arm, HD; RISC-V, SADE and GADE): without it a leaf that is
-    /// writable but clean is read-only.
+    /// For a unit that marks leaves as dirty, or not: AMD's host tables, DTE.HAD; VT-d's second
+    /// stage, SSADE; Arm, HD; RISC-V, SADE and GADE. Guest tables and VT-d's first stage are always
+    /// marked. Where it does not, an Arm or RISC-V leaf that is writable but clean is read-only.
+    /// Arm's and RISC-V's units mark leaves as dirty only where they also mark them as
+    /// [accessed](Self::with_hardware_accessed).
     ///
-    /// The walker reads only. Where the unit must mark the leaf, whoever walks for it does so.
+    /// It is only written with [`with_updates`](Self::with_updates).
     pub const fn with_hardware_dirty(mut self, on: bool) -> Self {
         self.sets_dirty = on;
+        self
+    }
+
+    /// Whether the walk itself marks entries as accessed and dirty, as far as the unit does so, by
+    /// [`WalkMemory::compare_exchange_u64`]; the [module](super#updates) says which and when. A new
+    /// walker only reads.
+    ///
+    /// ```
+    /// use std::cell::Cell;
+    /// use iopt::walk::{Access, BadAddress, WalkMemory, Walker};
+    /// use iopt::{FormatId, Root};
+    ///
+    /// /// One AMD host page at 0 that can be read and written.
+    /// struct Page(Cell<u64>);
+    /// impl WalkMemory for Page {
+    ///     fn read_u64(&self, _: u64) -> Result<u64, BadAddress> {
+    ///         Ok(self.0.get())
+    ///     }
+    ///     fn compare_exchange_u64(
+    ///         &self, _: u64, old: u64, new: u64,
+    ///     ) -> Result<Result<(), u64>, BadAddress> {
+    ///         let found = self.0.get();
+    ///         if found != old {
+    ///             return Ok(Err(found));
+    ///         }
+    ///         self.0.set(new);
+    ///         Ok(Ok(()))
+    ///     }
+    /// }
+    ///
+    /// let page = Page(Cell::new(0x6000_0000_0000_5001));
+    /// let root = Root { format: FormatId::AmdV1, address: 0x1000, levels: 1 };
+    /// let walker = Walker::new(root).with_updates(true);
+    /// assert!(walker.walk(&page, 0, Access::Read, &mut ()).unwrap().clean);
+    /// assert_eq!(page.0.get(), 0x6000_0000_0000_5021); // A
+    /// assert!(!walker.walk(&page, 0, Access::Write, &mut ()).unwrap().clean);
+    /// assert_eq!(page.0.get(), 0x6000_0000_0000_5061); // A and D
+    /// ```
+    pub const fn with_updates(mut self, on: bool) -> Self {
+        self.updates = on;
         self
     }
 
@@ -356,6 +334,7 @@ impl Walker {
             return Err(at.because(self.bad_output(root.address)));
         }
 
+        let mut retries = update::RETRIES;
         let mut granted = Prot::RW | Prot::EXECUTE;
         let usable =
             |table: &UpperTable| table.level < root.levels && self.allows(table.prot, access);
@@ -365,24 +344,26 @@ impl Walker {
 
         loop {
             let offset = shape.offset(at.level, root.levels - 1, iova);
-            let address = at.table.wrapping_add(offset);
+            let place = at.table.wrapping_add(offset);
             at.entry = 0;
             at.reads += 1;
             let entry = if shape.entry_log2 == 2 {
-                memory.read_u32(address).map(u64::from)
+                memory.read_u32(place).map(u64::from)
             } else {
-                memory.read_u64(address)
+                memory.read_u64(place)
             };
             at.entry = entry
                 .map_err(|BadAddress { address }| at.because(WalkReason::NoMemory { address }))?;
             let entry =
                 S::read(self, iova, at.level, at.entry).map_err(|reason| at.because(reason))?;
             let (Entry::Table { prot, .. } | Entry::Leaf { prot, .. }) = entry;
-            granted = combine(granted, prot);
-            let checked = S::CHECKS_EACH_LEVEL || matches!(entry, Entry::Leaf { .. });
-            if checked && !self.allows(granted, access) {
-                return Err(at.because(WalkReason::Denied { granted }));
+            // Not `granted` before the entry is done with: it may be read again.
+            let prot = combine(granted, prot);
+            let leaf = matches!(entry, Entry::Leaf { .. });
+            if (S::CHECKS_EACH_LEVEL || leaf) && !self.allows(prot, access) {
+                return Err(at.because(WalkReason::Denied { granted: prot }));
             }
+            let marked = S::marked(self, at.level, leaf, at.entry, access);
             match entry {
                 Entry::Table { address, level, .. } => {
                     // A format file never yields a level that does not fall; this is what keeps
@@ -401,9 +382,11 @@ impl Walker {
                     if address >> self.output_bits != 0 {
                         return Err(at.because(self.bad_output(address)));
                     }
-                    (at.table, at.level) = (address, level);
+                    if !self.mark(memory, &shape, &at, place, marked, &mut retries)? {
+                        continue;
+                    }
+                    (at.table, at.level, granted) = (address, level, prot);
                     let first = iova & !low_bits(span_log2);
-                    let prot = granted;
                     cache.found(&UpperTable {
                         iova: first,
                         span_log2,
@@ -413,18 +396,22 @@ impl Walker {
                     });
                 }
                 Entry::Leaf { pa, log2, .. } => {
-                    let offset = low_bits(log2);
-                    if (pa | offset) >> self.output_bits != 0 {
-                        return Err(at.because(self.bad_output(pa | offset)));
+                    let within = low_bits(log2);
+                    if (pa | within) >> self.output_bits != 0 {
+                        return Err(at.because(self.bad_output(pa | within)));
                     }
-                    if !self.page_sizes.contains(offset.wrapping_add(1)) {
+                    if !self.page_sizes.contains(within.wrapping_add(1)) {
                         return Err(at.because(WalkReason::PageSize { log2 }));
                     }
+                    if !self.mark(memory, &shape, &at, place, marked, &mut retries)? {
+                        continue;
+                    }
                     return Ok(Translation {
-                        pa: pa | iova & offset,
-                        page: Run::new(iova & !offset, pa, offset + 1),
+                        pa: pa | iova & within,
+                        page: Run::new(iova & !within, pa, within + 1),
                         level: at.level,
-                        prot: granted,
+                        prot,
+                        clean: S::marked(self, at.level, true, marked, Access::Write) != marked,
                         reads: at.reads,
                     });
                 }
@@ -473,17 +460,6 @@ fn combine(above: Prot, here: Prot) -> Prot {
     (above & here & both)
         | ((above | here) & Prot::PRIVILEGED)
         | (here & (Prot::COHERENT | Prot::DEVICE | Prot::UNCACHED))
-}
-
-/// Bytes that one entry at `level` translates, as a power of two, in the formats that index each
-/// level with 9 bits, above 12 bits of offset.
-pub(super) const fn shift(level: u8) -> u32 {
-    12 + 9 * level as u32
-}
-
-/// A mask of the bits below `bit`.
-pub(super) const fn low_bits(bit: u32) -> u64 {
-    if bit >= 64 { u64::MAX } else { (1 << bit) - 1 }
 }
 
 /// True when the bits of `iova` above the aperture are what they must be.

@@ -9,8 +9,9 @@
 //! be zero for AMD and is ignored by Intel; caching types; bit 10, extended access) the bit is
 //! ignored.
 
-use super::WalkReason;
-use super::walker::{Entry, Shape, Spec, Walker, low_bits, shift};
+use super::spec::{Entry, Shape, Spec, low_bits, shift};
+use super::walker::Walker;
+use super::{Access, WalkReason};
 use crate::format::Aperture;
 use crate::prot::Prot;
 
@@ -71,5 +72,20 @@ impl Spec for X86_64 {
             log2,
             prot,
         })
+    }
+
+    /// APM section 5.4.2 "Accessed (A) Bit" and "Dirty (D) Bit"; AMD-Vi section 2.2.4; VT-d section
+    /// 3.6.2 "Accessed, Extended Accessed, and Dirty Flags": bit 5 A in every entry that is used,
+    /// bit 6 D by a write in the one that maps the page. The unit has no setting for it. Bit 10,
+    /// extended accessed (VT-d, PASID entry, EAFE), is not kept.
+    fn marked(walker: &Walker, _level: u8, leaf: bool, word: u64, access: Access) -> u64 {
+        let mut word = word;
+        if walker.sets_accessed {
+            word |= 1 << 5;
+        }
+        if walker.sets_dirty && leaf && access == Access::Write {
+            word |= 1 << 6;
+        }
+        word
     }
 }

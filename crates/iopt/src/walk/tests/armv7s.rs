@@ -54,6 +54,7 @@ fn each_leaf_size() {
             page: Run::new(0x10_1000, 0xabcd_e000, 0x1000),
             level: 0,
             prot: all,
+            clean: false,
             reads: 2,
         }
     );

@@ -44,6 +44,7 @@ fn sv39_with_each_leaf_size() {
             page: Run::new(0x4020_1000, 0xabcd_e000, 0x1000),
             level: 0,
             prot: Prot::RW,
+            clean: false,
             reads: 3,
         }
     );

@@ -27,6 +27,7 @@ fn vtd_four_levels_with_each_leaf_size() {
             page: Run::new(0x80_4020_1000, 0xabcd_e000, 0x1000),
             level: 0,
             prot: Prot::RW | Prot::COHERENT,
+            clean: false,
             reads: 4,
         }
     );
