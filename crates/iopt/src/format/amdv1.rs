@@ -60,6 +60,14 @@ impl Default for AmdV1 {
     }
 }
 
+impl AmdV1 {
+    /// The largest leaf of `level`, as a power of two; below the level's own size where it has none.
+    const fn last_log2(level: usize) -> u32 {
+        let half = 12 + 9 * level as u32 + 8;
+        if half > 51 { 51 } else { half }
+    }
+}
+
 impl Format for AmdV1 {
     const ID: FormatId = FormatId::AmdV1;
     const ENTRY_BYTES: usize = 8;
@@ -85,9 +93,7 @@ impl Format for AmdV1 {
     /// size whose encoding leaves a 0 in them is 2^52 with all ones below bit 51.
     #[inline(always)]
     fn leaf_sizes(level: usize) -> PageSizes {
-        let own = Self::shift(level);
-        let last = if own + 8 > 51 { 51 } else { own + 8 };
-        PageSizes::from_log2_range(own, last)
+        PageSizes::from_log2_range(Self::shift(level), Self::last_log2(level))
     }
 
     fn leaf_bits(&self, prot: Prot) -> Option<u64> {
@@ -173,7 +179,12 @@ impl Format for AmdV1 {
         if Self::is_empty(word) {
             return Entry::Empty;
         }
-        match (word & NEXT_LEVEL) >> NEXT_LEVEL_SHIFT {
+        let next = (word & NEXT_LEVEL) >> NEXT_LEVEL_SHIFT;
+        // A page at the sixth level would be larger than all output addresses: units fault.
+        if level > 4 && matches!(next, 0 | SIZE_IN_ADDRESS) {
+            return Entry::Empty;
+        }
+        match next {
             0 => {
                 let log2 = Self::shift(level);
                 Entry::Leaf {
@@ -184,14 +195,39 @@ impl Format for AmdV1 {
             SIZE_IN_ADDRESS => {
                 // The lowest 0 from bit 12 on stands one below the size.
                 let log2 = (word | mask(0, 11)).trailing_ones() + 1;
-                // A size that this level cannot hold is read as the level's own.
-                let log2 = log2.clamp(Self::shift(level), Self::shift(level) + 8);
+                // A size that this level cannot hold is read as the nearest that it can.
+                let log2 = log2.clamp(Self::shift(level), Self::last_log2(level));
                 Entry::Leaf {
                     pa: word & ADDRESS & !((1 << log2) - 1),
                     log2,
                 }
             }
             _ => Entry::Table(word & ADDRESS),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_size_that_a_level_cannot_hold_is_none_of_its_sizes() {
+        for level in 0..6 {
+            for ones in 0..=64 {
+                let address = 1u64.checked_shl(ones).map_or(u64::MAX, |bit| bit - 1) & !0xfff;
+                for next in [0, SIZE_IN_ADDRESS] {
+                    let word = address & !NEXT_LEVEL | next << NEXT_LEVEL_SHIFT | PRESENT;
+                    match AmdV1::decode(level, word) {
+                        Entry::Leaf { pa, log2 } => {
+                            assert!(AmdV1::leaf_sizes(level).contains(1 << log2), "{word:#x}");
+                            assert_eq!(pa & ((1 << log2) - 1), 0, "{word:#x}");
+                        }
+                        // 2^57 bytes and more do not lie in 52 address bits.
+                        entry => assert_eq!((level, entry), (5, Entry::Empty), "{word:#x}"),
+                    }
+                }
+            }
         }
     }
 }
