@@ -1,0 +1,400 @@
+//! A table, a device that uses it, and what the device must see.
+
+use std::cell::{Cell as Plain, RefCell};
+use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
+
+use iopt::format::{BreakBeforeMake, Entry};
+use iopt::walk::{Access, UpperTable, WalkCache, Walker};
+use iopt::{
+    Arena, Cell, Discard, Format, Gather, Interruption, Invalidation, Prot, Root, SharedTable,
+    Table, TableMemory,
+};
+use runs::{PageSizes, Span};
+
+use super::memory::{Memory, Tables, with_stop};
+
+/// A unit's cache of upper levels: what it has found stays until a flush, also when it is gone
+/// from the tables.
+#[derive(Default)]
+struct Stale(BTreeMap<(u8, u64), UpperTable>);
+
+impl WalkCache for Stale {
+    fn find(&mut self, iova: u64) -> Option<UpperTable> {
+        let spans = |table: &&UpperTable| {
+            table.span_log2 < 64 && (iova ^ table.iova) >> table.span_log2 == 0
+        };
+        self.0.values().find(spans).copied()
+    }
+    fn found(&mut self, table: &UpperTable) {
+        self.0.insert((table.level, table.iova), *table);
+    }
+}
+
+type Mem<C, const LOG2: u32> = &'static Arena<Memory<C>, LOG2>;
+
+/// Both forms of the engine.
+pub(crate) enum Either<F: Format, M: TableMemory> {
+    Exclusive(Table<F, M>),
+    Shared(SharedTable<F, M>),
+}
+
+macro_rules! each {
+    ($either:expr, $table:ident => $body:expr) => {
+        match $either {
+            Either::Exclusive($table) => $body,
+            Either::Shared($table) => $body,
+        }
+    };
+}
+
+pub(crate) struct World<F: Format, C: Cell + 'static, const LOG2: u32> {
+    tables: &'static Tables<C, LOG2>,
+    pub(crate) table: Either<F, Mem<C, LOG2>>,
+    format: F,
+    root: Root,
+    device: Rc<Device<C, LOG2>>,
+    pub(crate) stops: u64,
+}
+
+/// What walks the tables meanwhile.
+struct Device<C: Cell + 'static, const LOG2: u32> {
+    tables: &'static Tables<C, LOG2>,
+    walker: Walker,
+    /// Its leaves get dirty.
+    writes: bool,
+    cache: RefCell<Stale>,
+    /// Pages that it wrote to since they were mapped.
+    written: RefCell<BTreeSet<u64>>,
+    random: Plain<u64>,
+}
+
+impl<C: Cell, const LOG2: u32> Device<C, LOG2> {
+    fn random(&self, below: usize) -> usize {
+        let mut x = self.random.get();
+        x ^= x << 13;
+        x ^= x >> 7;
+        x ^= x << 17;
+        self.random.set(x);
+        (x % below as u64) as usize
+    }
+
+    /// Where a read of `iova` leads, with what is cached and without.
+    fn seen(&self, iova: u64) -> Option<u64> {
+        let pa = |cache: &mut dyn WalkCache| {
+            let reader = self.walker.with_updates(false);
+            let found = reader.walk(self.tables, iova, Access::Read, &mut &mut *cache);
+            found.ok().map(|found| found.pa)
+        };
+        pa(&mut ())
+    }
+
+    fn seen_with_cache(&self, iova: u64) -> Option<u64> {
+        let reader = self.walker.with_updates(false);
+        let mut cache = self.cache.borrow_mut();
+        let found = reader.walk(self.tables, iova, Access::Read, &mut *cache);
+        found.ok().map(|found| found.pa)
+    }
+
+    /// Writes a page, through cached tables or not.
+    fn write(&self, iova: u64) {
+        if !self.writes {
+            return;
+        }
+        let found = if self.random(2) == 0 {
+            let mut cache = self.cache.borrow_mut();
+            self.walker
+                .walk(self.tables, iova, Access::Write, &mut *cache)
+        } else {
+            self.walker.walk(self.tables, iova, Access::Write, &mut ())
+        };
+        if found.is_ok() {
+            self.written.borrow_mut().insert(iova);
+        }
+    }
+}
+
+/// What an operation may do to the pages of its range.
+#[derive(Clone, Copy, PartialEq)]
+pub(crate) enum Kind {
+    Map,
+    Unmap,
+    /// Every page leads where it led before, at every moment if the format allows.
+    Refit,
+}
+
+impl<F: Format, C: Cell + Default + 'static, const LOG2: u32> World<F, C, LOG2> {
+    pub(crate) fn new(format: F, sizes: PageSizes, shared: bool, seed: u64) -> Self {
+        let tables = Tables::new(2048, 1 << (format.output_bits() - 1).min(46));
+        let table = Table::with_page_sizes(format, &tables.0, sizes).unwrap();
+        let root = table.root();
+        let walker = Walker::new(root)
+            .with_updates(true)
+            .with_hardware_accessed(true)
+            .with_hardware_dirty(true);
+        Self {
+            tables,
+            table: if shared {
+                Either::Shared(SharedTable::new(table))
+            } else {
+                Either::Exclusive(table)
+            },
+            format,
+            root,
+            device: Rc::new(Device {
+                tables,
+                walker,
+                writes: format.keeps_dirty(),
+                cache: RefCell::default(),
+                written: RefCell::default(),
+                random: Plain::new(seed | 1),
+            }),
+            stops: 0,
+        }
+    }
+
+    /// Pages to look at: all of what is near `range`'s ends, and some between and beside.
+    fn pages(&self, range: Span) -> Vec<u64> {
+        let page = 1u64 << F::GRANULE_LOG2;
+        let mut pages = BTreeSet::new();
+        for near in [range.start, range.last() & !(page - 1)] {
+            for n in 0..24 {
+                pages.insert(near.wrapping_add(n * page).wrapping_sub(12 * page));
+            }
+        }
+        let step = (range.len / 40).max(page) & !(page - 1);
+        for n in 0..60u64 {
+            pages.insert(range.start.wrapping_add(n * step).wrapping_sub(10 * step));
+        }
+        let aperture = self.format.aperture();
+        pages.retain(|iova| aperture.covers(&Span::new(*iova, page)));
+        pages.into_iter().collect()
+    }
+
+    /// Does `operation`, which makes of every page of `range` what `new` says.
+    fn step(
+        &mut self,
+        range: Span,
+        kind: Kind,
+        new: impl Fn(u64) -> Option<u64>,
+        operation: impl FnOnce(&mut Either<F, Mem<C, LOG2>>, &dyn Fn()),
+    ) {
+        let device = &self.device;
+        // What was mapped before this operation, and what is after it.
+        let expected: Vec<(u64, Option<u64>, Option<u64>)> = self
+            .pages(range)
+            .into_iter()
+            .map(|iova| {
+                let old = device.seen(iova);
+                let new = match kind {
+                    Kind::Refit => old,
+                    _ if range.contains(iova) => new(iova),
+                    _ => old,
+                };
+                (iova, old, new)
+            })
+            .collect();
+        // The unit knows the tables as they are now.
+        for &(iova, old, _) in &expected {
+            assert_eq!(device.seen_with_cache(iova), old, "{iova:#x} before");
+        }
+        let broken =
+            kind == Kind::Refit && self.format.break_before_make() != BreakBeforeMake::NotNeeded;
+        let stops = Rc::new(Plain::new(0u64));
+        let stop = {
+            let (device, expected, stops) =
+                (Rc::clone(device), expected.clone(), Rc::clone(&stops));
+            let seldom = Plain::new(0u64);
+            move || {
+                stops.set(stops.get() + 1);
+                // With thousands of stores into a table that nobody can reach yet, a look at each
+                // tells nothing new.
+                seldom.set(seldom.get() + 1);
+                if seldom.get() > 3000 && seldom.get() % 64 != 0 {
+                    return;
+                }
+                for &(iova, old, new) in &expected {
+                    let now = device.seen(iova);
+                    let fits =
+                        |now: Option<u64>| now == old || now == new || broken && now.is_none();
+                    assert!(fits(now), "{iova:#x}: {now:x?}, not {old:x?} or {new:x?}");
+                    if kind == Kind::Refit {
+                        let now = device.seen_with_cache(iova);
+                        assert!(
+                            fits(now),
+                            "{iova:#x}: {now:x?} by a cached table, not {old:x?}"
+                        );
+                    }
+                }
+                // It writes to a page or two.
+                for _ in 0..2 {
+                    if device.random(3) == 0 {
+                        device.write(expected[device.random(expected.len())].0);
+                    }
+                }
+            }
+        };
+        let flushed = {
+            let device = Rc::clone(device);
+            move || device.cache.borrow_mut().0.clear()
+        };
+        let table = &mut self.table;
+        with_stop(stop, || operation(table, &flushed));
+        flushed();
+        for (iova, _, new) in expected {
+            assert_eq!(self.device.seen(iova), new, "{iova:#x} afterwards");
+        }
+        if kind == Kind::Unmap {
+            let mut written = self.device.written.borrow_mut();
+            written.retain(|iova| !range.contains(*iova));
+        }
+        self.stops += stops.get();
+        self.nothing_is_lost();
+    }
+
+    /// Every page that the device has written to lies in a leaf that says so.
+    fn nothing_is_lost(&self) {
+        for &iova in self.device.written.borrow().iter() {
+            if self.device.seen(iova).is_some() {
+                assert!(self.is_dirty(iova), "{iova:#x} was written to and is clean");
+            }
+        }
+    }
+
+    /// True when an entry of the leaf for `iova` is dirty.
+    fn is_dirty(&self, iova: u64) -> bool {
+        let aperture = self.format.aperture();
+        let at = if aperture.bits >= 64 {
+            iova
+        } else {
+            iova & ((1 << aperture.bits) - 1)
+        };
+        let mut table = self.root.address;
+        for level in (0..usize::from(self.root.levels)).rev() {
+            let entries = self.format.entries(level);
+            let index = (at >> F::shift(level)) as usize & (entries - 1);
+            let word = |index: usize| {
+                let address = table + (index * F::ENTRY_BYTES) as u64;
+                self.tables.0.read(address).unwrap()
+            };
+            match F::decode(level, word(index)) {
+                Entry::Table(below) => table = below,
+                Entry::Leaf { log2, .. } => {
+                    let group = 1usize << (log2 - F::shift(level));
+                    let first = index & !(group - 1);
+                    return (first..first + group).any(|index| F::is_dirty(word(index)));
+                }
+                Entry::Empty => return false,
+            }
+        }
+        false
+    }
+
+    pub(crate) fn leaves(&self, range: Span) -> Vec<u64> {
+        let mut sizes = Vec::new();
+        let mut at = range.start;
+        while range.contains(at) {
+            let leaf = each!(&self.table, table => table.leaf_at(at)).unwrap();
+            sizes.push(leaf.run.len);
+            at = leaf.run.iova.wrapping_add(leaf.run.len);
+        }
+        sizes
+    }
+
+    pub(crate) fn map(&mut self, iova: u64, runs: &[Span]) {
+        let len = runs.iter().map(|run| run.len).sum();
+        let new = |at: u64| {
+            let mut offset = at - iova;
+            for run in runs {
+                if offset < run.len {
+                    return Some(run.start + offset);
+                }
+                offset -= run.len;
+            }
+            None
+        };
+        self.step(Span::new(iova, len), Kind::Map, new, |table, _| {
+            each!(table, table => table.map(iova, runs, Prot::RW).unwrap());
+        });
+    }
+
+    pub(crate) fn unmap(&mut self, range: Span) {
+        self.step(
+            range,
+            Kind::Unmap,
+            |_| None,
+            |table, _| {
+                let mut gather = Gather::new();
+                each!(table, table => {
+                    table.unmap_mapped(range, &mut gather, &mut Discard).unwrap();
+                    // Reused at once, with all that is left in them, by what is mapped next.
+                    table.reclaim(gather.never_walked());
+                });
+            },
+        );
+    }
+
+    pub(crate) fn split(&mut self, range: Span, size: u64) {
+        self.step(range, Kind::Refit, |_| None, |table, flushed| {
+            let flush = |_: &Invalidation| {
+                flushed();
+                Ok::<_, ()>(())
+            };
+            let mut gather = Gather::new();
+            let allowed = Interruption::Allowed;
+            each!(table, table => table.split(range, size, allowed, &mut gather, flush).unwrap());
+        });
+        assert!(self.leaves(range).iter().all(|leaf| *leaf <= size));
+    }
+
+    pub(crate) fn cut(&mut self, around: Span, at: u64) {
+        self.step(
+            around,
+            Kind::Refit,
+            |_| None,
+            |table, flushed| {
+                let flush = |_: &Invalidation| {
+                    flushed();
+                    Ok::<_, ()>(())
+                };
+                let mut gather = Gather::new();
+                let allowed = Interruption::Allowed;
+                each!(table, table => table.cut(at, allowed, &mut gather, flush).unwrap());
+            },
+        );
+        let leaf = each!(&self.table, table => table.leaf_at(at)).unwrap();
+        assert_eq!(leaf.run.iova, at);
+    }
+
+    pub(crate) fn merge(&mut self, range: Span) {
+        self.step(
+            range,
+            Kind::Refit,
+            |_| None,
+            |table, flushed| {
+                let flush = |_: &Invalidation| {
+                    flushed();
+                    Ok::<_, ()>(())
+                };
+                let mut gather = Gather::new();
+                let allowed = Interruption::Allowed;
+                each!(table, table => table.merge(range, allowed, &mut gather, flush).unwrap());
+            },
+        );
+    }
+
+    /// Nothing is left but the root.
+    pub(crate) fn finish(self) -> u64 {
+        let table = match self.table {
+            Either::Exclusive(table) => table,
+            Either::Shared(table) => table.into_inner(),
+        };
+        let root = self.format.entries(usize::from(self.root.levels) - 1) * F::ENTRY_BYTES;
+        let root = (root as u64).div_ceil(1 << LOG2);
+        assert_eq!(self.tables.0.in_use(), root);
+        let (gather, memory) = table.tear_down();
+        memory.reclaim(gather.never_walked().into_tables());
+        assert_eq!(self.tables.0.in_use(), 0);
+        self.stops
+    }
+}
