@@ -12,7 +12,7 @@ use crate::object::{Pinned, RunReader};
 use crate::observer::{Observer, Step, observed};
 
 /// What is to be mapped where, and how far it is.
-pub(crate) struct Fill<'a, M> {
+pub(crate) struct Fill<'a, M: TableMemory> {
     pub(crate) table: &'a mut AnyTable<M>,
     pub(crate) batch: &'a mut [Span],
     pub(crate) range: Span,

@@ -63,7 +63,7 @@ pub struct Unmapped {
 /// device go, the memory of all areas stays pinned and charged for good: a device must never reach
 /// memory that is not pinned. Tables, as those of a dropped [`Table`](iopt::Table), stay out of use
 /// in any case.
-pub struct Ioas<M> {
+pub struct Ioas<M: TableMemory> {
     table: AnyTable<M>,
     reach: Reach,
     ledger: Arc<Ledger>,
@@ -436,7 +436,7 @@ fn stretches(
     })
 }
 
-impl<M> fmt::Debug for Ioas<M> {
+impl<M: TableMemory> fmt::Debug for Ioas<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Ioas")
             .field("domain", &self.reach.domain)

@@ -11,7 +11,7 @@ use crate::prot::Prot;
 
 /// A [`Table`] of any format: one branch per operation, whatever the size of the operation.
 #[derive(Debug)]
-pub enum AnyTable<M> {
+pub enum AnyTable<M: TableMemory> {
     /// AMD I/O page tables, version 1.
     AmdV1(Table<AmdV1, M>),
     /// x86-64: AMD version 2, VT-d first stage.
@@ -61,6 +61,11 @@ impl<M: TableMemory> AnyTable<M> {
     /// The addresses that it translates.
     pub fn aperture(&self) -> Aperture {
         each!(self, table => table.format().aperture())
+    }
+
+    /// See [`Table::grow`].
+    pub fn grow(&mut self, levels: u8, gather: &mut Gather) -> Result<Root, BuildError> {
+        each!(self, table => table.grow(levels, gather))
     }
 
     /// See [`Table::page_sizes`].

@@ -14,7 +14,9 @@
 
 use runs::Span;
 
-use crate::memory::Chain;
+use crate::engine::Table;
+use crate::format::{Format, Root};
+use crate::memory::{Chain, TableMemory};
 
 /// How many separate ranges a gather keeps apart; more grow together.
 const RANGES: usize = 16;
@@ -28,11 +30,14 @@ const RANGES: usize = 16;
 pub struct Gather {
     invalidation: Invalidation,
     pub(crate) tables: Chain,
+    /// The root in the invalidation, as the table notes it; 0 for none.
+    root: u64,
 }
 
 /// What a unit has to invalidate for one domain.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Invalidation {
+    root: Option<Root>,
     ranges: [Span; RANGES],
     count: usize,
     leaf_levels: u32,
@@ -67,9 +72,19 @@ impl Invalidation {
         self.tables
     }
 
+    /// The table's root, when the unit has not been told of it yet: the table has
+    /// [grown](crate::Table::grow).
+    ///
+    /// The flush first has the unit walk from this root, with its number of levels, and then
+    /// invalidates *everything* of the domain. To invalidate the ranges is not enough: the unit
+    /// would go on walking the old root, which may be among the tables that are given back.
+    pub const fn new_root(&self) -> Option<Root> {
+        self.root
+    }
+
     /// True when there is nothing to invalidate.
     pub const fn is_empty(&self) -> bool {
-        self.count == 0 && !self.tables
+        self.count == 0 && !self.tables && self.root.is_none()
     }
 }
 
@@ -78,12 +93,14 @@ impl Gather {
     pub const fn new() -> Self {
         Self {
             invalidation: Invalidation {
+                root: None,
                 ranges: [Span::new(0, 0); RANGES],
                 count: 0,
                 leaf_levels: 0,
                 tables: false,
             },
             tables: Chain::empty(),
+            root: 0,
         }
     }
 
@@ -121,6 +138,7 @@ impl Gather {
     pub fn never_walked(self) -> Flushed {
         Flushed {
             tables: self.tables,
+            root: self.root,
         }
     }
 
@@ -144,20 +162,25 @@ impl Gather {
         inv.count += 1;
     }
 
-    /// Notes that tables were unlinked that come back in another way.
-    pub(crate) fn note_tables(&mut self) {
+    /// Notes that tables of `owner` will be unlinked that come back in another way.
+    pub(crate) fn note_tables<F: Format, M: TableMemory>(&mut self, owner: &Table<F, M>) {
         self.invalidation.tables = true;
+        owner.note_root(self);
     }
 
-    /// Notes that `table` was unlinked.
+    /// Notes that `table` was unlinked from `owner`.
     #[inline]
-    pub(crate) fn add_table<M: crate::memory::TableMemory + ?Sized>(
-        &mut self,
-        memory: &M,
-        table: u64,
-    ) {
+    pub(crate) fn add_table<F: Format, M: TableMemory>(&mut self, owner: &Table<F, M>, table: u64) {
         self.invalidation.tables = true;
-        self.tables.push(memory, table);
+        self.tables.push(&owner.memory, table);
+        // It may be an old root, which the unit walks until it is told of the new one.
+        owner.note_root(self);
+    }
+
+    /// Notes that the unit is to be told of this root, which is `word` to its table.
+    pub(crate) fn set_root(&mut self, root: Root, word: u64) {
+        self.invalidation.root = Some(root);
+        self.root = word;
     }
 }
 
@@ -172,6 +195,8 @@ impl Default for Gather {
 #[must_use = "the tables in it stay out of use until they are reclaimed"]
 pub struct Flushed {
     pub(crate) tables: Chain,
+    /// The root of which the unit was told, as the table notes it; 0 for none.
+    pub(crate) root: u64,
 }
 
 impl Flushed {

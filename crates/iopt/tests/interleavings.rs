@@ -24,25 +24,34 @@ use std::sync::Arc;
 
 const PAGE: u64 = 4096;
 
-/// Two entries a table, three levels: eight pages of 4 KiB, with leaves of one, two and four.
-#[derive(Clone, Copy, Debug)]
-struct Tiny;
+/// Two entries a table, three levels: eight pages of 4 KiB, with leaves of one, two and four. One
+/// with `GROWS` has two levels at first, or three.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Tiny<const GROWS: bool = false> {
+    levels: u8,
+}
 
-impl Format for Tiny {
+const TINY: Tiny = Tiny { levels: 3 };
+
+impl<const GROWS: bool> Format for Tiny<GROWS> {
     const ID: FormatId = FormatId::VtdSs;
     const ENTRY_BYTES: usize = 8;
     const TABLE_BYTES: u64 = 16;
     const GRANULE_LOG2: u32 = 12;
-    const MIN_LEVELS: u8 = 3;
-    const MAX_LEVELS: u8 = 4;
+    const MIN_LEVELS: u8 = if GROWS { 2 } else { 3 };
+    const MAX_LEVELS: u8 = 3;
     const OUTPUT_BITS: u32 = 40;
     const HARDWARE_BITS: u64 = 0;
+    const GROWS: bool = GROWS;
 
+    fn grown_to(self, levels: u8) -> Option<Self> {
+        (2..=3).contains(&levels).then_some(Self { levels })
+    }
     fn levels(&self) -> u8 {
-        3
+        self.levels
     }
     fn aperture(&self) -> Aperture {
-        Aperture::zeros(15)
+        Aperture::zeros(12 + u32::from(self.levels))
     }
     fn shift(level: usize) -> u32 {
         12 + level as u32
@@ -201,15 +210,34 @@ impl TableMemory for Tables {
     }
 }
 
-type Shared = SharedTable<Tiny, Arc<Tables>, 2>;
+type Shared<const GROWS: bool = false> = SharedTable<Tiny<GROWS>, Arc<Tables>, 2>;
 
 fn shared(memory: &Arc<Tables>) -> Arc<Shared> {
     Arc::new(SharedTable::new(
-        Table::new(Tiny, Arc::clone(memory)).unwrap(),
+        Table::new(TINY, Arc::clone(memory)).unwrap(),
     ))
 }
 
-fn map(table: &Shared, page: u64, pages: u64) -> Result<(), MapError> {
+/// Of two levels, which can become three.
+fn growing(memory: &Arc<Tables>) -> Arc<Shared<true>> {
+    let format = Tiny::<true> { levels: 2 };
+    Arc::new(SharedTable::new(
+        Table::new(format, Arc::clone(memory)).unwrap(),
+    ))
+}
+
+/// The gather of a growth always has the unit told of the new root.
+fn grow(table: &Shared<true>) {
+    let mut gather = Gather::new();
+    let root = table.grow(3, &mut gather).unwrap();
+    let flushed = gather.flush_with(|what| {
+        assert!(what.new_root().is_none_or(|new| new == root));
+        Ok::<_, ()>(())
+    });
+    table.reclaim(flushed.unwrap());
+}
+
+fn map<const GROWS: bool>(table: &Shared<GROWS>, page: u64, pages: u64) -> Result<(), MapError> {
     table.map(
         page * PAGE,
         &[Span::new((16 + page) * PAGE, pages * PAGE)],
@@ -217,7 +245,7 @@ fn map(table: &Shared, page: u64, pages: u64) -> Result<(), MapError> {
     )
 }
 
-fn unmap(table: &Shared, page: u64, pages: u64) -> u64 {
+fn unmap<const GROWS: bool>(table: &Shared<GROWS>, page: u64, pages: u64) -> u64 {
     let mut gather = Gather::new();
     let range = Span::new(page * PAGE, pages * PAGE);
     let bytes = table
@@ -228,7 +256,7 @@ fn unmap(table: &Shared, page: u64, pages: u64) -> u64 {
 }
 
 /// What is mapped, page by page; every page is mapped to its own frame or not at all.
-fn pages(table: &Shared) -> Vec<bool> {
+fn pages<const GROWS: bool>(table: &Shared<GROWS>) -> Vec<bool> {
     (0..8)
         .map(|page| match table.translate(page * PAGE) {
             None => false,
@@ -241,7 +269,12 @@ fn pages(table: &Shared) -> Vec<bool> {
 }
 
 /// The table holds `expected`, its tables are as many as it needs, and all others are free.
-fn finish(table: Arc<Shared>, memory: &Arc<Tables>, expected: [u8; 8], total: u64) {
+fn finish<const GROWS: bool>(
+    table: Arc<Shared<GROWS>>,
+    memory: &Arc<Tables>,
+    expected: [u8; 8],
+    total: u64,
+) {
     assert_eq!(pages(&table), expected.map(|page| page == 1));
     assert!(table.poll());
     let mut table = Arc::into_inner(table).unwrap().into_inner();
@@ -382,5 +415,86 @@ fn what_is_mapped_behind_the_back_of_an_unmap_is_left_alone() {
         assert!(removed == PAGE || removed == 2 * PAGE);
         let there = u8::from(removed == PAGE);
         finish(table, &memory, [1, there, 0, 0, 0, 0, 0, 0], 8);
+    });
+}
+
+#[test]
+fn the_top_grows_while_a_page_is_mapped_below_the_old_root() {
+    model(|| {
+        let memory = Tables::new(6, true);
+        let table = growing(&memory);
+        let other = Arc::clone(&table);
+        // The old root is empty when the growth begins, or not: then it stays.
+        let thread = thread::spawn(move || grow(&other));
+        map(&table, 1, 1).unwrap();
+        assert_eq!(table.translate(PAGE), Some(17 * PAGE));
+        thread.join().unwrap();
+        map(&table, 4, 4).unwrap();
+        finish(table, &memory, [0, 1, 0, 0, 1, 1, 1, 1], 6);
+    });
+}
+
+#[test]
+fn the_top_grows_while_the_old_root_loses_its_last_page() {
+    model(|| {
+        let memory = Tables::new(6, true);
+        let table = growing(&memory);
+        map(&table, 2, 1).unwrap();
+        let other = Arc::clone(&table);
+        let thread = thread::spawn(move || grow(&other));
+        assert_eq!(unmap(&table, 2, 1), PAGE);
+        thread.join().unwrap();
+        finish(table, &memory, [0; 8], 6);
+    });
+}
+
+#[test]
+fn the_top_grows_while_all_of_the_old_root_is_unmapped() {
+    model(|| {
+        let memory = Tables::new(6, true);
+        let table = growing(&memory);
+        map(&table, 0, 4).unwrap();
+        let other = Arc::clone(&table);
+        let thread = thread::spawn(move || grow(&other));
+        assert_eq!(unmap(&table, 0, 4), 4 * PAGE);
+        thread.join().unwrap();
+        finish(table, &memory, [0; 8], 6);
+    });
+}
+
+#[test]
+fn two_threads_grow_the_top_once() {
+    model(|| {
+        let memory = Tables::new(6, true);
+        let table = growing(&memory);
+        map(&table, 3, 1).unwrap();
+        let other = Arc::clone(&table);
+        let thread = thread::spawn(move || {
+            grow(&other);
+            map(&other, 4, 1).unwrap();
+        });
+        grow(&table);
+        map(&table, 7, 1).unwrap();
+        thread.join().unwrap();
+        finish(table, &memory, [0, 0, 0, 1, 1, 0, 0, 1], 6);
+    });
+}
+
+#[test]
+fn a_reader_finds_what_is_mapped_while_the_top_grows() {
+    model(|| {
+        let memory = Tables::new(6, true);
+        let table = growing(&memory);
+        map(&table, 0, 1).unwrap();
+        let other = Arc::clone(&table);
+        let reader = thread::spawn(move || {
+            assert_eq!(other.translate(0), Some(16 * PAGE));
+            let above = other.translate(5 * PAGE);
+            assert!(above.is_none() || above == Some(21 * PAGE), "{above:x?}");
+        });
+        grow(&table);
+        map(&table, 5, 1).unwrap();
+        reader.join().unwrap();
+        finish(table, &memory, [1, 0, 0, 0, 0, 1, 0, 0], 6);
     });
 }

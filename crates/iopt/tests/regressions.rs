@@ -250,3 +250,45 @@ fn every_table_below_a_large_range_is_given_back() {
     }
     each_format!(check);
 }
+
+#[test]
+fn a_root_that_changes_is_never_without_its_flush() {
+    let memory = memory();
+    let mut table = table(AmdV1::new(1).unwrap(), &memory);
+    let page = Span::new(0, PAGE);
+    table.map(0, &[page], Prot::RW).unwrap();
+    let mut growth = Gather::new();
+    let root = table.grow(2, &mut growth).unwrap();
+    // The gather of the growth is put aside. Whichever gather comes first to the unit with a table
+    // that it may walk names the new root all the same.
+    let mut other = Gather::new();
+    table.unmap(page, &mut other, &mut iopt::Discard).unwrap();
+    assert_eq!(other.tables(), 1, "the old root is unlinked");
+    assert_eq!(other.invalidation().new_root(), Some(root));
+    // A flush that fails leaves it so.
+    assert!(other.flush_with(|_| Err(())).is_err());
+    assert_eq!(other.invalidation().new_root(), Some(root));
+    let mut told = None;
+    let flushed = other.flush_with(|what| {
+        told = what.new_root();
+        Ok::<_, ()>(())
+    });
+    assert_eq!(told, Some(root));
+    table.reclaim(flushed.unwrap());
+    // The unit knows: from now on nothing says it again, but for the growth's own gather.
+    table.map(0, &[page], Prot::RW).unwrap();
+    let mut later = Gather::new();
+    table.unmap(page, &mut later, &mut iopt::Discard).unwrap();
+    assert_eq!(later.tables(), 1);
+    assert_eq!(later.invalidation().new_root(), None);
+    assert!(!growth.is_empty());
+    assert_eq!(growth.invalidation().new_root(), Some(root));
+    table.reclaim(later.never_walked());
+    table.reclaim(growth.never_walked());
+    // It grows again: there is another root to be told of.
+    let mut growth = Gather::new();
+    let root = table.grow(6, &mut growth).unwrap();
+    assert_eq!(growth.invalidation().new_root(), Some(root));
+    table.reclaim(growth.never_walked());
+    assert_eq!(memory.in_use(), 1);
+}

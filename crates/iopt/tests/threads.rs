@@ -217,6 +217,63 @@ fn overlapping_ranges<F: Format>(format: F, seed: u64) {
     finish(table, &memory);
 }
 
+/// Threads map and unmap their own pages while the top grows; the lower ones empty the old root now
+/// and then. Who maps above waits until there is an above.
+#[test]
+fn the_top_grows_under_threads_that_map_and_unmap() {
+    const THREADS: u64 = 3;
+    for seed in 0..40 {
+        let memory = HeapTables::with_tables(1 << 8).unwrap();
+        let table = shared(AmdV1::new(1).unwrap(), &memory);
+        thread::scope(|scope| {
+            for me in 0..THREADS {
+                let table = &table;
+                scope.spawn(move || {
+                    let mut rng = Rng(seed * 57 + me + 1);
+                    for round in 0..200 {
+                        let levels = table.root().levels;
+                        // In the first table, or anywhere in what is there.
+                        let bits = [21, (9 * u32::from(levels) + 12).min(62)];
+                        let bits = bits[rng.below(2) as usize];
+                        let page = (rng.below(1 << bits) >> 12) / THREADS * THREADS + me;
+                        if page >= 1 << (bits - 12) {
+                            continue;
+                        }
+                        let run = Span::new((1 << 40) + round * PAGE, PAGE);
+                        table.map(page * PAGE, &[run], Prot::RW).unwrap();
+                        thread::yield_now();
+                        assert_eq!(table.translate(page * PAGE), Some(run.start));
+                        let mut gather = Gather::new();
+                        let mut runs = Vec::new();
+                        table
+                            .unmap(Span::new(page * PAGE, PAGE), &mut gather, &mut |run| {
+                                runs.push(run);
+                            })
+                            .unwrap();
+                        assert_eq!(runs, [Run::new(page * PAGE, run.start, PAGE)]);
+                        assert_eq!(table.translate(page * PAGE), None);
+                        flush(table, gather);
+                    }
+                });
+            }
+            let table = &table;
+            scope.spawn(move || {
+                let mut rng = Rng(seed + 9);
+                for levels in 2..=6 {
+                    for _ in 0..rng.below(300) {
+                        thread::yield_now();
+                    }
+                    let mut gather = Gather::new();
+                    assert_eq!(table.grow(levels, &mut gather).unwrap().levels, levels);
+                    flush(table, gather);
+                }
+            });
+        });
+        assert_eq!(table.root().levels, 6);
+        finish(table, &memory);
+    }
+}
+
 macro_rules! stress {
     ($name:ident, $format:expr) => {
         mod $name {

@@ -1,5 +1,6 @@
 //! The two ways in: by `&mut`, or by `&` with claims.
 
+use super::top::Begin;
 use super::{Level, Table, at_top, part};
 use crate::cell::Cell;
 use crate::format::{Entry, Format};
@@ -98,10 +99,11 @@ impl<F: Format, M: TableMemory> Table<F, M> {
 
     /// Gives all claims back that an operation took in `[at, at + todo)` before it gave up. A table
     /// that is claimed is linked, and so are all tables above it, so that every claim is found.
+    /// The operation began at `begin`.
     #[cold]
-    pub(crate) fn release_all<P: Form>(&self, at: u64, todo: u64, form: P) {
+    pub(crate) fn release_all<P: Form>(&self, begin: Begin, at: u64, todo: u64, form: P) {
         if P::SHARED {
-            at_top!(self, F, Top => self.release_below::<Top, P>(self.root, at, todo, form));
+            at_top!(begin, F, Top, root => self.release_below::<Top, P>(root, at, todo, form));
         }
     }
 

@@ -7,7 +7,7 @@ use runs::{PageSizes, Span};
 use super::form::{Exclusive, Form, Restart};
 use super::{Level, Table, at_top, part};
 use crate::cell::Cell;
-use crate::error::{MapError, RangeError};
+use crate::error::{MapError, NoTables, RangeError};
 use crate::format::{Entry, Format};
 use crate::memory::{Reserve, TableMemory};
 use crate::prot::Prot;
@@ -91,10 +91,12 @@ pub(crate) struct Request<'r> {
     pub(super) sizes: PageSizes,
 }
 
-/// Why the first pass came to an end early.
+/// Why a request was not filled in.
 pub(super) enum Stop {
     /// An entry is in the way, by its stripped address.
     Occupied(u64),
+    /// The tables for it cannot be had.
+    NoTables(NoTables),
     /// Something changed before it was claimed.
     Restart,
 }
@@ -124,7 +126,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     pub fn map(&mut self, iova: u64, runs: &[Span], prot: Prot) -> Result<(), MapError> {
         let request = self.check_map(iova, runs, prot)?;
         if request.len == 1 << F::shift(0)
-            && at_top!(self, F, Top => self.map_one::<Top>(self.root, &request)).is_some()
+            && at_top!(self.begin(), F, Top, root => self.map_one::<Top>(root, &request)).is_some()
         {
             return Ok(());
         }
@@ -193,49 +195,60 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         request: &Request<'_>,
         form: P,
     ) -> Result<u64, MapError> {
-        at_top!(self, F, Top => self.map_from::<Top, P>(request, form))
-            .map_err(|cause| cause.into_error(self, Span::new(request.iova, request.len)))
+        let mut round = 0;
+        loop {
+            let begin = self.begin();
+            let stop = match at_top!(begin, F, Top, root => {
+                self.map_from::<Top, P>(root, request, form)
+            }) {
+                Ok(tables) => return Ok(tables),
+                Err(stop) => stop,
+            };
+            self.release_all(begin, request.at, request.len, form);
+            match stop {
+                Stop::Occupied(at) => return Err(self.overlap(request, at)),
+                Stop::NoTables(cause) => return Err(MapError::NoTables(cause)),
+                Stop::Restart => self.memory.wait(round),
+            }
+            round += 1;
+        }
     }
 
-    /// The two passes from the top level `V` on.
-    fn map_from<V: Level, P: Form>(&self, request: &Request<'_>, form: P) -> Result<u64, Refusal> {
-        let Request { at, len, bits, .. } = *request;
+    /// The two passes from the root on, which is at level `V`. Stopped, it has stored nothing, and
+    /// leaves what it claimed to the caller.
+    fn map_from<V: Level, P: Form>(
+        &self,
+        root: u64,
+        request: &Request<'_>,
+        form: P,
+    ) -> Result<u64, Stop> {
+        let bits = request.bits;
         let mut cursor = Cursor::new(request);
-        let mut round = 0;
-        let needed = loop {
-            let mut needed = 0;
-            match self.plan::<V, P>(Some(self.root), &mut cursor.clone(), &mut needed, form) {
-                Ok(()) => break needed,
-                Err(Stop::Occupied(there)) => {
-                    self.release_all(at, len, form);
-                    return Err(Refusal::Occupied(there));
-                }
-                Err(Stop::Restart) => {
-                    self.release_all(at, len, form);
-                    self.memory.wait(round);
-                    round += 1;
-                }
-            }
-        };
+        let mut needed = 0;
+        self.plan::<V, P>(Some(root), &mut cursor.clone(), &mut needed, form)?;
         let mut reserve = match needed {
             0 => Reserve::empty(),
-            _ => self.memory.reserve(needed).map_err(|cause| {
-                self.release_all(at, len, form);
-                Refusal::NoTables(cause)
-            })?,
+            _ => self.memory.reserve(needed).map_err(Stop::NoTables)?,
         };
-        self.fill::<V, P>(
-            self.root,
-            Target::Linked,
-            &mut cursor,
-            bits,
-            &mut reserve,
-            form,
-        );
+        self.fill::<V, P>(root, Target::Linked, &mut cursor, bits, &mut reserve, form);
         if needed > 0 {
             self.memory.give_back(reserve);
         }
         Ok(needed)
+    }
+
+    /// The error for the entry in the way, at the stripped address `at`.
+    #[cold]
+    fn overlap(&self, request: &Request<'_>, at: u64) -> MapError {
+        let wanted = Span::new(request.iova, request.len);
+        // The entry may lead to a table: the first leaf in it is the one to name.
+        let iova = self.aperture().extend(at);
+        let rest = Span::new(iova, wanted.len - iova.wrapping_sub(wanted.start));
+        let found = self.leaves(rest).next().map(|leaf| leaf.run);
+        MapError::Overlap {
+            wanted,
+            found: found.unwrap_or_default(),
+        }
     }
 
     /// The runs' bytes together, if each of them is well formed.
@@ -503,31 +516,6 @@ fn store_leaves<F: Format, V: Level, C: Cell>(cells: &[C], mut word: u64, log2: 
                 cell.set(word);
             }
             word = word.wrapping_add(stride);
-        }
-    }
-}
-
-/// Why the passes refused, before it is put in words.
-enum Refusal {
-    Occupied(u64),
-    NoTables(crate::error::NoTables),
-}
-
-impl Refusal {
-    #[cold]
-    fn into_error<F: Format, M: TableMemory>(self, table: &Table<F, M>, wanted: Span) -> MapError {
-        match self {
-            Self::NoTables(cause) => MapError::NoTables(cause),
-            Self::Occupied(at) => {
-                // The entry may lead to a table: the first leaf in it is the one to name.
-                let iova = table.format.aperture().extend(at);
-                let rest = Span::new(iova, wanted.len - iova.wrapping_sub(wanted.start));
-                let found = table
-                    .leaves(rest)
-                    .next()
-                    .map_or(runs::Run::default(), |l| l.run);
-                MapError::Overlap { wanted, found }
-            }
         }
     }
 }

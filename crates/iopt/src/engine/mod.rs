@@ -31,7 +31,10 @@ mod narrow;
 mod read;
 mod refit;
 mod shared;
+mod top;
 mod unmap;
+
+use core::fmt;
 
 use runs::{PageSizes, SizeHistogram, Span};
 
@@ -40,6 +43,8 @@ use crate::error::{BuildError, RangeError};
 use crate::format::{Entry, Format, Root};
 use crate::gather::{Flushed, Gather};
 use crate::memory::TableMemory;
+
+use top::Top;
 
 pub use narrow::{MapPages, Progress};
 pub use read::{Leaf, Leaves};
@@ -68,34 +73,60 @@ macro_rules! levels {
 
 levels!(0 => 0, 1 => 0, 2 => 1, 3 => 2, 4 => 3, 5 => 4);
 
-/// Calls `$body` with `$level` as the type of the top level of the table `$table`.
+/// Calls `$body` with `$root` as the root of a table that begins at `$begin`, a
+/// [`Begin`](top::Begin), and `$level` as the type of its top level.
 macro_rules! at_top {
-    ($table:expr, $format:ty, $level:ident => $body:expr) => {{
+    ($begin:expr, $format:ty, $level:ident, $root:ident => $body:expr) => {{
         use $crate::engine::L;
-        // The guards are constants: levels that the format cannot have cost no code.
-        match $table.format.levels() {
-            1 if <$format>::MIN_LEVELS <= 1 => {
+        let $crate::engine::top::Begin {
+            root: $root,
+            levels,
+        } = $begin;
+        // The guards are constants: levels that the format cannot have cost no code. The most
+        // levels that it can have need no comparison.
+        match levels {
+            1 if <$format>::MIN_LEVELS <= 1 && <$format>::MAX_LEVELS > 1 => {
                 type $level = L<0>;
                 $body
             }
-            2 if <$format>::MIN_LEVELS <= 2 => {
+            2 if <$format>::MIN_LEVELS <= 2 && <$format>::MAX_LEVELS > 2 => {
                 type $level = L<1>;
                 $body
             }
-            3 if <$format>::MIN_LEVELS <= 3 => {
+            3 if <$format>::MIN_LEVELS <= 3 && <$format>::MAX_LEVELS > 3 => {
                 type $level = L<2>;
                 $body
             }
-            4 => {
+            4 if <$format>::MIN_LEVELS <= 4 && <$format>::MAX_LEVELS > 4 => {
                 type $level = L<3>;
                 $body
             }
-            6 if <$format>::MAX_LEVELS >= 6 => {
+            5 if <$format>::MIN_LEVELS <= 5 && <$format>::MAX_LEVELS > 5 => {
+                type $level = L<4>;
+                $body
+            }
+            _ if <$format>::MAX_LEVELS >= 6 => {
                 type $level = L<5>;
                 $body
             }
-            _ => {
+            _ if <$format>::MAX_LEVELS == 5 => {
                 type $level = L<4>;
+                $body
+            }
+            _ if <$format>::MAX_LEVELS == 4 => {
+                type $level = L<3>;
+                $body
+            }
+            _ if <$format>::MAX_LEVELS == 3 => {
+                type $level = L<2>;
+                $body
+            }
+            _ if <$format>::MAX_LEVELS == 2 => {
+                type $level = L<1>;
+                $body
+            }
+            _ => {
+                type $level = L<0>;
                 $body
             }
         }
@@ -144,11 +175,11 @@ pub(crate) use at_level;
 ///
 /// A table that is dropped keeps its memory, since a unit may still walk it: detach it everywhere,
 /// then [`tear_down`](Self::tear_down).
-#[derive(Debug)]
-pub struct Table<F, M> {
+pub struct Table<F, M: TableMemory> {
     pub(crate) format: F,
     pub(crate) memory: M,
-    pub(crate) root: u64,
+    pub(crate) top: Top<M::Link>,
+    /// The sizes that leaves may have; among them those of levels that are yet to grow.
     pub(crate) sizes: PageSizes,
     pub(crate) tables: u64,
 }
@@ -156,7 +187,7 @@ pub struct Table<F, M> {
 impl<F: Format, M: TableMemory> Table<F, M> {
     /// An empty table in `memory`, with leaves of every size that the format has.
     pub fn new(format: F, memory: M) -> Result<Self, BuildError> {
-        Self::with_page_sizes(format, memory, F::page_sizes(format.levels()))
+        Self::with_page_sizes(format, memory, PageSizes::from_bits(u64::MAX))
     }
 
     /// An empty table whose leaves are of the given sizes only. Sizes that the format does not
@@ -182,32 +213,37 @@ impl<F: Format, M: TableMemory> Table<F, M> {
             return Err(BuildError::TableAddress { last, bits });
         }
         let root = memory.allocate(Self::root_bytes(&format))?;
+        let sizes = if F::GROWS {
+            F::page_sizes(F::MAX_LEVELS).and(sizes)
+        } else {
+            kept
+        };
         Ok(Self {
             format,
             memory,
-            root,
-            sizes: kept,
+            top: Top::new(root, format.levels()),
+            sizes,
             tables: 1,
         })
     }
 
     /// What a unit is told to walk this table.
     pub fn root(&self) -> Root {
-        Root {
-            format: self.format.id(),
-            address: self.root,
-            levels: self.format.levels(),
-        }
+        self.root_of(self.begin())
     }
 
     /// The format, with its configuration.
-    pub fn format(&self) -> &F {
-        &self.format
+    pub fn format(&self) -> F {
+        self.format_now()
     }
 
     /// The sizes of leaves that [`map`](Self::map) uses.
     pub fn page_sizes(&self) -> PageSizes {
-        self.sizes
+        if F::GROWS {
+            self.sizes.and(F::page_sizes(self.begin().levels))
+        } else {
+            self.sizes
+        }
     }
 
     /// Tables in use, the root among them.
@@ -218,12 +254,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     /// How many leaves of each size there are. Visits every leaf.
     pub fn leaf_sizes(&self) -> SizeHistogram {
         let mut sizes = SizeHistogram::new();
-        for leaf in self
-            .format
-            .aperture()
-            .spans()
-            .flat_map(|span| self.leaves(span))
-        {
+        for leaf in self.aperture().spans().flat_map(|span| self.leaves(span)) {
             sizes.add(leaf.run.len, 1);
         }
         sizes
@@ -231,6 +262,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
 
     /// Gives back the tables of flushed gathers.
     pub fn reclaim(&mut self, flushed: Flushed) {
+        self.told(flushed.root);
         self.memory.reclaim(flushed.tables);
     }
 
@@ -239,7 +271,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     /// units cache what they have walked.
     pub fn tear_down(self) -> (Gather, M) {
         let mut gather = Gather::new();
-        at_top!(self, F, Top => self.unlink_all::<Top>(&mut gather));
+        at_top!(self.begin(), F, Top, root => self.unlink_all::<Top>(root, &mut gather));
         (gather, self.memory)
     }
 
@@ -262,7 +294,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
             };
             return Err(RangeError::Misaligned { value, granule });
         }
-        let aperture = self.format.aperture();
+        let aperture = self.aperture();
         if !aperture.covers(&range) {
             return Err(RangeError::OutsideAperture {
                 iova: range.start,
@@ -303,11 +335,11 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     }
 
     /// Gathers the root and everything below it. Nothing is read but the upper tables.
-    fn unlink_all<V: Level>(&self, gather: &mut Gather) {
-        self.unlink_below::<V>(self.root, gather);
+    fn unlink_all<V: Level>(&self, root: u64, gather: &mut Gather) {
+        self.unlink_below::<V>(root, gather);
         let bytes = Self::root_bytes(&self.format) as u64;
         for table in (0..bytes.div_ceil(M::TABLE_BYTES)).rev() {
-            gather.add_table(&self.memory, self.root + table * M::TABLE_BYTES);
+            gather.add_table(self, root + table * M::TABLE_BYTES);
         }
     }
 
@@ -318,9 +350,21 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         for cell in self.cells::<V>(table) {
             if let Entry::Table(below) = F::decode(V::N, cell.get_acquire()) {
                 self.unlink_below::<V::Below>(below, gather);
-                gather.add_table(&self.memory, below);
+                gather.add_table(self, below);
             }
         }
+    }
+}
+
+impl<F: fmt::Debug, M: TableMemory + fmt::Debug> fmt::Debug for Table<F, M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Table")
+            .field("format", &self.format)
+            .field("memory", &self.memory)
+            .field("top", &self.top.shown())
+            .field("sizes", &self.sizes)
+            .field("tables", &self.tables)
+            .finish()
     }
 }
 

@@ -191,10 +191,10 @@ enum Narrow {
 impl<F: Format, M: TableMemory> Table<F, M> {
     /// How many of `count` pages of `size` bytes lie in the table in which the first one lies.
     fn in_one_table(&self, iova: u64, pa: u64, size: u64, count: u64) -> Result<u64, Narrow> {
-        let mut levels = 0..usize::from(self.format.levels());
+        let mut levels = 0..usize::from(self.begin().levels);
         let level = levels.find(|level| F::leaf_sizes(*level).contains(size));
         let (Some(level), true) = (level, self.sizes.contains(size)) else {
-            let offered = self.sizes;
+            let offered = self.page_sizes();
             return Err(Narrow::PageSize(PageSizeError { size, offered }));
         };
         if count == 0 {

@@ -2,9 +2,10 @@
 
 use runs::{Joiner, Run, Span};
 
+use super::top::Begin;
 use super::{Level, Table, at_top};
 use crate::cell::Cell;
-use crate::format::{Entry, Format};
+use crate::format::{Aperture, Entry, Format};
 use crate::memory::TableMemory;
 use crate::prot::Prot;
 
@@ -41,12 +42,12 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     /// The leaf's physical address, its size as a power of two, level and entry.
     #[inline]
     fn find(&self, iova: u64) -> Option<(u64, u32, usize, u64)> {
-        let aperture = self.format.aperture();
+        let aperture = self.aperture();
         let at = aperture.strip(iova);
         if aperture.extend(at) != iova {
             return None;
         }
-        at_top!(self, F, Top => self.find_from::<Top>(self.root, at))
+        at_top!(self.begin(), F, Top, root => self.find_from::<Top>(root, at))
     }
 
     #[inline(always)]
@@ -76,14 +77,17 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     /// The leaves that map at least one byte of `range`, in order; empty subtrees are skipped.
     /// A range that is not wholly inside the aperture has no leaves.
     pub fn leaves(&self, range: Span) -> Leaves<'_, F, M> {
-        let todo = if self.format.aperture().covers(&range) {
+        let aperture = self.aperture();
+        let todo = if aperture.covers(&range) {
             range.len
         } else {
             0
         };
         Leaves {
             table: self,
-            at: self.format.aperture().strip(range.start),
+            begin: self.begin(),
+            aperture,
+            at: aperture.strip(range.start),
             todo,
             cells: &[],
             level: 0,
@@ -115,6 +119,8 @@ impl<F: Format, M: TableMemory> Table<F, M> {
 #[derive(Debug)]
 pub struct Leaves<'t, F: Format, M: TableMemory> {
     table: &'t Table<F, M>,
+    begin: Begin,
+    aperture: Aperture,
     /// Stripped address of what comes next, and the bytes that are left.
     at: u64,
     todo: u64,
@@ -127,8 +133,8 @@ pub struct Leaves<'t, F: Format, M: TableMemory> {
 impl<F: Format, M: TableMemory> Leaves<'_, F, M> {
     /// Goes to the lowest table that has an entry for `at`.
     fn descend(&mut self) {
-        let mut address = self.table.root;
-        let mut level = usize::from(self.table.format.levels()) - 1;
+        let mut address = self.begin.root;
+        let mut level = usize::from(self.begin.levels) - 1;
         loop {
             self.cells = self
                 .table
@@ -184,7 +190,7 @@ impl<F: Format, M: TableMemory> Iterator for Leaves<'_, F, M> {
                     let (at, len) = (self.at & !((1 << log2) - 1), 1u64 << log2);
                     self.skip_to(at.wrapping_add(len));
                     return Some(Leaf {
-                        run: Run::new(self.table.format.aperture().extend(at), pa, len),
+                        run: Run::new(self.aperture.extend(at), pa, len),
                         prot: self.table.format.prot(self.level, word),
                         level: self.level as u8,
                     });

@@ -27,6 +27,10 @@
 //! whether it is empty, and unlinks it. In between another thread may map into it, in smaller leaves
 //! than it would have chosen.
 //!
+//! **The root** may become an ordinary table at any time: see [`top`](super::top). An operation looks
+//! once where it begins; an unmap looks again at its end, since the table that it emptied and took
+//! for the root is then to be pruned too.
+//!
 //! **Unlinked tables** go through the gather and the flush as ever; [`reclaim`](SharedTable::reclaim)
 //! then keeps them until every guard is gone that was held when they were unlinked.
 
@@ -37,8 +41,8 @@ use super::guard::{Guard, Readers};
 use super::unmap::RunSink;
 use super::{Leaf, Level, Table, at_top, part};
 use crate::cell::Cell;
-use crate::error::{MapError, UnmapError};
-use crate::format::{Entry, Format};
+use crate::error::{BuildError, MapError, UnmapError};
+use crate::format::{Entry, Format, Root};
 use crate::gather::{Flushed, Gather};
 use crate::memory::{Chain, TableMemory};
 use crate::prot::Prot;
@@ -90,18 +94,28 @@ impl<F: Format, M: TableMemory, const SLOTS: usize> SharedTable<F, M, SLOTS> {
         // Nobody is inside: this is the only reference.
         self.readers.poll(&self.table.memory);
         let mut table = self.table;
+        table.format = table.format();
         table.tables = table.count_tables();
         table
     }
 
     /// What a unit is told to walk this table.
-    pub fn root(&self) -> crate::format::Root {
+    pub fn root(&self) -> Root {
         self.table.root()
     }
 
     /// The format, with its configuration.
-    pub fn format(&self) -> &F {
+    pub fn format(&self) -> F {
         self.table.format()
+    }
+
+    /// See [`Table::grow`]. What is under way meanwhile goes on, and whoever begins after it finds
+    /// the new levels.
+    pub fn grow(&self, levels: u8, gather: &mut Gather) -> Result<Root, BuildError> {
+        let guard = self.enter();
+        self.table
+            .grow_top(levels, gather, Claiming(guard.number()))?;
+        Ok(self.table.root())
     }
 
     /// The table, for whoever holds a guard.
@@ -166,22 +180,23 @@ impl<F: Format, M: TableMemory, const SLOTS: usize> SharedTable<F, M, SLOTS> {
             whole,
         };
         let mut round = 0;
-        loop {
-            let claimed = at_top!(table, F, Top => {
-                table.claim_to_unmap::<Top, _>(table.root, at, range.len, &wanted, false, form)
+        let begin = loop {
+            let begin = table.begin();
+            let claimed = at_top!(begin, F, Top, root => {
+                table.claim_to_unmap::<Top, _>(root, at, range.len, &wanted, false, form)
             });
             match claimed {
-                Ok(()) => break,
+                Ok(()) => break begin,
                 Err(stop) => {
-                    table.release_all(at, range.len, form);
+                    table.release_all(begin, at, range.len, form);
                     match stop {
                         Stop::Restart => table.memory.wait(round),
                         Stop::Hole(at) => {
-                            let at = table.format.aperture().extend(at);
+                            let at = table.aperture().extend(at);
                             return Err(UnmapError::Hole { range, at });
                         }
                         Stop::InsideLeaf(at) => {
-                            let iova = table.format.aperture().extend(at);
+                            let iova = table.aperture().extend(at);
                             // Another thread may have removed it just now: then look again.
                             if let Some(leaf) = table.leaf_at(iova)
                                 && !range.covers(&leaf.run.input())
@@ -196,10 +211,16 @@ impl<F: Format, M: TableMemory, const SLOTS: usize> SharedTable<F, M, SLOTS> {
                     round += 1;
                 }
             }
-        }
-        let outcome = table.remove_claimed(at, range.len, gather, sink, form);
-        if outcome.left_over {
-            at_top!(table, F, Top => table.prune::<Top, _>(table.root, at, range.len, gather, form));
+        };
+        let outcome = table.remove_claimed(begin, at, range.len, gather, sink, form);
+        let mut left_over = outcome.left_over;
+        while left_over {
+            let begin = table.begin();
+            at_top!(begin, F, Top, root => {
+                table.prune::<Top, _>(root, at, range.len, gather, form)
+            });
+            // What was the root is an ordinary table when the top has grown meanwhile.
+            left_over = table.begin() != begin;
         }
         Ok(outcome.bytes)
     }
@@ -220,6 +241,7 @@ impl<F: Format, M: TableMemory, const SLOTS: usize> SharedTable<F, M, SLOTS> {
     /// Gives back the tables of flushed gathers, as soon as nobody can read them any more: now, or
     /// at a later call.
     pub fn reclaim(&self, flushed: Flushed) {
+        self.table.told(flushed.root);
         self.retire(flushed.tables);
     }
 
@@ -359,7 +381,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
                 cell.set(0);
                 live.set(live.get().saturating_sub(1));
                 self.bury(below, form);
-                gather.add_table(&self.memory, below);
+                gather.add_table(self, below);
             } else {
                 self.release(below, form);
             }
@@ -370,7 +392,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     /// Counts the tables, the root among them.
     pub(crate) fn count_tables(&self) -> u64 {
         let root = (Self::root_bytes(&self.format) as u64).div_ceil(M::TABLE_BYTES);
-        let below = at_top!(self, F, Top => self.count_below::<Top>(self.root));
+        let below = at_top!(self.begin(), F, Top, root => self.count_below::<Top>(root));
         root.max(1) + below
     }
 

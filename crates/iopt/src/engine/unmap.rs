@@ -3,6 +3,7 @@
 use runs::{Joiner, Run, Span};
 
 use super::form::{Exclusive, Form};
+use super::top::Begin;
 use super::{Level, Table, at_top, part};
 use crate::cell::Cell;
 use crate::error::UnmapError;
@@ -99,11 +100,11 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     ) -> Result<(), UnmapError> {
         let at = self.check_unmap(range)?;
         if let Some(hole) =
-            at_top!(self, F, Top => self.first_hole::<Top>(self.root, at, range.len))
+            at_top!(self.begin(), F, Top, root => self.first_hole::<Top>(root, at, range.len))
         {
             return Err(UnmapError::Hole {
                 range,
-                at: self.format.aperture().extend(hole),
+                at: self.aperture().extend(hole),
             });
         }
         self.remove(at, range.len, gather, sink);
@@ -142,7 +143,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     }
 
     fn remove<S: RunSink>(&mut self, at: u64, len: u64, gather: &mut Gather, sink: &mut S) -> u64 {
-        let outcome = self.remove_claimed(at, len, gather, sink, Exclusive);
+        let outcome = self.remove_claimed(self.begin(), at, len, gather, sink, Exclusive);
         self.tables = self.tables.saturating_sub(outcome.tables);
         outcome.bytes
     }
@@ -152,13 +153,14 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     #[inline(always)]
     pub(crate) fn remove_claimed<S: RunSink, P: Form>(
         &self,
+        begin: Begin,
         at: u64,
         len: u64,
         gather: &mut Gather,
         sink: &mut S,
         form: P,
     ) -> Outcome {
-        let aperture = self.format.aperture();
+        let aperture = self.aperture();
         let mut removed = Removed {
             gather,
             sink,
@@ -168,8 +170,12 @@ impl<F: Format, M: TableMemory> Table<F, M> {
             leaf_levels: 0,
             outcome: Outcome::default(),
         };
-        at_top!(self, F, Top => self.clear::<Top, S, P>(self.root, at, len, &mut removed, form));
-        self.release(self.root, form);
+        let empty = at_top!(begin, F, Top, root => {
+            self.clear::<Top, S, P>(root, at, len, &mut removed, form)
+        });
+        // The root stays, unless it has become an ordinary table meanwhile.
+        removed.outcome.left_over |= empty && P::SHARED && F::GROWS;
+        self.release(begin.root, form);
         if let Some(run) = removed.joiner.finish() {
             removed.sink.run(run);
         }
@@ -289,7 +295,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     #[inline(always)]
     fn unlinked<S, P: Form>(&self, table: u64, removed: &mut Removed<'_, S>, form: P) {
         self.bury(table, form);
-        removed.gather.add_table(&self.memory, table);
+        removed.gather.add_table(self, table);
         removed.outcome.tables += 1;
     }
 

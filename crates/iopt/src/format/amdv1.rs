@@ -77,6 +77,15 @@ impl Format for AmdV1 {
     const OUTPUT_BITS: u32 = 52;
     const HARDWARE_BITS: u64 = ACCESSED | DIRTY;
     const ACCESSED: u64 = ACCESSED;
+    /// The Mode field of the device table entry (section 2.2.2.1) tells the levels, and the upper
+    /// levels of a table are tables as any.
+    const GROWS: bool = true;
+
+    #[inline(always)]
+    fn grown_to(self, levels: u8) -> Option<Self> {
+        let known = (Self::MIN_LEVELS..=Self::MAX_LEVELS).contains(&levels);
+        known.then_some(Self { levels })
+    }
 
     #[inline(always)]
     fn levels(&self) -> u8 {

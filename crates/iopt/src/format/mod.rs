@@ -264,6 +264,18 @@ pub trait Format: Copy + fmt::Debug + Send + Sync + 'static {
     /// True when each entry of a group holds its own address; false when all are equal.
     const GROUPS_ADVANCE: bool = false;
 
+    /// True when a table can get more levels while it is in use: see
+    /// [`Table::grow`](crate::Table::grow). All its tables have then the same number of entries, also
+    /// the root, and its addresses begin at 0.
+    const GROWS: bool = false;
+
+    /// The same with another number of levels; `None` where the format has no such table, or does
+    /// not [grow](Self::GROWS).
+    fn grown_to(self, levels: u8) -> Option<Self> {
+        let _ = levels;
+        None
+    }
+
     /// The format with what this table was configured to: what a unit is told to walk it.
     fn id(&self) -> FormatId {
         Self::ID

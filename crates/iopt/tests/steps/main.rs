@@ -26,10 +26,10 @@ use iopt::format::{
     VtdSs, X86_64,
 };
 use iopt::walk::{Access, WalkMemory, Walker};
-use iopt::{Cell, Format, Table, TableMemory};
+use iopt::{Cell, Chain, Format, Gather, Prot, Table, TableMemory};
 use runs::{PageSizes, Span};
 
-use memory::Tables;
+use memory::{Tables, with_stop};
 use world::World;
 
 const ALL: PageSizes = PageSizes::from_bits(u64::MAX);
@@ -221,6 +221,61 @@ steps! {
     riscv: RiscV::new(3).unwrap().with_hardware_updates(true), AtomicU64, 12, ALL;
     riscv_g: RiscVG::new(4).unwrap().with_hardware_updates(true), AtomicU64, 12, ALL;
     armv7s: <ArmV7s>::new(), AtomicU32, 10, ALL;
+}
+
+/// After each store of growing, what was mapped is there through every root that a unit may know:
+/// the old one, and the one that the table has at that moment.
+#[test]
+fn a_growing_top_shows_the_old_translations_after_every_store() {
+    const PAGE: u64 = 4096;
+    let tables = Tables::<AtomicU64, 12>::new(64, 1 << 46);
+    for used_before in [false, true] {
+        for (from, to) in [(1, 2), (1, 6), (2, 3), (3, 6)] {
+            let mut table = Table::new(AmdV1::new(from).unwrap(), &tables.0).unwrap();
+            for page in [0, 3, 511] {
+                let run = Span::new((100 + page) * PAGE, PAGE);
+                table.map(page * PAGE, &[run], Prot::RW).unwrap();
+            }
+            if used_before {
+                let mut used = Chain::empty();
+                for _ in 0..6 {
+                    let table = tables.0.allocate(4096).unwrap();
+                    let cells = tables.0.entries(table, 512);
+                    cells.iter().for_each(|cell| cell.set(u64::MAX));
+                    used.push(&tables.0, table);
+                }
+                tables.0.reclaim(used);
+            }
+            let check = move |root| {
+                for page in 0..600 {
+                    let found = Walker::new(root).walk(tables, page * PAGE, Access::Read, &mut ());
+                    let pa = found.ok().map(|found| found.pa);
+                    let known = [0, 3, 511].contains(&page);
+                    assert_eq!(pa, known.then_some((100 + page) * PAGE), "{root:?} {page}");
+                }
+            };
+            let old = table.root();
+            let stops = std::rc::Rc::new(std::cell::Cell::new(0));
+            let counter = std::rc::Rc::clone(&stops);
+            let stop = move || {
+                counter.set(counter.get() + 1);
+                check(old);
+            };
+            let mut gather = Gather::new();
+            let new = with_stop(stop, || table.grow(to, &mut gather).unwrap());
+            check(old);
+            check(new);
+            assert_eq!(new.levels, to);
+            assert!(
+                stops.get() > u64::from(to - from),
+                "the stores were looked at"
+            );
+            table.reclaim(gather.never_walked());
+            let (gather, memory) = table.tear_down();
+            memory.reclaim(gather.never_walked().into_tables());
+            assert_eq!(tables.0.in_use(), 0);
+        }
+    }
 }
 
 #[test]

@@ -304,7 +304,7 @@ impl<'a, F: Format, A: Tables> World<'a, F, A> {
                 );
             }
         }
-        let root = root_tables(self.table.format());
+        let root = root_tables(&self.table.format());
         assert_eq!(self.table.tables() + root - 1, self.memory.used());
     }
 
@@ -338,7 +338,7 @@ impl<'a, F: Format, A: Tables> World<'a, F, A> {
             self.unmap(run.input(), false);
         }
         assert_eq!(self.table.tables(), 1);
-        assert_eq!(self.memory.used(), root_tables(self.table.format()));
+        assert_eq!(self.memory.used(), root_tables(&self.table.format()));
         let snapshot = self.snapshot();
         assert_eq!(snapshot.len(), 1);
         assert!(snapshot.values().flatten().all(|word| *word == 0));

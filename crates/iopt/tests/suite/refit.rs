@@ -210,7 +210,7 @@ impl<F: Format, A: Tables> World<'_, F, A> {
                 self.table.reclaim(flushed);
             }
             Err(RefitError::NoTables(_)) => {
-                assert!(root_tables(self.table.format()) < self.memory.used());
+                assert!(root_tables(&self.table.format()) < self.memory.used());
             }
             Err(other) => panic!("{refit:?}: {other}"),
         }

@@ -345,7 +345,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         };
         while let Some(old) = work.detached.pop(&self.memory) {
             self.settle_one(old, Some(all), work, &mut |table| {
-                gather.add_table(&self.memory, table);
+                gather.add_table(self, table);
             });
         }
     }
@@ -360,8 +360,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         let unit = F::shift(1);
         let low = self.memory.meta(old).live.get();
         let at = (work.base >> unit >> 32 << 32 | low) << unit;
-        work.removed +=
-            at_top!(self, F, Top => self.settle_at::<Top>(self.root, at, old, known, each));
+        work.removed += at_top!(self.begin(), F, Top, root => self.settle_at::<Top>(root, at, old, known, each));
     }
 
     /// Notes in the leaf at `at` what was noted in the table `old`, which it has replaced, or
@@ -394,7 +393,8 @@ impl<F: Format, M: TableMemory> Table<F, M> {
 
     /// The entries of an extent.
     fn cells_of<V: Level>(&self, extent: &Extent) -> &[M::Cell] {
-        let table = at_top!(self, F, Top => self.table_at::<Top>(self.root, extent.at, V::N));
+        let table =
+            at_top!(self.begin(), F, Top, root => self.table_at::<Top>(root, extent.at, V::N));
         part(
             self.cells::<V>(table),
             self.index::<V>(extent.at),

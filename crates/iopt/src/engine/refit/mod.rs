@@ -38,7 +38,7 @@ use super::{Level, Table, at_top};
 use crate::cell::Cell;
 use crate::error::{PageSizeError, RefitError};
 use crate::format::{BreakBeforeMake, Entry, Format};
-use crate::gather::{Gather, Invalidation};
+use crate::gather::{Flushed, Gather, Invalidation};
 use crate::memory::{Chain, Reserve, TableMemory};
 
 use apply::{Batch, Work};
@@ -123,7 +123,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         self.check_range(range)?;
         self.cut(range.start, interruption, gather, &mut flush)?;
         if let Some(end) = range.last().checked_add(1)
-            && self.format.aperture().covers(&Span::new(end, 1))
+            && self.aperture().covers(&Span::new(end, 1))
         {
             self.cut(end, interruption, gather, &mut flush)?;
         }
@@ -224,7 +224,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
             };
             match gather.flush_with(&mut flush) {
                 Ok(flushed) => {
-                    progress.done.append(&self.memory, flushed.tables);
+                    self.take_back(flushed, progress.done);
                     self.settle(&mut work, progress.done);
                 }
                 Err(cause) => break Err(RefitError::Flush(cause)),
@@ -239,6 +239,11 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         progress.count.removed += work.removed;
         self.memory.give_back(work.reserve);
         result
+    }
+
+    fn take_back(&self, flushed: Flushed, done: &mut Chain) {
+        self.told(flushed.root);
+        done.append(&self.memory, flushed.tables);
     }
 
     /// Rewrites extents in place until a window is full. False when there are no more.
@@ -283,7 +288,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
             self.break_extent(&extent, &mut batch);
         }
         match gather.flush_with(flush) {
-            Ok(flushed) => progress.done.append(&self.memory, flushed.tables),
+            Ok(flushed) => self.take_back(flushed, progress.done),
             Err(cause) => {
                 for (extent, words) in batch.extents::<F>() {
                     self.restore(extent, words);
@@ -365,13 +370,14 @@ impl<F: Format, M: TableMemory, const SLOTS: usize> SharedTable<F, M, SLOTS> {
         let form = Claiming(guard.number());
         let mut round = 0;
         loop {
-            let claimed = at_top!(table, F, Top => {
-                table.claim_all::<Top, _>(table.root, at, range.len, form)
+            let begin = table.begin();
+            let claimed = at_top!(begin, F, Top, root => {
+                table.claim_all::<Top, _>(root, at, range.len, form)
             });
             if claimed.is_ok() {
                 break;
             }
-            table.release_all(at, range.len, form);
+            table.release_all(begin, at, range.len, form);
             table.memory.wait(round);
             round += 1;
         }
@@ -389,7 +395,7 @@ impl<F: Format, M: TableMemory, const SLOTS: usize> SharedTable<F, M, SLOTS> {
                 count: &mut Count::default(),
             },
         );
-        table.release_all(hull.0, hull.1 - hull.0 + 1, form);
+        table.release_all(table.begin(), hull.0, hull.1 - hull.0 + 1, form);
         drop(guard);
         self.retire(done);
         result

@@ -47,7 +47,7 @@ pub(super) struct Extent {
 
 impl Extent {
     pub(super) fn input<F: Format, M: TableMemory>(&self, table: &Table<F, M>) -> Span {
-        Span::new(table.format.aperture().extend(self.at), self.len)
+        Span::new(table.aperture().extend(self.at), self.len)
     }
 
     pub(super) fn run<F: Format, M: TableMemory>(&self, table: &Table<F, M>) -> Run {
@@ -68,7 +68,7 @@ impl Extent {
         };
         gather.add(self.input(table), levels);
         if self.merges && self.level > 0 {
-            gather.note_tables();
+            gather.note_tables(table);
         }
     }
 }
@@ -130,7 +130,7 @@ impl Scan {
     fn rest<F: Format, M: TableMemory>(&self, table: &Table<F, M>) -> Span {
         // A range is at most 2^63 bytes long, or its length would not fit where it was checked.
         let len = (self.last - self.at).saturating_add(1);
-        Span::new(table.format.aperture().extend(self.at), len)
+        Span::new(table.aperture().extend(self.at), len)
     }
 
     /// The next extent.
@@ -165,7 +165,7 @@ impl Scan {
             self.over = true;
             return Ok(None);
         };
-        let at = table.format.aperture().strip(leaf.run.iova);
+        let at = table.aperture().strip(leaf.run.iova);
         self.pass(at + (leaf.run.len - 1));
         Ok(Some(Extent {
             at,
@@ -187,7 +187,7 @@ impl Scan {
                 self.over = true;
                 break;
             };
-            let aperture = table.format.aperture();
+            let aperture = table.aperture();
             let at = aperture.strip(run.iova);
             // What `map` would put here: see `leaves_here`.
             let room = (!run.pa & low_bits(F::LINEAR_LOG2)).saturating_add(1);
@@ -206,7 +206,7 @@ impl Scan {
                 continue;
             };
             self.pass_in(run, prot, offset + size);
-            let level = (0..table.format.levels())
+            let level = (0..table.begin().levels)
                 .find(|level| F::leaf_sizes(usize::from(*level)).contains(size));
             return Ok(Some(Extent {
                 at: at + offset,
@@ -243,7 +243,7 @@ impl Scan {
             }
             run.len += leaf.run.len;
         }
-        self.at = table.format.aperture().strip(run.iova);
+        self.at = table.aperture().strip(run.iova);
         Some((run, first.prot))
     }
 }

@@ -1,0 +1,246 @@
+//! The top of a table: where walks begin, and how it grows.
+//!
+//! # Protocol
+//!
+//! The unit is told of two things together: the root's address and the number of levels. In a
+//! format that grows ([`Format::GROWS`]) the engine keeps them in one word too, so that an operation
+//! that loads it once never sees one of them without the other. In all other formats both are
+//! fixed, and there is no such word on the way of any operation.
+//!
+//! *Growing* claims the root, writes the new tables above it (in each of which the first entry leads
+//! one level down), and stores the new word with release. The old root is then a table like any
+//! other. Operations that began at the old root go on in it: their addresses mean the same there. An
+//! operation that finds it unlinked begins again, with the word loaded anew.
+//!
+//! An old root in which nothing is mapped is not linked, but gathered, since no table that is linked
+//! is empty.
+//!
+//! # What the unit has been told
+//!
+//! Until the unit knows the new root it walks the old one, which translates what it translated
+//! before. So an old root must not be used for something else before the unit was told. The table
+//! therefore remembers of which root the unit was told: until then, every gather with an unlinked
+//! table, and that of the growth itself, says that there is a new root
+//! ([`Invalidation::new_root`](crate::Invalidation::new_root)). The flush of such a gather tells the
+//! unit, and with [`reclaim`](Table::reclaim) the table knows it.
+
+use super::Table;
+use super::form::{Exclusive, Form};
+use crate::cell::Cell;
+use crate::error::BuildError;
+use crate::format::{Aperture, Format, Root};
+use crate::gather::Gather;
+use crate::memory::TableMemory;
+
+/// Where an operation begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Begin {
+    pub(crate) root: u64,
+    pub(crate) levels: u8,
+}
+
+/// The bits of the word that hold the levels. Tables are multiples of at least 16 bytes.
+const LEVELS: u64 = 7;
+
+impl Begin {
+    const fn word(self) -> u64 {
+        self.root | self.levels as u64
+    }
+
+    const fn of(word: u64) -> Self {
+        Self {
+            root: word & !LEVELS,
+            levels: (word & LEVELS) as u8,
+        }
+    }
+}
+
+/// The root of a table.
+pub(crate) struct Top<C> {
+    /// Where the format does not grow.
+    fixed: u64,
+    /// Where it does: the root and the levels as they are now, and as the unit was told.
+    now: C,
+    told: C,
+}
+
+impl<C: Cell + Default> Top<C> {
+    pub(crate) fn new(root: u64, levels: u8) -> Self {
+        let (now, told) = (C::default(), C::default());
+        let word = Begin { root, levels }.word();
+        now.set(word);
+        told.set(word);
+        Self {
+            fixed: root,
+            now,
+            told,
+        }
+    }
+
+    /// For people.
+    pub(crate) fn shown(&self) -> Begin {
+        Begin::of(self.now.get())
+    }
+}
+
+/// What growing has done.
+pub(crate) struct Grown {
+    /// New tables.
+    added: u64,
+    /// The old root, if it was empty.
+    removed: u64,
+}
+
+impl<F: Format, M: TableMemory> Table<F, M> {
+    /// Adds levels above the root until there are `levels` of them, so that more addresses can be
+    /// mapped. Everything that is mapped stays so, at every moment. With as many levels or more
+    /// nothing happens.
+    ///
+    /// Only some formats grow ([`Format::GROWS`]: AMD v1); others refuse. [`map`](Self::map) never
+    /// grows a table by itself, because the unit has to be given the new root: the gather says so
+    /// ([`Invalidation::new_root`](crate::Invalidation::new_root)), and its flush must do it. Until
+    /// then the unit goes on walking the old root, and finds there what was mapped before; nothing
+    /// that is mapped from now on may be counted on, whatever its address.
+    pub fn grow(&mut self, levels: u8, gather: &mut Gather) -> Result<Root, BuildError> {
+        let grown = self.grow_top(levels, gather, Exclusive)?;
+        self.tables = self.tables + grown.added - grown.removed;
+        self.format = self.format();
+        Ok(self.root())
+    }
+
+    /// Where an operation begins. Later calls may give more levels, never fewer.
+    #[inline(always)]
+    pub(crate) fn begin(&self) -> Begin {
+        if F::GROWS {
+            Begin::of(self.top.now.get_acquire())
+        } else {
+            Begin {
+                root: self.top.fixed,
+                levels: self.format.levels(),
+            }
+        }
+    }
+
+    /// The format, with the levels that the table has now.
+    #[inline(always)]
+    pub(crate) fn format_now(&self) -> F {
+        if F::GROWS {
+            let levels = self.begin().levels;
+            self.format.grown_to(levels).unwrap_or(self.format)
+        } else {
+            self.format
+        }
+    }
+
+    /// The addresses that it translates now.
+    #[inline(always)]
+    pub(crate) fn aperture(&self) -> Aperture {
+        self.format_now().aperture()
+    }
+
+    /// Grows the top as [`grow`](Self::grow) says.
+    pub(crate) fn grow_top<P: Form>(
+        &self,
+        levels: u8,
+        gather: &mut Gather,
+        form: P,
+    ) -> Result<Grown, BuildError> {
+        let mut grown = Grown {
+            added: 0,
+            removed: 0,
+        };
+        let mut round = 0;
+        let old = loop {
+            let old = self.begin();
+            if levels <= old.levels {
+                // Another thread may have grown it and not have flushed yet.
+                self.note_root(gather);
+                return Ok(grown);
+            }
+            if !F::GROWS || self.format.grown_to(levels).is_none() {
+                return Err(BuildError::Levels {
+                    format: self.format.id(),
+                    levels,
+                });
+            }
+            if self.claim(old.root, form).is_ok() {
+                if self.begin() == old {
+                    break old;
+                }
+                self.release(old.root, form);
+            }
+            self.memory.wait(round);
+            round += 1;
+        };
+
+        // While it is claimed nobody maps into it or empties it.
+        let empty = self.memory.meta(old.root).live.get() == 0;
+        let first = if empty { levels } else { old.levels + 1 };
+        let needed = u64::from(levels - first) + 1;
+        let mut reserve = self.memory.reserve(needed).inspect_err(|_| {
+            self.release(old.root, form);
+        })?;
+        let mut root = old.root;
+        for level in usize::from(first) - 1..usize::from(levels) {
+            let Some((table, _)) = self.memory.take(&mut reserve) else {
+                debug_assert!(false, "a reserve holds what was asked for");
+                break;
+            };
+            let cells = self.memory.entries(table, self.format.entries(level));
+            cells.iter().for_each(|cell| cell.set(0));
+            if let (false, Some(cell)) = (empty, cells.first()) {
+                cell.set(self.format.table(level, root));
+            }
+            self.memory.meta(table).live.set(u64::from(!empty));
+            self.unclaimed(table);
+            root = table;
+        }
+        // The new tables are complete: whoever begins there finds them so.
+        self.top.now.set_release(Begin { root, levels }.word());
+        grown.added = needed;
+        if empty {
+            grown.removed = 1;
+            self.bury(old.root, form);
+            gather.add_table(self, old.root);
+        } else {
+            self.release(old.root, form);
+        }
+        self.note_root(gather);
+        Ok(grown)
+    }
+
+    /// Tells the gather if the unit does not know the root yet.
+    #[inline(always)]
+    pub(crate) fn note_root(&self, gather: &mut Gather) {
+        if F::GROWS {
+            // In this order: who has been told of a root was told of one that was there.
+            let told = self.top.told.get_acquire();
+            let now = self.top.now.get_acquire();
+            if told != now {
+                gather.set_root(self.root_of(Begin::of(now)), now);
+            }
+        }
+    }
+
+    /// Notes of which root the unit was told; `word` is what
+    /// [`note_root`](Self::note_root) had put into the gather, or 0.
+    pub(crate) fn told(&self, word: u64) {
+        if F::GROWS {
+            let mut there = self.top.told.get_acquire();
+            while Begin::of(there).levels < Begin::of(word).levels {
+                match self.top.told.set_if(there, word) {
+                    Ok(()) => break,
+                    Err(found) => there = found,
+                }
+            }
+        }
+    }
+
+    pub(crate) fn root_of(&self, begin: Begin) -> Root {
+        Root {
+            format: self.format.id(),
+            address: begin.root,
+            levels: begin.levels,
+        }
+    }
+}
