@@ -149,11 +149,19 @@ pub enum FlushError {
         /// How long the unit has waited.
         waited: Duration,
     },
+    /// The table has grown to a root that the unit cannot walk. The old one is in use still.
+    Root {
+        /// The domain.
+        domain: DomainId,
+        /// Why not.
+        cause: AttachError,
+    },
 }
 
 impl fmt::Display for FlushError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Self::Root { domain, cause } => write!(f, "the new root of domain {domain}: {cause}"),
             Self::TimedOut {
                 domain,
                 device,

@@ -54,6 +54,9 @@ pub trait Unit: Send + Sync {
     /// Forgets what `what` names in `domain`: translations that overlap its ranges and come from
     /// its leaf levels and, if tables were unlinked, the domain's cached tables.
     ///
+    /// If it names a [new root](Invalidation::new_root), the domain's devices translate through that
+    /// one from now on, and everything about the domain is forgotten.
+    ///
     /// When it returns, no access uses one of them, or a table that was unlinked before the call.
     /// The wait is bounded. A domain without devices has nothing to forget.
     fn invalidate(&self, domain: DomainId, what: &Invalidation) -> Result<(), FlushError>;

@@ -45,6 +45,10 @@
 //! it removes the domain's cached entries if this was its last device. The device stays a member of
 //! its domain until the wait has succeeded, so that flushes of the domain wait for it too.
 //!
+//! The context also changes when the domain's table has grown: then it is replaced, and the flush
+//! waits for the ports before it cleans, since an access that had looked at the context before would
+//! insert what it found through the old root.
+//!
 //! A port that is created, or a device that is attached, after the flusher has collected the turns
 //! got the registry's lock after it, and so sees everything that the flusher had done.
 //!
@@ -315,6 +319,31 @@ impl<T, D> Shared<T, D> {
             .map_or(u64::MAX << 12, |support| support.page_sizes.bits())
     }
 
+    /// The walker for a root, if the unit can walk it.
+    fn walker(&self, root: Root) -> Result<Walker, AttachError> {
+        let capabilities = &self.config.capabilities;
+        capabilities.check(&root)?;
+        let sizes = capabilities
+            .format(root.format)
+            .map_or(PageSizes::NONE, |s| s.page_sizes);
+        Ok(Walker::new(root)
+            .with_input_bits(capabilities.input_bits)
+            .with_output_bits(capabilities.output_bits)
+            .with_page_sizes(sizes)
+            .with_snoop_control(capabilities.snoop_control))
+    }
+
+    /// Has the domain's devices walk from another root. When it returns, no access through the old
+    /// one is under way that could still put something into a cache.
+    fn set_root(&self, domain: DomainId, root: Root) -> Result<(), FlushError> {
+        let walker = self
+            .walker(root)
+            .map_err(|cause| FlushError::Root { domain, cause })?;
+        self.registry.set_root(domain, walker);
+        fence(Ordering::SeqCst);
+        self.wait_in(domain, self.registry.busy_in(domain))
+    }
+
     fn flush(&self, domain: DomainId, clean: impl FnOnce() -> u64) -> Result<(), FlushError> {
         // What the caller stored in the tables comes before the cleaning.
         fence(Ordering::SeqCst);
@@ -326,6 +355,11 @@ impl<T, D> Shared<T, D> {
         if !busy.is_empty() {
             self.waits.fetch_add(1, Ordering::Relaxed);
         }
+        self.wait_in(domain, busy)
+    }
+
+    /// [`wait`](Self::wait) for a flush of `domain`.
+    fn wait_in(&self, domain: DomainId, busy: Vec<Busy>) -> Result<(), FlushError> {
         self.wait(busy)
             .map_err(|(device, busy, waited)| FlushError::TimedOut {
                 domain,
@@ -374,20 +408,11 @@ where
     }
 
     fn attach(&self, device: DeviceId, domain: DomainId, root: Root) -> Result<(), AttachError> {
-        let capabilities = &self.shared.config.capabilities;
-        capabilities.check(&root)?;
-        let bits = capabilities.domain_bits;
+        let walker = self.shared.walker(root)?;
+        let bits = self.shared.config.capabilities.domain_bits;
         if domain.0.checked_shr(bits).unwrap_or(0) != 0 {
             return Err(AttachError::DomainId { domain, bits });
         }
-        let sizes = capabilities
-            .format(root.format)
-            .map_or(PageSizes::NONE, |s| s.page_sizes);
-        let walker = Walker::new(root)
-            .with_input_bits(capabilities.input_bits)
-            .with_output_bits(capabilities.output_bits)
-            .with_page_sizes(sizes)
-            .with_snoop_control(capabilities.snoop_control);
         self.shared.registry.attach(device, domain, walker)
     }
 
@@ -413,6 +438,10 @@ where
     }
 
     fn invalidate(&self, domain: DomainId, what: &Invalidation) -> Result<(), FlushError> {
+        if let Some(root) = what.new_root() {
+            self.shared.set_root(domain, root)?;
+            return self.invalidate_domain(domain);
+        }
         self.invalidate_ranges(
             domain,
             what.ranges(),

@@ -183,6 +183,21 @@ impl Registry {
         Ok(())
     }
 
+    /// Has the devices of a domain walk with another walker.
+    pub(super) fn set_root(&self, domain: DomainId, walker: Walker) {
+        let mut members = lock(&self.members);
+        let Members { devices, domains } = &mut *members;
+        if let Some(there) = domains.get_mut(&domain) {
+            there.root = walker.root();
+        }
+        for member in devices.values() {
+            // A device on its way out has no context, and gets none.
+            if member.domain == Some(domain) && member.device.context().1.is_some() {
+                member.device.set_context(Some(Context { domain, walker }));
+            }
+        }
+    }
+
     /// Takes the context away. The device stays a member until [`finish_detach`](Self::finish_detach).
     pub(super) fn begin_detach(&self, device: DeviceId) -> Result<Leaving, AttachError> {
         let members = lock(&self.members);
