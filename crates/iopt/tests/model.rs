@@ -35,6 +35,16 @@ suite!(amdv1_5_levels, AmdV1::new(5).unwrap(), SMALL);
 suite!(amdv1_6_levels, AmdV1::new(6).unwrap(), ALL);
 suite!(x86_64, X86_64::new(4).unwrap(), ALL);
 suite!(x86_64_5_levels, X86_64::new(5).unwrap(), ALL);
+suite!(
+    amdv1_encrypted,
+    AmdV1::new(4).unwrap().with_encrypted_tables(51).unwrap(),
+    ALL
+);
+suite!(
+    x86_64_encrypted,
+    X86_64::new(4).unwrap().with_encrypted_tables(47).unwrap(),
+    ALL
+);
 suite!(vtd_ss_3_levels, VtdSs::new(3).unwrap(), ALL);
 suite!(vtd_ss, VtdSs::new(4).unwrap(), ALL);
 suite!(vtd_ss_5_levels, VtdSs::new(5).unwrap(), FROM_2M);

@@ -16,7 +16,7 @@ use iopt::format::{
     RiscVG, VtdSs, X86_64,
 };
 use iopt::walk::{Access, WalkMemory, WalkReason, Walker};
-use iopt::{Format, Gather, HeapArena, Leaf, Prot, Root, Table, TableMemory};
+use iopt::{Format, Gather, HeapArena, Leaf, Prot, Table, TableMemory};
 use proptest::prelude::*;
 use runs::Span;
 
@@ -58,10 +58,11 @@ fn compare<F: Format, A: TableMemory + WalkMemory>(
     format: F,
     memory: &A,
     told: Prot,
+    encryption: u32,
     stretches: &[Stretch],
 ) {
     let mut table = Table::new(format, memory).unwrap();
-    let root = table.root();
+    let walker = Walker::new(table.root()).with_encryption_bit(encryption);
     let prots: Vec<Prot> = (0..=Prot::all().bits())
         .map(Prot::from_bits_truncate)
         .filter(|prot| format.leaf_bits(*prot).is_some())
@@ -119,7 +120,7 @@ fn compare<F: Format, A: TableMemory + WalkMemory>(
         ]);
     }
     for iova in probes {
-        compare_at(&table, root, memory, told, iova);
+        compare_at(&table, walker, memory, told, iova);
     }
     let (gather, memory) = table.tear_down();
     memory.reclaim(gather.never_walked().into_tables());
@@ -127,7 +128,7 @@ fn compare<F: Format, A: TableMemory + WalkMemory>(
 
 fn compare_at<F: Format, A: TableMemory + WalkMemory>(
     table: &Table<F, &A>,
-    root: Root,
+    walker: Walker,
     memory: &A,
     told: Prot,
     iova: u64,
@@ -135,7 +136,6 @@ fn compare_at<F: Format, A: TableMemory + WalkMemory>(
     let leaf = table.leaf_at(iova);
     // Pages for privileged requests are walked for such a request.
     let privileged = leaf.is_some_and(|leaf| leaf.prot.contains(Prot::PRIVILEGED));
-    let walker = Walker::new(root);
     let aperture = table.format().aperture();
     assert_eq!(walker.aperture(), Some(aperture));
     for access in [Access::Read, Access::Write] {
@@ -174,7 +174,7 @@ fn compare_at<F: Format, A: TableMemory + WalkMemory>(
 }
 
 macro_rules! walks {
-    ($($name:ident, $format:expr, $cell:ty, $log2:literal, $told:expr;)*) => {
+    ($($name:ident, $format:expr, $cell:ty, $log2:literal, $told:expr $(, C-bit $bit:literal)?;)*) => {
         proptest! {
             #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
             $(
@@ -184,12 +184,18 @@ macro_rules! walks {
                     let bits = Format::output_bits(&format);
                     let base = 1 << (bits - 1).min(46);
                     let memory = HeapArena::<$cell, $log2>::with_tables_at(1 << 12, base).unwrap();
-                    compare(format, &memory, $told, &stretches);
+                    #[allow(unused_mut, unused_assignments, reason = "most have no such bit")]
+                    let mut encryption = NO_BIT;
+                    $(encryption = $bit;)?
+                    compare(format, &memory, $told, encryption, &stretches);
                 }
             )*
         }
     };
 }
+
+/// Tables are not encrypted.
+const NO_BIT: u32 = 64;
 
 const DIRTY: fn(ArmOptions) -> ArmOptions = |options| ArmOptions {
     dirty: true,
@@ -201,6 +207,12 @@ walks! {
     amdv1_6_levels, AmdV1::new(6).unwrap(), AtomicU64, 12, ALL;
     x86_64, X86_64::new(4).unwrap(), AtomicU64, 12, ALL;
     x86_64_5_levels, X86_64::new(5).unwrap(), AtomicU64, 12, ALL;
+    amdv1_encrypted,
+        AmdV1::new(5).unwrap().with_encrypted_tables(47).unwrap(),
+        AtomicU64, 12, ALL, C-bit 47;
+    x86_64_encrypted,
+        X86_64::new(4).unwrap().with_encrypted_tables(51).unwrap(),
+        AtomicU64, 12, ALL, C-bit 51;
     vtd_ss_3_levels, VtdSs::new(3).unwrap(), AtomicU64, 12, ALL;
     vtd_ss, VtdSs::new(4).unwrap(), AtomicU64, 12, ALL;
     vtd_ss_5_levels, VtdSs::new(5).unwrap(), AtomicU64, 12, ALL;

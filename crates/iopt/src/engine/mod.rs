@@ -208,7 +208,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
                 offered,
             });
         }
-        let (last, bits) = (memory.last_address(), format.output_bits());
+        let (last, bits) = (memory.last_address(), format.table_bits());
         if last >> bits.min(63) != 0 {
             return Err(BuildError::TableAddress { last, bits });
         }

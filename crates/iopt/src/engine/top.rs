@@ -239,7 +239,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     pub(crate) fn root_of(&self, begin: Begin) -> Root {
         Root {
             format: self.format.id(),
-            address: begin.root,
+            address: self.format.root_address(begin.root),
             levels: begin.levels,
         }
     }

@@ -7,10 +7,13 @@
 //! of the level's own size; 1 to 6, a table of that many levels; 7, a leaf whose size is encoded
 //! in its address: for 2^n bytes the address bits from 12 to n−2 are 1 and bit n−1 is 0. A leaf of
 //! 2^k times the level's own size takes 2^k equal entries.
+//!
+//! Tables may lie in encrypted memory: AMD64 Architecture Programmer's Manual, volume 2, section
+//! 7.10 "Secure Memory Encryption".
 
 use runs::PageSizes;
 
-use super::{Aperture, Entry, Format, FormatId, mask};
+use super::{Aperture, ENCRYPTED_TABLE_BITS, Entry, Format, FormatId, encryption_bit, mask};
 use crate::error::BuildError;
 use crate::prot::Prot;
 
@@ -36,8 +39,10 @@ const WRITE: u64 = 1 << 62;
 
 /// AMD I/O page tables, version 1: up to six levels, any power of two from 4 KiB as leaf size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct AmdV1 {
+pub struct AmdV1<const ENCRYPTED: bool = false> {
     levels: u8,
+    /// The C-bit, or 0.
+    encryption: u64,
 }
 
 impl AmdV1 {
@@ -49,18 +54,52 @@ impl AmdV1 {
                 levels,
             });
         }
-        Ok(Self { levels })
+        Ok(Self {
+            levels,
+            encryption: 0,
+        })
     }
+
+    /// The same with tables in encrypted memory: `bit`, 47 to 51, is the processor's C-bit (APM
+    /// volume 2, section 7.10.1: CPUID Fn8000_001F, EBX\[5:0\]). It is set in the root's address
+    /// ([`Root::address`](super::Root::address)) and in every entry that leads to a table. Table
+    /// memory must lie below 2^47, the lowest C-bit that a processor has.
+    ///
+    /// The addresses of leaves stay as they are given: a run whose addresses have the bit set is
+    /// encrypted memory to the device, another (registers, or what is shared with somebody outside)
+    /// is not.
+    pub const fn with_encrypted_tables(self, bit: u32) -> Result<AmdV1<true>, BuildError> {
+        match encryption_bit(Self::ID, bit) {
+            Ok(encryption) => Ok(AmdV1 {
+                levels: self.levels,
+                encryption,
+            }),
+            Err(cause) => Err(cause),
+        }
+    }
+}
+
+impl<const ENCRYPTED: bool> AmdV1<ENCRYPTED> {
+    /// The address of a table in an entry. A constant, so that whoever follows an entry need not
+    /// know which bit it is.
+    const TABLE: u64 = if ENCRYPTED {
+        mask(12, ENCRYPTED_TABLE_BITS - 1)
+    } else {
+        ADDRESS
+    };
 }
 
 impl Default for AmdV1 {
     /// Four levels: 48 bits.
     fn default() -> Self {
-        Self { levels: 4 }
+        Self {
+            levels: 4,
+            encryption: 0,
+        }
     }
 }
 
-impl AmdV1 {
+impl<const ENCRYPTED: bool> AmdV1<ENCRYPTED> {
     /// The largest leaf of `level`, as a power of two; below the level's own size where it has none.
     const fn last_log2(level: usize) -> u32 {
         let half = 12 + 9 * level as u32 + 8;
@@ -68,7 +107,7 @@ impl AmdV1 {
     }
 }
 
-impl Format for AmdV1 {
+impl<const ENCRYPTED: bool> Format for AmdV1<ENCRYPTED> {
     const ID: FormatId = FormatId::AmdV1;
     const ENTRY_BYTES: usize = 8;
     const GRANULE_LOG2: u32 = 12;
@@ -84,7 +123,7 @@ impl Format for AmdV1 {
     #[inline(always)]
     fn grown_to(self, levels: u8) -> Option<Self> {
         let known = (Self::MIN_LEVELS..=Self::MAX_LEVELS).contains(&levels);
-        known.then_some(Self { levels })
+        known.then_some(Self { levels, ..self })
     }
 
     #[inline(always)]
@@ -103,6 +142,20 @@ impl Format for AmdV1 {
     #[inline(always)]
     fn leaf_sizes(level: usize) -> PageSizes {
         PageSizes::from_log2_range(Self::shift(level), Self::last_log2(level))
+    }
+
+    #[inline(always)]
+    fn table_bits(&self) -> u32 {
+        if ENCRYPTED {
+            ENCRYPTED_TABLE_BITS
+        } else {
+            Self::OUTPUT_BITS
+        }
+    }
+
+    #[inline(always)]
+    fn root_address(&self, root: u64) -> u64 {
+        root | self.encryption
     }
 
     fn leaf_bits(&self, prot: Prot) -> Option<u64> {
@@ -156,7 +209,12 @@ impl Format for AmdV1 {
     fn table(&self, level: usize, table: u64) -> u64 {
         // Permissions are the AND of all levels (section 2.2.3): tables allow everything.
         // A table reached from level n of ours has n levels.
-        PRESENT | READ | WRITE | (level as u64) << NEXT_LEVEL_SHIFT | table & ADDRESS
+        PRESENT
+            | READ
+            | WRITE
+            | (level as u64) << NEXT_LEVEL_SHIFT
+            | table & Self::TABLE
+            | self.encryption
     }
 
     #[inline(always)]
@@ -211,7 +269,7 @@ impl Format for AmdV1 {
                     log2,
                 }
             }
-            _ => Entry::Table(word & ADDRESS),
+            _ => Entry::Table(word & Self::TABLE),
         }
     }
 }

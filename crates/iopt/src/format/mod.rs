@@ -22,6 +22,7 @@ use core::fmt;
 
 use runs::{PageSizes, Span};
 
+use crate::error::BuildError;
 use crate::prot::Prot;
 
 pub use amdv1::AmdV1;
@@ -95,7 +96,8 @@ impl fmt::Display for FormatId {
 pub struct Root {
     /// The format.
     pub format: FormatId,
-    /// Address of the top table, as the unit sees it.
+    /// Address of the top table, as the unit is told of it: with the encryption bit where tables are
+    /// encrypted ([`AmdV1::with_encrypted_tables`]).
     pub address: u64,
     /// Number of levels.
     pub levels: u8,
@@ -290,6 +292,18 @@ pub trait Format: Copy + fmt::Debug + Send + Sync + 'static {
         Self::OUTPUT_BITS
     }
 
+    /// Bits of a table's address: all table memory must lie below.
+    #[inline(always)]
+    fn table_bits(&self) -> u32 {
+        self.output_bits()
+    }
+
+    /// What a unit is told of the root at `root`: with the encryption bit, where there is one.
+    #[inline(always)]
+    fn root_address(&self, root: u64) -> u64 {
+        root
+    }
+
     /// What the unit demands when an entry's size changes while it is in use.
     fn break_before_make(&self) -> BreakBeforeMake {
         BreakBeforeMake::NotNeeded
@@ -377,6 +391,24 @@ pub trait Format: Copy + fmt::Debug + Send + Sync + 'static {
             all.or(Self::leaf_sizes(level))
         })
     }
+}
+
+/// Where table memory ends when tables are encrypted: the lowest C-bit of any processor (families
+/// 17h to 19h have it at 47 or 51).
+const ENCRYPTED_TABLE_BITS: u32 = 47;
+
+/// A C-bit that an address of 52 bits can hold.
+const fn encryption_bit(format: FormatId, bit: u32) -> Result<u64, BuildError> {
+    if bit < ENCRYPTED_TABLE_BITS || bit > 51 {
+        return Err(BuildError::Setting {
+            format,
+            what: "encryption bit",
+            value: bit as u64,
+            min: ENCRYPTED_TABLE_BITS as u64,
+            max: 51,
+        });
+    }
+    Ok(1 << bit)
 }
 
 /// The bits `[low, high]` of an entry.

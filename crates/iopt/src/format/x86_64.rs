@@ -5,11 +5,13 @@
 //! Guest Translations"; Intel VT-d specification (D51397), revision 5.0, section 9.7
 //! "First-Stage Paging Entries" and section 3.6 "First-Stage Translation".
 //!
+//! Tables may lie in encrypted memory: APM volume 2, section 7.10 "Secure Memory Encryption".
+//!
 //! Addresses are sign-extended: the upper half of the tables serves the top of the address space.
 
 use runs::PageSizes;
 
-use super::{Aperture, Entry, Format, FormatId, mask};
+use super::{Aperture, ENCRYPTED_TABLE_BITS, Entry, Format, FormatId, encryption_bit, mask};
 use crate::error::BuildError;
 use crate::prot::Prot;
 
@@ -32,8 +34,10 @@ const NO_EXECUTE: u64 = 1 << 63;
 
 /// x86-64 tables of four or five levels; leaves of 4 KiB, 2 MiB and 1 GiB.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct X86_64 {
+pub struct X86_64<const ENCRYPTED: bool = false> {
     levels: u8,
+    /// The C-bit, or 0.
+    encryption: u64,
 }
 
 impl X86_64 {
@@ -45,18 +49,52 @@ impl X86_64 {
                 levels,
             });
         }
-        Ok(Self { levels })
+        Ok(Self {
+            levels,
+            encryption: 0,
+        })
     }
+
+    /// The same with tables in encrypted memory: `bit`, 47 to 51, is the processor's C-bit (APM
+    /// volume 2, section 7.10.1: CPUID Fn8000_001F, EBX\[5:0\]). It is set in the root's address
+    /// ([`Root::address`](super::Root::address)) and in every entry that leads to a table. Table
+    /// memory must lie below 2^47, the lowest C-bit that a processor has.
+    ///
+    /// The addresses of leaves stay as they are given: a run whose addresses have the bit set is
+    /// encrypted memory to the device, another (registers, or what is shared with somebody outside)
+    /// is not.
+    pub const fn with_encrypted_tables(self, bit: u32) -> Result<X86_64<true>, BuildError> {
+        match encryption_bit(Self::ID, bit) {
+            Ok(encryption) => Ok(X86_64 {
+                levels: self.levels,
+                encryption,
+            }),
+            Err(cause) => Err(cause),
+        }
+    }
+}
+
+impl<const ENCRYPTED: bool> X86_64<ENCRYPTED> {
+    /// The address of a table in an entry. A constant, so that whoever follows an entry need not
+    /// know which bit it is.
+    const TABLE: u64 = if ENCRYPTED {
+        mask(12, ENCRYPTED_TABLE_BITS - 1)
+    } else {
+        ADDRESS
+    };
 }
 
 impl Default for X86_64 {
     /// Four levels: 48 bits.
     fn default() -> Self {
-        Self { levels: 4 }
+        Self {
+            levels: 4,
+            encryption: 0,
+        }
     }
 }
 
-impl Format for X86_64 {
+impl<const ENCRYPTED: bool> Format for X86_64<ENCRYPTED> {
     const ID: FormatId = FormatId::X86_64;
     const ENTRY_BYTES: usize = 8;
     const GRANULE_LOG2: u32 = 12;
@@ -83,6 +121,20 @@ impl Format for X86_64 {
         } else {
             PageSizes::NONE
         }
+    }
+
+    #[inline(always)]
+    fn table_bits(&self) -> u32 {
+        if ENCRYPTED {
+            ENCRYPTED_TABLE_BITS
+        } else {
+            Self::OUTPUT_BITS
+        }
+    }
+
+    #[inline(always)]
+    fn root_address(&self, root: u64) -> u64 {
+        root | self.encryption
     }
 
     fn leaf_bits(&self, prot: Prot) -> Option<u64> {
@@ -132,7 +184,7 @@ impl Format for X86_64 {
     fn table(&self, _level: usize, table: u64) -> u64 {
         // Permissions are the AND of all levels: tables allow everything. A is set at once, so
         // that the unit need not write it.
-        PRESENT | WRITE | USER | ACCESSED | table & ADDRESS
+        PRESENT | WRITE | USER | ACCESSED | table & Self::TABLE | self.encryption
     }
 
     #[inline(always)]
@@ -171,6 +223,6 @@ impl Format for X86_64 {
                 log2,
             };
         }
-        Entry::Table(word & ADDRESS)
+        Entry::Table(word & Self::TABLE)
     }
 }

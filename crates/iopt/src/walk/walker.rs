@@ -54,6 +54,8 @@ pub struct Walker {
     pub(super) supervisor_user_access: bool,
     pub(super) access_flag: bool,
     pub(super) updates: bool,
+    /// The encryption bit, or 0.
+    encryption: u64,
 }
 
 /// A format that has no walker yet: no root of it can be walked.
@@ -129,7 +131,16 @@ impl Walker {
             supervisor_user_access: true,
             access_flag: true,
             updates: false,
+            encryption: 0,
         }
+    }
+
+    /// For a unit of a processor that encrypts memory, with its C-bit (APM volume 2, section 7.10.1).
+    /// It is not part of the address of a table, in the root and in entries. In the address of a
+    /// page it stays, whatever the unit's width: what lies there is to be read as encrypted.
+    pub const fn with_encryption_bit(mut self, bit: u32) -> Self {
+        self.encryption = if bit < 64 { 1 << bit } else { 0 };
+        self
     }
 
     /// For a unit whose output addresses have `bits` bits; the bits above are reserved in entries.
@@ -315,7 +326,7 @@ impl Walker {
             iova,
             access,
             level: root.levels.saturating_sub(1),
-            table: root.address,
+            table: root.address & !self.encryption,
             entry: 0,
             reads: 0,
             reason: WalkReason::NotPresent,
@@ -330,7 +341,7 @@ impl Walker {
         if !translates(aperture, iova) {
             return Err(at.because(WalkReason::OutsideAperture { aperture }));
         }
-        if root.address & low_bits(shape.root_log2) != 0 || root.address >> self.output_bits != 0 {
+        if at.table & low_bits(shape.root_log2) != 0 || at.table >> self.output_bits != 0 {
             return Err(at.because(self.bad_output(root.address)));
         }
 
@@ -366,6 +377,7 @@ impl Walker {
             let marked = S::marked(self, at.level, leaf, at.entry, access);
             match entry {
                 Entry::Table { address, level, .. } => {
+                    let address = address & !self.encryption;
                     // A format file never yields a level that does not fall; this is what keeps
                     // the loop finite, so it is checked where the loop is.
                     if level >= at.level {
@@ -397,7 +409,7 @@ impl Walker {
                 }
                 Entry::Leaf { pa, log2, .. } => {
                     let within = low_bits(log2);
-                    if (pa | within) >> self.output_bits != 0 {
+                    if ((pa & !self.encryption) | within) >> self.output_bits != 0 {
                         return Err(at.because(self.bad_output(pa | within)));
                     }
                     if !self.page_sizes.contains(within.wrapping_add(1)) {
@@ -439,7 +451,7 @@ impl Walker {
     /// The address bits that are reserved because the unit's addresses are narrower.
     #[inline]
     pub(super) const fn reserved_output(&self) -> u64 {
-        low_bits(52) & !low_bits(self.output_bits)
+        low_bits(52) & !low_bits(self.output_bits) & !self.encryption
     }
 }
 
