@@ -285,9 +285,9 @@ mod tests {
                 let address = 1u64.checked_shl(ones).map_or(u64::MAX, |bit| bit - 1) & !0xfff;
                 for next in [0, SIZE_IN_ADDRESS] {
                     let word = address & !NEXT_LEVEL | next << NEXT_LEVEL_SHIFT | PRESENT;
-                    match AmdV1::decode(level, word) {
+                    match <AmdV1>::decode(level, word) {
                         Entry::Leaf { pa, log2 } => {
-                            assert!(AmdV1::leaf_sizes(level).contains(1 << log2), "{word:#x}");
+                            assert!(<AmdV1>::leaf_sizes(level).contains(1 << log2), "{word:#x}");
                             assert_eq!(pa & ((1 << log2) - 1), 0, "{word:#x}");
                         }
                         // 2^57 bytes and more do not lie in 52 address bits.
