@@ -13,8 +13,8 @@
 
 use iopt::format::Entry;
 use iopt::{
-    Aperture, Cell, Chain, Format, FormatId, Gather, MapError, Meta, NoTables, Prot, Reserve,
-    SharedTable, Table, TableMemory,
+    Aperture, Cell, Chain, Format, FormatId, Gather, Interruption, Invalidation, MapError, Meta,
+    NoTables, Prot, Reserve, SharedTable, Table, TableMemory, UnmapError,
 };
 use loom::sync::Mutex;
 use loom::sync::atomic::{AtomicU64, Ordering, fence};
@@ -253,6 +253,37 @@ fn unmap<const GROWS: bool>(table: &Shared<GROWS>, page: u64, pages: u64) -> u64
         .unwrap();
     table.reclaim(gather.flush_with(|_| Ok::<_, ()>(())).unwrap());
     bytes
+}
+
+fn split(table: &Shared, page: u64, pages: u64) {
+    let mut gather = Gather::new();
+    let range = Span::new(page * PAGE, pages * PAGE);
+    let flush = |_: &Invalidation| Ok::<_, ()>(());
+    table
+        .split(range, PAGE, Interruption::Refused, &mut gather, flush)
+        .unwrap();
+}
+
+fn merge(table: &Shared, page: u64, pages: u64) {
+    let mut gather = Gather::new();
+    let range = Span::new(page * PAGE, pages * PAGE);
+    let flush = |_: &Invalidation| Ok::<_, ()>(());
+    table
+        .merge(range, Interruption::Refused, &mut gather, flush)
+        .unwrap();
+}
+
+/// Unmaps a page, unless it lies in a larger leaf.
+fn unmap_page(table: &Shared, page: u64) -> bool {
+    let mut gather = Gather::new();
+    let range = Span::new(page * PAGE, PAGE);
+    let result = table.unmap(range, &mut gather, &mut iopt::Discard);
+    assert!(matches!(
+        result,
+        Ok(()) | Err(UnmapError::InsideLeaf { .. })
+    ));
+    table.reclaim(gather.flush_with(|_| Ok::<_, ()>(())).unwrap());
+    result.is_ok()
 }
 
 /// What is mapped, page by page; every page is mapped to its own frame or not at all.
@@ -496,5 +527,59 @@ fn a_reader_finds_what_is_mapped_while_the_top_grows() {
         map(&table, 5, 1).unwrap();
         reader.join().unwrap();
         finish(table, &memory, [1, 0, 0, 0, 0, 1, 0, 0], 6);
+    });
+}
+
+#[test]
+fn a_leaf_is_split_while_a_page_of_it_goes() {
+    model(|| {
+        let memory = Tables::new(6, true);
+        let table = shared(&memory);
+        map(&table, 0, 2).unwrap();
+        let other = Arc::clone(&table);
+        let thread = thread::spawn(move || split(&other, 0, 2));
+        let gone = unmap_page(&table, 1);
+        thread.join().unwrap();
+        finish(table, &memory, [1, u8::from(!gone), 0, 0, 0, 0, 0, 0], 6);
+    });
+}
+
+#[test]
+fn pages_become_one_leaf_while_one_of_them_goes() {
+    model(|| {
+        let memory = Tables::new(6, true);
+        let table = shared(&memory);
+        map(&table, 0, 1).unwrap();
+        map(&table, 1, 1).unwrap();
+        let other = Arc::clone(&table);
+        let thread = thread::spawn(move || merge(&other, 0, 2));
+        let gone = unmap_page(&table, 1);
+        thread.join().unwrap();
+        finish(table, &memory, [1, u8::from(!gone), 0, 0, 0, 0, 0, 0], 6);
+    });
+}
+
+#[test]
+fn a_reader_sees_no_hole_while_leaves_are_split_and_merged() {
+    model(|| {
+        // Too few tables for both states: that of the merge is used again at once.
+        let memory = Tables::new(4, true);
+        let table = shared(&memory);
+        map(&table, 0, 2).unwrap();
+        let other = Arc::clone(&table);
+        let reader = thread::spawn(move || {
+            for page in [0, 1] {
+                assert_eq!(other.translate(page * PAGE), Some((16 + page) * PAGE));
+            }
+        });
+        split(&table, 0, 2);
+        merge(&table, 0, 2);
+        while let Err(error) = map(&table, 2, 1) {
+            assert!(matches!(error, MapError::NoTables(_)));
+            table.poll();
+            thread::yield_now();
+        }
+        reader.join().unwrap();
+        finish(table, &memory, [1, 1, 1, 0, 0, 0, 0, 0], 4);
     });
 }
