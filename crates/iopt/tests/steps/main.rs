@@ -160,7 +160,46 @@ fn refit<F: Format, C: Cell + Default + 'static, const LOG2: u32>(
     world.finish()
 }
 
-/// Both scripts, in both forms, with some seeds.
+/// A clean table that a large leaf replaces is written to through the unit's cache, until the flush.
+fn merge_while_written<F: Format, C: Cell + Default + 'static, const LOG2: u32>(
+    format: F,
+    sizes: PageSizes,
+    shared: bool,
+) {
+    let Place {
+        page: p,
+        block,
+        base,
+        pa,
+    } = place(&format);
+    let mut world = World::<F, C, LOG2>::new(format, sizes, shared, 5);
+    let range = Span::new(base, block);
+    // Two halves, so that it is not one leaf from the beginning.
+    let map = |world: &mut World<F, C, LOG2>| {
+        world.idle();
+        world.map(base, &[Span::new(pa, block - p)]);
+        world.map(base + block - p, &[Span::new(pa + block - p, p)]);
+    };
+    for written in [None, Some(base + 7 * p)] {
+        map(&mut world);
+        let (before, after) = world.merge_while_written(range, written);
+        assert_eq!(world.leaves(range), [block]);
+        assert!(!before);
+        let expected = format.keeps_dirty() && written.is_some();
+        assert_eq!(after, expected, "{written:x?}");
+        world.unmap(range);
+    }
+    // In place, nobody can tell any more what was written: everything was. What was only broken is
+    // there again as it was.
+    map(&mut world);
+    let dirty = world.merge_without_flush(range);
+    let in_place = format.break_before_make() == BreakBeforeMake::NotNeeded;
+    assert_eq!(dirty, format.keeps_dirty() && in_place);
+    world.unmap(range);
+    world.finish();
+}
+
+/// The scripts, in both forms, with some seeds.
 macro_rules! steps {
     ($($name:ident: $format:expr, $cell:ty, $log2:literal, $sizes:expr;)*) => {$(
         mod $name {
@@ -176,6 +215,12 @@ macro_rules! steps {
                         assert!(stops > 150, "only {stops} stores were looked at");
                     }
                 }
+            }
+
+            #[test]
+            fn what_is_written_through_a_table_that_a_leaf_has_replaced_is_not_lost() {
+                merge_while_written::<_, $cell, $log2>($format, $sizes, false);
+                merge_while_written::<_, $cell, $log2>($format, $sizes, true);
             }
 
             #[test]

@@ -67,6 +67,8 @@ struct Device<C: Cell + 'static, const LOG2: u32> {
     /// Pages that it wrote to since they were mapped.
     written: RefCell<BTreeSet<u64>>,
     random: Plain<u64>,
+    /// It writes nothing by itself.
+    idle: Plain<bool>,
 }
 
 impl<C: Cell, const LOG2: u32> Device<C, LOG2> {
@@ -148,6 +150,7 @@ impl<F: Format, C: Cell + Default + 'static, const LOG2: u32> World<F, C, LOG2> 
                 cache: RefCell::default(),
                 written: RefCell::default(),
                 random: Plain::new(seed | 1),
+                idle: Plain::new(false),
             }),
             stops: 0,
         }
@@ -228,7 +231,7 @@ impl<F: Format, C: Cell + Default + 'static, const LOG2: u32> World<F, C, LOG2> 
                 }
                 // It writes to a page or two.
                 for _ in 0..2 {
-                    if device.random(3) == 0 {
+                    if !device.idle.get() && device.random(3) == 0 {
                         device.write(expected[device.random(expected.len())].0);
                     }
                 }
@@ -381,6 +384,56 @@ impl<F: Format, C: Cell + Default + 'static, const LOG2: u32> World<F, C, LOG2> 
                 each!(table, table => table.merge(range, allowed, &mut gather, flush).unwrap());
             },
         );
+    }
+
+    /// The device writes nothing by itself from now on.
+    pub(crate) fn idle(&self) {
+        self.device.idle.set(true);
+    }
+
+    /// Merges clean leaves; before each flush the device writes to `iova` through the tables that it
+    /// has cached. Says whether the leaf is dirty before and after.
+    pub(crate) fn merge_while_written(&mut self, range: Span, iova: Option<u64>) -> (bool, bool) {
+        let before = self.is_dirty(range.start);
+        let device = Rc::clone(&self.device);
+        self.step(
+            range,
+            Kind::Refit,
+            |_| None,
+            |table, flushed| {
+                let flush = |_: &Invalidation| {
+                    if let Some(iova) = iova {
+                        // The stops in between look into the cache, too.
+                        let mut cache = Stale(device.cache.borrow().0.clone());
+                        let walker = &device.walker;
+                        let written = walker.walk(device.tables, iova, Access::Write, &mut cache);
+                        if written.is_ok() && device.writes {
+                            device.written.borrow_mut().insert(iova);
+                        }
+                    }
+                    flushed();
+                    Ok::<_, ()>(())
+                };
+                let mut gather = Gather::new();
+                let allowed = Interruption::Allowed;
+                each!(table, table => table.merge(range, allowed, &mut gather, flush).unwrap());
+            },
+        );
+        (before, self.is_dirty(range.start))
+    }
+
+    /// Merges, with a flush that fails. Says whether the leaf is dirty.
+    pub(crate) fn merge_without_flush(&mut self, range: Span) -> bool {
+        let mut gather = Gather::new();
+        let flush = |_: &Invalidation| Err("no answer");
+        let allowed = Interruption::Allowed;
+        let result = each!(&mut self.table, table => {
+            table.merge(range, allowed, &mut gather, flush)
+        });
+        assert!(result.is_err() && !gather.is_empty());
+        self.device.cache.borrow_mut().0.clear();
+        each!(&mut self.table, table => table.reclaim(gather.never_walked()));
+        self.is_dirty(range.start)
     }
 
     /// Nothing is left but the root.
