@@ -35,6 +35,7 @@ const IOMMU: &str = "dmaspace-iommu";
 const BALLOON: &str = "dmaspace-virtio-balloon";
 const IOAS: &str = "dmaspace-ioas";
 const LIBRARY: &str = "dmaspace";
+const CONFORMANCE: &str = "dmaspace-conformance";
 
 const fn rule(name: &'static str, place: Place, may_use: &'static [&'static str]) -> Rule {
     Rule {
@@ -65,7 +66,7 @@ const HOUSE: &[Rule] = &[
     rule("dmaspace-cli", Place::Floor(5), &[LIBRARY]),
     rule("dmaspace-capi", Place::Floor(5), &[LIBRARY]),
     rule("qtest", Place::Alone, &[]),
-    rule("conformance", Place::Beside, &[]),
+    rule(CONFORMANCE, Place::Beside, &[]),
     rule("peers", Place::Beside, &[]),
     rule("xtask", Place::Beside, &[]),
     rule("nostd-check", Place::Beside, &[]),
@@ -283,10 +284,10 @@ mod tests {
 
     #[test]
     fn nobody_uses_an_unpublished_crate() {
-        assert_eq!(one(IOAS, uses("conformance")).len(), 1);
-        assert_eq!(one(IOAS, tests_with("conformance")).len(), 1);
-        assert_eq!(one("conformance", uses("peers")).len(), 1);
-        assert_eq!(one("conformance", uses(LIBRARY)), Vec::<String>::new());
+        assert_eq!(one(IOAS, uses(CONFORMANCE)).len(), 1);
+        assert_eq!(one(IOAS, tests_with(CONFORMANCE)).len(), 1);
+        assert_eq!(one(CONFORMANCE, uses("peers")).len(), 1);
+        assert_eq!(one(CONFORMANCE, uses(LIBRARY)), Vec::<String>::new());
     }
 
     #[test]
@@ -295,7 +296,7 @@ mod tests {
         assert_eq!(one("qtest", tests_with(RUNS)).len(), 1);
         assert_eq!(one(IOMMU, uses("qtest")).len(), 1);
         assert_eq!(one(IOMMU, tests_with("qtest")), Vec::<String>::new());
-        assert_eq!(one("conformance", uses("qtest")), Vec::<String>::new());
+        assert_eq!(one(CONFORMANCE, uses("qtest")), Vec::<String>::new());
     }
 
     #[test]
@@ -304,7 +305,7 @@ mod tests {
             local: false,
             ..uses("qtest")
         };
-        assert_eq!(one("conformance", foreign).len(), 1);
+        assert_eq!(one(CONFORMANCE, foreign).len(), 1);
     }
 
     #[test]

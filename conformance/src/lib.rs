@@ -1,0 +1,16 @@
+//! Rigs against code that others wrote.
+//!
+//! The compare test: Linux's I/O page-table code, compiled at test time from Debian's source
+//! package as a program of its own ([`source`], [`build`]), gets the same operations as ours
+//! ([`drive`]) and answers with the bytes of its tables ([`server`]), which are compared with ours
+//! ([`compare`]). Where the two are meant to differ, [`differences`] says so, and why. Nothing of
+//! Linux is stored, copied or linked into this crate.
+
+pub mod build;
+pub mod compare;
+pub mod differences;
+pub mod drive;
+pub mod random;
+pub mod server;
+pub mod setup;
+pub mod source;

@@ -1,0 +1,179 @@
+//! The compare test as a program: `cargo xtask conformance`.
+
+use std::{
+    path::PathBuf,
+    process::ExitCode,
+    sync::{Mutex, atomic::AtomicUsize, atomic::Ordering},
+    thread,
+    time::{Instant, SystemTime, UNIX_EPOCH},
+};
+
+use anyhow::Context as _;
+use clap::Parser;
+use conformance::{
+    build,
+    differences::Seen,
+    drive::{Amount, Outcome},
+    server::Server,
+    setup::{self, Setup},
+    source,
+};
+
+/// Compares the bytes of our I/O page tables with those of Linux.
+#[derive(Parser)]
+struct Options {
+    /// Where Linux's source and what is built of it lie.
+    #[arg(long, value_name = "DIRECTORY")]
+    work: PathBuf,
+    /// Longer, from a seed of the day, and with every compiler that is there.
+    #[arg(long)]
+    full: bool,
+    /// The first seed.
+    #[arg(long)]
+    seed: Option<u64>,
+    /// Only tables whose name contains this.
+    #[arg(long, value_name = "NAME")]
+    only: Option<String>,
+}
+
+/// Exit status when Linux's source cannot be had.
+const NO_SOURCE: u8 = 3;
+
+fn main() -> ExitCode {
+    let options = Options::parse();
+    let source = match source::fetch(&options.work) {
+        Ok(source) => source,
+        Err(error) => {
+            eprintln!("Linux's source cannot be had: {error:#}");
+            return ExitCode::from(NO_SOURCE);
+        }
+    };
+    match compare(&options, &source) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn compare(options: &Options, source: &std::path::Path) -> anyhow::Result<()> {
+    let today = || {
+        let since = SystemTime::now().duration_since(UNIX_EPOCH);
+        since.map_or(1, |since| since.as_secs())
+    };
+    let amount = Amount {
+        seed: options
+            .seed
+            .unwrap_or_else(|| if options.full { today() } else { 1 }),
+        sequences: if options.full { 60 } else { 8 },
+        operations: 120,
+    };
+    let setups: Vec<Setup> = setup::all()?
+        .into_iter()
+        .filter(|setup| {
+            options
+                .only
+                .as_ref()
+                .is_none_or(|name| setup.name.contains(name))
+        })
+        .collect();
+    let compilers: Vec<_> = build::COMPILERS
+        .into_iter()
+        .enumerate()
+        .filter(|(nth, name)| *nth == 0 || options.full && build::has(name))
+        .map(|(_, name)| name)
+        .collect();
+    for compiler in compilers {
+        let start = Instant::now();
+        let program = build::build(source, &options.work, compiler)?;
+        println!(
+            "{compiler}: built in {:.1} s; seeds {} to {}",
+            start.elapsed().as_secs_f64(),
+            amount.seed,
+            amount.seed + amount.sequences - 1
+        );
+        let outcome = drive_all(&setups, &program, &amount)?;
+        report(&outcome, setups.len(), start);
+        if options.only.is_none() {
+            let missing = outcome.seen.missing();
+            anyhow::ensure!(
+                missing.is_empty(),
+                "in the list of differences, and never seen: {}",
+                missing.join("; ")
+            );
+        }
+    }
+    Ok(())
+}
+
+/// All setups, side by side on the processors there are.
+fn drive_all(
+    setups: &[Setup],
+    program: &std::path::Path,
+    amount: &Amount,
+) -> anyhow::Result<Outcome> {
+    let next = AtomicUsize::new(0);
+    let total = Mutex::new((Outcome::default(), Vec::new()));
+    let work = || {
+        while let Some(setup) = setups.get(next.fetch_add(1, Ordering::Relaxed)) {
+            let start = Instant::now();
+            let result = Server::start(program)
+                .and_then(|mut server| setup.drive(&mut server, amount))
+                .with_context(|| setup.name.clone());
+            let Ok(mut total) = total.lock() else {
+                return;
+            };
+            match result {
+                Ok(outcome) => {
+                    println!(
+                        "  {:<46} {:>6} taken {:>4} refused {:>8} leaves {:>7} tables {:>5.1} s",
+                        setup.name,
+                        outcome.taken,
+                        outcome.refused,
+                        outcome.counts.leaves,
+                        outcome.counts.tables,
+                        start.elapsed().as_secs_f64()
+                    );
+                    total.0.add(&outcome);
+                }
+                Err(error) => {
+                    println!("  {:<46} FAILED", setup.name);
+                    total.1.push(error);
+                }
+            }
+        }
+    };
+    let workers = thread::available_parallelism().map_or(1, usize::from);
+    thread::scope(|scope| {
+        for _ in 0..workers {
+            scope.spawn(work);
+        }
+    });
+    let (outcome, errors) = total.into_inner().unwrap_or_default();
+    let count = errors.len();
+    for error in &errors {
+        eprintln!("\n{error:#}");
+    }
+    anyhow::ensure!(count == 0, "tables that differ from Linux's: {count}");
+    Ok(outcome)
+}
+
+fn report(outcome: &Outcome, setups: usize, start: Instant) {
+    let Seen(seen) = &outcome.seen;
+    println!("intended differences, and how often they were seen:");
+    for (name, count) in seen {
+        println!("  {count:>9}  {name}");
+    }
+    println!(
+        "{setups} tables: {} requests taken, {} refused, {} translations, {} comparisons of whole \
+         trees with {} leaves and {} entries of tables; {:.1} s",
+        outcome.taken,
+        outcome.refused,
+        outcome.translations,
+        outcome.trees,
+        outcome.counts.leaves,
+        outcome.counts.tables,
+        start.elapsed().as_secs_f64()
+    );
+}
