@@ -13,7 +13,6 @@ use crate::cargo;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Need {
     /// A Debian package.
-    #[cfg_attr(not(test), allow(dead_code, reason = "no part needs a package yet"))]
     Package(&'static str),
     /// A Cargo subcommand, and the command that installs it.
     Subcommand(&'static str, &'static str),

@@ -9,6 +9,7 @@ use anyhow::Context as _;
 use clap::{Parser, Subcommand};
 
 mod cargo;
+mod conformance;
 mod graph;
 mod host;
 mod nostd;
@@ -28,12 +29,16 @@ struct Cli {
 enum Command {
     /// Runs everything that must pass, with one summary line per part at the end.
     Test(runner::Options),
+    /// Compares the bytes of our I/O page tables with those of Linux's code, built from its
+    /// source.
+    Conformance(conformance::Options),
 }
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
     let done = match cli.command {
         Command::Test(options) => test(&options),
+        Command::Conformance(options) => conformance(&options),
     };
     match done {
         Ok(true) => ExitCode::SUCCESS,
@@ -48,4 +53,9 @@ fn main() -> ExitCode {
 fn test(options: &runner::Options) -> anyhow::Result<bool> {
     let repository = cargo::Repository::find().context("cannot read the workspace")?;
     runner::run(options, parts::PARTS, &repository, &mut host::Debian)
+}
+
+fn conformance(options: &conformance::Options) -> anyhow::Result<bool> {
+    let repository = cargo::Repository::find().context("cannot read the workspace")?;
+    conformance::command(options, &repository)
 }

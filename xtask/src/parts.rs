@@ -2,13 +2,13 @@
 //!
 //! A new part is a function (in a file of its own when it is more than one command) and one
 //! line in [`PARTS`]. Budgets are for two cores: build, lints and docs five minutes together,
-//! the suites four.
+//! the suites four, the rigs against what others wrote two.
 
 use std::time::Duration;
 
 use crate::{
     cargo::{self, Repository},
-    graph,
+    conformance, graph,
     host::Need,
     nostd, origins,
 };
@@ -20,17 +20,20 @@ pub(crate) enum Group {
     Build,
     /// The suites.
     Suite,
+    /// Rigs against what others wrote.
+    Rig,
 }
 
 impl Group {
-    /// Both, in the order of the summary.
-    pub(crate) const ALL: [Self; 2] = [Self::Build, Self::Suite];
+    /// All, in the order of the summary.
+    pub(crate) const ALL: [Self; 3] = [Self::Build, Self::Suite, Self::Rig];
 
     /// As the summary calls it.
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::Build => "build, lints, docs",
             Self::Suite => "suites",
+            Self::Rig => "rigs",
         }
     }
 
@@ -39,6 +42,7 @@ impl Group {
         Duration::from_secs(match self {
             Self::Build => 300,
             Self::Suite => 240,
+            Self::Rig => 120,
         })
     }
 }
@@ -98,6 +102,13 @@ pub(crate) const PARTS: &[Part] = &[
     part("no-std", Group::Build, 30, &[], nostd::part),
     part("tests", Group::Suite, 225, &[], tests),
     part("doctests", Group::Suite, 15, &[], doctests),
+    part(
+        "compare",
+        Group::Rig,
+        120,
+        conformance::NEEDS,
+        conformance::part,
+    ),
 ];
 
 fn fmt(repository: &Repository) -> anyhow::Result<Outcome> {
