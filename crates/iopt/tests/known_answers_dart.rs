@@ -91,16 +91,15 @@ fn version_2_holds_42_bits_shifted_by_four() {
             (V2_ROOT + 0x4010, 1, 0x000f_ff3f_ffff_fc03),
         ],
     );
-    // Four levels for 42 bits: the root's first entry, then 11 bits each from bit 36, 25 and 14.
+    // Three levels for 42 bits: 6 bits from bit 36 on in the root, then 11 bits each.
     check::<_, HeapArena<AtomicU64, 14>>(
-        Dart2::new(4, 42).unwrap(),
+        Dart2::new(3, 42).unwrap(),
         V2_ROOT,
         &[(0x3ff_ffff_c000, 0x4000, 0x4000)],
         &[
-            (V2_ROOT, 1, 0x20_0000_0401),
-            (V2_ROOT + 0x4000 + 8 * 63, 1, 0x20_0000_0801),
-            (V2_ROOT + 0xbff8, 1, 0x20_0000_0c01),
-            (V2_ROOT + 0xfff8, 1, 0x000f_ff00_0000_0403),
+            (V2_ROOT + 8 * 63, 1, 0x20_0000_0401),
+            (V2_ROOT + 0x7ff8, 1, 0x20_0000_0801),
+            (V2_ROOT + 0xbff8, 1, 0x000f_ff00_0000_0403),
         ],
     );
 }
@@ -131,14 +130,14 @@ fn permissions() {
     assert_eq!(round_trip(v1), 3);
     assert_eq!(round_trip(Dart1Page4K::default()), 3);
     assert_eq!(round_trip(v2), 6);
-    assert_eq!(round_trip(Dart2::new(4, 42).unwrap()), 6);
+    assert_eq!(round_trip(Dart2::new(3, 42).unwrap()), 6);
 }
 
 #[test]
 fn sizes_and_names() {
     for (refused, why) in [
         (Dart1::new(1, 32).err(), "dart1 has no tables of 1 levels"),
-        (Dart2::new(5, 42).err(), "dart2 has no tables of 5 levels"),
+        (Dart2::new(4, 42).err(), "dart2 has no tables of 4 levels"),
         (
             Dart1::new(2, 39).err(),
             "dart1: input address bits 39 is not within 32 to 38",

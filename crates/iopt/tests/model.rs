@@ -162,4 +162,3 @@ suite!(
 suite!(dart1_4k, Dart1Page4K::new(2, 32).unwrap(), ALL);
 suite!(dart2, Dart2::new(2, 36).unwrap(), ALL, Heap16K);
 suite!(dart2_3_levels, Dart2::new(3, 42).unwrap(), ALL, Heap16K);
-suite!(dart2_4_levels, Dart2::new(4, 42).unwrap(), ALL, Heap16K);

@@ -85,7 +85,7 @@ pub type Dart1Page4K = Dart<1, 12>;
 /// Version 2, with pages of 16 KiB.
 pub type Dart2 = Dart<2, 14>;
 
-/// DART tables of two to four levels.
+/// DART tables of two or three levels.
 ///
 /// Table memory must lie below 2^36 for version 1 and 2^42 for version 2.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -100,9 +100,10 @@ impl<const VERSION: u8, const PAGE_LOG2: u32> Dart<VERSION, PAGE_LOG2> {
     /// The fewest input bits that any known unit has.
     const MIN_INPUT_BITS: u32 = 32;
 
-    /// Tables of `levels` levels, 2 to 4, for input addresses of `input_bits` bits: from 32 to
-    /// what four roots translate. Units with up to 36 bits have two levels (the M1 32 or 36 bits);
-    /// version 2 units with more (T602x: 42 bits) have four, though fewer would do.
+    /// Tables of `levels` levels, 2 or 3, for input addresses of `input_bits` bits: from 32 to
+    /// what four roots translate. Units with up to 36 bits have two levels (the M1 32 or 36 bits),
+    /// version 2 units with more (T602x: 42 bits) three. Where a unit's registers speak of four
+    /// levels, the root registers are one of them.
     pub const fn new(levels: u8, input_bits: u8) -> Result<Self, BuildError> {
         const {
             assert!(
@@ -179,7 +180,7 @@ impl<const VERSION: u8, const PAGE_LOG2: u32> Format for Dart<VERSION, PAGE_LOG2
     const TABLE_BYTES: u64 = 1 << PAGE_LOG2;
     const GRANULE_LOG2: u32 = PAGE_LOG2;
     const MIN_LEVELS: u8 = 2;
-    const MAX_LEVELS: u8 = 4;
+    const MAX_LEVELS: u8 = 3;
     const OUTPUT_BITS: u32 = if VERSION == 1 { 36 } else { 42 };
     /// No bit is known to be set by the unit.
     const HARDWARE_BITS: u64 = 0;
