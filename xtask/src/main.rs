@@ -10,6 +10,7 @@ use clap::{Parser, Subcommand};
 
 mod cargo;
 mod conformance;
+mod fuzz;
 mod graph;
 mod host;
 mod nostd;
@@ -32,6 +33,8 @@ enum Command {
     /// Compares the bytes of our I/O page tables with those of Linux's code, built from its
     /// source.
     Conformance(conformance::Options),
+    /// Runs the fuzz targets, each for some seconds; needs cargo-fuzz.
+    Fuzz(fuzz::Options),
 }
 
 fn main() -> ExitCode {
@@ -39,6 +42,7 @@ fn main() -> ExitCode {
     let done = match cli.command {
         Command::Test(options) => test(&options),
         Command::Conformance(options) => conformance(&options),
+        Command::Fuzz(options) => fuzz(&options),
     };
     match done {
         Ok(true) => ExitCode::SUCCESS,
@@ -48,6 +52,11 @@ fn main() -> ExitCode {
             ExitCode::from(2)
         }
     }
+}
+
+fn fuzz(options: &fuzz::Options) -> anyhow::Result<bool> {
+    let repository = cargo::Repository::find().context("cannot read the workspace")?;
+    fuzz::run(options, &repository)
 }
 
 fn test(options: &runner::Options) -> anyhow::Result<bool> {

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use crate::{
     cargo::{self, Repository},
-    conformance, graph,
+    conformance, fuzz, graph,
     host::Need,
     nostd, origins,
 };
@@ -113,9 +113,11 @@ pub(crate) const PARTS: &[Part] = &[
 
 fn fmt(repository: &Repository) -> anyhow::Result<Outcome> {
     cargo::run(&mut repository.cargo(&["fmt", "--all", "--check"]))?;
-    // No member of the workspace, so named by itself.
-    let alone = format!("{}/Cargo.toml", nostd::CRATE);
-    cargo::run(&mut repository.cargo(&["fmt", "--check", "--manifest-path", &alone]))?;
+    // No members of the workspace, so named by themselves.
+    for alone in [nostd::CRATE, fuzz::CRATE] {
+        let manifest = format!("{alone}/Cargo.toml");
+        cargo::run(&mut repository.cargo(&["fmt", "--check", "--manifest-path", &manifest]))?;
+    }
     Ok(Outcome::Passed)
 }
 

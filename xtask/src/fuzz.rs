@@ -1,0 +1,141 @@
+//! The fuzz targets, each for a bounded time: `cargo xtask fuzz`.
+//!
+//! What a target does stands in `crates/iopt/tests/fuzz_bodies`; ordinary tests replay the corpus
+//! through it. Here it meets new bytes. They are kept below the target directory, so that a run
+//! goes on where the last one ended and leaves the committed corpus as it is.
+
+use std::{
+    fs,
+    path::Path,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, bail, ensure};
+use clap::Args;
+
+use crate::cargo::{self, Repository};
+
+/// The directory of the targets' crate below the root.
+pub(crate) const CRATE: &str = "fuzz";
+
+/// The options of `cargo xtask fuzz`.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct Options {
+    /// Seconds for each target.
+    #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..))]
+    seconds: u32,
+    /// Only these targets; all when none is named.
+    #[arg(value_name = "TARGET")]
+    targets: Vec<String>,
+}
+
+/// Runs the targets one after the other; true when none has crashed.
+pub(crate) fn run(options: &Options, repository: &Repository) -> anyhow::Result<bool> {
+    let all = targets(&repository.root.join(CRATE))?;
+    let chosen = choose(&all, &options.targets)?;
+    ensure!(
+        cargo::has_subcommand("fuzz"),
+        "cargo-fuzz is missing: `cargo install cargo-fuzz` (it also needs a C++ compiler)"
+    );
+    let directory = repository.root.join(CRATE);
+    let kept = repository.metadata.target_directory.join("fuzz-corpus");
+    // The sanitizers need a nightly compiler; the code under test has no `unsafe` to watch but the
+    // arena's.
+    let build = ["fuzz", "build", "--sanitizer", "none"];
+    cargo::run(repository.cargo(&build).current_dir(&directory))?;
+    let mut lines = Vec::new();
+    let mut well = true;
+    for target in chosen {
+        let grown = kept.join(target);
+        fs::create_dir_all(&grown).with_context(|| format!("{grown} cannot be made"))?;
+        let committed = format!("corpus/{target}");
+        let time = format!("-max_total_time={}", options.seconds);
+        // New inputs go to the first directory; the second is read only.
+        let args = [
+            "fuzz",
+            "run",
+            "--sanitizer",
+            "none",
+            target,
+            grown.as_str(),
+            &committed,
+            "--",
+            &time,
+        ];
+        let began = Instant::now();
+        let ended = cargo::run(repository.cargo(&args).current_dir(&directory));
+        let took = Duration::from_secs(began.elapsed().as_secs());
+        well &= ended.is_ok();
+        lines.push(match ended {
+            Ok(()) => format!("ok      {target} ({took:?})"),
+            Err(error) => format!("FAILED  {target} ({took:?}): {error:#}"),
+        });
+    }
+    println!("\n{}", lines.join("\n"));
+    if !well {
+        println!("what crashed lies in {CRATE}/artifacts; a fix brings it into {CRATE}/corpus");
+    }
+    Ok(well)
+}
+
+/// The names of all targets, sorted.
+fn targets(directory: &Path) -> anyhow::Result<Vec<String>> {
+    let sources = directory.join("fuzz_targets");
+    let mut names = Vec::new();
+    for file in fs::read_dir(&sources).with_context(|| format!("no {}", sources.display()))? {
+        if let Some(name) = file?
+            .file_name()
+            .to_str()
+            .and_then(|name| name.strip_suffix(".rs"))
+        {
+            names.push(name.to_owned());
+        }
+    }
+    ensure!(
+        !names.is_empty(),
+        "there are no targets in {}",
+        sources.display()
+    );
+    names.sort();
+    Ok(names)
+}
+
+/// Those that were asked for, in that order.
+fn choose<'a>(all: &'a [String], asked: &[String]) -> anyhow::Result<Vec<&'a str>> {
+    if asked.is_empty() {
+        return Ok(all.iter().map(String::as_str).collect());
+    }
+    let find = |name: &String| match all.iter().find(|target| *target == name) {
+        Some(target) => Ok(target.as_str()),
+        None => bail!("there is no fuzz target {name}, only {}", all.join(", ")),
+    };
+    asked.iter().map(find).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn targets_are_chosen_by_name_and_all_without_one() {
+        let all = ["a", "b", "c"].map(str::to_owned);
+        assert_eq!(choose(&all, &[]).unwrap(), ["a", "b", "c"]);
+        let asked = ["c", "a"].map(str::to_owned);
+        assert_eq!(choose(&all, &asked).unwrap(), ["c", "a"]);
+        let error = choose(&all, &["d".to_owned()]).unwrap_err();
+        assert_eq!(error.to_string(), "there is no fuzz target d, only a, b, c");
+    }
+
+    #[test]
+    fn every_target_has_a_program_and_a_corpus() {
+        let repository = Repository::find().unwrap();
+        let directory = repository.root.join(CRATE);
+        let manifest = fs::read_to_string(directory.join("Cargo.toml")).unwrap();
+        let names = targets(&directory).unwrap();
+        assert!(names.len() >= 11);
+        for name in names {
+            assert!(manifest.contains(&format!("name = \"{name}\"")), "{name}");
+            assert!(directory.join("corpus").join(&name).is_dir(), "{name}");
+        }
+    }
+}
