@@ -1,11 +1,15 @@
 //! Why an operation was refused. Every error names the cause with its numbers.
 
+mod dirty;
+
 use core::fmt;
 
 use runs::{PageSizes, Run, Span};
 
 use crate::format::{Aperture, FormatId};
 use crate::prot::Prot;
+
+pub use dirty::DirtyError;
 
 /// Too little table memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -336,6 +340,13 @@ pub enum UnmapError {
         /// The leaf.
         leaf: Run,
     },
+    /// Dirty tracking is on, and the sink does not take dirty state: it would be lost.
+    DirtyWanted,
+    /// The sink wants dirty state, and the units that walk this table keep none.
+    DirtyNotKept {
+        /// The format.
+        format: FormatId,
+    },
 }
 
 impl fmt::Display for UnmapError {
@@ -352,6 +363,10 @@ impl fmt::Display for UnmapError {
             Self::OtherSize { size, leaf } => {
                 write!(f, "the leaf {leaf} is not of {size:#x} bytes")
             }
+            Self::DirtyWanted => f.write_str(
+                "dirty tracking is on: what the device has written to must be taken along",
+            ),
+            Self::DirtyNotKept { format } => write!(f, "{format}: no dirty state is kept"),
         }
     }
 }

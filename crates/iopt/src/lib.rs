@@ -77,10 +77,10 @@ pub use arena::{Arena, ArenaError, AtomicMeta, Storage};
 pub use arena::{HeapArena, HeapStorage, HeapTables};
 pub use cell::Cell;
 pub use engine::{
-    Discard, Interruption, Leaf, Leaves, MapPages, Progress, RunSink, SharedTable, Table,
+    Discard, Interruption, Leaf, Leaves, MapPages, Progress, RunSink, SharedTable, Table, WithDirty,
 };
 pub use error::{
-    BuildError, MapError, NoTables, PageSizeError, RangeError, RefitError, UnmapError,
+    BuildError, DirtyError, MapError, NoTables, PageSizeError, RangeError, RefitError, UnmapError,
 };
 pub use format::{Above, Aperture, Format, FormatId, Root};
 pub use gather::{Flushed, Gather, Invalidation};

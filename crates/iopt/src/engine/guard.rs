@@ -99,6 +99,28 @@ impl<C: Cell + Default, const SLOTS: usize> Readers<C, SLOTS> {
         })
     }
 
+    /// Waits until everybody has left who is inside now. What was stored before the call is seen by
+    /// all who come later, by the argument at the head of this module.
+    pub(crate) fn wait_for_all<M: TableMemory + ?Sized>(&self, memory: &M) {
+        let now = self.locked(memory, |_| {
+            let now = self.clock.get();
+            self.clock.set_release(now + 1);
+            now
+        });
+        C::fence();
+        for slot in &self.slots {
+            let mut round = 0;
+            loop {
+                let since = slot.0.get_acquire();
+                if since == 0 || since > now {
+                    break;
+                }
+                memory.wait(round);
+                round += 1;
+            }
+        }
+    }
+
     fn locked<M: TableMemory + ?Sized, T>(
         &self,
         memory: &M,

@@ -24,6 +24,7 @@
 //! and the sizes of leaves are constants in the generated code, and the recursion ends at level 0
 //! at compile time. One `match` on the number of levels, at the root, enters it.
 
+mod dirty;
 mod form;
 mod guard;
 mod map;
@@ -50,7 +51,7 @@ pub use narrow::{MapPages, Progress};
 pub use read::{Leaf, Leaves};
 pub use refit::Interruption;
 pub use shared::SharedTable;
-pub use unmap::{Discard, RunSink};
+pub use unmap::{Discard, RunSink, WithDirty};
 
 /// A level as a type, so that everything that depends on it is a constant.
 pub(crate) trait Level {
@@ -182,6 +183,8 @@ pub struct Table<F, M: TableMemory> {
     /// The sizes that leaves may have; among them those of levels that are yet to grow.
     pub(crate) sizes: PageSizes,
     pub(crate) tables: u64,
+    /// Dirty tracking is on.
+    pub(crate) dirty: bool,
 }
 
 impl<F: Format, M: TableMemory> Table<F, M> {
@@ -224,6 +227,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
             top: Top::new(root, format.levels()),
             sizes,
             tables: 1,
+            dirty: false,
         })
     }
 

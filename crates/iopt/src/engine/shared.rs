@@ -54,8 +54,10 @@ use crate::prot::Prot;
 /// time, further ones wait. Waiting calls [`TableMemory::wait`].
 #[derive(Debug)]
 pub struct SharedTable<F, M: TableMemory, const SLOTS: usize = 32> {
-    table: Table<F, M>,
-    readers: Readers<M::Link, SLOTS>,
+    pub(super) table: Table<F, M>,
+    pub(super) readers: Readers<M::Link, SLOTS>,
+    /// 1 while dirty tracking is on.
+    pub(super) dirty: M::Link,
 }
 
 /// What an unmap wants, by stripped addresses.
@@ -83,9 +85,12 @@ impl From<Restart> for Stop {
 impl<F: Format, M: TableMemory, const SLOTS: usize> SharedTable<F, M, SLOTS> {
     /// Shares a table.
     pub fn new(table: Table<F, M>) -> Self {
+        let dirty = M::Link::default();
+        dirty.set(table.dirty.into());
         Self {
             table,
             readers: Readers::new(),
+            dirty,
         }
     }
 
@@ -96,6 +101,7 @@ impl<F: Format, M: TableMemory, const SLOTS: usize> SharedTable<F, M, SLOTS> {
         let mut table = self.table;
         table.format = table.format();
         table.tables = table.count_tables();
+        table.dirty = self.dirty.get() != 0;
         table
     }
 
@@ -173,6 +179,8 @@ impl<F: Format, M: TableMemory, const SLOTS: usize> SharedTable<F, M, SLOTS> {
         let table = &self.table;
         let at = table.check_range(range)?;
         let guard = self.enter();
+        // Looked at inside: whoever switches tracking on waits for those who have not seen it.
+        table.check_sink(sink, self.dirty.get() != 0)?;
         let form = Claiming(guard.number());
         let wanted = Wanted {
             first: at,

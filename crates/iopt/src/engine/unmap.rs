@@ -2,6 +2,7 @@
 
 use runs::{Joiner, Run, Span};
 
+use super::dirty::take_leaf;
 use super::form::{Exclusive, Form};
 use super::top::Begin;
 use super::{Level, Table, at_top, part};
@@ -19,8 +20,19 @@ pub trait RunSink {
     /// False when the runs are not wanted.
     const WANTED: bool;
 
+    /// True when the sink wants to know which runs were written to: see [`WithDirty`]. Such a
+    /// sink wants the runs, too.
+    const DIRTY: bool = false;
+
     /// Takes the next run. Runs come in order of their device addresses, as long as possible.
     fn run(&mut self, run: Run);
+
+    /// Takes the next run, of a sink with [`DIRTY`](Self::DIRTY), and whether the device has
+    /// written to it. A run ends where this changes.
+    fn dirty_run(&mut self, run: Run, dirty: bool) {
+        let _ = dirty;
+        self.run(run);
+    }
 }
 
 impl<T: FnMut(Run)> RunSink for T {
@@ -42,11 +54,36 @@ impl RunSink for Discard {
     fn run(&mut self, _run: Run) {}
 }
 
+/// A sink that is told of each run whether the device has written to it since it was mapped or
+/// harvested: what an unmap needs while [dirty tracking](Table::track_dirty) is on.
+///
+/// The device may go on writing to a run that is dirty until the flush is done: copy it afterwards.
+#[derive(Clone, Copy, Debug)]
+pub struct WithDirty<T>(pub T);
+
+impl<T: FnMut(Run, bool)> RunSink for WithDirty<T> {
+    const WANTED: bool = true;
+    const DIRTY: bool = true;
+
+    #[inline]
+    fn run(&mut self, run: Run) {
+        // Nobody has looked: it counts as written to.
+        (self.0)(run, true);
+    }
+
+    #[inline]
+    fn dirty_run(&mut self, run: Run, dirty: bool) {
+        (self.0)(run, dirty);
+    }
+}
+
 /// What an unmap has removed so far.
 struct Removed<'a, S> {
     gather: &'a mut Gather,
     sink: &'a mut S,
     joiner: Joiner<Run>,
+    /// The run in the joiner was written to; only for sinks that want to know.
+    dirty: bool,
     aperture: Aperture,
     /// First and last stripped address that was removed.
     hull: Option<(u64, u64)>,
@@ -68,14 +105,34 @@ pub(crate) struct Outcome {
 impl<S: RunSink> Removed<'_, S> {
     /// Leaves at `level`, from the stripped address `at` to `pa`.
     #[inline(always)]
-    fn leaves(&mut self, level: usize, at: u64, pa: u64, len: u64) {
+    fn leaves(&mut self, level: usize, at: u64, pa: u64, len: u64, dirty: bool) {
         self.stretch(level, at, at + (len - 1), len);
-        if S::WANTED
-            && let Some(run) = self
-                .joiner
-                .push(Run::new(self.aperture.extend(at), pa, len))
-        {
+        if !S::WANTED {
+            return;
+        }
+        if S::DIRTY && dirty != self.dirty {
+            self.end_of_run();
+            self.dirty = dirty;
+        }
+        let next = Run::new(self.aperture.extend(at), pa, len);
+        if let Some(run) = self.joiner.push(next) {
+            self.tell(run);
+        }
+    }
+
+    #[inline(always)]
+    fn tell(&mut self, run: Run) {
+        if S::DIRTY {
+            self.sink.dirty_run(run, self.dirty);
+        } else {
             self.sink.run(run);
+        }
+    }
+
+    #[inline(always)]
+    fn end_of_run(&mut self) {
+        if let Some(run) = self.joiner.finish() {
+            self.tell(run);
         }
     }
 
@@ -98,6 +155,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         gather: &mut Gather,
         sink: &mut impl RunSink,
     ) -> Result<(), UnmapError> {
+        self.check_sink(sink, self.dirty)?;
         let at = self.check_unmap(range)?;
         if let Some(hole) =
             at_top!(self.begin(), F, Top, root => self.first_hole::<Top>(root, at, range.len))
@@ -122,6 +180,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         gather: &mut Gather,
         sink: &mut impl RunSink,
     ) -> Result<u64, UnmapError> {
+        self.check_sink(sink, self.dirty)?;
         let at = self.check_unmap(range)?;
         Ok(self.remove(at, range.len, gather, sink))
     }
@@ -160,11 +219,13 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         sink: &mut S,
         form: P,
     ) -> Outcome {
+        const { assert!(S::WANTED || !S::DIRTY, "a sink of dirty runs wants runs") }
         let aperture = self.aperture();
         let mut removed = Removed {
             gather,
             sink,
             joiner: Joiner::new(),
+            dirty: false,
             aperture,
             hull: None,
             leaf_levels: 0,
@@ -176,9 +237,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         // The root stays, unless it has become an ordinary table meanwhile.
         removed.outcome.left_over |= empty && P::SHARED && F::GROWS;
         self.release(begin.root, form);
-        if let Some(run) = removed.joiner.finish() {
-            removed.sink.run(run);
-        }
+        removed.end_of_run();
         if let Some((first, last)) = removed.hull {
             let range = Span::new(aperture.extend(first), last - first + 1);
             removed.gather.add(range, removed.leaf_levels);
@@ -257,9 +316,14 @@ impl<F: Format, M: TableMemory> Table<F, M> {
                 Entry::Leaf { .. } if !held => {}
                 Entry::Table(_) if !held && here == slot => {}
                 Entry::Leaf { pa, log2 } => {
-                    let entries = same_run::<F, V, M::Cell>(cells, log2, |cell| cell.set(0));
+                    let (entries, dirty) = if S::DIRTY {
+                        take_leaf::<F, V, M::Cell>(cells, log2)
+                    } else {
+                        let clear = |cell: &M::Cell| cell.set(0);
+                        (same_run::<F, V, M::Cell>(cells, log2, clear), false)
+                    };
                     done = (entries as u64) << F::shift(V::N);
-                    removed.leaves(V::N, at, pa, done);
+                    removed.leaves(V::N, at, pa, done, dirty);
                     gone += entries as u64;
                 }
                 Entry::Table(below) => {
@@ -300,7 +364,8 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     }
 
     /// Reports everything below `table`, which the caller unlinks as a whole: its entries are read
-    /// and not written. `at` is the first address that it spans.
+    /// and not written, but for a sink that wants dirty state, for which each leaf is taken out by
+    /// itself. `at` is the first address that it spans.
     fn read_out<V: Level, S: RunSink, P: Form>(
         &self,
         table: u64,
@@ -322,8 +387,14 @@ impl<F: Format, M: TableMemory> Table<F, M> {
             match F::decode(V::N, cell.get_acquire()) {
                 Entry::Empty => {}
                 Entry::Leaf { pa, log2 } => {
-                    entries = same_run::<F, V, M::Cell>(cells, log2, |_| {});
-                    removed.leaves(V::N, at, pa, (entries as u64) << F::shift(V::N));
+                    let dirty;
+                    (entries, dirty) = if S::DIRTY {
+                        take_leaf::<F, V, M::Cell>(cells, log2)
+                    } else {
+                        (same_run::<F, V, M::Cell>(cells, log2, |_| {}), false)
+                    };
+                    let bytes = (entries as u64) << F::shift(V::N);
+                    removed.leaves(V::N, at, pa, bytes, dirty);
                 }
                 Entry::Table(below) if V::N > 0 => {
                     self.read_out::<V::Below, S, P>(below, at, removed, form);

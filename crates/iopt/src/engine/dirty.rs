@@ -1,0 +1,109 @@
+//! What the device has written to: the switch, and taking it along when leaves go.
+//!
+//! # Hardware's stores
+//!
+//! A unit sets the accessed and the dirty bit of a leaf by itself, at any moment. It does so by an
+//! atomic update of the entry that translated the access, and only while that entry still says so
+//! (VT-d 5.0, sections 3.6 and 3.7; AMD 48882, section 2.2; Arm D8.5; RISC-V Privileged
+//! Architecture, section 10.3.1); an entry that is empty by then makes the access fault. So the
+//! engine loses no dirty bit as long as it
+//!
+//! * takes a leaf out by an exchange, and looks at what it got back;
+//! * changes the bits of a leaf by a compare-and-exchange, or by a plain store where hardware has
+//!   nothing left to set: in an entry that was read dirty and accessed.
+//!
+//! # Taking a leaf out
+//!
+//! Between the exchange and the flush a unit may still write to the page by its cached translation.
+//! Nothing of that is lost. If the cached copy is dirty, then so was the entry in memory, and what
+//! the exchange gave back says so. If it is clean, then the unit must set the bit in memory before
+//! the first write, finds the entry empty, and faults: the write does not happen.
+//!
+//! Therefore an unmap whose sink wants dirty state exchanges every entry, also those of tables that
+//! are unlinked whole, *before* it unlinks them. Reading the entries of an unlinked table instead
+//! would have to wait for the flush, since a unit that has cached the way to that table goes on
+//! setting bits in it.
+
+use super::unmap::RunSink;
+use super::{Level, SharedTable, Table};
+use crate::cell::Cell;
+use crate::error::{DirtyError, UnmapError};
+use crate::format::Format;
+use crate::memory::TableMemory;
+
+impl<F: Format, M: TableMemory> Table<F, M> {
+    /// Switches dirty tracking on or off; it is off at first.
+    ///
+    /// While it is on, every unmap takes along what the device has written to: it is refused when
+    /// its sink does not take dirty state ([`WithDirty`](crate::WithDirty) does). Fails when the
+    /// format does not keep dirty state. Tearing the table down does not ask: harvest before.
+    pub fn track_dirty(&mut self, on: bool) -> Result<(), DirtyError> {
+        self.check_kept()?;
+        self.dirty = on;
+        Ok(())
+    }
+
+    /// True when dirty tracking is on.
+    pub fn tracks_dirty(&self) -> bool {
+        self.dirty
+    }
+
+    pub(super) fn check_kept(&self) -> Result<(), DirtyError> {
+        if self.format.keeps_dirty() {
+            Ok(())
+        } else {
+            let format = self.format.id();
+            Err(DirtyError::NotKept { format })
+        }
+    }
+
+    /// Refuses a sink that would lose dirty state, and one that asks where there is none.
+    #[inline(always)]
+    pub(super) fn check_sink<S: RunSink>(&self, _: &S, tracked: bool) -> Result<(), UnmapError> {
+        if S::DIRTY && !self.format.keeps_dirty() {
+            let format = self.format.id();
+            return Err(UnmapError::DirtyNotKept { format });
+        }
+        if !S::DIRTY && tracked {
+            return Err(UnmapError::DirtyWanted);
+        }
+        Ok(())
+    }
+}
+
+impl<F: Format, M: TableMemory, const SLOTS: usize> SharedTable<F, M, SLOTS> {
+    /// See [`Table::track_dirty`]. Waits for every operation that is under way: when it returns, no
+    /// unmap goes on that has not seen the change.
+    pub fn track_dirty(&self, on: bool) -> Result<(), DirtyError> {
+        self.table.check_kept()?;
+        self.dirty.set(on.into());
+        self.readers.wait_for_all(&self.table.memory);
+        Ok(())
+    }
+
+    /// True when dirty tracking is on.
+    pub fn tracks_dirty(&self) -> bool {
+        self.dirty.get() != 0
+    }
+}
+
+/// Empties the entries of the leaf of 2^`log2` bytes that begins at the first of `cells`. Returns
+/// how many there were, and whether one of them was dirty.
+#[inline]
+pub(super) fn take_leaf<F: Format, V: Level, C: Cell>(cells: &[C], log2: u32) -> (usize, bool) {
+    let own = F::shift(V::N);
+    let count = 1usize << log2.saturating_sub(own);
+    let stride = if F::GROUPS_ADVANCE { F::stride(own) } else { 0 };
+    let mut expected = cells.first().map_or(0, Cell::get) & !F::HARDWARE_BITS;
+    let (mut taken, mut dirty) = (0, false);
+    for cell in cells.iter().take(count) {
+        // A damaged group ends where its entries do not belong together.
+        if taken > 0 && cell.get() & !F::HARDWARE_BITS != expected {
+            break;
+        }
+        dirty |= F::is_dirty(cell.exchange(0));
+        expected = expected.wrapping_add(stride);
+        taken += 1;
+    }
+    (taken.max(1), dirty)
+}
