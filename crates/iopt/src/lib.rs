@@ -68,6 +68,7 @@ mod error;
 pub mod format;
 mod gather;
 mod memory;
+mod pending;
 mod prot;
 pub mod walk;
 
@@ -85,4 +86,5 @@ pub use error::{
 pub use format::{Above, Aperture, Format, FormatId, Root};
 pub use gather::{Flushed, Gather, Invalidation};
 pub use memory::{Chain, Meta, Reserve, TABLE_BYTES, TableMemory};
+pub use pending::{Pending, PendingError, Shown};
 pub use prot::Prot;

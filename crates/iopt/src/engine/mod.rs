@@ -27,6 +27,7 @@
 mod dirty;
 mod form;
 mod guard;
+mod harvest;
 mod map;
 mod narrow;
 mod read;

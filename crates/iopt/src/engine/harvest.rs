@@ -1,0 +1,365 @@
+//! Harvest: read and clear what the device has written to.
+//!
+//! # Protocol
+//!
+//! One pass over the range. Empty subtrees are skipped, and so are stretches of clean entries, which
+//! are only read: a clean entry is never stored to, since each store would take its cache line from
+//! the unit that walks it. At the first dirty leaf of a table the table is claimed (in the shared
+//! form), then the leaf is read again, cleaned, and noted in the [`Pending`].
+//!
+//! Cleaning is a plain store where hardware has nothing left to set, and a compare-and-exchange
+//! otherwise: see [`dirty`](super::dirty). A group is dirty when one of its entries is; all of them
+//! are cleaned, since the unit may have cached any of them.
+//!
+//! A claim is held for one table at a time, and that of a table above while one below is looked at,
+//! in the order of [`shared`](super::shared). Nothing is promised about the moment: a leaf that
+//! becomes dirty behind the pass is there for the next harvest. A table that is unlinked meanwhile
+//! is passed by: whoever unlinked it has taken its dirty leaves.
+
+use runs::{Joiner, Span};
+
+use super::form::{Claiming, Exclusive, Form};
+use super::{Level, SharedTable, Table, at_top, part};
+use crate::cell::Cell;
+use crate::error::DirtyError;
+use crate::format::{Aperture, Entry, Format};
+use crate::memory::TableMemory;
+use crate::pending::Pending;
+use crate::prot::Prot;
+
+/// Who is told of dirty leaves.
+trait Visitor {
+    /// The leaves are cleaned.
+    const CLEAN: bool;
+
+    /// A dirty leaf at `level`.
+    fn leaf(&mut self, leaf: Span, level: usize);
+}
+
+/// What a pass over dirty leaves carries along.
+struct Pass<'a, T> {
+    visitor: &'a mut T,
+    aperture: Aperture,
+    /// First and last stripped address of the range.
+    first: u64,
+    last: u64,
+    /// Bytes of leaves that were dirty.
+    bytes: u64,
+}
+
+/// Moves dirty leaves into a bitmap.
+struct Harvest<'a, W>(&'a mut Pending<W>);
+
+impl<W: AsRef<[u64]> + AsMut<[u64]>> Visitor for Harvest<'_, W> {
+    const CLEAN: bool = true;
+
+    #[inline]
+    fn leaf(&mut self, leaf: Span, level: usize) {
+        self.0.harvested(leaf, level);
+    }
+}
+
+/// Tells dirty leaves as runs, and leaves them as they are.
+struct Peek<'a, T> {
+    each: &'a mut T,
+    joiner: Joiner<Span>,
+}
+
+impl<T: FnMut(Span)> Visitor for Peek<'_, T> {
+    const CLEAN: bool = false;
+
+    #[inline]
+    fn leaf(&mut self, leaf: Span, _level: usize) {
+        if let Some(run) = self.joiner.push(leaf) {
+            (self.each)(run);
+        }
+    }
+}
+
+impl<F: Format, M: TableMemory> Table<F, M> {
+    /// Moves what the device has written to in `range` out of the table, where it is clean
+    /// afterwards, into `pending`, which shows it after the flush. Returns the bytes of the leaves
+    /// that were dirty.
+    ///
+    /// Dirty tracking must be on. A range that begins or ends inside a large leaf is refused.
+    pub fn harvest<W: AsRef<[u64]> + AsMut<[u64]>>(
+        &mut self,
+        range: Span,
+        pending: &mut Pending<W>,
+    ) -> Result<u64, DirtyError> {
+        self.harvest_as(range, pending, self.dirty, Exclusive)
+    }
+
+    /// Calls `each` for what the device has written to in `range`, as runs in order; everything
+    /// stays as it is, for the next harvest. Leaves at the ends count whole. Returns the bytes.
+    ///
+    /// The device may go on writing to what is dirty. Whoever copies it now has to copy it again.
+    pub fn peek_dirty(&self, range: Span, mut each: impl FnMut(Span)) -> Result<u64, DirtyError> {
+        let at = self.check_dirty(range)?;
+        let joiner = Joiner::new();
+        let mut peek = Peek {
+            each: &mut each,
+            joiner,
+        };
+        // Nothing is stored, so nothing is claimed in either form.
+        let bytes = self.visit_dirty(at, range.len, &mut peek, Exclusive);
+        if let Some(run) = peek.joiner.finish() {
+            each(run);
+        }
+        Ok(bytes)
+    }
+
+    /// Marks the leaves of `range` as hardware does when the device writes to every page of it:
+    /// accessed and dirty, where writing is allowed, and in a group those entries that translate
+    /// these pages. For simulations and tests. Returns the bytes of the entries.
+    pub fn set_dirty(&self, range: Span) -> Result<u64, DirtyError> {
+        let at = self.check_dirty(range)?;
+        Ok(at_top!(self, F, Top => self.mark::<Top>(self.root, at, range.len)))
+    }
+
+    /// Checks a range of a table that keeps dirty state, and strips it.
+    fn check_dirty(&self, range: Span) -> Result<u64, DirtyError> {
+        self.check_kept()?;
+        Ok(self.check_range(range)?)
+    }
+
+    fn harvest_as<W: AsRef<[u64]> + AsMut<[u64]>, P: Form>(
+        &self,
+        range: Span,
+        pending: &mut Pending<W>,
+        tracked: bool,
+        form: P,
+    ) -> Result<u64, DirtyError> {
+        let at = self.check_dirty(range)?;
+        if !tracked {
+            return Err(DirtyError::NotTracked);
+        }
+        if !pending.span().covers(&range) {
+            return Err(DirtyError::OutsidePending {
+                range,
+                pending: pending.span(),
+            });
+        }
+        for end in [range.start, range.last()] {
+            if let Some(leaf) = self.leaf_at(end)
+                && !range.covers(&leaf.run.input())
+            {
+                let leaf = leaf.run;
+                return Err(DirtyError::InsideLeaf { range, leaf });
+            }
+        }
+        Ok(self.visit_dirty(at, range.len, &mut Harvest(pending), form))
+    }
+
+    fn visit_dirty<T: Visitor, P: Form>(&self, at: u64, len: u64, visitor: &mut T, form: P) -> u64 {
+        let mut pass = Pass {
+            visitor,
+            aperture: self.format.aperture(),
+            first: at,
+            last: at + (len - 1),
+            bytes: 0,
+        };
+        at_top!(self, F, Top => self.visit_below::<Top, T, P>(self.root, at, len, &mut pass, form));
+        pass.bytes
+    }
+
+    /// Visits the dirty leaves of `[at, at + todo)` in `table` and below.
+    fn visit_below<V: Level, T: Visitor, P: Form>(
+        &self,
+        table: u64,
+        at: u64,
+        todo: u64,
+        pass: &mut Pass<'_, T>,
+        form: P,
+    ) {
+        if self.memory.meta(table).live.get() == 0 {
+            return;
+        }
+        let cells = self.cells::<V>(table);
+        let slot = 1u64 << F::shift(V::N);
+        let last = at.wrapping_add(self.room::<V>(at, todo) - 1);
+        let end = self.index::<V>(last) + 1;
+        let mut next = self.index::<V>(at);
+        let mut held = !T::CLEAN || !P::SHARED;
+        while next < end {
+            if V::N == 0 {
+                match first_dirty::<F, _>(part(cells, next, end - next)) {
+                    Some(clean) => next += clean,
+                    None => break,
+                }
+            }
+            let word = cells.get(next).map_or(0, Cell::get_acquire);
+            // Where the entry begins, without the bits that index the tables above.
+            let here = at & !self.span_mask::<V>() | (next as u64) << F::shift(V::N);
+            match F::decode(V::N, word) {
+                Entry::Table(below) if V::N > 0 => {
+                    let first = here.max(at);
+                    let todo = (here | (slot - 1)).min(last) - first + 1;
+                    self.visit_below::<V::Below, T, P>(below, first, todo, pass, form);
+                    next += 1;
+                }
+                Entry::Leaf { .. } if F::is_dirty(word) => {
+                    if !held {
+                        if self.claim(table, form).is_err() {
+                            // It is unlinked, and with it what was below.
+                            return;
+                        }
+                        held = true;
+                        // What was read before the claim may have changed.
+                        continue;
+                    }
+                    next = self.visit_leaf::<V, T>(cells, next, here, word, pass);
+                }
+                _ => next += 1,
+            }
+        }
+        if held {
+            self.release(table, form);
+        }
+    }
+
+    /// Visits the dirty leaf with the entry `word` at `index`, which begins at the stripped address
+    /// `here`. Returns the index behind it.
+    #[inline]
+    fn visit_leaf<V: Level, T: Visitor>(
+        &self,
+        cells: &[M::Cell],
+        index: usize,
+        here: u64,
+        word: u64,
+        pass: &mut Pass<'_, T>,
+    ) -> usize {
+        let own = F::shift(V::N);
+        let log2 = match F::decode(V::N, word) {
+            Entry::Leaf { log2, .. } => log2.max(own),
+            Entry::Empty | Entry::Table(_) => own,
+        };
+        let count = 1usize << (log2 - own);
+        let begin = index & !(count - 1);
+        let rest = (1u64 << log2) - 1;
+        let (first, last) = (here & !rest, here | rest);
+        // In the shared form such a leaf may have come after the look at the ends. It stays as it
+        // is.
+        if T::CLEAN && (first < pass.first || last > pass.last) {
+            return begin + count;
+        }
+        if T::CLEAN {
+            part(cells, begin, count).iter().for_each(clean::<F, _>);
+        }
+        pass.bytes += rest + 1;
+        let leaf = Span::new(pass.aperture.extend(first), rest + 1);
+        pass.visitor.leaf(leaf, V::N);
+        begin + count
+    }
+
+    /// Sets the dirty bit in the entries of `[at, at + todo)` that can be written through.
+    fn mark<V: Level>(&self, table: u64, mut at: u64, todo: u64) -> u64 {
+        let cells = self.cells::<V>(table);
+        let slot = 1u64 << F::shift(V::N);
+        let mut room = self.room::<V>(at, todo);
+        let mut bytes = 0;
+        while room > 0 {
+            let here = (slot - (at & (slot - 1))).min(room);
+            if let Some(cell) = cells.get(self.index::<V>(at)) {
+                let word = cell.get_acquire();
+                match F::decode(V::N, word) {
+                    Entry::Table(below) if V::N > 0 => {
+                        bytes += self.mark::<V::Below>(below, at, here);
+                    }
+                    Entry::Leaf { .. } if self.format.prot(V::N, word).contains(Prot::WRITE) => {
+                        bytes += if write::<F, _>(cell, word) { slot } else { 0 };
+                    }
+                    _ => {}
+                }
+            }
+            at = at.wrapping_add(here);
+            room -= here;
+        }
+        bytes
+    }
+}
+
+impl<F: Format, M: TableMemory, const SLOTS: usize> SharedTable<F, M, SLOTS> {
+    /// See [`Table::harvest`]. A leaf that is mapped, unmapped or written to meanwhile is in this
+    /// harvest, in the unmap's report, or in the next harvest.
+    pub fn harvest<W: AsRef<[u64]> + AsMut<[u64]>>(
+        &self,
+        range: Span,
+        pending: &mut Pending<W>,
+    ) -> Result<u64, DirtyError> {
+        let guard = self.enter();
+        let form = Claiming(guard.number());
+        self.table
+            .harvest_as(range, pending, self.tracks_dirty(), form)
+    }
+
+    /// See [`Table::peek_dirty`]. `each` is called inside: it must not wait for another operation
+    /// on this table.
+    pub fn peek_dirty(&self, range: Span, each: impl FnMut(Span)) -> Result<u64, DirtyError> {
+        let _guard = self.enter();
+        self.table.peek_dirty(range, each)
+    }
+
+    /// See [`Table::set_dirty`].
+    pub fn set_dirty(&self, range: Span) -> Result<u64, DirtyError> {
+        let _guard = self.enter();
+        self.table.set_dirty(range)
+    }
+}
+
+/// How many entries are clean before the first dirty one.
+#[inline(always)]
+fn first_dirty<F: Format, C: Cell>(cells: &[C]) -> Option<usize> {
+    if cells.first().is_some_and(|cell| F::is_dirty(cell.get())) {
+        return Some(0);
+    }
+    // A step without a branch for as many entries as a cache line holds, or two.
+    let mut clean = 0;
+    for line in cells.chunks(8) {
+        let dirty = line
+            .iter()
+            .fold(false, |dirty, cell| dirty | F::is_dirty(cell.get()));
+        if dirty {
+            break;
+        }
+        clean += line.len();
+    }
+    let rest = cells.get(clean..)?;
+    let in_line = rest.iter().position(|cell| F::is_dirty(cell.get()))?;
+    Some(clean + in_line)
+}
+
+/// Cleans an entry; one that is clean is not stored to.
+#[inline(always)]
+fn clean<F: Format, C: Cell>(cell: &C) {
+    let mut word = cell.get();
+    while F::is_dirty(word) {
+        let clean = F::cleaned(word);
+        if word & F::ACCESSED == F::ACCESSED && F::dirtied(word) == word {
+            // Hardware has nothing left to set here, and nobody else may store to it.
+            cell.set(clean);
+            return;
+        }
+        match cell.set_if(word, clean) {
+            Ok(()) => return,
+            // Hardware was quicker.
+            Err(now) => word = now,
+        }
+    }
+}
+
+/// Marks the leaf with the entry `word` as written to; false when it is gone meanwhile.
+fn write<F: Format, C: Cell>(cell: &C, mut word: u64) -> bool {
+    let leaf = word & !F::HARDWARE_BITS;
+    while word & !F::HARDWARE_BITS == leaf {
+        let written = F::dirtied(word) | F::ACCESSED;
+        if written == word {
+            return true;
+        }
+        match cell.set_if(word, written) {
+            Ok(()) => return true,
+            Err(now) => word = now,
+        }
+    }
+    false
+}
