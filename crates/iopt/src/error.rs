@@ -1,6 +1,7 @@
 //! Why an operation was refused. Every error names the cause with its numbers.
 
 mod dirty;
+mod protect;
 
 use core::fmt;
 
@@ -10,6 +11,7 @@ use crate::format::{Aperture, FormatId};
 use crate::prot::Prot;
 
 pub use dirty::DirtyError;
+pub use protect::ProtectError;
 
 /// Too little table memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

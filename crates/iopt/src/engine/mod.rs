@@ -30,6 +30,7 @@ mod guard;
 mod harvest;
 mod map;
 mod narrow;
+mod protect;
 mod read;
 mod refit;
 mod shared;

@@ -10,9 +10,11 @@ use iopt::{Arena, AtomicMeta, Cell, Format, Storage};
 /// Set in an entry that leads to a table: those lie from 2^46 on, which RISC-V shifts by two.
 pub(crate) const TABLE: u64 = 1 << 46 | 1 << 44;
 
+type Before = Box<dyn FnMut(&AtomicU64)>;
+
 thread_local! {
     /// Called before each store, with the cell.
-    static BEFORE: RefCell<Option<Box<dyn FnMut(&AtomicU64)>>> = const { RefCell::new(None) };
+    static BEFORE: RefCell<Option<Before>> = const { RefCell::new(None) };
 }
 
 #[derive(Default)]
