@@ -81,8 +81,8 @@ pub use engine::{
     Discard, Interruption, Leaf, Leaves, MapPages, Progress, RunSink, SharedTable, Table, WithDirty,
 };
 pub use error::{
-    BuildError, DirtyError, MapError, NoTables, PageSizeError, ProtectError, RangeError, RefitError,
-    UnmapError,
+    BuildError, DirtyError, MapError, NoTables, PageSizeError, ProtectError, RangeError,
+    RefitError, UnmapError,
 };
 pub use format::{Above, Aperture, Format, FormatId, Root};
 pub use gather::{Flushed, Gather, Invalidation};

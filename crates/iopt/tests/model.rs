@@ -13,8 +13,8 @@ mod suite;
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
 use iopt::format::{
-    AmdV1, ArmStage1, ArmStage2, ArmV7s, Dart1, Dart1Page4K, Dart2, K4, K4Lpa2, K16, K16Lpa2, K64,
-    K64Lpa, RiscV, RiscVG, VtdSs, X86_64,
+    AmdV1, ArmOptions, ArmStage1, ArmStage2, ArmV7s, Dart1, Dart1Page4K, Dart2, K4, K4Lpa2, K16,
+    K16Lpa2, K64, K64Lpa, RiscV, RiscVG, VtdSs, X86_64,
 };
 use iopt::{HeapArena, HeapTables};
 use proptest::prelude::*;
@@ -119,6 +119,23 @@ suite!(
     ArmStage2::<K64Lpa>::new(52, 52).unwrap(),
     ALL,
     Heap64K
+);
+
+/// The unit keeps dirty state.
+const DIRTY: ArmOptions = ArmOptions {
+    dirty: true,
+    ..ArmOptions::PLAIN
+};
+suite!(
+    arm_s1_4k_dirty,
+    ArmStage1::<K4>::new(48, 48).unwrap().with_options(DIRTY),
+    ALL
+);
+suite!(
+    arm_s2_16k_dirty,
+    ArmStage2::<K16>::new(40, 48).unwrap().with_options(DIRTY),
+    ALL,
+    Heap16K
 );
 
 suite!(riscv_sv39, RiscV::new(3).unwrap(), ALL);

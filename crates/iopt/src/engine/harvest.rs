@@ -114,7 +114,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     /// these pages. For simulations and tests. Returns the bytes of the entries.
     pub fn set_dirty(&self, range: Span) -> Result<u64, DirtyError> {
         let at = self.check_dirty(range)?;
-        Ok(at_top!(self, F, Top => self.mark::<Top>(self.root, at, range.len)))
+        Ok(at_top!(self.begin(), F, Top, root => self.mark::<Top>(root, at, range.len)))
     }
 
     /// Checks a range of a table that keeps dirty state, and strips it.
@@ -154,12 +154,12 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     fn visit_dirty<T: Visitor, P: Form>(&self, at: u64, len: u64, visitor: &mut T, form: P) -> u64 {
         let mut pass = Pass {
             visitor,
-            aperture: self.format.aperture(),
+            aperture: self.aperture(),
             first: at,
             last: at + (len - 1),
             bytes: 0,
         };
-        at_top!(self, F, Top => self.visit_below::<Top, T, P>(self.root, at, len, &mut pass, form));
+        at_top!(self.begin(), F, Top, root => self.visit_below::<Top, T, P>(root, at, len, &mut pass, form));
         pass.bytes
     }
 

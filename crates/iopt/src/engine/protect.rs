@@ -98,13 +98,13 @@ impl<F: Format, M: TableMemory> Table<F, M> {
 
     fn look<P: Form>(&self, request: &Request, form: P) -> Result<(), Stop> {
         let (at, len) = (request.first, request.range.len);
-        at_top!(self, F, Top => self.look_below::<Top, P>(self.root, at, len, request, form))
+        at_top!(self.begin(), F, Top, root => self.look_below::<Top, P>(root, at, len, request, form))
     }
 
     fn rewrite<P: Form>(&self, request: &Request, gather: &mut Gather, form: P) {
         let (at, len) = (request.first, request.range.len);
-        at_top!(self, F, Top => {
-            self.rewrite_below::<Top, P>(self.root, at, len, request, gather, form);
+        at_top!(self.begin(), F, Top, root => {
+            self.rewrite_below::<Top, P>(root, at, len, request, gather, form);
         });
     }
 
@@ -112,7 +112,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     #[cold]
     fn refusal(&self, request: &Request, stop: Stop) -> Option<ProtectError> {
         let (range, wanted) = (request.range, request.prot);
-        let aperture = self.format.aperture();
+        let aperture = self.aperture();
         match stop {
             Stop::Restart => None,
             Stop::Hole(at) => {
@@ -209,7 +209,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
                     let count = 1usize << log2.saturating_sub(F::shift(V::N));
                     let word = F::leaf(V::N, pa, log2, request.bits);
                     if self.rewrite_leaf::<V>(part(cells, index, count), word) {
-                        let iova = self.format.aperture().extend(at);
+                        let iova = self.aperture().extend(at);
                         gather.add(Span::new(iova, 1 << log2), 1 << V::N);
                     }
                     // The first pass has seen that the leaf lies in the range.
@@ -275,7 +275,7 @@ impl<F: Format, M: TableMemory, const SLOTS: usize> SharedTable<F, M, SLOTS> {
         while let Err(stop) = table.look(&request, form) {
             // What was found is put in words while it is held, as far as it is.
             let cause = table.refusal(&request, stop);
-            table.release_all(request.first, range.len, form);
+            table.release_all(table.begin(), request.first, range.len, form);
             if let Some(cause) = cause {
                 return Err(cause);
             }

@@ -1,5 +1,6 @@
 //! One suite, instantiated per format by one line.
 
+pub(crate) mod dirty;
 pub(crate) mod model;
 mod refit;
 
@@ -35,6 +36,7 @@ pub(crate) enum Op {
         holes: bool,
     },
     Refit(refit::Refit),
+    Dirty(dirty::DirtyOp),
 }
 
 pub(crate) fn op() -> impl Strategy<Value = Op> {
@@ -46,6 +48,7 @@ pub(crate) fn op() -> impl Strategy<Value = Op> {
             .prop_map(|(first, count, cut, holes)| {
                 Op::Unmap { first: first.index(1 << 20), count, cut, holes }
             }),
+        4 => dirty::dirty_op().prop_map(Op::Dirty),
         1 => (0usize..5, 0u64..2048, 1u64..1200, any::<bool>())
             .prop_map(|(place, page, pages, holes)| Op::UnmapRaw { place, page, pages, holes }),
         3 => refit::refit().prop_map(Op::Refit),
@@ -216,6 +219,7 @@ impl<'a, F: Format, A: Tables> World<'a, F, A> {
                 self.unmap(Span::new(iova, len), *holes);
             }
             Op::Refit(refit) => self.refit(refit),
+            Op::Dirty(op) => self.apply_dirty(op),
         }
         self.check();
     }
@@ -238,6 +242,9 @@ impl<'a, F: Format, A: Tables> World<'a, F, A> {
     }
 
     pub(crate) fn unmap(&mut self, span: Span, holes: bool) {
+        if self.table.tracks_dirty() {
+            return self.unmap_tracked(span, holes);
+        }
         let before = self.snapshot();
         let expected = self.model.unmap(span, holes);
         let mut gather = Gather::new();

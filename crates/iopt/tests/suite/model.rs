@@ -9,6 +9,7 @@ use runs::{PageSizes, Run, Span};
 pub(crate) struct ModelLeaf {
     pub(crate) run: Run,
     pub(crate) prot: Prot,
+    pub(crate) dirty: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -24,6 +25,10 @@ pub(crate) enum Refusal {
     Overlap(Run),
     InsideLeaf,
     Hole(u64),
+}
+
+fn new_leaf(run: Run, prot: Prot, dirty: bool) -> ModelLeaf {
+    ModelLeaf { run, prot, dirty }
 }
 
 /// The largest leaves, page by page.
@@ -53,7 +58,7 @@ impl Model {
         }
     }
 
-    fn range(&self, iova: u64, len: u64) -> Result<Span, Refusal> {
+    pub(crate) fn range(&self, iova: u64, len: u64) -> Result<Span, Refusal> {
         let span = Span::checked(iova, len).ok_or(Refusal::Range)?;
         let Aperture { bits, above } = self.aperture;
         // The bits above those that count, in the low bits of a number.
@@ -93,7 +98,7 @@ impl Model {
         for run in runs {
             let run = Run::new(at, run.start, run.len);
             for leaf in layout(run, &self.sizes) {
-                self.leaves.insert(leaf.iova, ModelLeaf { run: leaf, prot });
+                self.leaves.insert(leaf.iova, new_leaf(leaf, prot, false));
             }
             at = at.wrapping_add(run.len);
         }
@@ -109,12 +114,20 @@ impl Model {
             .collect()
     }
 
-    /// Puts other leaves in the place of those in `run`.
+    /// Puts other leaves in the place of those in `run`: each is dirty if one was that had a byte in
+    /// common with it.
     pub(crate) fn replace(&mut self, run: Run, prot: Prot, parts: &[Run]) {
+        let old = self.touched(run.input());
         self.leaves
             .retain(|_, leaf| !run.input().covers(&leaf.run.input()));
-        for &run in parts {
-            self.leaves.insert(run.iova, ModelLeaf { run, prot });
+        let mut dirty = old.iter().filter(|leaf| leaf.dirty).peekable();
+        for &part in parts {
+            let behind = |leaf: &ModelLeaf| leaf.run.input().last() < part.iova;
+            while dirty.next_if(|leaf| behind(leaf)).is_some() {}
+            let dirty = dirty
+                .peek()
+                .is_some_and(|leaf| leaf.run.input().overlaps(&part.input()));
+            self.leaves.insert(part.iova, new_leaf(part, prot, dirty));
         }
     }
 

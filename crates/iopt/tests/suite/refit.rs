@@ -205,6 +205,7 @@ impl<F: Format, A: Tables> World<'_, F, A> {
                         assert_eq!(leaf.iova - run.iova, leaf.pa - run.pa);
                     }
                     self.model.replace(run, prot, &now);
+                    self.read_dirty_back(run.input(), &old);
                 }
                 let flushed = gather.flush_with(|_| Ok::<_, ()>(())).unwrap();
                 self.table.reclaim(flushed);
@@ -213,6 +214,24 @@ impl<F: Format, A: Tables> World<'_, F, A> {
                 assert!(root_tables(&self.table.format()) < self.memory.used());
             }
             Err(other) => panic!("{refit:?}: {other}"),
+        }
+        self.check_dirty();
+    }
+
+    /// After a flush that failed, what took the place of tables counts as written to.
+    fn read_dirty_back(&mut self, range: Span, old: &[Run]) {
+        if !self.table.format().keeps_dirty() {
+            return;
+        }
+        for leaf in self.model.leaves.values_mut() {
+            if range.covers(&leaf.run.input()) && !old.contains(&leaf.run) {
+                let mut dirty = false;
+                self.table
+                    .peek_dirty(leaf.run.input(), |_| dirty = true)
+                    .unwrap();
+                assert!(dirty || !leaf.dirty, "{} was dirty", leaf.run);
+                leaf.dirty = dirty;
+            }
         }
     }
 }

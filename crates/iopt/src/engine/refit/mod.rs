@@ -213,7 +213,9 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         let result = loop {
             // Between two flushes, as much as the notes about unlinked tables reach.
             let window = match bbm {
-                BreakBeforeMake::NotNeeded => self.rewrite(&mut scan, &mut work, gather, form),
+                BreakBeforeMake::NotNeeded => {
+                    self.change_in_place(&mut scan, &mut work, gather, form)
+                }
                 BreakBeforeMake::Marked | BreakBeforeMake::Always => {
                     self.break_and_make(&mut scan, &mut work, gather, &mut flush, progress, form)
                 }
@@ -247,7 +249,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     }
 
     /// Rewrites extents in place until a window is full. False when there are no more.
-    fn rewrite<P: Form, E>(
+    fn change_in_place<P: Form, E>(
         &self,
         scan: &mut Scan,
         work: &mut Work,

@@ -1,0 +1,275 @@
+//! Dirty state and permissions in the random sequences: the model keeps one flag per leaf.
+
+use iopt::{DirtyError, Format, Gather, Pending, Prot, ProtectError, UnmapError, WithDirty};
+use proptest::prelude::*;
+use runs::{Joiner, Run, Span};
+
+use super::model::{Model, ModelLeaf, Refusal};
+use super::{Tables, World};
+
+#[derive(Clone, Debug)]
+pub(crate) enum DirtyOp {
+    Track(bool),
+    Set(Leaves),
+    Harvest(Leaves, u32),
+    Protect(Leaves, usize),
+}
+
+/// From one leaf to another; the ends may lie a page further in or out.
+#[derive(Clone, Debug)]
+pub(crate) struct Leaves {
+    first: usize,
+    count: usize,
+    ends: (u64, u64),
+}
+
+pub(crate) fn dirty_op() -> impl Strategy<Value = DirtyOp> {
+    let leaves = || {
+        (
+            any::<prop::sample::Index>(),
+            1usize..400,
+            (0u64..8, 0u64..8),
+        )
+            .prop_map(|(first, count, ends)| Leaves {
+                first: first.index(1 << 20),
+                count,
+                ends,
+            })
+    };
+    prop_oneof![
+        2 => prop::bool::weighted(0.8).prop_map(DirtyOp::Track),
+        4 => leaves().prop_map(DirtyOp::Set),
+        3 => (leaves(), 0u32..6).prop_map(|(leaves, coarser)| DirtyOp::Harvest(leaves, coarser)),
+        3 => (leaves(), 0usize..3).prop_map(|(leaves, prot)| DirtyOp::Protect(leaves, prot)),
+    ]
+}
+
+impl Model {
+    fn overlapping(&mut self, span: Span) -> impl Iterator<Item = &mut ModelLeaf> {
+        let leaves = self.leaves.values_mut();
+        leaves.filter(move |leaf| leaf.run.input().overlaps(&span))
+    }
+
+    fn protect(&mut self, span: Span, prot: Prot) -> Result<(), Refusal> {
+        let span = self.range(span.start, span.len)?;
+        let mut at = Some(span.start);
+        for leaf in self.overlapping(span) {
+            let leaf = leaf.run.input();
+            // Whatever comes first: the cut at the front, a hole, the cut at the end.
+            if leaf.start < span.start {
+                return Err(Refusal::InsideLeaf);
+            }
+            if Some(leaf.start) != at {
+                return Err(Refusal::Hole(at.unwrap()));
+            }
+            if leaf.last() > span.last() {
+                return Err(Refusal::InsideLeaf);
+            }
+            at = leaf.last().checked_add(1);
+        }
+        if at != span.last().checked_add(1) {
+            return Err(Refusal::Hole(at.unwrap()));
+        }
+        self.overlapping(span).for_each(|leaf| leaf.prot = prot);
+        Ok(())
+    }
+
+    /// What is dirty, as runs in the order of the leaves.
+    fn dirty_runs(&self, span: Span) -> Vec<Span> {
+        let dirty = self.leaves.values().filter(|leaf| leaf.dirty);
+        let dirty = dirty.map(|leaf| leaf.run.input());
+        joined(dirty.filter(|leaf| leaf.overlaps(&span)))
+    }
+}
+
+fn joined(spans: impl Iterator<Item = Span>) -> Vec<Span> {
+    let mut joiner = Joiner::new();
+    let mut runs: Vec<_> = spans.filter_map(|span| joiner.push(span)).collect();
+    runs.extend(joiner.finish());
+    runs
+}
+
+impl<F: Format, A: Tables> World<'_, F, A> {
+    fn span_of(&self, leaves: &Leaves) -> Option<Span> {
+        let all: Vec<Run> = self.model.leaves.values().map(|leaf| leaf.run).collect();
+        let start = leaves.first % all.len().max(1);
+        let end = (start + leaves.count - 1).min(all.len().saturating_sub(1));
+        let (first, last) = (all.get(start)?.iova, all[end].input().last());
+        let grain = self.model.sizes[0];
+        let moved = |at: u64, end| match end {
+            0 => at.saturating_add(grain),
+            1 => at.saturating_sub(grain),
+            _ => at,
+        };
+        Span::inclusive(moved(first, leaves.ends.0), moved(last, leaves.ends.1))
+    }
+
+    pub(crate) fn apply_dirty(&mut self, op: &DirtyOp) {
+        match op {
+            DirtyOp::Track(on) => {
+                let result = self.table.track_dirty(*on);
+                assert_eq!(result.is_ok(), self.table.format().keeps_dirty());
+                assert_eq!(self.table.tracks_dirty(), *on && result.is_ok());
+            }
+            DirtyOp::Set(leaves) => {
+                let Some(span) = self.span_of(leaves) else {
+                    return;
+                };
+                let result = self.table.set_dirty(span);
+                if let Some(bytes) = self.check_kept(span, result) {
+                    let writable = |leaf: &&mut ModelLeaf| leaf.prot.contains(Prot::WRITE);
+                    let mut any = false;
+                    for leaf in self.model.overlapping(span).filter(writable) {
+                        (leaf.dirty, any) = (true, true);
+                    }
+                    assert_eq!(bytes > 0, any);
+                }
+            }
+            DirtyOp::Harvest(leaves, coarser) => {
+                if let Some(span) = self.span_of(leaves) {
+                    self.harvest(span, *coarser);
+                }
+            }
+            DirtyOp::Protect(leaves, prot) => {
+                if let Some(span) = self.span_of(leaves) {
+                    self.protect(span, self.prots[*prot]);
+                }
+            }
+        }
+        self.check_dirty();
+    }
+
+    /// What a refusal must be that has nothing to do with what is mapped; otherwise the answer.
+    fn check_kept(&self, span: Span, result: Result<u64, DirtyError>) -> Option<u64> {
+        let format = self.table.format().id();
+        match result {
+            Ok(bytes) if self.table.format().keeps_dirty() => Some(bytes),
+            Err(DirtyError::NotKept { format: named }) => {
+                assert!(named == format && !self.table.format().keeps_dirty());
+                None
+            }
+            Err(DirtyError::Range(_)) => {
+                assert_eq!(self.model.range(span.start, span.len), Err(Refusal::Range));
+                None
+            }
+            other => panic!("{span}: {other:?}"),
+        }
+    }
+
+    fn harvest(&mut self, span: Span, coarser: u32) {
+        // Not too many bits.
+        let size = self.model.sizes[0].max((span.len >> 14).next_power_of_two()) << coarser;
+        let mut pending = Pending::new(vec![0; 512], span, size).unwrap();
+        let before = self.snapshot();
+        let result = self.table.harvest(span, &mut pending);
+        let ends = |leaf: &ModelLeaf| !span.covers(&leaf.run.input());
+        let cut = self.model.overlapping(span).any(|leaf| ends(leaf));
+        match result {
+            Err(DirtyError::NotTracked) => assert!(!self.table.tracks_dirty()),
+            Err(DirtyError::InsideLeaf { .. }) => assert!(cut),
+            other => {
+                if let Some(bytes) = self.check_kept(span, other) {
+                    assert!(!cut && self.table.tracks_dirty());
+                    let dirty = self.model.dirty_runs(span);
+                    assert_eq!(bytes, dirty.iter().map(|run| run.len).sum::<u64>());
+                    for leaf in &dirty {
+                        let flushed = pending.invalidation().ranges();
+                        assert!(flushed.iter().any(|range| range.covers(leaf)));
+                    }
+                    let shown = pending.flush_with(|_| Ok::<_, ()>(())).unwrap();
+                    let all: Vec<_> = shown.runs().collect();
+                    assert_eq!(all, widened(&dirty, size, span));
+                    shown.acknowledge();
+                    let overlapping = self.model.overlapping(span);
+                    overlapping.for_each(|leaf| leaf.dirty = false);
+                    return;
+                }
+            }
+        }
+        assert!(before == self.snapshot(), "a refused harvest stored");
+    }
+
+    fn protect(&mut self, span: Span, prot: Prot) {
+        let before = self.snapshot();
+        let expected = self.model.protect(span, prot);
+        let mut gather = Gather::new();
+        let result = self.table.protect(span, prot, &mut gather);
+        match (&result, &expected) {
+            (Ok(()), Ok(())) => {}
+            (Err(ProtectError::InsideLeaf { .. }), Err(Refusal::InsideLeaf)) => {}
+            (Err(ProtectError::Hole { at, .. }), Err(Refusal::Hole(hole))) => assert_eq!(at, hole),
+            (Err(ProtectError::Range(_)), Err(Refusal::Range)) => {}
+            _ => panic!("protect {span} {prot}: {result:?}, expected {expected:?}"),
+        }
+        if result.is_err() {
+            assert!(gather.is_empty());
+            assert!(before == self.snapshot(), "a refused protect stored");
+        }
+        assert_eq!(gather.tables(), 0);
+        let _ = gather.never_walked();
+    }
+
+    /// Unmaps while dirty tracking is on.
+    pub(crate) fn unmap_tracked(&mut self, span: Span, holes: bool) {
+        let refused = self
+            .table
+            .unmap(span, &mut Gather::new(), &mut iopt::Discard);
+        assert_eq!(refused, Err(UnmapError::DirtyWanted));
+        let mut before = self.model.clone();
+        let expected = self.model.unmap(span, holes);
+        let (mut gather, mut runs) = (Gather::new(), Vec::new());
+        let mut sink = WithDirty(|run, dirty| runs.push((run, dirty)));
+        let result = if holes {
+            let result = self.table.unmap_mapped(span, &mut gather, &mut sink);
+            result.map(|_| ())
+        } else {
+            self.table.unmap(span, &mut gather, &mut sink)
+        };
+        assert_eq!(result.is_ok(), expected.is_ok(), "{span}: {result:?}");
+        let mut told: Vec<(Run, bool)> = Vec::new();
+        if result.is_ok() {
+            for leaf in before.overlapping(span) {
+                match told.last_mut() {
+                    Some((open, dirty))
+                        if *dirty == leaf.dirty && open.is_followed_by(&leaf.run) =>
+                    {
+                        open.len += leaf.run.len;
+                    }
+                    _ => told.push((leaf.run, leaf.dirty)),
+                }
+            }
+        }
+        assert_eq!(runs, told);
+        let flushed = gather.flush_with(|_| Ok::<_, ()>(())).unwrap();
+        self.table.reclaim(flushed);
+        self.check_dirty();
+    }
+
+    /// A look without clearing says what the model says, and stores nothing.
+    pub(crate) fn check_dirty(&self) {
+        if !self.table.format().keeps_dirty() {
+            return;
+        }
+        for span in self.model.aperture.spans() {
+            let mut dirty = Vec::new();
+            self.table.peek_dirty(span, |run| dirty.push(run)).unwrap();
+            assert_eq!(dirty, self.model.dirty_runs(span));
+        }
+    }
+}
+
+/// The granules of `size` bytes that have a byte in one of `runs`, as far as they are in `span`.
+fn widened(runs: &[Span], size: u64, span: Span) -> Vec<Span> {
+    let mut wide: Vec<Span> = Vec::new();
+    for run in runs {
+        let first = (run.start & !(size - 1)).max(span.start);
+        let last = (run.last() | (size - 1)).min(span.last());
+        match wide.last_mut() {
+            Some(open) if first <= open.last().saturating_add(1) => {
+                open.len = last - open.start + 1;
+            }
+            _ => wide.push(Span::inclusive(first, last).unwrap()),
+        }
+    }
+    wide
+}
