@@ -11,6 +11,9 @@
     reason = "helpers of tests panic as tests do"
 )]
 
+#[path = "interleavings/dirty.rs"]
+mod dirty;
+
 use iopt::format::Entry;
 use iopt::{
     Aperture, Cell, Chain, Format, FormatId, Gather, Interruption, Invalidation, MapError, Meta,
@@ -19,10 +22,16 @@ use iopt::{
 use loom::sync::Mutex;
 use loom::sync::atomic::{AtomicU64, Ordering, fence};
 use loom::thread;
-use runs::{PageSizes, Span};
+use runs::{PageSizes, Run, Span};
 use std::sync::Arc;
 
 const PAGE: u64 = 4096;
+
+/// The device may write.
+const WRITABLE: u64 = 1 << 4;
+/// What hardware sets.
+const ACCESSED: u64 = 1 << 2;
+const DIRTY: u64 = 1 << 3;
 
 /// Two entries a table, three levels: eight pages of 4 KiB, with leaves of one, two and four. One
 /// with `GROWS` has two levels at first, or three.
@@ -41,7 +50,8 @@ impl<const GROWS: bool> Format for Tiny<GROWS> {
     const MIN_LEVELS: u8 = if GROWS { 2 } else { 3 };
     const MAX_LEVELS: u8 = 3;
     const OUTPUT_BITS: u32 = 40;
-    const HARDWARE_BITS: u64 = 0;
+    const HARDWARE_BITS: u64 = ACCESSED | DIRTY;
+    const ACCESSED: u64 = ACCESSED;
     const GROWS: bool = GROWS;
 
     fn grown_to(self, levels: u8) -> Option<Self> {
@@ -62,11 +72,25 @@ impl<const GROWS: bool> Format for Tiny<GROWS> {
     fn leaf_sizes(level: usize) -> PageSizes {
         PageSizes::from_log2(Self::shift(level))
     }
-    fn leaf_bits(&self, _prot: Prot) -> Option<u64> {
-        Some(1)
+    fn leaf_bits(&self, prot: Prot) -> Option<u64> {
+        let writable = prot.contains(Prot::WRITE);
+        Some(1 | if writable { WRITABLE } else { 0 })
     }
-    fn prot(&self, _level: usize, _word: u64) -> Prot {
-        Prot::RW
+    fn prot(&self, _level: usize, word: u64) -> Prot {
+        let writable = word & WRITABLE != 0;
+        if writable { Prot::RW } else { Prot::READ }
+    }
+    fn keeps_dirty(&self) -> bool {
+        true
+    }
+    fn is_dirty(word: u64) -> bool {
+        word & DIRTY != 0
+    }
+    fn cleaned(word: u64) -> u64 {
+        word & !DIRTY
+    }
+    fn dirtied(word: u64) -> u64 {
+        word | DIRTY
     }
     fn leaf(_level: usize, pa: u64, _log2: u32, bits: u64) -> u64 {
         pa | bits

@@ -5,29 +5,38 @@ use std::cell::RefCell;
 use iopt::walk::{BadAddress, WalkMemory};
 use iopt::{Arena, AtomicMeta, Cell, Storage};
 
-type Stop = Box<dyn FnMut()>;
+/// Is told whether the store is still to come.
+type Stop = Box<dyn FnMut(When)>;
+
+/// When an operation is stopped.
+#[derive(Clone, Copy, PartialEq)]
+pub(crate) enum When {
+    /// Before a store: what hardware does now comes after all that was read.
+    Before,
+    After,
+}
 
 thread_local! {
     static STOP: RefCell<Option<Stop>> = const { RefCell::new(None) };
 }
 
-/// Runs `operation`, with `stop` after each of its stores.
-pub(crate) fn with_stop<T>(stop: impl FnMut() + 'static, operation: impl FnOnce() -> T) -> T {
+/// Runs `operation`, with `stop` before and after each of its stores.
+pub(crate) fn with_stop<T>(stop: impl FnMut(When) + 'static, operation: impl FnOnce() -> T) -> T {
     STOP.with(|slot| *slot.borrow_mut() = Some(Box::new(stop)));
     let result = operation();
     STOP.with(|slot| *slot.borrow_mut() = None);
     result
 }
 
-/// A cell that stops after each store.
+/// A cell that stops at each store.
 #[derive(Default)]
 #[repr(transparent)]
 pub(crate) struct Stepped<C>(C);
 
-fn stored() {
+fn at_store(when: When) {
     // Taken out meanwhile, so that what the stop does itself is not stopped at.
     if let Some(mut stop) = STOP.with(|slot| slot.borrow_mut().take()) {
-        stop();
+        stop(when);
         STOP.with(|slot| *slot.borrow_mut() = Some(stop));
     }
 }
@@ -42,21 +51,25 @@ impl<C: Cell> Cell for Stepped<C> {
         self.0.get_acquire()
     }
     fn set(&self, word: u64) {
+        at_store(When::Before);
         self.0.set(word);
-        stored();
+        at_store(When::After);
     }
     fn set_release(&self, word: u64) {
+        at_store(When::Before);
         self.0.set_release(word);
-        stored();
+        at_store(When::After);
     }
     fn exchange(&self, word: u64) -> u64 {
+        at_store(When::Before);
         let old = self.0.exchange(word);
-        stored();
+        at_store(When::After);
         old
     }
     fn set_if(&self, old: u64, new: u64) -> Result<(), u64> {
+        at_store(When::Before);
         let result = self.0.set_if(old, new);
-        stored();
+        at_store(When::After);
         result
     }
 }

@@ -12,7 +12,7 @@ use iopt::{
 };
 use runs::{PageSizes, Span};
 
-use super::memory::{Memory, Tables, with_stop};
+use super::memory::{Memory, Tables, When, with_stop};
 
 /// A unit's cache of upper levels: what it has found stays until a flush, also when it is gone
 /// from the tables.
@@ -208,7 +208,13 @@ impl<F: Format, C: Cell + Default + 'static, const LOG2: u32> World<F, C, LOG2> 
             let (device, expected, stops) =
                 (Rc::clone(device), expected.clone(), Rc::clone(&stops));
             let seldom = Plain::new(0u64);
-            move || {
+            move |when| {
+                if when == When::Before {
+                    if !device.idle.get() && device.random(4) == 0 {
+                        device.write(expected[device.random(expected.len())].0);
+                    }
+                    return;
+                }
                 stops.set(stops.get() + 1);
                 // With thousands of stores into a table that nobody can reach yet, a look at each
                 // tells nothing new.
