@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 use criterion::measurement::WallTime;
 use criterion::{Bencher, BenchmarkGroup, Criterion, criterion_group, criterion_main};
 use iopt::format::{AmdV1, VtdSs, X86_64};
-use iopt::{Discard, Format, Gather, HeapTables, Prot, RunSink, Table, TableMemory};
+use iopt::{AnyTable, Discard, Format, Gather, HeapTables, Prot, RunSink, Table, TableMemory};
 use runs::{PageSizes, Run, Span};
 
 const K4: u64 = 4 << 10;
@@ -185,6 +185,36 @@ fn operations<F: Format>(c: &mut Criterion, format: F) {
     }
 }
 
+/// The format chosen at run time beside the format as a type, in turns: what the branch costs.
+fn any<F: Format>(c: &mut Criterion, format: F)
+where
+    for<'a> AnyTable<&'a HeapTables>: From<Table<F, &'a HeapTables>>,
+{
+    let memory = HeapTables::with_tables(4096).unwrap();
+    for shape in &SHAPES[..2] {
+        let mut group = group(c, &format!("any/{}/{}", F::ID, shape.name));
+        let mut typed = table(format, &memory, shape);
+        group.bench_function("map, format as a type", |b| {
+            let after = |t: &mut _, range| unmap(t, range, Discard);
+            timed(b, shape, &mut typed, |_, _| {}, map, after);
+        });
+        let mut any = AnyTable::from(table(format, &memory, shape));
+        group.bench_function("map, format at run time", |b| {
+            let map = |t: &mut AnyTable<_>, range: Span| {
+                let run = [Span::new(black_box(PA), range.len)];
+                t.map(black_box(range.start), &run, Prot::RW).unwrap();
+            };
+            let after = |t: &mut AnyTable<_>, range| {
+                let mut gather = Gather::new();
+                t.unmap_mapped(range, &mut gather, &mut Discard).unwrap();
+                t.reclaim(gather.never_walked());
+            };
+            timed(b, shape, &mut any, |_, _| {}, map, after);
+        });
+        group.finish();
+    }
+}
+
 fn group<'a>(c: &'a mut Criterion, name: &str) -> BenchmarkGroup<'a, WallTime> {
     let mut group = c.benchmark_group(name);
     group
@@ -235,6 +265,8 @@ fn tables(c: &mut Criterion) {
     operations(c, VtdSs::new(4).unwrap());
     operations(c, X86_64::new(4).unwrap());
     operations(c, AmdV1::new(4).unwrap());
+    any(c, VtdSs::new(4).unwrap());
+    any(c, AmdV1::new(4).unwrap());
 }
 
 criterion_group!(benches, tables);

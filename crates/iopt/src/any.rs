@@ -1,136 +1,291 @@
-//! A table whose format is chosen at run time.
+//! Tables whose format is chosen at run time.
+//!
+//! The size of a table is a constant of its memory, so there is one enum for each size: an enum of
+//! all formats would compile every format for every memory, and most of them could never be built.
+//! ARMv7, with entries of 4 bytes, is alone in its kind: it is [`Table`] itself.
 
 use runs::{PageSizes, SizeHistogram, Span};
 
 use crate::engine::{Leaf, RunSink, Table};
 use crate::error::{BuildError, MapError, UnmapError};
-use crate::format::{AmdV1, Aperture, Format, FormatId, Root, VtdSs, X86_64};
+use crate::format::{
+    AmdV1, Aperture, ArmConfig, ArmGranule, ArmStage1, ArmStage2, Dart1, Dart1Page4K, Dart2,
+    DartVersion, Format, FormatId, Granule, K4, K4Lpa2, K16, K16Lpa2, K64, K64Lpa, RiscV, RiscVG,
+    Root, VtdSs, X86_64,
+};
 use crate::gather::{Flushed, Gather};
 use crate::memory::TableMemory;
 use crate::prot::Prot;
 
-/// A [`Table`] of any format: one branch per operation, whatever the size of the operation.
-#[derive(Debug)]
-pub enum AnyTable<M: TableMemory> {
-    /// AMD I/O page tables, version 1.
-    AmdV1(Table<AmdV1, M>),
-    /// x86-64: AMD version 2, VT-d first stage.
-    X86_64(Table<X86_64, M>),
-    /// VT-d second stage.
-    VtdSs(Table<VtdSs, M>),
-}
+/// An enum of tables, a conversion from each of them, and the operations, each with one branch.
+///
+/// The second part says how a format is built from its name: `id => format`, with the name's
+/// configuration and the levels at hand.
+macro_rules! any_table {
+    (
+        $(#[$doc:meta])* $any:ident {
+            $($(#[$variant_doc:meta])* $name:ident($format:ty),)*
+        }
+        $levels:ident {
+            $($id:pat $(if $guard:expr)? => $build:expr,)*
+        }
+    ) => {
+        $(#[$doc])*
+        #[derive(Debug)]
+        #[non_exhaustive]
+        pub enum $any<M: TableMemory> {
+            $($(#[$variant_doc])* $name(Table<$format, M>),)*
+        }
 
-macro_rules! each {
-    ($any:expr, $table:ident => $body:expr) => {
-        match $any {
-            AnyTable::AmdV1($table) => $body,
-            AnyTable::X86_64($table) => $body,
-            AnyTable::VtdSs($table) => $body,
+        $(
+            impl<M: TableMemory> From<Table<$format, M>> for $any<M> {
+                fn from(table: Table<$format, M>) -> Self {
+                    Self::$name(table)
+                }
+            }
+        )*
+
+        impl<M: TableMemory> $any<M> {
+            /// An empty table of `format` with `levels` levels, and leaves of the given sizes, as
+            /// far as the format has them. See [`Table::with_page_sizes`]. The memory must have
+            /// entries of 8 bytes, and tables that are not smaller than the format's.
+            pub fn new(
+                format: FormatId,
+                levels: u8,
+                sizes: PageSizes,
+                memory: M,
+            ) -> Result<Self, BuildError> {
+                let $levels = levels;
+                match format {
+                    $($id $(if $guard)? => Self::build($build?, levels, sizes, memory),)*
+                    _ => Err(BuildError::NotAny(format)),
+                }
+            }
+
+            /// A table of a format that must have the levels asked for.
+            fn build<F: Format>(
+                format: F,
+                levels: u8,
+                sizes: PageSizes,
+                memory: M,
+            ) -> Result<Self, BuildError>
+            where
+                Self: From<Table<F, M>>,
+            {
+                if format.levels() != levels {
+                    let format = format.id();
+                    return Err(BuildError::Levels { format, levels });
+                }
+                Ok(Table::in_memory(format, memory, sizes)?.into())
+            }
+
+            any_table!(operations $any: $($name)*);
+        }
+    };
+    (operations $any:ident: $($name:ident)*) => {
+        /// See [`Table::root`].
+        pub fn root(&self) -> Root {
+            match self { $($any::$name(table) => table.root(),)* }
+        }
+
+        /// The addresses that it translates.
+        pub fn aperture(&self) -> Aperture {
+            match self { $($any::$name(table) => table.format().aperture(),)* }
+        }
+
+        /// See [`Table::grow`].
+        pub fn grow(&mut self, levels: u8, gather: &mut Gather) -> Result<Root, BuildError> {
+            match self { $($any::$name(table) => table.grow(levels, gather),)* }
+        }
+
+        /// See [`Table::page_sizes`].
+        pub fn page_sizes(&self) -> PageSizes {
+            match self { $($any::$name(table) => table.page_sizes(),)* }
+        }
+
+        /// See [`Table::tables`].
+        pub fn tables(&self) -> u64 {
+            match self { $($any::$name(table) => table.tables(),)* }
+        }
+
+        /// See [`Table::leaf_sizes`].
+        pub fn leaf_sizes(&self) -> SizeHistogram {
+            match self { $($any::$name(table) => table.leaf_sizes(),)* }
+        }
+
+        /// See [`Table::map`].
+        pub fn map(&mut self, iova: u64, runs: &[Span], prot: Prot) -> Result<(), MapError> {
+            match self { $($any::$name(table) => table.map(iova, runs, prot),)* }
+        }
+
+        /// See [`Table::unmap`].
+        pub fn unmap(
+            &mut self,
+            range: Span,
+            gather: &mut Gather,
+            sink: &mut impl RunSink,
+        ) -> Result<(), UnmapError> {
+            match self { $($any::$name(table) => table.unmap(range, gather, sink),)* }
+        }
+
+        /// See [`Table::unmap_mapped`].
+        pub fn unmap_mapped(
+            &mut self,
+            range: Span,
+            gather: &mut Gather,
+            sink: &mut impl RunSink,
+        ) -> Result<u64, UnmapError> {
+            match self { $($any::$name(table) => table.unmap_mapped(range, gather, sink),)* }
+        }
+
+        /// See [`Table::translate`].
+        pub fn translate(&self, iova: u64) -> Option<u64> {
+            match self { $($any::$name(table) => table.translate(iova),)* }
+        }
+
+        /// See [`Table::leaf_at`].
+        pub fn leaf_at(&self, iova: u64) -> Option<Leaf> {
+            match self { $($any::$name(table) => table.leaf_at(iova),)* }
+        }
+
+        /// Calls `each` for every leaf that maps at least one byte of `range`, in order. See
+        /// [`Table::leaves`].
+        pub fn for_each_leaf(&self, range: Span, mut each: impl FnMut(Leaf)) {
+            match self { $($any::$name(table) => table.leaves(range).for_each(&mut each),)* };
+        }
+
+        /// See [`Table::reclaim`].
+        pub fn reclaim(&mut self, flushed: Flushed) {
+            match self { $($any::$name(table) => table.reclaim(flushed),)* };
+        }
+
+        /// See [`Table::tear_down`].
+        pub fn tear_down(self) -> (Gather, M) {
+            match self { $($any::$name(table) => table.tear_down(),)* }
         }
     };
 }
 
-impl<M: TableMemory> AnyTable<M> {
-    /// An empty table of `format` with `levels` levels, and leaves of the given sizes, as far as
-    /// the format has them. See [`Table::with_page_sizes`].
-    pub fn new(
-        format: FormatId,
-        levels: u8,
-        sizes: PageSizes,
-        memory: M,
-    ) -> Result<Self, BuildError> {
-        Ok(match format {
-            FormatId::AmdV1 => {
-                Self::AmdV1(Table::with_page_sizes(AmdV1::new(levels)?, memory, sizes)?)
-            }
-            FormatId::X86_64 => {
-                Self::X86_64(Table::with_page_sizes(X86_64::new(levels)?, memory, sizes)?)
-            }
-            FormatId::VtdSs => {
-                Self::VtdSs(Table::with_page_sizes(VtdSs::new(levels)?, memory, sizes)?)
-            }
-            _ => return Err(BuildError::NotAny(format)),
-        })
+any_table! {
+    /// A [`Table`] of any format with tables of 4 KiB: one branch per operation, whatever its size.
+    ///
+    /// [`new`](Self::new) builds it from what a [`Root`] says: the format's name with its
+    /// configuration, and the levels. A format with other options is built as a [`Table`] and
+    /// converted. It is the exclusive form.
+    AnyTable {
+        /// AMD I/O page tables, version 1.
+        AmdV1(AmdV1),
+        /// The same with encrypted tables.
+        AmdV1Encrypted(AmdV1<true>),
+        /// x86-64: AMD version 2, VT-d first stage.
+        X86_64(X86_64),
+        /// The same with encrypted tables.
+        X86_64Encrypted(X86_64<true>),
+        /// VT-d second stage.
+        VtdSs(VtdSs),
+        /// Arm stage 1, 4 KiB.
+        ArmStage1K4(ArmStage1<K4>),
+        /// Arm stage 1, 4 KiB with LPA2.
+        ArmStage1K4Lpa2(ArmStage1<K4Lpa2>),
+        /// Arm stage 2, 4 KiB.
+        ArmStage2K4(ArmStage2<K4>),
+        /// Arm stage 2, 4 KiB with LPA2.
+        ArmStage2K4Lpa2(ArmStage2<K4Lpa2>),
+        /// RISC-V, first stage.
+        RiscV(RiscV),
+        /// RISC-V, second stage.
+        RiscVG(RiscVG),
+        /// Apple DART, version 1, with pages of 4 KiB.
+        Dart1Page4K(Dart1Page4K),
     }
+    levels {
+        FormatId::AmdV1 => AmdV1::new(levels),
+        FormatId::X86_64 => X86_64::new(levels),
+        FormatId::VtdSs => VtdSs::new(levels),
+        FormatId::ArmStage1(arm) if arm.granule == ArmGranule::K4 => stage1::<K4>(arm),
+        FormatId::ArmStage1(arm) if arm.granule == ArmGranule::K4Lpa2 => stage1::<K4Lpa2>(arm),
+        FormatId::ArmStage2(arm) if arm.granule == ArmGranule::K4 => stage2::<K4>(arm, levels),
+        FormatId::ArmStage2(arm) if arm.granule == ArmGranule::K4Lpa2 => {
+            stage2::<K4Lpa2>(arm, levels)
+        },
+        FormatId::RiscV => RiscV::new(levels),
+        FormatId::RiscVG => RiscVG::new(levels),
+        FormatId::Dart(dart) if dart.version == DartVersion::V1 && dart.page_log2 == 12 => {
+            Dart1Page4K::new(levels, dart.input_bits)
+        },
+    }
+}
 
-    /// See [`Table::root`].
-    pub fn root(&self) -> Root {
-        each!(self, table => table.root())
+any_table! {
+    /// A [`Table`] of any format with tables of 16 KiB, otherwise as [`AnyTable`].
+    AnyTable16K {
+        /// Arm stage 1, 16 KiB.
+        ArmStage1K16(ArmStage1<K16>),
+        /// Arm stage 1, 16 KiB with LPA2.
+        ArmStage1K16Lpa2(ArmStage1<K16Lpa2>),
+        /// Arm stage 2, 16 KiB.
+        ArmStage2K16(ArmStage2<K16>),
+        /// Arm stage 2, 16 KiB with LPA2.
+        ArmStage2K16Lpa2(ArmStage2<K16Lpa2>),
+        /// Apple DART, version 1.
+        Dart1(Dart1),
+        /// Apple DART, version 2.
+        Dart2(Dart2),
     }
+    levels {
+        FormatId::ArmStage1(arm) if arm.granule == ArmGranule::K16 => stage1::<K16>(arm),
+        FormatId::ArmStage1(arm) if arm.granule == ArmGranule::K16Lpa2 => stage1::<K16Lpa2>(arm),
+        FormatId::ArmStage2(arm) if arm.granule == ArmGranule::K16 => stage2::<K16>(arm, levels),
+        FormatId::ArmStage2(arm) if arm.granule == ArmGranule::K16Lpa2 => {
+            stage2::<K16Lpa2>(arm, levels)
+        },
+        FormatId::Dart(dart) if dart.version == DartVersion::V1 && dart.page_log2 == 14 => {
+            Dart1::new(levels, dart.input_bits)
+        },
+        FormatId::Dart(dart) if dart.version == DartVersion::V2 && dart.page_log2 == 14 => {
+            Dart2::new(levels, dart.input_bits)
+        },
+    }
+}
 
-    /// The addresses that it translates.
-    pub fn aperture(&self) -> Aperture {
-        each!(self, table => table.format().aperture())
+any_table! {
+    /// A [`Table`] of any format with tables of 64 KiB, otherwise as [`AnyTable`].
+    AnyTable64K {
+        /// Arm stage 1, 64 KiB.
+        ArmStage1K64(ArmStage1<K64>),
+        /// Arm stage 1, 64 KiB with LPA.
+        ArmStage1K64Lpa(ArmStage1<K64Lpa>),
+        /// Arm stage 2, 64 KiB.
+        ArmStage2K64(ArmStage2<K64>),
+        /// Arm stage 2, 64 KiB with LPA.
+        ArmStage2K64Lpa(ArmStage2<K64Lpa>),
     }
+    levels {
+        FormatId::ArmStage1(arm) if arm.granule == ArmGranule::K64 => stage1::<K64>(arm),
+        FormatId::ArmStage1(arm) if arm.granule == ArmGranule::K64Lpa => stage1::<K64Lpa>(arm),
+        FormatId::ArmStage2(arm) if arm.granule == ArmGranule::K64 => stage2::<K64>(arm, levels),
+        FormatId::ArmStage2(arm) if arm.granule == ArmGranule::K64Lpa => {
+            stage2::<K64Lpa>(arm, levels)
+        },
+    }
+}
 
-    /// See [`Table::grow`].
-    pub fn grow(&mut self, levels: u8, gather: &mut Gather) -> Result<Root, BuildError> {
-        each!(self, table => table.grow(levels, gather))
-    }
+/// Output addresses as wide as the granule has them.
+fn stage1<G: Granule>(config: ArmConfig) -> Result<ArmStage1<G>, BuildError> {
+    let format = ArmStage1::new(u32::from(config.input_bits), G::ADDRESS_BITS)?;
+    Ok(if config.upper { format.upper() } else { format })
+}
 
-    /// See [`Table::page_sizes`].
-    pub fn page_sizes(&self) -> PageSizes {
-        each!(self, table => table.page_sizes())
+fn stage2<G: Granule>(config: ArmConfig, levels: u8) -> Result<ArmStage2<G>, BuildError> {
+    if config.upper {
+        // Only stage 1 has a second root for the top of the address space.
+        return Err(BuildError::Setting {
+            format: FormatId::ArmStage2(config),
+            what: "a root for the top",
+            value: 1,
+            min: 0,
+            max: 0,
+        });
     }
-
-    /// See [`Table::tables`].
-    pub fn tables(&self) -> u64 {
-        each!(self, table => table.tables())
-    }
-
-    /// See [`Table::leaf_sizes`].
-    pub fn leaf_sizes(&self) -> SizeHistogram {
-        each!(self, table => table.leaf_sizes())
-    }
-
-    /// See [`Table::map`].
-    pub fn map(&mut self, iova: u64, runs: &[Span], prot: Prot) -> Result<(), MapError> {
-        each!(self, table => table.map(iova, runs, prot))
-    }
-
-    /// See [`Table::unmap`].
-    pub fn unmap(
-        &mut self,
-        range: Span,
-        gather: &mut Gather,
-        sink: &mut impl RunSink,
-    ) -> Result<(), UnmapError> {
-        each!(self, table => table.unmap(range, gather, sink))
-    }
-
-    /// See [`Table::unmap_mapped`].
-    pub fn unmap_mapped(
-        &mut self,
-        range: Span,
-        gather: &mut Gather,
-        sink: &mut impl RunSink,
-    ) -> Result<u64, UnmapError> {
-        each!(self, table => table.unmap_mapped(range, gather, sink))
-    }
-
-    /// See [`Table::translate`].
-    pub fn translate(&self, iova: u64) -> Option<u64> {
-        each!(self, table => table.translate(iova))
-    }
-
-    /// See [`Table::leaf_at`].
-    pub fn leaf_at(&self, iova: u64) -> Option<Leaf> {
-        each!(self, table => table.leaf_at(iova))
-    }
-
-    /// Calls `each` for every leaf that maps at least one byte of `range`, in order. See
-    /// [`Table::leaves`].
-    pub fn for_each_leaf(&self, range: Span, mut each: impl FnMut(Leaf)) {
-        each!(self, table => table.leaves(range).for_each(&mut each));
-    }
-
-    /// See [`Table::reclaim`].
-    pub fn reclaim(&mut self, flushed: Flushed) {
-        each!(self, table => table.reclaim(flushed));
-    }
-
-    /// See [`Table::tear_down`].
-    pub fn tear_down(self) -> (Gather, M) {
-        each!(self, table => table.tear_down())
-    }
+    ArmStage2::new(u32::from(config.input_bits), G::ADDRESS_BITS)?.with_levels(levels)
 }

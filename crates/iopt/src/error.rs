@@ -64,8 +64,17 @@ pub enum BuildError {
         /// The greatest value.
         max: u64,
     },
-    /// [`AnyTable`](crate::AnyTable) does not build tables of this format.
+    /// The format has tables of another size than this kind of [`AnyTable`](crate::AnyTable).
     NotAny(FormatId),
+    /// The table memory has entries of another width, or tables that are too small.
+    TableMemory {
+        /// The format.
+        format: FormatId,
+        /// Bytes of the format's entries, and of its tables.
+        wanted: (usize, u64),
+        /// Bytes of the memory's entries, and of its tables.
+        offered: (usize, u64),
+    },
     /// Tables may lie at addresses that an entry cannot hold.
     TableAddress {
         /// The last address of the table memory.
@@ -98,9 +107,18 @@ impl fmt::Display for BuildError {
             Self::NotAny(format) => {
                 write!(
                     f,
-                    "{format} tables are not built from a format and a level alone"
+                    "{format} tables are not of the size of this kind of table"
                 )
             }
+            Self::TableMemory {
+                format,
+                wanted,
+                offered,
+            } => write!(
+                f,
+                "{format} has tables of {} bytes with entries of {}; the memory has {} and {}",
+                wanted.1, wanted.0, offered.1, offered.0
+            ),
             Self::TableAddress { last, bits } => {
                 write!(f, "table memory ends at {last:#x}, beyond {bits} bits")
             }

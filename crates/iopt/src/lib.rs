@@ -44,7 +44,8 @@
 //!   specification;
 //! * where tables lie: the seam [`TableMemory`] and the [`Arena`];
 //! * what must be flushed before memory is used again: [`Gather`];
-//! * [`AnyTable`], when the format is known only at run time;
+//! * [`AnyTable`], when the format is known only at run time ([`AnyTable16K`] and [`AnyTable64K`] for
+//!   formats with larger tables);
 //! * [`walk`]: walkers over any memory, which mark entries as accessed and dirty if told to; written
 //!   from the specifications and sharing nothing with the formats' encoders.
 //!
@@ -72,7 +73,7 @@ mod pending;
 mod prot;
 pub mod walk;
 
-pub use any::AnyTable;
+pub use any::{AnyTable, AnyTable16K, AnyTable64K};
 pub use arena::{Arena, ArenaError, AtomicMeta, Storage};
 #[cfg(feature = "alloc")]
 pub use arena::{HeapArena, HeapStorage, HeapTables};

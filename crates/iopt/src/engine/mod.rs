@@ -204,6 +204,23 @@ impl<F: Format, M: TableMemory> Table<F, M> {
                 F::ENTRY_BYTES == M::Cell::BYTES,
                 "the cell is not of the format's width"
             );
+            assert!(
+                F::TABLE_BYTES <= M::TABLE_BYTES,
+                "the format's tables are larger than those of the memory"
+            );
+        }
+        Self::in_memory(format, memory, sizes)
+    }
+
+    /// As [`with_page_sizes`](Self::with_page_sizes), for a format that is chosen at run time: it
+    /// may not fit the memory.
+    pub(crate) fn in_memory(format: F, memory: M, sizes: PageSizes) -> Result<Self, BuildError> {
+        if F::ENTRY_BYTES != M::Cell::BYTES || F::TABLE_BYTES > M::TABLE_BYTES {
+            return Err(BuildError::TableMemory {
+                format: format.id(),
+                wanted: (F::ENTRY_BYTES, F::TABLE_BYTES),
+                offered: (M::Cell::BYTES, M::TABLE_BYTES),
+            });
         }
         let offered = F::page_sizes(format.levels());
         let kept = offered.and(sizes);

@@ -61,7 +61,9 @@ pub enum FormatId {
 }
 
 impl FormatId {
-    /// The formats that [`AnyTable`](crate::AnyTable) builds.
+    /// The formats of Intel's and AMD's units: those that need no configuration but the levels, have
+    /// tables of 4 KiB, and that the software unit and the command line offer.
+    /// [`AnyTable`](crate::AnyTable) builds more.
     pub const ALL: [Self; 3] = [Self::AmdV1, Self::X86_64, Self::VtdSs];
 
     /// The name, as the command line spells it.
