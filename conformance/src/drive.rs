@@ -90,7 +90,7 @@ pub fn drive<F: Format, A: Heap>(
 type Prots = Vec<(u32, Prot)>;
 
 /// A table on both sides.
-struct Pair<'a, F, A> {
+struct Pair<'a, F, A: Heap> {
     setup: &'a Setup,
     memory: &'a A,
     table: Table<F, &'a A>,
@@ -173,7 +173,7 @@ impl<'a, F: Format, A: Heap> Pair<'a, F, A> {
         let dump = self.server.dump()?;
         let counts = compare(
             &self.setup.linux,
-            self.table.format(),
+            &self.table.format(),
             self.table.root(),
             self.memory,
             &dump,

@@ -319,7 +319,9 @@ impl<'a, F: Format, A: Tables> World<'a, F, A> {
     pub(crate) fn snapshot(&self) -> BTreeMap<u64, Vec<u64>> {
         let mut tables = BTreeMap::new();
         let root = self.table.root();
-        self.collect(root.address, usize::from(root.levels) - 1, &mut tables);
+        // Without the encryption bit, where there is one.
+        let address = root.address & ((1 << self.table.format().table_bits()) - 1);
+        self.collect(address, usize::from(root.levels) - 1, &mut tables);
         tables
     }
 

@@ -196,7 +196,10 @@ fn a_flush_waits_for_an_access_under_way_and_the_wait_is_bounded() {
             device,
             busy,
             waited,
-        } = error;
+        } = error
+        else {
+            panic!("{error}");
+        };
         assert_eq!((domain, device, busy), (D1, NIC, 1));
         assert!(waited >= Duration::from_millis(50));
         assert!(
