@@ -43,6 +43,8 @@
 //! * what an entry looks like: [`format`](mod@format), one file a format, each citing its
 //!   specification;
 //! * where tables lie: the seam [`TableMemory`] and the [`Arena`];
+//! * what goes on in that memory, for units that see no caches, and for those who count or check:
+//!   [`observe`];
 //! * what must be flushed before memory is used again: [`Gather`];
 //! * [`AnyTable`], when the format is known only at run time ([`AnyTable16K`] and [`AnyTable64K`] for
 //!   formats with larger tables);
@@ -50,7 +52,8 @@
 //!   from the specifications and sharing nothing with the formats' encoders.
 //!
 //! Addresses and lengths are bytes. Nothing here allocates, blocks, or panics on any input. The
-//! crate is `no_std` without an allocator; the feature `alloc` adds `HeapTables`.
+//! crate is `no_std` without an allocator; the feature `alloc` adds `HeapTables` and what else is
+//! kept on the heap, the feature `std` locks around it.
 //!
 //! All `unsafe` code is in one file, the arena's: it reduces addresses to slices of atomics.
 
@@ -59,6 +62,8 @@
 
 #[cfg(feature = "alloc")]
 extern crate alloc;
+#[cfg(feature = "std")]
+extern crate std;
 
 mod any;
 #[allow(unsafe_code)]
@@ -69,6 +74,7 @@ mod error;
 pub mod format;
 mod gather;
 mod memory;
+pub mod observe;
 mod pending;
 mod prot;
 pub mod walk;

@@ -8,9 +8,21 @@
 //! back need no memory of their own: an operation reserves the tables that it can need, takes them
 //! from the [`Reserve`] without being able to fail, and gives back what is left; tables that were
 //! unlinked travel in a [`Chain`] inside the gather until the flush is done.
+//!
+//! # Hooks
+//!
+//! The engine also tells the memory what it does: [`written`](TableMemory::written) for units that
+//! read memory past the processor's caches, [`descended`](TableMemory::descended) and
+//! [`table_read`](TableMemory::table_read) for those who count,
+//! [`mapped`](TableMemory::mapped) and [`unmapped`](TableMemory::unmapped) for those who check. By
+//! default they are empty and cost nothing. [`observe`](crate::observe) has an adapter for each,
+//! to be put around any table memory.
+
+use runs::Run;
 
 use crate::cell::Cell;
 use crate::error::NoTables;
+use crate::prot::Prot;
 
 /// Memory for tables.
 ///
@@ -71,6 +83,52 @@ pub trait TableMemory {
         let here = 0u8;
         let address = core::ptr::from_ref(&here) as usize;
         (address >> 13) ^ (address >> 20)
+    }
+
+    /// True when [`written`](Self::written) does something that has to be done before others rely
+    /// on the entries. Operations of the shared form then wait for each other's links: see
+    /// [`SharedTable`](crate::SharedTable).
+    const FLUSHES: bool = false;
+
+    /// The entries, neighbours in one table, were stored. Called once for each stretch of them:
+    ///
+    /// * a new table as a whole, its empty entries too, after it was filled and before the store
+    ///   that links it, so that whoever follows the link finds it complete, in memory as well as
+    ///   in the caches;
+    /// * of a linked table, the entries that an operation stored, after the last of these stores
+    ///   and before the operation ends. What it unlinked is in the gather only to be flushed, and
+    ///   so to be reused, after that.
+    #[inline(always)]
+    fn written(&self, entries: &[Self::Cell]) {
+        let _ = entries;
+    }
+
+    /// A pass went down from the root.
+    #[inline(always)]
+    fn descended(&self) {}
+
+    /// A pass turned to the entries of the table at `table`.
+    #[inline(always)]
+    fn table_read(&self, table: u64) {
+        let _ = table;
+    }
+
+    /// True when [`mapped`](Self::mapped) and [`unmapped`](Self::unmapped) are to be called.
+    const WATCHES_RUNS: bool = false;
+
+    /// The run is about to be mapped, with leaves that allow `prot`: nothing can refuse it any more,
+    /// and nothing of it is stored yet. Where [`WATCHES_RUNS`](Self::WATCHES_RUNS) only.
+    #[inline(always)]
+    fn mapped(&self, run: Run, prot: Prot) {
+        let _ = (run, prot);
+    }
+
+    /// The run is unmapped, as far as the tables go; the flush is still to come, and nobody can
+    /// have mapped anything in its place yet. Runs come piece by piece, in order. Where
+    /// [`WATCHES_RUNS`](Self::WATCHES_RUNS) only.
+    #[inline(always)]
+    fn unmapped(&self, run: Run) {
+        let _ = run;
     }
 
     /// The next table of a reserve and whether it is known to be all zero. `None` when the
@@ -214,44 +272,98 @@ impl Chain {
     }
 }
 
+/// What an adapter passes on to the memory `$inner`: everything but the hooks.
+macro_rules! pass_on {
+    ($self:ident => $inner:expr) => {
+        type Cell = M::Cell;
+        type Link = M::Link;
+        type Count = M::Count;
+        const TABLE_BYTES: u64 = M::TABLE_BYTES;
+
+        #[inline(always)]
+        fn entries(&$self, table: u64, count: usize) -> &[M::Cell] {
+            $inner.entries(table, count)
+        }
+        #[inline(always)]
+        fn meta(&$self, table: u64) -> &$crate::memory::Meta<M::Link, M::Count> {
+            $inner.meta(table)
+        }
+        fn last_address(&$self) -> u64 {
+            $inner.last_address()
+        }
+        fn reserve(&$self, count: u64) -> Result<$crate::memory::Reserve, $crate::error::NoTables> {
+            $inner.reserve(count)
+        }
+        fn allocate(&$self, bytes: usize) -> Result<u64, $crate::error::NoTables> {
+            $inner.allocate(bytes)
+        }
+        fn give_back(&$self, reserve: $crate::memory::Reserve) {
+            $inner.give_back(reserve)
+        }
+        fn reclaim(&$self, chain: $crate::memory::Chain) {
+            $inner.reclaim(chain)
+        }
+        fn wait(&$self, round: u32) {
+            $inner.wait(round)
+        }
+        #[inline]
+        fn place(&$self) -> usize {
+            $inner.place()
+        }
+    };
+}
+
+/// `written`, as the memory `$inner` has it.
+macro_rules! pass_stores_on {
+    ($self:ident => $inner:expr) => {
+        const FLUSHES: bool = M::FLUSHES;
+
+        #[inline(always)]
+        fn written(&$self, entries: &[M::Cell]) {
+            $inner.written(entries)
+        }
+    };
+}
+
+/// `descended` and `table_read`, as the memory `$inner` has them.
+macro_rules! pass_steps_on {
+    ($self:ident => $inner:expr) => {
+        #[inline(always)]
+        fn descended(&$self) {
+            $inner.descended()
+        }
+        #[inline(always)]
+        fn table_read(&$self, table: u64) {
+            $inner.table_read(table)
+        }
+    };
+}
+
+/// `mapped` and `unmapped`, as the memory `$inner` has them.
+macro_rules! pass_runs_on {
+    ($self:ident => $inner:expr) => {
+        const WATCHES_RUNS: bool = M::WATCHES_RUNS;
+
+        #[inline(always)]
+        fn mapped(&$self, run: runs::Run, prot: $crate::prot::Prot) {
+            $inner.mapped(run, prot)
+        }
+        #[inline(always)]
+        fn unmapped(&$self, run: runs::Run) {
+            $inner.unmapped(run)
+        }
+    };
+}
+
+pub(crate) use {pass_on, pass_runs_on, pass_steps_on, pass_stores_on};
+
 macro_rules! forward {
     ($($pointer:ty),*) => {$(
         impl<M: TableMemory + ?Sized> TableMemory for $pointer {
-            type Cell = M::Cell;
-            type Link = M::Link;
-            type Count = M::Count;
-            const TABLE_BYTES: u64 = M::TABLE_BYTES;
-
-            #[inline(always)]
-            fn entries(&self, table: u64, count: usize) -> &[M::Cell] {
-                (**self).entries(table, count)
-            }
-            #[inline(always)]
-            fn meta(&self, table: u64) -> &Meta<M::Link, M::Count> {
-                (**self).meta(table)
-            }
-            fn last_address(&self) -> u64 {
-                (**self).last_address()
-            }
-            fn reserve(&self, count: u64) -> Result<Reserve, NoTables> {
-                (**self).reserve(count)
-            }
-            fn allocate(&self, bytes: usize) -> Result<u64, NoTables> {
-                (**self).allocate(bytes)
-            }
-            fn give_back(&self, reserve: Reserve) {
-                (**self).give_back(reserve)
-            }
-            fn reclaim(&self, chain: Chain) {
-                (**self).reclaim(chain)
-            }
-            fn wait(&self, round: u32) {
-                (**self).wait(round)
-            }
-            #[inline]
-            fn place(&self) -> usize {
-                (**self).place()
-            }
+            pass_on!(self => (**self));
+            pass_stores_on!(self => (**self));
+            pass_steps_on!(self => (**self));
+            pass_runs_on!(self => (**self));
         }
     )*};
 }

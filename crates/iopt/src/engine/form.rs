@@ -75,6 +75,21 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         !P::SHARED || self.memory.meta(table).claim.get() == form.token()
     }
 
+    /// False when a link of `table`, which was just read, may not have reached the unit yet: its
+    /// writer has not given its claim back, and will tell the memory of the link before it does.
+    ///
+    /// Whoever maps below such a link would be done before the unit can follow it.
+    #[inline(always)]
+    pub(crate) fn settled<P: Form>(&self, table: Option<u64>, form: P) -> bool {
+        if !P::SHARED || !M::FLUSHES {
+            return true;
+        }
+        table.is_none_or(|table| {
+            let claim = self.memory.meta(table).claim.get_acquire();
+            claim == FREE || claim == form.token()
+        })
+    }
+
     /// Gives the claim on `table` back, if this operation has it.
     #[inline(always)]
     pub(crate) fn release<P: Form>(&self, table: u64, form: P) {

@@ -244,7 +244,9 @@ impl<F: Format, M: TableMemory> Table<F, M> {
             return begin + count;
         }
         if T::CLEAN {
-            part(cells, begin, count).iter().for_each(clean::<F, _>);
+            let group = part(cells, begin, count);
+            group.iter().for_each(clean::<F, _>);
+            self.memory.written(group);
         }
         pass.bytes += rest + 1;
         let leaf = Span::new(pass.aperture.extend(first), rest + 1);

@@ -2,7 +2,7 @@
 
 use core::slice;
 
-use runs::{PageSizes, Span};
+use runs::{PageSizes, Run, Span};
 
 use super::form::{Exclusive, Form, Restart};
 use super::{Level, Table, at_top, part};
@@ -125,10 +125,12 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     /// stretch. Either everything is mapped, or the table's bytes are what they were.
     pub fn map(&mut self, iova: u64, runs: &[Span], prot: Prot) -> Result<(), MapError> {
         let request = self.check_map(iova, runs, prot)?;
-        if request.len == 1 << F::shift(0)
-            && at_top!(self.begin(), F, Top, root => self.map_one::<Top>(root, &request)).is_some()
-        {
-            return Ok(());
+        if request.len == 1 << F::shift(0) {
+            self.memory.descended();
+            if at_top!(self.begin(), F, Top, root => self.map_one::<Top>(root, &request)).is_some()
+            {
+                return Ok(());
+            }
         }
         self.tables += self.map_checked(&request, Exclusive)?;
         Ok(())
@@ -150,7 +152,10 @@ impl<F: Format, M: TableMemory> Table<F, M> {
             return None;
         }
         let log2 = F::shift(0);
-        cell.set(F::leaf(0, request.runs.first()?.start, log2, request.bits));
+        let pa = request.runs.first()?.start;
+        self.announce(request);
+        cell.set(F::leaf(0, pa, log2, request.bits));
+        self.memory.written(slice::from_ref(cell));
         let live = &self.memory.meta(table).live;
         live.set(live.get() + 1);
         Some(())
@@ -160,6 +165,21 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     #[inline]
     fn map_one_below<V: Level>(&self, table: u64, request: &Request<'_>) -> Option<()> {
         self.map_one::<V>(table, request)
+    }
+
+    /// Tells the memory what is about to be mapped.
+    #[inline(always)]
+    fn announce(&self, request: &Request<'_>) {
+        if !M::WATCHES_RUNS {
+            return;
+        }
+        let leaf = F::leaf(0, 0, F::shift(0), request.bits);
+        let prot = self.format.prot(0, leaf);
+        let mut iova = request.iova;
+        for run in request.runs {
+            self.memory.mapped(Run::new(iova, run.start, run.len), prot);
+            iova = iova.wrapping_add(run.len);
+        }
     }
 
     /// Everything that can be known to be wrong before a table is looked at.
@@ -225,11 +245,14 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         let bits = request.bits;
         let mut cursor = Cursor::new(request);
         let mut needed = 0;
+        self.memory.descended();
         self.plan::<V, P>(Some(root), &mut cursor.clone(), &mut needed, form)?;
         let mut reserve = match needed {
             0 => Reserve::empty(),
             _ => self.memory.reserve(needed).map_err(Stop::NoTables)?,
         };
+        self.announce(request);
+        self.memory.descended();
         self.fill::<V, P>(root, Target::Linked, &mut cursor, bits, &mut reserve, form);
         if needed > 0 {
             self.memory.give_back(reserve);
@@ -346,6 +369,9 @@ impl<F: Format, M: TableMemory> Table<F, M> {
                 Next::Below => {
                     let word = cells.get(index).map_or(0, Cell::get_acquire);
                     let below = match F::decode(V::N, word) {
+                        Entry::Table(_) if !held && !self.settled(table, form) => {
+                            return Err(Stop::Restart);
+                        }
                         Entry::Table(below) => Some(below),
                         Entry::Empty if !held => return Err(Stop::Restart),
                         Entry::Empty => {
@@ -403,6 +429,9 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     /// Second pass: the same decisions, now written down. Cannot fail: `plan` has seen that the
     /// entries are empty and has claimed their tables, and `reserve` holds the tables that it
     /// counted. A claim is given back as soon as its table is complete.
+    ///
+    /// The memory is told of the entries that were [`written`](TableMemory::written): of a new
+    /// table before it is linked, of a linked one before its claim is given back.
     pub(super) fn fill<V: Level, P: Form>(
         &self,
         table: u64,
@@ -421,6 +450,8 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         let mut live = 0;
         let begin = self.index::<V>(cursor.at);
         let mut end = begin;
+        // Where the stretch began that is stored and that the memory was not told of.
+        let mut stored = begin;
         let mut room = self.room::<V>(cursor.at, cursor.todo);
         while room > 0 {
             let todo = cursor.todo;
@@ -437,6 +468,8 @@ impl<F: Format, M: TableMemory> Table<F, M> {
                 Next::Below => {
                     let word = linked.get(end).map_or(0, Cell::get_acquire);
                     if let Entry::Table(below) = F::decode(V::N, word) {
+                        self.wrote(cells, stored, end);
+                        stored = end + 1;
                         let target = Target::Linked;
                         self.fill::<V::Below, P>(below, target, cursor, bits, reserve, form);
                     } else {
@@ -471,6 +504,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
                 if live > 0 {
                     meta.live.set(meta.live.get() + live);
                 }
+                self.wrote(cells, stored, end);
                 self.release(table, form);
             }
             Target::Zeroed | Target::Stale => {
@@ -482,9 +516,18 @@ impl<F: Format, M: TableMemory> Table<F, M> {
                         cell.set(0);
                     }
                 }
+                self.memory.written(cells);
                 meta.live.set(live);
                 self.unclaimed(table);
             }
+        }
+    }
+
+    /// Tells the memory of the entries `[first, end)` that were stored to a linked table.
+    #[inline(always)]
+    pub(super) fn wrote(&self, cells: &[M::Cell], first: usize, end: usize) {
+        if first < end {
+            self.memory.written(part(cells, first, end - first));
         }
     }
 }

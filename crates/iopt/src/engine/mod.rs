@@ -235,6 +235,8 @@ impl<F: Format, M: TableMemory> Table<F, M> {
             return Err(BuildError::TableAddress { last, bits });
         }
         let root = memory.allocate(Self::root_bytes(&format))?;
+        // Empty, for every unit that is told of it from now on.
+        memory.written(memory.entries(root, format.entries(usize::from(format.levels()) - 1)));
         let sizes = if F::GROWS {
             F::page_sizes(F::MAX_LEVELS).and(sizes)
         } else {
@@ -293,6 +295,12 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     /// the gather. No device may be attached to it any more; the flush still has to come, since
     /// units cache what they have walked.
     pub fn tear_down(self) -> (Gather, M) {
+        if M::WATCHES_RUNS {
+            for span in self.format.aperture().spans() {
+                self.leaves(span)
+                    .for_each(|leaf| self.memory.unmapped(leaf.run));
+            }
+        }
         let mut gather = Gather::new();
         at_top!(self.begin(), F, Top, root => self.unlink_all::<Top>(root, &mut gather));
         (gather, self.memory)
@@ -331,6 +339,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     /// The entries of the table at `table`, at level `V`.
     #[inline(always)]
     pub(crate) fn cells<V: Level>(&self, table: u64) -> &[M::Cell] {
+        self.memory.table_read(table);
         self.memory.entries(table, self.format.entries(V::N))
     }
 
@@ -359,6 +368,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
 
     /// Gathers the root and everything below it. Nothing is read but the upper tables.
     fn unlink_all<V: Level>(&self, root: u64, gather: &mut Gather) {
+        self.memory.descended();
         self.unlink_below::<V>(root, gather);
         let bytes = Self::root_bytes(&self.format) as u64;
         for table in (0..bytes.div_ceil(M::TABLE_BYTES)).rev() {

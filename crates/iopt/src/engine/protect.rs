@@ -17,7 +17,7 @@
 //! may not: what was written before stays dirty. An entry that says already what is wanted is not
 //! stored to, and what has not changed need not be flushed.
 
-use runs::Span;
+use runs::{Run, Span};
 
 use super::form::{Claiming, Exclusive, Form, Restart};
 use super::{Level, SharedTable, Table, at_top, part};
@@ -210,6 +210,11 @@ impl<F: Format, M: TableMemory> Table<F, M> {
                     let word = F::leaf(V::N, pa, log2, request.bits);
                     if self.rewrite_leaf::<V>(part(cells, index, count), word) {
                         let iova = self.aperture().extend(at);
+                        if M::WATCHES_RUNS {
+                            let run = Run::new(iova, pa, 1 << log2);
+                            self.memory.unmapped(run);
+                            self.memory.mapped(run, request.prot);
+                        }
                         gather.add(Span::new(iova, 1 << log2), 1 << V::N);
                     }
                     // The first pass has seen that the leaf lies in the range.
@@ -254,6 +259,9 @@ impl<F: Format, M: TableMemory> Table<F, M> {
                 }
             }
             word = word.wrapping_add(stride);
+        }
+        if changed {
+            self.memory.written(cells);
         }
         changed
     }

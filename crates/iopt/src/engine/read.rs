@@ -47,6 +47,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         if aperture.extend(at) != iova {
             return None;
         }
+        self.memory.descended();
         at_top!(self.begin(), F, Top, root => self.find_from::<Top>(root, at))
     }
 
@@ -135,7 +136,9 @@ impl<F: Format, M: TableMemory> Leaves<'_, F, M> {
     fn descend(&mut self) {
         let mut address = self.begin.root;
         let mut level = usize::from(self.begin.levels) - 1;
+        self.table.memory.descended();
         loop {
+            self.table.memory.table_read(address);
             self.cells = self
                 .table
                 .memory

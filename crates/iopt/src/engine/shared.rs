@@ -31,6 +31,12 @@
 //! once where it begins; an unmap looks again at its end, since the table that it emptied and took
 //! for the root is then to be pruned too.
 //!
+//! **Links and flushes.** Where the unit reads past the caches
+//! ([`FLUSHES`](crate::TableMemory::FLUSHES)), a link counts when it has been flushed, and whoever
+//! stored it holds the claim of its table until then. A map that comes to a link of a table which
+//! somebody else has claimed therefore begins again: it would be done before a unit could find what
+//! it has mapped.
+//!
 //! **Unlinked tables** go through the gather and the flush as ever; [`reclaim`](SharedTable::reclaim)
 //! then keeps them until every guard is gone that was held when they were unlinked.
 
@@ -387,6 +393,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
             let live = &self.memory.meta(table).live;
             if self.memory.meta(below).live.get() == 0 {
                 cell.set(0);
+                self.memory.written(core::slice::from_ref(cell));
                 live.set(live.get().saturating_sub(1));
                 self.bury(below, form);
                 gather.add_table(self, below);

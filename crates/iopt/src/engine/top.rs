@@ -191,6 +191,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
             if let (false, Some(cell)) = (empty, cells.first()) {
                 cell.set(self.format.table(level, root));
             }
+            self.memory.written(cells);
             self.memory.meta(table).live.set(u64::from(!empty));
             self.unclaimed(table);
             root = table;

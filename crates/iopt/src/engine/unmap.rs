@@ -157,6 +157,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     ) -> Result<(), UnmapError> {
         self.check_sink(sink, self.dirty)?;
         let at = self.check_unmap(range)?;
+        self.memory.descended();
         if let Some(hole) =
             at_top!(self.begin(), F, Top, root => self.first_hole::<Top>(root, at, range.len))
         {
@@ -231,6 +232,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
             leaf_levels: 0,
             outcome: Outcome::default(),
         };
+        self.memory.descended();
         let empty = at_top!(begin, F, Top, root => {
             self.clear::<Top, S, P>(root, at, len, &mut removed, form)
         });
@@ -281,7 +283,9 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     }
 
     /// Clears the entries of `[at, at + todo)` in the linked table `table` and in those below.
-    /// True when no entry is left in it. The claim on `table` stays.
+    /// True when no entry is left in it. The claim on `table` stays. The memory is told of the
+    /// entries that were [`written`](TableMemory::written) when the table is done, which is before
+    /// its claim is given back and before the gather can be flushed.
     ///
     /// What is not claimed came after the look: it was mapped by somebody else after this unmap, and
     /// is left alone.
@@ -300,6 +304,15 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         let cells = self.cells::<V>(table);
         let mut room = self.room::<V>(at, todo);
         let mut gone = 0u64;
+        // The stretch that is cleared and that the memory was not told of.
+        let (mut stored, mut end) = (0, 0);
+        let mut emptied = |index: usize, entries: usize| {
+            if index != end {
+                self.wrote(cells, stored, end);
+                stored = index;
+            }
+            end = index + entries;
+        };
         while room > 0 {
             let slot = 1u64 << F::shift(V::N);
             let here = (slot - (at & (slot - 1))).min(room);
@@ -308,7 +321,8 @@ impl<F: Format, M: TableMemory> Table<F, M> {
             } else {
                 (room >> F::shift(V::N)) as usize
             };
-            let cells = part(cells, self.index::<V>(at), count);
+            let index = self.index::<V>(at);
+            let cells = part(cells, index, count);
             let Some(cell) = cells.first() else { break };
             let mut done = here;
             match F::decode(V::N, cell.get_acquire()) {
@@ -324,6 +338,8 @@ impl<F: Format, M: TableMemory> Table<F, M> {
                     };
                     done = (entries as u64) << F::shift(V::N);
                     removed.leaves(V::N, at, pa, done, dirty);
+                    self.watch(at, pa, done);
+                    emptied(index, entries);
                     gone += entries as u64;
                 }
                 Entry::Table(below) => {
@@ -335,6 +351,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
                     };
                     if empty && held {
                         cell.set(0);
+                        emptied(index, 1);
                         self.unlinked(below, removed, form);
                         gone += 1;
                     } else {
@@ -346,6 +363,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
             at = at.wrapping_add(done);
             room -= done;
         }
+        self.wrote(cells, stored, end);
         if gone == 0 {
             return false;
         }
@@ -353,6 +371,15 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         let left = live.get().saturating_sub(gone);
         live.set(left);
         left == 0
+    }
+
+    /// Tells the memory of leaves that are unmapped, from the stripped address `at` to `pa`.
+    #[inline(always)]
+    fn watch(&self, at: u64, pa: u64, len: u64) {
+        if M::WATCHES_RUNS {
+            let iova = self.format.aperture().extend(at);
+            self.memory.unmapped(Run::new(iova, pa, len));
+        }
     }
 
     /// The entry that led to `table` was just emptied.
@@ -373,7 +400,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         removed: &mut Removed<'_, S>,
         form: P,
     ) {
-        if V::N == 0 && !S::WANTED {
+        if V::N == 0 && !S::WANTED && !M::WATCHES_RUNS {
             // Every live entry of the lowest level stands for its own bytes, in a group or not.
             let bytes = self.memory.meta(table).live.get() << F::shift(V::N);
             if bytes > 0 {
@@ -395,6 +422,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
                     };
                     let bytes = (entries as u64) << F::shift(V::N);
                     removed.leaves(V::N, at, pa, bytes, dirty);
+                    self.watch(at, pa, bytes);
                 }
                 Entry::Table(below) if V::N > 0 => {
                     self.read_out::<V::Below, S, P>(below, at, removed, form);

@@ -1,6 +1,7 @@
 //! Rewriting one extent.
 
 use core::ops::BitOr;
+use core::slice;
 
 use runs::Span;
 
@@ -176,13 +177,15 @@ impl<F: Format, M: TableMemory> Table<F, M> {
                     }
                 };
             }
+            self.memory.written(cells);
         });
     }
 
     /// Undoes [`break_extent`](Self::break_extent).
     pub(super) fn restore(&self, extent: &Extent, words: &[u64]) {
         at_level!(extent.level, F, V => {
-            for (cell, &word) in self.cells_of::<V>(extent).iter().zip(words) {
+            let cells = self.cells_of::<V>(extent);
+            for (cell, &word) in cells.iter().zip(words) {
                 loop {
                     let now = cell.get();
                     // A marked leaf has gone on noting.
@@ -195,6 +198,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
                     }
                 }
             }
+            self.memory.written(cells);
         });
     }
 
@@ -231,6 +235,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
             if state | late != state {
                 cells.iter().for_each(|cell| mark::<F, V, _>(cell, late));
             }
+            self.memory.written(cells);
             let slot = 1u64 << F::shift(V::N);
             for (cell, nth) in cells.iter().zip(0..) {
                 layout.with_cursor(extent, nth * slot, |mut cursor| {
@@ -313,6 +318,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
             state = state | self.state::<V>(word);
             self.mark_all::<V::Below>(below, state);
         }
+        self.memory.written(slice::from_ref(cell));
         work.added += 1 + before - work.reserve.len();
     }
 
@@ -379,9 +385,9 @@ impl<F: Format, M: TableMemory> Table<F, M> {
             Entry::Leaf { log2, .. } => {
                 let state = known.unwrap_or_else(|| self.state_below::<V::Below>(old));
                 let entries = 1usize << (log2 - F::shift(V::N));
-                for cell in part(cells, index & !(entries - 1), entries) {
-                    mark::<F, V, _>(cell, state);
-                }
+                let group = part(cells, index & !(entries - 1), entries);
+                group.iter().for_each(|cell| mark::<F, V, _>(cell, state));
+                self.memory.written(group);
                 self.drop_all::<V::Below>(old, each)
             }
             Entry::Table(below) if V::N > 0 => {
@@ -393,6 +399,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
 
     /// The entries of an extent.
     fn cells_of<V: Level>(&self, extent: &Extent) -> &[M::Cell] {
+        self.memory.descended();
         let table =
             at_top!(self.begin(), F, Top, root => self.table_at::<Top>(root, extent.at, V::N));
         part(
@@ -438,7 +445,10 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     fn mark_all<V: Level>(&self, table: u64, state: State) {
         for cell in self.cells::<V>(table) {
             match F::decode(V::N, cell.get()) {
-                Entry::Leaf { .. } => cell.set(state.noted::<F>(cell.get())),
+                Entry::Leaf { .. } => {
+                    cell.set(state.noted::<F>(cell.get()));
+                    self.memory.written(slice::from_ref(cell));
+                }
                 Entry::Table(below) if V::N > 0 => self.mark_all::<V::Below>(below, state),
                 _ => {}
             }

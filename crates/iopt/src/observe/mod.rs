@@ -1,0 +1,21 @@
+//! Adapters that watch table memory: counting, flushing, checking.
+//!
+//! Each is put around any [`TableMemory`], or around another adapter, and passes everything on;
+//! what it adds hangs on the hooks of the seam. A table over plain memory pays nothing for them:
+//! their default is empty and inlined.
+//!
+//! * [`Counted`] counts descents, tables looked at and entries stored;
+//! * [`NonCoherent`] writes cache lines back, for units that read past the processor's caches;
+//! * [`Checked`] keeps a [`Ledger`] of who maps which memory, and finds what should not be.
+
+mod checked;
+mod counted;
+mod ledger;
+mod non_coherent;
+
+pub use checked::Checked;
+pub use counted::{Counted, Counters};
+pub use ledger::{Domain, Ledger, Violation};
+#[cfg(feature = "alloc")]
+pub use ledger::{RunLedger, Violations};
+pub use non_coherent::{CacheLines, NonCoherent};
