@@ -30,6 +30,7 @@ mod guard;
 mod harvest;
 mod map;
 mod narrow;
+mod once;
 mod protect;
 mod read;
 mod refit;

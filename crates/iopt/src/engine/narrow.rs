@@ -10,6 +10,7 @@ use runs::{PageSizes, Span};
 
 use super::Table;
 use super::form::Exclusive;
+use super::once::Pages;
 use crate::error::{MapError, PageSizeError, RangeError, UnmapError};
 use crate::format::Format;
 use crate::gather::Gather;
@@ -139,7 +140,7 @@ impl<F: Format, M: TableMemory> MapPages for Table<F, M> {
         }
     }
 
-    /// A hole or a leaf of another size ends it there, with those before it unmapped.
+    /// One descent. A hole or a leaf of another size ends it there, with those before it unmapped.
     fn unmap_pages(
         &mut self,
         iova: u64,
@@ -155,30 +156,18 @@ impl<F: Format, M: TableMemory> MapPages for Table<F, M> {
             Err(Narrow::Range(cause)) => return Progress::stopped(0, UnmapError::Range(cause)),
         };
         let range = Span::new(iova, wanted * size);
-        let (mut pages, mut result) = (0, Ok(()));
-        let mut leaves = self.leaves(range);
-        while pages < wanted {
-            let at = iova + pages * size;
-            match leaves.next().map(|leaf| leaf.run) {
-                Some(leaf) if leaf.iova > at => result = Err(UnmapError::Hole { range, at }),
-                Some(leaf) if leaf.len != size => {
-                    result = Err(UnmapError::OtherSize { size, leaf });
-                }
-                Some(_) => {
-                    pages += 1;
-                    continue;
-                }
-                None => result = Err(UnmapError::Hole { range, at }),
-            }
-            break;
+        let mut pages = Pages {
+            named: range,
+            size,
+            result: Ok(()),
+        };
+        match self.remove(range, &mut pages, gather, &mut super::Discard) {
+            Ok(bytes) => Progress {
+                pages: bytes / size,
+                result: pages.result,
+            },
+            Err(cause) => Progress::stopped(0, cause),
         }
-        if pages > 0 {
-            let range = Span::new(iova, pages * size);
-            if let Err(cause) = self.unmap_mapped(range, gather, &mut super::Discard) {
-                return Progress::stopped(0, cause);
-            }
-        }
-        Progress { pages, result }
     }
 }
 

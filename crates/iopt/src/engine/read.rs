@@ -52,7 +52,11 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     }
 
     #[inline(always)]
-    fn find_from<V: Level>(&self, table: u64, at: u64) -> Option<(u64, u32, usize, u64)> {
+    pub(super) fn find_from<V: Level>(
+        &self,
+        table: u64,
+        at: u64,
+    ) -> Option<(u64, u32, usize, u64)> {
         let word = self
             .cells::<V>(table)
             .get(self.index::<V>(at))?

@@ -3,7 +3,8 @@
 use runs::{Joiner, Run, Span};
 
 use super::dirty::take_leaf;
-use super::form::{Exclusive, Form};
+use super::form::Form;
+use super::once::{Look, Range};
 use super::top::Begin;
 use super::{Level, Table, at_top, part};
 use crate::cell::Cell;
@@ -78,7 +79,7 @@ impl<T: FnMut(Run, bool)> RunSink for WithDirty<T> {
 }
 
 /// What an unmap has removed so far.
-struct Removed<'a, S> {
+pub(super) struct Removed<'a, S> {
     gather: &'a mut Gather,
     sink: &'a mut S,
     joiner: Joiner<Run>,
@@ -102,7 +103,32 @@ pub(crate) struct Outcome {
     pub(crate) left_over: bool,
 }
 
-impl<S: RunSink> Removed<'_, S> {
+impl<'a, S: RunSink> Removed<'a, S> {
+    fn new(aperture: Aperture, gather: &'a mut Gather, sink: &'a mut S) -> Self {
+        const { assert!(S::WANTED || !S::DIRTY, "a sink of dirty runs wants runs") }
+        Self {
+            gather,
+            sink,
+            joiner: Joiner::new(),
+            dirty: false,
+            aperture,
+            hull: None,
+            leaf_levels: 0,
+            outcome: Outcome::default(),
+        }
+    }
+
+    /// Tells the last run, and the gather what has to be flushed.
+    #[inline(always)]
+    fn finish(mut self) -> Outcome {
+        self.end_of_run();
+        if let Some((first, last)) = self.hull {
+            let range = Span::new(self.aperture.extend(first), last - first + 1);
+            self.gather.add(range, self.leaf_levels);
+        }
+        self.outcome
+    }
+
     /// Leaves at `level`, from the stripped address `at` to `pa`.
     #[inline(always)]
     fn leaves(&mut self, level: usize, at: u64, pa: u64, len: u64, dirty: bool) {
@@ -146,8 +172,8 @@ impl<S: RunSink> Removed<'_, S> {
 }
 
 impl<F: Format, M: TableMemory> Table<F, M> {
-    /// Unmaps exactly `range`: all of it is mapped and no leaf reaches over its ends, or nothing
-    /// happens. `sink` is told the physical runs; `gather` what must be flushed before they, and
+    /// Unmaps exactly `range`, in one descent: all of it is mapped and no leaf reaches over its
+    /// ends, or nothing happens. `sink` is told the physical runs; `gather` what must be flushed before they, and
     /// the tables that became empty, may be used again.
     pub fn unmap(
         &mut self,
@@ -155,19 +181,11 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         gather: &mut Gather,
         sink: &mut impl RunSink,
     ) -> Result<(), UnmapError> {
-        self.check_sink(sink, self.dirty)?;
-        let at = self.check_unmap(range)?;
-        self.memory.descended();
-        if let Some(hole) =
-            at_top!(self.begin(), F, Top, root => self.first_hole::<Top>(root, at, range.len))
-        {
-            return Err(UnmapError::Hole {
-                range,
-                at: self.aperture().extend(hole),
-            });
-        }
-        self.remove(at, range.len, gather, sink);
-        Ok(())
+        let whole = Range {
+            named: range,
+            whole: true,
+        };
+        self.remove(range, whole, gather, sink).map(|_| ())
     }
 
     /// Unmaps what is mapped in `range`, holes or not, and says how many bytes that were. No leaf
@@ -181,31 +199,33 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         gather: &mut Gather,
         sink: &mut impl RunSink,
     ) -> Result<u64, UnmapError> {
+        let mapped = Range {
+            named: range,
+            whole: false,
+        };
+        self.remove(range, mapped, gather, sink)
+    }
+
+    /// Removes as much of `range` as `look` says, in one descent, and returns how many bytes of it
+    /// were mapped.
+    #[inline(always)]
+    pub(super) fn remove<S: RunSink>(
+        &mut self,
+        range: Span,
+        mut look: impl Look<F, M>,
+        gather: &mut Gather,
+        sink: &mut S,
+    ) -> Result<u64, UnmapError> {
         self.check_sink(sink, self.dirty)?;
-        let at = self.check_unmap(range)?;
-        Ok(self.remove(at, range.len, gather, sink))
-    }
-
-    /// Refuses a range whose ends cut a leaf.
-    fn check_unmap(&self, range: Span) -> Result<u64, UnmapError> {
         let at = self.check_range(range)?;
-        for end in [range.start, range.last()] {
-            if let Some(leaf) = self.leaf_at(end)
-                && !range.covers(&leaf.run.input())
-            {
-                return Err(UnmapError::InsideLeaf {
-                    range,
-                    leaf: leaf.run,
-                });
-            }
-        }
-        Ok(at)
-    }
-
-    fn remove<S: RunSink>(&mut self, at: u64, len: u64, gather: &mut Gather, sink: &mut S) -> u64 {
-        let outcome = self.remove_claimed(self.begin(), at, len, gather, sink, Exclusive);
+        let mut removed = Removed::new(self.aperture(), gather, sink);
+        self.memory.descended();
+        at_top!(self.begin(), F, Top, root => {
+            self.remove_once::<Top, S>(root, at, range.len, &mut look, &mut removed)
+        })?;
+        let outcome = removed.finish();
         self.tables = self.tables.saturating_sub(outcome.tables);
-        outcome.bytes
+        Ok(outcome.bytes)
     }
 
     /// Clears and unlinks what was looked at, and claimed where that is necessary. All claims are
@@ -220,18 +240,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         sink: &mut S,
         form: P,
     ) -> Outcome {
-        const { assert!(S::WANTED || !S::DIRTY, "a sink of dirty runs wants runs") }
-        let aperture = self.aperture();
-        let mut removed = Removed {
-            gather,
-            sink,
-            joiner: Joiner::new(),
-            dirty: false,
-            aperture,
-            hull: None,
-            leaf_levels: 0,
-            outcome: Outcome::default(),
-        };
+        let mut removed = Removed::new(self.aperture(), gather, sink);
         self.memory.descended();
         let empty = at_top!(begin, F, Top, root => {
             self.clear::<Top, S, P>(root, at, len, &mut removed, form)
@@ -239,16 +248,11 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         // The root stays, unless it has become an ordinary table meanwhile.
         removed.outcome.left_over |= empty && P::SHARED && F::GROWS;
         self.release(begin.root, form);
-        removed.end_of_run();
-        if let Some((first, last)) = removed.hull {
-            let range = Span::new(aperture.extend(first), last - first + 1);
-            removed.gather.add(range, removed.leaf_levels);
-        }
-        removed.outcome
+        removed.finish()
     }
 
     /// The first stripped address in `[at, at + todo)` that is not mapped.
-    fn first_hole<V: Level>(&self, table: u64, mut at: u64, todo: u64) -> Option<u64> {
+    pub(super) fn first_hole<V: Level>(&self, table: u64, mut at: u64, todo: u64) -> Option<u64> {
         let cells = self.cells::<V>(table);
         let mut room = self.room::<V>(at, todo);
         let slots = (room >> F::shift(V::N)) as usize;
@@ -289,7 +293,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     ///
     /// What is not claimed came after the look: it was mapped by somebody else after this unmap, and
     /// is left alone.
-    fn clear<V: Level, S: RunSink, P: Form>(
+    pub(super) fn clear<V: Level, S: RunSink, P: Form>(
         &self,
         table: u64,
         mut at: u64,
@@ -384,7 +388,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
 
     /// The entry that led to `table` was just emptied.
     #[inline(always)]
-    fn unlinked<S, P: Form>(&self, table: u64, removed: &mut Removed<'_, S>, form: P) {
+    pub(super) fn unlinked<S, P: Form>(&self, table: u64, removed: &mut Removed<'_, S>, form: P) {
         self.bury(table, form);
         removed.gather.add_table(self, table);
         removed.outcome.tables += 1;

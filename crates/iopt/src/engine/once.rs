@@ -1,0 +1,192 @@
+//! Look and remove in one descent.
+//!
+//! Most ranges lie in one table, or in a few neighbours below one entry of it. The way from the root
+//! down to the lowest table that the whole range goes through is gone once: there the entries are
+//! looked at, and if nothing forbids it they are cleared. On the way back, tables that became empty
+//! are unlinked.
+
+use runs::{Run, Span};
+
+use super::form::Exclusive;
+use super::unmap::{Removed, RunSink};
+use super::{Level, Table, part};
+use crate::cell::Cell;
+use crate::error::UnmapError;
+use crate::format::{Entry, Format};
+use crate::memory::TableMemory;
+
+/// What has to be true of a range before it is removed.
+pub(super) trait Look<F: Format, M: TableMemory> {
+    /// How many bytes from the stripped address `at` on are to be removed; `[at, at + todo)` goes
+    /// through `table`, at level `V`, and lies in no single table below it.
+    fn look<V: Level>(
+        &mut self,
+        tables: &Table<F, M>,
+        table: u64,
+        at: u64,
+        todo: u64,
+    ) -> Result<u64, UnmapError>;
+}
+
+impl<F: Format, M: TableMemory, L: Look<F, M>> Look<F, M> for &mut L {
+    #[inline(always)]
+    fn look<V: Level>(
+        &mut self,
+        tables: &Table<F, M>,
+        table: u64,
+        at: u64,
+        todo: u64,
+    ) -> Result<u64, UnmapError> {
+        (**self).look::<V>(tables, table, at, todo)
+    }
+}
+
+/// All of the range, if no leaf reaches over its ends.
+pub(super) struct Range {
+    /// As the caller named it.
+    pub(super) named: Span,
+    /// Holes are refused.
+    pub(super) whole: bool,
+}
+
+impl<F: Format, M: TableMemory> Look<F, M> for Range {
+    #[inline(always)]
+    fn look<V: Level>(
+        &mut self,
+        tables: &Table<F, M>,
+        table: u64,
+        at: u64,
+        todo: u64,
+    ) -> Result<u64, UnmapError> {
+        let aperture = tables.aperture();
+        for end in [at, at + (todo - 1)] {
+            if let Some((pa, log2, ..)) = tables.find_from::<V>(table, end) {
+                let rest = (1u64 << log2) - 1;
+                if end & !rest < at || end | rest > at + (todo - 1) {
+                    return Err(UnmapError::InsideLeaf {
+                        range: self.named,
+                        leaf: Run::new(aperture.extend(end & !rest), pa, rest + 1),
+                    });
+                }
+            }
+        }
+        if self.whole
+            && let Some(hole) = tables.first_hole::<V>(table, at, todo)
+        {
+            return Err(UnmapError::Hole {
+                range: self.named,
+                at: aperture.extend(hole),
+            });
+        }
+        Ok(todo)
+    }
+}
+
+/// Pages of one size, as far as there are any.
+pub(super) struct Pages {
+    /// As the caller named them.
+    pub(super) named: Span,
+    pub(super) size: u64,
+    /// Why there are no more of them.
+    pub(super) result: Result<(), UnmapError>,
+}
+
+impl<F: Format, M: TableMemory> Look<F, M> for Pages {
+    fn look<V: Level>(
+        &mut self,
+        tables: &Table<F, M>,
+        table: u64,
+        at: u64,
+        todo: u64,
+    ) -> Result<u64, UnmapError> {
+        let entries = (self.size >> F::shift(V::N)) as usize;
+        let index = tables.index::<V>(at);
+        if entries == 0 {
+            // The pages are those of a table below.
+            let cell = tables.cells::<V>(table).get(index);
+            let word = cell.map_or(0, Cell::get_acquire);
+            if V::N > 0
+                && let Entry::Table(below) = F::decode(V::N, word)
+            {
+                return self.look::<V::Below>(tables, below, at, todo);
+            }
+        }
+        let cells = tables.cells::<V>(table);
+        let count = (todo >> F::shift(V::N)) as usize;
+        let mut pages = 0;
+        for group in part(cells, index, count).chunks_exact(entries.max(1)) {
+            let word = group.first().map_or(0, Cell::get_acquire);
+            match F::decode(V::N, word) {
+                Entry::Leaf { log2, .. } if 1 << log2 == self.size => pages += 1,
+                _ => break,
+            }
+        }
+        let bytes = pages * self.size;
+        if bytes < todo {
+            let at = tables.aperture().extend(at + bytes);
+            let (range, size) = (self.named, self.size);
+            self.result = Err(match tables.leaf_at(at) {
+                Some(leaf) => UnmapError::OtherSize {
+                    size,
+                    leaf: leaf.run,
+                },
+                None => UnmapError::Hole { range, at },
+            });
+        }
+        Ok(bytes)
+    }
+}
+
+impl<F: Format, M: TableMemory> Table<F, M> {
+    /// Goes down to the lowest table that `[at, at + todo)` goes through, has `look` look at it,
+    /// and clears what that says. True when no entry is left in `table`.
+    #[inline(always)]
+    pub(super) fn remove_once<V: Level, S: RunSink>(
+        &self,
+        table: u64,
+        at: u64,
+        todo: u64,
+        look: &mut impl Look<F, M>,
+        removed: &mut Removed<'_, S>,
+    ) -> Result<bool, UnmapError> {
+        let slot = 1u64 << F::shift(V::N);
+        // All of it is below one entry, and is not all that is below it.
+        if V::N > 0 && todo < slot && (at & (slot - 1)) + todo <= slot {
+            let cell = self.cells::<V>(table).get(self.index::<V>(at));
+            if let Some(cell) = cell
+                && let Entry::Table(below) = F::decode(V::N, cell.get_acquire())
+            {
+                let empty =
+                    self.remove_once_below::<V::Below, S>(below, at, todo, look, removed)?;
+                if empty {
+                    cell.set(0);
+                    self.memory.written(core::slice::from_ref(cell));
+                    self.unlinked(below, removed, Exclusive);
+                    let live = &self.memory.meta(table).live;
+                    let left = live.get().saturating_sub(1);
+                    live.set(left);
+                    return Ok(left == 0);
+                }
+                return Ok(false);
+            }
+        }
+        let bytes = look.look::<V>(self, table, at, todo)?;
+        if bytes == 0 {
+            return Ok(false);
+        }
+        Ok(self.clear::<V, S, Exclusive>(table, at, bytes, removed, Exclusive))
+    }
+
+    // A function of its own, so that the recursion is inlined level by level.
+    #[inline]
+    fn remove_once_below<V: Level, S: RunSink>(
+        &self,
+        table: u64,
+        at: u64,
+        todo: u64,
+        look: &mut impl Look<F, M>,
+        removed: &mut Removed<'_, S>,
+    ) -> Result<bool, UnmapError> {
+        self.remove_once::<V, S>(table, at, todo, look, removed)
+    }
+}
