@@ -46,6 +46,7 @@
 //! * what goes on in that memory, for units that see no caches, and for those who count or check:
 //!   [`observe`];
 //! * what must be flushed before memory is used again: [`Gather`];
+//! * what the device has written to, and who has taken care of it: [`Pending`];
 //! * [`AnyTable`], when the format is known only at run time ([`AnyTable16K`] and [`AnyTable64K`] for
 //!   formats with larger tables);
 //! * [`walk`]: walkers over any memory, which mark entries as accessed and dirty if told to; written

@@ -18,6 +18,10 @@
 //! and the count of live entries in [`Meta`](crate::Meta) says when a table has become empty. What
 //! was unlinked goes into the [`Gather`], never straight back to the memory.
 //!
+//! *Protect* looks first and replaces then, as map does; *harvest* takes dirty bits out. Hardware's
+//! own stores and what becomes of them are the subject of `dirty.rs`, which stands for all
+//! operations: no dirty bit is lost while tracking is on.
+//!
 //! # Levels are types
 //!
 //! Each pass is a function of the level, and the level is a type: shifts, table sizes

@@ -14,7 +14,10 @@
 //! Which tables are these? Of a map, the tables at level 0 that exist, and those above in which an
 //! entry of the range is empty: there a leaf or a new table will be linked. What lies below an empty
 //! entry nobody else can reach. Of an unmap, the tables at level 0, those above that hold a leaf of
-//! the range or an entry that the range covers whole, and below such an entry every table.
+//! the range or an entry that the range covers whole, and below such an entry every table. Of a
+//! protect, the tables at level 0 and those above that hold a leaf of the range. A harvest promises
+//! nothing as a whole: it claims a table when it finds something dirty in it, and gives it back
+//! before it claims one beside it.
 //!
 //! **Restart.** What is read before it is claimed may change. A table that was unlinked meanwhile is
 //! marked, and cannot be claimed any more; an entry that became empty in a table that was thought to
