@@ -254,6 +254,36 @@ fn every_entry_of_a_group_makes_it_dirty() {
     each_format!(any_entry());
 }
 
+/// An entry of one group and one of the next.
+fn beside<F: Format>(format: F) {
+    let memory = HeapTables::with_tables(64).unwrap();
+    let mut table = Table::new(format, &memory).unwrap();
+    let runs = [
+        Span::new(PA, 16 * PAGE),
+        Span::new(PA + (1 << 30), 16 * PAGE),
+    ];
+    table.map(0, &runs, Prot::RW).unwrap();
+    table.track_dirty(true).unwrap();
+    let range = Span::new(0, 32 * PAGE);
+    let mut words = [0; 1];
+    let mut pending = pending(&mut words, range);
+    for (first, second) in [(15, 16), (3, 17), (0, 31)] {
+        let leaves = [first, second].map(|page| {
+            table.set_dirty(Span::new(page * PAGE, PAGE)).unwrap();
+            table.leaf_at(page * PAGE).unwrap().run.len
+        });
+        let bytes = table.harvest(range, &mut pending);
+        assert_eq!(bytes, Ok(leaves[0] + leaves[1]), "{}", F::ID);
+        let bytes: u64 = shown(&mut pending).iter().map(|run| run.len).sum();
+        assert_eq!(bytes, leaves[0] + leaves[1]);
+    }
+}
+
+#[test]
+fn a_harvest_of_one_group_leaves_the_next_for_its_own_turn() {
+    each_format!(beside());
+}
+
 /// An entry that is dirty but not accessed: hardware may set the accessed bit meanwhile.
 fn accessed_survives<F: Format>(format: F) {
     let memory = memory();

@@ -57,13 +57,17 @@ fn take(table: &Shared, pages: Span) -> Vec<(Run, bool)> {
     runs
 }
 
-/// Harvest against unmap against the unit, beginning with an entry that has these bits.
-fn nothing_is_lost(bits: u64) {
+/// Harvest against unmap against the unit, beginning with an entry that has these bits. With a
+/// neighbour its table stays linked when the entry goes.
+fn nothing_is_lost(bits: u64, neighbour: bool) {
     model(move || {
         let memory = Tables::new(4, false);
         let table = shared(&memory);
         table.track_dirty(true).unwrap();
         map(&table, 0, 1).unwrap();
+        if neighbour {
+            map(&table, 1, 1).unwrap();
+        }
         let entry = place(&memory, &table, 0);
         let cell = &memory.entries(entry.0, 2)[entry.1];
         cell.set(cell.get() | bits);
@@ -79,18 +83,24 @@ fn nothing_is_lost(bits: u64) {
         assert_eq!(reported, written);
         assert!(harvested.len() < 2);
         table.track_dirty(false).unwrap();
-        finish(table, &memory, [0; 8], 4);
+        finish(table, &memory, [0, neighbour.into(), 0, 0, 0, 0, 0, 0], 4);
     });
 }
 
 #[test]
 fn a_harvest_and_an_unmap_lose_nothing_that_the_unit_sets() {
-    nothing_is_lost(0);
+    nothing_is_lost(0, false);
+    nothing_is_lost(0, true);
 }
 
 #[test]
 fn a_harvest_and_an_unmap_lose_nothing_of_an_entry_that_is_dirty_but_not_accessed() {
-    nothing_is_lost(<Tiny>::dirtied(0));
+    nothing_is_lost(DIRTY, false);
+}
+
+#[test]
+fn a_leaf_that_is_harvested_while_it_is_unmapped_does_not_come_back() {
+    nothing_is_lost(DIRTY | ACCESSED, true);
 }
 
 #[test]
@@ -127,6 +137,8 @@ fn a_protect_and_an_unmap_are_whole_and_the_unit_loses_nothing() {
         let table = shared(&memory);
         // Leaves of one, two and one page, in three tables.
         map(&table, 1, 4).unwrap();
+        // Keeps the table of page 1.
+        map(&table, 0, 1).unwrap();
         let entry = place(&memory, &table, 4);
         let other = Arc::clone(&table);
         let thread = thread::spawn(move || {
@@ -145,7 +157,28 @@ fn a_protect_and_an_unmap_are_whole_and_the_unit_loses_nothing() {
             other => panic!("{other:?}"),
         }
         let _ = gather.never_walked();
-        finish(table, &memory, [0, 0, 1, 1, 1, 0, 0, 0], 8);
+        finish(table, &memory, [1, 0, 1, 1, 1, 0, 0, 0], 8);
+    });
+}
+
+#[test]
+fn of_two_protects_the_later_one_holds_everywhere() {
+    model(|| {
+        let memory = Tables::new(8, false);
+        let table = shared(&memory);
+        map(&table, 3, 2).unwrap();
+        let other = Arc::clone(&table);
+        let protect = |table: &Shared, prot| {
+            let mut gather = Gather::new();
+            table.protect(range(3, 2), prot, &mut gather).unwrap();
+            let _ = gather.never_walked();
+        };
+        let thread = thread::spawn(move || protect(&other, Prot::READ));
+        protect(&table, Prot::RW);
+        thread.join().unwrap();
+        let prots = [3, 4].map(|page| table.leaf_at(page * PAGE).unwrap().prot);
+        assert_eq!(prots[0], prots[1]);
+        finish(table, &memory, [0, 0, 0, 1, 1, 0, 0, 0], 8);
     });
 }
 

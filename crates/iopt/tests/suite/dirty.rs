@@ -1,8 +1,8 @@
 //! Dirty state and permissions in the random sequences: the model keeps one flag per leaf.
 
-use iopt::{DirtyError, Format, Gather, Pending, Prot, ProtectError, UnmapError, WithDirty};
+use iopt::{DirtyError, Format, Gather, Pending, Prot, ProtectError, Table, UnmapError, WithDirty};
 use proptest::prelude::*;
-use runs::{Joiner, Run, Span};
+use runs::{Joiner, PageSizes, Run, Span};
 
 use super::model::{Model, ModelLeaf, Refusal};
 use super::{Tables, World};
@@ -256,6 +256,44 @@ impl<F: Format, A: Tables> World<'_, F, A> {
             assert_eq!(dirty, self.model.dirty_runs(span));
         }
     }
+}
+
+/// Pages that are written to here and there are found, each and no other, and once.
+pub(crate) fn harvest_finds_every_write<F: Format, A: Tables>(format: F, sizes: PageSizes) {
+    let memory = A::room_for(64, format.output_bits());
+    let mut table = Table::with_page_sizes(format, &memory, sizes).unwrap();
+    let size = table.page_sizes().smallest();
+    let start = format.aperture().spans().next().unwrap().start;
+    let range = Span::new(start, 600 * size);
+    // Runs of one page: every one is a leaf.
+    let runs: Vec<_> = (0..600)
+        .map(|page| Span::new(page % 64 * size, size))
+        .collect();
+    table.map(start, &runs, Prot::RW).unwrap();
+    assert_eq!(table.leaves(range).count(), 600);
+    let mut pending = Pending::new([0; 10], range, size).unwrap();
+    if table.track_dirty(true).is_err() {
+        let format = format.id();
+        let refused = table.harvest(range, &mut pending);
+        assert_eq!(refused, Err(DirtyError::NotKept { format }));
+        return;
+    }
+    let written = |round: u64, page: u64| page.wrapping_mul(0x9e37_79b9) >> round & 5 == 0;
+    for round in 0..4 {
+        let pages = (0..600).filter(|page| written(round, *page));
+        let pages: Vec<_> = pages
+            .map(|page| Span::new(start + page * size, size))
+            .collect();
+        for page in &pages {
+            table.set_dirty(*page).unwrap();
+        }
+        let bytes = table.harvest(range, &mut pending).unwrap();
+        assert_eq!(bytes, pages.len() as u64 * size);
+        let shown = pending.flush_with(|_| Ok::<_, ()>(())).unwrap();
+        assert!(shown.runs().eq(joined(pages.into_iter())));
+        shown.acknowledge();
+    }
+    assert_eq!(table.harvest(range, &mut pending), Ok(0));
 }
 
 /// The granules of `size` bytes that have a byte in one of `runs`, as far as they are in `span`.

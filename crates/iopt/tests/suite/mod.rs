@@ -397,6 +397,11 @@ macro_rules! suite {
             }
 
             #[test]
+            fn harvest_finds_every_write() {
+                $crate::suite::dirty::harvest_finds_every_write::<_, $tables>($format, $sizes);
+            }
+
+            #[test]
             fn every_leaf_size_is_used_where_it_fits_and_not_a_page_sooner() {
                 $crate::suite::leaf_sizes::<_, $tables>($format);
             }
