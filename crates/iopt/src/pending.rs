@@ -155,11 +155,11 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Pending<W> {
         self.set(range);
     }
 
-    /// Notes a leaf at `level` that was dirty and is clean now.
+    /// Notes leaves at these levels that were dirty and are clean now.
     #[inline]
-    pub(crate) fn harvested(&mut self, leaf: Span, level: usize) {
-        self.set(leaf);
-        self.gather.add(leaf, 1 << level);
+    pub(crate) fn harvested(&mut self, leaves: Span, leaf_levels: u32) {
+        self.set(leaves);
+        self.gather.add(leaves, leaf_levels);
     }
 
     fn set(&mut self, range: Span) {
@@ -259,7 +259,7 @@ mod tests {
         let span = Span::new(0x40_0000, 0x20_0000);
         for log2 in 8..=21 {
             let mut pending = Pending::new(vec![0; 128], span, 1 << log2).unwrap();
-            pending.harvested(Span::new(0x41_0000, 0x1_0000), 0);
+            pending.harvested(Span::new(0x41_0000, 0x1_0000), 1);
             let size = 1u64 << log2;
             let start = 0x41_0000 & !(size - 1);
             let end = 0x42_0000u64.next_multiple_of(size);
@@ -308,7 +308,7 @@ mod tests {
     fn a_failed_flush_shows_nothing_and_forgets_nothing() {
         let span = Span::new(0, 0x4000);
         let mut pending = Pending::new([0; 1], span, 0x1000).unwrap();
-        pending.harvested(Span::new(0x1000, 0x1000), 0);
+        pending.harvested(Span::new(0x1000, 0x1000), 1);
         assert!(pending.flush_with(|_| Err("time-out")).is_err());
         let shown = pending.flush_with(|what| {
             assert_eq!(what.ranges(), [Span::new(0x1000, 0x1000)]);

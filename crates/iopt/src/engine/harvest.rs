@@ -47,15 +47,23 @@ struct Pass<'a, T> {
     bytes: u64,
 }
 
-/// Moves dirty leaves into a bitmap.
-struct Harvest<'a, W>(&'a mut Pending<W>);
+/// Moves dirty leaves into a bitmap, as runs.
+struct Harvest<'a, W> {
+    pending: &'a mut Pending<W>,
+    joiner: Joiner<Span>,
+    /// The levels of the leaves so far.
+    levels: u32,
+}
 
 impl<W: AsRef<[u64]> + AsMut<[u64]>> Visitor for Harvest<'_, W> {
     const CLEAN: bool = true;
 
     #[inline]
     fn leaf(&mut self, leaf: Span, level: usize) {
-        self.0.harvested(leaf, level);
+        self.levels |= 1 << level;
+        if let Some(run) = self.joiner.push(leaf) {
+            self.pending.harvested(run, self.levels);
+        }
     }
 }
 
@@ -148,7 +156,16 @@ impl<F: Format, M: TableMemory> Table<F, M> {
                 return Err(DirtyError::InsideLeaf { range, leaf });
             }
         }
-        Ok(self.visit_dirty(at, range.len, &mut Harvest(pending), form))
+        let mut harvest = Harvest {
+            pending,
+            joiner: Joiner::new(),
+            levels: 0,
+        };
+        let bytes = self.visit_dirty(at, range.len, &mut harvest, form);
+        if let Some(run) = harvest.joiner.finish() {
+            harvest.pending.harvested(run, harvest.levels);
+        }
+        Ok(bytes)
     }
 
     fn visit_dirty<T: Visitor, P: Form>(&self, at: u64, len: u64, visitor: &mut T, form: P) -> u64 {
