@@ -6,15 +6,16 @@
 
 use runs::{PageSizes, SizeHistogram, Span};
 
-use crate::engine::{Leaf, RunSink, Table};
-use crate::error::{BuildError, MapError, UnmapError};
+use crate::engine::{Interruption, Leaf, Nodes, RunSink, Table};
+use crate::error::{BuildError, DirtyError, MapError, ProtectError, RefitError, UnmapError};
 use crate::format::{
     AmdV1, Aperture, ArmConfig, ArmGranule, ArmStage1, ArmStage2, Dart1, Dart1Page4K, Dart2,
     DartVersion, Format, FormatId, Granule, K4, K4Lpa2, K16, K16Lpa2, K64, K64Lpa, RiscV, RiscVG,
     Root, VtdSs, X86_64,
 };
-use crate::gather::{Flushed, Gather};
+use crate::gather::{Flushed, Gather, Invalidation};
 use crate::memory::TableMemory;
+use crate::pending::Pending;
 use crate::prot::Prot;
 
 /// An enum of tables, a conversion from each of them, and the operations, each with one branch.
@@ -136,6 +137,104 @@ macro_rules! any_table {
             sink: &mut impl RunSink,
         ) -> Result<u64, UnmapError> {
             match self { $($any::$name(table) => table.unmap_mapped(range, gather, sink),)* }
+        }
+
+        /// See [`Table::unmap_cutting`].
+        pub fn unmap_cutting<E>(
+            &mut self,
+            range: Span,
+            interruption: Interruption,
+            gather: &mut Gather,
+            sink: &mut impl RunSink,
+            flush: impl FnMut(&Invalidation) -> Result<(), E>,
+        ) -> Result<u64, RefitError<E>> {
+            match self {
+                $($any::$name(table) => {
+                    table.unmap_cutting(range, interruption, gather, sink, flush)
+                })*
+            }
+        }
+
+        /// See [`Table::split`].
+        pub fn split<E>(
+            &mut self,
+            range: Span,
+            size: u64,
+            interruption: Interruption,
+            gather: &mut Gather,
+            flush: impl FnMut(&Invalidation) -> Result<(), E>,
+        ) -> Result<(), RefitError<E>> {
+            match self {
+                $($any::$name(table) => table.split(range, size, interruption, gather, flush),)*
+            }
+        }
+
+        /// See [`Table::cut`].
+        pub fn cut<E>(
+            &mut self,
+            at: u64,
+            interruption: Interruption,
+            gather: &mut Gather,
+            flush: impl FnMut(&Invalidation) -> Result<(), E>,
+        ) -> Result<(), RefitError<E>> {
+            match self {
+                $($any::$name(table) => table.cut(at, interruption, gather, flush),)*
+            }
+        }
+
+        /// See [`Table::merge`].
+        pub fn merge<E>(
+            &mut self,
+            range: Span,
+            interruption: Interruption,
+            gather: &mut Gather,
+            flush: impl FnMut(&Invalidation) -> Result<(), E>,
+        ) -> Result<(), RefitError<E>> {
+            match self {
+                $($any::$name(table) => table.merge(range, interruption, gather, flush),)*
+            }
+        }
+
+        /// See [`Table::protect`].
+        pub fn protect(
+            &mut self,
+            range: Span,
+            prot: Prot,
+            gather: &mut Gather,
+        ) -> Result<(), ProtectError> {
+            match self { $($any::$name(table) => table.protect(range, prot, gather),)* }
+        }
+
+        /// See [`Table::track_dirty`].
+        pub fn track_dirty(&mut self, on: bool) -> Result<(), DirtyError> {
+            match self { $($any::$name(table) => table.track_dirty(on),)* }
+        }
+
+        /// See [`Table::harvest`].
+        pub fn harvest<W: AsRef<[u64]> + AsMut<[u64]>>(
+            &mut self,
+            range: Span,
+            pending: &mut Pending<W>,
+        ) -> Result<u64, DirtyError> {
+            match self { $($any::$name(table) => table.harvest(range, pending),)* }
+        }
+
+        /// See [`Table::peek_dirty`].
+        pub fn peek_dirty(&self, range: Span, each: impl FnMut(Span)) -> Result<u64, DirtyError> {
+            match self { $($any::$name(table) => table.peek_dirty(range, each),)* }
+        }
+
+        /// See [`Table::write_image`].
+        pub fn write_image<E>(
+            &self,
+            sink: &mut impl FnMut(&[u8]) -> Result<(), E>,
+        ) -> Result<u64, E> {
+            match self { $($any::$name(table) => table.write_image(sink),)* }
+        }
+
+        /// See [`Table::nodes`].
+        pub fn nodes(&self) -> Nodes {
+            match self { $($any::$name(table) => table.nodes(),)* }
         }
 
         /// See [`Table::translate`].

@@ -48,10 +48,10 @@ pub unsafe trait Storage {
     /// One entry.
     type Cell: Cell;
 
-    /// The tables' memory, all zero at first, aligned to the size of a table where hardware walks
-    /// it.
+    /// The tables' memory, aligned to the size of a table where hardware walks it. All zero at
+    /// first, but for a [`Takeover`](crate::Takeover).
     fn cells(&self) -> &[Self::Cell];
-    /// A [`Meta`] for each table in it, default at first.
+    /// A [`Meta`] for each table in it, default at first, but for a takeover.
     fn metas(&self) -> &[AtomicMeta];
 }
 
@@ -111,6 +111,8 @@ pub struct Arena<S: Storage, const TABLE_LOG2: u32 = 12> {
     free: AtomicU64,
     /// Offset of the first byte that was never handed out.
     unused: AtomicU64,
+    /// The memory node of all its pages, where it is known.
+    node: Option<u32>,
     storage: S,
 }
 
@@ -150,8 +152,29 @@ impl<S: Storage, const TABLE_LOG2: u32> Arena<S, TABLE_LOG2> {
             free_head: AtomicU64::new(0),
             free: AtomicU64::new(0),
             unused: AtomicU64::new(0),
+            node: None,
             storage,
         })
+    }
+
+    /// An arena with no page to give: all are in use, or nobody knows.
+    pub(crate) fn used_up(storage: S, base: u64) -> Result<Self, ArenaError> {
+        let arena = Self::new(storage, base)?;
+        arena.unused.set(arena.size());
+        Ok(arena)
+    }
+
+    /// Makes a page free that was not.
+    pub(crate) fn add_free(&self, page: u64) {
+        let mut chain = Chain::empty();
+        chain.push(self, page);
+        self.reclaim(chain);
+    }
+
+    /// Says on which memory node it lies.
+    pub const fn on_node(mut self, node: Option<u32>) -> Self {
+        self.node = node;
+        self
     }
 
     /// The memory under it.
@@ -242,6 +265,10 @@ impl<S: Storage, const TABLE_LOG2: u32> TableMemory for Arena<S, TABLE_LOG2> {
 
     fn last_address(&self) -> u64 {
         self.base | self.mask
+    }
+
+    fn node(&self, _table: u64) -> Option<u32> {
+        self.node
     }
 
     fn reserve(&self, count: u64) -> Result<Reserve, NoTables> {

@@ -49,6 +49,8 @@
 //! * what the device has written to, and who has taken care of it: [`Pending`];
 //! * [`AnyTable`], when the format is known only at run time ([`AnyTable16K`] and [`AnyTable64K`] for
 //!   formats with larger tables);
+//! * [`image`]: all tables in a file, and back;
+//! * [`Takeover`]: tables that another process has left in memory;
 //! * [`walk`]: walkers over any memory, which mark entries as accessed and dirty if told to; written
 //!   from the specifications and sharing nothing with the formats' encoders.
 //!
@@ -74,10 +76,12 @@ pub mod engine;
 mod error;
 pub mod format;
 mod gather;
+pub mod image;
 mod memory;
 pub mod observe;
 mod pending;
 mod prot;
+mod takeover;
 pub mod walk;
 
 pub use any::{AnyTable, AnyTable16K, AnyTable64K};
@@ -86,7 +90,8 @@ pub use arena::{Arena, ArenaError, AtomicMeta, Storage};
 pub use arena::{HeapArena, HeapStorage, HeapTables};
 pub use cell::Cell;
 pub use engine::{
-    Discard, Interruption, Leaf, Leaves, MapPages, Progress, RunSink, SharedTable, Table, WithDirty,
+    Damage, DamageKind, Discard, Interruption, Leaf, Leaves, MapPages, Nodes, Progress, RunSink,
+    SharedTable, Table, WithDirty,
 };
 pub use error::{
     BuildError, DirtyError, MapError, NoTables, PageSizeError, ProtectError, RangeError,
@@ -97,3 +102,4 @@ pub use gather::{Flushed, Gather, Invalidation};
 pub use memory::{Chain, Meta, Reserve, TABLE_BYTES, TableMemory};
 pub use pending::{Pending, PendingError, Shown};
 pub use prot::Prot;
+pub use takeover::{AdoptError, Adopted, Takeover};

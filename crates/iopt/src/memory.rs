@@ -67,6 +67,13 @@ pub trait TableMemory {
     /// Takes back tables that no walk can reach any more.
     fn reclaim(&self, chain: Chain);
 
+    /// The memory node on which the table at `table` lies, if that is known. Which one it is, is
+    /// this memory's choice; [`Table::nodes`](crate::Table::nodes) reports it.
+    fn node(&self, table: u64) -> Option<u32> {
+        let _ = table;
+        None
+    }
+
     /// Called while waiting for another thread, with the number of times so far: a place to give
     /// the processor away.
     #[inline]
@@ -302,6 +309,9 @@ macro_rules! pass_on {
         }
         fn reclaim(&$self, chain: $crate::memory::Chain) {
             $inner.reclaim(chain)
+        }
+        fn node(&$self, table: u64) -> Option<u32> {
+            $inner.node(table)
         }
         fn wait(&$self, round: u32) {
             $inner.wait(round)

@@ -32,14 +32,16 @@ mod dirty;
 mod form;
 mod guard;
 mod harvest;
+mod inspect;
 mod map;
 mod narrow;
+mod nodes;
 mod once;
 mod protect;
 mod read;
 mod refit;
 mod shared;
-mod top;
+pub(crate) mod top;
 mod unmap;
 
 use core::fmt;
@@ -52,9 +54,12 @@ use crate::format::{Entry, Format, Root};
 use crate::gather::{Flushed, Gather};
 use crate::memory::TableMemory;
 
+pub(crate) use inspect::inspect;
+pub use inspect::{Damage, DamageKind};
 use top::Top;
 
 pub use narrow::{MapPages, Progress};
+pub use nodes::Nodes;
 pub use read::{Leaf, Leaves};
 pub use refit::Interruption;
 pub use shared::SharedTable;
@@ -288,6 +293,34 @@ impl<F: Format, M: TableMemory> Table<F, M> {
             sizes.add(leaf.run.len, 1);
         }
         sizes
+    }
+
+    /// Calls `each` for every table with its address and its level, the root first, and every table
+    /// before those below it.
+    pub fn for_each_table(&self, each: &mut impl FnMut(u64, u8)) {
+        let begin = self.begin();
+        self.each_below(begin.root, usize::from(begin.levels) - 1, each);
+    }
+
+    fn each_below(&self, table: u64, level: usize, each: &mut impl FnMut(u64, u8)) {
+        each(table, level as u8);
+        if level > 0 {
+            for cell in self.memory.entries(table, self.format.entries(level)) {
+                if let Entry::Table(below) = F::decode(level, cell.get_acquire()) {
+                    self.each_below(below, level - 1, each);
+                }
+            }
+        }
+    }
+
+    /// Tells the memory of everything that is mapped, in a table that was not filled by maps.
+    pub(crate) fn announce_all(&self) {
+        if M::WATCHES_RUNS {
+            for span in self.format.aperture().spans() {
+                self.leaves(span)
+                    .for_each(|leaf| self.memory.mapped(leaf.run, leaf.prot));
+            }
+        }
     }
 
     /// Gives back the tables of flushed gathers.

@@ -459,14 +459,14 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     fn hold_all<V: Level, P: Form>(&self, table: u64, form: P) {
         if P::SHARED {
             self.memory.meta(table).claim.set(form.token());
-            self.each_below::<V>(table, |below| self.hold_all::<V::Below, P>(below, form));
+            self.tables_below::<V>(table, |below| self.hold_all::<V::Below, P>(below, form));
         }
     }
 
     /// Whoever waits for the claim of an unlinked table begins again.
     fn bury_all<V: Level, P: Form>(&self, table: u64, form: P) {
         self.bury(table, form);
-        self.each_below::<V>(table, |below| self.bury_all::<V::Below, P>(below, form));
+        self.tables_below::<V>(table, |below| self.bury_all::<V::Below, P>(below, form));
     }
 
     /// Hands out an unlinked table and those below; returns how many.
@@ -483,7 +483,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         count
     }
 
-    fn each_below<V: Level>(&self, table: u64, mut each: impl FnMut(u64)) {
+    fn tables_below<V: Level>(&self, table: u64, mut each: impl FnMut(u64)) {
         if V::N > 0 {
             for cell in self.cells::<V>(table) {
                 if let Entry::Table(below) = F::decode(V::N, cell.get_acquire()) {

@@ -1,0 +1,140 @@
+//! Images: all tables of one [`Table`](crate::Table) in a file.
+//!
+//! For debugging, for tools, and for tables that have to survive their process. An image holds every
+//! table page with its address and the words in it (accessed and dirty bits too), and what is needed
+//! to read them: the format with its configuration, levels, page sizes. `docs/image-format.md` has
+//! the same for those who read images with other programs.
+//!
+//! # The file
+//!
+//! All numbers are little-endian. Version 1:
+//!
+//! | offset | bytes | what |
+//! |---|---|---|
+//! | 0 | 8 | magic: `IOPTIMG` and a line feed |
+//! | 8 | 4 | version: 1 |
+//! | 12 | 4 | bytes of this header: 80 |
+//! | 16 | 8 | bytes of the whole file |
+//! | 24 | 2 | format: 1 AMD v1, 2 x86-64, 3 VT-d second stage, 4 Arm stage 1, 5 Arm stage 2, 6 ARMv7 short, 7 RISC-V, 8 RISC-V second stage, 9 DART |
+//! | 26 | 6 | its configuration. Arm: granule (0 4K, 1 4K LPA2, 2 16K, 3 16K LPA2, 4 64K, 5 64K LPA), input bits, 1 for the upper half. DART: version, page as a power of two, input bits. Zeroes behind that |
+//! | 32 | 1 | levels |
+//! | 33 | 1 | bytes of an entry: 4 or 8 |
+//! | 34 | 1 | bits of an output address |
+//! | 35 | 1 | bits of an input address |
+//! | 36 | 1 | the input bits above: 0 zeroes, 1 ones, 2 copies of the highest |
+//! | 37 | 3 | zeroes |
+//! | 40 | 8 | page sizes that the table uses: bit *n* for 2^*n* bytes |
+//! | 48 | 8 | address of the root |
+//! | 56 | 4 | bytes of the root |
+//! | 60 | 4 | bytes of every other table |
+//! | 64 | 8 | number of other tables |
+//! | 72 | 8 | zeroes |
+//! | 80 | | the root's entries |
+//! | | | for each other table, by ascending address: address (8), level (1; 0 is that of the smallest page), zeroes (7), entries |
+//! | | 4 | CRC-32C of everything before |
+//!
+//! # Reading
+//!
+//! [`Image::parse`] refuses what is damaged or of another version; [`Image::check`] refuses what is
+//! not of an expected format and configuration, or no tree: an entry that the format does not write,
+//! a link to nowhere, a table to which two links lead or none. An image that was only parsed can be
+//! walked ([`WalkMemory`](crate::walk::WalkMemory)), whatever its tables say. [`Image::restore`] builds the tables anew at
+//! other addresses; [`Takeover`](crate::Takeover) puts them where they were.
+
+mod crc;
+mod error;
+mod parse;
+mod restore;
+mod write;
+
+pub use error::ImageError;
+pub use parse::Image;
+
+use crate::format::{Above, ArmConfig, ArmGranule, DartConfig, DartVersion, FormatId};
+
+const MAGIC: &[u8; 8] = b"IOPTIMG\n";
+const VERSION: u32 = 1;
+/// Bytes of the header.
+const HEADER: usize = 80;
+/// Bytes before the entries of a table other than the root.
+const RECORD: usize = 16;
+/// Bytes of the checksum.
+const CHECKSUM: usize = 4;
+
+const GRANULES: [ArmGranule; 6] = [
+    ArmGranule::K4,
+    ArmGranule::K4Lpa2,
+    ArmGranule::K16,
+    ArmGranule::K16Lpa2,
+    ArmGranule::K64,
+    ArmGranule::K64Lpa,
+];
+
+/// The number of a format and its configuration.
+fn encode_format(id: FormatId) -> (u16, [u8; 6]) {
+    let arm = |config: ArmConfig| {
+        let granule = GRANULES.iter().position(|kind| *kind == config.granule);
+        let granule = granule.unwrap_or(usize::from(u8::MAX)) as u8;
+        [granule, config.input_bits, config.upper.into(), 0, 0, 0]
+    };
+    match id {
+        FormatId::AmdV1 => (1, [0; 6]),
+        FormatId::X86_64 => (2, [0; 6]),
+        FormatId::VtdSs => (3, [0; 6]),
+        FormatId::ArmStage1(config) => (4, arm(config)),
+        FormatId::ArmStage2(config) => (5, arm(config)),
+        FormatId::ArmV7s => (6, [0; 6]),
+        FormatId::RiscV => (7, [0; 6]),
+        FormatId::RiscVG => (8, [0; 6]),
+        FormatId::Dart(config) => {
+            let version = match config.version {
+                DartVersion::V1 => 1,
+                DartVersion::V2 => 2,
+            };
+            let (page, bits) = (config.page_log2, config.input_bits);
+            (9, [version, page, bits, 0, 0, 0])
+        }
+    }
+}
+
+/// The format with this number and configuration.
+fn decode_format(number: u16, config: [u8; 6]) -> Option<FormatId> {
+    let [a, b, c, ..] = config;
+    let arm = || {
+        Some(ArmConfig {
+            granule: *GRANULES.get(usize::from(a))?,
+            input_bits: b,
+            upper: c == 1,
+        })
+    };
+    let id = match number {
+        1 => FormatId::AmdV1,
+        2 => FormatId::X86_64,
+        3 => FormatId::VtdSs,
+        4 => FormatId::ArmStage1(arm()?),
+        5 => FormatId::ArmStage2(arm()?),
+        6 => FormatId::ArmV7s,
+        7 => FormatId::RiscV,
+        8 => FormatId::RiscVG,
+        9 => FormatId::Dart(DartConfig {
+            version: match a {
+                1 => DartVersion::V1,
+                2 => DartVersion::V2,
+                _ => return None,
+            },
+            page_log2: b,
+            input_bits: c,
+        }),
+        _ => return None,
+    };
+    // Whatever else is in the configuration is of a later version.
+    (encode_format(id) == (number, config)).then_some(id)
+}
+
+const fn encode_above(above: Above) -> u8 {
+    match above {
+        Above::Zeros => 0,
+        Above::Ones => 1,
+        Above::Sign => 2,
+    }
+}

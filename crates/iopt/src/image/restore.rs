@@ -1,0 +1,93 @@
+//! Building tables from an image, wherever there is room for them.
+
+use super::parse::TableImage;
+use super::{Image, ImageError};
+use crate::cell::Cell;
+use crate::engine::{Damage, DamageKind, Table, inspect};
+use crate::format::{Entry, Format};
+use crate::memory::{Reserve, TableMemory};
+
+impl Image<'_> {
+    /// Builds the table anew in `memory`: the same leaves, with their accessed and dirty bits, in
+    /// tables at other addresses. Everything is checked first; on an error nothing is built.
+    pub fn restore<F: Format, M: TableMemory>(
+        &self,
+        format: F,
+        memory: M,
+    ) -> Result<Table<F, M>, ImageError> {
+        self.check(&format)?;
+        let mut table = Table::with_page_sizes(format, memory, self.page_sizes())?;
+        let below = self.len() as u64 - 1;
+        let mut reserve = match table.memory.reserve(below) {
+            Ok(reserve) => reserve,
+            Err(cause) => {
+                let (gather, memory) = table.tear_down();
+                memory.reclaim(gather.never_walked().into_tables());
+                return Err(ImageError::Build(cause.into()));
+            }
+        };
+        let root = table.begin().root;
+        let done = table.copy(self, &self.root_table(), root, &mut reserve);
+        table.memory.give_back(reserve);
+        if let Err(cause) = done {
+            // Not reached: all of it was checked.
+            let (gather, memory) = table.tear_down();
+            memory.reclaim(gather.never_walked().into_tables());
+            return Err(cause);
+        }
+        table.tables += below;
+        table.announce_all();
+        Ok(table)
+    }
+}
+
+impl<F: Format, M: TableMemory> Table<F, M> {
+    /// Fills the table at `to` as `from` was, and new tables below it. Each is complete before it is
+    /// linked.
+    fn copy(
+        &self,
+        image: &Image<'_>,
+        from: &TableImage<'_>,
+        to: u64,
+        reserve: &mut Reserve,
+    ) -> Result<(), ImageError> {
+        let level = usize::from(from.level);
+        let cells = self.memory.entries(to, from.count());
+        let live = inspect::<F, ImageError>(
+            &self.format,
+            from.address,
+            level,
+            |index| from.word(index),
+            |index, word, below| {
+                let damage = |kind| Damage {
+                    table: from.address,
+                    level: from.level,
+                    index: index as u32,
+                    word,
+                    kind,
+                };
+                let (Some((_, there)), Some(cell)) = (image.find(below), cells.get(index)) else {
+                    return Err(damage(DamageKind::Foreign { table: below }).into());
+                };
+                let Some((new, _)) = self.memory.take(reserve) else {
+                    return Err(damage(DamageKind::Shared { table: below }).into());
+                };
+                self.copy(image, &there, new, reserve)?;
+                // What hardware has set in the link stays set.
+                let own = self.format.table(level, below);
+                cell.set_release(self.format.table(level, new) | (word & !own));
+                Ok(())
+            },
+        )?;
+        for (index, cell) in cells.iter().enumerate() {
+            let word = from.word(index);
+            if !matches!(F::decode(level, word), Entry::Table(_)) {
+                cell.set(word);
+            }
+        }
+        self.memory.written(cells);
+        self.memory.meta(to).live.set(live);
+        self.unclaimed(to);
+        Ok(())
+    }
+}
