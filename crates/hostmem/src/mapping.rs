@@ -11,7 +11,7 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Mutex;
 use std::sync::atomic::AtomicU64;
 
@@ -96,6 +96,9 @@ pub enum MapError {
         /// Why.
         source: io::Error,
     },
+    /// A memory file that somebody could make shorter while it is mapped.
+    #[error("the memory file is not sealed against becoming shorter")]
+    Unsealed,
     /// The kernel refuses a step.
     #[error("cannot {step} for {} of {backing} memory", Bytes(*len))]
     Refused {
@@ -188,6 +191,45 @@ impl Mapping {
         Ok(Self {
             region,
             file,
+            backing,
+            len,
+            window: Window::take(len),
+            locked: Mutex::new(Vec::new()),
+        })
+    }
+
+    /// Maps a memory file that is there already, as a whole: one that another process has made and
+    /// passed on, or kept for the one after it. Its bytes are shared with whoever else maps it.
+    ///
+    /// # Errors
+    ///
+    /// When the file is no memory file, when it is empty or no multiple of 4 KiB, or when somebody
+    /// could make it shorter: it must be sealed against that, as those of [`new`](Self::new) are.
+    pub fn of_file(file: OwnedFd) -> Result<Self, MapError> {
+        let backing = Backing::Memfd;
+        let file = File::from(file);
+        let refused = |step, len| {
+            move |source| MapError::Refused {
+                step,
+                backing,
+                len,
+                source,
+            }
+        };
+        let sealed = sys::cannot_shrink(file.as_fd());
+        if !sealed.map_err(refused("look at the seals of a file", 0))? {
+            return Err(MapError::Unsealed);
+        }
+        let metadata = file.metadata();
+        let len = metadata
+            .map_err(refused("look at the length of a file", 0))?
+            .len();
+        check_length(backing, len)?;
+        let region = Region::of_file(file.as_fd(), len as usize)
+            .map_err(refused("map a memory file", len))?;
+        Ok(Self {
+            region,
+            file: Some(file),
             backing,
             len,
             window: Window::take(len),

@@ -204,6 +204,19 @@ pub(crate) fn memory_file(len: u64, huge_log2: Option<u32>) -> io::Result<File> 
     Ok(file)
 }
 
+/// True when nobody can make the memory file shorter: no part of a mapping of it can vanish. An
+/// error for files of another kind.
+///
+/// Source: fcntl(2) "File Sealing".
+pub(crate) fn cannot_shrink(file: BorrowedFd<'_>) -> io::Result<bool> {
+    // SAFETY: F_GET_SEALS takes nothing and touches no memory of this process.
+    let seals = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) };
+    if seals < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(seals & libc::F_SEAL_SHRINK != 0)
+}
+
 /// Gives the part of a memory file its pages; reports a shortage as an error where touching the
 /// page would end in SIGBUS.
 pub(crate) fn allocate(file: BorrowedFd<'_>, part: Span) -> io::Result<()> {

@@ -175,10 +175,16 @@ impl MappedStorage {
         };
         let mapping = Mapping::new(backing, bytes, node)?;
         mapping.populate(&mut |_| ControlFlow::Continue(()))?;
-        let metas = (0..bytes / TABLE_BYTES)
+        Ok(Self::over(mapping))
+    }
+
+    /// A mapping of any kind. One of a memory file can be handed to another process with the tables
+    /// in it, which takes them over ([`iopt::Takeover`]) while units go on walking them.
+    pub fn over(mapping: Mapping) -> Self {
+        let metas = (0..mapping.len() / TABLE_BYTES)
             .map(|_| AtomicMeta::default())
             .collect();
-        Ok(Self { mapping, metas })
+        Self { mapping, metas }
     }
 
     /// The memory.
@@ -188,8 +194,9 @@ impl MappedStorage {
 }
 
 // SAFETY: a mapping's cells and a boxed slice stay where they are while the value moves. The
-// mapping is private to this value, which lends it by shared reference only, so that nobody can
-// write to it but through its atomic cells.
+// mapping belongs to this value, which lends it by shared reference only, so that nobody in this
+// process can write to it but through its atomic cells; and a mapping of the same memory file
+// elsewhere has nothing but such cells either.
 #[allow(unsafe_code)]
 unsafe impl Storage for MappedStorage {
     type Cell = AtomicU64;
