@@ -33,6 +33,7 @@ const BASE: u64 = 1 << 46;
 const TABLES: usize = 64;
 
 type Stored = Box<dyn FnMut(usize)>;
+type Act = Box<dyn FnOnce() + Send>;
 
 thread_local! {
     /// Called after each store with the address of the cell.
@@ -94,7 +95,7 @@ struct Machine {
     lines: AtomicUsize,
     completions: AtomicUsize,
     /// Called when the completion of this number begins.
-    meanwhile: Mutex<Option<(usize, Box<dyn FnOnce() + Send>)>>,
+    meanwhile: Mutex<Option<(usize, Act)>>,
 }
 
 type Tables = NonCoherent<&'static Arena<Memory>, &'static Machine>;

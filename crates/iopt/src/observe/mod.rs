@@ -1,8 +1,8 @@
 //! Adapters that watch table memory: counting, flushing, checking.
 //!
-//! Each is put around any [`TableMemory`], or around another adapter, and passes everything on;
-//! what it adds hangs on the hooks of the seam. A table over plain memory pays nothing for them:
-//! their default is empty and inlined.
+//! Each is put around any [`TableMemory`](crate::TableMemory), or around another adapter, and
+//! passes everything on; what it adds hangs on the hooks of the seam. A table over plain memory pays
+//! nothing for them: their default is empty and inlined.
 //!
 //! * [`Counted`] counts descents, tables looked at and entries stored;
 //! * [`NonCoherent`] writes cache lines back, for units that read past the processor's caches;
