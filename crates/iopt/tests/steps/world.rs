@@ -219,7 +219,7 @@ impl<F: Format, C: Cell + Default + 'static, const LOG2: u32> World<F, C, LOG2> 
                 // With thousands of stores into a table that nobody can reach yet, a look at each
                 // tells nothing new.
                 seldom.set(seldom.get() + 1);
-                if seldom.get() > 3000 && seldom.get() % 64 != 0 {
+                if seldom.get() > 3000 && !seldom.get().is_multiple_of(64) {
                     return;
                 }
                 for &(iova, old, new) in &expected {

@@ -239,7 +239,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
             let slot = 1u64 << F::shift(V::N);
             for (cell, nth) in cells.iter().zip(0..) {
                 layout.with_cursor(extent, nth * slot, |mut cursor| {
-                    if V::N > 0 && self.leaves_here::<V>(&cursor, slot).is_none() {
+                    if self.goes_below::<V>(&cursor) {
                         cursor.end_after(slot);
                         let state = state | late;
                         self.link_lower::<V, P>(cell, cursor, extent.bits, state, work, form);
@@ -285,6 +285,11 @@ impl<F: Format, M: TableMemory> Table<F, M> {
             cursor.skip(1 << log2);
         }
         late
+    }
+
+    /// True when the entry that `cursor` is at becomes a table.
+    fn goes_below<V: Level>(&self, cursor: &Cursor<'_>) -> bool {
+        V::N > 0 && self.leaves_here::<V>(cursor, 1 << F::shift(V::N)).is_none()
     }
 
     /// Fills a table with the leaves that `cursor` is at, and puts it in the place of the leaf in
