@@ -165,7 +165,7 @@ impl<F: Format, A: Tables> World<'_, F, A> {
         }
         match result {
             Ok(()) => {
-                assert!(!refused && !(changes && refit.failing_flush));
+                assert!(!(refused || changes && refit.failing_flush));
                 assert!(gather.is_empty());
                 assert_eq!(flushes > 0, changes);
                 // Every leaf that is gone was flushed.
