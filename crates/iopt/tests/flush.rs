@@ -17,7 +17,7 @@ use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
-use std::thread;
+use std::thread::{self, ThreadId};
 use std::time::Duration;
 
 use iopt::format::{AmdV1, ArmStage1, Entry, K4, VtdSs, X86_64};
@@ -91,7 +91,8 @@ type Memory = (&'static [Cached], &'static [AtomicMeta]);
 struct Machine {
     arena: Arena<Memory>,
     seen: Vec<AtomicU64>,
-    on_their_way: Mutex<BTreeSet<usize>>,
+    /// Of each thread, since it completes its own write-backs only.
+    on_their_way: Mutex<Vec<(ThreadId, usize)>>,
     lines: AtomicUsize,
     completions: AtomicUsize,
     /// Called when the completion of this number begins.
@@ -179,7 +180,8 @@ impl CacheLines for &'static Machine {
     fn write_back(&self, line: *const u8) {
         assert!(line.addr().is_multiple_of(64));
         self.lines.fetch_add(1, Ordering::Relaxed);
-        self.on_their_way.lock().unwrap().insert(line.addr());
+        let own = (thread::current().id(), line.addr());
+        self.on_their_way.lock().unwrap().push(own);
     }
 
     fn complete(&self) {
@@ -189,9 +191,13 @@ impl CacheLines for &'static Machine {
             drop(meanwhile);
             act();
         }
-        for line in std::mem::take(&mut *self.on_their_way.lock().unwrap()) {
-            self.write_through(line);
-        }
+        let own = thread::current().id();
+        self.on_their_way.lock().unwrap().retain(|(by, line)| {
+            if *by == own {
+                self.write_through(*line);
+            }
+            *by != own
+        });
     }
 }
 
@@ -419,4 +425,32 @@ fn no_map_ends_below_a_link_that_is_not_flushed() {
         );
         assert_eq!(machine.sees(root, 2 * PAGE), Some(7 * G1));
     }
+}
+
+/// In the shared form tables that became empty are unlinked in a pass of their own.
+#[test]
+fn what_is_pruned_is_out_of_the_unit_s_reach_before_the_flush() {
+    let machine = Machine::new();
+    let table = Table::new(VtdSs::new(4).unwrap(), machine.tables()).unwrap();
+    let root = table.root().address;
+    let table: SharedTable<_, _> = SharedTable::new(table);
+    let reach = || {
+        let mut tables = BTreeSet::new();
+        machine.reach::<VtdSs>(root, 3, &mut tables);
+        tables.len()
+    };
+    table
+        .map(5 * PAGE, &[Span::new(G1, 3 * PAGE)], Prot::RW)
+        .unwrap();
+    assert_eq!(reach(), 4);
+    let mut gather = Gather::new();
+    table
+        .unmap(
+            Span::new(5 * PAGE, 3 * PAGE),
+            &mut gather,
+            &mut iopt::Discard,
+        )
+        .unwrap();
+    assert_eq!((reach(), gather.tables()), (1, 3));
+    table.reclaim(gather.never_walked());
 }
