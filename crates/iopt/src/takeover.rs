@@ -313,6 +313,7 @@ impl<F: Format> Adopted<F> {
             memory,
             top: Top::new(self.root, self.format.levels()),
             dirty: false,
+            keeps_empty: false,
             sizes: self.sizes,
             tables: self.tables,
         };

@@ -9,6 +9,7 @@ use super::{Level, Table, at_top, part};
 use crate::cell::Cell;
 use crate::error::{MapError, NoTables, RangeError};
 use crate::format::{Entry, Format};
+use crate::gather::Gather;
 use crate::memory::{Reserve, TableMemory};
 use crate::prot::Prot;
 
@@ -134,6 +135,24 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         }
         self.tables += self.map_checked(&request, Exclusive)?;
         Ok(())
+    }
+
+    /// [`map`](Self::map) that first gives back the empty tables that were
+    /// [kept](Self::keep_empty_tables) in the range, so that the largest leaves can take their
+    /// place.
+    ///
+    /// Units may still look for entries in those tables: until the gather is flushed the new mapping
+    /// can be missing to them.
+    pub fn map_anew(
+        &mut self,
+        iova: u64,
+        runs: &[Span],
+        prot: Prot,
+        gather: &mut Gather,
+    ) -> Result<(), MapError> {
+        let len = self.check_map(iova, runs, prot)?.len;
+        self.give_back_empty_tables(Span::new(iova, len), gather)?;
+        self.map(iova, runs, prot)
     }
 
     /// The short path of a single smallest page: one descent, one store. `None`, with nothing
@@ -395,8 +414,9 @@ impl<F: Format, M: TableMemory> Table<F, M> {
 
     /// How the request goes on at entry `index` of a table with these cells.
     ///
-    /// In the shared form a table that another thread has just emptied may still stand where a
-    /// large leaf would fit: then the request goes on in that table, with smaller leaves.
+    /// A table that is empty may still stand where a large leaf would fit: in the shared form, when
+    /// another thread has just emptied it; in both, where such tables are kept. Then the request
+    /// goes on in that table, with smaller leaves.
     #[inline(always)]
     fn next_step<V: Level, P: Form>(
         &self,
@@ -408,7 +428,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         let Some((mut log2, mut count)) = self.leaves_here::<V>(cursor, room) else {
             return if V::N > 0 { Next::Below } else { Next::Nothing };
         };
-        if P::SHARED && V::N > 0 {
+        if V::N > 0 && (P::SHARED || self.keeps_empty) {
             let entries = ((count << log2) >> F::shift(V::N)) as usize;
             let empty = part(cells, index, entries)
                 .iter()

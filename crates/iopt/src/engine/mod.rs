@@ -54,6 +54,7 @@ use crate::format::{Entry, Format, Root};
 use crate::gather::{Flushed, Gather};
 use crate::memory::TableMemory;
 
+use form::Exclusive;
 pub(crate) use inspect::inspect;
 pub use inspect::{Damage, DamageKind};
 use top::Top;
@@ -197,6 +198,8 @@ pub struct Table<F, M: TableMemory> {
     pub(crate) tables: u64,
     /// Dirty tracking is on.
     pub(crate) dirty: bool,
+    /// Empty tables stay linked.
+    pub(crate) keeps_empty: bool,
 }
 
 impl<F: Format, M: TableMemory> Table<F, M> {
@@ -259,6 +262,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
             sizes,
             tables: 1,
             dirty: false,
+            keeps_empty: false,
         })
     }
 
@@ -321,6 +325,30 @@ impl<F: Format, M: TableMemory> Table<F, M> {
                     .for_each(|leaf| self.memory.mapped(leaf.run, leaf.prot));
             }
         }
+    }
+
+    /// Whether unmapping leaves tables that it has emptied where they are, for what is mapped there
+    /// next; at first it does not. What comes and goes in the same place, as buffers do, is then
+    /// mapped and unmapped without a table that changes hands, and unmapping needs no flush of upper
+    /// levels.
+    ///
+    /// [`give_back_empty_tables`](Self::give_back_empty_tables) gives them back, and so does
+    /// [`map_anew`](Self::map_anew) where it maps.
+    pub fn keep_empty_tables(&mut self, keep: bool) {
+        self.keeps_empty = keep;
+    }
+
+    /// Unlinks every empty table that has an entry for an address in `range`.
+    pub fn give_back_empty_tables(
+        &mut self,
+        range: Span,
+        gather: &mut Gather,
+    ) -> Result<(), RangeError> {
+        let at = self.check_range(range)?;
+        self.tables -= at_top!(self.begin(), F, Top, root => {
+            self.prune::<Top, _>(root, at, range.len, gather, Exclusive)
+        });
+        Ok(())
     }
 
     /// Gives back the tables of flushed gathers.

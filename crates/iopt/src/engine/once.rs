@@ -158,7 +158,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
             {
                 let empty =
                     self.remove_once_below::<V::Below, S>(below, at, todo, look, removed)?;
-                if empty {
+                if empty && !self.keeps_empty {
                     cell.set(0);
                     self.memory.written(core::slice::from_ref(cell));
                     self.unlinked(below, removed, Exclusive);

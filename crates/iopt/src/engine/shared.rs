@@ -158,6 +158,25 @@ impl<F: Format, M: TableMemory, const SLOTS: usize> SharedTable<F, M, SLOTS> {
             .map(|_| ())
     }
 
+    /// See [`Table::map_anew`]. Another thread may keep or map something there meanwhile: then
+    /// leaves are smaller.
+    pub fn map_anew(
+        &self,
+        iova: u64,
+        runs: &[Span],
+        prot: Prot,
+        gather: &mut Gather,
+    ) -> Result<(), MapError> {
+        let request = self.table.check_map(iova, runs, prot)?;
+        let guard = self.enter();
+        let form = Claiming(guard.number());
+        let (at, len) = (request.at, request.len);
+        at_top!(self.table.begin(), F, Top, root => {
+            self.table.prune::<Top, _>(root, at, len, gather, form);
+        });
+        self.table.map_checked(&request, form).map(|_| ())
+    }
+
     /// See [`Table::unmap`].
     pub fn unmap(
         &self,
@@ -234,7 +253,7 @@ impl<F: Format, M: TableMemory, const SLOTS: usize> SharedTable<F, M, SLOTS> {
         while left_over {
             let begin = table.begin();
             at_top!(begin, F, Top, root => {
-                table.prune::<Top, _>(root, at, range.len, gather, form)
+                table.prune::<Top, _>(root, at, range.len, gather, form);
             });
             // What was the root is an ordinary table when the top has grown meanwhile.
             left_over = table.begin() != begin;
@@ -350,36 +369,39 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         Ok(())
     }
 
-    /// Unlinks empty tables below `table` in `[at, at + todo)`.
-    fn prune<V: Level, P: Form>(
+    /// Unlinks empty tables below `table` in `[at, at + todo)`; returns how many.
+    pub(super) fn prune<V: Level, P: Form>(
         &self,
         table: u64,
         mut at: u64,
         todo: u64,
         gather: &mut Gather,
         form: P,
-    ) {
+    ) -> u64 {
         if V::N == 0 {
-            return;
+            return 0;
         }
         let slot = 1u64 << F::shift(V::N);
         let mut room = self.room::<V>(at, todo);
+        let mut count = 0;
         while room > 0 {
             let here = (slot - (at & (slot - 1))).min(room);
             if let Some(cell) = self.cells::<V>(table).get(self.index::<V>(at))
                 && let Entry::Table(below) = F::decode(V::N, cell.get_acquire())
             {
-                self.prune::<V::Below, P>(below, at, here, gather, form);
+                count += self.prune::<V::Below, P>(below, at, here, gather, form);
                 if self.memory.meta(below).live.get() == 0 {
-                    self.unlink_empty::<V, P>(table, cell, below, gather, form);
+                    count += u64::from(self.unlink_empty::<V, P>(table, cell, below, gather, form));
                 }
             }
             at = at.wrapping_add(here);
             room -= here;
         }
+        count
     }
 
-    /// Unlinks `below` from the entry `cell` of `table`, if both are still what they were.
+    /// Unlinks `below` from the entry `cell` of `table`, if both are still what they were. True when
+    /// that was so.
     fn unlink_empty<V: Level, P: Form>(
         &self,
         table: u64,
@@ -387,10 +409,11 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         below: u64,
         gather: &mut Gather,
         form: P,
-    ) {
+    ) -> bool {
         if self.claim(table, form).is_err() {
-            return;
+            return false;
         }
+        let mut unlinked = false;
         let linked = matches!(F::decode(V::N, cell.get()), Entry::Table(there) if there == below);
         if linked && self.claim(below, form).is_ok() {
             let live = &self.memory.meta(table).live;
@@ -400,11 +423,13 @@ impl<F: Format, M: TableMemory> Table<F, M> {
                 live.set(live.get().saturating_sub(1));
                 self.bury(below, form);
                 gather.add_table(self, below);
+                unlinked = true;
             } else {
                 self.release(below, form);
             }
         }
         self.release(table, form);
+        unlinked
     }
 
     /// Counts the tables, the root among them.

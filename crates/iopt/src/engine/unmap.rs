@@ -246,7 +246,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
             self.clear::<Top, S, P>(root, at, len, &mut removed, form)
         });
         // The root stays, unless it has become an ordinary table meanwhile.
-        removed.outcome.left_over |= empty && P::SHARED && F::GROWS;
+        removed.outcome.left_over |= empty && P::SHARED && F::GROWS && !self.keeps_empty;
         self.release(begin.root, form);
         removed.finish()
     }
@@ -347,19 +347,19 @@ impl<F: Format, M: TableMemory> Table<F, M> {
                     gone += entries as u64;
                 }
                 Entry::Table(below) => {
-                    let empty = if here == slot {
+                    let empty = if here == slot && !self.keeps_empty {
                         self.read_out::<V::Below, S, P>(below, at, removed, form);
                         true
                     } else {
                         self.clear::<V::Below, S, P>(below, at, here, removed, form)
                     };
-                    if empty && held {
+                    if empty && held && !self.keeps_empty {
                         cell.set(0);
                         emptied(index, 1);
                         self.unlinked(below, removed, form);
                         gone += 1;
                     } else {
-                        removed.outcome.left_over |= empty;
+                        removed.outcome.left_over |= empty && !self.keeps_empty;
                         self.release(below, form);
                     }
                 }
@@ -381,7 +381,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     #[inline(always)]
     fn watch(&self, at: u64, pa: u64, len: u64) {
         if M::WATCHES_RUNS {
-            let iova = self.format.aperture().extend(at);
+            let iova = self.aperture().extend(at);
             self.memory.unmapped(Run::new(iova, pa, len));
         }
     }

@@ -36,6 +36,7 @@ pub(crate) enum Op {
         holes: bool,
     },
     Refit(refit::Refit),
+    Keep(bool),
     Dirty(dirty::DirtyOp),
 }
 
@@ -52,6 +53,7 @@ pub(crate) fn op() -> impl Strategy<Value = Op> {
         1 => (0usize..5, 0u64..2048, 1u64..1200, any::<bool>())
             .prop_map(|(place, page, pages, holes)| Op::UnmapRaw { place, page, pages, holes }),
         3 => refit::refit().prop_map(Op::Refit),
+        1 => any::<bool>().prop_map(Op::Keep),
     ]
 }
 
@@ -109,6 +111,8 @@ pub(crate) struct World<'a, F: Format, A: Tables> {
     pub(crate) table: Table<F, &'a A>,
     pub(crate) model: Model,
     pub(crate) prots: [Prot; 3],
+    /// Empty tables stay.
+    pub(crate) keeps: bool,
 }
 
 impl<'a, F: Format, A: Tables> World<'a, F, A> {
@@ -125,6 +129,7 @@ impl<'a, F: Format, A: Tables> World<'a, F, A> {
             table,
             model,
             prots: [Prot::READ, Prot::RW, third],
+            keeps: false,
         }
     }
 
@@ -219,6 +224,11 @@ impl<'a, F: Format, A: Tables> World<'a, F, A> {
                 self.unmap(Span::new(iova, len), *holes);
             }
             Op::Refit(refit) => self.refit(refit),
+            Op::Keep(keep) => {
+                self.keeps = *keep;
+                self.table.keep_empty_tables(*keep);
+                self.give_back_empty_tables();
+            }
             Op::Dirty(op) => self.apply_dirty(op),
         }
         self.check();
@@ -227,7 +237,14 @@ impl<'a, F: Format, A: Tables> World<'a, F, A> {
     pub(crate) fn map(&mut self, iova: u64, runs: &[Span], prot: Prot) {
         let before = self.snapshot();
         let expected = self.model.map(iova, runs, prot);
-        let result = self.table.map(iova, runs, prot);
+        let result = if self.keeps {
+            let mut gather = Gather::new();
+            let result = self.table.map_anew(iova, runs, prot, &mut gather);
+            self.table.reclaim(gather.never_walked());
+            result
+        } else {
+            self.table.map(iova, runs, prot)
+        };
         match (&result, &expected) {
             (Ok(()), Ok(())) => {}
             (Err(MapError::Overlap { found, .. }), Err(Refusal::Overlap(leaf))) => {
@@ -236,7 +253,7 @@ impl<'a, F: Format, A: Tables> World<'a, F, A> {
             (Err(MapError::Range(_)), Err(Refusal::Range)) => {}
             _ => panic!("map {iova:#x} {runs:?}: {result:?}, expected {expected:?}"),
         }
-        if result.is_err() {
+        if result.is_err() && !self.keeps {
             assert!(before == self.snapshot(), "a refused map changed the table");
         }
     }
@@ -340,12 +357,24 @@ impl<'a, F: Format, A: Tables> World<'a, F, A> {
         );
     }
 
+    /// Where tables were kept for a while.
+    fn give_back_empty_tables(&mut self) {
+        let mut gather = Gather::new();
+        for span in self.model.aperture.spans() {
+            self.table
+                .give_back_empty_tables(span, &mut gather)
+                .unwrap();
+        }
+        self.table.reclaim(gather.never_walked());
+    }
+
     /// Unmaps everything; nothing is left but the root, and then not even that.
     pub(crate) fn finish(mut self) {
         let runs: Vec<Run> = self.model.leaves.values().map(|leaf| leaf.run).collect();
         for run in runs {
             self.unmap(run.input(), false);
         }
+        self.give_back_empty_tables();
         assert_eq!(self.table.tables(), 1);
         assert_eq!(self.memory.used(), root_tables(&self.table.format()));
         let snapshot = self.snapshot();
