@@ -266,13 +266,15 @@ impl<'a, F: Format, A: Tables> World<'a, F, A> {
         let expected = self.model.unmap(span, holes);
         let mut gather = Gather::new();
         let mut runs = Vec::new();
+        // One type for both, or all of it is compiled twice.
+        let mut sink: &mut dyn FnMut(Run) = &mut |run| runs.push(run);
         let result = if holes {
             self.table
-                .unmap_mapped(span, &mut gather, &mut |run| runs.push(run))
+                .unmap_mapped(span, &mut gather, &mut sink)
                 .map(Some)
         } else {
             self.table
-                .unmap(span, &mut gather, &mut |run| runs.push(run))
+                .unmap(span, &mut gather, &mut sink)
                 .map(|()| None)
         };
         match (&result, &expected) {
