@@ -51,8 +51,9 @@
 //!   formats with larger tables);
 //! * [`image`]: all tables in a file, and back;
 //! * [`Takeover`]: tables that another process has left in memory;
-//! * [`walk`]: walkers over any memory, which mark entries as accessed and dirty if told to; written
-//!   from the specifications and sharing nothing with the formats' encoders.
+//! * [`walk`]: walkers over any memory, for every format, which mark entries as accessed and dirty if
+//!   told to; written from the specifications (DART's from what others observed) and sharing nothing
+//!   with the formats' encoders.
 //!
 //! Addresses and lengths are bytes. Nothing here allocates, blocks, or panics on any input. The
 //! crate is `no_std` without an allocator; the feature `alloc` adds `HeapTables` and what else is

@@ -1,7 +1,7 @@
 //! The walker finds in the engine's tables what the engine put there, over all formats.
 //!
 //! The two share nothing but the names of the formats: one writes words from the formats' files,
-//! the other reads them from the specifications.
+//! the other reads them from the specifications (DART: from what others have observed).
 
 #![allow(
     clippy::unwrap_used,
@@ -12,8 +12,8 @@
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
 use iopt::format::{
-    AmdV1, ArmOptions, ArmStage1, ArmStage2, ArmV7s, K4, K4Lpa2, K16, K16Lpa2, K64, K64Lpa, RiscV,
-    RiscVG, VtdSs, X86_64,
+    AmdV1, ArmOptions, ArmStage1, ArmStage2, ArmV7s, Dart1, Dart1Page4K, Dart2, K4, K4Lpa2, K16,
+    K16Lpa2, K64, K64Lpa, RiscV, RiscVG, VtdSs, X86_64,
 };
 use iopt::walk::{Access, WalkMemory, WalkReason, Walker};
 use iopt::{Format, Gather, HeapArena, Leaf, Prot, Table, TableMemory};
@@ -147,6 +147,7 @@ fn compare_at<F: Format, A: TableMemory + WalkMemory>(
                 assert!(leaf.prot.contains(access.needs()), "{access} of {leaf:?}");
                 assert_eq!(Some(found.pa), table.translate(iova));
                 assert_eq!((found.page, found.level), (leaf.run, leaf.level));
+                assert_eq!(found.open, leaf.run.input());
                 assert_eq!(found.prot & told, leaf.prot & told, "{iova:#x}");
                 if privileged {
                     let user = walker.walk(memory, iova, access, &mut ());
@@ -251,6 +252,15 @@ walks! {
     riscv_sv39x4, RiscVG::new(3).unwrap(), AtomicU64, 12, ALL;
     riscv_sv48x4, RiscVG::new(4).unwrap().with_memory_types(true), AtomicU64, 12, ALL;
     riscv_sv57x4, RiscVG::new(5).unwrap().with_hardware_updates(true), AtomicU64, 12, ALL;
+
+    dart1, Dart1::new(2, 36).unwrap(), AtomicU64, 14, ALL;
+    dart1_32, Dart1::new(2, 32).unwrap(), AtomicU64, 14, ALL;
+    dart1_with_four_roots, Dart1::new(2, 38).unwrap(), AtomicU64, 14, ALL;
+    dart1_4k_with_four_roots, Dart1Page4K::new(2, 32).unwrap(), AtomicU64, 12, ALL;
+    dart1_4k_3_levels, Dart1Page4K::new(3, 36).unwrap(), AtomicU64, 12, ALL;
+    dart2, Dart2::new(2, 36).unwrap(), AtomicU64, 14, ALL;
+    dart2_with_two_roots, Dart2::new(2, 37).unwrap(), AtomicU64, 14, ALL;
+    dart2_3_levels, Dart2::new(3, 42).unwrap(), AtomicU64, 14, ALL;
 }
 
 /// Output addresses as wide as the formats offer them.

@@ -83,6 +83,13 @@ pub enum WalkReason {
         /// The size as a power of two.
         log2: u32,
     },
+    /// The address is in a part of the page that is not open (DART, sub-page protection).
+    SubPage {
+        /// The first byte of the page that is open.
+        first: u64,
+        /// The last; where it lies before the first, none is.
+        last: u64,
+    },
     /// The entry must be marked as accessed or dirty, and the memory cannot be written (VT-d, fault
     /// reason "A/D bit update failed"; Arm, unsupported atomic hardware update; RISC-V, an access
     /// fault).
@@ -159,6 +166,12 @@ impl fmt::Display for WalkReason {
                 write!(
                     f,
                     "is a page of 2^{log2} bytes, which cannot be at this level"
+                )
+            }
+            Self::SubPage { first, last } => {
+                write!(
+                    f,
+                    "opens only the bytes {first:#x} to {last:#x} of its page"
                 )
             }
             Self::NotWritable { address } => {

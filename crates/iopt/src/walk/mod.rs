@@ -1,9 +1,9 @@
 //! A walker: tables read from any memory, as hardware reads them.
 //!
 //! The walker serves a unit in software, a monitor that emulates an IOMMU over guest memory, and a
-//! person with a dump and a fault. It is written from the specifications and shares nothing with
-//! the [`engine`](crate::engine)'s encoders but the names of the formats: a bit that is wrong on
-//! one side cannot agree with itself. It survives any bytes: the level falls with every table, so
+//! person with a dump and a fault. It is written from the specifications (DART, which has no public
+//! one, from what was observed) and shares nothing with the [`engine`](crate::engine)'s encoders but
+//! the names of the formats: a bit that is wrong on one side cannot agree with itself. It survives any bytes: the level falls with every table, so
 //! there are at most as many reads as levels (and, with updates, 16 more of entries that changed),
 //! and each address that it reads goes through a [`WalkMemory`] that may refuse it.
 //!
@@ -39,6 +39,7 @@
 //! | Arm, stage 2 | AF (10) of the leaf | S2AP\[1\] (7) set, where DBM (51) is set |
 //! | ARMv7 | AP\[0\] of the leaf, where it is the access flag | – |
 //! | RISC-V | A (6) of the leaf | D (7) |
+//! | DART | – | – |
 //!
 //! An entry is marked by one compare-and-exchange when all checks of this entry have passed, before
 //! the walk goes on below it or returns, and before the cache is told of the table it leads to. So
@@ -64,6 +65,7 @@
 mod amdv1;
 mod arm_lpae;
 mod armv7s;
+mod dart;
 mod error;
 mod riscv;
 mod spec;
@@ -74,7 +76,7 @@ mod vtd_ss;
 mod walker;
 mod x86_64;
 
-use runs::Run;
+use runs::{Run, Span};
 
 use crate::cell::Cell;
 use crate::prot::Prot;
@@ -260,6 +262,10 @@ pub struct Translation {
     pub pa: u64,
     /// The whole page: its first input address, its physical address and its size.
     pub page: Run,
+    /// The input addresses of the page that accesses may touch: all of them, but where DART's
+    /// sub-page protection leaves only a part. Whoever keeps this translation, or makes an access of
+    /// several bytes, must stay within.
+    pub open: Span,
     /// The level of the leaf.
     pub level: u8,
     /// What all levels together allow.

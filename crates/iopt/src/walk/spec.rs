@@ -17,6 +17,14 @@ pub(super) trait Spec {
     /// What `word`, met at `level` on the way to `iova`, says.
     fn read(walker: &Walker, iova: u64, level: u8, word: u64) -> Result<Entry, WalkReason>;
 
+    /// The first and the last byte of the page of 2^`log2` bytes that accesses may touch, where the
+    /// leaf `word` leads to; the whole page unless the format can say otherwise. None where the first
+    /// lies behind the last.
+    fn open(walker: &Walker, word: u64, log2: u32) -> (u64, u64) {
+        let _ = (walker, word);
+        (0, low_bits(log2))
+    }
+
     /// The entry `word` of a table at `level`, a leaf or one that leads to a table, with the bits
     /// that the unit sets in it when it is used for `access`: as far as the walker's unit does so.
     fn marked(walker: &Walker, level: u8, leaf: bool, word: u64, access: Access) -> u64;

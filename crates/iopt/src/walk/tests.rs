@@ -3,6 +3,7 @@
 mod amdv1;
 mod arm_lpae;
 mod armv7s;
+mod dart;
 mod riscv;
 mod updates;
 mod vtd_ss;
@@ -13,7 +14,7 @@ use alloc::string::ToString;
 use alloc::vec::Vec;
 
 use proptest::prelude::*;
-use runs::PageSizes;
+use runs::{PageSizes, Span};
 
 use super::spec::low_bits;
 use super::*;
@@ -130,14 +131,15 @@ impl WalkMemory for Noise {
             1 => x & 0x000f_ffff_ffff_ffff | 0x6000_0000_0000_0007,
             2 => x & 0x001f_ffff_ffff_ffff | 0x441,
             3 => x & 0x003f_ffff_ffff_fc0f | 1,
+            4 => x & 0x0000_003f_ffff_fc03 | (x >> 60) << 52 | 0x000f_f000_0000_0001,
             _ => x & 0x0000_0fff_ffff_f6ff | 0x6000_0000_0000_0007,
         })
     }
 }
 
-/// Every format that has a walker; those of Arm with so many input bits.
+/// Every format that has a walker; those of Arm and DART with so many input bits.
 fn every_format(input_bits: u8) -> Vec<FormatId> {
-    use crate::format::{ArmConfig, ArmGranule as G};
+    use crate::format::{ArmConfig, ArmGranule as G, DartConfig, DartVersion as V};
     // Mostly sizes that there are.
     let input_bits = if input_bits < 200 {
         input_bits % 54
@@ -156,6 +158,13 @@ fn every_format(input_bits: u8) -> Vec<FormatId> {
             formats.extend([FormatId::ArmStage1(config), FormatId::ArmStage2(config)]);
         }
     }
+    for (version, page_log2) in [(V::V1, 12), (V::V1, 14), (V::V2, 14), (V::V2, 12)] {
+        formats.push(FormatId::Dart(DartConfig {
+            version,
+            page_log2,
+            input_bits,
+        }));
+    }
     formats
 }
 
@@ -163,7 +172,7 @@ proptest! {
     #[test]
     fn any_bytes_give_a_page_or_a_fault_within_as_many_reads_as_levels(
         seed: u64,
-        flavour in 0..5u64,
+        flavour in 0..6u64,
         iova: u64,
         near in 0..64u32,
         levels in 0..9u8,
@@ -188,7 +197,10 @@ proptest! {
                     prop_assert!(found.reads <= levels && found.reads > 0);
                     prop_assert!(found.page.len.is_power_of_two());
                     prop_assert_eq!((found.page.pa | found.page.iova) & (found.page.len - 1), 0);
-                    prop_assert!(found.page.input().contains(iova));
+                    prop_assert!(found.page.input().covers(&found.open));
+                    prop_assert!(found.open.contains(iova));
+                    let partly = matches!(format, FormatId::Dart(_));
+                    prop_assert!(partly || found.open == found.page.input());
                     prop_assert_eq!(found.pa - found.page.pa, iova - found.page.iova);
                     prop_assert!(found.prot.contains(access.needs()));
                     // Starting from the lowest table that was met gives the same.

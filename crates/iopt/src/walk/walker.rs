@@ -1,13 +1,13 @@
 //! The walker: what all formats have in common.
 
-use runs::{PageSizes, Run};
+use runs::{PageSizes, Run, Span};
 
 use super::spec::{Entry, Shape, Spec, low_bits};
 use super::{
     Access, BadAddress, Translation, UpperTable, WalkCache, WalkFault, WalkMemory, WalkReason,
-    amdv1, arm_lpae, armv7s, riscv, update, vtd_ss, x86_64,
+    amdv1, arm_lpae, armv7s, dart, riscv, update, vtd_ss, x86_64,
 };
-use crate::format::{Above, Aperture, FormatId, Root};
+use crate::format::{Above, Aperture, DartVersion, FormatId, Root};
 use crate::prot::Prot;
 
 /// Walks one table the way a unit with given abilities does.
@@ -58,21 +58,6 @@ pub struct Walker {
     encryption: u64,
 }
 
-/// A format that has no walker yet: no root of it can be walked.
-struct NoSpec;
-
-impl Spec for NoSpec {
-    fn shape(_walker: &Walker) -> Option<Shape> {
-        None
-    }
-    fn read(_: &Walker, _: u64, _: u8, _: u64) -> Result<Entry, WalkReason> {
-        Err(WalkReason::NotPresent)
-    }
-    fn marked(_: &Walker, _: u8, _: bool, word: u64, _: Access) -> u64 {
-        word
-    }
-}
-
 /// `$body` with `$spec` as the specification of the format. One arm a format.
 macro_rules! by_format {
     ($format:expr, $spec:ident => $body:expr) => {
@@ -105,8 +90,8 @@ macro_rules! by_format {
                 type $spec = riscv::RiscV<true>;
                 $body
             }
-            _ => {
-                type $spec = NoSpec;
+            FormatId::Dart(_) => {
+                type $spec = dart::Dart;
                 $body
             }
         }
@@ -409,6 +394,10 @@ impl Walker {
                 }
                 Entry::Leaf { pa, log2, .. } => {
                     let within = low_bits(log2);
+                    let (first, last) = S::open(self, at.entry, log2);
+                    if !(first..=last).contains(&(iova & within)) {
+                        return Err(at.because(WalkReason::SubPage { first, last }));
+                    }
                     if ((pa & !self.encryption) | within) >> self.output_bits != 0 {
                         return Err(at.because(self.bad_output(pa | within)));
                     }
@@ -421,6 +410,7 @@ impl Walker {
                     return Ok(Translation {
                         pa: pa | iova & within,
                         page: Run::new(iova & !within, pa, within + 1),
+                        open: Span::new((iova & !within) + first, last - first + 1),
                         level: at.level,
                         prot,
                         clean: S::marked(self, at.level, true, marked, Access::Write) != marked,
@@ -462,6 +452,11 @@ const fn widest(format: FormatId) -> u32 {
         FormatId::RiscV | FormatId::RiscVG => 56,
         // DDI 0406C, B3.5.1: a supersection with its extended base address.
         FormatId::ArmV7s => 40,
+        // What Linux tells of these units (`apple-dart.c`).
+        FormatId::Dart(config) => match config.version {
+            DartVersion::V1 => 36,
+            DartVersion::V2 => 42,
+        },
         _ => 52,
     }
 }

@@ -22,8 +22,8 @@ mod world;
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
 use iopt::format::{
-    AmdV1, ArmOptions, ArmStage1, ArmStage2, ArmV7s, BreakBeforeMake, K4, K16, K64, RiscV, RiscVG,
-    VtdSs, X86_64,
+    AmdV1, ArmOptions, ArmStage1, ArmStage2, ArmV7s, BreakBeforeMake, Dart1, Dart1Page4K, Dart2,
+    K4, K16, K64, RiscV, RiscVG, VtdSs, X86_64,
 };
 use iopt::walk::{Access, WalkMemory, Walker};
 use iopt::{Cell, Chain, Format, Gather, Prot, Table, TableMemory};
@@ -199,23 +199,29 @@ fn merge_while_written<F: Format, C: Cell + Default + 'static, const LOG2: u32>(
     world.finish();
 }
 
-/// The scripts, in both forms, with some seeds.
+/// The script of mapping and unmapping, in both forms, with some seeds.
+macro_rules! map_steps {
+    ($format:expr, $cell:ty, $log2:literal, $sizes:expr) => {
+        #[test]
+        fn every_store_of_map_and_unmap_shows_the_old_or_the_new_translation() {
+            for seed in 1..=SEEDS {
+                for shared in [false, true] {
+                    let format = $format;
+                    let stops = map_and_unmap::<_, $cell, $log2>(format, $sizes, shared, seed * 77);
+                    assert!(stops > 150, "only {stops} stores were looked at");
+                }
+            }
+        }
+    };
+}
+
+/// All scripts.
 macro_rules! steps {
     ($($name:ident: $format:expr, $cell:ty, $log2:literal, $sizes:expr;)*) => {$(
         mod $name {
             use super::*;
 
-            #[test]
-            fn every_store_of_map_and_unmap_shows_the_old_or_the_new_translation() {
-                for seed in 1..=SEEDS {
-                    for shared in [false, true] {
-                        let format = $format;
-                        let stops =
-                            map_and_unmap::<_, $cell, $log2>(format, $sizes, shared, seed * 77);
-                        assert!(stops > 150, "only {stops} stores were looked at");
-                    }
-                }
-            }
+            map_steps!($format, $cell, $log2, $sizes);
 
             #[test]
             fn what_is_written_through_a_table_that_a_leaf_has_replaced_is_not_lost() {
@@ -233,6 +239,17 @@ macro_rules! steps {
                     }
                 }
             }
+        }
+    )*};
+}
+
+/// Formats with leaves of one size: there is nothing to split or merge.
+macro_rules! steps_of_one_size {
+    ($($name:ident: $format:expr, $cell:ty, $log2:literal;)*) => {$(
+        mod $name {
+            use super::*;
+
+            map_steps!($format, $cell, $log2, ALL);
         }
     )*};
 }
@@ -266,6 +283,13 @@ steps! {
     riscv: RiscV::new(3).unwrap().with_hardware_updates(true), AtomicU64, 12, ALL;
     riscv_g: RiscVG::new(4).unwrap().with_hardware_updates(true), AtomicU64, 12, ALL;
     armv7s: <ArmV7s>::new(), AtomicU32, 10, ALL;
+}
+
+steps_of_one_size! {
+    dart1: Dart1::new(2, 36).unwrap(), AtomicU64, 14;
+    dart1_4k: Dart1Page4K::new(2, 32).unwrap(), AtomicU64, 12;
+    dart2: Dart2::new(2, 38).unwrap(), AtomicU64, 14;
+    dart2_3_levels: Dart2::new(3, 42).unwrap(), AtomicU64, 14;
 }
 
 /// After each store of growing, what was mapped is there through every root that a unit may know:

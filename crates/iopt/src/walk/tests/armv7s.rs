@@ -52,6 +52,7 @@ fn each_leaf_size() {
         Translation {
             pa: 0xabcd_eabc,
             page: Run::new(0x10_1000, 0xabcd_e000, 0x1000),
+            open: Span::new(0x10_1000, 0x1000),
             level: 0,
             prot: all,
             clean: false,

@@ -42,6 +42,7 @@ fn sv39_with_each_leaf_size() {
         Translation {
             pa: 0xabcd_eabc,
             page: Run::new(0x4020_1000, 0xabcd_e000, 0x1000),
+            open: Span::new(0x4020_1000, 0x1000),
             level: 0,
             prot: Prot::RW,
             clean: false,

@@ -25,6 +25,7 @@ fn vtd_four_levels_with_each_leaf_size() {
         Translation {
             pa: 0xabcd_eabc,
             page: Run::new(0x80_4020_1000, 0xabcd_e000, 0x1000),
+            open: Span::new(0x80_4020_1000, 0x1000),
             level: 0,
             prot: Prot::RW | Prot::COHERENT,
             clean: false,
