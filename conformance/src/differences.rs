@@ -124,9 +124,6 @@ const fn device(flags: u32) -> bool {
 const fn write_only(flags: u32) -> bool {
     flags & (flag::READ | flag::WRITE) == flag::WRITE
 }
-const fn uncached(flags: u32) -> bool {
-    flags & (flag::CACHE | flag::MMIO) == 0
-}
 
 const fn row(
     name: &'static str,
@@ -336,14 +333,6 @@ pub const DIFFERENCES: &[Difference] = &[
         "AMD APM volume 2, 5.4.1; RISC-V privileged architecture, 10.3.1; DDI 0487, D8.4.1; DDI \
          0406C, B3.7.1",
         "Ours grants no more than was asked for. Linux adds the permission to read.",
-    ),
-    row(
-        "Arm: memory that is not cached",
-        arm,
-        Kind::WeRefuse(uncached),
-        "DDI 0487, D8.6.1 and D8.6.5",
-        "Linux maps memory without IOMMU_CACHE as not cached. Ours has no such type of memory: a \
-         unit whose accesses are not coherent is for its driver to flush for.",
     ),
     row(
         "Arm: no code in device memory",

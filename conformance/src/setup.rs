@@ -278,7 +278,7 @@ fn arm<G: Granule, A: Heap + 'static>(
                 options,
             );
             let format = ArmStage1::<G>::new(input, out)
-                .and_then(|format| format.with_attribute_indices(1, 2))
+                .and_then(|format| format.with_attribute_indices(1, 2, 0))
                 .map(|format| match options & option::UPPER {
                     0 => format,
                     _ => format.upper().with_options(DIRTY),

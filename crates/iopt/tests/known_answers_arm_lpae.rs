@@ -237,6 +237,11 @@ fn stage_1_permissions_and_attributes_are_these_words() {
             // AttrIndx 1, SH 10.
             (RW | Prot::DEVICE, Some(0x0060_0001_2345_6e47)),
             (R | Prot::DEVICE, Some(0x0060_0001_2345_6ec7)),
+            // AttrIndx 2, SH 10.
+            (RW | Prot::UNCACHED, Some(0x0060_0001_2345_6e4b)),
+            (RX | Prot::UNCACHED, Some(0x0000_0001_2345_6ecb)),
+            (RW | Prot::UNCACHED | Prot::DEVICE, None),
+            (RW | Prot::UNCACHED | Prot::COHERENT, None),
             (W, None),
             (Prot::empty(), None),
             (Prot::EXECUTE, None),
@@ -271,7 +276,7 @@ fn stage_1_permissions_and_attributes_are_these_words() {
     );
     // AttrIndx 7 and 2, SH 00.
     let other = plain
-        .with_attribute_indices(7, 2)
+        .with_attribute_indices(7, 2, 5)
         .unwrap()
         .with_options(ArmOptions {
             shareability: Shareability::Non,
@@ -284,18 +289,31 @@ fn stage_1_permissions_and_attributes_are_these_words() {
         &[
             (RW, Some(0x0060_0001_2345_6c5f)),
             (RW | Prot::DEVICE, Some(0x0060_0001_2345_6e4b)),
+            (RW | Prot::UNCACHED, Some(0x0060_0001_2345_6e57)),
         ],
     );
-    // MAIR: 0xff is write-back memory, 0x04 is Device-nGnRE.
-    assert_eq!(plain.mair(), 0x0000_0000_0000_04ff);
-    assert_eq!(other.mair(), 0xff00_0000_0004_0000);
-    let same = plain.with_attribute_indices(3, 3).unwrap();
-    assert_eq!(same.mair(), 0x0000_0000_ff00_0000);
+    // MAIR: 0xff is write-back memory, 0x04 is Device-nGnRE, 0x44 non-cacheable memory.
+    assert_eq!(plain.mair(), 0x0000_0000_0044_04ff);
+    assert_eq!(other.mair(), 0xff00_4400_0004_0000);
+    let same = plain.with_attribute_indices(3, 3, 4).unwrap();
+    assert_eq!(same.mair(), 0x0000_0044_ff00_0000);
+    // The third as one of the others.
+    for (device, uncached, mair) in [(1, 0, 0x04ff), (1, 1, 0x04ff), (0, 0, 0xff)] {
+        let less = plain.with_attribute_indices(0, device, uncached).unwrap();
+        assert_eq!(less.mair(), mair);
+        assert_eq!(less.leaf_bits(RW | Prot::UNCACHED), None);
+        assert_eq!(less.leaf_bits(RW | Prot::DEVICE).is_some(), device != 0);
+        assert_eq!(less.prot(0, 0x0060_0001_2345_6f43), RW);
+    }
     leaves(
         same,
         0,
         0x1_2345_6000,
-        &[(RW, Some(0x0060_0001_2345_6f4f)), (RW | Prot::DEVICE, None)],
+        &[
+            (RW, Some(0x0060_0001_2345_6f4f)),
+            (RW | Prot::DEVICE, None),
+            (RW | Prot::UNCACHED, Some(0x0060_0001_2345_6e53)),
+        ],
     );
 }
 
@@ -314,6 +332,10 @@ fn stage_2_permissions_and_attributes_are_these_words() {
             (RX, Some(0x0000_0001_2345_677f)),
             // MemAttr 0001, SH 10.
             (RW | Prot::DEVICE, Some(0x0040_0001_2345_66c7)),
+            // MemAttr 0101, SH 10.
+            (RW | Prot::UNCACHED, Some(0x0040_0001_2345_66d7)),
+            (RX | Prot::UNCACHED, Some(0x0000_0001_2345_6657)),
+            (RW | Prot::UNCACHED | Prot::DEVICE, None),
             (Prot::empty(), None),
             (Prot::EXECUTE, None),
             (W | Prot::EXECUTE, None),
@@ -328,7 +350,7 @@ fn stage_2_permissions_and_attributes_are_these_words() {
         0x1_4000_0000,
         &[(RW, Some(0x0040_0001_4000_07fd))],
     );
-    // FWB: MemAttr 0111 as asked, 0110 forced write-back, 0001 device.
+    // FWB: MemAttr 0111 as asked, 0110 forced write-back, 0101 non-cacheable, 0001 device.
     leaves(
         plain.with_forced_write_back(),
         0,
@@ -339,6 +361,9 @@ fn stage_2_permissions_and_attributes_are_these_words() {
             (R | Prot::COHERENT, Some(0x0040_0001_2345_675b)),
             (RW | Prot::DEVICE, Some(0x0040_0001_2345_66c7)),
             (RW | Prot::DEVICE | Prot::COHERENT, None),
+            (RW | Prot::UNCACHED, Some(0x0040_0001_2345_66d7)),
+            (RW | Prot::UNCACHED | Prot::COHERENT, None),
+            (RW | Prot::UNCACHED | Prot::DEVICE, None),
         ],
     );
 }
@@ -411,6 +436,7 @@ fn addresses_of_52_bits_are_spread_over_the_entry() {
         &[
             (RW, Some(0x0063_ffff_ffff_ff43)),
             (RW | Prot::DEVICE, Some(0x0063_ffff_ffff_ff47)),
+            (RW | Prot::UNCACHED, Some(0x0063_ffff_ffff_ff4b)),
         ],
     );
     // Blocks of 512 GiB, at Arm's level 0.
@@ -676,8 +702,12 @@ fn settings_out_of_range_are_named() {
     );
     let format = ArmStage1::<K4>::new(48, 48).unwrap();
     assert_eq!(
-        message(format.with_attribute_indices(8, 0).map(drop)),
+        message(format.with_attribute_indices(8, 0, 1).map(drop)),
         "arm-s1-4k: a MAIR index of 8 is not within 0 to 7"
+    );
+    assert_eq!(
+        message(format.with_attribute_indices(2, 3, 9).map(drop)),
+        "arm-s1-4k: a MAIR index of 9 is not within 0 to 7"
     );
 }
 
@@ -703,7 +733,7 @@ fn a_unit_is_told_granule_input_size_and_half() {
 fn permissions_are_read_back_as_they_were_written() {
     fn all<F: Format>(format: F) {
         let mut expressed = 0;
-        for prot in (0..64).filter_map(Prot::from_bits) {
+        for prot in (0..128).filter_map(Prot::from_bits) {
             let Some(bits) = format.leaf_bits(prot) else {
                 continue;
             };
@@ -726,7 +756,8 @@ fn permissions_are_read_back_as_they_were_written() {
         let one = ArmStage1::<K4>::new(48, 48).unwrap().with_options(options);
         all(one);
         all(one.with_one_privilege());
-        all(one.with_attribute_indices(5, 6).unwrap());
+        all(one.with_attribute_indices(5, 6, 3).unwrap());
+        all(one.with_attribute_indices(5, 6, 6).unwrap());
         all(ArmStage1::<K16Lpa2>::new(48, 48)
             .unwrap()
             .with_options(options));

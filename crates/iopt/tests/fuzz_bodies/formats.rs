@@ -86,7 +86,9 @@ fn stage1<G: Granule>(data: &mut Bytes<'_>) -> Option<ArmStage1<G>> {
         format = format.with_global_leaves();
     }
     if flags & 8 != 0 {
-        format = format.with_attribute_indices(data.u8(), data.u8()).ok()?;
+        format = format
+            .with_attribute_indices(data.u8(), data.u8(), data.u8())
+            .ok()?;
     }
     Some(format)
 }

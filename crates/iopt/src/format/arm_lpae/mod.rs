@@ -74,7 +74,7 @@ pub struct ArmOptions {
     pub dirty: bool,
     /// What the unit demands of changes in place (IDR3.BBML, ID_AA64MMFR2_EL1.BBM).
     pub break_before_make: BreakBeforeMake,
-    /// Shareability of memory that is no device's. Not in the entries with LPA2.
+    /// Shareability of memory that is cached. Not in the entries with LPA2.
     pub shareability: Shareability,
 }
 
@@ -94,12 +94,13 @@ impl ArmOptions {
     };
 
     /// The SH field of a leaf. With LPA2 (TCR.DS) there is none: its bits hold address bits.
-    const fn shareability_bits<G: Granule>(&self, device: bool) -> u64 {
+    const fn shareability_bits<G: Granule>(&self, outer: bool) -> u64 {
         if matches!(G::KIND, ArmGranule::K4Lpa2 | ArmGranule::K16Lpa2) {
             return 0;
         }
-        // Device memory is outer shareable whatever the field says (D8.6.2); it then says so.
-        let sh = if device {
+        // Device memory, and normal memory that is non-cacheable for inner and outer caches, are
+        // outer shareable whatever the field says (D8.6.2); it then says so.
+        let sh = if outer {
             Shareability::Outer
         } else {
             self.shareability

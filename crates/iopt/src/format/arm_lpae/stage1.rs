@@ -25,6 +25,8 @@ const UXN: u64 = 1 << 54;
 const MAIR_WRITE_BACK: u64 = 0xff;
 /// MAIR attribute Device-nGnRE (MAIR_EL1, 0b0000_0100).
 const MAIR_DEVICE: u64 = 0x04;
+/// MAIR attribute of normal memory, inner and outer non-cacheable (MAIR_EL1, 0b0100_0100).
+const MAIR_NON_CACHEABLE: u64 = 0x44;
 
 /// Stage 1 tables with granule `G`.
 ///
@@ -38,14 +40,15 @@ pub struct ArmStage1<G> {
     global: bool,
     memory_index: u8,
     device_index: u8,
+    uncached_index: u8,
 }
 
 impl<G: Granule> ArmStage1<G> {
     /// Tables for the lowest 2^`input_bits` addresses (TTBR0), of 32 bits at least, with output
     /// addresses of `output_bits` bits. As many levels as that takes.
     ///
-    /// The regime has two privilege levels, leaves are not global, MAIR has memory at index 0 and
-    /// devices at index 1, as [`mair`](Self::mair) says.
+    /// The regime has two privilege levels, leaves are not global, MAIR has memory at index 0,
+    /// devices at index 1 and memory that is not cached at index 2, as [`mair`](Self::mair) says.
     pub const fn new(input_bits: u32, output_bits: u32) -> Result<Self, BuildError> {
         let max = G::STAGE1_INPUT_BITS;
         match Geometry::new(Self::ID, input_bits, output_bits, max, 0) {
@@ -56,6 +59,7 @@ impl<G: Granule> ArmStage1<G> {
                 global: false,
                 memory_index: 0,
                 device_index: 1,
+                uncached_index: 2,
             }),
             Err(cause) => Err(cause),
         }
@@ -88,14 +92,19 @@ impl<G: Granule> ArmStage1<G> {
         self
     }
 
-    /// With the fields of MAIR, 0 to 7, that hold the types of memory and of devices. Where they
-    /// are one and the same, [`Prot::DEVICE`] is refused.
+    /// With the fields of MAIR, 0 to 7, that hold the types of memory, of devices and of memory that
+    /// is not cached. Where the second is the first, [`Prot::DEVICE`] is refused; where the third is
+    /// one of the others, [`Prot::UNCACHED`].
     pub const fn with_attribute_indices(
         mut self,
         memory: u8,
         device: u8,
+        uncached: u8,
     ) -> Result<Self, BuildError> {
-        let value = if memory > device { memory } else { device };
+        let mut value = if memory > device { memory } else { device };
+        if uncached > value {
+            value = uncached;
+        }
         if value > 7 {
             return Err(BuildError::Setting {
                 format: Self::ID,
@@ -107,23 +116,29 @@ impl<G: Granule> ArmStage1<G> {
         }
         self.memory_index = memory;
         self.device_index = device;
+        self.uncached_index = uncached;
         Ok(self)
     }
 
     /// What MAIR must hold for these tables, the other fields being 0 (Device-nGnRnE): write-back
-    /// memory at one index, Device-nGnRE at the other.
+    /// memory, Device-nGnRE and non-cacheable memory, each at its index.
     pub const fn mair(&self) -> u64 {
-        let device = if self.memory_index == self.device_index {
-            0
-        } else {
-            MAIR_DEVICE << (8 * self.device_index as u32)
-        };
-        MAIR_WRITE_BACK << (8 * self.memory_index as u32) | device
+        let mut mair = MAIR_WRITE_BACK << (8 * self.memory_index as u32);
+        if self.has_devices() {
+            mair |= MAIR_DEVICE << (8 * self.device_index as u32);
+        }
+        if self.has_uncached() {
+            mair |= MAIR_NON_CACHEABLE << (8 * self.uncached_index as u32);
+        }
+        mair
     }
 
-    const fn device_indexed(&self, word: u64) -> bool {
-        self.memory_index != self.device_index
-            && word >> ATTR_INDEX_SHIFT & 7 == self.device_index as u64
+    const fn has_devices(&self) -> bool {
+        self.device_index != self.memory_index
+    }
+
+    const fn has_uncached(&self) -> bool {
+        self.uncached_index != self.memory_index && self.uncached_index != self.device_index
     }
 }
 
@@ -186,24 +201,27 @@ impl<G: Granule> Format for ArmStage1<G> {
     fn leaf_bits(&self, prot: Prot) -> Option<u64> {
         let Self { options, .. } = self;
         let device = prot.contains(Prot::DEVICE);
+        let uncached = prot.contains(Prot::UNCACHED);
         let executable = prot.contains(Prot::EXECUTE);
         let privileged = prot.contains(Prot::PRIVILEGED);
         // There is no write-only leaf, nothing that forces a device to snoop, and instructions are
         // not fetched from devices (D8.6.1).
         if !prot.contains(Prot::READ)
-            || prot.intersects(Prot::COHERENT | Prot::UNCACHED)
-            || device && (executable || self.memory_index == self.device_index)
+            || prot.contains(Prot::COHERENT)
+            || device && (executable || uncached || !self.has_devices())
+            || uncached && !self.has_uncached()
             || privileged && self.one_privilege
         {
             return None;
         }
-        let index = if device {
-            self.device_index
-        } else {
-            self.memory_index
+        let index = match (device, uncached) {
+            (true, _) => self.device_index,
+            (false, true) => self.uncached_index,
+            (false, false) => self.memory_index,
         };
-        let mut bits =
-            AF | u64::from(index) << ATTR_INDEX_SHIFT | options.shareability_bits::<G>(device);
+        let mut bits = AF
+            | u64::from(index) << ATTR_INDEX_SHIFT
+            | options.shareability_bits::<G>(device || uncached);
         if !self.global && !self.one_privilege {
             bits |= NOT_GLOBAL;
         }
@@ -237,7 +255,13 @@ impl<G: Granule> Format for ArmStage1<G> {
         prot.set(Prot::WRITE, word & AP_READ_ONLY == 0 || marked);
         prot.set(Prot::EXECUTE, word & not_executable == 0);
         prot.set(Prot::PRIVILEGED, privileged);
-        prot.set(Prot::DEVICE, self.device_indexed(word));
+        let index = word >> ATTR_INDEX_SHIFT & 7;
+        let has = |kind, at: u8| kind && index == u64::from(at);
+        prot.set(Prot::DEVICE, has(self.has_devices(), self.device_index));
+        prot.set(
+            Prot::UNCACHED,
+            has(self.has_uncached(), self.uncached_index),
+        );
         prot
     }
 

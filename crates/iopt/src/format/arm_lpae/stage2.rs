@@ -21,6 +21,9 @@ const XN_FIELD: u64 = 0b11 << 53;
 const DEVICE: u64 = 0b0001;
 /// MemAttr without FWB: inner and outer write-back; stage 1 may ask for less.
 const WRITE_BACK: u64 = 0b1111;
+/// MemAttr without FWB: inner and outer non-cacheable (D8.6.5). With FWB: non-cacheable, whatever
+/// stage 1, or the device, asks for (D8.6.6).
+const NON_CACHEABLE: u64 = 0b0101;
 /// MemAttr with FWB: what stage 1, or the device, asks for (D8.6.6).
 const AS_ASKED: u64 = 0b0111;
 /// MemAttr with FWB: write-back, whatever stage 1, or the device, asks for.
@@ -151,23 +154,27 @@ impl<G: Granule> Format for ArmStage2<G> {
         let device = prot.contains(Prot::DEVICE);
         let executable = prot.contains(Prot::EXECUTE);
         let coherent = prot.contains(Prot::COHERENT);
+        let uncached = prot.contains(Prot::UNCACHED);
         // Privilege means nothing to stage 2; instructions are fetched only from memory that can be
-        // read (D8.4.2), and not from devices (D8.6.1); what is forced is memory.
+        // read (D8.4.2), and not from devices (D8.6.1); what is forced is memory that is cached.
         if !prot.intersects(Prot::RW)
-            || prot.intersects(Prot::PRIVILEGED | Prot::UNCACHED)
+            || prot.contains(Prot::PRIVILEGED)
             || executable && (device || !prot.contains(Prot::READ))
-            || coherent && (device || !self.forced_write_back)
+            || coherent && (device || uncached || !self.forced_write_back)
+            || device && uncached
         {
             return None;
         }
         let mem_attr = match (device, self.forced_write_back) {
             (true, _) => DEVICE,
+            (false, _) if uncached => NON_CACHEABLE,
             (false, false) => WRITE_BACK,
             (false, true) if coherent => FORCED_WRITE_BACK,
             (false, true) => AS_ASKED,
         };
-        let mut bits =
-            AF | mem_attr << MEM_ATTR_SHIFT | self.options.shareability_bits::<G>(device);
+        let mut bits = AF
+            | mem_attr << MEM_ATTR_SHIFT
+            | self.options.shareability_bits::<G>(device || uncached);
         if prot.contains(Prot::READ) {
             bits |= S2AP_READ;
         }
@@ -196,6 +203,7 @@ impl<G: Granule> Format for ArmStage2<G> {
         prot.set(Prot::EXECUTE, word & XN_FIELD == 0 && word & S2AP_READ != 0);
         prot.set(Prot::DEVICE, mem_attr & memory == 0);
         prot.set(Prot::COHERENT, forced);
+        prot.set(Prot::UNCACHED, mem_attr == NON_CACHEABLE);
         prot
     }
 
