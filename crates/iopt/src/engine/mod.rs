@@ -320,7 +320,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     /// Tells the memory of everything that is mapped, in a table that was not filled by maps.
     pub(crate) fn announce_all(&self) {
         if M::WATCHES_RUNS {
-            for span in self.format.aperture().spans() {
+            for span in self.aperture().spans() {
                 self.leaves(span)
                     .for_each(|leaf| self.memory.mapped(leaf.run, leaf.prot));
             }
@@ -362,7 +362,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     /// units cache what they have walked.
     pub fn tear_down(self) -> (Gather, M) {
         if M::WATCHES_RUNS {
-            for span in self.format.aperture().spans() {
+            for span in self.aperture().spans() {
                 self.leaves(span)
                     .for_each(|leaf| self.memory.unmapped(leaf.run));
             }
