@@ -18,6 +18,13 @@ use crate::memory::TableMemory;
 use crate::pending::Pending;
 use crate::prot::Prot;
 
+/// Runs an operation as a function of its own: what all formats do in one function takes minutes to
+/// compile.
+#[inline(never)]
+fn apart<T>(operation: impl FnOnce() -> T) -> T {
+    operation()
+}
+
 /// An enum of tables, a conversion from each of them, and the operations, each with one branch.
 ///
 /// The second part says how a format is built from its name: `id => format`, with the name's
@@ -96,7 +103,7 @@ macro_rules! any_table {
 
         /// See [`Table::grow`].
         pub fn grow(&mut self, levels: u8, gather: &mut Gather) -> Result<Root, BuildError> {
-            match self { $($any::$name(table) => table.grow(levels, gather),)* }
+            match self { $($any::$name(table) => apart(|| table.grow(levels, gather)),)* }
         }
 
         /// See [`Table::page_sizes`].
@@ -111,12 +118,12 @@ macro_rules! any_table {
 
         /// See [`Table::leaf_sizes`].
         pub fn leaf_sizes(&self) -> SizeHistogram {
-            match self { $($any::$name(table) => table.leaf_sizes(),)* }
+            match self { $($any::$name(table) => apart(|| table.leaf_sizes()),)* }
         }
 
         /// See [`Table::map`].
         pub fn map(&mut self, iova: u64, runs: &[Span], prot: Prot) -> Result<(), MapError> {
-            match self { $($any::$name(table) => table.map(iova, runs, prot),)* }
+            match self { $($any::$name(table) => apart(|| table.map(iova, runs, prot)),)* }
         }
 
         /// See [`Table::unmap`].
@@ -126,7 +133,7 @@ macro_rules! any_table {
             gather: &mut Gather,
             sink: &mut impl RunSink,
         ) -> Result<(), UnmapError> {
-            match self { $($any::$name(table) => table.unmap(range, gather, sink),)* }
+            match self { $($any::$name(table) => apart(|| table.unmap(range, gather, sink)),)* }
         }
 
         /// See [`Table::unmap_mapped`].
@@ -136,7 +143,7 @@ macro_rules! any_table {
             gather: &mut Gather,
             sink: &mut impl RunSink,
         ) -> Result<u64, UnmapError> {
-            match self { $($any::$name(table) => table.unmap_mapped(range, gather, sink),)* }
+            match self { $($any::$name(table) => apart(|| table.unmap_mapped(range, gather, sink)),)* }
         }
 
         /// See [`Table::unmap_cutting`].
@@ -150,7 +157,7 @@ macro_rules! any_table {
         ) -> Result<u64, RefitError<E>> {
             match self {
                 $($any::$name(table) => {
-                    table.unmap_cutting(range, interruption, gather, sink, flush)
+                    apart(|| table.unmap_cutting(range, interruption, gather, sink, flush))
                 })*
             }
         }
@@ -165,7 +172,7 @@ macro_rules! any_table {
             flush: impl FnMut(&Invalidation) -> Result<(), E>,
         ) -> Result<(), RefitError<E>> {
             match self {
-                $($any::$name(table) => table.split(range, size, interruption, gather, flush),)*
+                $($any::$name(table) => apart(|| table.split(range, size, interruption, gather, flush)),)*
             }
         }
 
@@ -178,7 +185,7 @@ macro_rules! any_table {
             flush: impl FnMut(&Invalidation) -> Result<(), E>,
         ) -> Result<(), RefitError<E>> {
             match self {
-                $($any::$name(table) => table.cut(at, interruption, gather, flush),)*
+                $($any::$name(table) => apart(|| table.cut(at, interruption, gather, flush)),)*
             }
         }
 
@@ -191,7 +198,7 @@ macro_rules! any_table {
             flush: impl FnMut(&Invalidation) -> Result<(), E>,
         ) -> Result<(), RefitError<E>> {
             match self {
-                $($any::$name(table) => table.merge(range, interruption, gather, flush),)*
+                $($any::$name(table) => apart(|| table.merge(range, interruption, gather, flush)),)*
             }
         }
 
@@ -202,7 +209,7 @@ macro_rules! any_table {
             prot: Prot,
             gather: &mut Gather,
         ) -> Result<(), ProtectError> {
-            match self { $($any::$name(table) => table.protect(range, prot, gather),)* }
+            match self { $($any::$name(table) => apart(|| table.protect(range, prot, gather)),)* }
         }
 
         /// See [`Table::track_dirty`].
@@ -216,12 +223,12 @@ macro_rules! any_table {
             range: Span,
             pending: &mut Pending<W>,
         ) -> Result<u64, DirtyError> {
-            match self { $($any::$name(table) => table.harvest(range, pending),)* }
+            match self { $($any::$name(table) => apart(|| table.harvest(range, pending)),)* }
         }
 
         /// See [`Table::peek_dirty`].
         pub fn peek_dirty(&self, range: Span, each: impl FnMut(Span)) -> Result<u64, DirtyError> {
-            match self { $($any::$name(table) => table.peek_dirty(range, each),)* }
+            match self { $($any::$name(table) => apart(|| table.peek_dirty(range, each)),)* }
         }
 
         /// See [`Table::write_image`].
@@ -229,12 +236,12 @@ macro_rules! any_table {
             &self,
             sink: &mut impl FnMut(&[u8]) -> Result<(), E>,
         ) -> Result<u64, E> {
-            match self { $($any::$name(table) => table.write_image(sink),)* }
+            match self { $($any::$name(table) => apart(|| table.write_image(sink)),)* }
         }
 
         /// See [`Table::nodes`].
         pub fn nodes(&self) -> Nodes {
-            match self { $($any::$name(table) => table.nodes(),)* }
+            match self { $($any::$name(table) => apart(|| table.nodes()),)* }
         }
 
         /// See [`Table::translate`].
@@ -250,7 +257,7 @@ macro_rules! any_table {
         /// Calls `each` for every leaf that maps at least one byte of `range`, in order. See
         /// [`Table::leaves`].
         pub fn for_each_leaf(&self, range: Span, mut each: impl FnMut(Leaf)) {
-            match self { $($any::$name(table) => table.leaves(range).for_each(&mut each),)* };
+            match self { $($any::$name(table) => apart(|| table.leaves(range).for_each(&mut each)),)* };
         }
 
         /// See [`Table::reclaim`].
@@ -260,7 +267,7 @@ macro_rules! any_table {
 
         /// See [`Table::tear_down`].
         pub fn tear_down(self) -> (Gather, M) {
-            match self { $($any::$name(table) => table.tear_down(),)* }
+            match self { $($any::$name(table) => apart(|| table.tear_down()),)* }
         }
     };
 }
