@@ -337,11 +337,14 @@ impl<'a, F: Format, A: Tables> World<'a, F, A> {
     /// The bytes of every table that can be reached from the root.
     pub(crate) fn snapshot(&self) -> BTreeMap<u64, Vec<u64>> {
         let mut tables = BTreeMap::new();
-        let root = self.table.root();
-        // Without the encryption bit, where there is one.
-        let address = root.address & ((1 << self.table.format().table_bits()) - 1);
-        self.collect(address, usize::from(root.levels) - 1, &mut tables);
+        let levels = usize::from(self.table.root().levels);
+        self.collect(self.root_table(), levels - 1, &mut tables);
         tables
+    }
+
+    /// Where the root lies: without the encryption bit that a unit is told of.
+    pub(crate) fn root_table(&self) -> u64 {
+        self.table.root().address & !self.table.format().root_address(0)
     }
 
     fn collect(&self, table: u64, level: usize, tables: &mut BTreeMap<u64, Vec<u64>>) {
