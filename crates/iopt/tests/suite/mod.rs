@@ -1,5 +1,8 @@
 //! One suite, instantiated per format by one line.
 
+mod arm_sizes;
+#[macro_use]
+pub(crate) mod cases;
 pub(crate) mod dirty;
 pub(crate) mod model;
 mod refit;
@@ -438,6 +441,21 @@ macro_rules! suite {
             #[test]
             fn every_leaf_size_is_used_where_it_fits_and_not_a_page_sooner() {
                 $crate::suite::leaf_sizes::<_, $tables>($format);
+            }
+
+            cases! {
+                $format, $sizes, $tables;
+                index_bits_of_all_levels_tile_the_address
+                table_pointers_come_back_at_every_level
+                every_level_has_its_own_sizes
+                every_size_at_any_output_address_is_one_leaf_with_right_entries
+                permissions_survive_beside_what_hardware_notes
+                a_leaf_is_dirty_when_one_of_its_entries_is
+                empty_tables_become_larger_leaves
+                a_small_unmap_at_the_start_of_a_large_leaf
+                a_thousand_random_ranges_are_right_page_by_page
+                leaves_change_their_size_at_a_boundary
+                fourteen_small_three_large_and_three_small_are_twenty_leaves
             }
         }
     };
