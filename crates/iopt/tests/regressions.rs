@@ -8,7 +8,9 @@
 )]
 
 use iopt::format::{AmdV1, VtdSs, X86_64};
-use iopt::{Format, Gather, HeapTables, MapError, Prot, Table, TableMemory, UnmapError};
+use iopt::{
+    Format, Gather, HeapTables, Interruption, MapError, Prot, Table, TableMemory, UnmapError,
+};
 use runs::{Run, Span};
 
 const PAGE: u64 = 4096;
@@ -291,4 +293,32 @@ fn a_root_that_changes_is_never_without_its_flush() {
     assert_eq!(growth.invalidation().new_root(), Some(root));
     table.reclaim(growth.never_walked());
     assert_eq!(memory.in_use(), 1);
+}
+
+fn merged_far_behind_the_start<F: Format>(format: F) {
+    let memory = memory();
+    let mut table = table(format, &memory);
+    // Where a leaf has replaced a table is noted in 32 bits, which begin again every 2^53 bytes.
+    let (far, pa) = (1u64 << 53, 0x8_0000_0000);
+    for (iova, pa, len) in [
+        (far - 2 * PAGE, 0x7_0000_3000, PAGE),
+        (far, pa, M2 - PAGE),
+        (far + M2 - PAGE, pa + M2 - PAGE, PAGE),
+    ] {
+        table.map(iova, &[Span::new(pa, len)], Prot::RW).unwrap();
+    }
+    let tables = table.tables();
+    let range = Span::new(far - 2 * PAGE, 2 * PAGE + M2);
+    let (mut gather, refused) = (Gather::new(), Interruption::Refused);
+    let flush = |_: &_| Ok::<_, ()>(());
+    table.merge(range, refused, &mut gather, flush).unwrap();
+    assert_eq!(table.leaf_at(far).unwrap().run, Run::new(far, pa, M2));
+    assert_eq!((table.tables(), memory.in_use()), (tables - 1, tables - 1));
+}
+
+#[test]
+fn a_table_that_a_merge_replaces_far_behind_its_start_is_given_back() {
+    merged_far_behind_the_start(AmdV1::new(6).unwrap());
+    merged_far_behind_the_start(VtdSs::new(5).unwrap());
+    merged_far_behind_the_start(X86_64::new(5).unwrap());
 }

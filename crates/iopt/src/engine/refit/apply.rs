@@ -49,6 +49,11 @@ impl Work {
         at >> F::shift(1) >> 32 == self.base >> F::shift(1) >> 32
     }
 
+    /// True while unlinked tables wait to be read.
+    pub(super) fn has_notes(&self) -> bool {
+        !self.detached.is_empty()
+    }
+
     /// Goes on where nothing is noted yet.
     pub(super) fn restart_at(&mut self, at: u64) {
         self.base = at;

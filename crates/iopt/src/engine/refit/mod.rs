@@ -257,12 +257,18 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         form: P,
     ) -> Result<bool, RefitError<E>> {
         loop {
-            if !work.reaches::<F>(scan.at()) {
-                return Ok(true);
-            }
-            let Some(extent) = scan.next(self)? else {
+            let mut ahead = scan.clone();
+            let Some(extent) = ahead.next(self)? else {
                 return Ok(false);
             };
+            // The extent may lie far behind the place where the scan stood.
+            if !work.reaches::<F>(extent.at) {
+                if work.has_notes() {
+                    return Ok(true);
+                }
+                work.restart_at(extent.at);
+            }
+            *scan = ahead;
             extent.note(self, gather);
             self.apply(&extent, &[], work, gather, form);
         }
