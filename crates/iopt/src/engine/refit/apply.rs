@@ -78,6 +78,10 @@ impl Batch {
         }
     }
 
+    pub(super) fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+
     pub(super) fn has_room(&self) -> bool {
         self.count < EXTENTS && self.used + LARGEST <= WORDS
     }

@@ -234,7 +234,6 @@ impl<F: Format, M: TableMemory> Table<F, M> {
             if !more {
                 break Ok(());
             }
-            work.restart_at(scan.at());
         };
         self.abandon(&mut work, gather);
         progress.count.added += work.added;
@@ -288,10 +287,17 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         let mut batch = Batch::new();
         let mut more = true;
         while batch.has_room() {
-            let Some(extent) = scan.next(self)? else {
+            let mut ahead = scan.clone();
+            let Some(extent) = ahead.next(self)? else {
                 more = false;
                 break;
             };
+            if batch.is_empty() {
+                work.restart_at(extent.at);
+            } else if !work.reaches::<F>(extent.at) {
+                break;
+            }
+            *scan = ahead;
             extent.note(self, gather);
             self.break_extent(&extent, &mut batch);
         }

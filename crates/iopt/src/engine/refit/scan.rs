@@ -98,10 +98,6 @@ impl Scan {
         }
     }
 
-    pub(super) fn at(&self) -> u64 {
-        self.at
-    }
-
     pub(super) fn first(&self) -> u64 {
         self.first
     }
