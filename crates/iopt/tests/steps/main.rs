@@ -160,6 +160,42 @@ fn refit<F: Format, C: Cell + Default + 'static, const LOG2: u32>(
     world.finish()
 }
 
+/// Harvests, permissions that come and go, and unmaps that take dirty state along.
+fn track<F: Format, C: Cell + Default + 'static, const LOG2: u32>(
+    format: F,
+    sizes: PageSizes,
+    shared: bool,
+    seed: u64,
+) -> u64 {
+    let Place {
+        page: p,
+        block,
+        base,
+        pa,
+    } = place(&format);
+    let mut world = World::<F, C, LOG2>::new(format, sizes, shared, seed);
+    world.track_dirty();
+    // Pages, groups where the format has them, and a block, over a border of tables.
+    let range = Span::new(base - 40 * p, block + 60 * p);
+    world.map(range.start, &[Span::new(pa - 40 * p, range.len)]);
+    world.harvest(range);
+    let part = Span::new(base - 32 * p, block + 48 * p);
+    world.protect(part, Prot::READ);
+    world.harvest(range);
+    world.protect(part, Prot::RW);
+    world.protect(part, Prot::RW);
+    world.harvest(part);
+    world.unmap_tracked(Span::new(base, block));
+    world.harvest(Span::new(base - 40 * p, 40 * p));
+    // A table that is removed whole, with what is in it.
+    world.map(base, &[Span::new(pa + p, 20 * p)]);
+    world.protect(Span::new(base, 20 * p), Prot::READ);
+    world.protect(Span::new(base, 20 * p), Prot::RW);
+    world.unmap_tracked(Span::new(base, block));
+    world.unmap_tracked(range);
+    world.finish()
+}
+
 /// A clean table that a large leaf replaces is written to through the unit's cache, until the flush.
 fn merge_while_written<F: Format, C: Cell + Default + 'static, const LOG2: u32>(
     format: F,
@@ -222,6 +258,19 @@ macro_rules! steps {
             use super::*;
 
             map_steps!($format, $cell, $log2, $sizes);
+
+            #[test]
+            fn every_store_of_harvest_protect_and_unmap_keeps_dirty_state() {
+                for seed in 1..=SEEDS {
+                    for shared in [false, true] {
+                        let format = $format;
+                        if format.keeps_dirty() {
+                            let stops = track::<_, $cell, $log2>(format, $sizes, shared, seed * 991);
+                            assert!(stops > 100, "only {stops} stores were looked at");
+                        }
+                    }
+                }
+            }
 
             #[test]
             fn what_is_written_through_a_table_that_a_leaf_has_replaced_is_not_lost() {

@@ -7,10 +7,10 @@ use std::rc::Rc;
 use iopt::format::{BreakBeforeMake, Entry};
 use iopt::walk::{Access, UpperTable, WalkCache, Walker};
 use iopt::{
-    Arena, Cell, Discard, Format, Gather, Interruption, Invalidation, Prot, Root, SharedTable,
-    Table, TableMemory,
+    Arena, Cell, Discard, Format, Gather, Interruption, Invalidation, Pending, Prot, Root,
+    SharedTable, Table, TableMemory, WithDirty,
 };
-use runs::{PageSizes, Span};
+use runs::{PageSizes, Run, Span};
 
 use super::memory::{Memory, Tables, When, with_stop};
 
@@ -123,6 +123,8 @@ pub(crate) enum Kind {
     Unmap,
     /// Every page leads where it led before, at every moment if the format allows.
     Refit,
+    /// Every page leads where it led before, at every moment.
+    Keep,
 }
 
 impl<F: Format, C: Cell + Default + 'static, const LOG2: u32> World<F, C, LOG2> {
@@ -190,7 +192,7 @@ impl<F: Format, C: Cell + Default + 'static, const LOG2: u32> World<F, C, LOG2> 
             .map(|iova| {
                 let old = device.seen(iova);
                 let new = match kind {
-                    Kind::Refit => old,
+                    Kind::Refit | Kind::Keep => old,
                     _ if range.contains(iova) => new(iova),
                     _ => old,
                 };
@@ -227,7 +229,7 @@ impl<F: Format, C: Cell + Default + 'static, const LOG2: u32> World<F, C, LOG2> 
                     let fits =
                         |now: Option<u64>| now == old || now == new || broken && now.is_none();
                     assert!(fits(now), "{iova:#x}: {now:x?}, not {old:x?} or {new:x?}");
-                    if kind == Kind::Refit {
+                    if matches!(kind, Kind::Refit | Kind::Keep) {
                         let now = device.seen_with_cache(iova);
                         assert!(
                             fits(now),
@@ -270,33 +272,8 @@ impl<F: Format, C: Cell + Default + 'static, const LOG2: u32> World<F, C, LOG2> 
         }
     }
 
-    /// True when an entry of the leaf for `iova` is dirty.
     fn is_dirty(&self, iova: u64) -> bool {
-        let aperture = self.format.aperture();
-        let at = if aperture.bits >= 64 {
-            iova
-        } else {
-            iova & ((1 << aperture.bits) - 1)
-        };
-        let mut table = self.root.address;
-        for level in (0..usize::from(self.root.levels)).rev() {
-            let entries = self.format.entries(level);
-            let index = (at >> F::shift(level)) as usize & (entries - 1);
-            let word = |index: usize| {
-                let address = table + (index * F::ENTRY_BYTES) as u64;
-                self.tables.0.read(address).unwrap()
-            };
-            match F::decode(level, word(index)) {
-                Entry::Table(below) => table = below,
-                Entry::Leaf { log2, .. } => {
-                    let group = 1usize << (log2 - F::shift(level));
-                    let first = index & !(group - 1);
-                    return (first..first + group).any(|index| F::is_dirty(word(index)));
-                }
-                Entry::Empty => return false,
-            }
-        }
-        false
+        is_dirty(self.tables, &self.format, self.root, iova)
     }
 
     pub(crate) fn leaves(&self, range: Span) -> Vec<u64> {
@@ -442,6 +419,81 @@ impl<F: Format, C: Cell + Default + 'static, const LOG2: u32> World<F, C, LOG2> 
         self.is_dirty(range.start)
     }
 
+    pub(crate) fn track_dirty(&mut self) {
+        each!(&mut self.table, table => table.track_dirty(true).unwrap());
+    }
+
+    /// What the device has written to is in this harvest, or is dirty after it.
+    pub(crate) fn harvest(&mut self, range: Span) {
+        let device = Rc::clone(&self.device);
+        let (tables, format, root) = (self.tables, self.format, self.root);
+        let page = 1u64 << F::GRANULE_LOG2;
+        self.step(
+            range,
+            Kind::Keep,
+            |_| None,
+            |table, flushed| {
+                let words = (range.len / page).div_ceil(64) as usize + 1;
+                let mut pending = Pending::new(vec![0; words], range, page).unwrap();
+                each!(table, table => table.harvest(range, &mut pending).unwrap());
+                flushed();
+                let shown = pending.flush_with(|_| Ok::<_, ()>(())).unwrap();
+                let runs: Vec<Span> = shown.runs().collect();
+                shown.acknowledge();
+                let mut written = device.written.borrow_mut();
+                written.retain(|iova| {
+                    let told = runs.iter().any(|run| run.contains(*iova));
+                    !told || is_dirty(tables, &format, root, *iova)
+                });
+            },
+        );
+    }
+
+    /// What the device has written to is dirty in what the unmap tells.
+    pub(crate) fn unmap_tracked(&mut self, range: Span) {
+        let device = Rc::clone(&self.device);
+        self.step(
+            range,
+            Kind::Unmap,
+            |_| None,
+            |table, _| {
+                let mut runs: Vec<(Run, bool)> = Vec::new();
+                let mut gather = Gather::new();
+                each!(table, table => {
+                    let mut sink = WithDirty(|run, dirty| runs.push((run, dirty)));
+                    table.unmap_mapped(range, &mut gather, &mut sink).unwrap();
+                    table.reclaim(gather.never_walked());
+                });
+                for &iova in device
+                    .written
+                    .borrow()
+                    .iter()
+                    .filter(|at| range.contains(**at))
+                {
+                    let told = runs
+                        .iter()
+                        .find(|(run, _)| run.input().contains(iova))
+                        .unwrap();
+                    assert!(told.1, "{iova:#x} was written to and is told as clean");
+                }
+            },
+        );
+    }
+
+    pub(crate) fn protect(&mut self, range: Span, prot: Prot) {
+        self.step(
+            range,
+            Kind::Keep,
+            |_| None,
+            |table, flushed| {
+                let mut gather = Gather::new();
+                each!(table, table => table.protect(range, prot, &mut gather).unwrap());
+                flushed();
+                each!(table, table => table.reclaim(gather.never_walked()));
+            },
+        );
+    }
+
     /// Nothing is left but the root.
     pub(crate) fn finish(self) -> u64 {
         let table = match self.table {
@@ -456,4 +508,38 @@ impl<F: Format, C: Cell + Default + 'static, const LOG2: u32> World<F, C, LOG2> 
         assert_eq!(self.tables.0.in_use(), 0);
         self.stops
     }
+}
+
+/// True when an entry of the leaf for `iova` is dirty.
+fn is_dirty<F: Format, C: Cell + Default, const LOG2: u32>(
+    tables: &Tables<C, LOG2>,
+    format: &F,
+    root: Root,
+    iova: u64,
+) -> bool {
+    let aperture = format.aperture();
+    let at = if aperture.bits >= 64 {
+        iova
+    } else {
+        iova & ((1 << aperture.bits) - 1)
+    };
+    let mut table = root.address;
+    for level in (0..usize::from(root.levels)).rev() {
+        let entries = format.entries(level);
+        let index = (at >> F::shift(level)) as usize & (entries - 1);
+        let word = |index: usize| {
+            let address = table + (index * F::ENTRY_BYTES) as u64;
+            tables.0.read(address).unwrap()
+        };
+        match F::decode(level, word(index)) {
+            Entry::Table(below) => table = below,
+            Entry::Leaf { log2, .. } => {
+                let group = 1usize << (log2 - F::shift(level));
+                let first = index & !(group - 1);
+                return (first..first + group).any(|index| F::is_dirty(word(index)));
+            }
+            Entry::Empty => return false,
+        }
+    }
+    false
 }
