@@ -434,9 +434,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
 
     /// Counts the tables, the root among them.
     pub(crate) fn count_tables(&self) -> u64 {
-        let root = (Self::root_bytes(&self.format) as u64).div_ceil(M::TABLE_BYTES);
-        let below = at_top!(self.begin(), F, Top, root => self.count_below::<Top>(root));
-        root.max(1) + below
+        1 + at_top!(self.begin(), F, Top, root => self.count_below::<Top>(root))
     }
 
     fn count_below<V: Level>(&self, table: u64) -> u64 {

@@ -215,6 +215,10 @@ impl<F: Format, C: Cell + Default + 'static, const LOG2: u32> World<F, C, LOG2> 
                     if !device.idle.get() && device.random(4) == 0 {
                         device.write(expected[device.random(expected.len())].0);
                     }
+                    // Now and then to all of them, also to the one that is about to change.
+                    if !device.idle.get() && device.random(40) == 0 {
+                        expected.iter().for_each(|(iova, ..)| device.write(*iova));
+                    }
                     return;
                 }
                 stops.set(stops.get() + 1);

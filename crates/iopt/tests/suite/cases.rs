@@ -125,7 +125,7 @@ pub(crate) fn index_bits_of_all_levels_tile_the_address<F: Format, A: Tables>(
         }
         let memory = A::room_for(32, format.output_bits());
         let small = PageSizes::from_log2(F::GRANULE_LOG2);
-        let mut world = World::new(format, small, &memory);
+        let mut world = <World<_, _>>::new(format, small, &memory);
         let iova = first.start + (1 << bit);
         world.map(iova, &[Span::new(page::<F>(), page::<F>())], Prot::READ);
         for (level, here) in entries(&world) {
@@ -209,7 +209,7 @@ pub(crate) fn every_size_at_any_output_address_is_one_leaf_with_right_entries<F,
         outputs.extend((0..6).map(|_| random.next() & greatest));
         for pa in outputs {
             let memory = A::room_for(32, format.output_bits());
-            let mut world = World::new(format, sizes, &memory);
+            let mut world = <World<_, _>>::new(format, sizes, &memory);
             let iova = first.start + (random.below(first.len / size) * size);
             world.map(iova, &[Span::new(pa, size)], Prot::RW);
             let leaf = world.table.leaf_at(iova + size / 2).unwrap();
@@ -290,7 +290,7 @@ pub(crate) fn a_leaf_is_dirty_when_one_of_its_entries_is<F: Format, A: Tables>(
     for (level, size) in fitting(&format, sizes) {
         let memory = A::room_for(32, format.output_bits());
         let count = size >> F::shift(level);
-        let mut world = World::new(format, sizes, &memory);
+        let mut world = <World<_, _>>::new(format, sizes, &memory);
         let iova = first.start + size;
         world.map(iova, &[Span::new(0, size)], Prot::RW);
         world.table.track_dirty(true).unwrap();
@@ -325,7 +325,7 @@ pub(crate) fn empty_tables_become_larger_leaves<F: Format, A: Tables>(format: F,
             continue;
         }
         let memory = A::room_for(256, format.output_bits());
-        let mut world = World::new(format, sizes, &memory);
+        let mut world = <World<_, _>>::new(format, sizes, &memory);
         let (iova, pa) = (first.start + size, 0);
         let whole = Span::new(iova, size);
         // All of its small pages, where they are not too many; else those at its ends. Their output
@@ -380,7 +380,7 @@ pub(crate) fn a_small_unmap_at_the_start_of_a_large_leaf<F: Format, A: Tables>(
             continue;
         }
         let memory = A::room_for(256, format.output_bits());
-        let mut world = World::new(format, sizes, &memory);
+        let mut world = <World<_, _>>::new(format, sizes, &memory);
         let (iova, pa) = (first.start + size, 0);
         world.map(iova, &[Span::new(pa, size)], Prot::RW);
         let start = Span::new(iova, smallest);
@@ -579,7 +579,7 @@ pub(crate) fn fourteen_small_three_large_and_three_small_are_twenty_leaves<F: Fo
         // No groups between the two.
         let both = PageSizes::from_bits(smallest | small | large);
         let memory = A::room_for(64, format.output_bits());
-        let mut world = World::new(format, both, &memory);
+        let mut world = <World<_, _>>::new(format, both, &memory);
         let iova = first.start + border - skipped;
         world.map(iova, &[Span::new(border - skipped, len)], Prot::RW);
         let found: Vec<u64> = world.table.leaves(first).map(|leaf| leaf.run.len).collect();

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use runs::{Joiner, PageSizes, Run, Span};
 
 use super::model::{Model, ModelLeaf, Refusal};
-use super::{Tables, World};
+use super::{Tables, World, on};
 
 #[derive(Clone, Debug)]
 pub(crate) enum DirtyOp {
@@ -89,7 +89,7 @@ fn joined(spans: impl Iterator<Item = Span>) -> Vec<Span> {
     runs
 }
 
-impl<F: Format, A: Tables> World<'_, F, A> {
+impl<F: Format, A: Tables, const SHARED: bool> World<'_, F, A, SHARED> {
     fn span_of(&self, leaves: &Leaves) -> Option<Span> {
         let all: Vec<Run> = self.model.leaves.values().map(|leaf| leaf.run).collect();
         let start = leaves.first % all.len().max(1);
@@ -107,7 +107,7 @@ impl<F: Format, A: Tables> World<'_, F, A> {
     pub(crate) fn apply_dirty(&mut self, op: &DirtyOp) {
         match op {
             DirtyOp::Track(on) => {
-                let result = self.table.track_dirty(*on);
+                let result = on!(self, table => table.track_dirty(*on));
                 assert_eq!(result.is_ok(), self.table.format().keeps_dirty());
                 assert_eq!(self.table.tracks_dirty(), *on && result.is_ok());
             }
@@ -115,7 +115,7 @@ impl<F: Format, A: Tables> World<'_, F, A> {
                 let Some(span) = self.span_of(leaves) else {
                     return;
                 };
-                let result = self.table.set_dirty(span);
+                let result = on!(self, table => table.set_dirty(span));
                 if let Some(bytes) = self.check_kept(span, result) {
                     let writable = |leaf: &&mut ModelLeaf| leaf.prot.contains(Prot::WRITE);
                     let mut any = false;
@@ -161,7 +161,7 @@ impl<F: Format, A: Tables> World<'_, F, A> {
         let size = self.model.sizes[0].max((span.len >> 14).next_power_of_two()) << coarser;
         let mut pending = Pending::new(vec![0; 512], span, size).unwrap();
         let before = self.snapshot();
-        let result = self.table.harvest(span, &mut pending);
+        let result = on!(self, table => table.harvest(span, &mut pending));
         let ends = |leaf: &ModelLeaf| !span.covers(&leaf.run.input());
         let cut = self.model.overlapping(span).any(|leaf| ends(leaf));
         match result {
@@ -193,7 +193,7 @@ impl<F: Format, A: Tables> World<'_, F, A> {
         let before = self.snapshot();
         let expected = self.model.protect(span, prot);
         let mut gather = Gather::new();
-        let result = self.table.protect(span, prot, &mut gather);
+        let result = on!(self, table => table.protect(span, prot, &mut gather));
         match (&result, &expected) {
             (Ok(()), Ok(())) => {}
             (Err(ProtectError::InsideLeaf { .. }), Err(Refusal::InsideLeaf)) => {}
@@ -220,10 +220,10 @@ impl<F: Format, A: Tables> World<'_, F, A> {
         let (mut gather, mut runs) = (Gather::new(), Vec::new());
         let mut sink = WithDirty(|run, dirty| runs.push((run, dirty)));
         let result = if holes {
-            let result = self.table.unmap_mapped(span, &mut gather, &mut sink);
+            let result = on!(self, table => table.unmap_mapped(span, &mut gather, &mut sink));
             result.map(|_| ())
         } else {
-            self.table.unmap(span, &mut gather, &mut sink)
+            on!(self, table => table.unmap(span, &mut gather, &mut sink))
         };
         assert_eq!(result.is_ok(), expected.is_ok(), "{span}: {result:?}");
         let mut told: Vec<(Run, bool)> = Vec::new();

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use runs::{Run, Span};
 
 use super::model::ModelLeaf;
-use super::{Tables, World, root_tables};
+use super::{Tables, World, on, root_tables};
 
 /// One such operation, in raw numbers.
 #[derive(Clone, Debug)]
@@ -46,7 +46,7 @@ pub(crate) fn refit() -> impl Strategy<Value = Refit> {
 /// More leaves than that make the suite slow.
 const MANY: usize = 3000;
 
-impl<F: Format, A: Tables> World<'_, F, A> {
+impl<F: Format, A: Tables, const SHARED: bool> World<'_, F, A, SHARED> {
     pub(crate) fn refit(&mut self, refit: &Refit) {
         let leaves: Vec<ModelLeaf> = self.model.leaves.values().copied().collect();
         let Some(start) = leaves.get(refit.first % leaves.len().max(1)) else {
@@ -149,13 +149,11 @@ impl<F: Format, A: Tables> World<'_, F, A> {
                 Ok(())
             }
         };
-        let result = match refit.kind {
-            0 => self
-                .table
-                .split(range, size, interruption, &mut gather, flush),
-            1 => self.table.cut(at, interruption, &mut gather, flush),
-            _ => self.table.merge(range, interruption, &mut gather, flush),
-        };
+        let result = on!(self, table => match refit.kind {
+            0 => table.split(range, size, interruption, &mut gather, flush),
+            1 => table.cut(at, interruption, &mut gather, flush),
+            _ => table.merge(range, interruption, &mut gather, flush),
+        });
         if let Some(bytes) = bytes_before {
             assert!(
                 bytes == self.snapshot(),
