@@ -555,3 +555,40 @@ fn the_report_of_nodes_says_where_tables_lie() {
     let memory = HeapTables::with_tables(64).unwrap().on_node(Some(64));
     assert_eq!(vtd(&memory).nodes().on_others(), 6);
 }
+
+#[test]
+fn encrypted_tables_come_back_from_their_image_and_from_no_other() {
+    let memory = HeapTables::with_tables(64).unwrap();
+    let format = AmdV1::new(4).unwrap().with_encrypted_tables(51).unwrap();
+    let mut table = Table::new(format, &memory).unwrap();
+    table
+        .map(0x1000, &[Span::new(0x5000, 0x3000)], Prot::RW)
+        .unwrap();
+    let mut file = Vec::new();
+    table
+        .write_image(&mut |bytes: &[u8]| {
+            file.extend_from_slice(bytes);
+            Ok::<_, ()>(())
+        })
+        .unwrap();
+    let image = Image::parse(&file).unwrap();
+    assert_eq!(image.root(), table.root());
+    assert_eq!(image.encryption_bit(), Some(51));
+    let copy = image.restore(format, &memory).unwrap();
+    assert_eq!(copy.translate(0x2000), Some(0x6000));
+    let walker = Walker::new(image.root()).with_encryption_bit(51);
+    let found = walker.walk(&image, 0x2000, Access::Read, &mut ()).unwrap();
+    assert_eq!(found.pa, 0x6000);
+    for other in [
+        image.check(&AmdV1::new(4).unwrap()),
+        image.check(&AmdV1::new(4).unwrap().with_encrypted_tables(47).unwrap()),
+    ] {
+        assert!(matches!(
+            other,
+            Err(ImageError::Configuration {
+                what: "bit of encryption",
+                ..
+            })
+        ));
+    }
+}

@@ -22,9 +22,10 @@
 //! | 34 | 1 | bits of an output address |
 //! | 35 | 1 | bits of an input address |
 //! | 36 | 1 | the input bits above: 0 zeroes, 1 ones, 2 copies of the highest |
-//! | 37 | 3 | zeroes |
+//! | 37 | 1 | the bit that marks addresses of tables as encrypted in entries, 0 where none does |
+//! | 38 | 2 | zeroes |
 //! | 40 | 8 | page sizes that the table uses: bit *n* for 2^*n* bytes |
-//! | 48 | 8 | address of the root |
+//! | 48 | 8 | address of the root, without the bit of encryption |
 //! | 56 | 4 | bytes of the root |
 //! | 60 | 4 | bytes of every other table |
 //! | 64 | 8 | number of other tables |
@@ -50,7 +51,7 @@ mod write;
 pub use error::ImageError;
 pub use parse::Image;
 
-use crate::format::{Above, ArmConfig, ArmGranule, DartConfig, DartVersion, FormatId};
+use crate::format::{Above, ArmConfig, ArmGranule, DartConfig, DartVersion, Format, FormatId};
 
 const MAGIC: &[u8; 8] = b"IOPTIMG\n";
 const VERSION: u32 = 1;
@@ -129,6 +130,14 @@ fn decode_format(number: u16, config: [u8; 6]) -> Option<FormatId> {
     };
     // Whatever else is in the configuration is of a later version.
     (encode_format(id) == (number, config)).then_some(id)
+}
+
+/// The number of the bit that marks addresses of tables as encrypted; 0 where none does.
+fn encode_encryption<F: Format>(format: &F) -> u8 {
+    match format.root_address(0) {
+        0 => 0,
+        mask => mask.trailing_zeros() as u8,
+    }
 }
 
 const fn encode_above(above: Above) -> u8 {

@@ -3,7 +3,10 @@
 use runs::PageSizes;
 
 use super::crc::Crc;
-use super::{CHECKSUM, HEADER, ImageError, MAGIC, RECORD, VERSION, decode_format, encode_above};
+use super::{
+    CHECKSUM, HEADER, ImageError, MAGIC, RECORD, VERSION, decode_format, encode_above,
+    encode_encryption,
+};
 use crate::engine::{Damage, DamageKind, inspect};
 use crate::error::BuildError;
 use crate::format::{Format, Root};
@@ -18,6 +21,7 @@ pub struct Image<'a> {
     output_bits: u8,
     input_bits: u8,
     above: u8,
+    encryption: u8,
     table_bytes: u32,
     root_entries: &'a [u8],
     /// The other tables, each behind its [`RECORD`].
@@ -115,8 +119,9 @@ impl<'a> Image<'a> {
         let table_bytes = number(field(60, 4)?);
         header(matches!(root.levels, 1..=6), "levels")?;
         header(matches!(entry_bytes, 4 | 8), "bytes of an entry")?;
+        header(byte(37)? < 64, "bit of encryption")?;
         header(
-            number(field(37, 3)?) | number(field(72, 8)?) == 0,
+            number(field(38, 2)?) | number(field(72, 8)?) == 0,
             "reserved bytes",
         )?;
         let whole = |bytes: u64| bytes.is_power_of_two() && bytes >= u64::from(entry_bytes);
@@ -136,6 +141,7 @@ impl<'a> Image<'a> {
             output_bits: byte(34)?,
             input_bits: byte(35)?,
             above: byte(36)?,
+            encryption: byte(37)?,
             table_bytes: table_bytes as u32,
             root_entries: start.get(HEADER..).unwrap_or(&[]),
             records,
@@ -175,7 +181,20 @@ impl<'a> Image<'a> {
 
     /// What a unit would be told to walk the tables where they lay.
     pub const fn root(&self) -> Root {
-        self.root
+        let mut root = self.root;
+        if let Some(bit) = self.encryption_bit() {
+            root.address |= 1 << bit;
+        }
+        root
+    }
+
+    /// The bit that marks addresses of tables as encrypted, in the root and in entries: what a
+    /// [`Walker`](crate::walk::Walker::with_encryption_bit) has to be told.
+    pub const fn encryption_bit(&self) -> Option<u32> {
+        match self.encryption {
+            0 => None,
+            bit => Some(bit as u32),
+        }
     }
 
     /// The sizes of leaves that the table used.
@@ -231,6 +250,11 @@ impl<'a> Image<'a> {
                 "upper input bits",
                 self.above.into(),
                 encode_above(aperture.above).into(),
+            ),
+            (
+                "bit of encryption",
+                self.encryption.into(),
+                encode_encryption(format).into(),
             ),
         ] {
             if found != expected {

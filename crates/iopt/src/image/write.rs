@@ -1,10 +1,12 @@
 //! Writing an image.
 
 use super::crc::Crc;
-use super::{CHECKSUM, HEADER, MAGIC, RECORD, VERSION, encode_above, encode_format};
+use super::{
+    CHECKSUM, HEADER, MAGIC, RECORD, VERSION, encode_above, encode_encryption, encode_format,
+};
 use crate::cell::Cell;
 use crate::engine::Table;
-use crate::format::Format;
+use crate::format::{Format, Root};
 use crate::memory::TableMemory;
 
 /// How many tables are put in order at once.
@@ -65,7 +67,10 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     /// ```
     pub fn write_image<E>(&self, sink: &mut impl FnMut(&[u8]) -> Result<(), E>) -> Result<u64, E> {
         let format = self.format();
-        let root = self.root();
+        let root = Root {
+            address: self.begin().root,
+            ..self.root()
+        };
         let mut tables = 0u64;
         self.for_each_table(&mut |table, _| tables += u64::from(table != root.address));
 
@@ -93,7 +98,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
             format.output_bits() as u8,
             aperture.bits as u8,
             encode_above(aperture.above),
-            0,
+            encode_encryption(&format),
             0,
             0,
         ])?;
@@ -118,7 +123,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     where
         S: FnMut(&[u8]) -> Result<(), E>,
     {
-        let root = self.root().address;
+        let root = self.begin().root;
         let mut next = Some(0u64);
         while let Some(from) = next {
             let mut lowest = None;
