@@ -12,7 +12,8 @@ use std::thread;
 
 use iopt::format::{AmdV1, ArmStage1, K4, RiscV, VtdSs, X86_64};
 use iopt::{
-    Format, Gather, HeapTables, MapError, Prot, SharedTable, Table, TableMemory, UnmapError,
+    Format, Gather, HeapTables, Interruption, Invalidation, MapError, Prot, ProtectError,
+    SharedTable, Table, TableMemory, UnmapError,
 };
 use runs::{Run, Span};
 
@@ -134,7 +135,27 @@ fn own_pages_of_the_same_tables<F: Format>(format: F, seed: u64) {
     finish(table, &memory);
 }
 
-/// Threads map and unmap overlapping ranges of all sizes; every page that is mapped was mapped by
+/// Other sizes, or other permissions, for what is mapped there just now.
+fn reshape<F: Format>(table: &SharedTable<F, Yielding<'_>>, range: Span, kind: u64) {
+    let (mut gather, allowed) = (Gather::new(), Interruption::Allowed);
+    let flush_now = |_: &Invalidation| Ok::<_, ()>(());
+    match kind {
+        0 => table
+            .split(range, PAGE, allowed, &mut gather, flush_now)
+            .unwrap(),
+        1 => table.merge(range, allowed, &mut gather, flush_now).unwrap(),
+        _ => {
+            let result = table.protect(range, Prot::READ, &mut gather);
+            assert!(matches!(
+                result,
+                Ok(()) | Err(ProtectError::Hole { .. } | ProtectError::InsideLeaf { .. })
+            ));
+        }
+    }
+    flush(table, gather);
+}
+
+/// Threads map, unmap, split, merge and protect overlapping ranges of all sizes; every page that is mapped was mapped by
 /// exactly one of them, and is counted by whoever maps and unmaps it.
 fn overlapping_ranges<F: Format>(format: F, seed: u64) {
     const THREADS: u64 = 4;
@@ -161,6 +182,10 @@ fn overlapping_ranges<F: Format>(format: F, seed: u64) {
                             (base + rng.below(2048) * PAGE, pages * PAGE)
                         };
                         let range = Span::new(iova, len);
+                        if rng.below(3) == 0 {
+                            reshape(table, range, rng.below(3));
+                            continue;
+                        }
                         if rng.below(2) == 0 {
                             // Physical address = iova + 2^40: every translation can be checked.
                             match table.map(iova, &[Span::new(iova + (1 << 40), len)], Prot::RW) {
