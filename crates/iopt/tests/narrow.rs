@@ -11,8 +11,8 @@ use std::collections::BTreeMap;
 
 use iopt::format::{AmdV1, ArmStage1, K4, RiscV, VtdSs, X86_64};
 use iopt::{
-    Format, Gather, HeapTables, MapError, MapPages, Prot, RangeError, Table, TableMemory,
-    UnmapError,
+    Format, Gather, HeapTables, MapError, MapPages, Prot, RangeError, SharedTable, Table,
+    TableMemory, UnmapError,
 };
 use runs::{PageSizes, Run, Span};
 
@@ -245,4 +245,64 @@ fn four_mebibytes_at_0_are_one_call_where_they_were_two() {
     table.reclaim(gather.never_walked());
     assert_eq!(memory.in_use(), 1);
     let _ = memory.reserve(1).map(|reserve| memory.give_back(reserve));
+}
+
+#[test]
+fn narrow_calls_on_a_shared_table_do_the_same() {
+    fn check<F: Format>(format: F) {
+        let (narrow_memory, wide_memory) = (memory(), memory());
+        let shared = SharedTable::<_, _>::new(Table::new(format, &narrow_memory).unwrap());
+        let mut narrow = &shared;
+        let mut wide =
+            Table::with_page_sizes(format, &wide_memory, PageSizes::from_bits(PAGE)).unwrap();
+        let (iova, pa, pages) = (G1 - 700 * PAGE, 32 * G1, 1300);
+        wide.map(iova, &[Span::new(pa, pages * PAGE)], Prot::RW)
+            .unwrap();
+        let mut done = 0;
+        while done < pages {
+            let at = done * PAGE;
+            let progress = narrow.map_pages(iova + at, pa + at, PAGE, pages - done, Prot::RW);
+            progress.result.unwrap();
+            assert!(progress.pages > 0);
+            done += progress.pages;
+        }
+        assert!(bytes(&narrow_memory) == bytes(&wide_memory));
+
+        // A page in the way, a hole, and a leaf of another size end a call where they are.
+        let mut gather = Gather::new();
+        narrow
+            .unmap_page(iova + 5 * PAGE, PAGE, &mut gather)
+            .unwrap();
+        let progress = narrow.unmap_pages(iova, PAGE, 9, &mut gather);
+        assert_eq!(progress.pages, 5);
+        assert!(
+            matches!(progress.result, Err(UnmapError::Hole { at, .. }) if at == iova + 5 * PAGE)
+        );
+        let progress = narrow.map_pages(iova, pa, PAGE, 9, Prot::RW);
+        assert_eq!(progress.pages, 6);
+        assert!(matches!(progress.result, Err(MapError::Overlap { .. })));
+        narrow.map_page(8 * G1, 64 * G1, M2, Prot::RW).unwrap();
+        let progress = narrow.unmap_pages(8 * G1, PAGE, 3, &mut gather);
+        assert_eq!(progress.pages, 0);
+        assert!(matches!(progress.result, Err(UnmapError::OtherSize { .. })));
+        shared.reclaim(gather.never_walked());
+    }
+    each_format!(check);
+}
+
+#[test]
+fn a_large_page_goes_into_a_kept_table_as_small_ones() {
+    fn check<F: Format>(format: F) {
+        let memory = memory();
+        let mut table = Table::new(format, &memory).unwrap();
+        table.keep_empty_tables(true);
+        let mut gather = Gather::new();
+        table.map_page(4 * M2, PAGE, PAGE, Prot::RW).unwrap();
+        table.unmap_page(4 * M2, PAGE, &mut gather).unwrap();
+        table.map_page(4 * M2, 32 * G1, M2, Prot::RW).unwrap();
+        assert_eq!(table.translate(5 * M2 - 1), Some(32 * G1 + M2 - 1));
+        assert!(table.leaf_at(4 * M2).unwrap().run.len < M2);
+        table.reclaim(gather.never_walked());
+    }
+    each_format!(check);
 }

@@ -299,6 +299,39 @@ fn the_top_grows_under_threads_that_map_and_unmap() {
     }
 }
 
+#[test]
+fn a_shared_table_is_cut_and_unmapped_in_one_call() {
+    let memory = HeapTables::with_tables(64).unwrap();
+    let table = shared(VtdSs::new(4).unwrap(), &memory);
+    let large = 2 << 20;
+    table
+        .map(large, &[Span::new(1 << 30, large)], Prot::RW)
+        .unwrap();
+    let (mut gather, mut runs) = (Gather::new(), Vec::new());
+    let range = Span::new(large + 5 * PAGE, 7 * PAGE);
+    let bytes = table.unmap_cutting(
+        range,
+        Interruption::Refused,
+        &mut gather,
+        &mut |run| runs.push(run),
+        |_| Ok::<_, ()>(()),
+    );
+    assert_eq!(bytes, Ok(range.len));
+    assert_eq!(
+        runs,
+        [Run::new(range.start, (1 << 30) + 5 * PAGE, range.len)]
+    );
+    flush(&table, gather);
+    assert_eq!(table.translate(large), Some(1 << 30));
+    assert_eq!(table.translate(range.start), None);
+    let mut gather = Gather::new();
+    let all = Span::new(large, large);
+    let left = table.unmap_mapped(all, &mut gather, &mut iopt::Discard);
+    assert_eq!(left, Ok(large - range.len));
+    flush(&table, gather);
+    finish(table, &memory);
+}
+
 macro_rules! stress {
     ($name:ident, $format:expr) => {
         mod $name {

@@ -6,11 +6,12 @@
 //! implement two functions and get the others, so that callers can use the wider ones at once and
 //! back ends be ported one by one.
 
-use runs::{PageSizes, Span};
+use runs::Span;
 
-use super::Table;
-use super::form::Exclusive;
+use super::form::{Claiming, Exclusive};
 use super::once::Pages;
+use super::refit::up_to;
+use super::{SharedTable, Table};
 use crate::error::{MapError, PageSizeError, RangeError, UnmapError};
 use crate::format::Format;
 use crate::gather::Gather;
@@ -44,6 +45,9 @@ impl<E> Progress<E> {
 }
 
 /// Maps and unmaps counts of equal pages. Sizes, addresses and lengths are bytes.
+///
+/// Where an empty table was [kept](Table::keep_empty_tables), or another thread has just emptied one,
+/// pages are mapped in it by smaller leaves.
 pub trait MapPages {
     /// Maps one page of `size` bytes.
     fn map_page(&mut self, iova: u64, pa: u64, size: u64, prot: Prot) -> Result<(), MapError>;
@@ -108,14 +112,11 @@ impl<F: Format, M: TableMemory> MapPages for Table<F, M> {
     ) -> Progress<MapError> {
         let pages = match self.in_one_table(iova, pa, size, count) {
             Ok(pages) => pages,
-            Err(Narrow::PageSize(cause)) => {
-                return Progress::stopped(0, MapError::PageSize(cause));
-            }
-            Err(Narrow::Range(cause)) => return Progress::stopped(0, MapError::Range(cause)),
+            Err(cause) => return Progress::stopped(0, cause.into()),
         };
         let run = [Span::new(pa, pages * size)];
         let mapped = self.check_map(iova, &run, prot).and_then(|mut request| {
-            request.sizes = PageSizes::from_bits(size);
+            request.sizes = up_to(self.sizes, size);
             self.map_checked(&request, Exclusive)
         });
         match mapped {
@@ -150,10 +151,7 @@ impl<F: Format, M: TableMemory> MapPages for Table<F, M> {
     ) -> Progress<UnmapError> {
         let wanted = match self.in_one_table(iova, 0, size, count) {
             Ok(pages) => pages,
-            Err(Narrow::PageSize(cause)) => {
-                return Progress::stopped(0, UnmapError::PageSize(cause));
-            }
-            Err(Narrow::Range(cause)) => return Progress::stopped(0, UnmapError::Range(cause)),
+            Err(cause) => return Progress::stopped(0, cause.into()),
         };
         let range = Span::new(iova, wanted * size);
         let mut pages = Pages {
@@ -171,13 +169,128 @@ impl<F: Format, M: TableMemory> MapPages for Table<F, M> {
     }
 }
 
+/// By `&`: what other threads change meanwhile is seen as it was before or after this call.
+impl<F: Format, M: TableMemory, const SLOTS: usize> MapPages for &SharedTable<F, M, SLOTS> {
+    fn map_page(&mut self, iova: u64, pa: u64, size: u64, prot: Prot) -> Result<(), MapError> {
+        self.map_pages(iova, pa, size, 1, prot).result
+    }
+
+    fn unmap_page(&mut self, iova: u64, size: u64, gather: &mut Gather) -> Result<(), UnmapError> {
+        self.unmap_pages(iova, size, 1, gather).result
+    }
+
+    fn map_pages(
+        &mut self,
+        iova: u64,
+        pa: u64,
+        size: u64,
+        count: u64,
+        prot: Prot,
+    ) -> Progress<MapError> {
+        let table = self.table();
+        let mut pages = match table.in_one_table(iova, pa, size, count) {
+            Ok(pages) => pages,
+            Err(cause) => return Progress::stopped(0, cause.into()),
+        };
+        let mut result = Ok(());
+        while pages > 0 {
+            let run = [Span::new(pa, pages * size)];
+            let mapped = table.check_map(iova, &run, prot).and_then(|mut request| {
+                request.sizes = up_to(table.sizes, size);
+                let guard = self.enter();
+                table.map_checked(&request, Claiming(guard.number()))
+            });
+            match mapped {
+                Ok(_) => break,
+                Err(MapError::Overlap { wanted, found }) => {
+                    // What is in front of the page in the way was free: fewer at each attempt.
+                    let before = found.iova.saturating_sub(iova) / size;
+                    pages = before.min(pages - 1);
+                    result = Err(MapError::Overlap { wanted, found });
+                }
+                Err(cause) => return Progress::stopped(0, cause),
+            }
+        }
+        Progress { pages, result }
+    }
+
+    fn unmap_pages(
+        &mut self,
+        iova: u64,
+        size: u64,
+        count: u64,
+        gather: &mut Gather,
+    ) -> Progress<UnmapError> {
+        let table = self.table();
+        let wanted = match table.in_one_table(iova, 0, size, count) {
+            Ok(pages) => pages,
+            Err(cause) => return Progress::stopped(0, cause.into()),
+        };
+        let mut round = 0;
+        loop {
+            let (pages, result) = {
+                let _guard = self.enter();
+                table.pages_of(iova, size, wanted)
+            };
+            if pages == 0 {
+                return Progress { pages, result };
+            }
+            let range = Span::new(iova, pages * size);
+            match self.unmap(range, gather, &mut super::Discard) {
+                Ok(()) => return Progress { pages, result },
+                // Another thread was there between the look and the unmap.
+                Err(UnmapError::Hole { .. } | UnmapError::InsideLeaf { .. }) => {
+                    table.memory.wait(round);
+                    round += 1;
+                }
+                Err(cause) => return Progress::stopped(0, cause),
+            }
+        }
+    }
+}
+
 /// What is wrong with a narrow call before any table is looked at.
 enum Narrow {
     PageSize(PageSizeError),
     Range(RangeError),
 }
 
+impl From<Narrow> for MapError {
+    fn from(cause: Narrow) -> Self {
+        match cause {
+            Narrow::PageSize(cause) => Self::PageSize(cause),
+            Narrow::Range(cause) => Self::Range(cause),
+        }
+    }
+}
+
+impl From<Narrow> for UnmapError {
+    fn from(cause: Narrow) -> Self {
+        match cause {
+            Narrow::PageSize(cause) => Self::PageSize(cause),
+            Narrow::Range(cause) => Self::Range(cause),
+        }
+    }
+}
+
 impl<F: Format, M: TableMemory> Table<F, M> {
+    /// How many of `wanted` pages of `size` bytes are mapped from `iova` on, and why no more.
+    fn pages_of(&self, iova: u64, size: u64, wanted: u64) -> (u64, Result<(), UnmapError>) {
+        let range = Span::new(iova, wanted * size);
+        let (mut pages, mut leaves) = (0, self.leaves(range));
+        while pages < wanted {
+            let at = iova + pages * size;
+            match leaves.next().map(|leaf| leaf.run) {
+                Some(leaf) if leaf.iova == at && leaf.len == size => pages += 1,
+                Some(leaf) if leaf.iova <= at => {
+                    return (pages, Err(UnmapError::OtherSize { size, leaf }));
+                }
+                _ => return (pages, Err(UnmapError::Hole { range, at })),
+            }
+        }
+        (pages, Ok(()))
+    }
+
     /// How many of `count` pages of `size` bytes lie in the table in which the first one lies.
     fn in_one_table(&self, iova: u64, pa: u64, size: u64, count: u64) -> Result<u64, Narrow> {
         let mut levels = 0..usize::from(self.begin().levels);

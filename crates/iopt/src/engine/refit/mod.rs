@@ -36,7 +36,7 @@ use super::shared::SharedTable;
 use super::unmap::RunSink;
 use super::{Level, Table, at_top};
 use crate::cell::Cell;
-use crate::error::{PageSizeError, RefitError};
+use crate::error::{PageSizeError, RangeError, RefitError};
 use crate::format::{BreakBeforeMake, Entry, Format};
 use crate::gather::{Flushed, Gather, Invalidation};
 use crate::memory::{Chain, Reserve, TableMemory};
@@ -120,15 +120,22 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         sink: &mut impl RunSink,
         mut flush: impl FnMut(&Invalidation) -> Result<(), E>,
     ) -> Result<u64, RefitError<E>> {
-        self.check_range(range)?;
-        self.cut(range.start, interruption, gather, &mut flush)?;
-        if let Some(end) = range.last().checked_add(1)
-            && self.aperture().covers(&Span::new(end, 1))
-        {
+        for end in self.check_ends(range)?.into_iter().flatten() {
             self.cut(end, interruption, gather, &mut flush)?;
         }
         self.unmap_mapped(range, gather, sink)
             .map_err(RefitError::Unmap)
+    }
+
+    /// Where a range is to be cut.
+    fn check_ends(&self, range: Span) -> Result<[Option<u64>; 2], RangeError> {
+        self.check_range(range)?;
+        let aperture = self.aperture();
+        let behind = range.last().checked_add(1);
+        Ok([
+            Some(range.start),
+            behind.filter(|end| aperture.covers(&Span::new(*end, 1))),
+        ])
     }
 
     fn check_split<E>(&self, size: u64) -> Result<Job, RefitError<E>> {
@@ -334,7 +341,8 @@ impl Progress<'_> {
 }
 
 impl<F: Format, M: TableMemory, const SLOTS: usize> SharedTable<F, M, SLOTS> {
-    /// See [`Table::split`].
+    /// See [`Table::split`]. `flush` is called while the tables of the range are claimed: it must not
+    /// wait for another operation on this table.
     pub fn split<E>(
         &self,
         range: Span,
@@ -368,6 +376,23 @@ impl<F: Format, M: TableMemory, const SLOTS: usize> SharedTable<F, M, SLOTS> {
         flush: impl FnMut(&Invalidation) -> Result<(), E>,
     ) -> Result<(), RefitError<E>> {
         self.refit(range, Job::Merge, interruption, gather, flush)
+    }
+
+    /// See [`Table::unmap_cutting`]. Another thread may merge what was cut before it is unmapped: then
+    /// the range is refused.
+    pub fn unmap_cutting<E>(
+        &self,
+        range: Span,
+        interruption: Interruption,
+        gather: &mut Gather,
+        sink: &mut impl RunSink,
+        mut flush: impl FnMut(&Invalidation) -> Result<(), E>,
+    ) -> Result<u64, RefitError<E>> {
+        for end in self.table().check_ends(range)?.into_iter().flatten() {
+            self.cut(end, interruption, gather, &mut flush)?;
+        }
+        self.unmap_mapped(range, gather, sink)
+            .map_err(RefitError::Unmap)
     }
 
     fn refit<E>(
@@ -445,7 +470,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
 }
 
 /// The sizes that leaves of a job may have, at most `size`.
-fn up_to(sizes: PageSizes, size: u64) -> PageSizes {
+pub(super) fn up_to(sizes: PageSizes, size: u64) -> PageSizes {
     // All sizes are powers of two: those below, and itself.
     sizes.and(PageSizes::from_bits(size | (size - 1)))
 }
