@@ -108,3 +108,33 @@ impl Default for Capabilities {
         Self::new()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_table_of_three_levels_is_refused_where_the_unit_needs_four() {
+        let format = FormatId::VtdSs;
+        let root = |levels| Root {
+            format,
+            address: 1 << 30,
+            levels,
+        };
+        let mut unit = Capabilities::new().with_format(FormatSupport {
+            format,
+            levels: 1 << 4,
+            page_sizes: PageSizes::from_bits(1 << 12),
+        });
+        unit.output_bits = 48;
+        assert_eq!(unit.check(&root(4)), Ok(()));
+        assert_eq!(
+            unit.check(&root(3)),
+            Err(AttachError::Levels {
+                format,
+                levels: 3,
+                offered: 1 << 4
+            })
+        );
+    }
+}
