@@ -1,0 +1,4 @@
+//! Page tables of others beside ours, doing the same work in one run: the loop that stores the same
+//! entries, which is the machine's limit; Linux's own code; foreign crates.
+
+pub mod work;
