@@ -2,5 +2,6 @@
 //! entries, which is the machine's limit; Linux's own code; foreign crates.
 
 pub mod clock;
+pub mod memory;
 pub mod places;
 pub mod work;
