@@ -1,7 +1,9 @@
 //! Page tables of others beside ours, doing the same work in one run: the loop that stores the same
 //! entries, which is the machine's limit; Linux's own code; foreign crates.
 
+pub mod by_hand;
 pub mod clock;
 pub mod memory;
+pub mod peer;
 pub mod places;
 pub mod work;

@@ -170,6 +170,30 @@ pub unsafe fn release_tree(table: u64, level: u32) {
 /// 2, "Page-Translation-Table Entry Fields").
 pub(crate) const ADDRESS: u64 = ((1 << 52) - 1) & !(PAGE - 1);
 
+/// The memory of this thread's pages, for independent walkers.
+#[cfg(test)]
+pub(crate) struct Reader;
+
+#[cfg(test)]
+impl iopt::walk::WalkMemory for Reader {
+    fn read_u64(&self, address: u64) -> Result<u64, iopt::walk::BadAddress> {
+        let at = address & !(PAGE - 1);
+        let len = CHUNK as u64 * PAGE;
+        let ours = |pool: &RefCell<Pool>| {
+            let pool = pool.borrow();
+            pool.chunks
+                .iter()
+                .any(|chunk| at.wrapping_sub(*chunk) < len)
+        };
+        if !POOL.with(ours) {
+            return Err(iopt::walk::BadAddress { address });
+        }
+        // SAFETY: a page of this thread's pool, and this thread only reads now.
+        let page = unsafe { page(at) };
+        Ok(page.entry(address / 8).load(Ordering::Relaxed))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
