@@ -3,6 +3,7 @@
 
 pub mod by_hand;
 pub mod clock;
+pub mod limit;
 pub mod memory;
 pub mod peer;
 pub mod places;
