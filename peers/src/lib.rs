@@ -3,6 +3,7 @@
 
 pub mod by_hand;
 pub mod clock;
+pub mod crates;
 pub mod limit;
 pub mod memory;
 pub mod peer;

@@ -1,0 +1,18 @@
+//! Page tables of foreign crates, each by the call that does most of the work at once: what a user
+//! who wants it to be fast writes. No table is in use by a processor; what they return for flushing
+//! is ignored.
+
+pub mod x86_64;
+
+use crate::work::Subject;
+
+/// All of them.
+pub fn subjects() -> Vec<Box<dyn Subject>> {
+    x86_64::subjects()
+}
+
+/// An error of a crate, which need not be one of the standard library's.
+#[cold]
+fn refused(error: impl std::fmt::Debug) -> anyhow::Error {
+    anyhow::anyhow!("refused: {error:?}")
+}
