@@ -2,13 +2,16 @@
 //! who wants it to be fast writes. No table is in use by a processor; what they return for flushing
 //! is ignored.
 
+pub mod aarch64_paging;
 pub mod x86_64;
 
 use crate::work::Subject;
 
 /// All of them.
 pub fn subjects() -> Vec<Box<dyn Subject>> {
-    x86_64::subjects()
+    let mut all = x86_64::subjects();
+    all.extend(aarch64_paging::subjects());
+    all
 }
 
 /// An error of a crate, which need not be one of the standard library's.
