@@ -3,6 +3,8 @@
 //! is ignored.
 
 pub mod aarch64_paging;
+#[cfg(target_arch = "x86_64")]
+pub mod page_table_multiarch;
 pub mod x86_64;
 
 use crate::work::Subject;
@@ -11,6 +13,8 @@ use crate::work::Subject;
 pub fn subjects() -> Vec<Box<dyn Subject>> {
     let mut all = x86_64::subjects();
     all.extend(aarch64_paging::subjects());
+    #[cfg(target_arch = "x86_64")]
+    all.extend(page_table_multiarch::subjects());
     all
 }
 
