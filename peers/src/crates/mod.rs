@@ -3,6 +3,7 @@
 //! is ignored.
 
 pub mod aarch64_paging;
+pub mod page_table_generic;
 #[cfg(target_arch = "x86_64")]
 pub mod page_table_multiarch;
 pub mod x86_64;
@@ -15,6 +16,7 @@ pub fn subjects() -> Vec<Box<dyn Subject>> {
     all.extend(aarch64_paging::subjects());
     #[cfg(target_arch = "x86_64")]
     all.extend(page_table_multiarch::subjects());
+    all.extend(page_table_generic::subjects());
     all
 }
 
