@@ -6,6 +6,7 @@ pub mod clock;
 pub mod crates;
 pub mod limit;
 pub mod memory;
+pub mod ours;
 pub mod peer;
 pub mod places;
 pub mod work;
