@@ -4,9 +4,12 @@
 pub mod by_hand;
 pub mod clock;
 pub mod crates;
+pub mod field;
 pub mod limit;
 pub mod memory;
+mod others;
 pub mod ours;
 pub mod peer;
 pub mod places;
+pub mod rows;
 pub mod work;
