@@ -11,5 +11,8 @@ mod others;
 pub mod ours;
 pub mod peer;
 pub mod places;
+pub mod results;
 pub mod rows;
+pub mod run;
+pub mod stats;
 pub mod work;
