@@ -8,6 +8,7 @@ use std::process::ExitCode;
 use anyhow::Context as _;
 use clap::{Parser, Subcommand};
 
+mod bench_tables;
 mod cargo;
 mod conformance;
 mod fuzz;
@@ -35,6 +36,9 @@ enum Command {
     Conformance(conformance::Options),
     /// Runs the fuzz targets, each for some seconds; needs cargo-fuzz.
     Fuzz(fuzz::Options),
+    /// Measures our I/O page tables beside the machine's limit, Linux's code and foreign crates, and
+    /// makes docs/performance.md anew.
+    BenchTables(bench_tables::Options),
 }
 
 fn main() -> ExitCode {
@@ -43,6 +47,7 @@ fn main() -> ExitCode {
         Command::Test(options) => test(&options),
         Command::Conformance(options) => conformance(&options),
         Command::Fuzz(options) => fuzz(&options),
+        Command::BenchTables(options) => bench_tables(&options),
     };
     match done {
         Ok(true) => ExitCode::SUCCESS,
@@ -57,6 +62,11 @@ fn main() -> ExitCode {
 fn fuzz(options: &fuzz::Options) -> anyhow::Result<bool> {
     let repository = cargo::Repository::find().context("cannot read the workspace")?;
     fuzz::run(options, &repository)
+}
+
+fn bench_tables(options: &bench_tables::Options) -> anyhow::Result<bool> {
+    let repository = cargo::Repository::find().context("cannot read the workspace")?;
+    bench_tables::run(options, &repository)
 }
 
 fn test(options: &runner::Options) -> anyhow::Result<bool> {
