@@ -59,8 +59,9 @@ const BOTTOM: f64 = 398.0;
 const GRID: f64 = 12.0;
 
 /// Colours that people with any sight tell apart (Okabe and Ito), dark enough on white.
-const COLOURS: [&str; 7] = [
-    "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b8860b", "#56b4e9", "#333333",
+const COLOURS: [&str; 10] = [
+    "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b8860b", "#56b4e9", "#333333", "#7b3294",
+    "#8c510a", "#999999",
 ];
 
 impl Scale {

@@ -11,35 +11,34 @@ use crate::run::size;
 /// The plots by the names of their files.
 pub(super) fn plots(results: &Results) -> Vec<(String, Plot)> {
     let mut all = Vec::new();
-    for name in ["map", "unmap", "translate"] {
+    // One for each operation and size of leaves: more lines than that nobody tells apart.
+    let mut operations: Vec<&str> = Vec::new();
+    for curve in &results.sizes {
+        if !operations.contains(&curve.operation.as_str()) {
+            operations.push(&curve.operation);
+        }
+    }
+    for operation in operations {
         let curves = results
             .sizes
             .iter()
-            .filter(|c| c.operation.starts_with(name));
-        let per = if name == "translate" {
-            "Time of one"
-        } else {
-            "Time"
-        };
+            .filter(|curve| curve.operation == operation);
+        let one = operation.starts_with("translate");
         let plot = Plot {
-            title: format!("{name}: cost with size"),
+            title: operation.to_owned(),
             x: Axis {
                 title: "Bytes mapped".to_owned(),
                 step: 16.0,
                 show: bytes,
             },
             y: Axis {
-                title: per.to_owned(),
+                title: if one { "Time of one" } else { "Time" }.to_owned(),
                 step: 10.0,
                 show: nanoseconds,
             },
-            lines: curves
-                .map(|curve| {
-                    let leaf = curve.operation.split(", ").nth(1).unwrap_or_default();
-                    line(curve, &format!("{}, {leaf}", curve.name))
-                })
-                .collect(),
+            lines: curves.map(|curve| line(curve, &curve.name)).collect(),
         };
+        let name = operation.replace(", leaves of ", "-").to_lowercase();
         all.push((format!("size-{name}"), plot));
     }
     let title = "Fragments of 64 KiB in one call".to_owned();

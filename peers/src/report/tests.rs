@@ -101,7 +101,7 @@ fn every_plot_of_the_document_is_a_file() {
     let names: Vec<_> = files.iter().map(|(path, _)| path.as_str()).collect();
     let wanted = [
         "performance.md",
-        "performance/size-map.svg",
+        "performance/size-map-4k.svg",
         "performance/threads.svg",
     ];
     assert_eq!(names, wanted);
