@@ -37,6 +37,9 @@ impl AtomicMeta {
     }
 }
 
+/// The fewest tables of an arena.
+const LEAST: u64 = 16;
+
 /// The memory under an [`Arena`].
 ///
 /// # Safety
@@ -74,6 +77,8 @@ pub enum ArenaError {
         /// Metas.
         metas: usize,
     },
+    /// The processor does not have what the cells need.
+    Processor,
 }
 
 impl fmt::Display for ArenaError {
@@ -91,6 +96,7 @@ impl fmt::Display for ArenaError {
                     "arena base {base:#x} is not a multiple of its size {size:#x}, or too high"
                 )
             }
+            Self::Processor => f.write_str("the processor does not have what the cells need"),
             Self::Metas { tables, metas } => write!(f, "{metas} metas for {tables} tables"),
         }
     }
@@ -130,7 +136,7 @@ impl<S: Storage, const TABLE_LOG2: u32> Arena<S, TABLE_LOG2> {
     pub fn new(storage: S, base: u64) -> Result<Self, ArenaError> {
         let (cells, metas) = (storage.cells(), storage.metas());
         let size = size_of_val(cells) as u64;
-        if !size.is_power_of_two() || size < 16 * Self::TABLE {
+        if !size.is_power_of_two() || size < LEAST * Self::TABLE {
             return Err(ArenaError::Size(size));
         }
         if base & (size - 1) != 0 || base.checked_add(size).is_none_or(|end| end > 1 << 52) {
@@ -217,12 +223,14 @@ impl<S: Storage, const TABLE_LOG2: u32> Arena<S, TABLE_LOG2> {
     }
 
     fn locked<T>(&self, f: impl FnOnce() -> T) -> T {
+        let mut round = 0;
         while self
             .lock
             .compare_exchange_weak(false, true, Ordering::Acquire, Ordering::Relaxed)
             .is_err()
         {
-            hint::spin_loop();
+            pause(round);
+            round += 1;
         }
         let result = f();
         self.lock.store(false, Ordering::Release);
@@ -243,16 +251,17 @@ impl<S: Storage, const TABLE_LOG2: u32> TableMemory for Arena<S, TABLE_LOG2> {
     #[inline(always)]
     fn entries(&self, table: u64, count: usize) -> &[S::Cell] {
         let bytes = count as u64 * S::Cell::BYTES as u64;
-        if !count.is_power_of_two() || bytes > self.mask {
+        // `new` has seen that there is room for so many tables.
+        let fits = bytes <= LEAST * Self::TABLE || bytes <= self.mask;
+        if !count.is_power_of_two() || !fits {
             return &[];
         }
         let offset = table & self.mask & !(bytes - 1);
-        let first = (offset / S::Cell::BYTES as u64) as usize;
         // SAFETY: `bytes` and the arena's size are powers of two and `offset` is a multiple of the
         // one below the other, so `[offset, offset + bytes)` lies inside the storage, which lives
         // and stays in place as long as `self` (contract of `Storage`). Cells are only accessed
         // atomically.
-        unsafe { core::slice::from_raw_parts(self.cells.as_ptr().add(first), count) }
+        unsafe { core::slice::from_raw_parts(self.cells.as_ptr().byte_add(offset as usize), count) }
     }
 
     #[inline(always)]
@@ -269,6 +278,11 @@ impl<S: Storage, const TABLE_LOG2: u32> TableMemory for Arena<S, TABLE_LOG2> {
 
     fn node(&self, _table: u64) -> Option<u32> {
         self.node
+    }
+
+    #[inline]
+    fn wait(&self, round: u32) {
+        pause(round);
     }
 
     fn reserve(&self, count: u64) -> Result<Reserve, NoTables> {
@@ -360,6 +374,18 @@ impl<S: Storage, const TABLE_LOG2: u32> TableMemory for Arena<S, TABLE_LOG2> {
     }
 }
 
+/// A moment of waiting for another thread, the `round`th in a row. Whoever is waited for may need
+/// this processor: where there is a scheduler to ask, it is asked soon.
+#[cold]
+fn pause(round: u32) {
+    #[cfg(feature = "std")]
+    if round >= 32 {
+        return std::thread::yield_now();
+    }
+    let _ = round;
+    hint::spin_loop();
+}
+
 impl<S: Storage, const TABLE_LOG2: u32> fmt::Debug for Arena<S, TABLE_LOG2> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Arena")
@@ -393,6 +419,8 @@ mod heap {
     use alloc::boxed::Box;
 
     use super::*;
+    #[cfg(all(feature = "std", target_arch = "x86_64"))]
+    use crate::wide::WideCell;
 
     /// The base address of [`HeapTables::with_tables`]: above any memory that a machine of today
     /// has.
@@ -423,6 +451,9 @@ mod heap {
             let tables = tables.clamp(16, 1 << 40).next_power_of_two();
             let size = tables << TABLE_LOG2;
             let entries = (size / C::BYTES as u64) as usize;
+            if !C::available() {
+                return Err(ArenaError::Processor);
+            }
             let storage =
                 HeapStorage::new(entries, tables as usize).ok_or(ArenaError::Size(size))?;
             Self::new(storage, base)
@@ -430,8 +461,10 @@ mod heap {
     }
 
     impl<C: Zero> HeapStorage<C> {
-        /// Room for `entries` entries in `tables` tables; `None` when the heap has no such room.
+        /// Room for `entries` entries in `tables` tables; `None` when the heap has no such room, or
+        /// when the processor does not have what the cells need.
         pub fn new(entries: usize, tables: usize) -> Option<Self> {
+            C::available().then_some(())?;
             Some(Self {
                 cells: zeroed(entries)?,
                 metas: zeroed(tables)?,
@@ -439,16 +472,30 @@ mod heap {
         }
     }
 
-    /// A cell for which all bytes zero is a value. Sealed: [`AtomicU64`] and [`AtomicU32`].
-    pub trait Zero: Cell + AllZero {}
+    /// A cell for which all bytes zero is a value. Sealed: [`AtomicU64`], [`AtomicU32`] and
+    /// `WideCell`.
+    pub trait Zero: Cell + AllZero {
+        /// True when this processor has what the cell needs.
+        fn available() -> bool {
+            true
+        }
+    }
     impl Zero for AtomicU64 {}
     impl Zero for AtomicU32 {}
+    #[cfg(all(feature = "std", target_arch = "x86_64"))]
+    impl Zero for WideCell {
+        fn available() -> bool {
+            Self::available()
+        }
+    }
 
     /// A type for which all bytes zero is a value.
     pub trait AllZero {}
     impl AllZero for AtomicU64 {}
     impl AllZero for AtomicU32 {}
     impl AllZero for AtomicMeta {}
+    #[cfg(all(feature = "std", target_arch = "x86_64"))]
+    impl AllZero for WideCell {}
 
     fn zeroed<T: AllZero>(len: usize) -> Option<Box<[T]>> {
         let layout = Layout::array::<T>(len).ok()?;
@@ -493,7 +540,7 @@ mod tests {
         ] {
             for count in [1, 8, 512, 1 << 13] {
                 let entries = arena.entries(address, count);
-                assert_eq!(entries.len(), if count * 8 < 65536 { count } else { 0 });
+                assert_eq!(entries.len(), if count * 8 <= 65536 { count } else { 0 });
                 entries
                     .iter()
                     .for_each(|cell| assert_eq!(Cell::get(cell), 0));

@@ -12,6 +12,7 @@
 //! The levels are those of the *old* leaves: a unit that is told a smaller size may keep a stale
 //! large translation.
 
+use arrayvec::ArrayVec;
 use runs::Span;
 
 use crate::engine::Table;
@@ -38,8 +39,7 @@ pub struct Gather {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Invalidation {
     root: Option<Root>,
-    ranges: [Span; RANGES],
-    count: usize,
+    ranges: ArrayVec<Span, RANGES>,
     leaf_levels: u32,
     tables: bool,
 }
@@ -59,7 +59,7 @@ impl Invalidation {
     /// The ranges of device addresses, in the order in which they came; neighbours are merged.
     /// They cover everything that was removed, and possibly more.
     pub fn ranges(&self) -> &[Span] {
-        self.ranges.get(..self.count).unwrap_or(&[])
+        &self.ranges
     }
 
     /// The levels at which leaves were removed: bit *n* for level *n*.
@@ -84,7 +84,7 @@ impl Invalidation {
 
     /// True when there is nothing to invalidate.
     pub const fn is_empty(&self) -> bool {
-        self.count == 0 && !self.tables && self.root.is_none()
+        self.ranges.is_empty() && !self.tables && self.root.is_none()
     }
 }
 
@@ -94,8 +94,7 @@ impl Gather {
         Self {
             invalidation: Invalidation {
                 root: None,
-                ranges: [Span::new(0, 0); RANGES],
-                count: 0,
+                ranges: ArrayVec::new_const(),
                 leaf_levels: 0,
                 tables: false,
             },
@@ -131,7 +130,15 @@ impl Gather {
         if !self.is_empty() {
             flush(&self.invalidation)?;
         }
-        Ok(core::mem::take(self).never_walked())
+        let flushed = Flushed {
+            tables: core::mem::replace(&mut self.tables, Chain::empty()),
+            root: core::mem::take(&mut self.root),
+        };
+        self.invalidation.ranges.clear();
+        self.invalidation.root = None;
+        self.invalidation.leaf_levels = 0;
+        self.invalidation.tables = false;
+        Ok(flushed)
     }
 
     /// For a table that no unit can reach: there is nothing to flush.
@@ -149,17 +156,18 @@ impl Gather {
         inv.leaf_levels |= leaf_levels;
         // Growing the open range covers a neighbour exactly; with no room left it covers the gap
         // as well, which invalidates more than was removed and never less.
-        if let Some(open) = inv.ranges[..inv.count].last_mut() {
+        let full = inv.ranges.is_full();
+        if let Some(open) = inv.ranges.last_mut() {
             let touches = range.start <= open.last().saturating_add(1)
                 && open.start <= range.last().saturating_add(1);
-            if touches || inv.count == RANGES {
+            if touches || full {
                 let (first, last) = (open.start.min(range.start), open.last().max(range.last()));
                 *open = Span::new(first, (last - first).saturating_add(1));
                 return;
             }
         }
-        inv.ranges[inv.count] = range;
-        inv.count += 1;
+        // There is room: it is not full.
+        let _ = inv.ranges.try_push(range);
     }
 
     /// Notes that tables of `owner` will be unlinked that come back in another way.

@@ -59,7 +59,8 @@
 //! crate is `no_std` without an allocator; the feature `alloc` adds `HeapTables` and what else is
 //! kept on the heap, the feature `std` locks around it.
 //!
-//! All `unsafe` code is in one file, the arena's: it reduces addresses to slices of atomics.
+//! All `unsafe` code is in two files: the arena reduces addresses to slices of atomics, and
+//! `wide` handles entries in a row by inline assembly.
 
 #![no_std]
 #![deny(unsafe_code)]
@@ -84,6 +85,9 @@ mod pending;
 mod prot;
 mod takeover;
 pub mod walk;
+#[cfg(all(feature = "std", target_arch = "x86_64"))]
+#[allow(unsafe_code)]
+pub mod wide;
 
 pub use any::{AnyTable, AnyTable16K, AnyTable64K};
 pub use arena::{Arena, ArenaError, AtomicMeta, Storage};
@@ -91,8 +95,8 @@ pub use arena::{Arena, ArenaError, AtomicMeta, Storage};
 pub use arena::{HeapArena, HeapStorage, HeapTables};
 pub use cell::Cell;
 pub use engine::{
-    Damage, DamageKind, Discard, Interruption, Leaf, Leaves, MapPages, Nodes, Progress, RunSink,
-    SharedTable, Table, WithDirty,
+    Damage, DamageKind, Discard, Inside, Interruption, Leaf, Leaves, MapPages, Nodes, Progress,
+    RunSink, SharedTable, Table, WithDirty,
 };
 pub use error::{
     BuildError, DirtyError, MapError, NoTables, PageSizeError, ProtectError, RangeError,

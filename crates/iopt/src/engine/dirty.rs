@@ -9,8 +9,9 @@
 //! engine loses no dirty bit as long as it
 //!
 //! * takes a leaf out by an exchange, and looks at what it got back;
-//! * changes the bits of a leaf by a compare-and-exchange, or by a plain store where hardware has
-//!   nothing left to set: in an entry that was read dirty and accessed.
+//! * changes the bits of a leaf by a compare-and-exchange;
+//! * does either by a plain store only where hardware has nothing left to set: in an entry that was
+//!   read dirty and accessed.
 //!
 //! # Taking a leaf out
 //!
@@ -19,12 +20,12 @@
 //! the exchange gave back says so. If it is clean, then the unit must set the bit in memory before
 //! the first write, finds the entry empty, and faults: the write does not happen.
 //!
-//! Therefore an unmap whose sink wants dirty state exchanges every entry, also those of tables that
+//! Therefore an unmap whose sink wants dirty state takes every entry out, also those of tables that
 //! are unlinked whole, *before* it unlinks them. Reading the entries of an unlinked table instead
 //! would have to wait for the flush, since a unit that has cached the way to that table goes on
 //! setting bits in it.
 
-use super::unmap::RunSink;
+use super::sink::RunSink;
 use super::{Level, SharedTable, Table};
 use crate::cell::Cell;
 use crate::error::{DirtyError, UnmapError};
@@ -87,6 +88,23 @@ impl<F: Format, M: TableMemory, const SLOTS: usize> SharedTable<F, M, SLOTS> {
     }
 }
 
+/// True when hardware has nothing left to set in the leaf: it is accessed and dirty.
+#[inline(always)]
+pub(super) fn is_settled<F: Format>(leaf: u64) -> bool {
+    leaf & F::ACCESSED == F::ACCESSED && F::is_dirty(leaf) && F::dirtied(leaf) == leaf
+}
+
+/// Empties the entry, which was just read as the leaf `word`; true when it was dirty.
+#[inline(always)]
+pub(super) fn take_word<F: Format, C: Cell>(cell: &C, word: u64) -> bool {
+    if is_settled::<F>(word) {
+        // Nobody else may store to it.
+        cell.set(0);
+        return true;
+    }
+    F::is_dirty(cell.exchange(0))
+}
+
 /// Empties the entries of the leaf of 2^`log2` bytes that begins at the first of `cells`. Returns
 /// how many there were, and whether one of them was dirty.
 #[inline]
@@ -101,7 +119,7 @@ pub(super) fn take_leaf<F: Format, V: Level, C: Cell>(cells: &[C], log2: u32) ->
         if taken > 0 && cell.get() & !F::HARDWARE_BITS != expected {
             break;
         }
-        dirty |= F::is_dirty(cell.exchange(0));
+        dirty |= take_word::<F, C>(cell, cell.get());
         expected = expected.wrapping_add(stride);
         taken += 1;
     }

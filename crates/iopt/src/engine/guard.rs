@@ -66,8 +66,7 @@ impl<C: Cell + Default, const SLOTS: usize> Readers<C, SLOTS> {
         let mut index = memory.place() % SLOTS;
         loop {
             let slot = &self.slots[index].0;
-            if slot.get() == 0 && slot.set_if(0, self.clock.get()).is_ok() {
-                C::fence();
+            if slot.get() == 0 && slot.set_if_and_fence(0, self.clock.get()).is_ok() {
                 return Guard {
                     slot,
                     index: index as u32,
@@ -84,8 +83,14 @@ impl<C: Cell + Default, const SLOTS: usize> Readers<C, SLOTS> {
     /// Takes tables that are unlinked and flushed, and gives those back to `memory` that nobody can
     /// read any more.
     pub(crate) fn retire<M: TableMemory + ?Sized>(&self, memory: &M, chain: Chain) {
+        let waits = self.batches.iter().any(|batch| batch.count.get() > 0);
+        if chain.is_empty() && !waits {
+            return;
+        }
         self.locked(memory, |[waiting, next]| {
             next.append(memory, chain);
+            // Once to free what waited, and once more because nobody may be inside at all.
+            self.advance(memory, waiting, next);
             self.advance(memory, waiting, next);
         });
     }
@@ -186,6 +191,7 @@ impl<C: Cell> Batch<C> {
 }
 
 /// Somebody inside. Leaves when dropped.
+#[derive(Debug)]
 pub(crate) struct Guard<'a, C: Cell> {
     slot: &'a C,
     index: u32,

@@ -18,9 +18,10 @@
 
 use runs::{Joiner, Span};
 
+use super::dirty::is_settled;
 use super::form::{Claiming, Exclusive, Form};
-use super::{Level, SharedTable, Table, at_top, part};
-use crate::cell::Cell;
+use super::{L, Level, SharedTable, Table, at_top, part};
+use crate::cell::{Cell, Series};
 use crate::error::DirtyError;
 use crate::format::{Aperture, Entry, Format};
 use crate::memory::TableMemory;
@@ -32,7 +33,7 @@ trait Visitor {
     /// The leaves are cleaned.
     const CLEAN: bool;
 
-    /// A dirty leaf at `level`.
+    /// A dirty leaf at `level`, or several in a row.
     fn leaf(&mut self, leaf: Span, level: usize);
 }
 
@@ -225,7 +226,11 @@ impl<F: Format, M: TableMemory> Table<F, M> {
                         // What was read before the claim may have changed.
                         continue;
                     }
-                    next = self.visit_leaf::<V, T>(cells, next, here, word, pass);
+                    next = if V::N == 0 {
+                        self.visit_pages(part(cells, 0, end), next, here, pass)
+                    } else {
+                        self.visit_leaf::<V, T>(cells, next, here, word, pass)
+                    };
                 }
                 _ => next += 1,
             }
@@ -233,6 +238,58 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         if held {
             self.release(table, form);
         }
+    }
+
+    /// Visits the dirty leaves from that at `index` on, which begins at the stripped address `here`,
+    /// up to one that is clean, or a group. Returns the index behind them.
+    #[inline(always)]
+    fn visit_pages<T: Visitor>(
+        &self,
+        cells: &[M::Cell],
+        index: usize,
+        here: u64,
+        pass: &mut Pass<'_, T>,
+    ) -> usize {
+        let own = F::shift(0);
+        let mut end = index;
+        let mut last = 0;
+        while let Some(rest) = cells.get(end..).filter(|rest| !rest.is_empty()) {
+            last = rest[0].get();
+            let page = matches!(F::decode(0, last), Entry::Leaf { log2, .. } if log2 == own);
+            if !page || !F::is_dirty(last) {
+                break;
+            }
+            if !is_settled::<F>(last) {
+                if T::CLEAN {
+                    clean::<F, _>(&rest[0]);
+                }
+                end += 1;
+                continue;
+            }
+            // Pages that go on as this one, in which hardware has nothing left to set either.
+            let mut series = Series {
+                next: last,
+                stride: F::stride(own),
+                ignored: 0,
+            };
+            let count = M::Cell::match_series(rest, series).max(1);
+            if T::CLEAN {
+                series.next = F::cleaned(last);
+                M::Cell::set_series(part(rest, 0, count), series);
+            }
+            end += count;
+        }
+        if end == index {
+            return self.visit_leaf::<L<0>, T>(cells, index, here, last, pass);
+        }
+        if T::CLEAN {
+            self.memory.written(part(cells, index, end - index));
+        }
+        let len = ((end - index) as u64) << own;
+        pass.bytes += len;
+        let leaves = Span::new(pass.aperture.extend(here), len);
+        pass.visitor.leaf(leaves, 0);
+        end
     }
 
     /// Visits the dirty leaf with the entry `word` at `index`, which begins at the stripped address
@@ -306,7 +363,7 @@ impl<F: Format, M: TableMemory, const SLOTS: usize> SharedTable<F, M, SLOTS> {
         range: Span,
         pending: &mut Pending<W>,
     ) -> Result<u64, DirtyError> {
-        let guard = self.enter();
+        let guard = self.guard();
         let form = Claiming(guard.number());
         self.table
             .harvest_as(range, pending, self.tracks_dirty(), form)
@@ -315,13 +372,13 @@ impl<F: Format, M: TableMemory, const SLOTS: usize> SharedTable<F, M, SLOTS> {
     /// See [`Table::peek_dirty`]. `each` is called inside: it must not wait for another operation
     /// on this table.
     pub fn peek_dirty(&self, range: Span, each: impl FnMut(Span)) -> Result<u64, DirtyError> {
-        let _guard = self.enter();
+        let _guard = self.guard();
         self.table.peek_dirty(range, each)
     }
 
     /// See [`Table::set_dirty`].
     pub fn set_dirty(&self, range: Span) -> Result<u64, DirtyError> {
-        let _guard = self.enter();
+        let _guard = self.guard();
         self.table.set_dirty(range)
     }
 }
@@ -332,16 +389,17 @@ fn first_dirty<F: Format, C: Cell>(cells: &[C]) -> Option<usize> {
     if cells.first().is_some_and(|cell| F::is_dirty(cell.get())) {
         return Some(0);
     }
-    // A step without a branch for as many entries as a cache line holds, or two.
+    // Most often all are clean: one decision for many of them.
     let mut clean = 0;
-    for line in cells.chunks(8) {
-        let dirty = line
-            .iter()
-            .fold(false, |dirty, cell| dirty | F::is_dirty(cell.get()));
+    for some in cells.chunks(64) {
+        let (none, each) = F::CLEAN;
+        let clean_at_once =
+            C::union(some) & none == 0 && (each == 0 || C::intersection(some) & each == each);
+        let dirty = !clean_at_once && some.iter().any(|cell| F::is_dirty(cell.get()));
         if dirty {
             break;
         }
-        clean += line.len();
+        clean += some.len();
     }
     let rest = cells.get(clean..)?;
     let in_line = rest.iter().position(|cell| F::is_dirty(cell.get()))?;
@@ -354,8 +412,8 @@ fn clean<F: Format, C: Cell>(cell: &C) {
     let mut word = cell.get();
     while F::is_dirty(word) {
         let clean = F::cleaned(word);
-        if word & F::ACCESSED == F::ACCESSED && F::dirtied(word) == word {
-            // Hardware has nothing left to set here, and nobody else may store to it.
+        if is_settled::<F>(word) {
+            // Nobody else may store to it.
             cell.set(clean);
             return;
         }

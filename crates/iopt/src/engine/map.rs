@@ -1,96 +1,17 @@
 //! Map: plan, reserve, fill.
 
-use core::slice;
-
-use runs::{PageSizes, Run, Span};
+use runs::Span;
 
 use super::form::{Exclusive, Form, Restart};
-use super::{Level, Table, at_top, part};
-use crate::cell::Cell;
-use crate::error::{MapError, NoTables, RangeError};
+use super::request::{Cursor, Request};
+use super::top::Begin;
+use super::{L, Level, Table, at_level, part};
+use crate::cell::{Cell, Series};
+use crate::error::{MapError, NoTables};
 use crate::format::{Entry, Format};
 use crate::gather::Gather;
 use crate::memory::{Reserve, TableMemory};
 use crate::prot::Prot;
-
-/// Where a pass over the request stands: the stripped address, and the run that lies there.
-#[derive(Clone)]
-pub(super) struct Cursor<'a> {
-    /// The sizes that leaves may have.
-    sizes: PageSizes,
-    at: u64,
-    todo: u64,
-    pa: u64,
-    left: u64,
-    rest: slice::Iter<'a, Span>,
-}
-
-impl<'a> Cursor<'a> {
-    pub(super) fn new(request: &Request<'a>) -> Self {
-        let mut cursor = Self {
-            sizes: request.sizes,
-            at: request.at,
-            todo: request.len,
-            pa: 0,
-            left: 0,
-            rest: request.runs.iter(),
-        };
-        cursor.next_run();
-        cursor
-    }
-
-    #[inline]
-    fn next_run(&mut self) {
-        if let Some(run) = self.rest.next() {
-            (self.pa, self.left) = (run.start, run.len);
-        }
-    }
-
-    /// Where it stands in physical memory.
-    pub(super) fn pa(&self) -> u64 {
-        self.pa
-    }
-
-    /// Goes on, also over the end of a run.
-    pub(super) fn skip(&mut self, bytes: u64) {
-        let mut rest = bytes.min(self.todo);
-        while rest > 0 && self.left > 0 {
-            let here = rest.min(self.left);
-            self.advance(here);
-            rest -= here;
-        }
-    }
-
-    /// Ends `bytes` from here.
-    pub(super) fn end_after(&mut self, bytes: u64) {
-        self.todo = self.todo.min(bytes);
-    }
-
-    #[inline(always)]
-    fn advance(&mut self, bytes: u64) {
-        self.at = self.at.wrapping_add(bytes);
-        self.todo -= bytes;
-        self.pa = self.pa.wrapping_add(bytes);
-        self.left -= bytes;
-        if self.left == 0 {
-            self.next_run();
-        }
-    }
-}
-
-/// A request that is well formed.
-#[derive(Clone, Copy)]
-pub(crate) struct Request<'r> {
-    pub(super) iova: u64,
-    /// The address without the bits above the aperture.
-    pub(super) at: u64,
-    pub(super) len: u64,
-    pub(super) runs: &'r [Span],
-    /// Permission and attribute bits of the leaves.
-    pub(super) bits: u64,
-    /// The sizes that they may have.
-    pub(super) sizes: PageSizes,
-}
 
 /// Why a request was not filled in.
 pub(super) enum Stop {
@@ -125,15 +46,16 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     /// The largest leaves that alignment, length and the allowed sizes permit are used, stretch by
     /// stretch. Either everything is mapped, or the table's bytes are what they were.
     pub fn map(&mut self, iova: u64, runs: &[Span], prot: Prot) -> Result<(), MapError> {
-        let request = self.check_map(iova, runs, prot)?;
-        if request.len == 1 << F::shift(0) {
-            self.memory.descended();
-            if at_top!(self.begin(), F, Top, root => self.map_one::<Top>(root, &request)).is_some()
-            {
-                return Ok(());
-            }
+        if self.map_page(iova, runs, prot, Exclusive).is_some() {
+            return Ok(());
         }
-        self.tables += self.map_checked(&request, Exclusive)?;
+        self.map_runs(iova, runs, prot)
+    }
+
+    #[inline(never)]
+    fn map_runs(&mut self, iova: u64, runs: &[Span], prot: Prot) -> Result<(), MapError> {
+        let request = self.check_map(iova, runs, prot)?;
+        self.tables += self.map_checked(request, Exclusive)?;
         Ok(())
     }
 
@@ -155,124 +77,132 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         self.map(iova, runs, prot)
     }
 
-    /// The short path of a single smallest page: one descent, one store. `None`, with nothing
-    /// changed, when its table is missing or its entry is not empty: the long path has the answer.
-    #[inline(always)]
-    fn map_one<V: Level>(&self, table: u64, request: &Request<'_>) -> Option<()> {
-        let cell = self.cells::<V>(table).get(self.index::<V>(request.at))?;
-        let word = cell.get();
-        if V::N > 0 {
-            return match F::decode(V::N, word) {
-                Entry::Table(below) => self.map_one_below::<V::Below>(below, request),
-                Entry::Empty | Entry::Leaf { .. } => None,
-            };
-        }
-        if !F::is_empty(word) || !self.sizes.contains(1 << F::shift(0)) {
-            return None;
-        }
-        let log2 = F::shift(0);
-        let pa = request.runs.first()?.start;
-        self.announce(request);
-        cell.set(F::leaf(0, pa, log2, request.bits));
-        self.memory.written(slice::from_ref(cell));
-        let live = &self.memory.meta(table).live;
-        live.set(live.get() + 1);
-        Some(())
-    }
-
-    // A function of its own, so that the recursion is inlined level by level.
-    #[inline]
-    fn map_one_below<V: Level>(&self, table: u64, request: &Request<'_>) -> Option<()> {
-        self.map_one::<V>(table, request)
-    }
-
-    /// Tells the memory what is about to be mapped.
-    #[inline(always)]
-    fn announce(&self, request: &Request<'_>) {
-        if !M::WATCHES_RUNS {
-            return;
-        }
-        let leaf = F::leaf(0, 0, F::shift(0), request.bits);
-        let prot = self.format.prot(0, leaf);
-        let mut iova = request.iova;
-        for run in request.runs {
-            self.memory.mapped(Run::new(iova, run.start, run.len), prot);
-            iova = iova.wrapping_add(run.len);
-        }
-    }
-
-    /// Everything that can be known to be wrong before a table is looked at.
-    #[inline(always)]
-    pub(crate) fn check_map<'r>(
-        &self,
-        iova: u64,
-        runs: &'r [Span],
-        prot: Prot,
-    ) -> Result<Request<'r>, MapError> {
-        let len = self.check_runs(runs)?;
-        let at = self.check_range(Span::new(iova, len))?;
-        match self.format.leaf_bits(prot) {
-            Some(bits) => Ok(Request {
-                iova,
-                at,
-                len,
-                runs,
-                bits,
-                sizes: self.sizes,
-            }),
-            None => Err(MapError::Prot {
-                prot,
-                format: F::ID,
-            }),
-        }
-    }
-
-    /// Plan, reserve, fill; returns how many tables were added.
+    /// Maps; returns how many tables were added.
     #[inline(always)]
     pub(crate) fn map_checked<P: Form>(
         &self,
-        request: &Request<'_>,
+        request: Request<'_>,
         form: P,
+    ) -> Result<u64, MapError> {
+        let begin = self.begin();
+        match self.map_from(begin, request, form) {
+            Ok(tables) => Ok(tables),
+            Err(stop) => self.map_again(begin, request, form, stop),
+        }
+    }
+
+    /// What is left to do when a request was stopped: to say why, or to begin again.
+    #[cold]
+    fn map_again<P: Form>(
+        &self,
+        mut begin: Begin,
+        request: Request<'_>,
+        form: P,
+        mut stop: Stop,
     ) -> Result<u64, MapError> {
         let mut round = 0;
         loop {
-            let begin = self.begin();
-            let stop = match at_top!(begin, F, Top, root => {
-                self.map_from::<Top, P>(root, request, form)
-            }) {
-                Ok(tables) => return Ok(tables),
-                Err(stop) => stop,
-            };
             self.release_all(begin, request.at, request.len, form);
             match stop {
-                Stop::Occupied(at) => return Err(self.overlap(request, at)),
+                Stop::Occupied(at) => return Err(self.overlap(&request, at)),
                 Stop::NoTables(cause) => return Err(MapError::NoTables(cause)),
                 Stop::Restart => self.memory.wait(round),
             }
             round += 1;
+            begin = self.begin();
+            stop = match self.map_from(begin, request, form) {
+                Ok(tables) => return Ok(tables),
+                Err(stop) => stop,
+            };
         }
     }
 
-    /// The two passes from the root on, which is at level `V`. Stopped, it has stored nothing, and
-    /// leaves what it claimed to the caller.
-    fn map_from<V: Level, P: Form>(
+    /// One attempt. Stopped, it has stored nothing, and leaves what it claimed to the caller.
+    #[inline(always)]
+    fn map_from<P: Form>(&self, begin: Begin, request: Request<'_>, form: P) -> Result<u64, Stop> {
+        let (table, level) = self.lowest(begin, request.at, request.len, form)?;
+        if level == 0 {
+            self.map_row::<L<0>, P>(table, &request, form)?;
+            return Ok(0);
+        }
+        at_level!(level, F, V => self.map_below::<V, P>(table, request, form))
+    }
+
+    /// In one table: looks whether the entries are empty, and writes the leaves. False, with nothing
+    /// stored, when it takes more than leaves of this table; never so at level 0.
+    #[inline(always)]
+    fn map_row<V: Level, P: Form>(
         &self,
-        root: u64,
+        table: u64,
         request: &Request<'_>,
         form: P,
-    ) -> Result<u64, Stop> {
-        let bits = request.bits;
+    ) -> Result<bool, Stop> {
         let mut cursor = Cursor::new(request);
+        if V::N > 0 {
+            let all = self.leaves_here::<V>(&cursor, request.len);
+            if all.is_none_or(|(log2, count)| count << log2 < request.len) {
+                return Ok(false);
+            }
+        } else if request.sizes.and(F::leaf_sizes(0)).is_empty() {
+            // A table from elsewhere, with pages smaller than this one is to have.
+            return Err(Stop::Occupied(request.at));
+        }
+        self.claim(table, form)?;
+        let cells = self.cells::<V>(table);
+        let first = self.index::<V>(request.at);
+        let cells = part(cells, first, (request.len >> F::shift(V::N)) as usize);
+        let live = &self.memory.meta(table).live;
+        let before = live.get();
+        if before > 0
+            && let Some(i) = first_occupied::<F, _>(cells)
+        {
+            return match V::N {
+                0 => Err(Stop::Occupied(request.at + ((i as u64) << F::shift(0)))),
+                _ => Ok(false),
+            };
+        }
+        self.announce(request);
+        let mut rest = cells;
+        while let Some((log2, count)) = self.leaves_here::<V>(&cursor, u64::MAX) {
+            let bytes = count << log2;
+            let entries = (bytes >> F::shift(V::N)) as usize;
+            let Some((here, behind)) = rest.split_at_checked(entries) else {
+                break;
+            };
+            let word = F::leaf(V::N, cursor.pa, log2, request.bits);
+            store_leaves::<F, V, M::Cell>(here, word, log2);
+            cursor.advance(bytes);
+            rest = behind;
+        }
+        live.set(before + cells.len() as u64);
+        self.memory.written(cells);
+        self.release(table, form);
+        Ok(true)
+    }
+
+    /// From a table at level `V` on that all of the request goes through: plan, reserve, fill;
+    /// returns how many tables were added.
+    #[inline(never)]
+    fn map_below<V: Level, P: Form>(
+        &self,
+        table: u64,
+        request: Request<'_>,
+        form: P,
+    ) -> Result<u64, Stop> {
+        if self.map_row::<V, P>(table, &request, form)? {
+            return Ok(0);
+        }
+        let bits = request.bits;
+        let mut cursor = Cursor::new(&request);
         let mut needed = 0;
-        self.memory.descended();
-        self.plan::<V, P>(Some(root), &mut cursor.clone(), &mut needed, form)?;
+        self.plan::<V, P>(Some(table), &mut cursor.clone(), &mut needed, form)?;
         let mut reserve = match needed {
             0 => Reserve::empty(),
             _ => self.memory.reserve(needed).map_err(Stop::NoTables)?,
         };
-        self.announce(request);
+        self.announce(&request);
         self.memory.descended();
-        self.fill::<V, P>(root, Target::Linked, &mut cursor, bits, &mut reserve, form);
+        self.fill::<V, P>(table, Target::Linked, &mut cursor, bits, &mut reserve, form);
         if needed > 0 {
             self.memory.give_back(reserve);
         }
@@ -291,60 +221,6 @@ impl<F: Format, M: TableMemory> Table<F, M> {
             wanted,
             found: found.unwrap_or_default(),
         }
-    }
-
-    /// The runs' bytes together, if each of them is well formed.
-    fn check_runs(&self, runs: &[Span]) -> Result<u64, MapError> {
-        let granule = self.sizes.smallest();
-        let mut len = 0u64;
-        for run in runs {
-            if run.len == 0 {
-                return Err(RangeError::Empty.into());
-            }
-            if !run.is_aligned(granule) {
-                let value = if run.start & (granule - 1) != 0 {
-                    run.start
-                } else {
-                    run.len
-                };
-                return Err(RangeError::Misaligned { value, granule }.into());
-            }
-            let last = run.start.checked_add(run.len - 1);
-            let bits = self.format.output_bits();
-            if last.is_none_or(|last| last >> bits != 0) {
-                return Err(MapError::OutputTooWide { output: *run, bits });
-            }
-            // More than 2^64 bytes fit no aperture: the sum saturates and is refused there.
-            len = len.saturating_add(run.len);
-        }
-        Ok(len)
-    }
-
-    /// The largest leaves at level `V` with which the request can go on here: their size as a
-    /// power of two, and how many of them in a row within `room` bytes.
-    #[inline(always)]
-    pub(super) fn leaves_here<V: Level>(
-        &self,
-        cursor: &Cursor<'_>,
-        room: u64,
-    ) -> Option<(u32, u64)> {
-        let offered = F::leaf_sizes(V::N);
-        let sizes = offered.and(cursor.sizes);
-        let mut len = room.min(cursor.left);
-        if F::LINEAR_LOG2 < 64 {
-            // Entries go on by a constant step within such a block of physical memory only.
-            let block = 1u64 << F::LINEAR_LOG2;
-            len = len.min(block - (cursor.pa & (block - 1)));
-        }
-        if offered.bits().count_ones() <= 1 {
-            // One size: no choice to make.
-            let log2 = F::shift(V::N);
-            let aligned = (cursor.at | cursor.pa) & ((1 << log2) - 1) == 0;
-            return (!sizes.is_empty() && aligned && len >> log2 > 0)
-                .then_some((log2, len >> log2));
-        }
-        let (size, count) = sizes.step(cursor.at, cursor.pa, len)?;
-        Some((size.trailing_zeros(), count))
     }
 
     /// First pass: every entry to be written is empty; counts the tables that are missing, and
@@ -377,8 +253,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
                     }
                     if !P::SHARED || V::N == 0 {
                         let entries = ((count << log2) >> F::shift(V::N)) as usize;
-                        let mut here = part(cells, index, entries).iter();
-                        if let Some(i) = here.position(|cell| !F::is_empty(cell.get())) {
+                        if let Some(i) = first_occupied::<F, _>(part(cells, index, entries)) {
                             let at = cursor.at + ((i as u64) << F::shift(V::N));
                             return Err(Stop::Occupied(at));
                         }
@@ -430,9 +305,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         };
         if V::N > 0 && (P::SHARED || self.keeps_empty) {
             let entries = ((count << log2) >> F::shift(V::N)) as usize;
-            let empty = part(cells, index, entries)
-                .iter()
-                .position(|cell| !F::is_empty(cell.get()))
+            let empty = first_occupied::<F, _>(part(cells, index, entries))
                 .map(|first| (first as u64) << F::shift(V::N));
             match empty {
                 None => {}
@@ -562,23 +435,32 @@ enum Next {
     Nothing,
 }
 
+/// Index of the first entry that is not empty.
+#[inline(always)]
+fn first_occupied<F: Format, C: Cell>(cells: &[C]) -> Option<usize> {
+    // Most often all of them are 0, and to see that takes no decision for each.
+    if C::union(cells) == 0 {
+        return None;
+    }
+    cells.iter().position(|cell| !F::is_empty(cell.get()))
+}
+
 /// Writes the entries of leaves of 2^`log2` bytes, the first of which has the entry `word`.
 #[inline(always)]
-fn store_leaves<F: Format, V: Level, C: Cell>(cells: &[C], mut word: u64, log2: u32) {
+fn store_leaves<F: Format, V: Level, C: Cell>(cells: &[C], word: u64, log2: u32) {
     let own = F::shift(V::N);
+    let series = |next, stride| Series {
+        next,
+        stride,
+        ignored: 0,
+    };
     if F::GROUPS_ADVANCE || F::leaf_sizes(V::N).bits().count_ones() <= 1 || log2 == own {
-        let stride = F::stride(own);
-        for cell in cells {
-            cell.set(word);
-            word = word.wrapping_add(stride);
-        }
+        C::set_series(cells, series(word, F::stride(own)));
     } else {
-        let stride = F::stride(log2);
+        let mut next = word;
         for group in cells.chunks_exact(1 << (log2 - own)) {
-            for cell in group {
-                cell.set(word);
-            }
-            word = word.wrapping_add(stride);
+            C::set_series(group, series(next, 0));
+            next = next.wrapping_add(F::stride(log2));
         }
     }
 }

@@ -28,19 +28,26 @@
 //! and the sizes of leaves are constants in the generated code, and the recursion ends at level 0
 //! at compile time. One `match` on the number of levels, at the root, enters it.
 
+mod clear;
+mod descend;
 mod dirty;
 mod form;
 mod guard;
 mod harvest;
+mod inside;
 mod inspect;
+mod look;
 mod map;
 mod narrow;
 mod nodes;
-mod once;
+mod page;
 mod protect;
 mod read;
 mod refit;
+mod removed;
+mod request;
 mod shared;
+mod sink;
 pub(crate) mod top;
 mod unmap;
 
@@ -59,12 +66,13 @@ pub(crate) use inspect::inspect;
 pub use inspect::{Damage, DamageKind};
 use top::Top;
 
+pub use inside::Inside;
 pub use narrow::{MapPages, Progress};
 pub use nodes::Nodes;
 pub use read::{Leaf, Leaves};
 pub use refit::Interruption;
 pub use shared::SharedTable;
-pub use unmap::{Discard, RunSink, WithDirty};
+pub use sink::{Discard, RunSink, WithDirty};
 
 /// A level as a type, so that everything that depends on it is a constant.
 pub(crate) trait Level {

@@ -9,7 +9,7 @@
 use runs::Span;
 
 use super::form::{Claiming, Exclusive};
-use super::once::Pages;
+use super::look::Pages;
 use super::refit::up_to;
 use super::{SharedTable, Table};
 use crate::error::{MapError, PageSizeError, RangeError, UnmapError};
@@ -117,7 +117,7 @@ impl<F: Format, M: TableMemory> MapPages for Table<F, M> {
         let run = [Span::new(pa, pages * size)];
         let mapped = self.check_map(iova, &run, prot).and_then(|mut request| {
             request.sizes = up_to(self.sizes, size);
-            self.map_checked(&request, Exclusive)
+            self.map_checked(request, Exclusive)
         });
         match mapped {
             Ok(tables) => {
@@ -197,8 +197,8 @@ impl<F: Format, M: TableMemory, const SLOTS: usize> MapPages for &SharedTable<F,
             let run = [Span::new(pa, pages * size)];
             let mapped = table.check_map(iova, &run, prot).and_then(|mut request| {
                 request.sizes = up_to(table.sizes, size);
-                let guard = self.enter();
-                table.map_checked(&request, Claiming(guard.number()))
+                let guard = self.guard();
+                table.map_checked(request, Claiming(guard.number()))
             });
             match mapped {
                 Ok(_) => break,
@@ -229,7 +229,7 @@ impl<F: Format, M: TableMemory, const SLOTS: usize> MapPages for &SharedTable<F,
         let mut round = 0;
         loop {
             let (pages, result) = {
-                let _guard = self.enter();
+                let _guard = self.guard();
                 table.pages_of(iova, size, wanted)
             };
             if pages == 0 {

@@ -277,7 +277,7 @@ impl<F: Format, M: TableMemory, const SLOTS: usize> SharedTable<F, M, SLOTS> {
     ) -> Result<(), ProtectError> {
         let table = &self.table;
         let request = table.check_protect(range, prot)?;
-        let guard = self.enter();
+        let guard = self.guard();
         let form = Claiming(guard.number());
         let mut round = 0;
         while let Err(stop) = table.look(&request, form) {

@@ -3,8 +3,8 @@
 use runs::{Joiner, Run, Span};
 
 use super::top::Begin;
-use super::{Level, Table, at_top};
-use crate::cell::Cell;
+use super::{Level, Table, at_level, at_top, part};
+use crate::cell::{Cell, Series};
 use crate::format::{Aperture, Entry, Format};
 use crate::memory::TableMemory;
 use crate::prot::Prot;
@@ -24,8 +24,28 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     /// The physical address of `iova`, if it is mapped.
     #[inline]
     pub fn translate(&self, iova: u64) -> Option<u64> {
-        let (leaf, log2, _, _) = self.find(iova)?;
-        Some(leaf | iova & ((1 << log2) - 1))
+        if !self.aperture().covers(&Span::new(iova, 1)) {
+            return None;
+        }
+        self.memory.descended();
+        // An index has no bits from above the aperture.
+        at_top!(self.begin(), F, Top, root => self.translate_from::<Top>(root, iova))
+    }
+
+    #[inline(always)]
+    fn translate_from<V: Level>(&self, table: u64, at: u64) -> Option<u64> {
+        let cell = self.cells::<V>(table).get(self.index::<V>(at))?;
+        match F::decode(V::N, cell.get_acquire()) {
+            Entry::Table(below) if V::N > 0 => self.translate_inlined::<V::Below>(below, at),
+            Entry::Leaf { pa, log2 } => Some(pa | at & ((1 << log2) - 1)),
+            _ => None,
+        }
+    }
+
+    // A function of its own, so that the recursion is inlined level by level.
+    #[inline(always)]
+    fn translate_inlined<V: Level>(&self, table: u64, at: u64) -> Option<u64> {
+        self.translate_from::<V>(table, at)
     }
 
     /// The leaf that maps `iova`, if there is one.
@@ -177,6 +197,59 @@ impl<F: Format, M: TableMemory> Leaves<'_, F, M> {
         // `next` is 0 behind the last entry of a 64-bit space: `bytes` is right all the same.
         self.todo = self.todo.saturating_sub(bytes);
         self.at = next;
+    }
+}
+
+impl<'t, F: Format, M: TableMemory> Leaves<'t, F, M> {
+    /// The leaves, those together that lie in one table, have one size and one permission and are
+    /// one run: the first of them, and the run.
+    pub(super) fn stretches(mut self) -> impl Iterator<Item = (Leaf, Run)> + use<'t, F, M> {
+        core::iter::from_fn(move || {
+            let leaf = self.next()?;
+            let more = at_level!(usize::from(leaf.level), F, V => self.go_on::<V>(&leaf));
+            let run = Run::new(leaf.run.iova, leaf.run.pa, leaf.run.len + more);
+            Some((leaf, run))
+        })
+    }
+
+    /// Passes the leaves that go on as `leaf` does, which was just passed; returns their bytes.
+    fn go_on<V: Level>(&mut self, leaf: &Leaf) -> u64 {
+        let own = F::shift(V::N);
+        if leaf.run.len != 1 << own || self.todo == 0 {
+            return 0;
+        }
+        let at = self.aperture.strip(leaf.run.iova);
+        let index = self.table.index::<V>(at);
+        let room = self
+            .table
+            .room::<V>(self.at, self.todo.next_multiple_of(1 << own));
+        let word = self.cells.get(index).map_or(0, Cell::get);
+        let rest = part(self.cells, index + 1, (room >> own) as usize);
+        let equal = M::Cell::match_series(
+            rest,
+            Series {
+                next: word.wrapping_add(F::stride(own)),
+                stride: F::stride(own),
+                ignored: self.unessential(leaf, word),
+            },
+        );
+        let bytes = (equal as u64) << own;
+        self.skip_to(self.at.wrapping_add(bytes));
+        bytes
+    }
+
+    /// The bits that hardware changes and that are no permission in this leaf.
+    fn unessential(&self, leaf: &Leaf, word: u64) -> u64 {
+        let level = usize::from(leaf.level);
+        let (mut rest, mut bits) = (F::HARDWARE_BITS, 0);
+        while rest != 0 {
+            let bit = rest & rest.wrapping_neg();
+            if self.table.format.prot(level, word ^ bit) == leaf.prot {
+                bits |= bit;
+            }
+            rest &= !bit;
+        }
+        bits
     }
 }
 

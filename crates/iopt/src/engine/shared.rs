@@ -45,10 +45,11 @@
 
 use runs::Span;
 
-use super::form::{Claiming, Form, Restart};
+use super::form::{Claiming, Form};
 use super::guard::{Guard, Readers};
-use super::unmap::RunSink;
-use super::{Leaf, Level, Table, at_top, part};
+use super::inside::Inside;
+use super::sink::RunSink;
+use super::{Leaf, Level, Table, at_top};
 use crate::cell::Cell;
 use crate::error::{BuildError, MapError, UnmapError};
 use crate::format::{Entry, Format, Root};
@@ -67,28 +68,6 @@ pub struct SharedTable<F, M: TableMemory, const SLOTS: usize = 32> {
     pub(super) readers: Readers<M::Link, SLOTS>,
     /// 1 while dirty tracking is on.
     pub(super) dirty: M::Link,
-}
-
-/// What an unmap wants, by stripped addresses.
-#[derive(Clone, Copy)]
-struct Wanted {
-    first: u64,
-    last: u64,
-    /// Holes are refused.
-    whole: bool,
-}
-
-/// Why an unmap stores nothing.
-enum Stop {
-    Restart,
-    InsideLeaf(u64),
-    Hole(u64),
-}
-
-impl From<Restart> for Stop {
-    fn from(_: Restart) -> Self {
-        Self::Restart
-    }
 }
 
 impl<F: Format, M: TableMemory, const SLOTS: usize> SharedTable<F, M, SLOTS> {
@@ -127,7 +106,7 @@ impl<F: Format, M: TableMemory, const SLOTS: usize> SharedTable<F, M, SLOTS> {
     /// See [`Table::grow`]. What is under way meanwhile goes on, and whoever begins after it finds
     /// the new levels.
     pub fn grow(&self, levels: u8, gather: &mut Gather) -> Result<Root, BuildError> {
-        let guard = self.enter();
+        let guard = self.guard();
         self.table
             .grow_top(levels, gather, Claiming(guard.number()))?;
         Ok(self.table.root())
@@ -145,17 +124,19 @@ impl<F: Format, M: TableMemory, const SLOTS: usize> SharedTable<F, M, SLOTS> {
     }
 
     #[inline]
-    pub(super) fn enter(&self) -> Guard<'_, M::Link> {
+    pub(super) fn guard(&self) -> Guard<'_, M::Link> {
         self.readers.enter(&self.table.memory)
+    }
+
+    /// Goes inside, to do several things there: see [`Inside`].
+    #[inline]
+    pub fn enter(&self) -> Inside<'_, F, M, SLOTS> {
+        Inside::new(self, self.guard())
     }
 
     /// See [`Table::map`].
     pub fn map(&self, iova: u64, runs: &[Span], prot: Prot) -> Result<(), MapError> {
-        let request = self.table.check_map(iova, runs, prot)?;
-        let guard = self.enter();
-        self.table
-            .map_checked(&request, Claiming(guard.number()))
-            .map(|_| ())
+        self.enter().map(iova, runs, prot)
     }
 
     /// See [`Table::map_anew`]. Another thread may keep or map something there meanwhile: then
@@ -168,13 +149,13 @@ impl<F: Format, M: TableMemory, const SLOTS: usize> SharedTable<F, M, SLOTS> {
         gather: &mut Gather,
     ) -> Result<(), MapError> {
         let request = self.table.check_map(iova, runs, prot)?;
-        let guard = self.enter();
+        let guard = self.guard();
         let form = Claiming(guard.number());
         let (at, len) = (request.at, request.len);
         at_top!(self.table.begin(), F, Top, root => {
             self.table.prune::<Top, _>(root, at, len, gather, form);
         });
-        self.table.map_checked(&request, form).map(|_| ())
+        self.table.map_checked(request, form).map(|_| ())
     }
 
     /// See [`Table::unmap`].
@@ -184,7 +165,7 @@ impl<F: Format, M: TableMemory, const SLOTS: usize> SharedTable<F, M, SLOTS> {
         gather: &mut Gather,
         sink: &mut impl RunSink,
     ) -> Result<(), UnmapError> {
-        self.remove(range, true, gather, sink).map(|_| ())
+        self.enter().unmap(range, gather, sink)
     }
 
     /// See [`Table::unmap_mapped`].
@@ -194,84 +175,18 @@ impl<F: Format, M: TableMemory, const SLOTS: usize> SharedTable<F, M, SLOTS> {
         gather: &mut Gather,
         sink: &mut impl RunSink,
     ) -> Result<u64, UnmapError> {
-        self.remove(range, false, gather, sink)
-    }
-
-    fn remove<S: RunSink>(
-        &self,
-        range: Span,
-        whole: bool,
-        gather: &mut Gather,
-        sink: &mut S,
-    ) -> Result<u64, UnmapError> {
-        let table = &self.table;
-        let at = table.check_range(range)?;
-        let guard = self.enter();
-        // Looked at inside: whoever switches tracking on waits for those who have not seen it.
-        table.check_sink(sink, self.dirty.get() != 0)?;
-        let form = Claiming(guard.number());
-        let wanted = Wanted {
-            first: at,
-            last: at + (range.len - 1),
-            whole,
-        };
-        let mut round = 0;
-        let begin = loop {
-            let begin = table.begin();
-            let claimed = at_top!(begin, F, Top, root => {
-                table.claim_to_unmap::<Top, _>(root, at, range.len, &wanted, false, form)
-            });
-            match claimed {
-                Ok(()) => break begin,
-                Err(stop) => {
-                    table.release_all(begin, at, range.len, form);
-                    match stop {
-                        Stop::Restart => table.memory.wait(round),
-                        Stop::Hole(at) => {
-                            let at = table.aperture().extend(at);
-                            return Err(UnmapError::Hole { range, at });
-                        }
-                        Stop::InsideLeaf(at) => {
-                            let iova = table.aperture().extend(at);
-                            // Another thread may have removed it just now: then look again.
-                            if let Some(leaf) = table.leaf_at(iova)
-                                && !range.covers(&leaf.run.input())
-                            {
-                                return Err(UnmapError::InsideLeaf {
-                                    range,
-                                    leaf: leaf.run,
-                                });
-                            }
-                        }
-                    }
-                    round += 1;
-                }
-            }
-        };
-        let outcome = table.remove_claimed(begin, at, range.len, gather, sink, form);
-        let mut left_over = outcome.left_over;
-        while left_over {
-            let begin = table.begin();
-            at_top!(begin, F, Top, root => {
-                table.prune::<Top, _>(root, at, range.len, gather, form);
-            });
-            // What was the root is an ordinary table when the top has grown meanwhile.
-            left_over = table.begin() != begin;
-        }
-        Ok(outcome.bytes)
+        self.enter().unmap_mapped(range, gather, sink)
     }
 
     /// See [`Table::translate`]. What it says was true at some time during the call.
     #[inline]
     pub fn translate(&self, iova: u64) -> Option<u64> {
-        let _guard = self.enter();
-        self.table.translate(iova)
+        self.enter().translate(iova)
     }
 
     /// See [`Table::leaf_at`]. What it says was true at some time during the call.
     pub fn leaf_at(&self, iova: u64) -> Option<Leaf> {
-        let _guard = self.enter();
-        self.table.leaf_at(iova)
+        self.enter().leaf_at(iova)
     }
 
     /// Gives back the tables of flushed gathers, as soon as nobody can read them any more: now, or
@@ -288,87 +203,6 @@ impl<F: Format, M: TableMemory, const SLOTS: usize> SharedTable<F, M, SLOTS> {
 }
 
 impl<F: Format, M: TableMemory> Table<F, M> {
-    /// Claims what unmapping `[at, at + todo)` will store to, and looks for what forbids it.
-    /// `all` is true below an entry that will be unlinked as a whole.
-    fn claim_to_unmap<V: Level, P: Form>(
-        &self,
-        table: u64,
-        mut at: u64,
-        todo: u64,
-        wanted: &Wanted,
-        all: bool,
-        form: P,
-    ) -> Result<(), Stop> {
-        let cells = self.cells::<V>(table);
-        let slot = 1u64 << F::shift(V::N);
-        let mut room = self.room::<V>(at, todo);
-        let first = self.index::<V>(at);
-        let last = self.index::<V>(at.wrapping_add(room - 1));
-        let here = part(cells, first, last - first + 1);
-
-        let stores = V::N == 0 || all || {
-            let (mut at, mut room) = (at, room);
-            here.iter().any(|cell| {
-                let bytes = (slot - (at & (slot - 1))).min(room);
-                (at, room) = (at.wrapping_add(bytes), room - bytes);
-                match F::decode(V::N, cell.get_acquire()) {
-                    Entry::Empty => false,
-                    Entry::Leaf { .. } => true,
-                    Entry::Table(_) => bytes == slot,
-                }
-            })
-        };
-        if stores {
-            self.claim(table, form)?;
-        }
-
-        if V::N == 0 {
-            // No leaf may reach over the ends: those at the ends of this table tell.
-            let ends = [(at, here.first()), (at.wrapping_add(room - 1), here.last())];
-            for (at, cell) in ends {
-                self.check_leaf::<V>(at, cell.map_or(0, Cell::get_acquire), wanted)?;
-            }
-            let full = self.memory.meta(table).live.get() == cells.len() as u64;
-            if wanted.whole && !full {
-                let hole = here.iter().position(|cell| F::is_empty(cell.get()));
-                if let Some(hole) = hole {
-                    return Err(Stop::Hole(at + ((hole as u64) << F::shift(V::N))));
-                }
-            }
-            return Ok(());
-        }
-
-        for cell in here {
-            let bytes = (slot - (at & (slot - 1))).min(room);
-            let word = cell.get_acquire();
-            match F::decode(V::N, word) {
-                Entry::Empty if wanted.whole => return Err(Stop::Hole(at)),
-                Entry::Empty => {}
-                Entry::Leaf { .. } if !stores => return Err(Stop::Restart),
-                Entry::Leaf { .. } => self.check_leaf::<V>(at, word, wanted)?,
-                Entry::Table(_) if bytes == slot && !stores => return Err(Stop::Restart),
-                Entry::Table(below) => {
-                    let all = bytes == slot;
-                    self.claim_to_unmap::<V::Below, P>(below, at, bytes, wanted, all, form)?;
-                }
-            }
-            at = at.wrapping_add(bytes);
-            room -= bytes;
-        }
-        Ok(())
-    }
-
-    /// Refuses a leaf at `at` that reaches over an end of the range.
-    fn check_leaf<V: Level>(&self, at: u64, word: u64, wanted: &Wanted) -> Result<(), Stop> {
-        if let Entry::Leaf { log2, .. } = F::decode(V::N, word) {
-            let rest = (1u64 << log2) - 1;
-            if at & !rest < wanted.first || at | rest > wanted.last {
-                return Err(Stop::InsideLeaf(at));
-            }
-        }
-        Ok(())
-    }
-
     /// Unlinks empty tables below `table` in `[at, at + todo)`; returns how many.
     pub(super) fn prune<V: Level, P: Form>(
         &self,

@@ -1,175 +1,18 @@
 //! Unmap: look at the ends, then clear and unlink.
 
-use runs::{Joiner, Run, Span};
+use runs::{Run, Span};
 
-use super::dirty::take_leaf;
-use super::form::Form;
-use super::once::{Look, Range};
-use super::top::Begin;
-use super::{Level, Table, at_top, part};
+use super::clear::{same_run, take_dirty_run};
+use super::form::{Exclusive, Form};
+use super::look::{Look, Range};
+use super::removed::{Outcome, Removed};
+use super::sink::RunSink;
+use super::{L, Level, Table, at_level, at_top, part};
 use crate::cell::Cell;
 use crate::error::UnmapError;
-use crate::format::{Aperture, Entry, Format};
+use crate::format::{Entry, Format};
 use crate::gather::Gather;
 use crate::memory::TableMemory;
-
-/// Who is told of the physical runs that an unmap removes.
-///
-/// Any `FnMut(Run)` is one; [`Discard`] says that nobody wants to know, which saves reading the
-/// leaves of tables that are removed whole.
-pub trait RunSink {
-    /// False when the runs are not wanted.
-    const WANTED: bool;
-
-    /// True when the sink wants to know which runs were written to: see [`WithDirty`]. Such a
-    /// sink wants the runs, too.
-    const DIRTY: bool = false;
-
-    /// Takes the next run. Runs come in order of their device addresses, as long as possible.
-    fn run(&mut self, run: Run);
-
-    /// Takes the next run, of a sink with [`DIRTY`](Self::DIRTY), and whether the device has
-    /// written to it. A run ends where this changes.
-    fn dirty_run(&mut self, run: Run, dirty: bool) {
-        let _ = dirty;
-        self.run(run);
-    }
-}
-
-impl<T: FnMut(Run)> RunSink for T {
-    const WANTED: bool = true;
-
-    #[inline]
-    fn run(&mut self, run: Run) {
-        self(run);
-    }
-}
-
-/// The sink for unmaps whose runs nobody wants.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Discard;
-
-impl RunSink for Discard {
-    const WANTED: bool = false;
-
-    fn run(&mut self, _run: Run) {}
-}
-
-/// A sink that is told of each run whether the device has written to it since it was mapped or
-/// harvested: what an unmap needs while [dirty tracking](Table::track_dirty) is on.
-///
-/// The device may go on writing to a run that is dirty until the flush is done: copy it afterwards.
-#[derive(Clone, Copy, Debug)]
-pub struct WithDirty<T>(pub T);
-
-impl<T: FnMut(Run, bool)> RunSink for WithDirty<T> {
-    const WANTED: bool = true;
-    const DIRTY: bool = true;
-
-    #[inline]
-    fn run(&mut self, run: Run) {
-        // Nobody has looked: it counts as written to.
-        (self.0)(run, true);
-    }
-
-    #[inline]
-    fn dirty_run(&mut self, run: Run, dirty: bool) {
-        (self.0)(run, dirty);
-    }
-}
-
-/// What an unmap has removed so far.
-pub(super) struct Removed<'a, S> {
-    gather: &'a mut Gather,
-    sink: &'a mut S,
-    joiner: Joiner<Run>,
-    /// The run in the joiner was written to; only for sinks that want to know.
-    dirty: bool,
-    aperture: Aperture,
-    /// First and last stripped address that was removed.
-    hull: Option<(u64, u64)>,
-    leaf_levels: u32,
-    outcome: Outcome,
-}
-
-/// What an unmap has done.
-#[derive(Clone, Copy, Default)]
-pub(crate) struct Outcome {
-    /// Bytes that were mapped.
-    pub(crate) bytes: u64,
-    /// Tables that were unlinked.
-    pub(crate) tables: u64,
-    /// A table became empty, but the one above it was not claimed: it is still linked.
-    pub(crate) left_over: bool,
-}
-
-impl<'a, S: RunSink> Removed<'a, S> {
-    fn new(aperture: Aperture, gather: &'a mut Gather, sink: &'a mut S) -> Self {
-        const { assert!(S::WANTED || !S::DIRTY, "a sink of dirty runs wants runs") }
-        Self {
-            gather,
-            sink,
-            joiner: Joiner::new(),
-            dirty: false,
-            aperture,
-            hull: None,
-            leaf_levels: 0,
-            outcome: Outcome::default(),
-        }
-    }
-
-    /// Tells the last run, and the gather what has to be flushed.
-    #[inline(always)]
-    fn finish(mut self) -> Outcome {
-        self.end_of_run();
-        if let Some((first, last)) = self.hull {
-            let range = Span::new(self.aperture.extend(first), last - first + 1);
-            self.gather.add(range, self.leaf_levels);
-        }
-        self.outcome
-    }
-
-    /// Leaves at `level`, from the stripped address `at` to `pa`.
-    #[inline(always)]
-    fn leaves(&mut self, level: usize, at: u64, pa: u64, len: u64, dirty: bool) {
-        self.stretch(level, at, at + (len - 1), len);
-        if !S::WANTED {
-            return;
-        }
-        if S::DIRTY && dirty != self.dirty {
-            self.end_of_run();
-            self.dirty = dirty;
-        }
-        let next = Run::new(self.aperture.extend(at), pa, len);
-        if let Some(run) = self.joiner.push(next) {
-            self.tell(run);
-        }
-    }
-
-    #[inline(always)]
-    fn tell(&mut self, run: Run) {
-        if S::DIRTY {
-            self.sink.dirty_run(run, self.dirty);
-        } else {
-            self.sink.run(run);
-        }
-    }
-
-    #[inline(always)]
-    fn end_of_run(&mut self) {
-        if let Some(run) = self.joiner.finish() {
-            self.tell(run);
-        }
-    }
-
-    /// Something was removed between `first` and `last`, `bytes` in all.
-    #[inline(always)]
-    fn stretch(&mut self, level: usize, first: u64, last: u64, bytes: u64) {
-        self.outcome.bytes += bytes;
-        self.leaf_levels |= 1 << level;
-        self.hull = Some((self.hull.map_or(first, |(first, _)| first), last));
-    }
-}
 
 impl<F: Format, M: TableMemory> Table<F, M> {
     /// Unmaps exactly `range`, in one descent: all of it is mapped and no leaf reaches over its
@@ -181,6 +24,11 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         gather: &mut Gather,
         sink: &mut impl RunSink,
     ) -> Result<(), UnmapError> {
+        if self.check_sink(sink, self.dirty).is_ok()
+            && self.unmap_page(range, gather, sink, Exclusive).is_some()
+        {
+            return Ok(());
+        }
         let whole = Range {
             named: range,
             whole: true,
@@ -199,6 +47,11 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         gather: &mut Gather,
         sink: &mut impl RunSink,
     ) -> Result<u64, UnmapError> {
+        if self.check_sink(sink, self.dirty).is_ok()
+            && self.unmap_page(range, gather, sink, Exclusive).is_some()
+        {
+            return Ok(range.len);
+        }
         let mapped = Range {
             named: range,
             whole: false,
@@ -208,7 +61,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
 
     /// Removes as much of `range` as `look` says, in one descent, and returns how many bytes of it
     /// were mapped.
-    #[inline(always)]
+    #[inline(never)]
     pub(super) fn remove<S: RunSink>(
         &mut self,
         range: Span,
@@ -219,21 +72,41 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         self.check_sink(sink, self.dirty)?;
         let at = self.check_range(range)?;
         let mut removed = Removed::new(self.aperture(), gather, sink);
-        self.memory.descended();
-        at_top!(self.begin(), F, Top, root => {
-            self.remove_once::<Top, S>(root, at, range.len, &mut look, &mut removed)
-        })?;
+        let Ok((table, level)) = self.lowest(self.begin(), at, range.len, Exclusive) else {
+            // Nobody else changes anything meanwhile.
+            return Ok(0);
+        };
+        let empty = if level == 0 {
+            let len = look.look::<L<0>>(self, table, at, range.len)?;
+            self.clear_row(table, at, len, &mut removed)
+        } else {
+            at_level!(level, F, V => {
+                let len = look.look::<V>(self, table, at, range.len)?;
+                self.clear::<V, S, Exclusive>(table, at, len, &mut removed, Exclusive)
+            })
+        };
         let outcome = removed.finish();
         self.tables = self.tables.saturating_sub(outcome.tables);
+        if empty && !self.keeps_empty {
+            self.unlink_emptied(at, range.len, gather);
+        }
         Ok(outcome.bytes)
     }
 
-    /// Clears and unlinks what was looked at, and claimed where that is necessary. All claims are
-    /// given back.
+    /// Unlinks the tables on the way to `[at, at + len)` that became empty.
+    #[cold]
+    fn unlink_emptied(&mut self, at: u64, len: u64, gather: &mut Gather) {
+        self.tables -= at_top!(self.begin(), F, Top, root => {
+            self.prune::<Top, _>(root, at, len, gather, Exclusive)
+        });
+    }
+
+    /// Clears and unlinks what was looked at from `table` at `level` on, and claimed where that is
+    /// necessary. All claims are given back.
     #[inline(always)]
     pub(crate) fn remove_claimed<S: RunSink, P: Form>(
         &self,
-        begin: Begin,
+        (table, level): (u64, usize),
         at: u64,
         len: u64,
         gather: &mut Gather,
@@ -241,13 +114,14 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         form: P,
     ) -> Outcome {
         let mut removed = Removed::new(self.aperture(), gather, sink);
-        self.memory.descended();
-        let empty = at_top!(begin, F, Top, root => {
-            self.clear::<Top, S, P>(root, at, len, &mut removed, form)
-        });
-        // The root stays, unless it has become an ordinary table meanwhile.
-        removed.outcome.left_over |= empty && P::SHARED && F::GROWS && !self.keeps_empty;
-        self.release(begin.root, form);
+        let empty = if level == 0 {
+            self.clear_row(table, at, len, &mut removed)
+        } else {
+            at_level!(level, F, V => self.clear::<V, S, P>(table, at, len, &mut removed, form))
+        };
+        // Whoever began in it has not claimed the table above it.
+        removed.outcome.left_over |= empty && !self.keeps_empty;
+        self.release(table, form);
         removed.finish()
     }
 
@@ -302,8 +176,8 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         form: P,
     ) -> bool {
         let held = self.holds(table, form);
-        if V::N == 0 && !held {
-            return false;
+        if V::N == 0 {
+            return held && self.clear_row(table, at, self.room::<V>(at, todo), removed);
         }
         let cells = self.cells::<V>(table);
         let mut room = self.room::<V>(at, todo);
@@ -335,10 +209,9 @@ impl<F: Format, M: TableMemory> Table<F, M> {
                 Entry::Table(_) if !held && here == slot => {}
                 Entry::Leaf { pa, log2 } => {
                     let (entries, dirty) = if S::DIRTY {
-                        take_leaf::<F, V, M::Cell>(cells, log2)
+                        take_dirty_run::<F, V, M::Cell>(cells, log2)
                     } else {
-                        let clear = |cell: &M::Cell| cell.set(0);
-                        (same_run::<F, V, M::Cell>(cells, log2, clear), false)
+                        (same_run::<F, V, M::Cell, true>(cells, log2), false)
                     };
                     done = (entries as u64) << F::shift(V::N);
                     removed.leaves(V::N, at, pa, done, dirty);
@@ -379,7 +252,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
 
     /// Tells the memory of leaves that are unmapped, from the stripped address `at` to `pa`.
     #[inline(always)]
-    fn watch(&self, at: u64, pa: u64, len: u64) {
+    pub(super) fn watch(&self, at: u64, pa: u64, len: u64) {
         if M::WATCHES_RUNS {
             let iova = self.aperture().extend(at);
             self.memory.unmapped(Run::new(iova, pa, len));
@@ -420,9 +293,9 @@ impl<F: Format, M: TableMemory> Table<F, M> {
                 Entry::Leaf { pa, log2 } => {
                     let dirty;
                     (entries, dirty) = if S::DIRTY {
-                        take_leaf::<F, V, M::Cell>(cells, log2)
+                        take_dirty_run::<F, V, M::Cell>(cells, log2)
                     } else {
-                        (same_run::<F, V, M::Cell>(cells, log2, |_| {}), false)
+                        (same_run::<F, V, M::Cell, false>(cells, log2), false)
                     };
                     let bytes = (entries as u64) << F::shift(V::N);
                     removed.leaves(V::N, at, pa, bytes, dirty);
@@ -438,38 +311,4 @@ impl<F: Format, M: TableMemory> Table<F, M> {
             cells = cells.get(entries..).unwrap_or(&[]);
         }
     }
-}
-
-/// Goes over the entries, from the first of `cells` on, whose leaves are one run: of 2^`log2`
-/// bytes each, each going on in memory where the one before ended. Calls `each` for every entry
-/// and returns how many there were; a group counts with all its entries.
-#[inline(always)]
-fn same_run<F: Format, V: Level, C: Cell>(cells: &[C], log2: u32, each: impl Fn(&C)) -> usize {
-    let Some(first) = cells.first() else { return 0 };
-    let own = F::shift(V::N);
-    let mut expected = first.get() & !F::HARDWARE_BITS;
-    let mut done = 0;
-    if F::GROUPS_ADVANCE || F::leaf_sizes(V::N).bits().count_ones() <= 1 || log2 == own {
-        let stride = F::stride(own);
-        for cell in cells {
-            if cell.get() & !F::HARDWARE_BITS != expected {
-                break;
-            }
-            each(cell);
-            expected = expected.wrapping_add(stride);
-            done += 1;
-        }
-    } else {
-        let stride = F::stride(log2);
-        for group in cells.chunks_exact(1 << (log2 - own)) {
-            if group[0].get() & !F::HARDWARE_BITS != expected {
-                break;
-            }
-            group.iter().for_each(&each);
-            expected = expected.wrapping_add(stride);
-            done += group.len();
-        }
-    }
-    // A damaged group counts as one entry: whoever goes over a table must get to its end.
-    done.max(1)
 }

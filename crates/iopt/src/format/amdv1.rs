@@ -116,6 +116,7 @@ impl<const ENCRYPTED: bool> Format for AmdV1<ENCRYPTED> {
     const OUTPUT_BITS: u32 = 52;
     const HARDWARE_BITS: u64 = ACCESSED | DIRTY;
     const ACCESSED: u64 = ACCESSED;
+    const DIRTY: u64 = DIRTY;
     /// The Mode field of the device table entry (section 2.2.2.1) tells the levels, and the upper
     /// levels of a table are tables as any.
     const GROWS: bool = true;
@@ -158,6 +159,7 @@ impl<const ENCRYPTED: bool> Format for AmdV1<ENCRYPTED> {
         root | self.encryption
     }
 
+    #[inline]
     fn leaf_bits(&self, prot: Prot) -> Option<u64> {
         // There is no bit for execution, for privileged requests or for memory types.
         let other = Prot::EXECUTE | Prot::PRIVILEGED | Prot::DEVICE | Prot::UNCACHED;
@@ -222,23 +224,9 @@ impl<const ENCRYPTED: bool> Format for AmdV1<ENCRYPTED> {
         word & PRESENT == 0
     }
 
+    #[inline]
     fn keeps_dirty(&self) -> bool {
         true
-    }
-
-    #[inline(always)]
-    fn is_dirty(word: u64) -> bool {
-        word & DIRTY != 0
-    }
-
-    #[inline(always)]
-    fn cleaned(word: u64) -> u64 {
-        word & !DIRTY
-    }
-
-    #[inline(always)]
-    fn dirtied(word: u64) -> u64 {
-        word | DIRTY
     }
 
     #[inline(always)]

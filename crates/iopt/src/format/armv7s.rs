@@ -183,6 +183,7 @@ impl<const DOMAIN: u8> Format for ArmV7s<DOMAIN> {
         }
     }
 
+    #[inline]
     fn leaf_bits(&self, prot: Prot) -> Option<u64> {
         // What is present can be read, and there is no bit that forces snooping.
         if !prot.contains(Prot::READ) || prot.contains(Prot::COHERENT) {

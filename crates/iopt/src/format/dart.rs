@@ -223,6 +223,7 @@ impl<const VERSION: u8, const PAGE_LOG2: u32> Format for Dart<VERSION, PAGE_LOG2
         }
     }
 
+    #[inline]
     fn leaf_bits(&self, prot: Prot) -> Option<u64> {
         let known = if VERSION == 1 {
             Prot::RW

@@ -157,14 +157,26 @@ impl Aperture {
 
     /// True when every address of the range is translated. A range is never split between the
     /// lower and the upper half of a sign-extended aperture.
-    pub fn covers(self, range: &Span) -> bool {
+    #[inline]
+    pub const fn covers(self, range: &Span) -> bool {
         if Span::checked(range.start, range.len).is_none() {
             return false;
         }
-        if self.bits >= 64 && self.above != Above::Sign {
-            return true;
+        let (first, last) = (range.start, range.last());
+        match self.above {
+            Above::Sign => {
+                // What lies above the bits that count, and the highest of them: all 0 or all 1.
+                let above = if self.bits > 64 {
+                    63
+                } else {
+                    self.bits.saturating_sub(1)
+                };
+                let (first, last) = (first as i64 >> above, last as i64 >> above);
+                first == last && (first == 0 || first == -1)
+            }
+            Above::Zeros => self.bits >= 64 || last >> self.bits == 0,
+            Above::Ones => self.bits >= 64 || !first >> self.bits == 0,
         }
-        self.spans().any(|span| span.covers(range))
     }
 
     /// The input address without the bits above the aperture: what indexes the tables.
@@ -260,6 +272,12 @@ pub trait Format: Copy + fmt::Debug + Send + Sync + 'static {
     const HARDWARE_BITS: u64;
     /// The bit that hardware sets in a leaf that it uses; 0 where there is none.
     const ACCESSED: u64 = 0;
+    /// The bit that hardware sets in a leaf that it writes to; 0 where there is none, or where it is
+    /// not as simple as that.
+    const DIRTY: u64 = 0;
+    /// Entries are clean where none of the first bits is set in any, and all of the second are set
+    /// in each. That is enough, not necessary.
+    const CLEAN: (u64, u64) = (Self::DIRTY, 0);
 
     /// The address in an entry is in one piece within aligned blocks of 2^this output bytes: from
     /// one block to the next [`stride`](Self::stride) does not lead. 64: everywhere.
@@ -363,6 +381,7 @@ pub trait Format: Copy + fmt::Debug + Send + Sync + 'static {
     }
 
     /// True when the unit notes in the leaves of this table that it has written to their pages.
+    #[inline]
     fn keeps_dirty(&self) -> bool {
         false
     }
@@ -371,20 +390,19 @@ pub trait Format: Copy + fmt::Debug + Send + Sync + 'static {
     /// entry of a group speaks for itself: the group is dirty when one of them is.
     #[inline(always)]
     fn is_dirty(word: u64) -> bool {
-        let _ = word;
-        false
+        word & Self::DIRTY != 0
     }
 
     /// The leaf's entry, clean.
     #[inline(always)]
     fn cleaned(word: u64) -> u64 {
-        word
+        word & !Self::DIRTY
     }
 
     /// The leaf's entry, or the bits of one, as hardware leaves it after a write.
     #[inline(always)]
     fn dirtied(word: u64) -> u64 {
-        word
+        word | Self::DIRTY
     }
 
     /// All leaf sizes of a table with `levels` levels.

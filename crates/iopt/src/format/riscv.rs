@@ -134,6 +134,7 @@ impl<const SECOND_STAGE: bool> Format for RiscVTables<SECOND_STAGE> {
     const OUTPUT_BITS: u32 = 56;
     const HARDWARE_BITS: u64 = ACCESSED | DIRTY;
     const ACCESSED: u64 = ACCESSED;
+    const DIRTY: u64 = DIRTY;
 
     #[inline(always)]
     fn levels(&self) -> u8 {
@@ -171,6 +172,7 @@ impl<const SECOND_STAGE: bool> Format for RiscVTables<SECOND_STAGE> {
         }
     }
 
+    #[inline]
     fn leaf_bits(&self, prot: Prot) -> Option<u64> {
         // W needs R, and at least one of R and X makes the entry a leaf.
         let writable = prot.contains(Prot::WRITE);
@@ -249,23 +251,9 @@ impl<const SECOND_STAGE: bool> Format for RiscVTables<SECOND_STAGE> {
         word & VALID == 0
     }
 
+    #[inline]
     fn keeps_dirty(&self) -> bool {
         self.hardware_updates
-    }
-
-    #[inline(always)]
-    fn is_dirty(word: u64) -> bool {
-        word & DIRTY != 0
-    }
-
-    #[inline(always)]
-    fn cleaned(word: u64) -> u64 {
-        word & !DIRTY
-    }
-
-    #[inline(always)]
-    fn dirtied(word: u64) -> u64 {
-        word | DIRTY
     }
 
     #[inline(always)]

@@ -65,6 +65,7 @@ impl Format for VtdSs {
     const OUTPUT_BITS: u32 = 52;
     const HARDWARE_BITS: u64 = ACCESSED | DIRTY;
     const ACCESSED: u64 = ACCESSED;
+    const DIRTY: u64 = DIRTY;
 
     #[inline(always)]
     fn levels(&self) -> u8 {
@@ -85,6 +86,7 @@ impl Format for VtdSs {
         }
     }
 
+    #[inline]
     fn leaf_bits(&self, prot: Prot) -> Option<u64> {
         // Execute permission and memory types have a meaning only where the unit supports them, and
         // privilege none.
@@ -142,23 +144,9 @@ impl Format for VtdSs {
         word & (READ | WRITE) == 0
     }
 
+    #[inline]
     fn keeps_dirty(&self) -> bool {
         true
-    }
-
-    #[inline(always)]
-    fn is_dirty(word: u64) -> bool {
-        word & DIRTY != 0
-    }
-
-    #[inline(always)]
-    fn cleaned(word: u64) -> u64 {
-        word & !DIRTY
-    }
-
-    #[inline(always)]
-    fn dirtied(word: u64) -> u64 {
-        word | DIRTY
     }
 
     #[inline(always)]

@@ -103,6 +103,7 @@ impl<const ENCRYPTED: bool> Format for X86_64<ENCRYPTED> {
     const OUTPUT_BITS: u32 = 52;
     const HARDWARE_BITS: u64 = ACCESSED | DIRTY;
     const ACCESSED: u64 = ACCESSED;
+    const DIRTY: u64 = DIRTY;
 
     #[inline(always)]
     fn levels(&self) -> u8 {
@@ -137,6 +138,7 @@ impl<const ENCRYPTED: bool> Format for X86_64<ENCRYPTED> {
         root | self.encryption
     }
 
+    #[inline]
     fn leaf_bits(&self, prot: Prot) -> Option<u64> {
         // A present page can be read, so there is no write-only one; and there is no bit that
         // forces snooping (VT-d has one for the whole table, in the PASID entry). Memory types come
@@ -192,23 +194,9 @@ impl<const ENCRYPTED: bool> Format for X86_64<ENCRYPTED> {
         word & PRESENT == 0
     }
 
+    #[inline]
     fn keeps_dirty(&self) -> bool {
         true
-    }
-
-    #[inline(always)]
-    fn is_dirty(word: u64) -> bool {
-        word & DIRTY != 0
-    }
-
-    #[inline(always)]
-    fn cleaned(word: u64) -> u64 {
-        word & !DIRTY
-    }
-
-    #[inline(always)]
-    fn dirtied(word: u64) -> u64 {
-        word | DIRTY
     }
 
     #[inline(always)]

@@ -6,7 +6,8 @@ use core::slice;
 use runs::Span;
 
 use super::super::form::{Exclusive, Form};
-use super::super::map::{Cursor, Request, Target};
+use super::super::map::Target;
+use super::super::request::{Cursor, Request};
 use super::super::{Level, Table, at_level, at_top, part};
 use super::scan::{Extent, Layout};
 use crate::cell::Cell;
@@ -284,7 +285,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
                 if inside.is_none() && (cells.len() == 1 || F::is_empty(cell.get())) {
                     continue;
                 }
-                let pa = cursor.pa() + if F::GROUPS_ADVANCE { nth << own } else { 0 };
+                let pa = cursor.pa + if F::GROUPS_ADVANCE { nth << own } else { 0 };
                 let old = cell.exchange(F::leaf(V::N, pa, log2, bits));
                 late = late | self.state::<V>(old);
                 if let Entry::Table(below) = F::decode(V::N, old) {
@@ -448,11 +449,23 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         if F::ACCESSED == 0 {
             return State::default();
         }
-        self.cells::<V>(table)
-            .iter()
-            .fold(State::default(), |all, cell| {
-                all | self.state::<V>(cell.get_acquire())
-            })
+        let cells = self.cells::<V>(table);
+        if V::N == 0 {
+            // All entries are leaves, or empty: most often their bits together tell.
+            let (none, each) = F::CLEAN;
+            let bits = M::Cell::union(cells);
+            let clean =
+                bits & none == 0 && (each == 0 || M::Cell::intersection(cells) & each == each);
+            if clean || F::DIRTY != 0 {
+                return State {
+                    accessed: bits & F::ACCESSED != 0,
+                    dirty: !clean,
+                };
+            }
+        }
+        cells.iter().fold(State::default(), |all, cell| {
+            all | self.state::<V>(cell.get_acquire())
+        })
     }
 
     /// Notes `state` in all leaves of a table that nobody can reach yet.

@@ -33,7 +33,7 @@ use runs::{PageSizes, Span};
 
 use super::form::{Claiming, Exclusive, Form, Restart};
 use super::shared::SharedTable;
-use super::unmap::RunSink;
+use super::sink::RunSink;
 use super::{Level, Table, at_top};
 use crate::cell::Cell;
 use crate::error::{PageSizeError, RangeError, RefitError};
@@ -195,6 +195,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         // First pass: nothing is stored.
         let bbm = self.format.break_before_make();
         let (mut needed, mut extents) = (0, 0u64);
+        let mut only = None;
         let mut first = scan.clone();
         while let Some(extent) = first.next(self)? {
             if bbm != BreakBeforeMake::NotNeeded && interruption == Interruption::Refused {
@@ -205,6 +206,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
             needed += self.tables_for(&extent, &scan.layout(self));
             progress.include(&extent);
             extents += 1;
+            only = (extents == 1).then_some(extent);
         }
         if extents == 0 {
             return Ok(());
@@ -220,9 +222,16 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         let result = loop {
             // Between two flushes, as much as the notes about unlinked tables reach.
             let window = match bbm {
-                BreakBeforeMake::NotNeeded => {
-                    self.change_in_place(&mut scan, &mut work, gather, form)
-                }
+                BreakBeforeMake::NotNeeded => match only {
+                    // There is no need to look for it again.
+                    Some(extent) => {
+                        work.restart_at(extent.at);
+                        extent.note(self, gather);
+                        self.apply(&extent, &[], &mut work, gather, form);
+                        Ok(false)
+                    }
+                    None => self.change_in_place(&mut scan, &mut work, gather, form),
+                },
                 BreakBeforeMake::Marked | BreakBeforeMake::Always => {
                     self.break_and_make(&mut scan, &mut work, gather, &mut flush, progress, form)
                 }
@@ -405,7 +414,7 @@ impl<F: Format, M: TableMemory, const SLOTS: usize> SharedTable<F, M, SLOTS> {
     ) -> Result<(), RefitError<E>> {
         let table = self.table();
         let at = table.check_range(range)?;
-        let guard = self.enter();
+        let guard = self.guard();
         let form = Claiming(guard.number());
         let mut round = 0;
         loop {

@@ -195,8 +195,9 @@ impl Scan {
             let stretch = Span::new(run.iova, size * count);
             let small = table
                 .leaves(stretch)
-                .find(|leaf| leaf.run.len < size)
-                .map(|leaf| (leaf.run.iova - run.iova) & !(size - 1));
+                .stretches()
+                .find(|(leaf, _)| leaf.run.len < size)
+                .map(|(leaf, _)| (leaf.run.iova - run.iova) & !(size - 1));
             let Some(offset) = small else {
                 self.pass_in(run, prot, stretch.len);
                 continue;
@@ -230,18 +231,30 @@ impl Scan {
         let range = self.rest(table);
         let mut leaves = table
             .leaves(range)
-            .filter(|leaf| range.covers(&leaf.run.input()));
-        let first = leaves.next()?;
-        let mut run = first.run;
-        for leaf in leaves {
-            if !run.is_followed_by(&leaf.run) || leaf.prot != first.prot {
+            .stretches()
+            .map(|(leaf, run)| (within(&range, leaf.run.len, run), leaf.prot))
+            .filter(|(run, _)| run.len > 0);
+        let (mut run, prot) = leaves.next()?;
+        for (next, its) in leaves {
+            if !run.is_followed_by(&next) || its != prot {
                 break;
             }
-            run.len += leaf.run.len;
+            run.len += next.len;
         }
         self.at = table.aperture().strip(run.iova);
-        Some((run, first.prot))
+        Some((run, prot))
     }
+}
+
+/// Of a run of leaves of `size` bytes, those that lie in `range` whole.
+fn within(range: &Span, size: u64, mut run: Run) -> Run {
+    if run.iova < range.start {
+        run = Run::new(run.iova + size, run.pa + size, run.len - size);
+    }
+    if run.len > 0 && run.input().last() > range.last() {
+        run.len -= size;
+    }
+    run
 }
 
 /// The bits with which leaves of these permissions are made.

@@ -109,6 +109,7 @@ impl<G: Granule> Format for ArmStage2<G> {
     // S2AP[1] changes only where DBM is set; it is a permission elsewhere.
     const HARDWARE_BITS: u64 = AF | S2AP_WRITE | WAS_DIRTY;
     const ACCESSED: u64 = AF;
+    const CLEAN: (u64, u64) = (WAS_DIRTY | S2AP_WRITE, 0);
     const GROUPS_ADVANCE: bool = true;
     const LINEAR_LOG2: u32 = G::LINEAR_LOG2;
 
@@ -150,6 +151,7 @@ impl<G: Granule> Format for ArmStage2<G> {
         super::leaf_sizes::<G>(level)
     }
 
+    #[inline]
     fn leaf_bits(&self, prot: Prot) -> Option<u64> {
         let device = prot.contains(Prot::DEVICE);
         let executable = prot.contains(Prot::EXECUTE);
@@ -236,6 +238,7 @@ impl<G: Granule> Format for ArmStage2<G> {
         super::broken(&self.options, level, word)
     }
 
+    #[inline]
     fn keeps_dirty(&self) -> bool {
         self.options.dirty
     }

@@ -1,14 +1,10 @@
-//! Look and remove in one descent.
+//! What has to be true of a range before it is removed.
 //!
-//! Most ranges lie in one table, or in a few neighbours below one entry of it. The way from the root
-//! down to the lowest table that the whole range goes through is gone once: there the entries are
-//! looked at, and if nothing forbids it they are cleared. On the way back, tables that became empty
-//! are unlinked.
+//! The look and the removal share the way down: both begin at the lowest table that the whole range
+//! goes through.
 
 use runs::{Run, Span};
 
-use super::form::Exclusive;
-use super::unmap::{Removed, RunSink};
 use super::{Level, Table, part};
 use crate::cell::Cell;
 use crate::error::UnmapError;
@@ -59,6 +55,13 @@ impl<F: Format, M: TableMemory> Look<F, M> for Range {
         todo: u64,
     ) -> Result<u64, UnmapError> {
         let aperture = tables.aperture();
+        if V::N == 0 {
+            let checked = tables.check_row(table, at, todo, self.whole);
+            return match checked {
+                Ok(()) => Ok(todo),
+                Err(refusal) => Err(tables.refused(refusal, self.named)),
+            };
+        }
         for end in [at, at + (todo - 1)] {
             if let Some((pa, log2, ..)) = tables.find_from::<V>(table, end) {
                 let rest = (1u64 << log2) - 1;
@@ -134,59 +137,5 @@ impl<F: Format, M: TableMemory> Look<F, M> for Pages {
             });
         }
         Ok(bytes)
-    }
-}
-
-impl<F: Format, M: TableMemory> Table<F, M> {
-    /// Goes down to the lowest table that `[at, at + todo)` goes through, has `look` look at it,
-    /// and clears what that says. True when no entry is left in `table`.
-    #[inline(always)]
-    pub(super) fn remove_once<V: Level, S: RunSink>(
-        &self,
-        table: u64,
-        at: u64,
-        todo: u64,
-        look: &mut impl Look<F, M>,
-        removed: &mut Removed<'_, S>,
-    ) -> Result<bool, UnmapError> {
-        let slot = 1u64 << F::shift(V::N);
-        // All of it is below one entry, and is not all that is below it.
-        if V::N > 0 && todo < slot && (at & (slot - 1)) + todo <= slot {
-            let cell = self.cells::<V>(table).get(self.index::<V>(at));
-            if let Some(cell) = cell
-                && let Entry::Table(below) = F::decode(V::N, cell.get_acquire())
-            {
-                let empty =
-                    self.remove_once_below::<V::Below, S>(below, at, todo, look, removed)?;
-                if empty && !self.keeps_empty {
-                    cell.set(0);
-                    self.memory.written(core::slice::from_ref(cell));
-                    self.unlinked(below, removed, Exclusive);
-                    let live = &self.memory.meta(table).live;
-                    let left = live.get().saturating_sub(1);
-                    live.set(left);
-                    return Ok(left == 0);
-                }
-                return Ok(false);
-            }
-        }
-        let bytes = look.look::<V>(self, table, at, todo)?;
-        if bytes == 0 {
-            return Ok(false);
-        }
-        Ok(self.clear::<V, S, Exclusive>(table, at, bytes, removed, Exclusive))
-    }
-
-    // A function of its own, so that the recursion is inlined level by level.
-    #[inline]
-    fn remove_once_below<V: Level, S: RunSink>(
-        &self,
-        table: u64,
-        at: u64,
-        todo: u64,
-        look: &mut impl Look<F, M>,
-        removed: &mut Removed<'_, S>,
-    ) -> Result<bool, UnmapError> {
-        self.remove_once::<V, S>(table, at, todo, look, removed)
     }
 }

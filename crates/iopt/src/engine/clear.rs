@@ -1,0 +1,196 @@
+//! Emptying entries of one table at level 0.
+
+use runs::Span;
+
+use super::dirty::{take_leaf, take_word};
+use super::removed::Removed;
+use super::sink::RunSink;
+use super::{L, Level, Table, part};
+use crate::cell::{Cell, Series};
+use crate::error::UnmapError;
+use crate::format::{Entry, Format};
+use crate::memory::TableMemory;
+
+/// Why a row of entries is not to be emptied, by stripped address.
+pub(super) enum Refusal {
+    /// A leaf there reaches over an end of the range.
+    InsideLeaf(u64),
+    /// Nothing is mapped there.
+    Hole(u64),
+}
+
+impl<F: Format, M: TableMemory> Table<F, M> {
+    /// Looks at the entries of `[at, at + todo)`, which are all in `table`: no leaf may reach over
+    /// the ends, and with `whole` no entry may be empty.
+    #[inline(always)]
+    pub(super) fn check_row(
+        &self,
+        table: u64,
+        at: u64,
+        todo: u64,
+        whole: bool,
+    ) -> Result<(), Refusal> {
+        let shift = F::shift(0);
+        let cells = self.cells::<L<0>>(table);
+        let here = part(cells, self.index::<L<0>>(at), (todo >> shift) as usize);
+        let last = at + (todo - 1);
+        if F::leaf_sizes(0).bits().count_ones() > 1 {
+            for (end, cell) in [(at, here.first()), (last, here.last())] {
+                let word = cell.map_or(0, Cell::get);
+                if let Entry::Leaf { log2, .. } = F::decode(0, word) {
+                    let rest = (1u64 << log2) - 1;
+                    if end & !rest < at || end | rest > last {
+                        return Err(Refusal::InsideLeaf(end));
+                    }
+                }
+            }
+        }
+        // A table that is full needs no look.
+        if whole
+            && self.memory.meta(table).live.get() != cells.len() as u64
+            && let Some(hole) = here.iter().position(|cell| F::is_empty(cell.get()))
+        {
+            return Err(Refusal::Hole(at + ((hole as u64) << shift)));
+        }
+        Ok(())
+    }
+
+    /// The error for it, of an operation on `range`.
+    #[cold]
+    pub(super) fn refused(&self, refusal: Refusal, range: Span) -> UnmapError {
+        let aperture = self.aperture();
+        match refusal {
+            Refusal::Hole(at) => UnmapError::Hole {
+                range,
+                at: aperture.extend(at),
+            },
+            Refusal::InsideLeaf(at) => {
+                let leaf = self.leaf_at(aperture.extend(at));
+                UnmapError::InsideLeaf {
+                    range,
+                    leaf: leaf.map(|leaf| leaf.run).unwrap_or_default(),
+                }
+            }
+        }
+    }
+
+    /// Clears the entries of `[at, at + todo)`, which are all in the linked table `table`. True when
+    /// no entry is left in it.
+    #[inline(always)]
+    pub(super) fn clear_row<S: RunSink>(
+        &self,
+        table: u64,
+        mut at: u64,
+        todo: u64,
+        removed: &mut Removed<'_, S>,
+    ) -> bool {
+        let shift = F::shift(0);
+        let cells = self.cells::<L<0>>(table);
+        let cells = part(cells, self.index::<L<0>>(at), (todo >> shift) as usize);
+        let (mut next, mut gone) = (0, 0);
+        // The stretch that is cleared and that the memory was not told of.
+        let mut stored = 0;
+        while let Some(rest) = cells.get(next..).filter(|rest| !rest.is_empty()) {
+            let word = rest.first().map_or(0, Cell::get);
+            let Entry::Leaf { pa, log2 } = F::decode(0, word) else {
+                self.wrote(cells, stored, next);
+                next += 1;
+                stored = next;
+                at = at.wrapping_add(1 << shift);
+                continue;
+            };
+            let (entries, dirty) = if S::DIRTY {
+                take_dirty_run::<F, L<0>, M::Cell>(rest, log2)
+            } else {
+                (same_run::<F, L<0>, M::Cell, true>(rest, log2), false)
+            };
+            let bytes = (entries as u64) << shift;
+            removed.leaves(0, at, pa, bytes, dirty);
+            self.watch(at, pa, bytes);
+            at = at.wrapping_add(bytes);
+            next += entries;
+            gone += entries as u64;
+        }
+        self.wrote(cells, stored, next);
+        if gone == 0 {
+            return false;
+        }
+        let live = &self.memory.meta(table).live;
+        let left = live.get().saturating_sub(gone);
+        live.set(left);
+        left == 0
+    }
+}
+
+/// How many entries, from the first of `cells` on, have leaves that are one run: of 2^`log2` bytes
+/// each, each going on in memory where the one before ended. A group counts with all its entries.
+/// With `TAKE` they are emptied.
+#[inline(always)]
+pub(super) fn same_run<F: Format, V: Level, C: Cell, const TAKE: bool>(
+    cells: &[C],
+    log2: u32,
+) -> usize {
+    let Some(first) = cells.first() else { return 0 };
+    let own = F::shift(V::N);
+    let series = |next, stride| Series {
+        next,
+        stride,
+        ignored: F::HARDWARE_BITS,
+    };
+    if F::GROUPS_ADVANCE || F::leaf_sizes(V::N).bits().count_ones() <= 1 || log2 == own {
+        let series = series(first.get(), F::stride(own));
+        return if TAKE {
+            C::take_series(cells, series)
+        } else {
+            C::match_series(cells, series)
+        };
+    }
+    let mut next = first.get();
+    let mut done = 0;
+    for group in cells.chunks_exact(1 << (log2 - own)) {
+        if (group[0].get() ^ next) & !F::HARDWARE_BITS != 0 {
+            break;
+        }
+        if TAKE {
+            C::set_series(group, series(0, 0));
+        }
+        next = next.wrapping_add(F::stride(log2));
+        done += group.len();
+    }
+    // A damaged group counts as one entry: whoever goes over a table must get to its end.
+    done.max(1)
+}
+
+/// Empties the entries, from the first of `cells` on, whose leaves are one run and were all written
+/// to, or all not. Returns how many there were, and which it is.
+#[inline(always)]
+pub(super) fn take_dirty_run<F: Format, V: Level, C: Cell>(
+    cells: &[C],
+    log2: u32,
+) -> (usize, bool) {
+    if log2 > F::shift(V::N) {
+        return take_leaf::<F, V, C>(cells, log2);
+    }
+    let mut next = cells.first().map_or(0, Cell::get);
+    let (mut taken, mut all) = (0, false);
+    for cell in cells {
+        let word = cell.get();
+        if (word ^ next) & !F::HARDWARE_BITS != 0 {
+            break;
+        }
+        let dirty = F::is_dirty(word);
+        if taken == 0 {
+            all = take_word::<F, C>(cell, word);
+        } else if dirty != all {
+            break;
+        } else if !dirty && cell.set_if(word, 0).is_err() {
+            // The device was quicker: it is dirty now, and the next run.
+            break;
+        } else if dirty {
+            take_word::<F, C>(cell, word);
+        }
+        next = next.wrapping_add(F::stride(log2));
+        taken += 1;
+    }
+    (taken.max(1), all)
+}

@@ -1,0 +1,100 @@
+//! What an unmap has removed, and how it is told.
+
+use runs::{Joiner, Run, Span};
+
+use super::sink::RunSink;
+use crate::format::Aperture;
+use crate::gather::Gather;
+
+/// What an unmap has removed so far.
+pub(super) struct Removed<'a, S> {
+    pub(super) gather: &'a mut Gather,
+    sink: &'a mut S,
+    joiner: Joiner<Run>,
+    /// The run in the joiner was written to; only for sinks that want to know.
+    dirty: bool,
+    aperture: Aperture,
+    /// First and last stripped address that was removed.
+    hull: Option<(u64, u64)>,
+    leaf_levels: u32,
+    pub(super) outcome: Outcome,
+}
+
+/// What an unmap has done.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Outcome {
+    /// Bytes that were mapped.
+    pub(crate) bytes: u64,
+    /// Tables that were unlinked.
+    pub(crate) tables: u64,
+    /// A table became empty, but the one above it was not claimed: it is still linked.
+    pub(crate) left_over: bool,
+}
+
+impl<'a, S: RunSink> Removed<'a, S> {
+    pub(super) fn new(aperture: Aperture, gather: &'a mut Gather, sink: &'a mut S) -> Self {
+        const { assert!(S::WANTED || !S::DIRTY, "a sink of dirty runs wants runs") }
+        Self {
+            gather,
+            sink,
+            joiner: Joiner::new(),
+            dirty: false,
+            aperture,
+            hull: None,
+            leaf_levels: 0,
+            outcome: Outcome::default(),
+        }
+    }
+
+    /// Tells the last run, and the gather what has to be flushed.
+    #[inline(always)]
+    pub(super) fn finish(mut self) -> Outcome {
+        self.end_of_run();
+        if let Some((first, last)) = self.hull {
+            let range = Span::new(self.aperture.extend(first), last - first + 1);
+            self.gather.add(range, self.leaf_levels);
+        }
+        self.outcome
+    }
+
+    /// Leaves at `level`, from the stripped address `at` to `pa`.
+    #[inline(always)]
+    pub(super) fn leaves(&mut self, level: usize, at: u64, pa: u64, len: u64, dirty: bool) {
+        self.stretch(level, at, at + (len - 1), len);
+        if !S::WANTED {
+            return;
+        }
+        if S::DIRTY && dirty != self.dirty {
+            self.end_of_run();
+            self.dirty = dirty;
+        }
+        let next = Run::new(self.aperture.extend(at), pa, len);
+        if let Some(run) = self.joiner.push(next) {
+            self.tell(run);
+        }
+    }
+
+    #[inline(always)]
+    fn tell(&mut self, run: Run) {
+        if S::DIRTY {
+            self.sink.dirty_run(run, self.dirty);
+        } else {
+            self.sink.run(run);
+        }
+    }
+
+    #[inline(always)]
+    fn end_of_run(&mut self) {
+        if let Some(run) = self.joiner.finish() {
+            self.tell(run);
+        }
+    }
+
+    /// Something was removed between `first` and `last`, `bytes` in all.
+    #[inline(always)]
+    pub(super) fn stretch(&mut self, level: usize, first: u64, last: u64, bytes: u64) {
+        self.outcome.bytes += bytes;
+        self.leaf_levels |= 1 << level;
+        self.hull = Some((self.hull.map_or(first, |(first, _)| first), last));
+    }
+}

@@ -1,0 +1,182 @@
+//! A request to map, and how far it has come.
+
+use core::slice;
+
+use runs::{PageSizes, Run, Span};
+
+use super::{Level, Table};
+use crate::error::{MapError, RangeError};
+use crate::format::Format;
+use crate::memory::TableMemory;
+use crate::prot::Prot;
+
+/// Where a pass over the request stands: the stripped address, and the run that lies there.
+#[derive(Clone)]
+pub(super) struct Cursor<'a> {
+    /// The sizes that leaves may have.
+    sizes: PageSizes,
+    pub(super) at: u64,
+    pub(super) todo: u64,
+    pub(super) pa: u64,
+    left: u64,
+    rest: slice::Iter<'a, Span>,
+}
+
+impl<'a> Cursor<'a> {
+    pub(super) fn new(request: &Request<'a>) -> Self {
+        let mut cursor = Self {
+            sizes: request.sizes,
+            at: request.at,
+            todo: request.len,
+            pa: 0,
+            left: 0,
+            rest: request.runs.iter(),
+        };
+        cursor.next_run();
+        cursor
+    }
+
+    #[inline]
+    fn next_run(&mut self) {
+        if let Some(run) = self.rest.next() {
+            (self.pa, self.left) = (run.start, run.len);
+        }
+    }
+
+    /// Goes on, also over the end of a run.
+    pub(super) fn skip(&mut self, bytes: u64) {
+        let mut rest = bytes.min(self.todo);
+        while rest > 0 && self.left > 0 {
+            let here = rest.min(self.left);
+            self.advance(here);
+            rest -= here;
+        }
+    }
+
+    /// Ends `bytes` from here.
+    pub(super) fn end_after(&mut self, bytes: u64) {
+        self.todo = self.todo.min(bytes);
+    }
+
+    #[inline(always)]
+    pub(super) fn advance(&mut self, bytes: u64) {
+        self.at = self.at.wrapping_add(bytes);
+        self.todo -= bytes;
+        self.pa = self.pa.wrapping_add(bytes);
+        self.left -= bytes;
+        if self.left == 0 {
+            self.next_run();
+        }
+    }
+}
+
+/// A request that is well formed.
+#[derive(Clone, Copy)]
+pub(crate) struct Request<'r> {
+    pub(super) iova: u64,
+    /// The address without the bits above the aperture.
+    pub(super) at: u64,
+    pub(super) len: u64,
+    pub(super) runs: &'r [Span],
+    /// Permission and attribute bits of the leaves.
+    pub(super) bits: u64,
+    /// The sizes that they may have.
+    pub(super) sizes: PageSizes,
+}
+
+impl<F: Format, M: TableMemory> Table<F, M> {
+    /// Tells the memory what is about to be mapped.
+    #[inline(always)]
+    pub(super) fn announce(&self, request: &Request<'_>) {
+        if !M::WATCHES_RUNS {
+            return;
+        }
+        let leaf = F::leaf(0, 0, F::shift(0), request.bits);
+        let prot = self.format.prot(0, leaf);
+        let mut iova = request.iova;
+        for run in request.runs {
+            self.memory.mapped(Run::new(iova, run.start, run.len), prot);
+            iova = iova.wrapping_add(run.len);
+        }
+    }
+
+    /// Everything that can be known to be wrong before a table is looked at.
+    #[inline(always)]
+    pub(crate) fn check_map<'r>(
+        &self,
+        iova: u64,
+        runs: &'r [Span],
+        prot: Prot,
+    ) -> Result<Request<'r>, MapError> {
+        let len = self.check_runs(runs)?;
+        let at = self.check_range(Span::new(iova, len))?;
+        match self.format.leaf_bits(prot) {
+            Some(bits) => Ok(Request {
+                iova,
+                at,
+                len,
+                runs,
+                bits,
+                sizes: self.sizes,
+            }),
+            None => Err(MapError::Prot {
+                prot,
+                format: F::ID,
+            }),
+        }
+    }
+
+    /// The runs' bytes together, if each of them is well formed.
+    fn check_runs(&self, runs: &[Span]) -> Result<u64, MapError> {
+        let granule = self.sizes.smallest();
+        let mut len = 0u64;
+        for run in runs {
+            if run.len == 0 {
+                return Err(RangeError::Empty.into());
+            }
+            if !run.is_aligned(granule) {
+                let value = if run.start & (granule - 1) != 0 {
+                    run.start
+                } else {
+                    run.len
+                };
+                return Err(RangeError::Misaligned { value, granule }.into());
+            }
+            let last = run.start.checked_add(run.len - 1);
+            let bits = self.format.output_bits();
+            if last.is_none_or(|last| last >> bits != 0) {
+                return Err(MapError::OutputTooWide { output: *run, bits });
+            }
+            // More than 2^64 bytes fit no aperture: the sum saturates and is refused there.
+            len = len.saturating_add(run.len);
+        }
+        Ok(len)
+    }
+
+    /// The largest leaves at level `V` with which the request can go on here: their size as a
+    /// power of two, and how many of them in a row within `room` bytes.
+    #[inline(always)]
+    pub(super) fn leaves_here<V: Level>(
+        &self,
+        cursor: &Cursor<'_>,
+        room: u64,
+    ) -> Option<(u32, u64)> {
+        let offered = F::leaf_sizes(V::N);
+        let sizes = offered.and(cursor.sizes);
+        let mut len = room.min(cursor.left);
+        if F::LINEAR_LOG2 < 64 {
+            // Entries go on by a constant step within such a block of physical memory only.
+            let block = 1u64 << F::LINEAR_LOG2;
+            len = len.min(block - (cursor.pa & (block - 1)));
+        }
+        if offered.bits().count_ones() <= 1 {
+            // One size: no choice to make.
+            let log2 = F::shift(V::N);
+            let aligned = (cursor.at | cursor.pa) & ((1 << log2) - 1) == 0;
+            return (!sizes.is_empty() && aligned && len >> log2 > 0)
+                .then_some((log2, len >> log2));
+        }
+        let (size, count) = sizes.step(cursor.at, cursor.pa, len)?;
+        Some((size.trailing_zeros(), count))
+    }
+}
