@@ -49,8 +49,11 @@ static unsigned int features(void)
 	if (config.options & FORCE_COHERENT)
 		bits |= config.format == VTD_SS ? BIT(PT_FEAT_VTDSS_FORCE_COHERENCE) :
 						  BIT(PT_FEAT_AMDV1_FORCE_COHERENCE);
+	/* What Linux's own files force on: without its checks it wants to be asked for them. */
 	if (config.format == AMD_V1_GROWING)
-		bits |= BIT(PT_FEAT_DYNAMIC_TOP);
+		bits |= BIT(PT_FEAT_DYNAMIC_TOP) | BIT(PT_FEAT_AMDV1_ENCRYPT_TABLES);
+	if (config.format == RISCV)
+		bits |= BIT(PT_FEAT_DETAILED_GATHER);
 	return bits;
 }
 
@@ -115,22 +118,31 @@ static int map(u64 iova, u64 address, u64 bytes, int prot)
 	return -result;
 }
 
+/* What a driver would have in the operations of its domain. */
+struct domain_operations {
+	phys_addr_t (*iova_to_phys)(struct iommu_domain *domain, dma_addr_t iova);
+	int (*read_and_clear_dirty)(struct iommu_domain *domain, unsigned long iova, size_t bytes,
+				    unsigned long flags, struct iommu_dirty_bitmap *dirty);
+};
+
+static const struct domain_operations *domain_operations(void)
+{
+	static const struct domain_operations of[] = {
+		[AMD_V1] = { plain_amdv1_iova_to_phys, plain_amdv1_read_and_clear_dirty },
+		[AMD_V1_GROWING] = { pt_iommu_amdv1_iova_to_phys,
+				     pt_iommu_amdv1_read_and_clear_dirty },
+		[X86_64] = { pt_iommu_x86_64_iova_to_phys, pt_iommu_x86_64_read_and_clear_dirty },
+		[VTD_SS] = { pt_iommu_vtdss_iova_to_phys, pt_iommu_vtdss_read_and_clear_dirty },
+		[RISCV] = { pt_iommu_riscv_64_iova_to_phys,
+			    pt_iommu_riscv_64_read_and_clear_dirty },
+	};
+
+	return &of[config.format];
+}
+
 static u64 translate(u64 iova)
 {
-	struct iommu_domain *domain = &table.iommu.domain;
-
-	switch (config.format) {
-	case AMD_V1:
-		return plain_amdv1_iova_to_phys(domain, iova);
-	case AMD_V1_GROWING:
-		return pt_iommu_amdv1_iova_to_phys(domain, iova);
-	case X86_64:
-		return pt_iommu_x86_64_iova_to_phys(domain, iova);
-	case VTD_SS:
-		return pt_iommu_vtdss_iova_to_phys(domain, iova);
-	default:
-		return pt_iommu_riscv_64_iova_to_phys(domain, iova);
-	}
+	return domain_operations()->iova_to_phys(&table.iommu.domain, iova);
 }
 
 /* Where a unit is told to begin, as each format's driver learns it. */
@@ -183,6 +195,104 @@ static void destroy(void)
 	pt_iommu_deinit(&table.iommu);
 }
 
+static inline int map_one(u64 iova, const struct batch *batch)
+{
+	size_t mapped = 0;
+
+	return table.iommu.ops->map_range(&table.iommu, iova, batch->address,
+					  batch->count * batch->page, TIMED_PROT, GFP_KERNEL,
+					  &mapped);
+}
+
+static inline u64 unmap_one(u64 iova, const struct batch *batch)
+{
+	struct iommu_iotlb_gather gather;
+
+	iommu_iotlb_gather_init(&gather);
+	gather.queued = batch->queued;
+	u64 unmapped = table.iommu.ops->unmap_range(&table.iommu, iova,
+						    batch->count * batch->page, &gather);
+
+	if (!iommu_pages_list_empty(&gather.freelist))
+		iommu_put_pages_list(&gather.freelist);
+	return unmapped;
+}
+
+static int generic_map_batch(const struct batch *batch)
+{
+	u64 iova = batch->iova;
+
+	for (unsigned int i = 0; i < batch->operations; i++, iova += batch->stride) {
+		int result = map_one(iova, batch);
+
+		if (result != 0)
+			return -result;
+	}
+	return 0;
+}
+
+static int generic_unmap_batch(const struct batch *batch)
+{
+	u64 iova = batch->iova;
+
+	for (unsigned int i = 0; i < batch->operations; i++, iova += batch->stride)
+		if (unmap_one(iova, batch) != batch->count * batch->page)
+			return EFAULT;
+	return 0;
+}
+
+static int generic_cycle_batch(const struct batch *batch)
+{
+	u64 iova = batch->iova;
+
+	for (unsigned int i = 0; i < batch->operations; i++, iova += batch->stride) {
+		int result = map_one(iova, batch);
+
+		if (result != 0)
+			return -result;
+		if (unmap_one(iova, batch) != batch->count * batch->page)
+			return EFAULT;
+	}
+	return 0;
+}
+
+static u64 generic_translate_all(const u64 *iovas, size_t count)
+{
+	phys_addr_t (*iova_to_phys)(struct iommu_domain *domain, dma_addr_t iova) =
+		domain_operations()->iova_to_phys;
+	u64 sum = 0;
+
+	for (size_t i = 0; i < count; i++)
+		sum += iova_to_phys(&table.iommu.domain, iovas[i]);
+	return sum;
+}
+
+static int generic_harvest(u64 iova, u64 bytes, struct iova_bitmap *bitmap)
+{
+	struct iommu_iotlb_gather gather;
+	struct iommu_dirty_bitmap dirty = { bitmap, &gather };
+
+	iommu_iotlb_gather_init(&gather);
+	return -domain_operations()->read_and_clear_dirty(&table.iommu.domain, iova, bytes, 0,
+							  &dirty);
+}
+
+static void restrict_sizes(u64 sizes)
+{
+	table.iommu.domain.pgsize_bitmap &= sizes;
+}
+
 const struct operations generic_operations = {
-	create, map, unmap, translate, geometry, destroy,
+	create,
+	map,
+	unmap,
+	translate,
+	geometry,
+	destroy,
+	generic_map_batch,
+	generic_unmap_batch,
+	generic_cycle_batch,
+	generic_translate_all,
+	generic_harvest,
+	restrict_sizes,
 };

@@ -45,6 +45,37 @@ static enum io_pgtable_fmt name_of(enum format format)
 	}
 }
 
+/*
+ * A unit that caches nothing. Pages are gathered one by one, as the drivers of Arm's units do where
+ * flushes are not put off.
+ */
+static struct iommu_domain domain;
+
+static void flush_all(void *cookie)
+{
+	(void)cookie;
+}
+
+static void flush_walk(unsigned long iova, size_t bytes, size_t granule, void *cookie)
+{
+	(void)iova;
+	(void)bytes;
+	(void)granule;
+	(void)cookie;
+}
+
+static void add_page(struct iommu_iotlb_gather *gather, unsigned long iova, size_t granule,
+		     void *cookie)
+{
+	iommu_iotlb_gather_add_page(cookie, gather, iova, granule);
+}
+
+static const struct iommu_flush_ops flush_operations = {
+	.tlb_flush_all = flush_all,
+	.tlb_flush_walk = flush_walk,
+	.tlb_add_page = add_page,
+};
+
 static int create(const struct config *config)
 {
 	functions = functions_of(config->format);
@@ -55,6 +86,7 @@ static int create(const struct config *config)
 		.ias = config->input_bits,
 		.oas = config->output_bits,
 		.coherent_walk = !(config->options & INCOHERENT),
+		.tlb = &flush_operations,
 		.iommu_dev = &device,
 	};
 	if (config->options & DIRTY)
@@ -63,11 +95,11 @@ static int create(const struct config *config)
 		settings.quirks |= IO_PGTABLE_QUIRK_ARM_TTBR1;
 	if (config->options & FORCED_WRITE_BACK)
 		settings.quirks |= IO_PGTABLE_QUIRK_ARM_S2FWB;
-	table = functions->alloc(&settings, NULL);
+	table = functions->alloc(&settings, &domain);
 	if (table == NULL)
 		return EINVAL;
 	table->fmt = name_of(config->format);
-	table->cookie = NULL;
+	table->cookie = &domain;
 	table->cfg = settings;
 	return 0;
 }
@@ -178,6 +210,127 @@ static void destroy(void)
 	functions->free(table);
 }
 
+static inline int map_one(u64 iova, const struct batch *batch)
+{
+	u64 bytes = batch->count * batch->page, done = 0;
+
+	while (done < bytes) {
+		u64 size = batch->page, count = (bytes - done) / size;
+		size_t mapped = 0;
+
+		if (batch->chosen)
+			size = choose(iova + done, batch->address + done, bytes - done, &count);
+		int result = table->ops.map_pages(&table->ops, iova + done, batch->address + done,
+						  size, count, TIMED_PROT, GFP_KERNEL, &mapped);
+
+		if (result != 0)
+			return result;
+		done += mapped;
+	}
+	return 0;
+}
+
+/* Sizes that are chosen take tables that lie below with them. */
+static inline u64 unmap_one(u64 iova, const struct batch *batch)
+{
+	u64 bytes = batch->count * batch->page, done = 0;
+	struct iommu_iotlb_gather gather;
+
+	iommu_iotlb_gather_init(&gather);
+	gather.queued = batch->queued;
+	while (done < bytes) {
+		u64 size = batch->page, count = (bytes - done) / size;
+
+		if (batch->chosen)
+			size = choose(iova + done, iova + done, bytes - done, &count);
+		u64 step = table->ops.unmap_pages(&table->ops, iova + done, size, count, &gather);
+
+		if (step == 0)
+			break;
+		done += step;
+	}
+	return done;
+}
+
+static int pgtable_map_batch(const struct batch *batch)
+{
+	u64 iova = batch->iova;
+
+	for (unsigned int i = 0; i < batch->operations; i++, iova += batch->stride) {
+		int result = map_one(iova, batch);
+
+		if (result != 0)
+			return -result;
+	}
+	return 0;
+}
+
+static int pgtable_unmap_batch(const struct batch *batch)
+{
+	u64 iova = batch->iova;
+
+	for (unsigned int i = 0; i < batch->operations; i++, iova += batch->stride)
+		if (unmap_one(iova, batch) != batch->count * batch->page)
+			return EFAULT;
+	return 0;
+}
+
+/* Mapped in pages of the size that was asked for, unmapped as the core does. */
+static int pgtable_cycle_batch(const struct batch *batch)
+{
+	struct batch back = *batch;
+	u64 iova = batch->iova;
+
+	back.chosen = true;
+	for (unsigned int i = 0; i < batch->operations; i++, iova += batch->stride) {
+		int result = map_one(iova, batch);
+
+		if (result != 0)
+			return -result;
+		if (unmap_one(iova, &back) != batch->count * batch->page)
+			return EFAULT;
+	}
+	return 0;
+}
+
+static u64 pgtable_translate_all(const u64 *iovas, size_t count)
+{
+	u64 sum = 0;
+
+	for (size_t i = 0; i < count; i++)
+		sum += table->ops.iova_to_phys(&table->ops, iovas[i]);
+	return sum;
+}
+
+/* Only stage 1 has dirty state here; asked for another, Linux complains. */
+static int pgtable_harvest(u64 iova, u64 bytes, struct iova_bitmap *bitmap)
+{
+	struct iommu_iotlb_gather gather;
+	struct iommu_dirty_bitmap dirty = { bitmap, &gather };
+
+	if (table->fmt != ARM_64_LPAE_S1 || table->ops.read_and_clear_dirty == NULL)
+		return EOPNOTSUPP;
+	iommu_iotlb_gather_init(&gather);
+	return -table->ops.read_and_clear_dirty(&table->ops, iova, bytes, 0, &dirty);
+}
+
+/* The caller says the size of each page. */
+static void restrict_sizes(u64 sizes)
+{
+	(void)sizes;
+}
+
 const struct operations pgtable_operations = {
-	create, map, unmap, translate, geometry, destroy,
+	create,
+	map,
+	unmap,
+	translate,
+	geometry,
+	destroy,
+	pgtable_map_batch,
+	pgtable_unmap_batch,
+	pgtable_cycle_batch,
+	pgtable_translate_all,
+	pgtable_harvest,
+	restrict_sizes,
 };

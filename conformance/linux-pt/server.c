@@ -8,6 +8,7 @@
  */
 #include "pool.h"
 #include "table.h"
+#include "timing.h"
 
 #include <stdio.h>
 
@@ -27,6 +28,9 @@ enum request {
 	DUMP,
 	/* Pages of memory that nobody gave back. */
 	DESTROY,
+	/* kind of work, bytes of a page, pages, flags, batches (timing.h). An errno; for each
+	   batch the thousandth parts of nanoseconds of one operation. */
+	TIME,
 };
 
 static u64 *payload;
@@ -90,6 +94,7 @@ static void dump(const struct operations *operations, bool narrow)
 int main(void)
 {
 	const struct operations *operations = NULL;
+	struct config config;
 	bool narrow = false;
 	u64 request[8];
 
@@ -99,16 +104,19 @@ int main(void)
 
 		payload_words = 0;
 		if (request[0] == CREATE) {
-			struct config config = {
+			struct geometry geometry;
+			u64 options = argument[1];
+
+			config = (struct config){
 				argument[0], argument[1], argument[2],
 				argument[3], argument[4], argument[5],
 			};
-			struct geometry geometry;
-
 			narrow = config.format == ARM_SHORT;
 			operations = config.format < ARM_S1 ? &generic_operations :
 							      &pgtable_operations;
-			pool_reset(argument[6]);
+			pool_reset(argument[6], !(options & RECYCLED)    ? POOL_LOWEST :
+						(options & HUGE_MEMORY) ? POOL_RECYCLED_HUGE :
+									  POOL_RECYCLED);
 			result = operations->create(&config);
 			if (result == 0) {
 				operations->geometry(&geometry);
@@ -127,6 +135,13 @@ int main(void)
 			result = operations->translate(argument[0]);
 		} else if (request[0] == DUMP) {
 			dump(operations, narrow);
+		} else if (request[0] == TIME) {
+			struct work work = {
+				argument[0], argument[1], argument[2], argument[3],
+			};
+			for (u64 i = 0; i < argument[4]; i++)
+				put(0);
+			result = time_work(operations, &config, &work, argument[4], payload);
 		} else if (request[0] == DESTROY) {
 			operations->destroy();
 			operations = NULL;

@@ -38,13 +38,16 @@ typedef u64 dma_addr_t;
 typedef unsigned int gfp_t;
 typedef unsigned int slab_flags_t;
 
-/* Configuration: generic_pt checks itself, and takes any feature of its formats. */
+/*
+ * Configuration: generic_pt checks itself, unless it is timed, and takes any feature of its
+ * formats. Dirty tracking is there only for iommufd.
+ */
 #define IS_ENABLED(option) (option)
 #define CONFIG_IOMMU_PT 1
 #define CONFIG_SMP 1
 #define CONFIG_PHYS_ADDR_T_64BIT 1
 #define CONFIG_GENERIC_ATOMIC64 0
-#define CONFIG_IOMMUFD_DRIVER 0
+#define CONFIG_IOMMUFD_DRIVER 1
 #define CONFIG_IOMMUFD_TEST 0
 #ifndef CONFIG_DEBUG_GENERIC_PT
 #define CONFIG_DEBUG_GENERIC_PT 1
@@ -56,8 +59,8 @@ typedef unsigned int slab_flags_t;
 #define __maybe_unused __attribute__((unused))
 #define __init
 #define __iomem
-#define likely(condition) (condition)
-#define unlikely(condition) (condition)
+#define likely(condition) __builtin_expect(!!(condition), 1)
+#define unlikely(condition) __builtin_expect(!!(condition), 0)
 #define static_assert _Static_assert
 #define BUILD_BUG() __builtin_trap()
 #define CONCATENATE_NOW(a, b) a##b
@@ -77,8 +80,14 @@ typedef unsigned int slab_flags_t;
 #define MODULE_IMPORT_NS(text)
 
 /* Complaints are counted; the answer to each request tells how many there were. */
-bool shim_complain(bool condition);
-#define WARN_ON(condition) shim_complain(!!(condition))
+void shim_complain(void);
+static inline bool shim_complain_if(bool condition)
+{
+	if (unlikely(condition))
+		shim_complain();
+	return condition;
+}
+#define WARN_ON(condition) shim_complain_if(!!(condition))
 #define WARN_ON_ONCE WARN_ON
 #define WARN_ONCE(condition, ...) WARN_ON(condition)
 #define pr_err(...) ((void)0)
@@ -136,12 +145,16 @@ enum {
 #define max_t(type, a, b) max((type)(a), (type)(b))
 #define check_add_overflow(a, b, sum) __builtin_add_overflow(a, b, sum)
 
-/* Memory order: one thread, and nobody reads the tables while it runs. */
+/*
+ * Memory order: one thread, and nobody reads the tables while it runs. So these cost nothing, also
+ * where a kernel on this machine would wait for its stores (wmb, smp_mb).
+ */
 #define READ_ONCE(place) (*(const volatile __typeof__(place) *)&(place))
 #define WRITE_ONCE(place, value) (*(volatile __typeof__(place) *)&(place) = (value))
-#define smp_mb() ((void)0)
-#define wmb() ((void)0)
-#define dma_wmb() ((void)0)
+#define barrier() __asm__ volatile("" ::: "memory")
+#define smp_mb() barrier()
+#define wmb() barrier()
+#define dma_wmb() barrier()
 #define cmpxchg_relaxed(place, old, new) __sync_val_compare_and_swap(place, old, new)
 #define cmpxchg64_relaxed(place, old, new) __sync_val_compare_and_swap(place, old, new)
 #define try_cmpxchg64(place, old, new)                                         \
@@ -189,15 +202,20 @@ static inline void INIT_LIST_HEAD(struct list_head *list)
 
 /* Table memory: blocks of the pool, zeroed, aligned to their size (shim.c). */
 extern char *shim_pool;
-extern u64 shim_base;
+/* What is added to a "physical" address to get to its byte. */
+extern uintptr_t shim_offset;
 void *shim_alloc(size_t bytes);
 void shim_free(void *block);
 struct list_head *shim_link(void *block);
 static inline u64 virt_to_phys(const void *table)
 {
-	return (u64)((const char *)table - shim_pool) + shim_base;
+	return (uintptr_t)table - shim_offset;
 }
-void *phys_to_virt(u64 address);
+/* The empty entry leads nowhere, but Linux computes where that would be. */
+static inline void *phys_to_virt(u64 address)
+{
+	return (void *)((uintptr_t)address + shim_offset);
+}
 #define __pa virt_to_phys
 #define __va phys_to_virt
 
@@ -255,29 +273,72 @@ struct iommu_domain {
 struct iommu_pages_list {
 	struct list_head pages;
 };
+/* One range, from `start` to `end` inclusive; none where `end` is 0. */
 struct iommu_iotlb_gather {
 	unsigned long start, end;
+	size_t pgsize;
 	struct {
 		u8 leaf_levels_bitmap, table_levels_bitmap;
 	} pt;
 	struct iommu_pages_list freelist;
 	bool queued;
 };
-struct iova_bitmap;
+static inline void iommu_iotlb_gather_init(struct iommu_iotlb_gather *gather)
+{
+	*gather = (struct iommu_iotlb_gather){ .start = ULONG_MAX };
+	INIT_LIST_HEAD(&gather->freelist.pages);
+}
+/* What the unit caches is flushed, which costs nothing here, and then the tables are freed. */
+void iommu_iotlb_sync(struct iommu_domain *domain, struct iommu_iotlb_gather *gather);
+static inline bool iommu_iotlb_gather_queued(const struct iommu_iotlb_gather *gather)
+{
+	return gather != NULL && gather->queued;
+}
+static inline bool iommu_iotlb_gather_is_disjoint(const struct iommu_iotlb_gather *gather,
+						  unsigned long iova, size_t bytes)
+{
+	bool below = iova + bytes < gather->start, above = iova > gather->end + 1;
+
+	return gather->end != 0 && (below || above);
+}
+static inline void iommu_iotlb_gather_add_range(struct iommu_iotlb_gather *gather,
+						unsigned long iova, size_t bytes)
+{
+	gather->start = min(gather->start, iova);
+	gather->end = max(gather->end, iova + bytes - 1);
+}
+/* A gather holds pages of one size without a gap between; others are flushed first. */
+static inline void iommu_iotlb_gather_add_page(struct iommu_domain *domain,
+					       struct iommu_iotlb_gather *gather,
+					       unsigned long iova, size_t bytes)
+{
+	bool other = gather->pgsize != 0 && gather->pgsize != bytes;
+
+	if (other || iommu_iotlb_gather_is_disjoint(gather, iova, bytes))
+		iommu_iotlb_sync(domain, gather);
+	gather->pgsize = bytes;
+	iommu_iotlb_gather_add_range(gather, iova, bytes);
+}
+
+/* A bit for each page of 2^`shift` bytes from `first` on. */
+struct iova_bitmap {
+	u64 first;
+	unsigned int shift;
+	unsigned long *words;
+};
 struct iommu_dirty_bitmap {
 	struct iova_bitmap *bitmap;
 	struct iommu_iotlb_gather *gather;
 };
-#define iova_bitmap_set(bitmap, iova, bytes) ((void)0)
-#define iommu_dirty_bitmap_record(dirty, iova, bytes) ((void)0)
-
-/* Nobody caches translations: nothing is to be gathered but the tables to be freed. */
-void iommu_iotlb_gather_init(struct iommu_iotlb_gather *gather);
-void iommu_iotlb_sync(struct iommu_domain *domain, struct iommu_iotlb_gather *gather);
-#define iommu_iotlb_gather_queued(gather) false
-#define iommu_iotlb_gather_is_disjoint(gather, iova, bytes) false
-#define iommu_iotlb_gather_add_range(gather, iova, bytes) ((void)0)
-#define iommu_iotlb_gather_add_page(domain, gather, iova, bytes) ((void)0)
+void iova_bitmap_set(struct iova_bitmap *bitmap, u64 iova, size_t bytes);
+static inline void iommu_dirty_bitmap_record(struct iommu_dirty_bitmap *dirty, u64 iova,
+					     size_t bytes)
+{
+	if (dirty->bitmap)
+		iova_bitmap_set(dirty->bitmap, iova, bytes);
+	if (dirty->gather)
+		iommu_iotlb_gather_add_range(dirty->gather, iova, bytes);
+}
 
 /* In the place of drivers/iommu/iommu-pages.h, whose guard this is. */
 #define __IOMMU_PAGES_H

@@ -32,6 +32,9 @@ enum option {
 	/* For the top of the address space. */
 	UPPER = 1 << 6,
 	FORCED_WRITE_BACK = 1 << 7,
+	/* Table memory is recycled (pool.h), and lies in huge pages. */
+	RECYCLED = 1 << 8,
+	HUGE_MEMORY = 1 << 9,
 };
 
 struct config {
@@ -50,6 +53,23 @@ struct geometry {
 	u64 root[4];
 };
 
+/* What READ and WRITE are to Linux's core, in memory that is coherent. */
+#define TIMED_PROT (IOMMU_READ | IOMMU_WRITE | IOMMU_CACHE)
+
+/*
+ * Equal operations that are timed together: each of `count` pages of `page` bytes, at `address`,
+ * the first at `iova` and each next one `stride` bytes further.
+ */
+struct batch {
+	u64 iova, address, stride;
+	u64 page, count;
+	unsigned int operations;
+	/* Linux chooses the sizes; `page` is the smallest. */
+	bool chosen;
+	/* Everything will be flushed later: nothing but tables is gathered. */
+	bool queued;
+};
+
 /* 0, or an errno. A map that fails leaves nothing mapped of what it was asked for. */
 struct operations {
 	int (*create)(const struct config *config);
@@ -60,6 +80,21 @@ struct operations {
 	u64 (*translate)(u64 iova);
 	void (*geometry)(struct geometry *geometry);
 	void (*destroy)(void);
+
+	/*
+	 * What is timed (timing.c): the loops lie here, so that nothing is between two operations but
+	 * the indirect call that Linux's core makes too.
+	 */
+	int (*map_batch)(const struct batch *batch);
+	int (*unmap_batch)(const struct batch *batch);
+	/* Each operation maps and then unmaps. */
+	int (*cycle_batch)(const struct batch *batch);
+	/* The sum of all translations. */
+	u64 (*translate_all)(const u64 *iovas, size_t count);
+	/* EOPNOTSUPP where the format has no dirty state here. */
+	int (*harvest)(u64 iova, u64 bytes, struct iova_bitmap *bitmap);
+	/* From now on leaves have these sizes only. */
+	void (*restrict_sizes)(u64 sizes);
 };
 
 extern const struct operations generic_operations, pgtable_operations;
@@ -72,5 +107,7 @@ int plain_amdv1_init(struct pt_iommu_amdv1 *table, const struct pt_iommu_amdv1_c
 		     gfp_t gfp);
 void plain_amdv1_hw_info(struct pt_iommu_amdv1 *table, struct pt_iommu_amdv1_hw_info *info);
 phys_addr_t plain_amdv1_iova_to_phys(struct iommu_domain *domain, dma_addr_t iova);
+int plain_amdv1_read_and_clear_dirty(struct iommu_domain *domain, unsigned long iova, size_t bytes,
+				     unsigned long flags, struct iommu_dirty_bitmap *dirty);
 
 #endif

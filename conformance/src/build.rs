@@ -21,7 +21,7 @@ const LINUX: &[&str] = &[
 ];
 
 /// Files of ours, in `linux-pt/`. Those of the second list say something about Linux's formats.
-const OURS: &[&str] = &["server.c", "shim.c", "generic.c", "pgtable.c"];
+const OURS: &[&str] = &["server.c", "shim.c", "timing.c", "generic.c", "pgtable.c"];
 const WRAPPERS: &[&str] = &["amdv1.c"];
 
 /// Headers of Linux that are used as they are. Every other one that is asked for is an empty file,
@@ -42,6 +42,48 @@ const FLAGS: &[&str] = &[
 
 /// Compilers that are tried, the one that must be there first.
 pub const COMPILERS: [&str; 2] = ["gcc", "clang"];
+/// The same where time counts: a newer version of Clang may make faster code of this.
+pub const TIMED_COMPILERS: [&str; 3] = ["gcc", "clang", "clang-16"];
+
+/// What the program is built for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    /// Comparisons: Linux's code checks itself as it goes.
+    Compare,
+    /// Timing: without its checks, and with the flags of a kernel that cost or save time. Lines
+    /// can be told, so that costs can be laid at their doors.
+    Time,
+}
+
+impl Purpose {
+    const fn flags(self) -> &'static [&'static str] {
+        match self {
+            Self::Compare => &[],
+            Self::Time => &[
+                "-DCONFIG_DEBUG_GENERIC_PT=0",
+                "-fno-pie",
+                "-fcf-protection=none",
+                "-fno-stack-protector",
+                "-g",
+            ],
+        }
+    }
+
+    const fn link_flags(self) -> &'static [&'static str] {
+        match self {
+            Self::Compare => &[],
+            Self::Time => &["-no-pie"],
+        }
+    }
+
+    /// Where the program for this purpose lies.
+    fn directory(self, compiler: &str) -> String {
+        match self {
+            Self::Compare => compiler.to_owned(),
+            Self::Time => format!("{compiler}-timed"),
+        }
+    }
+}
 
 /// True when the machine has the compiler.
 pub fn has(compiler: &str) -> bool {
@@ -55,8 +97,13 @@ pub fn has(compiler: &str) -> bool {
 }
 
 /// Compiles the program from Linux's `source` into `directory`.
-pub fn build(source: &Path, directory: &Path, compiler: &str) -> anyhow::Result<PathBuf> {
-    let work = directory.join(compiler);
+pub fn build(
+    source: &Path,
+    directory: &Path,
+    compiler: &str,
+    purpose: Purpose,
+) -> anyhow::Result<PathBuf> {
+    let work = directory.join(purpose.directory(compiler));
     if work.exists() {
         fs::remove_dir_all(&work)?;
     }
@@ -75,7 +122,7 @@ pub fn build(source: &Path, directory: &Path, compiler: &str) -> anyhow::Result<
     for (nth, (file, warnings)) in files.enumerate() {
         let object = work.join(format!("{nth}.o"));
         let mut command = Command::new(compiler);
-        command.args(FLAGS).args(warnings);
+        command.args(FLAGS).args(purpose.flags()).args(warnings);
         // Its headers are not ours to warn of.
         command.arg("-isystem").arg(&include);
         command.arg("-isystem").arg(iommu.join("generic_pt/fmt"));
@@ -86,6 +133,7 @@ pub fn build(source: &Path, directory: &Path, compiler: &str) -> anyhow::Result<
     }
     let program = work.join("server");
     run(Command::new(compiler)
+        .args(purpose.link_flags())
         .args(&objects)
         .arg("-o")
         .arg(&program))?;

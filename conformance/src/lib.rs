@@ -5,6 +5,9 @@
 //! ([`drive`]) and answers with the bytes of its tables ([`server`]), which are compared with ours
 //! ([`compare`]). Where the two are meant to differ, [`differences`] says so, and why. Nothing of
 //! Linux is stored, copied or linked into this crate.
+//!
+//! The same program, built without Linux's checks of itself, times work of its tables in its own
+//! process ([`timing`]), for whoever measures ours beside it.
 
 pub mod build;
 pub mod compare;
@@ -14,3 +17,4 @@ pub mod random;
 pub mod server;
 pub mod setup;
 pub mod source;
+pub mod timing;

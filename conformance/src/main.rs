@@ -1,4 +1,6 @@
-//! The compare test as a program: `cargo xtask conformance`.
+//! The compare test as a program: `cargo xtask conformance`; and `time`, which times Linux's code.
+
+mod time;
 
 use std::{
     path::PathBuf,
@@ -9,21 +11,28 @@ use std::{
 };
 
 use anyhow::Context as _;
-use clap::Parser;
+use clap::{Parser, Subcommand};
 use conformance::{
-    build,
+    build::{self, Purpose},
     differences::Seen,
     drive::{Amount, Outcome},
     server::Server,
     setup::{self, Setup},
-    source,
+    source, timing,
 };
 
 /// Compares the bytes of our I/O page tables with those of Linux.
 #[derive(Parser)]
 struct Options {
+    #[command(subcommand)]
+    command: Option<Command>,
     /// Where Linux's source and what is built of it lie.
-    #[arg(long, value_name = "DIRECTORY")]
+    #[arg(
+        long,
+        global = true,
+        value_name = "DIRECTORY",
+        default_value = "target/conformance"
+    )]
     work: PathBuf,
     /// Longer, from a seed of the day, and with every compiler that is there.
     #[arg(long)]
@@ -34,6 +43,11 @@ struct Options {
     /// Only tables whose name contains this.
     #[arg(long, value_name = "NAME")]
     only: Option<String>,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    Time(time::Options),
 }
 
 /// Exit status when Linux's source cannot be had.
@@ -48,7 +62,11 @@ fn main() -> ExitCode {
             return ExitCode::from(NO_SOURCE);
         }
     };
-    match compare(&options, &source) {
+    let result = match &options.command {
+        Some(Command::Time(wanted)) => time::time(wanted, &source, &options.work),
+        None => compare(&options, &source),
+    };
+    match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("{error:#}");
@@ -86,7 +104,7 @@ fn compare(options: &Options, source: &std::path::Path) -> anyhow::Result<()> {
         .collect();
     for compiler in compilers {
         let start = Instant::now();
-        let program = build::build(source, &options.work, compiler)?;
+        let program = build::build(source, &options.work, compiler, Purpose::Compare)?;
         println!(
             "{compiler}: built in {:.1} s; seeds {} to {}",
             start.elapsed().as_secs_f64(),
@@ -95,6 +113,8 @@ fn compare(options: &Options, source: &std::path::Path) -> anyhow::Result<()> {
         );
         let outcome = drive_all(&setups, &program, &amount)?;
         report(&outcome, setups.len(), start);
+        let timed = build::build(source, &options.work, compiler, Purpose::Time)?;
+        check_timing(&timed, options.only.as_deref())?;
         if options.only.is_none() {
             let missing = outcome.seen.missing();
             anyhow::ensure!(
@@ -104,6 +124,22 @@ fn compare(options: &Options, source: &std::path::Path) -> anyhow::Result<()> {
             );
         }
     }
+    Ok(())
+}
+
+/// Linux's tables do what is timed, in the sizes that are asked for.
+fn check_timing(program: &std::path::Path, only: Option<&str>) -> anyhow::Result<()> {
+    let start = Instant::now();
+    let mut done = 0;
+    for table in timing::tables()? {
+        if only.is_none_or(|name| table.name.contains(name)) {
+            done += timing::check(program, &table).with_context(|| table.name)?;
+        }
+    }
+    println!(
+        "timed: {done} kinds of work looked at; {:.1} s",
+        start.elapsed().as_secs_f64()
+    );
     Ok(())
 }
 

@@ -64,6 +64,10 @@ pub mod option {
     pub const UPPER: u64 = 1 << 6;
     /// Arm, stage 2: write-back is forced.
     pub const FORCED_WRITE_BACK: u64 = 1 << 7;
+    /// Table memory is recycled, as where time is taken: the block that was freed last comes first.
+    pub const RECYCLED: u64 = 1 << 8;
+    /// With [`RECYCLED`]: it lies in huge pages, as a kernel's own view of memory does.
+    pub const HUGE_MEMORY: u64 = 1 << 9;
 }
 
 /// A table of Linux as it is made.
@@ -112,17 +116,18 @@ pub struct Dump {
 
 /// The answer to a request.
 #[derive(Debug)]
-struct Answer {
-    result: u64,
-    complaints: u64,
-    words: Vec<u64>,
+pub(crate) struct Answer {
+    pub(crate) result: u64,
+    pub(crate) complaints: u64,
+    pub(crate) words: Vec<u64>,
 }
 
 /// The program, running.
 #[derive(Debug)]
 pub struct Server {
     child: Child,
-    input: ChildStdin,
+    /// The program ends when this does.
+    input: Option<ChildStdin>,
     output: BufReader<ChildStdout>,
     complaints: u64,
 }
@@ -130,7 +135,22 @@ pub struct Server {
 impl Server {
     /// Starts it.
     pub fn start(program: &Path) -> anyhow::Result<Self> {
-        let mut child = Command::new(program)
+        Self::start_with(Command::new(program), program)
+    }
+
+    /// Starts it by a command that is given it: an instrument that looks on. What the command
+    /// itself says goes to the standard error output.
+    pub fn start_under(command: &[&str], program: &Path) -> anyhow::Result<Self> {
+        let Some((instrument, arguments)) = command.split_first() else {
+            return Self::start(program);
+        };
+        let mut command = Command::new(instrument);
+        command.args(arguments).arg(program);
+        Self::start_with(command, program)
+    }
+
+    fn start_with(mut command: Command, program: &Path) -> anyhow::Result<Self> {
+        let mut child = command
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
@@ -139,7 +159,7 @@ impl Server {
         let (input, output) = pipes.context("the server has no pipes")?;
         Ok(Self {
             child,
-            input,
+            input: Some(input),
             output: BufReader::with_capacity(1 << 20, output),
             complaints: 0,
         })
@@ -153,7 +173,7 @@ impl Server {
         Ok(u64::from_ne_bytes(bytes))
     }
 
-    fn ask(&mut self, number: u64, arguments: &[u64]) -> anyhow::Result<Answer> {
+    pub(crate) fn ask(&mut self, number: u64, arguments: &[u64]) -> anyhow::Result<Answer> {
         let mut request = [0; 8];
         let words = std::iter::once(&number).chain(arguments);
         request
@@ -161,8 +181,9 @@ impl Server {
             .zip(words)
             .for_each(|(to, from)| *to = *from);
         let bytes: Vec<u8> = request.iter().flat_map(|word| word.to_ne_bytes()).collect();
-        self.input.write_all(&bytes)?;
-        self.input.flush()?;
+        let to = self.input.as_mut().context("the server was ended")?;
+        to.write_all(&bytes)?;
+        to.flush()?;
         let (result, complaints, count) = (self.word()?, self.word()?, self.word()?);
         let words = (0..count).map(|_| self.word()).collect::<Result<_, _>>()?;
         self.complaints += complaints;
@@ -239,6 +260,14 @@ impl Server {
             Some(dump)
         };
         read().context("a dump that ends too soon")
+    }
+
+    /// Ends the program and waits for it, so that an instrument can write down what it saw.
+    pub fn end(mut self) -> anyhow::Result<()> {
+        self.input = None;
+        let status = self.child.wait()?;
+        ensure!(status.success(), "the server ended with {status}");
+        Ok(())
     }
 
     /// Takes the table down. All its memory must come back.

@@ -129,7 +129,7 @@ pub fn setup<F: Format, A: Heap + 'static>(
     })
 }
 
-const fn generic(
+pub(crate) const fn generic(
     format: LinuxFormat,
     levels: u8,
     bits: u32,
@@ -146,7 +146,13 @@ const fn generic(
     }
 }
 
-const fn sized(format: LinuxFormat, bits: u32, out: u32, sizes: u64, options: u64) -> LinuxConfig {
+pub(crate) const fn sized(
+    format: LinuxFormat,
+    bits: u32,
+    out: u32,
+    sizes: u64,
+    options: u64,
+) -> LinuxConfig {
     LinuxConfig {
         format,
         options,
@@ -240,7 +246,7 @@ fn riscv(setups: &mut Vec<Setup>) -> anyhow::Result<()> {
 }
 
 /// The sizes of pages that Linux is offered with granule `G`: the granule says which it uses.
-const fn arm_sizes<G: Granule>(out: u32) -> u64 {
+pub(crate) const fn arm_sizes<G: Granule>(out: u32) -> u64 {
     match G::LOG2 {
         12 => 1 << 12 | 1 << 21 | 1 << 30,
         14 => 1 << 14 | 1 << 25,
