@@ -64,7 +64,7 @@ impl Purpose {
                 "-fno-pie",
                 "-fcf-protection=none",
                 "-fno-stack-protector",
-                "-g",
+                "-gdwarf-4",
             ],
         }
     }

@@ -6,6 +6,7 @@ pub mod clock;
 pub mod crates;
 pub mod field;
 pub mod limit;
+pub mod linux;
 pub mod memory;
 mod others;
 pub mod ours;
