@@ -1,0 +1,78 @@
+//! Linux does each kind of work that it offers, and says which it does not. Needs Linux's source,
+//! which the compare test fetches: where it is not there, this test says so and checks nothing.
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+use std::path::Path;
+
+use peers::linux::{Gathering, Programs};
+use peers::work::{Beside, Subject, Work};
+
+const K4: u64 = 4096;
+
+#[test]
+fn linux_does_the_work_that_it_offers() {
+    let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join("../conformance");
+    if !directory.join("linux-source-7.2/complete").exists() {
+        eprintln!("not checked: run `cargo xtask conformance` first, which fetches Linux's source");
+        return;
+    }
+    let programs = Programs::build(&directory).unwrap();
+    let beside = Beside::Half;
+    let (page, count, runs) = (K4, 256, true);
+    let offered = [
+        Work::Map {
+            page,
+            count,
+            beside,
+        },
+        Work::Unmap {
+            page,
+            count,
+            beside,
+            runs,
+        },
+        Work::MapAllocated {
+            page,
+            count: 1 << 18,
+        },
+        Work::UnmapAllocated {
+            page,
+            count: 1 << 18,
+            runs,
+        },
+        Work::Cycle {
+            page,
+            count: 1 << 18,
+        },
+        Work::MapChosen,
+        Work::UnmapChosen,
+        Work::Translate { page },
+    ];
+    let not_offered = [
+        Work::UnmapDirty { page, count },
+        Work::Split { page: 2 << 20 },
+        Work::Merge { page: 2 << 20 },
+    ];
+    // Only two of these formats have dirty state in Linux 7.2's code.
+    for (table, dirty) in [("amdv1", true), ("x86-64", false), ("arm-s1-4k", true)] {
+        let subjects = programs.subjects(table, Gathering::Queued, true).unwrap();
+        assert_eq!(subjects.len(), programs.compilers().count());
+        for mut linux in subjects {
+            let name = linux.name();
+            for work in &offered {
+                let ns = linux.sample(work).unwrap();
+                eprintln!("{name}: {work:?}: {ns:?}");
+                assert!(ns.is_some_and(|ns| ns > 0.0), "{name}: {work:?}");
+            }
+            for work in &not_offered {
+                assert_eq!(linux.sample(work).unwrap(), None, "{name}: {work:?}");
+            }
+            for all in [false, true] {
+                let harvest = Work::Harvest { page, dirty: all };
+                let ns = linux.sample(&harvest).unwrap();
+                eprintln!("{name}: {harvest:?}: {ns:?}");
+                assert_eq!(ns.is_some(), dirty, "{name}: {harvest:?}");
+            }
+        }
+    }
+}
