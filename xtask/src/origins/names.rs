@@ -3,7 +3,8 @@
 //! * An item: `iopt::Table::map`, crate first; modules between may be left out, and a crate may
 //!   be named that only re-exports it.
 //! * A test: `runs::join::tests::name`, or `iopt/tests/model.rs::name` with the file; modules
-//!   may be left out here too. `bench:iopt/map` is a bench target, `part:crate-graph` a part
+//!   may be left out here too. `bench:iopt/map` is a bench target, `row:map-1/amdv1` a row of
+//!   `cargo xtask bench-tables` in one format, `part:crate-graph` a part
 //!   of the test command.
 
 use std::path::Path;
@@ -91,6 +92,15 @@ fn has_item(workspace: &Workspace, member: &Crate, path: &[&str], exports: usize
 pub(crate) fn test(workspace: &Workspace, name: &str) -> Result<(), String> {
     if let Some(bench) = name.strip_prefix("bench:") {
         return found(has_bench(workspace, bench), "bench", name);
+    }
+    if let Some(row) = name.strip_prefix("row:") {
+        // A row of `cargo xtask bench-tables`, and the format in which it is looked at.
+        let known = row.split_once('/').is_some_and(|(row, format)| {
+            [row, format]
+                .iter()
+                .all(|word| workspace.measured.contains(*word))
+        });
+        return found(known, "row", name);
     }
     if let Some(part) = name.strip_prefix("part:") {
         return found(PARTS.iter().any(|p| p.name == part), "part", name);
@@ -217,6 +227,7 @@ mod tests {
 
     fn workspace() -> Workspace {
         Workspace {
+            measured: ["map-1", "amdv1"].map(str::to_owned).into(),
             crates: vec![
                 Crate::from_text("upper", "src/lib.rs", LIBRARY),
                 Crate::from_text("lower", "src/lib.rs", "pub fn pin() {} pub use upper::*;"),
@@ -285,8 +296,9 @@ mod tests {
             "upper::tests::amdv1::maps",
             "upper::tests::amdv1::always",
             "part:crate-graph",
+            "row:map-1/amdv1",
         ];
-        assert_eq!(tests_exist(&good), [true; 8]);
+        assert_eq!(tests_exist(&good), [true; 9]);
     }
 
     #[test]
@@ -302,9 +314,11 @@ mod tests {
             "upper::tests::vtd::always",
             "bench:map",
             "part:absent",
+            "row:map-1",
+            "row:map-1/absent",
             "",
         ];
-        assert_eq!(tests_exist(&bad), [false; 11]);
+        assert_eq!(tests_exist(&bad), [false; 13]);
         let ignored = test(&workspace(), "upper::tests::slow").unwrap_err();
         assert!(ignored.contains("#[ignore]"), "{ignored}");
     }

@@ -20,6 +20,9 @@ use super::tokens::{TestScan, all_idents, public_names};
 pub(crate) struct Workspace {
     /// One per package.
     pub(crate) crates: Vec<Crate>,
+    /// Names of rows and of formats that `cargo xtask bench-tables` measures, and other words that
+    /// stand in quotation marks there.
+    pub(crate) measured: BTreeSet<String>,
 }
 
 /// One package.
@@ -91,7 +94,13 @@ impl Workspace {
             .into_iter()
             .map(read_crate)
             .collect::<Result<_, _>>()?;
-        Ok(Self { crates })
+        let peers = metadata.workspace_root.join("peers/src");
+        let mut measured = BTreeSet::new();
+        for file in ["rows.rs", "field.rs"] {
+            let text = fs::read_to_string(peers.join(file)).context("peers' rows")?;
+            measured.extend(text.split('"').skip(1).step_by(2).map(str::to_owned));
+        }
+        Ok(Self { crates, measured })
     }
 
     /// The member of this name.

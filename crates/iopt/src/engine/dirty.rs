@@ -88,6 +88,14 @@ impl<F: Format, M: TableMemory, const SLOTS: usize> SharedTable<F, M, SLOTS> {
     }
 }
 
+/// True when all of the entries are seen to be clean at once; some may be all the same when not.
+#[inline(always)]
+pub(super) fn are_clean<F: Format, C: Cell>(cells: &[C]) -> bool {
+    F::CLEAN.is_some_and(|(none, each)| {
+        C::union(cells) & none == 0 && (each == 0 || C::intersection(cells) & each == each)
+    })
+}
+
 /// True when hardware has nothing left to set in the leaf: it is accessed and dirty.
 #[inline(always)]
 pub(super) fn is_settled<F: Format>(leaf: u64) -> bool {

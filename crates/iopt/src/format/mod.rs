@@ -275,9 +275,14 @@ pub trait Format: Copy + fmt::Debug + Send + Sync + 'static {
     /// The bit that hardware sets in a leaf that it writes to; 0 where there is none, or where it is
     /// not as simple as that.
     const DIRTY: u64 = 0;
-    /// Entries are clean where none of the first bits is set in any, and all of the second are set
-    /// in each. That is enough, not necessary.
-    const CLEAN: (u64, u64) = (Self::DIRTY, 0);
+    /// How many entries are seen to be clean at once, where there is a way: when none of the first
+    /// bits is set in any of them, and all of the second are set in each. That must be enough to be
+    /// clean; it need not be necessary.
+    const CLEAN: Option<(u64, u64)> = if Self::DIRTY == 0 {
+        None
+    } else {
+        Some((Self::DIRTY, 0))
+    };
 
     /// The address in an entry is in one piece within aligned blocks of 2^this output bytes: from
     /// one block to the next [`stride`](Self::stride) does not lead. 64: everywhere.
@@ -434,4 +439,36 @@ const fn encryption_bit(format: FormatId, bit: u32) -> Result<u64, BuildError> {
 /// The bits `[low, high]` of an entry.
 pub(crate) const fn mask(low: u32, high: u32) -> u64 {
     (u64::MAX >> (63 - high)) & (u64::MAX << low)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// Addresses near the edges of apertures, and any.
+    fn address() -> impl Strategy<Value = u64> {
+        let near = (0..64u32, -3..3i64).prop_map(|(bit, by)| (1u64 << bit).wrapping_add(by as u64));
+        let high = (0..64u32, -3..3i64)
+            .prop_map(|(bit, by)| 0u64.wrapping_sub(1 << bit).wrapping_add(by as u64));
+        prop_oneof![near, high, any::<u64>()]
+    }
+
+    proptest! {
+        /// The stretches of an aperture are the model.
+        #[test]
+        fn an_aperture_covers_what_its_stretches_cover(
+            bits in 12..=64u32,
+            above in prop_oneof![Just(Above::Zeros), Just(Above::Ones), Just(Above::Sign)],
+            start in address(),
+            len in address(),
+        ) {
+            let aperture = Aperture { bits, above };
+            let range = Span::new(start, len);
+            let inside = Span::checked(start, len).is_some();
+            let whole = bits == 64 && above != Above::Sign;
+            let covered = inside && (whole || aperture.spans().any(|span| span.covers(&range)));
+            prop_assert_eq!(aperture.covers(&range), covered);
+        }
+    }
 }

@@ -8,7 +8,7 @@ pub(crate) mod model;
 mod refit;
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU32, AtomicU64};
+use std::sync::atomic::AtomicU32;
 
 use iopt::format::Entry;
 use iopt::{Format, Gather, HeapArena, MapError, Prot, Table, TableMemory, UnmapError};
@@ -70,6 +70,13 @@ pub(crate) trait Tables: TableMemory + Sized {
     fn word(&self, address: u64) -> u64;
 }
 
+/// The cells of the suites: those that handle entries in rows by vectors where there are such
+/// cells, so that without the feature `std` the same suites show that it goes without.
+#[cfg(all(feature = "std", target_arch = "x86_64"))]
+pub(crate) type Word = iopt::wide::WideCell;
+#[cfg(not(all(feature = "std", target_arch = "x86_64")))]
+pub(crate) type Word = std::sync::atomic::AtomicU64;
+
 macro_rules! tables {
     ($($cell:ty, $log2:literal;)*) => {$(
         impl Tables for HeapArena<$cell, $log2> {
@@ -86,9 +93,9 @@ macro_rules! tables {
     )*};
 }
 tables! {
-    AtomicU64, 12;
-    AtomicU64, 14;
-    AtomicU64, 16;
+    Word, 12;
+    Word, 14;
+    Word, 16;
     AtomicU32, 10;
 }
 

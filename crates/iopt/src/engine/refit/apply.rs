@@ -5,6 +5,7 @@ use core::slice;
 
 use runs::Span;
 
+use super::super::dirty::are_clean;
 use super::super::form::{Exclusive, Form};
 use super::super::map::Target;
 use super::super::request::{Cursor, Request};
@@ -452,13 +453,10 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         let cells = self.cells::<V>(table);
         if V::N == 0 {
             // All entries are leaves, or empty: most often their bits together tell.
-            let (none, each) = F::CLEAN;
-            let bits = M::Cell::union(cells);
-            let clean =
-                bits & none == 0 && (each == 0 || M::Cell::intersection(cells) & each == each);
+            let clean = are_clean::<F, _>(cells);
             if clean || F::DIRTY != 0 {
                 return State {
-                    accessed: bits & F::ACCESSED != 0,
+                    accessed: M::Cell::union(cells) & F::ACCESSED != 0,
                     dirty: !clean,
                 };
             }

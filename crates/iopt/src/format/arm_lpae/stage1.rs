@@ -157,7 +157,7 @@ impl<G: Granule> Format for ArmStage1<G> {
     // AP[2] changes only where DBM is set; it is a permission elsewhere.
     const HARDWARE_BITS: u64 = AF | AP_READ_ONLY | WAS_DIRTY;
     const ACCESSED: u64 = AF;
-    const CLEAN: (u64, u64) = (WAS_DIRTY, AP_READ_ONLY);
+    const CLEAN: Option<(u64, u64)> = Some((WAS_DIRTY, AP_READ_ONLY));
     const GROUPS_ADVANCE: bool = true;
     const LINEAR_LOG2: u32 = G::LINEAR_LOG2;
 

@@ -109,7 +109,7 @@ impl<G: Granule> Format for ArmStage2<G> {
     // S2AP[1] changes only where DBM is set; it is a permission elsewhere.
     const HARDWARE_BITS: u64 = AF | S2AP_WRITE | WAS_DIRTY;
     const ACCESSED: u64 = AF;
-    const CLEAN: (u64, u64) = (WAS_DIRTY | S2AP_WRITE, 0);
+    const CLEAN: Option<(u64, u64)> = Some((WAS_DIRTY | S2AP_WRITE, 0));
     const GROUPS_ADVANCE: bool = true;
     const LINEAR_LOG2: u32 = G::LINEAR_LOG2;
 
