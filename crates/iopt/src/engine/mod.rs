@@ -27,6 +27,16 @@
 //! Each pass is a function of the level, and the level is a type: shifts, table sizes
 //! and the sizes of leaves are constants in the generated code, and the recursion ends at level 0
 //! at compile time. One `match` on the number of levels, at the root, enters it.
+//!
+//! # Where the time goes
+//!
+//! * The way down is gone once, to the lowest table that all of the request goes through
+//!   (`descend.rs`); a single page has a path of its own (`page.rs`).
+//! * In a table, entries are handled in rows: [`Cell::set_series`] and its like. What decides about
+//!   an entry, decoding, decides about the first of a row only.
+//! * The count of live entries saves the look whether entries are empty, or whether a table is.
+//! * A table that will be linked is filled where nobody sees it, and is zeroed only where it is not
+//!   filled.
 
 mod clear;
 mod descend;

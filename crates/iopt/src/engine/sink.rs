@@ -45,7 +45,7 @@ impl RunSink for Discard {
 }
 
 /// A sink that is told of each run whether the device has written to it since it was mapped or
-/// harvested: what an unmap needs while [dirty tracking](Table::track_dirty) is on.
+/// harvested: what an unmap needs while [dirty tracking](crate::Table::track_dirty) is on.
 ///
 /// The device may go on writing to a run that is dirty until the flush is done: copy it afterwards.
 #[derive(Clone, Copy, Debug)]
