@@ -10,6 +10,7 @@ use iopt::format::{
 use iopt::{Format, HeapArena, HeapTables};
 use serde::{Deserialize, Serialize};
 
+use crate::linux::Programs;
 use crate::ours::{
     Exclusive, Footprint, Fragments, Memory, Ours, Shared, Terrain, footprint, fragments, plain,
     threads, translations,
@@ -64,9 +65,9 @@ pub const FRAGMENT: u64 = 64 << 10;
 
 impl Contest {
     /// Our tables in both forms, and whoever else does this format.
-    pub fn entrants(&self) -> anyhow::Result<Vec<Entrant>> {
+    pub fn entrants(&self, linux: Option<&Programs>) -> anyhow::Result<Vec<Entrant>> {
         let mut all = (self.ours)()?;
-        all.extend(crate::others::beside(self)?);
+        all.extend(crate::others::beside(self, linux)?);
         Ok(all)
     }
 

@@ -8,15 +8,17 @@
 //! - `unmap` returns no runs, so its figure is the same whether runs are wanted or not.
 //! - `io-pgtable` notes each page that is to be flushed, one by one, unless everything is to be
 //!   flushed later anyway ([`Gathering::Queued`]): what Linux's drivers do for strict and for lazy
-//!   domains.
+//!   domains. The queued subject unmaps, and does nothing that would be the same in both.
+//! - Each of 64 pages that are done in one go is a call of its own, as it is wherever Linux does it.
 //! - Dirty bits go into a plain bitmap with a bit a page. Unmapping with dirty bits, splitting and
 //!   merging are not offered.
 //! - Tables of 32 bits do their work at 1 GiB instead of [`IOVA`](crate::work::IOVA), and at
 //!   physical addresses from 2 GiB on.
+//! - Table memory is of small pages, as ours is, unless huge ones are asked for.
 
 use std::path::{Path, PathBuf};
 
-use anyhow::Context as _;
+use anyhow::{Context as _, ensure};
 use conformance::{
     build::{self, Purpose, TIMED_COMPILERS},
     server::{Server, option},
@@ -24,6 +26,7 @@ use conformance::{
     timing::{self, Kind, TimedTable},
 };
 
+use crate::results::said;
 use crate::work::{Beside, Subject, Work};
 
 /// How unmapping notes what is to be flushed.
@@ -42,12 +45,17 @@ pub struct Programs(Vec<(&'static str, PathBuf)>);
 impl Programs {
     /// Builds them in `directory`; Linux's source is fetched where it is not there.
     pub fn build(directory: &Path) -> anyhow::Result<Self> {
-        let source = source::fetch(directory).context("Linux's source cannot be had")?;
-        let compilers = TIMED_COMPILERS
+        let compilers: Vec<_> = TIMED_COMPILERS
             .into_iter()
-            .enumerate()
-            .filter(|(nth, compiler)| *nth == 0 || build::has(compiler));
-        let programs = compilers.map(|(_, compiler)| {
+            .filter(|compiler| build::has(compiler))
+            .collect();
+        ensure!(
+            !compilers.is_empty(),
+            "no compiler of C: one of {}",
+            TIMED_COMPILERS.join(", ")
+        );
+        let source = source::fetch(directory).context("Linux's source cannot be had")?;
+        let programs = compilers.into_iter().map(|compiler| {
             let program = build::build(&source, directory, compiler, Purpose::Time)?;
             Ok((compiler, program))
         });
@@ -57,6 +65,18 @@ impl Programs {
     /// The compilers.
     pub fn compilers(&self) -> impl Iterator<Item = &'static str> {
         self.0.iter().map(|(compiler, _)| *compiler)
+    }
+
+    /// The compilers with their versions, for people.
+    pub fn made_by(&self) -> String {
+        let version = |compiler: &'static str| {
+            let said = said(compiler, &["--version"]);
+            let first = said.as_deref().and_then(|text| text.lines().next());
+            let version = first.unwrap_or("of unknown version");
+            format!("{compiler}: {version}")
+        };
+        let all: Vec<String> = self.compilers().map(version).collect();
+        all.join("; ")
     }
 
     /// A subject of each compiler for the table of this name (see [`timing::tables`]).
@@ -128,6 +148,16 @@ impl Linux {
             Work::Harvest { page, .. } => (Kind::Harvest, page, 1),
             Work::UnmapDirty { .. } | Work::Split { .. } | Work::Merge { .. } => return None,
         };
+        let queued = self.gathering == Gathering::Queued;
+        let unmaps = [
+            Kind::Unmap,
+            Kind::UnmapAllocated,
+            Kind::Cycle,
+            Kind::UnmapChosen,
+        ];
+        if queued && !unmaps.contains(&kind) {
+            return None;
+        }
         let half = match *work {
             Work::Map { beside, .. } | Work::Unmap { beside, .. } => beside == Beside::Half,
             Work::MapChosen | Work::UnmapChosen => true,
@@ -138,7 +168,7 @@ impl Linux {
             page,
             count,
             half,
-            queued: self.gathering == Gathering::Queued,
+            queued,
             dirty: matches!(work, Work::Harvest { dirty: true, .. }),
         })
     }

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 
 use anyhow::Context as _;
 use clap::Parser;
+use peers::linux::Programs;
 use peers::report;
 use peers::results::Results;
 use peers::run::Plan;
@@ -27,8 +28,18 @@ struct Options {
     /// Write what was measured here.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
+    /// Leave Linux's code out.
+    #[arg(long)]
+    without_linux: bool,
+    /// Where Linux's source and what is built of it lie.
+    #[arg(long, value_name = "DIRECTORY", default_value = "target/conformance")]
+    work: PathBuf,
     /// Measure nothing: read this instead.
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["quick", "rounds", "only"])]
+    #[arg(
+        long,
+        value_name = "FILE",
+        conflicts_with_all = ["quick", "rounds", "only", "without_linux"]
+    )]
     from: Option<PathBuf>,
     /// Write the document `performance.md` and its plots below this directory.
     #[arg(long, value_name = "DIRECTORY")]
@@ -47,7 +58,13 @@ fn main() -> anyhow::Result<()> {
         None => {
             let rounds = options.rounds.unwrap_or(if options.quick { 7 } else { 30 });
             let only = options.only.clone();
-            Plan { rounds, only }.run()?
+            let linux = (!options.without_linux).then(|| linux(&options.work));
+            let plan = Plan {
+                rounds,
+                only,
+                linux: linux.flatten(),
+            };
+            plan.run()?
         }
     };
     if let Some(file) = &options.json {
@@ -62,6 +79,17 @@ fn main() -> anyhow::Result<()> {
         }
         None => Ok(()),
     }
+}
+
+/// Linux's programs. Where they cannot be had, that is said so that nobody misses it, and the others
+/// are measured all the same.
+fn linux(work: &std::path::Path) -> Option<Programs> {
+    Programs::build(work)
+        .inspect_err(|error| {
+            let line = "*".repeat(72);
+            eprintln!("{line}\nLINUX IS NOT MEASURED: {error:#}\n{line}");
+        })
+        .ok()
 }
 
 fn write(results: &Results, directory: &std::path::Path) -> anyhow::Result<()> {

@@ -40,6 +40,8 @@ pub struct Origin {
     pub commit: String,
     /// The compiler.
     pub rustc: String,
+    /// The compilers of Linux's code; `None` where that was not measured.
+    pub linux: Option<String>,
     /// Day and hour, UTC.
     pub date: String,
 }
@@ -110,10 +112,13 @@ pub struct Tables {
 }
 
 impl Results {
-    /// Nothing measured yet, here and now.
-    pub fn here(rounds: u32) -> Self {
+    /// Nothing measured yet, here and now; `linux` names the compilers of Linux's code.
+    pub fn here(rounds: u32, linux: Option<String>) -> Self {
         Self {
-            origin: Origin::here(),
+            origin: Origin {
+                linux,
+                ..Origin::here()
+            },
             rounds,
             rows: Vec::new(),
             sizes: Vec::new(),
@@ -125,7 +130,7 @@ impl Results {
 }
 
 impl Origin {
-    /// Here and now. What cannot be found out is said to be unknown.
+    /// Here and now, without Linux. What cannot be found out is said to be unknown.
     pub fn here() -> Self {
         let info = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
         let model = info
@@ -152,6 +157,7 @@ impl Origin {
             load: load.join(" "),
             commit,
             rustc: said("rustc", &["--version"]).unwrap_or_else(unknown),
+            linux: None,
             date: said("date", &["-u", "+%Y-%m-%d %H:%M"]).unwrap_or_else(unknown),
         }
     }
@@ -162,7 +168,7 @@ fn unknown() -> String {
 }
 
 /// What a program says, without the line's end; `None` where it fails.
-fn said(program: &str, args: &[&str]) -> Option<String> {
+pub(crate) fn said(program: &str, args: &[&str]) -> Option<String> {
     let output = Command::new(program).args(args).output().ok()?;
     let text = String::from_utf8(output.stdout).ok()?;
     output.status.success().then(|| text.trim().to_owned())

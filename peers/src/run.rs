@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use crate::field::{CONTESTS, Contest, Entrant, FRAGMENT, Who};
+use crate::linux::Programs;
 use crate::ours::{Terrain, store_loops};
 use crate::results::{Curve, Entry, Measured, Point, Results, Tables, available_memory};
 use crate::rows::ROWS;
@@ -17,6 +18,8 @@ pub struct Plan {
     pub rounds: u32,
     /// Only what has one of these in its name, `row/format` or `series/format`; all without any.
     pub only: Vec<String>,
+    /// Linux's programs; none where they cannot be had or are not wanted.
+    pub linux: Option<Programs>,
 }
 
 /// Entries of an operation up to which others take part in the series by size: what their memory is
@@ -38,7 +41,8 @@ impl Plan {
 
     /// Runs everything that is wanted.
     pub fn run(&self) -> anyhow::Result<Results> {
-        let mut results = Results::here(self.rounds);
+        let linux = self.linux.as_ref().map(Programs::made_by);
+        let mut results = Results::here(self.rounds, linux);
         for contest in CONTESTS {
             self.rows(contest, &mut results)?;
         }
@@ -61,7 +65,7 @@ impl Plan {
         if rows.is_empty() {
             return Ok(());
         }
-        let mut entrants = contest.entrants()?;
+        let mut entrants = contest.entrants(self.linux.as_ref())?;
         for row in rows {
             let Some(work) = row.work(&contest.pages) else {
                 continue;
@@ -94,7 +98,7 @@ impl Plan {
         let block = contest.pages.block;
         for page in [Some(contest.pages.small), block].into_iter().flatten() {
             let leaf = size(page);
-            let mut entrants = contest.entrants()?;
+            let mut entrants = contest.entrants(self.linux.as_ref())?;
             for len in lengths(page) {
                 let count = len / page;
                 let rounds = if count >= LONG.0 { LONG.1 } else { self.few() };
@@ -122,7 +126,7 @@ impl Plan {
                 }
                 if count >= OTHERS {
                     // Tables of this size are not kept while the next ones are made.
-                    entrants = contest.entrants()?;
+                    entrants = contest.entrants(self.linux.as_ref())?;
                 }
             }
             let operation = format!("translate, leaves of {leaf}");
@@ -365,7 +369,11 @@ mod tests {
     #[test]
     fn filters_are_parts_of_row_and_format() {
         let only = vec!["map-1/vtd".to_owned(), "threads/".to_owned()];
-        let plan = Plan { rounds: 3, only };
+        let plan = Plan {
+            rounds: 3,
+            only,
+            linux: None,
+        };
         assert!(plan.wants("map-1", "vtd-ss") && plan.wants("threads", "x86-64"));
         assert!(plan.wants("unmap-1", "vtd-ss") && !plan.wants("map-1", "amdv1"));
         assert!(!plan.wants("map-256", "vtd-ss"));

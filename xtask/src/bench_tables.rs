@@ -20,8 +20,11 @@ pub(crate) struct Options {
     /// Only rows with this in their name `ROW/FORMAT`: they are shown, and the document stays.
     #[arg(long, value_name = "ROW/FORMAT")]
     only: Vec<String>,
+    /// Leave Linux's code out.
+    #[arg(long)]
+    without_linux: bool,
     /// Measure nothing: make the document anew from what the last run found.
-    #[arg(long, conflicts_with_all = ["quick", "rounds", "only"])]
+    #[arg(long, conflicts_with_all = ["quick", "rounds", "only", "without_linux"])]
     document: bool,
 }
 
@@ -44,6 +47,11 @@ pub(crate) fn run(options: &Options, repository: &Repository) -> anyhow::Result<
     let found = docs.join(FOUND);
     if options.document {
         command.arg("--from").arg(&found);
+    }
+    let target = &repository.metadata.target_directory;
+    command.arg("--work").arg(target.join("conformance"));
+    if options.without_linux {
+        command.arg("--without-linux");
     }
     if options.quick {
         command.arg("--quick");

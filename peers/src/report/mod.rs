@@ -14,6 +14,8 @@ use crate::field::{CONTESTS, Who};
 use crate::results::{Entry, Measured, Results};
 use crate::rows::{Aim, ROWS, Row};
 
+/// What stands where Linux's figures would.
+const NOT_MEASURED: &str = "not measured";
 /// Every format reaches the aims within this factor.
 const LENIENT: f64 = 1.5;
 
@@ -87,6 +89,7 @@ fn origin(text: &mut String, results: &Results) -> std::fmt::Result {
          | load before (1, 5, 15 minutes) | {} |\n\
          | commit | `{}` |\n\
          | compiler | {} |\n\
+         | Linux's code, 7.2, compiled by | {} |\n\
          | date, UTC | {} |\n\n\
          ```\n\
          cargo xtask bench-tables                       # everything; rewrites this document\n\
@@ -94,7 +97,13 @@ fn origin(text: &mut String, results: &Results) -> std::fmt::Result {
          cargo xtask bench-tables --only map-256/x86-64 # some rows, shown and not kept\n\
          ```\n\n\
          Absolute figures drift from machine to machine; ratios taken in one run hold.",
-        origin.processor, origin.processors, origin.load, origin.commit, origin.rustc, origin.date
+        origin.processor,
+        origin.processors,
+        origin.load,
+        origin.commit,
+        origin.rustc,
+        origin.linux.as_deref().unwrap_or(NOT_MEASURED),
+        origin.date
     )
 }
 
