@@ -35,7 +35,9 @@ const FOUND: &str = "performance/results.json";
 pub(crate) fn run(options: &Options, repository: &Repository) -> anyhow::Result<bool> {
     let bin = [
         "run",
-        "--release",
+        // Everybody as one program: calls into foreign crates are inlined as our own are.
+        "--profile",
+        "measure",
         "--package",
         "dmaspace-peers",
         "--bin",
