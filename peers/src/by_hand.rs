@@ -6,6 +6,9 @@
 //! is known to be. A new table that a range fills is not zeroed before. Entries are of x86-64, for
 //! the user, read and write.
 //!
+//! A translation checks what makes it right: that the address is one of those that the table
+//! translates, that each entry is present, and whether it is a leaf of 1 GiB or of 2 MiB.
+//!
 //! One thread only; a table is linked with a release store, for whoever walks meanwhile.
 
 use std::sync::atomic::AtomicU64;
@@ -227,6 +230,11 @@ impl Peer for ByHand {
 
     #[inline(always)]
     fn translate(&self, iova: u64) -> Option<u64> {
+        // 48 bits count, and all above are equal to the highest of these (AMD64 Architecture
+        // Programmer's Manual volume 2, "Canonical Address Form").
+        if !matches!(iova as i64 >> 47, 0 | -1) {
+            return None;
+        }
         let mut entry = table(self.root).entry(iova >> shift(TOP)).load(Relaxed);
         for level in (0..TOP).rev() {
             if entry & 1 == 0 {
@@ -250,14 +258,35 @@ impl Drop for ByHand {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use iopt::FormatId;
 
     use super::*;
     use crate::peer::tests;
+    use crate::work::IOVA;
 
     #[test]
     fn it_does_what_it_says_and_leaks_no_table() {
         tests::holds::<ByHand>(FormatId::X86_64, |table| table.root);
+    }
+
+    #[test]
+    fn leaves_above_and_addresses_that_are_none_are_told_apart() {
+        let table = ByHand::new().unwrap();
+        // A leaf of 1 GiB, at the end of the lower half and at the beginning of the upper one.
+        for iova in [(1 << 47) - (1 << 30), !0 << 47] {
+            table.entry::<2>(iova).store(5 << 30 | LINK | PS, Relaxed);
+            let inside = (1 << 30) - 3;
+            assert_eq!(table.translate(iova + inside), Some((5 << 30) + inside));
+            assert_eq!(table.translate((iova + inside) ^ (1 << 48)), None);
+        }
+        // What the indices alone would find in the upper half.
+        assert_eq!(table.translate(1 << 47), None);
+        let present = table.entry::<1>(IOVA);
+        present.store(7 << 21 | LINK | PS, Relaxed);
+        assert_eq!(table.translate(IOVA + 5), Some((7 << 21) + 5));
+        present.store((7 << 21 | LINK | PS) & !1, Relaxed);
+        assert_eq!(table.translate(IOVA + 5), None);
     }
 }
