@@ -15,6 +15,7 @@ use crate::ours::{
     Exclusive, Footprint, Fragments, Memory, Ours, Shared, Terrain, footprint, fragments, plain,
     threads, translations,
 };
+use crate::places::Geometry;
 use crate::rows::Pages;
 use crate::work::Subject;
 
@@ -53,6 +54,7 @@ pub struct Contest {
     pub pages: Pages,
     /// Foreign crates and the loops written by hand are measured beside this one.
     pub reference: bool,
+    geometry: fn() -> anyhow::Result<Geometry>,
     ours: fn() -> anyhow::Result<Vec<Entrant>>,
     footprint: fn(u64, u64) -> anyhow::Result<Option<Footprint>>,
     fragments: fn(Who, u64, u32) -> anyhow::Result<Vec<Fragments>>,
@@ -69,6 +71,11 @@ impl Contest {
         let mut all = (self.ours)()?;
         all.extend(crate::others::beside(self, linux)?);
         Ok(all)
+    }
+
+    /// How addresses are divided, and how long entries are.
+    pub fn geometry(&self) -> anyhow::Result<Geometry> {
+        (self.geometry)()
     }
 
     /// The memory of tables that map `len` bytes in leaves of `page` bytes.
@@ -130,6 +137,7 @@ macro_rules! contest {
             title: $title,
             pages: $pages,
             reference: false,
+            geometry: || Ok(Geometry::of(&$format.map_err(plain)?)),
             ours: || {
                 let format = $format.map_err(plain)?;
                 #[allow(clippy::redundant_closure_call, reason = "one shape for all formats")]

@@ -12,14 +12,13 @@
 //! tables that nobody reaches yet may see.
 
 use std::hint::black_box;
-use std::sync::atomic::AtomicU64;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicU32, AtomicU64};
 
 use anyhow::{Result, ensure};
 
 use crate::clock::time;
-use crate::memory::{ENTRIES, Page};
-use crate::peer::{BATCHES, LONG, Shape, geometry};
+use crate::memory::{DIRT, ENTRIES, PAGE};
+use crate::peer::{BATCHES, LONG, Shape};
 use crate::places::Geometry;
 use crate::work::{Subject, Work};
 
@@ -27,6 +26,38 @@ use crate::work::{Subject, Work};
 const FLAGS: u64 = 0b111;
 /// The dirty bit.
 const DIRTY: u64 = 1 << 6;
+
+/// A cell of 8 bytes, or of 4, as an entry of ARMv7 is.
+pub trait Word: iopt::Cell + Sized + 'static {
+    /// One that was used.
+    fn dirty() -> Self;
+    /// A plain store.
+    fn put(&mut self, word: u64);
+    /// A plain load; empties it.
+    fn take(&mut self) -> u64;
+}
+
+macro_rules! word {
+    ($atomic:ty, $int:ty) => {
+        impl Word for $atomic {
+            fn dirty() -> Self {
+                Self::new(DIRT as $int)
+            }
+
+            #[inline(always)]
+            fn put(&mut self, word: u64) {
+                *self.get_mut() = word as $int;
+            }
+
+            #[inline(always)]
+            fn take(&mut self) -> u64 {
+                u64::from(std::mem::take(self.get_mut()))
+            }
+        }
+    };
+}
+word!(AtomicU64, u64);
+word!(AtomicU32, u32);
 
 /// How cells are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,17 +67,19 @@ enum Kind {
     Vectors,
 }
 
-/// A loop.
-pub struct Limit {
+/// A loop over cells of this kind.
+pub struct Limit<C> {
     kind: Kind,
     geometry: Geometry,
-    ready: Option<Ready>,
+    ready: Option<Ready<C>>,
 }
 
 /// What is prepared for one kind of work.
-struct Ready {
+struct Ready<C> {
     work: Work,
-    pages: Box<[Page]>,
+    /// The cells, from `skip` on: that is where a page begins.
+    all: Box<[C]>,
+    skip: usize,
     /// By operation: the first cell and the number of them.
     ranges: Vec<(usize, usize)>,
     pa: u64,
@@ -54,14 +87,17 @@ struct Ready {
     batches: u32,
 }
 
-/// The three loops, as subjects, beside tables of 4 KiB with 512 entries.
-pub fn subjects() -> Vec<Box<dyn Subject>> {
-    beside(&geometry())
+/// The three loops, as subjects, beside tables of this geometry, with cells of their entries' size.
+pub fn beside(geometry: &Geometry) -> Vec<Box<dyn Subject>> {
+    if geometry.entry_bytes == 4 {
+        loops::<AtomicU32>(geometry)
+    } else {
+        loops::<AtomicU64>(geometry)
+    }
 }
 
-/// The three loops, as subjects, beside tables of another geometry. Cells are of 8 bytes.
-pub fn beside(geometry: &Geometry) -> Vec<Box<dyn Subject>> {
-    let limit = |kind| Limit {
+fn loops<C: Word>(geometry: &Geometry) -> Vec<Box<dyn Subject>> {
+    let limit = |kind| Limit::<C> {
         kind,
         geometry: geometry.clone(),
         ready: None,
@@ -72,7 +108,7 @@ pub fn beside(geometry: &Geometry) -> Vec<Box<dyn Subject>> {
         .collect()
 }
 
-impl Subject for Limit {
+impl<C: Word> Subject for Limit<C> {
     fn name(&self) -> String {
         match self.kind {
             Kind::Stores => "stores",
@@ -159,7 +195,7 @@ impl Kind {
     }
 }
 
-impl Ready {
+impl<C: Word> Ready<C> {
     /// Cells for some work; `None` where these tables have no room for it.
     fn prepare(work: &Work, geometry: &Geometry) -> Option<Self> {
         let shape = Shape::of(work, geometry)?;
@@ -183,12 +219,14 @@ impl Ready {
             step = 1 << lower;
         }
         let cells = ranges.iter().map(|(first, count)| first + count).max()?;
-        let pages = (0..cells.div_ceil(ENTRIES))
-            .map(|_| Page::dirty())
-            .collect();
+        // Up to a page more, since memory begins anywhere.
+        let more = PAGE as usize / C::BYTES;
+        let all: Box<[C]> = (0..cells + more).map(|_| C::dirty()).collect();
+        let skip = all.as_ptr().align_offset(PAGE as usize).min(more);
         Some(Self {
             work: *work,
-            pages,
+            all,
+            skip,
             ranges,
             pa: places.pa,
             step,
@@ -228,14 +266,15 @@ impl Ready {
 
     /// The cell with this number.
     #[inline(always)]
-    fn cell(&self, n: usize) -> &AtomicU64 {
-        &self.pages[n / ENTRIES].entries()[n % ENTRIES]
+    fn cell(&self, n: usize) -> &C {
+        &self.all[self.skip + n]
     }
 
     /// The cells of a range, table by table.
     #[inline(always)]
-    fn cells(&self, range: (usize, usize)) -> impl Iterator<Item = &[AtomicU64]> {
-        parts(range).map(|(page, from, to)| &self.pages[page].entries()[from..to])
+    fn cells(&self, range: (usize, usize)) -> impl Iterator<Item = &[C]> {
+        let cells = &self.all[self.skip..];
+        parts(range).map(move |(from, to)| &cells[from..to])
     }
 
     /// Stores the entries of a range.
@@ -246,7 +285,10 @@ impl Ready {
             0x1000 => self.store_by(kind, range, 0x1000),
             0x4000 => self.store_by(kind, range, 0x4000),
             0x1_0000 => self.store_by(kind, range, 0x1_0000),
+            0x10_0000 => self.store_by(kind, range, 0x10_0000),
             0x20_0000 => self.store_by(kind, range, 0x20_0000),
+            0x200_0000 => self.store_by(kind, range, 0x200_0000),
+            0x2000_0000 => self.store_by(kind, range, 0x2000_0000),
             step => self.store_by(kind, range, step),
         }
     }
@@ -257,17 +299,17 @@ impl Ready {
         if range.1 == 1 {
             // Without any loop.
             let cell = self.cell(range.0);
-            if kind == Kind::Checked && cell.load(Relaxed) != 0 {
+            if kind == Kind::Checked && cell.get() != 0 {
                 return false;
             }
-            cell.store(at, Relaxed);
+            cell.set(at);
             return true;
         }
         if kind == Kind::Vectors {
-            for (page, from, to) in parts(range) {
-                let cells = &mut self.pages[page].entries_mut()[from..to];
-                for (cell, n) in cells.iter_mut().zip(0..) {
-                    *cell.get_mut() = at + n * step;
+            let all = &mut self.all[self.skip..];
+            for (from, to) in parts(range) {
+                for (cell, n) in all[from..to].iter_mut().zip(0..) {
+                    cell.put(at + n * step);
                 }
                 at += (to - from) as u64 * step;
             }
@@ -276,14 +318,14 @@ impl Ready {
         if kind == Kind::Checked {
             let mut found = 0;
             for cells in self.cells(range) {
-                unrolled(cells, |cell, _| found |= cell.load(Relaxed));
+                unrolled(cells, |cell, _| found |= cell.get());
             }
             if found != 0 {
                 return false;
             }
         }
         for cells in self.cells(range) {
-            unrolled(cells, |cell, n| cell.store(at + n * step, Relaxed));
+            unrolled(cells, |cell, n| cell.set(at + n * step));
             at += cells.len() as u64 * step;
         }
         true
@@ -295,19 +337,20 @@ impl Ready {
         let mut found = 0;
         if range.1 == 1 {
             let cell = self.cell(range.0);
-            found = cell.load(Relaxed);
-            cell.store(0, Relaxed);
+            found = cell.get();
+            cell.set(0);
         } else if kind == Kind::Vectors {
-            for (page, from, to) in parts(range) {
-                for cell in &mut self.pages[page].entries_mut()[from..to] {
-                    found |= std::mem::take(cell.get_mut());
+            let all = &mut self.all[self.skip..];
+            for (from, to) in parts(range) {
+                for cell in &mut all[from..to] {
+                    found |= cell.take();
                 }
             }
         } else {
             for cells in self.cells(range) {
                 unrolled(cells, |cell, _| {
-                    found |= cell.load(Relaxed);
-                    cell.store(0, Relaxed);
+                    found |= cell.get();
+                    cell.set(0);
                 });
             }
         }
@@ -319,7 +362,7 @@ impl Ready {
         let mut found = 0;
         for cells in self.cells(range) {
             for cell in cells {
-                found |= cell.swap(0, Relaxed);
+                found |= cell.exchange(0);
             }
         }
         black_box(found) & FLAGS == FLAGS
@@ -328,7 +371,7 @@ impl Ready {
     /// Zeroes the entries of a range.
     fn zero(&mut self, range: (usize, usize)) -> bool {
         for cells in self.cells(range) {
-            cells.iter().for_each(|cell| cell.store(0, Relaxed));
+            cells.iter().for_each(|cell| cell.set(0));
         }
         true
     }
@@ -338,7 +381,7 @@ impl Ready {
         let stored = self.store(Kind::Stores, range);
         for cells in self.cells(range) {
             for cell in cells {
-                cell.store(cell.load(Relaxed) | bits, Relaxed);
+                cell.set(cell.get() | bits);
             }
         }
         stored
@@ -350,9 +393,9 @@ impl Ready {
         let mut dirty = 0;
         for cells in self.cells(range) {
             unrolled(cells, |cell, _| {
-                let entry = cell.load(Relaxed);
+                let entry = cell.get();
                 if entry & DIRTY != 0 {
-                    cell.store(entry & !DIRTY, Relaxed);
+                    cell.set(entry & !DIRTY);
                     dirty += 1;
                 }
             });
@@ -361,7 +404,7 @@ impl Ready {
     }
 
     /// The cell of the link to the table of a range.
-    fn link(&self, range: (usize, usize)) -> &AtomicU64 {
+    fn link(&self, range: (usize, usize)) -> &C {
         self.cell(range.0 / ENTRIES % ENTRIES)
     }
 
@@ -369,7 +412,7 @@ impl Ready {
     #[inline(always)]
     fn split(&mut self, kind: Kind, range: (usize, usize)) -> bool {
         let stored = self.store(kind, range);
-        self.link(range).store(range.0 as u64 | FLAGS, Relaxed);
+        self.link(range).set(range.0 as u64 | FLAGS);
         stored
     }
 
@@ -380,32 +423,28 @@ impl Ready {
         let (mut differ, step) = (0, self.step);
         for cells in self.cells(range) {
             unrolled(cells, |cell, n| {
-                differ |= cell.load(Relaxed) ^ (first + n * step);
+                differ |= cell.get() ^ (first + n * step);
             });
         }
-        self.link(range).store(first, Relaxed);
+        self.link(range).set(first);
         differ == 0
     }
 }
 
-/// Cells that follow each other as parts of pages: the page, and from where to where in it.
+/// Cells that follow each other, table by table: from where to where.
 #[inline(always)]
-fn parts((first, count): (usize, usize)) -> impl Iterator<Item = (usize, usize, usize)> {
+fn parts((first, count): (usize, usize)) -> impl Iterator<Item = (usize, usize)> {
     let end = first + count;
-    (first / ENTRIES..end.div_ceil(ENTRIES)).map(move |page| {
-        let start = page * ENTRIES;
-        (
-            page,
-            first.max(start) - start,
-            end.min(start + ENTRIES) - start,
-        )
+    (first / ENTRIES..end.div_ceil(ENTRIES)).map(move |table| {
+        let start = table * ENTRIES;
+        (first.max(start), end.min(start + ENTRIES))
     })
 }
 
 /// Does something with every cell and its number, eight to a turn: the compiler leaves loops of
 /// atomics as they are.
 #[inline(always)]
-fn unrolled(cells: &[AtomicU64], mut what: impl FnMut(&AtomicU64, u64)) {
+fn unrolled<C>(cells: &[C], mut what: impl FnMut(&C, u64)) {
     let (eights, rest) = cells.as_chunks::<8>();
     let mut at = 0;
     for eight in eights {

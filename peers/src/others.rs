@@ -24,11 +24,11 @@ fn of_linux(format: &str) -> (&'static [&'static str], bool) {
 }
 
 /// Everybody but us who does the format of this contest. The loops that are the machine's limit stand
-/// beside every format (where it has the same sizes), foreign crates and the walk by hand beside the
-/// reference only.
+/// beside every format, in its own sizes; Linux beside those that it has; foreign crates and the walk
+/// by hand beside the reference only.
 pub(crate) fn beside(contest: &Contest, linux: Option<&Programs>) -> anyhow::Result<Vec<Entrant>> {
     let mut all: Vec<Entrant> = Vec::new();
-    for subject in limit::subjects() {
+    for subject in limit::beside(&contest.geometry()?) {
         let who = match subject.name().as_str() {
             "stores" => Who::Limit,
             "stores, checked" => Who::CheckedLimit,

@@ -143,6 +143,7 @@ pub(crate) fn geometry() -> Geometry {
         input_bits: 47,
         output_bits: 48,
         levels: vec![(12, 21), (21, 30), (30, 39), (39, 48)],
+        entry_bytes: 8,
     }
 }
 

@@ -29,6 +29,8 @@ pub struct Geometry {
     pub output_bits: u32,
     /// By level, the lowest first: bytes that an entry and that a table spans, as powers of two.
     pub levels: Vec<(u32, u32)>,
+    /// Bytes of an entry.
+    pub entry_bytes: usize,
 }
 
 /// The places of a batch.
@@ -55,6 +57,7 @@ impl Geometry {
             input_bits: format.aperture().bits,
             output_bits: format.output_bits(),
             levels: levels.collect(),
+            entry_bytes: F::ENTRY_BYTES,
         }
     }
 

@@ -70,6 +70,13 @@ impl Plan {
             let Some(work) = row.work(&contest.pages) else {
                 continue;
             };
+            // What our tables do not have in this format is not a row of it, whoever else has it.
+            let ours = entrants.iter_mut().find(|(who, _)| *who == Who::Exclusive);
+            if let Some((_, ours)) = ours
+                && ours.sample(&work).is_ok_and(|sample| sample.is_none())
+            {
+                continue;
+            }
             let entries = turns(&mut entrants, &work, self.rounds);
             if entries.is_empty() {
                 continue;

@@ -1,10 +1,12 @@
 //! The loops write the cells that tables have, and notice what they should.
 
+use iopt::Cell as _;
+
 use super::*;
-use crate::peer::{LARGE, SMALL};
+use crate::peer::{LARGE, SMALL, geometry};
 use crate::work::Beside;
 
-fn ready(count: u64) -> Ready {
+fn ready(count: u64) -> Ready<AtomicU64> {
     let (page, beside) = (SMALL, Beside::Nothing);
     let work = Work::Map {
         page,
@@ -14,9 +16,9 @@ fn ready(count: u64) -> Ready {
     Ready::prepare(&work, &geometry()).unwrap()
 }
 
-fn written(ready: &Ready) -> Vec<(usize, u64)> {
-    let cells = ready.pages.iter().flat_map(|page| page.entries());
-    let cells = cells.map(|cell| cell.load(Relaxed)).enumerate();
+fn written(ready: &Ready<AtomicU64>) -> Vec<(usize, u64)> {
+    let cells = ready.all[ready.skip..].iter();
+    let cells = cells.map(|cell| cell.get()).enumerate();
     cells.filter(|(_, entry)| entry & FLAGS == FLAGS).collect()
 }
 
@@ -44,9 +46,7 @@ fn what_is_not_empty_is_found() {
     let mut ready = ready(300);
     let range = ready.ranges[2];
     ready.zero((range.0, 301));
-    let set = |ready: &Ready, cell: usize, to| {
-        ready.pages[cell / ENTRIES].entries()[cell % ENTRIES].store(to, Relaxed);
-    };
+    let set = |ready: &Ready<AtomicU64>, cell: usize, to| ready.cell(cell).set(to);
     set(&ready, range.0 + 299, 8);
     assert!(!ready.store(Kind::Checked, range));
     set(&ready, range.0 + 299, 0);
@@ -67,7 +67,7 @@ fn dirty_bits_are_counted_and_cleared() {
 #[test]
 fn all_work_but_walks_is_done_by_the_stores() {
     let (page, count, beside, runs) = (SMALL, 256, Beside::Half, true);
-    let mut stores = Limit {
+    let mut stores = Limit::<AtomicU64> {
         kind: Kind::Stores,
         geometry: geometry(),
         ready: None,
@@ -106,6 +106,7 @@ fn other_geometries_have_as_many_cells_in_as_many_tables() {
         input_bits: 47,
         output_bits: 48,
         levels: vec![(14, 25), (25, 36), (36, 47)],
+        entry_bytes: 8,
     };
     let (page, beside) = (16 << 10, Beside::Nothing);
     let work = Work::Map {
@@ -113,13 +114,13 @@ fn other_geometries_have_as_many_cells_in_as_many_tables() {
         count: 256,
         beside,
     };
-    let ready = Ready::prepare(&work, &k16).unwrap();
+    let ready = Ready::<AtomicU64>::prepare(&work, &k16).unwrap();
     assert_eq!(ready.ranges[3], (3 * 2048, 256));
     assert_eq!(ready.step, page);
-    let split = Ready::prepare(&Work::Split { page: 32 << 20 }, &k16).unwrap();
+    let split = Ready::<AtomicU64>::prepare(&Work::Split { page: 32 << 20 }, &k16).unwrap();
     assert_eq!(split.ranges[1], (512 + 2048, 2048));
     assert_eq!(split.step, page);
-    assert!(Ready::prepare(&Work::Split { page }, &k16).is_none());
+    assert!(Ready::<AtomicU64>::prepare(&Work::Split { page }, &k16).is_none());
     for work in [
         work,
         Work::Split { page: 32 << 20 },
@@ -127,6 +128,37 @@ fn other_geometries_have_as_many_cells_in_as_many_tables() {
     ] {
         for limit in &mut super::beside(&k16) {
             assert!(limit.sample(&work).unwrap().is_none_or(|ns| ns > 0.0));
+        }
+    }
+}
+
+#[test]
+fn entries_of_four_bytes_have_cells_of_four() {
+    let armv7 = Geometry::of(&<iopt::format::ArmV7s>::new());
+    assert_eq!(armv7.entry_bytes, 4);
+    let (page, block) = (SMALL, 1 << 20);
+    let (count, beside) = (256, Beside::Half);
+    let map = |page| Work::Map {
+        page,
+        count,
+        beside,
+    };
+    let ready = Ready::<AtomicU32>::prepare(&map(page), &armv7).unwrap();
+    assert_eq!(ready.cell(0).as_ptr() as usize % 4096, 0);
+    assert_eq!(ready.cell(1).as_ptr() as usize % 4096, 4);
+    for work in [
+        map(page),
+        map(block),
+        Work::Cycle { page, count: 2000 },
+        Work::MapChosen,
+        Work::UnmapChosen,
+        Work::UnmapDirty { page, count },
+        Work::Split { page: block },
+        Work::Merge { page: block },
+    ] {
+        for limit in &mut super::beside(&armv7) {
+            let ns = limit.sample(&work).unwrap();
+            assert!(ns.is_none_or(|ns| ns > 0.0), "{}: {work:?}", limit.name());
         }
     }
 }
