@@ -131,12 +131,18 @@ impl<C: Word> Subject for Limit<C> {
         };
         let kind = self.kind;
         let taken = match work {
-            Work::Map { .. } | Work::MapAllocated { .. } | Work::MapChosen => ready.timed(
+            Work::Map { .. }
+            | Work::MapSeveral { .. }
+            | Work::MapAllocated { .. }
+            | Work::MapChosen => ready.timed(
                 Ready::zero,
                 |ready, range| ready.store(kind, range),
                 Ready::zero,
             ),
-            Work::Unmap { .. } | Work::UnmapAllocated { .. } | Work::UnmapChosen => ready.timed(
+            Work::Unmap { .. }
+            | Work::UnmapSeveral { .. }
+            | Work::UnmapAllocated { .. }
+            | Work::UnmapChosen => ready.timed(
                 |ready, range| ready.store(Kind::Stores, range),
                 |ready, range| ready.take(kind, range),
                 |_, _| true,
@@ -184,7 +190,13 @@ impl Kind {
             // Tables that go need not be read.
             (_, Work::UnmapAllocated { runs: false, .. }) => false,
             (Self::Stores, _) => true,
-            (Self::Checked, Work::Map { .. } | Work::MapAllocated { .. } | Work::MapChosen) => true,
+            (
+                Self::Checked,
+                Work::Map { .. }
+                | Work::MapSeveral { .. }
+                | Work::MapAllocated { .. }
+                | Work::MapChosen,
+            ) => true,
             (Self::Checked, _) => false,
             (
                 Self::Vectors,

@@ -9,7 +9,7 @@
 //! - `io-pgtable` notes each page that is to be flushed, one by one, unless everything is to be
 //!   flushed later anyway ([`Gathering::Queued`]): what Linux's drivers do for strict and for lazy
 //!   domains. The queued subject unmaps, and does nothing that would be the same in both.
-//! - Each of 64 pages that are done in one go is a call of its own, as it is wherever Linux does it.
+//! - Several pages in one go are not offered: it has nothing that would be done once for all.
 //! - Dirty bits go into a plain bitmap with a bit a page. Unmapping with dirty bits, splitting and
 //!   merging are not offered.
 //! - Tables of 32 bits do their work at 1 GiB instead of [`IOVA`](crate::work::IOVA), and at
@@ -146,7 +146,11 @@ impl Linux {
             Work::UnmapChosen => (Kind::UnmapChosen, chosen, 1),
             Work::Translate { page } => (Kind::Translate, page, 1),
             Work::Harvest { page, .. } => (Kind::Harvest, page, 1),
-            Work::UnmapDirty { .. } | Work::Split { .. } | Work::Merge { .. } => return None,
+            Work::MapSeveral { .. }
+            | Work::UnmapSeveral { .. }
+            | Work::UnmapDirty { .. }
+            | Work::Split { .. }
+            | Work::Merge { .. } => return None,
         };
         let queued = self.gathering == Gathering::Queued;
         let unmaps = [

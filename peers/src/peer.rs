@@ -248,6 +248,9 @@ impl Shape {
             }
             Work::Translate { page } | Work::Harvest { page, .. } => (page, (1 << 30) / page, None),
             Work::UnmapDirty { page, count } => (page, count, Some(Beside::Nothing)),
+            Work::MapSeveral { page } | Work::UnmapSeveral { page } => {
+                (page, 1, Some(Beside::Nothing))
+            }
             Work::Split { page } | Work::Merge { page } => (page, 1, None),
         };
         Some(Self {
@@ -266,6 +269,8 @@ impl<P: Peer> Ready<P> {
             Work::Split { page } => P::SPLITS && *page == LARGE,
             // None has a call for it: their own walks could be made to, page by page.
             Work::Merge { .. } | Work::Harvest { .. } | Work::UnmapDirty { .. } => false,
+            // They have nothing that would be done once for all.
+            Work::MapSeveral { .. } | Work::UnmapSeveral { .. } => false,
             // What does not give tables back would unmap from warm ones here.
             Work::UnmapAllocated { .. } | Work::Cycle { .. } => P::GIVES_BACK,
             _ => true,
@@ -414,7 +419,11 @@ impl<P: Peer> Ready<P> {
                 ensure!(well, "an address is not mapped");
                 Ok(taken)
             }
-            Work::Merge { .. } | Work::Harvest { .. } | Work::UnmapDirty { .. } => {
+            Work::MapSeveral { .. }
+            | Work::UnmapSeveral { .. }
+            | Work::Merge { .. }
+            | Work::Harvest { .. }
+            | Work::UnmapDirty { .. } => {
                 bail!("not offered")
             }
         }

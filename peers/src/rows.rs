@@ -139,7 +139,7 @@ pub const ROWS: &[Row] = &[
         "map 1 × 4K",
         1.0,
         Aim::Each(6.0, 12.0),
-        WARM,
+        "tables warm and empty; each page by itself: the shared form goes inside for it and leaves",
         |p| map(p.small, 1, NOTHING),
     )
     .with_remark("Linux claims nothing: the shared form stands behind it knowingly"),
@@ -148,10 +148,31 @@ pub const ROWS: &[Row] = &[
         "unmap 1 × 4K",
         1.0,
         Aim::Each(5.0, 12.0),
-        WARM_UNMAP,
+        "tables warm, nothing beside; each page by itself: a gather made and flushed, tables given \
+         back; runs returned",
         |p| unmap(p.small, 1, NOTHING),
     )
     .with_remark("the crates keep no count of live entries and return no runs"),
+    row(
+        "map-several",
+        "map 1 × 4K, 64 in one go",
+        1.0,
+        Aim::Each(6.0, 12.0),
+        "tables warm and empty; time of a page; one call for each, the shared form goes inside once \
+         for all 64",
+        |p| Some((Work::MapSeveral { page: p.small }, 0)),
+    )
+    .with_remark("rivals have nothing that is done once for all: see the row of one page"),
+    row(
+        "unmap-several",
+        "unmap 1 × 4K, 64 in one go",
+        1.0,
+        Aim::Each(5.0, 12.0),
+        "tables warm, nothing beside; time of a page; one call for each, the shared form goes inside \
+         once for all 64; one gather made, flushed and given back for all; runs returned",
+        |p| Some((Work::UnmapSeveral { page: p.small }, 0)),
+    )
+    .with_remark("rivals have nothing that is done once for all: see the row of one page"),
     row(
         "map-256",
         "map 256 × 4K",

@@ -53,6 +53,17 @@ pub enum Work {
         /// The physical runs are wanted.
         runs: bool,
     },
+    /// Map single pages in one go, a whole batch of them, each by itself: they lie apart. Those who
+    /// keep others out of a table, or let them in, do so once for all.
+    MapSeveral {
+        /// Bytes.
+        page: u64,
+    },
+    /// Unmap them so, runs wanted; flushed and given back once for all.
+    UnmapSeveral {
+        /// Bytes.
+        page: u64,
+    },
     /// Map `count` pages of `page` bytes; all tables but the upper ones are allocated.
     MapAllocated {
         /// Bytes.

@@ -84,6 +84,8 @@ fn all_work_but_walks_is_done_by_the_stores() {
             beside,
             runs,
         },
+        Work::MapSeveral { page },
+        Work::UnmapSeveral { page },
         Work::Cycle { page, count: 2000 },
         Work::UnmapDirty { page, count },
         Work::Harvest { page, dirty: true },

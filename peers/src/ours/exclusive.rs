@@ -41,6 +41,28 @@ impl<F: Format, M: Memory> Form<F, M> for Exclusive<F, M> {
     }
 
     #[inline]
+    fn map_each(&mut self, ranges: &[Span], runs: &[Span]) -> bool {
+        let mut well = true;
+        for range in ranges {
+            well &= self.0.map(range.start, black_box(runs), Prot::RW).is_ok();
+        }
+        well
+    }
+
+    #[inline]
+    fn unmap_each<S: RunSink>(&mut self, ranges: &[Span], mut sink: S) -> bool {
+        let mut gather = Gather::new();
+        let mut well = true;
+        for range in ranges {
+            let removed = self.0.unmap_mapped(*range, &mut gather, &mut sink);
+            well &= removed.is_ok_and(|bytes| bytes == range.len);
+        }
+        let Ok(flushed) = gather.flush_with(flush);
+        self.0.reclaim(flushed);
+        well
+    }
+
+    #[inline]
     fn translate(&self, iova: u64) -> Option<u64> {
         self.0.translate(iova)
     }

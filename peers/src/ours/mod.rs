@@ -99,6 +99,11 @@ pub trait Form<F: Format, M: Memory>: Sized {
     fn map(&mut self, iova: u64, runs: &[Span]) -> bool;
     /// Unmaps a range that is mapped.
     fn unmap<S: RunSink>(&mut self, range: Span, sink: S) -> bool;
+    /// Maps each range, by itself, to the same runs; the shared form stays inside meanwhile.
+    fn map_each(&mut self, ranges: &[Span], runs: &[Span]) -> bool;
+    /// Unmaps each range by itself; the shared form stays inside, and what is to be flushed is
+    /// gathered for all of them.
+    fn unmap_each<S: RunSink>(&mut self, ranges: &[Span], sink: S) -> bool;
     /// Where an address leads.
     fn translate(&self, iova: u64) -> Option<u64>;
     /// Harvests, and acknowledges what is shown.
@@ -279,6 +284,10 @@ impl Setup {
                 half: beside == Beside::Half,
                 ..base
             },
+            Work::MapSeveral { page } | Work::UnmapSeveral { page } => Self {
+                page: Some(page),
+                ..base
+            },
             Work::MapAllocated { page, count }
             | Work::UnmapAllocated { page, count, .. }
             | Work::Cycle { page, count } => Self {
@@ -328,6 +337,24 @@ impl<T> Ready<T> {
         timed: impl Fn(&mut T, Span, &[Span]) -> bool,
         after: impl Fn(&mut T, Span, &[Span]) -> bool,
     ) -> anyhow::Result<f64> {
+        let each = |table: &mut T, ranges: &[Span], memory: &[Span]| {
+            let mut well = true;
+            for range in ranges {
+                well &= timed(table, *range, black_box(memory));
+            }
+            well
+        };
+        self.timed_together(before, each, after)
+    }
+
+    /// The same where `timed` does the operations for all ranges in one go.
+    #[inline(always)]
+    fn timed_together(
+        &mut self,
+        before: impl Fn(&mut T, Span, &[Span]) -> bool,
+        timed: impl Fn(&mut T, &[Span], &[Span]) -> bool,
+        after: impl Fn(&mut T, Span, &[Span]) -> bool,
+    ) -> anyhow::Result<f64> {
         let (ranges, memory) = (&self.places.ranges, [self.memory]);
         let table = &mut self.table;
         let batches = self.batches;
@@ -337,9 +364,7 @@ impl<T> Ready<T> {
                 well &= before(table, *range, &memory);
             }
             sum += time(ranges.len() as u64, || {
-                for range in black_box(ranges) {
-                    well &= timed(table, *range, black_box(&memory));
-                }
+                well &= timed(table, black_box(ranges), black_box(&memory));
             });
             for range in ranges {
                 well &= after(table, *range, &memory);
@@ -389,6 +414,12 @@ impl<T> Ready<T> {
             }
             Work::Unmap { .. } | Work::UnmapAllocated { .. } | Work::UnmapChosen => {
                 self.timed(map, unmap, nothing)
+            }
+            Work::MapSeveral { .. } => {
+                self.timed_together(nothing, |t, ranges, runs| t.map_each(ranges, runs), discard)
+            }
+            Work::UnmapSeveral { .. } => {
+                self.timed_together(map, |t, ranges, _| t.unmap_each(ranges, take), nothing)
             }
             Work::Cycle { .. } => {
                 let cycle = |t: &mut T, range: Span, memory: &[Span]| {

@@ -44,6 +44,29 @@ impl<F: Format, M: Memory> Form<F, M> for Shared<F, M> {
     }
 
     #[inline]
+    fn map_each(&mut self, ranges: &[Span], runs: &[Span]) -> bool {
+        let (mut inside, mut well) = (self.0.enter(), true);
+        for range in ranges {
+            well &= inside.map(range.start, black_box(runs), Prot::RW).is_ok();
+        }
+        well
+    }
+
+    #[inline]
+    fn unmap_each<S: RunSink>(&mut self, ranges: &[Span], mut sink: S) -> bool {
+        let mut gather = Gather::new();
+        let (mut inside, mut well) = (self.0.enter(), true);
+        for range in ranges {
+            let removed = inside.unmap_mapped(*range, &mut gather, &mut sink);
+            well &= removed.is_ok_and(|bytes| bytes == range.len);
+        }
+        drop(inside);
+        let Ok(flushed) = gather.flush_with(flush);
+        self.0.reclaim(flushed);
+        well
+    }
+
+    #[inline]
     fn translate(&self, iova: u64) -> Option<u64> {
         self.0.translate(iova)
     }

@@ -97,6 +97,7 @@ fn leaves_things_as_they_were<P: Peer>(work: &Work, walk: &impl Fn(&P, u64) -> O
     let mut bench = Bench::<P>::new();
     let offered = match work {
         Work::Harvest { .. } | Work::Merge { .. } | Work::UnmapDirty { .. } => false,
+        Work::MapSeveral { .. } | Work::UnmapSeveral { .. } => false,
         Work::Split { page } => P::SPLITS && *page == LARGE,
         Work::UnmapAllocated { .. } | Work::Cycle { .. } => P::GIVES_BACK,
         Work::Map { page, count, .. } => Leaves::of(*page).is_some() && (P::KEEPS || *count < 1024),
@@ -156,6 +157,8 @@ fn kinds() -> Vec<Work> {
             runs: false,
         },
         Work::Cycle { page, count: 512 },
+        Work::MapSeveral { page },
+        Work::UnmapSeveral { page },
         Work::MapChosen,
         Work::UnmapChosen,
         Work::Translate { page },
