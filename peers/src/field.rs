@@ -1,19 +1,19 @@
 //! The formats, and who stands beside us in each.
 
-use std::sync::atomic::{AtomicU32, AtomicU64};
+use std::sync::atomic::AtomicU32;
 use std::time::Duration;
 
 use iopt::format::{
     AmdV1, ArmOptions, ArmStage1, ArmStage2, ArmV7s, Dart1, Dart2, K4, K16, K64, RiscV, RiscVG,
     VtdSs, X86_64,
 };
-use iopt::{Format, HeapArena, HeapTables};
+use iopt::{Format, HeapArena};
 use serde::{Deserialize, Serialize};
 
 use crate::linux::Programs;
 use crate::ours::{
-    Exclusive, Footprint, Fragments, Memory, Ours, Shared, Terrain, footprint, fragments, plain,
-    threads, translations,
+    Exclusive, Footprint, Fragments, Memory, Ours, Shared, Terrain, Wide, footprint, fragments,
+    plain, threads, translations,
 };
 use crate::places::Geometry;
 use crate::rows::Pages;
@@ -33,6 +33,8 @@ pub enum Who {
     ByHand,
     /// Our exclusive form.
     Exclusive,
+    /// The same with cells that are handled one by one: all that there is without `std`.
+    Scalar,
     /// Our shared form.
     Shared,
     /// Linux's code.
@@ -104,9 +106,10 @@ impl Contest {
     }
 }
 
-/// Both forms over a format, and over it as it keeps dirty state.
+/// Both forms over a format, and over it as it keeps dirty state; then the exclusive one without
+/// vectors, where that is another.
 fn ours<F: Format, M: Memory>(format: F, dirty: Option<F>) -> Vec<Entrant> {
-    vec![
+    let mut all: Vec<Entrant> = vec![
         (
             Who::Exclusive,
             Box::new(Ours::<F, M, Exclusive<F, M>>::new(format, dirty)),
@@ -115,7 +118,13 @@ fn ours<F: Format, M: Memory>(format: F, dirty: Option<F>) -> Vec<Entrant> {
             Who::Shared,
             Box::new(Ours::<F, M, Shared<F, M>>::new(format, dirty)),
         ),
-    ]
+    ];
+    if M::VECTORS {
+        let scalar = Ours::<F, M::Scalar, Exclusive<F, M::Scalar>>::new(format, dirty);
+        let scalar = scalar.called("exclusive, without vectors");
+        all.push((Who::Scalar, Box::new(scalar)));
+    }
+    all
 }
 
 fn fragments_of<F: Format, M: Memory>(
@@ -158,8 +167,10 @@ macro_rules! contest {
     };
 }
 
-type Heap16K = HeapArena<AtomicU64, 14>;
-type Heap64K = HeapArena<AtomicU64, 16>;
+type Heap4K = Wide<12>;
+type Heap16K = Wide<14>;
+type Heap64K = Wide<16>;
+// Entries of 4 bytes: no vectors.
 type Heap1K = HeapArena<AtomicU32, 10>;
 
 const DIRTY: ArmOptions = ArmOptions {
@@ -189,7 +200,7 @@ pub const CONTESTS: &[Contest] = &[
         ..contest!(
             "x86-64",
             "x86-64, 4 levels",
-            HeapTables,
+            Heap4K,
             COMMON,
             X86_64::new(4),
             Some
@@ -198,7 +209,7 @@ pub const CONTESTS: &[Contest] = &[
     contest!(
         "vtd-ss",
         "VT-d second stage, 4 levels",
-        HeapTables,
+        Heap4K,
         COMMON,
         VtdSs::new(4),
         Some
@@ -206,7 +217,7 @@ pub const CONTESTS: &[Contest] = &[
     contest!(
         "amdv1",
         "AMD v1, 4 levels",
-        HeapTables,
+        Heap4K,
         COMMON,
         AmdV1::new(4),
         Some
@@ -214,7 +225,7 @@ pub const CONTESTS: &[Contest] = &[
     contest!(
         "riscv",
         "RISC-V Sv48",
-        HeapTables,
+        Heap4K,
         COMMON,
         RiscV::new(4),
         |f: RiscV| Some(f.with_hardware_updates(true))
@@ -222,7 +233,7 @@ pub const CONTESTS: &[Contest] = &[
     contest!(
         "riscv-g",
         "RISC-V Sv48x4",
-        HeapTables,
+        Heap4K,
         COMMON,
         RiscVG::new(4),
         |f: RiscVG| Some(f.with_hardware_updates(true))
@@ -230,7 +241,7 @@ pub const CONTESTS: &[Contest] = &[
     contest!(
         "arm-s1-4k",
         "Arm stage 1, 4K granule",
-        HeapTables,
+        Heap4K,
         COMMON,
         ArmStage1::<K4>::new(48, 48),
         |f: ArmStage1<K4>| Some(f.with_options(DIRTY))
@@ -254,7 +265,7 @@ pub const CONTESTS: &[Contest] = &[
     contest!(
         "arm-s2-4k",
         "Arm stage 2, 4K granule",
-        HeapTables,
+        Heap4K,
         COMMON,
         ArmStage2::<K4>::new(48, 48),
         |f: ArmStage2<K4>| Some(f.with_options(DIRTY))

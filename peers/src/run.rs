@@ -105,7 +105,13 @@ impl Plan {
         let block = contest.pages.block;
         for page in [Some(contest.pages.small), block].into_iter().flatten() {
             let leaf = size(page);
-            let mut entrants = contest.entrants(self.linux.as_ref())?;
+            let fresh = || -> anyhow::Result<Vec<Entrant>> {
+                let mut all = contest.entrants(self.linux.as_ref())?;
+                // More lines than these nobody tells apart.
+                all.retain(|(who, _)| !matches!(who, Who::Scalar | Who::CheckedLimit));
+                Ok(all)
+            };
+            let mut entrants = fresh()?;
             for len in lengths(page) {
                 let count = len / page;
                 let rounds = if count >= LONG.0 { LONG.1 } else { self.few() };
@@ -133,7 +139,7 @@ impl Plan {
                 }
                 if count >= OTHERS {
                     // Tables of this size are not kept while the next ones are made.
-                    entrants = contest.entrants(self.linux.as_ref())?;
+                    entrants = fresh()?;
                 }
             }
             let operation = format!("translate, leaves of {leaf}");

@@ -46,20 +46,38 @@ const DIRT: u64 = 0xD1D1_D1D1_D1D1_D1D0;
 
 /// An arena on the heap, of any table size and entry width.
 pub trait Memory: TableMemory<Link: Send + Sync> + Sized + Send + Sync + 'static {
+    /// The same with cells that are handled one by one, as in an engine without `std`.
+    type Scalar: Memory;
+    /// That is something else than this.
+    const VECTORS: bool;
+
     /// Room for `tables` tables, from the address `base` on.
     fn with_tables_at(tables: u64, base: u64) -> Result<Self, ArenaError>;
 }
 
+/// [`Memory`] of tables of 2^`LOG2` bytes with entries of 8 bytes, rows of which are handled by
+/// vectors.
+#[cfg(target_arch = "x86_64")]
+pub type Wide<const LOG2: u32> = HeapArena<iopt::wide::WideCell, LOG2>;
+/// [`Memory`] of tables of 2^`LOG2` bytes with entries of 8 bytes: this machine has no others.
+#[cfg(not(target_arch = "x86_64"))]
+pub type Wide<const LOG2: u32> = HeapArena<AtomicU64, LOG2>;
+
 macro_rules! memory {
-    ($($cell:ty, $log2:literal;)*) => {$(
+    ($($cell:ty, $scalar:ty, $vectors:literal, [$($log2:literal)*];)*) => {$($(
         impl Memory for HeapArena<$cell, $log2> {
+            type Scalar = HeapArena<$scalar, $log2>;
+            const VECTORS: bool = $vectors;
+
             fn with_tables_at(tables: u64, base: u64) -> Result<Self, ArenaError> {
                 Self::with_tables_at(tables, base)
             }
         }
-    )*};
+    )*)*};
 }
-memory!(AtomicU64, 12; AtomicU64, 14; AtomicU64, 16; AtomicU32, 10;);
+memory!(AtomicU64, AtomicU64, false, [12 14 16]; AtomicU32, AtomicU32, false, [10];);
+#[cfg(target_arch = "x86_64")]
+memory!(iopt::wide::WideCell, AtomicU64, true, [12 14 16];);
 
 /// Room for `tables` tables of `format`, all of whose pages were used before.
 pub(crate) fn arena<F: Format, M: Memory>(format: &F, tables: u64) -> anyhow::Result<Arc<M>> {
@@ -128,6 +146,7 @@ fn take_dirty(run: Run, dirty: bool) {
 
 /// A table of ours over the format `F` in tables of the memory `M`, in the form `T`.
 pub struct Ours<F, M, T> {
+    name: &'static str,
     format: F,
     /// The format as it keeps dirty state, where it can.
     dirty: Option<F>,
@@ -152,11 +171,17 @@ impl<F: Format, M: Memory, T: Form<F, M>> Ours<F, M, T> {
     /// Tables of `format`; for work on dirty bits of `dirty`, where the format has them.
     pub fn new(format: F, dirty: Option<F>) -> Self {
         Self {
+            name: T::NAME,
             format,
             dirty,
             ready: None,
             memory: std::marker::PhantomData,
         }
+    }
+
+    /// The same by another name.
+    pub fn called(self, name: &'static str) -> Self {
+        Self { name, ..self }
     }
 
     /// Sets a table up; `None` where this format does not do such work.
@@ -377,7 +402,7 @@ impl<T> Ready<T> {
 
 impl<F: Format, M: Memory, T: Form<F, M>> Subject for Ours<F, M, T> {
     fn name(&self) -> String {
-        format!("dmaspace-iopt, {}", T::NAME)
+        format!("dmaspace-iopt, {}", self.name)
     }
 
     fn sample(&mut self, work: &Work) -> anyhow::Result<Option<f64>> {
