@@ -3,8 +3,9 @@
 //!
 //! The cells lie as the tables of an operation do, table by table ([`places`](crate::places)), so that
 //! the caches see the same set of lines. What is mapped is stored; what is unmapped is read and
-//! zeroed; harvesting reads all, and clears what is dirty; unmapping with dirty bits exchanges each
-//! entry, since hardware may set a bit between a load and a store; splitting fills a table and stores
+//! zeroed; harvesting reads all, and clears what is dirty; so does unmapping with dirty bits: it would
+//! exchange what is clean, since hardware may set the bit between a load and a store, but all pages
+//! are dirty; splitting fills a table and stores
 //! its link, merging reads one and stores a leaf.
 //!
 //! Three kinds: relaxed stores of 8 bytes, as a linked table demands them; the same after all cells
@@ -153,8 +154,8 @@ impl<C: Word> Subject for Limit<C> {
                 |_, _| true,
             ),
             Work::UnmapDirty { .. } => ready.timed(
-                |ready, range| ready.store(Kind::Stores, range),
-                Ready::exchange,
+                |ready, range| ready.mark(range, DIRTY),
+                Ready::take_dirty,
                 |_, _| true,
             ),
             Work::Harvest { dirty, .. } => {
@@ -320,8 +321,16 @@ impl<C: Word> Ready<C> {
         if kind == Kind::Vectors {
             let all = &mut self.all[self.skip..];
             for (from, to) in parts(range) {
-                for (cell, n) in all[from..to].iter_mut().zip(0..) {
-                    cell.put(at + n * step);
+                let (eights, rest) = all[from..to].as_chunks_mut::<8>();
+                let mut next = at;
+                for eight in eights {
+                    for (cell, n) in eight.iter_mut().zip(0..) {
+                        cell.put(next + n * step);
+                    }
+                    next += 8 * step;
+                }
+                for (cell, n) in rest.iter_mut().zip(0..) {
+                    cell.put(next + n * step);
                 }
                 at += (to - from) as u64 * step;
             }
@@ -354,9 +363,15 @@ impl<C: Word> Ready<C> {
         } else if kind == Kind::Vectors {
             let all = &mut self.all[self.skip..];
             for (from, to) in parts(range) {
-                for cell in &mut all[from..to] {
-                    found |= cell.take();
+                let (eights, rest) = all[from..to].as_chunks_mut::<8>();
+                let mut bits = [0; 8];
+                for eight in eights {
+                    for (cell, bits) in eight.iter_mut().zip(&mut bits) {
+                        *bits |= cell.take();
+                    }
                 }
+                found |= bits.iter().fold(0, |all, bits| all | bits);
+                found |= rest.iter_mut().fold(0, |all, cell| all | cell.take());
             }
         } else {
             for cells in self.cells(range) {
@@ -369,15 +384,21 @@ impl<C: Word> Ready<C> {
         black_box(found) & FLAGS == FLAGS
     }
 
-    /// Exchanges the entries of a range for nothing.
-    fn exchange(&mut self, range: (usize, usize)) -> bool {
-        let mut found = 0;
+    /// Reads and zeroes the entries of a range, all of which must be dirty; what is clean is exchanged.
+    fn take_dirty(&mut self, range: (usize, usize)) -> bool {
+        let mut found = DIRTY;
         for cells in self.cells(range) {
-            for cell in cells {
-                found |= cell.exchange(0);
-            }
+            unrolled(cells, |cell, _| {
+                let entry = cell.get();
+                if entry & DIRTY != 0 {
+                    cell.set(0);
+                    found &= entry;
+                } else {
+                    found &= cell.exchange(0);
+                }
+            });
         }
-        black_box(found) & FLAGS == FLAGS
+        black_box(found) == DIRTY
     }
 
     /// Zeroes the entries of a range.
