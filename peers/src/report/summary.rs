@@ -2,10 +2,10 @@
 
 use std::fmt::{Result, Write as _};
 
-use super::{LENIENT, Shown, Standing, fastest, figure, ratio};
+use super::{LENIENT, NOT_MEASURED, Shown, Standing, fastest, figure, ratio};
 use crate::field::{CONTESTS, Contest, Who};
 use crate::reasons::reason;
-use crate::results::{Entry, Results};
+use crate::results::{Entry, Measured, Results};
 use crate::rows::{Aim, ROWS, Row};
 
 const OURS: [(Who, &str); 2] = [(Who::Exclusive, "exclusive"), (Who::Shared, "shared")];
@@ -24,13 +24,18 @@ fn first<'a>(results: &'a Results, row: &'static Row) -> Option<(&'static Contes
     contests.into_iter().find_map(find)
 }
 
-/// The fastest of those who are this to us, in any format, and that format.
+/// The fastest of those who are this to us, in any format with the sizes of the reference, and that
+/// format. In others it would be other work: as many bytes are fewer pages, or are found by fewer
+/// levels.
 fn anywhere<'a>(results: &'a Results, row: &Row, who: Who) -> Option<(&'a Entry, &'a str)> {
+    let reference = CONTESTS.iter().find(|contest| contest.reference)?;
+    let alike = |format: &str| {
+        let mut contests = CONTESTS.iter();
+        contests.any(|c| c.id == format && c.pages == reference.pages)
+    };
     let rows = || {
-        results
-            .rows
-            .iter()
-            .filter(|measured| measured.row == row.id)
+        let of_row = |measured: &&Measured| measured.row == row.id && alike(&measured.format);
+        results.rows.iter().filter(of_row)
     };
     let all = rows().flat_map(|measured| &measured.entries);
     let best = fastest(all.filter(|entry| entry.who == who))?;
@@ -51,15 +56,22 @@ fn aim(shown: &Shown<'_>) -> String {
 
 fn headline(text: &mut String, results: &Results) -> Result {
     let reference = CONTESTS.iter().find(|contest| contest.reference);
+    let linux = |entry: &Entry| entry.who == Who::Linux;
+    let no_linux = if results.rows.iter().flat_map(|row| &row.entries).any(linux) {
+        "–"
+    } else {
+        NOT_MEASURED
+    };
     writeln!(
         text,
         "## The operations\n\n\
-         Our figures are those of {}; Linux's and the crates' those of their fastest format. What \
-         compares with Linux is the shared form. The limit is a loop of relaxed stores, then one that \
-         looks first whether the entries are empty, then one of vector stores, which only tables that \
-         nobody reaches yet may see; of unmaps it reads and clears, of harvests it reads.\n\n\
-         | operation | aim, exclusive / shared | limit | exclusive | shared | Linux, best | \
-         crate, best | aims |\n|---|---:|---:|---:|---:|---:|---:|---|",
+         Our figures are those of {}; Linux's are those of its fastest format with the same sizes and \
+         of its fastest compiler. What compares with Linux is the shared form; without vectors is the \
+         exclusive form as there is no other without `std`. The limit is a loop of relaxed stores, then \
+         one that looks first whether the entries are empty, then one of vector stores; of unmaps it \
+         reads and clears, of harvests it reads.\n\n\
+         | operation | aim, exclusive / shared | exclusive | shared | without vectors | limit | \
+         Linux, best | crate, best | aims |\n|---|---:|---:|---:|---:|---:|---:|---:|---|",
         reference.map_or("the first format", |contest| contest.title)
     )?;
     for row in ROWS {
@@ -69,7 +81,7 @@ fn headline(text: &mut String, results: &Results) -> Result {
         let other = |who| {
             let found = anywhere(results, row, who);
             found.map_or_else(
-                || "–".to_owned(),
+                || if who == Who::Linux { no_linux } else { "–" }.to_owned(),
                 |(entry, format)| {
                     let time = shown.show(Some(entry.figure.min));
                     let home = if who == Who::Linux {
@@ -101,10 +113,11 @@ fn headline(text: &mut String, results: &Results) -> Result {
         };
         writeln!(
             text,
-            "| {title} | {} | {limits} | {} | {} | {} | {} | {} |",
+            "| {title} | {} | {} | {} | {} | {limits} | {} | {} | {} |",
             aim(&shown),
             shown.show(shown.min(Who::Exclusive)),
             shown.show(shown.min(Who::Shared)),
+            shown.show(shown.min(Who::Scalar)),
             other(Who::Linux),
             other(Who::Crate),
             standings(&shown)
