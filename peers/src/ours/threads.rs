@@ -108,17 +108,21 @@ pub fn store_loops(terrain: Terrain, count: u64, lasting: Duration) -> f64 {
     let cells: Vec<AtomicU64> = (0..512 * MOST).map(|_| AtomicU64::new(0)).collect();
     let (rate, _) = together(count, lasting, |t, stop| {
         let (own, width) = terrain.cells(t);
-        let own: Vec<&AtomicU64> = own.iter().filter_map(|n| cells.get(*n as usize)).collect();
+        // The cells of an operation lie side by side.
+        let starts = own.iter().step_by(width).map(|n| *n as usize);
+        let own: Vec<&[AtomicU64]> = starts.filter_map(|n| cells.get(n..n + width)).collect();
         let mut done = 0;
         while !stop.load(Ordering::Relaxed) {
-            for cells in own.chunks(width).cycle().take(STRETCH as usize) {
-                for (word, cell) in (1..).zip(black_box(cells)) {
+            for cells in own.iter().cycle().take(STRETCH as usize) {
+                for (word, cell) in (1..).zip(*black_box(cells)) {
                     cell.store(word, Ordering::Relaxed);
                 }
-                for cell in black_box(cells) {
-                    black_box(cell.load(Ordering::Relaxed));
+                let mut found = 0;
+                for cell in *black_box(cells) {
+                    found |= cell.load(Ordering::Relaxed);
                     cell.store(0, Ordering::Relaxed);
                 }
+                black_box(found);
             }
             done += STRETCH;
         }
