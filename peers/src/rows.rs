@@ -60,6 +60,12 @@ impl Row {
         (self.work)(pages).map(|(work, _)| work)
     }
 
+    /// The sizes of leaves are these, and not of the format's choice.
+    pub fn has_sizes(&self, pages: &Pages) -> bool {
+        let work = self.work(pages);
+        !matches!(work, Some(Work::MapChosen | Work::UnmapChosen))
+    }
+
     /// By what the aim is scaled for these sizes.
     pub fn scale(&self, pages: &Pages) -> f64 {
         match (self.work)(pages) {

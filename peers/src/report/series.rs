@@ -41,34 +41,31 @@ pub(super) fn plots(results: &Results) -> Vec<(String, Plot)> {
         let name = operation.replace(", leaves of ", "-").to_lowercase();
         all.push((format!("size-{name}"), plot));
     }
-    let title = "Fragments of 64 KiB in one call".to_owned();
-    all.push((
-        "fragments".to_owned(),
-        Plot {
-            title,
+    for operation in ["map", "unmap"] {
+        let curves = results.fragments.iter();
+        let plot = Plot {
+            title: format!("{operation}, fragments of 64 KiB in one call"),
             x: Axis {
                 title: "Fragments".to_owned(),
-                step: 2.0,
-                show: number,
+                step: 4.0,
+                // In powers of two, too: 1K is 1,024.
+                show: bytes,
             },
             y: Axis {
                 title: "Time of one fragment".to_owned(),
                 step: 2.0,
                 show: nanoseconds,
             },
-            lines: results
-                .fragments
-                .iter()
+            lines: curves
+                .filter(|curve| curve.operation == operation)
                 .map(|curve| {
                     let form = curve.name.rsplit(", ").next().unwrap_or_default();
-                    line(
-                        curve,
-                        &format!("{}, {}, {form}", curve.operation, curve.format),
-                    )
+                    line(curve, &format!("{}, {form}", curve.format))
                 })
                 .collect(),
-        },
-    ));
+        };
+        all.push((format!("fragments-{operation}"), plot));
+    }
     let title = "Threads on one shared table".to_owned();
     all.push((
         "threads".to_owned(),
