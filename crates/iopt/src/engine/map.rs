@@ -402,12 +402,13 @@ impl<F: Format, M: TableMemory> Table<F, M> {
             }
             Target::Zeroed | Target::Stale => {
                 if let Target::Stale = target {
-                    for cell in part(cells, 0, begin) {
-                        cell.set(0);
-                    }
-                    for cell in cells.get(end..).unwrap_or(&[]) {
-                        cell.set(0);
-                    }
+                    let zero = Series {
+                        next: 0,
+                        stride: 0,
+                        ignored: 0,
+                    };
+                    M::Cell::set_series(part(cells, 0, begin), zero);
+                    M::Cell::set_series(cells.get(end..).unwrap_or(&[]), zero);
                 }
                 self.memory.written(cells);
                 meta.live.set(live);

@@ -212,7 +212,8 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         gather: &mut Gather,
         form: P,
     ) -> u64 {
-        if V::N == 0 {
+        // Below a table without an entry there is nothing.
+        if V::N == 0 || self.memory.meta(table).live.get() == 0 {
             return 0;
         }
         let slot = 1u64 << F::shift(V::N);
