@@ -15,7 +15,7 @@ pub struct Pages {
     pub small: u64,
     /// The block of the next level, bytes; some formats have none.
     pub block: Option<u64>,
-    /// Blocks for which the address space has room, if not for [`BLOCKS`].
+    /// Blocks for which the address space has room, if not for `BLOCKS`.
     pub room: u64,
 }
 
