@@ -183,7 +183,8 @@ fn every_kind(server: &mut Server, work: &Work) -> anyhow::Result<usize> {
             ensure!(work.kind == Kind::Harvest, "Linux does not offer {work:?}");
             continue;
         };
-        let sound = samples.len() == 2 && samples.iter().all(|ns| *ns > 0.0 && *ns < 1e9);
+        // How long it took is no test: a clock may stand still for as long as one operation takes.
+        let sound = samples.len() == 2 && samples.iter().all(|ns| ns.is_finite() && *ns >= 0.0);
         ensure!(sound, "no time: {samples:?} ns, {work:?}");
     }
     Ok(works.len())
