@@ -33,6 +33,7 @@ impl AtomicMeta {
             next: AtomicU64::new(0),
             live: AtomicU32::new(0),
             claim: AtomicU32::new(0),
+            room: [0; 6],
         }
     }
 }

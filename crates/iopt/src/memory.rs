@@ -161,7 +161,8 @@ pub trait TableMemory {
 /// Bytes of a table in most formats.
 pub const TABLE_BYTES: u64 = 4096;
 
-/// What the engine notes about one table, beside the hardware's page: 16 bytes.
+/// What the engine notes about one table, beside the hardware's page: 16 bytes, and room, so that
+/// two tables do not meet in one line of the processor's caches when two threads work in them.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub struct Meta<Link, Count> {
@@ -171,6 +172,7 @@ pub struct Meta<Link, Count> {
     pub(crate) live: Count,
     /// Who holds the table for a change, in the shared form.
     pub(crate) claim: Count,
+    pub(crate) room: [u64; 6],
 }
 
 /// Tables set aside for one operation.
