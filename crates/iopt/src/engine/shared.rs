@@ -62,6 +62,10 @@ use crate::prot::Prot;
 /// Operations on different ranges go on side by side, also in one leaf table; those that meet wait
 /// for each other for as long as one of them takes. At most `SLOTS` operations are under way at a
 /// time, further ones wait. Waiting calls [`TableMemory::wait`].
+///
+/// Tables that were unlinked stay out of use until everybody has left who was inside by then. While
+/// the scheduler has stopped one of those, memory that is just large enough may run out
+/// ([`MapError::NoTables`](crate::MapError::NoTables)): [`poll`](Self::poll) and try again.
 #[derive(Debug)]
 pub struct SharedTable<F, M: TableMemory, const SLOTS: usize = 32> {
     pub(super) table: Table<F, M>,
