@@ -33,6 +33,34 @@ pub struct WideCell(AtomicU64);
 /// Entries that one turn of a loop handles.
 const TURN: usize = 8;
 
+/// Puts the first eight entries of a series into `a` to `d`, and eight times its step into both
+/// halves of `eight`.
+macro_rules! first_eight {
+    () => {
+        "vmovq {a}, {next}
+        vmovq {x}, {stride}
+        vpaddq {x}, {x}, {a}
+        vpunpcklqdq {a}, {a}, {x}
+        vmovq {eight}, {stride}
+        vpunpcklqdq {eight}, {eight}, {eight}
+        vpsllq {x}, {eight}, 1
+        vpsllq {eight}, {eight}, 3
+        vpaddq {b}, {a}, {x}
+        vpaddq {c}, {b}, {x}
+        vpaddq {d}, {c}, {x}"
+    };
+}
+
+/// Goes on to the next eight.
+macro_rules! next_eight {
+    () => {
+        "vpaddq {a}, {a}, {eight}
+        vpaddq {b}, {b}, {eight}
+        vpaddq {c}, {c}, {eight}
+        vpaddq {d}, {d}, {eight}"
+    };
+}
+
 impl WideCell {
     /// True when this processor has what these cells need.
     pub fn available() -> bool {
@@ -86,17 +114,7 @@ impl WideCell {
         // since there are cells. What the loads and stores are is argued at the head of this file.
         unsafe {
             asm!(
-                "vmovq {a}, {next}",
-                "vmovq {x}, {stride}",
-                "vpaddq {x}, {x}, {a}",
-                "vpunpcklqdq {a}, {a}, {x}",
-                "vmovq {eight}, {stride}",
-                "vpunpcklqdq {eight}, {eight}, {eight}",
-                "vpsllq {x}, {eight}, 1",
-                "vpsllq {eight}, {eight}, 3",
-                "vpaddq {b}, {a}, {x}",
-                "vpaddq {c}, {b}, {x}",
-                "vpaddq {d}, {c}, {x}",
+                first_eight!(),
                 "vmovq {compared}, {mask}",
                 "vpunpcklqdq {compared}, {compared}, {compared}",
                 "vpxor {zero}, {zero}, {zero}",
@@ -116,10 +134,7 @@ impl WideCell {
                 "vmovdqa xmmword ptr [{cells} + 32], {zero}",
                 "vmovdqa xmmword ptr [{cells} + 48], {zero}",
                 ".endif",
-                "vpaddq {a}, {a}, {eight}",
-                "vpaddq {b}, {b}, {eight}",
-                "vpaddq {c}, {c}, {eight}",
-                "vpaddq {d}, {d}, {eight}",
+                next_eight!(),
                 "add {cells}, 64",
                 "dec {left}",
                 "jnz 2b",
@@ -230,26 +245,13 @@ impl Cell for WideCell {
         // SAFETY: as in `go_along`.
         unsafe {
             asm!(
-                "vmovq {a}, {next}",
-                "vmovq {x}, {stride}",
-                "vpaddq {x}, {x}, {a}",
-                "vpunpcklqdq {a}, {a}, {x}",
-                "vmovq {eight}, {stride}",
-                "vpunpcklqdq {eight}, {eight}, {eight}",
-                "vpsllq {x}, {eight}, 1",
-                "vpsllq {eight}, {eight}, 3",
-                "vpaddq {b}, {a}, {x}",
-                "vpaddq {c}, {b}, {x}",
-                "vpaddq {d}, {c}, {x}",
+                first_eight!(),
                 "2:",
                 "vmovdqa xmmword ptr [{cells}], {a}",
                 "vmovdqa xmmword ptr [{cells} + 16], {b}",
                 "vmovdqa xmmword ptr [{cells} + 32], {c}",
                 "vmovdqa xmmword ptr [{cells} + 48], {d}",
-                "vpaddq {a}, {a}, {eight}",
-                "vpaddq {b}, {b}, {eight}",
-                "vpaddq {c}, {c}, {eight}",
-                "vpaddq {d}, {d}, {eight}",
+                next_eight!(),
                 "add {cells}, 64",
                 "dec {left}",
                 "jnz 2b",

@@ -21,7 +21,8 @@ pub(super) enum Refusal {
 
 impl<F: Format, M: TableMemory> Table<F, M> {
     /// Looks at the entries of `[at, at + todo)`, which are all in `table`: no leaf may reach over
-    /// the ends, and with `whole` no entry may be empty.
+    /// the ends, and with `whole` no entry may be empty. Where the range goes on in other tables that
+    /// is enough, since no leaf goes from one into another.
     #[inline(always)]
     pub(super) fn check_row(
         &self,

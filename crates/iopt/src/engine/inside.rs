@@ -201,19 +201,15 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         form: P,
     ) -> Result<(u64, usize), Stop> {
         let (table, level) = self.lowest(begin, at, len, form)?;
-        if level == 0 {
-            self.claim(table, form)?;
-            self.check_row(table, at, len, wanted.whole)?;
-        } else {
-            at_level!(level, F, V => {
-                self.claim_to_unmap::<V, _>(table, at, len, wanted, false, form)
-            })?;
-        }
+        at_level!(level, F, V => {
+            self.claim_to_unmap::<V, _>(table, at, len, wanted, false, form)
+        })?;
         Ok((table, level))
     }
 
     /// Claims what unmapping `[at, at + todo)` will store to, and looks for what forbids it.
     /// `all` is true below an entry that will be unlinked as a whole.
+    #[inline]
     fn claim_to_unmap<V: Level, P: Form>(
         &self,
         table: u64,
@@ -223,14 +219,17 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         all: bool,
         form: P,
     ) -> Result<(), Stop> {
-        let cells = self.cells::<V>(table);
-        let slot = 1u64 << F::shift(V::N);
         let mut room = self.room::<V>(at, todo);
+        if V::N == 0 {
+            self.claim(table, form)?;
+            return Ok(self.check_row(table, at, room, wanted.whole)?);
+        }
+        let slot = 1u64 << F::shift(V::N);
         let first = self.index::<V>(at);
         let last = self.index::<V>(at.wrapping_add(room - 1));
-        let here = part(cells, first, last - first + 1);
+        let here = part(self.cells::<V>(table), first, last - first + 1);
 
-        let stores = V::N == 0 || all || {
+        let stores = all || {
             let (mut at, mut room) = (at, room);
             here.iter().any(|cell| {
                 let bytes = (slot - (at & (slot - 1))).min(room);
@@ -244,22 +243,6 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         };
         if stores {
             self.claim(table, form)?;
-        }
-
-        if V::N == 0 {
-            // No leaf may reach over the ends: those at the ends of this table tell.
-            let ends = [(at, here.first()), (at.wrapping_add(room - 1), here.last())];
-            for (at, cell) in ends {
-                self.check_leaf::<V>(at, cell.map_or(0, Cell::get_acquire), wanted)?;
-            }
-            let full = self.memory.meta(table).live.get() == cells.len() as u64;
-            if wanted.whole && !full {
-                let hole = here.iter().position(|cell| F::is_empty(cell.get()));
-                if let Some(hole) = hole {
-                    return Err(Refusal::Hole(at + ((hole as u64) << F::shift(V::N))).into());
-                }
-            }
-            return Ok(());
         }
 
         let mut next = 0;

@@ -159,7 +159,11 @@ impl<F: Format, M: TableMemory> MapPages for Table<F, M> {
             size,
             result: Ok(()),
         };
-        match self.remove(range, &mut pages, gather, &mut super::Discard) {
+        let sink = &mut super::Discard;
+        let removed = self
+            .check_sink(sink, self.dirty)
+            .and_then(|()| self.remove(range, &mut pages, gather, sink));
+        match removed {
             Ok(bytes) => Progress {
                 pages: bytes / size,
                 result: pages.result,

@@ -7,7 +7,7 @@ use super::form::{Exclusive, Form};
 use super::look::{Look, Range};
 use super::removed::{Outcome, Removed};
 use super::sink::RunSink;
-use super::{L, Level, Table, at_level, at_top, part};
+use super::{Level, Table, at_level, at_top, part};
 use crate::cell::Cell;
 use crate::error::UnmapError;
 use crate::format::{Entry, Format};
@@ -15,25 +15,16 @@ use crate::gather::Gather;
 use crate::memory::TableMemory;
 
 impl<F: Format, M: TableMemory> Table<F, M> {
-    /// Unmaps exactly `range`, in one descent: all of it is mapped and no leaf reaches over its
-    /// ends, or nothing happens. `sink` is told the physical runs; `gather` what must be flushed before they, and
-    /// the tables that became empty, may be used again.
+    /// Unmaps exactly `range`, in one descent: all of it is mapped and no leaf reaches over its ends,
+    /// or nothing happens. `sink` is told the physical runs; `gather` what must be flushed before
+    /// they, and the tables that became empty, may be used again.
     pub fn unmap(
         &mut self,
         range: Span,
         gather: &mut Gather,
         sink: &mut impl RunSink,
     ) -> Result<(), UnmapError> {
-        if self.check_sink(sink, self.dirty).is_ok()
-            && self.unmap_page(range, gather, sink, Exclusive).is_some()
-        {
-            return Ok(());
-        }
-        let whole = Range {
-            named: range,
-            whole: true,
-        };
-        self.remove(range, whole, gather, sink).map(|_| ())
+        self.unmap_range(range, true, gather, sink).map(|_| ())
     }
 
     /// Unmaps what is mapped in `range`, holes or not, and says how many bytes that were. No leaf
@@ -47,16 +38,26 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         gather: &mut Gather,
         sink: &mut impl RunSink,
     ) -> Result<u64, UnmapError> {
-        if self.check_sink(sink, self.dirty).is_ok()
-            && self.unmap_page(range, gather, sink, Exclusive).is_some()
-        {
+        self.unmap_range(range, false, gather, sink)
+    }
+
+    #[inline(always)]
+    fn unmap_range<S: RunSink>(
+        &mut self,
+        range: Span,
+        whole: bool,
+        gather: &mut Gather,
+        sink: &mut S,
+    ) -> Result<u64, UnmapError> {
+        self.check_sink(sink, self.dirty)?;
+        if self.unmap_page(range, gather, sink, Exclusive).is_some() {
             return Ok(range.len);
         }
-        let mapped = Range {
+        let look = Range {
             named: range,
-            whole: false,
+            whole,
         };
-        self.remove(range, mapped, gather, sink)
+        self.remove(range, look, gather, sink)
     }
 
     /// Removes as much of `range` as `look` says, in one descent, and returns how many bytes of it
@@ -69,25 +70,15 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         gather: &mut Gather,
         sink: &mut S,
     ) -> Result<u64, UnmapError> {
-        self.check_sink(sink, self.dirty)?;
         let at = self.check_range(range)?;
-        let mut removed = Removed::new(self.aperture(), gather, sink);
         let Ok((table, level)) = self.lowest(self.begin(), at, range.len, Exclusive) else {
-            // Nobody else changes anything meanwhile.
+            debug_assert!(false, "nobody else changes anything meanwhile");
             return Ok(0);
         };
-        let empty = if level == 0 {
-            let len = look.look::<L<0>>(self, table, at, range.len)?;
-            self.clear_row(table, at, len, &mut removed)
-        } else {
-            at_level!(level, F, V => {
-                let len = look.look::<V>(self, table, at, range.len)?;
-                self.clear::<V, S, Exclusive>(table, at, len, &mut removed, Exclusive)
-            })
-        };
-        let outcome = removed.finish();
+        let len = at_level!(level, F, V => look.look::<V>(self, table, at, range.len))?;
+        let outcome = self.remove_claimed((table, level), at, len, gather, sink, Exclusive);
         self.tables = self.tables.saturating_sub(outcome.tables);
-        if empty && !self.keeps_empty {
+        if outcome.left_over {
             self.unlink_emptied(at, range.len, gather);
         }
         Ok(outcome.bytes)
@@ -114,11 +105,9 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         form: P,
     ) -> Outcome {
         let mut removed = Removed::new(self.aperture(), gather, sink);
-        let empty = if level == 0 {
-            self.clear_row(table, at, len, &mut removed)
-        } else {
-            at_level!(level, F, V => self.clear::<V, S, P>(table, at, len, &mut removed, form))
-        };
+        let empty = at_level!(level, F, V => {
+            self.clear::<V, S, P>(table, at, len, &mut removed, form)
+        });
         // Whoever began in it has not claimed the table above it.
         removed.outcome.left_over |= empty && !self.keeps_empty;
         self.release(table, form);
