@@ -44,6 +44,14 @@ pub(crate) fn part(repository: &Repository) -> anyhow::Result<Outcome> {
         status.success(),
         "our tables are not those of Linux: {status}"
     );
+    // The source is there now.
+    let mut command = repository.cargo(&["test", "--quiet", "--package", "dmaspace-peers"]);
+    command.args(["--test", "linux", "--", "--ignored"]);
+    let status = command.status().context("cargo cannot be started")?;
+    ensure!(
+        status.success(),
+        "Linux does not do the work that peers ask of it: {status}"
+    );
     Ok(Outcome::Passed)
 }
 
