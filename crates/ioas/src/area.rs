@@ -1,22 +1,23 @@
-//! Areas, and the memory that they hold.
+//! Areas: stretches of the address space over parts of memory.
 
-use alloc::boxed::Box;
 use alloc::sync::Arc;
 
 use iopt::Prot;
 use runs::Span;
 
-use crate::ledger::Charge;
-use crate::object::{Cause, MemoryObject, Pinned};
+use crate::memory::{Hold, Memory};
 
-/// A stretch of the address space over a part of a memory object.
+/// A stretch of the address space over a part of a [`Memory`].
 #[derive(Debug)]
 pub struct Area {
     pub(crate) range: Span,
-    pub(crate) object: Arc<dyn MemoryObject>,
+    pub(crate) memory: Arc<Memory>,
     pub(crate) offset: u64,
     pub(crate) prot: Prot,
-    pub(crate) held: Held,
+    /// The part, pinned, for as long as a domain maps it.
+    pub(crate) hold: Option<Hold>,
+    /// Taken out until it is put back: see [`Ioas::take_out`](crate::Ioas::take_out).
+    pub(crate) out: bool,
 }
 
 impl Area {
@@ -25,14 +26,14 @@ impl Area {
         self.range
     }
 
-    /// The memory object.
-    pub fn object(&self) -> &Arc<dyn MemoryObject> {
-        &self.object
+    /// The memory.
+    pub const fn memory(&self) -> &Arc<Memory> {
+        &self.memory
     }
 
-    /// Offset in the memory object, bytes.
-    pub const fn offset(&self) -> u64 {
-        self.offset
+    /// The part of the memory: offset and length in bytes.
+    pub const fn part(&self) -> Span {
+        Span::new(self.offset, self.range.len)
     }
 
     /// What devices may do with it.
@@ -40,42 +41,49 @@ impl Area {
         self.prot
     }
 
-    /// The memory behind it, pinned.
-    pub fn pinned(&self) -> &dyn Pinned {
-        &*self.held.pin
+    /// Its memory, pinned; `None` while no domain maps it.
+    pub const fn hold(&self) -> Option<&Hold> {
+        self.hold.as_ref()
     }
 
-    /// Bytes that are charged for it.
-    pub const fn charged(&self) -> u64 {
-        self.held.charge.bytes()
+    /// True while it is [taken out](crate::Ioas::take_out).
+    pub const fn is_out(&self) -> bool {
+        self.out
     }
-}
 
-/// Memory that is pinned and charged.
-///
-/// Dropped, it is unpinned first and its charge given back after that: the order of the fields.
-#[derive(Debug)]
-pub(crate) struct Held {
-    pub(crate) pin: Box<dyn Pinned>,
-    pub(crate) charge: Charge,
-}
+    /// Cuts it in two at the device address `at`, which lies inside.
+    pub(crate) fn split_at(&mut self, at: u64) -> Self {
+        let len = at - self.range.start;
+        let tail = Self {
+            range: Span::new(at, self.range.len - len),
+            memory: Arc::clone(&self.memory),
+            offset: self.offset + len,
+            prot: self.prot,
+            hold: self
+                .hold
+                .as_mut()
+                .map(|hold| hold.split_at(self.offset + len)),
+            out: self.out,
+        };
+        self.range.len = len;
+        tail
+    }
 
-impl Held {
-    /// Unpins the memory and gives the charge back; returns the bytes that were unpinned.
-    ///
-    /// When unpinning fails nobody knows how much of the memory is still pinned. The kernel goes on
-    /// counting that, and so does the ledger: the whole charge stays.
-    pub(crate) fn release(self) -> Result<u64, Cause> {
-        let Self { pin, charge } = self;
-        match pin.unpin() {
-            Ok(bytes) => {
-                drop(charge);
-                Ok(bytes)
-            }
-            Err(cause) => {
-                charge.keep();
-                Err(cause)
-            }
+    /// True when `next` goes on where this one ends, in everything.
+    pub(crate) fn goes_on_in(&self, next: &Self) -> bool {
+        self.range.start.checked_add(self.range.len) == Some(next.range.start)
+            && self.offset + self.range.len == next.offset
+            && Arc::ptr_eq(&self.memory, &next.memory)
+            && self.prot == next.prot
+            && self.hold.is_some() == next.hold.is_some()
+            && self.out == next.out
+    }
+
+    /// Takes in the one that it [goes on in](Self::goes_on_in).
+    pub(crate) fn join(&mut self, next: Self) {
+        self.range.len += next.range.len;
+        if let (Some(hold), Some(next)) = (&mut self.hold, next.hold) {
+            hold.join(next);
         }
     }
 }

@@ -3,8 +3,8 @@
 use core::error::Error;
 use core::fmt;
 
-use iommu::{AttachError, DeviceId, FlushError};
-use iopt::RangeError;
+use iommu::{DeviceId, FlushError};
+use iopt::{RangeError, RefitError};
 use runs::Span;
 
 use crate::ledger::OverLimit;
@@ -36,6 +36,35 @@ pub enum MapError {
         wanted: Span,
         /// The first area that is in the way.
         area: Span,
+    },
+    /// The range ends beyond 2^64.
+    BeyondEnd {
+        /// Where it begins.
+        start: u64,
+    },
+    /// Devices cannot translate some of it.
+    Reserved {
+        /// The range that was asked for.
+        wanted: Span,
+        /// What an attached device reserves.
+        reserved: Span,
+    },
+    /// Nowhere in the allowed ranges there is room.
+    NoRoom {
+        /// Bytes that were to be mapped.
+        len: u64,
+    },
+    /// A range that was to be allowed is empty, ends beyond 2^64 or overlaps another one.
+    Allowed {
+        /// The range.
+        range: Span,
+    },
+    /// What is to be put back is a part only of what was taken out.
+    NotOut {
+        /// The range that was asked for.
+        range: Span,
+        /// The area that is out and reaches over one of its ends.
+        out: Span,
     },
     /// The limit on locked memory.
     OverLimit(OverLimit),
@@ -80,6 +109,23 @@ impl fmt::Display for MapError {
                  bytes"
             ),
             Self::Overlap { wanted, area } => write!(f, "{wanted} overlaps the area {area}"),
+            Self::BeyondEnd { start } => write!(f, "the range from {start:#x} ends beyond 2^64"),
+            Self::Reserved { wanted, reserved } => {
+                write!(
+                    f,
+                    "{wanted} overlaps {reserved}, which a device cannot translate"
+                )
+            }
+            Self::NoRoom { len } => {
+                write!(f, "no {} are free in the allowed ranges", runs::Bytes(*len))
+            }
+            Self::Allowed { range } => write!(
+                f,
+                "{range} cannot be allowed: it is empty, ends beyond 2^64 or overlaps another range"
+            ),
+            Self::NotOut { range, out } => {
+                write!(f, "{out} is out as a whole, and {range} is a part of it")
+            }
             Self::OverLimit(cause) => cause.fmt(f),
             Self::Pin(cause) => cause.fmt(f),
             Self::Runs(_) => f.write_str("cannot find the physical runs of pinned memory"),
@@ -129,6 +175,16 @@ pub enum UnmapError {
         /// The area that lies only partly in it.
         area: Span,
     },
+    /// Some of the range is in no area. Nothing was taken out.
+    Hole {
+        /// The range that was asked for.
+        range: Span,
+        /// The first address that is in no area.
+        at: u64,
+    },
+    /// A leaf that reaches over an end of the range cannot be replaced by smaller ones. Nothing was
+    /// unmapped; translations are what they were, some leaves may be smaller.
+    Cut(RefitError<FlushError>),
     /// The range ends beyond 2^64. Nothing was unmapped.
     BeyondEnd {
         /// Where it begins.
@@ -149,6 +205,8 @@ impl fmt::Display for UnmapError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::CutsArea { range, area } => write!(f, "{range} cuts the area {area}"),
+            Self::Hole { range, at } => write!(f, "{at:#x} in {range} is in no area"),
+            Self::Cut(cause) => cause.fmt(f),
             Self::BeyondEnd { start } => write!(f, "the range from {start:#x} ends beyond 2^64"),
             Self::Table(cause) => cause.fmt(f),
             Self::Flush(cause) => cause.fmt(f),
@@ -166,6 +224,65 @@ impl Error for UnmapError {
     }
 }
 
+/// Why a device was not attached. Nothing has changed.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum AttachError {
+    /// No domain suits its unit, and there is nobody to build one.
+    NoDomain {
+        /// The device.
+        device: DeviceId,
+    },
+    /// The device cannot translate an address at which there is an area.
+    Reserved {
+        /// The first such area.
+        area: Span,
+        /// What the device reserves.
+        reserved: Span,
+    },
+    /// A table for a new domain was not built.
+    Build(Cause),
+    /// An area cannot be mapped in the new domain.
+    Replay {
+        /// The area.
+        area: Span,
+        /// Why not.
+        cause: MapError,
+    },
+    /// The unit refuses.
+    Unit(iommu::AttachError),
+}
+
+impl fmt::Display for AttachError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoDomain { device } => write!(f, "no domain suits the unit of {device}"),
+            Self::Reserved { area, reserved } => write!(
+                f,
+                "the area {area} overlaps {reserved}, which the device cannot translate"
+            ),
+            Self::Build(_) => f.write_str("cannot build a page table for the device"),
+            Self::Replay { area, cause } => {
+                write!(
+                    f,
+                    "the area {area} cannot be mapped for the device: {cause}"
+                )
+            }
+            Self::Unit(cause) => cause.fmt(f),
+        }
+    }
+}
+
+impl Error for AttachError {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        match self {
+            Self::Build(cause) => Some(&**cause),
+            Self::Replay { cause, .. } => cause.source(),
+            _ => None,
+        }
+    }
+}
+
 /// Why a device was not detached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DetachError {
@@ -175,7 +292,7 @@ pub enum DetachError {
         device: DeviceId,
     },
     /// Its unit refuses, or did not come to an end in time. The device counts as attached.
-    Unit(AttachError),
+    Unit(iommu::AttachError),
 }
 
 impl fmt::Display for DetachError {

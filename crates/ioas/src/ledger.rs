@@ -18,6 +18,8 @@ pub struct Ledger {
     /// Bytes in use: what was there before, and what is charged here.
     in_use: AtomicU64,
     steps: AtomicU64,
+    /// Others may hold some of the same counter, which nobody can look up.
+    others: bool,
 }
 
 impl Ledger {
@@ -29,6 +31,19 @@ impl Ledger {
             limit,
             in_use: in_use.into(),
             steps: 0.into(),
+            others: false,
+        })
+    }
+
+    /// The same, of a counter that is kept by user: other processes may hold some of it, and no file
+    /// says how much. Then a [`forecast`](Self::forecast) cannot promise that anything fits.
+    pub fn of_user(counter: &'static str, limit: Option<u64>, in_use: u64) -> Arc<Self> {
+        Arc::new(Self {
+            counter,
+            limit,
+            in_use: in_use.into(),
+            steps: 0.into(),
+            others: true,
         })
     }
 
@@ -55,6 +70,29 @@ impl Ledger {
     /// How many charges there were: one per request, not per page.
     pub fn steps(&self) -> u64 {
         self.steps.load(Ordering::Relaxed)
+    }
+
+    /// Whether `bytes` more would fit, as far as can be known. Nothing is charged.
+    pub fn forecast(&self, bytes: u64) -> Forecast {
+        let in_use = self.in_use();
+        let Some(limit) = self.limit else {
+            return Forecast::Fits { needed: bytes };
+        };
+        let sum = in_use.checked_add(bytes).filter(|sum| *sum <= limit);
+        match sum {
+            None => Forecast::DoesNotFit(OverLimit {
+                needed: bytes,
+                limit,
+                in_use,
+                counter: self.counter,
+            }),
+            Some(sum) if self.others && bytes > 0 => Forecast::Unknown {
+                needed: bytes,
+                room_for_others: limit - sum,
+                counter: self.counter,
+            },
+            Some(_) => Forecast::Fits { needed: bytes },
+        }
     }
 
     /// Charges `bytes` in one step, or refuses and charges nothing. The charge is given back,
@@ -93,6 +131,23 @@ impl Charge {
         self.bytes
     }
 
+    /// Takes `bytes` of it out, or what there is.
+    pub(crate) fn split(&mut self, bytes: u64) -> Self {
+        let bytes = bytes.min(self.bytes);
+        self.bytes -= bytes;
+        Self {
+            ledger: Arc::clone(&self.ledger),
+            bytes,
+        }
+    }
+
+    /// Gives back all but `bytes`. It never grows: what is charged for parts of a huge page may
+    /// for a moment be more than was charged for the whole.
+    pub(crate) fn shrink_to(&mut self, bytes: u64) {
+        let stays = self.split(bytes);
+        drop(core::mem::replace(self, stays));
+    }
+
     /// Never gives it back: what it was charged for may still be pinned.
     pub(crate) fn keep(mut self) {
         self.bytes = 0;
@@ -102,6 +157,48 @@ impl Charge {
 impl Drop for Charge {
     fn drop(&mut self) {
         self.ledger.in_use.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}
+
+/// Whether a request fits under the limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Forecast {
+    /// It does.
+    Fits {
+        /// Bytes that it would charge.
+        needed: u64,
+    },
+    /// It does not, for sure.
+    DoesNotFit(OverLimit),
+    /// It fits if the other processes of this user hold no more than `room_for_others` bytes on the
+    /// same counter, which no file shows.
+    Unknown {
+        /// Bytes that it would charge.
+        needed: u64,
+        /// What others may hold at most, bytes.
+        room_for_others: u64,
+        /// The kernel's counter.
+        counter: &'static str,
+    },
+}
+
+/// A sentence with the numbers.
+impl fmt::Display for Forecast {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Fits { needed } => write!(f, "{} fit", Bytes(*needed)),
+            Self::DoesNotFit(cause) => cause.fmt(f),
+            Self::Unknown {
+                needed,
+                room_for_others,
+                counter,
+            } => write!(
+                f,
+                "{} fit if other processes of this user hold no more than {} ({counter})",
+                Bytes(*needed),
+                Bytes(*room_for_others)
+            ),
+        }
     }
 }
 
@@ -137,6 +234,28 @@ impl core::error::Error for OverLimit {}
 mod tests {
     use super::*;
     use alloc::string::ToString;
+
+    #[test]
+    fn a_forecast_says_what_is_not_known() {
+        let mine = Ledger::new("mm->locked_vm", Some(64), 12);
+        assert_eq!(mine.forecast(52), Forecast::Fits { needed: 52 });
+        assert_eq!(
+            mine.forecast(53).to_string(),
+            "needs 53 bytes, 64 bytes allowed, 12 bytes in use (mm->locked_vm)"
+        );
+        let users = Ledger::of_user("user->locked_vm", Some(64), 12);
+        assert_eq!(
+            users.forecast(50).to_string(),
+            "50 bytes fit if other processes of this user hold no more than 2 bytes \
+             (user->locked_vm)"
+        );
+        assert_eq!(users.forecast(0), Forecast::Fits { needed: 0 });
+        assert!(matches!(users.forecast(53), Forecast::DoesNotFit(_)));
+        let free = Ledger::of_user("user->locked_vm", None, 12);
+        let all = Forecast::Fits { needed: u64::MAX };
+        assert_eq!(free.forecast(u64::MAX), all);
+        assert_eq!(mine.in_use(), 12);
+    }
 
     #[test]
     fn a_charge_is_refused_with_numbers_and_given_back_exactly() {

@@ -1,14 +1,15 @@
 //! I/O address spaces: areas over pinned memory, a ledger, domains.
 //!
-//! An [`Ioas`] is what devices of one owner see as memory. It is the only place that knows that
-//! memory has owners and limits: mapping a part of a [`MemoryObject`] charges it to the [`Ledger`],
-//! pins it, learns its physical runs from the pin, and fills the page table by these runs, all or
-//! nothing. Unmapping goes the other way and unpins nothing before every unit has forgotten it.
+//! An [`Ioas`] is what devices of one owner see as memory. This crate is the only place that knows
+//! that memory has owners and limits: mapping a part of a [`Memory`] charges it to the [`Ledger`],
+//! pins it, learns its physical runs from the pin, and fills the page tables by these runs, all or
+//! nothing. What is mapped a second time, here or in another address space, is pinned and charged
+//! already. Unmapping goes the other way and unpins nothing before every unit has forgotten it.
 //!
 //! ```
 //! use std::sync::Arc;
 //!
-//! use ioas::{Ioas, Ledger, MemoryObject, Synthetic};
+//! use ioas::{Ioas, Ledger, Memory, Synthetic};
 //! use iommu::{DeviceId, DomainId, RunMap, SoftwareUnit};
 //! use iopt::{AnyTable, FormatId, HeapTables, Prot};
 //! use runs::{PageSizes, Span};
@@ -17,22 +18,25 @@
 //! let tables = Arc::new(HeapTables::with_tables(64)?);
 //! let table = AnyTable::new(FormatId::VtdSs, 4, PageSizes::from_bits(u64::MAX), tables.clone())?;
 //! let ledger = Ledger::new("user->locked_vm", Some(8 << 20), 0);
-//! let mut space = Ioas::new(DomainId(1), table, ledger);
+//! let mut space = Ioas::new(DomainId(1), table);
 //!
 //! // 4 MiB of memory in two runs: pinned, charged and mapped in one step each.
-//! let memory: Arc<dyn MemoryObject> =
-//!     Arc::new(Synthetic::new([Span::new(0x4000_0000, 2 << 20), Span::new(0x8000_1000, 2 << 20)]));
+//! let runs = [Span::new(0x4000_0000, 2 << 20), Span::new(0x8000_1000, 2 << 20)];
+//! let memory = Memory::new(Arc::new(Synthetic::new(runs)), &ledger);
 //! space.map(0x10_0000_0000, &memory, Span::new(0, 4 << 20), Prot::RW, &mut ())?;
 //! assert_eq!(space.leaf_at(0x10_0000_0000).map(|leaf| leaf.run.len), Some(2 << 20));
-//! assert_eq!(space.ledger().in_use(), 4 << 20);
+//! assert_eq!(ledger.in_use(), 4 << 20);
+//!
+//! // Somewhere else once more: pinned and charged already.
+//! space.map(0x20_0000_0000, &memory, Span::new(1 << 20, 1 << 20), Prot::READ, &mut ())?;
+//! assert_eq!(ledger.in_use(), 4 << 20);
 //!
 //! // More than the limit allows is refused with numbers, and nothing happens.
-//! let refused = space.map(0x20_0000_0000, &memory, Span::new(0, 4 << 20), Prot::RW, &mut ());
-//! assert!(refused.is_ok());
-//! let refused = space.map(0x30_0000_0000, &memory, Span::new(0, 4 << 20), Prot::RW, &mut ());
+//! let more = Memory::new(Arc::new(Synthetic::new([Span::new(0x1_0000_0000, 5 << 20)])), &ledger);
+//! let refused = space.map(0x30_0000_0000, &more, Span::new(0, 5 << 20), Prot::RW, &mut ());
 //! assert_eq!(
 //!     refused.unwrap_err().to_string(),
-//!     "needs 4 MiB, 8 MiB allowed, 8 MiB in use (user->locked_vm)"
+//!     "needs 5 MiB, 8 MiB allowed, 4 MiB in use (user->locked_vm)"
 //! );
 //!
 //! // A device sees the space for as long as it is attached.
@@ -52,25 +56,32 @@
 #![deny(unsafe_code)]
 
 extern crate alloc;
+#[cfg(feature = "std")]
+extern crate std;
 
 mod area;
 mod error;
-mod fill;
+mod intervals;
 mod ledger;
 #[cfg(feature = "linux")]
 mod linux;
+mod lock;
+mod memory;
 mod object;
 mod observer;
-mod reach;
+mod own;
 mod space;
 mod synthetic;
+mod windows;
 
 pub use area::Area;
-pub use error::{CloseError, DetachError, MapError, UnmapError};
-pub use ledger::{Charge, Ledger, OverLimit};
+pub use error::{AttachError, CloseError, DetachError, MapError, UnmapError};
+pub use ledger::{Charge, Forecast, Ledger, OverLimit};
 #[cfg(feature = "linux")]
 pub use linux::{Effort, HostMemory, HostTables, MappedStorage};
+pub use memory::{Hold, Memory};
 pub use object::{Cause, MemoryObject, PinFailed, Pinned, RunReader};
 pub use observer::{Observer, Step};
+pub use own::{BuildDomain, Builder, BuilderError, DomainIds, Flushing};
 pub use space::{Ioas, Unmapped};
 pub use synthetic::Synthetic;

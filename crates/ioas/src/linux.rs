@@ -108,7 +108,6 @@ impl MemoryObject for HostMemory {
         let (frames, effort) = (self.frames, Arc::clone(&self.effort));
         Ok(Box::new(HostPin {
             pin,
-            part,
             frames,
             effort,
         }))
@@ -118,18 +117,22 @@ impl MemoryObject for HostMemory {
 #[derive(Debug)]
 struct HostPin {
     pin: Pin,
-    part: Span,
     frames: FrameSource,
     effort: Arc<Effort>,
 }
 
 impl Pinned for HostPin {
-    fn runs(&self) -> Result<Box<dyn RunReader + '_>, Cause> {
-        let frames = self.pin.runs(self.part, self.frames)?;
+    fn runs(&self, part: Span) -> Result<Box<dyn RunReader + '_>, Cause> {
+        let frames = self.pin.runs(part, self.frames)?;
         Ok(Box::new(HostRuns {
             frames,
             effort: &self.effort,
         }))
+    }
+
+    fn release(&mut self, part: Span) -> Result<u64, Cause> {
+        self.pin.release(part)?;
+        Ok(self.pin.charged_bytes())
     }
 
     fn unpin(self: Box<Self>) -> Result<u64, Cause> {

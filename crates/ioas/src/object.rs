@@ -39,10 +39,16 @@ pub trait MemoryObject: fmt::Debug + Send + Sync {
 
 /// A part of an object that stays where it is until it is unpinned or dropped.
 pub trait Pinned: fmt::Debug + Send {
-    /// The physical runs of the part, in order of its offsets.
-    fn runs(&self) -> Result<Box<dyn RunReader + '_>, Cause>;
+    /// The physical runs of `part` (offset and length in the object, in bytes), which is pinned, in
+    /// order of its offsets.
+    fn runs(&self, part: Span) -> Result<Box<dyn RunReader + '_>, Cause>;
 
-    /// Unpins it; returns the bytes. After an error it is not known how much of it is still pinned.
+    /// Gives back `part`, but not the last that is pinned; the rest stays pinned without a break.
+    /// Returns the bytes that are charged for the rest. After an error it is not known how much of
+    /// `part` is still pinned.
+    fn release(&mut self, part: Span) -> Result<u64, Cause>;
+
+    /// Unpins it, or what is left of it; returns the bytes. After an error it is not known how much of it is still pinned.
     fn unpin(self: Box<Self>) -> Result<u64, Cause>;
 }
 

@@ -1,20 +1,24 @@
-//! The address space: areas over pinned memory, in one domain.
+//! The address space: areas over memory.
 //!
 //! # Mapping
 //!
 //! Check, charge, pin, then batch by batch: find runs, fill tables. Each step can fail, and then
 //! everything before it is undone in the opposite order: tables are emptied, units flushed, memory
-//! unpinned, the charge given back.
-//!
-//! The area is there, with its pin, before the first entry of its range is. So at no moment, not
-//! even while a panic of an observer unwinds, is there an entry to memory that nothing holds.
+//! let go. Without a domain an area is only noted; the first device that comes has it pinned and
+//! mapped.
 //!
 //! # Unmapping
 //!
-//! Tables are emptied, units flushed, and only then memory is unpinned and its charge given back.
-//! Memory whose flush has failed is *retired*: it belongs to no area any more, but stays pinned
-//! and charged until a later flush succeeds. Until then nothing is mapped either: a unit that
-//! still holds old translations and tables would not see what is new.
+//! Tables are emptied, units flushed, and only then memory is let go: unpinned, and its charge given
+//! back, if nobody else holds it. Memory whose flush has failed is *retired*: it belongs to no area
+//! any more, but stays pinned and charged until a later flush succeeds. Until then nothing is mapped
+//! either: a unit that still holds old translations and tables would not see what is new.
+//!
+//! # Cutting
+//!
+//! An area can be cut, and a part of it unmapped or taken out for a while. Leaves that go over the
+//! ends of the part are first replaced by smaller ones that say the same, so that there is no moment
+//! in which the rest is missing.
 //!
 //! # The end
 //!
@@ -22,26 +26,22 @@
 //! detaches its devices and unpins its memory; see [`Ioas`].
 
 use alloc::boxed::Box;
-use alloc::collections::BTreeMap;
 use alloc::sync::Arc;
-use alloc::vec;
+use alloc::vec::Vec;
 use core::fmt;
-use core::iter;
+use core::mem;
 
-use iommu::{AttachError, DeviceId, DomainId, FlushError, Unit};
-use iopt::{AnyTable, Aperture, Discard, Leaf, Prot, RangeError, TableMemory};
+use iommu::{DeviceId, DomainId, Unit};
+use iopt::{AnyTable, Interruption, Leaf, Prot, RangeError, TableMemory};
 use runs::Span;
 
-use crate::area::{Area, Held};
-use crate::error::{CloseError, DetachError, MapError, UnmapError};
-use crate::fill::Fill;
-use crate::ledger::Ledger;
-use crate::object::MemoryObject;
+use crate::area::Area;
+use crate::error::{AttachError, CloseError, DetachError, MapError, UnmapError};
+use crate::intervals::Intervals;
+use crate::memory::Memory;
 use crate::observer::{Observer, Step, observed};
-use crate::reach::Reach;
-
-/// Spans in a batch: 64 KiB.
-const BATCH: usize = 4096;
+use crate::own::{BuildDomain, Flushing, Own};
+use crate::windows::{windows, within};
 
 /// What an unmap has removed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -50,7 +50,8 @@ pub struct Unmapped {
     pub areas: u64,
     /// Their bytes together.
     pub bytes: u64,
-    /// Bytes that were unpinned: those of the areas, and those that were retired before.
+    /// Bytes that were unpinned: those of the areas that nobody else holds, and those that were
+    /// retired before.
     pub unpinned: u64,
 }
 
@@ -61,75 +62,156 @@ pub struct Unmapped {
 /// [`close`](Self::close) gives everything back. Dropping an address space detaches its devices,
 /// which waits for their accesses under way, and then unpins its memory. If a unit does not let a
 /// device go, the memory of all areas stays pinned and charged for good: a device must never reach
-/// memory that is not pinned. Tables, as those of a dropped [`Table`](iopt::Table), stay out of use
-/// in any case.
+/// memory that is not pinned. Tables of the caller's, as those of a dropped
+/// [`Table`](iopt::Table), stay out of use in any case.
 pub struct Ioas<M: TableMemory> {
-    table: AnyTable<M>,
-    reach: Reach,
-    ledger: Arc<Ledger>,
-    batch: Box<[Span]>,
+    areas: Intervals<Area>,
+    own: Own<M>,
+    /// What devices cannot translate, with the device.
+    reserved: Vec<(DeviceId, Span)>,
+    /// To which addresses are chosen; anywhere when empty.
+    allowed: Vec<Span>,
 }
 
 impl<M: TableMemory> Ioas<M> {
-    /// An empty address space over `table`, which is empty and which units know as `domain`,
-    /// charging to `ledger`.
-    pub fn new(domain: DomainId, table: AnyTable<M>, ledger: Arc<Ledger>) -> Self {
+    /// An empty address space over `table`, which is empty and which units know as `domain`. It is
+    /// the only domain, and mapped and pinned also while no device is attached.
+    pub fn new(domain: DomainId, table: AnyTable<M>) -> Self {
+        Self::over(Own::new(Some((domain, table)), None))
+    }
+
+    /// An empty address space without a domain. The first device brings one, which `builder` builds,
+    /// and every device that no domain suits another one. Until then areas are only noted.
+    pub fn with_builder(builder: impl BuildDomain<M> + 'static) -> Self {
+        Self::over(Own::new(None, Some(Box::new(builder))))
+    }
+
+    const fn over(own: Own<M>) -> Self {
         Self {
-            table,
-            reach: Reach::new(domain),
-            ledger,
-            batch: vec![Span::default(); BATCH].into_boxed_slice(),
+            areas: Intervals::new(),
+            own,
+            reserved: Vec::new(),
+            allowed: Vec::new(),
         }
     }
 
-    /// The page table.
-    pub const fn table(&self) -> &AnyTable<M> {
-        &self.table
+    /// When units are told what was unmapped. What waits now is flushed by the next call that
+    /// flushes.
+    pub fn set_flushing(&mut self, flushing: Flushing) {
+        self.own.flushing = flushing;
     }
 
-    /// The ledger.
-    pub const fn ledger(&self) -> &Arc<Ledger> {
-        &self.ledger
+    /// The domains: number, page table and devices of each.
+    pub fn domains(&self) -> impl Iterator<Item = (DomainId, &AnyTable<M>)> {
+        let domains = self.own.domains.iter();
+        domains.map(|domain| (domain.id, &domain.table))
+    }
+
+    /// The page table of the first domain, if there is one.
+    pub fn table(&self) -> Option<&AnyTable<M>> {
+        self.own.domains.first().map(|domain| &domain.table)
     }
 
     /// The areas, in order.
     pub fn areas(&self) -> impl Iterator<Item = &Area> {
-        self.reach.areas.values()
+        self.areas.from_to(0, u64::MAX).map(|(_, area)| area)
+    }
+
+    /// How many areas there are.
+    pub fn len(&self) -> usize {
+        self.areas.len()
+    }
+
+    /// True when there is no area.
+    pub fn is_empty(&self) -> bool {
+        self.areas.is_empty()
     }
 
     /// The area that holds `iova`.
     pub fn area_at(&self, iova: u64) -> Option<&Area> {
-        let (_, area) = self.reach.areas.range(..=iova).next_back()?;
-        area.range.contains(iova).then_some(area)
+        self.areas.at(iova).map(|(_, area)| area)
     }
 
-    /// The leaf that maps `iova`.
+    /// The leaf that maps `iova`, in the first domain.
     pub fn leaf_at(&self, iova: u64) -> Option<Leaf> {
-        self.table.leaf_at(iova)
+        self.table()?.leaf_at(iova)
     }
 
     /// The attached devices.
     pub fn devices(&self) -> impl Iterator<Item = DeviceId> + '_ {
-        self.reach.devices()
+        let domains = self.own.domains.iter();
+        domains.flat_map(|domain| domain.devices.0.iter().map(|(_, device)| *device))
     }
 
-    /// Lets `device` of `unit` see this address space.
+    /// Where something can be mapped: what all domains translate, less what devices reserve. In
+    /// order; stretches of more than 2^63 bytes come in two.
+    pub fn windows(&self) -> Vec<Span> {
+        let reserved = self.reserved.iter().map(|(_, span)| *span);
+        windows(self.own.apertures(), reserved)
+    }
+
+    /// Has [`map_anywhere`](Self::map_anywhere) choose only addresses in `ranges`, or any if there
+    /// are none. Mapping at a given address is not bound to them.
+    ///
+    /// # Errors
+    ///
+    /// [`MapError::Allowed`] when a range is empty, ends beyond 2^64, or overlaps another one.
+    pub fn allow(&mut self, ranges: &[Span]) -> Result<(), MapError> {
+        let mut allowed = ranges.to_vec();
+        allowed.sort_unstable();
+        let ill = |range: &&Span| Span::checked(range.start, range.len).is_none();
+        let ill_formed = allowed.iter().find(ill);
+        let overlapping = || {
+            let pairs = allowed.iter().zip(allowed.iter().skip(1));
+            pairs
+                .filter(|(one, next)| one.overlaps(next))
+                .map(|(_, next)| next)
+                .next()
+        };
+        match ill_formed.or_else(overlapping) {
+            Some(range) => Err(MapError::Allowed { range: *range }),
+            None => {
+                self.allowed = allowed;
+                Ok(())
+            }
+        }
+    }
+
+    /// Lets `device` of `unit` see this address space: in a domain that suits the unit, or in a new
+    /// one, in which all areas are mapped first.
     ///
     /// While memory is [retired](Self::retired), the device may come to see that too, as those
     /// that are attached already.
+    ///
+    /// # Errors
+    ///
+    /// See [`AttachError`]. Nothing has changed then.
     pub fn attach(&mut self, unit: Arc<dyn Unit>, device: DeviceId) -> Result<(), AttachError> {
-        self.reach.attach(unit, device, self.table.root())
+        let mut reserved = Vec::new();
+        unit.reserved(device, &mut |span| reserved.push((device, span)));
+        for (_, span) in &reserved {
+            if let Some((area, _)) = self.areas.first_in(*span) {
+                let reserved = *span;
+                return Err(AttachError::Reserved { area, reserved });
+            }
+        }
+        self.own.attach(unit, device, false, &mut self.areas)?;
+        self.reserved.append(&mut reserved);
+        Ok(())
     }
 
     /// Takes this address space away from `device`, from the one that was attached first if several
-    /// units have a device of that name. Areas stay.
+    /// units have a device of that name. Areas stay, pinned for as long as there is a domain: when
+    /// the device comes back, it finds them.
     pub fn detach(&mut self, device: DeviceId) -> Result<(), DetachError> {
-        self.reach.detach(device)
+        self.own.detach(device, &mut self.areas)?;
+        if self.devices().all(|other| other != device) {
+            self.reserved.retain(|(whose, _)| *whose != device);
+        }
+        Ok(())
     }
 
-    /// Maps `part` (offset and length in bytes) of `object` at `iova`, all or nothing.
-    ///
-    /// A part that is mapped twice is pinned and charged twice.
+    /// Maps `part` (offset and length in bytes) of `memory` at `iova`, all or nothing.
     ///
     /// # Errors
     ///
@@ -139,64 +221,90 @@ impl<M: TableMemory> Ioas<M> {
     pub fn map(
         &mut self,
         iova: u64,
-        object: &Arc<dyn MemoryObject>,
+        memory: &Arc<Memory>,
         part: Span,
         prot: Prot,
         observer: &mut dyn Observer,
     ) -> Result<(), MapError> {
-        let range = self.check(iova, &**object, part)?;
-        self.settle().map_err(MapError::Flush)?;
-
-        let charge = observed(observer, Step::Charge, |_| {
-            let bytes = object.charge(part);
-            let charge = self.ledger.charge(bytes).map_err(MapError::OverLimit)?;
-            Ok::<_, MapError>((charge, bytes))
-        })?;
-        let pin = observed(observer, Step::Pin, |observer| {
-            let pin = object.pin(part, &mut |done| observer.progress(Step::Pin, done))?;
-            Ok::<_, MapError>((pin, part.len))
-        })?;
-        // From here on dropping gives back both, in this order.
-        let held = Held { pin, charge };
-        if observer.progress(Step::Pin, part.len).is_break() {
-            return Err(MapError::Interrupted);
-        }
-
-        // Vacant: `check` has seen that no area lies there.
-        let area = self.reach.areas.entry(iova).or_insert(Area {
+        let range = self.check(iova, memory, part)?;
+        self.own.make_way(range).map_err(MapError::Flush)?;
+        let area = Area {
             range,
-            object: Arc::clone(object),
+            memory: Arc::clone(memory),
             offset: part.start,
             prot,
-            held,
-        });
-        let mut fill = Fill {
-            table: &mut self.table,
-            batch: &mut self.batch,
-            range,
-            prot,
-            mapped: 0,
+            hold: None,
+            out: false,
         };
-        let filled = fill.run(area.pinned(), observer);
-        let mapped = fill.mapped;
-        let result = filled.and_then(|()| self.reach.mapped().map_err(MapError::Flush));
-        if result.is_err() {
-            self.undo(iova, mapped);
+        // Vacant: `check` has seen that no area lies there.
+        let inserted = self.areas.insert(range, area);
+        debug_assert!(inserted.is_ok(), "{range} was looked at");
+        let Some((_, area)) = self.areas.at_mut(iova) else {
+            return Ok(());
+        };
+        let result = self.own.map(area, observer);
+        if result.is_err() && area.hold.is_none() {
+            self.areas.remove(iova);
         }
         result
     }
 
+    /// [`map`](Self::map) at an address that is chosen: never 0, in the
+    /// [allowed](Self::allow) ranges, with the offset in the memory kept within the largest page that
+    /// the length has room for, so that large pages stay possible.
+    ///
+    /// # Errors
+    ///
+    /// As [`map`](Self::map), and [`MapError::NoRoom`].
+    pub fn map_anywhere(
+        &mut self,
+        memory: &Arc<Memory>,
+        part: Span,
+        prot: Prot,
+        observer: &mut dyn Observer,
+    ) -> Result<u64, MapError> {
+        let iova = self.choose(part)?;
+        self.map(iova, memory, part, prot, observer)?;
+        Ok(iova)
+    }
+
+    /// An address for `part`.
+    fn choose(&self, part: Span) -> Result<u64, MapError> {
+        const LARGEST: u64 = 1 << 30;
+        let no_room = MapError::NoRoom { len: part.len };
+        let Some(log2) = part.len.checked_ilog2() else {
+            return Err(MapError::Range(RangeError::Empty));
+        };
+        let align = (1u64 << log2).min(LARGEST).max(self.own.granule());
+        let windows = match self.windows() {
+            all if self.allowed.is_empty() => all,
+            all => within(&all, &self.allowed),
+        };
+        // Where the part begins in such a page.
+        let lead = part.start & (align - 1);
+        let Some(len) = part.len.checked_add(lead) else {
+            return Err(no_room);
+        };
+        // Never 0: the first page is left out.
+        let zero = Span::new(0, self.own.granule().max(4096));
+        let windows: Vec<Span> = windows
+            .into_iter()
+            .flat_map(|window| crate::windows::without(window, zero))
+            .collect();
+        let found = self.areas.gap(len, align, &windows);
+        found.map(|start| start + lead).ok_or(no_room)
+    }
+
     /// Everything that can be known to be wrong before anything is touched.
-    fn check(&self, iova: u64, object: &dyn MemoryObject, part: Span) -> Result<Span, MapError> {
-        let granule = self.table.page_sizes().smallest();
-        let aperture = self.table.aperture();
+    fn check(&self, iova: u64, memory: &Memory, part: Span) -> Result<Span, MapError> {
+        let granule = self.own.granule();
         if part.len == 0 {
             return Err(MapError::Range(RangeError::Empty));
         }
-        if !Span::new(0, object.len()).covers(&part) || !part.is_aligned(granule) {
+        if !Span::new(0, memory.len()).covers(&part) || !part.is_aligned(granule) {
             return Err(MapError::Part {
                 part,
-                object: object.len(),
+                object: memory.len(),
                 granule,
             });
         }
@@ -206,64 +314,31 @@ impl<M: TableMemory> Ioas<M> {
                 granule,
             }));
         }
-        let range = Span::checked(iova, part.len).filter(|range| aperture.covers(range));
+        let range = Span::checked(iova, part.len);
+        for aperture in self.own.apertures() {
+            if range.is_none_or(|range| !aperture.covers(&range)) {
+                return Err(MapError::Range(RangeError::OutsideAperture {
+                    iova,
+                    len: range.map(|range| range.len),
+                    aperture,
+                }));
+            }
+        }
         let Some(range) = range else {
-            let len = iova.checked_add(part.len - 1).map(|_| part.len);
-            return Err(MapError::Range(RangeError::OutsideAperture {
-                iova,
-                len,
-                aperture,
-            }));
+            return Err(MapError::BeyondEnd { start: iova });
         };
-        match self.first_area_in(range) {
-            Some(area) => Err(MapError::Overlap {
+        let reserved = self.reserved.iter().find(|(_, span)| span.overlaps(&range));
+        if let Some((_, reserved)) = reserved {
+            let (wanted, reserved) = (range, *reserved);
+            return Err(MapError::Reserved { wanted, reserved });
+        }
+        match self.areas.first_in(range) {
+            Some((area, _)) => Err(MapError::Overlap {
                 wanted: range,
-                area: area.range,
+                area,
             }),
             None => Ok(range),
         }
-    }
-
-    /// The first area with at least one byte in `range`.
-    fn first_area_in(&self, range: Span) -> Option<&Area> {
-        let inside = || self.reach.areas.range(range.start..=range.last()).next();
-        self.area_at(range.start)
-            .or_else(|| inside().map(|(_, area)| area))
-    }
-
-    /// Takes back the area at `iova`, of which the first `mapped` bytes are in the table.
-    fn undo(&mut self, iova: u64, mapped: u64) {
-        let Some(area) = self.reach.areas.remove(&iova) else {
-            return;
-        };
-        // What the caller must learn is why the map failed. That memory could not be unpinned
-        // shows in the ledger, and that it waits for a flush in `retired`.
-        if mapped == 0 {
-            // No device has ever seen it: there is nothing to wait for.
-            let _ = area.held.release();
-            return;
-        }
-        let range = Span::new(iova, mapped);
-        let gather = &mut self.reach.gather;
-        if let Err(cause) = self.table.unmap_mapped(range, gather, &mut Discard) {
-            // Not reached: whole leaves were mapped here just now. Devices might reach the memory,
-            // so it stays what it is.
-            debug_assert!(false, "what was just mapped cannot be unmapped: {cause}");
-            self.reach.areas.insert(iova, area);
-            return;
-        }
-        self.reach.retired.push(area.held);
-        let _ = self.settle();
-    }
-
-    /// Flushes what earlier calls have left to be flushed, and releases it.
-    fn settle(&mut self) -> Result<(), FlushError> {
-        if !self.reach.gather.is_empty() {
-            self.table.reclaim(self.reach.flush()?);
-        }
-        // Whoever asks wants room for something else; what cannot be unpinned stays charged.
-        let _ = self.reach.release();
-        Ok(())
     }
 
     /// Unmaps every area in `range`. Areas that lie only partly in it are not cut: that is refused
@@ -280,23 +355,199 @@ impl<M: TableMemory> Ioas<M> {
         range: Span,
         observer: &mut dyn Observer,
     ) -> Result<Unmapped, UnmapError> {
-        if range.is_empty() {
+        if !self.check_unmap(range)? {
             return Ok(Unmapped::default());
+        }
+        for end in [range.start, range.last()] {
+            if let Some((area, _)) = self.areas.at(end)
+                && !range.covers(&area)
+            {
+                return Err(UnmapError::CutsArea { range, area });
+            }
+        }
+        self.unmap_between(range.start, range.last(), observer)
+    }
+
+    /// [`unmap`](Self::unmap) of exactly `range`: areas that reach over its ends are cut, without a
+    /// moment in which the rest is missing unless `interruption` allows one.
+    ///
+    /// # Errors
+    ///
+    /// As [`unmap`](Self::unmap), and [`UnmapError::Cut`].
+    pub fn unmap_cutting(
+        &mut self,
+        range: Span,
+        interruption: Interruption,
+        observer: &mut dyn Observer,
+    ) -> Result<Unmapped, UnmapError> {
+        if !self.check_unmap(range)? {
+            return Ok(Unmapped::default());
+        }
+        self.cut_around(range, interruption)?;
+        self.unmap_between(range.start, range.last(), observer)
+    }
+
+    /// Takes `range` out of the areas that cover it: unmapped and unpinned, exactly that, until it is
+    /// [put back](Self::put_back) or unmapped. This is how memory of a confidential guest becomes
+    /// private. Devices go on reaching all the rest.
+    ///
+    /// Areas are cut at the ends of the range and joined again when it is put back. What is out
+    /// already stays out. Returns the bytes that were unpinned.
+    ///
+    /// # Errors
+    ///
+    /// As [`unmap_cutting`](Self::unmap_cutting), and [`UnmapError::Hole`] when no area covers some
+    /// of the range: nothing has changed then.
+    pub fn take_out(
+        &mut self,
+        range: Span,
+        interruption: Interruption,
+        observer: &mut dyn Observer,
+    ) -> Result<u64, UnmapError> {
+        if !self.check_unmap(range)? {
+            return Ok(0);
+        }
+        if let Some(at) = self.first_hole(range) {
+            return Err(UnmapError::Hole { range, at });
+        }
+        self.cut_around(range, interruption)?;
+        observed(observer, Step::EmptyTables, |_| {
+            self.own.empty(&self.areas, range.start, range.last())?;
+            let mut bytes = 0;
+            for (_, area) in self.areas.from_to_mut(range.start, range.last()) {
+                if !mem::replace(&mut area.out, true) {
+                    bytes += area.range.len;
+                }
+                self.own.retire(area.hold.take());
+            }
+            Ok::<_, UnmapError>(((), bytes))
+        })?;
+        self.finish_unmap(observer)
+    }
+
+    /// Puts back what was [taken out](Self::take_out) in `range`: pinned and mapped again as before,
+    /// and leaves merged, as far as that is possible without a moment in which the rest is missing
+    /// unless `interruption` allows one.
+    ///
+    /// # Errors
+    ///
+    /// As [`map`](Self::map). [`MapError::NotOut`] when an area that is out reaches over an end of
+    /// the range: nothing has changed then. After another error, areas that came before are back, and
+    /// the others still out.
+    pub fn put_back(
+        &mut self,
+        range: Span,
+        interruption: Interruption,
+        observer: &mut dyn Observer,
+    ) -> Result<(), MapError> {
+        if range.is_empty() {
+            return Ok(());
+        }
+        if Span::checked(range.start, range.len).is_none() {
+            return Err(MapError::BeyondEnd { start: range.start });
+        }
+        for end in [range.start, range.last()] {
+            if let Some((out, area)) = self.areas.at(end)
+                && area.out
+                && !range.covers(&out)
+            {
+                return Err(MapError::NotOut { range, out });
+            }
+        }
+        self.own.make_way(range).map_err(MapError::Flush)?;
+        let outs = self.areas.from_to(range.start, range.last());
+        let starts: Vec<u64> = outs
+            .filter(|(_, area)| area.out)
+            .map(|(span, _)| span.start)
+            .collect();
+        for start in starts {
+            let Some((_, area)) = self.areas.at_mut(start) else {
+                continue;
+            };
+            self.own.map(area, observer)?;
+            area.out = false;
+            let end = start.wrapping_add(area.range.len);
+            self.join_at(start);
+            self.join_at(end);
+            if let Some((whole, _)) = self.areas.at(start) {
+                // What cannot be merged stays in smaller leaves, which say the same.
+                let _ = self.own.merge(around(range, whole), interruption);
+            }
+        }
+        Ok(())
+    }
+
+    /// Joins the areas that meet at `at`, where one goes on in the other.
+    fn join_at(&mut self, at: u64) {
+        let before = at.checked_sub(1).and_then(|last| self.areas.at(last));
+        let (Some((head, area)), Some((tail, next))) = (before, self.areas.at(at)) else {
+            return;
+        };
+        if tail.start != at || !area.goes_on_in(next) {
+            return;
+        }
+        let next = self.areas.remove(at);
+        if let (Some((_, mut area)), Some((_, next))) = (self.areas.remove(head.start), next) {
+            area.join(next);
+            let joined = self.areas.insert(area.range, area);
+            debug_assert!(joined.is_ok(), "{head} grew into the place of {tail}");
+        }
+    }
+
+    /// The first address of `range` that is in no area.
+    fn first_hole(&self, range: Span) -> Option<u64> {
+        let mut at = range.start;
+        while let Some((span, _)) = self.areas.at(at) {
+            if span.last() >= range.last() {
+                return None;
+            }
+            at = span.last() + 1;
+        }
+        Some(at)
+    }
+
+    /// Refuses what ends beyond the address space; false when there is nothing to do.
+    fn check_unmap(&self, range: Span) -> Result<bool, UnmapError> {
+        if range.is_empty() {
+            return Ok(false);
         }
         if Span::checked(range.start, range.len).is_none() {
             return Err(UnmapError::BeyondEnd { start: range.start });
         }
-        for end in [range.start, range.last()] {
-            if let Some(area) = self.area_at(end)
-                && !range.covers(&area.range)
-            {
-                return Err(UnmapError::CutsArea {
-                    range,
-                    area: area.range,
-                });
+        Ok(true)
+    }
+
+    /// Cuts tables and areas at both ends of `range`.
+    fn cut_around(&mut self, range: Span, interruption: Interruption) -> Result<(), UnmapError> {
+        // Behind the last byte of the address space nothing can be cut.
+        let ends = [Some(range.start), range.last().checked_add(1)];
+        let granule = self.own.granule();
+        let cuts = ends.map(|end| {
+            let at = end?;
+            let (area, _) = self.areas.at(at)?;
+            (area.start < at).then_some((at, area))
+        });
+        for (at, area) in cuts.into_iter().flatten() {
+            if at & (granule - 1) != 0 {
+                return Err(UnmapError::CutsArea { range, area });
             }
         }
-        self.unmap_between(range.start, range.last(), observer)
+        for (at, _) in cuts.into_iter().flatten() {
+            self.own.cut(at, interruption).map_err(UnmapError::Cut)?;
+        }
+        for (at, _) in cuts.into_iter().flatten() {
+            let start = self.areas.at(at).map_or(at, |(area, _)| area.start);
+            if let Some((_, mut head)) = self.areas.remove(start) {
+                let tail = head.split_at(at);
+                let cut = self.areas.insert(head.range, head);
+                let cut = cut.and_then(|()| self.areas.insert(tail.range, tail));
+                debug_assert!(
+                    cut.is_ok(),
+                    "where one area was there is room for its pieces"
+                );
+            }
+        }
+        Ok(())
     }
 
     /// Unmaps everything, as [`unmap`](Self::unmap) does.
@@ -314,46 +565,25 @@ impl<M: TableMemory> Ioas<M> {
         observer: &mut dyn Observer,
     ) -> Result<Unmapped, UnmapError> {
         let mut unmapped = observed(observer, Step::EmptyTables, |_| {
-            let unmapped = self.retire(first, last)?;
+            self.own.empty(&self.areas, first, last)?;
+            let mut unmapped = Unmapped::default();
+            for (range, area) in self.areas.extract_inside(first, last) {
+                unmapped.areas += 1;
+                unmapped.bytes += range.len;
+                self.own.retire(area.hold);
+            }
             Ok::<_, UnmapError>((unmapped, unmapped.bytes))
         })?;
-        unmapped.unpinned = self.flush_observed(observer)?;
+        unmapped.unpinned = self.finish_unmap(observer)?;
         Ok(unmapped)
     }
 
-    /// Empties the entries of these areas and retires their memory; all or nothing.
-    fn retire(&mut self, first: u64, last: u64) -> Result<Unmapped, UnmapError> {
-        let Self { table, reach, .. } = self;
-        let aperture = table.aperture();
-        // The table takes out a stretch whole or not at all. That it takes out every stretch or
-        // none needs a look at the ends of all but the first before the first store.
-        for stretch in stretches(&reach.areas, first, last, aperture).skip(1) {
-            for end in [stretch.start, stretch.last()] {
-                if let Some(leaf) = table.leaf_at(end)
-                    && !stretch.covers(&leaf.run.input())
-                {
-                    return Err(UnmapError::Table(iopt::UnmapError::InsideLeaf {
-                        range: stretch,
-                        leaf: leaf.run,
-                    }));
-                }
-            }
+    fn finish_unmap(&mut self, observer: &mut dyn Observer) -> Result<u64, UnmapError> {
+        if self.own.is_due() {
+            self.flush_observed(observer)
+        } else {
+            Ok(0)
         }
-        for stretch in stretches(&reach.areas, first, last, aperture) {
-            table
-                .unmap_mapped(stretch, &mut reach.gather, &mut Discard)
-                .map_err(UnmapError::Table)?;
-        }
-        let mut unmapped = Unmapped::default();
-        while let Some((&start, _)) = reach.areas.range(first..=last).next() {
-            let Some(area) = reach.areas.remove(&start) else {
-                break;
-            };
-            unmapped.areas += 1;
-            unmapped.bytes += area.range.len;
-            reach.retired.push(area.held);
-        }
-        Ok(unmapped)
     }
 
     /// Has every unit forget what was unmapped and releases the memory that was retired. Returns
@@ -368,22 +598,26 @@ impl<M: TableMemory> Ioas<M> {
         self.flush_observed(&mut ())
     }
 
+    /// [`flush`](Self::flush), if [lazy flushing](Flushing::Lazy) has come to one of its bounds.
+    pub fn poll(&mut self) -> Result<u64, UnmapError> {
+        self.finish_unmap(&mut ())
+    }
+
     fn flush_observed(&mut self, observer: &mut dyn Observer) -> Result<u64, UnmapError> {
         observed(observer, Step::Flush, |_| {
-            let flushed = self.reach.flush().map_err(UnmapError::Flush)?;
-            self.table.reclaim(flushed);
+            self.own.flush().map_err(UnmapError::Flush)?;
             Ok::<_, UnmapError>(((), 0))
         })?;
         let (unpinned, failed) = observed(observer, Step::Unpin, |_| {
-            let (unpinned, failed) = self.reach.release();
+            let (unpinned, failed) = self.own.release();
             Ok::<_, UnmapError>(((unpinned, failed), unpinned))
         })?;
         failed.map_or(Ok(unpinned), |cause| Err(UnmapError::Unpin(cause)))
     }
 
-    /// Memory that is unmapped but waits for a flush, in pins.
+    /// Memory that is unmapped but waits for a flush, in areas.
     pub const fn retired(&self) -> usize {
-        self.reach.retired.len()
+        self.own.retired.len()
     }
 
     /// Ends the address space: detaches every device, unmaps everything, gives all tables back.
@@ -395,53 +629,45 @@ impl<M: TableMemory> Ioas<M> {
     /// can be detached. What is left then is lost on purpose, see [`CloseError`]. Who wants to try
     /// again calls [`detach`](Self::detach) and [`unmap_all`](Self::unmap_all) first.
     pub fn close(mut self) -> Result<(), CloseError> {
-        let detached = self.reach.detach_all().map_err(CloseError::Detach);
+        let detached = self.own.detach_all(&mut self.areas);
+        self.own.flushing = Flushing::Strict;
         let unmapped = self.unmap_all(&mut ()).map_err(CloseError::Unmap);
         // Only when both have failed memory is left; dropping tries to detach once more.
-        detached?;
-        let Self { table, reach, .. } = self;
+        detached.map_err(CloseError::Detach)?;
         // Nobody is attached, so that the flush was empty, and each unit has forgotten the domain
         // with its last device. Areas are left in a damaged table only, which nobody should follow.
-        if reach.areas.is_empty() {
-            let (gather, memory) = table.tear_down();
-            memory.reclaim(gather.never_walked().into_tables());
+        if self.areas.is_empty() {
+            self.own.end();
         }
         unmapped.map(|_| ())
     }
 }
 
-/// The ranges of the areas that begin between `first` and `last`, put together as far as the
-/// aperture allows: a table finds what lies in a stretch faster than we do, and goes down once.
-fn stretches(
-    areas: &BTreeMap<u64, Area>,
-    first: u64,
-    last: u64,
-    aperture: Aperture,
-) -> impl Iterator<Item = Span> {
-    let mut ranges = areas
-        .range(first..=last)
-        .map(|(_, area)| area.range)
-        .peekable();
-    iter::from_fn(move || {
-        let mut stretch = ranges.next()?;
-        while let Some(joined) = ranges
-            .peek()
-            .and_then(|next| Span::inclusive(stretch.start, next.last()))
-            .filter(|joined| aperture.covers(joined))
-        {
-            stretch = joined;
-            ranges.next();
+/// `range`, rounded out to whole pages of the largest size, as far as `area` goes.
+fn around(range: Span, area: Span) -> Span {
+    const LARGEST: u64 = 1 << 30;
+    let first = (range.start & !(LARGEST - 1)).max(area.start);
+    let last = (range.last() | (LARGEST - 1)).min(area.last());
+    Span::inclusive(first, last).unwrap_or(area)
+}
+
+impl<M: TableMemory> Drop for Ioas<M> {
+    fn drop(&mut self) {
+        // A unit that has let its last device of a domain go has forgotten the domain, so that
+        // nothing needs to be flushed any more.
+        if self.own.detach_all(&mut self.areas).is_err() {
+            mem::forget(mem::take(&mut self.areas));
+            mem::forget(mem::take(&mut self.own.retired));
         }
-        Some(stretch)
-    })
+    }
 }
 
 impl<M: TableMemory> fmt::Debug for Ioas<M> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Ioas")
-            .field("domain", &self.reach.domain)
-            .field("areas", &self.reach.areas.len())
-            .field("retired", &self.reach.retired.len())
+            .field("domains", &self.own.domains.len())
+            .field("areas", &self.areas.len())
+            .field("retired", &self.own.retired.len())
             .finish_non_exhaustive()
     }
 }

@@ -2,6 +2,7 @@
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;
+use alloc::vec;
 use alloc::vec::Vec;
 use core::fmt;
 use core::ops::ControlFlow;
@@ -22,7 +23,8 @@ use crate::object::{Cause, MemoryObject, PinFailed, Pinned, RunReader};
 /// let pin = memory.pin(Span::new(0x3000, 0x2000), &mut |_| ControlFlow::Continue(()))?;
 /// assert_eq!(memory.pinned(), 0x2000);
 /// let mut runs = [Span::default(); 8];
-/// assert_eq!(pin.runs().unwrap().next_batch(&mut runs).unwrap(), 2);
+/// let part = Span::new(0x3000, 0x2000);
+/// assert_eq!(pin.runs(part).unwrap().next_batch(&mut runs).unwrap(), 2);
 /// assert_eq!(runs[..2], [Span::new(0x10_3000, 0x1000), Span::new(0x80_0000, 0x1000)]);
 /// # Ok::<_, ioas::PinFailed>(())
 /// ```
@@ -104,35 +106,85 @@ impl MemoryObject for Synthetic {
             return Err(PinFailed::Interrupted);
         }
         self.pinned.fetch_add(part.len, Ordering::Relaxed);
-        let (runs, pinned) = (Arc::clone(&self.runs), Arc::clone(&self.pinned));
-        Ok(Box::new(SyntheticPin { runs, part, pinned }))
+        Ok(Box::new(SyntheticPin {
+            runs: Arc::clone(&self.runs),
+            parts: vec![part],
+            page: self.page,
+            pinned: Arc::clone(&self.pinned),
+        }))
     }
 }
 
 #[derive(Debug)]
 struct SyntheticPin {
     runs: Arc<[Span]>,
-    part: Span,
+    /// What is pinned, in order.
+    parts: Vec<Span>,
+    page: u64,
     pinned: Arc<AtomicU64>,
 }
 
+/// It is not pinned.
+#[derive(Debug)]
+struct NotPinned(Span);
+
+impl fmt::Display for NotPinned {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} is not pinned as a whole", self.0)
+    }
+}
+
+impl core::error::Error for NotPinned {}
+
+impl SyntheticPin {
+    fn bytes(&self) -> u64 {
+        self.parts.iter().map(|part| part.len).sum()
+    }
+
+    fn holds(&self, part: Span) -> Result<usize, Cause> {
+        let place = self.parts.iter().position(|held| held.covers(&part));
+        place.ok_or_else(|| NotPinned(part).into())
+    }
+}
+
 impl Pinned for SyntheticPin {
-    fn runs(&self) -> Result<Box<dyn RunReader + '_>, Cause> {
+    fn runs(&self, part: Span) -> Result<Box<dyn RunReader + '_>, Cause> {
+        self.holds(part)?;
         Ok(Box::new(Reader {
             runs: &self.runs,
             offset: 0,
-            part: self.part,
+            part,
         }))
     }
 
+    fn release(&mut self, part: Span) -> Result<u64, Cause> {
+        let place = self.holds(part)?;
+        let held = self.parts[place];
+        let head = Span::new(held.start, part.start - held.start);
+        let tail = Span::new(part.start + part.len, held.len - head.len - part.len);
+        let stays = [head, tail].into_iter().filter(|span| !span.is_empty());
+        self.parts.splice(place..=place, stays);
+        self.pinned.fetch_sub(part.len, Ordering::Relaxed);
+        // Pages of which a part is held count whole, once.
+        let mut charged_to = 0;
+        let mut charged = 0;
+        for part in &self.parts {
+            let first = (part.start & !(self.page - 1)).max(charged_to);
+            let end = (part.last() | (self.page - 1)) + 1;
+            charged += end.saturating_sub(first);
+            charged_to = charged_to.max(end);
+        }
+        Ok(charged)
+    }
+
     fn unpin(self: Box<Self>) -> Result<u64, Cause> {
-        Ok(self.part.len)
+        Ok(self.bytes())
     }
 }
 
 impl Drop for SyntheticPin {
     fn drop(&mut self) {
-        self.pinned.fetch_sub(self.part.len, Ordering::Relaxed);
+        self.pinned.fetch_sub(self.bytes(), Ordering::Relaxed);
     }
 }
 

@@ -3,6 +3,7 @@
 use core::fmt;
 
 use iopt::{Invalidation, Root};
+use runs::Span;
 
 use crate::capabilities::Capabilities;
 use crate::error::{AttachError, FlushError};
@@ -32,6 +33,12 @@ pub trait Unit: Send + Sync {
 
     /// The memory node to which the unit belongs, if that is known: tables are best placed there.
     fn node(&self) -> Option<NodeId>;
+
+    /// Hands the stretches of device addresses to `sink` that `device` cannot translate, for instance
+    /// those of message-signalled interrupts.
+    fn reserved(&self, device: DeviceId, sink: &mut dyn FnMut(Span)) {
+        let _ = (device, sink);
+    }
 
     /// Lets `device` translate through the table at `root`, as a member of `domain`.
     ///

@@ -5,7 +5,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hostmem::{Backing, FrameSource, Limits, Machine, Mapping, Pinner, RaisedPool};
-use ioas::{HostMemory, HostTables, Ioas, Ledger, MappedStorage, MemoryObject, Observer, Step};
+use ioas::{
+    Area, HostMemory, HostTables, Ioas, Ledger, MappedStorage, Memory, MemoryObject, Observer, Step,
+};
 use iommu::{DeviceId, DomainId, SoftwareUnit, Unit};
 use iopt::{AnyTable, Prot, TABLE_BYTES, TableMemory};
 use runs::{Bytes, PageSizes, Run, SizeHistogram, Span};
@@ -70,16 +72,12 @@ fn with_space(
 ) -> Result<(), JobError> {
     let size = memory.len();
     let tables = Arc::new(HostTables::new(table_storage(size)?, TABLE_WINDOW)?);
-    let mut space = Ioas::new(
-        DomainId(1),
-        new_table(job, tables.clone())?,
-        ledger(pinner)?,
-    );
+    let mut space = Ioas::new(DomainId(1), new_table(job, tables.clone())?);
 
     let whole = Span::new(0, size);
-    let object: Arc<dyn MemoryObject> = memory.clone();
+    let pinned = Memory::new(memory.clone(), &ledger(pinner)?);
     let mut clock = Clock::new(watch, size);
-    let mapped = space.map(IOVA, &object, whole, Prot::RW, &mut clock);
+    let mapped = space.map(IOVA, &pinned, whole, Prot::RW, &mut clock);
     report.times.pin_ns = clock.taken(Step::Pin);
     report.times.find_runs_ns = clock.taken(Step::FindRuns);
     report.times.map_ns = clock.taken(Step::FillTables);
@@ -113,10 +111,10 @@ fn while_mapped(
     let runs = describe(space, memory, frames, tables, range, report)?;
     report.times.map_by_page_ns = map_by_page(job, &runs, range.len, watch)?;
 
-    let Some(area) = space.area_at(IOVA) else {
+    let Some(hold) = space.area_at(IOVA).and_then(Area::hold) else {
         return Err(JobError::Lost { iova: IOVA });
     };
-    let data = target::of_pin(memory.mapping(), area.pinned())?;
+    let data = target::of_pin(memory.mapping(), hold)?;
     let unit = Arc::new(SoftwareUnit::new(Arc::clone(tables), data));
     // Devices of bus 1, as many to a slot as it has functions.
     let devices: Vec<DeviceId> = (0..job.devices).map(|n| DeviceId(1 << 8 | n)).collect();
@@ -315,10 +313,13 @@ fn describe(
     range: Span,
     report: &mut MapReport,
 ) -> Result<Vec<Run>, JobError> {
+    let (Some(area), Some(table)) = (space.area_at(range.start), space.table()) else {
+        return Err(JobError::Lost { iova: range.start });
+    };
     let mut runs = Vec::new();
     let mut joiner = runs::Joiner::new();
     let mut layout: Vec<Stretch> = Vec::new();
-    space.table().for_each_leaf(range, |leaf| {
+    table.for_each_leaf(range, |leaf| {
         runs.extend(joiner.push(leaf.run));
         match layout.last_mut() {
             Some(open) if open.leaf_bytes == leaf.run.len => open.len_bytes += leaf.run.len,
@@ -348,24 +349,25 @@ fn describe(
     report.memory.addresses_reason = frames.to_string();
     report.memory.looks = memory.effort().looks();
 
+    let ledger = area.memory().ledger();
     report.charge = ChargeReport {
-        charged_bytes: space.areas().map(ioas::Area::charged).sum(),
-        limit_bytes: space.ledger().limit(),
-        counter: space.ledger().counter().into(),
-        steps: space.ledger().steps(),
+        charged_bytes: area.memory().charged(),
+        limit_bytes: ledger.limit(),
+        counter: ledger.counter().into(),
+        steps: ledger.steps(),
         page_steps: range.len / TABLE_BYTES,
         pin_calls: memory.effort().calls(),
         pin_buffers: memory.effort().buffers(),
         pin: memory.pinner().kind().to_string(),
         pin_reason: memory.pinner().why().map(Into::into),
     };
-    let root = space.table().root();
+    let root = table.root();
     report.tables = TablesReport {
         format: root.format.name().into(),
         levels: root.levels,
-        leaves: classes(&space.table().leaf_sizes()),
-        table_pages: space.table().tables(),
-        table_bytes: space.table().tables() * TABLE_BYTES,
+        leaves: classes(&table.leaf_sizes()),
+        table_pages: table.tables(),
+        table_bytes: table.tables() * TABLE_BYTES,
         nodes: nodes(tables.storage().mapping())?,
     };
     Ok(runs)

@@ -122,7 +122,7 @@ pub enum JobError {
     Runs(#[source] ioas::Cause),
     /// A device cannot be attached.
     #[error("cannot attach a device")]
-    Attach(#[from] iommu::AttachError),
+    Attach(#[from] ioas::AttachError),
     /// The memory cannot be unmapped.
     #[error("cannot unmap the memory")]
     Unmap(#[from] ioas::UnmapError),

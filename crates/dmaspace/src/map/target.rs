@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use hostmem::Mapping;
-use ioas::Pinned;
+use ioas::{Hold, RunReader};
 use iommu::{MemoryOverlap, RunMap};
 use runs::Span;
 
@@ -36,11 +36,19 @@ impl AsRef<[AtomicU64]> for Piece {
 
 /// Which physical addresses are which bytes of `mapping`, learnt from its pin and not from any page
 /// table: a wrong entry in a table must lead to wrong data.
-pub(super) fn of_pin(mapping: &Arc<Mapping>, pin: &dyn Pinned) -> Result<RunMap<Piece>, JobError> {
-    let mut reader = pin.runs().map_err(JobError::Runs)?;
+pub(super) fn of_pin(mapping: &Arc<Mapping>, hold: &Hold) -> Result<RunMap<Piece>, JobError> {
+    hold.with_runs(hold.part(), |reader| {
+        read(mapping, hold.part().start, reader)
+    })
+}
+
+fn read(
+    mapping: &Arc<Mapping>,
+    mut offset: u64,
+    reader: &mut dyn RunReader,
+) -> Result<RunMap<Piece>, JobError> {
     let mut batch = vec![Span::default(); 4096];
     let mut pieces = Vec::new();
-    let mut offset = 0;
     loop {
         let count = reader.next_batch(&mut batch).map_err(JobError::Runs)?;
         if count == 0 {

@@ -1,37 +1,58 @@
-//! From pinned memory to table entries, batch by batch.
+//! From pinned memory to the entries of every domain's table, batch by batch, in one pass.
 //!
 //! The batch is the only memory that this takes, whatever the number of runs. Runs are joined
 //! while they stream by, also over the border of two batches, so that the leaves do not depend on
 //! where a reader happens to end a batch.
 
-use iopt::{AnyTable, Prot, RangeError, TableMemory};
+use iopt::{RangeError, TableMemory};
 use runs::{Joiner, Span};
 
+use super::domain::Domain;
+use crate::area::Area;
 use crate::error::MapError;
-use crate::object::{Pinned, RunReader};
+use crate::memory::Hold;
+use crate::object::RunReader;
 use crate::observer::{Observer, Step, observed};
 
 /// What is to be mapped where, and how far it is.
-pub(crate) struct Fill<'a, M: TableMemory> {
-    pub(crate) table: &'a mut AnyTable<M>,
-    pub(crate) batch: &'a mut [Span],
-    pub(crate) range: Span,
-    pub(crate) prot: Prot,
-    /// Bytes from the start of the range on that are in the table, after an error too.
-    pub(crate) mapped: u64,
+pub(super) struct Fill<'a, M: TableMemory> {
+    pub(super) domains: &'a mut [Domain<M>],
+    pub(super) batch: &'a mut [Span],
+    pub(super) range: Span,
+    pub(super) prot: iopt::Prot,
+    /// Bytes from the start of the range on that are in all tables.
+    mapped: u64,
+    /// Bytes from there on of which some may be in tables, after an error too.
+    pub(super) reached: u64,
 }
 
-impl<M: TableMemory> Fill<'_, M> {
-    /// Finds the runs of `pin` and fills the table.
-    pub(crate) fn run(
+impl<'a, M: TableMemory> Fill<'a, M> {
+    pub(super) fn new(domains: &'a mut [Domain<M>], batch: &'a mut [Span], area: &Area) -> Self {
+        Self {
+            domains,
+            batch,
+            range: area.range,
+            prot: area.prot,
+            mapped: 0,
+            reached: 0,
+        }
+    }
+
+    /// Finds the runs of the area's part, which `hold` holds, and fills the tables.
+    pub(super) fn run(
         &mut self,
-        pin: &dyn Pinned,
+        hold: &Hold,
+        part: Span,
         observer: &mut dyn Observer,
     ) -> Result<(), MapError> {
-        let mut reader = observed(observer, Step::FindRuns, |_| {
-            let reader = pin.runs().map_err(MapError::Runs)?;
-            Ok::<_, MapError>((reader, 0))
-        })?;
+        hold.with_runs(part, |reader| self.stream(reader, observer))
+    }
+
+    fn stream(
+        &mut self,
+        reader: &mut dyn RunReader,
+        observer: &mut dyn Observer,
+    ) -> Result<(), MapError> {
         let mut joiner = Joiner::new();
         let mut found = 0;
         loop {
@@ -96,10 +117,15 @@ impl<M: TableMemory> Fill<'_, M> {
         if count > 0 {
             observed(observer, Step::FillTables, |_| {
                 let runs = &self.batch[..count];
-                let bytes = runs.iter().map(|run| run.len).sum();
-                self.table
-                    .map(self.range.start + self.mapped, runs, self.prot)
-                    .map_err(MapError::Table)?;
+                let bytes: u64 = runs.iter().map(|run| run.len).sum();
+                for domain in &mut *self.domains {
+                    let prot = domain.prot(self.prot);
+                    domain
+                        .table
+                        .map(self.range.start + self.mapped, runs, prot)
+                        .map_err(MapError::Table)?;
+                    self.reached = self.mapped + bytes;
+                }
                 self.mapped += bytes;
                 Ok::<_, MapError>(((), bytes))
             })?;

@@ -1,0 +1,426 @@
+//! Memory with its pins: pinned once and charged once, whoever uses it.
+//!
+//! A [`Memory`] is a [`MemoryObject`] with an account. Areas of any address spaces, and whoever
+//! else reads or writes its pages for a device, take a [`Hold`] of a part. The first hold of a byte
+//! has it pinned and charged, the last one gone has it unpinned and its charge given back; those
+//! between cost a count. So memory that is mapped twice, or copied into another address space of the
+//! same owner, is pinned and charged once.
+//!
+//! # How it is kept
+//!
+//! *Parts* are disjoint stretches of the object, each with the number of its users and the pin that
+//! holds it; neighbours of the same pin and number are one part. A pin may hold several parts. When
+//! the last user of a part goes, the pin gives back that part, or, if it was the last, ends.
+//!
+//! A new hold pins what nobody holds yet: usually all of it, in one pin. Its charge is one step.
+//! Nothing is noted before all of it has succeeded, so that a failure, or a panic of an observer,
+//! leaves what was there.
+
+use alloc::boxed::Box;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::mem;
+
+use runs::Span;
+
+use crate::error::MapError;
+use crate::intervals::Intervals;
+use crate::ledger::{Charge, Forecast, Ledger};
+use crate::lock::Mutex;
+use crate::object::{Cause, MemoryObject, Pinned, RunReader};
+use crate::observer::{Observer, Step, observed};
+
+/// A memory object with its pins and the account that they are charged to. See the
+/// [module](self).
+#[derive(Debug)]
+pub struct Memory {
+    object: Arc<dyn MemoryObject>,
+    ledger: Arc<Ledger>,
+    pins: Mutex<Pins>,
+}
+
+#[derive(Debug, Default)]
+struct Pins {
+    /// By offset in the object.
+    parts: Intervals<Part>,
+    /// Pins, by number.
+    held: Vec<Option<Held>>,
+    /// Numbers that are free.
+    free: Vec<usize>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Part {
+    users: u64,
+    pin: usize,
+}
+
+/// Memory that is pinned and charged.
+///
+/// Dropped, it is unpinned first and its charge given back after that: the order of the fields.
+#[derive(Debug)]
+struct Held {
+    pin: Box<dyn Pinned>,
+    charge: Charge,
+    /// Bytes that have users.
+    used: u64,
+}
+
+impl Memory {
+    /// `object`, whose pins are charged to `ledger`. Nothing is pinned yet.
+    pub fn new(object: Arc<dyn MemoryObject>, ledger: &Arc<Ledger>) -> Arc<Self> {
+        Arc::new(Self {
+            object,
+            ledger: Arc::clone(ledger),
+            pins: Mutex::default(),
+        })
+    }
+
+    /// The object.
+    pub fn object(&self) -> &Arc<dyn MemoryObject> {
+        &self.object
+    }
+
+    /// The account.
+    pub fn ledger(&self) -> &Arc<Ledger> {
+        &self.ledger
+    }
+
+    /// Its length in bytes.
+    pub fn len(&self) -> u64 {
+        self.object.len()
+    }
+
+    /// True when it has no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.object.is_empty()
+    }
+
+    /// Bytes that are held, each counted once.
+    pub fn held(&self) -> u64 {
+        let pins = self.pins.lock();
+        pins.held.iter().flatten().map(|held| held.used).sum()
+    }
+
+    /// Bytes that are charged for it.
+    pub fn charged(&self) -> u64 {
+        let pins = self.pins.lock();
+        pins.held
+            .iter()
+            .flatten()
+            .map(|held| held.charge.bytes())
+            .sum()
+    }
+
+    /// Whether the limit permits to hold `part` (offset and length in bytes), before anything is
+    /// touched: what is held already costs nothing.
+    pub fn forecast(&self, part: Span) -> Forecast {
+        let gaps = self.pins.lock().gaps(part);
+        self.ledger.forecast(self.charge(&gaps))
+    }
+
+    fn charge(&self, parts: &[Span]) -> u64 {
+        let charges = parts.iter().map(|part| self.object.charge(*part));
+        charges.fold(0, u64::saturating_add)
+    }
+
+    /// Holds `part`, of which nobody but the caller has checked that it lies in the object: charges
+    /// and pins what nobody holds yet, all or nothing.
+    pub(crate) fn hold(
+        self: &Arc<Self>,
+        part: Span,
+        observer: &mut dyn Observer,
+    ) -> Result<Hold, MapError> {
+        let mut pins = self.pins.lock();
+        let gaps = pins.gaps(part);
+        let mut fresh = Vec::new();
+        if !gaps.is_empty() {
+            let mut charge = observed(observer, Step::Charge, |_| {
+                let bytes = self.charge(&gaps);
+                let charge = self.ledger.charge(bytes).map_err(MapError::OverLimit)?;
+                Ok::<_, MapError>((charge, bytes))
+            })?;
+            let mut done = 0;
+            observed(observer, Step::Pin, |observer| {
+                for gap in &gaps {
+                    let mut progress = |here| observer.progress(Step::Pin, done + here);
+                    let pin = self.object.pin(*gap, &mut progress)?;
+                    let charge = charge.split(self.object.charge(*gap));
+                    let used = gap.len;
+                    fresh.push((*gap, Held { pin, charge, used }));
+                    done += gap.len;
+                }
+                Ok::<_, MapError>(((), done))
+            })?;
+            // Dropping `fresh` gives everything back.
+            if observer.progress(Step::Pin, done).is_break() {
+                return Err(MapError::Interrupted);
+            }
+        }
+        for (gap, held) in fresh {
+            pins.add(gap, held);
+        }
+        pins.count(part, 1);
+        Ok(Hold {
+            memory: Arc::clone(self),
+            part,
+        })
+    }
+
+    /// Lets go of `part`. Returns the bytes that were unpinned, and the first failure.
+    fn release(&self, part: Span) -> (u64, Option<Cause>) {
+        let mut pins = self.pins.lock();
+        pins.count(part, -1);
+        let mut unpinned = 0;
+        let mut failed = None;
+        for (span, pin) in pins.unused(part) {
+            match pins.unpin(span, pin) {
+                Ok(bytes) => unpinned += bytes,
+                Err(cause) => failed = failed.or(Some(cause)),
+            }
+        }
+        (unpinned, failed)
+    }
+}
+
+impl Pins {
+    /// What of `part` nobody holds.
+    fn gaps(&self, part: Span) -> Vec<Span> {
+        let mut gaps = Vec::new();
+        let mut at = part.start;
+        let first = self.parts.at(part.start).into_iter();
+        let rest = self.parts.from_to(part.start, part.last());
+        for (span, _) in first.chain(rest) {
+            if span.start > at {
+                gaps.push(Span::new(at, span.start - at));
+            }
+            at = at.max(span.start + span.len);
+        }
+        let end = part.start + part.len;
+        if at < end {
+            gaps.push(Span::new(at, end - at));
+        }
+        gaps
+    }
+
+    /// Notes a pin that nobody uses yet.
+    fn add(&mut self, span: Span, held: Held) {
+        let pin = self.free.pop().unwrap_or(self.held.len());
+        match self.held.get_mut(pin) {
+            Some(place) => *place = Some(held),
+            None => self.held.push(Some(held)),
+        }
+        let added = self.parts.insert(span, Part { users: 0, pin });
+        debug_assert!(added.is_ok(), "{span} was pinned already");
+    }
+
+    /// One user more or less in all of `part`, which is pinned.
+    fn count(&mut self, part: Span, by: i64) {
+        self.cut(part.start);
+        self.cut(part.start + part.len);
+        for (_, there) in self.parts.from_to_mut(part.start, part.last()) {
+            there.users = there.users.saturating_add_signed(by);
+        }
+        // What can have become equal lies at the ends, and where holds had begun or ended.
+        let starts: Vec<u64> = self
+            .parts
+            .from_to(part.start, part.last())
+            .map(|(span, _)| span.start)
+            .collect();
+        starts.into_iter().for_each(|start| self.join(start));
+        self.join(part.start + part.len);
+    }
+
+    /// Has a part begin at `offset`, if one goes through it.
+    fn cut(&mut self, offset: u64) {
+        let Some((span, _)) = self
+            .parts
+            .at(offset)
+            .filter(|(span, _)| span.start < offset)
+        else {
+            return;
+        };
+        if let Some((span, part)) = self.parts.remove(span.start) {
+            let head = Span::new(span.start, offset - span.start);
+            let tail = Span::new(offset, span.len - head.len);
+            let cut = self.parts.insert(head, part);
+            let cut = cut.and_then(|()| self.parts.insert(tail, part));
+            debug_assert!(
+                cut.is_ok(),
+                "where one part was there is room for its pieces"
+            );
+        }
+    }
+
+    /// Joins the part that begins at `offset` with the one before, where they are alike.
+    fn join(&mut self, offset: u64) {
+        let before = offset.checked_sub(1).and_then(|last| self.parts.at(last));
+        let alike = match (before, self.parts.at(offset)) {
+            (Some((head, one)), Some((tail, other))) if one == other && head != tail => head,
+            _ => return,
+        };
+        if let Some((head, part)) = self.parts.remove(alike.start)
+            && let Some((tail, _)) = self.parts.remove(offset)
+        {
+            let joined = self
+                .parts
+                .insert(Span::new(head.start, head.len + tail.len), part);
+            debug_assert!(joined.is_ok(), "there is room for two parts joined");
+        }
+    }
+
+    /// The parts in `range` that nobody uses, with their pins.
+    fn unused(&self, range: Span) -> Vec<(Span, usize)> {
+        let parts = self.parts.from_to(range.start, range.last());
+        parts
+            .filter(|(_, part)| part.users == 0)
+            .map(|(span, part)| (span, part.pin))
+            .collect()
+    }
+
+    /// The pin that holds `at`, and how far before `end` it holds what follows.
+    fn pin_at(&self, at: u64, end: u64) -> Option<(&dyn Pinned, Span)> {
+        if at >= end {
+            return None;
+        }
+        let (mut span, first) = self.parts.at(at)?;
+        let mut until = span.start + span.len;
+        while until < end {
+            match self.parts.at(until) {
+                Some((next, part)) if part.pin == first.pin => span = next,
+                _ => break,
+            }
+            until = span.start + span.len;
+        }
+        let held = self.held.get(first.pin)?.as_ref()?;
+        Some((&*held.pin, Span::new(at, until.min(end) - at)))
+    }
+
+    /// Gives back the part `span` of a pin; returns the bytes.
+    ///
+    /// When that fails nobody knows how much of it is still pinned. The kernel goes on counting
+    /// that, and so does the ledger: the charge stays.
+    fn unpin(&mut self, span: Span, pin: usize) -> Result<u64, Cause> {
+        self.parts.remove(span.start);
+        let Some(place) = self.held.get_mut(pin) else {
+            return Ok(0);
+        };
+        let Some(mut held) = place.take() else {
+            return Ok(0);
+        };
+        held.used -= span.len;
+        if held.used == 0 {
+            self.free.push(pin);
+            let Held { pin, charge, .. } = held;
+            return match pin.unpin() {
+                Ok(bytes) => {
+                    drop(charge);
+                    Ok(bytes)
+                }
+                Err(cause) => {
+                    charge.keep();
+                    Err(cause)
+                }
+            };
+        }
+        let released = held.pin.release(span);
+        let result = released.map(|charged| {
+            held.charge.shrink_to(charged);
+            span.len
+        });
+        *place = Some(held);
+        result
+    }
+}
+
+/// A part of a [`Memory`] that stays pinned for as long as this is there.
+#[derive(Debug)]
+#[must_use = "the memory is let go as soon as this is dropped"]
+pub struct Hold {
+    memory: Arc<Memory>,
+    part: Span,
+}
+
+impl Hold {
+    /// The memory.
+    pub const fn memory(&self) -> &Arc<Memory> {
+        &self.memory
+    }
+
+    /// The part: offset and length in bytes.
+    pub const fn part(&self) -> Span {
+        self.part
+    }
+
+    /// Has `work` read the physical runs of `part`, which lies in what is held. The memory is locked
+    /// meanwhile: who else holds or lets go of it waits.
+    pub fn with_runs<T>(&self, part: Span, work: impl FnOnce(&mut dyn RunReader) -> T) -> T {
+        let pins = self.memory.pins.lock();
+        let part = part.intersection(&self.part).unwrap_or_default();
+        work(&mut Runs {
+            pins: &pins,
+            at: part.start,
+            end: part.start + part.len,
+            reader: None,
+        })
+    }
+
+    /// Cuts it in two at `offset` in the object, which lies inside.
+    pub(crate) fn split_at(&mut self, offset: u64) -> Self {
+        let len = offset - self.part.start;
+        let tail = Span::new(offset, self.part.len - len);
+        self.part.len = len;
+        Self {
+            memory: Arc::clone(&self.memory),
+            part: tail,
+        }
+    }
+
+    /// Takes in `other`, which holds what follows in the same memory.
+    pub(crate) fn join(&mut self, mut other: Self) {
+        debug_assert!(Arc::ptr_eq(&self.memory, &other.memory));
+        debug_assert_eq!(self.part.start + self.part.len, other.part.start);
+        self.part.len += mem::take(&mut other.part).len;
+    }
+
+    /// Lets go, and says how many bytes that has unpinned.
+    pub(crate) fn release(mut self) -> (u64, Option<Cause>) {
+        self.memory.release(mem::take(&mut self.part))
+    }
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        // Empty: moved into another one, or let go already.
+        if !self.part.is_empty() {
+            self.memory.release(self.part);
+        }
+    }
+}
+
+/// Reads the runs of a part, pin after pin.
+struct Runs<'a> {
+    pins: &'a Pins,
+    at: u64,
+    end: u64,
+    reader: Option<Box<dyn RunReader + 'a>>,
+}
+
+impl RunReader for Runs<'_> {
+    fn next_batch(&mut self, out: &mut [Span]) -> Result<usize, Cause> {
+        loop {
+            if let Some(reader) = &mut self.reader {
+                let count = reader.next_batch(out)?;
+                if count > 0 {
+                    return Ok(count);
+                }
+                self.reader = None;
+            }
+            let Some((pin, part)) = self.pins.pin_at(self.at, self.end) else {
+                return Ok(0);
+            };
+            self.reader = Some(pin.runs(part)?);
+            self.at += part.len;
+        }
+    }
+}

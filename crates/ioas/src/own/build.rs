@@ -1,0 +1,148 @@
+//! Who builds tables for new domains.
+
+use alloc::vec::Vec;
+
+use iommu::{Capabilities, DomainId, Unit};
+use iopt::{AnyTable, FormatId, TableMemory};
+
+use crate::lock::Mutex;
+use crate::object::Cause;
+use alloc::sync::Arc;
+
+/// Builds the table of a new domain for a unit that no other domain suits.
+pub trait BuildDomain<M: TableMemory>: Send {
+    /// An empty table that `unit` can walk, and the number that units know its domain by. With
+    /// `dirty`, leaves can tell what was written.
+    fn build(&mut self, unit: &dyn Unit, dirty: bool) -> Result<(DomainId, AnyTable<M>), Cause>;
+
+    /// The domain has come to its end: no unit knows it any more.
+    fn ended(&mut self, domain: DomainId);
+}
+
+/// Numbers of domains, shared by all address spaces whose devices may meet on one unit.
+#[derive(Debug)]
+pub struct DomainIds(Mutex<Ids>);
+
+#[derive(Debug)]
+struct Ids {
+    next: u32,
+    end: u32,
+    free: Vec<u32>,
+}
+
+impl DomainIds {
+    /// Numbers from 1 on, of as many bits as the units have for them (VT-d keeps 0 for itself).
+    pub fn new(bits: u32) -> Arc<Self> {
+        Arc::new(Self(Mutex::new(Ids {
+            next: 1,
+            end: 1u32.checked_shl(bits).unwrap_or(u32::MAX),
+            free: Vec::new(),
+        })))
+    }
+
+    /// A number that nobody has; `None` when there is none.
+    pub fn take(&self) -> Option<DomainId> {
+        let mut ids = self.0.lock();
+        let id = ids.free.pop().or_else(|| {
+            let id = ids.next;
+            (id < ids.end).then(|| {
+                ids.next += 1;
+                id
+            })
+        });
+        id.map(DomainId)
+    }
+
+    /// Gives a number back.
+    pub fn give_back(&self, id: DomainId) {
+        self.0.lock().free.push(id.0);
+    }
+}
+
+/// Builds tables in one memory: in the first of the formats that the unit walks, with as many levels
+/// as it offers.
+#[derive(Debug)]
+pub struct Builder<M> {
+    memory: M,
+    ids: Arc<DomainIds>,
+    formats: Vec<FormatId>,
+}
+
+/// Why a table was not built.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum BuilderError {
+    /// The unit walks none of the formats.
+    NoFormat {
+        /// What was tried.
+        tried: Vec<FormatId>,
+    },
+    /// All numbers of domains are in use.
+    NoDomainId,
+}
+
+impl core::fmt::Display for BuilderError {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        match self {
+            Self::NoFormat { tried } => {
+                f.write_str("the unit walks none of these formats:")?;
+                tried.iter().try_for_each(|format| write!(f, " {format}"))
+            }
+            Self::NoDomainId => f.write_str("all numbers of domains are in use"),
+        }
+    }
+}
+
+impl core::error::Error for BuilderError {}
+
+impl<M> Builder<M> {
+    /// Tables in `memory`, in the first of `formats` that a unit walks, numbered by `ids`.
+    pub fn new(
+        memory: M,
+        ids: Arc<DomainIds>,
+        formats: impl IntoIterator<Item = FormatId>,
+    ) -> Self {
+        Self {
+            memory,
+            ids,
+            formats: formats.into_iter().collect(),
+        }
+    }
+}
+
+impl<M: TableMemory + Clone + Send> BuildDomain<M> for Builder<M> {
+    fn build(&mut self, unit: &dyn Unit, _dirty: bool) -> Result<(DomainId, AnyTable<M>), Cause> {
+        let can = unit.capabilities();
+        let support = self.formats.iter().find_map(|format| can.format(*format));
+        let Some(support) = support else {
+            let tried = self.formats.clone();
+            return Err(BuilderError::NoFormat { tried }.into());
+        };
+        let levels = levels(&can, support.levels);
+        let id = self.ids.take().ok_or(BuilderError::NoDomainId)?;
+        let table = AnyTable::new(
+            support.format,
+            levels,
+            support.page_sizes,
+            self.memory.clone(),
+        );
+        match table {
+            Ok(table) => Ok((id, table)),
+            Err(cause) => {
+                self.ids.give_back(id);
+                Err(cause.into())
+            }
+        }
+    }
+
+    fn ended(&mut self, domain: DomainId) {
+        self.ids.give_back(domain);
+    }
+}
+
+/// The fewest levels that reach all of the unit's input addresses, or as many as there are.
+fn levels(can: &Capabilities, offered: u16) -> u8 {
+    let enough = |levels: &u8| 12 + 9 * u32::from(*levels) >= can.input_bits;
+    let mut offers = (0..16u8).filter(|levels| offered >> levels & 1 == 1);
+    let most = offers.clone().last().unwrap_or(0);
+    offers.find(enough).unwrap_or(most)
+}

@@ -1,0 +1,185 @@
+//! A domain: one page table, and the devices that translate through it.
+//!
+//! What is taken out of the table is gathered here until every unit of the domain has forgotten it.
+//! Over failed flushes the gather keeps it.
+
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+
+use iommu::{DeviceId, DomainId, FlushError, Unit};
+use iopt::{AnyTable, Discard, Gather, Interruption, Prot, RefitError, TableMemory};
+use runs::{PageSizes, Span};
+
+use crate::error::DetachError;
+
+pub(crate) struct Domain<M: TableMemory> {
+    pub(crate) id: DomainId,
+    pub(crate) table: AnyTable<M>,
+    pub(crate) devices: Devices,
+    /// What was taken out of the table and is not flushed yet.
+    pub(crate) gather: Gather,
+    /// What the units that may join must answer to "DMA is forced to be coherent"; `None` when the
+    /// caller has built the table and answers for that.
+    pub(crate) coherent: Option<bool>,
+}
+
+/// Devices of a domain, with their units.
+#[derive(Default)]
+pub(crate) struct Devices(pub(crate) Vec<(Arc<dyn Unit>, DeviceId)>);
+
+impl<M: TableMemory> Domain<M> {
+    pub(crate) const fn new(id: DomainId, table: AnyTable<M>, coherent: Option<bool>) -> Self {
+        Self {
+            id,
+            table,
+            devices: Devices(Vec::new()),
+            gather: Gather::new(),
+            coherent,
+        }
+    }
+
+    /// Whether `unit` can walk the table, and translates through it as the others do.
+    pub(crate) fn suits(&self, unit: &dyn Unit, dirty: bool) -> bool {
+        let can = unit.capabilities();
+        let root = self.table.root();
+        let sizes = |offered: PageSizes| {
+            let own = self.table.page_sizes().bits();
+            own & offered.bits() == own
+        };
+        can.check(&root).is_ok()
+            && can
+                .format(root.format)
+                .is_some_and(|support| sizes(support.page_sizes))
+            && self
+                .coherent
+                .is_none_or(|coherent| coherent == can.snoop_control)
+            && (!dirty || can.dirty_tracking)
+    }
+
+    /// Permissions as its entries have them.
+    pub(crate) fn prot(&self, prot: Prot) -> Prot {
+        match self.coherent {
+            Some(true) => prot | Prot::COHERENT,
+            _ => prot,
+        }
+    }
+
+    /// A unit that remembers what was not present must forget that when something is mapped.
+    pub(crate) fn mapped(&self) -> Result<(), FlushError> {
+        self.devices
+            .units()
+            .filter(|unit| unit.capabilities().caches_not_present)
+            .try_for_each(|unit| unit.invalidate_domain(self.id))
+    }
+
+    /// Has every unit forget what is in the gather, and waits for it. Tables are given back. After
+    /// an error all of that is still to come.
+    pub(crate) fn flush(&mut self) -> Result<(), FlushError> {
+        if !self.gather.is_empty() {
+            let (id, devices) = (self.id, &self.devices);
+            let flushed = self.gather.flush_with(|what| {
+                devices
+                    .units()
+                    .try_for_each(|unit| unit.invalidate(id, what))
+            })?;
+            self.table.reclaim(flushed);
+        }
+        Ok(())
+    }
+
+    /// Empties `range`, in which leaves end where it ends.
+    pub(crate) fn empty(&mut self, range: Span) -> Result<(), iopt::UnmapError> {
+        self.table
+            .unmap_mapped(range, &mut self.gather, &mut Discard)
+            .map(|_| ())
+    }
+
+    /// The leaf that goes on over one of the ends of `range`.
+    pub(crate) fn leaf_over_ends(&self, range: Span) -> Option<runs::Run> {
+        [range.start, range.last()].into_iter().find_map(|end| {
+            let leaf = self.table.leaf_at(end)?;
+            (!range.covers(&leaf.run.input())).then_some(leaf.run)
+        })
+    }
+
+    /// Has a leaf begin at `at`, if one goes through it.
+    pub(crate) fn cut(
+        &mut self,
+        at: u64,
+        interruption: Interruption,
+    ) -> Result<(), RefitError<FlushError>> {
+        let (id, devices) = (self.id, &self.devices);
+        self.table.cut(at, interruption, &mut self.gather, |what| {
+            devices
+                .units()
+                .try_for_each(|unit| unit.invalidate(id, what))
+        })
+    }
+
+    /// Gives the leaves in `range` the largest sizes that are possible.
+    pub(crate) fn merge(
+        &mut self,
+        range: Span,
+        interruption: Interruption,
+    ) -> Result<(), RefitError<FlushError>> {
+        let (id, devices) = (self.id, &self.devices);
+        self.table
+            .merge(range, interruption, &mut self.gather, |what| {
+                devices
+                    .units()
+                    .try_for_each(|unit| unit.invalidate(id, what))
+            })
+    }
+
+    /// Ends the domain, which has no devices any more: each unit has forgotten it with its last
+    /// one. All tables are given back.
+    pub(crate) fn end(self) {
+        let Self {
+            table, mut gather, ..
+        } = self;
+        let (rest, memory) = table.tear_down();
+        for gather in [core::mem::take(&mut gather), rest] {
+            memory.reclaim(gather.never_walked().into_tables());
+        }
+    }
+}
+
+impl Devices {
+    /// The units, each of them once.
+    pub(crate) fn units(&self) -> impl Iterator<Item = &dyn Unit> {
+        let all = &self.0;
+        all.iter().enumerate().filter_map(|(i, (unit, _))| {
+            let first = all[..i].iter().all(|(other, _)| !Arc::ptr_eq(unit, other));
+            first.then_some(&**unit)
+        })
+    }
+
+    /// Detaches `device`. `None` when it is not here.
+    pub(crate) fn detach(&mut self, device: DeviceId) -> Option<Result<(), DetachError>> {
+        let place = self.0.iter().position(|(_, id)| *id == device)?;
+        let detached = detach(&*self.0[place].0, device);
+        if detached.is_ok() {
+            self.0.remove(place);
+        }
+        Some(detached)
+    }
+
+    /// Detaches every device that its unit lets go. The error is that of the first one that stays.
+    pub(crate) fn detach_all(&mut self) -> Result<(), DetachError> {
+        let mut result = Ok(());
+        self.0.retain(|(unit, id)| {
+            let detached = detach(&**unit, *id);
+            result = result.and(detached);
+            detached.is_err()
+        });
+        result
+    }
+}
+
+fn detach(unit: &dyn Unit, device: DeviceId) -> Result<(), DetachError> {
+    match unit.detach(device) {
+        // Somebody has detached it behind our back, and that has come to its end.
+        Ok(()) | Err(iommu::AttachError::NotAttached { .. }) => Ok(()),
+        Err(cause) => Err(DetachError::Unit(cause)),
+    }
+}
