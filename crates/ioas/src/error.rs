@@ -182,6 +182,14 @@ pub enum UnmapError {
         /// The first address that is in no area.
         at: u64,
     },
+    /// Somebody in this process holds some of it and has not let go, asked several times. Nothing was
+    /// unmapped.
+    Held {
+        /// The range that was asked for.
+        range: Span,
+        /// The first stretch of it that is held.
+        held: Span,
+    },
     /// A leaf that reaches over an end of the range cannot be replaced by smaller ones. Nothing was
     /// unmapped; translations are what they were, some leaves may be smaller.
     Cut(RefitError<FlushError>),
@@ -206,6 +214,9 @@ impl fmt::Display for UnmapError {
         match self {
             Self::CutsArea { range, area } => write!(f, "{range} cuts the area {area}"),
             Self::Hole { range, at } => write!(f, "{at:#x} in {range} is in no area"),
+            Self::Held { range, held } => {
+                write!(f, "{held} in {range} is held by a user who does not let go")
+            }
             Self::Cut(cause) => cause.fmt(f),
             Self::BeyondEnd { start } => write!(f, "the range from {start:#x} ends beyond 2^64"),
             Self::Table(cause) => cause.fmt(f),

@@ -76,6 +76,11 @@ impl<T> Intervals<T> {
             .map(|(_, (span, value))| (*span, value))
     }
 
+    pub(crate) fn overlapping(&self, first: u64, last: u64) -> impl Iterator<Item = (Span, &T)> {
+        let before = self.at(first).filter(|(span, _)| span.start < first);
+        before.into_iter().chain(self.from_to(first, last))
+    }
+
     pub(crate) fn extract_inside(
         &mut self,
         first: u64,

@@ -61,6 +61,7 @@ extern crate std;
 
 mod area;
 mod error;
+mod external;
 mod intervals;
 mod ledger;
 #[cfg(feature = "linux")]
@@ -72,10 +73,12 @@ mod observer;
 mod own;
 mod space;
 mod synthetic;
+mod tally;
 mod windows;
 
 pub use area::Area;
 pub use error::{AttachError, CloseError, DetachError, MapError, UnmapError};
+pub use external::{ExternalPin, PinError, PinUser, ROUNDS, WhenUnmapped};
 pub use ledger::{Charge, Forecast, Ledger, OverLimit};
 #[cfg(feature = "linux")]
 pub use linux::{Effort, HostMemory, HostTables, MappedStorage};

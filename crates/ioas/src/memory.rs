@@ -24,11 +24,11 @@ use core::mem;
 use runs::Span;
 
 use crate::error::MapError;
-use crate::intervals::Intervals;
 use crate::ledger::{Charge, Forecast, Ledger};
 use crate::lock::Mutex;
 use crate::object::{Cause, MemoryObject, Pinned, RunReader};
 use crate::observer::{Observer, Step, observed};
+use crate::tally::Tally;
 
 /// A memory object with its pins and the account that they are charged to. See the
 /// [module](self).
@@ -42,14 +42,15 @@ pub struct Memory {
 #[derive(Debug, Default)]
 struct Pins {
     /// By offset in the object.
-    parts: Intervals<Part>,
+    parts: Tally<Part>,
     /// Pins, by number.
     held: Vec<Option<Held>>,
     /// Numbers that are free.
     free: Vec<usize>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Without users: nobody holds it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Part {
     users: u64,
     pin: usize,
@@ -115,7 +116,7 @@ impl Memory {
     /// Whether the limit permits to hold `part` (offset and length in bytes), before anything is
     /// touched: what is held already costs nothing.
     pub fn forecast(&self, part: Span) -> Forecast {
-        let gaps = self.pins.lock().gaps(part);
+        let gaps: Vec<Span> = self.pins.lock().parts.gaps(part).collect();
         self.ledger.forecast(self.charge(&gaps))
     }
 
@@ -132,7 +133,7 @@ impl Memory {
         observer: &mut dyn Observer,
     ) -> Result<Hold, MapError> {
         let mut pins = self.pins.lock();
-        let gaps = pins.gaps(part);
+        let gaps: Vec<Span> = pins.parts.gaps(part).collect();
         let mut fresh = Vec::new();
         if !gaps.is_empty() {
             let mut charge = observed(observer, Step::Charge, |_| {
@@ -157,10 +158,11 @@ impl Memory {
                 return Err(MapError::Interrupted);
             }
         }
+        pins.parts
+            .change(part, |part| part.users += u64::from(part.users > 0));
         for (gap, held) in fresh {
             pins.add(gap, held);
         }
-        pins.count(part, 1);
         Ok(Hold {
             memory: Arc::clone(self),
             part,
@@ -170,10 +172,15 @@ impl Memory {
     /// Lets go of `part`. Returns the bytes that were unpinned, and the first failure.
     fn release(&self, part: Span) -> (u64, Option<Cause>) {
         let mut pins = self.pins.lock();
-        pins.count(part, -1);
+        let last_user = |(_, part): &(Span, Part)| part.users == 1;
+        let unused: Vec<_> = pins.parts.inside(part).filter(last_user).collect();
+        pins.parts.change(part, |part| match part.users {
+            0 | 1 => *part = Part::default(),
+            _ => part.users -= 1,
+        });
         let mut unpinned = 0;
         let mut failed = None;
-        for (span, pin) in pins.unused(part) {
+        for (span, Part { pin, .. }) in unused {
             match pins.unpin(span, pin) {
                 Ok(bytes) => unpinned += bytes,
                 Err(cause) => failed = failed.or(Some(cause)),
@@ -184,98 +191,15 @@ impl Memory {
 }
 
 impl Pins {
-    /// What of `part` nobody holds.
-    fn gaps(&self, part: Span) -> Vec<Span> {
-        let mut gaps = Vec::new();
-        let mut at = part.start;
-        let first = self.parts.at(part.start).into_iter();
-        let rest = self.parts.from_to(part.start, part.last());
-        for (span, _) in first.chain(rest) {
-            if span.start > at {
-                gaps.push(Span::new(at, span.start - at));
-            }
-            at = at.max(span.start + span.len);
-        }
-        let end = part.start + part.len;
-        if at < end {
-            gaps.push(Span::new(at, end - at));
-        }
-        gaps
-    }
-
-    /// Notes a pin that nobody uses yet.
+    /// Notes a new pin of `span`, with one user.
     fn add(&mut self, span: Span, held: Held) {
         let pin = self.free.pop().unwrap_or(self.held.len());
         match self.held.get_mut(pin) {
             Some(place) => *place = Some(held),
             None => self.held.push(Some(held)),
         }
-        let added = self.parts.insert(span, Part { users: 0, pin });
-        debug_assert!(added.is_ok(), "{span} was pinned already");
-    }
-
-    /// One user more or less in all of `part`, which is pinned.
-    fn count(&mut self, part: Span, by: i64) {
-        self.cut(part.start);
-        self.cut(part.start + part.len);
-        for (_, there) in self.parts.from_to_mut(part.start, part.last()) {
-            there.users = there.users.saturating_add_signed(by);
-        }
-        // What can have become equal lies at the ends, and where holds had begun or ended.
-        let starts: Vec<u64> = self
-            .parts
-            .from_to(part.start, part.last())
-            .map(|(span, _)| span.start)
-            .collect();
-        starts.into_iter().for_each(|start| self.join(start));
-        self.join(part.start + part.len);
-    }
-
-    /// Has a part begin at `offset`, if one goes through it.
-    fn cut(&mut self, offset: u64) {
-        let Some((span, _)) = self
-            .parts
-            .at(offset)
-            .filter(|(span, _)| span.start < offset)
-        else {
-            return;
-        };
-        if let Some((span, part)) = self.parts.remove(span.start) {
-            let head = Span::new(span.start, offset - span.start);
-            let tail = Span::new(offset, span.len - head.len);
-            let cut = self.parts.insert(head, part);
-            let cut = cut.and_then(|()| self.parts.insert(tail, part));
-            debug_assert!(
-                cut.is_ok(),
-                "where one part was there is room for its pieces"
-            );
-        }
-    }
-
-    /// Joins the part that begins at `offset` with the one before, where they are alike.
-    fn join(&mut self, offset: u64) {
-        let before = offset.checked_sub(1).and_then(|last| self.parts.at(last));
-        let alike = match (before, self.parts.at(offset)) {
-            (Some((head, one)), Some((tail, other))) if one == other && head != tail => head,
-            _ => return,
-        };
-        if let Some((head, part)) = self.parts.remove(alike.start)
-            && let Some((tail, _)) = self.parts.remove(offset)
-        {
-            let joined = self
-                .parts
-                .insert(Span::new(head.start, head.len + tail.len), part);
-            debug_assert!(joined.is_ok(), "there is room for two parts joined");
-        }
-    }
-
-    /// The parts in `range` that nobody uses, with their pins.
-    fn unused(&self, range: Span) -> Vec<(Span, usize)> {
-        let parts = self.parts.from_to(range.start, range.last());
-        parts
-            .filter(|(_, part)| part.users == 0)
-            .map(|(span, part)| (span, part.pin))
-            .collect()
+        self.parts
+            .change(span, |part| *part = Part { users: 1, pin });
     }
 
     /// The pin that holds `at`, and how far before `end` it holds what follows.
@@ -301,7 +225,6 @@ impl Pins {
     /// When that fails nobody knows how much of it is still pinned. The kernel goes on counting
     /// that, and so does the ledger: the charge stays.
     fn unpin(&mut self, span: Span, pin: usize) -> Result<u64, Cause> {
-        self.parts.remove(span.start);
         let Some(place) = self.held.get_mut(pin) else {
             return Ok(0);
         };

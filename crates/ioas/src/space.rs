@@ -32,11 +32,12 @@ use core::fmt;
 use core::mem;
 
 use iommu::{DeviceId, DomainId, Unit};
-use iopt::{AnyTable, Interruption, Leaf, Prot, RangeError, TableMemory};
+use iopt::{AnyTable, Aperture, Interruption, Leaf, Prot, RangeError, TableMemory};
 use runs::Span;
 
 use crate::area::Area;
 use crate::error::{AttachError, CloseError, DetachError, MapError, UnmapError};
+use crate::external::Externals;
 use crate::intervals::Intervals;
 use crate::memory::Memory;
 use crate::observer::{Observer, Step, observed};
@@ -65,8 +66,9 @@ pub struct Unmapped {
 /// memory that is not pinned. Tables of the caller's, as those of a dropped
 /// [`Table`](iopt::Table), stay out of use in any case.
 pub struct Ioas<M: TableMemory> {
-    areas: Intervals<Area>,
-    own: Own<M>,
+    pub(crate) areas: Intervals<Area>,
+    pub(crate) own: Own<M>,
+    pub(crate) externals: Arc<Externals>,
     /// What devices cannot translate, with the device.
     reserved: Vec<(DeviceId, Span)>,
     /// To which addresses are chosen; anywhere when empty.
@@ -86,10 +88,11 @@ impl<M: TableMemory> Ioas<M> {
         Self::over(Own::new(None, Some(Box::new(builder))))
     }
 
-    const fn over(own: Own<M>) -> Self {
+    fn over(own: Own<M>) -> Self {
         Self {
             areas: Intervals::new(),
             own,
+            externals: Arc::default(),
             reserved: Vec::new(),
             allowed: Vec::new(),
         }
@@ -365,6 +368,7 @@ impl<M: TableMemory> Ioas<M> {
                 return Err(UnmapError::CutsArea { range, area });
             }
         }
+        self.externals.let_go(range)?;
         self.unmap_between(range.start, range.last(), observer)
     }
 
@@ -383,6 +387,7 @@ impl<M: TableMemory> Ioas<M> {
         if !self.check_unmap(range)? {
             return Ok(Unmapped::default());
         }
+        self.externals.let_go(range)?;
         self.cut_around(range, interruption)?;
         self.unmap_between(range.start, range.last(), observer)
     }
@@ -410,6 +415,7 @@ impl<M: TableMemory> Ioas<M> {
         if let Some(at) = self.first_hole(range) {
             return Err(UnmapError::Hole { range, at });
         }
+        self.externals.let_go(range)?;
         self.cut_around(range, interruption)?;
         observed(observer, Step::EmptyTables, |_| {
             self.own.empty(&self.areas, range.start, range.last())?;
@@ -552,6 +558,9 @@ impl<M: TableMemory> Ioas<M> {
 
     /// Unmaps everything, as [`unmap`](Self::unmap) does.
     pub fn unmap_all(&mut self, observer: &mut dyn Observer) -> Result<Unmapped, UnmapError> {
+        for half in Aperture::zeros(64).spans() {
+            self.externals.let_go(half)?;
+        }
         // The whole space: a span cannot say that.
         self.unmap_between(0, u64::MAX, observer)
     }

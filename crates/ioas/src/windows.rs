@@ -47,7 +47,8 @@ pub(crate) fn without(window: Span, hole: Span) -> impl Iterator<Item = Span> {
     let before = hole.start.clamp(window.start, window.last()) - window.start;
     let parts = if hole.overlaps(&window) {
         let behind = window.last().saturating_sub(hole.last());
-        let tail = window.start + (window.len - behind);
+        // Empty, and at 2^64, when the hole goes to the end.
+        let tail = window.start.wrapping_add(window.len - behind);
         [Span::new(window.start, before), Span::new(tail, behind)]
     } else {
         [window, Span::default()]
@@ -79,7 +80,7 @@ mod tests {
             steered,
             [
                 Span::new(0xfe00_0000, 0xe0_0000),
-                Span::new(behind, 0x10_0000)
+                Span::new(behind, 0x110_0000)
             ]
         );
     }

@@ -1,0 +1,249 @@
+//! Pages that somebody in this process holds: an emulated device, a copy engine.
+//!
+//! An [`ExternalPin`] holds the memory behind a range of device addresses. The pages are pinned
+//! already, or, without a domain, are pinned for it; in either case once, and charged once. It says
+//! which parts of which memory they are, and keeps them pinned also when the area goes.
+//!
+//! What is held is counted by device address. One look-up finds the lowest address in a range that
+//! is held, and goes on from there in order, however the pins were made.
+//!
+//! # Letting go
+//!
+//! A pin either [keeps](WhenUnmapped::Keeps) its pages when their area is unmapped, or its user must
+//! [let go](WhenUnmapped::LetsGo). In the second case an unmap asks all users that the address space
+//! knows, before it changes anything, as often as [`ROUNDS`], and fails when the pages are still held
+//! then.
+
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::fmt;
+
+use iopt::{Prot, TableMemory};
+use runs::Span;
+
+use crate::error::{MapError, UnmapError};
+use crate::lock::Mutex;
+use crate::memory::Hold;
+use crate::space::Ioas;
+use crate::tally::Tally;
+
+/// How often users are asked to let go before an unmap fails.
+pub const ROUNDS: u32 = 10;
+
+/// Who uses external pins, and can be asked to let go of them.
+pub trait PinUser: Send + Sync {
+    /// `range` is to be unmapped: drop the pins in it, now or soon. This is round `round` from 0 on;
+    /// when it returns and pages are still held, the next one follows. Waiting is up to the user,
+    /// here, and must have an end.
+    fn let_go(&self, range: Span, round: u32);
+}
+
+/// What becomes of an external pin when its area is unmapped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WhenUnmapped {
+    /// The user drops it: until then nothing is unmapped.
+    LetsGo,
+    /// It stays: the pages are pinned and charged until it is dropped.
+    Keeps,
+}
+
+/// How many hold an address.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Count {
+    must_go: u64,
+    keep: u64,
+}
+
+/// What an address space knows of its external pins.
+#[derive(Default)]
+pub(crate) struct Externals {
+    counts: Mutex<Tally<Count>>,
+    users: Mutex<Vec<Arc<dyn PinUser>>>,
+}
+
+/// A range of device addresses whose memory stays pinned until this is dropped.
+#[must_use = "the memory is let go as soon as this is dropped"]
+pub struct ExternalPin {
+    externals: Arc<Externals>,
+    range: Span,
+    when: WhenUnmapped,
+    /// In the order of device addresses.
+    holds: Vec<Hold>,
+}
+
+impl ExternalPin {
+    /// The device addresses.
+    pub const fn range(&self) -> Span {
+        self.range
+    }
+
+    /// The memory behind them, in order.
+    pub fn holds(&self) -> &[Hold] {
+        &self.holds
+    }
+}
+
+impl fmt::Debug for ExternalPin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ExternalPin")
+            .field("range", &self.range)
+            .field("when", &self.when)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Drop for ExternalPin {
+    fn drop(&mut self) {
+        self.externals.count(self.range, self.when, -1);
+    }
+}
+
+/// Why a range cannot be held.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum PinError {
+    /// It is empty or ends beyond 2^64.
+    Range(Span),
+    /// Some of it is in no area, or taken out.
+    NotThere {
+        /// The range.
+        range: Span,
+        /// The first such address.
+        at: u64,
+    },
+    /// It is to be written to, and an area does not permit that.
+    Prot {
+        /// The area.
+        area: Span,
+        /// What it permits.
+        has: Prot,
+        /// What was asked for.
+        asked: Prot,
+    },
+    /// The memory cannot be pinned.
+    Memory(MapError),
+}
+
+impl fmt::Display for PinError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Range(range) => write!(f, "{range} is empty or ends beyond 2^64"),
+            Self::NotThere { range, at } => write!(f, "{at:#x} in {range} is not mapped"),
+            Self::Prot { area, has, asked } => {
+                write!(f, "the area {area} permits {has}, not {asked}")
+            }
+            Self::Memory(cause) => cause.fmt(f),
+        }
+    }
+}
+
+impl core::error::Error for PinError {
+    fn source(&self) -> Option<&(dyn core::error::Error + 'static)> {
+        match self {
+            Self::Memory(cause) => cause.source(),
+            _ => None,
+        }
+    }
+}
+
+impl Externals {
+    fn count(&self, range: Span, when: WhenUnmapped, by: i64) {
+        let change = |count: &mut Count| {
+            let count = match when {
+                WhenUnmapped::LetsGo => &mut count.must_go,
+                WhenUnmapped::Keeps => &mut count.keep,
+            };
+            *count = count.saturating_add_signed(by);
+        };
+        self.counts.lock().change(range, change);
+    }
+
+    /// The lowest stretch in `range` that is held and of which `wanted` is true.
+    fn first(&self, range: Span, wanted: impl Fn(&Count) -> bool) -> Option<Span> {
+        let counts = self.counts.lock();
+        let mut held = counts.inside(range);
+        held.find(|(_, count)| wanted(count)).map(|(span, _)| span)
+    }
+
+    /// Has users let go of everything in `range`.
+    pub(crate) fn let_go(&self, range: Span) -> Result<(), UnmapError> {
+        let must_go = |count: &Count| count.must_go > 0;
+        for round in 0..ROUNDS {
+            if self.first(range, must_go).is_none() {
+                return Ok(());
+            }
+            // Not under the lock: users drop pins in there.
+            let users = self.users.lock().clone();
+            users.iter().for_each(|user| user.let_go(range, round));
+        }
+        match self.first(range, must_go) {
+            None => Ok(()),
+            Some(held) => Err(UnmapError::Held { range, held }),
+        }
+    }
+}
+
+impl<M: TableMemory> Ioas<M> {
+    /// Makes `user` one of those that are asked to let go.
+    pub fn add_pin_user(&mut self, user: Arc<dyn PinUser>) {
+        self.externals.users.lock().push(user);
+    }
+
+    /// Makes `user` nobody that is asked any more. Its pins stay until they are dropped.
+    pub fn remove_pin_user(&mut self, user: &Arc<dyn PinUser>) {
+        let mut users = self.externals.users.lock();
+        users.retain(|other| !Arc::ptr_eq(other, user));
+    }
+
+    /// Holds the memory behind `range` for somebody in this process, who reads it, or also writes to
+    /// it if `prot` says so. Ranges may overlap as they like.
+    ///
+    /// # Errors
+    ///
+    /// See [`PinError`]. Nothing is held then.
+    pub fn pin(
+        &self,
+        range: Span,
+        prot: Prot,
+        when: WhenUnmapped,
+    ) -> Result<ExternalPin, PinError> {
+        if Span::checked(range.start, range.len).is_none() {
+            return Err(PinError::Range(range));
+        }
+        let mut holds = Vec::new();
+        let mut at = Some(range.start);
+        for (span, area) in self.areas.overlapping(range.start, range.last()) {
+            let Some(here) = span.intersection(&range) else {
+                continue;
+            };
+            if at != Some(here.start) || area.is_out() {
+                break;
+            }
+            if !area.prot().contains(prot) {
+                let (area, has, asked) = (span, area.prot(), prot);
+                return Err(PinError::Prot { area, has, asked });
+            }
+            let part = Span::new(area.offset + (here.start - span.start), here.len);
+            let hold = area.memory.hold(part, &mut ());
+            holds.push(hold.map_err(PinError::Memory)?);
+            at = here.last().checked_add(1);
+        }
+        if at != range.last().checked_add(1) {
+            let at = at.unwrap_or(range.start);
+            return Err(PinError::NotThere { range, at });
+        }
+        self.externals.count(range, when, 1);
+        Ok(ExternalPin {
+            externals: Arc::clone(&self.externals),
+            range,
+            when,
+            holds,
+        })
+    }
+
+    /// The lowest stretch of `range` that external pins hold, up to where the number of pins
+    /// changes. Who asks again from its end on finds the next.
+    pub fn first_pinned(&self, range: Span) -> Option<Span> {
+        self.externals.first(range, |_| true)
+    }
+}
