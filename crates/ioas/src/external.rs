@@ -52,6 +52,8 @@ pub enum WhenUnmapped {
 struct Count {
     must_go: u64,
     keep: u64,
+    /// Of both.
+    writers: u64,
 }
 
 /// What an address space knows of its external pins.
@@ -67,6 +69,7 @@ pub struct ExternalPin {
     externals: Arc<Externals>,
     range: Span,
     when: WhenUnmapped,
+    writes: bool,
     /// In the order of device addresses.
     holds: Vec<Hold>,
 }
@@ -94,7 +97,7 @@ impl fmt::Debug for ExternalPin {
 
 impl Drop for ExternalPin {
     fn drop(&mut self) {
-        self.externals.count(self.range, self.when, -1);
+        self.externals.count(self.range, self.when, self.writes, -1);
     }
 }
 
@@ -147,13 +150,16 @@ impl core::error::Error for PinError {
 }
 
 impl Externals {
-    fn count(&self, range: Span, when: WhenUnmapped, by: i64) {
+    fn count(&self, range: Span, when: WhenUnmapped, writes: bool, by: i64) {
         let change = |count: &mut Count| {
-            let count = match when {
+            let pins = match when {
                 WhenUnmapped::LetsGo => &mut count.must_go,
                 WhenUnmapped::Keeps => &mut count.keep,
             };
-            *count = count.saturating_add_signed(by);
+            *pins = pins.saturating_add_signed(by);
+            if writes {
+                count.writers = count.writers.saturating_add_signed(by);
+            }
         };
         self.counts.lock().change(range, change);
     }
@@ -163,6 +169,13 @@ impl Externals {
         let counts = self.counts.lock();
         let mut held = counts.inside(range);
         held.find(|(_, count)| wanted(count)).map(|(span, _)| span)
+    }
+
+    /// Calls `each` for what of `range` somebody may write to.
+    pub(crate) fn written(&self, range: Span, each: impl FnMut(Span)) {
+        let counts = self.counts.lock();
+        let writers = counts.inside(range).filter(|(_, count)| count.writers > 0);
+        writers.map(|(span, _)| span).for_each(each);
     }
 
     /// Has users let go of everything in `range`.
@@ -232,11 +245,13 @@ impl<M: TableMemory> Ioas<M> {
             let at = at.unwrap_or(range.start);
             return Err(PinError::NotThere { range, at });
         }
-        self.externals.count(range, when, 1);
+        let writes = prot.contains(Prot::WRITE);
+        self.externals.count(range, when, writes, 1);
         Ok(ExternalPin {
             externals: Arc::clone(&self.externals),
             range,
             when,
+            writes,
             holds,
         })
     }

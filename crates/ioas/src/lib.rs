@@ -60,6 +60,7 @@ extern crate alloc;
 extern crate std;
 
 mod area;
+mod dirty;
 mod error;
 mod external;
 mod intervals;
@@ -77,6 +78,7 @@ mod tally;
 mod windows;
 
 pub use area::Area;
+pub use dirty::{Harvested, Tracking, TrackingError};
 pub use error::{AttachError, CloseError, DetachError, MapError, UnmapError};
 pub use external::{ExternalPin, PinError, PinUser, ROUNDS, WhenUnmapped};
 pub use ledger::{Charge, Forecast, Ledger, OverLimit};

@@ -36,6 +36,7 @@ use iopt::{AnyTable, Aperture, Interruption, Leaf, Prot, RangeError, TableMemory
 use runs::Span;
 
 use crate::area::Area;
+use crate::dirty::Tracking;
 use crate::error::{AttachError, CloseError, DetachError, MapError, UnmapError};
 use crate::external::Externals;
 use crate::intervals::Intervals;
@@ -73,6 +74,8 @@ pub struct Ioas<M: TableMemory> {
     reserved: Vec<(DeviceId, Span)>,
     /// To which addresses are chosen; anywhere when empty.
     allowed: Vec<Span>,
+    /// While it is tracked what devices write to.
+    pub(crate) tracking: Option<Tracking>,
 }
 
 impl<M: TableMemory> Ioas<M> {
@@ -95,6 +98,7 @@ impl<M: TableMemory> Ioas<M> {
             externals: Arc::default(),
             reserved: Vec::new(),
             allowed: Vec::new(),
+            tracking: None,
         }
     }
 
@@ -198,7 +202,8 @@ impl<M: TableMemory> Ioas<M> {
                 return Err(AttachError::Reserved { area, reserved });
             }
         }
-        self.own.attach(unit, device, false, &mut self.areas)?;
+        let dirty = self.tracking.is_some();
+        self.own.attach(unit, device, dirty, &mut self.areas)?;
         self.reserved.append(&mut reserved);
         Ok(())
     }
@@ -249,7 +254,20 @@ impl<M: TableMemory> Ioas<M> {
         if result.is_err() && area.hold.is_none() {
             self.areas.remove(iova);
         }
-        result
+        result?;
+        self.refit(range, range, Interruption::Refused);
+        Ok(())
+    }
+
+    /// After `range` was mapped in `area`: leaves as large as they can be, or, while dirty tracking
+    /// wants small ones, not larger than that. Where that cannot be done in place leaves say the same
+    /// in another size.
+    fn refit(&mut self, range: Span, area: Span, interruption: Interruption) {
+        let _ = match self.tracking.and_then(|tracking| tracking.leaf) {
+            Some(leaf) => self.own.split(range, leaf, interruption),
+            None if range == area => Ok(()),
+            None => self.own.merge(around(range, area), interruption),
+        };
     }
 
     /// [`map`](Self::map) at an address that is chosen: never 0, in the
@@ -358,6 +376,16 @@ impl<M: TableMemory> Ioas<M> {
         range: Span,
         observer: &mut dyn Observer,
     ) -> Result<Unmapped, UnmapError> {
+        self.unmap_with(range, &mut |_| (), observer)
+    }
+
+    /// Unmaps the areas in `range`; `note` is told what devices have written to.
+    pub(crate) fn unmap_with(
+        &mut self,
+        range: Span,
+        note: &mut dyn FnMut(Span),
+        observer: &mut dyn Observer,
+    ) -> Result<Unmapped, UnmapError> {
         if !self.check_unmap(range)? {
             return Ok(Unmapped::default());
         }
@@ -369,7 +397,7 @@ impl<M: TableMemory> Ioas<M> {
             }
         }
         self.externals.let_go(range)?;
-        self.unmap_between(range.start, range.last(), observer)
+        self.unmap_between(range.start, range.last(), note, observer)
     }
 
     /// [`unmap`](Self::unmap) of exactly `range`: areas that reach over its ends are cut, without a
@@ -389,7 +417,7 @@ impl<M: TableMemory> Ioas<M> {
         }
         self.externals.let_go(range)?;
         self.cut_around(range, interruption)?;
-        self.unmap_between(range.start, range.last(), observer)
+        self.unmap_between(range.start, range.last(), &mut |_| (), observer)
     }
 
     /// Takes `range` out of the areas that cover it: unmapped and unpinned, exactly that, until it is
@@ -418,7 +446,8 @@ impl<M: TableMemory> Ioas<M> {
         self.externals.let_go(range)?;
         self.cut_around(range, interruption)?;
         observed(observer, Step::EmptyTables, |_| {
-            self.own.empty(&self.areas, range.start, range.last())?;
+            let (first, last) = (range.start, range.last());
+            self.own.empty(&self.areas, first, last, &mut |_| ())?;
             let mut bytes = 0;
             for (_, area) in self.areas.from_to_mut(range.start, range.last()) {
                 if !mem::replace(&mut area.out, true) {
@@ -476,8 +505,11 @@ impl<M: TableMemory> Ioas<M> {
             self.join_at(start);
             self.join_at(end);
             if let Some((whole, _)) = self.areas.at(start) {
-                // What cannot be merged stays in smaller leaves, which say the same.
-                let _ = self.own.merge(around(range, whole), interruption);
+                self.refit(
+                    range.intersection(&whole).unwrap_or(whole),
+                    whole,
+                    interruption,
+                );
             }
         }
         Ok(())
@@ -562,7 +594,7 @@ impl<M: TableMemory> Ioas<M> {
             self.externals.let_go(half)?;
         }
         // The whole space: a span cannot say that.
-        self.unmap_between(0, u64::MAX, observer)
+        self.unmap_between(0, u64::MAX, &mut |_| (), observer)
     }
 
     /// Unmaps the areas that begin between `first` and `last`, both included. None of them ends
@@ -571,10 +603,11 @@ impl<M: TableMemory> Ioas<M> {
         &mut self,
         first: u64,
         last: u64,
+        note: &mut dyn FnMut(Span),
         observer: &mut dyn Observer,
     ) -> Result<Unmapped, UnmapError> {
         let mut unmapped = observed(observer, Step::EmptyTables, |_| {
-            self.own.empty(&self.areas, first, last)?;
+            self.own.empty(&self.areas, first, last, note)?;
             let mut unmapped = Unmapped::default();
             for (range, area) in self.areas.extract_inside(first, last) {
                 unmapped.areas += 1;

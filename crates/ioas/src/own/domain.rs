@@ -7,8 +7,10 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use iommu::{DeviceId, DomainId, FlushError, Unit};
-use iopt::{AnyTable, Discard, Gather, Interruption, Prot, RefitError, TableMemory};
-use runs::{PageSizes, Span};
+use iopt::{
+    AnyTable, Discard, Gather, Interruption, Invalidation, Prot, RefitError, TableMemory, WithDirty,
+};
+use runs::{PageSizes, Run, Span};
 
 use crate::error::DetachError;
 
@@ -21,6 +23,8 @@ pub(crate) struct Domain<M: TableMemory> {
     /// What the units that may join must answer to "DMA is forced to be coherent"; `None` when the
     /// caller has built the table and answers for that.
     pub(crate) coherent: Option<bool>,
+    /// The table keeps what devices have written to.
+    pub(crate) tracked: bool,
 }
 
 /// Devices of a domain, with their units.
@@ -35,6 +39,7 @@ impl<M: TableMemory> Domain<M> {
             devices: Devices(Vec::new()),
             gather: Gather::new(),
             coherent,
+            tracked: false,
         }
     }
 
@@ -77,25 +82,68 @@ impl<M: TableMemory> Domain<M> {
     pub(crate) fn flush(&mut self) -> Result<(), FlushError> {
         if !self.gather.is_empty() {
             let (id, devices) = (self.id, &self.devices);
-            let flushed = self.gather.flush_with(|what| {
-                devices
-                    .units()
-                    .try_for_each(|unit| unit.invalidate(id, what))
-            })?;
+            let flushed = self
+                .gather
+                .flush_with(|what| devices.invalidate(id, what))?;
             self.table.reclaim(flushed);
         }
         Ok(())
     }
 
-    /// Empties `range`, in which leaves end where it ends.
-    pub(crate) fn empty(&mut self, range: Span) -> Result<(), iopt::UnmapError> {
+    /// Empties `range`, in which leaves end where it ends. `note` is told what a device has written
+    /// to, while that is tracked.
+    pub(crate) fn empty(
+        &mut self,
+        range: Span,
+        note: &mut dyn FnMut(Span),
+    ) -> Result<(), iopt::UnmapError> {
+        let Self { table, gather, .. } = self;
+        let mut noting = WithDirty(|run: Run, dirty: bool| {
+            if dirty {
+                note(run.input());
+            }
+        });
+        let emptied = if self.tracked {
+            table.unmap_mapped(range, gather, &mut noting)
+        } else {
+            table.unmap_mapped(range, gather, &mut Discard)
+        };
+        emptied.map(|_| ())
+    }
+
+    /// Begins to track what devices write to, as far as table and units can.
+    pub(crate) fn track(&mut self) {
+        self.tracked = self.table.track_dirty(true).is_ok();
+    }
+
+    /// Ends it.
+    pub(crate) fn untrack(&mut self) {
+        // Off is always possible where on was.
+        self.tracked = self.tracked && self.table.track_dirty(false).is_err();
+    }
+
+    /// True when there is somebody who writes without leaving a trace.
+    pub(crate) fn is_blind(&self) -> bool {
+        let silent = |unit: &dyn Unit| !self.tracked || !unit.capabilities().dirty_tracking;
+        self.devices.units().any(silent)
+    }
+
+    /// Makes the leaves in `range` ones of at most `size` bytes.
+    pub(crate) fn split(
+        &mut self,
+        range: Span,
+        size: u64,
+        interruption: Interruption,
+    ) -> Result<(), RefitError<FlushError>> {
+        let (id, devices) = (self.id, &self.devices);
         self.table
-            .unmap_mapped(range, &mut self.gather, &mut Discard)
-            .map(|_| ())
+            .split(range, size, interruption, &mut self.gather, |what| {
+                devices.invalidate(id, what)
+            })
     }
 
     /// The leaf that goes on over one of the ends of `range`.
-    pub(crate) fn leaf_over_ends(&self, range: Span) -> Option<runs::Run> {
+    pub(crate) fn leaf_over_ends(&self, range: Span) -> Option<Run> {
         [range.start, range.last()].into_iter().find_map(|end| {
             let leaf = self.table.leaf_at(end)?;
             (!range.covers(&leaf.run.input())).then_some(leaf.run)
@@ -110,9 +158,7 @@ impl<M: TableMemory> Domain<M> {
     ) -> Result<(), RefitError<FlushError>> {
         let (id, devices) = (self.id, &self.devices);
         self.table.cut(at, interruption, &mut self.gather, |what| {
-            devices
-                .units()
-                .try_for_each(|unit| unit.invalidate(id, what))
+            devices.invalidate(id, what)
         })
     }
 
@@ -125,9 +171,7 @@ impl<M: TableMemory> Domain<M> {
         let (id, devices) = (self.id, &self.devices);
         self.table
             .merge(range, interruption, &mut self.gather, |what| {
-                devices
-                    .units()
-                    .try_for_each(|unit| unit.invalidate(id, what))
+                devices.invalidate(id, what)
             })
     }
 
@@ -152,6 +196,11 @@ impl Devices {
             let first = all[..i].iter().all(|(other, _)| !Arc::ptr_eq(unit, other));
             first.then_some(&**unit)
         })
+    }
+
+    /// Has every unit forget `what` of domain `id`, and waits for it.
+    pub(crate) fn invalidate(&self, id: DomainId, what: &Invalidation) -> Result<(), FlushError> {
+        self.units().try_for_each(|unit| unit.invalidate(id, what))
     }
 
     /// Detaches `device`. `None` when it is not here.

@@ -132,7 +132,7 @@ impl<M: TableMemory> Own<M> {
         if reached > 0 {
             let range = Span::new(area.range.start, reached);
             for domain in &mut self.domains {
-                if let Err(cause) = domain.empty(range) {
+                if let Err(cause) = domain.empty(range, &mut |_| ()) {
                     // Not reached: whole leaves were mapped here just now. Devices might reach the
                     // memory, so it stays what it is.
                     debug_assert!(false, "what was just mapped cannot be unmapped: {cause}");
@@ -152,12 +152,14 @@ impl<M: TableMemory> Own<M> {
     }
 
     /// Empties the entries of the areas that begin between `first` and `last`, both included, in
-    /// every domain, all or nothing. None of them ends behind `last`.
+    /// every domain, all or nothing. None of them ends behind `last`. `note` is told what a device
+    /// has written to, while that is tracked.
     pub(crate) fn empty(
         &mut self,
         areas: &Intervals<Area>,
         first: u64,
         last: u64,
+        note: &mut dyn FnMut(Span),
     ) -> Result<(), UnmapError> {
         // A table takes out a stretch whole or not at all. That every table takes out every stretch
         // or none does, needs a look at all ends but the first stretch's in the first table.
@@ -176,7 +178,7 @@ impl<M: TableMemory> Own<M> {
         }
         for domain in &mut self.domains {
             for stretch in stretches(areas, first, last, domain.table.aperture()) {
-                domain.empty(stretch).map_err(UnmapError::Table)?;
+                domain.empty(stretch, note).map_err(UnmapError::Table)?;
             }
         }
         Ok(())
@@ -202,6 +204,21 @@ impl<M: TableMemory> Own<M> {
         self.domains
             .iter_mut()
             .try_for_each(|domain| domain.merge(range, interruption))
+    }
+
+    /// Makes the leaves in `range` ones of at most `size` bytes, in every domain that has leaves of
+    /// that size.
+    pub(crate) fn split(
+        &mut self,
+        range: Span,
+        size: u64,
+        interruption: Interruption,
+    ) -> Result<(), RefitError<FlushError>> {
+        let has = |domain: &&mut Domain<M>| domain.table.page_sizes().bits() & size == size;
+        self.domains
+            .iter_mut()
+            .filter(has)
+            .try_for_each(|domain| domain.split(range, size, interruption))
     }
 
     /// What must happen before something is mapped in `range`: a unit that still holds old
@@ -301,6 +318,9 @@ impl<M: TableMemory> Own<M> {
         let (id, table) = builder.build(&*unit, dirty).map_err(AttachError::Build)?;
         let coherent = Some(unit.capabilities().snoop_control);
         let mut domain = Domain::new(id, table, coherent);
+        if dirty {
+            domain.track();
+        }
         let first = self.domains.is_empty();
         let attached = replay(&mut domain, &mut self.batch, areas).and_then(|()| {
             let root = domain.table.root();

@@ -1,0 +1,244 @@
+//! What devices have written to.
+//!
+//! ```text
+//! harvest ──▶ Pending ──show (flushes)──▶ Shown ──▶ acknowledge, or put back
+//! ```
+//!
+//! While tracking is on, every domain's table notes what its devices write to. [`Ioas::harvest`]
+//! moves that out of all tables into one bitmap, [`Ioas::show`] has all units forget what they hold
+//! of these pages and then shows it: what is copied now and written later is dirty again. Bits stay
+//! until they are acknowledged, also over a flush that fails. See [`iopt::Pending`].
+//!
+//! Where a unit or a format cannot tell, everything that its devices may write to counts as written
+//! to, at each harvest, and [`Harvested::blind`] says so. So does what users in this process hold to
+//! write to ([`ExternalPin`](crate::ExternalPin)).
+//!
+//! A large leaf is dirty as a whole. [`Tracking::leaf`] has leaves split for as long as tracking is
+//! on, and merged afterwards.
+
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::fmt;
+
+use iommu::FlushError;
+use iopt::{DirtyError, Interruption, Pending, Prot, RefitError, Shown, TableMemory};
+use runs::Span;
+
+use crate::error::UnmapError;
+use crate::memory::Memory;
+use crate::observer::Observer;
+use crate::space::{Ioas, Unmapped};
+
+/// How to track.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tracking {
+    /// The largest leaf in bytes, a page size of the tables: larger ones are split. `None`: leaves
+    /// stay as they are.
+    pub leaf: Option<u64>,
+    /// Whether splitting and merging may have moments without a translation, where a format asks for
+    /// that.
+    pub interruption: Interruption,
+}
+
+impl Default for Tracking {
+    /// Leaves stay as they are.
+    fn default() -> Self {
+        Self {
+            leaf: None,
+            interruption: Interruption::Refused,
+        }
+    }
+}
+
+/// What a harvest has found.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Harvested {
+    /// Bytes of leaves that were dirty, of all domains together.
+    pub bytes: u64,
+    /// Some device writes without leaving a trace: what it may write to counts as written to.
+    pub blind: bool,
+}
+
+/// Why tracking did not begin. It is off, and leaves are as they were, or smaller.
+#[derive(Debug)]
+pub enum TrackingError {
+    /// Leaves cannot be split.
+    Split(RefitError<FlushError>),
+    /// What was noted before cannot be forgotten.
+    Clear(DirtyError),
+    /// A unit did not forget it in time.
+    Flush(FlushError),
+}
+
+impl fmt::Display for TrackingError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Split(cause) => write!(f, "leaves cannot be split: {cause}"),
+            Self::Clear(cause) => cause.fmt(f),
+            Self::Flush(cause) => cause.fmt(f),
+        }
+    }
+}
+
+impl core::error::Error for TrackingError {}
+
+impl<M: TableMemory> Ioas<M> {
+    /// True while it is tracked what devices write to.
+    pub const fn tracks_dirty(&self) -> bool {
+        self.tracking.is_some()
+    }
+
+    /// Begins to track what devices write to. What they wrote to before is forgotten.
+    ///
+    /// # Errors
+    ///
+    /// See [`TrackingError`].
+    pub fn track_dirty(&mut self, tracking: Tracking) -> Result<(), TrackingError> {
+        self.own
+            .domains
+            .iter_mut()
+            .for_each(|domain| domain.track());
+        self.tracking = Some(tracking);
+        let begun = self.split_all(tracking).and_then(|()| self.forget_dirty());
+        if begun.is_err() {
+            self.untrack_dirty();
+        }
+        begun
+    }
+
+    /// Ends it: what was not harvested is forgotten. Leaves that were split are merged, as far as
+    /// they can be.
+    pub fn untrack_dirty(&mut self) {
+        self.own
+            .domains
+            .iter_mut()
+            .for_each(|domain| domain.untrack());
+        let Some(tracking) = self.tracking.take() else {
+            return;
+        };
+        if tracking.leaf.is_some() {
+            for range in self.stretches() {
+                // Smaller leaves say the same.
+                let _ = self.own.merge(range, tracking.interruption);
+            }
+        }
+    }
+
+    fn split_all(&mut self, tracking: Tracking) -> Result<(), TrackingError> {
+        if let Some(leaf) = tracking.leaf {
+            for range in self.stretches() {
+                let split = self.own.split(range, leaf, tracking.interruption);
+                split.map_err(TrackingError::Split)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Each area's range.
+    fn stretches(&self) -> Vec<Span> {
+        self.areas().map(|area| area.range()).collect()
+    }
+
+    fn forget_dirty(&mut self) -> Result<(), TrackingError> {
+        for half in iopt::Aperture::zeros(64).spans() {
+            // A few bits for everything: nobody wants to know which.
+            let all = Pending::new([0; 1], half, 1 << 58);
+            let Ok(mut all) = all else {
+                continue;
+            };
+            self.harvest(&mut all).map_err(TrackingError::Clear)?;
+            self.show(&mut all)
+                .map_err(TrackingError::Flush)?
+                .acknowledge();
+        }
+        Ok(())
+    }
+
+    /// Moves what devices have written to in the span of `pending` out of all tables into it. Then
+    /// [`show`](Self::show) it.
+    ///
+    /// # Errors
+    ///
+    /// When a table cannot be harvested; what was found before is in the bitmap and stays pending.
+    pub fn harvest<W: AsRef<[u64]> + AsMut<[u64]>>(
+        &mut self,
+        pending: &mut Pending<W>,
+    ) -> Result<Harvested, DirtyError> {
+        let span = pending.span();
+        let mut found = Harvested::default();
+        for domain in &mut self.own.domains {
+            let blind = domain.is_blind();
+            found.blind |= blind;
+            for (range, area) in self.areas.overlapping(span.start, span.last()) {
+                let Some(range) = range.intersection(&span).filter(|_| !area.out) else {
+                    continue;
+                };
+                if !area.prot.contains(Prot::WRITE) {
+                    continue;
+                }
+                if blind {
+                    pending.mark(range);
+                }
+                if domain.tracked {
+                    found.bytes += domain.table.harvest(range, pending)?;
+                }
+            }
+        }
+        self.externals.written(span, |range| pending.mark(range));
+        Ok(found)
+    }
+
+    /// Has all units forget what they hold of the pages that were harvested, and shows the bitmap.
+    ///
+    /// # Errors
+    ///
+    /// When a unit does not take notice in time. Everything stays pending then.
+    pub fn show<'p, W: AsRef<[u64]> + AsMut<[u64]>>(
+        &mut self,
+        pending: &'p mut Pending<W>,
+    ) -> Result<Shown<'p, W>, FlushError> {
+        let domains = &self.own.domains;
+        pending.flush_with(|what| {
+            let mut all = domains.iter();
+            all.try_for_each(|domain| domain.devices.invalidate(domain.id, what))
+        })
+    }
+
+    /// [`unmap`](Self::unmap), which notes in `pending` what devices had written to there. Plain
+    /// `unmap` forgets it.
+    ///
+    /// # Errors
+    ///
+    /// As [`unmap`](Self::unmap).
+    pub fn unmap_noting<W: AsRef<[u64]> + AsMut<[u64]>>(
+        &mut self,
+        range: Span,
+        pending: &mut Pending<W>,
+        observer: &mut dyn Observer,
+    ) -> Result<Unmapped, UnmapError> {
+        let blind = self.own.domains.iter().any(|domain| domain.is_blind());
+        let writable = |area: &&crate::Area| blind && area.prot.contains(Prot::WRITE);
+        let unseen: Vec<Span> = self
+            .areas
+            .overlapping(range.start, range.last())
+            .map(|(_, area)| area)
+            .filter(writable)
+            .map(|area| area.range)
+            .collect();
+        let unmapped = self.unmap_with(range, &mut |run| pending.mark(run), observer)?;
+        unseen.into_iter().for_each(|range| pending.mark(range));
+        Ok(unmapped)
+    }
+
+    /// Which parts of which memory are at the device addresses `range`: the addresses, the memory,
+    /// and offset and length in it. In order, without holes. So what was [shown](Self::show) can be
+    /// told by guest address.
+    pub fn parts(&self, range: Span) -> impl Iterator<Item = (Span, &Arc<Memory>, Span)> {
+        let areas = self.areas.overlapping(range.start, range.last());
+        areas.filter_map(move |(span, area)| {
+            let here = span.intersection(&range)?;
+            let offset = area.offset + (here.start - span.start);
+            Some((here, &area.memory, Span::new(offset, here.len)))
+        })
+    }
+}
