@@ -60,6 +60,8 @@ extern crate alloc;
 extern crate std;
 
 mod area;
+mod choose;
+mod cutting;
 mod dirty;
 mod error;
 mod external;

@@ -14,12 +14,6 @@
 //! any more, but stays pinned and charged until a later flush succeeds. Until then nothing is mapped
 //! either: a unit that still holds old translations and tables would not see what is new.
 //!
-//! # Cutting
-//!
-//! An area can be cut, and a part of it unmapped or taken out for a while. Leaves that go over the
-//! ends of the part are first replaced by smaller ones that say the same, so that there is no moment
-//! in which the rest is missing.
-//!
 //! # The end
 //!
 //! [`Ioas::close`] gives everything back and tells what it could not. Dropping an address space
@@ -43,7 +37,6 @@ use crate::intervals::Intervals;
 use crate::memory::Memory;
 use crate::observer::{Observer, Step, observed};
 use crate::own::{BuildDomain, Flushing, Own};
-use crate::windows::{windows, within};
 
 /// What an unmap has removed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -71,9 +64,9 @@ pub struct Ioas<M: TableMemory> {
     pub(crate) own: Own<M>,
     pub(crate) externals: Arc<Externals>,
     /// What devices cannot translate, with the device.
-    reserved: Vec<(DeviceId, Span)>,
+    pub(crate) reserved: Vec<(DeviceId, Span)>,
     /// To which addresses are chosen; anywhere when empty.
-    allowed: Vec<Span>,
+    pub(crate) allowed: Vec<Span>,
     /// While it is tracked what devices write to.
     pub(crate) tracking: Option<Tracking>,
 }
@@ -150,40 +143,6 @@ impl<M: TableMemory> Ioas<M> {
         domains.flat_map(|domain| domain.devices.0.iter().map(|(_, device)| *device))
     }
 
-    /// Where something can be mapped: what all domains translate, less what devices reserve. In
-    /// order; stretches of more than 2^63 bytes come in two.
-    pub fn windows(&self) -> Vec<Span> {
-        let reserved = self.reserved.iter().map(|(_, span)| *span);
-        windows(self.own.apertures(), reserved)
-    }
-
-    /// Has [`map_anywhere`](Self::map_anywhere) choose only addresses in `ranges`, or any if there
-    /// are none. Mapping at a given address is not bound to them.
-    ///
-    /// # Errors
-    ///
-    /// [`MapError::Allowed`] when a range is empty, ends beyond 2^64, or overlaps another one.
-    pub fn allow(&mut self, ranges: &[Span]) -> Result<(), MapError> {
-        let mut allowed = ranges.to_vec();
-        allowed.sort_unstable();
-        let ill = |range: &&Span| Span::checked(range.start, range.len).is_none();
-        let ill_formed = allowed.iter().find(ill);
-        let overlapping = || {
-            let pairs = allowed.iter().zip(allowed.iter().skip(1));
-            pairs
-                .filter(|(one, next)| one.overlaps(next))
-                .map(|(_, next)| next)
-                .next()
-        };
-        match ill_formed.or_else(overlapping) {
-            Some(range) => Err(MapError::Allowed { range: *range }),
-            None => {
-                self.allowed = allowed;
-                Ok(())
-            }
-        }
-    }
-
     /// Lets `device` of `unit` see this address space: in a domain that suits the unit, or in a new
     /// one, in which all areas are mapped first.
     ///
@@ -257,63 +216,6 @@ impl<M: TableMemory> Ioas<M> {
         result?;
         self.refit(range, range, Interruption::Refused);
         Ok(())
-    }
-
-    /// After `range` was mapped in `area`: leaves as large as they can be, or, while dirty tracking
-    /// wants small ones, not larger than that. Where that cannot be done in place leaves say the same
-    /// in another size.
-    fn refit(&mut self, range: Span, area: Span, interruption: Interruption) {
-        let _ = match self.tracking.and_then(|tracking| tracking.leaf) {
-            Some(leaf) => self.own.split(range, leaf, interruption),
-            None if range == area => Ok(()),
-            None => self.own.merge(around(range, area), interruption),
-        };
-    }
-
-    /// [`map`](Self::map) at an address that is chosen: never 0, in the
-    /// [allowed](Self::allow) ranges, with the offset in the memory kept within the largest page that
-    /// the length has room for, so that large pages stay possible.
-    ///
-    /// # Errors
-    ///
-    /// As [`map`](Self::map), and [`MapError::NoRoom`].
-    pub fn map_anywhere(
-        &mut self,
-        memory: &Arc<Memory>,
-        part: Span,
-        prot: Prot,
-        observer: &mut dyn Observer,
-    ) -> Result<u64, MapError> {
-        let iova = self.choose(part)?;
-        self.map(iova, memory, part, prot, observer)?;
-        Ok(iova)
-    }
-
-    /// An address for `part`.
-    fn choose(&self, part: Span) -> Result<u64, MapError> {
-        const LARGEST: u64 = 1 << 30;
-        let no_room = MapError::NoRoom { len: part.len };
-        let Some(log2) = part.len.checked_ilog2() else {
-            return Err(MapError::Range(RangeError::Empty));
-        };
-        let align = (1u64 << log2).min(LARGEST).max(self.own.granule());
-        let windows = match self.windows() {
-            all if self.allowed.is_empty() => all,
-            all => within(&all, &self.allowed),
-        };
-        // Where the part begins in such a page.
-        let lead = part.start & (align - 1);
-        let Some(len) = part.len.checked_add(lead) else {
-            return Err(no_room);
-        };
-        // Never 0: the first page is left out.
-        let zero = Span::new(0, self.own.granule().max(4096));
-        let windows: Vec<Span> = windows
-            .into_iter()
-            .flat_map(|window| crate::windows::without(window, zero))
-            .collect();
-        let found = self.areas.gap(len, align, &windows);
-        found.map(|start| start + lead).ok_or(no_room)
     }
 
     /// Everything that can be known to be wrong before anything is touched.
@@ -400,152 +302,8 @@ impl<M: TableMemory> Ioas<M> {
         self.unmap_between(range.start, range.last(), note, observer)
     }
 
-    /// [`unmap`](Self::unmap) of exactly `range`: areas that reach over its ends are cut, without a
-    /// moment in which the rest is missing unless `interruption` allows one.
-    ///
-    /// # Errors
-    ///
-    /// As [`unmap`](Self::unmap), and [`UnmapError::Cut`].
-    pub fn unmap_cutting(
-        &mut self,
-        range: Span,
-        interruption: Interruption,
-        observer: &mut dyn Observer,
-    ) -> Result<Unmapped, UnmapError> {
-        if !self.check_unmap(range)? {
-            return Ok(Unmapped::default());
-        }
-        self.externals.let_go(range)?;
-        self.cut_around(range, interruption)?;
-        self.unmap_between(range.start, range.last(), &mut |_| (), observer)
-    }
-
-    /// Takes `range` out of the areas that cover it: unmapped and unpinned, exactly that, until it is
-    /// [put back](Self::put_back) or unmapped. This is how memory of a confidential guest becomes
-    /// private. Devices go on reaching all the rest.
-    ///
-    /// Areas are cut at the ends of the range and joined again when it is put back. What is out
-    /// already stays out. Returns the bytes that were unpinned.
-    ///
-    /// # Errors
-    ///
-    /// As [`unmap_cutting`](Self::unmap_cutting), and [`UnmapError::Hole`] when no area covers some
-    /// of the range: nothing has changed then.
-    pub fn take_out(
-        &mut self,
-        range: Span,
-        interruption: Interruption,
-        observer: &mut dyn Observer,
-    ) -> Result<u64, UnmapError> {
-        if !self.check_unmap(range)? {
-            return Ok(0);
-        }
-        if let Some(at) = self.first_hole(range) {
-            return Err(UnmapError::Hole { range, at });
-        }
-        self.externals.let_go(range)?;
-        self.cut_around(range, interruption)?;
-        observed(observer, Step::EmptyTables, |_| {
-            let (first, last) = (range.start, range.last());
-            self.own.empty(&self.areas, first, last, &mut |_| ())?;
-            let mut bytes = 0;
-            for (_, area) in self.areas.from_to_mut(range.start, range.last()) {
-                if !mem::replace(&mut area.out, true) {
-                    bytes += area.range.len;
-                }
-                self.own.retire(area.hold.take());
-            }
-            Ok::<_, UnmapError>(((), bytes))
-        })?;
-        self.finish_unmap(observer)
-    }
-
-    /// Puts back what was [taken out](Self::take_out) in `range`: pinned and mapped again as before,
-    /// and leaves merged, as far as that is possible without a moment in which the rest is missing
-    /// unless `interruption` allows one.
-    ///
-    /// # Errors
-    ///
-    /// As [`map`](Self::map). [`MapError::NotOut`] when an area that is out reaches over an end of
-    /// the range: nothing has changed then. After another error, areas that came before are back, and
-    /// the others still out.
-    pub fn put_back(
-        &mut self,
-        range: Span,
-        interruption: Interruption,
-        observer: &mut dyn Observer,
-    ) -> Result<(), MapError> {
-        if range.is_empty() {
-            return Ok(());
-        }
-        if Span::checked(range.start, range.len).is_none() {
-            return Err(MapError::BeyondEnd { start: range.start });
-        }
-        for end in [range.start, range.last()] {
-            if let Some((out, area)) = self.areas.at(end)
-                && area.out
-                && !range.covers(&out)
-            {
-                return Err(MapError::NotOut { range, out });
-            }
-        }
-        self.own.make_way(range).map_err(MapError::Flush)?;
-        let outs = self.areas.from_to(range.start, range.last());
-        let starts: Vec<u64> = outs
-            .filter(|(_, area)| area.out)
-            .map(|(span, _)| span.start)
-            .collect();
-        for start in starts {
-            let Some((_, area)) = self.areas.at_mut(start) else {
-                continue;
-            };
-            self.own.map(area, observer)?;
-            area.out = false;
-            let end = start.wrapping_add(area.range.len);
-            self.join_at(start);
-            self.join_at(end);
-            if let Some((whole, _)) = self.areas.at(start) {
-                self.refit(
-                    range.intersection(&whole).unwrap_or(whole),
-                    whole,
-                    interruption,
-                );
-            }
-        }
-        Ok(())
-    }
-
-    /// Joins the areas that meet at `at`, where one goes on in the other.
-    fn join_at(&mut self, at: u64) {
-        let before = at.checked_sub(1).and_then(|last| self.areas.at(last));
-        let (Some((head, area)), Some((tail, next))) = (before, self.areas.at(at)) else {
-            return;
-        };
-        if tail.start != at || !area.goes_on_in(next) {
-            return;
-        }
-        let next = self.areas.remove(at);
-        if let (Some((_, mut area)), Some((_, next))) = (self.areas.remove(head.start), next) {
-            area.join(next);
-            let joined = self.areas.insert(area.range, area);
-            debug_assert!(joined.is_ok(), "{head} grew into the place of {tail}");
-        }
-    }
-
-    /// The first address of `range` that is in no area.
-    fn first_hole(&self, range: Span) -> Option<u64> {
-        let mut at = range.start;
-        while let Some((span, _)) = self.areas.at(at) {
-            if span.last() >= range.last() {
-                return None;
-            }
-            at = span.last() + 1;
-        }
-        Some(at)
-    }
-
     /// Refuses what ends beyond the address space; false when there is nothing to do.
-    fn check_unmap(&self, range: Span) -> Result<bool, UnmapError> {
+    pub(crate) fn check_unmap(&self, range: Span) -> Result<bool, UnmapError> {
         if range.is_empty() {
             return Ok(false);
         }
@@ -553,39 +311,6 @@ impl<M: TableMemory> Ioas<M> {
             return Err(UnmapError::BeyondEnd { start: range.start });
         }
         Ok(true)
-    }
-
-    /// Cuts tables and areas at both ends of `range`.
-    fn cut_around(&mut self, range: Span, interruption: Interruption) -> Result<(), UnmapError> {
-        // Behind the last byte of the address space nothing can be cut.
-        let ends = [Some(range.start), range.last().checked_add(1)];
-        let granule = self.own.granule();
-        let cuts = ends.map(|end| {
-            let at = end?;
-            let (area, _) = self.areas.at(at)?;
-            (area.start < at).then_some((at, area))
-        });
-        for (at, area) in cuts.into_iter().flatten() {
-            if at & (granule - 1) != 0 {
-                return Err(UnmapError::CutsArea { range, area });
-            }
-        }
-        for (at, _) in cuts.into_iter().flatten() {
-            self.own.cut(at, interruption).map_err(UnmapError::Cut)?;
-        }
-        for (at, _) in cuts.into_iter().flatten() {
-            let start = self.areas.at(at).map_or(at, |(area, _)| area.start);
-            if let Some((_, mut head)) = self.areas.remove(start) {
-                let tail = head.split_at(at);
-                let cut = self.areas.insert(head.range, head);
-                let cut = cut.and_then(|()| self.areas.insert(tail.range, tail));
-                debug_assert!(
-                    cut.is_ok(),
-                    "where one area was there is room for its pieces"
-                );
-            }
-        }
-        Ok(())
     }
 
     /// Unmaps everything, as [`unmap`](Self::unmap) does.
@@ -599,7 +324,7 @@ impl<M: TableMemory> Ioas<M> {
 
     /// Unmaps the areas that begin between `first` and `last`, both included. None of them ends
     /// behind `last`.
-    fn unmap_between(
+    pub(crate) fn unmap_between(
         &mut self,
         first: u64,
         last: u64,
@@ -620,7 +345,7 @@ impl<M: TableMemory> Ioas<M> {
         Ok(unmapped)
     }
 
-    fn finish_unmap(&mut self, observer: &mut dyn Observer) -> Result<u64, UnmapError> {
+    pub(crate) fn finish_unmap(&mut self, observer: &mut dyn Observer) -> Result<u64, UnmapError> {
         if self.own.is_due() {
             self.flush_observed(observer)
         } else {
@@ -683,14 +408,6 @@ impl<M: TableMemory> Ioas<M> {
         }
         unmapped.map(|_| ())
     }
-}
-
-/// `range`, rounded out to whole pages of the largest size, as far as `area` goes.
-fn around(range: Span, area: Span) -> Span {
-    const LARGEST: u64 = 1 << 30;
-    let first = (range.start & !(LARGEST - 1)).max(area.start);
-    let last = (range.last() | (LARGEST - 1)).min(area.last());
-    Span::inclusive(first, last).unwrap_or(area)
 }
 
 impl<M: TableMemory> Drop for Ioas<M> {

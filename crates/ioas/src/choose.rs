@@ -1,0 +1,95 @@
+//! Where something can be mapped, and where it is when nobody says.
+
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+
+use iopt::{Prot, RangeError, TableMemory};
+use runs::Span;
+
+use crate::error::MapError;
+use crate::memory::Memory;
+use crate::observer::Observer;
+use crate::space::Ioas;
+use crate::windows::{windows, within, without};
+
+impl<M: TableMemory> Ioas<M> {
+    /// Where something can be mapped: what all domains translate, less what devices reserve. In
+    /// order; stretches of more than 2^63 bytes come in two.
+    pub fn windows(&self) -> Vec<Span> {
+        let reserved = self.reserved.iter().map(|(_, span)| *span);
+        windows(self.own.apertures(), reserved)
+    }
+
+    /// Has [`map_anywhere`](Self::map_anywhere) choose only addresses in `ranges`, or any if there
+    /// are none. Mapping at a given address is not bound to them.
+    ///
+    /// # Errors
+    ///
+    /// [`MapError::Allowed`] when a range is empty, ends beyond 2^64, or overlaps another one.
+    pub fn allow(&mut self, ranges: &[Span]) -> Result<(), MapError> {
+        let mut allowed = ranges.to_vec();
+        allowed.sort_unstable();
+        let ill = |range: &&Span| Span::checked(range.start, range.len).is_none();
+        let ill_formed = allowed.iter().find(ill);
+        let overlapping = || {
+            let pairs = allowed.iter().zip(allowed.iter().skip(1));
+            pairs
+                .filter(|(one, next)| one.overlaps(next))
+                .map(|(_, next)| next)
+                .next()
+        };
+        match ill_formed.or_else(overlapping) {
+            Some(range) => Err(MapError::Allowed { range: *range }),
+            None => {
+                self.allowed = allowed;
+                Ok(())
+            }
+        }
+    }
+
+    /// [`map`](Self::map) at an address that is chosen: never 0, in the
+    /// [allowed](Self::allow) ranges, with the offset in the memory kept within the largest page that
+    /// the length has room for, so that large pages stay possible.
+    ///
+    /// # Errors
+    ///
+    /// As [`map`](Self::map), and [`MapError::NoRoom`].
+    pub fn map_anywhere(
+        &mut self,
+        memory: &Arc<Memory>,
+        part: Span,
+        prot: Prot,
+        observer: &mut dyn Observer,
+    ) -> Result<u64, MapError> {
+        let iova = self.choose(part)?;
+        self.map(iova, memory, part, prot, observer)?;
+        Ok(iova)
+    }
+
+    /// An address for `part`.
+    fn choose(&self, part: Span) -> Result<u64, MapError> {
+        const LARGEST: u64 = 1 << 30;
+        let no_room = MapError::NoRoom { len: part.len };
+        let Some(log2) = part.len.checked_ilog2() else {
+            return Err(MapError::Range(RangeError::Empty));
+        };
+        let align = (1u64 << log2).min(LARGEST).max(self.own.granule());
+        let windows = match self.windows() {
+            all if self.allowed.is_empty() => all,
+            all => within(&all, &self.allowed),
+        };
+        // Where the part begins in such a page.
+        let lead = part.start & (align - 1);
+        let Some(len) = part.len.checked_add(lead) else {
+            return Err(no_room);
+        };
+        // Never 0: the first page is left out.
+        let zero = Span::new(0, self.own.granule().max(4096));
+        let windows: Vec<Span> = windows
+            .into_iter()
+            .flat_map(|window| without(window, zero))
+            .collect();
+        let found = self.areas.gap(len, align, &windows);
+        found.map(|start| start + lead).ok_or(no_room)
+    }
+}

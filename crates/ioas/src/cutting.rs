@@ -1,0 +1,216 @@
+//! Parts of areas: unmapped, or taken out for a while.
+//!
+//! An area can be cut. Leaves that go over an end of the part are first replaced by smaller ones that
+//! say the same, in every domain, so that there is no moment in which the rest is missing; only where
+//! a format cannot do that in place, and the caller allows it, there is one.
+//!
+//! What is taken out stays an area, of its own, without entries and without pins, until it is put
+//! back. Then it is joined with its neighbours again, and leaves are merged.
+
+use alloc::vec::Vec;
+use core::mem;
+
+use iopt::{Interruption, TableMemory};
+use runs::Span;
+
+use crate::error::{MapError, UnmapError};
+use crate::observer::{Observer, Step, observed};
+use crate::space::{Ioas, Unmapped};
+
+impl<M: TableMemory> Ioas<M> {
+    /// [`unmap`](Self::unmap) of exactly `range`: areas that reach over its ends are cut, without a
+    /// moment in which the rest is missing unless `interruption` allows one.
+    ///
+    /// # Errors
+    ///
+    /// As [`unmap`](Self::unmap), and [`UnmapError::Cut`].
+    pub fn unmap_cutting(
+        &mut self,
+        range: Span,
+        interruption: Interruption,
+        observer: &mut dyn Observer,
+    ) -> Result<Unmapped, UnmapError> {
+        if !self.check_unmap(range)? {
+            return Ok(Unmapped::default());
+        }
+        self.externals.let_go(range)?;
+        self.cut_around(range, interruption)?;
+        self.unmap_between(range.start, range.last(), &mut |_| (), observer)
+    }
+
+    /// Takes `range` out of the areas that cover it: unmapped and unpinned, exactly that, until it is
+    /// [put back](Self::put_back) or unmapped. This is how memory of a confidential guest becomes
+    /// private. Devices go on reaching all the rest.
+    ///
+    /// Areas are cut at the ends of the range and joined again when it is put back. What is out
+    /// already stays out. Returns the bytes that were unpinned.
+    ///
+    /// # Errors
+    ///
+    /// As [`unmap_cutting`](Self::unmap_cutting), and [`UnmapError::Hole`] when no area covers some
+    /// of the range: nothing has changed then.
+    pub fn take_out(
+        &mut self,
+        range: Span,
+        interruption: Interruption,
+        observer: &mut dyn Observer,
+    ) -> Result<u64, UnmapError> {
+        if !self.check_unmap(range)? {
+            return Ok(0);
+        }
+        if let Some(at) = self.first_hole(range) {
+            return Err(UnmapError::Hole { range, at });
+        }
+        self.externals.let_go(range)?;
+        self.cut_around(range, interruption)?;
+        observed(observer, Step::EmptyTables, |_| {
+            let (first, last) = (range.start, range.last());
+            self.own.empty(&self.areas, first, last, &mut |_| ())?;
+            let mut bytes = 0;
+            for (_, area) in self.areas.from_to_mut(range.start, range.last()) {
+                if !mem::replace(&mut area.out, true) {
+                    bytes += area.range.len;
+                }
+                self.own.retire(area.hold.take());
+            }
+            Ok::<_, UnmapError>(((), bytes))
+        })?;
+        self.finish_unmap(observer)
+    }
+
+    /// Puts back what was [taken out](Self::take_out) in `range`: pinned and mapped again as before,
+    /// and leaves merged, as far as that is possible without a moment in which the rest is missing
+    /// unless `interruption` allows one.
+    ///
+    /// # Errors
+    ///
+    /// As [`map`](Self::map). [`MapError::NotOut`] when an area that is out reaches over an end of
+    /// the range: nothing has changed then. After another error, areas that came before are back, and
+    /// the others still out.
+    pub fn put_back(
+        &mut self,
+        range: Span,
+        interruption: Interruption,
+        observer: &mut dyn Observer,
+    ) -> Result<(), MapError> {
+        if range.is_empty() {
+            return Ok(());
+        }
+        if Span::checked(range.start, range.len).is_none() {
+            return Err(MapError::BeyondEnd { start: range.start });
+        }
+        for end in [range.start, range.last()] {
+            if let Some((out, area)) = self.areas.at(end)
+                && area.out
+                && !range.covers(&out)
+            {
+                return Err(MapError::NotOut { range, out });
+            }
+        }
+        self.own.make_way(range).map_err(MapError::Flush)?;
+        let outs = self.areas.from_to(range.start, range.last());
+        let starts: Vec<u64> = outs
+            .filter(|(_, area)| area.out)
+            .map(|(span, _)| span.start)
+            .collect();
+        for start in starts {
+            let Some((_, area)) = self.areas.at_mut(start) else {
+                continue;
+            };
+            self.own.map(area, observer)?;
+            area.out = false;
+            let end = start.wrapping_add(area.range.len);
+            self.join_at(start);
+            self.join_at(end);
+            if let Some((whole, _)) = self.areas.at(start) {
+                self.refit(
+                    range.intersection(&whole).unwrap_or(whole),
+                    whole,
+                    interruption,
+                );
+            }
+        }
+        Ok(())
+    }
+
+    /// Joins the areas that meet at `at`, where one goes on in the other.
+    fn join_at(&mut self, at: u64) {
+        let before = at.checked_sub(1).and_then(|last| self.areas.at(last));
+        let (Some((head, area)), Some((tail, next))) = (before, self.areas.at(at)) else {
+            return;
+        };
+        if tail.start != at || !area.goes_on_in(next) {
+            return;
+        }
+        let next = self.areas.remove(at);
+        if let (Some((_, mut area)), Some((_, next))) = (self.areas.remove(head.start), next) {
+            area.join(next);
+            let joined = self.areas.insert(area.range, area);
+            debug_assert!(joined.is_ok(), "{head} grew into the place of {tail}");
+        }
+    }
+
+    /// The first address of `range` that is in no area.
+    fn first_hole(&self, range: Span) -> Option<u64> {
+        let mut at = range.start;
+        while let Some((span, _)) = self.areas.at(at) {
+            if span.last() >= range.last() {
+                return None;
+            }
+            at = span.last() + 1;
+        }
+        Some(at)
+    }
+
+    /// Cuts tables and areas at both ends of `range`.
+    fn cut_around(&mut self, range: Span, interruption: Interruption) -> Result<(), UnmapError> {
+        // Behind the last byte of the address space nothing can be cut.
+        let ends = [Some(range.start), range.last().checked_add(1)];
+        let granule = self.own.granule();
+        let cuts = ends.map(|end| {
+            let at = end?;
+            let (area, _) = self.areas.at(at)?;
+            (area.start < at).then_some((at, area))
+        });
+        for (at, area) in cuts.into_iter().flatten() {
+            if at & (granule - 1) != 0 {
+                return Err(UnmapError::CutsArea { range, area });
+            }
+        }
+        for (at, _) in cuts.into_iter().flatten() {
+            self.own.cut(at, interruption).map_err(UnmapError::Cut)?;
+        }
+        for (at, _) in cuts.into_iter().flatten() {
+            let start = self.areas.at(at).map_or(at, |(area, _)| area.start);
+            if let Some((_, mut head)) = self.areas.remove(start) {
+                let tail = head.split_at(at);
+                let cut = self.areas.insert(head.range, head);
+                let cut = cut.and_then(|()| self.areas.insert(tail.range, tail));
+                debug_assert!(
+                    cut.is_ok(),
+                    "where one area was there is room for its pieces"
+                );
+            }
+        }
+        Ok(())
+    }
+
+    /// After `range` was mapped in `area`: leaves as large as they can be, or, while dirty tracking
+    /// wants small ones, not larger than that. Where that cannot be done in place leaves say the same
+    /// in another size.
+    pub(crate) fn refit(&mut self, range: Span, area: Span, interruption: Interruption) {
+        let _ = match self.tracking.and_then(|tracking| tracking.leaf) {
+            Some(leaf) => self.own.split(range, leaf, interruption),
+            None if range == area => Ok(()),
+            None => self.own.merge(around(range, area), interruption),
+        };
+    }
+}
+
+/// `range`, rounded out to whole pages of the largest size, as far as `area` goes.
+fn around(range: Span, area: Span) -> Span {
+    const LARGEST: u64 = 1 << 30;
+    let first = (range.start & !(LARGEST - 1)).max(area.start);
+    let last = (range.last() | (LARGEST - 1)).min(area.last());
+    Span::inclusive(first, last).unwrap_or(area)
+}
