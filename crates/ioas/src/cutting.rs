@@ -67,11 +67,11 @@ impl<M: TableMemory> Ioas<M> {
             let (first, last) = (range.start, range.last());
             self.own.empty(&self.areas, first, last, &mut |_| ())?;
             let mut bytes = 0;
-            for (_, area) in self.areas.from_to_mut(range.start, range.last()) {
+            for (span, area) in self.areas.from_to_mut(range.start, range.last()) {
                 if !mem::replace(&mut area.out, true) {
                     bytes += area.range.len;
                 }
-                self.own.retire(area.hold.take());
+                self.own.retire(span, area.hold.take());
             }
             Ok::<_, UnmapError>(((), bytes))
         })?;
@@ -119,6 +119,7 @@ impl<M: TableMemory> Ioas<M> {
             };
             self.own.map(area, observer)?;
             area.out = false;
+            self.own.listeners.mapped(area);
             let end = start.wrapping_add(area.range.len);
             self.join_at(start);
             self.join_at(end);

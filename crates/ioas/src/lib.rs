@@ -69,6 +69,7 @@ mod intervals;
 mod ledger;
 #[cfg(feature = "linux")]
 mod linux;
+mod listener;
 mod lock;
 mod memory;
 mod object;
@@ -77,6 +78,8 @@ mod own;
 mod space;
 mod synthetic;
 mod tally;
+#[cfg(feature = "vm-memory")]
+mod vm_memory;
 mod windows;
 
 pub use area::Area;
@@ -86,9 +89,12 @@ pub use external::{ExternalPin, PinError, PinUser, ROUNDS, WhenUnmapped};
 pub use ledger::{Charge, Forecast, Ledger, OverLimit};
 #[cfg(feature = "linux")]
 pub use linux::{Effort, HostMemory, HostTables, MappedStorage};
+pub use listener::Listener;
 pub use memory::{Hold, Memory};
 pub use object::{Cause, MemoryObject, PinFailed, Pinned, RunReader};
 pub use observer::{Observer, Step};
 pub use own::{BuildDomain, Builder, BuilderError, DomainIds, Flushing};
 pub use space::{Ioas, Unmapped};
 pub use synthetic::Synthetic;
+#[cfg(feature = "vm-memory")]
+pub use vm_memory::GuestIommu;

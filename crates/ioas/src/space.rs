@@ -34,6 +34,7 @@ use crate::dirty::Tracking;
 use crate::error::{AttachError, CloseError, DetachError, MapError, UnmapError};
 use crate::external::Externals;
 use crate::intervals::Intervals;
+use crate::listener::Listener;
 use crate::memory::Memory;
 use crate::observer::{Observer, Step, observed};
 use crate::own::{BuildDomain, Flushing, Own};
@@ -99,6 +100,18 @@ impl<M: TableMemory> Ioas<M> {
     /// flushes.
     pub fn set_flushing(&mut self, flushing: Flushing) {
         self.own.flushing = flushing;
+    }
+
+    /// Tells `listener` of all areas, from now on.
+    pub fn add_listener(&mut self, listener: Arc<dyn Listener>) {
+        let areas = self.areas().filter(|area| !area.out);
+        areas.for_each(|area| listener.mapped(area));
+        self.own.listeners.add(listener);
+    }
+
+    /// Tells `listener` nothing any more. It must not use what it knows.
+    pub fn remove_listener(&mut self, listener: &Arc<dyn Listener>) {
+        self.own.listeners.remove(listener);
     }
 
     /// The domains: number, page table and devices of each.
@@ -209,11 +222,13 @@ impl<M: TableMemory> Ioas<M> {
         let Some((_, area)) = self.areas.at_mut(iova) else {
             return Ok(());
         };
-        let result = self.own.map(area, observer);
-        if result.is_err() && area.hold.is_none() {
-            self.areas.remove(iova);
+        if let Err(cause) = self.own.map(area, observer) {
+            if area.hold.is_none() {
+                self.areas.remove(iova);
+            }
+            return Err(cause);
         }
-        result?;
+        self.own.listeners.mapped(area);
         self.refit(range, range, Interruption::Refused);
         Ok(())
     }
@@ -337,7 +352,7 @@ impl<M: TableMemory> Ioas<M> {
             for (range, area) in self.areas.extract_inside(first, last) {
                 unmapped.areas += 1;
                 unmapped.bytes += range.len;
-                self.own.retire(area.hold);
+                self.own.retire(range, area.hold);
             }
             Ok::<_, UnmapError>((unmapped, unmapped.bytes))
         })?;

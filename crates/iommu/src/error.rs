@@ -4,6 +4,7 @@ use core::fmt;
 use core::time::Duration;
 
 use iopt::{FormatId, Root};
+use runs::Span;
 
 use crate::unit::{DeviceId, DomainId};
 
@@ -149,6 +150,13 @@ pub enum FlushError {
         /// How long the unit has waited.
         waited: Duration,
     },
+    /// Somebody in this process still uses a translation.
+    Held {
+        /// The device addresses that were to be forgotten.
+        range: Span,
+        /// How long the flush has waited.
+        waited: Duration,
+    },
     /// The table has grown to a root that the unit cannot walk. The old one is in use still.
     Root {
         /// The domain.
@@ -161,6 +169,11 @@ pub enum FlushError {
 impl fmt::Display for FlushError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Self::Held { range, waited } => write!(
+                f,
+                "flush of {range}: after {} ms somebody still used a translation of it",
+                waited.as_millis()
+            ),
             Self::Root { domain, cause } => write!(f, "the new root of domain {domain}: {cause}"),
             Self::TimedOut {
                 domain,

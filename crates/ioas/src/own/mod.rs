@@ -36,6 +36,7 @@ use fill::Fill;
 use crate::area::Area;
 use crate::error::{AttachError, DetachError, MapError, UnmapError};
 use crate::intervals::Intervals;
+use crate::listener::Listeners;
 use crate::memory::Hold;
 use crate::object::Cause;
 use crate::observer::Observer;
@@ -69,6 +70,8 @@ pub(crate) struct Own<M: TableMemory> {
     builder: Option<Box<dyn BuildDomain<M>>>,
     /// Memory that was unmapped and that gathers still name.
     pub(crate) retired: Vec<Hold>,
+    /// Others with translations of their own.
+    pub(crate) listeners: Listeners,
     pub(crate) flushing: Flushing,
     /// When the first of the retired was.
     since: Option<Duration>,
@@ -85,6 +88,7 @@ impl<M: TableMemory> Own<M> {
             domains: Vec::from_iter(kept.map(|(id, table)| Domain::new(id, table, None))),
             builder,
             retired: Vec::new(),
+            listeners: Listeners::default(),
             flushing: Flushing::Strict,
             since: None,
             batch: vec![Span::default(); BATCH].into_boxed_slice(),
@@ -139,7 +143,7 @@ impl<M: TableMemory> Own<M> {
                     return;
                 }
             }
-            self.retire(area.hold.take());
+            self.retire(range, area.hold.take());
             let _ = self.settle();
         } else if let Some(hold) = area.hold.take() {
             // No device has ever seen it: there is nothing to wait for.
@@ -147,7 +151,9 @@ impl<M: TableMemory> Own<M> {
         }
     }
 
-    pub(crate) fn retire(&mut self, hold: Option<Hold>) {
+    /// Keeps the memory that was mapped at `range` until everybody has forgotten it.
+    pub(crate) fn retire(&mut self, range: Span, hold: Option<Hold>) {
+        self.listeners.note(range);
         self.retired.extend(hold);
     }
 
@@ -232,6 +238,7 @@ impl<M: TableMemory> Own<M> {
         };
         match self.flushing {
             Flushing::Strict => self.settle(),
+            Flushing::Lazy { .. } if !self.listeners.is_quiet() => self.settle(),
             Flushing::Lazy { .. } if self.domains.iter().any(waits) => self.settle(),
             Flushing::Lazy { .. } => Ok(()),
         }
@@ -250,7 +257,7 @@ impl<M: TableMemory> Own<M> {
         match self.flushing {
             Flushing::Strict => true,
             Flushing::Lazy { holds, age, now } => {
-                if self.retired.is_empty() {
+                if self.retired.is_empty() && self.listeners.is_quiet() {
                     self.since = None;
                     return false;
                 }
@@ -261,18 +268,19 @@ impl<M: TableMemory> Own<M> {
         }
     }
 
-    /// Has every unit forget what was taken out of the tables. After an error all of that of the
-    /// domain that failed is still to come.
+    /// Has every unit and every listener forget what was taken out of the tables. After an error all
+    /// of that of whoever failed is still to come.
     pub(crate) fn flush(&mut self) -> Result<(), FlushError> {
         let flushed = self.domains.iter_mut().map(Domain::flush);
-        flushed.fold(Ok(()), |all, one| all.and(one))
+        let flushed = flushed.fold(Ok(()), |all, one| all.and(one));
+        self.listeners.flush().and(flushed)
     }
 
     /// Lets go of the retired memory, which was flushed. Returns the bytes that were unpinned, and
     /// the first failure.
     pub(crate) fn release(&mut self) -> (u64, Option<Cause>) {
         debug_assert!(
-            self.domains.iter().all(|domain| domain.gather.is_empty()),
+            self.listeners.is_quiet() && self.domains.iter().all(|domain| domain.gather.is_empty()),
             "released before it was flushed"
         );
         self.since = None;
@@ -375,8 +383,8 @@ impl<M: TableMemory> Own<M> {
         }
         if self.domains.is_empty() {
             let_go(areas);
-            // Nobody is left who could reach it.
-            let _ = self.release();
+            // No device is left that could reach it. Who is in this process is waited for.
+            let _ = self.settle();
         }
     }
 
