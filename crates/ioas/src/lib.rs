@@ -50,7 +50,9 @@
 //! ```
 //!
 //! The core needs an allocator but not `std`. The feature `linux` adds memory objects that the
-//! kernel pins (`HostMemory`) and table memory of the host (`HostTables`).
+//! kernel pins (`HostMemory`) and table memory of the host (`HostTables`). The features
+//! `vfio` and `iommufd` are the layers over the kernel's interfaces of these names on which back
+//! ends stand.
 
 #![no_std]
 #![deny(unsafe_code)]
@@ -66,6 +68,10 @@ mod dirty;
 mod error;
 mod external;
 mod intervals;
+#[cfg(feature = "iommufd")]
+pub mod iommufd;
+#[cfg(any(feature = "vfio", feature = "iommufd"))]
+mod kernel;
 mod ledger;
 #[cfg(feature = "linux")]
 mod linux;
@@ -78,6 +84,8 @@ mod own;
 mod space;
 mod synthetic;
 mod tally;
+#[cfg(feature = "vfio")]
+pub mod vfio;
 #[cfg(feature = "vm-memory")]
 mod vm_memory;
 mod windows;

@@ -1,0 +1,152 @@
+//! iommufd: I/O address spaces of the kernel, and page tables over them.
+//!
+//! A thin layer: one call is one ioctl (or two, where the length of an answer has to be learned),
+//! with types instead of numbers. What an error number means is left to whoever knows what was
+//! asked for.
+//!
+//! An *IOAS* ([`IoasId`]) maps device addresses to memory; it has page tables when a device is
+//! attached to it. An *HWPT* ([`HwptId`]) is such a page table made on purpose, with dirty
+//! tracking for instance. Memory is pinned, and charged once however many tables and address
+//! spaces share it ([`Iommufd::copy`]), when the first device comes.
+#![cfg_attr(
+    feature = "vfio",
+    doc = "\n\
+           A device comes in by [`vfio::Device::open_cdev`](crate::vfio::Device::open_cdev), and \
+           is attached by [`vfio::Device::attach`](crate::vfio::Device::attach). An open \
+           `/dev/iommu` also plays a container of VFIO's type 1: \
+           [`vfio::Container::from_fd`](crate::vfio::Container::from_fd)."
+)]
+//!
+//! Everything belongs to the open file: it goes when that is closed, and every device that is
+//! bound to it.
+//!
+//! Source: Linux `Documentation/userspace-api/iommufd.rst`, `include/uapi/linux/iommufd.h`.
+
+mod hwpt;
+mod ioas;
+#[cfg(test)]
+mod layout;
+mod sys;
+#[cfg(test)]
+mod tests;
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+
+use iommufd_bindings::{
+    iommu_destroy, iommu_ioas_change_process, iommu_option,
+    iommufd_option_IOMMU_OPTION_RLIMIT_MODE as RLIMIT_MODE,
+    iommufd_option_ops_IOMMU_OPTION_OP_GET as GET, iommufd_option_ops_IOMMU_OPTION_OP_SET as SET,
+};
+
+use crate::kernel::Result;
+use crate::kernel::sys::{call, open};
+
+pub use crate::kernel::{AnswerError, KernelError};
+pub use hwpt::{Clear, HwInfo};
+pub use ioas::IovaRanges;
+
+/// The number of an address space.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct IoasId(pub u32);
+
+/// The number of a page table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct HwptId(pub u32);
+
+/// The number of a device that is bound to the file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct DevId(pub u32);
+
+/// Whose locked memory is counted against `RLIMIT_MEMLOCK`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RlimitMode {
+    /// That of all processes of the user (`user->locked_vm`).
+    User,
+    /// That of the process (`mm->locked_vm`), as with VFIO's type 1.
+    Process,
+}
+
+/// An open `/dev/iommu`.
+///
+/// Ranges of device addresses and lengths are in bytes.
+#[derive(Debug)]
+pub struct Iommufd {
+    fd: OwnedFd,
+}
+
+impl Iommufd {
+    /// The device node.
+    pub const PATH: &str = "/dev/iommu";
+
+    /// Opens [`PATH`](Self::PATH), with no address space and no device.
+    ///
+    /// # Errors
+    ///
+    /// [`KernelError::Open`].
+    pub fn open() -> Result<Self> {
+        open(Path::new(Self::PATH)).map(Self::from_fd)
+    }
+
+    /// One that is open already, like one that another process has handed over.
+    pub const fn from_fd(fd: OwnedFd) -> Self {
+        Self { fd }
+    }
+
+    fn destroy(&self, id: u32) -> Result<()> {
+        let mut argument = iommu_destroy { size: 0, id };
+        call(self.as_fd(), &mut argument).map(|_| ())
+    }
+
+    /// Whose memory is counted.
+    ///
+    /// # Errors
+    ///
+    /// [`KernelError::Refused`].
+    pub fn rlimit_mode(&self) -> Result<RlimitMode> {
+        Ok(match self.option(RLIMIT_MODE, GET, 0, 0)? {
+            0 => RlimitMode::User,
+            _ => RlimitMode::Process,
+        })
+    }
+
+    /// Says whose memory is counted, before there is any address space. It takes privilege
+    /// (`CAP_SYS_RESOURCE`).
+    ///
+    /// # Errors
+    ///
+    /// [`KernelError::Refused`].
+    pub fn set_rlimit_mode(&self, mode: RlimitMode) -> Result<()> {
+        let value = u64::from(mode == RlimitMode::Process);
+        self.option(RLIMIT_MODE, SET, 0, value).map(|_| ())
+    }
+
+    fn option(&self, option: u32, op: u32, object: u32, value: u64) -> Result<u64> {
+        let mut argument = iommu_option {
+            option_id: option,
+            op: op as u16,
+            object_id: object,
+            val64: value,
+            ..iommu_option::default()
+        };
+        call(self.as_fd(), &mut argument)?;
+        Ok(argument.val64)
+    }
+
+    /// Moves the charge of all mappings to this process, all or nothing. Only memory that was
+    /// mapped from files ([`map_file`](Self::map_file)) can be moved.
+    ///
+    /// # Errors
+    ///
+    /// [`KernelError::Refused`].
+    pub fn change_process(&self) -> Result<()> {
+        let mut argument = iommu_ioas_change_process::default();
+        call(self.as_fd(), &mut argument).map(|_| ())
+    }
+}
+
+impl AsFd for Iommufd {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}

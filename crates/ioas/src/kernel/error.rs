@@ -1,0 +1,168 @@
+//! Why the kernel, or this layer before it, refused.
+
+use core::error::Error;
+use core::fmt;
+use std::io;
+use std::path::PathBuf;
+
+use iopt::Prot;
+use runs::Span;
+
+/// What the layers over the kernel's ioctls return.
+pub(crate) type Result<T> = core::result::Result<T, KernelError>;
+
+/// Why a call to the kernel did not do what was asked. What a number means for one operation is
+/// the business of the back ends, which know what they asked for.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum KernelError {
+    /// A device node cannot be opened.
+    Open {
+        /// Its path.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// The kernel refused.
+    Refused {
+        /// The ioctl or system call, as the kernel's headers name it.
+        operation: &'static str,
+        /// The error number.
+        errno: i32,
+    },
+    /// The kernel speaks another version of VFIO than 0, the only one so far.
+    Version {
+        /// Its version.
+        found: u32,
+    },
+    /// The kernel's answer does not hold together.
+    Answer {
+        /// The ioctl.
+        operation: &'static str,
+        /// What is wrong with it.
+        problem: AnswerError,
+    },
+    /// A part that is empty or does not lie inside of a device's region.
+    Outside {
+        /// Offset and length in the region, bytes.
+        part: Span,
+        /// Length of the region, bytes.
+        len: u64,
+    },
+    /// A register at an offset that is not a multiple of its size.
+    Unaligned {
+        /// The offset, bytes.
+        offset: u64,
+        /// The register's size, bytes.
+        size: u64,
+    },
+    /// The device does not let this part of a region be mapped.
+    NotMappable {
+        /// The region's index.
+        region: u32,
+        /// Offset and length in the region, bytes.
+        part: Span,
+    },
+    /// The interface knows no other permissions than reading and writing.
+    Prot {
+        /// What was asked for.
+        prot: Prot,
+    },
+    /// A bitmap that has no bit for each page of the range.
+    Bitmap {
+        /// The range of device addresses.
+        range: Span,
+        /// The size of a page, bytes; a power of two in a bitmap that is well formed.
+        page: u64,
+        /// Words of 64 bits that there are.
+        words: usize,
+    },
+    /// A device's name that holds a zero byte.
+    Name,
+}
+
+/// What is wrong with an answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum AnswerError {
+    /// It ends before something that it announces.
+    Truncated {
+        /// Offset of what is missing, bytes.
+        offset: usize,
+        /// Length of the answer, bytes.
+        len: usize,
+    },
+    /// Its chain of capabilities has more links than there is room for: it is a loop.
+    Loop,
+    /// It grows with every call, or is larger than any real one.
+    Endless {
+        /// The length that it claims last, bytes.
+        len: usize,
+    },
+}
+
+impl fmt::Display for KernelError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Open { path, .. } => write!(f, "cannot open {}", path.display()),
+            Self::Refused { operation, errno } => {
+                let cause = io::Error::from_raw_os_error(*errno);
+                write!(f, "{operation} was refused: {cause}")
+            }
+            Self::Version { found } => write!(f, "the kernel speaks VFIO {found}, not 0"),
+            Self::Answer { operation, problem } => {
+                write!(
+                    f,
+                    "the answer to {operation} does not hold together: {problem}"
+                )
+            }
+            Self::Outside { part, len } => {
+                write!(f, "{part} lies outside of a region of {len:#x} bytes")
+            }
+            Self::Unaligned { offset, size } => {
+                write!(f, "no register of {size} bytes lies at offset {offset:#x}")
+            }
+            Self::NotMappable { region, part } => {
+                write!(
+                    f,
+                    "the device does not let {part} of region {region} be mapped"
+                )
+            }
+            Self::Prot { prot } => {
+                write!(
+                    f,
+                    "the kernel maps for reading and writing, not for \"{prot}\""
+                )
+            }
+            Self::Bitmap { range, page, words } => write!(
+                f,
+                "a bitmap of {words} words has no bit for each page of {page:#x} bytes in {range}"
+            ),
+            Self::Name => f.write_str("a device's name has no zero bytes"),
+        }
+    }
+}
+
+impl Error for KernelError {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        match self {
+            Self::Open { source, .. } => Some(source),
+            Self::Answer { problem, .. } => Some(problem),
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Display for AnswerError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Truncated { offset, len } => {
+                write!(f, "{len} bytes end before what lies at {offset:#x}")
+            }
+            Self::Loop => f.write_str("its capabilities form a loop"),
+            Self::Endless { len } => write!(f, "it wants {len} bytes, and never has enough"),
+        }
+    }
+}
+
+impl Error for AnswerError {}

@@ -1,0 +1,19 @@
+//! What the layers over the kernel's ioctls share: the calls themselves, and their errors.
+//!
+//! VFIO and iommufd follow one convention: a structure begins with its size, the kernel reads and
+//! writes no more of it than that, and later kernels know longer structures. [`sys`] writes the
+//! size itself, so that no caller can announce more bytes than there are. `unsafe` is in it, in the
+//! `sys` of each layer, and in the mapped registers of `vfio`.
+//!
+//! Structures and flags come from the crates that are generated from the kernel's headers; the
+//! numbers of the requests, which those lack, stand beside each structure in the layers' `sys`. Tests
+//! compare all of them with what a C compiler makes of the headers.
+
+mod error;
+pub(crate) mod sys;
+
+#[cfg(test)]
+pub(crate) mod headers;
+
+pub(crate) use error::Result;
+pub use error::{AnswerError, KernelError};

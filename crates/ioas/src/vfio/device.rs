@@ -1,0 +1,313 @@
+//! A device: its regions, its reset, its features.
+//!
+//! A region is read and written through the device's file, register by register, or mapped
+//! ([`Device::map`]) where the device allows that. PCI configuration space is a region that cannot
+//! be mapped; the kernel shows a virtual one, in which it lets through what is harmless.
+
+use std::fs::File;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+
+use runs::Span;
+use vfio_bindings::bindings::vfio::{
+    VFIO_DEVICE_FEATURE_DMA_BUF, VFIO_DEVICE_FEATURE_DMA_LOGGING_REPORT,
+    VFIO_DEVICE_FEATURE_DMA_LOGGING_START, VFIO_DEVICE_FEATURE_DMA_LOGGING_STOP,
+    VFIO_DEVICE_FEATURE_GET, VFIO_DEVICE_FEATURE_PROBE, VFIO_DEVICE_FEATURE_SET,
+    VFIO_DEVICE_FLAGS_PCI, VFIO_DEVICE_FLAGS_RESET, VFIO_IRQ_INFO_AUTOMASKED,
+    VFIO_IRQ_INFO_EVENTFD, VFIO_IRQ_INFO_MASKABLE, VFIO_IRQ_INFO_NORESIZE,
+    VFIO_PCI_CONFIG_REGION_INDEX, vfio_device_info, vfio_irq_info, vfio_region_info,
+};
+
+use super::info::{self, Region};
+use super::registers::{Register, Registers, check_part, check_register};
+use super::sys;
+use crate::kernel::sys::{call, refused};
+use crate::kernel::{KernelError, Result};
+
+/// Offsets and bits of PCI configuration space.
+///
+/// Source: PCI Express Base Specification 6.0, 7.5.1.1.3 "Command Register".
+pub mod config {
+    /// The command register, 2 bytes.
+    pub const COMMAND: u64 = 4;
+    /// Command: the device answers at its memory BARs.
+    pub const COMMAND_MEMORY: u16 = 1 << 1;
+    /// Command: the device may do DMA and send message-signalled interrupts.
+    pub const COMMAND_BUS_MASTER: u16 = 1 << 2;
+}
+
+/// What a device is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceInfo {
+    /// On a PCI bus: regions and interrupts have the numbers that VFIO gives those of PCI.
+    pub pci: bool,
+    /// [`Device::reset`] works.
+    pub can_reset: bool,
+    /// Regions have indices below this number.
+    pub regions: u32,
+    /// Interrupts have indices below this number.
+    pub irqs: u32,
+}
+
+/// A kind of interrupts that a device has (`VFIO_DEVICE_GET_IRQ_INFO`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct IrqInfo {
+    /// How many there are.
+    pub count: u32,
+    /// They can be had by eventfd.
+    pub eventfd: bool,
+    /// They can be masked.
+    pub maskable: bool,
+    /// The kernel masks one when it arrives.
+    pub automasked: bool,
+    /// Once some are set up, no more can be added.
+    pub fixed: bool,
+}
+
+/// What a device may be asked whether it can do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DeviceFeature {
+    /// [`Device::dma_buf`].
+    DmaBuf,
+    /// [`Device::start_dma_logging`] and the others.
+    DmaLogging,
+}
+
+/// An open device.
+#[derive(Debug)]
+pub struct Device {
+    file: File,
+}
+
+impl Device {
+    /// A device that is open already, by [`Group::device`](super::Group::device) or in another
+    /// process.
+    pub fn from_fd(fd: OwnedFd) -> Self {
+        Self { file: fd.into() }
+    }
+
+    /// What it is.
+    ///
+    /// # Errors
+    ///
+    /// [`KernelError::Refused`].
+    pub fn info(&self) -> Result<DeviceInfo> {
+        let mut info = vfio_device_info::default();
+        call(self.as_fd(), &mut info)?;
+        Ok(DeviceInfo {
+            pci: info.flags & VFIO_DEVICE_FLAGS_PCI != 0,
+            can_reset: info.flags & VFIO_DEVICE_FLAGS_RESET != 0,
+            regions: info.num_regions,
+            irqs: info.num_irqs,
+        })
+    }
+
+    /// Resets the device, which takes DMA and memory BARs from it until they are switched on again.
+    ///
+    /// # Errors
+    ///
+    /// [`KernelError::Refused`].
+    pub fn reset(&self) -> Result<()> {
+        sys::call_bare(self.as_fd(), sys::RESET).map(|_| ())
+    }
+
+    /// The interrupts of one kind; of a PCI device 0 is INTx, 1 MSI, 2 MSI-X.
+    ///
+    /// # Errors
+    ///
+    /// [`KernelError::Refused`].
+    pub fn irq_info(&self, index: u32) -> Result<IrqInfo> {
+        let mut info = vfio_irq_info {
+            index,
+            ..vfio_irq_info::default()
+        };
+        call(self.as_fd(), &mut info)?;
+        Ok(IrqInfo {
+            count: info.count,
+            eventfd: info.flags & VFIO_IRQ_INFO_EVENTFD != 0,
+            maskable: info.flags & VFIO_IRQ_INFO_MASKABLE != 0,
+            automasked: info.flags & VFIO_IRQ_INFO_AUTOMASKED != 0,
+            fixed: info.flags & VFIO_IRQ_INFO_NORESIZE != 0,
+        })
+    }
+
+    /// The region with this index.
+    ///
+    /// # Errors
+    ///
+    /// [`KernelError::Refused`]; [`KernelError::Answer`].
+    pub fn region(&self, index: u32) -> Result<Region> {
+        let head = vfio_region_info {
+            index,
+            ..vfio_region_info::default()
+        };
+        let answer = sys::call_growing(self.as_fd(), &head)?;
+        info::region(&answer).map_err(|problem| KernelError::Answer {
+            operation: "VFIO_DEVICE_GET_REGION_INFO",
+            problem,
+        })
+    }
+
+    /// Reads a register of a region, by one access of its size.
+    ///
+    /// # Errors
+    ///
+    /// [`KernelError::Outside`], [`KernelError::Unaligned`]; [`KernelError::Refused`].
+    pub fn read<T: Register>(&self, region: &Region, offset: u64) -> Result<T> {
+        let at = place::<T>(region, offset)?;
+        let mut bytes = T::Bytes::default();
+        self.file
+            .read_exact_at(bytes.as_mut(), at)
+            .map_err(|error| refused("pread", &error))?;
+        Ok(T::from_bytes(bytes))
+    }
+
+    /// Writes a register of a region, by one access of its size.
+    ///
+    /// # Errors
+    ///
+    /// As [`read`](Self::read).
+    pub fn write<T: Register>(&self, region: &Region, offset: u64, value: T) -> Result<()> {
+        let at = place::<T>(region, offset)?;
+        self.file
+            .write_all_at(value.to_bytes().as_ref(), at)
+            .map_err(|error| refused("pwrite", &error))
+    }
+
+    /// PCI configuration space.
+    ///
+    /// # Errors
+    ///
+    /// As [`region`](Self::region).
+    pub fn config(&self) -> Result<Region> {
+        self.region(VFIO_PCI_CONFIG_REGION_INDEX)
+    }
+
+    /// Lets a PCI device do DMA, or keeps it from it.
+    ///
+    /// # Errors
+    ///
+    /// As [`region`](Self::region) and [`read`](Self::read).
+    pub fn set_bus_master(&self, on: bool) -> Result<()> {
+        let space = self.config()?;
+        let command: u16 = self.read(&space, config::COMMAND)?;
+        let command = if on {
+            command | config::COMMAND_BUS_MASTER
+        } else {
+            command & !config::COMMAND_BUS_MASTER
+        };
+        self.write(&space, config::COMMAND, command)
+    }
+
+    /// Maps `part` (offset and length in bytes, multiples of the processor's page) of a region.
+    ///
+    /// # Errors
+    ///
+    /// [`KernelError::NotMappable`], [`KernelError::Outside`]; [`KernelError::Refused`].
+    pub fn map(&self, region: &Region, part: Span) -> Result<Registers> {
+        check_part(part, region.len)?;
+        let inside = |areas: &std::vec::Vec<Span>| areas.iter().any(|area| area.covers(&part));
+        if !region.can_map || !region.mappable.as_ref().is_none_or(inside) {
+            return Err(KernelError::NotMappable {
+                region: region.index,
+                part,
+            });
+        }
+        let start = region.offset.checked_add(part.start);
+        let start = start.ok_or(KernelError::Outside {
+            part,
+            len: region.len,
+        })?;
+        let part = Span::new(start, part.len);
+        Registers::map(&self.file, part, region.readable, region.writable)
+    }
+
+    /// True when the device can do this.
+    ///
+    /// # Errors
+    ///
+    /// [`KernelError::Refused`] for other reasons than that it cannot.
+    pub fn has_feature(&self, feature: DeviceFeature) -> Result<bool> {
+        let asked: &[u32] = match feature {
+            DeviceFeature::DmaBuf => &[VFIO_DEVICE_FEATURE_GET | VFIO_DEVICE_FEATURE_DMA_BUF],
+            DeviceFeature::DmaLogging => &[
+                VFIO_DEVICE_FEATURE_SET | VFIO_DEVICE_FEATURE_DMA_LOGGING_START,
+                VFIO_DEVICE_FEATURE_SET | VFIO_DEVICE_FEATURE_DMA_LOGGING_STOP,
+                VFIO_DEVICE_FEATURE_GET | VFIO_DEVICE_FEATURE_DMA_LOGGING_REPORT,
+            ],
+        };
+        for &flags in asked {
+            match sys::bare_feature(self.as_fd(), flags | VFIO_DEVICE_FEATURE_PROBE) {
+                Ok(()) => {}
+                // Source: `include/uapi/linux/vfio.h`, VFIO_DEVICE_FEATURE; a feature that the
+                // driver does not know is ENOTTY, one that it has without this method EINVAL.
+                Err(KernelError::Refused { errno, .. })
+                    if errno == libc::ENOTTY || errno == libc::EINVAL =>
+                {
+                    return Ok(false);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(true)
+    }
+
+    /// A dma-buf over `part` (offset and length in bytes) of a region, for another device to reach
+    /// it (peer to peer): iommufd maps it like a memory file.
+    ///
+    /// # Errors
+    ///
+    /// [`KernelError::Outside`]; [`KernelError::Refused`].
+    pub fn dma_buf(&self, region: &Region, part: Span) -> Result<OwnedFd> {
+        check_part(part, region.len)?;
+        sys::dma_buf(self.as_fd(), region.index, part)
+    }
+
+    /// Has the device itself keep a log of the pages that it writes to, of `page` bytes in the
+    /// given ranges of device addresses. Returns the size of page that it takes.
+    ///
+    /// # Errors
+    ///
+    /// [`KernelError::Refused`].
+    pub fn start_dma_logging(&self, page: u64, ranges: &[Span]) -> Result<u64> {
+        sys::start_logging(self.as_fd(), page, ranges)
+    }
+
+    /// Ends the log.
+    ///
+    /// # Errors
+    ///
+    /// [`KernelError::Refused`].
+    pub fn stop_dma_logging(&self) -> Result<()> {
+        let flags = VFIO_DEVICE_FEATURE_SET | VFIO_DEVICE_FEATURE_DMA_LOGGING_STOP;
+        sys::bare_feature(self.as_fd(), flags)
+    }
+
+    /// Adds the pages of `range` that were written to, and forgets them: bit *n* of `bitmap` is the
+    /// *n*-th page of `page` bytes from `range.start` on.
+    ///
+    /// # Errors
+    ///
+    /// [`KernelError::Bitmap`]; [`KernelError::Refused`].
+    pub fn dma_log(&self, range: Span, page: u64, bitmap: &mut [u64]) -> Result<()> {
+        sys::logged(self.as_fd(), range, page, bitmap)
+    }
+}
+
+/// Where the register lies in the device's file.
+fn place<T: Register>(region: &Region, offset: u64) -> Result<u64> {
+    check_register::<T>(offset, region.len)?;
+    region
+        .offset
+        .checked_add(offset)
+        .ok_or(KernelError::Outside {
+            part: Span::new(offset, size_of::<T>() as u64),
+            len: region.len,
+        })
+}
+
+impl AsFd for Device {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+}
