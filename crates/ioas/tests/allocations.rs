@@ -7,7 +7,7 @@ use std::cell::Cell;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-use ioas::{Cause, Ioas, Ledger, MemoryObject, PinFailed, Pinned, RunReader};
+use ioas::{Cause, Ioas, Ledger, Memory, MemoryObject, PinFailed, Pinned, RunReader};
 use iommu::DomainId;
 use iopt::{AnyTable, FormatId, HeapTables, Prot};
 use runs::{PageSizes, Span};
@@ -94,8 +94,14 @@ struct FragmentsPin {
 }
 
 impl Pinned for FragmentsPin {
-    fn runs(&self) -> Result<Box<dyn RunReader + '_>, Cause> {
-        Ok(Box::new(FragmentsReader { next: 0..self.runs }))
+    fn runs(&self, part: Span) -> Result<Box<dyn RunReader + '_>, Cause> {
+        let next = part.start / RUN..(part.start + part.len) / RUN;
+        Ok(Box::new(FragmentsReader { next }))
+    }
+
+    fn release(&mut self, part: Span) -> Result<u64, Cause> {
+        self.runs -= part.len / RUN;
+        Ok(self.runs * RUN)
     }
 
     fn unpin(self: Box<Self>) -> Result<u64, Cause> {
@@ -125,11 +131,14 @@ fn measure(runs: u64) -> [(u64, u64); 2] {
     let tables = Arc::new(HeapTables::with_tables(tables).unwrap());
     let sizes = PageSizes::from_bits(u64::MAX);
     let table = AnyTable::new(FormatId::VtdSs, 4, sizes, tables.clone()).unwrap();
-    let (mut space, bytes, _) = counted(|| Ioas::new(DomainId(1), table, Ledger::unlimited()));
-    assert!(bytes <= (64 << 10) + 256, "{bytes} bytes for the batch");
-    let object: Arc<dyn MemoryObject> = Arc::new(Fragments { runs });
-    let len = object.len();
-    let map = || space.map(1 << 40, &object, Span::new(0, len), Prot::RW, &mut ());
+    let (mut space, bytes, _) = counted(|| Ioas::new(DomainId(1), table));
+    assert!(
+        bytes <= 65 << 10,
+        "{bytes} bytes for the batch and a domain"
+    );
+    let memory = Memory::new(Arc::new(Fragments { runs }), &Ledger::unlimited());
+    let len = memory.len();
+    let map = || space.map(1 << 40, &memory, Span::new(0, len), Prot::RW, &mut ());
     let (result, bytes, calls) = counted(map);
     result.unwrap();
     let map = (bytes, calls);

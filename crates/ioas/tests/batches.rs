@@ -7,7 +7,7 @@ mod common;
 use std::sync::Arc;
 
 use common::*;
-use ioas::{Ledger, MemoryObject, Synthetic};
+use ioas::{MemoryObject, Synthetic};
 use iopt::{HeapTables, Leaf, Prot};
 use proptest::prelude::*;
 use runs::{Joiner, Span};
@@ -29,10 +29,11 @@ fn through_a_space(
     memory: Arc<dyn MemoryObject>,
 ) -> Vec<Leaf> {
     let tables = Arc::new(HeapTables::with_tables(64).unwrap());
-    let mut space = space(format.0, format.1, &tables, &Ledger::unlimited());
+    let mut space = space(format.0, format.1, &tables);
+    let memory = unlimited(memory);
     let part = Span::new(0, memory.len());
     space.map(iova, &memory, part, Prot::RW, &mut ()).unwrap();
-    leaves(space.table())
+    leaves(space.table().unwrap())
 }
 
 #[test]

@@ -11,7 +11,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use hostmem::{Backing, FrameSource, Limits, Mapping, PinKind, Pinner};
-use ioas::{HostMemory, HostTables, Ioas, Ledger, MapError, MappedStorage, MemoryObject};
+use ioas::{HostMemory, HostTables, Ioas, Ledger, MapError, MappedStorage, Memory};
 use iommu::{DeviceId, DomainId, RunMap, SoftwareUnit};
 use iopt::{AnyTable, FormatId, Prot};
 use runs::{PageSizes, Span};
@@ -30,12 +30,12 @@ fn counted(pinner: &Pinner) -> u64 {
     Limits::in_use(pinner.counter()).unwrap().known
 }
 
-fn space(ledger: Arc<Ledger>) -> (Ioas<Arc<HostTables>>, Arc<HostTables>) {
+fn space() -> (Ioas<Arc<HostTables>>, Arc<HostTables>) {
     let storage = MappedStorage::new(1 << 20, None).unwrap();
     let tables = Arc::new(HostTables::new(storage, 1 << 46).unwrap());
     let sizes = PageSizes::from_bits(u64::MAX);
     let table = AnyTable::new(FormatId::VtdSs, 4, sizes, tables.clone()).unwrap();
-    (Ioas::new(DomainId(1), table, ledger), tables)
+    (Ioas::new(DomainId(1), table), tables)
 }
 
 /// Maps, reads by DMA, unmaps; the kernel's counter goes up and comes back.
@@ -47,9 +47,9 @@ fn round(pinner: Pinner, backing: Backing) {
     }
     let frames = FrameSource::detect(&mapping);
     let memory = Arc::new(HostMemory::new(mapping.clone(), pinner.clone(), frames));
-    let object: Arc<dyn MemoryObject> = memory.clone();
     let ledger = Ledger::new("a counter", None, 0);
-    let (mut space, tables) = space(ledger.clone());
+    let object = Memory::new(memory.clone(), &ledger);
+    let (mut space, tables) = space();
 
     let before = counted(&pinner);
     let whole = Span::new(0, BYTES);
@@ -65,8 +65,8 @@ fn round(pinner: Pinner, backing: Backing) {
 
     // The device sees the pages in the order of their offsets.
     let mut runs = Vec::new();
-    {
-        let mut reader = space.area_at(AT).unwrap().pinned().runs().unwrap();
+    let hold = space.area_at(AT).unwrap().hold().unwrap();
+    hold.with_runs(whole, |reader| {
         let mut batch = [Span::default(); 64];
         loop {
             match reader.next_batch(&mut batch).unwrap() {
@@ -74,7 +74,7 @@ fn round(pinner: Pinner, backing: Backing) {
                 count => runs.extend_from_slice(&batch[..count]),
             }
         }
-    }
+    });
     let mut offset = 0;
     let pieces: Vec<_> = runs
         .iter()
@@ -88,7 +88,7 @@ fn round(pinner: Pinner, backing: Backing) {
     // The unit's data is borrowed, which an attached unit's must not be: by hand then.
     let unit = SoftwareUnit::new(tables.clone(), data);
     let device = DeviceId::pci(0, 5, 0);
-    iommu::Unit::attach(&unit, device, DomainId(1), space.table().root()).unwrap();
+    iommu::Unit::attach(&unit, device, DomainId(1), space.table().unwrap().root()).unwrap();
     let mut words = vec![0; (BYTES / 8) as usize];
     unit.port(device).read(AT, &mut words).unwrap();
     assert!(words.iter().enumerate().all(|(n, word)| *word == n as u64));
@@ -130,9 +130,10 @@ fn a_refused_map_leaves_the_kernel_s_counter_as_it_was() {
     }
     let mapping = Arc::new(Mapping::new(Backing::Anon4K, BYTES, None).unwrap());
     let frames = FrameSource::detect(&mapping);
-    let object: Arc<dyn MemoryObject> = Arc::new(HostMemory::new(mapping, pinner.clone(), frames));
     let ledger = Ledger::new("a counter", Some(BYTES), 0);
-    let (mut space, tables) = space(ledger.clone());
+    let memory = Arc::new(HostMemory::new(mapping, pinner.clone(), frames));
+    let object = Memory::new(memory.clone(), &ledger);
+    let (mut space, tables) = space();
     let before = counted(&pinner);
     let part = Span::new(0, BYTES);
     // Write-only and executable is more than the format has: refused when all is pinned.
@@ -141,9 +142,14 @@ fn a_refused_map_leaves_the_kernel_s_counter_as_it_was() {
     assert_eq!((counted(&pinner), ledger.in_use()), (before, 0));
     space.map(AT, &object, part, Prot::RW, &mut ()).unwrap();
     let held = counted(&pinner);
-    let refused = space.map(2 * AT, &object, Span::new(0, 4096), Prot::RW, &mut ());
+    // The same pages by another object are pages more.
+    let other = Memory::new(memory, &ledger);
+    let page = Span::new(0, 4096);
+    let refused = space.map(2 * AT, &other, page, Prot::RW, &mut ());
     assert!(matches!(refused, Err(MapError::OverLimit(_))));
-    assert_eq!(counted(&pinner), held);
+    // By the same one they are pinned and charged already.
+    space.map(2 * AT, &object, page, Prot::RW, &mut ()).unwrap();
+    assert_eq!((counted(&pinner), ledger.in_use()), (held, BYTES));
     // Dropped with the area in it.
     drop(space);
     assert_eq!((counted(&pinner), ledger.in_use()), (before, 0));

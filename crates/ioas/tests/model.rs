@@ -11,12 +11,12 @@
 
 mod common;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use common::*;
-use ioas::{Ledger, MapError, MemoryObject, Synthetic, UnmapError};
+use ioas::{Ledger, MapError, Memory, Synthetic, UnmapError};
 use iommu::{DeviceId, Port, RunMap, SoftwareUnit, TargetMemory};
 use iopt::{FormatId, HeapTables, Prot};
 use proptest::prelude::*;
@@ -107,17 +107,31 @@ fn object() -> impl Strategy<Value = Vec<Span>> {
 struct Model {
     /// Device page to physical page and permissions.
     pages: BTreeMap<u64, (u64, Prot)>,
-    areas: BTreeMap<u64, u64>,
+    /// First address to length, and to the object and the offset in it.
+    areas: BTreeMap<u64, (u64, usize, u64)>,
     attached: [bool; 2],
 }
 
 impl Model {
     fn overlapping(&self, range: Span) -> Vec<Span> {
-        let all = self
-            .areas
+        self.ranges().filter(|area| area.overlaps(&range)).collect()
+    }
+
+    fn ranges(&self) -> impl Iterator<Item = Span> {
+        self.areas
             .iter()
-            .map(|(start, len)| Span::new(*start, *len));
-        all.filter(|area| area.overlaps(&range)).collect()
+            .map(|(start, (len, ..))| Span::new(*start, *len))
+    }
+
+    /// Pages that are pinned, each once: object and offset.
+    fn pinned(&self) -> BTreeSet<(usize, u64)> {
+        let areas = self.areas.values();
+        let pages = |(len, object, offset): &(u64, usize, u64)| {
+            let (object, offset) = (*object, *offset);
+            let offsets = (offset..offset + len).step_by(PAGE as usize);
+            offsets.map(move |page| (object, page))
+        };
+        areas.flat_map(pages).collect()
     }
 
     fn remove(&mut self, area: Span) {
@@ -133,7 +147,9 @@ struct Bench {
     space: Space,
     unit: Arc<SoftwareUnit<Tables, Data>>,
     ports: Vec<Port<Tables, Data>>,
-    memories: Vec<Arc<Synthetic>>,
+    ledger: Arc<Ledger>,
+    synthetics: Vec<Arc<Synthetic>>,
+    memories: Vec<Arc<Memory>>,
     model: Model,
     /// Where the devices have looked last: units remember that.
     looked: Vec<u64>,
@@ -143,15 +159,18 @@ impl Bench {
     fn new(format: (FormatId, u8), objects: &[Vec<Span>]) -> Self {
         let tables = Arc::new(HeapTables::with_tables(256).unwrap());
         let unit = Arc::new(SoftwareUnit::new(tables.clone(), data()));
+        let ledger = Ledger::new("", Some(GIB), 0);
+        let synthetic = |runs: &Vec<Span>| Arc::new(Synthetic::new(runs.iter().copied()));
+        let synthetics: Vec<_> = objects.iter().map(synthetic).collect();
+        let memory = |object: &Arc<Synthetic>| Memory::new(object.clone(), &ledger);
         Self {
-            space: space(format.0, format.1, &tables, &Ledger::new("", Some(GIB), 0)),
+            space: space(format.0, format.1, &tables),
             ports: DEVICES.map(|device| unit.port(device)).into(),
             unit,
             tables,
-            memories: objects
-                .iter()
-                .map(|runs| Arc::new(Synthetic::new(runs.iter().copied())))
-                .collect(),
+            memories: synthetics.iter().map(memory).collect(),
+            synthetics,
+            ledger,
             model: Model {
                 pages: BTreeMap::new(),
                 areas: BTreeMap::new(),
@@ -165,14 +184,14 @@ impl Bench {
         match op {
             Op::Map(object, first, pages, at, align, prot) => {
                 let which = object.index(objects.len());
-                let memory = self.memories[which].clone();
-                let first = first * PAGE % memory.len();
-                let part = Span::new(first, (pages * PAGE).min(memory.len() - first));
+                let len = self.memories[which].len();
+                let first = first * PAGE % len;
+                let part = Span::new(first, (pages * PAGE).min(len - first));
                 let mut iova = WINDOW.start + at * PAGE;
                 if *align {
                     iova &= !(2 * MIB - 1);
                 }
-                self.map(iova, &objects[which], memory, part, *prot);
+                self.map(iova, &objects[which], which, part, *prot);
             }
             Op::UnmapArea(area) => {
                 if let Some(area) = self.area(*area) {
@@ -213,16 +232,16 @@ impl Bench {
 
     fn area(&self, index: Index) -> Option<Span> {
         let areas: Vec<_> = self.model.areas.iter().collect();
-        let (start, len) = areas.get(index.index(areas.len().max(1)))?;
-        Some(Span::new(**start, **len))
+        let (start, (len, ..)) = areas.get(index.index(areas.len().max(1)))?;
+        Some(Span::new(**start, *len))
     }
 
-    fn map(&mut self, iova: u64, runs: &[Span], memory: Arc<Synthetic>, part: Span, prot: Prot) {
+    fn map(&mut self, iova: u64, runs: &[Span], which: usize, part: Span, prot: Prot) {
         let range = Span::new(iova, part.len);
-        let object: Arc<dyn MemoryObject> = memory;
+        let memory = &self.memories[which];
         let result = self
             .space
-            .map(iova, &object, part, prot, &mut Watch::default());
+            .map(iova, memory, part, prot, &mut Watch::default());
         if let Some(there) = self.model.overlapping(range).first() {
             let Err(MapError::Overlap { wanted, area }) = result else {
                 panic!("{range} over {there}: {result:?}");
@@ -231,7 +250,7 @@ impl Bench {
             return;
         }
         result.unwrap();
-        self.model.areas.insert(iova, part.len);
+        self.model.areas.insert(iova, (part.len, which, part.start));
         let frames = runs
             .iter()
             .flat_map(|run| (run.start..=run.last()).step_by(PAGE as usize));
@@ -256,28 +275,28 @@ impl Bench {
         }
         let unmapped = result.unwrap();
         let bytes: u64 = areas.iter().map(|area| area.len).sum();
+        let before = self.model.pinned().len();
         assert_eq!(unmapped.areas, areas.len() as u64);
-        assert_eq!((unmapped.bytes, unmapped.unpinned), (bytes, bytes));
         areas.into_iter().for_each(|area| self.model.remove(area));
+        let unpinned = (before - self.model.pinned().len()) as u64 * PAGE;
+        assert_eq!((unmapped.bytes, unmapped.unpinned), (bytes, unpinned));
     }
 
     /// What does not depend on where one looks.
     fn check_sums(&self) {
-        let bytes: u64 = self.model.areas.values().sum();
-        assert_eq!(self.space.ledger().in_use(), bytes);
-        let pinned: u64 = self.memories.iter().map(|memory| memory.pinned()).sum();
-        assert_eq!(pinned, bytes);
-        assert_eq!(self.tables.in_use(), self.space.table().tables());
+        // What is mapped twice is pinned and charged once.
+        let once = self.model.pinned().len() as u64 * PAGE;
+        assert_eq!(self.ledger.in_use(), once);
+        let pinned: u64 = self.synthetics.iter().map(|memory| memory.pinned()).sum();
+        assert_eq!(pinned, once);
+        let table = self.space.table().unwrap();
+        assert_eq!(self.tables.in_use(), table.tables());
         let areas: Vec<_> = self.space.areas().map(|area| area.range()).collect();
-        let expected: Vec<_> = self
-            .model
-            .areas
-            .iter()
-            .map(|(start, len)| Span::new(*start, *len))
-            .collect();
+        let expected: Vec<_> = self.model.ranges().collect();
         assert_eq!(areas, expected);
-        let leaves = leaves(self.space.table());
-        assert_eq!(leaves.iter().map(|leaf| leaf.run.len).sum::<u64>(), bytes);
+        let mapped: u64 = expected.iter().map(|area| area.len).sum();
+        let leaves = leaves(table);
+        assert_eq!(leaves.iter().map(|leaf| leaf.run.len).sum::<u64>(), mapped);
     }
 
     /// Both devices read, and write, around all borders and at `samples`.
@@ -286,7 +305,7 @@ impl Bench {
             .iter()
             .map(|page| WINDOW.start + page * PAGE)
             .collect();
-        for (start, len) in &self.model.areas {
+        for (start, (len, ..)) in &self.model.areas {
             let end = start + len;
             places.extend([
                 start - PAGE,

@@ -10,14 +10,15 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use ioas::{
-    Cause, Ioas, Ledger, MemoryObject, Observer, PinFailed, Pinned, RunReader, Step, Synthetic,
+    Cause, Ioas, Ledger, Memory, MemoryObject, Observer, PinFailed, Pinned, RunReader, Step,
+    Synthetic,
 };
 use iommu::{
     AttachError, Capabilities, DeviceId, DomainId, Fault, FlushError, NodeId, RunMap, SoftwareUnit,
     Unit,
 };
 use iopt::{AnyTable, FormatId, HeapTables, Invalidation, Leaf, Root};
-use runs::{PageSizes, Span};
+use runs::{Joiner, PageSizes, Span};
 
 pub(crate) const PAGE: u64 = 4096;
 pub(crate) const MIB: u64 = 1 << 20;
@@ -43,13 +44,13 @@ pub(crate) fn table(
     AnyTable::new(format, levels, sizes, tables.clone()).unwrap()
 }
 
-pub(crate) fn space(
-    format: FormatId,
-    levels: u8,
-    tables: &Arc<HeapTables>,
-    ledger: &Arc<Ledger>,
-) -> Space {
-    Ioas::new(DOMAIN, table(format, levels, tables), ledger.clone())
+pub(crate) fn space(format: FormatId, levels: u8, tables: &Arc<HeapTables>) -> Space {
+    Ioas::new(DOMAIN, table(format, levels, tables))
+}
+
+/// `object` with an account of its own, which refuses nothing.
+pub(crate) fn unlimited(object: Arc<dyn MemoryObject>) -> Arc<Memory> {
+    Memory::new(object, &Ledger::unlimited())
 }
 
 /// A software unit over `tables` for tests that do no DMA.
@@ -70,23 +71,55 @@ pub(crate) fn leaves(table: &AnyTable<Arc<HeapTables>>) -> Vec<Leaf> {
 pub(crate) struct State {
     pub(crate) in_use: u64,
     pub(crate) pinned: u64,
+    pub(crate) domains: Vec<DomainId>,
+    /// Of all domains, one after the other.
     pub(crate) leaves: Vec<Leaf>,
     pub(crate) tables: u64,
     pub(crate) areas: Vec<Span>,
+    /// Of which memory is held.
+    pub(crate) held: Vec<Span>,
+    pub(crate) devices: Vec<DeviceId>,
     pub(crate) retired: usize,
 }
 
 impl State {
-    pub(crate) fn of(space: &Space, tables: &HeapTables, memories: &[&Synthetic]) -> Self {
+    pub(crate) fn of(
+        space: &Space,
+        ledger: &Ledger,
+        tables: &HeapTables,
+        memories: &[&Synthetic],
+    ) -> Self {
+        let held = space.areas().filter(|area| area.hold().is_some());
         Self {
-            in_use: space.ledger().in_use(),
+            in_use: ledger.in_use(),
             pinned: memories.iter().map(|memory| memory.pinned()).sum(),
-            leaves: leaves(space.table()),
+            domains: space.domains().map(|(id, _)| id).collect(),
+            leaves: space
+                .domains()
+                .flat_map(|(_, table)| leaves(table))
+                .collect(),
             tables: tables.in_use(),
             areas: space.areas().map(|area| area.range()).collect(),
+            held: held.map(|area| area.range()).collect(),
+            devices: space.devices().collect(),
             retired: space.retired(),
         }
     }
+}
+
+/// What `reader` reads, neighbours joined.
+pub(crate) fn read_runs(reader: &mut dyn RunReader) -> Vec<Span> {
+    let mut runs = Vec::new();
+    let mut joiner = Joiner::new();
+    let mut batch = [Span::default(); 64];
+    loop {
+        match reader.next_batch(&mut batch).unwrap() {
+            0 => break,
+            count => runs.extend(batch[..count].iter().filter_map(|run| joiner.push(*run))),
+        }
+    }
+    runs.extend(joiner.finish());
+    runs
 }
 
 /// Which call of a kind fails: none by default.
@@ -138,8 +171,9 @@ pub(crate) struct Frail {
     pub(crate) batches: Vec<usize>,
     pub(crate) piece: u64,
     pub(crate) pins: Faults,
-    pub(crate) readers: Faults,
+    pub(crate) readers: Arc<Faults>,
     pub(crate) reads: Arc<Faults>,
+    pub(crate) releases: Arc<Faults>,
     pub(crate) unpins: Arc<Faults>,
     pub(crate) lie: Lie,
 }
@@ -151,8 +185,9 @@ impl Frail {
             batches: vec![5],
             piece: u64::MAX,
             pins: Faults::default(),
-            readers: Faults::default(),
+            readers: Arc::default(),
             reads: Arc::default(),
+            releases: Arc::default(),
             unpins: Arc::default(),
             lie: Lie::None,
         }
@@ -176,39 +211,15 @@ impl MemoryObject for Frail {
         if self.pins.hit() {
             return Err(PinFailed::Refused("no".into()));
         }
-        let pin = self.memory.pin(part, progress)?;
-        let mut runs = Vec::new();
-        let mut reader = pin.runs().map_err(PinFailed::Refused)?;
-        let mut batch = [Span::default(); 64];
-        loop {
-            let count = reader.next_batch(&mut batch).map_err(PinFailed::Refused)?;
-            if count == 0 {
-                break;
-            }
-            for run in &batch[..count] {
-                let mut at = 0;
-                while at < run.len {
-                    let len = self.piece.min(run.len - at);
-                    runs.push(Span::new(run.start + at, len));
-                    at += len;
-                }
-            }
-        }
-        drop(reader);
-        match self.lie {
-            Lie::More => runs.extend((0..40).map(|n| Span::new(0x7f00_0000 + n * 2 * PAGE, PAGE))),
-            Lie::Less => drop(runs.pop()),
-            Lie::Nothing => runs.push(Span::new(0x7fff_0000, 0)),
-            Lie::None | Lie::TooMany => {}
-        }
         Ok(Box::new(FrailPin {
-            pin,
-            runs,
+            pin: self.memory.pin(part, progress)?,
             batches: self.batches.clone(),
-            no_reader: self.readers.hit(),
+            piece: self.piece,
+            readers: self.readers.clone(),
             reads: self.reads.clone(),
+            releases: self.releases.clone(),
             unpins: self.unpins.clone(),
-            too_many: self.lie == Lie::TooMany,
+            lie: self.lie,
         }))
     }
 }
@@ -216,24 +227,48 @@ impl MemoryObject for Frail {
 #[derive(Debug)]
 struct FrailPin {
     pin: Box<dyn Pinned>,
-    runs: Vec<Span>,
     batches: Vec<usize>,
-    no_reader: bool,
+    piece: u64,
+    readers: Arc<Faults>,
     reads: Arc<Faults>,
+    releases: Arc<Faults>,
     unpins: Arc<Faults>,
-    too_many: bool,
+    lie: Lie,
 }
 
 impl Pinned for FrailPin {
-    fn runs(&self) -> Result<Box<dyn RunReader + '_>, Cause> {
-        if self.no_reader {
+    fn runs(&self, part: Span) -> Result<Box<dyn RunReader + '_>, Cause> {
+        if self.readers.hit() {
             return Err("no runs".into());
         }
+        let mut runs = Vec::new();
+        for run in read_runs(&mut *self.pin.runs(part)?) {
+            let mut at = 0;
+            while at < run.len {
+                let len = self.piece.min(run.len - at);
+                runs.push(Span::new(run.start + at, len));
+                at += len;
+            }
+        }
+        match self.lie {
+            Lie::More => runs.extend((0..40).map(|n| Span::new(0x7f00_0000 + n * 2 * PAGE, PAGE))),
+            Lie::Less => drop(runs.pop()),
+            Lie::Nothing => runs.push(Span::new(0x7fff_0000, 0)),
+            Lie::None | Lie::TooMany => {}
+        }
         Ok(Box::new(FrailReader {
-            rest: &self.runs,
+            runs,
+            next: 0,
             batch: 0,
             pin: self,
         }))
+    }
+
+    fn release(&mut self, part: Span) -> Result<u64, Cause> {
+        if self.releases.hit() {
+            return Err("a part stays".into());
+        }
+        self.pin.release(part)
     }
 
     fn unpin(self: Box<Self>) -> Result<u64, Cause> {
@@ -247,7 +282,8 @@ impl Pinned for FrailPin {
 }
 
 struct FrailReader<'a> {
-    rest: &'a [Span],
+    runs: Vec<Span>,
+    next: usize,
     batch: usize,
     pin: &'a FrailPin,
 }
@@ -258,14 +294,14 @@ impl RunReader for FrailReader<'_> {
             return Err("unreadable".into());
         }
         let batches = &self.pin.batches;
+        let rest = &self.runs[self.next..];
         let count = batches[self.batch % batches.len()]
             .min(out.len())
-            .min(self.rest.len());
+            .min(rest.len());
         self.batch += 1;
-        let (now, later) = self.rest.split_at(count);
-        out[..count].copy_from_slice(now);
-        self.rest = later;
-        if self.pin.too_many && later.is_empty() {
+        out[..count].copy_from_slice(&rest[..count]);
+        self.next += count;
+        if self.pin.lie == Lie::TooMany && count == rest.len() {
             return Ok(out.len() + 1);
         }
         Ok(count)
