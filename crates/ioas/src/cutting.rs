@@ -8,6 +8,7 @@
 //! back. Then it is joined with its neighbours again, and leaves are merged.
 
 use alloc::vec::Vec;
+use core::convert::Infallible;
 use core::mem;
 
 use iopt::{Interruption, TableMemory};
@@ -67,12 +68,13 @@ impl<M: TableMemory> Ioas<M> {
             let (first, last) = (range.start, range.last());
             self.own.empty(&self.areas, first, last, &mut |_| ())?;
             let mut bytes = 0;
-            for (span, area) in self.areas.from_to_mut(range.start, range.last()) {
+            let Ok(()) = self.areas.try_for_each_mut(first, last, |span, area| {
                 if !mem::replace(&mut area.out, true) {
-                    bytes += area.range.len;
+                    bytes += span.len;
                 }
                 self.own.retire(span, area.hold.take());
-            }
+                Ok::<_, Infallible>(())
+            });
             Ok::<_, UnmapError>(((), bytes))
         })?;
         self.finish_unmap(observer)
@@ -108,7 +110,7 @@ impl<M: TableMemory> Ioas<M> {
             }
         }
         self.own.make_way(range).map_err(MapError::Flush)?;
-        let outs = self.areas.from_to(range.start, range.last());
+        let outs = self.areas.overlapping(range.start, range.last());
         let starts: Vec<u64> = outs
             .filter(|(_, area)| area.out)
             .map(|(span, _)| span.start)

@@ -37,6 +37,11 @@ pub enum MapError {
         /// The first area that is in the way.
         area: Span,
     },
+    /// There are as many areas as there can be: 2^32.
+    TooMany {
+        /// Areas.
+        areas: usize,
+    },
     /// The range ends beyond 2^64.
     BeyondEnd {
         /// Where it begins.
@@ -109,6 +114,7 @@ impl fmt::Display for MapError {
                  bytes"
             ),
             Self::Overlap { wanted, area } => write!(f, "{wanted} overlaps the area {area}"),
+            Self::TooMany { areas } => write!(f, "there are {areas} areas, and no room for more"),
             Self::BeyondEnd { start } => write!(f, "the range from {start:#x} ends beyond 2^64"),
             Self::Reserved { wanted, reserved } => {
                 write!(

@@ -127,7 +127,7 @@ impl<M: TableMemory> Ioas<M> {
 
     /// The areas, in order.
     pub fn areas(&self) -> impl Iterator<Item = &Area> {
-        self.areas.from_to(0, u64::MAX).map(|(_, area)| area)
+        self.areas.overlapping(0, u64::MAX).map(|(_, area)| area)
     }
 
     /// How many areas there are.
@@ -169,7 +169,7 @@ impl<M: TableMemory> Ioas<M> {
         let mut reserved = Vec::new();
         unit.reserved(device, &mut |span| reserved.push((device, span)));
         for (_, span) in &reserved {
-            if let Some((area, _)) = self.areas.first_in(*span) {
+            if let Some((area, _)) = self.areas.first_overlap(span.start, span.last()) {
                 let reserved = *span;
                 return Err(AttachError::Reserved { area, reserved });
             }
@@ -217,8 +217,10 @@ impl<M: TableMemory> Ioas<M> {
             out: false,
         };
         // Vacant: `check` has seen that no area lies there.
-        let inserted = self.areas.insert(range, area);
-        debug_assert!(inserted.is_ok(), "{range} was looked at");
+        if self.areas.insert(range, area).is_err() {
+            let areas = self.areas.len();
+            return Err(MapError::TooMany { areas });
+        }
         let Some((_, area)) = self.areas.at_mut(iova) else {
             return Ok(());
         };
@@ -270,7 +272,7 @@ impl<M: TableMemory> Ioas<M> {
             let (wanted, reserved) = (range, *reserved);
             return Err(MapError::Reserved { wanted, reserved });
         }
-        match self.areas.first_in(range) {
+        match self.areas.first_overlap(range.start, range.last()) {
             Some((area, _)) => Err(MapError::Overlap {
                 wanted: range,
                 area,

@@ -21,6 +21,7 @@ use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec;
 use alloc::vec::Vec;
+use core::convert::Infallible;
 use core::iter;
 use core::slice;
 use core::time::Duration;
@@ -426,25 +427,25 @@ fn replay<M: TableMemory>(
     batch: &mut [Span],
     areas: &mut Intervals<Area>,
 ) -> Result<(), AttachError> {
-    for (range, area) in areas.from_to_mut(0, u64::MAX) {
+    areas.try_for_each_mut(0, u64::MAX, |range, area| {
         if area.out {
-            continue;
+            return Ok(());
         }
         let failed = |cause| AttachError::Replay { area: range, cause };
         if area.hold.is_none() {
             area.hold = Some(area.memory.hold(area.part(), &mut ()).map_err(failed)?);
         }
         let (filled, _) = fill(slice::from_mut(domain), batch, area, &mut ());
-        filled.map_err(failed)?;
-    }
-    Ok(())
+        filled.map_err(failed)
+    })
 }
 
 /// Lets go of the memory of all areas, which no domain maps.
 fn let_go(areas: &mut Intervals<Area>) {
-    for (_, area) in areas.from_to_mut(0, u64::MAX) {
+    let Ok(()) = areas.try_for_each_mut(0, u64::MAX, |_, area| {
         area.hold = None;
-    }
+        Ok::<_, Infallible>(())
+    });
 }
 
 /// The ranges of the areas that begin between `first` and `last`, put together as far as the
@@ -456,7 +457,7 @@ fn stretches(
     aperture: Aperture,
 ) -> impl Iterator<Item = Span> {
     let mut ranges = areas
-        .from_to(first, last)
+        .overlapping(first, last)
         .map(|(range, _)| range)
         .peekable();
     iter::from_fn(move || {
