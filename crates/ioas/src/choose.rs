@@ -3,21 +3,21 @@
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
-use iopt::{Prot, RangeError, TableMemory};
+use iopt::{Prot, RangeError};
 use runs::Span;
 
+use crate::backend::Backend;
 use crate::error::MapError;
 use crate::memory::Memory;
 use crate::observer::Observer;
 use crate::space::Ioas;
-use crate::windows::{windows, within, without};
+use crate::windows::{within, without};
 
-impl<M: TableMemory> Ioas<M> {
-    /// Where something can be mapped: what all domains translate, less what devices reserve. In
-    /// order; stretches of more than 2^63 bytes come in two.
+impl<B: Backend> Ioas<B> {
+    /// Where something can be mapped: what all devices translate, less what they reserve. In order;
+    /// stretches of more than 2^63 bytes come in two.
     pub fn windows(&self) -> Vec<Span> {
-        let reserved = self.reserved.iter().map(|(_, span)| *span);
-        windows(self.own.apertures(), reserved)
+        self.backend.windows()
     }
 
     /// Has [`map_anywhere`](Self::map_anywhere) choose only addresses in `ranges`, or any if there
@@ -73,7 +73,7 @@ impl<M: TableMemory> Ioas<M> {
         let Some(log2) = part.len.checked_ilog2() else {
             return Err(MapError::Range(RangeError::Empty));
         };
-        let align = (1u64 << log2).min(LARGEST).max(self.own.granule());
+        let align = (1u64 << log2).min(LARGEST).max(self.backend.granule());
         let windows = match self.windows() {
             all if self.allowed.is_empty() => all,
             all => within(&all, &self.allowed),
@@ -84,12 +84,12 @@ impl<M: TableMemory> Ioas<M> {
             return Err(no_room);
         };
         // Never 0: the first page is left out.
-        let zero = Span::new(0, self.own.granule().max(4096));
+        let zero = Span::new(0, self.backend.granule().max(4096));
         let windows: Vec<Span> = windows
             .into_iter()
             .flat_map(|window| without(window, zero))
             .collect();
-        let found = self.areas.gap(len, align, &windows);
+        let found = self.areas.0.gap(len, align, &windows);
         found.map(|start| start + lead).ok_or(no_room)
     }
 }

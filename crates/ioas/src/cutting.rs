@@ -11,14 +11,15 @@ use alloc::vec::Vec;
 use core::convert::Infallible;
 use core::mem;
 
-use iopt::{Interruption, TableMemory};
+use iopt::Interruption;
 use runs::Span;
 
+use crate::backend::Backend;
 use crate::error::{MapError, UnmapError};
 use crate::observer::{Observer, Step, observed};
 use crate::space::{Ioas, Unmapped};
 
-impl<M: TableMemory> Ioas<M> {
+impl<B: Backend> Ioas<B> {
     /// [`unmap`](Self::unmap) of exactly `range`: areas that reach over its ends are cut, without a
     /// moment in which the rest is missing unless `interruption` allows one.
     ///
@@ -36,7 +37,13 @@ impl<M: TableMemory> Ioas<M> {
         }
         self.externals.let_go(range)?;
         self.cut_around(range, interruption)?;
-        self.unmap_between(range.start, range.last(), &mut |_| (), observer)
+        self.unmap_between(
+            range.start,
+            range.last(),
+            interruption,
+            &mut |_| (),
+            observer,
+        )
     }
 
     /// Takes `range` out of the areas that cover it: unmapped and unpinned, exactly that, until it is
@@ -66,13 +73,14 @@ impl<M: TableMemory> Ioas<M> {
         self.cut_around(range, interruption)?;
         observed(observer, Step::EmptyTables, |_| {
             let (first, last) = (range.start, range.last());
-            self.own.empty(&self.areas, first, last, &mut |_| ())?;
+            self.backend
+                .empty(&self.areas, first, last, interruption, &mut |_| ())?;
             let mut bytes = 0;
-            let Ok(()) = self.areas.try_for_each_mut(first, last, |span, area| {
+            let Ok(()) = self.areas.0.try_for_each_mut(first, last, |span, area| {
                 if !mem::replace(&mut area.out, true) {
                     bytes += span.len;
                 }
-                self.own.retire(span, area.hold.take());
+                self.retired.add(span, area.hold.take());
                 Ok::<_, Infallible>(())
             });
             Ok::<_, UnmapError>(((), bytes))
@@ -102,30 +110,32 @@ impl<M: TableMemory> Ioas<M> {
             return Err(MapError::BeyondEnd { start: range.start });
         }
         for end in [range.start, range.last()] {
-            if let Some((out, area)) = self.areas.at(end)
+            if let Some((out, area)) = self.areas.0.at(end)
                 && area.out
                 && !range.covers(&out)
             {
                 return Err(MapError::NotOut { range, out });
             }
         }
-        self.own.make_way(range).map_err(MapError::Flush)?;
-        let outs = self.areas.overlapping(range.start, range.last());
+        self.retired
+            .make_way(&mut self.backend, range)
+            .map_err(MapError::Flush)?;
+        let outs = self.areas.0.overlapping(range.start, range.last());
         let starts: Vec<u64> = outs
             .filter(|(_, area)| area.out)
             .map(|(span, _)| span.start)
             .collect();
         for start in starts {
-            let Some((_, area)) = self.areas.at_mut(start) else {
+            let Some((_, area)) = self.areas.0.at_mut(start) else {
                 continue;
             };
-            self.own.map(area, observer)?;
+            self.backend.map(area, &mut self.retired, observer)?;
             area.out = false;
-            self.own.listeners.mapped(area);
+            self.retired.listeners.mapped(area);
             let end = start.wrapping_add(area.range.len);
             self.join_at(start);
             self.join_at(end);
-            if let Some((whole, _)) = self.areas.at(start) {
+            if let Some((whole, _)) = self.areas.0.at(start) {
                 self.refit(
                     range.intersection(&whole).unwrap_or(whole),
                     whole,
@@ -138,17 +148,17 @@ impl<M: TableMemory> Ioas<M> {
 
     /// Joins the areas that meet at `at`, where one goes on in the other.
     fn join_at(&mut self, at: u64) {
-        let before = at.checked_sub(1).and_then(|last| self.areas.at(last));
-        let (Some((head, area)), Some((tail, next))) = (before, self.areas.at(at)) else {
+        let before = at.checked_sub(1).and_then(|last| self.areas.0.at(last));
+        let (Some((head, area)), Some((tail, next))) = (before, self.areas.0.at(at)) else {
             return;
         };
         if tail.start != at || !area.goes_on_in(next) {
             return;
         }
-        let next = self.areas.remove(at);
-        if let (Some((_, mut area)), Some((_, next))) = (self.areas.remove(head.start), next) {
+        let next = self.areas.0.remove(at);
+        if let (Some((_, mut area)), Some((_, next))) = (self.areas.0.remove(head.start), next) {
             area.join(next);
-            let joined = self.areas.insert(area.range, area);
+            let joined = self.areas.0.insert(area.range, area);
             debug_assert!(joined.is_ok(), "{head} grew into the place of {tail}");
         }
     }
@@ -156,7 +166,7 @@ impl<M: TableMemory> Ioas<M> {
     /// The first address of `range` that is in no area.
     fn first_hole(&self, range: Span) -> Option<u64> {
         let mut at = range.start;
-        while let Some((span, _)) = self.areas.at(at) {
+        while let Some((span, _)) = self.areas.0.at(at) {
             if span.last() >= range.last() {
                 return None;
             }
@@ -169,26 +179,26 @@ impl<M: TableMemory> Ioas<M> {
     fn cut_around(&mut self, range: Span, interruption: Interruption) -> Result<(), UnmapError> {
         // Behind the last byte of the address space nothing can be cut.
         let ends = [Some(range.start), range.last().checked_add(1)];
-        let granule = self.own.granule();
-        let cuts = ends.map(|end| {
-            let at = end?;
-            let (area, _) = self.areas.at(at)?;
-            (area.start < at).then_some((at, area))
-        });
+        let granule = self.backend.granule();
+        // Also where an area ends anyway: a back end may have mapped it together with the next.
+        let cuts = ends.map(|end| Some((end?, self.areas.0.at(end?)?.0)));
         for (at, area) in cuts.into_iter().flatten() {
-            if at & (granule - 1) != 0 {
+            if area.start < at && at & (granule - 1) != 0 {
                 return Err(UnmapError::CutsArea { range, area });
             }
         }
         for (at, _) in cuts.into_iter().flatten() {
-            self.own.cut(at, interruption).map_err(UnmapError::Cut)?;
+            self.backend.cut(at, interruption)?;
         }
         for (at, _) in cuts.into_iter().flatten() {
-            let start = self.areas.at(at).map_or(at, |(area, _)| area.start);
-            if let Some((_, mut head)) = self.areas.remove(start) {
+            let start = self.areas.0.at(at).map_or(at, |(area, _)| area.start);
+            if start == at {
+                continue;
+            }
+            if let Some((_, mut head)) = self.areas.0.remove(start) {
                 let tail = head.split_at(at);
-                let cut = self.areas.insert(head.range, head);
-                let cut = cut.and_then(|()| self.areas.insert(tail.range, tail));
+                let cut = self.areas.0.insert(head.range, head);
+                let cut = cut.and_then(|()| self.areas.0.insert(tail.range, tail));
                 debug_assert!(
                     cut.is_ok(),
                     "where one area was there is room for its pieces"
@@ -203,9 +213,9 @@ impl<M: TableMemory> Ioas<M> {
     /// in another size.
     pub(crate) fn refit(&mut self, range: Span, area: Span, interruption: Interruption) {
         let _ = match self.tracking.and_then(|tracking| tracking.leaf) {
-            Some(leaf) => self.own.split(range, leaf, interruption),
+            Some(leaf) => self.backend.split(range, leaf, interruption),
             None if range == area => Ok(()),
-            None => self.own.merge(around(range, area), interruption),
+            None => self.backend.merge(around(range, area), interruption),
         };
     }
 }

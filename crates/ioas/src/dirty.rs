@@ -21,11 +21,13 @@ use alloc::vec::Vec;
 use core::fmt;
 
 use iommu::FlushError;
-use iopt::{DirtyError, Interruption, Pending, Prot, RefitError, Shown, TableMemory};
+use iopt::{DirtyError, Interruption, Pending, Prot, RefitError, Shown};
 use runs::Span;
 
+use crate::backend::{Backend, Unsupported};
 use crate::error::UnmapError;
 use crate::memory::Memory;
+use crate::object::Cause;
 use crate::observer::Observer;
 use crate::space::{Ioas, Unmapped};
 
@@ -61,11 +63,16 @@ pub struct Harvested {
 
 /// Why tracking did not begin. It is off, and leaves are as they were, or smaller.
 #[derive(Debug)]
+#[non_exhaustive]
 pub enum TrackingError {
+    /// The back end cannot do that.
+    Unsupported(Unsupported),
+    /// The kernel refuses.
+    Kernel(Cause),
     /// Leaves cannot be split.
     Split(RefitError<FlushError>),
     /// What was noted before cannot be forgotten.
-    Clear(DirtyError),
+    Clear(HarvestError),
     /// A unit did not forget it in time.
     Flush(FlushError),
 }
@@ -73,6 +80,8 @@ pub enum TrackingError {
 impl fmt::Display for TrackingError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Self::Unsupported(cause) => cause.fmt(f),
+            Self::Kernel(_) => f.write_str("the kernel does not track what devices write to"),
             Self::Split(cause) => write!(f, "leaves cannot be split: {cause}"),
             Self::Clear(cause) => cause.fmt(f),
             Self::Flush(cause) => cause.fmt(f),
@@ -80,9 +89,45 @@ impl fmt::Display for TrackingError {
     }
 }
 
-impl core::error::Error for TrackingError {}
+impl core::error::Error for TrackingError {
+    fn source(&self) -> Option<&(dyn core::error::Error + 'static)> {
+        match self {
+            Self::Kernel(cause) => Some(&**cause),
+            Self::Clear(cause) => cause.source(),
+            _ => None,
+        }
+    }
+}
 
-impl<M: TableMemory> Ioas<M> {
+/// Why what devices have written to was not learned.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum HarvestError {
+    /// A table cannot be harvested.
+    Table(DirtyError),
+    /// The kernel refuses.
+    Kernel(Cause),
+}
+
+impl fmt::Display for HarvestError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Table(cause) => cause.fmt(f),
+            Self::Kernel(_) => f.write_str("the kernel does not tell what devices have written to"),
+        }
+    }
+}
+
+impl core::error::Error for HarvestError {
+    fn source(&self) -> Option<&(dyn core::error::Error + 'static)> {
+        match self {
+            Self::Table(_) => None,
+            Self::Kernel(cause) => Some(&**cause),
+        }
+    }
+}
+
+impl<B: Backend> Ioas<B> {
     /// True while it is tracked what devices write to.
     pub const fn tracks_dirty(&self) -> bool {
         self.tracking.is_some()
@@ -94,10 +139,7 @@ impl<M: TableMemory> Ioas<M> {
     ///
     /// See [`TrackingError`].
     pub fn track_dirty(&mut self, tracking: Tracking) -> Result<(), TrackingError> {
-        self.own
-            .domains
-            .iter_mut()
-            .for_each(|domain| domain.track());
+        self.backend.track(tracking)?;
         self.tracking = Some(tracking);
         let begun = self.split_all(tracking).and_then(|()| self.forget_dirty());
         if begun.is_err() {
@@ -109,17 +151,14 @@ impl<M: TableMemory> Ioas<M> {
     /// Ends it: what was not harvested is forgotten. Leaves that were split are merged, as far as
     /// they can be.
     pub fn untrack_dirty(&mut self) {
-        self.own
-            .domains
-            .iter_mut()
-            .for_each(|domain| domain.untrack());
+        self.backend.untrack();
         let Some(tracking) = self.tracking.take() else {
             return;
         };
         if tracking.leaf.is_some() {
             for range in self.stretches() {
                 // Smaller leaves say the same.
-                let _ = self.own.merge(range, tracking.interruption);
+                let _ = self.backend.merge(range, tracking.interruption);
             }
         }
     }
@@ -127,7 +166,7 @@ impl<M: TableMemory> Ioas<M> {
     fn split_all(&mut self, tracking: Tracking) -> Result<(), TrackingError> {
         if let Some(leaf) = tracking.leaf {
             for range in self.stretches() {
-                let split = self.own.split(range, leaf, tracking.interruption);
+                let split = self.backend.split(range, leaf, tracking.interruption);
                 split.map_err(TrackingError::Split)?;
             }
         }
@@ -163,27 +202,9 @@ impl<M: TableMemory> Ioas<M> {
     pub fn harvest<W: AsRef<[u64]> + AsMut<[u64]>>(
         &mut self,
         pending: &mut Pending<W>,
-    ) -> Result<Harvested, DirtyError> {
+    ) -> Result<Harvested, HarvestError> {
         let span = pending.span();
-        let mut found = Harvested::default();
-        for domain in &mut self.own.domains {
-            let blind = domain.is_blind();
-            found.blind |= blind;
-            for (range, area) in self.areas.overlapping(span.start, span.last()) {
-                let Some(range) = range.intersection(&span).filter(|_| !area.out) else {
-                    continue;
-                };
-                if !area.prot.contains(Prot::WRITE) {
-                    continue;
-                }
-                if blind {
-                    pending.mark(range);
-                }
-                if domain.tracked {
-                    found.bytes += domain.table.harvest(range, pending)?;
-                }
-            }
-        }
+        let found = self.backend.harvest(&self.areas, pending)?;
         self.externals.written(span, |range| pending.mark(range));
         Ok(found)
     }
@@ -197,11 +218,7 @@ impl<M: TableMemory> Ioas<M> {
         &mut self,
         pending: &'p mut Pending<W>,
     ) -> Result<Shown<'p, W>, FlushError> {
-        let domains = &self.own.domains;
-        pending.flush_with(|what| {
-            let mut all = domains.iter();
-            all.try_for_each(|domain| domain.devices.invalidate(domain.id, what))
-        })
+        pending.flush_with(|what| self.backend.show(what))
     }
 
     /// [`unmap`](Self::unmap), which notes in `pending` what devices had written to there. Plain
@@ -216,10 +233,11 @@ impl<M: TableMemory> Ioas<M> {
         pending: &mut Pending<W>,
         observer: &mut dyn Observer,
     ) -> Result<Unmapped, UnmapError> {
-        let blind = self.own.domains.iter().any(|domain| domain.is_blind());
+        let blind = self.backend.is_blind();
         let writable = |area: &&crate::Area| blind && area.prot.contains(Prot::WRITE);
         let unseen: Vec<Span> = self
             .areas
+            .0
             .overlapping(range.start, range.last())
             .map(|(_, area)| area)
             .filter(writable)
@@ -234,7 +252,7 @@ impl<M: TableMemory> Ioas<M> {
     /// and offset and length in it. In order, without holes. So what was [shown](Self::show) can be
     /// told by guest address.
     pub fn parts(&self, range: Span) -> impl Iterator<Item = (Span, &Arc<Memory>, Span)> {
-        let areas = self.areas.overlapping(range.start, range.last());
+        let areas = self.areas.0.overlapping(range.start, range.last());
         areas.filter_map(move |(span, area)| {
             let here = span.intersection(&range)?;
             let offset = area.offset + (here.start - span.start);

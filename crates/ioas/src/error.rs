@@ -7,6 +7,7 @@ use iommu::{DeviceId, FlushError};
 use iopt::{RangeError, RefitError};
 use runs::Span;
 
+use crate::backend::Unsupported;
 use crate::ledger::OverLimit;
 use crate::object::{Cause, PinFailed};
 
@@ -37,11 +38,6 @@ pub enum MapError {
         /// The first area that is in the way.
         area: Span,
     },
-    /// There are as many areas as there can be: 2^32.
-    TooMany {
-        /// Areas.
-        areas: usize,
-    },
     /// The range ends beyond 2^64.
     BeyondEnd {
         /// Where it begins.
@@ -70,6 +66,15 @@ pub enum MapError {
         range: Span,
         /// The area that is out and reaches over one of its ends.
         out: Span,
+    },
+    /// The back end cannot do that.
+    Unsupported(Unsupported),
+    /// The back end has as many mappings as it can have.
+    TooMany {
+        /// How many it would have.
+        wanted: u64,
+        /// The most that it can have.
+        most: u64,
     },
     /// The limit on locked memory.
     OverLimit(OverLimit),
@@ -114,7 +119,6 @@ impl fmt::Display for MapError {
                  bytes"
             ),
             Self::Overlap { wanted, area } => write!(f, "{wanted} overlaps the area {area}"),
-            Self::TooMany { areas } => write!(f, "there are {areas} areas, and no room for more"),
             Self::BeyondEnd { start } => write!(f, "the range from {start:#x} ends beyond 2^64"),
             Self::Reserved { wanted, reserved } => {
                 write!(
@@ -131,6 +135,10 @@ impl fmt::Display for MapError {
             ),
             Self::NotOut { range, out } => {
                 write!(f, "{out} is out as a whole, and {range} is a part of it")
+            }
+            Self::Unsupported(cause) => cause.fmt(f),
+            Self::TooMany { wanted, most } => {
+                write!(f, "{wanted} mappings are needed, and there can be {most}")
             }
             Self::OverLimit(cause) => cause.fmt(f),
             Self::Pin(cause) => cause.fmt(f),
@@ -199,6 +207,14 @@ pub enum UnmapError {
     /// A leaf that reaches over an end of the range cannot be replaced by smaller ones. Nothing was
     /// unmapped; translations are what they were, some leaves may be smaller.
     Cut(RefitError<FlushError>),
+    /// An end of the range lies inside a mapping of the back end, which cannot be cut, or not
+    /// without a moment in which the rest is missing. Nothing was unmapped.
+    CutsMapping {
+        /// The mapping, which may hold several areas.
+        mapping: Span,
+        /// What the back end cannot do.
+        cause: Unsupported,
+    },
     /// The range ends beyond 2^64. Nothing was unmapped.
     BeyondEnd {
         /// Where it begins.
@@ -224,6 +240,9 @@ impl fmt::Display for UnmapError {
                 write!(f, "{held} in {range} is held by a user who does not let go")
             }
             Self::Cut(cause) => cause.fmt(f),
+            Self::CutsMapping { mapping, cause } => {
+                write!(f, "{cause}, and {mapping} is one mapping")
+            }
             Self::BeyondEnd { start } => write!(f, "the range from {start:#x} ends beyond 2^64"),
             Self::Table(cause) => cause.fmt(f),
             Self::Flush(cause) => cause.fmt(f),

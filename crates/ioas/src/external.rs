@@ -18,9 +18,10 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::fmt;
 
-use iopt::{Prot, TableMemory};
+use iopt::Prot;
 use runs::Span;
 
+use crate::backend::Backend;
 use crate::error::{MapError, UnmapError};
 use crate::lock::Mutex;
 use crate::memory::Hold;
@@ -196,7 +197,7 @@ impl Externals {
     }
 }
 
-impl<M: TableMemory> Ioas<M> {
+impl<B: Backend> Ioas<B> {
     /// Makes `user` one of those that are asked to let go.
     pub fn add_pin_user(&mut self, user: Arc<dyn PinUser>) {
         self.externals.users.lock().push(user);
@@ -225,7 +226,7 @@ impl<M: TableMemory> Ioas<M> {
         }
         let mut holds = Vec::new();
         let mut at = Some(range.start);
-        for (span, area) in self.areas.overlapping(range.start, range.last()) {
+        for (span, area) in self.areas.0.overlapping(range.start, range.last()) {
             let Some(here) = span.intersection(&range) else {
                 continue;
             };

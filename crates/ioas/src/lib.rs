@@ -62,6 +62,7 @@ extern crate alloc;
 extern crate std;
 
 mod area;
+mod backend;
 mod choose;
 mod cutting;
 mod dirty;
@@ -81,6 +82,7 @@ mod memory;
 mod object;
 mod observer;
 mod own;
+mod retired;
 mod space;
 mod synthetic;
 mod tally;
@@ -91,7 +93,8 @@ mod vm_memory;
 mod windows;
 
 pub use area::Area;
-pub use dirty::{Harvested, Tracking, TrackingError};
+pub use backend::{Areas, Backend, Capabilities, Capability, Unsupported};
+pub use dirty::{HarvestError, Harvested, Tracking, TrackingError};
 pub use error::{AttachError, CloseError, DetachError, MapError, UnmapError};
 pub use external::{ExternalPin, PinError, PinUser, ROUNDS, WhenUnmapped};
 pub use ledger::{Charge, Forecast, Ledger, OverLimit};
@@ -101,7 +104,8 @@ pub use listener::Listener;
 pub use memory::{Hold, Memory};
 pub use object::{Cause, MemoryObject, PinFailed, Pinned, RunReader};
 pub use observer::{Observer, Step};
-pub use own::{BuildDomain, Builder, BuilderError, DomainIds, Flushing};
+pub use own::{BuildDomain, Builder, BuilderError, DomainIds, Own};
+pub use retired::{Flushing, Retired};
 pub use space::{Ioas, Unmapped};
 pub use synthetic::Synthetic;
 #[cfg(feature = "vm-memory")]

@@ -19,25 +19,23 @@
 //! [`Ioas::close`] gives everything back and tells what it could not. Dropping an address space
 //! detaches its devices and unpins its memory; see [`Ioas`].
 
-use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::fmt;
 use core::mem;
 
-use iommu::{DeviceId, DomainId, Unit};
-use iopt::{AnyTable, Aperture, Interruption, Leaf, Prot, RangeError, TableMemory};
+use iopt::{Aperture, Interruption, Prot, RangeError};
 use runs::Span;
 
 use crate::area::Area;
+use crate::backend::{Areas, Backend, Capabilities};
 use crate::dirty::Tracking;
-use crate::error::{AttachError, CloseError, DetachError, MapError, UnmapError};
+use crate::error::{CloseError, MapError, UnmapError};
 use crate::external::Externals;
-use crate::intervals::Intervals;
 use crate::listener::Listener;
 use crate::memory::Memory;
 use crate::observer::{Observer, Step, observed};
-use crate::own::{BuildDomain, Flushing, Own};
+use crate::retired::{Flushing, Retired};
 
 /// What an unmap has removed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -51,7 +49,7 @@ pub struct Unmapped {
     pub unpinned: u64,
 }
 
-/// An I/O address space.
+/// An I/O address space over the back end `B`: tables of ours ([`Own`](crate::Own)), or a kernel's.
 ///
 /// # Dropping
 ///
@@ -60,135 +58,76 @@ pub struct Unmapped {
 /// device go, the memory of all areas stays pinned and charged for good: a device must never reach
 /// memory that is not pinned. Tables of the caller's, as those of a dropped
 /// [`Table`](iopt::Table), stay out of use in any case.
-pub struct Ioas<M: TableMemory> {
-    pub(crate) areas: Intervals<Area>,
-    pub(crate) own: Own<M>,
+pub struct Ioas<B: Backend> {
+    pub(crate) areas: Areas,
+    pub(crate) backend: B,
+    pub(crate) retired: Retired,
     pub(crate) externals: Arc<Externals>,
-    /// What devices cannot translate, with the device.
-    pub(crate) reserved: Vec<(DeviceId, Span)>,
     /// To which addresses are chosen; anywhere when empty.
     pub(crate) allowed: Vec<Span>,
     /// While it is tracked what devices write to.
     pub(crate) tracking: Option<Tracking>,
 }
 
-impl<M: TableMemory> Ioas<M> {
-    /// An empty address space over `table`, which is empty and which units know as `domain`. It is
-    /// the only domain, and mapped and pinned also while no device is attached.
-    pub fn new(domain: DomainId, table: AnyTable<M>) -> Self {
-        Self::over(Own::new(Some((domain, table)), None))
-    }
-
-    /// An empty address space without a domain. The first device brings one, which `builder` builds,
-    /// and every device that no domain suits another one. Until then areas are only noted.
-    pub fn with_builder(builder: impl BuildDomain<M> + 'static) -> Self {
-        Self::over(Own::new(None, Some(Box::new(builder))))
-    }
-
-    fn over(own: Own<M>) -> Self {
+impl<B: Backend> Ioas<B> {
+    /// An empty address space over `backend`.
+    pub(crate) fn over(backend: B) -> Self {
         Self {
-            areas: Intervals::new(),
-            own,
+            areas: Areas::default(),
+            backend,
+            retired: Retired::default(),
             externals: Arc::default(),
-            reserved: Vec::new(),
             allowed: Vec::new(),
             tracking: None,
         }
     }
 
+    /// What the back end can do.
+    pub fn capabilities(&self) -> Capabilities {
+        self.backend.capabilities()
+    }
+
+    /// The back end.
+    pub const fn backend(&self) -> &B {
+        &self.backend
+    }
+
     /// When units are told what was unmapped. What waits now is flushed by the next call that
     /// flushes.
     pub fn set_flushing(&mut self, flushing: Flushing) {
-        self.own.flushing = flushing;
+        self.retired.flushing = flushing;
     }
 
     /// Tells `listener` of all areas, from now on.
     pub fn add_listener(&mut self, listener: Arc<dyn Listener>) {
         let areas = self.areas().filter(|area| !area.out);
         areas.for_each(|area| listener.mapped(area));
-        self.own.listeners.add(listener);
+        self.retired.listeners.add(listener);
     }
 
     /// Tells `listener` nothing any more. It must not use what it knows.
     pub fn remove_listener(&mut self, listener: &Arc<dyn Listener>) {
-        self.own.listeners.remove(listener);
-    }
-
-    /// The domains: number, page table and devices of each.
-    pub fn domains(&self) -> impl Iterator<Item = (DomainId, &AnyTable<M>)> {
-        let domains = self.own.domains.iter();
-        domains.map(|domain| (domain.id, &domain.table))
-    }
-
-    /// The page table of the first domain, if there is one.
-    pub fn table(&self) -> Option<&AnyTable<M>> {
-        self.own.domains.first().map(|domain| &domain.table)
+        self.retired.listeners.remove(listener);
     }
 
     /// The areas, in order.
     pub fn areas(&self) -> impl Iterator<Item = &Area> {
-        self.areas.overlapping(0, u64::MAX).map(|(_, area)| area)
+        self.areas.iter()
     }
 
     /// How many areas there are.
     pub fn len(&self) -> usize {
-        self.areas.len()
+        self.areas.0.len()
     }
 
     /// True when there is no area.
     pub fn is_empty(&self) -> bool {
-        self.areas.is_empty()
+        self.areas.0.is_empty()
     }
 
     /// The area that holds `iova`.
     pub fn area_at(&self, iova: u64) -> Option<&Area> {
-        self.areas.at(iova).map(|(_, area)| area)
-    }
-
-    /// The leaf that maps `iova`, in the first domain.
-    pub fn leaf_at(&self, iova: u64) -> Option<Leaf> {
-        self.table()?.leaf_at(iova)
-    }
-
-    /// The attached devices.
-    pub fn devices(&self) -> impl Iterator<Item = DeviceId> + '_ {
-        let domains = self.own.domains.iter();
-        domains.flat_map(|domain| domain.devices.0.iter().map(|(_, device)| *device))
-    }
-
-    /// Lets `device` of `unit` see this address space: in a domain that suits the unit, or in a new
-    /// one, in which all areas are mapped first.
-    ///
-    /// While memory is [retired](Self::retired), the device may come to see that too, as those
-    /// that are attached already.
-    ///
-    /// # Errors
-    ///
-    /// See [`AttachError`]. Nothing has changed then.
-    pub fn attach(&mut self, unit: Arc<dyn Unit>, device: DeviceId) -> Result<(), AttachError> {
-        let mut reserved = Vec::new();
-        unit.reserved(device, &mut |span| reserved.push((device, span)));
-        for (_, span) in &reserved {
-            if let Some((area, _)) = self.areas.first_overlap(span.start, span.last()) {
-                let reserved = *span;
-                return Err(AttachError::Reserved { area, reserved });
-            }
-        }
-        let dirty = self.tracking.is_some();
-        self.own.attach(unit, device, dirty, &mut self.areas)?;
-        self.reserved.append(&mut reserved);
-        Ok(())
-    }
-
-    /// Takes this address space away from `device`, from the one that was attached first if several
-    /// units have a device of that name. Areas stay, pinned for as long as there is a domain: when
-    /// the device comes back, it finds them.
-    pub fn detach(&mut self, device: DeviceId) -> Result<(), DetachError> {
-        self.own.detach(device, &mut self.areas)?;
-        if self.devices().all(|other| other != device) {
-            self.reserved.retain(|(whose, _)| *whose != device);
-        }
-        Ok(())
+        self.areas.0.at(iova).map(|(_, area)| area)
     }
 
     /// Maps `part` (offset and length in bytes) of `memory` at `iova`, all or nothing.
@@ -207,7 +146,9 @@ impl<M: TableMemory> Ioas<M> {
         observer: &mut dyn Observer,
     ) -> Result<(), MapError> {
         let range = self.check(iova, memory, part)?;
-        self.own.make_way(range).map_err(MapError::Flush)?;
+        self.retired
+            .make_way(&mut self.backend, range)
+            .map_err(MapError::Flush)?;
         let area = Area {
             range,
             memory: Arc::clone(memory),
@@ -217,27 +158,27 @@ impl<M: TableMemory> Ioas<M> {
             out: false,
         };
         // Vacant: `check` has seen that no area lies there.
-        if self.areas.insert(range, area).is_err() {
-            let areas = self.areas.len();
-            return Err(MapError::TooMany { areas });
+        if self.areas.0.insert(range, area).is_err() {
+            let (wanted, most) = (self.areas.0.len() as u64 + 1, u64::from(u32::MAX));
+            return Err(MapError::TooMany { wanted, most });
         }
-        let Some((_, area)) = self.areas.at_mut(iova) else {
+        let Some((_, area)) = self.areas.0.at_mut(iova) else {
             return Ok(());
         };
-        if let Err(cause) = self.own.map(area, observer) {
+        if let Err(cause) = self.backend.map(area, &mut self.retired, observer) {
             if area.hold.is_none() {
-                self.areas.remove(iova);
+                self.areas.0.remove(iova);
             }
             return Err(cause);
         }
-        self.own.listeners.mapped(area);
+        self.retired.listeners.mapped(area);
         self.refit(range, range, Interruption::Refused);
         Ok(())
     }
 
     /// Everything that can be known to be wrong before anything is touched.
     fn check(&self, iova: u64, memory: &Memory, part: Span) -> Result<Span, MapError> {
-        let granule = self.own.granule();
+        let granule = self.backend.granule();
         if part.len == 0 {
             return Err(MapError::Range(RangeError::Empty));
         }
@@ -254,25 +195,8 @@ impl<M: TableMemory> Ioas<M> {
                 granule,
             }));
         }
-        let range = Span::checked(iova, part.len);
-        for aperture in self.own.apertures() {
-            if range.is_none_or(|range| !aperture.covers(&range)) {
-                return Err(MapError::Range(RangeError::OutsideAperture {
-                    iova,
-                    len: range.map(|range| range.len),
-                    aperture,
-                }));
-            }
-        }
-        let Some(range) = range else {
-            return Err(MapError::BeyondEnd { start: iova });
-        };
-        let reserved = self.reserved.iter().find(|(_, span)| span.overlaps(&range));
-        if let Some((_, reserved)) = reserved {
-            let (wanted, reserved) = (range, *reserved);
-            return Err(MapError::Reserved { wanted, reserved });
-        }
-        match self.areas.first_overlap(range.start, range.last()) {
+        let range = self.backend.check(iova, part.len)?;
+        match self.areas.0.first_overlap(range.start, range.last()) {
             Some((area, _)) => Err(MapError::Overlap {
                 wanted: range,
                 area,
@@ -309,14 +233,15 @@ impl<M: TableMemory> Ioas<M> {
             return Ok(Unmapped::default());
         }
         for end in [range.start, range.last()] {
-            if let Some((area, _)) = self.areas.at(end)
+            if let Some((area, _)) = self.areas.0.at(end)
                 && !range.covers(&area)
             {
                 return Err(UnmapError::CutsArea { range, area });
             }
         }
         self.externals.let_go(range)?;
-        self.unmap_between(range.start, range.last(), note, observer)
+        let (first, last) = (range.start, range.last());
+        self.unmap_between(first, last, Interruption::Refused, note, observer)
     }
 
     /// Refuses what ends beyond the address space; false when there is nothing to do.
@@ -336,7 +261,7 @@ impl<M: TableMemory> Ioas<M> {
             self.externals.let_go(half)?;
         }
         // The whole space: a span cannot say that.
-        self.unmap_between(0, u64::MAX, &mut |_| (), observer)
+        self.unmap_between(0, u64::MAX, Interruption::Refused, &mut |_| (), observer)
     }
 
     /// Unmaps the areas that begin between `first` and `last`, both included. None of them ends
@@ -345,16 +270,18 @@ impl<M: TableMemory> Ioas<M> {
         &mut self,
         first: u64,
         last: u64,
+        interruption: Interruption,
         note: &mut dyn FnMut(Span),
         observer: &mut dyn Observer,
     ) -> Result<Unmapped, UnmapError> {
         let mut unmapped = observed(observer, Step::EmptyTables, |_| {
-            self.own.empty(&self.areas, first, last, note)?;
+            self.backend
+                .empty(&self.areas, first, last, interruption, note)?;
             let mut unmapped = Unmapped::default();
-            for (range, area) in self.areas.extract_inside(first, last) {
+            for (range, area) in self.areas.0.extract_inside(first, last) {
                 unmapped.areas += 1;
                 unmapped.bytes += range.len;
-                self.own.retire(range, area.hold);
+                self.retired.add(range, area.hold);
             }
             Ok::<_, UnmapError>((unmapped, unmapped.bytes))
         })?;
@@ -363,7 +290,7 @@ impl<M: TableMemory> Ioas<M> {
     }
 
     pub(crate) fn finish_unmap(&mut self, observer: &mut dyn Observer) -> Result<u64, UnmapError> {
-        if self.own.is_due() {
+        if self.retired.is_due() {
             self.flush_observed(observer)
         } else {
             Ok(0)
@@ -389,11 +316,13 @@ impl<M: TableMemory> Ioas<M> {
 
     fn flush_observed(&mut self, observer: &mut dyn Observer) -> Result<u64, UnmapError> {
         observed(observer, Step::Flush, |_| {
-            self.own.flush().map_err(UnmapError::Flush)?;
+            self.retired
+                .flush(&mut self.backend)
+                .map_err(UnmapError::Flush)?;
             Ok::<_, UnmapError>(((), 0))
         })?;
         let (unpinned, failed) = observed(observer, Step::Unpin, |_| {
-            let (unpinned, failed) = self.own.release();
+            let (unpinned, failed) = self.retired.release();
             Ok::<_, UnmapError>(((unpinned, failed), unpinned))
         })?;
         failed.map_or(Ok(unpinned), |cause| Err(UnmapError::Unpin(cause)))
@@ -401,7 +330,7 @@ impl<M: TableMemory> Ioas<M> {
 
     /// Memory that is unmapped but waits for a flush, in areas.
     pub const fn retired(&self) -> usize {
-        self.own.retired.len()
+        self.retired.holds.len()
     }
 
     /// Ends the address space: detaches every device, unmaps everything, gives all tables back.
@@ -413,37 +342,38 @@ impl<M: TableMemory> Ioas<M> {
     /// can be detached. What is left then is lost on purpose, see [`CloseError`]. Who wants to try
     /// again calls [`detach`](Self::detach) and [`unmap_all`](Self::unmap_all) first.
     pub fn close(mut self) -> Result<(), CloseError> {
-        let detached = self.own.detach_all(&mut self.areas);
-        self.own.flushing = Flushing::Strict;
+        let detached = self.backend.leave(&mut self.areas, &mut self.retired);
+        self.retired.flushing = Flushing::Strict;
         let unmapped = self.unmap_all(&mut ()).map_err(CloseError::Unmap);
         // Only when both have failed memory is left; dropping tries to detach once more.
         detached.map_err(CloseError::Detach)?;
         // Nobody is attached, so that the flush was empty, and each unit has forgotten the domain
         // with its last device. Areas are left in a damaged table only, which nobody should follow.
-        if self.areas.is_empty() {
-            self.own.end();
+        if self.areas.0.is_empty() {
+            self.backend.end();
         }
         unmapped.map(|_| ())
     }
 }
 
-impl<M: TableMemory> Drop for Ioas<M> {
+impl<B: Backend> Drop for Ioas<B> {
     fn drop(&mut self) {
         // A unit that has let its last device of a domain go has forgotten the domain, so that
         // nothing needs to be flushed any more.
-        if self.own.detach_all(&mut self.areas).is_err() {
+        let left = self.backend.leave(&mut self.areas, &mut self.retired);
+        if left.is_err() {
             mem::forget(mem::take(&mut self.areas));
-            mem::forget(mem::take(&mut self.own.retired));
+            mem::forget(mem::take(&mut self.retired.holds));
         }
     }
 }
 
-impl<M: TableMemory> fmt::Debug for Ioas<M> {
+impl<B: Backend> fmt::Debug for Ioas<B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Ioas")
-            .field("domains", &self.own.domains.len())
-            .field("areas", &self.areas.len())
-            .field("retired", &self.own.retired.len())
+            .field("backend", &self.capabilities().backend)
+            .field("areas", &self.areas.0.len())
+            .field("retired", &self.retired.holds.len())
             .finish_non_exhaustive()
     }
 }

@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 
 use hostmem::{Backing, FrameSource, Limits, Machine, Mapping, Pinner, RaisedPool};
 use ioas::{
-    Area, HostMemory, HostTables, Ioas, Ledger, MappedStorage, Memory, MemoryObject, Observer, Step,
+    Area, HostMemory, HostTables, Ioas, Ledger, MappedStorage, Memory, MemoryObject, Observer, Own,
+    Step,
 };
 use iommu::{DeviceId, DomainId, SoftwareUnit, Unit};
 use iopt::{AnyTable, Prot, TABLE_BYTES, TableMemory};
@@ -100,7 +101,7 @@ fn with_space(
 /// What happens between map and unmap.
 fn while_mapped(
     job: &MapJob,
-    space: &mut Ioas<Arc<HostTables>>,
+    space: &mut Ioas<Own<Arc<HostTables>>>,
     memory: &Arc<HostMemory>,
     frames: FrameSource,
     tables: &Arc<HostTables>,
@@ -306,7 +307,7 @@ fn new_table(job: &MapJob, memory: Arc<HostTables>) -> Result<AnyTable<Arc<HostT
 
 /// Fills in what is to be said of memory, charge and tables; returns the runs.
 fn describe(
-    space: &Ioas<Arc<HostTables>>,
+    space: &Ioas<Own<Arc<HostTables>>>,
     memory: &Arc<HostMemory>,
     frames: FrameSource,
     tables: &Arc<HostTables>,

@@ -143,6 +143,6 @@ impl<M: TableMemory + Clone + Send> BuildDomain<M> for Builder<M> {
 fn levels(can: &Capabilities, offered: u16) -> u8 {
     let enough = |levels: &u8| 12 + 9 * u32::from(*levels) >= can.input_bits;
     let mut offers = (0..16u8).filter(|levels| offered >> levels & 1 == 1);
-    let most = offers.clone().last().unwrap_or(0);
+    let most = offers.clone().next_back().unwrap_or(0);
     offers.find(enough).unwrap_or(most)
 }

@@ -1,0 +1,266 @@
+//! The seam to whoever translates: tables of ours, or a kernel that has its own.
+//!
+//! An [`Ioas`](crate::Ioas) keeps the areas and everything that is said about them; a [`Backend`]
+//! has devices reach their memory. What each promises, in this order:
+//!
+//! 1. The address space asks [`check`](Backend::check) before it touches anything, and looks itself
+//!    that areas never overlap.
+//! 2. [`map`](Backend::map) has devices reach an area, all or nothing: it charges and pins its
+//!    memory, or has a kernel do so. Without a device it may do nothing: then attaching one does the
+//!    same for all areas, all or nothing too.
+//! 3. [`empty`](Backend::empty) takes whole areas from devices, all or none. Where a mapping of the
+//!    back end reaches over an end, [`cut`](Backend::cut) has come before, or the caller allows a
+//!    moment in which the rest is missing; otherwise it is refused by name.
+//! 4. The holds of what was emptied go to [`Retired`]. Only when [`flush`](Backend::flush) has
+//!    succeeded, and every listener has forgotten it too, they are let go. A back end whose `empty`
+//!    returns when no device reaches the memory any more has nothing to flush.
+//! 5. [`leave`](Backend::leave) comes last. If it fails, the memory of all areas is lost on purpose.
+//!
+//! How devices are attached is each back end's own: they are named differently. A back end serves
+//! the address space that owns it, so that none of these calls overlap.
+//!
+//! # What not everybody can do
+//!
+//! [`Capabilities`] says by name what a back end can do. What it cannot is refused with
+//! [`Unsupported`]. It is never imitated with a moment of missing translation, unless the caller
+//! says [`Interruption::Allowed`].
+
+use core::fmt;
+
+use iommu::FlushError;
+use iopt::{Interruption, Invalidation, Pending, RefitError};
+use runs::Span;
+
+use crate::area::Area;
+use crate::dirty::{HarvestError, Harvested, Tracking, TrackingError};
+use crate::error::{DetachError, MapError, UnmapError};
+use crate::intervals::Intervals;
+use crate::observer::Observer;
+use crate::retired::Retired;
+
+/// The areas of an address space, as a back end sees them.
+#[derive(Debug, Default)]
+pub struct Areas(pub(crate) Intervals<Area>);
+
+impl Areas {
+    /// All of them, in order.
+    pub fn iter(&self) -> impl Iterator<Item = &Area> {
+        self.0.overlapping(0, u64::MAX).map(|(_, area)| area)
+    }
+}
+
+/// What a back end can do that others cannot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Capabilities {
+    /// The back end's name.
+    pub backend: &'static str,
+    /// Cuts mappings without a moment in which the rest is missing.
+    pub hitless_cut: bool,
+    /// Unmaps any part of what was mapped, also without cutting first.
+    pub unmap_part: bool,
+    /// Pins and charges memory once, at however many addresses it is.
+    pub shares_pins: bool,
+    /// Tells which pages devices have written to.
+    pub page_dirty: bool,
+    /// Maps given physical runs, like another device's BAR.
+    pub given_runs: bool,
+    /// Page tables lie where the caller says, in leaves of the sizes that it wants.
+    pub table_placement: bool,
+    /// The most mappings that it takes; `None` without a limit.
+    pub most_mappings: Option<u64>,
+}
+
+/// One of the [`Capabilities`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Capability {
+    /// [`Capabilities::hitless_cut`].
+    HitlessCut,
+    /// [`Capabilities::unmap_part`].
+    UnmapPart,
+    /// [`Capabilities::page_dirty`].
+    PageDirty,
+    /// [`Capabilities::given_runs`].
+    GivenRuns,
+    /// [`Capabilities::table_placement`].
+    TablePlacement,
+}
+
+impl fmt::Display for Capability {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::HitlessCut => "cut a mapping without a moment in which the rest is missing",
+            Self::UnmapPart => "unmap a part of a mapping",
+            Self::PageDirty => "tell which pages devices have written to",
+            Self::GivenRuns => "map memory that is not in this process",
+            Self::TablePlacement => "choose the leaves of its tables",
+        })
+    }
+}
+
+/// A back end cannot do what was asked for. Nothing has changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Unsupported {
+    /// What it cannot do.
+    pub what: Capability,
+    /// Its name.
+    pub backend: &'static str,
+}
+
+impl fmt::Display for Unsupported {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} cannot {}", self.backend, self.what)
+    }
+}
+
+impl core::error::Error for Unsupported {}
+
+/// Has devices reach the memory of areas. See the [module](self) for who promises what.
+pub trait Backend: Sized {
+    /// What it can do.
+    fn capabilities(&self) -> Capabilities;
+
+    /// What ends of areas must be multiples of, bytes; 1 when nothing is known yet.
+    fn granule(&self) -> u64;
+
+    /// Where something can be mapped, in order; stretches of more than 2^63 bytes come in two.
+    fn windows(&self) -> alloc::vec::Vec<Span>;
+
+    /// The `len` bytes from `iova` on, if devices can translate all of them. `len` is not 0.
+    ///
+    /// # Errors
+    ///
+    /// [`MapError::Range`], [`MapError::BeyondEnd`], [`MapError::Reserved`].
+    fn check(&self, iova: u64, len: u64) -> Result<Span, MapError>;
+
+    /// Has all devices reach `area`, all or nothing.
+    ///
+    /// If it fails but a device may still reach some of the memory, the hold is in `retired`, or
+    /// left in the area, which then stays.
+    ///
+    /// # Errors
+    ///
+    /// See [`MapError`].
+    fn map(
+        &mut self,
+        area: &mut Area,
+        retired: &mut Retired,
+        observer: &mut dyn Observer,
+    ) -> Result<(), MapError>;
+
+    /// Takes the areas that begin between `first` and `last`, both included, from all devices, all
+    /// or none. No area ends behind `last`. `note` is told what devices have written to, while that
+    /// is tracked.
+    ///
+    /// # Errors
+    ///
+    /// See [`UnmapError`].
+    fn empty(
+        &mut self,
+        areas: &Areas,
+        first: u64,
+        last: u64,
+        interruption: Interruption,
+        note: &mut dyn FnMut(Span),
+    ) -> Result<(), UnmapError>;
+
+    /// Makes it possible to empty what lies on one side of `at` alone, a multiple of the granule.
+    ///
+    /// # Errors
+    ///
+    /// [`UnmapError::Cut`]; [`UnmapError::CutsMapping`].
+    fn cut(&mut self, at: u64, interruption: Interruption) -> Result<(), UnmapError>;
+
+    /// Makes the leaves in `range` ones of at most `size` bytes. A back end without
+    /// [`Capabilities::table_placement`] leaves them as they are.
+    ///
+    /// # Errors
+    ///
+    /// When that is not possible; leaves say the same as before.
+    fn split(
+        &mut self,
+        range: Span,
+        size: u64,
+        interruption: Interruption,
+    ) -> Result<(), RefitError<FlushError>> {
+        let _ = (range, size, interruption);
+        Ok(())
+    }
+
+    /// Gives the leaves in `range`, which lies in one area, the largest sizes; see
+    /// [`split`](Self::split).
+    ///
+    /// # Errors
+    ///
+    /// When that is not possible; leaves say the same as before.
+    fn merge(
+        &mut self,
+        range: Span,
+        interruption: Interruption,
+    ) -> Result<(), RefitError<FlushError>> {
+        let _ = (range, interruption);
+        Ok(())
+    }
+
+    /// True when something must be [flushed](Self::flush) before `range` is mapped.
+    fn waits_in(&self, range: Span) -> bool {
+        let _ = range;
+        false
+    }
+
+    /// Returns when no device reaches what was emptied before. After an error all of that is still
+    /// to come.
+    ///
+    /// # Errors
+    ///
+    /// When somebody does not take notice in time.
+    fn flush(&mut self) -> Result<(), FlushError> {
+        Ok(())
+    }
+
+    /// Begins to track what devices write to, as far as it is possible. Splitting leaves and
+    /// forgetting what was written before is done by the caller.
+    ///
+    /// # Errors
+    ///
+    /// [`TrackingError::Unsupported`], [`TrackingError::Kernel`].
+    fn track(&mut self, tracking: Tracking) -> Result<(), TrackingError>;
+
+    /// Ends it.
+    fn untrack(&mut self);
+
+    /// Moves what devices have written to in the areas into `pending`, as far as they lie in its
+    /// span.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be learned; what was found before is in the bitmap.
+    fn harvest<W: AsRef<[u64]> + AsMut<[u64]>>(
+        &mut self,
+        areas: &Areas,
+        pending: &mut Pending<W>,
+    ) -> Result<Harvested, HarvestError>;
+
+    /// Has all units forget that the pages which were harvested are dirty.
+    ///
+    /// # Errors
+    ///
+    /// When a unit does not take notice in time.
+    fn show(&mut self, what: &Invalidation) -> Result<(), FlushError> {
+        let _ = what;
+        Ok(())
+    }
+
+    /// True when a device writes without leaving a trace.
+    fn is_blind(&self) -> bool;
+
+    /// Takes all areas from all devices for good. When it succeeds, no device reaches any memory.
+    ///
+    /// # Errors
+    ///
+    /// That of the first device that stays.
+    fn leave(&mut self, areas: &mut Areas, retired: &mut Retired) -> Result<(), DetachError>;
+
+    /// Gives back what is left when there are no areas and no devices.
+    fn end(&mut self) {}
+}

@@ -1,0 +1,264 @@
+//! What the own back end promises to an address space.
+
+use alloc::vec::Vec;
+
+use iommu::FlushError;
+use iopt::{
+    Aperture, Interruption, Invalidation, Pending, Prot, RangeError, RefitError, TableMemory,
+};
+use runs::Span;
+
+use super::{Domain, Own, fill, stretches};
+use crate::area::Area;
+use crate::backend::{Areas, Backend, Capabilities};
+use crate::dirty::{HarvestError, Harvested, Tracking, TrackingError};
+use crate::error::{DetachError, MapError, UnmapError};
+use crate::observer::Observer;
+use crate::retired::Retired;
+use crate::windows::windows;
+
+impl<M: TableMemory> Own<M> {
+    /// The addresses of each domain.
+    fn apertures(&self) -> impl Iterator<Item = Aperture> + '_ {
+        self.domains.iter().map(|domain| domain.table.aperture())
+    }
+
+    /// True when every unit notes what its devices write to.
+    fn units_track_dirty(&self) -> bool {
+        let mut units = self
+            .domains
+            .iter()
+            .flat_map(|domain| domain.devices.units());
+        units.all(|unit| unit.capabilities().dirty_tracking)
+    }
+
+    /// Takes back an area of which the first `reached` bytes may be in tables.
+    fn undo(&mut self, area: &mut Area, reached: u64, retired: &mut Retired) {
+        // What the caller must learn is why the map failed. That memory could not be unpinned
+        // shows in the ledger, and that it waits for a flush in `retired`.
+        if reached > 0 {
+            let range = Span::new(area.range.start, reached);
+            for domain in &mut self.domains {
+                if let Err(cause) = domain.empty(range, &mut |_| ()) {
+                    // Not reached: whole leaves were mapped here just now. Devices might reach the
+                    // memory, so it stays what it is.
+                    debug_assert!(false, "what was just mapped cannot be unmapped: {cause}");
+                    return;
+                }
+            }
+            retired.add(range, area.hold.take());
+            let _ = retired.settle(self);
+        } else if let Some(hold) = area.hold.take() {
+            // No device has ever seen it: there is nothing to wait for.
+            let _ = hold.release();
+        }
+    }
+}
+
+impl<M: TableMemory> Backend for Own<M> {
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            backend: "own tables",
+            hitless_cut: true,
+            unmap_part: true,
+            shares_pins: true,
+            page_dirty: self.units_track_dirty(),
+            given_runs: true,
+            table_placement: true,
+            most_mappings: None,
+        }
+    }
+
+    /// The smallest page that every domain has; 1 without a domain.
+    fn granule(&self) -> u64 {
+        let smallest = |domain: &Domain<M>| domain.table.page_sizes().smallest();
+        self.domains.iter().map(smallest).max().unwrap_or(1)
+    }
+
+    fn windows(&self) -> Vec<Span> {
+        let reserved = self.reserved.iter().map(|(_, span)| *span);
+        windows(self.apertures(), reserved)
+    }
+
+    fn check(&self, iova: u64, len: u64) -> Result<Span, MapError> {
+        let range = Span::checked(iova, len);
+        for aperture in self.apertures() {
+            if range.is_none_or(|range| !aperture.covers(&range)) {
+                return Err(MapError::Range(RangeError::OutsideAperture {
+                    iova,
+                    len: range.map(|range| range.len),
+                    aperture,
+                }));
+            }
+        }
+        let wanted = range.ok_or(MapError::BeyondEnd { start: iova })?;
+        let reserved = self.reserved.iter().map(|(_, span)| *span);
+        match reserved.into_iter().find(|span| span.overlaps(&wanted)) {
+            Some(reserved) => Err(MapError::Reserved { wanted, reserved }),
+            None => Ok(wanted),
+        }
+    }
+
+    /// Pins the memory of `area` and maps it in every domain; without a domain there is nothing to
+    /// do. Its hold is in the area before the first entry is in a table, so that at no moment, not
+    /// even while a panic of an observer unwinds, there is an entry to memory that nothing holds.
+    fn map(
+        &mut self,
+        area: &mut Area,
+        retired: &mut Retired,
+        observer: &mut dyn Observer,
+    ) -> Result<(), MapError> {
+        if self.domains.is_empty() {
+            return Ok(());
+        }
+        let hold = area.memory.hold(area.part(), observer)?;
+        area.hold = Some(hold);
+        let (filled, reached) = fill(&mut self.domains, &mut self.batch, area, observer);
+        let told = || self.domains.iter().try_for_each(Domain::mapped);
+        let result = filled.and_then(|()| told().map_err(MapError::Flush));
+        if result.is_err() {
+            self.undo(area, reached, retired);
+        }
+        result
+    }
+
+    fn empty(
+        &mut self,
+        areas: &Areas,
+        first: u64,
+        last: u64,
+        _interruption: Interruption,
+        note: &mut dyn FnMut(Span),
+    ) -> Result<(), UnmapError> {
+        // A table takes out a stretch whole or not at all. That every table takes out every stretch
+        // or none does, needs a look at all ends but the first stretch's in the first table.
+        let mut looked = false;
+        for domain in &self.domains {
+            for stretch in stretches(areas, first, last, domain.table.aperture()) {
+                if looked && let Some(leaf) = domain.leaf_over_ends(stretch) {
+                    let range = stretch;
+                    return Err(UnmapError::Table(iopt::UnmapError::InsideLeaf {
+                        range,
+                        leaf,
+                    }));
+                }
+                looked = true;
+            }
+        }
+        for domain in &mut self.domains {
+            for stretch in stretches(areas, first, last, domain.table.aperture()) {
+                domain.empty(stretch, note).map_err(UnmapError::Table)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Has a leaf begin at `at` in every domain.
+    fn cut(&mut self, at: u64, interruption: Interruption) -> Result<(), UnmapError> {
+        self.domains
+            .iter_mut()
+            .try_for_each(|domain| domain.cut(at, interruption))
+            .map_err(UnmapError::Cut)
+    }
+
+    /// In every domain that has leaves of that size.
+    fn split(
+        &mut self,
+        range: Span,
+        size: u64,
+        interruption: Interruption,
+    ) -> Result<(), RefitError<FlushError>> {
+        let has = |domain: &&mut Domain<M>| domain.table.page_sizes().bits() & size == size;
+        self.domains
+            .iter_mut()
+            .filter(has)
+            .try_for_each(|domain| domain.split(range, size, interruption))
+    }
+
+    fn merge(
+        &mut self,
+        range: Span,
+        interruption: Interruption,
+    ) -> Result<(), RefitError<FlushError>> {
+        self.domains
+            .iter_mut()
+            .try_for_each(|domain| domain.merge(range, interruption))
+    }
+
+    /// A unit that still holds old translations there, or a table that was unlinked, would not see
+    /// what is new.
+    fn waits_in(&self, range: Span) -> bool {
+        self.domains.iter().any(|domain| {
+            let what = domain.gather.invalidation();
+            what.tables_unlinked()
+                || what.new_root().is_some()
+                || what.ranges().iter().any(|waiting| waiting.overlaps(&range))
+        })
+    }
+
+    fn flush(&mut self) -> Result<(), FlushError> {
+        let mut all = Ok(());
+        for domain in &mut self.domains {
+            all = all.and(domain.flush());
+        }
+        all
+    }
+
+    fn track(&mut self, _tracking: Tracking) -> Result<(), TrackingError> {
+        self.domains.iter_mut().for_each(Domain::track);
+        Ok(())
+    }
+
+    fn untrack(&mut self) {
+        self.domains.iter_mut().for_each(Domain::untrack);
+    }
+
+    fn harvest<W: AsRef<[u64]> + AsMut<[u64]>>(
+        &mut self,
+        areas: &Areas,
+        pending: &mut Pending<W>,
+    ) -> Result<Harvested, HarvestError> {
+        let span = pending.span();
+        let mut found = Harvested::default();
+        for domain in &mut self.domains {
+            let blind = domain.is_blind();
+            found.blind |= blind;
+            for (range, area) in areas.0.overlapping(span.start, span.last()) {
+                let Some(range) = range.intersection(&span).filter(|_| !area.out) else {
+                    continue;
+                };
+                if !area.prot.contains(Prot::WRITE) {
+                    continue;
+                }
+                if blind {
+                    pending.mark(range);
+                }
+                if domain.tracked {
+                    let bytes = domain.table.harvest(range, pending);
+                    found.bytes += bytes.map_err(HarvestError::Table)?;
+                }
+            }
+        }
+        Ok(found)
+    }
+
+    fn show(&mut self, what: &Invalidation) -> Result<(), FlushError> {
+        let mut all = self.domains.iter();
+        all.try_for_each(|domain| domain.devices.invalidate(domain.id, what))
+    }
+
+    fn is_blind(&self) -> bool {
+        self.domains.iter().any(Domain::is_blind)
+    }
+
+    /// A unit that has let its last device of a domain go has forgotten the domain, so that nothing
+    /// needs to be flushed any more.
+    fn leave(&mut self, areas: &mut Areas, retired: &mut Retired) -> Result<(), DetachError> {
+        self.detach_all(areas, retired)
+    }
+
+    /// Ends the domain that was kept, whose table is empty and which has no device.
+    fn end(&mut self) {
+        self.domains.drain(..).for_each(Domain::end);
+    }
+}
