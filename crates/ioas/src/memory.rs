@@ -114,9 +114,12 @@ impl Memory {
     }
 
     /// Whether the limit permits to hold `part` (offset and length in bytes), before anything is
-    /// touched: what is held already costs nothing.
+    /// touched: what is held already, or lies outside the object, costs nothing.
     pub fn forecast(&self, part: Span) -> Forecast {
-        let gaps: Vec<Span> = self.pins.lock().parts.gaps(part).collect();
+        let inside = Span::new(0, self.len()).intersection(&part);
+        let pins = self.pins.lock();
+        let gaps: Vec<Span> = inside.map_or(Vec::new(), |part| pins.parts.gaps(part).collect());
+        drop(pins);
         self.ledger.forecast(self.charge(&gaps))
     }
 
