@@ -49,6 +49,31 @@ pub(crate) enum Command {
             dmaspace map --svg layout.svg"
     )]
     Map(MapArgs),
+    /// List PCI devices: group, driver, node, unit, and whether and how each could be used.
+    #[command(
+        long_about = "Lists the machine's PCI devices with group, IOMMU unit, memory node and \
+            driver, says whether and how each can be used, and which commands would bind those \
+            that cannot be used yet. An IOMMU group is never divided: all its devices are named. \
+            Nothing is opened or changed.\n\n\
+            Exit status: 0; 1 when the kernel's list cannot be read; 2 when the result cannot be \
+            written.",
+        after_long_help = "Examples:\n  \
+            dmaspace devices\n  \
+            dmaspace devices --json | jq '.devices[] | select(.state == \"ready\").address'"
+    )]
+    Devices(DevicesArgs),
+}
+
+/// The options of `dmaspace devices`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct DevicesArgs {
+    /// Print the report as JSON
+    ///
+    /// Names are stable. Nothing else is printed on stdout.
+    ///
+    /// Example: --json | jq '.devices[].state'
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 /// The options of `dmaspace map`.
@@ -187,6 +212,7 @@ mod tests {
         let words = ["dmaspace", "map"].iter().chain(options);
         Args::try_parse_from(words).map(|args| match args.command {
             Command::Map(map) => map.job(),
+            Command::Devices(_) => unreachable!("the word was map"),
         })
     }
 
@@ -232,16 +258,20 @@ mod tests {
     }
 
     #[test]
-    fn every_option_of_map_is_explained_with_an_example() {
+    fn every_option_is_explained_with_an_example() {
         let mut command = Args::command();
-        let map = command.find_subcommand_mut("map").unwrap();
-        for option in map.get_arguments().filter(|arg| arg.get_long().is_some()) {
-            let long = option.get_long().unwrap();
-            let help = option.get_long_help().unwrap_or_default().to_string();
-            assert!(
-                help.contains(&format!("Example: --{long}")),
-                "--{long}: {help}"
-            );
+        for name in ["map", "devices"] {
+            let command = command.find_subcommand_mut(name).unwrap();
+            for option in command.get_arguments() {
+                let Some(long) = option.get_long() else {
+                    continue;
+                };
+                let help = option.get_long_help().unwrap_or_default().to_string();
+                assert!(
+                    help.contains(&format!("Example: --{long}")),
+                    "{name} --{long}: {help}"
+                );
+            }
         }
     }
 }

@@ -18,11 +18,12 @@ use std::io::{self, IsTerminal, Write};
 use std::process::ExitCode;
 
 use clap::Parser;
+use dmaspace::devices::{DevicesReport, Places};
 use dmaspace::map::{JobError, MapReport};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
 
-use args::{Args, Command, MapArgs};
+use args::{Args, Command, DevicesArgs, MapArgs};
 use progress::Progress;
 use report::Verdict;
 use report::sheet::Paint;
@@ -48,6 +49,7 @@ fn main() -> ExitCode {
             listen(args.verbose);
             match args.command {
                 Command::Map(map_args) => map(&map_args, args.verbose),
+                Command::Devices(devices_args) => devices(&devices_args),
             }
         }
     };
@@ -86,14 +88,34 @@ fn map(args: &MapArgs, verbose: bool) -> u8 {
     tell(args, target, &stop, &report)
 }
 
+/// `dmaspace devices`.
+fn devices(args: &DevicesArgs) -> u8 {
+    let report = match DevicesReport::read(&Places::default()) {
+        Ok(report) => report,
+        Err(error) => return fail(&error, exit::WRONG),
+    };
+    let text = if args.json {
+        match json(&report) {
+            Ok(json) => json,
+            Err(error) => return fail(&error, exit::WRONG),
+        }
+    } else {
+        report::devices::write(&report, Paint::for_stdout())
+    };
+    match print(&text) {
+        Ok(()) => exit::RIGHT,
+        Err(error) => refuse(&error),
+    }
+}
+
 /// Writes what was found. A wrong byte outranks a full disk in the exit status.
 fn tell(args: &MapArgs, target: Option<Target>, stop: &Stop, report: &MapReport) -> u8 {
     let drawn = target.map_or(Ok(()), |target| {
         target.write(&report::svg::draw(report), stop)
     });
     let text = if args.json {
-        match serde_json::to_string_pretty(report) {
-            Ok(json) => json + "\n",
+        match json(report) {
+            Ok(json) => json,
             Err(error) => return fail(&error, exit::WRONG),
         }
     } else {
@@ -116,6 +138,11 @@ fn status(report: &MapReport, written: bool) -> u8 {
         Verdict::Right if !written => exit::INPUT,
         Verdict::Right => exit::RIGHT,
     }
+}
+
+/// A report for programs.
+fn json(report: &impl serde::Serialize) -> serde_json::Result<String> {
+    serde_json::to_string_pretty(report).map(|json| json + "\n")
 }
 
 /// Prints to stdout; a reader that has left wants no more, which is fine.

@@ -1,5 +1,6 @@
-//! What a [`MapReport`] looks like to people; programs get it as JSON, as it is.
+//! What reports look like to people; programs get them as JSON, as they are.
 
+pub(crate) mod devices;
 pub(crate) mod sheet;
 pub(crate) mod svg;
 pub(crate) mod text;

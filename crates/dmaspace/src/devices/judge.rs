@@ -1,0 +1,245 @@
+//! Whether a device can be used, and what it takes.
+
+use std::path::Path;
+
+use super::sysfs::{Device, Group, Shown};
+use super::{DeviceReport, DevicesReport, GroupReport, Member, Places, State, Way};
+
+/// Drivers besides those of VFIO that do no DMA of their own, so that the owner of the group may
+/// (`driver_managed_dma` in Linux).
+const HARMLESS: [&str; 2] = ["pci-stub", "pcieport"];
+
+pub(super) fn judge(shown: Shown, places: &Places) -> DevicesReport {
+    let vfio = places.dev.join("vfio/vfio").exists();
+    let iommufd = places.dev.join("iommu").exists();
+    let groups: Vec<_> = shown
+        .groups
+        .iter()
+        .map(|(&number, group)| judge_group(number, group))
+        .collect();
+    let judged = shown.devices.iter().map(|device| {
+        let group = groups
+            .iter()
+            .find(|group| Some(group.group) == device.group);
+        let mut report = describe(device, &places.dev);
+        match group {
+            _ if stays(device) => {
+                report.state = State::Bridge;
+                report.reason = "a bridge: it stays with the host".into();
+            }
+            None => report.reason = "no IOMMU translates for it".into(),
+            Some(group) if group.no_iommu => {
+                report.reason = format!(
+                    "group {} is none of an IOMMU (vfio-noiommu): the device would reach all memory",
+                    group.group
+                );
+            }
+            Some(group) => {
+                let node = places.dev.join(format!("vfio/{}", group.group)).exists();
+                let nodes = Nodes {
+                    type1: vfio && node,
+                    compatibility: iommufd && node,
+                    iommufd: iommufd && report.cdev.is_some(),
+                };
+                in_group(&mut report, device, group, &nodes, &shown);
+            }
+        }
+        report
+    });
+    let devices = judged.collect();
+    DevicesReport {
+        vfio,
+        iommufd,
+        devices,
+        groups,
+    }
+}
+
+/// Which device nodes are there, by what they are good for.
+struct Nodes {
+    type1: bool,
+    compatibility: bool,
+    iommufd: bool,
+}
+
+fn judge_group(number: u32, group: &Group) -> GroupReport {
+    let members: Vec<_> = group
+        .members
+        .iter()
+        .map(|(name, driver)| Member {
+            name: name.clone(),
+            driver: driver.clone(),
+            blocks: driver
+                .as_deref()
+                .is_some_and(|driver| !is_vfio(driver) && !HARMLESS.contains(&driver)),
+        })
+        .collect();
+    GroupReport {
+        group: number,
+        viable: members.iter().all(|member| !member.blocks),
+        no_iommu: group.name.as_deref() == Some("vfio-noiommu"),
+        members,
+    }
+}
+
+fn describe(device: &Device, dev: &Path) -> DeviceReport {
+    let cdev = device
+        .vfio
+        .as_ref()
+        .map(|name| dev.join("vfio/devices").join(name))
+        .filter(|path| path.exists());
+    DeviceReport {
+        address: device.address.clone(),
+        class: class_name(device.class).into(),
+        class_code: format!("{:06x}", device.class),
+        id: format!("{:04x}:{:04x}", device.vendor, device.device),
+        group: device.group,
+        unit: device.unit.clone(),
+        node: device.node,
+        driver: device.driver.clone(),
+        cdev,
+        ..DeviceReport::default()
+    }
+}
+
+fn in_group(
+    report: &mut DeviceReport,
+    device: &Device,
+    group: &GroupReport,
+    nodes: &Nodes,
+    shown: &Shown,
+) {
+    let blocking: Vec<_> = group
+        .members
+        .iter()
+        .filter(|member| member.blocks)
+        .collect();
+    let bound = device.driver.as_deref().is_some_and(is_vfio);
+    if bound && blocking.is_empty() {
+        for (there, way) in [
+            (nodes.type1, Way::Type1),
+            (nodes.compatibility, Way::Compatibility),
+            (nodes.iommufd, Way::Iommufd),
+        ] {
+            report.ways.extend(there.then_some(way));
+        }
+        (report.state, report.reason) = if report.ways.is_empty() {
+            let missing = format!(
+                "bound, but its device nodes are missing: /dev/vfio/{} with /dev/vfio/vfio or \
+                 /dev/iommu, or one of its own with /dev/iommu",
+                group.group
+            );
+            (State::NoNode, missing)
+        } else {
+            (State::Ready, String::from("ready"))
+        };
+        return;
+    }
+    report.state = State::Bind;
+    let mut reasons = Vec::new();
+    if !bound {
+        reasons.push(match &device.driver {
+            Some(driver) => format!("bound to {driver}"),
+            None => "bound to no driver".into(),
+        });
+    }
+    for member in blocking
+        .iter()
+        .filter(|member| member.name != device.address)
+    {
+        let driver = member.driver.as_deref().unwrap_or_default();
+        reasons.push(format!("{} of its group is bound to {driver}", member.name));
+    }
+    report.reason = reasons.join("; ");
+    if !shown.vfio_pci {
+        report.bind.push("modprobe vfio-pci".into());
+    }
+    // The device first, so that one that cannot be bound leaves the others alone.
+    if !bound {
+        rebind(&mut report.bind, &device.address, device.driver.is_some());
+    }
+    for member in blocking
+        .iter()
+        .filter(|member| member.name != device.address)
+    {
+        let pci = shown
+            .devices
+            .iter()
+            .find(|device| device.address == member.name);
+        match pci {
+            Some(pci) if !stays(pci) => rebind(&mut report.bind, &member.name, true),
+            // What vfio-pci does not take, and what a guest has no use for, goes without a driver.
+            _ => report.bind.push(format!(
+                "echo {} > /sys/kernel/iommu_groups/{}/devices/{}/driver/unbind",
+                member.name, group.group, member.name
+            )),
+        }
+    }
+}
+
+/// The commands that bind a device to `vfio-pci`, whatever it is bound to.
+///
+/// Source: Linux `Documentation/ABI/testing/sysfs-bus-pci`, "driver_override".
+fn rebind(commands: &mut Vec<String>, address: &str, bound: bool) {
+    let device = format!("/sys/bus/pci/devices/{address}");
+    commands.push(format!("echo vfio-pci > {device}/driver_override"));
+    if bound {
+        commands.push(format!("echo {address} > {device}/driver/unbind"));
+    }
+    commands.push(format!(
+        "echo {address} > /sys/bus/pci/drivers/vfio-pci/bind"
+    ));
+}
+
+/// `vfio-pci`, or one of its variants for a family of devices, or a driver of VFIO on another bus.
+fn is_vfio(driver: &str) -> bool {
+    driver.split(['-', '_']).any(|word| word == "vfio")
+}
+
+/// A bridge to another bus, which no driver of VFIO takes since its header is not of type 0, or the
+/// machine's own host or ISA bridge.
+fn stays(device: &Device) -> bool {
+    matches!(
+        device.class >> 8,
+        0x0600 | 0x0601 | 0x0604 | 0x0607 | 0x0609
+    )
+}
+
+/// What a class is in words. Source: PCI Code and ID Assignment Specification 1.15, 1 "Class
+/// Codes".
+const fn class_name(class: u32) -> &'static str {
+    match class >> 8 {
+        0x0106 => "SATA",
+        0x0108 => "NVMe",
+        0x0200 => "Ethernet",
+        0x0300 => "VGA",
+        0x0302 => "3D controller",
+        0x0403 => "audio",
+        0x0600 => "host bridge",
+        0x0601 => "ISA bridge",
+        0x0604 => "PCI bridge",
+        0x0c03 => "USB",
+        0x0c05 => "SMBus",
+        other => match other >> 8 {
+            0x01 => "storage",
+            0x02 => "network",
+            0x03 => "display",
+            0x04 => "multimedia",
+            0x05 => "memory",
+            0x06 => "bridge",
+            0x07 => "communication",
+            0x08 => "system",
+            0x09 => "input",
+            0x0a => "docking station",
+            0x0b => "processor",
+            0x0c => "serial bus",
+            0x0d => "wireless",
+            0x0e => "intelligent I/O",
+            0x0f => "satellite",
+            0x10 => "encryption",
+            0x11 => "signal processing",
+            0x12 => "accelerator",
+            _ => "other",
+        },
+    }
+}

@@ -1,0 +1,344 @@
+//! What is said of devices in made-up machines.
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests panic as tests do")]
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::Path;
+
+use dmaspace::devices::{DeviceReport, DevicesReport, Places, State, Way};
+use tempfile::TempDir;
+
+/// A machine's `/sys` and `/dev`, as far as they are looked at.
+struct Machine {
+    root: TempDir,
+}
+
+/// A device: address, class, group, node, driver.
+type Device<'a> = (&'a str, u32, Option<u32>, i32, Option<&'a str>);
+
+impl Machine {
+    fn new(devices: &[Device<'_>]) -> Self {
+        let machine = Self {
+            root: tempfile::tempdir().unwrap(),
+        };
+        machine.directory("sys/bus/pci/devices");
+        machine.directory("dev");
+        for device in devices {
+            machine.add(device);
+        }
+        machine
+    }
+
+    fn path(&self, path: &str) -> std::path::PathBuf {
+        self.root.path().join(path)
+    }
+
+    fn directory(&self, path: &str) -> &Self {
+        fs::create_dir_all(self.path(path)).unwrap();
+        self
+    }
+
+    fn file(&self, path: &str, text: &str) -> &Self {
+        let path = self.path(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+        self
+    }
+
+    fn link(&self, path: &str, target: impl AsRef<Path>) -> &Self {
+        let path = self.path(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        symlink(target, path).unwrap();
+        self
+    }
+
+    fn add(&self, (address, class, group, node, driver): &Device<'_>) {
+        // The bus has links to the devices, as on a real machine.
+        let real = format!("sys/devices/pci0000:00/{address}");
+        self.directory(&real);
+        self.link(&format!("sys/bus/pci/devices/{address}"), self.path(&real));
+        self.file(&format!("{real}/class"), &format!("{class:#08x}\n"));
+        self.file(&format!("{real}/vendor"), "0x8086\n");
+        self.file(&format!("{real}/device"), "0x10d3\n");
+        self.file(&format!("{real}/numa_node"), &format!("{node}\n"));
+        if let Some(driver) = driver {
+            let path = format!("sys/bus/pci/drivers/{driver}");
+            self.directory(&path);
+            self.link(&format!("{real}/driver"), self.path(&path));
+        }
+        if let Some(group) = group {
+            let path = format!("sys/kernel/iommu_groups/{group}");
+            self.link(&format!("{path}/devices/{address}"), self.path(&real));
+            self.link(&format!("{real}/iommu_group"), self.path(&path));
+            self.link(&format!("{real}/iommu"), "../../virtual/iommu/dmar0");
+        }
+    }
+
+    /// VFIO has the device under this name, and a node of its own for it.
+    fn cdev(&self, address: &str, name: &str) -> &Self {
+        self.directory(&format!("sys/bus/pci/devices/{address}/vfio-dev/{name}"));
+        self.file(&format!("dev/vfio/devices/{name}"), "")
+    }
+
+    fn report(&self) -> DevicesReport {
+        DevicesReport::read(&Places {
+            sys: self.path("sys"),
+            dev: self.path("dev"),
+        })
+        .unwrap()
+    }
+}
+
+fn device<'a>(report: &'a DevicesReport, address: &str) -> &'a DeviceReport {
+    let mut devices = report.devices.iter();
+    devices.find(|device| device.address == address).unwrap()
+}
+
+const NIC: u32 = 0x02_0000;
+const BRIDGE: u32 = 0x06_0400;
+
+#[test]
+fn without_an_iommu_nothing_can_be_used() {
+    let machine = Machine::new(&[("0000:00:03.0", NIC, None, -1, Some("e1000e"))]);
+    let expected = DeviceReport {
+        address: "0000:00:03.0".into(),
+        class: "Ethernet".into(),
+        class_code: "020000".into(),
+        id: "8086:10d3".into(),
+        driver: Some("e1000e".into()),
+        state: State::NoIommu,
+        reason: "no IOMMU translates for it".into(),
+        ..DeviceReport::default()
+    };
+    let report = machine.report();
+    assert_eq!(report.devices, [expected]);
+    assert_eq!(report.groups, []);
+    assert!(!report.vfio && !report.iommufd);
+}
+
+#[test]
+fn without_a_bus_there_are_no_devices() {
+    let machine = Machine::new(&[]);
+    assert_eq!(machine.report(), DevicesReport::default());
+    fs::remove_dir_all(machine.path("sys/bus")).unwrap();
+    assert_eq!(machine.report(), DevicesReport::default());
+}
+
+#[test]
+fn a_directory_that_cannot_be_read_is_named() {
+    let machine = Machine::new(&[]);
+    fs::remove_dir_all(machine.path("sys/bus/pci")).unwrap();
+    machine.file("sys/bus/pci/devices", "no directory");
+    let places = Places {
+        sys: machine.path("sys"),
+        dev: machine.path("dev"),
+    };
+    let error = DevicesReport::read(&places).unwrap_err();
+    assert!(
+        error.to_string().ends_with("sys/bus/pci/devices"),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_device_by_itself_is_bound_by_three_commands() {
+    let machine = Machine::new(&[("0000:00:03.0", NIC, Some(7), 1, Some("e1000e"))]);
+    machine.directory("sys/bus/pci/drivers/vfio-pci");
+    let report = machine.report();
+    let found = device(&report, "0000:00:03.0");
+    assert_eq!(found.state, State::Bind);
+    assert_eq!(found.reason, "bound to e1000e");
+    assert_eq!((found.group, found.node), (Some(7), Some(1)));
+    assert_eq!(found.unit.as_deref(), Some("dmar0"));
+    assert_eq!(
+        found.bind,
+        [
+            "echo vfio-pci > /sys/bus/pci/devices/0000:00:03.0/driver_override",
+            "echo 0000:00:03.0 > /sys/bus/pci/devices/0000:00:03.0/driver/unbind",
+            "echo 0000:00:03.0 > /sys/bus/pci/drivers/vfio-pci/bind",
+        ]
+    );
+}
+
+#[test]
+fn a_group_is_held_up_by_the_one_that_is_bound_elsewhere() {
+    let machine = Machine::new(&[
+        ("0000:00:03.0", NIC, Some(3), -1, Some("vfio-pci")),
+        (
+            "0000:00:03.1",
+            0x04_0300,
+            Some(3),
+            -1,
+            Some("snd_hda_intel"),
+        ),
+    ]);
+    machine.file("dev/vfio/vfio", "").file("dev/vfio/3", "");
+    let report = machine.report();
+    assert!(!report.groups[0].viable);
+    let blocks: Vec<_> = report.groups[0].members.iter().map(|m| m.blocks).collect();
+    assert_eq!(blocks, [false, true]);
+    let held = device(&report, "0000:00:03.0");
+    assert_eq!((held.state, held.node), (State::Bind, None));
+    assert_eq!(
+        held.reason,
+        "0000:00:03.1 of its group is bound to snd_hda_intel"
+    );
+    let commands = [
+        "echo vfio-pci > /sys/bus/pci/devices/0000:00:03.1/driver_override",
+        "echo 0000:00:03.1 > /sys/bus/pci/devices/0000:00:03.1/driver/unbind",
+        "echo 0000:00:03.1 > /sys/bus/pci/drivers/vfio-pci/bind",
+    ];
+    assert_eq!(held.bind, commands);
+    assert!(held.ways.is_empty());
+    assert_eq!(device(&report, "0000:00:03.1").bind, commands);
+}
+
+#[test]
+fn a_device_that_is_bound_is_ready_by_every_node_that_is_there() {
+    let machine = Machine::new(&[
+        ("0000:00:05.0", 0x01_0802, Some(4), 0, Some("vfio-pci")),
+        ("0000:00:06.0", 0x01_0802, Some(5), 0, Some("mlx5-vfio-pci")),
+    ]);
+    let ways = |address| {
+        let report = machine.report();
+        let device = device(&report, address);
+        (device.state, device.ways.clone())
+    };
+    let none: Vec<Way> = Vec::new();
+    assert_eq!(ways("0000:00:05.0"), (State::NoNode, none.clone()));
+    machine.file("dev/vfio/4", "").file("dev/vfio/vfio", "");
+    assert_eq!(ways("0000:00:05.0"), (State::Ready, vec![Way::Type1]));
+    assert_eq!(ways("0000:00:06.0"), (State::NoNode, none.clone()));
+    machine
+        .cdev("0000:00:05.0", "vfio0")
+        .cdev("0000:00:06.0", "vfio1");
+    assert_eq!(ways("0000:00:06.0"), (State::NoNode, none));
+    machine.file("dev/iommu", "");
+    let all = vec![Way::Type1, Way::Compatibility, Way::Iommufd];
+    assert_eq!(ways("0000:00:05.0"), (State::Ready, all));
+    assert_eq!(ways("0000:00:06.0"), (State::Ready, vec![Way::Iommufd]));
+    let report = machine.report();
+    let cdev = device(&report, "0000:00:06.0").cdev.clone().unwrap();
+    assert_eq!(cdev, machine.path("dev/vfio/devices/vfio1"));
+}
+
+#[test]
+fn a_bridge_stays_and_holds_nobody_up() {
+    let machine = Machine::new(&[
+        ("0000:00:01.0", BRIDGE, Some(1), -1, Some("pcieport")),
+        ("0000:01:00.0", NIC, Some(1), -1, None),
+        ("0000:01:00.1", NIC, Some(1), -1, Some("pci-stub")),
+    ]);
+    let report = machine.report();
+    assert!(report.groups[0].viable);
+    assert_eq!(report.groups[0].members.len(), 3);
+    let bridge = device(&report, "0000:00:01.0");
+    assert_eq!((bridge.state, bridge.bind.len()), (State::Bridge, 0));
+    let nic = device(&report, "0000:01:00.0");
+    assert_eq!(nic.reason, "bound to no driver");
+    assert_eq!(
+        nic.bind,
+        [
+            "modprobe vfio-pci",
+            "echo vfio-pci > /sys/bus/pci/devices/0000:01:00.0/driver_override",
+            "echo 0000:01:00.0 > /sys/bus/pci/drivers/vfio-pci/bind",
+        ]
+    );
+}
+
+#[test]
+fn what_vfio_does_not_take_is_unbound() {
+    let machine = Machine::new(&[
+        ("0000:00:1f.0", 0x06_0100, Some(9), -1, Some("lpc_ich")),
+        ("0000:00:1f.3", 0x04_0300, Some(9), -1, Some("vfio-pci")),
+    ]);
+    // A device of another bus in the same group.
+    machine.directory("sys/bus/platform/drivers/uart");
+    machine.link(
+        "sys/devices/platform/serial0/driver",
+        machine.path("sys/bus/platform/drivers/uart"),
+    );
+    machine.link(
+        "sys/kernel/iommu_groups/9/devices/serial0",
+        machine.path("sys/devices/platform/serial0"),
+    );
+    let report = machine.report();
+    let audio = device(&report, "0000:00:1f.3");
+    assert_eq!(
+        audio.reason,
+        "0000:00:1f.0 of its group is bound to lpc_ich; serial0 of its group is bound to uart"
+    );
+    assert_eq!(
+        audio.bind,
+        [
+            "echo 0000:00:1f.0 > /sys/kernel/iommu_groups/9/devices/0000:00:1f.0/driver/unbind",
+            "echo serial0 > /sys/kernel/iommu_groups/9/devices/serial0/driver/unbind",
+        ]
+    );
+}
+
+#[test]
+fn a_group_without_an_iommu_is_called_so() {
+    let machine = Machine::new(&[("0000:00:05.0", NIC, Some(0), -1, Some("vfio-pci"))]);
+    machine.file("sys/kernel/iommu_groups/0/name", "vfio-noiommu\n");
+    machine.file("dev/vfio/0", "").file("dev/vfio/vfio", "");
+    let report = machine.report();
+    assert!(report.groups[0].no_iommu);
+    let found = device(&report, "0000:00:05.0");
+    assert_eq!((found.state, found.ways.len()), (State::NoIommu, 0));
+    assert!(
+        found.reason.contains("would reach all memory"),
+        "{}",
+        found.reason
+    );
+}
+
+#[test]
+fn devices_come_in_the_order_of_their_addresses() {
+    let machine = Machine::new(&[
+        ("10000:00:01.0", NIC, None, -1, None),
+        ("0000:10:00.0", NIC, None, -1, None),
+        ("0000:02:00.0", NIC, None, -1, None),
+    ]);
+    let report = machine.report();
+    let order: Vec<_> = report.devices.iter().map(|d| d.address.as_str()).collect();
+    assert_eq!(order, ["0000:02:00.0", "0000:10:00.0", "10000:00:01.0"]);
+}
+
+#[test]
+fn the_names_in_json_are_stable() {
+    let machine = Machine::new(&[("0000:00:05.0", NIC, Some(4), 0, Some("vfio-pci"))]);
+    machine.file("dev/vfio/4", "").file("dev/vfio/vfio", "");
+    let expected = serde_json::json!({
+        "vfio": true,
+        "iommufd": false,
+        "devices": [{
+            "address": "0000:00:05.0",
+            "class": "Ethernet",
+            "class_code": "020000",
+            "id": "8086:10d3",
+            "group": 4,
+            "unit": "dmar0",
+            "node": 0,
+            "driver": "vfio-pci",
+            "state": "ready",
+            "reason": "ready",
+            "ways": ["type1"],
+            "cdev": null,
+            "bind": [],
+        }],
+        "groups": [{
+            "group": 4,
+            "viable": true,
+            "no_iommu": false,
+            "members": [{ "name": "0000:00:05.0", "driver": "vfio-pci", "blocks": false }],
+        }],
+    });
+    assert_eq!(serde_json::to_value(machine.report()).unwrap(), expected);
+}
+
+#[test]
+fn this_machine_is_read() {
+    DevicesReport::read(&Places::default()).unwrap();
+}
