@@ -7,7 +7,6 @@
 
 use std::ffi::CStr;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
-use std::vec;
 use std::vec::Vec;
 
 use runs::Span;
@@ -102,26 +101,39 @@ const LONGEST_ANSWER: usize = 1 << 20;
 /// Source: `include/uapi/linux/vfio.h`, "Callers of INFO ioctls passing insufficiently sized
 /// buffers".
 pub(super) fn call_growing<T: Plain>(fd: BorrowedFd<'_>, head: &T) -> Result<Vec<u8>> {
-    let mut len = size_of::<T>();
-    // The first call learns the length; others follow when a device came in between.
-    for _ in 0..8 {
-        let mut answer = vec![0_u8; len];
-        // SAFETY: `answer` has at least the bytes of `head`, which has no padding.
-        unsafe {
-            std::ptr::from_ref(head)
-                .cast::<u8>()
-                .copy_to_nonoverlapping(answer.as_mut_ptr(), size_of::<T>());
-        }
-        set_size(&mut answer, len);
-        // SAFETY: the kernel keeps to the size just written, and follows no address in it.
-        let result = unsafe {
+    // SAFETY: `T` has no padding, so that all its bytes are there to read.
+    let head = unsafe {
+        std::slice::from_raw_parts(std::ptr::from_ref(head).cast::<u8>(), size_of::<T>())
+    };
+    grow(T::OPERATION, head, |answer| {
+        // SAFETY: the kernel keeps to the size at the beginning of `answer`, which is its length,
+        // and follows no address in it.
+        check(T::OPERATION, unsafe {
             libc::ioctl(
                 fd.as_raw_fd(),
                 T::REQUEST as libc::Ioctl,
                 answer.as_mut_ptr(),
             )
-        };
-        check(T::OPERATION, result)?;
+        })
+    })
+}
+
+/// Asks with a buffer that begins with `head`, in which its length stands first, until what stands
+/// there afterwards is no more.
+pub(super) fn grow(
+    operation: &'static str,
+    head: &[u8],
+    mut ask: impl FnMut(&mut [u8]) -> Result<u32>,
+) -> Result<Vec<u8>> {
+    let mut len = head.len();
+    // The first call learns the length; others follow when a device came in between.
+    for _ in 0..8 {
+        let mut answer = head.to_vec();
+        answer.resize(len, 0);
+        if let Some(size) = answer.first_chunk_mut() {
+            *size = (len as u32).to_ne_bytes();
+        }
+        ask(&mut answer)?;
         let wanted = answer
             .first_chunk()
             .map_or(0, |size| u32::from_ne_bytes(*size)) as usize;
@@ -134,15 +146,9 @@ pub(super) fn call_growing<T: Plain>(fd: BorrowedFd<'_>, head: &T) -> Result<Vec
         }
     }
     Err(KernelError::Answer {
-        operation: T::OPERATION,
+        operation,
         problem: AnswerError::Endless { len },
     })
-}
-
-fn set_size(answer: &mut [u8], len: usize) {
-    if let Some(size) = answer.first_chunk_mut() {
-        *size = (len as u32).to_ne_bytes();
-    }
 }
 
 /// An ioctl that takes no structure: its name and its request number.

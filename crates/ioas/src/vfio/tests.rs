@@ -15,7 +15,7 @@ use runs::{PageSizes, Span};
 
 use super::container::map_flags;
 use super::info::{self, IommuInfo, MigrationInfo, Region, RegionKind};
-use super::{AnswerError, Container, Device, KernelError, Registers};
+use super::{AnswerError, Container, Device, KernelError, Registers, sys};
 use crate::kernel::sys::check_bitmap;
 
 /// An answer: a fixed part of `fixed` bytes whose `u32` at `link` leads to the chain.
@@ -143,6 +143,40 @@ fn chain_ends(bytes: &[u8], link: usize) -> Option<()> {
             return None;
         }
         link = next + 4;
+    }
+}
+
+/// A kernel whose answers want the next of these lengths each time, and which refuses nothing.
+fn grown(lengths: &[u32]) -> (Result<Vec<u8>, KernelError>, usize) {
+    let mut asked = 0;
+    let answer = sys::grow("ASK", &[0, 0, 0, 0, 7, 7, 7, 7], |answer| {
+        let size = u32::from_ne_bytes(*answer.first_chunk().unwrap());
+        assert_eq!((size as usize, answer[4]), (answer.len(), 7));
+        let wanted = lengths.get(asked).or(lengths.last()).copied().unwrap_or(0);
+        answer[..4].copy_from_slice(&wanted.to_ne_bytes());
+        asked += 1;
+        Ok(0)
+    });
+    (answer, asked)
+}
+
+#[test]
+fn a_buffer_grows_until_the_answer_fits() {
+    for (lengths, len, calls) in [(&[8][..], 8, 1), (&[40, 40], 40, 2), (&[40, 64, 24], 64, 3)] {
+        let (answer, asked) = grown(lengths);
+        assert_eq!((answer.unwrap().len(), asked), (len, calls));
+    }
+    let growing: Vec<u32> = (2..100).map(|n| n * 8).collect();
+    for lengths in [&growing[..], &[u32::MAX]] {
+        let (answer, asked) = grown(lengths);
+        assert!(matches!(
+            answer,
+            Err(KernelError::Answer {
+                problem: AnswerError::Endless { .. },
+                ..
+            })
+        ));
+        assert!(asked <= 8);
     }
 }
 
