@@ -11,7 +11,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use hostmem::{Backing, FrameSource, Limits, Mapping, PinKind, Pinner};
-use ioas::{HostMemory, HostTables, Ioas, Ledger, MapError, MappedStorage, Memory};
+use ioas::{HostMemory, HostTables, Ioas, Ledger, MapError, MappedStorage, Memory, Own};
 use iommu::{DeviceId, DomainId, RunMap, SoftwareUnit};
 use iopt::{AnyTable, FormatId, Prot};
 use runs::{PageSizes, Span};
@@ -30,7 +30,7 @@ fn counted(pinner: &Pinner) -> u64 {
     Limits::in_use(pinner.counter()).unwrap().known
 }
 
-fn space() -> (Ioas<Arc<HostTables>>, Arc<HostTables>) {
+fn space() -> (Ioas<Own<Arc<HostTables>>>, Arc<HostTables>) {
     let storage = MappedStorage::new(1 << 20, None).unwrap();
     let tables = Arc::new(HostTables::new(storage, 1 << 46).unwrap());
     let sizes = PageSizes::from_bits(u64::MAX);

@@ -13,7 +13,7 @@ use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::Duration;
 
-use ioas::{GuestIommu, Ioas, Ledger, Listener, Memory, Synthetic, UnmapError};
+use ioas::{GuestIommu, Ioas, Ledger, Listener, Memory, Own, Synthetic, UnmapError};
 use iommu::{DomainId, FlushError};
 use iopt::{AnyTable, FormatId, HeapTables, Interruption, Prot};
 use runs::{PageSizes, Span};
@@ -24,7 +24,7 @@ const BASE: u64 = 0x8000_0000;
 const IOVA: u64 = 0x10_0000;
 
 struct Bench {
-    space: Ioas<Arc<HeapTables>>,
+    space: Ioas<Own<Arc<HeapTables>>>,
     iommu: Arc<GuestIommu>,
     ledger: Arc<Ledger>,
     ram: Arc<Memory>,

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use ioas::{
-    Cause, Ioas, Ledger, Memory, MemoryObject, Observer, PinFailed, Pinned, RunReader, Step,
+    Cause, Ioas, Ledger, Memory, MemoryObject, Observer, Own, PinFailed, Pinned, RunReader, Step,
     Synthetic,
 };
 use iommu::{
@@ -33,7 +33,7 @@ pub(crate) const FORMATS: [(FormatId, u8); 3] = [
     (FormatId::AmdV1, 4),
 ];
 
-pub(crate) type Space = Ioas<Arc<HeapTables>>;
+pub(crate) type Space = Ioas<Own<Arc<HeapTables>>>;
 
 pub(crate) fn table(
     format: FormatId,
