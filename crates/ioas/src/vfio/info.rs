@@ -111,16 +111,12 @@ impl Answer<'_> {
         self.bytes(at, field).map(u64::from_ne_bytes)
     }
 
-    /// `count` pairs of `u64`. `count` is not believed before the last of them is there.
+    /// `count` pairs of `u64`; memory is taken only for those that are there.
     fn pairs(&self, at: usize, field: usize, count: u32) -> Result<Vec<(u64, u64)>, AnswerError> {
-        let pair = |i: usize| {
-            let at = at.saturating_add(i.saturating_mul(16));
+        let pair = |i: u32| {
+            let at = at.saturating_add((i as usize).saturating_mul(16));
             Ok((self.u64(at, field)?, self.u64(at, field + 8)?))
         };
-        let count = count as usize;
-        if let Some(last) = count.checked_sub(1) {
-            pair(last)?;
-        }
         (0..count).map(pair).collect()
     }
 
