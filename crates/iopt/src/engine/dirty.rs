@@ -90,10 +90,16 @@ impl<F: Format, M: TableMemory, const SLOTS: usize> SharedTable<F, M, SLOTS> {
 
 /// True when all of the entries are seen to be clean at once; some may be all the same when not.
 #[inline(always)]
-pub(super) fn are_clean<F: Format, C: Cell>(cells: &[C]) -> bool {
+fn are_clean<F: Format, C: Cell>(cells: &[C]) -> bool {
     F::CLEAN.is_some_and(|(none, each)| {
         C::union(cells) & none == 0 && (each == 0 || C::intersection(cells) & each == each)
     })
+}
+
+/// True when one of the entries, all of which are leaves or empty, is dirty.
+#[inline(always)]
+pub(super) fn some_dirty<F: Format, C: Cell>(cells: &[C]) -> bool {
+    !are_clean::<F, C>(cells) && cells.iter().any(|cell| F::is_dirty(cell.get()))
 }
 
 /// True when hardware has nothing left to set in the leaf: it is accessed and dirty.

@@ -18,7 +18,7 @@
 
 use runs::{Joiner, Span};
 
-use super::dirty::{are_clean, is_settled};
+use super::dirty::{is_settled, some_dirty};
 use super::form::{Claiming, Exclusive, Form};
 use super::{L, Level, SharedTable, Table, at_top, part};
 use crate::cell::{Cell, Series};
@@ -392,8 +392,7 @@ fn first_dirty<F: Format, C: Cell>(cells: &[C]) -> Option<usize> {
     // Most often all are clean: one decision for many of them.
     let mut clean = 0;
     for some in cells.chunks(64) {
-        let dirty = !are_clean::<F, C>(some) && some.iter().any(|cell| F::is_dirty(cell.get()));
-        if dirty {
+        if some_dirty::<F, C>(some) {
             break;
         }
         clean += some.len();

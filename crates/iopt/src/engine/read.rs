@@ -206,14 +206,29 @@ impl<'t, F: Format, M: TableMemory> Leaves<'t, F, M> {
     pub(super) fn stretches(mut self) -> impl Iterator<Item = (Leaf, Run)> + use<'t, F, M> {
         core::iter::from_fn(move || {
             let leaf = self.next()?;
-            let more = at_level!(usize::from(leaf.level), F, V => self.go_on::<V>(&leaf));
+            let more = self.go_on(&leaf);
             let run = Run::new(leaf.run.iova, leaf.run.pa, leaf.run.len + more);
             Some((leaf, run))
         })
     }
 
+    /// The first leaf of fewer than `size` bytes; larger ones are passed in stretches.
+    pub(super) fn first_smaller(mut self, size: u64) -> Option<Leaf> {
+        loop {
+            let leaf = self.next()?;
+            if leaf.run.len < size {
+                return Some(leaf);
+            }
+            self.go_on(&leaf);
+        }
+    }
+
     /// Passes the leaves that go on as `leaf` does, which was just passed; returns their bytes.
-    fn go_on<V: Level>(&mut self, leaf: &Leaf) -> u64 {
+    fn go_on(&mut self, leaf: &Leaf) -> u64 {
+        at_level!(usize::from(leaf.level), F, V => self.go_on_at::<V>(leaf))
+    }
+
+    fn go_on_at<V: Level>(&mut self, leaf: &Leaf) -> u64 {
         let own = F::shift(V::N);
         if leaf.run.len != 1 << own || self.todo == 0 {
             return 0;

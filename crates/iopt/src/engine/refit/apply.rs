@@ -5,7 +5,7 @@ use core::slice;
 
 use runs::Span;
 
-use super::super::dirty::are_clean;
+use super::super::dirty::some_dirty;
 use super::super::form::{Exclusive, Form};
 use super::super::map::Target;
 use super::super::request::{Cursor, Request};
@@ -288,9 +288,11 @@ impl<F: Format, M: TableMemory> Table<F, M> {
                 }
                 let pa = cursor.pa + if F::GROUPS_ADVANCE { nth << own } else { 0 };
                 let old = cell.exchange(F::leaf(V::N, pa, log2, bits));
-                late = late | self.state::<V>(old);
-                if let Entry::Table(below) = F::decode(V::N, old) {
-                    self.detach::<V, P>(below, extent.at, work, form);
+                match F::decode(V::N, old) {
+                    Entry::Empty => {}
+                    Entry::Leaf { .. } => late = late | State::of::<F>(old),
+                    // What was noted in it late is read when the flush is done.
+                    Entry::Table(below) => self.detach::<V, P>(below, extent.at, work, form),
                 }
             }
             cursor.skip(1 << log2);
@@ -452,14 +454,15 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         }
         let cells = self.cells::<V>(table);
         if V::N == 0 {
-            // All entries are leaves, or empty: most often their bits together tell.
-            let clean = are_clean::<F, _>(cells);
-            if clean || F::DIRTY != 0 {
-                return State {
-                    accessed: M::Cell::union(cells) & F::ACCESSED != 0,
-                    dirty: !clean,
-                };
-            }
+            // All entries are leaves, or empty: their bits together tell.
+            let bits = M::Cell::union(cells);
+            return State {
+                accessed: bits & F::ACCESSED != 0,
+                dirty: match F::DIRTY {
+                    0 => self.format.keeps_dirty() && some_dirty::<F, _>(cells),
+                    dirty => bits & dirty != 0,
+                },
+            };
         }
         cells.iter().fold(State::default(), |all, cell| {
             all | self.state::<V>(cell.get_acquire())

@@ -13,10 +13,11 @@
 //!
 //! **Accessed and dirty bits.** The new leaves inherit what the old ones had together: an access or
 //! a write to a large page is one to each of its parts, for nobody knows to which. Hardware may set
-//! a bit until the very store, so an entry is replaced by an exchange that returns its last word;
-//! what was set late is then set in all leaves of the extent. A unit may still write through a
-//! table that it has cached after a larger leaf has replaced it: such tables are read again when the
-//! flush is done, and only then given back.
+//! a bit until the very store, so a leaf is replaced by an exchange that returns its last word;
+//! what was set late is then set in all leaves of the extent. Of a table that a larger leaf replaces
+//! the leaves are read twice: before, so that the new leaf inherits what they say, and again when
+//! the flush is done, since a unit may go on writing through a table that it has cached. The second
+//! time finds what was set in between, too. Only then the table is given back.
 //!
 //! **Break before make.** Where the format asks for it, the entries of up to [`EXTENTS`] extents are
 //! first emptied, or marked where it has a mark, then the unit is flushed, then the new entries are
@@ -219,11 +220,14 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         // Second pass.
         let mut work = Work::new(scan.layout(self), scan.first(), reserve);
         let mut scan = scan;
+        if let Some(extent) = only {
+            // There is no need to look for it again.
+            scan.only(extent);
+        }
         let result = loop {
             // Between two flushes, as much as the notes about unlinked tables reach.
             let window = match bbm {
                 BreakBeforeMake::NotNeeded => match only {
-                    // There is no need to look for it again.
                     Some(extent) => {
                         work.restart_at(extent.at);
                         extent.note(self, gather);
@@ -272,18 +276,17 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         form: P,
     ) -> Result<bool, RefitError<E>> {
         loop {
-            let mut ahead = scan.clone();
-            let Some(extent) = ahead.next(self)? else {
+            let Some(extent) = scan.next(self)? else {
                 return Ok(false);
             };
             // The extent may lie far behind the place where the scan stood.
             if !work.reaches::<F>(extent.at) {
                 if work.has_notes() {
+                    scan.put_back(extent);
                     return Ok(true);
                 }
                 work.restart_at(extent.at);
             }
-            *scan = ahead;
             extent.note(self, gather);
             self.apply(&extent, &[], work, gather, form);
         }
@@ -303,17 +306,16 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         let mut batch = Batch::new();
         let mut more = true;
         while batch.has_room() {
-            let mut ahead = scan.clone();
-            let Some(extent) = ahead.next(self)? else {
+            let Some(extent) = scan.next(self)? else {
                 more = false;
                 break;
             };
             if batch.is_empty() {
                 work.restart_at(extent.at);
             } else if !work.reaches::<F>(extent.at) {
+                scan.put_back(extent);
                 break;
             }
-            *scan = ahead;
             extent.note(self, gather);
             self.break_extent(&extent, &mut batch);
         }

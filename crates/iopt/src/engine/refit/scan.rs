@@ -84,6 +84,8 @@ pub(super) struct Scan {
     over: bool,
     /// Of a merge: what is left of the run that lies at `at`.
     run: Option<(Run, Prot)>,
+    /// The next extent, where that is known.
+    known: Option<Extent>,
 }
 
 impl Scan {
@@ -95,7 +97,19 @@ impl Scan {
             first: hull.0,
             over: false,
             run: None,
+            known: None,
         }
+    }
+
+    /// There is this extent and no other.
+    pub(super) fn only(&mut self, extent: Extent) {
+        self.put_back(extent);
+        self.over = true;
+    }
+
+    /// This extent, which came last, comes again.
+    pub(super) fn put_back(&mut self, extent: Extent) {
+        self.known = Some(extent);
     }
 
     pub(super) fn first(&self) -> u64 {
@@ -134,6 +148,9 @@ impl Scan {
         &mut self,
         table: &Table<F, M>,
     ) -> Result<Option<Extent>, RefitError<E>> {
+        if let Some(extent) = self.known.take() {
+            return Ok(Some(extent));
+        }
         match self.job {
             Job::Split(size) => self.next_larger(table, size),
             // One larger than a page that begins before is the only one that can be meant.
@@ -195,9 +212,8 @@ impl Scan {
             let stretch = Span::new(run.iova, size * count);
             let small = table
                 .leaves(stretch)
-                .stretches()
-                .find(|(leaf, _)| leaf.run.len < size)
-                .map(|(leaf, _)| (leaf.run.iova - run.iova) & !(size - 1));
+                .first_smaller(size)
+                .map(|leaf| (leaf.run.iova - run.iova) & !(size - 1));
             let Some(offset) = small else {
                 self.pass_in(run, prot, stretch.len);
                 continue;
