@@ -238,6 +238,16 @@ impl<S: Storage, const TABLE_LOG2: u32> Arena<S, TABLE_LOG2> {
         result
     }
 
+    /// Puts tables, of which there is at least one, in front of the list.
+    #[inline(never)]
+    fn put_back(&self, chain: &Chain) {
+        self.locked(|| {
+            self.meta(chain.tail).next.set(self.free_head.get());
+            self.free_head.set(chain.head);
+            self.free.set(self.free.get() + chain.count);
+        });
+    }
+
     fn available(&self) -> u64 {
         self.free.get() + ((self.size() - self.unused.get()) >> TABLE_LOG2)
     }
@@ -363,15 +373,12 @@ impl<S: Storage, const TABLE_LOG2: u32> TableMemory for Arena<S, TABLE_LOG2> {
         self.reclaim(chain);
     }
 
+    #[inline]
     fn reclaim(&self, chain: Chain) {
-        if chain.is_empty() {
-            return;
+        // Of a single page there is hardly ever one.
+        if !chain.is_empty() {
+            self.put_back(&chain);
         }
-        self.locked(|| {
-            self.meta(chain.tail).next.set(self.free_head.get());
-            self.free_head.set(chain.head);
-            self.free.set(self.free.get() + chain.count);
-        });
     }
 }
 

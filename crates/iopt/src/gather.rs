@@ -149,8 +149,9 @@ impl Gather {
         }
     }
 
-    /// Notes that leaves at `level` were removed from `range`.
-    #[inline]
+    /// Notes that leaves at `level` were removed from `range`. Inlined: for a single page a call
+    /// costs as much again.
+    #[inline(always)]
     pub(crate) fn add(&mut self, range: Span, leaf_levels: u32) {
         let inv = &mut self.invalidation;
         inv.leaf_levels |= leaf_levels;

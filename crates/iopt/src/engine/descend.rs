@@ -6,7 +6,6 @@
 use super::form::{Form, Restart};
 use super::top::Begin;
 use super::{Level, Table, at_top};
-use crate::cell::Cell;
 use crate::format::{Entry, Format};
 use crate::memory::TableMemory;
 
@@ -41,7 +40,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     ) -> Result<(u64, usize), Restart> {
         if V::N > 0 && spread >> F::shift(V::N) == 0 {
             let word = self.cells::<V>(table).get(self.index::<V>(at));
-            if let Entry::Table(below) = F::decode(V::N, word.map_or(0, Cell::get_acquire)) {
+            if let Entry::Table(below) = F::decode(V::N, word.map_or(0, P::follow)) {
                 if !self.settled(Some(table), form) {
                     return Err(Restart);
                 }

@@ -12,6 +12,18 @@ pub(crate) trait Form: Copy {
     const SHARED: bool;
     /// What this operation writes into the claim of a table.
     fn token(self) -> u64;
+
+    /// Reads an entry that may lead to a table, on the way down. Relaxed where nobody else links
+    /// tables meanwhile: what was linked before came here with the reference to the [`Table`]. Loads
+    /// with acquire keep the compiler from holding what it knows of the memory in registers.
+    #[inline(always)]
+    fn follow<C: Cell>(cell: &C) -> u64 {
+        if Self::SHARED {
+            cell.get_acquire()
+        } else {
+            cell.get()
+        }
+    }
 }
 
 /// The operation holds the table by `&mut`: there is nobody to keep away.

@@ -87,7 +87,7 @@ impl<'t, F: Format, M: TableMemory, const SLOTS: usize> Inside<'t, F, M, SLOTS> 
     /// See [`Table::translate`]. What it says was true at some time during the call.
     #[inline]
     pub fn translate(&self, iova: u64) -> Option<u64> {
-        self.shared.table().translate(iova)
+        self.shared.table().translate_as::<Claiming>(iova)
     }
 
     /// See [`Table::leaf_at`]. What it says was true at some time during the call.

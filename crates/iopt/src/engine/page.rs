@@ -50,10 +50,11 @@ impl<F: Format, M: TableMemory> Table<F, M> {
             self.memory
                 .mapped(Run::new(iova, pa, page), self.format.prot(0, word));
         }
+        let live = &self.memory.meta(table).live;
+        let count = live.get();
         cell.set(word);
         self.memory.written(slice::from_ref(cell));
-        let live = &self.memory.meta(table).live;
-        live.set(live.get() + 1);
+        live.set(count + 1);
         self.release(table, form);
         Some(())
     }
@@ -132,7 +133,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         if V::N == 0 {
             return Some((table, cell));
         }
-        match F::decode(V::N, cell.get_acquire()) {
+        match F::decode(V::N, P::follow(cell)) {
             Entry::Table(below) if self.settled(Some(table), form) => {
                 self.page_entry_inlined::<V::Below, P>(below, at, form)
             }

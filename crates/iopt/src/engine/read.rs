@@ -2,6 +2,7 @@
 
 use runs::{Joiner, Run, Span};
 
+use super::form::{Exclusive, Form};
 use super::top::Begin;
 use super::{Level, Table, at_level, at_top, part};
 use crate::cell::{Cell, Series};
@@ -24,19 +25,25 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     /// The physical address of `iova`, if it is mapped.
     #[inline]
     pub fn translate(&self, iova: u64) -> Option<u64> {
+        self.translate_as::<Exclusive>(iova)
+    }
+
+    /// [`translate`](Self::translate), in this form.
+    #[inline(always)]
+    pub(super) fn translate_as<P: Form>(&self, iova: u64) -> Option<u64> {
         if !self.aperture().covers(&Span::new(iova, 1)) {
             return None;
         }
         self.memory.descended();
         // An index has no bits from above the aperture.
-        at_top!(self.begin(), F, Top, root => self.translate_from::<Top>(root, iova))
+        at_top!(self.begin(), F, Top, root => self.translate_from::<Top, P>(root, iova))
     }
 
     #[inline(always)]
-    fn translate_from<V: Level>(&self, table: u64, at: u64) -> Option<u64> {
+    fn translate_from<V: Level, P: Form>(&self, table: u64, at: u64) -> Option<u64> {
         let cell = self.cells::<V>(table).get(self.index::<V>(at))?;
-        match F::decode(V::N, cell.get_acquire()) {
-            Entry::Table(below) if V::N > 0 => self.translate_inlined::<V::Below>(below, at),
+        match F::decode(V::N, P::follow(cell)) {
+            Entry::Table(below) if V::N > 0 => self.translate_inlined::<V::Below, P>(below, at),
             Entry::Leaf { pa, log2 } => Some(pa | at & ((1 << log2) - 1)),
             _ => None,
         }
@@ -44,8 +51,8 @@ impl<F: Format, M: TableMemory> Table<F, M> {
 
     // A function of its own, so that the recursion is inlined level by level.
     #[inline(always)]
-    fn translate_inlined<V: Level>(&self, table: u64, at: u64) -> Option<u64> {
-        self.translate_from::<V>(table, at)
+    fn translate_inlined<V: Level, P: Form>(&self, table: u64, at: u64) -> Option<u64> {
+        self.translate_from::<V, P>(table, at)
     }
 
     /// The leaf that maps `iova`, if there is one.

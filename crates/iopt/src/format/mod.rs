@@ -166,11 +166,8 @@ impl Aperture {
         match self.above {
             Above::Sign => {
                 // What lies above the bits that count, and the highest of them: all 0 or all 1.
-                let above = if self.bits > 64 {
-                    63
-                } else {
-                    self.bits.saturating_sub(1)
-                };
+                // From 1 to 64 bits count. The mask is what processors do to shifts anyhow.
+                let above = self.bits.wrapping_sub(1) & 63;
                 let (first, last) = (first as i64 >> above, last as i64 >> above);
                 first == last && (first == 0 || first == -1)
             }

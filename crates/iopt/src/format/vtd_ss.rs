@@ -17,6 +17,8 @@ use crate::prot::Prot;
 const READ: u64 = 1 << 0;
 /// W, writes allowed.
 const WRITE: u64 = 1 << 1;
+/// Present: reads or writes are allowed (section 9.8).
+const PRESENT: u64 = READ | WRITE;
 /// PS, a leaf at level 1 or 2.
 const PAGE_SIZE: u64 = 1 << 7;
 /// A, accessed, where the unit keeps these bits.
@@ -141,7 +143,7 @@ impl Format for VtdSs {
 
     #[inline(always)]
     fn is_empty(word: u64) -> bool {
-        word & (READ | WRITE) == 0
+        word & PRESENT == 0
     }
 
     #[inline]
@@ -151,16 +153,18 @@ impl Format for VtdSs {
 
     #[inline(always)]
     fn decode(level: usize, word: u64) -> Entry {
-        if Self::is_empty(word) {
+        let large = if level < 3 { PAGE_SIZE } else { 0 };
+        // Tables first, by one comparison: every walk asks for them.
+        if level > 0 && matches!(word & (PRESENT | large), 1..=PRESENT) {
+            return Entry::Table(word & ADDRESS);
+        }
+        if level > 2 || Self::is_empty(word) {
             return Entry::Empty;
         }
-        if level == 0 || (level < 3 && word & PAGE_SIZE != 0) {
-            let log2 = Self::shift(level);
-            return Entry::Leaf {
-                pa: word & ADDRESS & !((1 << log2) - 1),
-                log2,
-            };
+        let log2 = Self::shift(level);
+        Entry::Leaf {
+            pa: word & ADDRESS & !((1 << log2) - 1),
+            log2,
         }
-        Entry::Table(word & ADDRESS)
     }
 }

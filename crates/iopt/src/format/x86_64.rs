@@ -201,16 +201,18 @@ impl<const ENCRYPTED: bool> Format for X86_64<ENCRYPTED> {
 
     #[inline(always)]
     fn decode(level: usize, word: u64) -> Entry {
-        if Self::is_empty(word) {
+        let large = if level < 3 { PAGE_SIZE } else { 0 };
+        // Tables first, by one comparison: every walk asks for them.
+        if level > 0 && word & (PRESENT | large) == PRESENT {
+            return Entry::Table(word & Self::TABLE);
+        }
+        if level > 2 || Self::is_empty(word) {
             return Entry::Empty;
         }
-        if level == 0 || (level < 3 && word & PAGE_SIZE != 0) {
-            let log2 = Self::shift(level);
-            return Entry::Leaf {
-                pa: word & ADDRESS & !((1 << log2) - 1),
-                log2,
-            };
+        let log2 = Self::shift(level);
+        Entry::Leaf {
+            pa: word & ADDRESS & !((1 << log2) - 1),
+            log2,
         }
-        Entry::Table(word & Self::TABLE)
     }
 }
