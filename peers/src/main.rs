@@ -22,7 +22,7 @@ struct Options {
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: Option<u32>,
     /// Only rows with this in their name `ROW/FORMAT`; the series are called `sizes`, `fragments`,
-    /// `threads` and `memory`.
+    /// `threads`, `groups` and `memory`.
     #[arg(long, value_name = "ROW/FORMAT")]
     only: Vec<String>,
     /// Write what was measured here.

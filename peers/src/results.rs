@@ -25,6 +25,19 @@ pub struct Results {
     pub threads: Vec<Curve>,
     /// Memory of tables.
     pub memory: Vec<Tables>,
+    /// The same unmap in formats with and without groups.
+    #[serde(default)]
+    pub groups: Groups,
+}
+
+/// The same unmap in several formats, all of them taking turns: machines have fast and slow hours,
+/// which the ratio of rows that are measured one after the other does not survive.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Groups {
+    /// The commit that was measured.
+    pub commit: String,
+    /// By format; the first has no groups.
+    pub rows: Vec<Measured>,
 }
 
 /// Where and when a run was made.
@@ -125,6 +138,7 @@ impl Results {
             fragments: Vec::new(),
             threads: Vec::new(),
             memory: Vec::new(),
+            groups: Groups::default(),
         }
     }
 }

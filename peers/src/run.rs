@@ -3,6 +3,8 @@
 
 use std::time::Duration;
 
+use anyhow::ensure;
+
 use crate::field::{CONTESTS, Contest, Entrant, FRAGMENT, Who};
 use crate::linux::Programs;
 use crate::ours::{Terrain, store_loops};
@@ -27,6 +29,10 @@ pub struct Plan {
 const OTHERS: u64 = 1 << 22;
 /// Rounds of operations of this many entries or more.
 const LONG: (u64, u32) = (1 << 22, 3);
+/// A format without groups, and formats with them and with the same sizes otherwise.
+const GROUPS: [&str; 3] = ["vtd-ss", "arm-s1-4k", "riscv"];
+/// How often the formats take turns in each round: one such unmap is short.
+const TURNS: u32 = 20;
 
 impl Plan {
     fn wants(&self, what: &str, format: &str) -> bool {
@@ -46,6 +52,7 @@ impl Plan {
         for contest in CONTESTS {
             self.rows(contest, &mut results)?;
         }
+        self.groups(&mut results)?;
         for contest in CONTESTS {
             self.memory(contest, &mut results)?;
             if contest.reference {
@@ -94,6 +101,55 @@ impl Plan {
                 entries,
             });
         }
+        Ok(())
+    }
+
+    /// The row `unmap-256` of formats with and without groups, in turns with each other.
+    fn groups(&self, results: &mut Results) -> anyhow::Result<()> {
+        let Some(row) = ROWS.iter().find(|row| row.id == "unmap-256") else {
+            return Ok(());
+        };
+        let mut formats = Vec::new();
+        let mut works = Vec::new();
+        let mut entrants = Vec::new();
+        for id in GROUPS.into_iter().filter(|id| self.wants("groups", id)) {
+            for contest in CONTESTS.iter().filter(|contest| contest.id == id) {
+                let mut ours = contest.entrants(None)?;
+                ours.retain(|(who, _)| matches!(who, Who::Exclusive | Who::Shared));
+                formats.push((contest.id, ours.len()));
+                works.extend(row.work(&contest.pages));
+                entrants.extend(ours);
+            }
+        }
+        let Some(work) = works.first() else {
+            return Ok(());
+        };
+        ensure!(
+            works.iter().all(|other| other == work),
+            "groups: the formats have other sizes"
+        );
+        let entries = turns(&mut entrants, work, self.rounds * TURNS);
+        ensure!(
+            entries.len() == entrants.len(),
+            "groups: a format failed in its turn"
+        );
+        let mut entries = entries.into_iter();
+        for (format, count) in formats {
+            let entries: Vec<Entry> = entries.by_ref().take(count).collect();
+            let medians: Vec<String> = entries
+                .iter()
+                .map(|entry| format!("{} {:.1}", entry.name, entry.figure.median))
+                .collect();
+            eprintln!("groups/{format}: {}, medians", medians.join(", "));
+            results.groups.rows.push(Measured {
+                row: row.id.to_owned(),
+                format: format.to_owned(),
+                work: format!("{work:?}"),
+                conditions: row.conditions.to_owned(),
+                entries,
+            });
+        }
+        results.groups.commit = results.origin.commit.clone();
         Ok(())
     }
 

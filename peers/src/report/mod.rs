@@ -5,6 +5,7 @@
 //! the formats say also how far samples spread.
 
 mod formats;
+mod groups;
 mod series;
 mod summary;
 
@@ -50,6 +51,7 @@ fn write(text: &mut String, results: &Results) -> std::fmt::Result {
     )?;
     summary::write(text, results)?;
     series::write(text, results)?;
+    groups::write(text, &results.groups)?;
     formats::write(text, results)?;
     conditions(text)?;
     origin(text, results)

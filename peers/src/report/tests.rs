@@ -126,3 +126,30 @@ fn standings_end_where_they_should() {
     assert_eq!(Standing::of(90.0, 60.0), Standing::Near);
     assert_eq!(Standing::of(90.1, 60.0), Standing::Missed);
 }
+
+#[test]
+fn formats_with_groups_are_held_against_the_first() {
+    let mut run = run();
+    assert!(!document(&run).contains("## Groups"));
+    let of = |format: &str, times: [f64; 2]| Measured {
+        row: "unmap-256".to_owned(),
+        format: format.to_owned(),
+        work: String::new(),
+        conditions: String::new(),
+        entries: [Who::Exclusive, Who::Shared]
+            .into_iter()
+            .zip(times)
+            .map(|(who, time)| Entry {
+                who,
+                name: String::new(),
+                figure: crate::stats::Figure::of(&[time]).unwrap(),
+            })
+            .collect(),
+    };
+    run.groups.rows = vec![of("x86-64", [50.0, 60.0]), of("arm-s1-4k", [55.0, 90.0])];
+    let text = document(&run);
+    assert_eq!(
+        line(&text, "## Groups", "| Arm"),
+        "| Arm stage 1, 4K granule | 55.0 (1.10×) | 90.0 (1.50×) |"
+    );
+}
