@@ -1,0 +1,325 @@
+//! What devices have written to: merged over domains, at any granularity, over failures, by units
+//! that can tell and units that cannot.
+//!
+//! A device's write is a store into the leaf that it goes through, as the unit would do it: bits 8
+//! and 9 of VT-d's second-stage entries (Intel VT-d, section 9.8). The software unit sets none.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a test that cannot go on stops"
+)]
+
+mod common;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use common::*;
+use ioas::{Builder, DomainIds, Ioas, Ledger, Memory, Own, Synthetic, Tracking, WhenUnmapped};
+use iommu::{AttachError, Capabilities, DeviceId, DomainId, Fault, FlushError, NodeId, Unit};
+use iopt::{FormatId, HeapTables, Interruption, Invalidation, Pending, Prot, Root, TableMemory};
+use runs::Span;
+
+const AT: u64 = 0x4000_0000;
+
+/// A unit that keeps dirty bits, or does not; that snoops, or does not; that is deaf at times.
+struct Tracker {
+    inner: Arc<dyn Unit>,
+    tells: bool,
+    snoops: bool,
+    deaf: AtomicBool,
+    invalidated: AtomicU64,
+}
+
+impl Tracker {
+    fn new(tables: &Arc<HeapTables>, tells: bool, snoops: bool) -> Arc<Self> {
+        Arc::new(Self {
+            inner: unit(tables),
+            tells,
+            snoops,
+            deaf: AtomicBool::new(false),
+            invalidated: AtomicU64::new(0),
+        })
+    }
+}
+
+impl Unit for Tracker {
+    fn capabilities(&self) -> Capabilities {
+        let mut capabilities = self.inner.capabilities();
+        capabilities.dirty_tracking = self.tells;
+        capabilities.snoop_control = self.snoops;
+        capabilities
+    }
+
+    fn node(&self) -> Option<NodeId> {
+        None
+    }
+
+    fn attach(&self, device: DeviceId, domain: DomainId, root: Root) -> Result<(), AttachError> {
+        self.inner.attach(device, domain, root)
+    }
+
+    fn detach(&self, device: DeviceId) -> Result<(), AttachError> {
+        self.inner.detach(device)
+    }
+
+    fn invalidate(&self, domain: DomainId, what: &Invalidation) -> Result<(), FlushError> {
+        if self.deaf.load(Ordering::SeqCst) {
+            let waited = std::time::Duration::from_millis(1);
+            return Err(FlushError::TimedOut {
+                domain,
+                device: DEVICE,
+                busy: 1,
+                waited,
+            });
+        }
+        self.invalidated.fetch_add(1, Ordering::SeqCst);
+        self.inner.invalidate(domain, what)
+    }
+
+    fn invalidate_domain(&self, domain: DomainId) -> Result<(), FlushError> {
+        self.inner.invalidate_domain(domain)
+    }
+
+    fn drain_faults(&self, sink: &mut dyn FnMut(Fault)) -> u64 {
+        self.inner.drain_faults(sink)
+    }
+}
+
+struct Bench {
+    tables: Arc<HeapTables>,
+    space: Ioas<Own<Arc<HeapTables>>>,
+    memory: Arc<Memory>,
+    units: Vec<Arc<Tracker>>,
+}
+
+/// 8 MiB at [`AT`] in leaves of 2 MiB, for these devices, of which each has a unit of its own.
+fn bench(units: &[(bool, bool)]) -> Bench {
+    let tables = Arc::new(HeapTables::with_tables(256).unwrap());
+    let builder = Builder::new(tables.clone(), DomainIds::new(8), [FormatId::VtdSs]);
+    let mut space = Ioas::with_builder(builder);
+    let runs = [Span::new(0x10_0000_0000, 16 * MIB)];
+    let memory = Memory::new(Arc::new(Synthetic::new(runs)), &Ledger::unlimited());
+    let part = Span::new(0, 8 * MIB);
+    space.map(AT, &memory, part, Prot::RW, &mut ()).unwrap();
+    let mut trackers = Vec::new();
+    for (n, (tells, snoops)) in units.iter().enumerate() {
+        let unit = Tracker::new(&tables, *tells, *snoops);
+        let device = DeviceId::pci(0, n as u8, 0);
+        space.attach(unit.clone(), device).unwrap();
+        trackers.push(unit);
+    }
+    Bench {
+        tables,
+        space,
+        memory,
+        units: trackers,
+    }
+}
+
+impl Bench {
+    /// A device of the n-th domain writes at `iova`.
+    fn write(&self, domain: usize, iova: u64) {
+        let (_, table) = self.space.domains().nth(domain).unwrap();
+        let mut address = table.root().address;
+        for level in (0..4).rev() {
+            let index = iova >> (12 + 9 * level) & 511;
+            let cell = &self.tables.entries(address, 512)[index as usize];
+            let entry = cell.load(Ordering::Relaxed);
+            assert_ne!(entry & 3, 0, "{iova:#x} is not mapped");
+            if level == 0 || entry & 1 << 7 != 0 {
+                assert_ne!(entry & 2, 0, "{iova:#x} must not be written to");
+                cell.fetch_or(3 << 8, Ordering::SeqCst);
+                return;
+            }
+            address = entry & 0x000f_ffff_ffff_f000;
+        }
+    }
+
+    /// All that was written to since the last time, in pages of `page` bytes; and whether all units
+    /// can tell.
+    fn harvest(&mut self, page: u64) -> (Vec<Span>, bool) {
+        let span = Span::new(AT, 16 * MIB);
+        let mut pending = Pending::new(vec![0u64; 64], span, page).unwrap();
+        let found = self.space.harvest(&mut pending).unwrap();
+        let shown = self.space.show(&mut pending).unwrap();
+        let runs = shown.runs().collect();
+        shown.acknowledge();
+        (runs, found.blind)
+    }
+
+    fn leaf(&self) -> u64 {
+        self.space.leaf_at(AT).unwrap().run.len
+    }
+}
+
+fn page(n: u64, count: u64) -> Span {
+    Span::new(AT + n * PAGE, count * PAGE)
+}
+
+const SMALL: Tracking = Tracking {
+    leaf: Some(PAGE),
+    interruption: Interruption::Refused,
+};
+
+#[test]
+fn what_devices_of_two_domains_write_is_merged() {
+    let mut bench = bench(&[(true, false), (true, true)]);
+    assert_eq!(bench.space.domains().count(), 2);
+    // What was written before is forgotten.
+    bench.write(0, AT);
+    bench.space.track_dirty(SMALL).unwrap();
+    assert_eq!(bench.harvest(PAGE), (vec![], false));
+    assert_eq!(bench.leaf(), PAGE);
+
+    bench.write(0, AT + 3 * PAGE);
+    bench.write(1, AT + 4 * PAGE + 77);
+    bench.write(0, AT + 600 * PAGE);
+    bench.write(1, AT + 600 * PAGE);
+    let before = bench.units[1].invalidated.load(Ordering::SeqCst);
+    assert_eq!(bench.harvest(PAGE), (vec![page(3, 2), page(600, 1)], false));
+    assert!(bench.units[1].invalidated.load(Ordering::SeqCst) > before);
+    assert_eq!(bench.harvest(PAGE), (vec![], false));
+
+    // In pages of any size.
+    bench.write(1, AT + 5 * PAGE);
+    assert_eq!(bench.harvest(64 << 10), (vec![page(0, 16)], false));
+
+    // Leaves are merged again.
+    bench.space.untrack_dirty();
+    assert_eq!(bench.leaf(), 2 * MIB);
+    bench.space.unmap_all(&mut ()).unwrap();
+    bench.space.close().unwrap();
+    assert_eq!(bench.tables.in_use(), 0);
+}
+
+#[test]
+fn a_large_leaf_is_dirty_as_a_whole_unless_it_is_split() {
+    let mut bench = bench(&[(true, false)]);
+    bench.space.track_dirty(Tracking::default()).unwrap();
+    bench.write(0, AT + 5 * PAGE);
+    assert_eq!(bench.harvest(PAGE), (vec![page(0, 512)], false));
+    bench.space.untrack_dirty();
+    bench.space.track_dirty(SMALL).unwrap();
+    bench.write(0, AT + 5 * PAGE);
+    assert_eq!(bench.harvest(PAGE), (vec![page(5, 1)], false));
+    // What is mapped meanwhile is small from the start.
+    let (memory, part) = (bench.memory.clone(), Span::new(8 * MIB, 2 * MIB));
+    let behind = AT + 8 * MIB;
+    bench
+        .space
+        .map(behind, &memory, part, Prot::RW, &mut ())
+        .unwrap();
+    assert_eq!(bench.space.leaf_at(behind).unwrap().run.len, PAGE);
+    bench.write(0, behind + 7 * PAGE);
+    assert_eq!(bench.harvest(PAGE), (vec![page(2055, 1)], false));
+    bench.space.untrack_dirty();
+    assert_eq!(bench.space.leaf_at(behind).unwrap().run.len, 2 * MIB);
+}
+
+#[test]
+fn nothing_is_lost_when_a_unit_is_deaf() {
+    let mut bench = bench(&[(true, false)]);
+    bench.space.track_dirty(SMALL).unwrap();
+    bench.write(0, AT + 9 * PAGE);
+    let span = Span::new(AT, 8 * MIB);
+    let mut pending = Pending::new(vec![0u64; 32], span, PAGE).unwrap();
+    bench.space.harvest(&mut pending).unwrap();
+    bench.units[0].deaf.store(true, Ordering::SeqCst);
+    assert!(bench.space.show(&mut pending).is_err());
+    bench.units[0].deaf.store(false, Ordering::SeqCst);
+    bench.write(0, AT + 11 * PAGE);
+    bench.space.harvest(&mut pending).unwrap();
+    let shown = bench.space.show(&mut pending).unwrap();
+    assert_eq!(shown.runs().collect::<Vec<_>>(), [page(9, 1), page(11, 1)]);
+    shown.put_back();
+    let shown = bench.space.show(&mut pending).unwrap();
+    assert_eq!(shown.runs().count(), 2);
+    shown.acknowledge();
+}
+
+#[test]
+fn who_cannot_tell_counts_as_having_written_everywhere() {
+    // The second device's unit has no dirty bits, so that it gets a domain of its own.
+    let mut bench = bench(&[(true, false)]);
+    bench.space.track_dirty(SMALL).unwrap();
+    let (memory, part) = (bench.memory.clone(), Span::new(8 * MIB, PAGE));
+    let read_only = AT + 12 * MIB;
+    bench
+        .space
+        .map(read_only, &memory, part, Prot::READ, &mut ())
+        .unwrap();
+    assert_eq!(bench.harvest(PAGE), (vec![], false));
+    let silent = Tracker::new(&bench.tables, false, false);
+    let device = DeviceId::pci(0, 9, 0);
+    bench.space.attach(silent, device).unwrap();
+    assert_eq!(bench.space.domains().count(), 2);
+    let all = vec![Span::new(AT, 8 * MIB)];
+    assert_eq!(bench.harvest(PAGE), (all.clone(), true));
+    assert_eq!(bench.harvest(PAGE), (all, true), "again and again");
+    bench.space.detach(device).unwrap();
+    bench.write(0, AT);
+    assert_eq!(bench.harvest(PAGE), (vec![page(0, 1)], false));
+}
+
+#[test]
+fn users_in_this_process_count_as_writing_what_they_hold_to_write() {
+    let mut bench = bench(&[(true, false)]);
+    bench.space.track_dirty(SMALL).unwrap();
+    let keeps = WhenUnmapped::Keeps;
+    let reads = bench.space.pin(page(1, 2), Prot::READ, keeps).unwrap();
+    let writes = bench.space.pin(page(20, 3), Prot::RW, keeps).unwrap();
+    assert_eq!(bench.harvest(PAGE), (vec![page(20, 3)], false));
+    drop(reads);
+    assert_eq!(bench.harvest(PAGE), (vec![page(20, 3)], false));
+    drop(writes);
+    assert_eq!(bench.harvest(PAGE), (vec![], false));
+}
+
+#[test]
+fn an_unmap_can_take_along_what_was_written() {
+    let mut bench = bench(&[(true, false)]);
+    bench.space.track_dirty(SMALL).unwrap();
+    bench.write(0, AT + 2 * PAGE);
+    bench.write(0, AT + 2000 * PAGE);
+    let span = Span::new(AT, 8 * MIB);
+    let mut pending = Pending::new(vec![0u64; 32], span, PAGE).unwrap();
+    let unmapped = bench.space.unmap_noting(span, &mut pending, &mut ());
+    assert_eq!(unmapped.unwrap().bytes, 8 * MIB);
+    let shown = bench.space.show(&mut pending).unwrap();
+    let runs: Vec<Span> = shown.runs().collect();
+    assert_eq!(runs, [page(2, 1), page(2000, 1)]);
+    shown.acknowledge();
+    assert_eq!(bench.space.len(), 0);
+}
+
+#[test]
+fn what_was_written_is_told_by_its_place_in_memory() {
+    let mut bench = bench(&[(true, false)]);
+    let (memory, part) = (bench.memory.clone(), Span::new(12 * MIB, 4 * PAGE));
+    let behind = AT + 8 * MIB;
+    bench
+        .space
+        .map(behind, &memory, part, Prot::RW, &mut ())
+        .unwrap();
+    let asked = Span::new(behind - PAGE, 3 * PAGE);
+    let parts: Vec<(Span, Span)> = bench
+        .space
+        .parts(asked)
+        .map(|(range, of, part)| {
+            assert!(Arc::ptr_eq(of, &memory));
+            (range, part)
+        })
+        .collect();
+    assert_eq!(
+        parts,
+        [
+            (
+                Span::new(behind - PAGE, PAGE),
+                Span::new(8 * MIB - PAGE, PAGE)
+            ),
+            (Span::new(behind, 2 * PAGE), Span::new(12 * MIB, 2 * PAGE)),
+        ]
+    );
+}
