@@ -122,13 +122,14 @@ impl Bench {
     /// A device of the n-th domain writes at `iova`.
     fn write(&self, domain: usize, iova: u64) {
         let (_, table) = self.space.domains().nth(domain).unwrap();
-        let mut address = table.root().address;
-        for level in (0..4).rev() {
+        let root = table.root();
+        let mut address = root.address;
+        for level in (0..root.levels).rev() {
             let index = iova >> (12 + 9 * level) & 511;
             let cell = &self.tables.entries(address, 512)[index as usize];
             let entry = cell.load(Ordering::Relaxed);
             assert_ne!(entry & 3, 0, "{iova:#x} is not mapped");
-            if level == 0 || entry & 1 << 7 != 0 {
+            if level == 0 || entry >> 7 & 1 == 1 {
                 assert_ne!(entry & 2, 0, "{iova:#x} must not be written to");
                 cell.fetch_or(3 << 8, Ordering::SeqCst);
                 return;
