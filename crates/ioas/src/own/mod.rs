@@ -87,7 +87,11 @@ impl<M: TableMemory> Own<M> {
         areas: &mut Areas,
     ) -> Result<(), AttachError> {
         let mut reserved = Vec::new();
-        unit.reserved(device, &mut |span| reserved.push((device, span)));
+        unit.reserved(device, &mut |span| {
+            if !span.is_empty() {
+                reserved.push((device, span));
+            }
+        });
         for (_, span) in &reserved {
             if let Some((area, _)) = areas.0.first_overlap(span.start, span.last()) {
                 let reserved = *span;
