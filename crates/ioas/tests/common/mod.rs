@@ -14,8 +14,8 @@ use ioas::{
     Synthetic,
 };
 use iommu::{
-    AttachError, Capabilities, DeviceId, DomainId, Fault, FlushError, NodeId, RunMap, SoftwareUnit,
-    Unit,
+    AttachError, BadTarget, Capabilities, DeviceId, DomainId, Fault, FlushError, NodeId, RunMap,
+    SoftwareUnit, TargetMemory, Unit,
 };
 use iopt::{AnyTable, FormatId, HeapTables, Invalidation, Leaf, Root};
 use runs::{Joiner, PageSizes, Span};
@@ -57,6 +57,19 @@ pub(crate) fn unlimited(object: Arc<dyn MemoryObject>) -> Arc<Memory> {
 pub(crate) fn unit(tables: &Arc<HeapTables>) -> Arc<dyn Unit> {
     let none = RunMap::<Vec<AtomicU64>>::new([]).unwrap();
     Arc::new(SoftwareUnit::new(tables.clone(), none))
+}
+
+/// Memory in which every word is its own physical address: a read by DMA tells where it came from.
+pub(crate) struct Echo;
+
+impl TargetMemory for Echo {
+    fn with_cells(&self, span: Span, visit: &mut dyn FnMut(&[AtomicU64])) -> Result<(), BadTarget> {
+        let words: Vec<_> = (0..span.len / 8)
+            .map(|n| AtomicU64::new(span.start + 8 * n))
+            .collect();
+        visit(&words);
+        Ok(())
+    }
 }
 
 /// All leaves in the lower half of the address space.
@@ -312,8 +325,12 @@ impl RunReader for FrailReader<'_> {
 pub(crate) struct FrailUnit {
     pub(crate) inner: Arc<dyn Unit>,
     pub(crate) caches_not_present: bool,
+    pub(crate) reserved: Vec<Span>,
+    pub(crate) attaches: Faults,
     pub(crate) invalidates: Faults,
     pub(crate) detaches: Faults,
+    /// Every attach that was not refused.
+    pub(crate) attached: Mutex<Vec<(DeviceId, DomainId)>>,
     /// Called at each invalidation, before anything else.
     pub(crate) at_invalidate: Hook,
     /// Called at each detach.
@@ -327,8 +344,11 @@ impl FrailUnit {
         Self {
             inner,
             caches_not_present: false,
+            reserved: Vec::new(),
+            attaches: Faults::default(),
             invalidates: Faults::default(),
             detaches: Faults::default(),
+            attached: Mutex::default(),
             at_invalidate: Mutex::default(),
             at_detach: Mutex::default(),
         }
@@ -365,8 +385,20 @@ impl Unit for FrailUnit {
         self.inner.node()
     }
 
+    fn reserved(&self, _device: DeviceId, sink: &mut dyn FnMut(Span)) {
+        self.reserved.iter().for_each(|span| sink(*span));
+    }
+
     fn attach(&self, device: DeviceId, domain: DomainId, root: Root) -> Result<(), AttachError> {
-        self.inner.attach(device, domain, root)
+        if self.attaches.hit() {
+            return Err(AttachError::RootAddress {
+                address: root.address,
+                bits: 12,
+            });
+        }
+        self.inner.attach(device, domain, root)?;
+        self.attached.lock().unwrap().push((device, domain));
+        Ok(())
     }
 
     fn detach(&self, device: DeviceId) -> Result<(), AttachError> {
