@@ -187,8 +187,8 @@ pub trait Backend: Sized {
         Ok(())
     }
 
-    /// Gives the leaves in `range`, which lies in one area, the largest sizes; see
-    /// [`split`](Self::split).
+    /// Gives the leaves around `range`, which lies in `area`, the largest sizes that are possible in
+    /// the area; see [`split`](Self::split).
     ///
     /// # Errors
     ///
@@ -196,9 +196,10 @@ pub trait Backend: Sized {
     fn merge(
         &mut self,
         range: Span,
+        area: Span,
         interruption: Interruption,
     ) -> Result<(), RefitError<FlushError>> {
-        let _ = (range, interruption);
+        let _ = (range, area, interruption);
         Ok(())
     }
 

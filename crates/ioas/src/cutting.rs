@@ -215,15 +215,7 @@ impl<B: Backend> Ioas<B> {
         let _ = match self.tracking.and_then(|tracking| tracking.leaf) {
             Some(leaf) => self.backend.split(range, leaf, interruption),
             None if range == area => Ok(()),
-            None => self.backend.merge(around(range, area), interruption),
+            None => self.backend.merge(range, area, interruption),
         };
     }
-}
-
-/// `range`, rounded out to whole pages of the largest size, as far as `area` goes.
-fn around(range: Span, area: Span) -> Span {
-    const LARGEST: u64 = 1 << 30;
-    let first = (range.start & !(LARGEST - 1)).max(area.start);
-    let last = (range.last() | (LARGEST - 1)).min(area.last());
-    Span::inclusive(first, last).unwrap_or(area)
 }

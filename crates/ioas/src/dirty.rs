@@ -158,7 +158,7 @@ impl<B: Backend> Ioas<B> {
         if tracking.leaf.is_some() {
             for range in self.stretches() {
                 // Smaller leaves say the same.
-                let _ = self.backend.merge(range, tracking.interruption);
+                let _ = self.backend.merge(range, range, tracking.interruption);
             }
         }
     }

@@ -178,11 +178,12 @@ impl<M: TableMemory> Backend for Own<M> {
     fn merge(
         &mut self,
         range: Span,
+        area: Span,
         interruption: Interruption,
     ) -> Result<(), RefitError<FlushError>> {
         self.domains
             .iter_mut()
-            .try_for_each(|domain| domain.merge(range, interruption))
+            .try_for_each(|domain| domain.merge(range, area, interruption))
     }
 
     /// A unit that still holds old translations there, or a table that was unlinked, would not see

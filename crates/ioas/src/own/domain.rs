@@ -162,8 +162,39 @@ impl<M: TableMemory> Domain<M> {
         })
     }
 
-    /// Gives the leaves in `range` the largest sizes that are possible.
+    /// Gives the leaves around `range`, which lies in `area`, the largest sizes that are possible in
+    /// the area.
     pub(crate) fn merge(
+        &mut self,
+        range: Span,
+        area: Span,
+        interruption: Interruption,
+    ) -> Result<(), RefitError<FlushError>> {
+        self.merge_in(around(range, area), interruption)?;
+        for end in [range.start, range.last()] {
+            let mut tried = None;
+            while let Some(page) = self.larger_page(end)
+                && area.covers(&page)
+                && tried != Some(page)
+            {
+                tried = Some(page);
+                self.merge_in(page, interruption)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The page of the next larger size around the leaf at `at`, if it is one of the largest that
+    /// are always tried and addresses permit more.
+    fn larger_page(&self, at: u64) -> Option<Span> {
+        let run = self.table.leaf_at(at)?.run;
+        let sizes = self.table.page_sizes();
+        let size = sizes.iter().find(|size| *size > run.len)?;
+        let fits = run.len >= AROUND && (run.iova ^ run.pa) & (size - 1) == 0;
+        fits.then_some(Span::new(run.iova & !(size - 1), size))
+    }
+
+    fn merge_in(
         &mut self,
         range: Span,
         interruption: Interruption,
@@ -223,6 +254,16 @@ impl Devices {
         });
         result
     }
+}
+
+/// The size of the pages in which merging is always tried: 1 GiB, the largest of most formats.
+const AROUND: u64 = 1 << 30;
+
+/// `range`, rounded out to whole pages of that size, as far as `area` goes.
+fn around(range: Span, area: Span) -> Span {
+    let first = (range.start & !(AROUND - 1)).max(area.start);
+    let last = (range.last() | (AROUND - 1)).min(area.last());
+    Span::inclusive(first, last).unwrap_or(area)
 }
 
 fn detach(unit: &dyn Unit, device: DeviceId) -> Result<(), DetachError> {
