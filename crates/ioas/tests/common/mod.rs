@@ -3,6 +3,8 @@
 
 #![allow(dead_code, reason = "no test binary uses all of it")]
 
+mod tracked;
+
 use std::collections::BTreeSet;
 use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -19,6 +21,8 @@ use iommu::{
 };
 use iopt::{AnyTable, FormatId, HeapTables, Invalidation, Leaf, Root};
 use runs::{Joiner, PageSizes, Span};
+
+pub(crate) use tracked::Tracked;
 
 pub(crate) const PAGE: u64 = 4096;
 pub(crate) const MIB: u64 = 1 << 20;

@@ -1,0 +1,582 @@
+//! Parts of areas: unmapped exactly, or taken out for a while and put back, while devices go on
+//! reaching all the rest.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a test that cannot go on stops"
+)]
+
+mod common;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use common::*;
+use ioas::{Ledger, MapError, Memory, Synthetic, UnmapError};
+use iommu::{Config, FaultReason, SoftwareUnit};
+use iopt::{FormatId, HeapTables, Interruption, Prot, RefitError, TableMemory};
+use runs::Span;
+
+const NEVER: Interruption = Interruption::Refused;
+const AT: u64 = 64 * GIB;
+/// Where the memory under test begins, physically.
+const FRAME: u64 = 256 * GIB;
+
+struct Bench {
+    tables: Arc<HeapTables>,
+    ledger: Arc<Ledger>,
+    unit: Arc<FrailUnit>,
+    object: Arc<Frail>,
+    memory: Arc<Memory>,
+    space: Space,
+    frames: Vec<Span>,
+}
+
+impl Bench {
+    fn new(format: (FormatId, u8), frames: &[Span]) -> Self {
+        let tables = Arc::new(HeapTables::with_tables(64).unwrap());
+        let mut space = space(format.0, format.1, &tables);
+        let unit = Arc::new(FrailUnit::new(common::unit(&tables)));
+        space.attach(unit.clone(), DEVICE).unwrap();
+        let ledger = Ledger::new("a counter", None, 0);
+        let object = Arc::new(Frail::new(Synthetic::new(frames.iter().copied())));
+        Self {
+            tables,
+            unit,
+            memory: Memory::new(object.clone(), &ledger),
+            object,
+            ledger,
+            space,
+            frames: frames.to_vec(),
+        }
+    }
+
+    fn state(&self) -> State {
+        let memory = &self.object.memory;
+        State::of(&self.space, &self.ledger, &self.tables, &[memory])
+    }
+
+    fn map(&mut self, part: Span, prot: Prot) {
+        self.space
+            .map(AT + part.start, &self.memory, part, prot, &mut ())
+            .unwrap();
+    }
+
+    fn whole(&mut self) -> Span {
+        let whole = Span::new(0, self.memory.len());
+        self.map(whole, Prot::RW);
+        whole
+    }
+
+    /// The frame at an offset in the object.
+    fn frame(&self, mut offset: u64) -> u64 {
+        for run in &self.frames {
+            if offset < run.len {
+                return run.start + offset;
+            }
+            offset -= run.len;
+        }
+        panic!("{offset:#x} lies behind the object");
+    }
+
+    /// Whether exactly `gone` is missing (offsets in the object), looked at around all borders.
+    fn check(&self, gone: &[Span]) {
+        let len = self.memory.len();
+        let table = self.space.table().unwrap();
+        let borders = gone
+            .iter()
+            .flat_map(|gone| [gone.start, gone.start + gone.len]);
+        let leaves = [0, 2 * MIB, 4 * MIB, GIB - 2 * MIB, GIB, GIB + 2 * MIB, len];
+        for border in borders.chain(leaves) {
+            for offset in [border.wrapping_sub(PAGE), border, border + 5 * PAGE] {
+                if offset < len {
+                    let there = !gone.iter().any(|gone| gone.contains(offset));
+                    let expected = there.then(|| self.frame(offset));
+                    assert_eq!(table.translate(AT + offset), expected, "{offset:#x}");
+                }
+            }
+        }
+        let missing: u64 = gone.iter().map(|gone| gone.len).sum();
+        let mapped: u64 = leaves_of(&self.space).iter().map(|leaf| leaf.run.len).sum();
+        assert_eq!(mapped, len - missing);
+        let held = (self.object.memory.pinned(), self.ledger.in_use());
+        assert_eq!(held, (len - missing, len - missing));
+    }
+
+    fn end(self) {
+        self.space.close().unwrap();
+        assert_eq!(self.tables.in_use(), 0);
+        let held = (self.object.memory.pinned(), self.ledger.in_use());
+        assert_eq!(held, (0, 0));
+    }
+}
+
+fn leaves_of(space: &Space) -> Vec<iopt::Leaf> {
+    leaves(space.table().unwrap())
+}
+
+fn at(part: Span) -> Span {
+    Span::new(AT + part.start, part.len)
+}
+
+/// A leaf of 1 GiB, two of 2 MiB, sixteen of 4 KiB.
+fn frames() -> Vec<Span> {
+    let large = [
+        Span::new(FRAME, GIB),
+        Span::new(FRAME + 3 * GIB, 2 * MIB),
+        Span::new(FRAME + 5 * GIB, 2 * MIB),
+    ];
+    let pages = (0..16).map(|n| Span::new(FRAME + 7 * GIB + (2 * n + 1) * PAGE, PAGE));
+    large.into_iter().chain(pages).collect()
+}
+
+#[test]
+fn exactly_what_is_named_is_cut_out_of_leaves_of_any_size() {
+    let small = GIB + 4 * MIB;
+    for format in FORMATS {
+        for part in [
+            // Start, middle and end of the leaf of 1 GiB, in pages of each size.
+            Span::new(0, PAGE),
+            Span::new(0, 2 * MIB),
+            Span::new(512 * MIB + 7 * PAGE, 3 * PAGE),
+            Span::new(512 * MIB, 2 * MIB),
+            Span::new(100 * PAGE, 700 * MIB),
+            Span::new(GIB - PAGE, PAGE),
+            Span::new(GIB - 2 * MIB, 2 * MIB),
+            Span::new(0, GIB),
+            // The same with one of 2 MiB, of 4 KiB, and over both.
+            Span::new(GIB, PAGE),
+            Span::new(GIB + MIB, 5 * PAGE),
+            Span::new(GIB + 2 * MIB - PAGE, PAGE),
+            Span::new(GIB, 2 * MIB),
+            Span::new(small, PAGE),
+            Span::new(small + 5 * PAGE, 2 * PAGE),
+            Span::new(small + 15 * PAGE, PAGE),
+            Span::new(GIB - PAGE, 2 * PAGE),
+            Span::new(GIB - 3 * PAGE, 4 * MIB + 10 * PAGE),
+            Span::new(PAGE, small),
+        ] {
+            let mut bench = Bench::new(format, &frames());
+            let whole = bench.whole();
+            bench.check(&[]);
+            let unmapped = bench.space.unmap_cutting(at(part), NEVER, &mut ()).unwrap();
+            assert_eq!(
+                (unmapped.areas, unmapped.bytes, unmapped.unpinned),
+                (1, part.len, part.len)
+            );
+            bench.check(&[part]);
+            let ends = [part.start > 0, part.start + part.len < whole.len];
+            let areas = ends.into_iter().filter(|rest| *rest).count();
+            assert_eq!(bench.space.len(), areas, "{part}");
+            // Nothing is left of it: it can be mapped again, and everything unmapped in one.
+            bench.map(part, Prot::RW);
+            bench.check(&[]);
+            assert_eq!(
+                bench.space.unmap(at(whole), &mut ()).unwrap().bytes,
+                whole.len
+            );
+            assert_eq!(bench.tables.in_use(), 1);
+            bench.end();
+        }
+    }
+}
+
+#[test]
+fn a_page_of_4_kib_out_of_1_gib_leaves_the_fewest_leaves() {
+    for (format, count) in [
+        (FORMATS[0], 511 + 511),
+        (FORMATS[1], 511 + 511),
+        (FORMATS[2], 18),
+    ] {
+        let mut bench = Bench::new(format, &[Span::new(FRAME, GIB)]);
+        bench.whole();
+        let page = Span::new(0, PAGE);
+        bench.space.unmap_cutting(at(page), NEVER, &mut ()).unwrap();
+        assert_eq!(leaves_of(&bench.space).len(), count);
+        bench.end();
+    }
+}
+
+#[test]
+fn a_cut_that_is_refused_changes_no_translation_and_no_area() {
+    for format in FORMATS {
+        let mut bench = Bench::new(format, &frames());
+        bench.whole();
+        let before = bench.state();
+        let part = Span::new(MIB + PAGE, 900 * MIB);
+        // Not at a page.
+        for odd in [Span::new(AT + 1, PAGE), Span::new(AT, PAGE + 8)] {
+            let refused = bench.space.unmap_cutting(odd, NEVER, &mut ());
+            assert!(
+                matches!(refused, Err(UnmapError::CutsArea { .. })),
+                "{refused:?}"
+            );
+            assert_eq!(bench.state(), before);
+        }
+        // Each table in turn is missing: translations stay, leaves may be smaller.
+        let mut refused = 0;
+        for left in 0.. {
+            let taken = 64 - bench.tables.in_use() - left;
+            let reserve = bench.tables.reserve(taken).unwrap();
+            let result = bench.space.take_out(at(part), NEVER, &mut ());
+            bench.tables.give_back(reserve);
+            match result {
+                Ok(bytes) => {
+                    assert_eq!(bytes, part.len);
+                    break;
+                }
+                Err(UnmapError::Cut(RefitError::NoTables(_))) => {}
+                Err(other) => panic!("{other}"),
+            }
+            bench.check(&[]);
+            assert_eq!(bench.space.len(), 1);
+            refused += 1;
+        }
+        assert!(refused >= 2, "{refused}");
+        bench.space.put_back(at(part), NEVER, &mut ()).unwrap();
+        assert_eq!(bench.state(), before);
+
+        // A deaf unit: at the first cut, at the second (the first is done then), at the flush of
+        // what was unmapped.
+        for _ in 0..2 {
+            bench.unit.invalidates.set([0]);
+            let failed = bench.space.take_out(at(part), NEVER, &mut ());
+            let Err(UnmapError::Cut(RefitError::Flush(_))) = failed else {
+                panic!("{failed:?}");
+            };
+            bench.check(&[]);
+            assert_eq!(bench.space.len(), 1);
+            bench.unit.invalidates.set(None);
+            bench.space.flush().unwrap();
+        }
+        bench.unit.invalidates.set([0]);
+        let failed = bench.space.take_out(at(part), NEVER, &mut ());
+        assert!(matches!(failed, Err(UnmapError::Flush(_))), "{failed:?}");
+        assert_eq!(bench.space.retired(), 1);
+        assert_eq!(bench.object.memory.pinned(), before.pinned);
+        // It is out, and comes back when the unit hears.
+        bench.space.put_back(at(part), NEVER, &mut ()).unwrap();
+        assert_eq!(bench.state(), before);
+        bench.end();
+    }
+}
+
+#[test]
+fn what_is_out_stays_noted_until_it_is_put_back_or_unmapped() {
+    for format in FORMATS {
+        let mut bench = Bench::new(format, &frames());
+        let whole = bench.whole();
+        let before = bench.state();
+        let one = Span::new(3 * MIB, MIB);
+        let two = Span::new(8 * MIB, PAGE);
+        let both = Span::inclusive(one.start, two.last()).unwrap();
+        let out = |bench: &mut Bench, part| bench.space.take_out(at(part), NEVER, &mut ()).unwrap();
+        assert_eq!(out(&mut bench, one), one.len);
+        assert_eq!(out(&mut bench, two), two.len);
+        bench.check(&[one, two]);
+        assert_eq!(bench.space.len(), 5);
+        let outs: Vec<Span> = bench
+            .space
+            .areas()
+            .filter(|area| area.is_out() && area.hold().is_none())
+            .map(|area| area.range())
+            .collect();
+        assert_eq!(outs, [at(one), at(two)]);
+        // The place is taken.
+        let page = Span::new(0, PAGE);
+        let taken = bench
+            .space
+            .map(AT + one.start, &bench.memory, page, Prot::RW, &mut ());
+        assert!(matches!(taken, Err(MapError::Overlap { .. })));
+        // Once more, and over them.
+        assert_eq!(out(&mut bench, one), 0);
+        assert_eq!(out(&mut bench, both), both.len - one.len - two.len);
+        bench.check(&[both]);
+
+        // Only as a whole, and only what was out.
+        for part in [
+            Span::new(one.start, PAGE),
+            Span::new(one.start + PAGE, both.len),
+        ] {
+            let refused = bench.space.put_back(at(part), NEVER, &mut ());
+            assert!(
+                matches!(refused, Err(MapError::NotOut { .. })),
+                "{refused:?}"
+            );
+            bench.check(&[both]);
+        }
+        bench.space.put_back(at(two), NEVER, &mut ()).unwrap();
+        bench.space.put_back(at(two), NEVER, &mut ()).unwrap();
+        bench.check(&[Span::new(one.start, both.len - two.len)]);
+        bench.space.put_back(at(whole), NEVER, &mut ()).unwrap();
+        assert_eq!(bench.state(), before);
+        assert_eq!(bench.space.len(), 1);
+
+        // Out, and then unmapped.
+        out(&mut bench, one);
+        let unmapped = bench.space.unmap_cutting(at(both), NEVER, &mut ()).unwrap();
+        assert_eq!((unmapped.areas, unmapped.bytes), (2, both.len));
+        assert_eq!(unmapped.unpinned, both.len - one.len);
+        // There is nothing left that could go out.
+        let missing = bench.space.take_out(at(whole), NEVER, &mut ());
+        assert!(
+            matches!(missing, Err(UnmapError::Hole { at, .. }) if at == AT + both.start),
+            "{missing:?}"
+        );
+        bench.space.put_back(at(whole), NEVER, &mut ()).unwrap();
+        bench.check(&[both]);
+        let beyond = Span::new(u64::MAX - PAGE + 1, 2 * PAGE);
+        assert!(bench.space.take_out(beyond, NEVER, &mut ()).is_err());
+        assert!(bench.space.put_back(beyond, NEVER, &mut ()).is_err());
+        bench.end();
+    }
+}
+
+#[test]
+fn what_cannot_be_put_back_is_out_still() {
+    let mut bench = Bench::new(FORMATS[0], &frames());
+    let whole = bench.whole();
+    let before = bench.state();
+    let parts = [0, 2, 4].map(|n| Span::new(n * MIB, MIB));
+    for part in parts {
+        bench.space.take_out(at(part), NEVER, &mut ()).unwrap();
+    }
+    for n in 0..3 {
+        bench.object.pins.set([n]);
+        let refused = bench.space.put_back(at(whole), NEVER, &mut ());
+        assert!(matches!(refused, Err(MapError::Pin(_))), "{refused:?}");
+        // What came before is back.
+        bench.check(&parts[n as usize..]);
+        for part in &parts[..n as usize] {
+            bench.space.take_out(at(*part), NEVER, &mut ()).unwrap();
+        }
+        bench.check(&parts);
+    }
+    bench.object.pins.set(None);
+    bench.object.reads.set([1]);
+    let refused = bench.space.put_back(at(parts[1]), NEVER, &mut ());
+    assert!(matches!(refused, Err(MapError::Runs(_))), "{refused:?}");
+    bench.check(&parts);
+    bench.object.reads.set(None);
+    bench.space.put_back(at(whole), NEVER, &mut ()).unwrap();
+    assert_eq!(bench.state(), before);
+    bench.end();
+}
+
+#[test]
+fn areas_are_joined_only_where_they_are_alike() {
+    let mut bench = Bench::new(FORMATS[0], &[Span::new(FRAME, 8 * MIB)]);
+    let parts = [0, 1, 2, 3].map(|n| Span::new(n * MIB, MIB));
+    for (part, prot) in parts
+        .into_iter()
+        .zip([Prot::RW, Prot::READ, Prot::RW, Prot::RW])
+    {
+        bench.map(part, prot);
+    }
+    // Goes on in address and permissions, but not in the memory; and in other memory.
+    let other = unlimited(Arc::new(Synthetic::new([Span::new(2 * FRAME, 8 * MIB)])));
+    for (n, memory, from) in [(4, bench.memory.clone(), 6), (5, other, 7)] {
+        let part = Span::new(from * MIB, MIB);
+        bench
+            .space
+            .map(AT + n * MIB, &memory, part, Prot::RW, &mut ())
+            .unwrap();
+    }
+    let prots = |bench: &Bench| -> Vec<(u64, Prot)> {
+        let leaves = leaves_of(&bench.space);
+        let pages = leaves.iter().flat_map(|leaf| {
+            let frames = leaf.run.pa..leaf.run.pa + leaf.run.len;
+            frames
+                .step_by(PAGE as usize)
+                .map(|frame| (frame, leaf.prot))
+        });
+        pages.collect()
+    };
+    let before = prots(&bench);
+    let middle = Span::new(MIB / 2, 5 * MIB);
+    bench.space.take_out(at(middle), NEVER, &mut ()).unwrap();
+    bench.space.put_back(at(middle), NEVER, &mut ()).unwrap();
+    assert_eq!(prots(&bench), before);
+    let areas: Vec<Span> = bench.space.areas().map(|area| area.range()).collect();
+    let joined = [(0, 1), (1, 1), (2, 2), (4, 1), (5, 1)];
+    assert_eq!(
+        areas,
+        joined.map(|(n, len)| at(Span::new(n * MIB, len * MIB)))
+    );
+    let prots: Vec<Prot> = bench.space.areas().map(|area| area.prot()).collect();
+    assert_eq!(prots, [Prot::RW, Prot::READ, Prot::RW, Prot::RW, Prot::RW]);
+    bench.end();
+}
+
+/// A generator of numbers that are the same each time.
+struct Numbers(u64);
+
+impl Numbers {
+    fn next(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0
+    }
+
+    fn below(&mut self, end: u64) -> u64 {
+        (self.next() >> 16) % end
+    }
+
+    /// What a guest would convert: mostly pages, sometimes much more.
+    fn part(&mut self, bytes: u64) -> Span {
+        let (unit, most) = match self.below(32) {
+            0 => (2 * MIB, 16),
+            1..4 => (2 * MIB, 1),
+            4..12 => (PAGE, 600),
+            _ => (PAGE, 4),
+        };
+        let len = unit * (1 + self.below(most));
+        let start = self.below((bytes - len) / unit) * unit;
+        Span::new(start, len)
+    }
+}
+
+const CONVERTED: u64 = 4 * GIB;
+
+/// Takes random parts of 4 GiB out and puts them back, `conversions` times, while a device reads
+/// everything that is not out.
+fn convert(format: (FormatId, u8), frames: &[Span], conversions: u64) {
+    let tables = Arc::new(HeapTables::with_tables(4096).unwrap());
+    let object = Arc::new(Tracked::new(frames));
+    let config = Config {
+        flush_timeout: Duration::from_secs(60),
+        ..Config::default()
+    };
+    let unit = Arc::new(SoftwareUnit::with_config(
+        tables.clone(),
+        object.pages.clone(),
+        config,
+    ));
+    let mut space = space(format.0, format.1, &tables);
+    space.attach(unit.clone(), DEVICE).unwrap();
+    let ledger = Ledger::new("a counter", Some(CONVERTED), 0);
+    let memory = Memory::new(object.clone(), &ledger);
+    let whole = Span::new(0, CONVERTED);
+    space.map(AT, &memory, whole, Prot::RW, &mut ()).unwrap();
+    let before = State::of(&space, &ledger, &tables, &[&object.memory]);
+
+    // Odd while a page is out, or on its way.
+    let turns: Vec<AtomicU32> = (0..CONVERTED / PAGE).map(|_| AtomicU32::new(0)).collect();
+    let turn = |part: Span| {
+        let pages = (part.start / PAGE) as usize..((part.start + part.len) / PAGE) as usize;
+        for turn in &turns[pages] {
+            turn.fetch_add(1, Ordering::SeqCst);
+        }
+    };
+    // By offset: where something goes on now.
+    let busy = AtomicU64::new(0);
+    let (stop, reads) = (AtomicBool::new(false), AtomicU64::new(0));
+    let of_offset: Vec<(u64, u64)> = frames
+        .iter()
+        .scan(0, |offset, run| {
+            let here = (*offset, run.start);
+            *offset += run.len;
+            Some(here)
+        })
+        .collect();
+    let frame = |offset: u64| {
+        let next = of_offset.partition_point(|(first, _)| *first <= offset);
+        let (first, start) = of_offset[next - 1];
+        start + (offset - first)
+    };
+    thread::scope(|scope| {
+        let device = scope.spawn(|| {
+            let mut numbers = Numbers(0x1234_5678_9abc_def1);
+            let mut port = unit.port(DEVICE);
+            while !stop.load(Ordering::Relaxed) {
+                // Half of the time around the place.
+                let near = busy.load(Ordering::Relaxed) + numbers.below(16) * PAGE;
+                let offset = match numbers.below(2) {
+                    0 => numbers.below(CONVERTED / PAGE) * PAGE,
+                    _ => near.saturating_sub(8 * PAGE).min(CONVERTED - PAGE),
+                };
+                let turn = &turns[(offset / PAGE) as usize];
+                let before = turn.load(Ordering::SeqCst);
+                let mut word = [0];
+                match port.read(AT + offset, &mut word) {
+                    // An old translation, perhaps, but of memory that is pinned.
+                    Ok(()) => assert_eq!(word[0], frame(offset), "{offset:#x}"),
+                    Err(aborted) => {
+                        let reason = aborted.fault.reason;
+                        assert!(!matches!(reason, FaultReason::Target(_)), "{aborted}");
+                        let moved = before % 2 == 1 || turn.load(Ordering::SeqCst) != before;
+                        assert!(moved, "{aborted} at {offset:#x}, which was not out");
+                    }
+                }
+                reads.fetch_add(1, Ordering::Relaxed);
+            }
+        });
+        let mut numbers = Numbers(0x9e37_79b9_7f4a_7c15);
+        let mut out: Vec<Span> = Vec::new();
+        let mut converted = 0;
+        while converted < conversions || !out.is_empty() {
+            let more = converted < conversions && out.len() < 12;
+            if more && (out.is_empty() || numbers.below(2) == 0) {
+                let part = numbers.part(CONVERTED);
+                if out.iter().any(|other| other.overlaps(&part)) {
+                    continue;
+                }
+                busy.store(part.start + numbers.below(2) * part.len, Ordering::Relaxed);
+                turn(part);
+                let unpinned = space.take_out(at(part), NEVER, &mut ()).unwrap();
+                assert_eq!(unpinned, part.len);
+                out.push(part);
+                converted += 1;
+            } else {
+                let part = out.swap_remove(numbers.below(out.len() as u64) as usize);
+                busy.store(part.start + numbers.below(2) * part.len, Ordering::Relaxed);
+                space.put_back(at(part), NEVER, &mut ()).unwrap();
+                turn(part);
+            }
+            if converted % 64 == 0 {
+                let held: u64 = CONVERTED - out.iter().map(|out| out.len).sum::<u64>();
+                assert_eq!((object.memory.pinned(), ledger.in_use()), (held, held));
+                let seen = reads.load(Ordering::Relaxed);
+                while reads.load(Ordering::Relaxed) < seen + 16 && !device.is_finished() {
+                    thread::yield_now();
+                }
+            }
+            if device.is_finished() {
+                break;
+            }
+        }
+        stop.store(true, Ordering::Relaxed);
+        device.join().unwrap();
+    });
+    assert_eq!(space.len(), 1);
+    let after = State::of(&space, &ledger, &tables, &[&object.memory]);
+    assert_eq!(after.leaves.len(), before.leaves.len());
+    assert_eq!(after, before);
+    space.close().unwrap();
+    assert_eq!(tables.in_use(), 0);
+    assert_eq!((object.memory.pinned(), ledger.in_use()), (0, 0));
+}
+
+#[test]
+fn ten_thousand_conversions_of_1_gib_leaves_disturb_nobody() {
+    let frames = [0, 3, 5, 9].map(|n| Span::new(FRAME + n * GIB, GIB));
+    convert(FORMATS[0], &frames, 10_000);
+}
+
+#[test]
+fn conversions_of_2_mib_leaves_disturb_nobody() {
+    let frames: Vec<Span> = (0..CONVERTED / (2 * MIB))
+        .map(|n| Span::new(FRAME + n * 6 * MIB, 2 * MIB))
+        .collect();
+    convert(FORMATS[1], &frames, 1_000);
+}
+
+#[test]
+fn conversions_out_of_the_largest_leaves_disturb_nobody() {
+    // A format in which all of it is one leaf.
+    convert(FORMATS[2], &[Span::new(FRAME, CONVERTED)], 1_000);
+}
