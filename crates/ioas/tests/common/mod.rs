@@ -1,7 +1,7 @@
 //! What the tests share: memory objects, units and observers that fail on demand, and the whole
 //! state of an address space as a value.
 
-#![allow(dead_code, reason = "no test binary uses all of it")]
+#![allow(dead_code, unused_imports, reason = "no test binary uses all of it")]
 
 mod tracked;
 
@@ -22,7 +22,7 @@ use iommu::{
 use iopt::{AnyTable, FormatId, HeapTables, Invalidation, Leaf, Root};
 use runs::{Joiner, PageSizes, Span};
 
-pub(crate) use tracked::Tracked;
+pub(crate) use tracked::{Pages, Tracked};
 
 pub(crate) const PAGE: u64 = 4096;
 pub(crate) const MIB: u64 = 1 << 20;
