@@ -38,13 +38,8 @@ trait Areas: Default {
     fn remove(&mut self, start: u64);
 }
 
+#[derive(Default)]
 struct Tree(Intervals<u32>);
-
-impl Default for Tree {
-    fn default() -> Self {
-        Self(Intervals::new())
-    }
-}
 
 impl Areas for Tree {
     fn insert(&mut self, span: Span, value: u32) {
