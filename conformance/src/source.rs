@@ -1,5 +1,6 @@
 //! Linux's source, fetched by apt from the mirror that the machine uses, and unpacked as far as
-//! it is needed. Everything lies below the target directory; a second run fetches nothing.
+//! it is needed. Everything lies below the target directory; a second run fetches nothing. The
+//! package stays there too: the guest's kernel is built from it.
 
 use std::{
     fs, io,
@@ -25,11 +26,28 @@ const PATHS: &[&str] = &[
     "include/linux/io-pgtable.h",
 ];
 
-/// Linux's source below `directory`, fetched if it is not there.
+/// Linux's source below `directory`, as far as the compare test needs it; fetched if it is not
+/// there.
 pub fn fetch(directory: &Path) -> anyhow::Result<PathBuf> {
     let source = directory.join(PACKAGE);
     if source.join("complete").exists() {
         return Ok(source);
+    }
+    let package = package(directory)?;
+    if source.exists() {
+        fs::remove_dir_all(&source)?;
+    }
+    fs::create_dir_all(&source)?;
+    unpack(&package, &source, PATHS)?;
+    fs::write(source.join("complete"), "")?;
+    Ok(source)
+}
+
+/// The package below `directory`, fetched if it is not there.
+pub fn package(directory: &Path) -> anyhow::Result<PathBuf> {
+    let package = directory.join(format!("{PACKAGE}.deb"));
+    if package.exists() {
+        return Ok(package);
     }
     let sources = sources_of(Path::new("/etc/apt"))?;
     let mirrors = mirrors(&sources);
@@ -37,16 +55,16 @@ pub fn fetch(directory: &Path) -> anyhow::Result<PathBuf> {
         !mirrors.is_empty(),
         "apt's sources name no Debian mirror, and {PACKAGE} comes from one"
     );
-    let mut package = Err(anyhow::anyhow!("no mirror"));
+    let mut fetched = Err(anyhow::anyhow!("no mirror"));
     for mirror in &mirrors {
-        package = download(directory, mirror);
-        if package.is_ok() {
+        fetched = download(directory, mirror);
+        if fetched.is_ok() {
             break;
         }
     }
-    unpack(&package?, directory, &source)?;
-    fs::write(source.join("complete"), "")?;
-    Ok(source)
+    // Whole, or not there.
+    fs::rename(fetched?, &package).context("the package cannot be put in its place")?;
+    Ok(package)
 }
 
 /// The contents of apt's source lists.
@@ -133,13 +151,9 @@ fn download(directory: &Path, mirror: &str) -> anyhow::Result<PathBuf> {
         .context("apt-get download left no package")
 }
 
-/// Unpacks what is needed: the package holds an archive, which is read once, as it comes.
-fn unpack(package: &Path, directory: &Path, source: &Path) -> anyhow::Result<()> {
-    let partial = directory.join("partial");
-    if partial.exists() {
-        fs::remove_dir_all(&partial)?;
-    }
-    fs::create_dir_all(&partial)?;
+/// Unpacks these files and directories of the source, or all of it when none is named, into the
+/// directory `into`. The package holds an archive, which is read once, as it comes.
+pub fn unpack(package: &Path, into: &Path, paths: &[&str]) -> anyhow::Result<()> {
     let mut outer = Command::new("dpkg-deb")
         .arg("--fsys-tarfile")
         .arg(package)
@@ -159,8 +173,8 @@ fn unpack(package: &Path, directory: &Path, source: &Path) -> anyhow::Result<()>
     let status = Command::new("tar")
         .args(["--extract", "--xz", "--file=-", "--strip-components=1"])
         .arg("--directory")
-        .arg(&partial)
-        .args(PATHS.iter().map(|path| format!("{PACKAGE}/{path}")))
+        .arg(into)
+        .args(paths.iter().map(|path| format!("{PACKAGE}/{path}")))
         .stdin(inner_archive)
         .status()
         .context("tar cannot be started")?;
@@ -168,12 +182,6 @@ fn unpack(package: &Path, directory: &Path, source: &Path) -> anyhow::Result<()>
     if !(status.success() && inner.success() && outer.success()) {
         bail!("{} cannot be unpacked", package.display());
     }
-    if source.exists() {
-        fs::remove_dir_all(source)?;
-    }
-    fs::rename(&partial, source).context("the source cannot be put in its place")?;
-    // 160 MB that nobody needs any more.
-    fs::remove_file(package)?;
     Ok(())
 }
 
