@@ -68,6 +68,7 @@ const HOUSE: &[Rule] = &[
     rule("dmaspace-capi", Place::Floor(5), &[LIBRARY]),
     rule("qtest", Place::Alone, &[]),
     rule(CONFORMANCE, Place::Beside, &[]),
+    rule("dmaspace-guest", Place::Beside, &[CONFORMANCE]),
     rule("dmaspace-peers", Place::Beside, &[CONFORMANCE]),
     rule("xtask", Place::Beside, &[]),
     rule("nostd-check", Place::Beside, &[]),
@@ -173,7 +174,7 @@ fn fault(from: &Rule, edge: &Edge) -> Option<String> {
         ));
     }
     match (from.place, to.place) {
-        // Linux's code is timed by the one and shown by the other.
+        // Linux's code is timed by the one and shown by the other; its source is fetched by one.
         (Place::Beside, Place::Beside) if from.may_use.contains(&to.name) => None,
         (_, Place::Beside) => Some(format!("{arrow}, which is unpublished: nobody may use it")),
         (Place::Beside, _) => None,

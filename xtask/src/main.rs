@@ -13,6 +13,7 @@ mod cargo;
 mod conformance;
 mod fuzz;
 mod graph;
+mod guests;
 mod host;
 mod nostd;
 mod origins;
@@ -34,6 +35,10 @@ enum Command {
     /// Compares the bytes of our I/O page tables with those of Linux's code, built from its
     /// source.
     Conformance(conformance::Options),
+    /// Builds the kernel of the guests, unless it is there.
+    GuestKernel,
+    /// Boots Linux under emulated IOMMUs in QEMU and runs tests in it.
+    Guests(guests::Options),
     /// Runs the fuzz targets, each for some seconds; needs cargo-fuzz.
     Fuzz(fuzz::Options),
     /// Measures our I/O page tables beside the machine's limit, Linux's code and foreign crates, and
@@ -46,6 +51,8 @@ fn main() -> ExitCode {
     let done = match cli.command {
         Command::Test(options) => test(&options),
         Command::Conformance(options) => conformance(&options),
+        Command::GuestKernel => guest_kernel(),
+        Command::Guests(options) => guests(&options),
         Command::Fuzz(options) => fuzz(&options),
         Command::BenchTables(options) => bench_tables(&options),
     };
@@ -77,4 +84,14 @@ fn test(options: &runner::Options) -> anyhow::Result<bool> {
 fn conformance(options: &conformance::Options) -> anyhow::Result<bool> {
     let repository = cargo::Repository::find().context("cannot read the workspace")?;
     conformance::command(options, &repository)
+}
+
+fn guest_kernel() -> anyhow::Result<bool> {
+    let repository = cargo::Repository::find().context("cannot read the workspace")?;
+    guests::kernel_command(&repository)
+}
+
+fn guests(options: &guests::Options) -> anyhow::Result<bool> {
+    let repository = cargo::Repository::find().context("cannot read the workspace")?;
+    guests::command(options, &repository)
 }

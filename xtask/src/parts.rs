@@ -2,13 +2,14 @@
 //!
 //! A new part is a function (in a file of its own when it is more than one command) and one
 //! line in [`PARTS`]. Budgets are for two cores: build, lints and docs five minutes together,
-//! the suites four, the rigs against what others wrote two.
+//! the suites four, the rigs against what others wrote two; the kernel of the guests, which is built
+//! once and kept, three and a half.
 
 use std::time::Duration;
 
 use crate::{
     cargo::{self, Repository},
-    conformance, fuzz, graph,
+    conformance, fuzz, graph, guests,
     host::Need,
     nostd, origins,
 };
@@ -22,11 +23,13 @@ pub(crate) enum Group {
     Suite,
     /// Rigs against what others wrote.
     Rig,
+    /// The kernel of the guests.
+    Kernel,
 }
 
 impl Group {
     /// All, in the order of the summary.
-    pub(crate) const ALL: [Self; 3] = [Self::Build, Self::Suite, Self::Rig];
+    pub(crate) const ALL: [Self; 4] = [Self::Build, Self::Suite, Self::Rig, Self::Kernel];
 
     /// As the summary calls it.
     pub(crate) const fn name(self) -> &'static str {
@@ -34,6 +37,7 @@ impl Group {
             Self::Build => "build, lints, docs",
             Self::Suite => "suites",
             Self::Rig => "rigs",
+            Self::Kernel => "guest kernel",
         }
     }
 
@@ -43,6 +47,7 @@ impl Group {
             Self::Build => 300,
             Self::Suite => 240,
             Self::Rig => 120,
+            Self::Kernel => 210,
         })
     }
 }
@@ -105,10 +110,18 @@ pub(crate) const PARTS: &[Part] = &[
     part(
         "compare",
         Group::Rig,
-        120,
+        50,
         conformance::NEEDS,
         conformance::part,
     ),
+    part(
+        "guest-kernel",
+        Group::Kernel,
+        210,
+        guests::KERNEL_NEEDS,
+        guests::kernel_part,
+    ),
+    part("guests", Group::Rig, 70, guests::NEEDS, guests::part),
 ];
 
 fn fmt(repository: &Repository) -> anyhow::Result<Outcome> {

@@ -1,0 +1,100 @@
+//! The guest's first process: runs the tests of its machine, says how they went, powers off.
+//!
+//! The kernel starts it with an empty root but for the initramfs. It mounts the file systems of the
+//! kernel, learns from the kernel's command line which machine this is, and runs that machine's
+//! tests one after the other. A test that panics has failed; the others still run. If this process
+//! itself comes to grief the kernel panics, QEMU ends, and the host misses the last word.
+
+#![forbid(unsafe_code)]
+
+use std::{
+    any::Any,
+    fs::{self, File, OpenOptions},
+    io::Write as _,
+    panic::{self, AssertUnwindSafe},
+    process::ExitCode,
+};
+
+use anyhow::Context as _;
+use guest::{console::Line, machines::Machine};
+use rustix::{
+    mount::{self, MountFlags},
+    system::{self, RebootCommand},
+};
+
+mod pci;
+mod platform;
+mod software;
+mod tests;
+
+/// The serial port that takes the results.
+const RESULTS: &str = "/dev/ttyS1";
+
+fn main() -> ExitCode {
+    if std::process::id() != 1 {
+        eprintln!("guest-init is the first process of a guest, started by its kernel");
+        return ExitCode::from(2);
+    }
+    if let Err(error) = run() {
+        println!("guest-init: {error:#}");
+    }
+    // Returns only when it fails; then this process ends, and the kernel panics.
+    if let Err(error) = system::reboot(RebootCommand::PowerOff) {
+        println!("guest-init: no power off: {error}");
+    }
+    ExitCode::FAILURE
+}
+
+fn run() -> anyhow::Result<()> {
+    for (kind, place) in [
+        ("proc", "/proc"),
+        ("sysfs", "/sys"),
+        ("devtmpfs", "/dev"),
+        ("tmpfs", "/tmp"),
+        ("debugfs", "/sys/kernel/debug"),
+    ] {
+        mount::mount(kind, place, kind, MountFlags::empty(), None)
+            .with_context(|| format!("{place} cannot be mounted"))?;
+    }
+    let words = fs::read_to_string("/proc/cmdline")?;
+    let word = |name: &str| {
+        let mut words = words.split_whitespace();
+        words.find_map(|word| word.strip_prefix(name)?.strip_prefix('='))
+    };
+    let name = word("dmaspace.machine").context("the command line names no machine")?;
+    let machine = Machine::find(name).with_context(|| format!("there is no machine {name}"))?;
+    let mut results = OpenOptions::new()
+        .write(true)
+        .open(RESULTS)
+        .context(RESULTS)?;
+    for test in machine.tests(word("dmaspace.only")) {
+        say(&mut results, &Line::Run(test.into()))?;
+        let line = match attempt(test, machine) {
+            Ok(()) => Line::Ok(test.into()),
+            Err(error) => Line::Failed(test.into(), format!("{error:#}")),
+        };
+        say(&mut results, &line)?;
+    }
+    say(&mut results, &Line::Done)
+}
+
+/// On the console too, where it stands between the kernel's messages.
+fn say(results: &mut File, line: &Line) -> anyhow::Result<()> {
+    println!("guest-init: {line}");
+    writeln!(results, "{line}")?;
+    // The power goes off faster than a serial port sends.
+    rustix::termios::tcdrain(results)?;
+    Ok(())
+}
+
+fn attempt(name: &str, machine: &Machine) -> anyhow::Result<()> {
+    let test = tests::find(name).context("there is no such test in the guest")?;
+    let result = panic::catch_unwind(AssertUnwindSafe(|| test(machine)));
+    result.unwrap_or_else(|panic| Err(anyhow::anyhow!("panicked: {}", message(&*panic))))
+}
+
+fn message(panic: &(dyn Any + Send)) -> &str {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    text.or_else(|| panic.downcast_ref().copied())
+        .unwrap_or("without a message")
+}

@@ -1,0 +1,21 @@
+//! A Linux guest under emulated IOMMUs: the kernel's own VFIO and iommufd as counterparts.
+//!
+//! The program `guests` builds a small kernel once ([`kernel`]), packs `guest-init` and the command
+//! line `dmaspace` into an initramfs ([`initramfs`]), boots it in QEMU ([`qemu`]) as each of the
+//! [`machines`], and reads what `guest-init` has to say ([`console`]). All of it is emulated in
+//! software: it takes no privilege, and nothing of the machine itself is touched.
+//!
+//! Which tests a machine runs is told by one table, [`machines::MACHINES`], that both sides are
+//! compiled from: the guest runs them, and the host waits for each of them by name. What only the host
+//! needs stands behind the feature `host`, so that the guest's program is built quickly.
+
+#![forbid(unsafe_code)]
+
+pub mod console;
+#[cfg(feature = "host")]
+pub mod initramfs;
+#[cfg(feature = "host")]
+pub mod kernel;
+pub mod machines;
+#[cfg(feature = "host")]
+pub mod qemu;

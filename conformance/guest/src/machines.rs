@@ -1,0 +1,133 @@
+//! The machines that are booted, and the tests that each of them runs.
+//!
+//! All are a q35 with the same three devices below the root complex, each in a group of its own:
+//! `edu`, a device made for lessons whose DMA engine does what it is told; an NVMe device with a
+//! small disk; and `ivshmem-plain`, whose BAR is memory. They differ in the IOMMU.
+
+/// Where `edu` sits: QEMU, docs/specs/edu.
+pub const EDU: &str = "0000:00:05.0";
+/// Where the NVMe device sits.
+pub const NVME: &str = "0000:00:06.0";
+/// Where the device with memory in BAR 2 sits: QEMU, docs/specs/ivshmem-spec.
+pub const IVSHMEM: &str = "0000:00:07.0";
+
+/// Bytes of the memory behind BAR 2 of [`IVSHMEM`].
+pub const IVSHMEM_BYTES: u64 = 4 << 20;
+/// Huge pages of 2 MiB that the guest sets aside when it boots.
+pub const HUGE_PAGES: u64 = 64;
+
+/// The IOMMU of a machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unit {
+    /// VT-d, second-stage tables of four levels.
+    Intel,
+    /// AMD-Vi, without interrupt remapping.
+    Amd,
+}
+
+impl Unit {
+    /// QEMU's arguments for it. Where there are devices behind it, it comes first.
+    pub const fn qemu(self) -> &'static [&'static str] {
+        match self {
+            Self::Intel => &["-device", "intel-iommu,intremap=on,aw-bits=48"],
+            // With `pt=on` it passes everything by without a look at the tables.
+            Self::Amd => &["-device", "amd-iommu,intremap=off,pt=off"],
+        }
+    }
+
+    /// What the kernel must be told on its command line. VFIO wants interrupts remapped or to
+    /// hear that nobody minds.
+    pub const fn kernel(self) -> &'static str {
+        match self {
+            Self::Intel => "intel_iommu=on",
+            Self::Amd => {
+                "vfio_iommu_type1.allow_unsafe_interrupts=1 iommufd.allow_unsafe_interrupts=1"
+            }
+        }
+    }
+
+    /// What the names of its units in `/sys/class/iommu` begin with.
+    pub const fn sysfs(self) -> &'static str {
+        match self {
+            Self::Intel => "dmar",
+            Self::Amd => "ivhd",
+        }
+    }
+}
+
+/// A machine.
+#[derive(Debug)]
+pub struct Machine {
+    /// As the results and the kernel's command line call it.
+    pub name: &'static str,
+    /// Its IOMMU.
+    pub unit: Unit,
+    /// The tests that it runs, in this order: each may count on those before it.
+    tests: &'static [&'static str],
+}
+
+/// All machines.
+pub const MACHINES: &[Machine] = &[
+    Machine {
+        name: "intel",
+        unit: Unit::Intel,
+        tests: &[
+            "the_kernel_is_linux_7_2",
+            "vfio_and_iommufd_are_there",
+            "the_unit_is_there_and_has_the_devices",
+            "each_device_has_a_group_of_its_own",
+            "a_device_is_bound_to_vfio_pci",
+            "map_of_4k_pages",
+            "map_of_transparent_huge_pages",
+            "map_of_2m_pages",
+        ],
+    },
+    Machine {
+        name: "amd",
+        unit: Unit::Amd,
+        tests: &[
+            "the_unit_is_there_and_has_the_devices",
+            "each_device_has_a_group_of_its_own",
+            "a_device_is_bound_to_vfio_pci",
+        ],
+    },
+];
+
+impl Machine {
+    /// The machine of this name.
+    pub fn find(name: &str) -> Option<&'static Self> {
+        MACHINES.iter().find(|machine| machine.name == name)
+    }
+
+    /// Its tests whose name contains `only`, or all.
+    pub fn tests(&self, only: Option<&str>) -> impl Iterator<Item = &'static str> {
+        let wanted = move |name: &str| only.is_none_or(|part| name.contains(part));
+        self.tests.iter().copied().filter(move |name| wanted(name))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_words_and_no_machine_has_one_twice() {
+        let word = |name: &str| name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
+        for (nth, machine) in MACHINES.iter().enumerate() {
+            assert!(MACHINES[..nth].iter().all(|m| m.name != machine.name));
+            for (nth, name) in machine.tests.iter().enumerate() {
+                assert!(word(name), "{name}");
+                assert!(!machine.tests[..nth].contains(name), "{name}");
+            }
+        }
+    }
+
+    #[test]
+    fn only_takes_what_contains_the_word() {
+        let intel = Machine::find("intel").unwrap();
+        assert_eq!(intel.tests(None).count(), intel.tests.len());
+        let some: Vec<_> = intel.tests(Some("map_of")).collect();
+        assert!(some.len() > 1 && some.iter().all(|name| name.contains("map_of")));
+        assert_eq!(intel.tests(Some("no such thing")).count(), 0);
+    }
+}

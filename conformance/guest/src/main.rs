@@ -1,0 +1,167 @@
+//! The guests as a program: `cargo xtask guest-kernel` and `cargo xtask guests`.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::ExitCode,
+    time::Instant,
+};
+
+use anyhow::{Context as _, ensure};
+use clap::{Parser, Subcommand};
+use conformance::source;
+use guest::{
+    initramfs::Initramfs,
+    kernel,
+    machines::{MACHINES, Machine},
+    qemu::Boot,
+};
+
+/// Boots Linux under emulated IOMMUs and runs tests in it.
+#[derive(Parser)]
+struct Options {
+    #[command(subcommand)]
+    command: Command,
+    /// Where Linux's source, the kernel and what the guests say lie.
+    #[arg(
+        long,
+        global = true,
+        value_name = "DIRECTORY",
+        default_value = "target/conformance"
+    )]
+    work: PathBuf,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Builds the kernel, unless it is there.
+    Kernel,
+    /// Boots the machines.
+    Run {
+        /// The guest's first process, linked statically.
+        #[arg(long, value_name = "PROGRAM")]
+        init: PathBuf,
+        /// The command line `dmaspace`, linked statically.
+        #[arg(long, value_name = "PROGRAM")]
+        dmaspace: PathBuf,
+        /// Only tests whose name contains this.
+        #[arg(long, value_name = "NAME")]
+        only: Option<String>,
+    },
+}
+
+/// Exit status when Linux's source cannot be had, or there is no kernel.
+const NOT_THERE: u8 = 3;
+
+/// Lines of a guest's console that are shown when it failed.
+const TAIL: usize = 40;
+
+fn main() -> ExitCode {
+    let options = Options::parse();
+    let done = match &options.command {
+        Command::Kernel => build_kernel(&options.work),
+        Command::Run {
+            init,
+            dmaspace,
+            only,
+        } => run(&options.work, init, dmaspace, only.as_deref()),
+    };
+    match done {
+        Ok(Done::All) => ExitCode::SUCCESS,
+        Ok(Done::NotThere(reason)) => {
+            eprintln!("{reason}");
+            ExitCode::from(NOT_THERE)
+        }
+        Err(error) => {
+            eprintln!("{error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// What was done.
+enum Done {
+    All,
+    /// Nothing, since something is not there.
+    NotThere(String),
+}
+
+fn build_kernel(work: &Path) -> anyhow::Result<Done> {
+    if let Some(kept) = kernel::kept(work) {
+        println!("{} is there", kept.display());
+        return Ok(Done::All);
+    }
+    let package = match source::package(work) {
+        Ok(package) => package,
+        Err(error) => {
+            let reason = format!("Linux's source cannot be had: {error:#}");
+            return Ok(Done::NotThere(reason));
+        }
+    };
+    let start = Instant::now();
+    let built = kernel::build(&package, work)?;
+    let took = start.elapsed().as_secs();
+    println!("{} built in {took} s", built.display());
+    Ok(Done::All)
+}
+
+fn run(work: &Path, init: &Path, dmaspace: &Path, only: Option<&str>) -> anyhow::Result<Done> {
+    let Some(kernel) = kernel::kept(work) else {
+        let reason = "there is no kernel for the guests: `cargo xtask guest-kernel`";
+        return Ok(Done::NotThere(reason.into()));
+    };
+    let chosen: Vec<&Machine> = MACHINES
+        .iter()
+        .filter(|machine| machine.tests(only).next().is_some())
+        .collect();
+    ensure!(
+        !chosen.is_empty(),
+        "no test has `{}` in its name",
+        only.unwrap_or_default()
+    );
+    let directory = kernel::directory(work);
+    let initramfs = directory.join("initramfs");
+    let program = |path: &Path| fs::read(path).with_context(|| path.display().to_string());
+    let mut archive = Initramfs::new();
+    archive.program("init", &program(init)?);
+    archive.program("bin/dmaspace", &program(dmaspace)?);
+    fs::write(&initramfs, archive.finish())?;
+    let boot = Boot {
+        kernel: &kernel,
+        initramfs: &initramfs,
+        directory: &directory,
+        only,
+    };
+    let mut failed = 0;
+    for machine in chosen {
+        let start = Instant::now();
+        let results = boot.run(machine)?;
+        let (passed, took) = (results.passed(), start.elapsed().as_secs_f64());
+        let faults = results.faults();
+        println!(
+            "{}: {passed} ok, {} wrong; {took:.1} s",
+            machine.name,
+            faults.len()
+        );
+        if !faults.is_empty() {
+            failed += 1;
+            show(&faults, &boot.log(machine));
+        }
+    }
+    ensure!(failed == 0, "machines with tests that failed: {failed}");
+    Ok(Done::All)
+}
+
+/// What is wrong with a machine, and the end of what it said.
+fn show(faults: &[String], log: &Path) {
+    let said = fs::read(log).unwrap_or_default();
+    let said = String::from_utf8_lossy(&said);
+    let lines: Vec<&str> = said.lines().collect();
+    println!("  the end of {}:", log.display());
+    for line in &lines[lines.len().saturating_sub(TAIL)..] {
+        println!("  | {line}");
+    }
+    for fault in faults {
+        println!("  FAILED {fault}");
+    }
+}

@@ -1,0 +1,204 @@
+//! A guest in QEMU, from power on to power off.
+//!
+//! Two serial ports: on the first the kernel and the programs say what they like, into a file; on
+//! the second come the lines of [`crate::console`]. A guest that says nothing for [`PATIENCE`] is
+//! ended.
+
+use std::{
+    fs::{self, File},
+    io::{BufRead as _, BufReader},
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    sync::mpsc::{self, RecvTimeoutError},
+    thread,
+    time::Duration,
+};
+
+use anyhow::Context as _;
+
+use crate::{
+    console::{Line, Results},
+    machines::{EDU, HUGE_PAGES, IVSHMEM, IVSHMEM_BYTES, Machine, NVME},
+};
+
+/// QEMU's program.
+const PROGRAM: &str = "qemu-system-x86_64";
+
+/// How long a guest may be silent: many times what the longest test takes, for slow machines.
+pub const PATIENCE: Duration = Duration::from_secs(120);
+
+/// Bytes of the NVMe device's disk.
+const DISK_BYTES: u64 = 1 << 20;
+
+/// What all machines have. Software emulation, whatever the machine offers: results are the same
+/// everywhere.
+const COMMON: &[&str] = &[
+    "-nodefaults",
+    "-no-user-config",
+    "-no-reboot",
+    "-display",
+    "none",
+    "-machine",
+    "q35",
+    "-accel",
+    "tcg",
+    "-smp",
+    "2",
+    "-m",
+    "2G",
+];
+
+/// What is booted.
+#[derive(Clone, Copy, Debug)]
+pub struct Boot<'a> {
+    /// The kernel's image.
+    pub kernel: &'a Path,
+    /// The initramfs.
+    pub initramfs: &'a Path,
+    /// Where the disk and what the guest says are kept.
+    pub directory: &'a Path,
+    /// Only tests whose name contains this.
+    pub only: Option<&'a str>,
+}
+
+impl Boot<'_> {
+    /// Boots `machine`, shows its results as they come, and tells what became of its tests.
+    ///
+    /// # Errors
+    ///
+    /// When QEMU cannot be started, or its files cannot be made. A guest that fails is no error but
+    /// has [faults](Results::faults).
+    pub fn run(&self, machine: &Machine) -> anyhow::Result<Results<'static>> {
+        let mut results = Results::new(machine.tests(self.only));
+        let guest = Guest::start(&mut self.command(machine)?)?;
+        while !results.done() {
+            match guest.lines.recv_timeout(PATIENCE) {
+                Ok(line) => {
+                    if !matches!(line, Line::Run(_)) {
+                        println!("  {}: {line}", machine.name);
+                    }
+                    results.take(&line);
+                }
+                Err(RecvTimeoutError::Timeout) => {
+                    println!(
+                        "  {}: silent for {} s, ended",
+                        machine.name,
+                        PATIENCE.as_secs()
+                    );
+                    break;
+                }
+                Err(RecvTimeoutError::Disconnected) => break,
+            }
+        }
+        // Those that come after the last word are wrong, and the end of all is the power off.
+        if results.done() {
+            while let Ok(line) = guest.lines.recv_timeout(PATIENCE) {
+                results.take(&line);
+            }
+        }
+        Ok(results)
+    }
+
+    /// Where the first serial port of `machine` goes.
+    pub fn log(&self, machine: &Machine) -> PathBuf {
+        self.directory.join(format!("{}.log", machine.name))
+    }
+
+    fn command(&self, machine: &Machine) -> anyhow::Result<Command> {
+        let disk = self.directory.join("disk");
+        File::create(&disk)
+            .and_then(|file| file.set_len(DISK_BYTES))
+            .with_context(|| disk.display().to_string())?;
+        let log = self.log(machine);
+        if log.exists() {
+            fs::remove_file(&log)?;
+        }
+        let mut words = format!(
+            "console=ttyS0 no_timer_check panic=-1 hugepages={HUGE_PAGES} {} dmaspace.machine={}",
+            machine.unit.kernel(),
+            machine.name
+        );
+        if let Some(only) = self.only {
+            words += &format!(" dmaspace.only={only}");
+        }
+        let slot = |address: &str| address.trim_start_matches("0000:00:").to_owned();
+        let mut command = Command::new(PROGRAM);
+        command
+            .args(COMMON)
+            .args(machine.unit.qemu())
+            // 64 bits of DMA address; 28 without it.
+            .arg("-device")
+            .arg(format!(
+                "edu,dma_mask=0xffffffffffffffff,addr={}",
+                slot(EDU)
+            ))
+            .arg("-drive")
+            .arg(format!(
+                "if=none,id=disk,format=raw,file={}",
+                disk.display()
+            ))
+            .arg("-device")
+            .arg(format!(
+                "nvme,drive=disk,serial=dmaspace,addr={}",
+                slot(NVME)
+            ))
+            .arg("-object")
+            .arg(format!(
+                "memory-backend-ram,id=shared,size={IVSHMEM_BYTES},share=on"
+            ))
+            .arg("-device")
+            .arg(format!(
+                "ivshmem-plain,memdev=shared,addr={}",
+                slot(IVSHMEM)
+            ))
+            .arg("-serial")
+            .arg(format!("file:{}", log.display()))
+            .args(["-serial", "stdio", "-kernel"])
+            .arg(self.kernel)
+            .arg("-initrd")
+            .arg(self.initramfs)
+            .arg("-append")
+            .arg(words);
+        Ok(command)
+    }
+}
+
+/// QEMU while it runs; ended when dropped.
+struct Guest {
+    qemu: Child,
+    lines: mpsc::Receiver<Line>,
+}
+
+impl Guest {
+    fn start(command: &mut Command) -> anyhow::Result<Self> {
+        let mut qemu = command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn()
+            .with_context(|| format!("{PROGRAM} cannot be started"))?;
+        let (sender, lines) = mpsc::channel();
+        if let Some(output) = qemu.stdout.take() {
+            // Ends with QEMU, which closes its output.
+            thread::spawn(move || {
+                let mut bytes = Vec::new();
+                let mut output = BufReader::new(output);
+                while output.read_until(b'\n', &mut bytes).is_ok_and(|n| n > 0) {
+                    let line = Line::parse(&String::from_utf8_lossy(&bytes));
+                    if line.is_some_and(|line| sender.send(line).is_err()) {
+                        break;
+                    }
+                    bytes.clear();
+                }
+            });
+        }
+        Ok(Self { qemu, lines })
+    }
+}
+
+impl Drop for Guest {
+    fn drop(&mut self) {
+        // It is gone already unless something went wrong.
+        let _ = self.qemu.kill();
+        let _ = self.qemu.wait();
+    }
+}

@@ -1,0 +1,132 @@
+//! The guests: `conformance/guest` builds a small Linux once, boots it under emulated IOMMUs, and
+//! runs tests in it.
+
+use std::process::ExitStatus;
+
+use anyhow::{Context as _, ensure};
+use clap::Args;
+
+use crate::{
+    cargo::{self, Repository},
+    host::Need,
+    parts::Outcome,
+};
+
+/// The options of `cargo xtask guests`.
+#[derive(Args, Clone, Debug, Default)]
+pub(crate) struct Options {
+    /// Only tests whose name contains this.
+    #[arg(long, value_name = "NAME")]
+    only: Option<String>,
+}
+
+/// What fetches, unpacks and builds a kernel.
+pub(crate) const KERNEL_NEEDS: &[Need] = &[
+    Need::Package("bc"),
+    Need::Package("bison"),
+    Need::Package("debian-archive-keyring"),
+    Need::Package("flex"),
+    Need::Package("gcc"),
+    Need::Package("libc6-dev"),
+    Need::Package("libelf-dev"),
+    Need::Package("make"),
+    Need::Package("xz-utils"),
+];
+
+/// The emulator, and the C library to link into the guest's programs.
+pub(crate) const NEEDS: &[Need] = &[
+    Need::Package("gcc"),
+    Need::Package("libc6-dev"),
+    Need::Package("qemu-system-x86"),
+];
+
+/// What the guest's programs are built for; the host's own, but named, so that flags for them are
+/// not flags for what only the build runs.
+const TARGET: &str = "x86_64-unknown-linux-gnu";
+
+/// The program's exit status when Linux's source cannot be had, or there is no kernel.
+const NOT_THERE: i32 = 3;
+
+/// The part `guest-kernel` of the test command.
+pub(crate) fn kernel_part(repository: &Repository) -> anyhow::Result<Outcome> {
+    if let Some(reason) = other_machine() {
+        return Ok(reason);
+    }
+    let status = kernel(repository)?;
+    if status.code() == Some(NOT_THERE) {
+        let reason = "Linux's source cannot be had from the Debian mirror; see above";
+        return Ok(Outcome::NotRun(reason.into()));
+    }
+    ensure!(
+        status.success(),
+        "the guest's kernel cannot be built: {status}"
+    );
+    Ok(Outcome::Passed)
+}
+
+/// The part `guests` of the test command.
+pub(crate) fn part(repository: &Repository) -> anyhow::Result<Outcome> {
+    if let Some(reason) = other_machine() {
+        return Ok(reason);
+    }
+    let status = run(&Options::default(), repository)?;
+    if status.code() == Some(NOT_THERE) {
+        let reason = "there is no kernel for the guests: see the part guest-kernel";
+        return Ok(Outcome::NotRun(reason.into()));
+    }
+    ensure!(status.success(), "tests failed in the guests: {status}");
+    Ok(Outcome::Passed)
+}
+
+/// The command `cargo xtask guest-kernel`.
+pub(crate) fn kernel_command(repository: &Repository) -> anyhow::Result<bool> {
+    Ok(kernel(repository)?.success())
+}
+
+/// The command `cargo xtask guests`.
+pub(crate) fn command(options: &Options, repository: &Repository) -> anyhow::Result<bool> {
+    Ok(run(options, repository)?.success())
+}
+
+fn other_machine() -> Option<Outcome> {
+    let right = cfg!(all(target_os = "linux", target_arch = "x86_64"));
+    let reason = "the guests are built on and for x86-64 Linux";
+    (!right).then(|| Outcome::NotRun(reason.into()))
+}
+
+fn kernel(repository: &Repository) -> anyhow::Result<ExitStatus> {
+    let mut command = host(repository);
+    command.arg("kernel");
+    command.status().context("cargo cannot be started")
+}
+
+fn run(options: &Options, repository: &Repository) -> anyhow::Result<ExitStatus> {
+    // Linked statically: there is no other file in the guest.
+    let packages = ["--package", "dmaspace-guest", "--package", "dmaspace-cli"];
+    let mut build = repository.cargo(&["build", "--release", "--bins", "--target", TARGET]);
+    build.args(packages);
+    build.env("RUSTFLAGS", "-C target-feature=+crt-static");
+    cargo::run(&mut build)?;
+    let built = &repository.metadata.target_directory;
+    let built = built.join(TARGET).join("release");
+    let mut command = host(repository);
+    command
+        .args(["run", "--init"])
+        .arg(built.join("guest-init"))
+        .arg("--dmaspace")
+        .arg(built.join("dmaspace"));
+    if let Some(only) = &options.only {
+        command.arg("--only").arg(only);
+    }
+    command.status().context("cargo cannot be started")
+}
+
+/// The program on this side of the emulator.
+fn host(repository: &Repository) -> std::process::Command {
+    let mut command = repository.cargo(&["run", "--release", "--quiet"]);
+    command
+        .args(["--package", "dmaspace-guest", "--features", "host"])
+        .args(["--bin", "guests", "--", "--work"])
+        .arg(repository.metadata.target_directory.join("conformance"));
+    command
+}
