@@ -119,22 +119,25 @@ impl<'a> Results<'a> {
 
     /// How many passed.
     pub fn passed(&self) -> usize {
-        let passed = self
-            .expected
-            .iter()
-            .filter(|(_, state)| *state == State::Passed);
-        passed.count()
+        self.of(State::Passed).len()
+    }
+
+    fn of(&self, wanted: State) -> Vec<&'a str> {
+        let some = self.expected.iter().filter(|(_, state)| *state == wanted);
+        some.map(|(name, _)| *name).collect()
     }
 
     /// Everything that is wrong, a sentence each: tests that failed, hung or never ran, and a
     /// guest that did not come to its end.
     pub fn faults(mut self) -> Vec<String> {
-        for (name, state) in &self.expected {
-            match state {
-                State::Waiting => self.faults.push(format!("{name}: did not run")),
-                State::Running => self.faults.push(format!("{name}: did not come to its end")),
-                State::Passed | State::Failed => {}
-            }
+        for name in self.of(State::Running) {
+            let fault = format!("{name}: did not come to its end");
+            self.faults.push(fault);
+        }
+        let waiting = self.of(State::Waiting);
+        if !waiting.is_empty() {
+            let fault = format!("did not run: {}", waiting.join(", "));
+            self.faults.push(fault);
         }
         if !self.done {
             self.faults.push("the guest did not come to its end".into());
@@ -194,7 +197,7 @@ mod tests {
                 "the guest did not come to its end"
             ]
         );
-        assert_eq!(faults("run a\nok a\ndone"), ["b: did not run"]);
+        assert_eq!(faults("run a\nok a\ndone"), ["did not run: b"]);
         assert_eq!(faults("run a\nok a\nrun b\nok b").len(), 1, "no last word");
     }
 

@@ -4,10 +4,11 @@ use std::{
     fs,
     path::{Path, PathBuf},
     process::ExitCode,
+    thread,
     time::Instant,
 };
 
-use anyhow::{Context as _, ensure};
+use anyhow::{Context as _, anyhow, ensure};
 use clap::{Parser, Subcommand};
 use conformance::source;
 use guest::{
@@ -53,7 +54,7 @@ enum Command {
 /// Exit status when Linux's source cannot be had, or there is no kernel.
 const NOT_THERE: u8 = 3;
 
-/// Lines of a guest's console that are shown when it failed.
+/// Lines that are shown of what a guest and its QEMU said, when it failed.
 const TAIL: usize = 40;
 
 fn main() -> ExitCode {
@@ -132,20 +133,25 @@ fn run(work: &Path, init: &Path, dmaspace: &Path, only: Option<&str>) -> anyhow:
         directory: &directory,
         only,
     };
+    // Side by side, since most of the time is spent in waiting for devices.
+    let runs = thread::scope(|scope| {
+        let boot = &boot;
+        let run = |machine| scope.spawn(move || boot.run(machine));
+        let running: Vec<_> = chosen.iter().map(|machine| run(*machine)).collect();
+        running
+            .into_iter()
+            .map(|run| run.join())
+            .collect::<Vec<_>>()
+    });
     let mut failed = 0;
-    for machine in chosen {
-        let start = Instant::now();
-        let results = boot.run(machine)?;
-        let (passed, took) = (results.passed(), start.elapsed().as_secs_f64());
+    for (machine, run) in chosen.into_iter().zip(runs) {
+        let results = run.map_err(|_| anyhow!("{}: panicked", machine.name))??;
+        let passed = results.passed();
         let faults = results.faults();
-        println!(
-            "{}: {passed} ok, {} wrong; {took:.1} s",
-            machine.name,
-            faults.len()
-        );
+        println!("{}: {passed} ok, {} wrong", machine.name, faults.len());
         if !faults.is_empty() {
             failed += 1;
-            show(&faults, &boot.log(machine));
+            show(&faults, &boot.logs(machine));
         }
     }
     ensure!(failed == 0, "machines with tests that failed: {failed}");
@@ -153,13 +159,15 @@ fn run(work: &Path, init: &Path, dmaspace: &Path, only: Option<&str>) -> anyhow:
 }
 
 /// What is wrong with a machine, and the end of what it said.
-fn show(faults: &[String], log: &Path) {
-    let said = fs::read(log).unwrap_or_default();
-    let said = String::from_utf8_lossy(&said);
-    let lines: Vec<&str> = said.lines().collect();
-    println!("  the end of {}:", log.display());
-    for line in &lines[lines.len().saturating_sub(TAIL)..] {
-        println!("  | {line}");
+fn show(faults: &[String], logs: &[PathBuf]) {
+    for log in logs {
+        let said = fs::read(log).unwrap_or_default();
+        let said = String::from_utf8_lossy(&said);
+        let lines: Vec<&str> = said.lines().collect();
+        println!("  the end of {}:", log.display());
+        for line in &lines[lines.len().saturating_sub(TAIL)..] {
+            println!("  | {line}");
+        }
     }
     for fault in faults {
         println!("  FAILED {fault}");

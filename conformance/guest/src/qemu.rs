@@ -99,20 +99,21 @@ impl Boot<'_> {
         Ok(results)
     }
 
-    /// Where the first serial port of `machine` goes.
-    pub fn log(&self, machine: &Machine) -> PathBuf {
-        self.directory.join(format!("{}.log", machine.name))
+    /// Where the first serial port of `machine` goes, and what QEMU itself says.
+    pub fn logs(&self, machine: &Machine) -> [PathBuf; 2] {
+        ["log", "qemu.log"].map(|kind| self.directory.join(format!("{}.{kind}", machine.name)))
     }
 
     fn command(&self, machine: &Machine) -> anyhow::Result<Command> {
-        let disk = self.directory.join("disk");
+        let disk = self.directory.join(format!("{}.disk", machine.name));
         File::create(&disk)
             .and_then(|file| file.set_len(DISK_BYTES))
             .with_context(|| disk.display().to_string())?;
-        let log = self.log(machine);
+        let [log, qemu_log] = self.logs(machine);
         if log.exists() {
             fs::remove_file(&log)?;
         }
+        let qemu_log = File::create(&qemu_log)?;
         let mut words = format!(
             "console=ttyS0 no_timer_check panic=-1 hugepages={HUGE_PAGES} {} dmaspace.machine={}",
             machine.unit.kernel(),
@@ -158,7 +159,9 @@ impl Boot<'_> {
             .arg("-initrd")
             .arg(self.initramfs)
             .arg("-append")
-            .arg(words);
+            .arg(words)
+            // It tells of each fault.
+            .stderr(qemu_log);
         Ok(command)
     }
 }

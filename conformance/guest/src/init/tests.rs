@@ -1,8 +1,12 @@
 //! The tests by name. Each is on the list of at least one machine.
 
 use guest::machines::Machine;
+use hostmem::Backing::{Anon4K, Hugetlb2M, Thp};
 
-use crate::{platform, software};
+use crate::{
+    dma, limit, peer, platform, software,
+    space::Kind::{Compatibility, Iommufd, Type1},
+};
 
 /// A test: an error is why it failed.
 pub(crate) type Test = fn(&Machine) -> anyhow::Result<()>;
@@ -19,6 +23,57 @@ const TESTS: &[(&str, Test)] = &[
         software::transparent_huge_pages,
     ),
     ("map_of_2m_pages", software::huge_pages),
+    ("the_unit_reports_a_fault", dma::fault),
+    ("type1_copies_in_4k_pages", |_| dma::copies(Type1, Anon4K)),
+    ("type1_copies_in_transparent_huge_pages", |_| {
+        dma::copies(Type1, Thp)
+    }),
+    ("type1_copies_in_2m_pages", |_| {
+        dma::copies(Type1, Hugetlb2M)
+    }),
+    ("type1_takes_what_it_unmaps", |_| dma::unmap(Type1)),
+    ("type1_keeps_read_only_memory", |_| dma::read_only(Type1)),
+    ("type1_keeps_the_limit", |_| limit::exceeded(Type1)),
+    ("compatibility_copies_in_4k_pages", |_| {
+        dma::copies(Compatibility, Anon4K)
+    }),
+    ("compatibility_copies_in_transparent_huge_pages", |_| {
+        dma::copies(Compatibility, Thp)
+    }),
+    ("compatibility_copies_in_2m_pages", |_| {
+        dma::copies(Compatibility, Hugetlb2M)
+    }),
+    ("compatibility_takes_what_it_unmaps", |_| {
+        dma::unmap(Compatibility)
+    }),
+    ("compatibility_keeps_read_only_memory", |_| {
+        dma::read_only(Compatibility)
+    }),
+    ("compatibility_keeps_the_limit", |_| {
+        limit::exceeded(Compatibility)
+    }),
+    ("iommufd_copies_in_4k_pages", |_| {
+        dma::copies(Iommufd, Anon4K)
+    }),
+    ("iommufd_copies_in_transparent_huge_pages", |_| {
+        dma::copies(Iommufd, Thp)
+    }),
+    ("iommufd_copies_in_2m_pages", |_| {
+        dma::copies(Iommufd, Hugetlb2M)
+    }),
+    ("iommufd_takes_what_it_unmaps", |_| dma::unmap(Iommufd)),
+    ("iommufd_keeps_read_only_memory", |_| {
+        dma::read_only(Iommufd)
+    }),
+    ("iommufd_keeps_the_limit", |_| limit::exceeded(Iommufd)),
+    ("type1_reaches_another_device", |_| peer::by_address()),
+    ("compatibility_refuses_another_device", |_| {
+        peer::refused(Compatibility)
+    }),
+    ("iommufd_refuses_another_device_by_address", |_| {
+        peer::refused(Iommufd)
+    }),
+    ("iommufd_reaches_another_device", |_| peer::by_dma_buf()),
 ];
 
 /// The test of this name.

@@ -1,0 +1,77 @@
+//! The device `edu`, whose DMA engine moves bytes between memory and a buffer of its own.
+//!
+//! Source: QEMU, docs/specs/edu, "MMIO area spec" and "DMA controller".
+
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::ensure;
+use ioas::vfio::{Device, Registers, config};
+use runs::Span;
+
+/// The most bytes that one transfer moves: half of the buffer, since QEMU 7.2 takes one that goes to
+/// its very end for one beyond it, and ends.
+pub(crate) const BUFFER: u64 = 2048;
+
+/// Identification: major and minor version above, and this.
+const IDENTIFICATION: u64 = 0x00;
+const EDU: u32 = 0xed;
+const SOURCE: u64 = 0x80;
+const DESTINATION: u64 = 0x88;
+const COUNT: u64 = 0x90;
+const COMMAND: u64 = 0x98;
+/// Command: starts a transfer; 0 when it is done.
+const START: u64 = 1 << 0;
+/// Command: from the buffer to memory, not the other way.
+const TO_MEMORY: u64 = 1 << 1;
+/// Where the DMA engine sees the buffer.
+const BUFFER_ADDRESS: u64 = 0x40000;
+
+/// A transfer takes a tenth of a second by the guest's clock.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// The device, allowed to do DMA.
+pub(crate) struct Edu {
+    registers: Registers,
+}
+
+impl Edu {
+    pub(crate) fn new(device: &Device) -> anyhow::Result<Self> {
+        let space = device.config()?;
+        let command: u16 = device.read(&space, config::COMMAND)?;
+        device.write(&space, config::COMMAND, command | config::COMMAND_MEMORY)?;
+        device.set_bus_master(true)?;
+        let bar = device.region(0)?;
+        let registers = device.map(&bar, Span::new(0, 4096))?;
+        let found: u32 = registers.read(IDENTIFICATION)?;
+        ensure!(found & 0xff == EDU, "{found:#x} identifies no edu");
+        Ok(Self { registers })
+    }
+
+    /// Fills the first `len` bytes of the buffer from `iova`. What the device reads where nothing
+    /// is mapped is not said.
+    pub(crate) fn read(&self, iova: u64, len: u64) -> anyhow::Result<()> {
+        self.transfer(iova, BUFFER_ADDRESS, len, START)
+    }
+
+    /// Writes the first `len` bytes of the buffer to `iova`; does not learn of a fault.
+    pub(crate) fn write(&self, iova: u64, len: u64) -> anyhow::Result<()> {
+        self.transfer(BUFFER_ADDRESS, iova, len, START | TO_MEMORY)
+    }
+
+    fn transfer(&self, from: u64, to: u64, len: u64, command: u64) -> anyhow::Result<()> {
+        ensure!(len <= BUFFER, "{len} bytes in one transfer");
+        self.registers.write(SOURCE, from)?;
+        self.registers.write(DESTINATION, to)?;
+        self.registers.write(COUNT, len)?;
+        self.registers.write(COMMAND, command)?;
+        let start = Instant::now();
+        while self.registers.read::<u64>(COMMAND)? & START != 0 {
+            ensure!(start.elapsed() < PATIENCE, "no end of a transfer");
+            thread::sleep(Duration::from_millis(1));
+        }
+        Ok(())
+    }
+}
