@@ -33,6 +33,10 @@ pub fn kept(work: &Path) -> Option<PathBuf> {
 /// When the source cannot be unpacked, an option of ours did not survive Linux's own rules, or the
 /// build fails.
 pub fn build(package: &Path, work: &Path) -> anyhow::Result<PathBuf> {
+    // From here on none is kept.
+    if options_file(work).exists() {
+        fs::remove_file(options_file(work))?;
+    }
     let tree = directory(work).join("linux");
     if tree.exists() {
         fs::remove_dir_all(&tree)?;

@@ -77,6 +77,7 @@ pub const MACHINES: &[Machine] = &[
             "the_unit_is_there_and_has_the_devices",
             "each_device_has_a_group_of_its_own",
             "a_device_is_bound_to_vfio_pci",
+            "devices_says_how_to_bind_one",
             "map_of_4k_pages",
             "map_of_transparent_huge_pages",
             "map_of_2m_pages",

@@ -28,7 +28,7 @@ mod limit;
 mod pci;
 mod peer;
 mod platform;
-mod software;
+mod program;
 #[allow(unsafe_code)]
 mod space;
 mod tests;

@@ -72,7 +72,7 @@ pub(crate) fn groups(_: &Machine) -> anyhow::Result<()> {
 
 /// Then there are a file of the group, for containers, and one of the device, for iommufd.
 pub(crate) fn bind(_: &Machine) -> anyhow::Result<()> {
-    for device in DEVICES {
+    for device in [Device(EDU), Device(IVSHMEM)] {
         let group = Path::new("/dev/vfio").join(device.group()?.to_string());
         ensure!(
             !group.exists(),

@@ -41,8 +41,9 @@ enum Kernel {
 }
 
 impl Space {
-    /// Opens the device, which `vfio-pci` has, with an empty address space.
+    /// Opens the device with an empty address space; gives it to `vfio-pci` first if need be.
     pub(crate) fn open(kind: Kind, device: pci::Device) -> anyhow::Result<Self> {
+        device.bind_to_vfio()?;
         let (device, kernel) = match kind {
             Kind::Type1 => in_container(Container::open()?, device)?,
             Kind::Compatibility => {

@@ -4,7 +4,7 @@ use guest::machines::Machine;
 use hostmem::Backing::{Anon4K, Hugetlb2M, Thp};
 
 use crate::{
-    dma, limit, peer, platform, software,
+    dma, limit, peer, platform, program,
     space::Kind::{Compatibility, Iommufd, Type1},
 };
 
@@ -17,12 +17,13 @@ const TESTS: &[(&str, Test)] = &[
     ("the_unit_is_there_and_has_the_devices", platform::unit),
     ("each_device_has_a_group_of_its_own", platform::groups),
     ("a_device_is_bound_to_vfio_pci", platform::bind),
-    ("map_of_4k_pages", software::small_pages),
+    ("devices_says_how_to_bind_one", program::devices),
+    ("map_of_4k_pages", program::small_pages),
     (
         "map_of_transparent_huge_pages",
-        software::transparent_huge_pages,
+        program::transparent_huge_pages,
     ),
-    ("map_of_2m_pages", software::huge_pages),
+    ("map_of_2m_pages", program::huge_pages),
     ("the_unit_reports_a_fault", dma::fault),
     ("type1_copies_in_4k_pages", |_| dma::copies(Type1, Anon4K)),
     ("type1_copies_in_transparent_huge_pages", |_| {
