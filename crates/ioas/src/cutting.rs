@@ -132,15 +132,12 @@ impl<B: Backend> Ioas<B> {
             self.backend.map(area, &mut self.retired, observer)?;
             area.out = false;
             self.retired.listeners.mapped(area);
-            let end = start.wrapping_add(area.range.len);
+            let back = area.range;
+            let end = start.wrapping_add(back.len);
             self.join_at(start);
             self.join_at(end);
             if let Some((whole, _)) = self.areas.0.at(start) {
-                self.refit(
-                    range.intersection(&whole).unwrap_or(whole),
-                    whole,
-                    interruption,
-                );
+                self.refit(back, whole, interruption);
             }
         }
         Ok(())

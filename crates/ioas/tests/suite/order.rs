@@ -1,17 +1,9 @@
 //! Nothing is unpinned before every unit has forgotten it: unmap, undo, close, drop.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "a test that cannot go on stops"
-)]
-
-mod common;
-
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 
-use common::*;
+use crate::common::*;
 use ioas::{CloseError, DetachError, Ledger, Memory, Synthetic, UnmapError};
 use iommu::{AttachError, DeviceId, FaultReason, RunMap, SoftwareUnit, Unit};
 use iopt::{HeapTables, Prot};

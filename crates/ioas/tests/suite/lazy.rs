@@ -4,20 +4,12 @@
 //! The device's unit has caches, so that it really sees what is old; its memory refuses what is not
 //! pinned. The clock is set by hand.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "a test that cannot go on stops"
-)]
-
-mod common;
-
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use common::*;
+use crate::common::*;
 use ioas::{Flushing, Ledger, MapError, Memory, UnmapError};
 use iommu::{FaultReason, Port, SoftwareUnit};
 use iopt::{FormatId, HeapTables, Prot};

@@ -3,19 +3,11 @@
 //! Every word of the memory holds its own physical address, so that a read by DMA tells where it
 //! came from.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "a test that cannot go on stops"
-)]
-
-mod common;
-
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use common::*;
+use crate::common::*;
 use ioas::{Ledger, MapError, Memory, Synthetic, UnmapError};
 use iommu::{DeviceId, Port, RunMap, SoftwareUnit, TargetMemory};
 use iopt::{FormatId, HeapTables, Prot};

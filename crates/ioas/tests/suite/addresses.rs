@@ -1,16 +1,8 @@
 //! Addresses that are chosen: never 0, where it is allowed, and so that large leaves stay possible.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "a test that cannot go on stops"
-)]
-
-mod common;
-
 use std::sync::Arc;
 
-use common::*;
+use crate::common::*;
 use ioas::{Builder, DomainIds, Ioas, Ledger, MapError, Memory, Synthetic};
 use iopt::{FormatId, HeapTables, Prot};
 use proptest::prelude::*;
@@ -188,7 +180,7 @@ fn addresses_lie_in_what_devices_can_translate() {
     let builder = Builder::new(tables.clone(), ids, [FormatId::VtdSs]);
     let mut space: Space = Ioas::with_builder(builder);
     let reserved = Span::new(0, 4 * GIB);
-    let mut unit = FrailUnit::new(common::unit(&tables));
+    let mut unit = FrailUnit::new(crate::common::unit(&tables));
     unit.reserved = vec![reserved, Span::new(5 * GIB, GIB)];
     space.attach(Arc::new(unit), DEVICE).unwrap();
     let big = Span::new(0, GIB);

@@ -1,12 +1,8 @@
 //! Where a reader ends a batch plays no role for the leaves.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on stops")]
-
-mod common;
-
 use std::sync::Arc;
 
-use common::*;
+use crate::common::*;
 use ioas::{MemoryObject, Synthetic};
 use iopt::{HeapTables, Leaf, Prot};
 use proptest::prelude::*;

@@ -1,20 +1,12 @@
 //! Parts of areas: unmapped exactly, or taken out for a while and put back, while devices go on
 //! reaching all the rest.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "a test that cannot go on stops"
-)]
-
-mod common;
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use common::*;
+use crate::common::*;
 use ioas::{Ledger, MapError, Memory, Synthetic, UnmapError};
 use iommu::{Config, FaultReason, SoftwareUnit};
 use iopt::{FormatId, HeapTables, Interruption, Prot, RefitError, TableMemory};
@@ -39,7 +31,7 @@ impl Bench {
     fn new(format: (FormatId, u8), frames: &[Span]) -> Self {
         let tables = Arc::new(HeapTables::with_tables(64).unwrap());
         let mut space = space(format.0, format.1, &tables);
-        let unit = Arc::new(FrailUnit::new(common::unit(&tables)));
+        let unit = Arc::new(FrailUnit::new(crate::common::unit(&tables)));
         space.attach(unit.clone(), DEVICE).unwrap();
         let ledger = Ledger::new("a counter", None, 0);
         let object = Arc::new(Frail::new(Synthetic::new(frames.iter().copied())));

@@ -1,18 +1,10 @@
 //! Pages that somebody in this process holds: the look-up, the charge, and letting go.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "a test that cannot go on stops"
-)]
-
-mod common;
-
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
+use crate::common::*;
 use WhenUnmapped::{Keeps, LetsGo};
-use common::*;
 use ioas::{
     ExternalPin, Ledger, Memory, PinError, PinUser, ROUNDS, Synthetic, UnmapError, WhenUnmapped,
 };

@@ -1,17 +1,9 @@
 //! Which areas a range names: borders, cuts, several areas at once, the top of the address space.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "a test that cannot go on stops"
-)]
-
-mod common;
-
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-use common::*;
+use crate::common::*;
 use ioas::{CloseError, Ledger, MapError, Memory, Synthetic, UnmapError, Unmapped};
 use iopt::{Cell, FormatId, HeapTables, Prot, RangeError, TableMemory};
 use runs::Span;

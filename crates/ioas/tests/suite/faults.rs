@@ -1,18 +1,10 @@
 //! Each step fails once, and the whole state afterwards is the state before; or, when a unit has
 //! not forgotten what was mapped, the memory is retired until it has.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "a test that cannot go on stops"
-)]
-
-mod common;
-
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use common::*;
+use crate::common::*;
 use ioas::{Ledger, MapError, Memory, MemoryObject, Step, Synthetic, UnmapError};
 use iommu::{DeviceId, FlushError};
 use iopt::{FormatId, HeapTables, NoTables, Prot, TableMemory};
@@ -57,7 +49,7 @@ impl Bench {
         let tables = Arc::new(HeapTables::with_tables(64).unwrap());
         let ledger = Ledger::new("a counter", Some(GIB), 12345);
         let mut space = space(format, levels, &tables);
-        let mut frail_unit = FrailUnit::new(common::unit(&tables));
+        let mut frail_unit = FrailUnit::new(crate::common::unit(&tables));
         unit(&mut frail_unit);
         let unit = Arc::new(frail_unit);
         space.attach(unit.clone(), DEVICE).unwrap();
@@ -332,7 +324,7 @@ fn an_unmap_under_a_deaf_unit_retires_the_memory_and_a_map_brings_the_flush_with
     for (format, levels) in FORMATS {
         let mut bench = Bench::new(format, levels);
         // A second unit that hears: the flush is complete only when both have.
-        let other = Arc::new(FrailUnit::new(common::unit(&bench.tables)));
+        let other = Arc::new(FrailUnit::new(crate::common::unit(&bench.tables)));
         bench
             .space
             .attach(other.clone(), DeviceId::pci(0, 6, 0))

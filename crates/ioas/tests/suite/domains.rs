@@ -3,17 +3,9 @@
 //! Units differ in format, page sizes and snoop control, refuse, reserve addresses and go deaf. Devices
 //! look by DMA; every word of the memory is its own physical address.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "a test that cannot go on stops"
-)]
-
-mod common;
-
 use std::sync::Arc;
 
-use common::*;
+use crate::common::*;
 use ioas::{
     AttachError, Builder, DomainIds, Ioas, Ledger, MapError, Memory, Synthetic, UnmapError,
     Unmapped,

@@ -4,18 +4,10 @@
 //! A device's write is a store into the leaf that it goes through, as the unit would do it: bits 8
 //! and 9 of VT-d's second-stage entries (Intel VT-d, section 9.8). The software unit sets none.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "a test that cannot go on stops"
-)]
-
-mod common;
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use common::*;
+use crate::common::*;
 use ioas::{Builder, DomainIds, Ioas, Ledger, Memory, Own, Synthetic, Tracking, WhenUnmapped};
 use iommu::{AttachError, Capabilities, DeviceId, DomainId, Fault, FlushError, NodeId, Unit};
 use iopt::{FormatId, HeapTables, Interruption, Invalidation, Pending, Prot, Root, TableMemory};

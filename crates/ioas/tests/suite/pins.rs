@@ -8,18 +8,10 @@
 //! Then the cases by which a reviewer would try the path from pins to leaves, one test each. (A run
 //! across the border of two batches: see `batches.rs`.)
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "a test that cannot go on stops"
-)]
-
-mod common;
-
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use common::*;
+use crate::common::*;
 use ioas::{Forecast, Ledger, MapError, Memory, Step, Synthetic, UnmapError};
 use iopt::{FormatId, HeapTables, Interruption, Prot};
 use proptest::prelude::*;

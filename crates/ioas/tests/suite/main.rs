@@ -1,0 +1,24 @@
+//! Address spaces, by their public interface.
+//!
+//! One program for all of it: tables of every format are compiled once.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a test that cannot go on stops"
+)]
+
+mod addresses;
+mod batches;
+mod common;
+mod cutting;
+mod dirty;
+mod domains;
+mod external;
+mod faults;
+mod lazy;
+mod model;
+mod order;
+mod pins;
+mod ranges;
+mod vm_memory;
