@@ -8,6 +8,8 @@
 pub const EDU: &str = "0000:00:05.0";
 /// Where the NVMe device sits.
 pub const NVME: &str = "0000:00:06.0";
+/// Its serial number.
+pub const NVME_SERIAL: &str = "dmaspace";
 /// Where the device with memory in BAR 2 sits: QEMU, docs/specs/ivshmem-spec.
 pub const IVSHMEM: &str = "0000:00:07.0";
 
@@ -87,6 +89,7 @@ pub const MACHINES: &[Machine] = &[
             "type1_copies_in_2m_pages",
             "type1_takes_what_it_unmaps",
             "type1_keeps_read_only_memory",
+            "type1_identifies_nvme",
             "type1_keeps_the_limit",
             "type1_reaches_another_device",
             "compatibility_copies_in_4k_pages",
@@ -94,6 +97,7 @@ pub const MACHINES: &[Machine] = &[
             "compatibility_copies_in_2m_pages",
             "compatibility_takes_what_it_unmaps",
             "compatibility_keeps_read_only_memory",
+            "compatibility_identifies_nvme",
             "compatibility_keeps_the_limit",
             "compatibility_refuses_another_device",
             "iommufd_copies_in_4k_pages",
@@ -101,6 +105,7 @@ pub const MACHINES: &[Machine] = &[
             "iommufd_copies_in_2m_pages",
             "iommufd_takes_what_it_unmaps",
             "iommufd_keeps_read_only_memory",
+            "iommufd_identifies_nvme",
             "iommufd_keeps_the_limit",
             "iommufd_refuses_another_device_by_address",
             "iommufd_reaches_another_device",
@@ -118,18 +123,21 @@ pub const MACHINES: &[Machine] = &[
             "type1_copies_in_2m_pages",
             "type1_takes_what_it_unmaps",
             "type1_keeps_read_only_memory",
+            "type1_identifies_nvme",
             "type1_reaches_another_device",
             "compatibility_copies_in_4k_pages",
             "compatibility_copies_in_transparent_huge_pages",
             "compatibility_copies_in_2m_pages",
             "compatibility_takes_what_it_unmaps",
             "compatibility_keeps_read_only_memory",
+            "compatibility_identifies_nvme",
             "compatibility_refuses_another_device",
             "iommufd_copies_in_4k_pages",
             "iommufd_copies_in_transparent_huge_pages",
             "iommufd_copies_in_2m_pages",
             "iommufd_takes_what_it_unmaps",
             "iommufd_keeps_read_only_memory",
+            "iommufd_identifies_nvme",
             "iommufd_refuses_another_device_by_address",
             "iommufd_reaches_another_device",
         ],

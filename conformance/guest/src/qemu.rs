@@ -18,7 +18,7 @@ use anyhow::Context as _;
 
 use crate::{
     console::{Line, Results},
-    machines::{EDU, HUGE_PAGES, IVSHMEM, IVSHMEM_BYTES, Machine, NVME},
+    machines::{EDU, HUGE_PAGES, IVSHMEM, IVSHMEM_BYTES, Machine, NVME, NVME_SERIAL},
 };
 
 /// QEMU's program.
@@ -140,7 +140,7 @@ impl Boot<'_> {
             ))
             .arg("-device")
             .arg(format!(
-                "nvme,drive=disk,serial=dmaspace,addr={}",
+                "nvme,drive=disk,serial={NVME_SERIAL},addr={}",
                 slot(NVME)
             ))
             .arg("-object")

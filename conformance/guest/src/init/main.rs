@@ -25,6 +25,7 @@ use rustix::{
 mod dma;
 mod edu;
 mod limit;
+mod nvme;
 mod pci;
 mod peer;
 mod platform;

@@ -4,7 +4,7 @@ use guest::machines::Machine;
 use hostmem::Backing::{Anon4K, Hugetlb2M, Thp};
 
 use crate::{
-    dma, limit, peer, platform, program,
+    dma, limit, nvme, peer, platform, program,
     space::Kind::{Compatibility, Iommufd, Type1},
 };
 
@@ -67,6 +67,11 @@ const TESTS: &[(&str, Test)] = &[
         dma::read_only(Iommufd)
     }),
     ("iommufd_keeps_the_limit", |_| limit::exceeded(Iommufd)),
+    ("type1_identifies_nvme", |_| nvme::identify(Type1)),
+    ("compatibility_identifies_nvme", |_| {
+        nvme::identify(Compatibility)
+    }),
+    ("iommufd_identifies_nvme", |_| nvme::identify(Iommufd)),
     ("type1_reaches_another_device", |_| peer::by_address()),
     ("compatibility_refuses_another_device", |_| {
         peer::refused(Compatibility)
