@@ -11,14 +11,17 @@
 mod addresses;
 mod batches;
 mod common;
+mod conversions;
 mod cutting;
 mod dirty;
 mod domains;
 mod external;
 mod faults;
+mod layouts;
 mod lazy;
 mod model;
 mod order;
 mod pins;
 mod ranges;
+mod two_domains;
 mod vm_memory;

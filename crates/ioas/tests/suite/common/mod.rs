@@ -3,26 +3,26 @@
 
 #![allow(dead_code, unused_imports, reason = "no test binary uses all of it")]
 
+pub(crate) mod machines;
+pub(crate) mod pin_model;
 mod tracked;
+mod unit;
 
 use std::collections::BTreeSet;
 use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 use ioas::{
     Cause, Ioas, Ledger, Memory, MemoryObject, Observer, Own, PinFailed, Pinned, RunReader, Step,
     Synthetic,
 };
-use iommu::{
-    AttachError, BadTarget, Capabilities, DeviceId, DomainId, Fault, FlushError, NodeId, RunMap,
-    SoftwareUnit, TargetMemory, Unit,
-};
-use iopt::{AnyTable, FormatId, HeapTables, Invalidation, Leaf, Root};
+use iommu::{BadTarget, DeviceId, DomainId, RunMap, SoftwareUnit, TargetMemory, Unit};
+use iopt::{AnyTable, FormatId, HeapTables, Leaf};
 use runs::{Joiner, PageSizes, Span};
 
 pub(crate) use tracked::{Pages, Tracked};
+pub(crate) use unit::{FrailUnit, Hook};
 
 pub(crate) const PAGE: u64 = 4096;
 pub(crate) const MIB: u64 = 1 << 20;
@@ -322,113 +322,6 @@ impl RunReader for FrailReader<'_> {
             return Ok(out.len() + 1);
         }
         Ok(count)
-    }
-}
-
-/// A unit of which calls can be made to fail, and that tells when it is called.
-pub(crate) struct FrailUnit {
-    pub(crate) inner: Arc<dyn Unit>,
-    pub(crate) caches_not_present: bool,
-    pub(crate) reserved: Vec<Span>,
-    pub(crate) attaches: Faults,
-    pub(crate) invalidates: Faults,
-    pub(crate) detaches: Faults,
-    /// Every attach that was not refused.
-    pub(crate) attached: Mutex<Vec<(DeviceId, DomainId)>>,
-    /// Called at each invalidation, before anything else.
-    pub(crate) at_invalidate: Hook,
-    /// Called at each detach.
-    pub(crate) at_detach: Hook,
-}
-
-pub(crate) type Hook = Mutex<Option<Box<dyn FnMut() + Send>>>;
-
-impl FrailUnit {
-    pub(crate) fn new(inner: Arc<dyn Unit>) -> Self {
-        Self {
-            inner,
-            caches_not_present: false,
-            reserved: Vec::new(),
-            attaches: Faults::default(),
-            invalidates: Faults::default(),
-            detaches: Faults::default(),
-            attached: Mutex::default(),
-            at_invalidate: Mutex::default(),
-            at_detach: Mutex::default(),
-        }
-    }
-
-    fn flush(&self, domain: DomainId) -> Result<(), FlushError> {
-        call(&self.at_invalidate);
-        if self.invalidates.hit() {
-            return Err(FlushError::TimedOut {
-                domain,
-                device: DEVICE,
-                busy: 1,
-                waited: Duration::from_millis(3),
-            });
-        }
-        Ok(())
-    }
-}
-
-fn call(hook: &Hook) {
-    if let Some(hook) = &mut *hook.lock().unwrap() {
-        hook();
-    }
-}
-
-impl Unit for FrailUnit {
-    fn capabilities(&self) -> Capabilities {
-        let mut capabilities = self.inner.capabilities();
-        capabilities.caches_not_present = self.caches_not_present;
-        capabilities
-    }
-
-    fn node(&self) -> Option<NodeId> {
-        self.inner.node()
-    }
-
-    fn reserved(&self, _device: DeviceId, sink: &mut dyn FnMut(Span)) {
-        self.reserved.iter().for_each(|span| sink(*span));
-    }
-
-    fn attach(&self, device: DeviceId, domain: DomainId, root: Root) -> Result<(), AttachError> {
-        if self.attaches.hit() {
-            return Err(AttachError::RootAddress {
-                address: root.address,
-                bits: 12,
-            });
-        }
-        self.inner.attach(device, domain, root)?;
-        self.attached.lock().unwrap().push((device, domain));
-        Ok(())
-    }
-
-    fn detach(&self, device: DeviceId) -> Result<(), AttachError> {
-        call(&self.at_detach);
-        if self.detaches.hit() {
-            return Err(AttachError::TimedOut {
-                device,
-                busy: 1,
-                waited: Duration::from_millis(3),
-            });
-        }
-        self.inner.detach(device)
-    }
-
-    fn invalidate(&self, domain: DomainId, what: &Invalidation) -> Result<(), FlushError> {
-        self.flush(domain)?;
-        self.inner.invalidate(domain, what)
-    }
-
-    fn invalidate_domain(&self, domain: DomainId) -> Result<(), FlushError> {
-        self.flush(domain)?;
-        self.inner.invalidate_domain(domain)
-    }
-
-    fn drain_faults(&self, sink: &mut dyn FnMut(Fault)) -> u64 {
-        self.inner.drain_faults(sink)
     }
 }
 

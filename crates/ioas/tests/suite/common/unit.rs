@@ -1,0 +1,117 @@
+//! A unit that fails on demand.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use iommu::{AttachError, Capabilities, DeviceId, DomainId, Fault, FlushError, NodeId, Unit};
+use iopt::{Invalidation, Root};
+use runs::Span;
+
+use super::{DEVICE, Faults};
+
+/// A unit of which calls can be made to fail, and that tells when it is called.
+pub(crate) struct FrailUnit {
+    pub(crate) inner: Arc<dyn Unit>,
+    pub(crate) caches_not_present: bool,
+    pub(crate) reserved: Vec<Span>,
+    pub(crate) attaches: Faults,
+    pub(crate) invalidates: Faults,
+    pub(crate) detaches: Faults,
+    /// Every attach that was not refused.
+    pub(crate) attached: Mutex<Vec<(DeviceId, DomainId)>>,
+    /// Called at each invalidation, before anything else.
+    pub(crate) at_invalidate: Hook,
+    /// Called at each detach.
+    pub(crate) at_detach: Hook,
+}
+
+pub(crate) type Hook = Mutex<Option<Box<dyn FnMut() + Send>>>;
+
+impl FrailUnit {
+    pub(crate) fn new(inner: Arc<dyn Unit>) -> Self {
+        Self {
+            inner,
+            caches_not_present: false,
+            reserved: Vec::new(),
+            attaches: Faults::default(),
+            invalidates: Faults::default(),
+            detaches: Faults::default(),
+            attached: Mutex::default(),
+            at_invalidate: Mutex::default(),
+            at_detach: Mutex::default(),
+        }
+    }
+
+    fn flush(&self, domain: DomainId) -> Result<(), FlushError> {
+        call(&self.at_invalidate);
+        if self.invalidates.hit() {
+            return Err(FlushError::TimedOut {
+                domain,
+                device: DEVICE,
+                busy: 1,
+                waited: Duration::from_millis(3),
+            });
+        }
+        Ok(())
+    }
+}
+
+fn call(hook: &Hook) {
+    if let Some(hook) = &mut *hook.lock().unwrap() {
+        hook();
+    }
+}
+
+impl Unit for FrailUnit {
+    fn capabilities(&self) -> Capabilities {
+        let mut capabilities = self.inner.capabilities();
+        capabilities.caches_not_present = self.caches_not_present;
+        capabilities
+    }
+
+    fn node(&self) -> Option<NodeId> {
+        self.inner.node()
+    }
+
+    fn reserved(&self, _device: DeviceId, sink: &mut dyn FnMut(Span)) {
+        self.reserved.iter().for_each(|span| sink(*span));
+    }
+
+    fn attach(&self, device: DeviceId, domain: DomainId, root: Root) -> Result<(), AttachError> {
+        if self.attaches.hit() {
+            return Err(AttachError::RootAddress {
+                address: root.address,
+                bits: 12,
+            });
+        }
+        self.inner.attach(device, domain, root)?;
+        self.attached.lock().unwrap().push((device, domain));
+        Ok(())
+    }
+
+    fn detach(&self, device: DeviceId) -> Result<(), AttachError> {
+        call(&self.at_detach);
+        if self.detaches.hit() {
+            return Err(AttachError::TimedOut {
+                device,
+                busy: 1,
+                waited: Duration::from_millis(3),
+            });
+        }
+        self.inner.detach(device)
+    }
+
+    fn invalidate(&self, domain: DomainId, what: &Invalidation) -> Result<(), FlushError> {
+        self.flush(domain)?;
+        self.inner.invalidate(domain, what)
+    }
+
+    fn invalidate_domain(&self, domain: DomainId) -> Result<(), FlushError> {
+        self.flush(domain)?;
+        self.inner.invalidate_domain(domain)
+    }
+
+    fn drain_faults(&self, sink: &mut dyn FnMut(Fault)) -> u64 {
+        self.inner.drain_faults(sink)
+    }
+}
