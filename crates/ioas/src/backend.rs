@@ -133,6 +133,18 @@ pub trait Backend: Sized {
     /// [`MapError::Range`], [`MapError::BeyondEnd`], [`MapError::Reserved`].
     fn check(&self, iova: u64, len: u64) -> Result<Span, MapError>;
 
+    /// Sees to it that `ranges`, which are in order and do not overlap, stay possible when devices
+    /// come, if it can do that. No ranges: nothing is promised.
+    ///
+    /// # Errors
+    ///
+    /// [`MapError::Allowed`], when a device is attached that cannot translate one of them;
+    /// [`MapError::Kernel`].
+    fn allow(&mut self, ranges: &[Span]) -> Result<(), MapError> {
+        let _ = ranges;
+        Ok(())
+    }
+
     /// Has all devices reach `area`, all or nothing.
     ///
     /// If it fails but a device may still reach some of the memory, the hold is in `retired`, or

@@ -25,7 +25,8 @@ impl<B: Backend> Ioas<B> {
     ///
     /// # Errors
     ///
-    /// [`MapError::Allowed`] when a range is empty, ends beyond 2^64, or overlaps another one.
+    /// [`MapError::Allowed`] when a range is empty, ends beyond 2^64, or overlaps another one, or when
+    /// the back end knows of a device that cannot translate it.
     pub fn allow(&mut self, ranges: &[Span]) -> Result<(), MapError> {
         let mut allowed = ranges.to_vec();
         allowed.sort_unstable();
@@ -41,6 +42,7 @@ impl<B: Backend> Ioas<B> {
         match ill_formed.or_else(overlapping) {
             Some(range) => Err(MapError::Allowed { range: *range }),
             None => {
+                self.backend.allow(&allowed)?;
                 self.allowed = allowed;
                 Ok(())
             }

@@ -4,10 +4,11 @@ use core::error::Error;
 use core::fmt;
 
 use iommu::{DeviceId, FlushError};
-use iopt::{RangeError, RefitError};
+use iopt::{Prot, RangeError, RefitError};
 use runs::Span;
 
 use crate::backend::Unsupported;
+use crate::errno::Errno;
 use crate::ledger::OverLimit;
 use crate::object::{Cause, PinFailed};
 
@@ -55,7 +56,8 @@ pub enum MapError {
         /// Bytes that were to be mapped.
         len: u64,
     },
-    /// A range that was to be allowed is empty, ends beyond 2^64 or overlaps another one.
+    /// A range that was to be allowed is empty, ends beyond 2^64, overlaps another one, or cannot be
+    /// translated by a device.
     Allowed {
         /// The range.
         range: Span,
@@ -69,6 +71,13 @@ pub enum MapError {
     },
     /// The back end cannot do that.
     Unsupported(Unsupported),
+    /// A kernel maps for reading, for writing or for both, and for nothing else.
+    Prot {
+        /// What was asked for.
+        prot: Prot,
+    },
+    /// The kernel refuses, for a reason of its own.
+    Kernel(Cause),
     /// The back end has as many mappings as it can have.
     TooMany {
         /// How many it would have.
@@ -131,12 +140,20 @@ impl fmt::Display for MapError {
             }
             Self::Allowed { range } => write!(
                 f,
-                "{range} cannot be allowed: it is empty, ends beyond 2^64 or overlaps another range"
+                "{range} cannot be allowed: it is empty, ends beyond 2^64, overlaps another range, \
+                 or a device cannot translate it"
             ),
             Self::NotOut { range, out } => {
                 write!(f, "{out} is out as a whole, and {range} is a part of it")
             }
             Self::Unsupported(cause) => cause.fmt(f),
+            Self::Prot { prot } => {
+                write!(
+                    f,
+                    "a kernel maps for reading and writing, not for \"{prot}\""
+                )
+            }
+            Self::Kernel(_) => f.write_str("the kernel does not map it"),
             Self::TooMany { wanted, most } => {
                 write!(f, "{wanted} mappings are needed, and there can be {most}")
             }
@@ -163,7 +180,7 @@ impl Error for MapError {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
         match self {
             Self::Pin(cause) => cause.source(),
-            Self::Runs(cause) => Some(&**cause),
+            Self::Runs(cause) | Self::Kernel(cause) => Some(&**cause),
             _ => None,
         }
     }
@@ -222,6 +239,8 @@ pub enum UnmapError {
     },
     /// The tables refuse. Nothing was unmapped.
     Table(iopt::UnmapError),
+    /// The kernel refuses, for a reason of its own. Nothing was unmapped.
+    Kernel(Cause),
     /// The areas are unmapped, but a unit did not take notice in time. Their memory stays pinned
     /// and charged, and their tables unused, until [`Ioas::flush`](crate::Ioas::flush) succeeds.
     Flush(FlushError),
@@ -245,6 +264,7 @@ impl fmt::Display for UnmapError {
             }
             Self::BeyondEnd { start } => write!(f, "the range from {start:#x} ends beyond 2^64"),
             Self::Table(cause) => cause.fmt(f),
+            Self::Kernel(_) => f.write_str("the kernel does not unmap it"),
             Self::Flush(cause) => cause.fmt(f),
             Self::Unpin(_) => f.write_str("cannot unpin memory"),
         }
@@ -254,7 +274,7 @@ impl fmt::Display for UnmapError {
 impl Error for UnmapError {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
         match self {
-            Self::Unpin(cause) => Some(&**cause),
+            Self::Unpin(cause) | Self::Kernel(cause) => Some(&**cause),
             _ => None,
         }
     }
@@ -287,6 +307,21 @@ pub enum AttachError {
     },
     /// The unit refuses.
     Unit(iommu::AttachError),
+    /// No area covers, over one memory, what another process has mapped.
+    NoArea {
+        /// The mapping.
+        mapping: Span,
+    },
+    /// It is attached to this address space already.
+    AlreadyAttached,
+    /// The kernel finds that an area lies where the device cannot translate, or is no multiple of
+    /// its smallest page.
+    Conflict(Cause),
+    /// The kernel uses it otherwise: in another container or address space, or while the addresses
+    /// of this process are invalid.
+    Busy(Cause),
+    /// The kernel refuses, for a reason of its own.
+    Kernel(Cause),
 }
 
 impl fmt::Display for AttachError {
@@ -305,6 +340,11 @@ impl fmt::Display for AttachError {
                 )
             }
             Self::Unit(cause) => cause.fmt(f),
+            Self::NoArea { mapping } => write!(f, "no area covers the mapping {mapping}"),
+            Self::AlreadyAttached => f.write_str("it is attached to this address space already"),
+            Self::Conflict(_) => f.write_str("an area is in the way of what it can translate"),
+            Self::Busy(_) => f.write_str("it is in use elsewhere"),
+            Self::Kernel(_) => f.write_str("the kernel does not attach it"),
         }
     }
 }
@@ -312,7 +352,10 @@ impl fmt::Display for AttachError {
 impl Error for AttachError {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
         match self {
-            Self::Build(cause) => Some(&**cause),
+            Self::Build(cause)
+            | Self::Conflict(cause)
+            | Self::Busy(cause)
+            | Self::Kernel(cause) => Some(&**cause),
             Self::Replay { cause, .. } => cause.source(),
             _ => None,
         }
@@ -329,6 +372,15 @@ pub enum DetachError {
     },
     /// Its unit refuses, or did not come to an end in time. The device counts as attached.
     Unit(iommu::AttachError),
+    /// It is not attached to this address space, which knows its devices by the kernel's files.
+    Unknown,
+    /// The kernel refuses. The device counts as attached.
+    Kernel {
+        /// The ioctl.
+        operation: &'static str,
+        /// What it said.
+        errno: Errno,
+    },
 }
 
 impl fmt::Display for DetachError {
@@ -338,6 +390,8 @@ impl fmt::Display for DetachError {
                 write!(f, "{device} is not attached to this address space")
             }
             Self::Unit(cause) => cause.fmt(f),
+            Self::Unknown => f.write_str("it is not attached to this address space"),
+            Self::Kernel { operation, errno } => write!(f, "{operation} was refused: {errno}"),
         }
     }
 }

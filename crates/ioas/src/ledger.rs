@@ -141,6 +141,13 @@ impl Charge {
         }
     }
 
+    /// Takes in `other`, of the same ledger.
+    #[cfg(any(feature = "vfio", feature = "iommufd"))]
+    pub(crate) fn join(&mut self, mut other: Self) {
+        debug_assert!(Arc::ptr_eq(&self.ledger, &other.ledger));
+        self.bytes += core::mem::take(&mut other.bytes);
+    }
+
     /// Gives back all but `bytes`. It never grows: what is charged for parts of a huge page may
     /// for a moment be more than was charged for the whole.
     pub(crate) fn shrink_to(&mut self, bytes: u64) {

@@ -50,9 +50,11 @@
 //! ```
 //!
 //! The core needs an allocator but not `std`. The feature `linux` adds memory objects that the
-//! kernel pins (`HostMemory`) and table memory of the host (`HostTables`). The features
-//! `vfio` and `iommufd` are the layers over the kernel's interfaces of these names on which back
-//! ends stand.
+//! kernel pins (`HostMemory`) and table memory of the host (`HostTables`).
+//!
+//! Devices reach the memory through a [`Backend`]: tables of ours ([`Own`], the default, everywhere),
+//! or, with the features `vfio` and `iommufd`, mappings of the kernel's interfaces of these names. All
+//! of them have the same errors; [`Ioas::capabilities`] says what each can do.
 
 #![no_std]
 #![deny(unsafe_code)]
@@ -68,6 +70,7 @@ pub mod cause;
 mod choose;
 mod cutting;
 mod dirty;
+mod errno;
 mod error;
 mod external;
 mod intervals;
@@ -97,14 +100,17 @@ mod windows;
 pub use area::Area;
 pub use backend::{Areas, Backend, Capabilities, Capability, Unsupported};
 pub use dirty::{HarvestError, Harvested, Tracking, TrackingError};
+pub use errno::{Errno, Profile};
 pub use error::{AttachError, CloseError, DetachError, MapError, UnmapError};
 pub use external::{ExternalPin, PinError, PinUser, ROUNDS, WhenUnmapped};
+#[cfg(any(feature = "vfio", feature = "iommufd"))]
+pub use kernel::{Kernel, KernelError, Mapper, MapperInfo, Shares, Source, pieces_needed};
 pub use ledger::{Charge, Forecast, Ledger, OverLimit};
 #[cfg(feature = "linux")]
 pub use linux::{Effort, HostMemory, HostTables, MappedStorage};
 pub use listener::Listener;
 pub use memory::{Hold, Memory};
-pub use object::{Cause, MemoryObject, PinFailed, Pinned, RunReader};
+pub use object::{Cause, MemoryObject, PinFailed, Pinned, ProcessMemory, RunReader};
 pub use observer::{Observer, Step};
 pub use own::{BuildDomain, Builder, BuilderError, DomainIds, Own};
 pub use retired::{Flushing, Retired};

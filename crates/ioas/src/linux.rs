@@ -9,7 +9,7 @@ use hostmem::{Backing, FrameSource, Frames, Mapping, Pin, PinError, PinKind, Pin
 use iopt::{Arena, AtomicMeta, Storage, TABLE_BYTES};
 use runs::Span;
 
-use crate::object::{Cause, MemoryObject, PinFailed, Pinned, RunReader};
+use crate::object::{Cause, MemoryObject, PinFailed, Pinned, ProcessMemory, RunReader};
 
 /// A mapping of this process, pinned by the kernel.
 #[derive(Debug)]
@@ -111,6 +111,18 @@ impl MemoryObject for HostMemory {
             frames,
             effort,
         }))
+    }
+
+    #[allow(unsafe_code)]
+    fn in_process(&self) -> Option<ProcessMemory> {
+        // SAFETY: a mapping stays as it is until it is dropped, which this object prevents, and
+        // lends its memory as atomic cells only.
+        Some(unsafe { ProcessMemory::new(self.mapping.address()) })
+    }
+
+    #[cfg(feature = "iommufd")]
+    fn file(&self) -> Option<(std::os::fd::BorrowedFd<'_>, u64)> {
+        Some((self.mapping.fd()?, 0))
     }
 }
 

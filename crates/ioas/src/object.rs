@@ -35,6 +35,46 @@ pub trait MemoryObject: fmt::Debug + Send + Sync {
         part: Span,
         progress: &mut dyn FnMut(u64) -> ControlFlow<()>,
     ) -> Result<Box<dyn Pinned>, PinFailed>;
+
+    /// Where it is in this process, for kernels that map memory by its address. For as long as the
+    /// object is there, the answer is the same.
+    fn in_process(&self) -> Option<ProcessMemory> {
+        None
+    }
+
+    /// The memory file that it is, and the offset of its first byte there, for kernels that map
+    /// files.
+    #[cfg(feature = "iommufd")]
+    fn file(&self) -> Option<(std::os::fd::BorrowedFd<'_>, u64)> {
+        None
+    }
+}
+
+/// Memory of this process that devices may be given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ProcessMemory {
+    address: u64,
+}
+
+impl ProcessMemory {
+    /// Memory from `address` on, as long as the object that tells it.
+    ///
+    /// # Safety
+    ///
+    /// For as long as that object is there:
+    ///
+    /// - its memory stays mapped in this process as it is;
+    /// - devices write to it at any time: this process accesses it in no other way than by atomic or
+    ///   volatile accesses, and holds no reference to any of it but to atomic cells.
+    #[allow(unsafe_code)]
+    pub const unsafe fn new(address: u64) -> Self {
+        Self { address }
+    }
+
+    /// Where it begins.
+    pub const fn address(&self) -> u64 {
+        self.address
+    }
 }
 
 /// A part of an object that stays where it is until it is unpinned or dropped.

@@ -56,6 +56,25 @@ pub(crate) fn without(window: Span, hole: Span) -> impl Iterator<Item = Span> {
     parts.into_iter().filter(|part| !part.is_empty())
 }
 
+/// The stretch without a window that `range` has bytes in, the first one.
+#[cfg(any(feature = "vfio", feature = "iommufd"))]
+pub(crate) fn outside(windows: &[Span], range: Span) -> Option<Span> {
+    // The first address that is in no window, of those from the start of the range on.
+    let mut at = range.start;
+    let mut behind = 0;
+    for window in windows {
+        if window.start > at {
+            return Span::inclusive(behind, window.start - 1);
+        }
+        if window.last() >= range.last() {
+            return None;
+        }
+        behind = window.last() + 1;
+        at = at.max(behind);
+    }
+    Span::inclusive(behind, u64::MAX).or_else(|| Span::inclusive(1, u64::MAX))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -97,6 +116,24 @@ mod tests {
             windows([].into_iter(), [Span::new(0, half)].into_iter()),
             [top]
         );
+    }
+
+    #[test]
+    #[cfg(any(feature = "vfio", feature = "iommufd"))]
+    fn what_is_outside_is_the_whole_gap() {
+        let windows = [Span::new(0, 4), Span::new(6, 2), Span::new(8, 4)];
+        let gap = |start, len| outside(&windows, Span::new(start, len));
+        assert_eq!(gap(0, 4), None);
+        assert_eq!(gap(6, 6), None);
+        for (start, len) in [(0, 5), (4, 1), (5, 2), (3, 9)] {
+            assert_eq!(gap(start, len), Some(Span::new(4, 2)), "{start}+{len}");
+        }
+        let top = Span::inclusive(12, u64::MAX);
+        assert_eq!(gap(11, 2), top);
+        assert_eq!(gap(100, 1), top);
+        assert!(outside(&[], Span::new(0, 1)).is_some());
+        let whole: Vec<Span> = Aperture::zeros(64).spans().collect();
+        assert_eq!(outside(&whole, Span::new(u64::MAX - 7, 8)), None);
     }
 
     #[test]

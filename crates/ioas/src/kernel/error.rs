@@ -77,6 +77,8 @@ pub enum KernelError {
         /// Words of 64 bits that there are.
         words: usize,
     },
+    /// Memory that is neither in this process nor a file of a kind that the interface maps.
+    NoSource,
     /// A device's name that holds a zero byte.
     Name,
 }
@@ -138,6 +140,7 @@ impl fmt::Display for KernelError {
                 f,
                 "a bitmap of {words} words has no bit for each page of {page:#x} bytes in {range}"
             ),
+            Self::NoSource => f.write_str("the kernel cannot be told where the memory is"),
             Self::Name => f.write_str("a device's name has no zero bytes"),
         }
     }

@@ -8,12 +8,26 @@
 //! Structures and flags come from the crates that are generated from the kernel's headers; the
 //! numbers of the requests, which those lack, stand beside each structure in the layers' `sys`. Tests
 //! compare all of them with what a C compiler makes of the headers.
+//!
+//! On them stands the back end over a kernel's mappings ([`Kernel`]), which is one for both: what
+//! differs is behind [`Mapper`].
 
+mod backend;
 mod error;
+mod mapped;
+mod mapper;
+mod pieces;
+mod refusals;
+mod shares;
+mod space;
 pub(crate) mod sys;
 
 #[cfg(test)]
 pub(crate) mod headers;
 
+pub use backend::Kernel;
 pub(crate) use error::Result;
 pub use error::{AnswerError, KernelError};
+pub use mapper::{Mapper, MapperInfo, Source};
+pub use pieces::pieces_needed;
+pub use shares::Shares;

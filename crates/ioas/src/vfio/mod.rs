@@ -37,6 +37,7 @@ mod registers;
 mod sys;
 #[cfg(test)]
 mod tests;
+mod type1;
 
 #[cfg(feature = "iommufd")]
 pub use cdev::PageTable;
@@ -45,5 +46,6 @@ pub use device::{Device, DeviceFeature, DeviceInfo, IrqInfo, config};
 pub use group::{Group, GroupStatus};
 pub use info::{IommuInfo, MigrationInfo, Region, RegionKind};
 pub use registers::{Register, Registers};
+pub use type1::{ContainerMapper, Type1};
 
 pub use crate::kernel::{AnswerError, KernelError};

@@ -1,0 +1,390 @@
+//! The back end over a kernel's own mappings: a container of VFIO's type 1, or iommufd.
+//!
+//! The kernel pins memory, charges it and fills page tables, all in one call. The ledger keeps the
+//! same account, before the call, so that what cannot succeed is refused with numbers. Memory is
+//! given by its address in this process, or as a memory file: an object that has neither is refused
+//! by name.
+//!
+//! Areas that are there before the first device comes are mapped when it comes, in as few
+//! [pieces](super::pieces) as the granule allows. Each later one is a piece of its own, or several.
+//! When a kernel that has few entries has no more of them, pieces are merged as areas would have been
+//! in the beginning, if the caller has [allowed](Kernel::set_merging) the gaps that this makes.
+
+use std::sync::Arc;
+use std::vec;
+use std::vec::Vec;
+
+use iopt::{Aperture, Interruption, RangeError};
+use runs::Span;
+
+use super::error::KernelError;
+use super::mapped::{Journal, Mapped, source};
+use super::mapper::{Mapper, MapperInfo};
+use super::pieces::{Piece, Pieces, Stretch, cut, groups, stretches};
+use super::refusals::{MapRequest, attach_refused, detach_refused, map_refused};
+use super::shares::Share;
+use crate::backend::{Areas, Capability, Unsupported};
+use crate::errno::Profile;
+use crate::error::{AttachError, DetachError, MapError};
+use crate::ledger::OverLimit;
+use crate::observer::{Observer, Step, observed};
+use crate::windows::{outside, within, without};
+
+/// The back end over the mappings of a kernel. See the module's head in the sources, and the aliases
+/// for each kernel interface.
+pub struct Kernel<K: Mapper> {
+    pub(super) mapped: Mapped<K>,
+    pub(super) devices: Vec<Arc<K::Device>>,
+    pub(super) info: MapperInfo,
+    pub(super) windows: Vec<Span>,
+    /// The most pieces that the kernel takes.
+    pub(super) most: Option<u64>,
+    /// Pieces end at its multiples, bytes.
+    granule: Option<u64>,
+    merging: Interruption,
+    /// What is dirty can be read.
+    pub(super) bitmaps: bool,
+    /// What was read as dirty and nobody has asked for yet.
+    pub(super) carried: Vec<Span>,
+}
+
+impl<K: Mapper> core::fmt::Debug for Kernel<K> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("Kernel")
+            .field("profile", &K::PROFILE)
+            .field("pieces", &self.mapped.pieces.len())
+            .finish_non_exhaustive()
+    }
+}
+
+/// What is known without a device.
+const UNKNOWN: MapperInfo = MapperInfo {
+    granule: 1,
+    ranges: None,
+    available: None,
+};
+
+impl<K: Mapper> Kernel<K> {
+    /// A back end over `mapper`, to which nothing is attached and which maps nothing.
+    ///
+    /// Pieces end at multiples of `granule` bytes of device addresses, rounded up to a power of two
+    /// of at least 4096: that is the largest stretch which can only be unmapped together. `None`:
+    /// areas that go on in each other share a piece however long.
+    pub fn new(mapper: K, granule: Option<u64>) -> Self {
+        Self {
+            mapped: Mapped {
+                mapper,
+                pieces: Pieces::default(),
+            },
+            devices: Vec::new(),
+            info: UNKNOWN,
+            windows: Aperture::zeros(64).spans().collect(),
+            most: None,
+            granule: granule.map(|bytes| {
+                bytes
+                    .max(4096)
+                    .checked_next_power_of_two()
+                    .unwrap_or(1 << 63)
+            }),
+            merging: Interruption::Refused,
+            bitmaps: false,
+            carried: Vec::new(),
+        }
+    }
+
+    /// Says whether pieces may be merged when the kernel has no entries left. Devices do not reach
+    /// what is being merged for a moment. In the beginning they may not.
+    pub(super) const fn set_merging(&mut self, merging: Interruption) {
+        self.merging = merging;
+    }
+
+    /// Who maps.
+    pub const fn mapper(&self) -> &K {
+        &self.mapped.mapper
+    }
+
+    /// What the kernel has mapped, in order: its mappings, not the areas.
+    pub fn pieces(&self) -> impl Iterator<Item = Span> + '_ {
+        self.mapped.pieces.iter().map(|piece| piece.stretch.range)
+    }
+
+    pub(super) const fn unsupported(what: Capability) -> Unsupported {
+        Unsupported {
+            what,
+            backend: K::PROFILE.name(),
+        }
+    }
+
+    /// Learns what can be mapped now.
+    pub(super) fn refresh(&mut self) -> Result<(), KernelError> {
+        self.info = if self.devices.is_empty() {
+            UNKNOWN
+        } else {
+            self.mapped.mapper.info()?
+        };
+        let used = self.mapped.pieces.len();
+        self.most = self.info.available.map(|more| more.saturating_add(used));
+        let whole: Vec<Span> = Aperture::zeros(64).spans().collect();
+        self.windows = match &self.info.ranges {
+            None => whole,
+            Some(ranges) => {
+                let span = |range: &core::ops::RangeInclusive<u64>| {
+                    Span::inclusive(*range.start(), *range.end())
+                };
+                let spans: Option<Vec<Span>> = ranges.iter().map(span).collect();
+                let mut windows = spans.map_or(whole.clone(), |spans| within(&whole, &spans));
+                windows.sort_unstable();
+                windows
+            }
+        };
+        Ok(())
+    }
+
+    /// Refuses memory that the kernel cannot be told of.
+    pub(super) fn check_source(&self, stretch: &Stretch) -> Result<(), MapError> {
+        match source(&**stretch.memory.object(), stretch.offset, K::PROFILE) {
+            Some(_) => Ok(()),
+            None => Err(MapError::Unsupported(Self::unsupported(
+                Capability::GivenRuns,
+            ))),
+        }
+    }
+
+    /// Maps a stretch, which may be many areas, in pieces. After an error, `journal` has what is to
+    /// be undone.
+    pub(super) fn map_stretch(
+        &mut self,
+        stretch: &Stretch,
+        journal: &mut Journal,
+        observer: &mut dyn Observer,
+    ) -> Result<(), MapError> {
+        self.check_source(stretch)?;
+        let mut plan = Vec::new();
+        for range in cut(stretch.range, self.granule) {
+            self.mapped.plan(&stretch.at(range), &mut plan);
+        }
+        self.make_room(plan.len() as u64)?;
+        let ledger = stretch.memory.ledger();
+        let mut charge = observed(observer, Step::Charge, |_| {
+            let fresh = plan.iter().filter(|(_, shared)| shared.is_none());
+            let bytes = fresh.map(|(part, _)| part.charge()).sum();
+            let charge = ledger.charge(bytes).map_err(MapError::OverLimit)?;
+            Ok::<_, MapError>((charge, bytes))
+        })?;
+        let mut done = 0;
+        for (part, shared) in plan {
+            let copied = shared.is_some();
+            let range = part.range;
+            let share = match shared {
+                Some(pages) => Share::of(&pages, part.part()),
+                None => Share::new(charge.split(part.charge()), part.part()),
+            };
+            observed(observer, Step::FillTables, |_| {
+                let piece = Piece {
+                    stretch: part.clone(),
+                    share,
+                    copied,
+                };
+                let put = self.mapped.put(piece, journal);
+                put.map_err(|error| self.explain(error, &part))?;
+                Ok::<_, MapError>(((), range.len))
+            })?;
+            done += range.len;
+            if observer.progress(Step::FillTables, done).is_break() {
+                return Err(MapError::Interrupted);
+            }
+        }
+        Ok(())
+    }
+
+    /// Why the kernel did not map `part`, which is not charged any more.
+    fn explain(&mut self, error: KernelError, part: &Stretch) -> MapError {
+        // Windows change as other devices come and go.
+        let _ = self.refresh();
+        let ledger = part.memory.ledger();
+        let bytes = part.charge();
+        let request = MapRequest {
+            range: part.range,
+            granule: self.info.granule,
+            outside: outside(&self.windows, part.range),
+            over: ledger.limit().map(|limit| OverLimit {
+                needed: bytes,
+                limit,
+                in_use: ledger.in_use(),
+                counter: ledger.counter(),
+            }),
+            mappings: self.mapped.pieces.len(),
+        };
+        map_refused(K::PROFILE, error, &request)
+    }
+
+    /// Sees to it that `more` pieces find entries.
+    fn make_room(&mut self, more: u64) -> Result<(), MapError> {
+        let Some(most) = self.most else {
+            return Ok(());
+        };
+        let fits = |pieces: &Pieces| pieces.len() + more <= most;
+        if !fits(&self.mapped.pieces) && self.merging == Interruption::Allowed {
+            self.merge_pieces()?;
+        }
+        if fits(&self.mapped.pieces) {
+            return Ok(());
+        }
+        let wanted = self.mapped.pieces.len() + more;
+        Err(MapError::TooMany { wanted, most })
+    }
+
+    /// Has pieces that go on in each other between multiples of the granule be one. Each of them is
+    /// missing for a moment.
+    fn merge_pieces(&mut self) -> Result<(), MapError> {
+        for group in groups(&self.mapped.pieces, self.granule) {
+            let mut journal = Journal::default();
+            let merged = self.mapped.merge(&group, &mut journal);
+            if let Err(error) = merged {
+                self.mapped.undo(journal);
+                return Err(self.explain(error, &group));
+            }
+        }
+        Ok(())
+    }
+
+    /// Lets a device in, and, if it is the first, maps all areas.
+    pub(super) fn enter(
+        &mut self,
+        device: Arc<K::Device>,
+        dirty: bool,
+        areas: &Areas,
+    ) -> Result<(), AttachError> {
+        if self.devices.iter().any(|other| Arc::ptr_eq(other, &device)) {
+            return Err(AttachError::AlreadyAttached);
+        }
+        let refused = |error| attach_refused(K::PROFILE, error);
+        self.mapped.mapper.enter(&device, dirty).map_err(refused)?;
+        let first = self.devices.is_empty();
+        self.devices.push(Arc::clone(&device));
+        let mut journal = Journal::default();
+        let entered = self.refresh().map_err(refused).and_then(|()| {
+            // Of a later device the mapper sees to it: starting forgets what is dirty.
+            if dirty && first {
+                self.bitmaps = self.mapped.mapper.set_tracking(true).is_ok();
+            }
+            if first {
+                // What could not be unmapped when the last device went.
+                self.unmap_everything().map_err(refused)?;
+                self.map_all(areas, &mut journal)?;
+            }
+            Ok(())
+        });
+        if entered.is_err() {
+            self.mapped.undo(journal);
+            self.devices.pop();
+            let _ = self.mapped.mapper.leave(&device);
+            self.left();
+        }
+        entered
+    }
+
+    fn map_all(&mut self, areas: &Areas, journal: &mut Journal) -> Result<(), AttachError> {
+        for stretch in stretches(areas) {
+            let area = stretch.range;
+            if let Some(reserved) = outside(&self.windows, area) {
+                return Err(AttachError::Reserved { area, reserved });
+            }
+            let granule = self.info.granule;
+            let mapped = if area.is_aligned(granule) {
+                self.map_stretch(&stretch, journal, &mut ())
+            } else {
+                let misaligned = area.start % granule != 0;
+                let value = if misaligned { area.start } else { area.len };
+                Err(MapError::Range(RangeError::Misaligned { value, granule }))
+            };
+            mapped.map_err(|cause| AttachError::Replay { area, cause })?;
+        }
+        Ok(())
+    }
+
+    /// Lets a device go. With the last one the kernel maps nothing any more.
+    pub(super) fn let_go(&mut self, device: &Arc<K::Device>) -> Result<(), DetachError> {
+        let place = self
+            .devices
+            .iter()
+            .position(|other| Arc::ptr_eq(other, device));
+        let place = place.ok_or(DetachError::Unknown)?;
+        let left = self.mapped.mapper.leave(device);
+        left.map_err(|error| detach_refused(&error))?;
+        self.devices.remove(place);
+        self.left();
+        Ok(())
+    }
+
+    /// A device has left.
+    fn left(&mut self) {
+        if self.devices.is_empty() {
+            let starts: Vec<u64> = self.pieces().map(|range| range.start).collect();
+            // A container without groups has unmapped everything, and may take no calls.
+            if self.unmap_everything().is_err() && K::PROFILE == Profile::Type1 {
+                self.mapped.forget(&starts);
+            }
+        }
+        // If it is not learned, the windows are narrower than they could be.
+        let _ = self.refresh();
+    }
+
+    pub(super) fn unmap_everything(&mut self) -> Result<(), KernelError> {
+        let mut pieces = self.pieces();
+        let Some(first) = pieces.next() else {
+            return Ok(());
+        };
+        let last = pieces.last().unwrap_or(first);
+        // Pieces never cover all of 2^64.
+        let all = Span::inclusive(first.start, last.last()).unwrap_or(first);
+        self.carried.clear();
+        self.mapped.take(all, &mut Journal::default())
+    }
+
+    /// Reads what is dirty of a range in a piece, with a call that cuts no piece if this kernel wants
+    /// that, and calls `each` with what lies in the range.
+    pub(super) fn read_dirty(
+        &mut self,
+        range: Span,
+        piece: Span,
+        mut each: impl FnMut(Span),
+    ) -> Result<(), KernelError> {
+        let page = self.info.granule.max(1);
+        let asked = match K::PROFILE {
+            Profile::Type1 => piece,
+            Profile::Iommufd => {
+                let (first, last) = (range.start & !(page - 1), range.last() | (page - 1));
+                Span::inclusive(first, last).unwrap_or(piece)
+            }
+        };
+        let pages = asked.len / page;
+        let mut bitmap = vec![0; pages.div_ceil(64) as usize];
+        self.mapped.mapper.dirty(asked, page, &mut bitmap)?;
+        let dirty = runs::bitmap::runs(&bitmap).filter(|bits| bits.start < pages);
+        for bits in dirty {
+            let run = Span::new(
+                asked.start + bits.start * page,
+                (bits.end.min(pages) - bits.start) * page,
+            );
+            self.carried.push(run);
+        }
+        self.give_carried(range, &mut each);
+        Ok(())
+    }
+
+    /// Calls `each` with what was read as dirty in `range`, and forgets that.
+    fn give_carried(&mut self, range: Span, each: &mut dyn FnMut(Span)) {
+        let mut stays = Vec::new();
+        for run in self.carried.drain(..) {
+            match run.intersection(&range) {
+                None => stays.push(run),
+                Some(given) => {
+                    each(given);
+                    stays.extend(without(run, given));
+                }
+            }
+        }
+        self.carried = stays;
+    }
+}

@@ -1,0 +1,160 @@
+//! The seam to a kernel's operations: what [`Kernel`](super::Kernel) asks of a container or of an
+//! address space of iommufd.
+//!
+//! One call is one ioctl, or the few that belong together, and its errors are the kernel's numbers.
+//! Tests put a plain model of the kernel in its place.
+
+use core::ops::RangeInclusive;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::vec::Vec;
+
+use iopt::Prot;
+use runs::Span;
+
+use super::error::Result;
+use super::shares::Shares;
+use crate::errno::Profile;
+
+/// What of device addresses can be mapped now.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MapperInfo {
+    /// What ends of mappings must be multiples of, bytes.
+    pub granule: u64,
+    /// Device addresses, first and last; `None` when the kernel does not tell.
+    pub ranges: Option<Vec<RangeInclusive<u64>>>,
+    /// How many more mappings there can be; `None` without a limit.
+    pub available: Option<u64>,
+}
+
+/// What is behind a mapping.
+#[derive(Clone, Copy, Debug)]
+pub enum Source<'a> {
+    /// Memory of this process at this address.
+    Address(u64),
+    /// A memory file, from this offset on.
+    File(BorrowedFd<'a>, u64),
+    /// What another address space of the same owner maps at this address.
+    Copy {
+        /// Its [`number`](Mapper::number).
+        space: u32,
+        /// The device address there.
+        iova: u64,
+    },
+}
+
+/// Operations of one container, or of one address space of iommufd.
+///
+/// Ranges and lengths are in bytes.
+pub trait Mapper {
+    /// What is attached: a group, or a device.
+    type Device;
+
+    /// What its error numbers mean, and what it can do.
+    const PROFILE: Profile;
+
+    /// Attaches a device; nothing can be mapped before the first. With `dirty`, what it writes to
+    /// is tracked from the beginning, if possible.
+    ///
+    /// # Errors
+    ///
+    /// The kernel's.
+    fn enter(&mut self, device: &Self::Device, dirty: bool) -> Result<()>;
+
+    /// Detaches a device.
+    ///
+    /// # Errors
+    ///
+    /// The kernel's.
+    fn leave(&mut self, device: &Self::Device) -> Result<()>;
+
+    /// What can be mapped with the devices that are attached now.
+    ///
+    /// # Errors
+    ///
+    /// The kernel's.
+    fn info(&self) -> Result<MapperInfo>;
+
+    /// Has the kernel refuse devices that cannot translate `ranges`, if it does such a thing.
+    ///
+    /// # Errors
+    ///
+    /// The kernel's. What was allowed before is then still.
+    fn allow(&mut self, ranges: &[Span]) -> Result<()> {
+        let _ = ranges;
+        Ok(())
+    }
+
+    /// Maps `source` at `iova`.
+    ///
+    /// # Safety
+    ///
+    /// For [`Source::Address`], until the range is unmapped: the memory stays mapped in this process
+    /// as it is, and with [`Prot::WRITE`] it is accessed here only by atomic or volatile accesses;
+    /// with [`Prot::READ`] alone there is no `&mut` to it.
+    ///
+    /// # Errors
+    ///
+    /// The kernel's. Nothing is mapped then.
+    #[allow(unsafe_code)]
+    unsafe fn map(&mut self, iova: Span, source: Source<'_>, prot: Prot) -> Result<()>;
+
+    /// Unmaps the mappings in `iova`, and returns their bytes.
+    ///
+    /// # Errors
+    ///
+    /// The kernel's.
+    fn unmap(&mut self, iova: Span) -> Result<u64>;
+
+    /// Starts or stops tracking what devices write to. Starting forgets what was written before.
+    ///
+    /// # Errors
+    ///
+    /// The kernel's.
+    fn set_tracking(&mut self, on: bool) -> Result<()>;
+
+    /// Reads and forgets which pages of `iova` are dirty: sets bit *n* of `bitmap` for the *n*-th
+    /// page of `page` bytes.
+    ///
+    /// # Errors
+    ///
+    /// The kernel's.
+    fn dirty(&mut self, iova: Span, page: u64, bitmap: &mut [u64]) -> Result<()>;
+
+    /// True when some device writes without leaving a trace.
+    fn is_blind(&self) -> bool;
+
+    /// Declares all addresses of this process invalid, before another one takes over.
+    ///
+    /// # Errors
+    ///
+    /// The kernel's. Nothing has changed then.
+    fn give_up_addresses(&mut self) -> Result<()>;
+
+    /// Says where the memory of each mapping is in this process, after another one has given up, and
+    /// moves the charge here.
+    ///
+    /// # Safety
+    ///
+    /// As for [`map`](Self::map).
+    ///
+    /// # Errors
+    ///
+    /// The kernel's.
+    #[allow(unsafe_code)]
+    unsafe fn take_over(
+        &mut self,
+        devices: &[Arc<Self::Device>],
+        mappings: &[(Span, Source<'_>)],
+    ) -> Result<()>;
+
+    /// What this address space is called as a [`Source::Copy`].
+    fn number(&self) -> u32 {
+        0
+    }
+
+    /// What the address spaces that can copy from each other map; `None` when nothing is copied.
+    fn shares(&self) -> Option<&Arc<Shares>> {
+        None
+    }
+}

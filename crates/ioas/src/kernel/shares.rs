@@ -1,0 +1,171 @@
+//! Which memory is mapped where, by address spaces that can copy from each other.
+//!
+//! The first mapping of a byte of a [`Memory`] is its *origin*: the kernel pins and charges it for
+//! this one. Further ones are copied from it, in the same or another address space, as long as it is
+//! there. Read-only origins are kept apart, since what is written to cannot be copied from them.
+//!
+//! A mapping and all that is copied from it share the kernel's object of pages ([`Pages`]): a page is
+//! charged for as long as one of them has it.
+
+use core::ops::Bound::{Excluded, Included};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Weak};
+
+use runs::Span;
+
+use super::mapper::Source;
+use crate::ledger::Charge;
+use crate::lock::Mutex;
+use crate::memory::Memory;
+use crate::tally::Tally;
+
+/// The origins of all address spaces of one owner.
+#[derive(Debug, Default)]
+pub struct Shares(pub(super) Mutex<Origins>);
+
+/// Origins by memory, whether devices may write, and offset. Those of one memory are disjoint.
+#[derive(Debug, Default)]
+pub(super) struct Origins(BTreeMap<(usize, bool, u64), Origin>);
+
+#[derive(Debug)]
+pub(super) struct Origin {
+    len: u64,
+    space: u32,
+    iova: u64,
+    pages: Weak<Pages>,
+}
+
+/// The pages of a mapping and of those that are copied from it, with what they are charged.
+#[derive(Debug)]
+pub(super) struct Pages(Mutex<Used>);
+
+#[derive(Debug)]
+struct Used {
+    charge: Charge,
+    /// By offset in the memory, how many mappings have it.
+    users: Tally<u64>,
+}
+
+/// A part of the pages, of one mapping. Dropped, it gives back what no other one has.
+#[derive(Debug)]
+pub(super) struct Share {
+    pages: Arc<Pages>,
+    part: Span,
+}
+
+impl Share {
+    /// New pages, which only this part is of.
+    pub(super) fn new(charge: Charge, part: Span) -> Self {
+        let users = Tally::default();
+        Self::of(&Arc::new(Pages(Mutex::new(Used { charge, users }))), part)
+    }
+
+    /// A part of pages that are there.
+    pub(super) fn of(pages: &Arc<Pages>, part: Span) -> Self {
+        pages.0.lock().users.change(part, |users| *users += 1);
+        Self {
+            pages: Arc::clone(pages),
+            part,
+        }
+    }
+
+    pub(super) const fn pages(&self) -> &Arc<Pages> {
+        &self.pages
+    }
+
+    /// Takes `bytes` of the charge away.
+    pub(super) fn take_charge(&self, bytes: u64) -> Charge {
+        self.pages.0.lock().charge.split(bytes)
+    }
+
+    /// Adds to the charge.
+    pub(super) fn add_charge(&self, charge: Charge) {
+        self.pages.0.lock().charge.join(charge);
+    }
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        let mut used = self.pages.0.lock();
+        used.users.change(self.part, |users| *users -= 1);
+        let all = used.users.inside(Span::new(0, u64::MAX));
+        let bytes = all.map(|(span, _)| span.len).sum();
+        used.charge.shrink_to(bytes);
+    }
+}
+
+/// The address of a memory, which its mappings keep alive.
+fn key(memory: &Arc<Memory>) -> usize {
+    Arc::as_ptr(memory).addr()
+}
+
+impl Origins {
+    /// Notes that `space` maps `part` of `memory` at `iova`, and has charged `pages` for it.
+    pub(super) fn add(
+        &mut self,
+        memory: &Arc<Memory>,
+        writable: bool,
+        part: Span,
+        (space, iova): (u32, u64),
+        pages: &Arc<Pages>,
+    ) {
+        let origin = Origin {
+            len: part.len,
+            space,
+            iova,
+            pages: Arc::downgrade(pages),
+        };
+        self.0.insert((key(memory), writable, part.start), origin);
+    }
+
+    /// Forgets the origin at `offset`, if it is that of `space` at `iova`.
+    pub(super) fn remove(
+        &mut self,
+        memory: &Arc<Memory>,
+        writable: bool,
+        offset: u64,
+        (space, iova): (u32, u64),
+    ) {
+        let key = (key(memory), writable, offset);
+        let ours = |origin: &Origin| (origin.space, origin.iova) == (space, iova);
+        if self.0.get(&key).is_some_and(ours) {
+            self.0.remove(&key);
+        }
+    }
+
+    /// How the first bytes of `part` are mapped: how many, and, if they can be copied, from where
+    /// and which pages they are. A writable origin serves readers too.
+    pub(super) fn first(
+        &self,
+        memory: &Arc<Memory>,
+        writable: bool,
+        part: Span,
+    ) -> (u64, Option<(Source<'static>, Arc<Pages>)>) {
+        let memory = key(memory);
+        let mut fresh = part.len;
+        for kind in [true, false] {
+            if writable && !kind {
+                continue;
+            }
+            let last = (memory, kind, part.start);
+            let before = self.0.range((memory, kind, 0)..=last).next_back();
+            if let Some((&(_, _, offset), origin)) = before
+                && part.start - offset < origin.len
+                && let Some(pages) = origin.pages.upgrade()
+            {
+                let source = Source::Copy {
+                    space: origin.space,
+                    iova: origin.iova + (part.start - offset),
+                };
+                let len = part.len.min(offset + origin.len - part.start);
+                return (len, Some((source, pages)));
+            }
+            // Behind the first byte: what is there cannot be copied, so that there is always progress.
+            let behind = (Excluded(last), Included((memory, kind, part.last())));
+            if let Some((&(_, _, offset), _)) = self.0.range(behind).next() {
+                fresh = fresh.min(offset - part.start);
+            }
+        }
+        (fresh, None)
+    }
+}

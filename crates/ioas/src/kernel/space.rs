@@ -1,0 +1,387 @@
+//! What a back end over a kernel promises to an address space, and what only such an address space
+//! has: attaching by the kernel's files, and being handed to another process.
+
+use std::boxed::Box;
+use std::sync::Arc;
+use std::vec::Vec;
+
+use iommu::FlushError;
+use iopt::{Interruption, Invalidation, Pending, Prot};
+use runs::Span;
+
+use super::backend::Kernel;
+use super::error::KernelError;
+use super::mapped::Journal;
+use super::mapper::Mapper;
+use super::pieces::{Piece, Stretch, stretches};
+use super::refusals::{attach_refused, detach_refused, errno, unmap_refused};
+use super::shares::Share;
+use crate::area::Area;
+use crate::backend::{Areas, Backend, Capabilities, Capability};
+use crate::dirty::{HarvestError, Harvested, Tracking, TrackingError};
+use crate::errno::Errno;
+use crate::error::{AttachError, DetachError, MapError, UnmapError};
+use crate::observer::Observer;
+use crate::retired::Retired;
+use crate::space::Ioas;
+use crate::windows::outside;
+
+impl<K: Mapper> Backend for Kernel<K> {
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            backend: K::PROFILE.name(),
+            hitless_cut: false,
+            unmap_part: false,
+            shares_pins: self.mapper().shares().is_some(),
+            page_dirty: !self.mapper().is_blind(),
+            given_runs: false,
+            table_placement: false,
+            most_mappings: self.most,
+        }
+    }
+
+    fn granule(&self) -> u64 {
+        self.info.granule
+    }
+
+    fn windows(&self) -> Vec<Span> {
+        self.windows.clone()
+    }
+
+    fn check(&self, iova: u64, len: u64) -> Result<Span, MapError> {
+        let wanted = Span::checked(iova, len).ok_or(MapError::BeyondEnd { start: iova })?;
+        match outside(&self.windows, wanted) {
+            Some(reserved) => Err(MapError::Reserved { wanted, reserved }),
+            None => Ok(wanted),
+        }
+    }
+
+    fn allow(&mut self, ranges: &[Span]) -> Result<(), MapError> {
+        let allowed = self.mapped.mapper.allow(ranges);
+        allowed.map_err(|error| match errno(&error) {
+            Some(Errno::EADDRINUSE | Errno::EINVAL) => MapError::Allowed {
+                range: ranges.first().copied().unwrap_or_default(),
+            },
+            _ => MapError::Kernel(Box::new(error)),
+        })
+    }
+
+    fn map(
+        &mut self,
+        area: &mut Area,
+        _retired: &mut Retired,
+        observer: &mut dyn Observer,
+    ) -> Result<(), MapError> {
+        let prot = area.prot;
+        if !Prot::RW.contains(prot) || (prot & Prot::RW).is_empty() {
+            return Err(MapError::Prot { prot });
+        }
+        let stretch = Stretch::of(area);
+        self.check_source(&stretch)?;
+        if self.devices.is_empty() {
+            return Ok(());
+        }
+        let mut journal = Journal::default();
+        let mapped = self.map_stretch(&stretch, &mut journal, observer);
+        if mapped.is_err() {
+            self.mapped.undo(journal);
+        }
+        mapped
+    }
+
+    /// The kernel has every unit forget before it answers. What stays of a piece of which a part
+    /// goes is missing for a moment.
+    fn empty(
+        &mut self,
+        _areas: &Areas,
+        first: u64,
+        last: u64,
+        interruption: Interruption,
+        note: &mut dyn FnMut(Span),
+    ) -> Result<(), UnmapError> {
+        let reaches_out =
+            |stretch: &Stretch| stretch.range.start < first || stretch.range.last() > last;
+        let pieces = self.mapped.pieces.overlapping(first, last);
+        let stretches: Vec<Stretch> = pieces.map(|piece| piece.stretch.clone()).collect();
+        let partial: Vec<&Stretch> = stretches
+            .iter()
+            .filter(|stretch| reaches_out(stretch))
+            .collect();
+        if let (Some(stretch), Interruption::Refused) = (partial.first(), interruption) {
+            return Err(self.cuts(stretch.range, Capability::UnmapPart));
+        }
+        let stays = |stretch: &Stretch| {
+            let range = stretch.range;
+            let head = first
+                .checked_sub(1)
+                .and_then(|end| Span::inclusive(range.start, end));
+            let tail = last
+                .checked_add(1)
+                .and_then(|start| Span::inclusive(start, range.last()));
+            [
+                head.filter(|_| range.start < first),
+                tail.filter(|_| range.last() > last),
+            ]
+        };
+        let more = partial
+            .iter()
+            .flat_map(|stretch| stays(stretch))
+            .flatten()
+            .count();
+        let len = self.mapped.pieces.len() - partial.len() as u64 + more as u64;
+        if let Some(stretch) = partial
+            .first()
+            .filter(|_| self.most.is_some_and(|most| len > most))
+        {
+            return Err(self.cuts(stretch.range, Capability::UnmapPart));
+        }
+        self.note_dirty(&stretches, first, last, note)?;
+        let mut journal = Journal::default();
+        let mut starts = Vec::new();
+        let result = partial.iter().try_for_each(|stretch| {
+            let rest: Vec<Span> = stays(stretch).into_iter().flatten().collect();
+            starts.extend(rest.iter().map(|range| range.start));
+            self.mapped.shrink(stretch, &rest, &mut journal)
+        });
+        let mut whole = stretches.iter().filter(|stretch| !reaches_out(stretch));
+        let result = result.and_then(|()| {
+            let Some(one) = whole.next() else {
+                return Ok(());
+            };
+            let end = whole.next_back().unwrap_or(one);
+            let all = Span::inclusive(one.range.start, end.range.last());
+            self.mapped.take(all.unwrap_or(one.range), &mut journal)
+        });
+        match result {
+            Ok(()) => {
+                drop(journal);
+                self.mapped.part_pages(&starts);
+                Ok(())
+            }
+            Err(error) => {
+                self.mapped.undo(journal);
+                let range = Span::inclusive(first, last).unwrap_or_default();
+                Err(unmap_refused(K::PROFILE, error, range))
+            }
+        }
+    }
+
+    /// Areas need no cut of the kernel's: what has to be mapped anew is, when a part is emptied.
+    fn cut(&mut self, at: u64, interruption: Interruption) -> Result<(), UnmapError> {
+        match self.mapped.pieces.at(at) {
+            Some(piece) if piece.start < at && interruption == Interruption::Refused => {
+                Err(self.cuts(piece, Capability::HitlessCut))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn track(&mut self, tracking: Tracking) -> Result<(), TrackingError> {
+        if tracking.leaf.is_some() {
+            let cause = Self::unsupported(Capability::TablePlacement);
+            return Err(TrackingError::Unsupported(cause));
+        }
+        if self.devices.is_empty() {
+            return Ok(());
+        }
+        match self.mapped.mapper.set_tracking(true) {
+            Ok(()) => self.bitmaps = true,
+            // Then nobody can tell, and everything counts as written to.
+            Err(KernelError::Refused { .. }) => self.bitmaps = false,
+            Err(error) => return Err(TrackingError::Kernel(Box::new(error))),
+        }
+        Ok(())
+    }
+
+    fn untrack(&mut self) {
+        self.carried.clear();
+        if core::mem::take(&mut self.bitmaps) {
+            // Nobody reads it any more, tracked or not.
+            let _ = self.mapped.mapper.set_tracking(false);
+        }
+    }
+
+    fn harvest<W: AsRef<[u64]> + AsMut<[u64]>>(
+        &mut self,
+        _areas: &Areas,
+        pending: &mut Pending<W>,
+    ) -> Result<Harvested, HarvestError> {
+        let span = pending.span();
+        let mut found = Harvested {
+            bytes: 0,
+            blind: self.is_blind(),
+        };
+        let pieces = self.mapped.pieces.overlapping(span.start, span.last());
+        let writable = pieces.filter(|piece| piece.stretch.prot.contains(Prot::WRITE));
+        let ranges: Vec<Span> = writable.map(|piece| piece.stretch.range).collect();
+        for piece in ranges {
+            let Some(range) = piece.intersection(&span) else {
+                continue;
+            };
+            if !self.bitmaps {
+                pending.mark(range);
+                continue;
+            }
+            let each = |run: Span| {
+                found.bytes += run.len;
+                pending.mark(run);
+            };
+            let read = self.read_dirty(range, piece, each);
+            read.map_err(|error| HarvestError::Kernel(Box::new(error)))?;
+        }
+        Ok(found)
+    }
+
+    /// Reading dirty bits has flushed already.
+    fn show(&mut self, _what: &Invalidation) -> Result<(), FlushError> {
+        Ok(())
+    }
+
+    fn is_blind(&self) -> bool {
+        !self.devices.is_empty() && (!self.bitmaps || self.mapper().is_blind())
+    }
+
+    /// Unmaps everything. Devices that cannot be detached, like those of a group that are open,
+    /// reach nothing then.
+    fn leave(&mut self, _areas: &mut Areas, _retired: &mut Retired) -> Result<(), DetachError> {
+        let unmapped = self.unmap_everything();
+        unmapped.map_err(|error| detach_refused(&error))?;
+        for device in core::mem::take(&mut self.devices) {
+            let _ = self.mapped.mapper.leave(&device);
+        }
+        let _ = self.refresh();
+        Ok(())
+    }
+}
+
+impl<K: Mapper> Kernel<K> {
+    fn cuts(&self, mapping: Span, what: Capability) -> UnmapError {
+        let cause = Self::unsupported(what);
+        UnmapError::CutsMapping { mapping, cause }
+    }
+
+    /// Tells what is dirty between `first` and `last`, which is unmapped next.
+    fn note_dirty(
+        &mut self,
+        stretches: &[Stretch],
+        first: u64,
+        last: u64,
+        note: &mut dyn FnMut(Span),
+    ) -> Result<(), UnmapError> {
+        if !self.bitmaps {
+            return Ok(());
+        }
+        for stretch in stretches
+            .iter()
+            .filter(|stretch| stretch.prot.contains(Prot::WRITE))
+        {
+            let piece = stretch.range;
+            let here = Span::inclusive(piece.start.max(first), piece.last().min(last));
+            let read = self.read_dirty(here.unwrap_or(piece), piece, &mut *note);
+            read.map_err(|error| UnmapError::Kernel(Box::new(error)))?;
+        }
+        Ok(())
+    }
+}
+
+impl<K: Mapper> Ioas<Kernel<K>> {
+    /// An empty address space of a kernel. Until a device comes, areas are only noted.
+    pub fn over_kernel(backend: Kernel<K>) -> Self {
+        Self::over(backend)
+    }
+
+    /// Says whether mappings of the kernel may be merged when it has no entries left
+    /// ([`MapError::TooMany`]). Devices do not reach what is being merged for a moment. In the
+    /// beginning they may not.
+    pub const fn set_merging(&mut self, merging: Interruption) {
+        self.backend.set_merging(merging);
+    }
+
+    /// The attached devices, or groups.
+    pub fn devices(&self) -> &[Arc<K::Device>] {
+        &self.backend.devices
+    }
+
+    /// Lets `device` see this address space. If it is the first, all areas are mapped and pinned,
+    /// all or nothing.
+    ///
+    /// # Errors
+    ///
+    /// See [`AttachError`]. Nothing has changed then.
+    pub fn attach(&mut self, device: Arc<K::Device>) -> Result<(), AttachError> {
+        let dirty = self.tracking.is_some();
+        self.backend.enter(device, dirty, &self.areas)
+    }
+
+    /// Takes this address space away from `device`. With the last one everything is unmapped and
+    /// unpinned; areas stay, so that a device that comes back finds them.
+    ///
+    /// # Errors
+    ///
+    /// See [`DetachError`]; a kernel does not detach a group of which a device is open.
+    pub fn detach(&mut self, device: &Arc<K::Device>) -> Result<(), DetachError> {
+        self.backend.let_go(device)
+    }
+
+    /// Gives the mappings to another process, which has the kernel's files: devices go on. It
+    /// [takes over](Self::take_over) with the [pieces](Kernel::pieces) that this returns, and the
+    /// same areas over the same memory. Here the areas are only noted from now on.
+    ///
+    /// # Errors
+    ///
+    /// The kernel's; [`KernelError::NoSource`] when iommufd maps memory that is no file, which cannot
+    /// be handed over. Nothing has changed then.
+    pub fn give_up(&mut self) -> Result<Vec<Span>, KernelError> {
+        if !self.backend.mapped.can_move() {
+            return Err(KernelError::NoSource);
+        }
+        self.backend.mapped.mapper.give_up_addresses()?;
+        let pieces: Vec<Span> = self.backend.pieces().collect();
+        let starts: Vec<u64> = pieces.iter().map(|range| range.start).collect();
+        // The kernel knows no address of this process any more.
+        self.backend.mapped.forget(&starts);
+        self.backend.devices.clear();
+        let _ = self.backend.refresh();
+        Ok(pieces)
+    }
+
+    /// Takes over what another process has given up: `pieces`, mapped for `devices`. The areas are
+    /// there already, only noted. The memory is charged here from now on.
+    ///
+    /// # Errors
+    ///
+    /// [`AttachError::Replay`] when a piece is not in one memory of the areas, or over the limit; the
+    /// kernel's. Then nothing is mapped here; the kernel may hold some of the memory until its files
+    /// are closed.
+    pub fn take_over(
+        &mut self,
+        devices: Vec<Arc<K::Device>>,
+        pieces: &[Span],
+    ) -> Result<(), AttachError> {
+        let all: Vec<Stretch> = stretches(&self.areas).collect();
+        let mut taken = Vec::with_capacity(pieces.len());
+        for range in pieces {
+            let failed = |cause| AttachError::Replay {
+                area: *range,
+                cause,
+            };
+            let at = all.partition_point(|stretch| stretch.range.last() < range.last());
+            let whole = all.get(at).filter(|stretch| stretch.range.covers(range));
+            let stretch = whole.ok_or(AttachError::NoArea { mapping: *range })?;
+            let stretch = stretch.at(*range);
+            self.backend.check_source(&stretch).map_err(failed)?;
+            let charge = stretch.memory.ledger().charge(stretch.charge());
+            let charge = charge.map_err(|over| failed(MapError::OverLimit(over)))?;
+            taken.push(Piece {
+                share: Share::new(charge, stretch.part()),
+                stretch,
+                copied: false,
+            });
+        }
+        let refused = |error| attach_refused(K::PROFILE, error);
+        let mapped = &mut self.backend.mapped;
+        mapped.take_over(&devices, taken).map_err(refused)?;
+        self.backend.devices = devices;
+        self.backend.refresh().map_err(refused)
+    }
+}

@@ -1,0 +1,128 @@
+//! A container as a back end: [`Type1`].
+//!
+//! The first group brings the container's IOMMU, the last one takes it away with all mappings. An
+//! open `/dev/iommu` ([`Container::from_fd`]) does as well: iommufd plays the container.
+//!
+//! Each container charges for itself: memory that a second one maps is charged twice.
+
+use std::sync::Arc;
+
+use iopt::Prot;
+use runs::Span;
+
+use super::container::{Container, IommuModel};
+use super::group::Group;
+use crate::errno::Profile;
+use crate::kernel::{Kernel, KernelError, Mapper, MapperInfo, Result, Source};
+
+/// The back end over a container of VFIO's type 1.
+pub type Type1 = Kernel<ContainerMapper>;
+
+/// A container and the groups in it.
+#[derive(Debug)]
+pub struct ContainerMapper {
+    container: Container,
+    groups: usize,
+}
+
+impl ContainerMapper {
+    /// Over `container`, in which there is no group yet, or those that another process hands over.
+    pub const fn new(container: Container) -> Self {
+        let groups = 0;
+        Self { container, groups }
+    }
+
+    /// The container.
+    pub const fn container(&self) -> &Container {
+        &self.container
+    }
+}
+
+/// The entries of a container (`dma_entry_limit` of `vfio_iommu_type1`, if nobody has changed it), for
+/// kernels before 5.10, which do not tell.
+const ENTRIES: u64 = 65_535;
+
+impl Mapper for ContainerMapper {
+    type Device = Group;
+
+    const PROFILE: Profile = Profile::Type1;
+
+    fn enter(&mut self, group: &Group, _dirty: bool) -> Result<()> {
+        group.set_container(&self.container)?;
+        if self.groups == 0
+            && let Err(error) = self.container.set_iommu(IommuModel::Type1V2)
+        {
+            let _ = group.unset_container();
+            return Err(error);
+        }
+        self.groups += 1;
+        Ok(())
+    }
+
+    fn leave(&mut self, group: &Group) -> Result<()> {
+        group.unset_container()?;
+        self.groups -= 1;
+        Ok(())
+    }
+
+    fn info(&self) -> Result<MapperInfo> {
+        let info = self.container.info()?;
+        Ok(MapperInfo {
+            granule: info.page_sizes.map_or(4096, |sizes| sizes.smallest()),
+            ranges: info.iova_ranges,
+            available: Some(info.mappings_available.map_or(ENTRIES, u64::from)),
+        })
+    }
+
+    #[allow(unsafe_code)]
+    unsafe fn map(&mut self, iova: Span, source: Source<'_>, prot: Prot) -> Result<()> {
+        let Source::Address(address) = source else {
+            return Err(KernelError::NoSource);
+        };
+        // SAFETY: the caller answers for the memory.
+        unsafe { self.container.map_dma(iova, address, prot) }
+    }
+
+    fn unmap(&mut self, iova: Span) -> Result<u64> {
+        self.container.unmap_dma(iova)
+    }
+
+    fn set_tracking(&mut self, on: bool) -> Result<()> {
+        if on {
+            self.container.start_dirty_tracking()
+        } else {
+            self.container.stop_dirty_tracking()
+        }
+    }
+
+    /// While some group leaves no trace, the kernel sets every bit.
+    fn dirty(&mut self, iova: Span, page: u64, bitmap: &mut [u64]) -> Result<()> {
+        self.container.dirty_bitmap(iova, page, bitmap)
+    }
+
+    /// The kernel does not tell which groups leave a trace; those of real devices do not.
+    fn is_blind(&self) -> bool {
+        true
+    }
+
+    fn give_up_addresses(&mut self) -> Result<()> {
+        self.container.invalidate_all_vaddrs().map(|_| ())
+    }
+
+    #[allow(unsafe_code)]
+    unsafe fn take_over(
+        &mut self,
+        groups: &[Arc<Group>],
+        mappings: &[(Span, Source<'_>)],
+    ) -> Result<()> {
+        for (iova, source) in mappings {
+            let Source::Address(address) = source else {
+                return Err(KernelError::NoSource);
+            };
+            // SAFETY: the caller answers for the memory.
+            unsafe { self.container.update_vaddr(*iova, *address) }?;
+        }
+        self.groups = groups.len();
+        Ok(())
+    }
+}

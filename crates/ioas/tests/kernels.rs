@@ -1,0 +1,408 @@
+//! Mappings of the back ends over a kernel, against a plain model of the kernel.
+
+#![cfg(all(feature = "vfio", feature = "iommufd"))]
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a test that cannot go on stops"
+)]
+
+mod plain_kernel;
+
+use std::fs::File;
+use std::sync::Arc;
+
+use ioas::{
+    AttachError, Capability, Ioas, Kernel, Ledger, MapError, Mapper, Memory, PinFailed, Shares,
+    UnmapError, pieces_needed,
+};
+use iopt::{Interruption, Prot};
+use plain_kernel::setup::*;
+use plain_kernel::*;
+use runs::Span;
+
+#[test]
+fn areas_that_are_there_first_are_mapped_in_few_pieces() {
+    let mut setup = setup::<false>(Some(2 * MIB));
+    let memory = setup.memory(0x7000_0000_0000, GIB);
+    // 1024 areas of 64 KiB go on in each other, then one elsewhere.
+    for n in 0..1024 {
+        let part = Span::new(n * 64 * 1024, 64 * 1024);
+        setup.map(GIB + part.start, &memory, part).unwrap();
+    }
+    setup
+        .map(3 * GIB - PAGE, &memory, Span::new(0, 4 * MIB))
+        .unwrap();
+    assert_eq!(setup.pieces(), []);
+    setup.check();
+
+    setup.space.attach(setup.device.clone()).unwrap();
+    let ranges = setup.space.areas().map(|area| area.range());
+    let parts = [Span::new(GIB, 64 * MIB), Span::new(3 * GIB - PAGE, 4 * MIB)];
+    assert_eq!(ranges.count(), 1025);
+    assert_eq!(
+        setup.pieces().len() as u64,
+        pieces_needed(parts, Some(2 * MIB))
+    );
+    assert_eq!(setup.pieces().len(), 32 + 3);
+    setup.check();
+
+    // Areas stay over the last detach, and are mapped again as they were.
+    let device = setup.device.clone();
+    setup.space.detach(&device).unwrap();
+    assert_eq!((setup.pieces(), setup.ledger.in_use()), (vec![], 0));
+    setup.space.attach(device).unwrap();
+    assert_eq!(setup.pieces().len(), 35);
+    setup.check();
+    setup.space.close().unwrap();
+    assert_eq!(setup.ledger.in_use(), 0);
+    assert!(setup.world.lock().unwrap().spaces[0].mappings.is_empty());
+}
+
+fn a_part_is_unmapped_only_with_permission<const IOMMUFD: bool>() {
+    let mut setup = Setup::<IOMMUFD>::attached(Some(GIB));
+    let memory = setup.memory(0x7000_0000_0000, 4 * GIB);
+    setup.map(GIB, &memory, Span::new(0, 2 * GIB)).unwrap();
+    assert_eq!(setup.pieces().len(), 2);
+    setup.check();
+    let part = Span::new(2 * GIB - MIB, 2 * MIB);
+    let asked = setup.world.lock().unwrap().asked;
+    let refused = setup
+        .space
+        .unmap_cutting(part, Interruption::Refused, &mut ());
+    let Err(UnmapError::CutsMapping { mapping, cause }) = refused else {
+        panic!("{refused:?}");
+    };
+    assert_eq!(
+        (mapping, cause.what),
+        (Span::new(GIB, GIB), Capability::HitlessCut)
+    );
+    assert_eq!(
+        setup.world.lock().unwrap().asked,
+        asked,
+        "the kernel was asked"
+    );
+    setup.check();
+
+    let unmapped = setup
+        .space
+        .unmap_cutting(part, Interruption::Allowed, &mut ())
+        .unwrap();
+    assert_eq!(unmapped.bytes, part.len);
+    assert_eq!(
+        setup.pieces(),
+        [
+            Span::new(GIB, GIB - MIB),
+            Span::new(2 * GIB + MIB, GIB - MIB)
+        ]
+    );
+    setup.check();
+
+    // The middle of one piece.
+    let part = Span::new(GIB + MIB, MIB);
+    setup
+        .space
+        .take_out(part, Interruption::Allowed, &mut ())
+        .unwrap();
+    assert_eq!(setup.pieces().len(), 3);
+    setup.check();
+    setup
+        .space
+        .put_back(part, Interruption::Refused, &mut ())
+        .unwrap();
+    assert_eq!((setup.pieces().len(), setup.space.len()), (4, 2));
+    setup.check();
+    // A whole area of several pieces needs no permission.
+    setup.space.unmap(Span::new(GIB, GIB), &mut ()).unwrap();
+    setup.check();
+}
+
+#[test]
+fn a_part_of_a_containers_mapping_is_unmapped_only_with_permission() {
+    a_part_is_unmapped_only_with_permission::<false>();
+}
+
+#[test]
+fn a_part_of_an_iommufds_mapping_is_unmapped_only_with_permission() {
+    a_part_is_unmapped_only_with_permission::<true>();
+}
+
+#[test]
+fn an_area_in_a_common_piece_is_not_unmapped_alone() {
+    let mut setup = setup::<false>(None);
+    let memory = setup.memory(0x7000_0000_0000, GIB);
+    for n in 0..4 {
+        setup
+            .map(GIB + n * MIB, &memory, Span::new(n * MIB, MIB))
+            .unwrap();
+    }
+    setup.space.attach(setup.device.clone()).unwrap();
+    assert_eq!(setup.pieces(), [Span::new(GIB, 4 * MIB)]);
+    let area = Span::new(GIB + MIB, MIB);
+    let refused = setup.space.unmap(area, &mut ());
+    assert_eq!(
+        refused.unwrap_err().to_string(),
+        format!(
+            "VFIO type1 cannot unmap a part of a mapping, and {} is one mapping",
+            Span::new(GIB, 4 * MIB)
+        )
+    );
+    assert_eq!(setup.space.len(), 4);
+    setup.check();
+    setup
+        .space
+        .unmap_cutting(area, Interruption::Allowed, &mut ())
+        .unwrap();
+    assert_eq!(setup.space.len(), 3);
+    setup.check();
+}
+
+#[test]
+fn when_entries_run_out_pieces_are_merged_with_permission() {
+    let mut setup = Setup::<false>::attached(Some(GIB));
+    setup.world.lock().unwrap().entries = 100;
+    let memory = setup.memory(0x7000_0000_0000, GIB);
+    setup.space.detach(&setup.device.clone()).unwrap();
+    setup.space.attach(setup.device.clone()).unwrap();
+    let part = |n: u64| Span::new(n * PAGE, PAGE);
+    for n in 0..100 {
+        setup.map(GIB + n * PAGE, &memory, part(n)).unwrap();
+    }
+    let refused = setup.map(GIB + 100 * PAGE, &memory, part(100));
+    assert!(
+        matches!(
+            refused,
+            Err(MapError::TooMany {
+                wanted: 101,
+                most: 100
+            })
+        ),
+        "{refused:?}"
+    );
+    assert_eq!(setup.space.len(), 100);
+    setup.check();
+
+    setup.space.set_merging(Interruption::Allowed);
+    for n in 100..1000 {
+        setup.map(GIB + n * PAGE, &memory, part(n)).unwrap();
+    }
+    assert_eq!(setup.space.len(), 1000);
+    assert!(setup.pieces().len() <= 100);
+    setup.check();
+    // Pages that go on in nothing cannot be merged.
+    for n in 0..99 {
+        let _ = setup.map(4 * GIB + 2 * n * PAGE, &memory, part(n));
+    }
+    let refused = setup.map(8 * GIB, &memory, part(0));
+    assert!(
+        matches!(refused, Err(MapError::TooMany { most: 100, .. })),
+        "{refused:?}"
+    );
+    setup.check();
+}
+
+#[test]
+fn what_the_kernel_refuses_leaves_everything_as_it_was() {
+    fn all<const IOMMUFD: bool>() {
+        // The n-th call fails: a map of three pieces, a cut, an unmap of everything.
+        for fails in 0..3 {
+            let mut setup = Setup::<IOMMUFD>::attached(Some(MIB));
+            let memory = setup.memory(0x7000_0000_0000, GIB);
+            setup.map(GIB, &memory, Span::new(0, 2 * MIB)).unwrap();
+            let before = setup.pieces();
+            setup.world.lock().unwrap().fail.insert(fails);
+            let refused = setup.map(2 * GIB, &memory, Span::new(4 * MIB, 3 * MIB));
+            assert!(
+                matches!(refused, Err(MapError::OverLimit(_))),
+                "{refused:?}"
+            );
+            assert_eq!((setup.pieces(), setup.space.len()), (before, 1));
+            setup.check();
+        }
+        // Unmap and map of each end of two pieces, and the middle: five calls.
+        for fails in 0..5 {
+            let mut setup = Setup::<IOMMUFD>::attached(Some(MIB));
+            let memory = setup.memory(0x7000_0000_0000, GIB);
+            setup.map(GIB, &memory, Span::new(0, 3 * MIB)).unwrap();
+            let before = setup.pieces();
+            setup.world.lock().unwrap().fail.insert(fails);
+            let part = Span::new(GIB + MIB / 2, 2 * MIB);
+            let refused = setup
+                .space
+                .unmap_cutting(part, Interruption::Allowed, &mut ());
+            assert!(
+                matches!(refused, Err(UnmapError::Kernel(_))),
+                "{fails}: {refused:?}"
+            );
+            assert_eq!(setup.pieces(), before, "{fails}");
+            let bytes: u64 = setup.space.areas().map(|area| area.range().len).sum();
+            assert_eq!(bytes, 3 * MIB);
+            setup.check();
+            setup.world.lock().unwrap().fail.clear();
+            setup.space.unmap_all(&mut ()).unwrap();
+            setup.check();
+        }
+        // Attaching with three pieces to map.
+        for fails in 0..3 {
+            let mut setup = setup::<IOMMUFD>(Some(MIB));
+            let memory = setup.memory(0x7000_0000_0000, GIB);
+            setup.map(GIB, &memory, Span::new(0, 3 * MIB)).unwrap();
+            setup.world.lock().unwrap().fail.insert(fails);
+            let refused = setup.space.attach(setup.device.clone());
+            assert!(
+                matches!(refused, Err(AttachError::Replay { .. })),
+                "{refused:?}"
+            );
+            assert!(setup.space.devices().is_empty());
+            setup.check();
+            setup.space.attach(setup.device.clone()).unwrap();
+            setup.check();
+        }
+    }
+    all::<false>();
+    all::<true>();
+}
+
+#[test]
+fn limits_and_bad_memory_are_named_with_numbers() {
+    fn all<const IOMMUFD: bool>() {
+        let mut setup = Setup::<IOMMUFD>::attached(None);
+        setup.ledger = Ledger::new("mm->locked_vm", Some(8 * MIB), MIB);
+        let memory = setup.memory(0x7000_0000_0000, GIB);
+        let asked = setup.world.lock().unwrap().asked;
+        let over = setup.map(GIB, &memory, Span::new(0, 8 * MIB)).unwrap_err();
+        let text = "needs 8 MiB, 8 MiB allowed, 1 MiB in use (mm->locked_vm)";
+        assert_eq!(over.to_string(), text);
+        assert_eq!(
+            setup.world.lock().unwrap().asked,
+            asked,
+            "the kernel was asked"
+        );
+        // The kernel knows of others.
+        setup.world.lock().unwrap().limit = 2 * MIB;
+        let over = setup.map(GIB, &memory, Span::new(0, 4 * MIB)).unwrap_err();
+        assert!(
+            matches!(over, MapError::OverLimit(over) if over.needed == 4 * MIB),
+            "{over}"
+        );
+        assert_eq!(setup.ledger.in_use(), MIB);
+        setup
+            .world
+            .lock()
+            .unwrap()
+            .bad
+            .push(Span::new(0x7000_0000_1000, PAGE));
+        let bad = setup.map(GIB, &memory, Span::new(0, MIB)).unwrap_err();
+        assert!(matches!(bad, MapError::Pin(PinFailed::Refused(_))), "{bad}");
+        let neither = Fake {
+            len: MIB,
+            address: None,
+            file: None,
+        };
+        let neither = Memory::new(Arc::new(neither), &setup.ledger);
+        let refused = setup.map(GIB, &neither, Span::new(0, MIB)).unwrap_err();
+        let MapError::Unsupported(refused) = refused else {
+            panic!("{refused}");
+        };
+        assert_eq!(refused.what, Capability::GivenRuns);
+        let none = setup
+            .space
+            .map(GIB, &memory, Span::new(0, MIB), Prot::empty(), &mut ());
+        assert!(matches!(none, Err(MapError::Prot { .. })));
+        assert_eq!((setup.space.len(), setup.ledger.in_use()), (0, MIB));
+    }
+    all::<false>();
+    all::<true>();
+}
+
+#[test]
+fn iommufd_charges_memory_once_wherever_it_is() {
+    let world = World::new(Plain::<true>::PROFILE);
+    let shares: Arc<Shares> = Arc::default();
+    let ledger = Ledger::new("user->locked_vm", Some(GIB), 0);
+    let mut spaces: Vec<Space<true>> = (0..2)
+        .map(|_| Ioas::over_kernel(Kernel::new(Plain::new(&world, &shares), None)))
+        .collect();
+    for space in &mut spaces {
+        space.attach(Arc::default()).unwrap();
+        assert!(space.capabilities().shares_pins);
+    }
+    let (address, file) = (None, Some(File::open("/dev/null").unwrap()));
+    let memory = Memory::new(
+        Arc::new(Fake {
+            len: GIB,
+            address,
+            file,
+        }),
+        &ledger,
+    );
+    let mut map = |space: usize, iova, part: Span, prot| {
+        spaces[space]
+            .map(iova, &memory, part, prot, &mut ())
+            .unwrap();
+        let world = world.lock().unwrap();
+        assert_eq!(ledger.in_use(), world.locked());
+        ledger.in_use()
+    };
+    assert_eq!(map(0, GIB, Span::new(4 * MIB, 4 * MIB), Prot::RW), 4 * MIB);
+    assert_eq!(
+        map(0, 2 * GIB, Span::new(5 * MIB, MIB), Prot::READ),
+        4 * MIB
+    );
+    // A part of it is there, before and behind are not.
+    assert_eq!(
+        map(1, 2 * GIB, Span::new(2 * MIB, 8 * MIB), Prot::RW),
+        8 * MIB
+    );
+    // To be written, it cannot be copied from what is only read.
+    assert_eq!(
+        map(1, 3 * GIB, Span::new(16 * MIB, MIB), Prot::READ),
+        9 * MIB
+    );
+    assert_eq!(
+        map(1, 4 * GIB, Span::new(16 * MIB, MIB), Prot::RW),
+        10 * MIB
+    );
+    // What was copied stays when the first goes, and its charge with it.
+    spaces[0].unmap_all(&mut ()).unwrap();
+    let found = world.lock().unwrap().translate(1, 2 * GIB + 3 * MIB);
+    assert_eq!(found, Some(5 * MIB));
+    assert!(ledger.in_use() >= world.lock().unwrap().locked());
+    for space in spaces {
+        space.close().unwrap();
+    }
+    assert_eq!((ledger.in_use(), world.lock().unwrap().locked()), (0, 0));
+}
+
+#[test]
+fn two_containers_charge_twice() {
+    let world = World::new(Plain::<false>::PROFILE);
+    let ledger = Ledger::new("mm->locked_vm", Some(3 * MIB), 0);
+    let fake = Fake {
+        len: GIB,
+        address: Some(1 << 40),
+        file: None,
+    };
+    let memory = Memory::new(Arc::new(fake), &ledger);
+    let mut spaces: Vec<Space<false>> = Vec::new();
+    for n in 1..=2 {
+        let mapper = Plain::new(&world, &Arc::default());
+        let mut space = Ioas::over_kernel(Kernel::new(mapper, None));
+        space.attach(Arc::default()).unwrap();
+        assert!(!space.capabilities().shares_pins);
+        space
+            .map(GIB, &memory, Span::new(0, MIB), Prot::RW, &mut ())
+            .unwrap();
+        assert_eq!(
+            (ledger.in_use(), world.lock().unwrap().locked()),
+            (n * MIB, n * MIB)
+        );
+        spaces.push(space);
+    }
+    // The same twice in one container, too.
+    spaces[0]
+        .map(2 * GIB, &memory, Span::new(0, MIB), Prot::RW, &mut ())
+        .unwrap();
+    let over = spaces[0].map(3 * GIB, &memory, Span::new(0, MIB), Prot::RW, &mut ());
+    assert!(matches!(over, Err(MapError::OverLimit(_))));
+}

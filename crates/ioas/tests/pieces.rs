@@ -1,0 +1,281 @@
+//! Pieces of a kernel's mappings: the table in the documents, and random operations against a page
+//! for a page.
+
+#![cfg(all(feature = "vfio", feature = "iommufd"))]
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a test that cannot go on stops"
+)]
+
+mod plain_kernel;
+
+use std::fmt::Write as _;
+use std::sync::{Arc, Mutex};
+
+use ioas::{Ioas, Kernel, Ledger, Mapper, Memory, UnmapError, pieces_needed};
+use iopt::{Interruption, Prot};
+use plain_kernel::*;
+use proptest::prelude::*;
+use runs::{Bytes, Span};
+
+const MIB: u64 = 1 << 20;
+const GIB: u64 = 1 << 30;
+
+/// Pieces of a guest's memory, 3 GiB of it below 4 GiB, by its size and by granule.
+fn table() -> String {
+    let granules = [2 * MIB, 16 * MIB, 64 * MIB, 128 * MIB, GIB];
+    let mut table = String::from("| guest memory |");
+    granules.iter().for_each(|granule| {
+        write!(table, " {} |", Bytes(*granule)).unwrap();
+    });
+    table += " none |\n|---|";
+    table += &"---:|".repeat(granules.len() + 1);
+    table.push('\n');
+    for log2 in 33..=42 {
+        let size = 1 << log2;
+        write!(table, "| {} |", Bytes(size)).unwrap();
+        let all = granules.iter().map(|granule| Some(*granule)).chain([None]);
+        for granule in all {
+            let parts = [Span::new(0, 3 * GIB), Span::new(4 * GIB, size - 3 * GIB)];
+            let count = pieces_needed(parts, granule);
+            let mark = if count > 65_535 { " ✗" } else { "" };
+            write!(table, " {count}{mark} |").unwrap();
+        }
+        table.push('\n');
+    }
+    table
+}
+
+#[test]
+fn the_table_in_the_documents_is_computed() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/type1-pieces.md");
+    let document = std::fs::read_to_string(path).unwrap();
+    let table = table();
+    assert!(
+        document.contains(&table),
+        "docs/type1-pieces.md needs this table:\n\n{table}"
+    );
+}
+
+const PAGES: usize = 48;
+const BASE: u64 = 1 << 30;
+const MEMORY: u64 = 1 << 40;
+
+#[derive(Clone, Debug)]
+enum Op {
+    /// First page, pages, page in the memory, may devices write.
+    Map(usize, usize, u64, bool),
+    /// First page, pages, with permission for a gap.
+    Cut(usize, usize, bool),
+    Unmap(usize, usize),
+    TakeOut(usize, usize, bool),
+    PutBack(usize, usize),
+    Attach,
+    Detach,
+    /// The n-th call of the next operation fails.
+    Fail(usize),
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    let page = || 0..PAGES;
+    let len = || prop_oneof![1..4usize, 1..20usize];
+    prop_oneof![
+        6 => (page(), len(), 0..64u64, any::<bool>()).prop_map(|(at, len, from, write)| Op::Map(at, len, from, write)),
+        // One memory page for one device page: what goes on in each other is joined.
+        6 => (page(), len()).prop_map(|(at, len)| Op::Map(at, len, at as u64, true)),
+        3 => (page(), len(), any::<bool>()).prop_map(|(at, len, gap)| Op::Cut(at, len, gap)),
+        2 => (page(), len()).prop_map(|(at, len)| Op::Unmap(at, len)),
+        2 => (page(), len(), any::<bool>()).prop_map(|(at, len, gap)| Op::TakeOut(at, len, gap)),
+        2 => (page(), len()).prop_map(|(at, len)| Op::PutBack(at, len)),
+        1 => Just(Op::Attach),
+        1 => Just(Op::Detach),
+        2 => (0..6usize).prop_map(Op::Fail),
+    ]
+}
+
+/// What a page of device addresses is: which page of the memory, may devices write, is it out.
+type Page = Option<(u64, bool, bool)>;
+
+fn span(at: usize, len: usize) -> Span {
+    Span::new(BASE + at as u64 * PAGE, len.min(PAGES - at) as u64 * PAGE)
+}
+
+fn run<const IOMMUFD: bool>(ops: &[Op], granule: Option<u64>, entries: u64, merging: Interruption) {
+    let world: Arc<Mutex<World>> = World::new(Plain::<IOMMUFD>::PROFILE);
+    world.lock().unwrap().entries = entries;
+    let mapper = Plain::<IOMMUFD>::new(&world, &Arc::default());
+    let mut space = Ioas::over_kernel(Kernel::new(mapper, granule));
+    space.set_merging(merging);
+    let ledger = Ledger::new("a counter", None, 0);
+    let (address, file) = (Some(MEMORY), None);
+    let fake = Fake {
+        len: 128 * PAGE,
+        address,
+        file,
+    };
+    let memory = Memory::new(Arc::new(fake), &ledger);
+    let device = Arc::new(Device::default());
+    let mut pages: [Page; PAGES] = [None; PAGES];
+    let mut attached = false;
+    for op in ops {
+        let before = pages;
+        let calls = world.lock().unwrap().calls.len();
+        match *op {
+            Op::Map(at, len, from, write) => {
+                let range = span(at, len);
+                let prot = if write { Prot::RW } else { Prot::READ };
+                let part = Span::new(from * PAGE, range.len);
+                if space.map(range.start, &memory, part, prot, &mut ()).is_ok() {
+                    for (n, page) in pages[at..].iter_mut().take(len).enumerate() {
+                        assert!(page.is_none());
+                        *page = Some((from + n as u64, write, false));
+                    }
+                }
+            }
+            Op::Cut(at, len, gap) => {
+                let how = if gap {
+                    Interruption::Allowed
+                } else {
+                    Interruption::Refused
+                };
+                match space.unmap_cutting(span(at, len), how, &mut ()) {
+                    Ok(_) => pages[at..]
+                        .iter_mut()
+                        .take(len)
+                        .for_each(|page| *page = None),
+                    Err(cause) => refused(&cause, gap),
+                }
+            }
+            Op::Unmap(at, len) => match space.unmap(span(at, len), &mut ()) {
+                Ok(_) => pages[at..]
+                    .iter_mut()
+                    .take(len)
+                    .for_each(|page| *page = None),
+                Err(UnmapError::CutsArea { .. }) => {}
+                Err(cause) => refused(&cause, false),
+            },
+            Op::TakeOut(at, len, gap) => {
+                let how = if gap {
+                    Interruption::Allowed
+                } else {
+                    Interruption::Refused
+                };
+                match space.take_out(span(at, len), how, &mut ()) {
+                    Ok(_) => pages[at..]
+                        .iter_mut()
+                        .take(len)
+                        .flatten()
+                        .for_each(|page| page.2 = true),
+                    Err(UnmapError::Hole { .. }) => {}
+                    Err(cause) => refused(&cause, gap),
+                }
+            }
+            Op::PutBack(at, len) => {
+                let _ = space.put_back(span(at, len), Interruption::Refused, &mut ());
+                // After an error some are back: the areas say which.
+                for (n, page) in pages.iter_mut().enumerate() {
+                    if let (Some(page), Some(area)) = (page, space.area_at(span(n, 1).start)) {
+                        page.2 = area.is_out();
+                    }
+                }
+            }
+            Op::Attach => attached |= space.attach(device.clone()).is_ok(),
+            Op::Detach => {
+                // What cannot be unmapped any more without a device stays until the next one comes.
+                world.lock().unwrap().fail.clear();
+                attached &= space.detach(&device).is_err();
+            }
+            Op::Fail(n) => {
+                world.lock().unwrap().fail = [n].into();
+                continue;
+            }
+        }
+        let mut world = world.lock().unwrap();
+        let failed = !world.fail.is_empty();
+        world.fail.clear();
+        // Without permission, what stays has never been away.
+        let gaps = matches!(
+            *op,
+            Op::Cut(_, _, true) | Op::TakeOut(_, _, true) | Op::Detach | Op::Attach
+        );
+        if !gaps && merging == Interruption::Refused {
+            for (map, range) in &world.calls[calls..] {
+                for (n, (was, is)) in before.iter().zip(&pages).enumerate() {
+                    let stays = was == is && was.is_some_and(|(_, _, out)| !out);
+                    assert!(
+                        *map || !stays || !range.overlaps(&span(n, 1)),
+                        "{op:?} had a gap at {n}"
+                    );
+                }
+            }
+        }
+        let mut charged = 0;
+        for (n, page) in pages.iter().enumerate() {
+            let expected = page.filter(|(_, _, out)| attached && !out);
+            let found = world.translate(0, span(n, 1).start);
+            assert_eq!(
+                found,
+                expected.map(|(from, _, _)| MEMORY + from * PAGE),
+                "{op:?} {n} {failed}"
+            );
+            charged += u64::from(expected.is_some()) * PAGE;
+        }
+        let pieces: Vec<Span> = space.backend().pieces().collect();
+        let mappings = world.spaces[0].mappings.iter();
+        let there: Vec<Span> = mappings
+            .map(|(at, mapping)| Span::new(*at, mapping.len))
+            .collect();
+        assert_eq!(pieces, there);
+        for piece in &pieces {
+            assert!(granule.is_none_or(|granule| piece.start / granule == piece.last() / granule));
+        }
+        if IOMMUFD {
+            // Never less than the kernel, and no more than if nothing were shared.
+            assert!(
+                (world.locked()..=charged).contains(&ledger.in_use()),
+                "{op:?}"
+            );
+        } else {
+            assert!(pieces.len() as u64 <= entries);
+            assert_eq!(
+                (world.locked(), ledger.in_use()),
+                (charged, charged),
+                "{op:?}"
+            );
+        }
+    }
+    world.lock().unwrap().fail.clear();
+    space.close().unwrap();
+    assert_eq!(ledger.in_use(), 0);
+    assert!(world.lock().unwrap().spaces[0].mappings.is_empty());
+}
+
+fn refused(cause: &UnmapError, gap: bool) {
+    match cause {
+        UnmapError::Kernel(_) => {}
+        // With permission only where there are no entries for what stays.
+        UnmapError::CutsMapping { .. } => {}
+        cause => panic!("{cause} ({gap})"),
+    }
+}
+
+proptest! {
+    #[test]
+    fn a_container_maps_what_a_page_for_a_page_says(
+        ops in prop::collection::vec(op(), 1..60),
+        granule in prop::sample::select(vec![None, Some(4 * PAGE), Some(16 * PAGE)]),
+        entries in prop_oneof![Just(65_535u64), 6..20u64],
+        merging in prop::sample::select(vec![Interruption::Refused, Interruption::Allowed]),
+    ) {
+        run::<false>(&ops, granule, entries, merging);
+    }
+
+    #[test]
+    fn iommufd_maps_what_a_page_for_a_page_says(
+        ops in prop::collection::vec(op(), 1..60),
+        granule in prop::sample::select(vec![None, Some(4 * PAGE), Some(16 * PAGE)]),
+    ) {
+        run::<true>(&ops, granule, u64::MAX, Interruption::Refused);
+    }
+}
