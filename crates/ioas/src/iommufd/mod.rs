@@ -26,6 +26,8 @@ mod hwpt;
 mod ioas;
 #[cfg(test)]
 mod layout;
+#[cfg(feature = "vfio")]
+mod space;
 mod sys;
 #[cfg(test)]
 mod tests;
@@ -45,6 +47,8 @@ use crate::kernel::sys::{call, open};
 pub use crate::kernel::{AnswerError, KernelError};
 pub use hwpt::{Clear, HwInfo};
 pub use ioas::IovaRanges;
+#[cfg(feature = "vfio")]
+pub use space::{BoundDevice, Owner, Space, SpaceMapper};
 
 /// The number of an address space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

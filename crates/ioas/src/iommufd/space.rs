@@ -1,0 +1,285 @@
+//! An address space of iommufd as a back end: [`Space`].
+//!
+//! Devices that can tell what they write to get page tables made for that, as many as there are kinds
+//! of units; the others share those that the kernel makes. Memory files are mapped as files, anything
+//! else by its address. What one of the address spaces of an [`Owner`] maps already is copied:
+//! pinned and charged once, for as long as the first mapping is there.
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::Path;
+use std::sync::Arc;
+use std::vec::Vec;
+
+use iopt::Prot;
+use runs::Span;
+
+use super::{Clear, DevId, HwptId, IoasId, Iommufd, RlimitMode};
+use crate::errno::{Errno, Profile};
+use crate::kernel::{Kernel, KernelError, Mapper, MapperInfo, Result, Shares, Source};
+use crate::vfio::{Device, PageTable};
+
+/// The back end over an address space of iommufd.
+pub type Space = Kernel<SpaceMapper>;
+
+/// An open iommufd whose address spaces share pins.
+#[derive(Debug)]
+pub struct Owner {
+    iommufd: Iommufd,
+    shares: Arc<Shares>,
+}
+
+impl Owner {
+    /// The owner of all that is in `iommufd`.
+    pub fn new(iommufd: Iommufd) -> Arc<Self> {
+        let shares = Arc::default();
+        Arc::new(Self { iommufd, shares })
+    }
+
+    /// Says whose memory is counted; see [`Iommufd::set_rlimit_mode`].
+    ///
+    /// # Errors
+    ///
+    /// [`KernelError::Refused`].
+    pub fn set_rlimit_mode(&self, mode: RlimitMode) -> Result<()> {
+        self.iommufd.set_rlimit_mode(mode)
+    }
+
+    /// Opens a device's node and binds it; see [`Device::open_cdev`].
+    ///
+    /// # Errors
+    ///
+    /// [`KernelError::Open`], [`KernelError::Refused`].
+    pub fn open_device(&self, path: &Path) -> Result<BoundDevice> {
+        let (device, id) = Device::open_cdev(path, &self.iommufd)?;
+        Ok(BoundDevice { device, id })
+    }
+}
+
+/// For calls that nobody here knows. What this crate has mapped stays its business: who unmaps or
+/// copies that breaks what it promises.
+impl AsFd for Owner {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.iommufd.as_fd()
+    }
+}
+
+/// A device that is bound to an iommufd.
+#[derive(Debug)]
+pub struct BoundDevice {
+    /// The device.
+    pub device: Device,
+    /// Its number there.
+    pub id: DevId,
+}
+
+/// An address space of iommufd, and the devices in it.
+#[derive(Debug)]
+pub struct SpaceMapper {
+    owner: Arc<Owner>,
+    id: IoasId,
+    /// Devices, and the page tables of those that track what they write to.
+    devices: Vec<(DevId, Option<HwptId>)>,
+    /// It is not ours alone: another process goes on with it.
+    given_up: bool,
+}
+
+impl SpaceMapper {
+    /// A new address space.
+    ///
+    /// # Errors
+    ///
+    /// [`KernelError::Refused`].
+    pub fn new(owner: &Arc<Owner>) -> Result<Self> {
+        Ok(Self::existing(owner, owner.iommufd.alloc_ioas()?))
+    }
+
+    /// One that another process has made and hands over.
+    pub fn existing(owner: &Arc<Owner>, id: IoasId) -> Self {
+        Self {
+            owner: Arc::clone(owner),
+            id,
+            devices: Vec::new(),
+            given_up: false,
+        }
+    }
+
+    /// Its number.
+    pub const fn id(&self) -> IoasId {
+        self.id
+    }
+
+    /// Says whether neighbouring pages are mapped by large leaves; see
+    /// [`Iommufd::set_huge_pages`].
+    ///
+    /// # Errors
+    ///
+    /// [`KernelError::Refused`].
+    pub fn set_huge_pages(&self, on: bool) -> Result<()> {
+        self.owner.iommufd.set_huge_pages(self.id, on)
+    }
+
+    /// The page tables, each once.
+    fn tables(&self) -> Vec<HwptId> {
+        let mut tables: Vec<HwptId> = self
+            .devices
+            .iter()
+            .filter_map(|(_, table)| *table)
+            .collect();
+        tables.sort_unstable();
+        tables.dedup();
+        tables
+    }
+
+    /// Attaches a device to a page table that tracks what it writes to: one that there is, or a new
+    /// one.
+    fn enter_tracked(&self, device: &BoundDevice, dirty: bool) -> Result<HwptId> {
+        for table in self.tables() {
+            match device.device.attach(PageTable::Hwpt(table)) {
+                // A table for another kind of unit.
+                Err(KernelError::Refused { errno, .. }) if Errno(errno) == Errno::EINVAL => {}
+                attached => return attached.map(|_| table),
+            }
+        }
+        let iommufd = &self.owner.iommufd;
+        let table = iommufd.alloc_hwpt(device.id, self.id, true)?;
+        let tracked = if dirty {
+            iommufd.set_dirty_tracking(table, true)
+        } else {
+            Ok(())
+        };
+        let attached = tracked.and_then(|()| device.device.attach(PageTable::Hwpt(table)));
+        if attached.is_err() {
+            let _ = iommufd.destroy_hwpt(table);
+        }
+        attached.map(|_| table)
+    }
+}
+
+impl Drop for SpaceMapper {
+    fn drop(&mut self) {
+        // It stays while a device is in it, and goes with the file.
+        if !self.given_up {
+            let _ = self.owner.iommufd.destroy_ioas(self.id);
+        }
+    }
+}
+
+impl Mapper for SpaceMapper {
+    type Device = BoundDevice;
+
+    const PROFILE: Profile = Profile::Iommufd;
+
+    fn enter(&mut self, device: &BoundDevice, dirty: bool) -> Result<()> {
+        let info = self.owner.iommufd.hw_info(device.id);
+        // A unit that tells nothing tracks nothing.
+        let table = if info.is_ok_and(|info| info.dirty_tracking) {
+            Some(self.enter_tracked(device, dirty)?)
+        } else {
+            device.device.attach(PageTable::Ioas(self.id))?;
+            None
+        };
+        self.devices.push((device.id, table));
+        Ok(())
+    }
+
+    fn leave(&mut self, device: &BoundDevice) -> Result<()> {
+        device.device.detach()?;
+        let before = self.tables();
+        self.devices.retain(|(id, _)| *id != device.id);
+        let after = self.tables();
+        for table in before.into_iter().filter(|table| !after.contains(table)) {
+            let _ = self.owner.iommufd.destroy_hwpt(table);
+        }
+        Ok(())
+    }
+
+    fn info(&self) -> Result<MapperInfo> {
+        let ranges = self.owner.iommufd.iova_ranges(self.id)?;
+        Ok(MapperInfo {
+            granule: ranges.alignment,
+            ranges: Some(ranges.ranges),
+            available: None,
+        })
+    }
+
+    fn allow(&mut self, ranges: &[Span]) -> Result<()> {
+        let ranges: Vec<_> = ranges
+            .iter()
+            .map(|range| range.start..=range.last())
+            .collect();
+        self.owner.iommufd.allow_iovas(self.id, &ranges)
+    }
+
+    #[allow(unsafe_code)]
+    unsafe fn map(&mut self, iova: Span, source: Source<'_>, prot: Prot) -> Result<()> {
+        let (iommufd, at) = (&self.owner.iommufd, Some(iova.start));
+        match source {
+            Source::Address(address) => {
+                let memory = Span::new(address, iova.len);
+                // SAFETY: the caller answers for the memory.
+                unsafe { iommufd.map(self.id, at, memory, prot) }
+            }
+            Source::File(file, offset) => {
+                let part = Span::new(offset, iova.len);
+                iommufd.map_file(self.id, at, file, part, prot)
+            }
+            Source::Copy { space, iova: from } => {
+                let from_range = Span::new(from, iova.len);
+                iommufd.copy(IoasId(space), from_range, self.id, at, prot)
+            }
+        }
+        .map(|_| ())
+    }
+
+    fn unmap(&mut self, iova: Span) -> Result<u64> {
+        self.owner.iommufd.unmap(self.id, iova)
+    }
+
+    fn set_tracking(&mut self, on: bool) -> Result<()> {
+        let mut tables = self.tables().into_iter();
+        tables.try_for_each(|table| self.owner.iommufd.set_dirty_tracking(table, on))
+    }
+
+    /// While some device leaves no trace, every bit is set.
+    fn dirty(&mut self, iova: Span, page: u64, bitmap: &mut [u64]) -> Result<()> {
+        if self.is_blind() {
+            bitmap.fill(u64::MAX);
+        }
+        let mut tables = self.tables().into_iter();
+        tables.try_for_each(|table| {
+            let iommufd = &self.owner.iommufd;
+            iommufd.dirty_bitmap(table, iova, page, bitmap, Clear::Yes)
+        })
+    }
+
+    fn is_blind(&self) -> bool {
+        self.devices.iter().any(|(_, table)| table.is_none())
+    }
+
+    /// There is nothing to declare: files have no addresses, and other memory cannot be handed over.
+    fn give_up_addresses(&mut self) -> Result<()> {
+        self.given_up = true;
+        Ok(())
+    }
+
+    /// Page tables stay those of the process before; they are not asked for what is dirty.
+    #[allow(unsafe_code)]
+    unsafe fn take_over(
+        &mut self,
+        devices: &[Arc<BoundDevice>],
+        _mappings: &[(Span, Source<'_>)],
+    ) -> Result<()> {
+        self.owner.iommufd.change_process()?;
+        let devices = devices.iter().map(|device| (device.id, None));
+        self.devices.extend(devices);
+        Ok(())
+    }
+
+    fn number(&self) -> u32 {
+        self.id.0
+    }
+
+    fn shares(&self) -> Option<&Arc<Shares>> {
+        Some(&self.owner.shares)
+    }
+}
