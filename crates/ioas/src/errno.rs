@@ -4,9 +4,8 @@
 //! [`Profile::Type1`] or [`Profile::Iommufd`] would say in the kernel. (How a number becomes a named
 //! error is the business of the back ends, which know what they have asked for.)
 //!
-//! Sources: `include/uapi/asm-generic/errno-base.h` and `errno.h` for the numbers (those of most
-//! architectures); Linux 7.2 `drivers/vfio/vfio_iommu_type1.c` and `drivers/iommu/iommufd/`, read
-//! for behaviour.
+//! Source of the numbers, those of most architectures: `include/uapi/asm-generic/errno-base.h` and
+//! `errno.h`. What the interfaces answer is that of Linux 7.2.
 
 use core::fmt;
 
