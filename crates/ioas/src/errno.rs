@@ -9,6 +9,8 @@
 
 use core::fmt;
 
+use iopt::RangeError;
+
 use crate::error::{AttachError, MapError, UnmapError};
 use crate::object::PinFailed;
 
@@ -88,6 +90,7 @@ impl MapError {
     /// What the kernel would say; `None` where it has no such case.
     pub fn errno(&self, profile: Profile) -> Option<Errno> {
         Some(match self {
+            Self::Range(RangeError::OutsideAperture { len: None, .. }) => Errno::EOVERFLOW,
             Self::Range(_)
             | Self::Part { .. }
             | Self::Reserved { .. }

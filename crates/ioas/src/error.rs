@@ -71,7 +71,8 @@ pub enum MapError {
     },
     /// The back end cannot do that.
     Unsupported(Unsupported),
-    /// A kernel maps for reading, for writing or for both, and for nothing else.
+    /// Nothing is permitted, or something that this back end cannot permit: a kernel maps for reading,
+    /// for writing or for both.
     Prot {
         /// What was asked for.
         prot: Prot,
@@ -148,10 +149,7 @@ impl fmt::Display for MapError {
             }
             Self::Unsupported(cause) => cause.fmt(f),
             Self::Prot { prot } => {
-                write!(
-                    f,
-                    "a kernel maps for reading and writing, not for \"{prot}\""
-                )
+                write!(f, "nothing is mapped with the permissions \"{prot}\"")
             }
             Self::Kernel(_) => f.write_str("the kernel does not map it"),
             Self::TooMany { wanted, most } => {

@@ -145,7 +145,7 @@ impl<B: Backend> Ioas<B> {
         prot: Prot,
         observer: &mut dyn Observer,
     ) -> Result<(), MapError> {
-        let range = self.check(iova, memory, part)?;
+        let range = self.check(iova, memory, part, prot)?;
         self.retired
             .make_way(&mut self.backend, range)
             .map_err(MapError::Flush)?;
@@ -177,10 +177,13 @@ impl<B: Backend> Ioas<B> {
     }
 
     /// Everything that can be known to be wrong before anything is touched.
-    fn check(&self, iova: u64, memory: &Memory, part: Span) -> Result<Span, MapError> {
+    fn check(&self, iova: u64, memory: &Memory, part: Span, prot: Prot) -> Result<Span, MapError> {
         let granule = self.backend.granule();
         if part.len == 0 {
             return Err(MapError::Range(RangeError::Empty));
+        }
+        if !prot.intersects(Prot::RW | Prot::EXECUTE) {
+            return Err(MapError::Prot { prot });
         }
         if !Span::new(0, memory.len()).covers(&part) || !part.is_aligned(granule) {
             return Err(MapError::Part {

@@ -73,7 +73,7 @@ impl<K: Mapper> Backend for Kernel<K> {
         observer: &mut dyn Observer,
     ) -> Result<(), MapError> {
         let prot = area.prot;
-        if !Prot::RW.contains(prot) || (prot & Prot::RW).is_empty() {
+        if !Prot::RW.contains(prot) {
             return Err(MapError::Prot { prot });
         }
         let stretch = Stretch::of(area);

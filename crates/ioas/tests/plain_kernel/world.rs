@@ -149,8 +149,7 @@ impl World {
         }
         let here = &self.spaces[space];
         let aligned = here.alignment() - 1;
-        let address = if type1 { start & aligned } else { 0 };
-        if (iova | len) & aligned != 0 || address != 0 {
+        if (iova | len | start) & aligned != 0 {
             return Err(Errno::EINVAL);
         }
         let range = Span::new(iova, len);
