@@ -51,7 +51,8 @@ impl<B: Backend> Ioas<B> {
     /// private. Devices go on reaching all the rest.
     ///
     /// Areas are cut at the ends of the range and joined again when it is put back. What is out
-    /// already stays out. Returns the bytes that were unpinned.
+    /// already stays out. Flushes in any case, also where flushing is lazy: when it returns, no device
+    /// reaches the range. Returns the bytes that were unpinned.
     ///
     /// # Errors
     ///
@@ -85,7 +86,7 @@ impl<B: Backend> Ioas<B> {
             });
             Ok::<_, UnmapError>(((), bytes))
         })?;
-        self.finish_unmap(observer)
+        self.flush_observed(observer)
     }
 
     /// Puts back what was [taken out](Self::take_out) in `range`: pinned and mapped again as before,
