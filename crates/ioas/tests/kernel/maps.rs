@@ -1,24 +1,15 @@
 //! Mappings of the back ends over a kernel, against a plain model of the kernel.
 
-#![cfg(all(feature = "vfio", feature = "iommufd"))]
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "a test that cannot go on stops"
-)]
-
-mod plain_kernel;
-
 use std::fs::File;
 use std::sync::Arc;
 
+use crate::plain_kernel::setup::*;
+use crate::plain_kernel::*;
 use ioas::{
     AttachError, Capability, Ioas, Kernel, Ledger, MapError, Mapper, Memory, PinFailed, Shares,
     UnmapError, pieces_needed,
 };
 use iopt::{Interruption, Prot};
-use plain_kernel::setup::*;
-use plain_kernel::*;
 use runs::Span;
 
 #[test]

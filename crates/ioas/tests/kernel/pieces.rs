@@ -1,21 +1,12 @@
 //! Pieces of a kernel's mappings: the table in the documents, and random operations against a page
 //! for a page.
 
-#![cfg(all(feature = "vfio", feature = "iommufd"))]
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "a test that cannot go on stops"
-)]
-
-mod plain_kernel;
-
 use std::fmt::Write as _;
 use std::sync::{Arc, Mutex};
 
+use crate::plain_kernel::*;
 use ioas::{Ioas, Kernel, Ledger, Mapper, Memory, UnmapError, pieces_needed};
 use iopt::{Interruption, Prot};
-use plain_kernel::*;
 use proptest::prelude::*;
 use runs::{Bytes, Span};
 

@@ -1,7 +1,7 @@
 //! The semantics of mapping, by rows: what the two interfaces of the kernel answer, and what this
 //! library does over each of its back ends.
 //!
-//! A row ([`rows::rows`]) says what a container of VFIO's type 1 and an address space of iommufd
+//! A row ([`rows`]) says what a container of VFIO's type 1 and an address space of iommufd
 //! answer. It is shown on a plain model of both, call by call; the same calls can be made to a kernel.
 //! Then the library does the same thing over each back end, with errors that must have the same
 //! number ([`ioas::MapError::errno`] and its like). Where the library differs on purpose, the row says
@@ -10,21 +10,14 @@
 //! Not rows, since nobody can say them with this library: unknown flags and short structures; the
 //! first version of the container.
 
-#![cfg(all(feature = "vfio", feature = "iommufd"))]
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "a test that cannot go on stops"
-)]
-
-#[path = "../plain_kernel/mod.rs"]
-mod plain_kernel;
+mod row;
 mod rows;
 mod subjects;
 
+use crate::plain_kernel::{Plain, PlainIommufd, PlainType1};
 use ioas::Profile;
-use plain_kernel::{Plain, PlainIommufd, PlainType1};
-use rows::{Row, rows};
+use row::Row;
+use rows::rows;
 use subjects::{Models, OwnTables, Raw, Subject};
 
 /// The column of a profile.

@@ -4,67 +4,13 @@ use ioas::{Errno, Mapper, Profile};
 use iopt::Prot;
 use runs::Span;
 
+use super::row::Row;
+use super::subjects::{Answer, BAD, LIMIT, MIB, NARROW, RESERVED, Raw, Subject, Which};
 use crate::plain_kernel::PAGE;
-use crate::subjects::{Answer, BAD, LIMIT, MIB, NARROW, RESERVED, Raw, Subject, Which};
 
 /// Where the rows map.
 const IOVA: u64 = 1 << 30;
 const END: u64 = u64::MAX - PAGE + 1;
-
-/// One line of the table.
-pub(crate) struct Row<K: Mapper, S> {
-    pub(crate) name: &'static str,
-    /// What a container and what iommufd answers; `None` where one has no such operation.
-    pub(crate) expected: [Option<Answer>; 2],
-    /// The kernel's calls.
-    pub(crate) kernel: Option<fn(&mut Raw<K>) -> Answer>,
-    /// What the library does.
-    pub(crate) library: Option<fn(&mut S, Profile) -> Answer>,
-    /// What the library answers over every back end, where that is not the kernel's answer.
-    pub(crate) everywhere: Option<Answer>,
-    /// What it answers over tables of ours, where that is different again.
-    pub(crate) own: Option<Answer>,
-}
-
-impl<K: Mapper, S: Subject> Row<K, S> {
-    fn new(name: &'static str, type1: Answer, iommufd: Answer) -> Self {
-        Self {
-            name,
-            expected: [Some(type1), Some(iommufd)],
-            kernel: None,
-            library: None,
-            everywhere: None,
-            own: None,
-        }
-    }
-
-    /// Of one interface only.
-    fn only(name: &'static str, profile: Profile, answer: Answer) -> Self {
-        let mut row = Self::new(name, answer, answer);
-        row.expected[1 - crate::column(profile)] = None;
-        row
-    }
-
-    fn kernel(mut self, calls: fn(&mut Raw<K>) -> Answer) -> Self {
-        self.kernel = Some(calls);
-        self
-    }
-
-    fn library(mut self, calls: fn(&mut S, Profile) -> Answer) -> Self {
-        self.library = Some(calls);
-        self
-    }
-
-    fn everywhere(mut self, answer: Answer) -> Self {
-        self.everywhere = Some(answer);
-        self
-    }
-
-    fn own(mut self, answer: Answer) -> Self {
-        self.own = Some(answer);
-        self
-    }
-}
 
 fn map_at<S: Subject>(s: &mut S, p: Profile, iova: u64, part: Span, prot: Prot) -> Answer {
     let memory = s.memory();

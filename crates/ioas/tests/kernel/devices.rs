@@ -1,22 +1,13 @@
 //! Devices of the back ends over a kernel: windows, what they write to, another process.
 
-#![cfg(all(feature = "vfio", feature = "iommufd"))]
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "a test that cannot go on stops"
-)]
-
-mod plain_kernel;
-
 use std::sync::Arc;
 
+use crate::plain_kernel::setup::*;
+use crate::plain_kernel::*;
 use ioas::{
     AttachError, DetachError, Errno, Ioas, Kernel, Ledger, MapError, Tracking, TrackingError,
 };
 use iopt::{Pending, Prot};
-use plain_kernel::setup::*;
-use plain_kernel::*;
 use runs::Span;
 
 const ALL: Span = Span::new(0, 1 << 48);
