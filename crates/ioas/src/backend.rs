@@ -115,7 +115,7 @@ impl fmt::Display for Unsupported {
 
 impl core::error::Error for Unsupported {}
 
-/// Has devices reach the memory of areas. See the [module](self) for who promises what.
+/// Has devices reach the memory of areas. The head of the module says who promises what.
 pub trait Backend: Sized {
     /// What it can do.
     fn capabilities(&self) -> Capabilities;

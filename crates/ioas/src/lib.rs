@@ -65,8 +65,6 @@ extern crate std;
 
 mod area;
 mod backend;
-#[cfg(any(feature = "vfio", feature = "iommufd"))]
-pub mod cause;
 mod choose;
 mod cutting;
 mod dirty;

@@ -17,11 +17,12 @@ use std::vec::Vec;
 use iopt::{Aperture, Interruption, RangeError};
 use runs::Span;
 
+use super::cause::MapRequest;
 use super::error::KernelError;
 use super::mapped::{Journal, Mapped, source};
-use super::mapper::{Mapper, MapperInfo};
+use super::mapper::{Mapper, MapperInfo, Source};
 use super::pieces::{Piece, Pieces, Stretch, cut, groups, stretches};
-use super::refusals::{MapRequest, attach_refused, detach_refused, map_refused};
+use super::refusals::{Refused, attach_refused, detach_refused, map_refused};
 use super::shares::Share;
 use crate::backend::{Areas, Capability, Unsupported};
 use crate::errno::Profile;
@@ -203,9 +204,20 @@ impl<K: Mapper> Kernel<K> {
         let _ = self.refresh();
         let ledger = part.memory.ledger();
         let bytes = part.charge();
-        let request = MapRequest {
+        let object = &**part.memory.object();
+        let memory = match source(object, part.offset, K::PROFILE) {
+            Some(Source::Address(start) | Source::File(_, start)) => start,
+            _ => part.offset,
+        };
+        let asked = Refused {
+            request: MapRequest {
+                iova: Some(part.range.start),
+                memory: Span::new(memory, part.range.len),
+                prot: part.prot,
+                granule: self.info.granule,
+                windows: self.info.ranges.as_deref().unwrap_or_default(),
+            },
             range: part.range,
-            granule: self.info.granule,
             outside: outside(&self.windows, part.range),
             over: ledger.limit().map(|limit| OverLimit {
                 needed: bytes,
@@ -215,7 +227,7 @@ impl<K: Mapper> Kernel<K> {
             }),
             mappings: self.mapped.pieces.len(),
         };
-        map_refused(K::PROFILE, error, &request)
+        map_refused(K::PROFILE, error, &asked)
     }
 
     /// Sees to it that `more` pieces find entries.

@@ -13,6 +13,7 @@
 //! differs is behind [`Mapper`].
 
 mod backend;
+mod cause;
 mod error;
 mod mapped;
 mod mapper;

@@ -1,14 +1,14 @@
 //! What a kernel's error numbers mean, by operation and interface: pure functions.
 //!
-//! What can be known before the kernel is asked was checked before. So a number tells what only the
-//! kernel knows: that a limit or somebody else was in the way, or that memory is not what it seemed.
-//! A number that says nothing of that kind stays a cause, with the name of the ioctl.
+//! [`cause`](super::cause) says what a number means for a request; here it becomes an error with its
+//! numbers. A number that nothing explains stays a cause, with the name of the ioctl.
 
 use std::boxed::Box;
 
 use iopt::RangeError;
 use runs::Span;
 
+use super::cause::{MapCause, MapRequest, UnmapCause, map_cause, unmap_cause};
 use super::error::KernelError;
 use crate::backend::{Capability, Unsupported};
 use crate::errno::{Errno, Profile};
@@ -16,14 +16,14 @@ use crate::error::{AttachError, DetachError, MapError, UnmapError};
 use crate::ledger::OverLimit;
 use crate::object::PinFailed;
 
-/// What was to be mapped.
+/// What was to be mapped, with the numbers that errors have.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct MapRequest {
-    /// Device addresses.
+pub(super) struct Refused<'a> {
+    /// What the kernel was asked for.
+    pub(super) request: MapRequest<'a>,
+    /// Its device addresses.
     pub(super) range: Span,
-    /// What its ends must be multiples of, bytes.
-    pub(super) granule: u64,
-    /// What of the range lies in no window, as far as is known.
+    /// What of them lies in no window, as far as is known.
     pub(super) outside: Option<Span>,
     /// What the ledger says to it; `None` without a limit.
     pub(super) over: Option<OverLimit>,
@@ -40,66 +40,70 @@ pub(super) const fn errno(error: &KernelError) -> Option<Errno> {
 }
 
 /// Why a map was refused.
-pub(super) fn map_refused(profile: Profile, error: KernelError, request: &MapRequest) -> MapError {
-    let wanted = request.range;
-    match (errno(&error), profile) {
-        (Some(Errno::EEXIST), _) => MapError::Overlap {
+pub(super) fn map_refused(profile: Profile, error: KernelError, asked: &Refused<'_>) -> MapError {
+    let (wanted, prot, granule) = (asked.range, asked.request.prot, asked.request.granule);
+    let Some(number) = errno(&error) else {
+        return MapError::Kernel(Box::new(error));
+    };
+    match map_cause(profile, number.0, &asked.request) {
+        MapCause::Empty => MapError::Range(RangeError::Empty),
+        MapCause::IovaOverflow => MapError::BeyondEnd {
+            start: wanted.start,
+        },
+        MapCause::NoAccess => MapError::Prot { prot },
+        MapCause::Unaligned => {
+            let ends = [wanted.start, wanted.len, asked.request.memory.start];
+            let misaligned = ends.into_iter().find(|end| end % granule.max(1) != 0);
+            let value = misaligned.unwrap_or(wanted.start);
+            MapError::Range(RangeError::Misaligned { value, granule })
+        }
+        MapCause::Outside => MapError::Reserved {
+            wanted,
+            reserved: asked.outside.unwrap_or(wanted),
+        },
+        MapCause::Overlap => MapError::Overlap {
             wanted,
             area: wanted,
         },
-        (Some(Errno::ENOMEM), _) => match request.over {
+        MapCause::NoRoom => MapError::NoRoom { len: wanted.len },
+        MapCause::TooMany => MapError::TooMany {
+            wanted: asked.mappings + 1,
+            most: asked.mappings,
+        },
+        MapCause::Memory => MapError::Pin(PinFailed::Refused(Box::new(error))),
+        MapCause::Limit => match asked.over {
             Some(over) => MapError::OverLimit(over),
             None => MapError::Kernel(Box::new(error)),
         },
-        (Some(Errno::EFAULT), _) => MapError::Pin(PinFailed::Refused(Box::new(error))),
-        (Some(Errno::EINTR), _) => MapError::Interrupted,
-        (Some(Errno::ENOSPC), Profile::Type1) => MapError::TooMany {
-            wanted: request.mappings + 1,
-            most: request.mappings,
-        },
-        (Some(Errno::ENOSPC), Profile::Iommufd) => MapError::NoRoom { len: wanted.len },
-        (Some(Errno::EOVERFLOW), _) => MapError::BeyondEnd {
-            start: wanted.start,
-        },
-        (Some(Errno::EINVAL | Errno::EADDRINUSE), _) => match request.outside {
-            Some(reserved) => MapError::Reserved { wanted, reserved },
-            None if !wanted.is_aligned(request.granule) => {
-                MapError::Range(RangeError::Misaligned {
-                    value: wanted.start,
-                    granule: request.granule,
-                })
-            }
-            None => MapError::Kernel(Box::new(error)),
-        },
-        _ => match error {
-            KernelError::Prot { prot } => MapError::Prot { prot },
-            error => MapError::Kernel(Box::new(error)),
-        },
+        _ if number == Errno::EINTR => MapError::Interrupted,
+        MapCause::MemoryOverflow | MapCause::Unsupported | MapCause::Other => {
+            MapError::Kernel(Box::new(error))
+        }
     }
 }
 
 /// Why an unmap of `range` was refused.
 pub(super) fn unmap_refused(profile: Profile, error: KernelError, range: Span) -> UnmapError {
-    let cuts = UnmapError::CutsMapping {
-        mapping: range,
-        cause: Unsupported {
-            what: Capability::UnmapPart,
-            backend: profile.name(),
-        },
+    let Some(number) = errno(&error) else {
+        return UnmapError::Kernel(Box::new(error));
     };
-    match (errno(&error), profile) {
-        (Some(Errno::EINVAL), _) if Span::checked(range.start, range.len).is_none() => {
-            UnmapError::BeyondEnd { start: range.start }
-        }
-        (Some(Errno::EINVAL), Profile::Type1) => cuts,
-        // Of a container that iommufd plays too.
-        (Some(Errno::ENOENT), _) => UnmapError::Hole {
+    // Pieces are whole pages.
+    match unmap_cause(profile, number.0, range, 1) {
+        UnmapCause::Cut => UnmapError::CutsMapping {
+            mapping: range,
+            cause: Unsupported {
+                what: Capability::UnmapPart,
+                backend: profile.name(),
+            },
+        },
+        // Only pieces are unmapped, so that none is cut.
+        UnmapCause::CutOrNothing => UnmapError::Hole {
             range,
             at: range.start,
         },
-        (Some(Errno::EBUSY | Errno::EDEADLOCK), _) => UnmapError::Held { range, held: range },
-        (Some(Errno::EOVERFLOW), _) => UnmapError::BeyondEnd { start: range.start },
-        _ => UnmapError::Kernel(Box::new(error)),
+        UnmapCause::Busy | UnmapCause::StillUsed => UnmapError::Held { range, held: range },
+        UnmapCause::Overflow => UnmapError::BeyondEnd { start: range.start },
+        UnmapCause::Unaligned | UnmapCause::Other => UnmapError::Kernel(Box::new(error)),
     }
 }
 
@@ -155,10 +159,16 @@ mod tests {
         KernelError::Refused { operation, errno }
     }
 
-    fn request() -> MapRequest {
-        MapRequest {
+    fn asked() -> Refused<'static> {
+        Refused {
+            request: MapRequest {
+                iova: Some(0x10_0000),
+                memory: Span::new(0x7000_0000, 0x2000),
+                prot: iopt::Prot::RW,
+                granule: 0x1000,
+                windows: &[],
+            },
             range: Span::new(0x10_0000, 0x2000),
-            granule: 0x1000,
             outside: None,
             over: Some(OverLimit {
                 needed: 0x2000,
@@ -168,6 +178,12 @@ mod tests {
             }),
             mappings: 65_535,
         }
+    }
+
+    fn with(change: impl FnOnce(&mut Refused<'static>)) -> Refused<'static> {
+        let mut refused = asked();
+        change(&mut refused);
+        refused
     }
 
     /// The rows in which `same` does not hold: profile, number.
@@ -185,51 +201,44 @@ mod tests {
     #[test]
     fn every_number_of_a_map_has_its_name() {
         use MapError::*;
-        let map = |profile, errno| map_refused(profile, refusal(errno), &request());
+        let map = |profile, errno| map_refused(profile, refusal(errno), &asked());
         for profile in PROFILES {
+            let invalid = |asked| map_refused(profile, refusal(Errno::EINVAL), &asked);
             let map = |errno| map(profile, errno);
-            let wanted = request().range;
+            let wanted = asked().range;
             assert!(matches!(map(Errno::EEXIST), Overlap { area, .. } if area == wanted));
             assert!(matches!(map(Errno::ENOMEM), OverLimit(over) if over.in_use == 0x7000));
             assert!(matches!(map(Errno::EFAULT), Pin(PinFailed::Refused(_))));
             assert!(matches!(map(Errno::EINTR), Interrupted));
-            assert!(matches!(
-                map(Errno::EOVERFLOW),
-                BeyondEnd { start: 0x10_0000 }
-            ));
-            let unlimited = MapRequest {
-                over: None,
-                ..request()
-            };
+            let unlimited = with(|asked| asked.over = None);
             let cause = map_refused(profile, refusal(Errno::ENOMEM), &unlimited);
             assert!(matches!(cause, Kernel(_)));
+            let top = with(|asked| asked.request.iova = Some(u64::MAX - 0xfff));
+            let cause = map_refused(profile, refusal(Errno::EOVERFLOW), &top);
+            assert!(matches!(cause, BeyondEnd { start: 0x10_0000 }));
             // What is not well formed depends on what was asked for.
             let gap = Span::new(0x10_1000, 0x1000);
-            let outside = MapRequest {
+            let windows: &[_] = &[0..=0x10_0fff];
+            let cause = invalid(Refused {
+                request: MapRequest {
+                    windows,
+                    ..asked().request
+                },
                 outside: Some(gap),
-                ..request()
-            };
-            let cause = map_refused(profile, refusal(Errno::EINVAL), &outside);
+                ..asked()
+            });
             assert!(matches!(cause, Reserved { reserved, .. } if reserved == gap));
-            let misaligned = MapRequest {
+            let cause = invalid(with(|asked| asked.request.granule = 0x4000));
+            let expected = RangeError::Misaligned {
+                value: 0x2000,
                 granule: 0x4000,
-                ..request()
             };
-            let cause = map_refused(profile, refusal(Errno::EINVAL), &misaligned);
-            assert!(matches!(
-                cause,
-                Range(RangeError::Misaligned {
-                    granule: 0x4000,
-                    ..
-                })
-            ));
-            let more = KernelError::Prot {
-                prot: iopt::Prot::COHERENT,
-            };
-            assert!(matches!(
-                map_refused(profile, more, &request()),
-                Prot { .. }
-            ));
+            assert!(matches!(cause, Range(cause) if cause == expected));
+            let cause = invalid(with(|asked| asked.request.prot = iopt::Prot::empty()));
+            assert!(matches!(cause, Prot { .. }));
+            let cause = invalid(with(|asked| asked.request.memory.len = 0));
+            assert!(matches!(cause, Range(RangeError::Empty)));
+            assert!(matches!(invalid(asked()), Kernel(_)));
         }
         let entries = map(Profile::Type1, Errno::ENOSPC);
         assert!(matches!(
@@ -251,6 +260,7 @@ mod tests {
             Errno::EINVAL,
             Errno::ENOTTY,
             Errno::EDEADLOCK,
+            Errno::EOVERFLOW,
             Errno::EOPNOTSUPP,
             Errno::EADDRINUSE,
         ];

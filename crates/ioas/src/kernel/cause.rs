@@ -13,34 +13,26 @@ use core::ops::RangeInclusive;
 use iopt::Prot;
 use runs::Span;
 
-/// Whose answers they are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Profile {
-    /// A container of VFIO's type 1, second version.
-    Type1,
-    /// An address space of iommufd; also one that plays a container.
-    Ioas,
-}
+use crate::errno::Profile;
 
 /// A request to map, and what was known when it was made.
 #[derive(Clone, Copy, Debug)]
-pub struct MapRequest<'a> {
+pub(super) struct MapRequest<'a> {
     /// The device address; `None` to have one found.
-    pub iova: Option<u64>,
+    pub(super) iova: Option<u64>,
     /// The memory: address in this process, or offset in a file, and length in bytes.
-    pub memory: Span,
+    pub(super) memory: Span,
     /// What devices may do.
-    pub prot: Prot,
+    pub(super) prot: Prot,
     /// The smallest page of the IOMMU, bytes; 1 for an address space without a device.
-    pub granule: u64,
+    pub(super) granule: u64,
     /// The device addresses that can be mapped, first and last; none when that is not known.
-    pub windows: &'a [RangeInclusive<u64>],
+    pub(super) windows: &'a [RangeInclusive<u64>],
 }
 
 /// Why nothing was mapped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum MapCause {
+pub(super) enum MapCause {
     /// No bytes.
     Empty,
     /// The device addresses wrap around.
@@ -72,8 +64,7 @@ pub enum MapCause {
 /// Why nothing was unmapped. In an address space of iommufd, mappings before one that would be cut
 /// are gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum UnmapCause {
+pub(super) enum UnmapCause {
     /// No bytes, or an address or length that is no multiple of the smallest page.
     Unaligned,
     /// The addresses wrap around.
@@ -91,7 +82,7 @@ pub enum UnmapCause {
 }
 
 /// The cause of a refused mapping.
-pub fn map_cause(profile: Profile, errno: i32, request: &MapRequest<'_>) -> MapCause {
+pub(super) fn map_cause(profile: Profile, errno: i32, request: &MapRequest<'_>) -> MapCause {
     match errno {
         libc::EEXIST => MapCause::Overlap,
         libc::EFAULT => MapCause::Memory,
@@ -115,7 +106,7 @@ fn overflow(profile: Profile, request: &MapRequest<'_>) -> MapCause {
     match request.iova {
         Some(iova) if last(iova, len).is_none() => MapCause::IovaOverflow,
         // iommufd takes neither the highest address nor the greatest length.
-        Some(iova) if profile == Profile::Ioas && iova.max(len) == u64::MAX => {
+        Some(iova) if profile == Profile::Iommufd && iova.max(len) == u64::MAX => {
             MapCause::IovaOverflow
         }
         _ if last(start, len).is_none() => MapCause::MemoryOverflow,
@@ -149,15 +140,16 @@ fn invalid(request: &MapRequest<'_>) -> MapCause {
 }
 
 /// The cause of a refused unmapping of `iova`; `granule` as in [`MapRequest`].
-pub fn unmap_cause(profile: Profile, errno: i32, iova: Span, granule: u64) -> UnmapCause {
+pub(super) fn unmap_cause(profile: Profile, errno: i32, iova: Span, granule: u64) -> UnmapCause {
     match (errno, profile) {
         (libc::EOVERFLOW, _) => UnmapCause::Overflow,
         (libc::EINVAL, _) if iova.is_empty() || !iova.is_aligned(granule) => UnmapCause::Unaligned,
         (libc::EINVAL, _) if Span::checked(iova.start, iova.len).is_none() => UnmapCause::Overflow,
         (libc::EINVAL, Profile::Type1) => UnmapCause::Cut,
-        (libc::ENOENT, Profile::Ioas) => UnmapCause::CutOrNothing,
-        (libc::EBUSY, Profile::Ioas) => UnmapCause::Busy,
-        (libc::EDEADLOCK, Profile::Ioas) => UnmapCause::StillUsed,
+        // Of a container only when iommufd plays it.
+        (libc::ENOENT, _) => UnmapCause::CutOrNothing,
+        (libc::EBUSY, _) => UnmapCause::Busy,
+        (libc::EDEADLOCK, _) => UnmapCause::StillUsed,
         _ => UnmapCause::Other,
     }
 }
@@ -223,7 +215,7 @@ mod tests {
             (libc::EIO, Other, GOOD),
         ];
         for (errno, expected, request) in rows {
-            for profile in [Profile::Type1, Profile::Ioas] {
+            for profile in [Profile::Type1, Profile::Iommufd] {
                 assert_eq!(map_cause(profile, errno, &request), expected, "{request:?}");
             }
         }
@@ -232,7 +224,7 @@ mod tests {
     #[test]
     fn the_two_profiles_differ_where_the_kernel_does() {
         let both = |errno, request: &MapRequest<'_>| {
-            [Profile::Type1, Profile::Ioas].map(|profile| map_cause(profile, errno, request))
+            [Profile::Type1, Profile::Iommufd].map(|profile| map_cause(profile, errno, request))
         };
         use MapCause::*;
         assert_eq!(both(libc::ENOSPC, &GOOD), [TooMany, NoRoom]);
@@ -251,13 +243,14 @@ mod tests {
     fn an_unmapping_that_cuts_is_told_apart_where_the_kernel_does() {
         use UnmapCause::*;
         let cause = |errno, iova| {
-            [Profile::Type1, Profile::Ioas].map(|profile| unmap_cause(profile, errno, iova, 4096))
+            [Profile::Type1, Profile::Iommufd]
+                .map(|profile| unmap_cause(profile, errno, iova, 4096))
         };
         let part = Span::new(1 << 32, 4096);
         assert_eq!(cause(libc::EINVAL, part), [Cut, Other]);
-        assert_eq!(cause(libc::ENOENT, part), [Other, CutOrNothing]);
-        assert_eq!(cause(libc::EBUSY, part), [Other, Busy]);
-        assert_eq!(cause(libc::EDEADLOCK, part), [Other, StillUsed]);
+        assert_eq!(cause(libc::ENOENT, part), [CutOrNothing; 2]);
+        assert_eq!(cause(libc::EBUSY, part), [Busy; 2]);
+        assert_eq!(cause(libc::EDEADLOCK, part), [StillUsed; 2]);
         assert_eq!(cause(libc::EINVAL, Span::new(1 << 32, 0)), [Unaligned; 2]);
         assert_eq!(cause(libc::EINVAL, Span::new(8, 4096)), [Unaligned; 2]);
         let beyond = Span::new(u64::MAX - 0xfff, 0x2000);
