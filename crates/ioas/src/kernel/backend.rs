@@ -22,10 +22,10 @@ use super::error::KernelError;
 use super::mapped::{Journal, Mapped, source};
 use super::mapper::{Mapper, MapperInfo, Source};
 use super::pieces::{Piece, Pieces, Stretch, cut, groups, stretches};
-use super::refusals::{Refused, attach_refused, detach_refused, map_refused};
+use super::refusals::{Refused, attach_refused, detach_refused, errno, map_refused};
 use super::shares::Share;
 use crate::backend::{Areas, Capability, Unsupported};
-use crate::errno::Profile;
+use crate::errno::{Errno, Profile};
 use crate::error::{AttachError, DetachError, MapError};
 use crate::ledger::OverLimit;
 use crate::observer::{Observer, Step, observed};
@@ -333,8 +333,12 @@ impl<K: Mapper> Kernel<K> {
     fn left(&mut self) {
         if self.devices.is_empty() {
             let starts: Vec<u64> = self.pieces().map(|range| range.start).collect();
-            // A container without groups has unmapped everything, and may take no calls.
-            if self.unmap_everything().is_err() && K::PROFILE == Profile::Type1 {
+            // A container without groups has no mappings, and takes no calls. (One that iommufd
+            // plays has, and does.)
+            if let Err(error) = self.unmap_everything()
+                && K::PROFILE == Profile::Type1
+                && errno(&error) == Some(Errno::EINVAL)
+            {
                 self.mapped.forget(&starts);
             }
         }

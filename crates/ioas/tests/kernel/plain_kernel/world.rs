@@ -133,7 +133,8 @@ impl World {
     ) -> Answer<()> {
         let type1 = self.profile == Profile::Type1;
         self.fails()?;
-        if len == 0 {
+        // A container without groups has no IOMMU.
+        if len == 0 || type1 && self.spaces[space].devices.is_empty() {
             return Err(Errno::EINVAL);
         }
         let start = match source {
@@ -229,7 +230,7 @@ impl World {
         self.fails()?;
         let type1 = self.profile == Profile::Type1;
         let all = !type1 && iova == 0 && len == u64::MAX;
-        if len == 0 {
+        if len == 0 || type1 && self.spaces[space].devices.is_empty() {
             return Err(Errno::EINVAL);
         }
         let Some(last) = iova.checked_add(len - 1) else {
