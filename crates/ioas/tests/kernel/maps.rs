@@ -397,3 +397,33 @@ fn two_containers_charge_twice() {
     let over = spaces[0].map(3 * GIB, &memory, Span::new(0, MIB), Prot::RW, &mut ());
     assert!(matches!(over, Err(MapError::OverLimit(_))));
 }
+
+#[test]
+#[cfg(feature = "linux")]
+fn memory_of_the_host_is_given_by_its_address_or_as_its_file() {
+    use hostmem::{Backing, FrameSource, Mapping, Pinner};
+    use ioas::HostMemory;
+
+    fn mapped<const IOMMUFD: bool>(backing: Backing) -> (u64, Found) {
+        let mapping = Arc::new(Mapping::new(backing, 2 * MIB, None).unwrap());
+        let (address, frames) = (mapping.address(), FrameSource::detect(&mapping));
+        let pinner = Arc::new(Pinner::mlock(2 * MIB).unwrap());
+        let object = HostMemory::new(mapping, pinner.clone(), frames);
+        let mut setup = Setup::<IOMMUFD>::attached(None);
+        let memory = Memory::new(Arc::new(object), &setup.ledger);
+        setup.map(GIB, &memory, Span::new(MIB, MIB)).unwrap();
+        assert_eq!(setup.ledger.in_use(), MIB);
+        let found = setup.world.lock().unwrap().spaces[0].mappings[&GIB];
+        (address, found)
+    }
+    type Found = crate::plain_kernel::Mapping;
+
+    for backing in [Backing::Anon4K, Backing::Memfd] {
+        let (address, found) = mapped::<false>(backing);
+        assert_eq!((found.address, found.from_file), (address + MIB, false));
+    }
+    let (address, found) = mapped::<true>(Backing::Anon4K);
+    assert_eq!((found.address, found.from_file), (address + MIB, false));
+    let (_, found) = mapped::<true>(Backing::Memfd);
+    assert_eq!((found.address, found.from_file), (MIB, true));
+}
