@@ -10,6 +10,7 @@
 use core::ops::Bound::{Excluded, Included};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
+use std::vec::Vec;
 
 use runs::Span;
 
@@ -17,7 +18,6 @@ use super::mapper::Source;
 use crate::ledger::Charge;
 use crate::lock::Mutex;
 use crate::memory::Memory;
-use crate::tally::Tally;
 
 /// The origins of all address spaces of one owner.
 #[derive(Debug, Default)]
@@ -42,8 +42,22 @@ pub(super) struct Pages(Mutex<Used>);
 #[derive(Debug)]
 struct Used {
     charge: Charge,
-    /// By offset in the memory, how many mappings have it.
-    users: Tally<u64>,
+    /// What each mapping has, by offset in the memory: of most pages there is one mapping.
+    parts: Vec<Span>,
+}
+
+impl Used {
+    /// Bytes that some mapping has.
+    fn bytes(&mut self) -> u64 {
+        self.parts.sort_unstable();
+        let mut behind = 0;
+        let new = self.parts.iter().map(|part| {
+            let (start, end) = (part.start.max(behind), part.start + part.len);
+            behind = behind.max(end);
+            end.saturating_sub(start)
+        });
+        new.sum()
+    }
 }
 
 /// A part of the pages, of one mapping. Dropped, it gives back what no other one has.
@@ -56,13 +70,13 @@ pub(super) struct Share {
 impl Share {
     /// New pages, which only this part is of.
     pub(super) fn new(charge: Charge, part: Span) -> Self {
-        let users = Tally::default();
-        Self::of(&Arc::new(Pages(Mutex::new(Used { charge, users }))), part)
+        let parts = Vec::new();
+        Self::of(&Arc::new(Pages(Mutex::new(Used { charge, parts }))), part)
     }
 
     /// A part of pages that are there.
     pub(super) fn of(pages: &Arc<Pages>, part: Span) -> Self {
-        pages.0.lock().users.change(part, |users| *users += 1);
+        pages.0.lock().parts.push(part);
         Self {
             pages: Arc::clone(pages),
             part,
@@ -87,9 +101,10 @@ impl Share {
 impl Drop for Share {
     fn drop(&mut self) {
         let mut used = self.pages.0.lock();
-        used.users.change(self.part, |users| *users -= 1);
-        let all = used.users.inside(Span::new(0, u64::MAX));
-        let bytes = all.map(|(span, _)| span.len).sum();
+        if let Some(place) = used.parts.iter().position(|part| *part == self.part) {
+            used.parts.swap_remove(place);
+        }
+        let bytes = used.bytes();
         used.charge.shrink_to(bytes);
     }
 }
