@@ -1,29 +1,4 @@
-//! The seam to whoever translates: tables of ours, or a kernel that has its own.
-//!
-//! An [`Ioas`](crate::Ioas) keeps the areas and everything that is said about them; a [`Backend`]
-//! has devices reach their memory. What each promises, in this order:
-//!
-//! 1. The address space asks [`check`](Backend::check) before it touches anything, and looks itself
-//!    that areas never overlap.
-//! 2. [`map`](Backend::map) has devices reach an area, all or nothing: it charges and pins its
-//!    memory, or has a kernel do so. Without a device it may do nothing: then attaching one does the
-//!    same for all areas, all or nothing too.
-//! 3. [`empty`](Backend::empty) takes whole areas from devices, all or none. Where a mapping of the
-//!    back end reaches over an end, [`cut`](Backend::cut) has come before, or the caller allows a
-//!    moment in which the rest is missing; otherwise it is refused by name.
-//! 4. The holds of what was emptied go to [`Retired`]. Only when [`flush`](Backend::flush) has
-//!    succeeded, and every listener has forgotten it too, they are let go. A back end whose `empty`
-//!    returns when no device reaches the memory any more has nothing to flush.
-//! 5. [`leave`](Backend::leave) comes last. If it fails, the memory of all areas is lost on purpose.
-//!
-//! How devices are attached is each back end's own: they are named differently. A back end serves
-//! the address space that owns it, so that none of these calls overlap.
-//!
-//! # What not everybody can do
-//!
-//! [`Capabilities`] says by name what a back end can do. What it cannot is refused with
-//! [`Unsupported`]. It is never imitated with a moment of missing translation, unless the caller
-//! says [`Interruption::Allowed`].
+//! The seam to whoever translates, and what not everybody can do: see [`Backend`].
 
 use core::fmt;
 
@@ -115,7 +90,32 @@ impl fmt::Display for Unsupported {
 
 impl core::error::Error for Unsupported {}
 
-/// Has devices reach the memory of areas. The head of the module says who promises what.
+/// The seam to whoever translates: tables of ours, or a kernel that has its own.
+///
+/// An [`Ioas`](crate::Ioas) keeps the areas and everything that is said about them; a [`Backend`]
+/// has devices reach their memory. What each promises, in this order:
+///
+/// 1. The address space asks [`check`](Backend::check) before it touches anything, and looks itself
+///    that areas never overlap.
+/// 2. [`map`](Backend::map) has devices reach an area, all or nothing: it charges and pins its
+///    memory, or has a kernel do so. Without a device it may do nothing: then attaching one does the
+///    same for all areas, all or nothing too.
+/// 3. [`empty`](Backend::empty) takes whole areas from devices, all or none. Where a mapping of the
+///    back end reaches over an end, [`cut`](Backend::cut) has come before, or the caller allows a
+///    moment in which the rest is missing; otherwise it is refused by name.
+/// 4. The holds of what was emptied go to [`Retired`]. Only when [`flush`](Backend::flush) has
+///    succeeded, and every listener has forgotten it too, they are let go. A back end whose `empty`
+///    returns when no device reaches the memory any more has nothing to flush.
+/// 5. [`leave`](Backend::leave) comes last. If it fails, the memory of all areas is lost on purpose.
+///
+/// How devices are attached is each back end's own: they are named differently. A back end serves
+/// the address space that owns it, so that none of these calls overlap.
+///
+/// # What not everybody can do
+///
+/// [`Capabilities`] says by name what a back end can do. What it cannot is refused with
+/// [`Unsupported`]. It is never imitated with a moment of missing translation, unless the caller
+/// says [`Interruption::Allowed`].
 pub trait Backend: Sized {
     /// What it can do.
     fn capabilities(&self) -> Capabilities;

@@ -30,8 +30,10 @@ use crate::object::{Cause, MemoryObject, Pinned, RunReader};
 use crate::observer::{Observer, Step, observed};
 use crate::tally::Tally;
 
-/// A memory object with its pins and the account that they are charged to. See the
-/// [module](self).
+/// A memory object with its pins and the account that they are charged to.
+///
+/// The first hold of a byte, by an area or an external pin, has it pinned and charged; the last one
+/// gone has it unpinned and its charge given back.
 #[derive(Debug)]
 pub struct Memory {
     object: Arc<dyn MemoryObject>,

@@ -317,7 +317,10 @@ impl<B: Backend> Ioas<B> {
         self.finish_unmap(&mut ())
     }
 
-    pub(crate) fn flush_observed(&mut self, observer: &mut dyn Observer) -> Result<u64, UnmapError> {
+    pub(crate) fn flush_observed(
+        &mut self,
+        observer: &mut dyn Observer,
+    ) -> Result<u64, UnmapError> {
         observed(observer, Step::Flush, |_| {
             self.retired
                 .flush(&mut self.backend)

@@ -1,39 +1,4 @@
-//! An address space for device models on `vm-memory`.
-//!
-//! [`GuestIommu`] implements [`vm_memory::Iommu`] over vm-memory's own [`Iotlb`], which holds all
-//! areas over the guest's memory at any time: there are no misses to be filled in. An unmap removes
-//! its translations before memory is let go, and waits for whoever holds a guard, up to a limit;
-//! beyond that the unmap reports an error, and the memory stays pinned until a later flush succeeds.
-//! Whoever maps holds no guard: it would wait for itself.
-//!
-//! ```
-//! use std::sync::Arc;
-//! use std::time::Duration;
-//!
-//! use ioas::{GuestIommu, Ioas, Ledger, Memory, Synthetic};
-//! use iommu::DomainId;
-//! use iopt::{AnyTable, FormatId, HeapTables, Prot};
-//! use runs::{PageSizes, Span};
-//! use vm_memory::{GuestAddress, Iommu, Permissions};
-//!
-//! let tables = Arc::new(HeapTables::with_tables(16)?);
-//! let table = AnyTable::new(FormatId::VtdSs, 4, PageSizes::from_bits(u64::MAX), tables)?;
-//! let mut space = Ioas::new(DomainId(1), table);
-//! let ledger = Ledger::unlimited();
-//! let ram = Memory::new(Arc::new(Synthetic::new([Span::new(0x10_0000, 1 << 20)])), &ledger);
-//!
-//! let iommu = Arc::new(GuestIommu::new(Duration::from_millis(100)));
-//! iommu.add_memory(&ram, GuestAddress(0x8000_0000));
-//! space.add_listener(iommu.clone());
-//! space.map(0x1000, &ram, Span::new(0x2000, 0x4000), Prot::RW, &mut ())?;
-//!
-//! let mut found = iommu.translate(GuestAddress(0x1800), 0x1000, Permissions::Write)?;
-//! assert_eq!(found.next().map(|range| range.base), Some(GuestAddress(0x8000_2800)));
-//! drop(found);
-//! space.unmap_all(&mut ())?;
-//! assert!(iommu.translate(GuestAddress(0x1800), 8, Permissions::Read).is_err());
-//! # Ok::<_, Box<dyn std::error::Error>>(())
-//! ```
+//! An address space for device models on `vm-memory`: see [`GuestIommu`].
 
 use alloc::format;
 use alloc::sync::{Arc, Weak};
@@ -52,7 +17,42 @@ use crate::area::Area;
 use crate::listener::Listener;
 use crate::memory::Memory;
 
-/// The guest's memory as the devices of one address space see it. See the [module](self).
+/// An address space for device models on `vm-memory`.
+///
+/// It implements [`vm_memory::Iommu`] over vm-memory's own [`Iotlb`], which holds all
+/// areas over the guest's memory at any time: there are no misses to be filled in. An unmap removes
+/// its translations before memory is let go, and waits for whoever holds a guard, up to a limit;
+/// beyond that the unmap reports an error, and the memory stays pinned until a later flush succeeds.
+/// Whoever maps holds no guard: it would wait for itself.
+///
+/// ```
+/// use std::sync::Arc;
+/// use std::time::Duration;
+///
+/// use ioas::{GuestIommu, Ioas, Ledger, Memory, Synthetic};
+/// use iommu::DomainId;
+/// use iopt::{AnyTable, FormatId, HeapTables, Prot};
+/// use runs::{PageSizes, Span};
+/// use vm_memory::{GuestAddress, Iommu, Permissions};
+///
+/// let tables = Arc::new(HeapTables::with_tables(16)?);
+/// let table = AnyTable::new(FormatId::VtdSs, 4, PageSizes::from_bits(u64::MAX), tables)?;
+/// let mut space = Ioas::new(DomainId(1), table);
+/// let ledger = Ledger::unlimited();
+/// let ram = Memory::new(Arc::new(Synthetic::new([Span::new(0x10_0000, 1 << 20)])), &ledger);
+///
+/// let iommu = Arc::new(GuestIommu::new(Duration::from_millis(100)));
+/// iommu.add_memory(&ram, GuestAddress(0x8000_0000));
+/// space.add_listener(iommu.clone());
+/// space.map(0x1000, &ram, Span::new(0x2000, 0x4000), Prot::RW, &mut ())?;
+///
+/// let mut found = iommu.translate(GuestAddress(0x1800), 0x1000, Permissions::Write)?;
+/// assert_eq!(found.next().map(|range| range.base), Some(GuestAddress(0x8000_2800)));
+/// drop(found);
+/// space.unmap_all(&mut ())?;
+/// assert!(iommu.translate(GuestAddress(0x1800), 8, Permissions::Read).is_err());
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
 pub struct GuestIommu {
     /// A thread may look up while it holds a guard, so readers never queue behind a writer.
     iotlb: RwLock<Iotlb>,
