@@ -219,8 +219,9 @@ pub enum UnmapError {
         /// The first stretch of it that is held.
         held: Span,
     },
-    /// A leaf that reaches over an end of the range cannot be replaced by smaller ones. Nothing was
-    /// unmapped; translations are what they were, some leaves may be smaller.
+    /// A leaf that reaches over an end of the range cannot be replaced by smaller ones, or the flush
+    /// after an earlier such change has still to succeed. Nothing was unmapped; translations are what
+    /// they were, some leaves may be smaller.
     Cut(RefitError<FlushError>),
     /// An end of the range lies inside a mapping of the back end, which cannot be cut, or not
     /// without a moment in which the rest is missing. Nothing was unmapped.

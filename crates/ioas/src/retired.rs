@@ -92,7 +92,6 @@ impl Retired {
             Flushing::Strict => true,
             Flushing::Lazy { holds, age, now } => {
                 if self.holds.is_empty() && self.listeners.is_quiet() {
-                    self.since = None;
                     return false;
                 }
                 let now = now();

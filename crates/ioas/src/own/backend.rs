@@ -130,6 +130,10 @@ impl<M: TableMemory> Backend for Own<M> {
         _interruption: Interruption,
         note: &mut dyn FnMut(Span),
     ) -> Result<(), UnmapError> {
+        for domain in &mut self.domains {
+            let settled = domain.settle().map_err(RefitError::Flush);
+            settled.map_err(UnmapError::Cut)?;
+        }
         // A table takes out a stretch whole or not at all. That every table takes out every stretch
         // or none does, needs a look at all ends but the first stretch's in the first table.
         let mut looked = false;

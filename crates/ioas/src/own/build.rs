@@ -12,7 +12,8 @@ use alloc::sync::Arc;
 /// Builds the table of a new domain for a unit that no other domain suits.
 pub trait BuildDomain<M: TableMemory>: Send {
     /// An empty table that `unit` can walk, and the number that units know its domain by. With
-    /// `dirty`, leaves can tell what was written.
+    /// `dirty`, what devices write to is being tracked: a format that keeps that, if there is a
+    /// choice. Where there is none, the domain is blind.
     fn build(&mut self, unit: &dyn Unit, dirty: bool) -> Result<(DomainId, AnyTable<M>), Cause>;
 
     /// The domain has come to its end: no unit knows it any more.

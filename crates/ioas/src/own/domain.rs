@@ -25,7 +25,13 @@ pub(crate) struct Domain<M: TableMemory> {
     pub(crate) coherent: Option<bool>,
     /// The table keeps what devices have written to.
     pub(crate) tracked: bool,
+    /// Leaves have a new size that a unit may not have taken notice of: until it has, they must not
+    /// be changed again, since it may still note in the old ones what a device does.
+    unsettled: bool,
 }
+
+/// Has every unit forget something, and waits for it.
+type Flush<'a> = &'a mut dyn FnMut(&Invalidation) -> Result<(), FlushError>;
 
 /// Devices of a domain, with their units.
 #[derive(Default)]
@@ -40,6 +46,7 @@ impl<M: TableMemory> Domain<M> {
             gather: Gather::new(),
             coherent,
             tracked: false,
+            unsettled: false,
         }
     }
 
@@ -87,6 +94,7 @@ impl<M: TableMemory> Domain<M> {
                 .flush_with(|what| devices.invalidate(id, what))?;
             self.table.reclaim(flushed);
         }
+        self.unsettled = false;
         Ok(())
     }
 
@@ -135,11 +143,25 @@ impl<M: TableMemory> Domain<M> {
         size: u64,
         interruption: Interruption,
     ) -> Result<(), RefitError<FlushError>> {
+        self.refit(|table, gather, flush| table.split(range, size, interruption, gather, flush))
+    }
+
+    /// Has `job` change the sizes of leaves.
+    fn refit(
+        &mut self,
+        job: impl FnOnce(&mut AnyTable<M>, &mut Gather, Flush<'_>) -> Result<(), RefitError<FlushError>>,
+    ) -> Result<(), RefitError<FlushError>> {
+        self.settle().map_err(RefitError::Flush)?;
         let (id, devices) = (self.id, &self.devices);
-        self.table
-            .split(range, size, interruption, &mut self.gather, |what| {
-                devices.invalidate(id, what)
-            })
+        let mut flush = |what: &Invalidation| devices.invalidate(id, what);
+        let done = job(&mut self.table, &mut self.gather, &mut flush);
+        self.unsettled = matches!(done, Err(RefitError::Flush(_)));
+        done
+    }
+
+    /// Flushes what an earlier change of sizes has left to be flushed.
+    pub(crate) fn settle(&mut self) -> Result<(), FlushError> {
+        if self.unsettled { self.flush() } else { Ok(()) }
     }
 
     /// The leaf that goes on over one of the ends of `range`.
@@ -156,10 +178,7 @@ impl<M: TableMemory> Domain<M> {
         at: u64,
         interruption: Interruption,
     ) -> Result<(), RefitError<FlushError>> {
-        let (id, devices) = (self.id, &self.devices);
-        self.table.cut(at, interruption, &mut self.gather, |what| {
-            devices.invalidate(id, what)
-        })
+        self.refit(|table, gather, flush| table.cut(at, interruption, gather, flush))
     }
 
     /// Gives the leaves around `range`, which lies in `area`, the largest sizes that are possible in
@@ -199,11 +218,7 @@ impl<M: TableMemory> Domain<M> {
         range: Span,
         interruption: Interruption,
     ) -> Result<(), RefitError<FlushError>> {
-        let (id, devices) = (self.id, &self.devices);
-        self.table
-            .merge(range, interruption, &mut self.gather, |what| {
-                devices.invalidate(id, what)
-            })
+        self.refit(|table, gather, flush| table.merge(range, interruption, gather, flush))
     }
 
     /// Ends the domain, which has no devices any more: each unit has forgotten it with its last

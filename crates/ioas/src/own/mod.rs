@@ -159,8 +159,7 @@ impl<M: TableMemory> Own<M> {
         }
     }
 
-    /// Takes `device` out of its domain, from the one that came first if several units have a device
-    /// of that name. A domain without devices ends, and with the last one the pins of all areas.
+    /// Takes `device` out of its domain, the first one if several have a device of that name. A domain without devices ends, and with the last one the pins of all areas.
     pub(crate) fn detach(
         &mut self,
         device: DeviceId,

@@ -58,8 +58,8 @@ impl<M: TableMemory> Ioas<Own<M>> {
         self.backend.attach(unit, device, dirty, &mut self.areas)
     }
 
-    /// Takes this address space away from `device`, from the one that was attached first if several
-    /// units have a device of that name. Areas stay, pinned for as long as there is a domain: when
+    /// Takes this address space away from `device`; if several units have a device of that name, from
+    /// that of the first domain. Areas stay, pinned for as long as there is a domain: when
     /// the device comes back, it finds them.
     ///
     /// # Errors

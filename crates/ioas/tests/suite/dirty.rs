@@ -8,9 +8,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crate::common::*;
-use ioas::{Builder, DomainIds, Ioas, Ledger, Memory, Own, Synthetic, Tracking, WhenUnmapped};
+use ioas::{
+    Builder, DomainIds, Ioas, Ledger, Memory, Own, Synthetic, Tracking, UnmapError, WhenUnmapped,
+};
 use iommu::{AttachError, Capabilities, DeviceId, DomainId, Fault, FlushError, NodeId, Unit};
-use iopt::{FormatId, HeapTables, Interruption, Invalidation, Pending, Prot, Root, TableMemory};
+use iopt::{
+    FormatId, HeapTables, Interruption, Invalidation, Pending, Prot, RefitError, Root, TableMemory,
+};
 use runs::Span;
 
 const AT: u64 = 0x4000_0000;
@@ -230,6 +234,34 @@ fn nothing_is_lost_when_a_unit_is_deaf() {
     let shown = bench.space.show(&mut pending).unwrap();
     assert_eq!(shown.runs().count(), 2);
     shown.acknowledge();
+}
+
+#[test]
+fn leaves_whose_new_size_a_unit_has_not_noticed_are_not_changed_again() {
+    let mut bench = bench(&[(true, false)]);
+    bench.space.track_dirty(Tracking::default()).unwrap();
+    let never = Interruption::Refused;
+    bench.space.take_out(page(3, 1), never, &mut ()).unwrap();
+    bench.units[0].deaf.store(true, Ordering::SeqCst);
+    // It is back, and the merge around it waits for its flush: what the unit still writes through the
+    // old leaves would be lost with them.
+    bench.space.put_back(page(3, 1), never, &mut ()).unwrap();
+    for _ in 0..2 {
+        let refused = bench.space.unmap_all(&mut ()).unwrap_err();
+        let waits = matches!(refused, UnmapError::Cut(RefitError::Flush(_)));
+        assert!(waits, "{refused:?}");
+        let refused = bench.space.take_out(page(900, 1), never, &mut ());
+        assert!(matches!(
+            refused,
+            Err(UnmapError::Cut(RefitError::Flush(_)))
+        ));
+    }
+    assert_eq!((bench.space.len(), bench.space.retired()), (1, 0));
+    assert_eq!(bench.memory.held(), 8 * MIB);
+    bench.units[0].deaf.store(false, Ordering::SeqCst);
+    assert_eq!(bench.space.unmap_all(&mut ()).unwrap().bytes, 8 * MIB);
+    bench.space.close().unwrap();
+    assert_eq!(bench.tables.in_use(), 0);
 }
 
 #[test]
