@@ -164,6 +164,17 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         self.announce(request);
         let mut rest = cells;
         while let Some((log2, count)) = self.leaves_here::<V>(&cursor, u64::MAX) {
+            if V::N == 0
+                && let Some(runs) = self.single_leaves(&cursor, (log2, count), cursor.todo)
+            {
+                let entries = (runs << log2 >> F::shift(0)) as usize;
+                let (here, behind) = rest.split_at_checked(entries).unwrap_or((rest, &[]));
+                let starts = cursor.starts(runs);
+                store_single_leaves::<F, V, M::Cell>(here, starts, log2, request.bits);
+                cursor.pass_single_leaves(log2, runs);
+                rest = behind;
+                continue;
+            }
             let bytes = count << log2;
             let entries = (bytes >> F::shift(V::N)) as usize;
             let Some((here, behind)) = rest.split_at_checked(entries) else {
@@ -247,18 +258,21 @@ impl<F: Format, M: TableMemory> Table<F, M> {
             let index = self.index::<V>(cursor.at);
             let todo = cursor.todo;
             match self.next_step::<V, P>(cells, index, cursor, room) {
-                Next::Leaves { log2, count } => {
+                Next::Leaves { log2, count, runs } => {
                     if !held {
                         return Err(Stop::Restart);
                     }
                     if !P::SHARED || V::N == 0 {
-                        let entries = ((count << log2) >> F::shift(V::N)) as usize;
+                        let entries = ((count * runs) << log2 >> F::shift(V::N)) as usize;
                         if let Some(i) = first_occupied::<F, _>(part(cells, index, entries)) {
                             let at = cursor.at + ((i as u64) << F::shift(V::N));
                             return Err(Stop::Occupied(at));
                         }
                     }
-                    cursor.advance(count << log2);
+                    match runs {
+                        1 => cursor.advance(count << log2),
+                        _ => cursor.pass_single_leaves(log2, runs),
+                    }
                 }
                 Next::Below => {
                     let word = cells.get(index).map_or(0, Cell::get_acquire);
@@ -303,20 +317,23 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         let Some((mut log2, mut count)) = self.leaves_here::<V>(cursor, room) else {
             return if V::N > 0 { Next::Below } else { Next::Nothing };
         };
+        let singles = self.single_leaves(cursor, (log2, count), room);
+        let mut runs = singles.unwrap_or(1);
         if V::N > 0 && (P::SHARED || self.keeps_empty) {
-            let entries = ((count << log2) >> F::shift(V::N)) as usize;
+            let entries = ((count * runs) << log2 >> F::shift(V::N)) as usize;
             let empty = first_occupied::<F, _>(part(cells, index, entries))
                 .map(|first| (first as u64) << F::shift(V::N));
             match empty {
                 None => {}
+                Some(bytes) if runs > 1 && bytes >> log2 > 0 => runs = bytes >> log2,
                 Some(0) => return Next::Below,
                 Some(bytes) => match self.leaves_here::<V>(cursor, bytes) {
-                    Some(fewer) => (log2, count) = fewer,
+                    Some(fewer) => (log2, count, runs) = (fewer.0, fewer.1, 1),
                     None => return Next::Below,
                 },
             }
         }
-        Next::Leaves { log2, count }
+        Next::Leaves { log2, count, runs }
     }
 
     /// Second pass: the same decisions, now written down. Cannot fail: `plan` has seen that the
@@ -349,12 +366,18 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         while room > 0 {
             let todo = cursor.todo;
             match self.next_step::<V, P>(linked, end, cursor, room) {
-                Next::Leaves { log2, count } => {
-                    let bytes = count << log2;
-                    let entries = (bytes >> F::shift(V::N)) as usize;
-                    let word = F::leaf(V::N, cursor.pa, log2, bits);
-                    store_leaves::<F, V, M::Cell>(part(cells, end, entries), word, log2);
-                    cursor.advance(bytes);
+                Next::Leaves { log2, count, runs } => {
+                    let entries = ((count * runs) << log2 >> F::shift(V::N)) as usize;
+                    let here = part(cells, end, entries);
+                    if runs > 1 {
+                        let starts = cursor.starts(runs);
+                        store_single_leaves::<F, V, M::Cell>(here, starts, log2, bits);
+                        cursor.pass_single_leaves(log2, runs);
+                    } else {
+                        let word = F::leaf(V::N, cursor.pa, log2, bits);
+                        store_leaves::<F, V, M::Cell>(here, word, log2);
+                        cursor.advance(count << log2);
+                    }
                     live += entries as u64;
                     end += entries;
                 }
@@ -428,8 +451,8 @@ impl<F: Format, M: TableMemory> Table<F, M> {
 
 /// How a request goes on.
 enum Next {
-    /// With `count` leaves of 2^`log2` bytes in this table.
-    Leaves { log2: u32, count: u64 },
+    /// With leaves of 2^`log2` bytes in this table: `count` of one run, or one of each of `runs`.
+    Leaves { log2: u32, count: u64, runs: u64 },
     /// In the table below this entry.
     Below,
     /// Not at all.
@@ -462,6 +485,31 @@ fn store_leaves<F: Format, V: Level, C: Cell>(cells: &[C], word: u64, log2: u32)
         for group in cells.chunks_exact(1 << (log2 - own)) {
             C::set_series(group, series(next, 0));
             next = next.wrapping_add(F::stride(log2));
+        }
+    }
+}
+
+/// Writes the entries of leaves of 2^`log2` bytes each, the first of which begins at `start`.
+#[inline(always)]
+fn store_single_leaves<F: Format, V: Level, C: Cell>(
+    cells: &[C],
+    (start, others): (u64, &[Span]),
+    log2: u32,
+    bits: u64,
+) {
+    let leaf = |start| F::leaf(V::N, start, log2, bits);
+    let size = 1 << (log2 - F::shift(V::N));
+    let Some((first, rest)) = cells.split_at_checked(size) else {
+        return;
+    };
+    store_leaves::<F, V, C>(first, leaf(start), log2);
+    if F::leaf_sizes(V::N).bits().count_ones() <= 1 || size == 1 {
+        for (cell, run) in rest.iter().zip(others) {
+            cell.set(leaf(run.start));
+        }
+    } else {
+        for (group, run) in rest.chunks_exact(size).zip(others) {
+            store_leaves::<F, V, C>(group, leaf(run.start), log2);
         }
     }
 }

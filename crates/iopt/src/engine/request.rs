@@ -43,6 +43,42 @@ impl<'a> Cursor<'a> {
         }
     }
 
+    /// How many runs from here on, at most `most`, are one leaf of 2^`log2` bytes each, of which the
+    /// first is known to be: where memory is in pieces, that is all of them.
+    #[inline(always)]
+    fn single_leaves(&self, log2: u32, most: u64) -> u64 {
+        let bytes = 1 << log2;
+        if self.left != bytes {
+            return 0;
+        }
+        let single = |run: &&Span| run.len == bytes && run.start & (bytes - 1) == 0;
+        let most = usize::try_from(most).unwrap_or(usize::MAX).max(1);
+        1 + self.rest.clone().take(most - 1).take_while(single).count() as u64
+    }
+
+    /// Where the first of these `count` runs begins, and the others.
+    #[inline(always)]
+    pub(super) fn starts(&self, count: u64) -> (u64, &'a [Span]) {
+        let others = self.rest.as_slice().get(..count as usize - 1);
+        (self.pa, others.unwrap_or_default())
+    }
+
+    /// Goes on behind these `count` runs.
+    #[inline(always)]
+    pub(super) fn pass_single_leaves(&mut self, log2: u32, count: u64) {
+        let others = count as usize - 1;
+        self.rest = self
+            .rest
+            .as_slice()
+            .get(others..)
+            .unwrap_or_default()
+            .iter();
+        self.at = self.at.wrapping_add(count << log2);
+        self.todo -= count << log2;
+        self.left = 0;
+        self.next_run();
+    }
+
     /// Goes on, also over the end of a run.
     pub(super) fn skip(&mut self, bytes: u64) {
         let mut rest = bytes.min(self.todo);
@@ -130,6 +166,32 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     fn check_runs(&self, runs: &[Span]) -> Result<u64, MapError> {
         let granule = self.sizes.smallest();
         let mut len = 0u64;
+        // All of them at once: which one is wrong is looked for only when one is.
+        let (mut ends, mut lasts, mut wrong) = (0, 0, false);
+        for run in runs {
+            let last = run.start.wrapping_add(run.len.wrapping_sub(1));
+            ends |= run.start | run.len;
+            lasts |= last;
+            // Empty, or beyond 2^64.
+            wrong |= (run.len == 0) | (last < run.start);
+            // More than 2^64 bytes fit no aperture: the sum saturates and is refused there.
+            len = len.saturating_add(run.len);
+        }
+        let bits = self.format.output_bits();
+        wrong |= ends & (granule - 1) != 0
+            || lasts
+                .checked_shr(bits.into())
+                .is_some_and(|above| above != 0);
+        if wrong {
+            self.refuse_runs(runs)?;
+        }
+        Ok(len)
+    }
+
+    /// The error for the first run that is not well formed.
+    #[cold]
+    fn refuse_runs(&self, runs: &[Span]) -> Result<(), MapError> {
+        let granule = self.sizes.smallest();
         for run in runs {
             if run.len == 0 {
                 return Err(RangeError::Empty.into());
@@ -147,10 +209,23 @@ impl<F: Format, M: TableMemory> Table<F, M> {
             if last.is_none_or(|last| last >> bits != 0) {
                 return Err(MapError::OutputTooWide { output: *run, bits });
             }
-            // More than 2^64 bytes fit no aperture: the sum saturates and is refused there.
-            len = len.saturating_add(run.len);
         }
-        Ok(len)
+        Ok(())
+    }
+
+    /// The runs from here on that are one leaf each, at most `room` bytes of them, when there is more
+    /// than one; `log2` and `count` are what [`leaves_here`](Self::leaves_here) said of the first.
+    #[inline(always)]
+    pub(super) fn single_leaves(
+        &self,
+        cursor: &Cursor<'_>,
+        (log2, count): (u32, u64),
+        room: u64,
+    ) -> Option<u64> {
+        if count > 1 {
+            return None;
+        }
+        Some(cursor.single_leaves(log2, room >> log2)).filter(|runs| *runs > 1)
     }
 
     /// The largest leaves at level `V` with which the request can go on here: their size as a
