@@ -73,6 +73,33 @@ impl<T: Joinable> Joiner<T> {
         }
     }
 
+    /// Takes a whole batch and has `each` see what it takes. What is complete then stands at the
+    /// batch's beginning; returns how many those are. What else is in it has no meaning any more.
+    #[inline]
+    pub fn push_all(&mut self, batch: &mut [T], mut each: impl FnMut(&T)) -> usize {
+        let mut complete = 0;
+        let mut open = self.open.take();
+        for i in 0..batch.len() {
+            let next = batch[i];
+            each(&next);
+            if next.is_nothing() {
+                continue;
+            }
+            match open.and_then(|open| open.join(&next)) {
+                Some(joined) => open = Some(joined),
+                None => {
+                    // Never more come out than went in: this place was read already.
+                    if let Some(before) = open.replace(next) {
+                        batch[complete] = before;
+                        complete += 1;
+                    }
+                }
+            }
+        }
+        self.open = open;
+        complete
+    }
+
     /// The last stretch, when the stream has ended. The joiner is empty afterwards.
     #[inline]
     pub fn finish(&mut self) -> Option<T> {
@@ -134,6 +161,24 @@ mod tests {
             for pair in out.windows(2) {
                 prop_assert!(!pair[0].is_followed_by(&pair[1]), "{:?}", pair);
             }
+        }
+
+        #[test]
+        fn batches_are_joined_as_one_by_one(
+            runs in proptest::collection::vec((0u64..8, 0u64..4), 0..60),
+            size in 1usize..9,
+        ) {
+            let mut runs: Vec<_> = runs.into_iter().map(|(at, len)| Span::new(at, len)).collect();
+            let mut joiner = Joiner::new();
+            let mut expected: Vec<_> = runs.iter().filter_map(|run| joiner.push(*run)).collect();
+            expected.extend(joiner.finish());
+            let mut found = Vec::new();
+            for batch in runs.chunks_mut(size) {
+                let complete = joiner.push_all(batch, |_| ());
+                found.extend_from_slice(&batch[..complete]);
+            }
+            found.extend(joiner.finish());
+            prop_assert_eq!(found, expected);
         }
 
         #[test]

@@ -70,6 +70,7 @@ impl Span {
     }
 
     /// The bytes that both have, if any.
+    #[inline]
     pub fn intersection(&self, other: &Span) -> Option<Span> {
         if self.is_empty() || other.is_empty() {
             return None;
@@ -78,6 +79,7 @@ impl Span {
     }
 
     /// True when at least one byte is in both.
+    #[inline]
     pub fn overlaps(&self, other: &Span) -> bool {
         self.intersection(other).is_some()
     }

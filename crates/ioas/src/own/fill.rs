@@ -90,19 +90,14 @@ impl<'a, M: TableMemory> Fill<'a, M> {
         if count > room {
             return Err(MapError::BatchTooLong { count, room });
         }
-        let mut complete = 0;
-        let mut sum = *found;
-        for i in 0..count {
-            let run = self.batch[i];
-            if run.is_empty() {
-                return Err(MapError::Table(RangeError::Empty.into()));
-            }
+        let batch = &mut self.batch[..count];
+        let (mut sum, mut empty) = (*found, false);
+        let complete = joiner.push_all(batch, |run| {
+            empty |= run.is_empty();
             sum = sum.saturating_add(run.len);
-            // At most one run comes out for each that goes in: the place was read already.
-            if let Some(run) = joiner.push(run) {
-                self.batch[complete] = run;
-                complete += 1;
-            }
+        });
+        if empty {
+            return Err(MapError::Table(RangeError::Empty.into()));
         }
         // Never more than the range: what lies behind it belongs to others.
         if sum > self.range.len {
