@@ -30,7 +30,8 @@ use crate::object::{Cause, MemoryObject, PinFailed, Pinned, RunReader};
 /// ```
 #[derive(Debug)]
 pub struct Synthetic {
-    runs: Arc<[Span]>,
+    /// With their offsets.
+    runs: Arc<[(u64, Span)]>,
     len: u64,
     /// Bytes of a page as the kernel would charge it.
     page: u64,
@@ -41,10 +42,16 @@ pub struct Synthetic {
 impl Synthetic {
     /// Memory that consists of `runs`, in the order of its offsets, charged in pages of 4 KiB.
     pub fn new(runs: impl IntoIterator<Item = Span>) -> Self {
-        let runs: Arc<[Span]> = runs.into_iter().collect::<Vec<_>>().into();
-        let len = runs.iter().map(|run| run.len).sum();
+        let mut len = 0;
+        let place = |run: Span| {
+            let offset = len;
+            len += run.len;
+            (offset, run)
+        };
+        let runs = runs.into_iter().filter(|run| !run.is_empty());
+        let runs: Vec<_> = runs.map(place).collect();
         Self {
-            runs,
+            runs: runs.into(),
             len,
             page: 4096,
             refused: None,
@@ -117,7 +124,7 @@ impl MemoryObject for Synthetic {
 
 #[derive(Debug)]
 struct SyntheticPin {
-    runs: Arc<[Span]>,
+    runs: Arc<[(u64, Span)]>,
     /// What is pinned, in order.
     parts: Vec<Span>,
     page: u64,
@@ -150,9 +157,13 @@ impl SyntheticPin {
 impl Pinned for SyntheticPin {
     fn runs(&self, part: Span) -> Result<Box<dyn RunReader + '_>, Cause> {
         self.holds(part)?;
+        let first = self
+            .runs
+            .partition_point(|(offset, run)| offset + run.len <= part.start);
+        let runs = &self.runs[first..];
+        let count = runs.partition_point(|(offset, _)| *offset < part.start + part.len);
         Ok(Box::new(Reader {
-            runs: &self.runs,
-            offset: 0,
+            runs: &runs[..count],
             part,
         }))
     }
@@ -188,25 +199,24 @@ impl Drop for SyntheticPin {
     }
 }
 
+/// Reads the runs that overlap `part`.
 struct Reader<'a> {
-    runs: &'a [Span],
-    /// Offset of the first of `runs` in the object.
-    offset: u64,
+    runs: &'a [(u64, Span)],
     part: Span,
 }
 
 impl RunReader for Reader<'_> {
     fn next_batch(&mut self, out: &mut [Span]) -> Result<usize, Cause> {
+        let end = self.part.start + self.part.len;
         let mut filled = 0;
-        while let (Some(slot), Some((run, rest))) = (out.get_mut(filled), self.runs.split_first()) {
-            let here = Span::new(self.offset, run.len);
-            if let Some(common) = here.intersection(&self.part) {
-                *slot = Span::new(run.start + (common.start - here.start), common.len);
-                filled += 1;
-            }
-            self.offset += run.len;
-            self.runs = rest;
+        for (slot, &(offset, run)) in out.iter_mut().zip(self.runs) {
+            // The first may begin before the part, and the last may end behind it.
+            let skipped = self.part.start.saturating_sub(offset);
+            let behind = (offset + run.len).saturating_sub(end);
+            *slot = Span::new(run.start + skipped, run.len - skipped - behind);
+            filled += 1;
         }
+        self.runs = &self.runs[filled..];
         Ok(filled)
     }
 }
