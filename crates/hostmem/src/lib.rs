@@ -57,6 +57,7 @@ mod buffers;
 mod charge;
 mod frames;
 mod limits;
+mod looks;
 mod machine;
 mod mapping;
 mod nodes;
