@@ -71,6 +71,7 @@ mod dirty;
 mod errno;
 mod error;
 mod external;
+mod given;
 mod intervals;
 #[cfg(feature = "iommufd")]
 pub mod iommufd;
@@ -101,6 +102,7 @@ pub use dirty::{HarvestError, Harvested, Tracking, TrackingError};
 pub use errno::{Errno, Profile};
 pub use error::{AttachError, CloseError, DetachError, MapError, UnmapError};
 pub use external::{ExternalPin, PinError, PinUser, ROUNDS, WhenUnmapped};
+pub use given::{GivenRuns, NoPages};
 #[cfg(any(feature = "vfio", feature = "iommufd"))]
 pub use kernel::{Kernel, KernelError, Mapper, MapperInfo, Shares, Source, pieces_needed};
 pub use ledger::{Charge, Forecast, Ledger, OverLimit};

@@ -14,7 +14,7 @@ use runs::Span;
 /// An error of whoever stands behind the seam, with its own words.
 pub type Cause = Box<dyn Error + Send + Sync>;
 
-/// Memory of which parts can be pinned: an anonymous range, a memfd, guest memory.
+/// Memory of which parts can be pinned: an anonymous range, a memfd, guest memory, a BAR.
 pub trait MemoryObject: fmt::Debug + Send + Sync {
     /// Its length in bytes.
     fn len(&self) -> u64;
@@ -35,6 +35,12 @@ pub trait MemoryObject: fmt::Debug + Send + Sync {
         part: Span,
         progress: &mut dyn FnMut(u64) -> ControlFlow<()>,
     ) -> Result<Box<dyn Pinned>, PinFailed>;
+
+    /// True for registers of a device instead of memory: they are mapped as such where a format has
+    /// memory types, and never forced to be coherent.
+    fn is_mmio(&self) -> bool {
+        false
+    }
 
     /// Where it is in this process, for kernels that map memory by its address. For as long as the
     /// object is there, the answer is the same.

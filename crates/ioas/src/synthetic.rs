@@ -10,6 +10,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 use runs::Span;
 
+use crate::given::Reader;
 use crate::object::{Cause, MemoryObject, PinFailed, Pinned, RunReader};
 
 /// A memory object of given physical runs, which counts what is pinned.
@@ -157,15 +158,7 @@ impl SyntheticPin {
 impl Pinned for SyntheticPin {
     fn runs(&self, part: Span) -> Result<Box<dyn RunReader + '_>, Cause> {
         self.holds(part)?;
-        let first = self
-            .runs
-            .partition_point(|(offset, run)| offset + run.len <= part.start);
-        let runs = &self.runs[first..];
-        let count = runs.partition_point(|(offset, _)| *offset < part.start + part.len);
-        Ok(Box::new(Reader {
-            runs: &runs[..count],
-            part,
-        }))
+        Ok(Box::new(Reader::new(&self.runs, part)))
     }
 
     fn release(&mut self, part: Span) -> Result<u64, Cause> {
@@ -196,27 +189,5 @@ impl Pinned for SyntheticPin {
 impl Drop for SyntheticPin {
     fn drop(&mut self) {
         self.pinned.fetch_sub(self.bytes(), Ordering::Relaxed);
-    }
-}
-
-/// Reads the runs that overlap `part`.
-struct Reader<'a> {
-    runs: &'a [(u64, Span)],
-    part: Span,
-}
-
-impl RunReader for Reader<'_> {
-    fn next_batch(&mut self, out: &mut [Span]) -> Result<usize, Cause> {
-        let end = self.part.start + self.part.len;
-        let mut filled = 0;
-        for (slot, &(offset, run)) in out.iter_mut().zip(self.runs) {
-            // The first may begin before the part, and the last may end behind it.
-            let skipped = self.part.start.saturating_sub(offset);
-            let behind = (offset + run.len).saturating_sub(end);
-            *slot = Span::new(run.start + skipped, run.len - skipped - behind);
-            filled += 1;
-        }
-        self.runs = &self.runs[filled..];
-        Ok(filled)
     }
 }

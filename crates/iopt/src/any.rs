@@ -111,6 +111,11 @@ macro_rules! any_table {
             match self { $($any::$name(table) => table.page_sizes(),)* }
         }
 
+        /// True when entries can say this: see [`Format::leaf_bits`].
+        pub fn expresses(&self, prot: Prot) -> bool {
+            match self { $($any::$name(table) => table.format().leaf_bits(prot).is_some(),)* }
+        }
+
         /// See [`Table::tables`].
         pub fn tables(&self) -> u64 {
             match self { $($any::$name(table) => table.tables(),)* }

@@ -62,7 +62,7 @@ impl Journal {
     }
 }
 
-/// Where memory is for this kernel.
+/// Where memory is for this kernel. iommufd takes registers as a file only.
 pub(super) fn source(
     object: &dyn MemoryObject,
     offset: u64,
@@ -74,7 +74,9 @@ pub(super) fn source(
     {
         return Some(Source::File(file, base.checked_add(offset)?));
     }
-    let _ = profile;
+    if profile == Profile::Iommufd && object.is_mmio() {
+        return None;
+    }
     let address = object.in_process()?.address().checked_add(offset)?;
     Some(Source::Address(address))
 }
@@ -359,5 +361,56 @@ impl<K: Mapper> Drop for Mapped<K> {
         if !self.pieces.is_empty() {
             Box::leak(Box::new(mem::take(&mut self.pieces)));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::given::GivenRuns;
+    use crate::object::{PinFailed, Pinned, ProcessMemory};
+    use core::ops::ControlFlow;
+
+    /// Registers that this process has mapped.
+    #[derive(Debug)]
+    struct Mapped;
+
+    impl MemoryObject for Mapped {
+        fn len(&self) -> u64 {
+            0x1000
+        }
+
+        fn charge(&self, _: Span) -> u64 {
+            0
+        }
+
+        fn is_mmio(&self) -> bool {
+            true
+        }
+
+        fn pin(
+            &self,
+            _: Span,
+            _: &mut dyn FnMut(u64) -> ControlFlow<()>,
+        ) -> core::result::Result<Box<dyn Pinned>, PinFailed> {
+            Err(PinFailed::Interrupted)
+        }
+
+        fn in_process(&self) -> Option<ProcessMemory> {
+            // SAFETY: nobody is told of it but this test.
+            Some(unsafe { ProcessMemory::new(0x7000) })
+        }
+    }
+
+    #[test]
+    fn a_kernel_is_told_of_registers_only_in_the_way_that_it_takes() {
+        let bar = GivenRuns::bar(Span::new(0xfe00_0000, 0x1000), 0x1000);
+        let bar = bar.unwrap_or_else(|error| unreachable!("{error}"));
+        for profile in [Profile::Type1, Profile::Iommufd] {
+            assert!(source(&bar, 0, profile).is_none());
+        }
+        let found = source(&Mapped, 0x10, Profile::Type1);
+        assert!(matches!(found, Some(Source::Address(0x7010))));
+        assert!(source(&Mapped, 0x10, Profile::Iommufd).is_none());
     }
 }

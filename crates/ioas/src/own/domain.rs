@@ -8,7 +8,8 @@ use alloc::vec::Vec;
 
 use iommu::{DeviceId, DomainId, FlushError, Unit};
 use iopt::{
-    AnyTable, Discard, Gather, Interruption, Invalidation, Prot, RefitError, TableMemory, WithDirty,
+    AnyTable, Discard, FormatId, Gather, Interruption, Invalidation, Prot, RefitError, TableMemory,
+    WithDirty,
 };
 use runs::{PageSizes, Run, Span};
 
@@ -68,10 +69,19 @@ impl<M: TableMemory> Domain<M> {
             && (!dirty || can.dirty_tracking)
     }
 
-    /// Permissions as its entries have them.
-    pub(crate) fn prot(&self, prot: Prot) -> Prot {
+    /// Permissions as its entries have them; `mmio` for registers of a device.
+    ///
+    /// Registers are marked as such where entries hold memory types. Arm's always do. Of the others,
+    /// some never do, and RISC-V's where there is Svpbmt: without it, the physical address decides.
+    pub(crate) fn prot(&self, prot: Prot, mmio: bool) -> Prot {
+        let device = prot | Prot::DEVICE;
+        let arm = matches!(
+            self.table.root().format,
+            FormatId::ArmStage1(_) | FormatId::ArmStage2(_)
+        );
         match self.coherent {
-            Some(true) => prot | Prot::COHERENT,
+            _ if mmio && (arm || self.table.expresses(device)) => device,
+            Some(true) if !mmio => prot | Prot::COHERENT,
             _ => prot,
         }
     }

@@ -20,6 +20,8 @@ pub(super) struct Fill<'a, M: TableMemory> {
     pub(super) batch: &'a mut [Span],
     pub(super) range: Span,
     pub(super) prot: iopt::Prot,
+    /// Registers of a device.
+    mmio: bool,
     /// Bytes from the start of the range on that are in all tables.
     mapped: u64,
     /// Bytes from there on of which some may be in tables, after an error too.
@@ -33,6 +35,7 @@ impl<'a, M: TableMemory> Fill<'a, M> {
             batch,
             range: area.range,
             prot: area.prot,
+            mmio: area.memory.object().is_mmio(),
             mapped: 0,
             reached: 0,
         }
@@ -114,7 +117,7 @@ impl<'a, M: TableMemory> Fill<'a, M> {
                 let runs = &self.batch[..count];
                 let bytes: u64 = runs.iter().map(|run| run.len).sum();
                 for domain in &mut *self.domains {
-                    let prot = domain.prot(self.prot);
+                    let prot = domain.prot(self.prot, self.mmio);
                     domain
                         .table
                         .map(self.range.start + self.mapped, runs, prot)

@@ -5,8 +5,10 @@
 
 #![allow(unsafe_code)]
 
+use std::boxed::Box;
 use std::fs::File;
 use std::io;
+use std::ops::ControlFlow;
 use std::os::fd::AsRawFd;
 use std::ptr::NonNull;
 
@@ -14,11 +16,16 @@ use runs::Span;
 
 use crate::kernel::sys::refused;
 use crate::kernel::{KernelError, Result};
+use crate::object::{MemoryObject, PinFailed, Pinned, ProcessMemory};
 
 /// Registers of a device, or its memory, mapped until it is dropped.
 ///
 /// Accesses are volatile, so one access in the program is one access of its size by the
 /// processor. Registers are little-endian (PCI), whatever the processor is.
+///
+/// They are a [`MemoryObject`] for VFIO's type 1, which finds them by their address in this process:
+/// so another device reaches them (peer to peer). A back end with tables of its own needs to know
+/// where they are: [`GivenRuns`](crate::GivenRuns).
 #[derive(Debug)]
 pub struct Registers {
     start: NonNull<u8>,
@@ -189,5 +196,35 @@ impl Drop for Registers {
         // SAFETY: this value owns the mapping, and nothing borrows it. The call cannot fail for a
         // whole mapping but for want of kernel memory, and then leaves it mapped, which is sound.
         unsafe { libc::munmap(self.start.as_ptr().cast(), self.len as usize) };
+    }
+}
+
+impl MemoryObject for Registers {
+    fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Nobody charges what is no memory.
+    fn charge(&self, _part: Span) -> u64 {
+        0
+    }
+
+    fn is_mmio(&self) -> bool {
+        true
+    }
+
+    fn pin(
+        &self,
+        _part: Span,
+        _progress: &mut dyn FnMut(u64) -> ControlFlow<()>,
+    ) -> core::result::Result<Box<dyn Pinned>, PinFailed> {
+        let why = "where registers are physically is not known by their address in this process";
+        Err(PinFailed::Refused(why.into()))
+    }
+
+    fn in_process(&self) -> Option<ProcessMemory> {
+        // SAFETY: they stay mapped until this value is dropped, and are accessed by volatile
+        // accesses only.
+        Some(unsafe { ProcessMemory::new(self.address()) })
     }
 }

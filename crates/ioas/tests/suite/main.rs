@@ -17,6 +17,7 @@ mod dirty;
 mod domains;
 mod external;
 mod faults;
+mod given;
 mod layouts;
 mod lazy;
 mod model;

@@ -1,0 +1,174 @@
+//! Memory whose physical runs are given: see [`GivenRuns`].
+
+use alloc::boxed::Box;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::fmt;
+use core::ops::ControlFlow;
+
+use runs::Span;
+
+use crate::object::{Cause, MemoryObject, PinFailed, Pinned, RunReader};
+
+/// Memory of given physical runs: a BAR of another device (peer to peer), or memory that the system
+/// has set aside. It always stays where it is, so nothing is pinned and nothing charged.
+///
+/// Only a back end with tables of ours maps it
+/// ([`Capabilities::given_runs`](crate::Capabilities::given_runs)): others find memory by themselves,
+/// and refuse it by name.
+///
+/// ```
+/// use ioas::{GivenRuns, Ledger, Memory};
+/// use runs::Span;
+///
+/// // BAR 2 of some device, as `/sys/bus/pci/devices/0000:00:06.0/resource` says.
+/// let bar = GivenRuns::bar(Span::new(0xfe00_0000, 0x10_0000), 4096)?;
+/// let memory = Memory::new(std::sync::Arc::new(bar), &Ledger::unlimited());
+/// assert_eq!(memory.len(), 0x10_0000);
+/// # Ok::<_, ioas::NoPages>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct GivenRuns {
+    /// With their offsets.
+    runs: Arc<[(u64, Span)]>,
+    len: u64,
+    mmio: bool,
+}
+
+/// A run that is not to be had in pages: it is empty, no multiple of the page at both ends, ends
+/// beyond 2^64, or makes more than 2^64 bytes altogether; or the page is no power of two.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NoPages {
+    /// The first such run.
+    pub run: Span,
+    /// The page, bytes.
+    pub page: u64,
+}
+
+impl fmt::Display for NoPages {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { run, page } = self;
+        write!(f, "{run} is no run of whole pages of {page:#x} bytes")
+    }
+}
+
+impl core::error::Error for NoPages {}
+
+impl GivenRuns {
+    /// Memory that consists of `runs` (physical address and length in bytes, whole pages of `page`
+    /// bytes), in the order of its offsets.
+    ///
+    /// # Errors
+    ///
+    /// [`NoPages`].
+    pub fn new(runs: impl IntoIterator<Item = Span>, page: u64) -> Result<Self, NoPages> {
+        let mut len = 0u64;
+        let mut whole = Vec::new();
+        for run in runs {
+            let pages = page.is_power_of_two() && run.is_aligned(page);
+            let checked = Span::checked(run.start, run.len).filter(|_| pages);
+            let sum = checked.and_then(|run| len.checked_add(run.len));
+            whole.push((len, run));
+            len = sum.ok_or(NoPages { run, page })?;
+        }
+        Ok(Self {
+            runs: whole.into(),
+            len,
+            mmio: false,
+        })
+    }
+
+    /// Registers of a device: `bar` (physical address and length in bytes, whole pages of `page`
+    /// bytes).
+    ///
+    /// # Errors
+    ///
+    /// [`NoPages`].
+    pub fn bar(bar: Span, page: u64) -> Result<Self, NoPages> {
+        let runs = Self::new([bar], page)?;
+        Ok(Self { mmio: true, ..runs })
+    }
+}
+
+impl MemoryObject for GivenRuns {
+    fn len(&self) -> u64 {
+        self.len
+    }
+
+    fn charge(&self, _part: Span) -> u64 {
+        0
+    }
+
+    fn is_mmio(&self) -> bool {
+        self.mmio
+    }
+
+    fn pin(
+        &self,
+        part: Span,
+        _progress: &mut dyn FnMut(u64) -> ControlFlow<()>,
+    ) -> Result<Box<dyn Pinned>, PinFailed> {
+        let runs = Arc::clone(&self.runs);
+        Ok(Box::new(Given {
+            runs,
+            bytes: part.len,
+        }))
+    }
+}
+
+/// A part that is used. It stays where it is anyway.
+#[derive(Debug)]
+struct Given {
+    runs: Arc<[(u64, Span)]>,
+    bytes: u64,
+}
+
+impl Pinned for Given {
+    fn runs(&self, part: Span) -> Result<Box<dyn RunReader + '_>, Cause> {
+        Ok(Box::new(Reader::new(&self.runs, part)))
+    }
+
+    fn release(&mut self, part: Span) -> Result<u64, Cause> {
+        self.bytes -= part.len;
+        Ok(0)
+    }
+
+    fn unpin(self: Box<Self>) -> Result<u64, Cause> {
+        Ok(self.bytes)
+    }
+}
+
+/// Reads the runs of a part out of those of a whole object.
+pub(crate) struct Reader<'a> {
+    /// Those that overlap the part, with their offsets.
+    runs: &'a [(u64, Span)],
+    part: Span,
+}
+
+impl<'a> Reader<'a> {
+    /// The runs of `part` of the object that consists of `runs`, with their offsets.
+    pub(crate) fn new(runs: &'a [(u64, Span)], part: Span) -> Self {
+        let end = part.start + part.len;
+        let first = runs.partition_point(|(offset, run)| offset + run.len <= part.start);
+        let runs = &runs[first..];
+        let count = runs.partition_point(|(offset, _)| *offset < end);
+        let runs = &runs[..count];
+        Self { runs, part }
+    }
+}
+
+impl RunReader for Reader<'_> {
+    fn next_batch(&mut self, out: &mut [Span]) -> Result<usize, Cause> {
+        let end = self.part.start + self.part.len;
+        let mut filled = 0;
+        for (slot, &(offset, run)) in out.iter_mut().zip(self.runs) {
+            // The first may begin before the part, and the last may end behind it.
+            let skipped = self.part.start.saturating_sub(offset);
+            let behind = (offset + run.len).saturating_sub(end);
+            *slot = Span::new(run.start + skipped, run.len - skipped - behind);
+            filled += 1;
+        }
+        self.runs = &self.runs[filled..];
+        Ok(filled)
+    }
+}
