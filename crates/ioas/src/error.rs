@@ -51,7 +51,8 @@ pub enum MapError {
         /// What an attached device reserves.
         reserved: Span,
     },
-    /// Nowhere in the allowed ranges there is room.
+    /// Nowhere in the allowed ranges there is room that keeps large pages possible: from a multiple
+    /// of the largest page that the length has room for, on, to the end of the part.
     NoRoom {
         /// Bytes that were to be mapped.
         len: u64,
@@ -137,7 +138,8 @@ impl fmt::Display for MapError {
                 )
             }
             Self::NoRoom { len } => {
-                write!(f, "no {} are free in the allowed ranges", runs::Bytes(*len))
+                let len = runs::Bytes(*len);
+                write!(f, "the allowed ranges have no aligned room for {len}")
             }
             Self::Allowed { range } => write!(
                 f,

@@ -136,8 +136,9 @@ impl<M: TableMemory> Domain<M> {
 
     /// Ends it.
     pub(crate) fn untrack(&mut self) {
-        // Off is always possible where on was.
-        self.tracked = self.tracked && self.table.track_dirty(false).is_err();
+        // Refused only where it was never on.
+        let _ = self.table.track_dirty(false);
+        self.tracked = false;
     }
 
     /// True when there is somebody who writes without leaving a trace.
