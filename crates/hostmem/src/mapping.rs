@@ -33,6 +33,7 @@ pub struct Mapping {
     file: Option<File>,
     backing: Backing,
     len: u64,
+    node: Option<u32>,
     window: Option<Window>,
     /// Parts that a pin holds with `mlock`, which does not count how often.
     pub(crate) locked: Mutex<Vec<Span>>,
@@ -193,6 +194,7 @@ impl Mapping {
             file,
             backing,
             len,
+            node,
             window: Window::take(len),
             locked: Mutex::new(Vec::new()),
         })
@@ -232,6 +234,7 @@ impl Mapping {
             file: Some(file),
             backing,
             len,
+            node: None,
             window: Window::take(len),
             locked: Mutex::new(Vec::new()),
         })
@@ -246,6 +249,11 @@ impl Mapping {
     /// What it consists of.
     pub const fn backing(&self) -> Backing {
         self.backing
+    }
+
+    /// The node from which its pages are to come, if one was named.
+    pub(crate) const fn node(&self) -> Option<u32> {
+        self.node
     }
 
     /// Where it is mapped in this process.

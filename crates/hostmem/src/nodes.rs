@@ -8,6 +8,7 @@ use thiserror::Error;
 
 use crate::machine;
 use crate::mapping::Mapping;
+use crate::procfs;
 use crate::stretches::{Pages, Stretches};
 use crate::sys;
 
@@ -89,6 +90,12 @@ pub enum LookError {
         /// Why.
         source: io::Error,
     },
+}
+
+/// The processors of `node`; none when it has none, or when the kernel does not tell.
+pub(crate) fn cpus_of(node: u32) -> Vec<u32> {
+    let list = procfs::read(format!("/sys/devices/system/node/node{node}/cpulist"));
+    list.map_or(Vec::new(), |text| procfs::list(&text))
 }
 
 pub(crate) fn open_pagemap() -> Result<File, LookError> {

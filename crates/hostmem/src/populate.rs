@@ -5,18 +5,28 @@
 //! it: there each page is written with the value that it holds, and huge pages of a pool, whose
 //! shortage would be a signal, are first allocated through their file.
 //!
+//! Most of the time goes into zeroing, which several processors do faster than one. Threads take
+//! chunks in ascending order and finish what they have taken, so that whatever ends the work, the
+//! pages before the first chunk that failed, or that nobody has taken, are there. They run on the
+//! node where the memory is to be, and tell the caller's thread of each chunk, one at a time:
+//! progress is reported there.
+//!
 //! Source: madvise(2), fallocate(2).
 
 use std::io;
+use std::num::NonZeroUsize;
 use std::ops::ControlFlow;
 use std::os::fd::AsFd;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc;
+use std::thread;
 
 use runs::Span;
 use thiserror::Error;
 
 use crate::machine::{HugeSize, Machine, Pool};
 use crate::mapping::Mapping;
+use crate::nodes;
 use crate::sys::{self, Advice};
 use runs::Bytes;
 
@@ -65,9 +75,23 @@ pub enum PopulateError {
     },
 }
 
+/// What threads that populate together share.
+struct Chunks {
+    /// Bytes of one.
+    size: u64,
+    /// Offset of the next that nobody has taken.
+    next: AtomicU64,
+    /// No more are to be taken.
+    stop: AtomicBool,
+}
+
+/// A chunk, and what became of it.
+type Told = (Span, io::Result<()>);
+
 impl Mapping {
-    /// Brings in all pages. After each 64 MiB (or each page, when that is larger) `progress` is
-    /// told how many bytes are done, and may stop the work.
+    /// Brings in all pages, by as many threads as the memory's node has processors for this
+    /// process. After each 64 MiB (or each page, when that is larger) `progress` is told, in the
+    /// caller's thread, how many bytes are done, and may stop the work.
     ///
     /// # Errors
     ///
@@ -76,31 +100,125 @@ impl Mapping {
         &self,
         progress: &mut dyn FnMut(u64) -> ControlFlow<()>,
     ) -> Result<(), PopulateError> {
+        self.populate_by(None, progress)
+    }
+
+    /// As [`populate`](Self::populate), by at most so many threads. Less than 128 MiB is left to
+    /// the caller's, and so is everything where one is asked for.
+    ///
+    /// # Errors
+    ///
+    /// As [`populate`](Self::populate).
+    pub fn populate_by(
+        &self,
+        threads: Option<NonZeroUsize>,
+        progress: &mut dyn FnMut(u64) -> ControlFlow<()>,
+    ) -> Result<(), PopulateError> {
         let chunk = CHUNK.max(self.backing().page());
-        let mut done = 0;
+        let cpus = self.cpus();
+        let wanted = threads.map_or(cpus.len(), NonZeroUsize::get);
+        // A thread for each whole chunk at most.
+        let most = usize::try_from(self.len() / chunk).unwrap_or(usize::MAX);
+        self.populate_together(chunk, wanted.min(most), &cpus, progress)
+    }
+
+    /// The processors on which threads that populate are to run: those of the memory's node; if
+    /// none was named, of the node on which this thread runs, since pages come from the node of
+    /// whoever touches them first.
+    fn cpus(&self) -> Vec<u32> {
+        let allowed = sys::allowed_cpus();
+        let node = self.node().or_else(sys::current_node);
+        let near = node.map_or(Vec::new(), nodes::cpus_of);
+        let both: Vec<u32> = near
+            .into_iter()
+            .filter(|cpu| allowed.contains(cpu))
+            .collect();
+        if both.is_empty() { allowed } else { both }
+    }
+
+    /// Brings in all pages by `threads` threads on `cpus`; by this one where that is one.
+    fn populate_together(
+        &self,
+        chunk: u64,
+        threads: usize,
+        cpus: &[u32],
+        progress: &mut dyn FnMut(u64) -> ControlFlow<()>,
+    ) -> Result<(), PopulateError> {
+        let chunks = Chunks {
+            size: chunk,
+            next: AtomicU64::new(0),
+            stop: AtomicBool::new(false),
+        };
+        let mut report = Report {
+            chunks: &chunks,
+            progress,
+            len: self.len(),
+            done: 0,
+            failed: None,
+            interrupted: false,
+        };
+        if threads > 1 {
+            thread::scope(|scope| {
+                // Without room, so that nobody gets far ahead of what is reported.
+                let (tell, told) = mpsc::sync_channel(0);
+                for _ in 0..threads {
+                    let (tell, chunks) = (tell.clone(), &chunks);
+                    let work = move || {
+                        // Elsewhere it is slower, and nothing else.
+                        let _ = sys::run_on(cpus);
+                        self.take_chunks(chunks, |chunk| tell.send(chunk).is_ok());
+                    };
+                    let thread = thread::Builder::new().name("populate".into());
+                    if thread.spawn_scoped(scope, work).is_err() {
+                        break;
+                    }
+                }
+                drop(tell);
+                for chunk in told {
+                    report.take(chunk);
+                }
+            });
+        }
+        // Everything, or what is left when no thread was to be had.
+        self.take_chunks(&chunks, |chunk| report.take(chunk));
+        match report.failed {
+            Some((offset, source)) => Err(self.populate_error(offset, source)),
+            None if report.interrupted => Err(PopulateError::Interrupted { done: report.done }),
+            None => Ok(()),
+        }
+    }
+
+    /// Takes chunks and brings them in, until there are none left or `tell` says that it is enough.
+    fn take_chunks(&self, chunks: &Chunks, mut tell: impl FnMut(Told) -> bool) {
         let mut advice_known = true;
-        while done < self.len() {
-            let part = Span::new(done, chunk.min(self.len() - done));
-            let result = if advice_known {
+        while !chunks.stop.load(Ordering::Relaxed) {
+            let start = chunks.next.fetch_add(chunks.size, Ordering::Relaxed);
+            if start >= self.len() {
+                break;
+            }
+            let part = Span::new(start, chunks.size.min(self.len() - start));
+            let result = self.bring_in(part, &mut advice_known);
+            if !tell((part, result)) {
+                break;
+            }
+        }
+    }
+
+    fn bring_in(&self, part: Span, advice_known: &mut bool) -> io::Result<()> {
+        loop {
+            let result = if *advice_known {
                 self.region().advise(part, Advice::PopulateWrite)
             } else {
                 self.touch(part)
             };
             match result {
-                Ok(()) => {}
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-                Err(error) if advice_known && error.raw_os_error() == Some(libc::EINVAL) => {
-                    advice_known = false;
-                    continue;
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if *advice_known && error.raw_os_error() == Some(libc::EINVAL) => {
+                    *advice_known = false;
                 }
-                Err(source) => return Err(self.populate_error(done, source)),
-            }
-            done += part.len;
-            if progress(done).is_break() && done < self.len() {
-                return Err(PopulateError::Interrupted { done });
+                result => return result,
             }
         }
-        Ok(())
     }
 
     /// Writes to each page of `part` what it holds.
@@ -140,10 +258,118 @@ impl Mapping {
     }
 }
 
+/// What has been told so far.
+struct Report<'a> {
+    chunks: &'a Chunks,
+    progress: &'a mut dyn FnMut(u64) -> ControlFlow<()>,
+    len: u64,
+    done: u64,
+    /// The first chunk that failed, by offset.
+    failed: Option<(u64, io::Error)>,
+    interrupted: bool,
+}
+
+impl Report<'_> {
+    /// Takes note; false when no more chunks are to be taken.
+    fn take(&mut self, (part, result): Told) -> bool {
+        match result {
+            Ok(()) => {
+                self.done += part.len;
+                let goes_on = self.failed.is_none() && !self.interrupted;
+                self.interrupted |=
+                    goes_on && (self.progress)(self.done).is_break() && self.done < self.len;
+            }
+            Err(source) => {
+                let first = self.failed.as_ref().map(|(first, _)| *first);
+                if first.is_none_or(|first| part.start < first) {
+                    self.failed = Some((part.start, source));
+                }
+            }
+        }
+        let ends = self.interrupted || self.failed.is_some();
+        self.chunks.stop.store(ends, Ordering::Relaxed);
+        !ends
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Backing;
+    use crate::{Backing, procfs};
+    use std::fs;
+
+    /// Where the threads that populate may run, each.
+    fn threads_run_on() -> Vec<Vec<u32>> {
+        let tasks = fs::read_dir("/proc/self/task").unwrap();
+        let populating = tasks.filter_map(|task| {
+            let task = task.ok()?.path();
+            let status = procfs::read(task.join("status")).ok()?;
+            let name = procfs::line(&status, "Name")?;
+            let cpus = procfs::line(&status, "Cpus_allowed_list")?;
+            (name == "populate").then(|| procfs::list(cpus))
+        });
+        populating.collect()
+    }
+
+    #[test]
+    fn threads_run_where_the_memory_is_to_be_and_report_each_chunk() {
+        let len = 64 * 4 * 4096;
+        let mapping = Mapping::new(Backing::Anon4K, len, None).unwrap();
+        let allowed = sys::allowed_cpus();
+        let last = &allowed[allowed.len() - 1..];
+        let mut reported = Vec::new();
+        let mut bound = false;
+        let result = mapping.populate_together(4 * 4096, 3, last, &mut |done| {
+            // Who has told of this chunk has still others to take, but for the last ones.
+            if reported.is_empty() {
+                bound = threads_run_on().iter().any(|cpus| cpus == last);
+            }
+            reported.push(done);
+            ControlFlow::Continue(())
+        });
+        result.unwrap();
+        assert!(bound);
+        let steps: Vec<u64> = (1..=64).map(|n| n * 4 * 4096).collect();
+        assert_eq!(reported, steps);
+        match mapping.folios() {
+            Ok(folios) => assert_eq!(folios.small, len),
+            Err(error) => eprintln!("not run in part: {error}"),
+        }
+        // The processors of the node are some of those that this process may use.
+        let cpus = mapping.cpus();
+        assert!(!cpus.is_empty() && cpus.iter().all(|cpu| allowed.contains(cpu)));
+    }
+
+    #[test]
+    fn threads_that_are_stopped_leave_no_holes() {
+        let (chunk, threads) = (4 * 4096, 3);
+        let len = 64 * chunk;
+        for stop in [1, 2, 40] {
+            let mapping = Mapping::new(Backing::Anon4K, len, None).unwrap();
+            let mut calls = 0;
+            let result = mapping.populate_together(chunk, threads, &mapping.cpus(), &mut |_| {
+                calls += 1;
+                if calls == stop {
+                    ControlFlow::Break(())
+                } else {
+                    ControlFlow::Continue(())
+                }
+            });
+            let Err(PopulateError::Interrupted { done }) = result else {
+                panic!("{result:?}");
+            };
+            assert_eq!(calls, stop, "not asked again");
+            // Each thread may have taken one more.
+            assert!((stop..=stop + threads as u64).contains(&(done / chunk)));
+            let pagemap = nodes::open_pagemap().unwrap();
+            let whole = Span::new(0, len);
+            let mut stretches = crate::stretches::Stretches::new(&mapping, whole);
+            match stretches.next(&pagemap) {
+                Ok(found) => assert_eq!(found.map(|there| there.span), Some(Span::new(0, done))),
+                Err(error) => eprintln!("not run in part: {error}"),
+            }
+        }
+    }
 
     #[test]
     fn touching_brings_in_every_page_and_keeps_the_bytes() {

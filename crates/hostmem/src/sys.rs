@@ -253,6 +253,45 @@ pub(crate) fn prefer_node(address: u64, len: u64, node: u32) -> io::Result<()> {
     check(result as libc::c_int)
 }
 
+/// A set of processors: as many as Linux can have (`NR_CPUS` is at most 8192).
+type CpuMask = [u64; 128];
+
+/// The processors on which this thread may run; none when the kernel does not tell.
+///
+/// Source: sched_getaffinity(2).
+pub(crate) fn allowed_cpus() -> Vec<u32> {
+    let mut mask: CpuMask = [0; 128];
+    // SAFETY: the kernel writes at most as many bytes as the mask is said to have.
+    let result =
+        unsafe { libc::sched_getaffinity(0, size_of::<CpuMask>(), mask.as_mut_ptr().cast()) };
+    if result != 0 {
+        return Vec::new();
+    }
+    let runs = runs::bitmap::runs(&mask);
+    runs.flat_map(|run| run.start as u32..run.end as u32)
+        .collect()
+}
+
+/// Has this thread run on `cpus` only. Source: sched_setaffinity(2).
+pub(crate) fn run_on(cpus: &[u32]) -> io::Result<()> {
+    let mut mask: CpuMask = [0; 128];
+    for cpu in cpus {
+        let word = mask.get_mut(*cpu as usize / 64).ok_or_else(invalid)?;
+        *word |= 1 << (cpu % 64);
+    }
+    // SAFETY: the kernel reads as many bytes as the mask has.
+    check(unsafe { libc::sched_setaffinity(0, size_of::<CpuMask>(), mask.as_ptr().cast()) })
+}
+
+/// The memory node of the processor on which this thread runs. Source: getcpu(2).
+pub(crate) fn current_node() -> Option<u32> {
+    let mut node = 0u32;
+    let nowhere = std::ptr::null_mut::<u32>();
+    // SAFETY: the kernel writes one word to `node`, and nothing where the pointers are null.
+    let result = unsafe { libc::syscall(libc::SYS_getcpu, nowhere, &raw mut node, nowhere) };
+    (result == 0).then_some(node)
+}
+
 /// The memory node of the page at each address, or a negative error number where there is no
 /// page. Source: move_pages(2), `nodes` = NULL.
 pub(crate) fn nodes_of(addresses: &[u64], nodes: &mut [i32]) -> io::Result<()> {

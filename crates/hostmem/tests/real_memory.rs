@@ -8,6 +8,7 @@
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 use std::fs::File;
+use std::num::NonZeroUsize;
 use std::ops::ControlFlow;
 use std::os::unix::fs::FileExt;
 use std::os::unix::process::CommandExt;
@@ -428,7 +429,7 @@ fn stopping_in_the_middle_gives_everything_back() {
     let free = Pool::read(HugeSize::TwoMiB);
     let mapping = Arc::new(Mapping::new(Backing::Thp, len, None).unwrap());
     let mut calls = 0;
-    let stopped = mapping.populate(&mut |_| {
+    let stopped = mapping.populate_by(NonZeroUsize::new(1), &mut |_| {
         calls += 1;
         if calls == 2 {
             ControlFlow::Break(())
