@@ -30,7 +30,9 @@ pub trait NodePolicy {
     ///
     /// # Errors
     ///
-    /// When the system refuses, or `nodes` is shorter than `addresses`.
+    /// When the system refuses, or `nodes` is shorter than `addresses`. A system that never tells
+    /// says `ENOSYS` (Linux without `CONFIG_NUMA_MIGRATION`) or `EPERM` (a container's filter): then
+    /// all nodes are unknown, which is no error of who asks.
     fn nodes_of(&self, addresses: &[u64], nodes: &mut [i32]) -> io::Result<()>;
 }
 
@@ -124,7 +126,8 @@ impl Mapping {
     }
 
     /// On which nodes the mapping's bytes are, by node; `None` holds the bytes that are not
-    /// there. One look per huge page, and one per small page.
+    /// there, and all bytes when the kernel does not tell nodes. One look per huge page, and one
+    /// per small page.
     ///
     /// # Errors
     ///
@@ -212,9 +215,12 @@ impl<'a> Census<'a> {
         if pages == 0 {
             return Ok(());
         }
-        self.policy
-            .nodes_of(&self.addresses, &mut self.nodes)
-            .map_err(|source| LookError::Nodes { pages, source })?;
+        match self.policy.nodes_of(&self.addresses, &mut self.nodes) {
+            Err(error) if matches!(error.raw_os_error(), Some(libc::ENOSYS | libc::EPERM)) => {
+                self.nodes.fill(-1);
+            }
+            asked => asked.map_err(|source| LookError::Nodes { pages, source })?,
+        }
         self.addresses.clear();
         let lengths = std::mem::take(&mut self.lengths);
         for (i, len) in lengths.iter().enumerate() {
@@ -237,5 +243,41 @@ impl<'a> Census<'a> {
         self.ask()?;
         self.found.sort_unstable();
         Ok(self.found)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backing::Backing;
+
+    /// A system that refuses to tell nodes, with this number.
+    struct Silent(i32);
+
+    impl NodePolicy for Silent {
+        fn memory_nodes(&self) -> Vec<u32> {
+            Vec::new()
+        }
+
+        fn prefer(&self, _address: u64, _len: u64, _node: u32) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn nodes_of(&self, _addresses: &[u64], _nodes: &mut [i32]) -> io::Result<()> {
+            Err(io::Error::from_raw_os_error(self.0))
+        }
+    }
+
+    #[test]
+    fn where_nobody_tells_nodes_all_bytes_are_on_an_unknown_one() {
+        let mapping = Mapping::new(Backing::Anon4K, 64 << 10, None).unwrap();
+        // One page is there, so that it is asked about.
+        mapping.cells()[0].store(1, std::sync::atomic::Ordering::Relaxed);
+        for errno in [libc::ENOSYS, libc::EPERM] {
+            let nodes = mapping.nodes_by(&Silent(errno)).unwrap();
+            assert_eq!(nodes, [(None, 64 << 10)]);
+        }
+        let error = mapping.nodes_by(&Silent(libc::EFAULT)).unwrap_err();
+        assert!(matches!(error, LookError::Nodes { .. }), "{error}");
     }
 }
