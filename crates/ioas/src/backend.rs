@@ -45,6 +45,22 @@ pub struct Capabilities {
     pub most_mappings: Option<u64>,
 }
 
+impl Capabilities {
+    /// What it cannot do.
+    pub fn missing(&self) -> impl Iterator<Item = Capability> + use<> {
+        [
+            (self.hitless_cut, Capability::HitlessCut),
+            (self.unmap_part, Capability::UnmapPart),
+            (self.shares_pins, Capability::SharesPins),
+            (self.page_dirty, Capability::PageDirty),
+            (self.given_runs, Capability::GivenRuns),
+            (self.table_placement, Capability::TablePlacement),
+        ]
+        .into_iter()
+        .filter_map(|(can, capability)| (!can).then_some(capability))
+    }
+}
+
 /// One of the [`Capabilities`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -53,6 +69,8 @@ pub enum Capability {
     HitlessCut,
     /// [`Capabilities::unmap_part`].
     UnmapPart,
+    /// [`Capabilities::shares_pins`].
+    SharesPins,
     /// [`Capabilities::page_dirty`].
     PageDirty,
     /// [`Capabilities::given_runs`].
@@ -61,11 +79,27 @@ pub enum Capability {
     TablePlacement,
 }
 
+impl Capability {
+    /// Its name, that of the field of [`Capabilities`].
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::HitlessCut => "hitless_cut",
+            Self::UnmapPart => "unmap_part",
+            Self::SharesPins => "shares_pins",
+            Self::PageDirty => "page_dirty",
+            Self::GivenRuns => "given_runs",
+            Self::TablePlacement => "table_placement",
+        }
+    }
+}
+
+/// What a back end cannot do, to follow "cannot".
 impl fmt::Display for Capability {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::HitlessCut => "cut a mapping without a moment in which the rest is missing",
             Self::UnmapPart => "unmap a part of a mapping",
+            Self::SharesPins => "charge memory once that is mapped more than once",
             Self::PageDirty => "tell which pages devices have written to",
             Self::GivenRuns => "map memory that is not in this process",
             Self::TablePlacement => "choose the leaves of its tables",
