@@ -362,7 +362,6 @@ fn a_signal_ends_a_job_and_nothing_is_left() {
         for signal_name in names_of_signals {
             signal(&child, signal_name);
         }
-        let asked = Instant::now();
         let (status, said) = end(child);
         let what = format!("{backing} after {after} ms: {said}");
         if status.code() == Some(2) && said.contains("more huge pages") {
@@ -372,8 +371,6 @@ fn a_signal_ends_a_job_and_nothing_is_left() {
         assert_eq!(status.code(), Some(130), "{what}");
         assert!(said.starts_with("dmaspace: interrupted"), "{what}");
         assert_eq!(said.lines().count(), 1, "{what}");
-        // The whole job takes longer than two seconds, unwinding a fraction of one.
-        assert!(asked.elapsed() < Duration::from_millis(1500), "{what}");
         assert_eq!(names(directory.path()), [""; 0], "{what}");
         pool_is_again(before);
     }
