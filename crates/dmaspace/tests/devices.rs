@@ -6,7 +6,7 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::Path;
 
-use dmaspace::devices::{DeviceReport, DevicesReport, Places, State, Way};
+use dmaspace::devices::{DeviceReport, DevicesReport, NotReady, Places, State, Way};
 use tempfile::TempDir;
 
 /// A machine's `/sys` and `/dev`, as far as they are looked at.
@@ -292,6 +292,78 @@ fn a_group_without_an_iommu_is_called_so() {
         "{}",
         found.reason
     );
+}
+
+#[test]
+fn what_is_in_the_way_of_a_device_is_named() {
+    let machine = Machine::new(&[
+        ("0000:00:01.0", BRIDGE, Some(1), -1, Some("pcieport")),
+        ("0000:00:02.0", NIC, None, -1, Some("e1000e")),
+        ("0000:00:03.0", NIC, Some(3), -1, Some("vfio-pci")),
+        (
+            "0000:00:03.1",
+            0x04_0300,
+            Some(3),
+            -1,
+            Some("snd_hda_intel"),
+        ),
+        ("0000:00:04.0", NIC, Some(4), -1, None),
+        ("0000:00:05.0", NIC, Some(5), -1, Some("vfio-pci")),
+    ]);
+    machine.directory("sys/bus/pci/drivers/vfio-pci");
+    let refused = |address: &str, way| machine.report().ready(address, way).unwrap_err();
+    let said = |address: &str, way| refused(address, way).to_string();
+    for way in [Way::Type1, Way::Compatibility, Way::Iommufd] {
+        assert_eq!(
+            said("00:09.0", way),
+            "no PCI device has the address \"00:09.0\"; `dmaspace devices` lists those there are"
+        );
+        assert_eq!(
+            said("0000:00:01.0", way),
+            "0000:00:01.0 cannot be given to a program: a bridge: it stays with the host"
+        );
+        assert_eq!(
+            said("00:02.0", way),
+            "0000:00:02.0 cannot be given to a program: no IOMMU translates for it"
+        );
+    }
+    // Nothing is to be bound for an interface that is not there.
+    assert_eq!(
+        said("0000:00:04.0", Way::Type1),
+        "there is no /dev/vfio/vfio: `modprobe vfio-pci`, or a kernel that has it, is needed first"
+    );
+    assert_eq!(
+        refused("0000:00:04.0", Way::Iommufd),
+        NotReady::NoInterface {
+            path: "/dev/iommu",
+            module: "iommufd"
+        }
+    );
+    machine.file("dev/vfio/vfio", "").file("dev/iommu", "");
+    assert_eq!(
+        said("0000:00:04.0", Way::Type1),
+        "0000:00:04.0 cannot be used yet: bound to no driver; as root: \
+         echo vfio-pci > /sys/bus/pci/devices/0000:00:04.0/driver_override && \
+         echo 0000:00:04.0 > /sys/bus/pci/drivers/vfio-pci/bind"
+    );
+    let expected = "0000:00:03.0 cannot be used yet: 0000:00:03.1 of its group is bound to \
+                    snd_hda_intel; group 3 is given away as a whole: 0000:00:03.0, 0000:00:03.1; \
+                    as root: echo vfio-pci > ";
+    let group = said("0000:00:03.0", Way::Iommufd);
+    assert!(group.starts_with(expected), "{group}");
+    // Bound, but without nodes: first all, then the one for iommufd.
+    assert_eq!(
+        said("0000:00:05.0", Way::Type1),
+        "0000:00:05.0 is bound to VFIO, but has no node /dev/vfio/5"
+    );
+    machine.file("dev/vfio/5", "");
+    let report = machine.report();
+    let ready = report.ready("00:05.0", Way::Type1).unwrap();
+    assert_eq!(ready.address, "0000:00:05.0");
+    let node = said("0000:00:05.0", Way::Iommufd);
+    assert!(node.contains("no node of its own"), "{node}");
+    machine.cdev("0000:00:05.0", "vfio0");
+    assert!(machine.report().ready("0000:00:05.0", Way::Iommufd).is_ok());
 }
 
 #[test]

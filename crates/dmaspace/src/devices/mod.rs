@@ -10,12 +10,15 @@
 //! `Documentation/ABI/testing/sysfs-kernel-iommu_groups`.
 
 mod judge;
+mod ready;
 mod sysfs;
 
 use std::io;
 use std::path::PathBuf;
 
 use serde::Serialize;
+
+pub use ready::NotReady;
 
 /// Where the kernel shows devices.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,0 +1,119 @@
+//! Whether one device can be used in one way, and if not, what is in the way.
+
+use super::{DeviceReport, DevicesReport, State, Way};
+
+/// Why a device cannot be used in a way. Nothing was opened or changed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum NotReady {
+    /// There is no such device.
+    #[error("no PCI device has the address {address:?}; `dmaspace devices` lists those there are")]
+    Unknown {
+        /// What was asked for.
+        address: String,
+    },
+    /// It is a bridge, or no IOMMU translates for it.
+    #[error("{address} cannot be given to a program: {reason}")]
+    Never {
+        /// Its address.
+        address: String,
+        /// Why, in words.
+        reason: String,
+    },
+    /// The kernel has not the interface, or its module is not there.
+    #[error("there is no {path}: `modprobe {module}`, or a kernel that has it, is needed first")]
+    NoInterface {
+        /// The device node that is missing.
+        path: &'static str,
+        /// The module that makes it.
+        module: &'static str,
+    },
+    /// It, or others of its group, are bound to drivers of the host.
+    #[error("{address} cannot be used yet: {reason}{}; as root: {}",
+            together(*.group, .members), .commands.join(" && "))]
+    Bind {
+        /// Its address.
+        address: String,
+        /// Which driver has what.
+        reason: String,
+        /// Its group.
+        group: u32,
+        /// All that is in the group, and is given away together.
+        members: Vec<String>,
+        /// Commands after which it can be used.
+        commands: Vec<String>,
+    },
+    /// It is bound, but there is no device node for this way.
+    #[error("{address} is bound to VFIO, but has no node {node}")]
+    NoNode {
+        /// Its address.
+        address: String,
+        /// The node, and where it would come from.
+        node: String,
+    },
+}
+
+/// What is said of a group of more than one.
+fn together(group: u32, members: &[String]) -> String {
+    match members {
+        [] | [_] => String::new(),
+        many => format!(
+            "; group {group} is given away as a whole: {}",
+            many.join(", ")
+        ),
+    }
+}
+
+impl DevicesReport {
+    /// The device at `address` (`0000:00:05.0`, or `00:05.0` in domain 0), if it can be used in this
+    /// way now.
+    ///
+    /// # Errors
+    ///
+    /// See [`NotReady`]; the cause that would stay longest is named first.
+    pub fn ready(&self, address: &str, way: Way) -> Result<&DeviceReport, NotReady> {
+        let asked = address.to_ascii_lowercase();
+        let is_it = |shown: &&DeviceReport| {
+            let short = shown.address.strip_prefix("0000:");
+            shown.address == asked || short == Some(&asked)
+        };
+        let device = self.devices.iter().find(is_it);
+        let device = device.ok_or_else(|| NotReady::Unknown {
+            address: address.into(),
+        })?;
+        if device.ways.contains(&way) {
+            return Ok(device);
+        }
+        let address = device.address.clone();
+        let reason = device.reason.clone();
+        let (there, path, module) = match way {
+            Way::Type1 => (self.vfio, "/dev/vfio/vfio", "vfio-pci"),
+            Way::Compatibility | Way::Iommufd => (self.iommufd, "/dev/iommu", "iommufd"),
+        };
+        Err(match device.state {
+            State::Bridge | State::NoIommu => NotReady::Never { address, reason },
+            _ if !there => NotReady::NoInterface { path, module },
+            State::Bind => {
+                let group = device.group.unwrap_or_default();
+                let groups = self.groups.iter().find(|known| known.group == group);
+                let members = groups.map_or(&[][..], |known| &known.members);
+                NotReady::Bind {
+                    address,
+                    reason,
+                    group,
+                    members: members.iter().map(|member| member.name.clone()).collect(),
+                    commands: device.bind.clone(),
+                }
+            }
+            State::Ready | State::NoNode => NotReady::NoNode {
+                address,
+                node: match (way, device.group) {
+                    (Way::Type1 | Way::Compatibility, Some(group)) => format!("/dev/vfio/{group}"),
+                    _ => "of its own below /dev/vfio/devices (Linux 6.6, \
+                          CONFIG_VFIO_DEVICE_CDEV)"
+                        .into(),
+                },
+            },
+        })
+    }
+}
