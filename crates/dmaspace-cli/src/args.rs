@@ -4,11 +4,12 @@
 
 use std::path::PathBuf;
 
+use anyhow::{anyhow, bail};
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
-use clap::{Parser, Subcommand};
+use clap::{Parser, Subcommand, ValueEnum};
 use dmaspace::hostmem::Backing;
 use dmaspace::iopt::FormatId;
-use dmaspace::map::MapJob;
+use dmaspace::map::{MapBackend, MapJob, Software};
 
 use crate::size;
 
@@ -39,6 +40,11 @@ pub(crate) enum Command {
             runs of which it consists, builds I/O page tables over them, attaches devices of a \
             software IOMMU, lets them read and write all of it through the tables, checks every \
             byte, unmaps, gives everything back, and says what happened.\n\n\
+            With --backend vfio or iommufd the kernel does it for a device of the machine, which \
+            must be bound to vfio-pci (see `dmaspace devices`). Only a device whose registers are \
+            known here can be made to do DMA: that is QEMU's `edu` (give it all address bits: \
+            -device edu,dma_mask=0xffffffffffffffff), which copies samples. For others memory is \
+            only mapped and unmapped, and the report says so.\n\n\
             Exit status: 0 when all was right; 1 when a byte was wrong, a device faulted where \
             it must not or did not where it must, or something broke; 2 when what was asked \
             for cannot be had; 130 when interrupted. Whatever happens, nothing stays pinned.",
@@ -46,7 +52,8 @@ pub(crate) enum Command {
             dmaspace map\n  \
             dmaspace map --size 1G --backing hugetlb-2m --format amdv1\n  \
             dmaspace map --max-leaf 4k --json | jq .times.map_ns\n  \
-            dmaspace map --svg layout.svg"
+            dmaspace map --svg layout.svg\n  \
+            dmaspace map --backend iommufd --device 0000:00:05.0"
     )]
     Map(MapArgs),
     /// List PCI devices: group, driver, node, unit, and whether and how each could be used.
@@ -99,6 +106,29 @@ pub(crate) struct MapArgs {
           value_parser = backings())]
     backing: BackingChoice,
 
+    /// Who maps the memory, and for which devices
+    ///
+    /// The kernel's own back ends pin, charge and map it for the device that --device names. What
+    /// they do not tell (runs, leaves, tables) is left out of the report.
+    ///
+    /// Example: --backend vfio --device 0000:00:05.0
+    #[arg(
+        long,
+        value_name = "BACKEND",
+        default_value = "software",
+        ignore_case = true
+    )]
+    backend: BackendName,
+
+    /// The device for which the kernel maps the memory
+    ///
+    /// Its PCI address, as `dmaspace devices` and lspci -D show it. It and all of its group must be
+    /// bound to vfio-pci, or to nothing.
+    ///
+    /// Example: --device 0000:00:05.0
+    #[arg(long, value_name = "ADDRESS")]
+    device: Option<String>,
+
     /// The largest leaf of the tables [default: the largest of the format]
     ///
     /// With 4k the tables are what they are without large pages: what Linux does under
@@ -108,21 +138,19 @@ pub(crate) struct MapArgs {
     #[arg(long, value_name = "LEAF", ignore_case = true, value_parser = leaves())]
     max_leaf: Option<u64>,
 
-    /// The format of the I/O page tables
+    /// The format of the I/O page tables [default: vtd-ss]
     ///
     /// Example: --format amdv1
-    #[arg(long, value_name = "FORMAT", default_value = FormatId::VtdSs.name(), ignore_case = true,
-          value_parser = formats())]
-    format: FormatId,
+    #[arg(long, value_name = "FORMAT", ignore_case = true, value_parser = formats())]
+    format: Option<FormatId>,
 
-    /// How many devices do DMA at the same time, 1 to 256
+    /// How many devices do DMA at the same time, 1 to 256 [default: 2]
     ///
     /// Each device is a thread with its own IOTLB entries.
     ///
     /// Example: --devices 4
-    #[arg(long, value_name = "N", default_value_t = 2,
-          value_parser = clap::value_parser!(u32).range(1..=256))]
-    devices: u32,
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=256))]
+    devices: Option<u32>,
 
     /// Print the report as JSON
     ///
@@ -142,16 +170,72 @@ pub(crate) struct MapArgs {
     pub(crate) svg: Option<PathBuf>,
 }
 
+/// The back ends by name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum BackendName {
+    /// Tables of our own, and a software IOMMU whose devices are threads
+    Software,
+    /// A container of VFIO's type 1, and a device of the machine with its group
+    Vfio,
+    /// An address space of iommufd, and a device of the machine by its own node
+    Iommufd,
+}
+
 impl MapArgs {
-    /// The job that was asked for.
-    pub(crate) fn job(&self) -> MapJob {
-        MapJob {
+    /// The job that was asked for; an option that would mean nothing is refused.
+    pub(crate) fn job(&self) -> anyhow::Result<MapJob> {
+        Ok(MapJob {
             size: self.size,
             backing: self.backing.0,
-            max_leaf: self.max_leaf,
-            format: self.format,
-            devices: self.devices,
+            backend: self.backend()?,
+        })
+    }
+
+    fn backend(&self) -> anyhow::Result<MapBackend> {
+        let name = match self.backend {
+            BackendName::Software => {
+                if self.device.is_some() {
+                    bail!(
+                        "--device takes --backend vfio or iommufd: the software IOMMU has devices \
+                         of its own"
+                    );
+                }
+                let default = Software::default();
+                return Ok(MapBackend::Software(Software {
+                    max_leaf: self.max_leaf,
+                    format: self.format.unwrap_or(default.format),
+                    devices: self.devices.unwrap_or(default.devices),
+                }));
+            }
+            BackendName::Vfio => "vfio",
+            BackendName::Iommufd => "iommufd",
+        };
+        let tables = "the tables are the kernel's";
+        for (given, option, why) in [
+            (self.format.is_some(), "--format", tables),
+            (self.max_leaf.is_some(), "--max-leaf", tables),
+            (
+                self.devices.is_some(),
+                "--devices",
+                "it is the one that --device names",
+            ),
+            (
+                self.svg.is_some(),
+                "--svg",
+                "the kernel does not tell the leaves that would be drawn",
+            ),
+        ] {
+            if given {
+                bail!("{option} means nothing with --backend {name}: {why}");
+            }
         }
+        let device = self.device.clone().ok_or_else(|| {
+            anyhow!("--backend {name} takes --device ADDRESS; `dmaspace devices` lists them")
+        })?;
+        Ok(match self.backend {
+            BackendName::Iommufd => MapBackend::Iommufd { device },
+            _ => MapBackend::Vfio { device },
+        })
     }
 }
 
@@ -208,12 +292,13 @@ mod tests {
 
     use super::*;
 
-    fn job(options: &[&str]) -> Result<MapJob, clap::Error> {
+    /// The job, or what is wrong with the command line.
+    fn job(options: &[&str]) -> Result<MapJob, String> {
         let words = ["dmaspace", "map"].iter().chain(options);
-        Args::try_parse_from(words).map(|args| match args.command {
-            Command::Map(map) => map.job(),
+        match Args::try_parse_from(words).unwrap().command {
+            Command::Map(map) => map.job().map_err(|error| error.to_string()),
             Command::Devices(_) => unreachable!("the word was map"),
-        })
+        }
     }
 
     #[test]
@@ -226,12 +311,25 @@ mod tests {
         let expected = MapJob {
             size: None,
             backing: None,
-            max_leaf: None,
-            format: FormatId::VtdSs,
-            devices: 2,
+            backend: MapBackend::Software(Software::default()),
         };
         assert_eq!(job(&[]).unwrap(), expected);
         assert_eq!(job(&["--backing", "auto"]).unwrap(), expected);
+        assert_eq!(job(&["--backend", "software"]).unwrap(), expected);
+    }
+
+    /// What help says is what the library does.
+    #[test]
+    fn defaults_that_help_names_are_those_of_the_library() {
+        let mut command = Args::command();
+        let map = command.find_subcommand_mut("map").unwrap();
+        let help = map.render_help().to_string();
+        let Software {
+            format, devices, ..
+        } = Software::default();
+        for default in [format.name().to_string(), devices.to_string()] {
+            assert!(help.contains(&format!("[default: {default}]")), "{help}");
+        }
     }
 
     #[test]
@@ -241,9 +339,11 @@ mod tests {
         let expected = MapJob {
             size: Some(1 << 30),
             backing: Some(Backing::Hugetlb2M),
-            max_leaf: Some(2 << 20),
-            format: FormatId::AmdV1,
-            devices: 256,
+            backend: MapBackend::Software(Software {
+                max_leaf: Some(2 << 20),
+                format: FormatId::AmdV1,
+                devices: 256,
+            }),
         };
         assert_eq!(job(&options).unwrap(), expected);
         for backing in Backing::ALL {
@@ -253,8 +353,41 @@ mod tests {
             );
         }
         for format in FormatId::ALL {
-            assert_eq!(job(&["--format", format.name()]).unwrap().format, format);
+            let MapBackend::Software(software) = job(&["--format", format.name()]).unwrap().backend
+            else {
+                panic!("another back end");
+            };
+            assert_eq!(software.format, format);
         }
+    }
+
+    #[test]
+    fn the_kernels_back_ends_take_a_device_and_nothing_that_is_not_theirs() {
+        let device = || String::from("0000:00:05.0");
+        for (name, expected) in [
+            ("vfio", MapBackend::Vfio { device: device() }),
+            ("iommufd", MapBackend::Iommufd { device: device() }),
+        ] {
+            assert_eq!(expected.name(), name);
+            let options = ["--backend", name, "--device", "0000:00:05.0"];
+            assert_eq!(job(&options).unwrap().backend, expected);
+            let refusal = job(&options[..2]).unwrap_err();
+            let start = format!("--backend {name} takes --device ADDRESS");
+            assert!(refusal.starts_with(&start), "{refusal}");
+            for (option, value) in [
+                ("--format", "amdv1"),
+                ("--format", "vtd-ss"),
+                ("--max-leaf", "4k"),
+                ("--devices", "2"),
+                ("--svg", "layout.svg"),
+            ] {
+                let refusal = job(&[&options[..], &[option, value]].concat()).unwrap_err();
+                let start = format!("{option} means nothing with --backend {name}: ");
+                assert!(refusal.starts_with(&start), "{refusal}");
+            }
+        }
+        let refusal = job(&["--device", "0000:00:05.0"]).unwrap_err();
+        assert!(refusal.contains("--backend vfio or iommufd"), "{refusal}");
     }
 
     #[test]

@@ -58,6 +58,10 @@ fn main() -> ExitCode {
 
 /// `dmaspace map`.
 fn map(args: &MapArgs, verbose: bool) -> u8 {
+    let job = match args.job() {
+        Ok(job) => job,
+        Err(error) => return refuse(&error),
+    };
     let target = match args.svg.as_deref().map(Target::new).transpose() {
         Ok(target) => target,
         Err(error) => return refuse(&error),
@@ -69,7 +73,7 @@ fn map(args: &MapArgs, verbose: bool) -> u8 {
     let bar = io::stderr().is_terminal() && !verbose;
     let (result, asked) = stop.shielded(|| {
         let mut progress = Progress::new(stop.clone(), bar);
-        args.job().run(&mut progress)
+        job.run(&mut progress)
     });
     let report = match (result, asked) {
         (Err(JobError::Interrupted), _) | (Ok(_), true) => {
@@ -135,8 +139,8 @@ fn tell(args: &MapArgs, target: Option<Target>, stop: &Stop, report: &MapReport)
 fn status(report: &MapReport, written: bool) -> u8 {
     match Verdict::of(report) {
         Verdict::Wrong(_) => exit::WRONG,
-        Verdict::Right if !written => exit::INPUT,
-        Verdict::Right => exit::RIGHT,
+        Verdict::Right | Verdict::Unchecked(_) if !written => exit::INPUT,
+        Verdict::Right | Verdict::Unchecked(_) => exit::RIGHT,
     }
 }
 
@@ -237,6 +241,9 @@ mod tests {
         assert_eq!(status(&right, false), exit::INPUT);
         assert_eq!(status(&wrong, true), exit::WRONG);
         assert_eq!(status(&wrong, false), exit::WRONG);
+        let unchecked = report::samples::unchecked();
+        assert_eq!(status(&unchecked, true), exit::RIGHT);
+        assert_eq!(status(&unchecked, false), exit::INPUT);
     }
 
     #[test]

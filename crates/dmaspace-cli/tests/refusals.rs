@@ -52,6 +52,10 @@ fn an_unknown_name_is_refused_with_what_is_offered() {
             "[possible values: auto, 4k, thp, hugetlb-2m, hugetlb-1g, memfd]",
         ),
         (["--max-leaf", "3m"], "[possible values: 4k, 2m, 1g]"),
+        (
+            ["--backend", "type1"],
+            "[possible values: software, vfio, iommufd]",
+        ),
         (["--devices", "0"], "0 is not in 1..=256"),
         (["--devices", "257"], "257 is not in 1..=256"),
         (["--devices", "two"], "invalid digit found in string"),
@@ -143,6 +147,67 @@ fn a_directory_that_is_not_ours_is_refused() {
         assert!(sentence.contains("Permission denied"), "{sentence}");
     }
     assert!(!Path::new("/layout.svg").exists());
+}
+
+/// Before anything else is looked at: the size would be refused by the job, too.
+#[test]
+fn options_that_do_not_go_together_are_refused_by_name() {
+    let refusal =
+        |options: &[&str]| refused(dmaspace(&[&["map", "--size", "999999T"], options].concat()));
+    assert_eq!(
+        refusal(&["--device", "0000:00:05.0"]),
+        "--device takes --backend vfio or iommufd: the software IOMMU has devices of its own"
+    );
+    for name in ["vfio", "iommufd"] {
+        assert_eq!(
+            refusal(&["--backend", name]),
+            format!("--backend {name} takes --device ADDRESS; `dmaspace devices` lists them")
+        );
+        for (option, value) in [
+            ("--format", "vtd-ss"),
+            ("--max-leaf", "4k"),
+            ("--devices", "2"),
+            ("--svg", "/dev/null"),
+        ] {
+            let options = ["--backend", name, "--device", "00:05.0", option, value];
+            let expected = format!("{option} means nothing with --backend {name}: ");
+            let sentence = refusal(&options);
+            assert!(sentence.starts_with(&expected), "{sentence}");
+        }
+    }
+}
+
+#[test]
+fn a_device_that_is_not_there_is_refused() {
+    for name in ["vfio", "iommufd"] {
+        let options = ["map", "--backend", name, "--device", "ffff:ff:1f.7"];
+        assert_eq!(
+            refused(dmaspace(&options)),
+            "no PCI device has the address \"ffff:ff:1f.7\"; `dmaspace devices` lists those \
+             there are"
+        );
+    }
+}
+
+/// Those that could be used are left alone: they are somebody's.
+#[test]
+fn a_device_of_this_machine_that_cannot_be_used_is_refused_with_the_cause() {
+    let name = "a_device_of_this_machine_that_cannot_be_used_is_refused_with_the_cause";
+    let listed = common::report(dmaspace(&["devices", "--json"]));
+    let devices = listed["devices"].as_array().unwrap();
+    let Some(device) = devices.iter().find(|device| device["state"] != "ready") else {
+        return skipped(name, "takes a PCI device that is not ready");
+    };
+    let address = device["address"].as_str().unwrap();
+    for backend in ["vfio", "iommufd"] {
+        let options = ["map", "--backend", backend, "--device", address];
+        let sentence = refused(dmaspace(&options));
+        let causes = [address, "there is no /dev/"];
+        assert!(
+            causes.iter().any(|cause| sentence.contains(cause)),
+            "{sentence}"
+        );
+    }
 }
 
 #[test]

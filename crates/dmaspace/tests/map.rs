@@ -1,58 +1,62 @@
 //! The main job on this machine's memory, as whoever runs the tests.
 
-#![allow(clippy::unwrap_used, reason = "helpers of tests panic as tests do")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "helpers of tests panic as tests do"
+)]
 
 use std::ops::ControlFlow;
 
+use dmaspace::devices::NotReady;
 use dmaspace::hostmem::Backing;
 use dmaspace::iopt::FormatId;
-use dmaspace::map::{JobError, MapJob, MapReport, Stage, Unwatched, Watch};
+use dmaspace::map::{
+    JobError, MapBackend, MapJob, MapReport, SizeClass, Software, Stage, Unwatched, Watch,
+};
 
 fn job() -> MapJob {
+    over(Software::default())
+}
+
+fn over(software: Software) -> MapJob {
     MapJob {
         size: Some(4 << 20),
         backing: None,
-        max_leaf: None,
-        format: FormatId::VtdSs,
-        devices: 2,
+        backend: MapBackend::Software(software),
     }
 }
 
 fn run(job: &MapJob) -> MapReport {
     let report = job.run(&mut Unwatched).unwrap();
+    let MapBackend::Software(Software { devices, .. }) = job.backend else {
+        panic!("another back end");
+    };
     let size = report.memory.size_bytes;
-    assert_eq!(report.dma.read_bytes, size * u64::from(job.devices));
+    assert_eq!(report.backend.name, "software");
+    assert_eq!(report.backend.lacks, []);
+    assert_eq!(report.dma.read_bytes, size * u64::from(devices));
     assert_eq!(report.dma.written_bytes, size);
-    assert_eq!((report.dma.wrong_bytes, report.dma.faults), (0, 0));
-    assert_eq!(report.dma.neighbour_accesses, 4 * u64::from(job.devices));
-    assert_eq!(report.dma.neighbour_faults, report.dma.neighbour_accesses);
-    assert!(report.dma.iotlb_misses > 0 && report.dma.table_reads > 0);
+    assert_eq!(report.dma.wrong_bytes, 0);
+    assert_eq!(report.dma.neighbour_accesses, 4 * u64::from(devices));
+    assert_eq!(report.dma.neighbour_reached, 0);
+    let unit = report.dma.unit.as_ref().unwrap();
+    assert_eq!(unit.faults, 0);
+    assert_eq!(unit.neighbour_faults, report.dma.neighbour_accesses);
+    assert!(unit.iotlb_misses > 0 && unit.table_reads > 0);
+    let classes = |classes: &[SizeClass]| classes.iter().map(|class| class.bytes).sum::<u64>();
     assert_eq!(
-        report
-            .memory
-            .run_sizes
-            .iter()
-            .map(|class| class.bytes)
-            .sum::<u64>(),
+        classes(&report.memory.found.as_ref().unwrap().run_sizes),
         size
     );
+    assert_eq!(classes(&report.tables.as_ref().unwrap().leaves), size);
+    let layout = report.layout.as_ref().unwrap();
     assert_eq!(
-        report
-            .tables
-            .leaves
-            .iter()
-            .map(|class| class.bytes)
-            .sum::<u64>(),
+        layout.iter().map(|stretch| stretch.len_bytes).sum::<u64>(),
         size
     );
-    assert_eq!(
-        report
-            .layout
-            .iter()
-            .map(|stretch| stretch.len_bytes)
-            .sum::<u64>(),
-        size
-    );
+    let counted = report.charge.mapped.since(report.charge.before);
+    assert!(counted.locked_bytes + counted.pinned_bytes >= size);
     assert!(report.charge.charged_bytes >= size);
     assert_eq!(report.charge.steps, 1);
     assert_eq!(report.charge.page_steps, size / 4096);
@@ -62,27 +66,27 @@ fn run(job: &MapJob) -> MapReport {
 #[test]
 fn every_format_maps_the_same_memory() {
     for format in FormatId::ALL {
-        let report = run(&MapJob { format, ..job() });
-        assert_eq!(report.tables.format, format.name());
-        assert!(report.tables.table_pages >= 3);
-        assert_eq!(report.tables.table_bytes, report.tables.table_pages * 4096);
+        let report = run(&over(Software {
+            format,
+            ..Software::default()
+        }));
+        let tables = report.tables.unwrap();
+        assert_eq!(tables.format, format.name());
+        assert!(tables.table_pages >= 3);
+        assert_eq!(tables.table_bytes, tables.table_pages * 4096);
     }
 }
 
 #[test]
 fn leaves_are_no_larger_than_allowed() {
-    let report = run(&MapJob {
+    let report = run(&over(Software {
         max_leaf: Some(4096),
-        ..job()
-    });
-    assert_eq!(report.tables.leaves.len(), 1);
-    assert_eq!(
-        (
-            report.tables.leaves[0].from_bytes,
-            report.tables.leaves[0].count
-        ),
-        (4096, 1024)
-    );
+        ..Software::default()
+    }));
+    let leaves = report.tables.unwrap().leaves;
+    assert_eq!(leaves.len(), 1);
+    assert_eq!((leaves[0].from_bytes, leaves[0].count), (4096, 1024));
+    assert_eq!(report.backend.page_sizes_bytes.unwrap(), [4096]);
 }
 
 #[test]
@@ -100,7 +104,10 @@ fn each_backing_without_huge_pages_of_a_pool_works() {
 #[test]
 fn one_device_and_many_devices_see_everything() {
     for devices in [1, 7] {
-        run(&MapJob { devices, ..job() });
+        run(&over(Software {
+            devices,
+            ..Software::default()
+        }));
     }
 }
 
@@ -138,6 +145,27 @@ fn a_job_that_is_stopped_gives_everything_back() {
     }
     // Whatever is still pinned would be charged to the next one.
     run(&job());
+}
+
+/// Whatever the machine has: this is no device's address.
+#[test]
+fn a_device_that_is_not_there_is_refused_before_memory_is_taken() {
+    let device = || String::from("ffff:ff:1f.7");
+    for backend in [
+        MapBackend::Vfio { device: device() },
+        MapBackend::Iommufd { device: device() },
+    ] {
+        // More memory than there is, which would be refused, too.
+        let asked = MapJob {
+            size: Some(1 << 62),
+            backend,
+            ..job()
+        };
+        let error = asked.run(&mut Unwatched).unwrap_err();
+        let unknown = NotReady::Unknown { address: device() };
+        assert!(matches!(&error, JobError::NotReady(cause) if *cause == unknown));
+        assert!(error.is_input());
+    }
 }
 
 #[test]

@@ -1,5 +1,5 @@
 //! The address space as a picture: a strip from the first to the last address, coloured by the
-//! size of the leaves.
+//! size of the leaves. Without tables of our own there is nothing to draw.
 //!
 //! Written by hand as text, since it is a few rectangles. Its own style follows the reader's
 //! choice of light or dark. Warm colours are small leaves, cold ones large.
@@ -30,7 +30,8 @@ const MOST_STRETCHES: usize = 2 * STRIP as usize;
 
 /// The picture as SVG 1.1.
 pub(crate) fn draw(report: &MapReport) -> String {
-    let sizes = leaves_by_size(report);
+    let layout = report.layout.as_deref().unwrap_or_default();
+    let sizes = leaves_by_size(layout);
     let rows = (sizes.len() as u32).div_ceil(LEGEND_COLUMNS).max(1);
     let height = LEGEND_TOP + rows * LEGEND_ROW + MARGIN / 2;
     let (title, subtitle) = titles(report);
@@ -50,23 +51,25 @@ pub(crate) fn draw(report: &MapReport) -> String {
         &title,
     );
     text(&mut svg, "faint", MARGIN, 50, "", &subtitle);
-    strip(&mut svg, &report.layout);
+    strip(&mut svg, layout);
     legend(&mut svg, &sizes);
     svg += "</svg>\n";
     svg
 }
 
 fn titles(report: &MapReport) -> (String, String) {
-    let (memory, tables) = (&report.memory, &report.tables);
+    let memory = &report.memory;
+    let tables = report.tables.clone().unwrap_or_default();
+    let found = memory.found.clone().unwrap_or_default();
     let leaves = tables.leaves.iter().map(|class| class.count);
     let title = format!(
         "{} in {} tables: {}, {}",
         bytes(memory.size_bytes),
         tables.format,
-        counted(memory.runs, "run"),
+        counted(found.runs, "run"),
         counted_leaves(leaves.fold(0, u64::saturating_add)),
     );
-    let real = if memory.addresses == "pagemap" {
+    let real = if found.addresses == "pagemap" {
         "real"
     } else {
         "not real"
@@ -75,7 +78,7 @@ fn titles(report: &MapReport) -> (String, String) {
         "{} memory, {}, physical addresses {real} ({})",
         memory.backing,
         counted(tables.table_pages, "table page"),
-        memory.addresses,
+        found.addresses,
     );
     (escape(&title), escape(&subtitle))
 }
@@ -192,9 +195,9 @@ fn legend(svg: &mut String, sizes: &BTreeMap<u64, (u64, u64)>) {
 }
 
 /// Leaf size → leaves, and their bytes together, as they are laid out.
-fn leaves_by_size(report: &MapReport) -> BTreeMap<u64, (u64, u64)> {
+fn leaves_by_size(layout: &[Stretch]) -> BTreeMap<u64, (u64, u64)> {
     let mut sizes: BTreeMap<u64, (u64, u64)> = BTreeMap::new();
-    for stretch in &report.layout {
+    for stretch in layout {
         let (leaves, total) = sizes.entry(stretch.leaf_bytes).or_default();
         *leaves = leaves.saturating_add(leaves_of(stretch));
         *total = total.saturating_add(stretch.len_bytes);
@@ -289,7 +292,7 @@ mod tests {
     #[test]
     fn no_stretch_is_too_narrow_to_be_seen() {
         let mut report = samples::huge();
-        report.layout.push(Stretch {
+        report.layout.as_mut().unwrap().push(Stretch {
             iova: 0x1_0000_0000 + (256 << 20),
             len_bytes: 4096,
             leaf_bytes: 4096,
@@ -316,8 +319,8 @@ mod tests {
     fn odd_reports_are_drawn_all_the_same() {
         draw(&MapReport::default());
         let mut report = samples::huge();
-        report.tables.format = "<&>".into();
-        report.layout = vec![
+        report.tables.as_mut().unwrap().format = "<&>".into();
+        report.layout = Some(vec![
             Stretch {
                 iova: u64::MAX - 4095,
                 len_bytes: u64::MAX,
@@ -328,7 +331,7 @@ mod tests {
                 len_bytes: 0,
                 leaf_bytes: u64::MAX,
             },
-        ];
+        ]);
         let svg = draw(&report);
         assert!(svg.contains("&lt;&amp;&gt;"));
         assert!(!svg.contains("NaN") && !svg.contains("inf"));

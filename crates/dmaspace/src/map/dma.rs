@@ -16,7 +16,7 @@ use iommu::{DeviceId, Port, SoftwareUnit, TargetMemory};
 use iopt::walk::WalkMemory;
 use runs::Span;
 
-use super::pattern::{Pattern, shuffled};
+use super::pattern::{Pattern, differing, shuffled};
 
 /// Bytes of one access.
 const PAGE: u64 = 4096;
@@ -42,21 +42,6 @@ struct Check<'a> {
     wrong: AtomicU64,
     faults: AtomicU64,
     memory: &'a Mapping,
-}
-
-/// Writes the processor's pattern into all of the memory.
-pub(super) fn fill(
-    memory: &Mapping,
-    progress: &mut dyn FnMut(u64) -> ControlFlow<()>,
-) -> ControlFlow<()> {
-    for (n, chunk) in memory.cells().chunks(1 << 20).enumerate() {
-        let start = (n as u64) << 23;
-        for (offset, cell) in (start..).step_by(8).zip(chunk) {
-            cell.store(Pattern::Processor.word(offset), Ordering::Relaxed);
-        }
-        progress(start)?;
-    }
-    ControlFlow::Continue(())
 }
 
 /// Checks that `devices` see `memory`, which holds the processor's pattern, at `range`.
@@ -199,12 +184,7 @@ impl Check<'_> {
     }
 
     fn compare(&self, found: impl Iterator<Item = u64>, expected: impl Iterator<Item = u64>) {
-        let wrong: u64 = found
-            .zip(expected)
-            .filter(|(found, expected)| found != expected)
-            .map(|(found, expected)| (found ^ expected).to_ne_bytes())
-            .map(|bytes| bytes.iter().filter(|byte| **byte != 0).count() as u64)
-            .sum();
+        let wrong = differing(found, expected);
         if wrong > 0 {
             self.wrong.fetch_add(wrong, Ordering::Relaxed);
         }
@@ -244,6 +224,7 @@ mod tests {
     use iopt::format::VtdSs;
     use iopt::{Gather, HeapTables, Prot, Table};
 
+    use super::super::pattern::fill;
     use super::super::target::Piece;
     use super::*;
 

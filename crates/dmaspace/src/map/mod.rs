@@ -1,9 +1,20 @@
 //! The main job: real memory, mapped for devices, checked, and given back.
+//!
+//! Three back ends map it: tables of ours, which the software unit walks for devices that are
+//! threads; and two interfaces of the kernel, VFIO's type 1 and iommufd, which map it for a device
+//! of the machine. The steps are the same for all of them. A device of the machine is given DMA to
+//! do where its registers are known here; otherwise memory is only mapped for it and unmapped.
 
+mod clock;
 mod dma;
+mod edu;
 mod job;
+mod kernel;
+mod memory;
 mod pattern;
 mod report;
+mod sampled;
+mod software;
 mod target;
 
 use std::ops::ControlFlow;
@@ -11,9 +22,12 @@ use std::ops::ControlFlow;
 use hostmem::Backing;
 use iopt::FormatId;
 
+use crate::devices::{DevicesError, NotReady};
+
 pub use report::{
-    ChargeReport, DmaReport, MapReport, MemoryReport, NodeShare, SizeClass, Stretch, TablesReport,
-    Times,
+    BackendReport, ChargeReport, Counted, DeviceUsed, DmaReport, Lack, MapReport, MappingsReport,
+    MemoryReport, NodeShare, PinsReport, RunsReport, SampleReport, SizeClass, Stretch,
+    TablesReport, Times, UnitReport, WindowReport,
 };
 
 /// What to map, and how.
@@ -25,12 +39,58 @@ pub struct MapJob {
     /// stands. Huge pages that are asked for by name are added to the machine's pool where they
     /// are missing, and taken out again at the end.
     pub backing: Option<Backing>,
+    /// Who maps it, and for which devices.
+    pub backend: MapBackend,
+}
+
+/// Who maps the memory, and for which devices.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum MapBackend {
+    /// Tables of ours, and devices of the software unit.
+    Software(Software),
+    /// A container of VFIO's type 1, and the group of a device.
+    Vfio {
+        /// The device's address: `0000:00:05.0`.
+        device: String,
+    },
+    /// An address space of iommufd, and a device by its own node.
+    Iommufd {
+        /// The device's address.
+        device: String,
+    },
+}
+
+impl MapBackend {
+    /// `software`, `vfio`, `iommufd`.
+    pub const fn name(&self) -> &'static str {
+        match self {
+            Self::Software(_) => "software",
+            Self::Vfio { .. } => "vfio",
+            Self::Iommufd { .. } => "iommufd",
+        }
+    }
+}
+
+/// What can be chosen of tables of ours, and of the software unit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Software {
     /// The largest leaf in bytes; `None` for the format's own.
     pub max_leaf: Option<u64>,
     /// The format of the tables.
     pub format: FormatId,
     /// How many devices do DMA.
     pub devices: u32,
+}
+
+impl Default for Software {
+    /// Two devices, and leaves of all sizes in VT-d's second stage.
+    fn default() -> Self {
+        Self {
+            max_leaf: None,
+            format: FormatId::VtdSs,
+            devices: 2,
+        }
+    }
 }
 
 /// The steps of the job, in order.
@@ -120,9 +180,52 @@ pub enum JobError {
     /// The physical runs of pinned memory cannot be read.
     #[error("cannot find the physical runs of pinned memory")]
     Runs(#[source] ioas::Cause),
-    /// A device cannot be attached.
+    /// A device of the software unit cannot be attached.
     #[error("cannot attach a device")]
-    Attach(#[from] ioas::AttachError),
+    Attach(#[source] ioas::AttachError),
+    /// The machine's devices cannot be listed.
+    #[error(transparent)]
+    Devices(#[from] DevicesError),
+    /// The device cannot be used, or not yet.
+    #[error(transparent)]
+    NotReady(#[from] NotReady),
+    /// The device, or what belongs to it, cannot be opened.
+    #[error("cannot open {address}")]
+    Open {
+        /// Its address.
+        address: String,
+        /// Why.
+        source: ioas::KernelError,
+    },
+    /// The kernel does not attach the device.
+    #[error("cannot attach {address}{hint}")]
+    Enter {
+        /// Its address.
+        address: String,
+        /// What may be behind it; empty when that is not known.
+        hint: &'static str,
+        /// Why.
+        source: ioas::AttachError,
+    },
+    /// The device's registers cannot be used.
+    #[error("cannot use the registers of the device")]
+    Registers(#[from] ioas::KernelError),
+    /// The device is not what its identity says.
+    #[error("the device calls itself {found:#x}, which is no edu")]
+    NoEdu {
+        /// What it says.
+        found: u32,
+    },
+    /// A copy by the device has no end.
+    #[error("the device has not done a copy of {bytes} bytes at {iova:#x} in {seconds} s")]
+    Stuck {
+        /// The device address.
+        iova: u64,
+        /// How long the copy is.
+        bytes: u64,
+        /// How long it was waited for.
+        seconds: u64,
+    },
     /// The memory cannot be unmapped.
     #[error("cannot unmap the memory")]
     Unmap(#[from] ioas::UnmapError),
@@ -162,8 +265,8 @@ impl From<ioas::MapError> for JobError {
 }
 
 impl JobError {
-    /// True when the request is at fault and not this program: another size, backing or limit
-    /// could succeed on the same machine.
+    /// True when the request is at fault and not this program: another size, backing, limit or
+    /// device could succeed on the same machine.
     pub const fn is_input(&self) -> bool {
         matches!(
             self,
@@ -171,7 +274,14 @@ impl JobError {
                 | Self::Mapping(_)
                 | Self::Populate(_)
                 | Self::Pool(_)
-                | Self::Map(ioas::MapError::OverLimit(_) | ioas::MapError::Pin(_))
+                | Self::NotReady(_)
+                | Self::Open { .. }
+                | Self::Enter { .. }
+                | Self::Map(
+                    ioas::MapError::OverLimit(_)
+                        | ioas::MapError::Pin(_)
+                        | ioas::MapError::NoRoom { .. }
+                )
         )
     }
 }

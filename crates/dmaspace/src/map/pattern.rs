@@ -1,6 +1,11 @@
 //! What is written to memory: every word follows from its offset, so that no two places hold the
 //! same, and a page that is reached by a wrong address is noticed at its first word.
 
+use std::ops::ControlFlow;
+use std::sync::atomic::Ordering;
+
+use hostmem::Mapping;
+
 /// Which of the two patterns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Pattern {
@@ -24,6 +29,34 @@ impl Pattern {
         z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         z ^ (z >> 31)
     }
+}
+
+/// Writes the processor's pattern into all of the memory.
+pub(super) fn fill(
+    memory: &Mapping,
+    progress: &mut dyn FnMut(u64) -> ControlFlow<()>,
+) -> ControlFlow<()> {
+    for (n, chunk) in memory.cells().chunks(1 << 20).enumerate() {
+        let start = (n as u64) << 23;
+        for (offset, cell) in (start..).step_by(8).zip(chunk) {
+            cell.store(Pattern::Processor.word(offset), Ordering::Relaxed);
+        }
+        progress(start)?;
+    }
+    ControlFlow::Continue(())
+}
+
+/// How many bytes of the words that were found are not what was expected.
+pub(super) fn differing(
+    found: impl Iterator<Item = u64>,
+    expected: impl Iterator<Item = u64>,
+) -> u64 {
+    found
+        .zip(expected)
+        .filter(|(found, expected)| found != expected)
+        .map(|(found, expected)| (found ^ expected).to_ne_bytes())
+        .map(|bytes| bytes.iter().filter(|byte| **byte != 0).count() as u64)
+        .sum()
 }
 
 /// The numbers below `len` in a shuffled order, each once, without a list of them: the powers of a

@@ -1,22 +1,93 @@
 //! What one run of the main job found, with stable names and units: `_bytes`, `_ns`, or a count.
 
+use std::path::PathBuf;
+
 use serde::Serialize;
 
 /// The whole report.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct MapReport {
+    /// Who mapped it, and what that can do.
+    pub backend: BackendReport,
     /// The memory that was mapped.
     pub memory: MemoryReport,
     /// What pinning it was charged to.
     pub charge: ChargeReport,
-    /// The page tables over it.
-    pub tables: TablesReport,
+    /// The page tables over it; `None` when they are the kernel's, which tells nothing of them.
+    pub tables: Option<TablesReport>,
     /// How long each step took.
     pub times: Times,
     /// What the devices found.
     pub dma: DmaReport,
-    /// The address space, in order: neighbouring leaves of one size are one stretch.
-    pub layout: Vec<Stretch>,
+    /// The address space, in order: neighbouring leaves of one size are one stretch. `None` with
+    /// the kernel's tables.
+    pub layout: Option<Vec<Stretch>>,
+}
+
+/// Who mapped the memory.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct BackendReport {
+    /// `software`, `vfio`, `iommufd`.
+    pub name: String,
+    /// The device that it was mapped for, of a kernel's back end.
+    pub device: Option<DeviceUsed>,
+    /// What it cannot do that another one can.
+    pub lacks: Vec<Lack>,
+    /// What both ends of a mapping are multiples of.
+    pub granule_bytes: u64,
+    /// The sizes of pages that its tables have; `None` when it does not tell.
+    pub page_sizes_bytes: Option<Vec<u64>>,
+    /// The device addresses that can be mapped, in order; stretches of more than 2^63 bytes come in
+    /// two.
+    pub windows: Vec<WindowReport>,
+    /// The kernel's mappings, of a kernel's back end.
+    pub mappings: Option<MappingsReport>,
+}
+
+/// A device of the machine, in use.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct DeviceUsed {
+    /// Domain, bus, device and function: `0000:00:05.0`.
+    pub address: String,
+    /// Vendor and device, four hexadecimal digits each: `1b36:0010`.
+    pub id: String,
+    /// Its group.
+    pub group: Option<u32>,
+    /// Its own node, if it was used by that: `/dev/vfio/devices/vfio0`.
+    pub cdev: Option<PathBuf>,
+    /// The IOMMU unit that translates for it: `dmar0`.
+    pub unit: Option<String>,
+    /// Its memory node, when the firmware tells.
+    pub node: Option<u32>,
+}
+
+/// Something that a back end cannot do.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Lack {
+    /// Its name, that of a field of [`ioas::Capabilities`].
+    pub name: String,
+    /// What that is, to follow "cannot".
+    pub cannot: String,
+}
+
+/// A stretch of device addresses.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct WindowReport {
+    /// The first address.
+    pub first: u64,
+    /// The last one.
+    pub last: u64,
+}
+
+/// Mappings of the kernel, each of which it unmaps only as a whole.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct MappingsReport {
+    /// How many the memory took.
+    pub made: u64,
+    /// How many more there could have been beside them; `None` without a limit.
+    pub available: Option<u64>,
+    /// How many were left when the memory was unmapped.
+    pub left: u64,
 }
 
 /// The memory that was mapped.
@@ -34,12 +105,20 @@ pub struct MemoryReport {
     pub pool_pages_added: u64,
     /// How much of it lies in huge pages.
     pub huge_bytes: u64,
+    /// The nodes that it sits on.
+    pub nodes: Vec<NodeShare>,
+    /// The physical runs of which it consists; `None` when the kernel has found them for itself.
+    #[serde(flatten)]
+    pub found: Option<RunsReport>,
+}
+
+/// The physical runs of memory.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct RunsReport {
     /// Of how many physical runs it consists.
     pub runs: u64,
     /// The runs by size: classes of powers of two.
     pub run_sizes: Vec<SizeClass>,
-    /// The nodes that it sits on.
-    pub nodes: Vec<NodeShare>,
     /// Where the physical addresses come from: `pagemap` (real), `file-offset`, `synthetic`.
     pub addresses: String,
     /// The same as a sentence.
@@ -71,11 +150,7 @@ pub struct NodeShare {
 /// What pinning was charged to.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct ChargeReport {
-    /// How it was pinned: `io_uring`, `mlock`.
-    pub pin: String,
-    /// Why not by io_uring, if so.
-    pub pin_reason: Option<String>,
-    /// Bytes that were charged: whole huge pages, as the kernel charges them.
+    /// Bytes that the ledger charged: whole huge pages, as the kernel charges them.
     pub charged_bytes: u64,
     /// The limit; `None` when no limit applies.
     pub limit_bytes: Option<u64>,
@@ -85,6 +160,43 @@ pub struct ChargeReport {
     pub steps: u64,
     /// Steps that charging page by page would have taken.
     pub page_steps: u64,
+    /// What the kernel counted before it was mapped.
+    pub before: Counted,
+    /// What the kernel counted while it was mapped.
+    pub mapped: Counted,
+    /// What the kernel counted when it was unmapped.
+    pub after: Counted,
+    /// How it was pinned; `None` when the kernel has pinned it for itself.
+    #[serde(flatten)]
+    pub pins: Option<PinsReport>,
+}
+
+/// What the kernel counts for this process, as `/proc/self/status` has it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Counted {
+    /// Locked memory, `VmLck`.
+    pub locked_bytes: u64,
+    /// Pinned memory, `VmPin`.
+    pub pinned_bytes: u64,
+}
+
+impl Counted {
+    /// What has come on since `before`.
+    pub const fn since(self, before: Self) -> Self {
+        Self {
+            locked_bytes: self.locked_bytes.saturating_sub(before.locked_bytes),
+            pinned_bytes: self.pinned_bytes.saturating_sub(before.pinned_bytes),
+        }
+    }
+}
+
+/// How memory was pinned.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct PinsReport {
+    /// By what: `io_uring`, `mlock`.
+    pub pin: String,
+    /// Why not by io_uring, if so.
+    pub pin_reason: Option<String>,
     /// System calls that pinned.
     pub pin_calls: u64,
     /// Buffers that were registered with io_uring.
@@ -108,27 +220,27 @@ pub struct TablesReport {
     pub nodes: Vec<NodeShare>,
 }
 
-/// How long each step took, in nanoseconds.
+/// How long each step took, in nanoseconds; `None` for what was not done, or not by itself.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Times {
     /// Bringing the memory in.
     pub populate_ns: u64,
     /// Pinning it.
-    pub pin_ns: u64,
+    pub pin_ns: Option<u64>,
     /// Finding the physical runs.
-    pub find_runs_ns: u64,
-    /// Filling the page tables by runs.
+    pub find_runs_ns: Option<u64>,
+    /// Filling the page tables by runs; of a kernel, which does that in one call, pinning too.
     pub map_ns: u64,
     /// The same tables filled page by page, measured beside.
-    pub map_by_page_ns: u64,
+    pub map_by_page_ns: Option<u64>,
     /// Attaching the devices.
     pub attach_ns: u64,
     /// Writing and checking the patterns by processor and devices.
-    pub dma_check_ns: u64,
-    /// Emptying the tables and flushing the unit.
+    pub dma_check_ns: Option<u64>,
+    /// Emptying the tables and flushing the unit; of a kernel, unpinning too.
     pub unmap_ns: u64,
     /// Unpinning.
-    pub unpin_ns: u64,
+    pub unpin_ns: Option<u64>,
 }
 
 /// What the devices found.
@@ -136,18 +248,43 @@ pub struct Times {
 pub struct DmaReport {
     /// Devices that took part.
     pub devices: u32,
+    /// Why nothing was checked, if so.
+    pub not_checked: Option<String>,
+    /// How a device of the machine has checked, which looks at samples.
+    pub sample: Option<SampleReport>,
     /// Bytes that devices read and checked.
     pub read_bytes: u64,
     /// Bytes that devices wrote and the processor checked.
     pub written_bytes: u64,
     /// Bytes that were not what they had to be.
     pub wrong_bytes: u64,
+    /// Accesses just outside the mapped range.
+    pub neighbour_accesses: u64,
+    /// Those of them that got through; none may.
+    pub neighbour_reached: u64,
+    /// What the software unit has counted.
+    #[serde(flatten)]
+    pub unit: Option<UnitReport>,
+}
+
+/// A check by copies that a device of the machine makes.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct SampleReport {
+    /// What copies: `edu`.
+    pub engine: String,
+    /// Copies inside of the range, each of which reads one place and writes another.
+    pub copies: u64,
+    /// Bytes of the memory that the processor compared afterwards, copied or not.
+    pub compared_bytes: u64,
+}
+
+/// What the software unit has counted.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct UnitReport {
     /// Accesses inside the mapped range that faulted.
     pub faults: u64,
     /// Accesses just outside the mapped range that faulted, as they must.
     pub neighbour_faults: u64,
-    /// Accesses just outside the mapped range.
-    pub neighbour_accesses: u64,
     /// Translations that the unit's cache answered.
     pub iotlb_hits: u64,
     /// Translations that needed a walk.
@@ -156,7 +293,7 @@ pub struct DmaReport {
     pub table_reads: u64,
 }
 
-impl DmaReport {
+impl UnitReport {
     /// Table entries read per walk; `None` when there was none.
     pub fn reads_per_miss(&self) -> Option<f64> {
         (self.iotlb_misses > 0).then(|| self.table_reads as f64 / self.iotlb_misses as f64)

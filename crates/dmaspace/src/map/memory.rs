@@ -1,0 +1,228 @@
+//! The memory that is mapped: how much, of which pages, and what it is charged to.
+
+use std::sync::Arc;
+
+use hostmem::{Backing, Counter, Limits, Machine, Mapping, Pinner, RaisedPool};
+use ioas::Ledger;
+use runs::Bytes;
+
+use super::report::{Counted, MemoryReport, NodeShare};
+use super::{JobError, MapJob, Stage, Watch};
+
+/// What is taken without a size.
+const DEFAULT_SIZE: u64 = 256 << 20;
+/// What is left of the limit on locked memory without being asked for: the kernel charges a ring of
+/// io_uring too, and takes the charge of one that is closed back a little later.
+const SPARE: u64 = 128 << 10;
+
+/// What pins are charged to.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Account {
+    counter: Counter,
+    limits: Limits,
+    /// Bytes that the limit leaves; `None` without one.
+    room: Option<u64>,
+}
+
+impl Account {
+    /// Pins of our own.
+    pub(super) fn of_pinner(pinner: &Pinner) -> Result<Self, JobError> {
+        Ok(Self {
+            counter: pinner.counter(),
+            limits: pinner.limits(),
+            room: pinner.room()?,
+        })
+    }
+
+    /// What a container of VFIO's type 1 pins: it counts by process.
+    pub(super) fn of_process() -> Result<Self, JobError> {
+        Self::of_kernel(Limits::read()?, Counter::MmLockedVm)
+    }
+
+    /// What iommufd pins: it counts by user, and for the privileged only what is pinned.
+    pub(super) fn of_user() -> Result<Self, JobError> {
+        let limits = Limits::read()?;
+        let counter = match limits.privileged {
+            true => Counter::PinnedVm,
+            false => Counter::UserLockedVm,
+        };
+        Self::of_kernel(limits, counter)
+    }
+
+    fn of_kernel(limits: Limits, counter: Counter) -> Result<Self, JobError> {
+        let room = limits.left(counter)?.map(|left| left & !4095);
+        Ok(Self {
+            counter,
+            limits,
+            room,
+        })
+    }
+
+    pub(super) fn ledger(&self) -> Result<Arc<Ledger>, JobError> {
+        let name = match self.counter {
+            Counter::UserLockedVm => "user->locked_vm",
+            Counter::MmLockedVm => "mm->locked_vm",
+            Counter::PinnedVm => "mm->pinned_vm",
+        };
+        let limit = self.limits.limit(self.counter);
+        let in_use = Limits::in_use(self.counter)?.known;
+        Ok(match self.counter {
+            Counter::UserLockedVm => Ledger::of_user(name, limit, in_use),
+            Counter::MmLockedVm | Counter::PinnedVm => Ledger::new(name, limit, in_use),
+        })
+    }
+
+    fn over_limit(&self, size: u64, room: u64) -> JobError {
+        let limit = self.limits.memlock.unwrap_or(0);
+        let in_use = Limits::in_use(self.counter).map_or(0, |in_use| in_use.known);
+        JobError::Input(format!(
+            "needs {}, {} allowed (RLIMIT_MEMLOCK, counted in {}), {} in use: {} are left",
+            Bytes(size),
+            Bytes(limit),
+            self.counter,
+            Bytes(in_use),
+            Bytes(room)
+        ))
+    }
+}
+
+/// What the kernel counts for this process now.
+pub(super) fn counted() -> Result<Counted, JobError> {
+    Ok(Counted {
+        locked_bytes: Limits::in_use(Counter::MmLockedVm)?.known,
+        pinned_bytes: Limits::in_use(Counter::PinnedVm)?.known,
+    })
+}
+
+/// The memory, all of it there. The pool of huge pages is put back when it is dropped, if it is
+/// dropped last.
+pub(super) struct Taken {
+    pub(super) mapping: Arc<Mapping>,
+    pub(super) pool: Option<RaisedPool>,
+}
+
+/// Takes the memory that the job asks for, or what suits `account` when it does not say.
+pub(super) fn take(
+    job: &MapJob,
+    account: &Account,
+    watch: &mut dyn Watch,
+    report: &mut MemoryReport,
+) -> Result<Taken, JobError> {
+    let machine = Machine::probe()?;
+    let size = choose_size(job, &machine, account, report)?;
+    let backing = choose_backing(job, &machine, size, report);
+    let pool = raise_pool(job, backing, size, watch)?;
+    report.pool_pages_added = pool.as_ref().map_or(0, RaisedPool::added);
+    let mapping = Mapping::new(backing, size, None).map_err(JobError::Mapping)?;
+    Ok(Taken {
+        mapping: Arc::new(mapping),
+        pool,
+    })
+}
+
+/// Brings all of the memory in.
+pub(super) fn populate(mapping: &Mapping, watch: &mut dyn Watch) -> Result<(), JobError> {
+    let total = mapping.len();
+    if watch.progress(Stage::Populate, 0, total).is_break() {
+        return Err(JobError::Interrupted);
+    }
+    mapping.populate(&mut |done| watch.progress(Stage::Populate, done, total))?;
+    Ok(())
+}
+
+/// On which nodes it is.
+pub(super) fn nodes(mapping: &Mapping) -> Result<Vec<NodeShare>, JobError> {
+    Ok(mapping
+        .nodes()?
+        .into_iter()
+        .map(|(node, bytes)| NodeShare { node, bytes })
+        .collect())
+}
+
+/// The size, and why it is that when nobody asked for one.
+fn choose_size(
+    job: &MapJob,
+    machine: &Machine,
+    account: &Account,
+    report: &mut MemoryReport,
+) -> Result<u64, JobError> {
+    let page = job.backing.map_or(machine.page, Backing::page);
+    if let Some(size) = job.size {
+        if size == 0 || size % page != 0 {
+            let what = job.backing.map_or("4k", Backing::name);
+            return Err(JobError::Input(format!(
+                "a size of {size} bytes is not a multiple of {}, the page of {what} memory, or is 0",
+                Bytes(page)
+            )));
+        }
+        if size > machine.total {
+            return Err(JobError::Input(format!(
+                "{} of memory are more than this machine has: {}",
+                Bytes(size),
+                Bytes(machine.total)
+            )));
+        }
+        if let Some(room) = account.room.filter(|room| size > *room) {
+            return Err(account.over_limit(size, room));
+        }
+        report.size_bytes = size;
+        return Ok(size);
+    }
+    let mut size = DEFAULT_SIZE.max(page);
+    let mut reason = "the default".to_string();
+    let spare = account.room.map(|room| room.saturating_sub(SPARE));
+    if let Some(room) = spare.filter(|room| *room < size) {
+        size = room / page * page;
+        if size == 0 {
+            return Err(account.over_limit(page, room));
+        }
+        reason = format!(
+            "what is left of the limit on locked memory ({}, RLIMIT_MEMLOCK)",
+            Bytes(account.limits.memlock.unwrap_or(0))
+        );
+    } else if machine.available / 2 < size {
+        size = (machine.available / 2 / page * page).max(page);
+        reason = format!(
+            "half of the {} that the machine has available",
+            Bytes(machine.available)
+        );
+    }
+    report.size_bytes = size;
+    report.size_reason = Some(reason);
+    Ok(size)
+}
+
+fn choose_backing(
+    job: &MapJob,
+    machine: &Machine,
+    size: u64,
+    report: &mut MemoryReport,
+) -> Backing {
+    let backing = job.backing.unwrap_or_else(|| {
+        let choice = Backing::choose(size, machine);
+        report.backing_reason = Some(choice.reason);
+        choice.backing
+    });
+    report.backing = backing.name().into();
+    backing
+}
+
+/// Huge pages that were asked for by name are added to the pool where they are missing.
+fn raise_pool(
+    job: &MapJob,
+    backing: Backing,
+    size: u64,
+    watch: &mut dyn Watch,
+) -> Result<Option<RaisedPool>, JobError> {
+    match (job.backing, backing.huge_size()) {
+        (Some(_), Some(page)) => match RaisedPool::raise(page, size) {
+            Ok(pool) => Ok(Some(pool)),
+            // A signal makes the kernel stop looking for pages.
+            Err(_) if watch.progress(Stage::Populate, 0, size).is_break() => {
+                Err(JobError::Interrupted)
+            }
+            Err(cause) => Err(cause.into()),
+        },
+        _ => Ok(None),
+    }
+}
