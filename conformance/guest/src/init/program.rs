@@ -1,12 +1,20 @@
-//! The command line `dmaspace` on this kernel: `map` with the software unit, and `devices`.
+//! The command line `dmaspace` on this kernel: `map` with the software unit and for the machine's
+//! devices, and `devices`.
 
-use std::{fs, process::Command};
+use std::{
+    fs,
+    io::{BufRead as _, BufReader},
+    process::{Command, Output, Stdio},
+};
 
 use anyhow::{Context as _, ensure};
-use guest::machines::{Machine, NVME};
+use guest::machines::{EDU, Machine, NVME};
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
 use crate::pci::Device;
+
+const PROGRAM: &str = "/bin/dmaspace";
 
 /// Bytes that are mapped.
 const SIZE: u64 = 32 << 20;
@@ -23,20 +31,20 @@ pub(crate) fn huge_pages(_: &Machine) -> anyhow::Result<()> {
     map("hugetlb-2m", SIZE)
 }
 
-/// The report of a command that succeeds.
-fn report(arguments: &[&str]) -> anyhow::Result<Value> {
-    let output = Command::new("/bin/dmaspace")
+fn run(arguments: &[&str]) -> anyhow::Result<(Output, String)> {
+    let output = Command::new(PROGRAM)
         .args(arguments)
         .arg("--json")
         .output()
         .context("dmaspace cannot be started")?;
-    let said = String::from_utf8_lossy(&output.stderr);
-    ensure!(
-        output.status.success(),
-        "{}: {}",
-        output.status,
-        said.trim()
-    );
+    let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+    Ok((output, said))
+}
+
+/// The report of a command that succeeds.
+fn report(arguments: &[&str]) -> anyhow::Result<Value> {
+    let (output, said) = run(arguments)?;
+    ensure!(output.status.success(), "{}: {said}", output.status);
     serde_json::from_slice(&output.stdout).context("no report")
 }
 
@@ -67,6 +75,116 @@ fn map(backing: &str, huge: u64) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// The same by an interface of the kernel, for `edu`, which copies samples. Which `counter` of the
+/// kernel is charged, and what `/proc/self/status` shows of it, depends on the interface.
+pub(crate) fn map_by(backend: &str, backing: &str) -> anyhow::Result<()> {
+    Device(EDU).bind_to_vfio()?;
+    let report = report(&[
+        "map",
+        "--backend",
+        backend,
+        "--device",
+        EDU,
+        "--size",
+        &SIZE.to_string(),
+        "--backing",
+        backing,
+    ])?;
+    let cdev = Device(EDU).cdev()?;
+    let (counter, counted, available, cdev) = match backend {
+        "vfio" => ("mm->locked_vm", "locked_bytes", json!(65_534), Value::Null),
+        _ => ("mm->pinned_vm", "pinned_bytes", Value::Null, json!(cdev)),
+    };
+    let before = report["charge"]["before"][counted].as_u64();
+    let mapped = before.context("no counter")? + SIZE;
+    for (what, expected) in [
+        ("/backend/name", json!(backend)),
+        ("/backend/device/address", json!(EDU)),
+        ("/backend/device/group", json!(Device(EDU).group()?)),
+        ("/backend/device/cdev", cdev),
+        ("/backend/granule_bytes", json!(4096)),
+        ("/backend/windows/0/last", json!(0xfedf_ffffu64)),
+        ("/backend/mappings/made", json!(1)),
+        ("/backend/mappings/available", available),
+        ("/backend/mappings/left", json!(0)),
+        ("/memory/backing", json!(backing)),
+        ("/memory/size_bytes", json!(SIZE)),
+        ("/charge/counter", json!(counter)),
+        ("/charge/charged_bytes", json!(SIZE)),
+        (&format!("/charge/mapped/{counted}"), json!(mapped)),
+        ("/charge/after", report["charge"]["before"].clone()),
+        ("/dma/sample/engine", json!("edu")),
+        ("/dma/sample/copies", json!(16)),
+        ("/dma/sample/compared_bytes", json!(SIZE)),
+        ("/dma/read_bytes", json!(16 * 2048)),
+        ("/dma/written_bytes", json!(16 * 2048)),
+        ("/dma/wrong_bytes", json!(0)),
+        ("/dma/neighbour_accesses", json!(4)),
+        ("/dma/neighbour_reached", json!(0)),
+        // What the kernel does not tell.
+        ("/tables", Value::Null),
+        ("/layout", Value::Null),
+        ("/memory/runs", Value::Null),
+        ("/times/map_by_page_ns", Value::Null),
+    ] {
+        says(&report, what, &expected)?;
+    }
+    Ok(())
+}
+
+/// A signal while the device copies ends the program, which gives the device back: the tests behind
+/// this one have it.
+pub(crate) fn interrupted(_: &Machine) -> anyhow::Result<()> {
+    Device(EDU).bind_to_vfio()?;
+    let mut child = Command::new(PROGRAM)
+        .args(["-v", "map", "--backend", "vfio", "--device", EDU])
+        .args(["--size", "32M"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .context("dmaspace cannot be started")?;
+    let mut lines = BufReader::new(child.stderr.take().context("no stderr")?).lines();
+    let reached = lines.any(|line| line.is_ok_and(|line| line.contains("DMA check")));
+    ensure!(reached, "it has not come to the DMA check");
+    kill_process(Pid::from_child(&child), Signal::INT)?;
+    let said: Vec<String> = lines.collect::<Result<_, _>>()?;
+    let output = child.wait_with_output()?;
+    ensure!(output.status.code() == Some(130), "{}", output.status);
+    ensure!(output.stdout.is_empty(), "it has reported");
+    let last = said.last().context("it has said nothing")?;
+    ensure!(last.contains("interrupted; nothing is left"), "{last}");
+    Ok(())
+}
+
+/// Memory is mapped for a device that nobody here can have do DMA, and that is said.
+pub(crate) fn without_a_driver(_: &Machine) -> anyhow::Result<()> {
+    Device(NVME).bind_to_vfio()?;
+    for backend in ["vfio", "iommufd"] {
+        let report = report(&[
+            "map",
+            "--backend",
+            backend,
+            "--device",
+            NVME,
+            "--size",
+            "4M",
+        ])?;
+        for (what, expected) in [
+            ("/backend/device/address", json!(NVME)),
+            ("/backend/mappings/made", json!(1)),
+            ("/backend/mappings/left", json!(0)),
+            ("/charge/charged_bytes", json!(4 << 20)),
+            ("/dma/not_checked", json!("no driver for 1b36:0010 here")),
+            ("/dma/sample", Value::Null),
+            ("/dma/read_bytes", json!(0)),
+            ("/times/dma_check_ns", Value::Null),
+        ] {
+            says(&report, what, &expected)?;
+        }
+    }
+    Ok(())
+}
+
 /// What `devices` says of one.
 fn listed(device: Device) -> anyhow::Result<Value> {
     let report = report(&["devices"])?;
@@ -78,7 +196,8 @@ fn listed(device: Device) -> anyhow::Result<Value> {
         .with_context(|| format!("{} is not on the list", device.0))
 }
 
-/// `devices` says how a device is bound; when that was done, in how many ways it can be used.
+/// `devices` says how a device is bound, and `map` refuses it with the same commands; when that was
+/// done, `devices` says in how many ways it can be used.
 pub(crate) fn devices(_: &Machine) -> anyhow::Result<()> {
     let device = Device(NVME);
     let before = listed(device)?;
@@ -86,8 +205,15 @@ pub(crate) fn devices(_: &Machine) -> anyhow::Result<()> {
     says(&before, "/driver", &Value::Null)?;
     says(&before, "/group", &json!(device.group()?))?;
     says(&before, "/unit", &json!(device.link("iommu")?))?;
-    for command in before["bind"].as_array().context("no commands")? {
-        let command = command.as_str().unwrap_or_default();
+    let commands = before["bind"].as_array().context("no commands")?;
+    let commands: Vec<&str> = commands.iter().filter_map(Value::as_str).collect();
+    for backend in ["vfio", "iommufd"] {
+        let (output, said) = run(&["map", "--backend", backend, "--device", NVME])?;
+        ensure!(output.status.code() == Some(2), "{}: {said}", output.status);
+        let expected = format!("bound to no driver; as root: {}", commands.join(" && "));
+        ensure!(said.ends_with(&expected), "{said}");
+    }
+    for command in commands {
         // There is no shell here; they are all of one kind.
         let (text, path) = command
             .strip_prefix("echo ")

@@ -24,6 +24,30 @@ const TESTS: &[(&str, Test)] = &[
         program::transparent_huge_pages,
     ),
     ("map_of_2m_pages", program::huge_pages),
+    (
+        "map_without_a_driver_checks_nothing",
+        program::without_a_driver,
+    ),
+    (
+        "map_by_vfio_gives_back_when_interrupted",
+        program::interrupted,
+    ),
+    ("map_by_vfio_of_4k_pages", |_| program::map_by("vfio", "4k")),
+    ("map_by_vfio_of_transparent_huge_pages", |_| {
+        program::map_by("vfio", "thp")
+    }),
+    ("map_by_vfio_of_2m_pages", |_| {
+        program::map_by("vfio", "hugetlb-2m")
+    }),
+    ("map_by_iommufd_of_4k_pages", |_| {
+        program::map_by("iommufd", "4k")
+    }),
+    ("map_by_iommufd_of_transparent_huge_pages", |_| {
+        program::map_by("iommufd", "thp")
+    }),
+    ("map_by_iommufd_of_2m_pages", |_| {
+        program::map_by("iommufd", "hugetlb-2m")
+    }),
     ("the_unit_reports_a_fault", dma::fault),
     ("type1_copies_in_4k_pages", |_| dma::copies(Type1, Anon4K)),
     ("type1_copies_in_transparent_huge_pages", |_| {
