@@ -44,8 +44,10 @@ fn run(arguments: &[&str]) -> anyhow::Result<(Output, String)> {
 /// The report of a command that succeeds.
 fn report(arguments: &[&str]) -> anyhow::Result<Value> {
     let (output, said) = run(arguments)?;
-    ensure!(output.status.success(), "{}: {said}", output.status);
-    serde_json::from_slice(&output.stdout).context("no report")
+    // Of a job with something wrong there is a report, which says what.
+    let report = String::from_utf8_lossy(&output.stdout);
+    ensure!(output.status.success(), "{}: {said}{report}", output.status);
+    serde_json::from_str(&report).context("no report")
 }
 
 /// Looks whether a report says this.
