@@ -7,6 +7,9 @@ use thiserror::Error;
 
 use crate::machine::{HugeSize, Machine, ThpMode};
 
+const HUGE_2M: u64 = HugeSize::TwoMiB.bytes();
+const HUGE_1G: u64 = HugeSize::OneGiB.bytes();
+
 /// What a memory object consists of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Backing {
@@ -65,6 +68,15 @@ impl Backing {
         match self {
             Self::Hugetlb2M => Some(HugeSize::TwoMiB),
             Self::Hugetlb1G => Some(HugeSize::OneGiB),
+            _ => None,
+        }
+    }
+
+    /// Pages of a pool that has pages of `page` bytes.
+    pub(crate) const fn of_pool(page: u64) -> Option<Self> {
+        match page {
+            HUGE_2M => Some(Self::Hugetlb2M),
+            HUGE_1G => Some(Self::Hugetlb1G),
             _ => None,
         }
     }

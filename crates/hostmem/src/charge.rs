@@ -12,15 +12,17 @@ use crate::stretches::{Pages, Stretches};
 /// What the kernel charges for a pin of these parts, in bytes: whole huge pages at their ends.
 pub(crate) fn charge(mapping: &Mapping, parts: &[Span]) -> u64 {
     let huge = mapping.backing().largest_page();
+    // Foreign memory need not begin where a huge page does.
+    let base = mapping.lead();
     let mut charged_to = 0;
     let mut charge = 0;
     for part in parts {
-        let mut start = part.start;
-        let mut end = part.start + part.len;
-        if !start.is_multiple_of(huge) && lies_in_huge(mapping, start) {
+        let mut start = base + part.start;
+        let mut end = start + part.len;
+        if !start.is_multiple_of(huge) && lies_in_huge(mapping, part.start) {
             start -= start % huge;
         }
-        if !end.is_multiple_of(huge) && lies_in_huge(mapping, end - 4096) {
+        if !end.is_multiple_of(huge) && lies_in_huge(mapping, part.last() - 4095) {
             end = end.next_multiple_of(huge);
         }
         // Two parts may share a huge page.

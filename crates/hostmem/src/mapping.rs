@@ -5,15 +5,20 @@
 //! [`cells`](Mapping::cells): devices and processors share them, so each access is an atomic one
 //! of 8 bytes, and no reference to plain bytes exists.
 //!
+//! Memory that somebody else has mapped, like a virtual machine's, is a mapping as well
+//! ([`Mapping::foreign`]); it is used as it is, and its owner held.
+//!
 //! Anonymous memory is not inherited over `fork` (`MADV_DONTFORK`): a child would share its pages
 //! copy-on-write, and the parent's next write would move a page away from under a device.
-//! Memory files are sealed against any change of size.
+//! Memory files are sealed against any change of size. Of foreign memory both is up to its owner.
 
+use std::any::Any;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Mutex;
+use std::ptr::NonNull;
 use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex};
 
 use runs::Span;
 use thiserror::Error;
@@ -31,6 +36,8 @@ use runs::Bytes;
 pub struct Mapping {
     region: Region,
     file: Option<File>,
+    /// Offset of the first byte in the file.
+    file_offset: u64,
     backing: Backing,
     len: u64,
     node: Option<u32>,
@@ -53,6 +60,22 @@ pub enum MapError {
         /// The backing.
         backing: Backing,
         /// Its page, bytes.
+        page: u64,
+    },
+    /// Memory that does not begin where a page does.
+    #[error("the address {address:#x} is no multiple of the {} pages of {backing}", Bytes(*page))]
+    Address {
+        /// Where it begins.
+        address: u64,
+        /// The backing.
+        backing: Backing,
+        /// Its page, bytes.
+        page: u64,
+    },
+    /// Huge pages of a size that this crate does not know.
+    #[error("huge pages of {} are neither of 2 MiB nor of 1 GiB", Bytes(*page))]
+    HugePage {
+        /// Their size, bytes.
         page: u64,
     },
     /// More than can be had now.
@@ -192,6 +215,7 @@ impl Mapping {
         Ok(Self {
             region,
             file,
+            file_offset: 0,
             backing,
             len,
             node,
@@ -205,11 +229,11 @@ impl Mapping {
     ///
     /// # Errors
     ///
-    /// When the file is no memory file, when it is empty or no multiple of 4 KiB, or when somebody
+    /// When the file is no memory file, when it is empty or no multiple of its pages, or when somebody
     /// could make it shorter: it must be sealed against that, as those of [`new`](Self::new) are.
     pub fn of_file(file: OwnedFd) -> Result<Self, MapError> {
-        let backing = Backing::Memfd;
         let file = File::from(file);
+        let backing = pages_of_file(&file)?;
         let refused = |step, len| {
             move |source| MapError::Refused {
                 step,
@@ -226,12 +250,65 @@ impl Mapping {
         let len = metadata
             .map_err(refused("look at the length of a file", 0))?
             .len();
-        check_length(backing, len)?;
+        check_pages(backing, len)?;
         let region = Region::of_file(file.as_fd(), len as usize)
             .map_err(refused("map a memory file", len))?;
         Ok(Self {
             region,
             file: Some(file),
+            file_offset: 0,
+            backing,
+            len,
+            node: None,
+            window: Window::take(len),
+            locked: Mutex::new(Vec::new()),
+        })
+    }
+
+    /// Memory of this process that somebody else has mapped: `len` bytes from `start` on. `owner` is
+    /// held until this is dropped. `file` is what is shared there, and the offset of the first byte
+    /// in it; without one, or where it is mapped as a private copy, the memory counts as anonymous.
+    ///
+    /// # Safety
+    ///
+    /// For as long as `owner` is there:
+    ///
+    /// - these bytes stay mapped, readable and writable, in pages of `file` if there is one;
+    /// - they change at any time: this process accesses them in no other way than by atomic cells, or
+    ///   through raw pointers by volatile accesses and copies that may be torn, and holds no reference
+    ///   to any of them but to such cells.
+    ///
+    /// # Errors
+    ///
+    /// When `start` or `len` is no multiple of a page, or when the pages are of a size that this
+    /// crate does not know.
+    #[allow(unsafe_code)]
+    pub unsafe fn foreign(
+        owner: Arc<dyn Any + Send + Sync>,
+        start: NonNull<u8>,
+        len: u64,
+        file: Option<(OwnedFd, u64)>,
+    ) -> Result<Self, MapError> {
+        let (file, file_offset) = file.map_or((None, 0), |(file, at)| (Some(File::from(file)), at));
+        let backing = match &file {
+            // Some of its pages may be huge.
+            None => Backing::Thp,
+            Some(file) => pages_of_file(file)?,
+        };
+        check_pages(backing, len)?;
+        let (address, page) = (start.as_ptr() as u64, backing.page());
+        if !address.is_multiple_of(page) {
+            return Err(MapError::Address {
+                address,
+                backing,
+                page,
+            });
+        }
+        Ok(Self {
+            // SAFETY: the caller answers for it.
+            region: unsafe { Region::foreign(start, len as usize, owner) },
+            file,
+            file_offset,
             backing,
             len,
             node: None,
@@ -266,6 +343,11 @@ impl Mapping {
         self.file.as_ref().map(File::as_fd)
     }
 
+    /// Offset of the first byte in the memory file.
+    pub const fn file_offset(&self) -> u64 {
+        self.file_offset
+    }
+
     /// All bytes as 8-byte cells, in order. Accesses may be relaxed: which of them a device sees,
     /// and when, is a matter of what orders the two besides.
     ///
@@ -273,6 +355,11 @@ impl Mapping {
     /// it.
     pub fn cells(&self) -> &[AtomicU64] {
         self.region.cells()
+    }
+
+    /// Bytes of its first huge page that lie before it.
+    pub(crate) fn lead(&self) -> u64 {
+        self.address() % self.backing.largest_page()
     }
 
     pub(crate) fn region(&self) -> &Region {
@@ -291,7 +378,21 @@ impl Mapping {
     }
 }
 
-fn check_length(backing: Backing, len: u64) -> Result<(), MapError> {
+/// Which pages a file in memory consists of.
+fn pages_of_file(file: &File) -> Result<Backing, MapError> {
+    let huge = sys::huge_page(file.as_fd()).map_err(|source| MapError::Refused {
+        step: "look at the pages of a file",
+        backing: Backing::Memfd,
+        len: 0,
+        source,
+    })?;
+    huge.map_or(Ok(Backing::Memfd), |page| {
+        Backing::of_pool(page).ok_or(MapError::HugePage { page })
+    })
+}
+
+/// Refuses what is not made of whole pages of the backing.
+fn check_pages(backing: Backing, len: u64) -> Result<Machine, MapError> {
     let page = backing.page();
     if len == 0 {
         return Err(MapError::Empty);
@@ -303,9 +404,15 @@ fn check_length(backing: Backing, len: u64) -> Result<(), MapError> {
     if machine.page != 4096 {
         return Err(MapError::BasePage { page: machine.page });
     }
+    Ok(machine)
+}
+
+/// Refuses that, and more than can be had now.
+fn check_length(backing: Backing, len: u64) -> Result<(), MapError> {
+    let machine = check_pages(backing, len)?;
     if let Some(size) = backing.huge_size() {
         let free = machine.pool(size).map_or(0, |pool| pool.unreserved());
-        let needed = len / page;
+        let needed = len / size.bytes();
         if needed > free {
             return Err(MapError::HugePages { size, needed, free });
         }

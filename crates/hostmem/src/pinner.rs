@@ -5,7 +5,7 @@
 //! lesser of the two: the pages stay in memory, but the kernel may still move them.
 //!
 //! A buffer is unpinned only as a whole, so a part is cut into pieces, each a buffer of its own:
-//! at the multiples of the piece size in the mapping. A pin is all or nothing; when a piece is
+//! at the multiples of the piece size from the beginning of the mapping's first huge page on. A pin is all or nothing; when a piece is
 //! refused, those before it are given back before the error is returned.
 
 use std::io;
@@ -226,6 +226,7 @@ impl Pinner {
         progress: &mut dyn FnMut(u64) -> ControlFlow<()>,
     ) -> Result<Pin, PinError> {
         let piece = self.piece(mapping.backing());
+        let lead = mapping.lead();
         let end = part.start + part.len;
         // Dropping it on the way gives everything back.
         let mut pin = Pin::buffers(Arc::clone(mapping), Arc::clone(tables));
@@ -235,7 +236,7 @@ impl Pinner {
             pieces.clear();
             let mut cut = at;
             while cut < end && (pieces.is_empty() || cut - at + piece <= BATCH) {
-                let next = ((cut / piece + 1) * piece).min(end);
+                let next = (((cut + lead) / piece + 1) * piece - lead).min(end);
                 pieces.push(Span::new(cut, next - cut));
                 cut = next;
             }

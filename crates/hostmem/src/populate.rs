@@ -224,7 +224,8 @@ impl Mapping {
     /// Writes to each page of `part` what it holds.
     pub(crate) fn touch(&self, part: Span) -> io::Result<()> {
         if let (Some(_), Some(file)) = (self.backing().huge_size(), self.fd()) {
-            sys::allocate(file.as_fd(), part)?;
+            let in_file = Span::new(self.file_offset() + part.start, part.len);
+            sys::allocate(file.as_fd(), in_file)?;
         }
         let page = self.backing().page() as usize / 8;
         let (first, end) = (part.start / 8, (part.start + part.len) / 8);

@@ -1,14 +1,17 @@
 //! System calls on memory, and the bytes of a mapping as cells.
 //!
-//! Together with [`crate::rings`] this is the only file with `unsafe`. A [`Region`] owns one
-//! mapping of this process, from `mmap` to `munmap`; every function that takes a part of it
-//! checks that the part lies inside, so nothing here can reach memory that the region does not
-//! own.
+//! Together with [`crate::rings`] this is the only file with `unsafe`, but for a promise that
+//! [`Mapping::foreign`](crate::Mapping::foreign) hands on. A [`Region`] owns one
+//! mapping of this process, from `mmap` to `munmap`, or holds whoever does; every function that
+//! takes a part of it checks that the part lies inside, so nothing here can reach memory that is not
+//! the region's.
 
+use std::any::Any;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr::NonNull;
+use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use runs::Span;
@@ -27,6 +30,8 @@ pub(crate) enum Advice {
 pub(crate) struct Region {
     start: NonNull<libc::c_void>,
     len: usize,
+    /// Who unmaps it, if not this.
+    owner: Option<Arc<dyn Any + Send + Sync>>,
 }
 
 // SAFETY: the region is plain mapped memory that belongs to no thread; all access to its bytes
@@ -66,7 +71,28 @@ impl Region {
             return Err(io::Error::last_os_error());
         }
         let start = NonNull::new(start).ok_or_else(invalid)?;
-        Ok(Self { start, len })
+        Ok(Self {
+            start,
+            len,
+            owner: None,
+        })
+    }
+
+    /// `len` bytes from `start` on, a page's beginning, that `owner` has mapped.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Mapping::foreign`](crate::Mapping::foreign).
+    pub(crate) const unsafe fn foreign(
+        start: NonNull<u8>,
+        len: usize,
+        owner: Arc<dyn Any + Send + Sync>,
+    ) -> Self {
+        Self {
+            start: start.cast(),
+            len,
+            owner: Some(owner),
+        }
     }
 
     /// Anonymous private memory whose address is a multiple of `align`, a power of two.
@@ -124,7 +150,8 @@ impl Region {
     pub(crate) fn cells(&self) -> &[AtomicU64] {
         // SAFETY: the region is mapped readable and writable for as long as `self` lives, its
         // address is page-aligned, `len / 8` cells lie inside, any bit pattern is an `AtomicU64`,
-        // and this process reaches the bytes in no other way than through these cells.
+        // and this process reaches the bytes in no other way than through these cells, or, those of
+        // a foreign region, through raw pointers.
         unsafe { std::slice::from_raw_parts(self.start.cast().as_ptr(), self.len / 8) }
     }
 
@@ -172,6 +199,9 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
+        if self.owner.is_some() {
+            return;
+        }
         // SAFETY: the region owns `[start, start + len)`, and nothing borrows it any more.
         let result = check(unsafe { libc::munmap(self.start.as_ptr(), self.len) });
         if let Err(error) = result {
@@ -215,6 +245,18 @@ pub(crate) fn cannot_shrink(file: BorrowedFd<'_>) -> io::Result<bool> {
         return Err(io::Error::last_os_error());
     }
     Ok(seals & libc::F_SEAL_SHRINK != 0)
+}
+
+/// The size of the huge pages of which a file consists; `None` for other files.
+///
+/// Source: fstatfs(2), Linux `Documentation/admin-guide/mm/hugetlbpage.rst`.
+pub(crate) fn huge_page(file: BorrowedFd<'_>) -> io::Result<Option<u64>> {
+    // SAFETY: all zeros are a value of the structure, which the kernel fills in.
+    let mut system: libc::statfs = unsafe { std::mem::zeroed() };
+    // SAFETY: the kernel writes to the structure that it is given.
+    check(unsafe { libc::fstatfs(file.as_raw_fd(), &raw mut system) })?;
+    let huge = system.f_type == libc::HUGETLBFS_MAGIC;
+    Ok(huge.then_some(system.f_bsize as u64))
 }
 
 /// Gives the part of a memory file its pages; reports a shortage as an error where touching the

@@ -72,6 +72,8 @@ mod errno;
 mod error;
 mod external;
 mod given;
+#[cfg(all(feature = "linux", feature = "vm-memory"))]
+mod guest_ram;
 mod intervals;
 #[cfg(feature = "iommufd")]
 pub mod iommufd;
@@ -103,6 +105,8 @@ pub use errno::{Errno, Profile};
 pub use error::{AttachError, CloseError, DetachError, MapError, UnmapError};
 pub use external::{ExternalPin, PinError, PinUser, ROUNDS, WhenUnmapped};
 pub use given::{GivenRuns, NoPages};
+#[cfg(all(feature = "linux", feature = "vm-memory"))]
+pub use guest_ram::{GuestRam, GuestRamError, RegionFailed};
 #[cfg(any(feature = "vfio", feature = "iommufd"))]
 pub use kernel::{Kernel, KernelError, Mapper, MapperInfo, Shares, Source, pieces_needed};
 pub use ledger::{Charge, Forecast, Ledger, OverLimit};

@@ -83,9 +83,11 @@ impl MemoryObject for HostMemory {
             PinKind::IoUring => self.mapping.backing().largest_page(),
             PinKind::Mlock => Backing::Anon4K.page(),
         };
-        let first = part.start & !(page - 1);
-        let last = (part.last() | (page - 1)).min(self.mapping.len().saturating_sub(1));
-        last - first + 1
+        // By address: foreign memory need not begin where a huge page does.
+        let begin = self.mapping.address() & (page - 1);
+        let first = ((begin + part.start) & !(page - 1)).max(begin);
+        let last = (begin + part.last()) | (page - 1);
+        last.min(begin + self.mapping.len() - 1) - first + 1
     }
 
     fn pin(
@@ -116,13 +118,13 @@ impl MemoryObject for HostMemory {
     #[allow(unsafe_code)]
     fn in_process(&self) -> Option<ProcessMemory> {
         // SAFETY: a mapping stays as it is until it is dropped, which this object prevents, and
-        // lends its memory as atomic cells only.
+        // lends its memory as atomic cells only. The owner of a foreign one keeps to the same.
         Some(unsafe { ProcessMemory::new(self.mapping.address()) })
     }
 
     #[cfg(feature = "iommufd")]
     fn file(&self) -> Option<(std::os::fd::BorrowedFd<'_>, u64)> {
-        Some((self.mapping.fd()?, 0))
+        Some((self.mapping.fd()?, self.mapping.file_offset()))
     }
 }
 

@@ -70,8 +70,9 @@ impl ProcessMemory {
     /// For as long as that object is there:
     ///
     /// - its memory stays mapped in this process as it is;
-    /// - devices write to it at any time: this process accesses it in no other way than by atomic or
-    ///   volatile accesses, and holds no reference to any of it but to atomic cells.
+    /// - devices write to it at any time: this process accesses it in no other way than by atomic
+    ///   cells, or through raw pointers by volatile accesses and copies that may be torn, and holds no
+    ///   reference to any of it but to such cells.
     #[allow(unsafe_code)]
     pub const unsafe fn new(address: u64) -> Self {
         Self { address }

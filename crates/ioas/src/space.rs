@@ -177,7 +177,13 @@ impl<B: Backend> Ioas<B> {
     }
 
     /// Everything that can be known to be wrong before anything is touched.
-    fn check(&self, iova: u64, memory: &Memory, part: Span, prot: Prot) -> Result<Span, MapError> {
+    pub(crate) fn check(
+        &self,
+        iova: u64,
+        memory: &Memory,
+        part: Span,
+        prot: Prot,
+    ) -> Result<Span, MapError> {
         let granule = self.backend.granule();
         if part.len == 0 {
             return Err(MapError::Range(RangeError::Empty));

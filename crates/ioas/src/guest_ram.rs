@@ -1,0 +1,243 @@
+//! Guest memory of vm-memory as memory objects: see [`GuestRam`].
+//!
+//! A region stays mapped while its `MmapRegion` is there, and vm-memory never makes a reference to
+//! its bytes. So each memory object holds the region, and the kernel pins it where it is.
+
+#![allow(unsafe_code)]
+
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::any::Any;
+use core::fmt;
+use core::ptr::NonNull;
+use std::io;
+use std::os::fd::OwnedFd;
+
+use hostmem::{FrameSource, Mapping, Pinner};
+use iopt::Prot;
+use runs::Span;
+use vm_memory::bitmap::Bitmap;
+use vm_memory::{
+    GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, GuestRegionMmap,
+};
+
+use crate::backend::Backend;
+use crate::error::MapError;
+use crate::ledger::Ledger;
+use crate::linux::HostMemory;
+use crate::memory::Memory;
+use crate::observer::Observer;
+use crate::space::Ioas;
+
+/// The memory of a guest, region by region.
+///
+/// Each region is a [`Memory`] over a [`HostMemory`]: of its memory file, if it is shared, so that
+/// iommufd takes it by offset; of the address in this process for other kernels; pinned by us for
+/// tables of ours. It holds the region: dropping the `GuestMemoryMmap` unmaps nothing that is in use.
+///
+/// ```
+/// use std::sync::Arc;
+///
+/// use hostmem::Pinner;
+/// use ioas::{GuestRam, Ioas, Ledger};
+/// use iommu::DomainId;
+/// use iopt::{AnyTable, FormatId, HeapTables, Prot};
+/// use runs::PageSizes;
+/// use vm_memory::{GuestAddress, GuestMemoryMmap};
+///
+/// let regions = [(GuestAddress(0), 1 << 20), (GuestAddress(1 << 32), 1 << 20)];
+/// let guest = GuestMemoryMmap::<()>::from_ranges(&regions)?;
+/// let pinner = Arc::new(Pinner::probe(2 << 20)?);
+/// let ledger = Ledger::new("user->locked_vm", pinner.room()?, 0);
+/// let ram = GuestRam::new(&guest, &pinner, &ledger)?;
+///
+/// let tables = Arc::new(HeapTables::with_tables(64)?);
+/// let table = AnyTable::new(FormatId::VtdSs, 4, PageSizes::from_bits(u64::MAX), tables)?;
+/// let mut space = Ioas::new(DomainId(1), table);
+/// match space.map_guest_ram(&ram, Prot::RW, &mut ()) {
+///     Ok(()) => assert_eq!(ledger.in_use(), 2 << 20),
+///     Err(error) => println!("{error}"), // For instance: the limit, with its numbers.
+/// }
+/// space.close()?;
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct GuestRam {
+    regions: Vec<(GuestAddress, Arc<Memory>)>,
+}
+
+/// Why a region of guest memory is no memory object.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum GuestRamError {
+    /// It is not mapped for reading and writing.
+    Protection {
+        /// Its guest addresses.
+        region: Span,
+        /// As `mmap` was told (`PROT_…`).
+        prot: i32,
+    },
+    /// Its memory file cannot be used.
+    File {
+        /// Its guest addresses.
+        region: Span,
+        /// Why not.
+        cause: io::Error,
+    },
+    /// It is not made of whole pages.
+    Mapping {
+        /// Its guest addresses.
+        region: Span,
+        /// Why not.
+        cause: hostmem::MapError,
+    },
+}
+
+impl fmt::Display for GuestRamError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Protection { region, prot } => write!(
+                f,
+                "guest memory {region} is not mapped for reading and writing (PROT_… {prot:#x})"
+            ),
+            Self::File { region, .. } => {
+                write!(f, "the memory file of guest memory {region} cannot be used")
+            }
+            Self::Mapping { region, cause } => write!(f, "guest memory {region}: {cause}"),
+        }
+    }
+}
+
+impl core::error::Error for GuestRamError {
+    fn source(&self) -> Option<&(dyn core::error::Error + 'static)> {
+        match self {
+            Self::Protection { .. } => None,
+            Self::File { cause, .. } => Some(cause),
+            Self::Mapping { cause, .. } => cause.source(),
+        }
+    }
+}
+
+/// Why guest memory was not mapped: which region could not be, and why. No region is, with the
+/// exception that [`MapError`] names.
+#[derive(Debug)]
+pub struct RegionFailed {
+    /// Its guest addresses.
+    pub region: Span,
+    /// Why.
+    pub cause: MapError,
+}
+
+impl fmt::Display for RegionFailed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { region, cause } = self;
+        write!(f, "guest memory {region} cannot be mapped: {cause}")
+    }
+}
+
+impl core::error::Error for RegionFailed {
+    fn source(&self) -> Option<&(dyn core::error::Error + 'static)> {
+        self.cause.source()
+    }
+}
+
+impl GuestRam {
+    /// The regions of `guest`, pinned by `pinner` and charged to `ledger`. Nothing is pinned yet.
+    ///
+    /// # Errors
+    ///
+    /// See [`GuestRamError`].
+    pub fn new<B: Bitmap + Send + Sync + 'static>(
+        guest: &GuestMemoryMmap<B>,
+        pinner: &Arc<Pinner>,
+        ledger: &Arc<Ledger>,
+    ) -> Result<Self, GuestRamError> {
+        let memory = |region| {
+            let mapping = Arc::new(mapping(region)?);
+            let frames = FrameSource::detect(&mapping);
+            let object = HostMemory::new(mapping, Arc::clone(pinner), frames);
+            let memory = Memory::new(Arc::new(object), ledger);
+            Ok((region.start_addr(), memory))
+        };
+        let regions: Result<_, _> = guest.iter().map(memory).collect();
+        Ok(Self { regions: regions? })
+    }
+
+    /// Guest address and memory of each region, in order.
+    pub fn regions(&self) -> impl Iterator<Item = (GuestAddress, &Arc<Memory>)> {
+        self.regions.iter().map(|(base, memory)| (*base, memory))
+    }
+}
+
+/// The region as a mapping of this process.
+fn mapping<B: Bitmap + Send + Sync + 'static>(
+    region: &GuestRegionMmap<B>,
+) -> Result<Mapping, GuestRamError> {
+    const ACCESS: i32 = libc::PROT_READ | libc::PROT_WRITE;
+    let span = Span::new(region.start_addr().0, region.len());
+    let mmap = region.get_mmap();
+    let start = NonNull::new(mmap.as_ptr()).filter(|_| mmap.prot() & ACCESS == ACCESS);
+    let start = start.ok_or(GuestRamError::Protection {
+        region: span,
+        prot: mmap.prot(),
+    })?;
+    // A private mapping has pages of its own.
+    let shared = mmap.flags() & libc::MAP_TYPE == libc::MAP_SHARED;
+    let file = mmap.file_offset().filter(|_| shared).map(|file| {
+        let own = file.file().try_clone();
+        own.map(|own| (OwnedFd::from(own), file.start()))
+    });
+    let file = file.transpose().map_err(|cause| GuestRamError::File {
+        region: span,
+        cause,
+    })?;
+    let owner: Arc<dyn Any + Send + Sync> = mmap.clone();
+    // SAFETY: the owner is the region, which stays mapped as it is until it is dropped. vm-memory
+    // treats it as memory that changes at any time: it accesses it through raw pointers, one word by
+    // one volatile access and more by copies, and makes references to atomic cells only.
+    let mapping = unsafe { Mapping::foreign(owner, start, span.len, file) };
+    mapping.map_err(|cause| GuestRamError::Mapping {
+        region: span,
+        cause,
+    })
+}
+
+impl<B: Backend> Ioas<B> {
+    /// Maps all regions of `ram` at their guest addresses, as a virtual machine's devices see its
+    /// memory without an IOMMU of the guest: all of them, or none. Each is an area; `observer` sees
+    /// one map after the other.
+    ///
+    /// # Errors
+    ///
+    /// The first region that cannot be mapped, see [`RegionFailed`]. What can be known beforehand is
+    /// looked at for all regions before any of them is touched.
+    pub fn map_guest_ram(
+        &mut self,
+        ram: &GuestRam,
+        prot: Prot,
+        observer: &mut dyn Observer,
+    ) -> Result<(), RegionFailed> {
+        let regions = || {
+            ram.regions()
+                .map(|(base, memory)| (Span::new(base.0, memory.len()), memory))
+        };
+        for (region, memory) in regions() {
+            let whole = Span::new(0, region.len);
+            let checked = self.check(region.start, memory, whole, prot);
+            checked.map_err(|cause| RegionFailed { region, cause })?;
+        }
+        for (done, (region, memory)) in regions().enumerate() {
+            let whole = Span::new(0, region.len);
+            let mapped = self.map(region.start, memory, whole, prot, observer);
+            if let Err(cause) = mapped {
+                for (before, _) in regions().take(done) {
+                    // What the caller must learn is why the map failed. If a unit does not take
+                    // notice, the memory is retired.
+                    let _ = self.unmap(before, &mut ());
+                }
+                return Err(RegionFailed { region, cause });
+            }
+        }
+        Ok(())
+    }
+}

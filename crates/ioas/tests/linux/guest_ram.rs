@@ -1,0 +1,219 @@
+//! Guest memory of vm-memory: a device and the virtual machine monitor see the same bytes.
+
+use std::fs::File;
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex};
+
+use hostmem::{Backing, Mapping, Pinner};
+use ioas::{GuestRam, GuestRamError, Ledger, MapError, MemoryObject, Own, RegionFailed};
+use iommu::{BadTarget, DeviceId, DomainId, SoftwareUnit, TargetMemory, Unit};
+use iopt::Prot;
+use runs::Span;
+use vm_memory::mmap::MmapRegionBuilder;
+use vm_memory::{
+    Bytes, FileOffset, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestRegionMmap,
+    VolatileMemory,
+};
+
+use super::{HostTables, Ioas, MIB, alone, counted, runs_of, space};
+
+const HIGH: u64 = 1 << 32;
+const PAGE: u64 = 4096;
+const DEVICE: DeviceId = DeviceId::pci(0, 5, 0);
+
+/// A memory file, and whose part of it the guest has.
+fn file(pages: u64) -> (Arc<File>, u64) {
+    let mapping = Mapping::new(Backing::Memfd, pages * PAGE + 4 * MIB, None).unwrap();
+    let file = mapping.fd().unwrap().try_clone_to_owned().unwrap();
+    (Arc::new(File::from(file)), pages * PAGE)
+}
+
+/// 4 MiB from 0 on, anonymous; 4 MiB from 4 GiB on, of a file from its fourth page on.
+fn guest() -> GuestMemoryMmap {
+    let (file, at) = file(3);
+    let ranges = [
+        (GuestAddress(0), 4 << 20, None),
+        (
+            GuestAddress(HIGH),
+            4 << 20,
+            Some(FileOffset::from_arc(file, at)),
+        ),
+    ];
+    GuestMemoryMmap::from_ranges_with_files(ranges).unwrap()
+}
+
+/// The guest's memory by physical address, as the pins have it.
+struct Physical {
+    guest: GuestMemoryMmap,
+    /// Runs, with the guest address of each.
+    runs: Mutex<Vec<(Span, GuestAddress)>>,
+}
+
+impl Physical {
+    fn learn(&self, space: &Ioas<Own<Arc<HostTables>>>) {
+        let mut runs = Vec::new();
+        for area in space.areas() {
+            let mut at = area.range().start;
+            for run in runs_of(area.hold().unwrap(), area.part()) {
+                runs.push((run, GuestAddress(at)));
+                at += run.len;
+            }
+        }
+        *self.runs.lock().unwrap() = runs;
+    }
+}
+
+impl TargetMemory for Physical {
+    fn with_cells(&self, span: Span, visit: &mut dyn FnMut(&[AtomicU64])) -> Result<(), BadTarget> {
+        let runs = self.runs.lock().unwrap().clone();
+        for address in (span.start..=span.last()).step_by(8) {
+            let found = runs.iter().find(|(run, _)| run.contains(address));
+            let (run, guest) = found.ok_or(BadTarget { address })?;
+            let at = GuestAddress(guest.0 + (address - run.start));
+            let word = self.guest.get_slice(at, 8).unwrap();
+            visit(std::slice::from_ref(word.get_atomic_ref(0).unwrap()));
+        }
+        Ok(())
+    }
+}
+
+#[test]
+fn devices_see_the_memory_of_the_guest_at_its_addresses() {
+    let _turn = alone();
+    let pinner = Arc::new(Pinner::probe(2 << 20).unwrap());
+    if pinner.room().unwrap().is_some_and(|room| room < 8 * MIB) {
+        eprintln!("SKIPPED: too little may be locked here");
+        return;
+    }
+    let guest = guest();
+    let ledger = Ledger::new("a counter", None, 0);
+    let ram = GuestRam::new(&guest, &pinner, &ledger).unwrap();
+    let (mut space, tables) = space();
+    let before = counted(&pinner);
+    space.map_guest_ram(&ram, Prot::RW, &mut ()).unwrap();
+    let ranges: Vec<Span> = space.areas().map(|area| area.range()).collect();
+    let expected = [Span::new(0, 4 * MIB), Span::new(HIGH, 4 * MIB)];
+    assert_eq!(ranges, expected);
+    assert_eq!(ledger.in_use(), 8 * MIB);
+    assert!(counted(&pinner) >= before + 8 * MIB);
+
+    let data = Arc::new(Physical {
+        guest: guest.clone(),
+        runs: Mutex::default(),
+    });
+    data.learn(&space);
+    let unit = SoftwareUnit::new(tables.clone(), data);
+    let root = space.table().unwrap().root();
+    unit.attach(DEVICE, DomainId(1), root).unwrap();
+    let mut port = unit.port(DEVICE);
+    for at in [0, 4 * MIB - 8, HIGH, HIGH + PAGE, HIGH + 4 * MIB - 8] {
+        guest.write_obj(at ^ 0x5555, GuestAddress(at)).unwrap();
+        let mut word = [0];
+        port.read(at, &mut word).unwrap();
+        assert_eq!(word[0], at ^ 0x5555, "{at:#x}");
+        port.write(at, &[at + 1]).unwrap();
+        assert_eq!(guest.read_obj::<u64>(GuestAddress(at)).unwrap(), at + 1);
+    }
+    assert!(port.read(4 * MIB, &mut [0]).is_err());
+
+    // The monitor lets go of its memory: devices still have it.
+    drop(guest);
+    let mut word = [0];
+    port.read(HIGH + PAGE, &mut word).unwrap();
+    assert_eq!(word[0], HIGH + PAGE + 1);
+    unit.detach(DEVICE).unwrap();
+    assert_eq!(space.unmap_all(&mut ()).unwrap().unpinned, 8 * MIB);
+    assert_eq!((counted(&pinner), ledger.in_use()), (before, 0));
+    space.close().unwrap();
+    assert_eq!(tables.in_use(), 0);
+}
+
+#[test]
+fn a_region_of_a_file_is_told_to_kernels_by_its_offset() {
+    let (file, at) = file(5);
+    let region = (
+        GuestAddress(0),
+        4 << 20,
+        Some(FileOffset::from_arc(file.clone(), at)),
+    );
+    let guest = GuestMemoryMmap::<()>::from_ranges_with_files([region]).unwrap();
+    let pinner = Arc::new(Pinner::probe(2 << 20).unwrap());
+    let ram = GuestRam::new(&guest, &pinner, &Ledger::unlimited()).unwrap();
+    let (base, memory) = ram.regions().next().unwrap();
+    assert_eq!((base.0, memory.len()), (0, 4 * MIB));
+    let object: &dyn MemoryObject = &**memory.object();
+    let here = guest.get_host_address(GuestAddress(0)).unwrap() as u64;
+    assert_eq!(object.in_process().unwrap().address(), here);
+    #[cfg(feature = "iommufd")]
+    {
+        use std::os::unix::fs::MetadataExt;
+        let (fd, offset) = object.file().unwrap();
+        let told = File::from(fd.try_clone_to_owned().unwrap());
+        let inode = |file: &File| file.metadata().unwrap().ino();
+        assert_eq!((inode(&told), offset), (inode(&file), at));
+    }
+}
+
+#[test]
+fn all_regions_are_mapped_or_none() {
+    let _turn = alone();
+    let pinner = Arc::new(Pinner::probe(2 << 20).unwrap());
+    if pinner.room().unwrap().is_some_and(|room| room < 8 * MIB) {
+        eprintln!("SKIPPED: too little may be locked here");
+        return;
+    }
+    let guest = guest();
+    let (mut space, tables) = space();
+    let before = counted(&pinner);
+    // The limit holds the first region only.
+    let ledger = Ledger::new("a counter", Some(6 * MIB), 0);
+    let ram = GuestRam::new(&guest, &pinner, &ledger).unwrap();
+    let failed = space.map_guest_ram(&ram, Prot::RW, &mut ()).unwrap_err();
+    let RegionFailed { region, cause } = failed;
+    assert_eq!(region.start, HIGH);
+    assert!(matches!(cause, MapError::OverLimit(_)), "{cause}");
+    assert_eq!((space.len(), ledger.in_use()), (0, 0));
+    assert_eq!((counted(&pinner), tables.in_use()), (before, 1));
+    // Something is in the way of the second one: that is seen before anything is pinned.
+    let ledger = Ledger::new("a counter", None, 0);
+    let ram = GuestRam::new(&guest, &pinner, &ledger).unwrap();
+    let (_, low) = ram.regions().next().unwrap();
+    let page = Span::new(0, PAGE);
+    space
+        .map(HIGH + PAGE, low, page, Prot::RW, &mut ())
+        .unwrap();
+    let steps = ledger.steps();
+    let failed = space.map_guest_ram(&ram, Prot::RW, &mut ()).unwrap_err();
+    assert!(matches!(failed.cause, MapError::Overlap { .. }), "{failed}");
+    assert_eq!((space.len(), ledger.steps()), (1, steps));
+    space.close().unwrap();
+    assert_eq!(tables.in_use(), 0);
+}
+
+#[test]
+fn regions_that_devices_cannot_have_are_refused_by_name() {
+    let pinner = Arc::new(Pinner::probe(2 << 20).unwrap());
+    let refused = |region| {
+        let region = GuestRegionMmap::new(region, GuestAddress(HIGH)).unwrap();
+        let guest = GuestMemoryMmap::<()>::from_regions(vec![region]).unwrap();
+        GuestRam::new(&guest, &pinner, &Ledger::unlimited()).unwrap_err()
+    };
+    let flags = libc::MAP_ANONYMOUS | libc::MAP_PRIVATE;
+    let build = |len, prot| {
+        let builder = MmapRegionBuilder::new(len).with_mmap_prot(prot);
+        builder.with_mmap_flags(flags).build().unwrap()
+    };
+    let read_only = refused(build(8192, libc::PROT_READ));
+    assert!(matches!(read_only, GuestRamError::Protection { region, .. } if region.start == HIGH));
+    let odd = refused(build(5000, libc::PROT_READ | libc::PROT_WRITE));
+    assert!(
+        matches!(
+            odd,
+            GuestRamError::Mapping {
+                cause: hostmem::MapError::Unaligned { len: 5000, .. },
+                ..
+            }
+        ),
+        "{odd}"
+    );
+}
