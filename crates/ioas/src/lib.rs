@@ -116,7 +116,10 @@ pub use listener::Listener;
 pub use memory::{Hold, Memory};
 pub use object::{Cause, MemoryObject, PinFailed, Pinned, ProcessMemory, RunReader};
 pub use observer::{Observer, Step};
-pub use own::{BuildDomain, Builder, BuilderError, DomainIds, Own};
+pub use own::{
+    BuildDomain, Builder, BuilderError, DomainIds, HandOverError, HandedArea, HandedDomain,
+    Handover, Leaving, Own, TakeOverError, TakenDomain,
+};
 pub use retired::{Flushing, Retired};
 pub use space::{Ioas, Unmapped};
 pub use synthetic::Synthetic;

@@ -6,6 +6,7 @@
 
 use runs::{PageSizes, SizeHistogram, Span};
 
+use crate::arena::Storage;
 use crate::engine::{Interruption, Leaf, Nodes, RunSink, Table};
 use crate::error::{BuildError, DirtyError, MapError, ProtectError, RefitError, UnmapError};
 use crate::format::{
@@ -17,6 +18,7 @@ use crate::gather::{Flushed, Gather, Invalidation};
 use crate::memory::TableMemory;
 use crate::pending::Pending;
 use crate::prot::Prot;
+use crate::takeover::{AdoptError, Adopted, Takeover};
 
 /// Runs an operation as a function of its own: what all formats do in one function takes minutes to
 /// compile.
@@ -25,13 +27,14 @@ fn apart<T>(operation: impl FnOnce() -> T) -> T {
     operation()
 }
 
-/// An enum of tables, a conversion from each of them, and the operations, each with one branch.
+/// An enum of tables, a conversion from each of them, and the operations, each with one branch; and an
+/// enum of those that were adopted and are yet to be opened.
 ///
 /// The second part says how a format is built from its name: `id => format`, with the name's
 /// configuration and the levels at hand.
 macro_rules! any_table {
     (
-        $(#[$doc:meta])* $any:ident {
+        $(#[$doc:meta])* $any:ident, $adopted:ident of 2^$log2:literal bytes {
             $($(#[$variant_doc:meta])* $name:ident($format:ty),)*
         }
         $levels:ident {
@@ -70,6 +73,24 @@ macro_rules! any_table {
                 }
             }
 
+            /// Takes the table that somebody has told a unit as `root`, whose leaves are to be of the
+            /// given sizes from now on. See [`Takeover::adopt`]. A format with other options is
+            /// adopted as such, opened as a [`Table`] and converted.
+            pub fn adopt<S: Storage>(
+                takeover: &mut Takeover<S, $log2>,
+                root: Root,
+                sizes: PageSizes,
+            ) -> Result<$adopted, AdoptError> {
+                let $levels = root.levels;
+                match root.format {
+                    $($id $(if $guard)? => {
+                        let format = $build.map_err(AdoptError::Build)?;
+                        Ok(adopt(takeover, format, root, sizes)?.into())
+                    })*
+                    format => Err(AdoptError::Build(BuildError::NotAny(format))),
+                }
+            }
+
             /// A table of a format that must have the levels asked for.
             fn build<F: Format>(
                 format: F,
@@ -88,6 +109,29 @@ macro_rules! any_table {
             }
 
             any_table!(operations $any: $($name)*);
+        }
+
+        #[doc = concat!("What [`", stringify!($any), "::adopt`] has found whole.")]
+        #[derive(Debug)]
+        #[non_exhaustive]
+        #[must_use = "its tables stay out of use until it is opened"]
+        pub enum $adopted {
+            $($(#[$variant_doc])* $name(Adopted<$format>),)*
+        }
+
+        $(
+            impl From<Adopted<$format>> for $adopted {
+                fn from(adopted: Adopted<$format>) -> Self {
+                    Self::$name(adopted)
+                }
+            }
+        )*
+
+        impl $adopted {
+            /// See [`Adopted::open`].
+            pub fn open<M: TableMemory>(self, memory: M) -> Result<$any<M>, AdoptError> {
+                Ok(match self { $(Self::$name(adopted) => adopted.open(memory)?.into(),)* })
+            }
         }
     };
     (operations $any:ident: $($name:ident)*) => {
@@ -283,7 +327,7 @@ any_table! {
     /// [`new`](Self::new) builds it from what a [`Root`] says: the format's name with its
     /// configuration, and the levels. A format with other options is built as a [`Table`] and
     /// converted. It is the exclusive form.
-    AnyTable {
+    AnyTable, AnyAdopted of 2^12 bytes {
         /// AMD I/O page tables, version 1.
         AmdV1(AmdV1),
         /// The same with encrypted tables.
@@ -329,7 +373,7 @@ any_table! {
 
 any_table! {
     /// A [`Table`] of any format with tables of 16 KiB, otherwise as [`AnyTable`].
-    AnyTable16K {
+    AnyTable16K, AnyAdopted16K of 2^14 bytes {
         /// Arm stage 1, 16 KiB.
         ArmStage1K16(ArmStage1<K16>),
         /// Arm stage 1, 16 KiB with LPA2.
@@ -361,7 +405,7 @@ any_table! {
 
 any_table! {
     /// A [`Table`] of any format with tables of 64 KiB, otherwise as [`AnyTable`].
-    AnyTable64K {
+    AnyTable64K, AnyAdopted64K of 2^16 bytes {
         /// Arm stage 1, 64 KiB.
         ArmStage1K64(ArmStage1<K64>),
         /// Arm stage 1, 64 KiB with LPA.
@@ -379,6 +423,20 @@ any_table! {
             stage2::<K64Lpa>(arm, levels)
         },
     }
+}
+
+/// The table of a format that must have the root's levels.
+fn adopt<F: Format, S: Storage, const LOG2: u32>(
+    takeover: &mut Takeover<S, LOG2>,
+    format: F,
+    root: Root,
+    sizes: PageSizes,
+) -> Result<Adopted<F>, AdoptError> {
+    if format.levels() != root.levels {
+        let (format, levels) = (root.format, root.levels);
+        return Err(AdoptError::Build(BuildError::Levels { format, levels }));
+    }
+    takeover.adopt(format, root.address, sizes)
 }
 
 /// Output addresses as wide as the granule has them.

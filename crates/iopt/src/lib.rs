@@ -89,7 +89,7 @@ pub mod walk;
 #[allow(unsafe_code)]
 pub mod wide;
 
-pub use any::{AnyTable, AnyTable16K, AnyTable64K};
+pub use any::{AnyAdopted, AnyAdopted16K, AnyAdopted64K, AnyTable, AnyTable16K, AnyTable64K};
 pub use arena::{Arena, ArenaError, AtomicMeta, Storage};
 #[cfg(feature = "alloc")]
 pub use arena::{HeapArena, HeapStorage, HeapTables};

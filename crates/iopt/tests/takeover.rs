@@ -14,7 +14,8 @@ use iopt::format::VtdSs;
 use iopt::observe::{CacheLines, Checked, Domain, NonCoherent, RunLedger};
 use iopt::walk::{Access, Walker};
 use iopt::{
-    AdoptError, Arena, AtomicMeta, DamageKind, Format, Gather, HeapTables, Prot, Table, Takeover,
+    AdoptError, AnyTable, Arena, AtomicMeta, BuildError, DamageKind, Format, FormatId, Gather,
+    HeapTables, Prot, Root, Table, Takeover,
 };
 use runs::{PageSizes, Span};
 
@@ -92,6 +93,35 @@ fn tables_that_are_no_tree_are_not_adopted() {
         adopted.open(&elsewhere),
         Err(AdoptError::OtherMemory)
     ));
+}
+
+#[test]
+fn a_table_is_adopted_by_what_its_unit_was_told() {
+    let (cells, address, base) = left_behind();
+    let metas = self::metas();
+    let mut takeover: Takeover<_> = Takeover::new((&cells[..], &metas[..]), base).unwrap();
+    let sizes = PageSizes::from_bits(1 << 12 | 1 << 21);
+    let told = |format, levels| Root {
+        format,
+        address,
+        levels,
+    };
+    let mut adopt = |root| AnyTable::<&Borrowed<'_>>::adopt(&mut takeover, root, sizes);
+    let format = FormatId::VtdSs;
+    let refused = |cause| Some(AdoptError::Build(cause));
+    let levels = BuildError::Levels {
+        format: FormatId::AmdV1,
+        levels: 7,
+    };
+    assert_eq!(adopt(told(FormatId::AmdV1, 7)).err(), refused(levels));
+    let other = BuildError::NotAny(FormatId::ArmV7s);
+    assert_eq!(adopt(told(FormatId::ArmV7s, 2)).err(), refused(other));
+    let adopted = adopt(told(format, 4)).unwrap();
+    let memory = takeover.finish();
+    let table = adopted.open(&memory).unwrap();
+    assert_eq!(table.root(), told(format, 4));
+    assert_eq!(table.page_sizes(), sizes);
+    assert_eq!(table.translate(6 * PAGE), Some(G1 + PAGE));
 }
 
 /// A unit translates all the time while its tables change hands.

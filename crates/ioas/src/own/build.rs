@@ -54,6 +54,25 @@ impl DomainIds {
         id.map(DomainId)
     }
 
+    /// Takes the number `id`, of a domain that was [taken over](crate::Ioas::adopt). False when
+    /// somebody has it, or when it has too many bits.
+    pub fn claim(&self, id: DomainId) -> bool {
+        let ids = &mut *self.0.lock();
+        if id.0 >= ids.end || id.0 == 0 {
+            return false;
+        }
+        if id.0 >= ids.next {
+            ids.free.extend(ids.next..id.0);
+            ids.next = id.0 + 1;
+            return true;
+        }
+        let free = ids.free.iter().position(|free| *free == id.0);
+        free.is_some_and(|place| {
+            ids.free.swap_remove(place);
+            true
+        })
+    }
+
     /// Gives a number back.
     pub fn give_back(&self, id: DomainId) {
         self.0.lock().free.push(id.0);
@@ -146,4 +165,26 @@ fn levels(can: &Capabilities, offered: u16) -> u8 {
     let mut offers = (0..16u8).filter(|levels| offered >> levels & 1 == 1);
     let most = offers.clone().next_back().unwrap_or(0);
     offers.find(enough).unwrap_or(most)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_number_that_is_claimed_is_given_to_nobody_else() {
+        let ids = DomainIds::new(3);
+        assert!(ids.claim(DomainId(3)));
+        assert!(ids.claim(DomainId(1)));
+        // Taken, kept by units for themselves, of too many bits.
+        for id in [1, 3, 0, 8, u32::MAX] {
+            assert!(!ids.claim(DomainId(id)), "{id}");
+        }
+        let mut rest: Vec<u32> = core::iter::from_fn(|| ids.take()).map(|id| id.0).collect();
+        rest.sort_unstable();
+        assert_eq!(rest, [2, 4, 5, 6, 7]);
+        ids.give_back(DomainId(3));
+        assert!(ids.claim(DomainId(3)));
+        assert_eq!(ids.take(), None);
+    }
 }

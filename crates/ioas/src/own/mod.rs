@@ -17,7 +17,9 @@ mod backend;
 mod build;
 mod domain;
 mod fill;
+mod handover;
 mod space;
+mod take_over;
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;
@@ -35,6 +37,8 @@ use runs::Span;
 pub use build::{BuildDomain, Builder, BuilderError, DomainIds};
 use domain::Domain;
 use fill::Fill;
+pub use handover::{HandOverError, HandedArea, HandedDomain, Handover, Leaving};
+pub use take_over::{TakeOverError, TakenDomain};
 
 use crate::area::Area;
 use crate::backend::Areas;

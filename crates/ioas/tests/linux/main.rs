@@ -7,6 +7,7 @@
 
 #[cfg(feature = "vm-memory")]
 mod guest_ram;
+mod handover;
 
 use std::os::unix::process::CommandExt;
 use std::process::Command;

@@ -1,0 +1,195 @@
+//! An address space over tables of ours goes to another process, while devices run.
+//!
+//! Tables lie in a memory file, as the memory of the areas does, so that the new owner has the same
+//! pages. Units go on walking the same tables; nobody tells them anything.
+//!
+//! 1. The old owner calls [`Ioas::hand_over`]: what waits is flushed, and all that is not in the
+//!    files is a [`Handover`], plain values. As long as the [`Leaving`] is there nothing changes.
+//! 2. The new owner maps the files, adopts the tables ([`iopt::Takeover`]) and calls
+//!    [`Ioas::adopt`]: the memory of all areas is charged and pinned for it too, and its runs are
+//!    compared with the leaves. It stores to no table.
+//! 3. The old owner calls [`Leaving::give_up`]: it forgets tables and devices and lets its memory go.
+//!    Pages are pinned at every moment, for a while by both. If the new owner has failed, the old
+//!    one drops the `Leaving` and goes on.
+//!
+//! The two must not be owners at once: the new one changes nothing before the old one has given up.
+
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::fmt;
+
+use iommu::{DeviceId, DomainId, FlushError};
+use iopt::{Prot, Root, TableMemory};
+use runs::{PageSizes, Span};
+
+use super::{Domain, Own};
+use crate::dirty::Tracking;
+use crate::error::UnmapError;
+use crate::memory::Memory;
+use crate::space::Ioas;
+
+/// What a new owner needs to know besides tables and memory: plain values, to be carried over as the
+/// caller likes.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Handover {
+    /// The domains.
+    pub domains: Vec<HandedDomain>,
+    /// The first domain stays without devices.
+    pub kept: bool,
+    /// The areas, in order.
+    pub areas: Vec<HandedArea>,
+    /// To which addresses are chosen: see [`Ioas::allow`].
+    pub allowed: Vec<Span>,
+    /// How it is tracked what devices write to. What was not harvested yet is in the tables.
+    pub tracking: Option<Tracking>,
+}
+
+/// A domain of a [`Handover`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HandedDomain {
+    /// The number that units know it by.
+    pub id: DomainId,
+    /// Where they find its table, and of which kind it is.
+    pub root: Root,
+    /// The sizes of its leaves.
+    pub page_sizes: PageSizes,
+    /// What its units answer to "DMA is forced to be coherent"; `None` when the caller has built the
+    /// table and answers for that.
+    pub coherent: Option<bool>,
+    /// Its devices.
+    pub devices: Vec<DeviceId>,
+}
+
+/// An area of a [`Handover`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HandedArea {
+    /// Its device addresses.
+    pub range: Span,
+    /// Number of its memory among those that [`Ioas::hand_over`] was given.
+    pub memory: usize,
+    /// Where in that memory it begins, bytes.
+    pub offset: u64,
+    /// What devices may do with it.
+    pub prot: Prot,
+    /// It is taken out.
+    pub out: bool,
+}
+
+/// Why an address space is not handed over. It is as it was.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum HandOverError {
+    /// A unit did not take notice in time of what was unmapped.
+    Flush(FlushError),
+    /// An area's memory is none of those that were given.
+    Memory {
+        /// The area.
+        area: Span,
+    },
+}
+
+impl fmt::Display for HandOverError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Flush(cause) => cause.fmt(f),
+            Self::Memory { area } => {
+                write!(
+                    f,
+                    "the memory of the area {area} is not among those that go along"
+                )
+            }
+        }
+    }
+}
+
+impl core::error::Error for HandOverError {}
+
+/// An address space on its way to another process. Dropped, it stays here, and nothing has happened.
+#[must_use = "unless it gives up, the address space stays here"]
+pub struct Leaving<'a, M: TableMemory> {
+    space: &'a mut Ioas<Own<M>>,
+    handover: Handover,
+}
+
+impl<M: TableMemory> fmt::Debug for Leaving<'_, M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Leaving")
+            .field("handover", &self.handover)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<M: TableMemory> Leaving<'_, M> {
+    /// What the new owner needs to know.
+    pub const fn handover(&self) -> &Handover {
+        &self.handover
+    }
+
+    /// The new owner has taken over: forgets domains and devices, which are its now, and lets the
+    /// memory of all areas go, once every listener has forgotten it. What external pins hold stays
+    /// pinned until they are dropped. Returns the bytes that were unpinned.
+    ///
+    /// If nobody has taken over, devices reach memory that is pinned by nobody.
+    ///
+    /// # Errors
+    ///
+    /// [`UnmapError::Flush`] when a listener does not forget in time, and [`UnmapError::Unpin`]. The
+    /// devices are the new owner's in any case; memory waits for [`Ioas::flush`].
+    pub fn give_up(self) -> Result<u64, UnmapError> {
+        let Self { space, .. } = self;
+        // Dropping a table keeps its memory, and nobody is detached.
+        space.backend.domains.clear();
+        space.backend.reserved.clear();
+        space.backend.kept = false;
+        for (range, area) in space.areas.0.extract_inside(0, u64::MAX) {
+            space.retired.add(range, area.hold);
+        }
+        space.flush()
+    }
+}
+
+impl<M: TableMemory> Ioas<Own<M>> {
+    /// Begins to give the address space to another process, with `memories`, all those of its areas.
+    /// See [`Leaving`]; tables and memory must be in files that the other process has too.
+    ///
+    /// # Errors
+    ///
+    /// See [`HandOverError`].
+    pub fn hand_over(&mut self, memories: &[Arc<Memory>]) -> Result<Leaving<'_, M>, HandOverError> {
+        let settled = self.retired.settle(&mut self.backend);
+        settled.map_err(HandOverError::Flush)?;
+        let number = |memory: &Arc<Memory>| {
+            let mut all = memories.iter();
+            all.position(|other| Arc::ptr_eq(other, memory))
+        };
+        let mut areas = Vec::with_capacity(self.len());
+        for area in self.areas() {
+            let range = area.range;
+            areas.push(HandedArea {
+                range,
+                memory: number(&area.memory).ok_or(HandOverError::Memory { area: range })?,
+                offset: area.offset,
+                prot: area.prot,
+                out: area.out,
+            });
+        }
+        let domain = |domain: &Domain<M>| HandedDomain {
+            id: domain.id,
+            root: domain.table.root(),
+            page_sizes: domain.table.page_sizes(),
+            coherent: domain.coherent,
+            devices: domain.devices.0.iter().map(|(_, device)| *device).collect(),
+        };
+        let handover = Handover {
+            domains: self.backend.domains.iter().map(domain).collect(),
+            kept: self.backend.kept,
+            areas,
+            allowed: self.allowed.clone(),
+            tracking: self.tracking,
+        };
+        Ok(Leaving {
+            space: self,
+            handover,
+        })
+    }
+}
