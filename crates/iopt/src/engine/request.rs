@@ -178,10 +178,8 @@ impl<F: Format, M: TableMemory> Table<F, M> {
             len = len.saturating_add(run.len);
         }
         let bits = self.format.output_bits();
-        wrong |= ends & (granule - 1) != 0
-            || lasts
-                .checked_shr(bits.into())
-                .is_some_and(|above| above != 0);
+        wrong |=
+            ends & (granule - 1) != 0 || lasts.checked_shr(bits).is_some_and(|above| above != 0);
         if wrong {
             self.refuse_runs(runs)?;
         }
