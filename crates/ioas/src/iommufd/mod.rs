@@ -48,7 +48,7 @@ pub use crate::kernel::{AnswerError, KernelError};
 pub use hwpt::{Clear, HwInfo};
 pub use ioas::IovaRanges;
 #[cfg(feature = "vfio")]
-pub use space::{BoundDevice, Owner, Space, SpaceMapper};
+pub use space::{Attachable, BoundDevice, Owner, Space, SpaceMapper};
 
 /// The number of an address space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

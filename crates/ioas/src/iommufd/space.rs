@@ -5,6 +5,7 @@
 //! else by its address. What one of the address spaces of an [`Owner`] maps already is copied:
 //! pinned and charged once, for as long as the first mapping is there.
 
+use core::marker::PhantomData;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 use std::sync::Arc;
@@ -19,7 +20,7 @@ use crate::kernel::{Kernel, KernelError, Mapper, MapperInfo, Result, Shares, Sou
 use crate::vfio::{Device, PageTable};
 
 /// The back end over an address space of iommufd.
-pub type Space = Kernel<SpaceMapper>;
+pub type Space<D = BoundDevice> = Kernel<SpaceMapper<D>>;
 
 /// An open iommufd whose address spaces share pins.
 #[derive(Debug)]
@@ -72,18 +73,54 @@ pub struct BoundDevice {
     pub id: DevId,
 }
 
+/// A device that is bound to an iommufd, and how it is attached: by the calls of the subsystem that
+/// it is of. Here it is VFIO ([`BoundDevice`]); the kernel has others.
+pub trait Attachable {
+    /// Its number.
+    fn id(&self) -> DevId;
+
+    /// Attaches it, or changes what it is attached to.
+    ///
+    /// # Errors
+    ///
+    /// [`KernelError::Refused`]; `EINVAL` for a page table of another kind of unit.
+    fn attach(&self, to: PageTable) -> core::result::Result<(), KernelError>;
+
+    /// Detaches it: from now on it reaches no memory.
+    ///
+    /// # Errors
+    ///
+    /// [`KernelError::Refused`].
+    fn detach(&self) -> core::result::Result<(), KernelError>;
+}
+
+impl Attachable for BoundDevice {
+    fn id(&self) -> DevId {
+        self.id
+    }
+
+    fn attach(&self, to: PageTable) -> Result<()> {
+        self.device.attach(to).map(|_| ())
+    }
+
+    fn detach(&self) -> Result<()> {
+        self.device.detach()
+    }
+}
+
 /// An address space of iommufd, and the devices in it.
 #[derive(Debug)]
-pub struct SpaceMapper {
+pub struct SpaceMapper<D = BoundDevice> {
     owner: Arc<Owner>,
     id: IoasId,
     /// Devices, and the page tables of those that track what they write to.
     devices: Vec<(DevId, Option<HwptId>)>,
     /// It is not ours alone: another process goes on with it.
     given_up: bool,
+    kind: PhantomData<fn(&D)>,
 }
 
-impl SpaceMapper {
+impl<D> SpaceMapper<D> {
     /// A new address space.
     ///
     /// # Errors
@@ -100,6 +137,7 @@ impl SpaceMapper {
             id,
             devices: Vec::new(),
             given_up: false,
+            kind: PhantomData,
         }
     }
 
@@ -129,33 +167,35 @@ impl SpaceMapper {
         tables.dedup();
         tables
     }
+}
 
+impl<D: Attachable> SpaceMapper<D> {
     /// Attaches a device to a page table that tracks what it writes to: one that there is, or a new
     /// one.
-    fn enter_tracked(&self, device: &BoundDevice, dirty: bool) -> Result<HwptId> {
+    fn enter_tracked(&self, device: &D, dirty: bool) -> Result<HwptId> {
         for table in self.tables() {
-            match device.device.attach(PageTable::Hwpt(table)) {
+            match device.attach(PageTable::Hwpt(table)) {
                 // A table for another kind of unit.
                 Err(KernelError::Refused { errno, .. }) if Errno(errno) == Errno::EINVAL => {}
-                attached => return attached.map(|_| table),
+                attached => return attached.map(|()| table),
             }
         }
         let iommufd = &self.owner.iommufd;
-        let table = iommufd.alloc_hwpt(device.id, self.id, true)?;
+        let table = iommufd.alloc_hwpt(device.id(), self.id, true)?;
         let tracked = if dirty {
             iommufd.set_dirty_tracking(table, true)
         } else {
             Ok(())
         };
-        let attached = tracked.and_then(|()| device.device.attach(PageTable::Hwpt(table)));
+        let attached = tracked.and_then(|()| device.attach(PageTable::Hwpt(table)));
         if attached.is_err() {
             let _ = iommufd.destroy_hwpt(table);
         }
-        attached.map(|_| table)
+        attached.map(|()| table)
     }
 }
 
-impl Drop for SpaceMapper {
+impl<D> Drop for SpaceMapper<D> {
     fn drop(&mut self) {
         // It stays while a device is in it, and goes with the file.
         if !self.given_up {
@@ -164,28 +204,28 @@ impl Drop for SpaceMapper {
     }
 }
 
-impl Mapper for SpaceMapper {
-    type Device = BoundDevice;
+impl<D: Attachable> Mapper for SpaceMapper<D> {
+    type Device = D;
 
     const PROFILE: Profile = Profile::Iommufd;
 
-    fn enter(&mut self, device: &BoundDevice, dirty: bool) -> Result<()> {
-        let info = self.owner.iommufd.hw_info(device.id);
+    fn enter(&mut self, device: &D, dirty: bool) -> Result<()> {
+        let info = self.owner.iommufd.hw_info(device.id());
         // A unit that tells nothing tracks nothing.
         let table = if info.is_ok_and(|info| info.dirty_tracking) {
             Some(self.enter_tracked(device, dirty)?)
         } else {
-            device.device.attach(PageTable::Ioas(self.id))?;
+            device.attach(PageTable::Ioas(self.id))?;
             None
         };
-        self.devices.push((device.id, table));
+        self.devices.push((device.id(), table));
         Ok(())
     }
 
-    fn leave(&mut self, device: &BoundDevice) -> Result<()> {
-        device.device.detach()?;
+    fn leave(&mut self, device: &D) -> Result<()> {
+        device.detach()?;
         let before = self.tables();
-        self.devices.retain(|(id, _)| *id != device.id);
+        self.devices.retain(|(id, _)| *id != device.id());
         let after = self.tables();
         for table in before.into_iter().filter(|table| !after.contains(table)) {
             let _ = self.owner.iommufd.destroy_hwpt(table);
@@ -266,11 +306,11 @@ impl Mapper for SpaceMapper {
     #[allow(unsafe_code)]
     unsafe fn take_over(
         &mut self,
-        devices: &[Arc<BoundDevice>],
+        devices: &[Arc<D>],
         _mappings: &[(Span, Source<'_>)],
     ) -> Result<()> {
         self.owner.iommufd.change_process()?;
-        let devices = devices.iter().map(|device| (device.id, None));
+        let devices = devices.iter().map(|device| (device.id(), None));
         self.devices.extend(devices);
         Ok(())
     }
