@@ -323,6 +323,18 @@ impl<K: Mapper> Ioas<Kernel<K>> {
         self.backend.let_go(device)
     }
 
+    /// Learns again what can be mapped, which attaching and detaching do by themselves.
+    ///
+    /// In a container that iommufd plays that is not enough: there a group reaches the memory, has
+    /// it pinned and narrows the windows only while one of its devices is open.
+    ///
+    /// # Errors
+    ///
+    /// The kernel's. What was known stays known.
+    pub fn refresh(&mut self) -> Result<(), KernelError> {
+        self.backend.refresh()
+    }
+
     /// Gives the mappings to another process, which has the kernel's files: devices go on. It
     /// [takes over](Self::take_over) with the [pieces](Kernel::pieces) that this returns, and the
     /// same areas over the same memory. Here the areas are only noted from now on.
