@@ -123,8 +123,7 @@ impl UnmapError {
             // The older interface gives up with a broken container.
             (Self::Held { .. }, Profile::Type1) => Errno::EBUSY,
             (Self::Held { .. }, Profile::Iommufd) => Errno::EDEADLOCK,
-            (Self::BeyondEnd { .. }, Profile::Type1) => Errno::EINVAL,
-            (Self::BeyondEnd { .. }, Profile::Iommufd) => Errno::EOVERFLOW,
+            (Self::BeyondEnd { .. }, _) => Errno::EOVERFLOW,
             _ => return None,
         })
     }

@@ -234,11 +234,7 @@ impl World {
             return Err(Errno::EINVAL);
         }
         let Some(last) = iova.checked_add(len - 1) else {
-            return Err(if type1 {
-                Errno::EINVAL
-            } else {
-                Errno::EOVERFLOW
-            });
+            return Err(Errno::EOVERFLOW);
         };
         let range = Span::inclusive(iova, last).unwrap();
         if type1 && (iova | len) & (self.spaces[space].alignment() - 1) != 0 {

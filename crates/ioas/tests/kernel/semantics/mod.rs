@@ -1,62 +1,34 @@
-//! The semantics of mapping, by rows: what the two interfaces of the kernel answer, and what this
-//! library does over each of its back ends.
-//!
-//! A row ([`rows`]) says what a container of VFIO's type 1 and an address space of iommufd
-//! answer. It is shown on a plain model of both, call by call; the same calls can be made to a kernel.
-//! Then the library does the same thing over each back end, with errors that must have the same
-//! number ([`ioas::MapError::errno`] and its like). Where the library differs on purpose, the row says
-//! so.
-//!
-//! Not rows, since nobody can say them with this library: unknown flags and short structures; the
-//! first version of the container.
+//! The semantics of mapping on models: see [`table`].
 
-mod row;
-mod rows;
-mod subjects;
+mod models;
+mod table;
 
 use crate::plain_kernel::{Plain, PlainIommufd, PlainType1};
-use ioas::Profile;
-use row::Row;
-use rows::rows;
-use subjects::{Models, OwnTables, Raw, Subject};
+use models::{Models, OwnTables, raw};
+use table::{Answer, Column, Subject, rows};
 
-/// The column of a profile.
-const fn column(profile: Profile) -> usize {
-    match profile {
-        Profile::Type1 => 0,
-        Profile::Iommufd => 1,
-    }
-}
-
-fn kernel<const IOMMUFD: bool>(profile: Profile) {
+fn kernel<const IOMMUFD: bool>(column: Column) {
     let mut shown = 0;
     for row in rows::<Plain<IOMMUFD>, OwnTables>() {
-        let (Some(calls), Some(expected)) = (row.kernel, row.expected[column(profile)]) else {
+        let (Some(calls), Some(expected)) = (row.kernel, row.answer(column)) else {
             continue;
         };
-        let answer = calls(&mut Raw::new(profile));
-        assert_eq!(answer, expected, "{profile:?}: {}", row.name);
+        let answer = calls(&mut raw::<IOMMUFD>());
+        assert_eq!(answer, expected, "{column:?}: {}", row.name);
         shown += 1;
     }
     assert!(shown > 20, "{shown}");
 }
 
-fn library<S: Subject>(profile: Profile, own: bool, new: impl Fn() -> S) {
+fn library<S: Subject>(column: Column, own: bool, new: impl Fn() -> S) {
     let mut shown = 0;
     for row in rows::<PlainType1, S>() {
-        let Row {
-            name,
-            expected,
-            library,
-            ..
-        } = row;
-        let own = row.own.filter(|_| own);
-        let expected = own.or(row.everywhere).or(expected[column(profile)]);
-        let (Some(calls), Some(expected)) = (library, expected) else {
+        let expected = row.library_answer(column, own);
+        let (Some(calls), Some(expected)) = (row.library, expected) else {
             continue;
         };
-        let answer = calls(&mut new(), profile);
-        assert_eq!(answer, expected, "{profile:?}: {name}");
+        let answer = calls(&mut new(), column.profile());
+        assert_eq!(answer, expected, "{column:?}: {}", row.name);
         shown += 1;
     }
     assert!(shown > 20, "{shown}");
@@ -64,30 +36,69 @@ fn library<S: Subject>(profile: Profile, own: bool, new: impl Fn() -> S) {
 
 #[test]
 fn a_container_answers_as_the_table_says() {
-    kernel::<false>(Profile::Type1);
+    kernel::<false>(Column::Type1);
 }
 
 #[test]
 fn iommufd_answers_as_the_table_says() {
-    kernel::<true>(Profile::Iommufd);
+    kernel::<true>(Column::Iommufd);
 }
 
 #[test]
 fn own_tables_behave_as_a_container() {
-    library(Profile::Type1, true, OwnTables::new);
+    library(Column::Type1, true, OwnTables::new);
 }
 
 #[test]
 fn own_tables_behave_as_iommufd() {
-    library(Profile::Iommufd, true, OwnTables::new);
+    library(Column::Iommufd, true, OwnTables::new);
 }
 
 #[test]
 fn the_back_end_over_a_container_behaves_as_one() {
-    library(Profile::Type1, false, Models::<PlainType1>::new);
+    library(Column::Type1, false, Models::<PlainType1>::new);
 }
 
 #[test]
 fn the_back_end_over_iommufd_behaves_as_iommufd() {
-    library(Profile::Iommufd, false, Models::<PlainIommufd>::new);
+    library(Column::Iommufd, false, Models::<PlainIommufd>::new);
+}
+
+/// The rows as the table of the documents.
+fn document() -> String {
+    let mut document = String::from(
+        "| operation | type 1 | compatibility layer | iommufd | this library |\n|---|---|---|---|---|\n",
+    );
+    let said = |answer: Option<Answer>| match answer {
+        None => "–".to_owned(),
+        Some(Ok(number)) => number.to_string(),
+        Some(Err(errno)) => errno.to_string(),
+    };
+    for row in rows::<PlainType1, OwnTables>() {
+        let columns = [Column::Type1, Column::Compatibility, Column::Iommufd];
+        let [type1, compatibility, iommufd] = columns.map(|column| said(row.answer(column)));
+        let mut library = match (row.library, row.everywhere) {
+            (None, _) => said(None),
+            (Some(_), None) => "the same".to_owned(),
+            (Some(_), everywhere) => said(everywhere),
+        };
+        if row.own.is_some() {
+            library += &format!("; over tables of ours {}", said(row.own));
+        }
+        let name = row.name;
+        let line = format!("| {name} | {type1} | {compatibility} | {iommufd} | {library} |\n");
+        document += &line;
+    }
+    document
+}
+
+#[test]
+fn the_table_in_the_documents_has_these_rows() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/semantics.md");
+    let found = std::fs::read_to_string(path).unwrap();
+    let table = document();
+    assert!(
+        found.contains(&table),
+        "docs/semantics.md needs this table:\n\n{table}"
+    );
 }

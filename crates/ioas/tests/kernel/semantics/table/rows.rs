@@ -5,8 +5,7 @@ use iopt::Prot;
 use runs::Span;
 
 use super::row::Row;
-use super::subjects::{Answer, BAD, LIMIT, MIB, NARROW, RESERVED, Raw, Subject, Which};
-use crate::plain_kernel::PAGE;
+use super::subject::{Answer, BAD, LIMIT, MIB, NARROW, PAGE, RESERVED, Raw, Subject, Which};
 
 /// Where the rows map.
 const IOVA: u64 = 1 << 30;
@@ -72,7 +71,7 @@ fn maps<K: Mapper, S: Subject>() -> Vec<Row<K, S>> {
             .kernel(|k| k.map(END, 2 * PAGE))
             .library(|s, p| map(s, p, END, 2 * PAGE)),
         both("map: memory ends beyond 2^64", E::EOVERFLOW)
-            .kernel(|k| k.map_at(IOVA, 2 * PAGE, END.wrapping_sub(Raw::<K>::GOOD), Prot::RW)),
+            .kernel(|k| k.map_at(IOVA, 2 * PAGE, END.wrapping_sub(k.memory), Prot::RW)),
         both("map: neither to read nor to write", E::EINVAL)
             .kernel(|k| k.map_at(IOVA, PAGE, 0, Prot::empty()))
             .library(|s, p| map_at(s, p, IOVA, Span::new(0, PAGE), Prot::empty())),
@@ -123,6 +122,7 @@ fn maps<K: Mapper, S: Subject>() -> Vec<Row<K, S>> {
         }),
         // The limit is 8 here. Tables of ours have none.
         Row::new("map: too many mappings", err(E::ENOSPC), ok(0))
+            .compatibility(ok(0))
             .kernel(|k| (0..9).try_fold(0, |_, n| k.map(IOVA + 2 * n * PAGE, PAGE)))
             .library(|s, p| (0..9).try_fold(0, |_, n| map(s, p, IOVA + 2 * n * PAGE, PAGE)))
             .own(ok(0)),
@@ -250,6 +250,7 @@ fn unmaps<K: Mapper, S: Subject>() -> Vec<Row<K, S>> {
             err(E::EINVAL),
             err(E::ENOENT),
         )
+        .compatibility(err(E::ENOENT))
         .kernel(|k| k.map(IOVA, MIB).and_then(|_| k.unmap(IOVA + PAGE, MIB)))
         .library(|s, p| map(s, p, IOVA, MIB).and_then(|_| unmap(s, p, IOVA + PAGE, MIB))),
         Row::new(
@@ -257,6 +258,7 @@ fn unmaps<K: Mapper, S: Subject>() -> Vec<Row<K, S>> {
             err(E::EINVAL),
             err(E::ENOENT),
         )
+        .compatibility(err(E::ENOENT))
         .kernel(|k| k.map(IOVA, MIB).and_then(|_| k.unmap(IOVA, MIB - PAGE)))
         .library(|s, p| map(s, p, IOVA, MIB).and_then(|_| unmap(s, p, IOVA, MIB - PAGE))),
         // The library changes nothing.
@@ -265,6 +267,7 @@ fn unmaps<K: Mapper, S: Subject>() -> Vec<Row<K, S>> {
             ok(2 * MIB),
             ok(MIB),
         )
+        .compatibility(ok(MIB))
         .kernel(|k: &mut Raw<K>| {
             k.map(IOVA, MIB)?;
             k.map(IOVA + MIB, MIB)?;
@@ -283,9 +286,13 @@ fn unmaps<K: Mapper, S: Subject>() -> Vec<Row<K, S>> {
             .kernel(|k| k.unmap(IOVA, MIB))
             .library(|s, p| unmap(s, p, IOVA, MIB))
             .everywhere(ok(0)),
-        Row::new("unmap: ends beyond 2^64", err(E::EINVAL), err(E::EOVERFLOW))
-            .kernel(|k| k.unmap(END, 2 * PAGE))
-            .library(|s, p| unmap(s, p, END, 2 * PAGE)),
+        Row::new(
+            "unmap: ends beyond 2^64",
+            err(E::EOVERFLOW),
+            err(E::EOVERFLOW),
+        )
+        .kernel(|k| k.unmap(END, 2 * PAGE))
+        .library(|s, p| unmap(s, p, END, 2 * PAGE)),
         Row::new("unmap: everything", ok(2 * MIB), ok(2 * MIB)).library(|s: &mut S, p| {
             map(s, p, PAGE, MIB)?;
             map(s, p, (1 << 48) - MIB, MIB)?;
@@ -361,10 +368,11 @@ fn attaches<K: Mapper, S: Subject>() -> Vec<Row<K, S>> {
             Profile::Type1,
             err(E::EBUSY),
         )
+        .compatibility(err(E::EINVAL))
         .kernel(|k: &mut Raw<K>| {
             k.map(IOVA, MIB)?;
             k.give_up()?;
-            k.attach(Which::Narrow)
+            k.attach(Which::Second)
         }),
     ]
 }
@@ -373,7 +381,9 @@ fn others<K: Mapper, S: Subject>() -> Vec<Row<K, S>> {
     use Errno as E;
     let type1 = Profile::Type1;
     vec![
+        // iommufd has no such operation, also where it plays a container.
         Row::only("update: nothing is there", type1, err(E::ENOENT))
+            .compatibility(err(E::EINVAL))
             .kernel(|k| k.take_over(IOVA, MIB)),
         Row::only("update: addresses are valid", type1, err(E::EINVAL))
             .kernel(|k| k.map(IOVA, MIB).and_then(|_| k.take_over(IOVA, MIB))),
@@ -393,26 +403,31 @@ fn others<K: Mapper, S: Subject>() -> Vec<Row<K, S>> {
             ok(0),
             err(E::EOPNOTSUPP),
         )
+        .compatibility(err(E::ENOTTY))
         .kernel(|k| k.track()),
-        Row::only("dirty: everything, when a group cannot tell", type1, ok(16)).kernel(
-            |k: &mut Raw<K>| {
+        Row::only("dirty: everything, when a group cannot tell", type1, ok(16))
+            .compatibility(err(E::ENOTTY))
+            .kernel(|k: &mut Raw<K>| {
                 k.map(IOVA, 16 * PAGE)?;
                 k.track()?;
                 k.dirty(IOVA, 16 * PAGE)
-            },
-        ),
-        Row::only("dirty: before tracking", type1, err(E::EINVAL)).kernel(|k: &mut Raw<K>| {
-            k.map(IOVA, 16 * PAGE)
-                .and_then(|_| k.dirty(IOVA, 16 * PAGE))
-        }),
-        Row::only("dirty: cuts a mapping", type1, err(E::EINVAL)).kernel(|k: &mut Raw<K>| {
-            k.map(IOVA, 16 * PAGE)?;
-            k.track()?;
-            k.dirty(IOVA, 8 * PAGE)
-        }),
+            }),
+        Row::only("dirty: before tracking", type1, err(E::EINVAL))
+            .compatibility(err(E::ENOTTY))
+            .kernel(|k: &mut Raw<K>| {
+                k.map(IOVA, 16 * PAGE)
+                    .and_then(|_| k.dirty(IOVA, 16 * PAGE))
+            }),
+        Row::only("dirty: cuts a mapping", type1, err(E::EINVAL))
+            .compatibility(err(E::ENOTTY))
+            .kernel(|k: &mut Raw<K>| {
+                k.map(IOVA, 16 * PAGE)?;
+                k.track()?;
+                k.dirty(IOVA, 8 * PAGE)
+            }),
         Row::new("windows: what can be mapped", ok(2), ok(2))
             .kernel(|k: &mut Raw<K>| {
-                let info = k.spaces[0].info().unwrap();
+                let info = k.space.info().unwrap();
                 assert_eq!(info.granule, PAGE);
                 Ok(info.ranges.unwrap().len() as u64)
             })
