@@ -23,7 +23,7 @@ use rustix::fs::OFlags;
 use crate::{
     edu::{BUFFER, Edu},
     pci,
-    space::{Kind, Space},
+    space::{Interface, Space, Type1},
 };
 
 /// Where memory is mapped: above 4 GiB, where the machine has nothing of its own.
@@ -51,14 +51,14 @@ fn pattern(nth: u64) -> u64 {
 }
 
 /// Opens `edu` with an empty address space.
-pub(crate) fn open(kind: Kind) -> anyhow::Result<(Space, Edu)> {
-    let space = Space::open(kind, pci::Device(EDU))?;
-    let edu = Edu::new(space.device())?;
+pub(crate) fn open<I: Interface>() -> anyhow::Result<(Space<I>, Edu)> {
+    let space = Space::open(pci::Device(EDU))?;
+    let edu = Edu::new(space.device()?)?;
     Ok((space, edu))
 }
 
 /// Looks whether memory is as `expected` says: from which cell the number in each cell comes.
-fn check(cells: &[AtomicU64], expected: impl Fn(u64) -> u64) -> anyhow::Result<()> {
+pub(crate) fn check(cells: &[AtomicU64], expected: impl Fn(u64) -> u64) -> anyhow::Result<()> {
     for (nth, cell) in (0..).zip(cells) {
         let (found, right) = (cell.load(Ordering::Relaxed), pattern(expected(nth)));
         ensure!(
@@ -72,10 +72,10 @@ fn check(cells: &[AtomicU64], expected: impl Fn(u64) -> u64) -> anyhow::Result<(
 
 /// The device copies from and to the ends of the memory and across the border of two pages, small
 /// and huge ones; all bytes are looked at, those beside too.
-pub(crate) fn copies(kind: Kind, backing: Backing) -> anyhow::Result<()> {
-    let (mut space, edu) = open(kind)?;
+pub(crate) fn copies<I: Interface>(backing: Backing) -> anyhow::Result<()> {
+    let (mut space, edu) = open::<I>()?;
     let memory = memory(backing, SIZE)?;
-    space.map(IOVA, &memory, Prot::RW)?;
+    space.map_host(IOVA, &memory, Prot::RW)?;
     // From, to, length; no two overlap.
     let copies = [
         (0, SIZE - BUFFER, BUFFER),
@@ -98,14 +98,14 @@ pub(crate) fn copies(kind: Kind, backing: Backing) -> anyhow::Result<()> {
 }
 
 /// What is unmapped is out of reach at once, and what lies beside it is not.
-pub(crate) fn unmap(kind: Kind) -> anyhow::Result<()> {
-    let (mut space, edu) = open(kind)?;
+pub(crate) fn unmap<I: Interface>() -> anyhow::Result<()> {
+    let (mut space, edu) = open::<I>()?;
     let [gone, stays] = [
         memory(Backing::Anon4K, SIZE)?,
         memory(Backing::Anon4K, SIZE)?,
     ];
-    space.map(IOVA, &gone, Prot::RW)?;
-    space.map(IOVA + SIZE, &stays, Prot::RW)?;
+    space.map_host(IOVA, &gone, Prot::RW)?;
+    space.map_host(IOVA + SIZE, &stays, Prot::RW)?;
     // The unit has looked at both.
     edu.read(IOVA + 0x1000, BUFFER)?;
     edu.write(IOVA, BUFFER)?;
@@ -129,14 +129,14 @@ pub(crate) fn unmap(kind: Kind) -> anyhow::Result<()> {
 }
 
 /// A device reads what it may not write.
-pub(crate) fn read_only(kind: Kind) -> anyhow::Result<()> {
-    let (mut space, edu) = open(kind)?;
+pub(crate) fn read_only<I: Interface>() -> anyhow::Result<()> {
+    let (mut space, edu) = open::<I>()?;
     let [source, target] = [
         memory(Backing::Anon4K, SIZE)?,
         memory(Backing::Anon4K, SIZE)?,
     ];
-    space.map(IOVA, &source, Prot::READ)?;
-    space.map(IOVA + SIZE, &target, Prot::RW)?;
+    space.map_host(IOVA, &source, Prot::READ)?;
+    space.map_host(IOVA + SIZE, &target, Prot::RW)?;
     edu.read(IOVA + 0x1000, BUFFER)?;
     edu.write(IOVA, BUFFER)?;
     edu.write(IOVA + SIZE, BUFFER)?;
@@ -150,7 +150,7 @@ pub(crate) fn read_only(kind: Kind) -> anyhow::Result<()> {
 /// The unit tells the kernel which device went where, and the kernel says so: not always, since it
 /// says only a few things within some seconds, so the device tries again.
 pub(crate) fn fault(_: &Machine) -> anyhow::Result<()> {
-    let (_space, edu) = open(Kind::Type1)?;
+    let (_space, edu) = open::<Type1>()?;
     let mut log = OpenOptions::new()
         .read(true)
         .custom_flags(OFlags::NONBLOCK.bits() as i32)

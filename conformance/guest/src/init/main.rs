@@ -25,12 +25,16 @@ use rustix::{
 mod dma;
 mod edu;
 mod limit;
+#[allow(unsafe_code)]
+mod mock;
 mod nvme;
+#[allow(unsafe_code)]
+mod objects;
 mod pci;
 mod peer;
 mod platform;
 mod program;
-#[allow(unsafe_code)]
+mod semantics;
 mod space;
 mod tests;
 

@@ -19,7 +19,7 @@ use runs::Span;
 use crate::{
     dma::{IOVA, memory},
     pci,
-    space::{Kind, Space},
+    space::{Interface, Space},
 };
 
 const CONFIGURATION: u64 = 0x14;
@@ -48,15 +48,15 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The controller answers who it is by DMA to where it was told, and its serial number is the one
 /// that the machine gave it.
-pub(crate) fn identify(kind: Kind) -> anyhow::Result<()> {
-    let mut space = Space::open(kind, pci::Device(NVME))?;
+pub(crate) fn identify<I: Interface>() -> anyhow::Result<()> {
+    let mut space = Space::<I>::open(pci::Device(NVME))?;
     let memory = memory(Backing::Anon4K, 0x3000)?;
     // In a queue that nobody has written to all is zero.
     for cell in memory.cells() {
         cell.store(0, Ordering::Relaxed);
     }
-    space.map(IOVA, &memory, Prot::RW)?;
-    let device = space.device();
+    space.map_host(IOVA, &memory, Prot::RW)?;
+    let device = space.device()?;
     let space_of_config = device.config()?;
     let command: u16 = device.read(&space_of_config, config::COMMAND)?;
     let command = command | config::COMMAND_MEMORY;

@@ -1,20 +1,20 @@
 //! DMA from one device into the memory of another one.
 
-use std::{os::fd::AsFd as _, sync::Arc};
+use std::sync::Arc;
 
-use anyhow::{Context as _, ensure};
+use anyhow::ensure;
 use guest::machines::{IVSHMEM, IVSHMEM_BYTES};
 use hostmem::Backing;
-use ioas::{iommufd::KernelError, vfio::Registers};
+use ioas::{Errno, MapError, Memory, MemoryObject, PinFailed, Profile, vfio::Registers};
 use iopt::Prot;
 use runs::Span;
-use rustix::io::Errno;
 
 use crate::{
     dma::{IOVA, memory, open},
     edu::{BUFFER, Edu},
+    objects::{DmaBuf, Peer},
     pci,
-    space::{Kind, Space},
+    space::{Interface, Iommufd, Space, Type1},
 };
 
 /// The BAR that is memory.
@@ -25,9 +25,13 @@ const PEER: u64 = IOVA + (1 << 30);
 const OFFSET: u64 = IVSHMEM_BYTES / 2 + 0x800;
 
 /// Writes a buffer of memory to the peer, and looks whether it came there.
-fn write(space: &mut Space, edu: &Edu, registers: &Registers) -> anyhow::Result<()> {
+fn write<I: Interface>(
+    space: &mut Space<I>,
+    edu: &Edu,
+    registers: &Registers,
+) -> anyhow::Result<()> {
     let memory = memory(Backing::Anon4K, 4096)?;
-    space.map(IOVA, &memory, Prot::READ)?;
+    space.map_host(IOVA, &memory, Prot::READ)?;
     let ends = [OFFSET - 8, OFFSET + BUFFER];
     let before = ends.map(|offset| registers.read::<u64>(offset));
     edu.read(IOVA, BUFFER)?;
@@ -51,23 +55,29 @@ fn write(space: &mut Space, edu: &Edu, registers: &Registers) -> anyhow::Result<
 }
 
 /// The peer with its BAR.
-fn peer(kind: Kind) -> anyhow::Result<(Space, Arc<Registers>)> {
-    let peer = Space::open(kind, pci::Device(IVSHMEM))?;
-    let bar = peer.device().region(BAR)?;
+fn peer<I: Interface>() -> anyhow::Result<(Space<I>, Arc<Registers>)> {
+    let peer = Space::open(pci::Device(IVSHMEM))?;
+    let bar = peer.device()?.region(BAR)?;
     ensure!(
         bar.len == IVSHMEM_BYTES,
         "BAR {BAR} has {:#x} bytes",
         bar.len
     );
-    let registers = peer.device().map(&bar, Span::new(0, bar.len))?;
+    let registers = peer.device()?.map(&bar, Span::new(0, bar.len))?;
     Ok((peer, Arc::new(registers)))
+}
+
+/// Its memory as `object`, for the address space of `space`.
+fn memory_of<I: Interface>(space: &Space<I>, object: impl MemoryObject + 'static) -> Arc<Memory> {
+    Memory::new(Arc::new(object), &space.ledger)
 }
 
 /// Type 1 maps a BAR by the addresses at which this process has it.
 pub(crate) fn by_address() -> anyhow::Result<()> {
-    let (_peer, registers) = peer(Kind::Type1)?;
-    let (mut space, edu) = open(Kind::Type1)?;
-    space.map_registers(PEER, &registers)?;
+    let (_peer, registers) = peer::<Type1>()?;
+    let (mut space, edu) = open::<Type1>()?;
+    let memory = memory_of(&space, Peer(registers.clone()));
+    space.map(PEER, &memory, Prot::RW)?;
     write(&mut space, &edu, &registers)?;
     let unmapped = space.unmap(Span::new(PEER, registers.len()))?;
     ensure!(unmapped == registers.len(), "{unmapped:#x} bytes unmapped");
@@ -75,11 +85,16 @@ pub(crate) fn by_address() -> anyhow::Result<()> {
 }
 
 /// iommufd does not, also where it plays a container.
-pub(crate) fn refused(kind: Kind) -> anyhow::Result<()> {
-    let (_peer, registers) = peer(kind)?;
-    let (mut space, _edu) = open(kind)?;
-    match space.map_registers(PEER, &registers) {
-        Err(KernelError::Refused { errno, .. }) if errno == Errno::FAULT.raw_os_error() => Ok(()),
+pub(crate) fn refused<I: Interface>() -> anyhow::Result<()> {
+    let (_peer, registers) = peer::<I>()?;
+    let (mut space, _edu) = open::<I>()?;
+    let memory = memory_of(&space, Peer(registers));
+    match space.map(PEER, &memory, Prot::RW) {
+        Err(error @ MapError::Pin(PinFailed::Refused(_))) => {
+            let errno = error.errno(Profile::Iommufd);
+            ensure!(errno == Some(Errno::EFAULT), "its number is {errno:?}");
+            Ok(())
+        }
         other => Err(anyhow::anyhow!(
             "not refused for the memory's sake: {other:?}"
         )),
@@ -88,14 +103,15 @@ pub(crate) fn refused(kind: Kind) -> anyhow::Result<()> {
 
 /// iommufd maps it by a dma-buf of the peer.
 pub(crate) fn by_dma_buf() -> anyhow::Result<()> {
-    let (peer, registers) = peer(Kind::Iommufd)?;
-    let (mut space, edu) = open(Kind::Iommufd)?;
-    let whole = Span::new(0, registers.len());
-    let buffer = peer.device().dma_buf(&peer.device().region(BAR)?, whole)?;
-    let (iommufd, ioas) = space.iommufd().context("no iommufd")?;
-    iommufd.map_file(ioas, Some(PEER), buffer.as_fd(), whole, Prot::RW)?;
+    let (peer, registers) = peer::<Iommufd>()?;
+    let (mut space, edu) = open::<Iommufd>()?;
+    let len = registers.len();
+    let bar = peer.device()?.region(BAR)?;
+    let file = peer.device()?.dma_buf(&bar, Span::new(0, len))?;
+    let memory = memory_of(&space, DmaBuf { file, len });
+    space.map(PEER, &memory, Prot::RW)?;
     write(&mut space, &edu, &registers)?;
-    let unmapped = space.unmap(Span::new(PEER, whole.len))?;
-    ensure!(unmapped == whole.len, "{unmapped:#x} bytes unmapped");
+    let unmapped = space.unmap(Span::new(PEER, len))?;
+    ensure!(unmapped == len, "{unmapped:#x} bytes unmapped");
     Ok(())
 }

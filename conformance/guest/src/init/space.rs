@@ -1,153 +1,242 @@
-//! A device of VFIO with an address space of the kernel's, by each of its three interfaces.
-//!
-//! The kernel wants memory to stay where it is for as long as it is mapped. A [`Space`] keeps all
-//! memory that was ever mapped in it, and closes its descriptors first: that is what makes
-//! [`Space::map`] safe, and the only `unsafe` of this program lies here.
+//! A device of VFIO in an address space of the library, by each of the kernel's three interfaces.
 
-use std::{any::Any, fs::OpenOptions, sync::Arc};
+use std::{fs::OpenOptions, ops::Deref, sync::Arc};
 
-use hostmem::Mapping;
+use anyhow::{Context as _, ensure};
+use hostmem::{FrameSource, Mapping, Pinner};
 use ioas::{
-    iommufd::{IoasId, Iommufd, KernelError},
-    vfio::{Container, Device, Group, IommuModel, PageTable, Registers},
+    HostMemory, Ioas, Kernel, Ledger, MapError, Mapper, Memory, UnmapError,
+    iommufd::{self, BoundDevice, Owner, SpaceMapper},
+    vfio::{self, Container, ContainerMapper, Group},
 };
 use iopt::Prot;
 use runs::Span;
 
-use crate::pci;
+use crate::{pci, semantics::table::Column};
 
-/// An interface of the kernel.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
-    /// A container of VFIO's type 1, and the device's group.
-    Type1,
-    /// The same calls, answered by iommufd.
-    Compatibility,
-    /// An address space of iommufd, and the device's file of its own.
-    Iommufd,
+/// An interface of the kernel, and what is opened in which order.
+pub(crate) trait Interface {
+    /// The operations of one address space.
+    type Mapper: Mapper;
+    /// What devices are opened with.
+    type File;
+
+    /// Which of the table of semantics it is.
+    const COLUMN: Column;
+
+    fn file() -> anyhow::Result<Self::File>;
+
+    /// A new address space.
+    fn mapper(file: &Self::File) -> anyhow::Result<Self::Mapper>;
+
+    /// What of the device is attached.
+    fn attachable(file: &Self::File, device: pci::Device) -> anyhow::Result<DeviceOf<Self>>;
+
+    /// The device itself, once that is attached.
+    fn device(attached: &Arc<DeviceOf<Self>>, device: pci::Device) -> anyhow::Result<Opened>;
 }
 
-/// An open device, and what it sees as memory.
-pub(crate) struct Space {
-    // Dropped in this order.
-    device: Device,
-    kernel: Kernel,
-    kept: Vec<Arc<dyn Any>>,
+/// A group, or a device.
+pub(crate) type DeviceOf<I> = <<I as Interface>::Mapper as Mapper>::Device;
+
+/// An open device.
+pub(crate) enum Opened {
+    /// By its group.
+    OfGroup(vfio::Device),
+    /// By its own file.
+    Bound(Arc<BoundDevice>),
 }
 
-enum Kernel {
-    Container { _group: Group, container: Container },
-    Iommufd { iommufd: Iommufd, ioas: IoasId },
+impl Deref for Opened {
+    type Target = vfio::Device;
+
+    fn deref(&self) -> &vfio::Device {
+        match self {
+            Self::OfGroup(device) => device,
+            Self::Bound(bound) => &bound.device,
+        }
+    }
 }
 
-impl Space {
-    /// Opens the device with an empty address space; gives it to `vfio-pci` first if need be.
-    pub(crate) fn open(kind: Kind, device: pci::Device) -> anyhow::Result<Self> {
-        device.bind_to_vfio()?;
-        let (device, kernel) = match kind {
-            Kind::Type1 => in_container(Container::open()?, device)?,
-            Kind::Compatibility => {
-                let iommufd = OpenOptions::new()
-                    .read(true)
-                    .write(true)
-                    .open(Iommufd::PATH)?;
-                in_container(Container::from_fd(iommufd.into())?, device)?
-            }
-            Kind::Iommufd => {
-                let iommufd = Iommufd::open()?;
-                let ioas = iommufd.alloc_ioas()?;
-                let (device, _) = Device::open_cdev(&device.cdev()?, &iommufd)?;
-                device.attach(PageTable::Ioas(ioas))?;
-                (device, Kernel::Iommufd { iommufd, ioas })
-            }
+/// A container of VFIO's type 1, or one that iommufd plays, and the device's group.
+pub(crate) struct InContainer<const COMPATIBILITY: bool>;
+
+/// A container of VFIO's type 1.
+pub(crate) type Type1 = InContainer<false>;
+/// The same calls, answered by iommufd: the compatibility layer.
+pub(crate) type Compatibility = InContainer<true>;
+
+impl<const COMPATIBILITY: bool> Interface for InContainer<COMPATIBILITY> {
+    type Mapper = ContainerMapper;
+    type File = ();
+
+    const COLUMN: Column = if COMPATIBILITY {
+        Column::Compatibility
+    } else {
+        Column::Type1
+    };
+
+    fn file() -> anyhow::Result<()> {
+        Ok(())
+    }
+
+    fn mapper((): &()) -> anyhow::Result<ContainerMapper> {
+        let container = if COMPATIBILITY {
+            let mut options = OpenOptions::new();
+            let file = options.read(true).write(true).open(iommufd::Iommufd::PATH);
+            Container::from_fd(file?.into())?
+        } else {
+            Container::open()?
         };
-        Ok(Self {
-            device,
-            kernel,
-            kept: Vec::new(),
-        })
+        Ok(ContainerMapper::new(container))
+    }
+
+    fn attachable((): &(), device: pci::Device) -> anyhow::Result<Group> {
+        let group = Group::open(device.group()?)?;
+        let status = group.status()?;
+        ensure!(
+            status.viable && !status.in_container,
+            "the group is {status:?}"
+        );
+        Ok(group)
+    }
+
+    fn device(group: &Arc<Group>, device: pci::Device) -> anyhow::Result<Opened> {
+        Ok(Opened::OfGroup(group.device(device.0)?))
+    }
+}
+
+/// An address space of iommufd, and the device's file of its own.
+pub(crate) struct Iommufd;
+
+impl Interface for Iommufd {
+    type Mapper = SpaceMapper;
+    type File = Arc<Owner>;
+
+    const COLUMN: Column = Column::Iommufd;
+
+    fn file() -> anyhow::Result<Arc<Owner>> {
+        Ok(Owner::new(iommufd::Iommufd::open()?))
+    }
+
+    fn mapper(owner: &Arc<Owner>) -> anyhow::Result<SpaceMapper> {
+        Ok(SpaceMapper::new(owner)?)
+    }
+
+    fn attachable(owner: &Arc<Owner>, device: pci::Device) -> anyhow::Result<BoundDevice> {
+        Ok(owner.open_device(&device.cdev()?)?)
+    }
+
+    fn device(bound: &Arc<BoundDevice>, _: pci::Device) -> anyhow::Result<Opened> {
+        Ok(Opened::Bound(bound.clone()))
+    }
+}
+
+/// A device, and what it sees as memory.
+pub(crate) struct Space<I: Interface> {
+    // Dropped in this order: a group leaves only when its devices are closed.
+    plugged: Option<Plugged<I>>,
+    pub(crate) ioas: Ioas<Kernel<I::Mapper>>,
+    pub(crate) ledger: Arc<Ledger>,
+    file: I::File,
+}
+
+struct Plugged<I: Interface> {
+    // Dropped in this order.
+    device: Opened,
+    attached: Arc<DeviceOf<I>>,
+}
+
+impl<I: Interface> Space<I> {
+    /// Opens the device with an empty address space and no limit of ours; gives it to `vfio-pci`
+    /// first if need be.
+    pub(crate) fn open(device: pci::Device) -> anyhow::Result<Self> {
+        Self::with_ledger(device, Ledger::unlimited())
+    }
+
+    /// The same, with an account of ours.
+    pub(crate) fn with_ledger(device: pci::Device, ledger: Arc<Ledger>) -> anyhow::Result<Self> {
+        let file = I::file()?;
+        let mut space = Self {
+            plugged: None,
+            ioas: Ioas::over_kernel(Kernel::new(I::mapper(&file)?, None)),
+            ledger,
+            file,
+        };
+        space.plug(device)?;
+        Ok(space)
+    }
+
+    /// Attaches the device and opens it.
+    pub(crate) fn plug(&mut self, device: pci::Device) -> anyhow::Result<()> {
+        device.bind_to_vfio()?;
+        let attached = Arc::new(I::attachable(&self.file, device)?);
+        self.ioas.attach(attached.clone())?;
+        let device = I::device(&attached, device)?;
+        self.plugged = Some(Plugged { device, attached });
+        Ok(())
+    }
+
+    /// Closes the device and detaches it.
+    pub(crate) fn unplug(&mut self) -> anyhow::Result<()> {
+        let Plugged { device, attached } = self.plugged.take().context("no device")?;
+        drop(device);
+        Ok(self.ioas.detach(&attached)?)
     }
 
     /// The device.
-    pub(crate) fn device(&self) -> &Device {
-        &self.device
+    pub(crate) fn device(&self) -> anyhow::Result<&vfio::Device> {
+        let plugged = self.plugged.as_ref().context("no device")?;
+        Ok(&plugged.device)
     }
 
-    /// The file and the address space, of iommufd.
-    pub(crate) fn iommufd(&self) -> Option<(&Iommufd, IoasId)> {
-        match &self.kernel {
-            Kernel::Iommufd { iommufd, ioas } => Some((iommufd, *ioas)),
-            Kernel::Container { .. } => None,
-        }
+    /// What of it is attached.
+    pub(crate) fn attached(&self) -> anyhow::Result<&DeviceOf<I>> {
+        let plugged = self.plugged.as_ref().context("no device")?;
+        Ok(&plugged.attached)
+    }
+
+    /// What devices are opened with.
+    pub(crate) const fn file(&self) -> &I::File {
+        &self.file
     }
 
     /// Maps all of `memory` at `iova`.
     pub(crate) fn map(
         &mut self,
         iova: u64,
-        memory: &Arc<Mapping>,
+        memory: &Arc<Memory>,
         prot: Prot,
-    ) -> Result<(), KernelError> {
-        let there = Span::new(memory.address(), memory.len());
-        self.map_kept(iova, there, memory.clone(), prot)
+    ) -> Result<(), MapError> {
+        let whole = Span::new(0, memory.object().len());
+        self.ioas.map(iova, memory, whole, prot, &mut ())
     }
 
-    /// Maps the registers of another device at `iova`.
-    pub(crate) fn map_registers(
+    /// Maps all of a mapping at `iova`, as a memory of its own.
+    pub(crate) fn map_host(
         &mut self,
         iova: u64,
-        registers: &Arc<Registers>,
-    ) -> Result<(), KernelError> {
-        let there = Span::new(registers.address(), registers.len());
-        self.map_kept(iova, there, registers.clone(), Prot::RW)
-    }
-
-    /// Maps the addresses `there`, which `owner` owns.
-    fn map_kept(
-        &mut self,
-        iova: u64,
-        there: Span,
-        owner: Arc<dyn Any>,
+        mapping: &Arc<Mapping>,
         prot: Prot,
-    ) -> Result<(), KernelError> {
-        // Before it is mapped: until all is closed.
-        self.kept.push(owner);
-        match &self.kernel {
-            // SAFETY: `kept` holds the owner until the container, its group and its device are
-            // closed, and neither a mapping nor registers move or change meanwhile. Both are
-            // accessed by atomic cells or volatile accesses only, whoever else has them.
-            Kernel::Container { container, .. } => unsafe {
-                container.map_dma(Span::new(iova, there.len), there.start, prot)
-            },
-            // SAFETY: as above; nothing is copied out of this address space.
-            Kernel::Iommufd { iommufd, ioas } => unsafe {
-                iommufd.map(*ioas, Some(iova), there, prot).map(|_| ())
-            },
-        }
+    ) -> anyhow::Result<()> {
+        let memory = host_memory(mapping, &self.ledger)?;
+        Ok(self.map(iova, &memory, prot)?)
     }
 
     /// Unmaps; returns the bytes.
-    pub(crate) fn unmap(&self, iova: Span) -> Result<u64, KernelError> {
-        match &self.kernel {
-            Kernel::Container { container, .. } => container.unmap_dma(iova),
-            Kernel::Iommufd { iommufd, ioas } => iommufd.unmap(*ioas, iova),
-        }
+    pub(crate) fn unmap(&mut self, iova: Span) -> Result<u64, UnmapError> {
+        Ok(self.ioas.unmap(iova, &mut ())?.bytes)
     }
 }
 
-fn in_container(container: Container, device: pci::Device) -> anyhow::Result<(Device, Kernel)> {
-    let group = Group::open(device.group()?)?;
-    let status = group.status()?;
-    anyhow::ensure!(
-        status.viable && !status.in_container,
-        "the group is {status:?}"
-    );
-    group.set_container(&container)?;
-    container.set_iommu(IommuModel::Type1V2)?;
-    let device = group.device(device.0)?;
-    let kernel = Kernel::Container {
-        _group: group,
-        container,
-    };
-    Ok((device, kernel))
+/// A mapping as memory that kernels pin.
+pub(crate) fn host_memory(
+    mapping: &Arc<Mapping>,
+    ledger: &Arc<Ledger>,
+) -> anyhow::Result<Arc<Memory>> {
+    // Kernels charge the pages that are mapped, as `mlock` does.
+    let pinner = Arc::new(Pinner::mlock(2 << 20)?);
+    let frames = FrameSource::detect(mapping);
+    let object = HostMemory::new(mapping.clone(), pinner, frames);
+    Ok(Memory::new(Arc::new(object), ledger))
 }

@@ -4,8 +4,8 @@ use guest::machines::Machine;
 use hostmem::Backing::{Anon4K, Hugetlb2M, Thp};
 
 use crate::{
-    dma, limit, nvme, peer, platform, program,
-    space::Kind::{Compatibility, Iommufd, Type1},
+    dma, limit, nvme, peer, platform, program, semantics,
+    space::{Compatibility, Iommufd, Type1},
 };
 
 /// A test: an error is why it failed.
@@ -49,61 +49,87 @@ const TESTS: &[(&str, Test)] = &[
         program::map_by("iommufd", "hugetlb-2m")
     }),
     ("the_unit_reports_a_fault", dma::fault),
-    ("type1_copies_in_4k_pages", |_| dma::copies(Type1, Anon4K)),
+    ("type1_copies_in_4k_pages", |_| dma::copies::<Type1>(Anon4K)),
     ("type1_copies_in_transparent_huge_pages", |_| {
-        dma::copies(Type1, Thp)
+        dma::copies::<Type1>(Thp)
     }),
     ("type1_copies_in_2m_pages", |_| {
-        dma::copies(Type1, Hugetlb2M)
+        dma::copies::<Type1>(Hugetlb2M)
     }),
-    ("type1_takes_what_it_unmaps", |_| dma::unmap(Type1)),
-    ("type1_keeps_read_only_memory", |_| dma::read_only(Type1)),
-    ("type1_keeps_the_limit", |_| limit::exceeded(Type1)),
+    ("type1_takes_what_it_unmaps", |_| dma::unmap::<Type1>()),
+    ("type1_keeps_read_only_memory", |_| {
+        dma::read_only::<Type1>()
+    }),
+    ("type1_keeps_the_limit", |_| limit::exceeded::<Type1>()),
     ("compatibility_copies_in_4k_pages", |_| {
-        dma::copies(Compatibility, Anon4K)
+        dma::copies::<Compatibility>(Anon4K)
     }),
     ("compatibility_copies_in_transparent_huge_pages", |_| {
-        dma::copies(Compatibility, Thp)
+        dma::copies::<Compatibility>(Thp)
     }),
     ("compatibility_copies_in_2m_pages", |_| {
-        dma::copies(Compatibility, Hugetlb2M)
+        dma::copies::<Compatibility>(Hugetlb2M)
     }),
     ("compatibility_takes_what_it_unmaps", |_| {
-        dma::unmap(Compatibility)
+        dma::unmap::<Compatibility>()
     }),
     ("compatibility_keeps_read_only_memory", |_| {
-        dma::read_only(Compatibility)
+        dma::read_only::<Compatibility>()
     }),
     ("compatibility_keeps_the_limit", |_| {
-        limit::exceeded(Compatibility)
+        limit::exceeded::<Compatibility>()
     }),
     ("iommufd_copies_in_4k_pages", |_| {
-        dma::copies(Iommufd, Anon4K)
+        dma::copies::<Iommufd>(Anon4K)
     }),
     ("iommufd_copies_in_transparent_huge_pages", |_| {
-        dma::copies(Iommufd, Thp)
+        dma::copies::<Iommufd>(Thp)
     }),
     ("iommufd_copies_in_2m_pages", |_| {
-        dma::copies(Iommufd, Hugetlb2M)
+        dma::copies::<Iommufd>(Hugetlb2M)
     }),
-    ("iommufd_takes_what_it_unmaps", |_| dma::unmap(Iommufd)),
+    ("iommufd_takes_what_it_unmaps", |_| dma::unmap::<Iommufd>()),
     ("iommufd_keeps_read_only_memory", |_| {
-        dma::read_only(Iommufd)
+        dma::read_only::<Iommufd>()
     }),
-    ("iommufd_keeps_the_limit", |_| limit::exceeded(Iommufd)),
-    ("type1_identifies_nvme", |_| nvme::identify(Type1)),
+    ("iommufd_keeps_the_limit", |_| limit::exceeded::<Iommufd>()),
+    ("type1_identifies_nvme", |_| nvme::identify::<Type1>()),
     ("compatibility_identifies_nvme", |_| {
-        nvme::identify(Compatibility)
+        nvme::identify::<Compatibility>()
     }),
-    ("iommufd_identifies_nvme", |_| nvme::identify(Iommufd)),
+    ("iommufd_identifies_nvme", |_| nvme::identify::<Iommufd>()),
     ("type1_reaches_another_device", |_| peer::by_address()),
     ("compatibility_refuses_another_device", |_| {
-        peer::refused(Compatibility)
+        peer::refused::<Compatibility>()
     }),
     ("iommufd_refuses_another_device_by_address", |_| {
-        peer::refused(Iommufd)
+        peer::refused::<Iommufd>()
     }),
     ("iommufd_reaches_another_device", |_| peer::by_dma_buf()),
+    ("compatibility_pins_when_a_device_is_opened", |_| {
+        semantics::pins_when_opened()
+    }),
+    ("every_row_that_is_not_shown_is_in_the_table", |_| {
+        semantics::names()
+    }),
+    ("type1_answers_as_the_table_says", |_| {
+        semantics::kernel::<Type1>()
+    }),
+    ("type1_behaves_as_the_table_says", |_| {
+        semantics::library::<Type1>()
+    }),
+    ("compatibility_answers_as_the_table_says", |_| {
+        semantics::kernel::<Compatibility>()
+    }),
+    ("compatibility_behaves_as_the_table_says", |_| {
+        semantics::library::<Compatibility>()
+    }),
+    ("iommufd_answers_as_the_table_says", |_| {
+        semantics::kernel::<Iommufd>()
+    }),
+    ("iommufd_behaves_as_the_table_says", |_| {
+        semantics::library::<Iommufd>()
+    }),
 ];
 
 /// The test of this name.
