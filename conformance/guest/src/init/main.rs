@@ -34,6 +34,7 @@ mod pci;
 mod peer;
 mod platform;
 mod program;
+mod replug;
 mod semantics;
 mod space;
 mod tests;

@@ -4,7 +4,7 @@ use guest::machines::Machine;
 use hostmem::Backing::{Anon4K, Hugetlb2M, Thp};
 
 use crate::{
-    dma, limit, nvme, peer, platform, program, semantics,
+    dma, limit, nvme, peer, platform, program, replug, semantics,
     space::{Compatibility, Iommufd, Type1},
 };
 
@@ -106,6 +106,25 @@ const TESTS: &[(&str, Test)] = &[
         peer::refused::<Iommufd>()
     }),
     ("iommufd_reaches_another_device", |_| peer::by_dma_buf()),
+    ("type1_finds_its_mappings_when_a_device_comes_back", |_| {
+        replug::comes_back::<Type1>(true)
+    }),
+    (
+        "compatibility_finds_its_mappings_when_a_device_comes_back",
+        |_| replug::comes_back::<Compatibility>(true),
+    ),
+    (
+        "iommufd_finds_its_mappings_when_a_device_comes_back",
+        |_| replug::comes_back::<Iommufd>(true),
+    ),
+    (
+        "type1_finds_its_mappings_on_a_device_that_was_removed",
+        |_| replug::comes_back::<Type1>(false),
+    ),
+    (
+        "iommufd_finds_its_mappings_on_a_device_that_was_removed",
+        |_| replug::comes_back::<Iommufd>(false),
+    ),
     ("compatibility_pins_when_a_device_is_opened", |_| {
         semantics::pins_when_opened()
     }),
