@@ -9,6 +9,7 @@
 
 use std::{
     any::Any,
+    env,
     fs::{self, File, OpenOptions},
     io::Write as _,
     panic::{self, AssertUnwindSafe},
@@ -24,6 +25,7 @@ use rustix::{
 
 mod dma;
 mod edu;
+mod handover;
 mod limit;
 #[allow(unsafe_code)]
 mod mock;
@@ -44,8 +46,14 @@ const RESULTS: &str = "/dev/ttyS1";
 
 fn main() -> ExitCode {
     if std::process::id() != 1 {
-        eprintln!("guest-init is the first process of a guest, started by its kernel");
-        return ExitCode::from(2);
+        let arguments: Vec<String> = env::args().skip(1).collect();
+        return match handover::second_process(&arguments) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => {
+                eprintln!("{error:#}");
+                ExitCode::from(2)
+            }
+        };
     }
     if let Err(error) = run() {
         println!("guest-init: {error:#}");

@@ -4,7 +4,7 @@ use guest::machines::Machine;
 use hostmem::Backing::{Anon4K, Hugetlb2M, Thp};
 
 use crate::{
-    dma, limit, nvme, peer, platform, program, replug, semantics,
+    dma, handover, limit, nvme, peer, platform, program, replug, semantics,
     space::{Compatibility, Iommufd, Type1},
 };
 
@@ -125,6 +125,12 @@ const TESTS: &[(&str, Test)] = &[
         "iommufd_finds_its_mappings_on_a_device_that_was_removed",
         |_| replug::comes_back::<Iommufd>(false),
     ),
+    ("type1_goes_over_to_a_second_process", |_| {
+        handover::to_a_second_process::<Type1>()
+    }),
+    ("iommufd_goes_over_to_a_second_process", |_| {
+        handover::to_a_second_process::<Iommufd>()
+    }),
     ("compatibility_pins_when_a_device_is_opened", |_| {
         semantics::pins_when_opened()
     }),
