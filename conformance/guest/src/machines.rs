@@ -124,6 +124,8 @@ pub const MACHINES: &[Machine] = &[
             "iommufd_finds_its_mappings_on_a_device_that_was_removed",
             "type1_goes_over_to_a_second_process",
             "iommufd_goes_over_to_a_second_process",
+            "type1_merges_100000_areas",
+            "iommufd_maps_100000_areas",
             "compatibility_pins_when_a_device_is_opened",
             "every_row_that_is_not_shown_is_in_the_table",
             "type1_answers_as_the_table_says",

@@ -27,6 +27,7 @@ mod dma;
 mod edu;
 mod handover;
 mod limit;
+mod many;
 #[allow(unsafe_code)]
 mod mock;
 mod nvme;

@@ -4,7 +4,7 @@ use guest::machines::Machine;
 use hostmem::Backing::{Anon4K, Hugetlb2M, Thp};
 
 use crate::{
-    dma, handover, limit, nvme, peer, platform, program, replug, semantics,
+    dma, handover, limit, many, nvme, peer, platform, program, replug, semantics,
     space::{Compatibility, Iommufd, Type1},
 };
 
@@ -131,6 +131,8 @@ const TESTS: &[(&str, Test)] = &[
     ("iommufd_goes_over_to_a_second_process", |_| {
         handover::to_a_second_process::<Iommufd>()
     }),
+    ("type1_merges_100000_areas", |_| many::merged()),
+    ("iommufd_maps_100000_areas", |_| many::all()),
     ("compatibility_pins_when_a_device_is_opened", |_| {
         semantics::pins_when_opened()
     }),
