@@ -41,6 +41,7 @@ mod replug;
 mod semantics;
 mod space;
 mod tests;
+mod tracking;
 
 /// The serial port that takes the results.
 const RESULTS: &str = "/dev/ttyS1";

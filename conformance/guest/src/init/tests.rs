@@ -6,6 +6,7 @@ use hostmem::Backing::{Anon4K, Hugetlb2M, Thp};
 use crate::{
     dma, handover, limit, many, nvme, peer, platform, program, replug, semantics,
     space::{Compatibility, Iommufd, Type1},
+    tracking,
 };
 
 /// A test: an error is why it failed.
@@ -131,10 +132,28 @@ const TESTS: &[(&str, Test)] = &[
     ("iommufd_goes_over_to_a_second_process", |_| {
         handover::to_a_second_process::<Iommufd>()
     }),
+    ("type1_cannot_tell_what_is_dirty", |_| {
+        tracking::blind::<Type1>()
+    }),
+    ("compatibility_cannot_tell_what_is_dirty", |_| {
+        tracking::blind::<Compatibility>()
+    }),
+    ("iommufd_cannot_tell_what_is_dirty", |_| {
+        tracking::blind::<Iommufd>()
+    }),
+    ("mocks_tell_what_is_dirty", |_| tracking::dirty()),
+    ("a_blind_mock_makes_everything_dirty", |_| {
+        tracking::one_is_blind()
+    }),
+    ("users_in_the_kernel_let_go", |_| tracking::users_let_go()),
+    ("queues_of_hardware_hold_on", |_| tracking::queues_hold_on()),
     ("type1_merges_100000_areas", |_| many::merged()),
     ("iommufd_maps_100000_areas", |_| many::all()),
     ("compatibility_pins_when_a_device_is_opened", |_| {
         semantics::pins_when_opened()
+    }),
+    ("iommufd_refuses_a_table_that_tells_what_is_dirty", |_| {
+        tracking::no_table()
     }),
     ("every_row_that_is_not_shown_is_in_the_table", |_| {
         semantics::names()
