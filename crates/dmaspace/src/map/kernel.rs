@@ -76,6 +76,8 @@ pub(super) fn vfio(address: &str) -> Result<KernelSide<ContainerMapper>, JobErro
     let mut space = Ioas::over_kernel(Type1::new(mapper, Some(GRANULE)));
     let attach_ns = attach(&mut space, Arc::clone(&group), &shown)?;
     let device = group.device(&shown.address).map_err(failed)?;
+    // Where iommufd plays the container, only an open device says what can be mapped.
+    space.refresh().map_err(failed)?;
     let info = space.backend().mapper().container().info();
     Ok(KernelSide {
         device: Opened::OfGroup(device),
