@@ -45,9 +45,10 @@ pub(crate) enum Command {
             known here can be made to do DMA: that is QEMU's `edu` (give it all address bits: \
             -device edu,dma_mask=0xffffffffffffffff), which copies samples. For others memory is \
             only mapped and unmapped, and the report says so.\n\n\
-            Exit status: 0 when all was right; 1 when a byte was wrong, a device faulted where \
-            it must not or did not where it must, or something broke; 2 when what was asked \
-            for cannot be had; 130 when interrupted. Whatever happens, nothing stays pinned.",
+            Exit status: 0 when nothing was found wrong; 1 when a byte was wrong, a device \
+            faulted where it must not or did not where it must, or something broke; 2 when what \
+            was asked for cannot be had; 130 when interrupted. Whatever happens, nothing stays \
+            pinned.",
         after_long_help = "Examples:\n  \
             dmaspace map\n  \
             dmaspace map --size 1G --backing hugetlb-2m --format amdv1\n  \
