@@ -1,39 +1,40 @@
 //! What devices have written to: merged over domains, at any granularity, over failures, by units
-//! that can tell and units that cannot.
-//!
-//! A device's write is a store into the leaf that it goes through, as the unit would do it: bits 8
-//! and 9 of VT-d's second-stage entries (Intel VT-d, section 9.8). The software unit sets none.
+//! that can tell and units that cannot. A device's write is DMA through the software unit, which marks
+//! the leaf.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
 
 use crate::common::*;
 use ioas::{
     Builder, DomainIds, Ioas, Ledger, Memory, Own, Synthetic, Tracking, UnmapError, WhenUnmapped,
 };
-use iommu::{AttachError, Capabilities, DeviceId, DomainId, Fault, FlushError, NodeId, Unit};
-use iopt::{
-    FormatId, HeapTables, Interruption, Invalidation, Pending, Prot, RefitError, Root, TableMemory,
+use iommu::{
+    AttachError, Capabilities, Config, DeviceId, DomainId, Fault, FlushError, NodeId, SoftwareUnit,
+    Unit,
 };
+use iopt::{FormatId, HeapTables, Interruption, Invalidation, Pending, Prot, RefitError, Root};
 use runs::Span;
 
 const AT: u64 = 0x4000_0000;
 
+type Software = SoftwareUnit<Arc<HeapTables>, Echo>;
+
 /// A unit that keeps dirty bits, or does not; that snoops, or does not; that is deaf at times.
 struct Tracker {
-    inner: Arc<dyn Unit>,
-    tells: bool,
-    snoops: bool,
+    inner: Software,
     deaf: AtomicBool,
     invalidated: AtomicU64,
 }
 
 impl Tracker {
     fn new(tables: &Arc<HeapTables>, tells: bool, snoops: bool) -> Arc<Self> {
+        let mut config = Config::default();
+        config.capabilities.dirty_tracking = tells;
+        config.capabilities.snoop_control = snoops;
         Arc::new(Self {
-            inner: unit(tables),
-            tells,
-            snoops,
+            inner: SoftwareUnit::with_config(tables.clone(), Echo, config),
             deaf: AtomicBool::new(false),
             invalidated: AtomicU64::new(0),
         })
@@ -42,10 +43,7 @@ impl Tracker {
 
 impl Unit for Tracker {
     fn capabilities(&self) -> Capabilities {
-        let mut capabilities = self.inner.capabilities();
-        capabilities.dirty_tracking = self.tells;
-        capabilities.snoop_control = self.snoops;
-        capabilities
+        self.inner.capabilities()
     }
 
     fn node(&self) -> Option<NodeId> {
@@ -83,6 +81,11 @@ impl Unit for Tracker {
     }
 }
 
+/// The device of the n-th unit.
+fn device(n: usize) -> DeviceId {
+    DeviceId::pci(0, n as u8, 0)
+}
+
 struct Bench {
     tables: Arc<HeapTables>,
     space: Ioas<Own<Arc<HeapTables>>>,
@@ -92,8 +95,12 @@ struct Bench {
 
 /// 8 MiB at [`AT`] in leaves of 2 MiB, for these devices, of which each has a unit of its own.
 fn bench(units: &[(bool, bool)]) -> Bench {
+    bench_of(FormatId::VtdSs, units)
+}
+
+fn bench_of(format: FormatId, units: &[(bool, bool)]) -> Bench {
     let tables = Arc::new(HeapTables::with_tables(256).unwrap());
-    let builder = Builder::new(tables.clone(), DomainIds::new(8), [FormatId::VtdSs]);
+    let builder = Builder::new(tables.clone(), DomainIds::new(8), [format]);
     let mut space = Ioas::with_builder(builder);
     let runs = [Span::new(0x10_0000_0000, 16 * MIB)];
     let memory = Memory::new(Arc::new(Synthetic::new(runs)), &Ledger::unlimited());
@@ -102,8 +109,7 @@ fn bench(units: &[(bool, bool)]) -> Bench {
     let mut trackers = Vec::new();
     for (n, (tells, snoops)) in units.iter().enumerate() {
         let unit = Tracker::new(&tables, *tells, *snoops);
-        let device = DeviceId::pci(0, n as u8, 0);
-        space.attach(unit.clone(), device).unwrap();
+        space.attach(unit.clone(), device(n)).unwrap();
         trackers.push(unit);
     }
     Bench {
@@ -115,23 +121,10 @@ fn bench(units: &[(bool, bool)]) -> Bench {
 }
 
 impl Bench {
-    /// A device of the n-th domain writes at `iova`.
-    fn write(&self, domain: usize, iova: u64) {
-        let (_, table) = self.space.domains().nth(domain).unwrap();
-        let root = table.root();
-        let mut address = root.address;
-        for level in (0..root.levels).rev() {
-            let index = iova >> (12 + 9 * level) & 511;
-            let cell = &self.tables.entries(address, 512)[index as usize];
-            let entry = cell.load(Ordering::Relaxed);
-            assert_ne!(entry & 3, 0, "{iova:#x} is not mapped");
-            if level == 0 || entry >> 7 & 1 == 1 {
-                assert_ne!(entry & 2, 0, "{iova:#x} must not be written to");
-                cell.fetch_or(3 << 8, Ordering::SeqCst);
-                return;
-            }
-            address = entry & 0x000f_ffff_ffff_f000;
-        }
+    /// The device of the n-th unit writes at `iova`.
+    fn write(&self, n: usize, iova: u64) {
+        let mut port = self.units[n].inner.port(device(n));
+        port.write(iova, &[0]).unwrap();
     }
 
     /// All that was written to since the last time, in pages of `page` bytes; and whether all units
@@ -171,7 +164,7 @@ fn what_devices_of_two_domains_write_is_merged() {
     assert_eq!(bench.leaf(), PAGE);
 
     bench.write(0, AT + 3 * PAGE);
-    bench.write(1, AT + 4 * PAGE + 77);
+    bench.write(1, AT + 4 * PAGE + 72);
     bench.write(0, AT + 600 * PAGE);
     bench.write(1, AT + 600 * PAGE);
     let before = bench.units[1].invalidated.load(Ordering::SeqCst);
@@ -189,6 +182,58 @@ fn what_devices_of_two_domains_write_is_merged() {
     bench.space.unmap_all(&mut ()).unwrap();
     bench.space.close().unwrap();
     assert_eq!(bench.tables.in_use(), 0);
+}
+
+#[test]
+fn every_format_that_keeps_it_tells_what_a_device_writes() {
+    for (format, _) in FORMATS {
+        let mut bench = bench_of(format, &[(true, false)]);
+        bench.space.track_dirty(SMALL).unwrap();
+        for round in 0..3 {
+            let written = [5 + round, 700, 1 + 512 * round];
+            let mut port = bench.units[0].inner.port(device(0));
+            for n in written {
+                // What was read first is cached as clean.
+                port.read(AT + n * PAGE, &mut [0; 2048]).unwrap();
+                port.write(AT + n * PAGE + 16, &[7; 8]).unwrap();
+                port.write(AT + n * PAGE + 512, &[7; 8]).unwrap();
+            }
+            let mut expected = written.map(|n| page(n, 1)).to_vec();
+            expected.sort_unstable();
+            assert_eq!(bench.harvest(PAGE), (expected, false), "{format}");
+        }
+        assert_eq!(bench.harvest(PAGE), (vec![], false), "{format}");
+        bench.space.close().unwrap();
+    }
+}
+
+#[test]
+fn nothing_that_a_device_writes_is_lost_between_harvests() {
+    let mut bench = bench(&[(true, false)]);
+    bench.space.track_dirty(SMALL).unwrap();
+    // The device counts in the first word of every page, and says up to which count it has come.
+    let (stop, passes) = (AtomicBool::new(false), AtomicU64::new(0));
+    let unit = bench.units[0].clone();
+    thread::scope(|scope| {
+        let writer = scope.spawn(|| {
+            let mut port = unit.inner.port(device(0));
+            while !stop.load(Ordering::Relaxed) {
+                for n in 0..64 {
+                    port.write(AT + n * PAGE, &[n]).unwrap();
+                }
+                passes.fetch_add(1, Ordering::Release);
+            }
+        });
+        for _ in 0..200 {
+            // A whole pass lies between the end of one harvest and the next: all of it is dirty.
+            let until = passes.load(Ordering::Acquire) + 2;
+            while passes.load(Ordering::Acquire) < until && !writer.is_finished() {
+                thread::yield_now();
+            }
+            assert_eq!(bench.harvest(PAGE), (vec![page(0, 64)], false));
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
 }
 
 #[test]

@@ -52,9 +52,17 @@
 //! A port that is created, or a device that is attached, after the flusher has collected the turns
 //! got the registry's lock after it, and so sees everything that the flusher had done.
 //!
+//! # Accessed and dirty bits
+//!
+//! A unit whose [`Capabilities::dirty_tracking`] is set marks entries as it walks, each by one
+//! compare-and-exchange (see [`iopt::walk`]); tables must be writable then. A cached translation of a
+//! clean leaf serves no write: the first one walks again and marks the leaf before a byte is written.
+//! A leaf that was cleaned in its table but not flushed is not marked again while it is cached, as by
+//! hardware.
+//!
 //! # What it is not
 //!
-//! It sets no accessed or dirty bits yet and knows no PASID; requests are user requests.
+//! It knows no PASID; requests are user requests.
 
 mod cache;
 mod faults;
@@ -228,7 +236,8 @@ impl<T, D> SoftwareUnit<T, D> {
     }
 
     /// All that a software unit can do: every format with every number of levels, 52 bits of
-    /// output addresses, snoop control, 32-bit domains. A configuration may offer less.
+    /// output addresses, snoop control, 32-bit domains. A configuration may offer less; or more, as
+    /// dirty tracking, which costs a second walk for each leaf that is written to.
     pub fn full_capabilities() -> Capabilities {
         full_capabilities()
     }
@@ -326,7 +335,11 @@ impl<T, D> Shared<T, D> {
         let sizes = capabilities
             .format(root.format)
             .map_or(PageSizes::NONE, |s| s.page_sizes);
+        let tracks = capabilities.dirty_tracking;
         Ok(Walker::new(root)
+            .with_hardware_accessed(tracks)
+            .with_hardware_dirty(tracks)
+            .with_updates(true)
             .with_input_bits(capabilities.input_bits)
             .with_output_bits(capabilities.output_bits)
             .with_page_sizes(sizes)

@@ -224,8 +224,10 @@ impl<T: WalkMemory, D: TargetMemory> Path<'_, T, D> {
             if let Some(held) = iotlb.find(Key { domain, iova, log2 }) {
                 self.tally.iotlb_hits.add(1);
                 // A translation that does not allow the access is walked again: the fault then
-                // names the entry.
-                if held.bits >> PROT_SHIFT & u64::from(access.needs().bits()) != 0 {
+                // names the entry. So is one of a clean leaf for the first write, which marks it.
+                let allowed = held.bits >> PROT_SHIFT & u64::from(access.needs().bits()) != 0;
+                let unmarked = access == Access::Write && held.bits & CLEAN != 0;
+                if allowed && !unmarked {
                     let offset = iova & ((1 << log2) - 1);
                     return Ok((held.address | offset, (1 << log2) - offset));
                 }
@@ -260,7 +262,8 @@ impl<T: WalkMemory, D: TargetMemory> Path<'_, T, D> {
         self.tally.table_reads.add(u64::from(reads));
         let found = found.map_err(FaultReason::Walk)?;
         let log2 = found.page.len.trailing_zeros();
-        let bits = u64::from(found.prot.bits()) << PROT_SHIFT | u64::from(found.level);
+        let clean = if found.clean { CLEAN } else { 0 };
+        let bits = clean | u64::from(found.prot.bits()) << PROT_SHIFT | u64::from(found.level);
         let held = Held {
             address: found.page.pa,
             bits,
@@ -290,6 +293,8 @@ impl<T, D> fmt::Debug for Port<T, D> {
 
 /// Where a cache entry's permissions begin, above its level.
 const PROT_SHIFT: u32 = 8;
+/// Of a leaf that the unit has still to mark as dirty.
+const CLEAN: u64 = 1 << 63;
 
 /// The unit's cache of upper levels, for one walk.
 struct Upper<'w> {

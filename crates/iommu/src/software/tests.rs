@@ -1,5 +1,6 @@
 //! The unit over tables that are written by hand, word by word.
 
+mod dirty;
 mod flush;
 mod stress;
 mod translate;
@@ -37,6 +38,20 @@ impl WalkMemory for Words {
             .get(address as usize / 8)
             .ok_or(BadAddress { address })?;
         Ok(word.load(Ordering::Acquire))
+    }
+
+    fn compare_exchange_u64(
+        &self,
+        address: u64,
+        old: u64,
+        new: u64,
+    ) -> Result<Result<(), u64>, BadAddress> {
+        let word = self
+            .0
+            .get(address as usize / 8)
+            .ok_or(BadAddress { address })?;
+        let done = word.compare_exchange(old, new, Ordering::AcqRel, Ordering::Acquire);
+        Ok(done.map(drop))
     }
 }
 
