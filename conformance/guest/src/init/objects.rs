@@ -1,48 +1,19 @@
 //! Memory that only a kernel pins, by its address or as a file.
 //!
-//! A kernel wants memory to stay where it is for as long as it is mapped. [`ProcessMemory::new`] is
-//! the promise, and the only `unsafe` of this program besides that which makes such memory.
+//! A kernel wants memory to stay where it is for as long as it is mapped: [`ProcessMemory::new`] is
+//! the promise.
 
 use std::{
     ops::ControlFlow,
     os::fd::{AsFd as _, BorrowedFd, OwnedFd},
     ptr,
-    sync::Arc,
 };
 
-use ioas::{Mapper, MemoryObject, PinFailed, Pinned, ProcessMemory, vfio::Registers};
+use ioas::{Mapper, MemoryObject, PinFailed, Pinned, ProcessMemory};
 use runs::Span;
 use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap_anonymous, mprotect};
 
 use crate::semantics::table::{BAD, MEMORY, PAGE, Raw, Surroundings};
-
-/// The registers of a device, which other devices may reach. The kernel charges nothing for them.
-#[derive(Debug)]
-pub(crate) struct Peer(pub(crate) Arc<Registers>);
-
-impl MemoryObject for Peer {
-    fn len(&self) -> u64 {
-        self.0.len()
-    }
-
-    fn charge(&self, _part: Span) -> u64 {
-        0
-    }
-
-    fn pin(
-        &self,
-        _part: Span,
-        _progress: &mut dyn FnMut(u64) -> ControlFlow<()>,
-    ) -> Result<Box<dyn Pinned>, PinFailed> {
-        Err(not_here())
-    }
-
-    fn in_process(&self) -> Option<ProcessMemory> {
-        // SAFETY: registers stay mapped until they are dropped, which this object prevents, and are
-        // accessed by volatile accesses only.
-        Some(unsafe { ProcessMemory::new(self.0.address()) })
-    }
-}
 
 /// A dma-buf over memory of a device.
 #[derive(Debug)]
@@ -58,6 +29,10 @@ impl MemoryObject for DmaBuf {
 
     fn charge(&self, _part: Span) -> u64 {
         0
+    }
+
+    fn is_mmio(&self) -> bool {
+        true
     }
 
     fn pin(

@@ -2,19 +2,19 @@
 
 use std::sync::Arc;
 
-use anyhow::ensure;
+use anyhow::{bail, ensure};
 use guest::machines::{IVSHMEM, IVSHMEM_BYTES};
 use hostmem::Backing;
-use ioas::{Errno, MapError, Memory, MemoryObject, PinFailed, Profile, vfio::Registers};
+use ioas::{Capability, Errno, MapError, Memory, PinFailed, Profile, vfio::Registers};
 use iopt::Prot;
 use runs::Span;
 
 use crate::{
     dma::{IOVA, memory, open},
     edu::{BUFFER, Edu},
-    objects::{DmaBuf, Peer},
+    objects::DmaBuf,
     pci,
-    space::{Interface, Iommufd, Space, Type1},
+    space::{Compatibility, Interface, Iommufd, Space, Type1},
 };
 
 /// The BAR that is memory.
@@ -67,16 +67,11 @@ fn peer<I: Interface>() -> anyhow::Result<(Space<I>, Arc<Registers>)> {
     Ok((peer, Arc::new(registers)))
 }
 
-/// Its memory as `object`, for the address space of `space`.
-fn memory_of<I: Interface>(space: &Space<I>, object: impl MemoryObject + 'static) -> Arc<Memory> {
-    Memory::new(Arc::new(object), &space.ledger)
-}
-
 /// Type 1 maps a BAR by the addresses at which this process has it.
 pub(crate) fn by_address() -> anyhow::Result<()> {
     let (_peer, registers) = peer::<Type1>()?;
     let (mut space, edu) = open::<Type1>()?;
-    let memory = memory_of(&space, Peer(registers.clone()));
+    let memory = Memory::new(registers.clone(), &space.ledger);
     space.map(PEER, &memory, Prot::RW)?;
     write(&mut space, &edu, &registers)?;
     let unmapped = space.unmap(Span::new(PEER, registers.len()))?;
@@ -84,20 +79,34 @@ pub(crate) fn by_address() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// iommufd does not, also where it plays a container.
-pub(crate) fn refused<I: Interface>() -> anyhow::Result<()> {
+/// What mapping the registers of the peer by their address gives.
+fn try_address<I: Interface>() -> anyhow::Result<Result<(), MapError>> {
     let (_peer, registers) = peer::<I>()?;
     let (mut space, _edu) = open::<I>()?;
-    let memory = memory_of(&space, Peer(registers));
-    match space.map(PEER, &memory, Prot::RW) {
+    let memory = Memory::new(registers, &space.ledger);
+    Ok(space.map(PEER, &memory, Prot::RW))
+}
+
+/// iommufd does not, where it plays a container.
+pub(crate) fn refused_by_the_kernel() -> anyhow::Result<()> {
+    match try_address::<Compatibility>()? {
         Err(error @ MapError::Pin(PinFailed::Refused(_))) => {
-            let errno = error.errno(Profile::Iommufd);
+            let errno = error.errno(Profile::Type1);
             ensure!(errno == Some(Errno::EFAULT), "its number is {errno:?}");
             Ok(())
         }
-        other => Err(anyhow::anyhow!(
-            "not refused for the memory's sake: {other:?}"
-        )),
+        other => bail!("not refused for the memory's sake: {other:?}"),
+    }
+}
+
+/// Of iommufd that is known, and said by name.
+pub(crate) fn refused_by_name() -> anyhow::Result<()> {
+    match try_address::<Iommufd>()? {
+        Err(MapError::Unsupported(refused)) => {
+            ensure!(refused.what == Capability::GivenRuns, "{refused}");
+            Ok(())
+        }
+        other => bail!("not refused by name: {other:?}"),
     }
 }
 
@@ -108,7 +117,7 @@ pub(crate) fn by_dma_buf() -> anyhow::Result<()> {
     let len = registers.len();
     let bar = peer.device()?.region(BAR)?;
     let file = peer.device()?.dma_buf(&bar, Span::new(0, len))?;
-    let memory = memory_of(&space, DmaBuf { file, len });
+    let memory = Memory::new(Arc::new(DmaBuf { file, len }), &space.ledger);
     space.map(PEER, &memory, Prot::RW)?;
     write(&mut space, &edu, &registers)?;
     let unmapped = space.unmap(Span::new(PEER, len))?;

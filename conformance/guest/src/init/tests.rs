@@ -101,10 +101,10 @@ const TESTS: &[(&str, Test)] = &[
     ("iommufd_identifies_nvme", |_| nvme::identify::<Iommufd>()),
     ("type1_reaches_another_device", |_| peer::by_address()),
     ("compatibility_refuses_another_device", |_| {
-        peer::refused::<Compatibility>()
+        peer::refused_by_the_kernel()
     }),
     ("iommufd_refuses_another_device_by_address", |_| {
-        peer::refused::<Iommufd>()
+        peer::refused_by_name()
     }),
     ("iommufd_reaches_another_device", |_| peer::by_dma_buf()),
     ("type1_finds_its_mappings_when_a_device_comes_back", |_| {
