@@ -23,6 +23,7 @@ use rustix::{
     system::{self, RebootCommand},
 };
 
+mod charges;
 mod dma;
 mod edu;
 mod handover;

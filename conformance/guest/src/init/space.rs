@@ -156,10 +156,19 @@ impl<I: Interface> Space<I> {
 
     /// The same, with an account of ours.
     pub(crate) fn with_ledger(device: pci::Device, ledger: Arc<Ledger>) -> anyhow::Result<Self> {
-        let file = I::file()?;
+        Self::new(I::file()?, None, device, ledger)
+    }
+
+    /// The same of a file that is open, in pieces that end at multiples of `granule` bytes.
+    pub(crate) fn new(
+        file: I::File,
+        granule: Option<u64>,
+        device: pci::Device,
+        ledger: Arc<Ledger>,
+    ) -> anyhow::Result<Self> {
         let mut space = Self {
             plugged: None,
-            ioas: Ioas::over_kernel(Kernel::new(I::mapper(&file)?, None)),
+            ioas: Ioas::over_kernel(Kernel::new(I::mapper(&file)?, granule)),
             ledger,
             file,
         };

@@ -4,7 +4,7 @@ use guest::machines::Machine;
 use hostmem::Backing::{Anon4K, Hugetlb2M, Thp};
 
 use crate::{
-    dma, handover, limit, many, nvme, peer, platform, program, replug, semantics,
+    charges, dma, handover, limit, many, nvme, peer, platform, program, replug, semantics,
     space::{Compatibility, Iommufd, Type1},
     tracking,
 };
@@ -107,6 +107,31 @@ const TESTS: &[(&str, Test)] = &[
         peer::refused_by_name()
     }),
     ("iommufd_reaches_another_device", |_| peer::by_dma_buf()),
+    ("type1_cuts_with_permission", |_| charges::cut::<Type1>()),
+    ("type1_undoes_what_meets_the_limit_in_the_middle", |_| {
+        charges::in_the_middle::<Type1>()
+    }),
+    ("compatibility_cuts_with_permission", |_| {
+        charges::cut::<Compatibility>()
+    }),
+    (
+        "compatibility_undoes_what_meets_the_limit_in_the_middle",
+        |_| charges::in_the_middle::<Compatibility>(),
+    ),
+    ("iommufd_cuts_with_permission", |_| {
+        charges::cut::<Iommufd>()
+    }),
+    ("iommufd_undoes_what_meets_the_limit_in_the_middle", |_| {
+        charges::in_the_middle::<Iommufd>()
+    }),
+    ("type1_charges_each_container", |_| {
+        charges::twice::<Type1>()
+    }),
+    ("compatibility_charges_each_container", |_| {
+        charges::twice::<Compatibility>()
+    }),
+    ("iommufd_charges_once", |_| charges::once()),
+    ("iommufd_counts_by_process", |_| charges::by_process()),
     ("type1_finds_its_mappings_when_a_device_comes_back", |_| {
         replug::comes_back::<Type1>(true)
     }),
