@@ -1,6 +1,7 @@
 //! Guest memory of vm-memory: a device and the virtual machine monitor see the same bytes.
 
 use std::fs::File;
+use std::ops::ControlFlow;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 
@@ -11,8 +12,8 @@ use iopt::Prot;
 use runs::Span;
 use vm_memory::mmap::MmapRegionBuilder;
 use vm_memory::{
-    Bytes, FileOffset, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestRegionMmap,
-    VolatileMemory,
+    Bytes, FileOffset, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion,
+    GuestRegionMmap, VolatileMemory,
 };
 
 use super::{HostTables, Ioas, MIB, alone, counted, runs_of, space};
@@ -151,6 +152,39 @@ fn a_region_of_a_file_is_told_to_kernels_by_its_offset() {
         let told = File::from(fd.try_clone_to_owned().unwrap());
         let inode = |file: &File| file.metadata().unwrap().ino();
         assert_eq!((inode(&told), offset), (inode(&file), at));
+    }
+}
+
+#[test]
+fn pages_of_all_regions_are_brought_in_until_somebody_stops() {
+    let guest = guest();
+    let pinner = Arc::new(Pinner::probe(2 << 20).unwrap());
+    let ram = GuestRam::new(&guest, &pinner, &Ledger::unlimited()).unwrap();
+    guest.write_obj(7u64, GuestAddress(HIGH)).unwrap();
+    let mut told = Vec::new();
+    let stopped = ram.populate(&mut |done| {
+        told.push(done);
+        ControlFlow::Break(())
+    });
+    assert!(
+        matches!(stopped, Err(GuestRamError::Interrupted { done }) if done == 4 * MIB),
+        "{stopped:?}"
+    );
+    ram.populate(&mut |done| {
+        told.push(done);
+        ControlFlow::Continue(())
+    })
+    .unwrap();
+    assert_eq!(told, [4 * MIB, 4 * MIB, 8 * MIB]);
+    assert_eq!(guest.read_obj::<u64>(GuestAddress(HIGH)).unwrap(), 7);
+    // All of it is there.
+    for region in guest.iter() {
+        let mut there = vec![0u8; region.len() as usize / PAGE as usize];
+        let start = region.get_mmap().as_ptr();
+        // SAFETY: the region is mapped, and there is a byte for each of its pages.
+        let result = unsafe { libc::mincore(start.cast(), region.size(), there.as_mut_ptr()) };
+        assert_eq!(result, 0);
+        assert!(there.iter().all(|page| page & 1 == 1));
     }
 }
 
