@@ -664,6 +664,36 @@ fn foreign_memory_is_pinned_where_it_is_and_its_owner_held() {
 }
 
 #[test]
+fn a_file_of_huge_pages_is_mapped_again_as_what_it_is() {
+    let _turn = turn();
+    let len = 4 * MIB;
+    let Some(Memory { mapping, .. }) = memory(Backing::Hugetlb2M, len) else {
+        return;
+    };
+    mapping.cells()[0].store(7, Ordering::Relaxed);
+    let fd = || mapping.fd().unwrap().try_clone_to_owned().unwrap();
+    // However few pages are left in the pool.
+    let again = Mapping::of_file(fd()).unwrap();
+    assert_eq!((again.backing(), again.len()), (Backing::Hugetlb2M, len));
+    assert_eq!(again.cells()[0].load(Ordering::Relaxed), 7);
+    let owner: Arc<Mapping> = Arc::new(again);
+    let start = |offset| NonNull::new((owner.address() + offset) as *mut u8).unwrap();
+    // SAFETY: the owner keeps it mapped, and lends it as atomic cells.
+    let foreign =
+        |offset, file| unsafe { Mapping::foreign(owner.clone(), start(offset), 2 * MIB, file) };
+    let second = foreign(2 * MIB, Some((fd(), 2 * MIB))).unwrap();
+    assert_eq!(
+        (second.backing(), second.file_offset()),
+        (Backing::Hugetlb2M, 2 * MIB)
+    );
+    let inside = foreign(PAGE, Some((fd(), PAGE)));
+    assert!(
+        matches!(inside, Err(MapError::Address { .. })),
+        "{inside:?}"
+    );
+}
+
+#[test]
 fn a_page_that_cannot_be_brought_in_is_named_whoever_meets_it() {
     let _turn = turn();
     // The file ends in the second chunk of 64 MiB.
