@@ -1,5 +1,8 @@
 //! Accessed and dirty bits, set as hardware sets them.
 
+use iopt::format::{ArmConfig, ArmGranule};
+use iopt::walk::WalkReason;
+
 use super::*;
 
 /// Bits of VT-d's second stage (Intel VT-d, section 9.8).
@@ -79,5 +82,122 @@ fn a_unit_that_cannot_tell_marks_nothing() {
     assert_eq!(port.counters().walks, 1);
     for (address, word) in [(0x1000, 0x2000), (0x2000, 0x3000), (0x3000, DATA)] {
         assert_eq!(entry(&words, address), word | RW);
+    }
+}
+
+const ARM: ArmConfig = ArmConfig {
+    granule: ArmGranule::K4,
+    input_bits: 39,
+    upper: false,
+};
+
+/// A format: tables that lead from 0x1000 on to a leaf at [`DATA`], and what that leaf is after a read
+/// and after a write.
+struct Kept {
+    format: FormatId,
+    tables: Vec<u64>,
+    leaf: u64,
+    read: u64,
+    written: u64,
+    /// A unit that does not mark the leaf refuses it.
+    needed: bool,
+}
+
+fn all_kept() -> [Kept; 5] {
+    // AMD: present, next level, readable and writable; Arm: table or page, AP or S2AP, DBM.
+    const AMD: u64 = 1 | 3 << 61;
+    const DBM: u64 = 1 << 51;
+    let riscv = |address: u64| address >> 12 << 10;
+    let page = riscv(DATA) | 0b1_0111;
+    let stage_1 = DATA | DBM | 0b11 << 6 | 0b11;
+    let stage_2 = DATA | DBM | 0b1 << 6 | 0b1111 << 2 | 0b11;
+    [
+        Kept {
+            format: FormatId::AmdV1,
+            tables: vec![0x2000 | 2 << 9 | AMD, 0x3000 | 1 << 9 | AMD],
+            leaf: DATA | AMD,
+            read: DATA | AMD | 1 << 5,
+            written: DATA | AMD | 0b11 << 5,
+            needed: false,
+        },
+        Kept {
+            format: FormatId::X86_64,
+            tables: vec![0x2000 | 7, 0x3000 | 7, 0x4000 | 7],
+            leaf: DATA | 7,
+            read: DATA | 7 | 1 << 5,
+            written: DATA | 7 | 0b11 << 5,
+            needed: false,
+        },
+        Kept {
+            format: FormatId::RiscV,
+            tables: vec![riscv(0x2000) | 1, riscv(0x3000) | 1],
+            leaf: page,
+            read: page | 1 << 6,
+            written: page | 0b11 << 6,
+            needed: true,
+        },
+        Kept {
+            format: FormatId::ArmStage1(ARM),
+            tables: vec![0x2000 | 0b11, 0x3000 | 0b11],
+            leaf: stage_1,
+            read: stage_1 | 1 << 10,
+            written: (stage_1 | 1 << 10) & !(1 << 7),
+            needed: true,
+        },
+        Kept {
+            format: FormatId::ArmStage2(ARM),
+            tables: vec![0x2000 | 0b11, 0x3000 | 0b11],
+            leaf: stage_2,
+            read: stage_2 | 1 << 10,
+            written: stage_2 | 1 << 10 | 1 << 7,
+            needed: true,
+        },
+    ]
+}
+
+#[test]
+fn every_format_keeps_it_in_its_own_way() {
+    for tracks in [true, false] {
+        for kept in all_kept() {
+            let format = kept.format;
+            let levels = kept.tables.len() as u8 + 1;
+            let mut config = quick();
+            config.capabilities.dirty_tracking = tracks;
+            config.capabilities = config.capabilities.with_format(FormatSupport {
+                format,
+                levels: 1 << levels,
+                page_sizes: PageSizes::from_bits(1 << 12),
+            });
+            let words = Words::new(32);
+            for (n, table) in (1..).zip(&kept.tables) {
+                words.set(n << 12, *table);
+            }
+            let place = u64::from(levels) << 12;
+            words.set(place, kept.leaf);
+            let unit = SoftwareUnit::with_config(words.clone(), data(4096), config);
+            let address = 0x1000;
+            let root = Root {
+                format,
+                address,
+                levels,
+            };
+            unit.attach(NIC, D1, root).unwrap();
+            let mut port = unit.port(NIC);
+            let found = read(&mut port, 8);
+            if kept.needed && !tracks {
+                let refused = matches!(
+                    found,
+                    Err(FaultReason::Walk(fault)) if fault.reason == WalkReason::AccessFlag
+                );
+                assert!(refused, "{format}: {found:?}");
+                continue;
+            }
+            assert_eq!(found, Ok(DATA + 8), "{format}");
+            let read = if tracks { kept.read } else { kept.leaf };
+            assert_eq!(entry(&words, place), read, "{format}");
+            port.write(8, &[1]).unwrap();
+            let written = if tracks { kept.written } else { kept.leaf };
+            assert_eq!(entry(&words, place), written, "{format}");
+        }
     }
 }
