@@ -36,14 +36,10 @@ impl<B: Backend> Ioas<B> {
             return Ok(Unmapped::default());
         }
         self.externals.let_go(range)?;
-        self.cut_around(range, interruption)?;
-        self.unmap_between(
-            range.start,
-            range.last(),
-            interruption,
-            &mut |_| (),
-            observer,
-        )
+        let cuts = self.cut_around(range, interruption)?;
+        let (first, last) = (range.start, range.last());
+        let unmapped = self.unmap_between(first, last, interruption, &mut |_| (), observer);
+        unmapped.inspect_err(|_| self.join_cuts(cuts))
     }
 
     /// Takes `range` out of the areas that cover it: unmapped and unpinned, exactly that, until it is
@@ -71,11 +67,12 @@ impl<B: Backend> Ioas<B> {
             return Err(UnmapError::Hole { range, at });
         }
         self.externals.let_go(range)?;
-        self.cut_around(range, interruption)?;
+        let cuts = self.cut_around(range, interruption)?;
         observed(observer, Step::EmptyTables, |_| {
             let (first, last) = (range.start, range.last());
-            self.backend
-                .empty(&self.areas, first, last, interruption, &mut |_| ())?;
+            let (areas, note) = (&self.areas, &mut |_| ());
+            let emptied = self.backend.empty(areas, first, last, interruption, note);
+            emptied.inspect_err(|_| self.join_cuts(cuts))?;
             let mut bytes = 0;
             let Ok(()) = self.areas.0.try_for_each_mut(first, last, |span, area| {
                 if !mem::replace(&mut area.out, true) {
@@ -173,8 +170,19 @@ impl<B: Backend> Ioas<B> {
         Some(at)
     }
 
-    /// Cuts tables and areas at both ends of `range`.
-    fn cut_around(&mut self, range: Span, interruption: Interruption) -> Result<(), UnmapError> {
+    /// Joins areas again that were cut, as far as both parts are there as they were.
+    fn join_cuts(&mut self, cuts: [Option<u64>; 2]) {
+        for at in cuts.into_iter().flatten() {
+            self.join_at(at);
+        }
+    }
+
+    /// Cuts tables and areas at both ends of `range`. Returns where areas were cut.
+    fn cut_around(
+        &mut self,
+        range: Span,
+        interruption: Interruption,
+    ) -> Result<[Option<u64>; 2], UnmapError> {
         // Behind the last byte of the address space nothing can be cut.
         let ends = [Some(range.start), range.last().checked_add(1)];
         let granule = self.backend.granule();
@@ -188,22 +196,22 @@ impl<B: Backend> Ioas<B> {
         for (at, _) in cuts.into_iter().flatten() {
             self.backend.cut(at, interruption)?;
         }
-        for (at, _) in cuts.into_iter().flatten() {
+        Ok(cuts.map(|cut| {
+            let (at, _) = cut?;
             let start = self.areas.0.at(at).map_or(at, |(area, _)| area.start);
             if start == at {
-                continue;
+                return None;
             }
-            if let Some((_, mut head)) = self.areas.0.remove(start) {
-                let tail = head.split_at(at);
-                let cut = self.areas.0.insert(head.range, head);
-                let cut = cut.and_then(|()| self.areas.0.insert(tail.range, tail));
-                debug_assert!(
-                    cut.is_ok(),
-                    "where one area was there is room for its pieces"
-                );
-            }
-        }
-        Ok(())
+            let (_, mut head) = self.areas.0.remove(start)?;
+            let tail = head.split_at(at);
+            let cut = self.areas.0.insert(head.range, head);
+            let cut = cut.and_then(|()| self.areas.0.insert(tail.range, tail));
+            debug_assert!(
+                cut.is_ok(),
+                "where one area was there is room for its pieces"
+            );
+            Some(at)
+        }))
     }
 
     /// After `range` was mapped in `area`: leaves as large as they can be, or, while dirty tracking
