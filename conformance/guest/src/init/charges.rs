@@ -19,18 +19,18 @@ use crate::{
 const MIB: u64 = 1 << 20;
 
 /// What a counter shows more than in the beginning.
-struct Count {
+pub(crate) struct Count {
     name: &'static str,
     before: u64,
 }
 
 impl Count {
-    fn new(name: &'static str) -> anyhow::Result<Self> {
+    pub(crate) fn new(name: &'static str) -> anyhow::Result<Self> {
         let before = counter(name)?;
         Ok(Self { name, before })
     }
 
-    fn is(&self, bytes: u64) -> anyhow::Result<()> {
+    pub(crate) fn is(&self, bytes: u64) -> anyhow::Result<()> {
         let found = counter(self.name)?.wrapping_sub(self.before);
         ensure!(
             found == bytes,

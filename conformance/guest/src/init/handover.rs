@@ -27,7 +27,7 @@ use anyhow::{Context as _, bail, ensure};
 use guest::machines::EDU;
 use hostmem::{Backing, Mapping};
 use ioas::{
-    Ioas, Kernel, Ledger,
+    Errno, Ioas, Kernel, KernelError, Ledger,
     iommufd::{self, BoundDevice, DevId, IoasId, Owner, SpaceMapper},
     vfio::{self, Container, ContainerMapper, Group},
 };
@@ -43,7 +43,7 @@ use crate::{
     edu::{BUFFER, Edu},
     limit::{counter, unprivileged},
     pci,
-    semantics::counter_of,
+    semantics::{counter_of, table::Column},
     space::{DeviceOf, Interface, Iommufd, Space, Type1, host_memory},
 };
 
@@ -178,6 +178,31 @@ fn first_process<I: HandedOver>() -> anyhow::Result<()> {
         0..4 => nth % words + half,
         _ => nth,
     })
+}
+
+/// What cannot be handed over stays as it is, and the device goes on: what the compatibility layer maps,
+/// and memory of iommufd that is no file.
+pub(crate) fn stays<I: Interface>() -> anyhow::Result<()> {
+    let mapping = memory(Backing::Anon4K, SIZE)?;
+    let mut space = Space::<I>::open(pci::Device(EDU))?;
+    space.map_host(IOVA, &mapping, Prot::RW)?;
+    let edu = Edu::new(space.device()?)?;
+    match space.ioas.give_up() {
+        Err(KernelError::NoSource) if I::COLUMN == Column::Iommufd => {}
+        Err(KernelError::Refused { errno, .. }) if errno == Errno::EINVAL.0 => {}
+        other => bail!("{other:?}"),
+    }
+    ensure!(space.ioas.backend().pieces().count() == 1, "given up");
+    ensure!(space.ledger.in_use() == SIZE, "not charged any more");
+    edu.read(IOVA, BUFFER)?;
+    edu.write(IOVA + BUFFER, BUFFER)?;
+    let words = BUFFER / 8;
+    check(mapping.cells(), |nth| {
+        if nth / words == 1 { nth - words } else { nth }
+    })?;
+    let unmapped = space.unmap(Span::new(IOVA, SIZE))?;
+    ensure!(unmapped == SIZE, "{unmapped:#x} bytes unmapped");
+    Ok(())
 }
 
 fn spans(pieces: &[Span]) -> Vec<(u64, u64)> {

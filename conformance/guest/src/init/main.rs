@@ -26,6 +26,7 @@ use rustix::{
 mod charges;
 mod dma;
 mod edu;
+mod faults;
 mod handover;
 mod limit;
 mod many;

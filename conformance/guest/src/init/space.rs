@@ -178,12 +178,19 @@ impl<I: Interface> Space<I> {
 
     /// Attaches the device and opens it.
     pub(crate) fn plug(&mut self, device: pci::Device) -> anyhow::Result<()> {
-        device.bind_to_vfio()?;
-        let attached = Arc::new(I::attachable(&self.file, device)?);
+        let attached = self.attachable(device)?;
         self.ioas.attach(attached.clone())?;
         let device = I::device(&attached, device)?;
+        // A container that iommufd plays learns only now what it can do.
+        self.ioas.refresh()?;
         self.plugged = Some(Plugged { device, attached });
         Ok(())
+    }
+
+    /// What of the device can be attached here.
+    pub(crate) fn attachable(&self, device: pci::Device) -> anyhow::Result<Arc<DeviceOf<I>>> {
+        device.bind_to_vfio()?;
+        Ok(Arc::new(I::attachable(&self.file, device)?))
     }
 
     /// Closes the device and detaches it.

@@ -4,7 +4,7 @@ use guest::machines::Machine;
 use hostmem::Backing::{Anon4K, Hugetlb2M, Thp};
 
 use crate::{
-    charges, dma, handover, limit, many, nvme, peer, platform, program, replug, semantics,
+    charges, dma, faults, handover, limit, many, nvme, peer, platform, program, replug, semantics,
     space::{Compatibility, Iommufd, Type1},
     tracking,
 };
@@ -172,6 +172,18 @@ const TESTS: &[(&str, Test)] = &[
     }),
     ("users_in_the_kernel_let_go", |_| tracking::users_let_go()),
     ("queues_of_hardware_hold_on", |_| tracking::queues_hold_on()),
+    ("compatibility_is_not_handed_over", |_| {
+        handover::stays::<Compatibility>()
+    }),
+    ("iommufd_hands_over_files_only", |_| {
+        handover::stays::<Iommufd>()
+    }),
+    ("compatibility_is_as_before_when_a_step_fails", |_| {
+        faults::everywhere::<Compatibility>()
+    }),
+    ("iommufd_is_as_before_when_a_step_fails", |_| {
+        faults::everywhere::<Iommufd>()
+    }),
     ("type1_merges_100000_areas", |_| many::merged()),
     ("iommufd_maps_100000_areas", |_| many::all()),
     ("compatibility_pins_when_a_device_is_opened", |_| {
