@@ -36,6 +36,7 @@ const IOMMU: &str = "dmaspace-iommu";
 const BALLOON: &str = "dmaspace-virtio-balloon";
 const IOAS: &str = "dmaspace-ioas";
 const LIBRARY: &str = "dmaspace";
+const QTEST: &str = "dmaspace-qtest";
 const CONFORMANCE: &str = "dmaspace-conformance";
 
 const fn rule(name: &'static str, place: Place, may_use: &'static [&'static str]) -> Rule {
@@ -66,7 +67,7 @@ const HOUSE: &[Rule] = &[
     // What these two need of the crates below, the library re-exports.
     rule("dmaspace-cli", Place::Floor(5), &[LIBRARY]),
     rule("dmaspace-capi", Place::Floor(5), &[LIBRARY]),
-    rule("qtest", Place::Alone, &[]),
+    rule(QTEST, Place::Alone, &[]),
     rule(CONFORMANCE, Place::Beside, &[]),
     rule("dmaspace-guest", Place::Beside, &[CONFORMANCE]),
     rule("dmaspace-peers", Place::Beside, &[CONFORMANCE]),
@@ -297,18 +298,18 @@ mod tests {
 
     #[test]
     fn qtest_knows_nothing_of_the_house_and_serves_tests_only() {
-        assert_eq!(one("qtest", uses(RUNS)).len(), 1);
-        assert_eq!(one("qtest", tests_with(RUNS)).len(), 1);
-        assert_eq!(one(IOMMU, uses("qtest")).len(), 1);
-        assert_eq!(one(IOMMU, tests_with("qtest")), Vec::<String>::new());
-        assert_eq!(one(CONFORMANCE, uses("qtest")), Vec::<String>::new());
+        assert_eq!(one(QTEST, uses(RUNS)).len(), 1);
+        assert_eq!(one(QTEST, tests_with(RUNS)).len(), 1);
+        assert_eq!(one(IOMMU, uses(QTEST)).len(), 1);
+        assert_eq!(one(IOMMU, tests_with(QTEST)), Vec::<String>::new());
+        assert_eq!(one(CONFORMANCE, uses(QTEST)), Vec::<String>::new());
     }
 
     #[test]
     fn a_namesake_from_a_registry_fails() {
         let foreign = Edge {
             local: false,
-            ..uses("qtest")
+            ..uses(QTEST)
         };
         assert_eq!(one(CONFORMANCE, foreign).len(), 1);
     }
