@@ -3,7 +3,7 @@
 use core::fmt;
 use core::time::Duration;
 
-use iopt::{FormatId, Root};
+use iopt::{FormatId, NoTables, Root};
 use runs::Span;
 
 use crate::unit::{DeviceId, DomainId};
@@ -70,6 +70,34 @@ pub enum AttachError {
         /// How long the unit has waited.
         waited: Duration,
     },
+    /// The device is not one of those behind this unit, by its segment.
+    Elsewhere {
+        /// The device.
+        device: DeviceId,
+        /// The unit's segment.
+        segment: u16,
+    },
+    /// The unit keeps this domain for itself (VT-d's caching mode).
+    ReservedDomain {
+        /// The domain.
+        domain: DomainId,
+    },
+    /// There is no memory for the structures in which the unit looks the device up.
+    Memory {
+        /// The device.
+        device: DeviceId,
+        /// Why not.
+        cause: NoTables,
+    },
+    /// The unit has not done what it was told.
+    ///
+    /// The device has no translation, but counts as attached until a `detach` succeeds.
+    Unit {
+        /// The device.
+        device: DeviceId,
+        /// What went wrong.
+        cause: UnitError,
+    },
 }
 
 impl fmt::Display for AttachError {
@@ -120,6 +148,14 @@ impl fmt::Display for AttachError {
                 asked.format,
                 asked.levels
             ),
+            Self::Elsewhere { device, segment } => {
+                write!(f, "{device} is not in the unit's segment {segment:04x}")
+            }
+            Self::ReservedDomain { domain } => {
+                write!(f, "the unit keeps domain {domain} for itself")
+            }
+            Self::Memory { device, cause } => write!(f, "{device}: {cause}"),
+            Self::Unit { device, cause } => write!(f, "{device}: {cause}"),
             Self::TimedOut {
                 device,
                 busy,
@@ -164,6 +200,13 @@ pub enum FlushError {
         /// Why not.
         cause: AttachError,
     },
+    /// The unit has not done what it was told.
+    Unit {
+        /// The domain.
+        domain: DomainId,
+        /// What went wrong.
+        cause: UnitError,
+    },
 }
 
 impl fmt::Display for FlushError {
@@ -175,6 +218,7 @@ impl fmt::Display for FlushError {
                 waited.as_millis()
             ),
             Self::Root { domain, cause } => write!(f, "the new root of domain {domain}: {cause}"),
+            Self::Unit { domain, cause } => write!(f, "flush of domain {domain}: {cause}"),
             Self::TimedOut {
                 domain,
                 device,
@@ -191,3 +235,70 @@ impl fmt::Display for FlushError {
 }
 
 impl core::error::Error for FlushError {}
+
+/// What went wrong between a driver and its unit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum UnitError {
+    /// The unit has not answered.
+    TimedOut {
+        /// What the driver waited for, in the specification's names.
+        awaited: &'static str,
+        /// How often it has called [`Registers::wait`](crate::Registers::wait).
+        rounds: u32,
+    },
+    /// The unit has not taken earlier commands from its queue, and there is no room for more.
+    QueueFull {
+        /// Places needed.
+        needed: u32,
+        /// Places free.
+        free: u32,
+    },
+    /// The unit has stopped at a command, or has lost one. All commands that were under way are to
+    /// be repeated.
+    Command {
+        /// The error, in the specification's name.
+        error: &'static str,
+        /// The first two words of the command at which the queue stood.
+        command: [u64; 2],
+        /// What the unit says about the cause, as it stands in its register; 0 where it says nothing.
+        record: u64,
+    },
+    /// The unit has refused a command that was given through registers.
+    Refused {
+        /// The register.
+        register: &'static str,
+        /// What it holds.
+        value: u64,
+    },
+}
+
+impl fmt::Display for UnitError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::TimedOut { awaited, rounds } => {
+                write!(f, "the unit has not come to {awaited} in {rounds} rounds")
+            }
+            Self::QueueFull { needed, free } => write!(
+                f,
+                "the unit does not take commands: {needed} places needed, {free} free"
+            ),
+            Self::Command {
+                error,
+                command: [low, high],
+                record,
+            } => write!(
+                f,
+                "the unit reports {error} at the command {low:#x} {high:#x} (record {record:#x})"
+            ),
+            Self::Refused { register, value } => {
+                write!(
+                    f,
+                    "the unit has refused a command: {register} is {value:#x}"
+                )
+            }
+        }
+    }
+}
+
+impl core::error::Error for UnitError {}

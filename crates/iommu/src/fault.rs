@@ -39,6 +39,13 @@ pub enum FaultReason {
         /// Its length in bytes.
         len: u64,
     },
+    /// A unit of hardware says why; `iova` is the address of the page.
+    Reported {
+        /// The unit's code.
+        code: u16,
+        /// What its specification says about it.
+        meaning: &'static str,
+    },
 }
 
 impl fmt::Display for Fault {
@@ -60,6 +67,9 @@ impl fmt::Display for Fault {
             FaultReason::Target(bad) => write!(f, "{access} of {iova:#x}: {bad}"),
             FaultReason::Misaligned => {
                 write!(f, "{access} of {iova:#x}: not a multiple of 8 bytes")
+            }
+            FaultReason::Reported { code, meaning } => {
+                write!(f, "{access} of {iova:#x}: {meaning} (reason {code:#x})")
             }
             FaultReason::WrapsAround { len } => {
                 write!(

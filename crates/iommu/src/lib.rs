@@ -1,8 +1,12 @@
-//! IOMMU units: the seam that they share, and one in software.
+//! IOMMU units: the seam that they share, drivers of hardware, and one in software.
 //!
 //! A [`Unit`] walks page tables for devices. The seam is small: [attach](Unit::attach) a device to
 //! a table's [`Root`](iopt::Root), [invalidate](Unit::invalidate) what a gather collected,
 //! [drain](Unit::drain_faults) the faults. It is object-safe, allocates nothing and is `no_std`.
+//!
+//! Drivers are `no_std` and allocate nothing of their own: each works over its unit's [`Registers`] and
+//! over [table memory](iopt::TableMemory) for the structures and queues that the unit reads.
+//! [`vtd`] drives Intel VT-d.
 //!
 //! With the feature `std` there is the `SoftwareUnit`: it reads tables as a device's IOMMU does,
 //! with the walker of [`iopt::walk`], caches as hardware does (and so shows what was not flushed),
@@ -56,19 +60,23 @@
 mod capabilities;
 mod error;
 mod fault;
+mod registers;
 #[cfg(feature = "std")]
 mod run_map;
 #[cfg(feature = "std")]
 pub mod software;
 mod target;
 mod unit;
+pub mod vtd;
 
 pub use capabilities::{Capabilities, FormatSupport};
-pub use error::{AttachError, FlushError};
+pub use error::{AttachError, FlushError, UnitError};
 pub use fault::{Fault, FaultReason};
+pub use registers::Registers;
 #[cfg(feature = "std")]
 pub use run_map::{MemoryOverlap, RunMap};
 #[cfg(feature = "std")]
 pub use software::{Aborted, CacheShape, Config, Counters, FlushCounters, Port, SoftwareUnit};
 pub use target::{BadTarget, TargetMemory};
 pub use unit::{DeviceId, DomainId, NodeId, Unit};
+pub use vtd::Vtd;

@@ -54,8 +54,9 @@ pub trait Unit: Send + Sync {
     /// come; when it was the last of its domain, nothing of the domain is cached any more and the
     /// domain's number and tables may be used for something else.
     ///
-    /// After [`AttachError::TimedOut`] the device has no translation, but an access may still be
-    /// under way: the device counts as attached until a second `detach` succeeds.
+    /// After [`AttachError::TimedOut`] or [`AttachError::Unit`] the device has no translation, but an
+    /// access may still be under way: the device counts as attached until a second `detach`
+    /// succeeds.
     fn detach(&self, device: DeviceId) -> Result<(), AttachError>;
 
     /// Forgets what `what` names in `domain`: translations that overlap its ranges and come from
@@ -73,7 +74,8 @@ pub trait Unit: Send + Sync {
     fn invalidate_domain(&self, domain: DomainId) -> Result<(), FlushError>;
 
     /// Hands the recorded faults to `sink`, oldest first, and returns how many were lost since the
-    /// last call because there was no room for them.
+    /// last call because there was no room for them: at least so many, where a unit notes only that
+    /// it has lost some.
     fn drain_faults(&self, sink: &mut dyn FnMut(Fault)) -> u64;
 }
 

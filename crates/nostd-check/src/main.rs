@@ -54,7 +54,8 @@ fn check() -> Result<(), i32> {
     runs_of_a_bitmap()?;
     histogram()?;
     tables::every_format()?;
-    tables::what_a_unit_accepts()
+    tables::what_a_unit_accepts()?;
+    tables::a_driver()
 }
 
 /// Steps 1 and 2: of three folios, the first two are neighbours.

@@ -3,7 +3,8 @@
 use core::hint::black_box;
 use core::sync::atomic::AtomicU64;
 
-use iommu::{AttachError, Capabilities, DeviceId, FormatSupport};
+use iommu::vtd::{Config, ProbeError};
+use iommu::{AttachError, Capabilities, DeviceId, DomainId, FormatSupport, Registers, Unit, Vtd};
 use iopt::walk::{Access, Walker};
 use iopt::{AnyTable, Arena, AtomicMeta, FormatId, Gather, Prot, Root, TableMemory};
 use runs::{PageSizes, Run, Span};
@@ -76,4 +77,42 @@ pub(crate) fn what_a_unit_accepts() -> Result<(), i32> {
         matches!(refused, Err(AttachError::Levels { levels: 3, .. })),
     )?;
     require(10, DeviceId::pci(0, 5, 0) == DeviceId(0x28))
+}
+
+/// Registers that nobody drives.
+struct Nobody;
+
+impl Registers for Nobody {
+    fn read32(&self, _offset: usize) -> u32 {
+        black_box(u32::MAX)
+    }
+    fn write32(&self, _offset: usize, _value: u32) {}
+    fn read64(&self, _offset: usize) -> u64 {
+        black_box(u64::MAX)
+    }
+    fn write64(&self, _offset: usize, _value: u64) {}
+    fn wait(&self, _round: u32) -> bool {
+        false
+    }
+}
+
+/// Step 11: a driver over static memory finds no unit. All of it is linked.
+pub(crate) fn a_driver() -> Result<(), i32> {
+    let arena: Arena<_> = Arena::new((&CELLS.0[..], &METAS[..]), 1 << 40).map_err(|_| 11)?;
+    let root = Root {
+        format: FormatId::VtdSs,
+        address: 0x1000,
+        levels: 4,
+    };
+    match Vtd::new(Nobody, &arena, Config::default()) {
+        Ok(unit) => {
+            let unit: &dyn Unit = &unit;
+            let attached = unit.attach(DeviceId(0), DomainId(1), root);
+            require(
+                11,
+                attached.is_ok() && unit.invalidate_domain(DomainId(1)).is_ok(),
+            )
+        }
+        Err(refused) => require(11, matches!(refused, ProbeError::NoUnit { .. })),
+    }
 }

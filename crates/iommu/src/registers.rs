@@ -1,0 +1,80 @@
+//! The registers of a unit, as its driver reaches them.
+//!
+//! A driver owns two seams. Registers are this one. Memory that the unit reads (its structures and
+//! queues) is [`iopt::TableMemory`], the seam of page tables: zeroed pages, aligned to their size,
+//! with an address that the unit understands, and [`written`](iopt::TableMemory::written) for units
+//! that read past the processor's caches ([`iopt::observe::NonCoherent`]). So the two can share one
+//! arena.
+//!
+//! Whatever a driver waits for, it looks, calls [`wait`](Registers::wait), and looks again. How long
+//! that goes on is decided there, where there is a clock; a driver never waits without that bound.
+
+use crate::error::UnitError;
+
+/// The registers of one unit, by byte offset from the first.
+///
+/// An access is one access of that width, in program order with all others. A write comes after
+/// everything that this thread has stored to memory before, as the unit sees it; what this thread
+/// reads from memory after a read of a register is at least as new as the register's value. On x86
+/// volatile accesses to uncached memory are enough; Arm and RISC-V need a barrier.
+///
+/// Offsets are multiples of the width, and partly come from the unit's own registers: one that lies
+/// outside reads as all ones, and a write to it does nothing.
+pub trait Registers {
+    /// Reads 32 bits.
+    fn read32(&self, offset: usize) -> u32;
+    /// Writes 32 bits.
+    fn write32(&self, offset: usize, value: u32);
+    /// Reads 64 bits.
+    fn read64(&self, offset: usize) -> u64;
+    /// Writes 64 bits.
+    fn write64(&self, offset: usize, value: u64);
+
+    /// Called when the unit has not answered yet, with the number of times so far, from 0 on. False
+    /// ends the wait: the driver looks once more and gives up with a named error.
+    ///
+    /// A good implementation spins in the first rounds, then looks at a clock, and returns false
+    /// after a time that the unit's manual allows (a second is usual).
+    fn wait(&self, round: u32) -> bool;
+}
+
+impl<R: Registers + ?Sized> Registers for &R {
+    fn read32(&self, offset: usize) -> u32 {
+        (**self).read32(offset)
+    }
+    fn write32(&self, offset: usize, value: u32) {
+        (**self).write32(offset, value);
+    }
+    fn read64(&self, offset: usize) -> u64 {
+        (**self).read64(offset)
+    }
+    fn write64(&self, offset: usize, value: u64) {
+        (**self).write64(offset, value);
+    }
+    fn wait(&self, round: u32) -> bool {
+        (**self).wait(round)
+    }
+}
+
+/// Waits until `done`; `awaited` names that in the error.
+pub(crate) fn wait_until<R: Registers + ?Sized>(
+    registers: &R,
+    awaited: &'static str,
+    mut done: impl FnMut() -> Result<bool, UnitError>,
+) -> Result<(), UnitError> {
+    let mut round = 0;
+    loop {
+        if done()? {
+            return Ok(());
+        }
+        let rounds = round;
+        if !registers.wait(round) || round == u32::MAX {
+            // The time may have passed elsewhere, for instance while this thread was not running.
+            return match done()? {
+                true => Ok(()),
+                false => Err(UnitError::TimedOut { awaited, rounds }),
+            };
+        }
+        round += 1;
+    }
+}

@@ -1,0 +1,87 @@
+//! What a unit is told at the start, and why it may be refused.
+
+use core::fmt;
+
+use iopt::NoTables;
+
+use crate::unit::NodeId;
+
+/// How a unit works, and so which tables it walks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Mode {
+    /// Legacy mode: second-stage tables, [`FormatId::VtdSs`](iopt::FormatId::VtdSs).
+    #[default]
+    Legacy,
+    /// Scalable mode with second-stage tables, [`FormatId::VtdSs`](iopt::FormatId::VtdSs).
+    ScalableSecond,
+    /// Scalable mode with first-stage tables, [`FormatId::X86_64`](iopt::FormatId::X86_64): the unit sets accessed and dirty
+    /// bits.
+    ScalableFirst,
+}
+
+/// What the registers do not say.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// The mode.
+    pub mode: Mode,
+    /// The PCI segment of the devices (DMAR table, DRHD structure: Segment Number).
+    pub segment: u16,
+    /// Bits of host addresses (DMAR table: Host Address Width + 1), at most 52.
+    pub host_bits: u32,
+    /// The memory node (DMAR table, RHSA structure), if it is known.
+    pub node: Option<NodeId>,
+}
+
+impl Default for Config {
+    /// Legacy mode, segment 0, 48 bits, no node.
+    fn default() -> Self {
+        Self {
+            mode: Mode::Legacy,
+            segment: 0,
+            host_bits: 48,
+            node: None,
+        }
+    }
+}
+
+/// Why a unit cannot be driven.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ProbeError {
+    /// Nothing answers at these registers.
+    NoUnit {
+        /// The version register.
+        version: u32,
+        /// The capability register.
+        cap: u64,
+    },
+    /// The unit does not offer the mode, or no table that is known.
+    Mode {
+        /// The mode.
+        mode: Mode,
+        /// The capability register.
+        cap: u64,
+        /// The extended capability register.
+        ecap: u64,
+    },
+    /// There is no memory for root table and queue.
+    Memory(NoTables),
+}
+
+impl fmt::Display for ProbeError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoUnit { version, cap } => write!(
+                f,
+                "no VT-d unit answers: version {version:#x}, capabilities {cap:#x}"
+            ),
+            Self::Mode { mode, cap, ecap } => write!(
+                f,
+                "the unit does not offer {mode:?}: capabilities {cap:#x}, extended {ecap:#x}"
+            ),
+            Self::Memory(cause) => cause.fmt(f),
+        }
+    }
+}
+
+impl core::error::Error for ProbeError {}

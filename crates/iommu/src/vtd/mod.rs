@@ -1,0 +1,481 @@
+//! Intel VT-d.
+//!
+//! Intel Virtualization Technology for Directed I/O, architecture specification (D51397), revision
+//! 4.0 and later; sections are named by their titles where their numbers have changed between
+//! revisions. [`Vtd`] drives one unit (one remapping hardware unit of the DMAR table) over
+//! [`Registers`] and over table memory for what the unit reads.
+//!
+//! # Modes
+//!
+//! A unit works in one [`Mode`]: legacy, with second-stage tables; or scalable, where requests without a
+//! PASID go through second-stage or through first-stage tables. The offered format follows from it.
+//! PASIDs of devices, nested and pass-through translation, device TLBs, page requests and interrupt
+//! remapping are not driven: devices that ask for translations (ATS) are refused them.
+//!
+//! # Orders
+//!
+//! **Enable** (sections "Global Command Register", "Root Table Address Register", and 6.2 on caching):
+//! a queue that somebody else has left is emptied and switched off; our queue is switched on; stores
+//! are flushed out of write buffers; the root table's address is written, then taken over by SRTP;
+//! context cache, PASID cache and IOTLB are invalidated, in this order, as a whole; translation is
+//! switched on; protected memory regions are switched off last, since until then they are what
+//! protects. Translation that was on already stays on all the time. Each step waits for its status.
+//!
+//! **Attach**: the tables that lead to the entry, from the last to the first, then the entry, P last
+//! (`structures.rs` has the order of stores). Nothing is cached of an entry that was not present, but
+//! in caching mode: there the context cache (in domain 0, where such entries are kept), the PASID cache
+//! and the domain's translations are invalidated (section 6.1 "Caching Mode").
+//!
+//! **Detach**: P is cleared, then the context entry (in scalable mode the PASID entry) and the domain's
+//! translations are invalidated in this order, each cache after the one that it is filled from (section
+//! 6.5 "Invalidation of Translation Caches"), with all reads and writes drained; then the entry is
+//! emptied. Units without draining (CAP.DRD, CAP.DWD) let requests that they have translated go on.
+//!
+//! **Invalidate**: `command.rs` says which commands; one wait at the end of all. The hint IH ("leaves
+//! only") is given when no tables were unlinked, and never in caching mode, where a new table may
+//! stand where the unit remembers none.
+//!
+//! **Mapping** needs stores only, but in caching mode or with write buffers (RWBF): both are reported
+//! as [`caches_not_present`](Capabilities::caches_not_present).
+//!
+//! **Faults**: `faults.rs`. A record names a page, and no domain.
+//!
+//! # Locks and bounds
+//!
+//! One spinning lock covers structures and commands: attach, detach and flushes take turns. Each holds
+//! it for at most a few [bounded](Registers::wait) waits.
+
+mod command;
+mod config;
+mod faults;
+mod offer;
+mod queue;
+mod structures;
+#[cfg(test)]
+mod tests;
+
+use iopt::{Chain, Invalidation, NoTables, Root, TableMemory};
+use runs::Span;
+use spin::Mutex;
+
+use crate::capabilities::Capabilities;
+use crate::error::{AttachError, FlushError, UnitError};
+use crate::fault::Fault;
+use crate::registers::{Registers, wait_until};
+use crate::unit::{DeviceId, DomainId, NodeId, Unit};
+
+use command::Command;
+use offer::{
+    GSTS, IQH, IQT, Offer, PMEN, PROTECT, PROTECTED, QUEUE, RTADDR, SCALABLE, SET_ROOT, TRANSLATION,
+};
+use queue::{Channel, Queue};
+use structures::{Entry, Structures, page};
+
+pub use command::MOST_PAGE_COMMANDS;
+pub use config::{Config, Mode, ProbeError};
+pub use queue::CommandCounters;
+
+/// One VT-d unit, over its registers `R` and memory `M` for root table, context tables and queue.
+///
+/// `M` gives pages of 4 KiB with 64-bit cells, at addresses below the unit's `host_bits`. For units
+/// without [coherent walks](Capabilities::coherent_walks) it must write lines back
+/// ([`iopt::observe::NonCoherent`]), as the memory of the page tables must.
+///
+/// Dropping it changes nothing: the unit goes on, and its memory stays taken. See
+/// [`tear_down`](Self::tear_down).
+#[derive(Debug)]
+pub struct Vtd<R, M> {
+    registers: R,
+    memory: M,
+    config: Config,
+    offer: Offer,
+    capabilities: Capabilities,
+    inner: Mutex<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    structures: Structures,
+    channel: Channel,
+}
+
+/// Where message-signalled interrupts are written: never translated (section 3.14 "Handling Requests
+/// to Interrupt Address Range").
+const INTERRUPTS: Span = Span::new(0xfee0_0000, 1 << 20);
+
+impl<R: Registers, M: TableMemory> Vtd<R, M> {
+    /// Looks what the unit can do, and takes memory for it. The unit is not changed yet; devices can
+    /// be attached before it is [enabled](Self::enable).
+    pub fn new(registers: R, memory: M, config: Config) -> Result<Self, ProbeError> {
+        const {
+            assert!(
+                <M::Cell as iopt::Cell>::BYTES == 8,
+                "structures have 64-bit words"
+            );
+        }
+        let offer = Offer::read(&registers)?;
+        let capabilities = offer.capabilities(config.mode, config.host_bits)?;
+        let structures = Structures::new(&memory, config.mode).map_err(ProbeError::Memory)?;
+        let mut taken = Chain::empty();
+        taken.push(&memory, structures.root);
+        let mut take = || {
+            let page = page(&memory)?;
+            taken.push(&memory, page);
+            Ok(page)
+        };
+        let queue = if offer.queue() {
+            let wide = config.mode != Mode::Legacy;
+            let pages = take().and_then(|first| Ok((first, take()?)));
+            match pages {
+                Ok((descriptors, status)) => Some(Queue::new(descriptors, status, wide)),
+                Err(cause) => {
+                    memory.reclaim(taken);
+                    return Err(ProbeError::Memory(cause));
+                }
+            }
+        } else {
+            None
+        };
+        let channel = Channel {
+            queue,
+            open: false,
+            counters: CommandCounters::default(),
+        };
+        Ok(Self {
+            registers,
+            memory,
+            config,
+            offer,
+            capabilities,
+            inner: Mutex::new(Inner {
+                structures,
+                channel,
+            }),
+        })
+    }
+
+    /// Has the unit translate. From now on a device that is not attached faults.
+    ///
+    /// After an error translation may be on or off; it can be called again.
+    pub fn enable(&self) -> Result<(), UnitError> {
+        let registers = &self.registers;
+        let Inner {
+            structures,
+            channel,
+        } = &mut *self.inner.lock();
+        self.close_queue()?;
+        if let Some(queue) = &mut channel.queue {
+            queue.set_up(registers)?;
+        }
+        channel.open = true;
+        queue::flush_writes(registers, self.offer)?;
+        let mode = match self.config.mode {
+            Mode::Legacy => 0,
+            Mode::ScalableSecond | Mode::ScalableFirst => SCALABLE,
+        };
+        registers.write64(RTADDR, structures.root | mode);
+        queue::command(registers, SET_ROOT, true, "GSTS.RTPS = 1")?;
+        let all = [
+            Some(Command::AllContexts),
+            self.all_pasids(),
+            Some(Command::All),
+        ];
+        self.issue(channel, all.into_iter().flatten())?;
+        queue::command(registers, TRANSLATION, true, "GSTS.TES = 1")?;
+        if self.offer.protected_memory() {
+            registers.write32(PMEN, registers.read32(PMEN) & !PROTECT);
+            wait_until(registers, "PMEN.PRS = 0", || {
+                Ok(registers.read32(PMEN) & PROTECTED == 0)
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Has the unit stop translating: devices reach all of memory again, at the addresses that they
+    /// name.
+    pub fn disable(&self) -> Result<(), UnitError> {
+        let channel = &mut self.inner.lock().channel;
+        queue::command(&self.registers, TRANSLATION, false, "GSTS.TES = 0")?;
+        self.close_queue()?;
+        channel.open = false;
+        Ok(())
+    }
+
+    /// [Disables](Self::disable) the unit and gives its memory back. After an error the memory stays
+    /// taken, since the unit may still read it; who wants to try again calls `disable` before.
+    pub fn tear_down(self) -> Result<(R, M), UnitError> {
+        self.disable()?;
+        let Inner {
+            structures,
+            channel,
+        } = self.inner.into_inner();
+        let mut chain = Chain::empty();
+        let memory = self.memory;
+        let mut free = |page| chain.push(&memory, page);
+        structures.tear_down(&mut free, &memory);
+        if let Some(queue) = channel.queue {
+            free(queue.descriptors);
+            free(queue.status);
+        }
+        memory.reclaim(chain);
+        Ok((self.registers, memory))
+    }
+
+    /// What the unit was told so far.
+    pub fn counters(&self) -> CommandCounters {
+        self.inner.lock().channel.counters
+    }
+
+    /// The registers.
+    pub const fn registers(&self) -> &R {
+        &self.registers
+    }
+
+    /// The memory for structures and queue.
+    pub const fn memory(&self) -> &M {
+        &self.memory
+    }
+
+    #[cfg(test)]
+    fn root(&self) -> u64 {
+        self.inner.lock().structures.root
+    }
+
+    /// Empties the queue, whoever's it is, and switches it off (section "Queued Invalidation
+    /// Interface": only then its address may change).
+    fn close_queue(&self) -> Result<(), UnitError> {
+        let registers = &self.registers;
+        if registers.read32(GSTS) & QUEUE == 0 {
+            return Ok(());
+        }
+        wait_until(registers, "IQH = IQT", || {
+            Ok(registers.read64(IQH) == registers.read64(IQT))
+        })?;
+        queue::command(registers, QUEUE, false, "GSTS.QIES = 0")
+    }
+
+    fn issue(
+        &self,
+        channel: &mut Channel,
+        commands: impl Iterator<Item = Command> + Clone,
+    ) -> Result<(), UnitError> {
+        channel.issue((&self.registers, &self.memory), self.offer, commands)
+    }
+
+    /// The unit's number of a domain that it can have.
+    fn tag(&self, domain: DomainId) -> Option<u16> {
+        let fits = domain.0 >> self.capabilities.domain_bits == 0;
+        fits.then_some(domain.0 as u16)
+    }
+
+    /// What makes the unit forget a device's entry, and what it has through it.
+    fn forget(&self, domain: u16, source: u16) -> impl Iterator<Item = Command> + Clone {
+        let entry = match self.config.mode {
+            Mode::Legacy => Command::Context { domain, source },
+            // The context entry stays as it is.
+            Mode::ScalableSecond | Mode::ScalableFirst => Command::Pasid { domain },
+        };
+        [entry, self.all_of(domain)].into_iter()
+    }
+
+    /// What makes the unit forget, in caching mode, that a device had no entry.
+    fn forget_absence(&self, domain: u16, source: u16) -> impl Iterator<Item = Command> + Clone {
+        let context = Command::Context { domain: 0, source };
+        [Some(context), self.all_pasids(), Some(self.all_of(domain))]
+            .into_iter()
+            .flatten()
+    }
+
+    fn all_pasids(&self) -> Option<Command> {
+        (self.config.mode != Mode::Legacy).then_some(Command::AllPasids)
+    }
+
+    fn all_of(&self, domain: u16) -> Command {
+        match self.config.mode {
+            Mode::Legacy | Mode::ScalableSecond => Command::Domain { domain },
+            Mode::ScalableFirst => Command::FirstStage { domain },
+        }
+    }
+
+    fn check(&self, device: DeviceId, domain: DomainId, root: &Root) -> Result<u16, AttachError> {
+        self.capabilities.check(root)?;
+        self.behind(device)?;
+        let bits = self.capabilities.domain_bits;
+        let tag = self
+            .tag(domain)
+            .ok_or(AttachError::DomainId { domain, bits })?;
+        // Section 6.1: what is not present is cached under the number 0.
+        if tag == 0 && self.offer.caching_mode() {
+            return Err(AttachError::ReservedDomain { domain });
+        }
+        Ok(tag)
+    }
+
+    fn behind(&self, device: DeviceId) -> Result<(), AttachError> {
+        let segment = self.config.segment;
+        if device.0 >> 16 != u32::from(segment) {
+            return Err(AttachError::Elsewhere { device, segment });
+        }
+        Ok(())
+    }
+
+    fn do_attach(&self, device: DeviceId, domain: DomainId, root: Root) -> Result<(), AttachError> {
+        let tag = self.check(device, domain, &root)?;
+        let Inner {
+            structures,
+            channel,
+        } = &mut *self.inner.lock();
+        let found = structures.find(&self.memory, device);
+        if let Some(there) = found.and_then(|entry| entry.read()) {
+            let domain = DomainId(there.domain.into());
+            return Err(AttachError::AlreadyAttached { device, domain });
+        }
+        let other = structures.search(&self.memory, |there| {
+            (there.domain == tag && there.root != root).then_some(there.root)
+        });
+        if let Some(there) = other {
+            return Err(AttachError::OtherRoot {
+                domain,
+                there,
+                asked: root,
+            });
+        }
+        let no_memory = |cause| AttachError::Memory { device, cause };
+        let entry = structures.make(&self.memory, device).map_err(no_memory)?;
+        let Some(entry) = entry else {
+            // The memory gives fewer cells than a page has.
+            let (needed, available) = (iopt::TABLE_BYTES, 0);
+            return Err(no_memory(NoTables { needed, available }));
+        };
+        entry.set(tag, root, self.offer);
+        let told = if self.offer.caching_mode() {
+            self.issue(channel, self.forget_absence(tag, device.0 as u16))
+        } else {
+            queue::flush_writes(&self.registers, self.offer)
+        };
+        told.map_err(|cause| {
+            entry.withdraw();
+            AttachError::Unit { device, cause }
+        })
+    }
+
+    fn do_detach(&self, device: DeviceId) -> Result<(), AttachError> {
+        self.behind(device)?;
+        let Inner {
+            structures,
+            channel,
+        } = &mut *self.inner.lock();
+        let entry = structures.find(&self.memory, device);
+        let there = entry.as_ref().and_then(Entry::read);
+        let (Some(entry), Some(there)) = (entry, there) else {
+            return Err(AttachError::NotAttached { device });
+        };
+        entry.withdraw();
+        let commands = self.forget(there.domain, device.0 as u16);
+        self.issue(channel, commands)
+            .map_err(|cause| AttachError::Unit { device, cause })?;
+        entry.clear();
+        Ok(())
+    }
+
+    /// A root that the unit is to walk from now on. Tables in VT-d's formats do not grow, so it can
+    /// only be the one that is there.
+    fn check_root(&self, domain: DomainId, tag: u16, asked: Root) -> Result<(), FlushError> {
+        let other = self.inner.lock().structures.search(&self.memory, |there| {
+            (there.domain == tag && there.root != asked).then_some(there.root)
+        });
+        let cause = match other {
+            None => return Ok(()),
+            Some(there) => AttachError::OtherRoot {
+                domain,
+                there,
+                asked,
+            },
+        };
+        Err(FlushError::Root { domain, cause })
+    }
+}
+
+impl<R, M> Unit for Vtd<R, M>
+where
+    R: Registers + Send + Sync,
+    M: TableMemory + Send + Sync,
+{
+    fn capabilities(&self) -> Capabilities {
+        self.capabilities
+    }
+
+    fn node(&self) -> Option<NodeId> {
+        self.config.node
+    }
+
+    fn reserved(&self, _device: DeviceId, sink: &mut dyn FnMut(Span)) {
+        sink(INTERRUPTS);
+    }
+
+    fn attach(&self, device: DeviceId, domain: DomainId, root: Root) -> Result<(), AttachError> {
+        self.do_attach(device, domain, root)
+    }
+
+    fn detach(&self, device: DeviceId) -> Result<(), AttachError> {
+        self.do_detach(device)
+    }
+
+    fn invalidate(&self, domain: DomainId, what: &Invalidation) -> Result<(), FlushError> {
+        let Some(tag) = self.tag(domain) else {
+            // No device can be in it.
+            return Ok(());
+        };
+        if let Some(root) = what.new_root() {
+            self.check_root(domain, tag, root)?;
+            return self.invalidate_domain(domain);
+        }
+        if what.is_empty() {
+            return Ok(());
+        }
+        // With tables and no range, what the tables held is not named.
+        let mask = self.offer.page_mask().filter(|_| !what.ranges().is_empty());
+        let Some(blocks) = mask.and_then(|most| command::blocks(what, most)) else {
+            return self.invalidate_domain(domain);
+        };
+        let leaf_only = !what.tables_unlinked() && !self.offer.caching_mode();
+        let mode = self.config.mode;
+        let commands = blocks.map(move |block| match mode {
+            Mode::Legacy | Mode::ScalableSecond => Command::Pages {
+                domain: tag,
+                block,
+                leaf_only,
+            },
+            Mode::ScalableFirst => Command::FirstStagePages {
+                domain: tag,
+                block,
+                leaf_only,
+            },
+        });
+        self.issue(&mut self.inner.lock().channel, commands)
+            .map_err(|cause| FlushError::Unit { domain, cause })
+    }
+
+    fn invalidate_domain(&self, domain: DomainId) -> Result<(), FlushError> {
+        let Some(tag) = self.tag(domain) else {
+            return Ok(());
+        };
+        let all = core::iter::once(self.all_of(tag));
+        self.issue(&mut self.inner.lock().channel, all)
+            .map_err(|cause| FlushError::Unit { domain, cause })
+    }
+
+    fn drain_faults(&self, sink: &mut dyn FnMut(Fault)) -> u64 {
+        let (registers, offer) = (&self.registers, self.offer);
+        let (first, records) = faults::pending(registers, offer).unwrap_or((0, 0));
+        for n in 0..records {
+            let alone = self.inner.lock();
+            let fault = faults::take(registers, offer, first + n, self.config.segment);
+            // Not under the lock: the sink may flush.
+            drop(alone);
+            fault.into_iter().for_each(&mut *sink);
+        }
+        let _alone = self.inner.lock();
+        u64::from(faults::take_overflow(registers))
+    }
+}

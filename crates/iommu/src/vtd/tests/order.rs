@@ -1,0 +1,331 @@
+//! Orders: enabling, attaching, detaching, and what capabilities make of the registers.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use iopt::TableMemory;
+use iopt::observe::{CacheLines, NonCoherent};
+
+use super::*;
+
+#[test]
+fn capabilities_are_those_of_the_registers() {
+    let (driver, _) = unit(CAP, ECAP, Mode::Legacy);
+    let can = driver.capabilities();
+    let support = can.format(FormatId::VtdSs).unwrap();
+    assert_eq!(support.levels, 1 << 3 | 1 << 4);
+    assert_eq!(support.page_sizes.bits(), 1 << 12 | 1 << 21 | 1 << 30);
+    assert_eq!(
+        (can.domain_bits, can.input_bits, can.output_bits),
+        (8, 48, 48)
+    );
+    assert!(can.coherent_walks && can.snoop_control);
+    assert!(!can.dirty_tracking && !can.caches_not_present);
+    assert_eq!(can.format(FormatId::X86_64), None);
+
+    let five = CAP & !(7 << 9) | 1 << 11 | CACHING_MODE;
+    let (driver, _) = unit(five & !(3 << 34), ECAP & !1, Mode::Legacy);
+    let can = driver.capabilities();
+    assert_eq!(can.format(FormatId::VtdSs).unwrap().levels, 1 << 5);
+    assert_eq!(
+        can.format(FormatId::VtdSs).unwrap().page_sizes.bits(),
+        1 << 12
+    );
+    assert!(!can.coherent_walks && can.caches_not_present);
+    // A map needs a flush of the write buffers, which comes with an invalidation.
+    let (driver, _) = unit(CAP | WRITE_BUFFERS, ECAP, Mode::Legacy);
+    assert!(driver.capabilities().caches_not_present);
+}
+
+#[test]
+fn what_is_not_a_unit_or_does_not_offer_the_mode_is_refused_by_name() {
+    let refused = |cap, ecap, mode| {
+        let config = Config {
+            mode,
+            ..Config::default()
+        };
+        Vtd::new(Model::new(memory(), cap, ecap), memory(), config).err()
+    };
+    let nobody = ProbeError::NoUnit {
+        version: 0x10,
+        cap: u64::MAX,
+    };
+    assert_eq!(refused(u64::MAX, u64::MAX, Mode::Legacy), Some(nobody));
+    for (cap, ecap, mode) in [
+        (CAP & !(7 << 9), ECAP, Mode::Legacy),
+        (CAP, ECAP, Mode::ScalableFirst),
+        (CAP, ECAP | 1 << 43 | 1 << 47, Mode::ScalableSecond),
+        (CAP, ECAP & !QUEUED | SCALABLE_BOTH, Mode::ScalableFirst),
+    ] {
+        assert_eq!(
+            refused(cap, ecap, mode),
+            Some(ProbeError::Mode { mode, cap, ecap })
+        );
+    }
+    // Two pages of three: none is kept.
+    let few = Arc::new(HeapTables::with_tables(16).unwrap());
+    let taken: std::vec::Vec<_> = (0..14).map(|_| few.allocate(4096).unwrap()).collect();
+    let refused = Vtd::new(
+        Model::new(few.clone(), CAP, ECAP),
+        few.clone(),
+        Config::default(),
+    );
+    assert!(matches!(refused, Err(ProbeError::Memory(_))));
+    assert_eq!(few.in_use(), taken.len() as u64);
+}
+
+#[test]
+fn enabling_sets_the_queue_then_the_root_then_forgets_and_translates() {
+    for latency in [0, 1, 7] {
+        let (driver, model) = unit(CAP | WRITE_BUFFERS | PROTECTED_MEMORY, ECAP, Mode::Legacy);
+        model.state().latency = latency;
+        model.state().pmen = 1 << 31 | 1;
+        driver.enable().unwrap();
+        let root = model.look_up(0).map_or(driver.root(), |_| 0);
+        assert_eq!(
+            told(&model),
+            [
+                Told::Queue(true),
+                Told::WriteBuffers,
+                Told::Root(root),
+                Told::WriteBuffers,
+                Told::Contexts(1, 0, 0),
+                Told::Iotlb(1, 0, None),
+                Told::Wait(0),
+                Told::Translation(true),
+                Told::ProtectedMemoryOff,
+            ]
+        );
+        // Again, over a queue that is in use: translation is never off.
+        driver.enable().unwrap();
+        let again = told(&model);
+        assert_eq!(again[..2], [Told::Queue(false), Told::Queue(true)]);
+        assert!(!again.contains(&Told::Translation(false)));
+        driver.disable().unwrap();
+        assert_eq!(told(&model), [Told::Translation(false), Told::Queue(false)]);
+    }
+}
+
+#[test]
+fn a_device_is_found_when_attached_and_not_any_more_when_detached() {
+    let (driver, model) = enabled(CAP, ECAP, Mode::Legacy);
+    assert_eq!(model.look_up(SOURCE), None);
+    driver.attach(DEVICE, DOMAIN, root(0x1234_5000, 3)).unwrap();
+    assert_eq!(model.look_up(SOURCE), Some((7, 0x1234_5000, 3, false)));
+    assert_eq!(model.look_up(SOURCE ^ 1), None);
+    // Nothing was cached.
+    assert_eq!(told(&model), []);
+    driver.detach(DEVICE).unwrap();
+    assert_eq!(model.look_up(SOURCE), None);
+    assert_eq!(
+        told(&model),
+        [
+            Told::Contexts(3, 7, SOURCE),
+            Told::Iotlb(2, 7, None),
+            Told::Wait(0)
+        ]
+    );
+    // The domain's number may be used for another table.
+    driver.attach(DEVICE, DOMAIN, root(0x6000, 4)).unwrap();
+    assert_eq!(model.look_up(SOURCE), Some((7, 0x6000, 4, false)));
+}
+
+#[test]
+fn attaching_refuses_by_name_and_changes_nothing() {
+    let (driver, model) = enabled(CAP, ECAP, Mode::Legacy);
+    let good = root(0x1000, 4);
+    driver.attach(DEVICE, DOMAIN, good).unwrap();
+    let other = DeviceId::pci(4, 0, 0);
+    let device = DeviceId(1 << 16 | DEVICE.0);
+    assert_eq!(
+        driver.attach(device, DOMAIN, good),
+        Err(AttachError::Elsewhere { device, segment: 0 })
+    );
+    assert_eq!(
+        driver.attach(DEVICE, DomainId(8), good),
+        Err(AttachError::AlreadyAttached {
+            device: DEVICE,
+            domain: DOMAIN
+        })
+    );
+    assert_eq!(
+        driver.attach(other, DOMAIN, root(0x2000, 4)),
+        Err(AttachError::OtherRoot {
+            domain: DOMAIN,
+            there: good,
+            asked: root(0x2000, 4)
+        })
+    );
+    let domain = DomainId(256);
+    assert_eq!(
+        driver.attach(other, domain, good),
+        Err(AttachError::DomainId { domain, bits: 8 })
+    );
+    assert!(matches!(
+        driver.attach(other, DOMAIN, root(0x1000, 5)),
+        Err(AttachError::Levels { .. })
+    ));
+    assert_eq!(
+        driver.detach(other),
+        Err(AttachError::NotAttached { device: other })
+    );
+    assert_eq!(model.look_up(0x0400), None);
+    assert_eq!(model.look_up(SOURCE), Some((7, 0x1000, 4, false)));
+    // Without memory for the bus's table.
+    let memory = driver.memory();
+    while memory.allocate(4096).is_ok() {}
+    assert!(matches!(
+        driver.attach(other, DOMAIN, good),
+        Err(AttachError::Memory { device, .. }) if device == other
+    ));
+    assert_eq!(told(&model), []);
+}
+
+#[test]
+fn in_caching_mode_what_was_not_there_is_forgotten_too() {
+    let (driver, model) = enabled(CAP | CACHING_MODE, ECAP, Mode::Legacy);
+    let domain = DomainId(0);
+    assert_eq!(
+        driver.attach(DEVICE, domain, root(0x1000, 4)),
+        Err(AttachError::ReservedDomain { domain })
+    );
+    driver.attach(DEVICE, DOMAIN, root(0x1000, 4)).unwrap();
+    assert_eq!(
+        told(&model),
+        [
+            Told::Contexts(3, 0, SOURCE),
+            Told::Iotlb(2, 7, None),
+            Told::Wait(0)
+        ]
+    );
+    // Leaves only is not said: a table may stand where the unit remembers none.
+    let what = Invalidation::of(Span::new(0x5000, 0x1000), 1, false);
+    driver.invalidate(DOMAIN, &what).unwrap();
+    assert_eq!(
+        told(&model),
+        [Told::Iotlb(3, 7, Some((0x5000, 0, false))), Told::Wait(0)]
+    );
+}
+
+#[test]
+fn a_unit_without_a_queue_is_told_by_registers() {
+    for latency in [0, 3] {
+        let (driver, model) = unit(CAP, ECAP & !QUEUED, Mode::Legacy);
+        model.state().latency = latency;
+        driver.enable().unwrap();
+        assert_eq!(
+            model.told(),
+            [
+                Told::Root(driver.root()),
+                Told::Contexts(1, 0, 0),
+                Told::Iotlb(1, 0, None),
+                Told::Translation(true)
+            ]
+        );
+        let what = Invalidation::of(Span::new(0x7f_f000, 0x2000), 1, true);
+        driver.invalidate(DOMAIN, &what).unwrap();
+        assert_eq!(
+            model.told(),
+            [
+                Told::Iotlb(3, 7, Some((0x7f_f000, 0, false))),
+                Told::Iotlb(3, 7, Some((0x80_0000, 0, false))),
+            ]
+        );
+        let counters = driver.counters();
+        assert_eq!(
+            (counters.batches, counters.commands, counters.waits),
+            (2, 4, 4)
+        );
+    }
+}
+
+#[test]
+fn before_it_is_enabled_nothing_is_told_and_devices_are_there_afterwards() {
+    let (driver, model) = unit(CAP | CACHING_MODE, ECAP, Mode::Legacy);
+    driver.attach(DEVICE, DOMAIN, root(0x1000, 4)).unwrap();
+    driver.invalidate_domain(DOMAIN).unwrap();
+    assert_eq!(model.told(), []);
+    assert_eq!(driver.counters(), CommandCounters::default());
+    driver.enable().unwrap();
+    assert_eq!(model.look_up(SOURCE), Some((7, 0x1000, 4, false)));
+}
+
+#[test]
+fn tearing_down_gives_every_page_back() {
+    for mode in [Mode::Legacy, Mode::ScalableSecond, Mode::ScalableFirst] {
+        let (driver, model) = enabled(CAP, ECAP | SCALABLE_BOTH, mode);
+        let mut table = root(0x1000, 4);
+        if mode == Mode::ScalableFirst {
+            table.format = FormatId::X86_64;
+        }
+        for device in [0x0000, 0x00ff, 0x0100, 0xffff, 0xff00] {
+            driver.attach(DeviceId(device), DOMAIN, table).unwrap();
+        }
+        let memory = driver.memory().clone();
+        assert!(memory.in_use() > 3);
+        model.state().broken.stuck = 1 << 31;
+        assert!(matches!(driver.disable(), Err(UnitError::TimedOut { .. })));
+        model.state().broken.stuck = 0;
+        assert!(driver.tear_down().is_ok());
+        assert_eq!(memory.in_use(), 0);
+    }
+}
+
+/// Copies lines that are written back to where the unit reads.
+struct Lines {
+    start: usize,
+    tables: Arc<HeapTables>,
+    seen: Arc<[AtomicU64]>,
+}
+
+impl CacheLines for Lines {
+    const LINE: usize = 64;
+
+    fn write_back(&self, line: *const u8) {
+        // The first and the last line are not all tables.
+        for address in (line.addr()..line.addr() + 64).step_by(8) {
+            let n = address.wrapping_sub(self.start) / 8;
+            if let Some(seen) = self.seen.get(n) {
+                let word = self.tables.read(self.tables.base() + n as u64 * 8);
+                seen.store(word.unwrap(), Ordering::Relaxed);
+            }
+        }
+    }
+
+    fn complete(&self) {}
+}
+
+#[test]
+fn a_unit_that_does_not_snoop_finds_everything_in_memory() {
+    for (mode, expected) in [(Mode::Legacy, false), (Mode::ScalableFirst, true)] {
+        let tables = memory();
+        let base = tables.base();
+        let seen: Arc<[AtomicU64]> = (0..tables.size() / 8).map(|_| AtomicU64::new(!0)).collect();
+        let lines = Lines {
+            start: tables.entries(base, 1).as_ptr().addr(),
+            tables: tables.clone(),
+            seen: seen.clone(),
+        };
+        let read = move |address: u64| {
+            let word = seen.get(((address - base) / 8) as usize);
+            word.map_or(!0, |word| word.load(Ordering::Relaxed))
+        };
+        let ecap = ECAP & !1 | SCALABLE_BOTH;
+        let model = Model::reading(tables.clone(), CAP, ecap, read);
+        let config = Config {
+            mode,
+            ..Config::default()
+        };
+        let driver = Vtd::new(model.clone(), NonCoherent::new(tables, lines), config).unwrap();
+        driver.enable().unwrap();
+        assert_eq!(model.look_up(SOURCE), None);
+        let mut table = root(0x1000, 4);
+        if mode == Mode::ScalableFirst {
+            table.format = FormatId::X86_64;
+        }
+        driver.attach(DEVICE, DOMAIN, table).unwrap();
+        assert_eq!(model.look_up(SOURCE), Some((7, 0x1000, 4, expected)));
+        driver.detach(DEVICE).unwrap();
+        assert_eq!(model.look_up(SOURCE), None);
+        model.told();
+    }
+}
