@@ -78,3 +78,42 @@ pub(crate) fn wait_until<R: Registers + ?Sized>(
         round += 1;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use core::cell::Cell;
+
+    use super::*;
+
+    /// A driver that is not let run: one call, and the time is over.
+    struct Interrupted(Cell<bool>);
+
+    impl Registers for Interrupted {
+        fn read32(&self, _offset: usize) -> u32 {
+            0
+        }
+        fn write32(&self, _offset: usize, _value: u32) {}
+        fn read64(&self, _offset: usize) -> u64 {
+            0
+        }
+        fn write64(&self, _offset: usize, _value: u64) {}
+        fn wait(&self, _round: u32) -> bool {
+            self.0.set(true);
+            false
+        }
+    }
+
+    #[test]
+    fn a_unit_that_has_answered_while_the_driver_slept_is_in_time() {
+        let registers = Interrupted(Cell::new(false));
+        let slept = || Ok(registers.0.get());
+        assert_eq!(wait_until(&registers, "an answer", slept), Ok(()));
+        assert_eq!(
+            wait_until(&registers, "an answer", || Ok(false)),
+            Err(UnitError::TimedOut {
+                awaited: "an answer",
+                rounds: 0
+            })
+        );
+    }
+}

@@ -299,15 +299,19 @@ fn a_unit_that_does_not_snoop_finds_everything_in_memory() {
     for (mode, expected) in [(Mode::Legacy, false), (Mode::ScalableFirst, true)] {
         let tables = memory();
         let base = tables.base();
-        let seen: Arc<[AtomicU64]> = (0..tables.size() / 8).map(|_| AtomicU64::new(!0)).collect();
+        // What was in memory before leads everywhere: it looks like an entry of every kind.
+        const OLD: u64 = 0x1001;
+        let seen: Arc<[AtomicU64]> = (0..tables.size() / 8)
+            .map(|_| AtomicU64::new(OLD))
+            .collect();
         let lines = Lines {
             start: tables.entries(base, 1).as_ptr().addr(),
             tables: tables.clone(),
             seen: seen.clone(),
         };
         let read = move |address: u64| {
-            let word = seen.get(((address - base) / 8) as usize);
-            word.map_or(!0, |word| word.load(Ordering::Relaxed))
+            let word = seen.get((address.wrapping_sub(base) / 8) as usize);
+            word.map_or(OLD, |word| word.load(Ordering::Relaxed))
         };
         let ecap = ECAP & !1 | SCALABLE_BOTH;
         let model = Model::reading(tables.clone(), CAP, ecap, read);
@@ -324,6 +328,10 @@ fn a_unit_that_does_not_snoop_finds_everything_in_memory() {
         }
         driver.attach(DEVICE, DOMAIN, table).unwrap();
         assert_eq!(model.look_up(SOURCE), Some((7, 0x1000, 4, expected)));
+        // The rest of each table that is there now, too.
+        for other in [SOURCE & !0xff, SOURCE ^ 0x80, SOURCE ^ 0x40, !SOURCE] {
+            assert_eq!(model.look_up(other), None, "{other:#x}");
+        }
         driver.detach(DEVICE).unwrap();
         assert_eq!(model.look_up(SOURCE), None);
         model.told();
