@@ -146,7 +146,7 @@ impl<M: TableMemory> Ioas<Own<M>> {
     ///
     /// When it returns, the memory of all areas is pinned, and charged to the memories' ledgers, and
     /// is what the tables lead to. The other process may give up now; before that nothing must be
-    /// changed here.
+    /// changed here. Listeners, users of pins and how to flush are not handed over: they are set anew.
     ///
     /// # Errors
     ///
