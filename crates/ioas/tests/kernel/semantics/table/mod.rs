@@ -1,7 +1,7 @@
 //! The semantics of mapping, by rows: what the kernel's interfaces answer, and what this library does
 //! over each of its back ends.
 //!
-//! A row ([`rows`]) says what a container of VFIO's type 1, one that iommufd plays, and an address
+//! A row ([`rows()`]) says what a container of VFIO's type 1, one that iommufd plays, and an address
 //! space of iommufd answer. The kernel's calls of a row are made to a plain model of it, and in the
 //! guests to the real one. Then the library does the same thing over each back end, with errors that
 //! must have the same number ([`ioas::MapError::errno`] and its like). Where the library differs on
