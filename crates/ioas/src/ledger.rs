@@ -95,6 +95,18 @@ impl Ledger {
         }
     }
 
+    /// What is to be said when the kernel refuses `needed` bytes for the limit's sake; `None` without a
+    /// limit.
+    #[cfg(any(feature = "vfio", feature = "iommufd"))]
+    pub(crate) fn over(&self, needed: u64) -> Option<OverLimit> {
+        Some(OverLimit {
+            needed,
+            limit: self.limit?,
+            in_use: self.in_use(),
+            counter: self.counter,
+        })
+    }
+
     /// Charges `bytes` in one step, or refuses and charges nothing. The charge is given back,
     /// exactly, when it is dropped.
     pub fn charge(self: &Arc<Self>, bytes: u64) -> Result<Charge, OverLimit> {

@@ -27,7 +27,7 @@ use anyhow::{Context as _, bail, ensure};
 use guest::machines::EDU;
 use hostmem::{Backing, Mapping};
 use ioas::{
-    Errno, Ioas, Kernel, KernelError, Ledger,
+    AttachError, Errno, Ioas, Kernel, KernelError, Ledger, MapError,
     iommufd::{self, BoundDevice, DevId, IoasId, Owner, SpaceMapper},
     vfio::{self, Container, ContainerMapper, Group},
 };
@@ -41,7 +41,7 @@ use rustix::net::{
 use crate::{
     dma::{IOVA, check, memory},
     edu::{BUFFER, Edu},
-    limit::{counter, unprivileged},
+    limit::{counter, limited, unprivileged},
     pci,
     semantics::{counter_of, table::Column},
     space::{DeviceOf, Interface, Iommufd, Space, Type1, host_memory},
@@ -66,6 +66,8 @@ pub(crate) trait HandedOver: Interface + 'static {
     const NAME: &'static str;
     /// The least limit on locked memory with which it can be done.
     const LIMIT: u64;
+    /// With less it is refused, nothing has changed then, and it can be tried again.
+    const TRY_AGAIN: bool;
 
     /// The kernel's files, and numbers in them.
     fn hand_over(space: &Space<Self>) -> anyhow::Result<(Vec<BorrowedFd<'_>>, [u32; 2])>
@@ -84,6 +86,7 @@ impl HandedOver for Type1 {
     const NAME: &'static str = "type1";
     /// Each process has a counter of its own.
     const LIMIT: u64 = SIZE;
+    const TRY_AGAIN: bool = false;
 
     fn hand_over(space: &Space<Self>) -> anyhow::Result<(Vec<BorrowedFd<'_>>, [u32; 2])> {
         let container = space.ioas.backend().mapper().container();
@@ -103,6 +106,7 @@ impl HandedOver for Iommufd {
     const NAME: &'static str = "iommufd";
     /// Both processes are of one user, who is charged once more before the first charge goes.
     const LIMIT: u64 = 2 * SIZE;
+    const TRY_AGAIN: bool = true;
 
     fn hand_over(space: &Space<Self>) -> anyhow::Result<(Vec<BorrowedFd<'_>>, [u32; 2])> {
         let (bound, ioas) = (space.attached()?, space.ioas.backend().mapper().id());
@@ -247,6 +251,18 @@ fn take_over<I: HandedOver>(socket: &UnixStream) -> anyhow::Result<()> {
         ioas.map(iova, &memory, part, Prot::RW, &mut ())?;
     }
     ensure!(locked()? == 0, "{:#x} bytes locked", locked()?);
+    if I::TRY_AGAIN {
+        let take_over = || ioas.take_over(vec![attached.clone()], &pieces);
+        match limited(I::LIMIT - 4096, take_over)? {
+            Err(AttachError::Replay {
+                cause: MapError::OverLimit(over),
+                ..
+            }) => ensure!(over.needed == SIZE, "{over}"),
+            other => bail!("not refused for the limit's sake: {other:?}"),
+        }
+        ensure!(locked()? == 0, "{:#x} bytes locked", locked()?);
+        ensure!(ledger.in_use() == 0, "{:#x} charged", ledger.in_use());
+    }
     ioas.take_over(vec![attached], &pieces)?;
     ensure!(locked()? == SIZE, "{:#x} bytes locked", locked()?);
     ensure!(ledger.in_use() == SIZE, "{:#x} charged", ledger.in_use());

@@ -32,19 +32,26 @@ pub(crate) fn unprivileged(
     limit: u64,
     what: impl FnOnce() -> anyhow::Result<()> + Send + 'static,
 ) -> anyhow::Result<()> {
+    limited(limit, || {
+        // The privilege to lock without limit is a thread's, and this one gives it up.
+        let result = thread::spawn(move || {
+            let mut sets = capabilities(None)?;
+            sets.effective -= CapabilitySet::IPC_LOCK;
+            set_capabilities(None, sets)?;
+            what()
+        });
+        result.join().map_err(|_| anyhow::anyhow!("panicked"))?
+    })?
+}
+
+/// Does `what` with this limit on locked memory.
+pub(crate) fn limited<T>(limit: u64, what: impl FnOnce() -> T) -> anyhow::Result<T> {
     let before = getrlimit(Resource::Memlock);
     let (current, maximum) = (Some(limit), before.maximum.map(|most| most.max(limit)));
     setrlimit(Resource::Memlock, Rlimit { current, maximum })?;
-    // The privilege to lock without limit is a thread's, and this one gives it up.
-    let result = thread::spawn(move || {
-        let mut sets = capabilities(None)?;
-        sets.effective -= CapabilitySet::IPC_LOCK;
-        set_capabilities(None, sets)?;
-        what()
-    });
-    let result = result.join();
+    let done = what();
     setrlimit(Resource::Memlock, before)?;
-    result.map_err(|_| anyhow::anyhow!("panicked"))?
+    Ok(done)
 }
 
 /// The ledger believes in twice the limit and a page, so that the kernel is asked.

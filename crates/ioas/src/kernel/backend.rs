@@ -27,7 +27,6 @@ use super::shares::Share;
 use crate::backend::{Areas, Capability, Unsupported};
 use crate::errno::{Errno, Profile};
 use crate::error::{AttachError, DetachError, MapError};
-use crate::ledger::OverLimit;
 use crate::observer::{Observer, Step, observed};
 use crate::windows::{outside, within, without};
 
@@ -203,7 +202,6 @@ impl<K: Mapper> Kernel<K> {
         // Windows change as other devices come and go.
         let _ = self.refresh();
         let ledger = part.memory.ledger();
-        let bytes = part.charge();
         let object = &**part.memory.object();
         let memory = match source(object, part.offset, K::PROFILE) {
             Some(Source::Address(start) | Source::File(_, start)) => start,
@@ -219,12 +217,7 @@ impl<K: Mapper> Kernel<K> {
             },
             range: part.range,
             outside: outside(&self.windows, part.range),
-            over: ledger.limit().map(|limit| OverLimit {
-                needed: bytes,
-                limit,
-                in_use: ledger.in_use(),
-                counter: ledger.counter(),
-            }),
+            over: ledger.over(part.charge()),
             mappings: self.mapped.pieces.len(),
         };
         map_refused(K::PROFILE, error, &asked)

@@ -341,11 +341,13 @@ impl<K: Mapper> Mapped<K> {
             let source = source(&**stretch.memory.object(), stretch.offset, K::PROFILE);
             mappings.push((stretch.range, source.ok_or(KernelError::NoSource)?));
         }
-        // SAFETY: as for `put_now`. After an error the kernel may know some of the addresses, so
-        // that the pieces stay for good.
+        // SAFETY: as for `put_now`. After an error a container may know some of the addresses, so
+        // that the pieces stay for good. iommufd has taken over all or nothing, and only files.
         if let Err(cause) = unsafe { self.mapper.take_over(devices, &mappings) } {
             drop(mappings);
-            mem::forget(pieces);
+            if K::PROFILE == Profile::Type1 {
+                mem::forget(pieces);
+            }
             return Err(cause);
         }
         drop(mappings);

@@ -362,9 +362,10 @@ impl<K: Mapper> Ioas<Kernel<K>> {
     ///
     /// # Errors
     ///
-    /// [`AttachError::Replay`] when a piece is not in one memory of the areas, or over the limit; the
-    /// kernel's. Then nothing is mapped here; the kernel may hold some of the memory until its files
-    /// are closed.
+    /// [`AttachError::NoArea`] when a piece is not in one memory of the areas;
+    /// [`AttachError::Replay`] over the limit; the kernel's. Then nothing is mapped here. Of iommufd
+    /// nothing has changed, and this may be tried again; a container may hold some of the memory, and
+    /// its charge, until its files are closed.
     pub fn take_over(
         &mut self,
         devices: Vec<Arc<K::Device>>,
@@ -391,8 +392,21 @@ impl<K: Mapper> Ioas<Kernel<K>> {
             });
         }
         let refused = |error| attach_refused(K::PROFILE, error);
+        let first = taken.first().map(|piece| piece.stretch.clone());
+        let needed = taken.iter().map(|piece| piece.stretch.charge()).sum();
         let mapped = &mut self.backend.mapped;
-        mapped.take_over(&devices, taken).map_err(refused)?;
+        let taken = mapped.take_over(&devices, taken);
+        taken.map_err(|error| match (errno(&error), first) {
+            // The kernel knows of others who are charged, like the process before.
+            (Some(Errno::ENOMEM), Some(first)) => match first.memory.ledger().over(needed) {
+                Some(over) => AttachError::Replay {
+                    area: first.range,
+                    cause: MapError::OverLimit(over),
+                },
+                None => refused(error),
+            },
+            _ => refused(error),
+        })?;
         self.backend.devices = devices;
         self.backend.refresh().map_err(refused)
     }
