@@ -70,6 +70,7 @@ const HOUSE: &[Rule] = &[
     rule(QTEST, Place::Alone, &[]),
     rule(CONFORMANCE, Place::Beside, &[]),
     rule("dmaspace-guest", Place::Beside, &[CONFORMANCE]),
+    rule("dmaspace-units", Place::Beside, &[CONFORMANCE]),
     rule("dmaspace-peers", Place::Beside, &[CONFORMANCE]),
     rule("xtask", Place::Beside, &[]),
     rule("nostd-check", Place::Beside, &[]),

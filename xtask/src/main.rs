@@ -19,6 +19,7 @@ mod nostd;
 mod origins;
 mod parts;
 mod runner;
+mod units;
 
 /// The project's own commands.
 #[derive(Parser)]
@@ -39,6 +40,8 @@ enum Command {
     GuestKernel,
     /// Boots Linux under emulated IOMMUs in QEMU and runs tests in it.
     Guests(guests::Options),
+    /// Has devices do DMA through QEMU's emulated IOMMUs, without a guest.
+    Units(units::Options),
     /// Runs the fuzz targets, each for some seconds; needs cargo-fuzz.
     Fuzz(fuzz::Options),
     /// Measures our I/O page tables beside the machine's limit, Linux's code and foreign crates, and
@@ -53,6 +56,7 @@ fn main() -> ExitCode {
         Command::Conformance(options) => conformance(&options),
         Command::GuestKernel => guest_kernel(),
         Command::Guests(options) => guests(&options),
+        Command::Units(options) => units(&options),
         Command::Fuzz(options) => fuzz(&options),
         Command::BenchTables(options) => bench_tables(&options),
     };
@@ -94,4 +98,9 @@ fn guest_kernel() -> anyhow::Result<bool> {
 fn guests(options: &guests::Options) -> anyhow::Result<bool> {
     let repository = cargo::Repository::find().context("cannot read the workspace")?;
     guests::command(options, &repository)
+}
+
+fn units(options: &units::Options) -> anyhow::Result<bool> {
+    let repository = cargo::Repository::find().context("cannot read the workspace")?;
+    units::command(options, &repository)
 }

@@ -2,8 +2,8 @@
 //!
 //! A new part is a function (in a file of its own when it is more than one command) and one
 //! line in [`PARTS`]. Budgets are for two cores: build, lints and docs five minutes together,
-//! the suites four, the rigs against what others wrote two; the kernel of the guests, which is built
-//! once and kept, three and a half.
+//! the suites four, the rigs against what others wrote two, QEMU's units four; the kernel of the guests,
+//! which is built once and kept, three and a half.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use crate::{
     cargo::{self, Repository},
     conformance, fuzz, graph, guests,
     host::Need,
-    nostd, origins,
+    nostd, origins, units,
 };
 
 /// What a part counts towards.
@@ -23,13 +23,21 @@ pub(crate) enum Group {
     Suite,
     /// Rigs against what others wrote.
     Rig,
+    /// QEMU's emulated units.
+    Unit,
     /// The kernel of the guests.
     Kernel,
 }
 
 impl Group {
     /// All, in the order of the summary.
-    pub(crate) const ALL: [Self; 4] = [Self::Build, Self::Suite, Self::Rig, Self::Kernel];
+    pub(crate) const ALL: [Self; 5] = [
+        Self::Build,
+        Self::Suite,
+        Self::Rig,
+        Self::Unit,
+        Self::Kernel,
+    ];
 
     /// As the summary calls it.
     pub(crate) const fn name(self) -> &'static str {
@@ -37,6 +45,7 @@ impl Group {
             Self::Build => "build, lints, docs",
             Self::Suite => "suites",
             Self::Rig => "rigs",
+            Self::Unit => "emulated units",
             Self::Kernel => "guest kernel",
         }
     }
@@ -47,6 +56,7 @@ impl Group {
             Self::Build => 300,
             Self::Suite => 240,
             Self::Rig => 120,
+            Self::Unit => 240,
             Self::Kernel => 210,
         })
     }
@@ -114,6 +124,7 @@ pub(crate) const PARTS: &[Part] = &[
         conformance::NEEDS,
         conformance::part,
     ),
+    part("units", Group::Unit, 240, units::NEEDS, units::part),
     part(
         "guest-kernel",
         Group::Kernel,

@@ -1,0 +1,49 @@
+//! The units: `conformance/units` has devices do DMA through QEMU's emulated IOMMUs, without a guest.
+
+use std::process::ExitStatus;
+
+use anyhow::{Context as _, ensure};
+use clap::Args;
+
+use crate::{cargo::Repository, host::Need, parts::Outcome};
+
+/// The options of `cargo xtask units`.
+#[derive(Args, Clone, Debug, Default)]
+pub(crate) struct Options {
+    /// QEMU's program for x86-64, if it is not the one of that name.
+    #[arg(long, value_name = "PROGRAM")]
+    qemu: Option<String>,
+    /// Only checks whose name contains this.
+    #[arg(long, value_name = "NAME")]
+    only: Option<String>,
+}
+
+/// The emulator.
+pub(crate) const NEEDS: &[Need] = &[Need::Package("qemu-system-x86")];
+
+/// The part `units` of the test command.
+pub(crate) fn part(repository: &Repository) -> anyhow::Result<Outcome> {
+    let status = run(&Options::default(), repository)?;
+    ensure!(
+        status.success(),
+        "checks failed on emulated units: {status}"
+    );
+    Ok(Outcome::Passed)
+}
+
+/// The command.
+pub(crate) fn command(options: &Options, repository: &Repository) -> anyhow::Result<bool> {
+    Ok(run(options, repository)?.success())
+}
+
+fn run(options: &Options, repository: &Repository) -> anyhow::Result<ExitStatus> {
+    let mut command = repository.cargo(&["run", "--release", "--quiet"]);
+    command.args(["--package", "dmaspace-units", "--"]);
+    if let Some(qemu) = &options.qemu {
+        command.arg("--qemu").arg(qemu);
+    }
+    if let Some(only) = &options.only {
+        command.arg("--only").arg(only);
+    }
+    command.status().context("cargo cannot be started")
+}
