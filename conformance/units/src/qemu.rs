@@ -17,34 +17,42 @@ pub struct Qemu {
 pub enum Unit {
     /// VT-d in legacy mode: root and context tables, second stage of 3 and 4 levels.
     VtdLegacy,
-    /// VT-d in scalable mode: PASID tables, second stage and, where QEMU has it, first stage.
-    VtdScalable,
+    /// VT-d in scalable mode: PASID tables, second stage of 3 and 4 levels.
+    VtdSecond,
+    /// VT-d in scalable mode: PASID tables, first stage of 4 levels. QEMU has it from 9.2 on.
+    VtdFirst,
 }
 
 impl Unit {
-    const ALL: [Self; 2] = [Self::VtdLegacy, Self::VtdScalable];
+    const ALL: [Self; 3] = [Self::VtdLegacy, Self::VtdSecond, Self::VtdFirst];
+
+    /// Its name in results.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::VtdLegacy => "vtd-legacy",
+            Self::VtdSecond => "vtd-second",
+            Self::VtdFirst => "vtd-first",
+        }
+    }
 
     /// QEMU's name of the device.
     const fn device(self) -> &'static str {
         match self {
-            Self::VtdLegacy | Self::VtdScalable => "intel-iommu",
+            Self::VtdLegacy | Self::VtdSecond | Self::VtdFirst => "intel-iommu",
         }
     }
 
-    /// Options in the order of preference: of each row the first that QEMU has. A row may be missing
-    /// where QEMU has none of it.
+    /// What it is told: of each row the first option that QEMU has, since options were renamed when
+    /// they were no experiments any more.
     const fn options(self) -> &'static [&'static [&'static str]] {
         const BITS: &[&str] = &["aw-bits=48"];
         const SNOOP: &[&str] = &["snoop-control=on"];
+        const SCALABLE: &[&str] = &["scalable-mode=on", "x-scalable-mode=on"];
+        const FIRST: &[&str] = &["fsts=on", "x-flts=on"];
         match self {
             Self::VtdLegacy => &[BITS, SNOOP],
-            Self::VtdScalable => &[
-                BITS,
-                SNOOP,
-                // Both were renamed when they were no experiments any more.
-                &["scalable-mode=on", "x-scalable-mode=on"],
-                &["fsts=on", "x-flts=on"],
-            ],
+            Self::VtdSecond => &[BITS, SNOOP, SCALABLE],
+            Self::VtdFirst => &[BITS, SNOOP, SCALABLE, FIRST],
         }
     }
 }
@@ -78,20 +86,22 @@ impl Qemu {
         Command::new(&self.program)
     }
 
-    /// The argument of `-device` for a unit.
-    pub(crate) fn unit(&self, unit: Unit) -> String {
-        let known = self.units.iter().find(|(of, _)| *of == unit);
-        let known = |option: &str| {
-            let name = option.split('=').next().unwrap_or_default();
-            known.is_some_and(|(_, names)| names.contains(name))
-        };
+    /// The argument of `-device` for a unit; `None` when QEMU does not have all that belongs to it.
+    pub(crate) fn unit(&self, unit: Unit) -> Option<String> {
+        let (_, known) = self.units.iter().find(|(of, _)| *of == unit)?;
         let mut argument = unit.device().to_owned();
         for row in unit.options() {
-            if let Some(option) = row.iter().find(|option| known(option)) {
-                argument = format!("{argument},{option}");
-            }
+            let name = |option: &str| option.split('=').next().map(ToOwned::to_owned);
+            let known = |option: &&&str| name(option).is_some_and(|name| known.contains(&name));
+            let option = row.iter().find(known)?;
+            argument = format!("{argument},{option}");
         }
-        argument
+        Some(argument)
+    }
+
+    /// True when it can emulate the unit.
+    pub fn offers(&self, unit: Unit) -> bool {
+        self.unit(unit).is_some()
     }
 }
 
@@ -129,18 +139,15 @@ mod tests {
             "intel-iommu options:\n  aw-bits=<uint8>        -  (default: 39)\n  \
              snoop-control=<bool>   -  (default: false)\n  x-scalable-mode=<bool> - \n",
         );
-        assert_eq!(
-            old.unit(Unit::VtdLegacy),
-            "intel-iommu,aw-bits=48,snoop-control=on"
-        );
-        assert_eq!(
-            old.unit(Unit::VtdScalable),
-            "intel-iommu,aw-bits=48,snoop-control=on,x-scalable-mode=on"
-        );
-        let new = qemu("  fsts=<bool>\n  aw-bits=<uint8>\n  scalable-mode=<bool>\n");
-        assert_eq!(
-            new.unit(Unit::VtdScalable),
-            "intel-iommu,aw-bits=48,scalable-mode=on,fsts=on"
-        );
+        let argument = |qemu: &Qemu, unit| qemu.unit(unit).unwrap_or_default();
+        let base = "intel-iommu,aw-bits=48,snoop-control=on";
+        assert_eq!(argument(&old, Unit::VtdLegacy), base);
+        let scalable = format!("{base},x-scalable-mode=on");
+        assert_eq!(argument(&old, Unit::VtdSecond), scalable);
+        assert!(!old.offers(Unit::VtdFirst));
+        let new =
+            qemu("  fsts=<bool>\n aw-bits=<uint8>\n snoop-control=<bool>\n scalable-mode=<bool>");
+        let first = format!("{base},scalable-mode=on,fsts=on");
+        assert_eq!(argument(&new, Unit::VtdFirst), first);
     }
 }

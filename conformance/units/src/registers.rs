@@ -1,9 +1,13 @@
 //! Registers of a unit.
 
-use std::cell::RefCell;
+use std::{sync::OnceLock, thread, time::Duration};
 
 use anyhow::Context as _;
 use qtest::{Error, Machine};
+
+/// How often a driver may look. QEMU has done what a register asks for when it answers, so the second
+/// time is already one for its other threads.
+const ROUNDS: u32 = 1000;
 
 /// The registers of a unit, by offset in bytes.
 ///
@@ -15,7 +19,7 @@ use qtest::{Error, Machine};
 pub struct Registers<'a> {
     machine: &'a Machine,
     base: u64,
-    failed: RefCell<Option<Error>>,
+    failed: OnceLock<Error>,
 }
 
 impl<'a> Registers<'a> {
@@ -24,30 +28,8 @@ impl<'a> Registers<'a> {
         Self {
             machine,
             base,
-            failed: RefCell::new(None),
+            failed: OnceLock::new(),
         }
-    }
-
-    /// Reads 4 bytes.
-    pub fn read32(&self, offset: usize) -> u32 {
-        self.done(self.machine.readl(self.at(offset)))
-            .unwrap_or(u32::MAX)
-    }
-
-    /// Writes 4 bytes.
-    pub fn write32(&self, offset: usize, value: u32) {
-        self.done(self.machine.writel(self.at(offset), value));
-    }
-
-    /// Reads 8 bytes.
-    pub fn read64(&self, offset: usize) -> u64 {
-        self.done(self.machine.readq(self.at(offset)))
-            .unwrap_or(u64::MAX)
-    }
-
-    /// Writes 8 bytes.
-    pub fn write64(&self, offset: usize, value: u64) {
-        self.done(self.machine.writeq(self.at(offset), value));
     }
 
     /// Tells whether the machine has always answered.
@@ -67,9 +49,34 @@ impl<'a> Registers<'a> {
             Ok(value) => Some(value),
             Err(error) => {
                 // The first one is the cause of the others.
-                self.failed.borrow_mut().get_or_insert(error);
+                let _ = self.failed.set(error);
                 None
             }
         }
+    }
+}
+
+impl iommu::Registers for Registers<'_> {
+    fn read32(&self, offset: usize) -> u32 {
+        self.done(self.machine.readl(self.at(offset)))
+            .unwrap_or(u32::MAX)
+    }
+
+    fn write32(&self, offset: usize, value: u32) {
+        self.done(self.machine.writel(self.at(offset), value));
+    }
+
+    fn read64(&self, offset: usize) -> u64 {
+        self.done(self.machine.readq(self.at(offset)))
+            .unwrap_or(u64::MAX)
+    }
+
+    fn write64(&self, offset: usize, value: u64) {
+        self.done(self.machine.writeq(self.at(offset), value));
+    }
+
+    fn wait(&self, round: u32) -> bool {
+        thread::sleep(Duration::from_millis(u64::from(round > 0)));
+        round < ROUNDS
     }
 }

@@ -63,6 +63,7 @@ pub const DEVICES: [Address; 2] = [Address::new(0, 5, 0), Address::new(0, 6, 0)]
 ///
 /// They may do DMA, and the unit is as it was after reset.
 pub struct Rig {
+    unit: Unit,
     machine: Machine,
     tables: HostTables,
     /// Where the devices' registers are.
@@ -122,7 +123,9 @@ impl Rig {
             command.args(["-numa", &format!("node,nodeid={nth},memdev={node}")]);
         }
         // Before the devices that are behind it.
-        command.args(["-device", &qemu.unit(unit)]);
+        let argument = qemu.unit(unit);
+        let argument = argument.with_context(|| format!("this QEMU has no {}", unit.name()))?;
+        command.args(["-device", &argument]);
         for device in DEVICES {
             let slot = device.requester_id() >> 3;
             let device = format!("edu,addr={slot:#x},dma_mask=0xffffffffffffffff");
@@ -144,6 +147,7 @@ impl Rig {
         }
         let tables = HostTables::new(MappedStorage::over(shared), TABLES.start)?;
         let rig = Self {
+            unit,
             machine,
             tables,
             edus,
@@ -152,6 +156,11 @@ impl Rig {
         };
         rig.memory_is_where_it_should_be()?;
         Ok(rig)
+    }
+
+    /// The unit.
+    pub const fn unit(&self) -> Unit {
+        self.unit
     }
 
     /// The machine.

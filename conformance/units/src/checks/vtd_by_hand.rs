@@ -7,12 +7,13 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use anyhow::{Context as _, ensure};
+use iommu::Registers as _;
 use iopt::{Discard, Gather, Prot, Root, Table, TableMemory as _, format::VtdSs};
 use qtest::pci::Address;
 use runs::Span;
 
 use super::expect;
-use crate::{At, DATA, DEVICES, LONGEST, Qemu, Registers, Rig, Seen, Unit};
+use crate::{At, DATA, DEVICES, LONGEST, Registers, Rig, Seen};
 
 /// Where the q35 has the registers.
 const BASE: u64 = 0xfed9_0000;
@@ -169,8 +170,7 @@ const fn same(address: u64) -> At {
     At { iova, address }
 }
 
-pub(super) fn lets_everything_pass_while_it_is_off(qemu: &Qemu) -> anyhow::Result<u64> {
-    let rig = Rig::start(qemu, Unit::VtdLegacy)?;
+pub(super) fn lets_everything_pass_while_it_is_off(rig: &Rig) -> anyhow::Result<()> {
     let end = DATA.start + DATA.len - PAGE;
     for device in 0..DEVICES.len() {
         for (from, to) in [(DATA.start, end), (end, DATA.start + 0x123)] {
@@ -178,13 +178,12 @@ pub(super) fn lets_everything_pass_while_it_is_off(qemu: &Qemu) -> anyhow::Resul
             expect(seen, Seen::Copied, "off")?;
         }
     }
-    Ok(rig.copies())
+    Ok(())
 }
 
-pub(super) fn translates_through_a_table_of_ours(qemu: &Qemu) -> anyhow::Result<u64> {
-    let rig = Rig::start(qemu, Unit::VtdLegacy)?;
+pub(super) fn translates_through_a_table_of_ours(rig: &Rig) -> anyhow::Result<()> {
     for levels in [3, 4] {
-        let unit = Vtd::new(&rig)?;
+        let unit = Vtd::new(rig)?;
         let mut table = Table::new(VtdSs::new(levels)?, rig.tables())?;
         // Of each size one leaf, at both ends of what the levels reach.
         let top = 1 << (12 + 9 * u32::from(levels));
@@ -214,12 +213,11 @@ pub(super) fn translates_through_a_table_of_ours(qemu: &Qemu) -> anyhow::Result<
         unit.no_fault()?;
         unit.registers.finish()?;
     }
-    Ok(rig.copies())
+    Ok(())
 }
 
-pub(super) fn keeps_devices_apart(qemu: &Qemu) -> anyhow::Result<u64> {
-    let rig = Rig::start(qemu, Unit::VtdLegacy)?;
-    let unit = Vtd::new(&rig)?;
+pub(super) fn keeps_devices_apart(rig: &Rig) -> anyhow::Result<()> {
+    let unit = Vtd::new(rig)?;
     // The same addresses lead each of them elsewhere.
     let memory = [DATA.start, DATA.start + MIB];
     let mut tables = Vec::new();
@@ -248,12 +246,11 @@ pub(super) fn keeps_devices_apart(qemu: &Qemu) -> anyhow::Result<u64> {
     }
     unit.no_fault()?;
     unit.registers.finish()?;
-    Ok(rig.copies())
+    Ok(())
 }
 
-pub(super) fn records_faults(qemu: &Qemu) -> anyhow::Result<u64> {
-    let rig = Rig::start(qemu, Unit::VtdLegacy)?;
-    let unit = Vtd::new(&rig)?;
+pub(super) fn records_faults(rig: &Rig) -> anyhow::Result<()> {
+    let unit = Vtd::new(rig)?;
     let mut table = Table::new(VtdSs::new(4)?, rig.tables())?;
     let (good, read_only, write_only) = (0x10_0000, 0x20_0000, 0x30_0000);
     for (iova, prot) in [
@@ -302,12 +299,11 @@ pub(super) fn records_faults(qemu: &Qemu) -> anyhow::Result<u64> {
     }
     unit.no_fault()?;
     unit.registers.finish()?;
-    Ok(rig.copies())
+    Ok(())
 }
 
-pub(super) fn goes_on_with_what_it_knows_until_it_is_told(qemu: &Qemu) -> anyhow::Result<u64> {
-    let rig = Rig::start(qemu, Unit::VtdLegacy)?;
-    let unit = Vtd::new(&rig)?;
+pub(super) fn goes_on_with_what_it_knows_until_it_is_told(rig: &Rig) -> anyhow::Result<()> {
+    let unit = Vtd::new(rig)?;
     let mut table = Table::new(VtdSs::new(4)?, rig.tables())?;
     table.map(0, &[Span::new(DATA.start, 2 * PAGE)], Prot::RW)?;
     unit.attach(DEVICES[0], 1, table.root())?;
@@ -326,5 +322,5 @@ pub(super) fn goes_on_with_what_it_knows_until_it_is_told(qemu: &Qemu) -> anyhow
     ensure!(unit.fault().is_some_and(|fault| fault.page == PAGE));
     table.reclaim(flushed);
     unit.registers.finish()?;
-    Ok(rig.copies())
+    Ok(())
 }
