@@ -2,6 +2,7 @@
 
 mod broken;
 mod flush;
+mod hostile;
 mod model;
 mod order;
 mod scalable;
