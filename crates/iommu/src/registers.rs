@@ -38,23 +38,31 @@ pub trait Registers {
     fn wait(&self, round: u32) -> bool;
 }
 
-impl<R: Registers + ?Sized> Registers for &R {
-    fn read32(&self, offset: usize) -> u32 {
-        (**self).read32(offset)
-    }
-    fn write32(&self, offset: usize, value: u32) {
-        (**self).write32(offset, value);
-    }
-    fn read64(&self, offset: usize) -> u64 {
-        (**self).read64(offset)
-    }
-    fn write64(&self, offset: usize, value: u64) {
-        (**self).write64(offset, value);
-    }
-    fn wait(&self, round: u32) -> bool {
-        (**self).wait(round)
-    }
+macro_rules! forward {
+    ($pointer:ty) => {
+        impl<R: Registers + ?Sized> Registers for $pointer {
+            fn read32(&self, offset: usize) -> u32 {
+                (**self).read32(offset)
+            }
+            fn write32(&self, offset: usize, value: u32) {
+                (**self).write32(offset, value);
+            }
+            fn read64(&self, offset: usize) -> u64 {
+                (**self).read64(offset)
+            }
+            fn write64(&self, offset: usize, value: u64) {
+                (**self).write64(offset, value);
+            }
+            fn wait(&self, round: u32) -> bool {
+                (**self).wait(round)
+            }
+        }
+    };
 }
+
+forward!(&R);
+#[cfg(feature = "std")]
+forward!(std::sync::Arc<R>);
 
 /// Waits until `done`; `awaited` names that in the error.
 pub(crate) fn wait_until<R: Registers + ?Sized>(
