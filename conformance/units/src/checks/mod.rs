@@ -62,6 +62,7 @@ pub const CHECKS: &[Check] = &[
     check("devices in two domains", VTD, vtd::two_domains),
     check("faults", VTD, vtd::faults),
     check("stale until invalidated", VTD, vtd::stale),
+    check("dirty bits", &[Unit::VtdFirst], vtd::dirty),
     check("a random mixture", VTD, vtd::mixture),
 ];
 
