@@ -58,6 +58,7 @@
 #![forbid(unsafe_code)]
 
 mod capabilities;
+mod commands;
 mod error;
 mod fault;
 mod registers;

@@ -59,6 +59,7 @@ use runs::Span;
 use spin::Mutex;
 
 use crate::capabilities::Capabilities;
+use crate::commands;
 use crate::error::{AttachError, FlushError, UnitError};
 use crate::fault::Fault;
 use crate::registers::{Registers, wait_until};
@@ -71,9 +72,8 @@ use offer::{
 use queue::{Channel, Queue};
 use structures::{Entry, Structures, page};
 
-pub use command::MOST_PAGE_COMMANDS;
+pub use crate::commands::{CommandCounters, MOST_PAGE_COMMANDS};
 pub use config::{Config, Mode, ProbeError};
-pub use queue::CommandCounters;
 
 /// One VT-d unit, over its registers `R` and memory `M` for root table, context tables and queue.
 ///
@@ -435,7 +435,7 @@ where
         }
         // With tables and no range, what the tables held is not named.
         let mask = self.offer.page_mask().filter(|_| !what.ranges().is_empty());
-        let Some(blocks) = mask.and_then(|most| command::blocks(what, most)) else {
+        let Some(blocks) = mask.and_then(|most| commands::blocks(what, most)) else {
             return self.invalidate_domain(domain);
         };
         let leaf_only = !what.tables_unlinked() && !self.offer.caching_mode();

@@ -29,21 +29,9 @@ use super::offer::{
     CCMD, FLUSH_WRITES, FSTS, GCMD, GSTS, IQA, IQERCD, IQH, IQT, Offer, QUEUE, QUEUE_ERRORS,
     STATES, WIDE,
 };
+use crate::commands::CommandCounters;
 use crate::error::UnitError;
 use crate::registers::{Registers, wait_until};
-
-/// What a unit was told in all.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct CommandCounters {
-    /// Batches of commands that were begun: one for a flush, an attach or a detach that needs any.
-    pub batches: u64,
-    /// Invalidation commands that are complete.
-    pub commands: u64,
-    /// Times that the driver has waited for completion: once for a batch by queue, once for each
-    /// command by registers.
-    pub waits: u64,
-}
 
 /// The invalidation queue: one page, and one for the status word.
 #[derive(Debug)]

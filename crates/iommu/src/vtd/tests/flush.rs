@@ -7,7 +7,7 @@ use iopt::{Discard, Gather, Prot, Table};
 use runs::PageSizes;
 
 use super::*;
-use crate::vtd::command::{Block, MOST_PAGE_COMMANDS, blocks};
+use crate::commands::{Block, MOST_PAGE_COMMANDS, blocks};
 
 const MIB: u64 = 1 << 20;
 
