@@ -4,12 +4,13 @@
 //!
 //! A command for pages names 2^*mask* of them from a multiple of their size (VT-d: Invalidate Address
 //! Register, field AM; AMD-Vi: INVALIDATE_IOMMU_PAGES, bit S). Leaves larger than 4 KiB must be named
-//! whole, so ranges grow to the size of the highest level at which a leaf was removed. A range then takes
-//! one block, if one of less than twice its size covers it, and else two that meet at the most aligned
-//! address inside it, each of less than twice its part. What is named in excess costs another walk, and
-//! nothing else. Blocks beyond the unit's largest mask are several commands. Where that comes to more
-//! than [`MOST_PAGE_COMMANDS`], or a leaf is larger than the largest mask, or the unit has no such
-//! command, the whole domain is invalidated by one.
+//! whole, so ranges grow to the size of the highest level at which a leaf was removed; leaves of sizes
+//! between those of levels are whole in a gather's ranges. A range then takes one block, if one of less
+//! than twice its size covers it, and else two that meet at the most aligned address inside it, each of
+//! less than twice its part. What is named in excess costs another walk, and nothing else. Blocks beyond
+//! the unit's largest mask are several commands. Where that comes to more than [`MOST_PAGE_COMMANDS`],
+//! or a leaf is larger than the largest mask, or the unit has no such command, the whole domain is
+//! invalidated by one.
 
 use iopt::Invalidation;
 use runs::Span;

@@ -77,6 +77,13 @@ pub enum AttachError {
         /// The unit's segment.
         segment: u16,
     },
+    /// The unit was set up for devices up to a lower one.
+    Beyond {
+        /// The device.
+        device: DeviceId,
+        /// The highest requester id, without the segment.
+        last: u16,
+    },
     /// The unit keeps this domain for itself (VT-d's caching mode).
     ReservedDomain {
         /// The domain.
@@ -150,6 +157,13 @@ impl fmt::Display for AttachError {
             ),
             Self::Elsewhere { device, segment } => {
                 write!(f, "{device} is not in the unit's segment {segment:04x}")
+            }
+            Self::Beyond { device, last } => {
+                write!(
+                    f,
+                    "{device} is beyond {}, the last in the unit's table",
+                    DeviceId(u32::from(*last))
+                )
             }
             Self::ReservedDomain { domain } => {
                 write!(f, "the unit keeps domain {domain} for itself")

@@ -6,7 +6,7 @@
 //!
 //! Drivers are `no_std` and allocate nothing of their own: each works over its unit's [`Registers`] and
 //! over [table memory](iopt::TableMemory) for the structures and queues that the unit reads.
-//! [`vtd`] drives Intel VT-d.
+//! [`vtd`] drives Intel VT-d, [`amdvi`] AMD's IOMMU.
 //!
 //! With the feature `std` there is the `SoftwareUnit`: it reads tables as a device's IOMMU does,
 //! with the walker of [`iopt::walk`], caches as hardware does (and so shows what was not flushed),
@@ -57,6 +57,7 @@
 #![cfg_attr(not(feature = "std"), no_std)]
 #![forbid(unsafe_code)]
 
+pub mod amdvi;
 mod capabilities;
 mod commands;
 mod error;
@@ -70,6 +71,7 @@ mod target;
 mod unit;
 pub mod vtd;
 
+pub use amdvi::AmdVi;
 pub use capabilities::{Capabilities, FormatSupport};
 pub use error::{AttachError, FlushError, UnitError};
 pub use fault::{Fault, FaultReason};

@@ -55,7 +55,7 @@ fn check() -> Result<(), i32> {
     histogram()?;
     tables::every_format()?;
     tables::what_a_unit_accepts()?;
-    tables::a_driver()
+    tables::drivers()
 }
 
 /// Steps 1 and 2: of three folios, the first two are neighbours.

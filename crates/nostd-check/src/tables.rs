@@ -3,8 +3,10 @@
 use core::hint::black_box;
 use core::sync::atomic::AtomicU64;
 
-use iommu::vtd::{Config, ProbeError};
-use iommu::{AttachError, Capabilities, DeviceId, DomainId, FormatSupport, Registers, Unit, Vtd};
+use iommu::{
+    AmdVi, AttachError, Capabilities, DeviceId, DomainId, FormatSupport, Registers, Unit, Vtd,
+    amdvi, vtd,
+};
 use iopt::walk::{Access, Walker};
 use iopt::{AnyTable, Arena, AtomicMeta, FormatId, Gather, Prot, Root, TableMemory};
 use runs::{PageSizes, Run, Span};
@@ -96,23 +98,30 @@ impl Registers for Nobody {
     }
 }
 
-/// Step 11: a driver over static memory finds no unit. All of it is linked.
-pub(crate) fn a_driver() -> Result<(), i32> {
+/// Step 11: drivers over static memory find no unit. All of them is linked.
+pub(crate) fn drivers() -> Result<(), i32> {
     let arena: Arena<_> = Arena::new((&CELLS.0[..], &METAS[..]), 1 << 40).map_err(|_| 11)?;
-    let root = Root {
-        format: FormatId::VtdSs,
+    let root = |format| Root {
+        format,
         address: 0x1000,
         levels: 4,
     };
-    match Vtd::new(Nobody, &arena, Config::default()) {
-        Ok(unit) => {
-            let unit: &dyn Unit = &unit;
-            let attached = unit.attach(DeviceId(0), DomainId(1), root);
-            require(
-                11,
-                attached.is_ok() && unit.invalidate_domain(DomainId(1)).is_ok(),
-            )
-        }
-        Err(refused) => require(11, matches!(refused, ProbeError::NoUnit { .. })),
+    match Vtd::new(Nobody, &arena, vtd::Config::default()) {
+        Ok(unit) => is_used(&unit, root(FormatId::VtdSs))?,
+        Err(refused) => require(11, matches!(refused, vtd::ProbeError::NoUnit { .. }))?,
     }
+    let config = amdvi::Config {
+        last_device: 0x7f,
+        ..amdvi::Config::default()
+    };
+    match AmdVi::new(Nobody, &arena, config) {
+        Ok(unit) => is_used(&unit, root(FormatId::AmdV1)),
+        Err(refused) => require(11, matches!(refused, amdvi::ProbeError::NoUnit { .. })),
+    }
+}
+
+fn is_used(unit: &dyn Unit, root: Root) -> Result<(), i32> {
+    let attached = unit.attach(DeviceId(0), DomainId(1), root);
+    let flushed = unit.invalidate_domain(DomainId(1));
+    require(11, attached.is_ok() && flushed.is_ok())
 }

@@ -1,0 +1,421 @@
+//! AMD's IOMMU, AMD-Vi.
+//!
+//! AMD I/O Virtualization Technology (IOMMU) Specification, publication 48882, revision 3.08 and later.
+//! [`AmdVi`] drives one unit (one IVHD block of ACPI's IVRS table) over [`Registers`] and over table
+//! memory for what the unit reads and writes. Host tables (AMD v1,
+//! [`FormatId::AmdV1`](iopt::FormatId::AmdV1)) of any number of levels up to the unit's most are walked,
+//! and tables may grow. Guest tables (v2), PASIDs, nested translation, device TLBs, page requests,
+//! interrupt remapping and virtual APICs are not driven; interrupts pass unchanged.
+//!
+//! # Orders
+//!
+//! **Enable** (sections 2.4 and 2.5 on the buffers, 3.4 on the registers): command buffer and event log,
+//! whoever's they are, are stopped; the exclusion range is switched off, since it would let devices
+//! through; the addresses of device table, command buffer and event log are written, both pointers 0;
+//! command buffer and event log are switched on, then translation, for only then the unit fetches
+//! commands; everything is invalidated, by INVALIDATE_IOMMU_ALL or, where the unit has it not, for each
+//! device and each domain. Translation that was on already stays on all the time; what was cached for
+//! its former owner may be used until `enable` returns.
+//!
+//! **Attach**: the domain, then the first word of the device table entry (`table.rs`), then
+//! INVALIDATE_DEVTAB_ENTRY, since the entry that blocks may be cached. Where absent entries are cached
+//! ([`Config::caches_not_present`]), the domain's translations are invalidated behind it.
+//!
+//! **Detach**: the entry blocks; INVALIDATE_DEVTAB_ENTRY; a barrier, so that nothing is translated by
+//! the old entry any more; INVALIDATE_IOMMU_PAGES for all of the domain; one wait; then the entry is
+//! emptied.
+//!
+//! **Invalidate**: `commands.rs` of the crate says which pages; one wait at the end of all. The bit PDE
+//! (upper levels too) is set when tables were unlinked, and always where absent entries are cached.
+//!
+//! **A new root** ([`Invalidation::new_root`]): stored in the entry of each of the domain's devices, then
+//! as for a detach, with one INVALIDATE_DEVTAB_ENTRY for each device.
+//!
+//! **Mapping** needs stores only, but where absent entries are cached.
+//!
+//! **Faults**: `events.rs`.
+//!
+//! # Locks and bounds
+//!
+//! One spinning lock covers table, commands and log: attach, detach and flushes take turns. Each holds
+//! it for a few [bounded](Registers::wait) waits; only `enable`, on a unit without INVALIDATE_IOMMU_ALL,
+//! has some hundreds.
+
+mod buffer;
+mod command;
+mod config;
+mod events;
+mod offer;
+mod table;
+#[cfg(test)]
+mod tests;
+
+use iopt::{Chain, Invalidation, NoTables, Root, TABLE_BYTES, TableMemory};
+use runs::Span;
+use spin::Mutex;
+
+use crate::capabilities::Capabilities;
+use crate::commands;
+use crate::error::{AttachError, FlushError, UnitError};
+use crate::fault::Fault;
+use crate::registers::{Registers, wait_until};
+use crate::unit::{DeviceId, DomainId, NodeId, Unit};
+
+use buffer::Buffer;
+use command::{Command, MOST_PAGES};
+use events::{Log, Taken};
+use offer::{
+    COHERENT, DEVICE_TABLE, EXCLUSION, FETCH, FETCHING, LOG, LOGGING, Offer, RING, STATUS,
+    TRANSLATE, control,
+};
+use table::DeviceTable;
+
+pub use crate::commands::{CommandCounters, MOST_PAGE_COMMANDS};
+pub use config::{Config, ProbeError};
+
+/// One AMD-Vi unit, over its registers `R` and memory `M` for device table, command buffer and event
+/// log.
+///
+/// `M` gives pages of 4 KiB with 64-bit cells, at addresses below the unit's `host_bits`, and the device
+/// table in one piece ([`Config::last_device`]). Tables and entries are read through the processor's
+/// caches.
+///
+/// Dropping it changes nothing: the unit goes on, and its memory stays taken. See
+/// [`tear_down`](Self::tear_down).
+#[derive(Debug)]
+pub struct AmdVi<R, M> {
+    registers: R,
+    memory: M,
+    config: Config,
+    offer: Offer,
+    capabilities: Capabilities,
+    inner: Mutex<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    table: DeviceTable,
+    buffer: Buffer,
+    log: Log,
+}
+
+/// What is not memory to devices (section 2.1.2, special address ranges): message-signalled
+/// interrupts, and what HyperTransport keeps below 1 TiB.
+const RESERVED: [Span; 2] = [
+    Span::new(0xfee0_0000, 1 << 20),
+    Span::new(0xfd_0000_0000, 0x3_0000_0000),
+];
+
+impl<R: Registers, M: TableMemory> AmdVi<R, M> {
+    /// Looks what the unit can do, and takes memory for it. The unit is not changed yet; devices can
+    /// be attached before it is [enabled](Self::enable).
+    pub fn new(registers: R, memory: M, config: Config) -> Result<Self, ProbeError> {
+        const {
+            assert!(
+                <M::Cell as iopt::Cell>::BYTES == 8,
+                "structures have 64-bit words"
+            );
+        }
+        let offer = Offer::read(&registers)?;
+        let capabilities = offer.capabilities(&config)?;
+        let table = DeviceTable::new(&memory, config.last_device).map_err(ProbeError::Memory)?;
+        let mut taken = Chain::empty();
+        table.pages().for_each(|page| taken.push(&memory, page));
+        let mut pages = [0; 3];
+        for page in &mut pages {
+            match memory.allocate(TABLE_BYTES as usize) {
+                Ok(address) => *page = address,
+                Err(cause) => {
+                    memory.reclaim(taken);
+                    return Err(ProbeError::Memory(cause));
+                }
+            }
+            taken.push(&memory, *page);
+        }
+        let [entries, status, log] = pages;
+        Ok(Self {
+            registers,
+            memory,
+            config,
+            offer,
+            capabilities,
+            inner: Mutex::new(Inner {
+                table,
+                buffer: Buffer::new(entries, status),
+                log: Log { entries: log },
+            }),
+        })
+    }
+
+    /// Has the unit translate. From now on a device that is not attached faults.
+    ///
+    /// After an error translation may be on or off; it can be called again.
+    pub fn enable(&self) -> Result<(), UnitError> {
+        let registers = &self.registers;
+        let Inner { table, buffer, log } = &mut *self.inner.lock();
+        self.stop(0)?;
+        registers.write64(EXCLUSION, 0);
+        buffer.set_up(registers);
+        log.set_up(registers, &self.memory);
+        registers.write64(DEVICE_TABLE, table.register());
+        control(registers, COHERENT | FETCH | LOG, 0);
+        control(registers, TRANSLATE, 0);
+        wait_until(registers, "Status.CmdBufRun and EventLogRun = 1", || {
+            Ok(registers.read64(STATUS) & (FETCHING | LOGGING) == FETCHING | LOGGING)
+        })?;
+        buffer.open = true;
+        let devices = table.devices();
+        let all = self.offer.invalidates_all();
+        // Each device, a barrier, and each domain.
+        let count = if all { 1 } else { devices + 1 + (1 << 16) };
+        let everything = (0..count).map(move |n| match n.checked_sub(devices + 1) {
+            _ if all => Command::All,
+            Some(domain) => Command::domain(domain as u16),
+            None if n == devices => Command::Barrier,
+            None => Command::Device { source: n as u16 },
+        });
+        buffer.issue((registers, &self.memory), log, everything)
+    }
+
+    /// Has the unit stop translating: devices reach all of memory again, at the addresses that they
+    /// name. Faults that were not [drained](Unit::drain_faults) are forgotten.
+    pub fn disable(&self) -> Result<(), UnitError> {
+        let buffer = &mut self.inner.lock().buffer;
+        self.stop(TRANSLATE)?;
+        buffer.open = false;
+        Ok(())
+    }
+
+    /// [Disables](Self::disable) the unit and gives its memory back. After an error the memory stays
+    /// taken, since the unit may still read it; who wants to try again calls `disable` before.
+    pub fn tear_down(self) -> Result<(R, M), UnitError> {
+        self.disable()?;
+        let Inner { table, buffer, log } = self.inner.into_inner();
+        let mut chain = Chain::empty();
+        let memory = self.memory;
+        let ours = [buffer.entries, buffer.status, log.entries];
+        let pages = table.pages().chain(ours);
+        pages.for_each(|page| chain.push(&memory, page));
+        memory.reclaim(chain);
+        Ok((self.registers, memory))
+    }
+
+    /// What the unit was told so far.
+    pub fn counters(&self) -> CommandCounters {
+        self.inner.lock().buffer.counters
+    }
+
+    /// The registers.
+    pub const fn registers(&self) -> &R {
+        &self.registers
+    }
+
+    /// The memory for device table, command buffer and event log.
+    pub const fn memory(&self) -> &M {
+        &self.memory
+    }
+
+    /// Stops command buffer and event log, and what else is named.
+    fn stop(&self, also: u64) -> Result<(), UnitError> {
+        let registers = &self.registers;
+        control(registers, 0, FETCH | LOG | also);
+        wait_until(registers, "Status.CmdBufRun and EventLogRun = 0", || {
+            Ok(registers.read64(STATUS) & (FETCHING | LOGGING) == 0)
+        })
+    }
+
+    /// The unit's number of a domain that it can have.
+    fn tag(&self, domain: DomainId) -> Option<u16> {
+        u16::try_from(domain.0).ok()
+    }
+
+    fn behind(&self, device: DeviceId, last: u16) -> Result<(), AttachError> {
+        let segment = self.config.segment;
+        if device.0 >> 16 != u32::from(segment) {
+            return Err(AttachError::Elsewhere { device, segment });
+        }
+        if device.0 as u16 > last {
+            return Err(AttachError::Beyond { device, last });
+        }
+        Ok(())
+    }
+
+    fn do_attach(&self, device: DeviceId, domain: DomainId, root: Root) -> Result<(), AttachError> {
+        self.capabilities.check(&root)?;
+        let Inner { table, buffer, log } = &mut *self.inner.lock();
+        self.behind(device, table.last())?;
+        let bits = self.capabilities.domain_bits;
+        let tag = self
+            .tag(domain)
+            .ok_or(AttachError::DomainId { domain, bits })?;
+        let memory = &self.memory;
+        let Some(entry) = table.entry(memory, device) else {
+            // The memory gives fewer cells than the table has.
+            let (needed, available) = (TABLE_BYTES, 0);
+            let cause = NoTables { needed, available };
+            return Err(AttachError::Memory { device, cause });
+        };
+        if let Some(there) = entry.read() {
+            let domain = DomainId(there.domain.into());
+            return Err(AttachError::AlreadyAttached { device, domain });
+        }
+        let mut members = table.members(memory, tag);
+        if let Some((_, there)) = members.find(|(_, there)| there.root != root) {
+            return Err(AttachError::OtherRoot {
+                domain,
+                there: there.root,
+                asked: root,
+            });
+        }
+        drop(members);
+        table.note(device);
+        entry.set(tag, &root, self.offer);
+        let source = device.0 as u16;
+        let absent = self.config.caches_not_present;
+        let commands = [
+            Some(Command::Device { source }),
+            absent.then_some(Command::Barrier),
+            absent.then_some(Command::domain(tag)),
+        ];
+        let told = buffer.issue(
+            (&self.registers, memory),
+            log,
+            commands.into_iter().flatten(),
+        );
+        told.map_err(|cause| {
+            entry.withdraw();
+            AttachError::Unit { device, cause }
+        })
+    }
+
+    fn do_detach(&self, device: DeviceId) -> Result<(), AttachError> {
+        let Inner { table, buffer, log } = &mut *self.inner.lock();
+        self.behind(device, table.last())?;
+        let entry = table.entry(&self.memory, device);
+        let there = entry.as_ref().and_then(table::Entry::read);
+        let (Some(entry), Some(there)) = (entry, there) else {
+            return Err(AttachError::NotAttached { device });
+        };
+        entry.withdraw();
+        let source = device.0 as u16;
+        let commands = [
+            Command::Device { source },
+            Command::Barrier,
+            Command::domain(there.domain),
+        ];
+        buffer
+            .issue((&self.registers, &self.memory), log, commands.into_iter())
+            .map_err(|cause| AttachError::Unit { device, cause })?;
+        entry.clear();
+        Ok(())
+    }
+
+    /// Has the domain's devices translate through a root from now on. What they had is forgotten, also
+    /// when they have the root already: an earlier call may have failed behind the stores.
+    fn set_root(&self, domain: DomainId, tag: u16, root: Root) -> Result<(), FlushError> {
+        let refused = |cause| FlushError::Root { domain, cause };
+        self.capabilities.check(&root).map_err(refused)?;
+        let Inner { table, buffer, log } = &mut *self.inner.lock();
+        let members = table.members(&self.memory, tag);
+        for (source, _) in members.clone() {
+            if let Some(entry) = table.entry(&self.memory, DeviceId(source.into())) {
+                entry.set_root(&root, self.offer);
+            }
+        }
+        let commands = members
+            .map(|(source, _)| Command::Device { source })
+            .chain([Command::Barrier, Command::domain(tag)]);
+        buffer
+            .issue((&self.registers, &self.memory), log, commands)
+            .map_err(|cause| FlushError::Unit { domain, cause })
+    }
+
+    fn flush(
+        &self,
+        domain: DomainId,
+        commands: impl Iterator<Item = Command> + Clone,
+    ) -> Result<(), FlushError> {
+        let Inner { buffer, log, .. } = &mut *self.inner.lock();
+        buffer
+            .issue((&self.registers, &self.memory), log, commands)
+            .map_err(|cause| FlushError::Unit { domain, cause })
+    }
+}
+
+impl<R, M> Unit for AmdVi<R, M>
+where
+    R: Registers + Send + Sync,
+    M: TableMemory + Send + Sync,
+{
+    fn capabilities(&self) -> Capabilities {
+        self.capabilities
+    }
+
+    fn node(&self) -> Option<NodeId> {
+        self.config.node
+    }
+
+    fn reserved(&self, _device: DeviceId, sink: &mut dyn FnMut(Span)) {
+        RESERVED.into_iter().for_each(sink);
+    }
+
+    fn attach(&self, device: DeviceId, domain: DomainId, root: Root) -> Result<(), AttachError> {
+        self.do_attach(device, domain, root)
+    }
+
+    fn detach(&self, device: DeviceId) -> Result<(), AttachError> {
+        self.do_detach(device)
+    }
+
+    fn invalidate(&self, domain: DomainId, what: &Invalidation) -> Result<(), FlushError> {
+        let Some(tag) = self.tag(domain) else {
+            // No device can be in it.
+            return Ok(());
+        };
+        if let Some(root) = what.new_root() {
+            return self.set_root(domain, tag, root);
+        }
+        if what.is_empty() {
+            return Ok(());
+        }
+        // With tables and no range, what the tables held is not named.
+        let named = !what.ranges().is_empty();
+        let blocks = named.then(|| commands::blocks(what, MOST_PAGES)).flatten();
+        let Some(blocks) = blocks else {
+            return self.invalidate_domain(domain);
+        };
+        let tables = what.tables_unlinked() || self.config.caches_not_present;
+        let pages = blocks.map(move |block| Command::Pages {
+            domain: tag,
+            block,
+            tables,
+        });
+        self.flush(domain, pages)
+    }
+
+    fn invalidate_domain(&self, domain: DomainId) -> Result<(), FlushError> {
+        match self.tag(domain) {
+            Some(tag) => self.flush(domain, core::iter::once(Command::domain(tag))),
+            None => Ok(()),
+        }
+    }
+
+    fn drain_faults(&self, sink: &mut dyn FnMut(Fault)) -> u64 {
+        let (registers, memory) = (&self.registers, &self.memory);
+        for _ in 0..RING {
+            let alone = self.inner.lock();
+            let Some(taken) = alone.log.take(registers, memory, self.config.segment) else {
+                return u64::from(alone.log.take_overflow(registers, memory));
+            };
+            // Not under the lock: the sink may flush.
+            drop(alone);
+            match taken {
+                Taken::Fault(fault) => sink(fault),
+                Taken::Command => {}
+                // Nor have those behind it.
+                Taken::Lost => return 1,
+            }
+        }
+        0
+    }
+}

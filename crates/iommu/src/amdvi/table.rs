@@ -1,0 +1,198 @@
+//! The device table.
+//!
+//! AMD IOMMU specification, section 2.2.2 "Device Table": an entry of 32 bytes for each requester id.
+//! Table 8 says what its bits V and TV do: V = 0 lets everything through; with V = 1 and TV = 0 what
+//! needs a translation is blocked. So entries are never zero:
+//!
+//! * **empty**: V, and nothing else;
+//! * **present**: V, TV, and the table (mode, root pointer, IR, IW); the device is attached;
+//! * **leaving**: as present, without TV. The unit faults, but may still have the old one cached; the
+//!   device counts as attached.
+//!
+//! Everything about the table is in the first 8 bytes, and the domain is in the second. So the domain
+//! is stored while TV is 0, when it means nothing to a translation, and one aligned store of 8 bytes
+//! does the rest; the same for a root that has grown. So the unit never sees parts of two entries, though
+//! no store is as wide as an entry: what else an entry holds is zero.
+//!
+//! The entry is also where the driver keeps what it knows of a device: there is no second list that
+//! could differ. Interrupts are not remapped (IV = 0), and neither PASIDs nor device TLBs are offered
+//! (GV = 0, I = 0).
+
+use iopt::{Cell, FormatId, NoTables, Root, TABLE_BYTES, TableMemory};
+
+use super::offer::Offer;
+use crate::unit::DeviceId;
+
+/// V.
+const VALID: u64 = 1;
+/// TV.
+const TRANSLATED: u64 = 1 << 1;
+/// HAD: the unit sets accessed (1) and dirty bits (3).
+const DIRTY: u64 = 3 << 7;
+/// Mode: the levels.
+const MODE: u32 = 9;
+/// The root pointer.
+const ADDRESS: u64 = ((1 << 52) - 1) & !0xfff;
+/// IR and IW: the table decides.
+const ALLOWED: u64 = 3 << 61;
+
+/// Words of an entry.
+const WORDS: usize = 4;
+
+/// The table.
+#[derive(Debug)]
+pub(super) struct DeviceTable {
+    pub(super) base: u64,
+    bytes: u64,
+    last: u16,
+    /// The first and the last device that was ever attached: what a search looks at.
+    used: Option<(u16, u16)>,
+}
+
+/// What an entry says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Attached {
+    pub(super) domain: u16,
+    pub(super) root: Root,
+}
+
+fn word(root: &Root, offer: Offer) -> u64 {
+    let dirty = if offer.dirty() { DIRTY } else { 0 };
+    VALID | dirty | u64::from(root.levels) << MODE | root.address | ALLOWED
+}
+
+impl DeviceTable {
+    /// A table of empty entries.
+    pub(super) fn new<M: TableMemory>(memory: &M, last: u16) -> Result<Self, NoTables> {
+        let devices = u64::from(last) + 1;
+        let bytes = (devices * 8 * WORDS as u64)
+            .next_power_of_two()
+            .max(TABLE_BYTES);
+        let base = memory.allocate(bytes as usize)?;
+        let table = Self {
+            base,
+            bytes,
+            last,
+            used: None,
+        };
+        let cells = table.cells(memory);
+        for (n, cell) in cells.iter().enumerate() {
+            cell.set(if n % WORDS == 0 { VALID } else { 0 });
+        }
+        memory.written(cells);
+        Ok(table)
+    }
+
+    /// What the base address register says: the size in pages, less one, beside the address.
+    pub(super) const fn register(&self) -> u64 {
+        self.base | (self.bytes / TABLE_BYTES - 1)
+    }
+
+    /// How many devices the table has room for.
+    pub(super) const fn devices(&self) -> usize {
+        self.bytes as usize / 8 / WORDS
+    }
+
+    /// The pages of the table.
+    pub(super) fn pages(&self) -> impl Iterator<Item = u64> + use<> {
+        let (base, bytes) = (self.base, self.bytes);
+        (0..bytes)
+            .step_by(TABLE_BYTES as usize)
+            .map(move |offset| base + offset)
+    }
+
+    pub(super) const fn last(&self) -> u16 {
+        self.last
+    }
+
+    fn cells<'m, M: TableMemory>(&self, memory: &'m M) -> &'m [M::Cell] {
+        memory.entries(self.base, self.bytes as usize / 8)
+    }
+
+    /// The device's entry. The device is one for which there is room.
+    pub(super) fn entry<'m, M: TableMemory>(
+        &self,
+        memory: &'m M,
+        device: DeviceId,
+    ) -> Option<Entry<'m, M>> {
+        let first = device.0 as usize % (1 << 16) * WORDS;
+        let cells = self.cells(memory).get(first..first + WORDS)?;
+        Some(Entry { memory, cells })
+    }
+
+    /// Notes that a device is attached.
+    pub(super) fn note(&mut self, device: DeviceId) {
+        let source = device.0 as u16;
+        let (first, last) = self.used.unwrap_or((source, source));
+        self.used = Some((first.min(source), last.max(source)));
+    }
+
+    /// All devices of a domain, with what their entries say.
+    pub(super) fn members<'t, M: TableMemory>(
+        &'t self,
+        memory: &'t M,
+        domain: u16,
+    ) -> impl Iterator<Item = (u16, Attached)> + Clone + 't {
+        let used = self.used.map(|(first, last)| first..=last);
+        used.into_iter().flatten().filter_map(move |source| {
+            let there = self.entry(memory, DeviceId(source.into()))?.read()?;
+            (there.domain == domain).then_some((source, there))
+        })
+    }
+}
+
+/// The entry of one device.
+pub(super) struct Entry<'m, M: TableMemory> {
+    memory: &'m M,
+    cells: &'m [M::Cell],
+}
+
+impl<M: TableMemory> Entry<'_, M> {
+    fn word(&self, n: usize) -> u64 {
+        self.cells.get(n).map_or(0, Cell::get)
+    }
+
+    fn store(&self, n: usize, word: u64) {
+        if let Some(cell) = self.cells.get(n) {
+            cell.set_release(word);
+            self.memory.written(self.cells);
+        }
+    }
+
+    /// What the entry says; `None` for an empty one.
+    pub(super) fn read(&self) -> Option<Attached> {
+        let (first, second) = (self.word(0), self.word(1));
+        let levels = (first >> MODE & 7) as u8;
+        (levels != 0).then_some(Attached {
+            domain: second as u16,
+            root: Root {
+                format: FormatId::AmdV1,
+                address: first & ADDRESS,
+                levels,
+            },
+        })
+    }
+
+    /// Makes an empty entry present. The root was checked.
+    pub(super) fn set(&self, domain: u16, root: &Root, offer: Offer) {
+        self.store(1, domain.into());
+        self.store(0, word(root, offer) | TRANSLATED);
+    }
+
+    /// Another root, in the same state.
+    pub(super) fn set_root(&self, root: &Root, offer: Offer) {
+        let state = self.word(0) & TRANSLATED;
+        self.store(0, word(root, offer) | state);
+    }
+
+    /// From present to leaving.
+    pub(super) fn withdraw(&self) {
+        self.store(0, self.word(0) & !TRANSLATED);
+    }
+
+    /// From leaving to empty.
+    pub(super) fn clear(&self) {
+        self.store(0, VALID);
+        self.store(1, 0);
+    }
+}

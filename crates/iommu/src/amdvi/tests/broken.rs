@@ -1,0 +1,260 @@
+//! Units that do not answer, stop, or lose faults: everything ends, with a name.
+
+use std::string::ToString;
+
+use iopt::walk::Access;
+
+use super::model::PATIENCE;
+use super::*;
+use crate::fault::FaultReason;
+
+fn timed_out(awaited: &'static str) -> UnitError {
+    UnitError::TimedOut {
+        awaited,
+        rounds: PATIENCE,
+    }
+}
+
+#[test]
+fn each_status_that_does_not_follow_is_named() {
+    for stuck in [1 << 3, 1 << 4] {
+        let (driver, model) = unit(FEATURES, CONFIG);
+        model.state().broken.stuck = stuck;
+        let on = timed_out("Status.CmdBufRun and EventLogRun = 1");
+        assert_eq!(driver.enable(), Err(on));
+        // The same unit, repaired.
+        model.state().broken.stuck = 0;
+        assert_eq!(driver.enable(), Ok(()));
+        model.state().broken.stuck = stuck;
+        let off = timed_out("Status.CmdBufRun and EventLogRun = 0");
+        assert_eq!(driver.enable(), Err(off));
+        assert_eq!(driver.disable(), Err(off));
+        model.state().broken.stuck = 0;
+        assert_eq!(driver.disable(), Ok(()));
+    }
+}
+
+#[test]
+fn a_wait_that_is_not_answered_ends_and_fails_the_flush() {
+    let (driver, model) = enabled(CONFIG);
+    driver.attach(DEVICE, DOMAIN, root(0x1000, 4)).unwrap();
+    assert!(model.look_up(SOURCE).is_some());
+    model.state().broken.mute = true;
+    let cause = timed_out("the store of a COMPLETION_WAIT");
+    let failed = FlushError::Unit {
+        domain: DOMAIN,
+        cause,
+    };
+    assert_eq!(driver.invalidate_domain(DOMAIN), Err(failed));
+    assert_eq!(driver.counters().waits, 2, "of enabling and attaching");
+    // A detach that was not answered leaves the device without translation, and attached.
+    assert_eq!(
+        driver.detach(DEVICE),
+        Err(AttachError::Unit {
+            device: DEVICE,
+            cause
+        })
+    );
+    assert_eq!(model.look_up(SOURCE), None);
+    assert!(matches!(
+        driver.attach(DEVICE, DOMAIN, root(0x1000, 4)),
+        Err(AttachError::AlreadyAttached { .. })
+    ));
+    model.state().broken.mute = false;
+    model.told();
+    driver.detach(DEVICE).unwrap();
+    assert_eq!(
+        model.told(),
+        [Told::Device(SOURCE), Told::Barrier, whole(7), Told::Wait]
+    );
+}
+
+#[test]
+fn an_attach_that_is_not_answered_leaves_no_translation() {
+    let (driver, model) = enabled(CONFIG);
+    model.state().broken.deaf = true;
+    let failed = driver.attach(DEVICE, DOMAIN, root(0x1000, 4));
+    assert!(matches!(failed, Err(AttachError::Unit { .. })));
+    assert_eq!(model.look_up(SOURCE), None);
+    model.state().broken.deaf = false;
+    driver.detach(DEVICE).unwrap();
+    driver.attach(DEVICE, DOMAIN, root(0x1000, 4)).unwrap();
+    assert!(model.look_up(SOURCE).is_some());
+}
+
+#[test]
+fn a_buffer_that_is_not_emptied_fills_and_says_so() {
+    let (driver, model) = enabled(CONFIG);
+    model.state().broken.deaf = true;
+    let mut full = 0;
+    let error = loop {
+        match driver.invalidate_domain(DOMAIN).unwrap_err() {
+            FlushError::Unit { cause, .. } => match cause {
+                UnitError::TimedOut { .. } => full += 1,
+                other => break other,
+            },
+            other => panic!("{other}"),
+        }
+        assert!(full < 200, "no end");
+    };
+    // 255 places of 256, two for each flush.
+    assert_eq!(full, 127);
+    assert_eq!(error, UnitError::QueueFull { needed: 2, free: 1 });
+    // Late answers are no answers to the next flush, which gets its own.
+    model.state().broken.deaf = false;
+    driver.invalidate_domain(DOMAIN).unwrap();
+    assert_eq!(model.told().len(), 256);
+    // And around the end of the ring.
+    for _ in 0..300 {
+        driver.invalidate_domain(DOMAIN).unwrap();
+    }
+    assert_eq!(model.told().len(), 600);
+}
+
+#[test]
+fn a_unit_that_stops_fails_one_flush_and_serves_the_next() {
+    for (event, name) in [
+        (5, "ILLEGAL_COMMAND_ERROR"),
+        (6, "COMMAND_HARDWARE_ERROR"),
+        (0, "CmdBufRun = 0, without an event"),
+    ] {
+        for at in 0..3 {
+            for latency in [0, 5] {
+                let (driver, model) = enabled(CONFIG);
+                model.state().latency = latency;
+                // An earlier fault is not taken for the cause.
+                model.event(2 << 60, 0x1000);
+                // Enabling was two commands.
+                model.state().broken.stops = Some((event, 2 + at));
+                let what = Invalidation::of(Span::new(0xf000, 0x2000), 1, false);
+                let failed = driver.invalidate(DOMAIN, &what).unwrap_err();
+                let FlushError::Unit { cause, .. } = failed else {
+                    panic!("{failed}");
+                };
+                let UnitError::Command {
+                    error,
+                    command,
+                    record,
+                } = cause
+                else {
+                    panic!("{cause}");
+                };
+                assert_eq!(error, name);
+                let kind = if at < 2 { 3 } else { 1 };
+                assert_eq!(command[0] >> 60, kind, "{cause}");
+                // The command's address, where there is an event.
+                let place = u64::from(2 + at) * 16;
+                assert!(event == 0 || record & 0xfff == place, "{cause}");
+                let told = model.told();
+                let pages = told.iter().filter(|told| matches!(told, Told::Pages(..)));
+                assert_eq!(pages.count() as u32, at);
+                model.state().broken.stops = None;
+                driver.invalidate(DOMAIN, &what).unwrap();
+                assert_eq!(model.told().len(), 3);
+                // Only what is about a device is a fault.
+                let (faults, lost) = drain(&driver);
+                assert_eq!((faults.len(), lost), (1, 0));
+            }
+        }
+    }
+}
+
+const READ: u64 = 0;
+const WRITE: u64 = 1 << 53;
+/// PR and PE.
+const DENIED: u64 = 1 << 52 | 1 << 54;
+
+fn page_fault(flags: u64) -> u64 {
+    2 << 60 | flags | 7 << 32 | u64::from(SOURCE)
+}
+
+#[test]
+fn faults_come_oldest_first_by_name() {
+    let (driver, model) = enabled(CONFIG);
+    assert_eq!(drain(&driver), (Vec::new(), 0));
+    model.event(page_fault(DENIED | WRITE), 0x7123);
+    model.event(page_fault(READ), 0x8000);
+    model.event(page_fault(1 << 52 | 1 << 55), 0x9000);
+    for code in [1, 3, 4, 7, 8, 9, 15] {
+        model.event(code << 60 | 0x100, code << 12);
+    }
+    let (faults, lost) = drain(&driver);
+    assert_eq!((faults.len(), lost), (10, 0));
+    assert_eq!(
+        faults[0],
+        Fault {
+            device: DEVICE,
+            domain: Some(DOMAIN),
+            iova: 0x7000,
+            access: Access::Write,
+            reason: FaultReason::Reported {
+                code: 0x2070,
+                meaning: "IO_PAGE_FAULT: not allowed"
+            },
+        }
+    );
+    let said: Vec<_> = faults.iter().map(ToString::to_string).collect();
+    assert_eq!(
+        said[1],
+        "03:05.1 (domain 7): read of 0x8000: IO_PAGE_FAULT: not present (reason 0x2000)"
+    );
+    for (said, name) in said[2..].iter().zip([
+        "IO_PAGE_FAULT: reserved",
+        "01:00.0: read of 0x1000: ILLEGAL_DEV_TABLE_ENTRY",
+        "DEV_TAB_HARDWARE_ERROR",
+        "PAGE_TAB_HARDWARE_ERROR",
+        "IOTLB_INV_TIMEOUT",
+        "INVALID_DEVICE_REQUEST",
+        "INVALID_PPR_REQUEST",
+        "without a name",
+    ]) {
+        assert!(said.contains(name), "{said}");
+    }
+    assert_eq!(drain(&driver), (Vec::new(), 0));
+}
+
+#[test]
+fn a_full_log_says_so_and_goes_on() {
+    let (driver, model) = enabled(CONFIG);
+    for latency in [0, 3] {
+        model.state().latency = latency;
+        for round in 0..3 {
+            for n in 0..300 + round {
+                model.event(page_fault(READ), n << 12);
+            }
+            let (faults, lost) = drain(&driver);
+            assert_eq!((faults.len(), lost), (255, 1));
+            let pages = faults.iter().map(|fault| fault.iova >> 12);
+            assert!(pages.eq(0..255));
+            // The unit has room again; latency ends with a wait, as that of a flush.
+            driver.invalidate_domain(DOMAIN).unwrap();
+            model.event(page_fault(READ), 0x5000);
+            let (faults, lost) = drain(&driver);
+            assert_eq!((faults.len(), lost), (1, 0));
+        }
+    }
+    // Around the end of the ring.
+    for n in 0..600u64 {
+        model.event(page_fault(READ), n << 12);
+        assert_eq!(drain(&driver).0[0].iova, n << 12);
+    }
+}
+
+#[test]
+fn an_event_that_does_not_arrive_is_counted_as_lost() {
+    let (driver, model) = enabled(CONFIG);
+    // Every place has held an event.
+    for _ in 0..RING {
+        model.event(page_fault(READ), 0x7000);
+        assert_eq!(drain(&driver).0.len(), 1);
+    }
+    model.event(page_fault(READ), 0x1000);
+    model.state().broken.late = true;
+    model.event(page_fault(READ), 0x2000);
+    model.state().broken.late = false;
+    model.event(page_fault(READ), 0x3000);
+    let (faults, lost) = drain(&driver);
+    assert_eq!((faults.len(), faults[0].iova, lost), (1, 0x1000, 1));
+    let (faults, lost) = drain(&driver);
+    assert_eq!((faults.len(), faults[0].iova, lost), (1, 0x3000, 0));
+}

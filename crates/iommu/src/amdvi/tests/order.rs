@@ -1,0 +1,292 @@
+//! What is written in which order, and what capabilities make of the registers.
+
+use iopt::TableMemory;
+
+use runs::PageSizes;
+
+use super::*;
+
+// Control Register.
+const TRANSLATE: u64 = 1;
+const LOG: u64 = 1 << 2;
+const COHERENT: u64 = 1 << 10;
+const FETCH: u64 = 1 << 12;
+
+#[test]
+fn capabilities_are_those_of_the_registers() {
+    for (hats, levels) in [(0, 0b1_1110), (1, 0b11_1110), (2, 0b111_1110)] {
+        let (driver, _) = unit(hats << 10, CONFIG);
+        let can = driver.capabilities();
+        let support = can.format(FormatId::AmdV1).unwrap();
+        assert_eq!(support.levels, levels);
+        assert_eq!(support.page_sizes, PageSizes::from_log2_range(12, 51));
+        assert_eq!(
+            (can.domain_bits, can.input_bits, can.output_bits),
+            (16, 64, 48)
+        );
+        assert!(can.coherent_walks && can.snoop_control);
+        assert!(!can.dirty_tracking && !can.caches_not_present);
+    }
+    // Both of HASup and HDSup.
+    for (bits, dirty) in [
+        (1 << 49, false),
+        (1 << 52, false),
+        (1 << 49 | 1 << 52, true),
+    ] {
+        let (driver, model) = unit(FEATURES | bits, CONFIG);
+        assert_eq!(driver.capabilities().dirty_tracking, dirty);
+        driver.enable().unwrap();
+        driver.attach(DEVICE, DOMAIN, root(0x1000, 4)).unwrap();
+        assert_eq!(model.entry(SOURCE) >> 7 & 3, if dirty { 3 } else { 0 });
+    }
+}
+
+#[test]
+fn what_is_not_a_unit_or_has_no_memory_is_refused_by_name() {
+    let refused = |features, config, tables| {
+        let few = Arc::new(HeapTables::with_tables(tables).unwrap());
+        let driver = AmdVi::new(Model::new(few.clone(), features), few.clone(), config);
+        let refused = driver.err().unwrap();
+        assert_eq!(few.in_use(), 0, "{refused}");
+        refused
+    };
+    let features = u64::MAX;
+    let nobody = ProbeError::NoUnit { features };
+    assert_eq!(refused(features, CONFIG, 64), nobody);
+    let features = 3 << 10;
+    assert_eq!(
+        refused(features, CONFIG, 64),
+        ProbeError::Levels { features }
+    );
+    let all = Config::default();
+    assert!(matches!(
+        refused(FEATURES, all, 64),
+        ProbeError::Memory(NoTables {
+            needed: 0x20_0000,
+            ..
+        })
+    ));
+    // Enough for the device table, and for two pages of three.
+    let config = Config {
+        last_device: 0x40,
+        ..CONFIG
+    };
+    let few = Arc::new(HeapTables::with_tables(16).unwrap());
+    let taken: Vec<_> = (0..13).map(|_| few.allocate(4096).unwrap()).collect();
+    let driver = AmdVi::new(Model::new(few.clone(), FEATURES), few.clone(), config);
+    assert!(matches!(driver, Err(ProbeError::Memory(_))));
+    assert_eq!(few.in_use(), taken.len() as u64);
+}
+
+#[test]
+fn the_device_table_is_as_large_as_its_last_device_asks_and_blocks_all() {
+    for (last_device, pages) in [(0, 1), (0x7f, 1), (0x80, 2), (0x17f, 4), (0xffff, 512)] {
+        let config = Config {
+            last_device,
+            ..CONFIG
+        };
+        let memory = Arc::new(HeapTables::with_tables(2048).unwrap());
+        let model = Model::new(memory.clone(), FEATURES);
+        let driver = AmdVi::new(model.clone(), memory, config).unwrap();
+        driver.enable().unwrap();
+        let told = model.told();
+        let Some(Told::Table(register)) = told.iter().find(|t| matches!(t, Told::Table(_))) else {
+            panic!("{told:?}");
+        };
+        assert_eq!(register & 0xfff, pages - 1);
+        assert_eq!(register & (pages * 4096 - 1) & !0xfff, 0, "aligned");
+        for source in [0, last_device / 2, last_device] {
+            assert_eq!(model.look_up(source), None);
+        }
+        let device = DeviceId(last_device.into());
+        driver.attach(device, DOMAIN, root(0x1000, 1)).unwrap();
+        assert_eq!(model.look_up(last_device), Some((7, 0x1000, 1)));
+        if let Some(beyond) = last_device.checked_add(1) {
+            let device = DeviceId(beyond.into());
+            let last = last_device;
+            let beyond = AttachError::Beyond { device, last };
+            assert_eq!(driver.detach(device), Err(beyond));
+            assert_eq!(driver.attach(device, DOMAIN, root(0x1000, 1)), Err(beyond));
+        }
+    }
+}
+
+#[test]
+fn enabling_sets_the_addresses_then_fetches_then_translates_then_forgets() {
+    for latency in [0, 1, 7] {
+        let (driver, model) = unit(FEATURES, CONFIG);
+        model.state().latency = latency;
+        model.state().exclusion = 1;
+        // What firmware says of links stays; what somebody has left of other logs does not.
+        model.state().control = 1 << 1 | 1 << 11 | 1 << 13;
+        driver.enable().unwrap();
+        let told = model.told();
+        let Told::Table(table) = told[2] else {
+            panic!("{told:?}");
+        };
+        assert_eq!(
+            told,
+            [
+                Told::Control(0, 1 << 13),
+                Told::ExclusionOff,
+                Told::Table(table),
+                Told::Control(COHERENT | FETCH | LOG, 0),
+                Told::Control(TRANSLATE, 0),
+                Told::All,
+                Told::Wait,
+            ]
+        );
+        // Again, over buffers that are in use: translation is never off.
+        driver.enable().unwrap();
+        assert_eq!(
+            model.told(),
+            [
+                Told::Control(0, FETCH | LOG),
+                Told::Table(table),
+                Told::Control(FETCH | LOG, 0),
+                Told::All,
+                Told::Wait,
+            ]
+        );
+        driver.disable().unwrap();
+        assert_eq!(model.told(), [Told::Control(0, TRANSLATE | FETCH | LOG)]);
+        assert_eq!(model.state().control, COHERENT | 1 << 1 | 1 << 11);
+    }
+}
+
+#[test]
+fn a_unit_that_cannot_forget_all_at_once_forgets_each_device_and_each_domain() {
+    let (driver, model) = unit(0, CONFIG);
+    driver.enable().unwrap();
+    let mut told = model.told();
+    told.retain(|told| !matches!(told, Told::Wait | Told::Control(..) | Told::Table(_)));
+    let devices = (0..0x400).map(Told::Device);
+    let domains = (0..=0xffff).map(whole);
+    let expected: Vec<_> = devices.chain([Told::Barrier]).chain(domains).collect();
+    assert!(told == expected, "{} and {}", told.len(), expected.len());
+    let counters = driver.counters();
+    // 254 in each part.
+    assert_eq!((counters.commands, counters.waits), (0x1_0401, 263));
+}
+
+#[test]
+fn a_device_is_found_when_attached_and_not_any_more_when_detached() {
+    let (driver, model) = enabled(CONFIG);
+    // The unit remembers that it is blocked.
+    assert_eq!(model.look_up(SOURCE), None);
+    driver.attach(DEVICE, DOMAIN, root(0x1234_5000, 3)).unwrap();
+    assert_eq!(model.told(), [Told::Device(SOURCE), Told::Wait]);
+    assert_eq!(model.look_up(SOURCE), Some((7, 0x1234_5000, 3)));
+    assert_eq!(model.look_up(SOURCE ^ 1), None);
+    driver.detach(DEVICE).unwrap();
+    assert_eq!(
+        model.told(),
+        [Told::Device(SOURCE), Told::Barrier, whole(7), Told::Wait]
+    );
+    assert_eq!(model.look_up(SOURCE), None);
+    assert_eq!(
+        driver.detach(DEVICE),
+        Err(AttachError::NotAttached { device: DEVICE })
+    );
+    // The domain's number may be used for another table.
+    driver.attach(DEVICE, DOMAIN, root(0x6000, 6)).unwrap();
+    assert_eq!(model.look_up(SOURCE), Some((7, 0x6000, 6)));
+}
+
+#[test]
+fn attaching_refuses_by_name_and_changes_nothing() {
+    let (driver, model) = enabled(CONFIG);
+    let good = root(0x1000, 4);
+    driver.attach(DEVICE, DOMAIN, good).unwrap();
+    model.told();
+    let other = DeviceId::pci(1, 0, 0);
+    let device = DeviceId(1 << 16 | DEVICE.0);
+    let refused = |device, domain, root| driver.attach(device, domain, root).unwrap_err();
+    assert_eq!(
+        refused(device, DOMAIN, good),
+        AttachError::Elsewhere { device, segment: 0 }
+    );
+    assert_eq!(
+        refused(DEVICE, DomainId(8), good),
+        AttachError::AlreadyAttached {
+            device: DEVICE,
+            domain: DOMAIN
+        }
+    );
+    assert_eq!(
+        refused(other, DOMAIN, root(0x2000, 4)),
+        AttachError::OtherRoot {
+            domain: DOMAIN,
+            there: good,
+            asked: root(0x2000, 4)
+        }
+    );
+    let domain = DomainId(1 << 16);
+    assert_eq!(
+        refused(other, domain, good),
+        AttachError::DomainId { domain, bits: 16 }
+    );
+    assert!(matches!(
+        refused(other, DOMAIN, root(0x1000, 7)),
+        AttachError::Levels { .. }
+    ));
+    assert!(matches!(
+        refused(other, DOMAIN, root(1 << 48, 4)),
+        AttachError::RootAddress { .. }
+    ));
+    assert_eq!(model.look_up(0x0100), None);
+    assert_eq!(model.look_up(SOURCE), Some((7, 0x1000, 4)));
+    assert_eq!(model.told(), []);
+}
+
+#[test]
+fn where_absent_entries_are_cached_they_are_forgotten_too() {
+    let (driver, model) = enabled(Config {
+        caches_not_present: true,
+        ..CONFIG
+    });
+    assert!(driver.capabilities().caches_not_present);
+    driver.attach(DEVICE, DOMAIN, root(0x1000, 4)).unwrap();
+    assert_eq!(
+        model.told(),
+        [Told::Device(SOURCE), Told::Barrier, whole(7), Told::Wait]
+    );
+    // A table may stand where the unit remembers none.
+    let what = Invalidation::of(Span::new(0x5000, 0x1000), 1, false);
+    driver.invalidate(DOMAIN, &what).unwrap();
+    assert_eq!(model.told(), [Told::Pages(7, 0x5000, 0, true), Told::Wait]);
+}
+
+#[test]
+fn before_it_is_enabled_nothing_is_told_and_devices_are_there_afterwards() {
+    let (driver, model) = unit(FEATURES, CONFIG);
+    driver.attach(DEVICE, DOMAIN, root(0x1000, 4)).unwrap();
+    driver.invalidate_domain(DOMAIN).unwrap();
+    assert_eq!(model.told(), []);
+    assert_eq!(driver.counters(), CommandCounters::default());
+    driver.enable().unwrap();
+    assert_eq!(model.look_up(SOURCE), Some((7, 0x1000, 4)));
+}
+
+#[test]
+fn tearing_down_gives_every_page_back() {
+    let (driver, model) = enabled(CONFIG);
+    let memory = driver.memory().clone();
+    assert_eq!(memory.in_use(), 8 + 3);
+    model.state().broken.stuck = 1 << 4;
+    assert!(matches!(driver.disable(), Err(UnitError::TimedOut { .. })));
+    model.state().broken.stuck = 0;
+    assert!(driver.tear_down().is_ok());
+    assert_eq!(memory.in_use(), 0);
+}
+
+#[test]
+fn interrupts_and_the_links_addresses_are_reserved() {
+    let (driver, _) = unit(FEATURES, CONFIG);
+    let mut spans = Vec::new();
+    driver.reserved(DEVICE, &mut |span| spans.push((span.start, span.last())));
+    assert_eq!(
+        spans,
+        [(0xfee0_0000, 0xfeef_ffff), (0xfd_0000_0000, 0xff_ffff_ffff)]
+    );
+}
