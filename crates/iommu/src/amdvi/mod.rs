@@ -149,7 +149,8 @@ impl<R: Registers, M: TableMemory> AmdVi<R, M> {
 
     /// Has the unit translate. From now on a device that is not attached faults.
     ///
-    /// After an error translation may be on or off; it can be called again.
+    /// After an error translation may be on or off; it can be called again. Faults that were not
+    /// [drained](Unit::drain_faults) are forgotten.
     pub fn enable(&self) -> Result<(), UnitError> {
         let registers = &self.registers;
         let Inner { table, buffer, log } = &mut *self.inner.lock();
@@ -158,12 +159,13 @@ impl<R: Registers, M: TableMemory> AmdVi<R, M> {
         buffer.set_up(registers);
         log.set_up(registers, &self.memory);
         registers.write64(DEVICE_TABLE, table.register());
+        // From here on the unit may use our tables, and a flush that it does not answer has failed.
+        buffer.open = true;
         control(registers, COHERENT | FETCH | LOG, 0);
         control(registers, TRANSLATE, 0);
         wait_until(registers, "Status.CmdBufRun and EventLogRun = 1", || {
             Ok(registers.read64(STATUS) & (FETCHING | LOGGING) == FETCHING | LOGGING)
         })?;
-        buffer.open = true;
         let devices = table.devices();
         let all = self.offer.invalidates_all();
         // Each device, a barrier, and each domain.
@@ -404,6 +406,10 @@ where
         let (registers, memory) = (&self.registers, &self.memory);
         for _ in 0..RING {
             let alone = self.inner.lock();
+            if !alone.buffer.open {
+                // The log is somebody else's, or nobody's.
+                return 0;
+            }
             let Some(taken) = alone.log.take(registers, memory, self.config.segment) else {
                 return u64::from(alone.log.take_overflow(registers, memory));
             };

@@ -22,6 +22,9 @@ fn each_status_that_does_not_follow_is_named() {
         model.state().broken.stuck = stuck;
         let on = timed_out("Status.CmdBufRun and EventLogRun = 1");
         assert_eq!(driver.enable(), Err(on));
+        // It translates: what was not heard was not done.
+        let fetches = stuck != 1 << 4;
+        assert_eq!(driver.invalidate_domain(DOMAIN).is_ok(), fetches);
         // The same unit, repaired.
         model.state().broken.stuck = 0;
         assert_eq!(driver.enable(), Ok(()));
@@ -210,6 +213,19 @@ fn faults_come_oldest_first_by_name() {
     ]) {
         assert!(said.contains(name), "{said}");
     }
+    assert_eq!(drain(&driver), (Vec::new(), 0));
+}
+
+#[test]
+fn a_log_that_is_not_ours_is_left_alone() {
+    let (driver, model) = unit(FEATURES, CONFIG);
+    model.write64(0x2010, 0x40);
+    assert_eq!(drain(&driver), (Vec::new(), 0));
+    assert_eq!(model.read64(0x2010), 0x40);
+    driver.enable().unwrap();
+    model.event(page_fault(READ), 0x1000);
+    assert_eq!(drain(&driver).0.len(), 1);
+    driver.disable().unwrap();
     assert_eq!(drain(&driver), (Vec::new(), 0));
 }
 
