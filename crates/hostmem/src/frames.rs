@@ -1,14 +1,14 @@
 //! The runs of pinned memory.
 //!
 //! [`Frames`] reads the physical runs of a part of a [`Pin`](crate::Pin), in the order of the
-//! offsets, in batches that the caller chooses and with fixed memory of its own: 28 KiB, and 16 KiB
+//! offsets, in batches that the caller chooses and with fixed memory of its own: 44 KiB, and 32 KiB
 //! for each of at most three threads that help where there is much to read.
 //! A run ends only where the memory is not contiguous: neighbouring folios are joined, also over
 //! the end of a batch.
 //!
 //! A huge page is one look. Where the backing does not say which pages are huge, `PAGEMAP_SCAN`
 //! does; one 8-byte entry of `/proc/self/pagemap` then gives the frame of the whole page. Entries
-//! of 4 KiB pages are read 2048 at a time.
+//! of 4 KiB pages are read 4096 at a time.
 //!
 //! Source: Linux `Documentation/admin-guide/mm/pagemap.rst`.
 

@@ -1,17 +1,20 @@
 //! Looks at the page map, by several threads where there is much to look at.
 //!
 //! One look at the entry of a huge page is one system call, and what it costs is the kernel's; so
-//! is copying the entries of small pages. Only more processors make it faster. [`Looks`] reads a
-//! stretch of pages of one size in *rounds*: it gives each helper a chunk of what follows, reads
-//! the chunk before those itself, and then hands out the entries in order. A helper is a thread that
-//! reads into a buffer which goes forth and back with it, so that memory is as fixed as without
-//! helpers. They come when a stretch is long enough to be worth them and go when this is dropped.
+//! is copying the entries of small pages. Only more processors make it faster. [`Looks`] cuts a
+//! stretch of pages of one size into *chunks* and hands out their entries in order. Where there are
+//! many, chunks go to readers in turn, the thread that asks and its helpers: each has one chunk
+//! assigned ahead, and gets the next as soon as that one is handed out. The buffers go forth and back
+//! with the chunks, so that memory is as fixed as without helpers. They come when a stretch is long
+//! enough to be worth them and go when this is dropped.
 
+use std::collections::VecDeque;
 use std::fs::File;
+use std::hint;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvError, Sender, TryRecvError, channel};
 use std::thread::{self, JoinHandle};
 
 use runs::Span;
@@ -19,14 +22,16 @@ use runs::Span;
 const PAGE: u64 = 4096;
 /// Bytes of an entry.
 const ENTRY: usize = 8;
-/// Entries of 4 KiB pages in a chunk: 16 KiB, a tenth of a millisecond.
-const SMALL: u64 = 2048;
+/// Entries of 4 KiB pages in a chunk: 32 KiB, an eighth of a millisecond.
+const SMALL: u64 = 4096;
 /// The same of huge pages: each is a system call.
-const HUGE: u64 = 128;
+const HUGE: u64 = 256;
 /// Chunks that are worth a helper.
 const ENOUGH: u64 = 8;
 /// More helpers wait for each other more than they read.
 const MOST: usize = 3;
+/// Times to look for a chunk before sleeping: some ten microseconds, which waking up takes longer.
+const SPINS: u32 = 4000;
 
 /// The entries of a stretch, in order.
 pub(crate) struct Looks {
@@ -35,8 +40,18 @@ pub(crate) struct Looks {
     chunk: Chunk,
     used: usize,
     helpers: Vec<Helper>,
-    /// Helpers that have a chunk of this round, which come next: from this one to that.
-    busy: (usize, usize),
+    /// Who reads the chunks that follow, in order.
+    turns: VecDeque<Turn>,
+    /// What is behind those, in the stretch.
+    ahead: Span,
+}
+
+/// Who reads a chunk.
+enum Turn {
+    /// The thread that asks, from this address on, when it comes to it.
+    Own(Span),
+    /// A helper, by number; it is at it.
+    Helper(usize),
 }
 
 /// Looks at some pages that follow each other.
@@ -65,15 +80,11 @@ impl Chunk {
         }
     }
 
-    /// Takes as much of `rest`, addresses of pages of `page` bytes, as a chunk may have.
-    fn take(&mut self, rest: &mut Span, page: u64) {
-        let most = if page > PAGE { HUGE } else { SMALL };
-        // The first may lie inside of its page.
-        let begin = rest.start & !(page - 1);
-        let pages = (rest.last() - begin) / page + 1;
-        (self.first, self.page, self.count) = (rest.start, page, pages.min(most));
-        let end = (begin + self.count * page).min(rest.start + rest.len);
-        *rest = Span::new(end, rest.len - (end - rest.start));
+    /// Is to look at `pages`, addresses of pages of `page` bytes.
+    fn take(&mut self, pages: Span, page: u64) {
+        let begin = pages.start & !(page - 1);
+        (self.first, self.page) = (pages.start, page);
+        self.count = (pages.last() - begin) / page + 1;
     }
 
     fn filled(&self) -> usize {
@@ -97,6 +108,33 @@ impl Chunk {
     }
 }
 
+/// Pages of a chunk, at most.
+const fn most(page: u64) -> u64 {
+    if page > PAGE { HUGE } else { SMALL }
+}
+
+/// Cuts off as much as a chunk may have.
+fn cut(rest: &mut Span, page: u64) -> Span {
+    // The first may lie inside of its page.
+    let begin = rest.start & !(page - 1);
+    let len = (begin + most(page) * page - rest.start).min(rest.len);
+    let pages = Span::new(rest.start, len);
+    *rest = Span::new(rest.start + len, rest.len - len);
+    pages
+}
+
+/// Waits for a chunk: awake at first, since it often comes soon.
+fn receive(chunks: &Receiver<Chunk>) -> Result<Chunk, RecvError> {
+    for _ in 0..SPINS {
+        match chunks.try_recv() {
+            Ok(chunk) => return Ok(chunk),
+            Err(TryRecvError::Empty) => hint::spin_loop(),
+            Err(TryRecvError::Disconnected) => return Err(RecvError),
+        }
+    }
+    chunks.recv()
+}
+
 /// A thread that reads chunks.
 struct Helper {
     /// `None` when it shall end.
@@ -112,7 +150,7 @@ impl Helper {
         let (todo, chunks) = channel::<Chunk>();
         let (finished, done) = channel();
         let work = move || {
-            for mut chunk in chunks {
+            while let Ok(mut chunk) = receive(&chunks) {
                 chunk.read(&file);
                 if finished.send(chunk).is_err() {
                     return;
@@ -146,7 +184,8 @@ impl Looks {
             chunk: Chunk::new(),
             used: 0,
             helpers: Vec::new(),
-            busy: (0, 0),
+            turns: VecDeque::new(),
+            ahead: Span::default(),
         }
     }
 
@@ -172,43 +211,66 @@ impl Looks {
         Ok(entry.map_or(0, |entry| u64::from_ne_bytes(*entry)))
     }
 
-    fn refill(&mut self, mut rest: Span, page: u64) -> Result<(), (u64, io::Error)> {
+    fn refill(&mut self, rest: Span, page: u64) -> Result<(), (u64, io::Error)> {
         self.used = 0;
-        let (next, end) = self.busy;
-        if let Some(helper) = self.helpers.get_mut(next).filter(|_| next < end) {
-            self.busy.0 += 1;
-            match helper.done.recv() {
-                Ok(read) => helper.spare = std::mem::replace(&mut self.chunk, read),
-                // It is gone; nobody else has what it was to read.
-                Err(_) => self.chunk.read = Err(io::ErrorKind::BrokenPipe.into()),
+        if self.turns.is_empty() {
+            self.ahead = rest;
+            self.begin(page);
+        }
+        match self.turns.pop_front() {
+            Some(Turn::Own(pages)) => {
+                self.give_own_turn(page);
+                self.chunk.take(pages, page);
+                self.chunk.read(&self.file);
             }
-        } else {
-            self.begin_round(&mut rest, page);
+            Some(Turn::Helper(number)) => {
+                let helper = &mut self.helpers[number];
+                match receive(&helper.done) {
+                    Ok(read) => helper.spare = std::mem::replace(&mut self.chunk, read),
+                    // It is gone; nobody else has what it was to read.
+                    Err(_) => self.chunk.read = Err(io::ErrorKind::BrokenPipe.into()),
+                }
+                self.give_turn(number, page);
+            }
+            None => {}
         }
         let read = std::mem::replace(&mut self.chunk.read, Ok(()));
-        read.map_err(|error| (self.chunk.count, error))
+        read.map_err(|error| {
+            // Whoever asks again begins anew where he stands.
+            self.turns.clear();
+            self.helpers.clear();
+            (std::mem::take(&mut self.chunk.count), error)
+        })
     }
 
-    /// Reads a chunk, and has the helpers read those behind it.
-    fn begin_round(&mut self, rest: &mut Span, page: u64) {
-        self.chunk.take(rest, page);
-        if rest.len / page >= ENOUGH * self.chunk.count && self.helpers.is_empty() {
+    /// Gives everybody a turn.
+    fn begin(&mut self, page: u64) {
+        if self.ahead.len / page >= ENOUGH * most(page) && self.helpers.is_empty() {
             self.hire();
         }
-        let mut busy = 0;
-        for helper in &mut self.helpers {
-            let Some(todo) = helper.todo.as_ref().filter(|_| !rest.is_empty()) else {
-                break;
-            };
-            let mut chunk = std::mem::replace(&mut helper.spare, Chunk::over(Box::default()));
-            chunk.take(rest, page);
-            if todo.send(chunk).is_err() {
-                break;
-            }
-            busy += 1;
+        self.give_own_turn(page);
+        for number in 0..self.helpers.len() {
+            self.give_turn(number, page);
         }
-        self.busy = (0, busy);
-        self.chunk.read(&self.file);
+    }
+
+    fn give_own_turn(&mut self, page: u64) {
+        if !self.ahead.is_empty() {
+            let pages = cut(&mut self.ahead, page);
+            self.turns.push_back(Turn::Own(pages));
+        }
+    }
+
+    fn give_turn(&mut self, number: usize, page: u64) {
+        let helper = &mut self.helpers[number];
+        let Some(todo) = helper.todo.as_ref().filter(|_| !self.ahead.is_empty()) else {
+            return;
+        };
+        let mut chunk = std::mem::replace(&mut helper.spare, Chunk::over(Box::default()));
+        chunk.take(cut(&mut self.ahead, page), page);
+        // If it is gone, that is seen when its turn comes.
+        let _ = todo.send(chunk);
+        self.turns.push_back(Turn::Helper(number));
     }
 
     /// Gets helpers for the other processors, as far as the system lets us have them.
@@ -266,7 +328,7 @@ mod tests {
             (MIB, 2 * MIB, 2 * MIB),
             (5 * PAGE, (33 * SMALL + 1) * PAGE, PAGE),
             (3 * MIB + PAGE, 11 * chunk, 2 * MIB),
-            (1 << 30, 20 * chunk, 2 * MIB),
+            (1 << 30, 13 * chunk, 2 * MIB),
             (1 << 30, 12 * SMALL * PAGE - PAGE, PAGE),
         ] {
             walk(&mut looks, Span::new(start, len), page);
@@ -290,5 +352,12 @@ mod tests {
         };
         assert_eq!(at / PAGE, 15 * SMALL, "the chunk that ends too early");
         assert_eq!((asked, error.kind()), (SMALL, io::ErrorKind::UnexpectedEof));
+        // Asked again it says the same, and goes on from wherever it is asked.
+        assert!(looks.next(Span::new(at, end - at), PAGE).is_err());
+        walk(
+            &mut looks,
+            Span::new(7 * PAGE, there * PAGE - 7 * PAGE),
+            PAGE,
+        );
     }
 }
