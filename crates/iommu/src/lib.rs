@@ -62,6 +62,8 @@ mod capabilities;
 mod commands;
 mod error;
 mod fault;
+#[cfg(test)]
+mod hostile;
 mod registers;
 #[cfg(feature = "std")]
 mod run_map;

@@ -91,6 +91,15 @@ impl DeviceId {
     pub const fn pci(bus: u8, device: u8, function: u8) -> Self {
         Self((bus as u32) << 8 | (device as u32 & 0x1f) << 3 | function as u32 & 7)
     }
+
+    /// Refuses a device of another segment than its unit.
+    pub(crate) const fn check_segment(self, segment: u16) -> Result<(), AttachError> {
+        if self.0 >> 16 != segment as u32 {
+            let device = self;
+            return Err(AttachError::Elsewhere { device, segment });
+        }
+        Ok(())
+    }
 }
 
 /// `00:05.0`, and `0001:00:05.0` outside of segment 0.

@@ -232,10 +232,7 @@ impl<R: Registers, M: TableMemory> AmdVi<R, M> {
     }
 
     fn behind(&self, device: DeviceId, last: u16) -> Result<(), AttachError> {
-        let segment = self.config.segment;
-        if device.0 >> 16 != u32::from(segment) {
-            return Err(AttachError::Elsewhere { device, segment });
-        }
+        device.check_segment(self.config.segment)?;
         if device.0 as u16 > last {
             return Err(AttachError::Beyond { device, last });
         }

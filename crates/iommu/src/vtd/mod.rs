@@ -299,7 +299,7 @@ impl<R: Registers, M: TableMemory> Vtd<R, M> {
 
     fn check(&self, device: DeviceId, domain: DomainId, root: &Root) -> Result<u16, AttachError> {
         self.capabilities.check(root)?;
-        self.behind(device)?;
+        device.check_segment(self.config.segment)?;
         let bits = self.capabilities.domain_bits;
         let tag = self
             .tag(domain)
@@ -309,14 +309,6 @@ impl<R: Registers, M: TableMemory> Vtd<R, M> {
             return Err(AttachError::ReservedDomain { domain });
         }
         Ok(tag)
-    }
-
-    fn behind(&self, device: DeviceId) -> Result<(), AttachError> {
-        let segment = self.config.segment;
-        if device.0 >> 16 != u32::from(segment) {
-            return Err(AttachError::Elsewhere { device, segment });
-        }
-        Ok(())
     }
 
     fn do_attach(&self, device: DeviceId, domain: DomainId, root: Root) -> Result<(), AttachError> {
@@ -360,7 +352,7 @@ impl<R: Registers, M: TableMemory> Vtd<R, M> {
     }
 
     fn do_detach(&self, device: DeviceId) -> Result<(), AttachError> {
-        self.behind(device)?;
+        device.check_segment(self.config.segment)?;
         let Inner {
             structures,
             channel,

@@ -1,66 +1,20 @@
-//! A unit that answers anything: every call ends in time, without a panic, and what the driver says of
-//! its devices stays true.
-
-use std::collections::BTreeMap;
-use std::sync::Mutex;
+//! A unit that answers anything.
 
 use iopt::{Cell, TableMemory};
 
 use super::*;
+use crate::hostile::{self, Hostile, ROUNDS, Truth};
 
-/// Rounds that the driver may wait at a time.
-const ROUNDS: u32 = 3;
-/// Calls of `wait` that one operation may take: a few waits, or one for each of a log's events.
-const MOST_WAITS: u32 = (RING as u32 + 20) * (ROUNDS + 1);
+/// Its registers, and the memory that it writes to.
+struct Unit_(Hostile, Arc<HeapTables>);
 
-/// Takes its answers from bytes, then answers as if all went well.
-struct Hostile(Arc<Mutex<Script>>, Arc<HeapTables>);
-
-struct Script {
-    bytes: Vec<u8>,
-    at: usize,
-    registers: BTreeMap<usize, u64>,
-    waits: u32,
-}
-
-impl Script {
-    fn byte(&mut self) -> u8 {
-        let byte = self.bytes.get(self.at).copied().unwrap_or(0);
-        self.at += 1;
-        byte
-    }
-
-    fn word(&mut self) -> u64 {
-        (0..8).fold(0, |word, _| word << 8 | u64::from(self.byte()))
-    }
-
-    /// What is good, or anything, or that with a bit changed.
-    fn answer(&mut self, good: u64) -> u64 {
-        match self.byte() {
-            0xff => self.word(),
-            bit @ 0xe0.. => good ^ 1 << (bit & 0x1f),
-            _ => good,
-        }
-    }
-
-    fn register(&self, offset: usize) -> u64 {
-        self.registers.get(&offset).copied().unwrap_or(0)
-    }
-}
-
-impl Hostile {
-    fn with<V>(&self, what: impl FnOnce(&mut Script) -> V) -> V {
-        what(&mut self.0.lock().unwrap())
-    }
-}
-
-impl Registers for Hostile {
+impl Registers for Unit_ {
     fn read32(&self, _offset: usize) -> u32 {
         0
     }
     fn write32(&self, _offset: usize, _value: u32) {}
     fn read64(&self, offset: usize) -> u64 {
-        self.with(|script| {
+        self.0.with(|script| {
             let control = script.register(0x18);
             let good = match offset {
                 0x30 => FEATURES,
@@ -70,11 +24,11 @@ impl Registers for Hostile {
                 0x2020 => 0,
                 _ => script.register(offset),
             };
-            script.answer(good)
+            script.answer(good, 32)
         })
     }
     fn write64(&self, offset: usize, value: u64) {
-        let (lost, last) = self.with(|script| {
+        let (lost, last) = self.0.with(|script| {
             script.registers.insert(offset, value);
             let commands = script.register(0x08) & 0x000f_ffff_ffff_f000;
             // The command before the tail is a wait.
@@ -90,122 +44,39 @@ impl Registers for Hostile {
         }
     }
     fn wait(&self, round: u32) -> bool {
-        self.with(|script| script.waits += 1);
-        round < ROUNDS
+        self.0.wait(round)
     }
 }
 
-/// What the driver must say of a device.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Known {
-    domain: u32,
-    address: u64,
+impl hostile::Driver for AmdVi<Unit_, Arc<HeapTables>> {
+    fn enable(&self) -> Result<(), UnitError> {
+        self.enable()
+    }
+    fn disable(&self) -> Result<(), UnitError> {
+        self.disable()
+    }
 }
 
-fn play(bytes: Vec<u8>) -> (u32, u32) {
-    let script = Arc::new(Mutex::new(Script {
-        bytes,
-        at: 0,
-        registers: BTreeMap::new(),
-        waits: 0,
-    }));
-    let next = || script.lock().unwrap().byte();
+fn play(unit: Hostile) -> (u32, u32) {
     let memory = memory();
-    let registers = Hostile(script.clone(), memory.clone());
+    let registers = Unit_(unit.clone(), memory.clone());
     let Ok(driver) = AmdVi::new(registers, memory, CONFIG) else {
         return (0, 0);
     };
-    let mut known: BTreeMap<u32, Known> = BTreeMap::new();
-    let (mut well, mut failed) = (0, 0);
-    let goes_on = || {
-        let mut script = script.lock().unwrap();
-        script.waits = 0;
-        script.at < script.bytes.len()
+    // A few waits, or one for each of the log's events; a unit that says it cannot forget all at once
+    // takes more to enable.
+    let few = (RING as u32 + 20) * (ROUNDS + 1);
+    let truth = Truth {
+        root: &|address| root(address, 3),
+        reserved: None,
+        grows: false,
+        most_faults: RING,
+        most_waits: &|operation| if operation % 8 == 5 { 20 * few } else { few },
     };
-    while goes_on() {
-        let operation = next();
-        let device = DeviceId(u32::from(next() & 3) << 6);
-        let domain = DomainId(u32::from(next() & 3));
-        let address = u64::from(next() & 1) << 12;
-        let result = match operation % 8 {
-            0 | 1 => {
-                let fresh = Known {
-                    domain: domain.0,
-                    address,
-                };
-                let same = |there: &Known| there.domain == domain.0 && there.address != address;
-                let result = driver.attach(device, domain, root(address, 3));
-                match result {
-                    Err(AttachError::AlreadyAttached { domain, .. }) => {
-                        assert_eq!(known[&device.0].domain, domain.0);
-                    }
-                    Err(AttachError::OtherRoot { .. }) => assert!(known.values().any(same)),
-                    Ok(()) | Err(AttachError::Unit { .. }) => {
-                        assert!(!known.values().any(same));
-                        assert_eq!(known.insert(device.0, fresh), None);
-                    }
-                    Err(other) => panic!("{other}"),
-                }
-                result.is_ok()
-            }
-            2 => {
-                let result = driver.detach(device);
-                match result {
-                    Ok(()) => assert!(known.remove(&device.0).is_some()),
-                    Err(AttachError::NotAttached { .. }) => {
-                        assert!(!known.contains_key(&device.0));
-                    }
-                    Err(AttachError::Unit { .. }) => assert!(known.contains_key(&device.0)),
-                    Err(other) => panic!("{other}"),
-                }
-                result.is_ok()
-            }
-            3 | 4 => {
-                let (start, pages) = (next(), next());
-                let range = Span::new(
-                    u64::from(start) << 12 << (pages & 31),
-                    u64::from(pages) << 12,
-                );
-                let what = Invalidation::of(range, 1 << (address >> 12), operation > 128);
-                driver.invalidate(domain, &what).is_ok()
-            }
-            5 => driver.enable().is_ok(),
-            6 => {
-                let mut faults = 0;
-                driver.drain_faults(&mut |_| faults += 1);
-                assert!(faults <= RING);
-                true
-            }
-            _ => driver.disable().is_ok(),
-        };
-        if result {
-            well += 1
-        } else {
-            failed += 1
-        }
-        let waits = script.lock().unwrap().waits;
-        // A unit that says it cannot forget all at once takes more to enable.
-        let most = MOST_WAITS * if operation % 8 == 5 { 20 } else { 1 };
-        assert!(waits <= most, "{waits} waits in operation {operation}");
-    }
-    (well, failed)
+    hostile::play(&unit, &driver, &truth)
 }
 
 #[test]
 fn a_hostile_unit_brings_nothing_down() {
-    let mut random = 0x2545_f491_4f6c_dd1du64;
-    let (mut well, mut failed) = (0, 0);
-    for _ in 0..1000 {
-        let mut bytes = Vec::new();
-        for _ in 0..400 {
-            random ^= random << 13;
-            random ^= random >> 7;
-            random ^= random << 17;
-            bytes.push((random >> 32) as u8);
-        }
-        let (more, less) = play(bytes);
-        (well, failed) = (well + more, failed + less);
-    }
-    // Both happen often, or the test shows little.
-    assert!(well > 1000 && failed > 1000, "{well} {failed}");
+    hostile::brings_nothing_down(1000, play);
 }
