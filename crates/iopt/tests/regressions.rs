@@ -322,3 +322,63 @@ fn a_table_that_a_merge_replaces_far_behind_its_start_is_given_back() {
     merged_far_behind_the_start(VtdSs::new(5).unwrap());
     merged_far_behind_the_start(X86_64::new(5).unwrap());
 }
+
+#[test]
+fn runs_of_one_leaf_each_lead_each_to_its_own_memory_or_none_is_mapped() {
+    fn check<F: Format>(format: F) {
+        let memory = HeapTables::with_tables(512).unwrap();
+        let mut table = table(format, &memory);
+        // Pages, groups of AMD's, and large leaves: more of them than a table has entries, from the
+        // middle of a table on; a run of several leaves and one of a smaller size in between.
+        for size in [PAGE, 16 * PAGE, M2] {
+            let (iova, pa) = (64 * G1 + 300 * size, 128 * G1);
+            let mut runs: Vec<Span> = (0..900)
+                .map(|n| Span::new(pa + 3 * n * size, size))
+                .collect();
+            runs[400].len = 2 * size;
+            if size == M2 {
+                runs[500] = Span::new(pa - M2 + PAGE, M2);
+            }
+            let len = runs.iter().map(|run| run.len).sum::<u64>();
+            let ends = |table: &Table<F, &HeapTables>| {
+                let mut at = iova;
+                for run in &runs {
+                    for offset in [0, run.len - 1] {
+                        assert_eq!(table.translate(at + offset), Some(run.start + offset));
+                    }
+                    at += run.len;
+                }
+            };
+            table.map(iova, &runs, Prot::RW).unwrap();
+            ends(&table);
+            let mut gather = Gather::new();
+            let range = Span::new(iova, len);
+            table.unmap(range, &mut gather, &mut iopt::Discard).unwrap();
+            table.reclaim(gather.never_walked());
+            let in_use = memory.in_use();
+            // The same with somebody in the way, far behind the first.
+            let there = Run::new(iova + 777 * size, 0x5000 * size, size);
+            let other = [Span::new(there.pa, size)];
+            table.map(there.iova, &other, Prot::READ).unwrap();
+            let before = memory.in_use();
+            let refused = table.map(iova, &runs, Prot::RW).unwrap_err();
+            let MapError::Overlap { wanted, found } = refused else {
+                panic!("{refused}");
+            };
+            // Its first leaf.
+            assert_eq!(
+                (wanted, found.iova, found.pa),
+                (range, there.iova, there.pa)
+            );
+            assert_eq!(memory.in_use(), before);
+            assert_eq!(table.translate(iova), None);
+            let mut gather = Gather::new();
+            table
+                .unmap(there.input(), &mut gather, &mut iopt::Discard)
+                .unwrap();
+            table.reclaim(gather.never_walked());
+            assert_eq!(memory.in_use(), in_use);
+        }
+    }
+    each_format!(check);
+}
