@@ -17,6 +17,11 @@ pub struct Capabilities {
     pub input_bits: u32,
     /// Bits of a domain's number.
     pub domain_bits: u32,
+    /// Bits of a PASID; 0 where requests with one are not translated.
+    pub pasid_bits: u32,
+    /// Translation requests of devices are answered, and their TLBs invalidated
+    /// ([`Unit::set_device_tlb`](crate::Unit::set_device_tlb)).
+    pub device_tlbs: bool,
     /// It reads tables through the processor's caches; otherwise stores to tables must be flushed
     /// to memory.
     pub coherent_walks: bool,
@@ -49,6 +54,8 @@ impl Capabilities {
             output_bits: 52,
             input_bits: 64,
             domain_bits: 16,
+            pasid_bits: 0,
+            device_tlbs: false,
             coherent_walks: true,
             dirty_tracking: false,
             snoop_control: false,

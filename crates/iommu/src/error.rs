@@ -6,7 +6,7 @@ use core::time::Duration;
 use iopt::{FormatId, NoTables, Root};
 use runs::Span;
 
-use crate::unit::{DeviceId, DomainId};
+use crate::unit::{DeviceId, DomainId, Pasid};
 
 /// Why a device was not attached or detached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -89,6 +89,20 @@ pub enum AttachError {
         /// The domain.
         domain: DomainId,
     },
+    /// The PASID is 0, or beyond what the unit was set up for.
+    Pasid {
+        /// The device.
+        device: DeviceId,
+        /// The PASID.
+        pasid: Pasid,
+        /// Bits of a PASID; 0 where there are none.
+        bits: u32,
+    },
+    /// The unit does not answer translation requests of the device.
+    NoDeviceTlbs {
+        /// The device.
+        device: DeviceId,
+    },
     /// There is no memory for the structures in which the unit looks the device up.
     Memory {
         /// The device.
@@ -164,6 +178,22 @@ impl fmt::Display for AttachError {
                     "{device} is beyond {}, the last in the unit's table",
                     DeviceId(u32::from(*last))
                 )
+            }
+            Self::Pasid {
+                device,
+                pasid,
+                bits: 0,
+            } => write!(f, "{device}: PASID {pasid}, but the unit takes none"),
+            Self::Pasid {
+                device,
+                pasid,
+                bits,
+            } => write!(
+                f,
+                "{device}: PASID {pasid} is not between 1 and the last of {bits} bits"
+            ),
+            Self::NoDeviceTlbs { device } => {
+                write!(f, "the unit does not serve a TLB in {device}")
             }
             Self::ReservedDomain { domain } => {
                 write!(f, "the unit keeps domain {domain} for itself")

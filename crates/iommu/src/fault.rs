@@ -5,13 +5,15 @@ use core::fmt;
 use iopt::walk::{Access, WalkFault};
 
 use crate::target::BadTarget;
-use crate::unit::{DeviceId, DomainId};
+use crate::unit::{DeviceId, DomainId, Pasid};
 
 /// An access that a unit blocked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fault {
     /// Who asked.
     pub device: DeviceId,
+    /// The PASID that the request carried, if it did and the unit says so.
+    pub pasid: Option<Pasid>,
     /// The device's domain at that time, if it had one.
     pub domain: Option<DomainId>,
     /// The first address that could not be reached.
@@ -52,14 +54,19 @@ impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self {
             device,
+            pasid,
             domain,
             iova,
             access,
             reason,
         } = self;
+        write!(f, "{device}")?;
+        if let Some(pasid) = pasid {
+            write!(f, " PASID {pasid}")?;
+        }
         match domain {
-            Some(domain) => write!(f, "{device} (domain {domain}): ")?,
-            None => write!(f, "{device}: ")?,
+            Some(domain) => write!(f, " (domain {domain}): ")?,
+            None => write!(f, ": ")?,
         }
         match reason {
             FaultReason::Walk(fault) => fault.fmt(f),

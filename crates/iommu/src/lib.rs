@@ -60,6 +60,7 @@
 pub mod amdvi;
 mod capabilities;
 mod commands;
+mod driver;
 mod error;
 mod fault;
 #[cfg(test)]
@@ -75,6 +76,8 @@ pub mod vtd;
 
 pub use amdvi::AmdVi;
 pub use capabilities::{Capabilities, FormatSupport};
+pub use commands::{CommandCounters, MOST_PAGE_COMMANDS};
+pub use driver::Driver;
 pub use error::{AttachError, FlushError, UnitError};
 pub use fault::{Fault, FaultReason};
 pub use registers::Registers;
@@ -83,5 +86,5 @@ pub use run_map::{MemoryOverlap, RunMap};
 #[cfg(feature = "std")]
 pub use software::{Aborted, CacheShape, Config, Counters, FlushCounters, Port, SoftwareUnit};
 pub use target::{BadTarget, TargetMemory};
-pub use unit::{DeviceId, DomainId, NodeId, Unit};
+pub use unit::{DeviceId, DeviceTlb, DomainId, NodeId, Pasid, Unit};
 pub use vtd::Vtd;

@@ -59,6 +59,51 @@ pub trait Unit: Send + Sync {
     /// succeeds.
     fn detach(&self, device: DeviceId) -> Result<(), AttachError>;
 
+    /// Lets requests of `device` that carry `pasid` translate through the table at `root`, as a member
+    /// of `domain`: the same as [`attach`](Self::attach), which is for requests without a PASID, for one
+    /// more address space of the device.
+    ///
+    /// PASID 0 is what units look up for requests without one, so it is refused, as is one beyond
+    /// [`Capabilities::pasid_bits`]. A device can have address spaces by PASID and be attached or not.
+    fn attach_pasid(
+        &self,
+        device: DeviceId,
+        pasid: Pasid,
+        domain: DomainId,
+        root: Root,
+    ) -> Result<(), AttachError> {
+        let _ = (domain, root);
+        let bits = self.capabilities().pasid_bits;
+        Err(AttachError::Pasid {
+            device,
+            pasid,
+            bits,
+        })
+    }
+
+    /// Takes the translation away from requests of `device` that carry `pasid`, with the promise of
+    /// [`detach`](Self::detach).
+    fn detach_pasid(&self, device: DeviceId, pasid: Pasid) -> Result<(), AttachError> {
+        let bits = self.capabilities().pasid_bits;
+        Err(AttachError::Pasid {
+            device,
+            pasid,
+            bits,
+        })
+    }
+
+    /// Says whether `device` has a TLB of its own that is switched on (PCI Express Base Specification,
+    /// chapter 10 "ATS Specification"); until then it has none. From the next attach on its translation
+    /// requests are answered, and what a flush forgets its TLB forgets too, behind the unit.
+    ///
+    /// It is said while nothing of the device is attached, and taken back when its TLB is off again.
+    fn set_device_tlb(&self, device: DeviceId, tlb: Option<DeviceTlb>) -> Result<(), AttachError> {
+        match tlb {
+            None => Ok(()),
+            Some(_) => Err(AttachError::NoDeviceTlbs { device }),
+        }
+    }
+
     /// Forgets what `what` names in `domain`: translations that overlap its ranges and come from
     /// its leaf levels and, if tables were unlinked, the domain's cached tables.
     ///
@@ -126,6 +171,26 @@ impl fmt::Display for DomainId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)
     }
+}
+
+/// A process address space of a device: what tells requests with a PASID prefix apart. At most 20 bits.
+///
+/// AMD, Arm and RISC-V have their own names for it: PASID, substream id, process id.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Pasid(pub u32);
+
+impl fmt::Display for Pasid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// A TLB in a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceTlb {
+    /// How many invalidations the device takes before it answers the first (its ATS Capability
+    /// Register, Invalidate Queue Depth: 1 to 31, and 0 for 32).
+    pub queue_depth: u8,
 }
 
 /// A memory node, by the operating system's number.

@@ -18,7 +18,7 @@ use super::offer::{
 };
 use crate::fault::{Fault, FaultReason};
 use crate::registers::{Registers, wait_until};
-use crate::unit::{DeviceId, DomainId};
+use crate::unit::{DeviceId, DomainId, Pasid};
 
 /// The log: one page.
 #[derive(Debug)]
@@ -133,11 +133,13 @@ fn decode(first: u64, address: u64, segment: u16) -> Taken {
         return Taken::Command;
     }
     let flag = |bit: u32| first >> bit & 1 == 1;
-    // GN: there is a PASID in place of the domain.
-    let domain = (code == 2 && !flag(48)).then_some(DomainId((first >> 32) as u32 & 0xffff));
+    // GN: there is a PASID in place of the domain, its upper bits behind the device.
+    let (guest, number) = (flag(48), (first >> 32) as u32 & 0xffff);
+    let pasid = Pasid(first as u32 & 0xf_0000 | number);
     Taken::Fault(Fault {
         device: DeviceId(u32::from(segment) << 16 | first as u32 & 0xffff),
-        domain,
+        pasid: (code == 2 && guest).then_some(pasid),
+        domain: (code == 2 && !guest).then_some(DomainId(number)),
         iova: address & !0xfff,
         // RW.
         access: if flag(53) {

@@ -55,7 +55,8 @@ use runs::Span;
 use spin::Mutex;
 
 use crate::capabilities::Capabilities;
-use crate::commands;
+use crate::commands::{self, CommandCounters};
+use crate::driver::Driver;
 use crate::error::{AttachError, FlushError, UnitError};
 use crate::fault::Fault;
 use crate::registers::{Registers, wait_until};
@@ -70,7 +71,6 @@ use offer::{
 };
 use table::DeviceTable;
 
-pub use crate::commands::{CommandCounters, MOST_PAGE_COMMANDS};
 pub use config::{Config, ProbeError};
 
 /// One AMD-Vi unit, over its registers `R` and memory `M` for device table, command buffer and event
@@ -420,5 +420,23 @@ where
             }
         }
         0
+    }
+}
+
+impl<R, M> Driver for AmdVi<R, M>
+where
+    R: Registers + Send + Sync,
+    M: TableMemory + Send + Sync,
+{
+    fn enable(&self) -> Result<(), UnitError> {
+        self.enable()
+    }
+
+    fn disable(&self) -> Result<(), UnitError> {
+        self.disable()
+    }
+
+    fn counters(&self) -> CommandCounters {
+        self.counters()
     }
 }

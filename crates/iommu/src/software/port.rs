@@ -166,6 +166,7 @@ impl<T: WalkMemory, D: TargetMemory> Port<T, D> {
         let domain = self.context.map(|context| context.domain);
         let fault = Fault {
             device: self.device.id,
+            pasid: None,
             domain,
             iova,
             access,

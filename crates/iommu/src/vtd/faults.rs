@@ -10,7 +10,7 @@ use iopt::walk::Access;
 use super::offer::{FAULT_PENDING, FAULTS_LOST, FSTS, Offer};
 use crate::fault::{Fault, FaultReason};
 use crate::registers::Registers;
-use crate::unit::DeviceId;
+use crate::unit::{DeviceId, Pasid};
 
 /// The record that came first, and how many there can be; `None` when none is pending.
 pub(super) fn pending<R: Registers>(registers: &R, offer: Offer) -> Option<(u32, u32)> {
@@ -39,6 +39,8 @@ pub(super) fn take<R: Registers>(
     let code = (high >> 32) as u16 & 0xff;
     Some(Fault {
         device: DeviceId(u32::from(segment) << 16 | high as u32 & 0xffff),
+        // PP, PV.
+        pasid: (high >> 31 & 1 == 1).then_some(Pasid((high >> 40) as u32 & 0xf_ffff)),
         domain: None,
         iova,
         // T1: 0 for writes and page requests, 1 for reads and atomic operations.

@@ -59,7 +59,8 @@ use runs::Span;
 use spin::Mutex;
 
 use crate::capabilities::Capabilities;
-use crate::commands;
+use crate::commands::{self, CommandCounters};
+use crate::driver::Driver;
 use crate::error::{AttachError, FlushError, UnitError};
 use crate::fault::Fault;
 use crate::registers::{Registers, wait_until};
@@ -72,7 +73,6 @@ use offer::{
 use queue::{Channel, Queue};
 use structures::{Entry, Structures, page};
 
-pub use crate::commands::{CommandCounters, MOST_PAGE_COMMANDS};
 pub use config::{Config, Mode, ProbeError};
 
 /// One VT-d unit, over its registers `R` and memory `M` for root table, context tables and queue.
@@ -469,5 +469,23 @@ where
         }
         let _alone = self.inner.lock();
         u64::from(faults::take_overflow(registers))
+    }
+}
+
+impl<R, M> Driver for Vtd<R, M>
+where
+    R: Registers + Send + Sync,
+    M: TableMemory + Send + Sync,
+{
+    fn enable(&self) -> Result<(), UnitError> {
+        self.enable()
+    }
+
+    fn disable(&self) -> Result<(), UnitError> {
+        self.disable()
+    }
+
+    fn counters(&self) -> CommandCounters {
+        self.counters()
     }
 }

@@ -187,6 +187,7 @@ fn faults_come_oldest_first_by_name() {
         faults[0],
         Fault {
             device: DEVICE,
+            pasid: None,
             domain: Some(DOMAIN),
             iova: 0x7000,
             access: Access::Write,

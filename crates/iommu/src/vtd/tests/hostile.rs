@@ -72,7 +72,7 @@ fn play(unit: Hostile) -> (u32, u32) {
         grows: true,
         most_faults: 256,
         // A few waits; by registers each command waits for itself.
-        most_waits: &|_| (20 + 2 * MOST_PAGE_COMMANDS as u32) * (ROUNDS + 1),
+        most_waits: &|_| (20 + 2 * crate::MOST_PAGE_COMMANDS as u32) * (ROUNDS + 1),
     };
     hostile::play(&unit, &driver, &truth)
 }
