@@ -13,6 +13,12 @@ pub(crate) struct Options {
     /// QEMU's program for x86-64, if it is not the one of that name.
     #[arg(long, value_name = "PROGRAM")]
     qemu: Option<String>,
+    /// The one for Arm.
+    #[arg(long, value_name = "PROGRAM")]
+    qemu_arm: Option<String>,
+    /// The one for RISC-V.
+    #[arg(long, value_name = "PROGRAM")]
+    qemu_riscv: Option<String>,
     /// Only checks whose name contains this.
     #[arg(long, value_name = "NAME")]
     only: Option<String>,
@@ -39,11 +45,15 @@ pub(crate) fn command(options: &Options, repository: &Repository) -> anyhow::Res
 fn run(options: &Options, repository: &Repository) -> anyhow::Result<ExitStatus> {
     let mut command = repository.cargo(&["run", "--release", "--quiet"]);
     command.args(["--package", "dmaspace-units", "--"]);
-    if let Some(qemu) = &options.qemu {
-        command.arg("--qemu").arg(qemu);
-    }
-    if let Some(only) = &options.only {
-        command.arg("--only").arg(only);
+    for (option, value) in [
+        ("--qemu", &options.qemu),
+        ("--qemu-arm", &options.qemu_arm),
+        ("--qemu-riscv", &options.qemu_riscv),
+        ("--only", &options.only),
+    ] {
+        if let Some(value) = value {
+            command.arg(option).arg(value);
+        }
     }
     command.status().context("cargo cannot be started")
 }

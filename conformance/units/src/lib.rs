@@ -10,11 +10,16 @@
 
 #![forbid(unsafe_code)]
 
+mod board;
+mod case;
 pub mod checks;
+mod drivers;
 mod qemu;
 mod registers;
+pub mod report;
 mod rig;
+mod tables;
 
-pub use qemu::{Qemu, Unit};
+pub use qemu::{Board, Denied, Kind, Qemu, Tells, Unit};
 pub use registers::Registers;
-pub use rig::{At, DATA, DEVICES, LONGEST, Rig, Seen, TABLES};
+pub use rig::{At, DEVICES, LONGEST, Place, Rig, Seen};

@@ -1,19 +1,40 @@
-//! QEMU's program: its version, and what its units are called and can be told there.
+//! QEMU's programs: their versions, and what their units are called and can be told there.
 
-use std::{collections::BTreeSet, process::Command};
+use std::{collections::BTreeSet, fmt, process::Command};
 
 use anyhow::{Context as _, ensure};
+use iopt::{
+    FormatId,
+    format::{ArmConfig, ArmGranule},
+};
 
-/// The program that is installed.
-#[derive(Clone, Debug)]
-pub struct Qemu {
-    program: String,
-    version: String,
-    units: Vec<(Unit, BTreeSet<String>)>,
+/// A machine that QEMU emulates.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Board {
+    /// A PC.
+    Q35,
+    /// Arm's `virt`.
+    ArmVirt,
+    /// RISC-V's `virt`.
+    RiscvVirt,
+}
+
+impl Board {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Q35, Self::ArmVirt, Self::RiscvVirt];
+
+    /// QEMU's program for it.
+    pub const fn program(self) -> &'static str {
+        match self {
+            Self::Q35 => "qemu-system-x86_64",
+            Self::ArmVirt => "qemu-system-aarch64",
+            Self::RiscvVirt => "qemu-system-riscv64",
+        }
+    }
 }
 
 /// An IOMMU that QEMU emulates, in one of its ways of working.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Unit {
     /// VT-d in legacy mode: root and context tables, second stage of 3 and 4 levels.
     VtdLegacy,
@@ -21,10 +42,91 @@ pub enum Unit {
     VtdSecond,
     /// VT-d in scalable mode: PASID tables, first stage of 4 levels. QEMU has it from 9.2 on.
     VtdFirst,
+    /// AMD-Vi: host tables of 1 to 6 levels.
+    AmdVi,
+}
+
+/// A table that a unit walks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Kind {
+    /// Its format.
+    pub format: FormatId,
+    /// Its levels.
+    pub levels: u8,
+}
+
+/// `vtd-ss of 4 levels`, and the bits of an address where the format's name leaves them open.
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { format, levels } = self;
+        write!(f, "{format} of {levels} levels")?;
+        if let Some(arm) = self.arm() {
+            let half = if arm.upper { ", upper half" } else { "" };
+            write!(f, ", {} bits{half}", arm.input_bits)?;
+        }
+        Ok(())
+    }
+}
+
+impl Kind {
+    const fn new(format: FormatId, levels: u8) -> Self {
+        Self { format, levels }
+    }
+
+    const fn arm(&self) -> Option<ArmConfig> {
+        match self.format {
+            FormatId::ArmStage1(arm) | FormatId::ArmStage2(arm) => Some(arm),
+            _ => None,
+        }
+    }
+
+    /// Log2 of the bytes of a table.
+    pub const fn table_log2(&self) -> u32 {
+        match self.arm() {
+            Some(arm) => match arm.granule {
+                ArmGranule::K4 | ArmGranule::K4Lpa2 => 12,
+                ArmGranule::K16 | ArmGranule::K16Lpa2 => 14,
+                ArmGranule::K64 | ArmGranule::K64Lpa => 16,
+            },
+            None => 12,
+        }
+    }
+}
+
+/// Whether QEMU records accesses that a leaf does not allow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Denied {
+    /// It does.
+    Recorded,
+    /// Unless the leaf is cached: the access is blocked without a word.
+    RecordedUncached,
+    /// It never does.
+    Silent,
+}
+
+/// What QEMU lets be seen of a unit.
+#[derive(Clone, Copy, Debug)]
+pub struct Tells {
+    /// Translations are cached, so that a stale one is seen.
+    pub caches: bool,
+    /// Faults are recorded also where nothing is mapped.
+    pub not_present: bool,
+    /// Whether faults are recorded where a leaf does not allow the access.
+    pub denied: Denied,
+    /// They name the address.
+    pub address: bool,
+    /// They tell reads from writes.
+    pub access: bool,
 }
 
 impl Unit {
-    const ALL: [Self; 3] = [Self::VtdLegacy, Self::VtdSecond, Self::VtdFirst];
+    /// All of them.
+    pub const ALL: [Self; 4] = [
+        Self::VtdLegacy,
+        Self::VtdSecond,
+        Self::VtdFirst,
+        Self::AmdVi,
+    ];
 
     /// Its name in results.
     pub const fn name(self) -> &'static str {
@@ -32,6 +134,54 @@ impl Unit {
             Self::VtdLegacy => "vtd-legacy",
             Self::VtdSecond => "vtd-second",
             Self::VtdFirst => "vtd-first",
+            Self::AmdVi => "amd-vi",
+        }
+    }
+
+    /// The machine that it is part of.
+    pub const fn board(self) -> Board {
+        match self {
+            Self::VtdLegacy | Self::VtdSecond | Self::VtdFirst | Self::AmdVi => Board::Q35,
+        }
+    }
+
+    /// The tables that it walks, the usual one first.
+    pub const fn kinds(self) -> &'static [Kind] {
+        const VTD_SECOND: &[Kind] = &[Kind::new(FormatId::VtdSs, 4), Kind::new(FormatId::VtdSs, 3)];
+        const VTD_FIRST: &[Kind] = &[Kind::new(FormatId::X86_64, 4)];
+        const AMD: &[Kind] = &[
+            Kind::new(FormatId::AmdV1, 4),
+            Kind::new(FormatId::AmdV1, 2),
+            Kind::new(FormatId::AmdV1, 3),
+            Kind::new(FormatId::AmdV1, 5),
+            Kind::new(FormatId::AmdV1, 6),
+        ];
+        match self {
+            Self::VtdLegacy | Self::VtdSecond => VTD_SECOND,
+            Self::VtdFirst => VTD_FIRST,
+            Self::AmdVi => AMD,
+        }
+    }
+
+    /// What QEMU lets be seen of it.
+    pub const fn tells(self) -> Tells {
+        let all = Tells {
+            caches: true,
+            not_present: true,
+            denied: Denied::Recorded,
+            address: true,
+            access: true,
+        };
+        match self {
+            Self::VtdLegacy | Self::VtdSecond | Self::VtdFirst => Tells {
+                denied: Denied::RecordedUncached,
+                ..all
+            },
+            Self::AmdVi => Tells {
+                not_present: false,
+                denied: Denied::Silent,
+                ..all
+            },
         }
     }
 
@@ -39,6 +189,7 @@ impl Unit {
     const fn device(self) -> &'static str {
         match self {
             Self::VtdLegacy | Self::VtdSecond | Self::VtdFirst => "intel-iommu",
+            Self::AmdVi => "amd-iommu",
         }
     }
 
@@ -49,30 +200,38 @@ impl Unit {
         const SNOOP: &[&str] = &["snoop-control=on"];
         const SCALABLE: &[&str] = &["scalable-mode=on", "x-scalable-mode=on"];
         const FIRST: &[&str] = &["fsts=on", "x-flts=on"];
+        const REMAP: &[&str] = &["dma-remap=on", "pt=off"];
         match self {
             Self::VtdLegacy => &[BITS, SNOOP],
             Self::VtdSecond => &[BITS, SNOOP, SCALABLE],
             Self::VtdFirst => &[BITS, SNOOP, SCALABLE, FIRST],
+            Self::AmdVi => &[REMAP, &["intremap=off"]],
         }
     }
 }
 
+/// A program that is installed.
+#[derive(Clone, Debug)]
+pub struct Qemu {
+    program: String,
+    version: String,
+    units: Vec<(Unit, BTreeSet<String>)>,
+}
+
 impl Qemu {
-    /// The program of this name, asked for its version and for what its units can be told.
-    pub fn find(program: &str) -> anyhow::Result<Self> {
+    /// The program of this name for a board, asked for its version and for what its units can be told.
+    pub fn find(program: &str, board: Board) -> anyhow::Result<Self> {
         let version = ask(program, &["--version"])?;
         let version = version.lines().next().unwrap_or_default().to_owned();
         let options = |unit: Unit| {
             let help = ask(program, &["-device", &format!("{},help", unit.device())])?;
             anyhow::Ok((unit, names(&help)))
         };
+        let here = Unit::ALL.into_iter().filter(|unit| unit.board() == board);
         Ok(Self {
             program: program.to_owned(),
             version,
-            units: Unit::ALL
-                .into_iter()
-                .map(options)
-                .collect::<Result<_, _>>()?,
+            units: here.map(options).collect::<Result<_, _>>()?,
         })
     }
 
@@ -86,8 +245,8 @@ impl Qemu {
         Command::new(&self.program)
     }
 
-    /// The argument of `-device` for a unit; `None` when QEMU does not have all that belongs to it.
-    pub(crate) fn unit(&self, unit: Unit) -> Option<String> {
+    /// The arguments for a unit; `None` when QEMU does not have all that belongs to it.
+    pub(crate) fn unit(&self, unit: Unit) -> Option<[String; 2]> {
         let (_, known) = self.units.iter().find(|(of, _)| *of == unit)?;
         let mut argument = unit.device().to_owned();
         for row in unit.options() {
@@ -96,7 +255,7 @@ impl Qemu {
             let option = row.iter().find(known)?;
             argument = format!("{argument},{option}");
         }
-        Some(argument)
+        Some(["-device".into(), argument])
     }
 
     /// True when it can emulate the unit.
@@ -139,7 +298,7 @@ mod tests {
             "intel-iommu options:\n  aw-bits=<uint8>        -  (default: 39)\n  \
              snoop-control=<bool>   -  (default: false)\n  x-scalable-mode=<bool> - \n",
         );
-        let argument = |qemu: &Qemu, unit| qemu.unit(unit).unwrap_or_default();
+        let argument = |qemu: &Qemu, unit| qemu.unit(unit).map_or_else(String::new, |[_, it]| it);
         let base = "intel-iommu,aw-bits=48,snoop-control=on";
         assert_eq!(argument(&old, Unit::VtdLegacy), base);
         let scalable = format!("{base},x-scalable-mode=on");

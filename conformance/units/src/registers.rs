@@ -1,8 +1,7 @@
 //! Registers of a unit.
 
-use std::{sync::OnceLock, thread, time::Duration};
+use std::{sync::Arc, sync::OnceLock, thread, time::Duration};
 
-use anyhow::Context as _;
 use qtest::{Error, Machine};
 
 /// How often a driver may look. QEMU has done what a register asks for when it answers, so the second
@@ -12,31 +11,23 @@ const ROUNDS: u32 = 1000;
 /// The registers of a unit, by offset in bytes.
 ///
 /// A driver has no words for a machine that does not answer. So such an error is kept: reads yield all
-/// ones from then on, as they do on a bus where nobody is, and [`finish`](Self::finish) tells.
+/// ones from then on, as they do on a bus where nobody is, and the [`Rig`](crate::Rig) tells.
 ///
 /// A command to QEMU and its answer pass through the kernel, so what this process stored before it is
 /// seen by the unit, and what the unit stored is seen here afterwards.
 pub struct Registers<'a> {
     machine: &'a Machine,
     base: u64,
-    failed: OnceLock<Error>,
+    failed: Arc<OnceLock<Error>>,
 }
 
 impl<'a> Registers<'a> {
     /// The registers from `base` on.
-    pub(crate) const fn new(machine: &'a Machine, base: u64) -> Self {
+    pub(crate) const fn new(machine: &'a Machine, base: u64, failed: Arc<OnceLock<Error>>) -> Self {
         Self {
             machine,
             base,
-            failed: OnceLock::new(),
-        }
-    }
-
-    /// Tells whether the machine has always answered.
-    pub fn finish(self) -> anyhow::Result<()> {
-        match self.failed.into_inner() {
-            None => Ok(()),
-            Some(error) => Err(error).context("a register"),
+            failed,
         }
     }
 

@@ -2,74 +2,117 @@
 //!
 //! # Memory
 //!
-//! QEMU lays the memory of its nodes end to end: 2 GiB below 4 GiB, the rest from there on. A node's
-//! memory can be a file that this process maps, too. So there are three nodes:
+//! QEMU lays the memory of its nodes end to end, all but the first piece of it from 4 GiB on. A node's
+//! memory can be a file that this process maps, too. So there are four nodes; here with the addresses of
+//! a [`Place::Near`]:
 //!
-//! | from | to | what |
-//! |---|---|---|
-//! | 0 | 4 GiB + 32 MiB | nothing of ours |
-//! | [`TABLES`] | | tables and structures, shared with this process |
-//! | [`DATA`] | | what devices read and write, by commands to QEMU; sparse |
+//! | from | what |
+//! |---|---|
+//! | | nothing of ours, up to 4 GiB + 32 MiB |
+//! | 4 GiB + 32 MiB | structures, and tables of 4 KiB; shared with this process |
+//! | 4 GiB + 64 MiB | larger tables; shared with this process |
+//! | 4 GiB + 96 MiB | what devices read and write, by commands to QEMU; sparse, to 64 GiB |
 //!
 //! All of it lies above 4 GiB, so that an address that lost its upper half does not lead there.
 
 use std::{
     cell::{Cell, RefCell},
+    collections::BTreeMap,
     fs,
     os::fd::AsRawFd as _,
     process,
-    sync::atomic::Ordering,
+    sync::{Arc, OnceLock, atomic::Ordering},
 };
 
 use anyhow::{Context as _, ensure};
 use conformance::random::Random;
 use hostmem::{Backing, Mapping};
 use ioas::{HostTables, MappedStorage};
+use iopt::Arena;
 use qtest::{
-    HALT, Machine,
+    Machine,
     edu::{self, Edu},
-    pci::{Address, Config, Window},
+    pci::{Address, Config},
 };
 use runs::Span;
 use tempfile::NamedTempFile;
 
 use crate::{
-    qemu::{Qemu, Unit},
+    qemu::{Board, Kind, Qemu, Unit},
     registers::Registers,
 };
 
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
 
-/// Memory for tables and structures, as the machine addresses it.
-pub const TABLES: Span = Span::new(4 * GIB + 32 * MIB, 32 * MIB);
-/// Memory for data.
-pub const DATA: Span = Span::new(4 * GIB + 64 * MIB, 60 * GIB - 64 * MIB);
-/// The memory before that: what lies below 4 GiB, and what is left up to [`TABLES`].
-const LOW_BYTES: u64 = 2 * GIB + 32 * MIB;
+/// Bytes of each of the two kinds of shared memory.
+const SHARED: u64 = 32 * MIB;
 
 /// The most bytes of one [`copy`](Rig::copy).
 pub const LONGEST: u64 = edu::BUFFER_BYTES;
 
-/// Where configuration space and the devices' registers lie, between the low memory and the interrupt
-/// controllers.
-const ECAM: u64 = 0xb000_0000;
-const WINDOW: Window = Window::new(0xc000_0000, 256 * MIB);
-
 /// The devices: two `edu`.
 pub const DEVICES: [Address; 2] = [Address::new(0, 5, 0), Address::new(0, 6, 0)];
+
+/// Where all memory of ours lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// From 4 GiB on.
+    Near,
+    /// From 8 TiB on.
+    High,
+}
+
+impl Place {
+    const fn base(self) -> u64 {
+        match self {
+            Self::Near => 4 * GIB,
+            Self::High => 8 << 40,
+        }
+    }
+
+    /// Structures and tables of 4 KiB.
+    pub const fn structures(self) -> Span {
+        Span::new(self.base() + SHARED, SHARED)
+    }
+
+    const fn large_tables(self) -> Span {
+        Span::new(self.base() + 2 * SHARED, SHARED)
+    }
+
+    /// Memory for data.
+    pub const fn data(self) -> Span {
+        Span::new(self.base() + 3 * SHARED, 60 * GIB - 3 * SHARED)
+    }
+}
+
+/// Larger tables than those of 4 KiB.
+pub(crate) enum LargeTables {
+    None,
+    K16(Arena<MappedStorage, 14>),
+    K64(Arena<MappedStorage, 16>),
+}
 
 /// A machine with a unit, and the [`DEVICES`] behind it.
 ///
 /// They may do DMA, and the unit is as it was after reset.
 pub struct Rig {
     unit: Unit,
+    kind: Kind,
+    place: Place,
     machine: Machine,
-    tables: HostTables,
-    /// Where the devices' registers are.
+    structures: HostTables,
+    large: LargeTables,
+    /// Where the registers of the unit and of the devices are.
+    base: u64,
     edus: Vec<u64>,
+    /// Why a register could not be reached.
+    failed: Arc<OnceLock<qtest::Error>>,
     random: RefCell<Random>,
     copies: Cell<u64>,
+    leaves: RefCell<BTreeMap<u64, u64>>,
+    costs: RefCell<Vec<(&'static str, u64, u64)>>,
+    round: u64,
 }
 
 /// A place in memory as a device addresses it, and where it should really be.
@@ -79,6 +122,16 @@ pub struct At {
     pub iova: u64,
     /// Where that leads.
     pub address: u64,
+}
+
+impl At {
+    /// Some bytes further on.
+    pub const fn plus(self, bytes: u64) -> Self {
+        Self {
+            iova: self.iova + bytes,
+            address: self.address + bytes,
+        }
+    }
 }
 
 /// What became of the bytes of a DMA.
@@ -93,30 +146,44 @@ pub enum Seen {
 }
 
 impl Rig {
-    /// Starts a machine with `unit`.
-    pub fn start(qemu: &Qemu, unit: Unit) -> anyhow::Result<Self> {
+    /// Starts a machine with `unit`, and memory for tables of a kind.
+    pub fn start(
+        qemu: &Qemu,
+        unit: Unit,
+        kind: Kind,
+        place: Place,
+        round: u64,
+    ) -> anyhow::Result<Self> {
+        let board = unit.board();
         let firmware = NamedTempFile::new()?;
-        fs::write(firmware.path(), HALT)?;
-        let shared = Mapping::new(Backing::Memfd, TABLES.len, None)?;
-        let file = shared.fd().context("shared memory has no file")?;
-        let file = format!("/proc/{}/fd/{}", process::id(), file.as_raw_fd());
+        fs::write(firmware.path(), board.firmware())?;
         let mut command = qemu.command();
-        command.args(["-nodefaults", "-no-user-config", "-machine", "q35"]);
+        command.args(["-nodefaults", "-no-user-config"]);
+        command.args(board.arguments());
         // The clock goes from deadline to deadline, so that a device's timer fires at once.
         command.args(["-accel", "tcg", "-icount", "shift=0,sleep=off"]);
         command.arg("-bios").arg(firmware.path());
-        let bytes = LOW_BYTES + TABLES.len + DATA.len;
+        let low = board.memory_below(place.structures().start);
+        let bytes = low + 2 * SHARED + place.data().len;
         command.args(["-m", &format!("{}M", bytes / MIB)]);
         let ram =
             |name: &str, size: u64| format!("memory-backend-ram,id={name},size={size},reserve=off");
-        let tables = format!(
-            "memory-backend-file,id=tables,size={},share=on,mem-path={file}",
-            TABLES.len
-        );
+        let [structures, large] = [
+            Mapping::new(Backing::Memfd, SHARED, None)?,
+            Mapping::new(Backing::Memfd, SHARED, None)?,
+        ];
+        let shared = |name: &str, mapping: &Mapping| {
+            let file = mapping.fd().context("shared memory has no file")?;
+            let path = format!("/proc/{}/fd/{}", process::id(), file.as_raw_fd());
+            anyhow::Ok(format!(
+                "memory-backend-file,id={name},size={SHARED},share=on,mem-path={path}"
+            ))
+        };
         let nodes = [
-            (ram("low", LOW_BYTES), "low,cpus=0"),
-            (tables, "tables"),
-            (ram("data", DATA.len), "data"),
+            (ram("low", low), "low,cpus=0"),
+            (shared("structures", &structures)?, "structures"),
+            (shared("large", &large)?, "large"),
+            (ram("data", place.data().len), "data"),
         ];
         for (nth, (object, node)) in nodes.iter().enumerate() {
             command.args(["-object", object]);
@@ -124,8 +191,7 @@ impl Rig {
         }
         // Before the devices that are behind it.
         let argument = qemu.unit(unit);
-        let argument = argument.with_context(|| format!("this QEMU has no {}", unit.name()))?;
-        command.args(["-device", &argument]);
+        command.args(argument.with_context(|| format!("this QEMU has no {}", unit.name()))?);
         for device in DEVICES {
             let slot = device.requester_id() >> 3;
             let device = format!("edu,addr={slot:#x},dma_mask=0xffffffffffffffff");
@@ -133,8 +199,11 @@ impl Rig {
         }
         let machine = Machine::start(command)?;
 
-        let config = Config::q35(&machine, ECAM)?;
-        let mut window = WINDOW;
+        let config = match board {
+            Board::Q35 => Config::q35(&machine, board.ecam())?,
+            Board::ArmVirt | Board::RiscvVirt => Config::ecam(&machine, board.ecam()),
+        };
+        let mut window = board.window();
         let mut edus = Vec::new();
         for device in DEVICES {
             let bars = config.assign(device, &mut window)?;
@@ -145,14 +214,30 @@ impl Rig {
             Edu::new(&machine, bar.address)?;
             edus.push(bar.address);
         }
-        let tables = HostTables::new(MappedStorage::over(shared), TABLES.start)?;
+        let base = unit.registers(&config, &mut window)?;
+        let at = place.large_tables().start;
+        let storage = MappedStorage::over(large);
+        let large = match kind.table_log2() {
+            14 => LargeTables::K16(Arena::new(storage, at)?),
+            16 => LargeTables::K64(Arena::new(storage, at)?),
+            _ => LargeTables::None,
+        };
+        let at = place.structures().start;
         let rig = Self {
             unit,
+            kind,
+            place,
             machine,
-            tables,
+            structures: HostTables::new(MappedStorage::over(structures), at)?,
+            large,
+            base,
             edus,
+            failed: Arc::default(),
             random: RefCell::new(Random::new(1)),
             copies: Cell::new(0),
+            leaves: RefCell::default(),
+            costs: RefCell::default(),
+            round,
         };
         rig.memory_is_where_it_should_be()?;
         Ok(rig)
@@ -163,19 +248,33 @@ impl Rig {
         self.unit
     }
 
+    /// The tables that it is to walk.
+    pub const fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    /// Memory for data.
+    pub const fn data(&self) -> Span {
+        self.place.data()
+    }
+
     /// The machine.
     pub const fn machine(&self) -> &Machine {
         &self.machine
     }
 
-    /// Memory for tables and structures, at [`TABLES`]. All of it is zero at first.
-    pub const fn tables(&self) -> &HostTables {
-        &self.tables
+    /// Memory for structures and tables of 4 KiB. All of it is zero at first.
+    pub const fn structures(&self) -> &HostTables {
+        &self.structures
     }
 
-    /// Registers at `base`.
-    pub const fn registers(&self, base: u64) -> Registers<'_> {
-        Registers::new(&self.machine, base)
+    pub(crate) const fn large_tables(&self) -> &LargeTables {
+        &self.large
+    }
+
+    /// The unit's registers.
+    pub fn registers(&self) -> Registers<'_> {
+        Registers::new(&self.machine, self.base, self.failed.clone())
     }
 
     /// Copies made so far.
@@ -183,21 +282,65 @@ impl Rig {
         self.copies.get()
     }
 
-    /// Has one of the [`DEVICES`] read `len` bytes at one place and write them to the other, and looks what is
-    /// there then. Both places hold random bytes before.
-    pub fn copy(&self, device: usize, from: At, to: At, len: u64) -> anyhow::Result<Seen> {
+    /// How many of them were noted to go through leaves of each size.
+    pub fn leaves(&self) -> BTreeMap<u64, u64> {
+        self.leaves.borrow().clone()
+    }
+
+    /// Notes that a copy went through leaves of these sizes.
+    pub fn note(&self, sizes: impl IntoIterator<Item = u64>) {
+        let mut leaves = self.leaves.borrow_mut();
+        sizes
+            .into_iter()
+            .for_each(|size| *leaves.entry(size).or_default() += 1);
+    }
+
+    /// Notes what a flush took.
+    pub fn cost(&self, what: &'static str, commands: u64, waits: u64) {
+        self.costs.borrow_mut().push((what, commands, waits));
+    }
+
+    /// What was noted: of which flush, commands, waits.
+    pub fn costs(&self) -> Vec<(&'static str, u64, u64)> {
+        self.costs.borrow().clone()
+    }
+
+    /// Which of many runs this is, from 0 on: checks with random choices make others in each.
+    pub const fn round(&self) -> u64 {
+        self.round
+    }
+
+    /// Tells whether all registers could always be reached.
+    pub fn finish(&self) -> anyhow::Result<()> {
+        match self.failed.get() {
+            None => Ok(()),
+            Some(error) => anyhow::bail!("a register: {error}"),
+        }
+    }
+
+    /// Random bytes.
+    pub fn bytes(&self, len: u64) -> Vec<u8> {
+        let mut random = self.random.borrow_mut();
+        (0..len).map(|_| random.word() as u8).collect()
+    }
+
+    /// Has one of the [`DEVICES`] read `len` bytes at one place and write them to the other.
+    pub fn dma(&self, device: usize, from: u64, to: u64, len: u64) -> anyhow::Result<()> {
         let edu = self.edus.get(device).context("there is no such device")?;
         let edu = Edu::new(&self.machine, *edu)?;
-        let random = || -> Vec<u8> {
-            let mut random = self.random.borrow_mut();
-            (0..len).map(|_| random.word() as u8).collect()
-        };
-        let (wanted, before) = (random(), random());
+        edu.read(from, 0, len)?;
+        edu.write(to, 0, len)?;
+        self.copies.set(self.copies.get() + 1);
+        Ok(())
+    }
+
+    /// Has one of the [`DEVICES`] read `len` bytes at one place and write them to the other, and looks
+    /// what is there then. Both places hold random bytes before.
+    pub fn copy(&self, device: usize, from: At, to: At, len: u64) -> anyhow::Result<Seen> {
+        let (wanted, before) = (self.bytes(len), self.bytes(len));
         self.machine.write(from.address, &wanted)?;
         self.machine.write(to.address, &before)?;
-        edu.read(from.iova, 0, len)?;
-        edu.write(to.iova, 0, len)?;
-        self.copies.set(self.copies.get() + 1);
+        self.dma(device, from.iova, to.iova, len)?;
         let mut found = vec![0; wanted.len()];
         self.machine.read(to.address, &mut found)?;
         Ok(match found {
@@ -210,9 +353,10 @@ impl Rig {
     /// The first and the last table are in the machine's memory where we think, and what is before and
     /// behind them is not shared.
     fn memory_is_where_it_should_be(&self) -> anyhow::Result<()> {
-        let cells = self.tables.storage().mapping().cells();
-        let last = TABLES.start + TABLES.len - 8;
-        for (address, cell) in [(TABLES.start, cells.first()), (last, cells.last())] {
+        let (structures, data) = (self.place.structures(), self.data());
+        let cells = self.structures.storage().mapping().cells();
+        let last = structures.last() - 7;
+        for (address, cell) in [(structures.start, cells.first()), (last, cells.last())] {
             let cell = cell.context("there are no tables")?;
             let mark = self.random.borrow_mut().word();
             cell.store(mark, Ordering::Relaxed);
@@ -222,7 +366,7 @@ impl Rig {
             let found = cell.load(Ordering::Relaxed);
             ensure!(found == 0, "{found:#x} is left at {address:#x}");
         }
-        for address in [TABLES.start - 8, DATA.start, DATA.start + DATA.len - 8] {
+        for address in [structures.start - 8, data.start, data.start + data.len - 8] {
             let mark = self.random.borrow_mut().word();
             self.machine.writeq(address, mark)?;
             let found = self.machine.readq(address)?;

@@ -1,10 +1,12 @@
 //! What is checked, each on a machine of its own.
 
 use anyhow::ensure;
+use iopt::FormatId;
 
-use crate::{Rig, Seen, Unit};
+use crate::{Kind, Place, Rig, Seen, Unit};
 
-mod vtd;
+mod changes;
+mod suite;
 mod vtd_by_hand;
 
 /// A check.
@@ -12,59 +14,95 @@ mod vtd_by_hand;
 pub struct Check {
     /// What holds.
     pub name: &'static str,
-    /// Of which units; each has a machine of its own.
-    pub units: &'static [Unit],
+    /// Of which unit and tables; each has a machine of its own.
+    pub applies: fn(Unit, Kind) -> bool,
+    /// Where the machine has its memory.
+    pub place: Place,
     /// Finds out, on a machine that was just started.
     pub run: fn(&Rig) -> anyhow::Result<()>,
 }
 
 const fn check(
     name: &'static str,
-    units: &'static [Unit],
+    applies: fn(Unit, Kind) -> bool,
     run: fn(&Rig) -> anyhow::Result<()>,
 ) -> Check {
-    Check { name, units, run }
+    let place = Place::Near;
+    Check {
+        name,
+        applies,
+        place,
+        run,
+    }
 }
 
 /// Without a driver.
-const BY_HAND: &[Unit] = &[Unit::VtdLegacy];
-/// With the driver of VT-d.
-const VTD: &[Unit] = &[Unit::VtdLegacy, Unit::VtdSecond, Unit::VtdFirst];
+const fn by_hand(name: &'static str, run: fn(&Rig) -> anyhow::Result<()>) -> Check {
+    check(
+        name,
+        |unit, kind| unit == Unit::VtdLegacy && kind.levels == 4,
+        run,
+    )
+}
+
+/// Of every unit, with every table.
+const fn every(name: &'static str, run: fn(&Rig) -> anyhow::Result<()>) -> Check {
+    check(name, |_, _| true, run)
+}
 
 /// All checks.
 pub const CHECKS: &[Check] = &[
-    check(
+    by_hand(
         "by hand: everything passes while the unit is off",
-        BY_HAND,
         vtd_by_hand::lets_everything_pass_while_it_is_off,
     ),
-    check(
+    by_hand(
         "by hand: a table of ours is walked",
-        BY_HAND,
         vtd_by_hand::translates_through_a_table_of_ours,
     ),
-    check(
+    by_hand(
         "by hand: devices are kept apart",
-        BY_HAND,
         vtd_by_hand::keeps_devices_apart,
     ),
-    check(
-        "by hand: faults are recorded",
-        BY_HAND,
-        vtd_by_hand::records_faults,
-    ),
-    check(
+    by_hand("by hand: faults are recorded", vtd_by_hand::records_faults),
+    by_hand(
         "by hand: what was unmapped goes on until it is invalidated",
-        BY_HAND,
         vtd_by_hand::goes_on_with_what_it_knows_until_it_is_told,
     ),
-    check("every leaf size at both ends", VTD, vtd::every_leaf_size),
-    check("devices in two domains", VTD, vtd::two_domains),
-    check("faults", VTD, vtd::faults),
-    check("stale until invalidated", VTD, vtd::stale),
-    check("dirty bits", &[Unit::VtdFirst], vtd::dirty),
-    check("a random mixture", VTD, vtd::mixture),
+    every("leaf sizes at both ends", suite::leaf_sizes),
+    every("identity and scattered", suite::identity_and_scattered),
+    every("read-only and write-only", suite::permissions),
+    every("holes", suite::holes),
+    every("two domains", suite::two_domains),
+    every("stale until invalidated", suite::stale),
+    every("split, cut, merge", changes::refit),
+    every("random mixture", changes::mixture),
+    Check {
+        place: Place::High,
+        ..every("memory from 8 TiB on", changes::mixture)
+    },
+    check("growing", grows, changes::grows),
+    check(
+        "dirty bits",
+        |unit, _| unit == Unit::VtdFirst,
+        changes::dirty,
+    ),
+    check("cost of a flush", is_usual, changes::flush_costs),
 ];
+
+/// Tables that can grow by a level which the unit walks.
+fn grows(unit: Unit, kind: Kind) -> bool {
+    let next = Kind {
+        levels: kind.levels + 1,
+        ..kind
+    };
+    kind.format == FormatId::AmdV1 && unit.kinds().contains(&next)
+}
+
+/// The unit's usual tables.
+fn is_usual(unit: Unit, kind: Kind) -> bool {
+    unit.kinds().first() == Some(&kind)
+}
 
 /// Fails unless that was to be seen.
 fn expect(seen: Seen, expected: Seen, what: &str) -> anyhow::Result<()> {

@@ -13,10 +13,7 @@ use qtest::pci::Address;
 use runs::Span;
 
 use super::expect;
-use crate::{At, DATA, DEVICES, LONGEST, Registers, Rig, Seen};
-
-/// Where the q35 has the registers.
-const BASE: u64 = 0xfed9_0000;
+use crate::{At, DEVICES, LONGEST, Place, Registers, Rig, Seen};
 
 // Registers, by their titles in chapter 11.
 const VERSION: usize = 0x00;
@@ -45,6 +42,8 @@ const PENDING: u32 = 1 << 1;
 /// Fault status: there was no room for one.
 const OVERFLOW: u32 = 1 << 0;
 
+const DATA: Span = Place::Near.data();
+
 const PAGE: u64 = 4096;
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
@@ -69,7 +68,7 @@ struct Fault {
 
 impl<'a> Vtd<'a> {
     fn new(rig: &'a Rig) -> anyhow::Result<Self> {
-        let registers = rig.registers(BASE);
+        let registers = rig.registers();
         let version = registers.read32(VERSION);
         ensure!(
             version >> 4 != 0 && version >> 8 == 0,
@@ -79,7 +78,7 @@ impl<'a> Vtd<'a> {
         // SAGAW: tables of 4 levels. SLLPS: 2 MiB and 1 GiB.
         let needed = 1 << (8 + 2) | 3 << 34;
         ensure!(capability & needed == needed, "capability {capability:#x}");
-        let tables = rig.tables();
+        let tables = rig.structures();
         Ok(Self {
             rig,
             registers,
@@ -89,7 +88,7 @@ impl<'a> Vtd<'a> {
     }
 
     fn cell(&self, table: u64, index: usize) -> anyhow::Result<&'a AtomicU64> {
-        let cells = self.rig.tables().entries(table, 512);
+        let cells = self.rig.structures().entries(table, 512);
         cells.get(index).context("a table has 512 entries")
     }
 
@@ -184,7 +183,7 @@ pub(super) fn lets_everything_pass_while_it_is_off(rig: &Rig) -> anyhow::Result<
 pub(super) fn translates_through_a_table_of_ours(rig: &Rig) -> anyhow::Result<()> {
     for levels in [3, 4] {
         let unit = Vtd::new(rig)?;
-        let mut table = Table::new(VtdSs::new(levels)?, rig.tables())?;
+        let mut table = Table::new(VtdSs::new(levels)?, rig.structures())?;
         // Of each size one leaf, at both ends of what the levels reach.
         let top = 1 << (12 + 9 * u32::from(levels));
         let mut places = Vec::new();
@@ -211,7 +210,7 @@ pub(super) fn translates_through_a_table_of_ours(rig: &Rig) -> anyhow::Result<()
             expect(seen, Seen::Copied, &what)?;
         }
         unit.no_fault()?;
-        unit.registers.finish()?;
+        unit.rig.finish()?;
     }
     Ok(())
 }
@@ -222,7 +221,7 @@ pub(super) fn keeps_devices_apart(rig: &Rig) -> anyhow::Result<()> {
     let memory = [DATA.start, DATA.start + MIB];
     let mut tables = Vec::new();
     for (nth, address) in memory.into_iter().enumerate() {
-        let mut table = Table::new(VtdSs::new(4)?, rig.tables())?;
+        let mut table = Table::new(VtdSs::new(4)?, rig.structures())?;
         table.map(0, &[Span::new(address, 2 * PAGE)], Prot::RW)?;
         unit.attach(DEVICES[nth], nth as u16 + 1, table.root())?;
         tables.push(table);
@@ -245,13 +244,13 @@ pub(super) fn keeps_devices_apart(rig: &Rig) -> anyhow::Result<()> {
         }
     }
     unit.no_fault()?;
-    unit.registers.finish()?;
+    unit.rig.finish()?;
     Ok(())
 }
 
 pub(super) fn records_faults(rig: &Rig) -> anyhow::Result<()> {
     let unit = Vtd::new(rig)?;
-    let mut table = Table::new(VtdSs::new(4)?, rig.tables())?;
+    let mut table = Table::new(VtdSs::new(4)?, rig.structures())?;
     let (good, read_only, write_only) = (0x10_0000, 0x20_0000, 0x30_0000);
     for (iova, prot) in [
         (good, Prot::RW),
@@ -298,13 +297,13 @@ pub(super) fn records_faults(rig: &Rig) -> anyhow::Result<()> {
         )?;
     }
     unit.no_fault()?;
-    unit.registers.finish()?;
+    unit.rig.finish()?;
     Ok(())
 }
 
 pub(super) fn goes_on_with_what_it_knows_until_it_is_told(rig: &Rig) -> anyhow::Result<()> {
     let unit = Vtd::new(rig)?;
-    let mut table = Table::new(VtdSs::new(4)?, rig.tables())?;
+    let mut table = Table::new(VtdSs::new(4)?, rig.structures())?;
     table.map(0, &[Span::new(DATA.start, 2 * PAGE)], Prot::RW)?;
     unit.attach(DEVICES[0], 1, table.root())?;
     unit.enable()?;
@@ -321,6 +320,6 @@ pub(super) fn goes_on_with_what_it_knows_until_it_is_told(rig: &Rig) -> anyhow::
     expect(copy()?, Seen::Untouched, "invalidated")?;
     ensure!(unit.fault().is_some_and(|fault| fault.page == PAGE));
     table.reclaim(flushed);
-    unit.registers.finish()?;
+    unit.rig.finish()?;
     Ok(())
 }
