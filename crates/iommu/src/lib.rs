@@ -63,6 +63,7 @@ mod commands;
 mod driver;
 mod error;
 mod fault;
+mod handover;
 #[cfg(test)]
 mod hostile;
 mod registers;
@@ -80,6 +81,7 @@ pub use commands::{CommandCounters, MOST_PAGE_COMMANDS};
 pub use driver::Driver;
 pub use error::{AttachError, FlushError, UnitError};
 pub use fault::{Fault, FaultReason};
+pub use handover::{AdoptError, Frozen, Held, UnitKind};
 pub use registers::Registers;
 #[cfg(feature = "std")]
 pub use run_map::{MemoryOverlap, RunMap};

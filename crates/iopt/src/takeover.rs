@@ -17,7 +17,7 @@
 
 use core::fmt;
 
-use runs::PageSizes;
+use runs::{PageSizes, Span};
 
 use crate::arena::{Arena, ArenaError, Storage};
 use crate::cell::Cell;
@@ -65,6 +65,11 @@ pub enum AdoptError {
     Build(BuildError),
     /// The memory is not the one in which the table was adopted.
     OtherMemory,
+    /// These are not whole pages of the memory of which none is taken.
+    Pages {
+        /// Which.
+        span: Span,
+    },
 }
 
 impl fmt::Display for AdoptError {
@@ -73,6 +78,7 @@ impl fmt::Display for AdoptError {
             Self::Root { address } => write!(f, "there can be no root table at {address:#x}"),
             Self::Damage(damage) => damage.fmt(f),
             Self::Build(cause) => cause.fmt(f),
+            Self::Pages { span } => write!(f, "{span} cannot be kept out of use"),
             Self::OtherMemory => f.write_str("the table was adopted in other memory"),
         }
     }
@@ -153,6 +159,19 @@ impl<S: Storage, const TABLE_LOG2: u32> Takeover<S, TABLE_LOG2> {
         })
     }
 
+    /// Keeps the pages of `span` out of use, for instance those of a unit's structures and queues: the
+    /// arena to be never hands them out, until somebody who knows them [gives them
+    /// back](TableMemory::reclaim).
+    pub fn keep(&mut self, span: Span) -> Result<(), AdoptError> {
+        let pages = 1 << TABLE_LOG2;
+        let whole = span.is_aligned(pages) && !span.is_empty();
+        self.attempt += 1;
+        if whole && self.take(span.start, span.len) {
+            return Ok(());
+        }
+        Err(AdoptError::Pages { span })
+    }
+
     /// Stores the tables of an image where they lay when it was made, and adopts them. All of it is
     /// checked first; the pages must belong to no table that was adopted before.
     pub fn restore<F: Format>(
@@ -188,9 +207,11 @@ impl<S: Storage, const TABLE_LOG2: u32> Takeover<S, TABLE_LOG2> {
             }),
             Err(AdoptError::Damage(damage)) => Err(ImageError::Damage(damage)),
             Err(AdoptError::Build(cause)) => Err(ImageError::Build(cause)),
-            Err(AdoptError::Root { .. } | AdoptError::OtherMemory) => Err(ImageError::Taken {
-                table: image.root().address,
-            }),
+            Err(AdoptError::Root { .. } | AdoptError::OtherMemory | AdoptError::Pages { .. }) => {
+                Err(ImageError::Taken {
+                    table: image.root().address,
+                })
+            }
         }
     }
 

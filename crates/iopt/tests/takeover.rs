@@ -15,7 +15,7 @@ use iopt::observe::{CacheLines, Checked, Domain, NonCoherent, RunLedger};
 use iopt::walk::{Access, Walker};
 use iopt::{
     AdoptError, AnyTable, Arena, AtomicMeta, BuildError, DamageKind, Format, FormatId, Gather,
-    HeapTables, Prot, Root, Table, Takeover,
+    HeapTables, Prot, Root, Table, TableMemory as _, Takeover,
 };
 use runs::{PageSizes, Span};
 
@@ -236,4 +236,39 @@ fn what_was_adopted_or_restored_is_told_to_those_who_watch() {
     assert_eq!(lines.0.swap(0, Ordering::Relaxed), copy.tables() + 1);
     copy.verify(&ledger, third);
     assert!(ledger.borrow().violations().is_empty());
+}
+
+#[test]
+fn pages_that_are_kept_are_never_handed_out() {
+    let (cells, root, base) = left_behind();
+    let metas = self::metas();
+    let mut takeover: Takeover<_> = Takeover::new((&cells[..], &metas[..]), base).unwrap();
+    let last = base + (TABLES as u64 - 1) * PAGE;
+    let kept = [Span::new(base + 20 * PAGE, 3 * PAGE), Span::new(last, PAGE)];
+    let format = VtdSs::new(4).unwrap();
+    let sizes = PageSizes::from_bits(u64::MAX);
+    let adopted = takeover.adopt(format, root, sizes).unwrap();
+    for span in kept {
+        takeover.keep(span).unwrap();
+    }
+    for span in [
+        kept[0],
+        Span::new(root, PAGE),
+        Span::new(last, 2 * PAGE),
+        Span::new(base - PAGE, PAGE),
+        Span::new(base + 30 * PAGE + 8, PAGE),
+        Span::new(base + 30 * PAGE, 8),
+        Span::new(base + 30 * PAGE, 0),
+        Span::new(base + 19 * PAGE, 2 * PAGE),
+    ] {
+        assert_eq!(takeover.keep(span), Err(AdoptError::Pages { span }));
+    }
+    let tables = adopted.tables();
+    let memory = takeover.finish();
+    assert_eq!(memory.in_use(), tables + 4);
+    let free = memory.reserve(TABLES as u64 - tables - 4).unwrap();
+    let mut reserve = free;
+    while let Some((page, _)) = memory.take(&mut reserve) {
+        assert!(page != root && kept.iter().all(|span| !span.contains(page)));
+    }
 }

@@ -34,6 +34,7 @@ use super::offer::{
 };
 use crate::commands::CommandCounters;
 use crate::error::UnitError;
+use crate::handover::AdoptError;
 use crate::registers::{Registers, wait_until};
 
 /// Commands of one part of a batch: all places but the free one and that of the wait.
@@ -72,6 +73,28 @@ impl Buffer {
         registers.write64(COMMANDS, self.entries | RING_LENGTH);
         registers.write64(COMMAND_HEAD, 0);
         registers.write64(COMMAND_TAIL, 0);
+    }
+
+    /// The last ticket.
+    pub(super) const fn ticket(&self) -> u64 {
+        self.ticket
+    }
+
+    /// Goes on with a buffer in which all commands are complete.
+    pub(super) fn resume<R: Registers>(
+        &mut self,
+        registers: &R,
+        ticket: u64,
+    ) -> Result<(), AdoptError> {
+        let fetching = registers.read64(STATUS);
+        AdoptError::compare("Status", fetching, FETCHING, FETCHING)?;
+        let found = registers.read64(COMMANDS);
+        AdoptError::compare("Command Buffer Base", found, self.entries | RING_LENGTH, !0)?;
+        self.tail = place(registers, COMMAND_TAIL);
+        let head = place(registers, COMMAND_HEAD);
+        AdoptError::compare("Command Buffer Head", head as u64, self.tail as u64, !0)?;
+        (self.ticket, self.open) = (ticket, true);
+        Ok(())
     }
 
     fn free<R: Registers>(&self, registers: &R) -> usize {

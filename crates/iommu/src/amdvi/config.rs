@@ -4,6 +4,7 @@ use core::fmt;
 
 use iopt::NoTables;
 
+use crate::handover::AdoptError;
 use crate::unit::NodeId;
 
 /// What the registers do not say. ACPI's IVRS table and the unit's PCI capability block do.
@@ -57,6 +58,8 @@ pub enum ProbeError {
     /// There is no memory for device table, command buffer and event log. The device table is one
     /// piece.
     Memory(NoTables),
+    /// The unit is not the one that was frozen, or has stopped.
+    Adopt(AdoptError),
 }
 
 impl fmt::Display for ProbeError {
@@ -69,6 +72,7 @@ impl fmt::Display for ProbeError {
                 write!(f, "the unit walks no known tables: features {features:#x}")
             }
             Self::Memory(cause) => cause.fmt(f),
+            Self::Adopt(cause) => cause.fmt(f),
         }
     }
 }

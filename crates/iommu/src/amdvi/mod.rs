@@ -35,6 +35,10 @@
 //!
 //! **Faults**: `events.rs`.
 //!
+//! **Handover**: the description says whether the unit translates, where device table, command buffer
+//! and event log lie, the last ticket, and which devices were ever attached. The successor compares
+//! Control, Status, the three base address registers and the command buffer's pointers with it.
+//!
 //! # Locks and bounds
 //!
 //! One spinning lock covers table, commands and log: attach, detach and flushes take turns. Each holds
@@ -59,6 +63,7 @@ use crate::commands::{self, CommandCounters};
 use crate::driver::Driver;
 use crate::error::{AttachError, FlushError, UnitError};
 use crate::fault::Fault;
+use crate::handover::{AdoptError, Frozen, Held, UnitKind};
 use crate::registers::{Registers, wait_until};
 use crate::unit::{DeviceId, DomainId, NodeId, Unit};
 
@@ -66,8 +71,8 @@ use buffer::Buffer;
 use command::{Command, MOST_PAGES};
 use events::{Log, Taken};
 use offer::{
-    COHERENT, DEVICE_TABLE, EXCLUSION, FETCH, FETCHING, LOG, LOGGING, Offer, RING, STATUS,
-    TRANSLATE, control,
+    COHERENT, CONTROL, DEVICE_TABLE, EVENTS, EXCLUSION, FETCH, FETCHING, LOG, LOGGING, Offer, RING,
+    RING_LENGTH, STATUS, TRANSLATE, control,
 };
 use table::DeviceTable;
 
@@ -200,6 +205,90 @@ impl<R: Registers, M: TableMemory> AmdVi<R, M> {
         pages.for_each(|page| chain.push(&memory, page));
         memory.reclaim(chain);
         Ok((self.registers, memory))
+    }
+
+    /// Lets go of the unit, which goes on translating, for a successor to [adopt](Self::adopt):
+    /// waits until all commands are complete, and hands what the unit still uses to `each`.
+    ///
+    /// With an error the driver comes back, and nothing has changed.
+    #[expect(clippy::result_large_err, reason = "a driver is moved now and then")]
+    pub fn freeze(self, each: &mut dyn FnMut(Held)) -> Result<(Frozen, R, M), (Self, UnitError)> {
+        // With the buffer empty, what follows is about a unit that does nothing by itself.
+        let quiet = {
+            let Inner { buffer, log, .. } = &mut *self.inner.lock();
+            buffer.issue((&self.registers, &self.memory), log, core::iter::empty())
+        };
+        if let Err(cause) = quiet {
+            return Err((self, cause));
+        }
+        let Inner { table, buffer, log } = self.inner.into_inner();
+        let page = |start| Span::new(start, TABLE_BYTES);
+        for (name, span) in [
+            ("device table", table.span()),
+            ("command buffer", page(buffer.entries)),
+            ("store of COMPLETION_WAIT", page(buffer.status)),
+            ("event log", page(log.entries)),
+        ] {
+            each(Held::Structure { name, span });
+        }
+        for (_, there) in table.attached(&self.memory) {
+            let (domain, root) = (DomainId(there.domain.into()), there.root);
+            each(Held::Table { domain, root });
+        }
+        // Bit 63: the unit is in use.
+        let used = table.describe() | u64::from(buffer.open) << 63;
+        let (entries, status) = (buffer.entries, buffer.status);
+        let words = [
+            used,
+            table.base,
+            entries,
+            status,
+            log.entries,
+            buffer.ticket(),
+        ];
+        let kind = UnitKind::AmdVi;
+        Ok((Frozen { kind, words }, self.registers, self.memory))
+    }
+
+    /// Takes a unit over that a predecessor has [frozen](Self::freeze), and that translates all the
+    /// time. `memory` is the same memory, in which what was listed then is not handed out;
+    /// configuration is as it was.
+    pub fn adopt(
+        registers: R,
+        memory: M,
+        config: Config,
+        frozen: &Frozen,
+    ) -> Result<Self, ProbeError> {
+        let offer = Offer::read(&registers)?;
+        let capabilities = offer.capabilities(&config)?;
+        let inner = Self::resume(&registers, &config, frozen).map_err(ProbeError::Adopt)?;
+        Ok(Self {
+            registers,
+            memory,
+            config,
+            offer,
+            capabilities,
+            inner: Mutex::new(inner),
+        })
+    }
+
+    /// What the unit goes on using, as the description and the registers say it.
+    fn resume(registers: &R, config: &Config, frozen: &Frozen) -> Result<Inner, AdoptError> {
+        let words = frozen.words(UnitKind::AmdVi)?;
+        let [used, base, entries, status, log, ticket] = words;
+        let table = DeviceTable::adopt(base, config.last_device, used);
+        let mut buffer = Buffer::new(entries, status);
+        let log = Log { entries: log };
+        if used >> 63 == 1 {
+            let on = registers.read64(CONTROL);
+            AdoptError::compare("Control", on, TRANSLATE, TRANSLATE)?;
+            let found = registers.read64(DEVICE_TABLE);
+            AdoptError::compare("Device Table Base", found, table.register(), !0)?;
+            let found = registers.read64(EVENTS);
+            AdoptError::compare("Event Log Base", found, log.entries | RING_LENGTH, !0)?;
+            buffer.resume(registers, ticket)?;
+        }
+        Ok(Inner { table, buffer, log })
     }
 
     /// What the unit was told so far.

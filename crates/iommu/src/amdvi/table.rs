@@ -20,6 +20,8 @@
 
 use iopt::{Cell, FormatId, NoTables, Root, TABLE_BYTES, TableMemory};
 
+use runs::Span;
+
 use super::offer::Offer;
 use crate::unit::DeviceId;
 
@@ -64,10 +66,7 @@ fn word(root: &Root, offer: Offer) -> u64 {
 impl DeviceTable {
     /// A table of empty entries.
     pub(super) fn new<M: TableMemory>(memory: &M, last: u16) -> Result<Self, NoTables> {
-        let devices = u64::from(last) + 1;
-        let bytes = (devices * 8 * WORDS as u64)
-            .next_power_of_two()
-            .max(TABLE_BYTES);
+        let bytes = Self::bytes(last);
         let base = memory.allocate(bytes as usize)?;
         let table = Self {
             base,
@@ -83,6 +82,37 @@ impl DeviceTable {
         Ok(table)
     }
 
+    /// A table that is there already, of the size and with the devices of [`describe`](Self::describe).
+    pub(super) const fn adopt(base: u64, last: u16, described: u64) -> Self {
+        let (first_used, last_used) = (described as u16, (described >> 16) as u16);
+        Self {
+            base,
+            bytes: Self::bytes(last),
+            last,
+            used: match described >> 32 & 1 {
+                1 => Some((first_used, last_used)),
+                _ => None,
+            },
+        }
+    }
+
+    /// In one word which devices were ever attached: the first, the last, and whether there were any.
+    pub(super) fn describe(&self) -> u64 {
+        self.used.map_or(0, |(first, last)| {
+            u64::from(first) | u64::from(last) << 16 | 1 << 32
+        })
+    }
+
+    /// Bytes of a table with room for a last device.
+    const fn bytes(last: u16) -> u64 {
+        let bytes = ((last as u64 + 1) * 8 * WORDS as u64).next_power_of_two();
+        if bytes < TABLE_BYTES {
+            TABLE_BYTES
+        } else {
+            bytes
+        }
+    }
+
     /// What the base address register says: the size in pages, less one, beside the address.
     pub(super) const fn register(&self) -> u64 {
         self.base | (self.bytes / TABLE_BYTES - 1)
@@ -91,6 +121,11 @@ impl DeviceTable {
     /// How many devices the table has room for.
     pub(super) const fn devices(&self) -> usize {
         self.bytes as usize / 8 / WORDS
+    }
+
+    /// Where the table lies.
+    pub(super) const fn span(&self) -> Span {
+        Span::new(self.base, self.bytes)
     }
 
     /// The pages of the table.
@@ -127,17 +162,26 @@ impl DeviceTable {
         self.used = Some((first.min(source), last.max(source)));
     }
 
+    /// All devices that are attached, with what their entries say.
+    pub(super) fn attached<'t, M: TableMemory>(
+        &'t self,
+        memory: &'t M,
+    ) -> impl Iterator<Item = (u16, Attached)> + Clone + 't {
+        let used = self.used.map(|(first, last)| first..=last);
+        used.into_iter().flatten().filter_map(move |source| {
+            let there = self.entry(memory, DeviceId(source.into()))?.read()?;
+            Some((source, there))
+        })
+    }
+
     /// All devices of a domain, with what their entries say.
     pub(super) fn members<'t, M: TableMemory>(
         &'t self,
         memory: &'t M,
         domain: u16,
     ) -> impl Iterator<Item = (u16, Attached)> + Clone + 't {
-        let used = self.used.map(|(first, last)| first..=last);
-        used.into_iter().flatten().filter_map(move |source| {
-            let there = self.entry(memory, DeviceId(source.into()))?.read()?;
-            (there.domain == domain).then_some((source, there))
-        })
+        self.attached(memory)
+            .filter(move |(_, there)| there.domain == domain)
     }
 }
 

@@ -4,6 +4,7 @@ use core::fmt;
 
 use iopt::NoTables;
 
+use crate::handover::AdoptError;
 use crate::unit::NodeId;
 
 /// How a unit works, and so which tables it walks.
@@ -66,6 +67,8 @@ pub enum ProbeError {
     },
     /// There is no memory for root table and queue.
     Memory(NoTables),
+    /// The unit is not the one that was frozen, or has stopped.
+    Adopt(AdoptError),
 }
 
 impl fmt::Display for ProbeError {
@@ -80,6 +83,7 @@ impl fmt::Display for ProbeError {
                 "the unit does not offer {mode:?}: capabilities {cap:#x}, extended {ecap:#x}"
             ),
             Self::Memory(cause) => cause.fmt(f),
+            Self::Adopt(cause) => cause.fmt(f),
         }
     }
 }

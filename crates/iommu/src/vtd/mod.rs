@@ -40,6 +40,9 @@
 //!
 //! **Faults**: `faults.rs`. A record names a page, and no domain.
 //!
+//! **Handover**: the description says whether the unit translates, the mode, the root table, and pages
+//! and last ticket of the queue. The successor compares GSTS, RTADDR, IQA, IQH and IQT with it.
+//!
 //! # Locks and bounds
 //!
 //! One spinning lock covers structures and commands: attach, detach and flushes take turns. Each holds
@@ -54,7 +57,7 @@ mod structures;
 #[cfg(test)]
 mod tests;
 
-use iopt::{Chain, Invalidation, NoTables, Root, TableMemory};
+use iopt::{Chain, Invalidation, NoTables, Root, TABLE_BYTES, TableMemory};
 use runs::Span;
 use spin::Mutex;
 
@@ -63,6 +66,7 @@ use crate::commands::{self, CommandCounters};
 use crate::driver::Driver;
 use crate::error::{AttachError, FlushError, UnitError};
 use crate::fault::Fault;
+use crate::handover::{Frozen, Held, UnitKind};
 use crate::registers::{Registers, wait_until};
 use crate::unit::{DeviceId, DomainId, NodeId, Unit};
 
@@ -211,14 +215,70 @@ impl<R: Registers, M: TableMemory> Vtd<R, M> {
         } = self.inner.into_inner();
         let mut chain = Chain::empty();
         let memory = self.memory;
-        let mut free = |page| chain.push(&memory, page);
-        structures.tear_down(&mut free, &memory);
-        if let Some(queue) = channel.queue {
-            free(queue.descriptors);
-            free(queue.status);
-        }
+        let mut free = |_, page| chain.push(&memory, page);
+        structures.for_each(&memory, &mut free);
+        channel.for_each_page(&mut free);
         memory.reclaim(chain);
         Ok((self.registers, memory))
+    }
+
+    /// Lets go of the unit, which goes on translating, for a successor to [adopt](Self::adopt):
+    /// waits until all commands are complete, and hands what the unit still uses to `each`.
+    ///
+    /// With an error the driver comes back, and nothing has changed.
+    #[expect(clippy::result_large_err, reason = "a driver is moved now and then")]
+    pub fn freeze(self, each: &mut dyn FnMut(Held)) -> Result<(Frozen, R, M), (Self, UnitError)> {
+        // With the queue empty, what follows is about a unit that does nothing by itself.
+        let quiet = self.issue(&mut self.inner.lock().channel, core::iter::empty());
+        if let Err(cause) = quiet {
+            return Err((self, cause));
+        }
+        let Inner {
+            structures,
+            channel,
+        } = self.inner.into_inner();
+        let mut page = |name, start| {
+            let span = Span::new(start, TABLE_BYTES);
+            each(Held::Structure { name, span });
+        };
+        structures.for_each(&self.memory, &mut page);
+        channel.for_each_page(&mut page);
+        structures.search(&self.memory, |there| {
+            let (domain, root) = (DomainId(there.domain.into()), there.root);
+            each(Held::Table { domain, root });
+            None::<()>
+        });
+        let words = channel.describe(structures.root, self.config.mode);
+        let kind = UnitKind::Vtd;
+        Ok((Frozen { kind, words }, self.registers, self.memory))
+    }
+
+    /// Takes a unit over that a predecessor has [frozen](Self::freeze), and that translates all the
+    /// time. `memory` is the same memory, in which what was listed then is not handed out;
+    /// configuration is as it was.
+    pub fn adopt(
+        registers: R,
+        memory: M,
+        config: Config,
+        frozen: &Frozen,
+    ) -> Result<Self, ProbeError> {
+        let offer = Offer::read(&registers)?;
+        let capabilities = offer.capabilities(config.mode, config.host_bits)?;
+        let words = frozen.words(UnitKind::Vtd).map_err(ProbeError::Adopt)?;
+        let (root, channel) =
+            Channel::adopt(&registers, words, config.mode, offer).map_err(ProbeError::Adopt)?;
+        let mode = config.mode;
+        Ok(Self {
+            registers,
+            memory,
+            config,
+            offer,
+            capabilities,
+            inner: Mutex::new(Inner {
+                structures: Structures { root, mode },
+                channel,
+            }),
+        })
     }
 
     /// What the unit was told so far.
@@ -336,7 +396,7 @@ impl<R: Registers, M: TableMemory> Vtd<R, M> {
         let entry = structures.make(&self.memory, device).map_err(no_memory)?;
         let Some(entry) = entry else {
             // The memory gives fewer cells than a page has.
-            let (needed, available) = (iopt::TABLE_BYTES, 0);
+            let (needed, available) = (TABLE_BYTES, 0);
             return Err(no_memory(NoTables { needed, available }));
         };
         entry.set(tag, root, self.offer);

@@ -24,13 +24,15 @@ use core::sync::atomic::{Ordering, fence};
 
 use iopt::{Cell, TABLE_BYTES, TableMemory};
 
+use super::Mode;
 use super::command::{ByRegister, Command};
 use super::offer::{
     CCMD, FLUSH_WRITES, FSTS, GCMD, GSTS, IQA, IQERCD, IQH, IQT, Offer, QUEUE, QUEUE_ERRORS,
-    STATES, WIDE,
+    RTADDR, SCALABLE, STATES, TRANSLATION, WIDE,
 };
 use crate::commands::CommandCounters;
 use crate::error::UnitError;
+use crate::handover::{AdoptError, WORDS};
 use crate::registers::{Registers, wait_until};
 
 /// The invalidation queue: one page, and one for the status word.
@@ -199,6 +201,65 @@ pub(super) struct Channel {
 }
 
 impl Channel {
+    /// The queue's pages, with their names.
+    pub(super) fn for_each_page(&self, each: &mut impl FnMut(&'static str, u64)) {
+        if let Some(queue) = &self.queue {
+            each("invalidation queue", queue.descriptors);
+            each("status of invalidation waits", queue.status);
+        }
+    }
+
+    /// What a successor must know: bit 0 whether the unit is in use, from bit 8 on the mode; the root
+    /// table; descriptors and status, 0 without a queue; the last ticket.
+    pub(super) fn describe(&self, root: u64, mode: Mode) -> [u64; WORDS] {
+        let (descriptors, status, ticket) = self.queue.as_ref().map_or((0, 0, 0), |queue| {
+            (queue.descriptors, queue.status, queue.ticket)
+        });
+        let state = u64::from(self.open) | (mode as u64) << 8;
+        [state, root, descriptors, status, ticket.into(), 0]
+    }
+
+    /// The root table, and the channel of a unit that is as [`describe`](Self::describe) says.
+    pub(super) fn adopt<R: Registers>(
+        registers: &R,
+        words: [u64; WORDS],
+        mode: Mode,
+        offer: Offer,
+    ) -> Result<(u64, Self), AdoptError> {
+        let [state, root, descriptors, status, ticket, _] = words;
+        let open = state & 1 != 0;
+        AdoptError::compare("the mode", mode as u64, state >> 8, u64::MAX)?;
+        let mut channel = Self {
+            queue: None,
+            open,
+            counters: CommandCounters::default(),
+        };
+        let wide = mode != Mode::Legacy;
+        let queued = descriptors != 0;
+        AdoptError::compare("ECAP.QI", offer.queue().into(), queued.into(), 1)?;
+        if open {
+            let on = TRANSLATION | if queued { QUEUE } else { 0 };
+            let status = registers.read32(GSTS);
+            AdoptError::compare("GSTS", status.into(), on.into(), on.into())?;
+            let address = root | if wide { SCALABLE } else { 0 };
+            AdoptError::compare("RTADDR", registers.read64(RTADDR), address, u64::MAX)?;
+        }
+        if queued {
+            let mut queue = Queue::new(descriptors, status, wide);
+            queue.ticket = ticket as u32;
+            if open {
+                let width = if wide { WIDE } else { 0 };
+                let address = registers.read64(IQA);
+                AdoptError::compare("IQA", address, descriptors | width, u64::MAX)?;
+                let (head, tail) = (registers.read64(IQH), registers.read64(IQT));
+                AdoptError::compare("IQH", head, tail, u64::MAX)?;
+                queue.tail = queue.head(registers);
+            }
+            channel.queue = Some(queue);
+        }
+        Ok((root, channel))
+    }
+
     /// Has the unit do the commands, and waits until they are complete.
     pub(super) fn issue<R: Registers, M: TableMemory>(
         &mut self,

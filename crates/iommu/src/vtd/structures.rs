@@ -219,14 +219,23 @@ impl Structures {
         None
     }
 
-    /// Gives all tables back. The unit reads none of them any more.
-    pub(super) fn tear_down<M: TableMemory>(self, free: &mut impl FnMut(u64), memory: &M) {
-        // How many tables lie one below the other, the root first.
-        let depth = match self.mode {
-            Mode::Legacy => 1,
-            Mode::ScalableSecond | Mode::ScalableFirst => 3,
+    /// Hands all tables to `each` with their names, those below before those above, which may be gone
+    /// when it returns.
+    pub(super) fn for_each<M: TableMemory>(
+        &self,
+        memory: &M,
+        each: &mut impl FnMut(&'static str, u64),
+    ) {
+        let names: &[&str] = match self.mode {
+            Mode::Legacy => &["root table", "context table"],
+            Mode::ScalableSecond | Mode::ScalableFirst => &[
+                "root table",
+                "context table",
+                "PASID directory",
+                "PASID table",
+            ],
         };
-        give_back(memory, self.root, depth, depth, free);
+        below(memory, self.root, names, each);
     }
 
     /// The words to follow from the root table on, each with what stands beside the address in it;
@@ -277,23 +286,25 @@ fn cells<M: TableMemory>(memory: &M, page: u64) -> &[M::Cell] {
     memory.entries(page, TABLE_BYTES as usize / 8)
 }
 
-/// Gives back a table and what hangs below it, `depth` tables deep.
-fn give_back<M: TableMemory>(
+/// A table, named by the first of `names`, and what hangs below it.
+fn below<M: TableMemory>(
     memory: &M,
     table: u64,
-    depth: u32,
-    left: u32,
-    free: &mut impl FnMut(u64),
+    names: &[&'static str],
+    each: &mut impl FnMut(&'static str, u64),
 ) {
-    if left > 0 {
+    let Some((name, names)) = names.split_first() else {
+        return;
+    };
+    if !names.is_empty() {
         // Scalable context entries are 4 words, and only their first leads on; a PASID directory's
         // are one.
-        let step = if depth == 3 && left == 2 { 4 } else { 1 };
+        let step = if names.len() == 2 { 4 } else { 1 };
         for cell in cells(memory, table).iter().step_by(step) {
             if cell.get() & PRESENT != 0 {
-                give_back(memory, cell.get() & ADDRESS, depth, left - 1, free);
+                below(memory, cell.get() & ADDRESS, names, each);
             }
         }
     }
-    free(table);
+    each(name, table);
 }

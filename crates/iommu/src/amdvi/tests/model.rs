@@ -292,6 +292,9 @@ impl Registers for Model {
     fn read64(&self, offset: usize) -> u64 {
         let state = self.state();
         match offset {
+            0x00 => state.table,
+            0x08 => state.commands,
+            0x10 => state.events,
             0x18 => state.control,
             0x30 => state.features,
             0x2000 => state.head,

@@ -2,6 +2,7 @@
 
 mod broken;
 mod flush;
+mod handover;
 mod hostile;
 mod model;
 mod order;

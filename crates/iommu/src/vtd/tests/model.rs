@@ -408,9 +408,11 @@ impl Registers for Model {
         match offset {
             0x08 => state.cap,
             0x10 => state.ecap,
+            0x20 => state.root,
             0x28 => state.ccmd,
             0x80 => state.head,
             0x88 => state.tail,
+            0x90 => state.iqa,
             0xb0 => 0x3,
             _ if offset == iotlb + 8 => state.iotlb,
             _ => match (Self::record(&state, offset), offset & 0xf) {

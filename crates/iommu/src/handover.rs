@@ -1,0 +1,259 @@
+//! A live unit changes hands: translation is never off, and no device notices.
+//!
+//! 1. **Freeze**: the old driver waits until all commands are complete, lists what the unit goes on
+//!    reading and writing ([`Held`]), and is gone. What is left is a description, [`Frozen`], of a few
+//!    words, which goes to the successor in any way as [bytes](Frozen::to_bytes).
+//! 2. **Keep out**: the successor's memory must not hand out what was listed. With an arena over the
+//!    same memory that is [`iopt::Takeover::keep`] for each stretch of structures and
+//!    [`iopt::Takeover::adopt`] for each table; [`iopt::Table::for_each_table`] lists the pages of a
+//!    table for others.
+//! 3. **Adopt**: the new driver reads the unit's registers and structures, compares them with the
+//!    description, and goes on where the old one has stopped. It writes nothing before its first
+//!    command. What does not agree is an error with the register's name, and nothing has changed.
+//!
+//! Between freezing and adopting devices go on, through what is mapped then. Nothing may be unmapped,
+//! since nobody could flush. Faults stay in the unit, as far as it has room. If the successor does not
+//! come, the predecessor adopts its own unit again.
+//!
+//! The description says only what neither registers nor structures tell. Counters begin at 0 again.
+
+use core::fmt;
+
+use iopt::Root;
+use runs::Span;
+
+use crate::error::UnitError;
+use crate::unit::DomainId;
+
+/// What a unit goes on using while nobody drives it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Held {
+    /// Memory for a structure or a queue, in whole pages.
+    Structure {
+        /// Which, in the specification's name.
+        name: &'static str,
+        /// Where.
+        span: Span,
+    },
+    /// A page table, with all tables below it. It comes once for each device, or PASID, that
+    /// translates through it.
+    Table {
+        /// The domain.
+        domain: DomainId,
+        /// The table.
+        root: Root,
+    },
+}
+
+/// Which driver a unit has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u16)]
+#[non_exhaustive]
+pub enum UnitKind {
+    /// [`Vtd`](crate::Vtd).
+    Vtd = 1,
+    /// [`AmdVi`](crate::AmdVi).
+    AmdVi = 2,
+    /// Arm's SMMU, version 3.
+    SmmuV3 = 3,
+    /// The IOMMU of RISC-V.
+    Riscv = 4,
+    /// Arm's SMMU, versions 1 and 2.
+    Smmu = 5,
+}
+
+/// Words that a driver may put into its description.
+pub(crate) const WORDS: usize = 6;
+
+/// What a successor must know of a frozen unit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use = "without it nobody can drive the unit without a moment in which it does not translate"]
+pub struct Frozen {
+    pub(crate) kind: UnitKind,
+    pub(crate) words: [u64; WORDS],
+}
+
+/// The first bytes of a description.
+const MAGIC: [u8; 8] = *b"dmaspIO\0";
+/// The only version.
+const VERSION: u16 = 1;
+
+impl Frozen {
+    /// Bytes of a description.
+    pub const BYTES: usize = 16 + 8 * WORDS;
+
+    /// Whose it is.
+    pub const fn kind(&self) -> UnitKind {
+        self.kind
+    }
+
+    /// The description, little-endian: `dmaspIO` and a zero, version (2 bytes, 1), kind of the unit (2
+    /// bytes), 4 zeros, and the driver's words.
+    pub fn to_bytes(&self) -> [u8; Self::BYTES] {
+        let mut bytes = [0; Self::BYTES];
+        let head = VERSION as u64 | (self.kind as u64) << 16;
+        let words = [u64::from_le_bytes(MAGIC), head];
+        for (place, word) in bytes
+            .chunks_exact_mut(8)
+            .zip(words.iter().chain(&self.words))
+        {
+            place.copy_from_slice(&word.to_le_bytes());
+        }
+        bytes
+    }
+
+    /// Reads a description.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self, AdoptError> {
+        if bytes.len() != Self::BYTES || !bytes.starts_with(&MAGIC) {
+            return Err(AdoptError::NoDescription { len: bytes.len() });
+        }
+        let mut words = bytes.chunks_exact(8).map(|chunk| {
+            let word = chunk.iter().rev();
+            word.fold(0, |word, byte| word << 8 | u64::from(*byte))
+        });
+        let head = words.nth(1).unwrap_or(0);
+        let version = head as u16;
+        if version != VERSION {
+            return Err(AdoptError::Version { found: version });
+        }
+        let kind = [
+            UnitKind::Vtd,
+            UnitKind::AmdVi,
+            UnitKind::SmmuV3,
+            UnitKind::Riscv,
+            UnitKind::Smmu,
+        ]
+        .into_iter()
+        .find(|kind| *kind as u64 == head >> 16)
+        .ok_or(AdoptError::Kind { found: head >> 16 })?;
+        let mut frozen = Self {
+            kind,
+            words: [0; WORDS],
+        };
+        frozen
+            .words
+            .iter_mut()
+            .zip(words)
+            .for_each(|(w, found)| *w = found);
+        Ok(frozen)
+    }
+
+    /// The words, for the driver whose they are.
+    pub(crate) fn words(&self, kind: UnitKind) -> Result<[u64; WORDS], AdoptError> {
+        if self.kind != kind {
+            let found = self.kind as u64;
+            return Err(AdoptError::Kind { found });
+        }
+        Ok(self.words)
+    }
+}
+
+/// Why a unit is not taken over. It goes on as it was.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum AdoptError {
+    /// These bytes are no description.
+    NoDescription {
+        /// How many.
+        len: usize,
+    },
+    /// The description has another version.
+    Version {
+        /// Which.
+        found: u16,
+    },
+    /// It describes another kind of unit, by its number.
+    Kind {
+        /// Which.
+        found: u64,
+    },
+    /// A register is not as the predecessor has left it.
+    Register {
+        /// Its name.
+        name: &'static str,
+        /// What it should hold, as far as it was compared.
+        wanted: u64,
+        /// What it holds.
+        found: u64,
+    },
+    /// The unit has stopped at a command, or has not taken one.
+    Unit(UnitError),
+}
+
+impl AdoptError {
+    /// Refuses a register that does not hold what it should, of the bits in `mask`.
+    pub(crate) const fn compare(
+        name: &'static str,
+        found: u64,
+        wanted: u64,
+        mask: u64,
+    ) -> Result<(), Self> {
+        let (found, wanted) = (found & mask, wanted & mask);
+        if found != wanted {
+            return Err(Self::Register {
+                name,
+                wanted,
+                found,
+            });
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for AdoptError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoDescription { len } => write!(f, "{len} bytes describe no unit"),
+            Self::Version { found } => write!(f, "a description of version {found}"),
+            Self::Kind { found } => write!(f, "a description of a unit of kind {found}"),
+            Self::Register {
+                name,
+                wanted,
+                found,
+            } => write!(
+                f,
+                "{name} is {found:#x}, not {wanted:#x}: not the unit described"
+            ),
+            Self::Unit(cause) => cause.fmt(f),
+        }
+    }
+}
+
+impl core::error::Error for AdoptError {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_description_comes_back_from_its_bytes_and_others_are_refused() {
+        let frozen = Frozen {
+            kind: UnitKind::AmdVi,
+            words: [1, 2 << 40, u64::MAX, 4, 5, 6],
+        };
+        let bytes = frozen.to_bytes();
+        assert_eq!(Frozen::from_bytes(&bytes), Ok(frozen));
+        assert_eq!(bytes[8..12], [1, 0, 2, 0]);
+        assert!(frozen.words(UnitKind::AmdVi).is_ok());
+        let other = AdoptError::Kind { found: 2 };
+        assert_eq!(frozen.words(UnitKind::Vtd), Err(other));
+        for (at, to, error) in [
+            (0, 0, AdoptError::NoDescription { len: bytes.len() }),
+            (8, 2, AdoptError::Version { found: 2 }),
+            (10, 9, AdoptError::Kind { found: 9 }),
+            (
+                13,
+                1,
+                AdoptError::Kind {
+                    found: 2 + (1 << 24),
+                },
+            ),
+        ] {
+            let mut bytes = bytes;
+            bytes[at] = to;
+            assert_eq!(Frozen::from_bytes(&bytes), Err(error));
+        }
+        let short = Frozen::from_bytes(&bytes[1..]);
+        assert_eq!(short, Err(AdoptError::NoDescription { len: 63 }));
+    }
+}
