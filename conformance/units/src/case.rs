@@ -1,28 +1,46 @@
 //! A unit that translates, and what a check does with it.
 
 use anyhow::{Context as _, ensure};
-use iommu::{CommandCounters, DeviceId, DomainId, Driver, Fault, FlushError};
+use iommu::{CommandCounters, DeviceId, DomainId, Fault, FlushError, Registers};
 use iopt::{Gather, Invalidation, walk::Access};
 use runs::Span;
 
-use crate::{At, DEVICES, Denied, LONGEST, Rig, Seen, tables::Tables};
+use crate::{At, DEVICES, Denied, LONGEST, Rig, Seen, drivers::Live, tables::Tables};
 
 /// A unit that translates, with the driver that has made it do so.
 pub(crate) struct Case<'r> {
     rig: &'r Rig,
-    driver: Box<dyn Driver + 'r>,
+    driver: Box<dyn Live + 'r>,
 }
 
 impl<'r> Case<'r> {
     /// Enables the unit.
     pub(crate) fn new(rig: &'r Rig) -> anyhow::Result<Self> {
-        let driver = rig.driver()?;
+        Self::over(rig, rig.registers())
+    }
+
+    /// The same over registers that do more.
+    pub(crate) fn over(
+        rig: &'r Rig,
+        registers: impl Registers + Send + Sync + 'r,
+    ) -> anyhow::Result<Self> {
+        let driver = rig.driver(registers, rig.structures(), None)?;
         driver.enable()?;
         Ok(Self { rig, driver })
     }
 
+    /// A driver that has taken the unit over.
+    pub(crate) fn adopted(rig: &'r Rig, driver: Box<dyn Live + 'r>) -> Self {
+        Self { rig, driver }
+    }
+
+    /// The driver itself.
+    pub(crate) fn into_driver(self) -> Box<dyn Live + 'r> {
+        self.driver
+    }
+
     /// The driver.
-    pub(crate) fn driver(&self) -> &dyn Driver {
+    pub(crate) fn driver(&self) -> &dyn Live {
         &*self.driver
     }
 

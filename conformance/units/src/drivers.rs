@@ -1,12 +1,39 @@
 //! The drivers of the units.
 
+use ioas::HostTables;
 use iommu::{
-    AmdVi, Driver, Vtd, amdvi,
+    AmdVi, Driver, Frozen, Held, Registers, UnitError, Vtd, amdvi,
     vtd::{self, Mode},
 };
+use iopt::TableMemory;
 use qtest::pci::{self, Config, Window};
 
 use crate::{Rig, qemu::Unit};
+
+/// A driver that can let go of its unit.
+pub(crate) trait Live: Driver {
+    /// Lets go of it; see [`iommu::Held`].
+    fn freeze(self: Box<Self>, each: &mut dyn FnMut(Held)) -> Result<Frozen, UnitError>;
+}
+
+macro_rules! live {
+    ($($driver:ident)*) => {
+        $(
+            impl<R, M> Live for $driver<R, M>
+            where
+                R: Registers + Send + Sync,
+                M: TableMemory + Send + Sync,
+            {
+                fn freeze(self: Box<Self>, each: &mut dyn FnMut(Held)) -> Result<Frozen, UnitError> {
+                    let frozen = $driver::freeze(*self, each);
+                    frozen.map(|(frozen, ..)| frozen).map_err(|(_, cause)| cause)
+                }
+            }
+        )*
+    };
+}
+
+live! { Vtd AmdVi }
 
 impl Unit {
     /// Where the registers are. Those of a PCI function are placed in the window.
@@ -23,18 +50,33 @@ impl Unit {
 }
 
 impl Rig {
-    /// The unit's driver, which has not changed the unit yet.
-    pub fn driver(&self) -> anyhow::Result<Box<dyn Driver + '_>> {
-        let (registers, memory) = (self.registers(), self.structures());
+    /// The unit's driver over registers, and over memory for structures. It begins anew, and has not
+    /// changed the unit yet; or it takes over what is frozen.
+    pub(crate) fn driver<'r>(
+        &self,
+        registers: impl Registers + Send + Sync + 'r,
+        memory: &'r HostTables,
+        frozen: Option<&Frozen>,
+    ) -> anyhow::Result<Box<dyn Live + 'r>> {
         let vtd = |mode| vtd::Config {
             mode,
             ..vtd::Config::default()
         };
-        Ok(match self.unit() {
-            Unit::VtdLegacy => Box::new(Vtd::new(registers, memory, vtd(Mode::Legacy))?),
-            Unit::VtdSecond => Box::new(Vtd::new(registers, memory, vtd(Mode::ScalableSecond))?),
-            Unit::VtdFirst => Box::new(Vtd::new(registers, memory, vtd(Mode::ScalableFirst))?),
-            Unit::AmdVi => Box::new(AmdVi::new(registers, memory, amdvi::Config::default())?),
-        })
+        let vtd = match self.unit() {
+            Unit::VtdLegacy => vtd(Mode::Legacy),
+            Unit::VtdSecond => vtd(Mode::ScalableSecond),
+            Unit::VtdFirst => vtd(Mode::ScalableFirst),
+            Unit::AmdVi => {
+                let config = amdvi::Config::default();
+                return Ok(Box::new(match frozen {
+                    None => AmdVi::new(registers, memory, config)?,
+                    Some(frozen) => AmdVi::adopt(registers, memory, config, frozen)?,
+                }));
+            }
+        };
+        Ok(Box::new(match frozen {
+            None => Vtd::new(registers, memory, vtd)?,
+            Some(frozen) => Vtd::adopt(registers, memory, vtd, frozen)?,
+        }))
     }
 }

@@ -20,6 +20,7 @@ pub mod report;
 mod rig;
 mod tables;
 
+pub(crate) use case::id;
 pub use qemu::{Board, Denied, Kind, Qemu, Tells, Unit};
 pub use registers::Registers;
 pub use rig::{At, DEVICES, LONGEST, Place, Rig, Seen};

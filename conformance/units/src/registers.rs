@@ -1,8 +1,18 @@
 //! Registers of a unit.
 
-use std::{sync::Arc, sync::OnceLock, thread, time::Duration};
+use std::{
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    thread,
+    time::Duration,
+};
 
-use qtest::{Error, Machine};
+use anyhow::ensure;
+use qtest::{Error, Machine, edu::Edu};
+
+use crate::At;
 
 /// How often a driver may look. QEMU has done what a register asks for when it answers, so the second
 /// time is already one for its other threads.
@@ -69,5 +79,100 @@ impl iommu::Registers for Registers<'_> {
     fn wait(&self, round: u32) -> bool {
         thread::sleep(Duration::from_millis(u64::from(round > 0)));
         round < ROUNDS
+    }
+}
+
+/// Registers behind which devices do not rest: after each access one copies, if that is wanted.
+pub(crate) struct Busy<'a> {
+    registers: Registers<'a>,
+    machine: &'a Machine,
+    edu: u64,
+    from: At,
+    to: At,
+    wanted: AtomicBool,
+    copies: AtomicU64,
+    wrong: OnceLock<String>,
+}
+
+impl<'a> Busy<'a> {
+    pub(crate) const fn new(
+        registers: Registers<'a>,
+        machine: &'a Machine,
+        edu: u64,
+        from: At,
+        to: At,
+    ) -> Self {
+        Self {
+            registers,
+            machine,
+            edu,
+            from,
+            to,
+            wanted: AtomicBool::new(false),
+            copies: AtomicU64::new(0),
+            wrong: OnceLock::new(),
+        }
+    }
+
+    /// From now on.
+    pub(crate) fn begin(&self) {
+        self.wanted.store(true, Ordering::Relaxed);
+    }
+
+    /// No more. How many copies there were, all of which have arrived.
+    pub(crate) fn end(&self) -> anyhow::Result<u64> {
+        self.wanted.store(false, Ordering::Relaxed);
+        let wrong = self.wrong.get();
+        ensure!(wrong.is_none(), "{}", wrong.map_or("", String::as_str));
+        Ok(self.copies.load(Ordering::Relaxed))
+    }
+
+    fn after(&self) {
+        if self.wanted.load(Ordering::Relaxed) {
+            let nth = self.copies.fetch_add(1, Ordering::Relaxed);
+            if let Err(wrong) = self.copy(nth) {
+                let _ = self.wrong.set(format!("{wrong:#}"));
+            }
+        }
+    }
+
+    fn copy(&self, nth: u64) -> anyhow::Result<()> {
+        let mark = 0x5eed_0000_0000_0001 ^ nth << 8;
+        self.machine.writeq(self.from.address, mark)?;
+        self.machine.writeq(self.to.address, !mark)?;
+        let edu = Edu::new(self.machine, self.edu)?;
+        edu.read(self.from.iova, 0, 8)?;
+        edu.write(self.to.iova, 0, 8)?;
+        let found = self.machine.readq(self.to.address)?;
+        ensure!(found == mark, "copy {nth}: {found:#x}, not {mark:#x}");
+        Ok(())
+    }
+}
+
+impl iommu::Registers for &Busy<'_> {
+    fn read32(&self, offset: usize) -> u32 {
+        let value = self.registers.read32(offset);
+        self.after();
+        value
+    }
+
+    fn write32(&self, offset: usize, value: u32) {
+        self.registers.write32(offset, value);
+        self.after();
+    }
+
+    fn read64(&self, offset: usize) -> u64 {
+        let value = self.registers.read64(offset);
+        self.after();
+        value
+    }
+
+    fn write64(&self, offset: usize, value: u64) {
+        self.registers.write64(offset, value);
+        self.after();
+    }
+
+    fn wait(&self, round: u32) -> bool {
+        self.registers.wait(round)
     }
 }

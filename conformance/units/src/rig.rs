@@ -39,7 +39,7 @@ use tempfile::NamedTempFile;
 
 use crate::{
     qemu::{Board, Kind, Qemu, Unit},
-    registers::Registers,
+    registers::{Busy, Registers},
 };
 
 const MIB: u64 = 1 << 20;
@@ -268,6 +268,19 @@ impl Rig {
         &self.structures
     }
 
+    /// The same memory as whoever comes after this process would have it: mapped a second time.
+    pub(crate) fn structures_again(&self) -> anyhow::Result<MappedStorage> {
+        let file = self.structures.storage().mapping().fd();
+        let file = file.context("shared memory has no file")?;
+        let mapping = Mapping::of_file(file.try_clone_to_owned()?)?;
+        Ok(MappedStorage::over(mapping))
+    }
+
+    /// Where that memory lies for the unit.
+    pub const fn structures_at(&self) -> Span {
+        self.place.structures()
+    }
+
     pub(crate) const fn large_tables(&self) -> &LargeTables {
         &self.large
     }
@@ -275,6 +288,16 @@ impl Rig {
     /// The unit's registers.
     pub fn registers(&self) -> Registers<'_> {
         Registers::new(&self.machine, self.base, self.failed.clone())
+    }
+
+    /// The unit's registers, with a copy by DMA after each access to them, once that is wanted.
+    pub(crate) fn busy_registers(&self, from: At, to: At) -> Busy<'_> {
+        Busy::new(self.registers(), &self.machine, self.edus[0], from, to)
+    }
+
+    /// Counts copies that were made otherwise.
+    pub(crate) fn add_copies(&self, count: u64) {
+        self.copies.set(self.copies.get() + count);
     }
 
     /// Copies made so far.

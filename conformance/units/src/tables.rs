@@ -4,7 +4,7 @@ use ioas::HostTables;
 use ioas::MappedStorage;
 use iopt::{
     AnyTable, AnyTable16K, AnyTable64K, Aperture, Arena, BuildError, DirtyError, Discard, Flushed,
-    Gather, Interruption, Invalidation, Leaf, MapError, Pending, Prot, RefitError, Root,
+    FormatId, Gather, Interruption, Invalidation, Leaf, MapError, Pending, Prot, RefitError, Root,
     UnmapError,
 };
 use runs::{PageSizes, Span};
@@ -40,6 +40,16 @@ impl<'r> Tables<'r> {
             LargeTables::K16(memory) => Self::K16(AnyTable16K::new(format, levels, sizes, memory)?),
             LargeTables::K64(memory) => Self::K64(AnyTable64K::new(format, levels, sizes, memory)?),
         })
+    }
+
+    /// Tables in memory for structures.
+    pub(crate) fn tables_of_4k(&self) -> u64 {
+        match self {
+            // RISC-V's second stage has a root of 16 KiB.
+            Self::K4(table) if table.root().format == FormatId::RiscVG => table.tables() + 3,
+            Self::K4(table) => table.tables(),
+            Self::K16(_) | Self::K64(_) => 0,
+        }
     }
 
     /// The addresses that it translates.

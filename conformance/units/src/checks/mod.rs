@@ -6,6 +6,7 @@ use iopt::FormatId;
 use crate::{Kind, Place, Rig, Seen, Unit};
 
 mod changes;
+mod handover;
 mod suite;
 mod vtd_by_hand;
 
@@ -81,6 +82,7 @@ pub const CHECKS: &[Check] = &[
         place: Place::High,
         ..every("memory from 8 TiB on", changes::mixture)
     },
+    every("handover of the live unit", handover::handover),
     check("growing", grows, changes::grows),
     check(
         "dirty bits",

@@ -8,7 +8,7 @@ use conformance::random::Random;
 use iopt::{Above, Gather, Prot, walk::Access};
 use runs::Span;
 
-use crate::{At, LONGEST, Rig, Seen, case::Case, tables::Tables};
+use crate::{At, LONGEST, Rig, Seen, case::Case, id, tables::Tables};
 
 pub(super) const MIB: u64 = 1 << 20;
 pub(super) const GIB: u64 = 1 << 30;
@@ -45,7 +45,7 @@ pub(super) fn page(table: &Tables<'_>) -> u64 {
 /// True when a device's access there is no access to memory.
 fn reserved(case: &Case<'_>, iova: u64) -> bool {
     let mut found = false;
-    let id = crate::case::id(0);
+    let id = id(0);
     case.driver()
         .reserved(id, &mut |span| found |= span.contains(iova));
     found
@@ -221,9 +221,7 @@ pub(super) fn holes(rig: &Rig) -> anyhow::Result<()> {
     // A device of which the unit knows nothing.
     case.copy(1, at(0), at(2), Seen::Untouched)?;
     let faults = case.faults();
-    let theirs = faults
-        .iter()
-        .all(|fault| fault.device == crate::case::id(1));
+    let theirs = faults.iter().all(|fault| fault.device == id(1));
     ensure!(theirs, "{faults:?}");
     case.detach(0)?;
     case.end()

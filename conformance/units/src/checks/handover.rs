@@ -1,0 +1,98 @@
+//! A live unit changes hands, with a device at work all the time.
+
+use anyhow::{Context as _, ensure};
+use iommu::{Frozen, Held};
+use iopt::{AnyTable, Prot, Takeover};
+use runs::Span;
+
+use super::suite::{MIB, first, page};
+use crate::{At, Rig, Seen, case::Case, id, tables::Tables};
+
+/// After each access to a register, from freezing on until the successor has flushed, a copy arrives. The
+/// successor has the memory mapped at another place, and knows nothing but the description and what was
+/// listed.
+pub(super) fn handover(rig: &Rig) -> anyhow::Result<()> {
+    const DOMAIN: u32 = 8;
+    let data = rig.data().start;
+    let (base, page) = {
+        let case = Case::new(rig)?;
+        let table = case.table()?;
+        let place = (first(&case, &table), page(&table));
+        case.end()?;
+        place
+    };
+    let at = |nth: u64| At {
+        iova: base + nth * page,
+        address: data + nth * page,
+    };
+    // That driver has kept its memory.
+    let before = rig.structures().in_use();
+    let busy = rig.busy_registers(at(0), at(1));
+    let case = Case::over(rig, &busy)?;
+    let mut table = case.table()?;
+    table.map(base, &[Span::new(data, 4 * page)], Prot::RW)?;
+    case.attach(0, DOMAIN, &table)?;
+    case.copy_by(&table, 0, at(2), at(3))?;
+
+    busy.begin();
+    let (mut structures, mut roots) = (Vec::new(), Vec::new());
+    let frozen = case.into_driver().freeze(&mut |held| match held {
+        Held::Structure { span, .. } => structures.push(span),
+        Held::Table { root, .. } => roots.push(root),
+    })?;
+    ensure!(roots == [table.root()], "{roots:x?}");
+    let sizes = table.page_sizes();
+    let listed: u64 = structures.iter().map(|span| span.len / 4096).sum();
+    let used = rig.structures().in_use() - before;
+    ensure!(
+        listed + table.tables_of_4k() == used,
+        "{structures:?} and {} tables, but {used} pages in use",
+        table.tables_of_4k()
+    );
+    let bytes = frozen.to_bytes();
+
+    // The successor.
+    let frozen = Frozen::from_bytes(&bytes)?;
+    let mut takeover = Takeover::new(rig.structures_again()?, rig.structures_at().start)?;
+    for span in structures {
+        takeover.keep(span)?;
+    }
+    let adopted = match table {
+        Tables::K4(_) => Some(AnyTable::<&ioas::HostTables>::adopt(
+            &mut takeover,
+            roots[0],
+            sizes,
+        )?),
+        // Larger tables lie in other memory, which nobody else has.
+        Tables::K16(_) | Tables::K64(_) => None,
+    };
+    let memory = takeover.finish();
+    let driver = rig.driver(&busy, &memory, Some(&frozen))?;
+    let case = Case::adopted(rig, driver);
+    let mut table = match adopted {
+        Some(adopted) => Tables::K4(adopted.open(&memory)?),
+        None => table,
+    };
+    // It finds the device, maps, unmaps and flushes.
+    let again = case.attach(0, DOMAIN, &table);
+    ensure!(again.is_err(), "attached a second time");
+    let more = base + 8 * MIB;
+    table.map(more, &[Span::new(data + 8 * MIB, 2 * page)], Prot::RW)?;
+    let new = At {
+        iova: more,
+        address: data + 8 * MIB,
+    };
+    case.copy_by(&table, 0, at(2), new)?;
+    case.unmap(&mut table, Span::new(more, 2 * page), DOMAIN)?;
+    case.copy(0, at(2), new, Seen::Untouched)?;
+    let copies = busy.end()?;
+    ensure!(
+        copies >= 8,
+        "{copies} copies only while the unit changed hands"
+    );
+    rig.add_copies(copies);
+    case.faults();
+    case.detach(0).context("the successor")?;
+    ensure!(case.driver().detach(id(0)).is_err());
+    case.end()
+}
