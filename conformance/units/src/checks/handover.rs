@@ -2,7 +2,7 @@
 
 use anyhow::{Context as _, ensure};
 use iommu::{Frozen, Held};
-use iopt::{AnyTable, Prot, Takeover};
+use iopt::{AnyTable, Cell as _, Chain, Prot, TableMemory as _, Takeover};
 use runs::Span;
 
 use super::suite::{MIB, first, page};
@@ -67,6 +67,16 @@ pub(super) fn handover(rig: &Rig) -> anyhow::Result<()> {
         Tables::K16(_) | Tables::K64(_) => None,
     };
     let memory = takeover.finish();
+    // It may do with all other pages what it likes.
+    let mut others = Chain::empty();
+    while let Ok(page) = memory.allocate(4096) {
+        memory
+            .entries(page, 512)
+            .iter()
+            .for_each(|cell| cell.set(u64::MAX));
+        others.push(&memory, page);
+    }
+    memory.reclaim(others);
     let driver = rig.driver(&busy, &memory, Some(&frozen))?;
     let case = Case::adopted(rig, driver);
     let mut table = match adopted {
