@@ -74,12 +74,13 @@ impl Capabilities {
         self
     }
 
-    /// How the unit supports `format`; `None` when it does not.
+    /// How the unit supports `format`; `None` when it does not. What is listed of Arm's long
+    /// descriptors stands for tables of fewer input bits too.
     pub fn format(&self, format: FormatId) -> Option<FormatSupport> {
         self.formats
             .iter()
             .flatten()
-            .find(|support| support.format == format)
+            .find(|support| includes(support.format, format))
             .copied()
     }
 
@@ -110,6 +111,17 @@ impl Capabilities {
     }
 }
 
+fn includes(listed: FormatId, format: FormatId) -> bool {
+    match (listed, format) {
+        (FormatId::ArmStage1(most), FormatId::ArmStage1(config))
+        | (FormatId::ArmStage2(most), FormatId::ArmStage2(config)) => {
+            let same = (config.granule, config.upper) == (most.granule, most.upper);
+            same && config.input_bits <= most.input_bits
+        }
+        _ => listed == format,
+    }
+}
+
 impl Default for Capabilities {
     fn default() -> Self {
         Self::new()
@@ -118,6 +130,8 @@ impl Default for Capabilities {
 
 #[cfg(test)]
 mod tests {
+    use iopt::format::{ArmConfig, ArmGranule};
+
     use super::*;
 
     #[test]
@@ -143,5 +157,28 @@ mod tests {
                 offered: 1 << 4
             })
         );
+    }
+
+    #[test]
+    fn arm_tables_of_fewer_input_bits_are_supported_too() {
+        let config = |granule, input_bits, upper| ArmConfig {
+            granule,
+            input_bits,
+            upper,
+        };
+        let most = FormatId::ArmStage1(config(ArmGranule::K16, 40, false));
+        let unit = Capabilities::new().with_format(FormatSupport {
+            format: most,
+            levels: 1 << 2 | 1 << 3,
+            page_sizes: PageSizes::from_bits(1 << 14),
+        });
+        let there = |config| unit.format(FormatId::ArmStage1(config)).is_some();
+        assert!(there(config(ArmGranule::K16, 40, false)));
+        assert!(there(config(ArmGranule::K16, 32, false)));
+        assert!(!there(config(ArmGranule::K16, 41, false)));
+        assert!(!there(config(ArmGranule::K16, 40, true)));
+        assert!(!there(config(ArmGranule::K4, 32, false)));
+        let second = FormatId::ArmStage2(config(ArmGranule::K16, 40, false));
+        assert_eq!(unit.format(second), None);
     }
 }
