@@ -38,7 +38,7 @@ pub enum AttachError {
         /// What it walks: bit *n* for *n* levels.
         offered: u16,
     },
-    /// The root is not a multiple of 4096, or beyond the unit's addresses.
+    /// The root is not a multiple of its size and of 4096, or beyond the unit's addresses.
     RootAddress {
         /// Its address.
         address: u64,
@@ -102,6 +102,15 @@ pub enum AttachError {
     NoDeviceTlbs {
         /// The device.
         device: DeviceId,
+    },
+    /// What the unit would need for it is all in use.
+    NoRoom {
+        /// The device.
+        device: DeviceId,
+        /// What that is, in the specification's names.
+        what: &'static str,
+        /// How many of them there are.
+        available: u32,
     },
     /// There is no memory for the structures in which the unit looks the device up.
     Memory {
@@ -198,6 +207,11 @@ impl fmt::Display for AttachError {
             Self::ReservedDomain { domain } => {
                 write!(f, "the unit keeps domain {domain} for itself")
             }
+            Self::NoRoom {
+                device,
+                what,
+                available,
+            } => write!(f, "{device}: all {available} {what} are in use"),
             Self::Memory { device, cause } => write!(f, "{device}: {cause}"),
             Self::Unit { device, cause } => write!(f, "{device}: {cause}"),
             Self::TimedOut {

@@ -79,7 +79,7 @@ pub(crate) struct Truth<'a> {
     pub(crate) root: &'a dyn Fn(u64) -> Root,
     /// A domain that nobody can have.
     pub(crate) reserved: Option<DomainId>,
-    /// An attach may want memory.
+    /// An attach may want memory, or a place.
     pub(crate) grows: bool,
     /// Faults that are drained at once.
     pub(crate) most_faults: usize,
@@ -126,7 +126,9 @@ pub(crate) fn play(hostile: &Hostile, driver: &impl Driver, truth: &Truth<'_>) -
                     }
                     Err(AttachError::OtherRoot { .. }) => assert!(known.values().any(same)),
                     // Tables are made as devices come.
-                    Err(AttachError::Memory { .. }) => assert!(truth.grows),
+                    Err(AttachError::Memory { .. } | AttachError::NoRoom { .. }) => {
+                        assert!(truth.grows);
+                    }
                     Ok(()) | Err(AttachError::Unit { .. }) => {
                         assert!(!known.values().any(same));
                         assert_eq!(known.insert(device.0, fresh), None);

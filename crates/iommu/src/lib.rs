@@ -6,7 +6,8 @@
 //!
 //! Drivers are `no_std` and allocate nothing of their own: each works over its unit's [`Registers`] and
 //! over [table memory](iopt::TableMemory) for the structures and queues that the unit reads.
-//! [`vtd`] drives Intel VT-d, [`amdvi`] AMD's IOMMU.
+//! [`vtd`] drives Intel VT-d, [`amdvi`] AMD's IOMMU, [`smmu`] Arm's SMMU in its versions 1 and 2 (which
+//! keeps everything in registers, and needs no memory).
 //!
 //! With the feature `std` there is the `SoftwareUnit`: it reads tables as a device's IOMMU does,
 //! with the walker of [`iopt::walk`], caches as hardware does (and so shows what was not flushed),
@@ -69,6 +70,7 @@ mod hostile;
 mod registers;
 #[cfg(feature = "std")]
 mod run_map;
+pub mod smmu;
 #[cfg(feature = "std")]
 pub mod software;
 mod target;
@@ -85,6 +87,7 @@ pub use handover::{AdoptError, Frozen, Held, UnitKind};
 pub use registers::Registers;
 #[cfg(feature = "std")]
 pub use run_map::{MemoryOverlap, RunMap};
+pub use smmu::Smmu;
 #[cfg(feature = "std")]
 pub use software::{Aborted, CacheShape, Config, Counters, FlushCounters, Port, SoftwareUnit};
 pub use target::{BadTarget, TargetMemory};
