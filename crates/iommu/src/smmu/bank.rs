@@ -20,6 +20,7 @@ use super::offer::{
     CBA2R, CBAR, CONTEXTIDR, FSR, MAIR0, MAIR1, MOST, Offer, SCTLR, Scheme, Shape, TCR, TCR2,
     TTBR0, TTBR1,
 };
+use crate::handover::AdoptError;
 use crate::registers::Registers;
 use crate::unit::DomainId;
 
@@ -154,6 +155,35 @@ impl Bank {
         }
     }
 
+    /// CBAR.
+    const fn kind(&self, n: usize) -> u32 {
+        match self.shape.second {
+            true => n as u32 + 1,
+            false => FIRST_ONLY | WEAKEST,
+        }
+    }
+
+    /// Refuses a bank in use that was not written by [`write`](Self::write).
+    pub(super) fn compare<R: Registers>(
+        &self,
+        registers: &R,
+        offer: Offer,
+        n: usize,
+    ) -> Result<(), AdoptError> {
+        let (address, control) = self.table(offer, n);
+        AdoptError::compare("TTBR0", base(registers, offer, n), address, !0)?;
+        // EAE is fixed in stage 2, and need not read as it was written.
+        for (name, place, wanted, mask) in [
+            ("TCR", offer.bank(n, TCR), control, !LONG),
+            ("CBAR", offer.global1(CBAR, n), self.kind(n), !0),
+            ("SCTLR", offer.bank(n, SCTLR), ON, ON),
+        ] {
+            let found = registers.read32(place);
+            AdoptError::compare(name, found.into(), wanted.into(), mask.into())?;
+        }
+        Ok(())
+    }
+
     /// Writes bank `n`. No stream leads to it.
     pub(super) fn write<R: Registers>(&self, registers: &R, offer: Offer, n: usize) {
         let write = |register, value| registers.write32(offer.bank(n, register), value);
@@ -166,11 +196,7 @@ impl Bank {
             };
             registers.write32(offer.global1(CBA2R, n), va64);
         }
-        let kind = match second {
-            true => n as u32 + 1,
-            false => FIRST_ONLY | WEAKEST,
-        };
-        registers.write32(offer.global1(CBAR, n), kind);
+        registers.write32(offer.global1(CBAR, n), self.kind(n));
         let (base, control) = self.table(offer, n);
         if offer.is_v2() && !second {
             write(TCR2, ZEROS | offer.output_size(false));
@@ -193,6 +219,12 @@ impl Bank {
         }
         write(SCTLR, mode);
     }
+}
+
+/// TTBR0 of bank `n`.
+pub(super) fn base<R: Registers>(registers: &R, offer: Offer, n: usize) -> u64 {
+    let [low, high] = [0, 4].map(|half| registers.read32(offer.bank(n, TTBR0) + half));
+    u64::from(high) << 32 | u64::from(low)
 }
 
 /// Switches bank `n` off and forgets its faults. No stream leads to it, for without translation it would

@@ -2,6 +2,7 @@
 
 use core::fmt;
 
+use crate::handover::AdoptError;
 use crate::unit::NodeId;
 
 /// The version of the architecture. Registers do not say it: IDR7 is the version of the
@@ -66,6 +67,8 @@ pub enum ProbeError {
         /// How many there are.
         streams: usize,
     },
+    /// The unit is not the one that was frozen, or has stopped.
+    Adopt(AdoptError),
 }
 
 impl fmt::Display for ProbeError {
@@ -89,6 +92,7 @@ impl fmt::Display for ProbeError {
             Self::InUse { streams } => {
                 write!(f, "all {streams} stream match registers are in use")
             }
+            Self::Adopt(cause) => cause.fmt(f),
         }
     }
 }

@@ -35,6 +35,8 @@
 //!
 //! **Mapping** needs stores only: what is not present is not cached.
 //!
+//! **Handover**: `handover.rs`.
+//!
 //! **Faults**: `faults.rs`. Those of a domain that were not drained when its last device leaves are
 //! forgotten.
 //!
@@ -52,6 +54,7 @@
 mod bank;
 mod config;
 mod faults;
+mod handover;
 mod offer;
 mod streams;
 #[cfg(test)]
@@ -106,6 +109,18 @@ fn refused(register: &'static str, value: u32) -> UnitError {
     UnitError::Refused { register, value }
 }
 
+impl Inner {
+    /// Nothing is attached.
+    fn new() -> Self {
+        Self {
+            streams: [None; MOST],
+            banks: [None; MOST],
+            open: false,
+            counters: CommandCounters::default(),
+        }
+    }
+}
+
 impl<R: Registers> Smmu<R> {
     /// Looks what the unit can do. Only a stream match register that nobody uses is written, and gets its
     /// contents back; devices can be attached before the unit is [enabled](Self::enable).
@@ -119,12 +134,7 @@ impl<R: Registers> Smmu<R> {
             offer,
             stream_bits,
             capabilities,
-            inner: Mutex::new(Inner {
-                streams: [None; MOST],
-                banks: [None; MOST],
-                open: false,
-                counters: CommandCounters::default(),
-            }),
+            inner: Mutex::new(Inner::new()),
         })
     }
 

@@ -92,6 +92,29 @@ pub(super) fn switch_on<R: Registers>(
     Ok(())
 }
 
+/// The stream at place `n` of a unit in use, if it is on.
+pub(super) fn read<R: Registers>(registers: &R, offer: Offer, n: usize) -> Option<Stream> {
+    let context = registers.read32(S2CR + 4 * n);
+    let (id, on) = match (offer.matches(), offer.extended()) {
+        (false, _) => (n as u32, true),
+        (true, true) => {
+            let entry = registers.read32(SMR + 4 * n);
+            (entry, context & EXTENDED_VALID != 0)
+        }
+        (true, false) => {
+            let entry = registers.read32(SMR + 4 * n);
+            (entry & BITS, entry & VALID != 0)
+        }
+    };
+    // Another TYPE is more than 8 bits.
+    let bank = (context & BANK).try_into().ok()?;
+    on.then_some(Stream {
+        id: id as u16,
+        bank,
+        leaving: false,
+    })
+}
+
 /// Has the streams of place `n` fault.
 pub(super) fn switch_off<R: Registers>(registers: &R, offer: Offer, n: usize) {
     registers.write32(S2CR + 4 * n, FAULT);

@@ -5,6 +5,7 @@ mod broken;
 mod faults;
 mod flush;
 mod formats;
+mod handover;
 mod hostile;
 mod model;
 mod order;

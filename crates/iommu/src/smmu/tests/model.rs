@@ -358,8 +358,12 @@ impl State {
             };
         }
         if offset < 2 * page {
-            let syndrome = register.wrapping_sub(0x400) / 4;
-            return self.cbfrsynra.get(syndrome).copied().unwrap_or(0);
+            let all = match register / 0x400 {
+                0 => &self.cbar,
+                1 => &self.cbfrsynra,
+                _ => &self.cba2r,
+            };
+            return all.get(register % 0x400 / 4).copied().unwrap_or(0);
         }
         match register {
             _ if offset < half || bank >= self.banks.len() => u32::MAX,

@@ -1,0 +1,130 @@
+//! Handing a live unit over ([`crate::handover`](crate::Frozen) says how).
+//!
+//! Everything is in registers, but for the numbers of the domains: a bank is tagged with its own. So the
+//! successor is given the tables that were listed, in the order in which they were listed (bank by bank,
+//! once for each device), and compares CR0, and TTBR0, TCR and CBAR of each bank that a stream leads to,
+//! with them. The description says whether the unit is in use, and which bits stream ids have.
+//!
+//! Before the list is made everything is invalidated, so what was detached without an answer is gone.
+
+use iopt::Root;
+use spin::Mutex;
+
+use super::offer::{BYPASS, CR0, EXTENDED, Offer, STRICT};
+use super::{Bank, Config, Inner, ProbeError, Smmu, bank, streams, tlb};
+use crate::error::UnitError;
+use crate::handover::{AdoptError, Frozen, Held, UnitKind, WORDS};
+use crate::registers::Registers;
+use crate::unit::DomainId;
+
+impl<R: Registers> Smmu<R> {
+    /// Lets go of the unit, which goes on translating, for a successor to [adopt](Self::adopt), and hands
+    /// the tables that the unit still uses to `each`. A unit that is not enabled uses none, and its
+    /// successor attaches devices anew.
+    ///
+    /// With an error the driver comes back, and nothing has changed.
+    #[expect(clippy::result_large_err, reason = "a driver is moved now and then")]
+    pub fn freeze(self, each: &mut dyn FnMut(Held)) -> Result<(Frozen, R), (Self, UnitError)> {
+        let quiet = {
+            let Inner { open, counters, .. } = &mut *self.inner.lock();
+            match open {
+                true => tlb::forget_everything(&self.registers, counters),
+                false => Ok(()),
+            }
+        };
+        if let Err(cause) = quiet {
+            return Err((self, cause));
+        }
+        let Inner {
+            streams,
+            banks,
+            open,
+            ..
+        } = self.inner.into_inner();
+        for (n, bank) in banks.iter().enumerate().filter(|_| open) {
+            let Some(Bank { domain, root, .. }) = *bank else {
+                continue;
+            };
+            let on = streams.iter().flatten().filter(|stream| !stream.leaving);
+            let devices = on.filter(|stream| usize::from(stream.bank) == n).count();
+            (0..devices).for_each(|_| each(Held::Table { domain, root }));
+            if devices == 0 {
+                bank::switch_off(&self.registers, self.offer, n);
+            }
+        }
+        let mut words = [0; WORDS];
+        words[0] = u64::from(open)
+            | u64::from(self.stream_bits) << 16
+            | u64::from(self.config.ignored) << 32;
+        let kind = UnitKind::Smmu;
+        Ok((Frozen { kind, words }, self.registers))
+    }
+
+    /// Takes a unit over that a predecessor has [frozen](Self::freeze), and that translates all the time.
+    /// `tables` are those that were listed, in that order; configuration is as it was.
+    pub fn adopt(
+        registers: R,
+        config: Config,
+        frozen: &Frozen,
+        tables: impl IntoIterator<Item = (DomainId, Root)>,
+    ) -> Result<Self, ProbeError> {
+        let offer = Offer::read(&registers, config.version)?;
+        let capabilities = offer.capabilities()?;
+        let words = frozen.words(UnitKind::Smmu).map_err(ProbeError::Adopt)?;
+        let state = words[0];
+        AdoptError::compare("the ignored bits", config.ignored.into(), state >> 32, !0)
+            .map_err(ProbeError::Adopt)?;
+        let mut unit = Self {
+            registers,
+            config,
+            offer,
+            stream_bits: (state >> 16) as u16,
+            capabilities,
+            inner: Mutex::new(Inner::new()),
+        };
+        if state & 1 == 1 {
+            let inner = unit.resume(tables.into_iter()).map_err(ProbeError::Adopt)?;
+            unit.inner = Mutex::new(inner);
+        }
+        Ok(unit)
+    }
+
+    /// What the unit goes on using, as the registers and the listed tables say it.
+    fn resume(&self, tables: impl Iterator<Item = (DomainId, Root)>) -> Result<Inner, AdoptError> {
+        let (registers, offer) = (&self.registers, self.offer);
+        let mut inner = Inner::new();
+        inner.open = true;
+        let mode = STRICT | if offer.extended() { EXTENDED } else { 0 };
+        let found = registers.read32(CR0);
+        let mask = BYPASS | EXTENDED | STRICT;
+        AdoptError::compare("CR0", found.into(), mode.into(), mask.into())?;
+        let mut members = [0; super::MOST];
+        for (n, place) in inner.streams.iter_mut().enumerate().take(offer.streams()) {
+            *place = streams::read(registers, offer, n);
+            if let Some(stream) = *place {
+                let bank = usize::from(stream.bank);
+                let last = offer.banks() as u64 - 1;
+                AdoptError::compare("S2CR.CBNDX", bank as u64, last.min(bank as u64), !0)?;
+                members[bank] += 1;
+            }
+        }
+        let mut tables = tables.peekable();
+        for (n, members) in members.into_iter().enumerate().filter(|(_, m)| *m != 0) {
+            let found = bank::base(registers, offer, n);
+            let other = AdoptError::Register {
+                name: "TTBR0",
+                wanted: tables.peek().map_or(0, |(_, root)| root.address),
+                found,
+            };
+            let (domain, root) = tables.next().ok_or(other)?;
+            let shape = self.shape(&root).map_err(|_| other)?;
+            let mut bank = Bank::new(domain, root, shape);
+            bank.compare(registers, offer, n)?;
+            bank.members = members;
+            inner.banks[n] = Some(bank);
+            // Once for each device.
+            while tables.next_if(|listed| listed.0 == domain).is_some() {}
+        }
+        Ok(inner)
+    }
+}
