@@ -1,8 +1,8 @@
 //! Context banks: one for each domain that has devices.
 //!
-//! Arm SMMU architecture (IHI 0062), "Translation context bank address space"; CBARn and CBA2Rn in
-//! global register space 1. The tables' own fields are those of the processors (DDI 0487, TCR_EL1,
-//! VTCR_EL2; DDI 0406, TTBCR, TTBR0).
+//! Arm SMMU architecture (IHI 0062), sections 11.2.1 CBARn, 15.5.29 SCTLR, 15.5.38 TTBCR, 15.5.39 TTBRm,
+//! 15.5.7 CONTEXTIDR, 15.5.12 MAIRm; CBA2Rn and TCR2 of version 2. The tables' own fields are those of the
+//! processors (DDI 0487, TCR_EL1, VTCR_EL2; DDI 0406, TTBCR, TTBR0).
 //!
 //! A domain's translations are tagged with the number of its bank, so tags are never shared and never
 //! too wide: in stage 1 the bank is the ASID, under VMID 0; in stage 2 the bank plus 1 is the VMID.

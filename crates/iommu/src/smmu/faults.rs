@@ -1,6 +1,7 @@
 //! Faults.
 //!
-//! Arm SMMU architecture (IHI 0062), the chapters on faults: a context bank keeps the first fault of its
+//! Arm SMMU architecture (IHI 0062), sections 15.5.8 FAR, 15.5.9 FSR, 15.5.11 FSYNRm, 10.6.14 GFAR, 10.6.15
+//! GFSR, 10.6.17 GFSYNR0. A context bank keeps the first fault of its
 //! domain (FSR, FAR, FSYNR0, and CBFRSYNRA in global register space 1) until its FSR is cleared; what
 //! reaches no bank is a global fault (GFSR, GFAR, GFSYNR0, GFSYNR1). What comes while one is kept only
 //! sets the bit MULTI. Order: everything is read, then the status is written back, which clears the bits
@@ -16,7 +17,7 @@ use crate::unit::{DeviceId, DomainId};
 /// MULTI: there were more faults than the one that is kept.
 const MULTI: u32 = 1 << 31;
 
-/// FSR.
+/// FSR; ASF and UUT are of version 2.
 const CONTEXT: [(u32, &str); 8] = [
     (1 << 1, "TF: not present"),
     (1 << 2, "AFF: the access flag is not set"),

@@ -1,7 +1,7 @@
 //! Arm's SMMU, versions 1 and 2.
 //!
-//! Arm System Memory Management Unit Architecture Specification, SMMU architecture version 2.0 (IHI
-//! 0062), which covers version 1 too; chapters are named by their titles. [`Smmu`] drives the non-secure
+//! Arm System Memory Management Unit Architecture Specification (IHI 0062), versions 1 and 2; section
+//! numbers in the files are those of issue B. [`Smmu`] drives the non-secure
 //! side of one unit over [`Registers`]. Everything that it tells the unit is in registers, so it takes no
 //! memory.
 //!
@@ -18,12 +18,13 @@
 //!
 //! # Orders
 //!
-//! **Enable** ("Initialization", CR0): all streams are switched off, so that they fault; CR0 without a
-//! change of CLIENTPD, since EXIDENABLE changes what stream registers mean; context banks; everything is
-//! invalidated (TLBIALLH, TLBIALLNSNH, TLBGSYNC), for tags may have been somebody else's; the streams of
-//! attached devices are switched on; CLIENTPD is cleared, and CR0 read again, so that it has arrived. So devices that passed until now pass until they
-//! are translated, and what somebody else had translated faults from the beginning. On a unit that is
-//! enabled already only the last three happen, and translation stays on all the time.
+//! **Enable** (10.6.3 CR0): all streams are switched off, so that they fault; CR0 without a change of
+//! CLIENTPD, since EXIDENABLE changes what stream registers mean; context banks; everything is invalidated
+//! (TLBIALLH, TLBIALLNSNH, TLBGSYNC), for tags may have been somebody else's; the streams of attached
+//! devices are switched on; CLIENTPD is cleared, and CR0 read again, so that it has arrived. So devices
+//! that passed until now pass until they are translated, and what somebody else had translated faults from
+//! the beginning. On a unit that is enabled already only the last three happen, and translation stays on
+//! all the time.
 //!
 //! **Attach**: the context bank, if the domain has none yet (`bank.rs`); then the stream (`streams.rs`).
 //! Nothing is invalidated: a tag that is free has nothing cached.
@@ -42,9 +43,9 @@
 //!
 //! # Locks and bounds
 //!
-//! One spinning lock covers everything: a flush is at most [`MOST_PAGE_COMMANDS`](crate::MOST_PAGE_COMMANDS) stores and one
-//! [bounded](Registers::wait) wait, and the global registers are one anyway. No operation has more than one
-//! wait.
+//! One spinning lock covers everything: a flush is at most
+//! [`MOST_PAGE_COMMANDS`](crate::MOST_PAGE_COMMANDS) stores and one [bounded](Registers::wait) wait, and
+//! the global registers are one anyway. No operation has more than one wait.
 //!
 //! # How it was tried
 //!

@@ -1,7 +1,8 @@
 //! The registers of an SMMU, and what they say the unit can do.
 //!
-//! Arm SMMU architecture, version 2 (IHI 0062), the chapters on the SMMU address space, on global
-//! register spaces 0 and 1, and on the translation context banks; fields have its names.
+//! Arm SMMU architecture (IHI 0062); fields have its names, and section numbers are those of issue B: 10.6
+//! for global register space 0, 11.2 for space 1, 15.5 for the context banks. What is newer (CBA2R, TCR2,
+//! TLBIIPAS2, extended stream ids, AArch64 tables) is under the register's name in later issues.
 //!
 //! The space is cut in pages of 4 or 64 KiB (IDR1.PAGESIZE). Global register spaces 0 and 1 are its
 //! first two; context banks have a page each, from the middle of the space on (IDR1.NUMPAGENDXB).
@@ -59,7 +60,7 @@ pub(super) const TLBIIPAS2L: usize = 0x638;
 pub(super) const TLBSYNC: usize = 0x7f0;
 pub(super) const TLBSTATUS: usize = 0x7f4;
 
-// CR0.
+// CR0 (10.6.3).
 /// CLIENTPD: nothing is translated, everything passes.
 pub(super) const BYPASS: u32 = 1;
 /// EXIDENABLE: stream ids and masks of 16 bits.
@@ -108,7 +109,7 @@ impl Shape {
     }
 }
 
-/// What IDR0, IDR1 and IDR2 say.
+/// What IDR0, IDR1 and IDR2 say (10.6.1).
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Offer {
     version: Version,

@@ -1,8 +1,9 @@
 //! Streams: which context bank a device's accesses go to.
 //!
-//! Arm SMMU architecture (IHI 0062), "Stream mapping": where streams are matched (IDR0.SMS), SMRn holds
-//! an id and a mask of bits that are not compared, and S2CRn says what becomes of the streams that match;
-//! otherwise there is an S2CR for each id. A stream that matches nothing faults (CR0.USFCFG).
+//! Arm SMMU architecture (IHI 0062), sections 10.6.23 S2CRn and 10.6.25 SMRn: where streams are matched
+//! (IDR0.SMS), SMRn holds an id and a mask of bits that are not compared, and S2CRn says what becomes of
+//! the streams that match; otherwise there is an S2CR for each id. A stream that matches nothing faults
+//! (CR0.USFCFG).
 //!
 //! **On**: SMR, while S2CR says "fault"; SMR is read again, since a unit need not have all its bits; then
 //! S2CR, which is read again too, so that it has arrived. **Off**: S2CR, then SMR. So one store, that of

@@ -1,6 +1,7 @@
 //! Making the unit forget.
 //!
-//! Arm SMMU architecture (IHI 0062), the chapter on TLB maintenance: an invalidation is a write to a
+//! Arm SMMU architecture (IHI 0062), sections 15.5.31 TLBIASID, 15.5.32 TLBIVA, 15.5.35 TLBIVAL, 15.5.36
+//! TLBSTATUS, 10.6.21 TLBGSTATUS, 10.6.22 TLBGSYNC; TLBIIPAS2 of version 2. An invalidation is a write to a
 //! register, and is only begun by it; a write to TLBSYNC (of a context bank: for what was written to
 //! that bank) or TLBGSYNC (for all) asks for its completion, and TLBSTATUS or TLBGSTATUS says when
 //! everything that was begun before is complete, and with it the accesses that used what is forgotten.
@@ -17,7 +18,8 @@
 //! | stage 2, version 2 | TLBIIPAS2; TLBIIPAS2L when no tables were unlinked | TLBIVMID |
 //! | stage 2, version 1 | – | TLBIVMID |
 //!
-//! TLBIVMID is global, and so is its sync.
+//! TLBIVMID is global, and so is its sync. On version 1 nothing hangs on TLBIVAL: TLBIVA forgets the same
+//! and more.
 
 use iopt::Invalidation;
 
