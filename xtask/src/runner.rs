@@ -15,7 +15,7 @@ use clap::Args;
 
 use crate::{
     cargo::Repository,
-    host::{Host, Need},
+    host::{Host, Need, described},
     parts::{Group, Outcome, Part},
 };
 
@@ -120,7 +120,7 @@ fn prepare(parts: &[&Part], install: bool, host: &mut dyn Host) -> Vec<Option<St
     let needed = parts.iter().flat_map(|part| packages(part)).collect();
     let mut missing = host.missing(&needed);
     if !missing.is_empty() {
-        let names = missing.iter().copied().collect::<Vec<_>>().join(" ");
+        let names = list(missing.iter().copied());
         if install {
             println!("== packages: {names} ==");
             if let Err(error) = host.install(&missing) {
@@ -137,9 +137,9 @@ fn prepare(parts: &[&Part], install: bool, host: &mut dyn Host) -> Vec<Option<St
     parts
         .iter()
         .map(|part| {
-            let lacking: Vec<_> = packages(part).filter(|p| missing.contains(p)).collect();
+            let lacking = list(packages(part).filter(|p| missing.contains(p)));
             if !lacking.is_empty() {
-                return Some(format!("missing packages: {}", lacking.join(" ")));
+                return Some(format!("missing packages: {lacking}"));
             }
             part.needs.iter().find_map(|need| match need {
                 Need::Subcommand(name, remedy) if !host.has_subcommand(name) => {
@@ -149,6 +149,10 @@ fn prepare(parts: &[&Part], install: bool, host: &mut dyn Host) -> Vec<Option<St
             })
         })
         .collect()
+}
+
+fn list(packages: impl Iterator<Item = &'static str>) -> String {
+    packages.map(described).collect::<Vec<_>>().join(" ")
 }
 
 fn packages(part: &Part) -> impl Iterator<Item = &'static str> {

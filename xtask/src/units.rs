@@ -24,8 +24,12 @@ pub(crate) struct Options {
     only: Option<String>,
 }
 
-/// The emulator.
-pub(crate) const NEEDS: &[Need] = &[Need::Package("qemu-system-x86")];
+/// The emulators.
+pub(crate) const NEEDS: &[Need] = &[
+    Need::Package("qemu-system-arm"),
+    Need::Package("qemu-system-riscv"),
+    Need::Package("qemu-system-x86"),
+];
 
 /// The part `units` of the test command.
 pub(crate) fn part(repository: &Repository) -> anyhow::Result<Outcome> {
