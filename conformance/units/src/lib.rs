@@ -6,13 +6,15 @@
 //! own, and the unit walks what was stored. [`Registers`] are the unit's. What a DMA has done is seen in
 //! the machine's memory.
 //!
-//! The [`checks`] are run by the program `units`, each on a machine of its own.
+//! The [`checks`] are run by the program `units`, each on a machine of its own; so are those of [`cpu`],
+//! for which QEMU's processors walk tables.
 
 #![forbid(unsafe_code)]
 
 mod board;
 mod case;
 pub mod checks;
+pub mod cpu;
 mod drivers;
 mod qemu;
 mod registers;

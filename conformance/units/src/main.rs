@@ -6,6 +6,7 @@ use clap::Parser;
 use units::{
     Board, Kind, Qemu, Rig, Unit,
     checks::{CHECKS, Check},
+    cpu,
     report::Done,
 };
 
@@ -85,16 +86,26 @@ fn run(options: &Options) -> anyhow::Result<bool> {
     }
     let Total {
         done,
-        failed,
-        left_out,
+        mut failed,
+        mut left_out,
     } = total;
     let copies: u64 = done.iter().map(|done| done.copies).sum();
-    let (passed, took) = (done.len(), begun.elapsed().as_secs_f64());
+    let cpu = cpu::run(
+        |board| options.program(board),
+        options.rounds,
+        &options.only,
+    );
+    failed += cpu.failed;
+    left_out += cpu.left_out;
+    let questions: u64 = cpu.done.iter().map(|(_, questions)| questions).sum();
+    let passed = (done.len() + cpu.done.len()) as u64;
+    let took = begun.elapsed().as_secs_f64();
     println!(
-        "{passed} ok, {failed} failed, {left_out} not run, {copies} copies by DMA, {took:.1} s"
+        "{passed} ok, {failed} failed, {left_out} not run, {copies} copies by DMA, \
+         {questions} questions, {took:.1} s"
     );
     anyhow::ensure!(
-        passed as u64 + failed + left_out > 0,
+        passed + failed + left_out > 0,
         "no check has `{}` in its name",
         options.only
     );
