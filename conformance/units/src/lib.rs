@@ -25,4 +25,4 @@ mod tables;
 pub(crate) use case::id;
 pub use qemu::{Board, Denied, Kind, Qemu, Tells, Unit};
 pub use registers::Registers;
-pub use rig::{At, DEVICES, LONGEST, Place, Rig, Seen};
+pub use rig::{At, DEVICES, LONGEST, NVME, Place, Rig, SERIAL, Seen};

@@ -32,6 +32,7 @@ use iopt::Arena;
 use qtest::{
     Machine,
     edu::{self, Edu},
+    nvme::{self, Nvme, Ring},
     pci::{Address, Config},
 };
 use runs::Span;
@@ -51,8 +52,18 @@ const SHARED: u64 = 32 * MIB;
 /// The most bytes of one [`copy`](Rig::copy).
 pub const LONGEST: u64 = edu::BUFFER_BYTES;
 
-/// The devices: two `edu`.
-pub const DEVICES: [Address; 2] = [Address::new(0, 5, 0), Address::new(0, 6, 0)];
+/// The devices: two `edu`, and an NVMe controller.
+pub const DEVICES: [Address; 3] = [
+    Address::new(0, 5, 0),
+    Address::new(0, 6, 0),
+    Address::new(0, 7, 0),
+];
+
+/// The controller among them.
+pub const NVME: usize = 2;
+
+/// Its serial number, as it tells it.
+pub const SERIAL: &[u8; 20] = b"dmaspace            ";
 
 /// Where all memory of ours lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -105,7 +116,7 @@ pub struct Rig {
     large: LargeTables,
     /// Where the registers of the unit and of the devices are.
     base: u64,
-    edus: Vec<u64>,
+    devices: Vec<u64>,
     /// Why a register could not be reached.
     failed: Arc<OnceLock<qtest::Error>>,
     random: RefCell<Random>,
@@ -192,9 +203,12 @@ impl Rig {
         // Before the devices that are behind it.
         let argument = qemu.unit(unit);
         command.args(argument.with_context(|| format!("this QEMU has no {}", unit.name()))?);
-        for device in DEVICES {
+        for (nth, device) in DEVICES.into_iter().enumerate() {
             let slot = device.requester_id() >> 3;
-            let device = format!("edu,addr={slot:#x},dma_mask=0xffffffffffffffff");
+            let device = match nth {
+                NVME => format!("nvme,addr={slot:#x},serial=dmaspace"),
+                _ => format!("edu,addr={slot:#x},dma_mask=0xffffffffffffffff"),
+            };
             command.args(["-device", &device]);
         }
         let machine = Machine::start(command)?;
@@ -204,15 +218,14 @@ impl Rig {
             Board::ArmVirt | Board::RiscvVirt => Config::ecam(&machine, board.ecam()),
         };
         let mut window = board.window();
-        let mut edus = Vec::new();
+        let mut devices = Vec::new();
         for device in DEVICES {
             let bars = config.assign(device, &mut window)?;
-            let [bar] = bars[..] else {
-                anyhow::bail!("{device} has the base addresses {bars:?}");
-            };
+            let bar = bars
+                .first()
+                .with_context(|| format!("{device} has no BAR"))?;
             config.enable(device)?;
-            Edu::new(&machine, bar.address)?;
-            edus.push(bar.address);
+            devices.push(bar.address);
         }
         let base = unit.registers(&config, &mut window)?;
         let at = place.large_tables().start;
@@ -231,7 +244,7 @@ impl Rig {
             structures: HostTables::new(MappedStorage::over(structures), at)?,
             large,
             base,
-            edus,
+            devices,
             failed: Arc::default(),
             random: RefCell::new(Random::new(1)),
             copies: Cell::new(0),
@@ -292,7 +305,7 @@ impl Rig {
 
     /// The unit's registers, with a copy by DMA after each access to them, once that is wanted.
     pub(crate) fn busy_registers(&self, from: At, to: At) -> Busy<'_> {
-        Busy::new(self.registers(), &self.machine, self.edus[0], from, to)
+        Busy::new(self.registers(), &self.machine, self.devices[0], from, to)
     }
 
     /// Counts copies that were made otherwise.
@@ -347,9 +360,12 @@ impl Rig {
         (0..len).map(|_| random.word() as u8).collect()
     }
 
-    /// Has one of the [`DEVICES`] read `len` bytes at one place and write them to the other.
+    /// Has one of the `edu` read `len` bytes at one place and write them to the other.
     pub fn dma(&self, device: usize, from: u64, to: u64, len: u64) -> anyhow::Result<()> {
-        let edu = self.edus.get(device).context("there is no such device")?;
+        let edu = self
+            .devices
+            .get(device)
+            .context("there is no such device")?;
         let edu = Edu::new(&self.machine, *edu)?;
         edu.read(from, 0, len)?;
         edu.write(to, 0, len)?;
@@ -357,7 +373,12 @@ impl Rig {
         Ok(())
     }
 
-    /// Has one of the [`DEVICES`] read `len` bytes at one place and write them to the other, and looks
+    /// The NVMe controller, set up with these rings.
+    pub fn nvme(&self, submission: Ring, completion: Ring) -> Result<Nvme<'_>, nvme::Error> {
+        Nvme::new(&self.machine, self.devices[NVME], submission, completion)
+    }
+
+    /// Has one of the `edu` read `len` bytes at one place and write them to the other, and looks
     /// what is there then. Both places hold random bytes before.
     pub fn copy(&self, device: usize, from: At, to: At, len: u64) -> anyhow::Result<Seen> {
         let (wanted, before) = (self.bytes(len), self.bytes(len));

@@ -41,7 +41,8 @@
 //!   ends with its `Machine`;
 //! * [`Error`]: what can go wrong, by name;
 //! * [`pci`]: configuration space, enumeration, base addresses;
-//! * [`edu`]: QEMU's device for lessons, whose DMA engine does what it is told.
+//! * [`edu`]: QEMU's device for lessons, whose DMA engine does what it is told;
+//! * [`nvme`]: the admin queue of an NVMe controller, which finds its work in memory.
 //!
 //! # The clock
 //!
@@ -59,6 +60,7 @@ mod error;
 mod irq;
 mod link;
 mod machine;
+pub mod nvme;
 pub mod pci;
 mod process;
 mod wire;

@@ -12,6 +12,7 @@ use std::{env, fs, io::ErrorKind, path::Path, process::Command, thread, time::Du
 use qtest::{
     Error, HALT, Irq, Machine,
     edu::{self, Edu},
+    nvme::{self, Nvme, Ring, Status},
     pci::{self, Address, BarKind, Config, Window},
 };
 use tempfile::TempDir;
@@ -374,4 +375,45 @@ fn a_socket_serves_a_qemu_that_lives_on() {
     child.wait().unwrap();
     written.unwrap().unwrap();
     assert_eq!(read.unwrap().unwrap(), 0x1234_5678);
+}
+
+#[test]
+fn an_nvme_controller_finds_its_commands_in_memory() {
+    const NVME: Address = Address::new(0, 7, 0);
+    let directory = TempDir::new().unwrap();
+    let mut qemu = q35(directory.path());
+    qemu.args(["-device", "nvme,addr=7,serial=a-serial-number"]);
+    let Some(machine) = start(qemu) else { return };
+    let config = Config::q35(&machine, ECAM).unwrap();
+    let found = config.functions(0).unwrap();
+    let function = found.iter().find(|found| found.address == NVME).unwrap();
+    assert_eq!(function.class, nvme::CLASS);
+    let bars = config.assign(NVME, &mut WINDOW.clone()).unwrap();
+    config.enable(NVME).unwrap();
+    let ring = |address| Ring {
+        address,
+        device: address,
+    };
+    let nobody = Nvme::new(&machine, 0x100_0000, ring(0x10_0000), ring(0x20_0000));
+    assert!(matches!(nobody, Err(nvme::Error::Absent { found: 0, .. })));
+    let mut nvme = Nvme::new(&machine, bars[0].address, ring(0x10_0000), ring(0x20_0000)).unwrap();
+    // More than two rounds of the rings.
+    for nth in 0..150 {
+        let data = 0x30_0000 + nth * nvme::IDENTIFY_BYTES;
+        assert_eq!(nvme.identify(data).unwrap(), Status::SUCCESS);
+        let mut serial = [0; 20];
+        machine.read(data + 4, &mut serial).unwrap();
+        assert_eq!(&serial, b"a-serial-number     ", "command {nth}");
+    }
+    // A ring where no memory is.
+    let nowhere = Ring {
+        address: 0x10_0000,
+        device: 1 << 45,
+    };
+    let mut lost = Nvme::new(&machine, bars[0].address, nowhere, ring(0x20_0000)).unwrap();
+    let fatal = lost.identify(0x30_0000).unwrap_err();
+    assert!(matches!(fatal, nvme::Error::Fatal { .. }), "{fatal}");
+    // It can be set up again.
+    let mut nvme = Nvme::new(&machine, bars[0].address, ring(0x10_0000), ring(0x20_0000)).unwrap();
+    assert_eq!(nvme.identify(0x30_0000).unwrap(), Status::SUCCESS);
 }

@@ -7,6 +7,7 @@ use crate::{Kind, Place, Rig, Seen, Unit};
 
 mod changes;
 mod handover;
+mod nvme;
 mod suite;
 mod vtd_by_hand;
 
@@ -82,6 +83,7 @@ pub const CHECKS: &[Check] = &[
         place: Place::High,
         ..every("memory from 8 TiB on", changes::mixture)
     },
+    every("NVMe", nvme::nvme),
     every("handover of the live unit", handover::handover),
     check("growing", grows, changes::grows),
     check(
