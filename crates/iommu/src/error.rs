@@ -82,7 +82,7 @@ pub enum AttachError {
         /// The device.
         device: DeviceId,
         /// The highest requester id, without the segment.
-        last: u16,
+        last: u32,
     },
     /// The unit keeps this domain for itself (VT-d's caching mode).
     ReservedDomain {
@@ -97,6 +97,11 @@ pub enum AttachError {
         pasid: Pasid,
         /// Bits of a PASID; 0 where there are none.
         bits: u32,
+    },
+    /// Requests with a PASID go through stage 1, and those without cannot go through stage 2 beside them.
+    OtherStage {
+        /// The device.
+        device: DeviceId,
     },
     /// The unit does not answer translation requests of the device.
     NoDeviceTlbs {
@@ -185,7 +190,7 @@ impl fmt::Display for AttachError {
                 write!(
                     f,
                     "{device} is beyond {}, the last in the unit's table",
-                    DeviceId(u32::from(*last))
+                    DeviceId(*last)
                 )
             }
             Self::Pasid {
@@ -201,6 +206,9 @@ impl fmt::Display for AttachError {
                 f,
                 "{device}: PASID {pasid} is not between 1 and the last of {bits} bits"
             ),
+            Self::OtherStage { device } => {
+                write!(f, "{device} is attached through another stage")
+            }
             Self::NoDeviceTlbs { device } => {
                 write!(f, "the unit does not serve a TLB in {device}")
             }

@@ -6,8 +6,8 @@
 //!
 //! Drivers are `no_std` and allocate nothing of their own: each works over its unit's [`Registers`] and
 //! over [table memory](iopt::TableMemory) for the structures and queues that the unit reads.
-//! [`vtd`] drives Intel VT-d, [`amdvi`] AMD's IOMMU, [`smmu`] Arm's SMMU in its versions 1 and 2 (which
-//! keeps everything in registers, and needs no memory).
+//! [`vtd`] drives Intel VT-d, [`amdvi`] AMD's IOMMU, [`riscv`] the RISC-V IOMMU, [`smmu`] Arm's SMMU in
+//! its versions 1 and 2 (which keeps everything in registers, and needs no memory).
 //!
 //! With the feature `std` there is the `SoftwareUnit`: it reads tables as a device's IOMMU does,
 //! with the walker of [`iopt::walk`], caches as hardware does (and so shows what was not flushed),
@@ -68,6 +68,7 @@ mod handover;
 #[cfg(test)]
 mod hostile;
 mod registers;
+pub mod riscv;
 #[cfg(feature = "std")]
 mod run_map;
 pub mod smmu;
@@ -85,6 +86,7 @@ pub use error::{AttachError, FlushError, UnitError};
 pub use fault::{Fault, FaultReason};
 pub use handover::{AdoptError, Frozen, Held, UnitKind};
 pub use registers::Registers;
+pub use riscv::RiscvIommu;
 #[cfg(feature = "std")]
 pub use run_map::{MemoryOverlap, RunMap};
 pub use smmu::Smmu;

@@ -4,8 +4,8 @@ use core::hint::black_box;
 use core::sync::atomic::AtomicU64;
 
 use iommu::{
-    AmdVi, AttachError, Capabilities, DeviceId, DomainId, FormatSupport, Registers, Smmu, Unit,
-    Vtd, amdvi, smmu, vtd,
+    AmdVi, AttachError, Capabilities, DeviceId, DomainId, FormatSupport, Registers, RiscvIommu, Smmu, Unit,
+    Vtd, amdvi, riscv, smmu, vtd,
 };
 use iopt::walk::{Access, Walker};
 use iopt::{AnyTable, Arena, AtomicMeta, FormatId, Gather, Prot, Root, TableMemory};
@@ -117,6 +117,10 @@ pub(crate) fn drivers() -> Result<(), i32> {
     match AmdVi::new(Nobody, &arena, config) {
         Ok(unit) => is_used(&unit, root(FormatId::AmdV1))?,
         Err(refused) => require(11, matches!(refused, amdvi::ProbeError::NoUnit { .. }))?,
+    }
+    match RiscvIommu::new(Nobody, &arena, riscv::Config::default()) {
+        Ok(unit) => is_used(&unit, root(FormatId::RiscV))?,
+        Err(refused) => require(11, matches!(refused, riscv::ProbeError::NoUnit { .. }))?,
     }
     match Smmu::new(Nobody, smmu::Config::default()) {
         Ok(unit) => is_used(&unit, root(FormatId::ArmV7s)),

@@ -323,6 +323,7 @@ impl<R: Registers, M: TableMemory> AmdVi<R, M> {
     fn behind(&self, device: DeviceId, last: u16) -> Result<(), AttachError> {
         device.check_segment(self.config.segment)?;
         if device.0 as u16 > last {
+            let last = last.into();
             return Err(AttachError::Beyond { device, last });
         }
         Ok(())

@@ -215,7 +215,10 @@ impl<R: Registers> Smmu<R> {
         let last = self.stream_bits;
         match u16::try_from(id) {
             Ok(id) if id & !last == 0 => Ok(id),
-            _ => Err(AttachError::Beyond { device, last }),
+            _ => Err(AttachError::Beyond {
+                device,
+                last: last.into(),
+            }),
         }
     }
 

@@ -103,7 +103,7 @@ fn the_device_table_is_as_large_as_its_last_device_asks_and_blocks_all() {
         assert_eq!(model.look_up(last_device), Some((7, 0x1000, 1)));
         if let Some(beyond) = last_device.checked_add(1) {
             let device = DeviceId(beyond.into());
-            let last = last_device;
+            let last = last_device.into();
             let beyond = AttachError::Beyond { device, last };
             assert_eq!(driver.detach(device), Err(beyond));
             assert_eq!(driver.attach(device, DOMAIN, root(0x1000, 1)), Err(beyond));

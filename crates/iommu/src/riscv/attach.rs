@@ -1,0 +1,223 @@
+//! Attach and detach. The head of the module has the orders.
+
+use core::sync::atomic::{Ordering, fence};
+
+use iopt::{Chain, FormatId, NoTables, Root, TableMemory};
+
+use super::command::{Command, Tag};
+use super::context::{Context, Device, Holds, PROCESS_LEAF_BITS, Process};
+use super::directory::Directory;
+use super::{EVERYTHING, Inner, RiscvIommu, check_root};
+use crate::error::AttachError;
+use crate::registers::Registers;
+use crate::unit::{DeviceId, DomainId, Pasid};
+
+impl<R: Registers, M: TableMemory> RiscvIommu<R, M> {
+    pub(super) fn check_device(
+        &self,
+        device: DeviceId,
+        pasid: Option<Pasid>,
+    ) -> Result<(), AttachError> {
+        let last = (1 << self.config.device_bits) - 1;
+        if device.0 > last {
+            return Err(AttachError::Beyond { device, last });
+        }
+        let bits = self.capabilities.pasid_bits;
+        if let Some(pasid) = pasid.filter(|pasid| pasid.0 == 0 || pasid.0 >> bits != 0) {
+            return Err(AttachError::Pasid {
+                device,
+                pasid,
+                bits,
+            });
+        }
+        Ok(())
+    }
+
+    fn check(
+        &self,
+        (device, pasid): (DeviceId, Option<Pasid>),
+        domain: DomainId,
+        root: &Root,
+    ) -> Result<u16, AttachError> {
+        self.capabilities.check(root)?;
+        self.check_device(device, pasid)?;
+        let bits = self.capabilities.output_bits;
+        let address = root.address;
+        if root.format == FormatId::RiscVG && address & 0x3fff != 0 {
+            return Err(AttachError::RootAddress { address, bits });
+        }
+        let bits = self.capabilities.domain_bits;
+        u16::try_from(domain.0).map_err(|_| AttachError::DomainId { domain, bits })
+    }
+
+    pub(super) fn do_attach(
+        &self,
+        space: (DeviceId, Option<Pasid>),
+        domain: DomainId,
+        root: Root,
+    ) -> Result<(), AttachError> {
+        let tag = self.check(space, domain, &root)?;
+        let (device, pasid) = space;
+        let memory = &self.memory;
+        let Inner { devices, tlbs, .. } = &mut *self.inner.lock();
+        let no_memory = |cause| AttachError::Memory { device, cause };
+        let context = devices.make(memory, device.0).map_err(no_memory)?;
+        let process = pasid.map_or(0, |pasid| pasid.0);
+        let second = root.format == FormatId::RiscVG;
+        let two_stages = match context.holds() {
+            // With PASIDs, only second-stage tables are held so.
+            Holds::Table(_) => pasid.is_some(),
+            Holds::Processes(_) => second,
+            Holds::Nothing => second && pasid.is_some(),
+        };
+        if two_stages {
+            return Err(AttachError::OtherStage { device });
+        }
+        let there = match context.holds() {
+            Holds::Nothing => None,
+            Holds::Table(there) => Some(there),
+            Holds::Processes(directory) => {
+                find_process(memory, directory, process).and_then(|context| context.read())
+            }
+        };
+        if let Some(there) = there {
+            let domain = DomainId(there.domain.into());
+            return Err(AttachError::AlreadyAttached { device, domain });
+        }
+        check_root((devices, tlbs.as_ref()), memory, domain, root)?;
+        let processes = self.offer.process_levels(self.capabilities.pasid_bits);
+        match processes.filter(|_| !second) {
+            None => context.set_table(tag, &root, self.offer),
+            Some((levels, _)) => self
+                .add_process(&context, levels, process, tag, &root)
+                .map_err(no_memory)?,
+        }
+        // Whoever starts the device now, starts it behind these stores.
+        fence(Ordering::SeqCst);
+        Ok(())
+    }
+
+    /// Attaches a process, in a new directory if it is the first.
+    fn add_process(
+        &self,
+        context: &Device<'_, M>,
+        levels: u32,
+        process: u32,
+        tag: u16,
+        root: &Root,
+    ) -> Result<(), NoTables> {
+        let memory = &self.memory;
+        let (directory, fresh) = match context.holds() {
+            Holds::Processes(directory) => (directory, false),
+            _ => (Directory::new(memory, levels, PROCESS_LEAF_BITS)?, true),
+        };
+        match directory.make(memory, process) {
+            Ok(cells) => Process(Context { memory, cells }).set(tag, root),
+            Err(cause) => {
+                if fresh {
+                    self.give_back(directory);
+                }
+                return Err(cause);
+            }
+        }
+        context.set_processes(&directory, self.offer);
+        Ok(())
+    }
+
+    fn give_back(&self, directory: Directory) {
+        let mut chain = Chain::empty();
+        directory.free(&self.memory, &mut chain);
+        self.memory.reclaim(chain);
+    }
+
+    pub(super) fn do_detach(&self, space: (DeviceId, Option<Pasid>)) -> Result<(), AttachError> {
+        let (device, pasid) = space;
+        self.check_device(device, pasid)?;
+        let memory = &self.memory;
+        let Inner {
+            devices,
+            queue,
+            tlbs,
+            ..
+        } = &mut *self.inner.lock();
+        let not_attached = AttachError::NotAttached { device };
+        let context = devices.find(memory, device.0).ok_or(not_attached)?;
+        let (there, process) = match context.holds() {
+            Holds::Table(there) if pasid.is_none() => (there, None),
+            Holds::Processes(directory) => {
+                let process = pasid.map_or(0, |pasid| pasid.0);
+                let found = find_process(memory, directory, process).ok_or(not_attached)?;
+                let there = found.read().ok_or(not_attached)?;
+                (there, Some((process, found, directory)))
+            }
+            _ => return Err(not_attached),
+        };
+        let last = match &process {
+            None => true,
+            Some((_, _, directory)) => devices.is_last(memory, *directory),
+        };
+        // The context stays valid until the device's TLB has answered.
+        let tlb = tlbs.as_ref().filter(|_| context.has_tlb());
+        match (&process, tlb) {
+            (None, Some(tlbs)) => context.block(tlbs.empty),
+            (Some((_, found, _)), _) => found.0.withdraw(),
+            (None, None) => {}
+        }
+        if last && tlb.is_none() {
+            context.0.withdraw();
+        }
+        let mut issue = |commands: &[Option<Command>]| {
+            let commands = commands.iter().copied().flatten();
+            let told = queue.issue((&self.registers, memory), commands);
+            told.map_err(|cause| AttachError::Unit { device, cause })
+        };
+        let whole = Command::Device(Some(device.0));
+        // Or the TLB has answered before.
+        if tlb.is_none() || context.0.is_valid() {
+            let directory = match &process {
+                Some((process, ..)) if !last || tlb.is_some() => Command::Process {
+                    device: device.0,
+                    process: *process,
+                },
+                _ => whole,
+            };
+            let (tag, process) = (there.tag(), pasid.map(|pasid| pasid.0));
+            let guest = match tag {
+                Tag::Guest(guest) => Some(Command::First(Some(guest))),
+                Tag::Process(_) => None,
+            };
+            issue(&[
+                Some(directory),
+                Some(Command::Barrier),
+                guest,
+                Some(Command::Table { tag, pages: None }),
+                tlb.map(|_| Command::Barrier),
+                tlb.map(|_| self.device_tlb(device.0, process, EVERYTHING)),
+            ])?;
+        }
+        if last && tlb.is_some() {
+            context.0.withdraw();
+            issue(&[Some(whole)])?;
+        }
+        if let Some((_, found, _)) = &process {
+            found.clear();
+        }
+        if last {
+            context.clear();
+            if let Some((_, _, directory)) = process {
+                self.give_back(directory);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The context of a process, if there is a page for it.
+fn find_process<M: TableMemory>(
+    memory: &M,
+    directory: Directory,
+    process: u32,
+) -> Option<Process<'_, M>> {
+    let cells = directory.find(memory, process)?;
+    Some(Process(Context { memory, cells }))
+}

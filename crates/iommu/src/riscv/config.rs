@@ -1,0 +1,76 @@
+//! What a unit is told at the start, and why it may be refused.
+
+use core::fmt;
+
+use iopt::NoTables;
+
+use crate::unit::NodeId;
+
+/// What the registers do not say.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// Bits of the ids of devices behind the unit, at most 24: with more than 16 they begin with a segment
+    /// of 8 bits. The directory gets as few levels as hold them and as the unit takes.
+    pub device_bits: u32,
+    /// Bits of the PASIDs that devices will use; 0 for none. More than the unit offers are not had. With
+    /// any, each device with first-stage tables gets a process directory: a page at least.
+    pub pasid_bits: u32,
+    /// The memory node, if it is known.
+    pub node: Option<NodeId>,
+}
+
+impl Default for Config {
+    /// 16 bits of devices, no PASIDs, no node.
+    fn default() -> Self {
+        Self {
+            device_bits: 16,
+            pasid_bits: 0,
+            node: None,
+        }
+    }
+}
+
+/// Why a unit cannot be driven.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ProbeError {
+    /// Nothing answers at these registers, or a unit of another major version of the specification.
+    NoUnit {
+        /// The register `capabilities`.
+        capabilities: u64,
+    },
+    /// The unit walks no table that is known: none of Sv39 to Sv57, none of Sv39x4 to Sv57x4.
+    Tables {
+        /// The register `capabilities`.
+        capabilities: u64,
+    },
+    /// The unit reads memory in big-endian order only.
+    BigEndian {
+        /// The register `capabilities`.
+        capabilities: u64,
+    },
+    /// There is no memory for device directory and queues.
+    Memory(NoTables),
+}
+
+impl fmt::Display for ProbeError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoUnit { capabilities } => write!(
+                f,
+                "no RISC-V IOMMU of version 1 answers: capabilities {capabilities:#x}"
+            ),
+            Self::Tables { capabilities } => write!(
+                f,
+                "the unit walks no known tables: capabilities {capabilities:#x}"
+            ),
+            Self::BigEndian { capabilities } => write!(
+                f,
+                "the unit reads memory in big-endian order only: capabilities {capabilities:#x}"
+            ),
+            Self::Memory(cause) => cause.fmt(f),
+        }
+    }
+}
+
+impl core::error::Error for ProbeError {}

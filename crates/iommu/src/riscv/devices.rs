@@ -1,0 +1,162 @@
+//! The device directory, and what is attached through it.
+
+use iopt::{Chain, NoTables, TableMemory};
+
+use super::context::{Attached, Context, Device, Holds, Process};
+use super::directory::Directory;
+use super::offer::{OFF, Offer, page_number};
+
+/// The device directory. It always has three levels of pages, of which the unit is shown the last ones.
+#[derive(Debug)]
+pub(super) struct Devices {
+    directory: Directory,
+    /// The first and the last device that was ever attached: what a search looks at.
+    used: Option<(u32, u32)>,
+    /// The highest process id.
+    last_process: u32,
+}
+
+/// An address space that is attached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Member {
+    pub(super) device: u32,
+    /// The process id, of those with a PASID.
+    pub(super) process: Option<u32>,
+    /// The device has a TLB, and its answers are taken.
+    pub(super) tlb: bool,
+    pub(super) there: Attached,
+}
+
+impl Devices {
+    /// A directory without devices. After an error nothing is taken.
+    pub(super) fn new<M: TableMemory>(
+        memory: &M,
+        offer: Offer,
+        last_process: u32,
+    ) -> Result<Self, NoTables> {
+        // DDI[0]: a context has 64 bytes in the extended format, 32 in the base format.
+        let leaf_bits = if offer.extended() { 6 } else { 7 };
+        let directory = Directory::new(memory, 3, leaf_bits)?;
+        let devices = Self {
+            directory,
+            used: None,
+            last_process,
+        };
+        // The pages of each number of levels.
+        match directory.make(memory, 0) {
+            Ok(_) => Ok(devices),
+            Err(cause) => {
+                let mut chain = Chain::empty();
+                devices.free(memory, &mut chain);
+                memory.reclaim(chain);
+                Err(cause)
+            }
+        }
+    }
+
+    /// What `ddtp` is to be, from the fewest levels that hold ids of `bits` bits on.
+    pub(super) fn registers<'m, M: TableMemory>(
+        &self,
+        memory: &'m M,
+        bits: u32,
+    ) -> impl Iterator<Item = u64> + Clone + 'm {
+        let directory = self.directory;
+        let holds = move |levels: u32| directory.leaf_bits + 9 * (levels - 1) >= bits;
+        (1..=3)
+            .filter(move |n| holds(*n))
+            .filter_map(move |levels| {
+                // 1LVL is 2, and so on.
+                let mode = OFF + 1 + u64::from(levels);
+                Some(page_number(directory.below(memory, levels)?) | mode)
+            })
+    }
+
+    /// The device's context, if there is a page for it.
+    pub(super) fn find<'m, M: TableMemory>(
+        &self,
+        memory: &'m M,
+        device: u32,
+    ) -> Option<Device<'m, M>> {
+        let cells = self.directory.find(memory, device)?;
+        Some(Device(Context { memory, cells }))
+    }
+
+    /// The device's context.
+    pub(super) fn make<'m, M: TableMemory>(
+        &mut self,
+        memory: &'m M,
+        device: u32,
+    ) -> Result<Device<'m, M>, NoTables> {
+        let cells = self.directory.make(memory, device)?;
+        let (first, last) = self.used.unwrap_or((device, device));
+        self.used = Some((first.min(device), last.max(device)));
+        Ok(Device(Context { memory, cells }))
+    }
+
+    /// All that is attached.
+    pub(super) fn members<'m, M: TableMemory>(
+        &self,
+        memory: &'m M,
+    ) -> impl Iterator<Item = Member> + Clone + 'm {
+        let (directory, last_process) = (self.directory, self.last_process);
+        self.used
+            .into_iter()
+            .flat_map(move |(first, last)| directory.contexts(memory, first, last))
+            .flat_map(move |(device, cells)| {
+                let context = Device(Context { memory, cells });
+                let tlb = context.has_tlb() && context.0.is_valid();
+                let (table, directory) = match context.holds() {
+                    Holds::Nothing => (None, None),
+                    Holds::Table(there) => (Some((None, there)), None),
+                    Holds::Processes(directory) => (None, Some(directory)),
+                };
+                let processes = directory.into_iter().flat_map(move |directory| {
+                    processes(memory, directory, last_process)
+                        .map(|(process, there)| ((process != 0).then_some(process), there))
+                });
+                table
+                    .into_iter()
+                    .chain(processes)
+                    .map(move |(process, there)| Member {
+                        device,
+                        process,
+                        tlb,
+                        there,
+                    })
+            })
+    }
+
+    /// True when nothing but one process is attached.
+    pub(super) fn is_last<M: TableMemory>(&self, memory: &M, directory: Directory) -> bool {
+        processes(memory, directory, self.last_process)
+            .nth(1)
+            .is_none()
+    }
+
+    /// Puts all pages into `chain`, those of process directories too. The unit reads none of them any
+    /// more.
+    pub(super) fn free<M: TableMemory>(&self, memory: &M, chain: &mut Chain) {
+        if let Some((first, last)) = self.used {
+            for (_, cells) in self.directory.contexts(memory, first, last) {
+                if let Holds::Processes(directory) = Device(Context { memory, cells }).holds() {
+                    directory.free(memory, chain);
+                }
+            }
+        }
+        self.directory.free(memory, chain);
+    }
+}
+
+/// What is attached below one device.
+fn processes<M: TableMemory>(
+    memory: &M,
+    directory: Directory,
+    last: u32,
+) -> impl Iterator<Item = (u32, Attached)> + Clone + '_ {
+    directory
+        .contexts(memory, 0, last)
+        .filter_map(move |(process, cells)| {
+            let there = Process(Context { memory, cells }).read()?;
+            Some((process, there))
+        })
+}

@@ -1,0 +1,301 @@
+//! Units that do not answer, stop, or lose faults: everything ends, with a name.
+
+use std::string::ToString;
+
+use iopt::walk::Access;
+
+use super::model::PATIENCE;
+use super::*;
+use crate::fault::FaultReason;
+
+fn timed_out(awaited: &'static str) -> UnitError {
+    UnitError::TimedOut {
+        awaited,
+        rounds: PATIENCE,
+    }
+}
+
+#[test]
+fn each_register_that_does_not_follow_is_named() {
+    for (csr, awaited) in [
+        (72, "cqcsr.cqon = cqen, busy = 0"),
+        (76, "fqcsr.fqon = fqen, busy = 0"),
+        (80, "pqcsr.pqon = 0, busy = 0"),
+    ] {
+        let (driver, model) = unit(PLAIN, CONFIG);
+        model.state().broken.stuck = Some(csr);
+        assert_eq!(driver.enable(), Err(timed_out(awaited)));
+        model.state().broken.stuck = None;
+        assert_eq!(driver.enable(), Ok(()));
+        model.state().broken.stuck = Some(csr);
+        assert_eq!(driver.disable(), Err(timed_out(awaited)));
+        model.state().broken.stuck = None;
+        assert_eq!(driver.disable(), Ok(()));
+        model.told();
+    }
+    let (driver, model) = unit(PLAIN, CONFIG);
+    model.state().broken.busy = true;
+    assert_eq!(driver.enable(), Err(timed_out("ddtp.busy = 0")));
+    model.state().broken.busy = false;
+    assert_eq!(driver.enable(), Ok(()));
+    model.state().broken.busy = true;
+    assert_eq!(driver.disable(), Err(timed_out("ddtp.busy = 0")));
+    model.state().broken.busy = false;
+    assert_eq!(driver.disable(), Ok(()));
+    model.told();
+}
+
+#[test]
+fn each_register_that_does_not_take_a_value_is_named() {
+    let refused = |result| match result {
+        Err(UnitError::Refused { register, .. }) => register,
+        other => panic!("{other:?}"),
+    };
+    for (base, name) in [(24, "cqb"), (40, "fqb")] {
+        let (driver, model) = unit(PLAIN, CONFIG);
+        model.state().broken.no_base = Some(base);
+        assert_eq!(refused(driver.enable()), name);
+        // Nothing is translated by a queue that is not ours.
+        assert_eq!(model.state().ddtp & 0xf, 0);
+    }
+    let (driver, model) = unit(PLAIN | 1 << 27, CONFIG);
+    model.state().fctl = 1;
+    model.state().broken.fixed = true;
+    assert_eq!(refused(driver.enable()), "fctl");
+    let (driver, model) = enabled(PLAIN, CONFIG);
+    model.state().broken.no_modes = 1 << 1;
+    assert_eq!(refused(driver.disable()), "ddtp");
+    model.state().broken.no_modes = 1;
+    model.state().ddtp |= 3;
+    assert_eq!(refused(driver.disable()), "ddtp");
+}
+
+#[test]
+fn a_wait_that_is_not_answered_ends_and_fails_the_flush() {
+    for config in [CONFIG, PROCESSES] {
+        let (driver, model) = enabled(PLAIN, config);
+        driver.attach(DEVICE, DOMAIN, root(0x1000, 4)).unwrap();
+        let pages = driver.memory().in_use();
+        assert!(model.look_up(ID, None).is_some());
+        model.state().broken.mute = true;
+        let cause = timed_out("the store of an IOFENCE.C");
+        let failed = FlushError::Unit {
+            domain: DOMAIN,
+            cause,
+        };
+        assert_eq!(driver.invalidate_domain(DOMAIN), Err(failed));
+        assert_eq!(driver.counters().waits, 1, "of enabling");
+        // A detach that was not answered leaves the device without translation, and attached.
+        let failed = AttachError::Unit {
+            device: DEVICE,
+            cause,
+        };
+        assert_eq!(driver.detach(DEVICE), Err(failed));
+        assert_eq!(driver.memory().in_use(), pages);
+        assert_eq!(model.look_up(ID, None), None);
+        assert!(matches!(
+            driver.attach(DEVICE, DOMAIN, root(0x1000, 4)),
+            Err(AttachError::AlreadyAttached { .. })
+        ));
+        model.state().broken.mute = false;
+        model.told();
+        driver.detach(DEVICE).unwrap();
+        assert_eq!(
+            model.told(),
+            [Told::Device(Some(ID)), Told::Fence, whole(7), Told::Wait]
+        );
+    }
+    // A process beside the one that has failed to leave finds the context valid again.
+    let (driver, model) = enabled(PLAIN, PROCESSES);
+    driver.attach(DEVICE, DOMAIN, root(0x1000, 4)).unwrap();
+    model.state().broken.mute = true;
+    driver.detach(DEVICE).unwrap_err();
+    driver
+        .attach_pasid(DEVICE, Pasid(5), DomainId(8), root(0x2000, 4))
+        .unwrap();
+    assert_eq!(model.look_up(ID, None), None);
+    assert!(model.look_up(ID, Some(5)).is_some());
+    model.state().broken.mute = false;
+    driver.detach(DEVICE).unwrap();
+    assert!(model.look_up(ID, Some(5)).is_some());
+}
+
+#[test]
+fn a_queue_that_is_not_emptied_fills_and_says_so() {
+    let (driver, model) = enabled(PLAIN, CONFIG);
+    driver.attach(DEVICE, DOMAIN, root(0x1000, 4)).unwrap();
+    model.state().broken.deaf = true;
+    let mut full = 0;
+    let error = loop {
+        match driver.invalidate_domain(DOMAIN).unwrap_err() {
+            FlushError::Unit { cause, .. } => match cause {
+                UnitError::TimedOut { .. } => full += 1,
+                other => break other,
+            },
+            other => panic!("{other}"),
+        }
+        assert!(full < 200, "no end");
+    };
+    // 255 places of 256, two for each flush.
+    assert_eq!(full, 127);
+    assert_eq!(error, UnitError::QueueFull { needed: 2, free: 1 });
+    // Late answers are no answers to the next flush, which gets its own.
+    model.state().broken.deaf = false;
+    driver.invalidate_domain(DOMAIN).unwrap();
+    assert_eq!(model.told().len(), 256);
+    // And around the end of the ring.
+    for _ in 0..300 {
+        driver.invalidate_domain(DOMAIN).unwrap();
+    }
+    assert_eq!(model.told().len(), 600);
+}
+
+#[test]
+fn a_unit_that_stops_fails_one_flush_and_serves_the_next() {
+    for (bits, name) in [
+        (1 << 8, "cqmf"),
+        (1 << 9, "cmd_to"),
+        (1 << 10, "cmd_ill"),
+        (0, "cqon = 0, without an error"),
+    ] {
+        for at in 0..3 {
+            for latency in [0, 5] {
+                let (driver, model) = enabled(PLAIN, CONFIG);
+                driver.attach(DEVICE, DOMAIN, root(0x1000, 4)).unwrap();
+                model.state().latency = latency;
+                // Enabling was five commands.
+                model.state().broken.stops = Some((bits, 5 + at));
+                let what = Invalidation::of(Span::new(0xf000, 0x2000), 1, false);
+                let failed = driver.invalidate(DOMAIN, &what).unwrap_err();
+                let FlushError::Unit { cause, .. } = failed else {
+                    panic!("{failed}");
+                };
+                let UnitError::Command {
+                    error,
+                    command,
+                    record,
+                } = cause
+                else {
+                    panic!("{cause}");
+                };
+                assert_eq!(error, name);
+                let operation = if at < 2 { 1 } else { 2 };
+                assert_eq!(command[0] & 0x7f, operation, "{cause}");
+                assert_eq!(record & 0x700, bits.into(), "{cause}");
+                let told = model.told();
+                let leaves = told.iter().filter(|told| matches!(told, Told::Table(..)));
+                assert_eq!(leaves.count() as u32, at);
+                model.state().broken.stops = None;
+                driver.invalidate(DOMAIN, &what).unwrap();
+                assert_eq!(model.told().len(), 3);
+            }
+        }
+    }
+    // One that does not start again says so to the next.
+    let (driver, model) = enabled(PLAIN, CONFIG);
+    driver.attach(DEVICE, DOMAIN, root(0x1000, 4)).unwrap();
+    model.state().broken.stops = Some((1 << 9, 5));
+    model.state().broken.stuck = Some(72);
+    for _ in 0..3 {
+        assert!(driver.invalidate_domain(DOMAIN).is_err());
+    }
+    model.state().broken = model::Broken::default();
+    assert!(driver.invalidate_domain(DOMAIN).is_err(), "found stopped");
+    driver.invalidate_domain(DOMAIN).unwrap();
+}
+
+/// The first word of a record: TTYP 3, an untranslated write; and 2, a read.
+const WRITE: u64 = 3 << 34 | ID << 40;
+const READ: u64 = 2 << 34 | ID << 40;
+
+#[test]
+fn faults_come_oldest_first_by_name() {
+    let (driver, model) = enabled(PLAIN, CONFIG);
+    assert_eq!(drain(&driver), (Vec::new(), 0));
+    model.fault(WRITE | 15, 0x7123);
+    model.fault(READ | 13 | 1 << 32 | 0x4_5678 << 12, 0x8000);
+    // Not caused by an access: the cause says which.
+    model.fault(23, 0x9000);
+    let named = [
+        1, 4, 5, 6, 7, 12, 20, 21, 256, 257, 258, 259, 260, 261, 262, 263, 264, 265, 266, 267, 268,
+        269, 270, 271, 272, 273, 274,
+    ];
+    for cause in named {
+        model.fault(READ | cause, 0);
+    }
+    model.fault(READ | 0xfff, 0);
+    let (faults, lost) = drain(&driver);
+    assert_eq!((faults.len(), lost), (named.len() + 4, 0));
+    assert_eq!(
+        faults[0],
+        Fault {
+            device: DEVICE,
+            pasid: None,
+            domain: None,
+            iova: 0x7000,
+            access: Access::Write,
+            reason: FaultReason::Reported {
+                code: 15,
+                meaning: "write/AMO page fault"
+            },
+        }
+    );
+    let said: Vec<_> = faults.iter().map(ToString::to_string).collect();
+    assert_eq!(
+        said[1],
+        "03:05.1 PASID 284280: read of 0x8000: read page fault (reason 0xd)"
+    );
+    assert_eq!(
+        said[2],
+        "00:00.0: write of 0x9000: write/AMO guest-page fault (reason 0x17)"
+    );
+    let (unknown, known) = said[3..].split_last().unwrap();
+    assert!(unknown.contains("without a name"), "{unknown}");
+    let mut known: Vec<_> = known.to_vec();
+    assert!(!known.iter().any(|said| said.contains("without a name")));
+    known.sort();
+    known.dedup();
+    assert_eq!(known.len(), named.len());
+    assert_eq!(drain(&driver), (Vec::new(), 0));
+}
+
+#[test]
+fn a_queue_that_is_not_ours_is_left_alone() {
+    let (driver, model) = unit(PLAIN, CONFIG);
+    model.write32(48, 4);
+    assert_eq!(drain(&driver), (Vec::new(), 0));
+    assert_eq!(model.read32(48), 4);
+    driver.enable().unwrap();
+    model.fault(READ | 13, 0x1000);
+    assert_eq!(drain(&driver).0.len(), 1);
+    driver.disable().unwrap();
+    model.write32(48, 4);
+    assert_eq!(drain(&driver), (Vec::new(), 0));
+}
+
+#[test]
+fn a_full_queue_says_so_and_goes_on() {
+    let (driver, model) = enabled(PLAIN, CONFIG);
+    for round in 0..4 {
+        for n in 0..200 + round {
+            model.fault(READ | 13, n << 12);
+        }
+        let (faults, lost) = drain(&driver);
+        assert_eq!((faults.len(), lost), (127, 1));
+        let pages = faults.iter().map(|fault| fault.iova >> 12);
+        assert!(pages.eq(0..127));
+        model.fault(READ | 13, 0x5000);
+        let (faults, lost) = drain(&driver);
+        assert_eq!((faults.len(), lost), (1, 0));
+    }
+    // Around the end of the ring.
+    for n in 0..300u64 {
+        model.fault(READ | 13, n << 12);
+        assert_eq!(drain(&driver).0[0].iova, n << 12);
+    }
+    // The same when the queue cannot be written.
+    *model.state().csrs.get_mut(&76).unwrap() |= 1 << 8;
+    assert_eq!(drain(&driver), (Vec::new(), 1));
+    model.fault(READ | 13, 0x5000);
+    assert_eq!(drain(&driver).0.len(), 1);
+}

@@ -1,0 +1,375 @@
+//! What is written in which order, and what capabilities make of the registers.
+
+use iopt::{Cell, TableMemory};
+use runs::PageSizes;
+
+use super::*;
+
+const CQCSR: usize = 72;
+const FQCSR: usize = 76;
+
+#[test]
+fn capabilities_are_those_of_the_register() {
+    let sizes = |log2: &[u32]| {
+        let bits = log2.iter().map(|log2| 1 << log2).sum();
+        PageSizes::from_bits(bits)
+    };
+    let all = [12, 16, 21, 30, 39, 48];
+    for (modes, levels, sizes) in [
+        (1, 0b1000, sizes(&all[..4])),
+        (3, 0b1_1000, sizes(&all[..5])),
+        (7, 0b11_1000, sizes(&all)),
+    ] {
+        for (format, other, first) in [
+            (FormatId::RiscV, FormatId::RiscVG, 9),
+            (FormatId::RiscVG, FormatId::RiscV, 17),
+        ] {
+            let (driver, _) = unit(0x10 | modes << first | 44 << 32, CONFIG);
+            let can = driver.capabilities();
+            let support = can.format(format).unwrap();
+            assert_eq!((support.levels, support.page_sizes), (levels, sizes));
+            assert_eq!(can.format(other), None);
+            assert_eq!(
+                (can.domain_bits, can.input_bits, can.output_bits),
+                (16, 64, 44)
+            );
+            assert!(can.coherent_walks && !can.snoop_control && !can.caches_not_present);
+            assert!(!can.dirty_tracking && !can.device_tlbs && !driver.memory_types());
+        }
+    }
+    let (driver, _) = unit(RICH | 1 << 15, CONFIG);
+    let can = driver.capabilities();
+    assert!(can.dirty_tracking && can.device_tlbs && driver.memory_types());
+    assert_eq!(can.pasid_bits, 0);
+    // PD8, PD17, PD20; asked for; had.
+    for (modes, asked, had) in [
+        (0b111, 8, 8),
+        (0b111, 9, 9),
+        (0b111, 20, 20),
+        (0b100, 5, 5),
+        (0b011, 20, 17),
+        (0b001, 20, 8),
+        (0, 8, 0),
+    ] {
+        let config = Config {
+            pasid_bits: asked,
+            ..CONFIG
+        };
+        let (driver, _) = unit(PLAIN & !(7 << 38) | modes << 38, config);
+        assert_eq!(driver.capabilities().pasid_bits, had, "{modes:#b} {asked}");
+    }
+    // Process directories are for first-stage tables.
+    let (driver, _) = unit(PLAIN & !(7 << 9), PROCESSES);
+    assert_eq!(driver.capabilities().pasid_bits, 0);
+}
+
+#[test]
+fn what_is_not_a_unit_or_has_no_memory_is_refused_by_name() {
+    let refused = |capabilities, features, tables, taken: usize| {
+        let few = Arc::new(HeapTables::with_tables(tables).unwrap());
+        let taken: Vec<_> = (0..taken).map(|_| few.allocate(4096).unwrap()).collect();
+        let model = Model::new(few.clone(), capabilities);
+        model.state().fctl = features;
+        let refused = RiscvIommu::new(model, few.clone(), CONFIG).err().unwrap();
+        assert_eq!(few.in_use(), taken.len() as u64, "{refused}");
+        refused
+    };
+    for capabilities in [u64::MAX, 0, PLAIN ^ 0x30] {
+        let nobody = ProbeError::NoUnit { capabilities };
+        assert_eq!(refused(capabilities, 0, 64, 0), nobody);
+    }
+    let capabilities = 0x10 | 1 << 8 | 1 << 16;
+    assert_eq!(
+        refused(capabilities, 0, 64, 0),
+        ProbeError::Tables { capabilities }
+    );
+    let capabilities = PLAIN;
+    assert_eq!(
+        refused(capabilities, 1, 64, 0),
+        ProbeError::BigEndian { capabilities }
+    );
+    // Three pages of the directory, and three of queues.
+    for left in 0..6 {
+        let no_memory = refused(PLAIN, 0, 64, 64 - left);
+        assert!(matches!(no_memory, ProbeError::Memory(_)), "{no_memory}");
+    }
+}
+
+#[test]
+fn the_directory_has_as_few_levels_as_hold_the_devices_and_the_unit_takes() {
+    // Base and extended contexts: bits that 1, 2 and 3 levels hold.
+    for (capabilities, holds) in [(PLAIN, [7, 16, 24]), (RICH, [6, 15, 24])] {
+        for device_bits in [1, 6, 7, 8, 15, 16, 17, 24, 32] {
+            for no_modes in [0, 1 << 2, 1 << 3, 1 << 2 | 1 << 3, 0b11100] {
+                let config = Config {
+                    device_bits,
+                    ..CONFIG
+                };
+                let (driver, model) = unit(capabilities, config);
+                model.state().broken.no_modes = no_modes;
+                let bits = device_bits.min(24);
+                let fits = |n: &usize| holds[*n] >= bits && no_modes >> (n + 2) & 1 == 0;
+                let Some(levels) = (0..3).find(fits) else {
+                    let refused = driver.enable();
+                    assert!(
+                        matches!(
+                            refused,
+                            Err(UnitError::Refused {
+                                register: "ddtp",
+                                ..
+                            })
+                        ),
+                        "{refused:?}"
+                    );
+                    continue;
+                };
+                driver.enable().unwrap();
+                assert_eq!(model.state().ddtp & 0xf, levels as u64 + 2);
+                let last = (1u32 << bits) - 1;
+                for device in [0, last] {
+                    assert_eq!(model.look_up(device.into(), None), None);
+                    driver
+                        .attach(DeviceId(device), DOMAIN, root(0x1000, 3))
+                        .unwrap();
+                    let there = (Space::Pscid(7), 0x1000, 3, false);
+                    assert_eq!(model.look_up(device.into(), None), Some(there));
+                }
+                let device = DeviceId(last + 1);
+                let beyond = AttachError::Beyond { device, last };
+                assert_eq!(driver.detach(device), Err(beyond));
+                assert_eq!(driver.attach(device, DOMAIN, root(0x1000, 3)), Err(beyond));
+                let beyond = driver.set_device_tlb(device, None);
+                assert!(matches!(beyond, Err(AttachError::Beyond { .. })));
+                model.told();
+            }
+        }
+    }
+}
+
+const FORGET: [Told; 5] = [
+    Told::Device(None),
+    Told::Fence,
+    Told::First(None),
+    Told::Second,
+    Told::Wait,
+];
+
+#[test]
+fn enabling_starts_the_queues_then_points_to_the_directory_then_forgets() {
+    let on = [
+        Told::Queue(CQCSR, true),
+        Told::Queue(FQCSR, true),
+        Told::Mode(3),
+    ];
+    // What is there before: Off, Bare, somebody else's directory, and what becomes of it first.
+    for (before, first) in [
+        (0, &[Told::Mode(0)][..]),
+        (1, &[]),
+        (4 | 0x55 << 10, &[Told::Mode(0)]),
+    ] {
+        for latency in [0, 1, 7] {
+            let (driver, model) = unit(PLAIN, CONFIG);
+            model.state().latency = latency;
+            model.state().ddtp = before;
+            driver.enable().unwrap();
+            let expected = [first, &on, &FORGET].concat();
+            assert_eq!(model.told(), expected, "{before:#x}");
+        }
+    }
+    let (driver, model) = unit(PLAIN, CONFIG);
+    driver.enable().unwrap();
+    model.told();
+    // Again: translation is never off.
+    driver.enable().unwrap();
+    let off = [Told::Queue(FQCSR, false), Told::Queue(CQCSR, false)];
+    let again = [&off[..], &on[..2], &FORGET].concat();
+    assert_eq!(model.told(), again);
+    driver.disable().unwrap();
+    let disabled = [&[Told::Mode(0), Told::Mode(1)], &off[..]].concat();
+    assert_eq!(model.told(), disabled);
+    assert_eq!(model.state().ddtp & 0xf, 1);
+}
+
+#[test]
+fn what_somebody_has_left_is_stopped_and_put_in_order() {
+    // Both byte orders.
+    let (driver, model) = unit(PLAIN | 1 << 27, CONFIG);
+    // BE, WSI and GXL; Bare; all queues on, with errors.
+    model.state().fctl = 0b111;
+    model.state().ddtp = 1;
+    let csrs = [CQCSR, FQCSR, model::PQCSR];
+    model.state().csrs = csrs.map(|csr| (csr, 1 << 16 | 0x301)).into();
+    driver.enable().unwrap();
+    let told = model.told();
+    let expected = [
+        Told::Mode(0),
+        Told::Queue(model::PQCSR, false),
+        Told::Queue(FQCSR, false),
+        Told::Queue(CQCSR, false),
+        // Interrupts stay as they are.
+        Told::Features(0b010),
+        Told::Queue(CQCSR, true),
+        Told::Queue(FQCSR, true),
+        Told::Mode(3),
+    ];
+    assert_eq!(told, [&expected[..], &FORGET].concat());
+    assert_eq!(model.state().csrs[&model::PQCSR], 0);
+}
+
+#[test]
+fn a_device_is_found_when_attached_and_not_any_more_when_detached() {
+    for capabilities in [PLAIN, RICH] {
+        for (table, space, gone) in [
+            (root(0x1234_5000, 4), Space::Pscid(7), vec![whole(7)]),
+            (
+                second(0x1234_4000, 5),
+                Space::Gscid(7),
+                vec![Told::First(Some(7)), Told::Table(Space::Gscid(7), None)],
+            ),
+        ] {
+            let (driver, model) = enabled(capabilities, CONFIG);
+            assert_eq!(model.look_up(ID, None), None);
+            driver.attach(DEVICE, DOMAIN, table).unwrap();
+            // The unit remembers nothing that is not valid.
+            assert_eq!(model.told(), []);
+            let there = (space, table.address, table.levels.into(), false);
+            assert_eq!(model.look_up(ID, None), Some(there));
+            assert_eq!(model.look_up(ID ^ 1, None), None);
+            assert_eq!(model.look_up(ID, Some(1)), None, "no PASIDs");
+            // It uses what it can while it is told, and keeps nothing.
+            model.state().mapped.insert((table.address, 5));
+            model.state().busy = vec![(ID, None, 5)];
+            assert!(model.reaches(ID, None, 5));
+            driver.detach(DEVICE).unwrap();
+            let first = [Told::Device(Some(ID)), Told::Fence];
+            let expected = [&first, &gone[..], &[Told::Wait]].concat();
+            assert_eq!(model.told(), expected);
+            assert!(!model.reaches(ID, None, 5));
+            assert_eq!(
+                driver.detach(DEVICE),
+                Err(AttachError::NotAttached { device: DEVICE })
+            );
+            // The domain's number may be used for another table, by another device too.
+            let other = DeviceId(1);
+            driver.attach(other, DOMAIN, root(0x6000, 3)).unwrap();
+            driver.attach(DEVICE, DOMAIN, root(0x6000, 3)).unwrap();
+            assert!(!model.reaches(1, None, 5));
+            let there = (Space::Pscid(7), 0x6000, 3, false);
+            assert_eq!(model.look_up(ID, None), Some(there));
+        }
+    }
+}
+
+#[test]
+fn accessed_and_dirty_bits_are_asked_for_where_there_are_any() {
+    for (capabilities, first, second_stage) in [(PLAIN, 0, 0), (RICH, 1 << 8, 1 << 7)] {
+        let (driver, _) = enabled(capabilities, PROCESSES);
+        driver.attach(DeviceId(0), DOMAIN, root(0x1000, 3)).unwrap();
+        let guest = second(0x4000, 3);
+        driver.attach(DeviceId(1), DomainId(8), guest).unwrap();
+        let memory = driver.memory();
+        let control = |device| {
+            let inner = driver.inner.lock();
+            inner.devices.find(memory, device).unwrap().0.cells[0].get()
+        };
+        assert_eq!(control(0) & (3 << 7), first);
+        assert_eq!(control(1) & (3 << 7), second_stage);
+    }
+}
+
+#[test]
+fn attaching_refuses_by_name_and_changes_nothing() {
+    let (driver, model) = enabled(PLAIN, CONFIG);
+    let good = root(0x1000, 4);
+    driver.attach(DEVICE, DOMAIN, good).unwrap();
+    let other = DeviceId::pci(1, 0, 0);
+    let refused = |device, domain, root| driver.attach(device, domain, root).unwrap_err();
+    assert_eq!(
+        refused(DEVICE, DomainId(8), good),
+        AttachError::AlreadyAttached {
+            device: DEVICE,
+            domain: DOMAIN
+        }
+    );
+    for asked in [root(0x2000, 4), root(0x1000, 3), second(0x4000, 4)] {
+        assert_eq!(
+            refused(other, DOMAIN, asked),
+            AttachError::OtherRoot {
+                domain: DOMAIN,
+                there: good,
+                asked
+            }
+        );
+    }
+    let domain = DomainId(1 << 16 | 7);
+    assert_eq!(
+        refused(other, domain, good),
+        AttachError::DomainId { domain, bits: 16 }
+    );
+    for bad in [root(0x1000, 6), second(0x4000, 2)] {
+        let refused = refused(other, DomainId(8), bad);
+        assert!(matches!(refused, AttachError::Levels { .. }), "{refused}");
+    }
+    for bad in [root(1 << 56, 4), second(0x1000, 4), root(0x800, 4)] {
+        let refused = refused(other, DomainId(8), bad);
+        assert!(
+            matches!(refused, AttachError::RootAddress { .. }),
+            "{refused}"
+        );
+    }
+    let foreign = Root {
+        format: FormatId::VtdSs,
+        ..good
+    };
+    assert!(matches!(
+        refused(other, DomainId(8), foreign),
+        AttachError::Format { .. }
+    ));
+    assert_eq!(model.look_up(0x0100, None), None);
+    let there = (Space::Pscid(7), 0x1000, 4, false);
+    assert_eq!(model.look_up(ID, None), Some(there));
+    assert_eq!(model.told(), []);
+}
+
+#[test]
+fn before_it_is_enabled_nothing_is_told_and_devices_are_there_afterwards() {
+    let (driver, model) = unit(PLAIN, CONFIG);
+    driver.attach(DEVICE, DOMAIN, root(0x1000, 4)).unwrap();
+    driver.attach(DeviceId(5), DOMAIN, root(0x1000, 4)).unwrap();
+    driver.detach(DeviceId(5)).unwrap();
+    driver.invalidate_domain(DOMAIN).unwrap();
+    assert_eq!(model.told(), []);
+    assert_eq!(driver.counters(), CommandCounters::default());
+    driver.enable().unwrap();
+    let there = (Space::Pscid(7), 0x1000, 4, false);
+    assert_eq!(model.look_up(ID, None), Some(there));
+    assert_eq!(model.look_up(5, None), None);
+}
+
+#[test]
+fn tearing_down_gives_every_page_back() {
+    let config = Config {
+        pasid_bits: 17,
+        device_bits: 24,
+        ..CONFIG
+    };
+    let (driver, model) = enabled(RICH, config);
+    let memory = driver.memory().clone();
+    assert_eq!(memory.in_use(), 6);
+    driver
+        .attach(DeviceId(0x80_0000), DOMAIN, root(0x1000, 4))
+        .unwrap();
+    // Two pages of the device directory, two of a process directory.
+    assert_eq!(memory.in_use(), 10);
+    model.state().broken.busy = true;
+    assert!(matches!(driver.disable(), Err(UnitError::TimedOut { .. })));
+    model.state().broken.busy = false;
+    assert!(driver.tear_down().is_ok());
+    assert_eq!(memory.in_use(), 0);
+}
+
+#[test]
+fn nothing_is_reserved() {
+    let (driver, _) = unit(PLAIN, CONFIG);
+    driver.reserved(DEVICE, &mut |span| panic!("{span}"));
+}

@@ -1,0 +1,366 @@
+//! Address spaces by PASID, and TLBs of devices.
+
+use iopt::TableMemory;
+
+use super::*;
+
+const PASID: Pasid = Pasid(5);
+const OTHER: DomainId = DomainId(8);
+
+#[test]
+fn processes_have_spaces_of_their_own_beside_the_device() {
+    for (pasid_bits, levels, last) in [(8, 1, 0xff), (17, 2, 0x1_ffff), (20, 3, 0xf_ffff)] {
+        for capabilities in [PLAIN, RICH] {
+            let config = Config {
+                pasid_bits,
+                ..CONFIG
+            };
+            let (driver, model) = enabled(capabilities, config);
+            let before = driver.memory().in_use();
+            let there = |domain, address| Some((Space::Pscid(domain), address, 4, false));
+            driver
+                .attach_pasid(DEVICE, PASID, OTHER, root(0x2000, 4))
+                .unwrap();
+            // A page of the device directory, unless there was one.
+            let new_page = 1;
+            let pages = driver.memory().in_use() - before;
+            assert_eq!(pages, levels + new_page);
+            assert_eq!(model.look_up(ID, None), None, "not attached");
+            driver.attach(DEVICE, DOMAIN, root(0x1000, 4)).unwrap();
+            driver
+                .attach_pasid(DEVICE, Pasid(last), DOMAIN, root(0x1000, 4))
+                .unwrap();
+            assert_eq!(model.told(), []);
+            assert_eq!(model.look_up(ID, None), there(7, 0x1000));
+            assert_eq!(model.look_up(ID, Some(5)), there(8, 0x2000));
+            assert_eq!(model.look_up(ID, Some(last.into())), there(7, 0x1000));
+            assert_eq!(model.look_up(ID, Some(6)), None);
+
+            // One goes, with accesses under way; the others stay.
+            model.state().mapped.extend([(0x1000, 9), (0x2000, 9)]);
+            model.state().busy = vec![(ID, Some(5), 9)];
+            assert!(model.reaches(ID, Some(5), 9));
+            driver.detach_pasid(DEVICE, PASID).unwrap();
+            assert_eq!(
+                model.told(),
+                [Told::Process(ID, 5), Told::Fence, whole(8), Told::Wait]
+            );
+            assert!(!model.reaches(ID, Some(5), 9));
+            assert_eq!(
+                driver.detach_pasid(DEVICE, PASID),
+                Err(AttachError::NotAttached { device: DEVICE })
+            );
+            driver.detach(DEVICE).unwrap();
+            assert_eq!(
+                model.told(),
+                [Told::Process(ID, 0), Told::Fence, whole(7), Told::Wait]
+            );
+            assert_eq!(model.look_up(ID, None), None);
+            assert_eq!(model.look_up(ID, Some(last.into())), there(7, 0x1000));
+
+            // The last takes the context and the process directory along.
+            driver.detach_pasid(DEVICE, Pasid(last)).unwrap();
+            assert_eq!(
+                model.told(),
+                [Told::Device(Some(ID)), Told::Fence, whole(7), Told::Wait]
+            );
+            assert_eq!(driver.memory().in_use(), before + new_page);
+            // Then the device may have a second-stage table.
+            driver.attach(DEVICE, DOMAIN, second(0x4000, 3)).unwrap();
+            let guest = (Space::Gscid(7), 0x4000, 3, false);
+            assert_eq!(model.look_up(ID, None), Some(guest));
+        }
+    }
+}
+
+#[test]
+fn processes_are_refused_by_name() {
+    let (driver, _) = enabled(PLAIN, CONFIG);
+    let refused = |driver: &Driver, pasid: u32, root| {
+        let attached = driver.attach_pasid(DEVICE, Pasid(pasid), OTHER, root);
+        let pasid = Pasid(pasid);
+        let detached = driver.detach_pasid(DEVICE, pasid);
+        if matches!(attached, Err(AttachError::Pasid { .. })) {
+            assert_eq!(attached, detached);
+        }
+        attached.unwrap_err()
+    };
+    let pasid = |pasid, bits| AttachError::Pasid {
+        device: DEVICE,
+        pasid: Pasid(pasid),
+        bits,
+    };
+    assert_eq!(refused(&driver, 5, root(0x1000, 3)), pasid(5, 0));
+    let (driver, model) = enabled(PLAIN, PROCESSES);
+    assert_eq!(refused(&driver, 0, root(0x1000, 3)), pasid(0, 8));
+    assert_eq!(refused(&driver, 0x100, root(0x1000, 3)), pasid(0x100, 8));
+    // Both stages.
+    let two = AttachError::OtherStage { device: DEVICE };
+    assert_eq!(refused(&driver, 5, second(0x4000, 3)), two);
+    driver.attach(DEVICE, DOMAIN, second(0x4000, 3)).unwrap();
+    assert_eq!(refused(&driver, 5, root(0x1000, 3)), two);
+    driver.detach(DEVICE).unwrap();
+    driver
+        .attach_pasid(DEVICE, PASID, OTHER, root(0x1000, 3))
+        .unwrap();
+    let asked = second(0x4000, 3);
+    assert_eq!(driver.attach(DEVICE, DOMAIN, asked), Err(two));
+    // The domain's root, whichever way a device came to it.
+    let asked = root(0x2000, 3);
+    let other_root = AttachError::OtherRoot {
+        domain: OTHER,
+        there: root(0x1000, 3),
+        asked,
+    };
+    assert_eq!(refused(&driver, 6, asked), other_root);
+    assert_eq!(driver.attach(DeviceId(1), OTHER, asked), Err(other_root));
+    assert_eq!(
+        refused(&driver, 5, root(0x1000, 3)),
+        AttachError::AlreadyAttached {
+            device: DEVICE,
+            domain: OTHER
+        }
+    );
+    assert_eq!(model.look_up(1, None), None);
+}
+
+#[test]
+fn a_process_without_memory_takes_nothing() {
+    let (driver, model) = enabled(
+        PLAIN,
+        Config {
+            pasid_bits: 20,
+            ..CONFIG
+        },
+    );
+    // The page for the device's context is there.
+    driver.attach(DEVICE, DOMAIN, second(0x4000, 3)).unwrap();
+    driver.detach(DEVICE).unwrap();
+    let memory = driver.memory();
+    let free = 64 - memory.in_use();
+    let mut taken: Vec<_> = (0..free).map(|_| memory.allocate(4096).unwrap()).collect();
+    for missing in 0..3 {
+        let failed = driver.attach_pasid(DEVICE, PASID, OTHER, root(0x1000, 3));
+        assert!(
+            matches!(failed, Err(AttachError::Memory { .. })),
+            "{failed:?}"
+        );
+        assert_eq!(memory.in_use(), 64 - missing);
+        assert_eq!(model.look_up(ID, Some(5)), None);
+        let mut chain = Chain::empty();
+        chain.push(memory, taken.pop().unwrap());
+        memory.reclaim(chain);
+    }
+    driver
+        .attach_pasid(DEVICE, PASID, OTHER, root(0x1000, 3))
+        .unwrap();
+    assert!(model.look_up(ID, Some(5)).is_some());
+}
+
+/// What a device with a TLB is taken away by.
+fn leaves(first: Told) -> [Told; 8] {
+    let all = Told::Tlb(ID, false, None, (0, 52));
+    let context = Told::Device(Some(ID));
+    [
+        first,
+        Told::Fence,
+        whole(7),
+        Told::Fence,
+        all,
+        Told::Wait,
+        context,
+        Told::Wait,
+    ]
+}
+
+const TLB: Option<DeviceTlb> = Some(DeviceTlb { queue_depth: 2 });
+
+#[test]
+fn a_devices_tlb_forgets_behind_the_unit() {
+    for config in [CONFIG, PROCESSES] {
+        let (driver, model) = enabled(PLAIN, config);
+        driver.set_device_tlb(DEVICE, TLB).unwrap();
+        // The least counts.
+        let deeper = Some(DeviceTlb { queue_depth: 0 });
+        driver.set_device_tlb(DeviceId(3), deeper).unwrap();
+        driver.attach(DEVICE, DOMAIN, root(0x1000, 4)).unwrap();
+        driver.attach(DeviceId(1), DOMAIN, root(0x1000, 4)).unwrap();
+        driver
+            .attach(DeviceId(2), DomainId(9), root(0x9000, 4))
+            .unwrap();
+        let there = |tlb| Some((Space::Pscid(7), 0x1000, 4, tlb));
+        assert_eq!(model.look_up(ID, None), there(true));
+        assert_eq!(model.look_up(1, None), there(false));
+        model.told();
+
+        // The device asks all the time, and keeps what it is told.
+        let page = (0x1000, 5);
+        model.state().mapped.insert(page);
+        model.state().busy = vec![(ID, None, 5)];
+        assert!(model.reaches(ID, None, 5));
+        model.state().mapped.remove(&page);
+        let what = Invalidation::of(Span::new(0x5000, 0x1000), 1, false);
+        driver.invalidate(DOMAIN, &what).unwrap();
+        let leaf = Told::Table(Space::Pscid(7), Some(((0x5000, 0), false)));
+        let tlb = |range| Told::Tlb(ID, false, None, range);
+        assert_eq!(
+            model.told(),
+            [leaf, Told::Fence, tlb((0x5000, 0)), Told::Wait]
+        );
+        assert!(!model.reaches(ID, None, 5));
+
+        // More than the device takes at a time: 3 ranges.
+        let mut gather = iopt::Gather::new();
+        let tables = HeapTables::with_tables(64).unwrap();
+        let mut table = iopt::Table::new(iopt::format::RiscV::new(4).unwrap(), &tables).unwrap();
+        for page in [0u64, 1, 4, 8, 12] {
+            let memory = [Span::new(1 << 30 | page << 12, 0x1000)];
+            table.map(page << 12, &memory, iopt::Prot::RW).unwrap();
+        }
+        for page in [0u64, 4, 8] {
+            let page = Span::new(page << 12, 0x1000);
+            table.unmap(page, &mut gather, &mut iopt::Discard).unwrap();
+        }
+        let flushed = gather
+            .flush_with(|what| driver.invalidate(DOMAIN, what))
+            .unwrap();
+        table.reclaim(flushed);
+        let told = model.told();
+        let expected = [
+            Told::Fence,
+            tlb((0, 0)),
+            tlb((0x4000, 0)),
+            Told::Fence,
+            tlb((0x8000, 0)),
+            Told::Wait,
+        ];
+        assert_eq!(told[3..], expected);
+
+        // Of another domain nothing is told to the device; of its own, everything.
+        driver.invalidate_domain(DomainId(9)).unwrap();
+        assert_eq!(model.told(), [whole(9), Told::Wait]);
+        driver.invalidate_domain(DOMAIN).unwrap();
+        let all = [whole(7), Told::Fence, tlb((0, 52)), Told::Wait];
+        assert_eq!(model.told(), all);
+        model.state().mapped.insert(page);
+        assert!(model.reaches(ID, None, 5));
+        driver.detach(DEVICE).unwrap();
+        let (context, process) = (Told::Device(Some(ID)), Told::Process(ID, 0));
+        let first = if config == CONFIG { context } else { process };
+        assert_eq!(model.told(), leaves(first));
+        assert!(!model.reaches(ID, None, 5));
+        // It has its TLB until that is taken back.
+        driver.attach(DEVICE, DOMAIN, root(0x1000, 4)).unwrap();
+        assert_eq!(model.look_up(ID, None), there(true));
+        driver.detach(DEVICE).unwrap();
+        driver.set_device_tlb(DEVICE, None).unwrap();
+        driver.attach(DEVICE, DOMAIN, root(0x1000, 4)).unwrap();
+        assert_eq!(model.look_up(ID, None), there(false));
+    }
+}
+
+#[test]
+fn a_devices_tlb_is_told_the_process_and_the_segment() {
+    let config = Config {
+        device_bits: 24,
+        ..PROCESSES
+    };
+    let (driver, model) = enabled(RICH, config);
+    let device = DeviceId(0x12_0329);
+    driver.set_device_tlb(device, TLB).unwrap();
+    driver
+        .attach_pasid(device, PASID, DOMAIN, root(0x1000, 4))
+        .unwrap();
+    driver.attach(device, DOMAIN, root(0x1000, 4)).unwrap();
+    let what = Invalidation::of(Span::new(0x20_0000, 0x20_0000), 2, false);
+    driver.invalidate(DOMAIN, &what).unwrap();
+    let leaf = Told::Table(Space::Pscid(7), Some(((0x20_0000, 9), false)));
+    let tlb = |process| Told::Tlb(0x12_0329, true, process, (0x20_0000, 9));
+    assert_eq!(
+        model.told(),
+        [leaf, Told::Fence, tlb(None), tlb(Some(5)), Told::Wait]
+    );
+    driver.detach_pasid(device, PASID).unwrap();
+    let all = Told::Tlb(0x12_0329, true, Some(5), (0, 52));
+    assert_eq!(model.told()[3..], [Told::Fence, all, Told::Wait]);
+}
+
+#[test]
+fn tlbs_are_refused_by_name() {
+    let (driver, _) = enabled(PLAIN & !(1 << 25), CONFIG);
+    assert_eq!(
+        driver.set_device_tlb(DEVICE, TLB),
+        Err(AttachError::NoDeviceTlbs { device: DEVICE })
+    );
+    assert_eq!(driver.set_device_tlb(DEVICE, None), Ok(()));
+    let (driver, _) = enabled(PLAIN, PROCESSES);
+    driver
+        .attach_pasid(DEVICE, PASID, OTHER, root(0x1000, 3))
+        .unwrap();
+    for tlb in [TLB, None] {
+        assert_eq!(
+            driver.set_device_tlb(DEVICE, tlb),
+            Err(AttachError::AlreadyAttached {
+                device: DEVICE,
+                domain: OTHER
+            })
+        );
+    }
+}
+
+#[test]
+fn a_detach_can_be_repeated_at_each_step_until_the_tlb_has_answered() {
+    for config in [CONFIG, PROCESSES] {
+        // Of the commands of a detach, the one at which the unit stops.
+        for at in 0..8 {
+            let (driver, model) = enabled(PLAIN, config);
+            driver.set_device_tlb(DEVICE, TLB).unwrap();
+            driver.attach(DEVICE, DOMAIN, root(0x1000, 4)).unwrap();
+            model.state().mapped.insert((0x1000, 5));
+            assert!(model.reaches(ID, None, 5));
+            // Enabling was five.
+            model.state().broken.stops = Some((1 << 8, 5 + at));
+            let failed = driver.detach(DEVICE);
+            assert!(matches!(failed, Err(AttachError::Unit { .. })), "{at}");
+            // Others of the domain may come and be flushed. The unit may forget at any time.
+            model.state().broken.stops = None;
+            model.state().contexts.clear();
+            driver.attach(DeviceId(1), DOMAIN, root(0x1000, 4)).unwrap();
+            driver.invalidate_domain(DOMAIN).unwrap();
+            model.told();
+            driver.detach(DEVICE).unwrap();
+            let first = match config {
+                CONFIG => Told::Device(Some(ID)),
+                _ => Told::Process(ID, 0),
+            };
+            let all = leaves(first);
+            let again = if at < 6 { &all[..] } else { &all[6..] };
+            assert_eq!(model.told(), again, "{at}");
+            assert!(!model.reaches(ID, None, 5));
+            assert!(model.reaches(1, None, 5));
+        }
+    }
+}
+
+#[test]
+fn enabling_again_has_tlbs_forget() {
+    for (config, table) in [(CONFIG, second(0x4000, 3)), (PROCESSES, root(0x1000, 3))] {
+        let (driver, model) = enabled(PLAIN, config);
+        let before = driver.memory().in_use();
+        driver.set_device_tlb(DEVICE, TLB).unwrap();
+        driver.attach(DEVICE, DOMAIN, table).unwrap();
+        assert!(driver.memory().in_use() - before >= 4, "an empty table");
+        model.state().mapped.insert((table.address, 5));
+        assert!(model.reaches(ID, None, 5));
+        model.state().mapped.clear();
+        driver.enable().unwrap();
+        let told = model.told();
+        let all = Told::Tlb(ID, false, None, (0, 52));
+        assert!(told.ends_with(&[Told::Second, Told::Fence, all, Told::Wait]));
+        assert!(!model.reaches(ID, None, 5));
+        driver.detach(DEVICE).unwrap();
+        let memory = driver.memory().clone();
+        assert!(driver.tear_down().is_ok());
+        assert_eq!(memory.in_use(), 0);
+    }
+}
