@@ -1,8 +1,10 @@
 //! What a unit can do.
 
+use iopt::format::BreakBeforeMake;
 use iopt::{FormatId, Root};
 use runs::PageSizes;
 
+use crate::arm;
 use crate::error::AttachError;
 
 /// What a unit can do, in the terms in which tables are built.
@@ -10,7 +12,7 @@ use crate::error::AttachError;
 #[non_exhaustive]
 pub struct Capabilities {
     /// The formats that it walks, in no order; `None` are places left over.
-    pub formats: [Option<FormatSupport>; 8],
+    pub formats: [Option<FormatSupport>; 12],
     /// Bits of an output address.
     pub output_bits: u32,
     /// Bits of an input address; a table may translate more, but nothing above is reached.
@@ -32,6 +34,8 @@ pub struct Capabilities {
     /// It remembers entries that were not present: mapping needs an invalidation too (VT-d's
     /// caching mode).
     pub caches_not_present: bool,
+    /// What it demands when an entry's size changes while it is in use.
+    pub break_before_make: BreakBeforeMake,
 }
 
 /// How a unit supports one format.
@@ -50,7 +54,7 @@ impl Capabilities {
     /// else: no format yet.
     pub const fn new() -> Self {
         Self {
-            formats: [None; 8],
+            formats: [None; 12],
             output_bits: 52,
             input_bits: 64,
             domain_bits: 16,
@@ -60,10 +64,11 @@ impl Capabilities {
             dirty_tracking: false,
             snoop_control: false,
             caches_not_present: false,
+            break_before_make: BreakBeforeMake::NotNeeded,
         }
     }
 
-    /// Adds a format, or replaces what was said of it. A ninth format is left out.
+    /// Adds a format, or replaces what was said of it. A thirteenth format is left out.
     pub fn with_format(mut self, support: FormatSupport) -> Self {
         let place = |slot: &&mut Option<FormatSupport>| {
             slot.is_none_or(|there| there.format == support.format)
@@ -74,14 +79,17 @@ impl Capabilities {
         self
     }
 
-    /// How the unit supports `format`; `None` when it does not. What is listed of Arm's long
-    /// descriptors stands for tables of fewer input bits too.
+    /// How the unit supports `format`, with the numbers of levels that its tables can have; `None` when
+    /// it does not. What is listed of Arm's long descriptors stands for tables of fewer input bits too, and
+    /// what is listed of the upper half for those of the lower.
     pub fn format(&self, format: FormatId) -> Option<FormatSupport> {
-        self.formats
-            .iter()
-            .flatten()
-            .find(|support| includes(support.format, format))
-            .copied()
+        let mut all = self.formats.iter().flatten();
+        let support = all.find(|support| arm::covers(support.format, format))?;
+        Some(FormatSupport {
+            format,
+            levels: support.levels & arm::levels(format),
+            ..*support
+        })
     }
 
     /// Refuses a root that the unit cannot walk. Every unit's `attach` begins with this.
@@ -108,17 +116,6 @@ impl Capabilities {
             });
         }
         Ok(())
-    }
-}
-
-fn includes(listed: FormatId, format: FormatId) -> bool {
-    match (listed, format) {
-        (FormatId::ArmStage1(most), FormatId::ArmStage1(config))
-        | (FormatId::ArmStage2(most), FormatId::ArmStage2(config)) => {
-            let same = (config.granule, config.upper) == (most.granule, most.upper);
-            same && config.input_bits <= most.input_bits
-        }
-        _ => listed == format,
     }
 }
 

@@ -59,6 +59,7 @@
 #![forbid(unsafe_code)]
 
 pub mod amdvi;
+mod arm;
 mod capabilities;
 mod commands;
 mod driver;

@@ -10,7 +10,8 @@
 use core::ops::RangeInclusive;
 
 use iopt::format::{
-    ArmConfig, ArmGranule, ArmStage1, ArmStage2, ArmV7s, Format, FormatId, K4, K16, K64,
+    ArmConfig, ArmGranule, ArmStage1, ArmStage2, ArmV7s, BreakBeforeMake, Format, FormatId, K4,
+    K16, K64,
 };
 use runs::PageSizes;
 
@@ -391,6 +392,8 @@ impl Offer {
         // A domain is tagged with the number of its context bank.
         can.domain_bits = 32;
         can.coherent_walks = self.coherent();
+        // The architecture is older than the other ways.
+        can.break_before_make = BreakBeforeMake::Always;
         Ok(can)
     }
 }
