@@ -48,6 +48,15 @@ pub(crate) fn blocks(
 ) -> Option<impl Iterator<Item = Block> + Clone> {
     // Levels have 9 bits in all of the unit's formats.
     let leaf = what.leaf_levels().checked_ilog2().unwrap_or(0) * 9;
+    blocks_of(what, leaf, most)
+}
+
+/// The same where the largest leaf that was removed has 2^`leaf` pages.
+pub(crate) fn blocks_of(
+    what: &Invalidation,
+    leaf: u32,
+    most: u32,
+) -> Option<impl Iterator<Item = Block> + Clone> {
     if leaf > most {
         return None;
     }

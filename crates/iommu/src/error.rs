@@ -84,7 +84,7 @@ pub enum AttachError {
         /// The highest requester id, without the segment.
         last: u32,
     },
-    /// The unit keeps this domain for itself (VT-d's caching mode).
+    /// The unit keeps this domain for itself (VT-d's caching mode; SMMUv3's stage 1 keeps a VMID).
     ReservedDomain {
         /// The domain.
         domain: DomainId,

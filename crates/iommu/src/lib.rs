@@ -6,8 +6,8 @@
 //!
 //! Drivers are `no_std` and allocate nothing of their own: each works over its unit's [`Registers`] and
 //! over [table memory](iopt::TableMemory) for the structures and queues that the unit reads.
-//! [`vtd`] drives Intel VT-d, [`amdvi`] AMD's IOMMU, [`riscv`] the RISC-V IOMMU, [`smmu`] Arm's SMMU in
-//! its versions 1 and 2 (which keeps everything in registers, and needs no memory).
+//! [`vtd`] drives Intel VT-d, [`amdvi`] AMD's IOMMU, [`riscv`] the RISC-V IOMMU, [`smmuv3`] Arm's SMMU, and
+//! [`smmu`] its versions 1 and 2 (which keep everything in registers, and need no memory).
 //!
 //! With the feature `std` there is the `SoftwareUnit`: it reads tables as a device's IOMMU does,
 //! with the walker of [`iopt::walk`], caches as hardware does (and so shows what was not flushed),
@@ -73,6 +73,7 @@ pub mod riscv;
 #[cfg(feature = "std")]
 mod run_map;
 pub mod smmu;
+pub mod smmuv3;
 #[cfg(feature = "std")]
 pub mod software;
 mod target;
@@ -91,6 +92,7 @@ pub use riscv::RiscvIommu;
 #[cfg(feature = "std")]
 pub use run_map::{MemoryOverlap, RunMap};
 pub use smmu::Smmu;
+pub use smmuv3::SmmuV3;
 #[cfg(feature = "std")]
 pub use software::{Aborted, CacheShape, Config, Counters, FlushCounters, Port, SoftwareUnit};
 pub use target::{BadTarget, TargetMemory};

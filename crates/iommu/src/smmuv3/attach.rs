@@ -1,0 +1,241 @@
+//! What is attached, and what is flushed: the orders at the head of the module.
+
+use iopt::{Invalidation, Root, TableMemory};
+
+use super::Inner;
+use super::SmmuV3;
+use super::command::{self, Command};
+use super::domains::Shape;
+use super::entry::Context;
+use super::queue::Batch;
+use super::streams::{Member, Place};
+use crate::error::{AttachError, FlushError};
+use crate::registers::Registers;
+use crate::unit::{DeviceId, DomainId, Pasid};
+
+impl<R: Registers, M: TableMemory> SmmuV3<R, M> {
+    /// The unit's number of a domain that it can have.
+    pub(super) fn tag(&self, domain: DomainId) -> Option<u16> {
+        let fits = domain.0 >> self.capabilities.domain_bits == 0;
+        fits.then_some(domain.0 as u16)
+    }
+
+    pub(super) fn check_pasid(&self, device: DeviceId, pasid: Pasid) -> Result<(), AttachError> {
+        let bits = self.capabilities.pasid_bits;
+        if pasid.0 == 0 || pasid.0 >> bits != 0 {
+            return Err(AttachError::Pasid {
+                device,
+                pasid,
+                bits,
+            });
+        }
+        Ok(())
+    }
+
+    pub(super) fn do_attach(
+        &self,
+        place: Place,
+        domain: DomainId,
+        root: Root,
+    ) -> Result<(), AttachError> {
+        self.capabilities.check(&root)?;
+        let (offer, memory) = (self.offer, &self.memory);
+        let device = place.device;
+        let shape = Shape::of(root.format);
+        if shape.second_stage && place.pasid.is_some() {
+            let format = root.format;
+            return Err(AttachError::Format { format });
+        }
+        let bits = self.capabilities.domain_bits;
+        let tag = self
+            .tag(domain)
+            .ok_or(AttachError::DomainId { domain, bits })?;
+        if shape.second_stage && offer.stage1() && tag == offer.stage1_vmid() {
+            return Err(AttachError::ReservedDomain { domain });
+        }
+        let Inner {
+            streams,
+            domains,
+            queue,
+            ..
+        } = &mut *self.inner.lock();
+        streams.check(device)?;
+        streams.is_free(memory, place, shape.second_stage)?;
+        let other = |member: &Member| member.there.domain == tag && member.there.root != root;
+        if let Some(member) = streams.members(memory).find(other) {
+            return Err(AttachError::OtherRoot {
+                domain,
+                there: member.there.root,
+                asked: root,
+            });
+        }
+        let no_memory = |cause| AttachError::Memory { device, cause };
+        domains.set(memory, tag, shape).map_err(no_memory)?;
+        let (stream, context) = streams
+            .make(memory, place, shape.second_stage, offer)
+            .map_err(no_memory)?;
+        let channel = (&self.registers, memory);
+        let failed = |cause| AttachError::Unit { device, cause };
+        let (id, pasid) = (device.0, place.number());
+        match context {
+            Some(context) if stream.is_valid() => {
+                context.set(tag, &root, offer);
+                let told = |leaf| Command::Context {
+                    stream: id,
+                    pasid,
+                    leaf,
+                };
+                queue
+                    .issue(channel, |batch| batch.push(told(false)))
+                    .map_err(failed)?;
+                context.validate();
+                queue
+                    .issue(channel, |batch| batch.push(told(true)))
+                    .map_err(|cause| {
+                        context.withdraw();
+                        failed(cause)
+                    })
+            }
+            context => {
+                if let Some(context) = &context {
+                    context.set(tag, &root, offer);
+                    context.validate();
+                    stream.set_first(offer);
+                } else {
+                    stream.set_second(tag, &root, offer);
+                }
+                let told = |leaf| Command::Stream { stream: id, leaf };
+                let mut step = |leaf| queue.issue(channel, |batch| batch.push(told(leaf)));
+                let told = step(false).and_then(|()| {
+                    stream.validate();
+                    step(true)
+                });
+                told.map_err(|cause| {
+                    stream.withdraw();
+                    context.iter().for_each(Context::withdraw);
+                    failed(cause)
+                })
+            }
+        }
+    }
+
+    pub(super) fn do_detach(&self, place: Place) -> Result<(), AttachError> {
+        let (offer, memory) = (self.offer, &self.memory);
+        let device = place.device;
+        let Inner { streams, queue, .. } = &mut *self.inner.lock();
+        streams.check(device)?;
+        let none = AttachError::NotAttached { device };
+        let (stream, context, there) = streams.find(memory, place).ok_or(none)?;
+        let shape = Shape::of(there.root.format);
+        if let Some(context) = &context {
+            context.withdraw();
+        }
+        // The unit finds another table of the device through the same entry.
+        let stays = context.is_some() && streams.is_used(memory, &stream);
+        if !stays {
+            stream.withdraw();
+        }
+        let (id, pasid, leaf) = (device.0, place.number(), true);
+        queue
+            .issue((&self.registers, memory), |batch| {
+                batch.push(if stays {
+                    let stream = id;
+                    Command::Context {
+                        stream,
+                        pasid,
+                        leaf,
+                    }
+                } else {
+                    Command::Stream { stream: id, leaf }
+                })?;
+                batch.barrier()?;
+                batch.push(Command::Domain(shape.tag(there.domain, offer)))?;
+                if stream.has_device_tlb() {
+                    batch.barrier()?;
+                    batch.push(Command::whole_device(place))?;
+                }
+                Ok(())
+            })
+            .map_err(|cause| AttachError::Unit { device, cause })?;
+        if let Some(context) = &context {
+            context.clear();
+        }
+        if !stays {
+            stream.clear();
+        }
+        Ok(())
+    }
+
+    /// A root that the unit is to walk from now on. Arm's tables do not grow, so it can only be the one that
+    /// is there.
+    pub(super) fn check_root(
+        &self,
+        domain: DomainId,
+        tag: u16,
+        asked: Root,
+    ) -> Result<(), FlushError> {
+        let streams = &self.inner.lock().streams;
+        let other = |member: &Member| member.there.domain == tag && member.there.root != asked;
+        let cause = match streams.members(&self.memory).find(other) {
+            None => return Ok(()),
+            Some(member) => AttachError::OtherRoot {
+                domain,
+                there: member.there.root,
+                asked,
+            },
+        };
+        Err(FlushError::Root { domain, cause })
+    }
+
+    /// Has the unit forget what is named of a domain, or all of it.
+    pub(super) fn flush(
+        &self,
+        domain: DomainId,
+        what: Option<&Invalidation>,
+    ) -> Result<(), FlushError> {
+        let Some(number) = self.tag(domain) else {
+            // No device can be in it.
+            return Ok(());
+        };
+        let (offer, memory) = (self.offer, &self.memory);
+        let Inner {
+            streams,
+            domains,
+            queue,
+            ..
+        } = &mut *self.inner.lock();
+        let Some(shape) = domains.get(memory, number) else {
+            // None ever was.
+            return Ok(());
+        };
+        let tag = shape.tag(number, offer);
+        let pages = what.and_then(|what| command::pages(what, shape, offer.ranges()));
+        let filled = |batch: &mut Batch<'_, R, M>| {
+            match pages {
+                Some(mut pages) => {
+                    pages.try_for_each(|pages| batch.push(Command::Pages(tag, pages)))?;
+                }
+                None => batch.push(Command::Domain(tag))?,
+            }
+            if !streams.has_device_tlbs() {
+                return Ok(());
+            }
+            let behind = |member: &Member| member.device_tlb && member.there.domain == number;
+            for (n, member) in streams.members(memory).filter(behind).enumerate() {
+                if n == 0 {
+                    batch.barrier()?;
+                }
+                match what.and_then(|what| command::device_pages(what, shape)) {
+                    Some(mut blocks) => blocks.try_for_each(|block| {
+                        batch.push(Command::device(member.place, block.address, block.mask))
+                    })?,
+                    None => batch.push(Command::whole_device(member.place))?,
+                }
+            }
+            Ok(())
+        };
+        queue
+            .issue((&self.registers, memory), filled)
+            .map_err(|cause| FlushError::Unit { domain, cause })
+    }
+}

@@ -1,0 +1,91 @@
+//! What a unit is told at the start, and why it may be refused.
+
+use core::fmt;
+
+use iopt::NoTables;
+
+use crate::unit::NodeId;
+
+/// What the registers do not say. ACPI's IORT table does, or a device tree.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// The highest StreamID of a device behind the unit (IORT, ID mappings). The stream table ends there,
+    /// or where the unit's StreamIDs do.
+    pub last_device: u32,
+    /// Bits of PASIDs to be served, at most 20; 0 for none. Each device that is attached through stage 1
+    /// takes a page for its context descriptors, and a table of 8 bytes for each 64 of them beside it.
+    pub pasid_bits: u32,
+    /// The system in front of the unit passes translation requests and invalidations on (IORT, root
+    /// complex node: ATS Attribute).
+    pub device_tlbs: bool,
+    /// The memory node, if it is known.
+    pub node: Option<NodeId>,
+}
+
+impl Default for Config {
+    /// 65,536 devices, no PASIDs, no device TLBs, no node.
+    fn default() -> Self {
+        Self {
+            last_device: 0xffff,
+            pasid_bits: 0,
+            device_tlbs: false,
+            node: None,
+        }
+    }
+}
+
+/// Why a unit cannot be driven.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ProbeError {
+    /// Nothing answers at these registers.
+    NoUnit {
+        /// SMMU_IDR0.
+        idr0: u32,
+    },
+    /// The unit walks no AArch64 tables in this processor's byte order, with a granule and a stage that are
+    /// known.
+    Formats {
+        /// SMMU_IDR0.
+        idr0: u32,
+        /// SMMU_IDR5.
+        idr5: u32,
+    },
+    /// All faults of devices stall, until software has answered each (SMMU_IDR0.STALL_MODEL).
+    StallsAlways {
+        /// SMMU_IDR0.
+        idr0: u32,
+    },
+    /// The unit has tables or queues of its own, or no room for a command and a CMD_SYNC
+    /// (SMMU_IDR1: TABLES_PRESET, QUEUES_PRESET, CMDQS).
+    Queues {
+        /// SMMU_IDR1.
+        idr1: u32,
+    },
+    /// There is no memory for stream table and queues. A linear stream table, of a unit without two-level
+    /// ones, is one piece.
+    Memory(NoTables),
+}
+
+impl fmt::Display for ProbeError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoUnit { idr0 } => write!(f, "no SMMUv3 answers: IDR0 {idr0:#x}"),
+            Self::Formats { idr0, idr5 } => {
+                write!(
+                    f,
+                    "the unit walks no known tables: IDR0 {idr0:#x}, IDR5 {idr5:#x}"
+                )
+            }
+            Self::StallsAlways { idr0 } => {
+                write!(f, "all faults stall: IDR0 {idr0:#x}")
+            }
+            Self::Queues { idr1 } => {
+                write!(f, "tables or queues cannot be set up: IDR1 {idr1:#x}")
+            }
+            Self::Memory(cause) => cause.fmt(f),
+        }
+    }
+}
+
+impl core::error::Error for ProbeError {}

@@ -1,0 +1,134 @@
+//! The event queue.
+//!
+//! IHI 0070, sections 3.5 "Command and Event queues", 7.2 to 7.4. Records from SMMU_EVENTQ_CONS to
+//! SMMU_EVENTQ_PROD are complete and belong to software (3.5.2). Order: read a record, then move
+//! SMMU_EVENTQ_CONS, which gives it back. A full queue loses events and says so by OVFLG, which is
+//! acknowledged by an equal OVACKFLG; it goes on as soon as there is room. An external abort
+//! (SMMU_GERROR.EVENTQ_ABT_ERR) stops it until that is acknowledged.
+
+use iopt::walk::Access;
+use iopt::{Cell, TableMemory};
+
+use super::offer::{
+    ADDRESS, ALLOCATE, EVENTQ_BASE, EVENTQ_CONS, EVENTQ_PROD, EVENTS_ABORTED, acknowledge, errors,
+};
+use crate::fault::{Fault, FaultReason};
+use crate::registers::Registers;
+use crate::unit::{DeviceId, Pasid};
+
+/// OVFLG and OVACKFLG.
+const OVERFLOW: u32 = 1 << 31;
+
+/// The event queue: at most a page.
+#[derive(Debug)]
+pub(super) struct Events {
+    pub(super) entries: u64,
+    /// Places, as a power of two.
+    pub(super) log2: u32,
+}
+
+impl Events {
+    /// Puts the queue into the registers, empty. The unit does not write to it.
+    pub(super) fn set_up<R: Registers>(&self, registers: &R) {
+        let base = self.entries & ADDRESS | u64::from(self.log2);
+        registers.write64(EVENTQ_BASE, base | ALLOCATE);
+        registers.write32(EVENTQ_PROD, 0);
+        registers.write32(EVENTQ_CONS, 0);
+    }
+
+    pub(super) const fn places(&self) -> u32 {
+        1 << self.log2
+    }
+
+    /// An index, with the bit beyond.
+    const fn index(&self, value: u32) -> u32 {
+        value & (2 * self.places() - 1)
+    }
+
+    /// Takes the oldest record; `None` when there is none.
+    pub(super) fn take<R: Registers, M: TableMemory>(
+        &self,
+        registers: &R,
+        memory: &M,
+    ) -> Option<Fault> {
+        let produced = self.index(registers.read32(EVENTQ_PROD));
+        let consumed = registers.read32(EVENTQ_CONS);
+        let at = self.index(consumed);
+        if at == produced {
+            return None;
+        }
+        let place = u64::from(at & (self.places() - 1));
+        let cells = memory.entries(self.entries + place * 32, 4);
+        let word = |n: usize| cells.get(n).map_or(0, Cell::get_acquire);
+        let fault = decode([word(0), word(1), word(2)]);
+        registers.write32(EVENTQ_CONS, self.index(at + 1) | consumed & OVERFLOW);
+        Some(fault)
+    }
+
+    /// True when faults were not recorded since the last call.
+    pub(super) fn take_overflow<R: Registers>(&self, registers: &R) -> bool {
+        let aborted = errors(registers) & EVENTS_ABORTED;
+        if aborted != 0 {
+            acknowledge(registers, aborted);
+        }
+        let consumed = registers.read32(EVENTQ_CONS);
+        let overflow = (registers.read32(EVENTQ_PROD) ^ consumed) & OVERFLOW;
+        if overflow != 0 {
+            let at = self.index(consumed);
+            registers.write32(EVENTQ_CONS, at | (consumed ^ overflow) & OVERFLOW);
+        }
+        aborted | overflow != 0
+    }
+}
+
+/// A record; its fourth word says more about the walk than a fault can.
+fn decode([first, second, address]: [u64; 3]) -> Fault {
+    let code = first as u16 & 0xff;
+    // SSV; in C_BAD_SUBSTREAMID the number is always valid.
+    let pasid =
+        (first >> 11 & 1 == 1 || code == 0x08).then_some(Pasid((first >> 12) as u32 & 0xf_ffff));
+    // Those that are not about configuration have the request's address; F_BAD_ATS_TREQ says in another way
+    // what it asked for.
+    let addressed = matches!(code, 0x01 | 0x05 | 0x07 | 0x0b | 0x10..=0x13 | 0x20);
+    let directed = addressed && code != 0x05;
+    Fault {
+        device: DeviceId((first >> 32) as u32),
+        pasid,
+        domain: None,
+        iova: if addressed { address & !0xfff } else { 0 },
+        // RnW.
+        access: if directed && second >> 35 & 1 == 0 {
+            Access::Write
+        } else {
+            Access::Read
+        },
+        reason: FaultReason::Reported {
+            code,
+            meaning: meaning(code),
+        },
+    }
+}
+
+/// Section 7.3, by the number of the event.
+const fn meaning(code: u16) -> &'static str {
+    match code {
+        0x01 => "F_UUT: a kind of request that is not supported",
+        0x02 => "C_BAD_STREAMID: the stream table has no entry for the device",
+        0x03 => "F_STE_FETCH: the device's stream table entry cannot be read",
+        0x04 => "C_BAD_STE: the device's stream table entry is invalid",
+        0x05 => "F_BAD_ATS_TREQ: a translation request that the device may not make",
+        0x06 => "F_STREAM_DISABLED: PASID 0 is for requests without one",
+        0x07 => "F_TRANSL_FORBIDDEN: a translated request that the device may not make",
+        0x08 => "C_BAD_SUBSTREAMID: the device has no such PASID",
+        0x09 => "F_CD_FETCH: the context descriptor cannot be read",
+        0x0a => "C_BAD_CD: the context descriptor is invalid",
+        0x0b => "F_WALK_EABT: a table cannot be read",
+        0x10 => "F_TRANSLATION: not present",
+        0x11 => "F_ADDR_SIZE: the table leads beyond the output addresses",
+        0x12 => "F_ACCESS: the access flag is not set",
+        0x13 => "F_PERMISSION: not allowed",
+        0x20 => "F_TLB_CONFLICT: two translations are cached",
+        0x21 => "F_CFG_CONFLICT: two configurations are cached",
+        _ => "an event without a name here",
+    }
+}

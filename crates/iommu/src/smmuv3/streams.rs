@@ -1,0 +1,267 @@
+//! The stream table, and the context descriptors behind it: what is attached where.
+//!
+//! ```text
+//! stream table ─StreamID─▶ STE of stage 2: table, VMID
+//!                          STE of stage 1 ─▶ contexts ─PASID, or 0─▶ CD: table, ASID
+//! ```
+//!
+//! (IHI 0070, sections 3.3.1 and 3.3.2.) A device gets context descriptors when it is first attached through
+//! stage 1, as many as PASIDs are served; number 0 is for requests without one (STE.S1DSS). They stay until
+//! the unit is torn down.
+
+use iopt::{NoTables, TABLE_BYTES, TableMemory};
+
+use super::entry::{Attached, CONTEXT_BITS, Context, Stream, TWO_LEVELS};
+use super::offer::{ADDRESS, ALLOCATE, Offer};
+use super::table::{Entries, SPLIT};
+use crate::error::AttachError;
+use crate::unit::{DeviceId, DomainId, Pasid};
+
+/// L1STD.Span: all entries of a page.
+const SPAN: u64 = SPLIT as u64 + 1;
+/// L1CD.V.
+const VALID: u64 = 1;
+
+/// A device's requests without a PASID, or those with one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Place {
+    pub(super) device: DeviceId,
+    pub(super) pasid: Option<Pasid>,
+}
+
+impl Place {
+    pub(super) const fn of(device: DeviceId, pasid: Option<Pasid>) -> Self {
+        Self { device, pasid }
+    }
+
+    /// The number of the context descriptor.
+    pub(super) const fn number(self) -> u32 {
+        match self.pasid {
+            Some(pasid) => pasid.0,
+            None => 0,
+        }
+    }
+}
+
+/// What is attached at a place.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Member {
+    pub(super) place: Place,
+    pub(super) there: Attached,
+    pub(super) device_tlb: bool,
+}
+
+/// An entry, its context descriptor if it is one of stage 1, and what they say.
+type Found<'m, M> = (Stream<'m, M>, Option<Context<'m, M>>, Attached);
+
+/// All devices.
+#[derive(Debug)]
+pub(super) struct Streams {
+    table: Entries,
+    last: u32,
+    /// How many devices have a TLB.
+    device_tlbs: u32,
+}
+
+/// The context descriptors of a device.
+fn contexts<M: TableMemory>(stream: &Stream<'_, M>) -> Option<Entries> {
+    let word = stream.contexts()?;
+    Some(Entries {
+        base: word & ADDRESS & !0x3f,
+        bits: (word >> CONTEXT_BITS) as u32,
+        link: (word & TWO_LEVELS != 0).then_some(VALID),
+    })
+}
+
+impl Streams {
+    /// A table in which no device is attached.
+    pub(super) fn new<M: TableMemory>(
+        memory: &M,
+        last: u32,
+        offer: Offer,
+    ) -> Result<Self, NoTables> {
+        let bits = u32::BITS - last.leading_zeros();
+        let link = offer.two_level_streams().then_some(SPAN);
+        Ok(Self {
+            table: Entries::new(memory, bits, link)?,
+            last,
+            device_tlbs: 0,
+        })
+    }
+
+    /// SMMU_STRTAB_BASE.
+    pub(super) const fn base(&self) -> u64 {
+        self.table.base & ADDRESS | ALLOCATE
+    }
+
+    /// SMMU_STRTAB_BASE_CFG.
+    pub(super) const fn shape(&self) -> u32 {
+        match self.table.link {
+            // FMT, SPLIT.
+            Some(_) => 1 << 16 | SPLIT << 6 | self.table.bits,
+            None => self.table.bits,
+        }
+    }
+
+    pub(super) const fn has_device_tlbs(&self) -> bool {
+        self.device_tlbs != 0
+    }
+
+    /// Refuses a device for which there is no room.
+    pub(super) const fn check(&self, device: DeviceId) -> Result<(), AttachError> {
+        let last = self.last;
+        if device.0 > last {
+            return Err(AttachError::Beyond { device, last });
+        }
+        Ok(())
+    }
+
+    fn stream<'m, M: TableMemory>(&self, memory: &'m M, device: DeviceId) -> Option<Stream<'m, M>> {
+        self.table.find(memory, device.0).map(Stream)
+    }
+
+    /// What is attached to a device, wherever.
+    fn members_of<M: TableMemory>(
+        memory: &M,
+        device: DeviceId,
+        stream: Stream<'_, M>,
+    ) -> impl Iterator<Item = Member> {
+        let device_tlb = stream.has_device_tlb();
+        let member = move |pasid, there| Member {
+            place: Place::of(device, pasid),
+            there,
+            device_tlb,
+        };
+        let first = contexts(&stream).into_iter().flat_map(move |contexts| {
+            contexts.all(memory).filter_map(move |(number, entry)| {
+                let pasid = (number != 0).then_some(Pasid(number));
+                Some(member(pasid, Context(entry).read()?))
+            })
+        });
+        let second = stream.second().map(|there| member(None, there));
+        second.into_iter().chain(first)
+    }
+
+    /// All that is attached.
+    pub(super) fn members<M: TableMemory>(&self, memory: &M) -> impl Iterator<Item = Member> {
+        self.table
+            .all(memory)
+            .flat_map(move |(id, entry)| Self::members_of(memory, DeviceId(id), Stream(entry)))
+    }
+
+    /// Refuses a place where something is attached, and a second stage beside the first.
+    pub(super) fn is_free<M: TableMemory>(
+        &self,
+        memory: &M,
+        place: Place,
+        second_stage: bool,
+    ) -> Result<(), AttachError> {
+        let device = place.device;
+        let Some(stream) = self.stream(memory, device) else {
+            return Ok(());
+        };
+        let through_second = stream.second().is_some();
+        let mut members = Self::members_of(memory, device, stream);
+        let Some(any) = members.next() else {
+            return Ok(());
+        };
+        // Without a PASID comes first.
+        let mut all = core::iter::once(any).chain(members);
+        if let Some(member) = all.find(|member| member.place == place) {
+            let domain = DomainId(member.there.domain.into());
+            return Err(AttachError::AlreadyAttached { device, domain });
+        }
+        if through_second || second_stage {
+            return Err(AttachError::OtherStage { device });
+        }
+        Ok(())
+    }
+
+    /// The entries of a place, with new tables where they are missing. After an error those that were
+    /// linked stay, for the next time.
+    pub(super) fn make<'m, M: TableMemory>(
+        &self,
+        memory: &'m M,
+        place: Place,
+        second_stage: bool,
+        offer: Offer,
+    ) -> Result<(Stream<'m, M>, Option<Context<'m, M>>), NoTables> {
+        // The memory gives fewer cells than an entry has.
+        let (needed, available) = (TABLE_BYTES, 0);
+        let none = NoTables { needed, available };
+        let entry = self.table.make(memory, place.device.0)?.ok_or(none)?;
+        let stream = Stream(entry);
+        if second_stage {
+            return Ok((stream, None));
+        }
+        let contexts = match contexts(&stream) {
+            Some(contexts) => contexts,
+            None => {
+                let link = offer.two_level_contexts().then_some(VALID);
+                let new = Entries::new(memory, offer.pasid_bits, link)?;
+                let levels = if new.link.is_some() { TWO_LEVELS } else { 0 };
+                stream.set_contexts(new.base | levels | u64::from(new.bits) << CONTEXT_BITS);
+                new
+            }
+        };
+        let context = contexts.make(memory, place.number())?.ok_or(none)?;
+        Ok((stream, Some(Context(context))))
+    }
+
+    /// What is attached at a place.
+    pub(super) fn find<'m, M: TableMemory>(
+        &self,
+        memory: &'m M,
+        place: Place,
+    ) -> Option<Found<'m, M>> {
+        let stream = self.stream(memory, place.device)?;
+        if let (None, Some(there)) = (place.pasid, stream.second()) {
+            return Some((stream, None, there));
+        }
+        let context = Context(contexts(&stream)?.find(memory, place.number())?);
+        let there = context.read()?;
+        Some((stream, Some(context), there))
+    }
+
+    /// True when the unit translates by one of the device's context descriptors.
+    pub(super) fn is_used<M: TableMemory>(&self, memory: &M, stream: &Stream<'_, M>) -> bool {
+        let mut all = contexts(stream).into_iter().flat_map(|all| all.all(memory));
+        all.any(|(_, entry)| Context(entry).is_valid())
+    }
+
+    /// Notes whether a device has a TLB.
+    pub(super) fn set_device_tlb<M: TableMemory>(
+        &mut self,
+        memory: &M,
+        device: DeviceId,
+        on: bool,
+    ) -> Result<(), AttachError> {
+        let entry = if on {
+            let made = self.table.make(memory, device.0);
+            made.map_err(|cause| AttachError::Memory { device, cause })?
+        } else {
+            self.table.find(memory, device.0)
+        };
+        let Some(stream) = entry.map(Stream) else {
+            return Ok(());
+        };
+        if let Some(member) = Self::members_of(memory, device, Stream(stream.0)).next() {
+            let domain = DomainId(member.there.domain.into());
+            return Err(AttachError::AlreadyAttached { device, domain });
+        }
+        self.device_tlbs += u32::from(on);
+        self.device_tlbs -= u32::from(stream.has_device_tlb());
+        stream.set_device_tlb(on);
+        Ok(())
+    }
+
+    /// Calls `free` for all memory. The unit reads none of it any more.
+    pub(super) fn free<M: TableMemory>(&self, memory: &M, free: &mut impl FnMut(u64)) {
+        for (_, entry) in self.table.all(memory) {
+            if let Some(contexts) = contexts(&Stream(entry)) {
+                contexts.free(memory, free);
+            }
+        }
+        self.table.free(memory, free);
+    }
+}

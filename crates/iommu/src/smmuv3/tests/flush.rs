@@ -1,0 +1,326 @@
+//! What a flush costs, and that the unit has forgotten what it must: it walks the tables, and keeps
+//! translations and tables.
+
+use std::string::ToString;
+use std::sync::atomic::AtomicU64;
+
+use iopt::format::{ArmStage1, ArmStage2, K4, K16, K64};
+use iopt::{Discard, Format, Gather, HeapArena, Prot, Table};
+use runs::PageSizes;
+
+use super::caches::Range;
+use super::*;
+
+const MIB: u64 = 1 << 20;
+const GIB: u64 = 1 << 30;
+
+/// Unmaps pages by one gather and flushes it; the unit knows them before, and not any more afterwards.
+/// Commands, waits, and what was told.
+fn unmap<F: Format, const LOG2: u32>(
+    format: F,
+    sizes: PageSizes,
+    ranged: bool,
+    pages: &[Span],
+) -> (u64, u64, Vec<Told>) {
+    let ids = [IDR0, IDR1, 0, if ranged { IDR3 } else { 0 }, 0, IDR5];
+    let tables = Arc::new(HeapArena::<AtomicU64, LOG2>::with_tables_at(2048, 1 << 40).unwrap());
+    let (driver, model) = enabled_with(ids, CONFIG);
+    let model = model.with_tables(tables.clone());
+    let mut table = Table::with_page_sizes(format, &*tables, sizes).unwrap();
+    // A neighbour, of which the table stays.
+    let granule = 1 << F::GRANULE_LOG2;
+    table.map(0, &[Span::new(GIB, granule)], Prot::RW).unwrap();
+    for page in pages {
+        let memory = [Span::new(page.start + (1 << 40), page.len)];
+        table.map(page.start, &memory, Prot::RW).unwrap();
+    }
+    driver.attach(DEVICE, DOMAIN, table.root()).unwrap();
+    let ends = |page: &Span| {
+        [
+            page.start,
+            page.start + page.len / 2 / granule * granule,
+            page.last(),
+        ]
+    };
+    let known = |address| model.translate(STREAM, None, address);
+    for address in pages.iter().flat_map(ends) {
+        assert_eq!(known(address), Some(address + (1 << 40)), "{address:#x}");
+    }
+    let mut gather = Gather::new();
+    for page in pages {
+        table.unmap(*page, &mut gather, &mut Discard).unwrap();
+    }
+    let stale = pages
+        .iter()
+        .flat_map(ends)
+        .filter(|address| known(*address).is_some());
+    assert_eq!(stale.count(), 3 * pages.len(), "the unit does not remember");
+    model.told();
+    let before = driver.counters();
+    let flushed = gather
+        .flush_with(|what| driver.invalidate(DOMAIN, what))
+        .unwrap();
+    let after = driver.counters();
+    let told = model.told();
+    for address in pages.iter().flat_map(ends) {
+        assert_eq!(known(address), None, "{address:#x}: {told:x?}");
+    }
+    assert_eq!(known(0), Some(GIB));
+    // What is mapped anew, in tables that are used again, is found.
+    table.reclaim(flushed);
+    for page in pages {
+        let memory = [Span::new(page.start + (2 << 40), page.len)];
+        table.map(page.start, &memory, Prot::RW).unwrap();
+    }
+    for address in pages.iter().flat_map(ends) {
+        assert_eq!(known(address), Some(address + (2 << 40)), "{address:#x}");
+    }
+    let commands = after.commands - before.commands;
+    (commands, after.waits - before.waits, told)
+}
+
+/// Odd pages of 256 leaf tables, and what else is asked for.
+fn rows() -> [(&'static str, u64, Vec<Span>); 7] {
+    let scattered = (0..256).map(|n| Span::new(GIB + n * 2 * MIB + (n * 7 % 512) * 4096, 0x1000));
+    let pairs = (1..17).map(|n| Span::new(GIB + n * 2 * MIB - 0x1000, 0x2000));
+    let small = 1 << 12;
+    let all = u64::MAX;
+    [
+        ("1 page", all, vec![Span::new(0x1234_5000, 0x1000)]),
+        ("31 pages", all, vec![Span::new(0x1234_1000, 31 * 0x1000)]),
+        ("2 MiB leaf", all, vec![Span::new(8 * MIB, 2 * MIB)]),
+        ("256 scattered pages", all, scattered.collect()),
+        ("16 pairs", all, pairs.collect()),
+        ("1 GiB, one leaf", all, vec![Span::new(GIB, GIB)]),
+        ("1 GiB, 4 KiB leaves", small, vec![Span::new(GIB, GIB)]),
+    ]
+}
+
+#[test]
+fn one_gather_costs_one_wait() {
+    // With ranges, and without: then the whole domain, where more than 32 leaves are to be named.
+    let ranged = [1, 1, 1, 16, 16, 1, 1];
+    let plain = [1, 31, 1, 1, 32, 1, 1];
+    for ((name, sizes, pages), (ranged, plain)) in
+        rows().into_iter().zip(ranged.into_iter().zip(plain))
+    {
+        let sizes = PageSizes::from_bits(sizes);
+        for (ranges, expected) in [(true, ranged), (false, plain)] {
+            let first = ArmStage1::<K4>::new(48, 48).unwrap();
+            let second = ArmStage2::<K4>::new(48, 48).unwrap();
+            let costs = [
+                unmap::<_, 12>(first, sizes, ranges, &pages),
+                unmap::<_, 12>(second, sizes, ranges, &pages),
+            ];
+            for (commands, waits, told) in costs {
+                assert_eq!((commands, waits), (expected, 1), "{name}: {told:x?}");
+                assert_eq!(told.len() as u64, commands + waits, "{name}");
+            }
+        }
+    }
+}
+
+#[test]
+fn other_granules_and_groups_are_named_whole() {
+    let any = PageSizes::from_log2_range(12, 51);
+    for ranges in [true, false] {
+        for len in [1 << 14, 1 << 21, 32 * MIB, GIB, 3 << 21] {
+            let page = [Span::new(64 * GIB, len)];
+            let first = ArmStage1::<K16>::new(47, 48).unwrap();
+            let (_, waits, _) = unmap::<_, 14>(first, any, ranges, &page);
+            let second = ArmStage2::<K16>::new(40, 48).unwrap();
+            let (commands, _, told) = unmap::<_, 14>(second, any, ranges, &page);
+            assert_eq!(waits, 1);
+            assert!(!ranges || commands == 1, "{told:x?}");
+        }
+        for len in [1 << 16, 1 << 21, 512 * MIB, 16 * GIB, 3 << 29] {
+            let page = [Span::new(64 * GIB, len)];
+            let first = ArmStage1::<K64>::new(48, 48).unwrap().upper();
+            let upper = [Span::new(page[0].start | 0xffff << 48, len)];
+            // The neighbour is at 0, which the upper half has not.
+            assert!(first.aperture().covers(&upper[0]));
+            let second = ArmStage2::<K64>::new(42, 48).unwrap();
+            let (commands, waits, told) = unmap::<_, 16>(second, any, ranges, &page);
+            assert_eq!(waits, 1);
+            assert!(!ranges || commands == 1, "{told:x?}");
+        }
+    }
+}
+
+fn pages(driver: &Driver, model: &Model, what: &Invalidation) -> Vec<Told> {
+    model.told();
+    driver.invalidate(DOMAIN, what).unwrap();
+    let mut told = model.told();
+    assert_eq!(told.pop(), Some(Told::Sync));
+    told
+}
+
+#[test]
+fn ranges_are_named_with_their_level_and_at_most_a_sixteenth_in_excess() {
+    let (driver, model) = enabled(CONFIG);
+    driver.attach(DEVICE, DOMAIN, root(0x1000)).unwrap();
+    let ranged = |address, bytes, level, leaf| {
+        let more = Some((12, bytes, level));
+        Told::Pages((VMID, Some(7)), Range { address, more }, leaf)
+    };
+    let plain = |address, leaf| {
+        Told::Pages(
+            (VMID, Some(7)),
+            Range {
+                address,
+                more: None,
+            },
+            leaf,
+        )
+    };
+    for (range, levels, tables, expected) in [
+        ((0x7000, 0x1000), 1, false, ranged(0x7000, 0x1000, 3, true)),
+        // One granule of any level is a form that is reserved.
+        ((0x7000, 0x1000), 1, true, plain(0x7000, false)),
+        ((0x7000, 0x3000), 1, true, ranged(0x7000, 0x3000, 0, false)),
+        (
+            (0x7000, 33 << 12),
+            1,
+            false,
+            ranged(0x7000, 34 << 12, 3, true),
+        ),
+        ((0, 1 << 48), 1, false, ranged(0, 1 << 48, 3, true)),
+        (
+            (0, (1 << 30) + 0x1000),
+            1,
+            false,
+            ranged(0, (1 << 30) + (1 << 26), 3, true),
+        ),
+        // A leaf of 2 MiB is named whole.
+        (
+            (0x20_1000, 0x1000),
+            2,
+            false,
+            ranged(0x20_0000, 2 * MIB, 2, true),
+        ),
+        (
+            (1 << 30, 1 << 30),
+            4,
+            false,
+            ranged(1 << 30, 1 << 30, 1, true),
+        ),
+        // Leaves of more than one level.
+        (
+            (0x40_0000, 0x1000),
+            3,
+            false,
+            ranged(0x40_0000, 2 * MIB, 0, true),
+        ),
+    ] {
+        let what = Invalidation::of(Span::new(range.0, range.1), levels, tables);
+        assert_eq!(pages(&driver, &model, &what), [expected], "{range:x?}");
+    }
+    for (range, levels, tables) in [
+        // Tables without a range.
+        (Span::new(0, 0), 0, true),
+        // More than five bits of NUM and SCALE can say.
+        (Span::new(0, 1 << 63), 1, false),
+        (Span::new(0x1000, 0x1000), 1 << 31, false),
+    ] {
+        let what = Invalidation::of(range, levels, tables);
+        assert_eq!(pages(&driver, &model, &what), [whole(7)], "{range}");
+    }
+    // Nothing at all, a domain that no device was ever in, and one that none can be in.
+    driver
+        .invalidate(DOMAIN, &Invalidation::of(Span::new(0, 0), 0, false))
+        .unwrap();
+    driver.invalidate_domain(DomainId(9)).unwrap();
+    driver.invalidate_domain(DomainId(1 << 16 | 7)).unwrap();
+    assert_eq!(model.told(), []);
+    // Another root is no root of this domain.
+    let refused = |root| {
+        let tables = HeapTables::with_tables_at(64, 1 << 40).unwrap();
+        let mut table = Table::new(iopt::format::AmdV1::new(1).unwrap(), &tables).unwrap();
+        table
+            .map(0, &[Span::new(0x9000, 0x1000)], Prot::RW)
+            .unwrap();
+        let mut gather = Gather::new();
+        let new = table.grow(2, &mut gather).unwrap();
+        assert_ne!(new, root);
+        gather
+            .flush_with(|what| driver.invalidate(DOMAIN, what))
+            .unwrap_err()
+    };
+    assert!(refused(root(0x1000)).to_string().contains("new root"));
+    assert_eq!(model.told(), []);
+}
+
+#[test]
+fn without_ranges_each_leaf_is_named() {
+    let (driver, model) = enabled_with([IDR0, IDR1, 0, 0, 0, IDR5], CONFIG);
+    driver.attach(DEVICE, DOMAIN, second(0x1000)).unwrap();
+    let page = |address, leaf| {
+        let more = None;
+        Told::Pages((7, None), Range { address, more }, leaf)
+    };
+    for (range, levels, tables, expected) in [
+        ((0x7000, 0x1000), 1, false, vec![page(0x7000, true)]),
+        (
+            (0x7000, 0x2000),
+            1,
+            true,
+            vec![page(0x7000, false), page(0x8000, false)],
+        ),
+        ((0x20_1000, 0x1000), 2, false, vec![page(0x20_0000, true)]),
+        // The smallest leaves may be anywhere in it.
+        ((0x40_0000, 0x1000), 3, false, vec![Told::Vmid(7)]),
+        (
+            (0, 32 << 12),
+            1,
+            false,
+            (0..32).map(|n| page(n << 12, true)).collect(),
+        ),
+        ((0, 33 << 12), 1, false, vec![Told::Vmid(7)]),
+    ] {
+        let what = Invalidation::of(Span::new(range.0, range.1), levels, tables);
+        assert_eq!(pages(&driver, &model, &what), expected, "{range:x?}");
+    }
+}
+
+#[test]
+fn many_devices_with_tlbs_are_told_in_parts() {
+    let config = Config {
+        device_tlbs: true,
+        ..CONFIG
+    };
+    for msi in [0, MSI] {
+        for log2 in [19, 4, 1] {
+            let mut ids = IDS;
+            ids[0] |= msi;
+            ids[1] = ids[1] & !(0x1f << 21) | log2 << 21;
+            let memory = Arc::new(HeapTables::with_tables(1024).unwrap());
+            let model = Model::new(memory.clone(), ids);
+            let driver = SmmuV3::new(model.clone(), memory, config).unwrap();
+            driver.enable().unwrap();
+            for device in 0..300 {
+                driver
+                    .set_device_tlb(DeviceId(device), Some(DeviceTlb { queue_depth: 1 }))
+                    .unwrap();
+                driver
+                    .attach(DeviceId(device), DOMAIN, root(0x1000))
+                    .unwrap();
+            }
+            model.told();
+            let before = driver.counters();
+            driver.invalidate_domain(DOMAIN).unwrap();
+            let after = driver.counters();
+            let told = model.told();
+            assert_eq!(told[0], whole(7));
+            let devices = told.iter().filter_map(|told| match told {
+                Told::Device(stream, None, 0, 52) => Some(*stream),
+                _ => None,
+            });
+            assert!(devices.eq(0..300));
+            // One for the domain, a barrier; each part ends with a wait.
+            assert_eq!(after.commands - before.commands, 302);
+            let part = (1u64 << log2.min(8)) - 1;
+            assert_eq!(after.waits - before.waits, 302u64.div_ceil(part));
+            assert_eq!(after.batches - before.batches, 1);
+        }
+    }
+}

@@ -1,0 +1,312 @@
+//! PASIDs, and TLBs in devices.
+
+use super::*;
+
+const PASIDS: Config = Config {
+    pasid_bits: 8,
+    ..CONFIG
+};
+const TLBS: Config = Config {
+    device_tlbs: true,
+    ..PASIDS
+};
+const PASID: Pasid = Pasid(0x83);
+const TLB: DeviceTlb = DeviceTlb { queue_depth: 0 };
+
+#[test]
+fn address_spaces_of_a_device_come_and_go_in_any_order() {
+    for two_levels in [false, true] {
+        let mut ids = IDS;
+        ids[0] = ids[0] & !(1 << 19) | u32::from(two_levels) << 19;
+        let (driver, model) = enabled_with(ids, PASIDS);
+        assert_eq!(driver.capabilities().pasid_bits, 8);
+        for pasid in [None, Some(1), Some(PASID.0), Some(0xff)] {
+            model.watch(STREAM, pasid);
+        }
+        let at = |pasid| found(model.look_up(STREAM, pasid));
+        // A PASID before the device has anything else: requests without one find no table.
+        driver
+            .attach_pasid(DEVICE, PASID, DOMAIN, root(0x1000))
+            .unwrap();
+        assert_eq!(at(Some(PASID.0)), Some((7, root(0x1000))));
+        assert_eq!((at(None), at(Some(1))), (None, None));
+        model.told();
+        // The entry of the stream is valid: only context descriptors are told, in two steps.
+        driver.attach(DEVICE, DomainId(8), root(0x2000)).unwrap();
+        let context = |number, leaf| Told::Context(STREAM, number, leaf);
+        assert_eq!(
+            model.told(),
+            [context(0, false), Told::Sync, context(0, true), Told::Sync]
+        );
+        driver
+            .attach_pasid(DEVICE, Pasid(1), DomainId(9), root(0x3000))
+            .unwrap();
+        driver
+            .attach_pasid(DEVICE, Pasid(0xff), DOMAIN, root(0x1000))
+            .unwrap();
+        assert_eq!(at(None), Some((8, root(0x2000))));
+        assert_eq!(at(Some(1)), Some((9, root(0x3000))));
+        assert_eq!(at(Some(0xff)), Some((7, root(0x1000))));
+        model.told();
+        driver.detach(DEVICE).unwrap();
+        assert_eq!(
+            model.told(),
+            [context(0, true), Told::Sync, whole(8), Told::Sync]
+        );
+        driver.detach_pasid(DEVICE, Pasid(1)).unwrap();
+        driver.detach_pasid(DEVICE, PASID).unwrap();
+        assert_eq!(
+            (at(None), at(Some(1)), at(Some(PASID.0))),
+            (None, None, None)
+        );
+        assert_eq!(at(Some(0xff)), Some((7, root(0x1000))));
+        model.told();
+        // The last one takes the entry of the stream with it.
+        driver.detach_pasid(DEVICE, Pasid(0xff)).unwrap();
+        assert_eq!(
+            model.told(),
+            [Told::Stream(STREAM, true), Told::Sync, whole(7), Told::Sync]
+        );
+        // All devices found nothing, or a table that they had.
+        for ((_, pasid), looked) in model.seen() {
+            let right = match pasid {
+                None => (8, root(0x2000)),
+                Some(1) => (9, root(0x3000)),
+                _ => (7, root(0x1000)),
+            };
+            assert!(
+                found(looked).is_none_or(|found| found == right),
+                "{looked:?}"
+            );
+        }
+    }
+}
+
+#[test]
+fn pasids_are_refused_by_name() {
+    let (driver, _) = enabled(PASIDS);
+    let refused = |pasid, root| {
+        driver
+            .attach_pasid(DEVICE, pasid, DOMAIN, root)
+            .unwrap_err()
+    };
+    for pasid in [Pasid(0), Pasid(0x100), Pasid(u32::MAX)] {
+        let named = AttachError::Pasid {
+            device: DEVICE,
+            pasid,
+            bits: 8,
+        };
+        assert_eq!(refused(pasid, root(0x1000)), named);
+        assert_eq!(driver.detach_pasid(DEVICE, pasid), Err(named));
+    }
+    let format = second(0x1000).format;
+    assert_eq!(
+        refused(PASID, second(0x1000)),
+        AttachError::Format { format }
+    );
+    let none = AttachError::NotAttached { device: DEVICE };
+    assert_eq!(driver.detach_pasid(DEVICE, PASID), Err(none));
+    // One stage at a time.
+    let other = AttachError::OtherStage { device: DEVICE };
+    driver.attach(DEVICE, DomainId(8), second(0x1000)).unwrap();
+    assert_eq!(refused(PASID, root(0x1000)), other);
+    assert_eq!(driver.detach_pasid(DEVICE, PASID), Err(none));
+    driver.detach(DEVICE).unwrap();
+    driver
+        .attach_pasid(DEVICE, PASID, DOMAIN, root(0x1000))
+        .unwrap();
+    assert_eq!(
+        driver.attach(DEVICE, DomainId(8), second(0x1000)),
+        Err(other)
+    );
+    assert_eq!(
+        refused(PASID, root(0x1000)),
+        AttachError::AlreadyAttached {
+            device: DEVICE,
+            domain: DOMAIN
+        }
+    );
+    // Without PASIDs there are none.
+    let (driver, model) = enabled(CONFIG);
+    let bits = 0;
+    let (device, pasid) = (DEVICE, Pasid(1));
+    assert_eq!(
+        driver.attach_pasid(DEVICE, pasid, DOMAIN, root(0x1000)),
+        Err(AttachError::Pasid {
+            device,
+            pasid,
+            bits
+        })
+    );
+    driver.attach(DEVICE, DOMAIN, root(0x1000)).unwrap();
+    assert_eq!(model.look_up(STREAM, Some(1)), Err(0x08));
+    model.told();
+}
+
+#[test]
+fn tables_of_contexts_are_as_large_as_pasids_ask_and_come_back() {
+    // Pages for one device with one PASID: a table of the first level, and one or two of the second.
+    for (bits, level, pages) in [
+        (0, 1, 1),
+        (1, 1, 1),
+        (6, 1, 1),
+        (7, 1, 3),
+        (20, 1, 34),
+        (7, 0, 2),
+        (10, 0, 16),
+    ] {
+        let mut ids = IDS;
+        ids[0] = ids[0] & !(1 << 19) | level << 19;
+        let memory = Arc::new(HeapTables::with_tables(256).unwrap());
+        let model = Model::new(memory.clone(), ids);
+        let config = Config {
+            pasid_bits: bits,
+            ..CONFIG
+        };
+        let driver = SmmuV3::new(model.clone(), memory.clone(), config).unwrap();
+        driver.enable().unwrap();
+        let before = memory.in_use();
+        driver.attach(DEVICE, DOMAIN, root(0x1000)).unwrap();
+        if let Some(last) = (1u32 << bits).checked_sub(1).filter(|last| *last > 0) {
+            driver
+                .attach_pasid(DEVICE, Pasid(last), DOMAIN, root(0x1000))
+                .unwrap();
+            assert_eq!(
+                found(model.look_up(STREAM, Some(last))),
+                Some((7, root(0x1000)))
+            );
+        }
+        // A page of streams, and one for domains.
+        assert_eq!(memory.in_use() - before, pages + 2, "{bits} bits");
+        model.told();
+        assert!(driver.tear_down().is_ok());
+        assert_eq!(memory.in_use(), 0);
+    }
+}
+
+#[test]
+fn a_device_tlb_forgets_behind_the_unit() {
+    let (driver, model) = enabled(TLBS);
+    assert!(driver.capabilities().device_tlbs);
+    let tables = Arc::new(HeapTables::with_tables_at(64, 1 << 40).unwrap());
+    let model = model.with_tables(tables.clone());
+    let format = iopt::format::ArmStage1::<iopt::format::K4>::new(48, 48).unwrap();
+    let mut table = iopt::Table::new(format, &*tables).unwrap();
+    let memory = [Span::new(0x8000_0000, 0x8000)];
+    table.map(0x10_0000, &memory, iopt::Prot::RW).unwrap();
+    driver.set_device_tlb(DEVICE, Some(TLB)).unwrap();
+    driver.attach(DEVICE, DOMAIN, table.root()).unwrap();
+    driver
+        .attach_pasid(DEVICE, PASID, DOMAIN, table.root())
+        .unwrap();
+    // Another device of the domain has no TLB.
+    let other = DeviceId(5);
+    driver.attach(other, DOMAIN, table.root()).unwrap();
+    assert_eq!(model.translate_for_device(5, None, 0x10_0000), None);
+    for pasid in [None, Some(PASID.0)] {
+        for page in [0x10_0000, 0x10_1000] {
+            let expected = Some(page - 0x10_0000 + 0x8000_0000);
+            assert_eq!(model.translate_for_device(STREAM, pasid, page), expected);
+        }
+    }
+    model.told();
+    let mut gather = iopt::Gather::new();
+    table
+        .unmap(
+            Span::new(0x10_1000, 0x1000),
+            &mut gather,
+            &mut iopt::Discard,
+        )
+        .unwrap();
+    let waits = driver.counters().waits;
+    let flushed = gather
+        .flush_with(|what| driver.invalidate(DOMAIN, what))
+        .unwrap();
+    table.reclaim(flushed);
+    assert_eq!(driver.counters().waits, waits + 1);
+    let told = model.told();
+    assert!(matches!(told[0], Told::Pages(..)), "{told:?}");
+    assert_eq!(
+        told[1..],
+        [
+            Told::Sync,
+            Told::Device(STREAM, None, 0x10_1000, 0),
+            Told::Device(STREAM, Some(PASID.0), 0x10_1000, 0),
+            Told::Sync
+        ]
+    );
+    for pasid in [None, Some(PASID.0)] {
+        assert_eq!(model.translate_for_device(STREAM, pasid, 0x10_1000), None);
+        assert!(
+            model
+                .translate_for_device(STREAM, pasid, 0x10_0000)
+                .is_some()
+        );
+    }
+    // All of it, and what goes with a detach.
+    driver.invalidate_domain(DOMAIN).unwrap();
+    let all = |pasid| Told::Device(STREAM, pasid, 0, 52);
+    assert_eq!(
+        model.told(),
+        [
+            whole(7),
+            Told::Sync,
+            all(None),
+            all(Some(PASID.0)),
+            Told::Sync
+        ]
+    );
+    driver.detach_pasid(DEVICE, PASID).unwrap();
+    assert_eq!(
+        model.told()[2..],
+        [whole(7), Told::Sync, all(Some(PASID.0)), Told::Sync]
+    );
+    driver.detach(DEVICE).unwrap();
+    assert_eq!(
+        model.told()[2..],
+        [whole(7), Told::Sync, all(None), Told::Sync]
+    );
+    assert_eq!(model.translate_for_device(STREAM, None, 0x10_0000), None);
+    // Off again: the domain's flushes have one part only.
+    driver.set_device_tlb(DEVICE, None).unwrap();
+    driver.attach(DEVICE, DOMAIN, table.root()).unwrap();
+    model.told();
+    driver.invalidate_domain(DOMAIN).unwrap();
+    assert_eq!(model.told(), [whole(7), Told::Sync]);
+    assert_eq!(model.translate_for_device(STREAM, None, 0x10_0000), None);
+}
+
+#[test]
+fn device_tlbs_are_refused_by_name() {
+    let (driver, _) = enabled(PASIDS);
+    let none = AttachError::NoDeviceTlbs { device: DEVICE };
+    assert_eq!(driver.set_device_tlb(DEVICE, Some(TLB)), Err(none));
+    assert_eq!(driver.set_device_tlb(DEVICE, None), Ok(()));
+    let (driver, model) = enabled(TLBS);
+    for attach in [None, Some(PASID)] {
+        match attach {
+            None => driver.attach(DEVICE, DOMAIN, root(0x1000)).unwrap(),
+            Some(pasid) => driver
+                .attach_pasid(DEVICE, pasid, DOMAIN, root(0x1000))
+                .unwrap(),
+        }
+        for tlb in [None, Some(TLB)] {
+            assert!(matches!(
+                driver.set_device_tlb(DEVICE, tlb),
+                Err(AttachError::AlreadyAttached { .. })
+            ));
+        }
+        match attach {
+            None => driver.detach(DEVICE).unwrap(),
+            Some(pasid) => driver.detach_pasid(DEVICE, pasid).unwrap(),
+        }
+    }
+    // Said twice is said once.
+    for tlb in [Some(TLB), Some(TLB), None, None] {
+        driver.set_device_tlb(DEVICE, tlb).unwrap();
+    }
+    driver.attach(DEVICE, DOMAIN, second(0x1000)).unwrap();
+    model.told();
+    driver.invalidate_domain(DOMAIN).unwrap();
+    assert_eq!(model.told(), [Told::Vmid(7), Told::Sync]);
+}
