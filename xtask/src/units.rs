@@ -22,7 +22,16 @@ pub(crate) struct Options {
     /// Only checks whose name contains this.
     #[arg(long, value_name = "NAME")]
     only: Option<String>,
+    /// Makes the checks with random choices this often, each time with others.
+    #[arg(long, value_name = "COUNT")]
+    rounds: Option<u64>,
+    /// Writes docs/conformance.md.
+    #[arg(long, conflicts_with_all = ["only", "rounds"])]
+    document: bool,
 }
+
+/// What was checked, for people.
+const DOCUMENT: &str = "docs/conformance.md";
 
 /// The emulators.
 pub(crate) const NEEDS: &[Need] = &[
@@ -33,7 +42,7 @@ pub(crate) const NEEDS: &[Need] = &[
 
 /// The part `units` of the test command.
 pub(crate) fn part(repository: &Repository) -> anyhow::Result<Outcome> {
-    let status = run(&Options::default(), repository)?;
+    let status = run(&Options::default(), &["--compare", DOCUMENT], repository)?;
     ensure!(
         status.success(),
         "checks failed on emulated units: {status}"
@@ -43,10 +52,14 @@ pub(crate) fn part(repository: &Repository) -> anyhow::Result<Outcome> {
 
 /// The command.
 pub(crate) fn command(options: &Options, repository: &Repository) -> anyhow::Result<bool> {
-    Ok(run(options, repository)?.success())
+    let document: &[&str] = match options.document {
+        true => &["--document", DOCUMENT],
+        false => &[],
+    };
+    Ok(run(options, document, repository)?.success())
 }
 
-fn run(options: &Options, repository: &Repository) -> anyhow::Result<ExitStatus> {
+fn run(options: &Options, more: &[&str], repository: &Repository) -> anyhow::Result<ExitStatus> {
     let mut command = repository.cargo(&["run", "--release", "--quiet"]);
     command.args(["--package", "dmaspace-units", "--"]);
     for (option, value) in [
@@ -59,5 +72,9 @@ fn run(options: &Options, repository: &Repository) -> anyhow::Result<ExitStatus>
             command.arg(option).arg(value);
         }
     }
+    if let Some(rounds) = options.rounds {
+        command.arg("--rounds").arg(rounds.to_string());
+    }
+    command.args(more);
     command.status().context("cargo cannot be started")
 }

@@ -1,13 +1,19 @@
 //! The checks as a program: `cargo xtask units`.
 
-use std::{process::ExitCode, time::Instant};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::ExitCode,
+    time::Instant,
+};
 
+use anyhow::Context as _;
 use clap::Parser;
 use units::{
     Board, Kind, Qemu, Rig, Unit,
     checks::{CHECKS, Check},
     cpu,
-    report::Done,
+    report::{Done, Report},
 };
 
 /// Checks tables and drivers on QEMU's emulated IOMMUs.
@@ -28,6 +34,12 @@ struct Options {
     /// Makes the checks with random choices this often, each time with others.
     #[arg(long, value_name = "COUNT", default_value_t = 1)]
     rounds: u64,
+    /// Writes what was checked to this file.
+    #[arg(long, value_name = "FILE")]
+    document: Option<PathBuf>,
+    /// Fails unless this file says what was checked, where it is of the same versions of QEMU.
+    #[arg(long, value_name = "FILE")]
+    compare: Option<PathBuf>,
 }
 
 impl Options {
@@ -55,7 +67,7 @@ fn main() -> ExitCode {
 /// Counts of all.
 #[derive(Default)]
 struct Total {
-    done: Vec<Done>,
+    report: Report,
     failed: u64,
     left_out: u64,
 }
@@ -78,6 +90,8 @@ fn run(options: &Options) -> anyhow::Result<bool> {
             }
         };
         println!("{board:?}: {}", qemu.version());
+        let version = qemu.version().to_owned();
+        total.report.programs.push((board, version));
         for unit in units {
             for kind in unit.kinds() {
                 total.with_tables(options, &qemu, unit, *kind);
@@ -85,11 +99,10 @@ fn run(options: &Options) -> anyhow::Result<bool> {
         }
     }
     let Total {
-        done,
+        mut report,
         mut failed,
         mut left_out,
     } = total;
-    let copies: u64 = done.iter().map(|done| done.copies).sum();
     let cpu = cpu::run(
         |board| options.program(board),
         options.rounds,
@@ -97,8 +110,10 @@ fn run(options: &Options) -> anyhow::Result<bool> {
     );
     failed += cpu.failed;
     left_out += cpu.left_out;
-    let questions: u64 = cpu.done.iter().map(|(_, questions)| questions).sum();
-    let passed = (done.len() + cpu.done.len()) as u64;
+    report.processors = cpu.done;
+    let copies: u64 = report.done.iter().map(|done| done.copies).sum();
+    let questions: u64 = report.processors.iter().map(|(_, count)| count).sum();
+    let passed = (report.done.len() + report.processors.len()) as u64;
     let took = begun.elapsed().as_secs_f64();
     println!(
         "{passed} ok, {failed} failed, {left_out} not run, {copies} copies by DMA, \
@@ -109,7 +124,34 @@ fn run(options: &Options) -> anyhow::Result<bool> {
         "no check has `{}` in its name",
         options.only
     );
-    Ok(failed == 0)
+    let document = report.document();
+    if let Some(file) = &options.document {
+        fs::write(file, &document).with_context(|| file.display().to_string())?;
+    }
+    let same = match &options.compare {
+        Some(file) => compare(file, &report, &document)?,
+        None => true,
+    };
+    Ok(failed == 0 && same)
+}
+
+/// True when the file says what was checked, or is of other versions of QEMU.
+fn compare(file: &Path, report: &Report, document: &str) -> anyhow::Result<bool> {
+    let there = fs::read_to_string(file).with_context(|| file.display().to_string())?;
+    let mut versions = report.programs.iter().map(|(_, version)| version);
+    if !versions.all(|version| there.contains(version.as_str())) {
+        println!("  {} is of other versions of QEMU", file.display());
+        return Ok(true);
+    }
+    if there == document {
+        return Ok(true);
+    }
+    let differs = there.lines().zip(document.lines()).find(|(a, b)| a != b);
+    let (old, new) = differs.unwrap_or(("", ""));
+    println!("  FAILED  {} does not say what was checked", file.display());
+    println!("  it has  {old}\n  found   {new}");
+    println!("  `cargo xtask units --document` writes it anew");
+    Ok(false)
 }
 
 impl Total {
@@ -132,7 +174,7 @@ impl Total {
                     Ok(done) => {
                         passed += 1;
                         copies += done.copies;
-                        self.done.push(done);
+                        self.report.done.push(done);
                     }
                     Err(error) => {
                         println!("  FAILED  {name} (round {round}): {error:#}");
