@@ -5,15 +5,22 @@
 
 use iopt::{
     Above, Format, Prot, Table, TableMemory,
-    format::{ArmGranule, ArmStage1, Granule, K4, K4Lpa2, K16, K16Lpa2, K64, K64Lpa},
+    format::{ArmGranule, ArmOptions, ArmStage1, Granule, K4, K4Lpa2, K16, K16Lpa2, K64, K64Lpa},
+    walk::Walker,
 };
+
+use runs::Span;
 
 use super::{
     Architecture, Emulator,
+    access::{self, Accesses, Flush, Isa},
+    damage,
     processor::{Processor, Tables},
     subject::Walked,
     suite,
 };
+
+const HERE: Architecture = Architecture::ArmV8;
 
 /// `msr ttbr0_el1, x0`, `msr ttbr1_el1, x1`, `msr tcr_el1, x2`, `msr mair_el1, x3`, `msr sctlr_el1, x4`.
 const CODE: &[u32] = &[
@@ -32,6 +39,8 @@ const TCR_EPD1: u64 = 1 << 23;
 /// TCR.IPS = 0b101 and 0b110: output addresses of 48 and 52 bits.
 const TCR_IPS_48: u64 = 0b101 << 32;
 const TCR_IPS_52: u64 = 0b110 << 32;
+/// TCR.HA and HD: hardware sets the access flag and dirty state.
+const TCR_HA_HD: u64 = 0b11 << 39;
 /// TCR.DS: entries of 4 KiB and 16 KiB granules hold 52 address bits.
 const TCR_DS: u64 = 1 << 59;
 
@@ -69,7 +78,6 @@ fn granule<G: Granule, const LOG2: u32>(
 where
     for<'t> &'t Tables<LOG2>: Walked,
 {
-    const HERE: Architecture = Architecture::ArmV8;
     let mut questions = 0;
     for bits in input_bits {
         let lower = ArmStage1::<G>::new(*bits, output_bits)?;
@@ -82,6 +90,76 @@ where
         }
     }
     Ok(questions)
+}
+
+/// At exception level 1. The monitor's questions do not look at the access flag, so the walker is told that
+/// hardware sets it. `K64` is left out: blocks of 4 TiB are reserved in it, but not on a processor with
+/// FEAT_LPA as this one.
+pub(super) fn damage(emulator: Emulator<'_>) -> anyhow::Result<u64> {
+    Ok(damaged::<K4, 12>(emulator, 48)?
+        + damaged::<K16, 14>(emulator, 48)?
+        + damaged::<K4Lpa2, 12>(emulator, 52)?
+        + damaged::<K16Lpa2, 14>(emulator, 52)?
+        + damaged::<K64Lpa, 16>(emulator, 52)?)
+}
+
+fn damaged<G: Granule, const LOG2: u32>(emulator: Emulator<'_>, bits: u32) -> anyhow::Result<u64>
+where
+    for<'t> &'t Tables<LOG2>: Walked,
+{
+    let (processor, tables) = Processor::start::<LOG2>(emulator, HERE, "max")?;
+    let format = ArmStage1::<G>::new(bits, bits)?;
+    let mut table = Table::new(format, &tables)?;
+    turn_on(&processor, &table, format.mair())?;
+    let walker = Walker::new(table.root())
+        .with_privileged_requests(true)
+        .with_output_bits(bits);
+    damage::all(&processor, HERE, &tables, &mut table, walker, |_| false)?;
+    Ok(processor.questions())
+}
+
+/// With hardware that sets the access flag and dirty state (FEAT_HAFDBS), at exception level 1, which may
+/// access what exception level 0 may (PSTATE.PAN = 0).
+pub(super) fn accesses(emulator: Emulator<'_>) -> anyhow::Result<u64> {
+    Ok(of::<K4, 12>(emulator, 48)?
+        + of::<K16, 14>(emulator, 48)?
+        + of::<K64, 16>(emulator, 48)?
+        + of::<K4Lpa2, 12>(emulator, 52)?
+        + of::<K16Lpa2, 14>(emulator, 52)?
+        + of::<K64Lpa, 16>(emulator, 52)?)
+}
+
+fn of<G: Granule, const LOG2: u32>(emulator: Emulator<'_>, bits: u32) -> anyhow::Result<u64>
+where
+    for<'t> &'t Tables<LOG2>: Walked,
+{
+    let (processor, tables) = Processor::start::<LOG2>(emulator, HERE, "max")?;
+    let options = ArmOptions {
+        dirty: true,
+        ..ArmOptions::PLAIN
+    };
+    let format = ArmStage1::<G>::new(bits, bits)?.with_options(options);
+    let mut table = Table::new(format, &tables)?;
+    turn_on(&processor, &table, format.mair())?;
+    let isa = Isa {
+        pages: Span::new(HERE.code(), 1 << LOG2),
+        // What others may write to cannot be executed at this level.
+        prot: Prot::READ | Prot::EXECUTE | Prot::PRIVILEGED,
+        code: HERE.code(),
+        // `ldr x1, [x0]`, `str x1, [x0]`.
+        load: 0xf940_0001_u32.to_le_bytes().to_vec(),
+        store: 0xf900_0001_u32.to_le_bytes().to_vec(),
+        counter: "pc",
+        address: "x0",
+        value: "x1",
+        // VBAR_EL1 = 0: synchronous, from the current level with a stack of its own.
+        handler: 0x200,
+        before: vec![],
+        // `tlbi vmalle1`.
+        flush: Flush::Instruction(0xd508_871f_u32.to_le_bytes().to_vec()),
+    };
+    let accesses = Accesses::new(&processor, isa)?;
+    access::all(&accesses, &mut table, HERE.data())
 }
 
 /// Has the processor walk a table from now on.
@@ -110,6 +188,9 @@ fn turn_on<G: Granule, M: TableMemory>(
     } else {
         TCR_IPS_48
     };
+    if format.keeps_dirty() {
+        tcr |= TCR_HA_HD;
+    }
     if matches!(G::KIND, ArmGranule::K4Lpa2 | ArmGranule::K16Lpa2) {
         tcr |= TCR_DS;
     }

@@ -45,8 +45,8 @@ const LONGEST_DESCRIPTION: usize = 1 << 20;
 
 /// Why a request was not done.
 ///
-/// After [`Refused`](Self::Refused), [`NoRegister`](Self::NoRegister) and [`NotWritten`](Self::NotWritten) the stub can
-/// be asked further.
+/// After [`Refused`](Self::Refused), [`NoRegister`](Self::NoRegister) and
+/// [`NotWritten`](Self::NotWritten) the stub can be asked further.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Error {
     /// Nobody listens there, or the connection does not work.

@@ -7,8 +7,10 @@
 //!
 //! The checks are run by the program `units`, each on machines of its own.
 
+mod access;
 mod armv7;
 mod armv8;
+mod damage;
 mod gdb;
 mod model;
 mod packet;
@@ -99,6 +101,7 @@ const fn check(
 pub const CHECKS: &[Check] = &[
     check(Architecture::X86_64, "4 levels", x86_64::four_levels),
     check(Architecture::X86_64, "5 levels", x86_64::five_levels),
+    check(Architecture::X86_64, "loads and stores", x86_64::accesses),
     check(Architecture::ArmV8, "4K pages", armv8::pages_of_4k),
     check(Architecture::ArmV8, "16K pages", armv8::pages_of_16k),
     check(Architecture::ArmV8, "64K pages", armv8::pages_of_64k),
@@ -117,6 +120,8 @@ pub const CHECKS: &[Check] = &[
         "64K pages, 52 bits",
         armv8::pages_of_64k_lpa,
     ),
+    check(Architecture::ArmV8, "loads and stores", armv8::accesses),
+    check(Architecture::ArmV8, "damaged entries", armv8::damage),
     check(
         Architecture::ArmV7,
         "short descriptors",
@@ -127,6 +132,8 @@ pub const CHECKS: &[Check] = &[
     check(Architecture::RiscV, "Sv57", riscv::sv57),
     check(Architecture::RiscV, "Svnapot", riscv::svnapot),
     check(Architecture::RiscV, "Svpbmt", riscv::svpbmt),
+    check(Architecture::RiscV, "loads and stores", riscv::accesses),
+    check(Architecture::RiscV, "damaged entries", riscv::damage),
 ];
 
 /// What became of checks.

@@ -161,14 +161,14 @@ impl Processor {
     /// Has the processor do these instructions, of which none is a jump, with these registers; it must
     /// be addressing memory directly up to the last one.
     pub(super) fn run(&self, code: &[u32], registers: &[(&str, u64)]) -> anyhow::Result<()> {
-        let at = self.architecture.memory() + CODE;
+        let at = self.architecture.code();
         for (instruction, address) in code.iter().zip((at..).step_by(4)) {
             self.machine.writel(address, *instruction)?;
         }
         self.set(registers)?;
         self.set(&[("pc", at)])?;
         for address in (at..).step_by(4).skip(1).take(code.len()) {
-            self.stub.borrow_mut().step()?;
+            self.step()?;
             let found = self.get("pc")?;
             ensure!(
                 found == address,
@@ -176,6 +176,11 @@ impl Processor {
             );
         }
         Ok(())
+    }
+
+    /// Has the processor do one instruction.
+    pub(super) fn step(&self) -> anyhow::Result<()> {
+        Ok(self.stub.borrow_mut().step()?)
     }
 
     /// Where `address` leads, by the tables as they are now; `None` when a load from there would fault.
@@ -245,6 +250,11 @@ impl Architecture {
             Self::ArmV8 | Self::ArmV7 => 1 << 30,
             Self::RiscV => 2 << 30,
         }
+    }
+
+    /// Where instructions are put.
+    pub(super) const fn code(self) -> u64 {
+        self.memory() + CODE
     }
 
     /// Memory for tables: above 4 GiB, so that an address that lost its upper half does not lead there;

@@ -7,11 +7,13 @@
 //! "Svpbmt".
 
 use anyhow::ensure;
-use iopt::{Format, Prot, Table, format::RiscV};
+use iopt::{Format, Prot, Table, format::RiscV, walk::Walker};
 use runs::{PageSizes, Span};
 
 use super::{
     Architecture, Emulator,
+    access::{self, Accesses, Flush, Isa},
+    damage,
     processor::{Processor, Tables},
     subject::Subject,
     suite,
@@ -23,11 +25,14 @@ const HERE: Architecture = Architecture::RiscV;
 const PLAIN: &str = "rv64,svnapot=off,svpbmt=off";
 const WITH_SVNAPOT: &str = "rv64,svnapot=on,svpbmt=off";
 const WITH_SVPBMT: &str = "rv64,svnapot=on,svpbmt=on";
+const WITH_SVADU: &str = "rv64,svnapot=on,svpbmt=off,svadu=on";
 
 /// satp.MODE: 8, 9 and 10 for Sv39, Sv48 and Sv57.
 const MODE_SHIFT: u32 = 60;
 /// menvcfg.PBMTE: entries may have memory types.
 const PBMTE: u64 = 1 << 62;
+/// menvcfg.ADUE: hardware sets A and D.
+const ADUE: u64 = 1 << 61;
 /// pmpcfg0: a region of all addresses that may be read, written and executed (NAPOT, X, W, R).
 const PMP_ALL: u64 = 0x1f;
 const PMP_ADDRESSES: u64 = (1 << 54) - 1;
@@ -107,6 +112,82 @@ pub(super) fn svpbmt(emulator: Emulator<'_>) -> anyhow::Result<u64> {
     Ok(questions)
 }
 
+/// With Svadu, in user mode.
+pub(super) fn accesses(emulator: Emulator<'_>) -> anyhow::Result<u64> {
+    let mut count = 0;
+    for levels in [3, 4, 5] {
+        let (processor, tables) = start(emulator, WITH_SVADU)?;
+        let format = RiscV::new(levels)?.with_hardware_updates(true);
+        let mut table = Table::new(format, &tables)?;
+        let root = table.root().address;
+        turn_on(&processor, root, levels, ADUE)?;
+        let isa = Isa {
+            pages: Span::new(HERE.code(), 0x1000),
+            prot: Prot::READ | Prot::EXECUTE,
+            code: HERE.code(),
+            // `ld a1, 0(a0)`, `sd a1, 0(a0)`.
+            load: 0x0005_3583_u32.to_le_bytes().to_vec(),
+            store: 0x00b5_3023_u32.to_le_bytes().to_vec(),
+            counter: "pc",
+            address: "a0",
+            value: "a1",
+            // mtvec = 0, in machine mode.
+            handler: 0,
+            before: vec![("priv", 0)],
+            // A write that changes nothing flushes nothing.
+            flush: Flush::Registers(vec![("priv", 3), ("satp", 0), ("satp", satp(root, levels))]),
+        };
+        let accesses = Accesses::new(&processor, isa)?;
+        count += access::all(&accesses, &mut table, HERE.data())?;
+    }
+    Ok(count)
+}
+
+/// Reserved bits and encodings, with neither extension and with both.
+pub(super) fn damage(emulator: Emulator<'_>) -> anyhow::Result<u64> {
+    let mut questions = 0;
+    for levels in [3, 4, 5] {
+        for extended in [false, true] {
+            let model = if extended { WITH_SVPBMT } else { PLAIN };
+            let (processor, tables) = start(emulator, model)?;
+            let every = RiscV::page_sizes(levels);
+            let sizes = match extended {
+                true => every,
+                false => PageSizes::from_bits(every.bits() & !NAPOT),
+            };
+            let format = RiscV::new(levels)?.with_memory_types(extended);
+            let mut table = Table::with_page_sizes(format, &tables, sizes)?;
+            let menvcfg = if extended { PBMTE } else { 0 };
+            turn_on(&processor, table.root().address, levels, menvcfg)?;
+            let walker = Walker::new(table.root())
+                .with_page_sizes(sizes)
+                .with_hardware_accessed(false)
+                .with_hardware_dirty(false)
+                .with_svpbmt(extended);
+            damage::all(
+                &processor,
+                HERE,
+                &tables,
+                &mut table,
+                walker,
+                has_no_memory_type,
+            )?;
+            questions += processor.questions();
+        }
+    }
+    Ok(questions)
+}
+
+/// PBMT = 3 is reserved and faults (chapter 12); QEMU translates it (seen in 10.0.2).
+const fn has_no_memory_type(word: u64) -> bool {
+    word >> 61 & 3 == 3
+}
+
+/// satp for the table at `root`.
+fn satp(root: u64, levels: u8) -> u64 {
+    u64::from(levels + 5) << MODE_SHIFT | root >> 12
+}
+
 fn start(emulator: Emulator<'_>, model: &str) -> anyhow::Result<(Processor, Tables<12>)> {
     Processor::start::<12>(emulator, HERE, model)
 }
@@ -121,7 +202,7 @@ fn turn_on(processor: &Processor, root: u64, levels: u8, menvcfg: u64) -> anyhow
     processor.set(&[
         ("pmpaddr0", PMP_ADDRESSES),
         ("pmpcfg0", PMP_ALL),
-        ("satp", u64::from(levels + 5) << MODE_SHIFT | root >> 12),
+        ("satp", satp(root, levels)),
         ("priv", 0),
     ])
 }

@@ -1,8 +1,8 @@
 //! What a debugger stub says of its target: which registers there are.
 //!
-//! The description is XML, of which only two kinds of elements matter: `<xi:include href="…"/>`, a file
-//! with a part of it, and `<reg name="…" bitsize="…" regnum="…"/>`. A register without a number has the
-//! one behind the register before it.
+//! The description is XML, of which only two kinds of elements matter: `<xi:include href="…"/>`, a file with
+//! a part of it, and `<reg name="…" bitsize="…" regnum="…"/>`. A register without a number has the one behind
+//! the register before it.
 //!
 //! Source: GDB, "Target Description Format".
 
