@@ -4,6 +4,7 @@ use core::fmt;
 
 use iopt::NoTables;
 
+use crate::handover::AdoptError;
 use crate::unit::NodeId;
 
 /// What the registers do not say. ACPI's IORT table does, or a device tree.
@@ -65,6 +66,8 @@ pub enum ProbeError {
     /// There is no memory for stream table and queues. A linear stream table, of a unit without two-level
     /// ones, is one piece.
     Memory(NoTables),
+    /// The unit is not the one that was frozen, or has stopped.
+    Adopt(AdoptError),
 }
 
 impl fmt::Display for ProbeError {
@@ -84,6 +87,7 @@ impl fmt::Display for ProbeError {
                 write!(f, "tables or queues cannot be set up: IDR1 {idr1:#x}")
             }
             Self::Memory(cause) => cause.fmt(f),
+            Self::Adopt(cause) => cause.fmt(f),
         }
     }
 }

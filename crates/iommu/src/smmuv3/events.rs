@@ -28,10 +28,14 @@ pub(super) struct Events {
 }
 
 impl Events {
+    /// SMMU_EVENTQ_BASE.
+    pub(super) const fn base(&self) -> u64 {
+        self.entries & ADDRESS | self.log2 as u64
+    }
+
     /// Puts the queue into the registers, empty. The unit does not write to it.
     pub(super) fn set_up<R: Registers>(&self, registers: &R) {
-        let base = self.entries & ADDRESS | u64::from(self.log2);
-        registers.write64(EVENTQ_BASE, base | ALLOCATE);
+        registers.write64(EVENTQ_BASE, self.base() | ALLOCATE);
         registers.write32(EVENTQ_PROD, 0);
         registers.write32(EVENTQ_CONS, 0);
     }

@@ -40,6 +40,10 @@
 //!
 //! **Faults**: `events.rs`.
 //!
+//! **Handover** (`handover.rs`): the description says whether the unit translates, where stream table and
+//! queues lie, and the last ticket. The successor compares CR0, the base registers and the command queue's
+//! indexes with it, and reads the rest from the structures.
+//!
 //! # Tags
 //!
 //! A domain's number is the ASID of its translations, or the VMID for stage 2. All of stage 1 has one VMID,
@@ -58,6 +62,7 @@ mod config;
 mod domains;
 mod entry;
 mod events;
+mod handover;
 mod offer;
 mod queue;
 mod streams;
@@ -66,6 +71,7 @@ mod table;
 mod tests;
 
 use iopt::{Chain, Invalidation, Root, TABLE_BYTES, TableMemory};
+use runs::Span;
 use spin::Mutex;
 
 use crate::capabilities::Capabilities;
@@ -128,7 +134,7 @@ impl<R: Registers, M: TableMemory> SmmuV3<R, M> {
         }
         let offer = Offer::read(&registers, &config)?;
         let capabilities = offer.capabilities(&config)?;
-        let last = config.last_device.min(offer.last_stream());
+        let last = Self::last_device(&config, offer);
         let streams = Streams::new(&memory, last, offer).map_err(ProbeError::Memory)?;
         let mut taken = Chain::empty();
         let mut pages = [0; 3];
@@ -136,7 +142,7 @@ impl<R: Registers, M: TableMemory> SmmuV3<R, M> {
             match memory.allocate(TABLE_BYTES as usize) {
                 Ok(address) => *page = address,
                 Err(cause) => {
-                    streams.free(&memory, &mut |page| taken.push(&memory, page));
+                    streams.spans(&memory, &mut |_, span| push(&mut taken, &memory, span));
                     memory.reclaim(taken);
                     return Err(ProbeError::Memory(cause));
                 }
@@ -144,21 +150,11 @@ impl<R: Registers, M: TableMemory> SmmuV3<R, M> {
             taken.push(&memory, *page);
         }
         let [commands, status, events] = pages;
-        // Commands have 16 bytes, events 32.
-        let queue = Queue::new(
-            commands,
-            status,
-            offer.queue_log2(21, 8),
-            offer.writes_tickets(),
-        );
         let inner = Inner {
             streams,
             domains: Domains::default(),
-            queue,
-            events: Events {
-                entries: events,
-                log2: offer.queue_log2(16, 7),
-            },
+            queue: Self::queue(commands, status, offer),
+            events: Self::events(events, offer),
         };
         Ok(Self {
             registers,
@@ -168,6 +164,22 @@ impl<R: Registers, M: TableMemory> SmmuV3<R, M> {
             capabilities,
             inner: Mutex::new(inner),
         })
+    }
+
+    fn last_device(config: &Config, offer: Offer) -> u32 {
+        config.last_device.min(offer.last_stream())
+    }
+
+    /// A page of commands, of 16 bytes each.
+    fn queue(entries: u64, status: u64, offer: Offer) -> Queue {
+        let log2 = offer.queue_log2(21, 8);
+        Queue::new(entries, status, log2, offer.writes_tickets())
+    }
+
+    /// A page of events, of 32 bytes each.
+    fn events(entries: u64, offer: Offer) -> Events {
+        let log2 = offer.queue_log2(16, 7);
+        Events { entries, log2 }
     }
 
     /// Has the unit translate. From now on a device that is not attached faults.
@@ -234,10 +246,10 @@ impl<R: Registers, M: TableMemory> SmmuV3<R, M> {
         } = self.inner.into_inner();
         let mut chain = Chain::empty();
         let memory = self.memory;
-        let mut free = |page| chain.push(&memory, page);
-        streams.free(&memory, &mut free);
+        streams.spans(&memory, &mut |_, span| push(&mut chain, &memory, span));
         let ours = [queue.entries, queue.status, events.entries];
-        domains.pages().chain(ours).for_each(free);
+        let pages = domains.pages().chain(ours);
+        pages.for_each(|page| chain.push(&memory, page));
         memory.reclaim(chain);
         Ok((self.registers, memory))
     }
@@ -265,6 +277,13 @@ impl<R: Registers, M: TableMemory> SmmuV3<R, M> {
             Ok(registers.read32(IRQ_CTRLACK) == 0)
         })?;
         control(registers, 0, "CR0ACK = 0")
+    }
+}
+
+/// Puts memory into a chain, in pieces of the size of its tables.
+fn push<M: TableMemory>(chain: &mut Chain, memory: &M, span: Span) {
+    for offset in (0..span.len).step_by(M::TABLE_BYTES as usize) {
+        chain.push(memory, span.start + offset);
     }
 }
 

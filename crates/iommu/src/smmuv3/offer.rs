@@ -80,7 +80,7 @@ pub(super) fn control<R: Registers>(
     wait_until(registers, awaited, || Ok(registers.read32(CR0ACK) == value))
 }
 
-/// Says what becomes of requests while the unit does not translate (section 6.3.15, "SMMU_GBPA").
+/// Says what becomes of requests while the unit does not translate (section 6.3.14.1, "Update procedure").
 pub(super) fn bypass<R: Registers>(registers: &R, abort: bool) -> Result<(), UnitError> {
     let idle = || Ok(registers.read32(GBPA) & UPDATE == 0);
     wait_until(registers, "GBPA.Update = 0", idle)?;

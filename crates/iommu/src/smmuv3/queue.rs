@@ -30,6 +30,7 @@ use super::offer::{
 };
 use crate::commands::CommandCounters;
 use crate::error::UnitError;
+use crate::handover::AdoptError;
 use crate::registers::{Registers, wait_until};
 
 /// The command queue: at most a page, and one for the ticket.
@@ -72,6 +73,33 @@ impl Queue {
         registers.write64(CMDQ_BASE, base | ALLOCATE);
         registers.write32(CMDQ_PROD, 0);
         registers.write32(CMDQ_CONS, 0);
+    }
+
+    /// The last ticket.
+    pub(super) const fn ticket(&self) -> u32 {
+        self.ticket
+    }
+
+    /// Goes on with a queue in which all commands are complete.
+    pub(super) fn resume<R: Registers>(
+        &mut self,
+        registers: &R,
+        ticket: u32,
+    ) -> Result<(), AdoptError> {
+        let base = self.entries | u64::from(self.log2);
+        let found = registers.read64(CMDQ_BASE);
+        AdoptError::compare("SMMU_CMDQ_BASE", found, base, ADDRESS)?;
+        AdoptError::compare(
+            "SMMU_GERROR",
+            errors(registers).into(),
+            0,
+            COMMAND_ERROR.into(),
+        )?;
+        self.tail = self.index(registers.read32(CMDQ_PROD));
+        let head = self.index(registers.read32(CMDQ_CONS));
+        AdoptError::compare("SMMU_CMDQ_CONS", head.into(), self.tail.into(), !0)?;
+        (self.ticket, self.open) = (ticket, true);
+        Ok(())
     }
 
     const fn places(&self) -> u32 {

@@ -10,6 +10,7 @@
 //! the unit is torn down.
 
 use iopt::{NoTables, TABLE_BYTES, TableMemory};
+use runs::Span;
 
 use super::entry::{Attached, CONTEXT_BITS, Context, Stream, TWO_LEVELS};
 use super::offer::{ADDRESS, ALLOCATE, Offer};
@@ -80,13 +81,33 @@ impl Streams {
         last: u32,
         offer: Offer,
     ) -> Result<Self, NoTables> {
-        let bits = u32::BITS - last.leading_zeros();
-        let link = offer.two_level_streams().then_some(SPAN);
+        let (bits, link) = Self::size(last, offer);
         Ok(Self {
             table: Entries::new(memory, bits, link)?,
             last,
             device_tlbs: 0,
         })
+    }
+
+    /// A table that is there already. What is in it was not looked at.
+    pub(super) fn at(base: u64, last: u32, offer: Offer) -> Self {
+        let (bits, link) = Self::size(last, offer);
+        Self {
+            table: Entries::at(base, bits, link),
+            last,
+            device_tlbs: 0,
+        }
+    }
+
+    /// Learns from the entries how many devices have a TLB.
+    pub(super) fn count_device_tlbs<M: TableMemory>(&mut self, memory: &M) {
+        let with_tlb = |(_, entry): &(u32, _)| Stream(*entry).has_device_tlb();
+        self.device_tlbs = self.table.all(memory).filter(with_tlb).count() as u32;
+    }
+
+    fn size(last: u32, offer: Offer) -> (u32, Option<u64>) {
+        let bits = u32::BITS - last.leading_zeros();
+        (bits, offer.two_level_streams().then_some(SPAN))
     }
 
     /// SMMU_STRTAB_BASE.
@@ -255,13 +276,18 @@ impl Streams {
         Ok(())
     }
 
-    /// Calls `free` for all memory. The unit reads none of it any more.
-    pub(super) fn free<M: TableMemory>(&self, memory: &M, free: &mut impl FnMut(u64)) {
+    /// Hands all memory to `each`, by name.
+    pub(super) fn spans<M: TableMemory>(
+        &self,
+        memory: &M,
+        each: &mut impl FnMut(&'static str, Span),
+    ) {
         for (_, entry) in self.table.all(memory) {
             if let Some(contexts) = contexts(&Stream(entry)) {
-                contexts.free(memory, free);
+                contexts.spans(memory, &mut |span| each("context descriptors", span));
             }
         }
-        self.table.free(memory, free);
+        self.table
+            .spans(memory, &mut |span| each("stream table", span));
     }
 }

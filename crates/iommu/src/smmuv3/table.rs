@@ -8,6 +8,7 @@
 //! there.
 
 use iopt::{Cell, NoTables, TABLE_BYTES, TableMemory};
+use runs::Span;
 
 use super::entry::{Entry, LOG2};
 
@@ -28,14 +29,19 @@ pub(super) struct Entries {
 }
 
 impl Entries {
+    /// A table that is there already.
+    pub(super) const fn at(base: u64, bits: u32, link: Option<u64>) -> Self {
+        let link = if bits > SPLIT { link } else { None };
+        Self { base, bits, link }
+    }
+
     /// A table of empty entries.
     pub(super) fn new<M: TableMemory>(
         memory: &M,
         bits: u32,
         link: Option<u64>,
     ) -> Result<Self, NoTables> {
-        let (base, link) = (0, link.filter(|_| bits > SPLIT));
-        let table = Self { base, bits, link };
+        let table = Self::at(0, bits, link);
         let bytes = table.bytes();
         let base = memory.allocate(bytes as usize)?;
         memory.written(memory.entries(base, bytes as usize / 8));
@@ -129,15 +135,13 @@ impl Entries {
             })
     }
 
-    /// Calls `free` for all memory of the table, in pieces of the size of the memory's tables.
-    pub(super) fn free<M: TableMemory>(&self, memory: &M, free: &mut impl FnMut(u64)) {
+    /// Hands all memory of the table to `each`.
+    pub(super) fn spans<M: TableMemory>(&self, memory: &M, each: &mut impl FnMut(Span)) {
         if self.link.is_some() {
             for page in (0..1 << (self.bits - SPLIT)).filter_map(|n| self.page(memory, n)) {
-                free(page);
+                each(Span::new(page, TABLE_BYTES));
             }
         }
-        for offset in (0..self.bytes()).step_by(M::TABLE_BYTES as usize) {
-            free(self.base + offset);
-        }
+        each(Span::new(self.base, self.bytes()));
     }
 }

@@ -4,6 +4,7 @@ mod broken;
 mod caches;
 mod flush;
 mod formats;
+mod handover;
 mod hostile;
 mod model;
 mod order;

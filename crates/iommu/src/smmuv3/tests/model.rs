@@ -391,6 +391,7 @@ impl Registers for Model {
             0x54 => state.irq_ack,
             0x60 => state.gerror,
             0x64 => state.gerrorn,
+            0x88 => state.stream_cfg,
             0x98 => state.prod,
             0x9c => state.cons,
             0x1_00a8 => state.event_prod,
@@ -442,8 +443,16 @@ impl Registers for Model {
     }
 
     fn read64(&self, offset: usize) -> u64 {
-        self.state().wrong.push(format!("64 bits of {offset:#x}"));
-        0
+        let mut state = self.state();
+        match offset {
+            0x80 => state.stream_base | 1 << 62,
+            0x90 => state.commands | 1 << 62,
+            0xa0 => state.events | 1 << 62,
+            _ => {
+                state.wrong.push(format!("64 bits of {offset:#x}"));
+                0
+            }
+        }
     }
 
     fn write64(&self, offset: usize, value: u64) {

@@ -1,0 +1,142 @@
+//! Handing the unit over while it translates (`crate::handover`).
+//!
+//! What is noted of domains is the driver's own, and follows from what is attached: it goes with the
+//! predecessor, and the successor makes its own.
+
+use iopt::{Chain, TABLE_BYTES, TableMemory};
+use runs::Span;
+use spin::Mutex;
+
+use super::domains::{Domains, Shape};
+use super::offer::{
+    ADDRESS, CMDQEN, CR0ACK, EVENTQ_BASE, EVENTQEN, Offer, SMMUEN, STRTAB_BASE, STRTAB_BASE_CFG,
+};
+use super::streams::Streams;
+use super::{Config, Inner, ProbeError, SmmuV3};
+use crate::error::UnitError;
+use crate::handover::{AdoptError, Frozen, Held, UnitKind};
+use crate::registers::Registers;
+use crate::unit::DomainId;
+
+impl<R: Registers, M: TableMemory> SmmuV3<R, M> {
+    /// Lets go of the unit, which goes on translating, for a successor to [adopt](Self::adopt):
+    /// waits until all commands are complete, and hands what the unit still uses to `each`.
+    ///
+    /// With an error the driver comes back, and nothing has changed.
+    #[expect(clippy::result_large_err, reason = "a driver is moved now and then")]
+    pub fn freeze(self, each: &mut dyn FnMut(Held)) -> Result<(Frozen, R, M), (Self, UnitError)> {
+        // With the queue empty, what follows is about a unit that does nothing by itself.
+        let quiet = {
+            let queue = &mut self.inner.lock().queue;
+            queue.issue((&self.registers, &self.memory), |_| Ok(()))
+        };
+        if let Err(cause) = quiet {
+            return Err((self, cause));
+        }
+        let Inner {
+            streams,
+            domains,
+            queue,
+            events,
+        } = self.inner.into_inner();
+        let memory = self.memory;
+        streams.spans(&memory, &mut |name, span| {
+            each(Held::Structure { name, span })
+        });
+        for (name, page) in [
+            ("command queue", queue.entries),
+            ("store of CMD_SYNC", queue.status),
+            ("event queue", events.entries),
+        ] {
+            let span = Span::new(page, TABLE_BYTES);
+            each(Held::Structure { name, span });
+        }
+        for member in streams.members(&memory) {
+            let (domain, root) = (DomainId(member.there.domain.into()), member.there.root);
+            each(Held::Table { domain, root });
+        }
+        let mut chain = Chain::empty();
+        domains.pages().for_each(|page| chain.push(&memory, page));
+        memory.reclaim(chain);
+        let words = [
+            // The unit is in use.
+            u64::from(queue.open),
+            streams.base() & ADDRESS,
+            queue.entries,
+            queue.status,
+            events.entries,
+            queue.ticket().into(),
+        ];
+        let kind = UnitKind::SmmuV3;
+        Ok((Frozen { kind, words }, self.registers, memory))
+    }
+
+    /// Takes a unit over that a predecessor has [frozen](Self::freeze), and that translates all the
+    /// time. `memory` is the same memory, in which what was listed then is not handed out;
+    /// configuration is as it was.
+    pub fn adopt(
+        registers: R,
+        memory: M,
+        config: Config,
+        frozen: &Frozen,
+    ) -> Result<Self, ProbeError> {
+        let offer = Offer::read(&registers, &config)?;
+        let capabilities = offer.capabilities(&config)?;
+        let resumed = Self::resume(&registers, &memory, (&config, offer), frozen);
+        let mut inner = resumed.map_err(ProbeError::Adopt)?;
+        let Inner {
+            streams, domains, ..
+        } = &mut inner;
+        for member in streams.members(&memory) {
+            let shape = Shape::of(member.there.root.format);
+            if let Err(cause) = domains.set(&memory, member.there.domain, shape) {
+                let mut chain = Chain::empty();
+                domains.pages().for_each(|page| chain.push(&memory, page));
+                memory.reclaim(chain);
+                return Err(ProbeError::Memory(cause));
+            }
+        }
+        Ok(Self {
+            registers,
+            memory,
+            config,
+            offer,
+            capabilities,
+            inner: Mutex::new(inner),
+        })
+    }
+
+    /// What the unit goes on using, as the description and the registers say it.
+    fn resume(
+        registers: &R,
+        memory: &M,
+        (config, offer): (&Config, Offer),
+        frozen: &Frozen,
+    ) -> Result<Inner, AdoptError> {
+        let words = frozen.words(UnitKind::SmmuV3)?;
+        let [open, base, commands, status, events, ticket] = words;
+        let mut queue = Self::queue(commands, status, offer);
+        let events = Self::events(events, offer);
+        let last = Self::last_device(config, offer);
+        let mut streams = Streams::at(base, last, offer);
+        if open != 0 {
+            let on = u64::from(SMMUEN | EVENTQEN | CMDQEN);
+            let found = registers.read32(CR0ACK).into();
+            AdoptError::compare("SMMU_CR0ACK", found, on, on)?;
+            let found = registers.read64(STRTAB_BASE);
+            AdoptError::compare("SMMU_STRTAB_BASE", found, base, ADDRESS)?;
+            let found = registers.read32(STRTAB_BASE_CFG).into();
+            AdoptError::compare("SMMU_STRTAB_BASE_CFG", found, streams.shape().into(), !0)?;
+            let found = registers.read64(EVENTQ_BASE);
+            AdoptError::compare("SMMU_EVENTQ_BASE", found, events.base(), ADDRESS)?;
+            queue.resume(registers, ticket as u32)?;
+        }
+        streams.count_device_tlbs(memory);
+        Ok(Inner {
+            streams,
+            domains: Domains::default(),
+            queue,
+            events,
+        })
+    }
+}

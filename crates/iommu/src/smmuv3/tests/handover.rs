@@ -1,0 +1,134 @@
+//! Handing over.
+
+use super::*;
+use crate::handover::{AdoptError, Frozen, Held};
+
+#[test]
+fn a_successor_goes_on_in_the_queue_and_with_the_devices() {
+    let config = Config {
+        pasid_bits: 8,
+        device_tlbs: true,
+        ..CONFIG
+    };
+    for msi in [0, MSI] {
+        let mut ids = IDS;
+        ids[0] |= msi;
+        let (driver, model) = enabled_with(ids, config);
+        let (other, third) = (DeviceId(5), DeviceId(0x200));
+        driver
+            .set_device_tlb(DEVICE, Some(DeviceTlb { queue_depth: 1 }))
+            .unwrap();
+        driver.attach(DEVICE, DOMAIN, root(0x10_0000)).unwrap();
+        let high = DomainId(0x9001);
+        let pasid = Pasid(0x83);
+        driver
+            .attach_pasid(DEVICE, pasid, high, root(0x20_0000))
+            .unwrap();
+        driver
+            .attach(other, DomainId(8), second(0x30_0000))
+            .unwrap();
+        // It has a page of the second level, and nothing in it.
+        driver.attach(third, DOMAIN, root(0x10_0000)).unwrap();
+        driver.detach(third).unwrap();
+        let used = driver.memory().in_use();
+        model.told();
+        let (mut pages, mut tables) = (0, Vec::new());
+        let frozen = driver.freeze(&mut |held| match held {
+            Held::Structure { span, .. } => pages += span.len / 4096,
+            Held::Table { domain, root } => tables.push((domain, root)),
+        });
+        let (frozen, _, memory) = frozen.map_err(|(_, cause)| cause).unwrap();
+        // But two pages of notes about domains.
+        assert_eq!((pages, memory.in_use()), (used - 2, used - 2));
+        let attached = [
+            (DomainId(8), second(0x30_0000)),
+            (DOMAIN, root(0x10_0000)),
+            (high, root(0x20_0000)),
+        ];
+        assert_eq!(tables, attached);
+        assert_eq!(model.told(), [Told::Sync]);
+
+        let frozen = Frozen::from_bytes(&frozen.to_bytes()).unwrap();
+        let adopt = |frozen: &Frozen| SmmuV3::adopt(model.clone(), memory.clone(), config, frozen);
+        let refused = |frozen: &Frozen| match adopt(frozen) {
+            Err(ProbeError::Adopt(AdoptError::Register { name, .. })) => name,
+            Err(other) => panic!("{other}"),
+            Ok(_) => panic!("adopted"),
+        };
+        let mut wrong = frozen;
+        for (word, name) in [
+            (1, "SMMU_STRTAB_BASE"),
+            (2, "SMMU_CMDQ_BASE"),
+            (4, "SMMU_EVENTQ_BASE"),
+        ] {
+            wrong.words[word] += 4096;
+            assert_eq!(refused(&wrong), name);
+            wrong = frozen;
+        }
+        model.state().gerror ^= 1;
+        assert_eq!(refused(&frozen), "SMMU_GERROR");
+        model.state().gerror ^= 1;
+        let other_config = Config {
+            last_device: 0xffff,
+            ..config
+        };
+        let other_size = SmmuV3::adopt(model.clone(), memory.clone(), other_config, &frozen);
+        let Err(ProbeError::Adopt(AdoptError::Register { name, .. })) = other_size else {
+            panic!("adopted");
+        };
+        assert_eq!(name, "SMMU_STRTAB_BASE_CFG");
+        assert_eq!(memory.in_use(), used - 2);
+
+        let heir = adopt(&frozen).unwrap();
+        // It has told the unit nothing.
+        assert_eq!(model.told(), []);
+        let again = heir.attach(DEVICE, DOMAIN, root(0x10_0000));
+        assert!(matches!(again, Err(AttachError::AlreadyAttached { .. })));
+        for (domain, told) in [
+            (DomainId(8), vec![Told::Vmid(8), Told::Sync]),
+            (
+                high,
+                vec![
+                    whole(0x9001),
+                    Told::Sync,
+                    Told::Device(STREAM, Some(0x83), 0, 52),
+                    Told::Sync,
+                ],
+            ),
+        ] {
+            heir.invalidate_domain(domain).unwrap();
+            assert_eq!(model.told(), told);
+        }
+        assert_eq!(heir.counters().waits, 2);
+        assert_eq!(found(model.look_up(5, None)), Some((8, second(0x30_0000))));
+        heir.detach_pasid(DEVICE, pasid).unwrap();
+        heir.detach(DEVICE).unwrap();
+        heir.detach(other).unwrap();
+        model.told();
+        drop(heir.tear_down().unwrap());
+        assert_eq!(refused(&frozen), "SMMU_CR0ACK");
+        assert_eq!(memory.in_use(), 0);
+    }
+}
+
+#[test]
+fn a_unit_that_does_not_answer_is_not_let_go() {
+    let (driver, model) = enabled(CONFIG);
+    driver.attach(DEVICE, DOMAIN, root(0x1000)).unwrap();
+    model.state().broken.mute = true;
+    let refused = driver.freeze(&mut |_| panic!("nothing is listed"));
+    let Err((driver, UnitError::TimedOut { .. })) = refused else {
+        panic!("frozen");
+    };
+    model.state().broken.mute = false;
+    driver.detach(DEVICE).unwrap();
+    model.told();
+    // Nor is one that is off handed over as one that is on.
+    driver.disable().unwrap();
+    let frozen = driver.freeze(&mut |_| {}).map_err(|(_, cause)| cause);
+    let (frozen, _, memory) = frozen.unwrap();
+    let heir = SmmuV3::adopt(model.clone(), memory, CONFIG, &frozen).unwrap();
+    heir.attach(DEVICE, DOMAIN, root(0x1000)).unwrap();
+    heir.enable().unwrap();
+    assert_eq!(found(model.look_up(STREAM, None)), Some((7, root(0x1000))));
+}
