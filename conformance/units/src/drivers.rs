@@ -2,7 +2,7 @@
 
 use ioas::HostTables;
 use iommu::{
-    AmdVi, Driver, Frozen, Held, Registers, UnitError, Vtd, amdvi,
+    AmdVi, Driver, Frozen, Held, Registers, SmmuV3, UnitError, Vtd, amdvi, smmuv3,
     vtd::{self, Mode},
 };
 use iopt::TableMemory;
@@ -33,7 +33,7 @@ macro_rules! live {
     };
 }
 
-live! { Vtd AmdVi }
+live! { Vtd AmdVi SmmuV3 }
 
 impl Unit {
     /// Where the registers are. Those of a PCI function are placed in the window.
@@ -45,6 +45,7 @@ impl Unit {
         Ok(match self {
             Self::VtdLegacy | Self::VtdSecond | Self::VtdFirst => 0xfed9_0000,
             Self::AmdVi => 0xfed8_0000,
+            Self::SmmuFirst | Self::SmmuSecond | Self::SmmuBoth => 0x0905_0000,
         })
     }
 }
@@ -71,6 +72,13 @@ impl Rig {
                 return Ok(Box::new(match frozen {
                     None => AmdVi::new(registers, memory, config)?,
                     Some(frozen) => AmdVi::adopt(registers, memory, config, frozen)?,
+                }));
+            }
+            Unit::SmmuFirst | Unit::SmmuSecond | Unit::SmmuBoth => {
+                let config = smmuv3::Config::default();
+                return Ok(Box::new(match frozen {
+                    None => SmmuV3::new(registers, memory, config)?,
+                    Some(frozen) => SmmuV3::adopt(registers, memory, config, frozen)?,
                 }));
             }
         };

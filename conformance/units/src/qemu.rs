@@ -44,6 +44,12 @@ pub enum Unit {
     VtdFirst,
     /// AMD-Vi: host tables of 1 to 6 levels.
     AmdVi,
+    /// SMMUv3: stage 1, of all granules, in both halves.
+    SmmuFirst,
+    /// SMMUv3: stage 2, of all granules, with one table as the root.
+    SmmuSecond,
+    /// SMMUv3: both stages, one at a time.
+    SmmuBoth,
 }
 
 /// A table that a unit walks.
@@ -71,6 +77,26 @@ impl fmt::Display for Kind {
 impl Kind {
     const fn new(format: FormatId, levels: u8) -> Self {
         Self { format, levels }
+    }
+
+    /// Arm's tables of the fewest levels, with a root of one table.
+    const fn of_arm(second: bool, granule: ArmGranule, input_bits: u8, upper: bool) -> Self {
+        let config = ArmConfig {
+            granule,
+            input_bits,
+            upper,
+        };
+        let log2 = match granule {
+            ArmGranule::K4 | ArmGranule::K4Lpa2 => 12,
+            ArmGranule::K16 | ArmGranule::K16Lpa2 => 14,
+            ArmGranule::K64 | ArmGranule::K64Lpa => 16,
+        };
+        let format = if second {
+            FormatId::ArmStage2(config)
+        } else {
+            FormatId::ArmStage1(config)
+        };
+        Self::new(format, (input_bits - log2).div_ceil(log2 - 3))
     }
 
     const fn arm(&self) -> Option<ArmConfig> {
@@ -121,11 +147,14 @@ pub struct Tells {
 
 impl Unit {
     /// All of them.
-    pub const ALL: [Self; 4] = [
+    pub const ALL: [Self; 7] = [
         Self::VtdLegacy,
         Self::VtdSecond,
         Self::VtdFirst,
         Self::AmdVi,
+        Self::SmmuFirst,
+        Self::SmmuSecond,
+        Self::SmmuBoth,
     ];
 
     /// Its name in results.
@@ -135,6 +164,9 @@ impl Unit {
             Self::VtdSecond => "vtd-second",
             Self::VtdFirst => "vtd-first",
             Self::AmdVi => "amd-vi",
+            Self::SmmuFirst => "smmuv3-first",
+            Self::SmmuSecond => "smmuv3-second",
+            Self::SmmuBoth => "smmuv3-both",
         }
     }
 
@@ -142,6 +174,7 @@ impl Unit {
     pub const fn board(self) -> Board {
         match self {
             Self::VtdLegacy | Self::VtdSecond | Self::VtdFirst | Self::AmdVi => Board::Q35,
+            Self::SmmuFirst | Self::SmmuSecond | Self::SmmuBoth => Board::ArmVirt,
         }
     }
 
@@ -156,10 +189,37 @@ impl Unit {
             Kind::new(FormatId::AmdV1, 5),
             Kind::new(FormatId::AmdV1, 6),
         ];
+        // QEMU's unit has 44 bits of output addresses, and so of input addresses of stage 2.
+        const SMMU_FIRST: &[Kind] = &[
+            Kind::of_arm(false, ArmGranule::K4, 48, false),
+            Kind::of_arm(false, ArmGranule::K4, 39, false),
+            Kind::of_arm(false, ArmGranule::K4, 39, true),
+            Kind::of_arm(false, ArmGranule::K4, 48, true),
+            Kind::of_arm(false, ArmGranule::K16, 36, false),
+            Kind::of_arm(false, ArmGranule::K16, 47, true),
+            Kind::of_arm(false, ArmGranule::K16, 48, false),
+            Kind::of_arm(false, ArmGranule::K64, 42, true),
+            Kind::of_arm(false, ArmGranule::K64, 48, false),
+        ];
+        const SMMU_SECOND: &[Kind] = &[
+            Kind::of_arm(true, ArmGranule::K4, 39, false),
+            Kind::of_arm(true, ArmGranule::K4, 44, false),
+            Kind::of_arm(true, ArmGranule::K16, 36, false),
+            Kind::of_arm(true, ArmGranule::K16, 44, false),
+            Kind::of_arm(true, ArmGranule::K64, 42, false),
+            Kind::of_arm(true, ArmGranule::K64, 44, false),
+        ];
+        const SMMU_BOTH: &[Kind] = &[
+            Kind::of_arm(false, ArmGranule::K4, 48, false),
+            Kind::of_arm(true, ArmGranule::K4, 44, false),
+        ];
         match self {
             Self::VtdLegacy | Self::VtdSecond => VTD_SECOND,
             Self::VtdFirst => VTD_FIRST,
             Self::AmdVi => AMD,
+            Self::SmmuFirst => SMMU_FIRST,
+            Self::SmmuSecond => SMMU_SECOND,
+            Self::SmmuBoth => SMMU_BOTH,
         }
     }
 
@@ -182,6 +242,11 @@ impl Unit {
                 denied: Denied::Silent,
                 ..all
             },
+            Self::SmmuFirst => all,
+            Self::SmmuSecond | Self::SmmuBoth => Tells {
+                denied: Denied::RecordedUncached,
+                ..all
+            },
         }
     }
 
@@ -190,6 +255,7 @@ impl Unit {
         match self {
             Self::VtdLegacy | Self::VtdSecond | Self::VtdFirst => "intel-iommu",
             Self::AmdVi => "amd-iommu",
+            Self::SmmuFirst | Self::SmmuSecond | Self::SmmuBoth => "arm-smmuv3",
         }
     }
 
@@ -206,6 +272,9 @@ impl Unit {
             Self::VtdSecond => &[BITS, SNOOP, SCALABLE],
             Self::VtdFirst => &[BITS, SNOOP, SCALABLE, FIRST],
             Self::AmdVi => &[REMAP, &["intremap=off"]],
+            Self::SmmuFirst => &[&["stage=1"]],
+            Self::SmmuSecond => &[&["stage=2"]],
+            Self::SmmuBoth => &[&["stage=nested"]],
         }
     }
 }
@@ -253,9 +322,17 @@ impl Qemu {
             let name = |option: &str| option.split('=').next().map(ToOwned::to_owned);
             let known = |option: &&&str| name(option).is_some_and(|name| known.contains(&name));
             let option = row.iter().find(known)?;
-            argument = format!("{argument},{option}");
+            argument = match unit.board() {
+                // The board has it already.
+                Board::ArmVirt => format!("{argument}.{option}"),
+                Board::Q35 | Board::RiscvVirt => format!("{argument},{option}"),
+            };
         }
-        Some(["-device".into(), argument])
+        let how = match unit.board() {
+            Board::ArmVirt => "-global",
+            Board::Q35 | Board::RiscvVirt => "-device",
+        };
+        Some([how.into(), argument])
     }
 
     /// True when it can emulate the unit.
@@ -308,5 +385,10 @@ mod tests {
             qemu("  fsts=<bool>\n aw-bits=<uint8>\n snoop-control=<bool>\n scalable-mode=<bool>");
         let first = format!("{base},scalable-mode=on,fsts=on");
         assert_eq!(argument(&new, Unit::VtdFirst), first);
+        // What belongs to the board is told what it is from outside.
+        assert!(!new.offers(Unit::SmmuFirst));
+        let smmu = qemu("arm-smmuv3 options:\n  stage=<str>\n").unit(Unit::SmmuFirst);
+        let expected = ["-global", "arm-smmuv3.stage=1"].map(ToOwned::to_owned);
+        assert_eq!(smmu, Some(expected));
     }
 }
