@@ -1,10 +1,17 @@
-//! What units know of Arm's tables (VMSAv8-64): which tables the format that they offer stands for.
+//! What units know of Arm's tables (VMSAv8-64): their memory types, and which tables the format that they offer
+//! stands for.
 //!
 //! A table's format names its input bits. A unit that walks one of 48 bits walks one of 39 as well, so it
 //! offers the most; and with the top of the address space (TTBR1) the bottom.
 
 use iopt::FormatId;
-use iopt::format::{ArmGranule, Granule, K4, K4Lpa2, K16, K16Lpa2, K64};
+use iopt::format::{ArmGranule, ArmStage1, Granule, K4, K4Lpa2, K16, K16Lpa2, K64};
+
+/// The memory types of stage 1, where [`ArmStage1`] looks for them by default.
+pub(crate) const MAIR: u64 = match ArmStage1::<K4>::new(48, 48) {
+    Ok(format) => format.mair(),
+    Err(_) => 0,
+};
 
 /// Bytes of a page and of a table, as a power of two.
 pub(crate) const fn granule_log2(granule: ArmGranule) -> u32 {

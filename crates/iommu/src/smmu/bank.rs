@@ -14,12 +14,12 @@
 //! is complete; SCTLR.M is cleared.
 
 use iopt::Root;
-use iopt::format::{ArmStage1, K4};
 
 use super::offer::{
     CBA2R, CBAR, CONTEXTIDR, FSR, MAIR0, MAIR1, MOST, Offer, SCTLR, Scheme, Shape, TCR, TCR2,
     TTBR0, TTBR1,
 };
+use crate::arm::MAIR;
 use crate::handover::AdoptError;
 use crate::registers::Registers;
 use crate::unit::DomainId;
@@ -61,12 +61,6 @@ const ZEROS: u32 = 7 << 15;
 const SHORT_COHERENT: u32 = 1 << 1 | 1 << 5 | 1 << 6 | 1 << 3;
 /// S: shareable; not cached.
 const SHORT_UNCACHED: u32 = 1 << 1;
-
-/// The memory types of stage 1, where [`ArmStage1`] looks for them by default.
-const MAIR: u64 = match ArmStage1::<K4>::new(48, 48) {
-    Ok(format) => format.mair(),
-    Err(_) => 0,
-};
 
 /// A bank in use.
 #[derive(Clone, Copy, Debug)]

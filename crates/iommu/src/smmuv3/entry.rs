@@ -16,7 +16,7 @@
 //! a stream table entry of stage 1 says where the context descriptors of the device are, and those say which
 //! tables. That pointer stays when the entry becomes empty, as do two bits that the unit ignores.
 
-use iopt::format::{ArmConfig, ArmGranule, ArmStage1, K4};
+use iopt::format::{ArmConfig, ArmGranule};
 use iopt::{Cell, FormatId, Root, TableMemory};
 
 use super::offer::Offer;
@@ -82,12 +82,6 @@ const CONTEXT_DS: u64 = 1 << 58;
 
 /// TTB0, TTB1 and S2TTB.
 const TABLE: u64 = ((1 << 52) - 1) & !0xf;
-
-/// MAIR: the memory types of tables that are built with the default indices.
-const MAIR: u64 = match ArmStage1::<K4>::new(48, 48) {
-    Ok(format) => format.mair(),
-    Err(_) => 0,
-};
 
 /// What is attached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -349,7 +343,7 @@ impl<M: TableMemory> Context<'_, M> {
             | RECORD_AND_ABORT
             | NOT_SHARED
             | u64::from(domain) << 48;
-        self.0.store(&[first, tables[0], tables[1], MAIR]);
+        self.0.store(&[first, tables[0], tables[1], arm::MAIR]);
     }
 
     /// What is attached; `None` when the descriptor is empty.
