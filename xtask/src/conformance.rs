@@ -6,12 +6,13 @@ use std::process::ExitStatus;
 use anyhow::{Context as _, ensure};
 use clap::Args;
 
-use crate::{cargo::Repository, host::Need, parts::Outcome};
+use crate::{cargo::Repository, host::Need, parts::Outcome, units};
 
 /// The options of `cargo xtask conformance`.
 #[derive(Args, Clone, Debug, Default)]
 pub(crate) struct Options {
-    /// Longer, from a seed of the day, and with every compiler that is there.
+    /// Longer, from a seed of the day, and with every compiler that is there; then the emulated units,
+    /// with other random choices in each of 20 rounds.
     #[arg(long)]
     full: bool,
     /// The first seed.
@@ -57,7 +58,10 @@ pub(crate) fn part(repository: &Repository) -> anyhow::Result<Outcome> {
 
 /// The command.
 pub(crate) fn command(options: &Options, repository: &Repository) -> anyhow::Result<bool> {
-    Ok(run(options, repository)?.success())
+    let compared = run(options, repository)?.success();
+    // A part of the tables is for the compare test alone.
+    let swept = !options.full || options.only.is_some() || units::sweep(repository)?;
+    Ok(compared && swept)
 }
 
 fn run(options: &Options, repository: &Repository) -> anyhow::Result<ExitStatus> {

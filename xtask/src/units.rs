@@ -50,6 +50,15 @@ pub(crate) fn part(repository: &Repository) -> anyhow::Result<Outcome> {
     Ok(Outcome::Passed)
 }
 
+/// Many rounds, for `cargo xtask conformance --full`.
+pub(crate) fn sweep(repository: &Repository) -> anyhow::Result<bool> {
+    let options = Options {
+        rounds: Some(20),
+        ..Options::default()
+    };
+    command(&options, repository)
+}
+
 /// The command.
 pub(crate) fn command(options: &Options, repository: &Repository) -> anyhow::Result<bool> {
     let document: &[&str] = match options.document {

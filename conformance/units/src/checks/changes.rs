@@ -24,7 +24,7 @@ pub(super) fn refit(rig: &Rig) -> anyhow::Result<()> {
     table.map(base, &[Span::new(address, area.len)], Prot::RW)?;
     case.attach(0, DOMAIN, &table)?;
     let mut mapped = vec![true; (area.len / page) as usize];
-    let mut random = Random::new(11);
+    let mut random = Random::new(11 + rig.round());
     let flush = |what: &iopt::Invalidation| case.invalidate(DOMAIN, what);
     let at = |nth: u64| At {
         iova: base + nth * page,
@@ -99,8 +99,9 @@ pub(super) fn refit(rig: &Rig) -> anyhow::Result<()> {
     case.end()
 }
 
-/// Steps of the mixture.
-const STEPS: u64 = 60;
+/// Steps of the mixture: about so many for each unit, and so many at least with each of its tables.
+const STEPS: u64 = 450;
+const LEAST_STEPS: u64 = 60;
 /// Its areas lie at multiples of this.
 const SLOT: u64 = 8 * MIB;
 const SLOTS: u64 = 16;
@@ -138,7 +139,8 @@ pub(super) fn mixture(rig: &Rig) -> anyhow::Result<()> {
     let mut random = Random::new(6 + rig.round());
     // One is always there, to copy from.
     let mut slots = vec![Slot::default(); SLOTS as usize];
-    for step in 0..STEPS {
+    let steps = (STEPS / rig.unit().kinds().len() as u64).max(LEAST_STEPS);
+    for step in 0..steps {
         let nth = step.min(1) * (1 + random.below(SLOTS - 1));
         let slot = &mut slots[nth as usize];
         if let Some(area) = slot.area.take() {
@@ -262,7 +264,7 @@ pub(super) fn dirty(rig: &Rig) -> anyhow::Result<()> {
     table.map(0, &[Span::new(data, all.len)], Prot::RW)?;
     table.track_dirty(true)?;
     case.attach(0, DOMAIN, &table)?;
-    let mut random = Random::new(8);
+    let mut random = Random::new(8 + rig.round());
     let mut pages = (0..PAGES - 1).map(|nth| 1 + nth * 37 % (PAGES - 1));
     let at = |nth: u64| At {
         iova: nth * page,

@@ -20,6 +20,8 @@ pub struct Check {
     pub applies: fn(Unit, Kind) -> bool,
     /// Where the machine has its memory.
     pub place: Place,
+    /// Makes other choices in each round.
+    pub random: bool,
     /// Finds out, on a machine that was just started.
     pub run: fn(&Rig) -> anyhow::Result<()>,
 }
@@ -29,11 +31,11 @@ const fn check(
     applies: fn(Unit, Kind) -> bool,
     run: fn(&Rig) -> anyhow::Result<()>,
 ) -> Check {
-    let place = Place::Near;
     Check {
         name,
         applies,
-        place,
+        place: Place::Near,
+        random: false,
         run,
     }
 }
@@ -50,6 +52,14 @@ const fn by_hand(name: &'static str, run: fn(&Rig) -> anyhow::Result<()>) -> Che
 /// Of every unit, with every table.
 const fn every(name: &'static str, run: fn(&Rig) -> anyhow::Result<()>) -> Check {
     check(name, |_, _| true, run)
+}
+
+/// The same with random choices.
+const fn random(name: &'static str, run: fn(&Rig) -> anyhow::Result<()>) -> Check {
+    Check {
+        random: true,
+        ..every(name, run)
+    }
 }
 
 /// All checks.
@@ -72,16 +82,16 @@ pub const CHECKS: &[Check] = &[
         vtd_by_hand::goes_on_with_what_it_knows_until_it_is_told,
     ),
     every("leaf sizes at both ends", suite::leaf_sizes),
-    every("identity and scattered", suite::identity_and_scattered),
+    random("identity and scattered", suite::identity_and_scattered),
     every("read-only and write-only", suite::permissions),
     every("holes", suite::holes),
     every("two domains", suite::two_domains),
     every("stale until invalidated", suite::stale),
-    every("split, cut, merge", changes::refit),
-    every("random mixture", changes::mixture),
+    random("split, cut, merge", changes::refit),
+    random("random mixture", changes::mixture),
     Check {
         place: Place::High,
-        ..every("memory from 8 TiB on", changes::mixture)
+        ..random("memory from 8 TiB on", changes::mixture)
     },
     every("NVMe", nvme::nvme),
     every("handover of the live unit", handover::handover),

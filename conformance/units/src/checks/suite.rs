@@ -108,7 +108,7 @@ pub(super) fn identity_and_scattered(rig: &Rig) -> anyhow::Result<()> {
     let mut table = case.table()?;
     let (data, page) = (rig.data(), page(&table));
     let first = first(&case, &table);
-    let mut random = Random::new(3);
+    let mut random = Random::new(3 + rig.round());
     let slots = (data.len - 2 * GIB) / page;
     let runs: Vec<Span> = (0..PAGES)
         .map(|nth| {
