@@ -71,6 +71,7 @@ const HOUSE: &[Rule] = &[
     rule(CONFORMANCE, Place::Beside, &[]),
     rule("dmaspace-guest", Place::Beside, &[CONFORMANCE]),
     rule("dmaspace-units", Place::Beside, &[CONFORMANCE]),
+    rule("dmaspace-examples", Place::Beside, &[]),
     rule("dmaspace-peers", Place::Beside, &[CONFORMANCE]),
     rule("xtask", Place::Beside, &[]),
     rule("nostd-check", Place::Beside, &[]),

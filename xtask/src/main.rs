@@ -11,6 +11,7 @@ use clap::{Parser, Subcommand};
 mod bench_tables;
 mod cargo;
 mod conformance;
+mod examples;
 mod fuzz;
 mod graph;
 mod guests;

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use crate::{
     cargo::{self, Repository},
-    conformance, fuzz, graph, guests,
+    conformance, examples, fuzz, graph, guests,
     host::Need,
     nostd, origins, units,
 };
@@ -124,7 +124,8 @@ pub(crate) const PARTS: &[Part] = &[
         conformance::NEEDS,
         conformance::part,
     ),
-    part("units", Group::Unit, 240, units::NEEDS, units::part),
+    part("units", Group::Unit, 220, units::NEEDS, units::part),
+    part("examples", Group::Unit, 20, units::NEEDS, examples::part),
     part(
         "guest-kernel",
         Group::Kernel,
