@@ -8,7 +8,7 @@
 use std::error::Error;
 
 use iommu::{AmdVi, DomainId, Unit, amdvi};
-use iopt::{Discard, Gather, Prot, Table, TableMemory, format::AmdV1};
+use iopt::{Arena, AtomicMeta, Discard, Gather, Prot, Table, TableMemory, format::AmdV1};
 use machine::{DEVICE, Machine, PC};
 use runs::Span;
 
@@ -28,7 +28,13 @@ fn main() -> Result<(), Box<dyn Error>> {
     // From version 11 on the one option, before the other: without it QEMU's unit translates nothing.
     let start = |option| Machine::start(PC, &["-device", &format!("amd-iommu,{option}")]);
     let machine = start("pt=off").or_else(|_| start("dma-remap=on"))?;
-    let memory = machine.memory();
+
+    // 0. Memory that the unit sees, for its structures and for page tables. Something is noted beside each
+    //    page; allocation and addresses are arithmetic.
+    let pages = machine.stretch().len() / 512;
+    let notes: Vec<_> = (0..pages).map(|_| AtomicMeta::new()).collect();
+    let arena: Arena<_> = Arena::new((machine.stretch(), &notes[..]), machine.stretch_at())?;
+    let memory = &arena;
 
     // 1. Probe. The driver reads the Extended Feature Register (section 3.4.7), and takes memory for the
     //    device table, the command buffer and the event log. What no register says, IVRS does: how many

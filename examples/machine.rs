@@ -3,14 +3,13 @@
 //!
 //! What such a system has, and here comes from this file:
 //!
-//! * memory that the unit sees too: [`Machine::memory`], an [`iopt::Arena`] over a stretch of physical
-//!   memory. A kernel makes one with [`iopt::Arena::new`] over a stretch of its direct map;
+//! * memory that the unit sees too: [`Machine::stretch`]. A kernel has its direct map of all memory, and a
+//!   page allocator from which it takes a stretch;
 //! * the unit's registers: [`Machine::registers`]. A kernel maps them uncached, and has volatile accesses:
 //!   the example `smmu` shows these;
 //! * a device that does DMA: QEMU's `edu`, which copies between memory and a buffer of its own.
 //!
-//! The machine has 128 MiB. The last 32 are shared with this process, and hold tables and structures;
-//! devices read and write in those before.
+//! The machine has 128 MiB, which are shared with this process. Of them 32 MiB are for tables and structures.
 
 #![forbid(unsafe_code)]
 
@@ -19,12 +18,12 @@ use std::{
     fs,
     os::fd::AsRawFd as _,
     process::{self, Command},
+    sync::atomic::AtomicU64,
     thread,
     time::Duration,
 };
 
 use hostmem::{Backing, Mapping};
-use ioas::{HostTables, MappedStorage};
 use iommu::DeviceId;
 use qtest::{
     HALT,
@@ -34,6 +33,10 @@ use qtest::{
 use tempfile::NamedTempFile;
 
 const MIB: u64 = 1 << 20;
+
+/// From the beginning of memory: firmware and device tree lie elsewhere.
+const STRETCH: u64 = 64 * MIB;
+const STRETCH_BYTES: u64 = 32 * MIB;
 
 /// The device: `edu` at 00:05.0.
 pub const DEVICE: DeviceId = DeviceId::pci(0, 5, 0);
@@ -56,7 +59,7 @@ pub struct Board {
 /// A PC.
 pub const PC: Board = Board {
     program: "qemu-system-x86_64",
-    arguments: &["-machine", "q35"],
+    arguments: &["-machine", "q35,memory-backend=ram"],
     firmware: &[],
     ram: 0,
     ecam: 0xb000_0000,
@@ -68,7 +71,7 @@ pub const ARM: Board = Board {
     program: "qemu-system-aarch64",
     arguments: &[
         "-machine",
-        "virt,iommu=smmuv3,highmem-ecam=off",
+        "virt,iommu=smmuv3,highmem-ecam=off,memory-backend=ram",
         "-cpu",
         "max",
     ],
@@ -82,7 +85,7 @@ pub const ARM: Board = Board {
 /// QEMU's machine `virt` for RISC-V.
 pub const RISCV: Board = Board {
     program: "qemu-system-riscv64",
-    arguments: &["-machine", "virt"],
+    arguments: &["-machine", "virt,memory-backend=ram"],
     // `wfi`, and back to it.
     firmware: &[0x1050_0073, 0xffdf_f06f],
     ram: 0x8000_0000,
@@ -95,7 +98,7 @@ pub const RISCV: Board = Board {
 pub struct Machine {
     qtest: qtest::Machine,
     board: Board,
-    memory: HostTables,
+    memory: Mapping,
     window: Window,
     edu: u64,
 }
@@ -115,19 +118,12 @@ impl Machine {
             "-m",
             "128M",
         ]);
-        let shared = Mapping::new(Backing::Memfd, 32 * MIB, None)?;
-        let file = shared.fd().ok_or("memory without a file")?.as_raw_fd();
-        let (process, bytes) = (process::id(), shared.len());
-        for (name, object) in [
-            ("data", format!("ram,id=data,size={}", 96 * MIB)),
-            (
-                "tables,cpus=0",
-                format!("file,id=tables,size={bytes},share=on,mem-path=/proc/{process}/fd/{file}"),
-            ),
-        ] {
-            qemu.args(["-object", &format!("memory-backend-{object}")]);
-            qemu.args(["-numa", &format!("node,memdev={name}")]);
-        }
+        let memory = Mapping::new(Backing::Memfd, 128 * MIB, None)?;
+        let file = memory.fd().ok_or("memory without a file")?.as_raw_fd();
+        let (process, bytes) = (process::id(), memory.len());
+        let path = format!("/proc/{process}/fd/{file}");
+        let ram = format!("memory-backend-file,id=ram,size={bytes},share=on,mem-path={path}");
+        qemu.args(["-object", &ram]);
         let firmware = NamedTempFile::new()?;
         let words = board.firmware.iter().flat_map(|word| word.to_le_bytes());
         let code = match board.firmware {
@@ -139,7 +135,6 @@ impl Machine {
         qemu.args(unit);
         qemu.args(["-device", "edu,addr=5,dma_mask=0xffffffffffffffff"]);
         let qtest = qtest::Machine::start(qemu)?;
-        let memory = HostTables::new(MappedStorage::over(shared), board.ram + 96 * MIB)?;
         let mut machine = Self {
             qtest,
             board,
@@ -167,9 +162,17 @@ impl Machine {
         Ok(bars.first().ok_or("no registers")?.address)
     }
 
-    /// Memory for tables and structures.
-    pub const fn memory(&self) -> &HostTables {
-        &self.memory
+    /// A stretch of physical memory that nobody uses: all zero, a power of two in size, and at a multiple of
+    /// that.
+    pub fn stretch(&self) -> &[AtomicU64] {
+        let first = (STRETCH / 8) as usize;
+        let last = first + (STRETCH_BYTES / 8) as usize;
+        self.memory.cells().get(first..last).unwrap_or_default()
+    }
+
+    /// The stretch's physical address.
+    pub const fn stretch_at(&self) -> u64 {
+        self.board.ram + STRETCH
     }
 
     /// Registers from a physical address on.

@@ -140,8 +140,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     println!("a write to {:#x} reaches {:#x}", IOVA + 4096 + 8, walked.pa);
     assert_eq!(walked.pa, 0x20_0008);
 
-    // 7. Take it away: TLBIVAL for each page, one sync for all (sections 15.5.35 and 15.5.36), and only then the memory may
-    //    have another use.
+    // 7. Take it away: TLBIVAL for each page, one sync for all (sections 15.5.35 and 15.5.36), and only then
+    //    the memory may have another use.
     let mut gather = Gather::new();
     table.unmap(Span::new(IOVA, 2 * 4096), &mut gather, &mut Discard)?;
     let flushed = gather.flush_with(|what| unit.invalidate(DOMAIN, what))?;

@@ -8,7 +8,7 @@
 use std::error::Error;
 
 use iommu::{DomainId, Unit, Vtd, vtd};
-use iopt::{Discard, Gather, Prot, Table, TableMemory, format::VtdSs};
+use iopt::{Arena, AtomicMeta, Discard, Gather, Prot, Table, TableMemory, format::VtdSs};
 use machine::{DEVICE, Machine, PC};
 use runs::Span;
 
@@ -26,7 +26,13 @@ const TEXT: &[u8] = b"seen by the device";
 
 fn main() -> Result<(), Box<dyn Error>> {
     let machine = Machine::start(PC, &["-device", "intel-iommu,aw-bits=48"])?;
-    let memory = machine.memory();
+
+    // 0. Memory that the unit sees, for its structures and for page tables. Something is noted beside each
+    //    page; allocation and addresses are arithmetic.
+    let pages = machine.stretch().len() / 512;
+    let notes: Vec<_> = (0..pages).map(|_| AtomicMeta::new()).collect();
+    let arena: Arena<_> = Arena::new((machine.stretch(), &notes[..]), machine.stretch_at())?;
+    let memory = &arena;
 
     // 1. Probe. The driver reads the capability registers, and takes memory for the root table and the
     //    invalidation queue. The unit does not change yet: devices still reach all of memory.
