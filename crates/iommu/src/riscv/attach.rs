@@ -126,7 +126,7 @@ impl<R: Registers, M: TableMemory> RiscvIommu<R, M> {
 
     fn give_back(&self, directory: Directory) {
         let mut chain = Chain::empty();
-        directory.free(&self.memory, &mut chain);
+        directory.for_each_page(&self.memory, &mut |page| chain.push(&self.memory, page));
         self.memory.reclaim(chain);
     }
 

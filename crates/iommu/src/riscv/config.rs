@@ -4,6 +4,7 @@ use core::fmt;
 
 use iopt::NoTables;
 
+use crate::handover::AdoptError;
 use crate::unit::NodeId;
 
 /// What the registers do not say.
@@ -51,6 +52,8 @@ pub enum ProbeError {
     },
     /// There is no memory for device directory and queues.
     Memory(NoTables),
+    /// The unit is not the one that was frozen, or has stopped.
+    Adopt(AdoptError),
 }
 
 impl fmt::Display for ProbeError {
@@ -69,6 +72,7 @@ impl fmt::Display for ProbeError {
                 "the unit reads memory in big-endian order only: capabilities {capabilities:#x}"
             ),
             Self::Memory(cause) => cause.fmt(f),
+            Self::Adopt(cause) => cause.fmt(f),
         }
     }
 }

@@ -34,9 +34,7 @@ impl Devices {
         offer: Offer,
         last_process: u32,
     ) -> Result<Self, NoTables> {
-        // DDI[0]: a context has 64 bytes in the extended format, 32 in the base format.
-        let leaf_bits = if offer.extended() { 6 } else { 7 };
-        let directory = Directory::new(memory, 3, leaf_bits)?;
+        let directory = Directory::new(memory, LEVELS, leaf_bits(offer))?;
         let devices = Self {
             directory,
             used: None,
@@ -47,7 +45,7 @@ impl Devices {
             Ok(_) => Ok(devices),
             Err(cause) => {
                 let mut chain = Chain::empty();
-                devices.free(memory, &mut chain);
+                devices.for_each_page(memory, &mut |_, page| chain.push(memory, page));
                 memory.reclaim(chain);
                 Err(cause)
             }
@@ -133,18 +131,57 @@ impl Devices {
             .is_none()
     }
 
-    /// Puts all pages into `chain`, those of process directories too. The unit reads none of them any
-    /// more.
-    pub(super) fn free<M: TableMemory>(&self, memory: &M, chain: &mut Chain) {
+    /// Hands all pages to `each` with their names, those of process directories too; a page may be gone when
+    /// it returns.
+    pub(super) fn for_each_page<M: TableMemory>(
+        &self,
+        memory: &M,
+        each: &mut impl FnMut(&'static str, u64),
+    ) {
         if let Some((first, last)) = self.used {
             for (_, cells) in self.directory.contexts(memory, first, last) {
                 if let Holds::Processes(directory) = Device(Context { memory, cells }).holds() {
-                    directory.free(memory, chain);
+                    directory.for_each_page(memory, &mut |page| each("process directory", page));
                 }
             }
         }
-        self.directory.free(memory, chain);
+        let directory = &self.directory;
+        directory.for_each_page(memory, &mut |page| each("device directory", page));
     }
+
+    /// What a successor must know: the first page, and in one word which devices were ever attached: the
+    /// first, the last, and whether there were any.
+    pub(super) fn describe(&self) -> [u64; 2] {
+        let used = self.used.map_or(0, |(first, last)| {
+            u64::from(first) | u64::from(last) << 24 | 1 << 48
+        });
+        [self.directory.root, used]
+    }
+
+    /// A directory that is there already, with what [`describe`](Self::describe) says.
+    pub(super) const fn adopt([root, used]: [u64; 2], offer: Offer, last_process: u32) -> Self {
+        let used = match used >> 48 & 1 {
+            1 => Some((used as u32 & 0xff_ffff, (used >> 24) as u32 & 0xff_ffff)),
+            _ => None,
+        };
+        Self {
+            directory: Directory {
+                root,
+                levels: LEVELS,
+                leaf_bits: leaf_bits(offer),
+            },
+            used,
+            last_process,
+        }
+    }
+}
+
+/// Levels of the device directory.
+const LEVELS: u32 = 3;
+
+/// DDI\[0\]: a context has 64 bytes in the extended format, 32 in the base format.
+const fn leaf_bits(offer: Offer) -> u32 {
+    if offer.extended() { 6 } else { 7 }
 }
 
 /// What is attached below one device.

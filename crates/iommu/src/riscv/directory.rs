@@ -5,11 +5,11 @@
 //! entries with V in bit 0 and the number of the next page in bits 53:10.
 //!
 //! A new page is complete in memory before the store that links it. The unit caches no entry without V, so
-//! it need not be told. Pages stay until the whole tree is [freed](Directory::free).
+//! it need not be told. Pages stay until the whole tree is given back.
 
 use core::iter;
 
-use iopt::{Cell, Chain, NoTables, TABLE_BYTES, TableMemory};
+use iopt::{Cell, NoTables, TABLE_BYTES, TableMemory};
 
 use super::offer::{DDTP_PPN, page_number};
 
@@ -138,9 +138,9 @@ impl Directory {
         (levels..self.levels).try_fold(self.root, |at, _| follow(memory, at, 0))
     }
 
-    /// Puts all pages into `chain`. The unit reads none of them any more.
-    pub(super) fn free<M: TableMemory>(&self, memory: &M, chain: &mut Chain) {
-        give_back(memory, self.root, self.levels, chain);
+    /// Hands all pages to `each`, those below before those above, which may be gone when it returns.
+    pub(super) fn for_each_page<M: TableMemory>(&self, memory: &M, each: &mut impl FnMut(u64)) {
+        below(memory, self.root, self.levels, each);
     }
 }
 
@@ -161,13 +161,14 @@ fn cells<M: TableMemory>(memory: &M, page: u64) -> &[M::Cell] {
     memory.entries(page, WORDS)
 }
 
-fn give_back<M: TableMemory>(memory: &M, page: u64, levels: u32, chain: &mut Chain) {
+/// A page, and what hangs below it.
+fn below<M: TableMemory>(memory: &M, page: u64, levels: u32, each: &mut impl FnMut(u64)) {
     if levels > 1 {
         for index in 0..WORDS {
-            if let Some(below) = follow(memory, page, index) {
-                give_back(memory, below, levels - 1, chain);
+            if let Some(next) = follow(memory, page, index) {
+                below(memory, next, levels - 1, each);
             }
         }
     }
-    chain.push(memory, page);
+    each(page);
 }

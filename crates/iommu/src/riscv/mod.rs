@@ -41,6 +41,8 @@
 //!
 //! **Faults**: `faults.rs`.
 //!
+//! **Handover**: `handover.rs`.
+//!
 //! # Locks and bounds
 //!
 //! One spinning lock covers directories, commands and faults: attach, detach and flushes take turns. Each
@@ -53,6 +55,7 @@ mod context;
 mod devices;
 mod directory;
 mod faults;
+mod handover;
 mod offer;
 mod queue;
 #[cfg(test)]
@@ -148,7 +151,7 @@ impl<R: Registers, M: TableMemory> RiscvIommu<R, M> {
             match memory.allocate(TABLE_BYTES as usize) {
                 Ok(address) => *page = address,
                 Err(cause) => {
-                    devices.free(&memory, &mut taken);
+                    devices.for_each_page(&memory, &mut |_, page| taken.push(&memory, page));
                     memory.reclaim(taken);
                     return Err(ProbeError::Memory(cause));
                 }
@@ -252,15 +255,10 @@ impl<R: Registers, M: TableMemory> RiscvIommu<R, M> {
         let inner = self.inner.into_inner();
         let mut chain = Chain::empty();
         let memory = self.memory;
-        inner.devices.free(&memory, &mut chain);
-        let ours = [inner.queue.entries, inner.queue.status, inner.faults];
-        let empty = inner.tlbs.into_iter().flat_map(|tlbs| {
-            let pages = (0..ROOT_BYTES).step_by(TABLE_BYTES as usize);
-            pages.map(move |offset| tlbs.empty + offset)
+        inner.for_each(&memory, &mut |_, span| {
+            let pages = (0..span.len).step_by(TABLE_BYTES as usize);
+            pages.for_each(|offset| chain.push(&memory, span.start + offset));
         });
-        for page in ours.into_iter().chain(empty) {
-            chain.push(&memory, page);
-        }
         memory.reclaim(chain);
         Ok((self.registers, memory))
     }

@@ -68,6 +68,11 @@ pub(super) fn switch<R: Registers>(
     })
 }
 
+/// LOG2SZ-1 and PPN of a queue's base register, for 2^`log2` entries.
+pub(super) const fn base(page: u64, log2: u32) -> u64 {
+    page_number(page) | (log2 - 1) as u64
+}
+
 /// Tells the unit the page of a queue of 2^`log2` entries, which is not in use.
 pub(super) fn set_base<R: Registers>(
     registers: &R,
@@ -75,8 +80,8 @@ pub(super) fn set_base<R: Registers>(
     page: u64,
     log2: u32,
 ) -> Result<(), UnitError> {
-    // LOG2SZ-1 and PPN; the unit may not have the size or the address (WARL).
-    let base = page_number(page) | u64::from(log2 - 1);
+    let base = base(page, log2);
+    // The unit may not have the size or the address (WARL).
     registers.write64(offset, base);
     let value = registers.read64(offset);
     if value & (DDTP_PPN | 0x1f) != base {

@@ -27,9 +27,12 @@ use core::sync::atomic::{Ordering, fence};
 use iopt::{Cell, TABLE_BYTES, TableMemory};
 
 use super::command::Command;
-use super::offer::{COMMAND_ERRORS, CQB, CQCSR, CQH, CQT, ON, set_base, switch};
+use super::offer::{
+    COMMAND_ERRORS, CQB, CQCSR, CQH, CQT, DDTP_PPN, ENABLE, ON, base, set_base, switch,
+};
 use crate::commands::CommandCounters;
 use crate::error::UnitError;
+use crate::handover::AdoptError;
 use crate::registers::{Registers, wait_until};
 
 /// Commands of the queue: one page.
@@ -80,6 +83,26 @@ impl Queue {
         set_base(registers, (CQB, "cqb"), self.entries, RING.ilog2())?;
         registers.write32(CQT, 0);
         switch(registers, QUEUE, true)
+    }
+
+    /// Goes on with a queue in which all commands are complete.
+    pub(super) fn resume<R: Registers, M: TableMemory>(
+        &mut self,
+        (registers, memory): (&R, &M),
+    ) -> Result<(), AdoptError> {
+        let wanted = base(self.entries, RING.ilog2());
+        let found = registers.read64(CQB);
+        AdoptError::compare("cqb", found, wanted, DDTP_PPN | 0x1f)?;
+        let on = u64::from(ENABLE | ON);
+        let found = registers.read32(CQCSR).into();
+        AdoptError::compare("cqcsr", found, on, on | u64::from(COMMAND_ERRORS))?;
+        let (head, tail) = (registers.read32(CQH).into(), registers.read32(CQT).into());
+        AdoptError::compare("cqh", head, tail, u64::MAX)?;
+        self.tail = Self::head(registers);
+        let status = memory.entries(self.status, 1).first();
+        self.ticket = status.map_or(0, |cell| cell.get_acquire() as u32);
+        self.open = true;
+        Ok(())
     }
 
     /// Where the unit will fetch next, whatever it says.

@@ -3,6 +3,7 @@
 mod broken;
 mod commands;
 mod flush;
+mod handover;
 mod hostile;
 mod model;
 mod order;

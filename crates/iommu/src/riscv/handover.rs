@@ -1,0 +1,148 @@
+//! A live unit changes hands: see the crate's `handover.rs`.
+//!
+//! The description says whether the unit translates, where directory and queues lie, which devices were
+//! ever attached, and what devices' TLBs take. The last ticket is where the unit has stored it. The
+//! successor compares `fctl`, `ddtp`, and of both queues base, state and, for commands, head and tail with it.
+
+use core::iter;
+
+use iopt::{TABLE_BYTES, TableMemory};
+use runs::Span;
+use spin::Mutex;
+
+use super::devices::Devices;
+use super::offer::{DDTP, DDTP_PPN, ENABLE, FCTL, FOREIGN, FQB, FQCSR, MODE, ON, Offer, base};
+use super::queue::Queue;
+use super::{Config, Inner, ProbeError, ROOT_BYTES, RiscvIommu, Tlbs, faults};
+use crate::error::UnitError;
+use crate::handover::{AdoptError, Frozen, Held, UnitKind};
+use crate::registers::Registers;
+use crate::unit::DomainId;
+
+impl Inner {
+    /// Hands all memory that the unit may use to `each`, with names; it may be gone when that returns.
+    pub(super) fn for_each<M: TableMemory>(
+        &self,
+        memory: &M,
+        each: &mut impl FnMut(&'static str, Span),
+    ) {
+        let mut page = |name, start| each(name, Span::new(start, TABLE_BYTES));
+        self.devices.for_each_page(memory, &mut page);
+        page("command queue", self.queue.entries);
+        page("store of IOFENCE.C", self.queue.status);
+        page("fault queue", self.faults);
+        if let Some(tlbs) = &self.tlbs {
+            each("empty table", Span::new(tlbs.empty, ROOT_BYTES));
+        }
+    }
+}
+
+impl<R: Registers, M: TableMemory> RiscvIommu<R, M> {
+    /// Lets go of the unit, which goes on translating, for a successor to [adopt](Self::adopt):
+    /// waits until all commands are complete, and hands what the unit still uses to `each`.
+    ///
+    /// With an error the driver comes back, and nothing has changed.
+    #[expect(clippy::result_large_err, reason = "a driver is moved now and then")]
+    pub fn freeze(self, each: &mut dyn FnMut(Held)) -> Result<(Frozen, R, M), (Self, UnitError)> {
+        // With the queue empty, what follows is about a unit that does nothing by itself.
+        let quiet = {
+            let queue = &mut self.inner.lock().queue;
+            queue.issue((&self.registers, &self.memory), iter::empty())
+        };
+        if let Err(cause) = quiet {
+            return Err((self, cause));
+        }
+        let inner = self.inner.into_inner();
+        inner.for_each(&self.memory, &mut |name, span| {
+            each(Held::Structure { name, span });
+        });
+        let (empty, depth) = match &inner.tlbs {
+            Some(tlbs) => (tlbs.empty, tlbs.depth as u64),
+            None => (0, 0),
+        };
+        for member in inner.devices.members(&self.memory) {
+            let (domain, root) = (DomainId(member.there.domain.into()), member.there.root);
+            // One that is leaving has no table any more.
+            if empty == 0 || root.address != empty {
+                each(Held::Table { domain, root });
+            }
+        }
+        let [root, used] = inner.devices.describe();
+        let words = [
+            // Bit 63: the unit is in use.
+            used | u64::from(inner.queue.open) << 63,
+            root,
+            inner.queue.entries | depth,
+            inner.queue.status,
+            inner.faults,
+            empty,
+        ];
+        let kind = UnitKind::Riscv;
+        Ok((Frozen { kind, words }, self.registers, self.memory))
+    }
+
+    /// Takes a unit over that a predecessor has [frozen](Self::freeze), and that translates all the
+    /// time. `memory` is the same memory, in which what was listed then is not handed out;
+    /// configuration is as it was.
+    pub fn adopt(
+        registers: R,
+        memory: M,
+        mut config: Config,
+        frozen: &Frozen,
+    ) -> Result<Self, ProbeError> {
+        let offer = Offer::read(&registers)?;
+        let capabilities = offer.capabilities(&config)?;
+        config.device_bits = config.device_bits.min(24);
+        let last_process = (1 << capabilities.pasid_bits) - 1;
+        let inner = resume((&registers, &memory), offer, &config, last_process, frozen)
+            .map_err(ProbeError::Adopt)?;
+        Ok(Self {
+            registers,
+            memory,
+            config,
+            offer,
+            capabilities,
+            inner: Mutex::new(inner),
+        })
+    }
+}
+
+/// What the unit goes on using, as the description and the registers say it.
+fn resume<R: Registers, M: TableMemory>(
+    (registers, memory): (&R, &M),
+    offer: Offer,
+    config: &Config,
+    last_process: u32,
+    frozen: &Frozen,
+) -> Result<Inner, AdoptError> {
+    let [state, root, commands, status, queue, empty] = frozen.words(UnitKind::Riscv)?;
+    let devices = Devices::adopt([root, state], offer, last_process);
+    let (entries, depth) = (commands & !(TABLE_BYTES - 1), commands % TABLE_BYTES);
+    let tlbs = (empty != 0).then_some(Tlbs {
+        depth: depth.clamp(1, 32) as usize,
+        empty,
+    });
+    let mut inner = Inner {
+        devices,
+        queue: Queue::new(entries, status),
+        faults: queue,
+        tlbs,
+    };
+    if state >> 63 == 1 {
+        let found = registers.read32(FCTL).into();
+        AdoptError::compare("fctl", found, 0, FOREIGN.into())?;
+        // Of the numbers of levels, the one that the unit has.
+        let found = registers.read64(DDTP);
+        let mask = MODE | DDTP_PPN;
+        let mut wanted = inner.devices.registers(memory, config.device_bits);
+        let one = wanted.clone().next().unwrap_or(0);
+        let same = wanted.find(|value| *value == found & mask);
+        AdoptError::compare("ddtp", found, same.unwrap_or(one), mask)?;
+        let wanted = base(queue, faults::RECORDS.ilog2());
+        AdoptError::compare("fqb", registers.read64(FQB), wanted, DDTP_PPN | 0x1f)?;
+        let on = (ENABLE | ON).into();
+        AdoptError::compare("fqcsr", registers.read32(FQCSR).into(), on, on)?;
+        inner.queue.resume((registers, memory))?;
+    }
+    Ok(inner)
+}

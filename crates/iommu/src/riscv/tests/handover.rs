@@ -1,0 +1,91 @@
+//! Handing over.
+
+use super::*;
+use crate::handover::{AdoptError, Frozen, Held};
+
+#[test]
+fn a_successor_goes_on_in_the_queue_and_with_the_devices() {
+    for (capabilities, device_bits) in [(PLAIN, 7), (PLAIN, 16), (RICH, 15), (RICH, 24)] {
+        let config = Config {
+            device_bits,
+            ..PROCESSES
+        };
+        let (driver, model) = enabled(capabilities, config);
+        let (device, tlb) = (DeviceId(0x29), DeviceTlb { queue_depth: 2 });
+        driver.set_device_tlb(device, Some(tlb)).unwrap();
+        driver.attach(device, DOMAIN, root(0x10_0000, 4)).unwrap();
+        let guest = second(0x20_0000, 3);
+        driver.attach(DeviceId(1), DomainId(8), guest).unwrap();
+        driver
+            .attach_pasid(device, Pasid(5), DOMAIN, root(0x10_0000, 4))
+            .unwrap();
+        let used = driver.memory().in_use();
+        model.told();
+        let (mut pages, mut tables) = (0, Vec::new());
+        let frozen = driver.freeze(&mut |held| match held {
+            Held::Structure { span, .. } => pages += span.len / 4096,
+            Held::Table { domain, root } => tables.push((domain.0, root)),
+        });
+        let (frozen, _, memory) = frozen.map_err(|(_, cause)| cause).unwrap();
+        assert_eq!(pages, used);
+        let first = (7, root(0x10_0000, 4));
+        assert_eq!(tables, [(8, guest), first, first]);
+        assert_eq!(model.told(), [Told::Wait]);
+
+        let frozen = Frozen::from_bytes(&frozen.to_bytes()).unwrap();
+        let adopt = |frozen: &Frozen| {
+            let adopted = RiscvIommu::adopt(model.clone(), memory.clone(), config, frozen);
+            adopted.map_err(|error| match error {
+                ProbeError::Adopt(AdoptError::Register { name, .. }) => name,
+                other => panic!("{other}"),
+            })
+        };
+        for (word, name) in [(1, "ddtp"), (2, "cqb"), (4, "fqb")] {
+            let mut other = frozen;
+            other.words[word] += 4096;
+            assert_eq!(adopt(&other).err(), Some(name));
+        }
+        for (csr, bits, name) in [(72, 1 << 8, "cqcsr"), (76, 1 << 16, "fqcsr")] {
+            *model.state().csrs.get_mut(&csr).unwrap() ^= bits;
+            assert_eq!(adopt(&frozen).err(), Some(name));
+            *model.state().csrs.get_mut(&csr).unwrap() ^= bits;
+        }
+        *model.state().places.get_mut(&36).unwrap() ^= 1;
+        assert_eq!(adopt(&frozen).err(), Some("cqh"));
+        *model.state().places.get_mut(&36).unwrap() ^= 1;
+        model.state().fctl = 4;
+        assert_eq!(adopt(&frozen).err(), Some("fctl"));
+        model.state().fctl = 0;
+
+        let heir = adopt(&frozen).unwrap();
+        // It has told the unit nothing.
+        assert_eq!(model.told(), []);
+        let again = heir.attach(device, DOMAIN, root(0x10_0000, 4));
+        assert!(matches!(again, Err(AttachError::AlreadyAttached { .. })));
+        heir.invalidate_domain(DOMAIN).unwrap();
+        assert_eq!(heir.counters().waits, 1);
+        let segments = device_bits > 16;
+        let tlb = |process| Told::Tlb(0x29, segments, process, (0, 52));
+        let expected = [whole(7), Told::Fence, tlb(None), tlb(Some(5)), Told::Wait];
+        assert_eq!(model.told(), expected);
+        heir.detach(device).unwrap();
+        heir.detach_pasid(device, Pasid(5)).unwrap();
+        heir.detach(DeviceId(1)).unwrap();
+        drop(heir.tear_down().unwrap());
+        assert_eq!(memory.in_use(), 0);
+        model.told();
+        assert_eq!(adopt(&frozen).err(), Some("ddtp"));
+    }
+}
+
+#[test]
+fn a_unit_that_does_not_answer_is_not_frozen() {
+    let (driver, model) = enabled(PLAIN, CONFIG);
+    model.state().broken.deaf = true;
+    let Err((driver, cause)) = driver.freeze(&mut |_| ()) else {
+        panic!("frozen");
+    };
+    assert!(matches!(cause, UnitError::TimedOut { .. }), "{cause}");
+    model.state().broken.deaf = false;
+    driver.invalidate_domain(DOMAIN).unwrap();
+}
