@@ -25,7 +25,15 @@ impl Board {
                 "-cpu",
                 "max",
             ],
-            Self::RiscvVirt => &["-machine", "virt"],
+            Self::RiscvVirt => &["-machine", "virt", "-smp", "4"],
+        }
+    }
+
+    /// How many processors it has, one to a node: RISC-V's wants one in each.
+    pub(crate) const fn processors(self) -> usize {
+        match self {
+            Self::Q35 | Self::ArmVirt => 1,
+            Self::RiscvVirt => 4,
         }
     }
 

@@ -3,7 +3,7 @@
 use anyhow::{Context as _, ensure};
 use iommu::{CommandCounters, DeviceId, DomainId, Fault, FlushError, Registers};
 use iopt::{Gather, Invalidation, walk::Access};
-use runs::Span;
+use runs::{PageSizes, Span};
 
 use crate::{At, DEVICES, Denied, LONGEST, Rig, Seen, drivers::Live, tables::Tables};
 
@@ -44,12 +44,14 @@ impl<'r> Case<'r> {
         &*self.driver
     }
 
-    /// An empty table of the rig's kind, with all leaves that the unit walks.
+    /// An empty table of the rig's kind, with all leaves that QEMU's unit walks.
     pub(crate) fn table(&self) -> anyhow::Result<Tables<'r>> {
         let format = self.rig.kind().format;
         let support = self.driver.capabilities().format(format);
         let support = support.with_context(|| format!("the unit does not offer {format}"))?;
-        Ok(Tables::new(self.rig, support.page_sizes)?)
+        let wrong = self.rig.unit().tells().not_walked;
+        let sizes = PageSizes::from_bits(support.page_sizes.bits() & !wrong.bits());
+        Ok(Tables::new(self.rig, sizes)?)
     }
 
     /// A table is told to be the one of a device.

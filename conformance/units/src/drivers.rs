@@ -2,11 +2,12 @@
 
 use ioas::HostTables;
 use iommu::{
-    AmdVi, Driver, Frozen, Held, Registers, SmmuV3, UnitError, Vtd, amdvi, smmuv3,
+    AmdVi, Driver, Frozen, Held, Registers, RiscvIommu, SmmuV3, UnitError, Vtd, amdvi, riscv,
+    smmuv3,
     vtd::{self, Mode},
 };
 use iopt::TableMemory;
-use qtest::pci::{self, Config, Window};
+use qtest::pci::{self, Address, Config, Window};
 
 use crate::{Rig, qemu::Unit};
 
@@ -33,19 +34,27 @@ macro_rules! live {
     };
 }
 
-live! { Vtd AmdVi SmmuV3 }
+live! { Vtd AmdVi SmmuV3 RiscvIommu }
+
+/// Where a unit that is a PCI function is.
+const FUNCTION: Address = Address::new(0, 1, 0);
 
 impl Unit {
     /// Where the registers are. Those of a PCI function are placed in the window.
     pub(crate) fn registers(
         self,
-        _config: &Config<'_>,
-        _window: &mut Window,
+        config: &Config<'_>,
+        window: &mut Window,
     ) -> Result<u64, pci::Error> {
         Ok(match self {
             Self::VtdLegacy | Self::VtdSecond | Self::VtdFirst => 0xfed9_0000,
             Self::AmdVi => 0xfed8_0000,
             Self::SmmuFirst | Self::SmmuSecond | Self::SmmuBoth => 0x0905_0000,
+            Self::Riscv | Self::RiscvBase => {
+                let bars = config.assign(FUNCTION, window)?;
+                config.enable(FUNCTION)?;
+                bars.first().map_or(0, |bar| bar.address)
+            }
         })
     }
 }
@@ -79,6 +88,13 @@ impl Rig {
                 return Ok(Box::new(match frozen {
                     None => SmmuV3::new(registers, memory, config)?,
                     Some(frozen) => SmmuV3::adopt(registers, memory, config, frozen)?,
+                }));
+            }
+            Unit::Riscv | Unit::RiscvBase => {
+                let config = riscv::Config::default();
+                return Ok(Box::new(match frozen {
+                    None => RiscvIommu::new(registers, memory, config)?,
+                    Some(frozen) => RiscvIommu::adopt(registers, memory, config, frozen)?,
                 }));
             }
         };

@@ -7,6 +7,7 @@ use iopt::{
     FormatId,
     format::{ArmConfig, ArmGranule},
 };
+use runs::PageSizes;
 
 /// A machine that QEMU emulates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -50,6 +51,11 @@ pub enum Unit {
     SmmuSecond,
     /// SMMUv3: both stages, one at a time.
     SmmuBoth,
+    /// The RISC-V IOMMU as a PCI function: first and second stage of 3 to 5 levels, extended device contexts.
+    /// QEMU has it from 9.2 on.
+    Riscv,
+    /// The same with base device contexts.
+    RiscvBase,
 }
 
 /// A table that a unit walks.
@@ -143,11 +149,13 @@ pub struct Tells {
     pub address: bool,
     /// They tell reads from writes.
     pub access: bool,
+    /// Sizes of leaves that QEMU walks otherwise than the specification says.
+    pub not_walked: PageSizes,
 }
 
 impl Unit {
     /// All of them.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 9] = [
         Self::VtdLegacy,
         Self::VtdSecond,
         Self::VtdFirst,
@@ -155,6 +163,8 @@ impl Unit {
         Self::SmmuFirst,
         Self::SmmuSecond,
         Self::SmmuBoth,
+        Self::Riscv,
+        Self::RiscvBase,
     ];
 
     /// Its name in results.
@@ -167,6 +177,8 @@ impl Unit {
             Self::SmmuFirst => "smmuv3-first",
             Self::SmmuSecond => "smmuv3-second",
             Self::SmmuBoth => "smmuv3-both",
+            Self::Riscv => "riscv",
+            Self::RiscvBase => "riscv-base",
         }
     }
 
@@ -175,6 +187,7 @@ impl Unit {
         match self {
             Self::VtdLegacy | Self::VtdSecond | Self::VtdFirst | Self::AmdVi => Board::Q35,
             Self::SmmuFirst | Self::SmmuSecond | Self::SmmuBoth => Board::ArmVirt,
+            Self::Riscv | Self::RiscvBase => Board::RiscvVirt,
         }
     }
 
@@ -213,6 +226,18 @@ impl Unit {
             Kind::of_arm(false, ArmGranule::K4, 48, false),
             Kind::of_arm(true, ArmGranule::K4, 44, false),
         ];
+        const RISCV: &[Kind] = &[
+            Kind::new(FormatId::RiscV, 4),
+            Kind::new(FormatId::RiscV, 3),
+            Kind::new(FormatId::RiscV, 5),
+            Kind::new(FormatId::RiscVG, 4),
+            Kind::new(FormatId::RiscVG, 3),
+            Kind::new(FormatId::RiscVG, 5),
+        ];
+        const RISCV_BASE: &[Kind] = &[
+            Kind::new(FormatId::RiscV, 4),
+            Kind::new(FormatId::RiscVG, 4),
+        ];
         match self {
             Self::VtdLegacy | Self::VtdSecond => VTD_SECOND,
             Self::VtdFirst => VTD_FIRST,
@@ -220,6 +245,8 @@ impl Unit {
             Self::SmmuFirst => SMMU_FIRST,
             Self::SmmuSecond => SMMU_SECOND,
             Self::SmmuBoth => SMMU_BOTH,
+            Self::Riscv => RISCV,
+            Self::RiscvBase => RISCV_BASE,
         }
     }
 
@@ -231,6 +258,7 @@ impl Unit {
             denied: Denied::Recorded,
             address: true,
             access: true,
+            not_walked: PageSizes::from_bits(0),
         };
         match self {
             Self::VtdLegacy | Self::VtdSecond | Self::VtdFirst => Tells {
@@ -247,6 +275,13 @@ impl Unit {
                 denied: Denied::RecordedUncached,
                 ..all
             },
+            Self::Riscv | Self::RiscvBase => Tells {
+                denied: Denied::RecordedUncached,
+                access: false,
+                // Svnapot.
+                not_walked: PageSizes::from_bits(1 << 16),
+                ..all
+            },
         }
     }
 
@@ -256,6 +291,7 @@ impl Unit {
             Self::VtdLegacy | Self::VtdSecond | Self::VtdFirst => "intel-iommu",
             Self::AmdVi => "amd-iommu",
             Self::SmmuFirst | Self::SmmuSecond | Self::SmmuBoth => "arm-smmuv3",
+            Self::Riscv | Self::RiscvBase => "riscv-iommu-pci",
         }
     }
 
@@ -266,6 +302,8 @@ impl Unit {
         const SNOOP: &[&str] = &["snoop-control=on"];
         const SCALABLE: &[&str] = &["scalable-mode=on", "x-scalable-mode=on"];
         const FIRST: &[&str] = &["fsts=on", "x-flts=on"];
+        // Where `drivers.rs` looks for it.
+        const FUNCTION: &[&str] = &["addr=0x1"];
         const REMAP: &[&str] = &["dma-remap=on", "pt=off"];
         match self {
             Self::VtdLegacy => &[BITS, SNOOP],
@@ -275,6 +313,8 @@ impl Unit {
             Self::SmmuFirst => &[&["stage=1"]],
             Self::SmmuSecond => &[&["stage=2"]],
             Self::SmmuBoth => &[&["stage=nested"]],
+            Self::Riscv => &[FUNCTION],
+            Self::RiscvBase => &[FUNCTION, &["intremap=off"]],
         }
     }
 }

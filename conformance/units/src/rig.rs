@@ -191,14 +191,19 @@ impl Rig {
             ))
         };
         let nodes = [
-            (ram("low", low), "low,cpus=0"),
+            (ram("low", low), "low"),
             (shared("structures", &structures)?, "structures"),
             (shared("large", &large)?, "large"),
             (ram("data", place.data().len), "data"),
         ];
         for (nth, (object, node)) in nodes.iter().enumerate() {
             command.args(["-object", object]);
-            command.args(["-numa", &format!("node,nodeid={nth},memdev={node}")]);
+            let processor = match nth < board.processors() {
+                true => format!(",cpus={nth}"),
+                false => String::new(),
+            };
+            let node = format!("node,nodeid={nth},memdev={node}{processor}");
+            command.args(["-numa", &node]);
         }
         // Before the devices that are behind it.
         let argument = qemu.unit(unit);

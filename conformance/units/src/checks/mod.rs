@@ -3,11 +3,12 @@
 use anyhow::ensure;
 use iopt::FormatId;
 
-use crate::{Kind, Place, Rig, Seen, Unit};
+use crate::{Board, Kind, Place, Rig, Seen, Unit};
 
 mod changes;
 mod handover;
 mod nvme;
+mod riscv;
 mod suite;
 mod vtd_by_hand;
 
@@ -87,6 +88,7 @@ pub const CHECKS: &[Check] = &[
     every("holes", suite::holes),
     every("two domains", suite::two_domains),
     every("stale until invalidated", suite::stale),
+    every("forgotten at both ends", suite::stale_at_both_ends),
     random("split, cut, merge", changes::refit),
     random("random mixture", changes::mixture),
     Check {
@@ -100,6 +102,16 @@ pub const CHECKS: &[Check] = &[
         "dirty bits",
         |unit, _| unit == Unit::VtdFirst,
         changes::dirty,
+    ),
+    check(
+        "directories",
+        |unit, kind| unit.board() == Board::RiscvVirt && is_usual(unit, kind),
+        riscv::directories,
+    ),
+    check(
+        "processes",
+        |unit, kind| unit == Unit::Riscv && kind.format == FormatId::RiscV,
+        riscv::processes,
     ),
     check("cost of a flush", is_usual, changes::flush_costs),
 ];

@@ -296,3 +296,40 @@ pub(super) fn stale(rig: &Rig) -> anyhow::Result<()> {
     case.detach(0)?;
     case.end()
 }
+
+/// A leaf that was reached at both ends is forgotten at both, while another is left in its table.
+pub(super) fn stale_at_both_ends(rig: &Rig) -> anyhow::Result<()> {
+    const DOMAIN: u32 = 3;
+    let case = Case::new(rig)?;
+    let mut table = case.table()?;
+    let (page, data) = (page(&table), rig.data().start);
+    let base = first(&case, &table);
+    case.attach(0, DOMAIN, &table)?;
+    for size in sizes(&table, 64 * MIB) {
+        let at = |iova, offset| At {
+            iova: base + iova,
+            address: data.next_multiple_of(GIB) + iova + offset,
+        };
+        let (source, leaf, other) = (at(0, 0), at(2 * size, GIB), at(3 * size, GIB));
+        for (at, len) in [(source, page), (leaf, size), (other, size)] {
+            table.map(at.iova, &[Span::new(at.address, len)], Prot::RW)?;
+        }
+        let ends = [leaf.plus(size - page), leaf];
+        for end in ends {
+            case.copy_by(&table, 0, source, end)?;
+        }
+        let mut gather = Gather::new();
+        table.unmap(Span::new(leaf.iova, size), &mut gather)?;
+        case.flush(&mut table, &mut gather, DOMAIN)?;
+        for end in ends {
+            case.copy(0, source, end, Seen::Untouched)?;
+            case.fault(0, end.iova, Access::Write)?;
+        }
+        case.copy_by(&table, 0, source, other)?;
+        for (at, len) in [(source, page), (other, size)] {
+            case.unmap(&mut table, Span::new(at.iova, len), DOMAIN)?;
+        }
+    }
+    case.detach(0)?;
+    case.end()
+}
