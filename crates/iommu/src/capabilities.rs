@@ -6,6 +6,7 @@ use runs::PageSizes;
 
 use crate::arm;
 use crate::error::AttachError;
+use crate::unit::{DeviceId, Pasid};
 
 /// What a unit can do, in the terms in which tables are built.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -113,6 +114,21 @@ impl Capabilities {
             return Err(AttachError::RootAddress {
                 address,
                 bits: self.output_bits,
+            });
+        }
+        Ok(())
+    }
+}
+
+impl Capabilities {
+    /// Refuses a PASID that the unit does not take.
+    pub(crate) fn check_pasid(&self, device: DeviceId, pasid: Pasid) -> Result<(), AttachError> {
+        let bits = self.pasid_bits;
+        if pasid.0 == 0 || pasid.0 >> bits.min(31) != 0 {
+            return Err(AttachError::Pasid {
+                device,
+                pasid,
+                bits,
             });
         }
         Ok(())

@@ -10,7 +10,8 @@
 //! less than twice its part. What is named in excess costs another walk, and nothing else. Blocks beyond
 //! the unit's largest mask are several commands. Where that comes to more than [`MOST_PAGE_COMMANDS`],
 //! or a leaf is larger than the largest mask, or the unit has no such command, the whole domain is
-//! invalidated by one.
+//! invalidated by one. Commands that are given for each of several address spaces or devices count
+//! together ([`parts`]).
 
 use iopt::Invalidation;
 use runs::Span;
@@ -38,6 +39,39 @@ pub struct CommandCounters {
 pub(crate) struct Block {
     pub(crate) address: u64,
     pub(crate) mask: u32,
+}
+
+impl Block {
+    /// All of an address space.
+    pub(crate) const ALL: Self = Self {
+        address: 0,
+        mask: 52,
+    };
+
+    /// The address with the size in it, as translations are invalidated in devices (PCI Express Base
+    /// Specification, section 10.3 "ATS Invalidation"), and by AMD-Vi: with the flag S, the size is where
+    /// the lowest 0 is, from bit 12 on. 2^64 bytes are a 0 in bit 63. The flag is true for more than one
+    /// page.
+    pub(crate) const fn sized(self) -> (u64, bool) {
+        if self.mask == 0 {
+            return (self.address, false);
+        }
+        let ones = (1 << (self.mask + 11)) - 1;
+        (self.address | ones & !0xfff, true)
+    }
+}
+
+/// What is told to each of `times` address spaces or devices: these blocks, or, where all of that is too
+/// much or the blocks were, everything (`None`).
+pub(crate) fn parts(
+    blocks: Option<impl Iterator<Item = Block> + Clone>,
+    times: usize,
+) -> impl Iterator<Item = Option<Block>> + Clone {
+    let few = |count: usize| count.saturating_mul(times) <= MOST_PAGE_COMMANDS;
+    let blocks = blocks.filter(|blocks| few(blocks.clone().count()));
+    let all = blocks.is_none().then_some(None);
+    all.into_iter()
+        .chain(blocks.into_iter().flatten().map(Some))
 }
 
 /// The blocks that cover what a gather names, for a unit whose largest mask is `most`; `None` when

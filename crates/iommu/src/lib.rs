@@ -68,6 +68,7 @@ mod fault;
 mod handover;
 #[cfg(test)]
 mod hostile;
+mod notes;
 mod registers;
 pub mod riscv;
 #[cfg(feature = "std")]

@@ -8,10 +8,8 @@
 
 use crate::commands::Block;
 
-/// The PASID of requests without one: the one that context entries assign (RID_PASID).
-const NO_PASID: u64 = 0;
-
-/// One command. Domains and sources are those of the unit: 16 bits.
+/// One command. Domains and sources are those of the unit: 16 bits. PASID 0 is that of requests without
+/// one, since context entries assign it (RID_PASID).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Command {
     /// All of the context cache.
@@ -20,8 +18,8 @@ pub(super) enum Command {
     Context { domain: u16, source: u16 },
     /// All of the PASID cache.
     AllPasids,
-    /// What the PASID cache has of requests without a PASID, in one domain.
-    Pasid { domain: u16 },
+    /// What the PASID cache has of one PASID, in one domain.
+    Pasid { domain: u16, pasid: u32 },
     /// All of the IOTLB and of the paging-structure caches.
     All,
     /// All of a domain.
@@ -32,14 +30,50 @@ pub(super) enum Command {
         block: Block,
         leaf_only: bool,
     },
-    /// All first-stage translations of requests without a PASID, in one domain.
-    FirstStage { domain: u16 },
+    /// All first-stage translations of one PASID, in one domain.
+    FirstStage { domain: u16, pasid: u32 },
     /// Pages of these.
     FirstStagePages {
         domain: u16,
+        pasid: u32,
         block: Block,
         leaf_only: bool,
     },
+    /// Pages in a device's TLB.
+    DeviceTlb(InDevice),
+}
+
+/// Pages in a device's TLB.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct InDevice {
+    pub(super) source: u16,
+    pub(super) pasid: u32,
+    /// How many invalidations the device takes at a time, 0 for 32.
+    pub(super) depth: u8,
+    /// The physical function for which they are counted, 0 where the unit does not count (PFSID).
+    pub(super) physical: u16,
+    pub(super) block: Block,
+}
+
+impl InDevice {
+    /// Without a PASID, sections "Device-TLB Invalidate Descriptor" (6.5.2.5), and with one,
+    /// "PASID-based-Device-TLB Invalidate Descriptor" (6.5.2.6).
+    const fn descriptor(self) -> [u64; 2] {
+        let (source, depth) = (self.source as u64, self.depth as u64 & 0x1f);
+        let physical = self.physical as u64;
+        let physical = (physical & 0xf) << 12 | (physical >> 4) << 52;
+        let (address, size) = self.block.sized();
+        match self.pasid {
+            0 => [
+                0x3 | physical | depth << 16 | source << 32,
+                address | size as u64,
+            ],
+            pasid => [
+                0x8 | physical | depth << 4 | source << 16 | (pasid as u64) << 32,
+                address | (size as u64) << 11,
+            ],
+        }
+    }
 }
 
 /// The second word of a page-selective descriptor, and the Invalidate Address Register.
@@ -69,6 +103,7 @@ impl Command {
         let (drain, _) = drain(draining);
         let granularity = |g: u64| g << 4;
         let of = |domain: u16| u64::from(domain) << 16;
+        let tagged = |pasid: u32| u64::from(pasid) << 32;
         match self {
             Self::AllContexts => [0x1 | granularity(1), 0],
             Self::Context { domain, source } => [
@@ -86,17 +121,21 @@ impl Command {
                 word(block, leaf_only),
             ],
             // These two drain without being asked.
-            Self::FirstStage { domain } => [0x6 | granularity(2) | of(domain) | NO_PASID << 32, 0],
+            Self::FirstStage { domain, pasid } => {
+                [0x6 | granularity(2) | of(domain) | tagged(pasid), 0]
+            }
             Self::FirstStagePages {
                 domain,
+                pasid,
                 block,
                 leaf_only,
             } => [
-                0x6 | granularity(3) | of(domain) | NO_PASID << 32,
+                0x6 | granularity(3) | of(domain) | tagged(pasid),
                 word(block, leaf_only),
             ],
             Self::AllPasids => [0x7 | granularity(3), 0],
-            Self::Pasid { domain } => [0x7 | granularity(1) | of(domain) | NO_PASID << 32, 0],
+            Self::Pasid { domain, pasid } => [0x7 | granularity(1) | of(domain) | tagged(pasid), 0],
+            Self::DeviceTlb(what) => what.descriptor(),
         }
     }
 
@@ -121,7 +160,8 @@ impl Command {
             Self::AllPasids
             | Self::Pasid { .. }
             | Self::FirstStage { .. }
-            | Self::FirstStagePages { .. } => ByRegister::None,
+            | Self::FirstStagePages { .. }
+            | Self::DeviceTlb(_) => ByRegister::None,
         }
     }
 }

@@ -29,17 +29,21 @@ pub struct Config {
     pub segment: u16,
     /// Bits of host addresses (DMAR table: Host Address Width + 1), at most 52.
     pub host_bits: u32,
+    /// Bits of a PASID (1 to 20), in scalable mode: each device's PASID directory has room for all of
+    /// them, 4 KiB up to 15 bits and twice as much for each bit more. 0: requests with a PASID fault.
+    pub pasid_bits: u32,
     /// The memory node (DMAR table, RHSA structure), if it is known.
     pub node: Option<NodeId>,
 }
 
 impl Default for Config {
-    /// Legacy mode, segment 0, 48 bits, no node.
+    /// Legacy mode, segment 0, 48 bits, no PASIDs, no node.
     fn default() -> Self {
         Self {
             mode: Mode::Legacy,
             segment: 0,
             host_bits: 48,
+            pasid_bits: 0,
             node: None,
         }
     }
@@ -65,6 +69,13 @@ pub enum ProbeError {
         /// The extended capability register.
         ecap: u64,
     },
+    /// The unit takes no PASIDs of so many bits in this mode (Extended Capability Register, PASID and PSS).
+    Pasids {
+        /// The bits asked for.
+        asked: u32,
+        /// The most that there can be.
+        offered: u32,
+    },
     /// There is no memory for root table and queue.
     Memory(NoTables),
     /// The unit is not the one that was frozen, or has stopped.
@@ -82,6 +93,9 @@ impl fmt::Display for ProbeError {
                 f,
                 "the unit does not offer {mode:?}: capabilities {cap:#x}, extended {ecap:#x}"
             ),
+            Self::Pasids { asked, offered } => {
+                write!(f, "PASIDs of {asked} bits, but the unit takes {offered}")
+            }
             Self::Memory(cause) => cause.fmt(f),
             Self::Adopt(cause) => cause.fmt(f),
         }

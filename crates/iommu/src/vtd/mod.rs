@@ -7,10 +7,11 @@
 //!
 //! # Modes
 //!
-//! A unit works in one [`Mode`]: legacy, with second-stage tables; or scalable, where requests without a
-//! PASID go through second-stage or through first-stage tables. The offered format follows from it.
-//! PASIDs of devices, nested and pass-through translation, device TLBs, page requests and interrupt
-//! remapping are not driven: devices that ask for translations (ATS) are refused them.
+//! A unit works in one [`Mode`]: legacy, with second-stage tables; or scalable, where all requests go
+//! through second-stage or through first-stage tables. The offered format follows from it. In scalable
+//! mode requests with a PASID have tables of their own ([`Config::pasid_bits`]). A device that asks for
+//! translations (ATS) is refused them until its TLB was [announced](Unit::set_device_tlb). Nested and
+//! pass-through translation, page requests and interrupt remapping are not driven.
 //!
 //! # Orders
 //!
@@ -26,56 +27,67 @@
 //! in caching mode: there the context cache (in domain 0, where such entries are kept), the PASID cache
 //! and the domain's translations are invalidated (section 6.1 "Caching Mode").
 //!
-//! **Detach**: P is cleared, then the context entry (in scalable mode the PASID entry) and the domain's
-//! translations are invalidated in this order, each cache after the one that it is filled from (section
-//! 6.5 "Invalidation of Translation Caches"), with all reads and writes drained; then the entry is
-//! emptied. Units without draining (CAP.DRD, CAP.DWD) let requests that they have translated go on.
+//! **Detach**: P is cleared, then the context entry (in scalable mode the PASID entry), the domain's
+//! translations and the device's are invalidated in this order, each cache after the one that it is filled
+//! from (section 6.5 "Invalidation of Translation Caches"), with all reads and writes drained; then the
+//! entry is emptied. Units without draining (CAP.DRD, CAP.DWD) let requests that they have translated go
+//! on. Other PASIDs of the device stay.
 //!
-//! **Invalidate**: `command.rs` says which commands; one wait at the end of all. The hint IH ("leaves
-//! only") is given when no tables were unlinked, and never in caching mode, where a new table may
-//! stand where the unit remembers none.
+//! **Invalidate**: `flush.rs` says what, and `commands.rs` of the crate which pages; one wait at the end of
+//! all. The hint IH ("leaves only") is given when no tables were unlinked, and never in caching mode, where
+//! a new table may stand where the unit remembers none.
+//!
+//! **TLBs in devices**: attach and flushes look at what was said of the device before. In scalable mode the
+//! context entry that is there changes by one store (DTE), and the context cache is invalidated; nobody
+//! has translations through it then. A device that does not answer in time (ITE) fails the batch. TLBs are
+//! off while the unit is [disabled](Vtd::disable): what a device keeps over that time is not invalidated.
 //!
 //! **Mapping** needs stores only, but in caching mode or with write buffers (RWBF): both are reported
 //! as [`caches_not_present`](Capabilities::caches_not_present).
 //!
 //! **Faults**: `faults.rs`. A record names a page, and no domain.
 //!
-//! **Handover**: the description says whether the unit translates, the mode, the root table, and pages
-//! and last ticket of the queue. The successor compares GSTS, RTADDR, IQA, IQH and IQT with it.
+//! **Handover**: the description says whether the unit translates, the mode, the bits of a PASID, the root
+//! table, and pages and last ticket of the queue, where the notes on members are too (`notes.rs`). The successor compares GSTS, RTADDR, IQA, IQH and IQT with it.
 //!
 //! # Locks and bounds
 //!
 //! One spinning lock covers structures and commands: attach, detach and flushes take turns. Each holds
 //! it for at most a few [bounded](Registers::wait) waits.
 
+mod attach;
 mod command;
 mod config;
 mod faults;
+mod flush;
 mod offer;
 mod queue;
 mod structures;
 #[cfg(test)]
 mod tests;
 
-use iopt::{Chain, Invalidation, NoTables, Root, TABLE_BYTES, TableMemory};
+use core::iter::Empty;
+
+use iopt::{Chain, Invalidation, Root, TABLE_BYTES, TableMemory};
 use runs::Span;
 use spin::Mutex;
 
 use crate::capabilities::Capabilities;
-use crate::commands::{self, CommandCounters};
+use crate::commands::{self, Block, CommandCounters};
 use crate::driver::Driver;
 use crate::error::{AttachError, FlushError, UnitError};
 use crate::fault::Fault;
 use crate::handover::{Frozen, Held, UnitKind};
+use crate::notes::Notes;
 use crate::registers::{Registers, wait_until};
-use crate::unit::{DeviceId, DomainId, NodeId, Unit};
+use crate::unit::{DeviceId, DeviceTlb, DomainId, NodeId, Pasid, Unit};
 
 use command::Command;
 use offer::{
     GSTS, IQH, IQT, Offer, PMEN, PROTECT, PROTECTED, QUEUE, RTADDR, SCALABLE, SET_ROOT, TRANSLATION,
 };
 use queue::{Channel, Queue};
-use structures::{Entry, Structures, page};
+use structures::{Structures, page};
 
 pub use config::{Config, Mode, ProbeError};
 
@@ -101,7 +113,23 @@ pub struct Vtd<R, M> {
 struct Inner {
     structures: Structures,
     channel: Channel,
+    notes: Notes,
 }
+
+impl Inner {
+    /// All pages that the driver has taken, with their names.
+    fn for_each_page<M: TableMemory>(&self, memory: &M, each: &mut impl FnMut(&'static str, u64)) {
+        self.structures.for_each(memory, each);
+        // Each page is asked for the next one before it may be gone.
+        self.notes
+            .further(memory)
+            .for_each(|page| each("notes of members", page));
+        self.channel.for_each_page(each);
+    }
+}
+
+/// What stands for requests without a PASID: the PASID that context entries assign to them (RID_PASID).
+const NO_PASID: u32 = 0;
 
 /// Where message-signalled interrupts are written: never translated (section 3.14 "Handling Requests
 /// to Interrupt Address Range").
@@ -118,8 +146,8 @@ impl<R: Registers, M: TableMemory> Vtd<R, M> {
             );
         }
         let offer = Offer::read(&registers)?;
-        let capabilities = offer.capabilities(config.mode, config.host_bits)?;
-        let structures = Structures::new(&memory, config.mode).map_err(ProbeError::Memory)?;
+        let capabilities = offer.capabilities(&config)?;
+        let structures = Structures::new(&memory, &config).map_err(ProbeError::Memory)?;
         let mut taken = Chain::empty();
         taken.push(&memory, structures.root);
         let mut take = || {
@@ -145,6 +173,7 @@ impl<R: Registers, M: TableMemory> Vtd<R, M> {
             open: false,
             counters: CommandCounters::default(),
         };
+        let notes = Notes::new(channel.answers());
         Ok(Self {
             registers,
             memory,
@@ -154,6 +183,7 @@ impl<R: Registers, M: TableMemory> Vtd<R, M> {
             inner: Mutex::new(Inner {
                 structures,
                 channel,
+                notes,
             }),
         })
     }
@@ -166,6 +196,7 @@ impl<R: Registers, M: TableMemory> Vtd<R, M> {
         let Inner {
             structures,
             channel,
+            ..
         } = &mut *self.inner.lock();
         self.close_queue()?;
         if let Some(queue) = &mut channel.queue {
@@ -209,15 +240,10 @@ impl<R: Registers, M: TableMemory> Vtd<R, M> {
     /// taken, since the unit may still read it; who wants to try again calls `disable` before.
     pub fn tear_down(self) -> Result<(R, M), UnitError> {
         self.disable()?;
-        let Inner {
-            structures,
-            channel,
-        } = self.inner.into_inner();
+        let inner = self.inner.into_inner();
         let mut chain = Chain::empty();
         let memory = self.memory;
-        let mut free = |_, page| chain.push(&memory, page);
-        structures.for_each(&memory, &mut free);
-        channel.for_each_page(&mut free);
+        inner.for_each_page(&memory, &mut |_, page| chain.push(&memory, page));
         memory.reclaim(chain);
         Ok((self.registers, memory))
     }
@@ -233,22 +259,17 @@ impl<R: Registers, M: TableMemory> Vtd<R, M> {
         if let Err(cause) = quiet {
             return Err((self, cause));
         }
-        let Inner {
-            structures,
-            channel,
-        } = self.inner.into_inner();
-        let mut page = |name, start| {
+        let inner = self.inner.into_inner();
+        inner.for_each_page(&self.memory, &mut |name, start| {
             let span = Span::new(start, TABLE_BYTES);
             each(Held::Structure { name, span });
-        };
-        structures.for_each(&self.memory, &mut page);
-        channel.for_each_page(&mut page);
-        structures.search(&self.memory, |there| {
+        });
+        inner.structures.search(&self.memory, |there| {
             let (domain, root) = (DomainId(there.domain.into()), there.root);
             each(Held::Table { domain, root });
             None::<()>
         });
-        let words = channel.describe(structures.root, self.config.mode);
+        let words = inner.channel.describe(&inner.structures);
         let kind = UnitKind::Vtd;
         Ok((Frozen { kind, words }, self.registers, self.memory))
     }
@@ -263,11 +284,16 @@ impl<R: Registers, M: TableMemory> Vtd<R, M> {
         frozen: &Frozen,
     ) -> Result<Self, ProbeError> {
         let offer = Offer::read(&registers)?;
-        let capabilities = offer.capabilities(config.mode, config.host_bits)?;
+        let capabilities = offer.capabilities(&config)?;
         let words = frozen.words(UnitKind::Vtd).map_err(ProbeError::Adopt)?;
         let (root, channel) =
-            Channel::adopt(&registers, words, config.mode, offer).map_err(ProbeError::Adopt)?;
-        let mode = config.mode;
+            Channel::adopt(&registers, words, &config, offer).map_err(ProbeError::Adopt)?;
+        let structures = Structures {
+            root,
+            mode: config.mode,
+            pasid_bits: config.pasid_bits,
+        };
+        let notes = Notes::adopt(&memory, channel.answers());
         Ok(Self {
             registers,
             memory,
@@ -275,8 +301,9 @@ impl<R: Registers, M: TableMemory> Vtd<R, M> {
             offer,
             capabilities,
             inner: Mutex::new(Inner {
-                structures: Structures { root, mode },
+                structures,
                 channel,
+                notes,
             }),
         })
     }
@@ -313,139 +340,6 @@ impl<R: Registers, M: TableMemory> Vtd<R, M> {
         })?;
         queue::command(registers, QUEUE, false, "GSTS.QIES = 0")
     }
-
-    fn issue(
-        &self,
-        channel: &mut Channel,
-        commands: impl Iterator<Item = Command> + Clone,
-    ) -> Result<(), UnitError> {
-        channel.issue((&self.registers, &self.memory), self.offer, commands)
-    }
-
-    /// The unit's number of a domain that it can have.
-    fn tag(&self, domain: DomainId) -> Option<u16> {
-        let fits = domain.0 >> self.capabilities.domain_bits == 0;
-        fits.then_some(domain.0 as u16)
-    }
-
-    /// What makes the unit forget a device's entry, and what it has through it.
-    fn forget(&self, domain: u16, source: u16) -> impl Iterator<Item = Command> + Clone {
-        let entry = match self.config.mode {
-            Mode::Legacy => Command::Context { domain, source },
-            // The context entry stays as it is.
-            Mode::ScalableSecond | Mode::ScalableFirst => Command::Pasid { domain },
-        };
-        [entry, self.all_of(domain)].into_iter()
-    }
-
-    /// What makes the unit forget, in caching mode, that a device had no entry.
-    fn forget_absence(&self, domain: u16, source: u16) -> impl Iterator<Item = Command> + Clone {
-        let context = Command::Context { domain: 0, source };
-        [Some(context), self.all_pasids(), Some(self.all_of(domain))]
-            .into_iter()
-            .flatten()
-    }
-
-    fn all_pasids(&self) -> Option<Command> {
-        (self.config.mode != Mode::Legacy).then_some(Command::AllPasids)
-    }
-
-    fn all_of(&self, domain: u16) -> Command {
-        match self.config.mode {
-            Mode::Legacy | Mode::ScalableSecond => Command::Domain { domain },
-            Mode::ScalableFirst => Command::FirstStage { domain },
-        }
-    }
-
-    fn check(&self, device: DeviceId, domain: DomainId, root: &Root) -> Result<u16, AttachError> {
-        self.capabilities.check(root)?;
-        device.check_segment(self.config.segment)?;
-        let bits = self.capabilities.domain_bits;
-        let tag = self
-            .tag(domain)
-            .ok_or(AttachError::DomainId { domain, bits })?;
-        // Section 6.1: what is not present is cached under the number 0.
-        if tag == 0 && self.offer.caching_mode() {
-            return Err(AttachError::ReservedDomain { domain });
-        }
-        Ok(tag)
-    }
-
-    fn do_attach(&self, device: DeviceId, domain: DomainId, root: Root) -> Result<(), AttachError> {
-        let tag = self.check(device, domain, &root)?;
-        let Inner {
-            structures,
-            channel,
-        } = &mut *self.inner.lock();
-        let found = structures.find(&self.memory, device);
-        if let Some(there) = found.and_then(|entry| entry.read()) {
-            let domain = DomainId(there.domain.into());
-            return Err(AttachError::AlreadyAttached { device, domain });
-        }
-        let other = structures.search(&self.memory, |there| {
-            (there.domain == tag && there.root != root).then_some(there.root)
-        });
-        if let Some(there) = other {
-            return Err(AttachError::OtherRoot {
-                domain,
-                there,
-                asked: root,
-            });
-        }
-        let no_memory = |cause| AttachError::Memory { device, cause };
-        let entry = structures.make(&self.memory, device).map_err(no_memory)?;
-        let Some(entry) = entry else {
-            // The memory gives fewer cells than a page has.
-            let (needed, available) = (TABLE_BYTES, 0);
-            return Err(no_memory(NoTables { needed, available }));
-        };
-        entry.set(tag, root, self.offer);
-        let told = if self.offer.caching_mode() {
-            self.issue(channel, self.forget_absence(tag, device.0 as u16))
-        } else {
-            queue::flush_writes(&self.registers, self.offer)
-        };
-        told.map_err(|cause| {
-            entry.withdraw();
-            AttachError::Unit { device, cause }
-        })
-    }
-
-    fn do_detach(&self, device: DeviceId) -> Result<(), AttachError> {
-        device.check_segment(self.config.segment)?;
-        let Inner {
-            structures,
-            channel,
-        } = &mut *self.inner.lock();
-        let entry = structures.find(&self.memory, device);
-        let there = entry.as_ref().and_then(Entry::read);
-        let (Some(entry), Some(there)) = (entry, there) else {
-            return Err(AttachError::NotAttached { device });
-        };
-        entry.withdraw();
-        let commands = self.forget(there.domain, device.0 as u16);
-        self.issue(channel, commands)
-            .map_err(|cause| AttachError::Unit { device, cause })?;
-        entry.clear();
-        Ok(())
-    }
-
-    /// A root that the unit is to walk from now on. Tables in VT-d's formats do not grow, so it can
-    /// only be the one that is there.
-    fn check_root(&self, domain: DomainId, tag: u16, asked: Root) -> Result<(), FlushError> {
-        let other = self.inner.lock().structures.search(&self.memory, |there| {
-            (there.domain == tag && there.root != asked).then_some(there.root)
-        });
-        let cause = match other {
-            None => return Ok(()),
-            Some(there) => AttachError::OtherRoot {
-                domain,
-                there,
-                asked,
-            },
-        };
-        Err(FlushError::Root { domain, cause })
-    }
 }
 
 impl<R, M> Unit for Vtd<R, M>
@@ -466,11 +360,31 @@ where
     }
 
     fn attach(&self, device: DeviceId, domain: DomainId, root: Root) -> Result<(), AttachError> {
-        self.do_attach(device, domain, root)
+        self.do_attach(device, NO_PASID, domain, root)
     }
 
     fn detach(&self, device: DeviceId) -> Result<(), AttachError> {
-        self.do_detach(device)
+        self.do_detach(device, NO_PASID)
+    }
+
+    fn attach_pasid(
+        &self,
+        device: DeviceId,
+        pasid: Pasid,
+        domain: DomainId,
+        root: Root,
+    ) -> Result<(), AttachError> {
+        self.capabilities.check_pasid(device, pasid)?;
+        self.do_attach(device, pasid.0, domain, root)
+    }
+
+    fn detach_pasid(&self, device: DeviceId, pasid: Pasid) -> Result<(), AttachError> {
+        self.capabilities.check_pasid(device, pasid)?;
+        self.do_detach(device, pasid.0)
+    }
+
+    fn set_device_tlb(&self, device: DeviceId, tlb: Option<DeviceTlb>) -> Result<(), AttachError> {
+        self.do_set_device_tlb(device, tlb)
     }
 
     fn invalidate(&self, domain: DomainId, what: &Invalidation) -> Result<(), FlushError> {
@@ -487,34 +401,16 @@ where
         }
         // With tables and no range, what the tables held is not named.
         let mask = self.offer.page_mask().filter(|_| !what.ranges().is_empty());
-        let Some(blocks) = mask.and_then(|most| commands::blocks(what, most)) else {
-            return self.invalidate_domain(domain);
-        };
+        let blocks = mask.and_then(|most| commands::blocks(what, most));
         let leaf_only = !what.tables_unlinked() && !self.offer.caching_mode();
-        let mode = self.config.mode;
-        let commands = blocks.map(move |block| match mode {
-            Mode::Legacy | Mode::ScalableSecond => Command::Pages {
-                domain: tag,
-                block,
-                leaf_only,
-            },
-            Mode::ScalableFirst => Command::FirstStagePages {
-                domain: tag,
-                block,
-                leaf_only,
-            },
-        });
-        self.issue(&mut self.inner.lock().channel, commands)
-            .map_err(|cause| FlushError::Unit { domain, cause })
+        self.flush(domain, tag, blocks, leaf_only)
     }
 
     fn invalidate_domain(&self, domain: DomainId) -> Result<(), FlushError> {
-        let Some(tag) = self.tag(domain) else {
-            return Ok(());
-        };
-        let all = core::iter::once(self.all_of(tag));
-        self.issue(&mut self.inner.lock().channel, all)
-            .map_err(|cause| FlushError::Unit { domain, cause })
+        match self.tag(domain) {
+            Some(tag) => self.flush(domain, tag, None::<Empty<Block>>, false),
+            None => Ok(()),
+        }
     }
 
     fn drain_faults(&self, sink: &mut dyn FnMut(Fault)) -> u64 {

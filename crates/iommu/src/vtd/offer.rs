@@ -6,7 +6,7 @@
 use iopt::FormatId;
 use runs::PageSizes;
 
-use super::{Mode, ProbeError};
+use super::{Config, Mode, ProbeError};
 use crate::capabilities::{Capabilities, FormatSupport};
 use crate::registers::Registers;
 
@@ -129,6 +129,25 @@ impl Offer {
         bit(self.ecap, 1)
     }
 
+    /// DT: the unit answers translation requests, and invalidates in devices, for which it takes the queue.
+    pub(super) const fn device_tlbs(self) -> bool {
+        bit(self.ecap, 2) && self.queue()
+    }
+
+    /// DIT: invalidations in devices are counted by physical function.
+    pub(super) const fn throttles(self) -> bool {
+        bit(self.ecap, 41)
+    }
+
+    /// PASID and PSS: bits of a PASID, in scalable mode.
+    const fn pasid_bits(self) -> u32 {
+        if bit(self.ecap, 40) {
+            field(self.ecap, 35, 5) as u32 + 1
+        } else {
+            0
+        }
+    }
+
     /// IRO: where the IVA register is; the IOTLB register follows.
     pub(super) const fn iotlb_registers(self) -> usize {
         field(self.ecap, 8, 10) as usize * 16
@@ -144,13 +163,10 @@ impl Offer {
         bit(self.ecap, 45)
     }
 
-    /// What the unit can do in `mode`, with `output_bits` of host addresses.
-    pub(super) fn capabilities(
-        self,
-        mode: Mode,
-        output_bits: u32,
-    ) -> Result<Capabilities, ProbeError> {
+    /// What the unit can do as it is configured.
+    pub(super) fn capabilities(self, config: &Config) -> Result<Capabilities, ProbeError> {
         let Self { cap, ecap } = self;
+        let mode = config.mode;
         // SMTS, and the stage: SSTS or FSTS. The queue is there in every unit with scalable mode.
         let offered = match mode {
             Mode::Legacy => true,
@@ -168,6 +184,15 @@ impl Offer {
         if !offered || levels == 0 {
             return Err(ProbeError::Mode { mode, cap, ecap });
         }
+        let offered = match mode {
+            Mode::Legacy => 0,
+            // A PASID has 20 bits at most.
+            Mode::ScalableSecond | Mode::ScalableFirst => self.pasid_bits().min(20),
+        };
+        if config.pasid_bits > offered {
+            let asked = config.pasid_bits;
+            return Err(ProbeError::Pasids { asked, offered });
+        }
         let larger = match mode {
             // SSLPS.
             Mode::Legacy | Mode::ScalableSecond => field(cap, 34, 2),
@@ -182,7 +207,7 @@ impl Offer {
             page_sizes,
         };
         let mut can = Capabilities::new().with_format(support);
-        can.output_bits = output_bits.min(52);
+        can.output_bits = config.host_bits.min(52);
         can.input_bits = match mode {
             // MGAW.
             Mode::Legacy | Mode::ScalableSecond => field(cap, 16, 6) as u32 + 1,
@@ -200,6 +225,8 @@ impl Offer {
         };
         // SC; the bit is one of second-stage leaves.
         can.snoop_control = bit(ecap, 7) && format == FormatId::VtdSs;
+        can.pasid_bits = config.pasid_bits;
+        can.device_tlbs = self.device_tlbs();
         // A flush of the write buffers comes with each invalidation, so it is asked for in the same
         // way (see the module's head).
         can.caches_not_present = self.caching_mode() || self.write_buffers();

@@ -17,6 +17,8 @@
 //! the ticket 0, which nobody waits for, clears the bit, and reports the batch as failed; the next one
 //! finds a queue in order. A batch that is given up for its time stays in the queue.
 //!
+//! A batch of more commands than the queue holds goes in parts, each with its own wait.
+//!
 //! Descriptors and the status word are written back for units that do not snoop; the unit's own write
 //! of the status word is coherent in every unit.
 
@@ -24,12 +26,13 @@ use core::sync::atomic::{Ordering, fence};
 
 use iopt::{Cell, TABLE_BYTES, TableMemory};
 
-use super::Mode;
 use super::command::{ByRegister, Command};
 use super::offer::{
     CCMD, FLUSH_WRITES, FSTS, GCMD, GSTS, IQA, IQERCD, IQH, IQT, Offer, QUEUE, QUEUE_ERRORS,
     RTADDR, SCALABLE, STATES, TRANSLATION, WIDE,
 };
+use super::structures::Structures;
+use super::{Config, Mode};
 use crate::commands::CommandCounters;
 use crate::error::UnitError;
 use crate::handover::{AdoptError, WORDS};
@@ -111,43 +114,70 @@ impl Queue {
         command(registers, QUEUE, true, "GSTS.QIES = 1")
     }
 
-    /// Has the unit do the commands, and waits for them.
+    /// Has the unit do the commands, and waits for them; counts what is complete.
     fn run<R: Registers, M: TableMemory>(
         &mut self,
         (registers, memory): (&R, &M),
         draining: (bool, bool),
-        commands: impl Iterator<Item = Command> + Clone,
-    ) -> Result<u64, UnitError> {
-        let count = commands.clone().count();
-        let needed = count + 1;
+        mut commands: impl Iterator<Item = Command> + Clone,
+        counters: &mut CommandCounters,
+    ) -> Result<(), UnitError> {
+        loop {
+            // All places but the free one and that of the wait.
+            let count = commands.clone().take(self.places() - 2).count();
+            self.room((registers, memory), count + 1)?;
+            for command in commands.by_ref().take(count) {
+                self.put(memory, command.descriptor(draining));
+            }
+            self.ticket = self.ticket.checked_add(1).unwrap_or(1);
+            self.put(memory, self.wait(self.ticket));
+            registers.write64(IQT, self.offset(self.tail));
+            let status = memory.entries(self.status, 1);
+            wait_until(registers, "the status of an invalidation wait", || {
+                if status.first().map(|cell| cell.get_acquire() as u32) == Some(self.ticket) {
+                    return Ok(true);
+                }
+                self.running(registers, memory)?;
+                Ok(false)
+            })?;
+            counters.commands += count as u64;
+            counters.waits += 1;
+            if commands.clone().next().is_none() {
+                return Ok(());
+            }
+        }
+    }
+
+    fn put<M: TableMemory>(&mut self, memory: &M, descriptor: [u64; 2]) {
+        self.write(memory, self.tail, descriptor);
+        self.tail = (self.tail + 1) % self.places();
+    }
+
+    fn room<R: Registers, M: TableMemory>(
+        &self,
+        (registers, memory): (&R, &M),
+        needed: usize,
+    ) -> Result<(), UnitError> {
         let room = wait_until(registers, "a queue with room", || {
-            error(registers).map_or(Ok(()), |name| Err(self.restart(registers, memory, name)))?;
+            self.running(registers, memory)?;
             Ok(self.free(registers) >= needed)
         });
         match room {
             Err(UnitError::TimedOut { .. }) => {
                 let (needed, free) = (needed as u32, self.free(registers) as u32);
-                return Err(UnitError::QueueFull { needed, free });
+                Err(UnitError::QueueFull { needed, free })
             }
-            other => other?,
+            other => other,
         }
-        self.ticket = self.ticket.checked_add(1).unwrap_or(1);
-        let wait = self.wait(self.ticket);
-        let descriptors = commands.map(|command| command.descriptor(draining));
-        for descriptor in descriptors.chain(core::iter::once(wait)) {
-            self.write(memory, self.tail, descriptor);
-            self.tail = (self.tail + 1) % self.places();
-        }
-        registers.write64(IQT, self.offset(self.tail));
-        let status = memory.entries(self.status, 1);
-        wait_until(registers, "the status of an invalidation wait", || {
-            if status.first().map(|cell| cell.get_acquire() as u32) == Some(self.ticket) {
-                return Ok(true);
-            }
-            error(registers).map_or(Ok(()), |name| Err(self.restart(registers, memory, name)))?;
-            Ok(false)
-        })?;
-        Ok(count as u64)
+    }
+
+    /// An error when the queue has stopped; it goes on then.
+    fn running<R: Registers, M: TableMemory>(
+        &self,
+        registers: &R,
+        memory: &M,
+    ) -> Result<(), UnitError> {
+        error(registers).map_or(Ok(()), |name| Err(self.restart(registers, memory, name)))
     }
 
     /// Takes what is left out of a queue that has stopped, and has it go on. The error to report.
@@ -201,6 +231,11 @@ pub(super) struct Channel {
 }
 
 impl Channel {
+    /// The page of the status word, where there is one.
+    pub(super) fn answers(&self) -> Option<u64> {
+        self.queue.as_ref().map(|queue| queue.status)
+    }
+
     /// The queue's pages, with their names.
     pub(super) fn for_each_page(&self, each: &mut impl FnMut(&'static str, u64)) {
         if let Some(queue) = &self.queue {
@@ -209,13 +244,18 @@ impl Channel {
         }
     }
 
-    /// What a successor must know: bit 0 whether the unit is in use, from bit 8 on the mode; the root
-    /// table; descriptors and status, 0 without a queue; the last ticket.
-    pub(super) fn describe(&self, root: u64, mode: Mode) -> [u64; WORDS] {
+    /// What a successor must know: bit 0 whether the unit is in use, from bit 8 on the mode, from bit 16
+    /// on the bits of a PASID; the root table; descriptors and status, 0 without a queue; the last ticket.
+    pub(super) fn describe(&self, structures: &Structures) -> [u64; WORDS] {
+        let Structures {
+            root,
+            mode,
+            pasid_bits,
+        } = *structures;
         let (descriptors, status, ticket) = self.queue.as_ref().map_or((0, 0, 0), |queue| {
             (queue.descriptors, queue.status, queue.ticket)
         });
-        let state = u64::from(self.open) | (mode as u64) << 8;
+        let state = u64::from(self.open) | (mode as u64) << 8 | u64::from(pasid_bits) << 16;
         [state, root, descriptors, status, ticket.into(), 0]
     }
 
@@ -223,12 +263,15 @@ impl Channel {
     pub(super) fn adopt<R: Registers>(
         registers: &R,
         words: [u64; WORDS],
-        mode: Mode,
+        config: &Config,
         offer: Offer,
     ) -> Result<(u64, Self), AdoptError> {
         let [state, root, descriptors, status, ticket, _] = words;
         let open = state & 1 != 0;
-        AdoptError::compare("the mode", mode as u64, state >> 8, u64::MAX)?;
+        let mode = config.mode;
+        AdoptError::compare("the mode", mode as u64, state >> 8, 0xff)?;
+        let pasid_bits = config.pasid_bits.into();
+        AdoptError::compare("bits of a PASID", pasid_bits, state >> 16, u64::MAX)?;
         let mut channel = Self {
             queue: None,
             open,
@@ -282,9 +325,7 @@ impl Channel {
             }
             return Ok(());
         };
-        self.counters.commands += queue.run((registers, memory), draining, commands)?;
-        self.counters.waits += 1;
-        Ok(())
+        queue.run((registers, memory), draining, commands, &mut self.counters)
     }
 }
 

@@ -5,20 +5,24 @@
 //! ```text
 //! legacy    root table ─bus──▶ context table ─device, function──▶ context entry: table, domain
 //! scalable  root table ─bus, upper half──▶ context table ──▶ context entry
-//!             ──▶ PASID directory ─0──▶ PASID table ─0──▶ PASID entry: table, domain
+//!             ──▶ PASID directory ─PASID 19:6──▶ PASID table ─5:0──▶ PASID entry: table, domain
 //! ```
 //!
 //! (9.1 Root Entry, 9.3 Context Entry; 9.2 Scalable-Mode Root Entry, 9.4 Scalable-Mode Context Entry,
 //! 9.5 Scalable-Mode PASID Directory Entry, 9.6 Scalable-Mode PASID Table Entry.) Requests without a
-//! PASID use PASID 0 (RID_PASID), the only one here.
+//! PASID use PASID 0 (RID_PASID). A PASID table holds 64 entries and comes with the first of them; a
+//! directory has room for all PASIDs of the configuration.
 //!
-//! The last entry says everything about a device, so it is also where the driver keeps it: there is
-//! no second list that could differ. An entry is in one of three states:
+//! The last entry says everything about a device or a PASID of it, so it is also where the driver keeps
+//! it. An entry is in one of three states:
 //!
 //! * **empty**: all zero;
 //! * **present**: the device is attached;
 //! * **leaving**: as present, without the bit P. The unit faults, but may still have the old one
 //!   cached; the device counts as attached.
+//!
+//! That the device has a TLB stands in the context entry: in legacy mode TT, with the device; in scalable
+//! mode DTE, one bit of the word that leads on, changed by one store.
 //!
 //! Whatever the unit follows is complete in memory before the store that makes it present: contents,
 //! `written`, then the word with P by a release store, `written`. The reverse begins with P. Tables
@@ -26,15 +30,17 @@
 
 use iopt::{Cell, FormatId, NoTables, Root, TABLE_BYTES, TableMemory};
 
-use super::{Mode, offer::Offer};
+use super::{Config, Mode, offer::Offer};
 use crate::unit::DeviceId;
 
 /// P, in every entry.
 const PRESENT: u64 = 1;
 /// Addresses in entries.
 const ADDRESS: u64 = !0xfff;
+/// Words of a page.
+const WORDS: usize = TABLE_BYTES as usize / 8;
 
-/// The entry that describes a device.
+/// The entry that describes a device, or a PASID of it.
 pub(super) struct Entry<'m, M: TableMemory> {
     memory: &'m M,
     cells: &'m [M::Cell],
@@ -94,8 +100,8 @@ impl<M: TableMemory> Entry<'_, M> {
         })
     }
 
-    /// Makes an empty entry present. The root was checked.
-    pub(super) fn set(&self, domain: u16, root: Root, offer: Offer) {
+    /// Makes an empty entry present. The root was checked. `tlb` says that the device has a TLB.
+    pub(super) fn set(&self, domain: u16, root: Root, offer: Offer, tlb: bool) {
         let domain = u64::from(domain);
         // AW: 1 for 3 levels, 2 for 4, 3 for 5.
         let width = u64::from(root.levels.saturating_sub(2));
@@ -104,8 +110,9 @@ impl<M: TableMemory> Entry<'_, M> {
         let low = match self.mode {
             Mode::Legacy => {
                 self.store(1, domain << 8 | width);
-                // TT = 0: untranslated requests are translated, translated ones are blocked.
-                root.address
+                // TT = 0: untranslated requests are translated, all others are blocked; 1: translation
+                // requests are answered, and translated requests pass.
+                root.address | u64::from(tlb) << 2
             }
             Mode::ScalableSecond => {
                 self.store(1, domain | snoop);
@@ -141,53 +148,75 @@ impl<M: TableMemory> Entry<'_, M> {
     }
 }
 
+/// DTE, in a scalable context entry.
+const DEVICE_TLB: u64 = 1 << 2;
+/// PASIDE, there: requests with a PASID are translated.
+const PASIDS: u64 = 1 << 3;
+/// PDTS, there: a PASID directory of 2^(7 + PDTS) entries.
+const DIRECTORY_SIZE: u32 = 9;
+
+/// Where tables stand, counted from the root table.
+const CONTEXTS: usize = 1;
+const DIRECTORY: usize = 2;
+
 /// All entries, from the root table on.
 #[derive(Debug)]
 pub(super) struct Structures {
     pub(super) root: u64,
     pub(super) mode: Mode,
+    /// 0 for requests without a PASID alone.
+    pub(super) pasid_bits: u32,
 }
 
 impl Structures {
-    pub(super) fn new<M: TableMemory>(memory: &M, mode: Mode) -> Result<Self, NoTables> {
+    pub(super) fn new<M: TableMemory>(memory: &M, config: &Config) -> Result<Self, NoTables> {
         let root = page(memory)?;
-        memory.written(cells(memory, root));
-        Ok(Self { root, mode })
+        memory.written(memory.entries(root, WORDS));
+        Ok(Self {
+            root,
+            mode: config.mode,
+            pasid_bits: config.pasid_bits,
+        })
     }
 
-    /// The device's entry, if there is memory for it already.
+    /// The entry of a device's PASID, if there is memory for it already.
     pub(super) fn find<'m, M: TableMemory>(
         &self,
         memory: &'m M,
         device: DeviceId,
+        pasid: u32,
     ) -> Option<Entry<'m, M>> {
         let mut table = self.root;
-        let (path, last) = self.path(device);
-        for (index, _) in path.into_iter().flatten() {
-            table = follow(memory, table, index)?;
+        let (path, last) = self.path(device, pasid);
+        for (depth, index) in path.into_iter().flatten().enumerate() {
+            table = follow(self.cells(memory, table, depth).get(index)?)?;
         }
         self.entry(memory, table, last)
     }
 
-    /// The device's entry, with new tables where they are missing. After an error those that were
-    /// linked stay, for the next time.
+    /// The entry of a device's PASID, with new tables where they are missing; `tlb` says that the device
+    /// has a TLB. After an error those that were linked stay, for the next time.
     pub(super) fn make<'m, M: TableMemory>(
         &self,
         memory: &'m M,
         device: DeviceId,
+        pasid: u32,
+        tlb: bool,
     ) -> Result<Option<Entry<'m, M>>, NoTables> {
         let mut table = self.root;
-        let (path, last) = self.path(device);
-        for (index, bits) in path.into_iter().flatten() {
-            table = match follow(memory, table, index) {
+        let (path, last) = self.path(device, pasid);
+        for (depth, index) in path.into_iter().flatten().enumerate() {
+            let Some(cell) = self.cells(memory, table, depth).get(index) else {
+                return Ok(None);
+            };
+            table = match follow(cell) {
                 Some(next) => next,
                 None => {
-                    let next = page(memory)?;
-                    memory.written(cells(memory, next));
-                    if let Some(cell) = cells(memory, table).get(index) {
-                        cell.set_release(next | bits | PRESENT);
-                        memory.written(core::slice::from_ref(cell));
-                    }
+                    let next = memory.allocate(self.bytes(depth + 1))?;
+                    memory.written(self.cells(memory, next, depth + 1));
+                    let bits = if depth == CONTEXTS { self.bits(tlb) } else { 0 };
+                    cell.set_release(next | bits | PRESENT);
+                    memory.written(core::slice::from_ref(cell));
                     next
                 }
             };
@@ -195,38 +224,84 @@ impl Structures {
         Ok(self.entry(memory, table, last))
     }
 
-    /// Calls `each` for the entry of each device that has one, until it says `Some`.
+    /// Switches the service of a device's TLB, where that stands above the entries; true if the unit may
+    /// have something else cached.
+    pub(super) fn set_device_tlb<M: TableMemory>(
+        &self,
+        memory: &M,
+        device: DeviceId,
+        on: bool,
+    ) -> bool {
+        let ([Some(bus), Some(function), _], _) = self.path(device, 0) else {
+            return false;
+        };
+        let contexts = self.cells(memory, self.root, 0).get(bus).and_then(follow);
+        let context = contexts.and_then(|table| self.cells(memory, table, CONTEXTS).get(function));
+        let Some(context) = context.filter(|context| follow(*context).is_some()) else {
+            return false;
+        };
+        let others = context.get() & !DEVICE_TLB;
+        context.set_release(others | if on { DEVICE_TLB } else { 0 });
+        memory.written(core::slice::from_ref(context));
+        true
+    }
+
+    /// Calls `each` for each entry that is not empty, until it says `Some`.
     pub(super) fn search<M: TableMemory, V>(
         &self,
         memory: &M,
         mut each: impl FnMut(Attached) -> Option<V>,
     ) -> Option<V> {
-        for bus in 0..256u32 {
-            // In legacy mode the second half is always zero.
-            if cells(memory, self.root)
-                .get(bus as usize * 2..bus as usize * 2 + 2)
-                .is_none_or(|halves| halves.iter().all(|half| half.get() & PRESENT == 0))
-            {
-                continue;
-            }
-            for function in 0..256 {
-                let entry = self.find(memory, DeviceId(bus << 8 | function));
-                if let Some(found) = entry.and_then(|entry| entry.read()).and_then(&mut each) {
-                    return Some(found);
-                }
-            }
-        }
-        None
+        self.search_below(memory, self.root, 0, &mut each)
     }
 
-    /// Hands all tables to `each` with their names, those below before those above, which may be gone
-    /// when it returns.
+    fn search_below<M: TableMemory, V>(
+        &self,
+        memory: &M,
+        table: u64,
+        depth: usize,
+        each: &mut impl FnMut(Attached) -> Option<V>,
+    ) -> Option<V> {
+        if depth + 1 == self.names().len() {
+            let mut entries = (0..WORDS).step_by(self.words());
+            return entries.find_map(|first| each(self.entry(memory, table, first)?.read()?));
+        }
+        self.links(memory, table, depth)
+            .find_map(|next| self.search_below(memory, next, depth + 1, each))
+    }
+
+    /// Hands all tables to `each` by pages, with their names, those below before those above, which may
+    /// be gone when it returns.
     pub(super) fn for_each<M: TableMemory>(
         &self,
         memory: &M,
         each: &mut impl FnMut(&'static str, u64),
     ) {
-        let names: &[&str] = match self.mode {
+        self.for_each_below(memory, self.root, 0, each);
+    }
+
+    fn for_each_below<M: TableMemory>(
+        &self,
+        memory: &M,
+        table: u64,
+        depth: usize,
+        each: &mut impl FnMut(&'static str, u64),
+    ) {
+        let Some(name) = self.names().get(depth) else {
+            return;
+        };
+        if depth + 1 < self.names().len() {
+            self.links(memory, table, depth)
+                .for_each(|next| self.for_each_below(memory, next, depth + 1, each));
+        }
+        (0..self.bytes(depth) as u64)
+            .step_by(TABLE_BYTES as usize)
+            .for_each(|offset| each(name, table + offset));
+    }
+
+    /// The tables, from the root table on.
+    fn names(&self) -> &'static [&'static str] {
+        match self.mode {
             Mode::Legacy => &["root table", "context table"],
             Mode::ScalableSecond | Mode::ScalableFirst => &[
                 "root table",
@@ -234,22 +309,63 @@ impl Structures {
                 "PASID directory",
                 "PASID table",
             ],
-        };
-        below(memory, self.root, names, each);
+        }
     }
 
-    /// The words to follow from the root table on, each with what stands beside the address in it;
-    /// and the first word of the entry in the last table.
-    fn path(&self, device: DeviceId) -> ([Option<(usize, u64)>; 3], usize) {
+    /// The tables to which a table leads, which is not a last one.
+    fn links<M: TableMemory>(
+        &self,
+        memory: &M,
+        table: u64,
+        depth: usize,
+    ) -> impl Iterator<Item = u64> {
+        // Scalable context entries are 4 words, and only their first leads on; all others are one, or
+        // two of which one is zero.
+        let step = if depth == CONTEXTS { 4 } else { 1 };
+        let cells = self.cells(memory, table, depth);
+        cells.iter().step_by(step).filter_map(follow)
+    }
+
+    /// The words to follow from the root table on, and the first word of the entry in the last table.
+    fn path(&self, device: DeviceId, pasid: u32) -> ([Option<usize>; 3], usize) {
         let (bus, function) = ((device.0 >> 8 & 0xff) as usize, (device.0 & 0xff) as usize);
         match self.mode {
-            Mode::Legacy => ([Some((bus * 2, 0)), None, None], function * 2),
+            Mode::Legacy => ([Some(bus * 2), None, None], function * 2),
             Mode::ScalableSecond | Mode::ScalableFirst => {
                 let (half, place) = (function >> 7, function & 0x7f);
-                // PDTS = 0: a directory of 128 entries, in a page. RID_PASID and RID_PRIV are 0.
-                let path = [(bus * 2 + half, 0), (place * 4, 0), (0, 0)];
-                (path.map(Some), 0)
+                let (table, entry) = (pasid as usize >> 6, pasid as usize & 0x3f);
+                let path = [bus * 2 + half, place * 4, table];
+                (path.map(Some), entry * 8)
             }
+        }
+    }
+
+    /// What stands beside the address of the PASID directory. RID_PASID and RID_PRIV are 0.
+    fn bits(&self, tlb: bool) -> u64 {
+        let tlb = if tlb { DEVICE_TLB } else { 0 };
+        // 128 entries are for 13 bits.
+        let size = u64::from(self.pasid_bits.saturating_sub(13)) << DIRECTORY_SIZE;
+        tlb | size | if self.pasid_bits > 0 { PASIDS } else { 0 }
+    }
+
+    /// Bytes of a table. A PASID directory has 8 for each 64 PASIDs, and a page at least.
+    fn bytes(&self, depth: usize) -> usize {
+        let page = TABLE_BYTES as usize;
+        match depth {
+            DIRECTORY => page.max(8 << self.pasid_bits.saturating_sub(6)),
+            _ => page,
+        }
+    }
+
+    fn cells<'m, M: TableMemory>(&self, memory: &'m M, table: u64, depth: usize) -> &'m [M::Cell] {
+        memory.entries(table, self.bytes(depth) / 8)
+    }
+
+    /// Words of an entry.
+    fn words(&self) -> usize {
+        match self.mode {
+            Mode::Legacy => 2,
+            Mode::ScalableSecond | Mode::ScalableFirst => 8,
         }
     }
 
@@ -259,52 +375,22 @@ impl Structures {
         table: u64,
         first: usize,
     ) -> Option<Entry<'m, M>> {
-        let words = match self.mode {
-            Mode::Legacy => 2,
-            Mode::ScalableSecond | Mode::ScalableFirst => 8,
-        };
+        let cells = memory.entries(table, WORDS);
         Some(Entry {
             memory,
-            cells: cells(memory, table).get(first..first + words)?,
+            cells: cells.get(first..first + self.words())?,
             mode: self.mode,
         })
     }
 }
 
 /// The table to which an entry leads.
-fn follow<M: TableMemory>(memory: &M, table: u64, index: usize) -> Option<u64> {
-    let word = cells(memory, table).get(index)?.get();
+fn follow<C: Cell>(cell: &C) -> Option<u64> {
+    let word = cell.get();
     (word & PRESENT != 0).then_some(word & ADDRESS)
 }
 
 /// A page of zeros.
 pub(super) fn page<M: TableMemory>(memory: &M) -> Result<u64, NoTables> {
     memory.allocate(TABLE_BYTES as usize)
-}
-
-fn cells<M: TableMemory>(memory: &M, page: u64) -> &[M::Cell] {
-    memory.entries(page, TABLE_BYTES as usize / 8)
-}
-
-/// A table, named by the first of `names`, and what hangs below it.
-fn below<M: TableMemory>(
-    memory: &M,
-    table: u64,
-    names: &[&'static str],
-    each: &mut impl FnMut(&'static str, u64),
-) {
-    let Some((name, names)) = names.split_first() else {
-        return;
-    };
-    if !names.is_empty() {
-        // Scalable context entries are 4 words, and only their first leads on; a PASID directory's
-        // are one.
-        let step = if names.len() == 2 { 4 } else { 1 };
-        for cell in cells(memory, table).iter().step_by(step) {
-            if cell.get() & PRESENT != 0 {
-                below(memory, cell.get() & ADDRESS, names, each);
-            }
-        }
-    }
-    each(name, table);
 }

@@ -1,11 +1,14 @@
 //! The driver against a model of the unit.
 
 mod broken;
+mod devices;
 mod flush;
 mod handover;
 mod hostile;
+mod look_up;
 mod model;
 mod order;
+mod pasids;
 mod scalable;
 
 use std::sync::Arc;

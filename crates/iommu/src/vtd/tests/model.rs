@@ -1,9 +1,9 @@
 //! A small unit, written from the specification: what a driver can see of one.
 //!
 //! It follows the Global Command Register, consumes the queue, writes status words, answers register
-//! commands, and records faults; it looks devices up in memory with its own reading of chapter 9. It
-//! notes what it was told, in order, and everything that a driver must not do. It can be slow (each
-//! answer takes some rounds), and broken in named ways.
+//! commands, and records faults; it looks devices up in memory (`look_up.rs`). It notes what it was told,
+//! in order, and everything that a driver must not do. It can be slow (each answer takes some rounds), and
+//! broken in named ways.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::{format, string::String, vec::Vec};
@@ -25,12 +25,14 @@ pub(super) enum Told {
     ProtectedMemoryOff,
     /// Granularity, domain, source.
     Contexts(u8, u16, u16),
-    /// Granularity, domain.
-    Pasids(u8, u16),
+    /// Granularity, domain, PASID.
+    Pasids(u8, u16, u32),
     /// Granularity, domain, and for pages: address, mask, IH.
     Iotlb(u8, u16, Option<(u64, u32, bool)>),
-    /// The same by PASID.
-    PasidIotlb(u8, u16, Option<(u64, u32, bool)>),
+    /// The same of one PASID, which comes behind the domain.
+    PasidIotlb(u8, u16, u32, Option<(u64, u32, bool)>),
+    /// In a device: source, PASID, queue depth, address, mask.
+    Device(u16, u32, u8, u64, u32),
     /// A wait that writes this.
     Wait(u32),
 }
@@ -60,7 +62,7 @@ pub(super) struct State {
     pub(super) ecap: u64,
     gsts: u32,
     root: u64,
-    active_root: u64,
+    pub(super) active_root: u64,
     ccmd: u64,
     iotlb: u64,
     iva: u64,
@@ -87,7 +89,7 @@ pub(super) struct State {
 pub(super) struct Model {
     memory: Arc<HeapTables>,
     /// Reads a word as the unit sees it.
-    read: Arc<dyn Fn(u64) -> u64 + Send + Sync>,
+    pub(super) read: Arc<dyn Fn(u64) -> u64 + Send + Sync>,
     state: Arc<Mutex<State>>,
 }
 
@@ -136,44 +138,6 @@ impl Model {
         std::mem::take(&mut state.told)
     }
 
-    /// What the unit finds for a requester: domain, table, levels, and whether it is a first stage.
-    pub(super) fn look_up(&self, source: u16) -> Option<(u16, u64, u64, bool)> {
-        let root = self.state().active_root;
-        let read = |address| (self.read)(address);
-        let page = |word: u64| (word & 1 == 1).then_some(word & !0xfff);
-        let (bus, function) = (u64::from(source >> 8), u64::from(source & 0xff));
-        let table = root & !0xfff;
-        if root >> 10 & 3 == 0 {
-            let context = page(read(table + bus * 16))?;
-            let (low, high) = (
-                read(context + function * 16),
-                read(context + function * 16 + 8),
-            );
-            // TT (3:2) must be 0: the model has no device TLB.
-            let table = page(low).filter(|_| low & 0xffe == 0 && high >> 24 == 0)?;
-            return Some(((high >> 8) as u16, table, (high & 7) + 2, false));
-        }
-        let context = page(read(table + bus * 16 + (function >> 7) * 8))?;
-        let context = context + (function & 0x7f) * 32;
-        let directory = page(read(context))?;
-        assert_eq!(read(context) & 0xffe, 0, "no PASIDs, PDTS = 0");
-        assert_eq!(read(context + 8), 0, "RID_PASID = 0");
-        let entry = page(read(directory))?;
-        let low = read(entry);
-        if low & 1 == 0 {
-            return None;
-        }
-        let domain = read(entry + 8) as u16;
-        match low >> 6 & 7 {
-            1 => {
-                let first = read(entry + 16);
-                Some((domain, first & !0xfff, 4 + (first >> 2 & 3), true))
-            }
-            2 => Some((domain, low & !0xfff, (low >> 2 & 7) + 2, false)),
-            _ => None,
-        }
-    }
-
     /// Records a fault, as hardware does: into the next record, or not at all.
     pub(super) fn fault(&self, source: u16, page: u64, read: bool, reason: u8) {
         let mut state = self.state();
@@ -204,6 +168,21 @@ impl Model {
             let fits = u64::from(mask) <= state.cap >> 48 & 0x3f;
             (aligned && fits && high & 0xf80 == 0).then_some((address, mask, high >> 6 & 1 == 1))
         };
+        let pasid = (low >> 32) as u32 & 0xf_ffff;
+        // PFSID: the function itself where the unit counts, and else reserved.
+        let physical = (low >> 12 & 0xf | low >> 52 << 4) as u16;
+        let counts = state.ecap >> 41 & 1 == 1;
+        let physical_is = |source: u16| physical == if counts { source } else { 0 };
+        // The lowest 0 from bit 12 on says how many pages.
+        let sized = |high: u64, size: bool| {
+            let mask = if size {
+                (high >> 12).trailing_ones() + 1
+            } else {
+                0
+            };
+            let address = (high >> 12).checked_shr(mask).unwrap_or(0) << mask << 12;
+            (address, mask)
+        };
         let told = match low & 0xf {
             1 if high == 0 => Told::Contexts(granularity, domain, (low >> 32) as u16),
             2 => {
@@ -225,11 +204,31 @@ impl Model {
                 Told::Wait((low >> 32) as u32)
             }
             6 if scalable && low & 0xfff0_0000_0000_f1c0 == 0 => match (granularity, pages()) {
-                (2, _) if high == 0 => Told::PasidIotlb(2, domain, None),
-                (3, Some(pages)) => Told::PasidIotlb(3, domain, Some(pages)),
+                (2, _) if high == 0 => Told::PasidIotlb(2, domain, pasid, None),
+                (3, Some(pages)) => Told::PasidIotlb(3, domain, pasid, Some(pages)),
                 _ => return false,
             },
-            7 if scalable && granularity != 2 && high == 0 => Told::Pasids(granularity, domain),
+            7 if scalable && granularity != 2 && high == 0 => {
+                Told::Pasids(granularity, domain, pasid)
+            }
+            3 | 8 if state.ecap >> 2 & 1 == 0 => return false,
+            3 if low & 0xffe0_0ff0 == 0 && high & 0xffe == 0 => {
+                let source = (low >> 32) as u16;
+                let (address, mask) = sized(high, high & 1 == 1);
+                if !physical_is(source) {
+                    return false;
+                }
+                Told::Device(source, 0, (low >> 16) as u8 & 0x1f, address, mask)
+            }
+            // G is not needed.
+            8 if scalable && low & 0xe00 == 0 && high & 0x7ff == 0 => {
+                let source = (low >> 16) as u16;
+                let (address, mask) = sized(high, high >> 11 & 1 == 1);
+                if !physical_is(source) {
+                    return false;
+                }
+                Told::Device(source, pasid, (low >> 4) as u8 & 0x1f, address, mask)
+            }
             _ => return false,
         };
         state.told.push(told);

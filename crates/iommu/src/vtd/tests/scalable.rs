@@ -31,7 +31,7 @@ fn first_stage_tables_hang_in_the_pasid_entry() {
             Told::Queue(true),
             Told::Root(driver.root() | 1 << 10),
             Told::Contexts(1, 0, 0),
-            Told::Pasids(3, 0),
+            Told::Pasids(3, 0, 0),
             Told::Iotlb(1, 0, None),
             Told::Wait(0),
             Told::Translation(true),
@@ -59,10 +59,10 @@ fn first_stage_tables_hang_in_the_pasid_entry() {
     assert_eq!(
         told(&model),
         [
-            Told::PasidIotlb(3, 7, Some((0xffff_8000_0000_0000, 9, true))),
+            Told::PasidIotlb(3, 7, 0, Some((0xffff_8000_0000_0000, 9, true))),
             Told::Wait(0),
-            Told::Pasids(1, 7),
-            Told::PasidIotlb(2, 7, None),
+            Told::Pasids(1, 7, 0),
+            Told::PasidIotlb(2, 7, 0, None),
             Told::Wait(0),
         ]
     );
@@ -82,12 +82,12 @@ fn second_stage_tables_too() {
         [
             // In caching mode: that it was not there.
             Told::Contexts(3, 0, SOURCE),
-            Told::Pasids(3, 0),
+            Told::Pasids(3, 0, 0),
             Told::Iotlb(2, 7, None),
             Told::Wait(0),
             Told::Iotlb(2, 7, None),
             Told::Wait(0),
-            Told::Pasids(1, 7),
+            Told::Pasids(1, 7, 0),
             Told::Iotlb(2, 7, None),
             Told::Wait(0),
         ]

@@ -1,0 +1,183 @@
+//! Devices and their PASIDs come and go. The head of the driver says in which order.
+
+use iopt::{NoTables, Root, TABLE_BYTES, TableMemory};
+
+use super::structures::Entry;
+use super::{Inner, Mode, NO_PASID, Vtd, queue};
+use crate::error::{AttachError, FlushError};
+use crate::notes::Member;
+use crate::registers::Registers;
+use crate::unit::{DeviceId, DeviceTlb, DomainId};
+
+impl<R: Registers, M: TableMemory> Vtd<R, M> {
+    /// The unit's number of a domain that it can have.
+    pub(super) fn tag(&self, domain: DomainId) -> Option<u16> {
+        let fits = domain.0 >> self.capabilities.domain_bits == 0;
+        fits.then_some(domain.0 as u16)
+    }
+
+    fn check(&self, device: DeviceId, domain: DomainId, root: &Root) -> Result<u16, AttachError> {
+        self.capabilities.check(root)?;
+        device.check_segment(self.config.segment)?;
+        let bits = self.capabilities.domain_bits;
+        let tag = self
+            .tag(domain)
+            .ok_or(AttachError::DomainId { domain, bits })?;
+        // Section 6.1: what is not present is cached under the number 0.
+        if tag == 0 && self.offer.caching_mode() {
+            return Err(AttachError::ReservedDomain { domain });
+        }
+        Ok(tag)
+    }
+
+    pub(super) fn do_attach(
+        &self,
+        device: DeviceId,
+        pasid: u32,
+        domain: DomainId,
+        root: Root,
+    ) -> Result<(), AttachError> {
+        let tag = self.check(device, domain, &root)?;
+        let Inner {
+            structures,
+            channel,
+            notes,
+        } = &mut *self.inner.lock();
+        let memory = &self.memory;
+        let found = structures.find(memory, device, pasid);
+        if let Some(there) = found.and_then(|entry| entry.read()) {
+            let domain = DomainId(there.domain.into());
+            return Err(AttachError::AlreadyAttached { device, domain });
+        }
+        let other = structures.search(memory, |there| {
+            (there.domain == tag && there.root != root).then_some(there.root)
+        });
+        if let Some(there) = other {
+            return Err(AttachError::OtherRoot {
+                domain,
+                there,
+                asked: root,
+            });
+        }
+        let no_memory = |cause| AttachError::Memory { device, cause };
+        let source = device.0 as u16;
+        let tlb = notes.tlb(memory, source);
+        let entry = structures
+            .make(memory, device, pasid, tlb.is_some())
+            .map_err(no_memory)?;
+        let Some(entry) = entry else {
+            // The memory gives fewer cells than a page has.
+            let (needed, available) = (TABLE_BYTES, 0);
+            return Err(no_memory(NoTables { needed, available }));
+        };
+        // A flush must know who has a TLB, and which PASIDs there are.
+        if tlb.is_some() || self.config.pasid_bits > 0 {
+            let member = Member {
+                source,
+                pasid,
+                domain: tag,
+                tlb,
+            };
+            notes.add(memory, member).map_err(no_memory)?;
+        }
+        entry.set(tag, root, self.offer, tlb.is_some());
+        let told = if self.offer.caching_mode() {
+            self.issue(channel, self.forget_absence(tag, source, pasid))
+        } else {
+            queue::flush_writes(&self.registers, self.offer)
+        };
+        told.map_err(|cause| {
+            entry.withdraw();
+            AttachError::Unit { device, cause }
+        })
+    }
+
+    pub(super) fn do_detach(&self, device: DeviceId, pasid: u32) -> Result<(), AttachError> {
+        device.check_segment(self.config.segment)?;
+        let Inner {
+            structures,
+            channel,
+            notes,
+        } = &mut *self.inner.lock();
+        let entry = structures.find(&self.memory, device, pasid);
+        let there = entry.as_ref().and_then(Entry::read);
+        let (Some(entry), Some(there)) = (entry, there) else {
+            return Err(AttachError::NotAttached { device });
+        };
+        entry.withdraw();
+        let source = device.0 as u16;
+        let member = Member {
+            source,
+            pasid,
+            domain: there.domain,
+            tlb: notes.tlb(&self.memory, source),
+        };
+        self.issue(channel, self.forget(member))
+            .map_err(|cause| AttachError::Unit { device, cause })?;
+        entry.clear();
+        notes.remove(&self.memory, source, pasid);
+        Ok(())
+    }
+
+    pub(super) fn do_set_device_tlb(
+        &self,
+        device: DeviceId,
+        tlb: Option<DeviceTlb>,
+    ) -> Result<(), AttachError> {
+        device.check_segment(self.config.segment)?;
+        if tlb.is_some() && !self.capabilities.device_tlbs {
+            return Err(AttachError::NoDeviceTlbs { device });
+        }
+        let Inner {
+            structures,
+            channel,
+            notes,
+        } = &mut *self.inner.lock();
+        let (memory, source) = (&self.memory, device.0 as u16);
+        let entry = structures.find(memory, device, NO_PASID);
+        let attached = entry
+            .and_then(|entry| entry.read())
+            .map(|there| there.domain);
+        if let Some(domain) = attached.or_else(|| notes.domain_of(memory, source)) {
+            let domain = DomainId(domain.into());
+            return Err(AttachError::AlreadyAttached { device, domain });
+        }
+        // Noted for as long as the device can have translations.
+        let noted = |cause| AttachError::Memory { device, cause };
+        if tlb.is_some() {
+            notes.set_tlb(memory, source, tlb).map_err(noted)?;
+        }
+        let changed = self.config.mode != Mode::Legacy
+            && structures.set_device_tlb(memory, device, tlb.is_some());
+        if changed {
+            self.issue(channel, self.forget_context(source))
+                .map_err(|cause| AttachError::Unit { device, cause })?;
+        }
+        if tlb.is_none() {
+            notes.set_tlb(memory, source, None).map_err(noted)?;
+        }
+        Ok(())
+    }
+
+    /// A root that the unit is to walk from now on. Tables in VT-d's formats do not grow, so it can
+    /// only be the one that is there.
+    pub(super) fn check_root(
+        &self,
+        domain: DomainId,
+        tag: u16,
+        asked: Root,
+    ) -> Result<(), FlushError> {
+        let other = self.inner.lock().structures.search(&self.memory, |there| {
+            (there.domain == tag && there.root != asked).then_some(there.root)
+        });
+        let cause = match other {
+            None => return Ok(()),
+            Some(there) => AttachError::OtherRoot {
+                domain,
+                there,
+                asked,
+            },
+        };
+        Err(FlushError::Root { domain, cause })
+    }
+}

@@ -1,0 +1,143 @@
+//! What the unit is told to forget.
+//!
+//! VT-d specification, section 6.5 "Invalidation of Translation Caches". Each cache comes after the one
+//! that it is filled from: context cache, PASID cache, IOTLB, and last the TLBs in devices, which the unit
+//! answers from its IOTLB (6.5.2.5). The unit keeps that order within the queue (6.5.2.11 "Queued
+//! Invalidation Ordering Considerations"), so one wait at the end covers all.
+//!
+//! Second-stage translations are tagged by domain, whatever the PASID; first-stage ones by domain and
+//! PASID, so each PASID of the domain is named. TLBs in devices know no domains: each device with one is
+//! told for each of its PASIDs in the domain. Commands for pages times PASIDs, or times devices, beyond
+//! what one flush may have become one command for everything of the PASID, or of the device's PASID.
+
+use iopt::TableMemory;
+
+use super::command::{Command, InDevice};
+use super::{Inner, Mode, NO_PASID, Vtd};
+use crate::commands::{Block, parts};
+use crate::error::{FlushError, UnitError};
+use crate::notes::{Member, Notes};
+use crate::registers::Registers;
+use crate::unit::DomainId;
+
+use super::queue::Channel;
+
+impl<R: Registers, M: TableMemory> Vtd<R, M> {
+    pub(super) fn issue(
+        &self,
+        channel: &mut Channel,
+        commands: impl Iterator<Item = Command> + Clone,
+    ) -> Result<(), UnitError> {
+        channel.issue((&self.registers, &self.memory), self.offer, commands)
+    }
+
+    /// What makes the unit forget an entry, and what it has through it.
+    pub(super) fn forget(&self, member: Member) -> impl Iterator<Item = Command> + Clone {
+        let Member {
+            source,
+            pasid,
+            domain,
+            ..
+        } = member;
+        let entry = match self.config.mode {
+            Mode::Legacy => Command::Context { domain, source },
+            // The context entry stays as it is.
+            Mode::ScalableSecond | Mode::ScalableFirst => Command::Pasid { domain, pasid },
+        };
+        let unit = [entry, self.pages(domain, pasid, None, false)];
+        unit.into_iter().chain(self.in_device(member, None))
+    }
+
+    /// What makes the unit forget, in caching mode, that there was no entry.
+    pub(super) fn forget_absence(
+        &self,
+        domain: u16,
+        source: u16,
+        pasid: u32,
+    ) -> impl Iterator<Item = Command> + Clone {
+        let all = self.pages(domain, pasid, None, false);
+        self.forget_context(source)
+            .chain(self.all_pasids())
+            .chain(core::iter::once(all))
+    }
+
+    /// What makes the unit forget a context entry through which nobody has translations. Where it does
+    /// not name a domain itself, and where it is not present, it is cached under the number 0.
+    pub(super) fn forget_context(&self, source: u16) -> impl Iterator<Item = Command> + Clone {
+        core::iter::once(Command::Context { domain: 0, source })
+    }
+
+    pub(super) fn all_pasids(&self) -> Option<Command> {
+        (self.config.mode != Mode::Legacy).then_some(Command::AllPasids)
+    }
+
+    /// Has the unit forget pages of a domain; everything where none are named.
+    pub(super) fn flush(
+        &self,
+        domain: DomainId,
+        tag: u16,
+        blocks: Option<impl Iterator<Item = Block> + Clone>,
+        leaf_only: bool,
+    ) -> Result<(), FlushError> {
+        let Inner { channel, notes, .. } = &mut *self.inner.lock();
+        let pasids = self.pasids(notes, tag);
+        let members = notes.members(&self.memory, tag);
+        let devices = members.filter(|member| member.tlb.is_some());
+        let unit = parts(blocks.clone(), pasids.clone().count());
+        let device = parts(blocks, devices.clone().count());
+        let unit = pasids.flat_map(move |pasid| {
+            let commands = unit.clone();
+            commands.map(move |block| self.pages(tag, pasid, block, leaf_only))
+        });
+        let device = devices.flat_map(move |member| {
+            let commands = device.clone();
+            commands.filter_map(move |block| self.in_device(member, block))
+        });
+        self.issue(channel, unit.chain(device))
+            .map_err(|cause| FlushError::Unit { domain, cause })
+    }
+
+    /// The PASIDs by which a domain's translations are tagged, each once.
+    fn pasids(&self, notes: &Notes, domain: u16) -> impl Iterator<Item = u32> + Clone {
+        let tagged = self.config.mode == Mode::ScalableFirst && self.config.pasid_bits > 0;
+        let members = tagged.then(|| notes.members(&self.memory, domain));
+        let members = members.into_iter().flatten().map(|member| member.pasid);
+        let before = members.clone();
+        let each = members.enumerate().filter_map(move |(n, pasid)| {
+            let mut before = before.clone().take(n);
+            before.all(|there| there != pasid).then_some(pasid)
+        });
+        (!tagged).then_some(NO_PASID).into_iter().chain(each)
+    }
+
+    /// Pages of a domain, or all of it, in the unit.
+    fn pages(&self, domain: u16, pasid: u32, block: Option<Block>, leaf_only: bool) -> Command {
+        match (self.config.mode, block) {
+            (Mode::Legacy | Mode::ScalableSecond, None) => Command::Domain { domain },
+            (Mode::Legacy | Mode::ScalableSecond, Some(block)) => Command::Pages {
+                domain,
+                block,
+                leaf_only,
+            },
+            (Mode::ScalableFirst, None) => Command::FirstStage { domain, pasid },
+            (Mode::ScalableFirst, Some(block)) => Command::FirstStagePages {
+                domain,
+                pasid,
+                block,
+                leaf_only,
+            },
+        }
+    }
+
+    /// The same in a device, if it has a TLB.
+    fn in_device(&self, member: Member, block: Option<Block>) -> Option<Command> {
+        let Member { source, pasid, .. } = member;
+        Some(Command::DeviceTlb(InDevice {
+            source,
+            pasid,
+            depth: member.tlb?,
+            physical: if self.offer.throttles() { source } else { 0 },
+            block: block.unwrap_or(Block::ALL),
+        }))
+    }
+}
