@@ -330,6 +330,11 @@ pub enum UnitError {
         /// What the unit says about the cause, as it stands in its register; 0 where it says nothing.
         record: u64,
     },
+    /// A device has not invalidated what its TLB holds. The commands are to be repeated.
+    DeviceTimedOut {
+        /// The device.
+        device: DeviceId,
+    },
     /// The unit has refused a command that was given through registers.
     Refused {
         /// The register.
@@ -357,6 +362,9 @@ impl fmt::Display for UnitError {
                 f,
                 "the unit reports {error} at the command {low:#x} {high:#x} (record {record:#x})"
             ),
+            Self::DeviceTimedOut { device } => {
+                write!(f, "{device} has not invalidated its translations in time")
+            }
             Self::Refused { register, value } => {
                 write!(
                     f,

@@ -8,8 +8,9 @@ use std::vec::Vec;
 use iopt::{Invalidation, Root};
 use runs::Span;
 
+use crate::capabilities::Capabilities;
 use crate::error::{AttachError, UnitError};
-use crate::unit::{DeviceId, DomainId, Unit};
+use crate::unit::{DeviceId, DeviceTlb, DomainId, Pasid, Unit};
 
 /// Rounds that a driver may wait at a time.
 pub(crate) const ROUNDS: u32 = 3;
@@ -69,6 +70,11 @@ impl Hostile {
 
 /// A driver that can be told to begin and to end.
 pub(crate) trait Driver: Unit {
+    /// PASIDs and TLBs in devices are played, too.
+    fn tagged(&self) -> bool {
+        false
+    }
+
     fn enable(&self) -> Result<(), UnitError>;
     fn disable(&self) -> Result<(), UnitError>;
 }
@@ -84,7 +90,7 @@ pub(crate) struct Truth<'a> {
     /// Faults that are drained at once.
     pub(crate) most_faults: usize,
     /// Calls of [`Hostile::wait`] that an operation may take, by its number modulo 8: 0 and 1 attach, 2
-    /// detaches, 3 and 4 invalidate, 5 enables, 6 drains faults, 7 disables.
+    /// detaches, 3 and 4 invalidate, 5 enables, 6 drains faults, 7 disables, or switches a TLB.
     pub(crate) most_waits: &'a dyn Fn(u8) -> u32,
 }
 
@@ -97,8 +103,14 @@ struct Known {
 
 /// Plays the rest of the script. Returns how many operations went well, and how many failed.
 pub(crate) fn play(hostile: &Hostile, driver: &impl Driver, truth: &Truth<'_>) -> (u32, u32) {
-    let mut known: BTreeMap<u32, Known> = BTreeMap::new();
+    let mut known: BTreeMap<(u32, u32), Known> = BTreeMap::new();
     let (mut well, mut failed) = (0, 0);
+    let tagged = driver.tagged();
+    let Capabilities {
+        pasid_bits,
+        device_tlbs,
+        ..
+    } = driver.capabilities();
     let next = || hostile.byte();
     let goes_on = |script: &mut Script| {
         script.waits = 0;
@@ -109,6 +121,9 @@ pub(crate) fn play(hostile: &Hostile, driver: &impl Driver, truth: &Truth<'_>) -
         let device = DeviceId(u32::from(next() & 3) << 6);
         let domain = DomainId(u32::from(next() & 3));
         let address = u64::from(next() & 1) << 12;
+        let pasid = Pasid(if tagged { next() & 1 } else { 0 }.into());
+        let place = (device.0, pasid.0);
+        let plain = pasid.0 == 0;
         let result = match operation % 8 {
             0 | 1 => {
                 let fresh = Known {
@@ -116,14 +131,19 @@ pub(crate) fn play(hostile: &Hostile, driver: &impl Driver, truth: &Truth<'_>) -
                     address,
                 };
                 let same = |there: &Known| there.domain == domain.0 && there.address != address;
-                let result = driver.attach(device, domain, (truth.root)(address));
+                let root = (truth.root)(address);
+                let result = match plain {
+                    true => driver.attach(device, domain, root),
+                    false => driver.attach_pasid(device, pasid, domain, root),
+                };
                 match result {
                     Err(AttachError::ReservedDomain { .. }) => {
                         assert_eq!(truth.reserved, Some(domain));
                     }
                     Err(AttachError::AlreadyAttached { domain, .. }) => {
-                        assert_eq!(known[&device.0].domain, domain.0);
+                        assert_eq!(known[&place].domain, domain.0);
                     }
+                    Err(AttachError::Pasid { .. }) => assert!(!plain && pasid_bits == 0),
                     Err(AttachError::OtherRoot { .. }) => assert!(known.values().any(same)),
                     // Tables are made as devices come.
                     Err(AttachError::Memory { .. } | AttachError::NoRoom { .. }) => {
@@ -131,20 +151,24 @@ pub(crate) fn play(hostile: &Hostile, driver: &impl Driver, truth: &Truth<'_>) -
                     }
                     Ok(()) | Err(AttachError::Unit { .. }) => {
                         assert!(!known.values().any(same));
-                        assert_eq!(known.insert(device.0, fresh), None);
+                        assert_eq!(known.insert(place, fresh), None);
                     }
                     Err(other) => panic!("{other}"),
                 }
                 result.is_ok()
             }
             2 => {
-                let result = driver.detach(device);
+                let result = match plain {
+                    true => driver.detach(device),
+                    false => driver.detach_pasid(device, pasid),
+                };
                 match result {
-                    Ok(()) => assert!(known.remove(&device.0).is_some()),
+                    Ok(()) => assert!(known.remove(&place).is_some()),
                     Err(AttachError::NotAttached { .. }) => {
-                        assert!(!known.contains_key(&device.0));
+                        assert!(!known.contains_key(&place));
                     }
-                    Err(AttachError::Unit { .. }) => assert!(known.contains_key(&device.0)),
+                    Err(AttachError::Pasid { .. }) => assert!(!plain && pasid_bits == 0),
+                    Err(AttachError::Unit { .. }) => assert!(known.contains_key(&place)),
                     Err(other) => panic!("{other}"),
                 }
                 result.is_ok()
@@ -164,6 +188,22 @@ pub(crate) fn play(hostile: &Hostile, driver: &impl Driver, truth: &Truth<'_>) -
                 driver.drain_faults(&mut |_| faults += 1);
                 assert!(faults <= truth.most_faults);
                 true
+            }
+            _ if !plain => {
+                let queue_depth = domain.0 as u8;
+                let tlb = (address != 0).then_some(DeviceTlb { queue_depth });
+                let result = driver.set_device_tlb(device, tlb);
+                let attached = known.keys().any(|place| place.0 == device.0);
+                match result {
+                    Err(AttachError::AlreadyAttached { .. }) => assert!(attached),
+                    Err(AttachError::NoDeviceTlbs { .. }) => assert!(!device_tlbs),
+                    Err(AttachError::Memory { .. }) => assert!(truth.grows),
+                    Ok(()) | Err(AttachError::Unit { .. }) => {
+                        assert!(!attached && (device_tlbs || tlb.is_none()));
+                    }
+                    Err(other) => panic!("{other}"),
+                }
+                result.is_ok()
             }
             _ => driver.disable().is_ok(),
         };

@@ -15,6 +15,11 @@
 //! Commands may overlap as long as none of them is a COMPLETION_WAIT with the flag F: that is the
 //! barrier between a device's entry and the translations made through it.
 //!
+//! A device that does not answer INVALIDATE_IOTLB_PAGES holds up the store, or is given up by the unit, which
+//! logs IOTLB_INV_TIMEOUT and goes on. So behind the store of a batch with such commands the driver looks at
+//! the events that have come with it, and fails the batch for the device; also while the log has overflowed,
+//! when there would be none. Who drains the faults sees the event, too.
+//!
 //! A batch of more commands than the buffer holds goes in parts, each with its own wait.
 //!
 //! **When the unit stops** (ILLEGAL_COMMAND_ERROR, COMMAND_HARDWARE_ERROR; CmdBufRun = 0) the driver
@@ -29,8 +34,8 @@ use iopt::{Cell, TABLE_BYTES, TableMemory};
 use super::command::Command;
 use super::events::Log;
 use super::offer::{
-    COMMAND_HEAD, COMMAND_TAIL, COMMANDS, FETCH, FETCHING, RING, RING_LENGTH, STATUS, control,
-    offset, place,
+    COMMAND_HEAD, COMMAND_TAIL, COMMANDS, EVENT_TAIL, FETCH, FETCHING, RING, RING_LENGTH, STATUS,
+    control, offset, place,
 };
 use crate::commands::CommandCounters;
 use crate::error::UnitError;
@@ -123,6 +128,11 @@ impl Buffer {
             return Ok(());
         }
         self.counters.batches += 1;
+        let in_device = |command| matches!(command, Command::InDevice { .. });
+        let events = commands
+            .clone()
+            .any(in_device)
+            .then(|| place(registers, EVENT_TAIL));
         loop {
             let count = commands.clone().take(PART).count();
             self.room((registers, memory), log, count + 1)?;
@@ -133,6 +143,9 @@ impl Buffer {
             self.write(memory, Command::wait(self.status, self.ticket));
             registers.write64(COMMAND_TAIL, offset(self.tail));
             self.complete((registers, memory), log)?;
+            if let Some(since) = events {
+                log.time_out((registers, memory), since)?;
+            }
             self.counters.commands += count as u64;
             self.counters.waits += 1;
             if commands.clone().next().is_none() {

@@ -1,13 +1,13 @@
 //! Commands.
 //!
 //! AMD IOMMU specification, section 2.4 "Commands": 2.4.1 COMPLETION_WAIT, 2.4.2
-//! INVALIDATE_DEVTAB_ENTRY, 2.4.3 INVALIDATE_IOMMU_PAGES, 2.4.8 INVALIDATE_IOMMU_ALL. The operation
-//! code is the first half's bits 63:60.
+//! INVALIDATE_DEVTAB_ENTRY, 2.4.3 INVALIDATE_IOMMU_PAGES, 2.4.4 INVALIDATE_IOTLB_PAGES, 2.4.8
+//! INVALIDATE_IOMMU_ALL. The operation code is the first half's bits 63:60.
 
 use crate::commands::Block;
 
 /// Blocks of up to 2^52 pages: all that there is.
-pub(super) const MOST_PAGES: u32 = 52;
+pub(super) const MOST_PAGES: u32 = Block::ALL.mask;
 
 /// One command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,6 +20,12 @@ pub(super) enum Command {
         block: Block,
         tables: bool,
     },
+    /// Pages in a device's TLB, of which the device takes `depth` commands at a time, 0 for 32.
+    InDevice {
+        source: u16,
+        depth: u8,
+        block: Block,
+    },
     /// Everything.
     All,
     /// No later command begins before all earlier ones are complete.
@@ -29,10 +35,9 @@ pub(super) enum Command {
 impl Command {
     /// All of a domain.
     pub(super) const fn domain(domain: u16) -> Self {
-        let (address, mask) = (0, MOST_PAGES);
         Self::Pages {
             domain,
-            block: Block { address, mask },
+            block: Block::ALL,
             tables: true,
         }
     }
@@ -51,6 +56,16 @@ impl Command {
                 3 << 60 | (domain as u64) << 32,
                 range(block) | (tables as u64) << 1,
             ],
+            Self::InDevice {
+                source,
+                depth,
+                block,
+            } => {
+                // Maxpend, and QueueID: the device itself.
+                let depth = if depth == 0 { 32 } else { depth as u64 };
+                let source = source as u64;
+                [4 << 60 | source << 32 | depth << 24 | source, range(block)]
+            }
             Self::All => [8 << 60, 0],
         }
     }
@@ -61,12 +76,8 @@ impl Command {
     }
 }
 
-/// Address and S: as in a level-7 leaf, the size is where the lowest 0 is, from bit 12 on. 2^64 bytes
-/// are a 0 in bit 63.
+/// Address and S.
 const fn range(block: Block) -> u64 {
-    if block.mask == 0 {
-        return block.address;
-    }
-    let ones = (1 << (block.mask + 11)) - 1;
-    block.address | ones & !0xfff | 1
+    let (address, size) = block.sized();
+    address | size as u64
 }

@@ -22,13 +22,15 @@ pub struct Config {
     pub input_bits: u32,
     /// The unit remembers entries that were not present (Capability Header, NpCache: emulated units).
     pub caches_not_present: bool,
+    /// The unit answers translation requests of devices (Capability Header, IotlbSup).
+    pub device_tlbs: bool,
     /// The memory node, if it is known.
     pub node: Option<NodeId>,
 }
 
 impl Default for Config {
     /// Segment 0, all 65,536 devices, 48 bits of host addresses, 64 of device addresses, nothing cached
-    /// that is not present, no node.
+    /// that is not present, no TLBs in devices, no node.
     fn default() -> Self {
         Self {
             segment: 0,
@@ -36,6 +38,7 @@ impl Default for Config {
             host_bits: 48,
             input_bits: 64,
             caches_not_present: false,
+            device_tlbs: false,
             node: None,
         }
     }

@@ -16,6 +16,7 @@ use super::offer::{
     EVENT_HEAD, EVENT_TAIL, EVENTS, LOG, LOGGING, OVERFLOW, PENDING, RING, RING_LENGTH, STATUS,
     control, offset, place,
 };
+use crate::error::UnitError;
 use crate::fault::{Fault, FaultReason};
 use crate::registers::{Registers, wait_until};
 use crate::unit::{DeviceId, DomainId, Pasid};
@@ -24,6 +25,8 @@ use crate::unit::{DeviceId, DomainId, Pasid};
 #[derive(Debug)]
 pub(super) struct Log {
     pub(super) entries: u64,
+    /// That of the devices.
+    pub(super) segment: u16,
 }
 
 /// What an entry of the log was.
@@ -57,7 +60,6 @@ impl Log {
         &self,
         registers: &R,
         memory: &M,
-        segment: u16,
     ) -> Option<Taken> {
         let head = place(registers, EVENT_HEAD);
         if head == place(registers, EVENT_TAIL) {
@@ -69,7 +71,7 @@ impl Log {
         };
         let arrived = wait_until(registers, "an event", || Ok(code(first.get_acquire()) != 0));
         let taken = match arrived {
-            Ok(()) => decode(first.get_acquire(), second.get(), segment),
+            Ok(()) => decode(first.get_acquire(), second.get(), self.segment),
             Err(_) => Taken::Lost,
         };
         entry.iter().for_each(|cell| cell.set(0));
@@ -104,27 +106,59 @@ impl Log {
         &self,
         (registers, memory): (&R, &M),
     ) -> Option<(&'static str, u64)> {
-        let cells = self.cells(memory);
-        let (mut at, tail) = (place(registers, EVENT_HEAD), place(registers, EVENT_TAIL));
-        let mut found = None;
-        while at != tail {
-            if let Some([first, second]) = cells.get(at * 2..at * 2 + 2) {
-                let name = match code(first.get_acquire()) {
-                    5 => Some("ILLEGAL_COMMAND_ERROR"),
-                    6 => Some("COMMAND_HARDWARE_ERROR"),
-                    _ => None,
-                };
-                found = name.map(|name| (name, second.get())).or(found);
+        let events = self.since((registers, memory), place(registers, EVENT_HEAD));
+        let errors = events.filter_map(|[first, second]| match code(first.get_acquire()) {
+            5 => Some(("ILLEGAL_COMMAND_ERROR", second.get())),
+            6 => Some(("COMMAND_HARDWARE_ERROR", second.get())),
+            _ => None,
+        });
+        errors.last()
+    }
+
+    /// An error when, since the tail stood at `since`, a device has not answered in time (event
+    /// IOTLB_INV_TIMEOUT), or when nobody would know.
+    pub(super) fn time_out<R: Registers, M: TableMemory>(
+        &self,
+        (registers, memory): (&R, &M),
+        since: usize,
+    ) -> Result<(), UnitError> {
+        for [first, _] in self.since((registers, memory), since) {
+            wait_until(registers, "an event", || Ok(code(first.get_acquire()) != 0))?;
+            if code(first.get()) == 7 {
+                let device = device(first.get(), self.segment);
+                return Err(UnitError::DeviceTimedOut { device });
             }
-            at = (at + 1) % RING;
         }
-        found
+        let record = registers.read64(STATUS);
+        if record & (OVERFLOW | LOGGING) != LOGGING {
+            return Err(UnitError::Command {
+                error: "EventLogRun = 0 (no time-out of a device is logged)",
+                command: [0; 2],
+                record,
+            });
+        }
+        Ok(())
+    }
+
+    /// The places of the events since the tail stood at `since`.
+    fn since<'m, R: Registers, M: TableMemory>(
+        &self,
+        (registers, memory): (&R, &'m M),
+        since: usize,
+    ) -> impl Iterator<Item = &'m [M::Cell; 2]> + use<'m, R, M> {
+        let count = (place(registers, EVENT_TAIL) + RING - since) % RING;
+        let (events, _) = self.cells(memory).as_chunks();
+        (0..count).filter_map(move |n| events.get((since + n) % RING))
     }
 }
 
 /// EventCode.
 const fn code(first: u64) -> u64 {
     first >> 60
+}
+
+fn device(first: u64, segment: u16) -> DeviceId {
+    DeviceId(u32::from(segment) << 16 | first as u32 & 0xffff)
 }
 
 fn decode(first: u64, address: u64, segment: u16) -> Taken {
@@ -137,7 +171,7 @@ fn decode(first: u64, address: u64, segment: u16) -> Taken {
     let (guest, number) = (flag(48), (first >> 32) as u32 & 0xffff);
     let pasid = Pasid(first as u32 & 0xf_0000 | number);
     Taken::Fault(Fault {
-        device: DeviceId(u32::from(segment) << 16 | first as u32 & 0xffff),
+        device: device(first, segment),
         pasid: (code == 2 && guest).then_some(pasid),
         domain: (code == 2 && !guest).then_some(DomainId(number)),
         iova: address & !0xfff,

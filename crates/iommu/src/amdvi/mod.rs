@@ -4,8 +4,9 @@
 //! [`AmdVi`] drives one unit (one IVHD block of ACPI's IVRS table) over [`Registers`] and over table
 //! memory for what the unit reads and writes. Host tables (AMD v1,
 //! [`FormatId::AmdV1`](iopt::FormatId::AmdV1)) of any number of levels up to the unit's most are walked,
-//! and tables may grow. Guest tables (v2), PASIDs, nested translation, device TLBs, page requests,
-//! interrupt remapping and virtual APICs are not driven; interrupts pass unchanged.
+//! and tables may grow. A device that asks for translations (ATS) is refused them until its TLB was
+//! [announced](Unit::set_device_tlb). Guest tables (v2), PASIDs, nested translation, page requests, interrupt
+//! remapping and virtual APICs are not driven; interrupts pass unchanged.
 //!
 //! # Orders
 //!
@@ -22,11 +23,16 @@
 //! ([`Config::caches_not_present`]), the domain's translations are invalidated behind it.
 //!
 //! **Detach**: the entry blocks; INVALIDATE_DEVTAB_ENTRY; a barrier, so that nothing is translated by
-//! the old entry any more; INVALIDATE_IOMMU_PAGES for all of the domain; one wait; then the entry is
-//! emptied.
+//! the old entry any more; INVALIDATE_IOMMU_PAGES for all of the domain; the device's TLB; one wait; then
+//! the entry is emptied.
 //!
 //! **Invalidate**: `commands.rs` of the crate says which pages; one wait at the end of all. The bit PDE
 //! (upper levels too) is set when tables were unlinked, and always where absent entries are cached.
+//!
+//! **TLBs in devices**: INVALIDATE_IOTLB_PAGES for each device of the domain that has one, in the same
+//! batch, behind a barrier: the unit may answer a device from its own caches, which must have forgotten.
+//! `buffer.rs` says what becomes of a device that does not answer. TLBs are off while the unit is
+//! [disabled](AmdVi::disable): what a device keeps over that time is not invalidated.
 //!
 //! **A new root** ([`Invalidation::new_root`]): stored in the entry of each of the domain's devices, then
 //! as for a detach, with one INVALIDATE_DEVTAB_ENTRY for each device.
@@ -36,7 +42,8 @@
 //! **Faults**: `events.rs`.
 //!
 //! **Handover**: the description says whether the unit translates, where device table, command buffer
-//! and event log lie, the last ticket, and which devices were ever attached. The successor compares
+//! and event log lie, the last ticket, and which devices were ever attached; who has a TLB is noted behind
+//! the ticket (`notes.rs`). The successor compares
 //! Control, Status, the three base address registers and the command buffer's pointers with it.
 //!
 //! # Locks and bounds
@@ -45,27 +52,32 @@
 //! it for a few [bounded](Registers::wait) waits; only `enable`, on a unit without INVALIDATE_IOMMU_ALL,
 //! has some hundreds.
 
+mod attach;
 mod buffer;
 mod command;
 mod config;
 mod events;
+mod flush;
 mod offer;
 mod table;
 #[cfg(test)]
 mod tests;
 
-use iopt::{Chain, Invalidation, NoTables, Root, TABLE_BYTES, TableMemory};
+use core::iter::Empty;
+
+use iopt::{Chain, Invalidation, Root, TABLE_BYTES, TableMemory};
 use runs::Span;
 use spin::Mutex;
 
 use crate::capabilities::Capabilities;
-use crate::commands::{self, CommandCounters};
+use crate::commands::{self, Block, CommandCounters};
 use crate::driver::Driver;
 use crate::error::{AttachError, FlushError, UnitError};
 use crate::fault::Fault;
 use crate::handover::{AdoptError, Frozen, Held, UnitKind};
+use crate::notes::Notes;
 use crate::registers::{Registers, wait_until};
-use crate::unit::{DeviceId, DomainId, NodeId, Unit};
+use crate::unit::{DeviceId, DeviceTlb, DomainId, NodeId, Unit};
 
 use buffer::Buffer;
 use command::{Command, MOST_PAGES};
@@ -102,6 +114,7 @@ struct Inner {
     table: DeviceTable,
     buffer: Buffer,
     log: Log,
+    notes: Notes,
 }
 
 /// What is not memory to devices (section 2.1.2, special address ranges): message-signalled
@@ -147,7 +160,11 @@ impl<R: Registers, M: TableMemory> AmdVi<R, M> {
             inner: Mutex::new(Inner {
                 table,
                 buffer: Buffer::new(entries, status),
-                log: Log { entries: log },
+                log: Log {
+                    entries: log,
+                    segment: config.segment,
+                },
+                notes: Notes::new(Some(status)),
             }),
         })
     }
@@ -158,7 +175,9 @@ impl<R: Registers, M: TableMemory> AmdVi<R, M> {
     /// [drained](Unit::drain_faults) are forgotten.
     pub fn enable(&self) -> Result<(), UnitError> {
         let registers = &self.registers;
-        let Inner { table, buffer, log } = &mut *self.inner.lock();
+        let Inner {
+            table, buffer, log, ..
+        } = &mut *self.inner.lock();
         self.stop(0)?;
         registers.write64(EXCLUSION, 0);
         buffer.set_up(registers);
@@ -197,11 +216,16 @@ impl<R: Registers, M: TableMemory> AmdVi<R, M> {
     /// taken, since the unit may still read it; who wants to try again calls `disable` before.
     pub fn tear_down(self) -> Result<(R, M), UnitError> {
         self.disable()?;
-        let Inner { table, buffer, log } = self.inner.into_inner();
+        let Inner {
+            table,
+            buffer,
+            log,
+            notes,
+        } = self.inner.into_inner();
         let mut chain = Chain::empty();
         let memory = self.memory;
         let ours = [buffer.entries, buffer.status, log.entries];
-        let pages = table.pages().chain(ours);
+        let pages = table.pages().chain(notes.further(&memory)).chain(ours);
         pages.for_each(|page| chain.push(&memory, page));
         memory.reclaim(chain);
         Ok((self.registers, memory))
@@ -221,14 +245,22 @@ impl<R: Registers, M: TableMemory> AmdVi<R, M> {
         if let Err(cause) = quiet {
             return Err((self, cause));
         }
-        let Inner { table, buffer, log } = self.inner.into_inner();
+        let Inner {
+            table,
+            buffer,
+            log,
+            notes,
+        } = self.inner.into_inner();
         let page = |start| Span::new(start, TABLE_BYTES);
-        for (name, span) in [
+        let ours = [
             ("device table", table.span()),
             ("command buffer", page(buffer.entries)),
             ("store of COMPLETION_WAIT", page(buffer.status)),
             ("event log", page(log.entries)),
-        ] {
+        ];
+        let further = notes.further(&self.memory);
+        let further = further.map(|start| ("notes of members", page(start)));
+        for (name, span) in ours.into_iter().chain(further) {
             each(Held::Structure { name, span });
         }
         for (_, there) in table.attached(&self.memory) {
@@ -261,7 +293,8 @@ impl<R: Registers, M: TableMemory> AmdVi<R, M> {
     ) -> Result<Self, ProbeError> {
         let offer = Offer::read(&registers)?;
         let capabilities = offer.capabilities(&config)?;
-        let inner = Self::resume(&registers, &config, frozen).map_err(ProbeError::Adopt)?;
+        let inner =
+            Self::resume(&registers, &memory, &config, frozen).map_err(ProbeError::Adopt)?;
         Ok(Self {
             registers,
             memory,
@@ -273,12 +306,20 @@ impl<R: Registers, M: TableMemory> AmdVi<R, M> {
     }
 
     /// What the unit goes on using, as the description and the registers say it.
-    fn resume(registers: &R, config: &Config, frozen: &Frozen) -> Result<Inner, AdoptError> {
+    fn resume(
+        registers: &R,
+        memory: &M,
+        config: &Config,
+        frozen: &Frozen,
+    ) -> Result<Inner, AdoptError> {
         let words = frozen.words(UnitKind::AmdVi)?;
         let [used, base, entries, status, log, ticket] = words;
         let table = DeviceTable::adopt(base, config.last_device, used);
         let mut buffer = Buffer::new(entries, status);
-        let log = Log { entries: log };
+        let log = Log {
+            entries: log,
+            segment: config.segment,
+        };
         if used >> 63 == 1 {
             let on = registers.read64(CONTROL);
             AdoptError::compare("Control", on, TRANSLATE, TRANSLATE)?;
@@ -288,7 +329,13 @@ impl<R: Registers, M: TableMemory> AmdVi<R, M> {
             AdoptError::compare("Event Log Base", found, log.entries | RING_LENGTH, !0)?;
             buffer.resume(registers, ticket)?;
         }
-        Ok(Inner { table, buffer, log })
+        let notes = Notes::adopt(memory, Some(status));
+        Ok(Inner {
+            table,
+            buffer,
+            log,
+            notes,
+        })
     }
 
     /// What the unit was told so far.
@@ -313,121 +360,6 @@ impl<R: Registers, M: TableMemory> AmdVi<R, M> {
         wait_until(registers, "Status.CmdBufRun and EventLogRun = 0", || {
             Ok(registers.read64(STATUS) & (FETCHING | LOGGING) == 0)
         })
-    }
-
-    /// The unit's number of a domain that it can have.
-    fn tag(&self, domain: DomainId) -> Option<u16> {
-        u16::try_from(domain.0).ok()
-    }
-
-    fn behind(&self, device: DeviceId, last: u16) -> Result<(), AttachError> {
-        device.check_segment(self.config.segment)?;
-        if device.0 as u16 > last {
-            let last = last.into();
-            return Err(AttachError::Beyond { device, last });
-        }
-        Ok(())
-    }
-
-    fn do_attach(&self, device: DeviceId, domain: DomainId, root: Root) -> Result<(), AttachError> {
-        self.capabilities.check(&root)?;
-        let Inner { table, buffer, log } = &mut *self.inner.lock();
-        self.behind(device, table.last())?;
-        let bits = self.capabilities.domain_bits;
-        let tag = self
-            .tag(domain)
-            .ok_or(AttachError::DomainId { domain, bits })?;
-        let memory = &self.memory;
-        let Some(entry) = table.entry(memory, device) else {
-            // The memory gives fewer cells than the table has.
-            let (needed, available) = (TABLE_BYTES, 0);
-            let cause = NoTables { needed, available };
-            return Err(AttachError::Memory { device, cause });
-        };
-        if let Some(there) = entry.read() {
-            let domain = DomainId(there.domain.into());
-            return Err(AttachError::AlreadyAttached { device, domain });
-        }
-        let mut members = table.members(memory, tag);
-        if let Some((_, there)) = members.find(|(_, there)| there.root != root) {
-            return Err(AttachError::OtherRoot {
-                domain,
-                there: there.root,
-                asked: root,
-            });
-        }
-        drop(members);
-        table.note(device);
-        entry.set(tag, &root, self.offer);
-        let source = device.0 as u16;
-        let absent = self.config.caches_not_present;
-        let commands = [
-            Some(Command::Device { source }),
-            absent.then_some(Command::Barrier),
-            absent.then_some(Command::domain(tag)),
-        ];
-        let told = buffer.issue(
-            (&self.registers, memory),
-            log,
-            commands.into_iter().flatten(),
-        );
-        told.map_err(|cause| {
-            entry.withdraw();
-            AttachError::Unit { device, cause }
-        })
-    }
-
-    fn do_detach(&self, device: DeviceId) -> Result<(), AttachError> {
-        let Inner { table, buffer, log } = &mut *self.inner.lock();
-        self.behind(device, table.last())?;
-        let entry = table.entry(&self.memory, device);
-        let there = entry.as_ref().and_then(table::Entry::read);
-        let (Some(entry), Some(there)) = (entry, there) else {
-            return Err(AttachError::NotAttached { device });
-        };
-        entry.withdraw();
-        let source = device.0 as u16;
-        let commands = [
-            Command::Device { source },
-            Command::Barrier,
-            Command::domain(there.domain),
-        ];
-        buffer
-            .issue((&self.registers, &self.memory), log, commands.into_iter())
-            .map_err(|cause| AttachError::Unit { device, cause })?;
-        entry.clear();
-        Ok(())
-    }
-
-    /// Has the domain's devices translate through a root from now on. What they had is forgotten, also
-    /// when they have the root already: an earlier call may have failed behind the stores.
-    fn set_root(&self, domain: DomainId, tag: u16, root: Root) -> Result<(), FlushError> {
-        let refused = |cause| FlushError::Root { domain, cause };
-        self.capabilities.check(&root).map_err(refused)?;
-        let Inner { table, buffer, log } = &mut *self.inner.lock();
-        let members = table.members(&self.memory, tag);
-        for (source, _) in members.clone() {
-            if let Some(entry) = table.entry(&self.memory, DeviceId(source.into())) {
-                entry.set_root(&root, self.offer);
-            }
-        }
-        let commands = members
-            .map(|(source, _)| Command::Device { source })
-            .chain([Command::Barrier, Command::domain(tag)]);
-        buffer
-            .issue((&self.registers, &self.memory), log, commands)
-            .map_err(|cause| FlushError::Unit { domain, cause })
-    }
-
-    fn flush(
-        &self,
-        domain: DomainId,
-        commands: impl Iterator<Item = Command> + Clone,
-    ) -> Result<(), FlushError> {
-        let Inner { buffer, log, .. } = &mut *self.inner.lock();
-        buffer
-            .issue((&self.registers, &self.memory), log, commands)
-            .map_err(|cause| FlushError::Unit { domain, cause })
     }
 }
 
@@ -456,6 +388,10 @@ where
         self.do_detach(device)
     }
 
+    fn set_device_tlb(&self, device: DeviceId, tlb: Option<DeviceTlb>) -> Result<(), AttachError> {
+        self.do_set_device_tlb(device, tlb)
+    }
+
     fn invalidate(&self, domain: DomainId, what: &Invalidation) -> Result<(), FlushError> {
         let Some(tag) = self.tag(domain) else {
             // No device can be in it.
@@ -470,21 +406,13 @@ where
         // With tables and no range, what the tables held is not named.
         let named = !what.ranges().is_empty();
         let blocks = named.then(|| commands::blocks(what, MOST_PAGES)).flatten();
-        let Some(blocks) = blocks else {
-            return self.invalidate_domain(domain);
-        };
         let tables = what.tables_unlinked() || self.config.caches_not_present;
-        let pages = blocks.map(move |block| Command::Pages {
-            domain: tag,
-            block,
-            tables,
-        });
-        self.flush(domain, pages)
+        self.flush(domain, tag, blocks, tables)
     }
 
     fn invalidate_domain(&self, domain: DomainId) -> Result<(), FlushError> {
         match self.tag(domain) {
-            Some(tag) => self.flush(domain, core::iter::once(Command::domain(tag))),
+            Some(tag) => self.flush(domain, tag, None::<Empty<Block>>, true),
             None => Ok(()),
         }
     }
@@ -497,7 +425,7 @@ where
                 // The log is somebody else's, or nobody's.
                 return 0;
             }
-            let Some(taken) = alone.log.take(registers, memory, self.config.segment) else {
+            let Some(taken) = alone.log.take(registers, memory) else {
                 return u64::from(alone.log.take_overflow(registers, memory));
             };
             // Not under the lock: the sink may flush.

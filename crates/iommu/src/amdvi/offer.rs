@@ -123,6 +123,7 @@ impl Offer {
         can.dirty_tracking = self.dirty();
         // FC, in every leaf.
         can.snoop_control = true;
+        can.device_tlbs = config.device_tlbs;
         can.caches_not_present = config.caches_not_present;
         Ok(can)
     }

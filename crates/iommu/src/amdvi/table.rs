@@ -14,9 +14,9 @@
 //! does the rest; the same for a root that has grown. So the unit never sees parts of two entries, though
 //! no store is as wide as an entry: what else an entry holds is zero.
 //!
-//! The entry is also where the driver keeps what it knows of a device: there is no second list that
-//! could differ. Interrupts are not remapped (IV = 0), and neither PASIDs nor device TLBs are offered
-//! (GV = 0, I = 0).
+//! The entry is also where the driver keeps what it knows of a device. Interrupts are not remapped (IV = 0),
+//! and PASIDs are not offered (GV = 0). Translation requests of a device with a TLB are answered (I) while
+//! its entry is present; the bit is stored as the domain is, and goes with TV.
 
 use iopt::{Cell, FormatId, NoTables, Root, TABLE_BYTES, TableMemory};
 
@@ -37,6 +37,9 @@ const MODE: u32 = 9;
 const ADDRESS: u64 = ((1 << 52) - 1) & !0xfff;
 /// IR and IW: the table decides.
 const ALLOWED: u64 = 3 << 61;
+
+/// I, in the second word.
+const DEVICE_TLB: u64 = 1 << 32;
 
 /// Words of an entry.
 const WORDS: usize = 4;
@@ -218,8 +221,9 @@ impl<M: TableMemory> Entry<'_, M> {
     }
 
     /// Makes an empty entry present. The root was checked.
-    pub(super) fn set(&self, domain: u16, root: &Root, offer: Offer) {
-        self.store(1, domain.into());
+    pub(super) fn set(&self, domain: u16, root: &Root, offer: Offer, tlb: bool) {
+        let tlb = if tlb { DEVICE_TLB } else { 0 };
+        self.store(1, u64::from(domain) | tlb);
         self.store(0, word(root, offer) | TRANSLATED);
     }
 
@@ -232,6 +236,7 @@ impl<M: TableMemory> Entry<'_, M> {
     /// From present to leaving.
     pub(super) fn withdraw(&self) {
         self.store(0, self.word(0) & !TRANSLATED);
+        self.store(1, self.word(1) & !DEVICE_TLB);
     }
 
     /// From leaving to empty.

@@ -49,6 +49,9 @@ impl Registers for Unit_ {
 }
 
 impl hostile::Driver for AmdVi<Unit_, Arc<HeapTables>> {
+    fn tagged(&self) -> bool {
+        true
+    }
     fn enable(&self) -> Result<(), UnitError> {
         self.enable()
     }
@@ -58,9 +61,13 @@ impl hostile::Driver for AmdVi<Unit_, Arc<HeapTables>> {
 }
 
 fn play(unit: Hostile) -> (u32, u32) {
+    let config = Config {
+        device_tlbs: true,
+        ..CONFIG
+    };
     let memory = memory();
     let registers = Unit_(unit.clone(), memory.clone());
-    let Ok(driver) = AmdVi::new(registers, memory, CONFIG) else {
+    let Ok(driver) = AmdVi::new(registers, memory, config) else {
         return (0, 0);
     };
     // A few waits, or one for each of the log's events; a unit that says it cannot forget all at once

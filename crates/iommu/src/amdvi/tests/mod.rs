@@ -1,6 +1,7 @@
 //! The driver against a model of the unit.
 
 mod broken;
+mod devices;
 mod flush;
 mod handover;
 mod hostile;
@@ -30,6 +31,7 @@ const CONFIG: Config = Config {
     host_bits: 48,
     input_bits: 64,
     caches_not_present: false,
+    device_tlbs: false,
     node: None,
 };
 

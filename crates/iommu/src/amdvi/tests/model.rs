@@ -27,6 +27,8 @@ pub(super) enum Told {
     Device(u16),
     /// Domain, address, 2^this pages, PDE.
     Pages(u16, u64, u32, bool),
+    /// In a device: source, Maxpend, address, 2^this pages.
+    InDevice(u16, u8, u64, u32),
     All,
     Barrier,
     Wait,
@@ -46,6 +48,8 @@ pub(super) struct Broken {
     pub(super) stops: Option<(u64, u32)>,
     /// Events do not arrive where the tail says.
     pub(super) late: bool,
+    /// Devices do not answer; the unit gives them up and goes on.
+    pub(super) silent: bool,
 }
 
 #[derive(Debug, Default)]
@@ -137,10 +141,16 @@ impl Model {
         }
         assert_eq!(first >> 61, 3, "IR and IW");
         assert_eq!(first >> 52 & 0x1ff, 0, "no guest tables");
-        assert_eq!(second >> 16, 0, "nothing but the domain");
+        assert_eq!(second >> 16 & !(1 << 16), 0, "nothing but domain and I");
         let mode = first >> 9 & 7;
         assert!((1..=6).contains(&mode), "mode {mode}");
         Some((second as u16, first & 0x000f_ffff_ffff_f000, mode))
+    }
+
+    /// Whether translation requests of a device are answered (I), as the unit has it in its cache.
+    pub(super) fn serves_tlb(&self, source: u16) -> bool {
+        self.look_up(source);
+        self.state().cached[&source][1] >> 32 & 1 == 1
     }
 
     /// The first words of an entry as it is in memory.
@@ -194,15 +204,21 @@ impl Model {
                 Told::Device(first as u16)
             }
             3 if first & 0x0fff_0000_ffff_ffff == 0 && second & 0xffc == 0 => {
-                let pages = second >> 12;
-                let (address, mask) = match second & 1 {
-                    0 => (pages << 12, 0),
-                    _ => {
-                        let mask = pages.trailing_ones() + 1;
-                        (pages >> mask << mask << 12, mask)
-                    }
-                };
+                let (address, mask) = sized(second);
                 Told::Pages((first >> 32) as u16, address, mask, second >> 1 & 1 == 1)
+            }
+            // QueueID is the device, and there is no PASID.
+            4 if first >> 32 & 0x0fff_ffff == first & 0xffff
+                && first & 0x00ff_0000 == 0
+                && second & 0xffe == 0 =>
+            {
+                let source = first as u16;
+                let (address, mask) = sized(second);
+                if state.broken.silent {
+                    let at = (state.commands & 0x000f_ffff_ffff_f000) + state.head;
+                    self.log(state, [7 << 60 | u64::from(source), at]);
+                }
+                Told::InDevice(source, (first >> 24) as u8, address, mask)
             }
             8 if first << 4 == 0 && second == 0 && state.features >> 6 & 1 == 1 => {
                 state.cached.clear();
@@ -275,6 +291,18 @@ impl Model {
         state.pending = state.latency;
         if set | cleared != 0 {
             state.told.push(Told::Control(set, cleared));
+        }
+    }
+}
+
+/// Address and size: S says that the lowest 0 from bit 12 on gives it.
+fn sized(word: u64) -> (u64, u32) {
+    let pages = word >> 12;
+    match word & 1 {
+        0 => (pages << 12, 0),
+        _ => {
+            let mask = pages.trailing_ones() + 1;
+            (pages >> mask << mask << 12, mask)
         }
     }
 }

@@ -1,6 +1,6 @@
 //! What is written in which order, and what capabilities make of the registers.
 
-use iopt::TableMemory;
+use iopt::{NoTables, TableMemory};
 
 use runs::PageSizes;
 

@@ -3,6 +3,9 @@
 use super::*;
 use crate::hostile::{self, Hostile, ROUNDS, Truth};
 
+/// PASIDs of 20 bits, TLBs in devices.
+const TAGGED: u64 = 1 << 40 | 19 << 35 | 1 << 2;
+
 impl Registers for Hostile {
     fn read32(&self, offset: usize) -> u32 {
         self.with(|script| {
@@ -24,7 +27,7 @@ impl Registers for Hostile {
         self.with(|script| match offset {
             0x80 => script.answer(script.register(0x88), 64),
             0x08 => script.answer(CAP, 64),
-            0x10 => script.answer(ECAP | SCALABLE_BOTH, 64),
+            0x10 => script.answer(ECAP | SCALABLE_BOTH | TAGGED, 64),
             // Register commands are done.
             0x28 => script.answer(script.register(offset), 64) & !(1 << 63) | 3 << 59,
             0xf8 => script.answer(script.register(offset), 64) & !(1 << 63) | 3 << 57,
@@ -40,6 +43,9 @@ impl Registers for Hostile {
 }
 
 impl hostile::Driver for Vtd<Hostile, Arc<HeapTables>> {
+    fn tagged(&self) -> bool {
+        true
+    }
     fn enable(&self) -> Result<(), UnitError> {
         self.enable()
     }
@@ -49,13 +55,16 @@ impl hostile::Driver for Vtd<Hostile, Arc<HeapTables>> {
 }
 
 fn play(unit: Hostile) -> (u32, u32) {
-    let mode = match unit.byte() % 3 {
-        0 => Mode::Legacy,
-        1 => Mode::ScalableSecond,
-        _ => Mode::ScalableFirst,
+    let (mode, pasid_bits) = match unit.byte() % 5 {
+        0 => (Mode::Legacy, 0),
+        1 => (Mode::ScalableSecond, 0),
+        2 => (Mode::ScalableSecond, 16),
+        3 => (Mode::ScalableFirst, 0),
+        _ => (Mode::ScalableFirst, 1),
     };
     let config = Config {
         mode,
+        pasid_bits,
         ..Config::default()
     };
     let Ok(driver) = Vtd::new(unit.clone(), memory(), config) else {

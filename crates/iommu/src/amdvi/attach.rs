@@ -1,0 +1,179 @@
+//! Devices come and go, and roots change. The head of the driver says in which order.
+
+use iopt::{NoTables, Root, TABLE_BYTES, TableMemory};
+
+use super::command::Command;
+use super::table::Entry;
+use super::{AmdVi, Inner};
+use crate::error::{AttachError, FlushError};
+use crate::notes::Member;
+use crate::registers::Registers;
+use crate::unit::{DeviceId, DeviceTlb, DomainId};
+
+impl<R: Registers, M: TableMemory> AmdVi<R, M> {
+    /// The unit's number of a domain that it can have.
+    pub(super) fn tag(&self, domain: DomainId) -> Option<u16> {
+        u16::try_from(domain.0).ok()
+    }
+
+    fn behind(&self, device: DeviceId, last: u16) -> Result<(), AttachError> {
+        device.check_segment(self.config.segment)?;
+        if device.0 as u16 > last {
+            let last = last.into();
+            return Err(AttachError::Beyond { device, last });
+        }
+        Ok(())
+    }
+
+    pub(super) fn do_attach(
+        &self,
+        device: DeviceId,
+        domain: DomainId,
+        root: Root,
+    ) -> Result<(), AttachError> {
+        self.capabilities.check(&root)?;
+        let Inner {
+            table,
+            buffer,
+            log,
+            notes,
+        } = &mut *self.inner.lock();
+        self.behind(device, table.last())?;
+        let bits = self.capabilities.domain_bits;
+        let tag = self
+            .tag(domain)
+            .ok_or(AttachError::DomainId { domain, bits })?;
+        let memory = &self.memory;
+        let no_memory = |cause| AttachError::Memory { device, cause };
+        let Some(entry) = table.entry(memory, device) else {
+            // The memory gives fewer cells than the table has.
+            let (needed, available) = (TABLE_BYTES, 0);
+            return Err(no_memory(NoTables { needed, available }));
+        };
+        if let Some(there) = entry.read() {
+            let domain = DomainId(there.domain.into());
+            return Err(AttachError::AlreadyAttached { device, domain });
+        }
+        let mut members = table.members(memory, tag);
+        if let Some((_, there)) = members.find(|(_, there)| there.root != root) {
+            return Err(AttachError::OtherRoot {
+                domain,
+                there: there.root,
+                asked: root,
+            });
+        }
+        drop(members);
+        let source = device.0 as u16;
+        let tlb = notes.tlb(memory, source);
+        if tlb.is_some() {
+            let member = Member {
+                source,
+                pasid: 0,
+                domain: tag,
+                tlb,
+            };
+            notes.add(memory, member).map_err(no_memory)?;
+        }
+        table.note(device);
+        entry.set(tag, &root, self.offer, tlb.is_some());
+        let absent = self.config.caches_not_present;
+        let commands = [
+            Some(Command::Device { source }),
+            absent.then_some(Command::Barrier),
+            absent.then_some(Command::domain(tag)),
+        ];
+        let told = buffer.issue(
+            (&self.registers, memory),
+            log,
+            commands.into_iter().flatten(),
+        );
+        told.map_err(|cause| {
+            entry.withdraw();
+            AttachError::Unit { device, cause }
+        })
+    }
+
+    pub(super) fn do_detach(&self, device: DeviceId) -> Result<(), AttachError> {
+        let Inner {
+            table,
+            buffer,
+            log,
+            notes,
+        } = &mut *self.inner.lock();
+        self.behind(device, table.last())?;
+        let memory = &self.memory;
+        let entry = table.entry(memory, device);
+        let there = entry.as_ref().and_then(Entry::read);
+        let (Some(entry), Some(there)) = (entry, there) else {
+            return Err(AttachError::NotAttached { device });
+        };
+        entry.withdraw();
+        let source = device.0 as u16;
+        let unit = [
+            Command::Device { source },
+            Command::Barrier,
+            Command::domain(there.domain),
+        ];
+        let members = notes.members(memory, there.domain);
+        let alone = members.filter(move |member| member.source == source);
+        let commands = unit.into_iter().chain(self.all_in_devices(alone));
+        buffer
+            .issue((&self.registers, memory), log, commands)
+            .map_err(|cause| AttachError::Unit { device, cause })?;
+        entry.clear();
+        notes.remove(memory, source, 0);
+        Ok(())
+    }
+
+    pub(super) fn do_set_device_tlb(
+        &self,
+        device: DeviceId,
+        tlb: Option<DeviceTlb>,
+    ) -> Result<(), AttachError> {
+        let Inner { table, notes, .. } = &mut *self.inner.lock();
+        self.behind(device, table.last())?;
+        if tlb.is_some() && !self.capabilities.device_tlbs {
+            return Err(AttachError::NoDeviceTlbs { device });
+        }
+        let memory = &self.memory;
+        let entry = table.entry(memory, device);
+        if let Some(there) = entry.and_then(|entry| entry.read()) {
+            let domain = DomainId(there.domain.into());
+            return Err(AttachError::AlreadyAttached { device, domain });
+        }
+        notes
+            .set_tlb(memory, device.0 as u16, tlb)
+            .map_err(|cause| AttachError::Memory { device, cause })
+    }
+
+    /// Has the domain's devices translate through a root from now on. What they had is forgotten, also
+    /// when they have the root already: an earlier call may have failed behind the stores.
+    pub(super) fn set_root(
+        &self,
+        domain: DomainId,
+        tag: u16,
+        root: Root,
+    ) -> Result<(), FlushError> {
+        let refused = |cause| FlushError::Root { domain, cause };
+        self.capabilities.check(&root).map_err(refused)?;
+        let Inner {
+            table,
+            buffer,
+            log,
+            notes,
+        } = &mut *self.inner.lock();
+        let members = table.members(&self.memory, tag);
+        for (source, _) in members.clone() {
+            if let Some(entry) = table.entry(&self.memory, DeviceId(source.into())) {
+                entry.set_root(&root, self.offer);
+            }
+        }
+        let commands = members
+            .map(|(source, _)| Command::Device { source })
+            .chain([Command::Barrier, Command::domain(tag)])
+            .chain(self.all_in_devices(notes.members(&self.memory, tag)));
+        buffer
+            .issue((&self.registers, &self.memory), log, commands)
+            .map_err(|cause| FlushError::Unit { domain, cause })
+    }
+}

@@ -1,0 +1,72 @@
+//! What unit and devices are told to forget.
+//!
+//! AMD IOMMU specification, sections 2.4.3 INVALIDATE_IOMMU_PAGES and 2.4.4 INVALIDATE_IOTLB_PAGES. The
+//! unit's translations are tagged by domain. TLBs in devices know no domains: each device with one is told.
+//! Commands for pages times devices, beyond what one flush may have, become one command for everything of
+//! the device.
+
+use iopt::TableMemory;
+
+use super::command::Command;
+use super::{AmdVi, Inner};
+use crate::commands::{Block, parts};
+use crate::error::FlushError;
+use crate::notes::Member;
+use crate::registers::Registers;
+use crate::unit::DomainId;
+
+impl<R: Registers, M: TableMemory> AmdVi<R, M> {
+    /// Has the unit forget pages of a domain, and its devices behind it; everything where none are named.
+    pub(super) fn flush(
+        &self,
+        domain: DomainId,
+        tag: u16,
+        blocks: Option<impl Iterator<Item = Block> + Clone>,
+        tables: bool,
+    ) -> Result<(), FlushError> {
+        let Inner {
+            buffer, log, notes, ..
+        } = &mut *self.inner.lock();
+        let members = notes.members(&self.memory, tag);
+        let device = parts(blocks.clone(), members.clone().count());
+        let unit = parts(blocks, 1).map(move |block| match block {
+            Some(block) => Command::Pages {
+                domain: tag,
+                block,
+                tables,
+            },
+            None => Command::domain(tag),
+        });
+        let commands = unit.chain(self.in_devices(members, device));
+        buffer
+            .issue((&self.registers, &self.memory), log, commands)
+            .map_err(|cause| FlushError::Unit { domain, cause })
+    }
+
+    /// Everything in the TLBs of members.
+    pub(super) fn all_in_devices(
+        &self,
+        members: impl Iterator<Item = Member> + Clone,
+    ) -> impl Iterator<Item = Command> + Clone {
+        self.in_devices(members, core::iter::once(None))
+    }
+
+    /// Pages in the TLBs of members, behind a barrier.
+    fn in_devices(
+        &self,
+        members: impl Iterator<Item = Member> + Clone,
+        blocks: impl Iterator<Item = Option<Block>> + Clone,
+    ) -> impl Iterator<Item = Command> + Clone {
+        let devices = members.filter_map(|member| Some((member.source, member.tlb?)));
+        let barrier = devices.clone().next().map(|_| Command::Barrier);
+        let commands = devices.flat_map(move |(source, depth)| {
+            let blocks = blocks.clone();
+            blocks.map(move |block| Command::InDevice {
+                source,
+                depth,
+                block: block.unwrap_or(Block::ALL),
+            })
+        });
+        barrier.into_iter().chain(commands)
+    }
+}

@@ -1,0 +1,238 @@
+//! TLBs in devices.
+
+use std::string::ToString;
+
+use iopt::format::AmdV1;
+use iopt::{Gather, Table};
+
+use super::*;
+use crate::handover::Held;
+
+const SERVED: Config = Config {
+    device_tlbs: true,
+    ..CONFIG
+};
+const DEPTH: DeviceTlb = DeviceTlb { queue_depth: 31 };
+
+/// A device with a TLB, in the domain.
+fn attached(config: Config) -> (Driver, Model) {
+    let (driver, model) = enabled(config);
+    driver.set_device_tlb(DEVICE, Some(DEPTH)).unwrap();
+    driver.attach(DEVICE, DOMAIN, root(0x1000, 4)).unwrap();
+    assert_eq!(model.told(), [Told::Device(SOURCE), Told::Wait]);
+    (driver, model)
+}
+
+const fn in_device(address: u64, mask: u32) -> Told {
+    Told::InDevice(SOURCE, 31, address, mask)
+}
+
+#[test]
+fn what_the_unit_forgets_the_device_forgets_behind_it() {
+    let (driver, model) = attached(SERVED);
+    assert!(driver.capabilities().device_tlbs);
+    assert!(model.serves_tlb(SOURCE));
+    // Another one of the domain, without.
+    driver.attach(DeviceId(5), DOMAIN, root(0x1000, 4)).unwrap();
+    assert!(!model.serves_tlb(5));
+    model.told();
+    let before = driver.counters().waits;
+    let pair = Invalidation::of(Span::new(0xf000, 0x2000), 1, false);
+    let eight = Invalidation::of(Span::new(0x8000, 0x8000), 1, true);
+    driver.invalidate(DOMAIN, &pair).unwrap();
+    driver.invalidate(DOMAIN, &eight).unwrap();
+    driver.invalidate_domain(DOMAIN).unwrap();
+    assert_eq!(
+        model.told(),
+        [
+            Told::Pages(7, 0xf000, 0, false),
+            Told::Pages(7, 0x1_0000, 0, false),
+            Told::Barrier,
+            in_device(0xf000, 0),
+            in_device(0x1_0000, 0),
+            Told::Wait,
+            Told::Pages(7, 0x8000, 3, true),
+            Told::Barrier,
+            in_device(0x8000, 3),
+            Told::Wait,
+            whole(7),
+            Told::Barrier,
+            in_device(0, 52),
+            Told::Wait,
+        ]
+    );
+    assert_eq!(driver.counters().waits - before, 3);
+    driver.detach(DeviceId(5)).unwrap();
+    driver.detach(DEVICE).unwrap();
+    assert_eq!(
+        model.told(),
+        [
+            Told::Device(5),
+            Told::Barrier,
+            whole(7),
+            Told::Wait,
+            Told::Device(SOURCE),
+            Told::Barrier,
+            whole(7),
+            Told::Barrier,
+            in_device(0, 52),
+            Told::Wait
+        ]
+    );
+    // What it has translated itself does not pass any more.
+    assert!(!model.serves_tlb(SOURCE));
+    driver.set_device_tlb(DEVICE, None).unwrap();
+    driver.attach(DEVICE, DOMAIN, root(0x1000, 4)).unwrap();
+    assert!(!model.serves_tlb(SOURCE));
+    model.told();
+    driver.invalidate_domain(DOMAIN).unwrap();
+    assert_eq!(model.told(), [whole(7), Told::Wait]);
+}
+
+#[test]
+fn pages_in_many_devices_become_one_command_each() {
+    let (driver, model) = enabled(SERVED);
+    let pair = Invalidation::of(Span::new(0xf000, 0x2000), 1, false);
+    for (devices, each) in [(1..17, 2), (17..18, 1)] {
+        for device in devices.clone() {
+            let device = DeviceId(device);
+            // Maxpend counts to 32, the register begins with 0 there.
+            let all = DeviceTlb { queue_depth: 0 };
+            driver.set_device_tlb(device, Some(all)).unwrap();
+            driver.attach(device, DOMAIN, root(0x1000, 4)).unwrap();
+        }
+        model.told();
+        driver.invalidate(DOMAIN, &pair).unwrap();
+        let told = model.told();
+        let device = |told: &&Told| matches!(told, Told::InDevice(_, 32, _, _));
+        let count = told.iter().filter(device).count();
+        assert_eq!(count as u32, (devices.end - 1) * each);
+        let pages = told.iter().filter(|told| matches!(told, Told::Pages(..)));
+        assert_eq!(pages.count(), 2);
+    }
+}
+
+#[test]
+fn a_tlb_is_refused_by_name_where_it_cannot_be_served() {
+    let (driver, _) = enabled(CONFIG);
+    assert!(!driver.capabilities().device_tlbs);
+    let device = DEVICE;
+    let refusal = Err(AttachError::NoDeviceTlbs { device });
+    assert_eq!(driver.set_device_tlb(DEVICE, Some(DEPTH)), refusal);
+    assert_eq!(driver.set_device_tlb(DEVICE, None), Ok(()));
+    let (driver, _) = attached(SERVED);
+    let domain = DOMAIN;
+    let refusal = Err(AttachError::AlreadyAttached { device, domain });
+    for tlb in [None, Some(DEPTH)] {
+        assert_eq!(driver.set_device_tlb(DEVICE, tlb), refusal);
+    }
+    let device = DeviceId(0x400);
+    let last = 0x3ff;
+    assert_eq!(
+        driver.set_device_tlb(device, Some(DEPTH)),
+        Err(AttachError::Beyond { device, last })
+    );
+}
+
+#[test]
+fn a_new_root_is_new_to_devices_too() {
+    let (driver, model) = enabled(SERVED);
+    let tables = HeapTables::with_tables_at(64, 1 << 40).unwrap();
+    let mut table = Table::new(AmdV1::new(1).unwrap(), &tables).unwrap();
+    driver.set_device_tlb(DEVICE, Some(DEPTH)).unwrap();
+    driver.attach(DEVICE, DOMAIN, table.root()).unwrap();
+    model.told();
+    let mut gather = Gather::new();
+    table.grow(2, &mut gather).unwrap();
+    let flushed = gather.flush_with(|what| driver.invalidate(DOMAIN, what));
+    table.reclaim(flushed.unwrap());
+    assert_eq!(
+        model.told(),
+        [
+            Told::Device(SOURCE),
+            Told::Barrier,
+            whole(7),
+            Told::Barrier,
+            in_device(0, 52),
+            Told::Wait
+        ]
+    );
+    assert!(model.serves_tlb(SOURCE));
+}
+
+#[test]
+fn a_device_that_does_not_answer_fails_the_flush_by_name() {
+    let config = Config {
+        segment: 3,
+        ..SERVED
+    };
+    let (driver, model) = enabled(config);
+    let device = DeviceId(3 << 16 | DEVICE.0);
+    driver.set_device_tlb(device, Some(DEPTH)).unwrap();
+    driver.attach(device, DOMAIN, root(0x1000, 4)).unwrap();
+    // An old one is no answer to this flush.
+    model.event(7 << 60 | 0x100, 0);
+    driver.invalidate_domain(DOMAIN).unwrap();
+    model.state().broken.silent = true;
+    let cause = UnitError::DeviceTimedOut { device };
+    let failed = FlushError::Unit {
+        domain: DOMAIN,
+        cause,
+    };
+    for _ in 0..300 {
+        assert_eq!(driver.invalidate_domain(DOMAIN), Err(failed));
+        assert_eq!(
+            driver.detach(device),
+            Err(AttachError::Unit { device, cause })
+        );
+        // The fault names it, too.
+        let (faults, lost) = drain(&driver);
+        assert!(faults.iter().any(|fault| fault.device == device));
+        assert_eq!(lost, 0);
+    }
+    // Another domain has nothing to do with it.
+    driver.invalidate_domain(DomainId(8)).unwrap();
+    model.state().broken.silent = false;
+    driver.detach(device).unwrap();
+    driver.set_device_tlb(device, None).unwrap();
+}
+
+#[test]
+fn what_a_log_cannot_tell_is_not_taken_for_an_answer() {
+    let (driver, model) = attached(SERVED);
+    for n in 0..300 {
+        model.event(2 << 60, n << 12);
+    }
+    let failed = driver.invalidate_domain(DOMAIN).unwrap_err();
+    assert!(failed.to_string().contains("EventLogRun = 0"), "{failed}");
+    driver.invalidate_domain(DomainId(8)).unwrap();
+    assert_eq!(drain(&driver).1, 1);
+    driver.invalidate_domain(DOMAIN).unwrap();
+    // An event that does not arrive may be the one.
+    model.state().broken.silent = true;
+    model.state().broken.late = true;
+    let failed = driver.invalidate_domain(DOMAIN).unwrap_err();
+    assert!(failed.to_string().contains("an event"), "{failed}");
+}
+
+#[test]
+fn a_successor_knows_the_devices() {
+    let (driver, model) = attached(SERVED);
+    let mut pages = 0;
+    let used = driver.memory().in_use();
+    let frozen = driver.freeze(&mut |held| match held {
+        Held::Structure { span, .. } => pages += span.len / 4096,
+        Held::Table { .. } => {}
+    });
+    let (frozen, _, memory) = frozen.map_err(|(_, cause)| cause).unwrap();
+    assert_eq!(pages, used);
+    model.told();
+    let heir = AmdVi::adopt(model.clone(), memory, SERVED, &frozen).unwrap();
+    heir.invalidate_domain(DOMAIN).unwrap();
+    let told = [whole(7), Told::Barrier, in_device(0, 52), Told::Wait];
+    assert_eq!(model.told(), told);
+    heir.detach(DEVICE).unwrap();
+    heir.set_device_tlb(DEVICE, None).unwrap();
+    let (_, memory) = heir.tear_down().unwrap();
+    assert_eq!(memory.in_use(), 0);
+}
