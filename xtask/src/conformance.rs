@@ -12,7 +12,7 @@ use crate::{cargo::Repository, host::Need, parts::Outcome, units};
 #[derive(Args, Clone, Debug, Default)]
 pub(crate) struct Options {
     /// Longer, from a seed of the day, and with every compiler that is there; then the emulated units,
-    /// with other random choices in each of 20 rounds.
+    /// with other random choices in each of 8 rounds.
     #[arg(long)]
     full: bool,
     /// The first seed.

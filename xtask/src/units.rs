@@ -53,7 +53,7 @@ pub(crate) fn part(repository: &Repository) -> anyhow::Result<Outcome> {
 /// Many rounds, for `cargo xtask conformance --full`.
 pub(crate) fn sweep(repository: &Repository) -> anyhow::Result<bool> {
     let options = Options {
-        rounds: Some(20),
+        rounds: Some(8),
         ..Options::default()
     };
     command(&options, repository)

@@ -13,7 +13,8 @@ use crate::{At, Rig, Seen, case::Case};
 /// changed after each step.
 pub(super) fn refit(rig: &Rig) -> anyhow::Result<()> {
     const DOMAIN: u32 = 6;
-    const STEPS: u32 = 50;
+    // Splits, merges and cuts; beside them parts are unmapped and mapped again.
+    const REFITS: u32 = 50;
     let case = Case::new(rig)?;
     let mut table = case.table()?;
     let sizes = sizes(&table, 64 * MIB);
@@ -30,11 +31,15 @@ pub(super) fn refit(rig: &Rig) -> anyhow::Result<()> {
         iova: base + nth * page,
         address: address + nth * page,
     };
-    for step in 0..STEPS {
+    let (mut step, mut refits) = (0, 0);
+    while refits < REFITS {
+        step += 1;
         let mut gather = Gather::new();
         let nth = random.below(area.len / page);
         // What is changed, in pages.
-        let (what, from, count) = match random.below(5) {
+        let kind = random.below(5);
+        refits += u32::from(kind < 3);
+        let (what, from, count) = match kind {
             0 => {
                 let size = *random.pick(&sizes).context("no sizes")?;
                 table.split(Span::new(at(nth).iova, page), size, &mut gather, flush)?;
