@@ -4,8 +4,8 @@ use core::hint::black_box;
 use core::sync::atomic::AtomicU64;
 
 use iommu::{
-    AmdVi, AttachError, Capabilities, DeviceId, DomainId, FormatSupport, Registers, RiscvIommu, Smmu, Unit,
-    Vtd, amdvi, riscv, smmu, vtd,
+    AmdVi, AttachError, Capabilities, DeviceId, DomainId, FormatSupport, Registers, RiscvIommu,
+    Smmu, Unit, Vtd, amdvi, riscv, smmu, vtd,
 };
 use iopt::walk::{Access, Walker};
 use iopt::{AnyTable, Arena, AtomicMeta, FormatId, Gather, Prot, Root, TableMemory};
