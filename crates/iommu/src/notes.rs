@@ -164,14 +164,32 @@ impl Notes {
         memory: &'m M,
         domain: u16,
     ) -> impl Iterator<Item = Member> + Clone + use<'m, M> {
-        let members = self.words(memory).filter_map(Member::read);
-        members.filter(move |member| member.domain == domain)
+        self.all(memory)
+            .filter(move |member| member.domain == domain)
+    }
+
+    /// What is noted of a device's PASID.
+    pub(crate) fn member<M: TableMemory>(
+        &self,
+        memory: &M,
+        source: u16,
+        pasid: u32,
+    ) -> Option<Member> {
+        let mut members = self.all(memory);
+        members.find(|member| (member.source, member.pasid) == (source, pasid))
+    }
+
+    /// All members.
+    pub(crate) fn all<'m, M: TableMemory>(
+        &self,
+        memory: &'m M,
+    ) -> impl Iterator<Item = Member> + Clone + use<'m, M> {
+        self.words(memory).filter_map(Member::read)
     }
 
     /// A domain in which the device is noted, whatever the PASID.
     pub(crate) fn domain_of<M: TableMemory>(&self, memory: &M, source: u16) -> Option<u16> {
-        let mut members = self.words(memory).filter_map(Member::read);
-        let member = members.find(|member| member.source == source);
+        let member = self.all(memory).find(|member| member.source == source);
         member.map(|member| member.domain)
     }
 

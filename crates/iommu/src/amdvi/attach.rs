@@ -16,7 +16,7 @@ impl<R: Registers, M: TableMemory> AmdVi<R, M> {
         u16::try_from(domain.0).ok()
     }
 
-    fn behind(&self, device: DeviceId, last: u16) -> Result<(), AttachError> {
+    pub(super) fn behind(&self, device: DeviceId, last: u16) -> Result<(), AttachError> {
         device.check_segment(self.config.segment)?;
         if device.0 as u16 > last {
             let last = last.into();
@@ -135,14 +135,18 @@ impl<R: Registers, M: TableMemory> AmdVi<R, M> {
         if tlb.is_some() && !self.capabilities.device_tlbs {
             return Err(AttachError::NoDeviceTlbs { device });
         }
-        let memory = &self.memory;
+        let (memory, source) = (&self.memory, device.0 as u16);
         let entry = table.entry(memory, device);
-        if let Some(there) = entry.and_then(|entry| entry.read()) {
-            let domain = DomainId(there.domain.into());
+        let attached = entry
+            .and_then(|entry| entry.read())
+            .map(|there| there.domain);
+        // With guest tables the entry does not say it.
+        if let Some(domain) = attached.or_else(|| notes.domain_of(memory, source)) {
+            let domain = DomainId(domain.into());
             return Err(AttachError::AlreadyAttached { device, domain });
         }
         notes
-            .set_tlb(memory, device.0 as u16, tlb)
+            .set_tlb(memory, source, tlb)
             .map_err(|cause| AttachError::Memory { device, cause })
     }
 

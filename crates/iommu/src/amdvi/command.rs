@@ -20,6 +20,13 @@ pub(super) enum Command {
         block: Block,
         tables: bool,
     },
+    /// Pages of a guest table: of a PASID in a domain, and the caches of upper levels too if `tables`.
+    GuestPages {
+        domain: u16,
+        pasid: u32,
+        block: Block,
+        tables: bool,
+    },
     /// Pages in a device's TLB, of which the device takes `depth` commands at a time, 0 for 32.
     InDevice {
         source: u16,
@@ -55,6 +62,16 @@ impl Command {
             } => [
                 3 << 60 | (domain as u64) << 32,
                 range(block) | (tables as u64) << 1,
+            ],
+            // GN.
+            Self::GuestPages {
+                domain,
+                pasid,
+                block,
+                tables,
+            } => [
+                3 << 60 | (domain as u64) << 32 | pasid as u64,
+                range(block) | 1 << 2 | (tables as u64) << 1,
             ],
             Self::InDevice {
                 source,

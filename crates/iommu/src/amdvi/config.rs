@@ -7,9 +7,22 @@ use iopt::NoTables;
 use crate::handover::AdoptError;
 use crate::unit::NodeId;
 
+/// Which tables a unit walks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Mode {
+    /// Host tables, [`FormatId::AmdV1`](iopt::FormatId::AmdV1).
+    #[default]
+    Host,
+    /// Guest tables of 4 levels, [`FormatId::X86_64`](iopt::FormatId::X86_64), also for requests without a
+    /// PASID (GIoV). The unit must be able to invalidate all at once.
+    Guest,
+}
+
 /// What the registers do not say. ACPI's IVRS table and the unit's PCI capability block do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Config {
+    /// The mode.
+    pub mode: Mode,
     /// The PCI segment of the devices (IVRS, IVHD block: PCI Segment Group).
     pub segment: u16,
     /// The highest requester id, without the segment, of a device behind the unit (IVRS, IVHD device
@@ -24,23 +37,34 @@ pub struct Config {
     pub caches_not_present: bool,
     /// The unit answers translation requests of devices (Capability Header, IotlbSup).
     pub device_tlbs: bool,
+    /// Bits of a PASID (1 to 20), with guest tables. 0: requests with a PASID fault.
+    pub pasid_bits: u32,
     /// The memory node, if it is known.
     pub node: Option<NodeId>,
 }
 
 impl Default for Config {
-    /// Segment 0, all 65,536 devices, 48 bits of host addresses, 64 of device addresses, nothing cached
-    /// that is not present, no TLBs in devices, no node.
+    /// Host tables, segment 0, all 65,536 devices, 48 bits of host addresses, 64 of device addresses, nothing cached
+    /// that is not present, no TLBs in devices, no PASIDs, no node.
     fn default() -> Self {
         Self {
+            mode: Mode::Host,
             segment: 0,
             last_device: u16::MAX,
             host_bits: 48,
             input_bits: 64,
             caches_not_present: false,
             device_tlbs: false,
+            pasid_bits: 0,
             node: None,
         }
+    }
+}
+
+impl Config {
+    /// What a successor must have the same, in a description's first word.
+    pub(super) const fn describe(&self) -> u64 {
+        (self.mode as u64) << 40 | (self.pasid_bits as u64 & 0xff) << 48
     }
 }
 
@@ -58,6 +82,19 @@ pub enum ProbeError {
         /// The Extended Feature Register.
         features: u64,
     },
+    /// The unit does not walk guest tables for requests without a PASID, or cannot forget all at once
+    /// (Extended Feature Register, GTSup, GIoSup, IASup).
+    Guest {
+        /// The Extended Feature Register.
+        features: u64,
+    },
+    /// The unit takes no PASIDs of so many bits in this mode (Extended Feature Register, PASmax and GLXSup).
+    Pasids {
+        /// The bits asked for.
+        asked: u32,
+        /// The most that there can be.
+        offered: u32,
+    },
     /// There is no memory for device table, command buffer and event log. The device table is one
     /// piece.
     Memory(NoTables),
@@ -73,6 +110,15 @@ impl fmt::Display for ProbeError {
             }
             Self::Levels { features } => {
                 write!(f, "the unit walks no known tables: features {features:#x}")
+            }
+            Self::Guest { features } => {
+                write!(
+                    f,
+                    "the unit does not walk guest tables for all: features {features:#x}"
+                )
+            }
+            Self::Pasids { asked, offered } => {
+                write!(f, "PASIDs of {asked} bits, but the unit takes {offered}")
             }
             Self::Memory(cause) => cause.fmt(f),
             Self::Adopt(cause) => cause.fmt(f),

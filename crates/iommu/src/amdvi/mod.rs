@@ -2,10 +2,15 @@
 //!
 //! AMD I/O Virtualization Technology (IOMMU) Specification, publication 48882, revision 3.08 and later.
 //! [`AmdVi`] drives one unit (one IVHD block of ACPI's IVRS table) over [`Registers`] and over table
-//! memory for what the unit reads and writes. Host tables (AMD v1,
-//! [`FormatId::AmdV1`](iopt::FormatId::AmdV1)) of any number of levels up to the unit's most are walked,
-//! and tables may grow. A device that asks for translations (ATS) is refused them until its TLB was
-//! [announced](Unit::set_device_tlb). Guest tables (v2), PASIDs, nested translation, page requests, interrupt
+//! memory for what the unit reads and writes.
+//!
+//! # Modes
+//!
+//! A unit works in one [`Mode`]. With host tables (AMD v1, [`FormatId::AmdV1`](iopt::FormatId::AmdV1)) of any
+//! number of levels up to the unit's most, tables may grow, and a device that asks for translations (ATS)
+//! is refused them until its TLB was [announced](Unit::set_device_tlb). With guest tables (v2) requests with
+//! a PASID have tables of their own ([`Config::pasid_bits`]), and devices are refused translations;
+//! `guest.rs` has the orders. Nested translation, guest tables of 5 levels, page requests, interrupt
 //! remapping and virtual APICs are not driven; interrupts pass unchanged.
 //!
 //! # Orders
@@ -13,8 +18,8 @@
 //! **Enable** (sections 2.4 and 2.5 on the buffers, 3.4 on the registers): command buffer and event log,
 //! whoever's they are, are stopped; the exclusion range is switched off, since it would let devices
 //! through; the addresses of device table, command buffer and event log are written, both pointers 0;
-//! command buffer and event log are switched on, then translation, for only then the unit fetches
-//! commands; everything is invalidated, by INVALIDATE_IOMMU_ALL or, where the unit has it not, for each
+//! command buffer and event log (and guest tables, GTEn, without which everything would pass) are switched
+//! on, then translation, for only then the unit fetches commands; everything is invalidated, by INVALIDATE_IOMMU_ALL or, where the unit has it not, for each
 //! device and each domain. Translation that was on already stays on all the time; what was cached for
 //! its former owner may be used until `enable` returns.
 //!
@@ -41,10 +46,10 @@
 //!
 //! **Faults**: `events.rs`.
 //!
-//! **Handover**: the description says whether the unit translates, where device table, command buffer
-//! and event log lie, the last ticket, and which devices were ever attached; who has a TLB is noted behind
-//! the ticket (`notes.rs`). The successor compares
-//! Control, Status, the three base address registers and the command buffer's pointers with it.
+//! **Handover**: the description says whether the unit translates, the mode, the bits of a PASID, where
+//! device table, command buffer and event log lie, the last ticket, and which devices were ever attached;
+//! members and TLBs are noted behind the ticket (`notes.rs`). The successor compares Control, Status, the
+//! three base address registers and the command buffer's pointers with it.
 //!
 //! # Locks and bounds
 //!
@@ -58,6 +63,8 @@ mod command;
 mod config;
 mod events;
 mod flush;
+mod guest;
+mod handover;
 mod offer;
 mod table;
 #[cfg(test)]
@@ -74,21 +81,20 @@ use crate::commands::{self, Block, CommandCounters};
 use crate::driver::Driver;
 use crate::error::{AttachError, FlushError, UnitError};
 use crate::fault::Fault;
-use crate::handover::{AdoptError, Frozen, Held, UnitKind};
 use crate::notes::Notes;
 use crate::registers::{Registers, wait_until};
-use crate::unit::{DeviceId, DeviceTlb, DomainId, NodeId, Unit};
+use crate::unit::{DeviceId, DeviceTlb, DomainId, NodeId, Pasid, Unit};
 
 use buffer::Buffer;
 use command::{Command, MOST_PAGES};
 use events::{Log, Taken};
 use offer::{
-    COHERENT, CONTROL, DEVICE_TABLE, EVENTS, EXCLUSION, FETCH, FETCHING, LOG, LOGGING, Offer, RING,
-    RING_LENGTH, STATUS, TRANSLATE, control,
+    COHERENT, DEVICE_TABLE, EXCLUSION, FETCH, FETCHING, GUEST, LOG, LOGGING, Offer, RING, STATUS,
+    TRANSLATE, control,
 };
 use table::DeviceTable;
 
-pub use config::{Config, ProbeError};
+pub use config::{Config, Mode, ProbeError};
 
 /// One AMD-Vi unit, over its registers `R` and memory `M` for device table, command buffer and event
 /// log.
@@ -116,6 +122,9 @@ struct Inner {
     log: Log,
     notes: Notes,
 }
+
+/// What stands for requests without a PASID (GIoV).
+const NO_PASID: u32 = 0;
 
 /// What is not memory to devices (section 2.1.2, special address ranges): message-signalled
 /// interrupts, and what HyperTransport keeps below 1 TiB.
@@ -178,14 +187,18 @@ impl<R: Registers, M: TableMemory> AmdVi<R, M> {
         let Inner {
             table, buffer, log, ..
         } = &mut *self.inner.lock();
-        self.stop(0)?;
+        let guest = match self.config.mode {
+            Mode::Host => 0,
+            Mode::Guest => GUEST,
+        };
+        self.stop(GUEST & !guest)?;
         registers.write64(EXCLUSION, 0);
         buffer.set_up(registers);
         log.set_up(registers, &self.memory);
         registers.write64(DEVICE_TABLE, table.register());
         // From here on the unit may use our tables, and a flush that it does not answer has failed.
         buffer.open = true;
-        control(registers, COHERENT | FETCH | LOG, 0);
+        control(registers, COHERENT | FETCH | LOG | guest, 0);
         control(registers, TRANSLATE, 0);
         wait_until(registers, "Status.CmdBufRun and EventLogRun = 1", || {
             Ok(registers.read64(STATUS) & (FETCHING | LOGGING) == FETCHING | LOGGING)
@@ -225,117 +238,16 @@ impl<R: Registers, M: TableMemory> AmdVi<R, M> {
         let mut chain = Chain::empty();
         let memory = self.memory;
         let ours = [buffer.entries, buffer.status, log.entries];
+        for (_, first) in table.guests(&memory) {
+            let levels = guest::levels(self.config.pasid_bits);
+            guest::for_each_page(&memory, first, levels, &mut |page| {
+                chain.push(&memory, page);
+            });
+        }
         let pages = table.pages().chain(notes.further(&memory)).chain(ours);
         pages.for_each(|page| chain.push(&memory, page));
         memory.reclaim(chain);
         Ok((self.registers, memory))
-    }
-
-    /// Lets go of the unit, which goes on translating, for a successor to [adopt](Self::adopt):
-    /// waits until all commands are complete, and hands what the unit still uses to `each`.
-    ///
-    /// With an error the driver comes back, and nothing has changed.
-    #[expect(clippy::result_large_err, reason = "a driver is moved now and then")]
-    pub fn freeze(self, each: &mut dyn FnMut(Held)) -> Result<(Frozen, R, M), (Self, UnitError)> {
-        // With the buffer empty, what follows is about a unit that does nothing by itself.
-        let quiet = {
-            let Inner { buffer, log, .. } = &mut *self.inner.lock();
-            buffer.issue((&self.registers, &self.memory), log, core::iter::empty())
-        };
-        if let Err(cause) = quiet {
-            return Err((self, cause));
-        }
-        let Inner {
-            table,
-            buffer,
-            log,
-            notes,
-        } = self.inner.into_inner();
-        let page = |start| Span::new(start, TABLE_BYTES);
-        let ours = [
-            ("device table", table.span()),
-            ("command buffer", page(buffer.entries)),
-            ("store of COMPLETION_WAIT", page(buffer.status)),
-            ("event log", page(log.entries)),
-        ];
-        let further = notes.further(&self.memory);
-        let further = further.map(|start| ("notes of members", page(start)));
-        for (name, span) in ours.into_iter().chain(further) {
-            each(Held::Structure { name, span });
-        }
-        for (_, there) in table.attached(&self.memory) {
-            let (domain, root) = (DomainId(there.domain.into()), there.root);
-            each(Held::Table { domain, root });
-        }
-        // Bit 63: the unit is in use.
-        let used = table.describe() | u64::from(buffer.open) << 63;
-        let (entries, status) = (buffer.entries, buffer.status);
-        let words = [
-            used,
-            table.base,
-            entries,
-            status,
-            log.entries,
-            buffer.ticket(),
-        ];
-        let kind = UnitKind::AmdVi;
-        Ok((Frozen { kind, words }, self.registers, self.memory))
-    }
-
-    /// Takes a unit over that a predecessor has [frozen](Self::freeze), and that translates all the
-    /// time. `memory` is the same memory, in which what was listed then is not handed out;
-    /// configuration is as it was.
-    pub fn adopt(
-        registers: R,
-        memory: M,
-        config: Config,
-        frozen: &Frozen,
-    ) -> Result<Self, ProbeError> {
-        let offer = Offer::read(&registers)?;
-        let capabilities = offer.capabilities(&config)?;
-        let inner =
-            Self::resume(&registers, &memory, &config, frozen).map_err(ProbeError::Adopt)?;
-        Ok(Self {
-            registers,
-            memory,
-            config,
-            offer,
-            capabilities,
-            inner: Mutex::new(inner),
-        })
-    }
-
-    /// What the unit goes on using, as the description and the registers say it.
-    fn resume(
-        registers: &R,
-        memory: &M,
-        config: &Config,
-        frozen: &Frozen,
-    ) -> Result<Inner, AdoptError> {
-        let words = frozen.words(UnitKind::AmdVi)?;
-        let [used, base, entries, status, log, ticket] = words;
-        let table = DeviceTable::adopt(base, config.last_device, used);
-        let mut buffer = Buffer::new(entries, status);
-        let log = Log {
-            entries: log,
-            segment: config.segment,
-        };
-        if used >> 63 == 1 {
-            let on = registers.read64(CONTROL);
-            AdoptError::compare("Control", on, TRANSLATE, TRANSLATE)?;
-            let found = registers.read64(DEVICE_TABLE);
-            AdoptError::compare("Device Table Base", found, table.register(), !0)?;
-            let found = registers.read64(EVENTS);
-            AdoptError::compare("Event Log Base", found, log.entries | RING_LENGTH, !0)?;
-            buffer.resume(registers, ticket)?;
-        }
-        let notes = Notes::adopt(memory, Some(status));
-        Ok(Inner {
-            table,
-            buffer,
-            log,
-            notes,
-        })
     }
 
     /// What the unit was told so far.
@@ -381,11 +293,33 @@ where
     }
 
     fn attach(&self, device: DeviceId, domain: DomainId, root: Root) -> Result<(), AttachError> {
-        self.do_attach(device, domain, root)
+        match self.config.mode {
+            Mode::Host => self.do_attach(device, domain, root),
+            Mode::Guest => self.attach_guest(device, NO_PASID, domain, root),
+        }
     }
 
     fn detach(&self, device: DeviceId) -> Result<(), AttachError> {
-        self.do_detach(device)
+        match self.config.mode {
+            Mode::Host => self.do_detach(device),
+            Mode::Guest => self.detach_guest(device, NO_PASID),
+        }
+    }
+
+    fn attach_pasid(
+        &self,
+        device: DeviceId,
+        pasid: Pasid,
+        domain: DomainId,
+        root: Root,
+    ) -> Result<(), AttachError> {
+        self.capabilities.check_pasid(device, pasid)?;
+        self.attach_guest(device, pasid.0, domain, root)
+    }
+
+    fn detach_pasid(&self, device: DeviceId, pasid: Pasid) -> Result<(), AttachError> {
+        self.capabilities.check_pasid(device, pasid)?;
+        self.detach_guest(device, pasid.0)
     }
 
     fn set_device_tlb(&self, device: DeviceId, tlb: Option<DeviceTlb>) -> Result<(), AttachError> {
@@ -398,7 +332,11 @@ where
             return Ok(());
         };
         if let Some(root) = what.new_root() {
-            return self.set_root(domain, tag, root);
+            if self.config.mode == Mode::Host {
+                return self.set_root(domain, tag, root);
+            }
+            self.set_guest_root(domain, tag, root)?;
+            return self.invalidate_domain(domain);
         }
         if what.is_empty() {
             return Ok(());
@@ -407,13 +345,18 @@ where
         let named = !what.ranges().is_empty();
         let blocks = named.then(|| commands::blocks(what, MOST_PAGES)).flatten();
         let tables = what.tables_unlinked() || self.config.caches_not_present;
-        self.flush(domain, tag, blocks, tables)
+        match self.config.mode {
+            Mode::Host => self.flush(domain, tag, blocks, tables),
+            Mode::Guest => self.flush_guest(domain, tag, blocks, tables),
+        }
     }
 
     fn invalidate_domain(&self, domain: DomainId) -> Result<(), FlushError> {
-        match self.tag(domain) {
-            Some(tag) => self.flush(domain, tag, None::<Empty<Block>>, true),
-            None => Ok(()),
+        let all = None::<Empty<Block>>;
+        match (self.tag(domain), self.config.mode) {
+            (Some(tag), Mode::Host) => self.flush(domain, tag, all, true),
+            (Some(tag), Mode::Guest) => self.flush_guest(domain, tag, all, true),
+            (None, _) => Ok(()),
         }
     }
 

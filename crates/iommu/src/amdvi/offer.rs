@@ -5,7 +5,7 @@
 use iopt::FormatId;
 use runs::PageSizes;
 
-use super::{Config, ProbeError};
+use super::{Config, Mode, ProbeError};
 use crate::capabilities::{Capabilities, FormatSupport};
 use crate::registers::Registers;
 
@@ -31,6 +31,8 @@ pub(super) const LOG: u64 = 1 << 2;
 pub(super) const COHERENT: u64 = 1 << 10;
 /// CmdBufEn.
 pub(super) const FETCH: u64 = 1 << 12;
+/// GTEn: guest tables are walked.
+pub(super) const GUEST: u64 = 1 << 16;
 /// HtTunEn, PassPW, ResPassPW, Isoc: what firmware knows about the machine's links.
 pub(super) const LINKS: u64 = 1 << 1 | 1 << 8 | 1 << 9 | 1 << 11;
 
@@ -63,7 +65,7 @@ pub(super) fn place<R: Registers>(registers: &R, register: usize) -> usize {
 
 /// Writes the Control Register, all but the bits that are firmware's.
 pub(super) fn control<R: Registers>(registers: &R, set: u64, clear: u64) {
-    let kept = registers.read64(CONTROL) & (LINKS | TRANSLATE | LOG | FETCH | COHERENT);
+    let kept = registers.read64(CONTROL) & (LINKS | TRANSLATE | LOG | FETCH | COHERENT | GUEST);
     registers.write64(CONTROL, kept & !clear | set);
 }
 
@@ -106,24 +108,62 @@ impl Offer {
         }
     }
 
-    pub(super) fn capabilities(self, config: &Config) -> Result<Capabilities, ProbeError> {
+    fn host(self) -> Result<FormatSupport, ProbeError> {
         let features = self.features;
         let most = self.most_levels().ok_or(ProbeError::Levels { features })?;
-        let mut can = Capabilities::new().with_format(FormatSupport {
+        Ok(FormatSupport {
             format: FormatId::AmdV1,
             levels: (1 << (most + 1)) - 2,
             // Section 2.2.3: any power of two of which an entry's 52 bits can say the size.
             page_sizes: PageSizes::from_log2_range(12, 51),
-        });
+        })
+    }
+
+    /// GTSup and GIoSup.
+    fn guest(self) -> Result<FormatSupport, ProbeError> {
+        if !(self.bit(4) && self.bit(48) && self.invalidates_all()) {
+            let features = self.features;
+            return Err(ProbeError::Guest { features });
+        }
+        Ok(FormatSupport {
+            format: FormatId::X86_64,
+            levels: 1 << 4,
+            page_sizes: PageSizes::from_bits(1 << 12 | 1 << 21 | 1 << 30),
+        })
+    }
+
+    /// PASmax, as far as GLXSup allows: 9 bits for each level of guest CR3 tables.
+    fn pasid_bits(self) -> u32 {
+        let most = (self.features >> 32 & 0x1f) as u32 + 1;
+        let levels = (self.features >> 14 & 3) as u32 + 1;
+        most.min(9 * levels.min(3)).min(20)
+    }
+
+    pub(super) fn capabilities(self, config: &Config) -> Result<Capabilities, ProbeError> {
+        let (support, pasid_bits) = match config.mode {
+            Mode::Host => (self.host()?, 0),
+            Mode::Guest => (self.guest()?, self.pasid_bits()),
+        };
+        if config.pasid_bits > pasid_bits {
+            let (asked, offered) = (config.pasid_bits, pasid_bits);
+            return Err(ProbeError::Pasids { asked, offered });
+        }
+        let host = config.mode == Mode::Host;
+        let mut can = Capabilities::new().with_format(support);
         can.output_bits = config.host_bits.min(52);
-        can.input_bits = config.input_bits.min(64);
+        can.input_bits = match config.mode {
+            Mode::Host => config.input_bits.min(64),
+            // Sign-extended addresses: all 64 bits matter.
+            Mode::Guest => 64,
+        };
+        can.pasid_bits = config.pasid_bits;
         can.domain_bits = 16;
         // SD = 0 in our device table entries: tables are read through the caches.
         can.coherent_walks = true;
-        can.dirty_tracking = self.dirty();
-        // FC, in every leaf.
-        can.snoop_control = true;
-        can.device_tlbs = config.device_tlbs;
+        can.dirty_tracking = host && self.dirty();
+        // FC, in every leaf of a host table.
+        can.snoop_control = host;
+        can.device_tlbs = host && config.device_tlbs;
         can.caches_not_present = config.caches_not_present;
         Ok(can)
     }

@@ -14,9 +14,13 @@
 //! does the rest; the same for a root that has grown. So the unit never sees parts of two entries, though
 //! no store is as wide as an entry: what else an entry holds is zero.
 //!
-//! The entry is also where the driver keeps what it knows of a device. Interrupts are not remapped (IV = 0),
-//! and PASIDs are not offered (GV = 0). Translation requests of a device with a TLB are answered (I) while
-//! its entry is present; the bit is stored as the domain is, and goes with TV.
+//! The entry is also where the driver keeps what it knows of a device. Interrupts are not remapped (IV = 0).
+//! Translation requests of a device with a TLB are answered (I) while its entry is present; the bit is
+//! stored as the domain is, and goes with TV.
+//!
+//! With guest tables an entry is empty until the first attach, and then present for good: with GV, GIoV, Mode
+//! 0, and a guest CR3 table, which says the rest (`guest.rs`). Its address is in both words, and is stored
+//! in the same order. Nothing passes untranslated, since GIoV has requests without a PASID use PASID 0.
 
 use iopt::{Cell, FormatId, NoTables, Root, TABLE_BYTES, TableMemory};
 
@@ -40,6 +44,11 @@ const ALLOWED: u64 = 3 << 61;
 
 /// I, in the second word.
 const DEVICE_TLB: u64 = 1 << 32;
+
+/// Mode 0, GV and GIoV, IR and IW: everything goes through guest tables, and is then where it belongs.
+const GUEST: u64 = 1 << 54 | 1 << 55 | ALLOWED;
+/// GLX: the levels of the guest CR3 table, less one.
+const GLX: u32 = 56;
 
 /// Words of an entry.
 const WORDS: usize = 4;
@@ -165,6 +174,18 @@ impl DeviceTable {
         self.used = Some((first.min(source), last.max(source)));
     }
 
+    /// All devices that have a guest CR3 table, which comes with them.
+    pub(super) fn guests<'t, M: TableMemory>(
+        &'t self,
+        memory: &'t M,
+    ) -> impl Iterator<Item = (u16, u64)> + Clone + 't {
+        let used = self.used.map(|(first, last)| first..=last);
+        used.into_iter().flatten().filter_map(move |source| {
+            let entry = self.entry(memory, DeviceId(source.into()))?;
+            Some((source, entry.guest()?))
+        })
+    }
+
     /// All devices that are attached, with what their entries say.
     pub(super) fn attached<'t, M: TableMemory>(
         &'t self,
@@ -225,6 +246,23 @@ impl<M: TableMemory> Entry<'_, M> {
         let tlb = if tlb { DEVICE_TLB } else { 0 };
         self.store(1, u64::from(domain) | tlb);
         self.store(0, word(root, offer) | TRANSLATED);
+    }
+
+    /// The guest CR3 table, if there is one.
+    pub(super) fn guest(&self) -> Option<u64> {
+        let (first, second) = (self.word(0), self.word(1));
+        let address =
+            (first >> 58 & 7) << 12 | (second >> 16 & 0xffff) << 15 | (second >> 43) << 31;
+        (first & GUEST == GUEST).then_some(address)
+    }
+
+    /// Makes an empty entry present, with an empty guest CR3 table of so many levels. Translations through
+    /// it are tagged with `domain` and the PASID.
+    pub(super) fn set_guest(&self, domain: u16, table: u64, levels: u32) {
+        let high = (table >> 15 & 0xffff) << 16 | (table >> 31 & 0x1f_ffff) << 43;
+        self.store(1, u64::from(domain) | high);
+        let low = (table >> 12 & 7) << 58 | u64::from(levels - 1) << GLX;
+        self.store(0, VALID | TRANSLATED | GUEST | low);
     }
 
     /// Another root, in the same state.

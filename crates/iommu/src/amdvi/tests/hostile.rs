@@ -17,7 +17,7 @@ impl Registers for Unit_ {
         self.0.with(|script| {
             let control = script.register(0x18);
             let good = match offset {
-                0x30 => FEATURES,
+                0x30 => FEATURES | guest::GUEST,
                 // Commands are fetched at once.
                 0x2000 => script.register(0x2008),
                 0x2020 if control & 1 == 1 => (control >> 8 & 1 << 4) | (control << 1 & 1 << 3),
@@ -61,7 +61,14 @@ impl hostile::Driver for AmdVi<Unit_, Arc<HeapTables>> {
 }
 
 fn play(unit: Hostile) -> (u32, u32) {
+    let (mode, pasid_bits) = match unit.byte() % 3 {
+        0 => (Mode::Host, 0),
+        1 => (Mode::Guest, 0),
+        _ => (Mode::Guest, 12),
+    };
     let config = Config {
+        mode,
+        pasid_bits,
         device_tlbs: true,
         ..CONFIG
     };
@@ -74,9 +81,12 @@ fn play(unit: Hostile) -> (u32, u32) {
     // takes more to enable.
     let few = (RING as u32 + 20) * (ROUNDS + 1);
     let truth = Truth {
-        root: &|address| root(address, 3),
+        root: &|address| match mode {
+            Mode::Host => root(address, 3),
+            Mode::Guest => guest::table(address),
+        },
         reserved: None,
-        grows: false,
+        grows: mode == Mode::Guest,
         most_faults: RING,
         most_waits: &|operation| if operation % 8 == 5 { 20 * few } else { few },
     };

@@ -3,6 +3,7 @@
 mod broken;
 mod devices;
 mod flush;
+mod guest;
 mod handover;
 mod hostile;
 mod model;
@@ -26,12 +27,14 @@ const SOURCE: u16 = 0x0329;
 type Driver = AmdVi<Model, Arc<HeapTables>>;
 
 const CONFIG: Config = Config {
+    mode: Mode::Host,
     segment: 0,
     last_device: 0x3ff,
     host_bits: 48,
     input_bits: 64,
     caches_not_present: false,
     device_tlbs: false,
+    pasid_bits: 0,
     node: None,
 };
 

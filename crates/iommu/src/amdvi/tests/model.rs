@@ -27,6 +27,8 @@ pub(super) enum Told {
     Device(u16),
     /// Domain, address, 2^this pages, PDE.
     Pages(u16, u64, u32, bool),
+    /// Domain, PASID, and the rest as for pages.
+    GuestPages(u16, u32, u64, u32, bool),
     /// In a device: source, Maxpend, address, 2^this pages.
     InDevice(u16, u8, u64, u32),
     All,
@@ -119,9 +121,8 @@ impl Model {
         self.memory.read(address).unwrap_or(u64::MAX)
     }
 
-    /// What the unit finds for a requester, in its cache if it is there: domain, table, levels. `None`
-    /// when it blocks.
-    pub(super) fn look_up(&self, source: u16) -> Option<(u16, u64, u64)> {
+    /// The entry of a requester, from the cache if it is there; `None` beyond the table.
+    fn fetch_entry(&self, source: u16) -> Option<[u64; 2]> {
         let state = &mut *self.state();
         assert_eq!(state.control & TRANSLATE, 1, "everything passes");
         let room = ((state.table & 0x1ff) + 1) * 128;
@@ -130,11 +131,53 @@ impl Model {
         }
         let at = (state.table & !0xfff) + u64::from(source) * 32;
         let entry = state.cached.entry(source);
-        let [first, second] = *entry.or_insert_with(|| {
+        Some(*entry.or_insert_with(|| {
             let words = [0, 8, 16, 24].map(|word| self.read(at + word));
-            assert_eq!(words[2..], [0, 0], "interrupts pass");
+            assert_eq!(
+                words[2..],
+                [0, 0],
+                "interrupts pass, and guest tables have 4 levels"
+            );
             [words[0], words[1]]
-        });
+        }))
+    }
+
+    /// What the unit finds in guest CR3 tables, by its own reading of section 2.2.6: the domain by which it
+    /// tags, and the table. `None` when it blocks.
+    pub(super) fn look_up_guest(&self, source: u16, pasid: Option<u64>) -> Option<(u16, u64)> {
+        let [first, second] = self.fetch_entry(source)?;
+        assert_eq!(first & 1, 1, "V = 0: everything passes");
+        if first >> 1 & 1 == 0 {
+            return None;
+        }
+        assert_eq!(self.state().control >> 16 & 1, 1, "GTEn");
+        assert_eq!(first >> 55 & 1, 1, "GV");
+        assert_eq!(first >> 9 & 7, 0, "host translation is off");
+        assert_eq!(first >> 61, 3, "IR and IW");
+        // Without GIoV what has no PASID would pass.
+        assert_eq!(first >> 54 & 1, 1, "GIoV");
+        let glx = first >> 56 & 3;
+        let pasid = pasid.unwrap_or(0);
+        if pasid >> (9 * (glx + 1)) != 0 {
+            return None;
+        }
+        let (a, b, c) = (first >> 58 & 7, second >> 16 & 0xffff, second >> 43);
+        let mut word = a << 12 | b << 15 | c << 31;
+        for level in (0..=glx).rev() {
+            let at = (word & 0x000f_ffff_ffff_f000) + (pasid >> (9 * level) & 0x1ff) * 8;
+            word = self.read(at);
+            if word & 1 == 0 {
+                return None;
+            }
+        }
+        assert_eq!(word & 0xfff0_0000_0000_0ffe, 0, "reserved bits");
+        Some((second as u16, word & !1))
+    }
+
+    /// What the unit finds for a requester, in its cache if it is there: domain, table, levels. `None`
+    /// when it blocks.
+    pub(super) fn look_up(&self, source: u16) -> Option<(u16, u64, u64)> {
+        let [first, second] = self.fetch_entry(source)?;
         assert_eq!(first & 1, 1, "V = 0: everything passes");
         if first >> 1 & 1 == 0 {
             return None;
@@ -202,6 +245,12 @@ impl Model {
             2 if first & 0x0fff_ffff_ffff_0000 == 0 && second == 0 => {
                 state.cached.remove(&(first as u16));
                 Told::Device(first as u16)
+            }
+            // GN.
+            3 if first & 0x0fff_0000_fff0_0000 == 0 && second & 0xffc == 4 => {
+                let (address, mask) = sized(second);
+                let (domain, pasid) = ((first >> 32) as u16, first as u32 & 0xf_ffff);
+                Told::GuestPages(domain, pasid, address, mask, second >> 1 & 1 == 1)
             }
             3 if first & 0x0fff_0000_ffff_ffff == 0 && second & 0xffc == 0 => {
                 let (address, mask) = sized(second);
