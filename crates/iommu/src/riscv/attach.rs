@@ -22,13 +22,8 @@ impl<R: Registers, M: TableMemory> RiscvIommu<R, M> {
         if device.0 > last {
             return Err(AttachError::Beyond { device, last });
         }
-        let bits = self.capabilities.pasid_bits;
-        if let Some(pasid) = pasid.filter(|pasid| pasid.0 == 0 || pasid.0 >> bits != 0) {
-            return Err(AttachError::Pasid {
-                device,
-                pasid,
-                bits,
-            });
+        if let Some(pasid) = pasid {
+            self.capabilities.check_pasid(device, pasid)?;
         }
         Ok(())
     }

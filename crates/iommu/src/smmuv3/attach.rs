@@ -11,25 +11,13 @@ use super::queue::Batch;
 use super::streams::{Member, Place};
 use crate::error::{AttachError, FlushError};
 use crate::registers::Registers;
-use crate::unit::{DeviceId, DomainId, Pasid};
+use crate::unit::DomainId;
 
 impl<R: Registers, M: TableMemory> SmmuV3<R, M> {
     /// The unit's number of a domain that it can have.
     pub(super) fn tag(&self, domain: DomainId) -> Option<u16> {
         let fits = domain.0 >> self.capabilities.domain_bits == 0;
         fits.then_some(domain.0 as u16)
-    }
-
-    pub(super) fn check_pasid(&self, device: DeviceId, pasid: Pasid) -> Result<(), AttachError> {
-        let bits = self.capabilities.pasid_bits;
-        if pasid.0 == 0 || pasid.0 >> bits != 0 {
-            return Err(AttachError::Pasid {
-                device,
-                pasid,
-                bits,
-            });
-        }
-        Ok(())
     }
 
     pub(super) fn do_attach(

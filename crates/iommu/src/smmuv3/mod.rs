@@ -315,12 +315,12 @@ where
         domain: DomainId,
         root: Root,
     ) -> Result<(), AttachError> {
-        self.check_pasid(device, pasid)?;
+        self.capabilities.check_pasid(device, pasid)?;
         self.do_attach(Place::of(device, Some(pasid)), domain, root)
     }
 
     fn detach_pasid(&self, device: DeviceId, pasid: Pasid) -> Result<(), AttachError> {
-        self.check_pasid(device, pasid)?;
+        self.capabilities.check_pasid(device, pasid)?;
         self.do_detach(Place::of(device, Some(pasid)))
     }
 
