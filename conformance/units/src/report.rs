@@ -167,7 +167,7 @@ const NOT_MODELLED: &str = "
 | VT-d's second stage with 5 levels, concatenated roots of Arm's stage 2, DART | the compare test with Linux's table code (`cargo xtask conformance`) |
 | contiguous hints of Arm | every unit ignores them and must translate rightly all the same; the bits by known answers (`crates/iopt/tests/known_answers_arm_lpae.rs`) |
 | accessed and dirty bits but in VT-d's first stage | the software unit (`crates/iommu/src/software/tests/dirty.rs`) and walkers with updates |
-| PASIDs, devices' TLBs | models of our own, in the tests of each driver |
+| PASIDs, devices' TLBs, AMD's guest tables | models of our own, in the tests of each driver |
 | AMD's event log for entries that are zero or do not allow the access | a model of our own (`crates/iommu/src/amdvi/tests/broken.rs`) |
 | units that answer late, wrongly or not at all | scripted registers and hostile units, in the tests of each driver |
 ";
