@@ -16,13 +16,29 @@ impl<R: Registers, M: TableMemory> AmdVi<R, M> {
         u16::try_from(domain.0).ok()
     }
 
-    pub(super) fn behind(&self, device: DeviceId, last: u16) -> Result<(), AttachError> {
+    /// Refuses a device that the device table has no room for.
+    pub(super) fn check_device(&self, device: DeviceId) -> Result<(), AttachError> {
         device.check_segment(self.config.segment)?;
+        let last = self.config.last_device;
         if device.0 as u16 > last {
             let last = last.into();
             return Err(AttachError::Beyond { device, last });
         }
         Ok(())
+    }
+
+    /// The unit's number of the domain, if all of it is possible.
+    pub(super) fn check(
+        &self,
+        device: DeviceId,
+        domain: DomainId,
+        root: &Root,
+    ) -> Result<u16, AttachError> {
+        self.capabilities.check(root)?;
+        self.check_device(device)?;
+        let bits = self.capabilities.domain_bits;
+        self.tag(domain)
+            .ok_or(AttachError::DomainId { domain, bits })
     }
 
     pub(super) fn do_attach(
@@ -31,18 +47,13 @@ impl<R: Registers, M: TableMemory> AmdVi<R, M> {
         domain: DomainId,
         root: Root,
     ) -> Result<(), AttachError> {
-        self.capabilities.check(&root)?;
+        let tag = self.check(device, domain, &root)?;
         let Inner {
             table,
             buffer,
             log,
             notes,
         } = &mut *self.inner.lock();
-        self.behind(device, table.last())?;
-        let bits = self.capabilities.domain_bits;
-        let tag = self
-            .tag(domain)
-            .ok_or(AttachError::DomainId { domain, bits })?;
         let memory = &self.memory;
         let no_memory = |cause| AttachError::Memory { device, cause };
         let Some(entry) = table.entry(memory, device) else {
@@ -94,13 +105,13 @@ impl<R: Registers, M: TableMemory> AmdVi<R, M> {
     }
 
     pub(super) fn do_detach(&self, device: DeviceId) -> Result<(), AttachError> {
+        self.check_device(device)?;
         let Inner {
             table,
             buffer,
             log,
             notes,
         } = &mut *self.inner.lock();
-        self.behind(device, table.last())?;
         let memory = &self.memory;
         let entry = table.entry(memory, device);
         let there = entry.as_ref().and_then(Entry::read);
@@ -130,8 +141,8 @@ impl<R: Registers, M: TableMemory> AmdVi<R, M> {
         device: DeviceId,
         tlb: Option<DeviceTlb>,
     ) -> Result<(), AttachError> {
+        self.check_device(device)?;
         let Inner { table, notes, .. } = &mut *self.inner.lock();
-        self.behind(device, table.last())?;
         if tlb.is_some() && !self.capabilities.device_tlbs {
             return Err(AttachError::NoDeviceTlbs { device });
         }

@@ -177,18 +177,13 @@ impl<R: Registers, M: TableMemory> AmdVi<R, M> {
         domain: DomainId,
         root: Root,
     ) -> Result<(), AttachError> {
-        self.capabilities.check(&root)?;
+        let tag = self.check(device, domain, &root)?;
         let Inner {
             table,
             buffer,
             log,
             notes,
         } = &mut *self.inner.lock();
-        self.behind(device, table.last())?;
-        let bits = self.capabilities.domain_bits;
-        let tag = self
-            .tag(domain)
-            .ok_or(AttachError::DomainId { domain, bits })?;
         let (memory, source) = (&self.memory, device.0 as u16);
         if let Some(there) = notes.member(memory, source, pasid) {
             let domain = DomainId(there.domain.into());
@@ -238,13 +233,13 @@ impl<R: Registers, M: TableMemory> AmdVi<R, M> {
     }
 
     pub(super) fn detach_guest(&self, device: DeviceId, pasid: u32) -> Result<(), AttachError> {
+        self.check_device(device)?;
         let Inner {
             table,
             buffer,
             log,
             notes,
         } = &mut *self.inner.lock();
-        self.behind(device, table.last())?;
         let (memory, source) = (&self.memory, device.0 as u16);
         let first = table.entry(memory, device).and_then(|entry| entry.guest());
         let word = first.and_then(|first| find(memory, first, self.guest_levels(), pasid));

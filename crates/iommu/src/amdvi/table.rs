@@ -58,7 +58,6 @@ const WORDS: usize = 4;
 pub(super) struct DeviceTable {
     pub(super) base: u64,
     bytes: u64,
-    last: u16,
     /// The first and the last device that was ever attached: what a search looks at.
     used: Option<(u16, u16)>,
 }
@@ -83,7 +82,6 @@ impl DeviceTable {
         let table = Self {
             base,
             bytes,
-            last,
             used: None,
         };
         let cells = table.cells(memory);
@@ -100,7 +98,6 @@ impl DeviceTable {
         Self {
             base,
             bytes: Self::bytes(last),
-            last,
             used: match described >> 32 & 1 {
                 1 => Some((first_used, last_used)),
                 _ => None,
@@ -146,10 +143,6 @@ impl DeviceTable {
         (0..bytes)
             .step_by(TABLE_BYTES as usize)
             .map(move |offset| base + offset)
-    }
-
-    pub(super) const fn last(&self) -> u16 {
-        self.last
     }
 
     fn cells<'m, M: TableMemory>(&self, memory: &'m M) -> &'m [M::Cell] {
