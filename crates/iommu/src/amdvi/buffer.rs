@@ -60,13 +60,13 @@ pub(super) struct Buffer {
 }
 
 impl Buffer {
-    /// A buffer in two pages of zeros.
-    pub(super) fn new(entries: u64, status: u64) -> Self {
+    /// A buffer in two pages, of zeros but for what stores of tickets up to the last have left.
+    pub(super) fn new(entries: u64, status: u64, ticket: u64) -> Self {
         Self {
             entries,
             status,
             tail: 0,
-            ticket: 0,
+            ticket,
             open: false,
             counters: CommandCounters::default(),
         }
@@ -86,11 +86,7 @@ impl Buffer {
     }
 
     /// Goes on with a buffer in which all commands are complete.
-    pub(super) fn resume<R: Registers>(
-        &mut self,
-        registers: &R,
-        ticket: u64,
-    ) -> Result<(), AdoptError> {
+    pub(super) fn resume<R: Registers>(&mut self, registers: &R) -> Result<(), AdoptError> {
         let fetching = registers.read64(STATUS);
         AdoptError::compare("Status", fetching, FETCHING, FETCHING)?;
         let found = registers.read64(COMMANDS);
@@ -98,7 +94,7 @@ impl Buffer {
         self.tail = place(registers, COMMAND_TAIL);
         let head = place(registers, COMMAND_HEAD);
         AdoptError::compare("Command Buffer Head", head as u64, self.tail as u64, !0)?;
-        (self.ticket, self.open) = (ticket, true);
+        self.open = true;
         Ok(())
     }
 

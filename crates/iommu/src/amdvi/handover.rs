@@ -119,7 +119,7 @@ impl<R: Registers, M: TableMemory> AmdVi<R, M> {
         AdoptError::compare("the mode", mode, used >> 40, 0xff)?;
         AdoptError::compare("bits of a PASID", bits, used >> 48, 0xff)?;
         let table = DeviceTable::adopt(base, config.last_device, used);
-        let mut buffer = Buffer::new(entries, status);
+        let mut buffer = Buffer::new(entries, status, ticket);
         let log = Log {
             entries: log,
             segment: config.segment,
@@ -131,7 +131,7 @@ impl<R: Registers, M: TableMemory> AmdVi<R, M> {
             AdoptError::compare("Device Table Base", found, table.register(), !0)?;
             let found = registers.read64(EVENTS);
             AdoptError::compare("Event Log Base", found, log.entries | RING_LENGTH, !0)?;
-            buffer.resume(registers, ticket)?;
+            buffer.resume(registers)?;
         }
         let notes = Notes::adopt(memory, Some(status));
         Ok(Inner {

@@ -168,7 +168,7 @@ impl<R: Registers, M: TableMemory> AmdVi<R, M> {
             capabilities,
             inner: Mutex::new(Inner {
                 table,
-                buffer: Buffer::new(entries, status),
+                buffer: Buffer::new(entries, status, 0),
                 log: Log {
                     entries: log,
                     segment: config.segment,

@@ -150,12 +150,15 @@ impl Devices {
     }
 
     /// What a successor must know: the first page, and in one word which devices were ever attached: the
-    /// first, the last, and whether there were any.
+    /// first, the last, and whether there were any (bit 48); whether contexts are extended (bit 49); bits of
+    /// PASIDs (from bit 50 on).
     pub(super) fn describe(&self) -> [u64; 2] {
         let used = self.used.map_or(0, |(first, last)| {
             u64::from(first) | u64::from(last) << 24 | 1 << 48
         });
-        [self.directory.root, used]
+        let extended = u64::from(self.directory.leaf_bits == EXTENDED) << 49;
+        let pasid_bits = u64::from(self.last_process.trailing_ones()) << 50;
+        [self.directory.root, used | extended | pasid_bits]
     }
 
     /// A directory that is there already, with what [`describe`](Self::describe) says.
@@ -181,8 +184,9 @@ const LEVELS: u32 = 3;
 
 /// DDI\[0\]: a context has 64 bytes in the extended format, 32 in the base format.
 const fn leaf_bits(offer: Offer) -> u32 {
-    if offer.extended() { 6 } else { 7 }
+    if offer.extended() { EXTENDED } else { 7 }
 }
+const EXTENDED: u32 = 6;
 
 /// What is attached below one device.
 fn processes<M: TableMemory>(

@@ -1,8 +1,9 @@
 //! A live unit changes hands: see the crate's `handover.rs`.
 //!
 //! The description says whether the unit translates, where directory and queues lie, which devices were
-//! ever attached, and what devices' TLBs take. The last ticket is where the unit has stored it. The
-//! successor compares `fctl`, `ddtp`, and of both queues base, state and, for commands, head and tail with it.
+//! ever attached, which format contexts have, how many bits PASIDs, and what devices' TLBs take. The last
+//! ticket is where the unit has stored it. The successor compares what `capabilities` says of the formats,
+//! `fctl`, `ddtp`, and of both queues base, state and, for commands, head and tail with it.
 
 use core::iter;
 
@@ -116,6 +117,10 @@ fn resume<R: Registers, M: TableMemory>(
     frozen: &Frozen,
 ) -> Result<Inner, AdoptError> {
     let [state, root, commands, status, queue, empty] = frozen.words(UnitKind::Riscv)?;
+    let extended = offer.extended().into();
+    AdoptError::compare("capabilities.MSI_FLAT", extended, state >> 49, 1)?;
+    let pasid_bits = last_process.trailing_ones().into();
+    AdoptError::compare("bits of PASIDs", pasid_bits, state >> 50, 0x1f)?;
     let devices = Devices::adopt([root, state], offer, last_process);
     let (entries, depth) = (commands & !(TABLE_BYTES - 1), commands % TABLE_BYTES);
     let tlbs = (empty != 0).then_some(Tlbs {
@@ -128,6 +133,7 @@ fn resume<R: Registers, M: TableMemory>(
         faults: queue,
         tlbs,
     };
+    inner.queue.go_on(memory);
     if state >> 63 == 1 {
         let found = registers.read32(FCTL).into();
         AdoptError::compare("fctl", found, 0, FOREIGN.into())?;
@@ -142,7 +148,7 @@ fn resume<R: Registers, M: TableMemory>(
         AdoptError::compare("fqb", registers.read64(FQB), wanted, DDTP_PPN | 0x1f)?;
         let on = (ENABLE | ON).into();
         AdoptError::compare("fqcsr", registers.read32(FQCSR).into(), on, on)?;
-        inner.queue.resume((registers, memory))?;
+        inner.queue.resume(registers)?;
     }
     Ok(inner)
 }

@@ -85,11 +85,14 @@ impl Queue {
         switch(registers, QUEUE, true)
     }
 
+    /// Goes on with the tickets of a predecessor: the last one is where the unit has stored it.
+    pub(super) fn go_on<M: TableMemory>(&mut self, memory: &M) {
+        let status = memory.entries(self.status, 1).first();
+        self.ticket = status.map_or(0, |cell| cell.get_acquire() as u32);
+    }
+
     /// Goes on with a queue in which all commands are complete.
-    pub(super) fn resume<R: Registers, M: TableMemory>(
-        &mut self,
-        (registers, memory): (&R, &M),
-    ) -> Result<(), AdoptError> {
+    pub(super) fn resume<R: Registers>(&mut self, registers: &R) -> Result<(), AdoptError> {
         let wanted = base(self.entries, RING.ilog2());
         let found = registers.read64(CQB);
         AdoptError::compare("cqb", found, wanted, DDTP_PPN | 0x1f)?;
@@ -99,8 +102,6 @@ impl Queue {
         let (head, tail) = (registers.read32(CQH).into(), registers.read32(CQT).into());
         AdoptError::compare("cqh", head, tail, u64::MAX)?;
         self.tail = Self::head(registers);
-        let status = memory.entries(self.status, 1).first();
-        self.ticket = status.map_or(0, |cell| cell.get_acquire() as u32);
         self.open = true;
         Ok(())
     }

@@ -59,8 +59,8 @@ impl<R: Registers, M: TableMemory> SmmuV3<R, M> {
         domains.pages().for_each(|page| chain.push(&memory, page));
         memory.reclaim(chain);
         let words = [
-            // The unit is in use.
-            u64::from(queue.open),
+            // Bit 0: the unit is in use. From bit 32 on: the stream table's shape.
+            u64::from(queue.open) | u64::from(streams.shape()) << 32,
             streams.base() & ADDRESS,
             queue.entries,
             queue.status,
@@ -114,12 +114,15 @@ impl<R: Registers, M: TableMemory> SmmuV3<R, M> {
         frozen: &Frozen,
     ) -> Result<Inner, AdoptError> {
         let words = frozen.words(UnitKind::SmmuV3)?;
-        let [open, base, commands, status, events, ticket] = words;
+        let [state, base, commands, status, events, ticket] = words;
         let mut queue = Self::queue(commands, status, offer);
+        queue.go_on(ticket as u32);
         let events = Self::events(events, offer);
         let last = Self::last_device(config, offer);
         let mut streams = Streams::at(base, last, offer);
-        if open != 0 {
+        let shape = streams.shape().into();
+        AdoptError::compare("the stream table's shape", shape, state >> 32, !0)?;
+        if state & 1 != 0 {
             let on = u64::from(SMMUEN | EVENTQEN | CMDQEN);
             let found = registers.read32(CR0ACK).into();
             AdoptError::compare("SMMU_CR0ACK", found, on, on)?;
@@ -129,7 +132,7 @@ impl<R: Registers, M: TableMemory> SmmuV3<R, M> {
             AdoptError::compare("SMMU_STRTAB_BASE_CFG", found, streams.shape().into(), !0)?;
             let found = registers.read64(EVENTQ_BASE);
             AdoptError::compare("SMMU_EVENTQ_BASE", found, events.base(), ADDRESS)?;
-            queue.resume(registers, ticket as u32)?;
+            queue.resume(registers)?;
         }
         streams.count_device_tlbs(memory);
         Ok(Inner {

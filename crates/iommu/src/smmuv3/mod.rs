@@ -41,8 +41,8 @@
 //! **Faults**: `events.rs`.
 //!
 //! **Handover** (`handover.rs`): the description says whether the unit translates, where stream table and
-//! queues lie, and the last ticket. The successor compares CR0, the base registers and the command queue's
-//! indexes with it, and reads the rest from the structures.
+//! queues lie, the table's shape, and the last ticket. The successor compares CR0, the base registers and the
+//! command queue's indexes with it, and reads the rest from the structures.
 //!
 //! # Tags
 //!

@@ -80,12 +80,13 @@ impl Queue {
         self.ticket
     }
 
+    /// Goes on with the tickets of a predecessor, whose last one may still be in memory.
+    pub(super) const fn go_on(&mut self, ticket: u32) {
+        self.ticket = ticket;
+    }
+
     /// Goes on with a queue in which all commands are complete.
-    pub(super) fn resume<R: Registers>(
-        &mut self,
-        registers: &R,
-        ticket: u32,
-    ) -> Result<(), AdoptError> {
+    pub(super) fn resume<R: Registers>(&mut self, registers: &R) -> Result<(), AdoptError> {
         let base = self.entries | u64::from(self.log2);
         let found = registers.read64(CMDQ_BASE);
         AdoptError::compare("SMMU_CMDQ_BASE", found, base, ADDRESS)?;
@@ -98,7 +99,7 @@ impl Queue {
         self.tail = self.index(registers.read32(CMDQ_PROD));
         let head = self.index(registers.read32(CMDQ_CONS));
         AdoptError::compare("SMMU_CMDQ_CONS", head.into(), self.tail.into(), !0)?;
-        (self.ticket, self.open) = (ticket, true);
+        self.open = true;
         Ok(())
     }
 

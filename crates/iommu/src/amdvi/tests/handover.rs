@@ -52,3 +52,18 @@ fn a_successor_goes_on_in_the_buffer_and_with_the_devices() {
     assert_eq!(refused(&frozen), "Control");
     assert_eq!(memory.in_use(), 0);
 }
+
+#[test]
+fn a_successor_takes_no_old_ticket_for_an_answer() {
+    let (driver, model) = enabled(CONFIG);
+    driver.disable().unwrap();
+    let frozen = driver.freeze(&mut |_| {}).map_err(|(_, cause)| cause);
+    let (frozen, _, memory) = frozen.unwrap();
+    let heir = AmdVi::adopt(model.clone(), memory, CONFIG, &frozen).unwrap();
+    model.state().broken.mute = true;
+    let silent = heir.enable();
+    assert!(matches!(silent, Err(UnitError::TimedOut { .. })));
+    model.state().broken.mute = false;
+    heir.enable().unwrap();
+    model.told();
+}

@@ -45,6 +45,11 @@ fn a_successor_goes_on_in_the_queue_and_with_the_devices() {
             other.words[word] += 4096;
             assert_eq!(adopt(&other).err(), Some(name));
         }
+        for (bit, name) in [(49, "capabilities.MSI_FLAT"), (50, "bits of PASIDs")] {
+            let mut other = frozen;
+            other.words[0] ^= 1 << bit;
+            assert_eq!(adopt(&other).err(), Some(name));
+        }
         for (csr, bits, name) in [(72, 1 << 8, "cqcsr"), (76, 1 << 16, "fqcsr")] {
             *model.state().csrs.get_mut(&csr).unwrap() ^= bits;
             assert_eq!(adopt(&frozen).err(), Some(name));
@@ -88,4 +93,19 @@ fn a_unit_that_does_not_answer_is_not_frozen() {
     assert!(matches!(cause, UnitError::TimedOut { .. }), "{cause}");
     model.state().broken.deaf = false;
     driver.invalidate_domain(DOMAIN).unwrap();
+}
+
+#[test]
+fn a_successor_takes_no_old_ticket_for_an_answer() {
+    let (driver, model) = enabled(PLAIN, CONFIG);
+    driver.disable().unwrap();
+    let frozen = driver.freeze(&mut |_| {}).map_err(|(_, cause)| cause);
+    let (frozen, _, memory) = frozen.unwrap();
+    let heir = RiscvIommu::adopt(model.clone(), memory, CONFIG, &frozen).unwrap();
+    model.state().broken.mute = true;
+    let silent = heir.enable();
+    assert!(matches!(silent, Err(UnitError::TimedOut { .. })));
+    model.state().broken.mute = false;
+    heir.enable().unwrap();
+    model.told();
 }

@@ -56,6 +56,9 @@ fn a_successor_goes_on_in_the_queue_and_with_the_devices() {
             Ok(_) => panic!("adopted"),
         };
         let mut wrong = frozen;
+        wrong.words[0] ^= 1 << 32;
+        assert_eq!(refused(&wrong), "the stream table's shape");
+        wrong = frozen;
         for (word, name) in [
             (1, "SMMU_STRTAB_BASE"),
             (2, "SMMU_CMDQ_BASE"),
@@ -76,7 +79,7 @@ fn a_successor_goes_on_in_the_queue_and_with_the_devices() {
         let Err(ProbeError::Adopt(AdoptError::Register { name, .. })) = other_size else {
             panic!("adopted");
         };
-        assert_eq!(name, "SMMU_STRTAB_BASE_CFG");
+        assert_eq!(name, "the stream table's shape");
         assert_eq!(memory.in_use(), used - 2);
 
         let heir = adopt(&frozen).unwrap();
@@ -131,4 +134,21 @@ fn a_unit_that_does_not_answer_is_not_let_go() {
     heir.attach(DEVICE, DOMAIN, root(0x1000)).unwrap();
     heir.enable().unwrap();
     assert_eq!(found(model.look_up(STREAM, None)), Some((7, root(0x1000))));
+}
+
+#[test]
+fn a_successor_takes_no_old_ticket_for_an_answer() {
+    let mut ids = IDS;
+    ids[0] |= MSI;
+    let (driver, model) = enabled_with(ids, CONFIG);
+    driver.disable().unwrap();
+    let frozen = driver.freeze(&mut |_| {}).map_err(|(_, cause)| cause);
+    let (frozen, _, memory) = frozen.unwrap();
+    let heir = SmmuV3::adopt(model.clone(), memory, CONFIG, &frozen).unwrap();
+    model.state().broken.mute = true;
+    let silent = heir.enable();
+    assert!(matches!(silent, Err(UnitError::TimedOut { .. })));
+    model.state().broken.mute = false;
+    heir.enable().unwrap();
+    model.told();
 }
