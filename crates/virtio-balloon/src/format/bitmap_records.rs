@@ -1,0 +1,168 @@
+//! Records of bitmap words and blocks (page-bitmap series, version 5).
+//!
+//! Behind the [header](super::ResponseHeader), a record begins with a le64 head:
+//!
+//! | bits | |
+//! |---|---|
+//! | 0–51 | number of the first page, of 4 KiB |
+//! | 52–57 | log2 of the bytes that a bit, or the block, stands for |
+//! | 58–63 | bytes of the bitmap behind the head; 0: the record is a block |
+//!
+//! A run is told by the whole words of bitmap at its ends, each of which covers all runs that touch
+//! its 64 pages, and by blocks of 64 pages times a power of two in the middle, largest first. Blocks are
+//! not aligned to their size. Records ascend, so that what they stand for is merged as it streams by;
+//! the series sent the word at the end before the middle, and a decoder takes any order.
+//!
+//! The series gave the first page in units of 4 KiB and the bits in the guest's own pages without
+//! saying so. Here it is said: a bit stands for 2^shift bytes, so guests with pages of 64 KiB send one
+//! bit for each of them, and words begin at multiples of 64 of the guest's pages.
+
+use core::ops::Range;
+
+use runs::{Span, bitmap};
+
+use super::{Format, MOST_SHIFT, ResponseHeader, WIRE_SHIFT, Writer, hand_on, word};
+use crate::refusal::{Refusal, Refusals};
+use crate::source::{EncodeError, GuestPage, Source};
+
+/// Bitmap words at the ends of runs and blocks in the middle.
+#[derive(Clone, Copy, Debug)]
+pub struct BitmapRecords {
+    page: GuestPage,
+}
+
+const HEAD: usize = ResponseHeader::BYTES;
+/// Bits of a page's number.
+const PFN_BITS: u32 = 52;
+/// Pages of a word.
+const WORD: u64 = u64::BITS as u64;
+
+impl BitmapRecords {
+    /// Encodes bits that stand for pages of this size. Decoding takes the size from each record.
+    pub const fn new(page: GuestPage) -> Self {
+        Self { page }
+    }
+
+    const fn head(address: u64, shift: u32, bitmap: u64) -> u64 {
+        address >> WIRE_SHIFT | (shift as u64) << PFN_BITS | bitmap << 58
+    }
+
+    /// The bits of all runs that touch the 64 pages from `base` on, which are taken from the source.
+    fn gather<I: Iterator<Item = Span>>(
+        &self,
+        base: u64,
+        source: &mut Source<I>,
+    ) -> Result<u64, EncodeError> {
+        let shift = self.page.shift();
+        let mut bits = [0];
+        while let Some(run) = source.front()? {
+            let from = (run.start >> shift) - base;
+            if from >= WORD {
+                break;
+            }
+            let until = (from + (run.len >> shift)).min(WORD);
+            bitmap::set(
+                &mut bits,
+                Range {
+                    start: from,
+                    end: until,
+                },
+            );
+            source.advance((until - from) << shift);
+        }
+        Ok(bits[0])
+    }
+}
+
+impl Format for BitmapRecords {
+    fn encode<I: Iterator<Item = Span>>(
+        &self,
+        source: &mut Source<I>,
+        message: &mut [u8],
+    ) -> Result<usize, EncodeError> {
+        let shift = self.page.shift();
+        let mut out = Writer::behind(message, HEAD)?;
+        let mut needed = 0;
+        while let Some(run) = source.front()? {
+            let (first, pages) = (run.start >> shift, run.len >> shift);
+            if first % WORD == 0 && pages >= WORD {
+                let block = (pages.ilog2() + shift).min(MOST_SHIFT);
+                if !out.put_word(Self::head(run.start, block, 0)) {
+                    needed = 8;
+                    break;
+                }
+                source.advance(1 << block);
+            } else {
+                if out.left() < 16 {
+                    needed = 16;
+                    break;
+                }
+                let base = first - first % WORD;
+                let bits = self.gather(base, source)?;
+                out.put_word(Self::head(base << shift, shift, 8));
+                out.put_word(bits);
+            }
+        }
+        let header = ResponseHeader::of_pages(out.data(HEAD));
+        out.finish(&header.to_bytes(), needed)
+    }
+
+    /// Takes records in any order, bitmaps of 8 to 56 bytes, and blocks of any length from 4 KiB to 2^51
+    /// bytes at any page.
+    fn decode(&self, message: &[u8], refusals: &mut Refusals, mut sink: impl FnMut(Span)) {
+        let Some(data) = ResponseHeader::data(message, refusals) else {
+            return;
+        };
+        let mut at = 0;
+        while at < data.len() {
+            let left = data.len() - at;
+            // Where it stands in the message, for refusals.
+            let place = HEAD + at;
+            if left < 8 {
+                return refusals.add(Refusal::Record {
+                    at: place,
+                    bytes: 8,
+                    left,
+                });
+            }
+            let head = word(data, at);
+            let start = head << WIRE_SHIFT;
+            let shift = (head >> PFN_BITS) as u32 & 0x3f;
+            let bytes = (head >> 58) as usize;
+            if !bytes.is_multiple_of(8) {
+                return refusals.add(Refusal::Bitmap { at: place, bytes });
+            }
+            if left - 8 < bytes {
+                return refusals.add(Refusal::Record {
+                    at: place,
+                    bytes: 8 + bytes,
+                    left,
+                });
+            }
+            at += 8 + bytes;
+            if !(WIRE_SHIFT..=MOST_SHIFT).contains(&shift) {
+                refusals.add(Refusal::Shift { at: place, shift });
+                continue;
+            }
+            // Pages of 4 KiB for each bit, or of the block.
+            let pages = 1 << (shift - WIRE_SHIFT);
+            if bytes == 0 {
+                hand_on(start, pages, refusals, &mut sink);
+                continue;
+            }
+            let mut words = [0; 7];
+            for (nr, bits) in words.iter_mut().take(bytes / 8).enumerate() {
+                *bits = word(data, place - HEAD + 8 * (nr + 1));
+            }
+            for run in bitmap::runs(&words) {
+                // 448 bits of 2^51 bytes at most: below 2^60.
+                let offset = run.start << shift;
+                let pages = (run.end - run.start) * pages;
+                match start.checked_add(offset) {
+                    Some(start) => hand_on(start, pages, refusals, &mut sink),
+                    None => refusals.add(Refusal::Wraps { start, pages }),
+                }
+            }
+        }
+    }
+}

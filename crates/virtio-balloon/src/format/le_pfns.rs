@@ -1,0 +1,69 @@
+//! The standard's format: an array of le32 page numbers (VIRTIO 1.3, 5.5.6).
+//!
+//! No header; a number stands for 4 KiB, so a guest with larger pages names each of them by several
+//! numbers, and a number reaches 16 TiB. The numbers may come in any order.
+
+use runs::{Joiner, Span};
+
+use super::{Format, Writer};
+use crate::refusal::{Refusal, Refusals};
+use crate::source::{EncodeError, Source, WIRE_PAGE, WIRE_SHIFT};
+
+/// Arrays of le32 page numbers.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct LePfns;
+
+/// The last byte that a number reaches.
+const LAST: u64 = (1 << (32 + WIRE_SHIFT)) - 1;
+
+impl Format for LePfns {
+    fn encode<I: Iterator<Item = Span>>(
+        &self,
+        source: &mut Source<I>,
+        message: &mut [u8],
+    ) -> Result<usize, EncodeError> {
+        let mut out = Writer::behind(message, 0)?;
+        let mut needed = 0;
+        while let Some(run) = source.front()? {
+            if run.last() > LAST {
+                let address = run.start.max(LAST + 1);
+                return Err(EncodeError::Beyond {
+                    address,
+                    last: LAST,
+                });
+            }
+            let first = run.start >> WIRE_SHIFT;
+            let pages = (run.len >> WIRE_SHIFT).min(out.left() as u64 / 4);
+            if pages == 0 {
+                needed = 4;
+                break;
+            }
+            for page in first..first + pages {
+                out.put(&(page as u32).to_le_bytes());
+            }
+            source.advance(pages << WIRE_SHIFT);
+        }
+        out.finish(&[], needed)
+    }
+
+    /// Numbers that follow one another are one run. A number that is cut short at the end is left out.
+    fn decode(&self, message: &[u8], refusals: &mut Refusals, mut sink: impl FnMut(Span)) {
+        let (numbers, rest) = message.as_chunks::<4>();
+        let mut joiner = Joiner::new();
+        for number in numbers {
+            let page = u64::from(u32::from_le_bytes(*number));
+            if let Some(run) = joiner.push(Span::new(page << WIRE_SHIFT, WIRE_PAGE)) {
+                sink(run);
+            }
+        }
+        if let Some(run) = joiner.finish() {
+            sink(run);
+        }
+        if !rest.is_empty() {
+            refusals.add(Refusal::Length {
+                bytes: message.len(),
+                unit: 4,
+            });
+        }
+    }
+}

@@ -1,0 +1,223 @@
+//! The seam of all formats: runs into messages, messages into runs.
+//!
+//! A message is what one buffer (descriptor chain) on inflateq or deflateq holds, in the driver's byte
+//! order of things: device-readable bytes, all numbers little-endian. Encoding takes from a
+//! [`Source`] until the buffer is full and is called again for the next message. Decoding goes through
+//! a message once, front to back, in work bounded by the message's length, and hands on runs as they
+//! come; those that follow one another are merged within the message only as far as the format says
+//! (see [`RunCollector`](crate::RunCollector) for the rest). What is wrong is counted in
+//! [`Refusals`] and left out. Runs are not compared with the guest's memory here: that is
+//! [`GuestRam`](crate::GuestRam)'s.
+
+use runs::{PageSizes, Span};
+
+use crate::refusal::{Refusal, Refusals};
+use crate::source::{EncodeError, GuestPage, Source, WIRE_PAGE, WIRE_SHIFT};
+
+mod bitmap_records;
+mod chunks;
+mod header;
+mod le_pfns;
+mod order_blocks;
+mod ranges;
+mod scatter_gather;
+
+pub use bitmap_records::BitmapRecords;
+pub use chunks::Chunks;
+pub use header::{HostRequest, MOST_DATA_BYTES, MOST_MESSAGE_BYTES, ResponseHeader};
+pub use le_pfns::LePfns;
+pub use order_blocks::OrderBlocks;
+pub use ranges::Ranges;
+pub use scatter_gather::ScatterGather;
+
+/// A wire format of inflateq and deflateq.
+pub trait Format {
+    /// Fills one message with what comes next and returns its bytes; 0 when nothing is left. Not more
+    /// than [`MOST_MESSAGE_BYTES`] of the buffer are used.
+    ///
+    /// # Errors
+    ///
+    /// A run that cannot be encoded, or a buffer that is too short for the next record: then the
+    /// message is not to be sent.
+    fn encode<I: Iterator<Item = Span>>(
+        &self,
+        source: &mut Source<I>,
+        message: &mut [u8],
+    ) -> Result<usize, EncodeError>;
+
+    /// Hands the runs of a message to `sink`, and counts what it does not take.
+    fn decode(&self, message: &[u8], refusals: &mut Refusals, sink: impl FnMut(Span));
+}
+
+/// A format in bulk, chosen at run time, by its number in the configuration space
+/// (`docs/balloon-bulk.md`, "Configuration").
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum BulkFormat {
+    /// [`BitmapRecords`].
+    BitmapRecords = 1,
+    /// [`Ranges`].
+    Ranges = 2,
+    /// [`Chunks`].
+    Chunks = 3,
+    /// [`OrderBlocks`], of all sizes.
+    OrderBlocks = 4,
+    /// [`ScatterGather`].
+    ScatterGather = 5,
+}
+
+impl BulkFormat {
+    /// All of them.
+    pub const ALL: [Self; 5] = [
+        Self::BitmapRecords,
+        Self::Ranges,
+        Self::Chunks,
+        Self::OrderBlocks,
+        Self::ScatterGather,
+    ];
+
+    /// The number in the configuration space.
+    pub const fn number(self) -> u32 {
+        self as u32
+    }
+
+    /// The format of this number.
+    pub fn from_number(number: u32) -> Option<Self> {
+        Self::ALL
+            .into_iter()
+            .find(|format| format.number() == number)
+    }
+
+    /// One message in this format, as [`Format::encode`] makes it, of pages of this size.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Format::encode`].
+    pub fn encode<I: Iterator<Item = Span>>(
+        self,
+        page: GuestPage,
+        source: &mut Source<I>,
+        message: &mut [u8],
+    ) -> Result<usize, EncodeError> {
+        match self {
+            Self::BitmapRecords => BitmapRecords::new(page).encode(source, message),
+            Self::Ranges => Ranges.encode(source, message),
+            Self::Chunks => Chunks.encode(source, message),
+            Self::OrderBlocks => OrderBlocks::ALL_SIZES.encode(source, message),
+            Self::ScatterGather => ScatterGather::default().encode(source, message),
+        }
+    }
+
+    /// Takes a message in this format, as [`Format::decode`] does. The guest's page size stands in the
+    /// message where the format needs it.
+    pub fn decode(self, message: &[u8], refusals: &mut Refusals, sink: impl FnMut(Span)) {
+        match self {
+            Self::BitmapRecords => {
+                BitmapRecords::new(GuestPage::SIZE_4K).decode(message, refusals, sink)
+            }
+            Self::Ranges => Ranges.decode(message, refusals, sink),
+            Self::Chunks => Chunks.decode(message, refusals, sink),
+            Self::OrderBlocks => OrderBlocks::ALL_SIZES.decode(message, refusals, sink),
+            Self::ScatterGather => ScatterGather::default().decode(message, refusals, sink),
+        }
+    }
+}
+
+/// Blocks and runs are at most this long, so that their sums stay far from wrapping: 2^51 bytes.
+pub(crate) const MOST_SHIFT: u32 = 51;
+
+/// A little-endian word; 0 when it is not all there.
+#[inline]
+pub(crate) fn word(bytes: &[u8], at: usize) -> u64 {
+    let piece = at.checked_add(8).and_then(|end| bytes.get(at..end));
+    piece
+        .and_then(|piece| piece.try_into().ok())
+        .map_or(0, u64::from_le_bytes)
+}
+
+/// A message being written: bytes behind one another, as long as there is room.
+pub(crate) struct Writer<'a> {
+    bytes: &'a mut [u8],
+    used: usize,
+}
+
+impl<'a> Writer<'a> {
+    /// Begins behind `head` bytes, which are filled in at the end.
+    pub(crate) fn behind(bytes: &'a mut [u8], head: usize) -> Result<Self, EncodeError> {
+        let most = bytes.len().min(MOST_MESSAGE_BYTES);
+        let (bytes, _) = bytes.split_at_mut(most);
+        if bytes.len() < head {
+            let bytes = bytes.len();
+            return Err(EncodeError::Buffer {
+                bytes,
+                needed: head,
+            });
+        }
+        Ok(Self { bytes, used: head })
+    }
+
+    #[inline]
+    pub(crate) const fn left(&self) -> usize {
+        self.bytes.len() - self.used
+    }
+
+    /// Appends, if there is room for all of it.
+    #[inline]
+    pub(crate) fn put(&mut self, bytes: &[u8]) -> bool {
+        let Some(place) = self.bytes.get_mut(self.used..self.used + bytes.len()) else {
+            return false;
+        };
+        place.copy_from_slice(bytes);
+        self.used += bytes.len();
+        true
+    }
+
+    /// Appends a little-endian word, if there is room.
+    #[inline]
+    pub(crate) fn put_word(&mut self, word: u64) -> bool {
+        self.put(&word.to_le_bytes())
+    }
+
+    /// Writes the head. Returns the bytes of the message, 0 when nothing lies behind the head.
+    ///
+    /// `needed` are the bytes of the record that was not written for lack of room, 0 if all were.
+    pub(crate) fn finish(self, head: &[u8], needed: usize) -> Result<usize, EncodeError> {
+        if self.used == head.len() {
+            if needed > 0 {
+                let needed = head.len() + needed;
+                return Err(EncodeError::Buffer {
+                    bytes: self.bytes.len(),
+                    needed,
+                });
+            }
+            return Ok(0);
+        }
+        if let Some(place) = self.bytes.get_mut(..head.len()) {
+            place.copy_from_slice(head);
+        }
+        Ok(self.used)
+    }
+
+    /// Bytes behind a head of `head` bytes.
+    pub(crate) const fn data(&self, head: usize) -> usize {
+        self.used.saturating_sub(head)
+    }
+}
+
+/// Hands on `pages` pages of 4 KiB from `start`, unless they end beyond 2^64.
+#[inline]
+pub(crate) fn hand_on(
+    start: u64,
+    pages: u64,
+    refusals: &mut Refusals,
+    sink: &mut impl FnMut(Span),
+) {
+    // All 2^64 bytes have no length, and are nobody's memory.
+    let run = pages
+        .checked_mul(WIRE_PAGE)
+        .and_then(|len| Span::checked(start, len));
+    match run {
+        Some(run) => sink(run),
+        None => refusals.add(Refusal::Wraps { start, pages }),
+    }
+}

@@ -1,0 +1,75 @@
+//! The virtio balloon: what goes over its queues, and the runs that come of it.
+//!
+//! A guest gives memory to its balloon by naming pages to the host. This crate has the wire formats
+//! of the standard (Virtual I/O Device, VIRTIO, version 1.3, section 5.5, Traditional Memory Balloon
+//! Device) and, beside them, formats that name pages in bulk, which `docs/balloon-bulk.md` specifies:
+//!
+//! * [`Format`] is the seam of them all. [`LePfns`] is the standard's; [`BitmapRecords`], [`Ranges`],
+//!   [`Chunks`], [`OrderBlocks`] and [`ScatterGather`] are in bulk, and [`BulkFormat`] is one of these,
+//!   chosen at run time. [`Source`] cuts sorted runs into messages of bounded size; decoding hands
+//!   runs to a closure and counts in [`Refusals`] whatever it does not take.
+//! * [`GuestRam`] keeps what is memory of the guest, [`RunCollector`] sorts and merges across the
+//!   messages of a drained queue, and [`PartialHugePages`] remembers what is not yet a whole page of
+//!   the host.
+//! * [`Features`] and [`BulkBit`], [`Queue`] numbers in both [`Numbering`]s, [`Config`] space, and
+//!   [`Stats`].
+//!
+//! Addresses and lengths are bytes of the guest's physical address space, as [`runs::Span`]s, unless
+//! a name says pages. A page *number* counts pages of 4 KiB ([`WIRE_PAGE`]), however large the guest's
+//! own pages are. Nothing here allocates, and nothing panics on any input.
+//!
+//! ```
+//! use runs::Span;
+//! use virtio_balloon::{BitmapRecords, Format, GuestPage, Refusals, RunCollector, Source};
+//!
+//! // Two stretches of the guest's memory become one message of three records.
+//! let format = BitmapRecords::new(GuestPage::SIZE_4K);
+//! let taken = [Span::new(0x20_0000, 2 << 20), Span::new(0x100_3000, 0x1000)];
+//! let mut source = Source::new(taken, GuestPage::SIZE_4K);
+//! let mut message = [0; 64];
+//! let len = format.encode(&mut source, &mut message)?;
+//! assert_eq!(len, 8 + 8 + 16);
+//! assert_eq!(format.encode(&mut source, &mut message)?, 0, "nothing is left");
+//!
+//! // The device gets the same stretches back.
+//! let mut refusals = Refusals::new();
+//! let mut found = Vec::new();
+//! let mut room = [Span::default(); 16];
+//! let mut collector = RunCollector::new(&mut room);
+//! format.decode(&message[..len], &mut refusals, |run| collector.push(run, |runs| found.extend_from_slice(runs)));
+//! collector.finish(|runs| found.extend_from_slice(runs));
+//! assert_eq!(found, taken);
+//! assert_eq!(refusals.total(), 0);
+//! # Ok::<_, virtio_balloon::EncodeError>(())
+//! ```
+
+#![no_std]
+#![forbid(unsafe_code)]
+
+#[cfg(test)]
+extern crate std;
+
+mod collect;
+mod config;
+mod features;
+mod format;
+mod partial;
+mod queues;
+mod ram;
+mod refusal;
+mod source;
+mod stats;
+
+pub use collect::RunCollector;
+pub use config::{BULK_CONFIG_BYTES, CONFIG_BYTES, Config};
+pub use features::{BadBulkBit, BulkBit, Features};
+pub use format::{
+    BitmapRecords, BulkFormat, Chunks, Format, HostRequest, LePfns, MOST_DATA_BYTES,
+    MOST_MESSAGE_BYTES, OrderBlocks, Ranges, ResponseHeader, ScatterGather,
+};
+pub use partial::{BadRegion, PartialHugePages};
+pub use queues::{Numbering, Queue};
+pub use ram::{BadRam, GuestRam};
+pub use refusal::{Refusal, Refusals};
+pub use source::{EncodeError, GuestPage, Source, WIRE_PAGE};
+pub use stats::{ByteOrder, Stat, Stats, Tag};

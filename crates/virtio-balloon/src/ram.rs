@@ -1,0 +1,161 @@
+//! What of the guest's addresses is memory.
+//!
+//! A driver names whatever it likes. [`GuestRam::keep`] hands on what lies in the guest's memory and
+//! nothing else; a run over several regions comes out as one run for each, since what backs them may
+//! differ. The work for a run is bounded by the number of regions that it meets.
+
+use core::fmt;
+
+use runs::Span;
+
+use crate::refusal::{Refusal, Refusals};
+use crate::source::WIRE_PAGE;
+
+/// The regions of a guest's memory, ascending.
+#[derive(Clone, Copy, Debug)]
+pub struct GuestRam<'a> {
+    regions: &'a [Span],
+}
+
+/// Why regions are not a guest's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum BadRam {
+    /// The region is empty, ends beyond 2^64, or is not made of pages of 4 KiB.
+    NotPages {
+        /// The region.
+        region: Span,
+    },
+    /// The region does not begin behind the one before it.
+    NotAscending {
+        /// The region.
+        region: Span,
+        /// The one before.
+        before: Span,
+    },
+}
+
+impl fmt::Display for BadRam {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NotPages { region } => {
+                write!(f, "the region {region} is not made of pages of 4 KiB")
+            }
+            Self::NotAscending { region, before } => {
+                write!(f, "the region {region} does not begin behind {before}")
+            }
+        }
+    }
+}
+
+impl core::error::Error for BadRam {}
+
+impl<'a> GuestRam<'a> {
+    /// These regions: ascending, disjoint, of whole pages of 4 KiB.
+    pub fn new(regions: &'a [Span]) -> Result<Self, BadRam> {
+        let mut before: Option<Span> = None;
+        for &region in regions {
+            if Span::checked(region.start, region.len).is_none() || !region.is_aligned(WIRE_PAGE) {
+                return Err(BadRam::NotPages { region });
+            }
+            if let Some(before) = before.filter(|before| before.last() >= region.start) {
+                return Err(BadRam::NotAscending { region, before });
+            }
+            before = Some(region);
+        }
+        Ok(Self { regions })
+    }
+
+    /// Hands the parts of `run` that are memory to `sink`, in order, and refuses the rest.
+    #[inline]
+    pub fn keep(&self, run: Span, refusals: &mut Refusals, mut sink: impl FnMut(Span)) {
+        if run.is_empty() {
+            return;
+        }
+        let first = self
+            .regions
+            .partition_point(|region| region.last() < run.start);
+        let mut kept = 0;
+        for region in self.regions.get(first..).unwrap_or(&[]) {
+            let Some(part) = region.intersection(&run) else {
+                break;
+            };
+            kept += part.len;
+            sink(part);
+        }
+        if kept == 0 {
+            refusals.add(Refusal::OutsideRam { run });
+        } else if kept < run.len {
+            let bytes = run.len - kept;
+            refusals.add(Refusal::Hole { run, bytes });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::vec::Vec;
+
+    const PAGE: u64 = WIRE_PAGE;
+
+    proptest! {
+        #[test]
+        fn what_is_kept_is_memory_and_all_of_it(
+            gaps in proptest::collection::vec((0u64..4, 1u64..5), 0..6),
+            run in (0u64..40, 1u64..30),
+        ) {
+            let mut at = 0;
+            let regions: Vec<_> = gaps.iter().map(|&(gap, len)| {
+                let region = Span::new((at + gap) * PAGE, len * PAGE);
+                at += gap + len;
+                region
+            }).collect();
+            let ram = GuestRam::new(&regions).unwrap();
+            let run = Span::new(run.0 * PAGE, run.1 * PAGE);
+            let mut refusals = Refusals::new();
+            let mut kept = Vec::new();
+            ram.keep(run, &mut refusals, |part| kept.push(part));
+            let is_memory = |page: u64| regions.iter().any(|region| region.contains(page * PAGE));
+            let expected: Vec<u64> = (run.start / PAGE..=run.last() / PAGE).filter(|page| is_memory(*page)).collect();
+            let found: Vec<u64> = kept.iter().flat_map(|part| part.start / PAGE..=part.last() / PAGE).collect();
+            prop_assert_eq!(&found, &expected);
+            let missing = run.len - expected.len() as u64 * PAGE;
+            let refusal = match missing {
+                0 => None,
+                _ if expected.is_empty() => Some(Refusal::OutsideRam { run }),
+                bytes => Some(Refusal::Hole { run, bytes }),
+            };
+            prop_assert_eq!(refusals.latest(), refusal);
+        }
+    }
+
+    #[test]
+    fn regions_that_overlap_or_are_no_pages_are_refused() {
+        let a = Span::new(0, 0x2000);
+        let b = Span::new(0x1000, 0x1000);
+        assert_eq!(
+            GuestRam::new(&[a, b]).unwrap_err(),
+            BadRam::NotAscending {
+                region: b,
+                before: a
+            }
+        );
+        for region in [
+            Span::new(0, 0),
+            Span::new(0x800, 0x1000),
+            Span::new(u64::MAX - 0xfff, 0x2000),
+        ] {
+            assert_eq!(
+                GuestRam::new(&[region]).unwrap_err(),
+                BadRam::NotPages { region }
+            );
+        }
+        let top = [Span::new(u64::MAX - 0xfff, 0x1000)];
+        let mut kept = Vec::new();
+        let ram = GuestRam::new(&top).unwrap();
+        ram.keep(top[0], &mut Refusals::new(), |part| kept.push(part));
+        assert_eq!(kept, top);
+    }
+}

@@ -1,0 +1,229 @@
+//! What a device does not take, by name, with numbers, and counted.
+//!
+//! Whatever a driver sends, the queue goes on: what is wrong is left out and counted here. A wrong
+//! record is left out alone wherever the next one can be found behind it; where that is in doubt, the
+//! rest of the message is left out, too.
+
+use core::fmt;
+
+use runs::Span;
+
+/// Why a message, or a part of one, was not taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Refusal {
+    /// Shorter than the header, or not a multiple of the format's unit. Whole units are taken.
+    Length {
+        /// Bytes of the message, or of its data.
+        bytes: usize,
+        /// Bytes of the header or of a unit.
+        unit: usize,
+    },
+    /// Longer than messages may be. Nothing of it is taken.
+    TooLong {
+        /// Its bytes.
+        bytes: usize,
+        /// The most.
+        most: usize,
+    },
+    /// The header states another length, or number of entries, than the message has. Nothing of it
+    /// is taken.
+    Stated {
+        /// What the header states.
+        stated: u64,
+        /// What there is.
+        found: u64,
+    },
+    /// The header's command, flags or id are not those of this queue. Nothing of it is taken.
+    Header {
+        /// The header's first four bytes, as a little-endian number.
+        found: u32,
+    },
+    /// A record ends behind the message. The rest is left out.
+    Record {
+        /// Where it begins, in bytes of the message.
+        at: usize,
+        /// Its bytes.
+        bytes: usize,
+        /// The bytes that there are.
+        left: usize,
+    },
+    /// A bitmap's length is not a multiple of 8. The rest is left out.
+    Bitmap {
+        /// Where its record begins, in bytes of the message.
+        at: usize,
+        /// Its bytes.
+        bytes: usize,
+    },
+    /// A page size that the format does not have.
+    Shift {
+        /// Where its record begins, in bytes of the message.
+        at: usize,
+        /// The size as a power of two.
+        shift: u32,
+    },
+    /// Bits that must be zero, or an address or length that is not a multiple of its page size.
+    Bits {
+        /// Where its record begins, in bytes of the message.
+        at: usize,
+        /// The word.
+        word: u64,
+    },
+    /// A record of no pages.
+    Empty {
+        /// Where it begins, in bytes of the message.
+        at: usize,
+    },
+    /// Pages beyond the last address.
+    Wraps {
+        /// The first address.
+        start: u64,
+        /// The pages, of 4 KiB.
+        pages: u64,
+    },
+    /// No byte of the run is memory of the guest.
+    OutsideRam {
+        /// The run.
+        run: Span,
+    },
+    /// A part of the run is not memory of the guest: it lies across a hole, or over an end. The rest
+    /// of it is taken.
+    Hole {
+        /// The run.
+        run: Span,
+        /// Bytes that are not memory.
+        bytes: u64,
+    },
+}
+
+impl Refusal {
+    /// Names of all causes, in the order of [`Refusals::counts`].
+    pub const NAMES: [&'static str; 12] = [
+        "length",
+        "too long",
+        "stated length",
+        "header",
+        "record",
+        "bitmap",
+        "page size",
+        "bits",
+        "empty",
+        "wraps",
+        "outside memory",
+        "hole",
+    ];
+
+    /// The cause's place in [`NAMES`](Self::NAMES).
+    pub const fn index(&self) -> usize {
+        match self {
+            Self::Length { .. } => 0,
+            Self::TooLong { .. } => 1,
+            Self::Stated { .. } => 2,
+            Self::Header { .. } => 3,
+            Self::Record { .. } => 4,
+            Self::Bitmap { .. } => 5,
+            Self::Shift { .. } => 6,
+            Self::Bits { .. } => 7,
+            Self::Empty { .. } => 8,
+            Self::Wraps { .. } => 9,
+            Self::OutsideRam { .. } => 10,
+            Self::Hole { .. } => 11,
+        }
+    }
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Length { bytes, unit } => {
+                write!(f, "{bytes} bytes are not whole units of {unit}")
+            }
+            Self::TooLong { bytes, most } => {
+                write!(f, "a message of {bytes} bytes, {most} are allowed")
+            }
+            Self::Stated { stated, found } => {
+                write!(f, "the header states {stated} and the message has {found}")
+            }
+            Self::Header { found } => write!(
+                f,
+                "a header of {found:#x}, which is no message of this queue"
+            ),
+            Self::Record { at, bytes, left } => {
+                write!(
+                    f,
+                    "the record at byte {at} needs {bytes} bytes, {left} are left"
+                )
+            }
+            Self::Bitmap { at, bytes } => {
+                write!(
+                    f,
+                    "the record at byte {at} has a bitmap of {bytes} bytes, not of whole words"
+                )
+            }
+            Self::Shift { at, shift } => {
+                write!(
+                    f,
+                    "the record at byte {at} has pages of 2^{shift} bytes, which the format has not"
+                )
+            }
+            Self::Bits { at, word } => {
+                write!(f, "the record at byte {at} has wrong bits: {word:#x}")
+            }
+            Self::Empty { at } => write!(f, "the record at byte {at} names no page"),
+            Self::Wraps { start, pages } => {
+                write!(
+                    f,
+                    "{pages} pages from {start:#x} go beyond the last address"
+                )
+            }
+            Self::OutsideRam { run } => write!(f, "{run} is no memory of the guest"),
+            Self::Hole { run, bytes } => {
+                write!(f, "{bytes} bytes of {run} are no memory of the guest")
+            }
+        }
+    }
+}
+
+impl core::error::Error for Refusal {}
+
+/// Refusals by cause, and the latest of them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Refusals {
+    counts: [u64; Refusal::NAMES.len()],
+    latest: Option<Refusal>,
+}
+
+impl Refusals {
+    /// None yet.
+    pub const fn new() -> Self {
+        Self {
+            counts: [0; Refusal::NAMES.len()],
+            latest: None,
+        }
+    }
+
+    /// Counts one.
+    #[cold]
+    pub fn add(&mut self, refusal: Refusal) {
+        let count = &mut self.counts[refusal.index()];
+        *count = count.saturating_add(1);
+        self.latest = Some(refusal);
+    }
+
+    /// How many of each cause, in the order of [`Refusal::NAMES`].
+    pub const fn counts(&self) -> &[u64; Refusal::NAMES.len()] {
+        &self.counts
+    }
+
+    /// How many.
+    pub fn total(&self) -> u64 {
+        self.counts
+            .iter()
+            .fold(0, |sum, count| sum.saturating_add(*count))
+    }
+
+    /// The latest.
+    pub const fn latest(&self) -> Option<Refusal> {
+        self.latest
+    }
+}

@@ -1,0 +1,228 @@
+//! Sorted runs on their way into messages.
+//!
+//! A [`Source`] stands in front of the runs that a driver wants to tell: the encoders take from it as
+//! much as a message holds, and go on with the rest of a run in the next one. It looks at each run
+//! once: runs ascend, do not overlap, and are made of whole pages of the guest. What does not is a
+//! mistake of the driver's own and ends the encoding; a device checks for itself.
+
+use core::fmt;
+
+use runs::{Span, bitmap};
+
+/// Bytes for which a page number stands on the wire, whatever the size of the guest's pages (VIRTIO
+/// 1.3, 5.5.6, "historical, and independent of the guest page size").
+pub const WIRE_PAGE: u64 = 4096;
+
+/// Bits of an address below the page number.
+pub(crate) const WIRE_SHIFT: u32 = WIRE_PAGE.trailing_zeros();
+
+/// The size of the guest's own pages: those that it gives to the balloon.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GuestPage(u32);
+
+impl GuestPage {
+    /// Pages of 4 KiB.
+    pub const SIZE_4K: Self = Self(12);
+    /// Pages of 16 KiB.
+    pub const SIZE_16K: Self = Self(14);
+    /// Pages of 64 KiB.
+    pub const SIZE_64K: Self = Self(16);
+
+    /// The size as a power of two.
+    pub const fn shift(self) -> u32 {
+        self.0
+    }
+
+    /// Bytes of a page.
+    pub const fn bytes(self) -> u64 {
+        1 << self.0
+    }
+
+    /// The stretches whose bits are set, bit *n* standing for the page at `base` + *n* pages. What lies
+    /// beyond 2^64 is left out.
+    pub fn stretches(self, base: u64, words: &[u64]) -> impl Iterator<Item = Span> + Clone + '_ {
+        bitmap::runs(words).filter_map(move |bits| {
+            let start = bits.start.checked_mul(self.bytes())?.checked_add(base)?;
+            Span::checked(start, (bits.end - bits.start).checked_mul(self.bytes())?)
+        })
+    }
+}
+
+/// Runs to be encoded, front to back.
+#[derive(Clone, Debug)]
+pub struct Source<I> {
+    runs: I,
+    page: GuestPage,
+    /// What is left of the run at the front; empty before the first.
+    front: Span,
+    /// The last byte of the run that was taken last.
+    last: Option<u64>,
+}
+
+impl<I: Iterator<Item = Span>> Source<I> {
+    /// These runs, ascending and disjoint, of whole pages of this size. Runs that are merged (see
+    /// [`runs::Joiner`]) make the shortest messages.
+    pub fn new(runs: impl IntoIterator<IntoIter = I>, page: GuestPage) -> Self {
+        Self {
+            runs: runs.into_iter(),
+            page,
+            front: Span::new(0, 0),
+            last: None,
+        }
+    }
+
+    /// What is left of the run at the front, if any is left at all. Never empty.
+    #[inline]
+    pub(crate) fn front(&mut self) -> Result<Option<Span>, EncodeError> {
+        while self.front.is_empty() {
+            let Some(run) = self.runs.next() else {
+                return Ok(None);
+            };
+            if run.is_empty() {
+                continue;
+            }
+            if Span::checked(run.start, run.len).is_none() || !run.is_aligned(self.page.bytes()) {
+                let page = self.page.bytes();
+                return Err(EncodeError::NotPages { run, page });
+            }
+            if let Some(last) = self.last.filter(|last| *last >= run.start) {
+                return Err(EncodeError::NotAscending { run, last });
+            }
+            self.last = Some(run.last());
+            self.front = run;
+        }
+        Ok(Some(self.front))
+    }
+
+    /// The first `len` bytes of the front have been encoded.
+    #[inline]
+    pub(crate) fn advance(&mut self, len: u64) {
+        let len = len.min(self.front.len);
+        self.front = Span::new(self.front.start.wrapping_add(len), self.front.len - len);
+    }
+}
+
+/// Why runs were not encoded. What the message holds so far is not to be sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum EncodeError {
+    /// The run is not made of whole pages of the guest, or ends beyond 2^64.
+    NotPages {
+        /// The run.
+        run: Span,
+        /// Bytes of a page.
+        page: u64,
+    },
+    /// The run does not begin behind the one before it.
+    NotAscending {
+        /// The run.
+        run: Span,
+        /// The last byte of the one before.
+        last: u64,
+    },
+    /// The format has no number for this page.
+    Beyond {
+        /// The page's address.
+        address: u64,
+        /// The last byte that the format reaches.
+        last: u64,
+    },
+    /// The buffer holds not even the shortest message for what comes next.
+    Buffer {
+        /// Its bytes.
+        bytes: usize,
+        /// Bytes needed.
+        needed: usize,
+    },
+    /// The page sizes of the format do not divide this run.
+    Sizes {
+        /// What is left of the run.
+        run: Span,
+    },
+}
+
+impl fmt::Display for EncodeError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NotPages { run, page } => write!(f, "{run} is not made of pages of {page} bytes"),
+            Self::NotAscending { run, last } => {
+                write!(
+                    f,
+                    "{run} does not begin behind {last:#x}, where the run before it ends"
+                )
+            }
+            Self::Beyond { address, last } => {
+                write!(
+                    f,
+                    "the page at {address:#x} has no number: the format ends at {last:#x}"
+                )
+            }
+            Self::Buffer { bytes, needed } => {
+                write!(
+                    f,
+                    "a buffer of {bytes} bytes, and the next record needs {needed}"
+                )
+            }
+            Self::Sizes { run } => write!(
+                f,
+                "{run} cannot be divided into pages of the format's sizes"
+            ),
+        }
+    }
+}
+
+impl core::error::Error for EncodeError {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::vec::Vec;
+
+    #[test]
+    fn runs_that_are_no_pages_or_do_not_ascend_are_refused() {
+        let refused = |runs: &[Span], page| {
+            let mut source = Source::new(runs.iter().copied(), page);
+            loop {
+                match source.front() {
+                    Ok(Some(run)) => source.advance(run.len),
+                    Ok(None) => return None,
+                    Err(error) => return Some(error),
+                }
+            }
+        };
+        let good = [
+            Span::new(0x1000, 0x1000),
+            Span::new(0, 0),
+            Span::new(0x2000, 0x1000),
+        ];
+        assert_eq!(refused(&good, GuestPage::SIZE_4K), None);
+        assert_eq!(
+            refused(&good, GuestPage::SIZE_64K),
+            Some(EncodeError::NotPages {
+                run: good[0],
+                page: 0x1_0000
+            })
+        );
+        let twice = [Span::new(0x1000, 0x2000), Span::new(0x2000, 0x1000)];
+        assert_eq!(
+            refused(&twice, GuestPage::SIZE_4K),
+            Some(EncodeError::NotAscending {
+                run: twice[1],
+                last: 0x2fff
+            })
+        );
+        let wraps = [Span::new(u64::MAX - 0xfff, 0x2000)];
+        assert!(refused(&wraps, GuestPage::SIZE_4K).is_some());
+    }
+
+    #[test]
+    fn bits_become_stretches_and_none_wraps_around() {
+        let words = [0b1011u64, 1];
+        let found: Vec<_> = GuestPage::SIZE_64K.stretches(1 << 32, &words).collect();
+        let at = |page: u64, pages: u64| Span::new((1 << 32) + (page << 16), pages << 16);
+        assert_eq!(found, [at(0, 2), at(3, 1), at(64, 1)]);
+        let top = u64::MAX - 0xffff;
+        assert_eq!(GuestPage::SIZE_64K.stretches(top, &[1]).count(), 1);
+        assert_eq!(GuestPage::SIZE_64K.stretches(top, &[0b10]).count(), 0);
+    }
+}

@@ -1,0 +1,126 @@
+//! What the suites share: any format, whole transfers, and sets of pages.
+
+#![allow(dead_code, reason = "no suite uses all of it")]
+
+use std::collections::BTreeSet;
+
+use runs::{Joiner, PageSizes, Span};
+use virtio_balloon::{
+    BitmapRecords, Chunks, EncodeError, Format, GuestPage, LePfns, OrderBlocks, Ranges, Refusals,
+    ScatterGather, Source, WIRE_PAGE,
+};
+
+/// Every format there is, in one way or another.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Any {
+    Pfns,
+    Bitmap,
+    Ranges,
+    Chunks,
+    Blocks,
+    /// Blocks of 4K, 2M and 1G only.
+    TwoBits,
+    Gather,
+}
+
+pub(crate) const ALL: [Any; 7] = [
+    Any::Pfns,
+    Any::Bitmap,
+    Any::Ranges,
+    Any::Chunks,
+    Any::Blocks,
+    Any::TwoBits,
+    Any::Gather,
+];
+
+pub(crate) const PAGES: [GuestPage; 3] =
+    [GuestPage::SIZE_4K, GuestPage::SIZE_16K, GuestPage::SIZE_64K];
+
+impl Any {
+    pub(crate) fn encode<I: Iterator<Item = Span>>(
+        self,
+        page: GuestPage,
+        source: &mut Source<I>,
+        message: &mut [u8],
+    ) -> Result<usize, EncodeError> {
+        match self {
+            Self::Pfns => LePfns.encode(source, message),
+            Self::Bitmap => BitmapRecords::new(page).encode(source, message),
+            Self::Ranges => Ranges.encode(source, message),
+            Self::Chunks => Chunks.encode(source, message),
+            Self::Blocks => OrderBlocks::ALL_SIZES.encode(source, message),
+            Self::TwoBits => two_bits().encode(source, message),
+            Self::Gather => ScatterGather::default().encode(source, message),
+        }
+    }
+
+    pub(crate) fn decode(self, message: &[u8], refusals: &mut Refusals, sink: impl FnMut(Span)) {
+        match self {
+            Self::Pfns => LePfns.decode(message, refusals, sink),
+            Self::Bitmap => BitmapRecords::new(GuestPage::SIZE_4K).decode(message, refusals, sink),
+            Self::Ranges => Ranges.decode(message, refusals, sink),
+            Self::Chunks => Chunks.decode(message, refusals, sink),
+            Self::Blocks | Self::TwoBits => OrderBlocks::ALL_SIZES.decode(message, refusals, sink),
+            Self::Gather => ScatterGather::default().decode(message, refusals, sink),
+        }
+    }
+
+    /// The shortest buffer that holds a record of any kind.
+    pub(crate) fn shortest(self) -> usize {
+        match self {
+            Self::Pfns => 4,
+            Self::Blocks | Self::TwoBits | Self::Gather => 16,
+            _ => 24,
+        }
+    }
+}
+
+fn two_bits() -> OrderBlocks {
+    OrderBlocks::new(PageSizes::from_bits(1 << 12 | 1 << 21 | 1 << 30))
+}
+
+/// All messages for these runs, in a buffer of this size.
+pub(crate) fn messages(format: Any, page: GuestPage, runs: &[Span], buffer: usize) -> Vec<Vec<u8>> {
+    let mut source = Source::new(runs.iter().copied(), page);
+    let mut message = vec![0xaa; buffer];
+    let mut all = Vec::new();
+    loop {
+        let used = format.encode(page, &mut source, &mut message).unwrap();
+        if used == 0 {
+            return all;
+        }
+        all.push(message[..used].to_vec());
+    }
+}
+
+/// The runs of these messages as they come, and what was refused.
+pub(crate) fn decoded(format: Any, messages: &[Vec<u8>]) -> (Vec<Span>, Refusals) {
+    let mut refusals = Refusals::new();
+    let mut found = Vec::new();
+    for message in messages {
+        format.decode(message, &mut refusals, |run| found.push(run));
+    }
+    (found, refusals)
+}
+
+/// Neighbours merged, in the order given.
+pub(crate) fn joined(runs: &[Span]) -> Vec<Span> {
+    let mut joiner = Joiner::new();
+    let mut out: Vec<_> = runs.iter().filter_map(|run| joiner.push(*run)).collect();
+    out.extend(joiner.finish());
+    out
+}
+
+/// The runs of a set of guest pages.
+pub(crate) fn runs_of(pages: &BTreeSet<u64>, page: GuestPage) -> Vec<Span> {
+    let pages: Vec<_> = pages
+        .iter()
+        .map(|nr| Span::new(nr << page.shift(), page.bytes()))
+        .collect();
+    joined(&pages)
+}
+
+/// A run by its first page and pages, of 4 KiB.
+pub(crate) fn pages(first: u64, pages: u64) -> Span {
+    Span::new(first * WIRE_PAGE, pages * WIRE_PAGE)
+}

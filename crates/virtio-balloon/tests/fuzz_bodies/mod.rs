@@ -1,0 +1,101 @@
+//! What fuzz targets do with bytes; `tests/hostile.rs` runs them over random ones.
+//!
+//! Each takes any bytes, and panics when something does not hold. The first two bytes choose where the
+//! guest's memory lies.
+
+use runs::Span;
+use virtio_balloon::{
+    BitmapRecords, ByteOrder, Chunks, Config, Format, GuestPage, GuestRam, LePfns, OrderBlocks,
+    PartialHugePages, Ranges, Refusals, RunCollector, ScatterGather, Stats, WIRE_PAGE,
+};
+
+/// One target.
+pub type Target = (&'static str, fn(&[u8]));
+
+/// All targets.
+pub const TARGETS: [Target; 7] = [
+    ("balloon_le_pfns", |data| message(&LePfns, data)),
+    ("balloon_bitmap_records", |data| {
+        message(&BitmapRecords::new(GuestPage::SIZE_4K), data)
+    }),
+    ("balloon_ranges", |data| message(&Ranges, data)),
+    ("balloon_chunks", |data| message(&Chunks, data)),
+    ("balloon_order_blocks", |data| {
+        message(&OrderBlocks::ALL_SIZES, data)
+    }),
+    ("balloon_scatter_gather", |data| {
+        message(&ScatterGather::default(), data)
+    }),
+    ("balloon_other", other),
+];
+
+/// A message through decoder, memory, collector and tracker.
+fn message(format: &impl Format, data: &[u8]) {
+    let (head, data) = data.split_at(data.len().min(2));
+    let hole = u64::from(head.first().copied().unwrap_or(1)) << 21;
+    let regions = [Span::new(0, 4 << 20), Span::new((8 << 20) + hole, 4 << 20)];
+    let ram = GuestRam::new(&regions).expect("regions ascend");
+
+    let mut refusals = Refusals::new();
+    let mut named = Vec::new();
+    format.decode(data, &mut refusals, |run| named.push(run));
+    // What work there can be: 32 runs for each 8 bytes, and a refusal for each record.
+    assert!(named.len() <= 4 * data.len() && refusals.total() <= 1 + data.len() as u64 / 4 * 16);
+
+    let mut room = [Span::default(); 8];
+    let mut collector = RunCollector::new(&mut room);
+    let mut batches = Vec::new();
+    for run in &named {
+        assert!(
+            Span::checked(run.start, run.len).is_some() && run.is_aligned(WIRE_PAGE),
+            "{run}"
+        );
+        ram.keep(*run, &mut refusals, |part| {
+            collector.push(part, |runs| batches.push(runs.to_vec()))
+        });
+    }
+    collector.finish(|runs| batches.push(runs.to_vec()));
+
+    let mut words = [0; PartialHugePages::words(4 << 20, 2 << 20) as usize];
+    let mut huge =
+        PartialHugePages::new(regions[0], 2 << 20, &mut words).expect("whole huge pages");
+    for batch in &batches {
+        for pair in batch.windows(2) {
+            assert!(pair[0].last() + 1 < pair[1].start, "{batch:?}");
+        }
+        for run in batch {
+            assert!(regions.iter().any(|region| region.covers(run)), "{run}");
+            huge.inflate(*run, |whole| {
+                assert!(regions[0].covers(&whole) && whole.is_aligned(2 << 20))
+            });
+        }
+    }
+    assert!(huge.whole_bytes() <= huge.bytes() && huge.bytes() <= 4 << 20);
+    for run in batches.iter().flatten() {
+        huge.deflate(*run);
+    }
+    assert_eq!(huge.bytes() + huge.whole_bytes(), 0);
+}
+
+/// What is no message of pages: statistics and writes to the configuration space.
+fn other(data: &[u8]) {
+    let mut refusals = Refusals::new();
+    for order in [ByteOrder::Little, ByteOrder::Big] {
+        let stats = Stats::decode(data, order, &mut refusals);
+        let mut buffer = [0; Stats::MOST_BYTES];
+        let used = stats.encode(&mut buffer, order);
+        assert_eq!(
+            Stats::decode(&buffer[..used], order, &mut Refusals::new()),
+            stats
+        );
+    }
+    if let Some((offset, rest)) = data.split_first_chunk() {
+        let mut config = Config::from_bytes(rest);
+        let before = config;
+        config.write(u64::from_le_bytes(*offset), rest);
+        config.write(u64::from(offset[0]), rest);
+        config.actual = before.actual;
+        config.poison_val = before.poison_val;
+        assert_eq!(config, before, "the driver's fields only");
+    }
+}

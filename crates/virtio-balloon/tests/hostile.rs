@@ -1,0 +1,398 @@
+//! Decoders under whatever a driver may send.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "helpers of tests panic as tests do"
+)]
+
+mod common;
+#[allow(unreachable_pub, reason = "public to fuzz targets")]
+mod fuzz_bodies;
+
+use common::{Any, decoded, pages};
+use proptest::prelude::*;
+use runs::Span;
+use virtio_balloon::{GuestRam, MOST_DATA_BYTES, MOST_MESSAGE_BYTES, Refusal, Refusals};
+
+/// A header that is right, and these words.
+fn message(words: &[u64]) -> Vec<u8> {
+    let mut message = ((words.len() as u64 * 8) << 32).to_le_bytes().to_vec();
+    message.extend(words.iter().flat_map(|word| word.to_le_bytes()));
+    message
+}
+
+/// The runs of a message and the only refusal.
+fn refused(format: Any, message: &[u8]) -> (Vec<Span>, Refusal) {
+    let (found, refusals) = decoded(format, &[message.to_vec()]);
+    assert_eq!(refusals.total(), 1, "{:?}", refusals);
+    let latest = refusals.latest().unwrap();
+    assert_eq!(
+        refusals.counts()[latest.index()],
+        1,
+        "counted under its own name"
+    );
+    assert!(!latest.to_string().is_empty() && !Refusal::NAMES[latest.index()].is_empty());
+    (found, latest)
+}
+
+fn head(pfn: u64, shift: u64, len: u64) -> u64 {
+    pfn | shift << 52 | len << 58
+}
+
+const WITH_HEADER: [Any; 3] = [Any::Bitmap, Any::Ranges, Any::Blocks];
+
+#[test]
+fn lengths_are_checked() {
+    for format in WITH_HEADER {
+        for bytes in 0..8 {
+            let (found, refusal) = refused(format, &vec![0; bytes]);
+            assert_eq!(
+                (found.len(), refusal),
+                (0, Refusal::Length { bytes, unit: 8 })
+            );
+        }
+        let good = message(&[0x1000 << 12 | 12]);
+        for stated in [0u32, 7, 9, 16, u32::MAX] {
+            let mut wrong = good.clone();
+            wrong[4..8].copy_from_slice(&stated.to_le_bytes());
+            let (found, refusal) = refused(format, &wrong);
+            assert_eq!(
+                (found.len(), refusal),
+                (
+                    0,
+                    Refusal::Stated {
+                        stated: stated.into(),
+                        found: 8
+                    }
+                )
+            );
+        }
+        let long = message(&vec![0; MOST_DATA_BYTES / 8 + 1]);
+        let (found, refusal) = refused(format, &long);
+        let bytes = MOST_MESSAGE_BYTES + 8;
+        assert_eq!(
+            (found.len(), refusal),
+            (
+                0,
+                Refusal::TooLong {
+                    bytes,
+                    most: MOST_MESSAGE_BYTES
+                }
+            )
+        );
+    }
+    // Three pages, and two bytes of a fourth.
+    let (found, refusal) = refused(Any::Pfns, &[7, 0, 0, 0, 8, 0, 0, 0, 3, 0, 0, 0, 1, 0]);
+    assert_eq!(found, [pages(7, 2), pages(3, 1)]);
+    assert_eq!(refusal, Refusal::Length { bytes: 14, unit: 4 });
+    // A number of chunks that is not theirs, however large.
+    for stated in [0, 2, u64::MAX] {
+        let chunks = [stated, 0x1000, 0x1000].map(u64::to_le_bytes).concat();
+        assert_eq!(
+            refused(Any::Chunks, &chunks),
+            (vec![], Refusal::Stated { stated, found: 1 })
+        );
+    }
+    assert_eq!(
+        refused(Any::Chunks, &[0; 7]).1,
+        Refusal::Length { bytes: 7, unit: 8 }
+    );
+    let long = vec![0; MOST_DATA_BYTES + 16];
+    assert!(matches!(
+        refused(Any::Gather, &long).1,
+        Refusal::TooLong { .. }
+    ));
+    assert!(matches!(
+        refused(Any::Chunks, &long).1,
+        Refusal::TooLong { .. }
+    ));
+}
+
+#[test]
+fn a_header_of_something_else_is_refused() {
+    for format in WITH_HEADER {
+        for at in 0..4 {
+            let mut wrong = message(&[0x1000 << 12 | 12]);
+            wrong[at] = 1;
+            let found = 1 << (8 * at);
+            assert_eq!(refused(format, &wrong), (vec![], Refusal::Header { found }));
+        }
+    }
+}
+
+#[test]
+fn a_record_behind_the_end_is_refused_and_what_comes_before_it_is_taken() {
+    let good = [head(64, 18, 0), head(0, 12, 8)];
+    let (found, refusal) = refused(Any::Bitmap, &message(&good));
+    assert_eq!(found, [pages(64, 64)]);
+    assert_eq!(
+        refusal,
+        Refusal::Record {
+            at: 16,
+            bytes: 16,
+            left: 8
+        }
+    );
+    // Data that is no multiple of 8.
+    let mut odd = message(&[head(64, 18, 0)]);
+    odd.extend([1, 2, 3]);
+    odd[4] = 11;
+    let (found, refusal) = refused(Any::Bitmap, &odd);
+    assert_eq!(
+        (found.len(), refusal),
+        (
+            1,
+            Refusal::Record {
+                at: 16,
+                bytes: 8,
+                left: 3
+            }
+        )
+    );
+    // A long range without its length.
+    let (found, refusal) = refused(Any::Ranges, &message(&[1 << 12 | 1, 5 << 12]));
+    assert_eq!(found, [pages(1, 1)]);
+    assert_eq!(
+        refusal,
+        Refusal::Record {
+            at: 16,
+            bytes: 16,
+            left: 8
+        }
+    );
+}
+
+#[test]
+fn a_bitmap_of_no_whole_words_ends_the_message() {
+    for len in (1..64).filter(|len| len % 8 != 0) {
+        let words = [
+            head(64, 18, 0),
+            head(0, 12, len),
+            u64::MAX,
+            u64::MAX,
+            head(128, 18, 0),
+        ];
+        let (found, refusal) = refused(Any::Bitmap, &message(&words));
+        assert_eq!(found, [pages(64, 64)]);
+        assert_eq!(
+            refusal,
+            Refusal::Bitmap {
+                at: 16,
+                bytes: len as usize
+            }
+        );
+    }
+}
+
+#[test]
+fn shifts_outside_their_range_are_refused_alone() {
+    for shift in (0..12).chain(52..64) {
+        let words = [
+            head(0, shift, 0),
+            head(0, shift, 8),
+            u64::MAX,
+            head(64, 18, 0),
+        ];
+        let (found, refusals) = decoded(Any::Bitmap, &[message(&words)]);
+        assert_eq!(found, [pages(64, 64)], "the record behind it is taken");
+        assert_eq!(refusals.total(), 2);
+        assert_eq!(
+            refusals.latest(),
+            Some(Refusal::Shift {
+                at: 16,
+                shift: shift as u32
+            })
+        );
+
+        let (found, refusal) = refused(Any::Blocks, &message(&[shift, 64 << 12 | 12]));
+        assert_eq!(
+            (found, refusal),
+            (
+                vec![pages(64, 1)],
+                Refusal::Shift {
+                    at: 8,
+                    shift: shift as u32
+                }
+            )
+        );
+    }
+}
+
+#[test]
+fn bits_that_must_be_zero_are_looked_at() {
+    // A reserved bit, and a block that is not aligned to its size.
+    for word in [1 << 6 | 12, 1 << 11 | 12, 1 << 12 | 13, 1 << 30 | 31] {
+        let (found, refusal) = refused(Any::Blocks, &message(&[word, 64 << 12 | 12]));
+        assert_eq!(
+            (found, refusal),
+            (vec![pages(64, 1)], Refusal::Bits { at: 8, word })
+        );
+    }
+    for (start, len, word) in [(0x1001, 0x1000, 0x1001), (0x1000, 0x0fff, 0xfff)] {
+        let chunks = [1, start, len].map(u64::to_le_bytes).concat();
+        assert_eq!(
+            refused(Any::Chunks, &chunks),
+            (vec![], Refusal::Bits { at: 8, word })
+        );
+        let table = [start, len].map(u64::to_le_bytes).concat();
+        assert_eq!(
+            refused(Any::Gather, &table),
+            (vec![], Refusal::Bits { at: 0, word })
+        );
+    }
+}
+
+#[test]
+fn records_of_no_pages_are_refused() {
+    let (found, refusal) = refused(Any::Ranges, &message(&[9 << 12, 0, 1 << 12 | 1]));
+    assert_eq!(
+        (found, refusal),
+        (vec![pages(1, 1)], Refusal::Empty { at: 8 })
+    );
+    let chunks = [1, 0x1000, 0].map(u64::to_le_bytes).concat();
+    assert_eq!(
+        refused(Any::Chunks, &chunks),
+        (vec![], Refusal::Empty { at: 8 })
+    );
+    assert_eq!(
+        refused(Any::Gather, &[0; 16]),
+        (vec![], Refusal::Empty { at: 0 })
+    );
+}
+
+#[test]
+fn pages_beyond_the_last_address_are_refused() {
+    let last = (1 << 52) - 1;
+    // A block, and bits, that go on behind page 2^52 - 1.
+    let (found, refusal) = refused(Any::Bitmap, &message(&[head(last, 13, 0), head(1, 12, 0)]));
+    assert_eq!(
+        (found, refusal),
+        (
+            vec![pages(1, 1)],
+            Refusal::Wraps {
+                start: last << 12,
+                pages: 2
+            }
+        )
+    );
+    let (found, refusal) = refused(Any::Bitmap, &message(&[head(last, 12, 8), 0b101]));
+    assert_eq!(
+        (found, refusal),
+        (
+            vec![pages(last, 1)],
+            Refusal::Wraps {
+                start: last << 12,
+                pages: 1
+            }
+        )
+    );
+    for count in [2, 1 << 52, u64::MAX] {
+        let (found, refusal) = refused(Any::Ranges, &message(&[last << 12, count]));
+        assert_eq!(
+            (found, refusal),
+            (
+                vec![],
+                Refusal::Wraps {
+                    start: last << 12,
+                    pages: count
+                }
+            )
+        );
+    }
+    let chunks = [1, last << 12, 0x2000].map(u64::to_le_bytes).concat();
+    assert_eq!(
+        refused(Any::Chunks, &chunks).1,
+        Refusal::Wraps {
+            start: last << 12,
+            pages: 2
+        }
+    );
+    let table = [last << 12, 0x2000].map(u64::to_le_bytes).concat();
+    assert_eq!(
+        refused(Any::Gather, &table).1,
+        Refusal::Wraps {
+            start: last << 12,
+            pages: 2
+        }
+    );
+    // The last page itself is one.
+    assert_eq!(
+        decoded(Any::Ranges, &[message(&[last << 12 | 1])]).0,
+        [pages(last, 1)]
+    );
+}
+
+#[test]
+fn records_outside_memory_are_refused() {
+    // 1 MiB of memory, a hole, memory from 2 MiB to 4 MiB.
+    let regions = [Span::new(0, 1 << 20), Span::new(2 << 20, 2 << 20)];
+    let ram = GuestRam::new(&regions).unwrap();
+    // A block over both regions and beyond, one in the hole, one behind the end, a bit in memory.
+    let words = [
+        head(0, 23, 0),
+        head(256, 18, 0),
+        head(1 << 40, 18, 0),
+        head(0, 12, 8),
+        1,
+    ];
+    let mut refusals = Refusals::new();
+    let mut kept = Vec::new();
+    for run in decoded(Any::Bitmap, &[message(&words)]).0 {
+        ram.keep(run, &mut refusals, |part| kept.push(part));
+    }
+    assert_eq!(
+        kept,
+        [regions[0], regions[1], pages(0, 1)],
+        "holes are skipped, the rest is taken"
+    );
+    let hole = Refusal::Hole {
+        run: Span::new(0, 8 << 20),
+        bytes: 5 << 20,
+    };
+    let outside = Refusal::OutsideRam {
+        run: pages(1 << 40, 64),
+    };
+    assert_eq!(refusals.counts()[hole.index()], 1);
+    assert_eq!(refusals.counts()[outside.index()], 2);
+    assert_eq!(refusals.total(), 3);
+    assert_eq!(refusals.latest(), Some(outside));
+    let mut again = Refusals::new();
+    ram.keep(Span::new(0, 8 << 20), &mut again, |_| ());
+    assert_eq!(again.latest(), Some(hole));
+}
+
+/// Any bytes, and bytes that are nearly right: a header that fits, words with small fields.
+fn bytes() -> impl Strategy<Value = Vec<u8>> {
+    let word = prop_oneof![
+        any::<u64>(),
+        (0u64..4096, 0u64..64, 0u64..64).prop_map(|(pfn, shift, len)| head(pfn, shift, len)),
+        (0u64..4096, prop_oneof![Just(0u64), Just(8), Just(16)])
+            .prop_map(|(pfn, len)| head(pfn, 12, len)),
+        (0u64..4096, 0u64..64).prop_map(|(pfn, low)| pfn << 12 | low),
+        Just(0),
+        Just(u64::MAX),
+    ];
+    let words = proptest::collection::vec(word, 0..40);
+    prop_oneof![
+        proptest::collection::vec(any::<u8>(), 0..200),
+        (any::<[u8; 2]>(), words.clone())
+            .prop_map(|(first, words)| [&first[..], &message(&words)].concat()),
+        (any::<[u8; 2]>(), words).prop_map(|(first, words)| {
+            let mut all = message(&words);
+            all[..8].copy_from_slice(&(words.len() as u64 / 2).to_le_bytes());
+            [&first[..], &all].concat()
+        }),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2000))]
+
+    #[test]
+    fn any_bytes_are_decoded_or_refused(data in bytes()) {
+        for (_, body) in fuzz_bodies::TARGETS {
+            body(&data);
+        }
+    }
+}

@@ -1,0 +1,204 @@
+//! `docs/balloon-bulk.md` beside the code: its tests exist, and its table is what the formats yield.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "helpers of tests panic as tests do"
+)]
+
+mod common;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use common::{ALL, Any};
+use runs::Span;
+use virtio_balloon::{GuestPage, MOST_MESSAGE_BYTES, Source, WIRE_PAGE};
+
+fn crate_root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+fn document() -> String {
+    fs::read_to_string(crate_root().join("../../docs/balloon-bulk.md")).unwrap()
+}
+
+/// The file of a test: `formats::name` lies in `tests/`, `collect::tests::name` in `src/`.
+fn file_of(test: &str) -> (PathBuf, &str) {
+    let (module, name) = test.rsplit_once("::").unwrap();
+    let file = match module.strip_suffix("::tests") {
+        Some(module) => format!("src/{}.rs", module.replace("::", "/")),
+        None => format!("tests/{module}.rs"),
+    };
+    (crate_root().join(file), name)
+}
+
+/// What stands between the first pair of backticks behind `mark`.
+fn named(line: &str, mark: &str) -> Option<String> {
+    let (_, rest) = line.rsplit_once(mark)?;
+    Some(rest.split('`').nth(1)?.to_owned())
+}
+
+#[test]
+fn every_must_line_has_its_test() {
+    let document = document();
+    // A requirement is an item of a list, over one line or several.
+    let items = document
+        .split("\n* ")
+        .skip(1)
+        .map(|item| item.split("\n\n").next().unwrap());
+    let mut found = 0;
+    let mut not_yet = 0;
+    for item in items {
+        assert!(
+            item.contains("MUST") || item.contains("SHOULD") || item.contains("MAY"),
+            "no requirement: {item}"
+        );
+        let test = named(item, "test: ").unwrap_or_else(|| panic!("it names no test: {item}"));
+        if test == "not yet" {
+            not_yet += 1;
+            continue;
+        }
+        let (file, name) = file_of(&test);
+        let source =
+            fs::read_to_string(&file).unwrap_or_else(|_| panic!("there is no {}", file.display()));
+        assert!(
+            source.contains(&format!("fn {name}(")),
+            "there is no test {test}"
+        );
+        found += 1;
+    }
+    assert!(
+        found > 20 && not_yet < found,
+        "{found} requirements with a test, {not_yet} without"
+    );
+    // Outside of such items nothing is required.
+    let prose: String = document
+        .split("\n\n")
+        .filter(|part| !part.starts_with("* "))
+        .collect();
+    assert!(
+        !prose.contains(" MUST ") && !prose.contains(" SHOULD "),
+        "a requirement outside of a list"
+    );
+}
+
+/// The guest: 8 GiB.
+const GUEST: u64 = (8 << 30) / WIRE_PAGE;
+
+/// A bitmap of the guest's pages.
+fn bitmap(mut taken: impl FnMut(u64) -> bool) -> Vec<u64> {
+    let mut words = vec![0u64; (GUEST / 64) as usize];
+    for page in 0..GUEST {
+        words[(page / 64) as usize] |= u64::from(taken(page)) << (page % 64);
+    }
+    words
+}
+
+/// Numbers that are the same in every run (xorshift64).
+fn random() -> impl FnMut() -> u64 {
+    let mut state = 0x9e37_79b9_7f4a_7c15u64;
+    move || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state
+    }
+}
+
+/// The six patterns.
+fn patterns() -> [(&'static str, Vec<u64>); 6] {
+    let mut half = random();
+    let mut seven = random();
+    let mut two = random();
+    let begin = 131_075;
+    [
+        (
+            "one run of 7 GiB, ends not aligned",
+            bitmap(|page| (begin..begin + GUEST / 8 * 7).contains(&page)),
+        ),
+        (
+            "7 of 8 blocks of 2 MiB whole, the eighth half full",
+            bitmap(|page| page / 512 % 8 != 7 || half().is_multiple_of(2)),
+        ),
+        ("random 7 of 8", bitmap(|_| !seven().is_multiple_of(8))),
+        ("random half", bitmap(|_| two().is_multiple_of(2))),
+        ("every second page", bitmap(|page| page.is_multiple_of(2))),
+        (
+            "every second 16 pages",
+            bitmap(|page| (page / 16).is_multiple_of(2)),
+        ),
+    ]
+}
+
+/// Bytes and messages of these pages in this format.
+fn cost(format: Any, words: &[u64]) -> (usize, usize) {
+    let page = GuestPage::SIZE_4K;
+    let runs: Vec<Span> = page.stretches(0, words).collect();
+    // Linux sends 256 page numbers in a message.
+    let buffer = if matches!(format, Any::Pfns) {
+        1024
+    } else {
+        MOST_MESSAGE_BYTES
+    };
+    let mut message = vec![0; buffer];
+    let mut source = Source::new(runs, page);
+    let (mut bytes, mut messages) = (0, 0);
+    loop {
+        let used = format.encode(page, &mut source, &mut message).unwrap();
+        if used == 0 {
+            return (bytes, messages);
+        }
+        bytes += used;
+        messages += 1;
+    }
+}
+
+fn thousands(number: usize) -> String {
+    let digits = number.to_string();
+    let mut out = String::new();
+    for (nr, digit) in digits.chars().enumerate() {
+        if nr > 0 && (digits.len() - nr).is_multiple_of(3) {
+            out.push(',');
+        }
+        out.push(digit);
+    }
+    out
+}
+
+/// The table as the document has it.
+fn table() -> String {
+    let mut out = String::from(
+        "| pages | le32 page numbers | bitmap records | ranges | chunks | order blocks | 4K, 2M, 1G blocks | scatter-gather |\n|---|---|---|---|---|---|---|---|\n",
+    );
+    for (name, words) in patterns() {
+        out += &format!("| {name} |");
+        for format in ALL {
+            let (bytes, messages) = cost(format, &words);
+            out += &format!(" {} / {} |", thousands(bytes), thousands(messages));
+        }
+        out.push('\n');
+    }
+    out
+}
+
+#[test]
+fn the_table_is_what_the_formats_yield() {
+    let table = table();
+    assert!(
+        document().contains(&table),
+        "docs/balloon-bulk.md has another table than this:\n{table}"
+    );
+}
+
+#[test]
+fn bitmap_records_never_take_more_than_two_bits_a_page() {
+    let most = GUEST as usize / 64 * 16;
+    for (name, words) in patterns() {
+        let (bytes, messages) = cost(Any::Bitmap, &words);
+        assert!(
+            bytes <= most + 8 * messages && messages <= 17,
+            "{name}: {bytes} bytes, {messages} messages"
+        );
+    }
+}
