@@ -15,6 +15,7 @@ use core::{
     panic::PanicInfo,
 };
 
+mod balloon;
 mod memory;
 mod tables;
 
@@ -55,7 +56,9 @@ fn check() -> Result<(), i32> {
     histogram()?;
     tables::every_format()?;
     tables::what_a_unit_accepts()?;
-    tables::drivers()
+    tables::drivers()?;
+    balloon::messages()?;
+    balloon::huge_pages()
 }
 
 /// Steps 1 and 2: of three folios, the first two are neighbours.
