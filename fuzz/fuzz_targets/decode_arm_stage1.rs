@@ -1,6 +1,3 @@
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| dmaspace_fuzz::fuzz_bodies::run(
-    "decode_arm_stage1",
-    data
-));
+libfuzzer_sys::fuzz_target!(|data: &[u8]| dmaspace_fuzz::iopt::run("decode_arm_stage1", data));

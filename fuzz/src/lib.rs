@@ -1,4 +1,6 @@
-//! The bodies of the fuzz targets, which the tests of `iopt` replay the corpus through as well.
+//! The bodies of the fuzz targets, which the tests of their crates replay the corpus through as well.
 
+#[path = "../../crates/iommu/tests/fuzz_bodies/mod.rs"]
+pub mod iommu;
 #[path = "../../crates/iopt/tests/fuzz_bodies/mod.rs"]
-pub mod fuzz_bodies;
+pub mod iopt;

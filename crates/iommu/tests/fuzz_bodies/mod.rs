@@ -1,0 +1,30 @@
+//! What the fuzz targets do with bytes: `fuzz/` calls these functions with whatever it comes upon,
+//! `tests/corpus.rs` with what it came upon before.
+//!
+//! One target for each driver: the bytes are a unit that is hostile or broken (`hostile.rs`, and how a good
+//! one would answer in `units/`), and what is asked of the driver (`play.rs`). Each takes any bytes, and
+//! panics when something does not hold.
+
+#[path = "../../../../fuzz/src/bytes.rs"]
+mod bytes;
+mod hostile;
+mod play;
+mod units;
+
+pub use bytes::{Bytes, Target};
+
+/// All targets; the corpus of one lies in `fuzz/corpus/` under its name.
+pub const TARGETS: [Target; 5] = [
+    ("unit_vtd", units::vtd::play),
+    ("unit_amdvi", units::amdvi::play),
+    ("unit_smmuv3", units::smmuv3::play),
+    ("unit_riscv", units::riscv::play),
+    ("unit_smmu", units::smmu::play),
+];
+
+/// Runs the target of this name.
+pub fn run(name: &str, data: &[u8]) {
+    let target = TARGETS.iter().find(|(target, _)| *target == name);
+    let (_, body) = target.unwrap_or_else(|| panic!("there is no target {name}"));
+    body(data);
+}
