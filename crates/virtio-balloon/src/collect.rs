@@ -31,9 +31,12 @@ impl<'a> RunCollector<'a> {
         }
     }
 
-    /// Takes a run. When there is no room, runs go to `spill`: sorted and merged among themselves.
+    /// Takes a run; what of it is beyond 2^64 is left out. When there is no room, runs go to `spill`:
+    /// sorted and merged among themselves.
     #[inline]
     pub fn push(&mut self, run: Span, spill: impl FnMut(&[Span])) {
+        let most = (u64::MAX - run.start).saturating_add(1);
+        let run = Span::new(run.start, run.len.min(most));
         if let Some(latest) = self.used.checked_sub(1) {
             let before = latest
                 .checked_sub(1)
@@ -160,6 +163,18 @@ mod tests {
     fn pages_in_falling_order_need_room_for_one_run() {
         let falling: Vec<_> = (0..100).rev().map(|page| (page * 4096, 4096)).collect();
         assert_eq!(collect(&falling, 1), [[Span::new(0, 100 * 4096)]]);
+    }
+
+    #[test]
+    fn a_run_that_grows_downwards_over_others_is_sorted() {
+        let found = collect(&[(10, 1), (14, 1), (9, 5)], 4);
+        assert_eq!(found, [[Span::new(9, 6)]]);
+    }
+
+    #[test]
+    fn runs_that_wrap_around_end_at_the_top() {
+        let found = collect(&[(u64::MAX, 2), (u64::MAX - 9, u64::MAX), (5, 1)], 4);
+        assert_eq!(found, [[Span::new(5, 1), Span::new(u64::MAX - 9, 10)]]);
     }
 
     #[test]

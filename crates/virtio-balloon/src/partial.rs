@@ -175,7 +175,8 @@ impl<'a> PartialHugePages<'a> {
                 return;
             };
             let gone = bitmap::clear(this.bits, pages);
-            this.whole -= u64::from(*count == this.huge / WIRE_PAGE && gone > 0);
+            // There is a page in each part, so of a whole huge page one is gone.
+            this.whole -= u64::from(*count == this.huge / WIRE_PAGE);
             *count -= gone;
             this.pages -= gone;
         });
