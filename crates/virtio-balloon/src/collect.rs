@@ -16,7 +16,7 @@ use runs::{Span, merge_sorted};
 pub struct RunCollector<'a> {
     room: &'a mut [Span],
     used: usize,
-    /// Each run begins behind the end of the one before it.
+    /// There is a gap between each run and the one before it: nothing is to be sorted or merged.
     sorted: bool,
 }
 
@@ -50,13 +50,11 @@ impl<'a> RunCollector<'a> {
                     }
                     if open.start == run.start.wrapping_add(run.len) && open.start != 0 {
                         *open = Span::new(run.start, len);
-                        self.sorted &= before.is_none_or(|before| before.last() < run.start);
+                        self.sorted &= before.is_none_or(|before| has_gap(&before, &run));
                         return;
                     }
                 }
-                if run.start <= open.last() {
-                    self.sorted = false;
-                }
+                self.sorted &= has_gap(open, &run);
             }
         }
         self.append(run, spill);
@@ -73,7 +71,7 @@ impl<'a> RunCollector<'a> {
             }
             // The latest run may be another one now.
             let latest = self.used.checked_sub(1).and_then(|at| self.room.get(at));
-            self.sorted = latest.is_none_or(|open| open.last() < run.start);
+            self.sorted = latest.is_none_or(|open| has_gap(open, &run));
         }
         match self.room.get_mut(self.used) {
             Some(place) => {
@@ -91,12 +89,12 @@ impl<'a> RunCollector<'a> {
     }
 
     fn merge(&mut self) {
-        let (runs, _) = self.room.split_at_mut(self.used);
         if !self.sorted {
+            let (runs, _) = self.room.split_at_mut(self.used);
             runs.sort_unstable_by_key(|run| run.start);
+            self.used = merge_sorted(runs);
+            self.sorted = true;
         }
-        self.used = merge_sorted(runs);
-        self.sorted = true;
     }
 
     fn hand_on(&mut self, spill: &mut impl FnMut(&[Span])) {
@@ -105,6 +103,14 @@ impl<'a> RunCollector<'a> {
             spill(runs);
         }
     }
+}
+
+/// True when `next` begins behind `run`, with at least a byte between them.
+#[inline]
+fn has_gap(run: &Span, next: &Span) -> bool {
+    next.start
+        .checked_sub(run.last())
+        .is_some_and(|gap| gap > 1)
 }
 
 #[cfg(test)]
@@ -169,6 +175,8 @@ mod tests {
     fn a_run_that_grows_downwards_over_others_is_sorted() {
         let found = collect(&[(10, 1), (14, 1), (9, 5)], 4);
         assert_eq!(found, [[Span::new(9, 6)]]);
+        let touching = collect(&[(10, 1), (14, 1), (11, 3)], 4);
+        assert_eq!(touching, [[Span::new(10, 5)]]);
     }
 
     #[test]

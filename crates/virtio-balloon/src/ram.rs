@@ -75,8 +75,12 @@ impl<'a> GuestRam<'a> {
         let first = self
             .regions
             .partition_point(|region| region.last() < run.start);
+        let regions = self.regions.get(first..).unwrap_or(&[]);
+        if regions.first().is_some_and(|region| region.covers(&run)) {
+            return sink(run);
+        }
         let mut kept = 0;
-        for region in self.regions.get(first..).unwrap_or(&[]) {
+        for region in regions {
             let Some(part) = region.intersection(&run) else {
                 break;
             };

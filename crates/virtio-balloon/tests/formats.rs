@@ -146,7 +146,7 @@ fn bitmaps_of_up_to_56_bytes_are_taken() {
             .flat_map(u64::to_le_bytes),
     );
     assert_eq!(
-        decoded(Any::Bitmap, &[message]).0,
+        joined(&decoded(Any::Bitmap, &[message]).0),
         [pages(163, 2), pages(100 + 447, 1)]
     );
 }

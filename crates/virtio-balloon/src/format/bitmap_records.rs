@@ -17,9 +17,7 @@
 //! saying so. Here it is said: a bit stands for 2^shift bytes, so guests with pages of 64 KiB send one
 //! bit for each of them, and words begin at multiples of 64 of the guest's pages.
 
-use core::ops::Range;
-
-use runs::{Span, bitmap};
+use runs::Span;
 
 use super::{Format, MOST_SHIFT, ResponseHeader, WIRE_SHIFT, Writer, hand_on, word};
 use crate::refusal::{Refusal, Refusals};
@@ -54,23 +52,18 @@ impl BitmapRecords {
         source: &mut Source<I>,
     ) -> Result<u64, EncodeError> {
         let shift = self.page.shift();
-        let mut bits = [0];
+        let mut bits = 0;
         while let Some(run) = source.front()? {
             let from = (run.start >> shift) - base;
             if from >= WORD {
                 break;
             }
-            let until = (from + (run.len >> shift)).min(WORD);
-            bitmap::set(
-                &mut bits,
-                Range {
-                    start: from,
-                    end: until,
-                },
-            );
-            source.advance((until - from) << shift);
+            let pages = (run.len >> shift).min(WORD - from);
+            // Never empty: from 1 to 64 bits.
+            bits |= (u64::MAX >> (WORD - pages)) << from;
+            source.advance(pages << shift);
         }
-        Ok(bits[0])
+        Ok(bits)
     }
 }
 
@@ -108,7 +101,7 @@ impl Format for BitmapRecords {
     }
 
     /// Takes records in any order, bitmaps of 8 to 56 bytes, and blocks of any length from 4 KiB to 2^51
-    /// bytes at any page.
+    /// bytes at any page. A run of bits comes in one piece for each le64.
     fn decode(&self, message: &[u8], refusals: &mut Refusals, mut sink: impl FnMut(Span)) {
         let Some(data) = ResponseHeader::data(message, refusals) else {
             return;
@@ -139,6 +132,7 @@ impl Format for BitmapRecords {
                     left,
                 });
             }
+            let bitmap = data.get(at + 8..at + 8 + bytes).unwrap_or(&[]);
             at += 8 + bytes;
             if !(WIRE_SHIFT..=MOST_SHIFT).contains(&shift) {
                 refusals.add(Refusal::Shift { at: place, shift });
@@ -150,17 +144,21 @@ impl Format for BitmapRecords {
                 hand_on(start, pages, refusals, &mut sink);
                 continue;
             }
-            let mut words = [0; 7];
-            for (nr, bits) in words.iter_mut().take(bytes / 8).enumerate() {
-                *bits = word(data, place - HEAD + 8 * (nr + 1));
-            }
-            for run in bitmap::runs(&words) {
-                // 448 bits of 2^51 bytes at most: below 2^60.
-                let offset = run.start << shift;
-                let pages = (run.end - run.start) * pages;
-                match start.checked_add(offset) {
-                    Some(start) => hand_on(start, pages, refusals, &mut sink),
-                    None => refusals.add(Refusal::Wraps { start, pages }),
+            let (words, _) = bitmap.as_chunks::<8>();
+            // 448 bits of 2^51 bytes at most: below 2^60.
+            for (nr, bits) in (0u64..).zip(words) {
+                let mut bits = u64::from_le_bytes(*bits);
+                while bits != 0 {
+                    let first = bits.trailing_zeros();
+                    let count = (bits >> first).trailing_ones();
+                    // The carry goes through this run and ends behind it.
+                    bits &= bits.wrapping_add(1 << first);
+                    let offset = (WORD * nr + u64::from(first)) << shift;
+                    let pages = u64::from(count) * pages;
+                    match start.checked_add(offset) {
+                        Some(start) => hand_on(start, pages, refusals, &mut sink),
+                        None => refusals.add(Refusal::Wraps { start, pages }),
+                    }
                 }
             }
         }
