@@ -13,32 +13,21 @@ use core::ops::Range;
 /// assert_eq!(runs, [0..1, 4..7, 127..129]);
 /// ```
 pub fn runs(words: &[u64]) -> Runs<'_> {
-    Runs { words, next: 0 }
+    Runs {
+        words,
+        index: 0,
+        bits: words.first().copied().unwrap_or(0),
+    }
 }
 
 /// Iterator of [`runs`].
 #[derive(Clone, Debug)]
 pub struct Runs<'a> {
     words: &'a [u64],
-    next: u64,
-}
-
-impl Runs<'_> {
-    /// The first bit at or after `from` that is set (or clear, with `flip` all ones).
-    #[inline]
-    fn seek(&self, from: u64, flip: u64) -> Option<u64> {
-        let mut index = (from / 64) as usize;
-        let mut mask = u64::MAX << (from % 64);
-        while let Some(word) = self.words.get(index) {
-            let found = (word ^ flip) & mask;
-            if found != 0 {
-                return Some(index as u64 * 64 + u64::from(found.trailing_zeros()));
-            }
-            index += 1;
-            mask = u64::MAX;
-        }
-        None
-    }
+    /// The word it stands in.
+    index: usize,
+    /// The bits of that word that were not yet seen.
+    bits: u64,
 }
 
 impl Iterator for Runs<'_> {
@@ -46,14 +35,32 @@ impl Iterator for Runs<'_> {
 
     #[inline]
     fn next(&mut self) -> Option<Range<u64>> {
-        let bits = self.words.len() as u64 * 64;
-        let Some(start) = self.seek(self.next, 0) else {
-            self.next = bits;
-            return None;
-        };
-        let end = self.seek(start, u64::MAX).unwrap_or(bits);
-        self.next = end;
-        Some(start..end)
+        while self.bits == 0 {
+            let index = self.index + 1;
+            self.bits = *self.words.get(index)?;
+            self.index = index;
+        }
+        let first = self.bits.trailing_zeros();
+        let start = self.index as u64 * 64 + u64::from(first);
+        // The carry goes through the run and ends behind it; at the top of the word it is lost.
+        let (rest, goes_on) = self.bits.overflowing_add(1 << first);
+        if !goes_on {
+            self.bits &= rest;
+            return Some(start..self.index as u64 * 64 + u64::from(rest.trailing_zeros()));
+        }
+        // Whole words, then the bits at the bottom of one.
+        loop {
+            self.index += 1;
+            match self.words.get(self.index).copied() {
+                Some(u64::MAX) => {}
+                word => {
+                    let word = word.unwrap_or(0);
+                    let ones = word.trailing_ones();
+                    self.bits = word & word.wrapping_add(1);
+                    return Some(start..self.index as u64 * 64 + u64::from(ones));
+                }
+            }
+        }
     }
 }
 
