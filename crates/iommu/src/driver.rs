@@ -1,8 +1,16 @@
 //! What drivers of hardware have beyond the seam of all units.
 
+use iopt::TableMemory;
+
+use crate::amdvi::AmdVi;
 use crate::commands::CommandCounters;
 use crate::error::UnitError;
+use crate::registers::Registers;
+use crate::riscv::RiscvIommu;
+use crate::smmu::Smmu;
+use crate::smmuv3::SmmuV3;
 use crate::unit::Unit;
+use crate::vtd::Vtd;
 
 /// A unit of hardware.
 pub trait Driver: Unit {
@@ -18,3 +26,28 @@ pub trait Driver: Unit {
     /// What the unit was told so far.
     fn counters(&self) -> CommandCounters;
 }
+
+/// What each driver has as its own methods, which need neither the trait nor its bounds.
+macro_rules! forward {
+    ($($driver:ident<R $(, $memory:ident)?>)*) => {
+        $(
+            impl<R: Registers + Send + Sync $(, $memory: TableMemory + Send + Sync)?> Driver
+                for $driver<R $(, $memory)?>
+            {
+                fn enable(&self) -> Result<(), UnitError> {
+                    self.enable()
+                }
+
+                fn disable(&self) -> Result<(), UnitError> {
+                    self.disable()
+                }
+
+                fn counters(&self) -> CommandCounters {
+                    self.counters()
+                }
+            }
+        )*
+    };
+}
+
+forward! { Vtd<R, M> AmdVi<R, M> SmmuV3<R, M> RiscvIommu<R, M> Smmu<R> }

@@ -19,8 +19,8 @@
 //! whoever's they are, are stopped; the exclusion range is switched off, since it would let devices
 //! through; the addresses of device table, command buffer and event log are written, both pointers 0;
 //! command buffer and event log (and guest tables, GTEn, without which everything would pass) are switched
-//! on, then translation, for only then the unit fetches commands; everything is invalidated, by INVALIDATE_IOMMU_ALL or, where the unit has it not, for each
-//! device and each domain. Translation that was on already stays on all the time; what was cached for
+//! on, then translation, for only then the unit fetches commands; everything is invalidated, by
+//! INVALIDATE_IOMMU_ALL or, where the unit has it not, for each device and each domain. Translation that was on already stays on all the time; what was cached for
 //! its former owner may be used until `enable` returns.
 //!
 //! **Attach**: the domain, then the first word of the device table entry (`table.rs`), then
@@ -78,7 +78,6 @@ use spin::Mutex;
 
 use crate::capabilities::Capabilities;
 use crate::commands::{self, Block, CommandCounters};
-use crate::driver::Driver;
 use crate::error::{AttachError, FlushError, UnitError};
 use crate::fault::Fault;
 use crate::notes::Notes;
@@ -381,23 +380,5 @@ where
             }
         }
         0
-    }
-}
-
-impl<R, M> Driver for AmdVi<R, M>
-where
-    R: Registers + Send + Sync,
-    M: TableMemory + Send + Sync,
-{
-    fn enable(&self) -> Result<(), UnitError> {
-        self.enable()
-    }
-
-    fn disable(&self) -> Result<(), UnitError> {
-        self.disable()
-    }
-
-    fn counters(&self) -> CommandCounters {
-        self.counters()
     }
 }

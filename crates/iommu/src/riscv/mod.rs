@@ -69,7 +69,6 @@ use spin::Mutex;
 
 use crate::capabilities::Capabilities;
 use crate::commands::{self, Block, CommandCounters};
-use crate::driver::Driver;
 use crate::error::{AttachError, FlushError, UnitError};
 use crate::fault::Fault;
 use crate::registers::Registers;

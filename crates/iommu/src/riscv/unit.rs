@@ -119,21 +119,3 @@ where
         0
     }
 }
-
-impl<R, M> Driver for RiscvIommu<R, M>
-where
-    R: Registers + Send + Sync,
-    M: TableMemory + Send + Sync,
-{
-    fn enable(&self) -> Result<(), UnitError> {
-        self.enable()
-    }
-
-    fn disable(&self) -> Result<(), UnitError> {
-        self.disable()
-    }
-
-    fn counters(&self) -> CommandCounters {
-        self.counters()
-    }
-}

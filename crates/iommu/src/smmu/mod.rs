@@ -67,7 +67,6 @@ use spin::Mutex;
 
 use crate::capabilities::Capabilities;
 use crate::commands::CommandCounters;
-use crate::driver::Driver;
 use crate::error::{AttachError, FlushError, UnitError};
 use crate::fault::Fault;
 use crate::registers::Registers;
@@ -439,19 +438,5 @@ impl<R: Registers + Send + Sync> Unit for Smmu<R> {
             lost += u64::from(more);
         }
         lost
-    }
-}
-
-impl<R: Registers + Send + Sync> Driver for Smmu<R> {
-    fn enable(&self) -> Result<(), UnitError> {
-        self.enable()
-    }
-
-    fn disable(&self) -> Result<(), UnitError> {
-        self.disable()
-    }
-
-    fn counters(&self) -> CommandCounters {
-        self.counters()
     }
 }

@@ -76,7 +76,6 @@ use spin::Mutex;
 
 use crate::capabilities::Capabilities;
 use crate::commands::CommandCounters;
-use crate::driver::Driver;
 use crate::error::{AttachError, FlushError, UnitError};
 use crate::fault::Fault;
 use crate::registers::{Registers, wait_until};
@@ -368,23 +367,5 @@ where
         }
         let alone = self.inner.lock();
         u64::from(alone.queue.open && alone.events.take_overflow(registers))
-    }
-}
-
-impl<R, M> Driver for SmmuV3<R, M>
-where
-    R: Registers + Send + Sync,
-    M: TableMemory + Send + Sync,
-{
-    fn enable(&self) -> Result<(), UnitError> {
-        self.enable()
-    }
-
-    fn disable(&self) -> Result<(), UnitError> {
-        self.disable()
-    }
-
-    fn counters(&self) -> CommandCounters {
-        self.counters()
     }
 }

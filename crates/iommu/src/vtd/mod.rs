@@ -74,7 +74,6 @@ use spin::Mutex;
 
 use crate::capabilities::Capabilities;
 use crate::commands::{self, Block, CommandCounters};
-use crate::driver::Driver;
 use crate::error::{AttachError, FlushError, UnitError};
 use crate::fault::Fault;
 use crate::handover::{Frozen, Held, UnitKind};
@@ -425,23 +424,5 @@ where
         }
         let _alone = self.inner.lock();
         u64::from(faults::take_overflow(registers))
-    }
-}
-
-impl<R, M> Driver for Vtd<R, M>
-where
-    R: Registers + Send + Sync,
-    M: TableMemory + Send + Sync,
-{
-    fn enable(&self) -> Result<(), UnitError> {
-        self.enable()
-    }
-
-    fn disable(&self) -> Result<(), UnitError> {
-        self.disable()
-    }
-
-    fn counters(&self) -> CommandCounters {
-        self.counters()
     }
 }
