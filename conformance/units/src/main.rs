@@ -125,7 +125,7 @@ fn run(options: &Options) -> anyhow::Result<bool> {
         options.only
     );
     let document = report.document();
-    if let Some(file) = &options.document {
+    if let Some(file) = options.document.as_ref().filter(|_| failed == 0) {
         fs::write(file, &document).with_context(|| file.display().to_string())?;
     }
     let same = match &options.compare {

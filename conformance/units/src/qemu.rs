@@ -43,7 +43,7 @@ pub enum Unit {
     VtdSecond,
     /// VT-d in scalable mode: PASID tables, first stage of 4 levels. QEMU has it from 9.2 on.
     VtdFirst,
-    /// AMD-Vi: host tables of 1 to 6 levels.
+    /// AMD-Vi: host tables of 2 to 6 levels.
     AmdVi,
     /// SMMUv3: stage 1, of all granules, in both halves.
     SmmuFirst,
