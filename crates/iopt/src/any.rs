@@ -15,7 +15,7 @@ use crate::format::{
     Root, VtdSs, X86_64,
 };
 use crate::gather::{Flushed, Gather, Invalidation};
-use crate::memory::TableMemory;
+use crate::memory::{Chain, TableMemory};
 use crate::pending::Pending;
 use crate::prot::Prot;
 use crate::takeover::{AdoptError, Adopted, Takeover};
@@ -150,6 +150,16 @@ macro_rules! any_table {
             match self { $($any::$name(table) => apart(|| table.grow(levels, gather)),)* }
         }
 
+        /// Where its tables lie.
+        pub fn memory(&self) -> &M {
+            match self { $($any::$name(table) => table.memory(),)* }
+        }
+
+        /// See [`Table::table_log2`].
+        pub fn table_log2(&self, level: usize) -> Option<u32> {
+            match self { $($any::$name(table) => table.table_log2(level),)* }
+        }
+
         /// See [`Table::page_sizes`].
         pub fn page_sizes(&self) -> PageSizes {
             match self { $($any::$name(table) => table.page_sizes(),)* }
@@ -173,6 +183,19 @@ macro_rules! any_table {
         /// See [`Table::map`].
         pub fn map(&mut self, iova: u64, runs: &[Span], prot: Prot) -> Result<(), MapError> {
             match self { $($any::$name(table) => apart(|| table.map(iova, runs, prot)),)* }
+        }
+
+        /// See [`Table::map_sparing`].
+        pub fn map_sparing(
+            &mut self,
+            iova: u64,
+            runs: &[Span],
+            prot: Prot,
+            spare: &mut Chain,
+        ) -> Result<(), MapError> {
+            match self {
+                $($any::$name(table) => apart(|| table.map_sparing(iova, runs, prot, spare)),)*
+            }
         }
 
         /// See [`Table::unmap`].
@@ -301,6 +324,11 @@ macro_rules! any_table {
         /// See [`Table::leaf_at`].
         pub fn leaf_at(&self, iova: u64) -> Option<Leaf> {
             match self { $($any::$name(table) => table.leaf_at(iova),)* }
+        }
+
+        /// See [`Table::is_one_run`].
+        pub fn is_one_run(&self, range: Span) -> bool {
+            match self { $($any::$name(table) => apart(|| table.is_one_run(range)),)* }
         }
 
         /// Calls `each` for every leaf that maps at least one byte of `range`, in order. See

@@ -149,6 +149,12 @@ impl Gather {
         }
     }
 
+    /// Notes that units are to walk from `root` from now on: that of another table, which says the same.
+    /// The table that they walk until then must stay as it is, or say the same, until the flush.
+    pub fn walk_from(&mut self, root: Root) {
+        self.set_root(root, 0);
+    }
+
     /// Notes that leaves at `level` were removed from `range`. Inlined: for a single page a call
     /// costs as much again.
     #[inline(always)]

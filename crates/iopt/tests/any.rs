@@ -54,6 +54,20 @@ macro_rules! beside {
         let each: &mut dyn FnMut(Leaf) = &mut |leaf| found.push(leaf);
         any.for_each_leaf(Span::new(first, 600 * page), each);
         assert!(found == leaves && !leaves.is_empty());
+        for (from, count, one) in [
+            (1, 40, true),
+            (3, 5, true),
+            (0, 41, false),
+            (1, 41, false),
+            (41, 471, false),
+        ] {
+            let range = Span::new(first + from * page, count * page);
+            assert_eq!(
+                (any.is_one_run(range), table.is_one_run(range)),
+                (one, one),
+                "{range}"
+            );
+        }
         assert_eq!(any.leaf_sizes(), table.leaf_sizes());
         assert_eq!(any.tables(), table.tables());
         assert_eq!(typed.in_use(), $memory.in_use());

@@ -15,10 +15,10 @@ use iopt::format::{
     AmdV1, ArmOptions, ArmStage1, ArmStage2, ArmV7s, Dart1, Dart1Page4K, Dart2, K4, K4Lpa2, K16,
     K16Lpa2, K64, K64Lpa, RiscV, RiscVG, VtdSs, X86_64,
 };
-use iopt::walk::{Access, WalkMemory, WalkReason, Walker};
+use iopt::walk::{Access, Says, ScanStep, WalkMemory, WalkReason, Walker};
 use iopt::{Format, Gather, HeapArena, Leaf, Prot, Table, TableMemory};
 use proptest::prelude::*;
-use runs::Span;
+use runs::{Run, Span};
 
 /// A stretch to map, in raw numbers.
 #[derive(Clone, Debug)]
@@ -109,6 +109,8 @@ fn compare<F: Format, A: TableMemory + WalkMemory>(
         }
     }
     let leaves: Vec<Leaf> = spans.iter().flat_map(|span| table.leaves(*span)).collect();
+    let runs: Vec<Run> = leaves.iter().map(|leaf| leaf.run).collect();
+    assert_eq!(scanned(&walker, memory), runs);
     for leaf in leaves.iter().step_by(leaves.len() / 200 + 1) {
         let run = leaf.run;
         probes.extend([
@@ -124,6 +126,21 @@ fn compare<F: Format, A: TableMemory + WalkMemory>(
     }
     let (gather, memory) = table.tear_down();
     memory.reclaim(gather.never_walked().into_tables());
+}
+
+/// The leaves that a scan meets; one of several entries is met as often, and is said once.
+fn scanned(walker: &Walker, memory: &impl WalkMemory) -> Vec<Run> {
+    let mut found: Vec<Run> = Vec::new();
+    let scan = walker.scan(memory, |entry| {
+        match entry.says {
+            Ok(Says::Leaf(page)) if found.last() != Some(&page) => found.push(page),
+            Ok(_) => {}
+            Err(reason) => panic!("{entry:?}: {reason}"),
+        }
+        ScanStep::Into
+    });
+    scan.unwrap();
+    found
 }
 
 fn compare_at<F: Format, A: TableMemory + WalkMemory>(

@@ -207,10 +207,12 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         let mut cursor = Cursor::new(&request);
         let mut needed = 0;
         self.plan::<V, P>(Some(table), &mut cursor.clone(), &mut needed, form)?;
-        let mut reserve = match needed {
-            0 => Reserve::empty(),
-            _ => self.memory.reserve(needed).map_err(Stop::NoTables)?,
+        let reserve = match (needed, request.spare) {
+            (0, _) => Ok(Reserve::empty()),
+            (_, None) => self.memory.reserve(needed),
+            (_, Some(spare)) => self.draw(spare, needed),
         };
+        let mut reserve = reserve.map_err(Stop::NoTables)?;
         self.announce(&request);
         self.memory.descended();
         self.fill::<V, P>(table, Target::Linked, &mut cursor, bits, &mut reserve, form);

@@ -58,6 +58,7 @@ mod removed;
 mod request;
 mod shared;
 mod sink;
+mod sparing;
 pub(crate) mod top;
 mod unmap;
 
@@ -292,6 +293,18 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     /// The format, with its configuration.
     pub fn format(&self) -> F {
         self.format_now()
+    }
+
+    /// Where its tables lie.
+    pub fn memory(&self) -> &M {
+        &self.memory
+    }
+
+    /// The log2 of the bytes of addresses that a table at `level` translates, 0 for tables of the
+    /// smallest leaves; `None` for the root and above it.
+    pub fn table_log2(&self, level: usize) -> Option<u32> {
+        let above = level.checked_add(1)?;
+        (above < usize::from(self.begin().levels)).then(|| F::shift(above))
     }
 
     /// The sizes of leaves that [`map`](Self::map) uses.

@@ -145,6 +145,24 @@ impl<F: Format, M: TableMemory> Table<F, M> {
             }
         })
     }
+
+    /// True when each byte of `range` is mapped, in one run and with the same permissions. Looks no
+    /// further than the first leaf with which that ends.
+    pub fn is_one_run(&self, range: Span) -> bool {
+        let mut leaves = self.leaves(range).stretches();
+        let Some((first, mut run)) = leaves.next() else {
+            return false;
+        };
+        while run.input().last() < range.last() {
+            match leaves.next() {
+                Some((leaf, next)) if run.is_followed_by(&next) && leaf.prot == first.prot => {
+                    run.len += next.len;
+                }
+                _ => return false,
+            }
+        }
+        run.iova <= range.start
+    }
 }
 
 /// Iterator of [`Table::leaves`]: one descent per table that holds leaves.

@@ -68,6 +68,7 @@ mod armv7s;
 mod dart;
 mod error;
 mod riscv;
+mod scan;
 mod spec;
 #[cfg(test)]
 mod tests;
@@ -82,6 +83,7 @@ use crate::cell::Cell;
 use crate::prot::Prot;
 
 pub use error::{WalkFault, WalkReason};
+pub use scan::{Says, ScanStep, Visited};
 pub use walker::Walker;
 
 /// Memory that holds tables, as a unit sees it.

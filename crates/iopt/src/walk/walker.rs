@@ -55,7 +55,7 @@ pub struct Walker {
     pub(super) access_flag: bool,
     pub(super) updates: bool,
     /// The encryption bit, or 0.
-    encryption: u64,
+    pub(super) encryption: u64,
 }
 
 /// `$body` with `$spec` as the specification of the format. One arm a format.
@@ -97,6 +97,8 @@ macro_rules! by_format {
         }
     };
 }
+
+pub(super) use by_format;
 
 impl Walker {
     /// A walker for a unit that can do what the format allows: every input address, all bits of
@@ -269,12 +271,12 @@ impl Walker {
         Some(self.narrow(self.shape()?.aperture))
     }
 
-    fn shape(&self) -> Option<Shape> {
+    pub(super) fn shape(&self) -> Option<Shape> {
         by_format!(self.root.format, S => S::shape(self))
     }
 
     /// What is left of a table's aperture for the unit's input addresses.
-    fn narrow(&self, aperture: Aperture) -> Aperture {
+    pub(super) fn narrow(&self, aperture: Aperture) -> Aperture {
         Aperture {
             bits: aperture.bits.min(self.input_bits),
             ..aperture
@@ -363,11 +365,6 @@ impl Walker {
             match entry {
                 Entry::Table { address, level, .. } => {
                     let address = address & !self.encryption;
-                    // A format file never yields a level that does not fall; this is what keeps
-                    // the loop finite, so it is checked where the loop is.
-                    if level >= at.level {
-                        return Err(at.because(WalkReason::NextLevel { next: level }));
-                    }
                     // Skipped levels index with zero only (AMD; the others never skip).
                     let span_log2 = shape.span_log2(level);
                     let skipped = low_bits(shape.shift(at.level)) & !low_bits(span_log2);
@@ -376,9 +373,8 @@ impl Walker {
                             bits: iova & skipped,
                         }));
                     }
-                    if address >> self.output_bits != 0 {
-                        return Err(at.because(self.bad_output(address)));
-                    }
+                    self.check_target(at.level, &entry)
+                        .map_err(|reason| at.because(reason))?;
                     if !self.mark(memory, &shape, &at, place, marked, &mut retries)? {
                         continue;
                     }
@@ -398,12 +394,8 @@ impl Walker {
                     if !(first..=last).contains(&(iova & within)) {
                         return Err(at.because(WalkReason::SubPage { first, last }));
                     }
-                    if ((pa & !self.encryption) | within) >> self.output_bits != 0 {
-                        return Err(at.because(self.bad_output(pa | within)));
-                    }
-                    if !self.page_sizes.contains(within.wrapping_add(1)) {
-                        return Err(at.because(WalkReason::PageSize { log2 }));
-                    }
+                    self.check_target(at.level, &entry)
+                        .map_err(|reason| at.because(reason))?;
                     if !self.mark(memory, &shape, &at, place, marked, &mut retries)? {
                         continue;
                     }
@@ -416,6 +408,33 @@ impl Walker {
                         clean: S::marked(self, at.level, true, marked, Access::Write) != marked,
                         reads: at.reads,
                     });
+                }
+            }
+        }
+    }
+
+    /// Whether an entry at `level` may lead where it does.
+    pub(super) fn check_target(&self, level: u8, entry: &Entry) -> Result<(), WalkReason> {
+        match *entry {
+            // A format file never yields a level that does not fall; this is what keeps walks and
+            // scans finite, so it is checked on every way down.
+            Entry::Table { level: next, .. } if next >= level => {
+                Err(WalkReason::NextLevel { next })
+            }
+            Entry::Table { address, .. }
+                if (address & !self.encryption) >> self.output_bits != 0 =>
+            {
+                Err(self.bad_output(address & !self.encryption))
+            }
+            Entry::Table { .. } => Ok(()),
+            Entry::Leaf { pa, log2, .. } => {
+                let within = low_bits(log2);
+                if ((pa & !self.encryption) | within) >> self.output_bits != 0 {
+                    Err(self.bad_output(pa | within))
+                } else if !self.page_sizes.contains(within.wrapping_add(1)) {
+                    Err(WalkReason::PageSize { log2 })
+                } else {
+                    Ok(())
                 }
             }
         }
@@ -462,7 +481,7 @@ const fn widest(format: FormatId) -> u32 {
 }
 
 /// What two levels allow together. Force-coherent and device are properties of the leaf.
-fn combine(above: Prot, here: Prot) -> Prot {
+pub(super) fn combine(above: Prot, here: Prot) -> Prot {
     let both = Prot::RW | Prot::EXECUTE;
     (above & here & both)
         | ((above | here) & Prot::PRIVILEGED)

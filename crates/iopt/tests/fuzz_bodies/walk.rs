@@ -4,8 +4,8 @@ use std::cell::{Cell, RefCell};
 
 use iopt::format::{ArmConfig, ArmGranule, DartConfig, DartVersion};
 use iopt::walk::{
-    Access, BadAddress, Translation, UpperTable, WalkCache, WalkFault, WalkMemory, WalkReason,
-    Walker,
+    Access, BadAddress, Says, ScanStep, Translation, UpperTable, WalkCache, WalkFault, WalkMemory,
+    WalkReason, Walker,
 };
 use iopt::{FormatId, Prot, Root};
 use runs::PageSizes;
@@ -219,6 +219,7 @@ pub(super) fn walk(data: &[u8]) {
         let last = found.page.pa | (found.page.len - 1);
         assert_eq!(last >> output_bits, 0, "{:?}", found.page);
     }
+    scan(&walker, &still);
     assert!(still.marks.borrow().is_empty());
     from_the_cache(&walker, &still, iova, access, &found, &mut cache);
 
@@ -256,6 +257,51 @@ pub(super) fn walk(data: &[u8]) {
     };
     let found = walker.walk(&racing, iova, access, &mut ());
     check(&walker, &racing, iova, access, &found, 16);
+}
+
+/// A scan says of every entry what a walk says that comes to it. Words that stand at every address
+/// make tables without end, so it is ended.
+fn scan(walker: &Walker, memory: &Words) {
+    let levels = walker.root().levels;
+    let (mut left, mut last) = (300, None);
+    let scanned = walker.scan(memory, |entry| {
+        assert!(entry.level < levels && entry.log2 < 64);
+        if !matches!(entry.says, Ok(Says::Table { .. })) {
+            assert!(last < Some(entry.iova), "{entry:?} after {last:?}");
+            last = Some(entry.iova);
+            let found = walker.walk(memory, entry.iova, Access::Read, &mut ());
+            match (found, entry.says) {
+                (Ok(found), Ok(Says::Leaf(page))) => {
+                    assert_eq!((found.page, found.level), (page, entry.level));
+                    assert_eq!(found.prot, entry.prot);
+                }
+                // On the way, or in the part of the page that is not open.
+                (Err(fault), _)
+                    if matches!(
+                        fault.reason,
+                        WalkReason::Denied { .. } | WalkReason::SubPage { .. }
+                    ) => {}
+                (Err(fault), Err(reason)) => {
+                    assert_eq!(
+                        (fault.reason, fault.level),
+                        (reason, entry.level),
+                        "{entry:?}"
+                    );
+                }
+                (found, _) => panic!("{entry:?}, but {found:?}"),
+            }
+        }
+        left -= 1;
+        match left {
+            0 => ScanStep::End,
+            n if n % 7 == 0 => ScanStep::Past,
+            _ => ScanStep::Into,
+        }
+    });
+    if scanned.is_err() {
+        assert_eq!(left, 300, "nothing was read");
+    }
+    memory.reads.set(0);
 }
 
 /// What holds of every walk.

@@ -158,6 +158,7 @@ impl Layout {
             runs,
             bits: extent.bits,
             sizes: self.sizes,
+            spare: None,
         }))
     }
 }
