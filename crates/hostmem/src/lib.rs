@@ -55,7 +55,11 @@ compile_error!("hostmem counts memory in 64 bits and needs a 64-bit machine");
 mod backing;
 mod buffers;
 mod charge;
+mod discard;
 mod frames;
+#[cfg(feature = "vm-memory")]
+#[allow(unsafe_code)]
+mod guest_region;
 mod limits;
 mod looks;
 mod machine;
@@ -65,6 +69,7 @@ mod pin;
 mod pinner;
 mod pool;
 mod populate;
+mod process;
 mod procfs;
 mod refusal;
 #[allow(unsafe_code)]
@@ -76,7 +81,10 @@ mod sys;
 mod windows;
 
 pub use backing::{Backing, Choice, UnknownBacking};
+pub use discard::{Call, CountError, Discard, DiscardError, Discarded, Freed, FreedBy, Kept};
 pub use frames::{Frames, FramesError};
+#[cfg(feature = "vm-memory")]
+pub use guest_region::GuestRegionError;
 pub use limits::{Counter, InUse, Limits, LimitsError};
 pub use machine::{HugeSize, Machine, Pool, ThpMode};
 pub use mapping::{MapError, Mapping};
@@ -85,6 +93,7 @@ pub use pin::{Pin, ReleaseError, Steps};
 pub use pinner::{PinKind, Pinner, PinnerError};
 pub use pool::{PoolError, RaisedPool};
 pub use populate::PopulateError;
+pub use process::{PageRun, ProcessPages};
 pub use procfs::ProbeError;
 pub use refusal::PinError;
 pub use source::FrameSource;

@@ -343,6 +343,10 @@ impl Mapping {
         self.file.as_ref().map(File::as_fd)
     }
 
+    pub(crate) const fn file(&self) -> Option<&File> {
+        self.file.as_ref()
+    }
+
     /// Offset of the first byte in the memory file.
     pub const fn file_offset(&self) -> u64 {
         self.file_offset

@@ -65,6 +65,12 @@ pub enum PopulateError {
         /// What the kernel said.
         source: io::Error,
     },
+    /// A run that goes beyond the memory, or is no multiple of 4 KiB.
+    #[error("{run} is no pages of the memory")]
+    BadRun {
+        /// The run.
+        run: Span,
+    },
     /// The kernel refuses for another reason.
     #[error("cannot bring in the pages from offset {offset:#x} on")]
     Refused {
@@ -120,6 +126,23 @@ impl Mapping {
         // A thread for each whole chunk at most.
         let most = usize::try_from(self.len() / chunk).unwrap_or(usize::MAX);
         self.populate_together(chunk, wanted.min(most), &cpus, progress)
+    }
+
+    /// Brings in the pages of `runs`, offsets, in this thread: those that were
+    /// [discarded](crate::Discard), for instance.
+    ///
+    /// # Errors
+    ///
+    /// When memory or huge pages run out, and [`PopulateError::BadRun`]. The pages of the runs before
+    /// are there then.
+    pub fn populate_runs(&self, runs: &[Span]) -> Result<(), PopulateError> {
+        let mut advice_known = true;
+        for &run in runs {
+            let pages = self.pages_of(run).ok_or(PopulateError::BadRun { run })?;
+            self.bring_in(pages, &mut advice_known)
+                .map_err(|source| self.populate_error(pages.start, source))?;
+        }
+        Ok(())
     }
 
     /// The processors on which threads that populate are to run: those of the memory's node; if

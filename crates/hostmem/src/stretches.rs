@@ -47,8 +47,13 @@ pub(crate) struct Stretches {
 
 impl Stretches {
     pub(crate) fn new(mapping: &Mapping, part: Span) -> Self {
+        Self::of(mapping.address(), part)
+    }
+
+    /// The part of what begins at the address `base`, of whichever process the page map is.
+    pub(crate) fn of(base: u64, part: Span) -> Self {
         Self {
-            base: mapping.address(),
+            base,
             at: part.start,
             end: part.start + part.len,
             regions: vec![PageRegion::default(); BATCH].into(),
@@ -65,7 +70,7 @@ impl Stretches {
         }
         if self.next == self.filled && self.at >= self.known_to {
             let (start, end) = (self.base + self.at, self.base + self.end);
-            let (filled, walked_to) = sys::scan_pages(pagemap, start, end, &mut self.regions)?;
+            let (filled, walked_to) = sys::scan_pages(pagemap, start, end, 0, &mut self.regions)?;
             self.next = 0;
             self.filled = filled;
             self.known_to = walked_to.clamp(start, end) - self.base;

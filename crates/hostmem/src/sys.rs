@@ -142,6 +142,11 @@ impl Region {
         Ok(())
     }
 
+    /// True when somebody else has mapped it.
+    pub(crate) const fn is_foreign(&self) -> bool {
+        self.owner.is_some()
+    }
+
     pub(crate) fn address(&self) -> u64 {
         self.start.as_ptr() as u64
     }
@@ -385,13 +390,15 @@ struct ScanArgument {
 
 /// `PAGE_IS_PRESENT` of `include/uapi/linux/fs.h`.
 pub(crate) const PAGE_IS_PRESENT: u64 = 1 << 3;
+/// `PAGE_IS_PFNZERO`: the page of zeros, which all have in common.
+pub(crate) const PAGE_IS_PFNZERO: u64 = 1 << 5;
 /// `PAGE_IS_HUGE`: mapped by an entry of a higher level, or a hugetlb page.
 pub(crate) const PAGE_IS_HUGE: u64 = 1 << 6;
 /// `_IOWR('f', 16, struct pm_scan_arg)`, since Linux 6.7.
 const PAGEMAP_SCAN: libc::Ioctl =
     (3 << 30 | (size_of::<ScanArgument>() as u64) << 16 | (b'f' as u64) << 8 | 16) as libc::Ioctl;
 
-/// The present stretches among the addresses `[start, end)`: how many regions were filled, and
+/// The present stretches among the addresses `[start, end)` without those of categories `but`: how many regions were filled, and
 /// the address up to which the kernel looked.
 ///
 /// Source: Linux `Documentation/admin-guide/mm/pagemap.rst`, "Pagemap Scan IOCTL".
@@ -399,6 +406,7 @@ pub(crate) fn scan_pages(
     pagemap: &File,
     start: u64,
     end: u64,
+    but: u64,
     out: &mut [PageRegion],
 ) -> io::Result<(usize, u64)> {
     let mut argument = ScanArgument {
@@ -407,7 +415,8 @@ pub(crate) fn scan_pages(
         end,
         vec: out.as_mut_ptr() as u64,
         vec_len: out.len() as u64,
-        category_mask: PAGE_IS_PRESENT,
+        category_inverted: but,
+        category_mask: PAGE_IS_PRESENT | but,
         return_mask: PAGE_IS_PRESENT | PAGE_IS_HUGE,
         ..ScanArgument::default()
     };

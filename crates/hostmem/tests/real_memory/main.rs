@@ -7,6 +7,7 @@
 // In a test, giving up at once is right, also in its helpers.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
+mod discard;
 mod foreign;
 mod frames;
 mod limits;

@@ -1,0 +1,373 @@
+//! Giving memory back to the machine: see [`Discard`].
+//!
+//! A discarded page reads as zeros, and the next access brings in a new one. Which call frees it
+//! depends on what backs the memory, and is chosen in one place:
+//!
+//! | memory | call | less than a page of it |
+//! |---|---|---|
+//! | private, 4 KiB pages | `process_madvise(DONTNEED)` on this process for many short runs, `madvise` for few and for long ones | – |
+//! | private, transparent huge pages | the same | discarded, but freed only with the rest of its huge page |
+//! | private, huge pages of a pool | the same | left as it was |
+//! | shared without a file of ours | `madvise(REMOVE)` | – |
+//! | a memory file, also of huge pages | `fallocate(PUNCH_HOLE)` | left as it was |
+//!
+//! # Protocol
+//!
+//! The caller sees to it that nobody needs the bytes, and above all that **no device does**: a pinned
+//! page is discarded without an error, the process gets a new one at the next access, and the device
+//! goes on with the old. So devices let go first, then memory is discarded, and memory is pinned again
+//! before the device is told of it.
+//!
+//! Runs are offsets in the mapping. They are looked at before the first of them is touched; touching
+//! runs are joined, so that halves of a huge page become a whole one. What cannot be freed is told with
+//! its reason ([`Kept`]), and the other runs are discarded all the same. Whatever the system calls do
+//! (short returns, interruptions, errors in the middle), each run is either discarded as a whole or told.
+//!
+//! Sources: madvise(2), process_madvise(2), fallocate(2); Linux
+//! `Documentation/admin-guide/mm/transhuge.rst` and `hugetlbpage.rst`.
+
+mod backed;
+mod batch;
+mod count;
+#[allow(unsafe_code)]
+mod kernel;
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+use std::io;
+use std::ops::AddAssign;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use runs::{Joiner, Span};
+use thiserror::Error;
+
+use crate::mapping::Mapping;
+use crate::procfs::ProbeError;
+use backed::{Backed, Store};
+use batch::Batch;
+pub use count::{CountError, Freed, FreedBy};
+use kernel::{Calls, Kernel, Way};
+
+/// Discards parts of one [`Mapping`], ours or [foreign](Mapping::foreign).
+///
+/// ```
+/// use std::sync::Arc;
+/// use std::sync::atomic::Ordering;
+/// use hostmem::{Backing, Discard, Mapping};
+/// use runs::Span;
+///
+/// let memory = Arc::new(Mapping::new(Backing::Anon4K, 1 << 20, None)?);
+/// memory.cells()[0].store(7, Ordering::Relaxed);
+/// let discard = Discard::new(memory.clone())?;
+/// let runs = [Span::new(0, 8 << 10), Span::new(64 << 10, 4 << 10)];
+/// let done = discard.discard(&runs, &mut |part, why| println!("{part} is kept: {why}"))?;
+/// assert_eq!((done.bytes, done.kept), (12 << 10, 0));
+/// assert_eq!(memory.cells()[0].load(Ordering::Relaxed), 0);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct Discard {
+    mapping: Arc<Mapping>,
+    backed: Backed,
+    calls: Box<dyn Calls>,
+    /// Runs of private memory may have one call together.
+    batches: AtomicBool,
+}
+
+/// What became of the runs. All are bytes but the calls.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Discarded {
+    /// They read as zeros now. What is free of them [`Discard::discard_counted`] says.
+    pub bytes: u64,
+    /// They were told as [`Kept`].
+    pub kept: u64,
+    /// Parts of blocks of 2 MiB, of memory that may be in transparent huge pages: if they were, their pages become free with the rest of the block only.
+    pub in_parts: u64,
+    /// System calls.
+    pub calls: u64,
+}
+
+impl AddAssign for Discarded {
+    fn add_assign(&mut self, other: Self) {
+        self.bytes += other.bytes;
+        self.kept += other.kept;
+        self.in_parts += other.in_parts;
+        self.calls += other.calls;
+    }
+}
+
+/// Why a part of a run was not discarded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Kept {
+    /// It is less than a page of what backs the memory; it stays as it was.
+    PartOfPage {
+        /// Bytes of a page.
+        page: u64,
+    },
+    /// The kernel refuses, `EINVAL` for instance where memory is locked. Pages of the run that are not
+    /// may be discarded.
+    Refused {
+        /// What was asked.
+        call: Call,
+        /// The error number.
+        errno: i32,
+    },
+}
+
+/// A system call that discards.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Call {
+    /// `madvise`.
+    Madvise,
+    /// `fallocate`.
+    Fallocate,
+}
+
+impl fmt::Display for Call {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Madvise => "madvise",
+            Self::Fallocate => "fallocate",
+        })
+    }
+}
+
+impl fmt::Display for Kept {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::PartOfPage { page } => {
+                write!(f, "less than a page of {}", runs::Bytes(*page))
+            }
+            Self::Refused { call, errno } => {
+                write!(f, "{call}: {}", io::Error::from_raw_os_error(*errno))
+            }
+        }
+    }
+}
+
+/// Why nothing is discarded.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum DiscardError {
+    /// A run that is empty or goes beyond the memory.
+    #[error("run {index}, {run}, does not lie in the {} of memory", runs::Bytes(*len))]
+    Outside {
+        /// Its place among the runs.
+        index: usize,
+        /// The run.
+        run: Span,
+        /// Bytes of the memory.
+        len: u64,
+    },
+    /// A run that does not begin behind the one before it.
+    #[error("run {index}, {run}, begins before the end of the run before it")]
+    Descends {
+        /// Its place among the runs.
+        index: usize,
+        /// The run.
+        run: Span,
+    },
+    /// Private memory over a file: discarded pages come back with the bytes of the file.
+    #[error("the memory at {address:#x} is a private copy of {path}: what is discarded comes back")]
+    PrivateCopy {
+        /// Where.
+        address: u64,
+        /// The file.
+        path: String,
+    },
+    /// Foreign memory of several kinds.
+    #[error("from {address:#x} on the memory is of another kind than before it")]
+    Mixed {
+        /// Where the other kind begins.
+        address: u64,
+    },
+    /// Foreign memory that the kernel does not know as such, or not in whole pages.
+    #[error("the process has {covered} bytes of the memory {memory} mapped, or not in whole pages")]
+    NotMapped {
+        /// Addresses of the memory.
+        memory: Span,
+        /// Bytes that are mapped.
+        covered: u64,
+    },
+    /// The memory does not begin with a page of its file.
+    #[error("offset {offset:#x} in the file is no multiple of its pages of {}", runs::Bytes(*page))]
+    FileOffset {
+        /// Of the memory's first byte.
+        offset: u64,
+        /// Bytes of a page.
+        page: u64,
+    },
+    /// What backs the memory cannot be read.
+    #[error(transparent)]
+    Probe(#[from] ProbeError),
+}
+
+impl Discard {
+    /// Discards parts of `mapping`. What backs it is looked up here, once: of memory that somebody else
+    /// has mapped without a file in `/proc/self/smaps`.
+    ///
+    /// # Errors
+    ///
+    /// When discarding would not free such memory, or not give zeros, see [`DiscardError`].
+    pub fn new(mapping: Arc<Mapping>) -> Result<Self, DiscardError> {
+        Self::with_calls(mapping, Box::new(Kernel))
+    }
+
+    fn with_calls(mapping: Arc<Mapping>, calls: Box<dyn Calls>) -> Result<Self, DiscardError> {
+        let backed = Backed::of(&mapping)?;
+        let (offset, page) = (mapping.file_offset(), backed.page);
+        if !offset.is_multiple_of(page) {
+            return Err(DiscardError::FileOffset { offset, page });
+        }
+        let batches = backed.store == Store::Private && calls.has_batch();
+        Ok(Self {
+            mapping,
+            backed,
+            calls,
+            batches: batches.into(),
+        })
+    }
+
+    /// The memory.
+    pub const fn mapping(&self) -> &Arc<Mapping> {
+        &self.mapping
+    }
+
+    /// Bytes of a page of what backs the memory: only whole ones are freed.
+    pub const fn page(&self) -> u64 {
+        self.backed.page
+    }
+
+    /// Whether many runs have one call together.
+    pub fn batches(&self) -> bool {
+        self.batches.load(Ordering::Relaxed)
+    }
+
+    fn stop_batches(&self) {
+        self.batches.store(false, Ordering::Relaxed);
+    }
+
+    /// Discards `runs`: offsets, ascending. What is kept is told to `kept`, in no particular order.
+    ///
+    /// # Errors
+    ///
+    /// [`DiscardError::Outside`] and [`DiscardError::Descends`]; nothing is touched then.
+    pub fn discard(
+        &self,
+        runs: &[Span],
+        kept: &mut dyn FnMut(Span, Kept),
+    ) -> Result<Discarded, DiscardError> {
+        self.check(runs)?;
+        Ok(self.discard_checked(runs.iter().copied(), kept))
+    }
+
+    /// As [`discard`](Self::discard), and counts what is free of it then, at the cost of two looks at a
+    /// counter, or two scans of the page table for private memory. When that cannot be counted, memory is
+    /// discarded all the same.
+    ///
+    /// ```
+    /// # use std::ops::ControlFlow;
+    /// # use std::sync::Arc;
+    /// # use hostmem::{Backing, Discard, Mapping};
+    /// # use runs::Span;
+    /// let memory = Arc::new(Mapping::new(Backing::Memfd, 1 << 20, None)?);
+    /// memory.populate(&mut |_| ControlFlow::Continue(()))?;
+    /// let discard = Discard::new(memory)?;
+    /// let (_, freed) = discard.discard_counted(&[Span::new(0, 64 << 10)], &mut |_, _| ())?;
+    /// assert_eq!(freed?.bytes, 64 << 10);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`discard`](Self::discard).
+    pub fn discard_counted(
+        &self,
+        runs: &[Span],
+        kept: &mut dyn FnMut(Span, Kept),
+    ) -> Result<(Discarded, Result<Freed, CountError>), DiscardError> {
+        self.check(runs)?;
+        Ok(count::counted(self, runs, kept))
+    }
+
+    fn check(&self, runs: &[Span]) -> Result<(), DiscardError> {
+        let len = self.mapping.len();
+        let whole = Span::new(0, len);
+        let mut end = 0;
+        for (index, &run) in runs.iter().enumerate() {
+            if !whole.covers(&run) {
+                return Err(DiscardError::Outside { index, run, len });
+            }
+            if run.start < end {
+                return Err(DiscardError::Descends { index, run });
+            }
+            end = run.start + run.len;
+        }
+        Ok(())
+    }
+
+    fn discard_checked(
+        &self,
+        runs: impl Iterator<Item = Span>,
+        kept: &mut dyn FnMut(Span, Kept),
+    ) -> Discarded {
+        let mut batch = Batch::new(self, kept);
+        let mut joiner = Joiner::new();
+        for run in runs {
+            if let Some(run) = joiner.push(run) {
+                self.take(run, &mut batch);
+            }
+        }
+        if let Some(run) = joiner.finish() {
+            self.take(run, &mut batch);
+        }
+        batch.flush();
+        batch.done
+    }
+
+    /// Discards the whole pages of `run`.
+    fn take(&self, run: Span, batch: &mut Batch<'_>) {
+        let (head, pages, tail) = cut(run, self.page());
+        batch.keep_part(head);
+        batch.keep_part(tail);
+        if pages.is_empty() {
+            return;
+        }
+        if let Some(block) = self.backed.block {
+            let addresses = Span::new(self.mapping.address() + pages.start, pages.len);
+            batch.done.in_parts += pages.len - cut(addresses, block).1.len;
+        }
+        match self.backed.store {
+            Store::Private => batch.push(pages),
+            Store::Shared => _ = batch.alone(pages, Way::Shared),
+            Store::File => batch.punch(pages),
+        }
+    }
+}
+
+impl fmt::Debug for Discard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Discard")
+            .field("mapping", &self.mapping)
+            .field("backed", &self.backed)
+            .field("batches", &self.batches())
+            .finish_non_exhaustive()
+    }
+}
+
+/// A run as what lies before its first whole page, its whole pages, and what is behind them. Without
+/// a whole page all of it is before.
+const fn cut(run: Span, page: u64) -> (Span, Span, Span) {
+    let end = run.start + run.len;
+    let (first, last) = (run.start.next_multiple_of(page), end / page * page);
+    if first >= last {
+        return (run, Span::new(end, 0), Span::new(end, 0));
+    }
+    (
+        Span::new(run.start, first - run.start),
+        Span::new(first, last - first),
+        Span::new(last, end - last),
+    )
+}
