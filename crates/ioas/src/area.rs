@@ -5,7 +5,7 @@ use alloc::sync::Arc;
 use iopt::Prot;
 use runs::Span;
 
-use crate::memory::{Hold, Memory};
+use crate::memory::{Hold, Memory, Reserved};
 
 /// A stretch of the address space over a part of a [`Memory`].
 #[derive(Debug)]
@@ -18,6 +18,10 @@ pub struct Area {
     pub(crate) hold: Option<Hold>,
     /// Taken out until it is put back: see [`Ioas::take_out`](crate::Ioas::take_out).
     pub(crate) out: bool,
+    /// Released until it is restored: see [`Ioas::release`](crate::Ioas::release).
+    pub(crate) released: bool,
+    /// Of what is released, the charge that is kept for it.
+    pub(crate) reserved: Option<Reserved>,
 }
 
 impl Area {
@@ -51,6 +55,16 @@ impl Area {
         self.out
     }
 
+    /// True while it is [released](crate::Ioas::release).
+    pub const fn is_released(&self) -> bool {
+        self.released
+    }
+
+    /// True when devices are to see it: neither taken out nor released.
+    pub const fn is_there(&self) -> bool {
+        !self.out && !self.released
+    }
+
     /// Cuts it in two at the device address `at`, which lies inside.
     pub(crate) fn split_at(&mut self, at: u64) -> Self {
         let len = at - self.range.start;
@@ -64,6 +78,11 @@ impl Area {
                 .as_mut()
                 .map(|hold| hold.split_at(self.offset + len)),
             out: self.out,
+            released: self.released,
+            reserved: self
+                .reserved
+                .as_mut()
+                .map(|reserved| reserved.split_at(self.offset + len)),
         };
         self.range.len = len;
         tail
@@ -77,6 +96,8 @@ impl Area {
             && self.prot == next.prot
             && self.hold.is_some() == next.hold.is_some()
             && self.out == next.out
+            && self.released == next.released
+            && self.reserved.is_some() == next.reserved.is_some()
     }
 
     /// Takes in the one that it [goes on in](Self::goes_on_in).
@@ -84,6 +105,9 @@ impl Area {
         self.range.len += next.range.len;
         if let (Some(hold), Some(next)) = (&mut self.hold, next.hold) {
             hold.join(next);
+        }
+        if let (Some(reserved), Some(next)) = (&mut self.reserved, next.reserved) {
+            reserved.join(next);
         }
     }
 }

@@ -41,6 +41,8 @@ pub struct Capabilities {
     pub given_runs: bool,
     /// Page tables lie where the caller says, in leaves of the sizes that it wants.
     pub table_placement: bool,
+    /// Has a page table for the devices of each node, over memory that is pinned and charged once.
+    pub node_tables: bool,
     /// The most mappings that it takes; `None` without a limit.
     pub most_mappings: Option<u64>,
 }
@@ -55,6 +57,7 @@ impl Capabilities {
             (self.page_dirty, Capability::PageDirty),
             (self.given_runs, Capability::GivenRuns),
             (self.table_placement, Capability::TablePlacement),
+            (self.node_tables, Capability::NodeTables),
         ]
         .into_iter()
         .filter_map(|(can, capability)| (!can).then_some(capability))
@@ -77,6 +80,8 @@ pub enum Capability {
     GivenRuns,
     /// [`Capabilities::table_placement`].
     TablePlacement,
+    /// [`Capabilities::node_tables`].
+    NodeTables,
 }
 
 impl Capability {
@@ -89,6 +94,7 @@ impl Capability {
             Self::PageDirty => "page_dirty",
             Self::GivenRuns => "given_runs",
             Self::TablePlacement => "table_placement",
+            Self::NodeTables => "node_tables",
         }
     }
 }
@@ -102,7 +108,8 @@ impl fmt::Display for Capability {
             Self::SharesPins => "charge memory once that is mapped more than once",
             Self::PageDirty => "tell which pages devices have written to",
             Self::GivenRuns => "map memory that is not in this process",
-            Self::TablePlacement => "choose the leaves of its tables",
+            Self::TablePlacement => "choose where its tables lie, and their leaves",
+            Self::NodeTables => "have a table for each node without charging memory for each",
         })
     }
 }
@@ -216,6 +223,39 @@ pub trait Backend: Sized {
     ///
     /// [`UnmapError::Cut`]; [`UnmapError::CutsMapping`].
     fn cut(&mut self, at: u64, interruption: Interruption) -> Result<(), UnmapError>;
+
+    /// True when a device, or a domain without one, has areas mapped.
+    fn is_live(&self) -> bool;
+
+    /// Sets aside what mapping `range` takes besides pins and charge, tables for instance, however
+    /// scattered the memory is then. All or nothing; what is set aside for one range is used for no
+    /// other.
+    ///
+    /// # Errors
+    ///
+    /// [`MapError::Table`].
+    fn set_aside(&mut self, range: Span) -> Result<(), MapError> {
+        let _ = range;
+        Ok(())
+    }
+
+    /// Gives back what was set aside for `range`, or for a range around it.
+    fn give_back(&mut self, range: Span) {
+        let _ = range;
+    }
+
+    /// [`map`](Self::map) of an area for whose return charge and tables were kept. After an error
+    /// they still are.
+    ///
+    /// # Errors
+    ///
+    /// As [`map`](Self::map).
+    fn map_again(
+        &mut self,
+        area: &mut Area,
+        retired: &mut Retired,
+        observer: &mut dyn Observer,
+    ) -> Result<(), MapError>;
 
     /// Makes the leaves in `range` ones of at most `size` bytes. A back end without
     /// [`Capabilities::table_placement`] leaves them as they are.

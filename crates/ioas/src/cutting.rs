@@ -127,14 +127,20 @@ impl<B: Backend> Ioas<B> {
             let Some((_, area)) = self.areas.0.at_mut(start) else {
                 continue;
             };
-            self.backend.map(area, &mut self.retired, observer)?;
+            if !area.released {
+                self.backend.map(area, &mut self.retired, observer)?;
+                self.retired.listeners.mapped(area);
+            }
             area.out = false;
-            self.retired.listeners.mapped(area);
+            let there = !area.released;
+            if area.released && self.backend.is_live() && area.reserved.is_none() {
+                area.reserved = area.memory.reserve(area.part()).ok();
+            }
             let back = area.range;
             let end = start.wrapping_add(back.len);
             self.join_at(start);
             self.join_at(end);
-            if let Some((whole, _)) = self.areas.0.at(start) {
+            if let Some((whole, _)) = self.areas.0.at(start).filter(|_| there) {
                 self.refit(back, whole, interruption);
             }
         }
@@ -142,7 +148,7 @@ impl<B: Backend> Ioas<B> {
     }
 
     /// Joins the areas that meet at `at`, where one goes on in the other.
-    fn join_at(&mut self, at: u64) {
+    pub(crate) fn join_at(&mut self, at: u64) {
         let before = at.checked_sub(1).and_then(|last| self.areas.0.at(last));
         let (Some((head, area)), Some((tail, next))) = (before, self.areas.0.at(at)) else {
             return;
@@ -159,7 +165,7 @@ impl<B: Backend> Ioas<B> {
     }
 
     /// The first address of `range` that is in no area.
-    fn first_hole(&self, range: Span) -> Option<u64> {
+    pub(crate) fn first_hole(&self, range: Span) -> Option<u64> {
         let mut at = range.start;
         while let Some((span, _)) = self.areas.0.at(at) {
             if span.last() >= range.last() {
@@ -171,14 +177,14 @@ impl<B: Backend> Ioas<B> {
     }
 
     /// Joins areas again that were cut, as far as both parts are there as they were.
-    fn join_cuts(&mut self, cuts: [Option<u64>; 2]) {
+    pub(crate) fn join_cuts(&mut self, cuts: [Option<u64>; 2]) {
         for at in cuts.into_iter().flatten() {
             self.join_at(at);
         }
     }
 
     /// Cuts tables and areas at both ends of `range`. Returns where areas were cut.
-    fn cut_around(
+    pub(crate) fn cut_around(
         &mut self,
         range: Span,
         interruption: Interruption,
@@ -198,20 +204,27 @@ impl<B: Backend> Ioas<B> {
         }
         Ok(cuts.map(|cut| {
             let (at, _) = cut?;
-            let start = self.areas.0.at(at).map_or(at, |(area, _)| area.start);
-            if start == at {
-                return None;
-            }
-            let (_, mut head) = self.areas.0.remove(start)?;
-            let tail = head.split_at(at);
-            let cut = self.areas.0.insert(head.range, head);
-            let cut = cut.and_then(|()| self.areas.0.insert(tail.range, tail));
-            debug_assert!(
-                cut.is_ok(),
-                "where one area was there is room for its pieces"
-            );
-            Some(at)
+            self.split_area(at).then_some(at)
         }))
+    }
+
+    /// Cuts the area at `at` in two; false when none goes through it.
+    pub(crate) fn split_area(&mut self, at: u64) -> bool {
+        let start = self.areas.0.at(at).map_or(at, |(area, _)| area.start);
+        if start == at {
+            return false;
+        }
+        let Some((_, mut head)) = self.areas.0.remove(start) else {
+            return false;
+        };
+        let tail = head.split_at(at);
+        let cut = self.areas.0.insert(head.range, head);
+        let cut = cut.and_then(|()| self.areas.0.insert(tail.range, tail));
+        debug_assert!(
+            cut.is_ok(),
+            "where one area was there is room for its pieces"
+        );
+        true
     }
 
     /// After `range` was mapped in `area`: leaves as large as they can be, or, while dirty tracking

@@ -108,7 +108,7 @@ impl Drop for ExternalPin {
 pub enum PinError {
     /// It is empty or ends beyond 2^64.
     Range(Span),
-    /// Some of it is in no area, or taken out.
+    /// Some of it is in no area, taken out, or released.
     NotThere {
         /// The range.
         range: Span,
@@ -230,7 +230,7 @@ impl<B: Backend> Ioas<B> {
             let Some(here) = span.intersection(&range) else {
                 continue;
             };
-            if at != Some(here.start) || area.is_out() {
+            if at != Some(here.start) || !area.is_there() {
                 break;
             }
             if !area.prot().contains(prot) {

@@ -1,20 +1,14 @@
 //! Guest memory of vm-memory as memory objects: see [`GuestRam`].
 //!
-//! A region stays mapped while its `MmapRegion` is there, and vm-memory never makes a reference to
-//! its bytes. So each memory object holds the region, and the kernel pins it where it is.
-
-#![allow(unsafe_code)]
+//! Each memory object holds its region, which stays mapped for so long, and the kernel pins it where
+//! it is.
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-use core::any::Any;
 use core::fmt;
 use core::ops::ControlFlow;
-use core::ptr::NonNull;
-use std::io;
-use std::os::fd::OwnedFd;
 
-use hostmem::{FrameSource, Mapping, Pinner, PopulateError};
+use hostmem::{FrameSource, GuestRegionError, Mapping, Pinner, PopulateError};
 use iopt::Prot;
 use runs::Span;
 use vm_memory::bitmap::Bitmap;
@@ -85,26 +79,12 @@ impl Region {
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum GuestRamError {
-    /// It is not mapped for reading and writing.
-    Protection {
-        /// Its guest addresses.
-        region: Span,
-        /// As `mmap` was told (`PROT_…`).
-        prot: i32,
-    },
-    /// Its memory file cannot be used.
-    File {
-        /// Its guest addresses.
-        region: Span,
-        /// Why not.
-        cause: io::Error,
-    },
-    /// It is not made of whole pages.
+    /// It is no mapping that can be pinned.
     Mapping {
         /// Its guest addresses.
         region: Span,
         /// Why not.
-        cause: hostmem::MapError,
+        cause: GuestRegionError,
     },
     /// Its pages cannot be brought in.
     Populate {
@@ -123,13 +103,6 @@ pub enum GuestRamError {
 impl fmt::Display for GuestRamError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Protection { region, prot } => write!(
-                f,
-                "guest memory {region} is not mapped for reading and writing (PROT_… {prot:#x})"
-            ),
-            Self::File { region, .. } => {
-                write!(f, "the memory file of guest memory {region} cannot be used")
-            }
             Self::Mapping { region, cause } => write!(f, "guest memory {region}: {cause}"),
             Self::Populate { region, cause } => write!(f, "guest memory {region}: {cause}"),
             Self::Interrupted { done } => write!(f, "interrupted after {}", runs::Bytes(*done)),
@@ -140,9 +113,8 @@ impl fmt::Display for GuestRamError {
 impl core::error::Error for GuestRamError {
     fn source(&self) -> Option<&(dyn core::error::Error + 'static)> {
         match self {
-            Self::Protection { .. } | Self::Interrupted { .. } => None,
+            Self::Interrupted { .. } => None,
             Self::Populate { cause, .. } => cause.source(),
-            Self::File { cause, .. } => Some(cause),
             Self::Mapping { cause, .. } => cause.source(),
         }
     }
@@ -182,8 +154,12 @@ impl GuestRam {
         pinner: &Arc<Pinner>,
         ledger: &Arc<Ledger>,
     ) -> Result<Self, GuestRamError> {
-        let region = |region| {
-            let mapping = Arc::new(mapping(region)?);
+        let region = |region: &GuestRegionMmap<B>| {
+            let mapping = Mapping::of_guest_region(region);
+            let mapping = Arc::new(mapping.map_err(|cause| GuestRamError::Mapping {
+                region: Span::new(region.start_addr().0, region.len()),
+                cause,
+            })?);
             let frames = FrameSource::detect(&mapping);
             let object = HostMemory::new(Arc::clone(&mapping), Arc::clone(pinner), frames);
             Ok(Region {
@@ -241,39 +217,6 @@ impl GuestRam {
         }
         Ok(())
     }
-}
-
-/// The region as a mapping of this process.
-fn mapping<B: Bitmap + Send + Sync + 'static>(
-    region: &GuestRegionMmap<B>,
-) -> Result<Mapping, GuestRamError> {
-    const ACCESS: i32 = libc::PROT_READ | libc::PROT_WRITE;
-    let span = Span::new(region.start_addr().0, region.len());
-    let mmap = region.get_mmap();
-    let start = NonNull::new(mmap.as_ptr()).filter(|_| mmap.prot() & ACCESS == ACCESS);
-    let start = start.ok_or(GuestRamError::Protection {
-        region: span,
-        prot: mmap.prot(),
-    })?;
-    // A private mapping has pages of its own.
-    let shared = mmap.flags() & libc::MAP_TYPE == libc::MAP_SHARED;
-    let file = mmap.file_offset().filter(|_| shared).map(|file| {
-        let own = file.file().try_clone();
-        own.map(|own| (OwnedFd::from(own), file.start()))
-    });
-    let file = file.transpose().map_err(|cause| GuestRamError::File {
-        region: span,
-        cause,
-    })?;
-    let owner: Arc<dyn Any + Send + Sync> = mmap.clone();
-    // SAFETY: the owner is the region, which stays mapped as it is until it is dropped. vm-memory
-    // treats it as memory that changes at any time: it accesses it through raw pointers, one word by
-    // one volatile access and more by copies, and makes references to atomic cells only.
-    let mapping = unsafe { Mapping::foreign(owner, start, span.len, file) };
-    mapping.map_err(|cause| GuestRamError::Mapping {
-        region: span,
-        cause,
-    })
 }
 
 impl<B: Backend> Ioas<B> {

@@ -153,8 +153,20 @@ impl Charge {
         }
     }
 
+    /// No bytes.
+    pub(crate) fn nothing(ledger: &Arc<Ledger>) -> Self {
+        Self {
+            ledger: Arc::clone(ledger),
+            bytes: 0,
+        }
+    }
+
+    /// Charges `bytes` more to the same ledger.
+    pub(crate) fn more(&self, bytes: u64) -> Result<Self, OverLimit> {
+        self.ledger.charge(bytes)
+    }
+
     /// Takes in `other`, of the same ledger.
-    #[cfg(any(feature = "vfio", feature = "iommufd"))]
     pub(crate) fn join(&mut self, mut other: Self) {
         debug_assert!(Arc::ptr_eq(&self.ledger, &other.ledger));
         self.bytes += core::mem::take(&mut other.bytes);
@@ -162,6 +174,7 @@ impl Charge {
 
     /// Gives back all but `bytes`. It never grows: what is charged for parts of a huge page may
     /// for a moment be more than was charged for the whole.
+    #[cfg(any(feature = "vfio", feature = "iommufd"))]
     pub(crate) fn shrink_to(&mut self, bytes: u64) {
         let stays = self.split(bytes);
         drop(core::mem::replace(self, stays));

@@ -50,7 +50,7 @@
 //! ```
 //!
 //! The core needs an allocator but not `std`. The feature `linux` adds memory objects that the
-//! kernel pins (`HostMemory`) and table memory of the host (`HostTables`).
+//! kernel pins (`HostMemory`) and table memory of the host (`HostTables`, and `NodeTables` by node).
 //!
 //! Devices reach the memory through a [`Backend`]: tables of ours ([`Own`], the default, everywhere),
 //! or, with the features `vfio` and `iommufd`, mappings of the kernel's interfaces of these names. All
@@ -85,9 +85,14 @@ mod linux;
 mod listener;
 mod lock;
 mod memory;
+#[cfg(feature = "linux")]
+mod node_tables;
 mod object;
 mod observer;
 mod own;
+mod placement;
+mod released;
+mod reserved;
 mod retired;
 mod space;
 mod synthetic;
@@ -108,18 +113,24 @@ pub use given::{GivenRuns, NoPages};
 #[cfg(all(feature = "linux", feature = "vm-memory"))]
 pub use guest_ram::{GuestRam, GuestRamError, RegionFailed};
 #[cfg(any(feature = "vfio", feature = "iommufd"))]
-pub use kernel::{Kernel, KernelError, Mapper, MapperInfo, Shares, Source, pieces_needed};
+pub use kernel::{
+    Entering, Kernel, KernelError, Mapper, MapperInfo, Shares, Source, pieces_needed,
+};
 pub use ledger::{Charge, Forecast, Ledger, OverLimit};
 #[cfg(feature = "linux")]
 pub use linux::{Effort, HostMemory, HostTables, MappedStorage};
 pub use listener::Listener;
 pub use memory::{Hold, Memory};
+#[cfg(feature = "linux")]
+pub use node_tables::{Misplaced, NodeBytes, NodeTables};
 pub use object::{Cause, MemoryObject, PinFailed, Pinned, ProcessMemory, RunReader};
 pub use observer::{Observer, Step};
 pub use own::{
-    BuildDomain, Builder, BuilderError, DomainIds, HandOverError, HandedArea, HandedDomain,
-    Handover, Leaving, Own, TakeOverError, TakenDomain,
+    BuildDomain, Builder, BuilderError, DomainIds, DomainPlace, HandOverError, HandedArea,
+    HandedDomain, Handover, Leaving, MoveError, Own, TakeOverError, TakenDomain,
 };
+pub use placement::{NoPlacement, Placement};
+pub use released::ReleaseError;
 pub use retired::{Flushing, Retired};
 pub use space::{Ioas, Unmapped};
 pub use synthetic::Synthetic;

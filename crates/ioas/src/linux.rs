@@ -5,7 +5,9 @@ use alloc::sync::Arc;
 use core::ops::ControlFlow;
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use hostmem::{Backing, FrameSource, Frames, Mapping, Pin, PinError, PinKind, Pinner};
+use hostmem::{
+    Backing, FrameSource, Frames, KernelNodes, Mapping, NodePolicy, Pin, PinError, PinKind, Pinner,
+};
 use iopt::{Arena, AtomicMeta, Storage, TABLE_BYTES};
 use runs::Span;
 
@@ -173,6 +175,12 @@ impl RunReader for HostRuns<'_> {
 /// Memory of the host for tables: an [`Arena`] over a mapping, with a window of addresses.
 pub type HostTables = Arena<MappedStorage>;
 
+/// Bytes of an arena that has room for `bytes` bytes of tables.
+pub(crate) fn arena_bytes(bytes: u64) -> u64 {
+    let bytes = bytes.max(16 * TABLE_BYTES);
+    bytes.checked_next_power_of_two().unwrap_or(1 << 63)
+}
+
 /// A mapping that holds tables.
 #[derive(Debug)]
 pub struct MappedStorage {
@@ -184,13 +192,25 @@ impl MappedStorage {
     /// Anonymous memory of at least `bytes` bytes, on `node` if one is named, in huge pages where
     /// the machine gives them. It is all there already: tables are never waited for.
     pub fn new(bytes: u64, node: Option<u32>) -> Result<Self, Cause> {
-        let bytes = bytes.max(16 * TABLE_BYTES).next_power_of_two();
+        Self::brought_in(Self::mapped(arena_bytes(bytes), node, &KernelNodes)?)
+    }
+
+    /// The memory, no page of which is there yet.
+    pub(crate) fn mapped(
+        bytes: u64,
+        node: Option<u32>,
+        policy: &dyn NodePolicy,
+    ) -> Result<Mapping, hostmem::MapError> {
         let backing = if bytes < Backing::Thp.largest_page() {
             Backing::Anon4K
         } else {
             Backing::Thp
         };
-        let mapping = Mapping::new(backing, bytes, node)?;
+        Mapping::with_nodes(backing, bytes, node, policy)
+    }
+
+    /// All of `mapping`, brought in.
+    pub(crate) fn brought_in(mapping: Mapping) -> Result<Self, Cause> {
         mapping.populate(&mut |_| ControlFlow::Continue(()))?;
         Ok(Self::over(mapping))
     }

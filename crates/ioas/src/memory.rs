@@ -12,6 +12,9 @@
 //! holds it; neighbours of the same pin and number are one part. A pin may hold several parts. When
 //! the last user of a part goes, the pin gives back that part, or, if it was the last, ends.
 //!
+//! A part may also be *reserved*: it keeps its charge when its last user goes, and whoever holds it
+//! next takes that (see `reserved.rs`).
+//!
 //! A new hold pins what nobody holds yet: usually all of it, in one pin. Its charge is one step.
 //! Nothing is noted before all of it has succeeded, so that a failure, or a panic of an observer,
 //! leaves what was there.
@@ -28,6 +31,7 @@ use crate::ledger::{Charge, Forecast, Ledger};
 use crate::lock::Mutex;
 use crate::object::{Cause, MemoryObject, Pinned, RunReader};
 use crate::observer::{Observer, Step, observed};
+pub(crate) use crate::reserved::Reserved;
 use crate::tally::Tally;
 
 /// A memory object with its pins and the account that they are charged to.
@@ -42,19 +46,24 @@ pub struct Memory {
 }
 
 #[derive(Debug, Default)]
-struct Pins {
+pub(crate) struct Pins {
     /// By offset in the object.
-    parts: Tally<Part>,
+    pub(crate) parts: Tally<Part>,
     /// Pins, by number.
     held: Vec<Option<Held>>,
     /// Numbers that are free.
     free: Vec<usize>,
+    /// The charge of parts that are reserved and that nobody holds.
+    pub(crate) reserve: Option<Charge>,
+    /// Bytes that are reserved, each as often as it is.
+    pub(crate) reservations: u64,
 }
 
-/// Without users: nobody holds it.
+/// Without users: nobody holds it, and there is no pin.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Part {
-    users: u64,
+pub(crate) struct Part {
+    pub(crate) users: u64,
+    pub(crate) reserved: u64,
     pin: usize,
 }
 
@@ -84,6 +93,10 @@ impl Memory {
         &self.object
     }
 
+    pub(crate) const fn pins(&self) -> &Mutex<Pins> {
+        &self.pins
+    }
+
     /// The account.
     pub fn ledger(&self) -> &Arc<Ledger> {
         &self.ledger
@@ -105,24 +118,40 @@ impl Memory {
         pins.held.iter().flatten().map(|held| held.used).sum()
     }
 
-    /// Bytes that are charged for it.
+    /// The first stretch of `part` (offset and length in bytes) that is held, by an area of any address
+    /// space or an external pin. What back ends of a kernel pin by themselves is not known here.
+    pub fn first_held(&self, part: Span) -> Option<Span> {
+        let pins = self.pins.lock();
+        let mut parts = pins.parts.inside(part);
+        parts.find(|(_, part)| part.users > 0).map(|(span, _)| span)
+    }
+
+    /// Bytes that are charged for it, also those that are only [reserved](Self::reserved).
     pub fn charged(&self) -> u64 {
         let pins = self.pins.lock();
-        pins.held
-            .iter()
-            .flatten()
-            .map(|held| held.charge.bytes())
-            .sum()
+        let held = pins.held.iter().flatten().map(|held| &held.charge);
+        held.chain(&pins.reserve).map(Charge::bytes).sum()
     }
 
     /// Whether the limit permits to hold `part` (offset and length in bytes), before anything is
-    /// touched: what is held already, or lies outside the object, costs nothing.
+    /// touched: what is held already, or lies outside the object, costs nothing, and what is reserved
+    /// no more than was kept for it.
     pub fn forecast(&self, part: Span) -> Forecast {
         let inside = Span::new(0, self.len()).intersection(&part);
-        let pins = self.pins.lock();
-        let gaps: Vec<Span> = inside.map_or(Vec::new(), |part| pins.parts.gaps(part).collect());
-        drop(pins);
-        self.ledger.forecast(self.charge(&gaps))
+        let needed = inside.map_or(0, |part| {
+            let pins = self.pins.lock();
+            let needed = self.charge(&pins.unheld(part));
+            needed.saturating_sub(self.kept(&pins, part))
+        });
+        self.ledger.forecast(needed)
+    }
+
+    /// What is kept for `part` alone.
+    fn kept(&self, pins: &Pins, part: Span) -> u64 {
+        let object = &*self.object;
+        let all = pins.kept_for(part, object);
+        let kept = all.saturating_sub(pins.kept_beside(part, object));
+        kept.min(pins.reserve.as_ref().map_or(0, Charge::bytes))
     }
 
     fn charge(&self, parts: &[Span]) -> u64 {
@@ -138,22 +167,23 @@ impl Memory {
         observer: &mut dyn Observer,
     ) -> Result<Hold, MapError> {
         let mut pins = self.pins.lock();
-        let gaps: Vec<Span> = pins.parts.gaps(part).collect();
+        let gaps = pins.unheld(part);
+        let kept = self.kept(&pins, part);
+        // Dropped last: what is pinned goes before its charge.
+        let mut charge = Charge::nothing(&self.ledger);
         let mut fresh = Vec::new();
         if !gaps.is_empty() {
-            let mut charge = observed(observer, Step::Charge, |_| {
+            observed(observer, Step::Charge, |_| {
                 let bytes = self.charge(&gaps);
-                let charge = self.ledger.charge(bytes).map_err(MapError::OverLimit)?;
-                Ok::<_, MapError>((charge, bytes))
+                let new = self.ledger.charge(bytes.saturating_sub(kept));
+                charge.join(new.map_err(MapError::OverLimit)?);
+                Ok::<_, MapError>(((), bytes))
             })?;
             let mut done = 0;
             observed(observer, Step::Pin, |observer| {
                 for gap in &gaps {
                     let mut progress = |here| observer.progress(Step::Pin, done + here);
-                    let pin = self.object.pin(*gap, &mut progress)?;
-                    let charge = charge.split(self.object.charge(*gap));
-                    let used = gap.len;
-                    fresh.push((*gap, Held { pin, charge, used }));
+                    fresh.push((*gap, self.object.pin(*gap, &mut progress)?));
                     done += gap.len;
                 }
                 Ok::<_, MapError>(((), done))
@@ -163,10 +193,14 @@ impl Memory {
                 return Err(MapError::Interrupted);
             }
         }
+        let kept = pins.draw(kept);
+        kept.into_iter().for_each(|kept| charge.join(kept));
         pins.parts
             .change(part, |part| part.users += u64::from(part.users > 0));
-        for (gap, held) in fresh {
-            pins.add(gap, held);
+        for (gap, pin) in fresh {
+            let charge = charge.split(self.object.charge(gap));
+            let used = gap.len;
+            pins.add(gap, Held { pin, charge, used });
         }
         Ok(Hold {
             memory: Arc::clone(self),
@@ -177,20 +211,24 @@ impl Memory {
     /// Lets go of `part`. Returns the bytes that were unpinned, and the first failure.
     fn release(&self, part: Span) -> (u64, Option<Cause>) {
         let mut pins = self.pins.lock();
+        let before = pins.kept_for(part, &*self.object);
         let last_user = |(_, part): &(Span, Part)| part.users == 1;
         let unused: Vec<_> = pins.parts.inside(part).filter(last_user).collect();
         pins.parts.change(part, |part| match part.users {
-            0 | 1 => *part = Part::default(),
+            0 | 1 => (part.users, part.pin) = (0, 0),
             _ => part.users -= 1,
         });
         let mut unpinned = 0;
         let mut failed = None;
+        let mut freed = Charge::nothing(&self.ledger);
         for (span, Part { pin, .. }) in unused {
-            match pins.unpin(span, pin) {
+            match pins.unpin(span, pin, &mut freed) {
                 Ok(bytes) => unpinned += bytes,
                 Err(cause) => failed = failed.or(Some(cause)),
             }
         }
+        // Where the limit forbids it, less is kept.
+        let _ = pins.keep(part, before, &mut freed, &*self.object);
         (unpinned, failed)
     }
 }
@@ -204,7 +242,7 @@ impl Pins {
             None => self.held.push(Some(held)),
         }
         self.parts
-            .change(span, |part| *part = Part { users: 1, pin });
+            .change(span, |part| (part.users, part.pin) = (1, pin));
     }
 
     /// The pin that holds `at`, and how far before `end` it holds what follows.
@@ -212,11 +250,11 @@ impl Pins {
         if at >= end {
             return None;
         }
-        let (mut span, first) = self.parts.at(at)?;
+        let (mut span, first) = self.parts.at(at).filter(|(_, part)| part.users > 0)?;
         let mut until = span.start + span.len;
         while until < end {
             match self.parts.at(until) {
-                Some((next, part)) if part.pin == first.pin => span = next,
+                Some((next, part)) if part.users > 0 && part.pin == first.pin => span = next,
                 _ => break,
             }
             until = span.start + span.len;
@@ -225,11 +263,11 @@ impl Pins {
         Some((&*held.pin, Span::new(at, until.min(end) - at)))
     }
 
-    /// Gives back the part `span` of a pin; returns the bytes.
+    /// Gives back the part `span` of a pin, and its charge to `freed`; returns the bytes.
     ///
     /// When that fails nobody knows how much of it is still pinned. The kernel goes on counting
     /// that, and so does the ledger: the charge stays.
-    fn unpin(&mut self, span: Span, pin: usize) -> Result<u64, Cause> {
+    fn unpin(&mut self, span: Span, pin: usize, freed: &mut Charge) -> Result<u64, Cause> {
         let Some(place) = self.held.get_mut(pin) else {
             return Ok(0);
         };
@@ -242,7 +280,7 @@ impl Pins {
             let Held { pin, charge, .. } = held;
             return match pin.unpin() {
                 Ok(bytes) => {
-                    drop(charge);
+                    freed.join(charge);
                     Ok(bytes)
                 }
                 Err(cause) => {
@@ -253,7 +291,8 @@ impl Pins {
         }
         let released = held.pin.release(span);
         let result = released.map(|charged| {
-            held.charge.shrink_to(charged);
+            let less = held.charge.bytes().saturating_sub(charged);
+            freed.join(held.charge.split(less));
             span.len
         });
         *place = Some(held);

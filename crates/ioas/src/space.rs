@@ -100,7 +100,7 @@ impl<B: Backend> Ioas<B> {
 
     /// Tells `listener` of all areas, from now on.
     pub fn add_listener(&mut self, listener: Arc<dyn Listener>) {
-        let areas = self.areas().filter(|area| !area.out);
+        let areas = self.areas().filter(|area| area.is_there());
         areas.for_each(|area| listener.mapped(area));
         self.retired.listeners.add(listener);
     }
@@ -156,6 +156,8 @@ impl<B: Backend> Ioas<B> {
             prot,
             hold: None,
             out: false,
+            released: false,
+            reserved: None,
         };
         // Vacant: `check` has seen that no area lies there.
         if self.areas.0.insert(range, area).is_err() {
@@ -290,6 +292,9 @@ impl<B: Backend> Ioas<B> {
             for (range, area) in self.areas.0.extract_inside(first, last) {
                 unmapped.areas += 1;
                 unmapped.bytes += range.len;
+                if area.released {
+                    self.backend.give_back(range);
+                }
                 self.retired.add(range, area.hold);
             }
             Ok::<_, UnmapError>((unmapped, unmapped.bytes))

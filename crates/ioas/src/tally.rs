@@ -46,56 +46,89 @@ impl<T: Copy + Default + PartialEq> Tally<T> {
             })
     }
 
-    /// Has `change` change the value of everything in `range`, once for each stretch of equal values.
+    /// Has `change` change the value of everything in `range`, once for each stretch of equal values,
+    /// in order.
     pub(crate) fn change(&mut self, range: Span, mut change: impl FnMut(&mut T)) {
-        let mut stretches: Vec<(Span, T)> = self.inside(range).collect();
-        stretches.extend(self.gaps(range).map(|gap| (gap, T::default())));
-        stretches.sort_unstable_by_key(|(span, _)| span.start);
-        stretches.iter_mut().for_each(|(_, value)| change(value));
-
-        // What lies beside, of those that go over an end of the range or touch it.
-        let before = range.start.checked_sub(1).and_then(|last| self.at(last));
-        let behind = range.last().checked_add(1).and_then(|next| self.at(next));
-        let head = before.and_then(|(span, value)| {
-            Some((
-                Span::inclusive(span.start, range.start.wrapping_sub(1))?,
-                value,
-            ))
-        });
-        let tail = behind.and_then(|(span, value)| {
-            Some((
-                Span::inclusive(range.last().wrapping_add(1), span.last())?,
-                value,
-            ))
-        });
-        let beside = before.into_iter().chain(behind).map(|(span, _)| span.start);
-        let old: Vec<u64> = self
-            .0
-            .overlapping(range.start, range.last())
-            .map(|(span, _)| span.start)
-            .chain(beside)
-            .collect();
-        for start in old {
-            self.0.remove(start);
-        }
-
-        let mut open: Option<(Span, T)> = None;
-        let all = head.into_iter().chain(stretches).chain(tail);
-        for (span, value) in all.filter(|(_, value)| *value != T::default()) {
-            match &mut open {
-                Some((before, same)) if *same == value && before.last() + 1 == span.start => {
-                    before.len += span.len;
+        // Those beside as well, which what changes may be joined with.
+        let (before, behind) = (
+            range.start.saturating_sub(1),
+            range.last().saturating_add(1),
+        );
+        let near = self.0.overlapping(before, behind);
+        let old: Vec<(Span, T)> = near.map(|(span, value)| (span, *value)).collect();
+        let mut new = Joined(Vec::with_capacity(old.len() + 2));
+        let mut changed = |new: &mut Joined<T>, span: Option<Span>, mut value: T| {
+            if span.is_some() {
+                change(&mut value);
+                new.push(span, value);
+            }
+        };
+        // What nothing is known of yet.
+        let mut rest = Some(range);
+        for &(span, value) in &old {
+            if span.start < range.start {
+                let last = span.last().min(range.start - 1);
+                new.push(Span::inclusive(span.start, last), value);
+            }
+            if let Some(todo) = rest.filter(|todo| todo.start <= span.last()) {
+                if span.start > todo.start {
+                    let last = todo.last().min(span.start - 1);
+                    changed(&mut new, Span::inclusive(todo.start, last), T::default());
                 }
-                _ => self.keep(open.replace((span, value))),
+                changed(&mut new, span.intersection(&todo), value);
+                let next = span.last().checked_add(1);
+                rest = next.and_then(|next| Span::inclusive(next, todo.last()));
+            }
+            if span.last() > range.last() {
+                let start = span.start.max(range.last() + 1);
+                new.push(Span::inclusive(start, span.last()), value);
             }
         }
-        self.keep(open);
+        changed(&mut new, rest, T::default());
+        self.replace(&old, &new.0);
     }
 
-    fn keep(&mut self, stretch: Option<(Span, T)>) {
-        if let Some((span, value)) = stretch {
-            let kept = self.0.insert(span, value);
-            debug_assert!(kept.is_ok(), "{span} was made free");
+    /// Has the stretches `new` where `old` are. Most are often the same, or differ in the value only.
+    fn replace(&mut self, old: &[(Span, T)], new: &[(Span, T)]) {
+        let same = |list: &[(Span, T)], span: Span| {
+            let place = list.binary_search_by_key(&span.start, |(span, _)| span.start);
+            place.ok().filter(|place| list[*place].0 == span)
+        };
+        for (span, value) in old {
+            match same(new, *span).map(|place| new[place].1) {
+                None => {
+                    self.0.remove(span.start);
+                }
+                Some(now) if now != *value => {
+                    if let Some((_, value)) = self.0.at_mut(span.start) {
+                        *value = now;
+                    }
+                }
+                Some(_) => {}
+            }
+        }
+        for (span, value) in new {
+            if same(old, *span).is_none() {
+                let kept = self.0.insert(*span, *value);
+                debug_assert!(kept.is_ok(), "{span} was made free");
+            }
+        }
+    }
+}
+
+/// Stretches in order: joined where they are equal, and without the default.
+struct Joined<T>(Vec<(Span, T)>);
+
+impl<T: Copy + Default + PartialEq> Joined<T> {
+    fn push(&mut self, span: Option<Span>, value: T) {
+        let Some(span) = span.filter(|_| value != T::default()) else {
+            return;
+        };
+        match self.0.last_mut() {
+            Some((before, same)) if *same == value && before.last() + 1 == span.start => {
+                before.len += span.len;
+            }
+            _ => self.0.push((span, value)),
         }
     }
 }

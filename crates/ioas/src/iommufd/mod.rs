@@ -29,6 +29,8 @@ mod layout;
 #[cfg(feature = "vfio")]
 mod space;
 mod sys;
+#[cfg(feature = "vfio")]
+mod tables;
 #[cfg(test)]
 mod tests;
 
@@ -49,6 +51,8 @@ pub use hwpt::{Clear, HwInfo};
 pub use ioas::IovaRanges;
 #[cfg(feature = "vfio")]
 pub use space::{Attachable, BoundDevice, Owner, Space, SpaceMapper};
+#[cfg(feature = "vfio")]
+pub use tables::TablePlace;
 
 /// The number of an address space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -1,7 +1,8 @@
 //! An address space of iommufd as a back end: [`Space`].
 //!
 //! Devices that can tell what they write to get page tables made for that, as many as there are kinds
-//! of units; the others share those that the kernel makes. Memory files are mapped as files, anything
+//! of units; the others share those that the kernel makes, or with [`PerNode`](crate::Placement::PerNode) one that is made
+//! for their node: see [tables](super::tables) for the rule. Memory files are mapped as files, anything
 //! else by its address. What one of the address spaces of an [`Owner`] maps already is copied:
 //! pinned and charged once, for as long as the first mapping is there.
 
@@ -14,9 +15,10 @@ use std::vec::Vec;
 use iopt::Prot;
 use runs::Span;
 
-use super::{Clear, DevId, HwptId, IoasId, Iommufd, RlimitMode};
-use crate::errno::{Errno, Profile};
-use crate::kernel::{Kernel, KernelError, Mapper, MapperInfo, Result, Shares, Source};
+use super::tables::{TablePlace, Tables};
+use super::{Clear, DevId, IoasId, Iommufd, RlimitMode};
+use crate::errno::Profile;
+use crate::kernel::{Entering, Kernel, KernelError, Mapper, MapperInfo, Result, Shares, Source};
 use crate::vfio::{Device, PageTable};
 
 /// The back end over an address space of iommufd.
@@ -113,8 +115,7 @@ impl Attachable for BoundDevice {
 pub struct SpaceMapper<D = BoundDevice> {
     owner: Arc<Owner>,
     id: IoasId,
-    /// Devices, and the page tables of those that track what they write to.
-    devices: Vec<(DevId, Option<HwptId>)>,
+    tables: Tables,
     /// It is not ours alone: another process goes on with it.
     given_up: bool,
     kind: PhantomData<fn(&D)>,
@@ -135,7 +136,7 @@ impl<D> SpaceMapper<D> {
         Self {
             owner: Arc::clone(owner),
             id,
-            devices: Vec::new(),
+            tables: Tables::default(),
             given_up: false,
             kind: PhantomData,
         }
@@ -156,42 +157,9 @@ impl<D> SpaceMapper<D> {
         self.owner.iommufd.set_huge_pages(self.id, on)
     }
 
-    /// The page tables, each once.
-    fn tables(&self) -> Vec<HwptId> {
-        let mut tables: Vec<HwptId> = self
-            .devices
-            .iter()
-            .filter_map(|(_, table)| *table)
-            .collect();
-        tables.sort_unstable();
-        tables.dedup();
-        tables
-    }
-}
-
-impl<D: Attachable> SpaceMapper<D> {
-    /// Attaches a device to a page table that tracks what it writes to: one that there is, or a new
-    /// one.
-    fn enter_tracked(&self, device: &D, dirty: bool) -> Result<HwptId> {
-        for table in self.tables() {
-            match device.attach(PageTable::Hwpt(table)) {
-                // A table for another kind of unit.
-                Err(KernelError::Refused { errno, .. }) if Errno(errno) == Errno::EINVAL => {}
-                attached => return attached.map(|()| table),
-            }
-        }
-        let iommufd = &self.owner.iommufd;
-        let table = iommufd.alloc_hwpt(device.id(), self.id, true)?;
-        let tracked = if dirty {
-            iommufd.set_dirty_tracking(table, true)
-        } else {
-            Ok(())
-        };
-        let attached = tracked.and_then(|()| device.attach(PageTable::Hwpt(table)));
-        if attached.is_err() {
-            let _ = iommufd.destroy_hwpt(table);
-        }
-        attached.map(|()| table)
+    /// The page tables, with their nodes and devices.
+    pub fn places(&self) -> Vec<TablePlace> {
+        self.tables.places()
     }
 }
 
@@ -209,27 +177,21 @@ impl<D: Attachable> Mapper for SpaceMapper<D> {
 
     const PROFILE: Profile = Profile::Iommufd;
 
-    fn enter(&mut self, device: &D, dirty: bool) -> Result<()> {
-        let info = self.owner.iommufd.hw_info(device.id());
+    const NODE_TABLES: bool = true;
+
+    fn enter(&mut self, device: &D, with: Entering) -> Result<()> {
+        let iommufd = &self.owner.iommufd;
+        let info = iommufd.hw_info(device.id());
         // A unit that tells nothing tracks nothing.
-        let table = if info.is_ok_and(|info| info.dirty_tracking) {
-            Some(self.enter_tracked(device, dirty)?)
-        } else {
-            device.attach(PageTable::Ioas(self.id))?;
-            None
-        };
-        self.devices.push((device.id(), table));
-        Ok(())
+        let tracks = info.is_ok_and(|info| info.dirty_tracking);
+        let kernel = (iommufd, self.id);
+        self.tables.enter(&kernel, device, self.id, tracks, with)
     }
 
     fn leave(&mut self, device: &D) -> Result<()> {
         device.detach()?;
-        let before = self.tables();
-        self.devices.retain(|(id, _)| *id != device.id());
-        let after = self.tables();
-        for table in before.into_iter().filter(|table| !after.contains(table)) {
-            let _ = self.owner.iommufd.destroy_hwpt(table);
-        }
+        self.tables
+            .left(&(&self.owner.iommufd, self.id), device.id());
         Ok(())
     }
 
@@ -276,7 +238,7 @@ impl<D: Attachable> Mapper for SpaceMapper<D> {
     }
 
     fn set_tracking(&mut self, on: bool) -> Result<()> {
-        let mut tables = self.tables().into_iter();
+        let mut tables = self.tables.tracked();
         tables.try_for_each(|table| self.owner.iommufd.set_dirty_tracking(table, on))
     }
 
@@ -285,7 +247,7 @@ impl<D: Attachable> Mapper for SpaceMapper<D> {
         if self.is_blind() {
             bitmap.fill(u64::MAX);
         }
-        let mut tables = self.tables().into_iter();
+        let mut tables = self.tables.tracked();
         tables.try_for_each(|table| {
             let iommufd = &self.owner.iommufd;
             iommufd.dirty_bitmap(table, iova, page, bitmap, Clear::Yes)
@@ -293,7 +255,7 @@ impl<D: Attachable> Mapper for SpaceMapper<D> {
     }
 
     fn is_blind(&self) -> bool {
-        self.devices.iter().any(|(_, table)| table.is_none())
+        self.tables.is_blind()
     }
 
     /// There is nothing to declare: files have no addresses, and other memory cannot be handed over.
@@ -310,8 +272,9 @@ impl<D: Attachable> Mapper for SpaceMapper<D> {
         _mappings: &[(Span, Source<'_>)],
     ) -> Result<()> {
         self.owner.iommufd.change_process()?;
-        let devices = devices.iter().map(|device| (device.id(), None));
-        self.devices.extend(devices);
+        for device in devices {
+            self.tables.taken_over(device.id());
+        }
         Ok(())
     }
 

@@ -14,13 +14,14 @@ use std::sync::Arc;
 use std::vec;
 use std::vec::Vec;
 
+use iommu::NodeId;
 use iopt::{Aperture, Interruption, RangeError};
 use runs::Span;
 
 use super::cause::MapRequest;
 use super::error::KernelError;
 use super::mapped::{Journal, Mapped, source};
-use super::mapper::{Mapper, MapperInfo, Source};
+use super::mapper::{Entering, Mapper, MapperInfo, Source};
 use super::pieces::{Piece, Pieces, Stretch, cut, groups, stretches};
 use super::refusals::{Refused, attach_refused, detach_refused, errno, map_refused};
 use super::shares::Share;
@@ -28,6 +29,7 @@ use crate::backend::{Areas, Capability, Unsupported};
 use crate::errno::{Errno, Profile};
 use crate::error::{AttachError, DetachError, MapError};
 use crate::observer::{Observer, Step, observed};
+use crate::placement::Placement;
 use crate::windows::{outside, within, without};
 
 /// The back end over the mappings of a kernel. See the module's head in the sources, and the aliases
@@ -42,6 +44,7 @@ pub struct Kernel<K: Mapper> {
     /// Pieces end at its multiples, bytes.
     granule: Option<u64>,
     merging: Interruption,
+    pub(super) placement: Placement,
     /// What is dirty can be read.
     pub(super) bitmaps: bool,
     /// What was read as dirty and nobody has asked for yet.
@@ -87,6 +90,7 @@ impl<K: Mapper> Kernel<K> {
                     .unwrap_or(1 << 63)
             }),
             merging: Interruption::Refused,
+            placement: Placement::default(),
             bitmaps: false,
             carried: Vec::new(),
         }
@@ -96,6 +100,17 @@ impl<K: Mapper> Kernel<K> {
     /// what is being merged for a moment. In the beginning they may not.
     pub(super) const fn set_merging(&mut self, merging: Interruption) {
         self.merging = merging;
+    }
+
+    pub(super) fn set_placement(&mut self, placement: Placement) -> Result<(), Unsupported> {
+        match placement {
+            Placement::Near(_) => return Err(Self::unsupported(Capability::TablePlacement)),
+            Placement::PerNode if !K::NODE_TABLES => {
+                return Err(Self::unsupported(Capability::NodeTables));
+            }
+            Placement::Shared | Placement::PerNode => self.placement = placement,
+        }
+        Ok(())
     }
 
     /// Who maps.
@@ -258,13 +273,19 @@ impl<K: Mapper> Kernel<K> {
         &mut self,
         device: Arc<K::Device>,
         dirty: bool,
+        near: Option<NodeId>,
         areas: &Areas,
     ) -> Result<(), AttachError> {
         if self.devices.iter().any(|other| Arc::ptr_eq(other, &device)) {
             return Err(AttachError::AlreadyAttached);
         }
         let refused = |error| attach_refused(K::PROFILE, error);
-        self.mapped.mapper.enter(&device, dirty).map_err(refused)?;
+        let with = Entering {
+            dirty,
+            near,
+            placement: self.placement,
+        };
+        self.mapped.mapper.enter(&device, with).map_err(refused)?;
         let first = self.devices.is_empty();
         self.devices.push(Arc::clone(&device));
         let mut journal = Journal::default();

@@ -9,12 +9,14 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::vec::Vec;
 
+use iommu::NodeId;
 use iopt::Prot;
 use runs::Span;
 
 use super::error::Result;
 use super::shares::Shares;
 use crate::errno::Profile;
+use crate::placement::Placement;
 
 /// What of device addresses can be mapped now.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,6 +45,17 @@ pub enum Source<'a> {
     },
 }
 
+/// How a device comes in.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Entering {
+    /// What it writes to is tracked from the beginning, if possible.
+    pub dirty: bool,
+    /// The memory node that it is at, if that is known.
+    pub near: Option<NodeId>,
+    /// Which devices share a page table with it.
+    pub placement: Placement,
+}
+
 /// Operations of one container, or of one address space of iommufd.
 ///
 /// Ranges and lengths are in bytes.
@@ -53,13 +66,15 @@ pub trait Mapper {
     /// What its error numbers mean, and what it can do.
     const PROFILE: Profile;
 
-    /// Attaches a device; nothing can be mapped before the first. With `dirty`, what it writes to
-    /// is tracked from the beginning, if possible.
+    /// Devices of each node can have page tables of their own, over the same pins.
+    const NODE_TABLES: bool = false;
+
+    /// Attaches a device; nothing can be mapped before the first.
     ///
     /// # Errors
     ///
     /// The kernel's.
-    fn enter(&mut self, device: &Self::Device, dirty: bool) -> Result<()>;
+    fn enter(&mut self, device: &Self::Device, with: Entering) -> Result<()>;
 
     /// Detaches a device.
     ///

@@ -29,6 +29,6 @@ pub(crate) mod headers;
 pub use backend::Kernel;
 pub(crate) use error::Result;
 pub use error::{AnswerError, KernelError};
-pub use mapper::{Mapper, MapperInfo, Source};
+pub use mapper::{Entering, Mapper, MapperInfo, Source};
 pub use pieces::pieces_needed;
 pub use shares::Shares;

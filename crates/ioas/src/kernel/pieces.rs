@@ -131,7 +131,7 @@ pub(super) fn cut(range: Span, granule: Option<u64>) -> impl Iterator<Item = Spa
 
 /// The areas that are not taken out, with those that go on in each other joined.
 pub(super) fn stretches(areas: &Areas) -> impl Iterator<Item = Stretch> {
-    let there = areas.iter().filter(|area| !area.is_out());
+    let there = areas.iter().filter(|area| area.is_there());
     joined(there.map(Stretch::of))
 }
 

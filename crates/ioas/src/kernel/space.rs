@@ -1,11 +1,12 @@
 //! What a back end over a kernel promises to an address space, and what only such an address space
 //! has: attaching by the kernel's files, and being handed to another process.
 
+use core::convert::Infallible;
 use std::boxed::Box;
 use std::sync::Arc;
 use std::vec::Vec;
 
-use iommu::FlushError;
+use iommu::{FlushError, NodeId};
 use iopt::{Interruption, Invalidation, Pending, Prot};
 use runs::Span;
 
@@ -17,11 +18,12 @@ use super::pieces::{Piece, Stretch, stretches};
 use super::refusals::{attach_refused, detach_refused, errno, unmap_refused};
 use super::shares::Share;
 use crate::area::Area;
-use crate::backend::{Areas, Backend, Capabilities, Capability};
+use crate::backend::{Areas, Backend, Capabilities, Capability, Unsupported};
 use crate::dirty::{HarvestError, Harvested, Tracking, TrackingError};
 use crate::errno::Errno;
 use crate::error::{AttachError, DetachError, MapError, UnmapError};
 use crate::observer::Observer;
+use crate::placement::Placement;
 use crate::retired::Retired;
 use crate::space::Ioas;
 use crate::windows::outside;
@@ -36,6 +38,7 @@ impl<K: Mapper> Backend for Kernel<K> {
             page_dirty: !self.mapper().is_blind(),
             given_runs: false,
             table_placement: false,
+            node_tables: K::NODE_TABLES,
             most_mappings: self.most,
         }
     }
@@ -164,6 +167,25 @@ impl<K: Mapper> Backend for Kernel<K> {
                 Err(unmap_refused(K::PROFILE, error, range))
             }
         }
+    }
+
+    fn is_live(&self) -> bool {
+        !self.devices.is_empty()
+    }
+
+    /// What is kept goes to the mapping, which is charged anew.
+    fn map_again(
+        &mut self,
+        area: &mut Area,
+        retired: &mut Retired,
+        observer: &mut dyn Observer,
+    ) -> Result<(), MapError> {
+        let kept = area.reserved.take().is_some();
+        let mapped = self.map(area, retired, observer);
+        if mapped.is_err() && kept {
+            area.reserved = area.memory.reserve(area.part()).ok();
+        }
+        mapped
     }
 
     /// Areas need no cut of the kernel's: what has to be mapped anew is, when a part is emptied.
@@ -297,6 +319,27 @@ impl<K: Mapper> Ioas<Kernel<K>> {
         self.backend.set_merging(merging);
     }
 
+    /// Which devices share a page table from now on; those that are there stay where they are.
+    ///
+    /// With iommufd each node has a table under [`Placement::PerNode`]: see
+    /// [`attach_near`](Self::attach_near). A container has one table for all that can share it. There, an
+    /// address space with a container of its own for the groups of each node does the same: over the
+    /// same [`Memory`](crate::Memory), which is pinned and charged for each, as its
+    /// [`forecast`](crate::Memory::forecast) says.
+    ///
+    /// # Errors
+    ///
+    /// [`Capability::NodeTables`] of a container; [`Capability::TablePlacement`] for
+    /// [`Placement::Near`], as the kernel makes tables on the node of the device that they are for.
+    pub fn set_placement(&mut self, placement: Placement) -> Result<(), Unsupported> {
+        self.backend.set_placement(placement)
+    }
+
+    /// Which devices share a page table.
+    pub const fn placement(&self) -> Placement {
+        self.backend.placement
+    }
+
     /// The attached devices, or groups.
     pub fn devices(&self) -> &[Arc<K::Device>] {
         &self.backend.devices
@@ -309,8 +352,22 @@ impl<K: Mapper> Ioas<Kernel<K>> {
     ///
     /// See [`AttachError`]. Nothing has changed then.
     pub fn attach(&mut self, device: Arc<K::Device>) -> Result<(), AttachError> {
+        self.attach_near(device, None)
+    }
+
+    /// [`attach`](Self::attach) of a device that is at the memory node `near`, where the kernel makes
+    /// its tables: [`Placement::PerNode`] has it share one with devices of this node only.
+    ///
+    /// # Errors
+    ///
+    /// See [`AttachError`]. Nothing has changed then.
+    pub fn attach_near(
+        &mut self,
+        device: Arc<K::Device>,
+        near: Option<NodeId>,
+    ) -> Result<(), AttachError> {
         let dirty = self.tracking.is_some();
-        self.backend.enter(device, dirty, &self.areas)
+        self.backend.enter(device, dirty, near, &self.areas)
     }
 
     /// Takes this address space away from `device`. With the last one everything is unmapped and
@@ -320,7 +377,15 @@ impl<K: Mapper> Ioas<Kernel<K>> {
     ///
     /// See [`DetachError`]; a kernel does not detach a group of which a device is open.
     pub fn detach(&mut self, device: &Arc<K::Device>) -> Result<(), DetachError> {
-        self.backend.let_go(device)
+        self.backend.let_go(device)?;
+        if self.backend.devices.is_empty() {
+            // Nothing is charged any more, and so nothing kept.
+            let Ok(()) = self.areas.0.try_for_each_mut(0, u64::MAX, |_, area| {
+                area.reserved = None;
+                Ok::<_, Infallible>(())
+            });
+        }
+        Ok(())
     }
 
     /// Learns again what can be mapped, which attaching and detaching do by themselves.

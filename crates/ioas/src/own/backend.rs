@@ -65,6 +65,7 @@ impl<M: TableMemory> Backend for Own<M> {
             page_dirty: self.units_track_dirty(),
             given_runs: true,
             table_placement: true,
+            node_tables: true,
             most_mappings: None,
         }
     }
@@ -154,7 +155,51 @@ impl<M: TableMemory> Backend for Own<M> {
                 domain.empty(stretch, note).map_err(UnmapError::Table)?;
             }
         }
+        if !self.written.ranges().is_empty() {
+            for (range, _) in areas.0.overlapping(first, last) {
+                self.written.take(range, note);
+            }
+        }
         Ok(())
+    }
+
+    fn is_live(&self) -> bool {
+        !self.domains.is_empty()
+    }
+
+    fn set_aside(&mut self, range: Span) -> Result<(), MapError> {
+        for place in 0..self.domains.len() {
+            let domain = &mut self.domains[place];
+            if let Err(cause) = domain.spare.add(range, &domain.table) {
+                for domain in &mut self.domains[..place] {
+                    domain.spare.give_back(range, domain.table.memory());
+                }
+                return Err(MapError::Table(cause));
+            }
+        }
+        Ok(())
+    }
+
+    fn give_back(&mut self, range: Span) {
+        for domain in &mut self.domains {
+            domain.spare.give_back(range, domain.table.memory());
+        }
+    }
+
+    fn map_again(
+        &mut self,
+        area: &mut Area,
+        retired: &mut Retired,
+        observer: &mut dyn Observer,
+    ) -> Result<(), MapError> {
+        let mapped = self.map(area, retired, observer);
+        if mapped.is_ok() {
+            self.give_back(area.range);
+        }
+        for domain in &mut self.domains {
+            domain.spare.fill_up(domain.table.memory());
+        }
+        mapped
     }
 
     /// Has a leaf begin at `at` in every domain.
@@ -215,6 +260,7 @@ impl<M: TableMemory> Backend for Own<M> {
     }
 
     fn untrack(&mut self) {
+        self.written.clear();
         self.domains.iter_mut().for_each(Domain::untrack);
     }
 
@@ -225,11 +271,21 @@ impl<M: TableMemory> Backend for Own<M> {
     ) -> Result<Harvested, HarvestError> {
         let span = pending.span();
         let mut found = Harvested::default();
+        let mut bytes = 0;
+        let mut mark = |written: Span| {
+            bytes += written.len;
+            pending.mark(written);
+        };
+        self.written.take(span, &mut mark);
+        for domain in &mut self.domains {
+            domain.written.take(span, &mut mark);
+        }
+        found.bytes = bytes;
         for domain in &mut self.domains {
             let blind = domain.is_blind();
             found.blind |= blind;
             for (range, area) in areas.0.overlapping(span.start, span.last()) {
-                let Some(range) = range.intersection(&span).filter(|_| !area.out) else {
+                let Some(range) = range.intersection(&span).filter(|_| area.is_there()) else {
                     continue;
                 };
                 if !area.prot.contains(Prot::WRITE) {
@@ -264,6 +320,8 @@ impl<M: TableMemory> Backend for Own<M> {
 
     /// Ends the domain that was kept, whose table is empty and which has no device.
     fn end(&mut self) {
-        self.domains.drain(..).for_each(Domain::end);
+        for domain in self.domains.drain(..) {
+            domain.end();
+        }
     }
 }

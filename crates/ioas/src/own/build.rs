@@ -1,20 +1,28 @@
 //! Who builds tables for new domains.
 
+use alloc::boxed::Box;
+use alloc::sync::Arc;
 use alloc::vec::Vec;
+use core::fmt;
 
-use iommu::{Capabilities, DomainId, Unit};
+use iommu::{Capabilities, DomainId, NodeId, Unit};
 use iopt::{AnyTable, FormatId, TableMemory};
 
 use crate::lock::Mutex;
 use crate::object::Cause;
-use alloc::sync::Arc;
 
 /// Builds the table of a new domain for a unit that no other domain suits.
 pub trait BuildDomain<M: TableMemory>: Send {
     /// An empty table that `unit` can walk, and the number that units know its domain by. With
     /// `dirty`, what devices write to is being tracked: a format that keeps that, if there is a
-    /// choice. Where there is none, the domain is blind.
-    fn build(&mut self, unit: &dyn Unit, dirty: bool) -> Result<(DomainId, AnyTable<M>), Cause>;
+    /// choice. Where there is none, the domain is blind. The table is to lie on `node`, if one is named
+    /// and has memory.
+    fn build(
+        &mut self,
+        unit: &dyn Unit,
+        dirty: bool,
+        node: Option<NodeId>,
+    ) -> Result<(DomainId, AnyTable<M>), Cause>;
 
     /// The domain has come to its end: no unit knows it any more.
     fn ended(&mut self, domain: DomainId);
@@ -79,13 +87,23 @@ impl DomainIds {
     }
 }
 
-/// Builds tables in one memory: in the first of the formats that the unit walks, with as many levels
-/// as it offers.
-#[derive(Debug)]
+/// Builds tables in the first of the formats that the unit walks, with as many levels as it offers.
 pub struct Builder<M> {
-    memory: M,
+    memories: Box<Memories<M>>,
     ids: Arc<DomainIds>,
     formats: Vec<FormatId>,
+}
+
+/// Memory for tables on a node.
+type Memories<M> = dyn FnMut(Option<NodeId>) -> Result<M, Cause> + Send;
+
+impl<M> fmt::Debug for Builder<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Builder")
+            .field("ids", &self.ids)
+            .field("formats", &self.formats)
+            .finish_non_exhaustive()
+    }
 }
 
 /// Why a table was not built.
@@ -100,8 +118,8 @@ pub enum BuilderError {
     NoDomainId,
 }
 
-impl core::fmt::Display for BuilderError {
-    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+impl fmt::Display for BuilderError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NoFormat { tried } => {
                 f.write_str("the unit walks none of these formats:")?;
@@ -115,22 +133,37 @@ impl core::fmt::Display for BuilderError {
 impl core::error::Error for BuilderError {}
 
 impl<M> Builder<M> {
-    /// Tables in `memory`, in the first of `formats` that a unit walks, numbered by `ids`.
-    pub fn new(
-        memory: M,
+    /// Tables in `memory`, whatever node they are for, in the first of `formats` that a unit walks,
+    /// numbered by `ids`.
+    pub fn new(memory: M, ids: Arc<DomainIds>, formats: impl IntoIterator<Item = FormatId>) -> Self
+    where
+        M: Clone + Send + 'static,
+    {
+        Self::on_nodes(move |_| Ok(memory.clone()), ids, formats)
+    }
+
+    /// Tables in the memory that `memories` has for a node, or anywhere for `None`. It is asked for each
+    /// domain, and answers for where that memory really is.
+    pub fn on_nodes(
+        memories: impl FnMut(Option<NodeId>) -> Result<M, Cause> + Send + 'static,
         ids: Arc<DomainIds>,
         formats: impl IntoIterator<Item = FormatId>,
     ) -> Self {
         Self {
-            memory,
+            memories: Box::new(memories),
             ids,
             formats: formats.into_iter().collect(),
         }
     }
 }
 
-impl<M: TableMemory + Clone + Send> BuildDomain<M> for Builder<M> {
-    fn build(&mut self, unit: &dyn Unit, _dirty: bool) -> Result<(DomainId, AnyTable<M>), Cause> {
+impl<M: TableMemory> BuildDomain<M> for Builder<M> {
+    fn build(
+        &mut self,
+        unit: &dyn Unit,
+        _dirty: bool,
+        node: Option<NodeId>,
+    ) -> Result<(DomainId, AnyTable<M>), Cause> {
         let can = unit.capabilities();
         let support = self.formats.iter().find_map(|format| can.format(*format));
         let Some(support) = support else {
@@ -138,13 +171,9 @@ impl<M: TableMemory + Clone + Send> BuildDomain<M> for Builder<M> {
             return Err(BuilderError::NoFormat { tried }.into());
         };
         let levels = levels(&can, support.levels);
+        let memory = (self.memories)(node)?;
         let id = self.ids.take().ok_or(BuilderError::NoDomainId)?;
-        let table = AnyTable::new(
-            support.format,
-            levels,
-            support.page_sizes,
-            self.memory.clone(),
-        );
+        let table = AnyTable::new(support.format, levels, support.page_sizes, memory);
         match table {
             Ok(table) => Ok((id, table)),
             Err(cause) => {

@@ -6,14 +6,18 @@
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
-use iommu::{DeviceId, DomainId, FlushError, Unit};
+use iommu::{DeviceId, DomainId, FlushError, NodeId, Unit};
 use iopt::{
     AnyTable, Discard, FormatId, Gather, Interruption, Invalidation, Prot, RefitError, TableMemory,
     WithDirty,
 };
 use runs::{PageSizes, Run, Span};
 
+use super::relocate::Leaving;
+use super::spare::Spare;
+use super::written::Written;
 use crate::error::DetachError;
+use crate::placement::home;
 
 pub(crate) struct Domain<M: TableMemory> {
     pub(crate) id: DomainId,
@@ -24,19 +28,34 @@ pub(crate) struct Domain<M: TableMemory> {
     /// What the units that may join must answer to "DMA is forced to be coherent"; `None` when the
     /// caller has built the table and answers for that.
     pub(crate) coherent: Option<bool>,
+    /// Where its tables were asked to lie.
+    pub(crate) tables_on: Option<NodeId>,
     /// The table keeps what devices have written to.
     pub(crate) tracked: bool,
+    /// The table that units walked before, until all of them walk the new one.
+    pub(super) leaving: Option<Leaving<M>>,
+    pub(super) written: Written,
     /// Leaves have a new size that a unit may not have taken notice of: until it has, they must not
     /// be changed again, since it may still note in the old ones what a device does.
     unsettled: bool,
+    /// Tables for what is released.
+    pub(super) spare: Spare,
 }
 
 /// Has every unit forget something, and waits for it.
 type Flush<'a> = &'a mut dyn FnMut(&Invalidation) -> Result<(), FlushError>;
 
-/// Devices of a domain, with their units.
+/// Devices of a domain.
 #[derive(Default)]
-pub(crate) struct Devices(pub(crate) Vec<(Arc<dyn Unit>, DeviceId)>);
+pub(crate) struct Devices(pub(crate) Vec<Member>);
+
+/// A device of a domain.
+pub(crate) struct Member {
+    pub(crate) unit: Arc<dyn Unit>,
+    pub(crate) device: DeviceId,
+    /// The node that the device is at, as far as its unit does not know better.
+    pub(crate) near: Option<NodeId>,
+}
 
 impl<M: TableMemory> Domain<M> {
     pub(crate) const fn new(id: DomainId, table: AnyTable<M>, coherent: Option<bool>) -> Self {
@@ -46,8 +65,12 @@ impl<M: TableMemory> Domain<M> {
             devices: Devices(Vec::new()),
             gather: Gather::new(),
             coherent,
+            tables_on: None,
             tracked: false,
+            leaving: None,
+            written: Written::new(),
             unsettled: false,
+            spare: Spare::new(),
         }
     }
 
@@ -86,6 +109,12 @@ impl<M: TableMemory> Domain<M> {
         }
     }
 
+    /// The node of its devices: that of the first of which one is known.
+    pub(crate) fn node(&self) -> Option<NodeId> {
+        let mut members = self.devices.0.iter();
+        members.find_map(|member| home(&*member.unit, member.near))
+    }
+
     /// A unit that remembers what was not present must forget that when something is mapped.
     pub(crate) fn mapped(&self) -> Result<(), FlushError> {
         self.devices
@@ -103,6 +132,11 @@ impl<M: TableMemory> Domain<M> {
                 .gather
                 .flush_with(|what| devices.invalidate(id, what))?;
             self.table.reclaim(flushed);
+            self.spare.fill_up(self.table.memory());
+        }
+        // All units walk the new table.
+        if let Some(leaving) = self.leaving.take() {
+            leaving.end(self.tracked, &mut self.written);
         }
         self.unsettled = false;
         Ok(())
@@ -115,18 +149,13 @@ impl<M: TableMemory> Domain<M> {
         range: Span,
         note: &mut dyn FnMut(Span),
     ) -> Result<(), iopt::UnmapError> {
+        let tracked = self.tracked;
+        if let Some(leaving) = &mut self.leaving {
+            leaving.empty(range, tracked, note)?;
+        }
+        self.written.take(range, note);
         let Self { table, gather, .. } = self;
-        let mut noting = WithDirty(|run: Run, dirty: bool| {
-            if dirty {
-                note(run.input());
-            }
-        });
-        let emptied = if self.tracked {
-            table.unmap_mapped(range, gather, &mut noting)
-        } else {
-            table.unmap_mapped(range, gather, &mut Discard)
-        };
-        emptied.map(|_| ())
+        empty_table(table, gather, range, tracked, note)
     }
 
     /// Begins to track what devices write to, as far as table and units can.
@@ -139,6 +168,7 @@ impl<M: TableMemory> Domain<M> {
         // Refused only where it was never on.
         let _ = self.table.track_dirty(false);
         self.tracked = false;
+        self.written.clear();
     }
 
     /// True when there is somebody who writes without leaving a trace.
@@ -162,6 +192,8 @@ impl<M: TableMemory> Domain<M> {
         &mut self,
         job: impl FnOnce(&mut AnyTable<M>, &mut Gather, Flush<'_>) -> Result<(), RefitError<FlushError>>,
     ) -> Result<(), RefitError<FlushError>> {
+        // One table has leaves of other sizes, not two.
+        self.unsettled |= self.leaving.is_some();
         self.settle().map_err(RefitError::Flush)?;
         let (id, devices) = (self.id, &self.devices);
         let mut flush = |what: &Invalidation| devices.invalidate(id, what);
@@ -192,36 +224,42 @@ impl<M: TableMemory> Domain<M> {
         self.refit(|table, gather, flush| table.cut(at, interruption, gather, flush))
     }
 
-    /// Gives the leaves around `range`, which lies in `area`, the largest sizes that are possible in
-    /// the area.
+    /// Gives the leaves in `range`, which lies in `area`, the largest sizes that are possible in the
+    /// area, and so those beside it that lie in one larger page with some of it. Others are as they
+    /// were: what this costs is a matter of `range` and of the tables that are looked at for such a page.
     pub(crate) fn merge(
         &mut self,
         range: Span,
         area: Span,
         interruption: Interruption,
     ) -> Result<(), RefitError<FlushError>> {
-        self.merge_in(around(range, area), interruption)?;
-        for end in [range.start, range.last()] {
-            let mut tried = None;
-            while let Some(page) = self.larger_page(end)
-                && area.covers(&page)
-                && tried != Some(page)
-            {
-                tried = Some(page);
+        let first = self.table.leaf_at(range.start);
+        let ends = if first.is_some_and(|leaf| leaf.run.input().covers(&range)) {
+            [Some(range.start), None]
+        } else {
+            self.merge_in(range, interruption)?;
+            [Some(range.start), Some(range.last())]
+        };
+        for end in ends.into_iter().flatten() {
+            if let Some(page) = self.complete_page(end, area) {
                 self.merge_in(page, interruption)?;
             }
         }
         Ok(())
     }
 
-    /// The page of the next larger size around the leaf at `at`, if it is one of the largest that
-    /// are always tried and addresses permit more.
-    fn larger_page(&self, at: u64) -> Option<Span> {
-        let run = self.table.leaf_at(at)?.run;
+    /// The largest page in `area` around the leaf at `at` that could be one leaf and is not.
+    ///
+    /// In a page that could be one, so could each smaller page.
+    fn complete_page(&self, at: u64, area: Span) -> Option<Span> {
+        let leaf = self.table.leaf_at(at)?.run;
         let sizes = self.table.page_sizes();
-        let size = sizes.iter().find(|size| *size > run.len)?;
-        let fits = run.len >= AROUND && (run.iova ^ run.pa) & (size - 1) == 0;
-        fits.then_some(Span::new(run.iova & !(size - 1), size))
+        let larger = sizes.iter().filter(|size| *size > leaf.len);
+        larger
+            .take_while(|size| (leaf.iova ^ leaf.pa) & (size - 1) == 0)
+            .map(|size| Span::new(leaf.iova & !(size - 1), size))
+            .take_while(|page| area.covers(page) && self.table.is_one_run(*page))
+            .last()
     }
 
     fn merge_in(
@@ -233,15 +271,58 @@ impl<M: TableMemory> Domain<M> {
     }
 
     /// Ends the domain, which has no devices any more: each unit has forgotten it with its last
-    /// one. All tables are given back.
-    pub(crate) fn end(self) {
-        let Self {
-            table, mut gather, ..
-        } = self;
-        let (rest, memory) = table.tear_down();
-        for gather in [core::mem::take(&mut gather), rest] {
-            memory.reclaim(gather.never_walked().into_tables());
+    /// one. All tables are given back. Returns what devices have written to, if that is tracked.
+    pub(crate) fn end(self) -> Written {
+        let mut written = self.written;
+        if let Some(leaving) = self.leaving {
+            leaving.end(self.tracked, &mut written);
         }
+        self.spare.end(self.table.memory());
+        end_table(self.table, self.gather, self.tracked, &mut written);
+        written
+    }
+}
+
+/// Empties `range` of a table, in which leaves end where it ends.
+pub(super) fn empty_table<M: TableMemory>(
+    table: &mut AnyTable<M>,
+    gather: &mut Gather,
+    range: Span,
+    tracked: bool,
+    note: &mut dyn FnMut(Span),
+) -> Result<(), iopt::UnmapError> {
+    let mut noting = WithDirty(|run: Run, dirty: bool| {
+        if dirty {
+            note(run.input());
+        }
+    });
+    let emptied = if tracked {
+        table.unmap_mapped(range, gather, &mut noting)
+    } else {
+        table.unmap_mapped(range, gather, &mut Discard)
+    };
+    emptied.map(|_| ())
+}
+
+/// Gives back all tables of one that no unit walks, and what was taken out of it. What devices have
+/// written to goes to `written` if that is tracked.
+pub(super) fn end_table<M: TableMemory>(
+    mut table: AnyTable<M>,
+    mut gather: Gather,
+    tracked: bool,
+    written: &mut Written,
+) {
+    if tracked {
+        for half in table.aperture().spans() {
+            // Refused only in a damaged table, of which all is given back all the same.
+            let _ = empty_table(&mut table, &mut gather, half, true, &mut |run| {
+                written.add(run);
+            });
+        }
+    }
+    let (rest, memory) = table.tear_down();
+    for gather in [gather, rest] {
+        memory.reclaim(gather.never_walked().into_tables());
     }
 }
 
@@ -249,9 +330,10 @@ impl Devices {
     /// The units, each of them once.
     pub(crate) fn units(&self) -> impl Iterator<Item = &dyn Unit> {
         let all = &self.0;
-        all.iter().enumerate().filter_map(|(i, (unit, _))| {
-            let first = all[..i].iter().all(|(other, _)| !Arc::ptr_eq(unit, other));
-            first.then_some(&**unit)
+        all.iter().enumerate().filter_map(|(i, member)| {
+            let mut before = all[..i].iter();
+            let first = before.all(|other| !Arc::ptr_eq(&member.unit, &other.unit));
+            first.then_some(&*member.unit)
         })
     }
 
@@ -262,8 +344,8 @@ impl Devices {
 
     /// Detaches `device`. `None` when it is not here.
     pub(crate) fn detach(&mut self, device: DeviceId) -> Option<Result<(), DetachError>> {
-        let place = self.0.iter().position(|(_, id)| *id == device)?;
-        let detached = detach(&*self.0[place].0, device);
+        let place = self.0.iter().position(|member| member.device == device)?;
+        let detached = detach(&*self.0[place].unit, device);
         if detached.is_ok() {
             self.0.remove(place);
         }
@@ -273,23 +355,13 @@ impl Devices {
     /// Detaches every device that its unit lets go. The error is that of the first one that stays.
     pub(crate) fn detach_all(&mut self) -> Result<(), DetachError> {
         let mut result = Ok(());
-        self.0.retain(|(unit, id)| {
-            let detached = detach(&**unit, *id);
+        self.0.retain(|member| {
+            let detached = detach(&*member.unit, member.device);
             result = result.and(detached);
             detached.is_err()
         });
         result
     }
-}
-
-/// The size of the pages in which merging is always tried: 1 GiB, the largest of most formats.
-const AROUND: u64 = 1 << 30;
-
-/// `range`, rounded out to whole pages of that size, as far as `area` goes.
-fn around(range: Span, area: Span) -> Span {
-    let first = (range.start & !(AROUND - 1)).max(area.start);
-    let last = (range.last() | (AROUND - 1)).min(area.last());
-    Span::inclusive(first, last).unwrap_or(area)
 }
 
 fn detach(unit: &dyn Unit, device: DeviceId) -> Result<(), DetachError> {

@@ -22,6 +22,8 @@ pub(super) struct Fill<'a, M: TableMemory> {
     pub(super) prot: iopt::Prot,
     /// Registers of a device.
     mmio: bool,
+    /// Tables are set aside for it.
+    released: bool,
     /// Bytes from the start of the range on that are in all tables.
     mapped: u64,
     /// Bytes from there on of which some may be in tables, after an error too.
@@ -36,6 +38,7 @@ impl<'a, M: TableMemory> Fill<'a, M> {
             range: area.range,
             prot: area.prot,
             mmio: area.memory.object().is_mmio(),
+            released: area.released,
             mapped: 0,
             reached: 0,
         }
@@ -118,10 +121,13 @@ impl<'a, M: TableMemory> Fill<'a, M> {
                 let bytes: u64 = runs.iter().map(|run| run.len).sum();
                 for domain in &mut *self.domains {
                     let prot = domain.prot(self.prot, self.mmio);
-                    domain
-                        .table
-                        .map(self.range.start + self.mapped, runs, prot)
-                        .map_err(MapError::Table)?;
+                    let at = self.range.start + self.mapped;
+                    let Domain { table, spare, .. } = domain;
+                    let mapped = match self.released {
+                        true => table.map_sparing(at, runs, prot, spare.tables()),
+                        false => table.map(at, runs, prot),
+                    };
+                    mapped.map_err(MapError::Table)?;
                     self.reached = self.mapped + bytes;
                 }
                 self.mapped += bytes;

@@ -40,7 +40,9 @@ pub struct Handover {
     pub areas: Vec<HandedArea>,
     /// To which addresses are chosen: see [`Ioas::allow`].
     pub allowed: Vec<Span>,
-    /// How it is tracked what devices write to. What was not harvested yet is in the tables.
+    /// What devices have written to through tables that are gone, and was not harvested yet.
+    pub written: Vec<Span>,
+    /// How it is tracked what devices write to. What else was not harvested yet is in the tables.
     pub tracking: Option<Tracking>,
 }
 
@@ -73,6 +75,8 @@ pub struct HandedArea {
     pub prot: Prot,
     /// It is taken out.
     pub out: bool,
+    /// It is released.
+    pub released: bool,
 }
 
 /// Why an address space is not handed over. It is as it was.
@@ -171,6 +175,7 @@ impl<M: TableMemory> Ioas<Own<M>> {
                 offset: area.offset,
                 prot: area.prot,
                 out: area.out,
+                released: area.released,
             });
         }
         let domain = |domain: &Domain<M>| HandedDomain {
@@ -178,13 +183,19 @@ impl<M: TableMemory> Ioas<Own<M>> {
             root: domain.table.root(),
             page_sizes: domain.table.page_sizes(),
             coherent: domain.coherent,
-            devices: domain.devices.0.iter().map(|(_, device)| *device).collect(),
+            devices: domain
+                .devices
+                .0
+                .iter()
+                .map(|member| member.device)
+                .collect(),
         };
         let handover = Handover {
             domains: self.backend.domains.iter().map(domain).collect(),
             kept: self.backend.kept,
             areas,
             allowed: self.allowed.clone(),
+            written: self.backend.written(),
             tracking: self.tracking,
         };
         Ok(Leaving {

@@ -18,11 +18,13 @@ mod build;
 mod domain;
 mod fill;
 mod handover;
+mod relocate;
 mod space;
+mod spare;
 mod take_over;
+mod written;
 
 use alloc::boxed::Box;
-use alloc::sync::Arc;
 use alloc::vec;
 use alloc::vec::Vec;
 use core::convert::Infallible;
@@ -30,20 +32,25 @@ use core::fmt;
 use core::iter;
 use core::slice;
 
-use iommu::{DeviceId, DomainId, Unit};
+use iommu::{DeviceId, DomainId};
 use iopt::{AnyTable, Aperture, TableMemory};
 use runs::Span;
 
 pub use build::{BuildDomain, Builder, BuilderError, DomainIds};
-use domain::Domain;
+use domain::{Domain, Member};
 use fill::Fill;
 pub use handover::{HandOverError, HandedArea, HandedDomain, Handover, Leaving};
+pub use relocate::MoveError;
+pub use space::DomainPlace;
 pub use take_over::{TakeOverError, TakenDomain};
+
+use written::Written;
 
 use crate::area::Area;
 use crate::backend::Areas;
 use crate::error::{AttachError, DetachError, MapError};
 use crate::observer::Observer;
+use crate::placement::{Placement, home};
 use crate::retired::Retired;
 
 /// Spans in a batch: 64 KiB.
@@ -55,6 +62,9 @@ pub struct Own<M: TableMemory> {
     /// The first domain stays without devices.
     kept: bool,
     builder: Option<Box<dyn BuildDomain<M>>>,
+    pub(crate) placement: Placement,
+    /// By domains that have ended.
+    written: Written,
     /// What devices cannot translate, with the device.
     reserved: Vec<(DeviceId, Span)>,
     batch: Box<[Span]>,
@@ -77,19 +87,22 @@ impl<M: TableMemory> Own<M> {
             kept: kept.is_some(),
             domains: Vec::from_iter(kept.map(|(id, table)| Domain::new(id, table, None))),
             builder,
+            placement: Placement::default(),
+            written: Written::new(),
             reserved: Vec::new(),
             batch: vec![Span::default(); BATCH].into_boxed_slice(),
         }
     }
 
-    /// Lets `device` into a domain that suits its unit, or into a new one.
+    /// Lets a device into a domain that suits its unit, or into a new one.
     pub(crate) fn attach(
         &mut self,
-        unit: Arc<dyn Unit>,
-        device: DeviceId,
+        member: Member,
         dirty: bool,
         areas: &mut Areas,
     ) -> Result<(), AttachError> {
+        let Member { unit, device, .. } = &member;
+        let device = *device;
         let mut reserved = Vec::new();
         unit.reserved(device, &mut |span| {
             if !span.is_empty() {
@@ -102,27 +115,24 @@ impl<M: TableMemory> Own<M> {
                 return Err(AttachError::Reserved { area, reserved });
             }
         }
-        self.enter(unit, device, dirty, areas)?;
+        self.enter(member, dirty, areas)?;
         self.reserved.append(&mut reserved);
         Ok(())
     }
 
-    fn enter(
-        &mut self,
-        unit: Arc<dyn Unit>,
-        device: DeviceId,
-        dirty: bool,
-        areas: &mut Areas,
-    ) -> Result<(), AttachError> {
+    fn enter(&mut self, member: Member, dirty: bool, areas: &mut Areas) -> Result<(), AttachError> {
+        let Member { unit, device, near } = &member;
+        let (device, home) = (*device, home(&**unit, *near));
         let mut refused = None;
         for domain in &mut self.domains {
+            let suits = domain.suits(&**unit, dirty) && self.placement.joins(domain.node(), home);
             // A table that the caller has built is tried in any case: the unit says what is wrong.
-            if domain.coherent.is_some() && !domain.suits(&*unit, dirty) {
+            if domain.coherent.is_some() && !suits {
                 continue;
             }
             match unit.attach(device, domain.id, domain.table.root()) {
                 Ok(()) => {
-                    domain.devices.0.push((unit, device));
+                    domain.devices.0.push(member);
                     return Ok(());
                 }
                 // Where it was it stays, and no other domain could have it.
@@ -135,9 +145,12 @@ impl<M: TableMemory> Own<M> {
         let Some(builder) = &mut self.builder else {
             return Err(refused.map_or(AttachError::NoDomain { device }, AttachError::Unit));
         };
-        let (id, table) = builder.build(&*unit, dirty).map_err(AttachError::Build)?;
+        let node = self.placement.tables(home);
+        let built = builder.build(&**unit, dirty, node);
+        let (id, table) = built.map_err(AttachError::Build)?;
         let coherent = Some(unit.capabilities().snoop_control);
         let mut domain = Domain::new(id, table, coherent);
+        domain.tables_on = node;
         if dirty {
             domain.track();
         }
@@ -148,7 +161,7 @@ impl<M: TableMemory> Own<M> {
         });
         match attached {
             Ok(()) => {
-                domain.devices.0.push((unit, device));
+                domain.devices.0.push(member);
                 self.domains.push(domain);
                 Ok(())
             }
@@ -186,10 +199,18 @@ impl<M: TableMemory> Own<M> {
         Ok(())
     }
 
+    /// What devices have written to through tables that are gone.
+    fn written(&self) -> Vec<Span> {
+        let of_domains = self.domains.iter().map(|domain| &domain.written);
+        let all = of_domains.chain(iter::once(&self.written));
+        all.flat_map(|written| written.ranges().iter().copied())
+            .collect()
+    }
+
     /// The attached devices.
     fn devices(&self) -> impl Iterator<Item = DeviceId> + '_ {
         let domains = self.domains.iter();
-        domains.flat_map(|domain| domain.devices.0.iter().map(|(_, device)| *device))
+        domains.flat_map(|domain| domain.devices.0.iter().map(|member| member.device))
     }
 
     fn end_if_left(&mut self, place: usize, areas: &mut Areas, retired: &mut Retired) {
@@ -198,7 +219,7 @@ impl<M: TableMemory> Own<M> {
         }
         let domain = self.domains.remove(place);
         let id = domain.id;
-        domain.end();
+        self.written.append(domain.end());
         if let Some(builder) = &mut self.builder {
             builder.ended(id);
         }
@@ -243,10 +264,18 @@ fn replay<M: TableMemory>(
     areas: &mut Areas,
 ) -> Result<(), AttachError> {
     areas.0.try_for_each_mut(0, u64::MAX, |range, area| {
-        if area.out {
+        let failed = |cause| AttachError::Replay { area: range, cause };
+        if area.released {
+            let kept = domain.spare.add(range, &domain.table);
+            kept.map_err(|cause| failed(MapError::Table(cause)))?;
+            if area.reserved.is_none() && !area.out {
+                let reserved = area.memory.reserve(area.part());
+                area.reserved = Some(reserved.map_err(|over| failed(MapError::OverLimit(over)))?);
+            }
+        }
+        if !area.is_there() {
             return Ok(());
         }
-        let failed = |cause| AttachError::Replay { area: range, cause };
         if area.hold.is_none() {
             area.hold = Some(area.memory.hold(area.part(), &mut ()).map_err(failed)?);
         }
@@ -259,6 +288,7 @@ fn replay<M: TableMemory>(
 fn let_go(areas: &mut Areas) {
     let Ok(()) = areas.0.try_for_each_mut(0, u64::MAX, |_, area| {
         area.hold = None;
+        area.reserved = None;
         Ok::<_, Infallible>(())
     });
 }

@@ -9,7 +9,9 @@ use iommu::{DeviceId, DomainId, Unit};
 use iopt::{AnyTable, Prot, Root, TableMemory};
 use runs::Span;
 
+use super::domain::Member;
 use super::handover::{HandedArea, Handover};
+use super::written::Written;
 use super::{BuildDomain, Domain, Own};
 use crate::area::Area;
 use crate::backend::Areas;
@@ -164,7 +166,15 @@ impl<M: TableMemory> Ioas<Own<M>> {
         let mut areas = taken_areas(handover, memories)?;
         if !domains.is_empty() {
             areas.0.try_for_each_mut(0, u64::MAX, |range, area| {
-                if area.out {
+                if area.released && !area.out {
+                    let reserved = area.memory.reserve(area.part());
+                    let reserved = reserved.map_err(|over| TakeOverError::Hold {
+                        area: range,
+                        cause: MapError::OverLimit(over),
+                    });
+                    area.reserved = Some(reserved?);
+                }
+                if !area.is_there() {
                     return Ok(());
                 }
                 let hold = area.memory.hold(area.part(), observer);
@@ -176,7 +186,16 @@ impl<M: TableMemory> Ioas<Own<M>> {
                 Ok(())
             })?;
         }
-        let held = areas.iter().filter(|area| !area.out);
+        for area in areas.iter().filter(|area| area.released) {
+            for domain in &mut domains {
+                let kept = domain.spare.add(area.range, &domain.table);
+                kept.map_err(|cause| TakeOverError::Hold {
+                    area: area.range,
+                    cause: MapError::Table(cause),
+                })?;
+            }
+        }
+        let held = areas.iter().filter(|area| area.is_there());
         let bytes = held.fold(0u64, |sum, area| sum.saturating_add(area.range.len));
         for domain in &mut domains {
             let mapped = domain.table.leaf_sizes().total().bytes;
@@ -193,7 +212,7 @@ impl<M: TableMemory> Ioas<Own<M>> {
         }
         let mut own = Own::new(None, builder);
         for domain in &domains {
-            for (unit, device) in &domain.devices.0 {
+            for Member { unit, device, .. } in &domain.devices.0 {
                 let reserved = &mut own.reserved;
                 unit.reserved(*device, &mut |span| {
                     if !span.is_empty() {
@@ -203,6 +222,7 @@ impl<M: TableMemory> Ioas<Own<M>> {
             }
         }
         own.domains = domains;
+        own.written = Written::of(handover.written.clone());
         own.kept = handover.kept;
         let mut space = Self::over(own);
         space.areas = areas;
@@ -234,7 +254,12 @@ fn taken_domains<M: TableMemory>(
             }
         }
         let mut domain = Domain::new(handed.id, table, handed.coherent);
-        domain.devices.0 = devices;
+        let member = |(unit, device)| Member {
+            unit,
+            device,
+            near: None,
+        };
+        domain.devices.0 = devices.into_iter().map(member).collect();
         domains.push(domain);
     }
     Ok(domains)
@@ -258,6 +283,8 @@ fn taken_areas(handover: &Handover, memories: &[Arc<Memory>]) -> Result<Areas, T
             prot: handed.prot,
             hold: None,
             out: handed.out,
+            released: handed.released,
+            reserved: None,
         };
         areas.0.insert(range, area).map_err(|_| wrong())?;
     }

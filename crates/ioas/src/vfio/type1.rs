@@ -13,7 +13,7 @@ use runs::Span;
 use super::container::{Container, IommuModel};
 use super::group::Group;
 use crate::errno::Profile;
-use crate::kernel::{Kernel, KernelError, Mapper, MapperInfo, Result, Source};
+use crate::kernel::{Entering, Kernel, KernelError, Mapper, MapperInfo, Result, Source};
 
 /// The back end over a container of VFIO's type 1.
 pub type Type1 = Kernel<ContainerMapper>;
@@ -47,7 +47,7 @@ impl Mapper for ContainerMapper {
 
     const PROFILE: Profile = Profile::Type1;
 
-    fn enter(&mut self, group: &Group, _dirty: bool) -> Result<()> {
+    fn enter(&mut self, group: &Group, _with: Entering) -> Result<()> {
         group.set_container(&self.container)?;
         if self.groups == 0
             && let Err(error) = self.container.set_iommu(IommuModel::Type1V2)

@@ -5,8 +5,10 @@ use std::sync::Arc;
 use crate::plain_kernel::setup::*;
 use crate::plain_kernel::*;
 use ioas::{
-    AttachError, DetachError, Errno, Ioas, Kernel, Ledger, MapError, Tracking, TrackingError,
+    AttachError, Capability, DetachError, Errno, Forecast, Ioas, Kernel, Ledger, MapError, Memory,
+    Placement, Tracking, TrackingError,
 };
+use iommu::NodeId;
 use iopt::{Pending, Prot};
 use runs::Span;
 
@@ -211,4 +213,92 @@ fn another_process_takes_over_while_devices_go_on() {
     old.map(GIB, &memory, Span::new(0, MIB)).unwrap();
     assert!(old.space.give_up().is_err());
     old.check();
+}
+
+#[test]
+fn a_container_per_node_and_its_double_charge() {
+    let mut first = Setup::<false>::attached(None);
+    for placement in [Placement::PerNode, Placement::Near(NodeId(1))] {
+        let what = match placement {
+            Placement::PerNode => Capability::NodeTables,
+            _ => Capability::TablePlacement,
+        };
+        let refused = first.space.set_placement(placement).unwrap_err();
+        assert_eq!(refused.what, what);
+        assert_eq!(first.space.placement(), Placement::Shared);
+        assert!(
+            first
+                .space
+                .capabilities()
+                .missing()
+                .any(|lack| lack == what)
+        );
+    }
+    // What does the same: a container for the devices of each node, over one memory.
+    let ledger = Ledger::new("mm->locked_vm", Some(3 * MIB), 0);
+    let object = Fake {
+        len: 2 * MIB,
+        address: Some(1 << 40),
+        file: None,
+    };
+    let memory = Memory::new(Arc::new(object), &ledger);
+    let whole = Span::new(0, 2 * MIB);
+    let mapper = Plain::<false>::new(&first.world, &Arc::default());
+    let mut second = Ioas::over_kernel(Kernel::new(mapper, None));
+    second.attach(Arc::new(Device::default())).unwrap();
+    let map = |space: &mut Ioas<Kernel<Plain<false>>>, whole| {
+        space.map(GIB, &memory, whole, Prot::RW, &mut ())
+    };
+    map(&mut first.space, whole).unwrap();
+    // The forecast counts it once more, as the kernel does.
+    let forecast = memory.forecast(whole);
+    assert_eq!(
+        forecast.to_string(),
+        "needs 2 MiB, 3 MiB allowed, 2 MiB in use (mm->locked_vm)"
+    );
+    let refused = map(&mut second, whole).unwrap_err();
+    assert!(matches!(refused, MapError::OverLimit(_)), "{refused:?}");
+    let half = Span::new(0, MIB);
+    assert_eq!(memory.forecast(half), Forecast::Fits { needed: MIB });
+    map(&mut second, half).unwrap();
+    assert_eq!(
+        (ledger.in_use(), first.world.lock().unwrap().locked()),
+        (3 * MIB, 3 * MIB)
+    );
+    second.unmap_all(&mut ()).unwrap();
+    first.space.unmap_all(&mut ()).unwrap();
+    assert_eq!(ledger.in_use(), 0);
+}
+
+#[test]
+fn iommufd_has_a_table_per_node_in_one_address_space() {
+    let mut setup = Setup::<true>::attached(None);
+    setup.space.set_placement(Placement::PerNode).unwrap();
+    assert!(setup.space.capabilities().node_tables);
+    let near = setup
+        .space
+        .set_placement(Placement::Near(NodeId(0)))
+        .unwrap_err();
+    assert_eq!(near.what, Capability::TablePlacement);
+    assert_eq!(setup.space.placement(), Placement::PerNode);
+    let memory = setup.memory(1 << 40, GIB);
+    setup.map(GIB, &memory, Span::new(0, MIB)).unwrap();
+    // The kernel is told of node and policy, and memory is charged as before.
+    let other = Arc::new(Device::default());
+    setup
+        .space
+        .attach_near(other.clone(), Some(NodeId(1)))
+        .unwrap();
+    let entered = setup.world.lock().unwrap().entered.clone();
+    assert_eq!(
+        entered,
+        [
+            (None, Placement::Shared),
+            (Some(NodeId(1)), Placement::PerNode)
+        ]
+    );
+    assert_eq!(setup.ledger.in_use(), MIB);
+    setup.check();
+    setup.space.detach(&other).unwrap();
+    setup.check();
 }

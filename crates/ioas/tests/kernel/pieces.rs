@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use std::sync::{Arc, Mutex};
 
 use crate::plain_kernel::*;
-use ioas::{Ioas, Kernel, Ledger, Mapper, Memory, UnmapError, pieces_needed};
+use ioas::{Ioas, Kernel, Ledger, Mapper, Memory, ReleaseError, UnmapError, pieces_needed};
 use iopt::{Interruption, Prot};
 use proptest::prelude::*;
 use runs::{Bytes, Span};
@@ -62,6 +62,8 @@ enum Op {
     Unmap(usize, usize),
     TakeOut(usize, usize, bool),
     PutBack(usize, usize),
+    Release(usize, usize, bool),
+    Restore(usize, usize),
     Attach,
     Detach,
     /// The n-th call of the next operation fails.
@@ -79,17 +81,25 @@ fn op() -> impl Strategy<Value = Op> {
         2 => (page(), len()).prop_map(|(at, len)| Op::Unmap(at, len)),
         2 => (page(), len(), any::<bool>()).prop_map(|(at, len, gap)| Op::TakeOut(at, len, gap)),
         2 => (page(), len()).prop_map(|(at, len)| Op::PutBack(at, len)),
+        2 => (page(), len(), any::<bool>()).prop_map(|(at, len, gap)| Op::Release(at, len, gap)),
+        2 => (page(), len()).prop_map(|(at, len)| Op::Restore(at, len)),
         1 => Just(Op::Attach),
         1 => Just(Op::Detach),
         2 => (0..6usize).prop_map(Op::Fail),
     ]
 }
 
-/// What a page of device addresses is: which page of the memory, may devices write, is it out.
-type Page = Option<(u64, bool, bool)>;
+/// What a page of device addresses is: which page of the memory, may devices write, is it out, is it
+/// released.
+type Page = Option<(u64, bool, bool, bool)>;
 
 fn span(at: usize, len: usize) -> Span {
     Span::new(BASE + at as u64 * PAGE, len.min(PAGES - at) as u64 * PAGE)
+}
+
+/// Whether devices are to see it.
+const fn there((_, _, out, released): (u64, bool, bool, bool)) -> bool {
+    !out && !released
 }
 
 fn run<const IOMMUFD: bool>(ops: &[Op], granule: Option<u64>, entries: u64, merging: Interruption) {
@@ -120,7 +130,7 @@ fn run<const IOMMUFD: bool>(ops: &[Op], granule: Option<u64>, entries: u64, merg
                 if space.map(range.start, &memory, part, prot, &mut ()).is_ok() {
                     for (n, page) in pages[at..].iter_mut().take(len).enumerate() {
                         assert!(page.is_none());
-                        *page = Some((from + n as u64, write, false));
+                        *page = Some((from + n as u64, write, false, false));
                     }
                 }
             }
@@ -171,6 +181,36 @@ fn run<const IOMMUFD: bool>(ops: &[Op], granule: Option<u64>, entries: u64, merg
                     }
                 }
             }
+            Op::Release(at, len, gap) => {
+                let how = if gap {
+                    Interruption::Allowed
+                } else {
+                    Interruption::Refused
+                };
+                let mut causes = Vec::new();
+                let mut kept = |_, cause| causes.push(cause);
+                space.release(&[span(at, len)], how, &mut kept, &mut ());
+                match causes.pop() {
+                    None => pages[at..]
+                        .iter_mut()
+                        .take(len)
+                        .flatten()
+                        .for_each(|page| page.3 = true),
+                    Some(ReleaseError::Unmap(UnmapError::Hole { .. })) => {}
+                    Some(ReleaseError::Unmap(cause)) => refused(&cause, gap),
+                    Some(cause) => panic!("{cause}"),
+                }
+            }
+            Op::Restore(at, len) => {
+                let how = Interruption::Refused;
+                let mut failed = Vec::new();
+                let mut tell = |range: Span, _| failed.push(range);
+                space.restore(&[span(at, len)], how, &mut tell, &mut ());
+                for (n, page) in pages.iter_mut().enumerate().skip(at).take(len) {
+                    let stays = failed.iter().any(|range| range.covers(&span(n, 1)));
+                    page.iter_mut().for_each(|page| page.3 &= stays);
+                }
+            }
             Op::Attach => attached |= space.attach(device.clone()).is_ok(),
             Op::Detach => {
                 // What cannot be unmapped any more without a device stays until the next one comes.
@@ -188,12 +228,16 @@ fn run<const IOMMUFD: bool>(ops: &[Op], granule: Option<u64>, entries: u64, merg
         // Without permission, what stays has never been away.
         let gaps = matches!(
             *op,
-            Op::Cut(_, _, true) | Op::TakeOut(_, _, true) | Op::Detach | Op::Attach
+            Op::Cut(_, _, true)
+                | Op::TakeOut(_, _, true)
+                | Op::Release(_, _, true)
+                | Op::Detach
+                | Op::Attach
         );
         if !gaps && merging == Interruption::Refused {
             for (map, range) in &world.calls[calls..] {
                 for (n, (was, is)) in before.iter().zip(&pages).enumerate() {
-                    let stays = was == is && was.is_some_and(|(_, _, out)| !out);
+                    let stays = was == is && was.is_some_and(there);
                     assert!(
                         *map || !stays || !range.overlaps(&span(n, 1)),
                         "{op:?} had a gap at {n}"
@@ -203,15 +247,31 @@ fn run<const IOMMUFD: bool>(ops: &[Op], granule: Option<u64>, entries: u64, merg
         }
         let mut charged = 0;
         for (n, page) in pages.iter().enumerate() {
-            let expected = page.filter(|(_, _, out)| attached && !out);
+            let expected = page.filter(|page| attached && there(*page));
             let found = world.translate(0, span(n, 1).start);
             assert_eq!(
                 found,
-                expected.map(|(from, _, _)| MEMORY + from * PAGE),
+                expected.map(|(from, ..)| MEMORY + from * PAGE),
                 "{op:?} {n} {failed}"
             );
             charged += u64::from(expected.is_some()) * PAGE;
         }
+        // What was released while it was mapped is charged still.
+        let released = |page: &&(u64, bool, bool, bool)| page.3;
+        let mut pages: Vec<u64> = pages
+            .iter()
+            .flatten()
+            .filter(released)
+            .map(|page| page.0)
+            .collect();
+        pages.sort_unstable();
+        pages.dedup();
+        let most = if attached {
+            pages.len() as u64 * PAGE
+        } else {
+            0
+        };
+        assert!(memory.reserved() <= most, "{op:?}");
         let pieces: Vec<Span> = space.backend().pieces().collect();
         let mappings = world.spaces[0].mappings.iter();
         let there: Vec<Span> = mappings
@@ -223,15 +283,13 @@ fn run<const IOMMUFD: bool>(ops: &[Op], granule: Option<u64>, entries: u64, merg
         }
         if IOMMUFD {
             // Never less than the kernel, and no more than if nothing were shared.
-            assert!(
-                (world.locked()..=charged).contains(&ledger.in_use()),
-                "{op:?}"
-            );
+            let in_use = ledger.in_use() - memory.reserved();
+            assert!((world.locked()..=charged).contains(&in_use), "{op:?}");
         } else {
             assert!(pieces.len() as u64 <= entries);
             assert_eq!(
                 (world.locked(), ledger.in_use()),
-                (charged, charged),
+                (charged, charged + memory.reserved()),
                 "{op:?}"
             );
         }

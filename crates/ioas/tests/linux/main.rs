@@ -8,6 +8,9 @@
 #[cfg(feature = "vm-memory")]
 mod guest_ram;
 mod handover;
+mod nodes;
+#[cfg(feature = "vfio")]
+mod released;
 
 use std::os::unix::process::CommandExt;
 use std::process::Command;

@@ -17,8 +17,8 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ioas::{
-    Errno, KernelError, Mapper, MapperInfo, MemoryObject, PinFailed, Pinned, ProcessMemory,
-    Profile, Shares, Source,
+    Entering, Errno, KernelError, Mapper, MapperInfo, MemoryObject, PinFailed, Pinned,
+    ProcessMemory, Profile, Shares, Source,
 };
 use iopt::Prot;
 use runs::Span;
@@ -108,8 +108,15 @@ impl<const IOMMUFD: bool> Mapper for Plain<IOMMUFD> {
         Profile::Type1
     };
 
-    fn enter(&mut self, device: &Device, _dirty: bool) -> Result<(), KernelError> {
-        refused("attach", self.lock().attach(self.space, device))
+    const NODE_TABLES: bool = IOMMUFD;
+
+    fn enter(&mut self, device: &Device, with: Entering) -> Result<(), KernelError> {
+        let mut world = self.lock();
+        let answer = world.attach(self.space, device);
+        if answer.is_ok() {
+            world.entered.push((with.near, with.placement));
+        }
+        refused("attach", answer)
     }
 
     fn leave(&mut self, device: &Device) -> Result<(), KernelError> {

@@ -67,7 +67,7 @@ impl<const IOMMUFD: bool> Setup<IOMMUFD> {
         assert_eq!(there, self.pieces());
         assert_eq!(world.locked(), self.ledger.in_use());
         if !world.spaces[0].devices.is_empty() {
-            for area in self.space.areas().filter(|area| !area.is_out()) {
+            for area in self.space.areas().filter(|area| area.is_there()) {
                 let base = area.memory().object().in_process().unwrap().address();
                 for at in [0, area.range().len - PAGE] {
                     let found = world.translate(0, area.range().start + at);

@@ -4,7 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;
 use std::sync::{Arc, Mutex};
 
-use ioas::{Errno, Profile, Source};
+use ioas::{Errno, Placement, Profile, Source};
+use iommu::NodeId;
 use iopt::Prot;
 use runs::Span;
 
@@ -74,6 +75,8 @@ pub(crate) struct World {
     pub(crate) calls: Vec<(bool, Span)>,
     /// The calls from now on that fail with ENOMEM, by number: 0 is the next.
     pub(crate) fail: BTreeSet<usize>,
+    /// The node of each device that was let in, and the policy then.
+    pub(crate) entered: Vec<(Option<NodeId>, Placement)>,
 }
 
 /// The kernel's answer.
@@ -92,6 +95,7 @@ impl World {
             asked: 0,
             calls: Vec::new(),
             fail: BTreeSet::new(),
+            entered: Vec::new(),
         }))
     }
 

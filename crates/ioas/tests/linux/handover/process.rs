@@ -37,6 +37,7 @@ fn the_owner_before() {
     for area in &leaving.handover().areas {
         let (range, prot) = (area.range, area.prot.bits());
         let out = u64::from(area.out);
+        assert!(!area.released);
         println!(
             "area {} {} {} {prot} {out}",
             range.start, range.len, area.offset
@@ -127,6 +128,7 @@ fn an_address_space_comes_from_another_process_while_its_device_runs() {
                 offset,
                 prot: Prot::from_bits(prot as u32).unwrap(),
                 out: out == 1,
+                released: false,
             }),
             ("pinned", &[pinned]) => break pinned,
             other => panic!("{other:?}"),

@@ -277,3 +277,43 @@ fn domains_and_what_devices_have_written_go_along() {
     new.close().unwrap();
     assert_eq!((new_tables.in_use(), second.held()), (0, 0));
 }
+
+#[test]
+fn what_is_released_changes_hands_as_such() {
+    let _turn = alone();
+    let (table_file, data) = files();
+    let Some(pinner) = pinner(3 * BYTES, &data) else {
+        return;
+    };
+    let before = counted(&pinner);
+    let ledgers = [(); 2].map(|()| Ledger::new("a counter", Some(BYTES), 0));
+    let memories = ledgers
+        .each_ref()
+        .map(|ledger| memory(also(&data), &pinner, ledger));
+    let mut old = first_owner(tables(&table_file), &memories[0]);
+    let run = Span::new(AT + 5 * MIB, MIB);
+    let kept = &mut |range, cause| unreachable!("{range}: {cause}");
+    old.release(&[run], Interruption::Refused, kept, &mut ());
+    assert_eq!(counted(&pinner), before + HELD - MIB);
+
+    let leaving = old.hand_over(&memories[..1]).unwrap();
+    let handover = leaving.handover().clone();
+    let (new_tables, mut opened) = adopted(&table_file, &handover);
+    let used = new_tables.in_use();
+    let taken = vec![(opened.remove(0), Vec::new())];
+    let mut new = Ioas::adopt(&handover, &memories[1..], taken, None, &mut ()).unwrap();
+    // Charge and tables for its return are kept here as well.
+    assert!(new_tables.in_use() > used);
+    assert_eq!((ledgers[1].in_use(), memories[1].reserved()), (HELD, MIB));
+    assert_eq!(leaving.give_up().unwrap(), HELD - MIB);
+    drop(old);
+    assert_eq!(ledgers[0].in_use(), 0);
+    assert_eq!(new.table().unwrap().translate(run.start), None);
+    let failed = &mut |range, cause| unreachable!("{range}: {cause}");
+    new.restore(&[run], Interruption::Refused, failed, &mut ());
+    assert!(new.table().unwrap().translate(run.start).is_some());
+    assert_eq!(counted(&pinner), before + HELD);
+    assert_eq!(new_tables.in_use(), used);
+    new.close().unwrap();
+    assert_eq!((new_tables.in_use(), ledgers[1].in_use()), (0, 0));
+}

@@ -4,6 +4,7 @@
 #![allow(dead_code, unused_imports, reason = "no test binary uses all of it")]
 
 pub(crate) mod machines;
+pub(crate) mod nodes;
 pub(crate) mod pin_model;
 mod tracked;
 mod unit;

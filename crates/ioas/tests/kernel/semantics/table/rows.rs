@@ -1,7 +1,7 @@
 //! The rows, in the order of the kernel's checks.
 
-use ioas::{Errno, Mapper, Profile};
-use iopt::Prot;
+use ioas::{Errno, Mapper, Profile, ReleaseError};
+use iopt::{Interruption, Prot};
 use runs::Span;
 
 use super::row::Row;
@@ -34,6 +34,18 @@ fn unmap<S: Subject>(s: &mut S, p: Profile, iova: u64, len: u64) -> Answer {
         })
 }
 
+fn release<S: Subject>(s: &mut S, p: Profile, iova: u64, len: u64) -> Answer {
+    let mut answer = Ok(len);
+    let mut kept = |_, cause| match cause {
+        ReleaseError::Unmap(cause) => answer = cause.errno(p).map_or(Ok(0), Err),
+        cause => panic!("{cause}"),
+    };
+    let runs = [Span::new(iova, len)];
+    s.space()
+        .release(&runs, Interruption::Refused, &mut kept, &mut ());
+    answer
+}
+
 fn attach<S: Subject>(s: &mut S, p: Profile, which: Which) -> Answer {
     s.attach(which)
         .map(|()| 0)
@@ -55,6 +67,7 @@ const fn err(errno: Errno) -> Answer {
 pub(crate) fn rows<K: Mapper, S: Subject>() -> Vec<Row<K, S>> {
     let mut rows = maps();
     rows.extend(unmaps());
+    rows.extend(releases());
     rows.extend(attaches());
     rows.extend(others());
     rows
@@ -318,6 +331,27 @@ fn unmaps<K: Mapper, S: Subject>() -> Vec<Row<K, S>> {
             assert!(s.space().area_at(IOVA).is_some() && s.charged() == MIB);
             refused
         }),
+    ]
+}
+
+fn releases<K: Mapper, S: Subject>() -> Vec<Row<K, S>> {
+    vec![
+        Row::new("release: a whole mapping", ok(MIB), ok(MIB))
+            .library(|s, p| map(s, p, IOVA, MIB).and_then(|_| release(s, p, IOVA, MIB))),
+        Row::new("release: a part", err(Errno::EINVAL), err(Errno::ENOENT))
+            .library(|s, p| map(s, p, IOVA, MIB).and_then(|_| release(s, p, IOVA + PAGE, PAGE)))
+            .own(ok(PAGE)),
+        Row::new("restore: what is locked is as before", ok(MIB), ok(MIB)).library(
+            |s: &mut S, p| {
+                map(s, p, IOVA, MIB)?;
+                release(s, p, IOVA, MIB)?;
+                let runs = [Span::new(IOVA, MIB)];
+                let failed = &mut |_, cause| panic!("{cause}");
+                s.space()
+                    .restore(&runs, Interruption::Refused, failed, &mut ());
+                Ok(s.charged())
+            },
+        ),
     ]
 }
 

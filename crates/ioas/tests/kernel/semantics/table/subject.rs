@@ -89,7 +89,7 @@ impl<K: Mapper> Raw<K> {
 
     pub(crate) fn attach(&mut self, which: Which) -> Answer {
         let device = &self.devices[which as usize];
-        let entered = self.space.enter(device, false);
+        let entered = self.space.enter(device, ioas::Entering::default());
         let attached = entered.and_then(|()| self.around.attached(device));
         answer(attached, |()| 0)
     }

@@ -1,0 +1,189 @@
+//! Moving a domain's tables to another memory node, while devices run.
+//!
+//! 1. **Copy**: a new table is built on the node, and all areas are mapped in it. No unit knows it.
+//! 2. **Switch**: each unit of the domain is told of the new root. Both tables say the same, so that it
+//!    does not matter which of them an access finds, or how far a unit has come.
+//! 3. **Flush**: the same command has the unit forget everything of the domain, and waits for what is
+//!    under way. It is one flush, of a gather that names the new root.
+//! 4. **Free**: no unit walks the old table any more. What devices have written to by it is kept for
+//!    the next harvest, and its tables are given back.
+//!
+//! If a unit does not answer in 2 or 3, nobody knows which root it walks. Both tables stay then:
+//! nothing is mapped until a later flush succeeds (the gather names a new root), and what is unmapped
+//! is taken out of both.
+
+use core::fmt;
+use core::mem;
+
+use iommu::{DomainId, FlushError, NodeId};
+use iopt::{AnyTable, Gather, Interruption, RefitError, TableMemory};
+use runs::Span;
+
+use super::domain::{Domain, empty_table, end_table};
+use super::written::Written;
+use super::{Own, replay};
+use crate::backend::Areas;
+use crate::error::AttachError;
+use crate::object::Cause;
+use crate::space::Ioas;
+
+/// Why tables were not moved.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum MoveError {
+    /// There is no such domain.
+    NoDomain {
+        /// Its number.
+        domain: DomainId,
+    },
+    /// The caller has built the domain's table: there is nobody to build another one.
+    NoBuilder {
+        /// Its number.
+        domain: DomainId,
+    },
+    /// No table can be built on the node; the old one stays.
+    Build(Cause),
+    /// The new table is of a kind that a unit of the domain cannot walk; the old one stays.
+    Differs {
+        /// The domain.
+        domain: DomainId,
+    },
+    /// The areas cannot be mapped in the new table; the old one stays.
+    Copy(AttachError),
+    /// Leaves cannot be split as they are while it is tracked what devices write to; the old table
+    /// stays.
+    Split(RefitError<FlushError>),
+    /// What was unmapped before is not flushed yet; the old table stays.
+    Before(FlushError),
+    /// A unit did not take notice of the new root in time. Both tables stay until a flush succeeds,
+    /// which ends the move.
+    Flush(FlushError),
+}
+
+impl fmt::Display for MoveError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoDomain { domain } => write!(f, "there is no domain {domain}"),
+            Self::NoBuilder { domain } => {
+                write!(f, "the table of domain {domain} was built by the caller")
+            }
+            Self::Build(_) => f.write_str("no table can be built there"),
+            Self::Differs { domain } => {
+                write!(f, "a unit of domain {domain} cannot walk the new table")
+            }
+            Self::Copy(cause) => cause.fmt(f),
+            Self::Split(cause) => write!(f, "leaves cannot be split: {cause}"),
+            Self::Before(cause) => write!(f, "what was unmapped is not flushed: {cause}"),
+            Self::Flush(cause) => write!(f, "a unit was not told of the new root: {cause}"),
+        }
+    }
+}
+
+impl core::error::Error for MoveError {
+    fn source(&self) -> Option<&(dyn core::error::Error + 'static)> {
+        match self {
+            Self::Build(cause) => Some(&**cause),
+            Self::Copy(cause) => cause.source(),
+            _ => None,
+        }
+    }
+}
+
+/// A table that units may still walk, and what was taken out of it meanwhile.
+pub(crate) struct Leaving<M: TableMemory> {
+    table: AnyTable<M>,
+    gather: Gather,
+}
+
+impl<M: TableMemory> Leaving<M> {
+    pub(super) fn empty(
+        &mut self,
+        range: Span,
+        tracked: bool,
+        note: &mut dyn FnMut(Span),
+    ) -> Result<(), iopt::UnmapError> {
+        empty_table(&mut self.table, &mut self.gather, range, tracked, note)
+    }
+
+    /// No unit walks it any more: what devices have written to goes to `written` if that is tracked.
+    pub(super) fn end(self, tracked: bool, written: &mut Written) {
+        end_table(self.table, self.gather, tracked, written);
+    }
+}
+
+impl<M: TableMemory> Own<M> {
+    fn move_tables(
+        &mut self,
+        id: DomainId,
+        node: Option<NodeId>,
+        leaf: Option<u64>,
+        areas: &mut Areas,
+    ) -> Result<(), MoveError> {
+        let mut domains = self.domains.iter_mut();
+        let domain = domains.find(|domain| domain.id == id);
+        let domain = domain.ok_or(MoveError::NoDomain { domain: id })?;
+        let (Some(builder), Some(_)) = (&mut self.builder, domain.coherent) else {
+            return Err(MoveError::NoBuilder { domain: id });
+        };
+        // The gather holds tables of the old memory.
+        domain.flush().map_err(MoveError::Before)?;
+        let Some(first) = domain.devices.units().next() else {
+            return Err(MoveError::NoDomain { domain: id });
+        };
+        let built = builder.build(first, domain.tracked, node);
+        let (spare, table) = built.map_err(MoveError::Build)?;
+        // The domain keeps its number.
+        builder.ended(spare);
+        let mut copy = Domain::new(id, table, domain.coherent);
+        if domain.tracked {
+            copy.track();
+        }
+        let fits = domain
+            .devices
+            .units()
+            .all(|unit| copy.suits(unit, domain.tracked));
+        if !fits || copy.table.page_sizes() != domain.table.page_sizes() {
+            copy.end();
+            return Err(MoveError::Differs { domain: id });
+        }
+        let mut copied = replay(&mut copy, &mut self.batch, areas).map_err(MoveError::Copy);
+        let size = leaf.filter(|size| copy.table.page_sizes().bits() & size == *size);
+        for area in areas.iter().filter(|area| area.is_there()) {
+            if let (Ok(()), Some(size)) = (&copied, size) {
+                // Nobody walks it: there is no moment in which anything is missing.
+                let split = copy.split(area.range, size, Interruption::Allowed);
+                copied = split.map_err(MoveError::Split);
+            }
+        }
+        if let Err(cause) = copied {
+            copy.end();
+            return Err(cause);
+        }
+        let spare = mem::replace(&mut domain.spare, copy.spare);
+        spare.end(domain.table.memory());
+        domain.gather.walk_from(copy.table.root());
+        domain.leaving = Some(Leaving {
+            table: mem::replace(&mut domain.table, copy.table),
+            gather: Gather::new(),
+        });
+        domain.tables_on = node;
+        domain.flush().map_err(MoveError::Flush)
+    }
+}
+
+impl<M: TableMemory> Ioas<Own<M>> {
+    /// Moves the tables of `domain` to `node`, or anywhere, while its devices go on. Areas keep their
+    /// pins; leaves are as a fresh map makes them.
+    ///
+    /// Where tables should lie is what [`Placement::tables`](crate::Placement::tables) says of the
+    /// domain's [node](crate::DomainPlace::node), which changes when the device leaves that gave it.
+    ///
+    /// # Errors
+    ///
+    /// See [`MoveError`], which says which table units walk then.
+    pub fn move_tables(&mut self, domain: DomainId, node: Option<NodeId>) -> Result<(), MoveError> {
+        let leaf = self.tracking.and_then(|tracking| tracking.leaf);
+        let Self { backend, areas, .. } = self;
+        backend.move_tables(domain, node, leaf, areas)
+    }
+}

@@ -1,0 +1,190 @@
+//! Charges that are kept for memory which nobody pins for a while.
+//!
+//! What a [`Reserved`] names was pinned and is to be pinned again: the last hold gone does not give
+//! its charge back, and the next hold takes that instead of a new one. So the limit cannot refuse it,
+//! whatever else was charged meanwhile. (It is the ledger that keeps it. The kernel's own counter
+//! goes down, and who charges that by other ways can take what is free there.)
+//!
+//! How much is kept is a matter of the stretches that are reserved and that nobody holds: what pinning
+//! each of them is charged. A part of a huge page is charged as the whole where the kernel does so;
+//! then a release may have to charge more than it gives back. If the limit forbids that, less is kept.
+
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::mem;
+
+use runs::Span;
+
+use crate::ledger::{Charge, OverLimit};
+use crate::memory::{Memory, Part, Pins};
+use crate::object::MemoryObject;
+
+/// A part of a [`Memory`] whose charge stays for as long as this is there.
+#[derive(Debug)]
+#[must_use = "the charge is given back as soon as this is dropped"]
+pub(crate) struct Reserved {
+    memory: Arc<Memory>,
+    part: Span,
+}
+
+impl Reserved {
+    /// Cuts it in two at `offset` in the object, which lies inside.
+    pub(crate) fn split_at(&mut self, offset: u64) -> Self {
+        let len = offset - self.part.start;
+        let tail = Span::new(offset, self.part.len - len);
+        self.part.len = len;
+        Self {
+            memory: Arc::clone(&self.memory),
+            part: tail,
+        }
+    }
+
+    /// Takes in `other`, of what follows in the same memory.
+    pub(crate) fn join(&mut self, mut other: Self) {
+        debug_assert!(Arc::ptr_eq(&self.memory, &other.memory));
+        debug_assert_eq!(self.part.start + self.part.len, other.part.start);
+        self.part.len += mem::take(&mut other.part).len;
+    }
+}
+
+impl Drop for Reserved {
+    fn drop(&mut self) {
+        // Empty: moved into another one.
+        if !self.part.is_empty() {
+            let _ = self.memory.change_reserved(self.part, -1);
+        }
+    }
+}
+
+impl Memory {
+    /// Has the charge of `part` stay when the last hold goes. What nobody holds is charged now.
+    pub(crate) fn reserve(self: &Arc<Self>, part: Span) -> Result<Reserved, OverLimit> {
+        self.change_reserved(part, 1)?;
+        Ok(Reserved {
+            memory: Arc::clone(self),
+            part,
+        })
+    }
+
+    fn change_reserved(&self, part: Span, by: i64) -> Result<(), OverLimit> {
+        let mut pins = self.pins().lock();
+        let pins = &mut *pins;
+        let before = pins.kept_for(part, &**self.object());
+        let change = |part: &mut Part| part.reserved = part.reserved.saturating_add_signed(by);
+        pins.parts.change(part, change);
+        pins.reservations = match by {
+            1.. => pins.reservations + part.len,
+            _ => pins.reservations - part.len,
+        };
+        let mut nothing = Charge::nothing(self.ledger());
+        match pins.keep(part, before, &mut nothing, &**self.object()) {
+            Err(over) if by > 0 => {
+                let change = |part: &mut Part| part.reserved -= 1;
+                pins.parts.change(part, change);
+                pins.reservations -= part.len;
+                Err(over)
+            }
+            // A reservation cut in two may ask for more. Nobody is promised that.
+            _ => Ok(()),
+        }
+    }
+
+    /// Bytes that are charged for parts which nobody holds.
+    pub fn reserved(&self) -> u64 {
+        let pins = self.pins().lock();
+        pins.reserve.as_ref().map_or(0, Charge::bytes)
+    }
+}
+
+impl Pins {
+    /// What is to be kept for stretches in `part`, and for those that go over its ends.
+    pub(crate) fn kept_for(&self, part: Span, object: &dyn MemoryObject) -> u64 {
+        if self.reservations == 0 {
+            return 0;
+        }
+        let end = part.start + part.len;
+        let before = part
+            .start
+            .checked_sub(1)
+            .and_then(|last| self.parts.at(last));
+        let behind = self.parts.at(end);
+        let start = before.map_or(part.start, |(span, _)| span.start);
+        let end = behind.map_or(end, |(span, _)| span.start + span.len);
+        let stretches = self.parts.inside(Span::new(start, end - start));
+        let idle = stretches.filter(|(_, part)| part.users == 0);
+        idle.fold(0, |sum: u64, (span, _)| {
+            sum.saturating_add(object.charge(span))
+        })
+    }
+
+    /// The same when `part` is held.
+    pub(crate) fn kept_beside(&self, part: Span, object: &dyn MemoryObject) -> u64 {
+        if self.reservations == 0 {
+            return 0;
+        }
+        let end = part.start + part.len;
+        let idle = |stretch: &(Span, Part)| stretch.1.users == 0;
+        let before = part
+            .start
+            .checked_sub(1)
+            .and_then(|last| self.parts.at(last));
+        let head = before.filter(idle).map_or(0, |(span, _)| {
+            object.charge(Span::new(span.start, part.start - span.start))
+        });
+        let tail = self.parts.at(end).filter(idle).map_or(0, |(span, _)| {
+            object.charge(Span::new(end, span.start + span.len - end))
+        });
+        head.saturating_add(tail)
+    }
+
+    /// After a change in `part`, for which `before` was to be kept: takes from `freed` what is to be
+    /// kept now, and charges what is missing; or gives back what is too much.
+    pub(crate) fn keep(
+        &mut self,
+        part: Span,
+        before: u64,
+        freed: &mut Charge,
+        object: &dyn MemoryObject,
+    ) -> Result<(), OverLimit> {
+        let now = self.kept_for(part, object);
+        if now < before {
+            drop(self.draw(before - now));
+            return Ok(());
+        }
+        let mut kept = freed.split(now - before);
+        let missing = (now - before) - kept.bytes();
+        let result = match missing {
+            0 => Ok(()),
+            _ => freed.more(missing).map(|more| kept.join(more)),
+        };
+        match &mut self.reserve {
+            Some(reserve) => reserve.join(kept),
+            None => self.reserve = Some(kept),
+        }
+        result
+    }
+
+    /// Takes `bytes` of what is kept, or what there is.
+    pub(crate) fn draw(&mut self, bytes: u64) -> Option<Charge> {
+        let reserve = self.reserve.as_mut()?;
+        Some(reserve.split(bytes))
+    }
+
+    /// What of `part` nobody holds, in stretches.
+    pub(crate) fn unheld(&self, part: Span) -> Vec<Span> {
+        let mut gaps = Vec::new();
+        let mut at = part.start;
+        let end = part.start + part.len;
+        let held = self.parts.inside(part).filter(|(_, part)| part.users > 0);
+        for (span, _) in held {
+            if span.start > at {
+                gaps.push(Span::new(at, span.start - at));
+            }
+            at = span.start + span.len;
+        }
+        if at < end {
+            gaps.push(Span::new(at, end - at));
+        }
+        gaps
+    }
+}

@@ -1,0 +1,196 @@
+//! Random sequences of map, unmap, release, restore, take out and put back in several address spaces
+//! against a plain model that knows each page by itself.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use crate::common::*;
+use ioas::{Ledger, Memory, Synthetic};
+use iopt::{FormatId, HeapTables, Interruption, Prot};
+use proptest::prelude::*;
+use runs::Span;
+
+const NEVER: Interruption = Interruption::Refused;
+const SPACES: usize = 3;
+/// Pages of the window: four times 2 MiB and a little more.
+const PAGES: u64 = 2048 + 64;
+const AT: u64 = GIB - 4 * MIB;
+/// Where the two memories begin: in one run, and in runs of 3 MiB.
+const FRAMES: [u64; 2] = [16 * GIB, 32 * GIB];
+const OBJECT: u64 = 8 * MIB;
+
+fn frame(object: usize, page: u64) -> u64 {
+    match object {
+        0 => FRAMES[0] + page * PAGE,
+        _ => FRAMES[1] + page * PAGE + page / 768 * MIB,
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Op {
+    /// Object and first page in it.
+    Map(usize, u64),
+    Unmap,
+    Release,
+    Restore,
+    TakeOut,
+    PutBack,
+}
+
+/// An operation on a range of pages of an address space.
+fn op() -> impl Strategy<Value = (usize, u64, u64, Op)> {
+    let kind = prop_oneof![
+        3 => (0..2usize, prop_oneof![Just(0), 0..1500u64])
+            .prop_map(|(object, first)| Op::Map(object, first)),
+        2 => Just(Op::Unmap),
+        6 => Just(Op::Release),
+        4 => Just(Op::Restore),
+        1 => Just(Op::TakeOut),
+        1 => Just(Op::PutBack),
+    ];
+    let len = prop_oneof![3 => 1..8u64, 2 => Just(512), 2 => 300..1100u64];
+    let start = prop_oneof![(0..4u64).prop_map(|n| n * 512), 0..PAGES - 1];
+    (0..SPACES, start, len, kind).prop_map(|(space, start, len, kind)| {
+        let len = len.min(PAGES - start);
+        match kind {
+            Op::Map(object, first) => {
+                let len = len.min(OBJECT / PAGE - first);
+                (space, start, len, Op::Map(object, first))
+            }
+            other => (space, start, len, other),
+        }
+    })
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Page {
+    object: usize,
+    page: u64,
+    released: bool,
+    out: bool,
+    /// Its charge is kept.
+    kept: bool,
+}
+
+fn check(ops: &[(usize, u64, u64, Op)]) {
+    let tables = Arc::new(HeapTables::with_tables(256).unwrap());
+    let ledger = Ledger::new("a counter", None, 0);
+    let runs = [
+        vec![Span::new(FRAMES[0], OBJECT)],
+        (0..3)
+            .map(|n| Span::new(FRAMES[1] + n * 4 * MIB, (OBJECT - n * 3 * MIB).min(3 * MIB)))
+            .collect(),
+    ];
+    let objects = runs.map(|runs| Arc::new(Synthetic::new(runs)));
+    let memories: Vec<Arc<Memory>> = objects
+        .iter()
+        .map(|object| Memory::new(object.clone(), &ledger))
+        .collect();
+    let mut spaces: Vec<Space> = [FormatId::VtdSs, FormatId::X86_64, FormatId::AmdV1]
+        .into_iter()
+        .map(|format| space(format, 4, &tables))
+        .collect();
+    let mut model = vec![vec![None::<Page>; PAGES as usize]; SPACES];
+
+    for (n, start, len, op) in ops {
+        let range = Span::new(AT + start * PAGE, len * PAGE);
+        let pages = *start as usize..(start + len) as usize;
+        let (space, here) = (&mut spaces[*n], &mut model[*n][pages]);
+        let covered = here.iter().all(Option::is_some);
+        match op {
+            Op::Map(object, first) => {
+                let part = Span::new(first * PAGE, range.len);
+                let mapped = space.map(range.start, &memories[*object], part, Prot::RW, &mut ());
+                assert_eq!(mapped.is_ok(), here.iter().all(Option::is_none));
+                if mapped.is_ok() {
+                    for (page, n) in here.iter_mut().zip(*first..) {
+                        *page = Some(Page {
+                            object: *object,
+                            page: n,
+                            released: false,
+                            out: false,
+                            kept: false,
+                        });
+                    }
+                }
+            }
+            Op::Unmap => {
+                space.unmap_cutting(range, NEVER, &mut ()).unwrap();
+                here.fill(None);
+            }
+            Op::Release => {
+                let mut kept = 0;
+                space.release(&[range], NEVER, &mut |_, _| kept += 1, &mut ());
+                assert_eq!(kept == 0, covered);
+                for page in here.iter_mut().flatten().filter(|_| covered) {
+                    page.kept |= !page.released && !page.out;
+                    page.released = true;
+                }
+            }
+            Op::Restore => {
+                let failed = &mut |range, cause| panic!("{range}: {cause}");
+                space.restore(&[range], NEVER, failed, &mut ());
+                for page in here.iter_mut().flatten() {
+                    (page.released, page.kept) = (false, false);
+                }
+            }
+            Op::TakeOut => {
+                let taken = space.take_out(range, NEVER, &mut ());
+                assert_eq!(taken.is_ok(), covered);
+                for page in here.iter_mut().flatten().filter(|_| covered) {
+                    page.out = true;
+                }
+            }
+            Op::PutBack => {
+                if space.put_back(range, NEVER, &mut ()).is_ok() {
+                    for page in here.iter_mut().flatten() {
+                        page.kept |= page.released && page.out;
+                        page.out = false;
+                    }
+                }
+            }
+        }
+        let visible = |page: &&Page| !page.released && !page.out;
+        for (space, model) in spaces.iter().zip(&model) {
+            let table = space.table().unwrap();
+            for (at, page) in model.iter().enumerate() {
+                let there = page.as_ref().filter(visible);
+                let expected = there.map(|page| frame(page.object, page.page));
+                assert_eq!(
+                    table.translate(AT + at as u64 * PAGE),
+                    expected,
+                    "page {at}"
+                );
+            }
+        }
+        let all = || model.iter().flatten().flatten();
+        for (object, (synthetic, memory)) in objects.iter().zip(&memories).enumerate() {
+            let of = |page: &&Page| page.object == object;
+            let held: BTreeSet<u64> = all()
+                .filter(of)
+                .filter(visible)
+                .map(|page| page.page)
+                .collect();
+            let kept = all().filter(of).filter(|page| page.kept);
+            let kept: BTreeSet<u64> = kept.map(|page| page.page).collect();
+            let only_kept = kept.difference(&held).count() as u64;
+            assert_eq!(synthetic.pinned(), held.len() as u64 * PAGE);
+            assert_eq!(memory.reserved(), only_kept * PAGE);
+            assert_eq!(memory.charged(), (held.len() as u64 + only_kept) * PAGE);
+        }
+        let charged: u64 = memories.iter().map(|memory| memory.charged()).sum();
+        assert_eq!(ledger.in_use(), charged);
+    }
+    for mut space in spaces {
+        space.unmap_all(&mut ()).unwrap();
+        space.close().unwrap();
+    }
+    assert_eq!((tables.in_use(), ledger.in_use()), (0, 0));
+}
+
+proptest! {
+    #[test]
+    fn released_and_restored_as_a_flag_of_each_page(ops in prop::collection::vec(op(), 1..24)) {
+        check(&ops);
+    }
+}
