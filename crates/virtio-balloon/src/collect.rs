@@ -16,7 +16,11 @@ use runs::{Span, merge_sorted};
 pub struct RunCollector<'a> {
     room: &'a mut [Span],
     used: usize,
-    /// There is a gap between each run and the one before it: nothing is to be sorted or merged.
+    /// The run that came last, with all that was merged with it; empty when there is none. There is
+    /// always a place for it behind the others.
+    open: Span,
+    /// There is a gap between each run and the one before it, the open one included: nothing is to be
+    /// sorted or merged.
     sorted: bool,
 }
 
@@ -27,6 +31,7 @@ impl<'a> RunCollector<'a> {
         Self {
             room,
             used: 0,
+            open: Span::new(0, 0),
             sorted: true,
         }
     }
@@ -35,55 +40,78 @@ impl<'a> RunCollector<'a> {
     /// sorted and merged among themselves.
     #[inline]
     pub fn push(&mut self, run: Span, spill: impl FnMut(&[Span])) {
-        let most = (u64::MAX - run.start).saturating_add(1);
-        let run = Span::new(run.start, run.len.min(most));
-        if let Some(latest) = self.used.checked_sub(1) {
-            let before = latest
-                .checked_sub(1)
-                .and_then(|at| self.room.get(at).copied());
-            if let Some(open) = self.room.get_mut(latest) {
-                // Nothing follows the last byte of an address space, and all of it has no length.
-                if let Some(len) = open.len.checked_add(run.len) {
-                    if run.start == open.start.wrapping_add(open.len) && run.start != 0 {
-                        open.len = len;
-                        return;
-                    }
-                    if open.start == run.start.wrapping_add(run.len) && open.start != 0 {
-                        *open = Span::new(run.start, len);
-                        self.sorted &= before.is_none_or(|before| has_gap(&before, &run));
-                        return;
-                    }
-                }
-                self.sorted &= has_gap(open, &run);
-            }
+        // Mostly a run comes behind the open one, and there is room for it. Nothing comes behind a run
+        // that ends at the top, nor behind none at all, whose last byte is the top, too.
+        let behind = run.start > self.open.last().saturating_add(1);
+        if behind
+            && Span::checked(run.start, run.len).is_some()
+            && let Some([place, _, ..]) = self.room.get_mut(self.used..)
+        {
+            *place = self.open;
+            self.used += 1;
+            self.open = run;
+            return;
         }
-        self.append(run, spill);
+        self.push_any(run, spill);
     }
 
-    fn append(&mut self, run: Span, mut spill: impl FnMut(&[Span])) {
+    #[inline(never)]
+    fn push_any(&mut self, run: Span, mut spill: impl FnMut(&[Span])) {
+        let most = (u64::MAX - run.start).saturating_add(1);
+        let run = Span::new(run.start, run.len.min(most));
         if run.is_empty() {
             return;
         }
+        if self.open.is_empty() {
+            if self.room.is_empty() {
+                return spill(&[run]);
+            }
+            self.open = run;
+            return;
+        }
+        // Nothing follows the last byte of an address space, and all of it has no length.
+        if let Some(len) = self.open.len.checked_add(run.len) {
+            let open = self.open;
+            if run.start == open.start.wrapping_add(open.len) && run.start != 0 {
+                self.open.len = len;
+                return;
+            }
+            if open.start == run.start.wrapping_add(run.len) && open.start != 0 {
+                self.open = Span::new(run.start, len);
+                self.sorted &= self.latest().is_none_or(|before| has_gap(before, &run));
+                return;
+            }
+        }
+        self.sorted &= has_gap(&self.open, &run);
+        self.close();
         if self.used == self.room.len() {
             self.merge();
             if self.used > self.room.len() / 2 {
                 self.hand_on(&mut spill);
             }
             // The latest run may be another one now.
-            let latest = self.used.checked_sub(1).and_then(|at| self.room.get(at));
-            self.sorted = latest.is_none_or(|open| has_gap(open, &run));
+            self.sorted = self.latest().is_none_or(|before| has_gap(before, &run));
         }
-        match self.room.get_mut(self.used) {
-            Some(place) => {
-                *place = run;
-                self.used += 1;
-            }
-            None => spill(&[run]),
+        self.open = run;
+    }
+
+    /// The run before the open one.
+    fn latest(&self) -> Option<&Span> {
+        self.room.get(self.used.checked_sub(1)?)
+    }
+
+    /// Puts the open run to the others.
+    fn close(&mut self) {
+        let open = core::mem::take(&mut self.open);
+        if let Some(place) = self.room.get_mut(self.used).filter(|_| !open.is_empty()) {
+            *place = open;
+            self.used += 1;
         }
     }
 
     /// Hands on all that is left, sorted and merged. The collector is empty afterwards.
     pub fn finish(&mut self, mut spill: impl FnMut(&[Span])) {
+        self.close();
         self.merge();
         self.hand_on(&mut spill);
     }
@@ -154,6 +182,27 @@ mod tests {
                     prop_assert!(pair[0].last() + 1 < pair[1].start, "{:?}", batch);
                 }
             }
+        }
+
+        #[test]
+        fn runs_at_the_top_of_the_address_space_are_as_others(
+            runs in proptest::collection::vec((0u64..60, 0u64..70), 0..40),
+            room in 1usize..40,
+            ascend in any::<bool>(),
+        ) {
+            let mut runs = runs;
+            if ascend {
+                runs.sort();
+            }
+            let base = u64::MAX - 63;
+            let high: Vec<_> = runs.iter().map(|&(start, len)| (base + start, len)).collect();
+            // What is beyond the top is left out.
+            let low: Vec<_> = runs.iter().map(|&(start, len)| (start, len.min(64 - start))).collect();
+            let expected = collect(&low, room);
+            let found = collect(&high, room).into_iter().map(|batch| {
+                batch.iter().map(|run| Span::new(run.start - base, run.len)).collect()
+            });
+            prop_assert_eq!(found.collect::<Vec<Vec<_>>>(), expected);
         }
 
         #[test]

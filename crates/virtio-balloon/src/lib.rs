@@ -13,6 +13,9 @@
 //!   the host.
 //! * [`Features`] and [`BulkBit`], [`Queue`] numbers in both [`Numbering`]s, [`Config`] space, and
 //!   [`Stats`].
+//! * [`driver`] is the guest's end: [`Driver`], over small seams.
+//! * [`Dma`] is the seam towards devices that reach the guest's memory by themselves.
+//! * With the feature `device` (which needs `std`), `device::Device` is the host's side of all that.
 //!
 //! Addresses and lengths are bytes of the guest's physical address space, as [`runs::Span`]s, unless
 //! a name says pages. A page *number* counts pages of 4 KiB ([`WIRE_PAGE`]), however large the guest's
@@ -46,11 +49,15 @@
 #![no_std]
 #![forbid(unsafe_code)]
 
-#[cfg(test)]
+#[cfg(any(test, feature = "device"))]
 extern crate std;
 
 mod collect;
 mod config;
+#[cfg(feature = "device")]
+pub mod device;
+mod dma;
+pub mod driver;
 mod features;
 mod format;
 mod partial;
@@ -62,6 +69,8 @@ mod stats;
 
 pub use collect::RunCollector;
 pub use config::{BULK_CONFIG_BYTES, CONFIG_BYTES, Config};
+pub use dma::{Dma, Reason};
+pub use driver::{Driver, Wait};
 pub use features::{BadBulkBit, BulkBit, Features};
 pub use format::{
     BitmapRecords, BulkFormat, Chunks, Format, HostRequest, LePfns, MOST_DATA_BYTES,
@@ -69,7 +78,7 @@ pub use format::{
 };
 pub use partial::{BadRegion, PartialHugePages};
 pub use queues::{Numbering, Queue};
-pub use ram::{BadRam, GuestRam};
+pub use ram::{BadRam, GuestRam, RamCursor};
 pub use refusal::{Refusal, Refusals};
-pub use source::{EncodeError, GuestPage, Source, WIRE_PAGE};
+pub use source::{EncodeError, GuestPage, Source, Stretches, WIRE_PAGE};
 pub use stats::{ByteOrder, Stat, Stats, Tag};

@@ -23,16 +23,30 @@
 //! them in between.
 
 use core::fmt;
+use core::ops::Range;
+use core::slice;
 
 use runs::{Joiner, Span, bitmap};
 
-use crate::source::WIRE_PAGE;
+use crate::source::{WIRE_PAGE, WIRE_SHIFT};
+
+/// Bits of a word.
+const WORD: u64 = u64::BITS as u64;
+/// Bytes that a word stands for.
+const WORD_BYTES: u64 = WORD * WIRE_PAGE;
+
+/// The bits of a stretch in a word's 64 pages: `len` bytes, at least a page, from `offset` on.
+#[inline]
+const fn bits_of(offset: u64, len: u64) -> u64 {
+    (u64::MAX >> (WORD - len / WIRE_PAGE)) << (offset / WIRE_PAGE)
+}
 
 /// What of a region of the guest's memory is in the balloon, by pages of 4 KiB and by huge pages.
 #[derive(Debug)]
 pub struct PartialHugePages<'a> {
     region: Span,
-    huge: u64,
+    /// log2 of the pages of 4 KiB in a huge page.
+    order: u32,
     /// A bit for each page of 4 KiB.
     bits: &'a mut [u64],
     /// For each huge page, how many of its bits are set.
@@ -119,12 +133,39 @@ impl<'a> PartialHugePages<'a> {
         let (bits, counts) = room.split_at_mut((needed - region.len / huge) as usize);
         Ok(Self {
             region,
-            huge,
+            order: huge.ilog2() - WIRE_SHIFT,
             bits,
             counts,
             pages: 0,
             whole: 0,
         })
+    }
+
+    /// One whose memory and [`totals`](Self::totals) have been kept since it was made for the same
+    /// region.
+    #[cfg(feature = "device")]
+    pub(crate) fn again(
+        region: Span,
+        huge: u64,
+        memory: &'a mut [u64],
+        (pages, whole): (u64, u64),
+    ) -> Self {
+        let counts = usize::try_from(region.len / huge).unwrap_or(0);
+        let (bits, counts) = memory.split_at_mut(memory.len().saturating_sub(counts));
+        Self {
+            region,
+            order: huge.ilog2().saturating_sub(WIRE_SHIFT),
+            bits,
+            counts,
+            pages,
+            whole,
+        }
+    }
+
+    /// Pages of 4 KiB in the balloon, and whole huge pages.
+    #[cfg(feature = "device")]
+    pub(crate) const fn totals(&self) -> (u64, u64) {
+        (self.pages, self.whole)
     }
 
     /// Bytes in the balloon.
@@ -135,27 +176,28 @@ impl<'a> PartialHugePages<'a> {
     /// Bytes in the balloon that lie in whole huge pages. The difference to [`bytes`](Self::bytes) waits
     /// for the rest of its huge pages.
     pub const fn whole_bytes(&self) -> u64 {
-        self.whole * self.huge
+        (self.whole << self.order) * WIRE_PAGE
     }
 
     /// The guest has given `run`. Hands on, merged and in order, the huge pages that it touches and that
     /// are whole now. Returns the bytes that were not in the balloon before. What of the run is outside
     /// the region is left out, as are parts of pages of 4 KiB.
-    pub fn inflate(&mut self, run: Span, mut whole: impl FnMut(Span)) -> u64 {
+    pub fn inflate(&mut self, run: Span, whole: impl FnMut(Span)) -> u64 {
+        self.inflate_all(slice::from_ref(&run), whole)
+    }
+
+    /// As [`inflate`](Self::inflate) with each of these runs, which ascend, in steps by words instead of
+    /// runs. A huge page that several of them touch is handed on once, and neighbours are merged.
+    pub fn inflate_all(&mut self, runs: &[Span], mut whole: impl FnMut(Span)) -> u64 {
         let mut joiner = Joiner::new();
-        let before = self.pages;
-        self.each(run, |this, nr, pages| {
-            let Some(count) = this.counts.get_mut(nr) else {
-                return;
-            };
-            let full = this.huge / WIRE_PAGE;
-            let new = bitmap::set(this.bits, pages);
-            *count += new;
-            this.pages += new;
-            if *count == full {
-                this.whole += u64::from(new > 0);
-                let start = this.region.start + nr as u64 * this.huge;
-                if let Some(run) = joiner.push(Span::new(start, this.huge)) {
+        let mut next = 0;
+        let bytes = self.change::<true>(runs, |this, nr| {
+            // Several words of it, or runs, may have found it whole.
+            if nr >= next {
+                next = nr + 1;
+                let (start, len) = (nr << this.order, 1 << this.order);
+                let huge = Span::new(this.region.start + start * WIRE_PAGE, len * WIRE_PAGE);
+                if let Some(run) = joiner.push(huge) {
                     whole(run);
                 }
             }
@@ -163,24 +205,18 @@ impl<'a> PartialHugePages<'a> {
         if let Some(run) = joiner.finish() {
             whole(run);
         }
-        (self.pages - before) * WIRE_PAGE
+        bytes
     }
 
     /// The guest takes `run` back. Returns the bytes that were in the balloon. What is outside the
     /// region is left out.
     pub fn deflate(&mut self, run: Span) -> u64 {
-        let before = self.pages;
-        self.each(run, |this, nr, pages| {
-            let Some(count) = this.counts.get_mut(nr) else {
-                return;
-            };
-            let gone = bitmap::clear(this.bits, pages);
-            // There is a page in each part, so of a whole huge page one is gone.
-            this.whole -= u64::from(*count == this.huge / WIRE_PAGE);
-            *count -= gone;
-            this.pages -= gone;
-        });
-        (before - self.pages) * WIRE_PAGE
+        self.deflate_all(slice::from_ref(&run))
+    }
+
+    /// As [`deflate`](Self::deflate) with each of these runs, in steps by words instead of runs.
+    pub fn deflate_all(&mut self, runs: &[Span]) -> u64 {
+        self.change::<false>(runs, |_, _| ())
     }
 
     /// Nothing is in the balloon any more, as far as this remembers: after a reset, or where parts must
@@ -192,20 +228,122 @@ impl<'a> PartialHugePages<'a> {
         self.whole = 0;
     }
 
-    /// For each huge page that the run touches, its number and the pages of 4 KiB, by their bits.
-    fn each(&mut self, run: Span, mut f: impl FnMut(&mut Self, usize, core::ops::Range<u64>)) {
-        let Some(run) = self.region.intersection(&run) else {
+    /// Sets or clears the bits of these runs. Calls `whole` with the numbers of the huge pages that
+    /// were touched and are whole then, some of them more than once. Returns the bytes that changed.
+    fn change<const SET: bool>(&mut self, runs: &[Span], mut whole: impl FnMut(&Self, u64)) -> u64 {
+        let mut changed = 0;
+        // A word that lies in one huge page, and its bits gathered from the runs that lie in it: 64 pages
+        // from an offset into the region on.
+        let (mut at, mut mask) = (0, 0);
+        for run in runs {
+            let offset = run.start.wrapping_sub(self.region.start);
+            let inside = offset.wrapping_sub(at);
+            if mask != 0 && inside < WORD_BYTES && run.is_aligned(WIRE_PAGE) {
+                // Not the run of no bytes either.
+                if run.len.wrapping_sub(1) < WORD_BYTES - inside {
+                    mask |= bits_of(inside, run.len);
+                    continue;
+                }
+            }
+            let Some(pages) = self.pages_of(run) else {
+                continue;
+            };
+            if mask != 0 {
+                changed += self.change_word::<SET>(at, mask, &mut whole);
+                mask = 0;
+            }
+            let count = pages.end - pages.start;
+            if self.order >= WORD.ilog2() && pages.start % WORD + count <= WORD {
+                at = (pages.start - pages.start % WORD) * WIRE_PAGE;
+                mask = bits_of(pages.start * WIRE_PAGE - at, count * WIRE_PAGE);
+            } else {
+                changed += self.change_pages::<SET>(pages, &mut whole);
+            }
+        }
+        if mask != 0 {
+            changed += self.change_word::<SET>(at, mask, &mut whole);
+        }
+        changed * WIRE_PAGE
+    }
+
+    /// The pages of 4 KiB that lie in the run and in the region, by their bits; at least one.
+    #[inline]
+    fn pages_of(&self, run: &Span) -> Option<Range<u64>> {
+        let inside = if self.region.covers(run) {
+            *run
+        } else {
+            self.region.intersection(run)?
+        };
+        let offset = inside.start - self.region.start;
+        let first = offset.div_ceil(WIRE_PAGE);
+        let end = (offset + inside.len) / WIRE_PAGE;
+        (first < end).then_some(first..end)
+    }
+
+    /// Changes these bits, at least one, of the word at this offset, which lies in one huge page.
+    #[inline]
+    fn change_word<const SET: bool>(
+        &mut self,
+        at: u64,
+        mask: u64,
+        whole: &mut impl FnMut(&Self, u64),
+    ) -> u64 {
+        let Some(bits) = self.bits.get_mut((at / WORD_BYTES) as usize) else {
+            return 0;
+        };
+        let before = *bits;
+        *bits = if SET { before | mask } else { before & !mask };
+        let changed = u64::from((before ^ *bits).count_ones());
+        self.count::<SET>(at >> (self.order + WIRE_SHIFT), changed, whole);
+        changed
+    }
+
+    /// Changes these pages, huge page by huge page.
+    fn change_pages<const SET: bool>(
+        &mut self,
+        pages: Range<u64>,
+        whole: &mut impl FnMut(&Self, u64),
+    ) -> u64 {
+        let mut changed = 0;
+        let mut at = pages.start;
+        while at < pages.end {
+            let nr = at >> self.order;
+            let until = ((nr + 1) << self.order).min(pages.end);
+            let part = if SET {
+                bitmap::set(self.bits, at..until)
+            } else {
+                bitmap::clear(self.bits, at..until)
+            };
+            self.count::<SET>(nr, part, whole);
+            changed += part;
+            at = until;
+        }
+        changed
+    }
+
+    /// So many bits of this huge page, of which at least one was named, were set or cleared.
+    #[inline]
+    fn count<const SET: bool>(
+        &mut self,
+        nr: u64,
+        changed: u64,
+        whole: &mut impl FnMut(&Self, u64),
+    ) {
+        let Some(count) = self.counts.get_mut(nr as usize) else {
             return;
         };
-        let first = (run.start - self.region.start).div_ceil(WIRE_PAGE);
-        let end = (run.last() - self.region.start + 1) / WIRE_PAGE;
-        let full = self.huge / WIRE_PAGE;
-        let mut at = first;
-        while at < end {
-            let nr = at / full;
-            let until = ((nr + 1) * full).min(end);
-            f(self, nr as usize, at..until);
-            at = until;
+        let full = 1 << self.order;
+        if SET {
+            *count += changed;
+            self.pages += changed;
+            if *count == full {
+                self.whole += u64::from(changed > 0);
+                whole(self, nr);
+            }
+        } else {
+            self.whole -= u64::from(*count == full);
+            *count -= changed;
+            self.pages -= changed;
         }
     }
 }
@@ -233,7 +371,14 @@ mod tests {
     /// Pages of 4 KiB in a huge page, huge pages, and steps: inflate or deflate, first page, pages.
     fn steps() -> impl Strategy<Value = (u64, u64, Vec<(bool, u64, u64)>)> {
         (
-            prop_oneof![Just(2u64), Just(4), Just(16), Just(512)],
+            prop_oneof![
+                Just(2u64),
+                Just(4),
+                Just(16),
+                Just(64),
+                Just(128),
+                Just(512)
+            ],
             1u64..6,
         )
             .prop_flat_map(|(full, huge)| {
@@ -287,6 +432,63 @@ mod tests {
             tracker.forget();
             prop_assert_eq!(tracker.bytes() + tracker.whole_bytes(), 0);
             prop_assert_eq!(tracker.inflate(region, |_| ()), region.len);
+        }
+    }
+
+    /// Bytes to be left out or taken, in turn: as short as half a page, as long as several words.
+    fn lengths() -> impl Strategy<Value = Vec<u64>> {
+        let len = prop_oneof![1u64..8, 1u64..8, 1u64..200, 120u64..1100];
+        proptest::collection::vec(len.prop_map(|halves| halves * PAGE / 2), 0..60)
+    }
+
+    proptest! {
+        #[test]
+        fn many_runs_are_as_one_by_one(
+            order in 1u32..10,
+            steps in proptest::collection::vec((any::<bool>(), 0u64..40, lengths()), 0..8),
+        ) {
+            let huge = PAGE << order;
+            let len = (8 * 512 * PAGE).next_multiple_of(huge);
+            let region = Span::new(4 * len, len);
+            let mut memory = [(); 2].map(|()| vec![0; PartialHugePages::words(len, huge) as usize]);
+            let [mut all, mut single] = memory.each_mut().map(|memory| {
+                PartialHugePages::new(region, huge, memory).unwrap()
+            });
+            for (inflate, before, lengths) in steps {
+                // From before the region's start to behind its end, ascending.
+                let mut at = region.start - before * PAGE;
+                let mut runs = Vec::new();
+                for pair in lengths.chunks(2) {
+                    let [gap, len] = [pair[0], *pair.last().unwrap()];
+                    runs.push(Span::new(at + gap, len));
+                    at += gap + len;
+                }
+                if inflate {
+                    let mut found = Vec::new();
+                    let new = all.inflate_all(&runs, |run| found.push(run));
+                    let mut expected_new = 0;
+                    let mut expected = BTreeSet::new();
+                    for run in &runs {
+                        expected_new += single.inflate(*run, |run| {
+                            expected.extend((run.start..=run.last()).step_by(huge as usize));
+                        });
+                    }
+                    prop_assert_eq!(new, expected_new);
+                    let pages: Vec<_> = found.iter()
+                        .flat_map(|run| (run.start..=run.last()).step_by(huge as usize))
+                        .collect();
+                    prop_assert_eq!(pages, expected.into_iter().collect::<Vec<_>>());
+                    for pair in found.windows(2) {
+                        prop_assert!(pair[0].last() + 1 < pair[1].start);
+                    }
+                } else {
+                    let gone = all.deflate_all(&runs);
+                    prop_assert_eq!(gone, runs.iter().map(|run| single.deflate(*run)).sum::<u64>());
+                }
+                prop_assert_eq!(all.bytes(), single.bytes());
+                prop_assert_eq!(all.whole_bytes(), single.whole_bytes());
+                prop_assert_eq!(&all.bits, &single.bits);
+            }
         }
     }
 

@@ -68,16 +68,55 @@ impl<'a> GuestRam<'a> {
 
     /// Hands the parts of `run` that are memory to `sink`, in order, and refuses the rest.
     #[inline]
-    pub fn keep(&self, run: Span, refusals: &mut Refusals, mut sink: impl FnMut(Span)) {
+    pub fn keep(&self, run: Span, refusals: &mut Refusals, sink: impl FnMut(Span)) {
+        RamCursor::from(*self).keep(run, refusals, sink);
+    }
+
+    /// The region that this address lies in, or else the first one behind it, and those that follow.
+    fn from(&self, address: u64) -> &'a [Span] {
+        let first = self
+            .regions
+            .partition_point(|region| region.last() < address);
+        self.regions.get(first..).unwrap_or(&[])
+    }
+}
+
+/// A guest's memory, with the region that was looked at last at hand.
+#[derive(Clone, Copy, Debug)]
+pub struct RamCursor<'a> {
+    ram: GuestRam<'a>,
+    /// A region, or nothing.
+    at: Span,
+}
+
+impl<'a> From<GuestRam<'a>> for RamCursor<'a> {
+    fn from(ram: GuestRam<'a>) -> Self {
+        Self {
+            ram,
+            at: Span::new(0, 0),
+        }
+    }
+}
+
+impl RamCursor<'_> {
+    /// As [`GuestRam::keep`], and with one comparison where the run lies in the same region as the one
+    /// before.
+    #[inline]
+    pub fn keep(&mut self, run: Span, refusals: &mut Refusals, mut sink: impl FnMut(Span)) {
+        if self.at.covers(&run) {
+            return sink(run);
+        }
+        self.search(run, refusals, sink);
+    }
+
+    #[inline(never)]
+    fn search(&mut self, run: Span, refusals: &mut Refusals, mut sink: impl FnMut(Span)) {
         if run.is_empty() {
             return;
         }
-        let first = self
-            .regions
-            .partition_point(|region| region.last() < run.start);
-        let regions = self.regions.get(first..).unwrap_or(&[]);
-        if regions.first().is_some_and(|region| region.covers(&run)) {
-            return sink(run);
+        let regions = self.ram.from(run.start);
+        if let Some(region) = regions.first() {
+            self.at = *region;
         }
         let mut kept = 0;
         for region in regions {
@@ -108,7 +147,7 @@ mod tests {
         #[test]
         fn what_is_kept_is_memory_and_all_of_it(
             gaps in proptest::collection::vec((0u64..4, 1u64..5), 0..6),
-            run in (0u64..40, 1u64..30),
+            runs in proptest::collection::vec((0u64..40, 0u64..30), 0..9),
         ) {
             let mut at = 0;
             let regions: Vec<_> = gaps.iter().map(|&(gap, len)| {
@@ -117,21 +156,28 @@ mod tests {
                 region
             }).collect();
             let ram = GuestRam::new(&regions).unwrap();
-            let run = Span::new(run.0 * PAGE, run.1 * PAGE);
-            let mut refusals = Refusals::new();
-            let mut kept = Vec::new();
-            ram.keep(run, &mut refusals, |part| kept.push(part));
-            let is_memory = |page: u64| regions.iter().any(|region| region.contains(page * PAGE));
-            let expected: Vec<u64> = (run.start / PAGE..=run.last() / PAGE).filter(|page| is_memory(*page)).collect();
-            let found: Vec<u64> = kept.iter().flat_map(|part| part.start / PAGE..=part.last() / PAGE).collect();
-            prop_assert_eq!(&found, &expected);
-            let missing = run.len - expected.len() as u64 * PAGE;
-            let refusal = match missing {
-                0 => None,
-                _ if expected.is_empty() => Some(Refusal::OutsideRam { run }),
-                bytes => Some(Refusal::Hole { run, bytes }),
-            };
-            prop_assert_eq!(refusals.latest(), refusal);
+            let mut cursor = RamCursor::from(ram);
+            for (start, len) in runs {
+                let run = Span::new(start * PAGE, len * PAGE);
+                let mut refusals = Refusals::new();
+                let mut kept = Vec::new();
+                cursor.keep(run, &mut refusals, |part| kept.push(part));
+                let is_memory = |page: u64| regions.iter().any(|region| region.contains(page * PAGE));
+                let expected: Vec<u64> = (start..start + len).filter(|page| is_memory(*page)).collect();
+                let found: Vec<u64> = kept.iter().flat_map(|part| part.start / PAGE..=part.last() / PAGE).collect();
+                prop_assert_eq!(&found, &expected);
+                let missing = run.len - expected.len() as u64 * PAGE;
+                let refusal = match missing {
+                    0 => None,
+                    _ if expected.is_empty() => Some(Refusal::OutsideRam { run }),
+                    bytes => Some(Refusal::Hole { run, bytes }),
+                };
+                prop_assert_eq!(refusals.latest(), refusal);
+
+                let mut again = (Refusals::new(), Vec::new());
+                ram.keep(run, &mut again.0, |part| again.1.push(part));
+                prop_assert_eq!(again, (refusals, kept));
+            }
         }
     }
 

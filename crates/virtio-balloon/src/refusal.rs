@@ -94,11 +94,44 @@ pub enum Refusal {
         /// Bytes that are not memory.
         bytes: u64,
     },
+    /// A chain of descriptors that does not end, leaves its table, is longer than the queue or than
+    /// 2^32 bytes, or cannot be read. Nothing of it is taken.
+    Chain {
+        /// Its first descriptor.
+        head: u16,
+    },
+    /// A buffer to be written where one to be read is wanted, or the other way around. Nothing of a
+    /// message is taken then; of a chain whose buffers are the pages, this buffer is left out.
+    Direction {
+        /// The buffer's address.
+        address: u64,
+        /// Its bytes.
+        len: u32,
+    },
+    /// A buffer that is not memory of the guest. Nothing of the message is taken.
+    Buffer {
+        /// Its address.
+        address: u64,
+        /// Its bytes.
+        len: u32,
+    },
+    /// The queue names a descriptor that it does not have. It cannot be given back.
+    Head {
+        /// What it names.
+        head: u16,
+        /// Its descriptors.
+        size: u16,
+    },
+    /// A second buffer for statistics, where there is one already: that goes back.
+    Spare {
+        /// The second one's first descriptor.
+        head: u16,
+    },
 }
 
 impl Refusal {
     /// Names of all causes, in the order of [`Refusals::counts`].
-    pub const NAMES: [&'static str; 12] = [
+    pub const NAMES: [&'static str; 17] = [
         "length",
         "too long",
         "stated length",
@@ -111,6 +144,11 @@ impl Refusal {
         "wraps",
         "outside memory",
         "hole",
+        "chain",
+        "direction",
+        "buffer outside memory",
+        "no such descriptor",
+        "spare statistics",
     ];
 
     /// The cause's place in [`NAMES`](Self::NAMES).
@@ -128,6 +166,11 @@ impl Refusal {
             Self::Wraps { .. } => 9,
             Self::OutsideRam { .. } => 10,
             Self::Hole { .. } => 11,
+            Self::Chain { .. } => 12,
+            Self::Direction { .. } => 13,
+            Self::Buffer { .. } => 14,
+            Self::Head { .. } => 15,
+            Self::Spare { .. } => 16,
         }
     }
 }
@@ -180,6 +223,30 @@ impl fmt::Display for Refusal {
             Self::Hole { run, bytes } => {
                 write!(f, "{bytes} bytes of {run} are no memory of the guest")
             }
+            Self::Chain { head } => {
+                write!(
+                    f,
+                    "the chain from descriptor {head} cannot be followed to its end"
+                )
+            }
+            Self::Direction { address, len } => {
+                write!(
+                    f,
+                    "the buffer of {len} bytes at {address:#x} has the wrong direction"
+                )
+            }
+            Self::Buffer { address, len } => {
+                write!(
+                    f,
+                    "the buffer of {len} bytes at {address:#x} is no memory of the guest"
+                )
+            }
+            Self::Head { head, size } => {
+                write!(f, "descriptor {head} of a queue that has {size}")
+            }
+            Self::Spare { head } => {
+                write!(f, "descriptor {head} is a second buffer for statistics")
+            }
         }
     }
 }
@@ -208,6 +275,14 @@ impl Refusals {
         let count = &mut self.counts[refusal.index()];
         *count = count.saturating_add(1);
         self.latest = Some(refusal);
+    }
+
+    /// Counts what `other` has counted after all that is here.
+    pub fn append(&mut self, other: &Self) {
+        for (count, more) in self.counts.iter_mut().zip(other.counts) {
+            *count = count.saturating_add(more);
+        }
+        self.latest = other.latest.or(self.latest);
     }
 
     /// How many of each cause, in the order of [`Refusal::NAMES`].

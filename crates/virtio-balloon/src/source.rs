@@ -40,12 +40,50 @@ impl GuestPage {
 
     /// The stretches whose bits are set, bit *n* standing for the page at `base` + *n* pages. What lies
     /// beyond 2^64 is left out.
-    pub fn stretches(self, base: u64, words: &[u64]) -> impl Iterator<Item = Span> + Clone + '_ {
-        bitmap::runs(words).filter_map(move |bits| {
-            let start = bits.start.checked_mul(self.bytes())?.checked_add(base)?;
-            Span::checked(start, (bits.end - bits.start).checked_mul(self.bytes())?)
-        })
+    pub fn stretches(self, base: u64, words: &[u64]) -> Stretches<'_> {
+        Stretches {
+            bits: bitmap::runs(words),
+            base,
+            page: self,
+        }
     }
+}
+
+/// Iterator of [`GuestPage::stretches`].
+#[derive(Clone, Debug)]
+pub struct Stretches<'a> {
+    bits: bitmap::Runs<'a>,
+    base: u64,
+    page: GuestPage,
+}
+
+impl Iterator for Stretches<'_> {
+    type Item = Span;
+
+    #[inline]
+    fn next(&mut self) -> Option<Span> {
+        let bytes = self.page.bytes();
+        loop {
+            let run = self.bits.next()?;
+            let start = run.start.checked_mul(bytes);
+            let start = start.and_then(|start| start.checked_add(self.base));
+            let len = (run.end - run.start).checked_mul(bytes);
+            if let Some(span) = start
+                .zip(len)
+                .and_then(|(start, len)| Span::checked(start, len))
+            {
+                return Some(span);
+            }
+        }
+    }
+}
+
+/// A bitmap whose words are 64 pages at multiples of 64 pages, from the first bit on that is not encoded.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Words<'a> {
+    pub(crate) words: &'a [u64],
+    pub(crate) base: u64,
+    pub(crate) bit: u64,
 }
 
 /// Runs to be encoded, front to back.
@@ -99,6 +137,32 @@ impl<I: Iterator<Item = Span>> Source<I> {
     pub(crate) fn advance(&mut self, len: u64) {
         let len = len.min(self.front.len);
         self.front = Span::new(self.front.start.wrapping_add(len), self.front.len - len);
+    }
+}
+
+impl<'a> Source<Stretches<'a>> {
+    /// The bitmap itself, where its bits stand for pages of this size and its words for 64 of them at a
+    /// multiple of 64.
+    pub(crate) fn words(&self, page: GuestPage) -> Option<Words<'a>> {
+        let Stretches { bits, base, .. } = &self.runs;
+        let (words, base, block) = (bits.words(), *base, 64 << page.shift());
+        let end = (words.len() as u64).checked_mul(block)?.checked_add(base);
+        if self.page != page || self.runs.page != page || base % block != 0 || end.is_none() {
+            return None;
+        }
+        let bit = match self.front.is_empty() {
+            true => bits.position(),
+            false => (self.front.start - base) >> page.shift(),
+        };
+        Some(Words { words, base, bit })
+    }
+
+    /// All bits before this one have been encoded.
+    pub(crate) fn seek(&mut self, bit: u64) {
+        self.front = Span::new(0, 0);
+        self.runs.bits.seek(bit);
+        // The bit may lie in the run that was taken last; a bitmap ascends by itself.
+        self.last = None;
     }
 }
 

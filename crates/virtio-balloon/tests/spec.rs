@@ -11,9 +11,9 @@ mod common;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use common::patterns::{GUEST, patterns};
 use common::{ALL, Any};
-use runs::Span;
-use virtio_balloon::{GuestPage, MOST_MESSAGE_BYTES, Source, WIRE_PAGE};
+use virtio_balloon::{GuestPage, Source};
 
 fn crate_root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -83,66 +83,11 @@ fn every_must_line_has_its_test() {
     );
 }
 
-/// The guest: 8 GiB.
-const GUEST: u64 = (8 << 30) / WIRE_PAGE;
-
-/// A bitmap of the guest's pages.
-fn bitmap(mut taken: impl FnMut(u64) -> bool) -> Vec<u64> {
-    let mut words = vec![0u64; (GUEST / 64) as usize];
-    for page in 0..GUEST {
-        words[(page / 64) as usize] |= u64::from(taken(page)) << (page % 64);
-    }
-    words
-}
-
-/// Numbers that are the same in every run (xorshift64).
-fn random() -> impl FnMut() -> u64 {
-    let mut state = 0x9e37_79b9_7f4a_7c15u64;
-    move || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        state
-    }
-}
-
-/// The six patterns.
-fn patterns() -> [(&'static str, Vec<u64>); 6] {
-    let mut half = random();
-    let mut seven = random();
-    let mut two = random();
-    let begin = 131_075;
-    [
-        (
-            "one run of 7 GiB, ends not aligned",
-            bitmap(|page| (begin..begin + GUEST / 8 * 7).contains(&page)),
-        ),
-        (
-            "7 of 8 blocks of 2 MiB whole, the eighth half full",
-            bitmap(|page| page / 512 % 8 != 7 || half().is_multiple_of(2)),
-        ),
-        ("random 7 of 8", bitmap(|_| !seven().is_multiple_of(8))),
-        ("random half", bitmap(|_| two().is_multiple_of(2))),
-        ("every second page", bitmap(|page| page.is_multiple_of(2))),
-        (
-            "every second 16 pages",
-            bitmap(|page| (page / 16).is_multiple_of(2)),
-        ),
-    ]
-}
-
 /// Bytes and messages of these pages in this format.
 fn cost(format: Any, words: &[u64]) -> (usize, usize) {
     let page = GuestPage::SIZE_4K;
-    let runs: Vec<Span> = page.stretches(0, words).collect();
-    // Linux sends 256 page numbers in a message.
-    let buffer = if matches!(format, Any::Pfns) {
-        1024
-    } else {
-        MOST_MESSAGE_BYTES
-    };
-    let mut message = vec![0; buffer];
-    let mut source = Source::new(runs, page);
+    let mut message = vec![0; format.usual()];
+    let mut source = Source::new(page.stretches(0, words), page);
     let (mut bytes, mut messages) = (0, 0);
     loop {
         let used = format.encode(page, &mut source, &mut message).unwrap();
@@ -171,7 +116,7 @@ fn table() -> String {
     let mut out = String::from(
         "| pages | le32 page numbers | bitmap records | ranges | chunks | order blocks | 4K, 2M, 1G blocks | scatter-gather |\n|---|---|---|---|---|---|---|---|\n",
     );
-    for (name, words) in patterns() {
+    for (name, words) in patterns(GUEST) {
         out += &format!("| {name} |");
         for format in ALL {
             let (bytes, messages) = cost(format, &words);
@@ -194,7 +139,7 @@ fn the_table_is_what_the_formats_yield() {
 #[test]
 fn bitmap_records_never_take_more_than_two_bits_a_page() {
     let most = GUEST as usize / 64 * 16;
-    for (name, words) in patterns() {
+    for (name, words) in patterns(GUEST) {
         let (bytes, messages) = cost(Any::Bitmap, &words);
         assert!(
             bytes <= most + 8 * messages && messages <= 17,

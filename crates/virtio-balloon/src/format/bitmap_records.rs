@@ -21,7 +21,7 @@ use runs::Span;
 
 use super::{Format, MOST_SHIFT, ResponseHeader, WIRE_SHIFT, Writer, hand_on, word};
 use crate::refusal::{Refusal, Refusals};
-use crate::source::{EncodeError, GuestPage, Source};
+use crate::source::{EncodeError, GuestPage, Source, Stretches, Words};
 
 /// Bitmap words at the ends of runs and blocks in the middle.
 #[derive(Clone, Copy, Debug)]
@@ -100,6 +100,53 @@ impl Format for BitmapRecords {
         out.finish(&header.to_bytes(), needed)
     }
 
+    fn encode_bitmap(
+        &self,
+        source: &mut Source<Stretches<'_>>,
+        message: &mut [u8],
+    ) -> Result<usize, EncodeError> {
+        let Some(Words {
+            words,
+            base,
+            mut bit,
+        }) = source.words(self.page)
+        else {
+            return self.encode(source, message);
+        };
+        let shift = self.page.shift();
+        let mut out = Writer::behind(message, HEAD)?;
+        let mut needed = 0;
+        'message: while let Some((word, behind)) = words
+            .get((bit / WORD) as usize..)
+            .and_then(<[u64]>::split_first)
+        {
+            let bits = word & (u64::MAX << (bit % WORD));
+            let address = base + ((bit - bit % WORD) << shift);
+            if bits == u64::MAX {
+                let full = behind.iter().take_while(|word| **word == u64::MAX).count();
+                let mut pages = (1 + full as u64) * WORD;
+                while pages > 0 {
+                    let block = (pages.ilog2() + shift).min(MOST_SHIFT);
+                    if !out.put_word(Self::head(base + (bit << shift), block, 0)) {
+                        needed = 8;
+                        break 'message;
+                    }
+                    bit += 1 << (block - shift);
+                    pages -= 1 << (block - shift);
+                }
+                continue;
+            }
+            if bits != 0 && !out.put_words([Self::head(address, shift, 8), bits]) {
+                needed = 16;
+                break;
+            }
+            bit += WORD - bit % WORD;
+        }
+        source.seek(bit);
+        let header = ResponseHeader::of_pages(out.data(HEAD));
+        out.finish(&header.to_bytes(), needed)
+    }
+
     /// Takes records in any order, bitmaps of 8 to 56 bytes, and blocks of any length from 4 KiB to 2^51
     /// bytes at any page. A run of bits comes in one piece for each le64.
     fn decode(&self, message: &[u8], refusals: &mut Refusals, mut sink: impl FnMut(Span)) {
@@ -146,21 +193,40 @@ impl Format for BitmapRecords {
             }
             let (words, _) = bitmap.as_chunks::<8>();
             // 448 bits of 2^51 bytes at most: below 2^60.
+            let all = (8 * bytes as u64) << shift;
+            if start.checked_add(all).is_some() {
+                let mut base = start;
+                for bits in words {
+                    runs_of(u64::from_le_bytes(*bits), base, shift, &mut sink);
+                    base += WORD << shift;
+                }
+                continue;
+            }
             for (nr, bits) in (0u64..).zip(words) {
-                let mut bits = u64::from_le_bytes(*bits);
-                while bits != 0 {
-                    let first = bits.trailing_zeros();
-                    let count = (bits >> first).trailing_ones();
-                    // The carry goes through this run and ends behind it.
-                    bits &= bits.wrapping_add(1 << first);
-                    let offset = (WORD * nr + u64::from(first)) << shift;
-                    let pages = u64::from(count) * pages;
-                    match start.checked_add(offset) {
+                // From the word's own first page on, so that nothing wraps around here.
+                let base = (WORD * nr) << shift;
+                runs_of(u64::from_le_bytes(*bits), base, shift, |run| {
+                    let pages = run.len >> WIRE_SHIFT;
+                    match start.checked_add(run.start) {
                         Some(start) => hand_on(start, pages, refusals, &mut sink),
                         None => refusals.add(Refusal::Wraps { start, pages }),
                     }
-                }
+                });
             }
         }
+    }
+}
+
+/// The runs of a word of bitmap whose first bit stands for the 2^shift bytes at `base`, which do not wrap
+/// around.
+#[inline]
+fn runs_of(mut bits: u64, base: u64, shift: u32, mut sink: impl FnMut(Span)) {
+    while bits != 0 {
+        let first = bits.trailing_zeros();
+        // The carry goes through this run and ends behind it, at the top of the word in nothing.
+        let rest = bits.wrapping_add(1 << first);
+        let len = u64::from(rest.trailing_zeros() - first) << shift;
+        bits &= rest;
+        sink(Span::new(base + (u64::from(first) << shift), len));
     }
 }

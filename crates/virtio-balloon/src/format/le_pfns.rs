@@ -38,8 +38,9 @@ impl Format for LePfns {
                 needed = 4;
                 break;
             }
-            for page in first..first + pages {
-                out.put(&(page as u32).to_le_bytes());
+            let (places, _) = out.room(4 * pages as usize).as_chunks_mut();
+            for (place, page) in places.iter_mut().zip(first..) {
+                *place = (page as u32).to_le_bytes();
             }
             source.advance(pages << WIRE_SHIFT);
         }

@@ -2,12 +2,14 @@
 
 #![allow(dead_code, reason = "no suite uses all of it")]
 
+pub(crate) mod patterns;
+
 use std::collections::BTreeSet;
 
 use runs::{Joiner, PageSizes, Span};
 use virtio_balloon::{
-    BitmapRecords, Chunks, EncodeError, Format, GuestPage, LePfns, OrderBlocks, Ranges, Refusals,
-    ScatterGather, Source, WIRE_PAGE,
+    BitmapRecords, BulkFormat, Chunks, EncodeError, Format, GuestPage, LePfns, MOST_MESSAGE_BYTES,
+    OrderBlocks, Ranges, Refusals, ScatterGather, Source, Stretches, WIRE_PAGE,
 };
 
 /// Every format there is, in one way or another.
@@ -62,6 +64,28 @@ impl Any {
             Self::Chunks => Chunks.decode(message, refusals, sink),
             Self::Blocks | Self::TwoBits => OrderBlocks::ALL_SIZES.decode(message, refusals, sink),
             Self::Gather => ScatterGather::default().decode(message, refusals, sink),
+        }
+    }
+
+    /// As [`encode`](Self::encode), from a bitmap.
+    pub(crate) fn encode_bitmap(
+        self,
+        page: GuestPage,
+        source: &mut Source<Stretches<'_>>,
+        message: &mut [u8],
+    ) -> Result<usize, EncodeError> {
+        match self {
+            Self::Bitmap => BulkFormat::BitmapRecords.encode_bitmap(page, source, message),
+            Self::Ranges => BulkFormat::Ranges.encode_bitmap(page, source, message),
+            format => format.encode(page, source, message),
+        }
+    }
+
+    /// The buffer of a usual message: Linux sends 256 page numbers in one.
+    pub(crate) fn usual(self) -> usize {
+        match self {
+            Self::Pfns => 1024,
+            _ => MOST_MESSAGE_BYTES,
         }
     }
 

@@ -6,7 +6,7 @@
 use runs::Span;
 use virtio_balloon::{
     BitmapRecords, ByteOrder, Chunks, Config, Format, GuestPage, GuestRam, LePfns, OrderBlocks,
-    PartialHugePages, Ranges, Refusals, RunCollector, ScatterGather, Stats, WIRE_PAGE,
+    PartialHugePages, RamCursor, Ranges, Refusals, RunCollector, ScatterGather, Stats, WIRE_PAGE,
 };
 
 /// One target.
@@ -35,6 +35,7 @@ fn message(format: &impl Format, data: &[u8]) {
     let hole = u64::from(head.first().copied().unwrap_or(1)) << 21;
     let regions = [Span::new(0, 4 << 20), Span::new((8 << 20) + hole, 4 << 20)];
     let ram = GuestRam::new(&regions).expect("regions ascend");
+    let mut ram = RamCursor::from(ram);
 
     let mut refusals = Refusals::new();
     let mut named = Vec::new();
@@ -65,10 +66,10 @@ fn message(format: &impl Format, data: &[u8]) {
         }
         for run in batch {
             assert!(regions.iter().any(|region| region.covers(run)), "{run}");
-            huge.inflate(*run, |whole| {
-                assert!(regions[0].covers(&whole) && whole.is_aligned(2 << 20))
-            });
         }
+        huge.inflate_all(batch, |whole| {
+            assert!(regions[0].covers(&whole) && whole.is_aligned(2 << 20))
+        });
     }
     assert!(huge.whole_bytes() <= huge.bytes() && huge.bytes() <= 4 << 20);
     for run in batches.iter().flatten() {

@@ -1,0 +1,387 @@
+//! Emptying the queues.
+//!
+//! # Protocol
+//!
+//! Messages of inflateq, and reports, are all read first; their runs are merged across them. Then, for
+//! each batch of merged runs, devices let go ([`Dma::release`]), and what they let go of is discarded.
+//! Only then all of the messages go back: what the driver sees used has happened. A page is not in
+//! use between the two (VIRTIO 1.3, 5.5.6.1, 5.5.6.7.1).
+//!
+//! Messages of deflateq are taken one by one. Each is read, what it names leaves the balloon, devices
+//! are given it back ([`Dma::restore`]), and only then it goes back to the driver. One whose pages devices
+//! cannot be given is held, and those behind it stay in the queue.
+//!
+//! A drain takes no more chains than the ring has descriptors, and no new one after
+//! [`drain_bytes`](super::Settings::drain_bytes) bytes of messages and descriptors; what is left is for
+//! the next time.
+
+use std::mem;
+use std::vec::Vec;
+
+use runs::Span;
+use virtio_queue::QueueT;
+use vm_memory::GuestMemory;
+
+use super::Device;
+use super::back::Back;
+use super::chain::{Piece, Wire, gather, read};
+use super::discard::Discard;
+use super::error::QueueError;
+use super::monitor::{Event, Monitor, Unrestored};
+use super::ring::{Drained, Ring};
+use super::state::Held;
+use crate::collect::RunCollector;
+use crate::config::Config;
+use crate::dma::Dma;
+use crate::features::Features;
+use crate::format::BulkFormat;
+use crate::queues::Queue;
+use crate::ram::{GuestRam, RamCursor};
+use crate::refusal::{Refusal, Refusals};
+use crate::stats::{ByteOrder, Stats};
+
+/// Room for runs of one drain, before they are sorted and handed on.
+pub(super) const RUNS: usize = 1 << 15;
+
+/// What a drain works in; kept, so that it does not allocate each time.
+#[derive(Debug, Default)]
+pub(super) struct Room {
+    pieces: Vec<Piece>,
+    message: Vec<u8>,
+    runs: Vec<Span>,
+    heads: Vec<u16>,
+}
+
+impl<D: Discard, A: Dma, M: Monitor> Device<D, A, M> {
+    /// Empties a queue: takes everything that is in it, does what it asks for, and then gives it back.
+    /// When a message is back with the driver, what it asked for has happened: pages of inflateq, and
+    /// reports, were let go of by devices and discarded; pages of deflateq are seen by devices again. What
+    /// was not possible was told to the monitor before.
+    ///
+    /// A drain takes no more chains than the ring has descriptors, and no new one after
+    /// [`drain_bytes`](super::Settings::drain_bytes) bytes of messages and descriptors.
+    ///
+    /// `memory` is where the ring and its buffers lie. Whatever the driver has put there is refused,
+    /// counted ([`refusals`](Device::refusals)) and given back; the queue goes on.
+    ///
+    /// # Errors
+    ///
+    /// Those of a queue that cannot be used: see [`QueueError`].
+    pub fn drain<Q: QueueT, G: GuestMemory>(
+        &mut self,
+        queue: Queue,
+        ring: &mut Q,
+        memory: &G,
+    ) -> Result<Drained, QueueError> {
+        self.usable(queue)?;
+        let mut ring = Ring::new(queue, ring, memory, self.settings.drain_bytes.max(1))?;
+        // Returned at the end, whatever happens; otherwise it is made anew.
+        let mut room = mem::take(&mut self.room);
+        room.runs.resize(RUNS, Span::default());
+        room.heads.clear();
+        let result = match queue {
+            Queue::Inflate => self.inflate(&mut ring, &mut room),
+            Queue::Deflate => self.deflate(&mut ring, &mut room),
+            Queue::Stats => self.statistics(&mut ring, &mut room),
+            Queue::FreePage => self.hints(&mut ring, &mut room),
+            Queue::Reporting => self.reports(&mut ring, &mut room),
+        };
+        self.room = room;
+        self.back.counters.chains = self
+            .back
+            .counters
+            .chains
+            .saturating_add(u64::from(ring.used));
+        result?;
+        ring.finish(queue == Queue::Deflate && self.held.is_some())
+    }
+
+    /// Asks the guest for statistics: gives back the buffer that the device has, so that the driver
+    /// fills another one. That comes as [`Monitor::stats`] out of a later drain of statsq. True when the
+    /// driver is to be notified.
+    ///
+    /// # Errors
+    ///
+    /// [`QueueError::NoBuffer`] until the driver has given a buffer, and until it has answered.
+    pub fn request_stats<Q: QueueT, G: GuestMemory>(
+        &mut self,
+        ring: &mut Q,
+        memory: &G,
+    ) -> Result<bool, QueueError> {
+        self.usable(Queue::Stats)?;
+        if !ring.ready() || !ring.is_valid(memory) {
+            return Err(QueueError::NotReady(Queue::Stats));
+        }
+        let head = self.stats.buffer.ok_or(QueueError::NoBuffer)?;
+        let error = |cause| QueueError::Ring(Queue::Stats, cause);
+        ring.add_used(memory, head, 0).map_err(error)?;
+        self.stats.buffer = None;
+        self.stats.asked = true;
+        ring.needs_notification(memory).map_err(error)
+    }
+
+    /// The features, if this queue can be used now.
+    fn usable(&self, queue: Queue) -> Result<Features, QueueError> {
+        let negotiated = self.negotiated.ok_or(QueueError::NotNegotiated)?;
+        if self.needs_reset {
+            return Err(QueueError::NeedsReset);
+        }
+        if !negotiated.contains(queue.needs()) {
+            return Err(QueueError::NoQueue(queue));
+        }
+        Ok(negotiated)
+    }
+
+    fn inflate<Q: QueueT, G: GuestMemory>(
+        &mut self,
+        ring: &mut Ring<'_, Q, G>,
+        room: &mut Room,
+    ) -> Result<(), QueueError> {
+        let format = self.wire();
+        let regions = self.memory.regions();
+        // They were looked at when they were set.
+        let Ok(mut ram) = GuestRam::new(&regions).map(RamCursor::from) else {
+            return Ok(());
+        };
+        let mut outside = Refusals::new();
+        let mut collector = RunCollector::new(&mut room.runs);
+        while let Some((head, whole)) = ring.next(&mut room.pieces, &mut self.refusals) {
+            room.heads.push(head);
+            if !whole {
+                continue;
+            }
+            let (back, memory) = (&mut self.back, &mut self.memory);
+            let message = (&room.pieces[..], &mut room.message);
+            let bytes = format.decode(message, ring.memory, &mut self.refusals, |run| {
+                ram.keep(run, &mut outside, |part| {
+                    collector.push(part, |runs| back.inflate(memory, runs));
+                });
+            });
+            ring.spend(bytes);
+        }
+        collector.finish(|runs| self.back.inflate(&mut self.memory, runs));
+        self.refusals.append(&outside);
+        if self.has(Features::MUST_TELL_HOST) {
+            self.memory.remember();
+        } else {
+            self.memory.forget();
+        }
+        for &head in &room.heads {
+            ring.give_back(head)?;
+        }
+        Ok(())
+    }
+
+    fn deflate<Q: QueueT, G: GuestMemory>(
+        &mut self,
+        ring: &mut Ring<'_, Q, G>,
+        room: &mut Room,
+    ) -> Result<(), QueueError> {
+        let format = self.wire();
+        let regions = self.memory.regions();
+        // They were looked at when they were set.
+        let Ok(mut ram) = GuestRam::new(&regions).map(RamCursor::from) else {
+            return Ok(());
+        };
+        let then = self.settings.unrestored;
+        if let Some(held) = self.held.take() {
+            let mut lacking = Vec::new();
+            self.back.restore(&held.runs, then, &mut lacking);
+            if self.hold(held.head, lacking) {
+                return Ok(());
+            }
+            ring.give_back(held.head)?;
+        }
+        while let Some((head, whole)) = ring.next(&mut room.pieces, &mut self.refusals) {
+            let mut lacking = Vec::new();
+            if whole {
+                let mut outside = Refusals::new();
+                let mut collector = RunCollector::new(&mut room.runs);
+                let (back, memory) = (&mut self.back, &mut self.memory);
+                let mut take = |runs: &[Span]| {
+                    let bytes: u64 = runs.iter().map(|run| run.len).sum();
+                    back.counters.deflated = back.counters.deflated.saturating_add(bytes);
+                    memory.deflate(runs);
+                    back.restore(runs, then, &mut lacking);
+                };
+                let message = (&room.pieces[..], &mut room.message);
+                let bytes = format.decode(message, ring.memory, &mut self.refusals, |run| {
+                    ram.keep(run, &mut outside, |part| collector.push(part, &mut take));
+                });
+                ring.spend(bytes);
+                collector.finish(&mut take);
+                self.refusals.append(&outside);
+            }
+            if self.hold(head, lacking) {
+                break;
+            }
+            ring.give_back(head)?;
+        }
+        Ok(())
+    }
+
+    /// Devices lack `runs` of the message at `head`. True when it is held.
+    fn hold(&mut self, head: u16, runs: Vec<Span>) -> bool {
+        if runs.is_empty() || self.settings.unrestored == Unrestored::HandBack {
+            return false;
+        }
+        self.held = Some(Held { head, runs });
+        if self.settings.unrestored == Unrestored::NeedsReset {
+            self.needs_reset = true;
+            self.back.monitor.event(Event::NeedsReset);
+        }
+        true
+    }
+
+    fn statistics<Q: QueueT, G: GuestMemory>(
+        &mut self,
+        ring: &mut Ring<'_, Q, G>,
+        room: &mut Room,
+    ) -> Result<(), QueueError> {
+        while let Some((head, whole)) = ring.next(&mut room.pieces, &mut self.refusals) {
+            // Entries of tags that nobody knows may come, too, but not without end.
+            let most = 16 * Stats::MOST_BYTES;
+            let (pieces, message) = (&room.pieces, &mut room.message);
+            let whole = whole && read(pieces, ring.memory, most, message, &mut self.refusals);
+            ring.spend(room.message.len());
+            if !ring.has(head) {
+                continue;
+            }
+            if let Some(before) = self.stats.buffer.replace(head) {
+                self.refusals.add(Refusal::Spare { head });
+                ring.give_back(before)?;
+            }
+            // Drivers of old did not fill their first buffer (5.5.6.3.3).
+            let first = !mem::replace(&mut self.stats.first_seen, true);
+            let asked = mem::take(&mut self.stats.asked);
+            if !whole || first && self.is_legacy() {
+                continue;
+            }
+            let stats = Stats::decode(&room.message, self.order(), &mut self.refusals);
+            self.back.monitor.stats(&stats, asked);
+        }
+        Ok(())
+    }
+
+    fn reports<Q: QueueT, G: GuestMemory>(
+        &mut self,
+        ring: &mut Ring<'_, Q, G>,
+        room: &mut Room,
+    ) -> Result<(), QueueError> {
+        // Discarded pages hold zeros; those of a guest that poisons must hold something else (5.5.6.7.2).
+        let poisoned = self.has(Features::PAGE_POISON) && self.config.poison_val != 0;
+        let take = !poisoned && !self.devices();
+        self.pages(
+            ring,
+            room,
+            |_| take,
+            |back, memory, runs| back.report(memory, runs),
+        )
+    }
+
+    fn hints<Q: QueueT, G: GuestMemory>(
+        &mut self,
+        ring: &mut Ring<'_, Q, G>,
+        room: &mut Room,
+    ) -> Result<(), QueueError> {
+        let devices = self.devices();
+        let take = |this: &mut Self| {
+            let current = this.config.free_page_hint_cmd_id;
+            let good = this.hints.begun == Some(current) && current >= Config::HINT_FIRST;
+            if !good || devices {
+                let ignored = &mut this.back.counters.hints_ignored;
+                *ignored = ignored.saturating_add(1);
+            }
+            good && !devices
+        };
+        self.pages(ring, room, take, |back, memory, runs| {
+            back.hint(memory, runs)
+        })
+    }
+
+    /// Chains whose buffers are free pages, and commands of the driver about hints.
+    fn pages<Q: QueueT, G: GuestMemory>(
+        &mut self,
+        ring: &mut Ring<'_, Q, G>,
+        room: &mut Room,
+        mut take: impl FnMut(&mut Self) -> bool,
+        mut act: impl FnMut(&mut Back<D, A, M>, &super::memory::Memory, &[Span]),
+    ) -> Result<(), QueueError> {
+        let regions = self.memory.regions();
+        // They were looked at when they were set.
+        let Ok(mut ram) = GuestRam::new(&regions).map(RamCursor::from) else {
+            return Ok(());
+        };
+        let mut outside = Refusals::new();
+        let mut collector = RunCollector::new(&mut room.runs);
+        while let Some((head, whole)) = ring.next(&mut room.pieces, &mut self.refusals) {
+            room.heads.push(head);
+            if !whole {
+                continue;
+            }
+            let readable = room.pieces.iter().take_while(|piece| !piece.writable);
+            let (commands, pages) = room.pieces.split_at(readable.count());
+            if !commands.is_empty() && ring.queue == Queue::FreePage {
+                // Hints of one command are not to be merged with those of the next.
+                collector.finish(|runs| act(&mut self.back, &self.memory, runs));
+                let message = &mut room.message;
+                if read(commands, ring.memory, 4, message, &mut self.refusals) {
+                    self.command(message);
+                }
+            } else if let Some(wrong) = commands.first() {
+                self.refusals.add(wrong.wrong_direction());
+                continue;
+            }
+            if pages.is_empty() || !take(self) {
+                continue;
+            }
+            let (back, memory) = (&mut self.back, &self.memory);
+            gather(pages, &mut self.refusals, |run| {
+                ram.keep(run, &mut outside, |part| {
+                    collector.push(part, |runs| act(back, memory, runs));
+                });
+            });
+        }
+        collector.finish(|runs| act(&mut self.back, &self.memory, runs));
+        self.refusals.append(&outside);
+        for &head in &room.heads {
+            ring.give_back(head)?;
+        }
+        Ok(())
+    }
+
+    /// The driver names the command that its hints belong to, or says that it stops.
+    fn command(&mut self, message: &[u8]) {
+        let Ok(bytes) = message.try_into() else {
+            let bytes = message.len();
+            return self.refusals.add(Refusal::Length { bytes, unit: 4 });
+        };
+        let id = match self.order() {
+            ByteOrder::Little => u32::from_le_bytes(bytes),
+            ByteOrder::Big => u32::from_be_bytes(bytes),
+        };
+        if id == Config::HINT_STOP {
+            self.hints.stopped = true;
+            if self.hints.begun.take().is_some() {
+                self.back.monitor.event(Event::HintsEnd);
+            }
+        } else if id == self.config.free_page_hint_cmd_id && id >= Config::HINT_FIRST {
+            self.hints.begun = Some(id);
+            self.back.monitor.event(Event::HintsBegin { id });
+        } else {
+            // Of a command that is over.
+            self.hints.begun = None;
+        }
+    }
+
+    /// What messages of inflateq and deflateq look like.
+    fn wire(&self) -> Wire {
+        match self.settings.bulk {
+            Some(bulk) if self.has(bulk.bit.feature()) => match bulk.format {
+                BulkFormat::ScatterGather => Wire::Gather,
+                format => Wire::Bulk(format, bulk.message_bytes as usize),
+            },
+            _ => Wire::Pfns,
+        }
+    }
+}

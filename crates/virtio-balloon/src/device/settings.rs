@@ -1,0 +1,125 @@
+//! What a device is made of.
+
+use std::vec::Vec;
+
+use runs::Span;
+use virtio_bindings::virtio_config::VIRTIO_F_VERSION_1;
+use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
+
+use super::error::SetupError;
+use super::monitor::Unrestored;
+use crate::features::{BulkBit, Features};
+use crate::format::{BulkFormat, MOST_MESSAGE_BYTES};
+use crate::queues::Numbering;
+use crate::source::WIRE_PAGE;
+use crate::stats::ByteOrder;
+
+/// What a device offers, and how it behaves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// Features of balloons to offer (VIRTIO 1.3, 5.5.3). By default `MUST_TELL_HOST`, `STATS_VQ`,
+    /// `DEFLATE_ON_OOM`, `PAGE_POISON` and `PAGE_REPORTING`: all but free page hinting, which is for
+    /// monitors that do something with it.
+    pub features: Features,
+    /// Features of the transport and its rings to offer with them. By default `VIRTIO_F_VERSION_1`,
+    /// `VIRTIO_F_INDIRECT_DESC` and `VIRTIO_F_EVENT_IDX`.
+    pub transport: Features,
+    /// Messages in bulk; by default none.
+    pub bulk: Option<Bulk>,
+    /// How queues are numbered; by default as Linux and the monitors do.
+    pub numbering: Numbering,
+    /// The byte order of a legacy guest; one of the standard is little-endian.
+    pub legacy_order: ByteOrder,
+    /// What is done when devices cannot be given pages of a message of deflateq.
+    pub unrestored: Unrestored,
+    /// Bytes of messages after which a queue is left for the next time, by default 1 MiB.
+    pub drain_bytes: usize,
+}
+
+/// Messages in bulk (`docs/balloon-bulk.md`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bulk {
+    /// The feature bit.
+    pub bit: BulkBit,
+    /// The format.
+    pub format: BulkFormat,
+    /// The longest message, in bytes: 8 to 32,776.
+    pub message_bytes: u32,
+}
+
+impl Bulk {
+    /// This format, under the default bit, with messages as long as they may be.
+    pub const fn new(format: BulkFormat) -> Self {
+        Self {
+            bit: BulkBit::DEFAULT,
+            format,
+            message_bytes: MOST_MESSAGE_BYTES as u32,
+        }
+    }
+}
+
+/// All features of balloons.
+const BALLOON: Features = Features(0x3f);
+
+impl Default for Settings {
+    fn default() -> Self {
+        let rings = 1 << VIRTIO_RING_F_INDIRECT_DESC | 1 << VIRTIO_RING_F_EVENT_IDX;
+        Self {
+            features: BALLOON.without(Features::FREE_PAGE_HINT),
+            transport: Features(1 << VIRTIO_F_VERSION_1 | rings),
+            bulk: None,
+            numbering: Numbering::Compressed,
+            legacy_order: ByteOrder::Little,
+            unrestored: Unrestored::Hold,
+            drain_bytes: 1 << 20,
+        }
+    }
+}
+
+impl Settings {
+    pub(super) fn check(&self) -> Result<(), SetupError> {
+        let unknown = self.features.without(BALLOON);
+        if unknown.0 != 0 {
+            return Err(SetupError::Feature { unknown });
+        }
+        match self.bulk {
+            Some(Bulk {
+                message_bytes: bytes,
+                ..
+            }) if !(8..=MOST_MESSAGE_BYTES as u32).contains(&bytes) => {
+                Err(SetupError::Message { bytes })
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// A region of the guest's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Region {
+    /// Its guest physical addresses.
+    pub guest: Span,
+    /// Bytes of the pages that back it, and of which nothing less can be given back: 4096, or a huge
+    /// page. Guest addresses lie in huge pages as the host's addresses do.
+    pub page: u64,
+}
+
+impl Region {
+    /// A region backed by pages of 4 KiB.
+    pub const fn new(guest: Span) -> Self {
+        Self {
+            guest,
+            page: WIRE_PAGE,
+        }
+    }
+}
+
+/// The regions of vm-memory's guest memory, all backed by pages of `page` bytes.
+pub fn regions(memory: &impl vm_memory::GuestMemoryBackend, page: u64) -> Vec<Region> {
+    use vm_memory::GuestMemoryRegion;
+    let regions = memory.iter().map(|region| Region {
+        guest: Span::new(region.start_addr().0, region.len()),
+        page,
+    });
+    regions.collect()
+}

@@ -1,0 +1,67 @@
+//! What a device knows, as plain data: for a monitor that goes on with the same guest elsewhere or
+//! later.
+
+use std::vec::Vec;
+
+use runs::Span;
+
+use crate::config::Config;
+use crate::features::Features;
+
+/// A device's state. Counters and refusals are not in it, and neither are the rings, which are the
+/// transport's.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct State {
+    /// The features, once they are negotiated.
+    pub negotiated: Option<Features>,
+    /// The configuration space: among others the target, `actual` and the hints' command.
+    pub config: Config,
+    /// The buffer of statsq that waits for a request.
+    pub stats: StatsState,
+    /// The message of deflateq that is held.
+    pub held: Option<Held>,
+    /// Where hinting stands.
+    pub hints: Hints,
+    /// Parts of huge pages that are in the balloon.
+    pub partial: Vec<PartialState>,
+}
+
+/// Where statistics stand.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StatsState {
+    /// The first descriptor of the buffer that the device has.
+    pub buffer: Option<u16>,
+    /// A request is under way.
+    pub asked: bool,
+    /// The driver's first buffer has come.
+    pub first_seen: bool,
+}
+
+/// A message of deflateq that is held, since devices could not be given its pages.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Held {
+    /// Its first descriptor.
+    pub head: u16,
+    /// What devices still lack.
+    pub runs: Vec<Span>,
+}
+
+/// Where free page hinting stands.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Hints {
+    /// The id of the latest command; 0 before the first.
+    pub latest: u32,
+    /// The command whose hints the driver sends.
+    pub begun: Option<u32>,
+    /// The driver has said that it stopped, since the latest command.
+    pub stopped: bool,
+}
+
+/// What of a region's huge pages is in the balloon.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PartialState {
+    /// The region, of whole huge pages.
+    pub region: Span,
+    /// A bit for each page of 4 KiB.
+    pub bits: Vec<u64>,
+}

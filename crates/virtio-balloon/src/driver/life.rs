@@ -1,0 +1,284 @@
+//! Pages into the balloon and out of it.
+
+use runs::Span;
+
+use super::error::Error;
+use super::link::Wire;
+use super::seams::{GuestPages, Memory, Transport};
+use super::{ACTUAL, Driver, DriverResult};
+use crate::config::CONFIG_BYTES;
+use crate::features::Features;
+use crate::queues::Queue;
+use crate::source::WIRE_PAGE;
+
+/// Bytes of a round of deflating in bulk: their bitmap, two bits a page of 4 KiB at most, fits into a message.
+const DEFLATED: u64 = 512 << 20;
+
+/// How far a target was reached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Progress {
+    /// Reached.
+    Reached,
+    /// The guest has no more pages to give. There were as many pauses as were to be.
+    Starved {
+        /// Bytes that are in the balloon.
+        held: u64,
+    },
+}
+
+/// What was got from the guest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Allocated {
+    /// Bytes.
+    pub bytes: u64,
+    /// There was nothing more.
+    pub starved: bool,
+}
+
+impl<T, M, P> Driver<T, M, P>
+where
+    T: Transport,
+    M: Memory<Error = T::Error>,
+    P: GuestPages,
+{
+    /// Brings the balloon to what the device wants (`num_pages`).
+    ///
+    /// # Errors
+    ///
+    /// As [`inflate`](Self::inflate).
+    pub fn follow(&mut self) -> DriverResult<Progress, T> {
+        self.check_running()?;
+        let target = self.target()?;
+        match target < self.held() {
+            // Not a page below the target, where the guest's pages are larger than the device's.
+            true => {
+                let whole = target.next_multiple_of(self.page.bytes());
+                self.deflate(whole)?;
+                Ok(Progress::Reached)
+            }
+            false => self.inflate(target),
+        }
+    }
+
+    /// Bytes that the device wants in the balloon (`num_pages`).
+    ///
+    /// # Errors
+    ///
+    /// When the device cannot be reached.
+    pub fn target(&mut self) -> DriverResult<u64, T> {
+        Ok(u64::from(self.config(CONFIG_BYTES)?.num_pages) * WIRE_PAGE)
+    }
+
+    /// Takes pages until there are `target` bytes in the balloon, rounded up to whole pages.
+    ///
+    /// # Errors
+    ///
+    /// As all that talks to the device: when it cannot be reached, does not answer in time, answers
+    /// wrongly, or still has the message before. What was taken stays in the balloon.
+    pub fn inflate(&mut self, target: u64) -> DriverResult<Progress, T> {
+        self.check_running()?;
+        let page = self.page.bytes();
+        let target = target.checked_next_multiple_of(page).unwrap_or(target);
+        let mut vain = 0;
+        // What a message without an answer left over, before anything is taken.
+        self.tell()?;
+        while self.held() < target {
+            let wanted = (target - self.held()).min(self.settings.round.max(page));
+            let allocated = self.allocate(wanted)?;
+            self.tell()?;
+            self.write_actual()?;
+            if allocated.starved {
+                if vain >= self.settings.tries {
+                    let held = self.held();
+                    return Ok(Progress::Starved { held });
+                }
+                vain += 1;
+                self.link.transport.pause(self.settings.pause);
+            }
+        }
+        Ok(Progress::Reached)
+    }
+
+    /// Gives pages back until there are no more than `target` bytes in the balloon, rounded up to whole
+    /// pages. Each is told before. Returns the bytes.
+    ///
+    /// # Errors
+    ///
+    /// As [`inflate`](Self::inflate). What the device was not asked about, or has not answered, stays in
+    /// the balloon.
+    pub fn deflate(&mut self, target: u64) -> DriverResult<u64, T> {
+        self.check_running()?;
+        self.tell()?;
+        let page = self.page.bytes();
+        let target = target.checked_next_multiple_of(page).unwrap_or(target);
+        let most = match self.link.wire {
+            Wire::Pfns => (u64::from(self.settings.pfns) * WIRE_PAGE).max(page),
+            Wire::Bulk(_) => DEFLATED,
+        };
+        let before = self.held();
+        while self.held() > target {
+            let bytes = (self.held() - target)
+                .min(most)
+                .min(self.settings.round.max(page));
+            let runs = self.held.front(bytes);
+            self.link.tell(Queue::Deflate, self.page, runs)?;
+            self.give_back(bytes);
+            self.write_actual()?;
+        }
+        Ok(before - self.held())
+    }
+
+    /// The guest is out of memory: gives back a step ([`Settings::out_of_memory`](super::Settings)), if
+    /// it was negotiated that the balloon does. Returns the bytes.
+    ///
+    /// # Errors
+    ///
+    /// As [`deflate`](Self::deflate).
+    pub fn out_of_memory(&mut self) -> DriverResult<u64, T> {
+        self.check_running()?;
+        if !self.link.features.contains(Features::DEFLATE_ON_OOM) {
+            return Ok(0);
+        }
+        let step = self.settings.out_of_memory.max(self.page.bytes());
+        self.deflate(self.held().saturating_sub(step & !(self.page.bytes() - 1)))
+    }
+
+    /// The page at `old`, which is in the balloon, changes places with the one at `new`, which the caller
+    /// took from the guest: the new one is told, then the old (so that the host has never given away
+    /// less than it counts). Afterwards the page at `old` is the caller's.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Busy`], [`Error::NotHeld`] and [`Error::BadBlock`] have changed nothing. After
+    /// all others both pages are in the balloon.
+    pub fn migrate(&mut self, old: u64, new: u64) -> DriverResult<(), T> {
+        self.check_running()?;
+        self.link.ready()?;
+        let bytes = self.page.bytes();
+        let (run, block) = (Span::new(old, bytes), Span::new(new, bytes));
+        if !self.held.all(run) {
+            return Err(Error::NotHeld { run });
+        }
+        self.tell()?;
+        if self.in_hinted(block) || !self.held.insert(block) {
+            return Err(Error::BadBlock { block });
+        }
+        let told = self
+            .link
+            .tell(Queue::Inflate, self.page, [block].into_iter());
+        if let Err(error) = told {
+            // The device has it, or will be told when it answers again.
+            self.carry = Some(block);
+            return Err(error);
+        }
+        self.link
+            .tell(Queue::Deflate, self.page, [run].into_iter())?;
+        self.held.remove(run);
+        Ok(())
+    }
+
+    /// Takes `bytes` from the guest, in blocks as large as there are: the stage of
+    /// [`inflate`](Self::inflate) before they are [told](Self::tell). When the bitmaps are full they are
+    /// told here: one pass more.
+    ///
+    /// # Errors
+    ///
+    /// As [`inflate`](Self::inflate); [`Error::BadBlock`] when the guest gives what is none.
+    pub fn allocate(&mut self, bytes: u64) -> DriverResult<Allocated, T> {
+        self.check_running()?;
+        let page = self.page.bytes();
+        let mut left = bytes & !(page - 1);
+        let mut size = self.settings.block.clamp(page, 1 << 30);
+        size = 1 << size.ilog2();
+        let mut starved = false;
+        while left >= page {
+            while size > left {
+                size /= 2;
+            }
+            let Some(address) = self.pages.take(size) else {
+                starved = size == page;
+                if starved {
+                    break;
+                }
+                size /= 2;
+                continue;
+            };
+            let block = Span::new(address, size);
+            let aligned = address & (size - 1) == 0;
+            if !aligned || self.in_hinted(block) || !self.held.insert(block) {
+                return Err(Error::BadBlock { block });
+            }
+            self.managed(-(size as i64));
+            left -= size;
+            if !self.pend(block) {
+                self.carry = Some(block);
+                self.pass()?;
+                self.carry = self.carry.filter(|block| !self.pend(*block));
+            }
+        }
+        let bytes = (bytes & !(page - 1)) - left;
+        Ok(Allocated { bytes, starved })
+    }
+
+    /// Tells what was taken and is not told yet, in ascending order. Returns the number of messages.
+    ///
+    /// # Errors
+    ///
+    /// As [`inflate`](Self::inflate): what was not answered is told again the next time.
+    pub fn tell(&mut self) -> DriverResult<u64, T> {
+        self.check_running()?;
+        let mut messages = 0;
+        loop {
+            messages += self.pass()?;
+            // Empty, it has room.
+            match self.carry.take() {
+                Some(block) if !self.pend(block) => {
+                    self.carry = Some(block);
+                    return Err(Error::BadBlock { block });
+                }
+                Some(_) => {}
+                None => return Ok(messages),
+            }
+        }
+    }
+
+    /// Tells what is in the bitmaps or in the list, which are empty then.
+    fn pass(&mut self) -> DriverResult<u64, T> {
+        if self.pending.is_empty() {
+            return Ok(0);
+        }
+        self.pending.sort();
+        let runs = self.pending.runs();
+        let messages = self.link.tell(Queue::Inflate, self.page, runs)?;
+        self.pending.clear();
+        Ok(messages)
+    }
+
+    fn pend(&mut self, block: Span) -> bool {
+        let memory = &mut self.link.memory;
+        self.pending
+            .add(block, || memory.words(super::pending::WORDS))
+    }
+
+    /// Gives the guest the lowest pages back, so many bytes, or all there are.
+    pub(super) fn give_back(&mut self, bytes: u64) {
+        let mut left = bytes;
+        while let Some(run) = self.held.take_front(left) {
+            left -= run.len;
+            self.managed(run.len as i64);
+            self.pages.give_back(run);
+        }
+    }
+
+    fn managed(&mut self, bytes: i64) {
+        if !self.link.features.contains(Features::DEFLATE_ON_OOM) {
+            self.pages.managed(bytes);
+        }
+    }
+
+    fn write_actual(&mut self) -> DriverResult<(), T> {
+        let pages = u32::try_from(self.held() / WIRE_PAGE).unwrap_or(u32::MAX);
+        let transport = &mut self.link.transport;
+        transport.write_config(ACTUAL, pages).map_err(Error::Seam)
+    }
+}

@@ -1,0 +1,331 @@
+//! Messages to the device, one at a time on each queue, and waiting for their answers.
+//!
+//! Memory that the device was shown is given back only when the device was reset: one that does not
+//! answer may still read and write it.
+
+use core::hint;
+use core::time::Duration;
+
+use runs::Span;
+
+use super::error::Error;
+use super::ring::{DESCRIPTOR, Part, Ring, Wrong};
+use super::seams::{Memory, Transport};
+use crate::features::Features;
+use crate::format::{BulkFormat, Format as _, LePfns, ScatterGather};
+use crate::queues::Queue;
+use crate::source::{GuestPage, Source};
+
+/// `VIRTIO_F_INDIRECT_DESC` (6).
+pub(super) const INDIRECT: Features = Features(1 << 28);
+
+/// How the driver waits for an answer. Both end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wait {
+    /// Sleeps ([`Transport::wait`]), so long at most.
+    Sleep {
+        /// The most.
+        most: Duration,
+    },
+    /// Looks again and again, so often at most.
+    Spin {
+        /// The most.
+        looks: u64,
+    },
+}
+
+/// What goes over inflateq and deflateq.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wire {
+    /// The standard's page numbers.
+    Pfns,
+    /// Messages in bulk.
+    Bulk(BulkFormat),
+}
+
+/// Parts of the page that small messages share.
+pub(super) const STATS_AT: u64 = 0;
+pub(super) const HINT_AT: u64 = 256;
+const TABLE_AT: u64 = 512;
+/// Descriptors of the table for free pages.
+pub(super) const REPORTED: usize = 32;
+
+/// The most pieces of memory that the device sees: five queues, a message, and small ones.
+const PIECES: usize = 7;
+
+pub(super) type LinkResult<V, T> = Result<V, Error<<T as Transport>::Error>>;
+
+/// Transport, memory, queues and buffers.
+#[derive(Debug)]
+pub(super) struct Link<T, M: Memory> {
+    pub(super) transport: T,
+    pub(super) memory: M,
+    pub(super) features: Features,
+    pub(super) wire: Wire,
+    pub(super) wait: Wait,
+    rings: [Option<Ring>; Queue::ALL.len()],
+    pieces: [Option<Span>; PIECES],
+    /// Where messages are made.
+    scratch: Option<M::Bytes>,
+    /// Where they lie for the device: as long as the scratch.
+    message: u64,
+    /// The page of small messages.
+    small: u64,
+}
+
+impl<T: Transport, M: Memory<Error = T::Error>> Link<T, M> {
+    pub(super) const fn new(transport: T, memory: M, wait: Wait) -> Self {
+        Self {
+            transport,
+            memory,
+            features: Features(0),
+            wire: Wire::Pfns,
+            wait,
+            rings: [None; Queue::ALL.len()],
+            pieces: [None; PIECES],
+            scratch: None,
+            message: 0,
+            small: 0,
+        }
+    }
+
+    /// Memory that the device sees, until it was reset.
+    fn piece(&mut self, bytes: u64) -> LinkResult<u64, T> {
+        let missing = Error::NoMemory { bytes };
+        let place = self.pieces.iter_mut().find(|place| place.is_none());
+        let (Some(place), Some(address)) = (place, self.memory.allocate(bytes)) else {
+            return Err(missing);
+        };
+        *place = Some(Span::new(address, bytes));
+        Ok(address)
+    }
+
+    /// Room for messages of so many bytes.
+    pub(super) fn message_buffer(&mut self, bytes: usize) -> LinkResult<(), T> {
+        let missing = Error::NoMemory {
+            bytes: bytes as u64,
+        };
+        let scratch = self.memory.bytes(bytes).ok_or(missing)?;
+        self.message = self.piece(bytes as u64)?;
+        self.scratch = Some(scratch);
+        Ok(())
+    }
+
+    /// Room for statistics, hints and reports.
+    pub(super) fn small_buffers(&mut self) -> LinkResult<(), T> {
+        self.small = self.piece(4096)?;
+        Ok(())
+    }
+
+    /// Sets up a queue.
+    pub(super) fn enable(&mut self, queue: Queue, number: u16, wished: u16) -> LinkResult<(), T> {
+        let most = self.transport.queue_size(number).map_err(Error::Seam)?;
+        let size = most.min(wished.max(2));
+        // A power of two (2.7), of two entries at least: hints come in pairs with an id.
+        if !size.is_power_of_two() || size < 2 {
+            let size = most;
+            return Err(Error::NoQueue {
+                queue,
+                number,
+                size,
+            });
+        }
+        let at = self.piece(Ring::bytes(size))?;
+        let ring = Ring::new(number, size, at);
+        self.transport
+            .enable_queue(number, size, ring.addresses())
+            .map_err(Error::Seam)?;
+        if let Some(place) = self.rings.get_mut(queue as usize) {
+            *place = Some(ring);
+        }
+        Ok(())
+    }
+
+    /// Gives all memory back. The device has been reset.
+    pub(super) fn release(&mut self) {
+        self.rings = [None; Queue::ALL.len()];
+        self.scratch = None;
+        for piece in self.pieces.iter_mut().filter_map(Option::take) {
+            self.memory.free(piece);
+        }
+    }
+
+    /// Entries of a queue; 0 where it is not there.
+    pub(super) fn size(&self, queue: Queue) -> u16 {
+        let ring = self.rings.get(queue as usize).copied().flatten();
+        ring.map_or(0, |ring| ring.size())
+    }
+
+    fn ring(&mut self, queue: Queue) -> LinkResult<&mut Ring, T> {
+        let ring = self.rings.get_mut(queue as usize);
+        ring.and_then(Option::as_mut).ok_or(Error::NotNegotiated {
+            feature: queue.needs(),
+        })
+    }
+
+    /// True when nothing of this queue is with the device, whose answer is taken if it has come.
+    pub(super) fn idle(&mut self, queue: Queue) -> LinkResult<bool, T> {
+        let Some(ring) = self.rings.get_mut(queue as usize).and_then(Option::as_mut) else {
+            return Ok(true);
+        };
+        match ring.take(&self.memory) {
+            Ok(answered) => Ok(answered || !ring.in_flight()),
+            Err(Wrong::Seam(error)) => Err(Error::Seam(error)),
+            Err(Wrong::Answer { answers, id }) => Err(Error::Answer { queue, answers, id }),
+        }
+    }
+
+    /// Fails unless pages can be told: their buffer is not with the device.
+    pub(super) fn ready(&mut self) -> LinkResult<(), T> {
+        match self.idle(Queue::Inflate)? && self.idle(Queue::Deflate)? {
+            true => Ok(()),
+            false => Err(Error::Busy),
+        }
+    }
+
+    /// Tells runs, ascending, in as many messages as it takes, and waits for each. Returns how many.
+    pub(super) fn tell(
+        &mut self,
+        queue: Queue,
+        page: GuestPage,
+        runs: impl Iterator<Item = Span>,
+    ) -> LinkResult<u64, T> {
+        self.ready()?;
+        let ring = *self.ring(queue)?;
+        let gather = self.wire == Wire::Bulk(BulkFormat::ScatterGather);
+        let direct = !self.features.contains(INDIRECT);
+        let mut source = Source::new(runs, page);
+        let mut messages = 0;
+        loop {
+            let Some(scratch) = self.scratch.as_mut().map(AsMut::as_mut) else {
+                return Err(Error::Frozen);
+            };
+            let used = match self.wire {
+                Wire::Pfns => LePfns.encode(&mut source, scratch)?,
+                Wire::Bulk(BulkFormat::ScatterGather) => {
+                    // A chain is no longer than its queue.
+                    let most = usize::from(ring.size()) * DESCRIPTOR as usize;
+                    let (table, _) = scratch.split_at_mut(most.min(scratch.len()));
+                    ScatterGather::new(ring.size()).encode(&mut source, table)?
+                }
+                Wire::Bulk(format) => format.encode(page, &mut source, scratch)?,
+            };
+            if used == 0 {
+                return Ok(messages);
+            }
+            let (bytes, _) = scratch.split_at(used);
+            // Scatter-gather is a table of descriptors already.
+            let place = match gather && direct {
+                true => ring.addresses().descriptors,
+                false => self.message,
+            };
+            self.memory.write(place, bytes).map_err(Error::Seam)?;
+            let len = used as u32;
+            let described = match (gather, direct) {
+                (true, true) => Ok(()),
+                (true, false) => ring.describe_table(&self.memory, place, len),
+                (false, _) => {
+                    let (address, write) = (place, false);
+                    let part = Part {
+                        address,
+                        len,
+                        write,
+                    };
+                    ring.describe(&self.memory, 0, part, false)
+                }
+            };
+            described.map_err(Error::Seam)?;
+            self.exchange(queue)?;
+            messages += 1;
+        }
+    }
+
+    /// Writes a chain as the next of a queue of which nothing is with the device.
+    pub(super) fn describe(&mut self, queue: Queue, parts: &[Part]) -> LinkResult<(), T> {
+        let ring = *self.ring(queue)?;
+        for (nr, part) in (0..).zip(parts) {
+            let more = usize::from(nr) + 1 < parts.len();
+            ring.describe(&self.memory, nr, *part, more)
+                .map_err(Error::Seam)?;
+        }
+        Ok(())
+    }
+
+    /// The same by a table of its own, where there may be one; up to [`REPORTED`] parts.
+    pub(super) fn describe_apart(&mut self, queue: Queue, parts: &[Part]) -> LinkResult<(), T> {
+        if !self.features.contains(INDIRECT) || parts.len() < 2 {
+            return self.describe(queue, parts);
+        }
+        let table = self.small + TABLE_AT;
+        for (nr, part) in (0..).zip(parts.iter().take(REPORTED)) {
+            let more = usize::from(nr) + 1 < parts.len();
+            let bytes = part.to_bytes(nr, more, false);
+            self.memory
+                .write(table + DESCRIPTOR * u64::from(nr), &bytes)
+                .map_err(Error::Seam)?;
+        }
+        let ring = *self.ring(queue)?;
+        let len = DESCRIPTOR as u32 * parts.len() as u32;
+        ring.describe_table(&self.memory, table, len)
+            .map_err(Error::Seam)
+    }
+
+    /// Writes a small message, and yields where it is.
+    pub(super) fn put_small(&mut self, at: u64, bytes: &[u8]) -> LinkResult<Part, T> {
+        let address = self.small + at;
+        self.memory.write(address, bytes).map_err(Error::Seam)?;
+        Ok(Part {
+            address,
+            len: bytes.len() as u32,
+            write: false,
+        })
+    }
+
+    /// Offers the chain that was described.
+    pub(super) fn offer(&mut self, queue: Queue) -> LinkResult<(), T> {
+        let Some(ring) = self.rings.get_mut(queue as usize).and_then(Option::as_mut) else {
+            let feature = queue.needs();
+            return Err(Error::NotNegotiated { feature });
+        };
+        if ring.offer(&self.memory).map_err(Error::Seam)? {
+            let number = ring.number();
+            self.transport.notify(number).map_err(Error::Seam)?;
+        }
+        Ok(())
+    }
+
+    /// Offers the chain that was described, and waits for the answer.
+    pub(super) fn exchange(&mut self, queue: Queue) -> LinkResult<(), T> {
+        self.offer(queue)?;
+        let number = self.ring(queue)?.number();
+        let mut looked = 0;
+        let mut waited = Duration::ZERO;
+        let begun = match self.wait {
+            Wait::Sleep { .. } => self.transport.now(),
+            Wait::Spin { .. } => Duration::ZERO,
+        };
+        loop {
+            if self.idle(queue)? {
+                return Ok(());
+            }
+            looked += 1;
+            match self.wait {
+                Wait::Spin { looks } if looked < looks => hint::spin_loop(),
+                Wait::Sleep { most } if waited < most => {
+                    self.transport
+                        .wait(number, most - waited)
+                        .map_err(Error::Seam)?;
+                    waited = self.transport.now().saturating_sub(begun);
+                }
+                _ if self.transport.broken().map_err(Error::Seam)? => return Err(Error::Broken),
+                _ => {
+                    return Err(Error::Silent {
+                        queue,
+                        waited,
+                        looked,
+                    });
+                }
+            }
+        }
+    }
+}

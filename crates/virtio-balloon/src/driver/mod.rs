@@ -1,0 +1,372 @@
+//! The driver: the guest's end of the balloon.
+//!
+//! It runs wherever its seams do: [`Transport`] reaches the device, [`Memory`] is what both see,
+//! [`GuestPages`] is where pages come from. It allocates nothing by itself and waits for nothing without
+//! an end.
+//!
+//! # Protocol
+//!
+//! **In**: a page is first taken from the guest, then noted as held, then told on inflateq; when the device
+//! has answered, the host may have discarded it. **Out**: it is told on deflateq, the answer is waited
+//! for, and only then does the guest get it back (VIRTIO 1.3, 5.5.6.1; also where
+//! `VIRTIO_BALLOON_F_MUST_TELL_HOST` was not negotiated). So at each moment the pages that the host may
+//! take are among those that are held. A message that gets no answer leaves them held, and is told again
+//! before anything else: naming a page twice does no harm. They come free when the device was reset,
+//! after which it takes nothing.
+//!
+//! **Features** (3.1.1): messages in bulk need a format that is known here, and their buffers. Where
+//! one of these is missing the bit is not accepted, and the driver sends page numbers. Without a poison
+//! value `VIRTIO_BALLOON_F_PAGE_POISON` is not accepted; with one that the device cannot be told
+//! `VIRTIO_BALLOON_F_PAGE_REPORTING` is not (5.5.6.6.1, 5.5.6.7.1).
+//!
+//! **Rounds**: work is done in rounds of bounded size ([`Settings::round`]), between which
+//! `actual` in the configuration space is brought up to date. When the guest has nothing to give, what
+//! was got is told, then there is a pause, and another try, as often as [`Settings::tries`] says.
+//!
+//! A driver is owned by one thread at a time. Whoever shares it behind a lock answers a request that
+//! cannot wait (a page that is to migrate, from within an allocation) as [`Error::Busy`] does: try again.
+
+use core::time::Duration;
+
+use runs::Span;
+
+use crate::config::{BULK_CONFIG_BYTES, CONFIG_BYTES, Config};
+use crate::features::{BulkBit, Features};
+use crate::format::{BulkFormat, MOST_MESSAGE_BYTES};
+use crate::queues::{Numbering, Queue};
+use crate::source::{GuestPage, WIRE_PAGE};
+
+mod error;
+mod free;
+mod held;
+mod life;
+mod link;
+mod pending;
+mod ring;
+mod seams;
+
+pub use error::Error;
+pub use free::Hinting;
+pub use life::{Allocated, Progress};
+pub use link::{Wait, Wire};
+pub use seams::{GuestPages, Memory, QueueAddresses, Transport};
+
+use held::PageSet;
+use link::{INDIRECT, Link};
+use pending::Pending;
+
+/// Offsets of the configuration space (5.5.4).
+const ACTUAL: u16 = 4;
+const HINT_COMMAND: u16 = 8;
+const POISON: u16 = 12;
+
+/// The shortest message in bulk that has room for a record of each kind: header and three words.
+const LEAST_MESSAGE_BYTES: usize = 32;
+
+/// How the driver works. The default is Linux's way, where Linux has one.
+#[derive(Clone, Copy, Debug)]
+pub struct Settings {
+    /// Features of the standard that are accepted, where they are offered.
+    pub features: Features,
+    /// The bit for messages in bulk: the device's; `None` to send page numbers.
+    pub bulk: Option<BulkBit>,
+    /// How queues are numbered.
+    pub numbering: Numbering,
+    /// How answers are waited for.
+    pub wait: Wait,
+    /// The most entries of a queue.
+    pub queue_size: u16,
+    /// Page numbers of a message.
+    pub pfns: u16,
+    /// Bitmaps of a pass, 32 at most.
+    pub bitmaps: usize,
+    /// The most bytes of a round.
+    pub round: u64,
+    /// The largest block that is asked for in bytes, a power of two up to 1 GiB.
+    pub block: u64,
+    /// How long nothing is asked for when there was nothing.
+    pub pause: Duration,
+    /// How often a block is asked for in vain, with a pause after each, until inflating ends.
+    pub tries: u32,
+    /// Bytes that are given back when the guest is out of memory.
+    pub out_of_memory: u64,
+    /// The value with which the guest fills free pages, if it does.
+    pub poison: Option<u32>,
+    /// Bytes of a block that is hinted, a power of two.
+    pub hint_block: u64,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            features: Features(0x3f),
+            bulk: Some(BulkBit::DEFAULT),
+            numbering: Numbering::Compressed,
+            wait: Wait::Sleep {
+                most: Duration::from_secs(10),
+            },
+            queue_size: 128,
+            pfns: 256,
+            bitmaps: pending::MOST_BITMAPS,
+            round: 32 << 30,
+            block: 2 << 20,
+            pause: Duration::from_millis(200),
+            tries: 5,
+            out_of_memory: 256 * WIRE_PAGE,
+            poison: None,
+            hint_block: 4 << 20,
+        }
+    }
+}
+
+/// The driver of a balloon.
+#[derive(Debug)]
+pub struct Driver<T, M: Memory, P> {
+    link: Link<T, M>,
+    pages: P,
+    settings: Settings,
+    page: GuestPage,
+    running: bool,
+    /// All pages that were taken from the guest, told or not.
+    held: PageSet<M::Words>,
+    /// Those of them that are to be told.
+    pending: Pending<M::Words>,
+    /// A block that did not fit in there.
+    carry: Option<Span>,
+    /// Pages that were hinted and wait for the end of it.
+    hinted: Option<PageSet<M::Words>>,
+    /// The command that was answered last.
+    hint_command: u32,
+}
+
+type DriverResult<V, T> = Result<V, Error<<T as Transport>::Error>>;
+
+impl<T, M, P> Driver<T, M, P>
+where
+    T: Transport,
+    M: Memory<Error = T::Error>,
+    P: GuestPages,
+{
+    /// Takes over the device: resets it, negotiates, sets up its queues, and lets it begin. Nothing is in
+    /// the balloon yet.
+    ///
+    /// # Errors
+    ///
+    /// When the device cannot be reached or refuses the features, a queue is missing, or there is no
+    /// memory for queues, for a bit for each page of [`GuestPages::span`], or for a message of page
+    /// numbers. What was taken has been given back by then; but not what the device has seen, when it
+    /// cannot be reset any more.
+    pub fn new(transport: T, mut memory: M, pages: P, settings: Settings) -> DriverResult<Self, T> {
+        let (page, span) = (pages.page(), pages.span());
+        let held = page_set(&mut memory, span, page)?;
+        let mut driver = Self {
+            link: Link::new(transport, memory, settings.wait),
+            pages,
+            settings,
+            page,
+            running: false,
+            held,
+            pending: Pending::listed(page),
+            carry: None,
+            hinted: None,
+            hint_command: 0,
+        };
+        driver.restore()?;
+        Ok(driver)
+    }
+
+    /// Takes over the device anew after [`freeze`](Self::freeze). Nothing is in the balloon.
+    ///
+    /// # Errors
+    ///
+    /// As [`new`](Self::new); the driver is then frozen.
+    pub fn restore(&mut self) -> DriverResult<(), T> {
+        if self.running {
+            return Ok(());
+        }
+        self.link.transport.reset().map_err(Error::Seam)?;
+        let started = self.start();
+        if started.is_err() {
+            // What the device has seen stays, should it not let go.
+            if self.link.transport.reset().is_ok() {
+                self.link.release();
+            }
+        }
+        self.running = started.is_ok();
+        started
+    }
+
+    fn start(&mut self) -> DriverResult<(), T> {
+        let offered = self.link.transport.offered().map_err(Error::Seam)?;
+        let accepted = self.choose(offered)?;
+        let settings = self.settings;
+        if !self.link.transport.accept(accepted).map_err(Error::Seam)? {
+            return Err(Error::Features { offered, accepted });
+        }
+        self.link.features = accepted;
+        self.link.small_buffers()?;
+        for (queue, number) in Queue::numbered(accepted, settings.numbering) {
+            self.link.enable(queue, number, settings.queue_size)?;
+        }
+        if let Some(poison) = settings.poison
+            && accepted.contains(Features::PAGE_POISON)
+        {
+            let transport = &mut self.link.transport;
+            transport
+                .write_config(POISON, poison)
+                .map_err(Error::Seam)?;
+        }
+        self.link.transport.begin().map_err(Error::Seam)?;
+        if accepted.contains(Features::STATS_VQ) {
+            // The first buffer: the device answers it when it wants statistics (5.5.6.3).
+            self.offer_stats()?;
+        }
+        Ok(())
+    }
+
+    /// The features to accept, and all that depends on it: what cannot be had is not accepted.
+    fn choose(&mut self, offered: Features) -> DriverResult<Features, T> {
+        let settings = self.settings;
+        let standard = Features(offered.0 & settings.features.0 & 0x3f);
+        let others = Features(offered.0 & Features::VERSION_1.with(INDIRECT).0);
+        let mut accepted = standard.with(others);
+        if settings.poison.is_none() {
+            accepted = accepted.without(Features::PAGE_POISON);
+        } else if !accepted.contains(Features::PAGE_POISON) {
+            accepted = accepted.without(Features::PAGE_REPORTING);
+        }
+        if accepted.contains(Features::FREE_PAGE_HINT) {
+            let (page, span) = (self.page, self.pages.span());
+            match page_set(&mut self.link.memory, span, page) {
+                Ok::<_, Error<T::Error>>(hinted) => self.hinted = Some(hinted),
+                Err(_) => accepted = accepted.without(Features::FREE_PAGE_HINT),
+            }
+        }
+        let bulk = match settings.bulk {
+            Some(bit) if offered.contains(bit.feature()) => self.bulk()?.map(|wire| (bit, wire)),
+            _ => None,
+        };
+        match bulk {
+            Some((bit, format)) => {
+                accepted = accepted.with(bit.feature());
+                self.link.wire = Wire::Bulk(format);
+            }
+            None => {
+                self.link.wire = Wire::Pfns;
+                self.pending = Pending::listed(self.page);
+                let bytes = usize::from(settings.pfns.max(1)) * 4;
+                self.link.message_buffer(bytes)?;
+            }
+        }
+        Ok(accepted)
+    }
+
+    /// The format in bulk, and buffers for it; `None` when it is not known or they are not to be had.
+    fn bulk(&mut self) -> DriverResult<Option<BulkFormat>, T> {
+        let config = self.config(BULK_CONFIG_BYTES)?;
+        let bytes = (config.bulk_message_bytes as usize).min(MOST_MESSAGE_BYTES);
+        let Some(format) = config.bulk().filter(|_| bytes >= LEAST_MESSAGE_BYTES) else {
+            return Ok(None);
+        };
+        let Some(first) = self.link.memory.words(pending::WORDS) else {
+            return Ok(None);
+        };
+        if self.link.message_buffer(bytes).is_err() {
+            return Ok(None);
+        }
+        self.pending = Pending::in_bitmaps(self.page, first, self.settings.bitmaps);
+        Ok(Some(format))
+    }
+
+    /// The configuration space. A field is read whole; the device may change others meanwhile.
+    fn config(&mut self, bytes: usize) -> DriverResult<Config, T> {
+        let mut all = [0; BULK_CONFIG_BYTES];
+        let (read, _) = all.split_at_mut(bytes.clamp(CONFIG_BYTES, BULK_CONFIG_BYTES));
+        let mut offset = 0;
+        for field in read.chunks_exact_mut(4) {
+            let transport = &mut self.link.transport;
+            transport.read_config(offset, field).map_err(Error::Seam)?;
+            offset += 4;
+        }
+        Ok(Config::from_bytes(&all))
+    }
+
+    /// Ends all work, and gives every page back to the guest: hinted and held ones. Then the device is
+    /// reset. Where it still answers, it is told before.
+    ///
+    /// # Errors
+    ///
+    /// When the device cannot be reset: then everything stays as it is, since it may still take pages.
+    pub fn freeze(&mut self) -> DriverResult<(), T> {
+        if self.running {
+            // It may be broken, which is why it is reset.
+            let _ = self.deflate(0);
+        }
+        self.link.transport.reset().map_err(Error::Seam)?;
+        self.running = false;
+        self.link.release();
+        self.pending.clear();
+        self.carry = None;
+        self.give_back_hinted();
+        self.give_back(u64::MAX);
+        self.hinted = None;
+        self.hint_command = 0;
+        Ok(())
+    }
+
+    /// [Freezes](Self::freeze) the driver, and hands back what it was made of.
+    ///
+    /// # Errors
+    ///
+    /// As [`freeze`](Self::freeze): the device may then still take pages, so that they stay where they
+    /// are for good. Who wants to try again calls that first.
+    pub fn remove(mut self) -> DriverResult<(T, M, P), T> {
+        self.freeze()?;
+        Ok((self.link.transport, self.link.memory, self.pages))
+    }
+
+    /// What was negotiated.
+    pub const fn features(&self) -> Features {
+        self.link.features
+    }
+
+    /// What messages look like.
+    pub const fn wire(&self) -> Wire {
+        self.link.wire
+    }
+
+    /// Bytes in the balloon.
+    pub const fn held(&self) -> u64 {
+        self.held.bytes()
+    }
+
+    /// The guest's pages.
+    pub const fn pages(&mut self) -> &mut P {
+        &mut self.pages
+    }
+
+    /// The way to the device, beside the driver.
+    pub const fn transport(&mut self) -> &mut T {
+        &mut self.link.transport
+    }
+
+    fn check_running(&self) -> DriverResult<(), T> {
+        match self.running {
+            true => Ok(()),
+            false => Err(Error::Frozen),
+        }
+    }
+}
+
+/// An empty set of this span's pages.
+fn page_set<M: Memory, E>(
+    memory: &mut M,
+    span: Span,
+    page: GuestPage,
+) -> Result<PageSet<M::Words>, Error<E>> {
+    let count = held::words(span, page);
+    let words = memory.words(count).ok_or(Error::NoMemory {
+        bytes: count as u64 * 8,
+    })?;
+    Ok(PageSet::new(words, span, page))
+}

@@ -1,0 +1,165 @@
+//! Pages that are free: reports and hints.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "helpers of tests panic as tests do"
+)]
+
+#[allow(unreachable_pub, reason = "the fuzz target of the device has it, too")]
+mod guest;
+
+use guest::{Act, FREE, Guest, command, hint, pages, pfn};
+use runs::Span;
+use virtio_balloon::device::{Event, HintError, Settings};
+use virtio_balloon::{Config, Features, Queue};
+
+#[test]
+fn reports_are_discarded_before_they_are_used() {
+    let mut guest = Guest::new(Settings::default());
+    guest.watch(Queue::Reporting);
+    let block = |nr: u64| (FREE + nr * (2 << 20), 2 << 20, true);
+    guest.chain(Queue::Reporting, &[block(1), block(0)]);
+    guest.chain(Queue::Reporting, &[block(2)]);
+    let drained = guest.drain(Queue::Reporting);
+    assert_eq!((drained.used, drained.notify), (2, true));
+    assert_eq!(guest.notes.borrow().used, [0]);
+    assert_eq!(guest.discards(), [[Span::new(FREE, 6 << 20)]]);
+    assert_eq!(guest.device.counters().reported, 6 << 20);
+    // It is not in the balloon.
+    assert_eq!(guest.device.counters().inflated, 0);
+}
+
+#[test]
+fn what_a_guest_poisons_is_not_discarded_by_reports() {
+    let poison = Features::PAGE_POISON;
+    for (without, value, discarded) in [
+        (Features(0), 0xaau32, false),
+        (Features(0), 0, true),
+        (poison, 0xaa, true),
+    ] {
+        let mut guest = Guest::without(Settings::default(), without);
+        guest.device.write_config(12, &value.to_le_bytes());
+        guest.chain(Queue::Reporting, &[(FREE, 2 << 20, true)]);
+        assert_eq!(guest.drain(Queue::Reporting).used, 1);
+        assert_eq!(!guest.discards().is_empty(), discarded, "{value:#x}");
+        // Inflating goes on: the driver fills the pages again.
+        guest.pfns(Queue::Inflate, [pfn(0)]);
+        let _ = guest.drain(Queue::Inflate);
+        assert_eq!(guest.discards(), [[pages(0, 1)]]);
+    }
+}
+
+fn with_hints() -> Guest {
+    Guest::new(Settings {
+        features: Features(0x3f),
+        ..Settings::default()
+    })
+}
+
+fn hinted(guest: &mut Guest) -> Vec<Vec<Span>> {
+    let acts = guest.acts().into_iter();
+    acts.filter_map(|act| match act {
+        Act::Hinted(runs) => Some(runs),
+        _ => None,
+    })
+    .collect()
+}
+
+#[test]
+fn hints_are_taken_from_their_command_to_its_end() {
+    let mut guest = with_hints();
+    hint(&mut guest, 0);
+    let _ = guest.drain(Queue::FreePage);
+    assert_eq!(guest.acts(), [], "nobody has asked");
+
+    let id = guest.device.start_hints().unwrap();
+    assert_eq!(id, Config::HINT_FIRST);
+    assert_eq!(guest.acts(), [Act::ConfigChanged]);
+    let mut config = [0; 16];
+    guest.device.read_config(0, &mut config);
+    assert_eq!(Config::from_bytes(&config).free_page_hint_cmd_id, id);
+
+    hint(&mut guest, 1);
+    command(&mut guest, id);
+    let runs = [hint(&mut guest, 0), hint(&mut guest, 2)];
+    command(&mut guest, Config::HINT_STOP);
+    hint(&mut guest, 1);
+    let drained = guest.drain(Queue::FreePage);
+    assert_eq!((drained.used, drained.notify), (6, true));
+    assert_eq!(
+        guest.acts(),
+        [
+            Act::Event(Event::HintsBegin { id }),
+            Act::Hinted(runs.to_vec()),
+            Act::Event(Event::HintsEnd)
+        ]
+    );
+    assert_eq!(guest.device.counters().hints_ignored, 3);
+    assert_eq!(guest.device.counters().hinted, 4 << 20);
+
+    // Stopped by the device: what the driver still sends is not taken, nor what it says.
+    let id = guest.device.start_hints().unwrap();
+    assert_eq!(id, Config::HINT_FIRST + 1);
+    command(&mut guest, id);
+    let _ = guest.drain(Queue::FreePage);
+    guest.device.stop_hints();
+    hint(&mut guest, 0);
+    command(&mut guest, id);
+    hint(&mut guest, 0);
+    let _ = guest.drain(Queue::FreePage);
+    assert_eq!(hinted(&mut guest), Vec::<Vec<Span>>::new());
+
+    // A new command goes on; an old one's hints are not taken.
+    let next = guest.device.start_hints().unwrap();
+    command(&mut guest, id);
+    hint(&mut guest, 0);
+    command(&mut guest, next);
+    let run = hint(&mut guest, 1);
+    let _ = guest.drain(Queue::FreePage);
+    assert_eq!(hinted(&mut guest), [[run]]);
+
+    guest.device.finish_hints();
+    assert_eq!(guest.acts(), [Act::ConfigChanged]);
+    hint(&mut guest, 1);
+    let _ = guest.drain(Queue::FreePage);
+    assert_eq!(hinted(&mut guest), Vec::<Vec<Span>>::new());
+    guest.device.read_config(0, &mut config);
+    let done = Config::from_bytes(&config).free_page_hint_cmd_id;
+    assert_eq!(done, Config::HINT_DONE);
+}
+
+#[test]
+fn hints_are_discarded_only_where_the_monitor_says_so() {
+    for discard in [false, true] {
+        let mut guest = with_hints();
+        guest.notes.borrow_mut().discard_hints = discard;
+        guest.watch(Queue::FreePage);
+        let id = guest.device.start_hints().unwrap();
+        command(&mut guest, id);
+        let run = hint(&mut guest, 0);
+        guest.mark(run.start, 7);
+        let _ = guest.drain(Queue::FreePage);
+        assert!(guest.notes.borrow().used.iter().all(|used| *used == 0));
+        let expected = if discard { vec![vec![run]] } else { vec![] };
+        assert_eq!(guest.discards(), expected);
+        assert_eq!(guest.word(run.start) == 0, discard);
+    }
+}
+
+#[test]
+fn an_id_is_not_used_again_before_the_driver_has_stopped() {
+    let mut guest = with_hints();
+    let mut state = guest.device.state();
+    state.hints.latest = u32::MAX - 1;
+    guest.device.restore(&state).unwrap();
+    assert_eq!(guest.device.start_hints(), Ok(u32::MAX));
+    assert_eq!(guest.device.start_hints(), Err(HintError::Ids));
+    command(&mut guest, Config::HINT_STOP);
+    let _ = guest.drain(Queue::FreePage);
+    assert_eq!(guest.device.start_hints(), Ok(Config::HINT_FIRST));
+
+    let mut guest = Guest::new(Settings::default());
+    assert_eq!(guest.device.start_hints(), Err(HintError::NotNegotiated));
+}

@@ -1,0 +1,485 @@
+//! A guest in front of the device: memory with a hole, rings, and seams that write down what they
+//! are told, in one order.
+
+#![allow(dead_code, reason = "no suite uses all of it")]
+
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::sync::atomic::Ordering;
+
+use runs::Span;
+use virtio_balloon::device::{
+    Bulk, Device, Discard, Drained, Event, Hint, Monitor, NotDiscarded, QueueError, Region,
+    Settings, regions,
+};
+use virtio_balloon::{
+    BulkFormat, Dma, Features, Format, GuestPage, LePfns, Queue, Reason, Source, Stats, WIRE_PAGE,
+};
+use virtio_queue::{Queue as VirtQueue, QueueT};
+use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
+
+/// Two regions of 16 MiB with a hole of the same size between.
+pub const LOW: Span = Span::new(0, 16 << 20);
+pub const HIGH: Span = Span::new(32 << 20, 16 << 20);
+/// Where pages for the balloon begin: rings and buffers lie below.
+pub const FREE: u64 = 4 << 20;
+const BUFFERS: u64 = 1 << 20;
+const BUFFERS_END: u64 = FREE;
+
+/// Descriptors of each ring.
+pub const SIZE: u16 = 256;
+pub const NEXT: u16 = 1;
+pub const WRITE: u16 = 2;
+pub const INDIRECT: u16 = 4;
+
+/// What a seam was told, in order over all of them.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Act {
+    Release(Vec<Span>),
+    Restore(Vec<Span>),
+    Discard(Vec<Span>),
+    Hinted(Vec<Span>),
+    ConfigChanged,
+    Event(Event),
+    Stats(Box<Stats>, bool),
+}
+
+/// What the seams share.
+#[derive(Debug, Default)]
+pub struct Notes {
+    pub acts: Vec<Act>,
+    /// Parts that devices do not let go of.
+    pub kept: Vec<Span>,
+    /// Parts that devices cannot be given.
+    pub lost: Vec<Span>,
+    /// Parts that the machine does not take.
+    pub stuck: Vec<Span>,
+    /// Whether there are devices.
+    pub attached: bool,
+    /// What is done with hints.
+    pub discard_hints: bool,
+    /// The index of the used ring that is looked at with each act, and what it was then.
+    pub watch: Option<u64>,
+    pub used: Vec<u16>,
+}
+
+/// All three seams.
+#[derive(Clone, Debug)]
+pub struct Seams {
+    pub notes: Rc<RefCell<Notes>>,
+    memory: GuestMemoryMmap,
+}
+
+impl Seams {
+    fn note(&self, act: Act) {
+        let mut notes = self.notes.borrow_mut();
+        if let Some(address) = notes.watch {
+            let used = self.memory.load(GuestAddress(address), Ordering::Acquire);
+            notes.used.push(used.unwrap());
+        }
+        notes.acts.push(act);
+    }
+}
+
+/// The parts of ascending runs that meet any of these.
+fn parts(runs: &[Span], of: &[Span]) -> Vec<Span> {
+    let mut parts: Vec<_> = runs
+        .iter()
+        .flat_map(|run| of.iter().filter_map(|part| run.intersection(part)))
+        .collect();
+    parts.sort_by_key(|part| part.start);
+    parts
+}
+
+impl Dma for Seams {
+    fn attached(&self) -> bool {
+        self.notes.borrow().attached
+    }
+
+    fn release(&mut self, runs: &[Span], kept: &mut dyn FnMut(Span, Reason)) {
+        self.note(Act::Release(runs.to_vec()));
+        let parts = parts(runs, &self.notes.borrow().kept);
+        parts
+            .into_iter()
+            .for_each(|part| kept(part, Reason::PinnedElsewhere));
+    }
+
+    fn restore(&mut self, runs: &[Span], failed: &mut dyn FnMut(Span, Reason)) {
+        self.note(Act::Restore(runs.to_vec()));
+        let parts = parts(runs, &self.notes.borrow().lost);
+        parts
+            .into_iter()
+            .for_each(|part| failed(part, Reason::Limit));
+    }
+}
+
+impl Discard for Seams {
+    fn discard(&mut self, runs: &[Span], failed: &mut dyn FnMut(Span, NotDiscarded)) -> u64 {
+        self.note(Act::Discard(runs.to_vec()));
+        for pair in runs.windows(2) {
+            assert!(pair[0].last() < pair[1].start, "{runs:?}");
+        }
+        let stuck = parts(runs, &self.notes.borrow().stuck);
+        let mut bytes = 0;
+        for run in runs {
+            assert!(LOW.covers(run) || HIGH.covers(run), "{run} is in no region");
+            assert!(run.is_aligned(WIRE_PAGE) && !run.is_empty(), "{run}");
+            for page in (run.start..=run.last()).step_by(WIRE_PAGE as usize) {
+                if !stuck.iter().any(|part| part.contains(page)) {
+                    self.memory
+                        .write_slice(&[0; WIRE_PAGE as usize], GuestAddress(page))
+                        .unwrap();
+                    bytes += WIRE_PAGE;
+                }
+            }
+        }
+        stuck
+            .into_iter()
+            .for_each(|part| failed(part, NotDiscarded::Kernel(16)));
+        bytes
+    }
+}
+
+impl Monitor for Seams {
+    fn config_changed(&mut self) {
+        self.note(Act::ConfigChanged);
+    }
+
+    fn event(&mut self, event: Event) {
+        self.note(Act::Event(event));
+    }
+
+    fn stats(&mut self, stats: &Stats, asked: bool) {
+        self.note(Act::Stats(Box::new(*stats), asked));
+    }
+
+    fn hinted(&mut self, runs: &[Span]) -> Hint {
+        self.note(Act::Hinted(runs.to_vec()));
+        if self.notes.borrow().discard_hints {
+            Hint::Discard
+        } else {
+            Hint::Noted
+        }
+    }
+}
+
+/// A ring, from the driver's side.
+#[derive(Debug)]
+pub struct Ring {
+    pub queue: VirtQueue,
+    pub base: u64,
+    next: u16,
+    available: u16,
+    seen: u16,
+}
+
+impl Ring {
+    fn new(at: u64) -> Self {
+        let base = 0x1_0000 + at * 0x1_0000;
+        let mut queue = VirtQueue::new(SIZE).unwrap();
+        let mut ring = Self {
+            queue: VirtQueue::new(SIZE).unwrap(),
+            base,
+            next: 0,
+            available: 0,
+            seen: 0,
+        };
+        queue.set_size(SIZE);
+        queue.set_desc_table_address(Some(base as u32), Some(0));
+        queue.set_avail_ring_address(Some(ring.avail() as u32), Some(0));
+        queue.set_used_ring_address(Some(ring.used() as u32), Some(0));
+        queue.set_ready(true);
+        ring.queue = queue;
+        ring
+    }
+
+    pub fn avail(&self) -> u64 {
+        self.base + 0x4000
+    }
+
+    pub fn used(&self) -> u64 {
+        self.base + 0x8000
+    }
+}
+
+/// A buffer of a chain: address, bytes, whether the device may write.
+pub type Buffer = (u64, u32, bool);
+
+/// Pages behind [`FREE`].
+pub fn pages(first: u64, pages: u64) -> Span {
+    Span::new(FREE + first * WIRE_PAGE, pages * WIRE_PAGE)
+}
+
+pub fn pfn(page: u64) -> u64 {
+    FREE / WIRE_PAGE + page
+}
+
+pub fn in_bulk(format: BulkFormat) -> Settings {
+    Settings {
+        bulk: Some(Bulk::new(format)),
+        ..Settings::default()
+    }
+}
+
+pub fn bulk_messages(format: BulkFormat, runs: &[Span]) -> Vec<Vec<u8>> {
+    let page = GuestPage::SIZE_4K;
+    let mut source = Source::new(runs.iter().copied(), page);
+    let mut message = vec![0; 4096];
+    let mut all = Vec::new();
+    loop {
+        let used = format.encode(page, &mut source, &mut message).unwrap();
+        if used == 0 {
+            return all;
+        }
+        all.push(message[..used].to_vec());
+    }
+}
+
+/// Sends runs in bulk, scatter-gather as the descriptors that they are. Returns the first descriptor of
+/// the last message.
+pub fn send_bulk(guest: &mut Guest, format: BulkFormat, queue: Queue, runs: &[Span]) -> u16 {
+    if format == BulkFormat::ScatterGather {
+        let buffers: Vec<_> = runs
+            .iter()
+            .map(|run| (run.start, run.len as u32, true))
+            .collect();
+        return guest.chain(queue, &buffers);
+    }
+    let messages = bulk_messages(format, runs).into_iter();
+    messages
+        .map(|message| guest.send(queue, &message))
+        .last()
+        .unwrap()
+}
+
+pub fn command(guest: &mut Guest, id: u32) {
+    guest.send(Queue::FreePage, &id.to_le_bytes());
+}
+
+pub fn hint(guest: &mut Guest, block: u64) -> Span {
+    let run = Span::new(FREE + block * (4 << 20), 2 << 20);
+    guest.chain(Queue::FreePage, &[(run.start, run.len as u32, true)]);
+    run
+}
+
+/// Guest and device.
+pub struct Guest {
+    pub memory: GuestMemoryMmap,
+    pub device: Device<Seams, Seams, Seams>,
+    pub notes: Rc<RefCell<Notes>>,
+    pub rings: [Ring; 5],
+    buffers: u64,
+}
+
+pub const fn at(queue: Queue) -> usize {
+    match queue {
+        Queue::Inflate => 0,
+        Queue::Deflate => 1,
+        Queue::Stats => 2,
+        Queue::FreePage => 3,
+        Queue::Reporting => 4,
+    }
+}
+
+/// Guest memory, and its regions on pages of 4 KiB.
+pub fn memory() -> GuestMemoryMmap {
+    let ranges = [LOW, HIGH].map(|region| (GuestAddress(region.start), region.len as usize));
+    GuestMemoryMmap::from_ranges(&ranges).unwrap()
+}
+
+impl Guest {
+    /// All that is offered is negotiated.
+    pub fn new(settings: Settings) -> Self {
+        let mut guest = Self::fresh(settings, WIRE_PAGE);
+        guest.device.negotiate(guest.device.features()).unwrap();
+        guest
+    }
+
+    /// All that is offered but these.
+    pub fn without(settings: Settings, features: Features) -> Self {
+        let mut guest = Self::fresh(settings, WIRE_PAGE);
+        let offered = guest.device.features();
+        guest.device.negotiate(offered.without(features)).unwrap();
+        guest
+    }
+
+    /// Nothing is negotiated; memory is backed by pages of this size.
+    pub fn fresh(settings: Settings, page: u64) -> Self {
+        let memory = memory();
+        let regions: Vec<Region> = regions(&memory, page);
+        let notes = Rc::new(RefCell::new(Notes::default()));
+        let seams = Seams {
+            notes: notes.clone(),
+            memory: memory.clone(),
+        };
+        let device = Device::new(settings, &regions, seams.clone(), seams.clone(), seams).unwrap();
+        Self {
+            memory,
+            device,
+            notes,
+            rings: [0, 1, 2, 3, 4].map(Ring::new),
+            buffers: BUFFERS,
+        }
+    }
+
+    /// Bytes in a buffer of the guest.
+    pub fn buffer(&mut self, bytes: &[u8]) -> u64 {
+        let len = (bytes.len() as u64).next_multiple_of(16);
+        if self.buffers + len > BUFFERS_END {
+            self.buffers = BUFFERS;
+        }
+        let address = self.buffers;
+        self.buffers += len;
+        self.memory
+            .write_slice(bytes, GuestAddress(address))
+            .unwrap();
+        address
+    }
+
+    /// Writes a descriptor.
+    pub fn descriptor(&self, table: u64, nr: u16, buffer: (u64, u32), flags: u16, next: u16) {
+        let mut bytes = [0; 16];
+        bytes[..8].copy_from_slice(&buffer.0.to_le_bytes());
+        bytes[8..12].copy_from_slice(&buffer.1.to_le_bytes());
+        bytes[12..14].copy_from_slice(&flags.to_le_bytes());
+        bytes[14..].copy_from_slice(&next.to_le_bytes());
+        let address = table + 16 * u64::from(nr);
+        self.memory
+            .write_slice(&bytes, GuestAddress(address))
+            .unwrap();
+    }
+
+    /// Makes a chain of these buffers available; returns its first descriptor.
+    pub fn chain(&mut self, queue: Queue, buffers: &[Buffer]) -> u16 {
+        let ring = &mut self.rings[at(queue)];
+        let head = ring.next % SIZE;
+        let base = ring.base;
+        ring.next = ring.next.wrapping_add(buffers.len() as u16);
+        for (nr, &(address, len, writable)) in (0u16..).zip(buffers) {
+            let place = (head + nr) % SIZE;
+            let more = usize::from(nr) + 1 < buffers.len();
+            let flags = u16::from(more) * NEXT + u16::from(writable) * WRITE;
+            let next = (place + 1) % SIZE;
+            self.descriptor(base, place, (address, len), flags, next);
+        }
+        self.offer(queue, head);
+        head
+    }
+
+    /// Makes a descriptor available.
+    pub fn offer(&mut self, queue: Queue, head: u16) {
+        let ring = &mut self.rings[at(queue)];
+        let place = ring.avail() + 4 + 2 * u64::from(ring.available % SIZE);
+        ring.available = ring.available.wrapping_add(1);
+        let (avail, index) = (ring.avail(), ring.available);
+        self.memory.write_obj(head, GuestAddress(place)).unwrap();
+        self.memory
+            .store(index, GuestAddress(avail + 2), Ordering::Release)
+            .unwrap();
+    }
+
+    /// A message of one buffer that the device reads.
+    pub fn send(&mut self, queue: Queue, message: &[u8]) -> u16 {
+        let address = self.buffer(message);
+        self.chain(queue, &[(address, message.len() as u32, false)])
+    }
+
+    /// A message of page numbers.
+    pub fn pfns(&mut self, queue: Queue, pfns: impl IntoIterator<Item = u64>) -> u16 {
+        let message: Vec<u8> = pfns
+            .into_iter()
+            .flat_map(|pfn| (pfn as u32).to_le_bytes())
+            .collect();
+        self.send(queue, &message)
+    }
+
+    /// Messages of runs as page numbers.
+    pub fn runs(&mut self, queue: Queue, runs: &[Span]) {
+        let mut source = Source::new(runs.iter().copied(), GuestPage::SIZE_4K);
+        let mut message = [0; 1024];
+        loop {
+            let used = LePfns.encode(&mut source, &mut message).unwrap();
+            if used == 0 {
+                return;
+            }
+            self.send(queue, &message[..used]);
+        }
+    }
+
+    pub fn try_drain(&mut self, queue: Queue) -> Result<Drained, QueueError> {
+        let ring = &mut self.rings[at(queue)].queue;
+        self.device.drain(queue, ring, &self.memory)
+    }
+
+    pub fn drain(&mut self, queue: Queue) -> Drained {
+        self.try_drain(queue).unwrap()
+    }
+
+    pub fn request_stats(&mut self) -> Result<bool, QueueError> {
+        let ring = &mut self.rings[at(Queue::Stats)].queue;
+        self.device.request_stats(ring, &self.memory)
+    }
+
+    /// The chains that came back since the last look.
+    pub fn used(&mut self, queue: Queue) -> Vec<u16> {
+        let ring = &mut self.rings[at(queue)];
+        let used = ring.used();
+        let index: u16 = self
+            .memory
+            .load(GuestAddress(used + 2), Ordering::Acquire)
+            .unwrap();
+        let mut heads = Vec::new();
+        while ring.seen != index {
+            let place = used + 4 + 8 * u64::from(ring.seen % SIZE);
+            let entry: [u32; 2] = [
+                self.memory.read_obj(GuestAddress(place)).unwrap(),
+                self.memory.read_obj(GuestAddress(place + 4)).unwrap(),
+            ];
+            assert_eq!(entry[1], 0, "the device writes no byte");
+            heads.push(entry[0] as u16);
+            ring.seen = ring.seen.wrapping_add(1);
+        }
+        heads
+    }
+
+    /// Looks at this used ring with every act from now on.
+    pub fn watch(&mut self, queue: Queue) {
+        self.notes.borrow_mut().watch = Some(self.rings[at(queue)].used() + 2);
+    }
+
+    /// What happened since the last look.
+    pub fn acts(&mut self) -> Vec<Act> {
+        let mut notes = self.notes.borrow_mut();
+        notes.used.clear();
+        std::mem::take(&mut notes.acts)
+    }
+
+    /// The runs that were discarded since the last look, one call of the seam in each.
+    pub fn discards(&mut self) -> Vec<Vec<Span>> {
+        let acts = self.acts().into_iter();
+        acts.filter_map(|act| match act {
+            Act::Discard(runs) => Some(runs),
+            _ => None,
+        })
+        .collect()
+    }
+
+    /// The events since the last look.
+    pub fn events(&mut self) -> Vec<Event> {
+        let acts = self.acts().into_iter();
+        acts.filter_map(|act| match act {
+            Act::Event(event) => Some(event),
+            _ => None,
+        })
+        .collect()
+    }
+
+    /// Writes a word to a page.
+    pub fn mark(&self, address: u64, word: u64) {
+        self.memory.write_obj(word, GuestAddress(address)).unwrap();
+    }
+
+    pub fn word(&self, address: u64) -> u64 {
+        self.memory.read_obj(GuestAddress(address)).unwrap()
+    }
+}
