@@ -4,3 +4,4 @@
 pub mod iommu;
 #[path = "../../crates/iopt/tests/fuzz_bodies/mod.rs"]
 pub mod iopt;
+pub mod virtio_balloon;
