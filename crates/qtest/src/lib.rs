@@ -42,7 +42,8 @@
 //! * [`Error`]: what can go wrong, by name;
 //! * [`pci`]: configuration space, enumeration, base addresses;
 //! * [`edu`]: QEMU's device for lessons, whose DMA engine does what it is told;
-//! * [`nvme`]: the admin queue of an NVMe controller, which finds its work in memory.
+//! * [`nvme`]: the admin queue of an NVMe controller, which finds its work in memory;
+//! * [`virtio`]: features, configuration and queues of a virtio device.
 //!
 //! # The clock
 //!
@@ -63,6 +64,7 @@ mod machine;
 pub mod nvme;
 pub mod pci;
 mod process;
+pub mod virtio;
 mod wire;
 
 pub use error::Error;
