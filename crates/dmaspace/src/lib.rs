@@ -1,6 +1,15 @@
 //! Device memory for virtual machines, hypervisors and user-space drivers.
 
+pub mod balloon;
 pub mod devices;
+pub mod geometry;
+pub mod guest;
+pub mod inspect;
 pub mod map;
+pub mod numa;
+pub mod tables;
+pub mod topology;
+#[cfg(feature = "vhost-user")]
+pub mod vhost;
 
-pub use {hostmem, ioas, iommu, iopt, runs};
+pub use {hostmem, ioas, iommu, iopt, runs, virtio_balloon};

@@ -9,7 +9,9 @@
 use std::ops::ControlFlow;
 
 use dmaspace::devices::NotReady;
-use dmaspace::hostmem::Backing;
+use dmaspace::hostmem::{Backing, Machine};
+use dmaspace::ioas::Placement;
+use dmaspace::iommu::NodeId;
 use dmaspace::iopt::FormatId;
 use dmaspace::map::{
     JobError, MapBackend, MapJob, MapReport, SizeClass, Software, Stage, Unwatched, Watch,
@@ -24,6 +26,7 @@ fn over(software: Software) -> MapJob {
         size: Some(4 << 20),
         backing: None,
         backend: MapBackend::Software(software),
+        placement: None,
     }
 }
 
@@ -108,6 +111,50 @@ fn one_device_and_many_devices_see_everything() {
             devices,
             ..Software::default()
         }));
+    }
+}
+
+#[test]
+fn every_policy_says_where_its_tables_are() {
+    assert_eq!(run(&job()).placement, None);
+    let nodes = Machine::probe().unwrap().nodes;
+    // No machine has a node of this number.
+    let none = Placement::Near(NodeId(4095));
+    let here = Placement::Near(NodeId(nodes[0]));
+    for policy in [Placement::Shared, Placement::PerNode, here, none] {
+        let devices = nodes.len() as u32 + 1;
+        let report = run(&MapJob {
+            placement: Some(policy),
+            ..over(Software {
+                devices,
+                ..Software::default()
+            })
+        });
+        let placement = report.placement.unwrap();
+        assert_eq!(placement.policy.parse(), Ok(policy));
+        let expected = if policy == Placement::PerNode {
+            nodes.len()
+        } else {
+            1
+        };
+        assert_eq!(placement.domains.len(), expected);
+        let all: u64 = placement.domains.iter().map(|domain| domain.devices).sum();
+        assert_eq!(all, u64::from(devices));
+        // All tables are counted, and memory is charged once.
+        let bytes = placement
+            .domains
+            .iter()
+            .filter_map(|domain| domain.table_bytes);
+        assert_eq!(bytes.sum::<u64>(), report.tables.unwrap().table_bytes);
+        assert_eq!(report.charge.charged_bytes, report.memory.size_bytes);
+        // Where they are was asked, or the report says that they are elsewhere.
+        let wanted = |node: Option<u32>| policy.tables(node.map(NodeId)).map(|node| node.0);
+        let there = placement.domains.iter().all(|domain| {
+            let found = domain.nodes.as_ref().unwrap();
+            found.iter().all(|share| share.node == wanted(domain.node))
+        });
+        assert_eq!(there, placement.misplaced.is_empty(), "{placement:?}");
+        assert!(policy != none || !there);
     }
 }
 

@@ -66,17 +66,17 @@ pub(super) fn run(job: &MapJob, watch: &mut dyn Watch) -> Result<MapReport, JobE
         MapBackend::Software(software) => {
             let pinner = Pinner::probe(PIECE)?;
             let account = Account::of_pinner(&pinner)?;
-            let side = |size| SoftwareSide::new(software, size);
+            let side = |size| SoftwareSide::new(software, job.placement, size);
             run_on(job, pinner, account, side, watch)
         }
         // Nothing is pinned by us, so that it does not matter how that could be.
         MapBackend::Vfio { device } => {
-            let side = kernel::vfio(device)?;
+            let side = kernel::vfio(device, job.placement)?;
             let (pinner, account) = (Pinner::mlock(PIECE)?, Account::of_process()?);
             run_on(job, pinner, account, |_| Ok(side), watch)
         }
         MapBackend::Iommufd { device } => {
-            let side = kernel::iommufd(device)?;
+            let side = kernel::iommufd(device, job.placement)?;
             let (pinner, account) = (Pinner::mlock(PIECE)?, Account::of_user()?);
             run_on(job, pinner, account, |_| Ok(side), watch)
         }

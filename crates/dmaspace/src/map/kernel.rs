@@ -13,13 +13,17 @@ use ioas::iommufd::{BoundDevice, Iommufd, Owner, Space, SpaceMapper};
 use ioas::vfio::{Container, ContainerMapper, Device, Group, Type1};
 use ioas::{
     AttachError, Errno, HostMemory, Ioas, Kernel, KernelError, Ledger, MapError, Mapper, Memory,
+    Placement,
 };
+use iommu::NodeId;
 use iopt::Prot;
 use runs::{PageSizes, Span};
 
 use super::clock::nanoseconds;
 use super::job::{Mapped, Side};
-use super::report::{DeviceUsed, DmaReport, MapReport, MappingsReport, SampleReport};
+use super::report::{
+    DeviceUsed, DmaReport, DomainReport, MapReport, MappingsReport, PlacementReport, SampleReport,
+};
 use super::sampled::{self, Neighbours, PLACE};
 use super::{JobError, Stage, Watch, edu};
 use crate::devices::{DeviceReport, DevicesReport, Places, Way};
@@ -41,6 +45,7 @@ pub(super) struct KernelSide<K: Mapper> {
     /// The sizes of pages, if the interface tells them.
     page_sizes: Option<PageSizes>,
     attach_ns: u64,
+    placement: Option<Placement>,
     neighbours: Option<Neighbours>,
 }
 
@@ -60,7 +65,10 @@ impl Opened {
 }
 
 /// The device at `address` with its group in a new container.
-pub(super) fn vfio(address: &str) -> Result<KernelSide<ContainerMapper>, JobError> {
+pub(super) fn vfio(
+    address: &str,
+    placement: Option<Placement>,
+) -> Result<KernelSide<ContainerMapper>, JobError> {
     let (shown, number) = find(address, Way::Type1)?;
     let failed = |source| open_failed(&shown, source);
     let container = Container::open().map_err(failed)?;
@@ -74,6 +82,7 @@ pub(super) fn vfio(address: &str) -> Result<KernelSide<ContainerMapper>, JobErro
     }
     let mapper = ContainerMapper::new(container);
     let mut space = Ioas::over_kernel(Type1::new(mapper, Some(GRANULE)));
+    space.set_placement(placement.unwrap_or_default())?;
     let attach_ns = attach(&mut space, Arc::clone(&group), &shown)?;
     let device = group.device(&shown.address).map_err(failed)?;
     // Where iommufd plays the container, only an open device says what can be mapped.
@@ -85,12 +94,16 @@ pub(super) fn vfio(address: &str) -> Result<KernelSide<ContainerMapper>, JobErro
         page_sizes: info.map_err(failed)?.page_sizes,
         shown,
         attach_ns,
+        placement,
         neighbours: None,
     })
 }
 
 /// The device at `address`, by its own node, with a new address space of iommufd.
-pub(super) fn iommufd(address: &str) -> Result<KernelSide<SpaceMapper>, JobError> {
+pub(super) fn iommufd(
+    address: &str,
+    placement: Option<Placement>,
+) -> Result<KernelSide<SpaceMapper>, JobError> {
     let (shown, _) = find(address, Way::Iommufd)?;
     let failed = |source| open_failed(&shown, source);
     let owner = Owner::new(Iommufd::open().map_err(failed)?);
@@ -99,6 +112,7 @@ pub(super) fn iommufd(address: &str) -> Result<KernelSide<SpaceMapper>, JobError
     let bound = Arc::new(bound);
     let mapper = SpaceMapper::new(&owner).map_err(failed)?;
     let mut space = Ioas::over_kernel(Space::new(mapper, Some(GRANULE)));
+    space.set_placement(placement.unwrap_or_default())?;
     let attach_ns = attach(&mut space, Arc::clone(&bound), &shown)?;
     Ok(KernelSide {
         device: Opened::Bound(bound),
@@ -106,6 +120,7 @@ pub(super) fn iommufd(address: &str) -> Result<KernelSide<SpaceMapper>, JobError
         page_sizes: None,
         shown,
         attach_ns,
+        placement,
         neighbours: None,
     })
 }
@@ -130,7 +145,7 @@ fn attach<K: Mapper>(
     shown: &DeviceReport,
 ) -> Result<u64, JobError> {
     let started = Instant::now();
-    match space.attach(device) {
+    match space.attach_near(device, shown.node.map(NodeId)) {
         Ok(()) => Ok(nanoseconds(started)),
         Err(source) => Err(JobError::Enter {
             address: shown.address.clone(),
@@ -217,6 +232,15 @@ impl<K: Mapper> Side for KernelSide<K> {
         let most = self.space.capabilities().most_mappings;
         report.times.attach_ns = self.attach_ns;
         report.backend.device = Some(self.used());
+        report.placement = self.placement.map(|policy| PlacementReport {
+            policy: policy.to_string(),
+            domains: vec![DomainReport {
+                node: self.shown.node,
+                devices: 1,
+                ..DomainReport::default()
+            }],
+            misplaced: Vec::new(),
+        });
         report.backend.page_sizes_bytes = self.page_sizes.map(|sizes| sizes.iter().collect());
         report.backend.mappings = Some(MappingsReport {
             made,

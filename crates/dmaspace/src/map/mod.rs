@@ -20,14 +20,15 @@ mod target;
 use std::ops::ControlFlow;
 
 use hostmem::Backing;
+use ioas::Placement;
 use iopt::FormatId;
 
 use crate::devices::{DevicesError, NotReady};
 
 pub use report::{
-    BackendReport, ChargeReport, Counted, DeviceUsed, DmaReport, Lack, MapReport, MappingsReport,
-    MemoryReport, NodeShare, PinsReport, RunsReport, SampleReport, SizeClass, Stretch,
-    TablesReport, Times, UnitReport, WindowReport,
+    BackendReport, ChargeReport, Counted, DeviceUsed, DmaReport, DomainReport, Lack, MapReport,
+    MappingsReport, MemoryReport, NodeShare, PinsReport, PlacementReport, RunsReport, SampleReport,
+    SizeClass, Stretch, TablesReport, Times, UnitReport, WindowReport,
 };
 
 /// What to map, and how.
@@ -41,6 +42,9 @@ pub struct MapJob {
     pub backing: Option<Backing>,
     /// Who maps it, and for which devices.
     pub backend: MapBackend,
+    /// Which devices share a page table, and where it lies; with `None`, which is [`Placement::Shared`],
+    /// nothing is said of that. Devices of the software unit are at the nodes that have memory, in turn.
+    pub placement: Option<Placement>,
 }
 
 /// Who maps the memory, and for which devices.
@@ -207,6 +211,9 @@ pub enum JobError {
         /// Why.
         source: ioas::AttachError,
     },
+    /// The back end cannot place tables so.
+    #[error("{0}")]
+    Placement(#[from] ioas::Unsupported),
     /// The device's registers cannot be used.
     #[error("cannot use the registers of the device")]
     Registers(#[from] ioas::KernelError),
@@ -277,6 +284,7 @@ impl JobError {
                 | Self::NotReady(_)
                 | Self::Open { .. }
                 | Self::Enter { .. }
+                | Self::Placement(_)
                 | Self::Map(
                     ioas::MapError::OverLimit(_)
                         | ioas::MapError::Pin(_)

@@ -15,6 +15,8 @@ pub struct MapReport {
     pub charge: ChargeReport,
     /// The page tables over it; `None` when they are the kernel's, which tells nothing of them.
     pub tables: Option<TablesReport>,
+    /// Which devices share a page table, and where it lies; `None` when nobody asked.
+    pub placement: Option<PlacementReport>,
     /// How long each step took.
     pub times: Times,
     /// What the devices found.
@@ -128,7 +130,7 @@ pub struct RunsReport {
 }
 
 /// Runs or leaves of one size class.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct SizeClass {
     /// The smallest length of the class; the class ends below twice as much.
     pub from_bytes: u64,
@@ -212,12 +214,37 @@ pub struct TablesReport {
     pub levels: u8,
     /// Leaves by size.
     pub leaves: Vec<SizeClass>,
-    /// Table pages, the root among them.
+    /// Table pages of all domains, the roots among them.
     pub table_pages: u64,
     /// Their bytes.
     pub table_bytes: u64,
     /// The nodes on which the table memory lies.
     pub nodes: Vec<NodeShare>,
+}
+
+/// Which devices share a page table, and where it lies. What that costs is in the tables' bytes, in the
+/// time of the map, and in the charge, which is for all domains together.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct PlacementReport {
+    /// `shared`, `per-node`, `near:1`.
+    pub policy: String,
+    /// The page tables, each with the devices that share it.
+    pub domains: Vec<DomainReport>,
+    /// Table memory that is not on the node that it was wanted on: a sentence for each node.
+    pub misplaced: Vec<String>,
+}
+
+/// A page table, and the devices that share it.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct DomainReport {
+    /// The node of its devices; `None` when it is not known.
+    pub node: Option<u32>,
+    /// How many devices there are.
+    pub devices: u64,
+    /// Bytes of its table pages; `None` when they are the kernel's.
+    pub table_bytes: Option<u64>,
+    /// The nodes on which its table memory lies, asked page by page; `None` when it is the kernel's.
+    pub nodes: Option<Vec<NodeShare>>,
 }
 
 /// How long each step took, in nanoseconds; `None` for what was not done, or not by itself.
@@ -301,7 +328,7 @@ impl UnitReport {
 }
 
 /// A stretch of the address space with leaves of one size.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Stretch {
     /// First device address.
     pub iova: u64,

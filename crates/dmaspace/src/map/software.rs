@@ -1,12 +1,17 @@
 //! The job over tables of our own, walked by the software unit for devices that are threads.
 
 use std::ops::ControlFlow;
-use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use hostmem::{FrameSource, Mapping};
-use ioas::{Area, HostTables, Ioas, Ledger, MappedStorage, Own};
-use iommu::{DeviceId, DomainId, SoftwareUnit, Unit};
+use hostmem::{FrameSource, Machine, Mapping};
+use ioas::{
+    Area, BuildDomain, Cause, HostTables, Ioas, Ledger, MappedStorage, NodeTables, Own, Placement,
+};
+use iommu::{
+    BadTarget, Config, DeviceId, DomainId, NodeId, RunMap, SoftwareUnit, TargetMemory, Unit,
+};
 use iopt::{AnyTable, Prot, TABLE_BYTES, TableMemory};
 use runs::{PageSizes, Run, SizeHistogram, Span};
 
@@ -14,7 +19,8 @@ use super::clock::{in_nanoseconds, nanoseconds};
 use super::job::{Mapped, Side};
 use super::memory::nodes;
 use super::report::{
-    DmaReport, MapReport, PinsReport, RunsReport, SizeClass, Stretch, TablesReport, UnitReport,
+    DmaReport, DomainReport, MapReport, PinsReport, PlacementReport, RunsReport, SizeClass,
+    Stretch, TablesReport, UnitReport,
 };
 use super::{JobError, Software, Stage, Watch, dma, pattern, target};
 
@@ -26,19 +32,87 @@ const TABLE_WINDOW: u64 = 1 << 46;
 /// Levels of the tables: 48 bits of addresses.
 const LEVELS: u8 = 4;
 
-/// Tables of ours, and the address space over them.
+/// Tables of ours, the address space over them, and a unit that walks them.
 pub(super) struct SoftwareSide<'a> {
     job: &'a Software,
-    tables: Arc<HostTables>,
+    placement: Option<Placement>,
+    tables: Arc<NodeTables>,
     space: Ioas<Own<Arc<HostTables>>>,
+    unit: Arc<SoftwareUnit<Arc<NodeTables>, Later>>,
+    data: Later,
+    devices: Vec<DeviceId>,
+    attach_ns: u64,
+}
+
+/// The memory that devices reach, once it is pinned.
+#[derive(Clone, Default)]
+struct Later(Arc<OnceLock<RunMap<target::Piece>>>);
+
+impl TargetMemory for Later {
+    fn with_cells(&self, span: Span, visit: &mut dyn FnMut(&[AtomicU64])) -> Result<(), BadTarget> {
+        match self.0.get() {
+            Some(memory) => memory.with_cells(span, visit),
+            None => Err(BadTarget {
+                address: span.start,
+            }),
+        }
+    }
+}
+
+/// Builds tables as the job wants them.
+struct Tables {
+    job: Software,
+    memory: Arc<NodeTables>,
+    next: u32,
+}
+
+impl BuildDomain<Arc<HostTables>> for Tables {
+    fn build(
+        &mut self,
+        _unit: &dyn Unit,
+        _dirty: bool,
+        node: Option<NodeId>,
+    ) -> Result<(DomainId, AnyTable<Arc<HostTables>>), Cause> {
+        let memory = self.memory.memory(node)?;
+        let table = AnyTable::new(self.job.format, LEVELS, page_sizes(&self.job), memory)?;
+        self.next += 1;
+        Ok((DomainId(self.next), table))
+    }
+
+    /// Numbers are not used again: there are more than a job has domains.
+    fn ended(&mut self, _domain: DomainId) {}
 }
 
 impl<'a> SoftwareSide<'a> {
-    /// With room for tables of `size` bytes.
-    pub(super) fn new(job: &'a Software, size: u64) -> Result<Self, JobError> {
-        let (tables, table) = new_table(job, size)?;
-        let space = Ioas::new(DomainId(1), table);
-        Ok(Self { job, tables, space })
+    /// With room for tables of `size` bytes on each node.
+    pub(super) fn new(
+        job: &'a Software,
+        placement: Option<Placement>,
+        size: u64,
+    ) -> Result<Self, JobError> {
+        let tables = Arc::new(NodeTables::new(table_bytes(size), TABLE_WINDOW));
+        let mut space = Ioas::with_builder(Tables {
+            job: *job,
+            memory: Arc::clone(&tables),
+            next: 0,
+        });
+        space.set_placement(placement.unwrap_or_default());
+        let data = Later::default();
+        let mut config = Config::default();
+        config.capabilities.dirty_tracking = true;
+        // Not every format has a bit for it.
+        config.capabilities.snoop_control = false;
+        let unit = SoftwareUnit::with_config(Arc::clone(&tables), data.clone(), config);
+        Ok(Self {
+            job,
+            placement,
+            unit: Arc::new(unit),
+            tables,
+            space,
+            data,
+            devices: Vec::new(),
+            attach_ns: 0,
+        })
     }
 }
 
@@ -49,12 +123,26 @@ impl Side for SoftwareSide<'_> {
         &mut self.space
     }
 
+    /// Attaches the devices, which are at the nodes that have memory, in turn.
     fn place(
         &mut self,
         _size: u64,
         _ledger: &Arc<Ledger>,
         _watch: &mut dyn Watch,
     ) -> Result<u64, JobError> {
+        let nodes = Machine::probe()?.nodes;
+        let started = Instant::now();
+        for n in 0..self.job.devices {
+            // Devices of bus 1, as many to a slot as it has functions.
+            let device = DeviceId(1 << 8 | n);
+            let near = nodes.get(n as usize % nodes.len().max(1));
+            let near = near.map(|node| NodeId(*node));
+            let unit = Arc::clone(&self.unit) as Arc<dyn Unit>;
+            let attached = self.space.attach_near(unit, device, near);
+            attached.map_err(JobError::Attach)?;
+            self.devices.push(device);
+        }
+        self.attach_ns = nanoseconds(started);
         Ok(IOVA)
     }
 
@@ -72,23 +160,14 @@ impl Side for SoftwareSide<'_> {
             return Err(JobError::Lost { iova: range.start });
         };
         let memory = mapped.memory.mapping();
-        let data = target::of_pin(memory, hold)?;
-        let unit = Arc::new(SoftwareUnit::new(Arc::clone(&self.tables), data));
-        // Devices of bus 1, as many to a slot as it has functions.
-        let devices: Vec<DeviceId> = (0..self.job.devices)
-            .map(|n| DeviceId(1 << 8 | n))
-            .collect();
-        let started = Instant::now();
-        for device in &devices {
-            let unit = Arc::clone(&unit) as Arc<dyn Unit>;
-            self.space.attach(unit, *device).map_err(JobError::Attach)?;
-        }
-        report.times.attach_ns = nanoseconds(started);
+        // Nobody was there before.
+        let _ = self.data.0.set(target::of_pin(memory, hold)?);
+        report.times.attach_ns = self.attach_ns;
 
         let started = Instant::now();
-        let found = check_dma(&unit, &devices, memory, range, watch)?;
+        let found = check_dma(&self.unit, &self.devices, memory, range, watch)?;
         report.times.dma_check_ns = Some(nanoseconds(started));
-        let counters = unit.counters();
+        let counters = self.unit.counters();
         report.dma = DmaReport {
             devices: self.job.devices,
             read_bytes: found.read,
@@ -163,20 +242,45 @@ impl SoftwareSide<'_> {
         });
         let root = table.root();
         report.backend.page_sizes_bytes = Some(table.page_sizes().iter().collect());
+        let pages = self.space.domains().map(|(_, table)| table.tables());
+        let table_pages = pages.sum();
         report.tables = Some(TablesReport {
             format: root.format.name().into(),
             levels: root.levels,
             leaves: classes(&table.leaf_sizes()),
-            table_pages: table.tables(),
-            table_bytes: table.tables() * TABLE_BYTES,
-            nodes: nodes(self.tables.storage().mapping())?,
+            table_pages,
+            table_bytes: table_pages * TABLE_BYTES,
+            nodes: nodes(table.memory().storage().mapping())?,
         });
+        report.placement = self
+            .placement
+            .map(|policy| self.places(policy))
+            .transpose()?;
         Ok(runs)
+    }
+
+    /// Which devices share a table, and where it lies.
+    fn places(&self, policy: Placement) -> Result<PlacementReport, JobError> {
+        let mut domains = Vec::new();
+        for (place, (_, table)) in self.space.places().zip(self.space.domains()) {
+            domains.push(DomainReport {
+                node: place.node.map(|node| node.0),
+                devices: place.devices.len() as u64,
+                table_bytes: Some(table.tables() * TABLE_BYTES),
+                nodes: Some(nodes(table.memory().storage().mapping())?),
+            });
+        }
+        let misplaced = self.tables.misplaced();
+        Ok(PlacementReport {
+            policy: policy.to_string(),
+            domains,
+            misplaced: misplaced.iter().map(ToString::to_string).collect(),
+        })
     }
 }
 
 fn check_dma(
-    unit: &SoftwareUnit<Arc<HostTables>, iommu::RunMap<target::Piece>>,
+    unit: &SoftwareUnit<Arc<NodeTables>, Later>,
     devices: &[DeviceId],
     memory: &Mapping,
     range: Span,
@@ -196,20 +300,15 @@ fn check_dma(
     }
 }
 
-/// A table, and memory for as many tables as `size` bytes in leaves of 4 KiB take, the most that can
-/// be needed.
-fn new_table(
-    job: &Software,
-    size: u64,
-) -> Result<(Arc<HostTables>, AnyTable<Arc<HostTables>>), JobError> {
+/// Bytes of as many tables as `size` bytes in leaves of 4 KiB take, the most that can be needed.
+fn table_bytes(size: u64) -> u64 {
     let leaf_tables = size.div_ceil(2 << 20) + 1;
     let upper = leaf_tables.div_ceil(512) * 2 + u64::from(LEVELS);
-    let storage = MappedStorage::new((leaf_tables + upper) * TABLE_BYTES, None)
-        .map_err(JobError::TableMemory)?;
-    let tables = Arc::new(HostTables::new(storage, TABLE_WINDOW)?);
-    let sizes = PageSizes::from_bits(u64::MAX).up_to(job.max_leaf.unwrap_or(u64::MAX));
-    let table = AnyTable::new(job.format, LEVELS, sizes, Arc::clone(&tables))?;
-    Ok((tables, table))
+    (leaf_tables + upper) * TABLE_BYTES
+}
+
+fn page_sizes(job: &Software) -> PageSizes {
+    PageSizes::from_bits(u64::MAX).up_to(job.max_leaf.unwrap_or(u64::MAX))
 }
 
 fn classes(sizes: &SizeHistogram) -> Vec<SizeClass> {
@@ -230,7 +329,10 @@ fn map_by_page(
     range: Span,
     watch: &mut dyn Watch,
 ) -> Result<u64, JobError> {
-    let (_, mut table) = new_table(job, range.len)?;
+    let storage =
+        MappedStorage::new(table_bytes(range.len), None).map_err(JobError::TableMemory)?;
+    let tables = Arc::new(HostTables::new(storage, TABLE_WINDOW)?);
+    let mut table = AnyTable::new(job.format, LEVELS, page_sizes(job), tables)?;
     let mut taken = Duration::ZERO;
     for run in runs {
         // In stretches, so that somebody can stop it; what watching takes is not counted.

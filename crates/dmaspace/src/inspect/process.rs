@@ -1,0 +1,279 @@
+//! What `/proc/PID` says of a process and its areas.
+
+use std::io::ErrorKind;
+use std::{fs, io};
+
+use serde::Serialize;
+
+use super::{InspectError, Missing, ProcessReport};
+
+/// An area of the address space (a line of `/proc/PID/maps`).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Area {
+    /// Its first address.
+    pub address: u64,
+    /// Its bytes.
+    pub bytes: u64,
+    /// What it is of.
+    pub kind: AreaKind,
+    /// Its file, or the kernel's name for it.
+    pub name: String,
+    /// Bytes of the pages that it is made of: those of a pool, else 4096.
+    pub page_bytes: u64,
+    /// Bytes that are locked.
+    pub locked_bytes: u64,
+    /// It asks for transparent huge pages (`madvise`).
+    pub asks_for_huge: bool,
+    /// It asks for none.
+    pub refuses_huge: bool,
+    /// Devices could be given it: it may be written, and is memory.
+    pub mappable: bool,
+}
+
+/// What an area is of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum AreaKind {
+    /// Memory of its own.
+    Anonymous,
+    /// A memory file, or shared memory.
+    Shared,
+    /// Huge pages of a pool.
+    Hugetlb,
+    /// A file on a disk.
+    File,
+}
+
+/// The limit on locked memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Limit {
+    /// The soft `RLIMIT_MEMLOCK`, bytes; `None` when it is unlimited, or not known.
+    pub memlock_bytes: Option<u64>,
+    /// The process has `CAP_IPC_LOCK`, which lifts it (in the initial user namespace).
+    pub lifted: bool,
+}
+
+pub(super) fn alive(pid: u32) -> bool {
+    fs::metadata(format!("/proc/{pid}")).is_ok()
+}
+
+/// Fills in what is said of the process as a whole; returns its areas.
+pub(super) fn read(report: &mut ProcessReport) -> Result<Vec<Area>, InspectError> {
+    let pid = report.pid;
+    let status = file(pid, "status")?;
+    let line = |name: &str| {
+        status
+            .lines()
+            .find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))
+            .map(str::trim)
+    };
+    report.name = line("Name").unwrap_or_default().into();
+    report.locked_bytes = line("VmLck").and_then(kib).unwrap_or(0);
+    report.pinned_bytes = line("VmPin").and_then(kib).unwrap_or(0);
+    let caps = line("CapEff").and_then(|hex| u64::from_str_radix(hex, 16).ok());
+    report.limit.lifted = caps.is_some_and(|caps| caps >> 14 & 1 == 1);
+    match file(pid, "limits") {
+        Ok(limits) => report.limit.memlock_bytes = memlock(&limits),
+        Err(error) => report.missing.push(Missing {
+            what: "limit",
+            why: error.to_string(),
+        }),
+    }
+    Ok(parse(&file(pid, "smaps")?))
+}
+
+fn file(pid: u32, name: &str) -> Result<String, InspectError> {
+    let path = format!("/proc/{pid}/{name}");
+    fs::read(&path)
+        .map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
+        .map_err(|source| explain(pid, path, source))
+}
+
+fn explain(pid: u32, path: String, source: io::Error) -> InspectError {
+    match source.kind() {
+        // What was there and is no more says ESRCH.
+        _ if !alive(pid) => InspectError::Gone { pid },
+        ErrorKind::NotFound => InspectError::Gone { pid },
+        ErrorKind::PermissionDenied => InspectError::Denied { pid },
+        _ => InspectError::Read { path, source },
+    }
+}
+
+/// `Max locked memory   8388608   8388608   bytes`
+fn memlock(limits: &str) -> Option<u64> {
+    let line = limits
+        .lines()
+        .find_map(|line| line.strip_prefix("Max locked memory"))?;
+    line.split_whitespace().next()?.parse().ok()
+}
+
+/// `12 kB`
+fn kib(text: &str) -> Option<u64> {
+    let number: u64 = text.strip_suffix("kB")?.trim().parse().ok()?;
+    number.checked_mul(1024)
+}
+
+/// The areas of `/proc/PID/smaps`. Lines that are not understood are passed over.
+fn parse(smaps: &str) -> Vec<Area> {
+    let mut areas: Vec<Area> = Vec::new();
+    for line in smaps.lines() {
+        if let Some(area) = header(line) {
+            areas.push(area);
+        } else if let Some(area) = areas.last_mut()
+            && let Some((name, value)) = line.split_once(':')
+        {
+            detail(area, name, value.trim());
+        }
+    }
+    areas
+}
+
+/// `7f00-7f01 rw-p 00000000 00:01 1024    /memfd:ram (deleted)`
+fn header(line: &str) -> Option<Area> {
+    let (range, rest) = line.split_once(' ')?;
+    let (start, end) = range.split_once('-')?;
+    let number = |hex| u64::from_str_radix(hex, 16).ok();
+    let (start, end) = (number(start)?, number(end)?);
+    let mut fields = rest.split_whitespace();
+    let (modes, _offset, _device, inode) = (
+        fields.next()?,
+        fields.next()?,
+        fields.next()?,
+        fields.next()?,
+    );
+    let name = fields.collect::<Vec<_>>().join(" ");
+    // Only what begins with a slash is a file; [anon_shmem:..] and SYSV segments are shared memory.
+    let shared = ["/memfd:", "/dev/shm/", "/dev/zero", "/SYSV", "[anon_shmem"];
+    let kind = if shared.iter().any(|start| name.starts_with(start)) {
+        AreaKind::Shared
+    } else if inode != "0" {
+        AreaKind::File
+    } else {
+        AreaKind::Anonymous
+    };
+    Some(Area {
+        address: start,
+        bytes: end.checked_sub(start)?,
+        kind,
+        mappable: modes.as_bytes().get(1) == Some(&b'w') && !name.starts_with("[v"),
+        name,
+        page_bytes: 4096,
+        locked_bytes: 0,
+        asks_for_huge: false,
+        refuses_huge: false,
+    })
+}
+
+fn detail(area: &mut Area, name: &str, value: &str) {
+    match name {
+        "KernelPageSize" => area.page_bytes = kib(value).unwrap_or(4096).max(4096),
+        "Locked" => area.locked_bytes = kib(value).unwrap_or(0),
+        "VmFlags" => {
+            for flag in value.split_whitespace() {
+                match flag {
+                    "ht" => area.kind = AreaKind::Hugetlb,
+                    "hg" => area.asks_for_huge = true,
+                    "nh" => area.refuses_huge = true,
+                    // Registers of devices, and frames without a page.
+                    "io" | "pf" | "mm" => area.mappable = false,
+                    _ => {}
+                }
+            }
+        }
+        _ => {}
+    }
+}
+
+/// Where the memory is, by `/proc/PID/numa_maps`: of the areas that could be mapped.
+pub(super) fn nodes(report: &mut ProcessReport, areas: &[Area]) {
+    let Ok(maps) = file(report.pid, "numa_maps") else {
+        report.missing.push(Missing {
+            what: "nodes",
+            why: "there is no numa_maps, or it is another user's".into(),
+        });
+        report.nodes = vec![(None, report.present_bytes)];
+        return;
+    };
+    let mut found: Vec<(Option<u32>, u64)> = Vec::new();
+    for line in maps.lines() {
+        let mut words = line.split_whitespace();
+        let address = words
+            .next()
+            .and_then(|hex| u64::from_str_radix(hex, 16).ok());
+        let known = areas
+            .iter()
+            .any(|area| area.mappable && Some(area.address) == address);
+        if !known {
+            continue;
+        }
+        let words: Vec<_> = words.collect();
+        let page = words
+            .iter()
+            .find_map(|word| word.strip_prefix("kernelpagesize_kB="));
+        let page = page.and_then(|kib| kib.parse::<u64>().ok()).unwrap_or(4) * 1024;
+        for word in words {
+            let Some((node, pages)) = word.strip_prefix('N').and_then(|word| word.split_once('='))
+            else {
+                continue;
+            };
+            if let (Ok(node), Ok(pages)) = (node.parse(), pages.parse::<u64>()) {
+                let bytes = pages.saturating_mul(page);
+                match found.iter_mut().find(|(known, _)| *known == Some(node)) {
+                    Some((_, sum)) => *sum += bytes,
+                    None => found.push((Some(node), bytes)),
+                }
+            }
+        }
+    }
+    found.sort_unstable();
+    report.nodes = found;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SMAPS: &str = "\
+7f0000000000-7f0000200000 rw-s 00000000 00:01 1024 /memfd:ram (deleted)
+Size:               2048 kB
+KernelPageSize:     2048 kB
+Locked:                4 kB
+VmFlags: rd wr sh ht hg
+7f0000400000-7f0000401000 r--p 00000000 08:01 7 /usr/lib/a file
+VmFlags: rd
+7f0000600000-7f0000601000 rw-s 00000000 00:05 9 /dev/vfio/1
+VmFlags: rd wr sh pf io
+nonsense
+ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0 [vsyscall]
+";
+
+    #[test]
+    fn areas_are_read_with_what_devices_could_be_given() {
+        let areas = parse(SMAPS);
+        assert_eq!(areas.len(), 4);
+        assert_eq!(
+            areas[0],
+            Area {
+                address: 0x7f00_0000_0000,
+                bytes: 2 << 20,
+                kind: AreaKind::Hugetlb,
+                name: "/memfd:ram (deleted)".into(),
+                page_bytes: 2 << 20,
+                locked_bytes: 4096,
+                asks_for_huge: true,
+                refuses_huge: false,
+                mappable: true,
+            }
+        );
+        assert_eq!((areas[1].kind, areas[1].mappable), (AreaKind::File, false));
+        assert_eq!(areas[1].name, "/usr/lib/a file");
+        assert!(!areas[2].mappable && !areas[3].mappable);
+    }
+
+    #[test]
+    fn the_limit_is_a_number_or_none() {
+        let line = "Max locked memory         8388608              8388608              bytes\n";
+        assert_eq!(memlock(line), Some(8 << 20));
+        assert_eq!(memlock("Max locked memory unlimited unlimited bytes"), None);
+    }
+}

@@ -1,0 +1,79 @@
+//! Words out of a dump of memory, a block at a time.
+//!
+//! A dump may be as large as a machine's memory, of which tables are little: nothing is read but the
+//! blocks in which tables lie, and few are kept.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+
+use iopt::walk::{BadAddress, WalkMemory};
+
+/// Bytes of a block; no entry lies in two.
+const BLOCK: u64 = 4096;
+/// Blocks that are kept: 16 MiB.
+const MOST: usize = 4096;
+
+/// A file whose bytes are memory from some address on.
+#[derive(Debug)]
+pub(super) struct Dump {
+    file: File,
+    /// Physical address of the file's first byte.
+    offset: u64,
+    /// By the first byte's place in the file; what is behind the file's end is missing.
+    blocks: RefCell<HashMap<u64, Box<[u8]>>>,
+}
+
+impl Dump {
+    pub(super) fn new(file: File, offset: u64) -> Self {
+        Self {
+            file,
+            offset,
+            blocks: RefCell::default(),
+        }
+    }
+
+    fn bytes<const N: usize>(&self, address: u64) -> Option<[u8; N]> {
+        let place = address.checked_sub(self.offset)?;
+        let (start, within) = (place & !(BLOCK - 1), (place % BLOCK) as usize);
+        let mut blocks = self.blocks.borrow_mut();
+        if !blocks.contains_key(&start) {
+            if blocks.len() >= MOST {
+                blocks.clear();
+            }
+            // What cannot be read is not there.
+            blocks.insert(start, self.block(start).unwrap_or_default());
+        }
+        let found = blocks.get(&start)?.get(within..within + N)?;
+        found.try_into().ok()
+    }
+
+    fn block(&self, start: u64) -> io::Result<Box<[u8]>> {
+        let mut bytes = vec![0; BLOCK as usize];
+        let mut filled = 0;
+        while let Some(rest) = bytes.get_mut(filled..).filter(|rest| !rest.is_empty()) {
+            match self.file.read_at(rest, start + filled as u64) {
+                Ok(0) => break,
+                Ok(read) => filled += read,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        bytes.truncate(filled);
+        Ok(bytes.into())
+    }
+}
+
+impl WalkMemory for Dump {
+    fn read_u64(&self, address: u64) -> Result<u64, BadAddress> {
+        let bytes = self.bytes(address).ok_or(BadAddress { address })?;
+        Ok(u64::from_le_bytes(bytes))
+    }
+
+    fn read_u32(&self, address: u64) -> Result<u32, BadAddress> {
+        let bytes = self.bytes(address).ok_or(BadAddress { address })?;
+        Ok(u32::from_le_bytes(bytes))
+    }
+}

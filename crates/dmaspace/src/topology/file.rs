@@ -1,0 +1,105 @@
+//! A topology as a file.
+
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
+
+use serde::Deserialize;
+
+use super::{DevicePlace, Node, Topology, TopologyError, UnitPlace};
+
+/// The longest file that is read: room for some thousand devices.
+const MOST_BYTES: u64 = 1 << 20;
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Whole {
+    #[serde(default)]
+    node: Vec<FileNode>,
+    #[serde(default)]
+    unit: Vec<FileUnit>,
+    #[serde(default)]
+    device: Vec<FileDevice>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct FileNode {
+    id: u32,
+    #[serde(default)]
+    memory_mib: u32,
+    #[serde(default)]
+    cpus: u32,
+    #[serde(default)]
+    distances: Vec<u32>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct FileUnit {
+    name: String,
+    node: Option<u32>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct FileDevice {
+    address: String,
+    #[serde(default)]
+    kind: String,
+    node: Option<u32>,
+    unit: Option<String>,
+    group: Option<u32>,
+    link_gbps: Option<f64>,
+    emulated: Option<String>,
+}
+
+pub(super) fn load(path: &Path) -> Result<Topology, TopologyError> {
+    let failed = |source| TopologyError::Read {
+        path: path.into(),
+        source,
+    };
+    let mut text = String::new();
+    // One byte more than is taken tells a file that is too long, also where it has no size.
+    let file = File::open(path).map_err(failed)?;
+    file.take(MOST_BYTES + 1)
+        .read_to_string(&mut text)
+        .map_err(failed)?;
+    parse(&text)
+}
+
+pub(super) fn parse(text: &str) -> Result<Topology, TopologyError> {
+    if text.len() as u64 > MOST_BYTES {
+        return Err(TopologyError::TooLong {
+            bytes: text.len() as u64,
+            most: MOST_BYTES,
+        });
+    }
+    let whole: Whole = toml::from_str(text).map_err(|error| {
+        let before = error.span().and_then(|span| text.get(..span.start));
+        TopologyError::Syntax {
+            line: 1 + before.map_or(0, |before| before.matches('\n').count()),
+            message: error.message().replace('\n', " "),
+        }
+    })?;
+    let nodes = whole.node.into_iter().map(|node| Node {
+        id: node.id,
+        memory_bytes: u64::from(node.memory_mib) << 20,
+        cpus: node.cpus,
+        distances: node.distances,
+    });
+    let units = whole.unit.into_iter().map(|unit| UnitPlace {
+        name: unit.name,
+        node: unit.node,
+    });
+    let devices = whole.device.into_iter().map(|device| DevicePlace {
+        address: device.address,
+        kind: device.kind,
+        node: device.node,
+        unit: device.unit,
+        group: device.group,
+        link_bytes_per_second: device.link_gbps.map(|gbps| gbps * 1e9 / 8.0),
+        emulated: device.emulated,
+    });
+    Topology::new(nodes.collect(), units.collect(), devices.collect())
+}

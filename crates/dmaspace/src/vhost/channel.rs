@@ -1,0 +1,284 @@
+//! What goes between a front end and `vhost-user-backend`, and the one message that this sends by itself.
+//!
+//! A driver of a balloon looks at its target when the configuration space changed, which a back end
+//! says on a channel of its own (vhost-user protocol, `VHOST_USER_BACKEND_CONFIG_CHANGE_MSG`). `vhost`
+//! 0.18 reads that message and does not send it, and keeps the channel's socket to itself. So every
+//! message of the front end goes through [`requests`], with its file descriptors; the socket that comes
+//! with `VHOST_USER_SET_BACKEND_REQ_FD` is kept in a [`Channel`], too.
+//!
+//! One thing is changed on the way: User-Mode Linux describes its memory in a table of two places,
+//! however many it uses, and `vhost` takes no byte more than are used. The rest is cut off.
+//!
+//! Source: vhost-user protocol (QEMU, docs/interop/vhost-user.rst), "Message Specification",
+//! "Communication". A header is three 32-bit words in the machine's byte order: request, flags (bits
+//! 0-1 the version, which is 1), and the bytes of payload behind it.
+
+use std::io::{self, IoSlice, IoSliceMut, Read as _, Write as _};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
+};
+
+/// Bytes of a header.
+const HEADER: usize = 12;
+/// The longest payload; vhost-user's own messages stay far below, but for configuration spaces.
+const MOST_PAYLOAD: usize = 4096;
+/// File descriptors of one message: one for each region of memory.
+const MOST_FDS: usize = 32;
+/// `VHOST_USER_SET_MEM_TABLE`, of the front end: the number of regions, 32 bits of padding, and 32 bytes
+/// for each region ("Memory regions description").
+const SET_MEM_TABLE: u32 = 5;
+const MEM_TABLE: usize = 8;
+const MEM_REGION: usize = 32;
+/// `VHOST_USER_SET_BACKEND_REQ_FD`, of the front end.
+const SET_BACKEND_REQ_FD: u32 = 21;
+/// `VHOST_USER_BACKEND_CONFIG_CHANGE_MSG`, of the back end.
+const CONFIG_CHANGE: u32 = 2;
+/// Flags of a message of version 1 that wants no reply.
+const VERSION: u32 = 1;
+/// How long the front end may leave the channel full.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// The channel from the back end to the front end, once there is one.
+#[derive(Debug, Default)]
+pub(super) struct Channel(Mutex<Option<UnixStream>>);
+
+impl Channel {
+    fn keep(&self, socket: OwnedFd) -> io::Result<()> {
+        let stream = UnixStream::from(socket);
+        stream.set_write_timeout(Some(PATIENCE))?;
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(stream);
+        Ok(())
+    }
+
+    /// Tells the front end that the configuration space changed. False when there is no channel:
+    /// the driver sees the change when it looks the next time.
+    ///
+    /// # Errors
+    ///
+    /// When the front end does not take the message.
+    pub(super) fn config_changed(&self) -> io::Result<bool> {
+        let mut channel = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(stream) = channel.as_mut() else {
+            return Ok(false);
+        };
+        let mut message = [0; HEADER];
+        for (place, word) in message.chunks_exact_mut(4).zip([CONFIG_CHANGE, VERSION, 0]) {
+            place.copy_from_slice(&word.to_ne_bytes());
+        }
+        stream.write_all(&message)?;
+        Ok(true)
+    }
+}
+
+/// Hands messages of `front` on to `back` until one of them has gone.
+///
+/// # Errors
+///
+/// When a message is longer than any of the protocol, or a socket fails.
+pub(super) fn requests(front: &UnixStream, back: &UnixStream, channel: &Channel) -> io::Result<()> {
+    let mut bytes = [0; HEADER + MOST_PAYLOAD];
+    let mut fds = Vec::new();
+    loop {
+        fds.clear();
+        let (header, payload) = bytes.split_at_mut(HEADER);
+        if !receive(front, header, &mut fds)? {
+            return Ok(());
+        }
+        let (request, mut size) = (word(header, 0), word(header, 2) as usize);
+        let payload = payload.get_mut(..size).ok_or_else(|| {
+            let why = format!("message {request} of the front end states {size} bytes");
+            io::Error::new(io::ErrorKind::InvalidData, why)
+        })?;
+        if !receive(front, payload, &mut fds)? {
+            return Ok(());
+        }
+        if let (SET_BACKEND_REQ_FD, [socket]) = (request, &*fds) {
+            channel.keep(socket.try_clone()?)?;
+        }
+        if request == SET_MEM_TABLE {
+            let regions = word(payload, 0) as usize;
+            size = size.min(regions.saturating_mul(MEM_REGION).saturating_add(MEM_TABLE));
+            if let Some(stated) = header.get_mut(8..) {
+                stated.copy_from_slice(&(size as u32).to_ne_bytes());
+            }
+        }
+        send(back, bytes.get(..HEADER + size).unwrap_or_default(), &fds)?;
+    }
+}
+
+/// Hands answers of `back` on to `front` until one of them has gone. None of those to requests that
+/// are offered here carries file descriptors.
+///
+/// # Errors
+///
+/// When a socket fails.
+pub(super) fn answers(mut back: &UnixStream, mut front: &UnixStream) -> io::Result<()> {
+    let mut bytes = [0; HEADER + MOST_PAYLOAD];
+    loop {
+        match back.read(&mut bytes)? {
+            0 => return Ok(()),
+            len => front.write_all(bytes.get(..len).unwrap_or_default())?,
+        }
+    }
+}
+
+/// The `nth` word of `bytes`; 0 where there is none.
+fn word(bytes: &[u8], nth: usize) -> u32 {
+    let bytes = bytes.get(4 * nth..).and_then(<[u8]>::first_chunk);
+    bytes.map_or(0, |bytes| u32::from_ne_bytes(*bytes))
+}
+
+/// Fills `bytes`; false when the peer has gone before.
+fn receive(socket: &UnixStream, bytes: &mut [u8], fds: &mut Vec<OwnedFd>) -> io::Result<bool> {
+    let mut filled = 0;
+    while let Some(rest) = bytes.get_mut(filled..).filter(|rest| !rest.is_empty()) {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_FDS))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let got = recvmsg(
+            socket,
+            &mut [IoSliceMut::new(rest)],
+            &mut control,
+            RecvFlags::CMSG_CLOEXEC,
+        );
+        for message in control.drain() {
+            if let RecvAncillaryMessage::ScmRights(received) = message {
+                fds.extend(received);
+            }
+        }
+        match got {
+            Ok(got) if got.bytes == 0 => return Ok(false),
+            Ok(got) => filled += got.bytes,
+            Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(true)
+}
+
+/// Sends `bytes`, the file descriptors with the first of them.
+fn send(socket: &UnixStream, bytes: &[u8], fds: &[OwnedFd]) -> io::Result<()> {
+    let fds: Vec<BorrowedFd<'_>> = fds.iter().map(|fd| fd.as_fd()).collect();
+    let mut sent = 0;
+    while let Some(rest) = bytes.get(sent..).filter(|rest| !rest.is_empty()) {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_FDS))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        if sent == 0 && !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(&fds)) {
+            let why = format!("{} file descriptors in one message", fds.len());
+            return Err(io::Error::new(io::ErrorKind::InvalidData, why));
+        }
+        match sendmsg(
+            socket,
+            &[IoSlice::new(rest)],
+            &mut control,
+            SendFlags::NOSIGNAL,
+        ) {
+            Ok(len) => sent += len,
+            Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::thread;
+
+    use super::*;
+
+    fn message(request: u32, payload: &[u8]) -> Vec<u8> {
+        let words = [request, VERSION, payload.len() as u32];
+        let mut bytes: Vec<u8> = words.into_iter().flat_map(u32::to_ne_bytes).collect();
+        bytes.extend(payload);
+        bytes
+    }
+
+    /// A front end, the other end of the relay, and what the relay returns.
+    fn relay() -> (
+        UnixStream,
+        UnixStream,
+        std::sync::Arc<Channel>,
+        thread::JoinHandle<io::Result<()>>,
+    ) {
+        let (front, ours) = UnixStream::pair().unwrap();
+        let (inner, back) = UnixStream::pair().unwrap();
+        let channel = std::sync::Arc::new(Channel::default());
+        let kept = channel.clone();
+        let thread = thread::spawn(move || requests(&ours, &inner, &kept));
+        (front, back, channel, thread)
+    }
+
+    #[test]
+    fn messages_arrive_whole_with_their_files_however_they_are_cut() {
+        let (mut front, back, _, thread) = relay();
+        let table: Vec<u8> = (0..200).collect();
+        let sent = message(5, &table);
+        let files = [0, 1].map(|_| OwnedFd::from(File::open("/dev/null").unwrap()));
+        send(&front, &sent[..7], &files).unwrap();
+        front.write_all(&sent[7..30]).unwrap();
+        front.write_all(&sent[30..]).unwrap();
+        front.write_all(&message(1, &[])).unwrap();
+        let mut fds = Vec::new();
+        let mut got = vec![0; sent.len()];
+        assert!(receive(&back, &mut got, &mut fds).unwrap());
+        assert_eq!((got, fds.len()), (sent, 2));
+        let mut next = [0; HEADER];
+        assert!(receive(&back, &mut next, &mut fds).unwrap());
+        assert_eq!((next.to_vec(), fds.len()), (message(1, &[]), 2));
+        drop(front);
+        thread.join().unwrap().unwrap();
+    }
+
+    #[test]
+    fn a_memory_table_ends_with_its_last_region() {
+        let (mut front, back, _, _thread) = relay();
+        let mut table = [7; MEM_TABLE + 2 * MEM_REGION];
+        table[..4].copy_from_slice(&1u32.to_ne_bytes());
+        for whole in [1, 2] {
+            let used = MEM_TABLE + whole * MEM_REGION;
+            table[..4].copy_from_slice(&(whole as u32).to_ne_bytes());
+            front.write_all(&message(SET_MEM_TABLE, &table)).unwrap();
+            let mut got = vec![0; HEADER + used];
+            assert!(receive(&back, &mut got, &mut Vec::new()).unwrap());
+            assert_eq!(got, message(SET_MEM_TABLE, &table[..used]));
+        }
+    }
+
+    #[test]
+    fn the_channel_is_kept_and_handed_on() {
+        let (front, back, channel, _thread) = relay();
+        assert!(!channel.config_changed().unwrap(), "there is none yet");
+        let (mut told, theirs) = UnixStream::pair().unwrap();
+        send(&front, &message(SET_BACKEND_REQ_FD, &[]), &[theirs.into()]).unwrap();
+        let mut fds = Vec::new();
+        assert!(receive(&back, &mut [0; HEADER], &mut fds).unwrap());
+        assert_eq!(fds.len(), 1);
+        assert!(channel.config_changed().unwrap());
+        let mut said = [0; HEADER];
+        told.read_exact(&mut said).unwrap();
+        assert_eq!(said.to_vec(), message(2, &[]));
+        drop((told, fds));
+        assert!(channel.config_changed().is_err(), "nobody listens any more");
+    }
+
+    #[test]
+    fn a_length_that_no_message_has_ends_it() {
+        let (mut front, _back, _, thread) = relay();
+        let words = [5, VERSION, MOST_PAYLOAD as u32 + 1];
+        let header: Vec<u8> = words.into_iter().flat_map(u32::to_ne_bytes).collect();
+        front.write_all(&header).unwrap();
+        let error = thread.join().unwrap().unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "message 5 of the front end states 4097 bytes"
+        );
+    }
+}

@@ -1,0 +1,390 @@
+//! The balloon's device behind a front end: what is kept from one connection to the next.
+//!
+//! Front ends come and go; the device stays. What a front end that connects finds depends on whether it is
+//! the one that went:
+//!
+//! * its memory is the same, and inflateq stands somewhere: the guest went on meanwhile, and so does
+//!   the device, with what was in the balloon and what it remembers of huge pages;
+//! * its memory is another one, or inflateq stands at its beginning: another guest, or a driver that begins.
+//!   The device is reset, and only the target stays.
+//!
+//! A front end that saw the back end go without a word takes its rings up again where the driver last
+//! saw a message used. The buffer for statistics, which the device holds for as long as nobody asks, is then
+//! available once more, so the device lets go of it.
+//!
+//! The thread of the queues and the one of requests both come here; a lock lets them in one by one.
+
+use std::io;
+use std::os::unix::fs::MetadataExt as _;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use runs::Span;
+use vhost_user_backend::VringT as _;
+use virtio_balloon::device::{
+    Counters, Device, Event as DeviceEvent, GuestDiscard, Hint, HintError, Monitor, QueueError,
+    Settings, State, StatsState,
+};
+use virtio_balloon::{Features, Queue, Stats, WIRE_PAGE};
+use virtio_queue::QueueT as _;
+use vm_memory::{
+    GuestAddressSpace as _, GuestMemoryBackend as _, GuestMemoryMmap, GuestMemoryRegion as _,
+    GuestRegionMmap,
+};
+
+use super::event::Event;
+use super::job::BalloonError;
+use super::link::{Backend, Memory, QUEUES, Vring};
+
+/// Events that wait to be told; what comes beyond is counted.
+const MOST_EVENTS: usize = 256;
+
+/// What the device has said, until somebody hears it.
+#[derive(Debug, Default)]
+pub(super) struct Told {
+    events: Vec<Event>,
+    lost: u64,
+    config_changed: bool,
+    hints_ended: bool,
+}
+
+impl Told {
+    pub(super) fn tell(&mut self, event: Event) {
+        if self.events.len() < MOST_EVENTS {
+            self.events.push(event);
+        } else {
+            self.lost += 1;
+        }
+    }
+}
+
+impl Monitor for Told {
+    fn config_changed(&mut self) {
+        self.config_changed = true;
+    }
+
+    fn event(&mut self, event: DeviceEvent) {
+        match event {
+            // Told by the job, at its own pace.
+            DeviceEvent::Progress { .. } => {}
+            DeviceEvent::HintsBegin { id } => self.tell(Event::HintsBegin { id }),
+            DeviceEvent::HintsEnd => self.hints_ended = true,
+            DeviceEvent::NotDiscarded { run, cause } => self.tell(Event::NotDiscarded {
+                address: run.start,
+                bytes: run.len,
+                cause: cause.to_string(),
+            }),
+            // The others are of devices, which a back end cannot have.
+            _ => {}
+        }
+    }
+
+    fn stats(&mut self, stats: &Stats, _asked: bool) {
+        self.tell(Event::Stats(stats.into()));
+    }
+
+    fn hinted(&mut self, _runs: &[Span]) -> Hint {
+        Hint::Noted
+    }
+}
+
+/// Where the balloon stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Standing {
+    pub(super) target: u64,
+    pub(super) actual: u64,
+    pub(super) counters: Counters,
+    pub(super) refused: u64,
+}
+
+/// Which memory it is: of each region the file, by device and number, where it begins there, and the
+/// guest's addresses.
+type Identity = Vec<(u64, u64, u64, Span)>;
+
+fn identity(memory: &GuestMemoryMmap) -> io::Result<Identity> {
+    let region = |region: &GuestRegionMmap| {
+        let guest = Span::new(region.start_addr().0, region.len());
+        let no_file = || io::Error::other(format!("the memory at {guest} has no file"));
+        let file = region.file_offset().ok_or_else(no_file)?;
+        let known = file.file().metadata()?;
+        Ok((known.dev(), known.ino(), file.start(), guest))
+    };
+    memory.iter().map(region).collect()
+}
+
+/// What the lock keeps.
+struct Inner {
+    device: Device<GuestDiscard, (), Told>,
+    memory: Option<Memory>,
+    identity: Identity,
+    /// A driver has set up, and these rings of it were not looked at yet.
+    fresh: [bool; QUEUES],
+    /// Somebody asked for statistics.
+    ask: bool,
+}
+
+/// The device.
+pub(super) struct Balloon {
+    inner: Mutex<Inner>,
+    /// The connection is about to be closed.
+    leaving: AtomicBool,
+}
+
+impl Balloon {
+    pub(super) fn new(settings: Settings, target: u64) -> Result<Self, BalloonError> {
+        let none = GuestDiscard::new(&GuestMemoryMmap::<()>::new())?;
+        let mut device = Device::new(settings, &[], none, (), Told::default())?;
+        device.set_target(target);
+        let inner = Inner {
+            device,
+            memory: None,
+            identity: Identity::new(),
+            fresh: [false; QUEUES],
+            ask: false,
+        };
+        Ok(Self {
+            inner: Mutex::new(inner),
+            leaving: AtomicBool::new(false),
+        })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The connection is about to be closed, or another one to begin: whatever goes on comes to its end
+    /// first.
+    pub(super) fn leave(&self, leaving: bool) {
+        self.leaving.store(leaving, Ordering::Relaxed);
+        if !leaving {
+            // Until the front end that comes has given its own.
+            self.lock().memory = None;
+        }
+    }
+
+    /// Wants `bytes` in the balloon. The driver is told also when they are wanted already: one that gave
+    /// way when the guest was out of memory fills up only then.
+    pub(super) fn set_target(&self, bytes: u64) {
+        let mut inner = self.lock();
+        inner.device.set_target(bytes);
+        inner.device.monitor().config_changed();
+    }
+
+    /// Asks for statistics when [`Backend::woken`] is called next.
+    pub(super) fn ask(&self) {
+        self.lock().ask = true;
+    }
+
+    pub(super) fn start_hints(&self) -> Result<u32, HintError> {
+        self.lock().device.start_hints()
+    }
+
+    pub(super) fn stop_hints(&self) {
+        self.lock().device.stop_hints();
+    }
+
+    pub(super) fn standing(&self) -> Standing {
+        let inner = self.lock();
+        Standing {
+            target: inner.device.target(),
+            actual: inner.device.actual(),
+            counters: inner.device.counters(),
+            refused: inner.device.refusals().total(),
+        }
+    }
+
+    /// What was refused of the driver's messages last, as a sentence.
+    pub(super) fn latest_refusal(&self) -> Option<String> {
+        let latest = self.lock().device.refusals().latest()?;
+        Some(latest.to_string())
+    }
+
+    /// What was said since the last call, and whether the front end is to be told that the
+    /// configuration space changed. A driver that has not begun reads it anyway; and QEMU's
+    /// `vhost-user-test-device` (11.1.3) ends with a segmentation fault when it is told before that.
+    pub(super) fn heard(&self) -> (Vec<Event>, bool) {
+        let mut inner = self.lock();
+        if std::mem::take(&mut inner.device.monitor().hints_ended) {
+            let hinted = inner.device.counters().hinted;
+            // The driver holds its pages until it hears of the end.
+            inner.device.finish_hints();
+            let told = inner.device.monitor();
+            told.tell(Event::HintsEnd {
+                hinted_bytes: hinted,
+            });
+        }
+        let begun = inner.memory.is_some();
+        let told = inner.device.monitor();
+        let mut events = std::mem::take(&mut told.events);
+        let lost = std::mem::take(&mut told.lost);
+        if lost > 0 {
+            events.push(Event::Lost { events: lost });
+        }
+        let changed = begun && std::mem::take(&mut told.config_changed);
+        (events, changed)
+    }
+}
+
+impl Inner {
+    /// The driver is another one, or begins anew.
+    fn reset(&mut self) {
+        let negotiated = self.device.negotiated();
+        // No devices, so nothing can be lacking.
+        let _ = self.device.reset();
+        if let Some(features) = negotiated {
+            self.negotiate(features);
+        }
+    }
+
+    fn negotiate(&mut self, features: Features) {
+        if let Err(error) = self.device.negotiate(features) {
+            let cause = error.to_string();
+            self.device.monitor().tell(Event::Refused { cause });
+        }
+    }
+
+    /// Looks at a ring that is used for the first time since the driver set up; see the module.
+    fn settle(&mut self, queue: Queue, vring: &Vring) {
+        let at = {
+            let state = vring.get_ref();
+            (
+                state.get_queue().next_avail(),
+                state.get_queue().next_used(),
+            )
+        };
+        if queue == Queue::Inflate && at == (0, 0) {
+            // The ring of statistics is looked at by itself.
+            let stats = self.device.state().stats;
+            self.reset();
+            self.set_stats(stats);
+        }
+        if queue == Queue::Stats && at.0 == at.1 {
+            self.set_stats(StatsState::default());
+        }
+    }
+
+    fn set_stats(&mut self, stats: StatsState) {
+        let state = State {
+            stats,
+            ..self.device.state()
+        };
+        // What is negotiated there was so before.
+        let _ = self.device.restore(&state);
+    }
+
+    fn drain(
+        &mut self,
+        queue: Queue,
+        vring: &Vring,
+        leaving: &AtomicBool,
+    ) -> Result<(), QueueError> {
+        let Some(memory) = self.memory.as_ref().map(|memory| memory.memory()) else {
+            return Ok(());
+        };
+        let mut vring = vring.get_mut();
+        loop {
+            let drained = self.device.drain(queue, vring.get_queue_mut(), &*memory)?;
+            if drained.notify {
+                // A front end that has gone is told nothing.
+                let _ = vring.signal_used_queue();
+            }
+            if !drained.more || leaving.load(Ordering::Relaxed) {
+                return Ok(());
+            }
+        }
+    }
+
+    fn request_stats(&mut self, vrings: &[Vring]) -> Result<(), QueueError> {
+        let memory = self.memory.as_ref().map(|memory| memory.memory());
+        let number = self.device.number(Queue::Stats).map(usize::from);
+        let vring = number.and_then(|number| vrings.get(number));
+        let (Some(memory), Some(vring)) = (memory, vring) else {
+            return Err(QueueError::NoQueue(Queue::Stats));
+        };
+        let mut vring = vring.get_mut();
+        if self.device.request_stats(vring.get_queue_mut(), &*memory)? {
+            let _ = vring.signal_used_queue();
+        }
+        Ok(())
+    }
+}
+
+impl Backend for Balloon {
+    fn features(&self) -> u64 {
+        self.lock().device.features().0
+    }
+
+    fn negotiated(&self, features: u64) {
+        let mut inner = self.lock();
+        inner.negotiate(Features(features));
+        inner.fresh = [true; QUEUES];
+        let names = super::event::names(Features(features));
+        inner
+            .device
+            .monitor()
+            .tell(Event::Negotiated { features: names });
+    }
+
+    fn read_config(&self, offset: u32, size: u32) -> Vec<u8> {
+        let mut bytes = vec![0; size as usize];
+        self.lock().device.read_config(offset.into(), &mut bytes);
+        bytes
+    }
+
+    fn write_config(&self, offset: u32, bytes: &[u8]) {
+        self.lock().device.write_config(offset.into(), bytes);
+    }
+
+    fn memory(&self, memory: &Memory) -> io::Result<()> {
+        let identity = identity(&memory.memory())?;
+        let discard = GuestDiscard::new(&*memory.memory()).map_err(io::Error::other)?;
+        // Parts of transparent huge pages of a file are given back like others.
+        let regions = discard.regions(WIRE_PAGE);
+        let mut inner = self.lock();
+        inner
+            .device
+            .set_regions(&regions)
+            .map_err(io::Error::other)?;
+        *inner.device.discarder() = discard;
+        if inner.identity != identity {
+            inner.reset();
+            let bytes = regions.iter().map(|region| region.guest.len).sum();
+            inner.device.monitor().tell(Event::Memory { bytes });
+        }
+        inner.identity = identity;
+        inner.memory = Some(memory.clone());
+        Ok(())
+    }
+
+    fn kicked(&self, number: u16, vrings: &[Vring]) {
+        let mut inner = self.lock();
+        let queue = inner.device.queue(number);
+        let (Some(queue), Some(vring)) = (queue, vrings.get(usize::from(number))) else {
+            return;
+        };
+        if let Some(fresh) = inner.fresh.get_mut(usize::from(number))
+            && std::mem::take(fresh)
+        {
+            inner.settle(queue, vring);
+        }
+        if let Err(error) = inner.drain(queue, vring, &self.leaving) {
+            let cause = error.to_string();
+            inner.device.monitor().tell(Event::Refused { cause });
+        }
+    }
+
+    fn woken(&self, vrings: &[Vring]) {
+        let mut inner = self.lock();
+        if !std::mem::take(&mut inner.ask) {
+            return;
+        }
+        // Without a buffer it is asked again the next time.
+        let _ = inner.request_stats(vrings);
+    }
+
+    fn stopped(&self, _queue: u16) {}
+
+    fn reset(&self) {
+        self.lock().reset();
+    }
+}

@@ -1,0 +1,314 @@
+//! The job: front ends come one after the other, and whoever runs it sets targets meanwhile.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::FileTypeExt as _;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use virtio_balloon::device::{Bulk, GuestDiscardError, Settings, SetupError};
+use virtio_balloon::{BulkBit, BulkFormat, Features};
+
+use super::device::{Balloon, Standing};
+use super::event::{BalloonReport, Event};
+use super::link::{Link, LinkError};
+
+/// How often it is looked after everything.
+const TICK: Duration = Duration::from_millis(20);
+
+/// A balloon for monitors that speak vhost-user.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BalloonJob {
+    /// Where front ends connect. A socket that nobody listens to any more is replaced.
+    pub socket: PathBuf,
+    /// Bytes wanted in the balloon at first.
+    pub target: u64,
+    /// How often the guest is asked for statistics, if it is.
+    pub stats: Option<Duration>,
+    /// The feature bit of messages in bulk, if they are offered.
+    pub bulk: Option<BulkBit>,
+}
+
+/// What can be asked of a balloon that runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Command {
+    /// Have this many bytes in it.
+    Target(u64),
+    /// Ask the guest for statistics.
+    Stats,
+    /// Have the driver hint at free pages.
+    Hint,
+    /// Enough of that.
+    StopHints,
+    /// Come to an end.
+    End,
+}
+
+/// Who runs a balloon.
+pub trait Operator {
+    /// The next command; `None` when there is none for `patience`.
+    fn next(&mut self, patience: Duration) -> Option<Command>;
+
+    /// Something happened.
+    fn tell(&mut self, event: &Event);
+}
+
+/// Why there is no balloon.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum BalloonError {
+    /// Somebody listens there, or it is something else than a socket.
+    #[error("{path} is {what}")]
+    Taken {
+        /// The path.
+        path: String,
+        /// What is there.
+        what: &'static str,
+    },
+    /// There can be no socket.
+    #[error("cannot listen on {path}")]
+    Listen {
+        /// The path.
+        path: String,
+        /// Why.
+        source: io::Error,
+    },
+    /// Nobody can connect any more.
+    #[error("cannot accept front ends")]
+    Accept(#[source] io::Error),
+    /// The device cannot be made.
+    #[error("cannot make the device")]
+    Setup(#[from] SetupError),
+    /// Memory cannot be given back.
+    #[error("cannot give memory back")]
+    Discard(#[from] GuestDiscardError),
+}
+
+impl BalloonError {
+    /// True when another socket could do.
+    pub const fn is_input(&self) -> bool {
+        matches!(self, Self::Taken { .. } | Self::Listen { .. })
+    }
+}
+
+impl BalloonJob {
+    /// Serves front ends until the operator ends it. Where the balloon stood then.
+    ///
+    /// # Errors
+    ///
+    /// [`BalloonError`].
+    pub fn run(&self, operator: &mut dyn Operator) -> Result<BalloonReport, BalloonError> {
+        let settings = Settings {
+            features: Settings::default().features.with(Features::FREE_PAGE_HINT),
+            bulk: self.bulk.map(|bit| Bulk {
+                bit,
+                ..Bulk::new(BulkFormat::BitmapRecords)
+            }),
+            ..Settings::default()
+        };
+        let balloon = Arc::new(Balloon::new(settings, self.target)?);
+        let socket = Socket::listen(&self.socket)?;
+        operator.tell(&Event::Listening {
+            socket: self.socket.display().to_string(),
+        });
+        let mut running = Running {
+            balloon,
+            link: None,
+            last: None,
+            refused: 0,
+            next_stats: self.stats.map(|every| Instant::now() + every),
+        };
+        loop {
+            running.connect(&socket, operator)?;
+            match operator.next(TICK) {
+                Some(Command::End) => break,
+                Some(command) => running.obey(command, operator),
+                None => {}
+            }
+            running.look(self.stats, operator);
+        }
+        running.disconnect(operator);
+        Ok(report(&running.balloon.standing()))
+    }
+}
+
+/// What goes on.
+struct Running {
+    balloon: Arc<Balloon>,
+    link: Option<Link<Balloon>>,
+    /// What was told last.
+    last: Option<BalloonReport>,
+    refused: u64,
+    next_stats: Option<Instant>,
+}
+
+impl Running {
+    /// Takes the next front end, when there is none.
+    fn connect(
+        &mut self,
+        socket: &Socket,
+        operator: &mut dyn Operator,
+    ) -> Result<(), BalloonError> {
+        if self.link.is_some() {
+            return Ok(());
+        }
+        let Some(front) = socket.accept().map_err(BalloonError::Accept)? else {
+            return Ok(());
+        };
+        operator.tell(&Event::Connected);
+        self.balloon.leave(false);
+        match Link::new(front, self.balloon.clone()) {
+            Ok(link) => self.link = Some(link),
+            Err(error) => operator.tell(&disconnected(&error)),
+        }
+        Ok(())
+    }
+
+    fn disconnect(&mut self, operator: &mut dyn Operator) {
+        let Some(link) = self.link.take() else {
+            return;
+        };
+        self.balloon.leave(true);
+        let cause = link.close();
+        // What came last comes before the end.
+        self.look(None, operator);
+        operator.tell(&Event::Disconnected { cause });
+    }
+
+    fn obey(&mut self, command: Command, operator: &mut dyn Operator) {
+        match command {
+            Command::Target(bytes) => self.balloon.set_target(bytes),
+            Command::Stats => self.ask(),
+            Command::Hint => {
+                if let Err(error) = self.balloon.start_hints() {
+                    let cause = error.to_string();
+                    operator.tell(&Event::Refused { cause });
+                }
+            }
+            Command::StopHints => self.balloon.stop_hints(),
+            Command::End => {}
+        }
+    }
+
+    fn ask(&self) {
+        self.balloon.ask();
+        if let Some(link) = &self.link {
+            link.wake();
+        }
+    }
+
+    /// Hands on what happened, and does what it is time for.
+    fn look(&mut self, every: Option<Duration>, operator: &mut dyn Operator) {
+        if let (Some(every), Some(next)) = (every, self.next_stats)
+            && Instant::now() >= next
+        {
+            self.next_stats = Some(Instant::now() + every);
+            self.ask();
+        }
+        let (events, config_changed) = self.balloon.heard();
+        for event in &events {
+            operator.tell(event);
+        }
+        if config_changed && let Some(link) = &self.link {
+            // A front end that does not listen has gone, or sees it later.
+            let _ = link.config_changed();
+        }
+        let standing = self.balloon.standing();
+        if standing.refused > self.refused {
+            self.refused = standing.refused;
+            if let Some(cause) = self.balloon.latest_refusal() {
+                operator.tell(&Event::Refused { cause });
+            }
+        }
+        let now = report(&standing);
+        if self.last != Some(now) {
+            self.last = Some(now);
+            operator.tell(&Event::Balloon(now));
+        }
+        if self.link.as_ref().is_some_and(Link::ended) {
+            self.disconnect(operator);
+        }
+    }
+}
+
+fn disconnected(error: &LinkError) -> Event {
+    Event::Disconnected {
+        cause: Some(error.to_string()),
+    }
+}
+
+fn report(standing: &Standing) -> BalloonReport {
+    let counters = standing.counters;
+    BalloonReport {
+        target_bytes: standing.target,
+        actual_bytes: standing.actual,
+        messages: counters.chains,
+        inflated_bytes: counters.inflated,
+        deflated_bytes: counters.deflated,
+        reported_bytes: counters.reported,
+        discarded_bytes: counters.discarded,
+        discards: counters.discards,
+        refused: standing.refused,
+    }
+}
+
+/// The socket, and its place in the file system, which goes with it.
+struct Socket {
+    listener: UnixListener,
+    path: PathBuf,
+}
+
+impl Socket {
+    fn listen(path: &Path) -> Result<Self, BalloonError> {
+        let named = || path.display().to_string();
+        let taken = |what| BalloonError::Taken {
+            path: named(),
+            what,
+        };
+        match fs::symlink_metadata(path) {
+            Ok(there) if !there.file_type().is_socket() => return Err(taken("no socket")),
+            Ok(_) if UnixStream::connect(path).is_ok() => {
+                return Err(taken("in use by another program"));
+            }
+            // Left behind by a program that is no more.
+            Ok(_) => drop(fs::remove_file(path)),
+            Err(_) => {}
+        }
+        let listen = || {
+            let listener = UnixListener::bind(path)?;
+            listener.set_nonblocking(true)?;
+            Ok(listener)
+        };
+        let listener = listen().map_err(|source| BalloonError::Listen {
+            path: named(),
+            source,
+        })?;
+        Ok(Self {
+            listener,
+            path: path.to_owned(),
+        })
+    }
+
+    fn accept(&self) -> io::Result<Option<UnixStream>> {
+        match self.listener.accept() {
+            Ok((front, _)) => {
+                front.set_nonblocking(false)?;
+                Ok(Some(front))
+            }
+            Err(error) => match error.kind() {
+                io::ErrorKind::WouldBlock
+                | io::ErrorKind::ConnectionAborted
+                | io::ErrorKind::Interrupted => Ok(None),
+                _ => Err(error),
+            },
+        }
+    }
+}
+
+impl Drop for Socket {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.path);
+    }
+}

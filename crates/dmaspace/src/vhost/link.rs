@@ -1,0 +1,308 @@
+//! One front end, from its connection to its end, on `vhost-user-backend`.
+//!
+//! A [`Link`] lives as long as the front end is connected, and leaves the back end as it was: the next
+//! front end gets a link of its own, so nothing of the protocol's state is left over. Three threads
+//! belong to it: one takes the protocol's requests and another their answers through [`super::channel`],
+//! and `vhost-user-backend` handles the requests in a third. A fourth serves the queues; only this one calls [`Backend::kicked`] and [`Backend::woken`].
+//!
+//! The daemon of `vhost-user-backend` accepts its connection itself, from a listening socket. It gets one
+//! in a directory that nobody else may enter, which is gone again once it is connected.
+
+use std::io;
+use std::net::Shutdown;
+use std::os::fd::AsRawFd as _;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
+
+use vhost::vhost_user::Listener;
+use vhost::vhost_user::message::{VhostUserProtocolFeatures, VhostUserVirtioFeatures};
+use vhost_user_backend::{VhostUserBackend, VhostUserDaemon, VringMutex};
+use vm_memory::{GuestMemoryAtomic, GuestMemoryMmap};
+use vmm_sys_util::epoll::EventSet;
+use vmm_sys_util::event::{
+    EventConsumer, EventFlag, EventNotifier, new_event_consumer_and_notifier,
+};
+
+use super::channel::{self, Channel};
+
+/// The queues that a balloon can have.
+pub const QUEUES: usize = 5;
+
+/// The longest queue that is served, in descriptors.
+pub const MOST_QUEUE_SIZE: u16 = 1024;
+
+/// What the thread of the queues is told by besides kicks. The numbers up to [`QUEUES`] are taken.
+const WAKE: u16 = QUEUES as u16 + 1;
+
+/// The memory of a guest; another one when the front end says so.
+pub type Memory = GuestMemoryAtomic<GuestMemoryMmap>;
+
+/// A queue.
+pub type Vring = VringMutex<Memory>;
+
+/// A balloon, as far as vhost-user asks. It outlives its front ends.
+pub trait Backend: Send + Sync + 'static {
+    /// The device's features, without those of vhost-user.
+    fn features(&self) -> u64;
+
+    /// The driver accepted these of them.
+    fn negotiated(&self, features: u64);
+
+    /// `size` bytes of the configuration space from `offset` on; what is not there is 0.
+    fn read_config(&self, offset: u32, size: u32) -> Vec<u8>;
+
+    /// The driver writes `bytes` at `offset`.
+    fn write_config(&self, offset: u32, bytes: &[u8]);
+
+    /// The guest has this memory from now on.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be used; the front end is told.
+    fn memory(&self, memory: &Memory) -> io::Result<()>;
+
+    /// The driver has put something into queue number `queue`.
+    fn kicked(&self, queue: u16, vrings: &[Vring]);
+
+    /// Somebody called [`Link::wake`].
+    fn woken(&self, vrings: &[Vring]);
+
+    /// The front end stopped queue number `queue`.
+    fn stopped(&self, queue: u16);
+
+    /// The driver started anew.
+    fn reset(&self);
+}
+
+/// Why there is no link.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LinkError {
+    /// Sockets, events or threads cannot be had.
+    #[error("cannot serve the front end")]
+    System(#[from] io::Error),
+    /// `vhost-user-backend` does not start.
+    #[error("cannot serve the front end: {0}")]
+    Daemon(String),
+}
+
+/// A connected front end.
+pub struct Link<B: Backend> {
+    daemon: Option<VhostUserDaemon<Arc<Served<B>>>>,
+    ended: Arc<AtomicBool>,
+    wake: EventNotifier,
+    /// Kept open for as long as the thread of the queues may look at it.
+    woken: Arc<EventConsumer>,
+    channel: Arc<Channel>,
+    front: UnixStream,
+    relays: Vec<JoinHandle<io::Result<()>>>,
+}
+
+impl<B: Backend> Link<B> {
+    /// Serves the front end at the other end of `front`.
+    ///
+    /// # Errors
+    ///
+    /// [`LinkError`]; nothing of it is left then.
+    pub fn new(front: UnixStream, backend: Arc<B>) -> Result<Self, LinkError> {
+        let flags = EventFlag::NONBLOCK | EventFlag::CLOEXEC;
+        let (woken, wake) = new_event_consumer_and_notifier(flags)?;
+        let (woken, ended) = (Arc::new(woken), Arc::new(AtomicBool::new(false)));
+        let served = Served {
+            backend,
+            ended: ended.clone(),
+            woken: woken.clone(),
+        };
+        let failed = |error: vhost_user_backend::Error| LinkError::Daemon(error.to_string());
+        let memory = GuestMemoryAtomic::new(GuestMemoryMmap::new());
+        let daemon = VhostUserDaemon::new("vhost-user".into(), Arc::new(served), memory);
+        let mut link = Self {
+            daemon: Some(daemon.map_err(failed)?),
+            ended,
+            wake,
+            woken,
+            channel: Arc::default(),
+            front,
+            relays: Vec::new(),
+        };
+        link.connect()?;
+        Ok(link)
+    }
+
+    fn connect(&mut self) -> Result<(), LinkError> {
+        let failed = |error: vhost_user_backend::Error| LinkError::Daemon(error.to_string());
+        let Some(daemon) = &mut self.daemon else {
+            return Ok(());
+        };
+        for handler in daemon.get_epoll_handlers() {
+            handler.register_listener(self.woken.as_raw_fd(), EventSet::IN, WAKE.into())?;
+        }
+        let directory = tempfile::tempdir()?;
+        let path = directory.path().join("socket");
+        let listener = UnixListener::bind(&path)?;
+        let inner = UnixStream::connect(&path)?;
+        daemon
+            .start(&mut Listener::from(listener))
+            .map_err(failed)?;
+        // The other side of either socket is told when one thread comes to its end.
+        let pair = || Ok::<_, io::Error>((self.front.try_clone()?, inner.try_clone()?));
+        let over = |front: &UnixStream, inner: &UnixStream| {
+            let _ = front.shutdown(Shutdown::Both);
+            let _ = inner.shutdown(Shutdown::Both);
+        };
+        let (front, back) = pair()?;
+        let channel = self.channel.clone();
+        self.relays.push(thread::spawn(move || {
+            let done = channel::requests(&front, &back, &channel);
+            over(&front, &back);
+            done
+        }));
+        let (front, back) = pair()?;
+        self.relays.push(thread::spawn(move || {
+            let done = channel::answers(&back, &front);
+            over(&front, &back);
+            done
+        }));
+        Ok(())
+    }
+
+    /// True when the front end has gone.
+    pub fn ended(&self) -> bool {
+        self.relays.iter().any(JoinHandle::is_finished)
+    }
+
+    /// Has the thread of the queues call [`Backend::woken`].
+    pub fn wake(&self) {
+        // A counter that is full wakes it, too.
+        let _ = self.wake.notify();
+    }
+
+    /// Tells the front end that the configuration space changed. False when it has given no channel
+    /// to tell it on.
+    ///
+    /// # Errors
+    ///
+    /// When it does not take the message.
+    pub fn config_changed(&self) -> io::Result<bool> {
+        self.channel.config_changed()
+    }
+
+    /// Ends the connection, if it has not ended, and all that belongs to it. What was wrong with it,
+    /// if anything was.
+    pub fn close(mut self) -> Option<String> {
+        self.end()
+    }
+
+    fn end(&mut self) -> Option<String> {
+        let daemon = self.daemon.take()?;
+        let _ = self.front.shutdown(Shutdown::Both);
+        let mut wrong = None;
+        for relay in self.relays.drain(..) {
+            if let Ok(Err(error)) = relay.join() {
+                wrong = Some(error.to_string());
+            }
+        }
+        let mut daemon = daemon;
+        daemon.request_shutdown();
+        // Also what a front end did that the protocol does not allow ends here. That it went, in the
+        // middle of a message or not, is no fault.
+        let _ = daemon.wait();
+        self.ended.store(true, Ordering::Release);
+        self.wake();
+        // Waits for the thread of the queues.
+        drop(daemon);
+        wrong
+    }
+}
+
+impl<B: Backend> Drop for Link<B> {
+    fn drop(&mut self) {
+        let _ = self.end();
+    }
+}
+
+/// The back end as `vhost-user-backend` sees it.
+struct Served<B> {
+    backend: Arc<B>,
+    ended: Arc<AtomicBool>,
+    woken: Arc<EventConsumer>,
+}
+
+impl<B: Backend> VhostUserBackend for Served<B> {
+    type Bitmap = ();
+    type Vring = Vring;
+
+    fn num_queues(&self) -> usize {
+        QUEUES
+    }
+
+    fn max_queue_size(&self) -> usize {
+        MOST_QUEUE_SIZE.into()
+    }
+
+    fn features(&self) -> u64 {
+        self.backend.features() | VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits()
+    }
+
+    fn acked_features(&self, features: u64) {
+        let own = VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits();
+        self.backend.negotiated(features & !own);
+    }
+
+    fn protocol_features(&self) -> VhostUserProtocolFeatures {
+        VhostUserProtocolFeatures::MQ
+            | VhostUserProtocolFeatures::REPLY_ACK
+            | VhostUserProtocolFeatures::BACKEND_REQ
+            | VhostUserProtocolFeatures::CONFIG
+            | VhostUserProtocolFeatures::RESET_DEVICE
+    }
+
+    fn reset_device(&self) {
+        self.backend.reset();
+    }
+
+    fn set_event_idx(&self, _enabled: bool) {}
+
+    fn get_config(&self, offset: u32, size: u32) -> Vec<u8> {
+        self.backend.read_config(offset, size)
+    }
+
+    fn set_config(&self, offset: u32, bytes: &[u8]) -> io::Result<()> {
+        self.backend.write_config(offset, bytes);
+        Ok(())
+    }
+
+    fn update_memory(&self, memory: Memory) -> io::Result<()> {
+        self.backend.memory(&memory)
+    }
+
+    fn stop_vring(&self, queue: u32) -> io::Result<()> {
+        if let Ok(queue) = u16::try_from(queue) {
+            self.backend.stopped(queue);
+        }
+        Ok(())
+    }
+
+    fn handle_event(
+        &self,
+        event: u16,
+        _set: EventSet,
+        vrings: &[Vring],
+        _thread: usize,
+    ) -> io::Result<()> {
+        if event != WAKE {
+            self.backend.kicked(event, vrings);
+            return Ok(());
+        }
+        if self.ended.load(Ordering::Acquire) {
+            // An error is how a thread of `vhost-user-backend` ends without an exit event, whose file
+            // descriptor would stay open.
+            return Err(io::ErrorKind::ConnectionAborted.into());
+        }
+        let _ = self.woken.consume();
+        self.backend.woken(vrings);
+        Ok(())
+    }
+}

@@ -1,0 +1,21 @@
+//! The balloon for monitors that speak vhost-user: a device in a program of its own.
+//!
+//! [`BalloonJob`] listens on a socket, serves one front end after the other, and keeps the device's
+//! state between them ([`device`](self)). It sees the guest's memory by the files that the front end
+//! shares, and nothing else of the front end: **devices that another program gives to the guest are not
+//! asked before memory is given back**. A guest with a passed-through device must not have this balloon
+//! beside it; there the device belongs into the monitor (`virtio_balloon::device`), where it asks
+//! by `virtio_balloon::Dma`.
+//!
+//! [`Link`] is the layer below, for other balloons: one front end on `vhost-user-backend`, with the message
+//! that tells of a changed configuration, which `vhost` does not send.
+
+mod channel;
+mod device;
+mod event;
+mod job;
+mod link;
+
+pub use event::{BalloonReport, Event, StatsReport};
+pub use job::{BalloonError, BalloonJob, Command, Operator};
+pub use link::{Backend, Link, LinkError, MOST_QUEUE_SIZE, Memory, QUEUES, Vring};

@@ -1,0 +1,355 @@
+//! Topologies of made-up machines, from a made-up sysfs and from files.
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests panic as tests do")]
+
+use std::fs;
+use std::os::unix::fs::symlink;
+
+use dmaspace::devices::Places;
+use dmaspace::topology::{DevicePlace, Node, Topology, TopologyError, UnitPlace};
+use tempfile::TempDir;
+
+/// A machine's `/sys`.
+struct Machine(TempDir);
+
+impl Machine {
+    /// With nodes of this memory in KiB.
+    fn new(nodes: &[u64]) -> Self {
+        let machine = Self(tempfile::tempdir().unwrap());
+        machine.file("dev/null", "");
+        for (id, kib) in nodes.iter().enumerate() {
+            let node = format!("sys/devices/system/node/node{id}");
+            let meminfo = format!("\nNode {id} MemTotal:   {kib} kB\nNode {id} MemFree: 5 kB\n");
+            machine.file(&format!("{node}/meminfo"), &meminfo);
+            let cpus = format!("{}-{},{}\n", id * 4, id * 4 + 2, 64 + id);
+            machine.file(&format!("{node}/cpulist"), &cpus);
+            let distances = (0..nodes.len()).map(|to| if to == id { "10 " } else { "21 " });
+            machine.file(&format!("{node}/distance"), distances.collect::<String>());
+        }
+        machine
+    }
+
+    fn file(&self, path: &str, text: impl AsRef<[u8]>) -> &Self {
+        let path = self.0.path().join(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+        self
+    }
+
+    fn device(&self, address: &str, class: u32, node: i32, unit: Option<&str>) -> &Self {
+        let at = format!("sys/bus/pci/devices/{address}");
+        self.file(&format!("{at}/class"), format!("{class:#08x}\n"));
+        self.file(&format!("{at}/vendor"), "0x8086\n");
+        self.file(&format!("{at}/device"), "0x10d3\n");
+        self.file(&format!("{at}/numa_node"), format!("{node}\n"));
+        if let Some(unit) = unit {
+            let link = self.0.path().join(&at).join("iommu");
+            symlink(format!("../../virtual/iommu/{unit}"), link).unwrap();
+        }
+        self
+    }
+
+    fn topology(&self) -> Topology {
+        let places = Places {
+            sys: self.0.path().join("sys"),
+            dev: self.0.path().join("dev"),
+        };
+        Topology::read(&places).unwrap()
+    }
+}
+
+const NIC: u32 = 0x02_0000;
+
+/// A DMAR table that says of each unit, by its registers, in which proximity domain it is.
+fn dmar(units: &[(u64, u32)]) -> Vec<u8> {
+    let mut table = vec![0; 48];
+    for (registers, domain) in units {
+        table.extend([3, 0, 20, 0, 0, 0, 0, 0]);
+        table.extend(registers.to_le_bytes());
+        table.extend(domain.to_le_bytes());
+    }
+    table
+}
+
+/// Intel tells by the DMAR table, AMD by the unit's PCI function, Arm and RISC-V by its platform
+/// device; a unit of which nobody tells has the node of each of its devices.
+#[test]
+fn every_kind_of_unit_has_its_node() {
+    let machine = Machine::new(&[1024, 1024]);
+    let class = "sys/class/iommu";
+    machine
+        .file(
+            "sys/firmware/acpi/tables/DMAR",
+            dmar(&[(0xfed9_0000, 0), (0xfed9_1000, 1)]),
+        )
+        .file(&format!("{class}/dmar0/intel-iommu/address"), "fed90000\n")
+        .file(&format!("{class}/dmar1/intel-iommu/address"), "fed91000\n")
+        .file(&format!("{class}/dmar2/intel-iommu/address"), "fed92000\n")
+        .file(&format!("{class}/ivhd0/device/numa_node"), "1\n")
+        .file(&format!("{class}/smmu3.0x9050000/device/numa_node"), "0\n")
+        .file(
+            &format!("{class}/riscv-iommu@3010000/device/numa_node"),
+            "-1\n",
+        );
+    // The units' nodes count, whatever the devices say.
+    machine
+        .device("0000:00:01.0", NIC, 1, Some("dmar0"))
+        .device("0000:00:02.0", NIC, 0, Some("dmar1"))
+        .device("0000:00:03.0", NIC, 1, Some("dmar2"))
+        .device("0000:00:04.0", NIC, -1, Some("ivhd0"))
+        .device("0000:00:05.0", NIC, 1, Some("smmu3.0x9050000"))
+        .device("0000:00:06.0", NIC, -1, Some("riscv-iommu@3010000"))
+        .device("0000:00:07.0", NIC, 0, None);
+    let topology = machine.topology();
+    let units: Vec<_> = topology.units().iter().map(|unit| unit.node).collect();
+    assert_eq!(units, [Some(0), Some(1), None, Some(1), None, Some(0)]);
+    let nodes: Vec<_> = topology
+        .devices()
+        .iter()
+        .map(|device| topology.node_of(device))
+        .collect();
+    let expected = [Some(0), Some(1), Some(1), Some(1), Some(0), None, Some(0)];
+    assert_eq!(nodes, expected);
+}
+
+#[test]
+fn nodes_have_memory_processors_and_distances() {
+    for count in [1, 2, 4, 8] {
+        let topology = Machine::new(&vec![2048; count]).topology();
+        assert_eq!(topology.nodes().len(), count);
+        assert_eq!(topology.memory_bytes(), count as u64 * (2048 << 10));
+        let last = topology.nodes().last().unwrap();
+        assert_eq!((last.id, last.cpus), (count as u32 - 1, 4));
+        let mut expected = vec![21; count];
+        expected[count - 1] = 10;
+        assert_eq!(last.distances, expected);
+        assert_eq!(topology.distance(0, 0), 10);
+    }
+}
+
+#[test]
+fn a_kernel_that_tells_no_nodes_has_one() {
+    let machine = Machine::new(&[]);
+    machine.device("0000:00:03.0", NIC, -1, None);
+    let topology = machine.topology();
+    assert_eq!(topology.nodes(), [Node::default()]);
+    assert_eq!(topology.node_of(&topology.devices()[0]), None);
+    assert_eq!(topology.nearest_memory(0), None);
+}
+
+#[test]
+fn bridges_are_no_devices_and_offline_nodes_are_unknown() {
+    let machine = Machine::new(&[1024]);
+    machine
+        .device("0000:00:01.0", 0x06_0400, 0, None)
+        .device("0000:00:02.0", NIC, 5, None);
+    let topology = machine.topology();
+    let devices: Vec<_> = topology
+        .devices()
+        .iter()
+        .map(|d| (d.address.as_str(), d.node))
+        .collect();
+    assert_eq!(devices, [("0000:00:02.0", None)]);
+}
+
+#[test]
+fn a_link_carries_what_its_lanes_do() {
+    let machine = Machine::new(&[1024]);
+    let links = [
+        ("2.5 GT/s PCIe", "1", 0.25e9),
+        ("8.0 GT/s PCIe", "8", 7.877e9),
+        ("Unknown", "0", 0.0),
+    ];
+    for (slot, (speed, width, _)) in links.iter().enumerate() {
+        let address = format!("0000:00:0{slot}.0");
+        let at = format!("sys/bus/pci/devices/{address}");
+        machine.device(&address, NIC, 0, None);
+        machine.file(&format!("{at}/current_link_speed"), speed);
+        machine.file(&format!("{at}/current_link_width"), width);
+    }
+    for (device, (_, _, expected)) in machine.topology().devices().iter().zip(links) {
+        let found = device.link_bytes_per_second.unwrap_or(0.0);
+        assert!((found - expected).abs() <= expected * 0.001, "{device:?}");
+    }
+}
+
+const FILE: &str = r#"
+[[node]]
+id = 1
+memory_mib = 2
+cpus = 8
+distances = [10, 32, 21]
+[[node]]
+id = 2              # without memory
+distances = [32, 10, 15]
+[[node]]
+id = 0
+memory_mib = 1
+distances = [21, 15, 10]
+
+[[unit]]
+name = "dmar0"
+node = 2
+[[unit]]
+name = "dmar1"
+
+[[device]]
+address = "0000:17:00.0"
+unit = "dmar0"
+node = 0
+group = 4
+kind = "Ethernet"
+link_gbps = 200
+[[device]]
+address = "0000:03:00.0"
+unit = "dmar1"
+emulated = "edu,dma_mask=0xffffffffffffffff"
+"#;
+
+#[test]
+fn a_file_says_what_sysfs_says() {
+    let topology = Topology::parse(FILE).unwrap();
+    let node = |id, mib: u64, cpus, distances: [u32; 3]| Node {
+        id,
+        memory_bytes: mib << 20,
+        cpus,
+        distances: distances.into(),
+    };
+    // Sorted by number, and the distances with them.
+    let nodes = [
+        node(0, 1, 0, [10, 21, 15]),
+        node(1, 2, 8, [21, 10, 32]),
+        node(2, 0, 0, [15, 32, 10]),
+    ];
+    assert_eq!(topology.nodes(), nodes);
+    let [second, first] = topology.devices() else {
+        panic!("{topology:?}");
+    };
+    assert_eq!(first.link_bytes_per_second, Some(25e9));
+    assert_eq!(
+        (topology.node_of(first), topology.node_of(second)),
+        (Some(2), None)
+    );
+    assert_eq!(
+        second.emulated.as_deref(),
+        Some("edu,dma_mask=0xffffffffffffffff")
+    );
+    // Node 2 has no memory; node 0 is nearest.
+    let nearest = [0, 1, 2].map(|node| topology.nearest_memory(node));
+    assert_eq!(nearest, [Some(0), Some(1), Some(0)]);
+}
+
+#[test]
+fn what_does_not_fit_is_named() {
+    let wrong = |from: &str, to: &str| {
+        let text = FILE.replacen(from, to, 1);
+        assert_ne!(text, FILE);
+        Topology::parse(&text).unwrap_err().to_string()
+    };
+    for (from, to, expected) in [
+        (
+            "cpus = 8",
+            "cpu = 8",
+            "line 5: unknown field `cpu`, expected",
+        ),
+        ("cpus = 8", "cpus = ", "line 5: "),
+        ("cpus = 8", "cpus = -8", "line 5: invalid value"),
+        ("id = 2", "id = 1", "there are two of node 1"),
+        (
+            "name = \"dmar1\"",
+            "name = \"dmar0\"",
+            "there are two of unit dmar0",
+        ),
+        (
+            "0000:03:00.0",
+            "0000:17:00.0",
+            "there are two of device 0000:17:00.0",
+        ),
+        (
+            "0000:03:00.0",
+            "0000:03:20.0",
+            "\"0000:03:20.0\" is no address",
+        ),
+        ("0000:03:00.0", "03:00.0", "\"03:00.0\" is no address"),
+        (
+            "\"dmar1\"\n\n",
+            "\"a b\"\n\n",
+            "\"a b\" is no name of a unit",
+        ),
+        ("edu,", "edu -device ", "is no device of QEMU"),
+        ("Ethernet", "<script>", "is no kind of a device"),
+        (
+            "node = 2",
+            "node = 3",
+            "dmar0 lies on node 3, which is not there",
+        ),
+        (
+            "node = 0",
+            "node = 9",
+            "0000:17:00.0 lies on node 9, which is not there",
+        ),
+        (
+            "unit = \"dmar1\"",
+            "unit = \"dmar7\"",
+            "0000:03:00.0 is served by dmar7, which is not",
+        ),
+        (
+            "[10, 32, 21]",
+            "[10, 32]",
+            "node 1 has the distances [10, 32]: there are 3 nodes",
+        ),
+        (
+            "[10, 32, 21]",
+            "[11, 32, 21]",
+            "node 1 has the distances [11, 32, 21]: 11 to node 1",
+        ),
+        ("[10, 32, 21]", "[10, 255, 21]", "255 to node 2"),
+        (
+            "link_gbps = 200",
+            "link_gbps = 0",
+            "the link of 0000:17:00.0 carries 0 bytes a second",
+        ),
+        (
+            "link_gbps = 200",
+            "link_gbps = nan",
+            "the link of 0000:17:00.0 carries NaN",
+        ),
+    ] {
+        let found = wrong(from, to);
+        assert!(found.contains(expected), "{from} -> {to}: {found}");
+    }
+    assert!(matches!(Topology::parse(""), Err(TopologyError::NoNodes)));
+    let long = "#".repeat((1 << 20) + 1);
+    assert!(matches!(
+        Topology::parse(&long),
+        Err(TopologyError::TooLong { .. })
+    ));
+}
+
+#[test]
+fn sizes_are_bounded() {
+    let nodes = |count: u32| {
+        (0..count)
+            .map(|id| Node {
+                id,
+                ..Node::default()
+            })
+            .collect()
+    };
+    assert!(Topology::new(nodes(1024), vec![], vec![]).is_ok());
+    let error = Topology::new(nodes(1025), vec![], vec![]).unwrap_err();
+    assert_eq!(error.to_string(), "1025 nodes, and at most 1024 are taken");
+    let units = (0..4097).map(|n| UnitPlace {
+        name: format!("u{n}"),
+        node: None,
+    });
+    assert!(Topology::new(nodes(1), units.collect(), vec![]).is_err());
+    let devices = vec![DevicePlace::default(); 65537];
+    assert!(Topology::new(nodes(1), vec![], devices).is_err());
+}
+
+#[test]
+fn a_file_that_is_not_there_is_named() {
+    let error = Topology::load(std::path::Path::new("/nowhere/t.toml")).unwrap_err();
+    assert_eq!(error.to_string(), "cannot read /nowhere/t.toml");
+}

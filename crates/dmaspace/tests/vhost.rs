@@ -1,0 +1,351 @@
+//! A balloon over vhost-user, with a front end that comes, goes, and does what it must not.
+
+// The lints' exception for tests covers test functions, not what they share.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use std::fs::File;
+use std::io::{Read as _, Write as _};
+use std::os::unix::fs::MetadataExt as _;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use dmaspace::vhost::{BalloonError, BalloonJob, BalloonReport, Command, Event, Operator};
+use vhost::vhost_user::message::{
+    VhostUserConfigFlags, VhostUserHeaderFlag, VhostUserProtocolFeatures,
+};
+use vhost::vhost_user::{Frontend, VhostUserFrontend as _};
+use vhost::{VhostBackend as _, VhostUserMemoryRegionInfo, VringConfigData};
+use vm_memory::{Bytes as _, FileOffset, GuestAddress, GuestMemoryBackend as _, GuestMemoryMmap};
+use vmm_sys_util::eventfd::EventFd;
+
+const PATIENCE: Duration = Duration::from_secs(20);
+/// Where the guest's memory begins, and in its file.
+const BASE: u64 = 1 << 30;
+const OFFSET: u64 = 3 << 30;
+const BYTES: usize = 8 << 20;
+/// Pages from here on go into the balloon.
+const PAGES: u64 = BASE + (4 << 20);
+const SIZE: u16 = 16;
+const INFLATE: usize = 0;
+const STATS: usize = 2;
+
+/// A job on a thread, with this test as its operator.
+struct Running {
+    commands: Sender<Command>,
+    events: Receiver<Event>,
+    thread: JoinHandle<Result<BalloonReport, BalloonError>>,
+    socket: PathBuf,
+    _directory: tempfile::TempDir,
+}
+
+struct Channels(Receiver<Command>, Sender<Event>);
+
+impl Operator for Channels {
+    fn next(&mut self, patience: Duration) -> Option<Command> {
+        self.0.recv_timeout(patience).ok()
+    }
+
+    fn tell(&mut self, event: &Event) {
+        let _ = self.1.send(event.clone());
+    }
+}
+
+impl Running {
+    fn start(target: u64) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let socket = directory.path().join("socket");
+        let job = BalloonJob {
+            socket: socket.clone(),
+            target,
+            stats: None,
+            bulk: None,
+        };
+        let (commands, receiver) = mpsc::channel();
+        let (sender, events) = mpsc::channel();
+        let thread = thread::spawn(move || job.run(&mut Channels(receiver, sender)));
+        let mut running = Self {
+            commands,
+            events,
+            thread,
+            socket,
+            _directory: directory,
+        };
+        running.wait(|event| matches!(event, Event::Listening { .. }));
+        running
+    }
+
+    fn wait(&mut self, wanted: impl Fn(&Event) -> bool) -> Event {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let event = self.events.recv_timeout(left).expect("the event comes");
+            if wanted(&event) {
+                return event;
+            }
+        }
+    }
+
+    fn end(self) -> BalloonReport {
+        self.commands.send(Command::End).unwrap();
+        let report = self.thread.join().unwrap().unwrap();
+        assert!(!self.socket.exists());
+        report
+    }
+}
+
+/// A monitor and its guest, from the first message to the last.
+struct Monitor {
+    front: Frontend,
+    channel: UnixStream,
+    memory: GuestMemoryMmap,
+    kicks: Vec<EventFd>,
+    calls: Vec<EventFd>,
+}
+
+fn guest() -> File {
+    let file = tempfile::tempfile_in("/dev/shm").unwrap();
+    file.set_len(OFFSET + BYTES as u64).unwrap();
+    file
+}
+
+/// The parts of a queue's ring.
+fn ring(queue: usize) -> [u64; 4] {
+    let at = BASE + 0x1_0000 * queue as u64;
+    [at, at + 0x1000, at + 0x2000, at + 0x4000]
+}
+
+impl Monitor {
+    /// Connects with this memory, the rings at these positions.
+    fn connect(socket: &Path, file: &File, bases: [u16; 3]) -> Self {
+        let place = FileOffset::new(file.try_clone().unwrap(), OFFSET);
+        let ranges = [(GuestAddress(BASE), BYTES, Some(place))];
+        let memory = GuestMemoryMmap::from_ranges_with_files(ranges).unwrap();
+        let mut front = Frontend::connect(socket, 3).unwrap();
+        front.set_owner().unwrap();
+        // Statistics, beside what a back end needs.
+        let features = front.get_features().unwrap();
+        let wanted = 1 << 32 | 1 << 30 | 0b11;
+        assert_eq!(features & wanted, wanted);
+        let protocol = VhostUserProtocolFeatures::REPLY_ACK
+            | VhostUserProtocolFeatures::BACKEND_REQ
+            | VhostUserProtocolFeatures::CONFIG;
+        assert!(front.get_protocol_features().unwrap().contains(protocol));
+        front.set_protocol_features(protocol).unwrap();
+        front.set_hdr_flags(VhostUserHeaderFlag::NEED_REPLY);
+        let (channel, theirs) = UnixStream::pair().unwrap();
+        channel.set_read_timeout(Some(PATIENCE)).unwrap();
+        front.set_backend_request_fd(&theirs).unwrap();
+        front.set_features(wanted).unwrap();
+        let region = memory.iter().next().unwrap();
+        let info = VhostUserMemoryRegionInfo::from_guest_region(region).unwrap();
+        front.set_mem_table(&[info]).unwrap();
+        let host = |address| memory.get_host_address(GuestAddress(address)).unwrap() as u64;
+        let (mut kicks, mut calls) = (Vec::new(), Vec::new());
+        for (queue, base) in bases.into_iter().enumerate() {
+            let (kick, call) = (EventFd::new(0).unwrap(), EventFd::new(0).unwrap());
+            // Before anything else is known of the ring, as User-Mode Linux does.
+            front.set_vring_call(queue, &call).unwrap();
+            front.set_vring_num(queue, SIZE).unwrap();
+            let [descriptors, available, used, _] = ring(queue).map(host);
+            let config = VringConfigData {
+                queue_max_size: SIZE,
+                queue_size: SIZE,
+                flags: 0,
+                desc_table_addr: descriptors,
+                used_ring_addr: used,
+                avail_ring_addr: available,
+                log_addr: None,
+            };
+            front.set_vring_base(queue, base).unwrap();
+            front.set_vring_addr(queue, &config).unwrap();
+            front.set_vring_kick(queue, &kick).unwrap();
+            front.set_vring_enable(queue, true).unwrap();
+            kicks.push(kick);
+            calls.push(call);
+        }
+        Self {
+            front,
+            channel,
+            memory,
+            kicks,
+            calls,
+        }
+    }
+
+    /// Makes `bytes` available in `queue` as message number `nth`.
+    fn send(&self, queue: usize, nth: u16, bytes: &[u8]) {
+        let [descriptors, available, _, buffer] = ring(queue);
+        let write = |at, value: u16| self.memory.write_obj(value, GuestAddress(at)).unwrap();
+        let slot = nth % SIZE;
+        let at = buffer + 0x400 * u64::from(slot);
+        self.memory.write_slice(bytes, GuestAddress(at)).unwrap();
+        let descriptor = descriptors + 16 * u64::from(slot);
+        self.memory.write_obj(at, GuestAddress(descriptor)).unwrap();
+        let len = u64::from(bytes.len() as u32);
+        self.memory
+            .write_obj(len, GuestAddress(descriptor + 8))
+            .unwrap();
+        write(available + 4 + 2 * u64::from(slot), slot);
+        write(available + 2, nth + 1);
+        self.kicks[queue].write(1).unwrap();
+    }
+
+    /// Waits until `count` messages of `queue` came back.
+    fn used(&self, queue: usize, count: u16) {
+        let [_, _, used, _] = ring(queue);
+        let deadline = Instant::now() + PATIENCE;
+        while self.memory.read_obj::<u16>(GuestAddress(used + 2)).unwrap() != count {
+            assert!(
+                Instant::now() < deadline,
+                "message {count} does not come back"
+            );
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// Gives 256 pages from `first` on to the balloon, and says that `actual` are in it.
+    fn inflate(&mut self, nth: u16, first: u64, actual: u32) {
+        let pages = (0..256).map(|page| (first / 4096 + page) as u32);
+        let message: Vec<u8> = pages.flat_map(u32::to_le_bytes).collect();
+        self.send(INFLATE, nth, &message);
+        self.used(INFLATE, nth + 1);
+        let flags = VhostUserConfigFlags::WRITABLE;
+        self.front
+            .set_config(4, flags, &actual.to_le_bytes())
+            .unwrap();
+    }
+
+    /// Target and size, in pages.
+    fn config(&mut self) -> [u32; 2] {
+        let flags = VhostUserConfigFlags::empty();
+        let (_, bytes) = self.front.get_config(0, 8, flags, &[0; 8]).unwrap();
+        [0, 4].map(|at| u32::from_le_bytes(*bytes[at..].first_chunk().unwrap()))
+    }
+}
+
+fn held(file: &File) -> u64 {
+    512 * file.metadata().unwrap().blocks()
+}
+
+#[test]
+fn a_front_end_that_comes_back_finds_the_balloon_as_it_was() {
+    let mut running = Running::start(1 << 20);
+    let file = guest();
+    let mut monitor = Monitor::connect(&running.socket, &file, [0; 3]);
+    // Pages of the rings and buffers are there before anything is counted.
+    let rings = [0; 0x3_0000];
+    monitor
+        .memory
+        .write_slice(&rings, GuestAddress(BASE))
+        .unwrap();
+    let ones = vec![1; 2 << 20];
+    monitor
+        .memory
+        .write_slice(&ones, GuestAddress(PAGES))
+        .unwrap();
+    let before = held(&file);
+    monitor.inflate(0, PAGES, 256);
+    assert_eq!(before - held(&file), 1 << 20, "one message, one mebibyte");
+    assert!(monitor.calls[INFLATE].read().is_ok());
+    assert_eq!(monitor.config(), [256, 256]);
+
+    // A target, and the message that tells of it.
+    running.commands.send(Command::Target(2 << 20)).unwrap();
+    let mut message = [0; 12];
+    monitor.channel.read_exact(&mut message).unwrap();
+    assert_eq!(message.map(u32::from), [2, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0]);
+    assert_eq!(monitor.config(), [512, 256]);
+
+    // It goes without a word, and comes back: rings are taken up where they were used last.
+    drop(monitor);
+    running.wait(|event| matches!(event, Event::Disconnected { .. }));
+    let mut monitor = Monitor::connect(&running.socket, &file, [1, 0, 0]);
+    monitor.inflate(1, PAGES + (1 << 20), 512);
+    assert_eq!(before - held(&file), 2 << 20);
+    assert_eq!(monitor.config(), [512, 512]);
+
+    // Another guest: an empty balloon, and the same target.
+    drop(monitor);
+    running.wait(|event| matches!(event, Event::Disconnected { .. }));
+    let mut monitor = Monitor::connect(&running.socket, &guest(), [0; 3]);
+    assert_eq!(monitor.config(), [512, 0]);
+    drop(monitor);
+    let report = running.end();
+    assert_eq!((report.discarded_bytes, report.discards), (2 << 20, 2));
+    assert_eq!(report.refused, 0);
+}
+
+#[test]
+fn a_buffer_for_statistics_outlasts_a_front_end() {
+    let mut running = Running::start(0);
+    let file = guest();
+    let free = |value: u64| [&4u16.to_le_bytes()[..], &value.to_le_bytes()].concat();
+    let said = |event: &Event| match event {
+        Event::Stats(stats) => stats.free_bytes,
+        _ => None,
+    };
+    let monitor = Monitor::connect(&running.socket, &file, [0; 3]);
+    monitor.send(STATS, 0, &free(1));
+    running.wait(|event| said(event) == Some(1));
+    drop(monitor);
+    running.wait(|event| matches!(event, Event::Disconnected { .. }));
+
+    // The buffer was not used, so it is available once more; then it is asked for, and answered.
+    let monitor = Monitor::connect(&running.socket, &file, [0; 3]);
+    running.wait(|event| said(event) == Some(1));
+    running.commands.send(Command::Stats).unwrap();
+    monitor.used(STATS, 1);
+    monitor.send(STATS, 1, &free(2));
+    running.wait(|event| said(event) == Some(2));
+    drop(monitor);
+    assert_eq!(running.end().refused, 0);
+}
+
+#[test]
+fn a_front_end_that_talks_nonsense_is_left_and_the_next_is_served() {
+    let mut running = Running::start(1 << 20);
+    for nonsense in [&[0xff; 64][..], &[5; 7], b"GET / HTTP/1.1\r\n\r\n"] {
+        let mut front = UnixStream::connect(&running.socket).unwrap();
+        front.set_read_timeout(Some(PATIENCE)).unwrap();
+        front.write_all(nonsense).unwrap();
+        front.shutdown(std::net::Shutdown::Write).unwrap();
+        running.wait(|event| matches!(event, Event::Disconnected { .. }));
+    }
+    let mut monitor = Monitor::connect(&running.socket, &guest(), [0; 3]);
+    monitor.inflate(0, PAGES, 256);
+    assert_eq!(monitor.config(), [256, 256]);
+    drop(monitor);
+    running.end();
+}
+
+#[test]
+fn a_socket_in_use_is_left_alone_and_one_left_behind_is_replaced() {
+    let running = Running::start(0);
+    let job = |socket: &Path| BalloonJob {
+        socket: socket.to_owned(),
+        target: 0,
+        stats: None,
+        bulk: None,
+    };
+    let refusal = |socket: &Path| {
+        let (_commands, receiver) = mpsc::channel();
+        let (sender, _events) = mpsc::channel();
+        let error = job(socket)
+            .run(&mut Channels(receiver, sender))
+            .unwrap_err();
+        assert!(error.is_input());
+        error.to_string()
+    };
+    let path = running.socket.clone();
+    assert_eq!(
+        refusal(&path),
+        format!("{} is in use by another program", path.display())
+    );
+    running.end();
+    let file = tempfile::NamedTempFile::new().unwrap();
+    assert!(refusal(file.path()).ends_with(" is no socket"));
+    assert!(file.path().exists());
+}
