@@ -8,10 +8,16 @@ use anyhow::{anyhow, bail};
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Parser, Subcommand, ValueEnum};
 use dmaspace::hostmem::Backing;
+use dmaspace::ioas::Placement;
 use dmaspace::iopt::FormatId;
 use dmaspace::map::{MapBackend, MapJob, Software};
 
+use crate::balloon::{self, BalloonArgs};
+use crate::balloon_guest::{self, BalloonGuestArgs};
+use crate::inspect::InspectArgs;
+use crate::numa::NumaCommand;
 use crate::size;
+use crate::tables::TablesCommand;
 
 /// The whole command line.
 #[derive(Debug, Parser)]
@@ -54,6 +60,7 @@ pub(crate) enum Command {
             dmaspace map --size 1G --backing hugetlb-2m --format amdv1\n  \
             dmaspace map --max-leaf 4k --json | jq .times.map_ns\n  \
             dmaspace map --svg layout.svg\n  \
+            dmaspace map --placement per-node\n  \
             dmaspace map --backend iommufd --device 0000:00:05.0"
     )]
     Map(MapArgs),
@@ -70,6 +77,48 @@ pub(crate) enum Command {
             dmaspace devices --json | jq '.devices[] | select(.state == \"ready\").address'"
     )]
     Devices(DevicesArgs),
+    /// Be the balloon of a virtual machine whose monitor speaks vhost-user.
+    #[command(long_about = balloon::ABOUT, after_long_help = balloon::EXAMPLES)]
+    Balloon(BalloonArgs),
+    /// Drive a balloon's device in a guest, whatever its kernel has.
+    #[command(long_about = balloon_guest::ABOUT, after_long_help = balloon_guest::EXAMPLES)]
+    BalloonGuest(BalloonGuestArgs),
+    /// Look at I/O page tables in a file: list, explain, check, compare, draw.
+    #[command(
+        subcommand,
+        long_about = "Looks at I/O page tables that are in a file: an image of tables (which this \
+            library writes), or a dump of memory with --format, --root and --offset, as QEMU's \
+            pmemsave or a crash dump gives. They are read as the specifications say, not as we \
+            would have written them; files of any bytes are survived.\n\n\
+            Exit status: 0; 1 when `check` or `diff` find something, or the image is damaged; 2 \
+            when the file or what was asked for cannot be had.",
+        after_long_help = "Examples:\n  \
+            dmaspace tables dump tables.img\n  \
+            dmaspace tables walk memory.bin 0x40001000 --format vtd-ss --root 0x10a3000\n  \
+            dmaspace tables check tables.img\n  \
+            dmaspace tables diff before.img after.img\n  \
+            dmaspace tables picture tables.img --svg tables.svg"
+    )]
+    Tables(TablesCommand),
+    /// Plan page tables for memory nodes, and simulate what that is worth.
+    #[command(subcommand, disable_help_subcommand = true)]
+    Numa(NumaCommand),
+    /// Say how a process's memory is backed, or what the machine's IOMMUs do, and what would help.
+    #[command(
+        long_about = "Looks at a running process (--pid) as a device would: of which folios, runs and \
+            nodes its memory consists, what is locked and pinned, what mapping it would cost in each \
+            format, how far an IOTLB reaches, and which change would help most. Or at the machine \
+            (--machine): IOMMU units, how each group translates, kernel options, nodes, counters and \
+            recent faults, each finding with the one setting that would change it.\n\n\
+            Nothing is stopped or changed. What takes privilege that is not there is left out, and \
+            said.\n\n\
+            Exit status: 0; 2 when there is no such process, or it may not be looked at.",
+        after_long_help = "Examples:\n  \
+            dmaspace inspect --pid $(pidof qemu-system-x86_64)\n  \
+            dmaspace inspect --pid 4711 --json | jq '.advice[0]'\n  \
+            dmaspace inspect --machine"
+    )]
+    Inspect(InspectArgs),
 }
 
 /// The options of `dmaspace devices`.
@@ -153,6 +202,17 @@ pub(crate) struct MapArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=256))]
     devices: Option<u32>,
 
+    /// Which devices share a page table, and where it lies [default: shared]
+    ///
+    /// `shared`: one table for all, on the node of the first device. `per-node`: one for the devices
+    /// of each memory node, on that node, over memory that is pinned and charged once. `near:N`: one
+    /// for all, on node N. Devices of the software IOMMU are at the nodes that have memory, in turn.
+    /// The report then says where tables really are, asked page by page, and what they take.
+    ///
+    /// Example: --placement per-node
+    #[arg(long, value_name = "POLICY")]
+    placement: Option<Placement>,
+
     /// Print the report as JSON
     ///
     /// Names are stable and end in their unit: `map_ns`, `charged_bytes`. Nothing else is printed
@@ -189,6 +249,7 @@ impl MapArgs {
             size: self.size,
             backing: self.backing.0,
             backend: self.backend()?,
+            placement: self.placement,
         })
     }
 
@@ -298,7 +359,7 @@ mod tests {
         let words = ["dmaspace", "map"].iter().chain(options);
         match Args::try_parse_from(words).unwrap().command {
             Command::Map(map) => map.job().map_err(|error| error.to_string()),
-            Command::Devices(_) => unreachable!("the word was map"),
+            _ => unreachable!("the word was map"),
         }
     }
 
@@ -313,6 +374,7 @@ mod tests {
             size: None,
             backing: None,
             backend: MapBackend::Software(Software::default()),
+            placement: None,
         };
         assert_eq!(job(&[]).unwrap(), expected);
         assert_eq!(job(&["--backing", "auto"]).unwrap(), expected);
@@ -335,7 +397,8 @@ mod tests {
 
     #[test]
     fn every_option_arrives() {
-        let options = "--size 1G --backing HUGETLB-2M --max-leaf 2m --format amdv1 --devices 256";
+        let options = "--size 1G --backing HUGETLB-2M --max-leaf 2m --format amdv1 --devices 256 \
+                       --placement per-node";
         let options: Vec<_> = options.split(' ').collect();
         let expected = MapJob {
             size: Some(1 << 30),
@@ -345,6 +408,7 @@ mod tests {
                 format: FormatId::AmdV1,
                 devices: 256,
             }),
+            placement: Some(Placement::PerNode),
         };
         assert_eq!(job(&options).unwrap(), expected);
         for backing in Backing::ALL {
@@ -391,11 +455,24 @@ mod tests {
         assert!(refusal.contains("--backend vfio or iommufd"), "{refusal}");
     }
 
+    /// The commands that do something, by their whole names.
+    fn commands(command: &clap::Command, name: &str) -> Vec<(String, clap::Command)> {
+        let nested = command.get_subcommands();
+        let all = nested.flat_map(|nested| {
+            let name = format!("{name} {}", nested.get_name());
+            match nested.has_subcommands() {
+                true => commands(nested, &name),
+                false => vec![(name, nested.clone())],
+            }
+        });
+        all.collect()
+    }
+
     #[test]
     fn every_option_is_explained_with_an_example() {
-        let mut command = Args::command();
-        for name in ["map", "devices"] {
-            let command = command.find_subcommand_mut(name).unwrap();
+        let commands = commands(&Args::command(), "dmaspace");
+        assert!(commands.len() > 8, "{}", commands.len());
+        for (name, command) in &commands {
             for option in command.get_arguments() {
                 let Some(long) = option.get_long() else {
                     continue;

@@ -6,10 +6,15 @@
 #![forbid(unsafe_code)]
 
 mod args;
+mod balloon;
+mod balloon_guest;
+mod inspect;
+mod numa;
 mod progress;
 mod report;
 mod size;
 mod stop;
+mod tables;
 mod target;
 
 use std::error::Error;
@@ -50,6 +55,11 @@ fn main() -> ExitCode {
             match args.command {
                 Command::Map(map_args) => map(&map_args, args.verbose),
                 Command::Devices(devices_args) => devices(&devices_args),
+                Command::Balloon(balloon_args) => balloon::run(&balloon_args, args.verbose),
+                Command::BalloonGuest(guest_args) => balloon_guest::run(&guest_args),
+                Command::Tables(command) => tables::run(&command),
+                Command::Numa(command) => numa::run(&command),
+                Command::Inspect(inspect_args) => inspect::run(&inspect_args),
             }
         }
     };

@@ -109,6 +109,32 @@ fn one_device_three_and_many() {
 }
 
 #[test]
+fn tables_are_placed_as_they_are_wanted_or_it_says_so() {
+    let _turn = turn();
+    for policy in ["shared", "per-node", "near:4095"] {
+        let options = ["--size", SMALL, "--placement", policy];
+        let found = report(dmaspace(&[&["map", "--json"], &options[..]].concat()));
+        check(&found, 4 << 20, 2);
+        assert_eq!(found.pointer("/placement/policy").unwrap(), policy);
+        assert!(number(&found, "/placement/domains/0/devices") > 0);
+        let (stdout, stderr, status) = run(dmaspace(&[&["map"], &options[..]].concat()));
+        assert_eq!((stderr.as_str(), status), ("", Some(0)), "{stdout}");
+        assert!(
+            stdout.contains(&format!("\nplacement\n  policy      {policy}: ")),
+            "{stdout}"
+        );
+        let misplaced = stdout.contains("  misplaced   tables for node 4095 are not all there");
+        assert_eq!(misplaced, policy == "near:4095", "{stdout}");
+    }
+    let (_, stderr, status) = run(dmaspace(&["map", "--placement", "near"]));
+    assert_eq!(status, Some(2));
+    assert!(
+        stderr.contains("`shared`, `per-node`, or `near:N`"),
+        "{stderr}"
+    );
+}
+
+#[test]
 fn the_smallest_size_is_one_page() {
     let _turn = turn();
     check(

@@ -59,17 +59,7 @@ fn table(sheet: &mut Sheet, report: &DevicesReport) {
         sheet.line("  none");
         return;
     }
-    let widths: [usize; 8] = std::array::from_fn(|column| {
-        let cells = rows.iter().filter_map(|row| row.get(column));
-        cells.map(|cell| cell.chars().count()).max().unwrap_or(0)
-    });
-    for row in rows {
-        let mut line = String::new();
-        for (cell, width) in row.iter().zip(widths) {
-            line += &format!("  {cell:<width$}");
-        }
-        sheet.line(&line);
-    }
+    sheet.table(&rows);
 }
 
 fn row(device: &DeviceReport) -> [String; 8] {

@@ -2,8 +2,12 @@
 
 pub(crate) mod devices;
 mod histogram;
+pub(crate) mod inspect;
+pub(crate) mod numa;
+pub(crate) mod numa_svg;
 pub(crate) mod sheet;
 pub(crate) mod svg;
+pub(crate) mod tables;
 pub(crate) mod text;
 
 #[cfg(test)]
@@ -285,6 +289,7 @@ mod tests {
 .memory.runs
 .memory.size_bytes
 .memory.size_reason
+.placement
 .tables.format
 .tables.leaves[].bytes
 .tables.leaves[].count
@@ -352,6 +357,7 @@ mod tests {
 .memory.pool_pages_added
 .memory.size_bytes
 .memory.size_reason
+.placement
 .tables
 .times.attach_ns
 .times.dma_check_ns

@@ -84,6 +84,7 @@ pub(crate) fn huge() -> MapReport {
             table_bytes: 12 * K,
             nodes: vec![node(Some(0), 12 * K)],
         }),
+        placement: None,
         times: Times {
             populate_ns: 31_200_000,
             pin_ns: Some(1_200_000),
@@ -164,6 +165,7 @@ pub(crate) fn sampled() -> MapReport {
             ..huge.charge
         },
         tables: None,
+        placement: None,
         times: Times {
             pin_ns: None,
             find_runs_ns: None,
@@ -263,6 +265,7 @@ pub(crate) fn synthetic() -> MapReport {
             table_bytes: 4 * K,
             nodes: vec![node(Some(1), 4 * K)],
         }),
+        placement: None,
         times: Times {
             pin_ns: Some(0),
             find_runs_ns: Some(0),

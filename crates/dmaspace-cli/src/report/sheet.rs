@@ -120,6 +120,25 @@ impl Sheet {
         self.line(&(line + rest));
     }
 
+    /// Rows of cells in columns, each as wide as its widest cell.
+    pub(crate) fn table<R: AsRef<[String]>>(&mut self, rows: &[R]) {
+        let width = |cell: &String| cell.chars().count();
+        let columns = rows.iter().map(|row| row.as_ref().len()).max();
+        let widths: Vec<usize> = (0..columns.unwrap_or(0))
+            .map(|column| {
+                let cells = rows.iter().filter_map(|row| row.as_ref().get(column));
+                cells.map(width).max().unwrap_or(0)
+            })
+            .collect();
+        for row in rows {
+            let mut line = String::new();
+            for (cell, width) in row.as_ref().iter().zip(&widths) {
+                line += &format!("  {cell:<width$}");
+            }
+            self.line(&line);
+        }
+    }
+
     pub(crate) fn line(&mut self, line: &str) {
         self.text += line.trim_end();
         self.text.push('\n');

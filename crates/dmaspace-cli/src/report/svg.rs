@@ -28,13 +28,35 @@ const NARROWEST: f64 = 0.75;
 /// stays small.
 const MOST_STRETCHES: usize = 2 * STRIP as usize;
 
-/// The picture as SVG 1.1.
+/// More strips than this are not drawn; the picture says how much is left out.
+const MOST_STRIPS: usize = 12;
+/// From one strip to the next, with its labels.
+const STRIP_STEP: u32 = STRIP_HEIGHT + 40;
+
+/// The picture of a map as SVG 1.1.
 pub(crate) fn draw(report: &MapReport) -> String {
-    let layout = report.layout.as_deref().unwrap_or_default();
-    let sizes = leaves_by_size(layout);
-    let rows = (sizes.len() as u32).div_ceil(LEGEND_COLUMNS).max(1);
-    let height = LEGEND_TOP + rows * LEGEND_ROW + MARGIN / 2;
     let (title, subtitle) = titles(report);
+    picture(
+        &title,
+        &subtitle,
+        report.layout.as_deref().unwrap_or_default(),
+    )
+}
+
+/// A picture with a title, a line below it, and what lies where: a strip for each part of the
+/// address space that holes of more than all its contents set apart.
+pub(crate) fn picture(title: &str, subtitle: &str, layout: &[Stretch]) -> String {
+    let (title, subtitle) = (escape(title), escape(subtitle));
+    let sizes = leaves_by_size(layout);
+    let parts = parts(layout);
+    let drawn = parts.get(..MOST_STRIPS).unwrap_or(&parts);
+    let more = STRIP_STEP * (drawn.len().max(1) as u32 - 1);
+    let rows = (sizes.len() as u32).div_ceil(LEGEND_COLUMNS).max(1);
+    let height = LEGEND_TOP + more + rows * LEGEND_ROW + MARGIN / 2;
+    let subtitle = match parts.len() - drawn.len() {
+        0 => subtitle,
+        left => format!("{subtitle}; {} not drawn", counted(left as u64, "part")),
+    };
     let mut svg = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{WIDTH}\" height=\"{height}\" \
          viewBox=\"0 0 {WIDTH} {height}\" role=\"img\" font-family=\"system-ui, sans-serif\" \
@@ -51,8 +73,13 @@ pub(crate) fn draw(report: &MapReport) -> String {
         &title,
     );
     text(&mut svg, "faint", MARGIN, 50, "", &subtitle);
-    strip(&mut svg, layout);
-    legend(&mut svg, &sizes);
+    for (nth, part) in (0..).zip(drawn) {
+        strip(&mut svg, part, STRIP_TOP + nth * STRIP_STEP);
+    }
+    if drawn.is_empty() {
+        svg += &rect("empty", STRIP_TOP, f64::from(MARGIN), f64::from(STRIP), "");
+    }
+    legend(&mut svg, &sizes, LEGEND_TOP + more);
     svg += "</svg>\n";
     svg
 }
@@ -80,7 +107,15 @@ fn titles(report: &MapReport) -> (String, String) {
         counted(tables.table_pages, "table page"),
         found.addresses,
     );
-    (escape(&title), escape(&subtitle))
+    (title, subtitle)
+}
+
+/// The layout in parts, where holes are longer than everything in it.
+fn parts(layout: &[Stretch]) -> Vec<&[Stretch]> {
+    let whole = layout.iter().map(|s| u128::from(s.len_bytes)).sum::<u128>();
+    layout
+        .chunk_by(|one, next| u128::from(next.iova).saturating_sub(end(one)) <= whole)
+        .collect()
 }
 
 fn counted_leaves(number: u64) -> String {
@@ -103,8 +138,8 @@ fn style(svg: &mut String, sizes: impl Iterator<Item = u64>) {
     *svg += "</style>\n";
 }
 
-fn strip(svg: &mut String, layout: &[Stretch]) {
-    *svg += &rect("empty", f64::from(MARGIN), f64::from(STRIP), "");
+fn strip(svg: &mut String, layout: &[Stretch], top: u32) {
+    *svg += &rect("empty", top, f64::from(MARGIN), f64::from(STRIP), "");
     // In 128 bits, since the last address may be the last of all.
     let first = layout.iter().map(|s| s.iova).min().unwrap_or(0);
     let end = layout.iter().map(end).max().unwrap_or(0);
@@ -122,14 +157,14 @@ fn strip(svg: &mut String, layout: &[Stretch]) {
         for stretch in wide.into_iter().chain(narrow) {
             let width = (stretch.len_bytes as f64 * scale).max(NARROWEST);
             let left = place(stretch.iova).min(f64::from(MARGIN + STRIP) - width);
-            *svg += &rect(&class(stretch.leaf_bytes), left, width, &hint(stretch));
+            *svg += &rect(&class(stretch.leaf_bytes), top, left, width, &hint(stretch));
         }
     } else {
         for (column, size) in columns(layout, place) {
-            *svg += &rect(&class(size), f64::from(MARGIN + column), 1.0, "");
+            *svg += &rect(&class(size), top, f64::from(MARGIN + column), 1.0, "");
         }
     }
-    labels(svg, first, span);
+    labels(svg, top, first, span);
 }
 
 /// For every column of the strip, the leaf size to which most of it belongs.
@@ -157,11 +192,11 @@ fn columns(layout: &[Stretch], place: impl Fn(u64) -> f64) -> Vec<(u32, u64)> {
         .collect()
 }
 
-fn labels(svg: &mut String, first: u64, span: u128) {
+fn labels(svg: &mut String, strip: u32, first: u64, span: u128) {
     for part in 0..=LABELS {
         let iova = u128::from(first) + span * u128::from(part) / u128::from(LABELS);
         let x = MARGIN + STRIP * part / LABELS;
-        let (top, bottom) = (STRIP_TOP + STRIP_HEIGHT, STRIP_TOP + STRIP_HEIGHT + 6);
+        let (top, bottom) = (strip + STRIP_HEIGHT, strip + STRIP_HEIGHT + 6);
         *svg +=
             &format!("<line class=\"tick\" x1=\"{x}\" y1=\"{top}\" x2=\"{x}\" y2=\"{bottom}\"/>\n");
         let anchor = match part {
@@ -181,10 +216,10 @@ fn labels(svg: &mut String, first: u64, span: u128) {
     }
 }
 
-fn legend(svg: &mut String, sizes: &BTreeMap<u64, (u64, u64)>) {
+fn legend(svg: &mut String, sizes: &BTreeMap<u64, (u64, u64)>, top: u32) {
     for (at, (size, (leaves, total))) in (0..).zip(sizes) {
         let x = MARGIN + at % LEGEND_COLUMNS * LEGEND_COLUMN;
-        let y = LEGEND_TOP + at / LEGEND_COLUMNS * LEGEND_ROW;
+        let y = top + at / LEGEND_COLUMNS * LEGEND_ROW;
         *svg += &format!(
             "<rect class=\"{}\" x=\"{x}\" y=\"{y}\" width=\"14\" height=\"14\" rx=\"2\"/>\n",
             class(*size)
@@ -255,9 +290,9 @@ fn colour(leaf_bytes: u64) -> String {
     format!("#{r:02x}{g:02x}{b:02x}")
 }
 
-fn rect(class: &str, x: f64, width: f64, hint: &str) -> String {
+fn rect(class: &str, y: u32, x: f64, width: f64, hint: &str) -> String {
     let place = format!(
-        "<rect class=\"{class}\" x=\"{x:.2}\" y=\"{STRIP_TOP}\" width=\"{width:.2}\" \
+        "<rect class=\"{class}\" x=\"{x:.2}\" y=\"{y}\" width=\"{width:.2}\" \
          height=\"{STRIP_HEIGHT}\""
     );
     match hint {
@@ -266,13 +301,13 @@ fn rect(class: &str, x: f64, width: f64, hint: &str) -> String {
     }
 }
 
-fn text(svg: &mut String, class: &str, x: u32, y: u32, attributes: &str, words: &str) {
+pub(super) fn text(svg: &mut String, class: &str, x: u32, y: u32, attributes: &str, words: &str) {
     let space = if attributes.is_empty() { "" } else { " " };
     *svg +=
         &format!("<text class=\"{class}\" x=\"{x}\" y=\"{y}\"{space}{attributes}>{words}</text>\n");
 }
 
-fn escape(text: &str) -> String {
+pub(super) fn escape(text: &str) -> String {
     text.replace('&', "&amp;")
         .replace('<', "&lt;")
         .replace('>', "&gt;")
@@ -313,6 +348,23 @@ mod tests {
         assert!(many.contains("50,000 × ") || many.contains("GiB"), "legend");
         let drawn = many.matches("width=\"1.00\"").count();
         assert_eq!(drawn, STRIP as usize);
+    }
+
+    #[test]
+    fn parts_far_from_each_other_have_strips_of_their_own() {
+        let at = |iova| Stretch {
+            iova,
+            len_bytes: 8192,
+            leaf_bytes: 4096,
+        };
+        let svg = picture("far", "", &[at(0), at(8192), at(1 << 40), at(1 << 46)]);
+        assert_eq!(svg.matches("class=\"empty\"").count(), 3, "{svg}");
+        assert!(
+            svg.contains(">0x10000000000<") && svg.contains("y=\"260\""),
+            "{svg}"
+        );
+        let many: Vec<_> = (1..40).map(|n| at(n << 40)).collect();
+        assert!(picture("far", "apart", &many).contains(">apart; 27 parts not drawn<"));
     }
 
     #[test]

@@ -5,7 +5,7 @@
 
 use dmaspace::map::{
     BackendReport, ChargeReport, Counted, DeviceUsed, DmaReport, MapReport, MemoryReport,
-    NodeShare, RunsReport, TablesReport, Times, UnitReport,
+    NodeShare, PlacementReport, RunsReport, TablesReport, Times, UnitReport,
 };
 
 use super::Verdict;
@@ -22,6 +22,9 @@ pub(crate) fn write(report: &MapReport, paint: Paint) -> String {
     memory(&mut sheet, &report.memory);
     charge(&mut sheet, &report.charge);
     tables(&mut sheet, report.tables.as_ref());
+    if let Some(found) = &report.placement {
+        placement(&mut sheet, found, report);
+    }
     times(&mut sheet, report);
     dma(&mut sheet, report);
     verdict(&mut sheet, report);
@@ -202,6 +205,35 @@ fn tables(sheet: &mut Sheet, tables: Option<&TablesReport>) {
             nodes(&tables.nodes)
         ),
     );
+}
+
+/// Which devices share a table, where it lies, and what that costs.
+fn placement(sheet: &mut Sheet, placement: &PlacementReport, report: &MapReport) {
+    sheet.section("placement");
+    let domains = counted(placement.domains.len() as u64, "domain");
+    sheet.value("policy", &format!("{}: {domains}", placement.policy));
+    for domain in &placement.domains {
+        let of = match domain.node {
+            Some(node) => format!("of node {node}"),
+            None => "of no known node".into(),
+        };
+        let devices = counted(domain.devices, "device");
+        let lies = match (domain.table_bytes, &domain.nodes) {
+            (Some(len), Some(found)) => format!("{} of tables, on {}", bytes(len), nodes(found)),
+            _ => "the kernel's tables, of which it tells nothing".into(),
+        };
+        sheet.value("domain", &format!("{devices} {of}; {lies}"));
+    }
+    let mut costs: Vec<String> = Vec::new();
+    if let Some(tables) = &report.tables {
+        costs.push(format!("{} of tables", bytes(tables.table_bytes)));
+    }
+    costs.push(format!("mapped in {}", duration(report.times.map_ns)));
+    costs.push(format!("{} charged", bytes(report.charge.charged_bytes)));
+    sheet.value("cost", &costs.join(", "));
+    for misplaced in &placement.misplaced {
+        sheet.value("misplaced", misplaced);
+    }
 }
 
 fn times(sheet: &mut Sheet, report: &MapReport) {

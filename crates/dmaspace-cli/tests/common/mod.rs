@@ -113,6 +113,11 @@ impl Ordinary {
         })
     }
 
+    /// The user's number.
+    pub(crate) fn user(&self) -> &str {
+        &self.user
+    }
+
     pub(crate) fn command(&self, memlock: u64, arguments: &[&str]) -> Command {
         let memlock = format!("--memlock={memlock}:{memlock}");
         let user = self.user.as_str();

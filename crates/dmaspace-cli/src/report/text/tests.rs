@@ -1,6 +1,6 @@
 //! The report of each kind, to the letter.
 
-use dmaspace::map::SizeClass;
+use dmaspace::map::{DomainReport, NodeShare, PlacementReport, SizeClass};
 
 use super::super::samples;
 use super::*;
@@ -45,6 +45,32 @@ fn a_raised_pool_is_told() {
 }
 
 #[test]
+fn where_tables_lie_is_told_with_what_it_costs() {
+    let mut report = samples::huge();
+    let on = |node, bytes| Some(vec![NodeShare { node, bytes }]);
+    let domain = |node, devices, nodes| DomainReport {
+        node,
+        devices,
+        table_bytes: Some(12 << 10),
+        nodes,
+    };
+    report.placement = Some(PlacementReport {
+        policy: "per-node".into(),
+        domains: vec![
+            domain(Some(0), 2, on(Some(0), 12 << 10)),
+            domain(Some(1), 1, on(Some(0), 12 << 10)),
+            DomainReport {
+                devices: 1,
+                ..DomainReport::default()
+            },
+        ],
+        misplaced: vec!["tables for node 1 are not all there: 64 KiB on node 0".into()],
+    });
+    let text = write(&report, Paint::Plain);
+    assert!(text.contains(PLACED), "{text}");
+}
+
+#[test]
 fn colour_only_marks() {
     for report in [samples::huge(), samples::synthetic(), samples::unchecked()] {
         let mut text = write(&report, Paint::Colour);
@@ -84,6 +110,18 @@ fn extreme_numbers_are_printable() {
     write(&report, Paint::Plain);
 }
 
+const PLACED: &str = "
+placement
+  policy      per-node: 3 domains
+  domain      2 devices of node 0; 12 KiB of tables, on node 0
+  domain      1 device of node 1; 12 KiB of tables, on node 0
+  domain      1 device of no known node; the kernel's tables, of which it tells
+              nothing
+  cost        12 KiB of tables, mapped in 3.10 µs, 256 MiB charged
+  misplaced   tables for node 1 are not all there: 64 KiB on node 0
+
+times
+";
 const HUGE: &str = "
 memory
   size        256 MiB: the default

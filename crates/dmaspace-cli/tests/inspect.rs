@@ -1,0 +1,336 @@
+//! `dmaspace inspect` on this process, whose memory is laid out here, and on others.
+
+// The lints' exception for tests covers test functions, not what they share.
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+mod common;
+
+use std::fs::{self, File};
+use std::ops::ControlFlow;
+use std::os::unix::fs::FileExt;
+use std::process::{Command, Stdio};
+use std::sync::atomic::Ordering;
+
+use common::{Ordinary, dmaspace, has, is_root, refused, report, run, skipped, text};
+use dmaspace::hostmem::{Backing, HugeSize, Mapping, RaisedPool};
+use serde_json::Value;
+
+const MIB: u64 = 1 << 20;
+const PAGE: u64 = 4096;
+
+fn populated(backing: Backing, len: u64) -> Option<Mapping> {
+    let mapping = Mapping::new(backing, len, None).ok()?;
+    mapping.populate(&mut |_| ControlFlow::Continue(())).ok()?;
+    Some(mapping)
+}
+
+fn number(value: &Value, name: &str) -> u64 {
+    let found = value.pointer(name).and_then(Value::as_u64);
+    found.unwrap_or_else(|| panic!("no number at {name}: {value:#}"))
+}
+
+fn list<'a>(value: &'a Value, name: &str) -> &'a [Value] {
+    value[name].as_array().unwrap()
+}
+
+/// The area that is exactly this mapping.
+fn area<'a>(found: &'a Value, mapping: &Mapping) -> &'a Value {
+    let mut areas = list(found, "areas").iter();
+    let it = areas.find(|area| number(area, "/address") == mapping.address());
+    let it = it.unwrap_or_else(|| panic!("no area at {:#x}: {found:#}", mapping.address()));
+    assert_eq!(number(it, "/bytes"), mapping.len(), "{it:#}");
+    it
+}
+
+/// Frames page by page, as the kernel shows them.
+fn frames(mapping: &Mapping) -> Vec<Option<u64>> {
+    let pagemap = File::open("/proc/self/pagemap").unwrap();
+    let pages = mapping.len() / PAGE;
+    let entries = (0..pages).map(|page| {
+        let mut entry = [0; 8];
+        let at = (mapping.address() / PAGE + page) * 8;
+        pagemap.read_exact_at(&mut entry, at).unwrap();
+        u64::from_ne_bytes(entry)
+    });
+    entries
+        .map(|entry| (entry >> 63 == 1).then_some(entry & ((1 << 55) - 1)))
+        .collect()
+}
+
+/// Runs of frames, counted one page after the other.
+fn runs(frames: &[Option<u64>]) -> u64 {
+    let mut last = None;
+    let begins = frames.iter().filter(|frame| {
+        let begins = frame.is_some() && **frame != last.map(|last: u64| last + 1);
+        last = **frame;
+        begins
+    });
+    begins.count() as u64
+}
+
+#[test]
+fn a_process_of_known_layout() {
+    // Kinds take turns, so that the kernel does not join two areas to one.
+    let small = populated(Backing::Anon4K, 6 * MIB).unwrap();
+    let file = populated(Backing::Memfd, 5 * MIB).unwrap();
+    let huge = populated(Backing::Thp, 8 * MIB).unwrap();
+    let sparse = Mapping::new(Backing::Anon4K, 64 * MIB, None).unwrap();
+    for page in [0, 7, 8] {
+        sparse.cells()[page * 512].store(1, Ordering::Relaxed);
+    }
+    // Put back when it goes, whatever becomes of this test.
+    let _raised = RaisedPool::raise(HugeSize::TwoMiB, 4 * MIB);
+    let pool = populated(Backing::Hugetlb2M, 4 * MIB);
+    let pid = std::process::id().to_string();
+    let found = report(dmaspace(&["inspect", "--pid", &pid, "--json"]));
+    assert_eq!(found["pid"], std::process::id());
+    assert_eq!(found["ended"], false);
+
+    let check = |mapping: &Mapping, kind: &str, present: u64, in_huge: u64| {
+        let area = area(&found, mapping);
+        assert_eq!(area["kind"], kind, "{area:#}");
+        assert_eq!(number(area, "/present_bytes"), present, "{area:#}");
+        assert_eq!(number(area, "/huge_bytes"), in_huge, "{area:#}");
+        if is_root() {
+            let frames = frames(mapping);
+            let there = frames.iter().flatten().count() as u64;
+            assert_eq!(there * PAGE, present);
+            assert_eq!(number(area, "/runs"), runs(&frames), "{area:#}");
+        }
+    };
+    check(&small, "anonymous", 6 * MIB, 0);
+    check(&file, "shared", 5 * MIB, 0);
+    check(&huge, "anonymous", 8 * MIB, huge.folios().unwrap().huge);
+    if let Some(pool) = &pool {
+        check(pool, "hugetlb", 4 * MIB, 4 * MIB);
+        assert_eq!(number(area(&found, pool), "/page_bytes"), 2 * MIB);
+    } else {
+        skipped(
+            "a_process_of_known_layout",
+            "no huge pages of 2M are free: not that part",
+        );
+    }
+    assert_eq!(area(&found, &small)["refuses_huge"], true);
+    assert_eq!(area(&found, &huge)["asks_for_huge"], true);
+    let few = list(&found, "areas").iter();
+    let mut few = few.filter(|area| number(area, "/address") == sparse.address());
+    assert!(
+        few.next()
+            .is_none_or(|area| number(area, "/present_bytes") == 3 * PAGE)
+    );
+
+    // Whatever is counted in two ways comes to the same.
+    let present = number(&found, "/present_bytes");
+    let sum = |name: &str, field: &str| {
+        list(&found, name)
+            .iter()
+            .map(|part| number(part, field))
+            .sum::<u64>()
+    };
+    assert_eq!(sum("entries", "/bytes"), present);
+    assert_eq!(sum("kinds", "/bytes"), present);
+    assert_eq!(sum("layout", "/len_bytes"), present);
+    let in_huge: u64 = list(&found, "areas")
+        .iter()
+        .map(|area| number(area, "/huge_bytes"))
+        .sum();
+    let entries = list(&found, "entries").iter();
+    let entries = entries.filter(|entry| number(entry, "/page_bytes") == 2 * MIB);
+    assert_eq!(
+        entries.map(|entry| number(entry, "/bytes")).sum::<u64>(),
+        in_huge
+    );
+    let status = fs::read_to_string("/proc/self/status").unwrap();
+    for (field, name) in [("/pinned_bytes", "VmPin:"), ("/locked_bytes", "VmLck:")] {
+        let line = status
+            .lines()
+            .find_map(|line| line.strip_prefix(name))
+            .unwrap();
+        let kib: u64 = line.trim().trim_end_matches(" kB").parse().unwrap();
+        assert_eq!(number(&found, field), kib << 10);
+    }
+    if !is_root() {
+        skipped(
+            "a_process_of_known_layout",
+            "frames take root: not that part",
+        );
+        return;
+    }
+    assert_eq!(list(&found, "missing"), &[] as &[Value]);
+    assert_eq!(sum("folios", "/bytes"), present);
+    let classes = list(&found["runs"], "classes").iter();
+    assert_eq!(
+        classes.map(|class| number(class, "/bytes")).sum::<u64>(),
+        present
+    );
+    assert_eq!(list(&found, "costs").len(), 5);
+    for cost in list(&found, "costs") {
+        let leaves = list(cost, "leaves").iter();
+        let (mut bytes, mut count) = (0, 0);
+        for leaf in leaves {
+            bytes += number(leaf, "/page_bytes") * number(leaf, "/count");
+            count += number(leaf, "/count");
+        }
+        assert_eq!(
+            (bytes, count),
+            (present, number(cost, "/leaf_count")),
+            "{cost:#}"
+        );
+        assert_eq!(number(cost, "/table_bytes"), number(cost, "/tables") * PAGE);
+        assert!(number(cost, "/map_ns") > 0);
+    }
+    let advice = &list(&found, "advice")[0];
+    let (before, after) = (number(advice, "/leaves/0"), number(advice, "/leaves/1"));
+    assert!(after < before, "{advice:#}");
+    let vtd = list(&found, "costs")
+        .iter()
+        .find(|cost| cost["format"] == "vtd-ss")
+        .unwrap();
+    assert_eq!(before, number(vtd, "/leaf_count"));
+}
+
+#[test]
+fn the_text_has_its_sections_and_the_picture_its_pages() {
+    let memory = populated(Backing::Anon4K, 4 * MIB).unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let svg = directory.path().join("process.svg");
+    let pid = std::process::id().to_string();
+    let arguments = ["inspect", "--pid", &pid, "--no-times", "--svg", text(&svg)];
+    let (stdout, stderr, status) = run(dmaspace(&arguments));
+    assert_eq!((stderr.as_str(), status), ("", Some(0)), "{stdout}");
+    for section in ["backing", "largest areas", "what would help"] {
+        assert!(stdout.lines().any(|line| line == section), "{stdout}");
+    }
+    assert!(!stdout.contains("predicted"), "{stdout}");
+    assert!(
+        stdout.contains(&format!("{:#x}", memory.address())),
+        "{stdout}"
+    );
+    let drawn = fs::read_to_string(&svg).unwrap();
+    assert!(
+        drawn.contains(&format!("({pid}): ")) && drawn.contains("× 4 KiB"),
+        "{drawn}"
+    );
+}
+
+#[test]
+fn a_process_that_is_not_there_or_not_ours_is_refused_by_name() {
+    let gone = refused(dmaspace(&["inspect", "--pid", "4194305"]));
+    assert_eq!(gone, "there is no process 4194305");
+    let neither = run(dmaspace(&["inspect"]));
+    assert_eq!(neither.2, Some(2));
+    if let Some(ordinary) = Ordinary::new("a_process_that_is_not_there_or_not_ours", 7) {
+        let pid = std::process::id().to_string();
+        let refusal = refused(ordinary.command(8 << 20, &["inspect", "--pid", &pid]));
+        assert!(
+            refusal.ends_with("takes CAP_SYS_PTRACE (root)"),
+            "{refusal}"
+        );
+    }
+}
+
+#[test]
+fn an_ordinary_user_hears_what_takes_root() {
+    let Some(ordinary) = Ordinary::new("an_ordinary_user_hears_what_takes_root", 8) else {
+        return;
+    };
+    // A child of the same user that waits for its input.
+    let mut child = ordinary_cat(&ordinary);
+    let pid = child.id().to_string();
+    let (stdout, stderr, status) = run(ordinary.command(8 << 20, &["inspect", "--pid", &pid]));
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert_eq!((stderr.as_str(), status), ("", Some(0)), "{stdout}");
+    assert!(stdout.contains("CAP_SYS_ADMIN"), "{stdout}");
+}
+
+fn ordinary_cat(ordinary: &Ordinary) -> std::process::Child {
+    let user = ordinary.user();
+    let mut command = Command::new("setpriv");
+    command.args([
+        "--reuid",
+        user,
+        "--regid",
+        user,
+        "--clear-groups",
+        "sleep",
+        "60",
+    ]);
+    let child = command.spawn().unwrap();
+    // Until it is what it shall be: a name is only there after the exec.
+    let path = format!("/proc/{}/comm", child.id());
+    for _ in 0..10_000 {
+        if fs::read_to_string(&path).is_ok_and(|name| name.trim() == "sleep") {
+            break;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+    child
+}
+
+#[test]
+fn processes_that_end_meanwhile_are_no_crash() {
+    for _ in 0..20 {
+        let mut child = Command::new("true").stdin(Stdio::null()).spawn().unwrap();
+        let pid = child.id().to_string();
+        let (stdout, stderr, status) = run(dmaspace(&["inspect", "--pid", &pid, "--no-times"]));
+        // It was there, or was there no more.
+        assert!(matches!(status, Some(0 | 2)), "{stdout}{stderr}");
+        child.wait().unwrap();
+    }
+}
+
+#[test]
+fn a_tebibyte_of_holes_is_looked_at_all_the_same() {
+    if !has(&["python3"]) {
+        return skipped("a_tebibyte_of_holes", "takes python3");
+    }
+    let program = "import mmap,sys\n\
+        m=mmap.mmap(-1,1<<40,flags=mmap.MAP_PRIVATE|mmap.MAP_ANONYMOUS|0x4000)\n\
+        m[0]=1; m[1<<39]=1; m[(1<<40)-1]=1\n\
+        print('ready',flush=True); sys.stdin.read()";
+    let mut child = Command::new("python3")
+        .args(["-c", program])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut line = String::new();
+    std::io::BufRead::read_line(
+        &mut std::io::BufReader::new(child.stdout.take().unwrap()),
+        &mut line,
+    )
+    .unwrap();
+    assert_eq!(line, "ready\n");
+    let pid = child.id().to_string();
+    let found = report(dmaspace(&[
+        "inspect",
+        "--pid",
+        &pid,
+        "--json",
+        "--no-times",
+    ]));
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let sizes = list(&found, "areas")
+        .iter()
+        .map(|area| number(area, "/bytes"));
+    let large = list(&found, "areas")
+        .iter()
+        .find(|area| number(area, "/bytes") >= 1 << 40);
+    assert!(sizes.max() >= Some(1 << 40));
+    // Three pages of whichever size.
+    assert!(number(large.unwrap(), "/present_bytes") <= 3 * 2 * MIB);
+    assert!(number(&found, "/mappable_bytes") >= 1 << 40);
+}
+
+#[test]
+fn the_machine_is_described() {
+    let (stdout, stderr, status) = run(dmaspace(&["inspect", "--machine"]));
+    assert_eq!((stderr.as_str(), status), ("", Some(0)), "{stdout}");
+    for section in ["kernel", "units", "findings"] {
+        assert!(stdout.lines().any(|line| line == section), "{stdout}");
+    }
+    let found = report(dmaspace(&["inspect", "--machine", "--json"]));
+    assert!(found["units"].is_array() && found["groups"].is_array());
+}
