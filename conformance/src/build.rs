@@ -7,7 +7,9 @@ use std::{
     process::{Command, Stdio},
 };
 
-use anyhow::{Context as _, ensure};
+use anyhow::Context as _;
+
+use crate::apt::run;
 
 /// Files of Linux, below `drivers/iommu`.
 const LINUX: &[&str] = &[
@@ -193,16 +195,6 @@ fn brackets(text: &str) -> impl Iterator<Item = String> {
             .strip_prefix('<')?;
         Some(name.split_once('>')?.0.to_owned())
     })
-}
-
-fn run(command: &mut Command) -> anyhow::Result<()> {
-    let program = command.get_program().to_string_lossy().into_owned();
-    let status = command
-        .stdin(Stdio::null())
-        .status()
-        .with_context(|| format!("{program} cannot be started"))?;
-    ensure!(status.success(), "{program} ended with {status}");
-    Ok(())
 }
 
 #[cfg(test)]

@@ -101,6 +101,11 @@ impl<'a> Results<'a> {
         }
     }
 
+    /// Something is wrong on the host's side.
+    pub fn fault(&mut self, what: String) {
+        self.faults.push(what);
+    }
+
     fn step(&mut self, name: &str, from: State, to: State) {
         match self.expected.iter_mut().find(|(known, _)| *known == name) {
             Some((_, state)) if *state == from => *state = to,

@@ -1,7 +1,7 @@
 //! A Linux guest under emulated IOMMUs: the kernel's own VFIO and iommufd as counterparts.
 //!
 //! The program `guests` builds a small kernel once ([`kernel`]), packs `guest-init` and the command
-//! line `dmaspace` into an initramfs ([`initramfs`]), boots it in QEMU ([`qemu`]) as each of the
+//! line `dmaspace` into an initramfs, boots it in QEMU ([`qemu`]) as each of the
 //! [`machines`], and reads what `guest-init` has to say ([`console`]). All of it is emulated in
 //! software: it takes no privilege, and nothing of the machine itself is touched.
 //!
@@ -11,9 +11,9 @@
 
 #![forbid(unsafe_code)]
 
-pub mod console;
 #[cfg(feature = "host")]
-pub mod initramfs;
+pub mod balloon;
+pub mod console;
 #[cfg(feature = "host")]
 pub mod kernel;
 pub mod machines;

@@ -2,7 +2,8 @@
 //!
 //! All are a q35 with the same three devices below the root complex, each in a group of its own:
 //! `edu`, a device made for lessons whose DMA engine does what it is told; an NVMe device with a
-//! small disk; and `ivshmem-plain`, whose BAR is memory. They differ in the IOMMU.
+//! small disk; and `ivshmem-plain`, whose BAR is memory. They differ in the IOMMU, and one has two memory
+//! nodes, with devices below each.
 
 /// Where `edu` sits: QEMU, docs/specs/edu.
 pub const EDU: &str = "0000:00:05.0";
@@ -57,6 +58,16 @@ impl Unit {
     }
 }
 
+/// The balloon of a machine, if it has one. Its memory is a file then.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Balloon {
+    /// QEMU's own.
+    Qemu,
+    /// `dmaspace balloon` on the host, by vhost-user, with messages in bulk. It takes a QEMU from
+    /// version 11 on.
+    VhostUser,
+}
+
 /// A machine.
 #[derive(Debug)]
 pub struct Machine {
@@ -64,15 +75,33 @@ pub struct Machine {
     pub name: &'static str,
     /// Its IOMMU.
     pub unit: Unit,
+    /// Its balloon.
+    pub balloon: Option<Balloon>,
+    /// The machine that it is a guest for, if it has memory nodes: a topology as the library reads it.
+    pub nodes: Option<&'static str>,
     /// The tests that it runs, in this order: each may count on those before it.
     tests: &'static [&'static str],
 }
+
+/// Where the balloon sits, in machines that have one.
+pub const BALLOON: &str = "0000:00:08.0";
+/// The bit of messages in bulk.
+pub const BULK_BIT: u8 = 23;
+/// Bytes of memory of all machines.
+pub const MEMORY: u64 = 2 << 30;
+/// Bytes of the guest's memory that are written to before the balloon is used.
+pub const TOUCHED: u64 = 1408 << 20;
+/// Bytes that the host wants in the balloon then. More than what was never written to, and the kernel's
+/// own: so some of it was written to.
+pub const BALLOONED: u64 = 1280 << 20;
 
 /// All machines.
 pub const MACHINES: &[Machine] = &[
     Machine {
         name: "intel",
         unit: Unit::Intel,
+        balloon: None,
+        nodes: None,
         tests: &[
             "the_kernel_is_linux_7_2",
             "vfio_and_iommufd_are_there",
@@ -134,6 +163,9 @@ pub const MACHINES: &[Machine] = &[
             "iommufd_finds_its_mappings_on_a_device_that_was_removed",
             "type1_goes_over_to_a_second_process",
             "iommufd_goes_over_to_a_second_process",
+            "type1_releases_and_restores",
+            "compatibility_releases_and_restores",
+            "iommufd_releases_and_restores",
             "type1_cannot_tell_what_is_dirty",
             "compatibility_cannot_tell_what_is_dirty",
             "iommufd_cannot_tell_what_is_dirty",
@@ -161,6 +193,8 @@ pub const MACHINES: &[Machine] = &[
     Machine {
         name: "amd",
         unit: Unit::Amd,
+        balloon: None,
+        nodes: None,
         tests: &[
             "the_unit_is_there_and_has_the_devices",
             "each_device_has_a_group_of_its_own",
@@ -199,12 +233,58 @@ pub const MACHINES: &[Machine] = &[
             "iommufd_finds_its_mappings_on_a_device_that_was_removed",
             "type1_goes_over_to_a_second_process",
             "iommufd_goes_over_to_a_second_process",
+            "type1_releases_and_restores",
+            "compatibility_releases_and_restores",
+            "iommufd_releases_and_restores",
             "type1_cannot_tell_what_is_dirty",
             "compatibility_cannot_tell_what_is_dirty",
             "iommufd_cannot_tell_what_is_dirty",
         ],
     },
+    Machine {
+        name: "balloon",
+        unit: Unit::Intel,
+        balloon: Some(Balloon::Qemu),
+        nodes: None,
+        tests: &[
+            "balloon_guest_follows_qemus_balloon",
+            "balloon_guest_gives_everything_back_on_a_signal",
+        ],
+    },
+    Machine {
+        name: "bulk",
+        unit: Unit::Intel,
+        balloon: Some(Balloon::VhostUser),
+        nodes: None,
+        tests: &["balloon_guest_talks_to_ours_in_bulk"],
+    },
+    Machine {
+        name: "two-nodes",
+        unit: Unit::Intel,
+        balloon: None,
+        nodes: Some(TWO_NODES),
+        tests: &[
+            "devices_are_on_the_planned_nodes",
+            "own_tables_lie_on_their_nodes",
+            "map_places_tables_on_both_nodes",
+            "iommufd_has_a_table_on_each_node",
+        ],
+    },
 ];
+
+/// Two devices on each of two nodes.
+const TWO_NODES: &str = r#"
+node = [
+    { id = 0, memory_mib = 1024, cpus = 1, distances = [10, 21] },
+    { id = 1, memory_mib = 1024, cpus = 1, distances = [21, 10] },
+]
+device = [
+    { address = "0000:17:00.0", node = 0, emulated = "edu,dma_mask=0xffffffffffffffff" },
+    { address = "0000:18:00.0", node = 0, emulated = "edu,dma_mask=0xffffffffffffffff" },
+    { address = "0000:b1:00.0", node = 1, emulated = "edu,dma_mask=0xffffffffffffffff" },
+    { address = "0000:b2:00.0", node = 1, emulated = "edu,dma_mask=0xffffffffffffffff" },
+]
+"#;
 
 impl Machine {
     /// The machine of this name.

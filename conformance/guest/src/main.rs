@@ -10,11 +10,10 @@ use std::{
 
 use anyhow::{Context as _, anyhow, ensure};
 use clap::{Parser, Subcommand};
-use conformance::source;
+use conformance::{initramfs::Initramfs, newer_qemu::NewerQemu, source};
 use guest::{
-    initramfs::Initramfs,
     kernel,
-    machines::{MACHINES, Machine},
+    machines::{Balloon, MACHINES, Machine},
     qemu::Boot,
 };
 
@@ -127,7 +126,13 @@ fn run(work: &Path, init: &Path, dmaspace: &Path, only: Option<&str>) -> anyhow:
     archive.program("init", &program(init)?);
     archive.program("bin/dmaspace", &program(dmaspace)?);
     fs::write(&initramfs, archive.finish())?;
+    let newer = match chosen.iter().any(|machine| needs_newer(machine)) {
+        true => Some(NewerQemu::fetch(work)?),
+        false => None,
+    };
     let boot = Boot {
+        dmaspace,
+        newer: newer.as_ref(),
         kernel: &kernel,
         initramfs: &initramfs,
         directory: &directory,
@@ -156,6 +161,10 @@ fn run(work: &Path, init: &Path, dmaspace: &Path, only: Option<&str>) -> anyhow:
     }
     ensure!(failed == 0, "machines with tests that failed: {failed}");
     Ok(Done::All)
+}
+
+fn needs_newer(machine: &Machine) -> bool {
+    machine.balloon == Some(Balloon::VhostUser)
 }
 
 /// What is wrong with a machine, and the end of what it said.

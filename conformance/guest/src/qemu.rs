@@ -15,10 +15,15 @@ use std::{
 };
 
 use anyhow::Context as _;
+use conformance::newer_qemu::NewerQemu;
+use dmaspace::{numa::GuestTopology, topology::Topology};
 
 use crate::{
+    balloon::Meeting,
     console::{Line, Results},
-    machines::{EDU, HUGE_PAGES, IVSHMEM, IVSHMEM_BYTES, Machine, NVME, NVME_SERIAL},
+    machines::{
+        Balloon, EDU, HUGE_PAGES, IVSHMEM, IVSHMEM_BYTES, MEMORY, Machine, NVME, NVME_SERIAL,
+    },
 };
 
 /// QEMU's program.
@@ -60,6 +65,10 @@ pub struct Boot<'a> {
     pub directory: &'a Path,
     /// Only tests whose name contains this.
     pub only: Option<&'a str>,
+    /// The command line `dmaspace`, which runs here as well as in the guest.
+    pub dmaspace: &'a Path,
+    /// For the machines that the system's own QEMU is too old for.
+    pub newer: Option<&'a NewerQemu>,
 }
 
 impl Boot<'_> {
@@ -71,7 +80,12 @@ impl Boot<'_> {
     /// has [faults](Results::faults).
     pub fn run(&self, machine: &Machine) -> anyhow::Result<Results<'static>> {
         let mut results = Results::new(machine.tests(self.only));
-        let guest = Guest::start(&mut self.command(machine)?)?;
+        let meeting = machine
+            .balloon
+            .map(|balloon| Meeting::new(balloon, self.directory, self.dmaspace));
+        let mut meeting = meeting.transpose()?;
+        let guest = Guest::start(&mut self.command(machine, meeting.as_ref())?)?;
+        let mut leading = None;
         while !results.done() {
             match guest.lines.recv_timeout(PATIENCE) {
                 Ok(line) => {
@@ -79,6 +93,11 @@ impl Boot<'_> {
                         println!("  {}: {line}", machine.name);
                     }
                     results.take(&line);
+                    let qemu = guest.qemu.id();
+                    // With the first test.
+                    if let Some(meeting) = meeting.take() {
+                        leading = Some(thread::spawn(move || meeting.lead(qemu)));
+                    }
                 }
                 Err(RecvTimeoutError::Timeout) => {
                     println!(
@@ -97,6 +116,13 @@ impl Boot<'_> {
                 results.take(&line);
             }
         }
+        drop(guest);
+        // It ends with QEMU at the latest.
+        match leading.map(thread::JoinHandle::join) {
+            None | Some(Ok(Ok(_))) => {}
+            Some(Ok(Err(error))) => results.fault(format!("the host: {error:#}")),
+            Some(Err(_)) => results.fault("the host: panicked".into()),
+        }
         Ok(results)
     }
 
@@ -105,7 +131,7 @@ impl Boot<'_> {
         ["log", "qemu.log"].map(|kind| self.directory.join(format!("{}.{kind}", machine.name)))
     }
 
-    fn command(&self, machine: &Machine) -> anyhow::Result<Command> {
+    fn command(&self, machine: &Machine, meeting: Option<&Meeting>) -> anyhow::Result<Command> {
         let disk = self.directory.join(format!("{}.disk", machine.name));
         File::create(&disk)
             .and_then(|file| file.set_len(DISK_BYTES))
@@ -124,14 +150,21 @@ impl Boot<'_> {
             words += &format!(" dmaspace.only={only}");
         }
         let slot = |address: &str| address.trim_start_matches("0000:00:").to_owned();
-        let mut command = Command::new(PROGRAM);
+        let mut command = match machine.balloon {
+            Some(Balloon::VhostUser) => {
+                let newer = self.newer.context("there is no newer QEMU")?;
+                newer.command()
+            }
+            _ => Command::new(PROGRAM),
+        };
         command
             .args(COMMON)
-            .args(machine.unit.qemu())
+            .args(meeting.map(Meeting::arguments).unwrap_or_default())
+            .args(board(machine)?)
             // 64 bits of DMA address; 28 without it.
             .arg("-device")
             .arg(format!(
-                "edu,dma_mask=0xffffffffffffffff,addr={}",
+                "edu,dma_mask=0xffffffffffffffff,bus=pcie.0,addr={}",
                 slot(EDU)
             ))
             .arg("-drive")
@@ -141,7 +174,7 @@ impl Boot<'_> {
             ))
             .arg("-device")
             .arg(format!(
-                "nvme,drive=disk,serial={NVME_SERIAL},addr={}",
+                "nvme,drive=disk,serial={NVME_SERIAL},bus=pcie.0,addr={}",
                 slot(NVME)
             ))
             .arg("-object")
@@ -150,7 +183,7 @@ impl Boot<'_> {
             ))
             .arg("-device")
             .arg(format!(
-                "ivshmem-plain,memdev=shared,addr={}",
+                "ivshmem-plain,memdev=shared,bus=pcie.0,addr={}",
                 slot(IVSHMEM)
             ))
             .arg("-serial")
@@ -165,6 +198,19 @@ impl Boot<'_> {
             .stderr(qemu_log);
         Ok(command)
     }
+}
+
+/// The arguments for the IOMMU of `machine`, and for its nodes with the devices below each.
+fn board(machine: &Machine) -> anyhow::Result<Vec<String>> {
+    let Some(nodes) = machine.nodes else {
+        let unit = machine.unit.qemu().iter();
+        return Ok(unit.map(ToString::to_string).collect());
+    };
+    let mut plan = GuestTopology::new(&Topology::parse(nodes)?, MEMORY)?;
+    plan.viommu = true;
+    // The host may have one node only.
+    plan.bound = false;
+    Ok(plan.qemu()?)
 }
 
 /// QEMU while it runs; ended when dropped.

@@ -71,7 +71,8 @@ pub struct Kind {
 impl fmt::Display for Kind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { format, levels } = self;
-        write!(f, "{format} of {levels} levels")?;
+        let s = if *levels == 1 { "" } else { "s" };
+        write!(f, "{format} of {levels} level{s}")?;
         if let Some(arm) = self.arm() {
             let half = if arm.upper { ", upper half" } else { "" };
             write!(f, ", {} bits{half}", arm.input_bits)?;
@@ -201,6 +202,7 @@ impl Unit {
             Kind::new(FormatId::AmdV1, 3),
             Kind::new(FormatId::AmdV1, 5),
             Kind::new(FormatId::AmdV1, 6),
+            Kind::new(FormatId::AmdV1, 1),
         ];
         // QEMU's unit has 44 bits of output addresses, and so of input addresses of stage 2.
         const SMMU_FIRST: &[Kind] = &[

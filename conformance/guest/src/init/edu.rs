@@ -53,15 +53,42 @@ impl Edu {
     /// Fills the first `len` bytes of the buffer from `iova`. What the device reads where nothing
     /// is mapped is not said.
     pub(crate) fn read(&self, iova: u64, len: u64) -> anyhow::Result<()> {
-        self.transfer(iova, BUFFER_ADDRESS, len, START)
+        self.read_while(iova, len, &mut nap)
+    }
+
+    /// The same; does `meanwhile` again and again until it is done.
+    pub(crate) fn read_while(
+        &self,
+        iova: u64,
+        len: u64,
+        meanwhile: &mut dyn FnMut() -> anyhow::Result<()>,
+    ) -> anyhow::Result<()> {
+        self.transfer(iova, BUFFER_ADDRESS, len, START, meanwhile)
     }
 
     /// Writes the first `len` bytes of the buffer to `iova`; does not learn of a fault.
     pub(crate) fn write(&self, iova: u64, len: u64) -> anyhow::Result<()> {
-        self.transfer(BUFFER_ADDRESS, iova, len, START | TO_MEMORY)
+        self.write_while(iova, len, &mut nap)
     }
 
-    fn transfer(&self, from: u64, to: u64, len: u64, command: u64) -> anyhow::Result<()> {
+    /// The same; does `meanwhile` again and again until it is done.
+    pub(crate) fn write_while(
+        &self,
+        iova: u64,
+        len: u64,
+        meanwhile: &mut dyn FnMut() -> anyhow::Result<()>,
+    ) -> anyhow::Result<()> {
+        self.transfer(BUFFER_ADDRESS, iova, len, START | TO_MEMORY, meanwhile)
+    }
+
+    fn transfer(
+        &self,
+        from: u64,
+        to: u64,
+        len: u64,
+        command: u64,
+        meanwhile: &mut dyn FnMut() -> anyhow::Result<()>,
+    ) -> anyhow::Result<()> {
         ensure!(len <= BUFFER, "{len} bytes in one transfer");
         self.registers.write(SOURCE, from)?;
         self.registers.write(DESTINATION, to)?;
@@ -70,8 +97,13 @@ impl Edu {
         let start = Instant::now();
         while self.registers.read::<u64>(COMMAND)? & START != 0 {
             ensure!(start.elapsed() < PATIENCE, "no end of a transfer");
-            thread::sleep(Duration::from_millis(1));
+            meanwhile()?;
         }
         Ok(())
     }
+}
+
+fn nap() -> anyhow::Result<()> {
+    thread::sleep(Duration::from_millis(1));
+    Ok(())
 }

@@ -23,6 +23,7 @@ use rustix::{
     system::{self, RebootCommand},
 };
 
+mod balloon;
 mod charges;
 mod dma;
 mod edu;
@@ -32,6 +33,7 @@ mod limit;
 mod many;
 #[allow(unsafe_code)]
 mod mock;
+mod numa;
 mod nvme;
 #[allow(unsafe_code)]
 mod objects;
@@ -39,6 +41,7 @@ mod pci;
 mod peer;
 mod platform;
 mod program;
+mod release;
 mod replug;
 mod semantics;
 mod space;

@@ -77,6 +77,21 @@ fn map(backing: &str, huge: u64) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// The report of a map with tables placed by this policy.
+pub(crate) fn placed(policy: &str) -> anyhow::Result<Value> {
+    let size = SIZE.to_string();
+    let report = report(&["map", "--size", &size, "--placement", policy])?;
+    for (what, expected) in [
+        ("/placement/policy", json!(policy)),
+        ("/placement/misplaced", json!([])),
+        ("/charge/charged_bytes", json!(SIZE)),
+        ("/dma/wrong_bytes", json!(0)),
+    ] {
+        says(&report, what, &expected)?;
+    }
+    Ok(report)
+}
+
 /// The same by an interface of the kernel, for `edu`, which copies samples. Which `counter` of the
 /// kernel is charged, and what `/proc/self/status` shows of it, depends on the interface.
 pub(crate) fn map_by(backend: &str, backing: &str) -> anyhow::Result<()> {

@@ -4,7 +4,8 @@ use guest::machines::Machine;
 use hostmem::Backing::{Anon4K, Hugetlb2M, Thp};
 
 use crate::{
-    charges, dma, faults, handover, limit, many, nvme, peer, platform, program, replug, semantics,
+    balloon, charges, dma, faults, handover, limit, many, numa, nvme, peer, platform, program,
+    release, replug, semantics,
     space::{Compatibility, Iommufd, Type1},
     tracking,
 };
@@ -19,6 +20,12 @@ const TESTS: &[(&str, Test)] = &[
     ("each_device_has_a_group_of_its_own", platform::groups),
     ("a_device_is_bound_to_vfio_pci", platform::bind),
     ("devices_says_how_to_bind_one", program::devices),
+    ("balloon_guest_follows_qemus_balloon", balloon::qemus),
+    (
+        "balloon_guest_gives_everything_back_on_a_signal",
+        balloon::signal,
+    ),
+    ("balloon_guest_talks_to_ours_in_bulk", balloon::in_bulk),
     ("map_of_4k_pages", program::small_pages),
     (
         "map_of_transparent_huge_pages",
@@ -49,6 +56,10 @@ const TESTS: &[(&str, Test)] = &[
     ("map_by_iommufd_of_2m_pages", |_| {
         program::map_by("iommufd", "hugetlb-2m")
     }),
+    ("devices_are_on_the_planned_nodes", numa::planned),
+    ("own_tables_lie_on_their_nodes", numa::own_tables),
+    ("map_places_tables_on_both_nodes", numa::program),
+    ("iommufd_has_a_table_on_each_node", numa::iommufd),
     ("the_unit_reports_a_fault", dma::fault),
     ("type1_copies_in_4k_pages", |_| dma::copies::<Type1>(Anon4K)),
     ("type1_copies_in_transparent_huge_pages", |_| {
@@ -156,6 +167,15 @@ const TESTS: &[(&str, Test)] = &[
     }),
     ("iommufd_goes_over_to_a_second_process", |_| {
         handover::to_a_second_process::<Iommufd>()
+    }),
+    ("type1_releases_and_restores", |_| {
+        release::and_restore::<Type1>()
+    }),
+    ("compatibility_releases_and_restores", |_| {
+        release::and_restore::<Compatibility>()
+    }),
+    ("iommufd_releases_and_restores", |_| {
+        release::and_restore::<Iommufd>()
     }),
     ("type1_cannot_tell_what_is_dirty", |_| {
         tracking::blind::<Type1>()

@@ -51,8 +51,14 @@ const fn by_hand(name: &'static str, run: fn(&Rig) -> anyhow::Result<()>) -> Che
 }
 
 /// Of every unit, with every table.
-const fn every(name: &'static str, run: fn(&Rig) -> anyhow::Result<()>) -> Check {
+const fn any(name: &'static str, run: fn(&Rig) -> anyhow::Result<()>) -> Check {
     check(name, |_, _| true, run)
+}
+
+/// Of every unit, with every table that is larger than a page: one level reaches 2 MiB, and has no
+/// place for what these put at several addresses.
+const fn every(name: &'static str, run: fn(&Rig) -> anyhow::Result<()>) -> Check {
+    check(name, |_, kind| kind.levels > 1, run)
 }
 
 /// The same with random choices.
@@ -82,11 +88,11 @@ pub const CHECKS: &[Check] = &[
         "by hand: what was unmapped goes on until it is invalidated",
         vtd_by_hand::goes_on_with_what_it_knows_until_it_is_told,
     ),
-    every("leaf sizes at both ends", suite::leaf_sizes),
+    any("leaf sizes at both ends", suite::leaf_sizes),
     random("identity and scattered", suite::identity_and_scattered),
     every("read-only and write-only", suite::permissions),
     every("holes", suite::holes),
-    every("two domains", suite::two_domains),
+    any("two domains", suite::two_domains),
     every("stale until invalidated", suite::stale),
     every("forgotten at both ends", suite::stale_at_both_ends),
     random("split, cut, merge", changes::refit),

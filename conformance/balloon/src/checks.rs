@@ -1,0 +1,314 @@
+//! What is asked of a stock guest and a balloon together.
+//!
+//! What the balloon did is seen from outside: the pages that the machine holds for the guest's memory
+//! ([`Guest::held`]), and what the guest's own kernel counts.
+
+use anyhow::{bail, ensure};
+
+use crate::daemon::Daemon;
+use crate::guest::{Guest, until};
+
+/// Bytes of a mebibyte.
+pub const MIB: u64 = 1 << 20;
+
+/// What the guest's own doings may take or give meanwhile.
+const SLACK: u64 = 8 * MIB;
+
+/// A balloon, as whoever sets its target sees it.
+pub trait Balloon {
+    /// Wants `bytes` in it.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be told.
+    fn set_target(&mut self, bytes: u64) -> anyhow::Result<()>;
+
+    /// Bytes that the driver says are in it.
+    ///
+    /// # Errors
+    ///
+    /// When the device has gone.
+    fn actual(&mut self) -> anyhow::Result<u64>;
+
+    /// Bytes that the guest has reported as free.
+    ///
+    /// # Errors
+    ///
+    /// When the device has gone.
+    fn reported(&mut self) -> anyhow::Result<u64> {
+        Ok(0)
+    }
+
+    /// Wants `bytes` in it, and waits until they are.
+    ///
+    /// # Errors
+    ///
+    /// When it does not come to that.
+    fn reach(&mut self, bytes: u64) -> anyhow::Result<()> {
+        self.set_target(bytes)?;
+        until(&format!("a balloon of {bytes} bytes"), || {
+            Ok((self.actual()? == bytes).then_some(()))
+        })
+    }
+}
+
+/// Loads the driver, and makes a file system of memory as large as the guest.
+///
+/// # Errors
+///
+/// When the guest cannot.
+pub fn prepare(guest: &mut Guest) -> anyhow::Result<()> {
+    guest.run("insmod /virtio_balloon.ko && mount -t tmpfs -o size=100% tmp /tmp")?;
+    Ok(())
+}
+
+/// Has the guest use all but about 48 MiB of the memory that is free there, and let it go again: the
+/// machine holds pages for it afterwards.
+///
+/// # Errors
+///
+/// When the guest cannot.
+pub fn touch(guest: &mut Guest) -> anyhow::Result<()> {
+    let mib = guest.number("awk '/^MemFree/ { print int($2 / 1024) - 48 }' /proc/meminfo")?;
+    guest.run(&format!(
+        "dd if=/dev/zero of=/tmp/fill bs=1M count={mib} 2> /dev/null; rm /tmp/fill"
+    ))?;
+    Ok(())
+}
+
+/// Inflating gives memory back to the machine, and deflating gives it to the guest again.
+///
+/// # Errors
+///
+/// When it does not.
+pub fn memory_comes_and_goes(
+    guest: &mut Guest,
+    balloon: &mut impl Balloon,
+    bytes: u64,
+) -> anyhow::Result<()> {
+    // The guest may report what it has just let go of before it is in the balloon: then it is tried again.
+    let mut tries = 0;
+    let (held, free, less) = loop {
+        let reported = balloon.reported()?;
+        touch(guest)?;
+        let (held, free) = (guest.held()?, free(guest)?);
+        balloon.reach(bytes)?;
+        let less = held.saturating_sub(guest.held()?);
+        if balloon.reported()? == reported {
+            break (held, free, less);
+        }
+        balloon.reach(0)?;
+        tries += 1;
+        ensure!(tries < 10, "the guest reports free pages all the time");
+    };
+    let given = free.saturating_sub(self::free(guest)?);
+    ensure!(
+        less >= bytes - SLACK,
+        "a balloon of {bytes} bytes gave {less} back to the machine"
+    );
+    ensure!(
+        given >= bytes - SLACK,
+        "a balloon of {bytes} bytes took {given} of the guest's free memory"
+    );
+    balloon.reach(0)?;
+    let back = self::free(guest)?;
+    ensure!(
+        back >= free - SLACK,
+        "of {free} bytes free in the guest {back} are, after the balloon gave all back"
+    );
+    let reported = balloon.reported()?;
+    touch(guest)?;
+    // What it used is free again by now, and may have been reported.
+    let again = guest.held()? + (balloon.reported()? - reported);
+    ensure!(
+        again >= held - SLACK,
+        "the guest used {again} bytes of {held} that it had before the balloon"
+    );
+    Ok(())
+}
+
+/// The driver takes all features of the standard but the poison, which this kernel has none of.
+///
+/// # Errors
+///
+/// When it takes others.
+pub fn features(guest: &mut Guest) -> anyhow::Result<()> {
+    let bits = guest.run("cat /sys/bus/virtio/devices/virtio0/features")?;
+    let bits = bits.trim().char_indices().filter(|(_, bit)| *bit == '1');
+    let bits: Vec<usize> = bits
+        .map(|(number, _)| number)
+        .filter(|number| *number < 24)
+        .collect();
+    ensure!(bits == [0, 1, 2, 3, 5], "features {bits:?}");
+    Ok(())
+}
+
+/// What the guest says of itself is what its kernel says, each time it is asked.
+///
+/// # Errors
+///
+/// When it is not.
+pub fn statistics(guest: &mut Guest, daemon: &mut Daemon) -> anyhow::Result<()> {
+    let total = 1024 * guest.number("awk '/^MemTotal/ { print $2 }' /proc/meminfo")?;
+    // The buffer that comes back first was filled when the driver was loaded.
+    for _ in 0..2 {
+        daemon.forget()?;
+        daemon.say("stats")?;
+        let stats = daemon.wait_for("stats")?;
+        ensure!(
+            stats["total_bytes"] == total,
+            "{total} bytes in all, but {stats}"
+        );
+        let (said, free) = (stats["free_bytes"].as_u64().unwrap_or(0), free(guest)?);
+        ensure!(
+            said.abs_diff(free) < SLACK,
+            "{free} bytes are free in the guest, but {stats}"
+        );
+        ensure!(stats["minor_faults"].as_u64() > Some(0), "{stats}");
+    }
+    Ok(())
+}
+
+/// Free pages that the guest reports are given back, without a balloon.
+///
+/// # Errors
+///
+/// When they are not.
+pub fn reporting(guest: &mut Guest, daemon: &mut Daemon) -> anyhow::Result<()> {
+    let reported = daemon.count("reported_bytes")?;
+    touch(guest)?;
+    let free = free(guest)?;
+    let used = 1024 * guest.number("awk '/^MemTotal/ { print $2 }' /proc/meminfo")? - free;
+    // It reports blocks of 4 MiB, and not all at once.
+    until("the guest's report of half of its free memory", || {
+        let reported = daemon.count("reported_bytes")? - reported;
+        let held = guest.held()?;
+        Ok((reported > free / 2 && held < used + free / 2).then_some(()))
+    })
+}
+
+/// The driver hints at its free pages when the host asks, and has them again afterwards.
+///
+/// # Errors
+///
+/// When it does not.
+pub fn hinting(guest: &mut Guest, daemon: &mut Daemon) -> anyhow::Result<()> {
+    let free = free(guest)?;
+    let mut before = 0;
+    for _ in 0..2 {
+        daemon.forget()?;
+        daemon.say("hint")?;
+        daemon.wait_for("hints_begin")?;
+        let end = daemon.wait_for("hints_end")?;
+        let hinted = end["hinted_bytes"].as_u64().unwrap_or(0) - before;
+        before += hinted;
+        ensure!(hinted > free / 2, "{hinted} bytes were hinted at of {free}");
+        until("the return of the pages hinted at", || {
+            Ok((self::free(guest)? + SLACK > free).then_some(()))
+        })?;
+    }
+    Ok(())
+}
+
+/// A guest that wants more than is left takes it out of the balloon, and nobody is killed for it.
+///
+/// # Errors
+///
+/// When somebody is, or it does not.
+pub fn out_of_memory(guest: &mut Guest, daemon: &mut Daemon, bytes: u64) -> anyhow::Result<()> {
+    daemon.reach(bytes)?;
+    let more = free(guest)? / MIB + 48;
+    guest.run(&format!(
+        "dd if=/dev/zero of=/tmp/fill bs=1M count={more} 2> /dev/null"
+    ))?;
+    let killed = guest.number("awk '/^oom_kill/ { print $2 }' /proc/vmstat")?;
+    ensure!(killed == 0, "{killed} processes were killed");
+    until("less in the balloon", || {
+        Ok((daemon.actual()? <= bytes - 32 * MIB).then_some(()))
+    })?;
+    guest.run("rm /tmp/fill")?;
+    // The target is the same, and is reached again when it is told again.
+    daemon.reach(bytes)
+}
+
+/// Pages of the balloon that the guest moves, to have its free memory in one piece, are exchanged: the
+/// new one is given, then the old one taken. Returns how many; `None` where the kernel moves none.
+///
+/// # Errors
+///
+/// When the books of both sides differ afterwards.
+pub fn migration(
+    guest: &mut Guest,
+    daemon: &mut Daemon,
+    bytes: u64,
+) -> anyhow::Result<Option<u64>> {
+    const MOVED: &str = "awk '/^balloon_migrate/ { print $2 }' /proc/vmstat";
+    let can =
+        guest.run("[ -e /proc/sys/vm/compact_memory ] && grep -q balloon_migrate /proc/vmstat");
+    if can.is_err() {
+        return Ok(None);
+    }
+    daemon.reach(bytes)?;
+    for _ in 0..10 {
+        let before = (
+            guest.number(MOVED)?,
+            daemon.count("inflated_bytes")?,
+            daemon.count("deflated_bytes")?,
+        );
+        guest.run("echo 1 > /proc/sys/vm/compact_memory")?;
+        let moved = guest.number(MOVED)? - before.0;
+        let pages = 4096 * moved;
+        until("the exchange of the pages that moved", || {
+            let (given, taken) = (
+                daemon.count("inflated_bytes")?,
+                daemon.count("deflated_bytes")?,
+            );
+            Ok((given - before.1 == pages && taken - before.2 == pages).then_some(()))
+        })?;
+        let actual = daemon.actual()?;
+        ensure!(
+            actual == bytes,
+            "{actual} bytes are in a balloon of {bytes}"
+        );
+        if moved > 0 {
+            return Ok(Some(moved));
+        }
+        // Memory that comes and goes lies otherwise the next time.
+        daemon.reach(bytes / 2)?;
+        touch(guest)?;
+        daemon.reach(bytes)?;
+    }
+    bail!("the guest's compaction moved no page of the balloon")
+}
+
+/// Files whose bytes are to outlast everything.
+///
+/// # Errors
+///
+/// When the guest cannot make them.
+pub fn write_data(guest: &mut Guest) -> anyhow::Result<()> {
+    guest.run(
+        "mkdir /tmp/data && cd /tmp/data && for n in 1 2 3 4 5 6 7 8; do \
+         dd if=/dev/urandom of=$n bs=256K count=16 2> /dev/null; done && md5sum * > /sums",
+    )?;
+    Ok(())
+}
+
+/// They did.
+///
+/// # Errors
+///
+/// When a byte is another.
+pub fn data_is_intact(guest: &mut Guest) -> anyhow::Result<()> {
+    guest.run("cd /tmp/data && md5sum -c -s /sums")?;
+    Ok(())
+}
+
+/// Bytes that are free in the guest.
+///
+/// # Errors
+///
+/// When it does not say.
+pub fn free(guest: &mut Guest) -> anyhow::Result<u64> {
+    Ok(1024 * guest.number("awk '/^MemFree/ { print $2 }' /proc/meminfo")?)
+}

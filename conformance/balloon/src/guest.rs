@@ -1,0 +1,273 @@
+//! User-Mode Linux, from power on to power off.
+//!
+//! Two consoles: on the first terminal `init.sh` takes commands; what the kernel says goes to a file.
+//! The guest's memory is one unlinked file, of which the machine counts the pages that are there: what
+//! the balloon gives back is seen in this number, not believed from anybody's report.
+
+use std::fs::{self, File};
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::os::unix::fs::MetadataExt as _;
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, bail, ensure};
+use conformance::initramfs::Initramfs;
+use rustix::process::{Pid, Signal, kill_process_group, test_kill_process_group};
+use tempfile::TempDir;
+
+/// The kernel that is a program.
+pub const KERNEL: &str = "/usr/bin/linux.uml";
+/// Below it lie the kernel's modules, in a directory for each version.
+const MODULES: &str = "/usr/lib/uml/modules";
+const MODULE: &str = "kernel/drivers/virtio/virtio_balloon.ko";
+const BUSYBOX: &str = "/bin/busybox";
+/// How long a guest may take to boot, and a command to be done: many times what either takes, for
+/// machines that are slow or busy.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+/// Lines that are shown of what the kernel said, when something failed.
+const TAIL: usize = 30;
+
+/// What the guest consists of.
+#[derive(Debug)]
+pub struct Parts {
+    initramfs: Vec<u8>,
+}
+
+impl Parts {
+    /// Packs it of what lies on this machine.
+    ///
+    /// # Errors
+    ///
+    /// When something is missing, which is named.
+    pub fn find() -> anyhow::Result<Self> {
+        ensure!(Path::new(KERNEL).exists(), "there is no {KERNEL}");
+        let versions = fs::read_dir(MODULES).with_context(|| MODULES.to_owned())?;
+        let mut modules = versions
+            .filter_map(|version| Some(version.ok()?.path().join(MODULE)))
+            .filter(|path| path.exists());
+        let module = modules
+            .next()
+            .with_context(|| format!("there is no {MODULE} below {MODULES}"))?;
+        let read = |path: &Path| fs::read(path).with_context(|| path.display().to_string());
+        let mut archive = Initramfs::new();
+        archive.program("init", include_bytes!("init.sh"));
+        archive.program("bin/busybox", &read(Path::new(BUSYBOX))?);
+        archive.program("virtio_balloon.ko", &read(&module)?);
+        Ok(Self {
+            initramfs: archive.finish(),
+        })
+    }
+}
+
+/// A guest while it runs; it and all its processes are ended when it is dropped.
+#[derive(Debug)]
+pub struct Guest {
+    kernel: Child,
+    commands: ChildStdin,
+    lines: mpsc::Receiver<String>,
+    next: u32,
+    /// The one that is the guest's memory, by its link below `/proc`.
+    memory: PathBuf,
+    directory: TempDir,
+}
+
+impl Guest {
+    /// Boots a guest of `mib` MiB that attaches the balloon behind `socket`, with more `words` for the
+    /// kernel. The driver is not loaded yet.
+    ///
+    /// # Errors
+    ///
+    /// When it does not come up in time; what it said is in the message.
+    pub fn boot(parts: &Parts, mib: u32, socket: &Path, words: &[&str]) -> anyhow::Result<Self> {
+        let directory = tempfile::tempdir()?;
+        let initramfs = directory.path().join("initramfs");
+        fs::write(&initramfs, &parts.initramfs)?;
+        let log = File::create(directory.path().join("log"))?;
+        let mut kernel = Command::new(KERNEL)
+            .arg(format!("mem={mib}M"))
+            .arg(format!("initrd={}", initramfs.display()))
+            .arg(format!("uml_dir={}", directory.path().display()))
+            .args(["umid=guest", "con=null", "con0=fd:0,fd:1"])
+            .args(["ssl=null", "ssl0=null,fd:2", "console=ttyS0", "panic=1"])
+            // 5: the balloon's type of device.
+            .arg(format!("virtio_uml.device={}:5", socket.display()))
+            .args(words)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(log)
+            .process_group(0)
+            .spawn()
+            .with_context(|| KERNEL.to_owned())?;
+        let pipes = (kernel.stdin.take(), kernel.stdout.take());
+        let (sender, lines) = mpsc::channel();
+        let (Some(commands), Some(output)) = pipes else {
+            bail!("the guest has no console");
+        };
+        // Ends with the guest, which closes its output.
+        thread::spawn(move || {
+            let mut output = BufReader::new(output);
+            let mut bytes = Vec::new();
+            while output
+                .read_until(b'\n', &mut bytes)
+                .is_ok_and(|len| len > 0)
+            {
+                let line = String::from_utf8_lossy(&bytes).trim_end().to_owned();
+                if sender.send(line).is_err() {
+                    break;
+                }
+                bytes.clear();
+            }
+        });
+        let mut guest = Self {
+            kernel,
+            commands,
+            lines,
+            next: 0,
+            memory: PathBuf::new(),
+            directory,
+        };
+        guest.answer("#ready")?;
+        guest.memory = guest.find_memory()?;
+        Ok(guest)
+    }
+
+    /// Has the guest do `command`, a line of its shell, and returns what it said.
+    ///
+    /// # Errors
+    ///
+    /// When it fails, or does not end in time.
+    pub fn run(&mut self, command: &str) -> anyhow::Result<String> {
+        self.next += 1;
+        let number = self.next;
+        writeln!(self.commands, "{number} {command}").context("the guest has gone")?;
+        let (said, status) = self.answer(&format!("#{number} "))?;
+        ensure!(
+            status == "0",
+            "`{command}` ended with status {status} in the guest: {said}"
+        );
+        Ok(said)
+    }
+
+    /// [`run`](Self::run), and a number of what it said.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`run`](Self::run), and when it said something else.
+    pub fn number(&mut self, command: &str) -> anyhow::Result<u64> {
+        let said = self.run(command)?;
+        said.trim()
+            .parse()
+            .with_context(|| format!("`{command}` said {said:?}"))
+    }
+
+    /// Bytes of the guest's memory that the machine holds pages for.
+    ///
+    /// # Errors
+    ///
+    /// When the guest has gone.
+    pub fn held(&self) -> anyhow::Result<u64> {
+        let memory = fs::metadata(&self.memory).context("the guest's memory")?;
+        // Always of 512 bytes (stat(2)).
+        Ok(512 * memory.blocks())
+    }
+
+    /// What the kernel said.
+    pub fn log(&self) -> String {
+        let said = fs::read(self.directory.path().join("log")).unwrap_or_default();
+        String::from_utf8_lossy(&said).into_owned()
+    }
+
+    /// The end of what the kernel said, for people.
+    pub fn tail(&self) -> String {
+        let said = self.log();
+        let lines: Vec<&str> = said.lines().collect();
+        let last = lines.get(lines.len().saturating_sub(TAIL)..);
+        last.unwrap_or_default().join("\n  | ")
+    }
+
+    /// What was said up to the line that begins with `end`, and the rest of this.
+    fn answer(&mut self, end: &str) -> anyhow::Result<(String, String)> {
+        let deadline = Instant::now() + PATIENCE;
+        let mut said = String::new();
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            match self.lines.recv_timeout(left) {
+                Ok(line) => match line.strip_prefix(end) {
+                    Some(rest) => return Ok((said, rest.to_owned())),
+                    None => said = said + &line + "\n",
+                },
+                Err(RecvTimeoutError::Timeout) => bail!(
+                    "the guest did not say {end:?} in {} s, but {said:?}; its kernel:\n  | {}",
+                    PATIENCE.as_secs(),
+                    self.tail()
+                ),
+                Err(RecvTimeoutError::Disconnected) => {
+                    bail!("the guest has gone; its kernel:\n  | {}", self.tail())
+                }
+            }
+        }
+    }
+
+    /// The largest of the files that it has open and that have no name any more.
+    fn find_memory(&self) -> anyhow::Result<PathBuf> {
+        let open = format!("/proc/{}/fd", self.kernel.id());
+        let files = fs::read_dir(&open).with_context(|| open.clone())?;
+        let unlinked = files.filter_map(|file| {
+            let path = file.ok()?.path();
+            let target = fs::read_link(&path).ok()?;
+            let gone = target
+                .as_os_str()
+                .as_encoded_bytes()
+                .ends_with(b" (deleted)");
+            let size = fs::metadata(&path).ok()?.len();
+            gone.then_some((size, path))
+        });
+        let largest = unlinked.max_by_key(|(size, _)| *size);
+        largest
+            .map(|(_, path)| path)
+            .context("the guest's memory is no file")
+    }
+}
+
+impl Drop for Guest {
+    fn drop(&mut self) {
+        let group = i32::try_from(self.kernel.id()).ok().and_then(Pid::from_raw);
+        if let Some(group) = group {
+            // Nothing in it is worth an orderly end.
+            let _ = kill_process_group(group, Signal::KILL);
+            let _ = self.kernel.wait();
+            // Its processes let go of the guest's memory by themselves, and soon.
+            let deadline = Instant::now() + PATIENCE;
+            while test_kill_process_group(group).is_ok() && Instant::now() < deadline {
+                thread::sleep(Duration::from_millis(1));
+            }
+        }
+    }
+}
+
+/// Asks `step` again and again until it has an answer.
+///
+/// # Errors
+///
+/// Those of `step`, and when it has none after [`PATIENCE`]: then `what` is what was waited for.
+pub fn until<T>(
+    what: &str,
+    mut step: impl FnMut() -> anyhow::Result<Option<T>>,
+) -> anyhow::Result<T> {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        if let Some(done) = step()? {
+            return Ok(done);
+        }
+        ensure!(
+            Instant::now() < deadline,
+            "{what} did not happen in {} s",
+            PATIENCE.as_secs()
+        );
+        thread::sleep(Duration::from_millis(10));
+    }
+}

@@ -1,0 +1,171 @@
+//! The stock guest as a program: `cargo xtask balloon`.
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Instant;
+
+use anyhow::ensure;
+use balloon_rig::bench::Bench;
+use balloon_rig::checks::{self, Balloon, MIB};
+use balloon_rig::daemon::Daemon;
+use balloon_rig::guest::{Guest, Parts, until};
+use balloon_rig::page_by_page::PageByPage;
+use clap::Parser;
+
+/// Boots a stock Linux guest against balloons of ours.
+#[derive(Parser)]
+struct Options {
+    /// The command line `dmaspace`.
+    #[arg(long, value_name = "PROGRAM")]
+    dmaspace: PathBuf,
+    /// Only checks whose name contains this.
+    #[arg(long, value_name = "NAME")]
+    only: Option<String>,
+    /// Time an inflate of our device and of one that gives back page by page, instead of checks.
+    #[arg(long)]
+    bench: bool,
+    /// MiB of the guests of the bench.
+    #[arg(long, value_name = "MIB", default_value = "1536")]
+    guest: u32,
+    /// MiB of the balloons of the bench.
+    #[arg(long, value_name = "MIB", default_value = "1024")]
+    balloon: u32,
+    /// Rounds of the bench.
+    #[arg(long, value_name = "COUNT", default_value = "5")]
+    rounds: usize,
+}
+
+/// A check.
+type Check = fn(&Parts, &Path) -> anyhow::Result<()>;
+
+const CHECKS: &[(&str, Check)] = &[
+    ("page_by_page", page_by_page),
+    ("all_of_the_driver", all_of_the_driver),
+    ("one_guest_after_another", one_guest_after_another),
+];
+
+/// MiB of the guest, and bytes that are to be in the balloon.
+const GUEST: u32 = 384;
+const BALLOON: u64 = 192 * MIB;
+
+fn main() -> ExitCode {
+    match run(&Options::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(options: &Options) -> anyhow::Result<()> {
+    let parts = Parts::find()?;
+    if options.bench {
+        let bench = Bench {
+            guest: options.guest,
+            balloon: options.balloon,
+            rounds: options.rounds,
+        };
+        return bench.run(&parts, &options.dmaspace);
+    }
+    let wanted = |name: &str| options.only.as_ref().is_none_or(|only| name.contains(only));
+    let chosen: Vec<_> = CHECKS.iter().filter(|(name, _)| wanted(name)).collect();
+    ensure!(!chosen.is_empty(), "no check has that in its name");
+    let mut failed = 0;
+    for (name, check) in chosen {
+        let start = Instant::now();
+        match check(&parts, &options.dmaspace) {
+            Ok(()) => println!("ok {name}, {:.1} s", start.elapsed().as_secs_f64()),
+            Err(error) => {
+                failed += 1;
+                println!("FAILED {name}: {error:#}");
+            }
+        }
+    }
+    ensure!(failed == 0, "checks that failed: {failed}");
+    Ok(())
+}
+
+/// The device to compare with does what it is there for.
+fn page_by_page(parts: &Parts, _program: &Path) -> anyhow::Result<()> {
+    let (mut guest, mut balloon) = PageByPage::boot(parts, 256)?;
+    checks::prepare(&mut guest)?;
+    checks::memory_comes_and_goes(&mut guest, &mut balloon, 96 * MIB)?;
+    let (messages, pages) = balloon.counts();
+    ensure!(
+        (messages, pages) == (2 * 96, 96 * 256),
+        "{messages} messages, and {pages} pages were given back"
+    );
+    Ok(())
+}
+
+/// Everything that the stock driver has, against `dmaspace balloon`.
+fn all_of_the_driver(parts: &Parts, program: &Path) -> anyhow::Result<()> {
+    let directory = tempfile::tempdir()?;
+    let socket = directory.path().join("socket");
+    let mut daemon = Daemon::start(program, &socket)?;
+    let mut guest = Guest::boot(parts, GUEST, &socket, &[])?;
+    let (guest, daemon) = (&mut guest, &mut daemon);
+    checks::prepare(guest)?;
+    checks::write_data(guest)?;
+    let step = |name: &str, start: Instant| {
+        println!("  {name}, {:.1} s", start.elapsed().as_secs_f64());
+        Instant::now()
+    };
+    let mut at = Instant::now();
+    checks::features(guest)?;
+    at = step("features", at);
+    checks::memory_comes_and_goes(guest, daemon, BALLOON)?;
+    let (given, calls) = (daemon.count("inflated_bytes")?, daemon.count("discards")?);
+    ensure!(
+        calls < given / 4096 / 16,
+        "{given} bytes of the balloon were given back by {calls} calls"
+    );
+    at = step("inflating and deflating", at);
+    checks::statistics(guest, daemon)?;
+    at = step("statistics", at);
+    checks::reporting(guest, daemon)?;
+    at = step("free page reporting", at);
+    checks::hinting(guest, daemon)?;
+    at = step("free page hinting", at);
+    checks::out_of_memory(guest, daemon, BALLOON)?;
+    at = step("deflating when out of memory", at);
+    match checks::migration(guest, daemon, BALLOON)? {
+        Some(pages) => at = step(&format!("migration of {pages} pages"), at),
+        None => println!(
+            "  not checked: migration, since the guest's kernel moves no pages of balloons"
+        ),
+    }
+    daemon.reach(0)?;
+    checks::data_is_intact(guest)?;
+    step("data outside of the balloon intact", at);
+    let refused = daemon.count("refused")?;
+    ensure!(
+        refused == 0,
+        "of a good driver {refused} parts of messages were refused"
+    );
+    let ended = daemon.interrupt()?;
+    ensure!(ended.success() && !socket.exists(), "after SIGINT: {ended}");
+    Ok(())
+}
+
+/// A guest that connects after another finds the target, and an empty balloon.
+fn one_guest_after_another(parts: &Parts, program: &Path) -> anyhow::Result<()> {
+    let directory = tempfile::tempdir()?;
+    let socket = directory.path().join("socket");
+    let mut daemon = Daemon::start(program, &socket)?;
+    let bytes = 32 * MIB;
+    daemon.set_target(bytes)?;
+    for _ in 0..2 {
+        let mut guest = Guest::boot(parts, 128, &socket, &[])?;
+        checks::prepare(&mut guest)?;
+        // What the guest has done, since the device could still believe the one before.
+        until("a balloon without a word", || {
+            let pages = guest.number("awk '/^balloon_inflate/ { print $2 }' /proc/vmstat")?;
+            Ok((4096 * pages >= bytes && daemon.actual()? == bytes).then_some(()))
+        })?;
+        drop(guest);
+        daemon.wait_for("disconnected")?;
+    }
+    Ok(())
+}

@@ -1,0 +1,70 @@
+//! A QEMU that is newer than the distribution's, unpacked beside the system with a C library of its own.
+//!
+//! Some devices came late: `vhost-user-test-device-pci` is there from version 11 on. The packages come
+//! from a later release of Debian; nothing of them is installed.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use crate::apt::{self, Apt};
+
+/// The package, the suite that has it, and the release that has what it needs.
+const PACKAGE: &str = "qemu-system-x86";
+const SUITE: &str = "trixie-backports";
+const RELEASE: &str = "trixie";
+
+/// The unpacked packages.
+#[derive(Clone, Debug)]
+pub struct NewerQemu {
+    root: PathBuf,
+}
+
+impl NewerQemu {
+    /// The packages below `directory`, if they are there.
+    pub fn kept(directory: &Path) -> Option<Self> {
+        let root = directory.join("newer-qemu");
+        root.join("complete").exists().then_some(Self { root })
+    }
+
+    /// The packages below `directory`, fetched if they are not there: 40 MB.
+    ///
+    /// # Errors
+    ///
+    /// When they cannot be fetched or unpacked.
+    pub fn fetch(directory: &Path) -> anyhow::Result<Self> {
+        if let Some(kept) = Self::kept(directory) {
+            return Ok(kept);
+        }
+        let root = directory.join("newer-qemu");
+        if root.exists() {
+            fs::remove_dir_all(&root)?;
+        }
+        fs::create_dir_all(&root)?;
+        let apt = root.join("apt");
+        let packages = Apt::with(&apt, &[SUITE, RELEASE], |apt| {
+            apt.download_with_needs(PACKAGE, SUITE)
+        })?;
+        apt::unpack(&packages, &root)?;
+        fs::remove_dir_all(apt)?;
+        fs::write(root.join("complete"), "")?;
+        Ok(Self { root })
+    }
+
+    /// QEMU for x86-64 machines, with its own libraries and firmware.
+    pub fn command(&self) -> Command {
+        let libraries = self.root.join("usr/lib/x86_64-linux-gnu");
+        let mut command = Command::new(libraries.join("ld-linux-x86-64.so.2"));
+        command
+            .arg("--library-path")
+            .arg(&libraries)
+            .arg(self.root.join("usr/bin/qemu-system-x86_64"))
+            .env("QEMU_MODULE_DIR", libraries.join("qemu"));
+        for firmware in ["usr/share/qemu", "usr/share/seabios"] {
+            command.arg("-L").arg(self.root.join(firmware));
+        }
+        command
+    }
+}
