@@ -69,6 +69,7 @@ const HOUSE: &[Rule] = &[
     rule("dmaspace-capi", Place::Floor(5), &[LIBRARY]),
     rule(QTEST, Place::Alone, &[]),
     rule(CONFORMANCE, Place::Beside, &[]),
+    rule("dmaspace-balloon-rig", Place::Beside, &[CONFORMANCE]),
     rule("dmaspace-guest", Place::Beside, &[CONFORMANCE]),
     rule("dmaspace-units", Place::Beside, &[CONFORMANCE]),
     rule("dmaspace-examples", Place::Beside, &[]),

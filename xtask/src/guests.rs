@@ -33,8 +33,9 @@ pub(crate) const KERNEL_NEEDS: &[Need] = &[
     Need::Package("xz-utils"),
 ];
 
-/// The emulator, and the C library to link into the guest's programs.
+/// The emulator, what fetches a newer one, and the C library to link into the guest's programs.
 pub(crate) const NEEDS: &[Need] = &[
+    Need::Package("debian-archive-keyring"),
     Need::Package("gcc"),
     Need::Package("libc6-dev"),
     Need::Package("qemu-system-x86"),

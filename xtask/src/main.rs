@@ -8,6 +8,7 @@ use std::process::ExitCode;
 use anyhow::Context as _;
 use clap::{Parser, Subcommand};
 
+mod balloon;
 mod bench_tables;
 mod cargo;
 mod conformance;
@@ -43,6 +44,8 @@ enum Command {
     Guests(guests::Options),
     /// Has devices do DMA through QEMU's emulated IOMMUs, without a guest.
     Units(units::Options),
+    /// Boots a stock Linux guest with its own balloon driver against our device.
+    Balloon(balloon::Options),
     /// Runs the fuzz targets, each for some seconds; needs cargo-fuzz.
     Fuzz(fuzz::Options),
     /// Measures our I/O page tables beside the machine's limit, Linux's code and foreign crates, and
@@ -58,6 +61,7 @@ fn main() -> ExitCode {
         Command::GuestKernel => guest_kernel(),
         Command::Guests(options) => guests(&options),
         Command::Units(options) => units(&options),
+        Command::Balloon(options) => balloon(&options),
         Command::Fuzz(options) => fuzz(&options),
         Command::BenchTables(options) => bench_tables(&options),
     };
@@ -104,4 +108,9 @@ fn guests(options: &guests::Options) -> anyhow::Result<bool> {
 fn units(options: &units::Options) -> anyhow::Result<bool> {
     let repository = cargo::Repository::find().context("cannot read the workspace")?;
     units::command(options, &repository)
+}
+
+fn balloon(options: &balloon::Options) -> anyhow::Result<bool> {
+    let repository = cargo::Repository::find().context("cannot read the workspace")?;
+    balloon::command(options, &repository)
 }

@@ -2,12 +2,13 @@
 //!
 //! A new part is a function (in a file of its own when it is more than one command) and one
 //! line in [`PARTS`]. Budgets are for two cores: build, lints and docs five minutes together,
-//! the suites four, the rigs against what others wrote two, QEMU's units four; the kernel of the guests,
-//! which is built once and kept, three and a half.
+//! the suites four, the rigs against what others wrote two, QEMU's units four, the balloon
+//! with a stock guest and with QEMU 70 seconds; the kernel of the guests, which is built once and kept, three and a half.
 
 use std::time::Duration;
 
 use crate::{
+    balloon,
     cargo::{self, Repository},
     conformance, examples, fuzz, graph, guests,
     host::Need,
@@ -25,17 +26,20 @@ pub(crate) enum Group {
     Rig,
     /// QEMU's emulated units.
     Unit,
+    /// A stock guest's balloon, and QEMU's.
+    Balloon,
     /// The kernel of the guests.
     Kernel,
 }
 
 impl Group {
     /// All, in the order of the summary.
-    pub(crate) const ALL: [Self; 5] = [
+    pub(crate) const ALL: [Self; 6] = [
         Self::Build,
         Self::Suite,
         Self::Rig,
         Self::Unit,
+        Self::Balloon,
         Self::Kernel,
     ];
 
@@ -46,6 +50,7 @@ impl Group {
             Self::Suite => "suites",
             Self::Rig => "rigs",
             Self::Unit => "emulated units",
+            Self::Balloon => "balloon",
             Self::Kernel => "guest kernel",
         }
     }
@@ -57,6 +62,7 @@ impl Group {
             Self::Suite => 240,
             Self::Rig => 120,
             Self::Unit => 240,
+            Self::Balloon => 70,
             Self::Kernel => 210,
         })
     }
@@ -125,6 +131,14 @@ pub(crate) const PARTS: &[Part] = &[
         conformance::part,
     ),
     part("units", Group::Unit, 220, units::NEEDS, units::part),
+    part("balloon", Group::Balloon, 40, balloon::NEEDS, balloon::part),
+    part(
+        "balloon-qemu",
+        Group::Balloon,
+        30,
+        units::BALLOON_NEEDS,
+        units::balloon_part,
+    ),
     part("examples", Group::Unit, 20, units::NEEDS, examples::part),
     part(
         "guest-kernel",
