@@ -329,12 +329,13 @@ impl<F: Format> Adopted<F> {
             let last = self.last_address;
             return Err(AdoptError::Build(BuildError::TableAddress { last, bits }));
         }
-        let table = Table {
+        let mut table = Table {
             format: self.format,
             memory,
             top: Top::new(self.root, self.format.levels()),
             dirty: false,
             keeps_empty: false,
+            has_empty: false,
             sizes: self.sizes,
             tables: self.tables,
         };
@@ -344,6 +345,7 @@ impl<F: Format> Adopted<F> {
                 table.memory.written(table.memory.entries(address, count));
             });
         }
+        table.look_for_empty_tables();
         table.announce_all();
         Ok(table)
     }

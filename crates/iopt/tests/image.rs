@@ -246,6 +246,10 @@ fn take_apart<F: Format, M: TableMemory>(table: &mut Table<F, M>) {
             .unmap(leaf.run.input(), &mut gather, &mut iopt::Discard)
             .unwrap();
     }
+    // Those that were empty before.
+    for span in table.format().aperture().spans() {
+        table.give_back_empty_tables(span, &mut gather).unwrap();
+    }
     table.reclaim(gather.never_walked());
 }
 
@@ -537,6 +541,45 @@ proptest! {
             }
         }
     }
+}
+
+/// Found by [`any_words_are_refused_or_become_a_table`]: a copy has the empty tables that were kept,
+/// and takes them for what they are.
+#[test]
+fn empty_tables_that_were_kept_come_back_and_are_mapped_into() {
+    let memory = HeapTables::with_tables(64).unwrap();
+    let mut table = Table::new(VtdSs::new(4).unwrap(), &memory).unwrap();
+    table.keep_empty_tables(true);
+    table.map(0, &[Span::new(G1, PAGE)], Prot::RW).unwrap();
+    let mut gather = Gather::new();
+    table
+        .unmap(Span::new(0, PAGE), &mut gather, &mut iopt::Discard)
+        .unwrap();
+    table.reclaim(gather.never_walked());
+    assert_eq!(table.tables(), 4);
+    let bytes = image(&table);
+    let image = Image::parse(&bytes).unwrap();
+    let format = table.format();
+
+    let room_for_copy = HeapTables::with_tables(64).unwrap();
+    let mut copy = image.restore(format, &room_for_copy).unwrap();
+    let (cells, metas) = room::<AtomicU64>(12);
+    let mut takeover: Takeover<_> = Takeover::new((&cells[..], &metas[..]), memory.base()).unwrap();
+    let adopted = takeover.restore(&image, format).unwrap();
+    let arena = takeover.finish();
+    let mut taken = adopted.open(&arena).unwrap();
+
+    let large = [Span::new(G1, 4 << 20)];
+    copy.map(0, &large, Prot::RW).unwrap();
+    taken.map(0, &large, Prot::RW).unwrap();
+    for leaves in [leaves(&copy), leaves(&taken)] {
+        // The table for the first 2 MiB stands already; the next 2 MiB are one leaf.
+        assert_eq!(leaves.len(), 513);
+        assert_eq!(leaves[512].run.len, 2 << 20);
+    }
+    take_apart(&mut copy);
+    take_apart(&mut taken);
+    assert_eq!((copy.tables(), taken.tables()), (1, 1));
 }
 
 #[test]

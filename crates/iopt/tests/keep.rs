@@ -94,6 +94,17 @@ fn large_leaves_replace_kept_tables_and_none_is_lost() {
 }
 
 #[test]
+fn tables_that_were_kept_are_mapped_into_also_when_no_more_are_kept() {
+    let memory = HeapTables::with_tables(64).unwrap();
+    let mut table = full(VtdSs::new(4).unwrap(), &memory);
+    unmap(&mut table);
+    table.keep_empty_tables(false);
+    let aligned = [Span::new(1 << 30, 4 * M2)];
+    table.map(4 * M2, &aligned, Prot::RW).unwrap();
+    assert_eq!(table.translate(5 * M2 + 17), Some((1 << 30) + M2 + 17));
+}
+
+#[test]
 fn a_refused_map_anew_has_given_back_no_table_that_holds_something() {
     let memory = HeapTables::with_tables(64).unwrap();
     let mut table = full(VtdSs::new(4).unwrap(), &memory);

@@ -306,8 +306,8 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     /// How the request goes on at entry `index` of a table with these cells.
     ///
     /// A table that is empty may still stand where a large leaf would fit: in the shared form, when
-    /// another thread has just emptied it; in both, where such tables are kept. Then the request
-    /// goes on in that table, with smaller leaves.
+    /// another thread has just emptied it; in both, where such tables are or were kept. Then the
+    /// request goes on in that table, with smaller leaves.
     #[inline(always)]
     fn next_step<V: Level, P: Form>(
         &self,
@@ -321,7 +321,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         };
         let singles = self.single_leaves(cursor, (log2, count), room);
         let mut runs = singles.unwrap_or(1);
-        if V::N > 0 && (P::SHARED || self.keeps_empty) {
+        if V::N > 0 && (P::SHARED || self.has_empty) {
             let entries = ((count * runs) << log2 >> F::shift(V::N)) as usize;
             let empty = first_occupied::<F, _>(part(cells, index, entries))
                 .map(|first| (first as u64) << F::shift(V::N));

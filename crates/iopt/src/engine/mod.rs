@@ -219,6 +219,8 @@ pub struct Table<F, M: TableMemory> {
     pub(crate) dirty: bool,
     /// Empty tables stay linked.
     pub(crate) keeps_empty: bool,
+    /// Some may be linked: they are kept, or were, or this is a copy of a table that kept them.
+    pub(crate) has_empty: bool,
 }
 
 impl<F: Format, M: TableMemory> Table<F, M> {
@@ -282,6 +284,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
             tables: 1,
             dirty: false,
             keeps_empty: false,
+            has_empty: false,
         })
     }
 
@@ -367,6 +370,17 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     /// [`map_anew`](Self::map_anew) where it maps.
     pub fn keep_empty_tables(&mut self, keep: bool) {
         self.keeps_empty = keep;
+        self.has_empty |= keep;
+    }
+
+    /// Looks whether empty tables are linked: this one was filled as another was.
+    pub(crate) fn look_for_empty_tables(&mut self) {
+        let root = self.begin().root;
+        let mut found = false;
+        self.for_each_table(&mut |address, _| {
+            found |= address != root && self.memory.meta(address).live.get() == 0;
+        });
+        self.has_empty = found;
     }
 
     /// Unlinks every empty table that has an entry for an address in `range`.

@@ -36,6 +36,7 @@ impl Image<'_> {
             return Err(cause);
         }
         table.tables += below;
+        table.look_for_empty_tables();
         table.announce_all();
         Ok(table)
     }
