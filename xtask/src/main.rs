@@ -20,6 +20,7 @@ mod host;
 mod nostd;
 mod origins;
 mod parts;
+mod properties;
 mod runner;
 mod units;
 
@@ -35,6 +36,8 @@ struct Cli {
 enum Command {
     /// Runs everything that must pass, with one summary line per part at the end.
     Test(runner::Options),
+    /// Runs the suites again and again, each time with other random inputs.
+    Properties(properties::Options),
     /// Compares the bytes of our I/O page tables with those of Linux's code, built from its
     /// source.
     Conformance(conformance::Options),
@@ -54,18 +57,7 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
-    let done = match cli.command {
-        Command::Test(options) => test(&options),
-        Command::Conformance(options) => conformance(&options),
-        Command::GuestKernel => guest_kernel(),
-        Command::Guests(options) => guests(&options),
-        Command::Units(options) => units(&options),
-        Command::Balloon(options) => balloon(&options),
-        Command::Fuzz(options) => fuzz(&options),
-        Command::BenchTables(options) => bench_tables(&options),
-    };
-    match done {
+    match run(Cli::parse().command) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(error) => {
@@ -75,42 +67,20 @@ fn main() -> ExitCode {
     }
 }
 
-fn fuzz(options: &fuzz::Options) -> anyhow::Result<bool> {
-    let repository = cargo::Repository::find().context("cannot read the workspace")?;
-    fuzz::run(options, &repository)
-}
-
-fn bench_tables(options: &bench_tables::Options) -> anyhow::Result<bool> {
-    let repository = cargo::Repository::find().context("cannot read the workspace")?;
-    bench_tables::run(options, &repository)
-}
-
-fn test(options: &runner::Options) -> anyhow::Result<bool> {
-    let repository = cargo::Repository::find().context("cannot read the workspace")?;
-    runner::run(options, parts::PARTS, &repository, &mut host::Debian)
-}
-
-fn conformance(options: &conformance::Options) -> anyhow::Result<bool> {
-    let repository = cargo::Repository::find().context("cannot read the workspace")?;
-    conformance::command(options, &repository)
-}
-
-fn guest_kernel() -> anyhow::Result<bool> {
-    let repository = cargo::Repository::find().context("cannot read the workspace")?;
-    guests::kernel_command(&repository)
-}
-
-fn guests(options: &guests::Options) -> anyhow::Result<bool> {
-    let repository = cargo::Repository::find().context("cannot read the workspace")?;
-    guests::command(options, &repository)
-}
-
-fn units(options: &units::Options) -> anyhow::Result<bool> {
-    let repository = cargo::Repository::find().context("cannot read the workspace")?;
-    units::command(options, &repository)
-}
-
-fn balloon(options: &balloon::Options) -> anyhow::Result<bool> {
-    let repository = cargo::Repository::find().context("cannot read the workspace")?;
-    balloon::command(options, &repository)
+/// True when all is well.
+fn run(command: Command) -> anyhow::Result<bool> {
+    let repository = &cargo::Repository::find().context("cannot read the workspace")?;
+    match command {
+        Command::Test(options) => {
+            runner::run(&options, parts::PARTS, repository, &mut host::Debian)
+        }
+        Command::Properties(options) => properties::run(&options, repository),
+        Command::Conformance(options) => conformance::command(&options, repository),
+        Command::GuestKernel => guests::kernel_command(repository),
+        Command::Guests(options) => guests::command(&options, repository),
+        Command::Units(options) => units::command(&options, repository),
+        Command::Balloon(options) => balloon::command(&options, repository),
+        Command::Fuzz(options) => fuzz::run(&options, repository),
+        Command::BenchTables(options) => bench_tables::run(&options, repository),
+    }
 }

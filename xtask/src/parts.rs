@@ -5,14 +5,14 @@
 //! the suites four, the rigs against what others wrote two, QEMU's units four, the balloon
 //! with a stock guest and with QEMU 70 seconds; the kernel of the guests, which is built once and kept, three and a half.
 
-use std::time::Duration;
+use std::{process::Command, time::Duration};
 
 use crate::{
     balloon,
     cargo::{self, Repository},
     conformance, examples, fuzz, graph, guests,
     host::Need,
-    nostd, origins, units,
+    nostd, origins, properties, runner, units,
 };
 
 /// What a part counts towards.
@@ -173,7 +173,7 @@ fn release(repository: &Repository) -> anyhow::Result<Outcome> {
 }
 
 /// All tests but the doctests, by nextest where it is installed: it runs them side by side.
-fn tests(repository: &Repository) -> anyhow::Result<Outcome> {
+pub(crate) fn suites(repository: &Repository) -> Command {
     let everything = ["--workspace", "--all-features"];
     let mut command = if cargo::has_subcommand("nextest") {
         repository.cargo(&["nextest", "run", "--no-fail-fast"])
@@ -183,7 +183,14 @@ fn tests(repository: &Repository) -> anyhow::Result<Outcome> {
         command.args(targets);
         command
     };
-    cargo::run(command.args(everything))?;
+    command.args(everything);
+    command
+}
+
+fn tests(repository: &Repository) -> anyhow::Result<Outcome> {
+    let mut command = suites(repository);
+    properties::settle(&mut command, runner::in_ci());
+    cargo::run(&mut command)?;
     Ok(Outcome::Passed)
 }
 

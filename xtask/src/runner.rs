@@ -58,7 +58,7 @@ pub(crate) fn run(
     repository: &Repository,
     host: &mut dyn Host,
 ) -> anyhow::Result<bool> {
-    let ci = env::var_os("CI").is_some_and(|value| !value.is_empty() && value != "false");
+    let ci = in_ci();
     let chosen = choose(parts, &options.only)?;
     let mut lines = Vec::new();
     let unmet = prepare(&chosen, options.install || ci, host);
@@ -97,6 +97,11 @@ pub(crate) fn run(
         println!("Failed: CI is set, and a part that must run did not.");
     }
     Ok(well)
+}
+
+/// Whether `CI` is set.
+pub(crate) fn in_ci() -> bool {
+    env::var_os("CI").is_some_and(|value| !value.is_empty() && value != "false")
 }
 
 /// The parts named by `--only`, or all.
