@@ -165,7 +165,7 @@ const NOT_MODELLED: &str = "
 | ARMv7 short descriptors, Svnapot, Svpbmt | processors, above |
 | 52-bit addresses of Arm | processors, above; groups of them by known answers |
 | VT-d's second stage with 5 levels, concatenated roots of Arm's stage 2, DART | the compare test with Linux's table code (`cargo xtask conformance`) |
-| contiguous hints of Arm | every unit ignores them and must translate rightly all the same; the bits by known answers (`crates/iopt/tests/known_answers_arm_lpae.rs`) |
+| contiguous hints of Arm | every unit ignores them and must translate rightly all the same; the bits by known answers (`crates/iopt/tests/known_answers/arm_lpae`) |
 | accessed and dirty bits but in VT-d's first stage | the software unit (`crates/iommu/src/software/tests/dirty.rs`) and walkers with updates |
 | PASIDs, devices' TLBs, AMD's guest tables | models of our own, in the tests of each driver |
 | AMD's event log for entries that are zero or do not allow the access | a model of our own (`crates/iommu/src/amdvi/tests/broken.rs`) |

@@ -2,7 +2,7 @@
 //!
 //! * An item: `iopt::Table::map`, crate first; modules between may be left out, and a crate may
 //!   be named that only re-exports it.
-//! * A test: `runs::join::tests::name`, or `iopt/tests/model.rs::name` with the file; modules
+//! * A test: `runs::join::tests::name`, or `iopt/tests/model/exclusive.rs::name` with the file; modules
 //!   may be left out here too. `bench:iopt/map` is a bench target, `row:map-1/amdv1` a row of
 //!   `cargo xtask bench-tables` in one format, `part:crate-graph` a part
 //!   of the test command.

@@ -1,7 +1,14 @@
 //! What the unit sets at any moment is found by somebody.
 
-use iopt::{Gather, Pending, ProtectError, UnmapError, WithDirty};
+use iopt::format::Entry;
+use iopt::{
+    Cell, Format, Gather, Interruption, Invalidation, Pending, ProtectError, TableMemory,
+    UnmapError, WithDirty,
+};
+use runs::Run;
 
+use super::refit::split;
+use super::tiny::{ACCESSED, DIRTY, WRITABLE};
 use super::*;
 
 /// Where the entry of `page` is, which is mapped by a leaf at level 0: its table, and its index.

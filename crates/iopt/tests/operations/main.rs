@@ -1,0 +1,26 @@
+//! What the operations of a table promise, one promise at a time.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "helpers of tests panic as tests do"
+)]
+
+#[macro_use]
+mod watched;
+
+mod any;
+// Its ledger is under a lock of the standard library.
+#[cfg(feature = "std")]
+mod check;
+mod counted;
+mod dirty;
+mod flush;
+mod grow;
+mod inside;
+mod keep;
+mod narrow;
+mod protect;
+mod regressions;
+mod threads;

@@ -1,0 +1,361 @@
+//! The shared form under real threads: a stress test over many seeds.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+
+use iopt::format::{AmdV1, ArmStage1, K4, RiscV, VtdSs, X86_64};
+use iopt::{
+    Format, Gather, HeapArena, Interruption, Invalidation, MapError, Prot, ProtectError,
+    SharedTable, Table, TableMemory, UnmapError,
+};
+use runs::{Run, Span};
+
+const PAGE: u64 = 4096;
+
+/// A small generator of numbers, so that a failure can be repeated by its seed.
+struct Rng(u64);
+
+impl Rng {
+    fn below(&mut self, n: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 >> 11) % n
+    }
+}
+
+/// Rows by vectors where there are such cells.
+#[cfg(all(feature = "std", target_arch = "x86_64"))]
+type HeapTables = HeapArena<iopt::wide::WideCell, 12>;
+#[cfg(not(all(feature = "std", target_arch = "x86_64")))]
+type HeapTables = HeapArena<std::sync::atomic::AtomicU64, 12>;
+
+/// Memory that gives the processor away while it waits, as user space should.
+struct Yielding<'a>(&'a HeapTables);
+
+impl TableMemory for Yielding<'_> {
+    type Cell = <HeapTables as TableMemory>::Cell;
+    type Link = <HeapTables as TableMemory>::Link;
+    type Count = <HeapTables as TableMemory>::Count;
+    const TABLE_BYTES: u64 = 4096;
+
+    fn entries(&self, table: u64, count: usize) -> &[Self::Cell] {
+        self.0.entries(table, count)
+    }
+    fn meta(&self, table: u64) -> &iopt::Meta<Self::Link, Self::Count> {
+        self.0.meta(table)
+    }
+    fn last_address(&self) -> u64 {
+        self.0.last_address()
+    }
+    fn reserve(&self, count: u64) -> Result<iopt::Reserve, iopt::NoTables> {
+        self.0.reserve(count)
+    }
+    fn allocate(&self, bytes: usize) -> Result<u64, iopt::NoTables> {
+        self.0.allocate(bytes)
+    }
+    fn give_back(&self, reserve: iopt::Reserve) {
+        self.0.give_back(reserve);
+    }
+    fn reclaim(&self, chain: iopt::Chain) {
+        self.0.reclaim(chain);
+    }
+    fn wait(&self, _round: u32) {
+        thread::yield_now();
+    }
+}
+
+fn shared<F: Format>(format: F, memory: &HeapTables) -> SharedTable<F, Yielding<'_>> {
+    SharedTable::new(Table::new(format, Yielding(memory)).unwrap())
+}
+
+fn flush<F: Format>(table: &SharedTable<F, Yielding<'_>>, mut gather: Gather) {
+    table.reclaim(gather.flush_with(|_| Ok::<_, ()>(())).unwrap());
+}
+
+/// Nothing is left but the root, and no table waits.
+fn finish<F: Format>(table: SharedTable<F, Yielding<'_>>, memory: &HeapTables) {
+    assert!(table.poll(), "tables wait although nobody is inside");
+    let table = table.into_inner();
+    assert_eq!(table.tables(), 1, "an empty table is still linked");
+    assert_eq!(memory.in_use(), 1);
+    let _ = table.tear_down();
+}
+
+/// Each thread owns every n-th page of a few leaf tables: they share all tables and never a page.
+/// Each knows what it has mapped, and finds exactly that.
+fn own_pages_of_the_same_tables<F: Format>(format: F, seed: u64) {
+    const THREADS: u64 = 4;
+    let memory = HeapTables::with_tables(1 << 10).unwrap();
+    let table = shared(format, &memory);
+    // On both sides of a boundary between tables of two levels.
+    let base = (1u64 << 30) - 16 * PAGE;
+    thread::scope(|scope| {
+        for me in 0..THREADS {
+            let table = &table;
+            scope.spawn(move || {
+                let mut rng = Rng(seed * 77 + me + 1);
+                let mut mapped = [None; 16];
+                for round in 0..400u64 {
+                    let n = rng.below(16) as usize;
+                    let iova = base + (n as u64 * THREADS + me) * PAGE;
+                    let pa = (1 << 40) + (round * THREADS + me) * PAGE;
+                    assert_eq!(table.translate(iova), mapped[n]);
+                    match mapped[n] {
+                        None => {
+                            table.map(iova, &[Span::new(pa, PAGE)], Prot::RW).unwrap();
+                            mapped[n] = Some(pa);
+                        }
+                        Some(old) => {
+                            let mut gather = Gather::new();
+                            let mut runs = Vec::new();
+                            let page = Span::new(iova, PAGE);
+                            table
+                                .unmap(page, &mut gather, &mut |run| runs.push(run))
+                                .unwrap();
+                            assert_eq!(runs, [Run::new(iova, old, PAGE)]);
+                            flush(table, gather);
+                            mapped[n] = None;
+                        }
+                    }
+                }
+                for n in 0..16 {
+                    let mut gather = Gather::new();
+                    let page = Span::new(base + (n * THREADS + me) * PAGE, PAGE);
+                    let bytes = table
+                        .unmap_mapped(page, &mut gather, &mut iopt::Discard)
+                        .unwrap();
+                    assert_eq!(bytes > 0, mapped[n as usize].is_some());
+                    flush(table, gather);
+                }
+            });
+        }
+    });
+    finish(table, &memory);
+}
+
+/// Other sizes, or other permissions, for what is mapped there just now.
+fn reshape<F: Format>(table: &SharedTable<F, Yielding<'_>>, range: Span, kind: u64) {
+    let (mut gather, allowed) = (Gather::new(), Interruption::Allowed);
+    let flush_now = |_: &Invalidation| Ok::<_, ()>(());
+    match kind {
+        0 => table
+            .split(range, PAGE, allowed, &mut gather, flush_now)
+            .unwrap(),
+        1 => table.merge(range, allowed, &mut gather, flush_now).unwrap(),
+        _ => {
+            let result = table.protect(range, Prot::READ, &mut gather);
+            assert!(matches!(
+                result,
+                Ok(()) | Err(ProtectError::Hole { .. } | ProtectError::InsideLeaf { .. })
+            ));
+        }
+    }
+    flush(table, gather);
+}
+
+/// Threads map, unmap, split, merge and protect overlapping ranges of all sizes; every page that is mapped was mapped by
+/// exactly one of them, and is counted by whoever maps and unmaps it.
+fn overlapping_ranges<F: Format>(format: F, seed: u64) {
+    const THREADS: u64 = 4;
+    let memory = HeapTables::with_tables(1 << 12).unwrap();
+    let table = shared(format, &memory);
+    let balance = AtomicU64::new(0);
+    let base = (1u64 << 30) - (4 << 20);
+    let stop = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let workers: Vec<_> = (0..THREADS)
+            .map(|me| {
+                let (table, balance) = (&table, &balance);
+                scope.spawn(move || {
+                    let mut rng = Rng(seed * 131 + me + 1);
+                    for _ in 0..300 {
+                        let large = rng.below(3) == 0;
+                        let (iova, len) = if large {
+                            (
+                                base + rng.below(4) * (2 << 20),
+                                (1 + rng.below(2)) * (2 << 20),
+                            )
+                        } else {
+                            let pages = 1 + rng.below(700);
+                            (base + rng.below(2048) * PAGE, pages * PAGE)
+                        };
+                        let range = Span::new(iova, len);
+                        if rng.below(3) == 0 {
+                            reshape(table, range, rng.below(3));
+                            continue;
+                        }
+                        if rng.below(2) == 0 {
+                            // Physical address = iova + 2^40: every translation can be checked.
+                            match table.map(iova, &[Span::new(iova + (1 << 40), len)], Prot::RW) {
+                                Ok(()) => {
+                                    balance.fetch_add(len, Ordering::Relaxed);
+                                }
+                                Err(MapError::Overlap { .. }) => {}
+                                Err(other) => panic!("{other}"),
+                            }
+                        } else {
+                            let mut gather = Gather::new();
+                            let mut bytes = 0;
+                            let result = table.unmap_mapped(range, &mut gather, &mut |run: Run| {
+                                assert_eq!(run.pa, run.iova + (1 << 40));
+                                bytes += run.len;
+                            });
+                            match result {
+                                Ok(said) => assert_eq!(said, bytes),
+                                Err(UnmapError::InsideLeaf { leaf, .. }) => {
+                                    assert!(!range.covers(&leaf.input()));
+                                    assert_eq!(bytes, 0);
+                                }
+                                Err(other) => panic!("{other}"),
+                            }
+                            balance.fetch_sub(bytes, Ordering::Relaxed);
+                            flush(table, gather);
+                        }
+                    }
+                })
+            })
+            .collect();
+        let (table, stop) = (&table, &stop);
+        scope.spawn(move || {
+            let mut rng = Rng(seed + 5);
+            while !stop.load(Ordering::Relaxed) {
+                let iova = base + rng.below(16 << 20);
+                if let Some(pa) = table.translate(iova) {
+                    assert_eq!(pa, iova + (1 << 40), "a reader was led astray");
+                }
+            }
+        });
+        for worker in workers {
+            worker.join().unwrap();
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+    let mut gather = Gather::new();
+    let all = Span::new(base, 64 << 20);
+    let left = table
+        .unmap_mapped(all, &mut gather, &mut iopt::Discard)
+        .unwrap();
+    assert_eq!(left, balance.into_inner());
+    flush(&table, gather);
+    finish(table, &memory);
+}
+
+/// Threads map and unmap their own pages while the top grows; the lower ones empty the old root now
+/// and then. Who maps above waits until there is an above.
+#[test]
+fn the_top_grows_under_threads_that_map_and_unmap() {
+    const THREADS: u64 = 3;
+    for seed in 0..40 {
+        let memory = HeapTables::with_tables(1 << 8).unwrap();
+        let table = shared(AmdV1::new(1).unwrap(), &memory);
+        thread::scope(|scope| {
+            for me in 0..THREADS {
+                let table = &table;
+                scope.spawn(move || {
+                    let mut rng = Rng(seed * 57 + me + 1);
+                    for round in 0..200 {
+                        let levels = table.root().levels;
+                        // In the first table, or anywhere in what is there.
+                        let bits = [21, (9 * u32::from(levels) + 12).min(62)];
+                        let bits = bits[rng.below(2) as usize];
+                        let page = (rng.below(1 << bits) >> 12) / THREADS * THREADS + me;
+                        if page >= 1 << (bits - 12) {
+                            continue;
+                        }
+                        let run = Span::new((1 << 40) + round * PAGE, PAGE);
+                        while let Err(error) = table.map(page * PAGE, &[run], Prot::RW) {
+                            // Somebody inside whom the scheduler stopped keeps tables waiting.
+                            assert!(matches!(error, MapError::NoTables(_)), "{error}");
+                            table.poll();
+                            thread::yield_now();
+                        }
+                        thread::yield_now();
+                        assert_eq!(table.translate(page * PAGE), Some(run.start));
+                        let mut gather = Gather::new();
+                        let mut runs = Vec::new();
+                        table
+                            .unmap(Span::new(page * PAGE, PAGE), &mut gather, &mut |run| {
+                                runs.push(run);
+                            })
+                            .unwrap();
+                        assert_eq!(runs, [Run::new(page * PAGE, run.start, PAGE)]);
+                        assert_eq!(table.translate(page * PAGE), None);
+                        flush(table, gather);
+                    }
+                });
+            }
+            let table = &table;
+            scope.spawn(move || {
+                let mut rng = Rng(seed + 9);
+                for levels in 2..=6 {
+                    for _ in 0..rng.below(300) {
+                        thread::yield_now();
+                    }
+                    let mut gather = Gather::new();
+                    assert_eq!(table.grow(levels, &mut gather).unwrap().levels, levels);
+                    flush(table, gather);
+                }
+            });
+        });
+        assert_eq!(table.root().levels, 6);
+        finish(table, &memory);
+    }
+}
+
+#[test]
+fn a_shared_table_is_cut_and_unmapped_in_one_call() {
+    let memory = HeapTables::with_tables(64).unwrap();
+    let table = shared(VtdSs::new(4).unwrap(), &memory);
+    let large = 2 << 20;
+    table
+        .map(large, &[Span::new(1 << 30, large)], Prot::RW)
+        .unwrap();
+    let (mut gather, mut runs) = (Gather::new(), Vec::new());
+    let range = Span::new(large + 5 * PAGE, 7 * PAGE);
+    let bytes = table.unmap_cutting(
+        range,
+        Interruption::Refused,
+        &mut gather,
+        &mut |run| runs.push(run),
+        |_| Ok::<_, ()>(()),
+    );
+    assert_eq!(bytes, Ok(range.len));
+    assert_eq!(
+        runs,
+        [Run::new(range.start, (1 << 30) + 5 * PAGE, range.len)]
+    );
+    flush(&table, gather);
+    assert_eq!(table.translate(large), Some(1 << 30));
+    assert_eq!(table.translate(range.start), None);
+    let mut gather = Gather::new();
+    let all = Span::new(large, large);
+    let left = table.unmap_mapped(all, &mut gather, &mut iopt::Discard);
+    assert_eq!(left, Ok(large - range.len));
+    flush(&table, gather);
+    finish(table, &memory);
+}
+
+macro_rules! stress {
+    ($name:ident, $format:expr) => {
+        mod $name {
+            use super::*;
+
+            #[test]
+            fn threads_that_own_pages_of_the_same_tables_find_what_they_mapped() {
+                (0..12).for_each(|seed| own_pages_of_the_same_tables($format, seed));
+            }
+
+            #[test]
+            fn threads_with_overlapping_ranges_keep_the_books() {
+                (0..12).for_each(|seed| overlapping_ranges($format, seed));
+            }
+        }
+    };
+}
+
+stress!(vtd_ss, VtdSs::new(4).unwrap());
+stress!(x86_64, X86_64::new(4).unwrap());
+stress!(amdv1, AmdV1::new(4).unwrap());
+stress!(arm_s1_4k, ArmStage1::<K4>::new(48, 48).unwrap());
+stress!(riscv_sv48, RiscV::new(4).unwrap());
