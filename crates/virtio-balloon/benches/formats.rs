@@ -22,7 +22,7 @@
     reason = "a bench that cannot begin stops"
 )]
 
-#[path = "../tests/common/mod.rs"]
+#[path = "../tests/wire/common/mod.rs"]
 mod common;
 mod measure;
 

@@ -1,4 +1,4 @@
-//! What fuzz targets do with bytes; `tests/hostile.rs` runs them over random ones.
+//! What fuzz targets do with bytes; `tests/wire/hostile.rs` runs them over random ones.
 //!
 //! Each takes any bytes, and panics when something does not hold. The first two bytes choose where the
 //! guest's memory lies.

@@ -1,16 +1,6 @@
 //! The device under drivers that are hostile, broken, slow or shuffled.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    reason = "helpers of tests panic as tests do"
-)]
-
-#[allow(unreachable_pub, reason = "the fuzz target of the device has it, too")]
-mod guest;
-
-use guest::{FREE, Guest, HIGH, INDIRECT, LOW, NEXT, SIZE, WRITE, at, in_bulk, pages, pfn};
+use crate::guest::{FREE, Guest, HIGH, INDIRECT, LOW, NEXT, SIZE, WRITE, at, in_bulk, pages, pfn};
 use runs::Span;
 use virtio_balloon::device::{QueueError, Settings};
 use virtio_balloon::{BulkFormat, Features, MOST_MESSAGE_BYTES, Queue, Refusal, WIRE_PAGE};

@@ -1,16 +1,8 @@
 //! The driver's life, each rule by itself, against a fake guest and a fake device.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "helpers of tests panic as tests do"
-)]
-
-mod fake;
-
 use std::time::Duration;
 
-use fake::{Answers, Event, INDIRECT, PAGE, told, world};
+use crate::fake::{self, Answers, Event, INDIRECT, PAGE, told, world};
 use runs::Span;
 use virtio_balloon::driver::{Error, Progress, Settings, Wire};
 use virtio_balloon::{BulkFormat, Driver, Features, Numbering, Queue, Wait};

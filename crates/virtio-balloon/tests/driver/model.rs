@@ -1,16 +1,8 @@
 //! The driver against plain sets, in any order of what may happen; and what it says of free memory.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "helpers of tests panic as tests do"
-)]
-
-mod fake;
-
 use std::time::Duration;
 
-use fake::{Answers, Faked, Handle, PAGE, world};
+use crate::fake::{Answers, Faked, Handle, PAGE, world};
 use proptest::prelude::*;
 use runs::Span;
 use virtio_balloon::driver::{Error, Hinting, Settings};
@@ -82,7 +74,7 @@ fn step(world: &Handle, driver: &mut Faked, op: &Op) -> bool {
         Op::Silent(op) => {
             world.with(|world| world.answers = Answers::Never);
             step(world, driver, op);
-            world.with(fake::World::catch_up);
+            world.with(crate::fake::World::catch_up);
             false
         }
     }
@@ -147,7 +139,7 @@ fn statistics_wait_with_the_device_until_it_asks() {
     driver.inflate(30 * PAGE).unwrap();
     assert_eq!(driver.answer_stats(), Ok(false));
     assert_eq!(free(), Some(100 * PAGE));
-    world.with(fake::World::ask_stats);
+    world.with(crate::fake::World::ask_stats);
     assert_eq!(driver.answer_stats(), Ok(true));
     assert_eq!(free(), Some(70 * PAGE));
     assert_eq!(driver.answer_stats(), Ok(false));

@@ -1,14 +1,6 @@
 //! Ways through bitmaps by words, beside the plain ones bit by bit and run by run.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "helpers of tests panic as tests do"
-)]
-
-mod common;
-
-use common::{ALL, Any, PAGES, decoded};
+use crate::common::{ALL, Any, PAGES, decoded};
 use proptest::prelude::*;
 use runs::Span;
 use virtio_balloon::{BitmapRecords, Format, GuestPage, LePfns, Refusal, Source};

@@ -1,16 +1,6 @@
 //! Memory that is backed by huge pages, and what a device knows that goes on elsewhere.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    reason = "helpers of tests panic as tests do"
-)]
-
-#[allow(unreachable_pub, reason = "the fuzz target of the device has it, too")]
-mod guest;
-
-use guest::{Act, Guest, HIGH, LOW, pages, pfn};
+use crate::guest::{Act, Guest, HIGH, LOW, pages, pfn};
 use runs::Span;
 use virtio_balloon::device::{Device, Region, Settings, SetupError, State};
 use virtio_balloon::{BadRegion, Features, Queue, Stats, WIRE_PAGE};

@@ -1,18 +1,10 @@
 //! `docs/balloon-bulk.md` beside the code: its tests exist, and its table is what the formats yield.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "helpers of tests panic as tests do"
-)]
-
-mod common;
-
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use common::patterns::{GUEST, patterns};
-use common::{ALL, Any};
+use crate::common::patterns::{GUEST, patterns};
+use crate::common::{ALL, Any};
 use virtio_balloon::{GuestPage, Source};
 
 fn crate_root() -> &'static Path {
@@ -23,13 +15,14 @@ fn document() -> String {
     fs::read_to_string(crate_root().join("../../docs/balloon-bulk.md")).unwrap()
 }
 
-/// The file of a test: `formats::name` lies in `tests/`, `collect::tests::name` in `src/`.
+/// The file of a test: `wire::formats::name` lies in `tests/`, `collect::tests::name` in `src/`.
 fn file_of(test: &str) -> (PathBuf, &str) {
     let (module, name) = test.rsplit_once("::").unwrap();
-    let file = match module.strip_suffix("::tests") {
-        Some(module) => format!("src/{}.rs", module.replace("::", "/")),
-        None => format!("tests/{module}.rs"),
+    let (place, module) = match module.strip_suffix("::tests") {
+        Some(module) => ("src", module),
+        None => ("tests", module),
     };
+    let file = format!("{place}/{}.rs", module.replace("::", "/"));
     (crate_root().join(file), name)
 }
 

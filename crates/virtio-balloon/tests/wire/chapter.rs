@@ -1,7 +1,5 @@
 //! `docs/balloon-monitor.md` beside `examples/monitor.rs`: the chapter shows the code that is run.
 
-#![allow(clippy::unwrap_used, reason = "helpers of tests panic as tests do")]
-
 use std::fs;
 use std::path::Path;
 

@@ -1,17 +1,8 @@
-//! The device, feature by feature. `device_dma`, `device_free`, `device_huge` and `device_hostile` have
-//! the rest.
+//! The device, feature by feature.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    reason = "helpers of tests panic as tests do"
-)]
-
-#[allow(unreachable_pub, reason = "the fuzz target of the device has it, too")]
-mod guest;
-
-use guest::{Act, FREE, Guest, bulk_messages, command, hint, in_bulk, pages, pfn, send_bulk};
+use crate::guest::{
+    Act, FREE, Guest, bulk_messages, command, hint, in_bulk, pages, pfn, send_bulk,
+};
 use virtio_balloon::device::{Bulk, Event, NegotiateError, QueueError, Settings, SetupError};
 use virtio_balloon::{
     BULK_CONFIG_BYTES, BulkBit, BulkFormat, ByteOrder, CONFIG_BYTES, Config, Features, Numbering,

@@ -1,16 +1,6 @@
 //! Pages that are free: reports and hints.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    reason = "helpers of tests panic as tests do"
-)]
-
-#[allow(unreachable_pub, reason = "the fuzz target of the device has it, too")]
-mod guest;
-
-use guest::{Act, FREE, Guest, command, hint, pages, pfn};
+use crate::guest::{Act, FREE, Guest, command, hint, pages, pfn};
 use runs::Span;
 use virtio_balloon::device::{Event, HintError, Settings};
 use virtio_balloon::{Config, Features, Queue};

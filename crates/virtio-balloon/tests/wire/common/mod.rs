@@ -1,6 +1,6 @@
 //! What the suites share: any format, whole transfers, and sets of pages.
 
-#![allow(dead_code, reason = "no suite uses all of it")]
+#![allow(dead_code, reason = "the bench uses a part of it")]
 
 pub(crate) mod patterns;
 

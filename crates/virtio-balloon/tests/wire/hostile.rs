@@ -1,16 +1,6 @@
 //! Decoders under whatever a driver may send.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    reason = "helpers of tests panic as tests do"
-)]
-
-mod common;
-#[allow(unreachable_pub, reason = "public to fuzz targets")]
-mod fuzz_bodies;
-
-use common::{Any, decoded, pages};
+use crate::common::{Any, decoded, pages};
 use proptest::prelude::*;
 use runs::Span;
 use virtio_balloon::{GuestRam, MOST_DATA_BYTES, MOST_MESSAGE_BYTES, Refusal, Refusals};
@@ -391,7 +381,7 @@ proptest! {
 
     #[test]
     fn any_bytes_are_decoded_or_refused(data in bytes()) {
-        for (_, body) in fuzz_bodies::TARGETS {
+        for (_, body) in crate::fuzz_bodies::TARGETS {
             body(&data);
         }
     }

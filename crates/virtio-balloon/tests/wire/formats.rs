@@ -1,16 +1,8 @@
 //! The formats: known answers byte by byte, and any set of pages through any of them.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "helpers of tests panic as tests do"
-)]
-
-mod common;
-
 use std::collections::BTreeSet;
 
-use common::{ALL, Any, PAGES, decoded, joined, messages, pages, runs_of};
+use crate::common::{ALL, Any, PAGES, decoded, joined, messages, pages, runs_of};
 use proptest::prelude::*;
 use runs::Span;
 use virtio_balloon::{

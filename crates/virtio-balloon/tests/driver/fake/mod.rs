@@ -4,13 +4,6 @@
 //! plain set of the pages that were told. The guest keeps a plain set of those that were taken, and
 //! fails when a page comes back that the device still has.
 
-#![allow(dead_code, reason = "no suite uses all of it")]
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "helpers of tests panic as tests do"
-)]
-
 mod seams;
 
 use std::cell::RefCell;

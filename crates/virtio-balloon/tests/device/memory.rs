@@ -1,12 +1,5 @@
 //! The device on memory of this machine.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    reason = "helpers of tests panic as tests do"
-)]
-
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
 

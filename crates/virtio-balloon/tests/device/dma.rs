@@ -1,16 +1,6 @@
 //! The device with others that reach the guest's memory by themselves.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    reason = "helpers of tests panic as tests do"
-)]
-
-#[allow(unreachable_pub, reason = "the fuzz target of the device has it, too")]
-mod guest;
-
-use guest::{Act, FREE, Guest, HIGH, LOW, pages, pfn};
+use crate::guest::{Act, FREE, Guest, HIGH, LOW, pages, pfn};
 use runs::Span;
 use virtio_balloon::device::{
     AttachError, Event, NegotiateError, QueueError, Settings, Unrestored,

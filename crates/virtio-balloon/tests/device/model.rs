@@ -1,18 +1,8 @@
 //! The device beside a plain set of pages, under a driver that is shuffled, slow and at times hostile.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    reason = "helpers of tests panic as tests do"
-)]
-
-#[allow(unreachable_pub, reason = "the fuzz target of the device has it, too")]
-mod guest;
-
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use guest::{Act, FREE, Guest, HIGH, LOW, NEXT, send_bulk};
+use crate::guest::{Act, FREE, Guest, HIGH, LOW, NEXT, at, send_bulk};
 use proptest::prelude::*;
 use runs::{Joiner, Span};
 use virtio_balloon::device::{Bulk, Event, Settings, Unrestored};
@@ -163,7 +153,7 @@ fn bad(guest: &mut Guest, queue: Queue, kind: u8) -> u16 {
         _ => {
             // A loop.
             let head = guest.chain(queue, &[(FREE, 4, false)]);
-            let table = guest.rings[guest::at(queue)].base;
+            let table = guest.rings[at(queue)].base;
             guest.descriptor(table, head, (FREE, 4), NEXT, head);
             head
         }

@@ -1,0 +1,20 @@
+//! The device, between a guest and seams that write down what they are told.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "helpers of tests panic as tests do"
+)]
+
+#[allow(unreachable_pub, reason = "the fuzz target of the device has it, too")]
+#[path = "../guest/mod.rs"]
+mod guest;
+
+mod dma;
+mod features;
+mod free;
+mod hostile;
+mod huge;
+mod memory;
+mod model;
