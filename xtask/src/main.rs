@@ -17,6 +17,7 @@ mod fuzz;
 mod graph;
 mod guests;
 mod host;
+mod libvirt;
 mod nostd;
 mod origins;
 mod parts;

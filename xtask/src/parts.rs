@@ -12,7 +12,7 @@ use crate::{
     cargo::{self, Repository},
     conformance, examples, fuzz, graph, guests,
     host::Need,
-    nostd, origins, properties, runner, units,
+    libvirt, nostd, origins, properties, runner, units,
 };
 
 /// What a part counts towards.
@@ -126,10 +126,11 @@ pub(crate) const PARTS: &[Part] = &[
     part(
         "compare",
         Group::Rig,
-        50,
+        45,
         conformance::NEEDS,
         conformance::part,
     ),
+    part("libvirt", Group::Rig, 5, libvirt::NEEDS, libvirt::part),
     part("units", Group::Unit, 220, units::NEEDS, units::part),
     part("balloon", Group::Balloon, 40, balloon::NEEDS, balloon::part),
     part(

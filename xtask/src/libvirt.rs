@@ -1,0 +1,57 @@
+//! Guests that `dmaspace numa plan --emit libvirt` writes, against libvirt's own schema.
+
+use std::{
+    fs::{self, File},
+    io::Write as _,
+    process::Command,
+};
+
+use anyhow::{Context as _, ensure};
+
+use crate::{
+    cargo::{self, Repository},
+    host::Need,
+    parts::Outcome,
+};
+
+/// `xmllint`, and libvirt's schema.
+pub(crate) const NEEDS: &[Need] = &[Need::Package("libxml2-utils"), Need::Package("libvirt0")];
+
+const SCHEMA: &str = "/usr/share/libvirt/schemas/domain.rng";
+
+/// What a domain has beside what a plan says.
+const BEFORE: &str = "<domain type='kvm'><name>guest</name>\
+    <os><type arch='x86_64' machine='q35'>hvm</type></os>\n";
+
+/// The part `libvirt` of the test command: a guest for every machine in `examples/topologies`.
+pub(crate) fn part(repository: &Repository) -> anyhow::Result<Outcome> {
+    let kept = repository.metadata.target_directory.join("libvirt");
+    fs::create_dir_all(&kept).with_context(|| format!("{kept} cannot be made"))?;
+    let machines = repository.root.join("examples/topologies");
+    let mut found = 0;
+    for machine in fs::read_dir(&machines).context("examples/topologies cannot be read")? {
+        let machine = machine?.path();
+        for options in [&[][..], &["--viommu", "--no-bind"]] {
+            let mut plan = repository.cargo(&["run", "--release", "--quiet", "--package"]);
+            plan.args(["dmaspace-cli", "--", "numa", "plan", "--memory", "8G"]);
+            plan.args(["--emit", "libvirt", "--topology"]);
+            let plan = plan.arg(&machine).args(options);
+            let said = plan.output().context("the plan cannot be started")?;
+            ensure!(
+                said.status.success(),
+                "{}: {}",
+                machine.display(),
+                String::from_utf8_lossy(&said.stderr)
+            );
+            let path = kept.join("guest.xml");
+            let mut file = File::create(&path).with_context(|| format!("{path}"))?;
+            file.write_all(&[BEFORE.as_bytes(), &said.stdout, b"</domain>\n"].concat())?;
+            let mut lint = Command::new("xmllint");
+            lint.args(["--noout", "--relaxng", SCHEMA, path.as_str()]);
+            cargo::run(&mut lint).with_context(|| machine.display().to_string())?;
+            found += 1;
+        }
+    }
+    ensure!(found > 0, "there is no machine in examples/topologies");
+    Ok(Outcome::Passed)
+}
