@@ -1,21 +1,23 @@
 //! Topologies of made-up machines, from a made-up sysfs and from files.
 
-#![allow(clippy::unwrap_used, reason = "helpers of tests panic as tests do")]
-
-use std::fs;
-use std::os::unix::fs::symlink;
-
-use dmaspace::devices::Places;
 use dmaspace::topology::{DevicePlace, Node, Topology, TopologyError, UnitPlace};
-use tempfile::TempDir;
 
-/// A machine's `/sys`.
-struct Machine(TempDir);
+use crate::files::Files;
+
+struct Machine(Files);
+
+impl std::ops::Deref for Machine {
+    type Target = Files;
+
+    fn deref(&self) -> &Files {
+        &self.0
+    }
+}
 
 impl Machine {
     /// With nodes of this memory in KiB.
     fn new(nodes: &[u64]) -> Self {
-        let machine = Self(tempfile::tempdir().unwrap());
+        let machine = Self(Files::new());
         machine.file("dev/null", "");
         for (id, kib) in nodes.iter().enumerate() {
             let node = format!("sys/devices/system/node/node{id}");
@@ -29,13 +31,6 @@ impl Machine {
         machine
     }
 
-    fn file(&self, path: &str, text: impl AsRef<[u8]>) -> &Self {
-        let path = self.0.path().join(path);
-        fs::create_dir_all(path.parent().unwrap()).unwrap();
-        fs::write(path, text).unwrap();
-        self
-    }
-
     fn device(&self, address: &str, class: u32, node: i32, unit: Option<&str>) -> &Self {
         let at = format!("sys/bus/pci/devices/{address}");
         self.file(&format!("{at}/class"), format!("{class:#08x}\n"));
@@ -43,18 +38,16 @@ impl Machine {
         self.file(&format!("{at}/device"), "0x10d3\n");
         self.file(&format!("{at}/numa_node"), format!("{node}\n"));
         if let Some(unit) = unit {
-            let link = self.0.path().join(&at).join("iommu");
-            symlink(format!("../../virtual/iommu/{unit}"), link).unwrap();
+            self.link(
+                &format!("{at}/iommu"),
+                format!("../../virtual/iommu/{unit}"),
+            );
         }
         self
     }
 
     fn topology(&self) -> Topology {
-        let places = Places {
-            sys: self.0.path().join("sys"),
-            dev: self.0.path().join("dev"),
-        };
-        Topology::read(&places).unwrap()
+        Topology::read(&self.places()).unwrap()
     }
 }
 

@@ -1,7 +1,5 @@
 //! What is planned on made-up machines, and the guests that are written for them.
 
-#![allow(clippy::unwrap_used, reason = "helpers of tests panic as tests do")]
-
 use dmaspace::ioas::Placement;
 use dmaspace::iommu::NodeId;
 use dmaspace::numa::plan::{Fallback, Model, name, tables};

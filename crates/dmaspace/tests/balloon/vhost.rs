@@ -1,8 +1,5 @@
 //! A balloon over vhost-user, with a front end that comes, goes, and does what it must not.
 
-// The lints' exception for tests covers test functions, not what they share.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
-
 use std::fs::File;
 use std::io::{Read as _, Write as _};
 use std::os::unix::fs::MetadataExt as _;

@@ -1,43 +1,27 @@
 //! What is said of made-up machines.
 
-#![allow(clippy::unwrap_used, reason = "helpers of tests panic as tests do")]
-
 use std::fs;
-use std::os::unix::fs::symlink;
-use std::path::PathBuf;
 
-use dmaspace::devices::Places;
 use dmaspace::inspect::{Ats, MachineReport};
-use tempfile::TempDir;
 
-struct Machine {
-    root: TempDir,
+use crate::files::Files;
+
+struct Machine(Files);
+
+impl std::ops::Deref for Machine {
+    type Target = Files;
+
+    fn deref(&self) -> &Files {
+        &self.0
+    }
 }
 
 impl Machine {
     fn new(cmdline: &str) -> Self {
-        let root = tempfile::tempdir().unwrap();
-        let machine = Self { root };
+        let machine = Self(Files::new());
         machine.file("proc/cmdline", cmdline);
         machine.file("dev/kmsg", "");
         machine
-    }
-
-    fn path(&self, path: &str) -> PathBuf {
-        self.root.path().join(path)
-    }
-
-    fn file(&self, path: &str, content: impl AsRef<[u8]>) -> &Self {
-        let path = self.path(path);
-        fs::create_dir_all(path.parent().unwrap()).unwrap();
-        fs::write(path, content).unwrap();
-        self
-    }
-
-    fn link(&self, path: &str, target: PathBuf) {
-        let path = self.path(path);
-        fs::create_dir_all(path.parent().unwrap()).unwrap();
-        symlink(target, path).unwrap();
     }
 
     /// A network card in a group that translates like this.
@@ -51,10 +35,7 @@ impl Machine {
         config: &[u8],
     ) {
         let real = format!("sys/bus/pci/devices/{address}");
-        self.file(&format!("{real}/class"), "0x020000\n");
-        self.file(&format!("{real}/vendor"), "0x8086\n");
-        self.file(&format!("{real}/device"), "0x10d3\n");
-        self.file(&format!("{real}/numa_node"), format!("{node}\n"));
+        self.pci(&real, 0x02_0000, node);
         self.file(&format!("{real}/config"), config);
         let path = format!("sys/kernel/iommu_groups/{group}");
         self.file(&format!("{path}/type"), format!("{domain}\n"));
@@ -67,11 +48,7 @@ impl Machine {
     }
 
     fn report(&self) -> MachineReport {
-        let places = Places {
-            sys: self.path("sys"),
-            dev: self.path("dev"),
-        };
-        MachineReport::read(&places, &self.path("proc")).unwrap()
+        MachineReport::read(&self.places(), &self.path("proc")).unwrap()
     }
 }
 

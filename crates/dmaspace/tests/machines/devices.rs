@@ -1,17 +1,19 @@
 //! What is said of devices in made-up machines.
 
-#![allow(clippy::unwrap_used, reason = "helpers of tests panic as tests do")]
-
 use std::fs;
-use std::os::unix::fs::symlink;
-use std::path::Path;
 
 use dmaspace::devices::{DeviceReport, DevicesReport, NotReady, Places, State, Way};
-use tempfile::TempDir;
 
-/// A machine's `/sys` and `/dev`, as far as they are looked at.
-struct Machine {
-    root: TempDir,
+use crate::files::Files;
+
+struct Machine(Files);
+
+impl std::ops::Deref for Machine {
+    type Target = Files;
+
+    fn deref(&self) -> &Files {
+        &self.0
+    }
 }
 
 /// A device: address, class, group, node, driver.
@@ -19,9 +21,7 @@ type Device<'a> = (&'a str, u32, Option<u32>, i32, Option<&'a str>);
 
 impl Machine {
     fn new(devices: &[Device<'_>]) -> Self {
-        let machine = Self {
-            root: tempfile::tempdir().unwrap(),
-        };
+        let machine = Self(Files::new());
         machine.directory("sys/bus/pci/devices");
         machine.directory("dev");
         for device in devices {
@@ -30,38 +30,12 @@ impl Machine {
         machine
     }
 
-    fn path(&self, path: &str) -> std::path::PathBuf {
-        self.root.path().join(path)
-    }
-
-    fn directory(&self, path: &str) -> &Self {
-        fs::create_dir_all(self.path(path)).unwrap();
-        self
-    }
-
-    fn file(&self, path: &str, text: &str) -> &Self {
-        let path = self.path(path);
-        fs::create_dir_all(path.parent().unwrap()).unwrap();
-        fs::write(path, text).unwrap();
-        self
-    }
-
-    fn link(&self, path: &str, target: impl AsRef<Path>) -> &Self {
-        let path = self.path(path);
-        fs::create_dir_all(path.parent().unwrap()).unwrap();
-        symlink(target, path).unwrap();
-        self
-    }
-
     fn add(&self, (address, class, group, node, driver): &Device<'_>) {
         // The bus has links to the devices, as on a real machine.
         let real = format!("sys/devices/pci0000:00/{address}");
         self.directory(&real);
         self.link(&format!("sys/bus/pci/devices/{address}"), self.path(&real));
-        self.file(&format!("{real}/class"), &format!("{class:#08x}\n"));
-        self.file(&format!("{real}/vendor"), "0x8086\n");
-        self.file(&format!("{real}/device"), "0x10d3\n");
-        self.file(&format!("{real}/numa_node"), &format!("{node}\n"));
+        self.pci(&real, *class, *node);
         if let Some(driver) = driver {
             let path = format!("sys/bus/pci/drivers/{driver}");
             self.directory(&path);
@@ -78,15 +52,12 @@ impl Machine {
     /// VFIO has the device under this name, and a node of its own for it.
     fn cdev(&self, address: &str, name: &str) -> &Self {
         self.directory(&format!("sys/bus/pci/devices/{address}/vfio-dev/{name}"));
-        self.file(&format!("dev/vfio/devices/{name}"), "")
+        self.file(&format!("dev/vfio/devices/{name}"), "");
+        self
     }
 
     fn report(&self) -> DevicesReport {
-        DevicesReport::read(&Places {
-            sys: self.path("sys"),
-            dev: self.path("dev"),
-        })
-        .unwrap()
+        DevicesReport::read(&self.places()).unwrap()
     }
 }
 
@@ -130,10 +101,7 @@ fn a_directory_that_cannot_be_read_is_named() {
     let machine = Machine::new(&[]);
     fs::remove_dir_all(machine.path("sys/bus/pci")).unwrap();
     machine.file("sys/bus/pci/devices", "no directory");
-    let places = Places {
-        sys: machine.path("sys"),
-        dev: machine.path("dev"),
-    };
+    let places = machine.places();
     let error = DevicesReport::read(&places).unwrap_err();
     assert!(
         error.to_string().ends_with("sys/bus/pci/devices"),
