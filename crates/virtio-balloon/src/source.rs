@@ -45,16 +45,38 @@ impl GuestPage {
             bits: bitmap::runs(words),
             base,
             page: self,
+            rest: &[],
         }
+    }
+
+    /// The stretches of several bitmaps, each as [`stretches`](Self::stretches) with its base, ascending.
+    pub fn stretches_of<'a>(self, bitmaps: &'a [(u64, &'a [u64])]) -> Stretches<'a> {
+        let mut stretches = self.stretches(0, &[]);
+        stretches.rest = bitmaps;
+        stretches.next_bitmap();
+        stretches
     }
 }
 
-/// Iterator of [`GuestPage::stretches`].
+/// Iterator of [`GuestPage::stretches`] and [`GuestPage::stretches_of`].
 #[derive(Clone, Debug)]
 pub struct Stretches<'a> {
     bits: bitmap::Runs<'a>,
     base: u64,
     page: GuestPage,
+    /// The bitmaps behind this one.
+    rest: &'a [(u64, &'a [u64])],
+}
+
+impl Stretches<'_> {
+    /// Goes on to the next bitmap, if there is one.
+    fn next_bitmap(&mut self) -> bool {
+        let Some(((base, words), rest)) = self.rest.split_first() else {
+            return false;
+        };
+        (self.base, self.bits, self.rest) = (*base, bitmap::runs(words), rest);
+        true
+    }
 }
 
 impl Iterator for Stretches<'_> {
@@ -64,7 +86,12 @@ impl Iterator for Stretches<'_> {
     fn next(&mut self) -> Option<Span> {
         let bytes = self.page.bytes();
         loop {
-            let run = self.bits.next()?;
+            let Some(run) = self.bits.next() else {
+                match self.next_bitmap() {
+                    true => continue,
+                    false => return None,
+                }
+            };
             let start = run.start.checked_mul(bytes);
             let start = start.and_then(|start| start.checked_add(self.base));
             let len = (run.end - run.start).checked_mul(bytes);
@@ -141,8 +168,8 @@ impl<I: Iterator<Item = Span>> Source<I> {
 }
 
 impl<'a> Source<Stretches<'a>> {
-    /// The bitmap itself, where its bits stand for pages of this size and its words for 64 of them at a
-    /// multiple of 64.
+    /// The bitmap itself, the first that is not encoded, where its bits stand for pages of this size and
+    /// its words for 64 of them at a multiple of 64.
     pub(crate) fn words(&self, page: GuestPage) -> Option<Words<'a>> {
         let Stretches { bits, base, .. } = &self.runs;
         let (words, base, block) = (bits.words(), *base, 64 << page.shift());
@@ -155,6 +182,11 @@ impl<'a> Source<Stretches<'a>> {
             false => (self.front.start - base) >> page.shift(),
         };
         Some(Words { words, base, bit })
+    }
+
+    /// All of this bitmap has been encoded. False when there is no other.
+    pub(crate) fn next_bitmap(&mut self) -> bool {
+        self.runs.next_bitmap()
     }
 
     /// All bits before this one have been encoded.

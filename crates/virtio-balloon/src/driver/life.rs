@@ -248,8 +248,12 @@ where
             return Ok(0);
         }
         self.pending.sort();
-        let runs = self.pending.runs();
-        let messages = self.link.tell(Queue::Inflate, self.page, runs)?;
+        // One of the two is empty.
+        let (list, (bitmaps, count)) = (self.pending.list(), self.pending.bitmaps());
+        let (bitmaps, _) = bitmaps.split_at(count);
+        let link = &mut self.link;
+        let messages = link.tell(Queue::Inflate, self.page, list)?
+            + link.tell_bitmaps(Queue::Inflate, self.page, bitmaps)?;
         self.pending.clear();
         Ok(messages)
     }

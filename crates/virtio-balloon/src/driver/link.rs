@@ -12,9 +12,9 @@ use super::error::Error;
 use super::ring::{DESCRIPTOR, Part, Ring, Wrong};
 use super::seams::{Memory, Transport};
 use crate::features::Features;
-use crate::format::{BulkFormat, Format as _, LePfns, ScatterGather};
+use crate::format::{BitmapRecords, BulkFormat, Format as _, LePfns, ScatterGather};
 use crate::queues::Queue;
-use crate::source::{GuestPage, Source};
+use crate::source::{EncodeError, GuestPage, Source};
 
 /// `VIRTIO_F_INDIRECT_DESC` (6).
 pub(super) const INDIRECT: Features = Features(1 << 28);
@@ -190,26 +190,49 @@ impl<T: Transport, M: Memory<Error = T::Error>> Link<T, M> {
         page: GuestPage,
         runs: impl Iterator<Item = Span>,
     ) -> LinkResult<u64, T> {
+        let (wire, size) = (self.wire, self.size(queue));
+        let mut source = Source::new(runs, page);
+        self.send(queue, |scratch| match wire {
+            Wire::Pfns => LePfns.encode(&mut source, scratch),
+            // A chain is no longer than its queue.
+            Wire::Bulk(BulkFormat::ScatterGather) => {
+                ScatterGather::new(size).encode(&mut source, scratch)
+            }
+            Wire::Bulk(format) => format.encode(page, &mut source, scratch),
+        })
+    }
+
+    /// The same for the pages of bitmaps, each with its first address, ascending.
+    pub(super) fn tell_bitmaps(
+        &mut self,
+        queue: Queue,
+        page: GuestPage,
+        bitmaps: &[(u64, &[u64])],
+    ) -> LinkResult<u64, T> {
+        let runs = page.stretches_of(bitmaps);
+        if self.wire != Wire::Bulk(BulkFormat::BitmapRecords) {
+            return self.tell(queue, page, runs);
+        }
+        let (format, mut source) = (BitmapRecords::new(page), Source::new(runs, page));
+        self.send(queue, |scratch| format.encode_bitmap(&mut source, scratch))
+    }
+
+    /// Sends messages until there is nothing to `encode`, and waits for each.
+    fn send(
+        &mut self,
+        queue: Queue,
+        mut encode: impl FnMut(&mut [u8]) -> Result<usize, EncodeError>,
+    ) -> LinkResult<u64, T> {
         self.ready()?;
         let ring = *self.ring(queue)?;
         let gather = self.wire == Wire::Bulk(BulkFormat::ScatterGather);
         let direct = !self.features.contains(INDIRECT);
-        let mut source = Source::new(runs, page);
         let mut messages = 0;
         loop {
             let Some(scratch) = self.scratch.as_mut().map(AsMut::as_mut) else {
                 return Err(Error::Frozen);
             };
-            let used = match self.wire {
-                Wire::Pfns => LePfns.encode(&mut source, scratch)?,
-                Wire::Bulk(BulkFormat::ScatterGather) => {
-                    // A chain is no longer than its queue.
-                    let most = usize::from(ring.size()) * DESCRIPTOR as usize;
-                    let (table, _) = scratch.split_at_mut(most.min(scratch.len()));
-                    ScatterGather::new(ring.size()).encode(&mut source, table)?
-                }
-                Wire::Bulk(format) => format.encode(page, &mut source, scratch)?,
-            };
+            let used = encode(scratch)?;
             if used == 0 {
                 return Ok(messages);
             }

@@ -115,7 +115,7 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Pending<W> {
         self.listed == 0 && self.windows.iter().flatten().all(|window| window.empty)
     }
 
-    /// Puts what is there into the order in which [`runs`](Self::runs) shows it.
+    /// Puts list and bitmaps into ascending order.
     pub(super) fn sort(&mut self) {
         let (list, _) = self.list.split_at_mut(self.listed);
         list.sort_unstable_by_key(|run| run.start);
@@ -126,14 +126,21 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Pending<W> {
         });
     }
 
-    /// All of it, ascending where it was [sorted](Self::sort).
-    pub(super) fn runs(&self) -> impl Iterator<Item = Span> {
-        let (page, listed) = (self.page, self.list.iter().take(self.listed).copied());
-        let windows = self.windows.iter().flatten();
-        let windows = windows.filter(|window| !window.empty);
-        let bits =
-            windows.flat_map(move |window| page.stretches(window.base, window.words.as_ref()));
-        listed.chain(bits)
+    /// What is in the list.
+    pub(super) fn list(&self) -> impl Iterator<Item = Span> {
+        self.list.iter().take(self.listed).copied()
+    }
+
+    /// The bitmaps that hold something, so many, each with its first address.
+    pub(super) fn bitmaps(&self) -> ([(u64, &[u64]); MOST_BITMAPS], usize) {
+        let mut bitmaps: [(u64, &[u64]); MOST_BITMAPS] = [(0, &[]); MOST_BITMAPS];
+        let mut count = 0;
+        let used = self.windows.iter().flatten().filter(|window| !window.empty);
+        for (place, window) in bitmaps.iter_mut().zip(used) {
+            *place = (window.base, window.words.as_ref());
+            count += 1;
+        }
+        (bitmaps, count)
     }
 
     /// Forgets all of it; bitmaps are kept.

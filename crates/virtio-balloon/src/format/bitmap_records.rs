@@ -65,6 +65,72 @@ impl BitmapRecords {
         }
         Ok(bits)
     }
+
+    /// As [`encode`](Format::encode), the same messages, from pages that the driver holds as bitmaps: their
+    /// words are copied, and not cut into runs first.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`encode`](Format::encode).
+    pub fn encode_bitmap(
+        &self,
+        source: &mut Source<Stretches<'_>>,
+        message: &mut [u8],
+    ) -> Result<usize, EncodeError> {
+        let mut out = Writer::behind(message, HEAD)?;
+        let mut needed = 0;
+        while let Some(words) = source.words(self.page) {
+            let bit;
+            (bit, needed) = self.copy(words, &mut out);
+            source.seek(bit);
+            if needed > 0 || !source.next_bitmap() {
+                let header = ResponseHeader::of_pages(out.data(HEAD));
+                return out.finish(&header.to_bytes(), needed);
+            }
+        }
+        // Bits that are no words of ours: in a message of their own.
+        if out.data(HEAD) == 0 {
+            return self.encode(source, message);
+        }
+        let header = ResponseHeader::of_pages(out.data(HEAD));
+        out.finish(&header.to_bytes(), needed)
+    }
+
+    /// Copies a bitmap, as far as there is room. Returns the first bit that was not, and how many bytes its
+    /// record takes; 0 where all were.
+    fn copy(&self, bitmap: Words<'_>, out: &mut Writer<'_>) -> (u64, usize) {
+        let Words {
+            words,
+            base,
+            mut bit,
+        } = bitmap;
+        let shift = self.page.shift();
+        while let Some((word, behind)) = words
+            .get((bit / WORD) as usize..)
+            .and_then(<[u64]>::split_first)
+        {
+            let bits = word & (u64::MAX << (bit % WORD));
+            let address = base + ((bit - bit % WORD) << shift);
+            if bits == u64::MAX {
+                let full = behind.iter().take_while(|word| **word == u64::MAX).count();
+                let mut pages = (1 + full as u64) * WORD;
+                while pages > 0 {
+                    let block = (pages.ilog2() + shift).min(MOST_SHIFT);
+                    if !out.put_word(Self::head(base + (bit << shift), block, 0)) {
+                        return (bit, 8);
+                    }
+                    bit += 1 << (block - shift);
+                    pages -= 1 << (block - shift);
+                }
+                continue;
+            }
+            if bits != 0 && !out.put_words([Self::head(address, shift, 8), bits]) {
+                return (bit, 16);
+            }
+            bit += WORD - bit % WORD;
+        }
+        (bit, 0)
+    }
 }
 
 impl Format for BitmapRecords {
@@ -96,53 +162,6 @@ impl Format for BitmapRecords {
                 out.put_word(bits);
             }
         }
-        let header = ResponseHeader::of_pages(out.data(HEAD));
-        out.finish(&header.to_bytes(), needed)
-    }
-
-    fn encode_bitmap(
-        &self,
-        source: &mut Source<Stretches<'_>>,
-        message: &mut [u8],
-    ) -> Result<usize, EncodeError> {
-        let Some(Words {
-            words,
-            base,
-            mut bit,
-        }) = source.words(self.page)
-        else {
-            return self.encode(source, message);
-        };
-        let shift = self.page.shift();
-        let mut out = Writer::behind(message, HEAD)?;
-        let mut needed = 0;
-        'message: while let Some((word, behind)) = words
-            .get((bit / WORD) as usize..)
-            .and_then(<[u64]>::split_first)
-        {
-            let bits = word & (u64::MAX << (bit % WORD));
-            let address = base + ((bit - bit % WORD) << shift);
-            if bits == u64::MAX {
-                let full = behind.iter().take_while(|word| **word == u64::MAX).count();
-                let mut pages = (1 + full as u64) * WORD;
-                while pages > 0 {
-                    let block = (pages.ilog2() + shift).min(MOST_SHIFT);
-                    if !out.put_word(Self::head(base + (bit << shift), block, 0)) {
-                        needed = 8;
-                        break 'message;
-                    }
-                    bit += 1 << (block - shift);
-                    pages -= 1 << (block - shift);
-                }
-                continue;
-            }
-            if bits != 0 && !out.put_words([Self::head(address, shift, 8), bits]) {
-                needed = 16;
-                break;
-            }
-            bit += WORD - bit % WORD;
-        }
-        source.seek(bit);
         let header = ResponseHeader::of_pages(out.data(HEAD));
         out.finish(&header.to_bytes(), needed)
     }

@@ -12,7 +12,7 @@
 use runs::{PageSizes, Span};
 
 use crate::refusal::{Refusal, Refusals};
-use crate::source::{EncodeError, GuestPage, Source, Stretches, WIRE_PAGE, WIRE_SHIFT};
+use crate::source::{EncodeError, GuestPage, Source, WIRE_PAGE, WIRE_SHIFT};
 
 mod bitmap_records;
 mod chunks;
@@ -44,20 +44,6 @@ pub trait Format {
         source: &mut Source<I>,
         message: &mut [u8],
     ) -> Result<usize, EncodeError>;
-
-    /// As [`encode`](Self::encode), the same messages, from pages that the driver holds as a bitmap.
-    /// [`BitmapRecords`] copies its words, without cutting them into runs first.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`encode`](Self::encode).
-    fn encode_bitmap(
-        &self,
-        source: &mut Source<Stretches<'_>>,
-        message: &mut [u8],
-    ) -> Result<usize, EncodeError> {
-        self.encode(source, message)
-    }
 
     /// Hands the runs of a message to `sink`, and counts what it does not take.
     fn decode(&self, message: &[u8], refusals: &mut Refusals, sink: impl FnMut(Span));
@@ -119,23 +105,6 @@ impl BulkFormat {
             Self::Chunks => Chunks.encode(source, message),
             Self::OrderBlocks => OrderBlocks::ALL_SIZES.encode(source, message),
             Self::ScatterGather => ScatterGather::default().encode(source, message),
-        }
-    }
-
-    /// One message in this format, as [`Format::encode_bitmap`] makes it, of pages of this size.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`Format::encode`].
-    pub fn encode_bitmap(
-        self,
-        page: GuestPage,
-        source: &mut Source<Stretches<'_>>,
-        message: &mut [u8],
-    ) -> Result<usize, EncodeError> {
-        match self {
-            Self::BitmapRecords => BitmapRecords::new(page).encode_bitmap(source, message),
-            _ => self.encode(page, source, message),
         }
     }
 

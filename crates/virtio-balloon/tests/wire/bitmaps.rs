@@ -1,6 +1,6 @@
 //! Ways through bitmaps by words, beside the plain ones bit by bit and run by run.
 
-use crate::common::{ALL, Any, PAGES, decoded};
+use crate::common::{ALL, Any, PAGES, decoded, joined};
 use proptest::prelude::*;
 use runs::Span;
 use virtio_balloon::{BitmapRecords, Format, GuestPage, LePfns, Refusal, Source};
@@ -128,5 +128,48 @@ fn the_word_in_which_a_message_ends_is_not_told_twice() {
     // Without anything left, the other formats have nothing either.
     for format in ALL {
         assert_eq!(format.encode_bitmap(page, &mut source, &mut [0; 64]), Ok(0));
+    }
+}
+
+#[test]
+fn several_bitmaps_share_messages() {
+    let page = GuestPage::SIZE_4K;
+    let first = [u64::MAX, 0, 0b101];
+    let second = [1u64, u64::MAX, u64::MAX];
+    let none: [u64; 0] = [];
+    // The last one's words begin at no multiple of 64 pages: it is told by runs, in messages of its own.
+    let bitmaps: [(u64, &[u64]); 5] = [
+        (0, &first),
+        (1 << 30, &none),
+        (2 << 30, &[0, 0]),
+        (3 << 30, &second),
+        ((4 << 30) + (1 << 12), &first),
+    ];
+    let runs: Vec<Span> = page.stretches_of(&bitmaps).collect();
+    let expected: Vec<Span> = bitmaps
+        .iter()
+        .flat_map(|(base, words)| page.stretches(*base, words))
+        .collect();
+    assert_eq!(runs, expected);
+    for buffer in (24..160).step_by(8) {
+        let mut source = Source::new(page.stretches_of(&bitmaps), page);
+        let mut messages = Vec::new();
+        loop {
+            let mut message = vec![0; buffer];
+            let format = BitmapRecords::new(page);
+            let used = format.encode_bitmap(&mut source, &mut message).unwrap();
+            if used == 0 {
+                break;
+            }
+            message.truncate(used);
+            messages.push(message);
+        }
+        let (found, refusals) = decoded(Any::Bitmap, &messages);
+        assert_eq!(refusals.total(), 0);
+        assert_eq!(joined(&found), joined(&expected), "{buffer}");
+        // A block and a word; a word and a block of two; and the last bitmap.
+        if buffer >= 56 {
+            assert_eq!(messages[0].len(), 8 + 24 + 24, "{buffer}");
+        }
     }
 }

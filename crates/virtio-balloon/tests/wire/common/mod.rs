@@ -8,8 +8,8 @@ use std::collections::BTreeSet;
 
 use runs::{Joiner, PageSizes, Span};
 use virtio_balloon::{
-    BitmapRecords, BulkFormat, Chunks, EncodeError, Format, GuestPage, LePfns, MOST_MESSAGE_BYTES,
-    OrderBlocks, Ranges, Refusals, ScatterGather, Source, Stretches, WIRE_PAGE,
+    BitmapRecords, Chunks, EncodeError, Format, GuestPage, LePfns, MOST_MESSAGE_BYTES, OrderBlocks,
+    Ranges, Refusals, ScatterGather, Source, Stretches, WIRE_PAGE,
 };
 
 /// Every format there is, in one way or another.
@@ -67,7 +67,7 @@ impl Any {
         }
     }
 
-    /// As [`encode`](Self::encode), from a bitmap.
+    /// As [`encode`](Self::encode), from a bitmap, by words where the format can.
     pub(crate) fn encode_bitmap(
         self,
         page: GuestPage,
@@ -75,8 +75,7 @@ impl Any {
         message: &mut [u8],
     ) -> Result<usize, EncodeError> {
         match self {
-            Self::Bitmap => BulkFormat::BitmapRecords.encode_bitmap(page, source, message),
-            Self::Ranges => BulkFormat::Ranges.encode_bitmap(page, source, message),
+            Self::Bitmap => BitmapRecords::new(page).encode_bitmap(source, message),
             format => format.encode(page, source, message),
         }
     }
