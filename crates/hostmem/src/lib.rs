@@ -54,6 +54,8 @@ compile_error!("hostmem counts memory in 64 bits and needs a 64-bit machine");
 
 mod backing;
 mod buffers;
+#[allow(unsafe_code)]
+mod caches;
 mod charge;
 mod discard;
 mod frames;
@@ -81,6 +83,7 @@ mod sys;
 mod windows;
 
 pub use backing::{Backing, Choice, UnknownBacking};
+pub use caches::{can_evict, evict, largest_cache};
 pub use discard::{Call, CountError, Discard, DiscardError, Discarded, Freed, FreedBy, Kept};
 pub use frames::{Frames, FramesError};
 #[cfg(feature = "vm-memory")]

@@ -94,10 +94,27 @@ pub enum LookError {
     },
 }
 
-/// The processors of `node`; none when it has none, or when the kernel does not tell.
-pub(crate) fn cpus_of(node: u32) -> Vec<u32> {
-    let list = procfs::read(format!("/sys/devices/system/node/node{node}/cpulist"));
-    list.map_or(Vec::new(), |text| procfs::list(&text))
+impl KernelNodes {
+    /// The processors of `node` on which this thread may run; none when it has none, or when the
+    /// kernel does not tell.
+    ///
+    /// Source: Linux `Documentation/ABI/stable/sysfs-devices-node`, "cpulist".
+    pub fn processors(self, node: u32) -> Vec<u32> {
+        let list = procfs::read(format!("/sys/devices/system/node/node{node}/cpulist"));
+        let mut processors = list.map_or(Vec::new(), |text| procfs::list(&text));
+        let allowed = sys::allowed_cpus();
+        processors.retain(|cpu| allowed.contains(cpu));
+        processors
+    }
+
+    /// Has this thread run on these processors only, from now on.
+    ///
+    /// # Errors
+    ///
+    /// When the system refuses: none of them is there, or this thread may not run there.
+    pub fn run_on(self, processors: &[u32]) -> io::Result<()> {
+        sys::run_on(processors)
+    }
 }
 
 pub(crate) fn open_pagemap() -> Result<File, LookError> {

@@ -26,7 +26,7 @@ use thiserror::Error;
 
 use crate::machine::{HugeSize, Machine, Pool};
 use crate::mapping::Mapping;
-use crate::nodes;
+use crate::nodes::KernelNodes;
 use crate::sys::{self, Advice};
 use runs::Bytes;
 
@@ -149,14 +149,13 @@ impl Mapping {
     /// none was named, of the node on which this thread runs, since pages come from the node of
     /// whoever touches them first.
     fn cpus(&self) -> Vec<u32> {
-        let allowed = sys::allowed_cpus();
         let node = self.node().or_else(sys::current_node);
-        let near = node.map_or(Vec::new(), nodes::cpus_of);
-        let both: Vec<u32> = near
-            .into_iter()
-            .filter(|cpu| allowed.contains(cpu))
-            .collect();
-        if both.is_empty() { allowed } else { both }
+        let near = node.map_or(Vec::new(), |node| KernelNodes.processors(node));
+        if near.is_empty() {
+            sys::allowed_cpus()
+        } else {
+            near
+        }
     }
 
     /// Brings in all pages by `threads` threads on `cpus`; by this one where that is one.
@@ -385,7 +384,7 @@ mod tests {
             assert_eq!(calls, stop, "not asked again");
             // Each thread may have taken one more.
             assert!((stop..=stop + threads as u64).contains(&(done / chunk)));
-            let pagemap = nodes::open_pagemap().unwrap();
+            let pagemap = crate::nodes::open_pagemap().unwrap();
             let whole = Span::new(0, len);
             let mut stretches = crate::stretches::Stretches::new(&mapping, whole);
             match stretches.next(&pagemap) {
