@@ -16,6 +16,7 @@
     reason = "helpers of tests panic as tests do"
 )]
 
+mod device;
 mod memory;
 mod world;
 

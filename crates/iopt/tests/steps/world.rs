@@ -1,35 +1,19 @@
 //! A table, a device that uses it, and what the device must see.
 
 use std::cell::{Cell as Plain, RefCell};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::rc::Rc;
 
 use iopt::format::{BreakBeforeMake, Entry};
-use iopt::walk::{Access, UpperTable, WalkCache, Walker};
+use iopt::walk::{Access, Walker};
 use iopt::{
     Arena, Cell, Discard, Format, Gather, Interruption, Invalidation, Pending, Prot, Root,
     SharedTable, Table, TableMemory, WithDirty,
 };
 use runs::{PageSizes, Run, Span};
 
+use super::device::{Device, Stale};
 use super::memory::{Memory, Tables, When, with_stop};
-
-/// A unit's cache of upper levels: what it has found stays until a flush, also when it is gone
-/// from the tables.
-#[derive(Default)]
-struct Stale(BTreeMap<(u8, u64), UpperTable>);
-
-impl WalkCache for Stale {
-    fn find(&mut self, iova: u64) -> Option<UpperTable> {
-        let spans = |table: &&UpperTable| {
-            table.span_log2 < 64 && (iova ^ table.iova) >> table.span_log2 == 0
-        };
-        self.0.values().find(spans).copied()
-    }
-    fn found(&mut self, table: &UpperTable) {
-        self.0.insert((table.level, table.iova), *table);
-    }
-}
 
 type Mem<C, const LOG2: u32> = &'static Arena<Memory<C>, LOG2>;
 
@@ -55,65 +39,6 @@ pub(crate) struct World<F: Format, C: Cell + 'static, const LOG2: u32> {
     root: Root,
     device: Rc<Device<C, LOG2>>,
     pub(crate) stops: u64,
-}
-
-/// What walks the tables meanwhile.
-struct Device<C: Cell + 'static, const LOG2: u32> {
-    tables: &'static Tables<C, LOG2>,
-    walker: Walker,
-    /// Its leaves get dirty.
-    writes: bool,
-    cache: RefCell<Stale>,
-    /// Pages that it wrote to since they were mapped.
-    written: RefCell<BTreeSet<u64>>,
-    random: Plain<u64>,
-    /// It writes nothing by itself.
-    idle: Plain<bool>,
-}
-
-impl<C: Cell, const LOG2: u32> Device<C, LOG2> {
-    fn random(&self, below: usize) -> usize {
-        let mut x = self.random.get();
-        x ^= x << 13;
-        x ^= x >> 7;
-        x ^= x << 17;
-        self.random.set(x);
-        (x % below as u64) as usize
-    }
-
-    /// Where a read of `iova` leads, with what is cached and without.
-    fn seen(&self, iova: u64) -> Option<u64> {
-        let pa = |cache: &mut dyn WalkCache| {
-            let reader = self.walker.with_updates(false);
-            let found = reader.walk(self.tables, iova, Access::Read, &mut &mut *cache);
-            found.ok().map(|found| found.pa)
-        };
-        pa(&mut ())
-    }
-
-    fn seen_with_cache(&self, iova: u64) -> Option<u64> {
-        let reader = self.walker.with_updates(false);
-        let mut cache = self.cache.borrow_mut();
-        let found = reader.walk(self.tables, iova, Access::Read, &mut *cache);
-        found.ok().map(|found| found.pa)
-    }
-
-    /// Writes a page, through cached tables or not.
-    fn write(&self, iova: u64) {
-        if !self.writes {
-            return;
-        }
-        let found = if self.random(2) == 0 {
-            let mut cache = self.cache.borrow_mut();
-            self.walker
-                .walk(self.tables, iova, Access::Write, &mut *cache)
-        } else {
-            self.walker.walk(self.tables, iova, Access::Write, &mut ())
-        };
-        if found.is_ok() {
-            self.written.borrow_mut().insert(iova);
-        }
-    }
 }
 
 /// What an operation may do to the pages of its range.

@@ -28,6 +28,7 @@
 //! holds the table until the flush is done, the shared form all tables in the range.
 
 mod apply;
+mod batch;
 mod scan;
 
 use runs::{PageSizes, Span};
@@ -42,7 +43,8 @@ use crate::format::{BreakBeforeMake, Entry, Format};
 use crate::gather::{Flushed, Gather, Invalidation};
 use crate::memory::{Chain, Reserve, TableMemory};
 
-use apply::{Batch, Work};
+use apply::Work;
+use batch::Batch;
 use scan::{Job, Scan};
 
 /// Whether there may be a moment without a translation.
