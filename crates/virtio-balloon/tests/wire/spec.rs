@@ -15,15 +15,19 @@ fn document() -> String {
     fs::read_to_string(crate_root().join("../../docs/balloon-bulk.md")).unwrap()
 }
 
-/// The file of a test: `wire::formats::name` lies in `tests/`, `collect::tests::name` in `src/`.
+/// The file of a test: `wire::formats::name` lies in `tests/`, `collect::tests::name` in `src/`, with
+/// what it tests or beside it.
 fn file_of(test: &str) -> (PathBuf, &str) {
     let (module, name) = test.rsplit_once("::").unwrap();
-    let (place, module) = match module.strip_suffix("::tests") {
-        Some(module) => ("src", module),
-        None => ("tests", module),
+    let path = module.replace("::", "/");
+    let Some(tested) = path.strip_suffix("/tests") else {
+        return (crate_root().join(format!("tests/{path}.rs")), name);
     };
-    let file = format!("{place}/{}.rs", module.replace("::", "/"));
-    (crate_root().join(file), name)
+    let beside = crate_root().join(format!("src/{path}.rs"));
+    match beside.exists() {
+        true => (beside, name),
+        false => (crate_root().join(format!("src/{tested}.rs")), name),
+    }
 }
 
 /// What stands between the first pair of backticks behind `mark`.
