@@ -66,6 +66,12 @@ impl<'a> GuestRam<'a> {
         Ok(Self { regions })
     }
 
+    /// Regions that [`new`](Self::new) has taken before.
+    #[cfg(feature = "device")]
+    pub(crate) const fn known(regions: &'a [Span]) -> Self {
+        Self { regions }
+    }
+
     /// Hands the parts of `run` that are memory to `sink`, in order, and refuses the rest.
     #[inline]
     pub fn keep(&self, run: Span, refusals: &mut Refusals, sink: impl FnMut(Span)) {

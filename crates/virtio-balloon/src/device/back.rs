@@ -38,6 +38,16 @@ pub struct Counters {
     pub not_restored: u64,
 }
 
+/// Counts more; there is no more than `u64::MAX`.
+pub(super) const fn add(counter: &mut u64, more: u64) {
+    *counter = counter.saturating_add(more);
+}
+
+/// Of all these runs together, which are apart.
+pub(super) fn bytes(runs: &[Span]) -> u64 {
+    runs.iter().map(|run| run.len).sum()
+}
+
 /// The seams, and room to work in.
 #[derive(Debug)]
 pub(super) struct Back<D, A, M> {
@@ -68,8 +78,7 @@ impl<D: Discard, A: Dma, M: Monitor> Back<D, A, M> {
     /// devices and then discarded.
     pub(super) fn inflate(&mut self, memory: &mut Memory, runs: &[Span]) {
         self.todo.clear();
-        let bytes: u64 = runs.iter().map(|run| run.len).sum();
-        self.counters.inflated = self.counters.inflated.saturating_add(bytes);
+        add(&mut self.counters.inflated, bytes(runs));
         memory.inflate(runs, |whole| self.todo.push(whole));
         // Regions may touch.
         let merged = merge_sorted(&mut self.todo);
@@ -82,7 +91,7 @@ impl<D: Discard, A: Dma, M: Monitor> Back<D, A, M> {
         self.kept.clear();
         let (kept, counters, monitor) = (&mut self.kept, &mut self.counters, &mut self.monitor);
         self.dma.release(&self.todo, &mut |run, reason| {
-            counters.kept = counters.kept.saturating_add(run.len);
+            add(&mut counters.kept, run.len);
             monitor.event(Event::Kept { run, reason });
             kept.push(run);
         });
@@ -95,15 +104,13 @@ impl<D: Discard, A: Dma, M: Monitor> Back<D, A, M> {
 
     /// The driver has reported these runs.
     pub(super) fn report(&mut self, memory: &Memory, runs: &[Span]) {
-        let bytes: u64 = runs.iter().map(|run| run.len).sum();
-        self.counters.reported = self.counters.reported.saturating_add(bytes);
+        add(&mut self.counters.reported, bytes(runs));
         self.discard_free(memory, runs);
     }
 
     /// The driver has hinted at these runs.
     pub(super) fn hint(&mut self, memory: &Memory, runs: &[Span]) {
-        let bytes: u64 = runs.iter().map(|run| run.len).sum();
-        self.counters.hinted = self.counters.hinted.saturating_add(bytes);
+        add(&mut self.counters.hinted, bytes(runs));
         if self.monitor.hinted(runs) == Hint::Discard {
             self.discard_free(memory, runs);
         }
@@ -154,12 +161,12 @@ impl<D: Discard, A: Dma, M: Monitor> Back<D, A, M> {
             return;
         }
         let (counters, monitor) = (&mut self.counters, &mut self.monitor);
-        counters.discards = counters.discards.saturating_add(self.cut.len() as u64);
+        add(&mut counters.discards, self.cut.len() as u64);
         let done = self.discard.discard(&self.cut, &mut |run, cause| {
-            counters.not_discarded = counters.not_discarded.saturating_add(run.len);
+            add(&mut counters.not_discarded, run.len);
             monitor.event(Event::NotDiscarded { run, cause });
         });
-        counters.discarded = counters.discarded.saturating_add(done);
+        add(&mut counters.discarded, done);
     }
 
     /// The guest takes these runs back, which ascend and do not touch: devices are given them. What they
@@ -167,7 +174,7 @@ impl<D: Discard, A: Dma, M: Monitor> Back<D, A, M> {
     pub(super) fn restore(&mut self, runs: &[Span], then: Unrestored, lacking: &mut Vec<Span>) {
         let (counters, monitor) = (&mut self.counters, &mut self.monitor);
         self.dma.restore(runs, &mut |run, reason| {
-            counters.not_restored = counters.not_restored.saturating_add(run.len);
+            add(&mut counters.not_restored, run.len);
             monitor.event(Event::NotRestored { run, reason, then });
             lacking.push(run);
         });

@@ -23,7 +23,7 @@ use virtio_queue::QueueT;
 use vm_memory::GuestMemory;
 
 use super::Device;
-use super::back::Back;
+use super::back::{Back, add, bytes};
 use super::chain::{Piece, Wire, gather, read};
 use super::discard::Discard;
 use super::error::QueueError;
@@ -50,6 +50,36 @@ pub(super) struct Room {
     message: Vec<u8>,
     runs: Vec<Span>,
     heads: Vec<u16>,
+}
+
+/// The runs that messages name: parts that are no memory are refused, the rest is merged.
+struct Named<'a> {
+    ram: RamCursor<'a>,
+    outside: Refusals,
+    collector: RunCollector<'a>,
+}
+
+impl<'a> Named<'a> {
+    fn new(regions: &'a [Span], room: &'a mut [Span]) -> Self {
+        Self {
+            ram: GuestRam::known(regions).into(),
+            outside: Refusals::new(),
+            collector: RunCollector::new(room),
+        }
+    }
+
+    #[inline]
+    fn push(&mut self, run: Span, mut act: impl FnMut(&[Span])) {
+        let (outside, collector) = (&mut self.outside, &mut self.collector);
+        self.ram
+            .keep(run, outside, |part| collector.push(part, &mut act));
+    }
+
+    /// Hands on what is left, and counts what was refused.
+    fn finish(&mut self, refusals: &mut Refusals, act: impl FnMut(&[Span])) {
+        self.collector.finish(act);
+        refusals.append(&mem::take(&mut self.outside));
+    }
 }
 
 impl<D: Discard, A: Dma, M: Monitor> Device<D, A, M> {
@@ -87,11 +117,7 @@ impl<D: Discard, A: Dma, M: Monitor> Device<D, A, M> {
             Queue::Reporting => self.reports(&mut ring, &mut room),
         };
         self.room = room;
-        self.back.counters.chains = self
-            .back
-            .counters
-            .chains
-            .saturating_add(u64::from(ring.used));
+        add(&mut self.back.counters.chains, ring.used.into());
         result?;
         ring.finish(queue == Queue::Deflate && self.held.is_some())
     }
@@ -139,12 +165,7 @@ impl<D: Discard, A: Dma, M: Monitor> Device<D, A, M> {
     ) -> Result<(), QueueError> {
         let format = self.wire();
         let regions = self.memory.regions();
-        // They were looked at when they were set.
-        let Ok(mut ram) = GuestRam::new(&regions).map(RamCursor::from) else {
-            return Ok(());
-        };
-        let mut outside = Refusals::new();
-        let mut collector = RunCollector::new(&mut room.runs);
+        let mut named = Named::new(&regions, &mut room.runs);
         while let Some((head, whole)) = ring.next(&mut room.pieces, &mut self.refusals) {
             room.heads.push(head);
             if !whole {
@@ -153,14 +174,12 @@ impl<D: Discard, A: Dma, M: Monitor> Device<D, A, M> {
             let (back, memory) = (&mut self.back, &mut self.memory);
             let message = (&room.pieces[..], &mut room.message);
             let bytes = format.decode(message, ring.memory, &mut self.refusals, |run| {
-                ram.keep(run, &mut outside, |part| {
-                    collector.push(part, |runs| back.inflate(memory, runs));
-                });
+                named.push(run, |runs| back.inflate(memory, runs));
             });
             ring.spend(bytes);
         }
-        collector.finish(|runs| self.back.inflate(&mut self.memory, runs));
-        self.refusals.append(&outside);
+        let (back, memory) = (&mut self.back, &mut self.memory);
+        named.finish(&mut self.refusals, |runs| back.inflate(memory, runs));
         if self.has(Features::MUST_TELL_HOST) {
             self.memory.remember();
         } else {
@@ -179,10 +198,7 @@ impl<D: Discard, A: Dma, M: Monitor> Device<D, A, M> {
     ) -> Result<(), QueueError> {
         let format = self.wire();
         let regions = self.memory.regions();
-        // They were looked at when they were set.
-        let Ok(mut ram) = GuestRam::new(&regions).map(RamCursor::from) else {
-            return Ok(());
-        };
+        let mut named = Named::new(&regions, &mut room.runs);
         let then = self.settings.unrestored;
         if let Some(held) = self.held.take() {
             let mut lacking = Vec::new();
@@ -195,22 +211,18 @@ impl<D: Discard, A: Dma, M: Monitor> Device<D, A, M> {
         while let Some((head, whole)) = ring.next(&mut room.pieces, &mut self.refusals) {
             let mut lacking = Vec::new();
             if whole {
-                let mut outside = Refusals::new();
-                let mut collector = RunCollector::new(&mut room.runs);
                 let (back, memory) = (&mut self.back, &mut self.memory);
                 let mut take = |runs: &[Span]| {
-                    let bytes: u64 = runs.iter().map(|run| run.len).sum();
-                    back.counters.deflated = back.counters.deflated.saturating_add(bytes);
+                    add(&mut back.counters.deflated, bytes(runs));
                     memory.deflate(runs);
                     back.restore(runs, then, &mut lacking);
                 };
                 let message = (&room.pieces[..], &mut room.message);
                 let bytes = format.decode(message, ring.memory, &mut self.refusals, |run| {
-                    ram.keep(run, &mut outside, |part| collector.push(part, &mut take));
+                    named.push(run, &mut take);
                 });
                 ring.spend(bytes);
-                collector.finish(&mut take);
-                self.refusals.append(&outside);
+                named.finish(&mut self.refusals, &mut take);
             }
             if self.hold(head, lacking) {
                 break;
@@ -289,8 +301,7 @@ impl<D: Discard, A: Dma, M: Monitor> Device<D, A, M> {
             let current = this.config.free_page_hint_cmd_id;
             let good = this.hints.begun == Some(current) && current >= Config::HINT_FIRST;
             if !good || devices {
-                let ignored = &mut this.back.counters.hints_ignored;
-                *ignored = ignored.saturating_add(1);
+                add(&mut this.back.counters.hints_ignored, 1);
             }
             good && !devices
         };
@@ -308,12 +319,7 @@ impl<D: Discard, A: Dma, M: Monitor> Device<D, A, M> {
         mut act: impl FnMut(&mut Back<D, A, M>, &super::memory::Memory, &[Span]),
     ) -> Result<(), QueueError> {
         let regions = self.memory.regions();
-        // They were looked at when they were set.
-        let Ok(mut ram) = GuestRam::new(&regions).map(RamCursor::from) else {
-            return Ok(());
-        };
-        let mut outside = Refusals::new();
-        let mut collector = RunCollector::new(&mut room.runs);
+        let mut named = Named::new(&regions, &mut room.runs);
         while let Some((head, whole)) = ring.next(&mut room.pieces, &mut self.refusals) {
             room.heads.push(head);
             if !whole {
@@ -323,7 +329,8 @@ impl<D: Discard, A: Dma, M: Monitor> Device<D, A, M> {
             let (commands, pages) = room.pieces.split_at(readable.count());
             if !commands.is_empty() && ring.queue == Queue::FreePage {
                 // Hints of one command are not to be merged with those of the next.
-                collector.finish(|runs| act(&mut self.back, &self.memory, runs));
+                let (back, memory) = (&mut self.back, &self.memory);
+                named.finish(&mut self.refusals, |runs| act(back, memory, runs));
                 let message = &mut room.message;
                 if read(commands, ring.memory, 4, message, &mut self.refusals) {
                     self.command(message);
@@ -337,13 +344,11 @@ impl<D: Discard, A: Dma, M: Monitor> Device<D, A, M> {
             }
             let (back, memory) = (&mut self.back, &self.memory);
             gather(pages, &mut self.refusals, |run| {
-                ram.keep(run, &mut outside, |part| {
-                    collector.push(part, |runs| act(back, memory, runs));
-                });
+                named.push(run, |runs| act(back, memory, runs));
             });
         }
-        collector.finish(|runs| act(&mut self.back, &self.memory, runs));
-        self.refusals.append(&outside);
+        let (back, memory) = (&mut self.back, &self.memory);
+        named.finish(&mut self.refusals, |runs| act(back, memory, runs));
         for &head in &room.heads {
             ring.give_back(head)?;
         }
