@@ -300,6 +300,20 @@ impl Pins {
     }
 }
 
+/// Cuts `part` in two at `offset`, which lies inside; what is behind it is returned.
+pub(crate) fn cut(part: &mut Span, offset: u64) -> Span {
+    let len = offset - part.start;
+    let tail = Span::new(offset, part.len - len);
+    part.len = len;
+    tail
+}
+
+/// Takes `tail`, which begins where `part` ends, into it and leaves nothing of it.
+pub(crate) fn append(part: &mut Span, tail: &mut Span) {
+    debug_assert_eq!(part.start + part.len, tail.start);
+    part.len += mem::take(tail).len;
+}
+
 /// A part of a [`Memory`] that stays pinned for as long as this is there.
 #[derive(Debug)]
 #[must_use = "the memory is let go as soon as this is dropped"]
@@ -334,20 +348,16 @@ impl Hold {
 
     /// Cuts it in two at `offset` in the object, which lies inside.
     pub(crate) fn split_at(&mut self, offset: u64) -> Self {
-        let len = offset - self.part.start;
-        let tail = Span::new(offset, self.part.len - len);
-        self.part.len = len;
         Self {
             memory: Arc::clone(&self.memory),
-            part: tail,
+            part: cut(&mut self.part, offset),
         }
     }
 
     /// Takes in `other`, which holds what follows in the same memory.
     pub(crate) fn join(&mut self, mut other: Self) {
         debug_assert!(Arc::ptr_eq(&self.memory, &other.memory));
-        debug_assert_eq!(self.part.start + self.part.len, other.part.start);
-        self.part.len += mem::take(&mut other.part).len;
+        append(&mut self.part, &mut other.part);
     }
 
     /// Lets go, and says how many bytes that has unpinned.

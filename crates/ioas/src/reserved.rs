@@ -11,12 +11,11 @@
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-use core::mem;
 
 use runs::Span;
 
 use crate::ledger::{Charge, OverLimit};
-use crate::memory::{Memory, Part, Pins};
+use crate::memory::{Memory, Part, Pins, append, cut};
 use crate::object::MemoryObject;
 
 /// A part of a [`Memory`] whose charge stays for as long as this is there.
@@ -30,20 +29,16 @@ pub(crate) struct Reserved {
 impl Reserved {
     /// Cuts it in two at `offset` in the object, which lies inside.
     pub(crate) fn split_at(&mut self, offset: u64) -> Self {
-        let len = offset - self.part.start;
-        let tail = Span::new(offset, self.part.len - len);
-        self.part.len = len;
         Self {
             memory: Arc::clone(&self.memory),
-            part: tail,
+            part: cut(&mut self.part, offset),
         }
     }
 
     /// Takes in `other`, of what follows in the same memory.
     pub(crate) fn join(&mut self, mut other: Self) {
         debug_assert!(Arc::ptr_eq(&self.memory, &other.memory));
-        debug_assert_eq!(self.part.start + self.part.len, other.part.start);
-        self.part.len += mem::take(&mut other.part).len;
+        append(&mut self.part, &mut other.part);
     }
 }
 
