@@ -92,7 +92,7 @@ fn kind_of(level: u8, kind: Kind, word: u64) -> Kind {
     }
 }
 
-fn start(level: u8, kind: Kind, word: u64) -> (Vec<Bits>, bool) {
+fn start(level: u8, kind: Kind, word: u64) -> Vec<Bits> {
     let valid = flag(0, "valid", "not present", "present");
     if kind == Kind::Absent {
         let shape = if word & 1 == 0 {
@@ -102,14 +102,14 @@ fn start(level: u8, kind: Kind, word: u64) -> (Vec<Bits>, bool) {
         } else {
             flag(1, "type", "a block, which this level has not", "a table")
         };
-        return (vec![valid, shape, ignored(63, 2)], true);
+        return vec![valid, shape, ignored(63, 2)];
     }
     let shape = if level == 0 {
         flag(1, "type", "a reserved encoding: not present", "a page")
     } else {
         flag(1, "type", "a block", "a table")
     };
-    (vec![valid, shape], false)
+    vec![valid, shape]
 }
 
 /// A table's address, from bit 12 to bit 50.
@@ -142,84 +142,6 @@ const fn shareability(granule: Granule) -> Bits {
     }
 }
 
-pub(super) fn stage1(granule: ArmGranule, level: u8, kind: Kind, word: u64) -> Layout {
-    let granule = Granule::of(granule);
-    let kind = kind_of(level, kind, word);
-    let (mut fields, done) = start(level, kind, word);
-    let source = SOURCE;
-    if done {
-        return Layout { fields, source };
-    }
-    if kind == Kind::Table {
-        fields.extend([ignored(7, 2), table_low(granule), ignored(11, 10)]);
-        fields.extend(table_address(granule));
-        fields.extend([
-            ignored(58, 50),
-            flag(
-                59,
-                "PXNTable",
-                "no limit below",
-                "not executable for privileged requests below",
-            ),
-            flag(60, "UXNTable", "no limit below", "not executable below"),
-            flag(
-                61,
-                "APTable[0]",
-                "no limit below",
-                "privileged requests only below",
-            ),
-            flag(62, "APTable[1]", "no limit below", "no writing below"),
-            bits(63, 63, "NSTable", What::Ignored("security")),
-        ]);
-        return Layout { fields, source };
-    }
-    fields.extend([
-        bits(
-            4,
-            2,
-            "AttrIndx",
-            What::Ignored("memory type: an index into MAIR"),
-        ),
-        bits(5, 5, "NS", What::Ignored("security")),
-        flag(6, "AP[1]", "privileged requests only", "all requests"),
-        flag(
-            7,
-            "AP[2]",
-            "writing is allowed",
-            "writing is not allowed, or clean with DBM",
-        ),
-        shareability(granule),
-        flag(
-            10,
-            "AF",
-            "not accessed: the unit sets it, or faults",
-            "accessed",
-        ),
-        bits(11, 11, "nG", What::Ignored("global")),
-    ]);
-    fields.extend(leaf_address(granule, level));
-    fields.extend([
-        bits(50, 50, "GP", What::Ignored("guarded")),
-        flag(
-            51,
-            "DBM",
-            "AP[2] is a permission",
-            "AP[2] is the dirty state",
-        ),
-        flag(
-            52,
-            "Contiguous",
-            "a leaf of its own",
-            "one of a contiguous group",
-        ),
-        flag(53, "PXN", "may be executed", "not by privileged requests"),
-        flag(54, "UXN", "may be executed", "may not be executed"),
-        bits(58, 55, "software", What::Ignored("software's")),
-        ignored(63, 59),
-    ]);
-    Layout { fields, source }
-}
-
 /// Bits 9:8 of a table's entry.
 const fn table_low(granule: Granule) -> Bits {
     if granule.in_shareability() {
@@ -229,66 +151,165 @@ const fn table_low(granule: Granule) -> Bits {
     }
 }
 
-pub(super) fn stage2(granule: ArmGranule, level: u8, kind: Kind, word: u64) -> Layout {
+/// An entry of either stage: `table` are bits 63:50 where it leads to a table, `leaf` tells the fields
+/// of a page or block.
+fn layout(
+    granule: ArmGranule,
+    level: u8,
+    kind: Kind,
+    word: u64,
+    table: &[Bits],
+    leaf: impl FnOnce(Granule, &mut Vec<Bits>),
+) -> Layout {
     let granule = Granule::of(granule);
     let kind = kind_of(level, kind, word);
-    let (mut fields, done) = start(level, kind, word);
-    let source = SOURCE;
-    if done {
-        return Layout { fields, source };
+    let mut fields = start(level, kind, word);
+    match kind {
+        Kind::Absent => {}
+        Kind::Table => {
+            fields.extend([ignored(7, 2), table_low(granule), ignored(11, 10)]);
+            fields.extend(table_address(granule));
+            fields.extend(table);
+        }
+        _ => leaf(granule, &mut fields),
     }
-    if kind == Kind::Table {
-        fields.extend([ignored(7, 2), table_low(granule), ignored(11, 10)]);
-        fields.extend(table_address(granule));
-        fields.push(ignored(63, 50));
-        return Layout { fields, source };
+    Layout {
+        fields,
+        source: SOURCE,
     }
-    fields.extend([
-        bits(5, 2, "MemAttr", What::Ignored("memory type")),
-        flag(6, "S2AP[0]", "reading is not allowed", "reading is allowed"),
-        flag(
-            7,
-            "S2AP[1]",
-            "writing is not allowed, or clean with DBM",
-            "writing is allowed",
-        ),
-        shareability(granule),
-        flag(
-            10,
-            "AF",
-            "not accessed: the unit sets it, or faults",
-            "accessed",
-        ),
-        bits(11, 11, "FnXS", What::Ignored("of invalidations")),
-    ]);
-    fields.extend(leaf_address(granule, level));
-    fields.extend([
-        ignored(50, 50),
-        flag(
-            51,
-            "DBM",
-            "S2AP[1] is a permission",
-            "S2AP[1] is the dirty state",
-        ),
-        flag(
-            52,
-            "Contiguous",
-            "a leaf of its own",
-            "one of a contiguous group",
-        ),
-        bits(
-            54,
-            53,
-            "XN",
-            What::Code(&[
-                "may be executed",
-                "not by privileged requests",
-                "may not be executed",
-                "by privileged requests only",
-            ]),
-        ),
-        bits(58, 55, "software", What::Ignored("software's")),
-        ignored(63, 59),
-    ]);
-    Layout { fields, source }
+}
+
+/// Bits 63:50 of stage 1's entries that lead to a table.
+const TABLE_ATTRIBUTES: [Bits; 6] = [
+    ignored(58, 50),
+    flag(
+        59,
+        "PXNTable",
+        "no limit below",
+        "not executable for privileged requests below",
+    ),
+    flag(60, "UXNTable", "no limit below", "not executable below"),
+    flag(
+        61,
+        "APTable[0]",
+        "no limit below",
+        "privileged requests only below",
+    ),
+    flag(62, "APTable[1]", "no limit below", "no writing below"),
+    bits(63, 63, "NSTable", What::Ignored("security")),
+];
+
+pub(super) fn stage1(granule: ArmGranule, level: u8, kind: Kind, word: u64) -> Layout {
+    layout(
+        granule,
+        level,
+        kind,
+        word,
+        &TABLE_ATTRIBUTES,
+        |granule, fields| {
+            fields.extend([
+                bits(
+                    4,
+                    2,
+                    "AttrIndx",
+                    What::Ignored("memory type: an index into MAIR"),
+                ),
+                bits(5, 5, "NS", What::Ignored("security")),
+                flag(6, "AP[1]", "privileged requests only", "all requests"),
+                flag(
+                    7,
+                    "AP[2]",
+                    "writing is allowed",
+                    "writing is not allowed, or clean with DBM",
+                ),
+                shareability(granule),
+                flag(
+                    10,
+                    "AF",
+                    "not accessed: the unit sets it, or faults",
+                    "accessed",
+                ),
+                bits(11, 11, "nG", What::Ignored("global")),
+            ]);
+            fields.extend(leaf_address(granule, level));
+            fields.extend([
+                bits(50, 50, "GP", What::Ignored("guarded")),
+                flag(
+                    51,
+                    "DBM",
+                    "AP[2] is a permission",
+                    "AP[2] is the dirty state",
+                ),
+                flag(
+                    52,
+                    "Contiguous",
+                    "a leaf of its own",
+                    "one of a contiguous group",
+                ),
+                flag(53, "PXN", "may be executed", "not by privileged requests"),
+                flag(54, "UXN", "may be executed", "may not be executed"),
+                bits(58, 55, "software", What::Ignored("software's")),
+                ignored(63, 59),
+            ]);
+        },
+    )
+}
+
+pub(super) fn stage2(granule: ArmGranule, level: u8, kind: Kind, word: u64) -> Layout {
+    layout(
+        granule,
+        level,
+        kind,
+        word,
+        &[ignored(63, 50)],
+        |granule, fields| {
+            fields.extend([
+                bits(5, 2, "MemAttr", What::Ignored("memory type")),
+                flag(6, "S2AP[0]", "reading is not allowed", "reading is allowed"),
+                flag(
+                    7,
+                    "S2AP[1]",
+                    "writing is not allowed, or clean with DBM",
+                    "writing is allowed",
+                ),
+                shareability(granule),
+                flag(
+                    10,
+                    "AF",
+                    "not accessed: the unit sets it, or faults",
+                    "accessed",
+                ),
+                bits(11, 11, "FnXS", What::Ignored("of invalidations")),
+            ]);
+            fields.extend(leaf_address(granule, level));
+            fields.extend([
+                ignored(50, 50),
+                flag(
+                    51,
+                    "DBM",
+                    "S2AP[1] is a permission",
+                    "S2AP[1] is the dirty state",
+                ),
+                flag(
+                    52,
+                    "Contiguous",
+                    "a leaf of its own",
+                    "one of a contiguous group",
+                ),
+                bits(
+                    54,
+                    53,
+                    "XN",
+                    What::Code(&[
+                        "may be executed",
+                        "not by privileged requests",
+                        "may not be executed",
+                        "by privileged requests only",
+                    ]),
+                ),
+                bits(58, 55, "software", What::Ignored("software's")),
+                ignored(63, 59),
+            ]);
+        },
+    )
 }
