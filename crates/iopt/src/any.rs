@@ -10,9 +10,8 @@ use crate::arena::Storage;
 use crate::engine::{Interruption, Leaf, Nodes, RunSink, Table};
 use crate::error::{BuildError, DirtyError, MapError, ProtectError, RefitError, UnmapError};
 use crate::format::{
-    AmdV1, Aperture, ArmConfig, ArmGranule, ArmStage1, ArmStage2, Dart1, Dart1Page4K, Dart2,
-    DartVersion, Format, FormatId, Granule, K4, K4Lpa2, K16, K16Lpa2, K64, K64Lpa, RiscV, RiscVG,
-    Root, VtdSs, X86_64,
+    AmdV1, Aperture, ArmGranule, ArmStage1, ArmStage2, Dart1, Dart1Page4K, Dart2, DartVersion,
+    Format, FormatId, K4, K4Lpa2, K16, K16Lpa2, K64, K64Lpa, RiscV, RiscVG, Root, VtdSs, X86_64,
 };
 use crate::gather::{Flushed, Gather, Invalidation};
 use crate::memory::{Chain, TableMemory};
@@ -385,11 +384,11 @@ any_table! {
         FormatId::AmdV1 => AmdV1::new(levels),
         FormatId::X86_64 => X86_64::new(levels),
         FormatId::VtdSs => VtdSs::new(levels),
-        FormatId::ArmStage1(arm) if arm.granule == ArmGranule::K4 => stage1::<K4>(arm),
-        FormatId::ArmStage1(arm) if arm.granule == ArmGranule::K4Lpa2 => stage1::<K4Lpa2>(arm),
-        FormatId::ArmStage2(arm) if arm.granule == ArmGranule::K4 => stage2::<K4>(arm, levels),
+        FormatId::ArmStage1(arm) if arm.granule == ArmGranule::K4 => ArmStage1::<K4>::of(arm),
+        FormatId::ArmStage1(arm) if arm.granule == ArmGranule::K4Lpa2 => ArmStage1::<K4Lpa2>::of(arm),
+        FormatId::ArmStage2(arm) if arm.granule == ArmGranule::K4 => ArmStage2::<K4>::of(arm, levels),
         FormatId::ArmStage2(arm) if arm.granule == ArmGranule::K4Lpa2 => {
-            stage2::<K4Lpa2>(arm, levels)
+            ArmStage2::<K4Lpa2>::of(arm, levels)
         },
         FormatId::RiscV => RiscV::new(levels),
         FormatId::RiscVG => RiscVG::new(levels),
@@ -416,11 +415,11 @@ any_table! {
         Dart2(Dart2),
     }
     levels {
-        FormatId::ArmStage1(arm) if arm.granule == ArmGranule::K16 => stage1::<K16>(arm),
-        FormatId::ArmStage1(arm) if arm.granule == ArmGranule::K16Lpa2 => stage1::<K16Lpa2>(arm),
-        FormatId::ArmStage2(arm) if arm.granule == ArmGranule::K16 => stage2::<K16>(arm, levels),
+        FormatId::ArmStage1(arm) if arm.granule == ArmGranule::K16 => ArmStage1::<K16>::of(arm),
+        FormatId::ArmStage1(arm) if arm.granule == ArmGranule::K16Lpa2 => ArmStage1::<K16Lpa2>::of(arm),
+        FormatId::ArmStage2(arm) if arm.granule == ArmGranule::K16 => ArmStage2::<K16>::of(arm, levels),
         FormatId::ArmStage2(arm) if arm.granule == ArmGranule::K16Lpa2 => {
-            stage2::<K16Lpa2>(arm, levels)
+            ArmStage2::<K16Lpa2>::of(arm, levels)
         },
         FormatId::Dart(dart) if dart.version == DartVersion::V1 && dart.page_log2 == 14 => {
             Dart1::new(levels, dart.input_bits)
@@ -444,11 +443,11 @@ any_table! {
         ArmStage2K64Lpa(ArmStage2<K64Lpa>),
     }
     levels {
-        FormatId::ArmStage1(arm) if arm.granule == ArmGranule::K64 => stage1::<K64>(arm),
-        FormatId::ArmStage1(arm) if arm.granule == ArmGranule::K64Lpa => stage1::<K64Lpa>(arm),
-        FormatId::ArmStage2(arm) if arm.granule == ArmGranule::K64 => stage2::<K64>(arm, levels),
+        FormatId::ArmStage1(arm) if arm.granule == ArmGranule::K64 => ArmStage1::<K64>::of(arm),
+        FormatId::ArmStage1(arm) if arm.granule == ArmGranule::K64Lpa => ArmStage1::<K64Lpa>::of(arm),
+        FormatId::ArmStage2(arm) if arm.granule == ArmGranule::K64 => ArmStage2::<K64>::of(arm, levels),
         FormatId::ArmStage2(arm) if arm.granule == ArmGranule::K64Lpa => {
-            stage2::<K64Lpa>(arm, levels)
+            ArmStage2::<K64Lpa>::of(arm, levels)
         },
     }
 }
@@ -465,24 +464,4 @@ fn adopt<F: Format, S: Storage, const LOG2: u32>(
         return Err(AdoptError::Build(BuildError::Levels { format, levels }));
     }
     takeover.adopt(format, root.address, sizes)
-}
-
-/// Output addresses as wide as the granule has them.
-fn stage1<G: Granule>(config: ArmConfig) -> Result<ArmStage1<G>, BuildError> {
-    let format = ArmStage1::new(u32::from(config.input_bits), G::ADDRESS_BITS)?;
-    Ok(if config.upper { format.upper() } else { format })
-}
-
-fn stage2<G: Granule>(config: ArmConfig, levels: u8) -> Result<ArmStage2<G>, BuildError> {
-    if config.upper {
-        // Only stage 1 has a second root for the top of the address space.
-        return Err(BuildError::Setting {
-            format: FormatId::ArmStage2(config),
-            what: "a root for the top",
-            value: 1,
-            min: 0,
-            max: 0,
-        });
-    }
-    ArmStage2::new(u32::from(config.input_bits), G::ADDRESS_BITS)?.with_levels(levels)
 }

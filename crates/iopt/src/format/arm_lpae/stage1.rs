@@ -44,6 +44,12 @@ pub struct ArmStage1<G> {
 }
 
 impl<G: Granule> ArmStage1<G> {
+    /// What the name says, with output addresses as wide as the granule has them.
+    pub(crate) fn of(config: ArmConfig) -> Result<Self, BuildError> {
+        let format = Self::new(u32::from(config.input_bits), G::ADDRESS_BITS)?;
+        Ok(if config.upper { format.upper() } else { format })
+    }
+
     /// Tables for the lowest 2^`input_bits` addresses (TTBR0), of 32 bits at least, with output
     /// addresses of `output_bits` bits. As many levels as that takes.
     ///

@@ -44,6 +44,21 @@ pub struct ArmStage2<G> {
 }
 
 impl<G: Granule> ArmStage2<G> {
+    /// What the name says, with output addresses as wide as the granule has them.
+    pub(crate) fn of(config: ArmConfig, levels: u8) -> Result<Self, BuildError> {
+        if config.upper {
+            // Only stage 1 has a second root for the top of the address space.
+            return Err(BuildError::Setting {
+                format: FormatId::ArmStage2(config),
+                what: "a root for the top",
+                value: 1,
+                min: 0,
+                max: 0,
+            });
+        }
+        Self::new(u32::from(config.input_bits), G::ADDRESS_BITS)?.with_levels(levels)
+    }
+
     /// Tables for 2^`input_bits` addresses, of 32 bits at least, with output addresses of
     /// `output_bits` bits. As few levels as that takes, with tables side by side as the root.
     pub const fn new(input_bits: u32, output_bits: u32) -> Result<Self, BuildError> {
