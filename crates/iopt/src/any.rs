@@ -7,7 +7,7 @@
 use runs::{PageSizes, SizeHistogram, Span};
 
 use crate::arena::Storage;
-use crate::engine::{Interruption, Leaf, Nodes, RunSink, Table};
+use crate::engine::{Interruption, Leaf, Nodes, Planned, RunSink, Table};
 use crate::error::{BuildError, DirtyError, MapError, ProtectError, RefitError, UnmapError};
 use crate::format::{
     AmdV1, Aperture, ArmGranule, ArmStage1, ArmStage2, Dart1, Dart1Page4K, Dart2, DartVersion,
@@ -26,14 +26,14 @@ fn apart<T>(operation: impl FnOnce() -> T) -> T {
     operation()
 }
 
-/// An enum of tables, a conversion from each of them, and the operations, each with one branch; and an
-/// enum of those that were adopted and are yet to be opened.
+/// An enum of tables, a conversion from each of them, and the operations, each with one branch; and enums
+/// of those that were adopted, and of maps that are planned.
 ///
 /// The second part says how a format is built from its name: `id => format`, with the name's
 /// configuration and the levels at hand.
 macro_rules! any_table {
     (
-        $(#[$doc:meta])* $any:ident, $adopted:ident of 2^$log2:literal bytes {
+        $(#[$doc:meta])* $any:ident, $adopted:ident, $planned:ident of 2^$log2:literal bytes {
             $($(#[$variant_doc:meta])* $name:ident($format:ty),)*
         }
         $levels:ident {
@@ -107,7 +107,7 @@ macro_rules! any_table {
                 Ok(Table::in_memory(format, memory, sizes)?.into())
             }
 
-            any_table!(operations $any: $($name)*);
+            any_table!(operations $any, $planned: $($name)*);
         }
 
         #[doc = concat!("What [`", stringify!($any), "::adopt`] has found whole.")]
@@ -126,6 +126,21 @@ macro_rules! any_table {
             }
         )*
 
+        #[doc = concat!("What [`", stringify!($any), "::plan_map`] has reserved the tables for.")]
+        #[derive(Debug)]
+        #[non_exhaustive]
+        #[must_use = "nothing is mapped until it is filled"]
+        pub enum $planned<'t, M: TableMemory> {
+            $($(#[$variant_doc])* $name(Planned<'t, $format, M>),)*
+        }
+
+        impl<M: TableMemory> $planned<'_, M> {
+            /// See [`Planned::fill`].
+            pub fn fill(self) {
+                match self { $(Self::$name(planned) => apart(|| planned.fill()),)* }
+            }
+        }
+
         impl $adopted {
             /// See [`Adopted::open`].
             pub fn open<M: TableMemory>(self, memory: M) -> Result<$any<M>, AdoptError> {
@@ -133,7 +148,7 @@ macro_rules! any_table {
             }
         }
     };
-    (operations $any:ident: $($name:ident)*) => {
+    (operations $any:ident, $planned:ident: $($name:ident)*) => {
         /// See [`Table::root`].
         pub fn root(&self) -> Root {
             match self { $($any::$name(table) => table.root(),)* }
@@ -184,16 +199,16 @@ macro_rules! any_table {
             match self { $($any::$name(table) => apart(|| table.map(iova, runs, prot)),)* }
         }
 
-        /// See [`Table::map_sparing`].
-        pub fn map_sparing(
-            &mut self,
+        /// See [`Table::plan_map`].
+        pub fn plan_map<'t>(
+            &'t mut self,
             iova: u64,
-            runs: &[Span],
+            runs: &'t [Span],
             prot: Prot,
-            spare: &mut Chain,
-        ) -> Result<(), MapError> {
+            spare: Option<&'t mut Chain>,
+        ) -> Result<$planned<'t, M>, MapError> {
             match self {
-                $($any::$name(table) => apart(|| table.map_sparing(iova, runs, prot, spare)),)*
+                $($any::$name(table) => apart(|| table.plan_map(iova, runs, prot, spare)).map($planned::$name),)*
             }
         }
 
@@ -354,7 +369,7 @@ any_table! {
     /// [`new`](Self::new) builds it from what a [`Root`] says: the format's name with its
     /// configuration, and the levels. A format with other options is built as a [`Table`] and
     /// converted. It is the exclusive form.
-    AnyTable, AnyAdopted of 2^12 bytes {
+    AnyTable, AnyAdopted, AnyPlanned of 2^12 bytes {
         /// AMD I/O page tables, version 1.
         AmdV1(AmdV1),
         /// The same with encrypted tables.
@@ -400,7 +415,7 @@ any_table! {
 
 any_table! {
     /// A [`Table`] of any format with tables of 16 KiB, otherwise as [`AnyTable`].
-    AnyTable16K, AnyAdopted16K of 2^14 bytes {
+    AnyTable16K, AnyAdopted16K, AnyPlanned16K of 2^14 bytes {
         /// Arm stage 1, 16 KiB.
         ArmStage1K16(ArmStage1<K16>),
         /// Arm stage 1, 16 KiB with LPA2.
@@ -432,7 +447,7 @@ any_table! {
 
 any_table! {
     /// A [`Table`] of any format with tables of 64 KiB, otherwise as [`AnyTable`].
-    AnyTable64K, AnyAdopted64K of 2^16 bytes {
+    AnyTable64K, AnyAdopted64K, AnyPlanned64K of 2^16 bytes {
         /// Arm stage 1, 64 KiB.
         ArmStage1K64(ArmStage1<K64>),
         /// Arm stage 1, 64 KiB with LPA.

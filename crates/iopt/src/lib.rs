@@ -89,14 +89,17 @@ pub mod walk;
 #[allow(unsafe_code)]
 pub mod wide;
 
-pub use any::{AnyAdopted, AnyAdopted16K, AnyAdopted64K, AnyTable, AnyTable16K, AnyTable64K};
+pub use any::{
+    AnyAdopted, AnyAdopted16K, AnyAdopted64K, AnyPlanned, AnyPlanned16K, AnyPlanned64K, AnyTable,
+    AnyTable16K, AnyTable64K,
+};
 pub use arena::{Arena, ArenaError, AtomicMeta, Storage};
 #[cfg(feature = "alloc")]
 pub use arena::{HeapArena, HeapStorage, HeapTables};
 pub use cell::Cell;
 pub use engine::{
-    Damage, DamageKind, Discard, Inside, Interruption, Leaf, Leaves, MapPages, Nodes, Progress,
-    RunSink, SharedTable, Table, WithDirty,
+    Damage, DamageKind, Discard, Inside, Interruption, Leaf, Leaves, MapPages, Nodes, Planned,
+    Progress, RunSink, SharedTable, Table, WithDirty,
 };
 pub use error::{
     BuildError, DirtyError, MapError, NoTables, PageSizeError, ProtectError, RangeError,

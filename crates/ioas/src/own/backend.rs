@@ -32,12 +32,12 @@ impl<M: TableMemory> Own<M> {
         units.all(|unit| unit.capabilities().dirty_tracking)
     }
 
-    /// Takes back an area of which the first `reached` bytes may be in tables.
-    fn undo(&mut self, area: &mut Area, reached: u64, retired: &mut Retired) {
+    /// Takes back an area of which the first `mapped` bytes are in tables.
+    fn undo(&mut self, area: &mut Area, mapped: u64, retired: &mut Retired) {
         // What the caller must learn is why the map failed. That memory could not be unpinned
         // shows in the ledger, and that it waits for a flush in `retired`.
-        if reached > 0 {
-            let range = Span::new(area.range.start, reached);
+        if mapped > 0 {
+            let range = Span::new(area.range.start, mapped);
             for domain in &mut self.domains {
                 if let Err(cause) = domain.empty(range, &mut |_| ()) {
                     // Not reached: whole leaves were mapped here just now. Devices might reach the
@@ -114,11 +114,11 @@ impl<M: TableMemory> Backend for Own<M> {
         }
         let hold = area.memory.hold(area.part(), observer)?;
         area.hold = Some(hold);
-        let (filled, reached) = fill(&mut self.domains, &mut self.batch, area, observer);
+        let (filled, mapped) = fill(&mut self.domains, &mut self.batch, area, observer);
         let told = || self.domains.iter().try_for_each(Domain::mapped);
         let result = filled.and_then(|()| told().map_err(MapError::Flush));
         if result.is_err() {
-            self.undo(area, reached, retired);
+            self.undo(area, mapped, retired);
         }
         result
     }

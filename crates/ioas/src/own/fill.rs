@@ -3,8 +3,34 @@
 //! The batch is the only memory that this takes, whatever the number of runs. Runs are joined
 //! while they stream by, also over the border of two batches, so that the leaves do not depend on
 //! where a reader happens to end a batch.
+//!
+//! # Several roots
+//!
+//! A batch is mapped in all domains or in none:
+//!
+//! 1. In each domain it is **planned**: the table is looked at, nothing is stored, and the table pages
+//!    that it will need there are counted and **reserved** in that domain's memory, which may be another
+//!    node's. What can refuse the batch (an entry in the way, runs that do not fit the format, a node
+//!    without table memory) does so here. Plans made before are then dropped, and with them go their
+//!    reserves: no table has changed, and no unit has to forget anything.
+//! 2. Only when all domains have planned, each is **filled** from what it has reserved. That cannot fail:
+//!    between plan and fill the tables are borrowed, and a plan counts exactly what its fill takes.
+//!
+//! So at any time all domains have the same bytes, all of what was mapped before, and an operation that
+//! ends early has to take just these back. That is the limit of the promise: runs are found batch by
+//! batch and nobody knows the leaves of those to come, so tables are reserved for a batch (4096 runs), not
+//! for all of a map. A map that is refused in its first batch has stored nothing in any table; one that is
+//! refused later is undone, and flushed, before it returns. To count ahead would take a second pass over
+//! the runs, and to reserve for the worst case a table for each 2 MiB however large the leaves are.
+//!
+//! What was released has its tables set aside in every domain (`spare.rs`): plans take those first.
+//!
+//! A domain that comes later is filled by itself, before a unit knows it: what fails there has stored
+//! nothing in the others.
 
-use iopt::{RangeError, TableMemory};
+use alloc::vec::Vec;
+
+use iopt::{AnyPlanned, Prot, RangeError, TableMemory};
 use runs::{Joiner, Span};
 
 use super::domain::Domain;
@@ -14,20 +40,24 @@ use crate::memory::Hold;
 use crate::object::RunReader;
 use crate::observer::{Observer, Step, observed};
 
-/// What is to be mapped where, and how far it is.
-pub(super) struct Fill<'a, M: TableMemory> {
-    pub(super) domains: &'a mut [Domain<M>],
-    pub(super) batch: &'a mut [Span],
-    pub(super) range: Span,
-    pub(super) prot: iopt::Prot,
+/// What leaves are to say, and which tables they may lie in.
+#[derive(Clone, Copy)]
+struct Leaves {
+    prot: Prot,
     /// Registers of a device.
     mmio: bool,
     /// Tables are set aside for it.
     released: bool,
-    /// Bytes from the start of the range on that are in all tables.
-    mapped: u64,
-    /// Bytes from there on of which some may be in tables, after an error too.
-    pub(super) reached: u64,
+}
+
+/// What is to be mapped where, and how far it is.
+pub(super) struct Fill<'a, M: TableMemory> {
+    domains: &'a mut [Domain<M>],
+    batch: &'a mut [Span],
+    range: Span,
+    leaves: Leaves,
+    /// Bytes from the start of the range on that are in all tables. Nothing else is in any.
+    pub(super) mapped: u64,
 }
 
 impl<'a, M: TableMemory> Fill<'a, M> {
@@ -36,11 +66,12 @@ impl<'a, M: TableMemory> Fill<'a, M> {
             domains,
             batch,
             range: area.range,
-            prot: area.prot,
-            mmio: area.memory.object().is_mmio(),
-            released: area.released,
+            leaves: Leaves {
+                prot: area.prot,
+                mmio: area.memory.object().is_mmio(),
+                released: area.released,
+            },
             mapped: 0,
-            reached: 0,
         }
     }
 
@@ -62,7 +93,7 @@ impl<'a, M: TableMemory> Fill<'a, M> {
         let mut joiner = Joiner::new();
         let mut found = 0;
         loop {
-            let (count, complete) = observed(observer, Step::FindRuns, |_| {
+            let (count, mut complete) = observed(observer, Step::FindRuns, |_| {
                 let before = found;
                 let batch = self.read(&mut *reader, &mut joiner, &mut found)?;
                 Ok::<_, MapError>((batch, found - before))
@@ -70,12 +101,20 @@ impl<'a, M: TableMemory> Fill<'a, M> {
             if count == 0 {
                 break;
             }
+            // Everything is found: nothing follows that the last run could be joined with.
+            if found == self.range.len
+                && let Some(slot) = self.batch.get_mut(complete)
+                && let Some(run) = joiner.finish()
+            {
+                *slot = run;
+                complete += 1;
+            }
             self.fill(complete, observer)?;
         }
         if found != self.range.len {
             return Err(self.differ(found));
         }
-        // The last run: nothing follows that it could be joined with.
+        // The last run, for which the batch had no room.
         let Some((slot, run)) = self.batch.first_mut().zip(joiner.finish()) else {
             return Ok(());
         };
@@ -119,17 +158,8 @@ impl<'a, M: TableMemory> Fill<'a, M> {
             observed(observer, Step::FillTables, |_| {
                 let runs = &self.batch[..count];
                 let bytes: u64 = runs.iter().map(|run| run.len).sum();
-                for domain in &mut *self.domains {
-                    let prot = domain.prot(self.prot, self.mmio);
-                    let at = self.range.start + self.mapped;
-                    let Domain { table, spare, .. } = domain;
-                    let mapped = match self.released {
-                        true => table.map_sparing(at, runs, prot, spare.tables()),
-                        false => table.map(at, runs, prot),
-                    };
-                    mapped.map_err(MapError::Table)?;
-                    self.reached = self.mapped + bytes;
-                }
+                let at = self.range.start + self.mapped;
+                map(self.domains, at, runs, self.leaves)?;
                 self.mapped += bytes;
                 Ok::<_, MapError>(((), bytes))
             })?;
@@ -146,4 +176,42 @@ impl<'a, M: TableMemory> Fill<'a, M> {
             found,
         }
     }
+}
+
+/// Maps `runs` from `at` on in all of `domains`, or stores nothing.
+fn map<M: TableMemory>(
+    domains: &mut [Domain<M>],
+    at: u64,
+    runs: &[Span],
+    leaves: Leaves,
+) -> Result<(), MapError> {
+    match domains {
+        // A table that is alone plans, reserves and fills in one call, with short cuts.
+        [domain] if !leaves.released => {
+            let prot = domain.prot(leaves.prot, leaves.mmio);
+            domain.table.map(at, runs, prot).map_err(MapError::Table)?;
+        }
+        [domain] => plan(domain, at, runs, leaves)?.fill(),
+        domains => {
+            let planned = domains.iter_mut();
+            let planned = planned.map(|domain| plan(domain, at, runs, leaves));
+            let planned: Vec<_> = planned.collect::<Result<_, _>>()?;
+            planned.into_iter().for_each(AnyPlanned::fill);
+        }
+    }
+    Ok(())
+}
+
+fn plan<'t, M: TableMemory>(
+    domain: &'t mut Domain<M>,
+    at: u64,
+    runs: &'t [Span],
+    leaves: Leaves,
+) -> Result<AnyPlanned<'t, M>, MapError> {
+    let prot = domain.prot(leaves.prot, leaves.mmio);
+    let Domain { table, spare, .. } = domain;
+    let spare = leaves.released.then(|| spare.tables());
+    table
+        .plan_map(at, runs, prot, spare)
+        .map_err(MapError::Table)
 }

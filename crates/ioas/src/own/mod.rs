@@ -241,8 +241,8 @@ impl<M: TableMemory> Own<M> {
     }
 }
 
-/// Fills the tables of `domains` with an area that is held. Also says how many bytes of it may be in
-/// tables.
+/// Fills the tables of `domains` with an area that is held. Also says how many bytes of it are in them,
+/// after an error too.
 fn fill<M: TableMemory>(
     domains: &mut [Domain<M>],
     batch: &mut [Span],
@@ -254,7 +254,7 @@ fn fill<M: TableMemory>(
     };
     let mut fill = Fill::new(domains, batch, area);
     let result = fill.run(hold, area.part(), observer);
-    (result, fill.reached)
+    (result, fill.mapped)
 }
 
 /// Maps all areas in a domain that no device sees yet. Areas that nothing holds are pinned for it.

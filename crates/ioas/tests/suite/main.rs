@@ -30,5 +30,6 @@ mod placement_model;
 mod ranges;
 mod released;
 mod released_model;
+mod roots;
 mod two_domains;
 mod vm_memory;

@@ -120,12 +120,28 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     /// One attempt. Stopped, it has stored nothing, and leaves what it claimed to the caller.
     #[inline(always)]
     fn map_from<P: Form>(&self, begin: Begin, request: Request<'_>, form: P) -> Result<u64, Stop> {
-        let (table, level) = self.lowest(begin, request.at, request.len, form)?;
+        let (table, level) = self.lowest_to_map(begin, &request, form)?;
         if level == 0 {
             self.map_row::<L<0>, P>(table, &request, form)?;
             return Ok(0);
         }
         at_level!(level, F, V => self.map_below::<V, P>(table, request, form))
+    }
+
+    /// The lowest table that all of the request goes through, and its level.
+    #[inline(always)]
+    pub(super) fn lowest_to_map<P: Form>(
+        &self,
+        begin: Begin,
+        request: &Request<'_>,
+        form: P,
+    ) -> Result<(u64, usize), Stop> {
+        let (table, level) = self.lowest(begin, request.at, request.len, form)?;
+        if level == 0 && request.sizes.and(F::leaf_sizes(0)).is_empty() {
+            // A table from elsewhere, with pages smaller than this one is to have.
+            return Err(Stop::Occupied(request.at));
+        }
+        Ok((table, level))
     }
 
     /// In one table: looks whether the entries are empty, and writes the leaves. False, with nothing
@@ -143,9 +159,6 @@ impl<F: Format, M: TableMemory> Table<F, M> {
             if all.is_none_or(|(log2, count)| count << log2 < request.len) {
                 return Ok(false);
             }
-        } else if request.sizes.and(F::leaf_sizes(0)).is_empty() {
-            // A table from elsewhere, with pages smaller than this one is to have.
-            return Err(Stop::Occupied(request.at));
         }
         self.claim(table, form)?;
         let cells = self.cells::<V>(table);
@@ -207,12 +220,10 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         let mut cursor = Cursor::new(&request);
         let mut needed = 0;
         self.plan::<V, P>(Some(table), &mut cursor.clone(), &mut needed, form)?;
-        let reserve = match (needed, request.spare) {
-            (0, _) => Ok(Reserve::empty()),
-            (_, None) => self.memory.reserve(needed),
-            (_, Some(spare)) => self.draw(spare, needed),
+        let mut reserve = match needed {
+            0 => Reserve::empty(),
+            _ => self.memory.reserve(needed).map_err(Stop::NoTables)?,
         };
-        let mut reserve = reserve.map_err(Stop::NoTables)?;
         self.announce(&request);
         self.memory.descended();
         self.fill::<V, P>(table, Target::Linked, &mut cursor, bits, &mut reserve, form);
@@ -224,7 +235,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
 
     /// The error for the entry in the way, at the stripped address `at`.
     #[cold]
-    fn overlap(&self, request: &Request<'_>, at: u64) -> MapError {
+    pub(super) fn overlap(&self, request: &Request<'_>, at: u64) -> MapError {
         let wanted = Span::new(request.iova, request.len);
         // The entry may lead to a table: the first leaf in it is the one to name.
         let iova = self.aperture().extend(at);

@@ -1,6 +1,5 @@
 //! A request to map, and how far it has come.
 
-use core::cell::Cell;
 use core::slice;
 
 use runs::{PageSizes, Run, Span};
@@ -8,7 +7,7 @@ use runs::{PageSizes, Run, Span};
 use super::{Level, Table};
 use crate::error::{MapError, RangeError};
 use crate::format::Format;
-use crate::memory::{Chain, TableMemory};
+use crate::memory::TableMemory;
 use crate::prot::Prot;
 
 /// Where a pass over the request stands: the stripped address, and the run that lies there.
@@ -108,7 +107,7 @@ impl<'a> Cursor<'a> {
 }
 
 /// A request that is well formed.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Request<'r> {
     pub(super) iova: u64,
     /// The address without the bits above the aperture.
@@ -119,8 +118,6 @@ pub(crate) struct Request<'r> {
     pub(super) bits: u64,
     /// The sizes that they may have.
     pub(super) sizes: PageSizes,
-    /// Tables that are taken before those of the memory.
-    pub(super) spare: Option<&'r Cell<Chain>>,
 }
 
 impl<F: Format, M: TableMemory> Table<F, M> {
@@ -157,7 +154,6 @@ impl<F: Format, M: TableMemory> Table<F, M> {
                 runs,
                 bits,
                 sizes: self.sizes,
-                spare: None,
             }),
             None => Err(MapError::Prot {
                 prot,

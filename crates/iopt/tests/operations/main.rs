@@ -21,6 +21,7 @@ mod grow;
 mod inside;
 mod keep;
 mod narrow;
+mod planned;
 mod protect;
 mod regressions;
 mod threads;

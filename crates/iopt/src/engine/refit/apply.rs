@@ -107,7 +107,6 @@ impl Layout {
             runs,
             bits: extent.bits,
             sizes: self.sizes,
-            spare: None,
         }))
     }
 }

@@ -5,6 +5,7 @@ mod arm_sizes;
 pub(crate) mod cases;
 pub(crate) mod dirty;
 pub(crate) mod model;
+mod planned;
 mod refit;
 pub(crate) mod requests;
 mod world;

@@ -187,6 +187,8 @@ impl<'a, F: Format, A: Tables, const SHARED: bool> World<'a, F, A, SHARED> {
             let result = on!(self, table => table.map_anew(iova, runs, prot, &mut gather));
             self.table.reclaim(gather.never_walked());
             result
+        } else if !SHARED && iova / page::<F>() % 2 == 1 {
+            self.map_in_two_calls(iova, runs, prot)
         } else {
             on!(self, table => table.map(iova, runs, prot))
         };

@@ -1,0 +1,149 @@
+//! Map in two calls: plan and reserve, then fill.
+//!
+//! [`Table::map`] takes both steps at once. Who maps the same in several tables, or in none of them, plans
+//! in all of them first: when the last plan is made every table page is reserved, nothing is stored
+//! anywhere, and no fill can fail. In between each table is borrowed, so that what was planned stays true.
+
+use core::mem;
+
+use runs::Span;
+
+use super::form::Exclusive;
+use super::map::{Stop, Target};
+use super::request::{Cursor, Request};
+use super::{Table, at_level};
+use crate::error::{MapError, NoTables};
+use crate::format::Format;
+use crate::memory::{Chain, Reserve, TableMemory};
+use crate::prot::Prot;
+
+/// A map that cannot fail any more, and of which nothing is stored yet. Dropped, it gives back what it
+/// has reserved, and the table's bytes are what they were.
+#[derive(Debug)]
+#[must_use = "nothing is mapped until it is filled"]
+pub struct Planned<'t, F: Format, M: TableMemory> {
+    table: &'t mut Table<F, M>,
+    request: Request<'t>,
+    /// The table that all of it goes through, and its level.
+    from: (u64, usize),
+    /// How many tables it adds. All of them are in the reserve.
+    needed: u64,
+    reserve: Reserve,
+    /// Where this many of them came from.
+    spare: Option<&'t mut Chain>,
+    spared: u64,
+}
+
+impl<F: Format, M: TableMemory> Table<F, M> {
+    /// Does of [`map`](Self::map) all that can fail. Tables come from `spare` as far as it has any, so
+    /// that nobody else can have them first, and then from the memory.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`map`](Self::map); `spare` is as it was then.
+    pub fn plan_map<'t>(
+        &'t mut self,
+        iova: u64,
+        runs: &'t [Span],
+        prot: Prot,
+        spare: Option<&'t mut Chain>,
+    ) -> Result<Planned<'t, F, M>, MapError> {
+        let request = self.check_map(iova, runs, prot)?;
+        let (from, needed) = self.plan_all(&request)?;
+        let mut planned = Planned {
+            table: self,
+            request,
+            from,
+            needed,
+            reserve: Reserve::empty(),
+            spare,
+            spared: 0,
+        };
+        planned.reserve().map_err(MapError::NoTables)?;
+        Ok(planned)
+    }
+
+    /// Where to fill from, and how many tables that takes.
+    fn plan_all(&self, request: &Request<'_>) -> Result<((u64, usize), u64), MapError> {
+        let mut round = 0;
+        loop {
+            let stop = match self.plan_from(request) {
+                Ok(planned) => return Ok(planned),
+                Err(stop) => stop,
+            };
+            match stop {
+                Stop::Occupied(at) => return Err(self.overlap(request, at)),
+                Stop::NoTables(cause) => return Err(MapError::NoTables(cause)),
+                // Not reached: nobody else changes the table.
+                Stop::Restart => self.memory.wait(round),
+            }
+            round += 1;
+        }
+    }
+
+    fn plan_from(&self, request: &Request<'_>) -> Result<((u64, usize), u64), Stop> {
+        let (table, level) = self.lowest_to_map(self.begin(), request, Exclusive)?;
+        let (mut cursor, mut needed) = (Cursor::new(request), 0);
+        at_level!(level, F, V => {
+            self.plan::<V, _>(Some(table), &mut cursor, &mut needed, Exclusive)
+        })?;
+        Ok(((table, level), needed))
+    }
+}
+
+impl<F: Format, M: TableMemory> Planned<'_, F, M> {
+    /// Maps.
+    pub fn fill(mut self) {
+        let (table, bits, reserve) = (&*self.table, self.request.bits, &mut self.reserve);
+        let (from, level) = self.from;
+        let mut cursor = Cursor::new(&self.request);
+        table.announce(&self.request);
+        table.memory.descended();
+        at_level!(level, F, V => {
+            table.fill::<V, _>(from, Target::Linked, &mut cursor, bits, reserve, Exclusive);
+        });
+        self.table.tables += self.needed;
+    }
+
+    /// Reserves what is needed, those of the spare tables first. All or nothing.
+    fn reserve(&mut self) -> Result<(), NoTables> {
+        let memory = &self.table.memory;
+        let Some(spare) = self.spare.as_deref_mut().filter(|spare| !spare.is_empty()) else {
+            if self.needed > 0 {
+                self.reserve = memory.reserve(self.needed)?;
+            }
+            return Ok(());
+        };
+        let mut more = memory.reserve(self.needed.saturating_sub(spare.len()))?;
+        let mut all = Chain::empty();
+        while let Some((table, _)) = memory.take(&mut more) {
+            all.push(memory, table);
+        }
+        while all.len() < self.needed
+            && let Some(table) = spare.pop(memory)
+        {
+            all.push(memory, table);
+            self.spared += 1;
+        }
+        self.reserve = Reserve::new(all);
+        Ok(())
+    }
+}
+
+impl<F: Format, M: TableMemory> Drop for Planned<'_, F, M> {
+    fn drop(&mut self) {
+        let memory = &self.table.memory;
+        let mut rest = mem::replace(&mut self.reserve, Reserve::empty());
+        if let Some(spare) = &mut self.spare {
+            while self.spared > 0
+                && let Some((table, _)) = memory.take(&mut rest)
+            {
+                spare.push(memory, table);
+                self.spared -= 1;
+            }
+        }
+        if !rest.is_empty() {
+            memory.give_back(rest);
+        }
+    }
+}
