@@ -116,7 +116,7 @@ impl Tables {
         with: Entering,
     ) -> Result<()> {
         let (table, tracks) = if tracks || with.placement.divides() {
-            self.enter_made(kernel, device, tracks, with)?
+            self.enter_made(kernel, device, ioas, tracks, with)?
         } else {
             device.attach(PageTable::Ioas(ioas))?;
             (None, false)
@@ -135,6 +135,7 @@ impl Tables {
         &self,
         kernel: &impl MakeTables,
         device: &D,
+        ioas: IoasId,
         tracks: bool,
         with: Entering,
     ) -> Result<(Option<HwptId>, bool)> {
@@ -162,6 +163,11 @@ impl Tables {
         }
         match first_that_takes(device, others.iter().filter_map(made))? {
             Some((table, tracks)) => Ok((Some(table), tracks)),
+            // The one of the kernel's own that its group has, or none.
+            None if self.0.iter().any(|member| member.table.is_none()) => {
+                device.attach(PageTable::Ioas(ioas)).map_err(|_| cause)?;
+                Ok((None, false))
+            }
             None => Err(cause),
         }
     }

@@ -253,6 +253,26 @@ fn a_group_is_never_divided() {
 }
 
 #[test]
+fn a_group_in_a_table_of_the_kernels_own_is_not_divided_by_a_policy_that_comes_later() {
+    let world = World::default();
+    let mut tables = Tables::default();
+    let of_group = |id, node| Device {
+        group: 7,
+        ..device(&world, id, Some(node))
+    };
+    enter(&mut tables, of_group(1, 0), Placement::Shared).unwrap();
+    enter(&mut tables, of_group(2, 1), Placement::PerNode).unwrap();
+    // Another group goes by the policy.
+    enter(&mut tables, device(&world, 3, Some(1)), Placement::PerNode).unwrap();
+    let made = Some(world.borrow().next);
+    assert_eq!(
+        shown(&tables),
+        [(None, Some(0), vec![1, 2]), (made, Some(1), vec![3])]
+    );
+    assert_eq!(world.borrow().tables.len(), 1);
+}
+
+#[test]
 fn a_device_that_is_not_attached_leaves_nothing_behind() {
     let world = World::default();
     let mut tables = Tables::default();
