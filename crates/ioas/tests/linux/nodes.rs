@@ -2,11 +2,13 @@
 
 use std::collections::BTreeSet;
 use std::io;
+use std::ops::ControlFlow;
 use std::sync::{Arc, Mutex};
 
-use hostmem::{KernelNodes, NodePolicy};
+use hostmem::{Backing, FrameSource, KernelNodes, Mapping, NodePolicy, Pinner};
 use ioas::{
-    Builder, DomainIds, HostTables, Ioas, Ledger, Memory, NodeTables, Own, Placement, Synthetic,
+    Builder, DomainIds, HostMemory, HostTables, Ioas, Ledger, Memory, NodeTables, Own, Placement,
+    Synthetic,
 };
 use iommu::{Config, DeviceId, NodeId, RunMap, SoftwareUnit, Unit};
 use iopt::{FormatId, Prot, TableMemory};
@@ -271,6 +273,64 @@ fn devices_of_each_node_read_through_tables_that_lie_there() {
     space.move_tables(first, node(1)).unwrap();
     reads(&mut ports);
     assert_eq!(arenas[0].in_use(), 0);
+    space.close().unwrap();
+    assert_eq!((tables.in_use(), ledger.in_use()), (0, 0));
+}
+
+/// A guest with memory on two nodes: each part comes from the node that the guest's map names, and is
+/// pinned once for the devices of both.
+#[test]
+fn guest_memory_is_populated_on_the_node_that_its_map_names() {
+    type Tables = Arc<HostTables>;
+    const LEN: u64 = 16 * PAGE;
+    let told = Told::nodes([0, 1]);
+    let tables = Arc::new(NodeTables::with_nodes(BYTES, BASE, told.clone()));
+    let memories = tables.clone();
+    let builder = Builder::on_nodes(
+        move |node| memories.memory(node),
+        DomainIds::new(8),
+        [FormatId::VtdSs],
+    );
+    let mut space: Ioas<Own<Tables>> = Ioas::with_builder(builder);
+    space.set_placement(Placement::PerNode);
+    let ledger = Ledger::new("a counter", None, 0);
+    let pinner = Arc::new(Pinner::probe(2 << 20).unwrap());
+    let mut parts = Vec::new();
+    for (guest, at) in [(0, 1), (LEN, 0)] {
+        let mapping = Mapping::with_nodes(Backing::Anon4K, LEN, Some(at), &told).unwrap();
+        mapping
+            .populate(&mut |_| ControlFlow::Continue(()))
+            .unwrap();
+        // Wished for before a page was there, and asked page by page where it came to lie.
+        let found = mapping.nodes_by(&told).unwrap();
+        assert_eq!(found, [(Some(at), LEN)]);
+        parts.push((guest, Arc::new(mapping)));
+    }
+    assert_eq!(told.0.lock().unwrap().early, 0);
+    for (guest, mapping) in &parts {
+        let frames = FrameSource::Synthetic { seed: 8 };
+        let object = HostMemory::new(mapping.clone(), pinner.clone(), frames);
+        let memory = Memory::new(Arc::new(object), &ledger);
+        let whole = Span::new(0, LEN);
+        space
+            .map(AT + guest, &memory, whole, Prot::RW, &mut ())
+            .unwrap();
+    }
+    for n in 0..2 {
+        let none = RunMap::<Vec<std::sync::atomic::AtomicU64>>::new([]).unwrap();
+        let config = Config {
+            node: node(n),
+            ..Config::default()
+        };
+        let unit = SoftwareUnit::with_config(tables.clone(), none, config);
+        let device = DeviceId::pci(1, n as u8, 0);
+        space.attach(Arc::new(unit), device).unwrap();
+    }
+    assert_eq!((space.domains().count(), ledger.in_use()), (2, 2 * LEN));
+    // Pinning has moved nothing.
+    for ((_, mapping), at) in parts.iter().zip([1, 0]) {
+        assert_eq!(mapping.nodes_by(&told).unwrap(), [(Some(at), LEN)]);
+    }
     space.close().unwrap();
     assert_eq!((tables.in_use(), ledger.in_use()), (0, 0));
 }

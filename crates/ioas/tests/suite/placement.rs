@@ -263,3 +263,99 @@ fn a_node_that_has_no_tables_at_all_is_refused_and_others_go_on() {
     assert_eq!(b.read(AT), None);
     bench.end();
 }
+
+#[test]
+fn a_attaches_b_attaches_a_leaves_under_every_policy() {
+    for nodes in [1, 2, 4, 8] {
+        let last = nodes - 1;
+        let homes = [node(0), node(last), None];
+        for placement in [
+            Placement::Shared,
+            Placement::PerNode,
+            Placement::Near(NodeId(last)),
+        ] {
+            for (first, second) in homes.iter().flat_map(|a| homes.map(|b| (*a, b))) {
+                let number = |node: Option<NodeId>| node.map(|node| node.0);
+                let tables = |home| match placement {
+                    Placement::Near(node) => Some(node.0),
+                    _ => number(home),
+                };
+                let mut bench = Bench::new(nodes, placement);
+                bench.map(AT, Span::new(0, 2 * MIB));
+                let (a, b) = (bench.machine(0, first), bench.machine(1, second));
+                bench.attach(&a);
+                let alone = (number(first), tables(first), 1);
+                assert_eq!(bench.places(), [alone]);
+                bench.attach(&b);
+                let own = placement == Placement::PerNode && first != second;
+                let lie = if own { tables(second) } else { tables(first) };
+                let left = (number(second), lie, 1);
+                match own {
+                    true => assert_eq!(bench.places(), [alone, left]),
+                    // A device of no node says nothing of its domain's.
+                    false => {
+                        let known = number(first.or(second));
+                        assert_eq!(bench.places(), [(known, tables(first), 2)]);
+                    }
+                }
+                assert_eq!((a.read(AT), b.read(AT)), (Some(FRAME), Some(FRAME)));
+                bench.space.detach(a.device).unwrap();
+                assert_eq!(bench.places(), [left], "{placement} {first:?} {second:?}");
+                assert_eq!((a.read(AT), b.read(AT)), (None, Some(FRAME)));
+                // The last one frees it.
+                bench.space.detach(b.device).unwrap();
+                assert_eq!(bench.places(), []);
+                assert!(bench.nodes.in_use().iter().all(|tables| *tables == 0));
+                bench.end();
+            }
+        }
+    }
+}
+
+#[test]
+fn near_puts_all_tables_on_any_of_up_to_eight_nodes() {
+    for nodes in [1, 2, 4, 8] {
+        for near in 0..nodes {
+            let mut bench = Bench::new(nodes, Placement::Near(NodeId(near)));
+            bench.map(AT, Span::new(0, GIB));
+            for n in 0..nodes {
+                let machine = bench.machine(n as u8, node(n));
+                bench.attach(&machine);
+                assert_eq!(machine.read(AT), Some(FRAME));
+            }
+            assert_eq!(bench.places(), [(Some(0), Some(near), nodes as usize)]);
+            let used = bench.nodes.in_use();
+            let with: Vec<_> = (0..nodes).filter(|n| used[*n as usize] > 0).collect();
+            assert_eq!(with, [near]);
+            bench.end();
+        }
+    }
+}
+
+#[test]
+fn a_node_without_memory_has_borrowed_tables_under_every_policy() {
+    // Every second node has processors and devices only.
+    for placement in [
+        Placement::Shared,
+        Placement::PerNode,
+        Placement::Near(NodeId(3)),
+    ] {
+        let mut bench = Bench::with(8, &[1, 3, 5, 7], placement);
+        bench.map(AT, Span::new(0, 2 * MIB));
+        for n in [3, 1, 5, 2] {
+            let machine = bench.machine(n, node(n.into()));
+            bench.attach(&machine);
+            assert_eq!(machine.read(AT), Some(FRAME));
+        }
+        let expected = match placement {
+            Placement::PerNode => [3, 1, 5, 2].map(|n| (Some(n), Some(n), 1)).to_vec(),
+            _ => vec![(Some(3), Some(3), 4)],
+        };
+        assert_eq!(bench.places(), expected);
+        let used = bench.nodes.in_use();
+        assert!([1, 3, 5, 7].iter().all(|n| used[*n] == 0), "{used:?}");
+        // Pinned and charged once, whoever lends the tables.
+        assert_eq!(bench.ledger.in_use(), 2 * MIB);
+        bench.end();
+    }
+}
