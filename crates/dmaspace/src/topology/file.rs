@@ -6,7 +6,7 @@ use std::path::Path;
 
 use serde::Deserialize;
 
-use super::{DevicePlace, Node, Topology, TopologyError, UnitPlace};
+use super::{DevicePlace, Node, Topology, TopologyError, UnitAddress, UnitPlace};
 
 /// The longest file that is read: room for some thousand devices.
 const MOST_BYTES: u64 = 1 << 20;
@@ -39,6 +39,8 @@ struct FileNode {
 struct FileUnit {
     name: String,
     node: Option<u32>,
+    registers: Option<u64>,
+    function: Option<String>,
 }
 
 #[derive(Deserialize)]
@@ -88,10 +90,20 @@ pub(super) fn parse(text: &str) -> Result<Topology, TopologyError> {
         cpus: node.cpus,
         distances: node.distances,
     });
-    let units = whole.unit.into_iter().map(|unit| UnitPlace {
-        name: unit.name,
-        node: unit.node,
+    let units = whole.unit.into_iter().map(|unit| {
+        let at = match (unit.registers, unit.function) {
+            (None, None) => None,
+            (Some(registers), None) => Some(UnitAddress::Registers(registers)),
+            (None, Some(function)) => Some(UnitAddress::Function(function)),
+            (Some(_), Some(_)) => return Err(TopologyError::TwoAddresses { unit: unit.name }),
+        };
+        Ok(UnitPlace {
+            name: unit.name,
+            node: unit.node,
+            at,
+        })
     });
+    let units = units.collect::<Result<_, _>>()?;
     let devices = whole.device.into_iter().map(|device| DevicePlace {
         address: device.address,
         kind: device.kind,
@@ -101,5 +113,5 @@ pub(super) fn parse(text: &str) -> Result<Topology, TopologyError> {
         link_bytes_per_second: device.link_gbps.map(|gbps| gbps * 1e9 / 8.0),
         emulated: device.emulated,
     });
-    Topology::new(nodes.collect(), units.collect(), devices.collect())
+    Topology::new(nodes.collect(), units, devices.collect())
 }

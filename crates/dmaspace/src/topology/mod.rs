@@ -14,7 +14,10 @@
 //! The kernel tells the node of a unit in one of two ways. AMD's units are PCI functions and Arm's
 //! and RISC-V's are platform devices, whose `numa_node` it has from the firmware (IORT, RIMT, device
 //! tree). Intel's are neither: their node stands in the DMAR table (RHSA), by the address of their
-//! registers, which sysfs shows.
+//! registers, which sysfs shows. Where the kernel does not tell, the [tables](proximity) are asked, which
+//! is also what a program without Linux below it does.
+//!
+//! A driver cannot find its node: it is told what [`Topology::unit_node`] says.
 //!
 //! # The file
 //!
@@ -35,6 +38,7 @@
 //! [[unit]]
 //! name = "dmar0"
 //! node = 0                    # absent: not known
+//! registers = 0xfed90000      # absent: not known; or function = "0000:00:00.2"
 //!
 //! [[device]]
 //! address = "0000:17:00.0"
@@ -46,15 +50,19 @@
 //! emulated = "edu"            # absent: the device itself; otherwise one of QEMU's in its place
 //! ```
 
-mod dmar;
 mod file;
+mod firmware;
 mod sysfs;
+mod unit;
 
 use std::collections::BTreeSet;
 use std::io;
 use std::path::PathBuf;
 
 use serde::Serialize;
+
+pub use firmware::proximity;
+pub use unit::UnitAddress;
 
 /// The most nodes (`MAX_NUMNODES` of Linux on x86-64), units and devices of a topology.
 pub const MOST_NODES: usize = 1024;
@@ -97,6 +105,8 @@ pub struct UnitPlace {
     pub name: String,
     /// Its node, when somebody tells.
     pub node: Option<u32>,
+    /// Where it is, when somebody tells.
+    pub at: Option<UnitAddress>,
 }
 
 /// A PCI device, no bridge.
@@ -185,6 +195,12 @@ pub enum TopologyError {
         what: String,
         /// The node.
         node: u32,
+    },
+    /// A unit has registers at an address of its own and is a PCI function.
+    #[error("{unit} has registers and a PCI function: it is told by one of them")]
+    TwoAddresses {
+        /// The unit.
+        unit: String,
     },
     /// A device is served by a unit that is not there.
     #[error("{device} is served by {unit}, which is not there")]
@@ -363,15 +379,17 @@ fn check(
     for unit in units {
         name("name of a unit", &unit.name, "._:@-")?;
         there(&|| unit.name.clone(), unit.node)?;
+        if let Some(UnitAddress::Function(address)) = &unit.at {
+            pci_address(address)?;
+        }
     }
+    once(
+        "unit with",
+        units.iter().filter_map(|unit| unit.at.as_ref()),
+    )?;
     once("device", devices.iter().map(|device| &device.address))?;
     for device in devices {
-        if !is_address(&device.address) {
-            return Err(TopologyError::BadName {
-                what: "address of a PCI device, like 0000:00:05.0",
-                name: device.address.clone(),
-            });
-        }
+        pci_address(&device.address)?;
         there(&|| device.address.clone(), device.node)?;
         if let Some(unit) = device.unit.as_deref().filter(|unit| !names.contains(unit)) {
             return Err(TopologyError::NoSuchUnit {
@@ -420,6 +438,16 @@ fn name(what: &'static str, name: &str, also: &str) -> Result<(), TopologyError>
     }
     let name = name.into();
     Err(TopologyError::BadName { what, name })
+}
+
+fn pci_address(text: &str) -> Result<(), TopologyError> {
+    if is_address(text) {
+        return Ok(());
+    }
+    Err(TopologyError::BadName {
+        what: "address of a PCI device, like 0000:00:05.0",
+        name: text.into(),
+    })
 }
 
 /// `0000:00:05.0`; domains may have up to eight digits.

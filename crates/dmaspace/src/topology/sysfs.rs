@@ -8,11 +8,11 @@ use std::fs::{self, File};
 use std::io::{ErrorKind, Read};
 use std::path::Path;
 
-use super::{DevicePlace, Node, Topology, TopologyError, UnitPlace, dmar};
+use super::{DevicePlace, Node, Topology, TopologyError, UnitAddress, UnitPlace, proximity};
 use crate::devices::{DevicesReport, Places, State};
 
-/// The longest DMAR table that is looked at: more than any machine's.
-const MOST_DMAR: u64 = 1 << 20;
+/// The longest table of the firmware that is looked at: more than any machine's.
+const MOST_TABLE: u64 = 1 << 20;
 
 pub(super) fn read(places: &Places) -> Result<Topology, TopologyError> {
     let nodes = nodes(&places.sys.join("devices/system/node"))?;
@@ -38,10 +38,18 @@ pub(super) fn read(places: &Places) -> Result<Topology, TopologyError> {
     let class = places.sys.join("class/iommu");
     let mut names: BTreeSet<String> = names(&class)?.into_iter().collect();
     names.extend(devices.iter().filter_map(|device| device.unit.clone()));
-    let dmar = dmar_table(&places.sys.join("firmware/acpi/tables/DMAR"));
-    let units = names.into_iter().map(|name| UnitPlace {
-        node: online(unit_node(&class.join(&name), &dmar)),
-        name,
+    let tables = ["DMAR", "IORT", "RIMT"].map(|name| {
+        let path = places.sys.join("firmware/acpi/tables").join(name);
+        table(&path)
+    });
+    let units = names.into_iter().map(|name| {
+        let path = class.join(&name);
+        let at = UnitAddress::shown(&path, &name);
+        UnitPlace {
+            node: online(unit_node(&path, at.as_ref(), &tables)),
+            name,
+            at,
+        }
     });
     Topology::new(nodes, units.collect(), devices)
 }
@@ -98,20 +106,17 @@ fn numbers_in(text: &str) -> Vec<u32> {
     numbers.filter_map(|number| number.parse().ok()).collect()
 }
 
-/// The node of the unit's own device, or what the DMAR table says of its registers.
-fn unit_node(unit: &Path, dmar: &[u8]) -> Option<u32> {
+/// The node of the unit's own device, or what the firmware's tables say of the unit.
+fn unit_node(unit: &Path, at: Option<&UnitAddress>, tables: &[Vec<u8>]) -> Option<u32> {
     let own = || text(&unit.join("device/numa_node"))?.parse().ok();
-    let told = || {
-        let registers = text(&unit.join("intel-iommu/address"))?;
-        dmar::proximity(dmar, u64::from_str_radix(&registers, 16).ok()?)
-    };
+    let told = || tables.iter().find_map(|table| proximity(table, at?));
     own().or_else(told)
 }
 
-/// The table; empty when it is not there or only root may read it: then nodes are not known.
-fn dmar_table(path: &Path) -> Vec<u8> {
+/// A table; empty when it is not there or only root may read it: then nodes are not known.
+fn table(path: &Path) -> Vec<u8> {
     let mut table = Vec::new();
-    let read = File::open(path).and_then(|file| file.take(MOST_DMAR).read_to_end(&mut table));
+    let read = File::open(path).and_then(|file| file.take(MOST_TABLE).read_to_end(&mut table));
     match read {
         Ok(_) => table,
         Err(_) => Vec::new(),
@@ -153,7 +158,7 @@ fn names(directory: &Path) -> Result<Vec<String>, TopologyError> {
     Ok(names)
 }
 
-fn text(path: &Path) -> Option<String> {
+pub(super) fn text(path: &Path) -> Option<String> {
     let text = fs::read_to_string(path).ok()?;
     Some(text.trim().into())
 }

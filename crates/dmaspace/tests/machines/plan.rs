@@ -21,6 +21,7 @@ fn unit(n: u32, node: Option<u32>) -> UnitPlace {
     UnitPlace {
         name: format!("dmar{n}"),
         node,
+        at: None,
     }
 }
 

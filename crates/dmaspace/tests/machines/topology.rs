@@ -1,6 +1,9 @@
 //! Topologies of made-up machines, from a made-up sysfs and from files.
 
-use dmaspace::topology::{DevicePlace, Node, Topology, TopologyError, UnitPlace};
+use dmaspace::topology::{DevicePlace, Node, Topology, TopologyError, UnitAddress, UnitPlace};
+use iommu::{AmdVi, NodeId, Registers, RiscvIommu, Smmu, SmmuV3, Unit, Vtd};
+use iommu::{amdvi, riscv, smmu, smmuv3, vtd};
+use iopt::HeapTables;
 
 use crate::files::Files;
 
@@ -55,7 +58,7 @@ const NIC: u32 = 0x02_0000;
 
 /// A DMAR table that says of each unit, by its registers, in which proximity domain it is.
 fn dmar(units: &[(u64, u32)]) -> Vec<u8> {
-    let mut table = vec![0; 48];
+    let mut table = [&b"DMAR"[..], &[0; 44]].concat();
     for (registers, domain) in units {
         table.extend([3, 0, 20, 0, 0, 0, 0, 0]);
         table.extend(registers.to_le_bytes());
@@ -103,6 +106,153 @@ fn every_kind_of_unit_has_its_node() {
         .collect();
     let expected = [Some(0), Some(1), Some(1), Some(1), Some(0), None, Some(0)];
     assert_eq!(nodes, expected);
+}
+
+/// An IORT or a RIMT with one unit, which is in proximity domain 1.
+fn one_unit(signature: &[u8; 4], base: u64) -> Vec<u8> {
+    let mut table = [&signature[..], &[0; 44]].concat();
+    table[36] = 1;
+    table[40] = 48;
+    let mut unit = [0; 68];
+    // Type and length, the bit that says that the domain counts, and where the domain is.
+    let (kind, length_at, valid, domain_at) = match signature {
+        b"IORT" => (4, 1, 8, 60),
+        _ => (0, 2, 2, 28),
+    };
+    (unit[0], unit[length_at], unit[24], unit[domain_at]) = (kind, 68, valid, 1);
+    unit[16..24].copy_from_slice(&base.to_le_bytes());
+    table.extend(unit);
+    table
+}
+
+/// Where the kernel does not tell, as it has no device for the unit that has a node, the firmware does.
+#[test]
+fn firmware_is_asked_where_the_kernel_does_not_tell() {
+    let machine = Machine::new(&[1024, 1024]);
+    let class = "sys/class/iommu";
+    let tables = "sys/firmware/acpi/tables";
+    machine
+        .file(&format!("{tables}/IORT"), one_unit(b"IORT", 0x0905_0000))
+        .file(&format!("{tables}/RIMT"), one_unit(b"RIMT", 0x0301_0000))
+        .file(&format!("{class}/smmu3.0x0000000009050000/x"), "")
+        .file(&format!("{class}/smmu3.0x0000000009060000/x"), "")
+        .file(
+            &format!("{class}/riscv-iommu@3010000.iommu/device/numa_node"),
+            "-1\n",
+        );
+    let topology = machine.topology();
+    let found: Vec<_> = topology
+        .units()
+        .iter()
+        .map(|unit| (unit.at.clone(), unit.node))
+        .collect();
+    let at = |registers| Some(UnitAddress::Registers(registers));
+    let expected = [
+        (at(0x0301_0000), Some(1)),
+        (at(0x0905_0000), Some(1)),
+        (at(0x0906_0000), None),
+    ];
+    assert_eq!(found, expected);
+}
+
+/// Registers of a unit that was just switched on: they hold what identifies it.
+struct Identity(&'static [(usize, u64)]);
+
+impl Registers for Identity {
+    fn read32(&self, offset: usize) -> u32 {
+        self.read64(offset) as u32
+    }
+
+    fn write32(&self, _: usize, _: u32) {}
+
+    fn read64(&self, offset: usize) -> u64 {
+        let mut known = self.0.iter();
+        known
+            .find(|(at, _)| *at == offset)
+            .map_or(0, |(_, value)| *value)
+    }
+
+    fn write64(&self, _: usize, _: u64) {}
+
+    fn wait(&self, _: u32) -> bool {
+        false
+    }
+}
+
+/// The topology is asked once, by what a driver's user knows of the unit; the driver is told, and
+/// answers that.
+#[test]
+fn every_driver_is_told_the_node_of_its_unit() {
+    let machine = Machine::new(&[1024, 1024]);
+    let class = "sys/class/iommu";
+    let tables = "sys/firmware/acpi/tables";
+    machine
+        .file(&format!("{tables}/DMAR"), dmar(&[(0xfed9_0000, 1)]))
+        .file(&format!("{class}/dmar0/intel-iommu/address"), "fed90000\n")
+        .file("sys/pci/0000:00:00.2/numa_node", "1\n")
+        .file(&format!("{class}/ivhd0/x"), "")
+        .file(&format!("{tables}/IORT"), one_unit(b"IORT", 0x0905_0000))
+        .file(&format!("{class}/smmu3.0x0000000009050000/x"), "")
+        // Of this kind the IORT does not tell; the kernel may, by the device tree.
+        .file(
+            &format!("{class}/smmu.0x00000000fd800000/device/numa_node"),
+            "1\n",
+        )
+        .file(&format!("{tables}/RIMT"), one_unit(b"RIMT", 0x0301_0000))
+        .file(&format!("{class}/riscv-iommu@3010000.iommu/x"), "");
+    machine.link(
+        &format!("{class}/ivhd0/device"),
+        "../../../pci/0000:00:00.2",
+    );
+    let topology = machine.topology();
+    let node = |at| topology.unit_node(&at);
+    let registers = |at| node(UnitAddress::Registers(at));
+    let memory = || HeapTables::with_tables(2048).unwrap();
+
+    let vtd = Identity(&[(0x00, 0x10), (0x08, 1 << 10 | 47 << 16 | 6)]);
+    let config = vtd::Config {
+        node: registers(0xfed9_0000),
+        ..vtd::Config::default()
+    };
+    let vtd = Vtd::new(vtd, memory(), config).unwrap();
+    let config = amdvi::Config {
+        node: node(UnitAddress::Function("0000:00:00.2".into())),
+        ..amdvi::Config::default()
+    };
+    let amdvi = AmdVi::new(Identity(&[(0x30, 2 << 10)]), memory(), config).unwrap();
+    let smmuv3 = Identity(&[
+        (0x00, 1 << 24 | 2 << 21 | 0b1_1011),
+        (0x04, 8 << 21 | 8 << 16 | 16),
+        (0x14, 1 << 4 | 4),
+    ]);
+    let config = smmuv3::Config {
+        node: registers(0x0905_0000),
+        ..smmuv3::Config::default()
+    };
+    let smmuv3 = SmmuV3::new(smmuv3, memory(), config).unwrap();
+    let smmu = Identity(&[
+        (0x20, 1 << 30 | 1 << 29 | 5 << 9),
+        (0x24, 8),
+        (0x28, 1 << 12 | 5 << 4 | 5),
+    ]);
+    let config = smmu::Config {
+        node: registers(0xfd80_0000),
+        ..smmu::Config::default()
+    };
+    let smmu = Smmu::new(smmu, config).unwrap();
+    let riscv = Identity(&[(0x00, 56 << 32 | 1 << 10 | 0x10)]);
+    let config = riscv::Config {
+        node: registers(0x0301_0000),
+        ..riscv::Config::default()
+    };
+    let riscv = RiscvIommu::new(riscv, memory(), config).unwrap();
+
+    let drivers: [&dyn Unit; 5] = [&vtd, &amdvi, &smmuv3, &smmu, &riscv];
+    for driver in drivers {
+        assert_eq!(driver.node(), Some(NodeId(1)));
+    }
+    assert_eq!(registers(0xfed9_1000), None);
+    assert_eq!(node(UnitAddress::Function("0000:00:00.3".into())), None);
 }
 
 #[test]
@@ -183,6 +333,7 @@ distances = [21, 15, 10]
 [[unit]]
 name = "dmar0"
 node = 2
+registers = 0xfed90000
 [[unit]]
 name = "dmar1"
 
@@ -227,6 +378,8 @@ fn a_file_says_what_sysfs_says() {
         second.emulated.as_deref(),
         Some("edu,dma_mask=0xffffffffffffffff")
     );
+    let dmar0 = UnitAddress::Registers(0xfed9_0000);
+    assert_eq!(topology.unit_node(&dmar0), Some(NodeId(2)));
     // Node 2 has no memory; node 0 is nearest.
     let nearest = [0, 1, 2].map(|node| topology.nearest_memory(node));
     assert_eq!(nearest, [Some(0), Some(1), Some(0)]);
@@ -247,6 +400,16 @@ fn what_does_not_fit_is_named() {
         ),
         ("cpus = 8", "cpus = ", "line 5: "),
         ("cpus = 8", "cpus = -8", "line 5: invalid value"),
+        (
+            "registers = 0xfed90000",
+            "registers = 0x1000\nfunction = \"0000:00:00.2\"",
+            "dmar0 has registers and a PCI function: it is told by one of them",
+        ),
+        (
+            "registers = 0xfed90000",
+            "function = \"00:00.2\"",
+            "\"00:00.2\" is no address of a PCI device",
+        ),
         ("id = 2", "id = 1", "there are two of node 1"),
         (
             "name = \"dmar1\"",
@@ -334,7 +497,7 @@ fn sizes_are_bounded() {
     assert_eq!(error.to_string(), "1025 nodes, and at most 1024 are taken");
     let units = (0..4097).map(|n| UnitPlace {
         name: format!("u{n}"),
-        node: None,
+        ..UnitPlace::default()
     });
     assert!(Topology::new(nodes(1), units.collect(), vec![]).is_err());
     let devices = vec![DevicePlace::default(); 65537];
