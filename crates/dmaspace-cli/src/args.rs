@@ -100,7 +100,7 @@ pub(crate) enum Command {
             dmaspace tables picture tables.img --svg tables.svg"
     )]
     Tables(TablesCommand),
-    /// Plan page tables for memory nodes, and simulate what that is worth.
+    /// Plan page tables for memory nodes, simulate what that is worth, and measure walks.
     #[command(subcommand, disable_help_subcommand = true)]
     Numa(NumaCommand),
     /// Say how a process's memory is backed, or what the machine's IOMMUs do, and what would help.

@@ -1,4 +1,4 @@
-//! `dmaspace numa`: what to build on which node, and what a simulation says of it.
+//! `dmaspace numa`: what to build on which node, what a simulation says of it, and what is measured.
 
 use std::path::PathBuf;
 
@@ -6,11 +6,11 @@ use anyhow::Context;
 use clap::{Subcommand, ValueEnum};
 use dmaspace::devices::Places;
 use dmaspace::numa::study::{self, HeatMap, Study};
-use dmaspace::numa::{GuestTopology, Plan};
+use dmaspace::numa::{GuestTopology, Measurement, Plan};
 use dmaspace::topology::Topology;
 use serde::Serialize;
 
-use crate::report::{numa, numa_svg, sheet::Paint};
+use crate::report::{numa, numa_measure, numa_svg, sheet::Paint};
 use crate::stop::Stop;
 use crate::target::Target;
 use crate::{exit, fail, json, print, refuse, size};
@@ -53,6 +53,22 @@ pub(crate) enum NumaCommand {
             dmaspace numa simulate --svg heat.svg"
     )]
     Simulate(SimulateArgs),
+    /// Measure what walks of page tables take on this machine, near and far.
+    #[command(
+        long_about = "Fills page tables on each memory node, asks the kernel page by page whether \
+            they lie there, and walks them from processors of each node: dependent reads, with \
+            caches emptied before each sample. Shows the median and the spread of a walk and of a \
+            read for each pair of nodes. With --device also what DMA takes by that device, through \
+            tables that the kernel makes for it, and for the devices of other nodes that were named. \
+            On a machine with one node there is nothing to compare: it says so and ends.\n\n\
+            Exit status: 0; 1 when something went wrong, or a device has read or written a wrong \
+            byte; 2 when a device cannot be used, or the result cannot be written.",
+        after_long_help = "Examples:\n  \
+            dmaspace numa measure\n  \
+            dmaspace numa measure --json | jq '.walks[].memory.median_ns'\n  \
+            dmaspace numa measure --device 0000:17:00.0 --device 0000:b1:00.0"
+    )]
+    Measure(MeasureArgs),
 }
 
 /// The options of `dmaspace numa plan`.
@@ -142,6 +158,27 @@ pub(crate) struct SimulateArgs {
     svg: Option<PathBuf>,
 }
 
+/// The options of `dmaspace numa measure`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct MeasureArgs {
+    /// Also have the device at ADDRESS do DMA; may be given several times
+    ///
+    /// It must be bound to vfio-pci (see `dmaspace devices`), and there must be iommufd. Linux makes
+    /// tables on the node of a device: for remote ones name a device of another node, too.
+    ///
+    /// Example: --device 0000:17:00.0 --device 0000:b1:00.0
+    #[arg(long, value_name = "ADDRESS")]
+    device: Vec<String>,
+
+    /// Print what was measured as JSON
+    ///
+    /// Names are stable. Nothing else is printed on stdout.
+    ///
+    /// Example: --json | jq '.walks[].memory.median_ns'
+    #[arg(long)]
+    json: bool,
+}
+
 /// All that was simulated.
 #[derive(Serialize)]
 pub(crate) struct Simulated {
@@ -158,6 +195,7 @@ pub(crate) fn run(command: &NumaCommand) -> u8 {
     match command {
         NumaCommand::Plan(args) => plan(args),
         NumaCommand::Simulate(args) => simulate(args),
+        NumaCommand::Measure(args) => measure(args),
     }
 }
 
@@ -243,6 +281,30 @@ fn simulate(args: &SimulateArgs) -> u8 {
             off.next().map_or(exit::RIGHT, |_| exit::WRONG)
         }
         status => status,
+    }
+}
+
+fn measure(args: &MeasureArgs) -> u8 {
+    let machine = Measurement::of_this_machine(&Places::default());
+    let report = match machine.and_then(|machine| machine.run(&args.device)) {
+        Ok(report) => report,
+        Err(error) if error.is_input() => return fail(&error, exit::INPUT),
+        Err(error) => return fail(&error, exit::WRONG),
+    };
+    let text = if args.json {
+        match json(&report) {
+            Ok(json) => json,
+            Err(error) => return fail(&error, exit::WRONG),
+        }
+    } else {
+        numa_measure::write(&report, Paint::for_stdout())
+    };
+    let printed = print(&text).map_or_else(|error| refuse(&error), |()| exit::RIGHT);
+    // A wrong byte outranks a full disk.
+    if report.dma.iter().any(|row| row.wrong_bytes > 0) {
+        exit::WRONG
+    } else {
+        printed
     }
 }
 

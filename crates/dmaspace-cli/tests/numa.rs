@@ -221,6 +221,35 @@ fn this_machine_has_a_plan() {
     assert!(shown.starts_with("nodes\n"), "{shown}");
 }
 
+/// Where there is one node there is nothing to compare, whatever device is named.
+#[test]
+fn this_machine_is_measured_or_has_one_node() {
+    let nodes = fs::read_to_string("/sys/devices/system/node/online");
+    let many = nodes.is_ok_and(|nodes| nodes.contains(['-', ',']));
+    let (shown, stderr, status) = run(dmaspace(&["numa", "measure"]));
+    assert_eq!((stderr.as_str(), status), ("", Some(0)));
+    let (json, ..) = run(dmaspace(&["numa", "measure", "--json"]));
+    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    if many {
+        assert!(shown.starts_with("nodes\n"), "{shown}");
+        assert!(
+            json["walks"]
+                .as_array()
+                .is_some_and(|walks| walks.len() > 1)
+        );
+        return;
+    }
+    assert_eq!(shown, "not run: one node\n");
+    assert_eq!(json["not_run"], "one node");
+    assert_eq!(json["walks"], serde_json::json!([]));
+    let with_device = ["numa", "measure", "--device", "0000:ff:1f.7"];
+    let (shown, stderr, status) = run(dmaspace(&with_device));
+    assert_eq!(
+        (shown.as_str(), stderr.as_str(), status),
+        ("not run: one node\n", "", Some(0))
+    );
+}
+
 #[test]
 fn what_is_simulated_is_called_that() {
     let directory = tempfile::tempdir().unwrap();

@@ -4,6 +4,7 @@ pub(crate) mod devices;
 mod histogram;
 pub(crate) mod inspect;
 pub(crate) mod numa;
+pub(crate) mod numa_measure;
 pub(crate) mod numa_svg;
 pub(crate) mod sheet;
 pub(crate) mod svg;

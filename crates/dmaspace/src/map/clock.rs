@@ -8,7 +8,7 @@ use ioas::{Observer, Step};
 use super::{Stage, Watch};
 
 /// Nanoseconds since `started`.
-pub(super) fn nanoseconds(started: Instant) -> u64 {
+pub(crate) fn nanoseconds(started: Instant) -> u64 {
     in_nanoseconds(started.elapsed())
 }
 

@@ -19,8 +19,8 @@ use super::JobError;
 use super::sampled::{Copier, PLACE};
 
 /// Vendor and device, as [`DeviceReport::id`](crate::devices::DeviceReport::id) has them.
-pub(super) const ID: &str = "1234:11e8";
-pub(super) const NAME: &str = "edu";
+pub(crate) const ID: &str = "1234:11e8";
+pub(crate) const NAME: &str = "edu";
 
 /// Identification: major and minor version above, and this.
 const IDENTIFICATION: u64 = 0x00;
@@ -42,13 +42,13 @@ const _: () = assert!(PLACE <= 2048);
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The device, allowed to do DMA for as long as this is there.
-pub(super) struct Edu<'a> {
+pub(crate) struct Edu<'a> {
     device: &'a Device,
     registers: Registers,
 }
 
 impl<'a> Edu<'a> {
-    pub(super) fn new(device: &'a Device) -> Result<Self, JobError> {
+    pub(crate) fn new(device: &'a Device) -> Result<Self, JobError> {
         let space = device.config()?;
         let command: u16 = device.read(&space, config::COMMAND)?;
         device.write(&space, config::COMMAND, command | config::COMMAND_MEMORY)?;

@@ -133,7 +133,7 @@ fn find(address: &str, way: Way) -> Result<(DeviceReport, u32), JobError> {
     Ok((shown.clone(), shown.group.unwrap_or_default()))
 }
 
-fn open_failed(shown: &DeviceReport, source: KernelError) -> JobError {
+pub(crate) fn open_failed(shown: &DeviceReport, source: KernelError) -> JobError {
     let address = shown.address.clone();
     JobError::Open { address, source }
 }
@@ -158,7 +158,7 @@ fn attach<K: Mapper>(
 /// What is behind a refusal for want of permission, most likely.
 ///
 /// Source: `modinfo vfio_iommu_type1`, `modinfo iommufd`: the parameter `allow_unsafe_interrupts`.
-fn hint(refused: &AttachError) -> &'static str {
+pub(crate) fn hint(refused: &AttachError) -> &'static str {
     let AttachError::Kernel(cause) = refused else {
         return "";
     };

@@ -5,15 +5,15 @@
 //! of the machine. The steps are the same for all of them. A device of the machine is given DMA to
 //! do where its registers are known here; otherwise memory is only mapped for it and unmapped.
 
-mod clock;
+pub(crate) mod clock;
 mod dma;
-mod edu;
+pub(crate) mod edu;
 mod job;
-mod kernel;
+pub(crate) mod kernel;
 mod memory;
-mod pattern;
+pub(crate) mod pattern;
 mod report;
-mod sampled;
+pub(crate) mod sampled;
 mod software;
 mod target;
 

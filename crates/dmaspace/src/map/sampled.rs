@@ -21,7 +21,7 @@ use super::JobError;
 use super::pattern::{Pattern, differing, fill, shuffled};
 
 /// Bytes of a copy.
-pub(super) const PLACE: u64 = 2048;
+pub(crate) const PLACE: u64 = 2048;
 /// The most places.
 const PLACES: usize = 17;
 /// A huge page, over whose borders some places lie.
@@ -34,7 +34,7 @@ const PAGE: u64 = 4096;
 /// A device with a buffer of [`PLACE`] bytes, between which and memory it copies.
 ///
 /// Both calls return when the copy is done, and ask `go_on` while they wait.
-pub(super) trait Copier {
+pub(crate) trait Copier {
     /// Fills the buffer from `iova`.
     ///
     /// # Errors
@@ -113,14 +113,14 @@ impl Neighbours {
 }
 
 /// What `len` bytes of memory hold from `offset` on.
-fn held(memory: &Mapping, offset: u64, len: u64) -> impl Iterator<Item = u64> {
+pub(crate) fn held(memory: &Mapping, offset: u64, len: u64) -> impl Iterator<Item = u64> {
     let cells = (offset / 8) as usize..((offset + len) / 8) as usize;
     let cells = memory.cells().get(cells).unwrap_or_default();
     cells.iter().map(|cell| cell.load(Ordering::Relaxed))
 }
 
 /// What was written there from `offset` on.
-fn words(pattern: Pattern, offset: u64) -> impl Iterator<Item = u64> {
+pub(crate) fn words(pattern: Pattern, offset: u64) -> impl Iterator<Item = u64> {
     (offset..)
         .step_by(8)
         .map(move |offset| pattern.word(offset))

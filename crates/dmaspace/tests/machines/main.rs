@@ -9,6 +9,7 @@
 mod devices;
 mod files;
 mod findings;
+mod measure;
 mod plan;
 mod simulation;
 mod topology;
