@@ -198,6 +198,7 @@ pub const MACHINES: &[Machine] = &[
         tests: &[
             "the_unit_is_there_and_has_the_devices",
             "each_device_has_a_group_of_its_own",
+            "nodes_are_those_of_sysfs",
             "a_device_is_bound_to_vfio_pci",
             "map_by_vfio_of_4k_pages",
             "map_by_iommufd_of_2m_pages",
@@ -265,9 +266,12 @@ pub const MACHINES: &[Machine] = &[
         nodes: Some(TWO_NODES),
         tests: &[
             "devices_are_on_the_planned_nodes",
+            "nodes_are_those_of_sysfs",
             "own_tables_lie_on_their_nodes",
             "map_places_tables_on_both_nodes",
             "iommufd_has_a_table_on_each_node",
+            "iommufd_lends_a_table_to_another_node",
+            "measure_compares_the_nodes",
         ],
     },
 ];

@@ -1,14 +1,15 @@
 //! Two memory nodes with devices below each: tables lie where the devices are, over memory that is pinned
-//! once.
+//! once, and walks of them are measured.
 
 use std::{
+    collections::BTreeSet,
     fs,
     path::Path,
     sync::{Arc, atomic::Ordering},
 };
 
 use anyhow::{Context as _, ensure};
-use guest::machines::Machine;
+use guest::machines::{Machine, Unit};
 use hostmem::Backing;
 use ioas::{
     Ioas, Kernel, Ledger, NodeTables, Placement,
@@ -17,6 +18,7 @@ use ioas::{
 use iommu::NodeId;
 use iopt::Prot;
 use runs::Span;
+use serde_json::json;
 
 use crate::{
     dma::{self, IOVA},
@@ -64,10 +66,52 @@ pub(crate) fn planned(_: &Machine) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The kernel takes the wish, and says of each page that it is there.
+/// What `dmaspace` takes from sysfs and from the firmware is what is there: nodes of devices and of the
+/// unit, and by what a driver says which unit it means.
+pub(crate) fn topology(machine: &Machine) -> anyhow::Result<()> {
+    let plan = program::report(&["numa", "plan", "--memory", "1G"])?;
+    let list = |name: &str| plan["topology"][name].as_array().context("no topology");
+    let read = |path: &Path| fs::read_to_string(path).map(|text| text.trim().to_owned());
+    // Below 0: nobody tells.
+    let node = |path: &Path| anyhow::Ok(u32::try_from(read(path)?.parse::<i32>()?).ok());
+    let devices = list("devices")?;
+    ensure!(!devices.is_empty(), "no devices");
+    for device in devices {
+        let address = device["address"].as_str().context("no address")?;
+        let path = Path::new("/sys/bus/pci/devices").join(address);
+        program::says(device, "/node", &json!(node(&path.join("numa_node"))?))?;
+    }
+    let mut units = list("units")?.iter();
+    let is_ours = |name: &str| name.starts_with(machine.unit.sysfs());
+    let unit = units.find(|unit| unit["name"].as_str().is_some_and(is_ours));
+    let unit = unit.context("no unit")?;
+    let name = unit["name"].as_str().unwrap_or_default();
+    let path = Path::new("/sys/class/iommu").join(name);
+    let (at, node) = match machine.unit {
+        Unit::Intel => {
+            let registers = read(&path.join("intel-iommu/address"))?;
+            let registers = u64::from_str_radix(&registers, 16)?;
+            // QEMU's DMAR table has no RHSA.
+            (json!({ "registers": registers }), None)
+        }
+        Unit::Amd => {
+            let function = fs::read_link(path.join("device"))?;
+            let function = function.file_name().context("a link to the root")?;
+            let function = function.to_string_lossy();
+            (
+                json!({ "function": function }),
+                node(&path.join("device/numa_node"))?,
+            )
+        }
+    };
+    program::says(unit, "/at", &at)?;
+    program::says(unit, "/node", &json!(node))
+}
+
+/// The kernel takes the wish, and says of each page that it is there: on the node of each device.
 pub(crate) fn own_tables(_: &Machine) -> anyhow::Result<()> {
     let tables = NodeTables::new(SIZE, 1 << 46);
-    for node in [0, 1] {
+    for (node, _) in devices()? {
         let memory = tables.memory(Some(NodeId(node)));
         memory.map_err(|error| anyhow::anyhow!("{error}"))?;
     }
@@ -170,13 +214,7 @@ pub(crate) fn iommufd(_: &Machine) -> anyhow::Result<()> {
     })?;
 
     for (node, device) in &devices {
-        let root = root(*device)?;
-        let found = node_of(root)?;
-        ensure!(
-            found == *node,
-            "the root {root:#x} of {} is on node {found}",
-            device.0
-        );
+        lie_on(*node, &tables_of(*device)?)?;
     }
     // What is left of a node keeps its table, and the last one takes it along.
     for (nth, bound) in bound.iter().enumerate() {
@@ -196,20 +234,163 @@ pub(crate) fn iommufd(_: &Machine) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The address of the root of a device's tables, as the kernel tells it.
+/// A table that was made for a device of one node stays there when a device of the other node uses it:
+/// what `dmaspace numa measure` calls remote.
+pub(crate) fn lent(_: &Machine) -> anyhow::Result<()> {
+    let owner = Iommufd::file()?;
+    let mut space = Ioas::over_kernel(Kernel::new(SpaceMapper::new(&owner)?, None));
+    space.set_placement(Placement::PerNode)?;
+    let memory = dma::memory(Backing::Anon4K, SIZE)?;
+    let object = host_memory(&memory, &Ledger::unlimited())?;
+    space.map(IOVA, &object, Span::new(0, SIZE), Prot::RW, &mut ())?;
+    let devices = devices()?;
+    let on = |wanted: u32| devices.iter().find(|(node, _)| *node == wanted);
+    let (Some((_, guest)), Some((_, maker))) = (on(0), on(1)) else {
+        anyhow::bail!("the devices are {devices:?}");
+    };
+    let mut bound = Vec::new();
+    for device in [maker, guest] {
+        device.bind_to_vfio()?;
+        let opened = Arc::new(Iommufd::attachable(&owner, *device)?);
+        space.attach_near(opened.clone(), Some(NodeId(1)))?;
+        bound.push(opened);
+    }
+    let places = space.backend().mapper().places();
+    ensure!(places.len() == 1, "the tables are {places:?}");
+    let tables = [tables_of(*maker)?, tables_of(*guest)?];
+    ensure!(tables[0] == tables[1], "{tables:x?}");
+    lie_on(1, &tables[1])?;
+    let edu = Edu::new(&bound[1].device)?;
+    edu.read(IOVA, BUFFER)?;
+    edu.write(IOVA + BUFFER, BUFFER)?;
+    drop(edu);
+    let words = BUFFER / 8;
+    dma::check(memory.cells(), |nth| {
+        if nth / words <= 1 { nth % words } else { nth }
+    })?;
+    Ok(space.close()?)
+}
+
+/// `dmaspace numa measure` has a figure for each pair of nodes, of walks and of DMA. What the figures
+/// are says nothing here.
+pub(crate) fn measured(_: &Machine) -> anyhow::Result<()> {
+    let devices = devices()?;
+    let on = |wanted: u32| devices.iter().find(|(node, _)| *node == wanted);
+    let (Some((_, near)), Some((_, far))) = (on(0), on(1)) else {
+        anyhow::bail!("the devices are {devices:?}");
+    };
+    for device in [near, far] {
+        device.bind_to_vfio()?;
+    }
+    let arguments = ["numa", "measure", "--device", near.0, "--device", far.0];
+    let report = program::report(&arguments)?;
+    program::says(&report, "/not_run", &json!(null))?;
+    program::says(&report, "/eviction", &json!("lines"))?;
+    for (node, walks) in report["nodes"]
+        .as_array()
+        .context("no nodes")?
+        .iter()
+        .zip(0..)
+    {
+        for (what, expected) in [
+            ("/id", json!(walks)),
+            ("/cpus", json!(1)),
+            ("/table_bytes", json!(8 << 20)),
+            ("/no_walks", json!(null)),
+            ("/no_tables", json!(null)),
+        ] {
+            program::says(node, what, &expected)?;
+        }
+    }
+    let pairs = [(0, 0, 10), (0, 1, 21), (1, 0, 21), (1, 1, 10)];
+    let walks = report["walks"].as_array().context("no walks")?;
+    ensure!(walks.len() == pairs.len(), "{} pairs", walks.len());
+    for (row, (cpu, table, distance)) in walks.iter().zip(pairs) {
+        for (what, expected) in [
+            ("/cpu_node", json!(cpu)),
+            ("/table_node", json!(table)),
+            ("/distance", json!(distance)),
+            ("/samples", json!(512)),
+            ("/reads_per_walk", json!(4.0)),
+        ] {
+            program::says(row, what, &expected)?;
+        }
+        let median = row["memory"]["median_ns"].as_f64();
+        ensure!(median.is_some_and(|ns| ns > 0.0), "{row}");
+    }
+    let dma = report["dma"].as_array().context("no DMA")?;
+    let pairs = [
+        (near, 0, near, 0),
+        (near, 0, far, 1),
+        (far, 1, far, 1),
+        (far, 1, near, 0),
+    ];
+    ensure!(dma.len() == pairs.len(), "{} pairs", dma.len());
+    for (row, (device, node, maker, table)) in dma.iter().zip(pairs) {
+        for (what, expected) in [
+            ("/device", json!(device.0)),
+            ("/device_node", json!(node)),
+            ("/made_for", json!(maker.0)),
+            ("/table_node", json!(table)),
+            ("/not_run", json!(null)),
+            ("/copies", json!(8)),
+            ("/wrong_bytes", json!(0)),
+        ] {
+            program::says(row, what, &expected)?;
+        }
+        let said = row["caution"].as_str().unwrap_or_default();
+        ensure!(said.contains("next to nothing"), "{row}");
+    }
+    Ok(())
+}
+
+/// Looks whether each of these addresses is on `node`.
+fn lie_on(node: u32, tables: &BTreeSet<u64>) -> anyhow::Result<()> {
+    for table in tables {
+        let found = node_of(*table)?;
+        ensure!(found == node, "the table {table:#x} is on node {found}");
+    }
+    Ok(())
+}
+
+/// The addresses of all tables of a device, as the kernel tells them: the root, and what every entry leads
+/// to that is no leaf.
 ///
-/// Source: Linux, `drivers/iommu/intel/debugfs.c`: `Device 0000:01:00.0 @0x1234000`.
-fn root(device: Device) -> anyhow::Result<u64> {
+/// Source: Linux, `drivers/iommu/intel/debugfs.c`: `Device 0000:01:00.0 @0x1234000`, then a line for each
+/// leaf, with its first page and the entries of five levels down to it.
+fn tables_of(device: Device) -> anyhow::Result<BTreeSet<u64>> {
     let file = Path::new(TABLES)
         .join(device.0)
         .join("domain_translation_struct");
     let text = fs::read_to_string(&file).with_context(|| file.display().to_string())?;
-    let first = text.lines().next().unwrap_or_default();
-    let (_, address) = first
+    let mut lines = text.lines();
+    let first = lines.next().unwrap_or_default();
+    let (_, root) = first
         .split_once("@0x")
         .with_context(|| format!("no root in {first:?}"))?;
-    let digits = address.split_whitespace().next().unwrap_or_default();
-    Ok(u64::from_str_radix(digits, 16)?)
+    let root = root.split_whitespace().next().unwrap_or_default();
+    let mut tables = BTreeSet::from([u64::from_str_radix(root, 16)?]);
+    let mut leaves = 0;
+    for line in lines {
+        let words = line
+            .split_whitespace()
+            .filter_map(|word| word.strip_prefix("0x"));
+        let words: Result<Vec<u64>, _> = words.map(|word| u64::from_str_radix(word, 16)).collect();
+        // The page, then the entries; a level that is not there, or lies below the leaf, is 0.
+        let words = words?.into_iter().skip(1).filter(|entry| *entry != 0);
+        let entries: Vec<u64> = words.collect();
+        if let [upper @ .., _leaf] = &entries[..] {
+            leaves += 1;
+            // VT-d D51397, 9.8: the address of the table in bits 12 to 51.
+            tables.extend(upper.iter().map(|entry| entry & 0x000f_ffff_ffff_f000));
+        }
+    }
+    ensure!(
+        leaves > 0 && tables.len() > 2,
+        "{} tables in {text}",
+        tables.len()
+    );
+    Ok(tables)
 }
 
 /// The node that has the block of memory with this address.

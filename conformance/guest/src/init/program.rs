@@ -42,7 +42,7 @@ fn run(arguments: &[&str]) -> anyhow::Result<(Output, String)> {
 }
 
 /// The report of a command that succeeds.
-fn report(arguments: &[&str]) -> anyhow::Result<Value> {
+pub(crate) fn report(arguments: &[&str]) -> anyhow::Result<Value> {
     let (output, said) = run(arguments)?;
     // Of a job with something wrong there is a report, which says what.
     let report = String::from_utf8_lossy(&output.stdout);
@@ -51,7 +51,7 @@ fn report(arguments: &[&str]) -> anyhow::Result<Value> {
 }
 
 /// Looks whether a report says this.
-fn says(report: &Value, what: &str, expected: &Value) -> anyhow::Result<()> {
+pub(crate) fn says(report: &Value, what: &str, expected: &Value) -> anyhow::Result<()> {
     let found = report.pointer(what).unwrap_or(&Value::Null);
     ensure!(found == expected, "{what} is {found}, not {expected}");
     Ok(())

@@ -57,9 +57,12 @@ const TESTS: &[(&str, Test)] = &[
         program::map_by("iommufd", "hugetlb-2m")
     }),
     ("devices_are_on_the_planned_nodes", numa::planned),
+    ("nodes_are_those_of_sysfs", numa::topology),
     ("own_tables_lie_on_their_nodes", numa::own_tables),
     ("map_places_tables_on_both_nodes", numa::program),
     ("iommufd_has_a_table_on_each_node", numa::iommufd),
+    ("iommufd_lends_a_table_to_another_node", numa::lent),
+    ("measure_compares_the_nodes", numa::measured),
     ("the_unit_reports_a_fault", dma::fault),
     ("type1_copies_in_4k_pages", |_| dma::copies::<Type1>(Anon4K)),
     ("type1_copies_in_transparent_huge_pages", |_| {
