@@ -1,5 +1,7 @@
 //! The command line: commands, reports, exit statuses.
 //!
+//! The program calls [`run`]; man pages and completions are made of [`command`].
+//!
 //! Results go to stdout, everything else to stderr, as one sentence. A reader that leaves early
 //! (`dmaspace map | head`) is no error.
 
@@ -22,7 +24,7 @@ use std::ffi::OsString;
 use std::io::{self, IsTerminal, Write};
 use std::process::ExitCode;
 
-use clap::Parser;
+use clap::{CommandFactory as _, Parser};
 use dmaspace::devices::{DevicesReport, Places};
 use dmaspace::map::{JobError, MapReport};
 use tracing_subscriber::EnvFilter;
@@ -47,7 +49,13 @@ mod exit {
     pub(crate) const INTERRUPTED: u8 = 130;
 }
 
-fn main() -> ExitCode {
+/// What the command line takes.
+pub fn command() -> clap::Command {
+    Args::command()
+}
+
+/// Does what this process's arguments say, and tells how it went.
+pub fn run() -> ExitCode {
     let status = match Args::try_parse() {
         Err(error) => explain(&error),
         Ok(args) => {

@@ -1,0 +1,9 @@
+//! The program.
+
+#![forbid(unsafe_code)]
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    dmaspace_cli::run()
+}
