@@ -87,8 +87,8 @@ pub(crate) enum Command {
     #[command(
         subcommand,
         long_about = "Looks at I/O page tables that are in a file: an image of tables (which this \
-            library writes), or a dump of memory with --format, --root and --offset, as QEMU's \
-            pmemsave or a crash dump gives. They are read as the specifications say, not as we \
+            library writes), a dump of memory with --format, --root and --offset, as QEMU's pmemsave or \
+            a crash dump gives, or what a running kernel shows of VT-d's tables in debugfs. They are read as the specifications say, not as we \
             would have written them; files of any bytes are survived.\n\n\
             Exit status: 0; 1 when `check` or `diff` find something, or the image is damaged; 2 \
             when the file or what was asked for cannot be had.",

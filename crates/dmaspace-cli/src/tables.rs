@@ -52,7 +52,8 @@ pub(crate) enum TablesCommand {
 pub(crate) struct SourceArgs {
     /// The format of the tables in a dump of memory
     ///
-    /// Without it the file is an image, which says itself what it holds.
+    /// Without it the file is an image, which says itself what it holds, or the text that a running
+    /// kernel has of a device's tables.
     ///
     /// Example: --format vtd-ss
     #[arg(long, value_name = "FORMAT", ignore_case = true, requires = "root",
@@ -100,6 +101,14 @@ pub(crate) struct SourceArgs {
     #[arg(long, value_name = "BIT", requires = "format",
           value_parser = clap::value_parser!(u32).range(12..=63))]
     encryption_bit: Option<u32>,
+
+    /// The device of which tables are looked at, where a kernel's text has those of several
+    ///
+    /// Its PCI address, with `/` and a PASID behind it, if the tables are of one.
+    ///
+    /// Example: --device 0000:00:05.0
+    #[arg(long, value_name = "ADDRESS", conflicts_with = "format")]
+    device: Option<String>,
 }
 
 /// How a result is printed.
@@ -117,7 +126,7 @@ pub(crate) struct JsonArgs {
 /// The options of `dmaspace tables dump`.
 #[derive(Debug, Args)]
 pub(crate) struct DumpArgs {
-    /// An image of tables, or a dump of memory
+    /// An image of tables, a dump of memory, or a kernel's text (domain_translation_struct)
     file: PathBuf,
     #[command(flatten)]
     source: SourceArgs,
@@ -138,7 +147,7 @@ pub(crate) struct DumpArgs {
 /// The options of `dmaspace tables walk`.
 #[derive(Debug, Args)]
 pub(crate) struct WalkArgs {
-    /// An image of tables, or a dump of memory
+    /// An image of tables, a dump of memory, or a kernel's text (domain_translation_struct)
     file: PathBuf,
     /// The address that a device would access
     #[arg(value_parser = address)]
@@ -152,7 +161,7 @@ pub(crate) struct WalkArgs {
 /// The options of `dmaspace tables check`.
 #[derive(Debug, Args)]
 pub(crate) struct CheckArgs {
-    /// An image of tables, or a dump of memory
+    /// An image of tables, a dump of memory, or a kernel's text (domain_translation_struct)
     file: PathBuf,
     #[command(flatten)]
     source: SourceArgs,
@@ -163,7 +172,7 @@ pub(crate) struct CheckArgs {
 /// The options of `dmaspace tables diff`.
 #[derive(Debug, Args)]
 pub(crate) struct DiffArgs {
-    /// What it was: an image of tables, or a dump of memory
+    /// What it was: an image of tables, a dump of memory, or a kernel's text
     before: PathBuf,
     /// What it is
     after: PathBuf,
@@ -176,7 +185,7 @@ pub(crate) struct DiffArgs {
 /// The options of `dmaspace tables picture`.
 #[derive(Debug, Args)]
 pub(crate) struct PictureArgs {
-    /// An image of tables, or a dump of memory
+    /// An image of tables, a dump of memory, or a kernel's text (domain_translation_struct)
     file: PathBuf,
     /// Where to write the picture
     ///
@@ -205,7 +214,10 @@ impl SourceArgs {
                 offset: self.offset.unwrap_or(0),
                 encryption_bit: self.encryption_bit,
             }),
-            (None, None) => None,
+            (None, None) => match &self.device {
+                Some(_) => return Ok(TableFile::open_kernel_text(path, self.device.as_deref())?),
+                None => None,
+            },
             _ => bail!("a dump of memory takes --format and --root"),
         };
         Ok(TableFile::open(path, place)?)

@@ -241,6 +241,51 @@ fn what_cannot_be_had_is_refused_in_a_sentence() {
     assert_eq!(levels, "vtd-ss has no tables of 7 levels for 64 input bits");
 }
 
+/// Two devices, as the kernel shows them in debugfs.
+const KERNEL: &str = "\
+Device 0000:00:05.0 @0x1000000
+IOVA_PFN         \tPML5E             \tPML4E             \tPDPE              \tPDE               \tPTE
+0x0000000080401 |\t0x0000000000000000\t0x0000000001001003\t0x0000000001002003\t0x0000000001003003\t0x0000000200001001
+
+Device 0000:00:06.0 @0x2000000
+IOVA_PFN         \tPML5E             \tPML4E             \tPDPE              \tPDE               \tPTE
+
+";
+
+#[test]
+fn what_a_kernel_shows_is_read_as_any_other_file() {
+    let files = Files::new();
+    let file = files.path("domain_translation_struct");
+    fs::write(&file, KERNEL).unwrap();
+    let of = ["tables", "walk", text(&file), "0x80401234"];
+    let device = ["--device", "0000:00:05.0"];
+    let found = stdout(&[&of[..], &device].concat(), 0);
+    // The same way as out of an image, but for the tables above.
+    let (_, last) = WALK.split_once("level 0").unwrap();
+    assert!(found.ends_with(last), "{found}");
+    let empty = ["tables", "dump", text(&file), "--device", "0000:00:06.0"];
+    assert!(stdout(&empty, 0).contains("  mapped      0 B"), "{found}");
+
+    let refusal = refused(dmaspace(&of));
+    let several = "it has the tables of 0000:00:05.0, 0000:00:06.0";
+    assert!(refusal.ends_with(several), "{refusal}");
+    let image = sample(&files);
+    let of_image = [&["tables", "dump", text(&image)][..], &device].concat();
+    let refusal = refused(dmaspace(&of_image));
+    assert!(
+        refusal.ends_with("is no kernel's text of tables, of which --device chooses"),
+        "{refusal}"
+    );
+    // Damage is an answer.
+    fs::write(&file, KERNEL.replace('|', "!")).unwrap();
+    let (_, stderr, status) = run(dmaspace(&["tables", "check", text(&file)]));
+    assert_eq!(status, Some(1));
+    assert!(
+        stderr.ends_with("line 3 is no row of a leaf and its entries\n"),
+        "{stderr}"
+    );
+}
+
 const DUMP: &str = r"
 tables
   format      vtd-ss

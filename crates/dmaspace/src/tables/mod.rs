@@ -1,7 +1,9 @@
 //! Tables that somebody else has written: listed, checked, compared, and one walk explained.
 //!
-//! They come from a file: an [image](iopt::image) of tables, or a dump of memory with the address of a
-//! root in it, as QEMU's `pmemsave` or a crash dump gives. Nothing of the engine reads them: they are
+//! They come from a file: an [image](iopt::image) of tables, a dump of memory with the address of a
+//! root in it, as QEMU's `pmemsave` or a crash dump gives, or what a running kernel shows of VT-d's tables
+//! in debugfs. Live tables of this process are looked at by an image of them
+//! ([`TableFile::of_table`]). Nothing of the engine reads them: they are
 //! walked and scanned by [`iopt::walk`], which is written from the specifications, so that what is
 //! said is what a unit would find.
 //!
@@ -13,26 +15,30 @@ mod diff;
 mod event;
 mod explain;
 pub mod fields;
+mod kernel;
 mod memory;
 mod report;
 mod root;
 mod survey;
 mod tree;
 
+use std::convert::Infallible;
 use std::fs::{self, File};
-use std::io::{self, Read};
+use std::io::{self, BufReader, Read};
 use std::path::{Path, PathBuf};
 
-use iopt::Root;
 use iopt::image::{Image, ImageError};
 use iopt::walk::{BadAddress, WalkMemory, WalkReason, Walker};
+use iopt::{AnyTable, Root, TableMemory};
 use thiserror::Error;
 
+use kernel::KernelTables;
 use memory::Dump;
 
 pub use diff::{Change, DiffReport, diff};
 pub use event::{Event, event};
 pub use explain::{Explained, Outcome, Step, explain};
+pub use kernel::KernelTextError;
 pub use report::{
     Finding, FindingKind, LeafReport, LevelReport, RootReport, RunReport, Severity, Survey, Waste,
 };
@@ -81,6 +87,20 @@ pub enum TablesError {
         /// The file.
         path: PathBuf,
     },
+    /// A device is named, and the file is not what a kernel shows.
+    #[error("{path} is no kernel's text of tables, of which --device chooses")]
+    NoKernelText {
+        /// The file.
+        path: PathBuf,
+    },
+    /// What a kernel shows is not understood, or not of the device.
+    #[error("{path}: {cause}")]
+    Kernel {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        cause: KernelTextError,
+    },
     /// The image is larger than can be read.
     #[error("{path} has {bytes} bytes; images of up to {most} are read")]
     TooLarge {
@@ -124,7 +144,15 @@ pub enum TablesError {
 impl TablesError {
     /// True when the file was there, but is damaged.
     pub const fn is_damage(&self) -> bool {
-        matches!(self, Self::Image { .. })
+        use KernelTextError::{Line, Torn};
+        matches!(
+            self,
+            Self::Image { .. }
+                | Self::Kernel {
+                    cause: Line { .. } | Torn { .. },
+                    ..
+                }
+        )
     }
 }
 
@@ -139,10 +167,19 @@ pub struct TableFile {
 enum Content {
     Image(Vec<u8>),
     Dump(Dump, InDump),
+    Kernel(KernelTables),
+}
+
+/// What a file is, by its first bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Start {
+    Image,
+    Kernel,
+    Other,
 }
 
 impl TableFile {
-    /// Opens an image, or with `place` a dump of memory.
+    /// Opens an image, what a kernel shows of one device, or with `place` a dump of memory.
     ///
     /// # Errors
     ///
@@ -155,16 +192,18 @@ impl TableFile {
         let mut file = File::open(path).map_err(failed)?;
         let content = match place {
             Some(place) => {
-                if starts_as_image(&mut file).map_err(failed)? {
+                if start(&mut file).map_err(failed)? == Start::Image {
                     return Err(TablesError::IsImage { path: path.into() });
                 }
                 Content::Dump(Dump::new(file, place.offset), place)
             }
             None => {
-                let bytes = fs::metadata(path).map_err(failed)?.len();
-                if !starts_as_image(&mut file).map_err(failed)? {
-                    return Err(TablesError::NoImage { path: path.into() });
+                match start(&mut file).map_err(failed)? {
+                    Start::Image => {}
+                    Start::Kernel => return Self::open_kernel_text(path, None),
+                    Start::Other => return Err(TablesError::NoImage { path: path.into() }),
                 }
+                let bytes = fs::metadata(path).map_err(failed)?.len();
                 if bytes > MOST_IMAGE_BYTES {
                     return Err(TablesError::TooLarge {
                         path: path.into(),
@@ -179,6 +218,49 @@ impl TableFile {
             path: path.into(),
             content,
         })
+    }
+
+    /// Opens what a kernel shows of VT-d's tables (`/sys/kernel/debug/iommu/intel/DEVICE/
+    /// domain_translation_struct`): those of `device`, a PCI address with `/PASID` behind it or without;
+    /// `None` when it is of one only.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be read, is not such a text, or not one of that device alone.
+    pub fn open_kernel_text(path: &Path, device: Option<&str>) -> Result<Self, TablesError> {
+        let failed = |source| TablesError::Read {
+            path: path.into(),
+            source,
+        };
+        let mut file = File::open(path).map_err(failed)?;
+        if start(&mut file).map_err(failed)? != Start::Kernel {
+            return Err(TablesError::NoKernelText { path: path.into() });
+        }
+        // From its start again; a file that is made when it is read may not be moved about in.
+        let text = BufReader::new(File::open(path).map_err(failed)?);
+        let tables = KernelTables::read(text, device).map_err(|cause| TablesError::Kernel {
+            path: path.into(),
+            cause,
+        })?;
+        Ok(Self {
+            path: path.into(),
+            content: Content::Kernel(tables),
+        })
+    }
+
+    /// Live tables of this process, as [`Ioas::domains`](ioas::Ioas::domains) yields them: an image of
+    /// what they are now. Units may go on walking them meanwhile. In errors they are called `name`.
+    pub fn of_table<M: TableMemory>(name: &str, table: &AnyTable<M>) -> Self {
+        let mut image = Vec::new();
+        let mut sink = |bytes: &[u8]| {
+            image.extend_from_slice(bytes);
+            Ok::<_, Infallible>(())
+        };
+        let Ok(_) = table.write_image(&mut sink);
+        Self {
+            path: name.into(),
+            content: Content::Image(image),
+        }
     }
 
     /// The tables in it.
@@ -197,6 +279,7 @@ impl TableFile {
                 (Source::Image(image), image.root(), image.encryption_bit())
             }
             Content::Dump(dump, place) => (Source::Dump(dump), place.root, place.encryption_bit),
+            Content::Kernel(tables) => (Source::Kernel(tables), tables.root(), None),
         };
         let tables = Tables::new(root, encryption, source);
         tables.check_root().map_err(|reason| match reason {
@@ -204,7 +287,7 @@ impl TableFile {
                 path: path(),
                 offset: match &self.content {
                     Content::Dump(_, place) => place.offset,
-                    Content::Image(_) => 0,
+                    Content::Image(_) | Content::Kernel(_) => 0,
                 },
                 address: root.address,
             },
@@ -218,10 +301,14 @@ impl TableFile {
     }
 }
 
-fn starts_as_image(file: &mut File) -> io::Result<bool> {
+fn start(file: &mut File) -> io::Result<Start> {
     let mut start = Vec::new();
     file.take(8).read_to_end(&mut start)?;
-    Ok(start == b"IOPTIMG\n")
+    Ok(match start.as_slice() {
+        b"IOPTIMG\n" => Start::Image,
+        start if start.starts_with(kernel::START) => Start::Kernel,
+        _ => Start::Other,
+    })
 }
 
 /// The tables of a file.
@@ -237,6 +324,7 @@ pub struct Tables<'a> {
 enum Source<'a> {
     Image(Image<'a>),
     Dump(&'a Dump),
+    Kernel(&'a KernelTables),
 }
 
 impl<'a> Tables<'a> {
@@ -268,11 +356,12 @@ impl<'a> Tables<'a> {
         self.walker.root()
     }
 
-    /// How many tables an image holds, the root among them; `None` for a dump, which holds anything.
+    /// How many tables an image holds, the root among them; `None` for a dump, which holds anything, and
+    /// for what a kernel shows, which names those that lead to a leaf.
     pub fn stored(&self) -> Option<u64> {
         match &self.source {
             Source::Image(image) => Some(image.len() as u64),
-            Source::Dump(_) => None,
+            Source::Dump(_) | Source::Kernel(_) => None,
         }
     }
 
@@ -296,6 +385,7 @@ impl WalkMemory for Tables<'_> {
         match &self.source {
             Source::Image(image) => image.read_u64(address),
             Source::Dump(dump) => dump.read_u64(address),
+            Source::Kernel(tables) => tables.read_u64(address),
         }
     }
 
@@ -303,6 +393,7 @@ impl WalkMemory for Tables<'_> {
         match &self.source {
             Source::Image(image) => image.read_u32(address),
             Source::Dump(dump) => dump.read_u32(address),
+            Source::Kernel(tables) => tables.read_u32(address),
         }
     }
 }

@@ -10,4 +10,5 @@ mod explain;
 mod fields;
 mod hostile;
 mod images;
+mod kernel;
 mod survey;
