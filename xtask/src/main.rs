@@ -18,6 +18,7 @@ mod graph;
 mod guests;
 mod host;
 mod libvirt;
+mod manuals;
 mod nostd;
 mod origins;
 mod parts;
@@ -55,6 +56,8 @@ enum Command {
     /// Measures our I/O page tables beside the machine's limit, Linux's code and foreign crates, and
     /// makes docs/performance.md anew.
     BenchTables(bench_tables::Options),
+    /// Writes the man pages and shell completions of the command line below target/manuals.
+    Manuals,
 }
 
 fn main() -> ExitCode {
@@ -83,5 +86,6 @@ fn run(command: Command) -> anyhow::Result<bool> {
         Command::Balloon(options) => balloon::command(&options, repository),
         Command::Fuzz(options) => fuzz::run(&options, repository),
         Command::BenchTables(options) => bench_tables::run(&options, repository),
+        Command::Manuals => manuals::run(repository),
     }
 }

@@ -1,0 +1,64 @@
+//! Man pages and completions say all that the command line takes, and all of it is explained.
+
+// The lints' exception for tests covers test functions, not what they share.
+#![allow(clippy::unwrap_used)]
+
+#[allow(dead_code, reason = "a program of its own")]
+#[path = "../examples/manuals.rs"]
+mod manuals;
+
+use std::fs;
+
+use clap::Command;
+
+/// All commands, by their whole names joined with `-`.
+fn commands() -> Vec<(String, Command)> {
+    fn add(name: &str, command: &Command, all: &mut Vec<(String, Command)>) {
+        all.push((name.into(), command.clone()));
+        for nested in command.get_subcommands() {
+            add(&format!("{name}-{}", nested.get_name()), nested, all);
+        }
+    }
+    let (mut all, mut root) = (Vec::new(), dmaspace_cli::command());
+    root.build();
+    add("dmaspace", &root, &mut all);
+    all
+}
+
+#[test]
+fn every_command_and_argument_is_explained() {
+    for (name, command) in commands() {
+        assert!(command.get_about().is_some(), "{name}");
+        for argument in command.get_arguments() {
+            assert!(argument.get_help().is_some(), "{name} {argument}");
+        }
+    }
+}
+
+#[test]
+fn every_command_has_a_page_with_its_options_and_is_completed() {
+    let directory = tempfile::tempdir().unwrap();
+    manuals::write(directory.path()).unwrap();
+    let read = |name: String| {
+        let file = directory.path().join(&name);
+        fs::read_to_string(file).unwrap_or_else(|error| panic!("{name}: {error}"))
+    };
+    let bash = read("completions/dmaspace.bash".into());
+    for (name, command) in commands() {
+        // In roff a hyphen that is typed is written `\-`.
+        let page = read(format!("man/{name}.1")).replace("\\-", "-");
+        for option in command.get_arguments().filter_map(|one| one.get_long()) {
+            let option = format!("--{option}");
+            assert!(page.contains(&option), "{name} {option}");
+            assert!(bash.contains(&option), "{name} {option}");
+        }
+    }
+    for shell in [
+        "_dmaspace",
+        "dmaspace.fish",
+        "dmaspace.elv",
+        "_dmaspace.ps1",
+    ] {
+        assert!(read(format!("completions/{shell}")).contains("balloon-guest"));
+    }
+}
