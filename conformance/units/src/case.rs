@@ -157,8 +157,13 @@ impl<'r> Case<'r> {
     }
 
     /// Nothing is mapped there: all faults that are recorded say so, and there is one, as far as QEMU
-    /// tells.
-    pub(crate) fn fault(&self, device: usize, iova: u64, access: Access) -> anyhow::Result<()> {
+    /// tells. Yields them.
+    pub(crate) fn fault(
+        &self,
+        device: usize,
+        iova: u64,
+        access: Access,
+    ) -> anyhow::Result<Vec<Fault>> {
         self.recorded(device, iova, access, self.rig.unit().tells().not_present)
     }
 
@@ -169,7 +174,7 @@ impl<'r> Case<'r> {
         iova: u64,
         access: Access,
         cached: bool,
-    ) -> anyhow::Result<()> {
+    ) -> anyhow::Result<Vec<Fault>> {
         let told = match self.rig.unit().tells().denied {
             Denied::Recorded => true,
             Denied::RecordedUncached => !cached,
@@ -178,7 +183,13 @@ impl<'r> Case<'r> {
         self.recorded(device, iova, access, told)
     }
 
-    fn recorded(&self, device: usize, iova: u64, access: Access, told: bool) -> anyhow::Result<()> {
+    fn recorded(
+        &self,
+        device: usize,
+        iova: u64,
+        access: Access,
+        told: bool,
+    ) -> anyhow::Result<Vec<Fault>> {
         let (faults, tells) = (self.faults(), self.rig.unit().tells());
         ensure!(
             !faults.is_empty() || !told,
@@ -193,7 +204,7 @@ impl<'r> Case<'r> {
                 "device {device}, {access} of {iova:#x}: {fault}"
             );
         }
-        Ok(())
+        Ok(faults)
     }
 
     /// The unit translates no more; nothing is left over.

@@ -20,12 +20,13 @@ use std::{
     collections::BTreeMap,
     fs,
     os::fd::AsRawFd as _,
+    path::PathBuf,
     process,
     sync::{Arc, OnceLock, atomic::Ordering},
 };
 
 use anyhow::{Context as _, ensure};
-use conformance::random::Random;
+use conformance::{qmp::Qmp, random::Random};
 use hostmem::{Backing, Mapping};
 use ioas::{HostTables, MappedStorage};
 use iopt::Arena;
@@ -36,7 +37,8 @@ use qtest::{
     pci::{Address, Config},
 };
 use runs::Span;
-use tempfile::NamedTempFile;
+use serde_json::json;
+use tempfile::TempDir;
 
 use crate::{
     qemu::{Board, Kind, Qemu, Unit},
@@ -64,6 +66,9 @@ pub const NVME: usize = 2;
 
 /// Its serial number, as it tells it.
 pub const SERIAL: &[u8; 20] = b"dmaspace            ";
+
+/// The monitor's socket.
+const MONITOR: &str = "monitor";
 
 /// Where all memory of ours lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -112,6 +117,8 @@ pub struct Rig {
     kind: Kind,
     place: Place,
     machine: Machine,
+    /// Files of the machine: its firmware, its monitor's socket, dumps.
+    files: TempDir,
     structures: HostTables,
     large: LargeTables,
     /// Where the registers of the unit and of the devices are.
@@ -166,14 +173,18 @@ impl Rig {
         round: u64,
     ) -> anyhow::Result<Self> {
         let board = unit.board();
-        let firmware = NamedTempFile::new()?;
-        fs::write(firmware.path(), board.firmware())?;
+        let files = tempfile::tempdir()?;
+        let firmware = files.path().join("firmware");
+        fs::write(&firmware, board.firmware())?;
         let mut command = qemu.command();
         command.args(["-nodefaults", "-no-user-config"]);
         command.args(board.arguments());
         // The clock goes from deadline to deadline, so that a device's timer fires at once.
         command.args(["-accel", "tcg", "-icount", "shift=0,sleep=off"]);
-        command.arg("-bios").arg(firmware.path());
+        command.arg("-bios").arg(&firmware);
+        let monitor = files.path().join(MONITOR);
+        let monitor = format!("unix:{},server=on,wait=off", monitor.display());
+        command.args(["-qmp", &monitor]);
         let low = board.memory_below(place.structures().start);
         let bytes = low + 2 * SHARED + place.data().len;
         command.args(["-m", &format!("{}M", bytes / MIB)]);
@@ -246,6 +257,7 @@ impl Rig {
             kind,
             place,
             machine,
+            files,
             structures: HostTables::new(MappedStorage::over(structures), at)?,
             large,
             base,
@@ -301,6 +313,19 @@ impl Rig {
 
     pub(crate) const fn large_tables(&self) -> &LargeTables {
         &self.large
+    }
+
+    /// A dump of the machine's memory for tables, as QEMU's `pmemsave` makes it, and the address of its
+    /// first byte. The next one takes its place.
+    pub fn dump(&self) -> anyhow::Result<(PathBuf, u64)> {
+        let memory = match self.large {
+            LargeTables::None => self.place.structures(),
+            LargeTables::K16(_) | LargeTables::K64(_) => self.place.large_tables(),
+        };
+        let file = self.files.path().join("memory.bin");
+        let arguments = json!({"val": memory.start, "size": memory.len, "filename": &file});
+        Qmp::connect(&self.files.path().join(MONITOR))?.command("pmemsave", arguments)?;
+        Ok((file, memory.start))
     }
 
     /// The unit's registers.

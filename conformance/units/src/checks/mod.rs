@@ -6,6 +6,7 @@ use iopt::FormatId;
 use crate::{Board, Kind, Place, Rig, Seen, Unit};
 
 mod changes;
+mod dump;
 mod handover;
 mod nvme;
 mod riscv;
@@ -103,6 +104,7 @@ pub const CHECKS: &[Check] = &[
     },
     every("NVMe", nvme::nvme),
     every("handover of the live unit", handover::handover),
+    every("walks through a dump of memory", dump::walks),
     check("growing", grows, changes::grows),
     check(
         "dirty bits",

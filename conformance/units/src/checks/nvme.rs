@@ -54,7 +54,7 @@ pub(super) fn nvme(rig: &Rig) -> anyhow::Result<()> {
         match denied {
             true => case.denied(NVME, iova, Access::Write, false)?,
             false => case.fault(NVME, iova, Access::Write)?,
-        }
+        };
     }
     ensure!(!serial(7)?, "written to read-only memory");
     case.unmap(&mut table, Span::new(at(0).iova, page), DOMAIN)?;

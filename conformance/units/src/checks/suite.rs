@@ -14,7 +14,7 @@ pub(super) const MIB: u64 = 1 << 20;
 pub(super) const GIB: u64 = 1 << 30;
 
 /// The stretches of addresses that a unit translates through a table, each its first and last.
-fn stretches(case: &Case<'_>, table: &Tables<'_>) -> Vec<(u64, u64)> {
+pub(super) fn stretches(case: &Case<'_>, table: &Tables<'_>) -> Vec<(u64, u64)> {
     let aperture = table.aperture();
     let bits = aperture.bits.min(case.driver().capabilities().input_bits);
     let below = |bits: u32| u64::MAX.checked_shr(64 - bits).unwrap_or(0);
@@ -43,7 +43,7 @@ pub(super) fn page(table: &Tables<'_>) -> u64 {
 }
 
 /// True when a device's access there is no access to memory.
-fn reserved(case: &Case<'_>, iova: u64) -> bool {
+pub(super) fn reserved(case: &Case<'_>, iova: u64) -> bool {
     let mut found = false;
     let id = id(0);
     case.driver()

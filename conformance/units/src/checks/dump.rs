@@ -1,0 +1,195 @@
+//! What `dmaspace tables walk` says of a dump of the machine's memory, with the unit as the judge: an access
+//! arrives where the walk says, or faults where it says so, for the reason that the unit reports.
+
+use std::collections::HashSet;
+
+use anyhow::{Context as _, bail, ensure};
+use conformance::random::Random;
+use dmaspace::tables::{Explained, InDump, Outcome, TableFile, explain, root};
+use iommu::{Fault, FaultReason};
+use iopt::{FormatId, Prot, walk::Access};
+use runs::Span;
+
+use super::suite::{GIB, page, reserved, sizes, stretches};
+use crate::{At, Board, Rig, Seen, case::Case, tables::Tables};
+
+/// Pages that are asked for beside the ends of all leaves.
+const ANYWHERE: u64 = 24;
+
+/// The device that does DMA.
+const DEVICE: usize = 0;
+
+/// The unit and the tables that it walks; each address leads as far from `address` as it is from `base`.
+struct Judge<'r> {
+    rig: &'r Rig,
+    case: Case<'r>,
+    table: Tables<'r>,
+    base: u64,
+    address: u64,
+    /// A page that may be read and written.
+    control: At,
+    /// Leaves that the unit may have cached, by their first address.
+    touched: HashSet<u64>,
+    arrived: u64,
+    faulted: u64,
+}
+
+/// Leaves of each size, half of them read-only; a page that may only be written; holes between them.
+pub(super) fn walks(rig: &Rig) -> anyhow::Result<()> {
+    let case = Case::new(rig)?;
+    let mut table = case.table()?;
+    let page = page(&table);
+    let stretch = *stretches(&case, &table).first().context("no addresses")?;
+    let (base, address) = (stretch.0, (rig.data().start + GIB).next_multiple_of(GIB));
+    let at = |offset| At {
+        iova: base + offset,
+        address: address + offset,
+    };
+    // Of the sizes, each at twice itself, so that none meets another.
+    let mut sizes = sizes(&table, GIB);
+    sizes.retain(|size| size * 4 - 1 <= stretch.1 - stretch.0);
+    let largest = *sizes.last().context("no sizes")?;
+    let mut leaves = vec![(page, page, Prot::WRITE)];
+    for size in sizes {
+        leaves.extend([(2 * size, size, Prot::RW), (3 * size, size, Prot::READ)]);
+    }
+    leaves.retain(|(_, _, prot)| table.expresses(*prot));
+    let mut questions = vec![0, page - 4096];
+    for (offset, size, prot) in leaves {
+        let leaf = at(offset);
+        table.map(leaf.iova, &[Span::new(leaf.address, size)], prot)?;
+        let found = table.leaf_at(leaf.iova).context("no leaf")?;
+        ensure!(found.run.len == size, "{found:?} for {size:#x}");
+        questions.extend([offset, offset + size - 4096]);
+    }
+    let mut random = Random::new(17);
+    let pages = 4 * largest / 4096;
+    questions.extend((0..ANYWHERE).map(|_| random.below(pages) * 4096));
+    case.attach(DEVICE, 12, &table)?;
+
+    let (file, offset) = rig.dump()?;
+    let place = in_dump(&table, offset)?;
+    let file = TableFile::open(&file, Some(place))?;
+    let tables = file.tables()?;
+    let mut judge = Judge {
+        rig,
+        case,
+        table,
+        base,
+        address,
+        control: at(3 * largest - 4096),
+        touched: HashSet::new(),
+        arrived: 0,
+        faulted: 0,
+    };
+    for offset in questions {
+        let iova = base + offset;
+        if !reserved(&judge.case, iova) && iova & !0xfff != judge.control.iova {
+            let said = explain(&tables, iova);
+            let context = || format!("{iova:#x}, {said:?}");
+            judge.hears(&said).with_context(context)?;
+        }
+    }
+    let (arrived, faulted) = (judge.arrived, judge.faulted);
+    ensure!(arrived >= 8 && faulted >= 8, "{arrived} and {faulted} only");
+    judge.case.detach(DEVICE)?;
+    judge.case.end()
+}
+
+/// What the command line would be told.
+fn in_dump(table: &Tables<'_>, offset: u64) -> anyhow::Result<InDump> {
+    let there = table.root();
+    let (bits, upper) = match there.format {
+        FormatId::ArmStage1(config) | FormatId::ArmStage2(config) => {
+            (Some(config.input_bits), config.upper)
+        }
+        _ => (None, false),
+    };
+    let name = there.format.name();
+    let root = root(name, there.address, Some(there.levels), bits, upper)?;
+    ensure!(root == there, "{root:?}, not {there:?}");
+    Ok(InDump {
+        root,
+        offset,
+        encryption_bit: None,
+    })
+}
+
+impl Judge<'_> {
+    /// Has the device write and read there.
+    fn hears(&mut self, said: &Explained) -> anyhow::Result<()> {
+        for (access, outcome) in [(Access::Write, &said.write), (Access::Read, &said.read)] {
+            match outcome {
+                Outcome::Translated { pa, .. } => self.arrives(said.iova, access, *pa)?,
+                Outcome::Faults { .. } => {
+                    // Some of QEMU's units take each fault for that of a write.
+                    let told = self.rig.unit().tells().access;
+                    let outcome = if told { outcome } else { &said.write };
+                    self.faults(said.iova, access, event(outcome)?)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn arrives(&mut self, iova: u64, access: Access, address: u64) -> anyhow::Result<()> {
+        let (at, control) = (At { iova, address }, self.control);
+        let (from, to) = match access {
+            Access::Write => (control, at),
+            _ => (at, control),
+        };
+        self.case.copy_by(&self.table, DEVICE, from, to)?;
+        self.arrived += 1;
+        let leaf = self.table.leaf_at(iova).context("no leaf")?;
+        self.touched.insert(leaf.run.iova);
+        Ok(())
+    }
+
+    fn faults(&mut self, iova: u64, access: Access, event: &str) -> anyhow::Result<()> {
+        // Where it would be, if it were let through.
+        let address = self.address + (iova - self.base);
+        let (at, control) = (At { iova, address }, self.control);
+        match access {
+            Access::Write => self.case.copy(DEVICE, control, at, Seen::Untouched)?,
+            _ => self.case.not_copied(DEVICE, at, control)?,
+        }
+        let recorded = match self.table.leaf_at(iova) {
+            None => self.case.fault(DEVICE, iova, access)?,
+            Some(leaf) => {
+                let cached = self.touched.contains(&leaf.run.iova);
+                self.case.denied(DEVICE, iova, access, cached)?
+            }
+        };
+        self.faulted += 1;
+        for fault in recorded {
+            let reason = reason(self.rig.unit().board(), &fault)?;
+            let mut words = event.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+            ensure!(words.any(|word| word == reason), "{event:?}, but {fault}");
+        }
+        Ok(())
+    }
+}
+
+/// What the walk says that the unit reports.
+fn event(outcome: &Outcome) -> anyhow::Result<&str> {
+    match outcome {
+        Outcome::Faults { event, .. } => Ok(&event.as_ref().context("no event")?.name),
+        Outcome::Translated { .. } => bail!("one access of two is said to fault"),
+    }
+}
+
+/// What the unit has reported, as the word that an event has for it.
+fn reason(board: Board, fault: &Fault) -> anyhow::Result<String> {
+    let FaultReason::Reported { code, meaning } = fault.reason else {
+        bail!("{fault}");
+    };
+    Ok(match board {
+        Board::RiscvVirt => code.to_string(),
+        Board::ArmVirt => format!("{code:#04x}"),
+        // AMD's codes have flags, and names.
+        Board::Q35 => match meaning.split_once(':') {
+            Some((name, _)) => name.into(),
+            None => format!("{code:#x}"),
+        },
+    })
+}
