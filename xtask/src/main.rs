@@ -65,20 +65,6 @@ enum Command {
 
 fn main() -> ExitCode {
     match run(Cli::parse().command) {
-    let cli = Cli::parse();
-    let done = match cli.command {
-        Command::Test(options) => test(&options),
-        Command::Conformance(options) => conformance(&options),
-        Command::GuestKernel => guest_kernel(),
-        Command::Guests(options) => guests(&options),
-        Command::Units(options) => units(&options),
-        Command::Balloon(options) => balloon(&options),
-        Command::Fuzz(options) => fuzz(&options),
-        Command::BenchTables(options) => bench_tables(&options),
-        Command::Manuals => manuals(),
-        Command::Shots(options) => shots(&options),
-    };
-    match done {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(error) => {
@@ -104,53 +90,6 @@ fn run(command: Command) -> anyhow::Result<bool> {
         Command::Fuzz(options) => fuzz::run(&options, repository),
         Command::BenchTables(options) => bench_tables::run(&options, repository),
         Command::Manuals => manuals::run(repository),
+        Command::Shots(options) => shots::run(&options, repository),
     }
-fn fuzz(options: &fuzz::Options) -> anyhow::Result<bool> {
-    let repository = cargo::Repository::find().context("cannot read the workspace")?;
-    fuzz::run(options, &repository)
-}
-
-fn bench_tables(options: &bench_tables::Options) -> anyhow::Result<bool> {
-    let repository = cargo::Repository::find().context("cannot read the workspace")?;
-    bench_tables::run(options, &repository)
-}
-
-fn manuals() -> anyhow::Result<bool> {
-    let repository = cargo::Repository::find().context("cannot read the workspace")?;
-    manuals::run(&repository)
-}
-
-fn shots(options: &shots::Options) -> anyhow::Result<bool> {
-    let repository = cargo::Repository::find().context("cannot read the workspace")?;
-    shots::run(options, &repository)
-}
-
-fn test(options: &runner::Options) -> anyhow::Result<bool> {
-    let repository = cargo::Repository::find().context("cannot read the workspace")?;
-    runner::run(options, parts::PARTS, &repository, &mut host::Debian)
-}
-
-fn conformance(options: &conformance::Options) -> anyhow::Result<bool> {
-    let repository = cargo::Repository::find().context("cannot read the workspace")?;
-    conformance::command(options, &repository)
-}
-
-fn guest_kernel() -> anyhow::Result<bool> {
-    let repository = cargo::Repository::find().context("cannot read the workspace")?;
-    guests::kernel_command(&repository)
-}
-
-fn guests(options: &guests::Options) -> anyhow::Result<bool> {
-    let repository = cargo::Repository::find().context("cannot read the workspace")?;
-    guests::command(options, &repository)
-}
-
-fn units(options: &units::Options) -> anyhow::Result<bool> {
-    let repository = cargo::Repository::find().context("cannot read the workspace")?;
-    units::command(options, &repository)
-}
-
-fn balloon(options: &balloon::Options) -> anyhow::Result<bool> {
-    let repository = cargo::Repository::find().context("cannot read the workspace")?;
-    balloon::command(options, &repository)
 }

@@ -121,6 +121,7 @@ pub const MACHINES: &[Machine] = &[
             "map_by_iommufd_of_transparent_huge_pages",
             "map_by_iommufd_of_2m_pages",
             "the_unit_reports_a_fault",
+            "tables_that_the_kernel_shows_are_read",
             "type1_copies_in_4k_pages",
             "type1_copies_in_transparent_huge_pages",
             "type1_copies_in_2m_pages",

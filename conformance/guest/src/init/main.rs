@@ -29,6 +29,7 @@ mod dma;
 mod edu;
 mod faults;
 mod handover;
+mod kernel_tables;
 mod limit;
 mod many;
 #[allow(unsafe_code)]

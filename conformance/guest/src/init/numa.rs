@@ -23,6 +23,7 @@ use serde_json::json;
 use crate::{
     dma::{self, IOVA},
     edu::{BUFFER, Edu},
+    kernel_tables,
     pci::{self, Device},
     program,
     space::{Interface as _, Iommufd, host_memory},
@@ -32,8 +33,6 @@ use crate::{
 const EDU: (&str, &str) = ("0x1234", "0x11e8");
 /// Bytes that are mapped.
 const SIZE: u64 = 4 << 20;
-/// What the kernel tells of the tables of VT-d.
-const TABLES: &str = "/sys/kernel/debug/iommu/intel";
 
 /// The devices of each node, in the order of the nodes: none of the guest's own root bus.
 fn devices() -> anyhow::Result<Vec<(u32, Device)>> {
@@ -359,9 +358,7 @@ fn lie_on(node: u32, tables: &BTreeSet<u64>) -> anyhow::Result<()> {
 /// Source: Linux, `drivers/iommu/intel/debugfs.c`: `Device 0000:01:00.0 @0x1234000`, then a line for each
 /// leaf, with its first page and the entries of five levels down to it.
 fn tables_of(device: Device) -> anyhow::Result<BTreeSet<u64>> {
-    let file = Path::new(TABLES)
-        .join(device.0)
-        .join("domain_translation_struct");
+    let file = kernel_tables::file(device);
     let text = fs::read_to_string(&file).with_context(|| file.display().to_string())?;
     let mut lines = text.lines();
     let first = lines.next().unwrap_or_default();

@@ -4,8 +4,8 @@ use guest::machines::Machine;
 use hostmem::Backing::{Anon4K, Hugetlb2M, Thp};
 
 use crate::{
-    balloon, charges, dma, faults, handover, limit, many, numa, nvme, peer, platform, program,
-    release, replug, semantics,
+    balloon, charges, dma, faults, handover, kernel_tables, limit, many, numa, nvme, peer,
+    platform, program, release, replug, semantics,
     space::{Compatibility, Iommufd, Type1},
     tracking,
 };
@@ -64,6 +64,10 @@ const TESTS: &[(&str, Test)] = &[
     ("iommufd_lends_a_table_to_another_node", numa::lent),
     ("measure_compares_the_nodes", numa::measured),
     ("the_unit_reports_a_fault", dma::fault),
+    (
+        "tables_that_the_kernel_shows_are_read",
+        kernel_tables::shown,
+    ),
     ("type1_copies_in_4k_pages", |_| dma::copies::<Type1>(Anon4K)),
     ("type1_copies_in_transparent_huge_pages", |_| {
         dma::copies::<Type1>(Thp)

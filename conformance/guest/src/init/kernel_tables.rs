@@ -1,0 +1,95 @@
+//! What the kernel shows of a device's tables in debugfs, read by `dmaspace tables`: each address leads to the
+//! frame that this process has there, and nothing else is mapped.
+//!
+//! Source: Linux, `Documentation/ABI/testing/debugfs-intel-iommu`.
+
+use std::{
+    fs::File,
+    os::unix::fs::FileExt as _,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use anyhow::{Context as _, ensure};
+use guest::machines::{EDU, Machine};
+use hostmem::{Backing, Mapping};
+use iopt::Prot;
+use serde_json::{Value, json};
+
+use crate::{
+    dma::{self, IOVA},
+    edu::BUFFER,
+    pci::Device,
+    program::report,
+    space::Type1,
+};
+
+/// Bytes in huge pages.
+const HUGE: u64 = 4 << 20;
+/// Bytes in small pages behind them, which devices may only read.
+const SMALL: u64 = 64 << 10;
+
+/// The file with VT-d's tables of a device.
+pub(crate) fn file(device: Device) -> PathBuf {
+    Path::new("/sys/kernel/debug/iommu/intel")
+        .join(device.0)
+        .join("domain_translation_struct")
+}
+
+pub(crate) fn shown(_: &Machine) -> anyhow::Result<()> {
+    let (mut space, edu) = dma::open::<Type1>()?;
+    let file = file(Device(EDU));
+    let file = file.to_str().context("a strange path")?;
+    let [huge, small] = [(Backing::Hugetlb2M, HUGE), (Backing::Anon4K, SMALL)]
+        .map(|(backing, len)| dma::memory(backing, len));
+    let (huge, small) = (huge?, small?);
+    space.map_host(IOVA, &huge, Prot::RW)?;
+    space.map_host(IOVA + HUGE, &small, Prot::READ)?;
+    edu.read(IOVA, BUFFER)?;
+    edu.write(IOVA + HUGE / 2, BUFFER)?;
+
+    let dump = report(&["tables", "dump", file])?;
+    ensure!(dump["root"]["format"] == "vtd-ss", "{}", dump["root"]);
+    ensure!(dump["mapped_bytes"] == HUGE + SMALL, "{dump}");
+    let leaves = json!([
+        {"page_bytes": 4096, "count": SMALL / 4096, "bytes": SMALL},
+        {"page_bytes": 2 << 20, "count": HUGE >> 21, "bytes": HUGE},
+    ]);
+    ensure!(dump["leaves"] == leaves, "{}", dump["leaves"]);
+    // Exit status 1 would be an error here: nothing is wrong.
+    report(&["tables", "check", file])?;
+
+    let walk = |iova: u64| report(&["tables", "walk", file, &iova.to_string()]);
+    for (memory, base, write) in [(&huge, IOVA, true), (&small, IOVA + HUGE, false)] {
+        for offset in [0, 0x1234, memory.len() / 2, memory.len() - 1] {
+            let walk = walk(base + offset)?;
+            let expected = json!(address(memory, offset)?);
+            ensure!(walk["read"]["pa"] == expected, "{walk}, not {expected}");
+            let writes = if write { "translated" } else { "faults" };
+            ensure!(walk["write"]["outcome"] == writes, "{walk}");
+        }
+    }
+    for hole in [IOVA - 1, IOVA + HUGE + SMALL] {
+        let walk = walk(hole)?;
+        ensure!(walk["read"]["outcome"] == "faults", "{walk}");
+    }
+    // When it is unmapped, nothing is left of it.
+    let whole = runs::Span::new(IOVA, HUGE + SMALL);
+    let unmapped = space.unmap(whole)?;
+    ensure!(unmapped == whole.len, "{unmapped:#x} bytes");
+    let empty = report(&["tables", "dump", file])?;
+    ensure!(empty["leaves"] == Value::Array(vec![]), "{empty}");
+    Ok(())
+}
+
+/// The physical address of a byte.
+///
+/// Source: Linux, `Documentation/admin-guide/mm/pagemap.rst`.
+fn address(memory: &Arc<Mapping>, offset: u64) -> anyhow::Result<u64> {
+    let at = memory.address() + offset;
+    let mut entry = [0; 8];
+    File::open("/proc/self/pagemap")?.read_exact_at(&mut entry, at / 4096 * 8)?;
+    let entry = u64::from_ne_bytes(entry);
+    ensure!(entry >> 63 == 1, "no page at {at:#x}");
+    Ok((entry & ((1 << 55) - 1)) * 4096 + at % 4096)
+}
