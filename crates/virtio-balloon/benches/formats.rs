@@ -50,7 +50,7 @@ const NAMES: [&str; 7] = [
     "ranges",
     "chunks",
     "order blocks",
-    "4K, 2M, 1G blocks",
+    "sized runs",
     "scatter-gather",
 ];
 

@@ -5,13 +5,13 @@
 //! two only. Legacy drivers write `actual` byte by byte; a device takes it as it stands when the byte
 //! at offset 7 was written (5.5.6.2, "Legacy Interface"), which [`Config::write`] tells.
 
-use crate::format::BulkFormat;
+use crate::format::{BulkFormat, PageShifts};
 
 /// Bytes of the standard's configuration space.
 pub const CONFIG_BYTES: usize = 16;
 
 /// Bytes with the fields for messages in bulk, which are there if the bulk feature is offered.
-pub const BULK_CONFIG_BYTES: usize = 24;
+pub const BULK_CONFIG_BYTES: usize = 28;
 
 /// The fields.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -29,6 +29,8 @@ pub struct Config {
     pub bulk_format: u32,
     /// Offset 20: the longest message in bulk that the device takes, in bytes.
     pub bulk_message_bytes: u32,
+    /// Offset 24: log2 of the sizes of pages in messages of [`SizedRuns`](crate::SizedRuns); 0 otherwise.
+    pub bulk_page_shifts: [u8; PageShifts::BYTES],
 }
 
 impl Config {
@@ -49,6 +51,7 @@ impl Config {
             self.poison_val,
             self.bulk_format,
             self.bulk_message_bytes,
+            u32::from_le_bytes(self.bulk_page_shifts),
         ];
         for (place, field) in bytes.chunks_exact_mut(4).zip(fields) {
             place.copy_from_slice(&field.to_le_bytes());
@@ -71,6 +74,7 @@ impl Config {
             poison_val: field(3),
             bulk_format: field(4),
             bulk_message_bytes: field(5),
+            bulk_page_shifts: field(6).to_le_bytes(),
         }
     }
 
@@ -96,9 +100,24 @@ impl Config {
         complete
     }
 
-    /// The format of messages in bulk, if this is the number of one.
+    /// The format of messages in bulk, if this is the number of one, with sizes that it can have.
     pub fn bulk(&self) -> Option<BulkFormat> {
-        BulkFormat::from_number(self.bulk_format)
+        match BulkFormat::from_number(self.bulk_format)? {
+            BulkFormat::SizedRuns(_) => {
+                PageShifts::new(self.bulk_page_shifts).map(BulkFormat::SizedRuns)
+            }
+            format => Some(format),
+        }
+    }
+
+    /// The fields for messages in this format, of so many bytes at most.
+    pub(crate) fn set_bulk(&mut self, format: BulkFormat, message_bytes: u32) {
+        self.bulk_format = format.number();
+        self.bulk_message_bytes = message_bytes;
+        self.bulk_page_shifts = match format {
+            BulkFormat::SizedRuns(shifts) => shifts.to_bytes(),
+            _ => [0; PageShifts::BYTES],
+        };
     }
 }
 
@@ -115,8 +134,9 @@ mod tests {
             poison_val: 0x100f_0e0d,
             bulk_format: 0x1413_1211,
             bulk_message_bytes: 0x1817_1615,
+            bulk_page_shifts: [0x19, 0x1a, 0x1b, 0x1c],
         };
-        let expected: [u8; 24] = core::array::from_fn(|at| at as u8 + 1);
+        let expected: [u8; 28] = core::array::from_fn(|at| at as u8 + 1);
         assert_eq!(config.to_bytes(), expected);
         assert_eq!(Config::from_bytes(&expected), config);
         let short = Config::from_bytes(&expected[..CONFIG_BYTES + 3]);
@@ -125,6 +145,7 @@ mod tests {
             Config {
                 bulk_format: 0,
                 bulk_message_bytes: 0,
+                bulk_page_shifts: [0; 4],
                 ..config
             }
         );
@@ -133,7 +154,7 @@ mod tests {
     #[test]
     fn the_driver_writes_two_fields_and_no_other() {
         let mut config = Config::default();
-        assert!(config.write(0, &[0xff; 24]));
+        assert!(config.write(0, &[0xff; 28]));
         assert_eq!(
             config,
             Config {
@@ -148,7 +169,7 @@ mod tests {
         assert_eq!(config.actual, 0x1312_1110);
         let before = config;
         assert!(
-            !config.write(16, &[1; 8])
+            !config.write(16, &[1; 12])
                 && !config.write(u64::MAX, &[1; 8])
                 && !config.write(8, &[1; 4])
         );
@@ -156,16 +177,28 @@ mod tests {
     }
 
     #[test]
-    fn the_bulk_format_is_one_of_the_five() {
+    fn the_bulk_format_is_one_of_the_six() {
         for number in 0..9 {
-            let config = Config {
+            let mut config = Config {
                 bulk_format: number,
                 ..Config::default()
             };
-            assert_eq!(
-                config.bulk().map(BulkFormat::number),
-                (1..6).contains(&number).then_some(number)
-            );
+            // The sixth is none without sizes.
+            for (shifts, formats) in [([0; 4], 1..6), ([12, 21, 30, 0], 1..7)] {
+                config.bulk_page_shifts = shifts;
+                assert_eq!(
+                    config.bulk().map(BulkFormat::number),
+                    formats.contains(&number).then_some(number)
+                );
+            }
         }
+        let shifts = PageShifts::new([16, 29, 0, 0]).unwrap();
+        let mut config = Config::default();
+        config.set_bulk(BulkFormat::SizedRuns(shifts), 4096);
+        assert_eq!(config.bulk(), Some(BulkFormat::SizedRuns(shifts)));
+        assert_eq!(
+            config.to_bytes()[16..],
+            [6, 0, 0, 0, 0, 16, 0, 0, 16, 29, 0, 0]
+        );
     }
 }

@@ -91,16 +91,15 @@ impl<D: Discard, A: Dma, M: Monitor> Device<D, A, M> {
         monitor: M,
     ) -> Result<Self, SetupError> {
         settings.check()?;
-        let bulk = settings.bulk;
+        let mut config = Config::default();
+        if let Some(bulk) = settings.bulk {
+            config.set_bulk(bulk.format, bulk.message_bytes);
+        }
         Ok(Self {
             settings,
             back: back::Back::new(discard, dma, monitor),
             memory: memory::Memory::new(regions)?,
-            config: Config {
-                bulk_format: bulk.map_or(0, |bulk| bulk.format.number()),
-                bulk_message_bytes: bulk.map_or(0, |bulk| bulk.message_bytes),
-                ..Config::default()
-            },
+            config,
             negotiated: None,
             attached: false,
             needs_reset: false,
@@ -397,6 +396,7 @@ impl<D: Discard, A: Dma, M: Monitor> Device<D, A, M> {
         self.config = Config {
             bulk_format: self.config.bulk_format,
             bulk_message_bytes: self.config.bulk_message_bytes,
+            bulk_page_shifts: self.config.bulk_page_shifts,
             ..state.config
         };
         self.stats = state.stats;

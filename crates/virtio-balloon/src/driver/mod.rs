@@ -265,7 +265,12 @@ where
     fn bulk(&mut self) -> DriverResult<Option<BulkFormat>, T> {
         let config = self.config(BULK_CONFIG_BYTES)?;
         let bytes = (config.bulk_message_bytes as usize).min(MOST_MESSAGE_BYTES);
-        let Some(format) = config.bulk().filter(|_| bytes >= LEAST_MESSAGE_BYTES) else {
+        let fits = |format: &BulkFormat| match format {
+            BulkFormat::SizedRuns(shifts) => shifts.divide(self.page),
+            _ => true,
+        };
+        let format = config.bulk().filter(fits);
+        let Some(format) = format.filter(|_| bytes >= LEAST_MESSAGE_BYTES) else {
             return Ok(None);
         };
         let Some(first) = self.link.memory.words(pending::WORDS) else {

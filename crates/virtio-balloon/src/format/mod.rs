@@ -21,6 +21,7 @@ mod le_pfns;
 mod order_blocks;
 mod ranges;
 mod scatter_gather;
+mod sized_runs;
 
 pub use bitmap_records::BitmapRecords;
 pub use chunks::Chunks;
@@ -29,6 +30,7 @@ pub use le_pfns::LePfns;
 pub use order_blocks::OrderBlocks;
 pub use ranges::Ranges;
 pub use scatter_gather::ScatterGather;
+pub use sized_runs::{PageShifts, SizedRuns};
 
 /// A wire format of inflateq and deflateq.
 pub trait Format {
@@ -52,36 +54,45 @@ pub trait Format {
 /// A format in bulk, chosen at run time, by its number in the configuration space
 /// (`docs/balloon-bulk.md`, "Configuration").
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u32)]
 pub enum BulkFormat {
     /// [`BitmapRecords`].
-    BitmapRecords = 1,
+    BitmapRecords,
     /// [`Ranges`].
-    Ranges = 2,
+    Ranges,
     /// [`Chunks`].
-    Chunks = 3,
-    /// [`OrderBlocks`], of all sizes.
-    OrderBlocks = 4,
+    Chunks,
+    /// [`OrderBlocks`].
+    OrderBlocks,
     /// [`ScatterGather`].
-    ScatterGather = 5,
+    ScatterGather,
+    /// [`SizedRuns`], of these sizes.
+    SizedRuns(PageShifts),
 }
 
 impl BulkFormat {
-    /// All of them.
-    pub const ALL: [Self; 5] = [
+    /// All of them, with [`PageShifts::DEFAULT`].
+    pub const ALL: [Self; 6] = [
         Self::BitmapRecords,
         Self::Ranges,
         Self::Chunks,
         Self::OrderBlocks,
         Self::ScatterGather,
+        Self::SizedRuns(PageShifts::DEFAULT),
     ];
 
     /// The number in the configuration space.
     pub const fn number(self) -> u32 {
-        self as u32
+        match self {
+            Self::BitmapRecords => 1,
+            Self::Ranges => 2,
+            Self::Chunks => 3,
+            Self::OrderBlocks => 4,
+            Self::ScatterGather => 5,
+            Self::SizedRuns(_) => 6,
+        }
     }
 
-    /// The format of this number.
+    /// The format of this number, with [`PageShifts::DEFAULT`].
     pub fn from_number(number: u32) -> Option<Self> {
         Self::ALL
             .into_iter()
@@ -103,8 +114,9 @@ impl BulkFormat {
             Self::BitmapRecords => BitmapRecords::new(page).encode(source, message),
             Self::Ranges => Ranges.encode(source, message),
             Self::Chunks => Chunks.encode(source, message),
-            Self::OrderBlocks => OrderBlocks::ALL_SIZES.encode(source, message),
+            Self::OrderBlocks => OrderBlocks.encode(source, message),
             Self::ScatterGather => ScatterGather::default().encode(source, message),
+            Self::SizedRuns(shifts) => SizedRuns::new(shifts).encode(source, message),
         }
     }
 
@@ -117,8 +129,9 @@ impl BulkFormat {
             }
             Self::Ranges => Ranges.decode(message, refusals, sink),
             Self::Chunks => Chunks.decode(message, refusals, sink),
-            Self::OrderBlocks => OrderBlocks::ALL_SIZES.decode(message, refusals, sink),
+            Self::OrderBlocks => OrderBlocks.decode(message, refusals, sink),
             Self::ScatterGather => ScatterGather::default().decode(message, refusals, sink),
+            Self::SizedRuns(shifts) => SizedRuns::new(shifts).decode(message, refusals, sink),
         }
     }
 }

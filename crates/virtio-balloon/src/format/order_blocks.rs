@@ -1,8 +1,7 @@
 //! Blocks of a power of two, aligned to their size: what reviewers asked for instead of bitmaps.
 //!
 //! Behind the [header](super::ResponseHeader), a block is a le64: its address, with log2 of its bytes in
-//! bits 0–5. Bits 6–11 are zero, as are the bits of the address below the block's size. With all sizes
-//! it is "order or length"; with 4K, 2M and 1G alone it is as long as with "two bits for the size".
+//! bits 0–5. Bits 6–11 are zero, as are the bits of the address below the block's size.
 
 use runs::Span;
 
@@ -10,26 +9,12 @@ use super::{Format, MOST_SHIFT, PageSizes, ResponseHeader, WIRE_SHIFT, Writer, w
 use crate::refusal::{Refusal, Refusals};
 use crate::source::{EncodeError, Source};
 
-/// Naturally aligned blocks.
+/// Naturally aligned blocks, of all sizes from 4 KiB to 2^51 bytes.
 #[derive(Clone, Copy, Debug)]
-pub struct OrderBlocks {
-    sizes: PageSizes,
-}
+pub struct OrderBlocks;
 
 const HEAD: usize = ResponseHeader::BYTES;
 const ALL: PageSizes = PageSizes::from_log2_range(WIRE_SHIFT, MOST_SHIFT);
-
-impl OrderBlocks {
-    /// Blocks of all sizes from 4 KiB to 2^51 bytes.
-    pub const ALL_SIZES: Self = Self { sizes: ALL };
-
-    /// Encodes blocks of these sizes only, as far as the format has them. Decoding takes all.
-    pub const fn new(sizes: PageSizes) -> Self {
-        Self {
-            sizes: sizes.and(ALL),
-        }
-    }
-}
 
 impl Format for OrderBlocks {
     fn encode<I: Iterator<Item = Span>>(
@@ -40,7 +25,7 @@ impl Format for OrderBlocks {
         let mut out = Writer::behind(message, HEAD)?;
         let mut needed = 0;
         'message: while let Some(run) = source.front()? {
-            let Some((size, count)) = self.sizes.step(run.start, run.start, run.len) else {
+            let Some((size, count)) = ALL.step(run.start, run.start, run.len) else {
                 return Err(EncodeError::Sizes { run });
             };
             let blocks = count.min(out.left() as u64 / 8);

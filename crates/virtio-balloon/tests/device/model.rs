@@ -313,7 +313,7 @@ proptest! {
         ops in proptest::collection::vec(op(), 1..80),
         page in prop_oneof![Just(WIRE_PAGE), Just(4 * WIRE_PAGE)],
         tells in any::<bool>(),
-        format in prop_oneof![Just(None), (1u32..6).prop_map(BulkFormat::from_number)],
+        format in prop_oneof![Just(None), (1u32..7).prop_map(BulkFormat::from_number)],
     ) {
         run(ops, page, tells, format);
     }

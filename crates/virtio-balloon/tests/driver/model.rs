@@ -84,7 +84,7 @@ proptest! {
     #[test]
     fn every_page_is_in_the_balloon_or_out_of_it(
         ops in proptest::collection::vec(op(), 1..25),
-        format in prop_oneof![Just(None), (0usize..5).prop_map(|nr| Some(BulkFormat::ALL[nr]))],
+        format in prop_oneof![Just(None), (0..BulkFormat::ALL.len()).prop_map(|nr| Some(BulkFormat::ALL[nr]))],
         scattered in proptest::collection::btree_set(0u64..400, 1..200),
         bitmaps in 1usize..4,
         round in prop_oneof![Just(u64::MAX), 1u64..90_000],

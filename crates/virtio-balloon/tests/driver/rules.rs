@@ -106,11 +106,16 @@ fn rounds_are_bounded_and_nothing_is_left() {
 #[test]
 fn without_buffers_the_bulk_feature_goes() {
     type Case = (&'static str, fn(&mut fake::World));
-    let cases: [Case; 5] = [
+    let cases: [Case; 7] = [
         ("no bitmap", |world| world.words = 2),
         ("no buffer of its own", |world| world.bytes = 0),
         ("no buffer for the device", |world| world.shared = 0),
-        ("an unknown format", |world| world.config.bulk_format = 6),
+        ("an unknown format", |world| world.config.bulk_format = 7),
+        ("runs of no sizes", |world| world.config.bulk_format = 6),
+        ("pages larger than the guest's", |world| {
+            world.config.bulk_format = 6;
+            world.config.bulk_page_shifts = [21, 30, 0, 0];
+        }),
         ("messages too short", |world| {
             world.config.bulk_message_bytes = 31
         }),

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use runs::Span;
 use virtio_balloon::{
     BitmapRecords, BulkFormat, EncodeError, Format, GuestPage, HostRequest, LePfns,
-    MOST_MESSAGE_BYTES, OrderBlocks, Refusals, ResponseHeader, ScatterGather, Source,
+    MOST_MESSAGE_BYTES, PageShifts, Refusals, ResponseHeader, ScatterGather, SizedRuns, Source,
 };
 
 /// The one message for these runs of 4 KiB pages.
@@ -269,21 +269,32 @@ fn blocks_are_aligned_to_their_size() {
         words(&message),
         [3 << 12 | 12, 4 << 12 | 14, 8 << 12 | 15, 16 << 12 | 13]
     );
-    // Of 4K, 2M and 1G only.
-    let message = one(
-        Any::TwoBits,
-        &[Span::new(1 << 30, (1 << 30) + (2 << 20) + 0x1000)],
-    );
+}
+
+#[test]
+fn sized_runs_name_a_size_and_how_many() {
+    // Two pages, 511 blocks of 2M, three of 1G, and a page; then more than fit into ten bits.
+    let first = Span::new((2 << 20) - 0x2000, (4 << 30) - (2 << 20) + 0x3000);
+    let second = Span::new(8 << 40, 1025 << 30);
+    let message = one(Any::Sized, &[first, second]);
     assert_eq!(
         words(&message),
-        [1 << 30 | 30, 2 << 30 | 21, ((2 << 30) + (2 << 20)) | 12]
+        [
+            first.start | 1 << 2,
+            2 << 20 | 510 << 2 | 1,
+            1 << 30 | 2 << 2 | 2,
+            4 << 30,
+            8 << 40 | 1023 << 2 | 2,
+            ((8 << 40) + (1 << 40)) | 2,
+        ]
     );
+    assert_eq!(decoded(Any::Sized, &[message]).0.len(), 6);
 }
 
 #[test]
 fn sizes_that_do_not_divide_a_run_are_an_error() {
     let run = Span::new(2 << 20, (2 << 20) + 0x1000);
-    let format = OrderBlocks::new(runs::PageSizes::from_log2(21));
+    let format = SizedRuns::new(PageShifts::new([21, 0, 0, 0]).unwrap());
     let mut source = Source::new([run], GuestPage::SIZE_4K);
     let refused = format.encode(&mut source, &mut [0; 64]);
     assert_eq!(
@@ -439,7 +450,14 @@ proptest! {
 
     #[test]
     fn chosen_at_run_time_a_format_is_the_same(set in page_sets(), buffer in 24usize..3000) {
-        let fixed = [Any::Bitmap, Any::Ranges, Any::Chunks, Any::Blocks, Any::Gather];
+        let fixed = [
+            Any::Bitmap,
+            Any::Ranges,
+            Any::Chunks,
+            Any::Blocks,
+            Any::Gather,
+            Any::Sized,
+        ];
         for (bulk, fixed) in BulkFormat::ALL.into_iter().zip(fixed) {
             for page in PAGES {
                 let runs = runs_of(&set, page);

@@ -152,6 +152,9 @@ impl Handle {
         self.with(|world| {
             world.offered = world.offered.with(world.bulk.feature());
             world.config.bulk_format = format.number();
+            if let BulkFormat::SizedRuns(shifts) = format {
+                world.config.bulk_page_shifts = shifts.to_bytes();
+            }
             world.config.bulk_message_bytes = 32 << 10;
         });
         self

@@ -6,10 +6,10 @@ pub(crate) mod patterns;
 
 use std::collections::BTreeSet;
 
-use runs::{Joiner, PageSizes, Span};
+use runs::{Joiner, Span};
 use virtio_balloon::{
     BitmapRecords, Chunks, EncodeError, Format, GuestPage, LePfns, MOST_MESSAGE_BYTES, OrderBlocks,
-    Ranges, Refusals, ScatterGather, Source, Stretches, WIRE_PAGE,
+    PageShifts, Ranges, Refusals, ScatterGather, SizedRuns, Source, Stretches, WIRE_PAGE,
 };
 
 /// Every format there is, in one way or another.
@@ -20,8 +20,8 @@ pub(crate) enum Any {
     Ranges,
     Chunks,
     Blocks,
-    /// Blocks of 4K, 2M and 1G only.
-    TwoBits,
+    /// Of 4K, 2M and 1G.
+    Sized,
     Gather,
 }
 
@@ -31,7 +31,7 @@ pub(crate) const ALL: [Any; 7] = [
     Any::Ranges,
     Any::Chunks,
     Any::Blocks,
-    Any::TwoBits,
+    Any::Sized,
     Any::Gather,
 ];
 
@@ -50,8 +50,8 @@ impl Any {
             Self::Bitmap => BitmapRecords::new(page).encode(source, message),
             Self::Ranges => Ranges.encode(source, message),
             Self::Chunks => Chunks.encode(source, message),
-            Self::Blocks => OrderBlocks::ALL_SIZES.encode(source, message),
-            Self::TwoBits => two_bits().encode(source, message),
+            Self::Blocks => OrderBlocks.encode(source, message),
+            Self::Sized => SizedRuns::new(PageShifts::DEFAULT).encode(source, message),
             Self::Gather => ScatterGather::default().encode(source, message),
         }
     }
@@ -62,7 +62,8 @@ impl Any {
             Self::Bitmap => BitmapRecords::new(GuestPage::SIZE_4K).decode(message, refusals, sink),
             Self::Ranges => Ranges.decode(message, refusals, sink),
             Self::Chunks => Chunks.decode(message, refusals, sink),
-            Self::Blocks | Self::TwoBits => OrderBlocks::ALL_SIZES.decode(message, refusals, sink),
+            Self::Blocks => OrderBlocks.decode(message, refusals, sink),
+            Self::Sized => SizedRuns::new(PageShifts::DEFAULT).decode(message, refusals, sink),
             Self::Gather => ScatterGather::default().decode(message, refusals, sink),
         }
     }
@@ -92,14 +93,10 @@ impl Any {
     pub(crate) fn shortest(self) -> usize {
         match self {
             Self::Pfns => 4,
-            Self::Blocks | Self::TwoBits | Self::Gather => 16,
+            Self::Blocks | Self::Sized | Self::Gather => 16,
             _ => 24,
         }
     }
-}
-
-fn two_bits() -> OrderBlocks {
-    OrderBlocks::new(PageSizes::from_bits(1 << 12 | 1 << 21 | 1 << 30))
 }
 
 /// All messages for these runs, in a buffer of this size.
