@@ -7,22 +7,11 @@ use iopt::{Interruption, Invalidation, Pending, RefitError};
 use runs::Span;
 
 use crate::area::Area;
+use crate::areas::Areas;
 use crate::dirty::{HarvestError, Harvested, Tracking, TrackingError};
 use crate::error::{DetachError, MapError, UnmapError};
-use crate::intervals::Intervals;
 use crate::observer::Observer;
 use crate::retired::Retired;
-
-/// The areas of an address space, as a back end sees them.
-#[derive(Debug, Default)]
-pub struct Areas(pub(crate) Intervals<Area>);
-
-impl Areas {
-    /// All of them, in order.
-    pub fn iter(&self) -> impl Iterator<Item = &Area> {
-        self.0.overlapping(0, u64::MAX).map(|(_, area)| area)
-    }
-}
 
 /// What a back end can do that others cannot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

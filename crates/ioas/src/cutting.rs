@@ -156,10 +156,10 @@ impl<B: Backend> Ioas<B> {
         if tail.start != at || !area.goes_on_in(next) {
             return;
         }
-        let next = self.areas.0.remove(at);
-        if let (Some((_, mut area)), Some((_, next))) = (self.areas.0.remove(head.start), next) {
+        let next = self.areas.remove(at);
+        if let (Some((_, mut area)), Some((_, next))) = (self.areas.remove(head.start), next) {
             area.join(next);
-            let joined = self.areas.0.insert(area.range, area);
+            let joined = self.areas.insert(area);
             debug_assert!(joined.is_ok(), "{head} grew into the place of {tail}");
         }
     }
@@ -214,12 +214,12 @@ impl<B: Backend> Ioas<B> {
         if start == at {
             return false;
         }
-        let Some((_, mut head)) = self.areas.0.remove(start) else {
+        let Some((_, mut head)) = self.areas.remove(start) else {
             return false;
         };
         let tail = head.split_at(at);
-        let cut = self.areas.0.insert(head.range, head);
-        let cut = cut.and_then(|()| self.areas.0.insert(tail.range, tail));
+        let cut = self.areas.insert(head);
+        let cut = cut.and_then(|()| self.areas.insert(tail));
         debug_assert!(
             cut.is_ok(),
             "where one area was there is room for its pieces"

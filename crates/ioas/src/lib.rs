@@ -64,6 +64,7 @@ extern crate alloc;
 extern crate std;
 
 mod area;
+mod areas;
 mod backend;
 mod choose;
 mod cutting;
@@ -104,7 +105,8 @@ mod vm_memory;
 mod windows;
 
 pub use area::Area;
-pub use backend::{Areas, Backend, Capabilities, Capability, Unsupported};
+pub use areas::Areas;
+pub use backend::{Backend, Capabilities, Capability, Unsupported};
 pub use dirty::{HarvestError, Harvested, Tracking, TrackingError};
 pub use errno::{Errno, Profile};
 pub use error::{AttachError, CloseError, DetachError, MapError, UnmapError};

@@ -28,7 +28,8 @@ use iopt::{Aperture, Interruption, Prot, RangeError};
 use runs::Span;
 
 use crate::area::Area;
-use crate::backend::{Areas, Backend, Capabilities};
+use crate::areas::Areas;
+use crate::backend::{Backend, Capabilities};
 use crate::dirty::Tracking;
 use crate::error::{CloseError, MapError, UnmapError};
 use crate::external::Externals;
@@ -115,6 +116,13 @@ impl<B: Backend> Ioas<B> {
         self.areas.iter()
     }
 
+    /// The areas over some of `part` (offset and length in bytes) of `memory`, at whatever device
+    /// addresses, in no order. The first call notes all areas by their memory, and from then on this
+    /// takes a look at those that it yields, and at few others.
+    pub fn areas_over(&mut self, memory: &Arc<Memory>, part: Span) -> impl Iterator<Item = &Area> {
+        self.areas.over(memory, part)
+    }
+
     /// How many areas there are.
     pub fn len(&self) -> usize {
         self.areas.0.len()
@@ -160,7 +168,7 @@ impl<B: Backend> Ioas<B> {
             reserved: None,
         };
         // Vacant: `check` has seen that no area lies there.
-        if self.areas.0.insert(range, area).is_err() {
+        if self.areas.insert(area).is_err() {
             let (wanted, most) = (self.areas.0.len() as u64 + 1, u64::from(u32::MAX));
             return Err(MapError::TooMany { wanted, most });
         }
@@ -169,7 +177,7 @@ impl<B: Backend> Ioas<B> {
         };
         if let Err(cause) = self.backend.map(area, &mut self.retired, observer) {
             if area.hold.is_none() {
-                self.areas.0.remove(iova);
+                self.areas.remove(iova);
             }
             return Err(cause);
         }
@@ -289,7 +297,7 @@ impl<B: Backend> Ioas<B> {
             self.backend
                 .empty(&self.areas, first, last, interruption, note)?;
             let mut unmapped = Unmapped::default();
-            for (range, area) in self.areas.0.extract_inside(first, last) {
+            for (range, area) in self.areas.extract_inside(first, last) {
                 unmapped.areas += 1;
                 unmapped.bytes += range.len;
                 if area.released {

@@ -33,8 +33,9 @@ pub trait DeviceSpace: Send {
     /// Whether there are devices, none of which can take page faults, or tables that wait for some.
     fn is_live(&self) -> bool;
 
-    /// Calls `each` for every area: its device addresses, its memory, and where it begins there.
-    fn areas(&self, each: &mut dyn FnMut(Span, &Arc<Memory>, u64));
+    /// Calls `each` for every area over some of `part` (offset and length) of `memory`: its device
+    /// addresses, and where it begins in the memory. See [`Ioas::areas_over`].
+    fn areas_over(&self, memory: &Arc<Memory>, part: Span, each: &mut dyn FnMut(Span, u64));
 
     /// See [`Ioas::release`].
     fn release(&self, ranges: &[Span], kept: &mut dyn FnMut(Span, Reason));
@@ -52,10 +53,10 @@ where
         space.backend().is_live()
     }
 
-    fn areas(&self, each: &mut dyn FnMut(Span, &Arc<Memory>, u64)) {
-        let space = self.lock().unwrap_or_else(PoisonError::into_inner);
-        for area in space.areas() {
-            each(area.range(), area.memory(), area.part().start);
+    fn areas_over(&self, memory: &Arc<Memory>, part: Span, each: &mut dyn FnMut(Span, u64)) {
+        let mut space = self.lock().unwrap_or_else(PoisonError::into_inner);
+        for area in space.areas_over(memory, part) {
+            each(area.range(), area.part().start);
         }
     }
 
@@ -103,6 +104,13 @@ struct Place {
     guest: Span,
 }
 
+impl Place {
+    fn goes_on_in(&self, next: &Self) -> bool {
+        let ends_at = |span: &Span, start| span.start.checked_add(span.len) == Some(start);
+        ends_at(&self.device, next.device.start) && ends_at(&self.guest, next.guest.start)
+    }
+}
+
 impl BalloonDma {
     /// Without memory and address spaces: nothing is anybody's business.
     pub fn new() -> Self {
@@ -120,8 +128,8 @@ impl BalloonDma {
         self.regions.sort_by_key(|region| region.guest.start);
     }
 
-    /// Adds an address space. Of others' areas over the guest's memory, as of its own, it asks anew
-    /// each time: what is mapped later counts as well.
+    /// Adds an address space. It is asked anew for its areas each time: what is mapped later counts as
+    /// well.
     pub fn add_space(&mut self, space: impl DeviceSpace + 'static) {
         self.spaces.push(Box::new(space));
     }
@@ -147,42 +155,29 @@ impl BalloonDma {
 
     /// Where `space` has these parts, by device addresses.
     fn places(&self, space: &dyn DeviceSpace, parts: &[(Span, usize, u64)]) -> Vec<Place> {
-        // Areas by what they are of, so that each part finds its own without a look at all others.
-        let mut areas: Vec<(usize, u64, Span)> = Vec::new();
-        space.areas(&mut |device, memory, offset| {
-            for (number, region) in self.regions.iter().enumerate() {
-                if !Arc::ptr_eq(&region.memory, memory) {
-                    continue;
-                }
-                match areas.last_mut() {
-                    // What was cut when something was released.
-                    Some((same, begin, before))
-                        if *same == number
-                            && before.start.checked_add(before.len) == Some(device.start)
-                            && *begin + before.len == offset =>
-                    {
-                        before.len += device.len;
-                    }
-                    _ => areas.push((number, offset, device)),
-                }
-            }
-        });
-        areas.sort_unstable();
-        // Areas over the same memory may overlap there: how long the longest is bounds the look back.
-        let longest = areas.iter().map(|(_, _, device)| device.len).max();
-        let longest = longest.unwrap_or(0);
-        let mut places = Vec::with_capacity(parts.len());
+        let mut places: Vec<Place> = Vec::with_capacity(parts.len());
+        let mut here = Vec::new();
         for (guest, number, offset) in parts {
-            let end = offset + guest.len;
-            let from = offset.saturating_sub(longest);
-            let first = areas.partition_point(|area| (area.0, area.1) < (*number, from));
-            let near = areas.iter().skip(first);
-            for (_, begin, device) in near.take_while(|area| area.0 == *number && area.1 < end) {
-                let here = Span::new(*begin, device.len);
-                if let Some(both) = here.intersection(&Span::new(*offset, guest.len)) {
+            let Some(region) = self.regions.get(*number) else {
+                continue;
+            };
+            let part = Span::new(*offset, guest.len);
+            space.areas_over(&region.memory, part, &mut |device, begin| {
+                if let Some(both) = Span::new(begin, device.len).intersection(&part) {
                     let device = Span::new(device.start + (both.start - begin), both.len);
                     let guest = Span::new(guest.start + (both.start - offset), both.len);
-                    places.push(Place { device, guest });
+                    here.push(Place { device, guest });
+                }
+            });
+            here.sort_unstable();
+            for place in here.drain(..) {
+                match places.last_mut() {
+                    // What was cut when something was released.
+                    Some(before) if before.goes_on_in(&place) => {
+                        before.device.len += place.device.len;
+                        before.guest.len += place.guest.len;
+                    }
+                    _ => places.push(place),
                 }
             }
         }

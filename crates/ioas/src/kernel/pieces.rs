@@ -14,7 +14,7 @@ use runs::Span;
 
 use super::shares::Share;
 use crate::area::Area;
-use crate::backend::Areas;
+use crate::areas::Areas;
 use crate::memory::Memory;
 
 /// A stretch of device addresses over a part of one memory.

@@ -10,7 +10,8 @@ use runs::Span;
 
 use super::{Domain, Own, fill, stretches};
 use crate::area::Area;
-use crate::backend::{Areas, Backend, Capabilities};
+use crate::areas::Areas;
+use crate::backend::{Backend, Capabilities};
 use crate::dirty::{HarvestError, Harvested, Tracking, TrackingError};
 use crate::error::{DetachError, MapError, UnmapError};
 use crate::observer::Observer;

@@ -145,7 +145,7 @@ impl<M: TableMemory> Leaving<'_, M> {
         space.backend.domains.clear();
         space.backend.reserved.clear();
         space.backend.kept = false;
-        for (range, area) in space.areas.0.extract_inside(0, u64::MAX) {
+        for (range, area) in space.areas.extract_inside(0, u64::MAX) {
             space.retired.add(range, area.hold);
         }
         space.flush()

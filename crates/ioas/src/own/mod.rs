@@ -47,7 +47,7 @@ pub use take_over::{TakeOverError, TakenDomain};
 use written::Written;
 
 use crate::area::Area;
-use crate::backend::Areas;
+use crate::areas::Areas;
 use crate::error::{AttachError, DetachError, MapError};
 use crate::observer::Observer;
 use crate::placement::{Placement, home};

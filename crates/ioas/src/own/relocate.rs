@@ -22,7 +22,7 @@ use runs::Span;
 use super::domain::{Domain, empty_table, end_table};
 use super::written::Written;
 use super::{Own, replay};
-use crate::backend::Areas;
+use crate::areas::Areas;
 use crate::error::AttachError;
 use crate::object::Cause;
 use crate::space::Ioas;

@@ -14,7 +14,7 @@ use super::handover::{HandedArea, Handover};
 use super::written::Written;
 use super::{BuildDomain, Domain, Own};
 use crate::area::Area;
-use crate::backend::Areas;
+use crate::areas::Areas;
 use crate::error::MapError;
 use crate::memory::{Hold, Memory};
 use crate::observer::Observer;
@@ -286,7 +286,7 @@ fn taken_areas(handover: &Handover, memories: &[Arc<Memory>]) -> Result<Areas, T
             released: handed.released,
             reserved: None,
         };
-        areas.0.insert(range, area).map_err(|_| wrong())?;
+        areas.insert(area).map_err(|_| wrong())?;
     }
     Ok(areas)
 }

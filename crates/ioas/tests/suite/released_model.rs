@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use crate::common::*;
-use ioas::{Ledger, Memory, Synthetic};
+use ioas::{Area, Ledger, Memory, Synthetic};
 use iopt::{FormatId, HeapTables, Interruption, Prot};
 use proptest::prelude::*;
 use runs::Span;
@@ -72,6 +72,24 @@ struct Page {
     kept: bool,
 }
 
+/// The areas over a part of a memory are those that a look at all of them finds.
+fn look_by_memory(space: &mut Space, memory: &Arc<Memory>, part: Span) {
+    for part in [part, Span::new(part.start, PAGE), Span::new(part.start, 0)] {
+        let over = |area: &&Area| Arc::ptr_eq(area.memory(), memory) && area.part().overlaps(&part);
+        let expected: BTreeSet<u64> = space
+            .areas()
+            .filter(over)
+            .map(|area| area.range().start)
+            .collect();
+        let found: Vec<u64> = space
+            .areas_over(memory, part)
+            .map(|area| area.range().start)
+            .collect();
+        assert_eq!(found.len(), expected.len(), "{part}: {found:x?}");
+        assert_eq!(found.into_iter().collect::<BTreeSet<_>>(), expected);
+    }
+}
+
 fn check(ops: &[(usize, u64, u64, Op)]) {
     let tables = Arc::new(HeapTables::with_tables(256).unwrap());
     let ledger = Ledger::new("a counter", None, 0);
@@ -92,7 +110,7 @@ fn check(ops: &[(usize, u64, u64, Op)]) {
         .collect();
     let mut model = vec![vec![None::<Page>; PAGES as usize]; SPACES];
 
-    for (n, start, len, op) in ops {
+    for (step, (n, start, len, op)) in ops.iter().enumerate() {
         let range = Span::new(AT + start * PAGE, len * PAGE);
         let pages = *start as usize..(start + len) as usize;
         let (space, here) = (&mut spaces[*n], &mut model[*n][pages]);
@@ -149,6 +167,13 @@ fn check(ops: &[(usize, u64, u64, Op)]) {
                     }
                 }
             }
+        }
+        // Not from the beginning, so that there are areas when it is asked first.
+        if step >= 3 {
+            let part = Span::new(start * PAGE, range.len);
+            memories
+                .iter()
+                .for_each(|memory| look_by_memory(&mut spaces[*n], memory, part));
         }
         let visible = |page: &&Page| !page.released && !page.out;
         for (space, model) in spaces.iter().zip(&model) {
