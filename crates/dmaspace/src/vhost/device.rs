@@ -6,7 +6,8 @@
 //! * its memory is the same, and inflateq stands somewhere: the guest went on meanwhile, and so does
 //!   the device, with what was in the balloon and what it remembers of huge pages;
 //! * its memory is another one, or inflateq stands at its beginning: another guest, or a driver that begins.
-//!   The device is reset, and only the target stays.
+//!   The device is reset, and only the target stays, beside the value with which the driver fills its free
+//!   pages: that was written before the driver could be told from the last one.
 //!
 //! A front end that saw the back end go without a word takes its rings up again where the driver last
 //! saw a message used. The buffer for statistics, which the device holds for as long as nobody asks, is then
@@ -38,6 +39,9 @@ use super::link::{Backend, Memory, QUEUES, Vring};
 
 /// Events that wait to be told; what comes beyond is counted.
 const MOST_EVENTS: usize = 256;
+
+/// The offset of `poison_val` in the configuration space (VIRTIO 1.3, 5.5.4).
+const POISON: u64 = 12;
 
 /// What the device has said, until somebody hears it.
 #[derive(Debug, Default)]
@@ -226,7 +230,13 @@ impl Balloon {
 }
 
 impl Inner {
-    /// The driver is another one, or begins anew.
+    /// The driver is another one, or began anew, which is seen only now.
+    fn reset_late(&mut self) {
+        let poison = self.device.state().config.poison_val;
+        self.reset();
+        self.device.write_config(POISON, &poison.to_le_bytes());
+    }
+
     fn reset(&mut self) {
         let negotiated = self.device.negotiated();
         // No devices, so nothing can be lacking.
@@ -255,7 +265,7 @@ impl Inner {
         if queue == Queue::Inflate && at == (0, 0) {
             // The ring of statistics is looked at by itself.
             let stats = self.device.state().stats;
-            self.reset();
+            self.reset_late();
             self.set_stats(stats);
         }
         if queue == Queue::Stats && at.0 == at.1 {
@@ -347,7 +357,7 @@ impl Backend for Balloon {
             .map_err(io::Error::other)?;
         *inner.device.discarder() = discard;
         if inner.identity != identity {
-            inner.reset();
+            inner.reset_late();
             let bytes = regions.iter().map(|region| region.guest.len).sum();
             inner.device.monitor().tell(Event::Memory { bytes });
         }

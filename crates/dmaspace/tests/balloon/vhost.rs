@@ -9,6 +9,7 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use dmaspace::hostmem::{Backing, HugeSize, Mapping, RaisedPool};
 use dmaspace::vhost::{BalloonError, BalloonJob, BalloonReport, Command, Event, Operator};
 use vhost::vhost_user::message::{
     VhostUserConfigFlags, VhostUserHeaderFlag, VhostUserProtocolFeatures,
@@ -28,6 +29,11 @@ const PAGES: u64 = BASE + (4 << 20);
 const SIZE: u16 = 16;
 const INFLATE: usize = 0;
 const STATS: usize = 2;
+const REPORTING: usize = 3;
+/// What a back end needs, and statistics.
+const FEATURES: u64 = 1 << 32 | 1 << 30 | 0b11;
+/// Page poison and page reporting.
+const POISON: u64 = 0b11_0000;
 
 /// A job on a thread, with this test as its operator.
 struct Running {
@@ -117,14 +123,25 @@ fn ring(queue: usize) -> [u64; 4] {
 impl Monitor {
     /// Connects with this memory, the rings at these positions.
     fn connect(socket: &Path, file: &File, bases: [u16; 3]) -> Self {
-        let place = FileOffset::new(file.try_clone().unwrap(), OFFSET);
+        Self::connect_with(socket, file, &bases, FEATURES, None)
+    }
+
+    /// The same, with these features; of a driver that sets up before the front end has told of its
+    /// memory, the value with which it fills pages.
+    fn connect_with(
+        socket: &Path,
+        file: &File,
+        bases: &[u16],
+        wanted: u64,
+        poison: Option<u32>,
+    ) -> Self {
+        let begin = file.metadata().unwrap().len() - BYTES as u64;
+        let place = FileOffset::new(file.try_clone().unwrap(), begin);
         let ranges = [(GuestAddress(BASE), BYTES, Some(place))];
         let memory = GuestMemoryMmap::from_ranges_with_files(ranges).unwrap();
-        let mut front = Frontend::connect(socket, 3).unwrap();
+        let mut front = Frontend::connect(socket, bases.len() as u64).unwrap();
         front.set_owner().unwrap();
-        // Statistics, beside what a back end needs.
         let features = front.get_features().unwrap();
-        let wanted = 1 << 32 | 1 << 30 | 0b11;
         assert_eq!(features & wanted, wanted);
         let protocol = VhostUserProtocolFeatures::REPLY_ACK
             | VhostUserProtocolFeatures::BACKEND_REQ
@@ -136,12 +153,15 @@ impl Monitor {
         channel.set_read_timeout(Some(PATIENCE)).unwrap();
         front.set_backend_request_fd(&theirs).unwrap();
         front.set_features(wanted).unwrap();
+        if let Some(poison) = poison {
+            set_poison(&mut front, poison);
+        }
         let region = memory.iter().next().unwrap();
         let info = VhostUserMemoryRegionInfo::from_guest_region(region).unwrap();
         front.set_mem_table(&[info]).unwrap();
         let host = |address| memory.get_host_address(GuestAddress(address)).unwrap() as u64;
         let (mut kicks, mut calls) = (Vec::new(), Vec::new());
-        for (queue, base) in bases.into_iter().enumerate() {
+        for (queue, base) in bases.iter().copied().enumerate() {
             let (kick, call) = (EventFd::new(0).unwrap(), EventFd::new(0).unwrap());
             // Before anything else is known of the ring, as User-Mode Linux does.
             front.set_vring_call(queue, &call).unwrap();
@@ -174,14 +194,27 @@ impl Monitor {
 
     /// Makes `bytes` available in `queue` as message number `nth`.
     fn send(&self, queue: usize, nth: u16, bytes: &[u8]) {
-        let [descriptors, available, _, buffer] = ring(queue);
-        let write = |at, value: u16| self.memory.write_obj(value, GuestAddress(at)).unwrap();
+        let [.., buffer] = ring(queue);
         let slot = nth % SIZE;
         let at = buffer + 0x400 * u64::from(slot);
         self.memory.write_slice(bytes, GuestAddress(at)).unwrap();
+        self.offer(queue, nth, at, bytes.len() as u64);
+    }
+
+    /// Reports these bytes as free, as message number `nth`, and waits.
+    fn report(&self, nth: u16, at: u64, len: u64) {
+        const WRITE: u64 = 2 << 32;
+        self.offer(REPORTING, nth, at, len | WRITE);
+        self.used(REPORTING, nth + 1);
+    }
+
+    /// Makes a descriptor available: its address, and its length and flags.
+    fn offer(&self, queue: usize, nth: u16, at: u64, len: u64) {
+        let [descriptors, available, ..] = ring(queue);
+        let write = |at, value: u16| self.memory.write_obj(value, GuestAddress(at)).unwrap();
+        let slot = nth % SIZE;
         let descriptor = descriptors + 16 * u64::from(slot);
         self.memory.write_obj(at, GuestAddress(descriptor)).unwrap();
-        let len = u64::from(bytes.len() as u32);
         self.memory
             .write_obj(len, GuestAddress(descriptor + 8))
             .unwrap();
@@ -221,6 +254,11 @@ impl Monitor {
         let (_, bytes) = self.front.get_config(0, 8, flags, &[0; 8]).unwrap();
         [0, 4].map(|at| u32::from_le_bytes(*bytes[at..].first_chunk().unwrap()))
     }
+}
+
+fn set_poison(front: &mut Frontend, poison: u32) {
+    let flags = VhostUserConfigFlags::WRITABLE;
+    front.set_config(12, flags, &poison.to_le_bytes()).unwrap();
 }
 
 fn held(file: &File) -> u64 {
@@ -345,4 +383,84 @@ fn a_socket_in_use_is_left_alone_and_one_left_behind_is_replaced() {
     let file = tempfile::NamedTempFile::new().unwrap();
     assert!(refusal(file.path()).ends_with(" is no socket"));
     assert!(file.path().exists());
+}
+
+#[test]
+fn what_a_guest_poisons_is_inflated_and_not_taken_by_reports() {
+    const VALUE: u32 = 0xaaaa_aaaa;
+    const MIB: u64 = 1 << 20;
+    // Drivers set up before their front end has told of its memory, or after; either is before the ring
+    // says that the driver is a new one.
+    for early in [true, false] {
+        let running = Running::start(MIB);
+        let file = guest();
+        let value = early.then_some(VALUE);
+        let features = FEATURES | POISON;
+        let mut monitor = Monitor::connect_with(&running.socket, &file, &[0; 4], features, value);
+        if !early {
+            set_poison(&mut monitor.front, VALUE);
+        }
+        let poison = |monitor: &mut Monitor| {
+            let flags = VhostUserConfigFlags::empty();
+            let (_, bytes) = monitor.front.get_config(12, 4, flags, &[0; 4]).unwrap();
+            u32::from_le_bytes(bytes.try_into().unwrap())
+        };
+        assert_eq!(poison(&mut monitor), VALUE);
+        let memory = monitor.memory.clone();
+        let write = |bytes: &[u8], at| memory.write_slice(bytes, GuestAddress(at)).unwrap();
+        let word = |at| memory.read_obj::<u32>(GuestAddress(at)).unwrap();
+        write(&[0; 0x4_0000], BASE);
+        write(&vec![0xaa; 3 << 20], PAGES);
+
+        // What is inflated is given back; the driver fills it again when it has it back.
+        let before = held(&file);
+        monitor.inflate(0, PAGES, 256);
+        assert_eq!(before - held(&file), MIB);
+        assert_eq!(poison(&mut monitor), VALUE);
+        // A report must leave what the guest is to find there (VIRTIO 1.3, 5.5.6.7.2).
+        monitor.report(0, PAGES + MIB, MIB);
+        assert_eq!((before - held(&file), word(PAGES + MIB)), (MIB, VALUE));
+        // With pages of zeros it takes them.
+        set_poison(&mut monitor.front, 0);
+        monitor.report(1, PAGES + 2 * MIB, MIB);
+        assert_eq!((before - held(&file), word(PAGES + 2 * MIB)), (2 * MIB, 0));
+        drop(monitor);
+        let report = running.end();
+        assert_eq!((report.reported_bytes, report.refused), (MIB, 0));
+    }
+}
+
+#[test]
+fn memory_of_huge_pages_goes_when_one_is_whole() {
+    const HUGE: u64 = 2 << 20;
+    let size = HugeSize::TwoMiB;
+    let pool = match RaisedPool::raise(size, BYTES as u64) {
+        Ok(pool) => pool,
+        Err(error) => return eprintln!("not run: {error}"),
+    };
+    let mapping = Mapping::new(Backing::Hugetlb2M, BYTES as u64, None).unwrap();
+    let file = File::from(mapping.fd().unwrap().try_clone_to_owned().unwrap());
+    let running = Running::start(HUGE);
+    let mut monitor = Monitor::connect(&running.socket, &file, [0; 3]);
+    let memory = monitor.memory.clone();
+    let byte = |at| memory.read_obj::<u8>(GuestAddress(at)).unwrap();
+    let ones = vec![1; 2 * HUGE as usize];
+    memory.write_slice(&ones, GuestAddress(PAGES)).unwrap();
+    let before = held(&file);
+
+    // Half of a huge page is in the balloon and stays; its other half brings all of it.
+    monitor.inflate(0, PAGES + HUGE / 2, 256);
+    assert_eq!((held(&file), byte(PAGES + HUGE / 2)), (before, 1));
+    monitor.inflate(1, PAGES, 512);
+    assert_eq!(before - held(&file), HUGE);
+    assert_eq!((byte(PAGES), byte(PAGES + HUGE)), (0, 1));
+    drop((monitor, memory));
+    let report = running.end();
+    assert_eq!(
+        (report.inflated_bytes, report.discarded_bytes),
+        (HUGE, HUGE)
+    );
+    assert_eq!((report.discards, report.refused), (1, 0));
+    drop((mapping, file));
+    pool.restore().unwrap();
 }
