@@ -11,7 +11,7 @@ use crate::format::{BulkFormat, PageShifts};
 pub const CONFIG_BYTES: usize = 16;
 
 /// Bytes with the fields for messages in bulk, which are there if the bulk feature is offered.
-pub const BULK_CONFIG_BYTES: usize = 28;
+pub const BULK_CONFIG_BYTES: usize = 32;
 
 /// The fields.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -31,6 +31,8 @@ pub struct Config {
     pub bulk_message_bytes: u32,
     /// Offset 24: log2 of the sizes of pages in messages of [`SizedRuns`](crate::SizedRuns); 0 otherwise.
     pub bulk_page_shifts: [u8; PageShifts::BYTES],
+    /// Offset 28: [`BULK_REQUESTS`](Self::BULK_REQUESTS), or 0.
+    pub bulk_flags: u32,
 }
 
 impl Config {
@@ -40,6 +42,8 @@ impl Config {
     pub const HINT_DONE: u32 = 1;
     /// The first id of a command.
     pub const HINT_FIRST: u32 = 2;
+    /// There is a queue for requests of the host ([`Queue::Requests`](crate::Queue::Requests)).
+    pub const BULK_REQUESTS: u32 = 1;
 
     /// The whole space; without the bulk feature only [`CONFIG_BYTES`] of it are there.
     pub fn to_bytes(&self) -> [u8; BULK_CONFIG_BYTES] {
@@ -52,6 +56,7 @@ impl Config {
             self.bulk_format,
             self.bulk_message_bytes,
             u32::from_le_bytes(self.bulk_page_shifts),
+            self.bulk_flags,
         ];
         for (place, field) in bytes.chunks_exact_mut(4).zip(fields) {
             place.copy_from_slice(&field.to_le_bytes());
@@ -75,6 +80,7 @@ impl Config {
             bulk_format: field(4),
             bulk_message_bytes: field(5),
             bulk_page_shifts: field(6).to_le_bytes(),
+            bulk_flags: field(7),
         }
     }
 
@@ -135,8 +141,9 @@ mod tests {
             bulk_format: 0x1413_1211,
             bulk_message_bytes: 0x1817_1615,
             bulk_page_shifts: [0x19, 0x1a, 0x1b, 0x1c],
+            bulk_flags: 0x201f_1e1d,
         };
-        let expected: [u8; 28] = core::array::from_fn(|at| at as u8 + 1);
+        let expected: [u8; 32] = core::array::from_fn(|at| at as u8 + 1);
         assert_eq!(config.to_bytes(), expected);
         assert_eq!(Config::from_bytes(&expected), config);
         let short = Config::from_bytes(&expected[..CONFIG_BYTES + 3]);
@@ -146,6 +153,7 @@ mod tests {
                 bulk_format: 0,
                 bulk_message_bytes: 0,
                 bulk_page_shifts: [0; 4],
+                bulk_flags: 0,
                 ..config
             }
         );
@@ -154,7 +162,7 @@ mod tests {
     #[test]
     fn the_driver_writes_two_fields_and_no_other() {
         let mut config = Config::default();
-        assert!(config.write(0, &[0xff; 28]));
+        assert!(config.write(0, &[0xff; 32]));
         assert_eq!(
             config,
             Config {
@@ -169,7 +177,7 @@ mod tests {
         assert_eq!(config.actual, 0x1312_1110);
         let before = config;
         assert!(
-            !config.write(16, &[1; 12])
+            !config.write(16, &[1; 16])
                 && !config.write(u64::MAX, &[1; 8])
                 && !config.write(8, &[1; 4])
         );
@@ -197,7 +205,7 @@ mod tests {
         config.set_bulk(BulkFormat::SizedRuns(shifts), 4096);
         assert_eq!(config.bulk(), Some(BulkFormat::SizedRuns(shifts)));
         assert_eq!(
-            config.to_bytes()[16..],
+            config.to_bytes()[16..28],
             [6, 0, 0, 0, 0, 16, 0, 0, 16, 29, 0, 0]
         );
     }

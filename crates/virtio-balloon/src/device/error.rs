@@ -3,6 +3,7 @@
 use core::fmt;
 
 use crate::features::Features;
+use crate::format::BulkFormat;
 use crate::partial::BadRegion;
 use crate::queues::Queue;
 use crate::ram::BadRam;
@@ -25,6 +26,11 @@ pub enum SetupError {
         /// Its bytes.
         bytes: u32,
     },
+    /// Answers to requests of the host need a header, which the format's messages do not have.
+    Requests {
+        /// The format.
+        format: BulkFormat,
+    },
 }
 
 impl fmt::Display for SetupError {
@@ -36,6 +42,9 @@ impl fmt::Display for SetupError {
                 write!(f, "no features of a balloon: {:#x}", unknown.0)
             }
             Self::Message { bytes } => write!(f, "messages in bulk of {bytes} bytes"),
+            Self::Requests { format } => {
+                write!(f, "requests of the host cannot be answered by {format:?}")
+            }
         }
     }
 }
@@ -118,7 +127,8 @@ pub enum QueueError {
     Ring(Queue, virtio_queue::Error),
     /// The device goes on only after a reset.
     NeedsReset,
-    /// There is no buffer to ask for statistics with: the driver has given none, or has not answered yet.
+    /// There is no buffer to ask for statistics, or unused pages, with: the driver has given none, or has not
+    /// answered yet.
     NoBuffer,
 }
 
@@ -140,7 +150,7 @@ impl fmt::Display for QueueError {
             ),
             Self::Ring(queue, cause) => write!(f, "the ring of {queue:?}: {cause}"),
             Self::NeedsReset => f.write_str("the device needs a reset"),
-            Self::NoBuffer => f.write_str("the driver has given no buffer for statistics"),
+            Self::NoBuffer => f.write_str("the driver has given no buffer to ask with"),
         }
     }
 }

@@ -46,9 +46,9 @@ pub(super) const RUNS: usize = 1 << 15;
 /// What a drain works in; kept, so that it does not allocate each time.
 #[derive(Debug, Default)]
 pub(super) struct Room {
-    pieces: Vec<Piece>,
-    message: Vec<u8>,
-    runs: Vec<Span>,
+    pub(super) pieces: Vec<Piece>,
+    pub(super) message: Vec<u8>,
+    pub(super) runs: Vec<Span>,
     heads: Vec<u16>,
 }
 
@@ -115,6 +115,7 @@ impl<D: Discard, A: Dma, M: Monitor> Device<D, A, M> {
             Queue::Stats => self.statistics(&mut ring, &mut room),
             Queue::FreePage => self.hints(&mut ring, &mut room),
             Queue::Reporting => self.reports(&mut ring, &mut room),
+            Queue::Requests => self.answers(&mut ring, &mut room),
         };
         self.room = room;
         add(&mut self.back.counters.chains, ring.used.into());
@@ -146,16 +147,16 @@ impl<D: Discard, A: Dma, M: Monitor> Device<D, A, M> {
         ring.needs_notification(memory).map_err(error)
     }
 
-    /// The features, if this queue can be used now.
-    fn usable(&self, queue: Queue) -> Result<Features, QueueError> {
-        let negotiated = self.negotiated.ok_or(QueueError::NotNegotiated)?;
+    /// Fails unless this queue can be used now.
+    pub(super) fn usable(&self, queue: Queue) -> Result<(), QueueError> {
+        self.negotiated.ok_or(QueueError::NotNegotiated)?;
         if self.needs_reset {
             return Err(QueueError::NeedsReset);
         }
-        if !negotiated.contains(queue.needs()) {
+        if self.number(queue).is_none() {
             return Err(QueueError::NoQueue(queue));
         }
-        Ok(negotiated)
+        Ok(())
     }
 
     fn inflate<Q: QueueT, G: GuestMemory>(
@@ -380,7 +381,7 @@ impl<D: Discard, A: Dma, M: Monitor> Device<D, A, M> {
     }
 
     /// What messages of inflateq and deflateq look like.
-    fn wire(&self) -> Wire {
+    pub(super) fn wire(&self) -> Wire {
         match self.settings.bulk {
             Some(bulk) if self.has(bulk.bit.feature()) => match bulk.format {
                 BulkFormat::ScatterGather => Wire::Gather,

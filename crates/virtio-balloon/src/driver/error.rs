@@ -69,6 +69,9 @@ pub enum Error<E> {
         /// What.
         feature: Features,
     },
+    /// There are no requests of the host: the device has none, or they were not wanted, or there was no
+    /// memory for them.
+    NoRequests,
     /// These pages are not in the balloon, or not all of them.
     NotHeld {
         /// The pages.
@@ -117,6 +120,7 @@ impl<E: fmt::Display> fmt::Display for Error<E> {
             Self::NotNegotiated { feature } => {
                 write!(f, "feature {:#x} was not negotiated", feature.0)
             }
+            Self::NoRequests => f.write_str("there are no requests of the host"),
             Self::NotHeld { run } => write!(f, "{run} is not in the balloon"),
             Self::BadBlock { block } => write!(
                 f,

@@ -12,7 +12,9 @@ use super::error::Error;
 use super::ring::{DESCRIPTOR, Part, Ring, Wrong};
 use super::seams::{Memory, Transport};
 use crate::features::Features;
-use crate::format::{BitmapRecords, BulkFormat, Format as _, LePfns, ScatterGather};
+use crate::format::{
+    BitmapRecords, BulkFormat, Format as _, HostRequest, LePfns, ResponseHeader, ScatterGather,
+};
 use crate::queues::Queue;
 use crate::source::{EncodeError, GuestPage, Source};
 
@@ -47,13 +49,23 @@ pub enum Wire {
 pub(super) const STATS_AT: u64 = 0;
 pub(super) const HINT_AT: u64 = 256;
 const TABLE_AT: u64 = 512;
+const REQUEST_AT: u64 = 1024;
 /// Descriptors of the table for free pages.
 pub(super) const REPORTED: usize = 32;
 
-/// The most pieces of memory that the device sees: five queues, a message, and small ones.
-const PIECES: usize = 7;
+/// The queues of the standard, and that of requests.
+const QUEUES: usize = Queue::ALL.len() + 1;
+/// The most pieces of memory that the device sees: queues, a message and an answer, and small ones.
+const PIECES: usize = QUEUES + 3;
 
 pub(super) type LinkResult<V, T> = Result<V, Error<<T as Transport>::Error>>;
+
+/// Where messages are made, and where they lie for the device: as long as the scratch.
+#[derive(Debug)]
+struct Buffer<B> {
+    scratch: B,
+    place: u64,
+}
 
 /// Transport, memory, queues and buffers.
 #[derive(Debug)]
@@ -63,12 +75,12 @@ pub(super) struct Link<T, M: Memory> {
     pub(super) features: Features,
     pub(super) wire: Wire,
     pub(super) wait: Wait,
-    rings: [Option<Ring>; Queue::ALL.len()],
+    rings: [Option<Ring>; QUEUES],
     pieces: [Option<Span>; PIECES],
-    /// Where messages are made.
-    scratch: Option<M::Bytes>,
-    /// Where they lie for the device: as long as the scratch.
-    message: u64,
+    /// Of inflateq and deflateq.
+    message: Option<Buffer<M::Bytes>>,
+    /// Of answers to requests, which come whatever goes on there.
+    answer: Option<Buffer<M::Bytes>>,
     /// The page of small messages.
     small: u64,
 }
@@ -81,10 +93,10 @@ impl<T: Transport, M: Memory<Error = T::Error>> Link<T, M> {
             features: Features(0),
             wire: Wire::Pfns,
             wait,
-            rings: [None; Queue::ALL.len()],
+            rings: [None; QUEUES],
             pieces: [None; PIECES],
-            scratch: None,
-            message: 0,
+            message: None,
+            answer: None,
             small: 0,
         }
     }
@@ -100,14 +112,24 @@ impl<T: Transport, M: Memory<Error = T::Error>> Link<T, M> {
         Ok(address)
     }
 
-    /// Room for messages of so many bytes.
-    pub(super) fn message_buffer(&mut self, bytes: usize) -> LinkResult<(), T> {
+    fn buffer(&mut self, bytes: usize) -> LinkResult<Buffer<M::Bytes>, T> {
         let missing = Error::NoMemory {
             bytes: bytes as u64,
         };
         let scratch = self.memory.bytes(bytes).ok_or(missing)?;
-        self.message = self.piece(bytes as u64)?;
-        self.scratch = Some(scratch);
+        let place = self.piece(bytes as u64)?;
+        Ok(Buffer { scratch, place })
+    }
+
+    /// Room for messages of so many bytes.
+    pub(super) fn message_buffer(&mut self, bytes: usize) -> LinkResult<(), T> {
+        self.message = Some(self.buffer(bytes)?);
+        Ok(())
+    }
+
+    /// Room for answers of so many bytes.
+    pub(super) fn answer_buffer(&mut self, bytes: usize) -> LinkResult<(), T> {
+        self.answer = Some(self.buffer(bytes)?);
         Ok(())
     }
 
@@ -143,8 +165,9 @@ impl<T: Transport, M: Memory<Error = T::Error>> Link<T, M> {
 
     /// Gives all memory back. The device has been reset.
     pub(super) fn release(&mut self) {
-        self.rings = [None; Queue::ALL.len()];
-        self.scratch = None;
+        self.rings = [None; QUEUES];
+        self.message = None;
+        self.answer = None;
         for piece in self.pieces.iter_mut().filter_map(Option::take) {
             self.memory.free(piece);
         }
@@ -217,21 +240,83 @@ impl<T: Transport, M: Memory<Error = T::Error>> Link<T, M> {
         self.send(queue, |scratch| format.encode_bitmap(&mut source, scratch))
     }
 
+    /// Answers a request with the pages of these runs, ascending: messages with this header, and a last one
+    /// without any.
+    pub(super) fn answer(
+        &mut self,
+        page: GuestPage,
+        header: ResponseHeader,
+        runs: impl Iterator<Item = Span>,
+    ) -> LinkResult<(), T> {
+        let Wire::Bulk(format) = self.wire else {
+            return Err(Error::NoRequests);
+        };
+        let mut source = Source::new(runs, page);
+        let mut done = false;
+        let sent = self.send(Queue::Requests, |scratch| {
+            let used = format.encode(page, &mut source, scratch)?;
+            if done {
+                return Ok(0);
+            }
+            done = used == 0;
+            let header = ResponseHeader {
+                flag: match done {
+                    true => ResponseHeader::DONE,
+                    false => ResponseHeader::CONTINUED,
+                },
+                data_len: used.saturating_sub(ResponseHeader::BYTES) as u32,
+                ..header
+            };
+            if let Some(place) = scratch.first_chunk_mut() {
+                *place = header.to_bytes();
+            }
+            Ok(used.max(ResponseHeader::BYTES))
+        });
+        sent.map(|_| ())
+    }
+
+    /// Offers the buffer for a request.
+    pub(super) fn offer_request(&mut self) -> LinkResult<(), T> {
+        let part = Part {
+            address: self.small + REQUEST_AT,
+            len: HostRequest::BYTES as u32,
+            write: true,
+        };
+        self.describe(Queue::Requests, &[part])?;
+        self.offer(Queue::Requests)
+    }
+
+    /// The request in the buffer.
+    pub(super) fn request(&self) -> LinkResult<HostRequest, T> {
+        let mut bytes = [0; HostRequest::BYTES];
+        let place = self.small + REQUEST_AT;
+        self.memory.read(place, &mut bytes).map_err(Error::Seam)?;
+        Ok(HostRequest::from_bytes(&bytes))
+    }
+
     /// Sends messages until there is nothing to `encode`, and waits for each.
     fn send(
         &mut self,
         queue: Queue,
         mut encode: impl FnMut(&mut [u8]) -> Result<usize, EncodeError>,
     ) -> LinkResult<u64, T> {
-        self.ready()?;
+        let answers = queue == Queue::Requests;
+        if !answers {
+            self.ready()?;
+        }
         let ring = *self.ring(queue)?;
         let gather = self.wire == Wire::Bulk(BulkFormat::ScatterGather);
         let direct = !self.features.contains(INDIRECT);
         let mut messages = 0;
         loop {
-            let Some(scratch) = self.scratch.as_mut().map(AsMut::as_mut) else {
+            let buffer = match answers {
+                true => self.answer.as_mut(),
+                false => self.message.as_mut(),
+            };
+            let Some(Buffer { scratch, place }) = buffer else {
                 return Err(Error::Frozen);
             };
+            let scratch = scratch.as_mut();
             let used = encode(scratch)?;
             if used == 0 {
                 return Ok(messages);
@@ -240,7 +325,7 @@ impl<T: Transport, M: Memory<Error = T::Error>> Link<T, M> {
             // Scatter-gather is a table of descriptors already.
             let place = match gather && direct {
                 true => ring.addresses().descriptors,
-                false => self.message,
+                false => *place,
             };
             self.memory.write(place, bytes).map_err(Error::Seam)?;
             let len = used as u32;

@@ -99,6 +99,11 @@ impl BulkFormat {
             .find(|format| format.number() == number)
     }
 
+    /// True when its messages begin with a [`ResponseHeader`].
+    pub const fn has_header(self) -> bool {
+        !matches!(self, Self::Chunks | Self::ScatterGather)
+    }
+
     /// One message in this format, as [`Format::encode`] makes it, of pages of this size.
     ///
     /// # Errors

@@ -18,3 +18,4 @@ mod hostile;
 mod huge;
 mod memory;
 mod model;
+mod requests;

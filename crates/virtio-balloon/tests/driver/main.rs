@@ -10,4 +10,5 @@
 mod fake;
 
 mod model;
+mod requests;
 mod rules;

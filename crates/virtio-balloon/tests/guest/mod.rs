@@ -39,6 +39,7 @@ pub enum Act {
     Restore(Vec<Span>),
     Discard(Vec<Span>),
     Hinted(Vec<Span>),
+    Unused(u16, Vec<Span>),
     ConfigChanged,
     Event(Event),
     Stats(Box<Stats>, bool),
@@ -151,6 +152,10 @@ impl Monitor for Seams {
 
     fn stats(&mut self, stats: &Stats, asked: bool) {
         self.note(Act::Stats(Box::new(*stats), asked));
+    }
+
+    fn unused(&mut self, id: u16, runs: &[Span]) {
+        self.note(Act::Unused(id, runs.to_vec()));
     }
 
     fn hinted(&mut self, runs: &[Span]) -> Hint {
@@ -267,7 +272,7 @@ pub struct Guest {
     pub memory: GuestMemoryMmap,
     pub device: Device<Seams, Seams, Seams>,
     pub notes: Rc<RefCell<Notes>>,
-    pub rings: [Ring; 5],
+    pub rings: [Ring; 6],
     buffers: u64,
 }
 
@@ -278,6 +283,7 @@ pub const fn at(queue: Queue) -> usize {
         Queue::Stats => 2,
         Queue::FreePage => 3,
         Queue::Reporting => 4,
+        Queue::Requests => 5,
     }
 }
 
@@ -317,7 +323,7 @@ impl Guest {
             memory,
             device,
             notes,
-            rings: [0, 1, 2, 3, 4].map(Ring::new),
+            rings: [0, 1, 2, 3, 4, 5].map(Ring::new),
             buffers: BUFFERS,
         }
     }
@@ -420,6 +426,11 @@ impl Guest {
         self.device.request_stats(ring, &self.memory)
     }
 
+    pub fn request_unused(&mut self) -> Result<(u16, bool), QueueError> {
+        let ring = &mut self.rings[at(Queue::Requests)].queue;
+        self.device.request_unused(ring, &self.memory)
+    }
+
     /// The chains that came back since the last look.
     pub fn used(&mut self, queue: Queue) -> Vec<u16> {
         let ring = &mut self.rings[at(queue)];
@@ -435,7 +446,8 @@ impl Guest {
                 self.memory.read_obj(GuestAddress(place)).unwrap(),
                 self.memory.read_obj(GuestAddress(place + 4)).unwrap(),
             ];
-            assert_eq!(entry[1], 0, "the device writes no byte");
+            // The device writes requests, and nothing else.
+            assert!(entry[1] == 0 || queue == Queue::Requests, "{entry:?}");
             heads.push(entry[0] as u16);
             ring.seen = ring.seen.wrapping_add(1);
         }

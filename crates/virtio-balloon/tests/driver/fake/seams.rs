@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use runs::Span;
 use virtio_balloon::driver::{GuestPages, Memory, QueueAddresses, Transport};
-use virtio_balloon::{Features, GuestPage, Queue, Stats, Tag};
+use virtio_balloon::{Features, GuestPage, Stats, Tag};
 
 use super::{ARENA, Answers, Event, Handle, PAGE};
 
@@ -18,6 +18,7 @@ impl Transport for Handle {
             world.host.clear();
             world.accepted = None;
             world.stats_kept = false;
+            world.request = None;
             world.log.push(Event::Reset);
         });
         Ok(())
@@ -66,7 +67,7 @@ impl Transport for Handle {
     fn queue_size(&mut self, queue: u16) -> Result<u16, String> {
         Ok(self.with(|world| {
             let features = world.accepted.unwrap();
-            Queue::of_number(queue, features, world.numbering).map_or(0, |_| world.queue_size)
+            world.queue(queue, features).map_or(0, |_| world.queue_size)
         }))
     }
 
