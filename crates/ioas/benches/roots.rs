@@ -84,7 +84,7 @@ fn space(placement: Placement, format: FormatId, memories: &[Tables]) -> Space {
         let none = RunMap::<Vec<AtomicU64>>::new([]).unwrap();
         let config = Config {
             node: Some(NodeId(n)),
-            capabilities: capabilities.clone(),
+            capabilities,
             ..Config::default()
         };
         let unit = SoftwareUnit::with_config(tables.clone(), none, config);

@@ -112,7 +112,7 @@ fn what_does_not_fit_together_is_refused_with_its_line() {
     let (head, first) = TEXT.split_at(TEXT.find("0x000000008d801").unwrap());
     let error = |row: &str| refusal(&format!("{head}{row}\n"), None);
     let row = "0x000000008d802 | 0x0 0x1017f9003 0x1017fa003 0x1017fb003 0x8d802003";
-    assert!(read(&format!("{head}{row}\n{first}"), None).is_ok());
+    assert!(read(format!("{head}{row}\n{first}"), None).is_ok());
     for wrong in [
         // Not aligned, three levels among four, an entry that is not present, too few and too many.
         "0x000000008d802 | 0x0 0x1017f9003 0x1017fa003 0x8d800083",

@@ -1,6 +1,6 @@
 //! Maps that are planned first and filled then.
 
-use iopt::{Chain, Format, MapError, Prot, TableMemory};
+use iopt::{Chain, Format, MapError, Prot};
 use runs::Span;
 
 use super::{Tables, World};
