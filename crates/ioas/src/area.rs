@@ -65,6 +65,15 @@ impl Area {
         !self.out && !self.released
     }
 
+    /// Keeps what it is charged, so many `times`, as far as the limit allows.
+    pub(crate) fn reserve(&mut self, times: u64) {
+        let reserved = self.memory.reserve(self.part());
+        self.reserved = reserved.ok().map(|mut reserved| {
+            let _ = reserved.keep(times);
+            reserved
+        });
+    }
+
     /// Cuts it in two at the device address `at`, which lies inside.
     pub(crate) fn split_at(&mut self, at: u64) -> Self {
         let len = at - self.range.start;

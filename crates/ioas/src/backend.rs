@@ -216,6 +216,12 @@ pub trait Backend: Sized {
     /// True when a device, or a domain without one, has areas mapped.
     fn is_live(&self) -> bool;
 
+    /// How often memory is charged that is mapped now: 1, or for a kernel that does not share pins, the
+    /// number of its page tables that are each filled by a call of their own.
+    fn times_charged(&self) -> u64 {
+        1
+    }
+
     /// Sets aside what mapping `range` takes besides pins and charge, tables for instance, however
     /// scattered the memory is then. All or nothing; what is set aside for one range is used for no
     /// other.

@@ -137,13 +137,18 @@ impl Memory {
     /// touched: what is held already, or lies outside the object, costs nothing, and what is reserved
     /// no more than was kept for it.
     pub fn forecast(&self, part: Span) -> Forecast {
+        self.forecast_times(part, 1)
+    }
+
+    /// The same for an address space that charges memory so many `times`.
+    pub(crate) fn forecast_times(&self, part: Span, times: u64) -> Forecast {
         let inside = Span::new(0, self.len()).intersection(&part);
         let needed = inside.map_or(0, |part| {
             let pins = self.pins.lock();
             let needed = self.charge(&pins.unheld(part));
             needed.saturating_sub(self.kept(&pins, part))
         });
-        self.ledger.forecast(needed)
+        self.ledger.forecast(needed.saturating_mul(times))
     }
 
     /// What is kept for `part` alone.

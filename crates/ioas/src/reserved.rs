@@ -24,14 +24,40 @@ use crate::object::MemoryObject;
 pub(crate) struct Reserved {
     memory: Arc<Memory>,
     part: Span,
+    /// What is kept besides, where memory is charged more than once.
+    further: Option<Charge>,
 }
 
 impl Reserved {
+    /// Keeps the charge of the part so many `times`, or as before.
+    pub(crate) fn keep(&mut self, times: u64) -> Result<(), OverLimit> {
+        let once = self.memory.object().charge(self.part);
+        let bytes = once.saturating_mul(times.saturating_sub(1));
+        let mut further = match self.further.take() {
+            None if bytes == 0 => return Ok(()),
+            further => further.unwrap_or_else(|| Charge::nothing(self.memory.ledger())),
+        };
+        let more = further.more(bytes.saturating_sub(further.bytes()));
+        let kept = more.map(|more| {
+            drop(further.split(further.bytes().saturating_sub(bytes)));
+            further.join(more);
+        });
+        self.further = Some(further);
+        kept
+    }
+
     /// Cuts it in two at `offset` in the object, which lies inside.
     pub(crate) fn split_at(&mut self, offset: u64) -> Self {
+        let whole = u128::from(self.part.len);
+        let tail = cut(&mut self.part, offset);
+        let further = self.further.as_mut().map(|further| {
+            let bytes = u128::from(further.bytes()) * u128::from(tail.len);
+            further.split((bytes / whole) as u64)
+        });
         Self {
             memory: Arc::clone(&self.memory),
-            part: cut(&mut self.part, offset),
+            part: tail,
+            further,
         }
     }
 
@@ -39,6 +65,10 @@ impl Reserved {
     pub(crate) fn join(&mut self, mut other: Self) {
         debug_assert!(Arc::ptr_eq(&self.memory, &other.memory));
         append(&mut self.part, &mut other.part);
+        match (&mut self.further, other.further.take()) {
+            (Some(further), Some(more)) => further.join(more),
+            (further, more) => *further = further.take().or(more),
+        }
     }
 }
 
@@ -58,6 +88,7 @@ impl Memory {
         Ok(Reserved {
             memory: Arc::clone(self),
             part,
+            further: None,
         })
     }
 

@@ -33,6 +33,7 @@ use crate::backend::{Backend, Capabilities};
 use crate::dirty::Tracking;
 use crate::error::{CloseError, MapError, UnmapError};
 use crate::external::Externals;
+use crate::ledger::Forecast;
 use crate::listener::Listener;
 use crate::memory::Memory;
 use crate::observer::{Observer, Step, observed};
@@ -184,6 +185,12 @@ impl<B: Backend> Ioas<B> {
         self.retired.listeners.mapped(area);
         self.refit(range, range, Interruption::Refused);
         Ok(())
+    }
+
+    /// Whether the limit permits to map `part` (offset and length in bytes) of `memory` here, before
+    /// anything is touched: [`Memory::forecast`], as often as this address space charges it.
+    pub fn forecast(&self, memory: &Memory, part: Span) -> Forecast {
+        memory.forecast_times(part, self.backend.times_charged())
     }
 
     /// Everything that can be known to be wrong before anything is touched.

@@ -15,7 +15,7 @@ use std::vec;
 use std::vec::Vec;
 
 use iommu::NodeId;
-use iopt::{Aperture, Interruption, RangeError};
+use iopt::{Aperture, Interruption, Prot, RangeError};
 use runs::Span;
 
 use super::cause::MapRequest;
@@ -24,14 +24,17 @@ use super::mapped::{Journal, Mapped, source};
 use super::mapper::{Entering, Mapper, MapperInfo, Source};
 use super::pieces::{Piece, Pieces, Stretch, cut, groups, stretches};
 use super::refusals::{Refused, attach_refused, detach_refused, errno, map_refused};
-use super::shares::Share;
+use super::shares::{Pages, Share};
+use crate::area::Area;
 use crate::areas::Areas;
 use crate::backend::{Capability, Unsupported};
 use crate::errno::{Errno, Profile};
 use crate::error::{AttachError, DetachError, MapError};
+use crate::ledger::{Charge, Ledger};
 use crate::observer::{Observer, Step, observed};
+use crate::own::Written;
 use crate::placement::Placement;
-use crate::windows::{outside, within, without};
+use crate::windows::{outside, within};
 
 /// The back end over the mappings of a kernel. See the module's head in the sources, and the aliases
 /// for each kernel interface.
@@ -49,7 +52,7 @@ pub struct Kernel<K: Mapper> {
     /// What is dirty can be read.
     pub(super) bitmaps: bool,
     /// What was read as dirty and nobody has asked for yet.
-    pub(super) carried: Vec<Span>,
+    pub(super) carried: Written,
 }
 
 impl<K: Mapper> core::fmt::Debug for Kernel<K> {
@@ -59,6 +62,21 @@ impl<K: Mapper> core::fmt::Debug for Kernel<K> {
             .field("pieces", &self.mapped.pieces.len())
             .finish_non_exhaustive()
     }
+}
+
+/// Parts that are mapped by one call each; those that are copied with the pages that they get.
+pub(super) type Plan = Vec<(Stretch, Option<Arc<Pages>>)>;
+
+/// Charges `bytes` in one step.
+pub(super) fn charged(
+    ledger: &Arc<Ledger>,
+    bytes: u64,
+    observer: &mut dyn Observer,
+) -> Result<Charge, MapError> {
+    observed(observer, Step::Charge, |_| {
+        let charge = ledger.charge(bytes).map_err(MapError::OverLimit)?;
+        Ok((charge, bytes))
+    })
 }
 
 /// What is known without a device.
@@ -93,7 +111,7 @@ impl<K: Mapper> Kernel<K> {
             merging: Interruption::Refused,
             placement: Placement::default(),
             bitmaps: false,
-            carried: Vec::new(),
+            carried: Written::new(),
         }
     }
 
@@ -119,9 +137,20 @@ impl<K: Mapper> Kernel<K> {
         &self.mapped.mapper
     }
 
+    /// The attached devices, or groups.
+    pub fn devices(&self) -> &[Arc<K::Device>] {
+        &self.devices
+    }
+
     /// What the kernel has mapped, in order: its mappings, not the areas.
     pub fn pieces(&self) -> impl Iterator<Item = Span> + '_ {
         self.mapped.pieces.iter().map(|piece| piece.stretch.range)
+    }
+
+    /// Bytes that the kernel has charged for its mappings; what is copied from others is charged there.
+    pub fn charged(&self) -> u64 {
+        let fresh = self.mapped.pieces.iter().filter(|piece| !piece.copied);
+        fresh.map(|piece| piece.stretch.charge()).sum()
     }
 
     pub(super) const fn unsupported(what: Capability) -> Unsupported {
@@ -156,8 +185,19 @@ impl<K: Mapper> Kernel<K> {
         Ok(())
     }
 
+    /// What of `area` is mapped, if the kernel can be told of it.
+    pub(super) fn mappable(area: &Area) -> Result<Stretch, MapError> {
+        let prot = area.prot;
+        if !Prot::RW.contains(prot) {
+            return Err(MapError::Prot { prot });
+        }
+        let stretch = Stretch::of(area);
+        Self::check_source(&stretch)?;
+        Ok(stretch)
+    }
+
     /// Refuses memory that the kernel cannot be told of.
-    pub(super) fn check_source(&self, stretch: &Stretch) -> Result<(), MapError> {
+    pub(super) fn check_source(stretch: &Stretch) -> Result<(), MapError> {
         match source(&**stretch.memory.object(), stretch.offset, K::PROFILE) {
             Some(_) => Ok(()),
             None => Err(MapError::Unsupported(Self::unsupported(
@@ -174,43 +214,55 @@ impl<K: Mapper> Kernel<K> {
         journal: &mut Journal,
         observer: &mut dyn Observer,
     ) -> Result<(), MapError> {
-        self.check_source(stretch)?;
-        let mut plan = Vec::new();
-        for range in cut(stretch.range, self.granule) {
-            self.mapped.plan(&stretch.at(range), &mut plan);
-        }
-        self.make_room(plan.len() as u64)?;
-        let ledger = stretch.memory.ledger();
-        let mut charge = observed(observer, Step::Charge, |_| {
-            let fresh = plan.iter().filter(|(_, shared)| shared.is_none());
-            let bytes = fresh.map(|(part, _)| part.charge()).sum();
-            let charge = ledger.charge(bytes).map_err(MapError::OverLimit)?;
-            Ok::<_, MapError>((charge, bytes))
-        })?;
+        let plan = self.plan(stretch)?;
+        let fresh = plan.iter().filter(|(_, shared)| shared.is_none());
+        let bytes = fresh.map(|(part, _)| part.charge()).sum();
+        let mut charge = charged(stretch.memory.ledger(), bytes, observer)?;
         let mut done = 0;
-        for (part, shared) in plan {
-            let copied = shared.is_some();
-            let range = part.range;
-            let share = match shared {
-                Some(pages) => Share::of(&pages, part.part()),
-                None => Share::new(charge.split(part.charge()), part.part()),
-            };
-            observed(observer, Step::FillTables, |_| {
-                let piece = Piece {
-                    stretch: part.clone(),
-                    share,
-                    copied,
-                };
-                let put = self.mapped.put(piece, journal);
-                put.map_err(|error| self.explain(error, &part))?;
-                Ok::<_, MapError>(((), range.len))
-            })?;
-            done += range.len;
+        for (part, shared) in &plan {
+            self.map_part(part, shared.as_ref(), &mut charge, journal, observer)?;
+            done += part.range.len;
             if observer.progress(Step::FillTables, done).is_break() {
                 return Err(MapError::Interrupted);
             }
         }
         Ok(())
+    }
+
+    /// The parts in which a stretch is mapped, for which there are entries.
+    pub(super) fn plan(&mut self, stretch: &Stretch) -> Result<Plan, MapError> {
+        Self::check_source(stretch)?;
+        let mut plan = Vec::new();
+        for range in cut(stretch.range, self.granule) {
+            self.mapped.plan(&stretch.at(range), &mut plan);
+        }
+        self.make_room(plan.len() as u64)?;
+        Ok(plan)
+    }
+
+    /// Maps a part of a plan, which takes its charge out of `charge`.
+    pub(super) fn map_part(
+        &mut self,
+        part: &Stretch,
+        shared: Option<&Arc<Pages>>,
+        charge: &mut Charge,
+        journal: &mut Journal,
+        observer: &mut dyn Observer,
+    ) -> Result<(), MapError> {
+        let share = match shared {
+            Some(pages) => Share::of(pages, part.part()),
+            None => Share::new(charge.split(part.charge()), part.part()),
+        };
+        let piece = Piece {
+            stretch: part.clone(),
+            share,
+            copied: shared.is_some(),
+        };
+        observed(observer, Step::FillTables, |_| {
+            let put = self.mapped.put(piece, journal);
+            put.map_err(|error| self.explain(error, part))?;
+            Ok(((), part.range.len))
+        })
     }
 
     /// Why the kernel did not map `part`, which is not charged any more.
@@ -373,6 +425,26 @@ impl<K: Mapper> Kernel<K> {
         self.mapped.take(all, &mut Journal::default())
     }
 
+    /// Calls `each` with what is dirty in `span`, and forgets it; where nobody can tell, with all that
+    /// devices may write to.
+    pub(super) fn dirty_in(
+        &mut self,
+        span: Span,
+        each: &mut dyn FnMut(Span),
+    ) -> Result<(), KernelError> {
+        let pieces = self.mapped.pieces.overlapping(span.start, span.last());
+        let writable = pieces.filter(|piece| piece.stretch.prot.contains(Prot::WRITE));
+        let ranges: Vec<Span> = writable.map(|piece| piece.stretch.range).collect();
+        for piece in ranges {
+            match piece.intersection(&span) {
+                Some(range) if self.bitmaps => self.read_dirty(range, piece, &mut *each)?,
+                Some(range) => each(range),
+                None => {}
+            }
+        }
+        Ok(())
+    }
+
     /// Reads what is dirty of a range in a piece, with a call that cuts no piece if this kernel wants
     /// that, and calls `each` with what lies in the range.
     pub(super) fn read_dirty(
@@ -398,24 +470,9 @@ impl<K: Mapper> Kernel<K> {
                 asked.start + bits.start * page,
                 (bits.end.min(pages) - bits.start) * page,
             );
-            self.carried.push(run);
+            self.carried.add(run);
         }
-        self.give_carried(range, &mut each);
+        self.carried.take(range, &mut each);
         Ok(())
-    }
-
-    /// Calls `each` with what was read as dirty in `range`, and forgets that.
-    fn give_carried(&mut self, range: Span, each: &mut dyn FnMut(Span)) {
-        let mut stays = Vec::new();
-        for run in self.carried.drain(..) {
-            match run.intersection(&range) {
-                None => stays.push(run),
-                Some(given) => {
-                    each(given);
-                    stays.extend(without(run, given));
-                }
-            }
-        }
-        self.carried = stays;
     }
 }

@@ -14,6 +14,7 @@
 
 mod backend;
 mod cause;
+mod emptying;
 mod error;
 mod mapped;
 mod mapper;

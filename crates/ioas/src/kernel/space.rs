@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::vec::Vec;
 
 use iommu::{FlushError, NodeId};
-use iopt::{Interruption, Invalidation, Pending, Prot};
+use iopt::{Interruption, Invalidation, Pending};
 use runs::Span;
 
 use super::backend::Kernel;
@@ -15,7 +15,7 @@ use super::error::KernelError;
 use super::mapped::Journal;
 use super::mapper::Mapper;
 use super::pieces::{Piece, Stretch, stretches};
-use super::refusals::{attach_refused, detach_refused, errno, unmap_refused};
+use super::refusals::{attach_refused, detach_refused, errno};
 use super::shares::Share;
 use crate::area::Area;
 use crate::areas::Areas;
@@ -29,18 +29,53 @@ use crate::retired::Retired;
 use crate::space::Ioas;
 use crate::windows::outside;
 
+/// The `len` bytes from `iova` on, if they lie in `windows`.
+pub(super) fn inside(windows: &[Span], iova: u64, len: u64) -> Result<Span, MapError> {
+    let wanted = Span::checked(iova, len).ok_or(MapError::BeyondEnd { start: iova })?;
+    match outside(windows, wanted) {
+        Some(reserved) => Err(MapError::Reserved { wanted, reserved }),
+        None => Ok(wanted),
+    }
+}
+
+/// What is kept for `area` goes to its mapping, which is charged anew.
+pub(super) fn map_again<B: Backend>(
+    backend: &mut B,
+    area: &mut Area,
+    retired: &mut Retired,
+    observer: &mut dyn Observer,
+) -> Result<(), MapError> {
+    let kept = area.reserved.take().is_some();
+    let mapped = backend.map(area, retired, observer);
+    if mapped.is_err() && kept {
+        area.reserve(backend.times_charged());
+    }
+    mapped
+}
+
+impl<K: Mapper> Kernel<K> {
+    /// What every one of them can do.
+    pub(super) const LEAST: Capabilities = Capabilities {
+        backend: K::PROFILE.name(),
+        hitless_cut: false,
+        unmap_part: false,
+        shares_pins: false,
+        page_dirty: false,
+        given_runs: false,
+        table_placement: false,
+        node_tables: false,
+        most_mappings: None,
+    };
+}
+
 impl<K: Mapper> Backend for Kernel<K> {
     fn capabilities(&self) -> Capabilities {
         Capabilities {
-            backend: K::PROFILE.name(),
-            hitless_cut: false,
-            unmap_part: false,
             shares_pins: self.mapper().shares().is_some(),
             page_dirty: !self.mapper().is_blind(),
-            given_runs: false,
-            table_placement: false,
             node_tables: K::NODE_TABLES,
             most_mappings: self.most,
+            ..Self::LEAST
         }
     }
 
@@ -53,11 +88,7 @@ impl<K: Mapper> Backend for Kernel<K> {
     }
 
     fn check(&self, iova: u64, len: u64) -> Result<Span, MapError> {
-        let wanted = Span::checked(iova, len).ok_or(MapError::BeyondEnd { start: iova })?;
-        match outside(&self.windows, wanted) {
-            Some(reserved) => Err(MapError::Reserved { wanted, reserved }),
-            None => Ok(wanted),
-        }
+        inside(&self.windows, iova, len)
     }
 
     fn allow(&mut self, ranges: &[Span]) -> Result<(), MapError> {
@@ -76,12 +107,7 @@ impl<K: Mapper> Backend for Kernel<K> {
         _retired: &mut Retired,
         observer: &mut dyn Observer,
     ) -> Result<(), MapError> {
-        let prot = area.prot;
-        if !Prot::RW.contains(prot) {
-            return Err(MapError::Prot { prot });
-        }
-        let stretch = Stretch::of(area);
-        self.check_source(&stretch)?;
+        let stretch = Self::mappable(area)?;
         if self.devices.is_empty() {
             return Ok(());
         }
@@ -93,8 +119,6 @@ impl<K: Mapper> Backend for Kernel<K> {
         mapped
     }
 
-    /// The kernel has every unit forget before it answers. What stays of a piece of which a part
-    /// goes is missing for a moment.
     fn empty(
         &mut self,
         _areas: &Areas,
@@ -103,69 +127,16 @@ impl<K: Mapper> Backend for Kernel<K> {
         interruption: Interruption,
         note: &mut dyn FnMut(Span),
     ) -> Result<(), UnmapError> {
-        let reaches_out =
-            |stretch: &Stretch| stretch.range.start < first || stretch.range.last() > last;
-        let pieces = self.mapped.pieces.overlapping(first, last);
-        let stretches: Vec<Stretch> = pieces.map(|piece| piece.stretch.clone()).collect();
-        let partial: Vec<&Stretch> = stretches
-            .iter()
-            .filter(|stretch| reaches_out(stretch))
-            .collect();
-        if let (Some(stretch), Interruption::Refused) = (partial.first(), interruption) {
-            return Err(self.cuts(stretch.range, Capability::UnmapPart));
-        }
-        let stays = |stretch: &Stretch| {
-            let range = stretch.range;
-            let head = first
-                .checked_sub(1)
-                .and_then(|end| Span::inclusive(range.start, end));
-            let tail = last
-                .checked_add(1)
-                .and_then(|start| Span::inclusive(start, range.last()));
-            [
-                head.filter(|_| range.start < first),
-                tail.filter(|_| range.last() > last),
-            ]
-        };
-        let more = partial
-            .iter()
-            .flat_map(|stretch| stays(stretch))
-            .flatten()
-            .count();
-        let len = self.mapped.pieces.len() - partial.len() as u64 + more as u64;
-        if let Some(stretch) = partial
-            .first()
-            .filter(|_| self.most.is_some_and(|most| len > most))
-        {
-            return Err(self.cuts(stretch.range, Capability::UnmapPart));
-        }
-        self.note_dirty(&stretches, first, last, note)?;
+        let emptying = self.plan_to_empty(first, last, interruption)?;
         let mut journal = Journal::default();
-        let mut starts = Vec::new();
-        let result = partial.iter().try_for_each(|stretch| {
-            let rest: Vec<Span> = stays(stretch).into_iter().flatten().collect();
-            starts.extend(rest.iter().map(|range| range.start));
-            self.mapped.shrink(stretch, &rest, &mut journal)
-        });
-        let mut whole = stretches.iter().filter(|stretch| !reaches_out(stretch));
-        let result = result.and_then(|()| {
-            let Some(one) = whole.next() else {
-                return Ok(());
-            };
-            let end = whole.next_back().unwrap_or(one);
-            let all = Span::inclusive(one.range.start, end.range.last());
-            self.mapped.take(all.unwrap_or(one.range), &mut journal)
-        });
-        match result {
+        match self.empty_planned(&emptying, &mut journal, note) {
             Ok(()) => {
-                drop(journal);
-                self.mapped.part_pages(&starts);
+                self.emptied(&emptying, journal);
                 Ok(())
             }
-            Err(error) => {
+            Err(cause) => {
                 self.mapped.undo(journal);
-                let range = Span::inclusive(first, last).unwrap_or_default();
-                Err(unmap_refused(K::PROFILE, error, range))
+                Err(cause)
             }
         }
     }
@@ -174,26 +145,20 @@ impl<K: Mapper> Backend for Kernel<K> {
         !self.devices.is_empty()
     }
 
-    /// What is kept goes to the mapping, which is charged anew.
     fn map_again(
         &mut self,
         area: &mut Area,
         retired: &mut Retired,
         observer: &mut dyn Observer,
     ) -> Result<(), MapError> {
-        let kept = area.reserved.take().is_some();
-        let mapped = self.map(area, retired, observer);
-        if mapped.is_err() && kept {
-            area.reserved = area.memory.reserve(area.part()).ok();
-        }
-        mapped
+        map_again(self, area, retired, observer)
     }
 
     /// Areas need no cut of the kernel's: what has to be mapped anew is, when a part is emptied.
     fn cut(&mut self, at: u64, interruption: Interruption) -> Result<(), UnmapError> {
         match self.mapped.pieces.at(at) {
             Some(piece) if piece.start < at && interruption == Interruption::Refused => {
-                Err(self.cuts(piece, Capability::HitlessCut))
+                Err(Self::cuts(piece, Capability::HitlessCut))
             }
             _ => Ok(()),
         }
@@ -229,30 +194,14 @@ impl<K: Mapper> Backend for Kernel<K> {
         _areas: &Areas,
         pending: &mut Pending<W>,
     ) -> Result<Harvested, HarvestError> {
-        let span = pending.span();
-        let mut found = Harvested {
-            bytes: 0,
-            blind: self.is_blind(),
-        };
-        let pieces = self.mapped.pieces.overlapping(span.start, span.last());
-        let writable = pieces.filter(|piece| piece.stretch.prot.contains(Prot::WRITE));
-        let ranges: Vec<Span> = writable.map(|piece| piece.stretch.range).collect();
-        for piece in ranges {
-            let Some(range) = piece.intersection(&span) else {
-                continue;
-            };
-            if !self.bitmaps {
-                pending.mark(range);
-                continue;
-            }
-            let each = |run: Span| {
-                found.bytes += run.len;
-                pending.mark(run);
-            };
-            let read = self.read_dirty(range, piece, each);
-            read.map_err(|error| HarvestError::Kernel(Box::new(error)))?;
-        }
-        Ok(found)
+        let (mut bytes, told) = (0, self.bitmaps);
+        let read = self.dirty_in(pending.span(), &mut |run| {
+            bytes += if told { run.len } else { 0 };
+            pending.mark(run);
+        });
+        read.map_err(|error| HarvestError::Kernel(Box::new(error)))?;
+        let blind = self.is_blind();
+        Ok(Harvested { bytes, blind })
     }
 
     /// Reading dirty bits has flushed already.
@@ -273,36 +222,6 @@ impl<K: Mapper> Backend for Kernel<K> {
             let _ = self.mapped.mapper.leave(&device);
         }
         let _ = self.refresh();
-        Ok(())
-    }
-}
-
-impl<K: Mapper> Kernel<K> {
-    fn cuts(&self, mapping: Span, what: Capability) -> UnmapError {
-        let cause = Self::unsupported(what);
-        UnmapError::CutsMapping { mapping, cause }
-    }
-
-    /// Tells what is dirty between `first` and `last`, which is unmapped next.
-    fn note_dirty(
-        &mut self,
-        stretches: &[Stretch],
-        first: u64,
-        last: u64,
-        note: &mut dyn FnMut(Span),
-    ) -> Result<(), UnmapError> {
-        if !self.bitmaps {
-            return Ok(());
-        }
-        for stretch in stretches
-            .iter()
-            .filter(|stretch| stretch.prot.contains(Prot::WRITE))
-        {
-            let piece = stretch.range;
-            let here = Span::inclusive(piece.start.max(first), piece.last().min(last));
-            let read = self.read_dirty(here.unwrap_or(piece), piece, &mut *note);
-            read.map_err(|error| UnmapError::Kernel(Box::new(error)))?;
-        }
         Ok(())
     }
 }
@@ -448,7 +367,7 @@ impl<K: Mapper> Ioas<Kernel<K>> {
             let whole = all.get(at).filter(|stretch| stretch.range.covers(range));
             let stretch = whole.ok_or(AttachError::NoArea { mapping: *range })?;
             let stretch = stretch.at(*range);
-            self.backend.check_source(&stretch).map_err(failed)?;
+            Kernel::<K>::check_source(&stretch).map_err(failed)?;
             let charge = stretch.memory.ledger().charge(stretch.charge());
             let charge = charge.map_err(|over| failed(MapError::OverLimit(over)))?;
             taken.push(Piece {

@@ -44,7 +44,7 @@ pub use relocate::MoveError;
 pub use space::DomainPlace;
 pub use take_over::{TakeOverError, TakenDomain};
 
-use written::Written;
+pub(crate) use written::Written;
 
 use crate::area::Area;
 use crate::areas::Areas;

@@ -10,36 +10,36 @@ use runs::Span;
 pub(crate) struct Written(Vec<Span>);
 
 impl Written {
-    pub(super) const fn new() -> Self {
+    pub(crate) const fn new() -> Self {
         Self(Vec::new())
     }
 
     /// Ranges of another process.
-    pub(super) const fn of(ranges: Vec<Span>) -> Self {
+    pub(crate) const fn of(ranges: Vec<Span>) -> Self {
         Self(ranges)
     }
 
-    pub(super) fn ranges(&self) -> &[Span] {
+    pub(crate) fn ranges(&self) -> &[Span] {
         &self.0
     }
 
-    pub(super) fn clear(&mut self) {
+    pub(crate) fn clear(&mut self) {
         self.0.clear();
     }
 
-    pub(super) fn add(&mut self, range: Span) {
+    pub(crate) fn add(&mut self, range: Span) {
         match self.0.last_mut() {
             Some(last) if last.last().checked_add(1) == Some(range.start) => last.len += range.len,
             _ => self.0.push(range),
         }
     }
 
-    pub(super) fn append(&mut self, other: Self) {
+    pub(crate) fn append(&mut self, other: Self) {
         self.0.extend(other.0);
     }
 
     /// Takes out what lies in `span` and hands it to `each`.
-    pub(super) fn take(&mut self, span: Span, each: &mut dyn FnMut(Span)) {
+    pub(crate) fn take(&mut self, span: Span, each: &mut dyn FnMut(Span)) {
         for range in mem::take(&mut self.0) {
             let Some(inside) = range.intersection(&span) else {
                 self.0.push(range);
