@@ -116,7 +116,8 @@ pub use given::{GivenRuns, NoPages};
 pub use guest_ram::{GuestRam, GuestRamError, RegionFailed};
 #[cfg(any(feature = "vfio", feature = "iommufd"))]
 pub use kernel::{
-    Entering, Kernel, KernelError, Mapper, MapperInfo, Shares, Source, pieces_needed,
+    ByNode, Entering, Kernel, KernelError, Mapper, MapperInfo, NodeContainer, Shares, Source,
+    pieces_needed,
 };
 pub use ledger::{Charge, Forecast, Ledger, OverLimit};
 #[cfg(feature = "linux")]

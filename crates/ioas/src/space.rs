@@ -188,7 +188,8 @@ impl<B: Backend> Ioas<B> {
     }
 
     /// Whether the limit permits to map `part` (offset and length in bytes) of `memory` here, before
-    /// anything is touched: [`Memory::forecast`], as often as this address space charges it.
+    /// anything is touched: [`Memory::forecast`], as often as this address space charges it. That is
+    /// more than once only with [containers by node](crate::ByNode), for each of those that it has now.
     pub fn forecast(&self, memory: &Memory, part: Span) -> Forecast {
         memory.forecast_times(part, self.backend.times_charged())
     }

@@ -242,10 +242,9 @@ impl<K: Mapper> Ioas<Kernel<K>> {
     /// Which devices share a page table from now on; those that are there stay where they are.
     ///
     /// With iommufd each node has a table under [`Placement::PerNode`]: see
-    /// [`attach_near`](Self::attach_near). A container has one table for all that can share it. There, an
-    /// address space with a container of its own for the groups of each node does the same: over the
-    /// same [`Memory`](crate::Memory), which is pinned and charged for each, as its
-    /// [`forecast`](crate::Memory::forecast) says.
+    /// [`attach_near`](Self::attach_near). A container has one table for all that can share it. There,
+    /// [`ByNode`](crate::ByNode) does the same with a container for the groups of each node, which is
+    /// charged for each.
     ///
     /// # Errors
     ///

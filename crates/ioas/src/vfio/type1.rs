@@ -1,9 +1,10 @@
-//! A container as a back end: [`Type1`].
+//! Containers as a back end: [`Type1`].
 //!
 //! The first group brings the container's IOMMU, the last one takes it away with all mappings. An
 //! open `/dev/iommu` ([`Container::from_fd`]) does as well: iommufd plays the container.
 //!
-//! Each container charges for itself: memory that a second one maps is charged twice.
+//! Each container charges for itself: memory that a second one maps is charged twice. [`Containers`] has
+//! one for the groups of each memory node.
 
 use std::sync::Arc;
 
@@ -13,10 +14,38 @@ use runs::Span;
 use super::container::{Container, IommuModel};
 use super::group::Group;
 use crate::errno::Profile;
-use crate::kernel::{Entering, Kernel, KernelError, Mapper, MapperInfo, Result, Source};
+use crate::kernel::{ByNode, Entering, Kernel, KernelError, Mapper, MapperInfo, Result, Source};
 
 /// The back end over a container of VFIO's type 1.
 pub type Type1 = Kernel<ContainerMapper>;
+
+/// The back end over containers of VFIO's type 1, one for the groups of each memory node: so the kernel has
+/// a page table for each, on that node. What is mapped is pinned and charged for each container.
+///
+/// Containers that iommufd plays do as well, opened as for [`Container::from_fd`]. Live address spaces are
+/// not handed over.
+///
+/// ```no_run
+/// use std::sync::Arc;
+///
+/// use ioas::{Ioas, vfio::{Containers, Group}};
+/// use iommu::NodeId;
+///
+/// let mut space = Ioas::over_containers(Containers::type1(None));
+/// for (number, node) in [(17, 0), (42, 1)] {
+///     space.attach_near(Arc::new(Group::open(number)?), Some(NodeId(node)))?;
+/// }
+/// assert_eq!(space.backend().containers().count(), 2);
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
+pub type Containers = ByNode<ContainerMapper>;
+
+impl Containers {
+    /// Containers of type 1 itself; see [`ByNode::new`] for `granule`.
+    pub fn type1(granule: Option<u64>) -> Self {
+        Self::new(|| Container::open().map(ContainerMapper::new), granule)
+    }
+}
 
 /// A container and the groups in it.
 #[derive(Debug)]

@@ -8,6 +8,7 @@
     reason = "a test that cannot go on stops"
 )]
 
+mod containers;
 mod devices;
 mod maps;
 mod pieces;

@@ -92,6 +92,13 @@ impl<const IOMMUFD: bool> Plain<IOMMUFD> {
     }
 }
 
+impl<const IOMMUFD: bool> Drop for Plain<IOMMUFD> {
+    fn drop(&mut self) {
+        let space = self.space;
+        self.lock().spaces[space].closed = true;
+    }
+}
+
 fn refused<T>(operation: &'static str, answer: Answer<T>) -> Result<T, KernelError> {
     answer.map_err(|errno| KernelError::Refused {
         operation,

@@ -53,6 +53,8 @@ pub(crate) struct Address {
     pub(crate) allowed: Vec<Span>,
     pub(crate) tracking: bool,
     pub(crate) dirty: BTreeSet<u64>,
+    /// Its file is closed.
+    pub(crate) closed: bool,
 }
 
 /// A kernel and one user of it.
@@ -231,10 +233,14 @@ impl World {
     }
 
     pub(crate) fn unmap(&mut self, space: usize, iova: u64, len: u64) -> Answer<u64> {
-        self.fails()?;
         let type1 = self.profile == Profile::Type1;
+        // A container without groups has no IOMMU.
+        if type1 && self.spaces[space].devices.is_empty() {
+            return Err(Errno::EINVAL);
+        }
+        self.fails()?;
         let all = !type1 && iova == 0 && len == u64::MAX;
-        if len == 0 || type1 && self.spaces[space].devices.is_empty() {
+        if len == 0 {
             return Err(Errno::EINVAL);
         }
         let Some(last) = iova.checked_add(len - 1) else {

@@ -1,0 +1,133 @@
+//! A container for the groups of each memory node, as one back end.
+
+mod charges;
+mod dirty;
+mod faults;
+mod groups;
+mod model;
+
+use std::sync::Arc;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use crate::plain_kernel::setup::*;
+use crate::plain_kernel::*;
+use ioas::{ByNode, Errno, Ioas, KernelError, Ledger, MapError, Memory, Profile};
+use iommu::NodeId;
+use iopt::Prot;
+use runs::Span;
+
+const ALL: Span = Span::new(0, 2 * MIB);
+
+/// An address space over containers of the model.
+pub(crate) struct Bench {
+    pub(crate) world: Arc<Mutex<World>>,
+    pub(crate) space: Ioas<ByNode<PlainType1>>,
+    pub(crate) ledger: Arc<Ledger>,
+    /// No more containers can be opened.
+    full: Arc<AtomicBool>,
+}
+
+pub(crate) fn node(number: u32) -> Option<NodeId> {
+    Some(NodeId(number))
+}
+
+pub(crate) fn group() -> Arc<Device> {
+    Arc::new(Device {
+        tracks: true,
+        ..Device::default()
+    })
+}
+
+impl Bench {
+    pub(crate) fn new(granule: Option<u64>, limit: u64) -> Self {
+        let world = World::new(Profile::Type1);
+        let full = Arc::new(AtomicBool::new(false));
+        let open = {
+            let (world, full) = (Arc::clone(&world), Arc::clone(&full));
+            move || match full.load(Ordering::Relaxed) {
+                true => Err(KernelError::Refused {
+                    operation: "open",
+                    errno: Errno::EPERM.0,
+                }),
+                false => Ok(Plain::new(&world, &Arc::default())),
+            }
+        };
+        Self {
+            space: Ioas::over_containers(ByNode::new(open, granule)),
+            ledger: Ledger::new("mm->locked_vm", Some(limit), 0),
+            world,
+            full,
+        }
+    }
+
+    /// With a group at each of these nodes.
+    fn with(nodes: &[u32], limit: u64) -> (Self, Vec<Arc<Device>>) {
+        let mut bench = Self::new(None, limit);
+        let attach = |number: &u32| {
+            let group = group();
+            bench
+                .space
+                .attach_near(group.clone(), node(*number))
+                .unwrap();
+            group
+        };
+        let groups = nodes.iter().map(attach).collect();
+        (bench, groups)
+    }
+
+    pub(crate) fn memory(&self, len: u64) -> Arc<Memory> {
+        let (address, file) = (Some(1 << 40), None);
+        Memory::new(Arc::new(Fake { len, address, file }), &self.ledger)
+    }
+
+    fn map(&mut self, iova: u64, memory: &Arc<Memory>, part: Span) -> Result<(), MapError> {
+        self.space.map(iova, memory, part, Prot::RW, &mut ())
+    }
+
+    /// Node and number of groups of each container.
+    fn nodes(&self) -> Vec<(Option<u32>, usize)> {
+        let all = self.space.backend().containers();
+        all.map(|at| (at.node.map(|node| node.0), at.container.devices().len()))
+            .collect()
+    }
+
+    /// The model's container of each of ours.
+    pub(crate) fn spaces(&self) -> Vec<usize> {
+        let all = self.space.backend().containers();
+        all.map(|at| at.container.mapper().space).collect()
+    }
+
+    /// Every container maps every area that is there, and nothing else; the ledger has what the kernel
+    /// has locked, and what is kept for released areas. Closed containers map nothing.
+    pub(crate) fn check(&self) {
+        let world = self.world.lock().unwrap();
+        let spaces = self.spaces();
+        for (n, address) in world.spaces.iter().enumerate() {
+            let closed = !spaces.contains(&n);
+            assert_eq!(address.closed, closed, "container {n}");
+            assert!(!closed || address.mappings.is_empty(), "container {n}");
+        }
+        for at in self.space.backend().containers() {
+            let space = at.container.mapper().space;
+            let mappings = world.spaces[space].mappings.iter();
+            let there: Vec<Span> = mappings
+                .map(|(start, mapping)| Span::new(*start, mapping.len))
+                .collect();
+            assert_eq!(there, at.container.pieces().collect::<Vec<_>>());
+            let mapped: u64 = there.iter().map(|piece| piece.len).sum();
+            let areas = || self.space.areas().filter(|area| area.is_there());
+            assert_eq!(mapped, areas().map(|area| area.range().len).sum::<u64>());
+            for area in areas() {
+                for at in [0, area.range().len - PAGE] {
+                    let found = world.translate(space, area.range().start + at);
+                    assert_eq!(found, Some((1 << 40) + area.part().start + at));
+                }
+            }
+        }
+        let released = self.space.areas().filter(|area| area.is_released());
+        let kept: u64 = released.map(|area| area.range().len).sum();
+        let kept = kept * spaces.len() as u64;
+        assert_eq!(world.locked() + kept, self.ledger.in_use());
+    }
+}
