@@ -4,7 +4,7 @@
 
 use std::path::PathBuf;
 
-use anyhow::{anyhow, bail};
+use anyhow::bail;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Parser, Subcommand, ValueEnum};
 use dmaspace::hostmem::Backing;
@@ -170,14 +170,14 @@ pub(crate) struct MapArgs {
     )]
     backend: BackendName,
 
-    /// The device for which the kernel maps the memory
+    /// A device for which the kernel maps the memory; may be given several times
     ///
     /// Its PCI address, as `dmaspace devices` and lspci -D show it. It and all of its group must be
     /// bound to vfio-pci, or to nothing.
     ///
     /// Example: --device 0000:00:05.0
     #[arg(long, value_name = "ADDRESS")]
-    device: Option<String>,
+    device: Vec<String>,
 
     /// The largest leaf of the tables [default: the largest of the format]
     ///
@@ -205,7 +205,8 @@ pub(crate) struct MapArgs {
     /// Which devices share a page table, and where it lies [default: shared]
     ///
     /// `shared`: one table for all, on the node of the first device. `per-node`: one for the devices
-    /// of each memory node, on that node, over memory that is pinned and charged once. `near:N`: one
+    /// of each memory node, on that node, over memory that is pinned and charged once; with `--backend
+    /// vfio` in a container for each, which pins the memory and has it charged for itself. `near:N`: one
     /// for all, on node N. Devices of the software IOMMU are at the nodes that have memory, in turn.
     /// The report then says where tables really are, asked page by page, and what they take.
     ///
@@ -256,7 +257,7 @@ impl MapArgs {
     fn backend(&self) -> anyhow::Result<MapBackend> {
         let name = match self.backend {
             BackendName::Software => {
-                if self.device.is_some() {
+                if !self.device.is_empty() {
                     bail!(
                         "--device takes --backend vfio or iommufd: the software IOMMU has devices \
                          of its own"
@@ -279,7 +280,7 @@ impl MapArgs {
             (
                 self.devices.is_some(),
                 "--devices",
-                "it is the one that --device names",
+                "they are those that --device names",
             ),
             (
                 self.svg.is_some(),
@@ -291,12 +292,13 @@ impl MapArgs {
                 bail!("{option} means nothing with --backend {name}: {why}");
             }
         }
-        let device = self.device.clone().ok_or_else(|| {
-            anyhow!("--backend {name} takes --device ADDRESS; `dmaspace devices` lists them")
-        })?;
+        if self.device.is_empty() {
+            bail!("--backend {name} takes --device ADDRESS; `dmaspace devices` lists them");
+        }
+        let devices = self.device.clone();
         Ok(match self.backend {
-            BackendName::Iommufd => MapBackend::Iommufd { device },
-            _ => MapBackend::Vfio { device },
+            BackendName::Iommufd => MapBackend::Iommufd { devices },
+            _ => MapBackend::Vfio { devices },
         })
     }
 }
@@ -428,13 +430,15 @@ mod tests {
 
     #[test]
     fn the_kernels_back_ends_take_a_device_and_nothing_that_is_not_theirs() {
-        let device = || String::from("0000:00:05.0");
+        let addresses = ["0000:00:05.0", "0000:00:06.0"];
+        let devices = || addresses.map(String::from).to_vec();
         for (name, expected) in [
-            ("vfio", MapBackend::Vfio { device: device() }),
-            ("iommufd", MapBackend::Iommufd { device: device() }),
+            ("vfio", MapBackend::Vfio { devices: devices() }),
+            ("iommufd", MapBackend::Iommufd { devices: devices() }),
         ] {
             assert_eq!(expected.name(), name);
-            let options = ["--backend", name, "--device", "0000:00:05.0"];
+            let [first, second] = addresses;
+            let options = ["--backend", name, "--device", first, "--device", second];
             assert_eq!(job(&options).unwrap().backend, expected);
             let refusal = job(&options[..2]).unwrap_err();
             let start = format!("--backend {name} takes --device ADDRESS");

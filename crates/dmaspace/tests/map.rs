@@ -199,8 +199,12 @@ fn a_job_that_is_stopped_gives_everything_back() {
 fn a_device_that_is_not_there_is_refused_before_memory_is_taken() {
     let device = || String::from("ffff:ff:1f.7");
     for backend in [
-        MapBackend::Vfio { device: device() },
-        MapBackend::Iommufd { device: device() },
+        MapBackend::Vfio {
+            devices: vec![device()],
+        },
+        MapBackend::Iommufd {
+            devices: vec![device()],
+        },
     ] {
         // More memory than there is, which would be refused, too.
         let asked = MapJob {

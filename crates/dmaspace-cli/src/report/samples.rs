@@ -137,6 +137,7 @@ pub(crate) fn sampled() -> MapReport {
                 unit: Some("dmar0".into()),
                 node: None,
             }),
+            further_devices: Vec::new(),
             lacks: vec![
                 lack("unmap_part", "unmap a part of a mapping"),
                 lack("given_runs", "map memory that is not in this process"),

@@ -3,6 +3,8 @@
 //! Every section is a list of names and values in two columns; what needs looking at (addresses
 //! that are made up, a wrong byte) is marked.
 
+use std::iter;
+
 use dmaspace::map::{
     BackendReport, ChargeReport, Counted, DeviceUsed, DmaReport, MapReport, MemoryReport,
     NodeShare, PlacementReport, RunsReport, TablesReport, Times, UnitReport,
@@ -17,7 +19,8 @@ use crate::size::{bytes, count, counted, duration, percent, rate, three_digits};
 pub(crate) fn write(report: &MapReport, paint: Paint) -> String {
     let mut sheet = Sheet::new(paint);
     if let Some(device) = &report.backend.device {
-        backend(&mut sheet, &report.backend, device);
+        let domains = report.placement.as_ref().map(|found| found.domains.len());
+        backend(&mut sheet, &report.backend, device, domains.unwrap_or(1));
     }
     memory(&mut sheet, &report.memory);
     charge(&mut sheet, &report.charge);
@@ -31,19 +34,22 @@ pub(crate) fn write(report: &MapReport, paint: Paint) -> String {
     sheet.into_text()
 }
 
-/// A kernel's back end, and the device that it served.
-fn backend(sheet: &mut Sheet, backend: &BackendReport, device: &DeviceUsed) {
+/// A kernel's back end, with so many `domains`, and the devices that it served.
+fn backend(sheet: &mut Sheet, backend: &BackendReport, device: &DeviceUsed, domains: usize) {
     sheet.section("back end");
     let through = match &device.cdev {
         Some(cdev) => cdev.display().to_string(),
+        None if domains > 1 => format!("{domains} containers of type 1"),
         None => "a container of type 1".into(),
     };
     sheet.value("interface", &format!("{}: {through}", backend.name));
-    let mut words = vec![format!("{} ({})", device.address, device.id)];
-    words.extend(device.group.map(|group| format!("group {group}")));
-    words.extend(device.unit.clone());
-    words.extend(device.node.map(|node| format!("node {node}")));
-    sheet.value("device", &words.join(", "));
+    for device in iter::once(device).chain(&backend.further_devices) {
+        let mut words = vec![format!("{} ({})", device.address, device.id)];
+        words.extend(device.group.map(|group| format!("group {group}")));
+        words.extend(device.unit.clone());
+        words.extend(device.node.map(|node| format!("node {node}")));
+        sheet.value("device", &words.join(", "));
+    }
     if let Some(mappings) = backend.mappings {
         let more = match mappings.available {
             Some(more) => format!("room for {} more", count(more)),
@@ -222,7 +228,9 @@ fn placement(sheet: &mut Sheet, placement: &PlacementReport, report: &MapReport)
             (Some(len), Some(found)) => format!("{} of tables, on {}", bytes(len), nodes(found)),
             _ => "the kernel's tables, of which it tells nothing".into(),
         };
-        sheet.value("domain", &format!("{devices} {of}; {lies}"));
+        let charged = domain.charged_bytes.map(bytes);
+        let charged = charged.map_or_else(String::new, |len| format!("; {len} charged"));
+        sheet.value("domain", &format!("{devices} {of}; {lies}{charged}"));
     }
     let mut costs: Vec<String> = Vec::new();
     if let Some(tables) = &report.tables {

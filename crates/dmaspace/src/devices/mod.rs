@@ -167,4 +167,13 @@ impl DevicesReport {
     pub fn read(places: &Places) -> Result<Self, DevicesError> {
         Ok(judge::judge(sysfs::read(places)?, places))
     }
+
+    /// The memory node of a group: of its first device, by address, of which one is known.
+    pub fn node_of_group(&self, group: u32) -> Option<u32> {
+        let inside = self
+            .devices
+            .iter()
+            .filter(|device| device.group == Some(group));
+        inside.filter_map(|device| device.node).next()
+    }
 }

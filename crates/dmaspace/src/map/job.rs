@@ -70,13 +70,13 @@ pub(super) fn run(job: &MapJob, watch: &mut dyn Watch) -> Result<MapReport, JobE
             run_on(job, pinner, account, side, watch)
         }
         // Nothing is pinned by us, so that it does not matter how that could be.
-        MapBackend::Vfio { device } => {
-            let side = kernel::vfio(device, job.placement)?;
+        MapBackend::Vfio { devices } => {
+            let side = kernel::vfio(devices, job.placement)?;
             let (pinner, account) = (Pinner::mlock(PIECE)?, Account::of_process()?);
             run_on(job, pinner, account, |_| Ok(side), watch)
         }
-        MapBackend::Iommufd { device } => {
-            let side = kernel::iommufd(device, job.placement)?;
+        MapBackend::Iommufd { devices } => {
+            let side = kernel::iommufd(devices, job.placement)?;
             let (pinner, account) = (Pinner::mlock(PIECE)?, Account::of_user()?);
             run_on(job, pinner, account, |_| Ok(side), watch)
         }

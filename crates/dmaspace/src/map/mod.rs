@@ -52,15 +52,16 @@ pub struct MapJob {
 pub enum MapBackend {
     /// Tables of ours, and devices of the software unit.
     Software(Software),
-    /// A container of VFIO's type 1, and the group of a device.
+    /// A container of VFIO's type 1, and the groups of devices; under [`Placement::PerNode`] a container
+    /// for those of each memory node, each of which pins the memory and has it charged.
     Vfio {
-        /// The device's address: `0000:00:05.0`.
-        device: String,
+        /// The devices' addresses: `0000:00:05.0`.
+        devices: Vec<String>,
     },
-    /// An address space of iommufd, and a device by its own node.
+    /// An address space of iommufd, and devices by their own nodes.
     Iommufd {
-        /// The device's address.
-        device: String,
+        /// The devices' addresses.
+        devices: Vec<String>,
     },
 }
 

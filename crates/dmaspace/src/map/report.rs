@@ -33,6 +33,8 @@ pub struct BackendReport {
     pub name: String,
     /// The device that it was mapped for, of a kernel's back end.
     pub device: Option<DeviceUsed>,
+    /// Further devices that it was mapped for.
+    pub further_devices: Vec<DeviceUsed>,
     /// What it cannot do that another one can.
     pub lacks: Vec<Lack>,
     /// What both ends of a mapping are multiples of.
@@ -243,6 +245,8 @@ pub struct DomainReport {
     pub devices: u64,
     /// Bytes of its table pages; `None` when they are the kernel's.
     pub table_bytes: Option<u64>,
+    /// Bytes of memory that are charged for this one alone; `None` when all of them share a charge.
+    pub charged_bytes: Option<u64>,
     /// The nodes on which its table memory lies, asked page by page; `None` when it is the kernel's.
     pub nodes: Option<Vec<NodeShare>>,
 }

@@ -268,6 +268,7 @@ impl SoftwareSide<'_> {
                 devices: place.devices.len() as u64,
                 table_bytes: Some(table.tables() * TABLE_BYTES),
                 nodes: Some(nodes(table.memory().storage().mapping())?),
+                charged_bytes: None,
             });
         }
         let misplaced = self.tables.misplaced();

@@ -52,6 +52,7 @@ fn where_tables_lie_is_told_with_what_it_costs() {
         node,
         devices,
         table_bytes: Some(12 << 10),
+        charged_bytes: None,
         nodes,
     };
     report.placement = Some(PlacementReport {
@@ -68,6 +69,31 @@ fn where_tables_lie_is_told_with_what_it_costs() {
     });
     let text = write(&report, Paint::Plain);
     assert!(text.contains(PLACED), "{text}");
+}
+
+#[test]
+fn containers_by_node_are_told_with_what_each_is_charged() {
+    let mut report = samples::sampled();
+    let device = report.backend.device.clone();
+    report.backend.further_devices = device.into_iter().collect();
+    report.backend.further_devices[0].node = Some(1);
+    let domain = |node| DomainReport {
+        node,
+        devices: 1,
+        charged_bytes: Some(256 << 20),
+        ..DomainReport::default()
+    };
+    report.placement = Some(PlacementReport {
+        policy: "per-node".into(),
+        domains: vec![domain(None), domain(Some(1))],
+        misplaced: Vec::new(),
+    });
+    let text = write(&report, Paint::Plain);
+    assert!(text.contains(CONTAINERS), "{text}");
+    let charged =
+        "1 device of node 1; the kernel's tables, of which it tells nothing; 256 MiB charged";
+    let flat = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(flat.contains(charged), "{text}");
 }
 
 #[test]
@@ -110,6 +136,11 @@ fn extreme_numbers_are_printable() {
     write(&report, Paint::Plain);
 }
 
+const CONTAINERS: &str = "
+  interface   vfio: 2 containers of type 1
+  device      0000:00:05.0 (1234:11e8), group 3, dmar0
+  device      0000:00:05.0 (1234:11e8), group 3, dmar0, node 1
+";
 const PLACED: &str = "
 placement
   policy      per-node: 3 domains
