@@ -273,6 +273,11 @@ pub const MACHINES: &[Machine] = &[
             "iommufd_has_a_table_on_each_node",
             "iommufd_lends_a_table_to_another_node",
             "measure_compares_the_nodes",
+            "type1_has_containers_on_both_nodes",
+            "compatibility_has_containers_on_both_nodes",
+            "type1_undoes_what_one_of_two_containers_refuses",
+            "compatibility_undoes_what_one_of_two_containers_refuses",
+            "map_by_vfio_has_containers_on_both_nodes",
         ],
     },
 ];

@@ -25,6 +25,7 @@ use rustix::{
 
 mod balloon;
 mod charges;
+mod containers;
 mod dma;
 mod edu;
 mod faults;

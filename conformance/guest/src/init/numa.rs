@@ -35,7 +35,7 @@ const EDU: (&str, &str) = ("0x1234", "0x11e8");
 const SIZE: u64 = 4 << 20;
 
 /// The devices of each node, in the order of the nodes: none of the guest's own root bus.
-fn devices() -> anyhow::Result<Vec<(u32, Device)>> {
+pub(crate) fn devices() -> anyhow::Result<Vec<(u32, Device)>> {
     let mut found = Vec::new();
     for address in pci::names(Path::new("/sys/bus/pci/devices"))? {
         // It stays: there are a few of them.
@@ -344,7 +344,7 @@ pub(crate) fn measured(_: &Machine) -> anyhow::Result<()> {
 }
 
 /// Looks whether each of these addresses is on `node`.
-fn lie_on(node: u32, tables: &BTreeSet<u64>) -> anyhow::Result<()> {
+pub(crate) fn lie_on(node: u32, tables: &BTreeSet<u64>) -> anyhow::Result<()> {
     for table in tables {
         let found = node_of(*table)?;
         ensure!(found == node, "the table {table:#x} is on node {found}");
@@ -357,7 +357,7 @@ fn lie_on(node: u32, tables: &BTreeSet<u64>) -> anyhow::Result<()> {
 ///
 /// Source: Linux, `drivers/iommu/intel/debugfs.c`: `Device 0000:01:00.0 @0x1234000`, then a line for each
 /// leaf, with its first page and the entries of five levels down to it.
-fn tables_of(device: Device) -> anyhow::Result<BTreeSet<u64>> {
+pub(crate) fn tables_of(device: Device) -> anyhow::Result<BTreeSet<u64>> {
     let file = kernel_tables::file(device);
     let text = fs::read_to_string(&file).with_context(|| file.display().to_string())?;
     let mut lines = text.lines();

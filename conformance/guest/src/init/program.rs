@@ -92,6 +92,55 @@ pub(crate) fn placed(policy: &str) -> anyhow::Result<Value> {
     Ok(report)
 }
 
+/// The same by containers, for devices of several nodes: of each domain, the node and how many devices
+/// it has. Memory is charged for each.
+pub(crate) fn placed_by_vfio(
+    policy: &str,
+    devices: &[Device],
+    domains: &[(Option<u32>, u64)],
+) -> anyhow::Result<()> {
+    let size = SIZE.to_string();
+    let mut arguments = vec![
+        "map",
+        "--backend",
+        "vfio",
+        "--size",
+        &size,
+        "--placement",
+        policy,
+    ];
+    arguments.extend(devices.iter().flat_map(|device| ["--device", device.0]));
+    let report = report(&arguments)?;
+    let charged = SIZE * domains.len() as u64;
+    for (what, expected) in [
+        ("/placement/policy", json!(policy)),
+        ("/charge/charged_bytes", json!(charged)),
+        ("/dma/devices", json!(devices.len())),
+        ("/dma/wrong_bytes", json!(0)),
+        ("/dma/neighbour_reached", json!(0)),
+        ("/backend/mappings/made", json!(domains.len())),
+        ("/backend/mappings/left", json!(0)),
+    ] {
+        says(&report, what, &expected)?;
+    }
+    for (nth, (node, devices)) in domains.iter().enumerate() {
+        for (what, expected) in [
+            ("node", json!(node)),
+            ("devices", json!(devices)),
+            ("charged_bytes", json!(SIZE)),
+        ] {
+            says(
+                &report,
+                &format!("/placement/domains/{nth}/{what}"),
+                &expected,
+            )?;
+        }
+    }
+    let before = report["charge"]["before"]["locked_bytes"].as_u64();
+    let mapped = before.context("no counter")? + charged;
+    says(&report, "/charge/mapped/locked_bytes", &json!(mapped))
+}
+
 /// The same by an interface of the kernel, for `edu`, which copies samples. Which `counter` of the
 /// kernel is charged, and what `/proc/self/status` shows of it, depends on the interface.
 pub(crate) fn map_by(backend: &str, backing: &str) -> anyhow::Result<()> {

@@ -5,7 +5,7 @@ use std::{fs::OpenOptions, ops::Deref, sync::Arc};
 use anyhow::{Context as _, ensure};
 use hostmem::{FrameSource, Mapping, Pinner};
 use ioas::{
-    HostMemory, Ioas, Kernel, Ledger, MapError, Mapper, Memory, UnmapError,
+    HostMemory, Ioas, Kernel, KernelError, Ledger, MapError, Mapper, Memory, UnmapError,
     iommufd::{self, BoundDevice, Owner, SpaceMapper},
     vfio::{self, Container, ContainerMapper, Group},
 };
@@ -66,6 +66,24 @@ pub(crate) type Type1 = InContainer<false>;
 /// The same calls, answered by iommufd: the compatibility layer.
 pub(crate) type Compatibility = InContainer<true>;
 
+impl<const COMPATIBILITY: bool> InContainer<COMPATIBILITY> {
+    /// A new container.
+    pub(crate) fn container_mapper() -> Result<ContainerMapper, KernelError> {
+        let container = if COMPATIBILITY {
+            let path = iommufd::Iommufd::PATH;
+            let file = OpenOptions::new().read(true).write(true).open(path);
+            let file = file.map_err(|source| KernelError::Open {
+                path: path.into(),
+                source,
+            })?;
+            Container::from_fd(file.into())?
+        } else {
+            Container::open()?
+        };
+        Ok(ContainerMapper::new(container))
+    }
+}
+
 impl<const COMPATIBILITY: bool> Interface for InContainer<COMPATIBILITY> {
     type Mapper = ContainerMapper;
     type File = ();
@@ -81,14 +99,7 @@ impl<const COMPATIBILITY: bool> Interface for InContainer<COMPATIBILITY> {
     }
 
     fn mapper((): &()) -> anyhow::Result<ContainerMapper> {
-        let container = if COMPATIBILITY {
-            let mut options = OpenOptions::new();
-            let file = options.read(true).write(true).open(iommufd::Iommufd::PATH);
-            Container::from_fd(file?.into())?
-        } else {
-            Container::open()?
-        };
-        Ok(ContainerMapper::new(container))
+        Ok(Self::container_mapper()?)
     }
 
     fn attachable((): &(), device: pci::Device) -> anyhow::Result<Group> {

@@ -4,8 +4,8 @@ use guest::machines::Machine;
 use hostmem::Backing::{Anon4K, Hugetlb2M, Thp};
 
 use crate::{
-    balloon, charges, dma, faults, handover, kernel_tables, limit, many, numa, nvme, peer,
-    platform, program, release, replug, semantics,
+    balloon, charges, containers, dma, faults, handover, kernel_tables, limit, many, numa, nvme,
+    peer, platform, program, release, replug, semantics,
     space::{Compatibility, Iommufd, Type1},
     tracking,
 };
@@ -63,6 +63,26 @@ const TESTS: &[(&str, Test)] = &[
     ("iommufd_has_a_table_on_each_node", numa::iommufd),
     ("iommufd_lends_a_table_to_another_node", numa::lent),
     ("measure_compares_the_nodes", numa::measured),
+    (
+        "type1_has_containers_on_both_nodes",
+        containers::on_both_nodes::<false>,
+    ),
+    (
+        "compatibility_has_containers_on_both_nodes",
+        containers::on_both_nodes::<true>,
+    ),
+    (
+        "type1_undoes_what_one_of_two_containers_refuses",
+        containers::undone_in_both::<false>,
+    ),
+    (
+        "compatibility_undoes_what_one_of_two_containers_refuses",
+        containers::undone_in_both::<true>,
+    ),
+    (
+        "map_by_vfio_has_containers_on_both_nodes",
+        containers::program,
+    ),
     ("the_unit_reports_a_fault", dma::fault),
     (
         "tables_that_the_kernel_shows_are_read",
