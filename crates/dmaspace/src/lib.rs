@@ -5,6 +5,8 @@ pub mod devices;
 pub mod geometry;
 pub mod guest;
 pub mod inspect;
+#[cfg(feature = "life")]
+pub mod life;
 pub mod map;
 pub mod numa;
 pub mod tables;

@@ -12,12 +12,12 @@ pub(crate) fn nanoseconds(started: Instant) -> u64 {
     in_nanoseconds(started.elapsed())
 }
 
-pub(super) fn in_nanoseconds(time: Duration) -> u64 {
+pub(crate) fn in_nanoseconds(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
 /// Times the steps of an operation and passes its progress on.
-pub(super) struct Clock<'a> {
+pub(crate) struct Clock<'a> {
     watch: &'a mut dyn Watch,
     total: u64,
     begun: Option<(Step, Instant)>,
@@ -27,7 +27,7 @@ pub(super) struct Clock<'a> {
 
 impl<'a> Clock<'a> {
     /// Of an operation on `total` bytes.
-    pub(super) fn new(watch: &'a mut dyn Watch, total: u64) -> Self {
+    pub(crate) fn new(watch: &'a mut dyn Watch, total: u64) -> Self {
         Self {
             watch,
             total,
@@ -37,13 +37,13 @@ impl<'a> Clock<'a> {
     }
 
     /// What `step` took, also if it had nothing to do.
-    pub(super) fn spent(&self, step: Step) -> u64 {
+    pub(crate) fn spent(&self, step: Step) -> u64 {
         let found = self.taken.iter().find(|(known, ..)| *known == step);
         found.map_or(0, |(_, time, _)| in_nanoseconds(*time))
     }
 
     /// What `step` took; `None` when it has handled nothing: others have done it.
-    pub(super) fn taken(&self, step: Step) -> Option<u64> {
+    pub(crate) fn taken(&self, step: Step) -> Option<u64> {
         let handled = |(known, _, bytes): &(Step, Duration, u64)| *known == step && *bytes > 0;
         self.taken.iter().any(handled).then(|| self.spent(step))
     }

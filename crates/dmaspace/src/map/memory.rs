@@ -17,7 +17,7 @@ const SPARE: u64 = 128 << 10;
 
 /// What pins are charged to.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Account {
+pub(crate) struct Account {
     counter: Counter,
     limits: Limits,
     /// Bytes that the limit leaves; `None` without one.
@@ -26,7 +26,7 @@ pub(super) struct Account {
 
 impl Account {
     /// Pins of our own.
-    pub(super) fn of_pinner(pinner: &Pinner) -> Result<Self, JobError> {
+    pub(crate) fn of_pinner(pinner: &Pinner) -> Result<Self, JobError> {
         Ok(Self {
             counter: pinner.counter(),
             limits: pinner.limits(),
@@ -58,7 +58,7 @@ impl Account {
         })
     }
 
-    pub(super) fn ledger(&self) -> Result<Arc<Ledger>, JobError> {
+    pub(crate) fn ledger(&self) -> Result<Arc<Ledger>, JobError> {
         let name = match self.counter {
             Counter::UserLockedVm => "user->locked_vm",
             Counter::MmLockedVm => "mm->locked_vm",
@@ -87,7 +87,7 @@ impl Account {
 }
 
 /// What the kernel counts for this process now.
-pub(super) fn counted() -> Result<Counted, JobError> {
+pub(crate) fn counted() -> Result<Counted, JobError> {
     Ok(Counted {
         locked_bytes: Limits::in_use(Counter::MmLockedVm)?.known,
         pinned_bytes: Limits::in_use(Counter::PinnedVm)?.known,
@@ -131,7 +131,7 @@ pub(super) fn populate(mapping: &Mapping, watch: &mut dyn Watch) -> Result<(), J
 }
 
 /// On which nodes it is.
-pub(super) fn nodes(mapping: &Mapping) -> Result<Vec<NodeShare>, JobError> {
+pub(crate) fn nodes(mapping: &Mapping) -> Result<Vec<NodeShare>, JobError> {
     Ok(mapping
         .nodes()?
         .into_iter()

@@ -10,12 +10,14 @@ mod dma;
 pub(crate) mod edu;
 mod job;
 pub(crate) mod kernel;
-mod memory;
+pub(crate) mod memory;
 pub(crate) mod pattern;
 mod report;
 pub(crate) mod sampled;
 mod software;
 mod target;
+
+pub(crate) use software::table_bytes;
 
 use std::ops::ControlFlow;
 

@@ -302,7 +302,7 @@ fn check_dma(
 }
 
 /// Bytes of as many tables as `size` bytes in leaves of 4 KiB take, the most that can be needed.
-fn table_bytes(size: u64) -> u64 {
+pub(crate) fn table_bytes(size: u64) -> u64 {
     let leaf_tables = size.div_ceil(2 << 20) + 1;
     let upper = leaf_tables.div_ceil(512) * 2 + u64::from(LEVELS);
     (leaf_tables + upper) * TABLE_BYTES

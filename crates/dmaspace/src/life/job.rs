@@ -1,0 +1,248 @@
+//! A life under way: its steps one after the other, each timed, checked and drawn.
+
+use std::ops::ControlFlow;
+use std::sync::{MutexGuard, PoisonError};
+use std::time::Instant;
+
+use iommu::{Capabilities, DeviceId};
+use iopt::FormatId;
+use runs::Span;
+
+use super::balloon::Balloon;
+use super::devices::{Devices, SoftUnit, Waited};
+use super::moment::{Marks, bands};
+use super::report::{Band, DmaCounts, LifeReport, LifeStep, Moment, StepReport};
+use super::start::{Begun, Space, begin};
+use super::successor::{Devices as Hardware, Second};
+use super::{LifeError, LifeJob, handing, steps};
+use crate::map::clock::nanoseconds;
+
+/// Where the memory is, for devices and for the guest: a multiple of every leaf size.
+pub(super) const IOVA: u64 = 1 << 40;
+/// The devices, by unit.
+pub(super) const DEVICES: [DeviceId; 2] = [DeviceId::pci(1, 0, 0), DeviceId::pci(2, 0, 0)];
+/// The unit of our own pins: the smallest part that is given back without pinning anew.
+pub(super) const PIECE: u64 = 2 << 20;
+/// Accesses of each device that a change is to be seen by.
+const SEEN: u64 = 2048;
+
+/// What a unit that walks tables of `format`, of four levels, can do.
+pub(super) fn capabilities(format: FormatId) -> Capabilities {
+    let mut capabilities = Capabilities::new();
+    capabilities.domain_bits = 16;
+    capabilities.dirty_tracking = true;
+    match SoftUnit::full_capabilities().format(format) {
+        None => capabilities,
+        Some(mut support) => {
+            support.levels &= 1 << 4;
+            capabilities.with_format(support)
+        }
+    }
+}
+
+/// What a step has done.
+#[derive(Debug, Default)]
+pub(super) struct Done {
+    pub(super) took_ns: u64,
+    pub(super) runs: u64,
+    pub(super) bytes: u64,
+    /// Table pages, where the step knows better than the address space.
+    pub(super) tables: Option<u64>,
+    pub(super) checked: String,
+    pub(super) right: bool,
+}
+
+/// A life. Dropped half-way it gives everything back, in the order of its fields.
+pub(super) struct Life<'w> {
+    pub(super) devices: Option<Devices>,
+    pub(super) balloon: Option<Balloon>,
+    pub(super) second: Option<Second>,
+    pub(super) begun: Begun,
+    pub(super) marks: Marks,
+    /// The roots as they were handed over, and then as the second process has told.
+    pub(super) told: Option<Vec<Vec<Band>>>,
+    pub(super) report: LifeReport,
+    step: LifeStep,
+    watch: &'w mut dyn FnMut(LifeStep) -> ControlFlow<()>,
+}
+
+impl Life<'_> {
+    /// All addresses.
+    pub(super) fn range(&self) -> Span {
+        Span::new(IOVA, self.report.memory.size_bytes)
+    }
+
+    pub(super) fn space(&self) -> MutexGuard<'_, Space> {
+        let space = self.begun.space.lock();
+        space.unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Flushes of all units so far.
+    fn flushes(&self) -> u64 {
+        let units = self.begun.units.iter();
+        units.map(|(unit, _)| unit.flush_counters().flushes).sum()
+    }
+
+    /// Waits until each device has been everywhere.
+    pub(super) fn everywhere(&mut self) -> Result<(), LifeError> {
+        self.wait(|devices, watch| devices.everywhere(watch))
+    }
+
+    /// Waits until what is now has been seen by each device many times.
+    pub(super) fn seen(&mut self) -> Result<(), LifeError> {
+        self.wait(|devices, watch| devices.busy(SEEN, watch))
+    }
+
+    fn wait(
+        &mut self,
+        how: impl FnOnce(&Devices, &mut dyn FnMut() -> bool) -> Waited,
+    ) -> Result<(), LifeError> {
+        let (watch, step) = (&mut *self.watch, self.step);
+        let mut go_on = || watch(step).is_continue();
+        match &self.devices {
+            None => Ok(()),
+            Some(devices) => match how(devices, &mut go_on) {
+                Waited::Done => Ok(()),
+                Waited::Stopped => Err(LifeError::Interrupted(step)),
+                Waited::Stuck => Err(LifeError::Stuck(step)),
+            },
+        }
+    }
+
+    /// Does a step, and notes what it was.
+    pub(super) fn step(
+        &mut self,
+        step: LifeStep,
+        work: impl FnOnce(&mut Self) -> Result<Done, LifeError>,
+    ) -> Result<(), LifeError> {
+        self.step = step;
+        if (self.watch)(step).is_break() {
+            return Err(LifeError::Interrupted(step));
+        }
+        let flushes = self.flushes();
+        let done = work(self)?;
+        if let Some(devices) = &self.devices {
+            self.report.dma = devices.counts();
+        }
+        let tables = || {
+            self.space()
+                .domains()
+                .map(|(_, table)| table.tables())
+                .sum()
+        };
+        self.report.steps.push(StepReport {
+            step,
+            took_ns: done.took_ns,
+            runs: done.runs,
+            bytes: done.bytes,
+            tables: done.tables.unwrap_or_else(tables),
+            flushes: self.flushes() - flushes,
+            checked: done.checked,
+            right: done.right && self.report.dma.is_right(),
+        });
+        let roots = self.told.clone().unwrap_or_else(|| self.roots());
+        self.report.moments.push(Moment { after: step, roots });
+        Ok(())
+    }
+
+    /// What the devices have counted.
+    pub(super) fn counts(&self) -> DmaCounts {
+        self.devices
+            .as_ref()
+            .map(Devices::counts)
+            .unwrap_or_default()
+    }
+
+    /// Devices may or may not reach these addresses.
+    pub(super) fn moving(&self, ranges: &[Span]) {
+        self.devices
+            .iter()
+            .for_each(|devices| devices.moving(ranges));
+    }
+
+    /// Devices are sure not to reach them.
+    pub(super) fn open(&self) {
+        self.devices.iter().for_each(Devices::open);
+    }
+
+    /// Devices are sure to reach everything.
+    pub(super) fn closed(&self) {
+        self.devices.iter().for_each(Devices::closed);
+    }
+
+    /// These addresses read as zeros.
+    pub(super) fn discarded(&self, range: Span) {
+        self.devices
+            .iter()
+            .for_each(|devices| devices.discarded(range));
+    }
+
+    /// What devices have written to for sure, a bit for each page.
+    pub(super) fn written(&self) -> Vec<u64> {
+        self.devices
+            .as_ref()
+            .map(Devices::written)
+            .unwrap_or_default()
+    }
+
+    /// What they have written to at most.
+    pub(super) fn perhaps_written(&self) -> Vec<u64> {
+        let devices = self.devices.as_ref();
+        devices.map(Devices::perhaps_written).unwrap_or_default()
+    }
+
+    /// Units and memory, for the second process.
+    pub(super) fn hardware(&self) -> Hardware<'_> {
+        Hardware {
+            units: &self.begun.units,
+            physical: &self.begun.physical,
+        }
+    }
+
+    /// Each root's addresses now.
+    pub(super) fn roots(&self) -> Vec<Vec<Band>> {
+        let range = self.range();
+        let space = self.space();
+        let roots = space
+            .domains()
+            .map(|(_, table)| bands(table, range, &self.marks));
+        roots.collect()
+    }
+}
+
+/// Does `work`, and says what it took.
+pub(super) fn timed<T>(work: impl FnOnce() -> T) -> (T, u64) {
+    let started = Instant::now();
+    let done = work();
+    (done, nanoseconds(started))
+}
+
+pub(super) fn run(
+    job: &LifeJob,
+    watch: &mut dyn FnMut(LifeStep) -> ControlFlow<()>,
+) -> Result<LifeReport, LifeError> {
+    let step = LifeStep::Memory;
+    if watch(step).is_break() {
+        return Err(LifeError::Interrupted(step));
+    }
+    let mut report = LifeReport::default();
+    let (begun, took) = timed(|| begin(job, &mut report.memory, &mut || watch(step)));
+    let begun = begun.map_err(|error| match error {
+        LifeError::Job(crate::map::JobError::Interrupted) => LifeError::Interrupted(step),
+        error => error,
+    })?;
+    let mut life = Life {
+        devices: None,
+        balloon: None,
+        second: None,
+        begun,
+        marks: Marks::default(),
+        told: None,
+        report,
+        step,
+        watch,
+    };
+    steps::all(&mut life, took)?;
+    handing::all(&mut life, job)?;
+    handing::end(life)
+}

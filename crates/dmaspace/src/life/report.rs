@@ -1,0 +1,274 @@
+//! What a life has shown, with stable names and units: `_bytes`, `_ns`, or a count.
+
+use std::fmt;
+
+use serde::Serialize;
+
+use crate::map::{Counted, NodeShare};
+
+/// The whole report.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct LifeReport {
+    /// The memory of the virtual machine, a part on each node.
+    pub memory: LifeMemory,
+    /// The page tables: one on each node, of different formats.
+    pub roots: Vec<RootReport>,
+    /// Bytes of the largest leaf over the memory, which the hole was cut into.
+    pub largest_leaf_bytes: u64,
+    /// What happened, in order.
+    pub steps: Vec<StepReport>,
+    /// What the devices did, from the first step to the last.
+    pub dma: DmaCounts,
+    /// What is left at the end, of everything that was counted.
+    pub left: Left,
+    /// The address space after each step.
+    pub moments: Vec<Moment>,
+}
+
+impl LifeReport {
+    /// True when every check held and nothing is left.
+    pub fn is_right(&self) -> bool {
+        self.steps.iter().all(|step| step.right) && self.dma.is_right() && self.left.is_nothing()
+    }
+}
+
+/// The memory of the virtual machine.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct LifeMemory {
+    /// Its size.
+    pub size_bytes: u64,
+    /// Why it is of this size, when nobody asked for one.
+    pub size_reason: Option<String>,
+    /// What it consists of: `memfd`, `hugetlb-2m`, `hugetlb-1g`.
+    pub backing: String,
+    /// Where the physical addresses come from: `pagemap` (real), `file-offset`.
+    pub addresses: String,
+    /// The first device address, which is the guest's address too.
+    pub iova: u64,
+    /// Its parts.
+    pub parts: Vec<PartReport>,
+    /// True when the machine has one memory node only: the second is planned, and its memory and tables
+    /// lie on the first.
+    pub second_node_planned: bool,
+    /// How it was pinned: `io_uring`, `mlock`.
+    pub pin: String,
+    /// The kernel's counter that it was charged to.
+    pub counter: String,
+}
+
+/// The memory of one node.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct PartReport {
+    /// The node that it is for.
+    pub node: u32,
+    /// Its size.
+    pub size_bytes: u64,
+    /// Where it lies.
+    pub nodes: Vec<NodeShare>,
+}
+
+/// A page table.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct RootReport {
+    /// The node that it is for.
+    pub node: u32,
+    /// Where the table memory lies.
+    pub nodes: Vec<NodeShare>,
+    /// The format: `vtd-ss`, `x86-64`, `amdv1`.
+    pub format: String,
+    /// The device that translates through it.
+    pub device: String,
+}
+
+/// The steps of a life, in order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum LifeStep {
+    /// Memory on two nodes is there.
+    Memory,
+    /// It is pinned, and charged by runs.
+    Pin,
+    /// A root for each node, in two formats, filled in one pass.
+    Roots,
+    /// Devices do DMA, and do not stop any more.
+    Dma,
+    /// A hole of 4 KiB is cut into the largest leaf.
+    Hole,
+    /// It is closed again, and the leaf is whole.
+    Close,
+    /// Dirty tracking on: leaves are split.
+    Track,
+    /// What devices have written to is harvested.
+    Harvest,
+    /// Dirty tracking off: leaves are merged back.
+    Merge,
+    /// The balloon takes 7 of 8 parts.
+    Inflate,
+    /// It gives them back.
+    Deflate,
+    /// The address space goes to another process.
+    HandOver,
+    /// That process cuts a hole and closes it.
+    Successor,
+    /// Everything is given back.
+    TearDown,
+}
+
+impl LifeStep {
+    /// All of them, in order.
+    pub const ALL: [Self; 14] = [
+        Self::Memory,
+        Self::Pin,
+        Self::Roots,
+        Self::Dma,
+        Self::Hole,
+        Self::Close,
+        Self::Track,
+        Self::Harvest,
+        Self::Merge,
+        Self::Inflate,
+        Self::Deflate,
+        Self::HandOver,
+        Self::Successor,
+        Self::TearDown,
+    ];
+
+    /// A word or two for it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Memory => "memory",
+            Self::Pin => "pin, charge",
+            Self::Roots => "two roots",
+            Self::Dma => "DMA begins",
+            Self::Hole => "cut a hole",
+            Self::Close => "close it",
+            Self::Track => "track, split",
+            Self::Harvest => "harvest",
+            Self::Merge => "merge",
+            Self::Inflate => "balloon in",
+            Self::Deflate => "balloon out",
+            Self::HandOver => "hand over",
+            Self::Successor => "successor",
+            Self::TearDown => "tear down",
+        }
+    }
+}
+
+impl fmt::Display for LifeStep {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+/// What happened in a step.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct StepReport {
+    /// Which it is.
+    pub step: LifeStep,
+    /// What it took, without the check after it.
+    pub took_ns: u64,
+    /// Runs that it moved, of which kind the check says.
+    pub runs: u64,
+    /// Bytes that it moved.
+    pub bytes: u64,
+    /// Table pages of all roots when it was done.
+    pub tables: u64,
+    /// Flushes of all units.
+    pub flushes: u64,
+    /// What was looked at, and found.
+    pub checked: String,
+    /// Whether that is as it had to be.
+    pub right: bool,
+}
+
+/// What the devices did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct DmaCounts {
+    /// Pages that they came by.
+    pub accesses: u64,
+    /// Bytes that they read and compared.
+    pub read_bytes: u64,
+    /// Bytes that they wrote.
+    pub written_bytes: u64,
+    /// Bytes that were not what they had to be.
+    pub wrong_bytes: u64,
+    /// Faults where there was no hole; none may be.
+    pub faults_outside_holes: u64,
+    /// Faults in holes, as it must be.
+    pub faults_in_holes: u64,
+    /// Accesses that got through in a hole that was open; none may.
+    pub reached_in_holes: u64,
+}
+
+impl DmaCounts {
+    /// True when nothing was wrong.
+    pub const fn is_right(&self) -> bool {
+        self.wrong_bytes == 0 && self.faults_outside_holes == 0 && self.reached_in_holes == 0
+    }
+}
+
+/// What is left at the end.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Left {
+    /// Bytes that the first owner's ledger still charges.
+    pub ledger_bytes: u64,
+    /// What the kernel still counts for the first owner, beyond what it did at the beginning.
+    pub kernel: Counted,
+    /// Bytes that the second owner's ledger still charges.
+    pub successor_ledger_bytes: u64,
+    /// What the kernel still counts for the second owner.
+    pub successor_kernel: Counted,
+    /// Table pages that are in use.
+    pub table_pages: u64,
+    /// Areas that are mapped.
+    pub areas: u64,
+    /// Huge pages that are missing in the machine's pool, of those that were free at the beginning.
+    pub huge_pages: u64,
+}
+
+impl Left {
+    /// True when nothing is.
+    pub fn is_nothing(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+/// The address space at one time.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Moment {
+    /// The step that was done.
+    pub after: LifeStep,
+    /// Each root's addresses, in order.
+    pub roots: Vec<Vec<Band>>,
+}
+
+/// Addresses in the same state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Band {
+    /// The first.
+    pub iova: u64,
+    /// How many bytes.
+    pub len_bytes: u64,
+    /// What they are.
+    #[serde(flatten)]
+    pub state: BandState,
+}
+
+/// What addresses are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case", tag = "state")]
+pub enum BandState {
+    /// Nothing is mapped.
+    Absent,
+    /// Mapped, by leaves of which most are of this size.
+    Mapped {
+        /// Their size.
+        leaf_bytes: u64,
+    },
+    /// Mapped, and written to by devices since tracking began.
+    Dirty,
+    /// A hole is in it.
+    Hole,
+    /// In the balloon.
+    Balloon,
+}

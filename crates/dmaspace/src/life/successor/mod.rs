@@ -1,0 +1,118 @@
+//! The second owner: a process that takes the address space over, goes on with it, and ends it.
+//!
+//! Tables and memory are in memory files, which the second process opens through `/proc`. The units stay
+//! where they are, with their devices, as hardware would: the second process reaches them by asking.
+//!
+//! # Protocol
+//!
+//! Lines of words. The second process asks, one line behind an `@`, and the first one answers with one line,
+//! `ok …` or `error …`; lines without an `@` are nobody's business. First the second process learns what it
+//! takes over (`item`, answered until `end`), tells which frames it has pinned (`run`), and that it has
+//! adopted everything (`adopted`). The first one gives up, and answers. From then on the second process is the
+//! owner: it asks units (`invalidate`, `detach`), and says what it is about to do (`opening`, `opened`,
+//! `closing`, `closed`, `bands`, `ending`, `left`), so that devices know what to expect.
+
+mod first;
+mod second;
+
+use std::io;
+use std::num::ParseIntError;
+
+pub(super) use first::{Devices, Second};
+pub use second::succeed;
+
+/// How long the second process may be silent, in seconds.
+const PATIENCE: u64 = 60;
+
+/// Why the address space did not go to a second process, or did not come to its end there.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SuccessorError {
+    /// The second process cannot be started.
+    #[error("cannot start {program:?}")]
+    Start {
+        /// The program.
+        program: std::ffi::OsString,
+        /// Why not.
+        source: io::Error,
+    },
+    /// The other process cannot be talked to.
+    #[error("cannot talk to the other process")]
+    Talk(#[from] io::Error),
+    /// The other process has ended too early.
+    #[error("the other process has ended: {status}")]
+    Ended {
+        /// How; what is known of it.
+        status: String,
+    },
+    /// The other process says nothing.
+    #[error("the other process has said nothing for {seconds} s")]
+    Silent {
+        /// How long that was.
+        seconds: u64,
+    },
+    /// The other process has said something else than what was to come.
+    #[error("the other process says {line:?}")]
+    Unexpected {
+        /// What it has said.
+        line: String,
+    },
+    /// A number in a line is none.
+    #[error("a number that the other process says")]
+    Number(#[from] ParseIntError),
+    /// The other process refuses.
+    #[error("the other process says: {why}")]
+    Refused {
+        /// Its words.
+        why: String,
+    },
+    /// A memory file cannot be opened.
+    #[error("cannot open the memory file {path}")]
+    Open {
+        /// Its path.
+        path: String,
+        /// Why not.
+        source: io::Error,
+    },
+    /// A memory file cannot be mapped.
+    #[error("cannot map a memory file")]
+    Mapping(#[from] hostmem::MapError),
+    /// Memory cannot be pinned at all.
+    #[error("cannot pin memory")]
+    Pinner(#[from] hostmem::PinnerError),
+    /// The account is not known.
+    #[error(transparent)]
+    Account(#[from] Box<crate::map::JobError>),
+    /// The tables' memory cannot be used.
+    #[error("cannot use the memory of the tables")]
+    Arena(#[from] iopt::ArenaError),
+    /// The tables are damaged.
+    #[error("cannot take the tables over")]
+    Tables(#[from] iopt::AdoptError),
+    /// The address space is not what was described.
+    #[error("cannot take the address space over")]
+    TakeOver(#[from] ioas::TakeOverError),
+    /// The frames that the second process has pinned are not those of the first.
+    #[error("the second process has pinned other frames than the first")]
+    OtherFrames,
+    /// A hole cannot be cut.
+    #[error("cannot take a page out")]
+    TakeOut(#[from] ioas::UnmapError),
+    /// The hole cannot be closed.
+    #[error("cannot put the page back")]
+    PutBack(#[from] ioas::MapError),
+    /// The address space does not come to an end.
+    #[error("cannot close the address space")]
+    Close(#[from] ioas::CloseError),
+}
+
+/// The words of a line.
+fn words(line: &str) -> Vec<&str> {
+    line.split_whitespace().collect()
+}
+
+/// The numbers among words, from `first` on.
+fn numbers(words: &[&str], first: usize) -> Result<Vec<u64>, SuccessorError> {
+    let words = words.iter().skip(first);
+    Ok(words.map(|word| word.parse()).collect::<Result<_, _>>()?)
+}
