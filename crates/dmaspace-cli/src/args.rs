@@ -15,6 +15,7 @@ use dmaspace::map::{MapBackend, MapJob, Software};
 use crate::balloon::{self, BalloonArgs};
 use crate::balloon_guest::{self, BalloonGuestArgs};
 use crate::inspect::InspectArgs;
+use crate::life::{self, LifeArgs};
 use crate::numa::NumaCommand;
 use crate::size;
 use crate::tables::TablesCommand;
@@ -64,6 +65,12 @@ pub(crate) enum Command {
             dmaspace map --backend iommufd --device 0000:00:05.0"
     )]
     Map(MapArgs),
+    /// Take a virtual machine's memory through everything, while devices do DMA all the time.
+    #[command(long_about = life::ABOUT, after_long_help = life::EXAMPLES)]
+    Life(LifeArgs),
+    /// Take the address space of a `life` over: what it starts by itself.
+    #[command(name = life::SUCCESSOR, hide = true)]
+    LifeSuccessor,
     /// List PCI devices: group, driver, node, unit, and whether and how each could be used.
     #[command(
         long_about = "Lists the machine's PCI devices with group, IOMMU unit, memory node and \

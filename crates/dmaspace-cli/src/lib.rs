@@ -11,6 +11,7 @@ mod args;
 mod balloon;
 mod balloon_guest;
 mod inspect;
+mod life;
 mod numa;
 mod progress;
 mod report;
@@ -62,6 +63,8 @@ pub fn run() -> ExitCode {
             listen(args.verbose);
             match args.command {
                 Command::Map(map_args) => map(&map_args, args.verbose),
+                Command::Life(life_args) => life::run(&life_args, args.verbose),
+                Command::LifeSuccessor => life::succeed_here(),
                 Command::Devices(devices_args) => devices(&devices_args),
                 Command::Balloon(balloon_args) => balloon::run(&balloon_args, args.verbose),
                 Command::BalloonGuest(guest_args) => balloon_guest::run(&guest_args),

@@ -11,11 +11,12 @@ use std::fs;
 
 use clap::Command;
 
-/// All commands, by their whole names joined with `-`.
+/// All commands that are not hidden, by their whole names joined with `-`.
 fn commands() -> Vec<(String, Command)> {
     fn add(name: &str, command: &Command, all: &mut Vec<(String, Command)>) {
         all.push((name.into(), command.clone()));
-        for nested in command.get_subcommands() {
+        let told = |nested: &&Command| !nested.is_hide_set();
+        for nested in command.get_subcommands().filter(told) {
             add(&format!("{name}-{}", nested.get_name()), nested, all);
         }
     }

@@ -3,6 +3,10 @@
 pub(crate) mod devices;
 mod histogram;
 pub(crate) mod inspect;
+pub(crate) mod life;
+#[cfg(test)]
+mod life_samples;
+pub(crate) mod life_svg;
 pub(crate) mod numa;
 pub(crate) mod numa_measure;
 pub(crate) mod numa_svg;

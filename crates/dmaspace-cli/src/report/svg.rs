@@ -262,12 +262,12 @@ fn hint(stretch: &Stretch) -> String {
     )
 }
 
-fn class(leaf_bytes: u64) -> String {
+pub(super) fn class(leaf_bytes: u64) -> String {
     format!("s{}", leaf_bytes.max(1).ilog2())
 }
 
 /// Between four colours that differ also to the colour-blind, by the logarithm of the size.
-fn colour(leaf_bytes: u64) -> String {
+pub(super) fn colour(leaf_bytes: u64) -> String {
     const STOPS: [(u32, [u8; 3]); 4] = [
         (12, [0xd4, 0x4d, 0x32]),
         (16, [0xe6, 0xa8, 0x2e]),

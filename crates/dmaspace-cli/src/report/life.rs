@@ -1,0 +1,168 @@
+//! A life as text: one screen.
+
+use dmaspace::life::{LifeReport, StepReport};
+use dmaspace::map::NodeShare;
+
+use super::sheet::{Paint, Sheet};
+use crate::size::{bytes, count, counted, duration};
+
+/// The whole report.
+pub(crate) fn write(report: &LifeReport, paint: Paint) -> String {
+    let mut sheet = Sheet::new(paint);
+    memory(&mut sheet, report);
+    steps(&mut sheet, report);
+    end(&mut sheet, report);
+    sheet.into_text()
+}
+
+/// The nodes on which memory lies.
+fn lies(nodes: &[NodeShare]) -> String {
+    let each = nodes.iter().map(|share| match share.node {
+        Some(node) => format!("on node {node}"),
+        None => "on a node that the kernel does not tell".into(),
+    });
+    each.collect::<Vec<_>>().join(", ")
+}
+
+fn memory(sheet: &mut Sheet, report: &LifeReport) {
+    let memory = &report.memory;
+    sheet.section("memory");
+    let why = memory.size_reason.iter().map(|why| format!(", {why}"));
+    let addresses = match memory.addresses.as_str() {
+        "pagemap" => "page frames",
+        _ => "offsets in the memory files, not page frames",
+    };
+    let size = bytes(memory.size_bytes);
+    let (why, backing): (String, _) = (why.collect(), &memory.backing);
+    sheet.value("size", &format!("{size} of {backing}{why}"));
+    sheet.value("addresses", addresses);
+    sheet.value(
+        "pinned by",
+        &format!("{}, counted in {}", memory.pin, memory.counter),
+    );
+    for (number, (part, root)) in memory.parts.iter().zip(&report.roots).enumerate() {
+        let planned = match memory.second_node_planned && number == 1 {
+            true => " (planned: this machine has one node)",
+            false => "",
+        };
+        let value = format!(
+            "{} {}; tables {}, {} for device {}{planned}",
+            bytes(part.size_bytes),
+            lies(&part.nodes),
+            lies(&root.nodes),
+            root.format,
+            root.device
+        );
+        sheet.value(&format!("node {}", part.node), &value);
+    }
+}
+
+fn steps(sheet: &mut Sheet, report: &LifeReport) {
+    sheet.gap();
+    let head = [
+        "step", "time", "runs", "moved", "tables", "flushes", "found",
+    ];
+    let mut rows = vec![head.map(String::from)];
+    rows.extend(report.steps.iter().map(row));
+    sheet.table(&rows);
+}
+
+fn row(step: &StepReport) -> [String; 7] {
+    let found = match step.right {
+        true => step.checked.clone(),
+        false => format!("WRONG: {}", step.checked),
+    };
+    [
+        step.step.name().into(),
+        duration(step.took_ns),
+        count(step.runs),
+        bytes(step.bytes),
+        count(step.tables),
+        count(step.flushes),
+        found,
+    ]
+}
+
+fn end(sheet: &mut Sheet, report: &LifeReport) {
+    let dma = &report.dma;
+    sheet.section("devices, all the time");
+    sheet.value(
+        "DMA",
+        &format!(
+            "{}, {} read and {} written; {} wrong",
+            counted(dma.accesses, "access"),
+            bytes(dma.read_bytes),
+            bytes(dma.written_bytes),
+            counted(dma.wrong_bytes, "byte"),
+        ),
+    );
+    let reached = match dma.reached_in_holes {
+        0 => "nothing got through there".into(),
+        reached => format!("{} got through there", counted(reached, "access")),
+    };
+    sheet.value(
+        "faults",
+        &format!(
+            "outside the holes: {}; in the holes: {}, {reached}",
+            count(dma.faults_outside_holes),
+            count(dma.faults_in_holes),
+        ),
+    );
+    sheet.gap();
+    let paint = sheet.paint();
+    let wrong: Vec<&str> = report
+        .steps
+        .iter()
+        .filter(|step| !step.right)
+        .map(|step| step.step.name())
+        .collect();
+    if report.is_right() {
+        let all = "every check held; charge, pins, tables, areas and huge pages are at zero";
+        sheet.line(&format!("{}  {all}", paint.good("OK")));
+    } else {
+        let mut what = wrong.join(", ");
+        if !report.left.is_nothing() {
+            let left = &report.left;
+            what += &format!(
+                "; left: {} and {} charged, {} and {} pinned, {}, {}, {}",
+                bytes(left.ledger_bytes),
+                bytes(left.successor_ledger_bytes),
+                bytes(left.kernel.pinned_bytes + left.kernel.locked_bytes),
+                bytes(left.successor_kernel.pinned_bytes + left.successor_kernel.locked_bytes),
+                counted(left.table_pages, "table page"),
+                counted(left.areas, "area"),
+                counted(left.huge_pages, "huge page"),
+            );
+        }
+        sheet.line(&format!("{}  {what}", paint.bad("WRONG")));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::life_samples::small;
+    use super::*;
+
+    #[test]
+    fn a_life_is_one_screen() {
+        let text = write(&small(), Paint::Plain);
+        assert!(text.lines().count() <= 40, "{text}");
+        let widest = text.lines().map(|line| line.chars().count()).max();
+        assert!(widest.unwrap() <= 100, "{text}");
+    }
+
+    #[test]
+    fn what_is_wrong_or_left_is_named() {
+        let mut report = small();
+        assert!(write(&report, Paint::Plain).contains("\nOK  every check held"));
+        report.steps[0].right = false;
+        report.left.table_pages = 3;
+        let text = write(&report, Paint::Plain);
+        assert!(text.contains("WRONG: one node here"), "{text}");
+        assert!(
+            text.contains("\nWRONG  memory; left: 0 B and 0 B charged"),
+            "{text}"
+        );
+        assert!(text.contains("3 table pages"), "{text}");
+    }
+}
