@@ -121,11 +121,9 @@ impl Judge<'_> {
         for (access, outcome) in [(Access::Write, &said.write), (Access::Read, &said.read)] {
             match outcome {
                 Outcome::Translated { pa, .. } => self.arrives(said.iova, access, *pa)?,
-                Outcome::Faults { .. } => {
-                    // Some of QEMU's units take each fault for that of a write.
-                    let told = self.rig.unit().tells().access;
-                    let outcome = if told { outcome } else { &said.write };
-                    self.faults(said.iova, access, event(outcome)?)?;
+                Outcome::Faults { event, .. } => {
+                    let event = event.as_ref().context("no event")?;
+                    self.faults(said.iova, access, &event.name)?;
                 }
             }
         }
@@ -167,14 +165,6 @@ impl Judge<'_> {
             ensure!(words.any(|word| word == reason), "{event:?}, but {fault}");
         }
         Ok(())
-    }
-}
-
-/// What the walk says that the unit reports.
-fn event(outcome: &Outcome) -> anyhow::Result<&str> {
-    match outcome {
-        Outcome::Faults { event, .. } => Ok(&event.as_ref().context("no event")?.name),
-        Outcome::Translated { .. } => bail!("one access of two is said to fault"),
     }
 }
 
