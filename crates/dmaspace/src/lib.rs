@@ -1,6 +1,8 @@
 //! Device memory for virtual machines, hypervisors and user-space drivers.
 
 pub mod balloon;
+#[cfg(feature = "bench")]
+pub mod bench;
 pub mod devices;
 pub mod geometry;
 pub mod guest;

@@ -123,6 +123,15 @@ pub fn allreduce() -> Result<Study, StudyError> {
     study(title, VALUES, &KNOBS, rows)
 }
 
+/// The rows of [`allreduce`] alone, without varying an input.
+///
+/// # Errors
+///
+/// Those of [`allreduce`].
+pub fn allreduce_rows() -> Result<Vec<Row>, StudyError> {
+    rows(&VALUES)
+}
+
 /// The sockets that take part.
 const FIRST: &[u32] = &[0];
 const SECOND: &[u32] = &[1];

@@ -16,7 +16,7 @@ use serde::Serialize;
 
 use super::simulation::{DomainError, SimulationError};
 
-pub use allreduce::allreduce;
+pub use allreduce::{allreduce, allreduce_rows};
 pub use heat_map::{Heat, HeatMap, Traffic, heat_map};
 pub use pcie_bench::pcie_bench;
 

@@ -1,0 +1,242 @@
+//! Origin 3: inflating a balloon, stage by stage.
+//!
+//! The driver on one thread, the device on another, rings and messages in memory that both see, and real
+//! memory that goes back to the machine: 7 of 8 parts of it, in blocks of 2 MiB in any order. Page by page
+//! is what Linux and QEMU do: 256 pages taken and named in a message, one in flight, each looked up and
+//! discarded by a call of its own; a huge page of a pool when all of it has come in order. Stages are
+//! processor time of their threads; *send* is what the clock says beyond all others: waking one another
+//! up, and whatever else ran on the machine. With page numbers the driver tells as it allocates: both
+//! stand under *encode*.
+
+mod guest;
+mod host;
+
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::channel;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::Instant;
+
+use hostmem::{Backing, Mapping, PopulateError};
+use runs::Span;
+use rustix::time::{ClockId, clock_gettime};
+use virtio_balloon::driver::Settings;
+use virtio_balloon::{BulkBit, BulkFormat, Driver, Wait};
+
+use super::BenchError;
+use super::real::{Failed, Real};
+use super::report::{Group, GroupReport, Key, Subject, Unit};
+use super::turns::Turns;
+use guest::{Blocks, PATIENCE, Shared, Wires, page_by_page};
+use host::Host;
+
+/// Where the guest's pages begin, above rings and messages.
+const BASE: u64 = 4 << 30;
+const BLOCK: u64 = 2 << 20;
+/// The least memory, of which a part is not taken.
+const UNIT: u64 = 8 * BLOCK;
+
+const BACKINGS: [Backing; 3] = [Backing::Hugetlb2M, Backing::Thp, Backing::Anon4K];
+
+/// How pages are told and taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    PageByPage,
+    Numbers,
+    Bulk(BulkFormat),
+}
+
+impl Way {
+    /// All of them, page by page first.
+    fn all() -> impl Iterator<Item = Self> {
+        let bulk = BulkFormat::ALL.into_iter().map(Self::Bulk);
+        [Self::PageByPage, Self::Numbers].into_iter().chain(bulk)
+    }
+
+    /// The wire format; page by page stands beside all of them.
+    const fn name(self) -> &'static str {
+        match self {
+            Self::PageByPage => "",
+            Self::Numbers => "page-numbers",
+            Self::Bulk(BulkFormat::BitmapRecords) => "bitmap-records",
+            Self::Bulk(BulkFormat::Ranges) => "ranges",
+            Self::Bulk(BulkFormat::Chunks) => "chunks",
+            Self::Bulk(BulkFormat::OrderBlocks) => "order-blocks",
+            Self::Bulk(BulkFormat::ScatterGather) => "scatter-gather",
+            Self::Bulk(BulkFormat::SizedRuns(_)) => "sized-runs",
+        }
+    }
+}
+
+/// The stages, in order.
+const STAGES: [&str; 5] = ["allocate", "encode", "send", "translate", "discard"];
+/// The sum of all.
+const WHOLE: &str = "inflate";
+
+/// Runs the group.
+pub(super) fn run(turns: &mut Turns<'_>, report: &mut GroupReport) -> Result<(), BenchError> {
+    report.notes = vec![
+        "the origin's guest: 8 GiB under KVM; here: driver and device as two threads, no guest".into(),
+        "stages are processor time; send is what the clock says beyond them; inflate is their sum, by the \
+         clock"
+            .into(),
+    ];
+    for (nth, backing) in (0..).zip(BACKINGS) {
+        turns.part(nth, 3);
+        if let Err(failed) = of_memory(backing, turns, report) {
+            failed.or_report(report, backing.name())?;
+        }
+    }
+    Ok(())
+}
+
+fn of_memory(
+    backing: Backing,
+    turns: &mut Turns<'_>,
+    report: &mut GroupReport,
+) -> Result<(), Failed> {
+    let wanted = turns.settings().balloon_bytes;
+    let real = Real::take(backing, wanted, UNIT, None, turns, report)?;
+    let bytes = real.mapping.len() / 8 * 7 / BLOCK * BLOCK;
+    while turns.more()? {
+        for way in Way::all() {
+            fill(&real.mapping, turns)?;
+            let stages = inflate(way, &real.mapping, bytes).map_err(|op| BenchError::Refused {
+                group: Group::Balloon,
+                op,
+                format: way.name(),
+            })?;
+            let subject = match way {
+                Way::PageByPage => Subject::ByPage,
+                Way::Numbers | Way::Bulk(_) => Subject::Dmaspace,
+            };
+            let whole = (WHOLE, stages.iter().sum());
+            for (op, seconds) in STAGES.into_iter().zip(stages).chain([whole]) {
+                let key = Key {
+                    group: Group::Balloon,
+                    op,
+                    memory: backing.name(),
+                    format: way.name(),
+                    subject,
+                    threads: 1,
+                    size_bytes: bytes,
+                    unit: Unit::Milliseconds,
+                };
+                turns.note(key, seconds * 1e3);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Every page is there, and every block holds something.
+fn fill(mapping: &Mapping, turns: &mut Turns<'_>) -> Result<(), Failed> {
+    mapping
+        .populate(&mut |_| turns.go_on())
+        .map_err(|error| match error {
+            PopulateError::Interrupted { .. } => BenchError::Interrupted.into(),
+            error => Failed::because(&error),
+        })?;
+    for block in mapping.cells().chunks(BLOCK as usize / 8) {
+        if let Some(first) = block.first() {
+            first.store(1, Ordering::Relaxed);
+        }
+    }
+    Ok(())
+}
+
+/// Takes these bytes in one way; seconds of each stage, or what has failed.
+fn inflate(way: Way, mapping: &Arc<Mapping>, bytes: u64) -> Result<[f64; 5], &'static str> {
+    let guest = Span::new(BASE, mapping.len());
+    let (shared, mut blocks) = (Shared::new().ok_or("no memory")?, Blocks::new(guest));
+    let host = Host::new(way, mapping, guest, shared.memory().clone())?;
+    let host = Arc::new(Mutex::new(host));
+    let (kick, kicked) = channel();
+    let (answer, answered) = channel();
+    let wires = Wires::new(host.clone(), kick, answered);
+    let device = host.clone();
+    let device = thread::spawn(move || {
+        for queue in kicked {
+            let mut host = device.lock().unwrap_or_else(PoisonError::into_inner);
+            host.drain(queue)?;
+            drop(host);
+            if answer.send(()).is_err() {
+                break;
+            }
+        }
+        Ok(())
+    });
+    let told = match way {
+        Way::PageByPage => {
+            let begun = Instant::now();
+            let told = page_by_page(&wires, &shared, &mut blocks, bytes);
+            let elapsed = begun.elapsed().as_secs_f64();
+            drop(wires);
+            told.and_then(|(taking, telling)| {
+                is_zero(mapping, &blocks).map(|()| (taking, telling, elapsed))
+            })
+        }
+        Way::Numbers | Way::Bulk(_) => drive(way, wires, shared, blocks, mapping, bytes),
+    };
+    // What the device says is the cause of what the driver says.
+    device.join().map_err(|_| "the device has ended")??;
+    let (allocate, encode, elapsed) = told?;
+    let mut host = host.lock().unwrap_or_else(PoisonError::into_inner);
+    let ((discarded, discard), busy) = (host.discarded(), host.busy);
+    if discarded != bytes {
+        return Err("the host has not discarded all of it; inflate");
+    }
+    let send = (elapsed - allocate - encode - busy).max(0.0);
+    Ok([allocate, encode, send, busy - discard, discard])
+}
+
+/// Has the driver allocate and tell; seconds of both, and of all by the clock.
+fn drive(
+    way: Way,
+    wires: Wires,
+    shared: Shared,
+    blocks: Blocks,
+    mapping: &Mapping,
+    bytes: u64,
+) -> Result<(f64, f64, f64), &'static str> {
+    let settings = Settings {
+        bulk: matches!(way, Way::Bulk(_)).then_some(BulkBit::DEFAULT),
+        wait: Wait::Sleep { most: PATIENCE },
+        queue_size: 256,
+        ..Settings::default()
+    };
+    let driver = Driver::new(wires, shared, blocks, settings);
+    let mut driver = driver.map_err(|_| "the driver does not begin; inflate")?;
+    let (begun, first) = (Instant::now(), clock());
+    let allocated = driver.allocate(bytes).map_err(|_| "allocate")?;
+    let second = clock();
+    driver.tell().map_err(|_| "send")?;
+    let third = clock();
+    let elapsed = begun.elapsed().as_secs_f64();
+    if allocated.bytes != bytes {
+        return Err("allocate");
+    }
+    is_zero(mapping, driver.pages())?;
+    Ok(match way {
+        Way::Numbers => (0.0, third - first, elapsed),
+        _ => (second - first, third - second, elapsed),
+    })
+}
+
+/// What was taken reads as zeros.
+fn is_zero(mapping: &Mapping, blocks: &Blocks) -> Result<(), &'static str> {
+    let zero = |block: &u64| {
+        let cell = mapping.cells().get((block - BASE) as usize / 8);
+        cell.is_some_and(|cell| cell.load(Ordering::Relaxed) == 0)
+    };
+    match blocks.taken.iter().all(zero) {
+        true => Ok(()),
+        false => Err("the host has kept what was taken; inflate"),
+    }
+}
+
+/// Seconds of processor time of this thread.
+fn clock() -> f64 {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9
+}
