@@ -14,6 +14,7 @@ use dmaspace::map::{MapBackend, MapJob, Software};
 
 use crate::balloon::{self, BalloonArgs};
 use crate::balloon_guest::{self, BalloonGuestArgs};
+use crate::bench::{self, BenchArgs};
 use crate::inspect::InspectArgs;
 use crate::life::{self, LifeArgs};
 use crate::numa::NumaCommand;
@@ -90,6 +91,9 @@ pub(crate) enum Command {
     /// Drive a balloon's device in a guest, whatever its kernel has.
     #[command(long_about = balloon_guest::ABOUT, after_long_help = balloon_guest::EXAMPLES)]
     BalloonGuest(BalloonGuestArgs),
+    /// Measure this machine: what others have published, page by page, and by runs.
+    #[command(long_about = bench::ABOUT, after_long_help = bench::EXAMPLES)]
+    Bench(BenchArgs),
     /// Look at I/O page tables in a file: list, explain, check, compare, draw.
     #[command(
         subcommand,

@@ -10,6 +10,7 @@
 mod args;
 mod balloon;
 mod balloon_guest;
+mod bench;
 mod inspect;
 mod life;
 mod numa;
@@ -68,6 +69,7 @@ pub fn run() -> ExitCode {
                 Command::Devices(devices_args) => devices(&devices_args),
                 Command::Balloon(balloon_args) => balloon::run(&balloon_args, args.verbose),
                 Command::BalloonGuest(guest_args) => balloon_guest::run(&guest_args),
+                Command::Bench(bench_args) => bench::run(&bench_args, args.verbose),
                 Command::Tables(command) => tables::run(&command),
                 Command::Numa(command) => numa::run(&command),
                 Command::Inspect(inspect_args) => inspect::run(&inspect_args),

@@ -1,5 +1,8 @@
 //! What reports look like to people; programs get them as JSON, as they are.
 
+pub(crate) mod bench;
+pub(crate) mod bench_html;
+mod bench_plot;
 pub(crate) mod devices;
 mod histogram;
 pub(crate) mod inspect;
