@@ -268,10 +268,10 @@ fn kernel(turns: &mut Turns<'_>, report: &mut GroupReport) -> Result<(), BenchEr
             continue;
         };
         for backing in BACKINGS {
-            let device = device.address.clone();
+            let devices = vec![device.address.clone()];
             let backend = match way {
-                Way::Iommufd => MapBackend::Iommufd { device },
-                _ => MapBackend::Vfio { device },
+                Way::Iommufd => MapBackend::Iommufd { devices },
+                _ => MapBackend::Vfio { devices },
             };
             let size = turns.settings().memory_bytes / backing.page() * backing.page();
             let job = MapJob {
