@@ -117,7 +117,7 @@ impl Config {
     }
 
     /// The fields for messages in this format, of so many bytes at most.
-    pub(crate) fn set_bulk(&mut self, format: BulkFormat, message_bytes: u32) {
+    pub fn set_bulk(&mut self, format: BulkFormat, message_bytes: u32) {
         self.bulk_format = format.number();
         self.bulk_message_bytes = message_bytes;
         self.bulk_page_shifts = match format {

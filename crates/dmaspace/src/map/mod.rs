@@ -17,6 +17,7 @@ pub(crate) mod sampled;
 mod software;
 mod target;
 
+#[cfg(feature = "life")]
 pub(crate) use software::table_bytes;
 
 use std::ops::ControlFlow;
