@@ -14,10 +14,12 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, bail, ensure};
+use anyhow::{Context as _, anyhow, bail, ensure};
 use conformance::initramfs::Initramfs;
 use rustix::process::{Pid, Signal, kill_process_group, test_kill_process_group};
 use tempfile::TempDir;
+
+use crate::registers;
 
 /// The kernel that is a program.
 pub const KERNEL: &str = "/usr/bin/linux.uml";
@@ -75,6 +77,21 @@ pub struct Guest {
     directory: TempDir,
 }
 
+/// Starts the kernel, with as many registers as it knows of.
+fn start(mut kernel: Command) -> anyhow::Result<Child> {
+    if !registers::are_too_many() {
+        return kernel.spawn().with_context(|| KERNEL.to_owned());
+    }
+    // What is refused is refused to a thread, and to what it starts.
+    let started = thread::spawn(move || {
+        registers::refuse()?;
+        kernel.spawn().with_context(|| KERNEL.to_owned())
+    });
+    started
+        .join()
+        .map_err(|_| anyhow!("{KERNEL} cannot be started"))?
+}
+
 impl Guest {
     /// Boots a guest of `mib` MiB that attaches the balloon behind `socket`, with more `words` for the
     /// kernel. The driver is not loaded yet.
@@ -87,7 +104,8 @@ impl Guest {
         let initramfs = directory.path().join("initramfs");
         fs::write(&initramfs, &parts.initramfs)?;
         let log = File::create(directory.path().join("log"))?;
-        let mut kernel = Command::new(KERNEL)
+        let mut kernel = Command::new(KERNEL);
+        kernel
             .arg(format!("mem={mib}M"))
             .arg(format!("initrd={}", initramfs.display()))
             .arg(format!("uml_dir={}", directory.path().display()))
@@ -95,13 +113,13 @@ impl Guest {
             .args(["ssl=null", "ssl0=null,fd:2", "console=ttyS0", "panic=1"])
             // 5: the balloon's type of device.
             .arg(format!("virtio_uml.device={}:5", socket.display()))
+            .args(registers::words())
             .args(words)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(log)
-            .process_group(0)
-            .spawn()
-            .with_context(|| KERNEL.to_owned())?;
+            .process_group(0);
+        let mut kernel = start(kernel)?;
         let pipes = (kernel.stdin.take(), kernel.stdout.take());
         let (sender, lines) = mpsc::channel();
         let (Some(commands), Some(output)) = pipes else {

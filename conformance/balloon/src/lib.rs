@@ -14,3 +14,4 @@ pub mod checks;
 pub mod daemon;
 pub mod guest;
 pub mod page_by_page;
+mod registers;
