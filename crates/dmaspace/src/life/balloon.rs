@@ -4,7 +4,6 @@
 //! are beside it.
 
 use std::fmt;
-use std::sync::atomic::{Ordering, fence};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -15,14 +14,13 @@ use virtio_balloon::device::{
     Bulk, Counters, Device, NotDiscarded, QueueError, Region, Settings, SetupError,
 };
 use virtio_balloon::driver::{self, GuestPages, QueueAddresses, Transport};
-use virtio_balloon::{BulkBit, BulkFormat, Driver, Features, GuestPage, WIRE_PAGE, Wait};
+use virtio_balloon::{BulkBit, BulkFormat, Driver, Features, GuestPage, Wait};
 use virtio_queue::{Queue, QueueT};
-use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
+use vm_memory::GuestMemoryMmap;
 
+use crate::balloon::rings::{NoMemory, Rings};
 use crate::balloon::{BalloonDma, DeviceSpace};
 
-/// Memory for rings and messages, at the guest's address 0.
-const SHARED: usize = 1 << 20;
 /// The largest block of the guest's allocator.
 const BLOCK: u64 = 2 << 20;
 /// Entries of a queue.
@@ -214,62 +212,9 @@ impl Transport for Wires {
     }
 }
 
-/// Memory for rings and messages, given out once.
-struct Shared {
-    memory: GuestMemoryMmap,
-    next: u64,
-}
-
-impl driver::Memory for Shared {
-    type Error = WireError;
-    type Words = Vec<u64>;
-    type Bytes = Vec<u8>;
-
-    fn words(&mut self, count: usize) -> Option<Vec<u64>> {
-        Some(vec![0; count])
-    }
-
-    fn bytes(&mut self, count: usize) -> Option<Vec<u8>> {
-        Some(vec![0; count])
-    }
-
-    fn allocate(&mut self, len: u64) -> Option<u64> {
-        let at = self.next;
-        let end = at.checked_add(len.checked_next_multiple_of(WIRE_PAGE)?)?;
-        if end > SHARED as u64 {
-            return None;
-        }
-        self.next = end;
-        Some(at)
-    }
-
-    fn free(&mut self, _memory: Span) {}
-
-    fn read(&self, address: u64, bytes: &mut [u8]) -> Result<(), WireError> {
-        let read = self.memory.read_slice(bytes, GuestAddress(address));
-        read.map_err(|_| WireError::Memory { address })
-    }
-
-    fn write(&self, address: u64, bytes: &[u8]) -> Result<(), WireError> {
-        let written = self.memory.write_slice(bytes, GuestAddress(address));
-        written.map_err(|_| WireError::Memory { address })
-    }
-
-    fn load(&self, address: u64) -> Result<u16, WireError> {
-        let loaded = self.memory.load(GuestAddress(address), Ordering::Acquire);
-        loaded
-            .map(u16::from_le)
-            .map_err(|_| WireError::Memory { address })
-    }
-
-    fn store(&self, address: u64, value: u16) -> Result<(), WireError> {
-        let to = GuestAddress(address);
-        let stored = self.memory.store(value.to_le(), to, Ordering::Release);
-        stored.map_err(|_| WireError::Memory { address })
-    }
-
-    fn fence(&self) {
-        fence(Ordering::SeqCst);
+impl From<NoMemory> for WireError {
+    fn from(NoMemory { address }: NoMemory) -> Self {
+        Self::Memory { address }
     }
 }
 
@@ -311,7 +256,7 @@ pub(super) const fn seven_of_eight(guest: Span) -> Span {
 
 /// A balloon of a guest with devices.
 pub(super) struct Balloon {
-    driver: Driver<Wires, Shared, Free>,
+    driver: Driver<Wires, Rings<WireError>, Free>,
     done: Discarded,
     wanted: u64,
 }
@@ -352,12 +297,11 @@ impl Balloon {
         let mut device = Device::new(settings, &regions, by_part, dma, ())?;
         let wanted = free.iter().map(|span: &Span| span.len).sum();
         device.set_target(wanted);
-        let memory = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), SHARED)]);
-        let memory = memory.map_err(BalloonError::Rings)?;
+        let rings = Rings::new().map_err(BalloonError::Rings)?;
         let wires = Wires {
             device,
             rings: Vec::new(),
-            memory: memory.clone(),
+            memory: rings.memory().clone(),
             begun: Instant::now(),
         };
         let guest = parts.iter().map(|part| part.guest);
@@ -365,10 +309,6 @@ impl Balloon {
         let bytes = guest.map(|guest| guest.len).sum();
         let span = Span::new(first, bytes);
         let pages = Free { span, free };
-        let shared = Shared {
-            memory,
-            next: WIRE_PAGE,
-        };
         let settings = driver::Settings {
             bulk: Some(BulkBit::DEFAULT),
             wait: Wait::Sleep {
@@ -380,7 +320,7 @@ impl Balloon {
             pause: Duration::ZERO,
             ..driver::Settings::default()
         };
-        let driver = Driver::new(wires, shared, pages, settings)?;
+        let driver = Driver::new(wires, rings, pages, settings)?;
         Ok(Self {
             driver,
             done,

@@ -1,6 +1,5 @@
 //! The guest's end: what the driver needs from where it runs, and what drivers do page by page.
 
-use std::sync::atomic::{Ordering, fence};
 use std::sync::mpsc::{Receiver, Sender};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
@@ -9,10 +8,10 @@ use std::time::{Duration, Instant};
 use runs::Span;
 use virtio_balloon::driver::{GuestPages, Memory, QueueAddresses, Transport};
 use virtio_balloon::{Features, GuestPage, WIRE_PAGE};
-use vm_memory::{Bytes as _, GuestAddress, GuestMemoryMmap};
 
 use super::host::Host;
 use super::{BLOCK, clock};
+use crate::balloon::rings::{NoMemory, Rings};
 
 /// What has failed.
 type Failed = &'static str;
@@ -110,71 +109,12 @@ impl Transport for Wires {
     }
 }
 
-/// Memory for rings and messages, given out once.
-pub(super) struct Shared {
-    memory: GuestMemoryMmap,
-    next: u64,
-}
+/// Memory for rings and messages.
+pub(super) type Shared = Rings<Failed>;
 
-impl Shared {
-    /// Where rings and messages lie: 1 MiB from 0 on.
-    pub(super) fn new() -> Option<Self> {
-        let memory = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 1 << 20)]).ok()?;
-        Some(Self {
-            memory,
-            next: WIRE_PAGE,
-        })
-    }
-
-    pub(super) const fn memory(&self) -> &GuestMemoryMmap {
-        &self.memory
-    }
-}
-
-impl Memory for Shared {
-    type Error = Failed;
-    type Words = Vec<u64>;
-    type Bytes = Vec<u8>;
-
-    fn words(&mut self, count: usize) -> Option<Vec<u64>> {
-        Some(vec![0; count])
-    }
-
-    fn bytes(&mut self, count: usize) -> Option<Vec<u8>> {
-        Some(vec![0; count])
-    }
-
-    fn allocate(&mut self, len: u64) -> Option<u64> {
-        let at = self.next;
-        self.next += len.next_multiple_of(WIRE_PAGE);
-        Some(at)
-    }
-
-    fn free(&mut self, _memory: Span) {}
-
-    fn read(&self, address: u64, bytes: &mut [u8]) -> Result<(), Failed> {
-        let read = self.memory.read_slice(bytes, GuestAddress(address));
-        read.map_err(|_| "no memory")
-    }
-
-    fn write(&self, address: u64, bytes: &[u8]) -> Result<(), Failed> {
-        let written = self.memory.write_slice(bytes, GuestAddress(address));
-        written.map_err(|_| "no memory")
-    }
-
-    fn load(&self, address: u64) -> Result<u16, Failed> {
-        let value: Result<u16, _> = self.memory.load(GuestAddress(address), Ordering::Acquire);
-        value.map(u16::from_le).map_err(|_| "no memory")
-    }
-
-    fn store(&self, address: u64, value: u16) -> Result<(), Failed> {
-        let (address, value) = (GuestAddress(address), value.to_le());
-        let stored = self.memory.store(value, address, Ordering::Release);
-        stored.map_err(|_| "no memory")
-    }
-
-    fn fence(&self) {
-        fence(Ordering::SeqCst);
+impl From<NoMemory> for Failed {
+    fn from(_: NoMemory) -> Self {
+        "no memory"
     }
 }
 

@@ -148,7 +148,7 @@ fn fill(mapping: &Mapping, turns: &mut Turns<'_>) -> Result<(), Failed> {
 /// Takes these bytes in one way; seconds of each stage, or what has failed.
 fn inflate(way: Way, mapping: &Arc<Mapping>, bytes: u64) -> Result<[f64; 5], &'static str> {
     let guest = Span::new(BASE, mapping.len());
-    let (shared, mut blocks) = (Shared::new().ok_or("no memory")?, Blocks::new(guest));
+    let (shared, mut blocks) = (Shared::new().map_err(|_| "no memory")?, Blocks::new(guest));
     let host = Host::new(way, mapping, guest, shared.memory().clone())?;
     let host = Arc::new(Mutex::new(host));
     let (kick, kicked) = channel();
