@@ -1,15 +1,11 @@
 //! The balloon: `conformance/balloon` boots a stock Linux guest with its own driver against our device.
 
-use std::process::{Command, ExitStatus};
+use std::process::ExitStatus;
 
 use anyhow::{Context as _, ensure};
 use clap::Args;
 
-use crate::{
-    cargo::{self, Repository},
-    host::Need,
-    parts::Outcome,
-};
+use crate::{cargo::Repository, host::Need, parts::Outcome, programs::Programs};
 
 /// The options of `cargo xtask balloon`.
 #[derive(Args, Clone, Debug, Default)]
@@ -57,17 +53,12 @@ pub(crate) fn command(options: &Options, repository: &Repository) -> anyhow::Res
 }
 
 fn run(options: &Options, repository: &Repository) -> anyhow::Result<ExitStatus> {
-    let packages = [
-        "--package",
-        "dmaspace-cli",
-        "--package",
-        "dmaspace-balloon-rig",
-    ];
-    let mut build = repository.cargo(&["build", "--release", "--bins"]);
-    cargo::run(build.args(packages))?;
-    let built = repository.metadata.target_directory.join("release");
-    let mut command = Command::new(built.join("dmaspace-balloon-rig"));
-    command.arg("--dmaspace").arg(built.join("dmaspace"));
+    let programs = match options.bench {
+        true => Programs::optimized(repository, &["dmaspace-cli", "dmaspace-balloon-rig"])?,
+        false => Programs::build(repository)?,
+    };
+    let mut command = programs.command("dmaspace-balloon-rig", repository);
+    command.arg("--dmaspace").arg(programs.path("dmaspace"));
     if let Some(only) = &options.only {
         command.arg("--only").arg(only);
     }

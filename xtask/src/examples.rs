@@ -6,6 +6,7 @@ use anyhow::{Context as _, ensure};
 use crate::{
     cargo::{self, Repository},
     parts::Outcome,
+    programs::Programs,
 };
 
 /// The examples' crate.
@@ -15,9 +16,9 @@ const PACKAGE: &str = "dmaspace-examples";
 pub(crate) fn part(repository: &Repository) -> anyhow::Result<Outcome> {
     let names = names(repository)?;
     ensure!(!names.is_empty(), "{PACKAGE} has no examples");
+    let programs = Programs::build(repository)?;
     for name in names {
-        let run = ["run", "--release", "--quiet", "--package", PACKAGE];
-        cargo::run(repository.cargo(&run).args(["--example", &name]))?;
+        cargo::run(&mut programs.example(&name, repository))?;
     }
     Ok(Outcome::Passed)
 }

@@ -1,7 +1,7 @@
 //! The guests: `conformance/guest` builds a small Linux once, boots it under emulated IOMMUs, and
 //! runs tests in it.
 
-use std::process::ExitStatus;
+use std::process::{Command, ExitStatus};
 
 use anyhow::{Context as _, ensure};
 use clap::Args;
@@ -10,6 +10,7 @@ use crate::{
     cargo::{self, Repository},
     host::Need,
     parts::Outcome,
+    programs::Programs,
 };
 
 /// The options of `cargo xtask guests`.
@@ -96,23 +97,21 @@ fn other_machine() -> Option<Outcome> {
 }
 
 fn kernel(repository: &Repository) -> anyhow::Result<ExitStatus> {
-    let mut command = host(repository);
+    let mut command = host(repository)?;
     command.arg("kernel");
-    command.status().context("cargo cannot be started")
+    command.status().context("the rig cannot be started")
 }
 
 fn run(options: &Options, repository: &Repository) -> anyhow::Result<ExitStatus> {
     // Linked statically: there is no other file in the guest.
     let packages = ["--package", "dmaspace-guest", "--package", "dmaspace-cli"];
-    let mut build = repository.cargo(&["build", "--release", "--bins", "--target", TARGET]);
-    build.args(packages);
+    let mut build = repository.cargo(&["build", "--profile", "guest", "--bins"]);
+    build.args(["--target", TARGET]).args(packages);
     build.env("RUSTFLAGS", "-C target-feature=+crt-static");
-    // A fifth of the size, all of which is copied by an emulated processor.
-    build.env("CARGO_PROFILE_RELEASE_DEBUG", "none");
     cargo::run(&mut build)?;
     let built = &repository.metadata.target_directory;
-    let built = built.join(TARGET).join("release");
-    let mut command = host(repository);
+    let built = built.join(TARGET).join("guest");
+    let mut command = host(repository)?;
     command
         .args(["run", "--init"])
         .arg(built.join("guest-init"))
@@ -121,15 +120,13 @@ fn run(options: &Options, repository: &Repository) -> anyhow::Result<ExitStatus>
     if let Some(only) = &options.only {
         command.arg("--only").arg(only);
     }
-    command.status().context("cargo cannot be started")
+    command.status().context("the rig cannot be started")
 }
 
 /// The program on this side of the emulator.
-fn host(repository: &Repository) -> std::process::Command {
-    let mut command = repository.cargo(&["run", "--release", "--quiet"]);
-    command
-        .args(["--package", "dmaspace-guest", "--features", "host"])
-        .args(["--bin", "guests", "--", "--work"])
-        .arg(repository.metadata.target_directory.join("conformance"));
-    command
+fn host(repository: &Repository) -> anyhow::Result<Command> {
+    let mut command = Programs::build(repository)?.command("guests", repository);
+    let work = repository.metadata.target_directory.join("conformance");
+    command.arg("--work").arg(work);
+    Ok(command)
 }

@@ -12,6 +12,7 @@ use crate::{
     cargo::{self, Repository},
     host::Need,
     parts::Outcome,
+    programs::Programs,
 };
 
 /// `xmllint`, and libvirt's schema.
@@ -28,13 +29,14 @@ pub(crate) fn part(repository: &Repository) -> anyhow::Result<Outcome> {
     let kept = repository.metadata.target_directory.join("libvirt");
     fs::create_dir_all(&kept).with_context(|| format!("{kept} cannot be made"))?;
     let machines = repository.root.join("examples/topologies");
+    let programs = Programs::build(repository)?;
     let mut found = 0;
     for machine in fs::read_dir(&machines).context("examples/topologies cannot be read")? {
         let machine = machine?.path();
         for options in [&[][..], &["--viommu", "--no-bind"]] {
-            let mut plan = repository.cargo(&["run", "--release", "--quiet", "--package"]);
-            plan.args(["dmaspace-cli", "--", "numa", "plan", "--memory", "8G"]);
-            plan.args(["--emit", "libvirt", "--topology"]);
+            let mut plan = programs.command("dmaspace", repository);
+            plan.args(["numa", "plan", "--memory", "8G", "--emit", "libvirt"]);
+            plan.arg("--topology");
             let plan = plan.arg(&machine).args(options);
             let said = plan.output().context("the plan cannot be started")?;
             ensure!(

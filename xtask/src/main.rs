@@ -22,6 +22,7 @@ mod manuals;
 mod nostd;
 mod origins;
 mod parts;
+mod programs;
 mod properties;
 mod runner;
 mod shots;

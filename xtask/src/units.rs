@@ -5,7 +5,7 @@ use std::process::ExitStatus;
 use anyhow::{Context as _, ensure};
 use clap::Args;
 
-use crate::{cargo::Repository, host::Need, parts::Outcome};
+use crate::{cargo::Repository, host::Need, parts::Outcome, programs::Programs};
 
 /// The options of `cargo xtask units`.
 #[derive(Args, Clone, Debug, Default)]
@@ -55,9 +55,8 @@ pub(crate) fn part(repository: &Repository) -> anyhow::Result<Outcome> {
 
 /// The part `balloon-qemu` of the test command: the balloon's driver on QEMU's device.
 pub(crate) fn balloon_part(repository: &Repository) -> anyhow::Result<Outcome> {
-    let mut command = repository.cargo(&["run", "--release", "--quiet"]);
-    command.args(["--package", "dmaspace-units", "--bin", "balloon"]);
-    let status = command.status().context("cargo cannot be started")?;
+    let mut command = Programs::build(repository)?.command("balloon", repository);
+    let status = command.status().context("the checks cannot be started")?;
     ensure!(
         status.success(),
         "checks failed on QEMU's balloon: {status}"
@@ -84,8 +83,7 @@ pub(crate) fn command(options: &Options, repository: &Repository) -> anyhow::Res
 }
 
 fn run(options: &Options, more: &[&str], repository: &Repository) -> anyhow::Result<ExitStatus> {
-    let mut command = repository.cargo(&["run", "--release", "--quiet"]);
-    command.args(["--package", "dmaspace-units", "--"]);
+    let mut command = Programs::build(repository)?.command("dmaspace-units", repository);
     for (option, value) in [
         ("--qemu", &options.qemu),
         ("--qemu-arm", &options.qemu_arm),
@@ -100,5 +98,5 @@ fn run(options: &Options, more: &[&str], repository: &Repository) -> anyhow::Res
         command.arg("--rounds").arg(rounds.to_string());
     }
     command.args(more);
-    command.status().context("cargo cannot be started")
+    command.status().context("the checks cannot be started")
 }

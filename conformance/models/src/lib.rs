@@ -1,0 +1,4 @@
+//! Nothing: what this package has is a test program of `iopt`, `interleavings`.
+//!
+//! It tries millions of orders, so that optimizing it pays; for all others of the workspace that takes longer
+//! than running them without. A profile is chosen for a package, so it has one of its own.

@@ -1,0 +1,54 @@
+//! The programs that the rigs start, built once for all of them.
+//!
+//! Without optimization and with every feature, as the tests are: the libraries are compiled for them already.
+//! What is measured, and what does the same millions of times, is built with `--release` where it is started.
+
+use std::process::Command;
+
+use cargo_metadata::camino::Utf8PathBuf;
+
+use crate::cargo::{self, Repository};
+
+/// All programs and examples of the workspace but this one.
+pub(crate) struct Programs {
+    directory: Utf8PathBuf,
+}
+
+impl Programs {
+    /// Builds what is not built yet.
+    pub(crate) fn build(repository: &Repository) -> anyhow::Result<Self> {
+        let all = ["build", "--workspace", "--exclude", "xtask"];
+        let mut build = repository.cargo(&all);
+        cargo::run(build.args(["--all-features", "--bins", "--examples"]))?;
+        Ok(Self {
+            directory: repository.metadata.target_directory.join("debug"),
+        })
+    }
+
+    /// Those of `packages` alone, for what is measured.
+    pub(crate) fn optimized(repository: &Repository, packages: &[&str]) -> anyhow::Result<Self> {
+        let mut build = repository.cargo(&["build", "--release", "--bins"]);
+        build.args(packages.iter().flat_map(|package| ["--package", package]));
+        cargo::run(&mut build)?;
+        Ok(Self {
+            directory: repository.metadata.target_directory.join("release"),
+        })
+    }
+
+    /// Where the program `name` is.
+    pub(crate) fn path(&self, name: &str) -> Utf8PathBuf {
+        self.directory.join(name)
+    }
+
+    /// The program `name`, to be started in the root of the `repository`.
+    pub(crate) fn command(&self, name: &str, repository: &Repository) -> Command {
+        let mut command = Command::new(self.path(name));
+        command.current_dir(&repository.root);
+        command
+    }
+
+    /// The example `name`.
+    pub(crate) fn example(&self, name: &str, repository: &Repository) -> Command {
+        self.command(&format!("examples/{name}"), repository)
+    }
+}
