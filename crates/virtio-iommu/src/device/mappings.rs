@@ -1,0 +1,228 @@
+//! MAP and UNMAP (VIRTIO 1.3, 5.13.6.3 and 5.13.6.4).
+//!
+//! A mapping is what one MAP request has made. The areas of the domain's address space are the record of
+//! it: one for each region of the guest's memory that it meets, and nearly always one. Where a second
+//! begins is a *joint*, at which no UNMAP may begin or end.
+
+use std::sync::Arc;
+
+use ioas::{Backend, Ioas, MapError, Memory, UnmapError};
+use iopt::{MapError as TableError, Prot};
+use runs::Span;
+
+use super::{Device, Domain};
+use crate::config::Region;
+use crate::domains::Domains;
+use crate::features;
+use crate::refusal::Refusal;
+use crate::wire::{Map, Unmap, map_flags};
+
+/// What a mapping leads to in one region.
+struct Part<'a> {
+    iova: u64,
+    memory: &'a Arc<Memory>,
+    /// Offset and length in the memory.
+    part: Span,
+}
+
+impl<D: Domains> Device<D> {
+    /// MAP (5.13.6.3).
+    pub(super) fn map(&mut self, request: &Map) -> Result<(), Refusal> {
+        let known = match self.has(features::MMIO) {
+            true => map_flags::READ | map_flags::WRITE | map_flags::MMIO,
+            false => map_flags::READ | map_flags::WRITE,
+        };
+        let unknown = request.flags & !known;
+        if unknown != 0 {
+            return Err(Refusal::Flags { unknown });
+        }
+        let there = paged(&self.domains, request.domain)?;
+        let range = self.range(request)?;
+        let mmio = request.flags & map_flags::MMIO != 0;
+        let parts = parts(&self.memory, request, range, mmio)?;
+        self.permitted(request.domain, range)?;
+        let most = self.config.most_mappings;
+        let wanted = there.len() + parts.len();
+        if wanted > most {
+            return Err(Refusal::Mappings { wanted, most });
+        }
+        let Some(Domain {
+            space: Some(space),
+            joints,
+            ..
+        }) = self.domains.get_mut(&request.domain)
+        else {
+            return Ok(());
+        };
+        map_all(space, &parts, prot(request.flags)).map_err(Refusal::Map)?;
+        joints.extend(parts.iter().skip(1).map(|part| part.iova));
+        Ok(())
+    }
+
+    /// The range that is to be mapped, if it consists of whole pages in what can be mapped.
+    fn range(&self, request: &Map) -> Result<Span, Refusal> {
+        let granule = self.config.granule();
+        let (start, end) = (request.virt_start, request.virt_end);
+        let behind = end.wrapping_add(1);
+        let ends = [start, request.phys_start, behind].into_iter();
+        if let Some(value) = ends.into_iter().find(|end| end & (granule - 1) != 0) {
+            return Err(Refusal::Misaligned { value, granule });
+        }
+        if end < start {
+            return Err(Refusal::Order { start, end });
+        }
+        let input = self.config.input();
+        if !input.contains(&start) || !input.contains(&end) {
+            return Err(Refusal::Input { start, end });
+        }
+        // All 2^64 bytes: no guest has that much memory.
+        let (start, end) = (request.phys_start, request.phys_start.wrapping_sub(1));
+        Span::inclusive(request.virt_start, request.virt_end)
+            .ok_or(Refusal::NotMemory { start, end })
+    }
+
+    /// Refuses what is reserved for an endpoint of the domain.
+    fn permitted(&self, domain: u32, range: Span) -> Result<(), Refusal> {
+        let endpoints = self.endpoints.iter();
+        let mut members = endpoints.filter(|(_, known)| known.domain == Some(domain));
+        let meets = |known: &super::Known| {
+            let mut reserved = known.reserved.iter();
+            reserved.any(|part| part.overlaps(range.start, range.last()))
+        };
+        match members.find(|(_, known)| meets(known)) {
+            Some((&endpoint, _)) => Err(Refusal::ReservedRange { range, endpoint }),
+            None => Ok(()),
+        }
+    }
+
+    /// UNMAP (5.13.6.4).
+    pub(super) fn unmap(&mut self, request: &Unmap) -> Result<(), Refusal> {
+        let &Unmap {
+            domain,
+            virt_start: start,
+            virt_end: end,
+            reserved,
+        } = request;
+        if reserved != [0; 4] {
+            return Err(Refusal::Reserved);
+        }
+        paged(&self.domains, domain)?;
+        if end < start {
+            return Err(Refusal::Order { start, end });
+        }
+        let Some(Domain {
+            space: Some(space),
+            joints,
+            ..
+        }) = self.domains.get_mut(&domain)
+        else {
+            return Ok(());
+        };
+        let behind = end.checked_add(1);
+        if joints.contains(&start) || behind.is_some_and(|behind| joints.contains(&behind)) {
+            return Err(Refusal::Cuts { start, end });
+        }
+        let unmapped = match Span::inclusive(start, end) {
+            Some(range) => space.unmap(range, &mut ()),
+            None => space.unmap_all(&mut ()),
+        };
+        // In these two cases the areas are gone all the same.
+        if let Ok(_) | Err(UnmapError::Flush(_) | UnmapError::Unpin(_)) = unmapped {
+            let mut left = joints.split_off(&start);
+            if let Some(behind) = behind {
+                joints.append(&mut left.split_off(&behind));
+            }
+        }
+        unmapped.map(|_| ()).map_err(Refusal::Unmap)
+    }
+}
+
+/// The address space of a domain that has one of its own.
+fn paged<B: Backend>(
+    domains: &std::collections::BTreeMap<u32, Domain<B>>,
+    domain: u32,
+) -> Result<&Ioas<B>, Refusal> {
+    let there = domains.get(&domain).ok_or(Refusal::NoDomain { domain })?;
+    there.space.as_ref().ok_or(Refusal::Bypass { domain })
+}
+
+/// The permissions that flags ask for.
+fn prot(flags: u32) -> Prot {
+    let mut prot = Prot::empty();
+    prot.set(Prot::READ, flags & map_flags::READ != 0);
+    prot.set(Prot::WRITE, flags & map_flags::WRITE != 0);
+    prot
+}
+
+/// What lies at the guest's physical addresses, region by region without a hole.
+fn parts<'a>(
+    memory: &'a [Region],
+    request: &Map,
+    range: Span,
+    mmio: bool,
+) -> Result<Vec<Part<'a>>, Refusal> {
+    let start = request.phys_start;
+    let end = start.wrapping_add(range.len - 1);
+    let refused = Refusal::NotMemory { start, end };
+    let Some(phys) = Span::checked(start, range.len) else {
+        return Err(refused);
+    };
+    let first = memory.partition_point(|region| region.span().last() < start);
+    let mut parts = Vec::new();
+    let mut done = 0;
+    for region in memory.get(first..).unwrap_or(&[]) {
+        let span = region.span();
+        let Some(here) = phys.intersection(&span) else {
+            break;
+        };
+        if here.start - start != done {
+            break;
+        }
+        if region.memory.object().is_mmio() != mmio {
+            return Err(Refusal::MemoryType { region: span });
+        }
+        parts.push(Part {
+            iova: range.start + done,
+            memory: &region.memory,
+            part: Span::new(here.start - span.start, here.len),
+        });
+        done += here.len;
+    }
+    if done == range.len {
+        Ok(parts)
+    } else {
+        Err(refused)
+    }
+}
+
+/// Maps all parts, or none.
+fn map_all<B: Backend>(
+    space: &mut Ioas<B>,
+    parts: &[Part<'_>],
+    prot: Prot,
+) -> Result<(), MapError> {
+    for (nr, part) in parts.iter().enumerate() {
+        if let Err(cause) = map_part(space, part, prot) {
+            for before in parts.iter().take(nr) {
+                // What the monitor must learn is why the map failed. If a unit does not take notice,
+                // the memory is retired.
+                let _ = space.unmap(Span::new(before.iova, before.part.len), &mut ());
+            }
+            return Err(cause);
+        }
+    }
+    Ok(())
+}
+
+fn map_part<B: Backend>(space: &mut Ioas<B>, part: &Part<'_>, prot: Prot) -> Result<(), MapError> {
+    let mut map = |prot| space.map(part.iova, part.memory, part.part, prot, &mut ());
+    match map(prot) {
+        // Where nothing can only be written, it may be read too (5.13.6.3.2).
+        Err(MapError::Prot { .. } | MapError::Table(TableError::Prot { .. }))
+            if prot == Prot::WRITE =>
+        {
+            map(Prot::RW)
+        }
+        mapped => mapped,
+    }
+}

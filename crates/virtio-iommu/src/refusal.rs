@@ -1,0 +1,302 @@
+//! What the device refuses, with the cause that its status only hints at.
+
+use ioas::{AttachError, Cause, CloseError, DetachError, MapError, UnmapError};
+use iopt::MapError as TableError;
+use runs::Span;
+
+use crate::wire::Status;
+
+/// Why a request is not done.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Refusal {
+    /// The device-readable part is not in the guest's memory.
+    #[error("{len} bytes of the request at {address:#x} cannot be read")]
+    Unreadable {
+        /// The buffer's address.
+        address: u64,
+        /// Its bytes.
+        len: u32,
+    },
+    /// Bytes that are reserved are not zeros.
+    #[error("reserved bytes are not zeros")]
+    Reserved,
+    /// Flags that are not known, or whose feature is not negotiated.
+    #[error("flags {unknown:#x} are not known")]
+    Flags {
+        /// These.
+        unknown: u32,
+    },
+    /// The domain's number is not among those that there can be.
+    #[error("there can be no domain {domain}")]
+    DomainRange {
+        /// The domain.
+        domain: u32,
+    },
+    /// There is no such endpoint.
+    #[error("there is no endpoint {endpoint}")]
+    NoEndpoint {
+        /// Its number.
+        endpoint: u32,
+    },
+    /// There is no such domain.
+    #[error("there is no domain {domain}")]
+    NoDomain {
+        /// Its number.
+        domain: u32,
+    },
+    /// The endpoint is not attached to the domain.
+    #[error("endpoint {endpoint} is not attached to domain {domain}")]
+    NotAttached {
+        /// The endpoint.
+        endpoint: u32,
+        /// The domain.
+        domain: u32,
+    },
+    /// The domain is there, and of the other kind: in bypass mode or not.
+    #[error("domain {domain} is there, and of the other kind")]
+    OtherKind {
+        /// The domain.
+        domain: u32,
+    },
+    /// Nothing is mapped or unmapped in a bypass domain.
+    #[error("domain {domain} is a bypass domain")]
+    Bypass {
+        /// The domain.
+        domain: u32,
+    },
+    /// A range that ends before it begins.
+    #[error("a range from {start:#x} to {end:#x}")]
+    Order {
+        /// The first address.
+        start: u64,
+        /// The last.
+        end: u64,
+    },
+    /// A range that does not consist of whole pages.
+    #[error("{value:#x} is not a multiple of {granule:#x} bytes")]
+    Misaligned {
+        /// The address where it begins, or the one behind its end.
+        value: u64,
+        /// The granularity.
+        granule: u64,
+    },
+    /// A range outside of what the device translates.
+    #[error("{start:#x} to {end:#x} is outside of what can be mapped")]
+    Input {
+        /// The first address.
+        start: u64,
+        /// The last.
+        end: u64,
+    },
+    /// A range that is reserved for one of the domain's endpoints.
+    #[error("{range} overlaps what is reserved for endpoint {endpoint}")]
+    ReservedRange {
+        /// The range.
+        range: Span,
+        /// The endpoint.
+        endpoint: u32,
+    },
+    /// The guest has nothing there.
+    #[error("{start:#x} to {end:#x} is not all of it memory of the guest")]
+    NotMemory {
+        /// The first address in the guest's physical memory.
+        start: u64,
+        /// The last; it is less when the range ends beyond 2^64.
+        end: u64,
+    },
+    /// Registers that are to be mapped as memory, or the other way round.
+    #[error("{region} is the other type of memory")]
+    MemoryType {
+        /// The guest addresses of the region.
+        region: Span,
+    },
+    /// A mapping lies partly in the range.
+    #[error("{start:#x} to {end:#x} cuts a mapping")]
+    Cuts {
+        /// The first address.
+        start: u64,
+        /// The last.
+        end: u64,
+    },
+    /// A mapping of the domain lies where the endpoint cannot translate.
+    #[error("the mapping {area} overlaps what is reserved for endpoint {endpoint}")]
+    Incompatible {
+        /// The endpoint.
+        endpoint: u32,
+        /// The mapping, or a part of it.
+        area: Span,
+    },
+    /// There are as many domains as there can be.
+    #[error("there are {most} domains")]
+    Domains {
+        /// [`Config::most_domains`](crate::Config::most_domains).
+        most: usize,
+    },
+    /// The domain has as many mappings as it can have.
+    #[error("there would be {wanted} mappings, and there can be {most}")]
+    Mappings {
+        /// How many it would have.
+        wanted: usize,
+        /// [`Config::most_mappings`](crate::Config::most_mappings).
+        most: usize,
+    },
+    /// The room for properties is not `probe_size`.
+    #[error("{given} bytes for properties, which have {needed}")]
+    Probe {
+        /// Bytes that there are.
+        given: usize,
+        /// `probe_size`.
+        needed: usize,
+    },
+    /// There is no address space for the domain.
+    #[error("no address space for a domain: {0}")]
+    Space(#[source] Cause),
+    /// The endpoint cannot be attached.
+    #[error("endpoint {endpoint} is not attached: {cause}")]
+    Attach {
+        /// The endpoint.
+        endpoint: u32,
+        /// Why.
+        #[source]
+        cause: AttachError,
+    },
+    /// The endpoint cannot be detached from where it is.
+    #[error("endpoint {endpoint} is not detached: {cause}")]
+    Detach {
+        /// The endpoint.
+        endpoint: u32,
+        /// Why.
+        #[source]
+        cause: DetachError,
+    },
+    /// The address space refuses to map.
+    #[error(transparent)]
+    Map(MapError),
+    /// The address space refuses to unmap.
+    #[error(transparent)]
+    Unmap(UnmapError),
+    /// The device goes on only after a reset: see [`Failed::Stuck`].
+    #[error("the device needs a reset")]
+    NeedsReset,
+}
+
+impl Refusal {
+    /// What the driver is answered (5.13.6).
+    pub fn status(&self) -> Status {
+        match self {
+            Self::Unreadable { .. } => Status::IoErr,
+            Self::Incompatible { .. } => Status::Unsupp,
+            Self::NeedsReset | Self::Detach { .. } => Status::DevErr,
+            Self::Reserved
+            | Self::Flags { .. }
+            | Self::NotAttached { .. }
+            | Self::OtherKind { .. }
+            | Self::Bypass { .. }
+            | Self::Order { .. }
+            | Self::ReservedRange { .. }
+            | Self::MemoryType { .. }
+            | Self::Probe { .. } => Status::Inval,
+            Self::DomainRange { .. }
+            | Self::Misaligned { .. }
+            | Self::Input { .. }
+            | Self::Cuts { .. } => Status::Range,
+            Self::NoEndpoint { .. } | Self::NoDomain { .. } => Status::NoEnt,
+            Self::NotMemory { .. } => Status::Fault,
+            Self::Domains { .. } | Self::Mappings { .. } | Self::Space(_) => Status::NoMem,
+            Self::Attach { cause, .. } => attach(cause),
+            Self::Map(cause) => map(cause),
+            Self::Unmap(cause) => unmap(cause),
+        }
+    }
+}
+
+const fn map(cause: &MapError) -> Status {
+    match cause {
+        MapError::Range(_) | MapError::Part { .. } | MapError::BeyondEnd { .. } => Status::Range,
+        MapError::Overlap { .. } | MapError::Reserved { .. } | MapError::Prot { .. } => {
+            Status::Inval
+        }
+        MapError::TooMany { .. } | MapError::OverLimit(_) | MapError::NoRoom { .. } => {
+            Status::NoMem
+        }
+        MapError::Table(TableError::NoTables(_)) => Status::NoMem,
+        MapError::Table(TableError::Range(_)) => Status::Range,
+        MapError::Table(TableError::Overlap { .. } | TableError::Prot { .. }) => Status::Inval,
+        // The memory is where the tables cannot point to, or nowhere.
+        MapError::Table(TableError::OutputTooWide { .. }) | MapError::Pin(_) => Status::Fault,
+        MapError::Unsupported(_) => Status::Unsupp,
+        _ => Status::DevErr,
+    }
+}
+
+const fn unmap(cause: &UnmapError) -> Status {
+    match cause {
+        UnmapError::CutsArea { .. } | UnmapError::CutsMapping { .. } => Status::Range,
+        _ => Status::DevErr,
+    }
+}
+
+const fn attach(cause: &AttachError) -> Status {
+    match cause {
+        AttachError::NoDomain { .. }
+        | AttachError::Reserved { .. }
+        | AttachError::Conflict(_)
+        | AttachError::Busy(_) => Status::Unsupp,
+        AttachError::Build(_) => Status::NoMem,
+        AttachError::Replay { cause, .. } => map(cause),
+        _ => Status::DevErr,
+    }
+}
+
+/// What goes wrong where no request can be answered with it.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Failed {
+    /// An endpoint that is to be in bypass mode is not: all its accesses fault.
+    #[error("endpoint {endpoint} is to be in bypass mode: {cause}")]
+    NoBypass {
+        /// The endpoint.
+        endpoint: u32,
+        /// Why not.
+        #[source]
+        cause: Refusal,
+    },
+    /// An endpoint cannot be taken from where it is. The device goes on after a
+    /// [reset](crate::Device::reset) that can.
+    #[error("endpoint {endpoint} still reaches what it should not: {cause}")]
+    Stuck {
+        /// The endpoint.
+        endpoint: u32,
+        /// Why.
+        #[source]
+        cause: DetachError,
+    },
+    /// Not everything of an address space without endpoints could be given back.
+    #[error("the address space of domain {domain:?} has not come to its end: {cause}")]
+    NotClosed {
+        /// The domain; `None` for that of bypass mode.
+        domain: Option<u32>,
+        /// Why.
+        #[source]
+        cause: CloseError,
+    },
+    /// A region of the guest's memory is not where endpoints in bypass mode should have it.
+    #[error("endpoints in bypass mode lack {region}: {cause}")]
+    NoRegion {
+        /// Its guest addresses.
+        region: Span,
+        /// Why.
+        #[source]
+        cause: MapError,
+    },
+    /// A region that is gone is still mapped for endpoints in bypass mode.
+    #[error("endpoints in bypass mode still have {region}: {cause}")]
+    RegionLeft {
+        /// Its guest addresses.
+        region: Span,
+        /// Why.
+        #[source]
+        cause: UnmapError,
+    },
+}
