@@ -5,3 +5,5 @@ pub mod iommu;
 #[path = "../../crates/iopt/tests/fuzz_bodies/mod.rs"]
 pub mod iopt;
 pub mod virtio_balloon;
+#[path = "../../crates/virtio-iommu/tests/fuzz_bodies/mod.rs"]
+pub mod virtio_iommu;

@@ -131,7 +131,7 @@ pub enum SetupError {
         /// The endpoint.
         id: u32,
     },
-    /// There is no room for an endpoint's properties (5.13.6.5).
+    /// There is no room for an endpoint's properties (5.13.6.7).
     #[error("properties of endpoint {id} have {needed} bytes, and there is room for {room}")]
     Probe {
         /// The endpoint.

@@ -104,13 +104,13 @@ impl ConfigSpace {
     }
 }
 
-/// Flags of an ATTACH request (5.13.6.1).
+/// Flags of an ATTACH request (5.13.6.3).
 pub mod attach_flags {
     /// `VIRTIO_IOMMU_ATTACH_F_BYPASS`: the domain is a bypass domain.
     pub const BYPASS: u32 = 1 << 0;
 }
 
-/// Flags of a MAP request (5.13.6.3).
+/// Flags of a MAP request (5.13.6.5).
 pub mod map_flags {
     /// `VIRTIO_IOMMU_MAP_F_READ`: endpoints may read.
     pub const READ: u32 = 1 << 0;
@@ -135,7 +135,7 @@ pub enum Request {
     Probe(Probe),
 }
 
-/// Attach an endpoint to a domain (5.13.6.1).
+/// Attach an endpoint to a domain (5.13.6.3).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Attach {
     /// The domain, which comes into being with its first endpoint.
@@ -148,7 +148,7 @@ pub struct Attach {
     pub reserved: [u8; 4],
 }
 
-/// Detach an endpoint from a domain (5.13.6.2). What is reserved in it is ignored.
+/// Detach an endpoint from a domain (5.13.6.4). What is reserved in it is ignored.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Detach {
     /// The domain.
@@ -157,7 +157,7 @@ pub struct Detach {
     pub endpoint: u32,
 }
 
-/// Map a range (5.13.6.3).
+/// Map a range (5.13.6.5).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Map {
     /// The domain.
@@ -172,7 +172,7 @@ pub struct Map {
     pub flags: u32,
 }
 
-/// Unmap a range (5.13.6.4).
+/// Unmap a range (5.13.6.6).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Unmap {
     /// The domain.
@@ -185,7 +185,7 @@ pub struct Unmap {
     pub reserved: [u8; 4],
 }
 
-/// Ask for the properties of an endpoint (5.13.6.5). What is reserved in it is ignored.
+/// Ask for the properties of an endpoint (5.13.6.7). What is reserved in it is ignored.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Probe {
     /// The endpoint.

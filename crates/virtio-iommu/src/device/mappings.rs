@@ -1,4 +1,4 @@
-//! MAP and UNMAP (VIRTIO 1.3, 5.13.6.3 and 5.13.6.4).
+//! MAP and UNMAP (VIRTIO 1.3, 5.13.6.5 and 5.13.6.6).
 //!
 //! A mapping is what one MAP request has made. The areas of the domain's address space are the record of
 //! it: one for each region of the guest's memory that it meets, and nearly always one. Where a second
@@ -26,7 +26,7 @@ struct Part<'a> {
 }
 
 impl<D: Domains> Device<D> {
-    /// MAP (5.13.6.3).
+    /// MAP (5.13.6.5).
     pub(super) fn map(&mut self, request: &Map) -> Result<(), Refusal> {
         let known = match self.has(features::MMIO) {
             true => map_flags::READ | map_flags::WRITE | map_flags::MMIO,
@@ -95,7 +95,7 @@ impl<D: Domains> Device<D> {
         }
     }
 
-    /// UNMAP (5.13.6.4).
+    /// UNMAP (5.13.6.6).
     pub(super) fn unmap(&mut self, request: &Unmap) -> Result<(), Refusal> {
         let &Unmap {
             domain,
@@ -217,7 +217,7 @@ fn map_all<B: Backend>(
 fn map_part<B: Backend>(space: &mut Ioas<B>, part: &Part<'_>, prot: Prot) -> Result<(), MapError> {
     let mut map = |prot| space.map(part.iova, part.memory, part.part, prot, &mut ());
     match map(prot) {
-        // Where nothing can only be written, it may be read too (5.13.6.3.2).
+        // Where nothing can only be written, it may be read too (5.13.6.5.2).
         Err(MapError::Prot { .. } | MapError::Table(TableError::Prot { .. }))
             if prot == Prot::WRITE =>
         {

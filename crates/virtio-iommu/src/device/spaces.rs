@@ -18,7 +18,7 @@ use crate::refusal::{Failed, Refusal};
 use crate::wire::{Attach, Detach, Probe, attach_flags};
 
 impl<D: Domains> Device<D> {
-    /// ATTACH (5.13.6.1).
+    /// ATTACH (5.13.6.3).
     pub(super) fn attach(&mut self, request: &Attach) -> Result<(), Refusal> {
         let &Attach {
             domain, endpoint, ..
@@ -128,7 +128,7 @@ impl<D: Domains> Device<D> {
         attached.map_err(|cause| Refusal::Attach { endpoint, cause })
     }
 
-    /// DETACH (5.13.6.2).
+    /// DETACH (5.13.6.4).
     pub(super) fn detach(&mut self, request: &Detach) -> Result<(), Refusal> {
         let &Detach { domain, endpoint } = request;
         let known = self.endpoints.get(&endpoint);
@@ -282,7 +282,7 @@ impl<D: Domains> Device<D> {
 
     // Properties.
 
-    /// PROBE (5.13.6.5): writes the endpoint's properties to `out`, which are zeros of `probe_size` bytes.
+    /// PROBE (5.13.6.7): writes the endpoint's properties to `out`, which are zeros of `probe_size` bytes.
     pub(super) fn probe(&self, request: &Probe, out: &mut [u8]) -> Result<(), Refusal> {
         let endpoint = request.endpoint;
         let needed = self.config.probe_bytes as usize;

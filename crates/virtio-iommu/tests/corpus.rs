@@ -1,0 +1,36 @@
+//! What the fuzz target came upon, once more: every file of `fuzz/corpus` through its body. And random
+//! bytes.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "helpers of tests panic as tests do"
+)]
+
+#[allow(unreachable_pub, reason = "public to the fuzz targets")]
+mod fuzz_bodies;
+#[allow(unreachable_pub, reason = "every crate with targets has it")]
+#[path = "../../../fuzz/src/replay.rs"]
+mod replay;
+
+use proptest::prelude::*;
+
+#[test]
+fn every_file_of_the_corpus_still_holds() {
+    replay::all([fuzz_bodies::NAME], fuzz_bodies::run);
+}
+
+#[test]
+fn every_target_is_built() {
+    replay::are_built("virtio_iommu", [fuzz_bodies::NAME]);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn any_driver_is_served_or_refused(data in prop::collection::vec(any::<u8>(), 0..2000)) {
+        fuzz_bodies::play(&data);
+    }
+}
