@@ -255,7 +255,7 @@ impl Guest {
         let table = self.queues[queue].desc_table();
         for (nr, (address, len, write)) in buffers.iter().enumerate() {
             let goes_on = nr + 1 < buffers.len();
-            let flags = u16::from(goes_on) * F_NEXT | u16::from(*write) * F_WRITE;
+            let flags = (u16::from(goes_on) * F_NEXT) | (u16::from(*write) * F_WRITE);
             self.descriptor(table, nr as u16, (*address, *len), flags, nr as u16 + 1);
         }
         self.offer(queue, 0);
