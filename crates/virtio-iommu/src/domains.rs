@@ -48,7 +48,7 @@ pub trait Domains {
     }
 
     /// A request is answered with [another status](Refusal::status) than `OK`: the driver learns no more
-    /// than that.
+    /// than that. A guest can make as many of them as it likes, so a log needs a limit.
     fn refused(&mut self, request: Option<&Request>, refusal: &Refusal) {
         let _ = (request, refusal);
     }
