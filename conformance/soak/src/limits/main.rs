@@ -1,0 +1,2 @@
+//! Soak.
+fn main() {}

@@ -1,0 +1,89 @@
+//! `cargo xtask soak`: see the library.
+
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use anyhow::Context as _;
+use clap::Parser;
+use soak::{Settings, run, succeed};
+
+/// Everything that an address space can do, in a random order, beside a shadow model.
+#[derive(Parser)]
+struct Options {
+    /// How long.
+    #[arg(long, value_name = "MINUTES", default_value_t = 60)]
+    minutes: u64,
+    /// As long instead.
+    #[arg(long, value_name = "SECONDS")]
+    seconds: Option<u64>,
+    /// Where the random numbers begin; another one each time by default.
+    #[arg(long)]
+    seed: Option<u64>,
+    /// Threads that play devices.
+    #[arg(long, default_value_t = 4)]
+    threads: usize,
+    /// Operations between two quiet points.
+    #[arg(long, value_name = "OPERATIONS", default_value_t = 2000)]
+    quiet: u64,
+    /// Operations between two handovers to a second process.
+    #[arg(long, value_name = "OPERATIONS", default_value_t = 5000)]
+    handover: u64,
+    /// This is the second process.
+    #[arg(long, hide = true)]
+    successor: bool,
+}
+
+fn main() -> ExitCode {
+    let options = Options::parse();
+    let done = match options.successor {
+        true => succeed().map(|()| true).map_err(anyhow::Error::from_boxed),
+        false => soak(&options),
+    };
+    match done {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(cause) => {
+            eprintln!("soak: {cause:#}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn soak(options: &Options) -> anyhow::Result<bool> {
+    let stop = Arc::new(AtomicBool::new(false));
+    let wanted = Arc::clone(&stop);
+    ctrlc::set_handler(move || wanted.store(true, Ordering::Relaxed))?;
+    let now = SystemTime::now().duration_since(UNIX_EPOCH)?;
+    let seed = options.seed.unwrap_or(now.as_nanos() as u64);
+    let program = std::env::current_exe().context("cannot find this program")?;
+    let seconds = options.seconds.unwrap_or(options.minutes * 60);
+    let settings = Settings {
+        seed,
+        time: Duration::from_secs(seconds),
+        threads: options.threads,
+        quiet_every: options.quiet,
+        clear_every: 4,
+        handover_every: options.handover,
+        successor: vec![program.into(), "--successor".into()],
+    };
+    println!("seed {seed}, {} threads, {seconds} s", options.threads);
+    let outcome = run(&settings, &stop, &mut |sample| eprintln!("{sample}"))
+        .map_err(anyhow::Error::from_boxed)?;
+    println!("\n{}", outcome.table(24));
+    println!("| operation | done | refused |\n|---|--:|--:|");
+    for (name, done, refused) in &outcome.counts {
+        println!("| {name} | {done} | {refused} |");
+    }
+    println!("\n{} accesses were to fault, and did", outcome.faulted);
+    if outcome.wrong.is_empty() {
+        println!("all counters are flat; nothing was wrong");
+        return Ok(true);
+    }
+    println!("\nwrong, with seed {seed}:");
+    outcome.wrong.iter().for_each(|text| println!("  {text}"));
+    println!("\nthe last operations:");
+    outcome.log.iter().for_each(|text| println!("  {text}"));
+    Ok(false)
+}

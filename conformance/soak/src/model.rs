@@ -1,0 +1,93 @@
+//! The shadow model: what every page of device addresses is to lead to, and what follows from it.
+
+use std::ops::Range;
+
+use crate::scene::Expect;
+use crate::{MEMORY_PAGES, PAGES};
+
+/// A page in an area.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Page {
+    /// The page of memory, counted through all memories.
+    pub(crate) memory: u32,
+    pub(crate) write: bool,
+    pub(crate) out: bool,
+    pub(crate) released: bool,
+}
+
+impl Page {
+    /// Devices reach it.
+    pub(crate) const fn is_there(&self) -> bool {
+        !self.out && !self.released
+    }
+
+    fn expect(self) -> Expect {
+        let Self { memory, write, .. } = self;
+        match self.is_there() {
+            true => Expect::Mapped {
+                page: memory,
+                write,
+            },
+            false => Expect::Hole,
+        }
+    }
+}
+
+pub(crate) struct Model {
+    pub(crate) pages: Vec<Option<Page>>,
+    pub(crate) attached: Vec<bool>,
+}
+
+impl Model {
+    pub(crate) fn new(devices: usize) -> Self {
+        Self {
+            pages: vec![None; PAGES],
+            attached: vec![false; devices],
+        }
+    }
+
+    /// What devices may expect at `page`.
+    pub(crate) fn expect(&self, page: usize) -> Expect {
+        self.pages[page].map_or(Expect::Hole, Page::expect)
+    }
+
+    pub(crate) fn is_free(&self, range: Range<usize>) -> bool {
+        self.pages[range].iter().all(Option::is_none)
+    }
+
+    /// Changes those pages of `range` that are in an area.
+    pub(crate) fn change(&mut self, range: Range<usize>, change: impl Fn(&mut Page)) {
+        self.pages[range].iter_mut().flatten().for_each(change);
+    }
+
+    /// The pages that lead to one of `memory`.
+    pub(crate) fn over(&self, memory: &[Range<usize>]) -> Vec<usize> {
+        let hit = |page: &Option<Page>| {
+            page.is_some_and(|page| {
+                memory
+                    .iter()
+                    .any(|run| run.contains(&(page.memory as usize)))
+            })
+        };
+        (0..PAGES).filter(|n| hit(&self.pages[*n])).collect()
+    }
+
+    /// True while pages are pinned: some device is attached.
+    pub(crate) fn is_live(&self) -> bool {
+        self.attached.contains(&true)
+    }
+
+    /// By page of memory, whether it is pinned, and whether it is charged.
+    pub(crate) fn held(&self) -> (Vec<bool>, Vec<bool>) {
+        let (mut pinned, mut charged) = (vec![false; MEMORY_PAGES], vec![false; MEMORY_PAGES]);
+        if self.is_live() {
+            for page in self.pages.iter().flatten() {
+                let n = page.memory as usize;
+                pinned[n] |= page.is_there();
+                // What is released keeps its charge for its return.
+                charged[n] |= !page.out;
+            }
+        }
+        (pinned, charged)
+    }
+}
