@@ -16,14 +16,14 @@ use crate::object::Physical;
 
 pub(crate) type SoftUnit = SoftwareUnit<Arc<HostTables>, Arc<Physical>>;
 
-/// The formats of the units, and the node that each says it belongs to.
-pub(crate) const UNITS: [(FormatId, u32); 5] = [
-    (FormatId::VtdSs, 0),
-    (FormatId::AmdV1, 0),
-    (FormatId::X86_64, 1),
-    (FormatId::RiscV, 1),
-    // As the first, elsewhere: one domain with it or two, as the placement has it.
-    (FormatId::VtdSs, 1),
+/// What kinds of units there are: the format, the node that each says it belongs to, and whether DMA can be
+/// forced to be coherent (x86-64 has no bit for that). Equal ones share a domain if the placement says so.
+pub(crate) const UNITS: [(FormatId, u32, bool); 5] = [
+    (FormatId::VtdSs, 0, true),
+    (FormatId::AmdV1, 0, true),
+    (FormatId::X86_64, 1, false),
+    (FormatId::AmdV1, 1, true),
+    (FormatId::VtdSs, 1, false),
 ];
 /// Devices; each has the unit of its number, over and over.
 pub(crate) const DEVICES: usize = 7;
@@ -36,9 +36,11 @@ pub(crate) const fn device(number: usize) -> DeviceId {
     DeviceId::pci(1, number as u8, 0)
 }
 
-/// What a unit that walks `format` can do.
-pub(crate) fn capabilities(format: FormatId) -> Capabilities {
+/// What unit `number` can do.
+pub(crate) fn capabilities(number: usize) -> Capabilities {
+    let (format, _, coherent) = UNITS[number];
     let mut capabilities = Capabilities::new();
+    capabilities.snoop_control = coherent;
     capabilities.domain_bits = 16;
     capabilities.dirty_tracking = true;
     match SoftUnit::full_capabilities().format(format) {
@@ -192,13 +194,13 @@ impl TableMemory for Tables {
 /// A unit of each kind, over a view of the table file of its own, as hardware has one.
 pub(crate) fn units(file: &Mapping, physical: &Arc<Physical>) -> Result<Vec<SoftUnit>, Cause> {
     let view = Arc::new(arena(again(file)?)?);
-    let unit = |(format, node)| {
+    let unit = |number: usize| {
         let config = Config {
-            capabilities: capabilities(format),
-            node: Some(NodeId(node)),
+            capabilities: capabilities(number),
+            node: Some(NodeId(UNITS[number].1)),
             ..Config::default()
         };
         SoftUnit::with_config(Arc::clone(&view), Arc::clone(physical), config)
     };
-    Ok(UNITS.into_iter().map(unit).collect())
+    Ok((0..UNITS.len()).map(unit).collect())
 }

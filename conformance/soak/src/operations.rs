@@ -14,7 +14,7 @@ use virtio_balloon::{Dma as _, Reason};
 use crate::hardware::{DEVICES, UNITS, device};
 use crate::model::Page;
 use crate::scene::Attached;
-use crate::world::World;
+use crate::world::{World, sentence};
 use crate::{GUEST, IOVA, MEMORIES, MEMORY, PAGE, PAGES};
 
 const INTACT: Interruption = Interruption::Refused;
@@ -111,7 +111,7 @@ impl World {
         if done && !free {
             self.scene.complain(format!("map {what}: over an area"));
         }
-        let said = result.map_err(|cause| (cause.to_string(), expected));
+        let said = result.map_err(|cause| (sentence(&cause), expected));
         self.note("map", &what, said);
         if done {
             let memory = (which as u64 * all + first) as u32;
@@ -135,7 +135,7 @@ impl World {
         if result.as_ref().map_or_else(unmapped, |()| true) {
             self.model.pages[pages.clone()].fill(None);
         }
-        let said = result.map_err(|cause| (cause.to_string(), false));
+        let said = result.map_err(|cause| (sentence(&cause), false));
         self.note(name, &range.to_string(), said);
         self.settle(pages);
     }
@@ -186,7 +186,7 @@ impl World {
         if result.as_ref().map_or_else(unmapped, |_| true) {
             self.model.change(pages.clone(), |page| page.out = true);
         }
-        let said = result.map_err(|cause| (cause.to_string(), false));
+        let said = result.map_err(|cause| (sentence(&cause), false));
         self.note("take out", &range.to_string(), said.map(|_| ()));
         self.settle(pages);
     }
@@ -203,7 +203,7 @@ impl World {
             self.model.change(pages.clone(), |page| page.out = false);
         }
         let expected = matches!(result, Err(MapError::OverLimit(_)));
-        let said = result.map_err(|cause| (cause.to_string(), expected));
+        let said = result.map_err(|cause| (sentence(&cause), expected));
         if !self.note("put back", &range.to_string(), said) {
             self.learn(&pages.clone().collect::<Vec<_>>());
         }
@@ -327,7 +327,7 @@ impl World {
             self.dirty.blur();
         }
         self.model.attached[number] |= done;
-        let said = result.map_err(|cause| (cause.to_string(), expected));
+        let said = result.map_err(|cause| (sentence(&cause), expected));
         self.note("attach", &format!("device {number}"), said);
         let now = match self.model.attached[number] {
             true => Attached::Yes,
@@ -348,7 +348,7 @@ impl World {
         self.scene.attached(number, Attached::Changing);
         let result = self.space().detach(device(number));
         let done = result.is_ok();
-        let said = result.map_err(|cause| (cause.to_string(), false));
+        let said = result.map_err(|cause| (sentence(&cause), false));
         self.note("detach", &format!("device {number}"), said);
         if done {
             self.model.attached[number] = false;
@@ -373,7 +373,7 @@ impl World {
             drop((self.scene.take_written(), self.scene.take_perhaps_written()));
             self.dirty.begin(leaf.is_none());
         }
-        let said = result.map_err(|cause| (cause.to_string(), false));
+        let said = result.map_err(|cause| (sentence(&cause), false));
         self.note("track", &format!("{leaf:?}"), said);
     }
 
@@ -399,12 +399,12 @@ impl World {
         let result = self.space().harvest(&mut pending);
         let blind = result.as_ref().is_ok_and(|found| found.blind);
         let said = match (result, blind) {
-            (Err(cause), _) => Err((cause.to_string(), false)),
+            (Err(cause), _) => Err((sentence(&cause), false)),
             (_, true) => Err(("some unit is blind".into(), false)),
             _ => Ok(()),
         };
         let shown = self.space().show(&mut pending).map(drop);
-        let said = said.and(shown.map_err(|cause| (cause.to_string(), false)));
+        let said = said.and(shown.map_err(|cause| (sentence(&cause), false)));
         self.note("harvest", "", said);
         // Once more, without a fault: nothing of it is lost.
         let found = match self.space().show(&mut pending) {
@@ -429,7 +429,7 @@ impl World {
     fn flush(&mut self) {
         self.arm();
         let result = self.space().flush().map(|_| ());
-        let said = result.map_err(|cause| (cause.to_string(), false));
+        let said = result.map_err(|cause| (sentence(&cause), false));
         self.note("flush", "", said);
         self.settle([]);
     }
@@ -437,7 +437,7 @@ impl World {
     fn poll(&mut self) {
         self.arm();
         let result = self.space().poll().map(|_| ());
-        let said = result.map_err(|cause| (cause.to_string(), false));
+        let said = result.map_err(|cause| (sentence(&cause), false));
         self.note("poll", "", said);
         self.settle([]);
     }
@@ -465,7 +465,7 @@ impl World {
         if self.dirty.is_on() {
             self.dirty.blur();
         }
-        let said = result.map_err(|cause| (cause.to_string(), false));
+        let said = result.map_err(|cause| (sentence(&cause), false));
         self.note("move tables", &format!("of domain {}", domain.0), said);
         self.settle([]);
     }

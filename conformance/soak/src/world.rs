@@ -80,9 +80,20 @@ pub(crate) fn pinner() -> Result<Arc<Pinner>, Cause> {
 
 /// Builds the domains of devices that come.
 pub(crate) fn builder(tables: &Tables, ids: &Arc<DomainIds>) -> Builder<Tables> {
-    let formats = UNITS.map(|(format, _)| format);
+    let formats = UNITS.map(|(format, ..)| format);
     let tables = tables.clone();
     Builder::new(tables, Arc::clone(ids), formats)
+}
+
+/// An error with all its causes, as one sentence.
+pub(crate) fn sentence(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text += &format!(": {error}");
+        cause = error.source();
+    }
+    text
 }
 
 impl World {

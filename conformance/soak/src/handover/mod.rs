@@ -55,7 +55,7 @@ fn described(handover: &Handover) -> Vec<String> {
             address,
             levels,
         } = domain.root;
-        let format = UNITS.iter().position(|(id, _)| *id == format).unwrap_or(0);
+        let format = UNITS.iter().position(|(id, ..)| *id == format).unwrap_or(0);
         let (id, sizes) = (domain.id.0, domain.page_sizes.bits());
         let mut line = format!("domain {format} {id} {address} {levels} {sizes}");
         for device in &domain.devices {
@@ -85,6 +85,7 @@ fn learn(handover: &mut Handover, line: &str) -> Result<bool, Cause> {
     match (what, numbers::<u64>(line)?.as_slice()) {
         ("domain", [format, id, address, levels, sizes, devices @ ..]) => {
             let format: FormatId = UNITS.get(*format as usize).ok_or("no such format")?.0;
+            let unit = *devices.first().ok_or("a domain without devices")? as usize % UNITS.len();
             handover.domains.push(HandedDomain {
                 id: DomainId(*id as u32),
                 root: Root {
@@ -93,7 +94,7 @@ fn learn(handover: &mut Handover, line: &str) -> Result<bool, Cause> {
                     levels: *levels as u8,
                 },
                 page_sizes: PageSizes::from_bits(*sizes),
-                coherent: Some(capabilities(format).snoop_control),
+                coherent: Some(capabilities(unit).snoop_control),
                 devices: devices.iter().map(|n| device(*n as usize)).collect(),
             });
         }

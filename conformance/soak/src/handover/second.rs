@@ -56,7 +56,7 @@ impl Remote {
 
 impl Unit for Remote {
     fn capabilities(&self) -> Capabilities {
-        capabilities(UNITS[self.number].0)
+        capabilities(self.number)
     }
 
     fn node(&self) -> Option<NodeId> {

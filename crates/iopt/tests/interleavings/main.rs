@@ -3,6 +3,16 @@
 //! The checker (`loom`) runs each model once for every order in which the threads' accesses to
 //! memory can take effect, reorderings of weakly ordered processors among them, as far as they need
 //! no more than three preemptions. The cells of tables and of `Meta` are its own.
+//!
+//! | what | models |
+//! |---|---|
+//! | publish | `two_maps_into_a_table_that_is_not_there_yet`, `of_two_maps_that_overlap_one_wins_whole`, module `grow` |
+//! | empty | `the_last_entry_goes_while_its_neighbour_comes`, `two_unmaps_empty_one_table`, `what_is_mapped_behind_the_back_of_an_unmap_is_left_alone` |
+//! | free | `a_subtree_goes_while_a_page_is_mapped_in_it`, module `refit` |
+//! | reader against free | `a_reader_never_meets_a_table_that_is_used_for_something_else` |
+//! | lazy flush | module `lazy` |
+//! | replay | module `replay`; address spaces themselves have one owner (`&mut`), so that only units and other domains meet it |
+//! | hardware that writes | module `dirty` |
 
 #![allow(
     clippy::unwrap_used,
@@ -13,7 +23,9 @@
 
 mod dirty;
 mod grow;
+mod lazy;
 mod refit;
+mod replay;
 mod tiny;
 
 use std::sync::Arc;
