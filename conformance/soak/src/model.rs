@@ -77,17 +77,20 @@ impl Model {
         self.attached.contains(&true)
     }
 
-    /// By page of memory, whether it is pinned, and whether it is charged.
-    pub(crate) fn held(&self) -> (Vec<bool>, Vec<bool>) {
-        let (mut pinned, mut charged) = (vec![false; MEMORY_PAGES], vec![false; MEMORY_PAGES]);
+    /// By page of memory: whether it is pinned, and whether it is charged, at least and at most.
+    ///
+    /// What is released keeps its charge for its return. What is taken out besides keeps it or not: that
+    /// depends on which came first, and nobody is promised it.
+    pub(crate) fn held(&self) -> [Vec<bool>; 3] {
+        let mut held = [(); 3].map(|()| vec![false; MEMORY_PAGES]);
         if self.is_live() {
             for page in self.pages.iter().flatten() {
-                let n = page.memory as usize;
-                pinned[n] |= page.is_there();
-                // What is released keeps its charge for its return.
-                charged[n] |= !page.out;
+                let here = [page.is_there(), !page.out, !page.out || page.released];
+                for (held, here) in held.iter_mut().zip(here) {
+                    held[page.memory as usize] |= here;
+                }
             }
         }
-        (pinned, charged)
+        held
     }
 }

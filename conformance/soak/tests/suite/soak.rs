@@ -1,7 +1,5 @@
 //! The soak, for seconds: the program of `cargo xtask soak`.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on stops")]
-
 use std::process::Command;
 
 #[test]
