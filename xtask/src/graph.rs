@@ -72,6 +72,7 @@ const HOUSE: &[Rule] = &[
     rule("dmaspace-balloon-rig", Place::Beside, &[CONFORMANCE]),
     rule("dmaspace-guest", Place::Beside, &[CONFORMANCE]),
     rule("dmaspace-models", Place::Beside, &[]),
+    rule("dmaspace-soak", Place::Beside, &[]),
     rule("dmaspace-units", Place::Beside, &[CONFORMANCE]),
     rule("dmaspace-examples", Place::Beside, &[]),
     rule("dmaspace-peers", Place::Beside, &[CONFORMANCE]),

@@ -26,6 +26,7 @@ mod programs;
 mod properties;
 mod runner;
 mod shots;
+mod soak;
 mod units;
 
 /// The project's own commands.
@@ -62,6 +63,12 @@ enum Command {
     Manuals,
     /// Takes screenshots of the reports that a browser shows, for docs/shots; needs Chromium.
     Shots(shots::Options),
+    /// Does everything that an address space can do, in a random order, for long (`soak --help`).
+    #[command(disable_help_flag = true)]
+    Soak(soak::Options),
+    /// Tries the largest that is promised, and prints what it takes.
+    #[command(disable_help_flag = true)]
+    Limits(soak::Options),
 }
 
 fn main() -> ExitCode {
@@ -92,5 +99,7 @@ fn run(command: Command) -> anyhow::Result<bool> {
         Command::BenchTables(options) => bench_tables::run(&options, repository),
         Command::Manuals => manuals::run(repository),
         Command::Shots(options) => shots::run(&options, repository),
+        Command::Soak(options) => soak::run("soak", &options, repository),
+        Command::Limits(options) => soak::run("limits", &options, repository),
     }
 }

@@ -38,7 +38,7 @@ struct Options {
 fn main() -> ExitCode {
     let options = Options::parse();
     let done = match options.successor {
-        true => succeed().map(|()| true).map_err(anyhow::Error::from_boxed),
+        true => succession(),
         false => soak(&options),
     };
     match done {
@@ -49,6 +49,13 @@ fn main() -> ExitCode {
             ExitCode::from(2)
         }
     }
+}
+
+/// The second process. What interrupts both is the first one's to answer.
+fn succession() -> anyhow::Result<bool> {
+    ctrlc::set_handler(|| ())?;
+    succeed().map_err(anyhow::Error::from_boxed)?;
+    Ok(true)
 }
 
 fn soak(options: &Options) -> anyhow::Result<bool> {
