@@ -1,7 +1,7 @@
 //! Many areas, many devices, many threads.
 
-use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Barrier};
 use std::thread;
 use std::time::Instant;
 
@@ -155,9 +155,13 @@ pub(crate) fn threads(count: u64, rounds: u64) -> anyhow::Result<String> {
     let table = Table::new(format, Arc::clone(&tables)).map_err(any)?;
     let table: Arc<SharedTable<VtdSs, Arc<HeapTables>>> = Arc::new(SharedTable::new(table));
     let begun = Instant::now();
+    let together = Arc::new(Barrier::new(count as usize));
     let thread = |number: u64| {
-        let table = Arc::clone(&table);
-        thread::spawn(move || play(&table, number, count, rounds))
+        let (table, together) = (Arc::clone(&table), Arc::clone(&together));
+        thread::spawn(move || {
+            together.wait();
+            play(&table, number, count, rounds)
+        })
     };
     let threads: Vec<_> = (0..count).map(thread).collect();
     let (mut had, mut refused) = (0, 0);
@@ -214,6 +218,8 @@ fn play(
         match table.map(wanted.start, &[Span::new(frame, wanted.len)], Prot::RW) {
             Ok(()) => {
                 had += 1;
+                // Others are to find it taken.
+                thread::yield_now();
                 for offset in [0, wanted.len - PAGE] {
                     let found = table.translate(wanted.start + offset);
                     ensure!(found == Some(frame + offset), "thread {number}: {found:x?}");
