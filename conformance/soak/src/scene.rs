@@ -144,8 +144,10 @@ impl Scene {
         self.versions[page].store(0, Ordering::SeqCst);
     }
 
-    /// What devices have written to since this was last asked: for sure.
+    /// What devices have written to since this was last asked, for sure. Accesses under way are waited for:
+    /// a write that is over, but not noted yet, would be looked for in the next harvest and was in the last.
     pub(crate) fn take_written(&self) -> Vec<u64> {
+        let _quiet = self.quiet();
         taken(&self.after)
     }
 
