@@ -1,5 +1,5 @@
-//! The examples: `examples/` drives a unit in each, on an emulated machine where there is one. They check
-//! what they show, so that they cannot rot.
+//! The examples: a program for each user, and for each IOMMU one that drives it, on an emulated machine where
+//! there is one. They check what they show, so that they cannot rot.
 
 use anyhow::{Context as _, ensure};
 

@@ -46,6 +46,9 @@ pub(crate) const NEEDS: &[Need] = &[
 /// not flags for what only the build runs.
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 
+/// The examples that want devices: they run in the guests.
+const EXAMPLES: [&str; 2] = ["nvme", "vmm"];
+
 /// The program's exit status when Linux's source cannot be had, or there is no kernel.
 const NOT_THERE: i32 = 3;
 
@@ -104,9 +107,14 @@ fn kernel(repository: &Repository) -> anyhow::Result<ExitStatus> {
 
 fn run(options: &Options, repository: &Repository) -> anyhow::Result<ExitStatus> {
     // Linked statically: there is no other file in the guest.
-    let packages = ["--package", "dmaspace-guest", "--package", "dmaspace-cli"];
     let mut build = repository.cargo(&["build", "--profile", "guest", "--bins"]);
-    build.args(["--target", TARGET]).args(packages);
+    build.args(["--target", TARGET]);
+    for package in ["dmaspace-guest", "dmaspace-cli", "dmaspace-examples"] {
+        build.args(["--package", package]);
+    }
+    for example in EXAMPLES {
+        build.args(["--example", example]);
+    }
     build.env("RUSTFLAGS", "-C target-feature=+crt-static");
     cargo::run(&mut build)?;
     let built = &repository.metadata.target_directory;
@@ -117,6 +125,11 @@ fn run(options: &Options, repository: &Repository) -> anyhow::Result<ExitStatus>
         .arg(built.join("guest-init"))
         .arg("--dmaspace")
         .arg(built.join("dmaspace"));
+    for example in EXAMPLES {
+        command
+            .arg("--example")
+            .arg(built.join("examples").join(example));
+    }
     if let Some(only) = &options.only {
         command.arg("--only").arg(only);
     }

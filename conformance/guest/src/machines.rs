@@ -11,6 +11,15 @@ pub const EDU: &str = "0000:00:05.0";
 pub const NVME: &str = "0000:00:06.0";
 /// Its serial number.
 pub const NVME_SERIAL: &str = "dmaspace";
+/// Blocks of its disk.
+pub const DISK_BLOCKS: u64 = 2048;
+
+/// What the 512 bytes of a block of that disk are when the machine starts: no two words are alike.
+pub fn disk_block(block: u64) -> impl Iterator<Item = u8> {
+    let words = block * 64..(block + 1) * 64;
+    words.flat_map(|word| (word + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes())
+}
+
 /// Where the device with memory in BAR 2 sits: QEMU, docs/specs/ivshmem-spec.
 pub const IVSHMEM: &str = "0000:00:07.0";
 
@@ -127,7 +136,7 @@ pub const MACHINES: &[Machine] = &[
             "type1_copies_in_2m_pages",
             "type1_takes_what_it_unmaps",
             "type1_keeps_read_only_memory",
-            "type1_identifies_nvme",
+            "type1_reads_a_block_of_nvme",
             "type1_keeps_the_limit",
             "type1_reaches_another_device",
             "compatibility_copies_in_4k_pages",
@@ -135,7 +144,7 @@ pub const MACHINES: &[Machine] = &[
             "compatibility_copies_in_2m_pages",
             "compatibility_takes_what_it_unmaps",
             "compatibility_keeps_read_only_memory",
-            "compatibility_identifies_nvme",
+            "compatibility_reads_a_block_of_nvme",
             "compatibility_keeps_the_limit",
             "compatibility_refuses_another_device",
             "iommufd_copies_in_4k_pages",
@@ -143,7 +152,8 @@ pub const MACHINES: &[Machine] = &[
             "iommufd_copies_in_2m_pages",
             "iommufd_takes_what_it_unmaps",
             "iommufd_keeps_read_only_memory",
-            "iommufd_identifies_nvme",
+            "iommufd_reads_a_block_of_nvme",
+            "iommufd_serves_a_monitor",
             "iommufd_keeps_the_limit",
             "iommufd_refuses_another_device_by_address",
             "iommufd_reaches_another_device",
@@ -208,21 +218,22 @@ pub const MACHINES: &[Machine] = &[
             "type1_copies_in_2m_pages",
             "type1_takes_what_it_unmaps",
             "type1_keeps_read_only_memory",
-            "type1_identifies_nvme",
+            "type1_reads_a_block_of_nvme",
             "type1_reaches_another_device",
             "compatibility_copies_in_4k_pages",
             "compatibility_copies_in_transparent_huge_pages",
             "compatibility_copies_in_2m_pages",
             "compatibility_takes_what_it_unmaps",
             "compatibility_keeps_read_only_memory",
-            "compatibility_identifies_nvme",
+            "compatibility_reads_a_block_of_nvme",
             "compatibility_refuses_another_device",
             "iommufd_copies_in_4k_pages",
             "iommufd_copies_in_transparent_huge_pages",
             "iommufd_copies_in_2m_pages",
             "iommufd_takes_what_it_unmaps",
             "iommufd_keeps_read_only_memory",
-            "iommufd_identifies_nvme",
+            "iommufd_reads_a_block_of_nvme",
+            "iommufd_serves_a_monitor",
             "iommufd_refuses_another_device_by_address",
             "iommufd_reaches_another_device",
             "type1_cuts_with_permission",

@@ -44,6 +44,9 @@ enum Command {
         /// The command line `dmaspace`, linked statically.
         #[arg(long, value_name = "PROGRAM")]
         dmaspace: PathBuf,
+        /// A further program that is packed, linked statically.
+        #[arg(long, value_name = "PROGRAM")]
+        example: Vec<PathBuf>,
         /// Only tests whose name contains this.
         #[arg(long, value_name = "NAME")]
         only: Option<String>,
@@ -63,8 +66,16 @@ fn main() -> ExitCode {
         Command::Run {
             init,
             dmaspace,
+            example,
             only,
-        } => run(&options.work, init, dmaspace, only.as_deref()),
+        } => {
+            let programs = Programs {
+                init,
+                dmaspace,
+                examples: example,
+            };
+            run(&options.work, &programs, only.as_deref())
+        }
     };
     match done {
         Ok(Done::All) => ExitCode::SUCCESS,
@@ -105,7 +116,14 @@ fn build_kernel(work: &Path) -> anyhow::Result<Done> {
     Ok(Done::All)
 }
 
-fn run(work: &Path, init: &Path, dmaspace: &Path, only: Option<&str>) -> anyhow::Result<Done> {
+/// What is packed.
+struct Programs<'a> {
+    init: &'a Path,
+    dmaspace: &'a Path,
+    examples: &'a [PathBuf],
+}
+
+fn run(work: &Path, programs: &Programs<'_>, only: Option<&str>) -> anyhow::Result<Done> {
     let Some(kernel) = kernel::kept(work) else {
         let reason = "there is no kernel for the guests: `cargo xtask guest-kernel`";
         return Ok(Done::NotThere(reason.into()));
@@ -123,15 +141,19 @@ fn run(work: &Path, init: &Path, dmaspace: &Path, only: Option<&str>) -> anyhow:
     let initramfs = directory.join("initramfs");
     let program = |path: &Path| fs::read(path).with_context(|| path.display().to_string());
     let mut archive = Initramfs::new();
-    archive.program("init", &program(init)?);
-    archive.program("bin/dmaspace", &program(dmaspace)?);
+    archive.program("init", &program(programs.init)?);
+    archive.program("bin/dmaspace", &program(programs.dmaspace)?);
+    for example in programs.examples {
+        let name = example.file_name().unwrap_or_default().to_string_lossy();
+        archive.program(&format!("bin/{name}"), &program(example)?);
+    }
     fs::write(&initramfs, archive.finish())?;
     let newer = match chosen.iter().any(|machine| needs_newer(machine)) {
         true => Some(NewerQemu::fetch(work)?),
         false => None,
     };
     let boot = Boot {
-        dmaspace,
+        dmaspace: programs.dmaspace,
         newer: newer.as_ref(),
         kernel: &kernel,
         initramfs: &initramfs,

@@ -22,7 +22,8 @@ use crate::{
     balloon::Meeting,
     console::{Line, Results},
     machines::{
-        Balloon, EDU, HUGE_PAGES, IVSHMEM, IVSHMEM_BYTES, MEMORY, Machine, NVME, NVME_SERIAL,
+        Balloon, DISK_BLOCKS, EDU, HUGE_PAGES, IVSHMEM, IVSHMEM_BYTES, MEMORY, Machine, NVME,
+        NVME_SERIAL, disk_block,
     },
 };
 
@@ -32,9 +33,6 @@ const PROGRAM: &str = "qemu-system-x86_64";
 /// How long a guest may be silent: many times what the longest test takes, for machines that are slow
 /// or busy.
 pub const PATIENCE: Duration = Duration::from_secs(300);
-
-/// Bytes of the NVMe device's disk.
-const DISK_BYTES: u64 = 1 << 20;
 
 /// What all machines have. Software emulation, whatever the machine offers: results are the same
 /// everywhere.
@@ -133,8 +131,8 @@ impl Boot<'_> {
 
     fn command(&self, machine: &Machine, meeting: Option<&Meeting>) -> anyhow::Result<Command> {
         let disk = self.directory.join(format!("{}.disk", machine.name));
-        File::create(&disk)
-            .and_then(|file| file.set_len(DISK_BYTES))
+        let blocks = (0..DISK_BLOCKS).flat_map(disk_block);
+        fs::write(&disk, blocks.collect::<Vec<u8>>())
             .with_context(|| disk.display().to_string())?;
         let [log, qemu_log] = self.logs(machine);
         if log.exists() {

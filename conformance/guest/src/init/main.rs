@@ -28,6 +28,7 @@ mod charges;
 mod containers;
 mod dma;
 mod edu;
+mod examples;
 mod faults;
 mod handover;
 mod kernel_tables;
@@ -36,7 +37,6 @@ mod many;
 #[allow(unsafe_code)]
 mod mock;
 mod numa;
-mod nvme;
 #[allow(unsafe_code)]
 mod objects;
 mod pci;

@@ -4,8 +4,8 @@ use guest::machines::Machine;
 use hostmem::Backing::{Anon4K, Hugetlb2M, Thp};
 
 use crate::{
-    balloon, charges, containers, dma, faults, handover, kernel_tables, limit, many, numa, nvme,
-    peer, platform, program, release, replug, semantics,
+    balloon, charges, containers, dma, examples, faults, handover, kernel_tables, limit, many,
+    numa, peer, platform, program, release, replug, semantics,
     space::{Compatibility, Iommufd, Type1},
     tracking,
 };
@@ -132,11 +132,14 @@ const TESTS: &[(&str, Test)] = &[
         dma::read_only::<Iommufd>()
     }),
     ("iommufd_keeps_the_limit", |_| limit::exceeded::<Iommufd>()),
-    ("type1_identifies_nvme", |_| nvme::identify::<Type1>()),
-    ("compatibility_identifies_nvme", |_| {
-        nvme::identify::<Compatibility>()
+    ("type1_reads_a_block_of_nvme", |_| examples::nvme("vfio")),
+    ("compatibility_reads_a_block_of_nvme", |_| {
+        examples::nvme("compat")
     }),
-    ("iommufd_identifies_nvme", |_| nvme::identify::<Iommufd>()),
+    ("iommufd_reads_a_block_of_nvme", |_| {
+        examples::nvme("iommufd")
+    }),
+    ("iommufd_serves_a_monitor", |_| examples::monitor()),
     ("type1_reaches_another_device", |_| peer::by_address()),
     ("compatibility_refuses_another_device", |_| {
         peer::refused_by_the_kernel()
