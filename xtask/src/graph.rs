@@ -5,10 +5,12 @@
 //! lower floor, or be the `qtest` client, which knows nothing of the house; it may not run
 //! upwards or sideways either, since such a crate could not be published.
 
+use std::collections::BTreeSet;
+
 use anyhow::bail;
 use cargo_metadata::{DependencyKind, Metadata};
 
-use crate::{cargo::Repository, parts::Outcome};
+use crate::{cargo::Repository, house, parts::Outcome};
 
 /// Where a crate lives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -107,6 +109,7 @@ pub(crate) fn part(repository: &Repository) -> anyhow::Result<Outcome> {
     }
     let edges: usize = members.iter().map(|member| member.edges.len()).sum();
     println!("{} crates, {edges} arrows, none upwards", members.len());
+    house::check(repository)?;
     Ok(Outcome::Passed)
 }
 
@@ -129,6 +132,63 @@ fn members(metadata: &Metadata) -> Vec<Member> {
                 .collect(),
         })
         .collect()
+}
+
+/// The crates that are there, by floor, and who uses whom.
+pub(crate) struct House {
+    /// From the ground up, each in the order of [`HOUSE`].
+    pub(crate) floors: Vec<Vec<String>>,
+    /// By name: from, to. Development dependencies are none.
+    pub(crate) arrows: BTreeSet<(String, String)>,
+}
+
+impl House {
+    /// The arrows that do not follow from others.
+    pub(crate) fn needed(&self) -> impl Iterator<Item = (&str, &str)> {
+        let arrows = self.arrows.iter();
+        let implied = |from: &String, to: &String| {
+            let through = |(user, used): &(String, String)| user == from && self.reaches(used, to);
+            self.arrows.iter().any(through)
+        };
+        arrows
+            .filter(move |(from, to)| !implied(from, to))
+            .map(|(from, to)| (from.as_str(), to.as_str()))
+    }
+
+    /// Whether one uses the other, itself or through others. No arrow runs upwards, so this ends.
+    fn reaches(&self, from: &str, to: &str) -> bool {
+        let mut used = self.arrows.iter().filter(|(user, _)| user == from);
+        used.any(|(_, next)| next == to || self.reaches(next, to))
+    }
+}
+
+/// The house as the members of the workspace make it.
+pub(crate) fn house(repository: &Repository) -> House {
+    let members = members(&repository.metadata);
+    let floor_of = |name: &str| match find(name)?.place {
+        Place::Floor(floor) => Some(usize::from(floor)),
+        Place::Alone | Place::Beside => None,
+    };
+    let mut house = House {
+        floors: Vec::new(),
+        arrows: BTreeSet::new(),
+    };
+    for rule in HOUSE {
+        let member = members.iter().find(|member| member.name == rule.name);
+        let (Some(member), Some(floor)) = (member, floor_of(rule.name)) else {
+            continue;
+        };
+        if house.floors.len() <= floor {
+            house.floors.resize(floor + 1, Vec::new());
+        }
+        house.floors[floor].push(rule.name.into());
+        let used = member.edges.iter().filter(|edge| !edge.dev);
+        let inside = used.filter(|edge| floor_of(&edge.to).is_some_and(|below| below < floor));
+        house
+            .arrows
+            .extend(inside.map(|edge| (rule.name.into(), edge.to.clone())));
+    }
+    house
 }
 
 fn find(name: &str) -> Option<&'static Rule> {

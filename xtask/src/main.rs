@@ -17,6 +17,7 @@ mod fuzz;
 mod graph;
 mod guests;
 mod host;
+mod house;
 mod libvirt;
 mod manuals;
 mod nostd;
@@ -61,6 +62,8 @@ enum Command {
     BenchTables(bench_tables::Options),
     /// Writes the man pages and shell completions of the command line below target/manuals.
     Manuals,
+    /// Draws the picture of the crates, docs/house.svg.
+    House,
     /// Takes screenshots of the reports that a browser shows, for docs/shots; needs Chromium.
     Shots(shots::Options),
     /// Does everything that an address space can do, in a random order, for long (`soak --help`).
@@ -98,6 +101,7 @@ fn run(command: Command) -> anyhow::Result<bool> {
         Command::Fuzz(options) => fuzz::run(&options, repository),
         Command::BenchTables(options) => bench_tables::run(&options, repository),
         Command::Manuals => manuals::run(repository),
+        Command::House => house::command(repository),
         Command::Shots(options) => shots::run(&options, repository),
         Command::Soak(options) => soak::run("soak", &options, repository),
         Command::Limits(options) => soak::run("limits", &options, repository),
