@@ -16,6 +16,8 @@ mod examples;
 mod fuzz;
 mod graph;
 mod guests;
+#[cfg(test)]
+mod guides;
 mod host;
 mod house;
 mod libvirt;
