@@ -30,7 +30,7 @@ const STYLE: &str = "\
     text { fill: #e6edf3 }
     .floor { fill: #8d96a0 }
     .crate { fill: #0c2d6b; stroke: #58a6ff }
-      .line { stroke: #30363d }
+    .line { stroke: #30363d }
     .arrow { stroke: #9198a1 }
     .head { fill: #9198a1 }
   }
