@@ -1,6 +1,12 @@
 //! The command line: commands, reports, exit statuses.
 //!
-//! The program calls [`run`]; man pages and completions are made of [`command`].
+//! For the program, which calls [`run`], and for packagers, who make man pages and completions of [`command`]:
+//!
+//! ```
+//! let command = dmaspace_cli::command();
+//! let mut names = command.get_subcommands().map(|command| command.get_name());
+//! assert!(names.any(|name| name == "map"));
+//! ```
 //!
 //! Results go to stdout, everything else to stderr, as one sentence. A reader that leaves early
 //! (`dmaspace map | head`) is no error.

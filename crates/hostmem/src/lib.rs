@@ -1,5 +1,7 @@
 //! Linux host memory for devices: backings, pins, frames, limits.
 //!
+//! For monitors and user-space drivers that give memory to a device, and for tools that look how it is backed.
+//!
 //! A [`Mapping`] is a memory object of this process, made of one kind of [`Backing`]. A
 //! [`Pinner`] pins a part of it for the long term. The [`Pin`] is charged to a [`Counter`] of the
 //! kernel and is the only one that yields physical runs, since pinning may move pages: pin first,

@@ -1,5 +1,7 @@
 //! I/O address spaces: areas over pinned memory, a ledger, domains.
 //!
+//! For authors of monitors, who give a guest's memory to devices, and of drivers in user space.
+//!
 //! An [`Ioas`] is what devices of one owner see as memory. This crate is the only place that knows
 //! that memory has owners and limits: mapping a part of a [`Memory`] charges it to the [`Ledger`],
 //! pins it, learns its physical runs from the pin, and fills the page tables by these runs, all or

@@ -1,5 +1,8 @@
 //! IOMMU units: the seam that they share, drivers of hardware, and one in software.
 //!
+//! For authors of operating systems and hypervisors, who drive a unit from reset to the first DMA and on; and for
+//! tests and device models, which want one without hardware.
+//!
 //! A [`Unit`] walks page tables for devices. The seam is small: [attach](Unit::attach) a device to
 //! a table's [`Root`](iopt::Root), [invalidate](Unit::invalidate) what a gather collected,
 //! [drain](Unit::drain_faults) the faults. It is object-safe, allocates nothing and is `no_std`.

@@ -1,5 +1,8 @@
 //! I/O page tables in hardware formats: one engine, every format, walkers.
 //!
+//! For authors of kernels and hypervisors, who fill an IOMMU's tables; of monitors that emulate one, who walk a
+//! guest's; and of tools that read tables out of a dump.
+//!
 //! A [`Table`] translates what a device calls an address (*iova*) into physical memory, in the
 //! bytes that an IOMMU reads. It is filled and emptied by **runs**: one descent per leaf table,
 //! the largest leaves that fit, all or nothing.
@@ -59,8 +62,8 @@
 //! crate is `no_std` without an allocator; the feature `alloc` adds `HeapTables` and what else is
 //! kept on the heap, the feature `std` locks around it.
 //!
-//! All `unsafe` code is in two files: the arena reduces addresses to slices of atomics, and
-//! `wide` handles entries in a row by inline assembly.
+//! All `unsafe` code is in two places: the arena (`arena.rs`, `arena/heap.rs`) reduces addresses to slices of
+//! atomics, and `wide.rs` handles entries in a row by inline assembly.
 
 #![no_std]
 #![deny(unsafe_code)]

@@ -1,5 +1,7 @@
 //! A client of QEMU's qtest protocol.
 //!
+//! For authors of drivers, and of device models in QEMU, who test without a kernel.
+//!
 //! A program owns a QEMU and works its machine from outside: reads and writes its memory and the
 //! registers of its devices, its ports and its clock, and hears of its interrupt lines. No code runs
 //! inside. So a driver can be shown on a device model that somebody else wrote, in milliseconds and

@@ -1,5 +1,7 @@
 //! Memory moves in runs, never page by page.
 //!
+//! For everybody who has pages, folios or a bitmap and wants stretches; all other crates of `dmaspace` stand on it.
+//!
 //! A [`Run`] is a stretch that is contiguous in both address spaces: what a device calls
 //! `[iova, iova + len)` is `[pa, pa + len)` in memory. A [`Span`] is a stretch of one address
 //! space. This crate holds these two types and the arithmetic that every other part of the

@@ -1,5 +1,8 @@
 //! The virtio balloon: what goes over its queues, and the runs that come of it.
 //!
+//! For authors of monitors, who want the device; of guests' kernels, who want the driver; and of tools that read
+//! or write its messages.
+//!
 //! A guest gives memory to its balloon by naming pages to the host. This crate has the wire formats
 //! of the standard (Virtual I/O Device, VIRTIO, version 1.3, section 5.5, Traditional Memory Balloon
 //! Device) and, beside them, formats that name pages in bulk, which `docs/balloon-bulk.md` specifies:
