@@ -50,6 +50,8 @@
 //!
 //! A guide for each user is in `docs/guides` of the repository.
 
+#![forbid(unsafe_code)]
+
 pub mod balloon;
 #[cfg(feature = "bench")]
 pub mod bench;

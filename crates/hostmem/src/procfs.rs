@@ -55,13 +55,16 @@ pub(crate) fn line_bytes(text: &str, name: &str) -> Option<u64> {
     kib.checked_mul(1024)
 }
 
+/// The most numbers of a list that are read: more than Linux has of nodes or processors.
+const MOST_NUMBERS: usize = 1 << 16;
+
 /// The numbers of a kernel list like `0-2,5`.
 pub(crate) fn list(text: &str) -> Vec<u32> {
     let mut numbers = Vec::new();
     for part in text.trim().split(',') {
         let (first, last) = part.split_once('-').unwrap_or((part, part));
         if let (Ok(first), Ok(last)) = (first.parse::<u32>(), last.parse::<u32>()) {
-            numbers.extend(first..=last);
+            numbers.extend((first..=last).take(MOST_NUMBERS - numbers.len()));
         }
     }
     numbers
@@ -85,5 +88,7 @@ mod tests {
         assert_eq!(list("0\n"), [0]);
         assert_eq!(list("0-2,5,7-8\n"), [0, 1, 2, 5, 7, 8]);
         assert!(list("\n").is_empty());
+        // However long a list is said to be.
+        assert_eq!(list("0-4294967295,7-4294967295").len(), MOST_NUMBERS);
     }
 }

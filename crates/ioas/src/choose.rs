@@ -13,6 +13,22 @@ use crate::observer::Observer;
 use crate::space::Ioas;
 use crate::windows::{within, without};
 
+/// Ranges in ascending order; an error is one that is empty, ends beyond 2^64, or overlaps another one.
+pub(crate) fn in_order(ranges: &[Span]) -> Result<Vec<Span>, Span> {
+    let mut ranges = ranges.to_vec();
+    ranges.sort_unstable();
+    let ill = |range: &&Span| Span::checked(range.start, range.len).is_none();
+    let overlapping = || {
+        let mut pairs = ranges.iter().zip(ranges.iter().skip(1));
+        pairs.find(|(one, next)| one.overlaps(next))
+    };
+    let first = ranges.iter().find(ill);
+    match first.or_else(|| overlapping().map(|(_, next)| next)) {
+        Some(range) => Err(*range),
+        None => Ok(ranges),
+    }
+}
+
 impl<B: Backend> Ioas<B> {
     /// Where something can be mapped: what all devices translate, less what they reserve. In order;
     /// stretches of more than 2^63 bytes come in two.
@@ -28,25 +44,10 @@ impl<B: Backend> Ioas<B> {
     /// [`MapError::Allowed`] when a range is empty, ends beyond 2^64, or overlaps another one, or when
     /// the back end knows of a device that cannot translate it.
     pub fn allow(&mut self, ranges: &[Span]) -> Result<(), MapError> {
-        let mut allowed = ranges.to_vec();
-        allowed.sort_unstable();
-        let ill = |range: &&Span| Span::checked(range.start, range.len).is_none();
-        let ill_formed = allowed.iter().find(ill);
-        let overlapping = || {
-            let pairs = allowed.iter().zip(allowed.iter().skip(1));
-            pairs
-                .filter(|(one, next)| one.overlaps(next))
-                .map(|(_, next)| next)
-                .next()
-        };
-        match ill_formed.or_else(overlapping) {
-            Some(range) => Err(MapError::Allowed { range: *range }),
-            None => {
-                self.backend.allow(&allowed)?;
-                self.allowed = allowed;
-                Ok(())
-            }
-        }
+        let allowed = in_order(ranges).map_err(|range| MapError::Allowed { range })?;
+        self.backend.allow(&allowed)?;
+        self.allowed = allowed;
+        Ok(())
     }
 
     /// [`map`](Self::map) at an address that is chosen: never 0, in the

@@ -33,7 +33,7 @@ use cost::Counter;
 pub use advice::Advice;
 pub use cost::{FormatCost, LeafCount};
 pub use machine::{Ats, GroupDevice, GroupReport, MachineFinding, MachineReport, UnitReport};
-pub use process::{Area, AreaKind, Limit};
+pub use process::{Area, AreaKind, Limit, areas, node_bytes};
 
 /// Why a process cannot be looked at.
 #[derive(Debug, Error)]

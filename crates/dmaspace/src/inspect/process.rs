@@ -1,5 +1,6 @@
 //! What `/proc/PID` says of a process and its areas.
 
+use std::collections::{BTreeMap, HashSet};
 use std::io::ErrorKind;
 use std::{fs, io};
 
@@ -67,7 +68,7 @@ pub(super) fn read(report: &mut ProcessReport) -> Result<Vec<Area>, InspectError
             .find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))
             .map(str::trim)
     };
-    report.name = line("Name").unwrap_or_default().into();
+    report.name = plain(line("Name").unwrap_or_default());
     report.locked_bytes = line("VmLck").and_then(kib).unwrap_or(0);
     report.pinned_bytes = line("VmPin").and_then(kib).unwrap_or(0);
     let caps = line("CapEff").and_then(|hex| u64::from_str_radix(hex, 16).ok());
@@ -79,7 +80,7 @@ pub(super) fn read(report: &mut ProcessReport) -> Result<Vec<Area>, InspectError
             why: error.to_string(),
         }),
     }
-    Ok(parse(&file(pid, "smaps")?))
+    Ok(areas(&file(pid, "smaps")?))
 }
 
 fn file(pid: u32, name: &str) -> Result<String, InspectError> {
@@ -113,8 +114,18 @@ fn kib(text: &str) -> Option<u64> {
     number.checked_mul(1024)
 }
 
-/// The areas of `/proc/PID/smaps`. Lines that are not understood are passed over.
-fn parse(smaps: &str) -> Vec<Area> {
+/// The kernel's names of processes and files are what their owners chose, and are printed: what a terminal
+/// would obey is replaced.
+fn plain(name: &str) -> String {
+    let printed = |c: char| match c.is_control() {
+        true => char::REPLACEMENT_CHARACTER,
+        false => c,
+    };
+    name.chars().map(printed).collect()
+}
+
+/// The areas of a text like `/proc/PID/smaps`. Lines that are not understood are passed over.
+pub fn areas(smaps: &str) -> Vec<Area> {
     let mut areas: Vec<Area> = Vec::new();
     for line in smaps.lines() {
         if let Some(area) = header(line) {
@@ -141,7 +152,7 @@ fn header(line: &str) -> Option<Area> {
         fields.next()?,
         fields.next()?,
     );
-    let name = fields.collect::<Vec<_>>().join(" ");
+    let name = plain(&fields.collect::<Vec<_>>().join(" "));
     // Only what begins with a slash is a file; [anon_shmem:..] and SYSV segments are shared memory.
     let shared = ["/memfd:", "/dev/shm/", "/dev/zero", "/SYSV", "[anon_shmem"];
     let kind = if shared.iter().any(|start| name.starts_with(start)) {
@@ -194,39 +205,44 @@ pub(super) fn nodes(report: &mut ProcessReport, areas: &[Area]) {
         report.nodes = vec![(None, report.present_bytes)];
         return;
     };
-    let mut found: Vec<(Option<u32>, u64)> = Vec::new();
-    for line in maps.lines() {
+    report.nodes = node_bytes(&maps, areas);
+}
+
+/// Bytes on each node, ascending, of a text like `/proc/PID/numa_maps`: of those of `areas` that devices
+/// could be given. Lines and words that are not understood are passed over.
+pub fn node_bytes(numa_maps: &str, areas: &[Area]) -> Vec<(Option<u32>, u64)> {
+    let mappable = areas.iter().filter(|area| area.mappable);
+    let known: HashSet<u64> = mappable.map(|area| area.address).collect();
+    let mut found: BTreeMap<u32, u64> = BTreeMap::new();
+    for line in numa_maps.lines() {
         let mut words = line.split_whitespace();
         let address = words
             .next()
             .and_then(|hex| u64::from_str_radix(hex, 16).ok());
-        let known = areas
-            .iter()
-            .any(|area| area.mappable && Some(area.address) == address);
-        if !known {
+        if !address.is_some_and(|address| known.contains(&address)) {
             continue;
         }
         let words: Vec<_> = words.collect();
         let page = words
             .iter()
             .find_map(|word| word.strip_prefix("kernelpagesize_kB="));
-        let page = page.and_then(|kib| kib.parse::<u64>().ok()).unwrap_or(4) * 1024;
+        let page = page.and_then(|kib| kib.parse::<u64>().ok()).unwrap_or(4);
+        let page = page.saturating_mul(1024);
         for word in words {
             let Some((node, pages)) = word.strip_prefix('N').and_then(|word| word.split_once('='))
             else {
                 continue;
             };
             if let (Ok(node), Ok(pages)) = (node.parse(), pages.parse::<u64>()) {
-                let bytes = pages.saturating_mul(page);
-                match found.iter_mut().find(|(known, _)| *known == Some(node)) {
-                    Some((_, sum)) => *sum += bytes,
-                    None => found.push((Some(node), bytes)),
-                }
+                let sum = found.entry(node).or_default();
+                *sum = sum.saturating_add(pages.saturating_mul(page));
             }
         }
     }
-    found.sort_unstable();
-    report.nodes = found;
+    found
+        .into_iter()
+        .map(|(node, bytes)| (Some(node), bytes))
+        .collect()
 }
 
 #[cfg(test)]
@@ -249,7 +265,7 @@ ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0 [vsyscall]
 
     #[test]
     fn areas_are_read_with_what_devices_could_be_given() {
-        let areas = parse(SMAPS);
+        let areas = areas(SMAPS);
         assert_eq!(areas.len(), 4);
         assert_eq!(
             areas[0],
@@ -268,6 +284,22 @@ ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0 [vsyscall]
         assert_eq!((areas[1].kind, areas[1].mappable), (AreaKind::File, false));
         assert_eq!(areas[1].name, "/usr/lib/a file");
         assert!(!areas[2].mappable && !areas[3].mappable);
+    }
+
+    #[test]
+    fn what_a_terminal_would_obey_is_not_in_a_name() {
+        let line = "7f00-8f00 rw-s 00000000 00:01 1024 /memfd:\u{1b}]0;owned\u{7}\n";
+        assert_eq!(areas(line)[0].name, "/memfd:\u{fffd}]0;owned\u{fffd}");
+    }
+
+    #[test]
+    fn bytes_on_nodes_are_summed_whatever_the_numbers_are() {
+        let areas = areas(SMAPS);
+        let maps = "7f0000000000 default file=/memfd:ram N1=1 N0=3 kernelpagesize_kB=2048\n\
+            7f0000000000 default N0=18446744073709551615 kernelpagesize_kB=18446744073709551615\n\
+            7f0000400000 default N0=1\n";
+        let expected = [(Some(0), u64::MAX), (Some(1), 2 << 20)];
+        assert_eq!(node_bytes(maps, &areas), expected);
     }
 
     #[test]

@@ -29,6 +29,8 @@ pub(super) const START: &[u8] = b"Device ";
 
 /// The most rows that are read: leaves of 4 KiB for 64 GiB.
 const MOST_ROWS: u64 = 1 << 24;
+/// The most devices and PASIDs whose tables are told apart.
+const MOST_DEVICES: usize = 1 << 16;
 /// The longest line; rows have 113 bytes.
 const MOST_LINE: u64 = 512;
 /// Where the next table or the page is, in an entry.
@@ -69,6 +71,9 @@ pub enum KernelTextError {
     /// It has more leaves than are read.
     #[error("it has more than {MOST_ROWS} leaves")]
     Rows,
+    /// It has the tables of more devices than are told apart.
+    #[error("it has the tables of more than {MOST_DEVICES} devices")]
+    ManyDevices,
     /// It has no tables, or those of several devices.
     #[error("it has the tables of {}", named(.names))]
     Devices {
@@ -225,6 +230,9 @@ fn sections(
         };
         if let Some(device) = words.strip_prefix("Device ") {
             let (name, root) = heading(device).ok_or(wrong)?;
+            if all.len() == MOST_DEVICES {
+                return Err(KernelTextError::ManyDevices);
+            }
             all.push(KernelTables::new(name, root));
         } else if !words.is_empty() && !words.starts_with("IOVA_PFN") {
             let Some(tables) = all.last_mut() else {
@@ -262,7 +270,10 @@ fn sections(
 /// `0000:00:0a.0 @0x1083d1000`, `0000:00:0a.0 with pasid 2 @0x1083d1000`: name and root.
 fn heading(words: &str) -> Option<(String, u64)> {
     let (name, root) = words.split_once('@')?;
-    let mut name = name.split_whitespace();
+    // It is printed; what a terminal would obey is in no name.
+    let mut name = name
+        .split_whitespace()
+        .filter(|word| word.bytes().all(|byte| byte.is_ascii_graphic()));
     let device = name.next()?;
     let pasid = match (name.next(), name.next(), name.next()) {
         (None, ..) => String::new(),

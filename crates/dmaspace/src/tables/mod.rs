@@ -23,7 +23,7 @@ mod survey;
 mod tree;
 
 use std::convert::Infallible;
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{self, BufReader, Read};
 use std::path::{Path, PathBuf};
 
@@ -48,6 +48,8 @@ pub use tree::TreeLine;
 
 /// An image of more bytes is not read: it would have to fit into memory.
 const MOST_IMAGE_BYTES: u64 = 16 << 30;
+/// An image that comes out of a pipe or a device, which nobody had to store, may have fewer.
+const MOST_STREAM_BYTES: u64 = 64 << 20;
 
 /// Where tables are in a dump of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -203,15 +205,7 @@ impl TableFile {
                     Start::Kernel => return Self::open_kernel_text(path, None),
                     Start::Other => return Err(TablesError::NoImage { path: path.into() }),
                 }
-                let bytes = fs::metadata(path).map_err(failed)?.len();
-                if bytes > MOST_IMAGE_BYTES {
-                    return Err(TablesError::TooLarge {
-                        path: path.into(),
-                        bytes,
-                        most: MOST_IMAGE_BYTES,
-                    });
-                }
-                Content::Image(fs::read(path).map_err(failed)?)
+                Content::Image(whole_image(path)?)
             }
         };
         Ok(Self {
@@ -299,6 +293,39 @@ impl TableFile {
         })?;
         Ok(tables)
     }
+}
+
+/// All bytes of an image. One that has a size tells it before it is read; a pipe or a device has none.
+fn whole_image(path: &Path) -> Result<Vec<u8>, TablesError> {
+    let failed = |source| TablesError::Read {
+        path: path.into(),
+        source,
+    };
+    let too_large = |bytes| TablesError::TooLarge {
+        path: path.into(),
+        bytes,
+        most: MOST_IMAGE_BYTES,
+    };
+    let file = File::open(path).map_err(failed)?;
+    let (size, is_file) = {
+        let known = file.metadata().map_err(failed)?;
+        (known.len(), known.is_file())
+    };
+    if size > MOST_IMAGE_BYTES {
+        return Err(too_large(size));
+    }
+    let most = if is_file { size } else { MOST_STREAM_BYTES };
+    let mut image = Vec::new();
+    let read = file.take(most + 1).read_to_end(&mut image);
+    let read = read.map_err(failed)? as u64;
+    if !is_file && read > most {
+        return Err(TablesError::TooLarge {
+            path: path.into(),
+            bytes: read,
+            most,
+        });
+    }
+    Ok(image)
 }
 
 fn start(file: &mut File) -> io::Result<Start> {

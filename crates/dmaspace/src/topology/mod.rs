@@ -70,6 +70,10 @@ pub const MOST_NODES: usize = 1024;
 pub const MOST_UNITS: usize = 4096;
 /// See [`MOST_NODES`].
 pub const MOST_DEVICES: usize = 65536;
+/// The most processors of a node: Linux has at most 8,192 in all (`NR_CPUS` on x86-64).
+pub const MOST_CPUS: u32 = 65536;
+/// The most pairs of a node and a device: a plan has a line for each.
+pub const MOST_PAIRS: usize = 1 << 20;
 
 /// The distance of a node to itself. ACPI 6.5, section 5.2.17 "System Locality Information Table".
 pub const LOCAL_DISTANCE: u32 = 10;
@@ -359,6 +363,11 @@ fn check(
         ("nodes", nodes.len(), MOST_NODES),
         ("units", units.len(), MOST_UNITS),
         ("devices", devices.len(), MOST_DEVICES),
+        (
+            "pairs of a node and a device",
+            nodes.len().saturating_mul(devices.len()),
+            MOST_PAIRS,
+        ),
     ] {
         if count > most {
             return Err(TopologyError::TooMany { what, count, most });
@@ -369,6 +378,13 @@ fn check(
     }
     let ids = once("node", nodes.iter().map(|node| node.id))?;
     for node in nodes {
+        if node.cpus > MOST_CPUS {
+            return Err(TopologyError::TooMany {
+                what: "processors of a node",
+                count: node.cpus as usize,
+                most: MOST_CPUS as usize,
+            });
+        }
         distances(node, nodes)?;
     }
     let there = |what: &dyn Fn() -> String, node: Option<u32>| match node {

@@ -153,6 +153,10 @@ fn receive(socket: &UnixStream, bytes: &mut [u8], fds: &mut Vec<OwnedFd>) -> io:
             }
         }
         match got {
+            _ if fds.len() > MOST_FDS => {
+                let why = format!("more than {MOST_FDS} file descriptors with one message");
+                return Err(io::Error::new(io::ErrorKind::InvalidData, why));
+            }
             Ok(got) if got.bytes == 0 => return Ok(false),
             Ok(got) => filled += got.bytes,
             Err(rustix::io::Errno::INTR) => {}
@@ -267,6 +271,19 @@ mod tests {
         assert_eq!(said.to_vec(), message(2, &[]));
         drop((told, fds));
         assert!(channel.config_changed().is_err(), "nobody listens any more");
+    }
+
+    #[test]
+    fn a_message_in_pieces_does_not_bring_a_file_with_each() {
+        let (front, _back, _, thread) = relay();
+        let sent = message(5, &[0; 64]);
+        let file = || [OwnedFd::from(File::open("/dev/null").unwrap())];
+        for byte in &sent[..=MOST_FDS] {
+            send(&front, &[*byte], &file()).unwrap();
+        }
+        let error = thread.join().unwrap().unwrap_err();
+        let expected = "more than 32 file descriptors with one message";
+        assert_eq!(error.to_string(), expected);
     }
 
     #[test]

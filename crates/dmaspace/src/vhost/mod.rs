@@ -7,6 +7,12 @@
 //! beside it; there the device belongs into the monitor (`virtio_balloon::device`), where it asks
 //! by `virtio_balloon::Dma`.
 //!
+//! A front end's messages are taken for what they are, whatever is in them and whatever files they bring. One thing
+//! is in its hands: it can make a file shorter whose pages the balloon has mapped, and the next look at a ring
+//! that was in it ends the program (`SIGBUS`), as with every back end that maps its guest's memory. The balloon
+//! serves that front end alone, so nobody else is hit; and a memory file with the seal `F_SEAL_SHRINK`, as QEMU's
+//! `memory-backend-memfd` has, cannot be made shorter.
+//!
 //! [`Link`] is the layer below, for other balloons: one front end on `vhost-user-backend`, with the message
 //! that tells of a changed configuration, which `vhost` does not send.
 

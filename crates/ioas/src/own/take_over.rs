@@ -15,6 +15,7 @@ use super::written::Written;
 use super::{BuildDomain, Domain, Own};
 use crate::area::Area;
 use crate::areas::Areas;
+use crate::choose::in_order;
 use crate::error::MapError;
 use crate::memory::{Hold, Memory};
 use crate::observer::Observer;
@@ -51,6 +52,12 @@ pub enum TakeOverError {
     },
     /// An area overlaps another one, is no part of its memory, or is empty.
     Area(HandedArea),
+    /// A range in which addresses are chosen, or to which devices have written, is empty or ends beyond
+    /// 2^64, or one of the former overlaps another.
+    Range {
+        /// The range.
+        range: Span,
+    },
     /// An area's memory cannot be charged or pinned, or its runs are not found.
     Hold {
         /// The area.
@@ -103,6 +110,10 @@ impl fmt::Display for TakeOverError {
                 f,
                 "the area {} is no part of memory {} from {:#x} on, or overlaps another one",
                 area.range, area.memory, area.offset
+            ),
+            Self::Range { range } => write!(
+                f,
+                "the range {range} that is allowed or was written to is none, or overlaps another one"
             ),
             Self::Hold { area, cause } => write!(f, "the area {area} cannot be held: {cause}"),
             Self::Differs {
@@ -163,6 +174,14 @@ impl<M: TableMemory> Ioas<Own<M>> {
         // Until everything is known to be right, domains are not in an address space, which would
         // detach their devices when it is dropped.
         let mut domains = taken_domains(handover, tables)?;
+        let checked =
+            |ranges: &[Span]| in_order(ranges).map_err(|range| TakeOverError::Range { range });
+        let allowed = checked(&handover.allowed)?;
+        // In no order, and a range may be there twice.
+        let ill = |range: &&Span| Span::checked(range.start, range.len).is_none();
+        if let Some(range) = handover.written.iter().find(ill) {
+            return Err(TakeOverError::Range { range: *range });
+        }
         let mut areas = taken_areas(handover, memories)?;
         if !domains.is_empty() {
             areas.0.try_for_each_mut(0, u64::MAX, |range, area| {
@@ -226,7 +245,7 @@ impl<M: TableMemory> Ioas<Own<M>> {
         own.kept = handover.kept;
         let mut space = Self::over(own);
         space.areas = areas;
-        space.allowed.clone_from(&handover.allowed);
+        space.allowed = allowed;
         space.tracking = handover.tracking;
         Ok(space)
     }

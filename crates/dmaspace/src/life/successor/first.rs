@@ -2,9 +2,9 @@
 //! units.
 
 use std::ffi::OsString;
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufReader, Write};
 use std::process::{Child, ChildStdin, Command, Stdio};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::thread;
 use std::time::Duration;
 
@@ -13,7 +13,10 @@ use runs::Span;
 
 use super::super::devices::SoftUnit;
 use super::super::frames::{Physical, PinNumber, write};
-use super::{PATIENCE, SuccessorError, numbers, words};
+use super::{PATIENCE, SuccessorError, numbers, read_line, words};
+
+/// Lines that wait to be read; whoever writes more waits, too.
+const MOST_WAITING: usize = 64;
 
 /// The hardware that both owners use: units, and the memory behind them.
 #[derive(Clone, Copy)]
@@ -55,10 +58,12 @@ impl Second {
         let none = || refused(std::io::ErrorKind::BrokenPipe.into());
         let (input, output) = (child.stdin.take(), child.stdout.take());
         let output = output.ok_or_else(none)?;
-        let (told, lines) = channel();
+        let (told, lines) = sync_channel(MOST_WAITING);
         thread::spawn(move || {
-            for line in BufReader::new(output).lines() {
-                if told.send(line).is_err() {
+            let mut output = BufReader::new(output);
+            while let Some(line) = read_line(&mut output).transpose() {
+                let broken = line.is_err();
+                if told.send(line).is_err() || broken {
                     break;
                 }
             }
@@ -165,14 +170,15 @@ impl Devices<'_> {
         let unit = |number: u64| self.units.get(number as usize);
         let done = match (found.first(), numbers.as_slice()) {
             (Some(&"run"), &[pin, memory, offset, start, len]) => {
+                let run = Span::checked(start, len).ok_or_else(|| unexpected(line.into()))?;
                 let mut theirs = write(self.physical.theirs());
-                let run = Span::new(start, len);
                 let added = theirs.add(PinNumber(pin), memory as usize, offset, run);
                 added.map_err(|cause| cause.to_string())
             }
             (Some(&"gone"), &[pin, memory, start, len]) => {
+                let part = Span::checked(start, len).ok_or_else(|| unexpected(line.into()))?;
                 let mut theirs = write(self.physical.theirs());
-                theirs.remove(PinNumber(pin), memory as usize, Span::new(start, len));
+                theirs.remove(PinNumber(pin), memory as usize, part);
                 Ok(())
             }
             (Some(&"invalidate"), &[number, domain, levels, tables, ref ranges @ ..]) => {
@@ -180,8 +186,9 @@ impl Devices<'_> {
                     return Err(unexpected(line.into()));
                 };
                 let (pairs, _) = ranges.as_chunks::<2>();
-                let ranges: Vec<Span> =
-                    pairs.iter().map(|[at, len]| Span::new(*at, *len)).collect();
+                let ranges = pairs.iter().map(|[at, len]| Span::checked(*at, *len));
+                let ranges: Option<Vec<Span>> = ranges.collect();
+                let ranges = ranges.ok_or_else(|| unexpected(line.into()))?;
                 let domain = DomainId(domain as u32);
                 let done = unit.invalidate_ranges(domain, &ranges, levels as u32, tables != 0);
                 done.map_err(|cause| cause.to_string())

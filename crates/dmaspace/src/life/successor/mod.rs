@@ -15,7 +15,7 @@
 mod first;
 mod second;
 
-use std::io;
+use std::io::{self, BufRead, Read as _};
 use std::num::ParseIntError;
 
 pub(super) use first::{Devices, Second};
@@ -106,6 +106,21 @@ pub enum SuccessorError {
     Close(#[from] ioas::CloseError),
 }
 
+/// The longest line, bytes: an invalidation names its ranges, of which a gather keeps few, and the end of a
+/// life what is drawn.
+const MOST_LINE: u64 = 1 << 20;
+
+/// The next line, without its end; `None` when there is no further one.
+fn read_line(input: &mut impl BufRead) -> io::Result<Option<String>> {
+    let mut line = String::new();
+    let read = input.take(MOST_LINE).read_line(&mut line)?;
+    if read as u64 == MOST_LINE && !line.ends_with('\n') {
+        let why = format!("a line has more than {MOST_LINE} bytes");
+        return Err(io::Error::new(io::ErrorKind::InvalidData, why));
+    }
+    Ok((read > 0).then(|| line.trim_end().into()))
+}
+
 /// The words of a line.
 fn words(line: &str) -> Vec<&str> {
     line.split_whitespace().collect()
@@ -115,4 +130,48 @@ fn words(line: &str) -> Vec<&str> {
 fn numbers(words: &[&str], first: usize) -> Result<Vec<u64>, SuccessorError> {
     let words = words.iter().skip(first);
     Ok(words.map(|word| word.parse()).collect::<Result<_, _>>()?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_has_an_end() {
+        let mut input: &[u8] = b"item\n\nlast";
+        for expected in [Some("item"), Some(""), Some("last"), None, None] {
+            assert_eq!(read_line(&mut input).unwrap().as_deref(), expected);
+        }
+        let endless = io::repeat(b'1');
+        let error = read_line(&mut io::BufReader::new(endless)).unwrap_err();
+        assert_eq!(error.to_string(), "a line has more than 1048576 bytes");
+    }
+
+    #[test]
+    fn any_bytes_of_the_first_process_are_refused() {
+        let said = [
+            "",
+            "ok",
+            "ok end",
+            "ok item",
+            "nonsense",
+            "ok memory",
+            "ok memory /dev/null",
+            "ok tables /dev/zero 0",
+            "ok domain vtd-ss 0 1 4096 4 1\nok end",
+            "ok domain vtd-ss 7 1 4096 4 1",
+            "ok area 18446744073709551615 2 0 0 1",
+            "ok area 0 4096 9 0 1\nok end",
+            "ok area 0 1 0 0 99",
+            "ok domain x 1 1 1 1 1",
+            "error no",
+            "\u{0}\u{7f}",
+        ];
+        for said in said {
+            let error =
+                succeed(io::Cursor::new(said), io::sink()).map_err(|error| error.to_string());
+            assert!(error.is_err(), "{said:?}");
+        }
+        assert!(succeed(io::Cursor::new(b"\xff\n"), io::sink()).is_err());
+    }
 }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::fs::File;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufReader, Read, Write};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use hostmem::{FrameSource, Mapping, Pinner};
@@ -20,7 +20,7 @@ use super::super::frames::{PinNumber, Witness, Witnessed};
 use super::super::job::{DEVICES, PIECE, capabilities};
 use super::super::moment::{Marks, bands};
 use super::super::report::BandState;
-use super::{SuccessorError, numbers, words};
+use super::{SuccessorError, numbers, read_line, words};
 use crate::map::memory::{Account, counted};
 
 /// The way to the first process. One question at a time.
@@ -42,17 +42,16 @@ impl Link {
         let mut ends = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         writeln!(ends.output, "@{question}")?;
         ends.output.flush()?;
-        let mut line = String::new();
-        if ends.input.read_line(&mut line)? == 0 {
+        let ended = || {
             let status = "its end of the pipe is closed".into();
-            return Err(SuccessorError::Ended { status });
-        }
-        let line = line.trim_end();
+            SuccessorError::Ended { status }
+        };
+        let line = read_line(&mut ends.input)?.ok_or_else(ended)?;
         if let Some(why) = line.strip_prefix("error ") {
             return Err(SuccessorError::Refused { why: why.into() });
         }
         let answer = line.strip_prefix("ok").map(|rest| rest.trim().to_string());
-        answer.ok_or_else(|| SuccessorError::Unexpected { line: line.into() })
+        answer.ok_or_else(|| SuccessorError::Unexpected { line })
     }
 }
 
