@@ -1,5 +1,12 @@
 //! The bodies of the fuzz targets, which the tests of their crates replay the corpus through as well.
 
+pub mod allocated;
+#[path = "../../crates/dmaspace/tests/fuzz_bodies/mod.rs"]
+pub mod dmaspace;
+#[path = "../../crates/dmaspace-cli/tests/fuzz_bodies/mod.rs"]
+pub mod dmaspace_cli;
+#[path = "../../crates/ioas/tests/fuzz_bodies/mod.rs"]
+pub mod ioas;
 #[path = "../../crates/iommu/tests/fuzz_bodies/mod.rs"]
 pub mod iommu;
 #[path = "../../crates/iopt/tests/fuzz_bodies/mod.rs"]
@@ -7,3 +14,7 @@ pub mod iopt;
 pub mod virtio_balloon;
 #[path = "../../crates/virtio-iommu/tests/fuzz_bodies/mod.rs"]
 pub mod virtio_iommu;
+
+/// No input makes any of them allocate more.
+#[global_allocator]
+static ALLOCATOR: allocated::Counting<{ 512 << 20 }> = allocated::Counting;

@@ -1,66 +1,33 @@
-//! Mapping takes a fixed batch, whatever the number of runs: counted by the allocator.
+//! What is allocated, counted by the allocator: mapping takes a fixed batch, whatever the number of runs, and
+//! what another process hands over takes as much as it says. The latter is what the fuzz targets came upon.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on stops")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a test that cannot go on stops"
+)]
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
+#[allow(dead_code, unreachable_pub, reason = "every test that counts has it")]
+#[path = "../../../fuzz/src/allocated.rs"]
+mod allocated;
+#[allow(unreachable_pub, reason = "public to the fuzz targets")]
+mod fuzz_bodies;
+#[allow(unreachable_pub, reason = "every crate with targets has it")]
+#[path = "../../../fuzz/src/replay.rs"]
+mod replay;
+
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
+use allocated::{Counting, counted};
 use ioas::{Cause, Ioas, Ledger, Memory, MemoryObject, PinFailed, Pinned, RunReader};
 use iommu::DomainId;
 use iopt::{AnyTable, FormatId, HeapTables, Prot};
 use runs::{PageSizes, Span};
 
-struct Counting;
-
-thread_local! {
-    // Of this thread alone: the test harness allocates when it likes.
-    static BYTES: Cell<u64> = const { Cell::new(0) };
-    static CALLS: Cell<u64> = const { Cell::new(0) };
-}
-
 #[global_allocator]
-static ALLOCATOR: Counting = Counting;
-
-fn count(bytes: usize) {
-    BYTES.set(BYTES.get() + bytes as u64);
-    CALLS.set(CALLS.get() + 1);
-}
-
-// SAFETY: every call goes to the system's allocator as it is; counting allocates nothing.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        count(layout.size());
-        // SAFETY: the caller's promise is the one that `System` asks for.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        count(layout.size());
-        // SAFETY: as above.
-        unsafe { System.alloc_zeroed(layout) }
-    }
-
-    unsafe fn realloc(&self, at: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        count(size);
-        // SAFETY: as above.
-        unsafe { System.realloc(at, layout, size) }
-    }
-
-    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
-        // SAFETY: as above.
-        unsafe { System.dealloc(at, layout) }
-    }
-}
-
-/// What `f` allocates: bytes and calls.
-fn counted<T>(f: impl FnOnce() -> T) -> (T, u64, u64) {
-    let before = (BYTES.get(), CALLS.get());
-    let value = f();
-    let after = (BYTES.get(), CALLS.get());
-    (value, after.0 - before.0, after.1 - before.1)
-}
+static ALLOCATOR: Counting<{ u64::MAX }> = Counting;
 
 /// Runs of 64 KiB, no two of them neighbours, computed and not stored.
 #[derive(Debug)]
@@ -159,4 +126,18 @@ fn a_million_runs_take_no_more_memory_than_a_few() {
     let [(map, map_calls), (unmap, unmap_calls)] = many;
     assert!(map <= 8192 && unmap <= 1024, "{many:?}");
     assert!(map_calls <= 16 && unmap_calls <= 8, "{many:?}");
+}
+
+fn names() -> impl Iterator<Item = &'static str> {
+    fuzz_bodies::TARGETS.iter().map(|(name, _)| *name)
+}
+
+#[test]
+fn every_file_of_the_corpus_still_holds() {
+    replay::all(names(), fuzz_bodies::run);
+}
+
+#[test]
+fn every_target_is_built() {
+    replay::are_built("ioas", names());
 }

@@ -1,0 +1,116 @@
+//! What the fuzz targets came upon, once more: every file of `fuzz/corpus` through the body of its
+//! target. And what is worth more than a file: inputs that are long, or have no end.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "helpers of tests panic as tests do"
+)]
+
+#[allow(dead_code, unreachable_pub, reason = "every test that counts has it")]
+#[path = "../../../fuzz/src/allocated.rs"]
+mod allocated;
+#[allow(unreachable_pub, reason = "public to the fuzz targets")]
+mod fuzz_bodies;
+#[allow(unreachable_pub, reason = "every crate with targets has it")]
+#[path = "../../../fuzz/src/replay.rs"]
+mod replay;
+
+use std::fmt::Write as _;
+use std::io::Write as _;
+use std::os::fd::AsRawFd as _;
+use std::path::Path;
+
+use allocated::{Counting, within};
+use dmaspace::inspect::areas;
+use dmaspace::tables::{KernelTextError, TableFile};
+use dmaspace::topology::{Topology, TopologyError};
+
+#[global_allocator]
+static ALLOCATOR: Counting<{ 512 << 20 }> = Counting;
+
+fn names() -> impl Iterator<Item = &'static str> {
+    fuzz_bodies::TARGETS.iter().map(|(name, _)| *name)
+}
+
+#[test]
+fn every_file_of_the_corpus_still_holds() {
+    replay::all(names(), fuzz_bodies::run);
+}
+
+#[test]
+fn every_target_is_built() {
+    replay::are_built("dmaspace", names());
+}
+
+#[test]
+fn an_image_without_an_end_is_not_read_to_it() {
+    let (reader, mut writer) = std::io::pipe().unwrap();
+    let path = format!("/proc/self/fd/{}", reader.as_raw_fd());
+    let writing = std::thread::spawn(move || {
+        let many = b"IOPTIMG\n".repeat(8192);
+        while writer.write_all(&many).is_ok() {}
+    });
+    // 64 MiB are read, into a buffer that doubles.
+    let opened = within(300 << 20, || TableFile::open(Path::new(&path), None));
+    drop(reader);
+    writing.join().unwrap();
+    let error = opened.unwrap_err().to_string();
+    let (most, read) = (64 << 20, (64 << 20) + 1);
+    let expected = format!("has {read} bytes; images of up to {most} are read");
+    assert!(error.ends_with(&expected), "{error}");
+}
+
+#[test]
+fn the_devices_of_a_kernels_text_have_an_end() {
+    let text = "Device a @0x0\n".repeat((1 << 16) + 1);
+    let path = tempfile::NamedTempFile::new().unwrap();
+    path.as_file().write_all(text.as_bytes()).unwrap();
+    let error = within(128 << 20, || TableFile::open(path.path(), None)).unwrap_err();
+    let cause = KernelTextError::ManyDevices;
+    assert!(error.to_string().ends_with(&cause.to_string()), "{error}");
+}
+
+#[test]
+fn what_a_terminal_would_obey_names_no_device() {
+    let text = b"Device 0000:\x1b]0;owned\x07 @0x1000\n";
+    let path = tempfile::NamedTempFile::new().unwrap();
+    path.as_file().write_all(text).unwrap();
+    let error = TableFile::open(path.path(), None).unwrap_err();
+    assert!(error.is_damage(), "{error}");
+}
+
+#[test]
+fn a_file_does_not_make_a_plan_of_more_lines_than_it_should() {
+    let mut text = String::new();
+    for id in 0..1024 {
+        writeln!(text, "[[node]]\nid={id}\nmemory_mib=1").unwrap();
+    }
+    for device in 0..1025 {
+        let (bus, slot) = (device / 32, device % 32);
+        writeln!(text, "[[device]]\naddress=\"0000:{bus:02x}:{slot:02x}.0\"").unwrap();
+    }
+    let error = within(64 << 20, || Topology::parse(&text)).unwrap_err();
+    let count = 1024 * 1025;
+    assert!(
+        matches!(error, TopologyError::TooMany { count: found, most: 1_048_576, .. } if found == count),
+        "{error}"
+    );
+}
+
+#[test]
+fn processors_are_counted_as_far_as_there_are_any() {
+    let error = Topology::parse("[[node]]\nid = 0\ncpus = 4294967295\n").unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "4294967295 processors of a node, and at most 65536 are taken"
+    );
+}
+
+#[test]
+fn areas_take_as_much_as_their_lines() {
+    let smaps = "0-1 r 0 0 0\n".repeat(10_000);
+    let found = within(64 * smaps.len() as u64, || areas(&smaps));
+    assert_eq!(found.len(), 10_000);
+}
