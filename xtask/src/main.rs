@@ -28,9 +28,11 @@ mod parts;
 mod programs;
 mod properties;
 mod runner;
+mod sanitize;
 mod shots;
 mod soak;
 mod units;
+mod unsafety;
 
 /// The project's own commands.
 #[derive(Parser)]
@@ -59,6 +61,8 @@ enum Command {
     Balloon(balloon::Options),
     /// Runs the fuzz targets, each for some seconds; needs cargo-fuzz.
     Fuzz(fuzz::Options),
+    /// Runs the suites of the crates with `unsafe` under a sanitizer of rustc.
+    Sanitize(sanitize::Options),
     /// Measures our I/O page tables beside the machine's limit, Linux's code and foreign crates, and
     /// makes docs/performance.md anew.
     BenchTables(bench_tables::Options),
@@ -101,6 +105,7 @@ fn run(command: Command) -> anyhow::Result<bool> {
         Command::Units(options) => units::command(&options, repository),
         Command::Balloon(options) => balloon::command(&options, repository),
         Command::Fuzz(options) => fuzz::run(&options, repository),
+        Command::Sanitize(options) => sanitize::run(&options, repository),
         Command::BenchTables(options) => bench_tables::run(&options, repository),
         Command::Manuals => manuals::run(repository),
         Command::House => house::command(repository),

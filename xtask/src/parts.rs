@@ -12,7 +12,7 @@ use crate::{
     cargo::{self, Repository},
     conformance, examples, fuzz, graph, guests,
     host::Need,
-    libvirt, nostd, origins, properties, runner, units,
+    libvirt, nostd, origins, properties, runner, units, unsafety,
 };
 
 /// What a part counts towards.
@@ -115,8 +115,9 @@ const CLIPPY: Need = Need::Subcommand("clippy", "rustup component add clippy");
 /// All parts. Those that take no time come first: they tell most for what they cost.
 pub(crate) const PARTS: &[Part] = &[
     part("fmt", Group::Build, 5, &[FMT], fmt),
-    part("crate-graph", Group::Build, 5, &[], graph::part),
+    part("crate-graph", Group::Build, 3, &[], graph::part),
     part("origins", Group::Build, 5, &[], origins::part),
+    part("unsafe", Group::Build, 2, &[], unsafety::part),
     part("clippy", Group::Build, 120, &[CLIPPY], clippy),
     part("release", Group::Build, 75, &[], release),
     part("docs", Group::Build, 60, &[], docs),
