@@ -28,6 +28,43 @@ pub fn all<'t>(targets: impl IntoIterator<Item = &'t str>, run: impl Fn(&str, &[
     }
 }
 
+/// The `nth` file of these targets with some changes, through `run`.
+#[allow(dead_code, reason = "not every crate's tests change files")]
+pub fn changed<'t>(
+    targets: impl IntoIterator<Item = &'t str>,
+    nth: usize,
+    changes: &[(u16, u8)],
+    run: impl Fn(&str, &[u8]),
+) {
+    let mut files: Vec<_> = targets
+        .into_iter()
+        .flat_map(|name| {
+            let files = fs::read_dir(corpus().join(name)).unwrap();
+            files.map(move |file| (name, file.unwrap().path()))
+        })
+        .collect();
+    files.sort();
+    let (name, path) = &files[nth % files.len()];
+    let mut bytes = fs::read(path).unwrap();
+    for (at, to) in changes {
+        let len = bytes.len().max(1);
+        match at % 4 {
+            // A byte more, the rest again, the rest away.
+            0 => bytes.insert(usize::from(at / 4) % len, *to),
+            1 if bytes.len() < 4096 => {
+                bytes.extend_from_within((usize::from(at / 4) % len).min(bytes.len())..)
+            }
+            2 if *to < 16 => bytes.truncate(usize::from(at / 4) % len),
+            _ => {
+                if let Some(byte) = bytes.get_mut(usize::from(at / 4) % len) {
+                    *byte = *to;
+                }
+            }
+        }
+    }
+    run(name, &bytes);
+}
+
 /// The programs of this crate's targets, which call `dmaspace_fuzz::NAME::run`, are these.
 pub fn are_built<'t>(crate_name: &str, targets: impl IntoIterator<Item = &'t str>) {
     let call = format!("dmaspace_fuzz::{crate_name}::run");

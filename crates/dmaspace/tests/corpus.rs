@@ -26,6 +26,7 @@ use allocated::{Counting, within};
 use dmaspace::inspect::areas;
 use dmaspace::tables::{KernelTextError, TableFile};
 use dmaspace::topology::{Topology, TopologyError};
+use proptest::prelude::*;
 
 #[global_allocator]
 static ALLOCATOR: Counting<{ 512 << 20 }> = Counting;
@@ -113,4 +114,14 @@ fn areas_take_as_much_as_their_lines() {
     let smaps = "0-1 r 0 0 0\n".repeat(10_000);
     let found = within(64 * smaps.len() as u64, || areas(&smaps));
     assert_eq!(found.len(), 10_000);
+}
+
+proptest! {
+    #[test]
+    fn any_change_of_the_corpus_still_holds(
+        nth in any::<u16>(),
+        changes in prop::collection::vec((any::<u16>(), any::<u8>()), 0..24),
+    ) {
+        replay::changed(names(), nth.into(), &changes, fuzz_bodies::run);
+    }
 }

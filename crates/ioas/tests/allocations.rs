@@ -24,6 +24,7 @@ use allocated::{Counting, counted};
 use ioas::{Cause, Ioas, Ledger, Memory, MemoryObject, PinFailed, Pinned, RunReader};
 use iommu::DomainId;
 use iopt::{AnyTable, FormatId, HeapTables, Prot};
+use proptest::prelude::*;
 use runs::{PageSizes, Span};
 
 #[global_allocator]
@@ -140,4 +141,14 @@ fn every_file_of_the_corpus_still_holds() {
 #[test]
 fn every_target_is_built() {
     replay::are_built("ioas", names());
+}
+
+proptest! {
+    #[test]
+    fn any_change_of_the_corpus_still_holds(
+        nth in any::<u16>(),
+        changes in prop::collection::vec((any::<u16>(), any::<u8>()), 0..24),
+    ) {
+        replay::changed(names(), nth.into(), &changes, fuzz_bodies::run);
+    }
 }
