@@ -8,7 +8,8 @@ use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
 use dmaspace::bench::{
-    Bench, BenchError, Group, GroupReport, Line, Settings, Subject, Unit, Watch, origin,
+    Bench, BenchError, Figure, Group, GroupReport, Key, Line, Row, Settings, Subject, Unit, Watch,
+    origin,
 };
 
 fn group(group: Group) -> GroupReport {
@@ -210,17 +211,25 @@ fn a_balloon_is_inflated_in_every_wire_format() {
 #[test]
 fn nodes_are_simulated_and_say_so() {
     let report = group(Group::Numa);
-    assert_eq!(measured(&report).len(), 6);
+    let rows = measured(&report);
+    let walks = rows.iter().filter(|row| row.3 == Subject::Dmaspace).count();
+    assert_eq!(rows.len() - walks, 6);
+    // Walks are measured where there are two nodes, and otherwise it is said why not.
+    let one_node = report
+        .not_run
+        .iter()
+        .any(|not_run| not_run.why == "one node");
+    assert_eq!(walks, if one_node { 0 } else { 2 });
     assert!(
         report
             .notes
             .iter()
             .any(|note| note.contains("simulated, not measured"))
     );
-    let lines = report.lines();
+    let mut lines = report.lines();
+    lines.retain(|line| line.key.unit == Unit::GigabytesPerSecond);
     assert_eq!(lines.len(), 3);
     for line in &lines {
-        assert_eq!(line.key.unit, Unit::GigabytesPerSecond);
         let (before, after) = line.origin.unwrap();
         // As docs/numa.md says: within 10 % of what was published.
         let near = |figure: f64, published: f64| (figure / published - 1.0).abs() < 0.1;
@@ -232,6 +241,43 @@ fn nodes_are_simulated_and_say_so() {
         .find(|line| line.key.op == "both sockets")
         .unwrap();
     assert!(both.ratio().unwrap() > 1.2, "more is better");
+}
+
+#[test]
+fn a_ratio_says_how_many_times_less_time_or_more_bytes() {
+    let row = |unit, subject, value| Row {
+        key: Key {
+            group: Group::Tables,
+            op: "map",
+            memory: "",
+            format: "vtd-ss",
+            subject,
+            threads: 1,
+            size_bytes: 4096,
+            unit,
+        },
+        figure: Figure {
+            min: value,
+            median: value,
+            max: value,
+            mean: value,
+            samples: 1,
+        },
+    };
+    for (unit, ratio) in [(Unit::Nanoseconds, 4.0), (Unit::GigabytesPerSecond, 0.25)] {
+        let report = GroupReport {
+            group: Group::Tables,
+            notes: Vec::new(),
+            not_run: Vec::new(),
+            rows: vec![
+                row(unit, Subject::ByPage, 8.0),
+                row(unit, Subject::Dmaspace, 2.0),
+            ],
+        };
+        let lines = report.lines();
+        assert_eq!(lines.len(), 1);
+        assert_eq!(lines[0].ratio(), Some(ratio));
+    }
 }
 
 #[test]

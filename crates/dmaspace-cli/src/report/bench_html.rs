@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use dmaspace::bench::{Group, GroupReport, Line, origin};
+use dmaspace::bench::{Group, GroupReport, Line, Unit, origin};
 
 use super::bench::{blocks, columns, heading, machine, table};
 use super::bench_plot::{Series, bars, curves};
@@ -161,7 +161,9 @@ fn by_op(group: &GroupReport, ops: &[&str]) -> String {
 
 /// Published and simulated, side by side.
 fn nodes(group: &GroupReport) -> String {
-    let lines = group.lines();
+    let mut lines = group.lines();
+    // Walks that were measured are no rates.
+    lines.retain(|line| line.key.unit == Unit::GigabytesPerSecond);
     let names: Vec<String> = lines.iter().map(|line| line.key.op.to_owned()).collect();
     let of = |name: &str, class, value: fn(&Line<'_>) -> Option<f64>| {
         places(name, class, lines.iter().map(value))
