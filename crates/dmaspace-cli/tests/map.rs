@@ -402,6 +402,36 @@ fn a_signal_ends_a_job_and_nothing_is_left() {
     }
 }
 
+/// Also where no memory is taken: no group goes on, writes a file, or leaves huge pages in the pool.
+#[test]
+fn a_signal_ends_each_group_of_a_bench_and_nothing_is_left() {
+    let _turn = turn();
+    let directory = tempfile::tempdir().unwrap();
+    let files = ["figures.json", "page.html"].map(|name| directory.path().join(name));
+    let [json, html] = files.each_ref().map(|path| text(path));
+    let before = pool();
+    for (group, after) in [
+        ("pin", 20),
+        ("pin", 300),
+        ("map", 100),
+        ("balloon", 100),
+        ("tables", 50),
+        ("numa", 0),
+    ] {
+        let child = spawn(&["bench", group, "--quick", "--json", json, "--html", html]);
+        until_signals_are_caught(&child);
+        std::thread::sleep(Duration::from_millis(after));
+        signal(&child, "INT");
+        let (status, said) = end(child);
+        let what = format!("{group} after {after} ms: {said}");
+        assert_eq!(status.code(), Some(130), "{what}");
+        assert!(said.starts_with("dmaspace: interrupted"), "{what}");
+        assert_eq!(said.lines().count(), 1, "{what}");
+        assert_eq!(names(directory.path()), [""; 0], "{what}");
+        pool_is_again(before);
+    }
+}
+
 /// What clears a line of a terminal, as only the bar does.
 const CLEARED: &str = "\r\x1b[2K";
 
