@@ -245,7 +245,7 @@ pub(crate) struct MapArgs {
 
 /// The back ends by name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum BackendName {
+pub(crate) enum BackendName {
     /// Tables of our own, and a software IOMMU whose devices are threads
     Software,
     /// A container of VFIO's type 1, and a device of the machine with its group

@@ -5,11 +5,12 @@ use std::io::{self, IsTerminal, Write};
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use dmaspace::hostmem::Backing;
-use dmaspace::life::{LifeError, LifeJob, LifeReport, LifeStep, succeed};
+use dmaspace::life::{LifeBackend, LifeError, LifeJob, LifeReport, LifeStep, succeed};
 
+use crate::args::BackendName;
 use crate::report::sheet::Paint;
 use crate::report::{life, life_svg};
 use crate::stop::Stop;
@@ -28,6 +29,9 @@ driver and the device) takes 7 of 8 parts and gives them back; the address space
 which cuts a hole too, and ends it. Each step says what it moved, what it took, and what was found.\n\n\
 On a machine of one node the second is planned: its half and its tables lie on the first, and the report \
 says so. Any user can run it; huge pages are used where the machine gives them.\n\n\
+With --backend vfio or iommufd the kernel maps the memory for devices of the machine, which copy all the \
+time. What the interface cannot do (choose tables, cut a mapping, split leaves, tell dirty pages, merge) is \
+tried all the same, and printed as refused, by the name of what it lacks.\n\n\
 Exit status: 0 when every check held, no device met a fault outside of the holes, and every counter is at \
 zero in the end; 1 when not; 2 when what was asked for cannot be had; 130 when interrupted. Whatever \
 happens, nothing stays pinned.";
@@ -36,6 +40,7 @@ pub(crate) const EXAMPLES: &str = "Examples:\n  \
 dmaspace life\n  \
 dmaspace life --size 2G --offsets --svg life.svg\n  \
 dmaspace life --backing hugetlb-2m\n  \
+dmaspace life --backend iommufd --device 0000:00:05.0\n  \
 dmaspace life --json | jq '.steps[] | {step, took_ns, checked}'";
 
 /// The options of `dmaspace life`.
@@ -58,6 +63,30 @@ pub(crate) struct LifeArgs {
     /// Example: --backing hugetlb-2m
     #[arg(long, value_name = "KIND", ignore_case = true, value_parser = backings())]
     backing: Option<Backing>,
+
+    /// Who maps the memory, and for which devices
+    ///
+    /// The kernel's own back ends map it for devices of the machine that --device names, and which are to
+    /// do DMA all the time: only QEMU's `edu` is known here. What an interface cannot do is tried, and its
+    /// refusal is printed.
+    ///
+    /// Example: --backend vfio --device 0000:00:05.0
+    #[arg(
+        long,
+        value_name = "BACKEND",
+        default_value = "software",
+        ignore_case = true
+    )]
+    backend: BackendName,
+
+    /// A device for which the kernel maps the memory; may be given several times
+    ///
+    /// Its PCI address, as `dmaspace devices` shows it. It and all of its group must be bound to vfio-pci, or
+    /// to nothing.
+    ///
+    /// Example: --device 0000:00:05.0
+    #[arg(long, value_name = "ADDRESS")]
+    device: Vec<String>,
 
     /// Use offsets in the memory files instead of page frames
     ///
@@ -86,6 +115,31 @@ pub(crate) struct LifeArgs {
     svg: Option<PathBuf>,
 }
 
+impl LifeArgs {
+    /// The back end that was asked for; an option that would mean nothing is refused.
+    fn backend(&self) -> anyhow::Result<LifeBackend> {
+        let devices = self.device.clone();
+        let (name, backend) = match self.backend {
+            BackendName::Software if devices.is_empty() => return Ok(LifeBackend::Software),
+            BackendName::Software => bail!(
+                "--device takes --backend vfio or iommufd: the software IOMMU has devices of its own"
+            ),
+            BackendName::Vfio => ("vfio", LifeBackend::Vfio { devices }),
+            BackendName::Iommufd => ("iommufd", LifeBackend::Iommufd { devices }),
+        };
+        if self.device.is_empty() {
+            bail!("--backend {name} takes --device ADDRESS; `dmaspace devices` lists them");
+        }
+        let tables = "the tables, and what is in them, are the kernel's";
+        for (given, option) in [(self.offsets, "--offsets"), (self.svg.is_some(), "--svg")] {
+            if given {
+                bail!("{option} means nothing with --backend {name}: {tables}");
+            }
+        }
+        Ok(backend)
+    }
+}
+
 /// Memory files: others cannot go to a second process.
 fn backings() -> impl TypedValueParser<Value = Backing> {
     let files = [Backing::Memfd, Backing::Hugetlb2M, Backing::Hugetlb1G];
@@ -108,7 +162,12 @@ pub(crate) fn run(args: &LifeArgs, verbose: bool) -> u8 {
         Ok(successor) => successor,
         Err(error) => return fail(error.as_ref(), exit::WRONG),
     };
+    let backend = match args.backend() {
+        Ok(backend) => backend,
+        Err(error) => return refuse(&error),
+    };
     let job = LifeJob {
+        backend,
         size: args.size,
         backing: args.backing,
         stand_in: args.offsets,

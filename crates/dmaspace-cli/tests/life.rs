@@ -115,7 +115,7 @@ fn a_life_in_json_has_its_figures_exactly_and_is_drawn() {
             .keys()
             .map(String::as_str)
             .collect();
-        let expected = "bytes checked flushes right runs step tables took_ns";
+        let expected = "bytes checked flushes refused right runs step tables took_ns";
         assert_eq!(fields.join(" "), expected);
         assert!(
             step["took_ns"].as_u64().unwrap() > 0 && step["right"] == true,
@@ -164,6 +164,38 @@ fn an_ordinary_user_with_a_limit_sees_it_too() {
         said.contains("more than the limit on locked memory leaves for two owners"),
         "{said}"
     );
+}
+
+#[test]
+fn a_back_end_of_the_kernel_takes_a_device_and_draws_nothing() {
+    let said = |options: &[&str]| {
+        let mut arguments = vec!["life"];
+        arguments.extend(options);
+        refused(dmaspace(&arguments))
+    };
+    let none = said(&["--backend", "vfio"]);
+    assert!(
+        none.starts_with("--backend vfio takes --device ADDRESS"),
+        "{none}"
+    );
+    let software = said(&["--device", "0000:00:05.0"]);
+    assert!(
+        software.starts_with("--device takes --backend vfio or iommufd"),
+        "{software}"
+    );
+    let kernel = ["--backend", "iommufd", "--device", "ffff:ff:1f.7"];
+    let drawn = said(&[&kernel[..], &["--svg", "life.svg"]].concat());
+    assert!(
+        drawn.starts_with("--svg means nothing with --backend iommufd"),
+        "{drawn}"
+    );
+    let offsets = said(&[&kernel[..], &["--offsets"]].concat());
+    assert!(
+        offsets.starts_with("--offsets means nothing with --backend iommufd"),
+        "{offsets}"
+    );
+    let absent = said(&kernel);
+    assert!(absent.contains("ffff:ff:1f.7"), "{absent}");
 }
 
 #[test]

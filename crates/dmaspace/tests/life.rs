@@ -11,7 +11,10 @@
 )]
 
 use std::ffi::OsString;
+use std::fs::File;
 use std::ops::ControlFlow;
+use std::os::unix::fs::FileExt as _;
+use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use dmaspace::hostmem::{Backing, Counter, Limits, Pinner};
@@ -158,6 +161,41 @@ fn a_life_on_real_frames_and_in_other_formats_is_right_too() {
     job.formats = [FormatId::X86_64, FormatId::VtdSs];
     let report = whole(&job);
     assert_eq!(report.roots[0].format, "x86-64");
+}
+
+/// The memory files of this process that are `len` bytes long.
+fn memory_files(len: u64) -> Vec<File> {
+    let files = std::fs::read_dir("/proc/self/fd").unwrap();
+    let files = files.map(|entry| entry.unwrap().path());
+    let memory = |path: &PathBuf| {
+        let file = std::fs::read_link(path).unwrap_or_default();
+        file.to_string_lossy().starts_with("/memfd:")
+    };
+    let opened = files.filter(memory).filter_map(|path| {
+        let file = File::options().write(true).open(path).ok()?;
+        (file.metadata().unwrap().len() == len).then_some(file)
+    });
+    opened.collect()
+}
+
+#[test]
+fn a_byte_that_somebody_else_has_written_is_found() {
+    let _turn = alone();
+    let Some(job) = job(2) else { return };
+    let mut done = false;
+    let report = job.run(&mut |step| {
+        if step == LifeStep::Close && !done {
+            for file in memory_files(MIB) {
+                file.write_all_at(b"stray", 5 * PAGE).unwrap();
+                done = true;
+            }
+        }
+        ControlFlow::Continue(())
+    });
+    let report = report.unwrap();
+    assert!(done, "there are no memory files of a life");
+    assert!(report.dma.wrong_bytes >= 5, "{:?}", report.dma);
+    assert!(!report.is_right());
 }
 
 #[test]

@@ -32,6 +32,7 @@ mod examples;
 mod faults;
 mod handover;
 mod kernel_tables;
+mod life;
 mod limit;
 mod many;
 #[allow(unsafe_code)]

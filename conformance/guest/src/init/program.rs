@@ -222,6 +222,45 @@ pub(crate) fn interrupted(_: &Machine) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// The figures of a group, after checking that there are some of this operation and format.
+fn measured(group: &str, wanted: &[(&str, &str)]) -> anyhow::Result<()> {
+    let file = format!("/tmp/{group}.json");
+    let output = Command::new(PROGRAM)
+        .args(["bench", group, "--quick", "--json", &file])
+        .output()
+        .context("dmaspace cannot be started")?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "{}: {said}", output.status);
+    let figures: Value = serde_json::from_str(&fs::read_to_string(&file)?)?;
+    let rows = figures["groups"][0]["rows"].as_array().context("no rows")?;
+    for (op, format) in wanted {
+        let of = |row: &&Value| row["op"] == *op && row["format"] == *format;
+        let row = rows.iter().find(of);
+        let row = row.with_context(|| {
+            format!("no {op} by {format:?}: {}", figures["groups"][0]["not_run"])
+        })?;
+        ensure!(row["samples"].as_u64() > Some(0), "{row}");
+    }
+    Ok(())
+}
+
+/// `bench pin` has rows by the kernel's interfaces, where a device is ready. What they say means nothing here.
+pub(crate) fn bench_pin(_: &Machine) -> anyhow::Result<()> {
+    Device(EDU).bind_to_vfio()?;
+    let by = |format| ("map for DMA", format);
+    measured("pin", &[by("vtd-ss"), by("vfio"), by("iommufd")])
+}
+
+/// `bench numa` has what it measures beside what it simulates, where there are two nodes.
+pub(crate) fn bench_numa(_: &Machine) -> anyhow::Result<()> {
+    let walk = "walk by a processor, measured: tables";
+    let [near, far] = ["near", "far"].map(|tables| format!("{walk} {tables}"));
+    measured(
+        "numa",
+        &[("both sockets", "vtd-ss"), (&near, ""), (&far, "")],
+    )
+}
+
 /// Memory is mapped for a device that nobody here can have do DMA, and that is said.
 pub(crate) fn without_a_driver(_: &Machine) -> anyhow::Result<()> {
     Device(NVME).bind_to_vfio()?;

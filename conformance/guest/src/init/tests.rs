@@ -4,7 +4,7 @@ use guest::machines::Machine;
 use hostmem::Backing::{Anon4K, Hugetlb2M, Thp};
 
 use crate::{
-    balloon, charges, containers, dma, examples, faults, handover, kernel_tables, limit, many,
+    balloon, charges, containers, dma, examples, faults, handover, kernel_tables, life, limit, many,
     numa, peer, platform, program, release, replug, semantics,
     space::{Compatibility, Iommufd, Type1},
     tracking,
@@ -197,6 +197,13 @@ const TESTS: &[(&str, Test)] = &[
     }),
     ("iommufd_goes_over_to_a_second_process", |_| {
         handover::to_a_second_process::<Iommufd>()
+    }),
+    ("bench_pin_has_the_kernels_interfaces", program::bench_pin),
+    ("bench_numa_measures_two_nodes", program::bench_numa),
+    ("life_over_type1", |_| life::by_type1()),
+    ("life_over_iommufd", |_| life::by_iommufd()),
+    ("life_over_iommufd_stays_with_the_privileged", |_| {
+        life::privileged()
     }),
     ("type1_releases_and_restores", |_| {
         release::and_restore::<Type1>()

@@ -1,6 +1,6 @@
 //! A life as text: one screen.
 
-use dmaspace::life::{LifeReport, StepReport};
+use dmaspace::life::{LifeReport, Refused, StepReport};
 use dmaspace::map::NodeShare;
 
 use super::sheet::{Paint, Sheet};
@@ -11,6 +11,7 @@ pub(crate) fn write(report: &LifeReport, paint: Paint) -> String {
     let mut sheet = Sheet::new(paint);
     memory(&mut sheet, report);
     steps(&mut sheet, report);
+    refusals(&mut sheet, report);
     end(&mut sheet, report);
     sheet.into_text()
 }
@@ -30,6 +31,7 @@ fn memory(sheet: &mut Sheet, report: &LifeReport) {
     let why = memory.size_reason.iter().map(|why| format!(", {why}"));
     let addresses = match memory.addresses.as_str() {
         "pagemap" => "page frames",
+        "kernel" => "the kernel's",
         _ => "offsets in the memory files, not page frames",
     };
     let size = bytes(memory.size_bytes);
@@ -40,19 +42,23 @@ fn memory(sheet: &mut Sheet, report: &LifeReport) {
         "pinned by",
         &format!("{}, counted in {}", memory.pin, memory.counter),
     );
-    for (number, (part, root)) in memory.parts.iter().zip(&report.roots).enumerate() {
+    for device in &report.devices {
+        let group = device.group.map(|group| format!(", group {group}"));
+        let (group, backend) = (group.unwrap_or_default(), &report.backend);
+        let value = format!("{} ({}){group}, by {backend}", device.address, device.id);
+        sheet.value("device", &value);
+    }
+    for (number, part) in memory.parts.iter().enumerate() {
         let planned = match memory.second_node_planned && number == 1 {
             true => " (planned: this machine has one node)",
             false => "",
         };
-        let value = format!(
-            "{} {}; tables {}, {} for device {}{planned}",
-            bytes(part.size_bytes),
-            lies(&part.nodes),
-            lies(&root.nodes),
-            root.format,
-            root.device
-        );
+        let tables = report.roots.get(number).map_or(String::new(), |root| {
+            let (on, format, device) = (lies(&root.nodes), &root.format, &root.device);
+            format!("; tables {on}, {format} for device {device}")
+        });
+        let (size, on) = (bytes(part.size_bytes), lies(&part.nodes));
+        let value = format!("{size} {on}{tables}{planned}");
         sheet.value(&format!("node {}", part.node), &value);
     }
 }
@@ -68,10 +74,13 @@ fn steps(sheet: &mut Sheet, report: &LifeReport) {
 }
 
 fn row(step: &StepReport) -> [String; 7] {
-    let found = match step.right {
-        true => step.checked.clone(),
-        false => format!("WRONG: {}", step.checked),
+    let capability = |refused: &Refused| match &refused.capability {
+        Some(name) => format!("refused, {name}; "),
+        None => "refused; ".into(),
     };
+    let refused = step.refused.as_ref().map(capability).unwrap_or_default();
+    let wrong = if step.right { "" } else { "WRONG: " };
+    let found = format!("{wrong}{refused}{}", step.checked);
     [
         step.step.name().into(),
         duration(step.took_ns),
@@ -81,6 +90,20 @@ fn row(step: &StepReport) -> [String; 7] {
         count(step.flushes),
         found,
     ]
+}
+
+/// What was refused, in the back end's words.
+fn refusals(sheet: &mut Sheet, report: &LifeReport) {
+    let steps = report.steps.iter();
+    let row = |step: &StepReport| {
+        let refused = step.refused.as_ref()?;
+        Some([step.step.name().into(), refused.error.clone()])
+    };
+    let refused: Vec<[String; 2]> = steps.filter_map(row).collect();
+    if !refused.is_empty() {
+        sheet.section("refused, and nothing has changed");
+        sheet.table(&refused);
+    }
 }
 
 fn end(sheet: &mut Sheet, report: &LifeReport) {
@@ -149,6 +172,22 @@ mod tests {
         assert!(text.lines().count() <= 40, "{text}");
         let widest = text.lines().map(|line| line.chars().count()).max();
         assert!(widest.unwrap() <= 100, "{text}");
+    }
+
+    #[test]
+    fn what_was_refused_is_named_and_said() {
+        let mut report = small();
+        report.steps[0].refused = Some(Refused {
+            capability: Some("hitless_cut".into()),
+            error: "type1 cannot do so".into(),
+        });
+        let text = write(&report, Paint::Plain);
+        assert!(
+            text.contains("  refused, hitless_cut; one node here"),
+            "{text}"
+        );
+        assert!(text.contains("\n  memory  type1 cannot do so\n"), "{text}");
+        assert!(text.contains("\nOK  every check held"), "{text}");
     }
 
     #[test]

@@ -19,6 +19,7 @@ pub(crate) fn small() -> LifeReport {
         tables: 12,
         flushes: 2,
         checked: checked.into(),
+        refused: None,
         right: true,
     };
     let states = [
@@ -52,6 +53,8 @@ pub(crate) fn small() -> LifeReport {
         device: format!("0{}:00.0", node + 1),
     };
     LifeReport {
+        backend: "software".into(),
+        devices: Vec::new(),
         memory: LifeMemory {
             size_bytes: 2 << 20,
             size_reason: Some("the default".into()),

@@ -11,7 +11,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use ioas::HostTables;
 use iommu::{DeviceId, Port, SoftwareUnit};
@@ -19,6 +19,7 @@ use runs::Span;
 
 use super::frames::{Physical, write};
 use super::report::DmaCounts;
+use super::scene::{Hole, Scene, Tally, Waited, Written, busy, counts, wait};
 use crate::map::pattern::{Pattern, differing, shuffled};
 
 /// Bytes of an access.
@@ -30,52 +31,8 @@ const TAKEN: u32 = 1 << 31;
 const PROBE: u64 = 8;
 /// So many accesses, then a breath: others are to run on these processors too.
 const BREATH: u64 = 64;
-/// How long a device may be without an access before it is given up.
-const PATIENCE: Duration = Duration::from_secs(30);
 
 pub(super) type SoftUnit = SoftwareUnit<Arc<HostTables>, Arc<Physical>>;
-
-/// Addresses that devices are not to reach.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Hole {
-    range: Span,
-    /// It is cut and flushed: whatever gets through is wrong. Otherwise it is on its way.
-    open: bool,
-}
-
-/// What devices may expect.
-#[derive(Debug, Default)]
-struct Scene {
-    holes: Vec<Hole>,
-    /// Where devices write; everywhere without a word.
-    writes: Option<Vec<Span>>,
-}
-
-impl Scene {
-    fn hole(&self, iova: u64) -> Option<Hole> {
-        let mut holes = self.holes.iter();
-        holes.find(|hole| hole.range.contains(iova)).copied()
-    }
-
-    fn writes(&self, iova: u64) -> bool {
-        let inside = |spans: &Vec<Span>| spans.iter().any(|span| span.contains(iova));
-        self.writes.as_ref().is_none_or(inside)
-    }
-}
-
-#[derive(Debug, Default)]
-struct Tally {
-    accesses: AtomicU64,
-    probes: AtomicU64,
-    /// The last pass that was wanted and has come to its end.
-    passed: AtomicU64,
-    read: AtomicU64,
-    written: AtomicU64,
-    wrong: AtomicU64,
-    faults_outside: AtomicU64,
-    faults_inside: AtomicU64,
-    reached: AtomicU64,
-}
 
 /// What the threads share.
 #[derive(Debug)]
@@ -87,9 +44,8 @@ struct Shared {
     /// The pass that is wanted.
     pass: AtomicU64,
     tallies: Vec<Tally>,
-    /// By page, while it is tracked what devices write to: before a write, and after it.
-    before: Vec<AtomicU64>,
-    after: Vec<AtomicU64>,
+    /// What is written to while it is tracked.
+    noted: Written,
 }
 
 /// The devices of a life. Dropped, they stop.
@@ -99,22 +55,10 @@ pub(super) struct Devices {
     threads: Vec<JoinHandle<()>>,
 }
 
-/// Why a wait for devices ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Waited {
-    /// They have done what was waited for.
-    Done,
-    /// The watcher wanted to stop.
-    Stopped,
-    /// One has done nothing for a long time.
-    Stuck,
-}
-
 impl Devices {
     /// One for each unit, over the pages of `range`, which read as zeros.
     pub(super) fn begin(units: &[(SoftUnit, DeviceId)], range: Span) -> Self {
         let pages = (range.len / PAGE) as usize;
-        let words = |_| AtomicU64::new(0);
         let shared = Arc::new(Shared {
             base: range.start,
             versions: (0..pages).map(|_| AtomicU32::new(0)).collect(),
@@ -122,8 +66,7 @@ impl Devices {
             stop: AtomicBool::new(false),
             pass: AtomicU64::new(0),
             tallies: units.iter().map(|_| Tally::default()).collect(),
-            before: (0..pages.div_ceil(64)).map(words).collect(),
-            after: (0..pages.div_ceil(64)).map(words).collect(),
+            noted: Written::new(pages),
         });
         let threads = units.iter().enumerate().map(|(number, (unit, device))| {
             let (shared, mut port) = (Arc::clone(&shared), unit.port(*device));
@@ -133,20 +76,14 @@ impl Devices {
         Self { shared, threads }
     }
 
-    /// Devices may or may not reach `ranges` from now on.
+    /// See [`Scene::moving`].
     pub(super) fn moving(&self, ranges: &[Span]) {
-        let mut scene = write(&self.shared.scene);
-        for range in ranges {
-            scene.holes.retain(|hole| hole.range != *range);
-            let (range, open) = (*range, false);
-            scene.holes.push(Hole { range, open });
-        }
+        write(&self.shared.scene).moving(ranges);
     }
 
-    /// What was on its way is done: holes are open.
+    /// See [`Scene::open`].
     pub(super) fn open(&self) {
-        let mut scene = write(&self.shared.scene);
-        scene.holes.iter_mut().for_each(|hole| hole.open = true);
+        write(&self.shared.scene).open();
     }
 
     /// There are no holes any more.
@@ -166,8 +103,7 @@ impl Devices {
     /// Devices write nowhere but there, and what they wrote to is noted anew.
     pub(super) fn write_only(&self, spans: Vec<Span>) {
         let mut scene = write(&self.shared.scene);
-        let words = self.shared.before.iter().chain(&self.shared.after);
-        words.for_each(|word| word.store(0, Ordering::Relaxed));
+        self.shared.noted.clear();
         scene.writes = Some(spans);
     }
 
@@ -178,18 +114,18 @@ impl Devices {
 
     /// A bit for each page: what devices have written to for sure by now.
     pub(super) fn written(&self) -> Vec<u64> {
-        load(&self.shared.after)
+        self.shared.noted.sure()
     }
 
     /// What they have written to at most.
     pub(super) fn perhaps_written(&self) -> Vec<u64> {
-        load(&self.shared.before)
+        self.shared.noted.perhaps()
     }
 
     /// Waits until each device has been everywhere from now on.
     pub(super) fn everywhere(&self, watch: &mut dyn FnMut() -> bool) -> Waited {
         let pass = self.shared.pass.fetch_add(1, Ordering::AcqRel) + 1;
-        self.wait(watch, |tally, _| {
+        wait(&self.shared.tallies, watch, |tally, _| {
             tally.passed.load(Ordering::Acquire) >= pass
         })
     }
@@ -197,67 +133,18 @@ impl Devices {
     /// Waits until each device has made `count` accesses more, and, while there are holes, as many into
     /// these as fall to them.
     pub(super) fn busy(&self, count: u64, watch: &mut dyn FnMut() -> bool) -> Waited {
-        let now = |tally: &Tally| {
-            let accesses = tally.accesses.load(Ordering::Relaxed);
-            (accesses, tally.probes.load(Ordering::Relaxed))
-        };
-        let before: Vec<_> = self.shared.tallies.iter().map(now).collect();
         let scene = self.shared.scene.read();
         let holes = !scene
             .unwrap_or_else(PoisonError::into_inner)
             .holes
             .is_empty();
-        self.wait(watch, |tally, number| {
-            let (accesses, probes) = before.get(number).copied().unwrap_or_default();
-            let (a, p) = now(tally);
-            a >= accesses + count && (!holes || p >= probes + count / PROBE / 2)
-        })
-    }
-
-    fn wait(
-        &self,
-        watch: &mut dyn FnMut() -> bool,
-        done: impl Fn(&Tally, usize) -> bool,
-    ) -> Waited {
-        let tallies = &self.shared.tallies;
-        let sum = || -> Vec<u64> {
-            let accesses = tallies.iter().map(|tally| &tally.accesses);
-            accesses
-                .map(|count| count.load(Ordering::Relaxed))
-                .collect()
-        };
-        let (mut seen, mut since) = (sum(), Instant::now());
-        loop {
-            if !watch() {
-                return Waited::Stopped;
-            }
-            let mut all = tallies.iter().enumerate();
-            if all.all(|(number, tally)| done(tally, number)) {
-                return Waited::Done;
-            }
-            let now = sum();
-            if now.iter().zip(&seen).all(|(now, seen)| now > seen) {
-                (seen, since) = (now, Instant::now());
-            } else if since.elapsed() > PATIENCE {
-                return Waited::Stuck;
-            }
-            thread::sleep(Duration::from_micros(200));
-        }
+        let probes = if holes { count / PROBE / 2 } else { 0 };
+        busy(&self.shared.tallies, count, probes, watch)
     }
 
     /// What they have counted.
     pub(super) fn counts(&self) -> DmaCounts {
-        let mut counts = DmaCounts::default();
-        for tally in &self.shared.tallies {
-            counts.accesses += tally.accesses.load(Ordering::Relaxed);
-            counts.read_bytes += tally.read.load(Ordering::Relaxed);
-            counts.written_bytes += tally.written.load(Ordering::Relaxed);
-            counts.wrong_bytes += tally.wrong.load(Ordering::Relaxed);
-            counts.faults_outside_holes += tally.faults_outside.load(Ordering::Relaxed);
-            counts.faults_in_holes += tally.faults_inside.load(Ordering::Relaxed);
-            counts.reached_in_holes += tally.reached.load(Ordering::Relaxed);
-        }
-        counts
+        counts(&self.shared.tallies)
     }
 
     /// Stops them, and waits for it.
@@ -273,17 +160,6 @@ impl Devices {
 impl Drop for Devices {
     fn drop(&mut self) {
         self.stop();
-    }
-}
-
-fn load(words: &[AtomicU64]) -> Vec<u64> {
-    let words = words.iter().map(|word| word.load(Ordering::Acquire));
-    words.collect()
-}
-
-fn mark(words: &[AtomicU64], page: usize) {
-    if let Some(word) = words.get(page / 64) {
-        word.fetch_or(1 << (page % 64), Ordering::Release);
     }
 }
 
@@ -395,13 +271,13 @@ impl Shared {
             for (cell, offset) in words.iter_mut().zip(offsets()) {
                 *cell = word(offset, next);
             }
-            mark(&self.before, page);
+            self.noted.begin(page);
             match port.write(iova, &words) {
                 Err(_) => _ = tally.faults_outside.fetch_add(1, Ordering::Relaxed),
                 Ok(()) => {
                     now = next;
                     tally.written.fetch_add(PAGE, Ordering::Relaxed);
-                    mark(&self.after, page);
+                    self.noted.done(page);
                 }
             }
         }

@@ -7,15 +7,15 @@ use iopt::Prot;
 use runs::Span;
 
 use super::job::{DEVICES, Done, Life, timed};
+use super::memory::free_pages;
 use super::report::{Band, BandState, Left, LifeReport, LifeStep};
-use super::start::free_pages;
 use super::successor::{Devices as Hardware, Second, SuccessorError};
 use super::{LifeError, LifeJob};
 use crate::map::Counted;
 use crate::map::memory::counted;
 
 /// Where another process finds a memory file of this one.
-fn path(mapping: &Mapping) -> String {
+pub(super) fn path(mapping: &Mapping) -> String {
     let fd = mapping.fd().map_or(-1, |fd| fd.as_raw_fd());
     format!("/proc/{}/fd/{fd}", std::process::id())
 }
@@ -95,6 +95,7 @@ fn hand_over(life: &mut Life<'_>, job: &LifeJob) -> Result<Done, LifeError> {
             && charged == Some(size)
             && ours == 0
             && kernel == Counted::default(),
+        ..Done::default()
     })
 }
 
@@ -140,6 +141,7 @@ fn successor(life: &mut Life<'_>) -> Result<Done, LifeError> {
         tables: closed.first().copied(),
         checked: "its own hole cut and closed".into(),
         right: hole.len == super::devices::PAGE,
+        ..Done::default()
     })
 }
 
@@ -213,6 +215,7 @@ pub(super) fn end(mut life: Life<'_>) -> Result<LifeReport, LifeError> {
             tables: Some(tables),
             checked: "all counters of both at zero".into(),
             right: left.is_nothing() && life.begun.physical.runs_of_successor() == 0,
+            ..Done::default()
         })
     })?;
     let Life {

@@ -9,9 +9,10 @@ use iopt::FormatId;
 use runs::Span;
 
 use super::balloon::Balloon;
-use super::devices::{Devices, SoftUnit, Waited};
+use super::devices::{Devices, SoftUnit};
 use super::moment::{Marks, bands};
-use super::report::{Band, DmaCounts, LifeReport, LifeStep, Moment, StepReport};
+use super::report::{Band, DmaCounts, LifeReport, LifeStep, Moment, Refused, StepReport};
+use super::scene::Waited;
 use super::start::{Begun, Space, begin};
 use super::successor::{Devices as Hardware, Second};
 use super::{LifeError, LifeJob, handing, steps};
@@ -50,6 +51,25 @@ pub(super) struct Done {
     pub(super) tables: Option<u64>,
     pub(super) checked: String,
     pub(super) right: bool,
+    /// What was tried, and refused by name.
+    pub(super) refused: Option<Refused>,
+}
+
+impl Done {
+    /// What it was, for the report.
+    pub(super) fn report(self, step: LifeStep, flushes: u64, dma: &DmaCounts) -> StepReport {
+        StepReport {
+            step,
+            took_ns: self.took_ns,
+            runs: self.runs,
+            bytes: self.bytes,
+            tables: self.tables.unwrap_or(0),
+            flushes,
+            checked: self.checked,
+            refused: self.refused,
+            right: self.right && dma.is_right(),
+        }
+    }
 }
 
 /// A life. Dropped half-way it gives everything back, in the order of its fields.
@@ -120,26 +140,16 @@ impl Life<'_> {
             return Err(LifeError::Interrupted(step));
         }
         let flushes = self.flushes();
-        let done = work(self)?;
+        let mut done = work(self)?;
         if let Some(devices) = &self.devices {
             self.report.dma = devices.counts();
         }
-        let tables = || {
-            self.space()
-                .domains()
-                .map(|(_, table)| table.tables())
-                .sum()
-        };
-        self.report.steps.push(StepReport {
-            step,
-            took_ns: done.took_ns,
-            runs: done.runs,
-            bytes: done.bytes,
-            tables: done.tables.unwrap_or_else(tables),
-            flushes: self.flushes() - flushes,
-            checked: done.checked,
-            right: done.right && self.report.dma.is_right(),
-        });
+        if done.tables.is_none() {
+            let space = self.space();
+            done.tables = Some(space.domains().map(|(_, table)| table.tables()).sum());
+        }
+        let done = done.report(step, self.flushes() - flushes, &self.report.dma);
+        self.report.steps.push(done);
         let roots = self.told.clone().unwrap_or_else(|| self.roots());
         self.report.moments.push(Moment { after: step, roots });
         Ok(())
@@ -225,7 +235,10 @@ pub(super) fn run(
     if watch(step).is_break() {
         return Err(LifeError::Interrupted(step));
     }
-    let mut report = LifeReport::default();
+    let mut report = LifeReport {
+        backend: "software".into(),
+        ..LifeReport::default()
+    };
     let (begun, took) = timed(|| begin(job, &mut report.memory, &mut || watch(step)));
     let begun = begun.map_err(|error| match error {
         LifeError::Job(crate::map::JobError::Interrupted) => LifeError::Interrupted(step),

@@ -15,8 +15,11 @@ mod devices;
 mod frames;
 mod handing;
 mod job;
+mod kernel;
+mod memory;
 mod moment;
 mod report;
+mod scene;
 mod start;
 mod steps;
 mod successor;
@@ -26,6 +29,8 @@ use std::ffi::OsString;
 use std::ops::ControlFlow;
 
 use hostmem::Backing;
+use ioas::iommufd::SpaceMapper;
+use ioas::vfio::ContainerMapper;
 use iopt::FormatId;
 use runs::Span;
 
@@ -34,9 +39,29 @@ use crate::map::JobError;
 pub use balloon::{BalloonError, WireError};
 pub use report::{
     Band, BandState, DmaCounts, Left, LifeMemory, LifeReport, LifeStep, Moment, PartReport,
-    RootReport, StepReport,
+    Refused, RootReport, StepReport,
 };
 pub use successor::{SuccessorError, succeed};
+
+/// Who maps the memory, and for which devices.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum LifeBackend {
+    /// Tables of ours, and two devices of the software unit.
+    Software,
+    /// A container of VFIO's type 1. Frames, formats and leaves are the kernel's: what the job says of them
+    /// has no meaning then. What the interface cannot do is tried, and its refusal is in the report
+    /// ([`StepReport::refused`]).
+    Vfio {
+        /// The addresses of devices of the machine which are known to do DMA here: QEMU's `edu`.
+        devices: Vec<String>,
+    },
+    /// An address space of iommufd, likewise. What it maps for a process that may lock memory without limit
+    /// it counts as pinned by that process for good, so that such a process does not hand it over.
+    Iommufd {
+        /// The devices' addresses.
+        devices: Vec<String>,
+    },
+}
 
 /// What to show, and how.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -53,6 +78,8 @@ pub struct LifeJob {
     pub stand_in: bool,
     /// The formats of the two roots, which the software unit can walk.
     pub formats: [FormatId; 2],
+    /// Who maps the memory, and for which devices.
+    pub backend: LifeBackend,
     /// The program that takes over, and its arguments: it calls [`succeed`] with its standard input and
     /// output.
     pub successor: Vec<OsString>,
@@ -67,6 +94,7 @@ impl LifeJob {
             backing: None,
             stand_in: false,
             formats: [FormatId::VtdSs, FormatId::AmdV1],
+            backend: LifeBackend::Software,
             successor,
         }
     }
@@ -82,7 +110,11 @@ impl LifeJob {
         &self,
         watch: &mut dyn FnMut(LifeStep) -> ControlFlow<()>,
     ) -> Result<LifeReport, LifeError> {
-        job::run(self, watch)
+        match &self.backend {
+            LifeBackend::Software => job::run(self, watch),
+            LifeBackend::Vfio { devices } => kernel::run::<ContainerMapper>(self, devices, watch),
+            LifeBackend::Iommufd { devices } => kernel::run::<SpaceMapper>(self, devices, watch),
+        }
     }
 }
 
@@ -142,6 +174,9 @@ pub enum LifeError {
     /// The address space cannot be handed over.
     #[error("cannot hand the address space over")]
     HandOver(#[from] ioas::HandOverError),
+    /// A device of the machine has not gone on.
+    #[error("a device has stopped by itself: {0}")]
+    Device(String),
     /// The first owner cannot let go.
     #[error("cannot let the address space go")]
     GiveUp(#[source] ioas::UnmapError),

@@ -4,16 +4,21 @@ use std::fmt;
 
 use serde::Serialize;
 
-use crate::map::{Counted, NodeShare};
+use crate::map::{Counted, DeviceUsed, NodeShare};
 
 /// The whole report.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct LifeReport {
     /// The memory of the virtual machine, a part on each node.
     pub memory: LifeMemory,
-    /// The page tables: one on each node, of different formats.
+    /// Who mapped it: `software` (own tables, and devices of the software unit), `vfio`, `iommufd`.
+    pub backend: String,
+    /// The machine's devices that did DMA; none with `software`.
+    pub devices: Vec<DeviceUsed>,
+    /// The page tables: one on each node, of different formats. None where the kernel has its own.
     pub roots: Vec<RootReport>,
-    /// Bytes of the largest leaf over the memory, which the hole was cut into.
+    /// Bytes of the largest leaf over the memory, which the hole was cut into; 0 where the kernel does not
+    /// tell.
     pub largest_leaf_bytes: u64,
     /// What happened, in order.
     pub steps: Vec<StepReport>,
@@ -21,7 +26,7 @@ pub struct LifeReport {
     pub dma: DmaCounts,
     /// What is left at the end, of everything that was counted.
     pub left: Left,
-    /// The address space after each step.
+    /// The address space after each step; nothing where the kernel does not tell.
     pub moments: Vec<Moment>,
 }
 
@@ -50,7 +55,7 @@ pub struct LifeMemory {
     /// True when the machine has one memory node only: the second is planned, and its memory and tables
     /// lie on the first.
     pub second_node_planned: bool,
-    /// How it was pinned: `io_uring`, `mlock`.
+    /// How it was pinned: `io_uring`, `mlock`, `the kernel`.
     pub pin: String,
     /// The kernel's counter that it was charged to.
     pub counter: String,
@@ -177,8 +182,19 @@ pub struct StepReport {
     pub flushes: u64,
     /// What was looked at, and found.
     pub checked: String,
+    /// What the back end was asked for in this step, and cannot do.
+    pub refused: Option<Refused>,
     /// Whether that is as it had to be.
     pub right: bool,
+}
+
+/// What a back end was asked for, and refused by name. Nothing has changed then.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Refused {
+    /// The [`Capability`](ioas::Capability) that it lacks, by name; `None` where it is none of these.
+    pub capability: Option<String>,
+    /// The error, as it says it itself.
+    pub error: String,
 }
 
 /// What the devices did.

@@ -2,28 +2,23 @@
 
 use std::sync::{Arc, Mutex};
 
-use hostmem::{Backing, FrameSource, Machine, Mapping, Pinner, RaisedPool};
+use hostmem::{Backing, FrameSource, Mapping, Pinner, RaisedPool};
 use ioas::{
     Builder, DomainIds, HostMemory, HostTables, Ioas, Ledger, MappedStorage, Memory, Own, Placement,
 };
 use iommu::{Config, NodeId, SoftwareUnit};
-use runs::{Bytes, Span};
+use runs::Span;
 
 use super::balloon::Part;
 use super::devices::SoftUnit;
 use super::frames::{Physical, Witness, Witnessed};
 use super::job::{DEVICES, IOVA, PIECE, capabilities};
-use super::report::{LifeMemory, PartReport};
+use super::memory::take;
+use super::report::LifeMemory;
 use super::{LifeError, LifeJob};
-use crate::map::memory::{Account, counted, nodes};
+use crate::map::memory::{Account, counted};
 use crate::map::{Counted, JobError};
 
-/// The equal parts of which the memory consists: 8 on each node.
-const PARTS: u64 = 16;
-/// Memory without a word about its size.
-const DEFAULT_SIZE: u64 = 256 << 20;
-/// What is left of the limit on locked memory: rings of io_uring are charged to it too.
-const SPARE: u64 = 256 << 10;
 /// Where offsets in memory files begin that stand in for frames.
 const STAND_IN: u64 = 1 << 40;
 /// Where the addresses of tables begin: they meet none of the data.
@@ -67,109 +62,22 @@ impl Begun {
     }
 }
 
-/// Free huge pages of this kind that nobody has reserved.
-pub(super) fn free_pages(backing: Backing) -> u64 {
-    let pool = backing.huge_size().and_then(hostmem::Pool::read);
-    pool.map_or(0, |pool| pool.unreserved())
-}
-
-/// The backing that was asked for, or that with the largest pages that are free.
-fn choose_backing(job: &LifeJob, size: u64, machine: &Machine) -> Result<Backing, LifeError> {
-    let Some(backing) = job.backing else {
-        let huge = [Backing::Hugetlb1G, Backing::Hugetlb2M];
-        let fits = |backing: &Backing| {
-            let pool = backing.huge_size().and_then(|size| machine.pool(size));
-            let free = pool.map_or(0, |pool| pool.unreserved());
-            size.is_multiple_of(PARTS * backing.page()) && free >= size / backing.page()
-        };
-        return Ok(huge.into_iter().find(fits).unwrap_or(Backing::Memfd));
-    };
-    match backing {
-        Backing::Anon4K | Backing::Thp => Err(LifeError::Input(format!(
-            "{backing} memory cannot go to a second process: memfd, hugetlb-2m and hugetlb-1g can"
-        ))),
-        backing => Ok(backing),
-    }
-}
-
-/// The size, and why it is that when nobody asked for one.
-fn choose_size(job: &LifeJob, pinner: &Pinner) -> Result<(u64, Option<String>), LifeError> {
-    // Both owners have it pinned for a while.
-    let room = pinner.room().map_err(JobError::from)?;
-    let most = room.map(|room| room.saturating_sub(SPARE) / 2);
-    let page = job.backing.map_or(4096, Backing::page);
-    let unit = PARTS * page;
-    let Some(size) = job.size else {
-        let most = most.unwrap_or(u64::MAX).min(DEFAULT_SIZE.max(unit));
-        // Not an odd size: a power of two.
-        let size = most.checked_ilog2().map_or(0, |log2| 1 << log2);
-        if size < unit {
-            return Err(LifeError::Input(format!(
-                "the limit on locked memory leaves {} for two owners, and {} are needed",
-                Bytes(most),
-                Bytes(unit)
-            )));
-        }
-        let reason = match size == DEFAULT_SIZE {
-            true => "the default",
-            false => "what the limit on locked memory, or the page, allows",
-        };
-        return Ok((size, Some(reason.into())));
-    };
-    if size == 0 || !size.is_multiple_of(unit) {
-        return Err(LifeError::Input(format!(
-            "a size of {size} bytes is not 16 equal parts of whole pages, multiples of {}, or is 0",
-            Bytes(unit)
-        )));
-    }
-    if let Some(most) = most.filter(|most| size > *most) {
-        return Err(LifeError::Input(format!(
-            "{} are more than the limit on locked memory leaves for two owners: {}",
-            Bytes(size),
-            Bytes(most)
-        )));
-    }
-    Ok((size, None))
-}
-
 /// Takes the memory, brings it in, and makes units and an empty address space.
 pub(super) fn begin(
     job: &LifeJob,
     report: &mut LifeMemory,
     on: &mut dyn FnMut() -> std::ops::ControlFlow<()>,
 ) -> Result<Begun, LifeError> {
-    let machine = Machine::probe().map_err(JobError::from)?;
     let pinner = Pinner::probe(PIECE).map_err(JobError::from)?;
     let account = Account::of_pinner(&pinner)?;
-    let (size, reason) = choose_size(job, &pinner)?;
-    let backing = choose_backing(job, size, &machine)?;
-    let free = free_pages(backing);
-    let pool = match (job.backing, backing.huge_size()) {
-        (Some(_), Some(page)) => Some(RaisedPool::raise(page, size).map_err(JobError::from)?),
-        _ => None,
-    };
-    let planned = machine.nodes.len() < 2;
-    let first = machine.nodes.first().copied().unwrap_or(0);
-    let second = machine.nodes.get(1).copied().unwrap_or(first + 1);
-    let half = size / 2;
-
+    let room = pinner.room().map_err(JobError::from)?;
     let (ledger, counted) = (account.ledger()?, counted()?);
+    let (taken, pool) = take(job, room, report, on)?;
     let charged = ledger.in_use();
     let (pin, counter) = (pinner.kind().to_string(), ledger.counter());
     let pinner = Arc::new(pinner);
-    let mut mappings = Vec::new();
-    for node in [first, second] {
-        // A planned node has no memory: it lies on the first.
-        let at = machine.nodes.contains(&node).then_some(node);
-        let mapping = Mapping::new(backing, half, at).map_err(JobError::Mapping)?;
-        mapping.populate(&mut |_| on()).map_err(JobError::from)?;
-        report.parts.push(PartReport {
-            node,
-            size_bytes: half,
-            nodes: nodes(&mapping)?,
-        });
-        mappings.push(Arc::new(mapping));
-    }
+    let (size, half) = (report.size_bytes, report.size_bytes / 2);
+    let mappings = taken.mappings;
     let source = mappings.first().map(|mapping| FrameSource::detect(mapping));
     let real = !job.stand_in && source.is_some_and(FrameSource::is_real);
     let (source, addresses) = match real {
@@ -192,13 +100,9 @@ pub(super) fn begin(
             mapping,
         });
     }
-    let tables = [first, second]
-        .into_iter()
-        .enumerate()
-        .map(|(number, node)| {
-            let at = machine.nodes.contains(&node).then_some(node);
-            tables(number as u64, NodeId(node), at, size)
-        })
+    let tables = (0u64..)
+        .zip(taken.nodes)
+        .map(|(number, (node, at))| tables(number, NodeId(node), at, size))
         .collect::<Result<Vec<_>, _>>()?;
     let units = units(job, &tables, &physical);
     let arenas: Vec<_> = tables
@@ -214,17 +118,9 @@ pub(super) fn begin(
     let mut space = Ioas::with_builder(builder);
     space.set_placement(Placement::PerNode);
 
-    *report = LifeMemory {
-        size_bytes: size,
-        size_reason: reason,
-        backing: backing.name().into(),
-        addresses: addresses.into(),
-        iova: IOVA,
-        parts: std::mem::take(&mut report.parts),
-        second_node_planned: planned,
-        pin,
-        counter: counter.into(),
-    };
+    report.addresses = addresses.into();
+    report.iova = IOVA;
+    (report.pin, report.counter) = (pin, counter.into());
     Ok(Begun {
         space: Arc::new(Mutex::new(space)),
         units,
@@ -236,8 +132,8 @@ pub(super) fn begin(
         counted,
         bases,
         pool,
-        free,
-        backing,
+        free: taken.free,
+        backing: taken.backing,
     })
 }
 

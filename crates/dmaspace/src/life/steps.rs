@@ -13,13 +13,15 @@ use super::LifeError;
 use super::balloon::{Balloon, seven_of_eight};
 use super::devices::{Devices, PAGE};
 use super::job::{Done, Life, timed};
-use super::report::{LifeStep, RootReport};
+use super::report::{LifeMemory, LifeStep, RootReport};
 use crate::map::JobError;
 use crate::map::clock::in_nanoseconds;
 use crate::map::memory::{counted, nodes};
 
 pub(super) fn all(life: &mut Life<'_>, took: u64) -> Result<(), LifeError> {
-    life.step(LifeStep::Memory, |life| memory(life, took))?;
+    life.step(LifeStep::Memory, |life| {
+        Ok(memory(&life.report.memory, took))
+    })?;
     pin_and_map(life)?;
     life.step(LifeStep::Dma, dma)?;
     hole(life)?;
@@ -28,8 +30,8 @@ pub(super) fn all(life: &mut Life<'_>, took: u64) -> Result<(), LifeError> {
     life.step(LifeStep::Deflate, deflate)
 }
 
-fn memory(life: &mut Life<'_>, took_ns: u64) -> Result<Done, LifeError> {
-    let memory = &life.report.memory;
+/// Whether the memory is on its nodes.
+pub(super) fn memory(memory: &LifeMemory, took_ns: u64) -> Done {
     let planned = memory.second_node_planned;
     let there = memory.parts.iter().enumerate().all(|(number, part)| {
         // A kernel that does not tell has no say.
@@ -40,13 +42,13 @@ fn memory(life: &mut Life<'_>, took_ns: u64) -> Result<Done, LifeError> {
         true => "one node here: the second planned",
         false => "each half on its node",
     };
-    Ok(Done {
+    Done {
         took_ns,
         bytes: memory.size_bytes,
         checked: nodes.into(),
         right: there,
         ..Done::default()
-    })
+    }
 }
 
 /// The times of an operation's steps.
@@ -256,7 +258,7 @@ fn hole(life: &mut Life<'_>) -> Result<(), LifeError> {
 }
 
 /// Every word of `these` that is not in `those`, in bits.
-fn missing(these: &[u64], those: &[u64]) -> u64 {
+pub(super) fn missing(these: &[u64], those: &[u64]) -> u64 {
     let both = these.iter().zip(those);
     both.map(|(these, those)| u64::from((these & !those).count_ones()))
         .sum()

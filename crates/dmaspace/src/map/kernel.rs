@@ -92,26 +92,26 @@ impl Tables for Space {
 }
 
 /// A device, and what the machine shows of it.
-struct Used {
-    device: Opened,
-    shown: DeviceReport,
+pub(crate) struct Used {
+    pub(crate) device: Opened,
+    pub(crate) shown: DeviceReport,
 }
 
 /// An open device.
-enum Opened {
+pub(crate) enum Opened {
     OfGroup(Device),
     Bound(Arc<BoundDevice>),
 }
 
 impl Used {
-    fn device(&self) -> &Device {
+    pub(crate) fn device(&self) -> &Device {
         match &self.device {
             Opened::OfGroup(device) => device,
             Opened::Bound(bound) => &bound.device,
         }
     }
 
-    fn report(&self) -> DeviceUsed {
+    pub(crate) fn report(&self) -> DeviceUsed {
         let shown = &self.shown;
         DeviceUsed {
             address: shown.address.clone(),
@@ -147,14 +147,7 @@ pub(super) fn vfio(
         let group = match known {
             Some((_, group)) => Arc::clone(group),
             None => {
-                let group = Arc::new(Group::open(number).map_err(failed)?);
-                if !group.status().map_err(failed)?.viable {
-                    // Somebody has bound a device of it since it was looked at.
-                    return Err(JobError::Input(format!(
-                        "group {number} of {} is not viable: a driver of the host has a device of it",
-                        shown.address
-                    )));
-                }
+                let group = open_group(&shown)?;
                 let near = machine.node_of_group(number).map(NodeId);
                 attach_ns += attach(&shown, || space.attach_near(Arc::clone(&group), near))?;
                 groups.push((number, Arc::clone(&group)));
@@ -220,8 +213,23 @@ pub(super) fn iommufd(
     })
 }
 
+/// The group of a device that is ready.
+pub(crate) fn open_group(shown: &DeviceReport) -> Result<Arc<Group>, JobError> {
+    let failed = |source| open_failed(shown, source);
+    let number = shown.group.unwrap_or_default();
+    let group = Group::open(number).map_err(failed)?;
+    if !group.status().map_err(failed)?.viable {
+        // Somebody has bound a device of it since it was looked at.
+        return Err(JobError::Input(format!(
+            "group {number} of {} is not viable: a driver of the host has a device of it",
+            shown.address
+        )));
+    }
+    Ok(Arc::new(group))
+}
+
 /// What the machine shows of the devices, each of which can be used in this way.
-fn find(
+pub(crate) fn find(
     machine: &DevicesReport,
     addresses: &[String],
     way: Way,
@@ -244,7 +252,7 @@ pub(crate) fn open_failed(shown: &DeviceReport, source: KernelError) -> JobError
 }
 
 /// Attaches a device, and says how long that took.
-fn attach(
+pub(crate) fn attach(
     shown: &DeviceReport,
     enter: impl FnOnce() -> Result<(), AttachError>,
 ) -> Result<u64, JobError> {
@@ -277,7 +285,7 @@ pub(crate) fn hint(refused: &AttachError) -> &'static str {
 
 /// The lowest address for `size` bytes at which large leaves are possible, with a page on either side
 /// that can be mapped, too; never in the first page.
-fn lowest(windows: &[Span], size: u64) -> Option<u64> {
+pub(crate) fn lowest(windows: &[Span], size: u64) -> Option<u64> {
     let align = (1u64 << size.checked_ilog2()?).clamp(PAGE, LARGEST);
     windows.iter().find_map(|window| {
         let first = window.start.max(PAGE).checked_add(PAGE)?;

@@ -35,12 +35,12 @@ impl Account {
     }
 
     /// What a container of VFIO's type 1 pins: it counts by process.
-    pub(super) fn of_process() -> Result<Self, JobError> {
+    pub(crate) fn of_process() -> Result<Self, JobError> {
         Self::of_kernel(Limits::read()?, Counter::MmLockedVm)
     }
 
     /// What iommufd pins: it counts by user, and for the privileged only what is pinned.
-    pub(super) fn of_user() -> Result<Self, JobError> {
+    pub(crate) fn of_user() -> Result<Self, JobError> {
         let limits = Limits::read()?;
         let counter = match limits.privileged {
             true => Counter::PinnedVm,
@@ -56,6 +56,11 @@ impl Account {
             limits,
             room,
         })
+    }
+
+    /// Bytes that the limit leaves; `None` without one.
+    pub(crate) const fn room(&self) -> Option<u64> {
+        self.room
     }
 
     pub(crate) fn ledger(&self) -> Result<Arc<Ledger>, JobError> {

@@ -2,21 +2,35 @@
 //! units.
 
 use std::ffi::OsString;
+<<<<<<< HEAD
 use std::io::{BufReader, Write};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
+=======
+use std::io::{BufRead, BufReader, IoSlice, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+>>>>>>> 693ef2d (Live a life over the kernel's back ends too, refused by name where they cannot)
 use std::thread;
 use std::time::Duration;
 
 use iommu::{DeviceId, DomainId, Unit};
 use runs::Span;
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 
 use super::super::devices::SoftUnit;
 use super::super::frames::{Physical, PinNumber, write};
+<<<<<<< HEAD
 use super::{PATIENCE, SuccessorError, numbers, read_line, words};
 
 /// Lines that wait to be read; whoever writes more waits, too.
 const MOST_WAITING: usize = 64;
+=======
+use super::{MOST_FILES, PATIENCE, SuccessorError, numbers, words};
+>>>>>>> 693ef2d (Live a life over the kernel's back ends too, refused by name where they cannot)
 
 /// The hardware that both owners use: units, and the memory behind them.
 #[derive(Clone, Copy)]
@@ -30,7 +44,7 @@ pub(in super::super) struct Devices<'a> {
 pub(in super::super) struct Second {
     child: Child,
     lines: Receiver<std::io::Result<String>>,
-    input: ChildStdin,
+    input: UnixStream,
 }
 
 impl Drop for Second {
@@ -49,16 +63,22 @@ impl Second {
             program: program.clone(),
             source,
         };
+        let (input, theirs) = UnixStream::pair()?;
         let mut child = Command::new(&program)
             .args(command.iter().skip(1))
-            .stdin(Stdio::piped())
+            .stdin(Stdio::from(OwnedFd::from(theirs)))
             .stdout(Stdio::piped())
             .spawn()
             .map_err(refused)?;
         let none = || refused(std::io::ErrorKind::BrokenPipe.into());
+<<<<<<< HEAD
         let (input, output) = (child.stdin.take(), child.stdout.take());
         let output = output.ok_or_else(none)?;
         let (told, lines) = sync_channel(MOST_WAITING);
+=======
+        let output = child.stdout.take().ok_or_else(none)?;
+        let (told, lines) = channel();
+>>>>>>> 693ef2d (Live a life over the kernel's back ends too, refused by name where they cannot)
         thread::spawn(move || {
             let mut output = BufReader::new(output);
             while let Some(line) = read_line(&mut output).transpose() {
@@ -71,7 +91,7 @@ impl Second {
         Ok(Self {
             child,
             lines,
-            input: input.ok_or_else(none)?,
+            input,
         })
     }
 
@@ -108,6 +128,43 @@ impl Second {
         }
         self.expect("item")?;
         self.answer("ok end")
+    }
+
+    /// Answers, with files that the second process may use from now on.
+    pub(in super::super) fn answer_with(
+        &mut self,
+        text: &str,
+        files: &[OwnedFd],
+    ) -> Result<(), SuccessorError> {
+        let files: Vec<_> = files.iter().map(|file| file.as_fd()).collect();
+        let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_FILES))];
+        let mut control = SendAncillaryBuffer::new(&mut room);
+        if !control.push(SendAncillaryMessage::ScmRights(&files)) {
+            return Err(std::io::Error::from(std::io::ErrorKind::ArgumentListTooLong).into());
+        }
+        let text = format!("{text}\n");
+        let said = [IoSlice::new(text.as_bytes())];
+        sendmsg(&self.input, &said, &mut control, SendFlags::empty())
+            .map_err(std::io::Error::from)?;
+        Ok(())
+    }
+
+    /// Waits until the second process says `word`, and returns the rest of the line.
+    pub(in super::super) fn told(&mut self, word: &str) -> Result<String, SuccessorError> {
+        let line = self.next()?;
+        match line.strip_prefix(word) {
+            Some(rest) if rest.is_empty() || rest.starts_with(' ') => Ok(rest.trim().into()),
+            _ => Err(unexpected(line)),
+        }
+    }
+
+    /// The same, where the rest are numbers.
+    pub(in super::super) fn told_numbers(
+        &mut self,
+        word: &str,
+    ) -> Result<Vec<u64>, SuccessorError> {
+        let rest = self.told(word)?;
+        numbers(&words(&rest), 0)
     }
 
     fn expect(&mut self, word: &str) -> Result<(), SuccessorError> {

@@ -11,6 +11,10 @@
 //! adopted everything (`adopted`). The first one gives up, and answers. From then on the second process is the
 //! owner: it asks units (`invalidate`, `detach`), and says what it is about to do (`opening`, `opened`,
 //! `closing`, `closed`, `bands`, `ending`, `left`), so that devices know what to expect.
+//!
+//! What an interface of the kernel maps goes over by the kernel's files, which come with the answer to
+//! `files`: the pipe is a Unix socket. Then no units are asked, and instead of a hole there is the refusal
+//! to cut one (`refused`).
 
 mod first;
 mod second;
@@ -20,6 +24,7 @@ use std::num::ParseIntError;
 
 pub(super) use first::{Devices, Second};
 pub use second::succeed;
+pub(super) use second::{Link, open};
 
 /// How long the second process may be silent, in seconds.
 const PATIENCE: u64 = 60;
@@ -95,6 +100,18 @@ pub enum SuccessorError {
     /// The frames that the second process has pinned are not those of the first.
     #[error("the second process has pinned other frames than the first")]
     OtherFrames,
+    /// The kernel's files have not come.
+    #[error("{found} files of the kernel have come, and more are needed")]
+    Files {
+        /// How many have.
+        found: usize,
+    },
+    /// The kernel's files are not what they should be.
+    #[error("cannot use the kernel's files")]
+    Kernel(#[from] ioas::KernelError),
+    /// The kernel does not have this process go on.
+    #[error("cannot take the kernel's mappings over")]
+    Attach(#[from] ioas::AttachError),
     /// A hole cannot be cut.
     #[error("cannot take a page out")]
     TakeOut(#[from] ioas::UnmapError),
@@ -106,6 +123,7 @@ pub enum SuccessorError {
     Close(#[from] ioas::CloseError),
 }
 
+<<<<<<< HEAD
 /// The longest line, bytes: an invalidation names its ranges, of which a gather keeps few, and the end of a
 /// life what is drawn.
 const MOST_LINE: u64 = 1 << 20;
@@ -120,14 +138,18 @@ fn read_line(input: &mut impl BufRead) -> io::Result<Option<String>> {
     }
     Ok((read > 0).then(|| line.trim_end().into()))
 }
+=======
+/// The most files that go over at once: the kernel's own, and one for each device or group.
+const MOST_FILES: usize = 32;
+>>>>>>> 693ef2d (Live a life over the kernel's back ends too, refused by name where they cannot)
 
 /// The words of a line.
-fn words(line: &str) -> Vec<&str> {
+pub(super) fn words(line: &str) -> Vec<&str> {
     line.split_whitespace().collect()
 }
 
 /// The numbers among words, from `first` on.
-fn numbers(words: &[&str], first: usize) -> Result<Vec<u64>, SuccessorError> {
+pub(super) fn numbers(words: &[&str], first: usize) -> Result<Vec<u64>, SuccessorError> {
     let words = words.iter().skip(first);
     Ok(words.map(|word| word.parse()).collect::<Result<_, _>>()?)
 }

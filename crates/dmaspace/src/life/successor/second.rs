@@ -2,7 +2,13 @@
 
 use std::fmt;
 use std::fs::File;
+<<<<<<< HEAD
 use std::io::{BufReader, Read, Write};
+=======
+use std::io::{BufRead, BufReader, IoSliceMut, Read, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
+>>>>>>> 693ef2d (Live a life over the kernel's back ends too, refused by name where they cannot)
 use std::sync::{Arc, Mutex, PoisonError};
 
 use hostmem::{FrameSource, Mapping, Pinner};
@@ -15,21 +21,32 @@ use iommu::{
 };
 use iopt::{AnyTable, FormatId, Interruption, Invalidation, Prot, Root, Takeover};
 use runs::{PageSizes, Span};
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 
 use super::super::frames::{PinNumber, Witness, Witnessed};
 use super::super::job::{DEVICES, PIECE, capabilities};
+use super::super::kernel;
 use super::super::moment::{Marks, bands};
 use super::super::report::BandState;
+<<<<<<< HEAD
 use super::{SuccessorError, numbers, read_line, words};
+=======
+use super::{MOST_FILES, SuccessorError, numbers, words};
+>>>>>>> 693ef2d (Live a life over the kernel's back ends too, refused by name where they cannot)
 use crate::map::memory::{Account, counted};
 
 /// The way to the first process. One question at a time.
-struct Link(Mutex<Ends>);
+pub(in super::super) struct Link(Mutex<Ends>);
 
 struct Ends {
-    input: BufReader<Box<dyn Read + Send>>,
+    input: BufReader<Box<dyn Source>>,
     output: Box<dyn Write + Send>,
 }
+
+/// What can be read, and is a file.
+trait Source: Read + AsFd + Send {}
+
+impl<T: Read + AsFd + Send> Source for T {}
 
 impl fmt::Debug for Link {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -38,7 +55,7 @@ impl fmt::Debug for Link {
 }
 
 impl Link {
-    fn ask(&self, question: &str) -> Result<String, SuccessorError> {
+    pub(in super::super) fn ask(&self, question: &str) -> Result<String, SuccessorError> {
         let mut ends = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         writeln!(ends.output, "@{question}")?;
         ends.output.flush()?;
@@ -52,6 +69,33 @@ impl Link {
         }
         let answer = line.strip_prefix("ok").map(|rest| rest.trim().to_string());
         answer.ok_or_else(|| SuccessorError::Unexpected { line })
+    }
+
+    /// Asks for what is answered with files. Nothing of the answer can be in the buffer: there is none
+    /// before the question.
+    pub(in super::super) fn ask_for_files(
+        &self,
+        question: &str,
+    ) -> Result<Vec<OwnedFd>, SuccessorError> {
+        let mut ends = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        writeln!(ends.output, "@{question}")?;
+        ends.output.flush()?;
+        let mut said = [0; 16];
+        let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_FILES))];
+        let mut control = RecvAncillaryBuffer::new(&mut room);
+        let (socket, flags) = (ends.input.get_ref().as_fd(), RecvFlags::CMSG_CLOEXEC);
+        recvmsg(
+            socket,
+            &mut [IoSliceMut::new(&mut said)],
+            &mut control,
+            flags,
+        )
+        .map_err(std::io::Error::from)?;
+        let files = control.drain().filter_map(|message| match message {
+            RecvAncillaryMessage::ScmRights(files) => Some(files),
+            _ => None,
+        });
+        Ok(files.flatten().collect())
     }
 }
 
@@ -154,7 +198,8 @@ struct Inherited {
     handover: Handover,
 }
 
-fn open(path: &str) -> Result<Mapping, SuccessorError> {
+/// A memory file of the first process.
+pub(in super::super) fn open(path: &str) -> Result<Mapping, SuccessorError> {
     let file = File::options().read(true).write(true).open(path);
     let file = file.map_err(|source| SuccessorError::Open {
         path: path.into(),
@@ -164,15 +209,14 @@ fn open(path: &str) -> Result<Mapping, SuccessorError> {
 }
 
 impl Inherited {
-    fn learn(link: &Link) -> Result<Self, SuccessorError> {
+    /// With the first item, `line`, and all that come.
+    fn learn(link: &Link, mut line: String) -> Result<Self, SuccessorError> {
         let mut all = Self::default();
-        loop {
-            let line = link.ask("item")?;
-            if line == "end" {
-                return Ok(all);
-            }
+        while line != "end" {
             all.add(&line)?;
+            line = link.ask("item")?;
         }
+        Ok(all)
     }
 
     fn add(&mut self, line: &str) -> Result<(), SuccessorError> {
@@ -224,13 +268,13 @@ impl Inherited {
 
 /// Takes over an address space from the process at the other end of `input` and `output`, cuts a hole and
 /// closes it, and ends the address space: the second half of a [`LifeJob`](crate::life::LifeJob), to be called
-/// by the program that the job starts.
+/// by the program that the job starts with a Unix socket as its standard input.
 ///
 /// # Errors
 ///
 /// See [`SuccessorError`]; the first process is told as well.
 pub fn succeed(
-    input: impl Read + Send + 'static,
+    input: impl Read + AsFd + Send + 'static,
     output: impl Write + Send + 'static,
 ) -> Result<(), SuccessorError> {
     let link = Arc::new(Link(Mutex::new(Ends {
@@ -250,8 +294,12 @@ pub fn succeed(
 type Space = Ioas<Own<Arc<HostTables>>>;
 
 fn own(link: &Arc<Link>) -> Result<(), SuccessorError> {
+    let first = link.ask("item")?;
+    if first.starts_with("interface ") {
+        return kernel::own(link, &first);
+    }
     let before = counted().map_err(Box::new)?;
-    let inherited = Inherited::learn(link)?;
+    let inherited = Inherited::learn(link, first)?;
     let pinner = Pinner::probe(PIECE)?;
     let account = Account::of_pinner(&pinner).map_err(Box::new)?;
     let ledger = account.ledger().map_err(Box::new)?;
