@@ -112,7 +112,7 @@ pub(crate) fn mapped(gib: u64) -> anyhow::Result<String> {
     let each = |time: std::time::Duration| time.as_secs_f64() * 1e9 / (bytes / PAGE) as f64;
     Ok(format!(
         "{in_use} table pages, as computed ({} MiB); map {:.2} s ({:.2} ns a leaf), unmap {:.2} s ({:.2} ns a leaf)",
-        in_use * PAGE >> 20,
+        (in_use * PAGE) >> 20,
         map.as_secs_f64(),
         each(map),
         unmap.as_secs_f64(),
