@@ -9,6 +9,7 @@
 
 mod fake;
 
+mod faults;
 mod model;
 mod requests;
 mod rules;

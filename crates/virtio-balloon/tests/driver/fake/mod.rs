@@ -6,6 +6,8 @@
 
 mod seams;
 
+pub(crate) use seams::FAULT;
+
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::rc::Rc;
@@ -92,6 +94,8 @@ pub(crate) struct World {
     pub(crate) taken: BTreeSet<u64>,
     pub(crate) managed: i64,
     pub(crate) now: Duration,
+    /// So many calls of the transport and of shared memory, then one that fails.
+    pub(crate) until_fault: Option<u64>,
     pub(crate) log: Vec<Event>,
 }
 
@@ -148,6 +152,7 @@ pub(crate) fn world(free: impl IntoIterator<Item = u64>) -> Handle {
         taken: BTreeSet::new(),
         managed: 0,
         now: Duration::ZERO,
+        until_fault: None,
         log: Vec::new(),
     })))
 }

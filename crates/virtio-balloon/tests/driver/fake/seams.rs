@@ -8,10 +8,30 @@ use virtio_balloon::{Features, GuestPage, Stats, Tag};
 
 use super::{ARENA, Answers, Event, Handle, PAGE};
 
+/// What the call says that was to fail.
+pub(crate) const FAULT: &str = "a fault that was put here";
+
+impl Handle {
+    /// Fails when it is time.
+    fn fault(&self) -> Result<(), String> {
+        self.with(|world| match world.until_fault {
+            Some(0) => {
+                world.until_fault = None;
+                Err(FAULT.into())
+            }
+            left => {
+                world.until_fault = left.map(|left| left - 1);
+                Ok(())
+            }
+        })
+    }
+}
+
 impl Transport for Handle {
     type Error = String;
 
     fn reset(&mut self) -> Result<(), String> {
+        self.fault()?;
         self.with(|world| {
             world.queues.clear();
             world.unanswered.clear();
@@ -25,10 +45,12 @@ impl Transport for Handle {
     }
 
     fn offered(&mut self) -> Result<Features, String> {
+        self.fault()?;
         Ok(self.with(|world| world.offered))
     }
 
     fn accept(&mut self, features: Features) -> Result<bool, String> {
+        self.fault()?;
         self.with(|world| {
             assert!(world.offered.contains(features));
             world.accepted = Some(features);
@@ -37,24 +59,29 @@ impl Transport for Handle {
     }
 
     fn begin(&mut self) -> Result<(), String> {
+        self.fault()?;
         Ok(())
     }
 
     fn broken(&mut self) -> Result<bool, String> {
+        self.fault()?;
         Ok(self.with(|world| world.broken))
     }
 
     fn read_config(&mut self, offset: u16, bytes: &mut [u8]) -> Result<(), String> {
+        self.fault()?;
         let all = self.with(|world| world.config.to_bytes());
         bytes.copy_from_slice(&all[usize::from(offset)..][..bytes.len()]);
         Ok(())
     }
 
     fn generation(&mut self) -> Result<u32, String> {
+        self.fault()?;
         Ok(self.with(|world| world.generation))
     }
 
     fn write_config(&mut self, offset: u16, value: u32) -> Result<(), String> {
+        self.fault()?;
         self.with(|world| {
             world.config.write(u64::from(offset), &value.to_le_bytes());
             if offset == 4 {
@@ -65,6 +92,7 @@ impl Transport for Handle {
     }
 
     fn queue_size(&mut self, queue: u16) -> Result<u16, String> {
+        self.fault()?;
         Ok(self.with(|world| {
             let features = world.accepted.unwrap();
             world.queue(queue, features).map_or(0, |_| world.queue_size)
@@ -72,11 +100,13 @@ impl Transport for Handle {
     }
 
     fn enable_queue(&mut self, queue: u16, size: u16, at: QueueAddresses) -> Result<(), String> {
+        self.fault()?;
         self.with(|world| world.queues.insert(queue, (size, at, 0)));
         Ok(())
     }
 
     fn notify(&mut self, queue: u16) -> Result<(), String> {
+        self.fault()?;
         self.with(|world| match world.answers {
             Answers::AtOnce | Answers::Wrong(..) => world.run(queue),
             _ => world.unanswered.push_back(queue),
@@ -85,6 +115,7 @@ impl Transport for Handle {
     }
 
     fn wait(&mut self, _queue: u16, most: Duration) -> Result<(), String> {
+        self.fault()?;
         self.with(|world| {
             world.waits += 1;
             world.now += most.min(Duration::from_millis(1));
@@ -154,20 +185,24 @@ impl Memory for Handle {
     }
 
     fn read(&self, address: u64, bytes: &mut [u8]) -> Result<(), String> {
+        self.fault()?;
         self.with(|world| bytes.copy_from_slice(world.bytes_at(address, bytes.len())));
         Ok(())
     }
 
     fn write(&self, address: u64, bytes: &[u8]) -> Result<(), String> {
+        self.fault()?;
         self.with(|world| world.put(address, bytes));
         Ok(())
     }
 
     fn load(&self, address: u64) -> Result<u16, String> {
+        self.fault()?;
         Ok(self.with(|world| world.word(address, 2) as u16))
     }
 
     fn store(&self, address: u64, value: u16) -> Result<(), String> {
+        self.fault()?;
         self.with(|world| world.put(address, &value.to_le_bytes()));
         Ok(())
     }
