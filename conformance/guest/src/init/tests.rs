@@ -4,8 +4,8 @@ use guest::machines::Machine;
 use hostmem::Backing::{Anon4K, Hugetlb2M, Thp};
 
 use crate::{
-    balloon, charges, containers, dma, examples, faults, handover, kernel_tables, life, limit, many,
-    numa, peer, platform, program, release, replug, semantics,
+    balloon, charges, containers, dma, examples, faults, handover, kernel_tables, life, limit,
+    many, numa, peer, platform, program, release, replug, semantics,
     space::{Compatibility, Iommufd, Type1},
     tracking,
 };

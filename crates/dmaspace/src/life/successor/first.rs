@@ -2,18 +2,12 @@
 //! units.
 
 use std::ffi::OsString;
-<<<<<<< HEAD
-use std::io::{BufReader, Write};
-use std::process::{Child, ChildStdin, Command, Stdio};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
-=======
-use std::io::{BufRead, BufReader, IoSlice, Write};
+use std::io::{BufReader, IoSlice, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::process::{Child, Command, Stdio};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
->>>>>>> 693ef2d (Live a life over the kernel's back ends too, refused by name where they cannot)
+use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::thread;
 use std::time::Duration;
 
@@ -23,14 +17,10 @@ use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg}
 
 use super::super::devices::SoftUnit;
 use super::super::frames::{Physical, PinNumber, write};
-<<<<<<< HEAD
-use super::{PATIENCE, SuccessorError, numbers, read_line, words};
+use super::{MOST_FILES, PATIENCE, SuccessorError, numbers, read_line, words};
 
 /// Lines that wait to be read; whoever writes more waits, too.
 const MOST_WAITING: usize = 64;
-=======
-use super::{MOST_FILES, PATIENCE, SuccessorError, numbers, words};
->>>>>>> 693ef2d (Live a life over the kernel's back ends too, refused by name where they cannot)
 
 /// The hardware that both owners use: units, and the memory behind them.
 #[derive(Clone, Copy)]
@@ -71,14 +61,8 @@ impl Second {
             .spawn()
             .map_err(refused)?;
         let none = || refused(std::io::ErrorKind::BrokenPipe.into());
-<<<<<<< HEAD
-        let (input, output) = (child.stdin.take(), child.stdout.take());
-        let output = output.ok_or_else(none)?;
-        let (told, lines) = sync_channel(MOST_WAITING);
-=======
         let output = child.stdout.take().ok_or_else(none)?;
-        let (told, lines) = channel();
->>>>>>> 693ef2d (Live a life over the kernel's back ends too, refused by name where they cannot)
+        let (told, lines) = sync_channel(MOST_WAITING);
         thread::spawn(move || {
             let mut output = BufReader::new(output);
             while let Some(line) = read_line(&mut output).transpose() {

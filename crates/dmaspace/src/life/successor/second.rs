@@ -2,13 +2,9 @@
 
 use std::fmt;
 use std::fs::File;
-<<<<<<< HEAD
-use std::io::{BufReader, Read, Write};
-=======
-use std::io::{BufRead, BufReader, IoSliceMut, Read, Write};
+use std::io::{BufReader, IoSliceMut, Read, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
->>>>>>> 693ef2d (Live a life over the kernel's back ends too, refused by name where they cannot)
 use std::sync::{Arc, Mutex, PoisonError};
 
 use hostmem::{FrameSource, Mapping, Pinner};
@@ -28,11 +24,7 @@ use super::super::job::{DEVICES, PIECE, capabilities};
 use super::super::kernel;
 use super::super::moment::{Marks, bands};
 use super::super::report::BandState;
-<<<<<<< HEAD
-use super::{SuccessorError, numbers, read_line, words};
-=======
-use super::{MOST_FILES, SuccessorError, numbers, words};
->>>>>>> 693ef2d (Live a life over the kernel's back ends too, refused by name where they cannot)
+use super::{MOST_FILES, SuccessorError, numbers, read_line, words};
 use crate::map::memory::{Account, counted};
 
 /// The way to the first process. One question at a time.
