@@ -7,8 +7,9 @@
 //! one operation, the mean of a bracket of each thread and of all threads.
 
 use std::hint::black_box;
+use std::io;
 use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, Barrier};
+use std::sync::{Arc, Barrier, PoisonError, RwLock};
 use std::thread;
 use std::time::Instant;
 
@@ -109,18 +110,29 @@ fn sample(
     };
     let group = Group::Map;
     let (format, barrier) = (bed.name(), Barrier::new(threads));
+    // Threads wait for each other, so none may begin before all are there.
+    let complete = RwLock::new(false);
     let times: Vec<_> = thread::scope(|scope| {
-        let threads: Vec<_> = (0..threads)
-            .map(|thread| {
-                let (bracket, barrier) = (bracket(thread), &barrier);
-                scope.spawn(move || {
+        let mut waiting = complete.write().unwrap_or_else(PoisonError::into_inner);
+        let begin = |thread: usize| {
+            let (bracket, barrier, complete) = (bracket(thread), &barrier, &complete);
+            thread::Builder::new().spawn_scoped(scope, move || {
+                let complete = *complete.read().unwrap_or_else(PoisonError::into_inner);
+                complete.then(|| {
                     barrier.wait();
                     bed.work(&bracket)
-                })
+                })?
             })
-            .collect();
-        threads.into_iter().map(|thread| thread.join()).collect()
-    });
+        };
+        let begun: io::Result<Vec<_>> = (0..threads).map(begin).collect();
+        *waiting = begun.is_ok();
+        drop(waiting);
+        let join = |threads: Vec<thread::ScopedJoinHandle<'_, _>>| {
+            threads.into_iter().map(|thread| thread.join()).collect()
+        };
+        begun.map(join)
+    })
+    .map_err(|source| BenchError::NoThread { group, source })?;
     let mut sums = [0.0; 3];
     for times in times {
         let times = times.map_err(|_| BenchError::Thread { group })?;

@@ -151,6 +151,14 @@ pub enum BenchError {
         /// The format.
         format: &'static str,
     },
+    /// A thread of the group cannot be had.
+    #[error("{group} takes more threads than there can be")]
+    NoThread {
+        /// The group.
+        group: Group,
+        /// Why.
+        source: std::io::Error,
+    },
     /// A thread of the group has ended before its time.
     #[error("a thread of {group} has ended before its time")]
     Thread {

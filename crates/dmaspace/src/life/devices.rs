@@ -8,6 +8,7 @@
 //! What devices may expect is a [`Scene`], which does not change while an access is under way: where the
 //! holes are, which of them are sure to fault, and where devices write.
 
+use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::thread::{self, JoinHandle};
@@ -56,8 +57,9 @@ pub(super) struct Devices {
 }
 
 impl Devices {
-    /// One for each unit, over the pages of `range`, which read as zeros.
-    pub(super) fn begin(units: &[(SoftUnit, DeviceId)], range: Span) -> Self {
+    /// One for each unit, over the pages of `range`, which read as zeros; an error where there can be no
+    /// threads.
+    pub(super) fn begin(units: &[(SoftUnit, DeviceId)], range: Span) -> io::Result<Self> {
         let pages = (range.len / PAGE) as usize;
         let shared = Arc::new(Shared {
             base: range.start,
@@ -68,12 +70,14 @@ impl Devices {
             tallies: units.iter().map(|_| Tally::default()).collect(),
             noted: Written::new(pages),
         });
-        let threads = units.iter().enumerate().map(|(number, (unit, device))| {
-            let (shared, mut port) = (Arc::clone(&shared), unit.port(*device));
-            thread::spawn(move || shared.run(number, &mut port))
-        });
-        let threads = threads.collect();
-        Self { shared, threads }
+        let threads = Vec::new();
+        let mut devices = Self { shared, threads };
+        for (number, (unit, device)) in units.iter().enumerate() {
+            let (shared, mut port) = (Arc::clone(&devices.shared), unit.port(*device));
+            let work = move || shared.run(number, &mut port);
+            devices.threads.push(thread::Builder::new().spawn(work)?);
+        }
+        Ok(devices)
     }
 
     /// See [`Scene::moving`].

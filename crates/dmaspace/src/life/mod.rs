@@ -24,7 +24,6 @@ mod start;
 mod steps;
 mod successor;
 
-use std::error::Error;
 use std::ffi::OsString;
 use std::ops::ControlFlow;
 
@@ -134,6 +133,9 @@ pub enum LifeError {
     /// The memory cannot be read about.
     #[error("cannot learn where the memory lies")]
     Look(#[from] hostmem::LookError),
+    /// The threads that are the devices cannot be had.
+    #[error("cannot start the devices")]
+    Devices(#[source] std::io::Error),
     /// A device has done nothing for a long time.
     #[error("a device has made no access for half a minute, at `{0}`")]
     Stuck(LifeStep),
@@ -194,15 +196,4 @@ impl LifeError {
             _ => false,
         }
     }
-}
-
-/// An error with all its causes, as one sentence.
-fn sentence(error: &dyn Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text += &format!(": {error}");
-        cause = error.source();
-    }
-    text
 }

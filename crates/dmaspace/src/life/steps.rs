@@ -160,7 +160,7 @@ fn rooted(life: &mut Life<'_>, took_ns: u64) -> Result<Done, LifeError> {
 }
 
 fn dma(life: &mut Life<'_>) -> Result<Done, LifeError> {
-    let devices = Devices::begin(&life.begun.units, life.range());
+    let devices = Devices::begin(&life.begun.units, life.range()).map_err(LifeError::Devices)?;
     life.devices = Some(devices);
     let (waited, took_ns) = timed(|| life.everywhere());
     waited?;

@@ -108,11 +108,14 @@ impl Check<'_> {
         thread::scope(|scope| {
             let threads: Vec<_> = (0u64..)
                 .zip(devices)
-                .map(|(n, device)| {
-                    let mut port = unit.port(*device);
-                    scope.spawn(move || work(self, &mut port, n))
+                .filter_map(|(n, device)| {
+                    let work = move || work(self, &mut unit.port(*device), n);
+                    let thread = thread::Builder::new().spawn_scoped(scope, work);
+                    // Where no more threads are to be had, devices come one after the other.
+                    thread.map_err(|_| work()).ok()
                 })
                 .collect();
+
             while threads.iter().any(|thread| !thread.is_finished()) {
                 if progress(self.done.load(Ordering::Relaxed), total).is_break() {
                     self.stop.store(true, Ordering::Relaxed);

@@ -143,6 +143,9 @@ impl<B: Backend> Link<B> {
         let path = directory.path().join("socket");
         let listener = UnixListener::bind(&path)?;
         let inner = UnixStream::connect(&path)?;
+        // It waits at the listener and needs no name any more. Whoever kills this process up to here leaves a
+        // directory behind.
+        directory.close()?;
         daemon
             .start(&mut Listener::from(listener))
             .map_err(failed)?;
@@ -154,17 +157,19 @@ impl<B: Backend> Link<B> {
         };
         let (front, back) = pair()?;
         let channel = self.channel.clone();
-        self.relays.push(thread::spawn(move || {
+        let requests = move || {
             let done = channel::requests(&front, &back, &channel);
             over(&front, &back);
             done
-        }));
+        };
+        self.relays.push(thread::Builder::new().spawn(requests)?);
         let (front, back) = pair()?;
-        self.relays.push(thread::spawn(move || {
+        let answers = move || {
             let done = channel::answers(&back, &front);
             over(&front, &back);
             done
-        }));
+        };
+        self.relays.push(thread::Builder::new().spawn(answers)?);
         Ok(())
     }
 

@@ -155,7 +155,7 @@ fn inflate(way: Way, mapping: &Arc<Mapping>, bytes: u64) -> Result<[f64; 5], &'s
     let (answer, answered) = channel();
     let wires = Wires::new(host.clone(), kick, answered);
     let device = host.clone();
-    let device = thread::spawn(move || -> Result<(), &'static str> {
+    let device = thread::Builder::new().spawn(move || -> Result<(), &'static str> {
         for queue in kicked {
             let mut host = device.lock().unwrap_or_else(PoisonError::into_inner);
             host.drain(queue)?;
@@ -166,6 +166,7 @@ fn inflate(way: Way, mapping: &Arc<Mapping>, bytes: u64) -> Result<[f64; 5], &'s
         }
         Ok(())
     });
+    let device = device.map_err(|_| "there is no thread for the device")?;
     let told = match way {
         Way::PageByPage => {
             let begun = Instant::now();

@@ -63,7 +63,13 @@ impl Second {
         let none = || refused(std::io::ErrorKind::BrokenPipe.into());
         let output = child.stdout.take().ok_or_else(none)?;
         let (told, lines) = sync_channel(MOST_WAITING);
-        thread::spawn(move || {
+        // From here on the second process is ended whatever fails.
+        let second = Self {
+            child,
+            lines,
+            input,
+        };
+        thread::Builder::new().spawn(move || {
             let mut output = BufReader::new(output);
             while let Some(line) = read_line(&mut output).transpose() {
                 let broken = line.is_err();
@@ -71,12 +77,8 @@ impl Second {
                     break;
                 }
             }
-        });
-        Ok(Self {
-            child,
-            lines,
-            input,
-        })
+        })?;
+        Ok(second)
     }
 
     fn next(&mut self) -> Result<String, SuccessorError> {

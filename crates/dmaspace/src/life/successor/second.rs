@@ -276,7 +276,7 @@ pub fn succeed(
     let result = own(&link);
     if let Err(error) = &result {
         let mut ends = link.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let said = crate::life::sentence(error).replace('\n', " ");
+        let said = crate::sentence::sentence(error).replace('\n', " ");
         // Whoever has gone needs not to be told.
         let _ = writeln!(ends.output, "@failed {said}").and_then(|()| ends.output.flush());
     }
