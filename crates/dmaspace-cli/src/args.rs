@@ -72,6 +72,10 @@ pub(crate) enum Command {
     /// Take the address space of a `life` over: what it starts by itself.
     #[command(name = life::SUCCESSOR, hide = true)]
     LifeSuccessor,
+    /// Raise a pool of huge pages, and put it back at the end of the input: what `map`, `life` and `bench`
+    /// start by themselves.
+    #[command(name = crate::KEEPER, hide = true)]
+    PoolKeeper,
     /// List PCI devices: group, driver, node, unit, and whether and how each could be used.
     #[command(
         long_about = "Lists the machine's PCI devices with group, IOMMU unit, memory node and \

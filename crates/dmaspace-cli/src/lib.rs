@@ -27,14 +27,17 @@ mod stop;
 mod tables;
 mod target;
 
+use std::env;
 use std::error::Error;
 use std::ffi::OsString;
 use std::io::{self, IsTerminal, Write};
 use std::process::ExitCode;
 
+use anyhow::Context as _;
 use clap::{CommandFactory as _, Parser};
 use dmaspace::devices::{DevicesReport, Places};
 use dmaspace::map::{JobError, MapReport};
+use dmaspace::pool::{keep, keep_by};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
 
@@ -57,6 +60,9 @@ mod exit {
     pub(crate) const INTERRUPTED: u8 = 130;
 }
 
+/// The hidden command by which this program keeps a pool of huge pages.
+const KEEPER: &str = "pool-keeper";
+
 /// What the command line takes.
 pub fn command() -> clap::Command {
     Args::command()
@@ -68,10 +74,13 @@ pub fn run() -> ExitCode {
         Err(error) => explain(&error),
         Ok(args) => {
             listen(args.verbose);
+            // Without it pools are raised all the same, but stay raised when this process is killed.
+            this_program(KEEPER).into_iter().for_each(keep_by);
             match args.command {
                 Command::Map(map_args) => map(&map_args, args.verbose),
                 Command::Life(life_args) => life::run(&life_args, args.verbose),
                 Command::LifeSuccessor => life::succeed_here(),
+                Command::PoolKeeper => keep_here(),
                 Command::Devices(devices_args) => devices(&devices_args),
                 Command::Balloon(balloon_args) => balloon::run(&balloon_args, args.verbose),
                 Command::BalloonGuest(guest_args) => balloon_guest::run(&guest_args),
@@ -83,6 +92,25 @@ pub fn run() -> ExitCode {
         }
     };
     ExitCode::from(status)
+}
+
+/// This program, to be started with a hidden command.
+fn this_program(command: &str) -> anyhow::Result<Vec<OsString>> {
+    let program = env::current_exe().context("cannot find this program")?;
+    Ok(vec![program.into(), command.into()])
+}
+
+/// Keeps a pool for the process at the other end of standard input and output.
+fn keep_here() -> u8 {
+    // Whoever sends signals to all of us means the other process: only its end counts.
+    let stop = match Stop::on_signals() {
+        Ok(stop) => stop,
+        Err(error) => return fail(&error, exit::WRONG),
+    };
+    match stop.shielded(|| keep(io::stdin(), io::stdout())).0 {
+        Ok(()) => exit::RIGHT,
+        Err(error) => fail(&error, exit::WRONG),
+    }
 }
 
 /// `dmaspace map`.
@@ -180,15 +208,19 @@ fn json(report: &impl serde::Serialize) -> serde_json::Result<String> {
 
 /// Prints to stdout; a reader that has left wants no more, which is fine.
 fn print(text: &str) -> anyhow::Result<()> {
+    tell_on(text).map(drop)
+}
+
+/// Prints to stdout; false when the reader has left.
+fn tell_on(text: &str) -> anyhow::Result<bool> {
     let mut stdout = io::stdout().lock();
     match stdout
         .write_all(text.as_bytes())
         .and_then(|()| stdout.flush())
     {
-        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
-            Err(anyhow::Error::new(error).context("cannot write to standard output"))
-        }
-        _ => Ok(()),
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(false),
+        Err(error) => Err(anyhow::Error::new(error).context("cannot write to standard output")),
     }
 }
 
@@ -237,7 +269,7 @@ fn say(text: &str) {
 
 /// Tracing to stderr: what RUST_LOG asks for, or with `-v` all that our own crates tell.
 fn listen(verbose: bool) {
-    let asked = std::env::var_os("RUST_LOG").map(OsString::into_string);
+    let asked = env::var_os("RUST_LOG").map(OsString::into_string);
     let filter = match asked {
         Some(Ok(directives)) if !directives.is_empty() => directives,
         _ if verbose => ["dmaspace", "ioas", "iommu", "iopt", "hostmem", "runs"]

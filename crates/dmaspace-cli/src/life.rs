@@ -1,11 +1,10 @@
 //! `dmaspace life`: one virtual machine's memory through everything.
 
-use std::ffi::OsString;
 use std::io::{self, IsTerminal, Write};
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 
-use anyhow::{Context, bail};
+use anyhow::bail;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use dmaspace::hostmem::Backing;
 use dmaspace::life::{LifeBackend, LifeError, LifeJob, LifeReport, LifeStep, succeed};
@@ -15,7 +14,7 @@ use crate::report::sheet::Paint;
 use crate::report::{life, life_svg};
 use crate::stop::Stop;
 use crate::target::Target;
-use crate::{exit, fail, json, print, refuse, size};
+use crate::{exit, fail, json, print, refuse, size, this_program};
 
 /// The hidden command by which this program becomes the second owner.
 pub(crate) const SUCCESSOR: &str = "life-successor";
@@ -146,19 +145,13 @@ fn backings() -> impl TypedValueParser<Value = Backing> {
     PossibleValuesParser::new(files.map(Backing::name)).try_map(|name| name.parse::<Backing>())
 }
 
-/// This program, as the second owner.
-fn successor() -> anyhow::Result<Vec<OsString>> {
-    let program = std::env::current_exe().context("cannot find this program")?;
-    Ok(vec![program.into(), SUCCESSOR.into()])
-}
-
 /// `dmaspace life`.
 pub(crate) fn run(args: &LifeArgs, verbose: bool) -> u8 {
     let target = match args.svg.as_deref().map(Target::new).transpose() {
         Ok(target) => target,
         Err(error) => return refuse(&error),
     };
-    let successor = match successor() {
+    let successor = match this_program(SUCCESSOR) {
         Ok(successor) => successor,
         Err(error) => return fail(error.as_ref(), exit::WRONG),
     };

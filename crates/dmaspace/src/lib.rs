@@ -63,6 +63,7 @@ pub mod inspect;
 pub mod life;
 pub mod map;
 pub mod numa;
+pub mod pool;
 mod sentence;
 pub mod tables;
 pub mod topology;

@@ -3,18 +3,20 @@
 use std::error::Error;
 use std::sync::Arc;
 
-use hostmem::{Backing, Machine, Mapping, PopulateError, RaisedPool};
+use hostmem::{Backing, Machine, Mapping, PopulateError};
 use runs::Bytes;
 
 use super::BenchError;
 use super::report::{GroupReport, NotRun};
 use super::turns::Turns;
+use crate::pool::KeptPool;
+use crate::sentence::sentence;
 
 /// Memory of a kind. Whoever has more references to the mapping drops them before this.
 pub(super) struct Real {
     pub(super) mapping: Arc<Mapping>,
     /// Put back when the memory is gone.
-    _pool: Option<RaisedPool>,
+    _pool: Option<KeptPool>,
 }
 
 /// Why something was not measured.
@@ -34,13 +36,7 @@ impl From<BenchError> for Failed {
 impl Failed {
     /// What the machine says, as a sentence.
     pub(super) fn because(error: &dyn Error) -> Self {
-        let mut text = error.to_string();
-        let mut cause = error.source();
-        while let Some(error) = cause {
-            text = format!("{text}: {error}");
-            cause = error.source();
-        }
-        Self::NotRun(text)
+        Self::NotRun(sentence(error))
     }
 
     /// Passes an end on, and puts what was not run into the report.
@@ -76,7 +72,7 @@ impl Real {
         if let Some(size) = backing.huge_size() {
             // Memory is in pieces: half of it may be had.
             pool = loop {
-                match RaisedPool::raise(size, len) {
+                match KeptPool::raise(size, len, &mut || turns.go_on()) {
                     _ if len == 0 => break None,
                     Ok(pool) => break Some(pool),
                     Err(_) if turns.go_on().is_break() => {

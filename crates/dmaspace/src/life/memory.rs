@@ -3,13 +3,14 @@
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-use hostmem::{Backing, Machine, Mapping, RaisedPool};
+use hostmem::{Backing, Machine, Mapping};
 use runs::Bytes;
 
 use super::report::{LifeMemory, PartReport};
 use super::{LifeError, LifeJob};
 use crate::map::JobError;
 use crate::map::memory::nodes;
+use crate::pool::KeptPool;
 
 /// The equal parts of which the memory consists: 8 on each node.
 pub(super) const PARTS: u64 = 16;
@@ -100,13 +101,13 @@ pub(super) fn take(
     room: Option<u64>,
     report: &mut LifeMemory,
     on: &mut dyn FnMut() -> ControlFlow<()>,
-) -> Result<(Taken, Option<RaisedPool>), LifeError> {
+) -> Result<(Taken, Option<KeptPool>), LifeError> {
     let machine = Machine::probe().map_err(JobError::from)?;
     let (size, reason) = choose_size(job, room)?;
     let backing = choose_backing(job, size, &machine)?;
     let free = free_pages(backing);
     let pool = match (job.backing, backing.huge_size()) {
-        (Some(_), Some(page)) => Some(RaisedPool::raise(page, size).map_err(JobError::from)?),
+        (Some(_), Some(page)) => Some(KeptPool::raise(page, size, on).map_err(JobError::from)?),
         _ => None,
     };
     let first = machine.nodes.first().copied().unwrap_or(0);

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use hostmem::{Backing, FrameSource, Mapping, Pinner, RaisedPool};
+use hostmem::{Backing, FrameSource, Mapping, Pinner};
 use ioas::{
     Builder, DomainIds, HostMemory, HostTables, Ioas, Ledger, MappedStorage, Memory, Own, Placement,
 };
@@ -18,6 +18,7 @@ use super::report::LifeMemory;
 use super::{LifeError, LifeJob};
 use crate::map::memory::{Account, counted};
 use crate::map::{Counted, JobError};
+use crate::pool::KeptPool;
 
 /// Where offsets in memory files begin that stand in for frames.
 const STAND_IN: u64 = 1 << 40;
@@ -49,7 +50,7 @@ pub(super) struct Begun {
     /// Where addresses that stand in for frames begin, by part.
     pub(super) bases: Vec<Option<u64>>,
     /// Put back when everything else is gone.
-    pub(super) pool: Option<RaisedPool>,
+    pub(super) pool: Option<KeptPool>,
     /// Huge pages that were free before, of the memory's kind.
     pub(super) free: u64,
     pub(super) backing: Backing,
@@ -57,7 +58,7 @@ pub(super) struct Begun {
 
 impl Begun {
     /// Gives everything back but the pool, which comes last.
-    pub(super) fn into_pool(self) -> Option<RaisedPool> {
+    pub(super) fn into_pool(self) -> Option<KeptPool> {
         self.pool
     }
 }

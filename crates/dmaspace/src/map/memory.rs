@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 
-use hostmem::{Backing, Counter, Limits, Machine, Mapping, Pinner, RaisedPool};
+use hostmem::{Backing, Counter, Limits, Machine, Mapping, Pinner};
 use ioas::Ledger;
 use runs::Bytes;
 
 use super::report::{Counted, MemoryReport, NodeShare};
 use super::{JobError, MapJob, Stage, Watch};
+use crate::pool::KeptPool;
 
 /// What is taken without a size.
 const DEFAULT_SIZE: u64 = 256 << 20;
@@ -103,7 +104,7 @@ pub(crate) fn counted() -> Result<Counted, JobError> {
 /// dropped last.
 pub(super) struct Taken {
     pub(super) mapping: Arc<Mapping>,
-    pub(super) pool: Option<RaisedPool>,
+    pub(super) pool: Option<KeptPool>,
 }
 
 /// Takes the memory that the job asks for, or what suits `account` when it does not say.
@@ -117,7 +118,7 @@ pub(super) fn take(
     let size = choose_size(job, &machine, account, report)?;
     let backing = choose_backing(job, &machine, size, report);
     let pool = raise_pool(job, backing, size, watch)?;
-    report.pool_pages_added = pool.as_ref().map_or(0, RaisedPool::added);
+    report.pool_pages_added = pool.as_ref().map_or(0, KeptPool::added);
     let mapping = Mapping::new(backing, size, None).map_err(JobError::Mapping)?;
     Ok(Taken {
         mapping: Arc::new(mapping),
@@ -218,16 +219,17 @@ fn raise_pool(
     backing: Backing,
     size: u64,
     watch: &mut dyn Watch,
-) -> Result<Option<RaisedPool>, JobError> {
+) -> Result<Option<KeptPool>, JobError> {
     match (job.backing, backing.huge_size()) {
-        (Some(_), Some(page)) => match RaisedPool::raise(page, size) {
-            Ok(pool) => Ok(Some(pool)),
-            // A signal makes the kernel stop looking for pages.
-            Err(_) if watch.progress(Stage::Populate, 0, size).is_break() => {
-                Err(JobError::Interrupted)
+        (Some(_), Some(page)) => {
+            let mut on = || watch.progress(Stage::Populate, 0, size);
+            match KeptPool::raise(page, size, &mut on) {
+                Ok(pool) => Ok(Some(pool)),
+                // A signal makes the kernel stop looking for pages.
+                Err(_) if on().is_break() => Err(JobError::Interrupted),
+                Err(cause) => Err(cause.into()),
             }
-            Err(cause) => Err(cause.into()),
-        },
+        }
         _ => Ok(None),
     }
 }

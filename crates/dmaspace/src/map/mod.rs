@@ -27,6 +27,7 @@ use ioas::Placement;
 use iopt::FormatId;
 
 use crate::devices::{DevicesError, NotReady};
+use crate::pool::KeptPoolError;
 
 pub use report::{
     BackendReport, ChargeReport, Counted, DeviceUsed, DmaReport, DomainReport, Lack, MapReport,
@@ -157,7 +158,7 @@ pub enum JobError {
     Populate(#[source] hostmem::PopulateError),
     /// Huge pages cannot be added to the machine's pool, or taken out again.
     #[error("the pool of huge pages")]
-    Pool(#[from] hostmem::PoolError),
+    Pool(#[source] KeptPoolError),
     /// The machine does not say what it has.
     #[error("cannot learn what the machine has")]
     Probe(#[from] hostmem::ProbeError),
@@ -262,6 +263,15 @@ impl From<hostmem::PopulateError> for JobError {
         match cause {
             hostmem::PopulateError::Interrupted { .. } => Self::Interrupted,
             cause => Self::Populate(cause),
+        }
+    }
+}
+
+impl From<KeptPoolError> for JobError {
+    fn from(cause: KeptPoolError) -> Self {
+        match cause {
+            KeptPoolError::Interrupted => Self::Interrupted,
+            cause => Self::Pool(cause),
         }
     }
 }

@@ -1,0 +1,337 @@
+//! Pools of huge pages that are raised for a while, and put back also when this process is killed.
+//!
+//! [`RaisedPool`] puts its pages back when it is dropped, and a process that is killed drops nothing:
+//! the pages would stay taken from the machine. So a program may name its *keeper* ([`keep_by`]), a
+//! command that calls [`keep`], mostly itself. From then on a pool is raised by a process of its own,
+//! which puts the pages back as soon as the socket between the two is closed, however that came about.
+//!
+//! The keeper stands in a process group of its own, so that what ends a whole group does not end it.
+//! Who kills it, too, leaves the pool raised.
+//!
+//! # Protocol
+//!
+//! Lines of words. The keeper is asked `raise PAGE BYTES` (bytes of a page, bytes that are wanted) and
+//! answers `@added PAGES`. At the end of its input it puts them back and answers `@restored`. Instead
+//! of either it answers `@refused WHY`. Lines without an `@` are nobody's business.
+
+use std::ffi::OsString;
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::net::Shutdown;
+use std::ops::ControlFlow;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt as _;
+use std::process::{Child, Command, Stdio};
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use hostmem::{HugeSize, PoolError, RaisedPool};
+
+use crate::sentence::sentence;
+
+/// How often it is looked whether somebody wants to stop while the kernel looks for pages.
+const TICK: Duration = Duration::from_millis(20);
+
+static KEEPER: OnceLock<Vec<OsString>> = OnceLock::new();
+
+/// Names the command, a program and its arguments, that keeps the pools of this process. The first
+/// one that is named stays. Without one, pools are raised by this process itself.
+pub fn keep_by(command: Vec<OsString>) {
+    // Whoever comes second finds its wish fulfilled: there is a keeper.
+    let _ = KEEPER.set(command);
+}
+
+/// Why a pool was not raised or not put back.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum KeptPoolError {
+    /// The pool cannot be had.
+    #[error(transparent)]
+    Pool(#[from] PoolError),
+    /// The keeper cannot be started.
+    #[error("cannot start {program:?}, which keeps the pool")]
+    Start {
+        /// The program.
+        program: OsString,
+        /// Why not.
+        source: io::Error,
+    },
+    /// The other process cannot be talked to.
+    #[error("cannot talk to the process at the other end of the pool's socket")]
+    Talk(#[from] io::Error),
+    /// The other process has said something else than what was to come; nothing when it has ended.
+    #[error("the process at the other end of the pool's socket says {line:?}")]
+    Unexpected {
+        /// What it has said.
+        line: String,
+    },
+    /// The keeper refuses.
+    #[error("{why}")]
+    Refused {
+        /// Its words: mostly a [`PoolError`] with its causes.
+        why: String,
+    },
+    /// The watcher wanted to stop. The keeper puts back what it has added.
+    #[error("interrupted while huge pages were added")]
+    Interrupted,
+}
+
+/// A pool that has been raised; put back when dropped, and with a keeper also when this process ends.
+#[derive(Debug)]
+#[must_use = "the pool is put back as soon as this is dropped"]
+pub struct KeptPool(Raised);
+
+#[derive(Debug)]
+enum Raised {
+    Here(RaisedPool),
+    Kept(Kept),
+}
+
+impl KeptPool {
+    /// As [`RaisedPool::raise`]. `on` is asked while that takes its time; [`ControlFlow::Break`] ends it.
+    ///
+    /// # Errors
+    ///
+    /// [`KeptPoolError`]; the pool is then as it was, or, when interrupted, will be in a moment.
+    pub fn raise(
+        size: HugeSize,
+        bytes: u64,
+        on: &mut dyn FnMut() -> ControlFlow<()>,
+    ) -> Result<Self, KeptPoolError> {
+        Ok(Self(match KEEPER.get() {
+            None => Raised::Here(RaisedPool::raise(size, bytes)?),
+            Some(keeper) => Raised::Kept(Kept::raise(keeper, size, bytes, on)?),
+        }))
+    }
+
+    /// Pages that were added.
+    pub const fn added(&self) -> u64 {
+        match &self.0 {
+            Raised::Here(pool) => pool.added(),
+            Raised::Kept(kept) => kept.added,
+        }
+    }
+
+    /// Puts the pool back: see [`RaisedPool::restore`].
+    ///
+    /// # Errors
+    ///
+    /// [`KeptPoolError`].
+    pub fn restore(self) -> Result<(), KeptPoolError> {
+        match self.0 {
+            Raised::Here(pool) => Ok(pool.restore()?),
+            Raised::Kept(kept) => kept.restore(),
+        }
+    }
+}
+
+/// This end of a keeper's socket.
+#[derive(Debug)]
+struct Kept {
+    keeper: Child,
+    socket: BufReader<UnixStream>,
+    added: u64,
+    /// Nobody waits for the keeper's end.
+    leave: bool,
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        // Fails where the keeper has ended, which is what it is for.
+        let _ = self.socket.get_ref().shutdown(Shutdown::Both);
+        if !self.leave {
+            let _ = self.keeper.wait();
+        }
+    }
+}
+
+impl Kept {
+    fn raise(
+        command: &[OsString],
+        size: HugeSize,
+        bytes: u64,
+        on: &mut dyn FnMut() -> ControlFlow<()>,
+    ) -> Result<Self, KeptPoolError> {
+        let (ours, theirs) = UnixStream::pair()?;
+        ours.set_read_timeout(Some(TICK))?;
+        let program = command.first().cloned().unwrap_or_default();
+        let keeper = Command::new(&program)
+            .args(command.iter().skip(1))
+            .stdin(Stdio::from(OwnedFd::from(theirs.try_clone()?)))
+            .stdout(Stdio::from(OwnedFd::from(theirs)))
+            .process_group(0)
+            .spawn()
+            .map_err(|source| KeptPoolError::Start { program, source })?;
+        let mut kept = Self {
+            keeper,
+            socket: BufReader::new(ours),
+            added: 0,
+            leave: false,
+        };
+        let page = size.bytes();
+        writeln!(kept.socket.get_ref(), "raise {page} {bytes}")?;
+        let answer = kept.answer(on)?;
+        let added = answer.strip_prefix("added ").and_then(|n| n.parse().ok());
+        kept.added = added.ok_or(KeptPoolError::Unexpected { line: answer })?;
+        Ok(kept)
+    }
+
+    fn restore(mut self) -> Result<(), KeptPoolError> {
+        self.socket.get_ref().shutdown(Shutdown::Write)?;
+        let answer = self.answer(&mut || ControlFlow::Continue(()))?;
+        match answer.as_str() {
+            "restored" => Ok(()),
+            _ => Err(KeptPoolError::Unexpected { line: answer }),
+        }
+    }
+
+    /// What the keeper says behind an `@`.
+    fn answer(&mut self, on: &mut dyn FnMut() -> ControlFlow<()>) -> Result<String, KeptPoolError> {
+        let mut line = String::new();
+        loop {
+            match self.socket.read_line(&mut line) {
+                Err(error) if is_time_out(&error) => {
+                    if on().is_break() {
+                        self.leave = true;
+                        return Err(KeptPoolError::Interrupted);
+                    }
+                    // What has come of the line stays in it.
+                    continue;
+                }
+                Err(error) => return Err(error.into()),
+                Ok(0) => return Err(KeptPoolError::Unexpected { line }),
+                Ok(_) => {}
+            }
+            if let Some(words) = line.trim_end().strip_prefix('@') {
+                return match words.strip_prefix("refused ") {
+                    Some(why) => Err(KeptPoolError::Refused { why: why.into() }),
+                    None => Ok(words.into()),
+                };
+            }
+            line.clear();
+        }
+    }
+}
+
+fn is_time_out(error: &io::Error) -> bool {
+    use io::ErrorKind::{TimedOut, WouldBlock};
+    matches!(error.kind(), TimedOut | WouldBlock)
+}
+
+/// What a keeper does, with the socket as `input` and `output`: raises the pool, and puts it back when
+/// nothing more comes.
+///
+/// # Errors
+///
+/// When it is asked for something else. What the pool refuses is told to the other process.
+pub fn keep(input: impl Read, mut output: impl Write) -> Result<(), KeptPoolError> {
+    let mut input = BufReader::new(input);
+    let mut line = String::new();
+    input.read_line(&mut line)?;
+    let Some((size, bytes)) = asked(line.trim_end()) else {
+        return Err(KeptPoolError::Unexpected { line });
+    };
+    // The other process may have ended meanwhile. Then nobody listens, which changes nothing: the end
+    // of the input is what counts.
+    let mut say = |words: String| drop(writeln!(output, "@{words}").and_then(|()| output.flush()));
+    let refused = |error: &PoolError| format!("refused {}", sentence(error).replace('\n', " "));
+    let pool = match RaisedPool::raise(size, bytes) {
+        Ok(pool) => pool,
+        Err(error) => {
+            say(refused(&error));
+            return Ok(());
+        }
+    };
+    say(format!("added {}", pool.added()));
+    let _ = io::copy(&mut input, &mut io::sink());
+    say(match pool.restore() {
+        Ok(()) => "restored".into(),
+        Err(error) => refused(&error),
+    });
+    Ok(())
+}
+
+/// The page's size and the bytes of `raise PAGE BYTES`.
+fn asked(line: &str) -> Option<(HugeSize, u64)> {
+    let (page, bytes) = line.strip_prefix("raise ")?.split_once(' ')?;
+    let page: u64 = page.parse().ok()?;
+    let sizes = [HugeSize::TwoMiB, HugeSize::OneGiB];
+    let size = sizes.into_iter().find(|size| size.bytes() == page)?;
+    Some((size, bytes.parse().ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn on() -> ControlFlow<()> {
+        ControlFlow::Continue(())
+    }
+
+    fn kept(script: &str, on: &mut dyn FnMut() -> ControlFlow<()>) -> Result<Kept, KeptPoolError> {
+        let command = ["/bin/sh", "-c", script].map(OsString::from);
+        Kept::raise(&command, HugeSize::TwoMiB, 5 << 20, on)
+    }
+
+    #[test]
+    fn what_a_keeper_says_is_what_its_pool_says() {
+        let script = "read a; test \"$a\" = 'raise 2097152 5242880' && echo noise; echo '@added 3'; \
+                      read b; echo @restored";
+        let pool = KeptPool(Raised::Kept(kept(script, &mut on).unwrap()));
+        assert_eq!(pool.added(), 3);
+        pool.restore().unwrap();
+        let refusals = [
+            ("read a; echo @refused too few", "too few"),
+            ("read a; echo @added many", "says \"added many\""),
+            ("read a; echo hello", "says \"\""),
+        ];
+        for (script, said) in refusals {
+            let error = kept(script, &mut on).unwrap_err().to_string();
+            assert!(error.ends_with(said), "{error}");
+        }
+        let gone = kept("read a; echo '@added 1'", &mut on).unwrap().restore();
+        assert!(gone.is_err(), "{gone:?}");
+    }
+
+    #[test]
+    fn whoever_wants_to_stop_does_not_wait_for_the_kernel() {
+        let mut asked = 0;
+        let mut stop = || {
+            asked += 1;
+            match asked {
+                3 => ControlFlow::Break(()),
+                _ => ControlFlow::Continue(()),
+            }
+        };
+        // Half a line came: it is no answer yet.
+        let error = kept("printf @add; read a; read b", &mut stop).unwrap_err();
+        assert!(matches!(error, KeptPoolError::Interrupted), "{error:?}");
+        assert_eq!(asked, 3);
+    }
+
+    #[test]
+    fn a_keeper_takes_nothing_but_what_it_is_for() {
+        for line in [
+            "",
+            "raise",
+            "raise 4096 1\n",
+            "raise 2097152 x\n",
+            "lower 2097152 1\n",
+        ] {
+            let mut said = Vec::new();
+            let error = keep(line.as_bytes(), &mut said).unwrap_err();
+            assert!(matches!(error, KeptPoolError::Unexpected { .. }), "{line}");
+            assert!(said.is_empty(), "{line}");
+        }
+        let mut said = Vec::new();
+        keep(&b"raise 2097152 0\n"[..], &mut said).unwrap();
+        let said = String::from_utf8(said).unwrap();
+        assert!(
+            said == "@added 0\n@restored\n" || said.starts_with("@refused"),
+            "{said}"
+        );
+        let mut said = Vec::new();
+        keep(&b"raise 2097152 1125899906842624\n"[..], &mut said).unwrap();
+        assert!(said.starts_with(b"@refused "));
+    }
+}
