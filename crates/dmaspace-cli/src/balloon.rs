@@ -14,7 +14,7 @@ use dmaspace::virtio_balloon::BulkBit;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::stop::Stop;
-use crate::{exit, fail, print, refuse, say, size};
+use crate::{exit, fail, refuse, say, size, tell_on};
 
 pub(crate) const ABOUT: &str = "Listens on a socket for a monitor that speaks vhost-user, and is the balloon of its virtual \
      machine: the complete device of the standard, with statistics, free page reporting and hinting, \
@@ -30,7 +30,7 @@ pub(crate) const ABOUT: &str = "Listens on a socket for a monitor that speaks vh
      It sees the memory that the monitor shares with it, and nothing else: it must not be used for a \
      virtual machine with a passed-through device, which would go on with pages that were given back. \
      The monitor must share the guest's memory as a file (memfd, /dev/shm or hugetlbfs).\n\n\
-     Exit status: 0 when a signal or `quit` ended it; 1 when something broke; 2 when the socket cannot \
+     Exit status: 0 when a signal or `quit` ended it, or nobody reads what it tells; 1 when something broke; 2 when the socket cannot \
      be had, or what is to be told cannot be written.";
 
 pub(crate) const EXAMPLES: &str = "Examples:\n  \
@@ -113,13 +113,18 @@ pub(crate) fn run(args: &BalloonArgs, verbose: bool) -> u8 {
         Ok(stop) => stop,
         Err(error) => return fail(&error, exit::WRONG),
     };
+    let lines = match lines() {
+        Ok(lines) => lines,
+        Err(error) => return fail(&error, exit::WRONG),
+    };
     let mut terminal = Terminal {
         stop: stop.clone(),
-        lines: Some(lines()),
+        lines: Some(lines),
         json: args.json,
         bar: (io::stderr().is_terminal() && !verbose).then_some(None),
         said: None,
         unwritten: false,
+        unheard: false,
     };
     let (done, _) = stop.shielded(|| args.job().run(&mut terminal));
     match done {
@@ -131,17 +136,17 @@ pub(crate) fn run(args: &BalloonArgs, verbose: bool) -> u8 {
 }
 
 /// What comes on standard input, from a thread that ends with it or with the program.
-fn lines() -> mpsc::Receiver<String> {
+fn lines() -> io::Result<mpsc::Receiver<String>> {
     let (sender, lines) = mpsc::channel();
-    thread::spawn(move || {
+    thread::Builder::new().spawn(move || {
         for line in io::stdin().lock().lines() {
             let Ok(line) = line else { break };
             if sender.send(line).is_err() {
                 break;
             }
         }
-    });
-    lines
+    })?;
+    Ok(lines)
 }
 
 /// Reads a line; what is wrong with it is a sentence.
@@ -177,12 +182,16 @@ struct Terminal {
     said: Option<(u64, u64)>,
     /// Standard output does not take what is told.
     unwritten: bool,
+    /// Nobody listens any more.
+    unheard: bool,
 }
 
 impl Operator for Terminal {
     fn next(&mut self, patience: Duration) -> Option<Command> {
         let line = match &self.lines {
-            _ if self.unwritten || self.stop.is_asked() => return Some(Command::End),
+            _ if self.unwritten || self.unheard || self.stop.is_asked() => {
+                return Some(Command::End);
+            }
             Some(lines) => lines.recv_timeout(patience),
             None => {
                 thread::sleep(patience);
@@ -213,9 +222,12 @@ impl Operator for Terminal {
             self.sentence(event)
         };
         let Some(line) = line else { return };
-        if let Err(error) = print(&(line + "\n")) {
-            refuse(&error);
-            self.unwritten = true;
+        match tell_on(&(line + "\n")) {
+            Ok(there) => self.unheard |= !there,
+            Err(error) => {
+                refuse(&error);
+                self.unwritten = true;
+            }
         }
     }
 }
@@ -370,6 +382,7 @@ mod tests {
             bar: None,
             said: None,
             unwritten: false,
+            unheard: false,
         };
         let mut balloon = BalloonReport {
             target_bytes: 1 << 20,
