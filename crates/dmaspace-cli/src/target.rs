@@ -1,16 +1,18 @@
 //! The file that a drawing goes to.
 //!
 //! It is looked at before the job starts, so that nobody waits for a job whose result cannot be
-//! kept. A regular file is then written beside its place and moved there when it is whole: a full
-//! disk leaves neither half a file nor a broken old one. A pipe or a character device is written
-//! straight.
+//! kept. A regular file is then written beside its place, without a name where the file system can do
+//! that, and moved there when it is whole: neither a full disk nor a killed process leaves half a file
+//! or a broken old one. A pipe or a character device is written straight.
 
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{self, Write};
-use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::os::fd::AsRawFd as _;
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt as _, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
+use rustix::fs::{AtFlags, CWD, OFlags, linkat};
 
 use crate::stop::Stop;
 
@@ -109,18 +111,36 @@ fn write_beside(
     directory: &Path,
     permissions: Option<Permissions>,
 ) -> io::Result<()> {
-    let mut file = tempfile::Builder::new()
-        .prefix(".dmaspace-")
-        // As if made by open(2): less what the umask takes.
-        .permissions(Permissions::from_mode(0o666))
-        .tempfile_in(directory)?;
-    file.write_all(text.as_bytes())?;
-    if let Some(permissions) = permissions {
-        file.as_file().set_permissions(permissions)?;
-    }
-    // Some file systems notice only now that they are full.
-    file.as_file().sync_all()?;
-    file.persist(path).map_err(|error| error.error)?;
+    let mut beside = tempfile::Builder::new();
+    // As if made by open(2): less what the umask takes.
+    let mode = Permissions::from_mode(0o666);
+    beside.prefix(".dmaspace-").permissions(mode.clone());
+    let fill = |file: &mut File| {
+        file.write_all(text.as_bytes())?;
+        if let Some(permissions) = permissions.clone() {
+            file.set_permissions(permissions)?;
+        }
+        // Some file systems notice only now that they are full.
+        file.sync_all()
+    };
+    // Without a name until it is whole: then nothing is left of it when this process is killed.
+    let nameless = File::options()
+        .write(true)
+        .mode(mode.mode())
+        .custom_flags(OFlags::TMPFILE.bits() as i32)
+        .open(directory);
+    let Ok(mut file) = nameless else {
+        // Not every file system can do that.
+        let mut file = beside.tempfile_in(directory)?;
+        fill(file.as_file_mut())?;
+        file.persist(path).map_err(|error| error.error)?;
+        return Ok(());
+    };
+    fill(&mut file)?;
+    let open = format!("/proc/self/fd/{}", file.as_raw_fd());
+    let link = |name: &Path| Ok(linkat(CWD, &open, CWD, name, AtFlags::SYMLINK_FOLLOW)?);
+    let named = beside.make_in(directory, link)?;
+    named.persist(path).map_err(|error| error.error)?;
     Ok(())
 }
 
