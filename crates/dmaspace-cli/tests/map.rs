@@ -6,14 +6,13 @@
 mod common;
 
 use std::fs::{self, File};
-use std::io::Read;
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use common::{
-    Ordinary, PATIENCE, PROGRAM, available, behind, dmaspace, has, is_root, names, pool, report,
-    run, skipped, text,
+    Ordinary, PATIENCE, PROGRAM, available, behind, dmaspace, end, has, is_root, names, pool,
+    pool_is_again, report, run, skipped, spawn, text,
 };
 use serde_json::Value;
 
@@ -189,19 +188,6 @@ fn huge_pages_are_added_and_taken_out_again() {
     pool_is_again(before);
 }
 
-/// Somebody else may be using the pool for a moment.
-fn pool_is_again(before: u64) {
-    let begun = Instant::now();
-    while pool() != before {
-        assert!(
-            begun.elapsed() < Duration::from_secs(10),
-            "the pool holds {} pages, not {before}",
-            pool()
-        );
-        std::thread::sleep(Duration::from_millis(50));
-    }
-}
-
 /// The drawing is whole, and beside it lies nothing.
 #[test]
 fn the_address_space_is_drawn() {
@@ -297,39 +283,6 @@ fn a_full_stderr_does_not_matter() {
         .stderr(full)
         .status();
     assert_eq!(status.unwrap().code(), Some(2));
-}
-
-fn spawn(options: &[&str]) -> Child {
-    Command::new(PROGRAM)
-        .args(options)
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap()
-}
-
-/// Waits for the end, but not for ever, and returns what was said on stderr.
-fn end(mut child: Child) -> (ExitStatus, String) {
-    let begun = Instant::now();
-    let status = loop {
-        if let Some(status) = child.try_wait().unwrap() {
-            break status;
-        }
-        if begun.elapsed() > PATIENCE {
-            child.kill().unwrap();
-            panic!("it does not end");
-        }
-        std::thread::sleep(Duration::from_millis(5));
-    };
-    let mut said = String::new();
-    child
-        .stderr
-        .take()
-        .unwrap()
-        .read_to_string(&mut said)
-        .unwrap();
-    (status, said)
 }
 
 fn signal(child: &Child, name: &str) {

@@ -5,11 +5,12 @@
 
 use std::ffi::OsStr;
 use std::fs;
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::process::Output;
-use std::time::Duration;
+use std::process::{Child, ExitStatus, Output, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use assert_cmd::Command;
 use tempfile::TempDir;
@@ -119,21 +120,32 @@ impl Ordinary {
     }
 
     pub(crate) fn command(&self, memlock: u64, arguments: &[&str]) -> Command {
-        let memlock = format!("--memlock={memlock}:{memlock}");
-        let user = self.user.as_str();
-        let wrapper = [
-            "prlimit",
-            &memlock,
-            "setpriv",
-            "--reuid",
-            user,
-            "--regid",
-            user,
-            "--clear-groups",
-        ];
-        let mut command = behind(&wrapper, &self.directory.path().join("dmaspace"), arguments);
+        let wrapper = self.wrapper(memlock);
+        let wrapper: Vec<_> = wrapper.iter().map(String::as_str).collect();
+        let mut command = behind(&wrapper, &self.program(), arguments);
         command.current_dir("/");
         command
+    }
+
+    /// The program under way: the wrappers become it.
+    pub(crate) fn spawn(&self, memlock: u64, arguments: &[&str]) -> Child {
+        let wrapper = self.wrapper(memlock);
+        let mut command = std::process::Command::new(&wrapper[0]);
+        command.args(&wrapper[1..]).arg(self.program());
+        command.args(arguments).current_dir("/");
+        under_way(&mut command)
+    }
+
+    fn program(&self) -> PathBuf {
+        self.directory.path().join("dmaspace")
+    }
+
+    fn wrapper(&self, memlock: u64) -> Vec<String> {
+        let user = &self.user;
+        let words = format!(
+            "prlimit --memlock={memlock}:{memlock} setpriv --reuid {user} --regid {user} --clear-groups"
+        );
+        words.split(' ').map(str::to_owned).collect()
     }
 }
 
@@ -166,4 +178,54 @@ pub(crate) fn available() -> u64 {
 pub(crate) fn pool() -> u64 {
     let path = PathBuf::from("/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages");
     fs::read_to_string(path).map_or(0, |text| text.trim().parse().unwrap())
+}
+
+/// Somebody else may be using the pool for a moment.
+pub(crate) fn pool_is_again(before: u64) {
+    let begun = Instant::now();
+    while pool() != before {
+        assert!(
+            begun.elapsed() < Duration::from_secs(10),
+            "the pool holds {} pages, not {before}",
+            pool()
+        );
+        thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// The program under way, with pipes for what it says.
+pub(crate) fn spawn(options: &[&str]) -> Child {
+    under_way(std::process::Command::new(PROGRAM).args(options))
+}
+
+fn under_way(command: &mut std::process::Command) -> Child {
+    command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap()
+}
+
+/// Waits for the end, but not for ever, and returns what was said on stderr.
+pub(crate) fn end(mut child: Child) -> (ExitStatus, String) {
+    let begun = Instant::now();
+    let status = loop {
+        if let Some(status) = child.try_wait().unwrap() {
+            break status;
+        }
+        if begun.elapsed() > PATIENCE {
+            child.kill().unwrap();
+        }
+        assert!(begun.elapsed() <= PATIENCE, "it does not end");
+        thread::sleep(Duration::from_millis(5));
+    };
+    let mut said = String::new();
+    child
+        .stderr
+        .take()
+        .unwrap()
+        .read_to_string(&mut said)
+        .unwrap();
+    (status, said)
 }
