@@ -36,6 +36,8 @@ const MOST_FDS: usize = 32;
 const SET_MEM_TABLE: u32 = 5;
 const MEM_TABLE: usize = 8;
 const MEM_REGION: usize = 32;
+/// `VHOST_USER_SET_VRING_KICK`, of the front end.
+const SET_VRING_KICK: u32 = 12;
 /// `VHOST_USER_SET_BACKEND_REQ_FD`, of the front end.
 const SET_BACKEND_REQ_FD: u32 = 21;
 /// `VHOST_USER_BACKEND_CONFIG_CHANGE_MSG`, of the back end.
@@ -101,6 +103,13 @@ pub(super) fn requests(front: &UnixStream, back: &UnixStream, channel: &Channel)
         }
         if let (SET_BACKEND_REQ_FD, [socket]) = (request, &*fds) {
             channel.keep(socket.try_clone()?)?;
+        }
+        if request == SET_VRING_KICK {
+            // One that has nothing to read, which another queue has read already, must not stop the thread
+            // that serves all of them.
+            for kick in &fds {
+                rustix::io::ioctl_fionbio(kick, true)?;
+            }
         }
         if request == SET_MEM_TABLE {
             let regions = word(payload, 0) as usize;
@@ -271,6 +280,18 @@ mod tests {
         assert_eq!(said.to_vec(), message(2, &[]));
         drop((told, fds));
         assert!(channel.config_changed().is_err(), "nobody listens any more");
+    }
+
+    #[test]
+    fn a_kick_that_was_read_already_stops_nobody() {
+        let (front, back, _, _thread) = relay();
+        // A pipe, which blocks as an event does that is told so.
+        let (reader, _writer) = std::io::pipe().unwrap();
+        send(&front, &message(SET_VRING_KICK, &[0; 8]), &[reader.into()]).unwrap();
+        let mut fds = Vec::new();
+        assert!(receive(&back, &mut [0; HEADER + 8], &mut fds).unwrap());
+        let error = File::from(fds.remove(0)).read(&mut [0; 8]).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
     }
 
     #[test]
