@@ -18,6 +18,7 @@ mod graph;
 mod guests;
 #[cfg(test)]
 mod guides;
+mod header;
 mod host;
 mod house;
 mod libvirt;
@@ -70,6 +71,8 @@ enum Command {
     Manuals,
     /// Draws the picture of the crates, docs/house.svg.
     House,
+    /// Makes the header of the C interface anew.
+    Header,
     /// Takes screenshots of the reports that a browser shows, for docs/shots; needs Chromium.
     Shots(shots::Options),
     /// Does everything that an address space can do, in a random order, for long (`soak --help`).
@@ -109,6 +112,7 @@ fn run(command: Command) -> anyhow::Result<bool> {
         Command::BenchTables(options) => bench_tables::run(&options, repository),
         Command::Manuals => manuals::run(repository),
         Command::House => house::command(repository),
+        Command::Header => header::run(repository),
         Command::Shots(options) => shots::run(&options, repository),
         Command::Soak(options) => soak::run("soak", &options, repository),
         Command::Limits(options) => soak::run("limits", &options, repository),

@@ -10,7 +10,7 @@ use std::{process::Command, time::Duration};
 use crate::{
     balloon,
     cargo::{self, Repository},
-    conformance, examples, fuzz, graph, guests,
+    conformance, examples, fuzz, graph, guests, header,
     host::Need,
     libvirt, nostd, origins, properties, runner, units, unsafety,
 };
@@ -118,10 +118,11 @@ pub(crate) const PARTS: &[Part] = &[
     part("crate-graph", Group::Build, 3, &[], graph::part),
     part("origins", Group::Build, 5, &[], origins::part),
     part("unsafe", Group::Build, 2, &[], unsafety::part),
-    part("clippy", Group::Build, 120, &[CLIPPY], clippy),
+    part("clippy", Group::Build, 110, &[CLIPPY], clippy),
     part("release", Group::Build, 75, &[], release),
-    part("docs", Group::Build, 60, &[], docs),
-    part("no-std", Group::Build, 30, &[], nostd::part),
+    part("docs", Group::Build, 50, &[], docs),
+    part("no-std", Group::Build, 25, &[], nostd::part),
+    part("header", Group::Build, 20, &[], header::part),
     part("tests", Group::Suite, 225, &[], tests),
     part("doctests", Group::Suite, 15, &[], doctests),
     part(
@@ -155,7 +156,7 @@ pub(crate) const PARTS: &[Part] = &[
 fn fmt(repository: &Repository) -> anyhow::Result<Outcome> {
     cargo::run(&mut repository.cargo(&["fmt", "--all", "--check"]))?;
     // No members of the workspace, so named by themselves.
-    for alone in [nostd::CRATE, fuzz::CRATE] {
+    for alone in [nostd::CRATE, fuzz::CRATE, header::CRATE] {
         let manifest = format!("{alone}/Cargo.toml");
         cargo::run(&mut repository.cargo(&["fmt", "--check", "--manifest-path", &manifest]))?;
     }

@@ -92,6 +92,15 @@ impl Account {
     }
 }
 
+/// The account on the counter that pins of `pinner` raise, with its limit and what is in use.
+///
+/// # Errors
+///
+/// When `/proc` does not tell.
+pub fn ledger(pinner: &Pinner) -> Result<Arc<Ledger>, JobError> {
+    Account::of_pinner(pinner)?.ledger()
+}
+
 /// What the kernel counts for this process now.
 pub(crate) fn counted() -> Result<Counted, JobError> {
     Ok(Counted {
