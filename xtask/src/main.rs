@@ -12,6 +12,7 @@ mod balloon;
 mod bench_tables;
 mod cargo;
 mod conformance;
+mod dependencies;
 mod examples;
 mod fuzz;
 mod graph;
@@ -28,6 +29,7 @@ mod origins;
 mod parts;
 mod programs;
 mod properties;
+mod release;
 mod runner;
 mod sanitize;
 mod shots;
@@ -73,6 +75,10 @@ enum Command {
     House,
     /// Makes the header of the C interface anew.
     Header,
+    /// Makes and builds the packages of all published crates, and uploads none.
+    Packages(release::Options),
+    /// Compiles each published crate with each of its features alone; warnings are errors.
+    Features,
     /// Takes screenshots of the reports that a browser shows, for docs/shots; needs Chromium.
     Shots(shots::Options),
     /// Does everything that an address space can do, in a random order, for long (`soak --help`).
@@ -113,6 +119,8 @@ fn run(command: Command) -> anyhow::Result<bool> {
         Command::Manuals => manuals::run(repository),
         Command::House => house::command(repository),
         Command::Header => header::run(repository),
+        Command::Packages(options) => release::packages(&options, repository),
+        Command::Features => release::features(repository),
         Command::Shots(options) => shots::run(&options, repository),
         Command::Soak(options) => soak::run("soak", &options, repository),
         Command::Limits(options) => soak::run("limits", &options, repository),

@@ -10,7 +10,7 @@ use std::{process::Command, time::Duration};
 use crate::{
     balloon,
     cargo::{self, Repository},
-    conformance, examples, fuzz, graph, guests, header,
+    conformance, dependencies, examples, fuzz, graph, guests, header,
     host::Need,
     libvirt, nostd, origins, properties, runner, units, unsafety,
 };
@@ -116,6 +116,7 @@ const CLIPPY: Need = Need::Subcommand("clippy", "rustup component add clippy");
 pub(crate) const PARTS: &[Part] = &[
     part("fmt", Group::Build, 5, &[FMT], fmt),
     part("crate-graph", Group::Build, 3, &[], graph::part),
+    part("dependencies", Group::Build, 5, &[], dependencies::part),
     part("origins", Group::Build, 5, &[], origins::part),
     part("unsafe", Group::Build, 2, &[], unsafety::part),
     part("clippy", Group::Build, 110, &[CLIPPY], clippy),
