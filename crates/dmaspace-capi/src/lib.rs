@@ -64,3 +64,11 @@ pub use translation::{
     DMASPACE_UNCACHED, DMASPACE_WRITE, Leaf, Root, Run, Span,
 };
 pub use unit::{Flush, Invalidation, Released, Unit};
+
+/// A handle may be used from any thread.
+const _: () = {
+    const fn from_any_thread<T: Send + Sync>() {}
+    from_any_thread::<Table>();
+    from_any_thread::<Memory>();
+    from_any_thread::<Space>();
+};
