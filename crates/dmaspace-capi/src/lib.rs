@@ -29,19 +29,28 @@
 //! pointers there. `memory.rs` and `table_memory.rs` take memory of the caller as cells, `unit.rs` calls
 //! back. What each relies on is written there, and in the header for those who call.
 
+#![deny(unsafe_code)]
 #![allow(
     clippy::missing_safety_doc,
     reason = "what a caller owes is said above once, and in the header"
 )]
 
+#[allow(unsafe_code)]
 mod boundary;
+#[allow(unsafe_code)]
 mod format;
+#[allow(unsafe_code)]
 mod memory;
+#[allow(unsafe_code)]
 mod space;
+#[allow(unsafe_code)]
 mod status;
+#[allow(unsafe_code)]
 mod table;
+#[allow(unsafe_code)]
 mod table_memory;
 mod translation;
+#[allow(unsafe_code)]
 mod unit;
 
 #[doc(hidden)]
