@@ -18,7 +18,7 @@ use super::super::frames::write;
 use super::super::memory::PARTS;
 use super::super::report::DmaCounts;
 use super::super::scene::{Hole, Scene, Tally, Waited, Written, busy, counts, wait};
-use super::super::sentence;
+use crate::sentence::sentence;
 use crate::map::JobError;
 use crate::map::edu::Edu;
 use crate::map::kernel::Used;

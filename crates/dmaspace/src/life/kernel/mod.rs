@@ -13,7 +13,7 @@ mod steps;
 use std::ops::ControlFlow;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use hostmem::{Backing, FrameSource, Mapping, Pinner, RaisedPool};
+use hostmem::{Backing, FrameSource, Mapping, Pinner};
 use ioas::{HostMemory, Ledger, Memory};
 use runs::Span;
 
@@ -29,6 +29,7 @@ use super::{LifeError, LifeJob};
 use crate::map::kernel::{Used, lowest};
 use crate::map::memory::counted;
 use crate::map::{Counted, JobError};
+use crate::pool::KeptPool;
 
 pub(super) use self::interface::{Handed, Interface, KernelSpace};
 pub(super) use self::second::own;
@@ -54,7 +55,7 @@ where
     free: u64,
     backing: Backing,
     /// Put back when everything else is gone.
-    pool: Option<RaisedPool>,
+    pool: Option<KeptPool>,
     report: LifeReport,
     /// Why leaves were not split: then there are none to merge.
     not_split: Option<Refused>,
