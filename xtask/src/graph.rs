@@ -57,14 +57,14 @@ const HOUSE: &[Rule] = &[
     rule(BALLOON, Place::Floor(2), &[RUNS, HOSTMEM]),
     rule(IOAS, Place::Floor(3), &[RUNS, IOPT, HOSTMEM, IOMMU]),
     rule(
-        LIBRARY,
-        Place::Floor(4),
-        &[RUNS, IOPT, HOSTMEM, IOMMU, BALLOON, IOAS],
-    ),
-    rule(
         "dmaspace-virtio-iommu",
         Place::Floor(4),
         &[RUNS, IOPT, HOSTMEM, IOMMU, IOAS],
+    ),
+    rule(
+        LIBRARY,
+        Place::Floor(4),
+        &[RUNS, IOPT, HOSTMEM, IOMMU, BALLOON, IOAS],
     ),
     // What these two need of the crates below, the library re-exports.
     rule("dmaspace-cli", Place::Floor(5), &[LIBRARY]),
