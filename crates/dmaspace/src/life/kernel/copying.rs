@@ -6,6 +6,7 @@
 //! be found afterwards, the device reads and writes, and the processor compares. Such a device does not
 //! learn of faults: a copy of which nothing came was one.
 
+use std::io;
 use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
@@ -18,12 +19,12 @@ use super::super::frames::write;
 use super::super::memory::PARTS;
 use super::super::report::DmaCounts;
 use super::super::scene::{Hole, Scene, Tally, Waited, Written, busy, counts, wait};
-use crate::sentence::sentence;
 use crate::map::JobError;
 use crate::map::edu::Edu;
 use crate::map::kernel::Used;
 use crate::map::pattern::{Pattern, differing, fill};
 use crate::map::sampled::{Copier, PLACE};
+use crate::sentence::sentence;
 
 const PAGE: u64 = 4096;
 /// So many copies, then one into a hole.
@@ -79,7 +80,11 @@ pub(super) struct Copying {
 
 impl Copying {
     /// Fills the memory, which is mapped from `iova` on, and has the devices begin.
-    pub(super) fn begin(devices: &[Arc<Used>], iova: u64, halves: Vec<Arc<Mapping>>) -> Self {
+    pub(super) fn begin(
+        devices: &[Arc<Used>],
+        iova: u64,
+        halves: Vec<Arc<Mapping>>,
+    ) -> io::Result<Self> {
         for half in &halves {
             // Nobody stops it: it is as quick as bringing the memory in.
             let _ = fill(half, &mut |_| ControlFlow::Continue(()));
@@ -97,12 +102,14 @@ impl Copying {
             parts: (0..PARTS).map(|_| Mutex::default()).collect(),
             failed: Mutex::default(),
         });
-        let threads = devices.iter().enumerate().map(|(number, used)| {
-            let (shared, used) = (Arc::clone(&shared), Arc::clone(used));
-            thread::spawn(move || shared.run(number, &used))
-        });
-        let threads = threads.collect();
-        Self { shared, threads }
+        let threads = Vec::new();
+        let mut copying = Self { shared, threads };
+        for (number, used) in devices.iter().enumerate() {
+            let (shared, used) = (Arc::clone(&copying.shared), Arc::clone(used));
+            let work = move || shared.run(number, &used);
+            copying.threads.push(thread::Builder::new().spawn(work)?);
+        }
+        Ok(copying)
     }
 
     /// See [`Scene::moving`].

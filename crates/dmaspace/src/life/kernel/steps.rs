@@ -100,7 +100,8 @@ where
 {
     let halves = life.parts.iter().map(|part| Arc::clone(&part.mapping));
     let iova = life.report.memory.iova;
-    life.copying = Some(Copying::begin(&life.devices, iova, halves.collect()));
+    let copying = Copying::begin(&life.devices, iova, halves.collect());
+    life.copying = Some(copying.map_err(LifeError::Devices)?);
     let (waited, took_ns) = timed(|| life.everywhere());
     waited?;
     let counts = life.copying.as_ref().map(Copying::counts);
