@@ -116,6 +116,8 @@ fn discard(memory: &GuestMemoryMmap, address: u64) -> anyhow::Result<()> {
 }
 
 impl Backend for PageByPage {
+    const QUEUES: u16 = 5;
+
     fn features(&self) -> u64 {
         VERSION_1
     }

@@ -35,7 +35,10 @@ use vm_memory::{
 
 use super::event::Event;
 use super::job::BalloonError;
-use super::link::{Backend, Memory, QUEUES, Vring};
+use super::link::{Backend, Memory, Vring};
+
+/// The queues that a balloon can have.
+const QUEUES: usize = 5;
 
 /// Events that wait to be told; what comes beyond is counted.
 const MOST_EVENTS: usize = 256;
@@ -320,6 +323,8 @@ impl Inner {
 }
 
 impl Backend for Balloon {
+    const QUEUES: u16 = QUEUES as u16;
+
     fn features(&self) -> u64 {
         self.lock().device.features().0
     }

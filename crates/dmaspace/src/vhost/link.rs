@@ -27,14 +27,8 @@ use vmm_sys_util::event::{
 
 use super::channel::{self, Channel};
 
-/// The queues that a balloon can have.
-pub const QUEUES: usize = 5;
-
 /// The longest queue that is served, in descriptors.
 pub const MOST_QUEUE_SIZE: u16 = 1024;
-
-/// What the thread of the queues is told by besides kicks. The numbers up to [`QUEUES`] are taken.
-const WAKE: u16 = QUEUES as u16 + 1;
 
 /// The memory of a guest; another one when the front end says so.
 pub type Memory = GuestMemoryAtomic<GuestMemoryMmap>;
@@ -42,8 +36,11 @@ pub type Memory = GuestMemoryAtomic<GuestMemoryMmap>;
 /// A queue.
 pub type Vring = VringMutex<Memory>;
 
-/// A balloon, as far as vhost-user asks. It outlives its front ends.
+/// A device, as far as vhost-user asks. It outlives its front ends.
 pub trait Backend: Send + Sync + 'static {
+    /// The queues that it can have.
+    const QUEUES: u16;
+
     /// The device's features, without those of vhost-user.
     fn features(&self) -> u64;
 
@@ -74,6 +71,11 @@ pub trait Backend: Send + Sync + 'static {
 
     /// The driver started anew.
     fn reset(&self);
+}
+
+/// What the thread of the queues is told by besides kicks. The numbers up to that of the queues are taken.
+const fn wake<B: Backend>() -> u16 {
+    B::QUEUES + 1
 }
 
 /// Why there is no link.
@@ -137,7 +139,7 @@ impl<B: Backend> Link<B> {
             return Ok(());
         };
         for handler in daemon.get_epoll_handlers() {
-            handler.register_listener(self.woken.as_raw_fd(), EventSet::IN, WAKE.into())?;
+            handler.register_listener(self.woken.as_raw_fd(), EventSet::IN, wake::<B>().into())?;
         }
         let directory = tempfile::tempdir()?;
         let path = directory.path().join("socket");
@@ -240,7 +242,7 @@ impl<B: Backend> VhostUserBackend for Served<B> {
     type Vring = Vring;
 
     fn num_queues(&self) -> usize {
-        QUEUES
+        B::QUEUES.into()
     }
 
     fn max_queue_size(&self) -> usize {
@@ -297,7 +299,7 @@ impl<B: Backend> VhostUserBackend for Served<B> {
         vrings: &[Vring],
         _thread: usize,
     ) -> io::Result<()> {
-        if event != WAKE {
+        if event != wake::<B>() {
             self.backend.kicked(event, vrings);
             return Ok(());
         }

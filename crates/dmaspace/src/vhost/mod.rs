@@ -13,7 +13,7 @@
 //! serves that front end alone, so nobody else is hit; and a memory file with the seal `F_SEAL_SHRINK`, as QEMU's
 //! `memory-backend-memfd` has, cannot be made shorter.
 //!
-//! [`Link`] is the layer below, for other balloons: one front end on `vhost-user-backend`, with the message
+//! [`Link`] is the layer below, for other devices: one front end on `vhost-user-backend`, with the message
 //! that tells of a changed configuration, which `vhost` does not send.
 
 mod channel;
@@ -24,4 +24,4 @@ mod link;
 
 pub use event::{BalloonReport, Event, StatsReport};
 pub use job::{BalloonError, BalloonJob, Command, Operator};
-pub use link::{Backend, Link, LinkError, MOST_QUEUE_SIZE, Memory, QUEUES, Vring};
+pub use link::{Backend, Link, LinkError, MOST_QUEUE_SIZE, Memory, Vring};
