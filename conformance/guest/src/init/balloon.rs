@@ -15,6 +15,8 @@ use serde_json::Value;
 use std::ops::ControlFlow;
 use std::sync::atomic::Ordering;
 
+use crate::pci::Device;
+
 const PROGRAM: &str = "/bin/dmaspace";
 
 /// Bytes beside the balloon that must stay what they are.
@@ -28,6 +30,8 @@ struct Driver {
 
 impl Driver {
     fn start(arguments: &[&str]) -> anyhow::Result<Self> {
+        // `virtio-pci` has it, for the kernel's own driver of a balloon, which is not here.
+        Device(BALLOON).unbind()?;
         let mut child = Command::new(PROGRAM)
             .args(["balloon-guest", "--device", BALLOON, "--json"])
             .args(["--reserve", "64M"])

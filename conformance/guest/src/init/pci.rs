@@ -50,6 +50,15 @@ impl Device {
         Ok(())
     }
 
+    /// Takes it from the driver that has it, if one has.
+    pub(crate) fn unbind(self) -> anyhow::Result<()> {
+        let driver = self.path("driver");
+        if driver.exists() {
+            fs::write(driver.join("unbind"), self.0)?;
+        }
+        Ok(())
+    }
+
     /// Its file of its own, which iommufd takes: there once `vfio-pci` has it.
     pub(crate) fn cdev(self) -> anyhow::Result<PathBuf> {
         let names = names(&self.path("vfio-dev"))?;
