@@ -37,6 +37,7 @@ const HOSTMEM: &str = "dmaspace-hostmem";
 const IOMMU: &str = "dmaspace-iommu";
 const BALLOON: &str = "dmaspace-virtio-balloon";
 const IOAS: &str = "dmaspace-ioas";
+const VIRTUAL_IOMMU: &str = "dmaspace-virtio-iommu";
 const LIBRARY: &str = "dmaspace";
 const QTEST: &str = "dmaspace-qtest";
 const CONFORMANCE: &str = "dmaspace-conformance";
@@ -57,18 +58,18 @@ const HOUSE: &[Rule] = &[
     rule(BALLOON, Place::Floor(2), &[RUNS, HOSTMEM]),
     rule(IOAS, Place::Floor(3), &[RUNS, IOPT, HOSTMEM, IOMMU]),
     rule(
-        "dmaspace-virtio-iommu",
+        VIRTUAL_IOMMU,
         Place::Floor(4),
         &[RUNS, IOPT, HOSTMEM, IOMMU, IOAS],
     ),
     rule(
         LIBRARY,
-        Place::Floor(4),
-        &[RUNS, IOPT, HOSTMEM, IOMMU, BALLOON, IOAS],
+        Place::Floor(5),
+        &[RUNS, IOPT, HOSTMEM, IOMMU, BALLOON, IOAS, VIRTUAL_IOMMU],
     ),
     // What these two need of the crates below, the library re-exports.
-    rule("dmaspace-cli", Place::Floor(5), &[LIBRARY]),
-    rule("dmaspace-capi", Place::Floor(5), &[LIBRARY]),
+    rule("dmaspace-cli", Place::Floor(6), &[LIBRARY]),
+    rule("dmaspace-capi", Place::Floor(6), &[LIBRARY]),
     rule(QTEST, Place::Alone, &[]),
     rule(CONFORMANCE, Place::Beside, &[]),
     rule("dmaspace-balloon-rig", Place::Beside, &[CONFORMANCE]),

@@ -13,15 +13,19 @@
 //! serves that front end alone, so nobody else is hit; and a memory file with the seal `F_SEAL_SHRINK`, as QEMU's
 //! `memory-backend-memfd` has, cannot be made shorter.
 //!
+//! [`Iommu`] is virtio's IOMMU for such a monitor, on address spaces of this process.
+//!
 //! [`Link`] is the layer below, for other devices: one front end on `vhost-user-backend`, with the message
 //! that tells of a changed configuration, which `vhost` does not send.
 
 mod channel;
 mod device;
 mod event;
+mod iommu;
 mod job;
 mod link;
 
 pub use event::{BalloonReport, Event, StatsReport};
+pub use iommu::{Iommu, IommuHost};
 pub use job::{BalloonError, BalloonJob, Command, Operator};
 pub use link::{Backend, Link, LinkError, MOST_QUEUE_SIZE, Memory, Vring};

@@ -1,0 +1,366 @@
+//! virtio's IOMMU behind a front end of vhost-user.
+
+use std::io;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use vhost_user_backend::VringT as _;
+use virtio_iommu::wire::{EVENT_QUEUE, NUM_QUEUES, REQUEST_QUEUE};
+use virtio_iommu::{Device, Domains, Error, Fault, Region, Served};
+use virtio_queue::{Queue, QueueT as _};
+use vm_memory::{GuestAddressSpace as _, GuestMemoryMmap};
+
+use super::link::{Backend, Memory, Vring};
+
+/// The device is one of the standard, not a legacy one (`VIRTIO_F_VERSION_1`; VIRTIO 1.3, 6).
+const VERSION_1: u64 = 1 << 32;
+
+/// Faults that wait for the thread of the queues; what comes beyond is counted.
+const MOST_FAULTS: usize = 256;
+
+/// Whose address spaces they are, and what the guest's memory is for them.
+pub trait IommuHost: Domains<Backend: Send> + Send + 'static {
+    /// The guest has this memory from now on, in these regions. A region that it had before is best
+    /// given by the same memory object: others would be pinned once more.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be used; the front end is told.
+    fn regions(&mut self, memory: &GuestMemoryMmap) -> io::Result<Vec<Region>>;
+
+    /// The queues cannot go on: the driver did what no driver does.
+    fn broken(&mut self, error: &Error) {
+        let _ = error;
+    }
+}
+
+/// virtio's IOMMU for a monitor that speaks vhost-user, to be served by a [`Link`](super::Link).
+///
+/// The device outlives its front ends. What a driver has mapped goes when it resets the device
+/// (`VHOST_USER_RESET_DEVICE`). Not every front end tells: QEMU's `vhost-user-test-device` (11.1.3) only stops
+/// the queues, as for a machine that is paused. So a queue of requests that begins elsewhere than where it
+/// stood is taken for another driver's, which finds the device reset; and whoever sees a guest end
+/// [resets](Device::reset_system) it.
+///
+/// The endpoints' DMA is done on this side: by devices in this process, or by other back ends that get
+/// their translations from here.
+#[derive(Debug)]
+pub struct Iommu<H: IommuHost> {
+    inner: Mutex<Inner<H>>,
+}
+
+#[derive(Debug)]
+struct Inner<H: IommuHost> {
+    device: Device<H>,
+    memory: Option<Memory>,
+    /// Where the queue of requests stood last.
+    at: u16,
+    /// A driver has taken these features, and the queue was not looked at yet.
+    fresh: Option<u64>,
+    faults: Vec<Fault>,
+    lost: u64,
+}
+
+impl<H: IommuHost> Iommu<H> {
+    /// `device`, without a front end.
+    pub const fn new(device: Device<H>) -> Self {
+        Self {
+            inner: Mutex::new(Inner {
+                device,
+                memory: None,
+                at: 0,
+                fresh: None,
+                faults: Vec::new(),
+                lost: 0,
+            }),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner<H>> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Looks at the device, or changes it, while no request is under way.
+    pub fn with<R>(&self, look: impl FnOnce(&mut Device<H>) -> R) -> R {
+        look(&mut self.lock().device)
+    }
+
+    /// Has the driver told of `faults` as soon as the thread of the queues [is woken](super::Link::wake).
+    /// Beyond 256 that wait they are only counted.
+    pub fn report(&self, faults: impl IntoIterator<Item = Fault>) {
+        let mut inner = self.lock();
+        for fault in faults {
+            match inner.faults.len() < MOST_FAULTS {
+                true => inner.faults.push(fault),
+                false => inner.lost += 1,
+            }
+        }
+    }
+
+    /// Faults that the driver was not told of because too many waited here. Those for which it had no buffer
+    /// are counted by the device ([`Counters::dropped`](virtio_iommu::Counters)).
+    pub fn lost(&self) -> u64 {
+        self.lock().lost
+    }
+}
+
+/// Where the queue of requests stands.
+fn position(vrings: &[Vring]) -> u16 {
+    let vring = vrings.get(REQUEST_QUEUE);
+    vring.map_or(0, |vring| vring.get_ref().get_queue().next_avail())
+}
+
+impl<H: IommuHost> Inner<H> {
+    /// Looks at the queue of requests when it is used for the first time since features were taken: whether
+    /// it goes on where it stood. See [`Iommu`].
+    fn settle(&mut self, at: u16) {
+        if let Some(features) = self.fresh.take()
+            && at != self.at
+        {
+            // An endpoint that cannot be detached was told of.
+            self.device.reset();
+            let _ = self.device.ack_features(features);
+        }
+    }
+
+    /// Has `serve` use a queue, and tells the driver if it is to be told.
+    fn serve(
+        &mut self,
+        queue: usize,
+        vrings: &[Vring],
+        mut serve: impl FnMut(&mut Device<H>, &mut Queue, &GuestMemoryMmap) -> Result<Served, Error>,
+    ) {
+        let memory = self.memory.as_ref().map(|memory| memory.memory());
+        let (Some(memory), Some(vring)) = (memory, vrings.get(queue)) else {
+            return;
+        };
+        let mut vring = vring.get_mut();
+        loop {
+            match serve(&mut self.device, vring.get_queue_mut(), &memory) {
+                Ok(served) => {
+                    if served.notify {
+                        // A front end that has gone is told nothing.
+                        let _ = vring.signal_used_queue();
+                    }
+                    if !served.more || served.used == 0 {
+                        return;
+                    }
+                }
+                Err(error) => return self.device.back_end().broken(&error),
+            }
+        }
+    }
+}
+
+impl<H: IommuHost> Backend for Iommu<H> {
+    const QUEUES: u16 = NUM_QUEUES as u16;
+
+    fn features(&self) -> u64 {
+        self.lock().device.features() | VERSION_1
+    }
+
+    fn negotiated(&self, features: u64) {
+        // Those that are not offered leave nothing negotiated: then no queue is served.
+        let mut inner = self.lock();
+        let _ = inner.device.ack_features(features);
+        inner.fresh = Some(features);
+    }
+
+    fn read_config(&self, offset: u32, size: u32) -> Vec<u8> {
+        let mut bytes = vec![0; size as usize];
+        self.lock().device.read_config(offset.into(), &mut bytes);
+        bytes
+    }
+
+    fn write_config(&self, offset: u32, bytes: &[u8]) {
+        self.lock().device.write_config(offset.into(), bytes);
+    }
+
+    fn memory(&self, memory: &Memory) -> io::Result<()> {
+        let mut inner = self.lock();
+        let regions = inner.device.back_end().regions(&memory.memory())?;
+        let set = inner.device.set_memory(regions);
+        set.map_err(io::Error::other)?;
+        inner.memory = Some(memory.clone());
+        Ok(())
+    }
+
+    fn kicked(&self, queue: u16, vrings: &[Vring]) {
+        // The other queue is filled by faults.
+        if usize::from(queue) == REQUEST_QUEUE {
+            let mut inner = self.lock();
+            inner.settle(position(vrings));
+            inner.serve(REQUEST_QUEUE, vrings, |device, queue, memory| {
+                device.requests(queue, memory)
+            });
+            inner.at = position(vrings);
+        }
+    }
+
+    fn woken(&self, vrings: &[Vring]) {
+        let mut inner = self.lock();
+        let mut faults = std::mem::take(&mut inner.faults);
+        if faults.is_empty() {
+            return;
+        }
+        inner.serve(EVENT_QUEUE, vrings, |device, queue, memory| {
+            device.faults(queue, memory, &std::mem::take(&mut faults))
+        });
+    }
+
+    fn stopped(&self, _queue: u16) {}
+
+    fn reset(&self) {
+        // An endpoint that cannot be detached was told of.
+        self.lock().device.reset();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use ioas::{AttachError, Cause, DetachError, DomainIds, Ioas, Own};
+    use iommu::{DeviceId, RunMap, SoftwareUnit};
+    use iopt::{FormatId, HeapTables};
+    use virtio_iommu::wire::{Attach, MOST_REQUEST_BYTES, Request};
+    use virtio_iommu::{Config, Endpoint, Units};
+    use vm_memory::{Bytes as _, GuestAddress};
+
+    use super::*;
+
+    const DESCRIPTORS: u64 = 0x1000;
+    const AVAILABLE: u64 = 0x2000;
+    const USED: u64 = 0x3000;
+    const BUFFERS: u64 = 0x4000;
+    const SIZE: u16 = 8;
+    const WRITABLE: u16 = 2;
+    const NEXT: u16 = 1;
+
+    struct Host(Units<Arc<HeapTables>>);
+
+    impl Domains for Host {
+        type Backend = Own<Arc<HeapTables>>;
+
+        fn space(&mut self) -> Result<Ioas<Self::Backend>, Cause> {
+            self.0.space()
+        }
+
+        fn attach(&mut self, id: u32, space: &mut Ioas<Self::Backend>) -> Result<(), AttachError> {
+            self.0.attach(id, space)
+        }
+
+        fn detach(&mut self, id: u32, space: &mut Ioas<Self::Backend>) -> Result<(), DetachError> {
+            self.0.detach(id, space)
+        }
+    }
+
+    impl IommuHost for Host {
+        fn regions(&mut self, _memory: &GuestMemoryMmap) -> io::Result<Vec<Region>> {
+            Ok(Vec::new())
+        }
+    }
+
+    /// A device with two endpoints.
+    fn device() -> Iommu<Host> {
+        let tables = Arc::new(HeapTables::with_tables(64).unwrap());
+        let data = RunMap::<Vec<std::sync::atomic::AtomicU64>>::new([]).unwrap();
+        let unit = Arc::new(SoftwareUnit::new(tables.clone(), data));
+        let mut units = Units::new(tables, DomainIds::new(16), [FormatId::VtdSs]);
+        for id in [1, 2] {
+            units.insert(id, unit.clone(), DeviceId(id));
+        }
+        let config = Config {
+            input: Some(0..=(1 << 48) - 1),
+            endpoints: vec![Endpoint::new(1), Endpoint::new(2)],
+            ..Config::default()
+        };
+        Iommu::new(Device::new(config, Host(units)).unwrap())
+    }
+
+    /// The queue of requests of a driver, which stands at `next`.
+    fn ring(memory: &Memory, next: u16) -> Vring {
+        let vring = Vring::new(memory.clone(), SIZE).unwrap();
+        vring.set_queue_info(DESCRIPTORS, AVAILABLE, USED).unwrap();
+        vring.set_queue_size(SIZE);
+        vring.set_queue_next_avail(next);
+        vring.set_queue_next_used(next);
+        vring.set_queue_ready(true);
+        vring
+    }
+
+    /// The driver attaches an endpoint to the domain of the same number, and notifies the device.
+    fn attach(iommu: &Iommu<Host>, memory: &Memory, vring: &Vring, endpoint: u32) {
+        let guest = memory.memory();
+        let domain = endpoint;
+        let request = Request::Attach(Attach {
+            domain,
+            endpoint,
+            ..Attach::default()
+        });
+        let mut bytes = [0; MOST_REQUEST_BYTES];
+        let request = request.encode(&mut bytes);
+        guest.write_slice(request, GuestAddress(BUFFERS)).unwrap();
+        let answer = BUFFERS + request.len() as u64;
+        let parts = [(BUFFERS, request.len() as u32, NEXT), (answer, 4, WRITABLE)];
+        for (nth, (address, len, flags)) in (0..).zip(parts) {
+            let at = |field: u64| GuestAddress(DESCRIPTORS + 16 * nth + field);
+            guest.write_obj(address, at(0)).unwrap();
+            guest.write_obj(len, at(8)).unwrap();
+            guest.write_obj(flags, at(12)).unwrap();
+            guest.write_obj(1u16, at(14)).unwrap();
+        }
+        let next = vring.get_ref().get_queue().next_avail();
+        let slot = AVAILABLE + 4 + u64::from(next % SIZE) * 2;
+        guest.write_obj(0u16, GuestAddress(slot)).unwrap();
+        guest
+            .write_obj(next + 1, GuestAddress(AVAILABLE + 2))
+            .unwrap();
+        iommu.kicked(REQUEST_QUEUE as u16, std::slice::from_ref(vring));
+        let status: u8 = guest.read_obj(GuestAddress(answer)).unwrap();
+        assert_eq!(status, 0);
+    }
+
+    fn domains(iommu: &Iommu<Host>) -> Vec<u32> {
+        iommu.with(|device| device.domains().collect())
+    }
+
+    #[test]
+    fn what_a_driver_did_is_gone_with_it_and_stays_over_a_pause() {
+        let guest = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 0x10000)]).unwrap();
+        let memory = Memory::new(guest);
+        let iommu = device();
+        iommu.memory(&memory).unwrap();
+        let features = iommu.features();
+        assert_eq!(features & VERSION_1, VERSION_1);
+
+        iommu.negotiated(features);
+        attach(&iommu, &memory, &ring(&memory, 0), 1);
+        assert_eq!(domains(&iommu), [1]);
+
+        // The machine was paused: the ring goes on.
+        iommu.negotiated(features);
+        attach(&iommu, &memory, &ring(&memory, 1), 2);
+        assert_eq!(domains(&iommu), [1, 2]);
+
+        // Another driver, and nobody said that there was a reset.
+        iommu.negotiated(features);
+        attach(&iommu, &memory, &ring(&memory, 0), 2);
+        assert_eq!(domains(&iommu), [2]);
+
+        iommu.reset();
+        assert_eq!(domains(&iommu), [0; 0]);
+    }
+
+    #[test]
+    fn faults_wait_and_are_counted_beyond_what_can() {
+        let iommu = device();
+        let fault = Fault {
+            reason: virtio_iommu::Reason::Mapping,
+            endpoint: 1,
+            access: None,
+            address: None,
+        };
+        iommu.report(std::iter::repeat_n(fault, MOST_FAULTS + 2));
+        assert_eq!(iommu.lost(), 2);
+    }
+}
