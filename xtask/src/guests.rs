@@ -16,7 +16,7 @@ use crate::{
 /// The options of `cargo xtask guests`.
 #[derive(Args, Clone, Debug, Default)]
 pub(crate) struct Options {
-    /// Only tests whose name contains this.
+    /// Only tests whose name contains this, or all of the machine of this name.
     #[arg(long, value_name = "NAME")]
     only: Option<String>,
 }

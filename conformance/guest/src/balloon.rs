@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 
 use crate::{
     machines::{BALLOON, BALLOONED, BULK_BIT, Balloon, MEMORY, TOUCHED},
-    qemu::PATIENCE,
+    qemu::{PATIENCE, remove, shared_memory, slot},
 };
 
 /// Bytes of the machine that may have memory beside what the guest was asked to use: QEMU's own.
@@ -34,21 +34,22 @@ pub struct Meeting {
 }
 
 impl Meeting {
-    /// Before QEMU starts. `dmaspace` is the command line for this machine.
+    /// Before QEMU starts that plays `machine`. `dmaspace` is the command line for this one.
     ///
     /// # Errors
     ///
     /// When the daemon does not start.
-    pub fn new(balloon: Balloon, directory: &Path, dmaspace: &Path) -> anyhow::Result<Self> {
-        let monitor = directory.join("balloon.qmp");
-        let socket = directory.join("balloon.vhost");
+    pub fn new(
+        balloon: Balloon,
+        machine: &str,
+        directory: &Path,
+        dmaspace: &Path,
+    ) -> anyhow::Result<Self> {
+        // Machines with balloons run at the same time.
+        let [monitor, socket] =
+            ["qmp", "vhost"].map(|kind| directory.join(format!("{machine}.{kind}")));
         for left in [&monitor, &socket] {
-            match fs::remove_file(left) {
-                Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-                    return Err(error.into());
-                }
-                _ => {}
-            }
+            remove(left)?;
         }
         let daemon = match balloon {
             Balloon::Qemu => None,
@@ -64,12 +65,10 @@ impl Meeting {
 
     /// QEMU's arguments for it.
     pub fn arguments(&self) -> Vec<String> {
-        let memory = format!("memory-backend-memfd,id=ram,size={MEMORY},share=on");
         let monitor = format!("unix:{},server=on,wait=off", self.monitor.display());
-        let slot = BALLOON.trim_start_matches("0000:00:");
-        let mut arguments = vec!["-object".into(), memory];
-        arguments.extend(["-machine", "memory-backend=ram", "-qmp"].map(String::from));
-        arguments.push(monitor);
+        let mut arguments = shared_memory().to_vec();
+        arguments.extend(["-qmp".into(), monitor]);
+        let slot = slot(BALLOON);
         match self.balloon {
             Balloon::Qemu => {
                 let device = format!("virtio-balloon-pci,id=balloon,addr={slot}");

@@ -7,6 +7,7 @@
 //! run NAME             a test begins
 //! ok NAME              it passed
 //! FAILED NAME: why     it did not
+//! ask QUESTION         the host answers with a line of its own
 //! done                 all were run, and the guest powers off
 //! ```
 //!
@@ -23,6 +24,8 @@ pub enum Line {
     Ok(String),
     /// It did not, and why.
     Failed(String, String),
+    /// The guest waits for an answer of the host.
+    Ask(String),
     /// All were run.
     Done,
 }
@@ -34,6 +37,7 @@ impl fmt::Display for Line {
             Self::Ok(name) => write!(f, "ok {name}"),
             // One line, whatever the reason.
             Self::Failed(name, why) => write!(f, "FAILED {name}: {}", why.replace('\n', "; ")),
+            Self::Ask(question) => write!(f, "ask {question}"),
             Self::Done => f.write_str("done"),
         }
     }
@@ -50,6 +54,7 @@ impl Line {
         match word {
             "run" => Some(Self::Run(rest.to_owned())),
             "ok" => Some(Self::Ok(rest.to_owned())),
+            "ask" => Some(Self::Ask(rest.to_owned())),
             "FAILED" => {
                 let (name, why) = rest.split_once(": ")?;
                 Some(Self::Failed(name.to_owned(), why.to_owned()))
@@ -97,6 +102,7 @@ impl<'a> Results<'a> {
                 self.step(name, State::Running, State::Failed);
                 self.faults.push(format!("{name}: {why}"));
             }
+            Line::Ask(_) => {}
             Line::Done => self.done = true,
         }
     }
@@ -169,6 +175,7 @@ mod tests {
             Line::Run("a_b".into()),
             Line::Ok("a_b".into()),
             Line::Failed("a_b".into(), "one: two".into()),
+            Line::Ask("read 28 1000 8".into()),
             Line::Done,
         ] {
             assert_eq!(Line::parse(&format!("{line}\r\n")), Some(line));

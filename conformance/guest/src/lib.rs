@@ -19,3 +19,7 @@ pub mod kernel;
 pub mod machines;
 #[cfg(feature = "host")]
 pub mod qemu;
+#[cfg(feature = "host")]
+pub mod viot;
+#[cfg(feature = "host")]
+pub mod virtio_iommu;

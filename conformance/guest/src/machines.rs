@@ -5,6 +5,15 @@
 //! small disk; and `ivshmem-plain`, whose BAR is memory. They differ in the IOMMU, and one has two memory
 //! nodes, with devices below each.
 
+/// The number of a PCI function within its segment, by its address: `0000:00:05.0` is 0x28.
+pub fn bdf(address: &str) -> Option<u16> {
+    let (_, rest) = address.split_once(':')?;
+    let (bus, rest) = rest.split_once(':')?;
+    let (slot, function) = rest.split_once('.')?;
+    let number = |text| u16::from_str_radix(text, 16).ok();
+    Some(number(bus)? << 8 | number(slot)? << 3 | number(function)?)
+}
+
 /// Where `edu` sits: QEMU, docs/specs/edu.
 pub const EDU: &str = "0000:00:05.0";
 /// Where the NVMe device sits.
@@ -35,6 +44,10 @@ pub enum Unit {
     Intel,
     /// AMD-Vi, without interrupt remapping.
     Amd,
+    /// `dmaspace`'s own virtio-iommu on the host, by vhost-user, at [`VIRTIO_IOMMU`]. QEMU knows nothing
+    /// of it, so the DMA of the devices behind it is done by the host as well. It takes a QEMU from
+    /// version 11 on.
+    Virtio,
 }
 
 impl Unit {
@@ -44,6 +57,8 @@ impl Unit {
             Self::Intel => &["-device", "intel-iommu,intremap=on,aw-bits=48"],
             // With `pt=on` it passes everything by without a look at the tables.
             Self::Amd => &["-device", "amd-iommu,intremap=off,pt=off"],
+            // The host's side has more to say of it.
+            Self::Virtio => &[],
         }
     }
 
@@ -52,7 +67,7 @@ impl Unit {
     pub const fn kernel(self) -> &'static str {
         match self {
             Self::Intel => "intel_iommu=on",
-            Self::Amd => {
+            Self::Amd | Self::Virtio => {
                 "vfio_iommu_type1.allow_unsafe_interrupts=1 iommufd.allow_unsafe_interrupts=1"
             }
         }
@@ -63,6 +78,8 @@ impl Unit {
         match self {
             Self::Intel => "dmar",
             Self::Amd => "ivhd",
+            // Named after the PCI function.
+            Self::Virtio => VIRTIO_IOMMU,
         }
     }
 }
@@ -94,6 +111,10 @@ pub struct Machine {
 
 /// Where the balloon sits, in machines that have one.
 pub const BALLOON: &str = "0000:00:08.0";
+/// Where virtio's IOMMU sits, in the machine that has it.
+pub const VIRTIO_IOMMU: &str = "0000:00:08.0";
+/// The addresses that virtio's IOMMU says no device may use, beside those of interrupts: first and last.
+pub const RESERVED: (u64, u64) = (0x7000_0000, 0x700f_ffff);
 /// The bit of messages in bulk.
 pub const BULK_BIT: u8 = 23;
 /// Bytes of memory of all machines.
@@ -276,6 +297,44 @@ pub const MACHINES: &[Machine] = &[
         tests: &["balloon_guest_talks_to_ours_in_bulk"],
     },
     Machine {
+        name: "viommu",
+        unit: Unit::Virtio,
+        balloon: None,
+        nodes: None,
+        tests: &[
+            "the_unit_is_there_and_has_the_devices",
+            "each_device_has_a_group_of_its_own",
+            "a_device_is_bound_to_vfio_pci",
+            "the_kernel_knows_what_is_reserved",
+            "the_unit_reports_a_fault",
+            "type1_copies_in_4k_pages",
+            "type1_copies_in_transparent_huge_pages",
+            "type1_copies_in_2m_pages",
+            "type1_takes_what_it_unmaps",
+            "type1_keeps_read_only_memory",
+            "type1_maps_64_mib_at_once",
+            "type1_maps_2000_areas_apart",
+            "type1_has_two_devices_apart_and_together",
+            "compatibility_copies_in_4k_pages",
+            "compatibility_takes_what_it_unmaps",
+            "iommufd_copies_in_4k_pages",
+            "iommufd_copies_in_transparent_huge_pages",
+            "iommufd_copies_in_2m_pages",
+            "iommufd_takes_what_it_unmaps",
+            "iommufd_keeps_read_only_memory",
+            "iommufd_maps_64_mib_at_once",
+            "iommufd_maps_2000_areas_apart",
+            "iommufd_has_two_devices_apart_and_together",
+            "type1_finds_its_mappings_when_a_device_comes_back",
+            "iommufd_finds_its_mappings_when_a_device_comes_back",
+            "type1_goes_over_to_a_second_process",
+            "iommufd_goes_over_to_a_second_process",
+            "type1_releases_and_restores",
+            "iommufd_releases_and_restores",
+            "the_host_holds_nothing_of_the_guest",
+        ],
+    },
+    Machine {
         name: "two-nodes",
         unit: Unit::Intel,
         balloon: None,
@@ -318,10 +377,16 @@ impl Machine {
         MACHINES.iter().find(|machine| machine.name == name)
     }
 
-    /// Its tests whose name contains `only`, or all.
+    /// Its tests whose name contains `only`, or all of them if it is the machine's own name, or nothing.
     pub fn tests(&self, only: Option<&str>) -> impl Iterator<Item = &'static str> {
+        let only = only.filter(|part| *part != self.name);
         let wanted = move |name: &str| only.is_none_or(|part| name.contains(part));
         self.tests.iter().copied().filter(move |name| wanted(name))
+    }
+
+    /// Whether it takes a QEMU from version 11 on.
+    pub fn newer_qemu(&self) -> bool {
+        self.unit == Unit::Virtio || self.balloon == Some(Balloon::VhostUser)
     }
 }
 
@@ -342,11 +407,19 @@ mod tests {
     }
 
     #[test]
+    fn an_address_is_bus_device_and_function() {
+        assert_eq!(bdf(EDU), Some(0x28));
+        assert_eq!(bdf("0000:b1:1f.7"), Some(0xb1ff));
+        assert_eq!(bdf("edu"), None);
+    }
+
+    #[test]
     fn only_takes_what_contains_the_word() {
         let intel = Machine::find("intel").unwrap();
         assert_eq!(intel.tests(None).count(), intel.tests.len());
         let some: Vec<_> = intel.tests(Some("map_of")).collect();
         assert!(some.len() > 1 && some.iter().all(|name| name.contains("map_of")));
         assert_eq!(intel.tests(Some("no such thing")).count(), 0);
+        assert_eq!(intel.tests(Some("intel")).count(), intel.tests.len());
     }
 }

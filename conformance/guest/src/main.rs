@@ -13,7 +13,7 @@ use clap::{Parser, Subcommand};
 use conformance::{initramfs::Initramfs, newer_qemu::NewerQemu, source};
 use guest::{
     kernel,
-    machines::{Balloon, MACHINES, Machine},
+    machines::{MACHINES, Machine},
     qemu::Boot,
 };
 
@@ -47,7 +47,7 @@ enum Command {
         /// A further program that is packed, linked statically.
         #[arg(long, value_name = "PROGRAM")]
         example: Vec<PathBuf>,
-        /// Only tests whose name contains this.
+        /// Only tests whose name contains this, or all of the machine of this name.
         #[arg(long, value_name = "NAME")]
         only: Option<String>,
     },
@@ -148,7 +148,7 @@ fn run(work: &Path, programs: &Programs<'_>, only: Option<&str>) -> anyhow::Resu
         archive.program(&format!("bin/{name}"), &program(example)?);
     }
     fs::write(&initramfs, archive.finish())?;
-    let newer = match chosen.iter().any(|machine| needs_newer(machine)) {
+    let newer = match chosen.iter().any(|machine| machine.newer_qemu()) {
         true => Some(NewerQemu::fetch(work)?),
         false => None,
     };
@@ -183,10 +183,6 @@ fn run(work: &Path, programs: &Programs<'_>, only: Option<&str>) -> anyhow::Resu
     }
     ensure!(failed == 0, "machines with tests that failed: {failed}");
     Ok(Done::All)
-}
-
-fn needs_newer(machine: &Machine) -> bool {
-    machine.balloon == Some(Balloon::VhostUser)
 }
 
 /// What is wrong with a machine, and the end of what it said.

@@ -6,9 +6,9 @@
 
 use std::{
     fs::{self, File},
-    io::{BufRead as _, BufReader},
+    io::{BufRead as _, BufReader, ErrorKind, Write as _},
     path::{Path, PathBuf},
-    process::{Child, Command, Stdio},
+    process::{Child, ChildStdin, Command, Stdio},
     sync::mpsc::{self, RecvTimeoutError},
     thread,
     time::Duration,
@@ -22,9 +22,10 @@ use crate::{
     balloon::Meeting,
     console::{Line, Results},
     machines::{
-        Balloon, DISK_BLOCKS, EDU, HUGE_PAGES, IVSHMEM, IVSHMEM_BYTES, MEMORY, Machine, NVME,
-        NVME_SERIAL, disk_block,
+        DISK_BLOCKS, EDU, HUGE_PAGES, IVSHMEM, IVSHMEM_BYTES, MEMORY, Machine, NVME, NVME_SERIAL,
+        Unit, disk_block,
     },
+    virtio_iommu::Host,
 };
 
 /// QEMU's program.
@@ -80,12 +81,26 @@ impl Boot<'_> {
         let mut results = Results::new(machine.tests(self.only));
         let meeting = machine
             .balloon
-            .map(|balloon| Meeting::new(balloon, self.directory, self.dmaspace));
+            .map(|balloon| Meeting::new(balloon, machine.name, self.directory, self.dmaspace));
         let mut meeting = meeting.transpose()?;
-        let guest = Guest::start(&mut self.command(machine, meeting.as_ref())?)?;
+        let host = (machine.unit == Unit::Virtio).then(|| Host::new(self.directory));
+        let mut host = host.transpose()?;
+        let ours = meeting.iter().flat_map(Meeting::arguments);
+        let ours = ours.chain(host.iter().flat_map(Host::arguments));
+        let mut guest = Guest::start(&mut self.command(machine, ours)?)?;
+        if let Some(host) = &mut host {
+            host.connect()?;
+        }
         let mut leading = None;
         while !results.done() {
             match guest.lines.recv_timeout(PATIENCE) {
+                Ok(Line::Ask(question)) => {
+                    let answer = match &mut host {
+                        Some(host) => host.answer(&question),
+                        None => "nobody is here".into(),
+                    };
+                    guest.answer(&answer)?;
+                }
                 Ok(line) => {
                     if !matches!(line, Line::Run(_)) {
                         println!("  {}: {line}", machine.name);
@@ -121,6 +136,9 @@ impl Boot<'_> {
             Some(Ok(Err(error))) => results.fault(format!("the host: {error:#}")),
             Some(Err(_)) => results.fault("the host: panicked".into()),
         }
+        if let Some(Err(error)) = host.map(Host::end) {
+            results.fault(format!("the host: {error:#}"));
+        }
         Ok(results)
     }
 
@@ -129,15 +147,17 @@ impl Boot<'_> {
         ["log", "qemu.log"].map(|kind| self.directory.join(format!("{}.{kind}", machine.name)))
     }
 
-    fn command(&self, machine: &Machine, meeting: Option<&Meeting>) -> anyhow::Result<Command> {
+    fn command(
+        &self,
+        machine: &Machine,
+        ours: impl Iterator<Item = String>,
+    ) -> anyhow::Result<Command> {
         let disk = self.directory.join(format!("{}.disk", machine.name));
         let blocks = (0..DISK_BLOCKS).flat_map(disk_block);
         fs::write(&disk, blocks.collect::<Vec<u8>>())
             .with_context(|| disk.display().to_string())?;
         let [log, qemu_log] = self.logs(machine);
-        if log.exists() {
-            fs::remove_file(&log)?;
-        }
+        remove(&log)?;
         let qemu_log = File::create(&qemu_log)?;
         let mut words = format!(
             "console=ttyS0 no_timer_check panic=-1 hugepages={HUGE_PAGES} {} dmaspace.machine={}",
@@ -147,17 +167,13 @@ impl Boot<'_> {
         if let Some(only) = self.only {
             words += &format!(" dmaspace.only={only}");
         }
-        let slot = |address: &str| address.trim_start_matches("0000:00:").to_owned();
-        let mut command = match machine.balloon {
-            Some(Balloon::VhostUser) => {
-                let newer = self.newer.context("there is no newer QEMU")?;
-                newer.command()
-            }
-            _ => Command::new(PROGRAM),
+        let mut command = match machine.newer_qemu() {
+            true => self.newer.context("there is no newer QEMU")?.command(),
+            false => Command::new(PROGRAM),
         };
         command
             .args(COMMON)
-            .args(meeting.map(Meeting::arguments).unwrap_or_default())
+            .args(ours)
             .args(board(machine)?)
             // 64 bits of DMA address; 28 without it.
             .arg("-device")
@@ -211,16 +227,40 @@ fn board(machine: &Machine) -> anyhow::Result<Vec<String>> {
     Ok(plan.qemu()?)
 }
 
+/// QEMU's arguments for memory that other programs can have as a file.
+pub(crate) fn shared_memory() -> [String; 4] {
+    let memory = format!("memory-backend-memfd,id=ram,size={MEMORY},share=on");
+    let [object, machine, backend] =
+        ["-object", "-machine", "memory-backend=ram"].map(String::from);
+    [object, memory, machine, backend]
+}
+
+/// Where a device sits on its bus, as QEMU says it.
+pub(crate) fn slot(address: &str) -> &str {
+    address.trim_start_matches("0000:00:")
+}
+
+/// Removes a file that may have been left behind.
+pub(crate) fn remove(path: &Path) -> anyhow::Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != ErrorKind::NotFound => {
+            Err(error).with_context(|| path.display().to_string())
+        }
+        _ => Ok(()),
+    }
+}
+
 /// QEMU while it runs; ended when dropped.
 struct Guest {
     qemu: Child,
+    input: Option<ChildStdin>,
     lines: mpsc::Receiver<Line>,
 }
 
 impl Guest {
     fn start(command: &mut Command) -> anyhow::Result<Self> {
         let mut qemu = command
-            .stdin(Stdio::null())
+            .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
             .with_context(|| format!("{PROGRAM} cannot be started"))?;
@@ -239,7 +279,14 @@ impl Guest {
                 }
             });
         }
-        Ok(Self { qemu, lines })
+        let input = qemu.stdin.take();
+        Ok(Self { qemu, input, lines })
+    }
+
+    /// Answers a question of the guest.
+    fn answer(&mut self, answer: &str) -> anyhow::Result<()> {
+        let input = self.input.as_mut().context("no stdin")?;
+        writeln!(input, "{answer}").context("the guest takes no answer")
     }
 }
 

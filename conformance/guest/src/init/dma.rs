@@ -14,7 +14,7 @@ use std::{
 };
 
 use anyhow::{Context as _, bail, ensure};
-use guest::machines::{EDU, Machine};
+use guest::machines::{EDU, Machine, Unit};
 use hostmem::{Backing, Mapping};
 use iopt::Prot;
 use runs::Span;
@@ -22,6 +22,7 @@ use rustix::fs::OFlags;
 
 use crate::{
     edu::{BUFFER, Edu},
+    host::Endpoint,
     pci,
     space::{Interface, Space, Type1},
 };
@@ -149,14 +150,18 @@ pub(crate) fn read_only<I: Interface>() -> anyhow::Result<()> {
 
 /// The unit tells the kernel which device went where, and the kernel says so: not always, since it
 /// says only a few things within some seconds, so the device tries again.
-pub(crate) fn fault(_: &Machine) -> anyhow::Result<()> {
+pub(crate) fn fault(machine: &Machine) -> anyhow::Result<()> {
     let (_space, edu) = open::<Type1>()?;
     let mut log = OpenOptions::new()
         .read(true)
         .custom_flags(OFlags::NONBLOCK.bits() as i32)
         .open("/dev/kmsg")?;
     log.seek(SeekFrom::End(0))?;
-    let (device, address) = (EDU.trim_start_matches("0000:"), format!("{IOVA:x}"));
+    let device = match machine.unit {
+        Unit::Virtio => format!("EP {} ", Endpoint::at(EDU)?.number()),
+        _ => EDU.trim_start_matches("0000:").to_owned(),
+    };
+    let address = format!("{IOVA:x}");
     let mut said = String::new();
     for _ in 0..PATIENCE {
         edu.write(IOVA, 8)?;
@@ -166,7 +171,7 @@ pub(crate) fn fault(_: &Machine) -> anyhow::Result<()> {
         while let Ok(len) = log.read(&mut message) {
             said.push_str(&String::from_utf8_lossy(&message[..len]));
         }
-        let tells = |line: &str| line.contains(device) && line.contains(&address);
+        let tells = |line: &str| line.contains(&device) && line.contains(&address);
         if said.lines().any(tells) {
             return Ok(());
         }

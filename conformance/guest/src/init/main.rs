@@ -31,6 +31,7 @@ mod edu;
 mod examples;
 mod faults;
 mod handover;
+mod host;
 mod kernel_tables;
 mod life;
 mod limit;
@@ -50,6 +51,7 @@ mod semantics;
 mod space;
 mod tests;
 mod tracking;
+mod virtio_iommu;
 
 /// The serial port that takes the results.
 const RESULTS: &str = "/dev/ttyS1";
@@ -86,18 +88,13 @@ fn run() -> anyhow::Result<()> {
         mount::mount(kind, place, kind, MountFlags::empty(), None)
             .with_context(|| format!("{place} cannot be mounted"))?;
     }
+    let machine = host::machine()?;
     let words = fs::read_to_string("/proc/cmdline")?;
-    let word = |name: &str| {
-        let mut words = words.split_whitespace();
-        words.find_map(|word| word.strip_prefix(name)?.strip_prefix('='))
-    };
-    let name = word("dmaspace.machine").context("the command line names no machine")?;
-    let machine = Machine::find(name).with_context(|| format!("there is no machine {name}"))?;
     let mut results = OpenOptions::new()
         .write(true)
         .open(RESULTS)
         .context(RESULTS)?;
-    for test in machine.tests(word("dmaspace.only")) {
+    for test in machine.tests(host::word(&words, "dmaspace.only")) {
         say(&mut results, &Line::Run(test.into()))?;
         let line = match attempt(test, machine) {
             Ok(()) => Line::Ok(test.into()),

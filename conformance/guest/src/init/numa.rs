@@ -8,7 +8,7 @@ use std::{
     sync::{Arc, atomic::Ordering},
 };
 
-use anyhow::{Context as _, ensure};
+use anyhow::{Context as _, bail, ensure};
 use guest::machines::{Machine, Unit};
 use hostmem::Backing;
 use ioas::{
@@ -102,6 +102,7 @@ pub(crate) fn topology(machine: &Machine) -> anyhow::Result<()> {
                 node(&path.join("device/numa_node"))?,
             )
         }
+        Unit::Virtio => bail!("not of this machine"),
     };
     program::says(unit, "/at", &at)?;
     program::says(unit, "/node", &json!(node))

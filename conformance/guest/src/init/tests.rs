@@ -7,7 +7,7 @@ use crate::{
     balloon, charges, containers, dma, examples, faults, handover, kernel_tables, life, limit,
     many, numa, peer, platform, program, release, replug, semantics,
     space::{Compatibility, Iommufd, Type1},
-    tracking,
+    tracking, virtio_iommu,
 };
 
 /// A test: an error is why it failed.
@@ -132,6 +132,26 @@ const TESTS: &[(&str, Test)] = &[
         dma::read_only::<Iommufd>()
     }),
     ("iommufd_keeps_the_limit", |_| limit::exceeded::<Iommufd>()),
+    ("the_kernel_knows_what_is_reserved", virtio_iommu::reserved),
+    ("type1_maps_64_mib_at_once", |_| {
+        virtio_iommu::large::<Type1>()
+    }),
+    ("iommufd_maps_64_mib_at_once", |_| {
+        virtio_iommu::large::<Iommufd>()
+    }),
+    ("type1_maps_2000_areas_apart", |_| {
+        virtio_iommu::many::<Type1>()
+    }),
+    ("iommufd_maps_2000_areas_apart", |_| {
+        virtio_iommu::many::<Iommufd>()
+    }),
+    ("type1_has_two_devices_apart_and_together", |_| {
+        virtio_iommu::two_devices::<Type1>()
+    }),
+    ("iommufd_has_two_devices_apart_and_together", |_| {
+        virtio_iommu::two_devices::<Iommufd>()
+    }),
+    ("the_host_holds_nothing_of_the_guest", virtio_iommu::empty),
     ("type1_reads_a_block_of_nvme", |_| examples::nvme("vfio")),
     ("compatibility_reads_a_block_of_nvme", |_| {
         examples::nvme("compat")

@@ -1,0 +1,390 @@
+//! The host's side of a guest with our virtio-iommu: the device, and the DMA of all that is behind it.
+//!
+//! QEMU hands the device's queues and the guest's memory over by vhost-user, and knows nothing else of it.
+//! The guest's programs ask for DMA, which is done here by the software unit: it walks the tables
+//! that the requests of the guest's kernel have filled, and finds what the guest has written, or faults. A
+//! fault goes to the guest's kernel as an event.
+
+use std::{
+    collections::BTreeMap,
+    fs, io,
+    ops::ControlFlow,
+    os::unix::{fs::MetadataExt as _, net::UnixListener},
+    path::{Path, PathBuf},
+    sync::{Arc, PoisonError, RwLock, atomic::AtomicU64},
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, bail, ensure};
+use dmaspace::vhost::{Iommu, IommuHost, Link};
+use hostmem::{FrameSource, Mapping, Pinner};
+use ioas::{
+    AttachError, Cause, DetachError, DomainIds, HostMemory, Ioas, Ledger, Memory, MemoryObject,
+    Own, Synthetic,
+};
+use iommu::{DeviceId, RunMap, SoftwareUnit, Unit as _};
+use iopt::{FormatId, HeapTables};
+use runs::Span;
+use virtio_iommu::{
+    Config, Device, Domains, Endpoint, Error, Failed, Fault, Refusal, Region, Units,
+    wire::{CONFIG_BYTES, DEVICE_ID, NUM_QUEUES, QUEUE_SIZE, Request, Reserved, ReservedKind},
+};
+use vm_memory::{
+    GuestMemoryBackend as _, GuestMemoryMmap, GuestMemoryRegion as _, GuestRegionMmap,
+};
+
+use crate::{
+    machines::{EDU, IVSHMEM, NVME, RESERVED, VIRTIO_IOMMU, bdf},
+    qemu::{PATIENCE, remove, shared_memory, slot},
+    viot,
+};
+
+/// Pages of tables that there can be: for some times what the guest maps.
+const TABLES: u64 = 4096;
+/// What is pinned at a time, at most; where the kernel does not allow so much, pins are only counted.
+const PINNED: u64 = 256 << 20;
+/// The longest transfer.
+const MOST_BYTES: u64 = 64 << 20;
+
+type Data = Arc<RwLock<RunMap<Cells>>>;
+type Software = SoftwareUnit<Arc<HeapTables>, Data>;
+
+/// The host's side.
+pub struct Host {
+    iommu: Arc<Iommu<Spaces>>,
+    unit: Software,
+    ledger: Arc<Ledger>,
+    tables: Arc<HeapTables>,
+    endpoints: [u16; 3],
+    /// What each endpoint has read last.
+    buffers: BTreeMap<u16, Vec<u64>>,
+    listener: UnixListener,
+    socket: PathBuf,
+    viot: PathBuf,
+    link: Option<Link<Iommu<Spaces>>>,
+}
+
+impl Host {
+    /// Before QEMU starts.
+    ///
+    /// # Errors
+    ///
+    /// When there can be no device, or no files below `directory`.
+    pub fn new(directory: &Path) -> anyhow::Result<Self> {
+        let number = |address| bdf(address).context("no address of a device");
+        let endpoints = [number(EDU)?, number(NVME)?, number(IVSHMEM)?];
+        let [socket, viot] = ["viommu.vhost", "viommu.viot"].map(|name| directory.join(name));
+        remove(&socket)?;
+        let table = viot::table(number(VIRTIO_IOMMU)?, endpoints[0]..=endpoints[2]);
+        fs::write(&viot, table).with_context(|| viot.display().to_string())?;
+        let listener = UnixListener::bind(&socket).with_context(|| socket.display().to_string())?;
+        listener.set_nonblocking(true)?;
+
+        let tables = Arc::new(HeapTables::with_tables(TABLES)?);
+        let data: Data = Arc::new(RwLock::new(RunMap::new([])?));
+        let unit = SoftwareUnit::new(tables.clone(), data.clone());
+        let formats = [FormatId::VtdSs];
+        let mut units = Units::new(tables.clone(), DomainIds::new(16), formats);
+        let mut config = Config {
+            // What the tables of four levels reach.
+            input: Some(0..=(1 << 48) - 1),
+            ..Config::default()
+        };
+        for id in endpoints.map(u32::from) {
+            units.insert(id, Arc::new(unit.clone()), DeviceId(id));
+            let mut endpoint = Endpoint::new(id);
+            let range = RESERVED.0..=RESERVED.1;
+            let kind = ReservedKind::Reserved;
+            endpoint.reserved = vec![Reserved { kind, range }, Reserved::X86_MSI];
+            config.endpoints.push(endpoint);
+        }
+        let pinner = Arc::new(Pinner::probe(2 << 20)?);
+        let room = pinner.room()?;
+        let ledger = Ledger::new("guest memory", None, 0);
+        let spaces = Spaces {
+            units,
+            data,
+            pinner: room.is_none_or(|room| room >= PINNED).then_some(pinner),
+            ledger: ledger.clone(),
+            known: Vec::new(),
+            wrong: Vec::new(),
+        };
+        Ok(Self {
+            iommu: Arc::new(Iommu::new(Device::new(config, spaces)?)),
+            unit,
+            ledger,
+            tables,
+            endpoints,
+            buffers: BTreeMap::new(),
+            listener,
+            socket,
+            viot,
+            link: None,
+        })
+    }
+
+    /// QEMU's arguments for it.
+    pub fn arguments(&self) -> Vec<String> {
+        let mut arguments = shared_memory().to_vec();
+        arguments.extend([
+            "-chardev".into(),
+            format!("socket,id=viommu,path={}", self.socket.display()),
+            "-device".into(),
+            format!(
+                "vhost-user-test-device-pci,chardev=viommu,virtio-id={DEVICE_ID},num_vqs={NUM_QUEUES},\
+                 vq_size={QUEUE_SIZE},config_size={CONFIG_BYTES},addr={}",
+                slot(VIRTIO_IOMMU)
+            ),
+            "-acpitable".into(),
+            format!("file={}", self.viot.display()),
+        ]);
+        arguments
+    }
+
+    /// Meets QEMU, which has been started.
+    ///
+    /// # Errors
+    ///
+    /// When it does not come.
+    pub fn connect(&mut self) -> anyhow::Result<()> {
+        let begun = Instant::now();
+        let front = loop {
+            match self.listener.accept() {
+                Ok((front, _)) => break front,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    ensure!(begun.elapsed() < PATIENCE, "QEMU does not connect");
+                    thread::sleep(Duration::from_millis(5));
+                }
+                Err(error) => return Err(error.into()),
+            }
+        };
+        front.set_nonblocking(false)?;
+        self.link = Some(Link::new(front, self.iommu.clone())?);
+        Ok(())
+    }
+
+    /// The answer to what the guest asks (`src/init/host.rs`).
+    pub fn answer(&mut self, question: &str) -> String {
+        let answer = match question {
+            "held" => Ok(self.held()),
+            transfer => self.transfer(transfer),
+        };
+        answer.unwrap_or_else(|error| format!("no answer: {error:#}"))
+    }
+
+    /// Numbers of domains, mappings, bytes that are mapped and charged, and pages of tables.
+    fn held(&self) -> String {
+        let (mut mappings, mut mapped) = (0, 0);
+        let domains = self.iommu.with(|device| {
+            let mut seen = BTreeMap::new();
+            for id in self.endpoints.map(u32::from) {
+                if let (Some(domain), Some(space)) = (device.domain_of(id), device.space_of(id)) {
+                    let bytes: u64 = space.areas().map(|area| area.range().len).sum();
+                    seen.insert(domain, (space.len(), bytes));
+                }
+            }
+            for (areas, bytes) in seen.values() {
+                mappings += areas;
+                mapped += bytes;
+            }
+            device.domains().count()
+        });
+        let (charged, tables) = (self.ledger.in_use(), self.tables.in_use());
+        format!("{domains} {mappings} {mapped} {charged} {tables}")
+    }
+
+    /// Does DMA: `read` or `write`, endpoint, address and length.
+    fn transfer(&mut self, question: &str) -> anyhow::Result<String> {
+        let words: Vec<&str> = question.split(' ').collect();
+        let &[what, endpoint, iova, len] = &*words else {
+            bail!("{question} is no question");
+        };
+        let endpoint = u16::from_str_radix(endpoint, 16)?;
+        let iova = u64::from_str_radix(iova, 16)?;
+        let len = u64::from_str_radix(len, 16)?;
+        ensure!(
+            len.is_multiple_of(8) && len <= MOST_BYTES,
+            "{len} bytes at once"
+        );
+        let mut port = self.unit.port(DeviceId(endpoint.into()));
+        let buffer = self.buffers.entry(endpoint).or_default();
+        let words = (len / 8) as usize;
+        let done = match what {
+            "read" => {
+                buffer.resize(words, 0);
+                port.read(iova, buffer)
+            }
+            "write" => {
+                buffer.resize(words.max(buffer.len()), 0);
+                port.write(iova, &buffer[..words])
+            }
+            _ => bail!("{question} is no question"),
+        };
+        let Err(aborted) = done else {
+            return Ok("done".into());
+        };
+        let mut faults = Vec::new();
+        self.unit.drain_faults(&mut |fault| faults.push(fault));
+        let faults = faults.iter().map(|fault| Fault::of(fault.device.0, fault));
+        self.iommu.report(faults);
+        if let Some(link) = &self.link {
+            link.wake();
+        }
+        Ok(format!("fault {:x}", aborted.fault.iova))
+    }
+
+    /// After QEMU's end: resets the device, and nothing of the guest is left. QEMU says nothing to a back end
+    /// when the guest's kernel resets its device, which it does when it powers off.
+    ///
+    /// # Errors
+    ///
+    /// What is left, and what was wrong before.
+    pub fn end(mut self) -> anyhow::Result<()> {
+        let link = self.link.take().context("QEMU never came")?;
+        if let Some(wrong) = link.close() {
+            bail!("the connection to QEMU: {wrong}");
+        }
+        let (domains, wrong) = self.iommu.with(|device| {
+            device.reset_system();
+            let wrong = std::mem::take(&mut device.back_end().wrong);
+            (device.domains().count(), wrong)
+        });
+        ensure!(wrong.is_empty(), "{}", wrong.join("; "));
+        let (charged, tables) = (self.ledger.in_use(), self.tables.in_use());
+        ensure!(
+            (domains, charged, tables) == (0, 0, 0),
+            "{domains} domains, {charged} bytes charged and {tables} tables are left"
+        );
+        Ok(())
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.socket);
+    }
+}
+
+/// Address spaces with tables of ours, over the guest's memory.
+struct Spaces {
+    units: Units<Arc<HeapTables>>,
+    data: Data,
+    /// `None` where the kernel does not let this process pin enough.
+    pinner: Option<Arc<Pinner>>,
+    ledger: Arc<Ledger>,
+    known: Vec<(Which, Region)>,
+    /// What no driver of Linux's brings about.
+    wrong: Vec<String>,
+}
+
+/// Which memory a region is: the file by device and number, where it begins there, and the guest's
+/// addresses.
+type Which = (u64, u64, u64, Span);
+
+/// All of a region, by word.
+struct Cells(Arc<Mapping>);
+
+impl AsRef<[AtomicU64]> for Cells {
+    fn as_ref(&self) -> &[AtomicU64] {
+        self.0.cells()
+    }
+}
+
+impl Spaces {
+    /// The region as memory for address spaces; its words are where its pins say they are.
+    fn region(&self, region: &GuestRegionMmap) -> anyhow::Result<(Region, u64, Cells)> {
+        let start = region.start_addr().0;
+        let mapping = Arc::new(Mapping::of_guest_region(region)?);
+        let object: Arc<dyn MemoryObject> = match &self.pinner {
+            Some(pinner) => {
+                // Runs of the file, at addresses of their own.
+                let frames = FrameSource::FileOffset;
+                Arc::new(HostMemory::new(mapping.clone(), pinner.clone(), frames))
+            }
+            None => Arc::new(Synthetic::new([Span::new(start, mapping.len())])),
+        };
+        let first = Span::new(0, 4096);
+        let pin = object.pin(first, &mut |_| ControlFlow::Continue(()))?;
+        let mut runs = [Span::default()];
+        let found = pin
+            .runs(first)
+            .and_then(|mut runs_of| runs_of.next_batch(&mut runs));
+        let found = found.map_err(anyhow::Error::from_boxed)?;
+        ensure!(found == 1, "no run of the memory at {start:#x}");
+        let memory = Memory::new(object.clone(), &self.ledger);
+        Ok((Region::new(start, memory), runs[0].start, Cells(mapping)))
+    }
+
+    fn renew(&mut self, memory: &GuestMemoryMmap) -> anyhow::Result<Vec<Region>> {
+        let mut known = Vec::new();
+        for region in memory.iter() {
+            let span = Span::new(region.start_addr().0, region.len());
+            let file = region.file_offset().context("memory without a file")?;
+            let about = file.file().metadata()?;
+            let which = (about.dev(), about.ino(), file.start(), span);
+            if let Some(same) = self.known.iter().find(|(known, _)| *known == which) {
+                known.push(same.clone());
+                continue;
+            }
+            let (region, address, cells) = self.region(region)?;
+            let mut data = self.data.write().unwrap_or_else(PoisonError::into_inner);
+            data.insert(address, cells)?;
+            known.push((which, region));
+        }
+        // What is gone may still be mapped, so its words stay.
+        self.known = known;
+        Ok(self
+            .known
+            .iter()
+            .map(|(_, region)| region.clone())
+            .collect())
+    }
+}
+
+impl Domains for Spaces {
+    type Backend = Own<Arc<HeapTables>>;
+
+    fn space(&mut self) -> Result<Ioas<Self::Backend>, Cause> {
+        self.units.space()
+    }
+
+    fn attach(
+        &mut self,
+        endpoint: u32,
+        space: &mut Ioas<Self::Backend>,
+    ) -> Result<(), AttachError> {
+        self.units.attach(endpoint, space)
+    }
+
+    fn detach(
+        &mut self,
+        endpoint: u32,
+        space: &mut Ioas<Self::Backend>,
+    ) -> Result<(), DetachError> {
+        self.units.detach(endpoint, space)
+    }
+
+    fn reserved(&self, endpoint: u32, sink: &mut dyn FnMut(Span)) {
+        self.units.reserved(endpoint, sink);
+    }
+
+    fn refused(&mut self, request: Option<&Request>, refusal: &Refusal) {
+        self.wrong
+            .push(format!("{request:?} was refused: {refusal}"));
+    }
+
+    fn failed(&mut self, failed: &Failed) {
+        self.wrong.push(failed.to_string());
+    }
+}
+
+impl IommuHost for Spaces {
+    fn regions(&mut self, memory: &GuestMemoryMmap) -> io::Result<Vec<Region>> {
+        self.renew(memory).map_err(io::Error::other)
+    }
+
+    fn broken(&mut self, error: &Error) {
+        self.wrong.push(error.to_string());
+    }
+}
