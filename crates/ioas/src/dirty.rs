@@ -21,9 +21,10 @@ use alloc::vec::Vec;
 use core::fmt;
 
 use iommu::FlushError;
-use iopt::{DirtyError, Interruption, Pending, Prot, RefitError, Shown};
+use iopt::{DirtyError, Interruption, Invalidation, Pending, Prot, RefitError, Shown};
 use runs::Span;
 
+use crate::area::Area;
 use crate::backend::{Backend, Unsupported};
 use crate::error::UnmapError;
 use crate::memory::Memory;
@@ -189,6 +190,20 @@ impl<B: Backend> Ioas<B> {
             self.show(&mut all)
                 .map_err(TrackingError::Flush)?
                 .acknowledge();
+            // What was cleared when an earlier flush failed, a unit may hold as dirty to this day. It would
+            // write there without a trace.
+            let areas = self.areas.iter().map(Area::range);
+            let mut areas = areas.filter(|range| half.covers(range));
+            let (first, last) = (areas.next(), areas.last());
+            let hull = first.and_then(|first| {
+                let last = last.unwrap_or(first);
+                Span::inclusive(first.start, last.last())
+            });
+            if let Some(hull) = hull {
+                let everything = Invalidation::of(hull, u32::MAX, false);
+                let shown = self.backend.show(&everything);
+                shown.map_err(TrackingError::Flush)?;
+            }
         }
         Ok(())
     }

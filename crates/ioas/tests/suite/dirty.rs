@@ -8,7 +8,8 @@ use std::thread;
 
 use crate::common::*;
 use ioas::{
-    Builder, DomainIds, Ioas, Ledger, Memory, Own, Synthetic, Tracking, UnmapError, WhenUnmapped,
+    Builder, DomainIds, Ioas, Ledger, Memory, Own, Synthetic, Tracking, TrackingError, UnmapError,
+    WhenUnmapped,
 };
 use iommu::{
     AttachError, Capabilities, Config, DeviceId, DomainId, Fault, FlushError, NodeId, SoftwareUnit,
@@ -279,6 +280,24 @@ fn nothing_is_lost_when_a_unit_is_deaf() {
     let shown = bench.space.show(&mut pending).unwrap();
     assert_eq!(shown.runs().count(), 2);
     shown.acknowledge();
+}
+
+#[test]
+fn tracking_that_did_not_begin_leaves_nothing_that_a_unit_holds_as_dirty() {
+    let mut bench = bench(&[(true, false)]);
+    bench.space.track_dirty(SMALL).unwrap();
+    bench.write(0, AT + 9 * PAGE);
+    // Dirty in the table and in the unit; then in the unit alone.
+    bench.units[0].deaf.store(true, Ordering::SeqCst);
+    let refused = bench.space.track_dirty(SMALL);
+    assert!(
+        matches!(refused, Err(TrackingError::Flush(_))),
+        "{refused:?}"
+    );
+    bench.units[0].deaf.store(false, Ordering::SeqCst);
+    bench.space.track_dirty(SMALL).unwrap();
+    bench.write(0, AT + 9 * PAGE);
+    assert_eq!(bench.harvest(PAGE), (vec![page(9, 1)], false));
 }
 
 #[test]
