@@ -9,7 +9,7 @@ use cargo_metadata::camino::Utf8PathBuf;
 
 use crate::cargo::{self, Repository};
 
-/// All programs and examples of the workspace but this one.
+/// All programs and examples of the workspace.
 pub(crate) struct Programs {
     directory: Utf8PathBuf,
 }
@@ -17,9 +17,9 @@ pub(crate) struct Programs {
 impl Programs {
     /// Builds what is not built yet.
     pub(crate) fn build(repository: &Repository) -> anyhow::Result<Self> {
-        let all = ["build", "--workspace", "--exclude", "xtask"];
-        let mut build = repository.cargo(&all);
-        cargo::run(build.args(["--all-features", "--bins", "--examples"]))?;
+        // All packages, this one too: with fewer, features of foreign crates are others, and so are they.
+        let all = ["build", "--workspace", "--all-features"];
+        cargo::run(repository.cargo(&all).args(["--bins", "--examples"]))?;
         Ok(Self {
             directory: repository.metadata.target_directory.join("debug"),
         })
