@@ -195,7 +195,6 @@ pub const MACHINES: &[Machine] = &[
             "iommufd_finds_its_mappings_on_a_device_that_was_removed",
             "type1_goes_over_to_a_second_process",
             "iommufd_goes_over_to_a_second_process",
-            "bench_pin_has_the_kernels_interfaces",
             "life_over_type1",
             "life_over_iommufd",
             "life_over_iommufd_stays_with_the_privileged",

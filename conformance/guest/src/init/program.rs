@@ -244,13 +244,6 @@ fn measured(group: &str, wanted: &[(&str, &str)]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// `bench pin` has rows by the kernel's interfaces, where a device is ready. What they say means nothing here.
-pub(crate) fn bench_pin(_: &Machine) -> anyhow::Result<()> {
-    Device(EDU).bind_to_vfio()?;
-    let by = |format| ("map for DMA", format);
-    measured("pin", &[by("vtd-ss"), by("vfio"), by("iommufd")])
-}
-
 /// `bench numa` has what it measures beside what it simulates, where there are two nodes.
 pub(crate) fn bench_numa(_: &Machine) -> anyhow::Result<()> {
     let walk = "walk by a processor, measured: tables";

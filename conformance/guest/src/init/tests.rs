@@ -218,7 +218,6 @@ const TESTS: &[(&str, Test)] = &[
     ("iommufd_goes_over_to_a_second_process", |_| {
         handover::to_a_second_process::<Iommufd>()
     }),
-    ("bench_pin_has_the_kernels_interfaces", program::bench_pin),
     ("bench_numa_measures_two_nodes", program::bench_numa),
     ("life_over_type1", |_| life::by_type1()),
     ("life_over_iommufd", |_| life::by_iommufd()),
