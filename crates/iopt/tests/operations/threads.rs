@@ -5,8 +5,8 @@ use std::thread;
 
 use iopt::format::{AmdV1, ArmStage1, K4, RiscV, VtdSs, X86_64};
 use iopt::{
-    Format, Gather, HeapArena, Interruption, Invalidation, MapError, Prot, ProtectError,
-    SharedTable, Table, TableMemory, UnmapError,
+    BuildError, Format, Gather, HeapArena, Interruption, Invalidation, MapError, Prot,
+    ProtectError, SharedTable, Table, TableMemory, UnmapError,
 };
 use runs::{Run, Span};
 
@@ -293,7 +293,17 @@ fn the_top_grows_under_threads_that_map_and_unmap() {
                         thread::yield_now();
                     }
                     let mut gather = Gather::new();
-                    assert_eq!(table.grow(levels, &mut gather).unwrap().levels, levels);
+                    let root = loop {
+                        match table.grow(levels, &mut gather) {
+                            // As above.
+                            Err(BuildError::NoTables(_)) => {
+                                table.poll();
+                                thread::yield_now();
+                            }
+                            root => break root.unwrap(),
+                        }
+                    };
+                    assert_eq!(root.levels, levels);
                     flush(table, gather);
                 }
             });
