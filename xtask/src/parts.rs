@@ -124,7 +124,14 @@ pub(crate) const PARTS: &[Part] = &[
     part("docs", Group::Build, 50, &[], docs),
     part("no-std", Group::Build, 25, &[], nostd::part),
     part("header", Group::Build, 20, &[], header::part),
-    part("tests", Group::Suite, 225, &[], tests),
+    part("tests", Group::Suite, 210, &[], tests),
+    part(
+        "system-calls",
+        Group::Suite,
+        15,
+        &[Need::Package("strace")],
+        system_calls,
+    ),
     part("doctests", Group::Suite, 15, &[], doctests),
     part(
         "compare",
@@ -193,6 +200,15 @@ pub(crate) fn suites(repository: &Repository) -> Command {
 
 fn tests(repository: &Repository) -> anyhow::Result<Outcome> {
     let mut command = suites(repository);
+    properties::settle(&mut command, runner::in_ci());
+    cargo::run(&mut command)?;
+    Ok(Outcome::Passed)
+}
+
+/// What the suites leave out, loudly, where there is no strace.
+fn system_calls(repository: &Repository) -> anyhow::Result<Outcome> {
+    let mut command = repository.cargo(&["test", "--workspace", "--all-features"]);
+    command.args(["--test", "faults", "some_of_all_system_calls"]);
     properties::settle(&mut command, runner::in_ci());
     cargo::run(&mut command)?;
     Ok(Outcome::Passed)
