@@ -64,7 +64,6 @@ const SHOTS: &[Shot] = &[
         ],
     ),
     shot("tables", "svg", &["tables", "picture", IMAGE, "--svg"]),
-    shot("life", "svg", &["life", "--svg"]),
     shot("bench", "html", &["bench", "all", "--quick", "--html"]),
     shot("numa-simulate", "svg", &["numa", "simulate", "--svg"]),
 ];
