@@ -5,6 +5,7 @@ use alloc::sync::Arc;
 use iopt::Prot;
 use runs::Span;
 
+use crate::ledger::OverLimit;
 use crate::memory::{Hold, Memory, Reserved};
 
 /// A stretch of the address space over a part of a [`Memory`].
@@ -65,13 +66,11 @@ impl Area {
         !self.out && !self.released
     }
 
-    /// Keeps what it is charged, so many `times`, as far as the limit allows.
-    pub(crate) fn reserve(&mut self, times: u64) {
-        let reserved = self.memory.reserve(self.part());
-        self.reserved = reserved.ok().map(|mut reserved| {
-            let _ = reserved.keep(times);
-            reserved
-        });
+    /// Keeps what it is charged, so many [`times`](crate::Backend::times_charged), if the limit allows.
+    pub(crate) fn reserve(&mut self, times: Option<u64>) -> Result<(), OverLimit> {
+        self.reserved = None;
+        self.reserved = Some(self.memory.reserve(self.part(), times)?);
+        Ok(())
     }
 
     /// Cuts it in two at the device address `at`, which lies inside.

@@ -216,10 +216,11 @@ pub trait Backend: Sized {
     /// True when a device, or a domain without one, has areas mapped.
     fn is_live(&self) -> bool;
 
-    /// How often memory is charged that is mapped now: 1, or for a kernel that does not share pins, the
-    /// number of its page tables that are each filled by a call of their own.
-    fn times_charged(&self) -> u64 {
-        1
+    /// How often a mapping is charged by itself, whoever else maps or holds its memory: for a kernel
+    /// that does not [share pins](Capabilities::shares_pins), the number of its page tables that are
+    /// each filled by a call of their own. `None`: memory is charged once.
+    fn times_charged(&self) -> Option<u64> {
+        None
     }
 
     /// Sets aside what mapping `range` takes besides pins and charge, tables for instance, however

@@ -134,7 +134,7 @@ impl<B: Backend> Ioas<B> {
             area.out = false;
             let there = !area.released;
             if area.released && self.backend.is_live() && area.reserved.is_none() {
-                area.reserve(self.backend.times_charged());
+                let _ = area.reserve(self.backend.times_charged());
             }
             let back = area.range;
             let end = start.wrapping_add(back.len);

@@ -137,18 +137,22 @@ impl Memory {
     /// touched: what is held already, or lies outside the object, costs nothing, and what is reserved
     /// no more than was kept for it.
     pub fn forecast(&self, part: Span) -> Forecast {
-        self.forecast_times(part, 1)
+        self.forecast_times(part, None)
     }
 
-    /// The same for an address space that charges memory so many `times`.
-    pub(crate) fn forecast_times(&self, part: Span, times: u64) -> Forecast {
+    /// The same for an address space that charges each mapping so many
+    /// [`times`](crate::Backend::times_charged), whoever else holds the memory.
+    pub(crate) fn forecast_times(&self, part: Span, times: Option<u64>) -> Forecast {
         let inside = Span::new(0, self.len()).intersection(&part);
-        let needed = inside.map_or(0, |part| {
-            let pins = self.pins.lock();
-            let needed = self.charge(&pins.unheld(part));
-            needed.saturating_sub(self.kept(&pins, part))
+        let needed = inside.map_or(0, |part| match times {
+            Some(times) => self.charge_of_mapping(part).saturating_mul(times),
+            None => {
+                let pins = self.pins.lock();
+                let needed = self.charge(&pins.unheld(part));
+                needed.saturating_sub(self.kept(&pins, part))
+            }
         });
-        self.ledger.forecast(needed.saturating_mul(times))
+        self.ledger.forecast(needed)
     }
 
     /// What is kept for `part` alone.
@@ -157,6 +161,12 @@ impl Memory {
         let all = pins.kept_for(part, object);
         let kept = all.saturating_sub(pins.kept_beside(part, object));
         kept.min(pins.reserve.as_ref().map_or(0, Charge::bytes))
+    }
+
+    /// What a kernel that charges each mapping for itself charges for one of `part`: its pages, but for
+    /// memory that is not charged at all.
+    pub(crate) fn charge_of_mapping(&self, part: Span) -> u64 {
+        self.object.charge(part).min(part.len)
     }
 
     fn charge(&self, parts: &[Span]) -> u64 {

@@ -202,7 +202,7 @@ impl<B: Backend> Ioas<B> {
             area.released = true;
             if live && !area.out {
                 // Where a kernel pins, somebody else may have taken the charge in this moment.
-                area.reserve(self.backend.times_charged());
+                let _ = area.reserve(self.backend.times_charged());
             }
             let hold: Option<Hold> = area.hold.take();
             going.held.extend(hold.is_some().then_some(*span));

@@ -5,9 +5,12 @@
 //! whatever else was charged meanwhile. (It is the ledger that keeps it. The kernel's own counter
 //! goes down, and who charges that by other ways can take what is free there.)
 //!
-//! How much is kept is a matter of the stretches that are reserved and that nobody holds: what pinning
-//! each of them is charged. A part of a huge page is charged as the whole where the kernel does so;
-//! then a release may have to charge more than it gives back. If the limit forbids that, less is kept.
+//! A kernel that charges each mapping for itself wants the charge of each again: there an area keeps its
+//! own, whoever else maps, holds or has released the same memory.
+//!
+//! Otherwise how much is kept is a matter of the stretches that are reserved and that nobody holds: what
+//! pinning each of them is charged. A part of a huge page is charged as the whole where the kernel does
+//! so; then a release may have to charge more than it gives back. If the limit forbids that, less is kept.
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -24,40 +27,37 @@ use crate::object::MemoryObject;
 pub(crate) struct Reserved {
     memory: Arc<Memory>,
     part: Span,
-    /// What is kept besides, where memory is charged more than once.
-    further: Option<Charge>,
+    /// What is kept for one area alone; `None` where the memory keeps it, once for all.
+    alone: Option<Charge>,
 }
 
 impl Reserved {
-    /// Keeps the charge of the part so many `times`, or as before.
-    pub(crate) fn keep(&mut self, times: u64) -> Result<(), OverLimit> {
-        let once = self.memory.object().charge(self.part);
-        let bytes = once.saturating_mul(times.saturating_sub(1));
-        let mut further = match self.further.take() {
-            None if bytes == 0 => return Ok(()),
-            further => further.unwrap_or_else(|| Charge::nothing(self.memory.ledger())),
+    /// Keeps what is kept for one area alone so many `times`, or as before.
+    pub(crate) fn keep(&mut self, times: Option<u64>) -> Result<(), OverLimit> {
+        let (Some(alone), Some(times)) = (&mut self.alone, times) else {
+            return Ok(());
         };
-        let more = further.more(bytes.saturating_sub(further.bytes()));
-        let kept = more.map(|more| {
-            drop(further.split(further.bytes().saturating_sub(bytes)));
-            further.join(more);
-        });
-        self.further = Some(further);
-        kept
+        let bytes = self
+            .memory
+            .charge_of_mapping(self.part)
+            .saturating_mul(times);
+        alone.join(alone.more(bytes.saturating_sub(alone.bytes()))?);
+        drop(alone.split(alone.bytes().saturating_sub(bytes)));
+        Ok(())
     }
 
     /// Cuts it in two at `offset` in the object, which lies inside.
     pub(crate) fn split_at(&mut self, offset: u64) -> Self {
         let whole = u128::from(self.part.len);
         let tail = cut(&mut self.part, offset);
-        let further = self.further.as_mut().map(|further| {
-            let bytes = u128::from(further.bytes()) * u128::from(tail.len);
-            further.split((bytes / whole) as u64)
+        let alone = self.alone.as_mut().map(|alone| {
+            let bytes = u128::from(alone.bytes()) * u128::from(tail.len);
+            alone.split((bytes / whole) as u64)
         });
         Self {
             memory: Arc::clone(&self.memory),
             part: tail,
-            further,
+            alone,
         }
     }
 
@@ -65,9 +65,9 @@ impl Reserved {
     pub(crate) fn join(&mut self, mut other: Self) {
         debug_assert!(Arc::ptr_eq(&self.memory, &other.memory));
         append(&mut self.part, &mut other.part);
-        match (&mut self.further, other.further.take()) {
-            (Some(further), Some(more)) => further.join(more),
-            (further, more) => *further = further.take().or(more),
+        debug_assert_eq!(self.alone.is_some(), other.alone.is_some());
+        if let (Some(alone), Some(more)) = (&mut self.alone, other.alone.take()) {
+            alone.join(more);
         }
     }
 }
@@ -75,20 +75,34 @@ impl Reserved {
 impl Drop for Reserved {
     fn drop(&mut self) {
         // Empty: moved into another one.
-        if !self.part.is_empty() {
+        if self.alone.is_none() && !self.part.is_empty() {
             let _ = self.memory.change_reserved(self.part, -1);
         }
     }
 }
 
 impl Memory {
-    /// Has the charge of `part` stay when the last hold goes. What nobody holds is charged now.
-    pub(crate) fn reserve(self: &Arc<Self>, part: Span) -> Result<Reserved, OverLimit> {
-        self.change_reserved(part, 1)?;
+    /// Has the charge of `part` stay when the last hold goes: what nobody holds is charged now. With
+    /// `times` all of it is, so often, for one area alone.
+    pub(crate) fn reserve(
+        self: &Arc<Self>,
+        part: Span,
+        times: Option<u64>,
+    ) -> Result<Reserved, OverLimit> {
+        let alone = match times {
+            Some(times) => {
+                let once = self.charge_of_mapping(part);
+                Some(self.ledger().charge(once.saturating_mul(times))?)
+            }
+            None => {
+                self.change_reserved(part, 1)?;
+                None
+            }
+        };
         Ok(Reserved {
             memory: Arc::clone(self),
             part,
-            further: None,
+            alone,
         })
     }
 
@@ -115,7 +129,8 @@ impl Memory {
         }
     }
 
-    /// Bytes that are charged for parts which nobody holds.
+    /// Bytes that are charged for parts which nobody holds, each once. What areas keep for themselves,
+    /// where a kernel charges each mapping, is in the [ledger](Self::ledger) only.
     pub fn reserved(&self) -> u64 {
         let pins = self.pins().lock();
         pins.reserve.as_ref().map_or(0, Charge::bytes)

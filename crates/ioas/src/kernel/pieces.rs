@@ -59,10 +59,9 @@ impl Stretch {
             && self.prot == next.prot
     }
 
-    /// What the kernel charges for it: its pages, but for memory that is not charged at all.
+    /// What the kernel charges for it.
     pub(super) fn charge(&self) -> u64 {
-        let part = self.part();
-        self.memory.object().charge(part).min(part.len)
+        self.memory.charge_of_mapping(self.part())
     }
 }
 

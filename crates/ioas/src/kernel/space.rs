@@ -48,7 +48,7 @@ pub(super) fn map_again<B: Backend>(
     let kept = area.reserved.take().is_some();
     let mapped = backend.map(area, retired, observer);
     if mapped.is_err() && kept {
-        area.reserve(backend.times_charged());
+        let _ = area.reserve(backend.times_charged());
     }
     mapped
 }
@@ -143,6 +143,10 @@ impl<K: Mapper> Backend for Kernel<K> {
 
     fn is_live(&self) -> bool {
         !self.devices.is_empty()
+    }
+
+    fn times_charged(&self) -> Option<u64> {
+        self.mapper().shares().is_none().then_some(1)
     }
 
     fn map_again(

@@ -269,7 +269,7 @@ fn replay<M: TableMemory>(
             let kept = domain.spare.add(range, &domain.table);
             kept.map_err(|cause| failed(MapError::Table(cause)))?;
             if area.reserved.is_none() && !area.out {
-                let reserved = area.memory.reserve(area.part());
+                let reserved = area.memory.reserve(area.part(), None);
                 area.reserved = Some(reserved.map_err(|over| failed(MapError::OverLimit(over)))?);
             }
         }

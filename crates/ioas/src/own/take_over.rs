@@ -186,7 +186,7 @@ impl<M: TableMemory> Ioas<Own<M>> {
         if !domains.is_empty() {
             areas.0.try_for_each_mut(0, u64::MAX, |range, area| {
                 if area.released && !area.out {
-                    let reserved = area.memory.reserve(area.part());
+                    let reserved = area.memory.reserve(area.part(), None);
                     let reserved = reserved.map_err(|over| TakeOverError::Hold {
                         area: range,
                         cause: MapError::OverLimit(over),

@@ -115,9 +115,9 @@ impl<K: Mapper> Backend for ByNode<K> {
         self.containers.iter().any(|member| member.is_live())
     }
 
-    fn times_charged(&self) -> u64 {
+    fn times_charged(&self) -> Option<u64> {
         let live = self.containers.iter().filter(|member| member.is_live());
-        (live.count() as u64).max(1)
+        Some((live.count() as u64).max(1))
     }
 
     fn map_again(
@@ -261,17 +261,15 @@ impl<K: Mapper> Ioas<ByNode<K>> {
     fn keep_for_all(&mut self) -> Result<(), AttachError> {
         let (live, times) = (self.backend.is_live(), self.backend.times_charged());
         self.areas.0.try_for_each_mut(0, u64::MAX, |range, area| {
-            let kept = match area.reserved.take() {
-                _ if !live => return Ok(()),
-                Some(reserved) => Ok(reserved),
-                None if area.released && !area.out => area.memory.reserve(area.part()),
-                None => return Ok(()),
+            let kept = match &mut area.reserved {
+                reserved if !live => {
+                    *reserved = None;
+                    Ok(())
+                }
+                Some(reserved) => reserved.keep(times),
+                None if area.released && !area.out => area.reserve(times),
+                None => Ok(()),
             };
-            let kept = kept.and_then(|mut reserved| {
-                let kept = reserved.keep(times);
-                area.reserved = Some(reserved);
-                kept
-            });
             kept.map_err(|over| AttachError::Replay {
                 area: range,
                 cause: MapError::OverLimit(over),

@@ -1,6 +1,7 @@
 //! Every container is charged: told before, and kept for what is released.
 
 use super::{ALL, Bench, group, node};
+use crate::plain_kernel::PAGE;
 use crate::plain_kernel::setup::*;
 use ioas::{AttachError, Forecast, MapError, ReleaseError};
 use iopt::Interruption;
@@ -39,6 +40,36 @@ fn the_double_charge_is_told_before_and_refused_before_anything_is_touched() {
     assert!(matches!(cause, MapError::OverLimit(_)), "{cause:?}");
     assert_eq!(bench.nodes(), [(Some(0), 1), (Some(1), 1)]);
     bench.check();
+}
+
+/// Type 1 charges each mapping of the same page, and so wants each charge again.
+#[test]
+fn areas_that_share_released_memory_keep_a_charge_each() {
+    let pages = |first: u64, count: u64| Span::new(first * PAGE, count * PAGE);
+    let areas = [(168, pages(60, 56)), (109, pages(28, 50))];
+    let charged = (56 + 50) * PAGE;
+    let (mut bench, _) = Bench::with(&[0], charged);
+    let memory = bench.memory(GIB);
+    // Page 77 of the memory is released at both addresses.
+    let gone = [(185, 39), (126, 33)].map(|(at, count)| Span::new(GIB + at * PAGE, count * PAGE));
+    let allowed = Interruption::Allowed;
+    for ((at, part), gone) in areas.into_iter().zip(gone) {
+        bench.map(GIB + at * PAGE, &memory, part).unwrap();
+        let mut refused = |range, cause: ReleaseError| panic!("{range}: {cause}");
+        bench.space.release(&[gone], allowed, &mut refused, &mut ());
+        bench.check();
+    }
+    assert_eq!(bench.ledger.in_use(), charged);
+    // What is kept is for these areas: nobody else maps their memory with it.
+    let forecast = bench.space.forecast(&memory, pages(77, 1));
+    assert!(
+        matches!(forecast, Forecast::DoesNotFit(over) if over.needed == PAGE),
+        "{forecast}"
+    );
+    let mut failed = |range, cause: MapError| panic!("{range}: {cause}");
+    bench.space.restore(&gone, allowed, &mut failed, &mut ());
+    bench.check();
+    assert_eq!((bench.ledger.in_use(), bench.space.len()), (charged, 2));
 }
 
 #[test]
