@@ -207,8 +207,8 @@ fn tests(repository: &Repository) -> anyhow::Result<Outcome> {
 
 /// What the suites leave out, loudly, where there is no strace.
 fn system_calls(repository: &Repository) -> anyhow::Result<Outcome> {
-    let mut command = repository.cargo(&["test", "--workspace", "--all-features"]);
-    command.args(["--test", "faults", "some_of_all_system_calls"]);
+    let mut command = suites(repository);
+    command.arg("some_of_all_system_calls");
     properties::settle(&mut command, runner::in_ci());
     cargo::run(&mut command)?;
     Ok(Outcome::Passed)
