@@ -285,19 +285,19 @@ fn nothing_is_lost_when_a_unit_is_deaf() {
 #[test]
 fn tracking_that_did_not_begin_leaves_nothing_that_a_unit_holds_as_dirty() {
     let mut bench = bench(&[(true, false)]);
-    bench.space.track_dirty(SMALL).unwrap();
+    bench.space.track_dirty(Tracking::default()).unwrap();
     bench.write(0, AT + 9 * PAGE);
     // Dirty in the table and in the unit; then in the unit alone.
     bench.units[0].deaf.store(true, Ordering::SeqCst);
-    let refused = bench.space.track_dirty(SMALL);
+    let refused = bench.space.track_dirty(Tracking::default());
     assert!(
         matches!(refused, Err(TrackingError::Flush(_))),
         "{refused:?}"
     );
     bench.units[0].deaf.store(false, Ordering::SeqCst);
-    bench.space.track_dirty(SMALL).unwrap();
+    bench.space.track_dirty(Tracking::default()).unwrap();
     bench.write(0, AT + 9 * PAGE);
-    assert_eq!(bench.harvest(PAGE), (vec![page(9, 1)], false));
+    assert_eq!(bench.harvest(PAGE), (vec![page(0, 512)], false));
 }
 
 #[test]
