@@ -60,6 +60,7 @@ impl Account {
     }
 
     /// Bytes that the limit leaves; `None` without one.
+    #[cfg(feature = "life")]
     pub(crate) const fn room(&self) -> Option<u64> {
         self.room
     }
