@@ -161,6 +161,26 @@ pub enum Refusal {
         #[source]
         cause: AttachError,
     },
+    /// The endpoint cannot be attached to a domain that others are attached to.
+    #[error("endpoint {endpoint} does not join the others of domain {domain}: {cause}")]
+    Shared {
+        /// The endpoint.
+        endpoint: u32,
+        /// The domain.
+        domain: u32,
+        /// Why.
+        #[source]
+        cause: Box<Self>,
+    },
+    /// The endpoint, which is to be attached elsewhere, cannot be detached from its domain.
+    #[error("endpoint {endpoint} does not leave its domain: {cause}")]
+    Stays {
+        /// The endpoint.
+        endpoint: u32,
+        /// Why.
+        #[source]
+        cause: DetachError,
+    },
     /// The endpoint cannot be detached from where it is.
     #[error("endpoint {endpoint} is not detached: {cause}")]
     Detach {
@@ -186,7 +206,8 @@ impl Refusal {
     pub fn status(&self) -> Status {
         match self {
             Self::Unreadable { .. } => Status::IoErr,
-            Self::Incompatible { .. } => Status::Unsupp,
+            // The last two whatever the cause is: ATTACH has no other status for them (5.13.6.3.2).
+            Self::Incompatible { .. } | Self::Shared { .. } | Self::Stays { .. } => Status::Unsupp,
             Self::NeedsReset | Self::Detach { .. } => Status::DevErr,
             Self::Reserved
             | Self::Flags { .. }

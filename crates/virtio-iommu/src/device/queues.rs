@@ -10,7 +10,7 @@ use crate::domains::Domains;
 use crate::fault::Fault;
 use crate::features;
 use crate::refusal::Refusal;
-use crate::wire::{MOST_REQUEST_BYTES, Request, Status, TAIL_BYTES};
+use crate::wire::{FAULT_BYTES, MOST_REQUEST_BYTES, Request, Status, TAIL_BYTES};
 
 /// Why a queue was not served, or not to its end. What was taken before stays taken.
 #[derive(Debug, thiserror::Error)]
@@ -46,7 +46,8 @@ pub struct Served {
     pub used: u16,
     /// Send the driver a used buffer notification.
     pub notify: bool,
-    /// There is more in the queue than was there at the start: call again soon.
+    /// There is more in the queue: of requests, what has come since the start, so call again soon; of events,
+    /// also the buffers for faults to come.
     pub more: bool,
 }
 
@@ -99,8 +100,12 @@ impl<D: Domains> Device<D> {
             room.answer.clear();
             room.answer.extend(fault.to_bytes());
             let good = room.follow(chain, size) && room.readable() == 0;
+            let writable = room.writable(memory).filter(|_| good);
             // A buffer that is too small goes back as it is (5.13.6.9.2).
-            let written = if good { room.write(memory) } else { 0 };
+            let written = match writable {
+                Some(bytes) if bytes >= FAULT_BYTES as u64 => room.write(memory),
+                _ => 0,
+            };
             if written > 0 {
                 left.next();
                 told += 1;
@@ -166,6 +171,7 @@ impl<D: Domains> Device<D> {
         let Some(bytes) = writable.filter(|bytes| (TAIL_BYTES..=most).contains(bytes)) else {
             return 0;
         };
+        room.answer.clear();
         let message = match room.read(memory) {
             Ok(message) => message,
             Err(buffers::Unreadable { address, len }) => {
@@ -178,7 +184,6 @@ impl<D: Domains> Device<D> {
             Ok(request) if self.is_known(&request, bytes) => request,
             _ => return 0,
         };
-        room.answer.clear();
         room.answer.resize(bytes - TAIL_BYTES, 0);
         let done = match &request {
             _ if self.stuck => Err(Refusal::NeedsReset),

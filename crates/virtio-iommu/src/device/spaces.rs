@@ -52,14 +52,22 @@ impl<D: Domains> Device<D> {
             self.compatible(endpoint, there.space.as_ref())?;
         }
         // As if the driver had detached it first.
-        let result = self
-            .leave(endpoint)
-            .map_err(|cause| Refusal::Detach { endpoint, cause })
-            .and_then(|()| self.enter(endpoint, domain, bypass));
+        let result = match self.leave(endpoint) {
+            Ok(()) => self.enter(endpoint, domain, bypass),
+            Err(cause) => Err(Refusal::Stays { endpoint, cause }),
+        };
         if result.is_err() {
             self.settle(endpoint);
         }
-        result
+        // A domain that is there still has others (5.13.6.3.2).
+        match result {
+            Err(cause) if self.domains.contains_key(&domain) => Err(Refusal::Shared {
+                endpoint,
+                domain,
+                cause: Box::new(cause),
+            }),
+            result => result,
+        }
     }
 
     /// Refuses an endpoint for which something is reserved that the domain has mapped.

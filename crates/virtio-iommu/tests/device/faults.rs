@@ -97,6 +97,8 @@ fn a_buffer_that_is_too_small_goes_back_and_the_next_is_taken() {
     let _ = guest.tell(&[fault(5)]).unwrap();
     assert_eq!(guest.used(1), [(0, 0), (1, 0), (2, 24)]);
     assert_eq!(guest.fault(2), fault(5).to_bytes());
+    // As it was: nothing of the fault was written.
+    assert_eq!(guest.fault(0), [0; 24]);
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! Each status, by what brings it.
 
+use ioas::AttachError;
 use runs::Span;
 use virtio_iommu::wire::{Attach, Request, Unmap, attach_flags, map_flags};
 use virtio_iommu::{Status, features};
@@ -59,6 +60,20 @@ fn ioerr_is_a_request_that_is_not_in_memory() {
 }
 
 #[test]
+fn ioerr_comes_with_zeros_and_not_with_the_answer_before_it() {
+    let mut guest = mapped();
+    let answered = guest.send(probe(8));
+    assert_eq!(answered, Some(Status::Ok));
+    guest.blank(PROBE_BYTES + 4);
+    let answer = (crate::guest::ANSWER, PROBE_BYTES + 4, true);
+    guest.chain(0, &[(1 << 40, 72, false), answer]);
+    let answer = guest.answer(PROBE_BYTES + 4);
+    assert_eq!(status(&answer), Some(Status::IoErr));
+    let (properties, _tail) = answer.split_at(PROBE_BYTES as usize);
+    assert_eq!(properties, [0; PROBE_BYTES as usize]);
+}
+
+#[test]
 fn unsupp_is_an_endpoint_that_cannot_share_the_domain() {
     let mut guest = mapped();
     let reserved = Span::new(RESERVED_PAGE, PAGE);
@@ -70,10 +85,33 @@ fn unsupp_is_an_endpoint_that_cannot_share_the_domain() {
 }
 
 #[test]
+fn unsupp_is_an_endpoint_that_does_not_join_others_whatever_the_cause_is() {
+    let mut guest = mapped();
+    let back = guest.device.back_end();
+    (back.no_attach, back.why) = (Some(9), || AttachError::Build("no room".into()));
+    refused(&mut guest, Status::Unsupp, &[attach(9, 1)]);
+    refused(&mut guest, Status::NoMem, &[attach(9, 2)]);
+    // In bypass domains as well.
+    assert_eq!(guest.send(attach_with(16, 3, BYPASS)), Some(Status::Ok));
+    refused(&mut guest, Status::Unsupp, &[attach_with(9, 3, BYPASS)]);
+    guest.device.back_end().no_attach = None;
+    assert_eq!(guest.send(attach(9, 1)), Some(Status::Ok));
+}
+
+#[test]
+fn unsupp_is_an_endpoint_that_does_not_leave_its_domain_for_another() {
+    let mut guest = mapped();
+    guest.device.back_end().no_detach = Some(8);
+    refused(&mut guest, Status::Unsupp, &[attach(8, 2)]);
+    assert_eq!(guest.send(attach(9, 2)), Some(Status::Ok));
+    refused(&mut guest, Status::Unsupp, &[attach(8, 2)]);
+}
+
+#[test]
 fn deverr_is_an_endpoint_that_does_not_let_go() {
     let mut guest = mapped();
     guest.device.back_end().no_detach = Some(8);
-    refused(&mut guest, Status::DevErr, &[detach(8, 1), attach(8, 2)]);
+    refused(&mut guest, Status::DevErr, &[detach(8, 1)]);
     guest.device.back_end().no_detach = None;
     assert_eq!(guest.send(detach(8, 1)), Some(Status::Ok));
     guest.assert_all_back();

@@ -1,7 +1,7 @@
 //! Bytes on the wire, written down by hand from VIRTIO 1.3, 5.13.
 
 use virtio_iommu::wire::{Malformed, Request};
-use virtio_iommu::{Fault, Reason, SetupError, features};
+use virtio_iommu::{Fault, Reason, Reserved, ReservedKind, SetupError, features};
 
 use crate::guest::{ENDPOINTS, Guest, PROBE_BYTES, config, status};
 
@@ -65,7 +65,7 @@ fn requests_byte_by_byte() {
     let mut guest = Guest::new();
     // ATTACH of endpoint 8 to domain 1: type, reserved bytes that are ignored, domain, endpoint, flags,
     // reserved.
-    let attach = [LE1, LE1, [8, 0, 0, 0], [0; 4], [0; 4]].concat();
+    let attach = [[1, 9, 9, 9], LE1, [8, 0, 0, 0], [0; 4], [0; 4]].concat();
     assert_eq!(guest.send_bytes(&attach, 4), [0; 4]);
     assert_eq!(guest.device.domain_of(8), Some(1));
     // MAP of 0x12000 to 0x13fff, to the guest's 0x3000, for reading.
@@ -113,6 +113,27 @@ fn properties_byte_by_byte() {
         [[0, 0x50, 0, 0, 0, 0, 0, 0], [0xff, 0x5f, 0, 0, 0, 0, 0, 0]].concat()
     );
     assert!(status(&answer).is_some() && answer[24..].iter().all(|byte| *byte == 0));
+}
+
+#[test]
+fn a_property_begins_where_the_one_before_it_ends() {
+    let mut config = config();
+    config.endpoints[0].reserved.push(Reserved {
+        kind: ReservedKind::Reserved,
+        range: 0x1000..=0x2fff,
+    });
+    let mut guest = Guest::with(config, iopt::FormatId::VtdSs);
+    let mut probe = vec![5, 0, 0, 0, ENDPOINTS[0] as u8];
+    probe.resize(72, 0);
+    let answer = guest.send_bytes(&probe, PROBE_BYTES + 4);
+    let mut expected = vec![1, 0, 20, 0, 0, 0, 0, 0];
+    expected.extend(0x1000u64.to_le_bytes());
+    expected.extend(0x2fffu64.to_le_bytes());
+    expected.extend([1, 0, 20, 0, 1, 0, 0, 0]);
+    expected.extend(0xfee0_0000u64.to_le_bytes());
+    expected.extend(0xfeef_ffffu64.to_le_bytes());
+    expected.resize(PROBE_BYTES as usize + 4, 0);
+    assert_eq!(answer, expected);
 }
 
 #[test]

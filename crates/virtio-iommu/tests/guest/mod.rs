@@ -60,6 +60,7 @@ pub struct Back {
     pub spaces: usize,
     /// Endpoints that are not attached, or not detached.
     pub no_attach: Option<u32>,
+    pub why: fn() -> AttachError,
     pub no_detach: Option<u32>,
     /// Endpoints that were attached or detached so far.
     pub moves: usize,
@@ -78,7 +79,7 @@ impl Domains for Back {
 
     fn attach(&mut self, id: u32, space: &mut Ioas<Self::Backend>) -> Result<(), AttachError> {
         match self.no_attach == Some(id) {
-            true => Err(AttachError::Busy("broken".into())),
+            true => Err((self.why)()),
             false => {
                 self.moves += 1;
                 self.units.attach(id, space)
@@ -205,6 +206,7 @@ impl Guest {
             units,
             spaces: usize::MAX,
             no_attach: None,
+            why: || AttachError::Busy("broken".into()),
             no_detach: None,
             moves: 0,
             refused: Vec::new(),
