@@ -9,6 +9,7 @@ use vm_memory::{Bytes, GuestAddress, GuestMemory};
 
 use crate::format::{BulkFormat, Format, LePfns, MOST_MESSAGE_BYTES, ScatterGather};
 use crate::refusal::{Refusal, Refusals};
+use crate::stats::ByteOrder;
 
 /// A buffer of a chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -95,8 +96,9 @@ pub(super) fn read(
 /// What messages look like.
 #[derive(Clone, Copy)]
 pub(super) enum Wire {
-    /// Page numbers, as the standard has them.
-    Pfns,
+    /// Page numbers, as the standard has them; those of a legacy guest are in its own byte order (VIRTIO 1.3,
+    /// 2.7.3).
+    Pfns(ByteOrder),
     /// In bulk, and the longest of them.
     Bulk(BulkFormat, usize),
     /// The buffers are the pages.
@@ -113,7 +115,7 @@ impl Wire {
         sink: impl FnMut(Span),
     ) -> usize {
         let most = match self {
-            Self::Pfns => MOST_MESSAGE_BYTES,
+            Self::Pfns(_) => MOST_MESSAGE_BYTES,
             Self::Bulk(_, most) => most,
             Self::Gather => {
                 gather(pieces, refusals, sink);
@@ -123,6 +125,11 @@ impl Wire {
         if read(pieces, memory, most, message, refusals) {
             match self {
                 Self::Bulk(format, _) => format.decode(message, refusals, sink),
+                Self::Pfns(ByteOrder::Big) => {
+                    let (numbers, _) = message.as_chunks_mut::<4>();
+                    numbers.iter_mut().for_each(|number| number.reverse());
+                    LePfns.decode(message, refusals, sink);
+                }
                 _ => LePfns.decode(message, refusals, sink),
             }
         }

@@ -387,7 +387,7 @@ impl<D: Discard, A: Dma, M: Monitor> Device<D, A, M> {
                 BulkFormat::ScatterGather => Wire::Gather,
                 format => Wire::Bulk(format, bulk.message_bytes as usize),
             },
-            _ => Wire::Pfns,
+            _ => Wire::Pfns(self.order()),
         }
     }
 }

@@ -28,7 +28,8 @@ pub struct Settings {
     pub bulk: Option<Bulk>,
     /// How queues are numbered; by default as Linux and the monitors do.
     pub numbering: Numbering,
-    /// The byte order of a legacy guest; one of the standard is little-endian.
+    /// The byte order of a legacy guest, in which its page numbers, statistics and commands are; one of the
+    /// standard is little-endian. Rings in that order are the transport's affair.
     pub legacy_order: ByteOrder,
     /// What is done when devices cannot be given pages of a message of deflateq.
     pub unrestored: Unrestored,

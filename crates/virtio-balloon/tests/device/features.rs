@@ -252,6 +252,31 @@ fn the_first_statistics_of_a_legacy_driver_are_not_read() {
 }
 
 #[test]
+fn page_numbers_of_a_legacy_driver_are_in_its_byte_order() {
+    let settings = Settings {
+        legacy_order: ByteOrder::Big,
+        ..Settings::default()
+    };
+    let big: Vec<u8> = [pfn(3), pfn(4), pfn(9)]
+        .iter()
+        .flat_map(|pfn| (*pfn as u32).to_be_bytes())
+        .collect();
+    let mut guest = Guest::without(settings, Features::VERSION_1);
+    guest.send(Queue::Inflate, &big);
+    let _ = guest.drain(Queue::Inflate);
+    assert_eq!(guest.discards(), [[pages(3, 2), pages(9, 1)]]);
+    guest.send(Queue::Deflate, &big);
+    let _ = guest.drain(Queue::Deflate);
+    assert_eq!(guest.device.counters().deflated, 3 * WIRE_PAGE);
+    assert_eq!(guest.device.refusals().total(), 0);
+    // One of the standard is little-endian whatever the setting says.
+    let mut guest = Guest::new(settings);
+    guest.pfns(Queue::Inflate, [pfn(3)]);
+    let _ = guest.drain(Queue::Inflate);
+    assert_eq!(guest.discards(), [[pages(3, 1)]]);
+}
+
+#[test]
 fn what_the_machine_does_not_take_is_told() {
     let mut guest = Guest::new(Settings::default());
     guest.notes.borrow_mut().stuck = vec![pages(1, 2)];
