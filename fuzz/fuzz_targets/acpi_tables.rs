@@ -1,3 +1,3 @@
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| dmaspace_fuzz::dmaspace::run("acpi_tables", data));
+dmaspace_fuzz::target!(dmaspace, "acpi_tables");

@@ -1,6 +1,3 @@
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| dmaspace_fuzz::virtio_balloon::run(
-    "balloon_device",
-    data
-));
+dmaspace_fuzz::target!(virtio_balloon, "balloon_device");

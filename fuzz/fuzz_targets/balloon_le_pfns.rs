@@ -1,6 +1,3 @@
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| dmaspace_fuzz::virtio_balloon::run(
-    "balloon_le_pfns",
-    data
-));
+dmaspace_fuzz::target!(virtio_balloon, "balloon_le_pfns");

@@ -1,3 +1,3 @@
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| dmaspace_fuzz::iopt::run("decode_riscv_g", data));
+dmaspace_fuzz::target!(iopt, "decode_riscv_g");

@@ -1,3 +1,3 @@
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| dmaspace_fuzz::iopt::run("decode_vtd_ss", data));
+dmaspace_fuzz::target!(iopt, "decode_vtd_ss");

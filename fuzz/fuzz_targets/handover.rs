@@ -1,3 +1,3 @@
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| dmaspace_fuzz::ioas::run("handover", data));
+dmaspace_fuzz::target!(ioas, "handover");

@@ -1,3 +1,3 @@
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| dmaspace_fuzz::dmaspace::run("machine_files", data));
+dmaspace_fuzz::target!(dmaspace, "machine_files");

@@ -1,3 +1,3 @@
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| dmaspace_fuzz::iommu::run("unit_smmu", data));
+dmaspace_fuzz::target!(iommu, "unit_smmu");

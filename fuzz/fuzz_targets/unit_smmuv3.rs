@@ -1,3 +1,3 @@
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| dmaspace_fuzz::iommu::run("unit_smmuv3", data));
+dmaspace_fuzz::target!(iommu, "unit_smmuv3");

@@ -1,6 +1,3 @@
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| dmaspace_fuzz::virtio_iommu::run(
-    "virtio_iommu_device",
-    data
-));
+dmaspace_fuzz::target!(virtio_iommu, "virtio_iommu_device");

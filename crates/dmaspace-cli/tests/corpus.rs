@@ -18,31 +18,8 @@ mod fuzz_bodies;
 mod replay;
 
 use allocated::Counting;
-use proptest::prelude::*;
 
 #[global_allocator]
 static ALLOCATOR: Counting<{ 512 << 20 }> = Counting;
 
-fn names() -> impl Iterator<Item = &'static str> {
-    fuzz_bodies::TARGETS.iter().map(|(name, _)| *name)
-}
-
-#[test]
-fn every_file_of_the_corpus_still_holds() {
-    replay::all(names(), fuzz_bodies::run);
-}
-
-#[test]
-fn every_target_is_built() {
-    replay::are_built("dmaspace_cli", names());
-}
-
-proptest! {
-    #[test]
-    fn any_change_of_the_corpus_still_holds(
-        nth in any::<u16>(),
-        changes in prop::collection::vec((any::<u16>(), any::<u8>()), 0..24),
-    ) {
-        replay::changed(names(), nth.into(), &changes, fuzz_bodies::run);
-    }
-}
+replay::tests!("dmaspace_cli", fuzz_bodies::TARGETS, changed);

@@ -26,24 +26,11 @@ use allocated::{Counting, within};
 use dmaspace::inspect::areas;
 use dmaspace::tables::{KernelTextError, TableFile};
 use dmaspace::topology::{Topology, TopologyError};
-use proptest::prelude::*;
 
 #[global_allocator]
 static ALLOCATOR: Counting<{ 512 << 20 }> = Counting;
 
-fn names() -> impl Iterator<Item = &'static str> {
-    fuzz_bodies::TARGETS.iter().map(|(name, _)| *name)
-}
-
-#[test]
-fn every_file_of_the_corpus_still_holds() {
-    replay::all(names(), fuzz_bodies::run);
-}
-
-#[test]
-fn every_target_is_built() {
-    replay::are_built("dmaspace", names());
-}
+replay::tests!("dmaspace", fuzz_bodies::TARGETS, changed);
 
 #[test]
 fn an_image_without_an_end_is_not_read_to_it() {
@@ -114,14 +101,4 @@ fn areas_take_as_much_as_their_lines() {
     let smaps = "0-1 r 0 0 0\n".repeat(10_000);
     let found = within(64 * smaps.len() as u64, || areas(&smaps));
     assert_eq!(found.len(), 10_000);
-}
-
-proptest! {
-    #[test]
-    fn any_change_of_the_corpus_still_holds(
-        nth in any::<u16>(),
-        changes in prop::collection::vec((any::<u16>(), any::<u8>()), 0..24),
-    ) {
-        replay::changed(names(), nth.into(), &changes, fuzz_bodies::run);
-    }
 }

@@ -24,7 +24,6 @@ use allocated::{Counting, counted};
 use ioas::{Cause, Ioas, Ledger, Memory, MemoryObject, PinFailed, Pinned, RunReader};
 use iommu::DomainId;
 use iopt::{AnyTable, FormatId, HeapTables, Prot};
-use proptest::prelude::*;
 use runs::{PageSizes, Span};
 
 #[global_allocator]
@@ -129,26 +128,4 @@ fn a_million_runs_take_no_more_memory_than_a_few() {
     assert!(map_calls <= 16 && unmap_calls <= 8, "{many:?}");
 }
 
-fn names() -> impl Iterator<Item = &'static str> {
-    fuzz_bodies::TARGETS.iter().map(|(name, _)| *name)
-}
-
-#[test]
-fn every_file_of_the_corpus_still_holds() {
-    replay::all(names(), fuzz_bodies::run);
-}
-
-#[test]
-fn every_target_is_built() {
-    replay::are_built("ioas", names());
-}
-
-proptest! {
-    #[test]
-    fn any_change_of_the_corpus_still_holds(
-        nth in any::<u16>(),
-        changes in prop::collection::vec((any::<u16>(), any::<u8>()), 0..24),
-    ) {
-        replay::changed(names(), nth.into(), &changes, fuzz_bodies::run);
-    }
-}
+replay::tests!("ioas", fuzz_bodies::TARGETS, changed);

@@ -14,16 +14,4 @@ mod fuzz_bodies;
 #[path = "../../../fuzz/src/replay.rs"]
 mod replay;
 
-fn names() -> impl Iterator<Item = &'static str> {
-    fuzz_bodies::TARGETS.iter().map(|(name, _)| *name)
-}
-
-#[test]
-fn every_file_of_the_corpus_still_holds() {
-    replay::all(names(), fuzz_bodies::run);
-}
-
-#[test]
-fn every_target_is_built() {
-    replay::are_built("iopt", names());
-}
+replay::tests!("iopt", fuzz_bodies::TARGETS);

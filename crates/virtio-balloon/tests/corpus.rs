@@ -19,28 +19,10 @@ mod replay;
 
 use proptest::prelude::*;
 
-fn names() -> impl Iterator<Item = &'static str> {
-    let decoders = fuzz_bodies::TARGETS.iter().map(|(name, _)| *name);
-    decoders.chain([device::NAME])
-}
-
-fn run(name: &str, data: &[u8]) {
-    let mut decoders = fuzz_bodies::TARGETS.iter();
-    match decoders.find(|(target, _)| *target == name) {
-        Some((_, body)) => body(data),
-        None => device::play(data),
-    }
-}
-
-#[test]
-fn every_file_of_the_corpus_still_holds() {
-    replay::all(names(), run);
-}
-
-#[test]
-fn every_target_is_built() {
-    replay::are_built("virtio_balloon", names());
-}
+replay::tests!(
+    "virtio_balloon",
+    [&fuzz_bodies::TARGETS[..], &[device::TARGET]].concat()
+);
 
 proptest! {
     #[test]

@@ -16,15 +16,7 @@ mod replay;
 
 use proptest::prelude::*;
 
-#[test]
-fn every_file_of_the_corpus_still_holds() {
-    replay::all([fuzz_bodies::NAME], fuzz_bodies::run);
-}
-
-#[test]
-fn every_target_is_built() {
-    replay::are_built("virtio_iommu", [fuzz_bodies::NAME]);
-}
+replay::tests!("virtio_iommu", fuzz_bodies::TARGETS);
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]

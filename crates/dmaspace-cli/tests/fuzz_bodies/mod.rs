@@ -12,13 +12,6 @@ pub type Target = (&'static str, fn(&[u8]));
 /// All targets; the corpus of one lies in `fuzz/corpus/` under its name.
 pub const TARGETS: [Target; 1] = [("command_line", command_line)];
 
-/// Runs the target of this name.
-pub fn run(name: &str, data: &[u8]) {
-    let target = TARGETS.iter().find(|(target, _)| *target == name);
-    let (_, body) = target.unwrap_or_else(|| panic!("there is no target {name}"));
-    body(data);
-}
-
 /// Arguments of any bytes, which zero bytes divide: understood, or refused with a text.
 fn command_line(data: &[u8]) {
     let arguments = data.split(|byte| *byte == 0).map(OsStr::from_bytes);

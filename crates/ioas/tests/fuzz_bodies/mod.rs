@@ -17,13 +17,6 @@ use crate::allocated::within;
 /// All targets; the corpus of one lies in `fuzz/corpus/` under its name.
 pub const TARGETS: [Target; 1] = [("handover", handover)];
 
-/// Runs the target of this name.
-pub fn run(name: &str, data: &[u8]) {
-    let target = TARGETS.iter().find(|(target, _)| *target == name);
-    let (_, body) = target.unwrap_or_else(|| panic!("there is no target {name}"));
-    body(data);
-}
-
 const PAGE: u64 = 4096;
 /// What the tables map: device address, offset in the memory, bytes.
 const MAPPED: [(u64, u64, u64); 3] = [

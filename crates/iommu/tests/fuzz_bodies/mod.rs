@@ -21,10 +21,3 @@ pub const TARGETS: [Target; 5] = [
     ("unit_riscv", units::riscv::play),
     ("unit_smmu", units::smmu::play),
 ];
-
-/// Runs the target of this name.
-pub fn run(name: &str, data: &[u8]) {
-    let target = TARGETS.iter().find(|(target, _)| *target == name);
-    let (_, body) = target.unwrap_or_else(|| panic!("there is no target {name}"));
-    body(data);
-}

@@ -26,10 +26,3 @@ pub const TARGETS: [Target; 11] = [
     ("readers", readers::readers),
     ("walk", walk::walk),
 ];
-
-/// Runs the target of this name.
-pub fn run(name: &str, data: &[u8]) {
-    let target = TARGETS.iter().find(|(target, _)| *target == name);
-    let (_, body) = target.unwrap_or_else(|| panic!("there is no target {name}"));
-    body(data);
-}

@@ -12,11 +12,11 @@ use virtio_balloon::{BulkFormat, Config, Features, Numbering, Queue, WIRE_PAGE};
 use virtio_queue::QueueT;
 use vm_memory::{Bytes as _, GuestAddress};
 
-use bytes::Bytes;
+use bytes::{Bytes, Target};
 use guest::{Act, FREE, Guest, HIGH, SIZE};
 
-/// The target's name.
-pub const NAME: &str = "balloon_device";
+/// The target.
+pub const TARGET: Target = ("balloon_device", play);
 
 /// Steps of a run.
 const STEPS: usize = 300;

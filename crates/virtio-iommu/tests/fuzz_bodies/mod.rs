@@ -12,11 +12,11 @@ use virtio_iommu::{Config, Fault, Reason, Status};
 use virtio_queue::QueueT;
 use vm_memory::{Bytes as _, GuestAddress};
 
-use bytes::Bytes;
+use bytes::{Bytes, Target};
 use guest::{ANSWER, ENDPOINTS, Guest, LAST, PAGE, RINGS, SIZE, config};
 
-/// The target's name.
-pub const NAME: &str = "virtio_iommu_device";
+/// All targets; the corpus of one lies in `fuzz/corpus/` under its name.
+pub const TARGETS: [Target; 1] = [("virtio_iommu_device", play)];
 
 /// Steps of a run.
 const STEPS: usize = 200;
@@ -77,12 +77,6 @@ fn fresh(bytes: &mut Bytes<'_>) -> Guest {
         false => iopt::FormatId::AmdV1,
     };
     Guest::with(config, format)
-}
-
-/// Runs the target of this name.
-pub fn run(name: &str, data: &[u8]) {
-    assert_eq!(name, NAME);
-    play(data);
 }
 
 /// Any bytes.
