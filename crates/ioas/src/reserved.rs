@@ -33,6 +33,7 @@ pub(crate) struct Reserved {
 
 impl Reserved {
     /// Keeps what is kept for one area alone so many `times`, or as before.
+    #[cfg(any(feature = "vfio", feature = "iommufd"))]
     pub(crate) fn keep(&mut self, times: Option<u64>) -> Result<(), OverLimit> {
         let (Some(alone), Some(times)) = (&mut self.alone, times) else {
             return Ok(());
