@@ -35,7 +35,7 @@ impl Placement {
     }
 
     /// Whether devices that could share a table may be kept from it.
-    #[cfg(feature = "iommufd")]
+    #[cfg(all(feature = "vfio", feature = "iommufd"))]
     pub(crate) fn divides(self) -> bool {
         !self.joins(None, Some(NodeId(0)))
     }
