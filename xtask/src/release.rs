@@ -26,10 +26,12 @@ pub(crate) fn packages(options: &Options, repository: &Repository) -> anyhow::Re
     Ok(true)
 }
 
-/// Compiles each published crate by itself with no feature, with its default, and with each of its own.
+/// Compiles each published crate by itself with no feature, with its default, and with each of its own; what
+/// does not compile does not hide the rest.
 pub(crate) fn features(repository: &Repository) -> anyhow::Result<bool> {
     let target = repository.metadata.target_directory.join("features");
     let packages = repository.metadata.workspace_packages().into_iter();
+    let mut well = true;
     for package in packages.filter(|package| is_published(package)) {
         let mut choices = vec![vec![], vec!["--no-default-features"]];
         let names = package.features.keys().filter(|name| *name != "default");
@@ -40,8 +42,11 @@ pub(crate) fn features(repository: &Repository) -> anyhow::Result<bool> {
                 .args(choice)
                 .env("CARGO_TARGET_DIR", &target)
                 .env("RUSTFLAGS", "-D warnings");
-            cargo::run(&mut command)?;
+            if let Err(error) = cargo::run(&mut command) {
+                eprintln!("{error:#}");
+                well = false;
+            }
         }
     }
-    Ok(true)
+    Ok(well)
 }
