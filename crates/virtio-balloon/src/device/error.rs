@@ -123,7 +123,8 @@ pub enum QueueError {
         /// Descriptors of the ring.
         size: u16,
     },
-    /// The ring could not be read or written.
+    /// The ring could not be read or written. Chains may have gone back before, so that the driver is to be
+    /// notified; others that were taken may have not, and stay away until it resets the device.
     Ring(Queue, virtio_queue::Error),
     /// The device goes on only after a reset.
     NeedsReset,

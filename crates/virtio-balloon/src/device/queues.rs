@@ -28,7 +28,7 @@ use super::chain::{Piece, Wire, gather, read};
 use super::discard::Discard;
 use super::error::QueueError;
 use super::monitor::{Event, Monitor, Unrestored};
-use super::ring::{Drained, Ring};
+use super::ring::{Drained, Ring, give_back_or_keep};
 use super::state::Held;
 use crate::collect::RunCollector;
 use crate::config::Config;
@@ -141,7 +141,7 @@ impl<D: Discard, A: Dma, M: Monitor> Device<D, A, M> {
         }
         let head = self.stats.buffer.ok_or(QueueError::NoBuffer)?;
         let error = |cause| QueueError::Ring(Queue::Stats, cause);
-        ring.add_used(memory, head, 0).map_err(error)?;
+        give_back_or_keep(ring, memory, head, 0).map_err(error)?;
         self.stats.buffer = None;
         self.stats.asked = true;
         ring.needs_notification(memory).map_err(error)

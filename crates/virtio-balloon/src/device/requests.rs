@@ -13,7 +13,8 @@ use super::discard::Discard;
 use super::error::QueueError;
 use super::monitor::{Event, Monitor};
 use super::queues::Room;
-use super::ring::Ring;
+use super::ring::{Ring, give_back_or_keep};
+use super::state::RequestState;
 use crate::collect::RunCollector;
 use crate::dma::Dma;
 use crate::format::{HostRequest, ResponseHeader};
@@ -38,7 +39,7 @@ impl<D: Discard, A: Dma, M: Monitor> Device<D, A, M> {
         if !ring.ready() || !ring.is_valid(memory) {
             return Err(QueueError::NotReady(Queue::Requests));
         }
-        let (head, address) = self.requests.buffer.take().ok_or(QueueError::NoBuffer)?;
+        let (head, address) = self.requests.buffer.ok_or(QueueError::NoBuffer)?;
         let id = self.requests.latest.wrapping_add(1).max(1);
         let request = HostRequest {
             command: HostRequest::UNUSED_PAGES,
@@ -51,8 +52,12 @@ impl<D: Discard, A: Dma, M: Monitor> Device<D, A, M> {
             self.refusals.add(Refusal::Buffer { address, len });
             return Err(QueueError::NoBuffer);
         }
-        ring.add_used(memory, head, BYTES).map_err(error)?;
-        (self.requests.latest, self.requests.asked) = (id, Some(id));
+        give_back_or_keep(ring, memory, head, BYTES).map_err(error)?;
+        self.requests = RequestState {
+            buffer: None,
+            latest: id,
+            asked: Some(id),
+        };
         Ok((id, ring.needs_notification(memory).map_err(error)?))
     }
 

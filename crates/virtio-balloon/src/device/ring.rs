@@ -29,6 +29,19 @@ pub struct Drained {
 /// Bytes of a descriptor.
 const DESCRIPTOR: usize = 16;
 
+/// Gives a buffer back with `written` bytes in it. Where that fails it can be tried again.
+pub(super) fn give_back_or_keep<Q: QueueT>(
+    ring: &mut Q,
+    memory: &impl GuestMemory,
+    head: u16,
+    written: u32,
+) -> Result<(), virtio_queue::Error> {
+    let next = ring.next_used();
+    ring.add_used(memory, head, written)
+        // The entry may be there, and the index that shows it is not.
+        .inspect_err(|_| ring.set_next_used(next))
+}
+
 /// The ring of a queue, as one drain sees it.
 pub(super) struct Ring<'a, Q, G> {
     pub(super) queue: Queue,

@@ -7,11 +7,14 @@
     reason = "helpers of tests panic as tests do"
 )]
 
+#[path = "../guest/faulty.rs"]
+mod faulty;
 #[allow(unreachable_pub, reason = "the fuzz target of the device has it, too")]
 #[path = "../guest/mod.rs"]
 mod guest;
 
 mod dma;
+mod faults;
 mod features;
 mod free;
 mod hostile;
