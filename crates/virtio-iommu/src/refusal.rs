@@ -293,6 +293,12 @@ pub enum Failed {
         #[source]
         cause: DetachError,
     },
+    /// The answer to a request cannot be written, so that the driver does not learn whether it was done.
+    #[error("an answer, {status:?}, cannot be written")]
+    Unanswered {
+        /// The answer; [`Status::Ok`] when the request was done.
+        status: Status,
+    },
     /// Not everything of an address space without endpoints could be given back.
     #[error("the address space of domain {domain:?} has not come to its end: {cause}")]
     NotClosed {

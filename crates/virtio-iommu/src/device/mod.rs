@@ -68,7 +68,7 @@ struct Identity<B: ioas::Backend> {
 pub struct Counters {
     /// Requests that were answered, by the number of their [`Status`].
     pub answered: [u64; Status::ALL.len()],
-    /// Chains that are no requests, and went back as they were.
+    /// Chains that are no requests, or whose answer could not be written, and went back as they were.
     pub malformed: u64,
     /// Faults that the driver was told of.
     pub faults: u64,

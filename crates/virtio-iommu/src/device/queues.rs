@@ -9,7 +9,7 @@ use super::{Device, buffers};
 use crate::domains::Domains;
 use crate::fault::Fault;
 use crate::features;
-use crate::refusal::Refusal;
+use crate::refusal::{Failed, Refusal};
 use crate::wire::{FAULT_BYTES, MOST_REQUEST_BYTES, Request, Status, TAIL_BYTES};
 
 /// Why a queue was not served, or not to its end. What was taken before stays taken.
@@ -33,7 +33,8 @@ pub enum Error {
         /// Descriptors of the ring.
         size: u16,
     },
-    /// The ring could not be read or written.
+    /// The ring could not be read or written. Chains may have gone back before, so that the driver is to be
+    /// notified; one that was served may have not, and stays away until the driver resets the device.
     #[error("the ring: {0}")]
     Ring(#[from] virtio_queue::Error),
 }
@@ -200,7 +201,11 @@ impl<D: Domains> Device<D> {
                 refusal.status()
             }
         };
-        finish(room, bytes, status, memory)
+        let written = finish(room, bytes, status, memory);
+        if written == 0 {
+            self.back.failed(&Failed::Unanswered { status });
+        }
+        written
     }
 
     /// Whether the device has such requests, with the features that are negotiated, and an answer of so

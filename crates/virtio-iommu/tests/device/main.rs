@@ -7,8 +7,11 @@
     reason = "helpers of tests panic as tests do"
 )]
 
+mod access;
 mod bypass;
 mod faults;
+#[path = "../../../virtio-balloon/tests/guest/faulty.rs"]
+mod faulty;
 #[path = "../guest/mod.rs"]
 mod guest;
 mod hostile;
