@@ -296,11 +296,13 @@ impl Inner {
         };
         let mut vring = vring.get_mut();
         loop {
-            let drained = self.device.drain(queue, vring.get_queue_mut(), &*memory)?;
-            if drained.notify {
+            let drained = self.device.drain(queue, vring.get_queue_mut(), &*memory);
+            // Where a ring fails, some messages may be back.
+            if drained.as_ref().map_or(true, |drained| drained.notify) {
                 // A front end that has gone is told nothing.
                 let _ = vring.signal_used_queue();
             }
+            let drained = drained?;
             if !drained.more || leaving.load(Ordering::Relaxed) {
                 return Ok(());
             }

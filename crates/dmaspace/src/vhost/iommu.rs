@@ -145,7 +145,11 @@ impl<H: IommuHost> Inner<H> {
                         return;
                     }
                 }
-                Err(error) => return self.device.back_end().broken(&error),
+                Err(error) => {
+                    // Some requests may be back.
+                    let _ = vring.signal_used_queue();
+                    return self.device.back_end().broken(&error);
+                }
             }
         }
     }
