@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use hostmem::{Backing, Counter, Limits, Machine, Mapping, Pinner};
 use ioas::Ledger;
+use ioas::iommufd::RlimitMode;
 use runs::Bytes;
 
 use super::report::{Counted, MemoryReport, NodeShare};
@@ -100,6 +101,20 @@ impl Account {
 /// When `/proc` does not tell.
 pub fn ledger(pinner: &Pinner) -> Result<Arc<Ledger>, JobError> {
     Account::of_pinner(pinner)?.ledger()
+}
+
+/// The account on the counter that the kernel raises for what it maps by itself: containers of VFIO's
+/// type 1 count by process, and iommufd as its file [says](ioas::iommufd::Iommufd::rlimit_mode).
+///
+/// # Errors
+///
+/// When `/proc` does not tell.
+pub fn kernel_ledger(counted: RlimitMode) -> Result<Arc<Ledger>, JobError> {
+    let account = match counted {
+        RlimitMode::Process => Account::of_process(),
+        RlimitMode::User => Account::of_user(),
+    };
+    account?.ledger()
 }
 
 /// What the kernel counts for this process now.

@@ -29,7 +29,7 @@ use iopt::FormatId;
 use crate::devices::{DevicesError, NotReady};
 use crate::pool::KeptPoolError;
 
-pub use memory::ledger;
+pub use memory::{kernel_ledger, ledger};
 pub use report::{
     BackendReport, ChargeReport, Counted, DeviceUsed, DmaReport, DomainReport, Lack, MapReport,
     MappingsReport, MemoryReport, NodeShare, PinsReport, PlacementReport, RunsReport, SampleReport,

@@ -7,7 +7,7 @@
 //! pinned and charged once, for as long as the first mapping is there.
 
 use core::marker::PhantomData;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 use std::vec::Vec;
@@ -55,6 +55,25 @@ impl Owner {
     pub fn open_device(&self, path: &Path) -> Result<BoundDevice> {
         let (device, id) = Device::open_cdev(path, &self.iommufd)?;
         Ok(BoundDevice { device, id })
+    }
+
+    /// Binds a device whose node is open already; see [`Device::bind_cdev`].
+    ///
+    /// # Errors
+    ///
+    /// [`KernelError::Refused`].
+    pub fn bind_device(&self, node: OwnedFd) -> Result<BoundDevice> {
+        let (device, id) = Device::bind_cdev(node, &self.iommufd)?;
+        Ok(BoundDevice { device, id })
+    }
+
+    /// Whose memory is counted.
+    ///
+    /// # Errors
+    ///
+    /// [`KernelError::Refused`], also when the file is none of iommufd's.
+    pub fn rlimit_mode(&self) -> Result<RlimitMode> {
+        self.iommufd.rlimit_mode()
     }
 }
 

@@ -1,6 +1,6 @@
 //! A device by its own node, without groups and containers: bound to an iommufd.
 
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 
 use vfio_bindings::bindings::vfio::{vfio_device_attach_iommufd_pt, vfio_device_detach_iommufd_pt};
@@ -29,7 +29,15 @@ impl Device {
     /// [`KernelError::Open`](super::KernelError::Open),
     /// [`KernelError::Refused`](super::KernelError::Refused).
     pub fn open_cdev(path: &Path, iommufd: &Iommufd) -> Result<(Self, DevId)> {
-        let fd = open(path)?;
+        Self::bind_cdev(open(path)?, iommufd)
+    }
+
+    /// Binds a device whose node is open already, as [`open_cdev`](Self::open_cdev) does.
+    ///
+    /// # Errors
+    ///
+    /// [`KernelError::Refused`](super::KernelError::Refused).
+    pub fn bind_cdev(fd: OwnedFd, iommufd: &Iommufd) -> Result<(Self, DevId)> {
         let id = sys::cdev::bind(fd.as_fd(), iommufd.as_fd())?;
         Ok((Self::from_fd(fd), DevId(id)))
     }
