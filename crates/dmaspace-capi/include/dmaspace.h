@@ -1,5 +1,6 @@
 /*
- * dmaspace for C: I/O page tables of every format, and address spaces over memory of this process.
+ * dmaspace for C: I/O page tables of every format, and address spaces over memory of this process: over
+ * such tables, over iommufd, or over a container of VFIO's type 1.
  * Made by `cargo xtask header`; edit crates/dmaspace-capi/src instead.
  *
  * What holds for every function:
@@ -11,7 +12,8 @@
  * - A handle may be used from any thread, by one at a time. A second one, or a callback that uses the
  *   handle that has called it, gets BUSY. A handle that was destroyed must not be used.
  * - What a function creates the caller owns, and destroys. No pointer is kept, but for memory and a
- *   unit's context, as it says there.
+ *   unit's context, as it says there. Descriptors stay the caller's and may be closed after the call: what
+ *   is needed longer is duplicated.
  * - Callbacks return; they do not leave by longjmp or an exception. Nor does this library.
  * - A child of fork() does not use what its parent has made.
  *
@@ -24,6 +26,31 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+
+/**
+ * It cuts mappings without a moment in which the rest is missing.
+ */
+#define DMASPACE_HITLESS_CUT 1
+
+/**
+ * It unmaps any part of what was mapped, also without cutting first.
+ */
+#define DMASPACE_UNMAP_PART 2
+
+/**
+ * It pins and charges memory once, at however many addresses it is.
+ */
+#define DMASPACE_SHARES_PINS 4
+
+/**
+ * It tells which pages devices have written to.
+ */
+#define DMASPACE_PAGE_DIRTY 8
+
+/**
+ * Its tables lie where the caller says, in leaves of the sizes that it wants.
+ */
+#define DMASPACE_TABLE_PLACEMENT 16
 
 /**
  * Devices may read.
@@ -95,7 +122,8 @@ typedef enum dmaspace_status {
      */
     DMASPACE_STATUS_NOT_MAPPED = -6,
     /**
-     * An end of the range lies inside a leaf or an area.
+     * An end of the range lies inside a leaf or an area, or inside a mapping that the kernel does not
+     * cut.
      */
     DMASPACE_STATUS_CUTS = -7,
     /**
@@ -120,7 +148,7 @@ typedef enum dmaspace_status {
     DMASPACE_STATUS_DEVICE = -12,
     /**
      * The handle is in use, by another thread or by the caller of this callback; or the memory is
-     * mapped still.
+     * mapped still, or held by somebody who does not let go.
      */
     DMASPACE_STATUS_BUSY = -13,
     /**
@@ -135,16 +163,46 @@ typedef enum dmaspace_status {
      * Another failure; the sentence says which.
      */
     DMASPACE_STATUS_OTHER = -16,
+    /**
+     * Address spaces of this kind cannot do that; the sentence names the kind, and what.
+     */
+    DMASPACE_STATUS_UNSUPPORTED = -17,
+    /**
+     * The kernel has as many mappings as it can have.
+     */
+    DMASPACE_STATUS_TOO_MANY = -18,
 } dmaspace_status;
 
 /**
- * Memory of this process that address spaces can map. A page is pinned and charged once, however many
- * of them map it, and as long as one does.
+ * What devices have written to in a range of device addresses and nobody has taken care of yet, a bit for
+ * each page. It may be used with several address spaces in turn.
+ */
+typedef struct dmaspace_dirty dmaspace_dirty;
+
+/**
+ * An open iommufd. What several of its address spaces map is pinned and charged once.
+ *
+ * It may be used by many threads at once.
+ */
+typedef struct dmaspace_iommufd dmaspace_iommufd;
+
+/**
+ * Memory of this process that address spaces can map. A page is pinned and charged as long as one of them
+ * maps it: once by all that have tables of this library, once by all of one iommufd, and for each mapping
+ * by a container of VFIO's type 1.
  */
 typedef struct dmaspace_memory dmaspace_memory;
 
 /**
- * An address space over a table of ours and a unit of the caller's.
+ * Memory behind device addresses that somebody in this process holds, as an emulated device does.
+ */
+typedef struct dmaspace_pin dmaspace_pin;
+
+/**
+ * An address space: over a table of this library and a unit of the caller's (`dmaspace_space_new`), over
+ * an iommufd (`dmaspace_space_over_iommufd`), or over a container of VFIO's type 1
+ * (`dmaspace_space_over_container`). The functions below work on each; what one cannot do it refuses with
+ * UNSUPPORTED.
  */
 typedef struct dmaspace_space dmaspace_space;
 
@@ -153,6 +211,50 @@ typedef struct dmaspace_space dmaspace_space;
  * or charged, and units are told by the caller's callback.
  */
 typedef struct dmaspace_table dmaspace_table;
+
+/**
+ * A stretch of one address space, in bytes.
+ */
+typedef struct dmaspace_span {
+    /**
+     * The first byte.
+     */
+    uint64_t start;
+    /**
+     * The length.
+     */
+    uint64_t len;
+} dmaspace_span;
+
+/**
+ * Is told of a stretch of device addresses that was written to. It returns 0 when that is taken care of;
+ * anything else ends the call, and the rest stays pending. It must not use the address space or the
+ * bitmap.
+ */
+typedef int (*dmaspace_written)(void *context, struct dmaspace_span range);
+
+/**
+ * What a harvest has found.
+ */
+typedef struct dmaspace_harvested {
+    /**
+     * Bytes of leaves or pages that were dirty.
+     */
+    uint64_t bytes;
+    /**
+     * Some device writes without leaving a trace: all that it may write to counts as written to.
+     */
+    bool blind;
+} dmaspace_harvested;
+
+/**
+ * Is told of a range that was not released, or not restored, and why: the code, and the sentence, which is
+ * this library's and gone when the callback returns. It must not use the address space.
+ */
+typedef void (*dmaspace_kept)(void *context,
+                              struct dmaspace_span range,
+                              enum dmaspace_status why,
+                              const char *sentence);
 
 /**
  * Which table is to be built. All zero but for `format` is a good choice.
@@ -220,20 +322,6 @@ typedef struct dmaspace_root {
      */
     uint8_t levels;
 } dmaspace_root;
-
-/**
- * A stretch of one address space, in bytes.
- */
-typedef struct dmaspace_span {
-    /**
-     * The first byte.
-     */
-    uint64_t start;
-    /**
-     * The length.
-     */
-    uint64_t len;
-} dmaspace_span;
 
 /**
  * What a unit is to forget.
@@ -335,15 +423,16 @@ typedef struct dmaspace_leaf {
  */
 typedef struct dmaspace_space_info {
     /**
-     * What the unit is told to walk. It does not change.
+     * What the unit is told to walk. It does not change. All 0 over mappings of the kernel, which shows no
+     * tables.
      */
     struct dmaspace_root root;
     /**
-     * The sizes of leaves: bit n is set when there are leaves of 2^n bytes.
+     * The sizes of leaves: bit n is set when there are leaves of 2^n bytes; 0 over mappings of the kernel.
      */
     uint64_t page_sizes;
     /**
-     * Tables that it consists of.
+     * Tables that it consists of; 0 over mappings of the kernel.
      */
     uint64_t tables;
     /**
@@ -355,9 +444,33 @@ typedef struct dmaspace_space_info {
      */
     uint64_t retired;
     /**
-     * Attached devices.
+     * Attached devices, or groups.
      */
     uint64_t devices;
+    /**
+     * What ends of areas must be multiples of, bytes; 1 when nothing is known yet.
+     */
+    uint64_t granule;
+    /**
+     * Windows: see `dmaspace_space_get_window`.
+     */
+    uint64_t windows;
+    /**
+     * The kernel's mappings; 0 over tables of this library.
+     */
+    uint64_t mappings;
+    /**
+     * The most of them that there can be; 0 without a limit.
+     */
+    uint64_t most_mappings;
+    /**
+     * Bytes that the kernel has pinned and charged for them.
+     */
+    uint64_t charged;
+    /**
+     * What it can do: DMASPACE_HITLESS_CUT and so on.
+     */
+    uint32_t can;
 } dmaspace_space_info;
 
 /**
@@ -388,6 +501,59 @@ extern "C" {
 #endif // __cplusplus
 
 /**
+ * Makes a bitmap for `len` bytes of device addresses from `iova` on, with a bit for each `page` bytes, a
+ * power of two. Nothing is pending in it.
+ *
+ * `*dirty` is the caller's, to be destroyed by `dmaspace_dirty_destroy`.
+ *
+ * Fails with ARGUMENT, RANGE or SYSTEM.
+ */
+enum dmaspace_status dmaspace_dirty_new(uint64_t iova,
+                                        uint64_t len,
+                                        uint64_t page,
+                                        struct dmaspace_dirty **dirty);
+
+/**
+ * Frees the bitmap; what is pending in it is forgotten. NULL is fine.
+ *
+ * Fails with ARGUMENT.
+ */
+enum dmaspace_status dmaspace_dirty_destroy(struct dmaspace_dirty *dirty);
+
+/**
+ * Begins to track what devices write to; what they wrote to before is forgotten. Leaves of more than
+ * `largest_leaf` bytes are split for it, where `may_interrupt` allows it also with moments in which a
+ * translation is missing; 0: leaves stay as they are, and are dirty as a whole.
+ *
+ * Fails with ARGUMENT, RANGE, BUSY, CUTS, TABLE_MEMORY, FLUSH or SYSTEM, or with UNSUPPORTED for a
+ * `largest_leaf` over mappings of the kernel. Nothing is tracked then; leaves may be smaller.
+ */
+enum dmaspace_status dmaspace_space_track_dirty(const struct dmaspace_space *space,
+                                                uint64_t largest_leaf,
+                                                bool may_interrupt);
+
+/**
+ * Ends that; what was not harvested is forgotten.
+ *
+ * Fails with ARGUMENT or BUSY.
+ */
+enum dmaspace_status dmaspace_space_untrack_dirty(const struct dmaspace_space *space);
+
+/**
+ * Moves what devices have written to in the range of `dirty` into it, has every unit forget what it holds
+ * of these pages, and tells `each` of all that is pending, in order: what is written from then on is found
+ * by the next harvest. `*found` is what this one has found; `found` may be NULL.
+ *
+ * Fails with ARGUMENT or BUSY; with SYSTEM, OTHER or FLUSH, and what was found is pending still, and told
+ * by a later harvest; with OTHER too when `each` has ended it.
+ */
+enum dmaspace_status dmaspace_space_harvest_dirty(const struct dmaspace_space *space,
+                                                  const struct dmaspace_dirty *dirty,
+                                                  dmaspace_written each,
+                                                  void *context,
+                                                  struct dmaspace_harvested *found);
+
+/**
  * How many formats there are.
  */
 size_t dmaspace_format_count(void);
@@ -396,6 +562,94 @@ size_t dmaspace_format_count(void);
  * The name of a format, like "vtd-ss"; NULL when there are not so many. It is this library's, and stays.
  */
 const char *dmaspace_format_name(size_t index);
+
+/**
+ * An iommufd over `file`, an open `/dev/iommu`; -1: this library opens it. The descriptor stays the
+ * caller's and may be closed, which closes nothing while the handle or an address space is there.
+ *
+ * `*iommufd` is the caller's, to be destroyed by `dmaspace_iommufd_destroy`.
+ *
+ * Fails with ARGUMENT, or with SYSTEM when there is none, or the file is something else.
+ */
+enum dmaspace_status dmaspace_iommufd_new(int file, struct dmaspace_iommufd **iommufd);
+
+/**
+ * Binds a device to the iommufd: `node` is its own node, like `/dev/vfio/devices/vfio0`, open to read and
+ * write. `*device` is its number there. It is bound until the last descriptor of that open node is closed,
+ * the caller's or one of an address space that it is attached to. Whoever has bound it by
+ * VFIO_DEVICE_BIND_IOMMUFD knows the number, and does not call this.
+ *
+ * Fails with ARGUMENT, or with SYSTEM when it cannot be bound, or is bound already.
+ */
+enum dmaspace_status dmaspace_iommufd_bind(const struct dmaspace_iommufd *iommufd,
+                                           int node,
+                                           uint32_t *device);
+
+/**
+ * Frees the handle. Its address spaces go on. NULL is fine.
+ *
+ * Fails with ARGUMENT.
+ */
+enum dmaspace_status dmaspace_iommufd_destroy(struct dmaspace_iommufd *iommufd);
+
+/**
+ * Makes an empty address space of an iommufd. The kernel pins what is mapped and has tables of its own; a
+ * device comes in by `dmaspace_space_attach_file`.
+ *
+ * What it maps ends at multiples of `granule` bytes of device addresses, rounded up to a power of two of
+ * at least 4096: the most that can only be unmapped together. 0: areas that go on in each other may share
+ * a mapping however long.
+ *
+ * Whose locked memory is counted (IOMMU_OPTION_RLIMIT_MODE) is as it was chosen before. `*space` is the
+ * caller's, to be destroyed by `dmaspace_space_destroy`.
+ *
+ * Fails with ARGUMENT or SYSTEM.
+ */
+enum dmaspace_status dmaspace_space_over_iommufd(const struct dmaspace_iommufd *iommufd,
+                                                 uint64_t granule,
+                                                 struct dmaspace_space **space);
+
+/**
+ * Makes an empty address space over `container`, an open `/dev/vfio/vfio` in which there is no group yet,
+ * or an open `/dev/iommu`, which then plays one; -1: this library opens `/dev/vfio/vfio`. The descriptor
+ * stays the caller's and may be closed. Groups come in by `dmaspace_space_attach_file`.
+ *
+ * `granule` is as for `dmaspace_space_over_iommufd`. `*space` is the caller's, to be destroyed by
+ * `dmaspace_space_destroy`.
+ *
+ * Fails with ARGUMENT, or with SYSTEM when there is none, or the file is something else.
+ */
+enum dmaspace_status dmaspace_space_over_container(int container,
+                                                   uint64_t granule,
+                                                   struct dmaspace_space **space);
+
+/**
+ * Lets a device of the kernel's see the address space. With the first one all areas are mapped and pinned,
+ * all or nothing.
+ *
+ * Over an iommufd `file` is the device's own node, bound to that iommufd, and `device` the number that it
+ * has there. Over a container `file` is a group, like `/dev/vfio/17`, and `device` a number of the
+ * caller's choice, like 17; the group's devices are opened afterwards (VFIO_GROUP_GET_DEVICE_FD). Where an
+ * open `/dev/iommu` plays the container, memory is pinned and windows are known only then: see
+ * `dmaspace_space_refresh`.
+ *
+ * The descriptor stays the caller's and may be closed; the address space has one of its own until the
+ * device is detached.
+ *
+ * Fails with ARGUMENT, BUSY, DEVICE, SYSTEM or, over tables of this library, UNSUPPORTED; or, when an area
+ * cannot be mapped for the device, with RANGE or what else `dmaspace_space_map` says.
+ */
+enum dmaspace_status dmaspace_space_attach_file(const struct dmaspace_space *space,
+                                                uint32_t device,
+                                                int file);
+
+/**
+ * Learns again what can be mapped, which attaching and detaching do by themselves: for an open
+ * `/dev/iommu` that plays a container, when a device of a group was opened.
+ *
+ * Fails with ARGUMENT, BUSY or SYSTEM; what was known stays known.
+ */
+enum dmaspace_status dmaspace_space_refresh(const struct dmaspace_space *space);
 
 /**
  * Describes `len` bytes of this process from `start` on, both multiples of 4 KiB. Nothing is pinned yet.
@@ -418,11 +672,13 @@ enum dmaspace_status dmaspace_memory_new(void *start,
                                          struct dmaspace_memory **memory);
 
 /**
- * Bytes that are charged for it now.
+ * Bytes that are charged for it now, by address spaces over tables of this library. What the kernel pins
+ * for those over its own mappings, `dmaspace_space_get_info` says of each.
  *
  * Fails with ARGUMENT or BUSY.
  */
-enum dmaspace_status dmaspace_memory_charged(const struct dmaspace_memory *memory, uint64_t *bytes);
+enum dmaspace_status dmaspace_memory_charged(const struct dmaspace_memory *memory,
+                                             uint64_t *bytes);
 
 /**
  * Frees the handle; the memory is then the caller's alone. NULL is fine.
@@ -431,6 +687,66 @@ enum dmaspace_status dmaspace_memory_charged(const struct dmaspace_memory *memor
  * reach it still. Then, and after ARGUMENT or PANIC, it is still there.
  */
 enum dmaspace_status dmaspace_memory_destroy(struct dmaspace_memory *memory);
+
+/**
+ * Lets go of `count` ranges, each of which areas cover, as a balloon does: unmapped, flushed, unpinned,
+ * exactly that, until they are restored or unmapped. Devices go on reaching all the rest. Their charge is
+ * kept, so that they can come back. What devices have written there is forgotten. `*unpinned` is how many
+ * bytes were unpinned by this library, 0 where the kernel unpins; `unpinned` may be NULL.
+ *
+ * A range that cannot be cut out without a moment in which the rest is missing is kept, unless
+ * `may_interrupt` allows that.
+ *
+ * Fails as the first range that was not released did: with ARGUMENT, BUSY or SYSTEM, CUTS, NOT_MAPPED, RANGE,
+ * OVER_LIMIT or TABLE_MEMORY, and those ranges are as they were; with FLUSH, and they may be pinned twice
+ * until `dmaspace_space_flush` succeeds; or with PIN, and they are released, but perhaps pinned. `kept` is
+ * told of each of them, if it is not NULL. All others are released, and `*unpinned` is filled in.
+ */
+enum dmaspace_status dmaspace_space_release(const struct dmaspace_space *space,
+                                            const struct dmaspace_span *ranges,
+                                            size_t count,
+                                            bool may_interrupt,
+                                            dmaspace_kept kept,
+                                            void *context,
+                                            uint64_t *unpinned);
+
+/**
+ * Takes back what was released in `count` ranges: pinned and mapped as before. Their ends need not be those
+ * that were released; what is not released stays as it is.
+ *
+ * Fails as the first stretch that stays released did, with ARGUMENT, BUSY, RANGE, PIN, OVER_LIMIT, SYSTEM,
+ * TOO_MANY or FLUSH. `kept` is told of each of them, if it is not NULL. All others are back.
+ */
+enum dmaspace_status dmaspace_space_restore(const struct dmaspace_space *space,
+                                            const struct dmaspace_span *ranges,
+                                            size_t count,
+                                            bool may_interrupt,
+                                            dmaspace_kept kept,
+                                            void *context);
+
+/**
+ * Holds the memory behind a range of device addresses: pinned, and charged once, until
+ * `dmaspace_pin_destroy`. `prot` is what is done with it, DMASPACE_READ or DMASPACE_WRITE too; what may be
+ * written counts as written at each harvest. With `keeps` it stays pinned when its areas are unmapped;
+ * otherwise unmapping them answers BUSY as long as it is held.
+ *
+ * `*pin` is the caller's, to be destroyed by `dmaspace_pin_destroy`.
+ *
+ * Fails with ARGUMENT, RANGE, NOT_MAPPED, PROT, OVER_LIMIT, PIN or BUSY.
+ */
+enum dmaspace_status dmaspace_space_pin(const struct dmaspace_space *space,
+                                        uint64_t iova,
+                                        uint64_t len,
+                                        uint32_t prot,
+                                        bool keeps,
+                                        struct dmaspace_pin **pin);
+
+/**
+ * Lets go of the memory, and frees the handle. NULL is fine.
+ *
+ * Fails with ARGUMENT.
+ */
+enum dmaspace_status dmaspace_pin_destroy(struct dmaspace_pin *pin);
 
 /**
  * Makes an empty address space, with a table as `config` says, of a format with tables of 4 KiB other
@@ -448,24 +764,28 @@ enum dmaspace_status dmaspace_space_new(const struct dmaspace_table_config *conf
 
 /**
  * Has the unit let `device` see the address space. For PCI a device is `segment << 16 | bus << 8 |
- * device << 3 | function`.
+ * device << 3 | function`. Over mappings of the kernel devices are attached by their files:
+ * `dmaspace_space_attach_file`.
  *
- * Fails with ARGUMENT, BUSY or DEVICE.
+ * Fails with ARGUMENT, BUSY, DEVICE or UNSUPPORTED.
  */
 enum dmaspace_status dmaspace_space_attach(const struct dmaspace_space *space, uint32_t device);
 
 /**
- * Has the unit take the address space away from `device`. What is mapped stays.
+ * Takes the address space away from `device`. What is mapped stays; the kernel unmaps and unpins it while
+ * no device is attached. A group leaves its container only when all its devices are closed.
  *
  * Fails with ARGUMENT, BUSY or DEVICE; after that the device counts as attached.
  */
-enum dmaspace_status dmaspace_space_detach(const struct dmaspace_space *space, uint32_t device);
+enum dmaspace_status dmaspace_space_detach(const struct dmaspace_space *space,
+                                           uint32_t device);
 
 /**
  * Maps `len` bytes from `offset` on of `memory` at `iova`, all or nothing: what nobody has mapped yet is
- * charged and pinned. `prot` is DMASPACE_READ, DMASPACE_WRITE and so on.
+ * charged and pinned. `prot` is DMASPACE_READ, DMASPACE_WRITE and so on; the kernel maps for these two
+ * only. Before its first device it only notes what is mapped, and pins when that comes.
  *
- * Fails with ARGUMENT, RANGE, OVERLAP, PROT, OVER_LIMIT, PIN, TABLE_MEMORY, FLUSH or BUSY.
+ * Fails with ARGUMENT, RANGE, OVERLAP, PROT, OVER_LIMIT, PIN, TABLE_MEMORY, TOO_MANY, SYSTEM, FLUSH or BUSY.
  */
 enum dmaspace_status dmaspace_space_map(const struct dmaspace_space *space,
                                         uint64_t iova,
@@ -476,9 +796,9 @@ enum dmaspace_status dmaspace_space_map(const struct dmaspace_space *space,
 
 /**
  * Unmaps every area in a range, has the unit forget them, and then unpins what nobody else maps.
- * `*unpinned` is how many bytes that were; `unpinned` may be NULL.
+ * `*unpinned` is how many bytes that were, 0 where the kernel unpins; `unpinned` may be NULL.
  *
- * Fails with ARGUMENT, RANGE, CUTS or BUSY, and nothing has changed; with FLUSH, and the areas are
+ * Fails with ARGUMENT, RANGE, CUTS, SYSTEM or BUSY, and nothing has changed; with FLUSH, and the areas are
  * unmapped, but their memory is pinned until `dmaspace_space_flush` succeeds; or with PIN.
  */
 enum dmaspace_status dmaspace_space_unmap(const struct dmaspace_space *space,
@@ -496,7 +816,7 @@ enum dmaspace_status dmaspace_space_flush(const struct dmaspace_space *space);
 /**
  * The leaf that maps `iova`.
  *
- * Fails with NOT_MAPPED, ARGUMENT or BUSY.
+ * Fails with NOT_MAPPED, ARGUMENT, BUSY or, over mappings of the kernel, UNSUPPORTED.
  */
 enum dmaspace_status dmaspace_space_translate(const struct dmaspace_space *space,
                                               uint64_t iova,
@@ -509,6 +829,16 @@ enum dmaspace_status dmaspace_space_translate(const struct dmaspace_space *space
  */
 enum dmaspace_status dmaspace_space_get_info(const struct dmaspace_space *space,
                                              struct dmaspace_space_info *info);
+
+/**
+ * The window `index`, from 0 on: device addresses that can be mapped, with the devices that are attached
+ * now. They are in order; stretches of more than 2^63 bytes come in two.
+ *
+ * Fails with ARGUMENT, also when there is no such window, or BUSY.
+ */
+enum dmaspace_status dmaspace_space_get_window(const struct dmaspace_space *space,
+                                               size_t index,
+                                               struct dmaspace_span *window);
 
 /**
  * Detaches every device, unmaps and unpins everything, and frees the handle. NULL is fine.

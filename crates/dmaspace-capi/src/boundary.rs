@@ -1,6 +1,7 @@
 //! The boundary: pointers become references here, and panics become a code.
 
-use std::ffi::{CStr, c_char};
+use std::ffi::{CStr, c_char, c_int};
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
 use std::slice;
@@ -23,7 +24,7 @@ pub fn guarded(work: impl FnOnce() -> std::result::Result<(), Failure>) -> Statu
     match outcome {
         Ok(()) => Status::Ok,
         Err(failure) => {
-            note(failure.message);
+            note(&failure.message);
             failure.status
         }
     }
@@ -118,6 +119,32 @@ pub(crate) unsafe fn text<'a>(pointer: *const c_char, what: &str) -> Result<&'a 
     let text = unsafe { CStr::from_ptr(pointer.as_ptr()) };
     text.to_str()
         .map_err(|_| Failure::new(Status::Argument, format!("{what} is no UTF-8")))
+}
+
+/// A descriptor of our own of the file that `fd` is open for; `None` of a negative one.
+///
+/// # Safety
+///
+/// If there is such an open descriptor, it stays open during this call.
+pub(crate) unsafe fn file(fd: c_int, what: &str) -> Result<Option<OwnedFd>> {
+    if fd < 0 {
+        return Ok(None);
+    }
+    // SAFETY: not -1; the rest is the caller's promise, and where it is not open the kernel says so.
+    let file = unsafe { BorrowedFd::borrow_raw(fd) }.try_clone_to_owned();
+    let refused = |cause| Failure::new(Status::System, format!("{what} {fd}: {cause}"));
+    file.map(Some).map_err(refused)
+}
+
+/// The same, where there must be one.
+///
+/// # Safety
+///
+/// As for [`file`].
+pub(crate) unsafe fn open_file(fd: c_int, what: &str) -> Result<OwnedFd> {
+    // SAFETY: the caller's promise.
+    let file = unsafe { file(fd, what) }?;
+    file.ok_or_else(|| Failure::new(Status::Argument, format!("{what} is {fd}, no open file")))
 }
 
 /// What a handle holds, for this call alone.

@@ -1,4 +1,5 @@
-//! dmaspace for C: I/O page tables of every format, and address spaces over memory of this process.
+//! dmaspace for C: I/O page tables of every format, and address spaces over memory of this process: over
+//! such tables, over iommufd, or over a container of VFIO's type 1.
 //!
 //! C programs (QEMU, DPDK and SPDK are written in C) include `dmaspace.h` and link
 //! `libdmaspace_capi.so` or `libdmaspace_capi.a`; `README.md` has an example. The header is made from
@@ -20,14 +21,21 @@
 //!   must not be used.
 //! * What a function creates, the caller owns and destroys with the function of that name. No pointer to
 //!   the caller's arguments is kept, but for memory (`dmaspace_memory_new`, `dmaspace_table_memory`)
-//!   and a callback's context, where it says so.
+//!   and a callback's context, where it says so. Descriptors stay the caller's: what is needed longer than
+//!   a call is duplicated.
 //! * A child of `fork` does not use what its parent has made.
+//!
+//! # Kinds of address spaces
+//!
+//! A `Space` is over tables of this library, over an iommufd, or over a container of VFIO's type 1:
+//! `kind.rs` has them as one enum, and what all of them can do is done there once, in the words of
+//! [`dmaspace::ioas`].
 //!
 //! # Unsafe code
 //!
 //! `boundary.rs` turns pointers of the caller into references; every function that C calls passes its
-//! pointers there. `memory.rs` and `table_memory.rs` take memory of the caller as cells, `unit.rs` calls
-//! back. What each relies on is written there, and in the header for those who call.
+//! pointers there. `memory.rs` and `table_memory.rs` take memory of the caller as cells; `unit.rs`,
+//! `parts.rs` and `dirty.rs` call back. What each relies on is written there, and in the header for those who call.
 
 #![deny(unsafe_code)]
 #![allow(
@@ -38,9 +46,16 @@
 #[allow(unsafe_code)]
 mod boundary;
 #[allow(unsafe_code)]
+mod dirty;
+#[allow(unsafe_code)]
 mod format;
 #[allow(unsafe_code)]
+mod kernel;
+mod kind;
+#[allow(unsafe_code)]
 mod memory;
+#[allow(unsafe_code)]
+mod parts;
 #[allow(unsafe_code)]
 mod space;
 #[allow(unsafe_code)]
@@ -55,12 +70,27 @@ mod unit;
 
 #[doc(hidden)]
 pub use boundary::guarded;
+pub use dirty::{
+    Dirty, Harvested, Written, dmaspace_dirty_destroy, dmaspace_dirty_new,
+    dmaspace_space_harvest_dirty, dmaspace_space_track_dirty, dmaspace_space_untrack_dirty,
+};
 pub use format::{TableConfig, dmaspace_format_count, dmaspace_format_name};
+pub use kernel::{
+    Iommufd, dmaspace_iommufd_bind, dmaspace_iommufd_destroy, dmaspace_iommufd_new,
+    dmaspace_space_attach_file, dmaspace_space_over_container, dmaspace_space_over_iommufd,
+    dmaspace_space_refresh,
+};
 pub use memory::{Memory, dmaspace_memory_charged, dmaspace_memory_destroy, dmaspace_memory_new};
+pub use parts::{
+    Kept, Pin, dmaspace_pin_destroy, dmaspace_space_pin, dmaspace_space_release,
+    dmaspace_space_restore,
+};
 pub use space::{
-    Space, SpaceInfo, dmaspace_space_attach, dmaspace_space_destroy, dmaspace_space_detach,
-    dmaspace_space_flush, dmaspace_space_get_info, dmaspace_space_map, dmaspace_space_new,
-    dmaspace_space_translate, dmaspace_space_unmap,
+    DMASPACE_HITLESS_CUT, DMASPACE_PAGE_DIRTY, DMASPACE_SHARES_PINS, DMASPACE_TABLE_PLACEMENT,
+    DMASPACE_UNMAP_PART, Space, SpaceInfo, dmaspace_space_attach, dmaspace_space_destroy,
+    dmaspace_space_detach, dmaspace_space_flush, dmaspace_space_get_info,
+    dmaspace_space_get_window, dmaspace_space_map, dmaspace_space_new, dmaspace_space_translate,
+    dmaspace_space_unmap,
 };
 pub use status::{Status, dmaspace_last_error, dmaspace_version};
 pub use table::{
@@ -78,6 +108,9 @@ pub use unit::{Flush, Invalidation, Released, Unit};
 const _: () = {
     const fn from_any_thread<T: Send + Sync>() {}
     from_any_thread::<Table>();
+    from_any_thread::<Iommufd>();
+    from_any_thread::<Pin>();
+    from_any_thread::<Dirty>();
     from_any_thread::<Memory>();
     from_any_thread::<Space>();
 };

@@ -1,45 +1,96 @@
 //! Memory of the caller, to be pinned and charged as address spaces map it.
 
 use std::ffi::{c_int, c_void};
-use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use dmaspace::hostmem::{FrameSource, Mapping, Pinner};
+use dmaspace::ioas::iommufd::RlimitMode;
 use dmaspace::ioas::{self, HostMemory, Ledger};
-use dmaspace::map::ledger;
+use dmaspace::map::{kernel_ledger, ledger};
 
-use crate::boundary::{Output, end, exclusive, guarded, input};
+use crate::boundary::{Output, end, exclusive, file, guarded, input};
 use crate::status::{Failure, Result, Status};
 
-/// Memory of this process that address spaces can map. A page is pinned and charged once, however many
-/// of them map it, and as long as one does.
+/// Memory of this process that address spaces can map. A page is pinned and charged as long as one of them
+/// maps it: once by all that have tables of this library, once by all of one iommufd, and for each mapping
+/// by a container of VFIO's type 1.
 #[derive(Debug)]
-pub struct Memory(pub(crate) Mutex<Arc<ioas::Memory>>);
+pub struct Memory(pub(crate) Mutex<Inner>);
+
+#[derive(Debug)]
+pub(crate) struct Inner {
+    object: Arc<HostMemory>,
+    /// By what its pins are charged to, for address spaces that have mapped it.
+    by_ledger: Vec<Arc<ioas::Memory>>,
+}
+
+impl Inner {
+    /// The memory as it is charged by those who count it so.
+    pub(crate) fn charged_to(&mut self, counted: Counted) -> Result<Arc<ioas::Memory>> {
+        let ledger = Accounts::with(|accounts| accounts.ledger(counted))?;
+        let mut known = self.by_ledger.iter();
+        let known = known.find(|memory| Arc::ptr_eq(memory.ledger(), &ledger));
+        Ok(match known {
+            Some(memory) => Arc::clone(memory),
+            None => {
+                let memory = ioas::Memory::new(Arc::clone(&self.object) as _, &ledger);
+                self.by_ledger.push(Arc::clone(&memory));
+                memory
+            }
+        })
+    }
+}
+
+/// Who counts what is pinned, and so the limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Counted {
+    /// Pins of this library's own, for tables of ours.
+    Here,
+    /// The kernel, which pins what it maps by itself.
+    ByKernel(RlimitMode),
+}
 
 /// What pins, and what that is charged to: one for all of the process, as the kernel counts.
-static ACCOUNT: Mutex<Option<Account>> = Mutex::new(None);
+static ACCOUNTS: Mutex<Option<Accounts>> = Mutex::new(None);
 
-#[derive(Clone)]
-struct Account {
+struct Accounts {
     pinner: Arc<Pinner>,
-    ledger: Arc<Ledger>,
+    /// Two who raise the same counter of the kernel's have the same one, and share what the limit leaves.
+    ledgers: Vec<(Counted, Arc<Ledger>)>,
 }
 
 /// The smallest part that is given back without registering anew, bytes.
 const PIECE: u64 = 2 << 20;
 
-impl Account {
-    /// The process's, which the first to ask makes.
-    fn get() -> Result<Self> {
-        let mut account = ACCOUNT.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(there) = &*account {
-            return Ok(there.clone());
+impl Accounts {
+    /// Has `work` use the process's, which the first to ask makes.
+    fn with<T>(work: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
+        let mut accounts = ACCOUNTS.lock().unwrap_or_else(PoisonError::into_inner);
+        match &mut *accounts {
+            Some(there) => work(there),
+            none => {
+                let pinner = Arc::new(Pinner::probe(PIECE)?);
+                let ledgers = Vec::new();
+                work(none.insert(Self { pinner, ledgers }))
+            }
         }
-        let pinner = Pinner::probe(PIECE).map_err(|cause| Failure::of(Status::System, &cause))?;
-        let ledger = ledger(&pinner).map_err(|cause| Failure::of(Status::System, &cause))?;
-        let pinner = Arc::new(pinner);
-        Ok(account.insert(Self { pinner, ledger }).clone())
+    }
+
+    fn ledger(&mut self, counted: Counted) -> Result<Arc<Ledger>> {
+        let mut known = self.ledgers.iter();
+        if let Some((_, ledger)) = known.find(|(other, _)| *other == counted) {
+            return Ok(Arc::clone(ledger));
+        }
+        let new = match counted {
+            Counted::Here => ledger(&self.pinner),
+            Counted::ByKernel(mode) => kernel_ledger(mode),
+        }?;
+        let mut known = self.ledgers.iter().map(|(_, ledger)| ledger);
+        let same = known.find(|ledger| ledger.counter() == new.counter());
+        let ledger = same.map_or(new, Arc::clone);
+        self.ledgers.push((counted, Arc::clone(&ledger)));
+        Ok(ledger)
     }
 }
 
@@ -68,28 +119,24 @@ pub unsafe extern "C" fn dmaspace_memory_new(
         let output = unsafe { Output::new(memory, "memory") }?;
         let start = NonNull::new(start.cast::<u8>())
             .ok_or_else(|| Failure::new(Status::Argument, "start is NULL"))?;
-        let file = match fd {
-            0.. => {
-                // SAFETY: not -1, and open during this call, as the header says.
-                let file = unsafe { BorrowedFd::borrow_raw(fd) }.try_clone_to_owned();
-                let file = file.map_err(|cause| Failure::of(Status::System, &cause))?;
-                Some((file, offset))
-            }
-            _ => None,
-        };
+        // SAFETY: open during this call, as the header says, or -1.
+        let file = unsafe { file(fd, "fd") }?.map(|file| (file, offset));
         // SAFETY: the caller answers for the memory until the handle is destroyed, which is refused while
         // anything here holds it; this library accesses it by cells only.
         let mapping = unsafe { Mapping::foreign(Arc::new(()), start, len, file) }?;
-        let Account { pinner, ledger } = Account::get()?;
+        let pinner = Accounts::with(|accounts| Ok(Arc::clone(&accounts.pinner)))?;
         let frames = FrameSource::detect(&mapping);
-        let object = HostMemory::new(Arc::new(mapping), pinner, frames);
-        let memory = ioas::Memory::new(Arc::new(object), &ledger);
-        output.put(Box::into_raw(Box::new(Memory(Mutex::new(memory)))));
+        let inner = Inner {
+            object: Arc::new(HostMemory::new(Arc::new(mapping), pinner, frames)),
+            by_ledger: Vec::new(),
+        };
+        output.put(Box::into_raw(Box::new(Memory(Mutex::new(inner)))));
         Ok(())
     })
 }
 
-/// Bytes that are charged for it now.
+/// Bytes that are charged for it now, by address spaces over tables of this library. What the kernel pins
+/// for those over its own mappings, `dmaspace_space_get_info` says of each.
 ///
 /// Fails with ARGUMENT or BUSY.
 #[unsafe(no_mangle)]
@@ -97,7 +144,9 @@ pub unsafe extern "C" fn dmaspace_memory_charged(memory: *const Memory, bytes: *
     guarded(|| {
         // SAFETY: what the caller passes is what the header says.
         let (memory, output) = unsafe { (input(memory, "memory")?, Output::new(bytes, "bytes")?) };
-        output.put(exclusive(&memory.0, "memory")?.charged());
+        let memory = exclusive(&memory.0, "memory")?;
+        let charged = memory.by_ledger.iter().map(|memory| memory.charged());
+        output.put(charged.sum());
         Ok(())
     })
 }
@@ -112,11 +161,14 @@ pub unsafe extern "C" fn dmaspace_memory_destroy(memory: *mut Memory) -> Status 
         let look = |memory: &Memory| {
             let memory = exclusive(&memory.0, "memory")?;
             // Areas, and what waits for a flush, have it too.
-            if Arc::strong_count(&memory) == 1 {
+            let mut used = memory.by_ledger.iter();
+            let Some(used) = used.find(|memory| Arc::strong_count(memory) > 1) else {
                 return Ok(());
-            }
-            let held = memory.held();
-            let message = format!("an address space has the memory: {held} bytes are pinned");
+            };
+            let message = match used.held() {
+                0 => "an address space over the kernel's mappings has the memory".to_owned(),
+                held => format!("an address space has the memory: {held} bytes are pinned"),
+            };
             Err(Failure::new(Status::Busy, message))
         };
         // SAFETY: the handle is the caller's, who says that nobody uses it any more.

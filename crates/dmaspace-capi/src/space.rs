@@ -1,56 +1,96 @@
 //! An address space: what devices see of memory that is pinned and charged.
 
-use std::mem;
 use std::sync::{Arc, Mutex};
 
-use dmaspace::ioas::{HostTables, Ioas, Own};
+use dmaspace::ioas::{Backend, Capabilities, Ioas};
 use dmaspace::iommu::{DeviceId, DomainId};
 use dmaspace::iopt::AnyTable;
 use dmaspace::runs;
 
 use crate::boundary::{Output, end, exclusive, guarded, input};
 use crate::format::TableConfig;
+use crate::kind::{Kind, OverTables, over};
 use crate::memory::Memory;
 use crate::status::{Failure, Result, Status};
 use crate::table_memory::TableMemory;
-use crate::translation::{Leaf, Root, leaf, prot};
-use crate::unit::{Callbacks, Unit};
+use crate::translation::{Leaf, Root, Span, leaf, prot};
+use crate::unit::Unit;
 
-/// An address space over a table of ours and a unit of the caller's.
+/// An address space: over a table of this library and a unit of the caller's (`dmaspace_space_new`), over
+/// an iommufd (`dmaspace_space_over_iommufd`), or over a container of VFIO's type 1
+/// (`dmaspace_space_over_container`). The functions below work on each; what one cannot do it refuses with
+/// UNSUPPORTED.
 #[derive(Debug)]
-pub struct Space(Mutex<Inner>);
+pub struct Space(Mutex<Option<Kind>>);
 
-#[derive(Debug)]
-struct Inner {
-    /// `None` once it was closed.
-    space: Option<Ioas<Own<Arc<HostTables>>>>,
-    unit: Arc<Callbacks>,
-    tables: Arc<HostTables>,
+impl Space {
+    /// The handle of it.
+    pub(crate) fn handle(kind: Kind) -> *mut Self {
+        Box::into_raw(Box::new(Self(Mutex::new(Some(kind)))))
+    }
+
+    /// Has `work` use it, for this call alone.
+    pub(crate) fn with<T>(&self, work: impl FnOnce(&mut Kind) -> Result<T>) -> Result<T> {
+        let mut kind = exclusive(&self.0, "space")?;
+        let closed = || Failure::new(Status::Busy, "space is being destroyed");
+        work(kind.as_mut().ok_or_else(closed)?)
+    }
 }
 
-impl Inner {
-    fn open(&mut self) -> Result<&mut Ioas<Own<Arc<HostTables>>>> {
-        let closed = || Failure::new(Status::Busy, "space is being destroyed");
-        self.space.as_mut().ok_or_else(closed)
-    }
+/// It cuts mappings without a moment in which the rest is missing.
+pub const DMASPACE_HITLESS_CUT: u32 = 1;
+/// It unmaps any part of what was mapped, also without cutting first.
+pub const DMASPACE_UNMAP_PART: u32 = 2;
+/// It pins and charges memory once, at however many addresses it is.
+pub const DMASPACE_SHARES_PINS: u32 = 4;
+/// It tells which pages devices have written to.
+pub const DMASPACE_PAGE_DIRTY: u32 = 8;
+/// Its tables lie where the caller says, in leaves of the sizes that it wants.
+pub const DMASPACE_TABLE_PLACEMENT: u32 = 16;
+
+/// What it can do, in bits.
+fn can(capabilities: Capabilities) -> u32 {
+    [
+        (capabilities.hitless_cut, DMASPACE_HITLESS_CUT),
+        (capabilities.unmap_part, DMASPACE_UNMAP_PART),
+        (capabilities.shares_pins, DMASPACE_SHARES_PINS),
+        (capabilities.page_dirty, DMASPACE_PAGE_DIRTY),
+        (capabilities.table_placement, DMASPACE_TABLE_PLACEMENT),
+    ]
+    .into_iter()
+    .filter_map(|(can, bit)| can.then_some(bit))
+    .sum()
 }
 
 /// What an address space is like now.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SpaceInfo {
-    /// What the unit is told to walk. It does not change.
+    /// What the unit is told to walk. It does not change. All 0 over mappings of the kernel, which shows no
+    /// tables.
     pub root: Root,
-    /// The sizes of leaves: bit n is set when there are leaves of 2^n bytes.
+    /// The sizes of leaves: bit n is set when there are leaves of 2^n bytes; 0 over mappings of the kernel.
     pub page_sizes: u64,
-    /// Tables that it consists of.
+    /// Tables that it consists of; 0 over mappings of the kernel.
     pub tables: u64,
     /// Areas: what was mapped and is not unmapped.
     pub areas: u64,
     /// Areas that are unmapped, but pinned and charged until a flush succeeds.
     pub retired: u64,
-    /// Attached devices.
+    /// Attached devices, or groups.
     pub devices: u64,
+    /// What ends of areas must be multiples of, bytes; 1 when nothing is known yet.
+    pub granule: u64,
+    /// Windows: see `dmaspace_space_get_window`.
+    pub windows: u64,
+    /// The kernel's mappings; 0 over tables of this library.
+    pub mappings: u64,
+    /// The most of them that there can be; 0 without a limit.
+    pub most_mappings: u64,
+    /// Bytes that the kernel has pinned and charged for them.
+    pub charged: u64,
+    /// What it can do: DMASPACE_HITLESS_CUT and so on.
+    pub can: u32,
 }
 
 /// Makes an empty address space, with a table as `config` says, of a format with tables of 4 KiB other
@@ -84,32 +124,35 @@ pub unsafe extern "C" fn dmaspace_space_new(
             chosen.sizes,
             Arc::clone(&tables),
         )?;
-        let inner = Inner {
-            space: Some(Ioas::new(DomainId(1), table)),
+        output.put(Space::handle(Kind::Own(OverTables {
+            space: Ioas::new(DomainId(1), table),
             unit: Arc::new(unit),
             tables,
-        };
-        output.put(Box::into_raw(Box::new(Space(Mutex::new(inner)))));
+        })));
         Ok(())
     })
 }
 
 /// Has the unit let `device` see the address space. For PCI a device is `segment << 16 | bus << 8 |
-/// device << 3 | function`.
+/// device << 3 | function`. Over mappings of the kernel devices are attached by their files:
+/// `dmaspace_space_attach_file`.
 ///
-/// Fails with ARGUMENT, BUSY or DEVICE.
+/// Fails with ARGUMENT, BUSY, DEVICE or UNSUPPORTED.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dmaspace_space_attach(space: *const Space, device: u32) -> Status {
     guarded(|| {
         // SAFETY: what the caller passes is what the header says.
         let space = unsafe { input(space, "space") }?;
-        let inner = &mut *exclusive(&space.0, "space")?;
-        let unit = Arc::clone(&inner.unit);
-        Ok(inner.open()?.attach(unit, DeviceId(device))?)
+        space.with(|kind| {
+            let own = kind.own("attaches devices by their files")?;
+            let unit = Arc::clone(&own.unit);
+            Ok(own.space.attach(unit, DeviceId(device))?)
+        })
     })
 }
 
-/// Has the unit take the address space away from `device`. What is mapped stays.
+/// Takes the address space away from `device`. What is mapped stays; the kernel unmaps and unpins it while
+/// no device is attached. A group leaves its container only when all its devices are closed.
 ///
 /// Fails with ARGUMENT, BUSY or DEVICE; after that the device counts as attached.
 #[unsafe(no_mangle)]
@@ -117,15 +160,15 @@ pub unsafe extern "C" fn dmaspace_space_detach(space: *const Space, device: u32)
     guarded(|| {
         // SAFETY: what the caller passes is what the header says.
         let space = unsafe { input(space, "space") }?;
-        let mut inner = exclusive(&space.0, "space")?;
-        Ok(inner.open()?.detach(DeviceId(device))?)
+        space.with(|kind| kind.detach(device))
     })
 }
 
 /// Maps `len` bytes from `offset` on of `memory` at `iova`, all or nothing: what nobody has mapped yet is
-/// charged and pinned. `prot` is DMASPACE_READ, DMASPACE_WRITE and so on.
+/// charged and pinned. `prot` is DMASPACE_READ, DMASPACE_WRITE and so on; the kernel maps for these two
+/// only. Before its first device it only notes what is mapped, and pins when that comes.
 ///
-/// Fails with ARGUMENT, RANGE, OVERLAP, PROT, OVER_LIMIT, PIN, TABLE_MEMORY, FLUSH or BUSY.
+/// Fails with ARGUMENT, RANGE, OVERLAP, PROT, OVER_LIMIT, PIN, TABLE_MEMORY, TOO_MANY, SYSTEM, FLUSH or BUSY.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dmaspace_space_map(
     space: *const Space,
@@ -139,17 +182,19 @@ pub unsafe extern "C" fn dmaspace_space_map(
         // SAFETY: what the caller passes is what the header says.
         let (space, memory) = unsafe { (input(space, "space")?, input(memory, "memory")?) };
         let prot = self::prot(prot)?;
-        let memory = exclusive(&memory.0, "memory")?;
+        let mut memory = exclusive(&memory.0, "memory")?;
         let part = runs::Span::new(offset, len);
-        let mut inner = exclusive(&space.0, "space")?;
-        Ok(inner.open()?.map(iova, &memory, part, prot, &mut ())?)
+        space.with(|kind| {
+            let memory = memory.charged_to(kind.counted())?;
+            Ok(over!(kind, space => space.map(iova, &memory, part, prot, &mut ()))?)
+        })
     })
 }
 
 /// Unmaps every area in a range, has the unit forget them, and then unpins what nobody else maps.
-/// `*unpinned` is how many bytes that were; `unpinned` may be NULL.
+/// `*unpinned` is how many bytes that were, 0 where the kernel unpins; `unpinned` may be NULL.
 ///
-/// Fails with ARGUMENT, RANGE, CUTS or BUSY, and nothing has changed; with FLUSH, and the areas are
+/// Fails with ARGUMENT, RANGE, CUTS, SYSTEM or BUSY, and nothing has changed; with FLUSH, and the areas are
 /// unmapped, but their memory is pinned until `dmaspace_space_flush` succeeds; or with PIN.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dmaspace_space_unmap(
@@ -166,9 +211,8 @@ pub unsafe extern "C" fn dmaspace_space_unmap(
                 Output::wanted(unpinned, "unpinned")?,
             )
         };
-        let mut inner = exclusive(&space.0, "space")?;
         let range = runs::Span::new(iova, len);
-        let unmapped = inner.open()?.unmap(range, &mut ())?;
+        let unmapped = space.with(|kind| Ok(over!(kind, space => space.unmap(range, &mut ()))?))?;
         if let Some(output) = output {
             output.put(unmapped.unpinned);
         }
@@ -184,14 +228,14 @@ pub unsafe extern "C" fn dmaspace_space_flush(space: *const Space) -> Status {
     guarded(|| {
         // SAFETY: what the caller passes is what the header says.
         let space = unsafe { input(space, "space") }?;
-        exclusive(&space.0, "space")?.open()?.flush()?;
+        space.with(|kind| Ok(over!(kind, space => space.flush())?))?;
         Ok(())
     })
 }
 
 /// The leaf that maps `iova`.
 ///
-/// Fails with NOT_MAPPED, ARGUMENT or BUSY.
+/// Fails with NOT_MAPPED, ARGUMENT, BUSY or, over mappings of the kernel, UNSUPPORTED.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn dmaspace_space_translate(
     space: *const Space,
@@ -201,8 +245,11 @@ pub unsafe extern "C" fn dmaspace_space_translate(
     guarded(|| {
         // SAFETY: what the caller passes is what the header says.
         let (space, output) = unsafe { (input(space, "space")?, Output::new(found, "found")?) };
-        let mut inner = exclusive(&space.0, "space")?;
-        output.put(leaf(inner.open()?.leaf_at(iova), iova)?);
+        let found = space.with(|kind| {
+            let own = kind.own("does not show its tables")?;
+            leaf(own.space.leaf_at(iova), iova)
+        })?;
+        output.put(found);
         Ok(())
     })
 }
@@ -218,20 +265,55 @@ pub unsafe extern "C" fn dmaspace_space_get_info(
     guarded(|| {
         // SAFETY: what the caller passes is what the header says.
         let (space, output) = unsafe { (input(space, "space")?, Output::new(info, "info")?) };
-        let mut inner = exclusive(&space.0, "space")?;
-        let space = inner.open()?;
-        let table = space.table().ok_or_else(|| {
-            // It was given one, which stays.
-            Failure::new(Status::Other, "the address space has no table")
-        })?;
-        output.put(SpaceInfo {
-            root: table.root().into(),
-            page_sizes: table.page_sizes().bits(),
-            tables: table.tables(),
-            areas: space.len() as u64,
-            retired: space.retired() as u64,
-            devices: space.devices().count() as u64,
-        });
+        output.put(space.with(|kind| Ok(info_of(kind)))?);
+        Ok(())
+    })
+}
+
+fn info_of(kind: &mut Kind) -> SpaceInfo {
+    let (mappings, charged) = kind.mappings();
+    let devices = kind.devices() as u64;
+    let mut info = over!(kind, space => SpaceInfo {
+        areas: space.len() as u64,
+        retired: space.retired() as u64,
+        devices,
+        granule: space.backend().granule(),
+        windows: space.windows().len() as u64,
+        mappings,
+        most_mappings: space.capabilities().most_mappings.unwrap_or(0),
+        charged,
+        can: can(space.capabilities()),
+        ..SpaceInfo::default()
+    });
+    if let Kind::Own(own) = kind
+        && let Some(table) = own.space.table()
+    {
+        info.root = table.root().into();
+        info.page_sizes = table.page_sizes().bits();
+        info.tables = table.tables();
+    }
+    info
+}
+
+/// The window `index`, from 0 on: device addresses that can be mapped, with the devices that are attached
+/// now. They are in order; stretches of more than 2^63 bytes come in two.
+///
+/// Fails with ARGUMENT, also when there is no such window, or BUSY.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dmaspace_space_get_window(
+    space: *const Space,
+    index: usize,
+    window: *mut Span,
+) -> Status {
+    guarded(|| {
+        // SAFETY: what the caller passes is what the header says.
+        let (space, output) = unsafe { (input(space, "space")?, Output::new(window, "window")?) };
+        let windows = space.with(|kind| Ok(over!(kind, space => space.windows())))?;
+        let none = || {
+            let message = format!("there are {} windows, and no window {index}", windows.len());
+            Failure::new(Status::Argument, message)
+        };
+        output.put((*windows.get(index).ok_or_else(none)?).into());
         Ok(())
     })
 }
@@ -246,13 +328,8 @@ pub unsafe extern "C" fn dmaspace_space_destroy(space: *mut Space) -> Status {
     guarded(|| {
         let mut closed = Ok(());
         let look = |space: &Space| {
-            let mut inner = exclusive(&space.0, "space")?;
-            if let Some(space) = inner.space.take() {
-                closed = space.close();
-            }
-            if closed.is_err() {
-                // A device may still walk what lies there.
-                mem::forget(Arc::clone(&inner.tables));
+            if let Some(kind) = exclusive(&space.0, "space")?.take() {
+                closed = kind.close();
             }
             Ok(())
         };

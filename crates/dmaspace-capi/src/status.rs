@@ -4,8 +4,9 @@ use std::cell::RefCell;
 use std::error::Error;
 use std::ffi::{CString, c_char};
 
+use dmaspace::map::JobError;
 use dmaspace::tables::RootError;
-use dmaspace::{hostmem, ioas, iopt};
+use dmaspace::{hostmem, ioas, iommu, iopt};
 
 /// What a function answers. Failures are negative; `dmaspace_last_error` has the sentence.
 #[repr(C)]
@@ -27,7 +28,8 @@ pub enum Status {
     Overlap = -5,
     /// Nothing is mapped there, or not everywhere.
     NotMapped = -6,
-    /// An end of the range lies inside a leaf or an area.
+    /// An end of the range lies inside a leaf or an area, or inside a mapping that the kernel does not
+    /// cut.
     Cuts = -7,
     /// The format cannot express the permissions.
     Prot = -8,
@@ -40,7 +42,7 @@ pub enum Status {
     /// The device was not attached or detached.
     Device = -12,
     /// The handle is in use, by another thread or by the caller of this callback; or the memory is
-    /// mapped still.
+    /// mapped still, or held by somebody who does not let go.
     Busy = -13,
     /// The operating system refuses.
     System = -14,
@@ -48,6 +50,10 @@ pub enum Status {
     Panic = -15,
     /// Another failure; the sentence says which.
     Other = -16,
+    /// Address spaces of this kind cannot do that; the sentence names the kind, and what.
+    Unsupported = -17,
+    /// The kernel has as many mappings as it can have.
+    TooMany = -18,
 }
 
 /// Why something was refused: the code and the sentence.
@@ -104,7 +110,60 @@ failures! {
     iopt::MapError => |error| of_map(error);
     iopt::UnmapError => |error| of_unmap(error);
     hostmem::MapError => |_error| Status::Argument;
-    ioas::MapError => |error| match error {
+    hostmem::PinnerError => |_error| Status::System;
+    iommu::FlushError => |_error| Status::Flush;
+    ioas::KernelError => |error| of_kernel(error);
+    ioas::MapError => |error| of_space_map(error);
+    ioas::UnmapError => |error| of_space_unmap(error);
+    ioas::AttachError => |error| match error {
+        ioas::AttachError::Reserved { .. } | ioas::AttachError::Conflict(_) => Status::Range,
+        ioas::AttachError::Replay { cause, .. } => of_space_map(cause),
+        _ => Status::Device,
+    };
+    ioas::DetachError => |_error| Status::Device;
+    ioas::CloseError => |error| match error {
+        ioas::CloseError::Unmap(cause) => of_space_unmap(cause),
+        ioas::CloseError::Detach(_) => Status::Device,
+        _ => Status::Other,
+    };
+    ioas::ReleaseError => |error| match error {
+        ioas::ReleaseError::Unmap(cause) => of_space_unmap(cause),
+        ioas::ReleaseError::SetAside(cause) => of_space_map(cause),
+        _ => Status::Other,
+    };
+    ioas::PinError => |error| match error {
+        ioas::PinError::Range(_) => Status::Range,
+        ioas::PinError::NotThere { .. } => Status::NotMapped,
+        ioas::PinError::Prot { .. } => Status::Prot,
+        ioas::PinError::Memory(cause) => of_space_map(cause),
+        _ => Status::Other,
+    };
+    ioas::TrackingError => |error| match error {
+        ioas::TrackingError::Unsupported(_) => Status::Unsupported,
+        ioas::TrackingError::Kernel(_) => Status::System,
+        ioas::TrackingError::Split(cause) => of_refit(cause),
+        ioas::TrackingError::Clear(cause) => of_harvest(cause),
+        ioas::TrackingError::Flush(_) => Status::Flush,
+        _ => Status::Other,
+    };
+    ioas::HarvestError => |error| of_harvest(error);
+    iopt::PendingError => |error| match error {
+        iopt::PendingError::Span(_) => Status::Range,
+        _ => Status::Argument,
+    };
+    JobError => |_error| Status::System;
+}
+
+fn of_kernel(error: &ioas::KernelError) -> Status {
+    match error {
+        ioas::KernelError::Prot { .. } => Status::Prot,
+        ioas::KernelError::NoSource => Status::Unsupported,
+        _ => Status::System,
+    }
+}
+
+fn of_space_map(error: &ioas::MapError) -> Status {
+    match error {
         ioas::MapError::Range(_)
         | ioas::MapError::Part { .. }
         | ioas::MapError::BeyondEnd { .. }
@@ -112,21 +171,16 @@ failures! {
         ioas::MapError::Overlap { .. } => Status::Overlap,
         ioas::MapError::Prot { .. } => Status::Prot,
         ioas::MapError::OverLimit(_) => Status::OverLimit,
-        ioas::MapError::Pin(_)
-        | ioas::MapError::Runs(_)
-        | ioas::MapError::RunsDiffer { .. } => Status::Pin,
+        ioas::MapError::Pin(_) | ioas::MapError::Runs(_) | ioas::MapError::RunsDiffer { .. } => {
+            Status::Pin
+        }
         ioas::MapError::Table(cause) => of_map(cause),
         ioas::MapError::Flush(_) => Status::Flush,
+        ioas::MapError::Unsupported(_) => Status::Unsupported,
+        ioas::MapError::TooMany { .. } => Status::TooMany,
+        ioas::MapError::Kernel(_) => Status::System,
         _ => Status::Other,
-    };
-    ioas::UnmapError => |error| of_space_unmap(error);
-    ioas::AttachError => |_error| Status::Device;
-    ioas::DetachError => |_error| Status::Device;
-    ioas::CloseError => |error| match error {
-        ioas::CloseError::Unmap(cause) => of_space_unmap(cause),
-        ioas::CloseError::Detach(_) => Status::Device,
-        _ => Status::Other,
-    };
+    }
 }
 
 fn of_map(error: &iopt::MapError) -> Status {
@@ -151,12 +205,33 @@ fn of_unmap(error: &iopt::UnmapError) -> Status {
 
 fn of_space_unmap(error: &ioas::UnmapError) -> Status {
     match error {
-        ioas::UnmapError::CutsArea { .. } => Status::Cuts,
+        ioas::UnmapError::CutsArea { .. } | ioas::UnmapError::CutsMapping { .. } => Status::Cuts,
         ioas::UnmapError::Hole { .. } => Status::NotMapped,
         ioas::UnmapError::BeyondEnd { .. } => Status::Range,
         ioas::UnmapError::Table(cause) => of_unmap(cause),
         ioas::UnmapError::Flush(_) => Status::Flush,
         ioas::UnmapError::Unpin(_) => Status::Pin,
+        ioas::UnmapError::Held { .. } => Status::Busy,
+        ioas::UnmapError::Kernel(_) => Status::System,
+        ioas::UnmapError::Cut(cause) => of_refit(cause),
+        _ => Status::Other,
+    }
+}
+
+fn of_refit(error: &iopt::RefitError<iommu::FlushError>) -> Status {
+    match error {
+        iopt::RefitError::Range(_) | iopt::RefitError::PageSize(_) => Status::Range,
+        iopt::RefitError::BreakBeforeMake { .. } => Status::Cuts,
+        iopt::RefitError::NoTables(_) => Status::TableMemory,
+        iopt::RefitError::Flush(_) => Status::Flush,
+        iopt::RefitError::Unmap(cause) => of_unmap(cause),
+        iopt::RefitError::Foreign { .. } => Status::Other,
+    }
+}
+
+const fn of_harvest(error: &ioas::HarvestError) -> Status {
+    match error {
+        ioas::HarvestError::Kernel(_) => Status::System,
         _ => Status::Other,
     }
 }
@@ -165,13 +240,18 @@ thread_local! {
     static LAST: RefCell<CString> = RefCell::default();
 }
 
-/// Notes the sentence of this thread's last failure.
-pub(crate) fn note(message: String) {
-    let mut bytes = message.into_bytes();
+/// A sentence as C reads it.
+pub(crate) fn text(message: &str) -> CString {
+    let mut bytes = message.as_bytes().to_vec();
     bytes.retain(|byte| *byte != 0);
-    // Without a NUL it is one; while the thread ends there is nobody left to read it.
-    let text = CString::new(bytes).unwrap_or_default();
-    let _ = LAST.try_with(|last| last.replace(text));
+    // Without a NUL it is one.
+    CString::new(bytes).unwrap_or_default()
+}
+
+/// Notes the sentence of this thread's last failure.
+pub(crate) fn note(message: &str) {
+    // While the thread ends there is nobody left to read it.
+    let _ = LAST.try_with(|last| last.replace(text(message)));
 }
 
 /// The sentence about the last failure of a function in this thread, with numbers; empty when there was

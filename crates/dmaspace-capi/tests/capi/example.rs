@@ -29,23 +29,54 @@ fn libraries() -> PathBuf {
         .to_owned()
 }
 
-#[test]
-fn the_c_example_compiles_without_a_warning_and_does_what_it_says() {
-    let scratch = tempfile::tempdir().unwrap();
-    let program = scratch.path().join("map");
+/// A C example, compiled without a warning into `scratch`.
+fn compiled(name: &str, scratch: &Path) -> PathBuf {
+    let program = scratch.join(name);
     let libraries = libraries();
     let mut gcc = Command::new("gcc");
     gcc.args(["-std=c11", "-Wall", "-Wextra", "-Werror", "-pedantic", "-o"])
         .arg(&program);
     gcc.arg("-I").arg(package().join("include"));
-    gcc.arg(package().join("../../examples/c/map.c"));
+    let source = format!("../../examples/c/{name}.c");
+    gcc.arg(package().join(source));
     gcc.arg("-L").arg(&libraries).arg("-ldmaspace_capi");
     gcc.arg(format!("-Wl,-rpath,{}", libraries.display()));
     output(&mut gcc);
+    program
+}
+
+#[test]
+fn the_c_example_compiles_without_a_warning_and_does_what_it_says() {
+    let scratch = tempfile::tempdir().unwrap();
+    let program = compiled("map", scratch.path());
     let said = output(&mut Command::new(&program)).stdout;
     let said = String::from_utf8(said).unwrap();
     assert!(said.contains("vtd-ss") && said.contains("dart2"), "{said}");
     assert!(said.ends_with("everything was given back\n"), "{said}");
+}
+
+/// What it does with a device is shown in the guests: `iommufd_serves_a_c_program` and its like.
+#[test]
+fn the_c_example_for_devices_says_what_is_missing() {
+    let scratch = tempfile::tempdir().unwrap();
+    let program = compiled("vfio", scratch.path());
+    let none = Command::new(&program).output().unwrap();
+    let usage = String::from_utf8(none.stderr).unwrap();
+    assert!(usage.contains("vfio iommufd NODE"), "{usage}");
+    assert_eq!(none.status.code(), Some(2));
+    // Whether or not this machine has VFIO, it has no such device.
+    let nothing = scratch.path().join("nothing");
+    for way in [vec!["iommufd"], vec!["type1"]] {
+        let mut run = Command::new(&program);
+        run.args(&way).arg(&nothing);
+        if way == ["type1"] {
+            run.arg("0000:00:00.0");
+        }
+        let failed = run.output().unwrap();
+        let why = String::from_utf8(failed.stderr).unwrap();
+        assert!(why.contains("No such file or directory"), "{why}");
+        assert_eq!(failed.status.code(), Some(1), "{why}");
+    }
 }
 
 #[test]

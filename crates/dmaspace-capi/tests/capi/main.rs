@@ -8,6 +8,8 @@
 
 mod boundary;
 mod example;
+mod kernel;
+mod parts;
 mod space;
 mod table;
 

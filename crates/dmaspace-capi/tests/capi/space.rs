@@ -8,9 +8,9 @@ use dmaspace_capi::*;
 
 use crate::{Told, config, done, flush, said};
 
-const IOVA: u64 = 1 << 32;
-const PAGE: u64 = 4096;
-const RW: u32 = DMASPACE_READ | DMASPACE_WRITE;
+pub(crate) const IOVA: u64 = 1 << 32;
+pub(crate) const PAGE: u64 = 4096;
+pub(crate) const RW: u32 = DMASPACE_READ | DMASPACE_WRITE;
 
 /// # Safety
 ///
@@ -34,15 +34,15 @@ unsafe extern "C" fn detach(context: *mut c_void, device: u32) -> c_int {
 }
 
 /// An address space with memory of four pages, and who is told.
-struct Rig {
+pub(crate) struct Rig {
     told: *mut Told,
-    space: *mut Space,
-    memory: *mut Memory,
+    pub(crate) space: *mut Space,
+    pub(crate) memory: *mut Memory,
     _mapping: Mapping,
 }
 
 impl Rig {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let mapping = Mapping::new(Backing::Memfd, 4 * PAGE, None).unwrap();
         let told = Box::into_raw(Box::new(Told::default()));
         let unit = Unit {
@@ -73,30 +73,40 @@ impl Rig {
         }
     }
 
-    fn map(&self, iova: u64, offset: u64, len: u64, prot: u32) -> Status {
+    pub(crate) fn map(&self, iova: u64, offset: u64, len: u64, prot: u32) -> Status {
         // SAFETY: the handles are there.
         unsafe { dmaspace_space_map(self.space, iova, self.memory, offset, len, prot) }
     }
 
-    fn unmap(&self, iova: u64, len: u64) -> (Status, u64) {
+    pub(crate) fn unmap(&self, iova: u64, len: u64) -> (Status, u64) {
         let mut unpinned = u64::MAX;
         // SAFETY: the handle is there.
         let status = unsafe { dmaspace_space_unmap(self.space, iova, len, &raw mut unpinned) };
         (status, unpinned)
     }
 
-    fn info(&self) -> SpaceInfo {
+    pub(crate) fn info(&self) -> SpaceInfo {
         let mut info = SpaceInfo::default();
         // SAFETY: the handle is there.
         done(unsafe { dmaspace_space_get_info(self.space, &raw mut info) });
         info
     }
 
-    fn charged(&self) -> u64 {
+    pub(crate) fn charged(&self) -> u64 {
         let mut bytes = 0;
         // SAFETY: the handle is there.
         done(unsafe { dmaspace_memory_charged(self.memory, &raw mut bytes) });
         bytes
+    }
+
+    /// Everything is given back.
+    pub(crate) fn end(self) {
+        // SAFETY: nobody uses them any more.
+        unsafe {
+            done(dmaspace_space_destroy(self.space));
+            done(dmaspace_memory_destroy(self.memory));
+            drop(Box::from_raw(self.told));
+        }
     }
 
     fn answer(&self, answer: c_int) {
