@@ -248,10 +248,13 @@ impl GuestPages for Free {
     fn managed(&mut self, _bytes: i64) {}
 }
 
-/// What goes into the balloon, and what stays outside: 7 of 8 parts of `guest`.
-pub(super) const fn seven_of_eight(guest: Span) -> Span {
-    let eighth = guest.len / 8;
-    Span::new(guest.start + eighth, guest.len - eighth)
+/// What goes into the balloon: 7 of 8 parts of each part of the memory.
+pub(super) fn seven_of_eight(parts: &[Part]) -> Vec<Span> {
+    let inside = |part: &Part| {
+        let eighth = part.guest.len / 8;
+        Span::new(part.guest.start + eighth, part.guest.len - eighth)
+    };
+    parts.iter().map(inside).collect()
 }
 
 /// A balloon of a guest with devices.
@@ -280,14 +283,13 @@ impl Balloon {
             done: Arc::clone(&done),
         };
         let mut regions = Vec::new();
-        let mut free = Vec::new();
+        let free = seven_of_eight(parts);
         for part in parts {
             dma.add_memory(part.guest.start, Arc::clone(&part.memory));
             let discard = Discard::new(Arc::clone(&part.mapping))?;
             let (guest, page) = (part.guest, discard.page());
             regions.push(Region { guest, page });
             by_part.parts.push((guest, discard));
-            free.push(seven_of_eight(guest));
         }
         dma.add_space(space);
         let settings = Settings {
@@ -295,7 +297,7 @@ impl Balloon {
             ..Settings::default()
         };
         let mut device = Device::new(settings, &regions, by_part, dma, ())?;
-        let wanted = free.iter().map(|span: &Span| span.len).sum();
+        let wanted = free.iter().map(|span| span.len).sum();
         device.set_target(wanted);
         let rings = Rings::new().map_err(BalloonError::Rings)?;
         let wires = Wires {

@@ -112,22 +112,22 @@ fn successor(life: &mut Life<'_>) -> Result<Done, LifeError> {
         return Err(unexpected(&opening).into());
     };
     let hole = Span::new(start, len);
-    life.moving(&[hole]);
+    life.devices.moving(&[hole]);
     let started = std::time::Instant::now();
     second.answer("ok")?;
     second.serve(life.hardware(), "opened")?;
     let cut_ns = crate::map::clock::nanoseconds(started);
-    life.open();
+    life.devices.open();
     life.seen()?;
     second.answer("ok")?;
     second.serve(life.hardware(), "closing")?;
-    life.moving(&[hole]);
+    life.devices.moving(&[hole]);
     let (closed, close_ns) = timed(|| {
         second.answer("ok")?;
         second.serve(life.hardware(), "closed")
     });
     let closed = closed?;
-    life.closed();
+    life.devices.closed();
     life.seen()?;
     second.answer("ok")?;
     let told = second.serve(life.hardware(), "bands")?;
@@ -140,7 +140,7 @@ fn successor(life: &mut Life<'_>) -> Result<Done, LifeError> {
         bytes: hole.len,
         tables: closed.first().copied(),
         checked: "its own hole cut and closed".into(),
-        right: hole.len == super::devices::PAGE,
+        right: hole.len == super::crew::PAGE,
         ..Done::default()
     })
 }
@@ -176,9 +176,7 @@ pub(super) fn end(mut life: Life<'_>) -> Result<LifeReport, LifeError> {
     let mut left = Left::default();
     life.step(LifeStep::TearDown, |life| {
         let size = life.report.memory.size_bytes;
-        if let Some(devices) = &mut life.devices {
-            devices.stop();
-        }
+        life.devices.stop()?;
         let Some(mut second) = life.second.take() else {
             return Ok(Done::default());
         };

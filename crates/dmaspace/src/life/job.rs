@@ -12,7 +12,6 @@ use super::balloon::Balloon;
 use super::devices::{Devices, SoftUnit};
 use super::moment::{Marks, bands};
 use super::report::{Band, DmaCounts, LifeReport, LifeStep, Moment, Refused, StepReport};
-use super::scene::Waited;
 use super::start::{Begun, Space, begin};
 use super::successor::{Devices as Hardware, Second};
 use super::{LifeError, LifeJob, handing, steps};
@@ -24,8 +23,6 @@ pub(super) const IOVA: u64 = 1 << 40;
 pub(super) const DEVICES: [DeviceId; 2] = [DeviceId::pci(1, 0, 0), DeviceId::pci(2, 0, 0)];
 /// The unit of our own pins: the smallest part that is given back without pinning anew.
 pub(super) const PIECE: u64 = 2 << 20;
-/// Accesses of each device that a change is to be seen by.
-const SEEN: u64 = 2048;
 
 /// What a unit that walks tables of `format`, of four levels, can do.
 pub(super) fn capabilities(format: FormatId) -> Capabilities {
@@ -56,6 +53,17 @@ pub(super) struct Done {
 }
 
 impl Done {
+    /// Devices were everywhere, for the first time.
+    pub(super) fn dma(took_ns: u64, counts: &DmaCounts, checked: &str) -> Self {
+        Self {
+            took_ns,
+            bytes: counts.read_bytes + counts.written_bytes,
+            checked: checked.into(),
+            right: counts.is_right(),
+            ..Self::default()
+        }
+    }
+
     /// What it was, for the report.
     pub(super) fn report(self, step: LifeStep, flushes: u64, dma: &DmaCounts) -> StepReport {
         StepReport {
@@ -74,7 +82,7 @@ impl Done {
 
 /// A life. Dropped half-way it gives everything back, in the order of its fields.
 pub(super) struct Life<'w> {
-    pub(super) devices: Option<Devices>,
+    pub(super) devices: Devices,
     pub(super) balloon: Option<Balloon>,
     pub(super) second: Option<Second>,
     pub(super) begun: Begun,
@@ -105,28 +113,12 @@ impl Life<'_> {
 
     /// Waits until each device has been everywhere.
     pub(super) fn everywhere(&mut self) -> Result<(), LifeError> {
-        self.wait(|devices, watch| devices.everywhere(watch))
+        self.devices.everywhere(self.step, self.watch)
     }
 
     /// Waits until what is now has been seen by each device many times.
     pub(super) fn seen(&mut self) -> Result<(), LifeError> {
-        self.wait(|devices, watch| devices.busy(SEEN, watch))
-    }
-
-    fn wait(
-        &mut self,
-        how: impl FnOnce(&Devices, &mut dyn FnMut() -> bool) -> Waited,
-    ) -> Result<(), LifeError> {
-        let (watch, step) = (&mut *self.watch, self.step);
-        let mut go_on = || watch(step).is_continue();
-        match &self.devices {
-            None => Ok(()),
-            Some(devices) => match how(devices, &mut go_on) {
-                Waited::Done => Ok(()),
-                Waited::Stopped => Err(LifeError::Interrupted(step)),
-                Waited::Stuck => Err(LifeError::Stuck(step)),
-            },
-        }
+        self.devices.seen(self.step, self.watch)
     }
 
     /// Does a step, and notes what it was.
@@ -141,9 +133,7 @@ impl Life<'_> {
         }
         let flushes = self.flushes();
         let mut done = work(self)?;
-        if let Some(devices) = &self.devices {
-            self.report.dma = devices.counts();
-        }
+        self.report.dma = self.devices.counts();
         if done.tables.is_none() {
             let space = self.space();
             done.tables = Some(space.domains().map(|(_, table)| table.tables()).sum());
@@ -153,52 +143,6 @@ impl Life<'_> {
         let roots = self.told.clone().unwrap_or_else(|| self.roots());
         self.report.moments.push(Moment { after: step, roots });
         Ok(())
-    }
-
-    /// What the devices have counted.
-    pub(super) fn counts(&self) -> DmaCounts {
-        self.devices
-            .as_ref()
-            .map(Devices::counts)
-            .unwrap_or_default()
-    }
-
-    /// Devices may or may not reach these addresses.
-    pub(super) fn moving(&self, ranges: &[Span]) {
-        self.devices
-            .iter()
-            .for_each(|devices| devices.moving(ranges));
-    }
-
-    /// Devices are sure not to reach them.
-    pub(super) fn open(&self) {
-        self.devices.iter().for_each(Devices::open);
-    }
-
-    /// Devices are sure to reach everything.
-    pub(super) fn closed(&self) {
-        self.devices.iter().for_each(Devices::closed);
-    }
-
-    /// These addresses read as zeros.
-    pub(super) fn discarded(&self, range: Span) {
-        self.devices
-            .iter()
-            .for_each(|devices| devices.discarded(range));
-    }
-
-    /// What devices have written to for sure, a bit for each page.
-    pub(super) fn written(&self) -> Vec<u64> {
-        self.devices
-            .as_ref()
-            .map(Devices::written)
-            .unwrap_or_default()
-    }
-
-    /// What they have written to at most.
-    pub(super) fn perhaps_written(&self) -> Vec<u64> {
-        let devices = self.devices.as_ref();
-        devices.map(Devices::perhaps_written).unwrap_or_default()
     }
 
     /// Units and memory, for the second process.
@@ -244,8 +188,9 @@ pub(super) fn run(
         LifeError::Job(crate::map::JobError::Interrupted) => LifeError::Interrupted(step),
         error => error,
     })?;
+    let range = Span::new(IOVA, report.memory.size_bytes);
     let mut life = Life {
-        devices: None,
+        devices: Devices::over(range, begun.units.len()),
         balloon: None,
         second: None,
         begun,

@@ -11,6 +11,7 @@
 //! planned: its memory and tables lie on the first, and the report says so.
 
 mod balloon;
+mod crew;
 mod devices;
 mod frames;
 mod handing;

@@ -1,15 +1,10 @@
 //! What devices of a life may expect, and what they have counted: of the software unit, and of the machine.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::thread;
-use std::time::{Duration, Instant};
 
 use runs::Span;
 
 use super::report::DmaCounts;
-
-/// How long a device may be without an access before it is given up.
-const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Addresses that devices are not to reach.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,80 +63,16 @@ pub(super) struct Tally {
     pub(super) reached: AtomicU64,
 }
 
-/// What all of them have counted.
-pub(super) fn counts(tallies: &[Tally]) -> DmaCounts {
-    let mut counts = DmaCounts::default();
-    for tally in tallies {
-        counts.accesses += tally.accesses.load(Ordering::Relaxed);
-        counts.read_bytes += tally.read.load(Ordering::Relaxed);
-        counts.written_bytes += tally.written.load(Ordering::Relaxed);
-        counts.wrong_bytes += tally.wrong.load(Ordering::Relaxed);
-        counts.faults_outside_holes += tally.faults_outside.load(Ordering::Relaxed);
-        counts.faults_in_holes += tally.faults_inside.load(Ordering::Relaxed);
-        counts.reached_in_holes += tally.reached.load(Ordering::Relaxed);
+impl Tally {
+    pub(super) fn add_to(&self, counts: &mut DmaCounts) {
+        counts.accesses += self.accesses.load(Ordering::Relaxed);
+        counts.read_bytes += self.read.load(Ordering::Relaxed);
+        counts.written_bytes += self.written.load(Ordering::Relaxed);
+        counts.wrong_bytes += self.wrong.load(Ordering::Relaxed);
+        counts.faults_outside_holes += self.faults_outside.load(Ordering::Relaxed);
+        counts.faults_in_holes += self.faults_inside.load(Ordering::Relaxed);
+        counts.reached_in_holes += self.reached.load(Ordering::Relaxed);
     }
-    counts
-}
-
-/// Why a wait for devices ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Waited {
-    /// They have done what was waited for.
-    Done,
-    /// The watcher wanted to stop.
-    Stopped,
-    /// One has done nothing for a long time.
-    Stuck,
-}
-
-/// Waits until every device has `done` it, as long as `watch` says so.
-pub(super) fn wait(
-    tallies: &[Tally],
-    watch: &mut dyn FnMut() -> bool,
-    done: impl Fn(&Tally, usize) -> bool,
-) -> Waited {
-    let sum = || -> Vec<u64> {
-        let accesses = tallies.iter().map(|tally| &tally.accesses);
-        accesses
-            .map(|count| count.load(Ordering::Relaxed))
-            .collect()
-    };
-    let (mut seen, mut since) = (sum(), Instant::now());
-    loop {
-        if !watch() {
-            return Waited::Stopped;
-        }
-        let mut all = tallies.iter().enumerate();
-        if all.all(|(number, tally)| done(tally, number)) {
-            return Waited::Done;
-        }
-        let now = sum();
-        if now.iter().zip(&seen).all(|(now, seen)| now > seen) {
-            (seen, since) = (now, Instant::now());
-        } else if since.elapsed() > PATIENCE {
-            return Waited::Stuck;
-        }
-        thread::sleep(Duration::from_micros(200));
-    }
-}
-
-/// Waits until each device has made `count` accesses more, and `probes` more into holes.
-pub(super) fn busy(
-    tallies: &[Tally],
-    count: u64,
-    probes: u64,
-    watch: &mut dyn FnMut() -> bool,
-) -> Waited {
-    let now = |tally: &Tally| {
-        let accesses = tally.accesses.load(Ordering::Relaxed);
-        (accesses, tally.probes.load(Ordering::Relaxed))
-    };
-    let before: Vec<_> = tallies.iter().map(now).collect();
-    wait(tallies, watch, |tally, number| {
-        let (accesses, probed) = before.get(number).copied().unwrap_or_default();
-        let (a, p) = now(tally);
-        a >= accesses + count && p >= probed + probes
-    })
 }
 
 /// What devices have written to, a bit for each page: noted before a write, and after it.

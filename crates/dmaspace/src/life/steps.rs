@@ -1,17 +1,17 @@
 //! The steps of a life until the address space goes to somebody else.
 
 use std::ops::ControlFlow;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use ioas::{Observer, Step, Tracking};
+use ioas::{Backend, Ioas, Observer, Step, Tracking};
 use iommu::Unit;
 use iopt::{Interruption, Leaf, Pending, Prot};
 use runs::{Bytes, SizeHistogram, Span};
 
 use super::LifeError;
 use super::balloon::{Balloon, seven_of_eight};
-use super::devices::{Devices, PAGE};
+use super::crew::{Checked, Crew, PAGE};
 use super::job::{Done, Life, timed};
 use super::report::{LifeMemory, LifeStep, RootReport};
 use crate::map::JobError;
@@ -160,18 +160,16 @@ fn rooted(life: &mut Life<'_>, took_ns: u64) -> Result<Done, LifeError> {
 }
 
 fn dma(life: &mut Life<'_>) -> Result<Done, LifeError> {
-    let devices = Devices::begin(&life.begun.units, life.range()).map_err(LifeError::Devices)?;
-    life.devices = Some(devices);
+    let begun = life.devices.begin(&life.begun.units);
+    begun.map_err(LifeError::Devices)?;
     let (waited, took_ns) = timed(|| life.everywhere());
     waited?;
-    let counts = life.counts();
-    Ok(Done {
+    let counts = life.devices.counts();
+    Ok(Done::dma(
         took_ns,
-        bytes: counts.read_bytes + counts.written_bytes,
-        checked: "each of 2 devices was everywhere".into(),
-        right: counts.is_right(),
-        ..Done::default()
-    })
+        &counts,
+        "each of 2 devices was everywhere",
+    ))
 }
 
 /// The largest leaf of all roots, and the page in its middle.
@@ -208,13 +206,13 @@ fn hole(life: &mut Life<'_>) -> Result<(), LifeError> {
     let (leaf, hole) = largest_leaf(life).ok_or(LifeError::NoLeaf)?;
     let before = leaves(life);
     life.step(LifeStep::Hole, |life| {
-        life.moving(&[hole]);
+        life.devices.moving(&[hole]);
         let (cut, took_ns) = timed(|| life.space().take_out(hole, Interruption::Refused, &mut ()));
         let unpinned = cut.map_err(|source| LifeError::Cut {
             range: hole,
             source,
         })?;
-        life.open();
+        life.devices.open();
         life.marks.holes.push(hole);
         life.seen()?;
         let now = leaves(life);
@@ -236,13 +234,13 @@ fn hole(life: &mut Life<'_>) -> Result<(), LifeError> {
         })
     })?;
     life.step(LifeStep::Close, |life| {
-        life.moving(&[hole]);
+        life.devices.moving(&[hole]);
         let (back, took_ns) = timed(|| life.space().put_back(hole, Interruption::Refused, &mut ()));
         back.map_err(|source| LifeError::PutBack {
             range: hole,
             source,
         })?;
-        life.closed();
+        life.devices.closed();
         life.marks.holes.clear();
         life.seen()?;
         let now = leaves(life);
@@ -257,8 +255,56 @@ fn hole(life: &mut Life<'_>) -> Result<(), LifeError> {
     })
 }
 
-/// Every word of `these` that is not in `those`, in bits.
-pub(super) fn missing(these: &[u64], those: &[u64]) -> u64 {
+/// What a harvest has found, beside what devices say.
+pub(super) struct Harvest {
+    pub(super) took_ns: u64,
+    /// The unit cannot tell: everything counts as written to.
+    pub(super) blind: bool,
+    pub(super) runs: Vec<Span>,
+    pub(super) bytes: u64,
+    /// Pages that were written to and are not in it.
+    pub(super) missed: u64,
+    /// Pages in it that nobody has begun to write to.
+    pub(super) more: u64,
+}
+
+impl Harvest {
+    pub(super) fn take<B: Backend, M: Checked>(
+        space: &Mutex<Ioas<B>>,
+        range: Span,
+        devices: &Crew<M>,
+    ) -> Result<Self, LifeError> {
+        let words = vec![0; (range.len / PAGE).div_ceil(64) as usize];
+        let mut pending = Pending::new(words, range, PAGE)?;
+        let sure = devices.written();
+        let (found, took_ns) = timed(|| -> Result<_, LifeError> {
+            let mut space = space.lock().unwrap_or_else(PoisonError::into_inner);
+            let harvested = space.harvest(&mut pending)?;
+            let shown = space.show(&mut pending)?;
+            let (words, runs) = (shown.words().to_vec(), shown.runs().collect::<Vec<_>>());
+            shown.acknowledge();
+            Ok((harvested.blind, words, runs))
+        });
+        let (blind, words, runs) = found?;
+        Ok(Self {
+            took_ns,
+            blind,
+            bytes: runs.iter().map(|run| run.len).sum(),
+            runs,
+            missed: missing(&sure, &words),
+            more: missing(&words, &devices.perhaps_written()),
+        })
+    }
+
+    /// What was compared, in words.
+    pub(super) fn checked(&self) -> String {
+        let Self { missed, more, .. } = self;
+        format!("{missed} writes missed, {more} pages too many")
+    }
+}
+
+/// The bits of `these` that are not in `those`.
+fn missing(these: &[u64], those: &[u64]) -> u64 {
     let both = these.iter().zip(those);
     both.map(|(these, those)| u64::from((these & !those).count_ones()))
         .sum()
@@ -280,15 +326,11 @@ fn tracking(life: &mut Life<'_>) -> Result<(), LifeError> {
         .collect();
     let hot_bytes: u64 = hot.iter().map(|span| span.len).sum();
     life.step(LifeStep::Track, |life| {
-        if let Some(devices) = &life.devices {
-            devices.write_only(hot.clone());
-        }
+        life.devices.note_anew(Some(hot.clone()));
         let (tracked, took_ns) = timed(|| life.space().track_dirty(tracking));
         tracked?;
         // What they wrote before is forgotten, and so is what is known of it here.
-        if let Some(devices) = &life.devices {
-            devices.write_only(hot.clone());
-        }
+        life.devices.note_anew(Some(hot.clone()));
         life.seen()?;
         let now = leaves(life);
         let all_small = now
@@ -305,38 +347,22 @@ fn tracking(life: &mut Life<'_>) -> Result<(), LifeError> {
     })?;
     life.step(LifeStep::Harvest, |life| {
         life.everywhere()?;
-        let pages = life.report.memory.size_bytes / PAGE;
-        let words = vec![0; pages.div_ceil(64) as usize];
-        let mut pending = Pending::new(words, life.range(), PAGE)?;
-        let sure = life.written();
-        let (found, took_ns) = timed(|| -> Result<_, LifeError> {
-            let mut space = life.space();
-            let harvested = space.harvest(&mut pending)?;
-            let shown = space.show(&mut pending)?;
-            let (words, runs) = (shown.words().to_vec(), shown.runs().collect::<Vec<_>>());
-            shown.acknowledge();
-            Ok((harvested, words, runs))
-        });
-        let (harvested, words, runs) = found?;
-        let perhaps = life.perhaps_written();
-        let (missed, more) = (missing(&sure, &words), missing(&words, &perhaps));
-        let dirty: u64 = runs.iter().map(|run| run.len).sum();
-        life.marks.dirty.clone_from(&runs);
+        let found = Harvest::take(&life.begun.space, life.range(), &life.devices)?;
+        life.marks.dirty.clone_from(&found.runs);
+        let all = found.missed == 0 && found.more == 0 && found.bytes == hot_bytes;
         Ok(Done {
-            took_ns,
-            runs: runs.len() as u64,
-            bytes: dirty,
-            checked: format!("{missed} writes missed, {more} pages too many"),
-            right: missed == 0 && more == 0 && dirty == hot_bytes && !harvested.blind,
+            took_ns: found.took_ns,
+            runs: found.runs.len() as u64,
+            bytes: found.bytes,
+            checked: found.checked(),
+            right: all && !found.blind,
             ..Done::default()
         })
     })?;
     life.step(LifeStep::Merge, |life| {
         let ((), took_ns) = timed(|| life.space().untrack_dirty());
         life.marks.dirty.clear();
-        if let Some(devices) = &life.devices {
-            devices.write_everywhere();
-        }
+        life.devices.write_everywhere();
         life.seen()?;
         let now = leaves(life);
         Ok(Done {
@@ -353,16 +379,15 @@ fn tracking(life: &mut Life<'_>) -> Result<(), LifeError> {
 fn inflate(life: &mut Life<'_>) -> Result<Done, LifeError> {
     let space = Arc::clone(&life.begun.space);
     let mut balloon = Balloon::new(&life.begun.parts, space)?;
-    let parts = life.begun.parts.iter();
-    let ballooned: Vec<Span> = parts.map(|part| seven_of_eight(part.guest)).collect();
+    let ballooned = seven_of_eight(&life.begun.parts);
     let bytes: u64 = ballooned.iter().map(|span| span.len).sum();
-    life.moving(&ballooned);
+    life.devices.moving(&ballooned);
     let (discarded, took_ns) = timed(|| balloon.inflate());
     let discarded = discarded?;
     for range in &discarded {
-        life.discarded(*range);
+        life.devices.discarded(*range);
     }
-    life.open();
+    life.devices.open();
     life.marks.balloon = ballooned;
     life.seen()?;
     let counters = balloon.counters();
@@ -390,10 +415,10 @@ fn deflate(life: &mut Life<'_>) -> Result<Done, LifeError> {
     let Some(mut balloon) = life.balloon.take() else {
         return Ok(Done::default());
     };
-    life.moving(&ballooned);
+    life.devices.moving(&ballooned);
     let (back, took_ns) = timed(|| balloon.deflate());
     back?;
-    life.closed();
+    life.devices.closed();
     life.everywhere()?;
     let counters = balloon.counters();
     let held: u64 = life.begun.parts.iter().map(|part| part.memory.held()).sum();

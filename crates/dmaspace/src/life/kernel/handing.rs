@@ -9,7 +9,6 @@ use super::super::job::{Done, timed};
 use super::super::report::{Left, LifeStep, Refused};
 use super::super::successor::{Second, SuccessorError};
 use super::super::{LifeError, LifeJob};
-use super::copying::Copying;
 use super::{Interface, Life};
 use crate::map::clock::nanoseconds;
 use crate::map::memory::counted;
@@ -131,13 +130,7 @@ pub(super) fn end<K: Interface>(life: &mut Life<'_, K>) -> Result<(Done, Left), 
 where
     K::Device: Send + Sync,
 {
-    if let Some(copying) = &mut life.copying {
-        copying.stop();
-    }
-    let failed = life.copying.as_ref().and_then(Copying::failed);
-    if let Some(why) = failed {
-        return Err(LifeError::Device(why));
-    }
+    life.copying.stop()?;
     let mut left = Left::default();
     let took_ns = match life.second.take() {
         Some(mut second) => {

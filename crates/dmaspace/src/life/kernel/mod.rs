@@ -23,7 +23,6 @@ use super::balloon::{Balloon, Part};
 use super::job::{Done, PIECE, timed};
 use super::memory::{PARTS, free_pages, take};
 use super::report::{Left, LifeReport, LifeStep, Refused};
-use super::scene::Waited;
 use super::successor::Second;
 use super::{LifeError, LifeJob};
 use crate::map::kernel::{Used, lowest};
@@ -39,7 +38,7 @@ struct Life<'w, K: Interface>
 where
     K::Device: Send + Sync,
 {
-    copying: Option<Copying>,
+    copying: Copying,
     balloon: Option<Balloon>,
     second: Option<Second>,
     handed: Handed,
@@ -89,29 +88,12 @@ where
     }
 
     fn everywhere(&mut self) -> Result<(), LifeError> {
-        self.wait(|copying, watch| copying.everywhere(watch))
+        self.copying.everywhere(self.step, self.watch)
     }
 
     /// Waits until what is now has been seen by each device.
     fn seen(&mut self) -> Result<(), LifeError> {
-        self.wait(|copying, watch| copying.seen(watch))
-    }
-
-    fn wait(
-        &mut self,
-        how: impl FnOnce(&Copying, &mut dyn FnMut() -> bool) -> Waited,
-    ) -> Result<(), LifeError> {
-        let (watch, step) = (&mut *self.watch, self.step);
-        let mut go_on = || watch(step).is_continue();
-        let Some(copying) = &self.copying else {
-            return Ok(());
-        };
-        match (how(copying, &mut go_on), copying.failed()) {
-            (_, Some(why)) => Err(LifeError::Device(why)),
-            (Waited::Done, None) => Ok(()),
-            (Waited::Stopped, None) => Err(LifeError::Interrupted(step)),
-            (Waited::Stuck, None) => Err(LifeError::Stuck(step)),
-        }
+        self.copying.seen(self.step, self.watch)
     }
 
     /// Does a step, and notes what it was. The kernel tells neither tables nor flushes.
@@ -125,9 +107,7 @@ where
             return Err(LifeError::Interrupted(step));
         }
         let done = work(self)?;
-        if let Some(copying) = &self.copying {
-            self.report.dma = copying.counts();
-        }
+        self.report.dma = self.copying.counts();
         let done = done.report(step, 0, &self.report.dma);
         self.report.steps.push(done);
         Ok(())
@@ -167,6 +147,7 @@ where
     memory.counter = ledger.counter().into();
     // Never used: the kernel pins.
     let pinner = Arc::new(Pinner::mlock(PIECE).map_err(JobError::from)?);
+    let copying = Copying::over(iova, taken.mappings.clone(), devices.len());
     let part = |(number, mapping): (u64, Arc<Mapping>)| {
         let frames = FrameSource::detect(&mapping);
         let host = HostMemory::new(Arc::clone(&mapping), Arc::clone(&pinner), frames);
@@ -178,7 +159,7 @@ where
     };
     let parts = (0u64..).zip(taken.mappings).map(part).collect();
     Ok(Life {
-        copying: None,
+        copying,
         balloon: None,
         second: None,
         handed,
@@ -225,6 +206,7 @@ where
         Ok(done)
     })?;
     let Life {
+        copying,
         parts,
         mut report,
         pool,
@@ -233,7 +215,7 @@ where
         space,
         ..
     } = life;
-    drop((space, parts));
+    drop((copying, space, parts));
     if let Some(pool) = pool {
         pool.restore().map_err(JobError::from)?;
     }

@@ -9,7 +9,7 @@ use ioas::{HostMemory, Ioas, Kernel, Memory, UnmapError};
 use iopt::{Interruption, Prot};
 use runs::Span;
 
-use super::super::devices::PAGE;
+use super::super::crew::PAGE;
 use super::super::job::PIECE;
 use super::super::successor::{Link, SuccessorError, numbers, open, words};
 use super::interface::{Handed, Interface};

@@ -4,16 +4,15 @@ use std::sync::Arc;
 
 use ioas::{Capability, Tracking, TrackingError, UnmapError, Unsupported};
 use iommu::NodeId;
-use iopt::{Interruption, Pending, Prot};
+use iopt::{Interruption, Prot};
 use runs::{Bytes, Span};
 
 use super::super::LifeError;
 use super::super::balloon::{Balloon, seven_of_eight};
-use super::super::devices::PAGE;
+use super::super::crew::PAGE;
 use super::super::job::{Done, timed};
 use super::super::report::{LifeStep, Refused};
-use super::super::steps::{memory, missing};
-use super::copying::Copying;
+use super::super::steps::{Harvest, memory};
 use super::interface::{Interface, place};
 use super::{Life, part_bytes};
 use crate::map::JobError;
@@ -98,21 +97,16 @@ fn dma<K: Interface>(life: &mut Life<'_, K>) -> Result<Done, LifeError>
 where
     K::Device: Send + Sync,
 {
-    let halves = life.parts.iter().map(|part| Arc::clone(&part.mapping));
-    let iova = life.report.memory.iova;
-    let copying = Copying::begin(&life.devices, iova, halves.collect());
-    life.copying = Some(copying.map_err(LifeError::Devices)?);
+    let begun = life.copying.begin(&life.devices);
+    begun.map_err(LifeError::Devices)?;
     let (waited, took_ns) = timed(|| life.everywhere());
     waited?;
-    let counts = life.copying.as_ref().map(Copying::counts);
-    let counts = counts.unwrap_or_default();
-    Ok(Done {
+    let counts = life.copying.counts();
+    Ok(Done::dma(
         took_ns,
-        bytes: counts.read_bytes + counts.written_bytes,
-        checked: "each device wrote into each part".into(),
-        right: counts.is_right(),
-        ..Done::default()
-    })
+        &counts,
+        "each device wrote into each part",
+    ))
 }
 
 /// The page in the middle of the first mapping.
@@ -194,45 +188,30 @@ where
     K::Device: Send + Sync,
 {
     life.space().track_dirty(Tracking::default())?;
-    if let Some(copying) = &life.copying {
-        copying.note_anew();
-    }
+    life.copying.note_anew(None);
     life.seen()?;
     let size = life.report.memory.size_bytes;
-    let words = vec![0; (size / PAGE).div_ceil(64) as usize];
-    let mut pending = Pending::new(words, life.range(), PAGE)?;
-    let sure = life.copying.as_ref().map(Copying::written);
-    let (found, took_ns) = timed(|| -> Result<_, LifeError> {
-        let mut space = life.space();
-        let harvested = space.harvest(&mut pending)?;
-        let shown = space.show(&mut pending)?;
-        let (words, runs) = (shown.words().to_vec(), shown.runs().collect::<Vec<_>>());
-        shown.acknowledge();
-        Ok((harvested, words, runs, space.capabilities()))
-    });
-    let (harvested, words, runs, can) = found?;
-    let perhaps = life.copying.as_ref().map(Copying::perhaps_written);
-    let missed = missing(&sure.unwrap_or_default(), &words);
-    let dirty: u64 = runs.iter().map(|run| run.len).sum();
-    let (refused, checked, right) = match harvested.blind {
+    let found = Harvest::take(&life.space, life.range(), &life.copying)?;
+    let can = life.space().capabilities();
+    let (refused, checked, right) = match found.blind {
         true => {
             let (what, backend) = (Capability::PageDirty, can.backend);
-            let checked = format!("{} count as dirty", Bytes(dirty));
+            let checked = format!("{} count as dirty", Bytes(found.bytes));
             let refused = Refused::from(Unsupported { what, backend });
-            (Some(refused), checked, dirty == size && !can.page_dirty)
+            (
+                Some(refused),
+                checked,
+                found.bytes == size && !can.page_dirty,
+            )
         }
-        false => {
-            let more = missing(&words, &perhaps.unwrap_or_default());
-            let checked = format!("{missed} writes missed, {more} pages too many");
-            (None, checked, more == 0)
-        }
+        false => (None, found.checked(), found.more == 0),
     };
     Ok(Done {
-        took_ns,
-        runs: runs.len() as u64,
-        bytes: dirty,
+        took_ns: found.took_ns,
+        runs: found.runs.len() as u64,
+        bytes: found.bytes,
         checked,
-        right: right && missed == 0,
+        right: right && found.missed == 0,
         refused,
         ..Done::default()
     })
@@ -260,22 +239,16 @@ where
     K::Device: Send + Sync,
 {
     let mut balloon = Balloon::new(&life.parts, Arc::clone(&life.space))?;
-    let ballooned: Vec<Span> = life
-        .parts
-        .iter()
-        .map(|part| seven_of_eight(part.guest))
-        .collect();
+    let ballooned = seven_of_eight(&life.parts);
     let bytes: u64 = ballooned.iter().map(|span| span.len).sum();
-    life.copying
-        .iter()
-        .for_each(|copying| copying.moving(&ballooned));
+    life.copying.moving(&ballooned);
     let (discarded, took_ns) = timed(|| balloon.inflate());
     let discarded = discarded?;
     let kernel = life.kernel()?;
-    if let Some(copying) = &life.copying {
-        discarded.iter().for_each(|range| copying.discarded(*range));
-        copying.open();
+    for range in &discarded {
+        life.copying.discarded(*range);
     }
+    life.copying.open();
     life.seen()?;
     let counters = balloon.counters();
     life.balloon = Some(balloon);
@@ -303,17 +276,11 @@ where
     let Some(mut balloon) = life.balloon.take() else {
         return Ok(Done::default());
     };
-    let ballooned: Vec<Span> = life
-        .parts
-        .iter()
-        .map(|part| seven_of_eight(part.guest))
-        .collect();
-    life.copying
-        .iter()
-        .for_each(|copying| copying.moving(&ballooned));
+    let ballooned = seven_of_eight(&life.parts);
+    life.copying.moving(&ballooned);
     let (back, took_ns) = timed(|| balloon.deflate());
     back?;
-    life.copying.iter().for_each(Copying::closed);
+    life.copying.closed();
     life.everywhere()?;
     let (counters, kernel) = (balloon.counters(), life.kernel()?);
     let runs = life.mappings().len() as u64;
