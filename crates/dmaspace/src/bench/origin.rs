@@ -117,6 +117,9 @@ fn map() -> Vec<Published> {
     all
 }
 
+/// Every second page of 4 KiB goes into the balloon, which the origin has not measured.
+pub(super) const SCATTERED: &str = "4k-scattered";
+
 fn balloon() -> Vec<Published> {
     let of = |op, before, after| Published {
         before: Some(before),

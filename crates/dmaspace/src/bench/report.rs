@@ -270,6 +270,7 @@ impl Published {
     fn is_of(&self, key: &Key) -> bool {
         let either = |ours: &str, theirs: &str| ours.is_empty() || ours == theirs;
         self.op == key.op
+            && key.memory != origin::SCATTERED
             && either(self.memory, key.memory)
             && either(self.format, key.format)
             && self.threads == key.threads

@@ -1,6 +1,4 @@
-//! What the benches share: processor time, and medians of it.
-
-#![allow(dead_code, reason = "no bench uses all of it")]
+//! Processor time, and medians of it.
 
 use std::env;
 

@@ -118,9 +118,10 @@ impl From<NoMemory> for Failed {
     }
 }
 
-/// The guest's allocator: a list of free blocks of 2 MiB in any order.
+/// The guest's allocator: a list of blocks of 2 MiB in any order, of which all is free, or one page of so many.
 pub(super) struct Blocks {
     memory: Span,
+    every: u64,
     free: Vec<u64>,
     pub(super) taken: Vec<u64>,
     /// What is left of the block that pages are taken from.
@@ -128,7 +129,7 @@ pub(super) struct Blocks {
 }
 
 impl Blocks {
-    pub(super) fn new(memory: Span) -> Self {
+    pub(super) fn new(memory: Span, every: u64) -> Self {
         let blocks = (0..memory.len / BLOCK).map(|nr| memory.start + nr * BLOCK);
         let mut free: Vec<u64> = blocks.collect();
         // xorshift64
@@ -141,6 +142,7 @@ impl Blocks {
         }
         Self {
             memory,
+            every,
             free,
             taken: Vec::new(),
             open: Span::new(0, 0),
@@ -164,7 +166,7 @@ impl GuestPages for Blocks {
     }
 
     fn take(&mut self, bytes: u64) -> Option<u64> {
-        if bytes == BLOCK {
+        if bytes == BLOCK && self.every == 1 {
             return self.block();
         }
         if bytes != WIRE_PAGE {
@@ -174,7 +176,8 @@ impl GuestPages for Blocks {
             self.open = Span::new(self.block()?, BLOCK);
         }
         let page = self.open.start;
-        self.open = Span::new(page + WIRE_PAGE, self.open.len - WIRE_PAGE);
+        let step = self.every * WIRE_PAGE;
+        self.open = Span::new(page + step, self.open.len - step);
         Some(page)
     }
 

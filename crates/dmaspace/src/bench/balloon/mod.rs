@@ -1,7 +1,8 @@
 //! Origin 3: inflating a balloon, stage by stage.
 //!
 //! The driver on one thread, the device on another, rings and messages in memory that both see, and real
-//! memory that goes back to the machine: 7 of 8 parts of it, in blocks of 2 MiB in any order. Page by page
+//! memory that goes back to the machine: 7 of 8 parts of it, in blocks of 2 MiB in any order, and of small
+//! pages also every second one, of which no block is whole. Page by page
 //! is what Linux and QEMU do: 256 pages taken and named in a message, one in flight, each looked up and
 //! discarded by a call of its own; a huge page of a pool when all of it has come in order. Stages are
 //! processor time of their threads; *send* is what the clock says beyond all others: waking one another
@@ -24,6 +25,7 @@ use virtio_balloon::driver::Settings;
 use virtio_balloon::{BulkBit, BulkFormat, Driver, Wait};
 
 use super::BenchError;
+use super::origin::SCATTERED;
 use super::real::{Failed, Real};
 use super::report::{Group, GroupReport, Key, Subject, Unit};
 use super::turns::Turns;
@@ -36,7 +38,43 @@ const BLOCK: u64 = 2 << 20;
 /// The least memory, of which a part is not taken.
 const UNIT: u64 = 8 * BLOCK;
 
-const BACKINGS: [Backing; 3] = [Backing::Hugetlb2M, Backing::Thp, Backing::Anon4K];
+/// Memory, and which of its pages are taken.
+#[derive(Clone, Copy)]
+struct Kind {
+    name: &'static str,
+    backing: Backing,
+    /// One page of so many, of each block.
+    every: u64,
+}
+
+const KINDS: [Kind; 4] = [
+    Kind::whole(Backing::Hugetlb2M),
+    Kind::whole(Backing::Thp),
+    Kind::whole(Backing::Anon4K),
+    Kind {
+        name: SCATTERED,
+        every: 2,
+        ..Kind::whole(Backing::Anon4K)
+    },
+];
+
+impl Kind {
+    const fn whole(backing: Backing) -> Self {
+        Self {
+            name: backing.name(),
+            backing,
+            every: 1,
+        }
+    }
+
+    /// How much of `len` bytes is taken.
+    const fn taken(self, len: u64) -> u64 {
+        match self.every {
+            1 => len / 8 * 7 / BLOCK * BLOCK,
+            every => len / every,
+        }
+    }
+}
 
 /// How pages are told and taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,31 +119,28 @@ pub(super) fn run(turns: &mut Turns<'_>, report: &mut GroupReport) -> Result<(),
          clock"
             .into(),
     ];
-    for (nth, backing) in (0..).zip(BACKINGS) {
-        turns.part(nth, 3);
-        if let Err(failed) = of_memory(backing, turns, report) {
-            failed.or_report(report, backing.name())?;
+    for (nth, kind) in (0..).zip(KINDS) {
+        turns.part(nth, KINDS.len() as u32);
+        if let Err(failed) = of_memory(kind, turns, report) {
+            failed.or_report(report, kind.name)?;
         }
     }
     Ok(())
 }
 
-fn of_memory(
-    backing: Backing,
-    turns: &mut Turns<'_>,
-    report: &mut GroupReport,
-) -> Result<(), Failed> {
+fn of_memory(kind: Kind, turns: &mut Turns<'_>, report: &mut GroupReport) -> Result<(), Failed> {
     let wanted = turns.settings().balloon_bytes;
-    let real = Real::take(backing, wanted, UNIT, None, turns, report)?;
-    let bytes = real.mapping.len() / 8 * 7 / BLOCK * BLOCK;
+    let real = Real::take(kind.backing, wanted, UNIT, None, turns, report)?;
+    let bytes = kind.taken(real.mapping.len());
     while turns.more()? {
         for way in Way::all() {
             fill(&real.mapping, turns)?;
-            let stages = inflate(way, &real.mapping, bytes).map_err(|op| BenchError::Refused {
-                group: Group::Balloon,
-                op,
-                format: way.name(),
-            })?;
+            let stages =
+                inflate(way, kind, &real.mapping, bytes).map_err(|op| BenchError::Refused {
+                    group: Group::Balloon,
+                    op,
+                    format: way.name(),
+                })?;
             let subject = match way {
                 Way::PageByPage => Subject::ByPage,
                 Way::Numbers | Way::Bulk(_) => Subject::Dmaspace,
@@ -115,7 +150,7 @@ fn of_memory(
                 let key = Key {
                     group: Group::Balloon,
                     op,
-                    memory: backing.name(),
+                    memory: kind.name,
                     format: way.name(),
                     subject,
                     threads: 1,
@@ -146,9 +181,15 @@ fn fill(mapping: &Mapping, turns: &mut Turns<'_>) -> Result<(), Failed> {
 }
 
 /// Takes these bytes in one way; seconds of each stage, or what has failed.
-fn inflate(way: Way, mapping: &Arc<Mapping>, bytes: u64) -> Result<[f64; 5], &'static str> {
+fn inflate(
+    way: Way,
+    kind: Kind,
+    mapping: &Arc<Mapping>,
+    bytes: u64,
+) -> Result<[f64; 5], &'static str> {
     let guest = Span::new(BASE, mapping.len());
-    let (shared, mut blocks) = (Shared::new().map_err(|_| "no memory")?, Blocks::new(guest));
+    let shared = Shared::new().map_err(|_| "no memory")?;
+    let mut blocks = Blocks::new(guest, kind.every);
     let host = Host::new(way, mapping, guest, shared.memory().clone())?;
     let host = Arc::new(Mutex::new(host));
     let (kick, kicked) = channel();
@@ -224,7 +265,7 @@ fn drive(
     })
 }
 
-/// What was taken reads as zeros.
+/// The first page of each block was taken, and reads as zeros.
 fn is_zero(mapping: &Mapping, blocks: &Blocks) -> Result<(), &'static str> {
     let zero = |block: &u64| {
         let cell = mapping.cells().get((block - BASE) as usize / 8);
