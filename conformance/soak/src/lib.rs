@@ -7,6 +7,7 @@
 //! with the model by the independent walker, and what is pinned, charged and in use is counted; again and
 //! again everything is given back, and all of that has to be at zero.
 
+mod balloon;
 mod dirty;
 mod faults;
 mod handover;

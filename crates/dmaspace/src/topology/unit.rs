@@ -6,7 +6,8 @@ use std::path::Path;
 use iommu::NodeId;
 use serde::Serialize;
 
-use super::{Topology, is_address};
+use super::Topology;
+use super::check::is_address;
 
 /// Where an IOMMU unit is.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
