@@ -21,7 +21,7 @@ pub struct Area {
     pub(crate) out: bool,
     /// Released until it is restored: see [`Ioas::release`](crate::Ioas::release).
     pub(crate) released: bool,
-    /// Of what is released, the charge that is kept for it.
+    /// The charge that is kept for it: see [`keeps_charge`](Self::keeps_charge).
     pub(crate) reserved: Option<Reserved>,
 }
 
@@ -64,6 +64,11 @@ impl Area {
     /// True when devices are to see it: neither taken out nor released.
     pub const fn is_there(&self) -> bool {
         !self.out && !self.released
+    }
+
+    /// True when it is to keep its charge, while its address space is live.
+    pub(crate) const fn keeps_charge(&self) -> bool {
+        self.released && !self.out
     }
 
     /// Keeps what it is charged, so many [`times`](crate::Backend::times_charged), if the limit allows.

@@ -78,6 +78,7 @@ impl<B: Backend> Ioas<B> {
                 if !mem::replace(&mut area.out, true) {
                     bytes += span.len;
                 }
+                area.reserved = None;
                 self.retired.add(span, area.hold.take());
                 Ok::<_, Infallible>(())
             });
@@ -92,7 +93,8 @@ impl<B: Backend> Ioas<B> {
     ///
     /// # Errors
     ///
-    /// As [`map`](Self::map). [`MapError::NotOut`] when an area that is out reaches over an end of
+    /// As [`map`](Self::map); of what is also released its charge alone is wanted again, which it keeps.
+    /// [`MapError::NotOut`] when an area that is out reaches over an end of
     /// the range: nothing has changed then. After another error, areas that came before are back, and
     /// the others still out.
     pub fn put_back(
@@ -127,15 +129,15 @@ impl<B: Backend> Ioas<B> {
             let Some((_, area)) = self.areas.0.at_mut(start) else {
                 continue;
             };
-            if !area.released {
+            let there = !area.released;
+            if there {
                 self.backend.map(area, &mut self.retired, observer)?;
                 self.retired.listeners.mapped(area);
+            } else if self.backend.is_live() {
+                let kept = area.reserve(self.backend.times_charged());
+                kept.map_err(MapError::OverLimit)?;
             }
             area.out = false;
-            let there = !area.released;
-            if area.released && self.backend.is_live() && area.reserved.is_none() {
-                let _ = area.reserve(self.backend.times_charged());
-            }
             let back = area.range;
             let end = start.wrapping_add(back.len);
             self.join_at(start);

@@ -12,6 +12,7 @@
 //! Without a domain nothing is charged, and nothing is kept.
 //!
 //! Released and [taken out](Ioas::take_out) are apart: what is both is mapped again when it is neither.
+//! What is out is not charged, released or not.
 //!
 //! # Restoring
 //!
@@ -200,7 +201,7 @@ impl<B: Backend> Ioas<B> {
                 continue;
             };
             area.released = true;
-            if live && !area.out {
+            if live && area.keeps_charge() {
                 // Where a kernel pins, somebody else may have taken the charge in this moment.
                 let _ = area.reserve(self.backend.times_charged());
             }

@@ -5,6 +5,10 @@
 //! whatever else was charged meanwhile. (It is the ledger that keeps it. The kernel's own counter
 //! goes down, and who charges that by other ways can take what is free there.)
 //!
+//! It is kept for areas that are [released and not out](Area::keeps_charge), while their address space is
+//! live: a device or domain that makes it so has the charge of all of them [kept](Areas::charge_released)
+//! as well, or does not come; the last one to go gives it back.
+//!
 //! A kernel that charges each mapping for itself wants the charge of each again: there an area keeps its
 //! own, whoever else maps, holds or has released the same memory.
 //!
@@ -17,6 +21,9 @@ use alloc::vec::Vec;
 
 use runs::Span;
 
+use crate::area::Area;
+use crate::areas::Areas;
+use crate::error::MapError;
 use crate::ledger::{Charge, OverLimit};
 use crate::memory::{Memory, Part, Pins, append, cut};
 use crate::object::MemoryObject;
@@ -32,19 +39,23 @@ pub(crate) struct Reserved {
 }
 
 impl Reserved {
-    /// Keeps what is kept for one area alone so many `times`, or as before.
+    /// Of what is kept for one area alone, gives back all but so many `times`.
     #[cfg(any(feature = "vfio", feature = "iommufd"))]
-    pub(crate) fn keep(&mut self, times: Option<u64>) -> Result<(), OverLimit> {
-        let (Some(alone), Some(times)) = (&mut self.alone, times) else {
-            return Ok(());
-        };
-        let bytes = self
-            .memory
-            .charge_of_mapping(self.part)
-            .saturating_mul(times);
-        alone.join(alone.more(bytes.saturating_sub(alone.bytes()))?);
-        drop(alone.split(alone.bytes().saturating_sub(bytes)));
-        Ok(())
+    fn shrink_to(&mut self, times: u64) {
+        if let Some(alone) = &mut self.alone {
+            let once = self.memory.charge_of_mapping(self.part);
+            alone.shrink_to(once.saturating_mul(times));
+        }
+    }
+
+    /// Keeps what `more` keeps for the same area as well.
+    fn add(&mut self, mut more: Self) {
+        if let Some(alone) = &mut self.alone
+            && let Some(charge) = more.alone.take()
+        {
+            more.part = Span::default();
+            alone.join(charge);
+        }
     }
 
     /// Cuts it in two at `offset` in the object, which lies inside.
@@ -79,6 +90,60 @@ impl Drop for Reserved {
         if self.alone.is_none() && !self.part.is_empty() {
             let _ = self.memory.change_reserved(self.part, -1);
         }
+    }
+}
+
+/// What is charged for released areas, each by where it begins. Dropped, it is given back.
+#[derive(Default)]
+#[must_use = "it is charged to be kept"]
+pub(crate) struct ForReleased(Vec<(u64, Reserved)>);
+
+impl Areas {
+    /// Charges what released areas keep of a device or domain that is to make their address space live,
+    /// or charges them so many `times` more; all or nothing. [`keep`](Self::keep) is what comes next.
+    ///
+    /// # Errors
+    ///
+    /// The area, and [`MapError::OverLimit`].
+    pub(crate) fn charge_released(
+        &self,
+        times: Option<u64>,
+    ) -> Result<ForReleased, (Span, MapError)> {
+        let charged = |area: &Area| {
+            let reserved = area.memory.reserve(area.part(), times);
+            let refused = |over| (area.range, MapError::OverLimit(over));
+            Ok((area.range.start, reserved.map_err(refused)?))
+        };
+        let released = self.iter().filter(|area| area.keeps_charge());
+        released
+            .map(charged)
+            .collect::<Result<_, _>>()
+            .map(ForReleased)
+    }
+
+    /// Keeps what was charged for the areas as they still are.
+    pub(crate) fn keep(&mut self, charged: ForReleased) {
+        for (start, more) in charged.0 {
+            if let Some((_, area)) = self.0.at_mut(start) {
+                match &mut area.reserved {
+                    Some(reserved) => reserved.add(more),
+                    none => *none = Some(more),
+                }
+            }
+        }
+    }
+
+    /// A device has left: of what one area alone keeps, gives back all but so many `times`; everything
+    /// if that is [`None`], since nobody is live.
+    #[cfg(any(feature = "vfio", feature = "iommufd"))]
+    pub(crate) fn keep_only(&mut self, times: Option<u64>) {
+        let Ok(()) = self.0.try_for_each_mut(0, u64::MAX, |_, area| {
+            match (times, &mut area.reserved) {
+                (Some(times), Some(reserved)) => reserved.shrink_to(times),
+                (_, reserved) => *reserved = None,
+            }
+            Ok::<_, core::convert::Infallible>(())
+        });
     }
 }
 

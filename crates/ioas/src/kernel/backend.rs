@@ -27,13 +27,14 @@ use super::refusals::{Refused, attach_refused, detach_refused, errno, map_refuse
 use super::shares::{Pages, Share};
 use crate::area::Area;
 use crate::areas::Areas;
-use crate::backend::{Capability, Unsupported};
+use crate::backend::{Backend, Capability, Unsupported};
 use crate::errno::{Errno, Profile};
 use crate::error::{AttachError, DetachError, MapError};
 use crate::ledger::{Charge, Ledger};
 use crate::observer::{Observer, Step, observed};
 use crate::own::Written;
 use crate::placement::Placement;
+use crate::reserved::ForReleased;
 use crate::windows::{outside, within};
 
 /// The back end over the mappings of a kernel. See the module's head in the sources, and the aliases
@@ -321,14 +322,14 @@ impl<K: Mapper> Kernel<K> {
         Ok(())
     }
 
-    /// Lets a device in, and, if it is the first, maps all areas.
+    /// Lets a device in, and, if it is the first, maps all areas and charges those that are released.
     pub(super) fn enter(
         &mut self,
         device: Arc<K::Device>,
         dirty: bool,
         near: Option<NodeId>,
         areas: &Areas,
-    ) -> Result<(), AttachError> {
+    ) -> Result<ForReleased, AttachError> {
         if self.devices.iter().any(|other| Arc::ptr_eq(other, &device)) {
             return Err(AttachError::AlreadyAttached);
         }
@@ -347,12 +348,14 @@ impl<K: Mapper> Kernel<K> {
             if dirty && first {
                 self.bitmaps = self.mapped.mapper.set_tracking(true).is_ok();
             }
-            if first {
-                // What could not be unmapped when the last device went.
-                self.unmap_everything().map_err(refused)?;
-                self.map_all(areas, &mut journal)?;
+            if !first {
+                return Ok(ForReleased::default());
             }
-            Ok(())
+            // What could not be unmapped when the last device went.
+            self.unmap_everything().map_err(refused)?;
+            let charged = self.charge_released(areas)?;
+            self.map_all(areas, &mut journal)?;
+            Ok(charged)
         });
         if entered.is_err() {
             self.mapped.undo(journal);
@@ -361,6 +364,12 @@ impl<K: Mapper> Kernel<K> {
             self.left();
         }
         entered
+    }
+
+    /// Charges what released areas keep of these mappings.
+    pub(super) fn charge_released(&self, areas: &Areas) -> Result<ForReleased, AttachError> {
+        let charged = areas.charge_released(self.times_charged());
+        charged.map_err(|(area, cause)| AttachError::Replay { area, cause })
     }
 
     fn map_all(&mut self, areas: &Areas, journal: &mut Journal) -> Result<(), AttachError> {

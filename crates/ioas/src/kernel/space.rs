@@ -1,7 +1,6 @@
 //! What a back end over a kernel promises to an address space, and what only such an address space
 //! has: attaching by the kernel's files, and being handed to another process.
 
-use core::convert::Infallible;
 use std::boxed::Box;
 use std::sync::Arc;
 use std::vec::Vec;
@@ -290,7 +289,9 @@ impl<K: Mapper> Ioas<Kernel<K>> {
         near: Option<NodeId>,
     ) -> Result<(), AttachError> {
         let dirty = self.tracking.is_some();
-        self.backend.enter(device, dirty, near, &self.areas)
+        let charged = self.backend.enter(device, dirty, near, &self.areas)?;
+        self.areas.keep(charged);
+        Ok(())
     }
 
     /// Takes this address space away from `device`. With the last one everything is unmapped and
@@ -302,11 +303,7 @@ impl<K: Mapper> Ioas<Kernel<K>> {
     pub fn detach(&mut self, device: &Arc<K::Device>) -> Result<(), DetachError> {
         self.backend.let_go(device)?;
         if self.backend.devices.is_empty() {
-            // Nothing is charged any more, and so nothing kept.
-            let Ok(()) = self.areas.0.try_for_each_mut(0, u64::MAX, |_, area| {
-                area.reserved = None;
-                Ok::<_, Infallible>(())
-            });
+            self.areas.keep_only(None);
         }
         Ok(())
     }
@@ -341,6 +338,7 @@ impl<K: Mapper> Ioas<Kernel<K>> {
         // The kernel knows no address of this process any more.
         self.backend.mapped.forget(&starts);
         self.backend.devices.clear();
+        self.areas.keep_only(None);
         let _ = self.backend.refresh();
         Ok(pieces)
     }
@@ -379,6 +377,7 @@ impl<K: Mapper> Ioas<Kernel<K>> {
                 copied: false,
             });
         }
+        let charged = self.backend.charge_released(&self.areas)?;
         let refused = |error| attach_refused(K::PROFILE, error);
         let first = taken.first().map(|piece| piece.stretch.clone());
         let needed = taken.iter().map(|piece| piece.stretch.charge()).sum();
@@ -396,6 +395,7 @@ impl<K: Mapper> Ioas<Kernel<K>> {
             _ => refused(error),
         })?;
         self.backend.devices = devices;
+        self.areas.keep(charged);
         self.backend.refresh().map_err(refused)
     }
 }

@@ -51,6 +51,7 @@ use crate::areas::Areas;
 use crate::error::{AttachError, DetachError, MapError};
 use crate::observer::Observer;
 use crate::placement::{Placement, home};
+use crate::reserved::ForReleased;
 use crate::retired::Retired;
 
 /// Spans in a batch: 64 KiB.
@@ -155,12 +156,20 @@ impl<M: TableMemory> Own<M> {
             domain.track();
         }
         let first = self.domains.is_empty();
-        let attached = replay(&mut domain, &mut self.batch, areas).and_then(|()| {
+        let charged = match first {
+            true => areas.charge_released(None),
+            false => Ok(ForReleased::default()),
+        };
+        let charged = charged.map_err(|(area, cause)| AttachError::Replay { area, cause });
+        let attached = charged.and_then(|charged| {
+            replay(&mut domain, &mut self.batch, areas)?;
             let root = domain.table.root();
-            unit.attach(device, id, root).map_err(AttachError::Unit)
+            unit.attach(device, id, root).map_err(AttachError::Unit)?;
+            Ok(charged)
         });
         match attached {
-            Ok(()) => {
+            Ok(charged) => {
+                areas.keep(charged);
                 domain.devices.0.push(member);
                 self.domains.push(domain);
                 Ok(())
@@ -268,10 +277,6 @@ fn replay<M: TableMemory>(
         if area.released {
             let kept = domain.spare.add(range, &domain.table);
             kept.map_err(|cause| failed(MapError::Table(cause)))?;
-            if area.reserved.is_none() && !area.out {
-                let reserved = area.memory.reserve(area.part(), None);
-                area.reserved = Some(reserved.map_err(|over| failed(MapError::OverLimit(over)))?);
-            }
         }
         if !area.is_there() {
             return Ok(());

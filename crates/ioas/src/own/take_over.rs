@@ -184,15 +184,9 @@ impl<M: TableMemory> Ioas<Own<M>> {
         }
         let mut areas = taken_areas(handover, memories)?;
         if !domains.is_empty() {
+            let charged = areas.charge_released(None);
+            areas.keep(charged.map_err(|(area, cause)| TakeOverError::Hold { area, cause })?);
             areas.0.try_for_each_mut(0, u64::MAX, |range, area| {
-                if area.released && !area.out {
-                    let reserved = area.memory.reserve(area.part(), None);
-                    let reserved = reserved.map_err(|over| TakeOverError::Hold {
-                        area: range,
-                        cause: MapError::OverLimit(over),
-                    });
-                    area.reserved = Some(reserved?);
-                }
                 if !area.is_there() {
                     return Ok(());
                 }

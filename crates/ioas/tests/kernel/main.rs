@@ -13,4 +13,5 @@ mod devices;
 mod maps;
 mod pieces;
 mod plain_kernel;
+mod released;
 mod semantics;

@@ -256,8 +256,8 @@ fn run<const IOMMUFD: bool>(ops: &[Op], granule: Option<u64>, entries: u64, merg
             );
             charged += u64::from(expected.is_some()) * PAGE;
         }
-        // What was released while it was mapped is charged still.
-        let released = |page: &&(u64, bool, bool, bool)| page.3;
+        // What is released and not out keeps its charge.
+        let released = |page: &&(u64, bool, bool, bool)| page.3 && !page.2;
         let mut pages: Vec<u64> = pages
             .iter()
             .flatten()
@@ -268,7 +268,7 @@ fn run<const IOMMUFD: bool>(ops: &[Op], granule: Option<u64>, entries: u64, merg
             pages.sort_unstable();
             pages.dedup();
         }
-        let most = if attached {
+        let kept = if attached {
             pages.len() as u64 * PAGE
         } else {
             0
@@ -283,15 +283,14 @@ fn run<const IOMMUFD: bool>(ops: &[Op], granule: Option<u64>, entries: u64, merg
             assert!(granule.is_none_or(|granule| piece.start / granule == piece.last() / granule));
         }
         if IOMMUFD {
-            assert!(memory.reserved() <= most, "{op:?}");
+            assert_eq!(memory.reserved(), kept, "{op:?}");
             // Never less than the kernel, and no more than if nothing were shared.
             let in_use = ledger.in_use() - memory.reserved();
             assert!((world.locked()..=charged).contains(&in_use), "{op:?}");
         } else {
             assert!(pieces.len() as u64 <= entries);
             assert_eq!(world.locked(), charged, "{op:?}");
-            let kept = ledger.in_use() - charged;
-            assert!(kept <= most, "{op:?}");
+            assert_eq!(ledger.in_use() - charged, kept, "{op:?}");
         }
     }
     world.lock().unwrap().fail.clear();

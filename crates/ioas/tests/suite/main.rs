@@ -18,6 +18,7 @@ mod domains;
 mod external;
 mod faults;
 mod given;
+mod kept;
 mod layouts;
 mod lazy;
 mod merging;

@@ -68,8 +68,6 @@ struct Page {
     page: u64,
     released: bool,
     out: bool,
-    /// Its charge is kept.
-    kept: bool,
 }
 
 /// The areas over a part of a memory are those that a look at all of them finds.
@@ -127,7 +125,6 @@ fn check(ops: &[(usize, u64, u64, Op)]) {
                             page: n,
                             released: false,
                             out: false,
-                            kept: false,
                         });
                     }
                 }
@@ -141,7 +138,6 @@ fn check(ops: &[(usize, u64, u64, Op)]) {
                 space.release(&[range], NEVER, &mut |_, _| kept += 1, &mut ());
                 assert_eq!(kept == 0, covered);
                 for page in here.iter_mut().flatten().filter(|_| covered) {
-                    page.kept |= !page.released && !page.out;
                     page.released = true;
                 }
             }
@@ -149,7 +145,7 @@ fn check(ops: &[(usize, u64, u64, Op)]) {
                 let failed = &mut |range, cause| panic!("{range}: {cause}");
                 space.restore(&[range], NEVER, failed, &mut ());
                 for page in here.iter_mut().flatten() {
-                    (page.released, page.kept) = (false, false);
+                    page.released = false;
                 }
             }
             Op::TakeOut => {
@@ -162,7 +158,6 @@ fn check(ops: &[(usize, u64, u64, Op)]) {
             Op::PutBack => {
                 if space.put_back(range, NEVER, &mut ()).is_ok() {
                     for page in here.iter_mut().flatten() {
-                        page.kept |= page.released && page.out;
                         page.out = false;
                     }
                 }
@@ -196,7 +191,8 @@ fn check(ops: &[(usize, u64, u64, Op)]) {
                 .filter(visible)
                 .map(|page| page.page)
                 .collect();
-            let kept = all().filter(of).filter(|page| page.kept);
+            let kept = |page: &&Page| page.released && !page.out;
+            let kept = all().filter(of).filter(kept);
             let kept: BTreeSet<u64> = kept.map(|page| page.page).collect();
             let only_kept = kept.difference(&held).count() as u64;
             assert_eq!(synthetic.pinned(), held.len() as u64 * PAGE);

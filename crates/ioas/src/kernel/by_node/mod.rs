@@ -40,6 +40,7 @@ use crate::error::{AttachError, DetachError, MapError};
 use crate::observer::{Observer, Step};
 use crate::own::Written;
 use crate::placement::Placement;
+use crate::reserved::ForReleased;
 
 /// The back end over containers of a kernel, one for the groups of each memory node. See the module's
 /// head in the sources, and [`vfio::Containers`](crate::vfio::Containers).
@@ -146,14 +147,15 @@ impl<K: Mapper> ByNode<K> {
             .map(|member| &mut member.kernel)
     }
 
-    /// Lets a device into the container of its node. A new one maps all areas.
+    /// Lets a device into the container of its node. A new one maps all areas, and charges those that are
+    /// released.
     fn enter(
         &mut self,
         device: Arc<K::Device>,
         dirty: bool,
         near: Option<NodeId>,
         areas: &Areas,
-    ) -> Result<(), AttachError> {
+    ) -> Result<ForReleased, AttachError> {
         let mut all = self.containers.iter();
         if all.any(|member| member.place_of(&device).is_some()) {
             return Err(AttachError::AlreadyAttached);

@@ -235,13 +235,10 @@ impl<K: Mapper> Ioas<ByNode<K>> {
         near: Option<NodeId>,
     ) -> Result<(), AttachError> {
         let dirty = self.tracking.is_some();
-        let (backend, areas) = (&mut self.backend, &self.areas);
-        backend.enter(Arc::clone(&group), dirty, near, areas)?;
-        // What is kept for released areas is kept for the new container too.
-        let kept = self.keep_for_all();
-        kept.inspect_err(|_| {
-            let _ = self.detach(&group);
-        })
+        // What is kept for released areas is kept for a new container too.
+        let charged = self.backend.enter(group, dirty, near, &self.areas)?;
+        self.areas.keep(charged);
+        Ok(())
     }
 
     /// Takes this address space away from `group`. The last one of a container closes that, which
@@ -252,29 +249,10 @@ impl<K: Mapper> Ioas<ByNode<K>> {
     /// See [`DetachError`]; a kernel does not detach a group of which a device is open.
     pub fn detach(&mut self, group: &Arc<K::Device>) -> Result<(), DetachError> {
         self.backend.let_go(group, self.tracking.is_some())?;
-        // Less is kept, which cannot fail.
-        let _ = self.keep_for_all();
+        let live = self.backend.is_live();
+        let times = self.backend.times_charged().filter(|_| live);
+        self.areas.keep_only(times);
         Ok(())
-    }
-
-    /// Has the charge of released areas kept as often as they will be charged.
-    fn keep_for_all(&mut self) -> Result<(), AttachError> {
-        let (live, times) = (self.backend.is_live(), self.backend.times_charged());
-        self.areas.0.try_for_each_mut(0, u64::MAX, |range, area| {
-            let kept = match &mut area.reserved {
-                reserved if !live => {
-                    *reserved = None;
-                    Ok(())
-                }
-                Some(reserved) => reserved.keep(times),
-                None if area.released && !area.out => area.reserve(times),
-                None => Ok(()),
-            };
-            kept.map_err(|over| AttachError::Replay {
-                area: range,
-                cause: MapError::OverLimit(over),
-            })
-        })
     }
 
     /// Learns again what can be mapped, which attaching and detaching do by themselves; see

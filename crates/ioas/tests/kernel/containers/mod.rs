@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::plain_kernel::setup::*;
 use crate::plain_kernel::*;
-use ioas::{ByNode, Errno, Ioas, KernelError, Ledger, MapError, Memory, Profile};
+use ioas::{Area, ByNode, Errno, Ioas, KernelError, Ledger, MapError, Memory, Profile};
 use iommu::NodeId;
 use iopt::Prot;
 use runs::Span;
@@ -125,7 +125,8 @@ impl Bench {
                 }
             }
         }
-        let released = self.space.areas().filter(|area| area.is_released());
+        let released = |area: &&Area| area.is_released() && !area.is_out();
+        let released = self.space.areas().filter(released);
         let kept: u64 = released.map(|area| area.range().len).sum();
         let kept = kept * spaces.len() as u64;
         assert_eq!(world.locked() + kept, self.ledger.in_use());
