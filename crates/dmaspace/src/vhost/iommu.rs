@@ -96,8 +96,9 @@ impl<H: IommuHost> Iommu<H> {
         }
     }
 
-    /// Faults that the driver was not told of because too many waited here. Those for which it had no buffer
-    /// are counted by the device ([`Counters::dropped`](virtio_iommu::Counters)).
+    /// Faults that the driver was not told of because too many waited here, or because it did not serve its
+    /// queue of events, or was reset. Those for which it had no buffer are counted by the device
+    /// ([`Counters::dropped`](virtio_iommu::Counters)).
     pub fn lost(&self) -> u64 {
         self.lock().lost
     }
@@ -116,10 +117,17 @@ impl<H: IommuHost> Inner<H> {
         if let Some(features) = self.fresh.take()
             && at != self.at
         {
-            // An endpoint that cannot be detached was told of.
-            self.device.reset();
+            self.reset();
             let _ = self.device.ack_features(features);
         }
+    }
+
+    /// The driver is another one, which is not told of the faults under the one before.
+    fn reset(&mut self) {
+        // An endpoint that cannot be detached was told of.
+        self.device.reset();
+        self.lost += self.faults.len() as u64;
+        self.faults.clear();
     }
 
     /// Has `serve` use a queue, and tells the driver if it is to be told.
@@ -203,19 +211,21 @@ impl<H: IommuHost> Backend for Iommu<H> {
     fn woken(&self, vrings: &[Vring]) {
         let mut inner = self.lock();
         let mut faults = std::mem::take(&mut inner.faults);
-        if faults.is_empty() {
-            return;
+        // A device may fault before there is a driver.
+        let there = vrings.get(EVENT_QUEUE);
+        let ready = there.is_some_and(|vring| vring.get_ref().get_queue().ready());
+        if ready && inner.device.negotiated().is_some() && !faults.is_empty() {
+            inner.serve(EVENT_QUEUE, vrings, |device, queue, memory| {
+                device.faults(queue, memory, &std::mem::take(&mut faults))
+            });
         }
-        inner.serve(EVENT_QUEUE, vrings, |device, queue, memory| {
-            device.faults(queue, memory, &std::mem::take(&mut faults))
-        });
+        inner.lost += faults.len() as u64;
     }
 
     fn stopped(&self, _queue: u16) {}
 
     fn reset(&self) {
-        // An endpoint that cannot be detached was told of.
-        self.lock().device.reset();
+        self.lock().reset();
     }
 }
 
@@ -240,7 +250,8 @@ mod tests {
     const WRITABLE: u16 = 2;
     const NEXT: u16 = 1;
 
-    struct Host(Units<Arc<HeapTables>>);
+    /// Its units, and how often a queue was broken.
+    struct Host(Units<Arc<HeapTables>>, usize);
 
     impl Domains for Host {
         type Backend = Own<Arc<HeapTables>>;
@@ -262,7 +273,18 @@ mod tests {
         fn regions(&mut self, _memory: &GuestMemoryMmap) -> io::Result<Vec<Region>> {
             Ok(Vec::new())
         }
+
+        fn broken(&mut self, _error: &Error) {
+            self.1 += 1;
+        }
     }
+
+    const FAULT: Fault = Fault {
+        reason: virtio_iommu::Reason::Mapping,
+        endpoint: 1,
+        access: None,
+        address: None,
+    };
 
     /// A device with two endpoints.
     fn device() -> Iommu<Host> {
@@ -278,7 +300,7 @@ mod tests {
             endpoints: vec![Endpoint::new(1), Endpoint::new(2)],
             ..Config::default()
         };
-        Iommu::new(Device::new(config, Host(units)).unwrap())
+        Iommu::new(Device::new(config, Host(units, 0)).unwrap())
     }
 
     /// The queue of requests of a driver, which stands at `next`.
@@ -358,13 +380,41 @@ mod tests {
     #[test]
     fn faults_wait_and_are_counted_beyond_what_can() {
         let iommu = device();
-        let fault = Fault {
-            reason: virtio_iommu::Reason::Mapping,
-            endpoint: 1,
-            access: None,
-            address: None,
-        };
-        iommu.report(std::iter::repeat_n(fault, MOST_FAULTS + 2));
+        iommu.report(std::iter::repeat_n(FAULT, MOST_FAULTS + 2));
         assert_eq!(iommu.lost(), 2);
+    }
+
+    #[test]
+    fn faults_without_a_driver_are_counted_and_nobody_is_blamed() {
+        let guest = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 0x10000)]).unwrap();
+        let memory = Memory::new(guest);
+        let iommu = device();
+        let vrings = [ring(&memory, 0), ring(&memory, 0)];
+        // Without memory, without features, with a queue that is not ready, over a reset.
+        let mut lost = 0;
+        let mut report_and_wake = || {
+            iommu.report([FAULT]);
+            iommu.woken(&vrings);
+            lost += 1;
+            assert_eq!(iommu.lost(), lost);
+        };
+        report_and_wake();
+        iommu.memory(&memory).unwrap();
+        report_and_wake();
+        iommu.negotiated(iommu.features());
+        vrings[EVENT_QUEUE].set_queue_ready(false);
+        report_and_wake();
+        vrings[EVENT_QUEUE].set_queue_ready(true);
+        iommu.report([FAULT]);
+        iommu.reset();
+        assert_eq!(iommu.lost(), lost + 1);
+        assert_eq!(iommu.with(|device| device.back_end().1), 0);
+        // With a driver that has no buffer it is the device that counts.
+        iommu.negotiated(iommu.features());
+        iommu.report([FAULT]);
+        iommu.woken(&vrings);
+        assert_eq!(iommu.lost(), lost + 1);
+        assert_eq!(iommu.with(|device| device.counters().dropped), 1);
+        assert_eq!(iommu.with(|device| device.back_end().1), 0);
     }
 }
