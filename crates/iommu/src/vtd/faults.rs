@@ -79,10 +79,15 @@ const fn meaning(code: u16) -> &'static str {
         0x9 | 0x40 => "the context table cannot be read",
         0xa | 0x3a => "reserved bits in the root entry",
         0xb | 0x42 => "reserved bits in the context entry",
-        0xc | 0x72 => "reserved bits in a table",
+        0xc | 0x72 | 0x7a => "reserved bits in a table",
         0xd => "the context entry blocks this kind of request",
         0xe | 0x87 => "the table leads to the interrupt range",
-        0x30 | 0x31 => "the root table's mode does not allow the request",
+        0x30..=0x32 => "the root table's mode does not allow the request",
+        0x44 => "the context entry does not serve TLBs in devices",
+        0x45 => "the context entry does not allow PASIDs",
+        0x46 => "the PASID is beyond the directory",
+        0x47 => "the context entry does not allow page requests",
+        0x48 => "the context entry's PASID for requests without one is invalid",
         0x50 => "the PASID directory cannot be read",
         0x51 => "no PASID directory entry",
         0x52 => "reserved bits in the PASID directory entry",
@@ -90,11 +95,38 @@ const fn meaning(code: u16) -> &'static str {
         0x59 => "no PASID entry",
         0x5a => "reserved bits in the PASID entry",
         0x5b => "the PASID entry is invalid",
+        0x5c | 0x82 => "executing is not allowed",
+        0x5d => "requests with privilege are not allowed",
         0x71 => "not present",
+        0x73 => "the first-stage root cannot be read",
+        // Second-stage entries have no bit that says present.
+        0x79 => "not present, or not allowed (second stage)",
+        0x7b => "the second-stage root is invalid",
         0x80 => "the address is not canonical",
         0x81 => "the page is not one of user mode",
         0x85 => "writing is not allowed (first stage, or both)",
-        0x91 => "accessed and dirty bits cannot be set",
+        0x86 => "reading is not allowed (first stage, or both)",
+        0x7c | 0x90 | 0x91 => "accessed and dirty bits cannot be set",
         _ => "a reason without a name here",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_device_meets_where_nothing_is_mapped_has_a_name_in_every_mode() {
+        // Legacy mode; scalable mode, first and second stage.
+        for code in [0x5, 0x6, 0x71, 0x79, 0x85, 0x86] {
+            let name = meaning(code);
+            assert!(
+                name.contains("not allowed") || name.contains("not present"),
+                "{code:#x}: {name}"
+            );
+        }
+        for code in (0x1..=0xe).chain(0x40..=0x48).chain(0x58..=0x5d) {
+            assert_ne!(meaning(code), meaning(0xff), "{code:#x}");
+        }
     }
 }
