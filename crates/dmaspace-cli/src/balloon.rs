@@ -9,6 +9,7 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::Duration;
 
+use dmaspace::hostmem::ShrinkWatch;
 use dmaspace::vhost::{BalloonJob, BalloonReport, Command, Event, Operator, StatsReport};
 use dmaspace::virtio_balloon::BulkBit;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -113,6 +114,10 @@ pub(crate) fn run(args: &BalloonArgs, verbose: bool) -> u8 {
         Ok(stop) => stop,
         Err(error) => return fail(&error, exit::WRONG),
     };
+    // A monitor that makes its memory shorter ends its session, and not this program.
+    if let Err(error) = ShrinkWatch::install() {
+        return fail(&error, exit::WRONG);
+    }
     let lines = match lines() {
         Ok(lines) => lines,
         Err(error) => return fail(&error, exit::WRONG),

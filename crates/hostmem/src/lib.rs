@@ -46,7 +46,8 @@
 //! ```
 //!
 //! All lengths, offsets and addresses are bytes unless a name says otherwise. What is on the
-//! machine is read, not changed, with one exception: [`RaisedPool`].
+//! machine is read, not changed, with one exception: [`RaisedPool`]. The process takes a signal only if it is
+//! asked to: [`ShrinkWatch::install`].
 
 #![cfg(target_os = "linux")]
 #![deny(unsafe_code)]
@@ -56,6 +57,8 @@ compile_error!("hostmem counts memory in 64 bits and needs a 64-bit machine");
 
 mod backing;
 mod buffers;
+#[allow(unsafe_code)]
+mod bus_error;
 #[allow(unsafe_code)]
 mod caches;
 mod charge;
@@ -78,6 +81,7 @@ mod procfs;
 mod refusal;
 #[allow(unsafe_code)]
 mod rings;
+mod shrink_watch;
 mod source;
 mod stretches;
 #[allow(unsafe_code)]
@@ -101,4 +105,5 @@ pub use populate::PopulateError;
 pub use process::{PageRun, ProcessPages};
 pub use procfs::ProbeError;
 pub use refusal::PinError;
+pub use shrink_watch::{Lost, ShrinkWatch, WatchError};
 pub use source::FrameSource;

@@ -18,7 +18,7 @@
 use std::io;
 use std::os::unix::fs::MetadataExt as _;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use runs::Span;
 use vhost_user_backend::VringT as _;
@@ -122,7 +122,7 @@ fn identity(memory: &GuestMemoryMmap) -> io::Result<Identity> {
 /// What the lock keeps.
 struct Inner {
     device: Device<GuestDiscard, (), Told>,
-    memory: Option<Memory>,
+    memory: Option<Arc<GuestMemoryMmap>>,
     identity: Identity,
     /// A driver has set up, and these rings of it were not looked at yet.
     fresh: [bool; QUEUES],
@@ -291,7 +291,7 @@ impl Inner {
         vring: &Vring,
         leaving: &AtomicBool,
     ) -> Result<(), QueueError> {
-        let Some(memory) = self.memory.as_ref().map(|memory| memory.memory()) else {
+        let Some(memory) = self.memory.clone() else {
             return Ok(());
         };
         let mut vring = vring.get_mut();
@@ -310,7 +310,7 @@ impl Inner {
     }
 
     fn request_stats(&mut self, vrings: &[Vring]) -> Result<(), QueueError> {
-        let memory = self.memory.as_ref().map(|memory| memory.memory());
+        let memory = self.memory.clone();
         let number = self.device.number(Queue::Stats).map(usize::from);
         let vring = number.and_then(|number| vrings.get(number));
         let (Some(memory), Some(vring)) = (memory, vring) else {
@@ -353,8 +353,9 @@ impl Backend for Balloon {
     }
 
     fn memory(&self, memory: &Memory) -> io::Result<()> {
-        let identity = identity(&memory.memory())?;
-        let discard = GuestDiscard::new(&*memory.memory()).map_err(io::Error::other)?;
+        let memory = memory.memory().into_inner();
+        let identity = identity(&memory)?;
+        let discard = GuestDiscard::new(&*memory).map_err(io::Error::other)?;
         // Parts of transparent huge pages of a file are given back like others.
         let regions = discard.regions(WIRE_PAGE);
         let mut inner = self.lock();
@@ -369,7 +370,7 @@ impl Backend for Balloon {
             inner.device.monitor().tell(Event::Memory { bytes });
         }
         inner.identity = identity;
-        inner.memory = Some(memory.clone());
+        inner.memory = Some(memory);
         Ok(())
     }
 

@@ -1,7 +1,7 @@
 //! virtio's IOMMU behind a front end of vhost-user.
 
 use std::io;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use vhost_user_backend::VringT as _;
 use virtio_iommu::wire::{EVENT_QUEUE, NUM_QUEUES, REQUEST_QUEUE};
@@ -51,7 +51,7 @@ pub struct Iommu<H: IommuHost> {
 #[derive(Debug)]
 struct Inner<H: IommuHost> {
     device: Device<H>,
-    memory: Option<Memory>,
+    memory: Option<Arc<GuestMemoryMmap>>,
     /// Where the queue of requests stood last.
     at: u16,
     /// A driver has taken these features, and the queue was not looked at yet.
@@ -137,7 +137,7 @@ impl<H: IommuHost> Inner<H> {
         vrings: &[Vring],
         mut serve: impl FnMut(&mut Device<H>, &mut Queue, &GuestMemoryMmap) -> Result<Served, Error>,
     ) {
-        let memory = self.memory.as_ref().map(|memory| memory.memory());
+        let memory = self.memory.clone();
         let (Some(memory), Some(vring)) = (memory, vrings.get(queue)) else {
             return;
         };
@@ -188,11 +188,12 @@ impl<H: IommuHost> Backend for Iommu<H> {
     }
 
     fn memory(&self, memory: &Memory) -> io::Result<()> {
+        let memory = memory.memory().into_inner();
         let mut inner = self.lock();
-        let regions = inner.device.back_end().regions(&memory.memory())?;
+        let regions = inner.device.back_end().regions(&memory)?;
         let set = inner.device.set_memory(regions);
         set.map_err(io::Error::other)?;
-        inner.memory = Some(memory.clone());
+        inner.memory = Some(memory);
         Ok(())
     }
 

@@ -19,13 +19,14 @@ use std::thread::{self, JoinHandle};
 use vhost::vhost_user::Listener;
 use vhost::vhost_user::message::{VhostUserProtocolFeatures, VhostUserVirtioFeatures};
 use vhost_user_backend::{VhostUserBackend, VhostUserDaemon, VringMutex};
-use vm_memory::{GuestMemoryAtomic, GuestMemoryMmap};
+use vm_memory::{GuestAddressSpace as _, GuestMemoryAtomic, GuestMemoryMmap};
 use vmm_sys_util::epoll::EventSet;
 use vmm_sys_util::event::{
     EventConsumer, EventFlag, EventNotifier, new_event_consumer_and_notifier,
 };
 
 use super::channel::{self, Channel};
+use super::watched::{MemoryLost, Watched};
 
 /// The longest queue that is served, in descriptors.
 pub const MOST_QUEUE_SIZE: u16 = 1024;
@@ -53,7 +54,8 @@ pub trait Backend: Send + Sync + 'static {
     /// The driver writes `bytes` at `offset`.
     fn write_config(&self, offset: u32, bytes: &[u8]);
 
-    /// The guest has this memory from now on.
+    /// The guest has this memory from now on: what `memory` holds now. What it comes to hold later is told before
+    /// it may be used, as only then it is watched for becoming shorter.
     ///
     /// # Errors
     ///
@@ -98,6 +100,7 @@ pub struct Link<B: Backend> {
     /// Kept open for as long as the thread of the queues may look at it.
     woken: Arc<EventConsumer>,
     channel: Arc<Channel>,
+    watched: Arc<Watched>,
     front: UnixStream,
     relays: Vec<JoinHandle<io::Result<()>>>,
 }
@@ -112,10 +115,12 @@ impl<B: Backend> Link<B> {
         let flags = EventFlag::NONBLOCK | EventFlag::CLOEXEC;
         let (woken, wake) = new_event_consumer_and_notifier(flags)?;
         let (woken, ended) = (Arc::new(woken), Arc::new(AtomicBool::new(false)));
+        let watched = Arc::new(Watched::default());
         let served = Served {
             backend,
             ended: ended.clone(),
             woken: woken.clone(),
+            watched: watched.clone(),
         };
         let failed = |error: vhost_user_backend::Error| LinkError::Daemon(error.to_string());
         let memory = GuestMemoryAtomic::new(GuestMemoryMmap::new());
@@ -126,6 +131,7 @@ impl<B: Backend> Link<B> {
             wake,
             woken,
             channel: Arc::default(),
+            watched,
             front,
             relays: Vec::new(),
         };
@@ -175,9 +181,16 @@ impl<B: Backend> Link<B> {
         Ok(())
     }
 
-    /// True when the front end has gone.
+    /// True when the front end has gone, or has taken memory away that it shares.
     pub fn ended(&self) -> bool {
-        self.relays.iter().any(JoinHandle::is_finished)
+        self.relays.iter().any(JoinHandle::is_finished) || self.lost().is_some()
+    }
+
+    /// What the front end has taken away of the memory that it shares, if somebody has found that, in a
+    /// program that outlives it (`hostmem::ShrinkWatch::install`). The back end is told of nothing any more
+    /// then, and the link is to be closed.
+    pub fn lost(&self) -> Option<MemoryLost> {
+        self.watched.lost()
     }
 
     /// Has the thread of the queues call [`Backend::woken`].
@@ -205,10 +218,10 @@ impl<B: Backend> Link<B> {
     fn end(&mut self) -> Option<String> {
         let daemon = self.daemon.take()?;
         let _ = self.front.shutdown(Shutdown::Both);
-        let mut wrong = None;
+        let mut wrong = self.lost().map(|lost| lost.to_string());
         for relay in self.relays.drain(..) {
             if let Ok(Err(error)) = relay.join() {
-                wrong = Some(error.to_string());
+                wrong = wrong.or_else(|| Some(error.to_string()));
             }
         }
         let mut daemon = daemon;
@@ -235,6 +248,7 @@ struct Served<B> {
     backend: Arc<B>,
     ended: Arc<AtomicBool>,
     woken: Arc<EventConsumer>,
+    watched: Arc<Watched>,
 }
 
 impl<B: Backend> VhostUserBackend for Served<B> {
@@ -282,7 +296,11 @@ impl<B: Backend> VhostUserBackend for Served<B> {
     }
 
     fn update_memory(&self, memory: Memory) -> io::Result<()> {
-        self.backend.memory(&memory)
+        let latest = memory.memory();
+        self.watched.add(&latest)?;
+        self.backend.memory(&memory)?;
+        self.watched.keep_latest(&latest);
+        Ok(())
     }
 
     fn stop_vring(&self, queue: u32) -> io::Result<()> {
@@ -300,7 +318,9 @@ impl<B: Backend> VhostUserBackend for Served<B> {
         _thread: usize,
     ) -> io::Result<()> {
         if event != wake::<B>() {
-            self.backend.kicked(event, vrings);
+            if self.watched.lost().is_none() {
+                self.backend.kicked(event, vrings);
+            }
             return Ok(());
         }
         if self.ended.load(Ordering::Acquire) {
@@ -309,7 +329,9 @@ impl<B: Backend> VhostUserBackend for Served<B> {
             return Err(io::ErrorKind::ConnectionAborted.into());
         }
         let _ = self.woken.consume();
-        self.backend.woken(vrings);
+        if self.watched.lost().is_none() {
+            self.backend.woken(vrings);
+        }
         Ok(())
     }
 }

@@ -7,11 +7,13 @@
 //! beside it; there the device belongs into the monitor (`virtio_balloon::device`), where it asks
 //! by `virtio_balloon::Dma`.
 //!
-//! A front end's messages are taken for what they are, whatever is in them and whatever files they bring. One thing
-//! is in its hands: it can make a file shorter whose pages the balloon has mapped, and the next look at a ring
-//! that was in it ends the program (`SIGBUS`), as with every back end that maps its guest's memory. The balloon
-//! serves that front end alone, so nobody else is hit; and a memory file with the seal `F_SEAL_SHRINK`, as QEMU's
-//! `memory-backend-memfd` has, cannot be made shorter.
+//! A front end's messages are taken for what they are, whatever is in them and whatever files they bring. It can also
+//! make a file shorter whose pages are mapped here, and the next look at them is a signal (`SIGBUS`) that ends a program which
+//! has not asked for anything else. A program that calls
+//! [`ShrinkWatch::install`](crate::hostmem::ShrinkWatch::install), as `dmaspace balloon` does, goes on: the look finds zeros, the link
+//! ends with [`MemoryLost`], and the next front end is served. Files with the seal `F_SEAL_SHRINK`, as those of QEMU's
+//! `memory-backend-memfd`, cannot be made shorter, and are not watched. What devices have pinned of such a file stays pinned and
+//! theirs until it is unmapped.
 //!
 //! [`Iommu`] is virtio's IOMMU for such a monitor, on address spaces of this process.
 //!
@@ -24,8 +26,10 @@ mod event;
 mod iommu;
 mod job;
 mod link;
+mod watched;
 
 pub use event::{BalloonReport, Event, StatsReport};
 pub use iommu::{Iommu, IommuHost};
 pub use job::{BalloonError, BalloonJob, Command, Operator};
 pub use link::{Backend, Link, LinkError, MOST_QUEUE_SIZE, Memory, Vring};
+pub use watched::MemoryLost;

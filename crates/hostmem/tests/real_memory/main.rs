@@ -13,6 +13,7 @@ mod frames;
 mod limits;
 mod pins;
 mod places;
+mod shrinking;
 
 use std::fs::File;
 use std::ops::ControlFlow;
