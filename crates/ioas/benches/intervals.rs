@@ -7,6 +7,19 @@
 //!
 //! An insertion into a map of areas has to see that the place is free. `BTreeMap` needs a search of
 //! its own for that; "insert, unchecked" leaves it out (there only: the other one always looks).
+//!
+//! # What it costs, and of what that consists
+//!
+//! November 2026, two processors of a virtual machine that builds kept busy, medians of 31 rounds with
+//! 65,535 areas, ns (`BTreeMap` in brackets): look up 60 (100), insert where the place is known to be free
+//! 84 (107), with the search for what is in the way 110 (205), remove 100 (122). Before bounds on gaps
+//! took the place of exact numbers, and the rest of an entry came to one place, it was 58, 182, 207 and
+//! 135 beside the same `BTreeMap`. By callgrind, with the areas and guests of here: insert 1,718
+//! instructions then, 553 now; remove 1,024 and 611; look up 227 and 233.
+//!
+//! A look up is the floor of both, and most of them: three nodes one after the other, of which the last
+//! is seldom in the first cache, and the value. An insertion moves 24 entries behind it on average.
+//! Nodes of 16, 32, 48, 96 and 128 entries were tried: each was slower in every row but filling.
 
 #![allow(clippy::unwrap_used, reason = "a bench that cannot begin stops")]
 

@@ -70,7 +70,7 @@ impl<B: Backend> Ioas<B> {
     }
 
     /// An address for `part`.
-    fn choose(&self, part: Span) -> Result<u64, MapError> {
+    fn choose(&mut self, part: Span) -> Result<u64, MapError> {
         const LARGEST: u64 = 1 << 30;
         let no_room = MapError::NoRoom { len: part.len };
         let Some(log2) = part.len.checked_ilog2() else {

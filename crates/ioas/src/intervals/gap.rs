@@ -13,7 +13,6 @@
 use runs::Span;
 
 use super::Intervals;
-use super::node::{Inside, Node};
 use super::room::Room;
 use super::slab::NONE;
 
@@ -34,6 +33,15 @@ impl Wish {
         let end = address.checked_add(self.len - 1)?;
         (end <= last.min(self.last)).then_some(address)
     }
+
+    /// The same between two neighbours, one of which ends with `last` while `next` is the first byte of
+    /// the other.
+    fn fit_between(&self, last: u64, next: u64) -> Option<u64> {
+        if next - last <= self.len {
+            return None;
+        }
+        self.fit(last + 1, next - 1)
+    }
 }
 
 impl<T, const N: usize> Intervals<T, N> {
@@ -43,7 +51,7 @@ impl<T, const N: usize> Intervals<T, N> {
     /// Windows are in order and disjoint; each of them costs one descent at least. Two that touch
     /// are still two: nothing is found across their border. `None` also for no bytes at all and for
     /// an alignment that is no power of two.
-    pub(crate) fn gap(&self, len: u64, align: u64, windows: &[Span]) -> Option<u64> {
+    pub(crate) fn gap(&mut self, len: u64, align: u64, windows: &[Span]) -> Option<u64> {
         if len == 0 || !align.is_power_of_two() {
             return None;
         }
@@ -62,46 +70,45 @@ impl<T, const N: usize> Intervals<T, N> {
             })
     }
 
-    fn gap_in(&self, wish: &Wish) -> Option<u64> {
+    fn gap_in(&mut self, wish: &Wish) -> Option<u64> {
         if self.root == NONE {
             return wish.fit(0, u64::MAX);
         }
-        let all = self.summary(self.height, self.root);
-        let before = || all.start.checked_sub(1);
-        let behind = || all.last.checked_add(1);
-        before()
-            .and_then(|last| wish.fit(0, last))
+        let (first, last) = self.ends(self.height, self.root);
+        let before = first.checked_sub(1).and_then(|last| wish.fit(0, last));
+        before
             .or_else(|| self.gap_below(self.height, self.root, wish))
-            .or_else(|| behind().and_then(|first| wish.fit(first, u64::MAX)))
+            .or_else(|| wish.fit(last.checked_add(1)?, u64::MAX))
     }
 
     /// The same among the gaps between the spans below the node `at` of `level`.
-    fn gap_below(&self, level: usize, at: u32, wish: &Wish) -> Option<u64> {
+    fn gap_below(&mut self, level: usize, at: u32, wish: &Wish) -> Option<u64> {
         if level == 0 {
-            self.gap_among(&self.leaves[at], level, wish)
-        } else {
-            self.gap_among(&self.inners[at], level, wish)
+            let leaf = &self.leaves[at];
+            let begin = leaf.rank(wish.first).saturating_sub(1);
+            let mut gaps = (begin + 1..leaf.len()).map(|i| (leaf.last(i - 1), leaf.start(i)));
+            return gaps.find_map(|(last, next)| wish.fit_between(last, next));
         }
-    }
-
-    fn gap_among<G: Inside>(&self, node: &Node<G, N>, level: usize, wish: &Wish) -> Option<u64> {
-        let begin = node.rank(wish.first).saturating_sub(1);
-        for i in begin..node.len() {
-            // Never in a leaf: its entries have no gaps.
-            if node.room(i).suffices(wish.least)
-                && let Some(found) = self.gap_below(level - 1, node.at(i), wish)
-            {
-                return Some(found);
+        let begin = self.inners[at].rank(wish.first).saturating_sub(1);
+        for i in begin..self.inners[at].len() {
+            let inner = &self.inners[at];
+            if inner.room(i).suffices(wish.least) {
+                let child = inner.at(i);
+                let found = self.gap_below(level - 1, child, wish);
+                if found.is_some() {
+                    return found;
+                }
+                // No later search is to look there in vain for what has changed since.
+                let room = self.most_room(level - 1, child);
+                self.inners[at].set_room(i, room);
             }
-            let last = node.last(i);
-            if i + 1 == node.len() || last >= wish.last || wish.last - last < wish.len {
+            let inner = &self.inners[at];
+            if i + 1 == inner.len() || inner.last(i) >= wish.last {
                 break;
             }
-            let next = node.start(i + 1);
-            if next - last > wish.len
-                && let Some(found) = wish.fit(last + 1, next - 1)
-            {
-                return Some(found);
+            let found = wish.fit_between(inner.last(i), inner.start(i + 1));
+            if found.is_some() {
+                return found;
             }
         }
         None

@@ -2,8 +2,8 @@
 //!
 //! Made for the areas of an address space, of which there may be millions: what is at an address,
 //! what is in a range, and where is room. A B+ tree with wide nodes; beside each child an inner
-//! node keeps the child's first and last byte and the most room in a gap between two spans below
-//! it, so that the search for room skips what is too crowded.
+//! node keeps the child's first and last byte and a bound on the room in a gap between two spans
+//! below it, so that the search for room skips what is too crowded.
 //!
 //! # Invariants
 //!
@@ -11,8 +11,9 @@
 //!   (`next`). Spans that touch stay two.
 //! * All leaves are on the same level. Every node but the root is at least half full; an inner
 //!   root has at least two children. No spans, no root.
-//! * An entry of an inner node says exactly what its child holds: first and last byte, the longest
-//!   gap and the largest aligned block of one (`room`).
+//! * An entry of an inner node says exactly which the first and the last byte of its child are. No gap
+//!   below is longer, or has a larger aligned block, than it says (`room`). It may say more than there
+//!   is: changes only raise that bound, and the search that comes in vain lowers it (`gap`).
 //!
 //! How they are kept: `change`. What is in which file: entries and nodes in `node`, the search for
 //! room in `gap`, places for nodes and values in `slab`.
@@ -36,7 +37,8 @@ use core::fmt;
 
 use runs::Span;
 
-use node::{Entry, Node};
+use change::Delta;
+use node::{Child, Entry, Node, Value};
 use room::Room;
 use slab::{NONE, Slab, Slot};
 
@@ -45,8 +47,8 @@ const LEVELS: usize = 16;
 
 /// Disjoint spans with values, in order. A node has up to `N` entries: an even number from 8 on.
 pub(crate) struct Intervals<T, const N: usize = 64> {
-    leaves: Slab<Node<(), N>>,
-    inners: Slab<Node<Room, N>>,
+    leaves: Slab<Node<Value, N>>,
+    inners: Slab<Node<Child, N>>,
     values: Slab<Slot<T>>,
     /// A leaf if `height` is 0; [`NONE`] if there are no spans.
     root: u32,
@@ -199,8 +201,7 @@ impl<T, const N: usize> Intervals<T, N> {
         if self.root == NONE {
             self.root = self.leaves.add(Node::new());
         }
-        let position = self.descend(span.start);
-        let Position { leaf, rank, .. } = position;
+        let (leaf, rank) = self.leaf_of(span.start);
         if let Some(first) = self.in_the_way(leaf, rank, span) {
             return Err(InsertError::Overlap {
                 wanted: span,
@@ -218,8 +219,13 @@ impl<T, const N: usize> Intervals<T, N> {
             at: self.values.add(Slot::Used(value)),
         };
         self.len += 1;
-        let inserted = change::insert_into(&mut self.leaves, leaf, rank, entry);
-        self.climb_inserted(&position, inserted);
+        let node = &mut self.leaves[leaf];
+        if rank > 0 && rank < node.len() && !node.is_full() {
+            // A gap between two spans of this leaf becomes smaller: nothing above it changes.
+            node.insert(rank, entry);
+        } else {
+            self.insert_and_climb(leaf, rank, entry);
+        }
         Ok(())
     }
 
@@ -235,7 +241,11 @@ impl<T, const N: usize> Intervals<T, N> {
         if entry.start != start {
             return None;
         }
-        let delta = leaf.remove(index);
+        leaf.remove(index);
+        let delta = Delta {
+            ends: index == 0 || index == leaf.len(),
+            gained: leaf.room_before(index),
+        };
         self.len -= 1;
         self.climb_removed(&position, delta);
         match self.values.take(entry.at) {
@@ -267,6 +277,7 @@ impl<T, const N: usize> Intervals<T, N> {
     }
 
     /// Leaf and rank in it, without the way there.
+    #[inline(always)]
     fn leaf_of(&self, address: u64) -> (u32, usize) {
         let mut node = self.root;
         for _ in 0..self.height {
@@ -276,7 +287,7 @@ impl<T, const N: usize> Intervals<T, N> {
         (node, self.leaves[node].rank(address))
     }
 
-    #[inline]
+    #[inline(always)]
     fn descend(&self, address: u64) -> Position {
         let mut steps = [Step::default(); LEVELS];
         let mut node = self.root;

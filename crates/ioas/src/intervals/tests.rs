@@ -1,12 +1,14 @@
 //! Every operation beside a plain list of spans, and the invariants of the tree after each.
 
+mod gaps;
+
 use alloc::collections::BTreeMap;
 use alloc::string::ToString;
 use alloc::vec::Vec;
 
 use proptest::prelude::*;
 
-use super::node::Inside;
+use super::node::Rest;
 use super::*;
 
 impl<T, const N: usize> Intervals<T, N> {
@@ -30,7 +32,7 @@ impl<T, const N: usize> Intervals<T, N> {
         assert_eq!(self.values.in_use(), self.len, "values in use");
     }
 
-    /// The entry of a node in its parent, from the spans below it alone.
+    /// The entry of a node in its parent, with the most room that there is, from the spans below it alone.
     fn check_below(
         &self,
         level: usize,
@@ -49,14 +51,28 @@ impl<T, const N: usize> Intervals<T, N> {
         }
         *inners += 1;
         let inner = &self.inners[at];
+        let mut rooms = Room::NONE;
         for i in 0..inner.len() {
             let below = self.check_below(level - 1, inner.at(i), leaves, inners);
-            assert_eq!(inner.entry(i), below, "entry {i} on level {level}");
+            let entry = inner.entry(i);
+            let ends = |entry: Entry| (entry.start, entry.last, entry.at);
+            assert_eq!(ends(entry), ends(below), "entry {i} on level {level}");
+            // Not even more room than the child itself says, which a search would have to go by.
+            let said = self.most_room(level - 1, inner.at(i));
+            assert!(said.suffices(below.room), "node below {i} on level {level}");
+            assert!(entry.room.suffices(said), "room {i} on level {level}");
+            rooms = rooms.max(below.room);
         }
-        self.check_node(inner, at, 2)
+        let node = self.check_node(inner, at, 2);
+        // Not what the entries say, but what there is.
+        let between = (1..inner.len()).map(|i| inner.room_before(i));
+        Entry {
+            room: between.fold(rooms, Room::max),
+            ..node
+        }
     }
 
-    fn check_node<G: Inside>(&self, node: &Node<G, N>, at: u32, least: usize) -> Entry {
+    fn check_node<R: Rest>(&self, node: &Node<R, N>, at: u32, least: usize) -> Entry {
         node.check();
         let least = if at == self.root { least } else { N / 2 };
         assert!((least..=N).contains(&node.len()), "{} entries", node.len());
@@ -314,49 +330,6 @@ proptest! {
     fn nodes_of_many_lines_agree_with_a_list(ops in prop::collection::vec(op(), 0..400)) {
         run::<64>(ops);
     }
-
-    /// Every address is tried.
-    #[test]
-    fn a_gap_is_the_lowest_of_all_addresses_that_fit(
-        spans in prop::collection::vec((0u64..250, 1u64..12), 0..60),
-        top in any::<bool>(),
-        wishes in prop::collection::vec((1u64..40, 0u32..7, windows_in(256)), 1..20),
-    ) {
-        // The last 256 addresses of all, or the first.
-        let base = if top { u64::MAX - 255 } else { 0 };
-        let mut map = Intervals::<(), 8>::new();
-        let mut free = [true; 256];
-        for (start, len) in spans {
-            let len = len.min(256 - start);
-            let bytes = start as usize..(start + len) as usize;
-            if map.insert(Span::new(base + start, len), ()).is_ok() {
-                free[bytes].fill(false);
-            }
-        }
-        for (len, align, windows) in wishes {
-            let fits = |window: &Span, address: u64| {
-                address.is_multiple_of(1 << align)
-                    && window.covers(&Span::new(address, len))
-                    && free[address as usize..(address + len) as usize].iter().all(|&free| free)
-            };
-            let lowest = (0..256).find(|&address| {
-                windows.iter().any(|window| address + len <= 256 && fits(window, address))
-            });
-            let windows: Vec<_> = windows.iter().map(|w| Span::new(base + w.start, w.len)).collect();
-            prop_assert_eq!(map.gap(len, 1 << align, &windows), lowest.map(|address| base + address));
-        }
-    }
-}
-
-/// Disjoint, in order, below `end`.
-fn windows_in(end: u64) -> impl Strategy<Value = Vec<Span>> {
-    prop::collection::vec(0..end, 0..6).prop_map(|mut ends| {
-        ends.sort();
-        let pairs = ends.chunks_exact(2);
-        pairs
-            .filter_map(|pair| Span::checked(pair[0], pair[1] - pair[0]))
-            .collect()
-    })
 }
 
 /// The numbers below `count`, each once, in an order without a pattern that a tree could like.
