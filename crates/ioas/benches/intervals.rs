@@ -32,12 +32,14 @@ extern crate alloc;
     reason = "the crate's own module, not all of which is measured"
 )]
 mod intervals;
+mod random;
 
 use std::collections::BTreeMap;
 use std::hint::black_box;
 use std::time::Instant;
 
 use intervals::Intervals;
+use random::Random;
 use runs::Span;
 
 const PAGE: u64 = 4096;
@@ -97,26 +99,6 @@ impl Areas for Plain {
 
     fn remove(&mut self, start: u64) {
         self.0.remove(&start).unwrap();
-    }
-}
-
-/// xorshift64*: Vigna, "An experimental exploration of Marsaglia's xorshift generators,
-/// scrambled" (2016).
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, end: u64) -> u64 {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        let high = self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 32;
-        (high * end) >> 32
-    }
-
-    fn shuffle<T>(&mut self, list: &mut [T]) {
-        for i in (1..list.len()).rev() {
-            list.swap(i, self.below(i as u64 + 1) as usize);
-        }
     }
 }
 
@@ -214,7 +196,7 @@ fn median(mut rounds: Vec<f64>) -> f64 {
 }
 
 fn beside(count: usize, rounds: usize) {
-    let mut random = Random(88_172_645_463_325_252);
+    let mut random = Random::default();
     let (mut ours, mut theirs) = (Vec::new(), Vec::new());
     for round in 0..rounds {
         let work = Work::new(count, &mut random);
@@ -240,7 +222,7 @@ fn beside(count: usize, rounds: usize) {
 
 /// Areas come and go: room is looked for, taken, and given back by another one.
 fn gaps(count: usize, rounds: usize) {
-    let mut random = Random(88_172_645_463_325_252);
+    let mut random = Random::default();
     let work = Work::new(count, &mut random);
     let mut areas = Intervals::<u32>::new();
     for &span in &work.base {

@@ -1,0 +1,146 @@
+//! One area of 4 KiB comes and goes beside very many others: what a whole `Ioas::map` and `unmap` cost.
+//!
+//! Tables of ours without a device, so that nobody has to be told; memory of given physical runs, which
+//! costs nothing to pin. What is measured is the map of areas, accounts and tables: a leaf table for 256
+//! areas, as there is a page between any two. Areas are in any order, and a sixteenth of them come and go.
+//! Each round begins with nothing; what is printed is the median of the rounds' medians of batches of 256,
+//! in nanoseconds for one operation. `cargo bench -p dmaspace-ioas --bench areas`; without `--bench` (as
+//! `cargo test --benches` runs it) one small round. `--instructions COUNT` does it once with so many areas
+//! and prints nothing, for valgrind: `--tool=callgrind --toggle-collect='*guests_come'`, or `'*guests_go'`.
+
+#![allow(clippy::unwrap_used, reason = "a bench that cannot begin stops")]
+
+mod random;
+
+use std::hint::black_box;
+use std::sync::Arc;
+use std::time::Instant;
+
+use ioas::{GivenRuns, Ioas, Ledger, Memory, Own};
+use iommu::DomainId;
+use iopt::{AnyTable, FormatId, HeapTables, Prot};
+use random::Random;
+use runs::{PageSizes, Span};
+
+const PAGE: u64 = 4096;
+const AT: u64 = 1 << 32;
+
+type Space = Ioas<Own<Arc<HeapTables>>>;
+
+struct Case {
+    space: Space,
+    memory: Arc<Memory>,
+    /// Areas by number: those that stay, and those that come and go.
+    stay: Vec<u64>,
+    guests: Vec<u64>,
+}
+
+impl Case {
+    fn new(count: u64) -> Self {
+        let leaf_tables = (2 * count).div_ceil(512) + 1;
+        let room = leaf_tables + leaf_tables.div_ceil(512) + 8;
+        let tables = Arc::new(HeapTables::with_tables(room).unwrap());
+        let sizes = PageSizes::from_bits(u64::MAX);
+        let table = AnyTable::new(FormatId::VtdSs, 4, sizes, tables).unwrap();
+        let object = GivenRuns::new([Span::new(1 << 40, count * PAGE)], PAGE).unwrap();
+        let mut stay: Vec<u64> = (0..count).collect();
+        Random::default().shuffle(&mut stay);
+        let guests = stay.split_off((count - count / 16) as usize);
+        Self {
+            space: Ioas::new(DomainId(1), table),
+            memory: Memory::new(Arc::new(object), &Ledger::unlimited()),
+            stay,
+            guests,
+        }
+    }
+}
+
+fn map(space: &mut Space, memory: &Arc<Memory>, n: u64) {
+    let part = Span::new(n * PAGE, PAGE);
+    let iova = AT + 2 * n * PAGE;
+    space.map(iova, memory, part, Prot::RW, &mut ()).unwrap();
+}
+
+fn unmap(space: &mut Space, n: u64) {
+    let range = Span::new(AT + 2 * n * PAGE, PAGE);
+    assert_eq!(space.unmap(range, &mut ()).unwrap().areas, 1);
+}
+
+/// The operations by themselves, for valgrind.
+#[inline(never)]
+fn guests_come(space: &mut Space, memory: &Arc<Memory>, numbers: &[u64]) {
+    numbers.iter().for_each(|n| map(space, memory, *n));
+}
+
+#[inline(never)]
+fn guests_go(space: &mut Space, numbers: &[u64]) {
+    numbers.iter().for_each(|n| unmap(space, *n));
+}
+
+fn one(count: u64) {
+    let Case {
+        mut space,
+        memory,
+        stay,
+        guests,
+    } = Case::new(count);
+    stay.iter().for_each(|n| map(&mut space, &memory, *n));
+    guests_come(&mut space, &memory, &guests);
+    guests_go(&mut space, &guests);
+}
+
+/// Nanoseconds for one of `numbers`: the median of batches of 256.
+fn timed(numbers: &[u64], mut operation: impl FnMut(u64)) -> f64 {
+    let batches = numbers.chunks(256).map(|batch| {
+        let begin = Instant::now();
+        batch.iter().for_each(|n| operation(*n));
+        begin.elapsed().as_nanos() as f64 / batch.len() as f64
+    });
+    median(batches.collect())
+}
+
+fn median(mut all: Vec<f64>) -> f64 {
+    all.sort_by(f64::total_cmp);
+    all[all.len() / 2]
+}
+
+fn beside(count: u64, rounds: usize) {
+    let mut times = [const { Vec::new() }; 4];
+    for _ in 0..rounds {
+        let Case {
+            mut space,
+            memory,
+            stay,
+            guests,
+        } = Case::new(count);
+        let fill = timed(&stay, |n| map(&mut space, &memory, n));
+        let look = timed(&guests, |n| {
+            black_box(space.area_at(AT + 2 * n * PAGE));
+        });
+        let come = timed(&guests, |n| map(&mut space, &memory, n));
+        let go = timed(&guests, |n| unmap(&mut space, n));
+        for (all, time) in times.iter_mut().zip([fill, look, come, go]) {
+            all.push(time);
+        }
+    }
+    let [fill, look, come, go] = times.map(median);
+    println!("{count:>9} areas {fill:>9.0} {look:>9.0} {come:>9.0} {go:>9.0} ns");
+}
+
+fn main() {
+    let arguments: Vec<String> = std::env::args().collect();
+    if let Some(at) = arguments.iter().position(|word| word == "--instructions") {
+        return one(arguments[at + 1].parse().unwrap());
+    }
+    println!(
+        "{:15} {:>9} {:>9} {:>9} {:>9}",
+        "", "fill", "look", "map", "unmap"
+    );
+    if arguments.iter().any(|word| word == "--bench") {
+        beside(1000, 101);
+        beside(65_536, 11);
+        beside(1_000_000, 3);
+    } else {
+        beside(1000, 1);
+    }
+}
