@@ -26,13 +26,13 @@ impl Areas {
         self.0.overlapping(0, u64::MAX).map(|(_, area)| area)
     }
 
-    pub(crate) fn insert(&mut self, area: Area) -> Result<(), InsertError> {
-        let (key, len) = (Key::of(&area), area.range.len);
-        self.0.insert(area.range, area)?;
-        if let Some(index) = &mut self.1 {
-            index.insert(key, len);
+    /// Adds `area`; returns it where it is now.
+    pub(crate) fn insert(&mut self, area: Area) -> Result<Option<&mut Area>, InsertError> {
+        let added = self.0.insert_mut(area.range, area)?;
+        if let (Some(index), Some(area)) = (&mut self.1, &added) {
+            index.insert(Key::of(area), area.range.len);
         }
-        Ok(())
+        Ok(added)
     }
 
     pub(crate) fn remove(&mut self, start: u64) -> Option<(Span, Area)> {

@@ -220,12 +220,8 @@ impl<B: Backend> Ioas<B> {
             return false;
         };
         let tail = head.split_at(at);
-        let cut = self.areas.insert(head);
-        let cut = cut.and_then(|()| self.areas.insert(tail));
-        debug_assert!(
-            cut.is_ok(),
-            "where one area was there is room for its pieces"
-        );
+        let cut = self.areas.insert(head).is_ok() && self.areas.insert(tail).is_ok();
+        debug_assert!(cut, "where one area was there is room for its pieces");
         true
     }
 

@@ -188,7 +188,10 @@ impl Charge {
 
 impl Drop for Charge {
     fn drop(&mut self) {
-        self.ledger.in_use.fetch_sub(self.bytes, Ordering::Relaxed);
+        // Most are empty when they go: joined with others.
+        if self.bytes > 0 {
+            self.ledger.in_use.fetch_sub(self.bytes, Ordering::Relaxed);
+        }
     }
 }
 

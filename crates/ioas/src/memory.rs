@@ -185,15 +185,17 @@ impl Memory {
         let gaps = pins.unheld(part);
         let kept = self.kept(&pins, part);
         // Dropped last: what is pinned goes before its charge.
-        let mut charge = Charge::nothing(&self.ledger);
-        let mut fresh = Vec::new();
-        if !gaps.is_empty() {
+        let mut charge = if gaps.is_empty() {
+            Charge::nothing(&self.ledger)
+        } else {
             observed(observer, Step::Charge, |_| {
                 let bytes = self.charge(&gaps);
-                let new = self.ledger.charge(bytes.saturating_sub(kept));
-                charge.join(new.map_err(MapError::OverLimit)?);
-                Ok::<_, MapError>(((), bytes))
-            })?;
+                let charge = self.ledger.charge(bytes.saturating_sub(kept));
+                Ok::<_, MapError>((charge.map_err(MapError::OverLimit)?, bytes))
+            })?
+        };
+        let mut fresh = Vec::with_capacity(gaps.len());
+        if !gaps.is_empty() {
             let mut done = 0;
             observed(observer, Step::Pin, |observer| {
                 for gap in &gaps {
@@ -210,8 +212,11 @@ impl Memory {
         }
         let kept = pins.draw(kept);
         kept.into_iter().for_each(|kept| charge.join(kept));
-        pins.parts
-            .change(part, |part| part.users += u64::from(part.users > 0));
+        // Usually there is nobody else.
+        if gaps != [part] {
+            pins.parts
+                .change(part, |part| part.users += u64::from(part.users > 0));
+        }
         for (gap, pin) in fresh {
             let charge = charge.split(self.object.charge(gap));
             let used = gap.len;

@@ -17,6 +17,7 @@
 //! so; then a release may have to charge more than it gives back. If the limit forbids that, less is kept.
 
 use alloc::sync::Arc;
+use alloc::vec;
 use alloc::vec::Vec;
 
 use runs::Span;
@@ -256,6 +257,8 @@ impl Pins {
         let now = self.kept_for(part, object);
         if now < before {
             drop(self.draw(before - now));
+        }
+        if now <= before {
             return Ok(());
         }
         let mut kept = freed.split(now - before);
@@ -279,10 +282,14 @@ impl Pins {
 
     /// What of `part` nobody holds, in stretches.
     pub(crate) fn unheld(&self, part: Span) -> Vec<Span> {
+        let held = self.parts.inside(part).filter(|(_, part)| part.users > 0);
+        let mut held = held.peekable();
+        if held.peek().is_none() && !part.is_empty() {
+            return vec![part];
+        }
         let mut gaps = Vec::new();
         let mut at = part.start;
         let end = part.start + part.len;
-        let held = self.parts.inside(part).filter(|(_, part)| part.users > 0);
         for (span, _) in held {
             if span.start > at {
                 gaps.push(Span::new(at, span.start - at));

@@ -169,11 +169,12 @@ impl<B: Backend> Ioas<B> {
             reserved: None,
         };
         // Vacant: `check` has seen that no area lies there.
-        if self.areas.insert(area).is_err() {
-            let (wanted, most) = (self.areas.0.len() as u64 + 1, u64::from(u32::MAX));
-            return Err(MapError::TooMany { wanted, most });
-        }
-        let Some((_, area)) = self.areas.0.at_mut(iova) else {
+        let wanted = self.areas.0.len() as u64 + 1;
+        let too_many = |_| MapError::TooMany {
+            wanted,
+            most: u64::from(u32::MAX),
+        };
+        let Some(area) = self.areas.insert(area).map_err(too_many)? else {
             return Ok(());
         };
         if let Err(cause) = self.backend.map(area, &mut self.retired, observer) {
@@ -260,10 +261,14 @@ impl<B: Backend> Ioas<B> {
             return Ok(Unmapped::default());
         }
         for end in [range.start, range.last()] {
-            if let Some((area, _)) = self.areas.0.at(end)
-                && !range.covers(&area)
-            {
+            let Some((area, _)) = self.areas.0.at(end) else {
+                continue;
+            };
+            if !range.covers(&area) {
                 return Err(UnmapError::CutsArea { range, area });
+            }
+            if area.len == range.len {
+                break;
             }
         }
         self.externals.let_go(range)?;

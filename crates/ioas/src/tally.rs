@@ -54,6 +54,18 @@ impl<T: Copy + Default + PartialEq> Tally<T> {
             range.start.saturating_sub(1),
             range.last().saturating_add(1),
         );
+        let mut near = self.0.overlapping(before, behind);
+        let mut next = || near.next().map(|(span, value)| (span, *value));
+        let mut first = next();
+        let head = first.filter(|(span, _)| span.last() < range.start);
+        first = if head.is_some() { next() } else { first };
+        let all = first.filter(|(span, _)| *span == range);
+        first = if all.is_some() { next() } else { first };
+        if first.is_none_or(|(span, _)| span.start > range.last()) {
+            let mut value = all.map_or_else(T::default, |(_, value)| value);
+            change(&mut value);
+            return self.set(range, all.map(|(_, value)| value), value, [head, first]);
+        }
         let near = self.0.overlapping(before, behind);
         let old: Vec<(Span, T)> = near.map(|(span, value)| (span, *value)).collect();
         let mut new = Joined(Vec::with_capacity(old.len() + 2));
@@ -86,6 +98,38 @@ impl<T: Copy + Default + PartialEq> Tally<T> {
         }
         changed(&mut new, rest, T::default());
         self.replace(&old, &new.0);
+    }
+
+    /// Has `value` in `range`, which is one stretch of the value `old`, or of none; `beside` it are
+    /// stretches that touch it.
+    fn set(&mut self, range: Span, old: Option<T>, value: T, beside: [Option<(Span, T)>; 2]) {
+        if old.unwrap_or_default() == value {
+            return;
+        }
+        let joins = |beside: Option<(Span, T)>| beside.filter(|(_, same)| *same == value);
+        let [head, tail] = beside.map(joins);
+        if old.is_some() && value != T::default() && head.is_none() && tail.is_none() {
+            if let Some((_, there)) = self.0.at_mut(range.start) {
+                *there = value;
+            }
+            return;
+        }
+        let mut whole = range;
+        if let Some((head, _)) = head {
+            self.0.remove(head.start);
+            whole = Span::new(head.start, head.len + range.len);
+        }
+        if old.is_some() {
+            self.0.remove(range.start);
+        }
+        if let Some((tail, _)) = tail {
+            self.0.remove(tail.start);
+            whole.len += tail.len;
+        }
+        if value != T::default() {
+            let kept = self.0.insert(whole, value);
+            debug_assert!(kept.is_ok(), "{whole} was made free");
+        }
     }
 
     /// Has the stretches `new` where `old` are. Most are often the same, or differ in the value only.

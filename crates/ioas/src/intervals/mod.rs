@@ -195,6 +195,21 @@ impl<T, const N: usize> Intervals<T, N> {
     ///
     /// See [`InsertError`].
     pub(crate) fn insert(&mut self, span: Span, value: T) -> Result<(), InsertError> {
+        self.add(span, value).map(|_| ())
+    }
+
+    /// The same; returns the value, to be changed.
+    pub(crate) fn insert_mut(
+        &mut self,
+        span: Span,
+        value: T,
+    ) -> Result<Option<&mut T>, InsertError> {
+        let slot = self.add(span, value)?;
+        Ok(self.values[slot].value_mut())
+    }
+
+    /// Adds `span`; returns the place of its value.
+    fn add(&mut self, span: Span, value: T) -> Result<u32, InsertError> {
         if Span::checked(span.start, span.len).is_none() {
             return Err(InsertError::Malformed { span });
         }
@@ -226,7 +241,7 @@ impl<T, const N: usize> Intervals<T, N> {
         } else {
             self.insert_and_climb(leaf, rank, entry);
         }
-        Ok(())
+        Ok(entry.at)
     }
 
     /// Takes out the span that begins at `start`.
@@ -236,22 +251,46 @@ impl<T, const N: usize> Intervals<T, N> {
         }
         let position = self.descend(start);
         let index = position.rank.checked_sub(1)?;
+        let there = self.leaves[position.leaf].start(index) == start;
+        there.then(|| self.take(&position, index))?
+    }
+
+    /// Takes out entry `index` of the leaf at `position`.
+    fn take(&mut self, position: &Position, index: usize) -> Option<(Span, T)> {
         let leaf = &mut self.leaves[position.leaf];
         let entry = leaf.entry(index);
-        if entry.start != start {
-            return None;
-        }
         leaf.remove(index);
         let delta = Delta {
             ends: index == 0 || index == leaf.len(),
             gained: leaf.room_before(index),
         };
         self.len -= 1;
-        self.climb_removed(&position, delta);
+        self.climb_removed(position, delta);
         match self.values.take(entry.at) {
             Slot::Used(value) => Some((span(entry.start, entry.last), value)),
             Slot::Free(_) => None,
         }
+    }
+
+    /// Takes out the first span that begins at `first` or behind it, if it ends at `last` or before.
+    fn take_inside(&mut self, first: u64, last: u64) -> Option<(Span, T)> {
+        if self.root == NONE || first > last {
+            return None;
+        }
+        let mut position = self.descend(first);
+        let leaf = &self.leaves[position.leaf];
+        let begins_there = |&before: &usize| leaf.start(before) == first;
+        let before = position.rank.checked_sub(1).filter(begins_there);
+        let mut index = before.unwrap_or(position.rank);
+        if index == leaf.len() {
+            if leaf.next() == NONE {
+                return None;
+            }
+            position = self.descend(self.leaves[leaf.next()].start(0));
+            index = 0;
+        }
+        let ends_inside = self.leaves[position.leaf].last(index) <= last;
+        ends_inside.then(|| self.take(&position, index))?
     }
 
     /// Takes out the spans that lie wholly between `first` and `last`, both included, in order,
@@ -389,19 +428,12 @@ impl<T, const N: usize> Iterator for ExtractInside<'_, T, N> {
     type Item = (Span, T);
 
     fn next(&mut self) -> Option<Self::Item> {
-        let (first, last) = (self.first, self.last);
-        let mut touching = self.map.overlapping(first, last).map(|(span, _)| span);
-        // Only the very first may begin before.
-        let inside = touching.find(|span| span.start >= first)?;
-        if inside.last() > last {
-            return None;
-        }
-        let removed = self.map.remove(inside.start);
+        let taken = self.map.take_inside(self.first, self.last)?;
         // Nothing lies between, so that the next search begins behind.
-        match inside.last().checked_add(1) {
+        match taken.0.last().checked_add(1) {
             Some(behind) => self.first = behind,
             None => (self.first, self.last) = (u64::MAX, 0),
         }
-        removed
+        Some(taken)
     }
 }
