@@ -1,5 +1,6 @@
 //! Areas: stretches of the address space over parts of memory.
 
+use alloc::boxed::Box;
 use alloc::sync::Arc;
 
 use iopt::Prot;
@@ -21,8 +22,9 @@ pub struct Area {
     pub(crate) out: bool,
     /// Released until it is restored: see [`Ioas::release`](crate::Ioas::release).
     pub(crate) released: bool,
-    /// The charge that is kept for it: see [`keeps_charge`](Self::keeps_charge).
-    pub(crate) reserved: Option<Reserved>,
+    /// The charge that is kept for it: see [`keeps_charge`](Self::keeps_charge). Few areas have one: all
+    /// others are smaller for the box.
+    pub(crate) reserved: Option<Box<Reserved>>,
 }
 
 impl Area {
@@ -95,7 +97,7 @@ impl Area {
             reserved: self
                 .reserved
                 .as_mut()
-                .map(|reserved| reserved.split_at(self.offset + len)),
+                .map(|reserved| Box::new(reserved.split_at(self.offset + len))),
         };
         self.range.len = len;
         tail
@@ -120,7 +122,7 @@ impl Area {
             hold.join(next);
         }
         if let (Some(reserved), Some(next)) = (&mut self.reserved, next.reserved) {
-            reserved.join(next);
+            reserved.join(*next);
         }
     }
 }

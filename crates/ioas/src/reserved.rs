@@ -16,6 +16,7 @@
 //! pinning each of them is charged. A part of a huge page is charged as the whole where the kernel does
 //! so; then a release may have to charge more than it gives back. If the limit forbids that, less is kept.
 
+use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec;
 use alloc::vec::Vec;
@@ -97,7 +98,7 @@ impl Drop for Reserved {
 /// What is charged for released areas, each by where it begins. Dropped, it is given back.
 #[derive(Default)]
 #[must_use = "it is charged to be kept"]
-pub(crate) struct ForReleased(Vec<(u64, Reserved)>);
+pub(crate) struct ForReleased(Vec<(u64, Box<Reserved>)>);
 
 impl Areas {
     /// Charges what released areas keep of a device or domain that is to make their address space live,
@@ -127,7 +128,7 @@ impl Areas {
         for (start, more) in charged.0 {
             if let Some((_, area)) = self.0.at_mut(start) {
                 match &mut area.reserved {
-                    Some(reserved) => reserved.add(more),
+                    Some(reserved) => reserved.add(*more),
                     none => *none = Some(more),
                 }
             }
@@ -155,7 +156,7 @@ impl Memory {
         self: &Arc<Self>,
         part: Span,
         times: Option<u64>,
-    ) -> Result<Reserved, OverLimit> {
+    ) -> Result<Box<Reserved>, OverLimit> {
         let alone = match times {
             Some(times) => {
                 let once = self.charge_of_mapping(part);
@@ -166,11 +167,11 @@ impl Memory {
                 None
             }
         };
-        Ok(Reserved {
+        Ok(Box::new(Reserved {
             memory: Arc::clone(self),
             part,
             alone,
-        })
+        }))
     }
 
     fn change_reserved(&self, part: Span, by: i64) -> Result<(), OverLimit> {
