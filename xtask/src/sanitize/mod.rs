@@ -1,0 +1,135 @@
+//! The suites under a sanitizer: `cargo xtask sanitize address`, `cargo xtask sanitize thread`.
+//!
+//! rustc's sanitizers are not stable; `RUSTC_BOOTSTRAP` lets a stable compiler have them. The standard library
+//! is the one that comes with the compiler, without a sanitizer in it. AddressSanitizer watches our own code and
+//! all allocations. ThreadSanitizer is told by `edges.c` how the library orders threads.
+//!
+//! A build of its own, below `target/sanitize`. What it is linked with is made anew each time, but Cargo does not see
+//! that: after a change of the C files `target/sanitize` is to be removed.
+
+mod linked;
+
+use std::{fs, path::Path};
+
+use anyhow::Context as _;
+use clap::{Args, ValueEnum};
+
+use crate::cargo::{self, Repository};
+
+/// The one target that is tried.
+const TARGET: &str = "x86_64-unknown-linux-gnu";
+
+/// The crates with `unsafe`, and those beside them.
+const PACKAGES: [&str; 9] = [
+    "dmaspace-runs",
+    "dmaspace-iopt",
+    "dmaspace-hostmem",
+    "dmaspace-iommu",
+    "dmaspace-virtio-balloon",
+    "dmaspace-ioas",
+    "dmaspace-virtio-iommu",
+    "dmaspace",
+    "dmaspace-capi",
+];
+
+/// The crates of which a test has more than one thread.
+const THREADED: [&str; 4] = [
+    "dmaspace-iopt",
+    "dmaspace-hostmem",
+    "dmaspace-iommu",
+    "dmaspace-ioas",
+];
+/// Their test programs in which one does, beside units.
+const THREADED_TESTS: [&str; 6] = [
+    "operations",
+    "readers",
+    "real_memory",
+    "suite",
+    "linux",
+    "handover",
+];
+
+/// Random inputs of a property, where its test does not say how many: an eighth of what is usual.
+const CASES: &str = "32";
+
+/// Which sanitizer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Kind {
+    /// Accesses outside of objects, after their end, and what is never freed.
+    Address,
+    /// Accesses of two threads of which nothing says which comes first.
+    Thread,
+}
+
+/// The options of `cargo xtask sanitize`.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct Options {
+    /// Which sanitizer.
+    kind: Kind,
+    /// Only these packages, with all of their tests.
+    #[arg(long, value_name = "PACKAGE")]
+    package: Vec<String>,
+    /// Builds only.
+    #[arg(long)]
+    no_run: bool,
+    /// Only tests with this in their names.
+    #[arg(value_name = "FILTER")]
+    filter: Option<String>,
+}
+
+/// True when all tests have passed.
+pub(crate) fn run(options: &Options, repository: &Repository) -> anyhow::Result<bool> {
+    let name = match options.kind {
+        Kind::Address => "address",
+        Kind::Thread => "thread",
+    };
+    let sanitize = repository.metadata.target_directory.join("sanitize");
+    let directory = sanitize.join(name);
+    fs::create_dir_all(&directory).with_context(|| format!("{directory} cannot be made"))?;
+    let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/sanitize");
+    let mut flags = vec![format!("-Zsanitizer={name}")];
+    flags.extend(linked::locked(&sources, &directory)?);
+    if options.kind == Kind::Thread {
+        // The standard library was built without it, which rustc refuses otherwise.
+        flags.push("-Cunsafe-allow-abi-mismatch=sanitizer".into());
+        flags.extend(linked::edges(&sources, &directory, TARGET)?);
+    }
+    let mut command = repository.cargo(&["nextest", "run", "--all-features"]);
+    command
+        .args(["--target", TARGET, "--target-dir", directory.as_str()])
+        .env("RUSTC_BOOTSTRAP", "1")
+        .env("CARGO_ENCODED_RUSTFLAGS", flags.join("\x1f"))
+        .env("PROPTEST_CASES", CASES)
+        // The allocator refuses what cannot be had, as the system's does.
+        .env(
+            "ASAN_OPTIONS",
+            "allocator_may_return_null=1:detect_stack_use_after_return=1",
+        )
+        .env("TSAN_OPTIONS", "allocator_may_return_null=1");
+    match (options.package.as_slice(), options.kind) {
+        ([], Kind::Address) => select(&mut command, "--package", PACKAGES),
+        ([], Kind::Thread) => {
+            select(&mut command, "--package", THREADED);
+            select(command.arg("--lib"), "--test", THREADED_TESTS);
+        }
+        (named, _) => select(&mut command, "--package", named),
+    }
+    if options.no_run {
+        command.arg("--no-run");
+    } else {
+        command.args(["--profile", "sanitize", "--no-fail-fast"]);
+        command.args(&options.filter);
+    }
+    Ok(cargo::run(&mut command).is_ok())
+}
+
+/// Adds `option` for each value.
+fn select<V: AsRef<str>>(
+    command: &mut std::process::Command,
+    option: &str,
+    values: impl IntoIterator<Item = V>,
+) {
+    for value in values {
+        command.args([option, value.as_ref()]);
+    }
+}
