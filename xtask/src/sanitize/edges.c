@@ -72,15 +72,31 @@ bool wrapped_barrier(void *barrier) {
     return leader;
 }
 
-// Once::call(&self, bool, &mut dyn FnMut), which may have waited for another thread, and the end of what it runs:
-// drop of a CompletionGuard, of which the first field is the address of the Once.
-void real_once(void *, bool, void *, void *) REAL(ONCE_CALL);
-void wrapped_once(void *, bool, void *, void *) WRAPPED(ONCE_CALL);
-void wrapped_once(void *once, bool poisoned, void *closure, void *methods) {
-    real_once(once, poisoned, closure, methods);
+// Once::call(&self, bool, &mut dyn FnMut(&OnceState)), which may have waited for another thread. What it calls has to
+// be released before the Once says that it is done: so it is given a closure around the closure. Of the table of
+// methods it uses `call_mut`, the last.
+void real_once(void *, bool, void *, void *const *) REAL(ONCE_CALL);
+void wrapped_once(void *, bool, void *, void *const *) WRAPPED(ONCE_CALL);
+enum { CALL_MUT = 4 };
+struct closure {
+    void *once;
+    void *inner;
+    void (*call_mut)(void *inner, void *state);
+};
+
+static void call_and_release(struct closure *closure, void *state) {
+    closure->call_mut(closure->inner, state);
+    __tsan_release(closure->once);
+}
+
+void wrapped_once(void *once, bool poisoned, void *inner, void *const *methods) {
+    static void *const METHODS[] = {0, (void *)sizeof(struct closure), (void *)8, 0, (void *)call_and_release};
+    struct closure closure = {once, inner, (void (*)(void *, void *))methods[CALL_MUT]};
+    real_once(once, poisoned, &closure, METHODS);
     __tsan_acquire(once);
 }
 
+// The same where that panicked: drop of a CompletionGuard, of which the first field is the address of the Once.
 void real_completed(void **guard) REAL(ONCE_COMPLETED);
 void wrapped_completed(void **guard) WRAPPED(ONCE_COMPLETED);
 void wrapped_completed(void **guard) {

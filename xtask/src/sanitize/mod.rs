@@ -9,9 +9,10 @@
 
 mod linked;
 
-use std::{fs, path::Path};
+use std::{fs, path::Path, process::Command};
 
-use anyhow::Context as _;
+use anyhow::{Context as _, ensure};
+use cargo_metadata::camino::Utf8Path;
 use clap::{Args, ValueEnum};
 
 use crate::cargo::{self, Repository};
@@ -94,6 +95,7 @@ pub(crate) fn run(options: &Options, repository: &Repository) -> anyhow::Result<
         flags.push("-Cunsafe-allow-abi-mismatch=sanitizer".into());
         flags.extend(linked::edges(&sources, &directory, TARGET)?);
     }
+    probe(options.kind, &sources, &directory, &flags)?;
     let mut command = repository.cargo(&["nextest", "run", "--all-features"]);
     command
         .args(["--target", TARGET, "--target-dir", directory.as_str()])
@@ -123,12 +125,33 @@ pub(crate) fn run(options: &Options, repository: &Repository) -> anyhow::Result<
     Ok(cargo::run(&mut command).is_ok())
 }
 
+/// What a program without errors and one with errors come to: a sanitizer that sees nothing proves nothing, and one
+/// that sees what is not there with this compiler's library is to be told more in `edges.c`.
+fn probe(kind: Kind, sources: &Path, directory: &Utf8Path, flags: &[String]) -> anyhow::Result<()> {
+    let program = directory.join("probe");
+    cargo::run(
+        Command::new("rustc")
+            .env("RUSTC_BOOTSTRAP", "1")
+            .args(["--edition", "2024", "-g", "--target", TARGET])
+            .args(flags)
+            .arg(sources.join("probe.rs"))
+            .args(["-o", program.as_str()]),
+    )?;
+    let (error, seen) = match kind {
+        Kind::Address => ("outside", "heap-buffer-overflow"),
+        Kind::Thread => ("race", "data race"),
+    };
+    let output = Command::new(&program).arg(error).output()?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    ensure!(
+        !output.status.success() && said.contains(seen),
+        "the sanitizer does not see the error of `probe {error}`: {said}"
+    );
+    cargo::run(Command::new(&program).arg("ordered")).context("without an error of ours")
+}
+
 /// Adds `option` for each value.
-fn select<V: AsRef<str>>(
-    command: &mut std::process::Command,
-    option: &str,
-    values: impl IntoIterator<Item = V>,
-) {
+fn select<V: AsRef<str>>(command: &mut Command, option: &str, values: impl IntoIterator<Item = V>) {
     for value in values {
         command.args([option, value.as_ref()]);
     }
