@@ -50,6 +50,14 @@ const THREADED_TESTS: [&str; 6] = [
     "handover",
 ];
 
+/// What ThreadSanitizer passes over, by names that only functions of the standard library have.
+const SUPPRESSIONS: &str = "\
+# The test harness waits for its tests in a channel that is compiled without a sanitizer.
+race:test::event::CompletedTest
+# The last thread of a scope frees its counter; the library does that without a sanitizer, our thread with one.
+race:alloc::sync::Arc<std::thread::scoped::ScopeData>
+";
+
 /// Random inputs of a property, where its test does not say how many: an eighth of what is usual.
 const CASES: &str = "32";
 
@@ -95,19 +103,33 @@ pub(crate) fn run(options: &Options, repository: &Repository) -> anyhow::Result<
         flags.push("-Cunsafe-allow-abi-mismatch=sanitizer".into());
         flags.extend(linked::edges(&sources, &directory, TARGET)?);
     }
-    probe(options.kind, &sources, &directory, &flags)?;
+    if options.kind == Kind::Thread {
+        let symbolizer = Command::new("llvm-symbolizer").arg("--version").output();
+        symbolizer
+            .context("llvm-symbolizer tells the functions of a race (Debian package llvm)")?;
+    }
+    let suppressions = directory.join("suppressions");
+    fs::write(&suppressions, SUPPRESSIONS).with_context(|| format!("no {suppressions}"))?;
+    // The allocator refuses what cannot be had, as the system's does.
+    let options_of_both = "allocator_may_return_null=1";
+    let environment = [
+        (
+            "ASAN_OPTIONS",
+            format!("{options_of_both}:detect_stack_use_after_return=1"),
+        ),
+        (
+            "TSAN_OPTIONS",
+            format!("{options_of_both}:suppressions={suppressions}"),
+        ),
+    ];
+    probe(options.kind, &sources, &directory, &flags, &environment)?;
     let mut command = repository.cargo(&["nextest", "run", "--all-features"]);
     command
         .args(["--target", TARGET, "--target-dir", directory.as_str()])
         .env("RUSTC_BOOTSTRAP", "1")
         .env("CARGO_ENCODED_RUSTFLAGS", flags.join("\x1f"))
         .env("PROPTEST_CASES", CASES)
-        // The allocator refuses what cannot be had, as the system's does.
-        .env(
-            "ASAN_OPTIONS",
-            "allocator_may_return_null=1:detect_stack_use_after_return=1",
-        )
-        .env("TSAN_OPTIONS", "allocator_may_return_null=1");
+        .envs(environment);
     match (options.package.as_slice(), options.kind) {
         ([], Kind::Address) => select(&mut command, "--package", PACKAGES),
         ([], Kind::Thread) => {
@@ -127,7 +149,13 @@ pub(crate) fn run(options: &Options, repository: &Repository) -> anyhow::Result<
 
 /// What a program without errors and one with errors come to: a sanitizer that sees nothing proves nothing, and one
 /// that sees what is not there with this compiler's library is to be told more in `edges.c`.
-fn probe(kind: Kind, sources: &Path, directory: &Utf8Path, flags: &[String]) -> anyhow::Result<()> {
+fn probe(
+    kind: Kind,
+    sources: &Path,
+    directory: &Utf8Path,
+    flags: &[String],
+    environment: &[(&str, String); 2],
+) -> anyhow::Result<()> {
     let program = directory.join("probe");
     cargo::run(
         Command::new("rustc")
@@ -147,7 +175,9 @@ fn probe(kind: Kind, sources: &Path, directory: &Utf8Path, flags: &[String]) -> 
         !output.status.success() && said.contains(seen),
         "the sanitizer does not see the error of `probe {error}`: {said}"
     );
-    cargo::run(Command::new(&program).arg("ordered")).context("without an error of ours")
+    let environment = environment.iter().cloned();
+    cargo::run(Command::new(&program).arg("ordered").envs(environment))
+        .context("without an error of ours")
 }
 
 /// Adds `option` for each value.
