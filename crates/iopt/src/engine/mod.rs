@@ -58,6 +58,7 @@ mod read;
 mod refit;
 mod removed;
 mod request;
+mod row;
 mod shared;
 mod sink;
 pub(crate) mod top;

@@ -1,0 +1,130 @@
+//! Map within one table: its entries are looked at together, and leaves are written in series.
+//!
+//! All of it is inlined into the passes over tables (`map.rs`).
+
+use runs::Span;
+
+use super::form::Form;
+use super::map::Stop;
+use super::request::{Cursor, Request};
+use super::{Level, Table, part};
+use crate::cell::{Cell, Series};
+use crate::format::Format;
+use crate::memory::TableMemory;
+
+impl<F: Format, M: TableMemory> Table<F, M> {
+    /// In one table: looks whether the entries are empty, and writes the leaves. False, with nothing
+    /// stored, when it takes more than leaves of this table; never so at level 0.
+    #[inline(always)]
+    pub(super) fn map_row<V: Level, P: Form>(
+        &self,
+        table: u64,
+        request: &Request<'_>,
+        form: P,
+    ) -> Result<bool, Stop> {
+        let mut cursor = Cursor::new(request);
+        if V::N > 0 {
+            let all = self.leaves_here::<V>(&cursor, request.len);
+            if all.is_none_or(|(log2, count)| count << log2 < request.len) {
+                return Ok(false);
+            }
+        }
+        self.claim(table, form)?;
+        let cells = self.cells::<V>(table);
+        let first = self.index::<V>(request.at);
+        let cells = part(cells, first, (request.len >> F::shift(V::N)) as usize);
+        let live = &self.memory.meta(table).live;
+        let before = live.get();
+        if before > 0
+            && let Some(i) = first_occupied::<F, _>(cells)
+        {
+            return match V::N {
+                0 => Err(Stop::Occupied(request.at + ((i as u64) << F::shift(0)))),
+                _ => Ok(false),
+            };
+        }
+        self.announce(request);
+        let mut rest = cells;
+        while let Some((log2, count)) = self.leaves_here::<V>(&cursor, u64::MAX) {
+            if V::N == 0
+                && let Some(runs) = self.single_leaves(&cursor, (log2, count), cursor.todo)
+            {
+                let entries = (runs << log2 >> F::shift(0)) as usize;
+                let (here, behind) = rest.split_at_checked(entries).unwrap_or((rest, &[]));
+                let starts = cursor.starts(runs);
+                store_single_leaves::<F, V, M::Cell>(here, starts, log2, request.bits);
+                cursor.pass_single_leaves(log2, runs);
+                rest = behind;
+                continue;
+            }
+            let bytes = count << log2;
+            let entries = (bytes >> F::shift(V::N)) as usize;
+            let Some((here, behind)) = rest.split_at_checked(entries) else {
+                break;
+            };
+            let word = F::leaf(V::N, cursor.pa, log2, request.bits);
+            store_leaves::<F, V, M::Cell>(here, word, log2);
+            cursor.advance(bytes);
+            rest = behind;
+        }
+        live.set(before + cells.len() as u64);
+        self.memory.written(cells);
+        self.release(table, form);
+        Ok(true)
+    }
+}
+
+/// Index of the first entry that is not empty.
+#[inline(always)]
+pub(super) fn first_occupied<F: Format, C: Cell>(cells: &[C]) -> Option<usize> {
+    // Most often all of them are 0, and to see that takes no decision for each.
+    if C::union(cells) == 0 {
+        return None;
+    }
+    cells.iter().position(|cell| !F::is_empty(cell.get()))
+}
+
+/// Writes the entries of leaves of 2^`log2` bytes, the first of which has the entry `word`.
+#[inline(always)]
+pub(super) fn store_leaves<F: Format, V: Level, C: Cell>(cells: &[C], word: u64, log2: u32) {
+    let own = F::shift(V::N);
+    let series = |next, stride| Series {
+        next,
+        stride,
+        ignored: 0,
+    };
+    if F::GROUPS_ADVANCE || F::leaf_sizes(V::N).bits().count_ones() <= 1 || log2 == own {
+        C::set_series(cells, series(word, F::stride(own)));
+    } else {
+        let mut next = word;
+        for group in cells.chunks_exact(1 << (log2 - own)) {
+            C::set_series(group, series(next, 0));
+            next = next.wrapping_add(F::stride(log2));
+        }
+    }
+}
+
+/// Writes the entries of leaves of 2^`log2` bytes each, the first of which begins at `start`.
+#[inline(always)]
+pub(super) fn store_single_leaves<F: Format, V: Level, C: Cell>(
+    cells: &[C],
+    (start, others): (u64, &[Span]),
+    log2: u32,
+    bits: u64,
+) {
+    let leaf = |start| F::leaf(V::N, start, log2, bits);
+    let size = 1 << (log2 - F::shift(V::N));
+    let Some((first, rest)) = cells.split_at_checked(size) else {
+        return;
+    };
+    store_leaves::<F, V, C>(first, leaf(start), log2);
+    if F::leaf_sizes(V::N).bits().count_ones() <= 1 || size == 1 {
+        for (cell, run) in rest.iter().zip(others) {
+            cell.set(leaf(run.start));
+        }
+    } else {
+        for (group, run) in rest.chunks_exact(size).zip(others) {
+            store_leaves::<F, V, C>(group, leaf(run.start), log2);
+        }
+    }
+}
