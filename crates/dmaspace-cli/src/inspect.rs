@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use anyhow::anyhow;
-use clap::Args;
+use clap::{ArgGroup, Args};
 use dmaspace::devices::Places;
 use dmaspace::inspect::{InspectError, MachineReport, inspect};
 
@@ -15,7 +15,9 @@ use crate::{exit, fail, json, print, refuse};
 
 /// The options of `dmaspace inspect`.
 #[derive(Debug, Args)]
-#[group(id = "what", required = true, args = ["pid", "machine"])]
+// The group that the derive would make has every option in it, and any of them would do.
+#[group(skip)]
+#[command(group = ArgGroup::new("what").required(true).args(["pid", "machine"]))]
 pub(crate) struct InspectArgs {
     /// Look at this process: a virtual machine's monitor, for instance
     ///

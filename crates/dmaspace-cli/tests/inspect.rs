@@ -217,8 +217,11 @@ fn the_text_has_its_sections_and_the_picture_its_pages() {
 fn a_process_that_is_not_there_or_not_ours_is_refused_by_name() {
     let gone = refused(dmaspace(&["inspect", "--pid", "4194305"]));
     assert_eq!(gone, "there is no process 4194305");
-    let neither = run(dmaspace(&["inspect"]));
-    assert_eq!(neither.2, Some(2));
+    for neither in [&["inspect"][..], &["inspect", "--json"]] {
+        let (stdout, stderr, status) = run(dmaspace(neither));
+        assert_eq!((stdout.as_str(), status), ("", Some(2)), "{stderr}");
+        assert!(stderr.contains("<--pid <PID>|--machine>"), "{stderr}");
+    }
     if let Some(ordinary) = Ordinary::new("a_process_that_is_not_there_or_not_ours", 7) {
         let pid = std::process::id().to_string();
         let refusal = refused(ordinary.command(8 << 20, &["inspect", "--pid", &pid]));
