@@ -114,7 +114,7 @@ fn a_size_over_the_limit_is_refused_with_numbers() {
         return;
     };
     let sentence = refused(user.command(1 << 20, &["map", "--size", "2M"]));
-    for number in ["2 MiB", "1 MiB allowed", "in use"] {
+    for number in ["2 MiB", "1 MiB allowed", "in use", "`ulimit -l`"] {
         assert!(sentence.contains(number), "{sentence}");
     }
     let sentence = refused(user.command(0, &["map"]));

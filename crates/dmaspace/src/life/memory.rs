@@ -9,7 +9,7 @@ use runs::Bytes;
 use super::report::{LifeMemory, PartReport};
 use super::{LifeError, LifeJob};
 use crate::map::JobError;
-use crate::map::memory::nodes;
+use crate::map::memory::{RAISE, nodes};
 use crate::pool::KeptPool;
 
 /// The equal parts of which the memory consists: 8 on each node.
@@ -67,7 +67,7 @@ fn choose_size(job: &LifeJob, room: Option<u64>) -> Result<(u64, Option<String>)
         let size = most.checked_ilog2().map_or(0, |log2| 1 << log2);
         if size < unit {
             return Err(LifeError::Input(format!(
-                "the limit on locked memory leaves {} for two owners, and {} are needed",
+                "the limit on locked memory leaves {} for two owners, and {} are needed; {RAISE}",
                 Bytes(most),
                 Bytes(unit)
             )));
@@ -86,7 +86,7 @@ fn choose_size(job: &LifeJob, room: Option<u64>) -> Result<(u64, Option<String>)
     }
     if let Some(most) = most.filter(|most| size > *most) {
         return Err(LifeError::Input(format!(
-            "{} are more than the limit on locked memory leaves for two owners: {}",
+            "{} are more than the limit on locked memory leaves for two owners: {}; {RAISE}",
             Bytes(size),
             Bytes(most)
         )));

@@ -16,6 +16,9 @@ const DEFAULT_SIZE: u64 = 256 << 20;
 /// What is left of the limit on locked memory without being asked for: the kernel charges a ring of
 /// io_uring too, and takes the charge of one that is closed back a little later.
 const SPARE: u64 = 128 << 10;
+/// What to do about the limit on locked memory.
+pub(crate) const RAISE: &str =
+    "`ulimit -l` raises the limit, and CAP_IPC_LOCK, as root has it, lifts it";
 
 /// What pins are charged to.
 #[derive(Clone, Copy, Debug)]
@@ -84,7 +87,8 @@ impl Account {
         let limit = self.limits.memlock.unwrap_or(0);
         let in_use = Limits::in_use(self.counter).map_or(0, |in_use| in_use.known);
         JobError::Input(format!(
-            "needs {}, {} allowed (RLIMIT_MEMLOCK, counted in {}), {} in use: {} are left",
+            "needs {}, {} allowed (RLIMIT_MEMLOCK, counted in {}), {} in use: {} are left beside what \
+             the pins take themselves; {RAISE}",
             Bytes(size),
             Bytes(limit),
             self.counter,
@@ -201,7 +205,8 @@ fn choose_size(
     }
     let mut size = DEFAULT_SIZE.max(page);
     let mut reason = "the default".to_string();
-    let spare = account.room.map(|room| room.saturating_sub(SPARE));
+    // Of a limit as small as 64 KiB, the default for long, half is left.
+    let spare = account.room.map(|room| room - SPARE.min(room / 2));
     if let Some(room) = spare.filter(|room| *room < size) {
         size = room / page * page;
         if size == 0 {

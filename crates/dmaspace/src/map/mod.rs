@@ -158,7 +158,7 @@ pub enum JobError {
     #[error("cannot bring the memory in")]
     Populate(#[source] hostmem::PopulateError),
     /// Huge pages cannot be added to the machine's pool, or taken out again.
-    #[error("the pool of huge pages")]
+    #[error("the pool of huge pages, which only root changes")]
     Pool(#[source] KeptPoolError),
     /// The machine does not say what it has.
     #[error("cannot learn what the machine has")]
