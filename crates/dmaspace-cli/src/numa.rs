@@ -2,11 +2,11 @@
 
 use std::path::PathBuf;
 
-use anyhow::Context;
+use anyhow::{Context, anyhow};
 use clap::{Subcommand, ValueEnum};
 use dmaspace::devices::Places;
 use dmaspace::numa::study::{self, HeatMap, Study};
-use dmaspace::numa::{GuestTopology, Measurement, Plan};
+use dmaspace::numa::{GuestError, GuestTopology, Measurement, Plan};
 use dmaspace::topology::Topology;
 use serde::Serialize;
 
@@ -235,7 +235,10 @@ fn plan(args: &PlanArgs) -> u8 {
 }
 
 fn guest(args: &PlanArgs, emit: Emit, topology: &Topology, memory: u64) -> anyhow::Result<String> {
-    let mut guest = GuestTopology::new(topology, memory)?;
+    let mut guest = GuestTopology::new(topology, memory).map_err(|error| match error {
+        GuestError::NoNodes => anyhow!("{error}; --topology FILE describes a machine that has"),
+        error => error.into(),
+    })?;
     guest.viommu = args.viommu;
     guest.bound = !args.no_bind;
     Ok(match emit {

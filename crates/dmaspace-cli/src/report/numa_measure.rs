@@ -13,7 +13,9 @@ const NOTHING: &str = "-";
 pub(crate) fn write(report: &MeasureReport, paint: Paint) -> String {
     let mut sheet = Sheet::new(paint);
     if let Some(why) = &report.not_run {
-        sheet.line(&format!("not run: {why}"));
+        sheet.line(&format!(
+            "not run: {why}, so nothing here is far; `dmaspace numa simulate` runs anywhere"
+        ));
         return sheet.into_text();
     }
     nodes(&mut sheet, report);
@@ -287,6 +289,8 @@ the same walk from caches, ns
             not_run: Some("one node".into()),
             ..report()
         };
-        assert_eq!(write(&report, Paint::Plain), "not run: one node\n");
+        let text = write(&report, Paint::Plain);
+        assert!(text.starts_with("not run: one node, so"), "{text}");
+        assert_eq!(text.lines().count(), 1);
     }
 }
