@@ -89,6 +89,20 @@ enum Command {
     Limits(soak::Options),
 }
 
+impl Command {
+    /// The part of the test command that needs what this one needs.
+    const fn part(&self) -> Option<&'static str> {
+        Some(match self {
+            Self::Conformance(_) => "compare",
+            Self::GuestKernel => "guest-kernel",
+            Self::Guests(_) => "guests",
+            Self::Units(_) => "units",
+            Self::Balloon(_) => "balloon",
+            _ => return None,
+        })
+    }
+}
+
 fn main() -> ExitCode {
     match run(Cli::parse().command) {
         Ok(true) => ExitCode::SUCCESS,
@@ -103,6 +117,12 @@ fn main() -> ExitCode {
 /// True when all is well.
 fn run(command: Command) -> anyhow::Result<bool> {
     let repository = &cargo::Repository::find().context("cannot read the workspace")?;
+    let part = command.part();
+    if let Some(lacking) =
+        part.and_then(|name| runner::lacking(name, parts::PARTS, &mut host::Debian))
+    {
+        eprintln!("{lacking}");
+    }
     match command {
         Command::Test(options) => {
             runner::run(&options, parts::PARTS, repository, &mut host::Debian)

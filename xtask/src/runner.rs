@@ -156,6 +156,19 @@ fn prepare(parts: &[&Part], install: bool, host: &mut dyn Host) -> Vec<Option<St
         .collect()
 }
 
+/// What the part `name` lacks, for a command that does the same by itself: told before it builds for minutes.
+/// It may run all the same, on another distribution, or with programs of one's own.
+pub(crate) fn lacking(name: &str, parts: &[Part], host: &mut dyn Host) -> Option<String> {
+    let part = parts.iter().find(|part| part.name == name)?;
+    let missing = host.missing(&packages(part).collect());
+    let names = list(missing.iter().copied());
+    (!names.is_empty()).then(|| {
+        format!(
+            "!! Missing packages: {names}\n!! `cargo xtask test --install --only {name}` installs them (as root)."
+        )
+    })
+}
+
 fn list(packages: impl Iterator<Item = &'static str>) -> String {
     packages.map(described).collect::<Vec<_>>().join(" ")
 }
@@ -287,6 +300,23 @@ mod tests {
         };
         let unmet = prepare(&[&a, &b], false, &mut host);
         assert_eq!(unmet, [Some("missing packages: qemu".to_owned()), None]);
+        assert_eq!(host.asked, 0, "nothing is installed unasked");
+    }
+
+    #[test]
+    fn what_a_command_lacks_is_told_with_what_installs_it() {
+        let parts = [part("a", &[Need::Package("qemu")]), part("b", &[])];
+        let mut host = Machine {
+            packages: BTreeSet::new(),
+            installs: true,
+            asked: 0,
+        };
+        let told = lacking("a", &parts, &mut host).unwrap();
+        assert!(told.contains("packages: qemu\n"), "{told}");
+        assert!(told.contains("--install --only a`"), "{told}");
+        assert_eq!(lacking("b", &parts, &mut host), None);
+        host.packages.insert("qemu");
+        assert_eq!(lacking("a", &parts, &mut host), None);
         assert_eq!(host.asked, 0, "nothing is installed unasked");
     }
 
