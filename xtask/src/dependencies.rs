@@ -132,7 +132,15 @@ fn description_fault(package: &Package, repository: &Repository) -> Option<Strin
         ("description", package.description.is_none()),
         ("license", package.license.is_none()),
         ("repository", package.repository.is_none()),
-        ("readme", package.readme.is_none()),
+        // Of its own: of another directory's file the registry would follow links from here.
+        (
+            "readme",
+            package.readme.as_deref() != Some("README.md".into()),
+        ),
+        (
+            "README.md: features",
+            leaves_features_out(package, directory),
+        ),
         ("rust-version", package.rust_version.is_none()),
         ("keywords", !(1..=5).contains(&package.keywords.len())),
         ("categories", !(1..=5).contains(&package.categories.len())),
@@ -154,6 +162,13 @@ fn description_fault(package: &Package, repository: &Repository) -> Option<Strin
         .collect();
     let name = &package.name;
     (!missing.is_empty()).then(|| format!("{name} has no right {}", missing.join(", ")))
+}
+
+/// True when its README leaves a feature out.
+fn leaves_features_out(package: &Package, directory: &cargo_metadata::camino::Utf8Path) -> bool {
+    let text = std::fs::read_to_string(directory.join("README.md")).unwrap_or_default();
+    let mut features = package.features.keys().filter(|name| *name != "default");
+    features.any(|name| !text.contains(&format!("`{name}`")))
 }
 
 fn differs(
