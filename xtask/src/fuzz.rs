@@ -42,7 +42,10 @@ pub(crate) fn run(options: &Options, repository: &Repository) -> anyhow::Result<
     // The sanitizers need a nightly compiler; the code under test has no `unsafe` to watch but the
     // arena's.
     let build = ["fuzz", "build", "--sanitizer", "none"];
-    cargo::run(repository.cargo(&build).current_dir(&directory))?;
+    if options.targets.is_empty() {
+        // In one go; one that is named is built when it is run.
+        cargo::run(repository.cargo(&build).current_dir(&directory))?;
+    }
     let mut lines = Vec::new();
     let mut well = true;
     for target in chosen {
@@ -61,6 +64,7 @@ pub(crate) fn run(options: &Options, repository: &Repository) -> anyhow::Result<
             &committed,
             "--",
             &time,
+            "-print_final_stats=1",
         ];
         let began = Instant::now();
         let ended = cargo::run(repository.cargo(&args).current_dir(&directory));
