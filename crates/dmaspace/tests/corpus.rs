@@ -20,10 +20,12 @@ mod replay;
 use std::fmt::Write as _;
 use std::io::Write as _;
 use std::os::fd::AsRawFd as _;
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 
 use allocated::{Counting, within};
 use dmaspace::inspect::areas;
+use dmaspace::life::{SuccessorError, succeed};
 use dmaspace::tables::{KernelTextError, TableFile};
 use dmaspace::topology::{Topology, TopologyError};
 
@@ -31,6 +33,23 @@ use dmaspace::topology::{Topology, TopologyError};
 static ALLOCATOR: Counting<{ 512 << 20 }> = Counting;
 
 replay::tests!("dmaspace", fuzz_bodies::TARGETS, changed);
+
+#[test]
+fn a_description_without_an_end_is_not_taken_over() {
+    for first in ["", "ok interface iommufd\n"] {
+        let (mut told, second) = UnixStream::pair().unwrap();
+        let telling = std::thread::spawn(move || {
+            told.write_all(first.as_bytes()).unwrap();
+            while told.write_all(b"ok area 0 4096 0 0 1\n").is_ok() {}
+        });
+        // 65,536 lines, with some words each.
+        let ended = within(96 << 20, || succeed(second, std::io::sink()));
+        telling.join().unwrap();
+        let error = ended.unwrap_err();
+        let items = matches!(error, SuccessorError::Items { most: 65536 });
+        assert!(items, "{error}");
+    }
+}
 
 #[test]
 fn an_image_without_an_end_is_not_read_to_it() {

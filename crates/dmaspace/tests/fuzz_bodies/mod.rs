@@ -7,6 +7,7 @@
 #[path = "../../../../fuzz/src/bytes.rs"]
 mod bytes;
 mod machine;
+mod successor;
 mod tables;
 mod text;
 mod vhost;
@@ -16,11 +17,12 @@ use crate::allocated::within;
 pub use bytes::{Bytes, Target};
 
 /// All targets; the corpus of one lies in `fuzz/corpus/` under its name.
-pub const TARGETS: [Target; 6] = [
+pub const TARGETS: [Target; 7] = [
     ("tables_file", tables::file),
     ("topology_file", text::topology),
     ("acpi_tables", text::acpi),
     ("proc_text", text::proc),
     ("machine_files", machine::files),
     ("vhost_user", vhost::messages),
+    ("successor", successor::second),
 ];

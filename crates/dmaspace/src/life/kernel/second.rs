@@ -27,13 +27,8 @@ struct Inherited {
 impl Inherited {
     fn learn(link: &Link) -> Result<Self, SuccessorError> {
         let mut all = Self::default();
-        loop {
-            let line = link.ask("item")?;
-            if line == "end" {
-                return Ok(all);
-            }
-            all.add(&line)?;
-        }
+        link.items(link.ask("item")?, |line| all.add(line))?;
+        Ok(all)
     }
 
     fn add(&mut self, line: &str) -> Result<(), SuccessorError> {

@@ -15,6 +15,13 @@
 //! What an interface of the kernel maps goes over by the kernel's files, which come with the answer to
 //! `files`: the pipe is a Unix socket. Then no units are asked, and instead of a hole there is the refusal
 //! to cut one (`refused`).
+//!
+//! # Trust
+//!
+//! Each process is what the other was started by or has started, with the same rights. Still, nothing that
+//! one says makes the other panic or take memory without an end: lines, items and files are bounded, tables
+//! are looked at before they are taken over, and memory files must be sealed. What the first one keeps for
+//! the frames of the second one (`run`) grows with what that says, and with nothing else.
 
 mod first;
 mod second;
@@ -61,6 +68,12 @@ pub enum SuccessorError {
     Unexpected {
         /// What it has said.
         line: String,
+    },
+    /// The other process describes more than any life has.
+    #[error("the other process describes more than {most} memories, domains and areas")]
+    Items {
+        /// How many may be.
+        most: usize,
     },
     /// A number in a line is none.
     #[error("a number that the other process says")]
@@ -137,6 +150,9 @@ fn read_line(input: &mut impl BufRead) -> io::Result<Option<String>> {
     }
     Ok((read > 0).then(|| line.trim_end().into()))
 }
+
+/// The most items of a description: a life has some dozens.
+const MOST_ITEMS: usize = 1 << 16;
 
 /// The most files that go over at once: the kernel's own, and one for each device or group.
 const MOST_FILES: usize = 32;

@@ -24,7 +24,7 @@ use super::super::job::{DEVICES, PIECE, capabilities};
 use super::super::kernel;
 use super::super::moment::{Marks, bands};
 use super::super::report::BandState;
-use super::{MOST_FILES, SuccessorError, numbers, read_line, words};
+use super::{MOST_FILES, MOST_ITEMS, SuccessorError, numbers, read_line, words};
 use crate::map::memory::{Account, counted};
 
 /// The way to the first process. One question at a time.
@@ -61,6 +61,22 @@ impl Link {
         }
         let answer = line.strip_prefix("ok").map(|rest| rest.trim().to_string());
         answer.ok_or_else(|| SuccessorError::Unexpected { line })
+    }
+
+    /// Has `add` take in what the first process describes, from the item `line` on.
+    pub(in super::super) fn items(
+        &self,
+        mut line: String,
+        mut add: impl FnMut(&str) -> Result<(), SuccessorError>,
+    ) -> Result<(), SuccessorError> {
+        for _ in 0..MOST_ITEMS {
+            if line == "end" {
+                return Ok(());
+            }
+            add(&line)?;
+            line = self.ask("item")?;
+        }
+        Err(SuccessorError::Items { most: MOST_ITEMS })
     }
 
     /// Asks for what is answered with files. Nothing of the answer can be in the buffer: there is none
@@ -202,12 +218,9 @@ pub(in super::super) fn open(path: &str) -> Result<Mapping, SuccessorError> {
 
 impl Inherited {
     /// With the first item, `line`, and all that come.
-    fn learn(link: &Link, mut line: String) -> Result<Self, SuccessorError> {
+    fn learn(link: &Link, line: String) -> Result<Self, SuccessorError> {
         let mut all = Self::default();
-        while line != "end" {
-            all.add(&line)?;
-            line = link.ask("item")?;
-        }
+        link.items(line, |line| all.add(line))?;
         Ok(all)
     }
 
