@@ -4,6 +4,7 @@
 use std::process::{Command, ExitStatus};
 
 use anyhow::{Context as _, ensure};
+use cargo_metadata::camino::Utf8Path;
 use clap::Args;
 
 use crate::{
@@ -48,6 +49,9 @@ const TARGET: &str = "x86_64-unknown-linux-gnu";
 
 /// The examples that want devices: they run in the guests.
 const EXAMPLES: [&str; 2] = ["nvme", "vmm"];
+
+/// The one of them in C, below `examples/c`.
+const C_EXAMPLE: &str = "vfio";
 
 /// The program's exit status when Linux's source cannot be had, or there is no kernel.
 const NOT_THERE: i32 = 3;
@@ -107,10 +111,10 @@ fn kernel(repository: &Repository) -> anyhow::Result<ExitStatus> {
 
 fn run(options: &Options, repository: &Repository) -> anyhow::Result<ExitStatus> {
     // Linked statically: there is no other file in the guest.
-    let mut build = repository.cargo(&["build", "--profile", "guest", "--bins"]);
+    let mut build = repository.cargo(&["build", "--profile", "guest", "--bins", "--lib"]);
     build.args(["--target", TARGET]);
-    for package in ["dmaspace-guest", "dmaspace-cli", "dmaspace-examples"] {
-        build.args(["--package", package]);
+    for package in ["guest", "cli", "examples", "capi"] {
+        build.args(["--package", &format!("dmaspace-{package}")]);
     }
     for example in EXAMPLES {
         build.args(["--example", example]);
@@ -125,7 +129,8 @@ fn run(options: &Options, repository: &Repository) -> anyhow::Result<ExitStatus>
         .arg(built.join("guest-init"))
         .arg("--dmaspace")
         .arg(built.join("dmaspace"));
-    for example in EXAMPLES {
+    c_example(repository, &built)?;
+    for example in EXAMPLES.into_iter().chain([C_EXAMPLE]) {
         command
             .arg("--example")
             .arg(built.join("examples").join(example));
@@ -134,6 +139,20 @@ fn run(options: &Options, repository: &Repository) -> anyhow::Result<ExitStatus>
         command.arg("--only").arg(only);
     }
     command.status().context("the rig cannot be started")
+}
+
+/// Links the example in C with the library for C that lies in `built`, statically too.
+fn c_example(repository: &Repository, built: &Utf8Path) -> anyhow::Result<()> {
+    let mut gcc = Command::new("gcc");
+    // What of the library it does not call is left out.
+    gcc.args(["-std=c11", "-static", "-Wl,--gc-sections", "-s", "-o"])
+        .arg(built.join("examples").join(C_EXAMPLE));
+    let include = repository.root.join("crates/dmaspace-capi/include");
+    gcc.arg("-I").arg(include);
+    let source = format!("examples/c/{C_EXAMPLE}.c");
+    gcc.arg(repository.root.join(source));
+    gcc.arg(built.join("libdmaspace_capi.a"));
+    cargo::run(&mut gcc)
 }
 
 /// The program on this side of the emulator.

@@ -160,6 +160,11 @@ const TESTS: &[(&str, Test)] = &[
         examples::nvme("iommufd")
     }),
     ("iommufd_serves_a_monitor", |_| examples::monitor()),
+    ("type1_serves_a_c_program", |_| examples::in_c("type1")),
+    ("compatibility_serves_a_c_program", |_| {
+        examples::in_c("compat")
+    }),
+    ("iommufd_serves_a_c_program", |_| examples::in_c("iommufd")),
     ("type1_reaches_another_device", |_| peer::by_address()),
     ("compatibility_refuses_another_device", |_| {
         peer::refused_by_the_kernel()
