@@ -7,6 +7,29 @@
 //! in nanoseconds for one operation. `cargo bench -p dmaspace-ioas --bench areas`; without `--bench` (as
 //! `cargo test --benches` runs it) one small round. `--instructions COUNT` does it once with so many areas
 //! and prints nothing, for valgrind: `--tool=callgrind --toggle-collect='*guests_come'`, or `'*guests_go'`.
+//!
+//! # What was found
+//!
+//! November 2026, two processors of a virtual machine that builds kept busy; medians of the same bench over
+//! the code of now and of before, in turns:
+//!
+//! | areas | map, ns | before | unmap, ns | before |
+//! |---:|---:|---:|---:|---:|
+//! | 1,000 | 407 | 757 | 434 | 614 |
+//! | 65,536 | 1,191 | 1,682 | 999 | 1,353 |
+//! | 1,000,000 | 3,504 | 4,958 | 4,305 | 5,050 |
+//!
+//! Instructions of one by callgrind, beside 61,440 areas: map 5,239 (before 9,763), unmap 4,768 (7,409).
+//! What was taken out: a search of all gaps of a node; a second look for the area that was just inserted; a
+//! change of a memory's parts that changed nothing, and lists of stretches where one is all; four of six ways
+//! down for what is unmapped; locked instructions for charges of nothing. An area takes 32 bytes less, since
+//! few keep a charge: with a million of them the process had 261 MB instead of 293.
+//!
+//! Of a map's instructions the hold takes 47 in 100 (a third of them its place in the tree of parts, the rest
+//! to look, to pin and to allocate), the run and the table 23, the tree of areas 18. With very many areas the
+//! time is that of the caches: in a second one of 2 MiB, as callgrind has it, a map misses 17 lines for
+//! reading and 4 for writing beside 65,536 areas. Most of them are leaves of the two trees, where each look
+//! reads the first start of every line at once.
 
 #![allow(clippy::unwrap_used, reason = "a bench that cannot begin stops")]
 

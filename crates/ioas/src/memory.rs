@@ -232,16 +232,17 @@ impl Memory {
     fn release(&self, part: Span) -> (u64, Option<Cause>) {
         let mut pins = self.pins.lock();
         let before = pins.kept_for(part, &*self.object);
-        let last_user = |(_, part): &(Span, Part)| part.users == 1;
-        let unused: Vec<_> = pins.parts.inside(part).filter(last_user).collect();
-        pins.parts.change(part, |part| match part.users {
-            0 | 1 => (part.users, part.pin) = (0, 0),
-            _ => part.users -= 1,
+        let mut unused = Vec::new();
+        pins.parts.change_each(part, |span, part| {
+            if part.users == 1 {
+                unused.push((span, mem::take(&mut part.pin)));
+            }
+            part.users = part.users.saturating_sub(1);
         });
         let mut unpinned = 0;
         let mut failed = None;
         let mut freed = Charge::nothing(&self.ledger);
-        for (span, Part { pin, .. }) in unused {
+        for (span, pin) in unused {
             match pins.unpin(span, pin, &mut freed) {
                 Ok(bytes) => unpinned += bytes,
                 Err(cause) => failed = failed.or(Some(cause)),

@@ -49,6 +49,11 @@ impl<T: Copy + Default + PartialEq> Tally<T> {
     /// Has `change` change the value of everything in `range`, once for each stretch of equal values,
     /// in order.
     pub(crate) fn change(&mut self, range: Span, mut change: impl FnMut(&mut T)) {
+        self.change_each(range, |_, value| change(value));
+    }
+
+    /// The same; `change` is told what of `range` the stretch is.
+    pub(crate) fn change_each(&mut self, range: Span, mut change: impl FnMut(Span, &mut T)) {
         // Those beside as well, which what changes may be joined with.
         let (before, behind) = (
             range.start.saturating_sub(1),
@@ -63,15 +68,15 @@ impl<T: Copy + Default + PartialEq> Tally<T> {
         first = if all.is_some() { next() } else { first };
         if first.is_none_or(|(span, _)| span.start > range.last()) {
             let mut value = all.map_or_else(T::default, |(_, value)| value);
-            change(&mut value);
+            change(range, &mut value);
             return self.set(range, all.map(|(_, value)| value), value, [head, first]);
         }
         let near = self.0.overlapping(before, behind);
         let old: Vec<(Span, T)> = near.map(|(span, value)| (span, *value)).collect();
         let mut new = Joined(Vec::with_capacity(old.len() + 2));
         let mut changed = |new: &mut Joined<T>, span: Option<Span>, mut value: T| {
-            if span.is_some() {
-                change(&mut value);
+            if let Some(here) = span {
+                change(here, &mut value);
                 new.push(span, value);
             }
         };
