@@ -91,7 +91,11 @@ impl DevicesReport {
             Way::Compatibility | Way::Iommufd => (self.iommufd, "/dev/iommu", "iommufd"),
         };
         Err(match device.state {
-            State::Bridge | State::NoIommu => NotReady::Never { address, reason },
+            State::Bridge => NotReady::Never { address, reason },
+            State::NoIommu => NotReady::Never {
+                address,
+                reason: format!("{reason}; `dmaspace devices` says what it takes"),
+            },
             _ if !there => NotReady::NoInterface { path, module },
             State::Bind => {
                 let group = device.group.unwrap_or_default();
