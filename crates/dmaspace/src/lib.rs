@@ -46,7 +46,8 @@
 //! * [`devices`], [`topology`]: the machine's devices, and its memory nodes;
 //! * [`inspect`](mod@inspect), [`tables`], [`geometry`]: processes and page tables of others, looked at;
 //! * [`numa`]: plans, simulations and measurements of tables on memory nodes;
-//! * the crates below, whole: [`runs`], [`iopt`], [`hostmem`], [`iommu`], [`ioas`], [`virtio_balloon`].
+//! * the crates below, whole: [`runs`], [`iopt`], [`hostmem`], [`iommu`], [`ioas`], [`virtio_balloon`];
+//!   with the feature `vhost-user` also `virtio_iommu`.
 //!
 //! A guide for each user is in `docs/guides` of the repository.
 
@@ -71,3 +72,6 @@ pub mod topology;
 pub mod vhost;
 
 pub use {hostmem, ioas, iommu, iopt, runs, virtio_balloon};
+
+#[cfg(feature = "vhost-user")]
+pub use virtio_iommu;
