@@ -50,9 +50,10 @@ const THREADED_TESTS: [&str; 6] = [
     "handover",
 ];
 
-/// What ThreadSanitizer passes over, by names that only functions of the standard library have.
+/// What ThreadSanitizer passes over, by names that no function of ours has.
 const SUPPRESSIONS: &str = "\
-# The test harness waits for its tests in a channel that is compiled without a sanitizer.
+# The test harness, which has no sanitizer in it, hands a test to its thread and waits for it in a channel.
+race:Mutex<core::option::Option<test::run_test
 race:test::event::CompletedTest
 # The last thread of a scope frees its counter; the library does that without a sanitizer, our thread with one.
 race:alloc::sync::Arc<std::thread::scoped::ScopeData>
@@ -102,8 +103,6 @@ pub(crate) fn run(options: &Options, repository: &Repository) -> anyhow::Result<
         // The standard library was built without it, which rustc refuses otherwise.
         flags.push("-Cunsafe-allow-abi-mismatch=sanitizer".into());
         flags.extend(linked::edges(&sources, &directory, TARGET)?);
-    }
-    if options.kind == Kind::Thread {
         let symbolizer = Command::new("llvm-symbolizer").arg("--version").output();
         symbolizer
             .context("llvm-symbolizer tells the functions of a race (Debian package llvm)")?;
