@@ -33,7 +33,7 @@ const PACKAGES: [&str; 9] = [
     "dmaspace-capi",
 ];
 
-/// The crates of which a test has more than one thread.
+/// The crates up to `ioas` of which a test has more than one thread. `dmaspace` and `qtest` by name: `--package`.
 const THREADED: [&str; 4] = [
     "dmaspace-iopt",
     "dmaspace-hostmem",
