@@ -1,3 +1,3 @@
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| dmaspace_fuzz::dmaspace::run("successor", data));
+dmaspace_fuzz::target!(dmaspace, "successor");
