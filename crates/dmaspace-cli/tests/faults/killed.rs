@@ -28,7 +28,7 @@ const LIMIT: u64 = 8 << 20;
 const NEARLY: &str = "7M";
 
 /// A directory for everybody.
-fn directory() -> TempDir {
+pub(crate) fn directory() -> TempDir {
     let directory = tempfile::tempdir().unwrap();
     fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o777)).unwrap();
     directory
@@ -228,7 +228,7 @@ fn a_pool_of_huge_pages_is_put_back_by_its_keeper() {
 }
 
 /// A balloon's daemon that listens, with a directory of its own for temporary files.
-fn daemon(socket: &Path, temporary: &Path) -> (Child, impl FnMut(&str) -> String) {
+pub(crate) fn daemon(socket: &Path, temporary: &Path) -> (Child, impl FnMut(&str) -> String) {
     let mut command = Command::new(PROGRAM);
     command.args(["balloon", "--socket", text(socket)]);
     command.env("TMPDIR", temporary).stdin(Stdio::null());

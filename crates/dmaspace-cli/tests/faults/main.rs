@@ -11,6 +11,7 @@ mod common;
 mod calls;
 mod killed;
 mod outputs;
+mod shrunk;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
