@@ -7,7 +7,7 @@ use runs::Span;
 use serde_json::json;
 use virtio_balloon::{
     Features, Numbering, Queue,
-    driver::{Error, Hinting, Progress, Settings, Wire},
+    driver::{Error, Hinting, Progress, Settings, Transport as _, Wire},
 };
 
 use super::machine::{FILLED, Host, MEMORY, OUTSIDE, POOL, Taken};
@@ -251,7 +251,7 @@ fn poison(program: &str) -> anyhow::Result<String> {
     let (mut driver, _) = host.driver(settings)?;
     ensure!(driver.features().contains(Features::PAGE_POISON), "refused");
     let mut told = [0; 4];
-    virtio_balloon::driver::Transport::read_config(driver.transport(), 12, &mut told)?;
+    driver.transport().read_config(12, &mut told)?;
     ensure!(told == [0x5a; 4], "poison_val is {told:x?}");
     let before = host.blocks()?;
     let block = Span::new(POOL.start, 2 * MIB);
@@ -268,12 +268,16 @@ fn hinting(program: &str) -> anyhow::Result<String> {
     let host = Host::start(program, options, false)?;
     let (mut driver, pages) = host.driver(Settings::default())?;
     ensure!(driver.hint()? == Hinting::Nothing, "nobody has asked");
+    let before = driver.transport().generation()?;
     // Slow at first, so that hints come in time; then as fast as it can.
     host.ask("migrate-set-parameters", json!({"max-bandwidth": 1 << 20}))?;
     host.ask("migrate", json!({"uri": "exec:cat >/dev/null"}))?;
     let begun = Instant::now();
     let hinted = loop {
-        if let Hinting::Hinted { bytes, .. } = driver.hint()? {
+        // Not before QEMU has told of it: it shows the command a moment earlier.
+        if driver.transport().generation()? != before
+            && let Hinting::Hinted { bytes, .. } = driver.hint()?
+        {
             break bytes;
         }
         ensure!(begun.elapsed().as_secs() < 20, "no command");

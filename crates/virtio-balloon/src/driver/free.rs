@@ -113,7 +113,8 @@ where
 
     /// Does what the device wants of free page hinting (5.5.6.5): for a new command, takes free blocks,
     /// hints each, until the guest has no more or the command changes; when all is over, gives them
-    /// back. Called when the configuration has changed.
+    /// back. Called when the device has told of a change of its configuration, and not before: QEMU shows a new
+    /// command a moment earlier, and what it tells then looks like the command's end, so that nothing is hinted.
     ///
     /// # Errors
     ///
