@@ -142,6 +142,10 @@ pub(crate) fn run(options: &Options, repository: &Repository) -> anyhow::Result<
         command.arg("--no-run");
     } else {
         command.args(["--profile", "sanitize", "--no-fail-fast"]);
+        if options.kind == Kind::Address {
+            // Programs in C that are linked without the sanitizer.
+            command.args(["--filterset", "not test(/^example::the_c_example/)"]);
+        }
         command.args(&options.filter);
     }
     Ok(cargo::run(&mut command).is_ok())
