@@ -45,19 +45,7 @@ impl World {
         let mut kept: Vec<(Span, Reason)> = Vec::new();
         self.dma
             .release(&runs, &mut |span, why| kept.push((span, why)));
-        for page in &pages {
-            if let Some(page) = &mut self.model.pages[*page] {
-                page.released = true;
-            }
-        }
-        let said = match kept.first() {
-            None => Ok(()),
-            Some((span, why)) => Err((format!("{span} kept: {why:?}"), false)),
-        };
-        if !self.note("inflate", &format!("{runs:?}"), said) {
-            self.learn(&pages);
-        }
-        self.settle(pages);
+        self.moved("inflate", &runs, pages, true, &kept);
         for (run, pages) in runs.iter().zip(memory) {
             let parts = without(*run, &kept);
             let number = (run.start / GUEST) as usize;
@@ -91,17 +79,29 @@ impl World {
         let mut failed = Vec::new();
         self.dma
             .restore(&runs, &mut |span, why| failed.push((span, why)));
+        self.moved("deflate", &runs, pages, false, &failed);
+    }
+
+    /// The pages are released or not, as it was asked; where some stay as they were, the model learns which.
+    /// A return may find the limit reached, when no device was there to keep the charge.
+    fn moved(
+        &mut self,
+        name: &'static str,
+        runs: &[Span],
+        pages: Vec<usize>,
+        released: bool,
+        stayed: &[(Span, Reason)],
+    ) {
         for page in &pages {
             if let Some(page) = &mut self.model.pages[*page] {
-                page.released = false;
+                page.released = released;
             }
         }
-        let said = match failed.first() {
+        let said = match stayed.first() {
             None => Ok(()),
-            // What had nobody's charge, since no device was there, may find the limit reached.
-            Some((span, why)) => Err((format!("{span} is not back: {why:?}"), false)),
+            Some((span, why)) => Err((format!("{span} stays as it was: {why:?}"), false)),
         };
-        if !self.note("deflate", &format!("{runs:?}"), said) {
+        if !self.note(name, &format!("{runs:?}"), said) {
             self.learn(&pages);
         }
         self.settle(pages);

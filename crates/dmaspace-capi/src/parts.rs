@@ -34,6 +34,14 @@ struct Failures {
 }
 
 impl Failures {
+    const fn new(kept: Kept, context: *mut c_void) -> Self {
+        Self {
+            kept,
+            context,
+            first: None,
+        }
+    }
+
     fn add(&mut self, range: runs::Span, failure: Failure) {
         if let Some(kept) = self.kept {
             let sentence: CString = text(&failure.message);
@@ -87,11 +95,7 @@ pub unsafe extern "C" fn dmaspace_space_release(
             )
         };
         let ranges: Vec<runs::Span> = ranges.iter().map(|range| (*range).into()).collect();
-        let mut failures = Failures {
-            kept,
-            context,
-            first: None,
-        };
+        let mut failures = Failures::new(kept, context);
         let bytes = space.with(|kind| {
             let mut failed = |range, cause| failures.add(range, Failure::from(cause));
             let how = interruption(may_interrupt);
@@ -122,11 +126,7 @@ pub unsafe extern "C" fn dmaspace_space_restore(
         // SAFETY: what the caller passes is what the header says.
         let (space, ranges) = unsafe { (input(space, "space")?, values(ranges, count, "ranges")?) };
         let ranges: Vec<runs::Span> = ranges.iter().map(|range| (*range).into()).collect();
-        let mut failures = Failures {
-            kept,
-            context,
-            first: None,
-        };
+        let mut failures = Failures::new(kept, context);
         space.with(|kind| {
             let mut failed = |range, cause| failures.add(range, Failure::from(cause));
             let how = interruption(may_interrupt);
