@@ -8,7 +8,9 @@ use runs::{PageSizes, SizeHistogram, Span};
 
 use crate::arena::Storage;
 use crate::engine::{Interruption, Leaf, Nodes, Planned, RunSink, Table};
-use crate::error::{BuildError, DirtyError, MapError, ProtectError, RefitError, UnmapError};
+use crate::error::{
+    BrokenMemory, BuildError, DirtyError, MapError, ProtectError, RefitError, UnmapError,
+};
 use crate::format::{
     AmdV1, Aperture, ArmGranule, ArmStage1, ArmStage2, Dart1, Dart1Page4K, Dart2, DartVersion,
     Format, FormatId, K4, K4Lpa2, K16, K16Lpa2, K64, K64Lpa, RiscV, RiscVG, Root, VtdSs, X86_64,
@@ -136,7 +138,7 @@ macro_rules! any_table {
 
         impl<M: TableMemory> $planned<'_, M> {
             /// See [`Planned::fill`].
-            pub fn fill(self) {
+            pub fn fill(self) -> Result<(), MapError> {
                 match self { $(Self::$name(planned) => apart(|| planned.fill()),)* }
             }
         }
@@ -157,6 +159,11 @@ macro_rules! any_table {
         /// The addresses that it translates.
         pub fn aperture(&self) -> Aperture {
             match self { $($any::$name(table) => table.format().aperture(),)* }
+        }
+
+        /// See [`Table::intact`].
+        pub fn intact(&self) -> Result<(), BrokenMemory> {
+            match self { $($any::$name(table) => table.intact(),)* }
         }
 
         /// See [`Table::grow`].

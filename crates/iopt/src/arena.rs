@@ -38,6 +38,10 @@ impl AtomicMeta {
     }
 }
 
+/// Bits of a table's address: those of the widest format, RISC-V's. A table with fewer refuses the memory
+/// (`BuildError::TableAddress`).
+const ADDRESS_BITS: u32 = 56;
+
 /// The fewest tables of an arena.
 const LEAST: u64 = 16;
 
@@ -64,7 +68,7 @@ pub unsafe trait Storage {
 pub enum ArenaError {
     /// The size in bytes is not a power of two of at least 16 tables.
     Size(u64),
-    /// The base address is not a multiple of the size, or the arena would end beyond 2^52.
+    /// The base address is not a multiple of the size, or the arena would end beyond 2^56.
     Base {
         /// The address.
         base: u64,
@@ -140,7 +144,8 @@ impl<S: Storage, const TABLE_LOG2: u32> Arena<S, TABLE_LOG2> {
         if !size.is_power_of_two() || size < LEAST * Self::TABLE {
             return Err(ArenaError::Size(size));
         }
-        if base & (size - 1) != 0 || base.checked_add(size).is_none_or(|end| end > 1 << 52) {
+        let last = base.checked_add(size - 1);
+        if base & (size - 1) != 0 || last.is_none_or(|last| last >> ADDRESS_BITS != 0) {
             return Err(ArenaError::Base { base, size });
         }
         let tables = (size >> TABLE_LOG2) as usize;
@@ -329,7 +334,7 @@ impl<S: Storage, const TABLE_LOG2: u32> TableMemory for Arena<S, TABLE_LOG2> {
         let bytes = (bytes as u64).next_power_of_two().max(Self::TABLE);
         if bytes == Self::TABLE {
             let mut reserve = self.reserve(1)?;
-            let Some((table, zeroed)) = self.take(&mut reserve) else {
+            let Some((table, zeroed)) = reserve.take(self) else {
                 return Err(NoTables {
                     needed: bytes,
                     available: 0,
@@ -367,7 +372,7 @@ impl<S: Storage, const TABLE_LOG2: u32> TableMemory for Arena<S, TABLE_LOG2> {
 
     fn give_back(&self, mut reserve: Reserve) {
         let mut chain = Chain::empty();
-        while let Some((table, _)) = self.take(&mut reserve) {
+        while let Some((table, _)) = reserve.take(self) {
             chain.push(self, table);
         }
         self.reclaim(chain);

@@ -1,5 +1,6 @@
 //! Why an operation was refused. Every error names the cause with its numbers.
 
+mod broken;
 mod dirty;
 mod protect;
 
@@ -10,6 +11,7 @@ use runs::{PageSizes, Run, Span};
 use crate::format::{Aperture, FormatId};
 use crate::prot::Prot;
 
+pub use broken::BrokenMemory;
 pub use dirty::DirtyError;
 pub use protect::ProtectError;
 
@@ -82,8 +84,10 @@ pub enum BuildError {
         /// Bits of an address in an entry.
         bits: u32,
     },
-    /// There is no memory for the root.
+    /// There is no memory for the root, or for the tables above it.
     NoTables(NoTables),
+    /// The table memory broke its contract.
+    Broken(BrokenMemory),
 }
 
 impl fmt::Display for BuildError {
@@ -123,11 +127,31 @@ impl fmt::Display for BuildError {
                 write!(f, "table memory ends at {last:#x}, beyond {bits} bits")
             }
             Self::NoTables(cause) => cause.fmt(f),
+            Self::Broken(cause) => cause.fmt(f),
         }
     }
 }
 
 impl core::error::Error for BuildError {}
+
+/// `Broken` of every error of an operation.
+macro_rules! broken {
+    ($($error:ident$(<$parameter:ident>)?),*) => {$(
+        impl$(<$parameter>)? From<BrokenMemory> for $error$(<$parameter>)? {
+            fn from(cause: BrokenMemory) -> Self {
+                Self::Broken(cause)
+            }
+        }
+    )*};
+}
+broken!(
+    BuildError,
+    MapError,
+    UnmapError,
+    ProtectError,
+    DirtyError,
+    RefitError<E>
+);
 
 impl From<NoTables> for BuildError {
     fn from(cause: NoTables) -> Self {
@@ -191,7 +215,8 @@ impl fmt::Display for RangeError {
 
 impl core::error::Error for RangeError {}
 
-/// Why nothing was mapped. The table's bytes are what they were.
+/// Why nothing was mapped. The table's bytes are what they were, unless the table memory is
+/// [broken](BrokenMemory).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MapError {
     /// The range or a run is not well formed.
@@ -221,6 +246,8 @@ pub enum MapError {
     PageSize(PageSizeError),
     /// The tables for it cannot be had.
     NoTables(NoTables),
+    /// The table memory broke its contract.
+    Broken(BrokenMemory),
 }
 
 impl fmt::Display for MapError {
@@ -238,6 +265,7 @@ impl fmt::Display for MapError {
             }
             Self::PageSize(cause) => cause.fmt(f),
             Self::NoTables(cause) => cause.fmt(f),
+            Self::Broken(cause) => cause.fmt(f),
         }
     }
 }
@@ -303,6 +331,8 @@ pub enum RefitError<E> {
     Flush(E),
     /// The leaves at the ends were cut, but the range was not unmapped.
     Unmap(UnmapError),
+    /// The table memory broke its contract.
+    Broken(BrokenMemory),
 }
 
 impl<E: fmt::Display> fmt::Display for RefitError<E> {
@@ -320,6 +350,7 @@ impl<E: fmt::Display> fmt::Display for RefitError<E> {
             Self::NoTables(cause) => cause.fmt(f),
             Self::Flush(cause) => write!(f, "the flush failed: {cause}"),
             Self::Unmap(cause) => cause.fmt(f),
+            Self::Broken(cause) => cause.fmt(f),
         }
     }
 }
@@ -332,7 +363,8 @@ impl<E> From<RangeError> for RefitError<E> {
     }
 }
 
-/// Why nothing was unmapped. The table's bytes are what they were.
+/// Why nothing was unmapped. The table's bytes are what they were, unless the table memory is
+/// [broken](BrokenMemory).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UnmapError {
     /// The range is not well formed.
@@ -367,6 +399,8 @@ pub enum UnmapError {
         /// The format.
         format: FormatId,
     },
+    /// The table memory broke its contract.
+    Broken(BrokenMemory),
 }
 
 impl fmt::Display for UnmapError {
@@ -387,6 +421,7 @@ impl fmt::Display for UnmapError {
                 "dirty tracking is on: what the device has written to must be taken along",
             ),
             Self::DirtyNotKept { format } => write!(f, "{format}: no dirty state is kept"),
+            Self::Broken(cause) => cause.fmt(f),
         }
     }
 }

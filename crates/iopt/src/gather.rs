@@ -263,6 +263,14 @@ mod tests {
         assert_eq!(gather.invalidation().ranges(), [Span::new(0x1000, 0x1000)]);
         assert!(gather.flush_with(|_| Ok::<_, ()>(())).is_ok());
         assert!(gather.is_empty());
+        // Nothing of what was flushed is asked for again.
+        gather.add(Span::new(1 << 30, 1 << 21), 2);
+        assert_eq!(gather.invalidation().leaf_levels(), 2);
+        assert_eq!(
+            gather.invalidation().ranges(),
+            [Span::new(1 << 30, 1 << 21)]
+        );
+        let _ = gather.never_walked();
         assert!(
             Gather::new().flush_with(|_| Err(())).is_ok(),
             "nothing to flush, nothing asked"

@@ -105,8 +105,8 @@ pub use engine::{
     Progress, RunSink, SharedTable, Table, WithDirty,
 };
 pub use error::{
-    BuildError, DirtyError, MapError, NoTables, PageSizeError, ProtectError, RangeError,
-    RefitError, UnmapError,
+    BrokenMemory, BuildError, DirtyError, MapError, NoTables, PageSizeError, ProtectError,
+    RangeError, RefitError, UnmapError,
 };
 pub use format::{Above, Aperture, Format, FormatId, Root};
 pub use gather::{Flushed, Gather, Invalidation};

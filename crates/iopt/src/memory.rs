@@ -137,25 +137,6 @@ pub trait TableMemory {
     fn unmapped(&self, run: Run) {
         let _ = run;
     }
-
-    /// The next table of a reserve and whether it is known to be all zero. `None` when the
-    /// reserve is used up.
-    #[inline]
-    fn take(&self, reserve: &mut Reserve) -> Option<(u64, bool)> {
-        if reserve.recycled > 0 {
-            let table = reserve.head;
-            reserve.head = self.meta(table).next.get();
-            reserve.recycled -= 1;
-            return Some((table, false));
-        }
-        if reserve.fresh > 0 {
-            let table = reserve.next_fresh;
-            reserve.next_fresh += Self::TABLE_BYTES;
-            reserve.fresh -= 1;
-            return Some((table, true));
-        }
-        None
-    }
 }
 
 /// Bytes of a table in most formats.
@@ -206,6 +187,24 @@ impl Reserve {
     /// True when none is left.
     pub const fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// The next table and whether it is known to be all zero. `None` when the reserve is used up.
+    #[inline]
+    pub fn take<M: TableMemory + ?Sized>(&mut self, memory: &M) -> Option<(u64, bool)> {
+        if self.recycled > 0 {
+            let table = self.head;
+            self.head = memory.meta(table).next.get();
+            self.recycled -= 1;
+            return Some((table, false));
+        }
+        if self.fresh > 0 {
+            let table = self.next_fresh;
+            self.next_fresh += M::TABLE_BYTES;
+            self.fresh -= 1;
+            return Some((table, true));
+        }
+        None
     }
 
     /// The tables of a chain, whatever they hold.

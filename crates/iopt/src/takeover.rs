@@ -338,15 +338,18 @@ impl<F: Format> Adopted<F> {
             has_empty: false,
             sizes: self.sizes,
             tables: self.tables,
+            broken: M::Link::default(),
         };
         if self.stored && M::FLUSHES {
             table.for_each_table(&mut |address, level| {
-                let count = table.format.entries(level.into());
-                table.memory.written(table.memory.entries(address, count));
+                table.memory.written(table.entries(address, level.into()));
             });
         }
         table.look_for_empty_tables();
         table.announce_all();
+        table
+            .intact()
+            .map_err(|cause| AdoptError::Build(cause.into()))?;
         Ok(table)
     }
 }

@@ -77,4 +77,28 @@ mod tests {
         assert_eq!(classes, [(4096, 3), (8192, 1), (1 << 63, 1)]);
         assert_eq!(histogram.total().count, 5);
     }
+
+    #[test]
+    fn bytes_are_those_of_all_stretches_and_stay_at_the_end_of_64_bits() {
+        let mut histogram = SizeHistogram::new();
+        histogram.add(4096, 3);
+        histogram.add(5000, 1);
+        histogram.add(1 << 21, 2);
+        let classes: Vec<_> = histogram.iter().map(|(size, c)| (size, c.bytes)).collect();
+        let (small, large) = (3 * 4096 + 5000, 2 << 21);
+        assert_eq!(classes, [(4096, small), (1 << 21, large)]);
+        let all = Class {
+            count: 6,
+            bytes: small + large,
+        };
+        assert_eq!(histogram.total(), all);
+        histogram.add(1 << 63, 3);
+        assert_eq!(
+            histogram.total(),
+            Class {
+                count: 9,
+                bytes: u64::MAX
+            }
+        );
+    }
 }

@@ -187,6 +187,15 @@ mod tests {
     }
 
     #[test]
+    fn a_set_contains_its_sizes_and_no_sum_of_them() {
+        let sizes = PageSizes::from_bits(1 << 12 | 1 << 21);
+        assert!(sizes.contains(1 << 12) && sizes.contains(1 << 21));
+        for other in [0, 1, 1 << 13, 3 << 12, 1 << 12 | 1 << 21, u64::MAX] {
+            assert!(!sizes.contains(other), "{other:#x}");
+        }
+    }
+
+    #[test]
     fn a_step_is_what_a_plain_search_finds_for_every_set_of_up_to_four_sizes() {
         // Sizes of 1 to 16 units; every set of up to four of them, every offset and length that
         // makes a difference.

@@ -1,4 +1,9 @@
+use runs::Span;
+
 use super::*;
+use crate::format::{RiscV, VtdSs};
+use crate::walk::{Access, Walker};
+use crate::{BuildError, Prot, Table};
 
 #[test]
 fn no_address_leads_outside() {
@@ -37,7 +42,7 @@ fn every_page_is_handed_out_once_and_comes_back() {
     for round in 0..3 {
         let mut reserve = arena.reserve(16).unwrap();
         let mut seen = alloc::collections::BTreeSet::new();
-        while let Some((table, zeroed)) = arena.take(&mut reserve) {
+        while let Some((table, zeroed)) = reserve.take(&arena) {
             assert!(arena.contains(table));
             assert_eq!(zeroed, round == 0);
             assert!(seen.insert(table));
@@ -74,9 +79,9 @@ fn a_bad_stretch_is_refused() {
         }
     );
     assert_eq!(
-        HeapTables::with_tables_at(16, 1 << 52).unwrap_err(),
+        HeapTables::with_tables_at(16, 1 << 56).unwrap_err(),
         ArenaError::Base {
-            base: 1 << 52,
+            base: 1 << 56,
             size: 65536
         }
     );
@@ -86,4 +91,25 @@ fn a_bad_stretch_is_refused() {
         <Arena<_>>::new((&cells[..], &metas[..]), 0).unwrap_err(),
         ArenaError::Size(0)
     );
+}
+
+/// RISC-V's tables lead to 56 bits, those of others to fewer.
+#[test]
+fn tables_lie_wherever_their_format_leads() {
+    let last = (1 << 56) - (16 << 12);
+    let memory = HeapTables::with_tables_at(16, last).unwrap();
+    assert_eq!(memory.last_address(), (1 << 56) - 1);
+    let mut table = Table::new(RiscV::new(3).unwrap(), &memory).unwrap();
+    let page = Span::new((1 << 56) - 0x1000, 0x1000);
+    table.map(0x5000, &[page], Prot::RW).unwrap();
+    assert_eq!(table.translate(0x5123), Some(page.start + 0x123));
+    assert!(table.root().address >= last);
+    let found = Walker::new(table.root()).walk(&memory, 0x5123, Access::Read, &mut ());
+    assert_eq!(found.unwrap().pa, page.start + 0x123);
+    let narrow = Table::new(VtdSs::new(4).unwrap(), &memory);
+    let refused = BuildError::TableAddress {
+        last: (1 << 56) - 1,
+        bits: 52,
+    };
+    assert_eq!(narrow.err(), Some(refused));
 }

@@ -49,7 +49,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         // A table that is full needs no look.
         if whole
             && self.memory.meta(table).live.get() != cells.len() as u64
-            && let Some(hole) = here.iter().position(|cell| F::is_empty(cell.get()))
+            && let Some(hole) = first_empty::<F, _>(here)
         {
             return Err(Refusal::Hole(at + ((hole as u64) << shift)));
         }
@@ -160,6 +160,39 @@ pub(super) fn same_run<F: Format, V: Level, C: Cell, const TAKE: bool>(
     }
     // A damaged group counts as one entry: whoever goes over a table must get to its end.
     done.max(1)
+}
+
+/// How many entries, from the first of `cells` on, which has a leaf of 2^`log2` bytes, are known to have
+/// leaves after one look at the row: the entries of one run, or else single leaves wherever they lead.
+#[inline(always)]
+pub(super) fn row_of_leaves<F: Format, V: Level, C: Cell>(cells: &[C], log2: u32) -> usize {
+    let own = F::shift(V::N);
+    let goes_on = || {
+        let words = cells.first().zip(cells.get(1));
+        words.is_some_and(|(first, second)| {
+            let next = first.get().wrapping_add(F::stride(own));
+            (second.get() ^ next) & !F::HARDWARE_BITS == 0
+        })
+    };
+    if log2 > own || goes_on() {
+        return same_run::<F, V, C, false>(cells, log2);
+    }
+    let others = cells.iter().skip(1).take_while(
+        |cell| matches!(F::decode(V::N, cell.get()), Entry::Leaf { log2, .. } if log2 == own),
+    );
+    1 + others.count()
+}
+
+/// Index of the first entry at level 0 that is empty.
+#[inline(always)]
+pub(super) fn first_empty<F: Format, C: Cell>(cells: &[C]) -> Option<usize> {
+    let row = match F::decode(0, cells.first().map_or(0, Cell::get)) {
+        Entry::Leaf { log2, .. } => row_of_leaves::<F, L<0>, C>(cells, log2),
+        _ => 0,
+    };
+    let rest = cells.get(row..)?;
+    let hole = rest.iter().position(|cell| F::is_empty(cell.get()))?;
+    Some(row + hole)
 }
 
 /// Empties the entries, from the first of `cells` on, whose leaves are one run and were all written

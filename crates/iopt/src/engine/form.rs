@@ -75,6 +75,9 @@ impl<F: Format, M: TableMemory> Table<F, M> {
                 Ok(()) => return Ok(()),
                 Err(DEAD) => return Err(Restart),
                 Err(token) if token == form.token() => return Ok(()),
+                // A claim in a broken memory may never come back: the operation says so where it
+                // begins again.
+                Err(_) if self.intact().is_err() => return Err(Restart),
                 Err(_) => self.memory.wait(round),
             }
             round += 1;

@@ -115,6 +115,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         if let Some(run) = peek.joiner.finish() {
             each(run);
         }
+        self.intact()?;
         Ok(bytes)
     }
 
@@ -123,13 +124,17 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     /// these pages. For simulations and tests. Returns the bytes of the entries.
     pub fn set_dirty(&self, range: Span) -> Result<u64, DirtyError> {
         let at = self.check_dirty(range)?;
-        Ok(at_top!(self.begin(), F, Top, root => self.mark::<Top>(root, at, range.len)))
+        let bytes = at_top!(self.begin(), F, Top, root => self.mark::<Top>(root, at, range.len));
+        self.intact()?;
+        Ok(bytes)
     }
 
     /// Checks a range of a table that keeps dirty state, and strips it.
     fn check_dirty(&self, range: Span) -> Result<u64, DirtyError> {
         self.check_kept()?;
-        Ok(self.check_range(range)?)
+        let at = self.check_range(range)?;
+        self.intact()?;
+        Ok(at)
     }
 
     fn harvest_as<W: AsRef<[u64]> + AsMut<[u64]>, P: Form>(
@@ -166,6 +171,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         if let Some(run) = harvest.joiner.finish() {
             harvest.pending.harvested(run, harvest.levels);
         }
+        self.intact()?;
         Ok(bytes)
     }
 

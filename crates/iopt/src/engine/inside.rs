@@ -128,12 +128,18 @@ impl<'t, F: Format, M: TableMemory, const SLOTS: usize> Inside<'t, F, M, SLOTS> 
             last: at + (range.len - 1),
             whole,
         };
+        table.intact()?;
         let mut round = 0;
         let lowest = loop {
             let begin = table.begin();
-            let stop = match table.claim_from(begin, at, range.len, &wanted, form) {
-                Ok(lowest) => break lowest,
-                Err(stop) => stop,
+            let claimed = table.claim_from(begin, at, range.len, &wanted, form);
+            let stop = match (claimed, table.intact()) {
+                (Ok(lowest), Ok(())) => break lowest,
+                (_, Err(cause)) => {
+                    table.release_all(begin, at, range.len, form);
+                    return Err(cause.into());
+                }
+                (Err(stop), Ok(())) => stop,
             };
             table.release_all(begin, at, range.len, form);
             match stop {
@@ -157,6 +163,9 @@ impl<'t, F: Format, M: TableMemory, const SLOTS: usize> Inside<'t, F, M, SLOTS> 
             // What was the root is an ordinary table when the top has grown meanwhile.
             left_over = table.begin() != begin;
         }
+        table
+            .intact()
+            .inspect_err(|_| table.release_all(table.begin(), at, range.len, form))?;
         Ok(outcome.bytes)
     }
 }

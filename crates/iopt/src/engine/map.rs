@@ -6,9 +6,10 @@ use super::form::{Exclusive, Form, Restart};
 use super::request::{Cursor, Request};
 use super::row::{first_occupied, store_leaves, store_single_leaves};
 use super::top::Begin;
+use super::trust::set_aside;
 use super::{L, Level, Table, at_level, part};
 use crate::cell::{Cell, Series};
-use crate::error::{MapError, NoTables};
+use crate::error::{BrokenMemory, MapError, NoTables};
 use crate::format::{Entry, Format};
 use crate::gather::Gather;
 use crate::memory::{Reserve, TableMemory};
@@ -22,6 +23,14 @@ pub(super) enum Stop {
     NoTables(NoTables),
     /// Something changed before it was claimed.
     Restart,
+    /// The memory broke its contract.
+    Broken(BrokenMemory),
+}
+
+impl From<BrokenMemory> for Stop {
+    fn from(cause: BrokenMemory) -> Self {
+        Self::Broken(cause)
+    }
 }
 
 impl From<Restart> for Stop {
@@ -73,8 +82,10 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         prot: Prot,
         gather: &mut Gather,
     ) -> Result<(), MapError> {
-        let len = self.check_map(iova, runs, prot)?.len;
-        self.give_back_empty_tables(Span::new(iova, len), gather)?;
+        let request = self.check_map(iova, runs, prot)?;
+        let (at, len) = (request.at, request.len);
+        self.intact()?;
+        self.unlink_emptied(at, len, gather);
         self.map(iova, runs, prot)
     }
 
@@ -107,6 +118,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
             match stop {
                 Stop::Occupied(at) => return Err(self.overlap(&request, at)),
                 Stop::NoTables(cause) => return Err(MapError::NoTables(cause)),
+                Stop::Broken(cause) => return Err(MapError::Broken(cause)),
                 Stop::Restart => self.memory.wait(round),
             }
             round += 1;
@@ -118,15 +130,20 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         }
     }
 
-    /// One attempt. Stopped, it has stored nothing, and leaves what it claimed to the caller.
+    /// One attempt. Stopped, it has stored nothing, unless the memory is broken, and leaves what it
+    /// claimed to the caller.
     #[inline(always)]
     fn map_from<P: Form>(&self, begin: Begin, request: Request<'_>, form: P) -> Result<u64, Stop> {
+        self.intact()?;
         let (table, level) = self.lowest_to_map(begin, &request, form)?;
-        if level == 0 {
+        let tables = if level == 0 {
             self.map_row::<L<0>, P>(table, &request, form)?;
-            return Ok(0);
-        }
-        at_level!(level, F, V => self.map_below::<V, P>(table, request, form))
+            0
+        } else {
+            at_level!(level, F, V => self.map_below::<V, P>(table, request, form))?
+        };
+        self.intact()?;
+        Ok(tables)
     }
 
     /// The lowest table that all of the request goes through, and its level.
@@ -161,10 +178,8 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         let mut cursor = Cursor::new(&request);
         let mut needed = 0;
         self.plan::<V, P>(Some(table), &mut cursor.clone(), &mut needed, form)?;
-        let mut reserve = match needed {
-            0 => Reserve::empty(),
-            _ => self.memory.reserve(needed).map_err(Stop::NoTables)?,
-        };
+        self.intact()?;
+        let mut reserve = set_aside(&self.memory, needed)?;
         self.announce(&request);
         self.memory.descended();
         self.fill::<V, P>(table, Target::Linked, &mut cursor, bits, &mut reserve, form);
@@ -245,9 +260,10 @@ impl<F: Format, M: TableMemory> Table<F, M> {
                     self.plan::<V::Below, P>(below, cursor, needed, form)?;
                 }
                 Next::Nothing => {
-                    // Not reached: ranges and runs are multiples of the smallest size.
-                    debug_assert!(false, "no leaf fits at level 0");
-                    return Err(Stop::Occupied(cursor.at));
+                    // Ranges and runs are multiples of the smallest size: one that does not fit was not
+                    // begun where the table says.
+                    self.broke(table.unwrap_or_default(), V::N);
+                    return Ok(());
                 }
             }
             room -= todo - cursor.todo;
@@ -290,7 +306,8 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         Next::Leaves { log2, count, runs }
     }
 
-    /// Second pass: the same decisions, now written down. Cannot fail: `plan` has seen that the
+    /// Second pass: the same decisions, now written down. Cannot fail, but for a broken memory, which is
+    /// noted: `plan` has seen that the
     /// entries are empty and has claimed their tables, and `reserve` holds the tables that it
     /// counted. A claim is given back as soon as its table is complete.
     ///
@@ -344,10 +361,9 @@ impl<F: Format, M: TableMemory> Table<F, M> {
                         self.fill::<V::Below, P>(below, target, cursor, bits, reserve, form);
                     } else {
                         let (Some((below, zeroed)), Some(cell)) =
-                            (self.memory.take(reserve), cells.get(end))
+                            (reserve.take(&self.memory), cells.get(end))
                         else {
-                            debug_assert!(false, "the plan counted too few tables");
-                            return;
+                            return self.broke(table, V::N);
                         };
                         let target = if zeroed {
                             Target::Zeroed
@@ -362,8 +378,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
                     end += 1;
                 }
                 Next::Nothing => {
-                    debug_assert!(false, "the plan accepted what does not fit");
-                    return;
+                    return self.broke(table, V::N);
                 }
             }
             room -= todo - cursor.todo;

@@ -62,6 +62,7 @@ mod row;
 mod shared;
 mod sink;
 pub(crate) mod top;
+pub(crate) mod trust;
 mod unmap;
 
 use core::fmt;
@@ -69,12 +70,11 @@ use core::fmt;
 use runs::{PageSizes, SizeHistogram, Span};
 
 use crate::cell::Cell;
-use crate::error::{BuildError, RangeError};
+use crate::error::{BuildError, RangeError, UnmapError};
 use crate::format::{Entry, Format, Root};
 use crate::gather::{Flushed, Gather};
 use crate::memory::TableMemory;
 
-use form::Exclusive;
 pub(crate) use inspect::inspect;
 pub use inspect::{Damage, DamageKind};
 pub(crate) use levels::{L, Level, at_level, at_top};
@@ -109,6 +109,8 @@ pub struct Table<F, M: TableMemory> {
     pub(crate) keeps_empty: bool,
     /// Some may be linked: they are kept, or were, or this is a copy of a table that kept them.
     pub(crate) has_empty: bool,
+    /// The table with which the memory broke its contract first: see `trust.rs`.
+    pub(crate) broken: M::Link,
 }
 
 impl<F: Format, M: TableMemory> Table<F, M> {
@@ -158,7 +160,12 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         }
         let root = memory.allocate(Self::root_bytes(&format))?;
         // Empty, for every unit that is told of it from now on.
-        memory.written(memory.entries(root, format.entries(usize::from(format.levels()) - 1)));
+        let top = usize::from(format.levels()) - 1;
+        let cells = memory.entries(root, format.entries(top));
+        if cells.len() != format.entries(top) {
+            return Err(trust::named(root, top).into());
+        }
+        memory.written(cells);
         let sizes = if F::GROWS {
             F::page_sizes(F::MAX_LEVELS).and(sizes)
         } else {
@@ -173,6 +180,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
             dirty: false,
             keeps_empty: false,
             has_empty: false,
+            broken: M::Link::default(),
         })
     }
 
@@ -231,7 +239,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     fn each_below(&self, table: u64, level: usize, each: &mut impl FnMut(u64, u8)) {
         each(table, level as u8);
         if level > 0 {
-            for cell in self.memory.entries(table, self.format.entries(level)) {
+            for cell in self.entries(table, level) {
                 if let Entry::Table(below) = F::decode(level, cell.get_acquire()) {
                     self.each_below(below, level - 1, each);
                 }
@@ -276,12 +284,11 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         &mut self,
         range: Span,
         gather: &mut Gather,
-    ) -> Result<(), RangeError> {
+    ) -> Result<(), UnmapError> {
         let at = self.check_range(range)?;
-        self.tables -= at_top!(self.begin(), F, Top, root => {
-            self.prune::<Top, _>(root, at, range.len, gather, Exclusive)
-        });
-        Ok(())
+        self.intact()?;
+        self.unlink_emptied(at, range.len, gather);
+        Ok(self.intact()?)
     }
 
     /// Gives back the tables of flushed gathers.
@@ -292,7 +299,8 @@ impl<F: Format, M: TableMemory> Table<F, M> {
 
     /// Takes the whole table down: everything is unmapped, and all tables, the root too, are in
     /// the gather. No device may be attached to it any more; the flush still has to come, since
-    /// units cache what they have walked.
+    /// units cache what they have walked. Tables that the memory does not give any more
+    /// ([`intact`](Self::intact)) are not among them.
     pub fn tear_down(self) -> (Gather, M) {
         if M::WATCHES_RUNS {
             for span in self.aperture().spans() {
@@ -339,7 +347,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     #[inline(always)]
     pub(crate) fn cells<V: Level>(&self, table: u64) -> &[M::Cell] {
         self.memory.table_read(table);
-        self.memory.entries(table, self.format.entries(V::N))
+        self.entries(table, V::N)
     }
 
     /// Index of the entry for the stripped address `at` in its table at level `V`.

@@ -129,7 +129,12 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         at: u64,
         form: P,
     ) -> Option<(u64, &M::Cell)> {
-        let cell = self.cells::<V>(table).get(self.index::<V>(at))?;
+        let cells = self.cells::<V>(table);
+        if cells.len() != self.format.entries(V::N) {
+            // The long way says what is wrong with it.
+            return None;
+        }
+        let cell = cells.get(self.index::<V>(at))?;
         if V::N == 0 {
             return Some((table, cell));
         }

@@ -11,13 +11,14 @@ use runs::Span;
 use super::form::Exclusive;
 use super::map::{Stop, Target};
 use super::request::{Cursor, Request};
+use super::trust::{NotSetAside, set_aside};
 use super::{Table, at_level};
-use crate::error::{MapError, NoTables};
+use crate::error::MapError;
 use crate::format::Format;
 use crate::memory::{Chain, Reserve, TableMemory};
 use crate::prot::Prot;
 
-/// A map that cannot fail any more, and of which nothing is stored yet. Dropped, it gives back what it
+/// A map that cannot be refused any more, and of which nothing is stored yet. Dropped, it gives back what it
 /// has reserved, and the table's bytes are what they were.
 #[derive(Debug)]
 #[must_use = "nothing is mapped until it is filled"]
@@ -59,7 +60,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
             spare,
             spared: 0,
         };
-        planned.reserve().map_err(MapError::NoTables)?;
+        planned.reserve()?;
         Ok(planned)
     }
 
@@ -74,6 +75,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
             match stop {
                 Stop::Occupied(at) => return Err(self.overlap(request, at)),
                 Stop::NoTables(cause) => return Err(MapError::NoTables(cause)),
+                Stop::Broken(cause) => return Err(MapError::Broken(cause)),
                 // Not reached: nobody else changes the table.
                 Stop::Restart => self.memory.wait(round),
             }
@@ -82,18 +84,20 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     }
 
     fn plan_from(&self, request: &Request<'_>) -> Result<((u64, usize), u64), Stop> {
+        self.intact()?;
         let (table, level) = self.lowest_to_map(self.begin(), request, Exclusive)?;
         let (mut cursor, mut needed) = (Cursor::new(request), 0);
         at_level!(level, F, V => {
             self.plan::<V, _>(Some(table), &mut cursor, &mut needed, Exclusive)
         })?;
+        self.intact()?;
         Ok(((table, level), needed))
     }
 }
 
 impl<F: Format, M: TableMemory> Planned<'_, F, M> {
-    /// Maps.
-    pub fn fill(mut self) {
+    /// Maps. Fails only where the table memory broke its contract.
+    pub fn fill(mut self) -> Result<(), MapError> {
         let (table, bits, reserve) = (&*self.table, self.request.bits, &mut self.reserve);
         let (from, level) = self.from;
         let mut cursor = Cursor::new(&self.request);
@@ -103,20 +107,19 @@ impl<F: Format, M: TableMemory> Planned<'_, F, M> {
             table.fill::<V, _>(from, Target::Linked, &mut cursor, bits, reserve, Exclusive);
         });
         self.table.tables += self.needed;
+        Ok(self.table.intact()?)
     }
 
     /// Reserves what is needed, those of the spare tables first. All or nothing.
-    fn reserve(&mut self) -> Result<(), NoTables> {
+    fn reserve(&mut self) -> Result<(), NotSetAside> {
         let memory = &self.table.memory;
         let Some(spare) = self.spare.as_deref_mut().filter(|spare| !spare.is_empty()) else {
-            if self.needed > 0 {
-                self.reserve = memory.reserve(self.needed)?;
-            }
+            self.reserve = set_aside(memory, self.needed)?;
             return Ok(());
         };
-        let mut more = memory.reserve(self.needed.saturating_sub(spare.len()))?;
+        let mut more = set_aside(memory, self.needed.saturating_sub(spare.len()))?;
         let mut all = Chain::empty();
-        while let Some((table, _)) = memory.take(&mut more) {
+        while let Some((table, _)) = more.take(memory) {
             all.push(memory, table);
         }
         while all.len() < self.needed
@@ -136,7 +139,7 @@ impl<F: Format, M: TableMemory> Drop for Planned<'_, F, M> {
         let mut rest = mem::replace(&mut self.reserve, Reserve::empty());
         if let Some(spare) = &mut self.spare {
             while self.spared > 0
-                && let Some((table, _)) = memory.take(&mut rest)
+                && let Some((table, _)) = rest.take(memory)
             {
                 spare.push(memory, table);
                 self.spared -= 1;

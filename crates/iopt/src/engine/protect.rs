@@ -71,14 +71,17 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         gather: &mut Gather,
     ) -> Result<(), ProtectError> {
         let request = self.check_protect(range, prot)?;
-        if let Err(stop) = self.look(&request, Exclusive) {
+        self.intact()?;
+        let looked = self.look(&request, Exclusive);
+        self.intact()?;
+        if let Err(stop) = looked {
             // By `&mut` nothing changes between two looks: there is always a cause.
             let at = range.start;
             let otherwise = ProtectError::Hole { range, at };
             return Err(self.refusal(&request, stop).unwrap_or(otherwise));
         }
         self.rewrite(&request, gather, Exclusive);
-        Ok(())
+        Ok(self.intact()?)
     }
 
     fn check_protect(&self, range: Span, prot: Prot) -> Result<Request, ProtectError> {
@@ -280,10 +283,15 @@ impl<F: Format, M: TableMemory, const SLOTS: usize> SharedTable<F, M, SLOTS> {
         let guard = self.guard();
         let form = Claiming(guard.number());
         let mut round = 0;
-        while let Err(stop) = table.look(&request, form) {
+        let release = || table.release_all(table.begin(), request.first, range.len, form);
+        table.intact()?;
+        loop {
+            let looked = table.look(&request, form);
+            table.intact().inspect_err(|_| release())?;
+            let Err(stop) = looked else { break };
             // What was found is put in words while it is held, as far as it is.
             let cause = table.refusal(&request, stop);
-            table.release_all(table.begin(), request.first, range.len, form);
+            release();
             if let Some(cause) = cause {
                 return Err(cause);
             }
@@ -291,6 +299,6 @@ impl<F: Format, M: TableMemory, const SLOTS: usize> SharedTable<F, M, SLOTS> {
             round += 1;
         }
         table.rewrite(&request, gather, form);
-        Ok(())
+        Ok(table.intact().inspect_err(|_| release())?)
     }
 }

@@ -188,10 +188,7 @@ impl<F: Format, M: TableMemory> Leaves<'_, F, M> {
         self.table.memory.descended();
         loop {
             self.table.memory.table_read(address);
-            self.cells = self
-                .table
-                .memory
-                .entries(address, self.table.format.entries(level));
+            self.cells = self.table.entries(address, level);
             let entry = self
                 .cells
                 .get(self.index(level))

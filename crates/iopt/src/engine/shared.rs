@@ -51,7 +51,7 @@ use super::inside::Inside;
 use super::sink::RunSink;
 use super::{Leaf, Level, Table, at_top};
 use crate::cell::Cell;
-use crate::error::{BuildError, MapError, UnmapError};
+use crate::error::{BrokenMemory, BuildError, MapError, UnmapError};
 use crate::format::{Entry, Format, Root};
 use crate::gather::{Flushed, Gather};
 use crate::memory::{Chain, TableMemory};
@@ -59,8 +59,8 @@ use crate::prot::Prot;
 
 /// A [`Table`] that many threads map, unmap and read at once.
 ///
-/// Operations on different ranges go on side by side, also in one leaf table; those that meet wait
-/// for each other for as long as one of them takes. At most `SLOTS` operations are under way at a
+/// Operations that store to different tables go on side by side; those that store to the same one, also at
+/// different entries of it, wait for each other for as long as one of them takes. At most `SLOTS` operations are under way at a
 /// time, further ones wait. Waiting calls [`TableMemory::wait`].
 ///
 /// Tables that were unlinked stay out of use until everybody has left who was inside by then. While
@@ -116,6 +116,11 @@ impl<F: Format, M: TableMemory, const SLOTS: usize> SharedTable<F, M, SLOTS> {
         Ok(self.table.root())
     }
 
+    /// See [`Table::intact`].
+    pub fn intact(&self) -> Result<(), BrokenMemory> {
+        self.table.intact()
+    }
+
     /// The table, for whoever holds a guard.
     #[inline]
     pub(super) fn table(&self) -> &Table<F, M> {
@@ -156,6 +161,7 @@ impl<F: Format, M: TableMemory, const SLOTS: usize> SharedTable<F, M, SLOTS> {
         let guard = self.guard();
         let form = Claiming(guard.number());
         let (at, len) = (request.at, request.len);
+        self.table.intact()?;
         at_top!(self.table.begin(), F, Top, root => {
             self.table.prune::<Top, _>(root, at, len, gather, form);
         });

@@ -26,6 +26,7 @@
 
 use super::Table;
 use super::form::{Exclusive, Form};
+use super::trust::set_aside;
 use crate::cell::Cell;
 use crate::error::BuildError;
 use crate::format::{Aperture, Format, Root};
@@ -163,6 +164,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
                     levels,
                 });
             }
+            self.intact()?;
             if self.claim(old.root, form).is_ok() {
                 if self.begin() == old {
                     break old;
@@ -177,16 +179,15 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         let empty = self.memory.meta(old.root).live.get() == 0;
         let first = if empty { levels } else { old.levels + 1 };
         let needed = u64::from(levels - first) + 1;
-        let mut reserve = self.memory.reserve(needed).inspect_err(|_| {
-            self.release(old.root, form);
-        })?;
+        let reserved = set_aside(&self.memory, needed);
+        let mut reserve = reserved.inspect_err(|_| self.release(old.root, form))?;
         let mut root = old.root;
         for level in usize::from(first) - 1..usize::from(levels) {
-            let Some((table, _)) = self.memory.take(&mut reserve) else {
-                debug_assert!(false, "a reserve holds what was asked for");
+            let Some((table, _)) = reserve.take(&self.memory) else {
+                self.broke(root, level);
                 break;
             };
-            let cells = self.memory.entries(table, self.format.entries(level));
+            let cells = self.entries(table, level);
             cells.iter().for_each(|cell| cell.set(0));
             if let (false, Some(cell)) = (empty, cells.first()) {
                 cell.set(self.format.table(level, root));
@@ -195,6 +196,11 @@ impl<F: Format, M: TableMemory> Table<F, M> {
             self.memory.meta(table).live.set(u64::from(!empty));
             self.unclaimed(table);
             root = table;
+        }
+        if let Err(cause) = self.intact() {
+            // Not linked to anything: nothing has changed but that they are gone.
+            self.release(old.root, form);
+            return Err(cause.into());
         }
         // The new tables are complete: whoever begins there finds them so.
         self.top.now.set_release(Begin { root, levels }.word());

@@ -2,11 +2,12 @@
 
 use runs::{Run, Span};
 
-use super::clear::{same_run, take_dirty_run};
+use super::clear::{first_empty, row_of_leaves, same_run, take_dirty_run};
 use super::form::{Exclusive, Form};
 use super::look::{Look, Range};
 use super::removed::{Outcome, Removed};
 use super::sink::RunSink;
+use super::trust::named;
 use super::{Level, Table, at_level, at_top, part};
 use crate::cell::Cell;
 use crate::error::UnmapError;
@@ -71,22 +72,27 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         sink: &mut S,
     ) -> Result<u64, UnmapError> {
         let at = self.check_range(range)?;
-        let Ok((table, level)) = self.lowest(self.begin(), at, range.len, Exclusive) else {
-            debug_assert!(false, "nobody else changes anything meanwhile");
-            return Ok(0);
+        self.intact()?;
+        let begin = self.begin();
+        let Ok((table, level)) = self.lowest(begin, at, range.len, Exclusive) else {
+            // By `&mut` no claim is waited for.
+            return Err(named(begin.root, usize::from(begin.levels) - 1).into());
         };
-        let len = at_level!(level, F, V => look.look::<V>(self, table, at, range.len))?;
+        let len = at_level!(level, F, V => look.look::<V>(self, table, at, range.len));
+        self.intact()?;
+        let len = len?;
         let outcome = self.remove_claimed((table, level), at, len, gather, sink, Exclusive);
         self.tables = self.tables.saturating_sub(outcome.tables);
         if outcome.left_over {
             self.unlink_emptied(at, range.len, gather);
         }
+        self.intact()?;
         Ok(outcome.bytes)
     }
 
     /// Unlinks the tables on the way to `[at, at + len)` that became empty.
     #[cold]
-    fn unlink_emptied(&mut self, at: u64, len: u64, gather: &mut Gather) {
+    pub(super) fn unlink_emptied(&mut self, at: u64, len: u64, gather: &mut Gather) {
         self.tables -= at_top!(self.begin(), F, Top, root => {
             self.prune::<Top, _>(root, at, len, gather, Exclusive)
         });
@@ -124,18 +130,21 @@ impl<F: Format, M: TableMemory> Table<F, M> {
             return None;
         }
         if V::N == 0 {
-            let hole = part(cells, self.index::<V>(at), slots)
-                .iter()
-                .position(|cell| F::is_empty(cell.get()))?;
+            let hole = first_empty::<F, _>(part(cells, self.index::<V>(at), slots))?;
             return Some(at + ((hole as u64) << F::shift(V::N)));
         }
         while room > 0 {
-            let entry = cells.get(self.index::<V>(at)).map_or(0, Cell::get_acquire);
+            let rest = cells.get(self.index::<V>(at)..).unwrap_or(&[]);
+            let entry = rest.first().map_or(0, Cell::get_acquire);
             let slot = 1u64 << F::shift(V::N);
-            let here = (slot - (at & (slot - 1))).min(room);
+            let mut here = (slot - (at & (slot - 1))).min(room);
             match F::decode(V::N, entry) {
                 Entry::Empty => return Some(at),
-                Entry::Leaf { .. } => {}
+                Entry::Leaf { log2, .. } => {
+                    let row = part(rest, 0, (room >> F::shift(V::N)) as usize);
+                    let entries = row_of_leaves::<F, V, M::Cell>(row, log2);
+                    here = ((entries as u64) << F::shift(V::N)).clamp(here, room);
+                }
                 Entry::Table(below) => {
                     let hole = self.first_hole::<V::Below>(below, at, here);
                     if hole.is_some() {

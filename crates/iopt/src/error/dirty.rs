@@ -4,7 +4,7 @@ use core::fmt;
 
 use runs::{Run, Span};
 
-use super::RangeError;
+use super::{BrokenMemory, RangeError};
 use crate::format::FormatId;
 
 /// Why a dirty-tracking operation did nothing.
@@ -35,6 +35,8 @@ pub enum DirtyError {
         /// The leaf.
         leaf: Run,
     },
+    /// The table memory broke its contract.
+    Broken(BrokenMemory),
 }
 
 impl fmt::Display for DirtyError {
@@ -47,6 +49,7 @@ impl fmt::Display for DirtyError {
                 write!(f, "{range} is not within the bitmap's {pending}")
             }
             Self::InsideLeaf { range, leaf } => write!(f, "{range} cuts the leaf {leaf}"),
+            Self::Broken(cause) => cause.fmt(f),
         }
     }
 }

@@ -4,7 +4,7 @@ use core::fmt;
 
 use runs::{Run, Span};
 
-use super::RangeError;
+use super::{BrokenMemory, RangeError};
 use crate::format::FormatId;
 use crate::prot::Prot;
 
@@ -44,6 +44,8 @@ pub enum ProtectError {
         /// The permissions and attributes that it has.
         found: Prot,
     },
+    /// The table memory broke its contract.
+    Broken(BrokenMemory),
 }
 
 impl fmt::Display for ProtectError {
@@ -51,6 +53,7 @@ impl fmt::Display for ProtectError {
         match self {
             Self::Range(cause) => cause.fmt(f),
             Self::InsideLeaf { range, leaf } => write!(f, "{range} cuts the leaf {leaf}"),
+            Self::Broken(cause) => cause.fmt(f),
             Self::Hole { range, at } => {
                 write!(f, "{range} is not wholly mapped: nothing at {at:#x}")
             }

@@ -55,7 +55,8 @@ const TEX_0: u64 = 1 << 6;
 const READ_ONLY: u64 = 1 << 9;
 /// S, shareable; of normal memory.
 const SHAREABLE: u64 = 1 << 10;
-/// nG, the translation belongs to one address space.
+/// nG, the translation belongs to one address space. Always set: others would be found by devices of all
+/// domains, and survive a TLB invalidation by ASID (B3.9.1 "Global and process-specific translation table entries").
 const NOT_GLOBAL: u64 = 1 << 11;
 
 /// TEX, C and B: normal memory, write-back, write-allocate; normal, not cached; device.
@@ -85,30 +86,20 @@ const LARGE_TEX_SHIFT: u32 = 6;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ArmV7s<const DOMAIN: u8 = 0> {
     shareable: bool,
-    global: bool,
 }
 
 impl<const DOMAIN: u8> ArmV7s<DOMAIN> {
-    /// Tables whose memory is shareable and whose translations belong to one address space.
+    /// Tables whose memory is shareable.
     pub const fn new() -> Self {
         const {
             assert!(DOMAIN < 16, "there are 16 domains");
         }
-        Self {
-            shareable: true,
-            global: false,
-        }
+        Self { shareable: true }
     }
 
     /// Whether normal memory is shareable (S).
     pub const fn with_shareable(mut self, on: bool) -> Self {
         self.shareable = on;
-        self
-    }
-
-    /// Whether translations are the same in all address spaces (nG = 0).
-    pub const fn with_global(mut self, on: bool) -> Self {
-        self.global = on;
         self
     }
 
@@ -195,13 +186,12 @@ impl<const DOMAIN: u8> Format for ArmV7s<DOMAIN> {
             (false, true) => NORMAL_UNCACHED,
             (false, false) => NORMAL,
         };
-        let mut bits = ACCESS_FLAG | memory_type;
+        let mut bits = ACCESS_FLAG | NOT_GLOBAL | memory_type;
         for (set, bit) in [
             (!prot.contains(Prot::WRITE), READ_ONLY),
             (!prot.contains(Prot::EXECUTE), NO_EXECUTE),
             (!prot.contains(Prot::PRIVILEGED), UNPRIVILEGED),
             (self.shareable, SHAREABLE),
-            (!self.global, NOT_GLOBAL),
         ] {
             if set {
                 bits |= bit;

@@ -6,10 +6,12 @@
 //! chapter 11 "Svnapot", chapter 12 "Svpbmt", chapter 13 "Svinval" (not used here), section 18.5
 //! "Two-Stage Address Translation" in the chapter on the hypervisor extension. RISC-V IOMMU
 //! Architecture Specification 1.0: section 2.1 "Device-Directory-Table" (fields SADE, GADE of
-//! DC.tc, iohgatp and fsc), section 2.3 "Process to translate an IOVA".
+//! DC.tc, iohgatp and fsc), "Process-context fields" (ENS, SUM), section 2.3 "Process to translate an IOVA".
 //!
 //! An entry holds a page *number* in bits 53:10, so addresses are shifted right by two. An entry
-//! with R, W and X all 0 leads to a table; any other is a leaf. Tables have 512 entries; the root
+//! with R, W and X all 0 leads to a table; any other is a leaf. G (bit 5) is never set: such a leaf holds in
+//! all address spaces, so other domains' devices would find it, and IOTINVAL.VMA for one of them spares it
+//! (IOMMU specification, table "IOTINVAL.VMA operands and operations"). Tables have 512 entries; the root
 //! of the second stage has four times as many, contiguous and aligned to 16 KiB, for two more bits
 //! of guest-physical address.
 
@@ -29,8 +31,6 @@ const WRITE: u64 = 1 << 2;
 const EXECUTE: u64 = 1 << 3;
 /// U, accessible to user requests. Every second-stage access counts as one (section 18.5.1).
 const USER: u64 = 1 << 4;
-/// G, the same in all address spaces. First stage only: the second ignores it (section 18.5.1).
-const GLOBAL: u64 = 1 << 5;
 /// A, accessed.
 const ACCESSED: u64 = 1 << 6;
 /// D, dirty.
@@ -64,12 +64,12 @@ pub struct RiscVTables<const SECOND_STAGE: bool> {
     levels: u8,
     hardware_updates: bool,
     memory_types: bool,
-    global: bool,
+    supervisor: bool,
 }
 
 impl<const SECOND_STAGE: bool> RiscVTables<SECOND_STAGE> {
     /// Tables of three levels (Sv39), four (Sv48) or five (Sv57), for a unit that neither updates
-    /// A and D by itself nor has Svpbmt. Mappings are not global.
+    /// A and D by itself nor has Svpbmt.
     pub const fn new(levels: u8) -> Result<Self, BuildError> {
         if levels < Self::MIN_LEVELS || levels > Self::MAX_LEVELS {
             return Err(BuildError::Levels {
@@ -81,7 +81,7 @@ impl<const SECOND_STAGE: bool> RiscVTables<SECOND_STAGE> {
             levels,
             hardware_updates: false,
             memory_types: false,
-            global: false,
+            supervisor: false,
         })
     }
 
@@ -102,9 +102,11 @@ impl<const SECOND_STAGE: bool> RiscVTables<SECOND_STAGE> {
 }
 
 impl RiscVTables<false> {
-    /// Whether leaves are marked as being the same in all address spaces (G).
-    pub const fn with_global(mut self, on: bool) -> Self {
-        self.global = on;
+    /// Whether requests of supervisor privilege come: those with a PASID that ask for it, where the process
+    /// context allows it (PC.ta.ENS, SUM). Without it [`Prot::PRIVILEGED`] is refused: no request would reach
+    /// such a leaf.
+    pub const fn with_supervisor_requests(mut self, on: bool) -> Self {
+        self.supervisor = on;
         self
     }
 }
@@ -116,7 +118,7 @@ impl<const SECOND_STAGE: bool> Default for RiscVTables<SECOND_STAGE> {
             levels: 3,
             hardware_updates: false,
             memory_types: false,
-            global: false,
+            supervisor: false,
         }
     }
 }
@@ -178,7 +180,7 @@ impl<const SECOND_STAGE: bool> Format for RiscVTables<SECOND_STAGE> {
         let writable = prot.contains(Prot::WRITE);
         if !prot.intersects(Prot::READ | Prot::EXECUTE)
             || (writable && !prot.contains(Prot::READ))
-            || (SECOND_STAGE && prot.contains(Prot::PRIVILEGED))
+            || (prot.contains(Prot::PRIVILEGED) && !self.supervisor)
         {
             return None;
         }
@@ -203,9 +205,6 @@ impl<const SECOND_STAGE: bool> Format for RiscVTables<SECOND_STAGE> {
         }
         if !prot.contains(Prot::PRIVILEGED) {
             bits |= USER;
-        }
-        if self.global {
-            bits |= GLOBAL;
         }
         if !self.hardware_updates {
             bits |= if writable { ACCESSED | DIRTY } else { ACCESSED };

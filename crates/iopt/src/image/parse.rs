@@ -9,7 +9,11 @@ use super::{
 };
 use crate::engine::{Damage, DamageKind, inspect};
 use crate::error::BuildError;
-use crate::format::{Format, Root};
+use crate::format::{
+    AmdV1, ArmConfig, ArmGranule, ArmStage1, ArmStage2, ArmV7s, Dart1, Dart1Page4K, Dart2,
+    DartVersion, Format, FormatId, Granule, K4, K4Lpa2, K16, K16Lpa2, K64, K64Lpa, RiscV, RiscVG,
+    Root, VtdSs, X86_64,
+};
 use crate::walk::{BadAddress, WalkMemory};
 
 /// An image in memory whose bytes are those that were written.
@@ -67,8 +71,8 @@ fn number(bytes: &[u8]) -> u64 {
 }
 
 impl<'a> Image<'a> {
-    /// Looks at everything that does not depend on the format: magic, version, length, checksum, the
-    /// header's fields, and that the tables are in order.
+    /// Looks at everything that does not depend on the entries: magic, version, length, checksum, that the
+    /// header's fields are those of its format, and that the tables are in order.
     pub fn parse(file: &'a [u8]) -> Result<Self, ImageError> {
         let field = |offset: usize, bytes: usize| {
             file.get(offset..offset + bytes).ok_or(ImageError::Length {
@@ -146,8 +150,71 @@ impl<'a> Image<'a> {
             root_entries: start.get(HEADER..).unwrap_or(&[]),
             records,
         };
+        image.check_header()?;
         image.check_order()?;
         Ok(image)
+    }
+
+    /// There are tables of the format with what the header says of them.
+    fn check_header(&self) -> Result<(), ImageError> {
+        let levels = self.root.levels;
+        match self.root.format {
+            FormatId::AmdV1 => {
+                let plain = AmdV1::new(levels)?;
+                match self.encryption_bit() {
+                    Some(bit) => self.check_configuration(&plain.with_encrypted_tables(bit)?),
+                    None => self.check_configuration(&plain),
+                }
+            }
+            FormatId::X86_64 => {
+                let plain = X86_64::new(levels)?;
+                match self.encryption_bit() {
+                    Some(bit) => self.check_configuration(&plain.with_encrypted_tables(bit)?),
+                    None => self.check_configuration(&plain),
+                }
+            }
+            FormatId::VtdSs => self.check_configuration(&VtdSs::new(levels)?),
+            FormatId::ArmStage1(arm) => match arm.granule {
+                ArmGranule::K4 => self.check_stage1::<K4>(arm),
+                ArmGranule::K4Lpa2 => self.check_stage1::<K4Lpa2>(arm),
+                ArmGranule::K16 => self.check_stage1::<K16>(arm),
+                ArmGranule::K16Lpa2 => self.check_stage1::<K16Lpa2>(arm),
+                ArmGranule::K64 => self.check_stage1::<K64>(arm),
+                ArmGranule::K64Lpa => self.check_stage1::<K64Lpa>(arm),
+            },
+            FormatId::ArmStage2(arm) => match arm.granule {
+                ArmGranule::K4 => self.check_stage2::<K4>(arm),
+                ArmGranule::K4Lpa2 => self.check_stage2::<K4Lpa2>(arm),
+                ArmGranule::K16 => self.check_stage2::<K16>(arm),
+                ArmGranule::K16Lpa2 => self.check_stage2::<K16Lpa2>(arm),
+                ArmGranule::K64 => self.check_stage2::<K64>(arm),
+                ArmGranule::K64Lpa => self.check_stage2::<K64Lpa>(arm),
+            },
+            FormatId::ArmV7s => self.check_configuration(&<ArmV7s>::new()),
+            FormatId::RiscV => self.check_configuration(&RiscV::new(levels)?),
+            FormatId::RiscVG => self.check_configuration(&RiscVG::new(levels)?),
+            FormatId::Dart(dart) => match (dart.version, dart.page_log2) {
+                (DartVersion::V1, 12) => {
+                    self.check_configuration(&Dart1Page4K::new(levels, dart.input_bits)?)
+                }
+                (DartVersion::V1, _) => {
+                    self.check_configuration(&Dart1::new(levels, dart.input_bits)?)
+                }
+                (DartVersion::V2, _) => {
+                    self.check_configuration(&Dart2::new(levels, dart.input_bits)?)
+                }
+            },
+        }
+    }
+
+    fn check_stage1<G: Granule>(&self, arm: ArmConfig) -> Result<(), ImageError> {
+        let lower = ArmStage1::<G>::new(arm.input_bits.into(), self.output_bits.into())?;
+        self.check_configuration(&if arm.upper { lower.upper() } else { lower })
+    }
+
+    fn check_stage2<G: Granule>(&self, arm: ArmConfig) -> Result<(), ImageError> {
+        let format = ArmStage2::<G>::new(arm.input_bits.into(), self.output_bits.into())?;
+        self.check_configuration(&format.with_levels(self.root.levels)?)
     }
 
     /// The tables below the root ascend, do not overlap each other or the root, and are aligned.
@@ -219,6 +286,12 @@ impl<'a> Image<'a> {
     /// Looks at everything that depends on the format: that the tables are of this one, configured
     /// like this, that the format writes such entries, and that each table is linked exactly once.
     pub fn check<F: Format>(&self, format: &F) -> Result<(), ImageError> {
+        self.check_configuration(format)?;
+        self.check_links(format)
+    }
+
+    /// The header's fields are those of this format, configured like this.
+    fn check_configuration<F: Format>(&self, format: &F) -> Result<(), ImageError> {
         let expected = format.id();
         if self.root.format != expected {
             let found = self.root.format;
@@ -270,7 +343,7 @@ impl<'a> Image<'a> {
             let wanted = self.sizes;
             return Err(BuildError::PageSizes { wanted, offered }.into());
         }
-        self.check_links(format)
+        Ok(())
     }
 
     /// The links, as many tables at a time as there are bits on the stack. There are no more links

@@ -3,7 +3,9 @@
 use super::parse::TableImage;
 use super::{Image, ImageError};
 use crate::cell::Cell;
+use crate::engine::trust::set_aside;
 use crate::engine::{Damage, DamageKind, Table, inspect};
+use crate::error::BuildError;
 use crate::format::{Entry, Format};
 use crate::memory::{Reserve, TableMemory};
 
@@ -18,25 +20,22 @@ impl Image<'_> {
         self.check(&format)?;
         let mut table = Table::with_page_sizes(format, memory, self.page_sizes())?;
         let below = self.len() as u64 - 1;
-        let mut reserve = match table.memory.reserve(below) {
-            Ok(reserve) => reserve,
-            Err(cause) => {
-                let (gather, memory) = table.tear_down();
-                memory.reclaim(gather.never_walked().into_tables());
-                return Err(ImageError::Build(cause.into()));
+        let done = match set_aside(&table.memory, below) {
+            Ok(mut reserve) => {
+                let root = table.begin().root;
+                let done = table.copy(self, &self.root_table(), root, &mut reserve);
+                table.memory.give_back(reserve);
+                table.look_for_empty_tables();
+                done.and_then(|()| Ok(table.intact().map_err(BuildError::from)?))
             }
+            Err(cause) => Err(ImageError::Build(cause.into())),
         };
-        let root = table.begin().root;
-        let done = table.copy(self, &self.root_table(), root, &mut reserve);
-        table.memory.give_back(reserve);
         if let Err(cause) = done {
-            // Not reached: all of it was checked.
             let (gather, memory) = table.tear_down();
             memory.reclaim(gather.never_walked().into_tables());
             return Err(cause);
         }
         table.tables += below;
-        table.look_for_empty_tables();
         table.announce_all();
         Ok(table)
     }
@@ -53,7 +52,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         reserve: &mut Reserve,
     ) -> Result<(), ImageError> {
         let level = usize::from(from.level);
-        let cells = self.memory.entries(to, from.count());
+        let cells = self.entries(to, level);
         let live = inspect::<F, ImageError>(
             &self.format,
             from.address,
@@ -70,7 +69,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
                 let (Some((_, there)), Some(cell)) = (image.find(below), cells.get(index)) else {
                     return Err(damage(DamageKind::Foreign { table: below }).into());
                 };
-                let Some((new, _)) = self.memory.take(reserve) else {
+                let Some((new, _)) = reserve.take(&self.memory) else {
                     return Err(damage(DamageKind::Shared { table: below }).into());
                 };
                 self.copy(image, &there, new, reserve)?;

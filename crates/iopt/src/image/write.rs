@@ -151,8 +151,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
                 let table = start + place as u64 * F::TABLE_BYTES;
                 out.put(&table.to_le_bytes())?;
                 out.put(&[level, 0, 0, 0, 0, 0, 0, 0])?;
-                let count = self.format().entries(level.into());
-                out.entries(self.memory.entries(table, count))?;
+                out.entries(self.entries(table, level.into()))?;
             }
             next = start.checked_add(WINDOW as u64 * F::TABLE_BYTES);
         }

@@ -79,12 +79,6 @@ fn stage1<G: Granule>(data: &mut Bytes<'_>) -> Option<ArmStage1<G>> {
     if flags & 1 != 0 {
         format = format.upper();
     }
-    if flags & 2 != 0 {
-        format = format.with_one_privilege();
-    }
-    if flags & 4 != 0 {
-        format = format.with_global_leaves();
-    }
     if flags & 8 != 0 {
         format = format
             .with_attribute_indices(data.u8(), data.u8(), data.u8())
@@ -132,14 +126,12 @@ by_granule!(arm_stage1, stage1);
 by_granule!(arm_stage2, stage2);
 
 pub(super) fn armv7s(act: impl Do, data: &mut Bytes<'_>) {
-    let (shareable, global) = (data.flag(), data.flag());
+    let shareable = data.flag();
     if data.flag() {
-        let format = ArmV7s::<15>::new();
-        let format = format.with_shareable(shareable).with_global(global);
+        let format = ArmV7s::<15>::new().with_shareable(shareable);
         act.with::<_, HeapArena<AtomicU32, 10>>(format, data);
     } else {
-        let format = <ArmV7s>::new();
-        let format = format.with_shareable(shareable).with_global(global);
+        let format = <ArmV7s>::new().with_shareable(shareable);
         act.with::<_, HeapArena<AtomicU32, 10>>(format, data);
     }
 }
@@ -149,7 +141,7 @@ pub(super) fn riscv(act: impl Do, data: &mut Bytes<'_>) {
         let format = format
             .with_hardware_updates(data.flag())
             .with_memory_types(data.flag())
-            .with_global(data.flag());
+            .with_supervisor_requests(data.flag());
         act.with::<_, M12>(format, data);
     }
 }

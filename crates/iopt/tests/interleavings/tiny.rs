@@ -191,7 +191,7 @@ impl TableMemory for Tables {
         Ok(self.free.lock().unwrap().pop(self).unwrap())
     }
     fn give_back(&self, mut reserve: Reserve) {
-        while let Some((table, _)) = self.take(&mut reserve) {
+        while let Some((table, _)) = reserve.take(self) {
             self.free.lock().unwrap().push(self, table);
         }
     }

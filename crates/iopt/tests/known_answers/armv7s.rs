@@ -91,8 +91,8 @@ fn permissions_and_memory_types() {
     ] {
         assert_eq!(word(plain, prot), expected, "{prot}");
     }
-    let shared_by_none = plain.with_shareable(false).with_global(true);
-    assert_eq!(word(shared_by_none, Prot::RW), Some(0x07f));
+    let shared_by_none = plain.with_shareable(false);
+    assert_eq!(word(shared_by_none, Prot::RW), Some(0x87f));
     // R or RW, executable or not, privileged or not, of three types; in pages, large pages,
     // sections and supersections.
     assert_eq!(round_trip(plain), 24);

@@ -111,7 +111,8 @@ fn permissions_updates_and_memory_types() {
         (x, Some(0x59)),
         (Prot::READ | x, Some(0x5b)),
         (all, Some(0xdf)),
-        (Prot::RW | Prot::PRIVILEGED, Some(0xc7)),
+        // No request has privilege.
+        (Prot::RW | Prot::PRIVILEGED, None),
         // Writing needs reading (W without R is reserved), and a leaf one of R and X.
         (Prot::WRITE, None),
         (Prot::WRITE | x, None),
@@ -126,7 +127,10 @@ fn permissions_updates_and_memory_types() {
     let updating = plain.with_hardware_updates(true);
     assert_eq!(word(updating, Prot::RW), Some(0x17));
     assert_eq!(word(updating, Prot::READ), Some(0x13));
-    assert_eq!(word(plain.with_global(true), Prot::RW), Some(0xf7));
+    // U 0.
+    let supervised = plain.with_supervisor_requests(true);
+    assert_eq!(word(supervised, Prot::RW), Some(0xd7));
+    assert_eq!(word(supervised, Prot::RW | Prot::PRIVILEGED), Some(0xc7));
     let typed = plain.with_memory_types(true);
     // PBMT 1 is bit 61, PBMT 2 bit 62.
     assert_eq!(
@@ -143,13 +147,12 @@ fn permissions_updates_and_memory_types() {
     assert_eq!(word(second, Prot::RW), Some(0xd7));
     assert_eq!(word(second, Prot::RW | Prot::PRIVILEGED), None);
 
-    // R, RW, X, RX, RWX, privileged or not; then of three types.
-    assert_eq!(round_trip(plain), 10);
-    assert_eq!(round_trip(updating), 10);
-    assert_eq!(
-        round_trip(RiscV::new(5).unwrap().with_memory_types(true)),
-        30
-    );
+    // R, RW, X, RX, RWX; then of three types; then privileged or not.
+    assert_eq!(round_trip(plain), 5);
+    assert_eq!(round_trip(updating), 5);
+    let typed = RiscV::new(5).unwrap().with_memory_types(true);
+    assert_eq!(round_trip(typed), 15);
+    assert_eq!(round_trip(typed.with_supervisor_requests(true)), 30);
     assert_eq!(round_trip(RiscVG::new(5).unwrap()), 5);
     assert_eq!(round_trip(second.with_memory_types(true)), 15);
     assert!(RiscV::new(2).is_err() && RiscVG::new(6).is_err());

@@ -146,7 +146,7 @@ fn formats_with_other_options_are_converted_and_keep_them() {
         ..ArmOptions::default()
     };
     let arm = ArmStage1::<K4>::new(48, 48).unwrap();
-    for arm in [arm.with_options(options), arm.with_global_leaves()] {
+    for arm in [arm.with_options(options), arm.upper()] {
         beside!(arm, AnyTable, 12, memory => Table::new(arm, &memory).unwrap().into());
     }
     let riscv = RiscV::new(4).unwrap().with_hardware_updates(true);

@@ -10,9 +10,11 @@
 #[macro_use]
 mod watched;
 
+mod accessed;
 mod any;
 // Its ledger is under a lock of the standard library.
 #[cfg(feature = "std")]
+mod broken;
 mod check;
 mod counted;
 mod dirty;

@@ -49,7 +49,7 @@ fn no_table_is_stored_to_before_all_have_planned() {
             .collect();
         assert!(memories.iter().all(|memory| stored(memory) == 0));
         let refused = planned
-            .map(|all| all.into_iter().for_each(AnyPlanned::fill))
+            .and_then(|all| all.into_iter().try_for_each(AnyPlanned::fill))
             .err();
         if left == TABLES {
             assert_eq!(refused, None);
@@ -78,7 +78,7 @@ fn spare_tables_come_first_and_go_back_when_the_memory_has_too_few_more() {
     let mut table = table(FormatId::VtdSs, &memory);
     let mut spare = Chain::empty();
     let mut five = memory.reserve(5).unwrap();
-    while let Some((page, _)) = TableMemory::take(&&memory, &mut five) {
+    while let Some((page, _)) = five.take(&&memory) {
         spare.push(&memory, page);
     }
     let others = memory.reserve(64 - memory.inner().in_use() - 1).unwrap();
@@ -98,7 +98,7 @@ fn spare_tables_come_first_and_go_back_when_the_memory_has_too_few_more() {
     let planned = table
         .plan_map(AT, &RUNS, Prot::RW, Some(&mut spare))
         .unwrap();
-    planned.fill();
+    planned.fill().unwrap();
     assert_eq!((spare.len(), memory.inner().in_use()), (0, 64));
     assert_eq!(table.translate(AT + 2 * PAGE), Some(1 << 33));
     memory.give_back(others);

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use crate::watched::{Memory, hardware, memory, stores, watched};
+use crate::watched::{Memory, TABLE, hardware, memory, stores, watched};
 use iopt::format::{AmdV1, ArmStage1, K4, RiscV, VtdSs};
 use iopt::{
     Arena, Format, Gather, HeapTables, Pending, Prot, ProtectError, RangeError, SharedTable, Table,
@@ -54,6 +54,42 @@ fn what_is_protected_is_as_if_it_had_been_mapped_so() {
     each_format!(as_if_mapped_so());
     as_if_mapped_so(RiscV::new(3).unwrap());
     as_if_mapped_so(ArmStage1::<K4>::new(39, 48).unwrap());
+}
+
+fn accessed_stays<F: Format>(format: F) {
+    for (before, after) in [(Prot::RW, Prot::READ), (Prot::READ, Prot::RW)] {
+        let (changed, fresh) = (memory(), memory());
+        let mut table = Table::new(format, &changed).unwrap();
+        let range = fill(&mut table, before);
+        // A unit has read every third leaf, and written to none.
+        let mut noted = 0;
+        let leaf = |word: u64| word != 0 && word & TABLE == 0;
+        for cell in changed.storage().cells.iter().step_by(3) {
+            let word = cell.0.load(Ordering::Relaxed);
+            if leaf(word) && word & F::ACCESSED != F::ACCESSED {
+                cell.0.store(word | F::ACCESSED, Ordering::Relaxed);
+                noted += 1;
+            }
+        }
+        assert!(noted > 10, "{}: {noted}", F::ID);
+        let read = words(&changed);
+        let mut gather = Gather::new();
+        table.protect(range, after, &mut gather).unwrap();
+        let _ = gather.never_walked();
+        fill(&mut Table::new(format, &fresh).unwrap(), after);
+        for ((now, read), fresh) in words(&changed).into_iter().zip(read).zip(words(&fresh)) {
+            let accessed = if leaf(read) { read & F::ACCESSED } else { 0 };
+            assert_eq!(now, fresh | accessed, "{}: {read:#x}", F::ID);
+        }
+    }
+}
+
+#[test]
+fn what_was_read_stays_accessed_when_its_permissions_change() {
+    // Leaves of the others are accessed from the start.
+    accessed_stays(VtdSs::new(4).unwrap());
+    accessed_stays(AmdV1::new(4).unwrap());
+    accessed_stays(RiscV::new(4).unwrap().with_hardware_updates(true));
 }
 
 fn dirty_stays<F: Format>(format: F) {

@@ -232,6 +232,11 @@ fn every_table_below_a_large_range_is_given_back() {
             .unmap(Span::new(0, 16 * M2), &mut gather, &mut iopt::Discard)
             .unwrap();
         assert!(gather.tables() >= 16);
+        // Units that cache tables receive each: all that lay below, at every level, is flushed.
+        let flush = gather.invalidation();
+        assert!(flush.tables_unlinked());
+        assert_eq!(flush.ranges(), [Span::new(0, 16 * M2)]);
+        assert_eq!(flush.leaf_levels(), 0b1);
         // While the unit may still walk the old tables, new ones take other memory.
         let before = memory.in_use();
         table
@@ -371,6 +376,36 @@ fn runs_of_one_leaf_each_lead_each_to_its_own_memory_or_none_is_mapped() {
                 .unwrap();
             table.reclaim(gather.never_walked());
             assert_eq!(memory.in_use(), in_use);
+        }
+    }
+    each_format!(check);
+}
+
+#[test]
+fn a_hole_in_a_row_of_leaves_of_any_level_is_found_wherever_it_is() {
+    fn check<F: Format>(format: F) {
+        let memory = HeapTables::with_tables(64).unwrap();
+        let mut table = table(format, &memory);
+        // Over the border of a table, from the middle of one; one run, single leaves, and both in turn.
+        const LEAVES: u64 = 700;
+        for size in [PAGE, M2] {
+            for stride in [|n| n, |n| 2 * n, |n: u64| n + n / 40] {
+                let (iova, pa) = (64 * G1 + 300 * size, 256 * G1 + 300 * size);
+                let whole = Span::new(iova, LEAVES * size);
+                for hole in [0, 1, 2, 39, 40, 41, 211, 212, 213, LEAVES - 2, LEAVES - 1] {
+                    for n in (0..LEAVES).filter(|n| *n != hole) {
+                        let leaf = Span::new(pa + stride(n) * size, size);
+                        table.map(iova + n * size, &[leaf], Prot::RW).unwrap();
+                    }
+                    let (mut gather, at) = (Gather::new(), iova + hole * size);
+                    let refused = table.unmap(whole, &mut gather, &mut iopt::Discard);
+                    assert_eq!(refused, Err(UnmapError::Hole { range: whole, at }));
+                    assert!(gather.is_empty());
+                    let left = table.unmap_mapped(whole, &mut gather, &mut iopt::Discard);
+                    assert_eq!(left, Ok((LEAVES - 1) * size), "{size:#x}, hole {hole}");
+                    table.reclaim(gather.never_walked());
+                }
+            }
         }
     }
     each_format!(check);

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 
-use iopt::format::VtdSs;
+use iopt::format::{ArmStage1, K4, RiscV, VtdSs};
 use iopt::observe::{CacheLines, Checked, Domain, NonCoherent, RunLedger};
 use iopt::walk::{Access, Walker};
 use iopt::{
@@ -86,6 +86,43 @@ fn tables_that_are_no_tree_are_not_adopted() {
         adopted.open(&elsewhere),
         Err(AdoptError::OtherMemory)
     ));
+}
+
+/// A leaf for all address spaces would be found by devices of other domains, and outlive their flushes.
+#[test]
+fn tables_with_global_leaves_are_not_adopted() {
+    fn refused<F: Format>(format: F, global: impl Fn(u64) -> u64) {
+        let cells: Vec<AtomicU64> = (0..TABLES * 512).map(|_| AtomicU64::new(0)).collect();
+        let metas = self::metas();
+        let root = {
+            let memory = Borrowed::new((&cells, &metas), BASE).unwrap();
+            let mut table = Table::new(format, &memory).unwrap();
+            table.map(0, &[Span::new(0, G1)], Prot::RW).unwrap();
+            table.root().address
+        };
+        let words = || cells.iter().enumerate();
+        let leaf = |word| matches!(F::decode(2, word), iopt::format::Entry::Leaf { .. });
+        let (at, cell) = words()
+            .find(|(_, cell)| leaf(cell.load(Ordering::Relaxed)))
+            .unwrap();
+        let own = cell.load(Ordering::Relaxed);
+        let word = global(own);
+        assert_ne!(word, own);
+        cell.store(word, Ordering::Relaxed);
+        let mut takeover: Takeover<_> = Takeover::new((&cells[..], &metas[..]), BASE).unwrap();
+        let sizes = PageSizes::from_bits(u64::MAX);
+        let damage = match takeover.adopt(format, root, sizes) {
+            Err(AdoptError::Damage(damage)) => damage,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!((damage.kind, damage.word), (DamageKind::Unknown, word));
+        assert_eq!(damage.table, BASE + (at as u64 / 512 * PAGE));
+        cell.store(own, Ordering::Relaxed);
+        assert!(takeover.adopt(format, root, sizes).is_ok());
+    }
+    refused(RiscV::new(3).unwrap(), |word| word | 1 << 5);
+    let arm = ArmStage1::<K4>::new(39, 48).unwrap();
+    refused(arm, |word| word & !(1 << 11));
 }
 
 #[test]
@@ -261,7 +298,7 @@ fn pages_that_are_kept_are_never_handed_out() {
     assert_eq!(memory.in_use(), tables + 4);
     let free = memory.reserve(TABLES as u64 - tables - 4).unwrap();
     let mut reserve = free;
-    while let Some((page, _)) = memory.take(&mut reserve) {
+    while let Some((page, _)) = reserve.take(&memory) {
         assert!(page != root && kept.iter().all(|span| !span.contains(page)));
     }
 }

@@ -259,7 +259,7 @@ walks! {
     armv7s_domain_9, ArmV7s::<9>::new(), AtomicU32, 10, NO_TYPES;
     riscv_sv39, RiscV::new(3).unwrap().with_memory_types(true), AtomicU64, 12, ALL;
     riscv_sv48, RiscV::new(4).unwrap().with_hardware_updates(true), AtomicU64, 12, ALL;
-    riscv_sv57, RiscV::new(5).unwrap().with_global(true), AtomicU64, 12, ALL;
+    riscv_sv57, RiscV::new(5).unwrap().with_supervisor_requests(true), AtomicU64, 12, ALL;
     riscv_sv39x4, RiscVG::new(3).unwrap(), AtomicU64, 12, ALL;
     riscv_sv48x4, RiscVG::new(4).unwrap().with_memory_types(true), AtomicU64, 12, ALL;
     riscv_sv57x4, RiscVG::new(5).unwrap().with_hardware_updates(true), AtomicU64, 12, ALL;
@@ -278,3 +278,41 @@ walks! {
 const K4_BITS: u32 = <ArmStage1<K4Lpa2> as Format>::OUTPUT_BITS;
 const K16_BITS: u32 = <ArmStage1<K16Lpa2> as Format>::OUTPUT_BITS;
 const K64_BITS: u32 = <ArmStage1<K64Lpa> as Format>::OUTPUT_BITS;
+
+/// What a scan says of a leaf is what a walk may do there: no more than every table above it permits.
+#[test]
+fn a_scan_narrows_permissions_by_every_entry_on_the_way() {
+    /// VT-d second stage, 3 levels: read-only at the top, then for writing as well.
+    struct Tables;
+    impl iopt::walk::WalkMemory for Tables {
+        fn read_u64(&self, address: u64) -> Result<u64, iopt::walk::BadAddress> {
+            Ok(match address {
+                0x1000 => 0x2000 | 1,
+                0x2000 => 0x3000 | 3,
+                0x2008 => 0x4020_0000 | 0x83,
+                0x3000 => 0x5000_0000 | 3,
+                _ => 0,
+            })
+        }
+    }
+    let format = iopt::FormatId::VtdSs;
+    let root = iopt::Root {
+        format,
+        address: 0x1000,
+        levels: 3,
+    };
+    let mut seen = Vec::new();
+    let each = |entry: &iopt::walk::Visited| {
+        seen.push((entry.level, entry.prot));
+        iopt::walk::ScanStep::Into
+    };
+    iopt::walk::Walker::new(root).scan(&Tables, each).unwrap();
+    assert_eq!(
+        seen.iter().map(|(level, _)| *level).collect::<Vec<_>>(),
+        [2, 1, 0, 1]
+    );
+    for (level, prot) in seen {
+        assert!(!prot.contains(iopt::Prot::WRITE), "level {level}: {prot}");
+        assert!(prot.contains(iopt::Prot::READ), "level {level}: {prot}");
+    }
+}

@@ -30,7 +30,7 @@ use iopt::walk::{Access, WalkMemory, Walker};
 use iopt::{Cell, Chain, Format, Gather, Prot, Table, TableMemory};
 use runs::{PageSizes, Span};
 
-use memory::{Tables, When, with_stop};
+use memory::{Tables, When, any_entry_counts, read_anew, with_stop};
 use world::World;
 
 const ALL: PageSizes = PageSizes::from_bits(u64::MAX);
@@ -377,9 +377,15 @@ fn a_growing_top_shows_the_old_translations_after_every_store() {
             let stops = std::rc::Rc::new(std::cell::Cell::new(0));
             let counter = std::rc::Rc::clone(&stops);
             let stop = move |when| {
-                counter.set(counter.get() + u32::from(when == When::After));
-                check(old);
+                if let When::After { read } = when {
+                    counter.set(counter.get() + 1);
+                    if read {
+                        read_anew();
+                        check(old);
+                    }
+                }
             };
+            any_entry_counts();
             let mut gather = Gather::new();
             let new = with_stop(stop, || table.grow(to, &mut gather).unwrap());
             check(old);

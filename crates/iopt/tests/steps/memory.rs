@@ -1,11 +1,15 @@
 //! Table memory that stops an operation after each of its stores.
+//!
+//! It notes which entries the walker reads: a store to any other entry changes nothing of what these
+//! walks found, so that a look after it would find the same.
 
 use std::cell::RefCell;
+use std::collections::HashSet;
+use std::ptr;
 
 use iopt::walk::{BadAddress, WalkMemory};
-use iopt::{Arena, AtomicMeta, Cell, Storage};
+use iopt::{Arena, AtomicMeta, Cell, Storage, TableMemory};
 
-/// Is told whether the store is still to come.
 type Stop = Box<dyn FnMut(When)>;
 
 /// When an operation is stopped.
@@ -13,11 +17,24 @@ type Stop = Box<dyn FnMut(When)>;
 pub(crate) enum When {
     /// Before a store: what hardware does now comes after all that was read.
     Before,
-    After,
+    /// After a store to an entry that the walker has `read`, or to another one.
+    After { read: bool },
 }
 
 thread_local! {
     static STOP: RefCell<Option<Stop>> = const { RefCell::new(None) };
+    /// Where the entries lie that were read since [`read_anew`]. `None`: it may be any of them.
+    static READ: RefCell<Option<HashSet<usize>>> = const { RefCell::new(None) };
+}
+
+/// Walks that come now find out anew which entries they depend on.
+pub(crate) fn read_anew() {
+    READ.with(|read| *read.borrow_mut() = Some(HashSet::new()));
+}
+
+/// What the walker would read has changed by something other than a store.
+pub(crate) fn any_entry_counts() {
+    READ.with(|read| *read.borrow_mut() = None);
 }
 
 /// Runs `operation`, with `stop` before and after each of its stores.
@@ -33,7 +50,20 @@ pub(crate) fn with_stop<T>(stop: impl FnMut(When) + 'static, operation: impl FnO
 #[repr(transparent)]
 pub(crate) struct Stepped<C>(C);
 
-fn at_store(when: When) {
+fn at_store<C, T>(cell: &C, store: impl FnOnce(&C) -> T) -> T {
+    stop(When::Before);
+    let result = store(cell);
+    let place = ptr::from_ref(cell).addr();
+    let read = READ.with(|read| {
+        read.borrow()
+            .as_ref()
+            .is_none_or(|read| read.contains(&place))
+    });
+    stop(When::After { read });
+    result
+}
+
+fn stop(when: When) {
     // Taken out meanwhile, so that what the stop does itself is not stopped at.
     if let Some(mut stop) = STOP.with(|slot| slot.borrow_mut().take()) {
         stop(when);
@@ -51,26 +81,16 @@ impl<C: Cell> Cell for Stepped<C> {
         self.0.get_acquire()
     }
     fn set(&self, word: u64) {
-        at_store(When::Before);
-        self.0.set(word);
-        at_store(When::After);
+        at_store(self, |cell| cell.0.set(word));
     }
     fn set_release(&self, word: u64) {
-        at_store(When::Before);
-        self.0.set_release(word);
-        at_store(When::After);
+        at_store(self, |cell| cell.0.set_release(word));
     }
     fn exchange(&self, word: u64) -> u64 {
-        at_store(When::Before);
-        let old = self.0.exchange(word);
-        at_store(When::After);
-        old
+        at_store(self, |cell| cell.0.exchange(word))
     }
     fn set_if(&self, old: u64, new: u64) -> Result<(), u64> {
-        at_store(When::Before);
-        let result = self.0.set_if(old, new);
-        at_store(When::After);
-        result
+        at_store(self, |cell| cell.0.set_if(old, new))
     }
 }
 
@@ -105,11 +125,25 @@ impl<C: Cell + Default, const LOG2: u32> Tables<C, LOG2> {
     }
 }
 
+impl<C: Cell, const LOG2: u32> Tables<C, LOG2> {
+    /// Notes that the entry at an address is read.
+    fn note(&self, address: u64) {
+        let cell = self.0.entries(address, 1).as_ptr();
+        READ.with(|read| {
+            if let Some(read) = &mut *read.borrow_mut() {
+                read.insert(cell.addr());
+            }
+        });
+    }
+}
+
 impl<C: Cell, const LOG2: u32> WalkMemory for Tables<C, LOG2> {
     fn read_u64(&self, address: u64) -> Result<u64, BadAddress> {
+        self.note(address);
         self.0.read_u64(address)
     }
     fn read_u32(&self, address: u64) -> Result<u32, BadAddress> {
+        self.note(address);
         self.0.read_u32(address)
     }
     fn compare_exchange_u64(

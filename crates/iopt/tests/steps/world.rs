@@ -13,7 +13,7 @@ use iopt::{
 use runs::{PageSizes, Run, Span};
 
 use super::device::{Device, Stale};
-use super::memory::{Memory, Tables, When, with_stop};
+use super::memory::{Memory, Tables, When, any_entry_counts, read_anew, with_stop};
 
 type Mem<C, const LOG2: u32> = &'static Arena<Memory<C>, LOG2>;
 
@@ -54,7 +54,7 @@ pub(crate) enum Kind {
 
 impl<F: Format, C: Cell + Default + 'static, const LOG2: u32> World<F, C, LOG2> {
     pub(crate) fn new(format: F, sizes: PageSizes, shared: bool, seed: u64) -> Self {
-        let tables = Tables::new(2048, 1 << (format.output_bits() - 1).min(46));
+        let tables = Tables::new(64, 1 << (format.output_bits() - 1).min(46));
         let table = Table::with_page_sizes(format, &tables.0, sizes).unwrap();
         let root = table.root();
         let walker = Walker::new(root)
@@ -134,9 +134,8 @@ impl<F: Format, C: Cell + Default + 'static, const LOG2: u32> World<F, C, LOG2> 
         let stop = {
             let (device, expected, stops) =
                 (Rc::clone(device), expected.clone(), Rc::clone(&stops));
-            let seldom = Plain::new(0u64);
             move |when| {
-                if when == When::Before {
+                let When::After { read } = when else {
                     if !device.idle.get() && device.random(4) == 0 {
                         device.write(expected[device.random(expected.len())].0);
                     }
@@ -145,15 +144,12 @@ impl<F: Format, C: Cell + Default + 'static, const LOG2: u32> World<F, C, LOG2> 
                         expected.iter().for_each(|(iova, ..)| device.write(*iova));
                     }
                     return;
-                }
+                };
                 stops.set(stops.get() + 1);
-                // With thousands of stores into a table that nobody can reach yet, a look at each
-                // tells nothing new.
-                seldom.set(seldom.get() + 1);
-                if seldom.get() > 3000 && !seldom.get().is_multiple_of(64) {
-                    return;
+                if read {
+                    read_anew();
                 }
-                for &(iova, old, new) in &expected {
+                for &(iova, old, new) in expected.iter().filter(|_| read) {
                     let now = device.seen(iova);
                     let fits =
                         |now: Option<u64>| now == old || now == new || broken && now.is_none();
@@ -176,7 +172,10 @@ impl<F: Format, C: Cell + Default + 'static, const LOG2: u32> World<F, C, LOG2> 
         };
         let flushed = {
             let device = Rc::clone(device);
-            move || device.cache.borrow_mut().0.clear()
+            move || {
+                device.cache.borrow_mut().0.clear();
+                any_entry_counts();
+            }
         };
         let table = &mut self.table;
         with_stop(stop, || operation(table, &flushed));

@@ -265,9 +265,11 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         work: &mut Work,
         form: P,
     ) {
-        let Some((below, zeroed)) = self.memory.take(&mut work.reserve) else {
-            debug_assert!(false, "too few tables were counted");
-            return;
+        let Some((below, zeroed)) = work.reserve.take(&self.memory) else {
+            // The leaf in `cell` stays.
+            let table =
+                at_top!(self.begin(), F, Top, root => self.table_at::<Top>(root, cursor.at, V::N));
+            return self.broke(table, V::N);
         };
         let before = work.reserve.len();
         let target = if zeroed {

@@ -36,12 +36,13 @@ use runs::{PageSizes, Span};
 use super::form::{Claiming, Exclusive, Form, Restart};
 use super::shared::SharedTable;
 use super::sink::RunSink;
+use super::trust::set_aside;
 use super::{Level, Table, at_top};
 use crate::cell::Cell;
 use crate::error::{PageSizeError, RangeError, RefitError};
 use crate::format::{BreakBeforeMake, Entry, Format};
 use crate::gather::{Flushed, Gather, Invalidation};
-use crate::memory::{Chain, Reserve, TableMemory};
+use crate::memory::{Chain, TableMemory};
 
 use apply::Work;
 use batch::Batch;
@@ -196,6 +197,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         progress: &mut Progress<'_>,
     ) -> Result<(), RefitError<E>> {
         // First pass: nothing is stored.
+        self.intact()?;
         let bbm = self.format.break_before_make();
         let (mut needed, mut extents) = (0, 0u64);
         let mut only = None;
@@ -211,13 +213,11 @@ impl<F: Format, M: TableMemory> Table<F, M> {
             extents += 1;
             only = (extents == 1).then_some(extent);
         }
+        self.intact()?;
         if extents == 0 {
             return Ok(());
         }
-        let reserve = match needed {
-            0 => Reserve::empty(),
-            _ => self.memory.reserve(needed).map_err(RefitError::NoTables)?,
-        };
+        let reserve = set_aside(&self.memory, needed)?;
 
         // Second pass.
         let mut work = Work::new(scan.layout(self), scan.first(), reserve);
@@ -261,6 +261,8 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         progress.count.added += work.added;
         progress.count.removed += work.removed;
         self.memory.give_back(work.reserve);
+        // What a broken memory did comes before what a flush says of it.
+        self.intact()?;
         result
     }
 
@@ -430,6 +432,7 @@ impl<F: Format, M: TableMemory, const SLOTS: usize> SharedTable<F, M, SLOTS> {
                 break;
             }
             table.release_all(begin, at, range.len, form);
+            table.intact()?;
             table.memory.wait(round);
             round += 1;
         }
@@ -450,6 +453,7 @@ impl<F: Format, M: TableMemory, const SLOTS: usize> SharedTable<F, M, SLOTS> {
         table.release_all(table.begin(), hull.0, hull.1 - hull.0 + 1, form);
         drop(guard);
         self.retire(done);
+        table.intact()?;
         result
     }
 }

@@ -9,15 +9,16 @@ use crate::prot::Prot;
 
 /// AttrIndx[2:0], which field of MAIR has the memory type (D8.6.1).
 const ATTR_INDEX_SHIFT: u32 = 2;
-/// AP[1], requests of the lower privilege (EL0) are allowed (D8.4.1). RES1 in a regime with one.
+/// AP[1], requests of the lower privilege (EL0) are allowed (D8.4.1).
 const AP_UNPRIVILEGED: u64 = 1 << 6;
 /// AP[2], read-only (D8.4.1); with DBM: clean (D8.5.2).
 const AP_READ_ONLY: u64 = 1 << 7;
-/// nG, not global: only for requests with the table's ASID (D8.16, "Global and process-specific").
+/// nG, not global: only for requests with the table's ASID (D8.16, "Global and process-specific"). Always
+/// set: a global leaf would be found by devices of all domains, and survive a TLB invalidation by ASID.
 const NOT_GLOBAL: u64 = 1 << 11;
-/// PXN, no privileged instruction fetches (D8.4.1). RES0 in a regime with one privilege.
+/// PXN, no privileged instruction fetches (D8.4.1).
 const PXN: u64 = 1 << 53;
-/// UXN, no unprivileged instruction fetches; XN in a regime with one privilege (D8.4.1).
+/// UXN, no unprivileged instruction fetches (D8.4.1).
 const UXN: u64 = 1 << 54;
 
 /// MAIR attribute of normal memory, inner and outer write-back, read- and write-allocate (MAIR_EL1,
@@ -28,16 +29,13 @@ const MAIR_DEVICE: u64 = 0x04;
 /// MAIR attribute of normal memory, inner and outer non-cacheable (MAIR_EL1, 0b0100_0100).
 const MAIR_NON_CACHEABLE: u64 = 0x44;
 
-/// Stage 1 tables with granule `G`.
+/// Stage 1 tables with granule `G`, for a regime of two privilege levels with ASIDs.
 ///
-/// A leaf can be read at least. Every leaf can be for privileged requests only or for all, unless
-/// the regime has one privilege level.
+/// A leaf can be read at least. Every leaf can be for privileged requests only or for all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ArmStage1<G> {
     geometry: Geometry<G>,
     options: ArmOptions,
-    one_privilege: bool,
-    global: bool,
     memory_index: u8,
     device_index: u8,
     uncached_index: u8,
@@ -53,16 +51,14 @@ impl<G: Granule> ArmStage1<G> {
     /// Tables for the lowest 2^`input_bits` addresses (TTBR0), of 32 bits at least, with output
     /// addresses of `output_bits` bits. As many levels as that takes.
     ///
-    /// The regime has two privilege levels, leaves are not global, MAIR has memory at index 0,
-    /// devices at index 1 and memory that is not cached at index 2, as [`mair`](Self::mair) says.
+    /// MAIR has memory at index 0, devices at index 1 and memory that is not cached at index 2, as
+    /// [`mair`](Self::mair) says.
     pub const fn new(input_bits: u32, output_bits: u32) -> Result<Self, BuildError> {
         let max = G::STAGE1_INPUT_BITS;
         match Geometry::new(Self::ID, input_bits, output_bits, max, 0) {
             Ok(geometry) => Ok(Self {
                 geometry,
                 options: ArmOptions::PLAIN,
-                one_privilege: false,
-                global: false,
                 memory_index: 0,
                 device_index: 1,
                 uncached_index: 2,
@@ -71,30 +67,15 @@ impl<G: Granule> ArmStage1<G> {
         }
     }
 
-    /// For the highest addresses instead (TTBR1). A regime with one privilege level has none.
+    /// For the highest addresses instead (TTBR1).
     pub const fn upper(mut self) -> Self {
         self.geometry.upper = true;
-        self.one_privilege = false;
         self
     }
 
     /// With these options.
     pub const fn with_options(mut self, options: ArmOptions) -> Self {
         self.options = options;
-        self
-    }
-
-    /// For a regime with one privilege level (EL2 without E2H, EL3), which has no ASIDs and no
-    /// upper half either: XN in the place of UXN, no privileged pages, nG 0.
-    pub const fn with_one_privilege(mut self) -> Self {
-        self.one_privilege = true;
-        self.geometry.upper = false;
-        self
-    }
-
-    /// Leaves for requests with any ASID (nG 0).
-    pub const fn with_global_leaves(mut self) -> Self {
-        self.global = true;
         self
     }
 
@@ -218,7 +199,6 @@ impl<G: Granule> Format for ArmStage1<G> {
             || prot.contains(Prot::COHERENT)
             || device && (executable || uncached || !self.has_devices())
             || uncached && !self.has_uncached()
-            || privileged && self.one_privilege
         {
             return None;
         }
@@ -228,11 +208,9 @@ impl<G: Granule> Format for ArmStage1<G> {
             (false, false) => self.memory_index,
         };
         let mut bits = AF
+            | NOT_GLOBAL
             | u64::from(index) << ATTR_INDEX_SHIFT
             | options.shareability_bits::<G>(device || uncached);
-        if !self.global && !self.one_privilege {
-            bits |= NOT_GLOBAL;
-        }
         if !privileged {
             bits |= AP_UNPRIVILEGED;
         }
@@ -245,19 +223,15 @@ impl<G: Granule> Format for ArmStage1<G> {
         if !executable || privileged {
             bits |= UXN;
         }
-        if !executable && !self.one_privilege {
+        if !executable {
             bits |= PXN;
         }
         Some(bits)
     }
 
     fn prot(&self, _level: usize, word: u64) -> Prot {
-        let privileged = !self.one_privilege && word & AP_UNPRIVILEGED == 0;
-        let not_executable = match (self.one_privilege, privileged) {
-            (true, _) => UXN,
-            (false, true) => PXN,
-            (false, false) => UXN | PXN,
-        };
+        let privileged = word & AP_UNPRIVILEGED == 0;
+        let not_executable = if privileged { PXN } else { UXN | PXN };
         let marked = self.options.dirty && word & DBM != 0;
         let mut prot = Prot::READ;
         prot.set(Prot::WRITE, word & AP_READ_ONLY == 0 || marked);

@@ -71,25 +71,6 @@ fn stage_1_permissions_and_attributes_are_these_words() {
         0x1_2340_0000,
         &[(RW, Some(0x0060_0001_2340_0f41))],
     );
-    // XN alone, AP[1] 1 (RES1), nG 0.
-    leaves(
-        plain.with_one_privilege(),
-        0,
-        0x1_2345_6000,
-        &[
-            (RW, Some(0x0040_0001_2345_6743)),
-            (R, Some(0x0040_0001_2345_67c3)),
-            (RX, Some(0x0000_0001_2345_67c3)),
-            (RW | privileged, None),
-        ],
-    );
-    // nG 0.
-    leaves(
-        plain.with_global_leaves(),
-        0,
-        0x1_2345_6000,
-        &[(RW, Some(0x0060_0001_2345_6743))],
-    );
     // AttrIndx 7 and 2, SH 00.
     let other = plain
         .with_attribute_indices(7, 2, 5)
@@ -426,7 +407,6 @@ fn permissions_are_read_back_as_they_were_written() {
         };
         let one = ArmStage1::<K4>::new(48, 48).unwrap().with_options(options);
         all(one);
-        all(one.with_one_privilege());
         all(one.with_attribute_indices(5, 6, 3).unwrap());
         all(one.with_attribute_indices(5, 6, 6).unwrap());
         all(ArmStage1::<K16Lpa2>::new(48, 48)

@@ -45,15 +45,10 @@ pub(crate) fn dirty_op() -> impl Strategy<Value = DirtyOp> {
 }
 
 impl Model {
-    fn overlapping(&mut self, span: Span) -> impl Iterator<Item = &mut ModelLeaf> {
-        let leaves = self.leaves.values_mut();
-        leaves.filter(move |leaf| leaf.run.input().overlaps(&span))
-    }
-
     fn protect(&mut self, span: Span, prot: Prot) -> Result<(), Refusal> {
         let span = self.range(span.start, span.len)?;
         let mut at = Some(span.start);
-        for leaf in self.overlapping(span) {
+        for leaf in self.touched(span) {
             let leaf = leaf.run.input();
             // Whatever comes first: the cut at the front, a hole, the cut at the end.
             if leaf.start < span.start {
@@ -70,15 +65,14 @@ impl Model {
         if at != span.last().checked_add(1) {
             return Err(Refusal::Hole(at.unwrap()));
         }
-        self.overlapping(span).for_each(|leaf| leaf.prot = prot);
+        self.touched_mut(span).for_each(|leaf| leaf.prot = prot);
         Ok(())
     }
 
     /// What is dirty, as runs in the order of the leaves.
     fn dirty_runs(&self, span: Span) -> Vec<Span> {
-        let dirty = self.leaves.values().filter(|leaf| leaf.dirty);
-        let dirty = dirty.map(|leaf| leaf.run.input());
-        joined(dirty.filter(|leaf| leaf.overlaps(&span)))
+        let dirty = self.touched(span).filter(|leaf| leaf.dirty);
+        joined(dirty.map(|leaf| leaf.run.input()))
     }
 }
 
@@ -119,7 +113,7 @@ impl<F: Format, A: Tables, const SHARED: bool> World<'_, F, A, SHARED> {
                 if let Some(bytes) = self.check_kept(span, result) {
                     let writable = |leaf: &&mut ModelLeaf| leaf.prot.contains(Prot::WRITE);
                     let mut any = false;
-                    for leaf in self.model.overlapping(span).filter(writable) {
+                    for leaf in self.model.touched_mut(span).filter(writable) {
                         (leaf.dirty, any) = (true, true);
                     }
                     assert_eq!(bytes > 0, any);
@@ -160,16 +154,17 @@ impl<F: Format, A: Tables, const SHARED: bool> World<'_, F, A, SHARED> {
         // Not too many bits.
         let size = self.model.sizes[0].max((span.len >> 14).next_power_of_two()) << coarser;
         let mut pending = Pending::new(vec![0; 512], span, size).unwrap();
-        let before = self.snapshot();
-        let result = on!(self, table => table.harvest(span, &mut pending));
         let ends = |leaf: &ModelLeaf| !span.covers(&leaf.run.input());
-        let cut = self.model.overlapping(span).any(|leaf| ends(leaf));
+        let cut = self.model.touched(span).any(ends);
+        let outside = self.model.range(span.start, span.len).is_err();
+        let before = (cut || outside || !self.table.tracks_dirty()).then(|| self.snapshot());
+        let result = on!(self, table => table.harvest(span, &mut pending));
         match result {
             Err(DirtyError::NotTracked) => assert!(!self.table.tracks_dirty()),
             Err(DirtyError::InsideLeaf { .. }) => assert!(cut),
             other => {
                 if let Some(bytes) = self.check_kept(span, other) {
-                    assert!(!cut && self.table.tracks_dirty());
+                    assert!(before.is_none());
                     let dirty = self.model.dirty_runs(span);
                     assert_eq!(bytes, dirty.iter().map(|run| run.len).sum::<u64>());
                     for leaf in &dirty {
@@ -180,18 +175,21 @@ impl<F: Format, A: Tables, const SHARED: bool> World<'_, F, A, SHARED> {
                     let all: Vec<_> = shown.runs().collect();
                     assert_eq!(all, widened(&dirty, size, span));
                     shown.acknowledge();
-                    let overlapping = self.model.overlapping(span);
-                    overlapping.for_each(|leaf| leaf.dirty = false);
+                    let leaves = self.model.touched_mut(span);
+                    leaves.for_each(|leaf| leaf.dirty = false);
                     return;
                 }
             }
         }
-        assert!(before == self.snapshot(), "a refused harvest stored");
+        assert!(
+            before.is_some_and(|before| before == self.snapshot()),
+            "a refused harvest stored"
+        );
     }
 
     fn protect(&mut self, span: Span, prot: Prot) {
-        let before = self.snapshot();
         let expected = self.model.protect(span, prot);
+        let before = expected.is_err().then(|| self.snapshot());
         let mut gather = Gather::new();
         let result = on!(self, table => table.protect(span, prot, &mut gather));
         match (&result, &expected) {
@@ -201,7 +199,7 @@ impl<F: Format, A: Tables, const SHARED: bool> World<'_, F, A, SHARED> {
             (Err(ProtectError::Range(_)), Err(Refusal::Range)) => {}
             _ => panic!("protect {span} {prot}: {result:?}, expected {expected:?}"),
         }
-        if result.is_err() {
+        if let Some(before) = before {
             assert!(gather.is_empty());
             assert!(before == self.snapshot(), "a refused protect stored");
         }
@@ -215,7 +213,10 @@ impl<F: Format, A: Tables, const SHARED: bool> World<'_, F, A, SHARED> {
             .table
             .unmap(span, &mut Gather::new(), &mut iopt::Discard);
         assert_eq!(refused, Err(UnmapError::DirtyWanted));
-        let mut before = self.model.clone();
+        let before: Vec<ModelLeaf> = match self.model.range(span.start, span.len) {
+            Ok(span) => self.model.touched(span).copied().collect(),
+            Err(_) => Vec::new(),
+        };
         let expected = self.model.unmap(span, holes);
         let (mut gather, mut runs) = (Gather::new(), Vec::new());
         let mut sink = WithDirty(|run, dirty| runs.push((run, dirty)));
@@ -228,7 +229,7 @@ impl<F: Format, A: Tables, const SHARED: bool> World<'_, F, A, SHARED> {
         assert_eq!(result.is_ok(), expected.is_ok(), "{span}: {result:?}");
         let mut told: Vec<(Run, bool)> = Vec::new();
         if result.is_ok() {
-            for leaf in before.overlapping(span) {
+            for leaf in before {
                 match told.last_mut() {
                     Some((open, dirty))
                         if *dirty == leaf.dirty && open.is_followed_by(&leaf.run) =>

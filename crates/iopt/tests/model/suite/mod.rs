@@ -99,6 +99,11 @@ tables! {
     AtomicU32, 10;
 }
 
+/// A step of a random sequence that would make more leaves than that is left out: the whole table is compared
+/// with the model at each step, so that a sequence costs what its table holds. Enough for a leaf that is split
+/// into all entries of a table, beside others, but for 64 KiB tables of one-page leaves.
+pub(crate) const LEAVES: usize = 4096;
+
 /// How many random sequences: fewer where tables are large, since all are compared at each step. Each run of
 /// `cargo xtask properties` tries others.
 pub(crate) const fn cases<A: TableMemory>() -> u32 {

@@ -80,18 +80,20 @@ impl Model {
         Ok(span)
     }
 
-    /// The first leaf that has a byte in `span`.
-    fn first_in(&self, span: Span) -> Option<ModelLeaf> {
-        self.leaves
-            .values()
-            .copied()
-            .find(|leaf| leaf.run.input().overlaps(&span))
+    /// How many leaves runs become.
+    pub(crate) fn leaves_of(&self, mut iova: u64, runs: &[Span]) -> usize {
+        let mut leaves = 0;
+        for run in runs {
+            leaves += layout(Run::new(iova, run.start, run.len), &self.sizes).len();
+            iova = iova.wrapping_add(run.len);
+        }
+        leaves
     }
 
     pub(crate) fn map(&mut self, iova: u64, runs: &[Span], prot: Prot) -> Result<(), Refusal> {
         let len = runs.iter().map(|run| run.len).sum();
         let span = self.range(iova, len)?;
-        if let Some(leaf) = self.first_in(span) {
+        if let Some(leaf) = self.touched(span).next() {
             return Err(Refusal::Overlap(leaf.run));
         }
         let mut at = iova;
@@ -106,20 +108,34 @@ impl Model {
     }
 
     /// The leaves that have a byte in `span`.
-    pub(crate) fn touched(&self, span: Span) -> Vec<ModelLeaf> {
-        self.leaves
-            .values()
-            .copied()
-            .filter(|leaf| leaf.run.input().overlaps(&span))
-            .collect()
+    pub(crate) fn touched(&self, span: Span) -> impl Iterator<Item = &ModelLeaf> {
+        let leaves = self.leaves.range(self.first_at(span)..=span.last());
+        leaves.map(|(_, leaf)| leaf)
+    }
+
+    /// The same, to be changed.
+    pub(crate) fn touched_mut(&mut self, span: Span) -> impl Iterator<Item = &mut ModelLeaf> {
+        let leaves = self.leaves.range_mut(self.first_at(span)..=span.last());
+        leaves.map(|(_, leaf)| leaf)
+    }
+
+    /// Where the first leaf that has a byte in `span` begins, if there is one.
+    fn first_at(&self, span: Span) -> u64 {
+        let before = self.leaves.range(..span.start).next_back();
+        match before {
+            Some((at, leaf)) if leaf.run.input().overlaps(&span) => *at,
+            _ => span.start,
+        }
     }
 
     /// Puts other leaves in the place of those in `run`: each is dirty if one was that had a byte in
     /// common with it.
     pub(crate) fn replace(&mut self, run: Run, prot: Prot, parts: &[Run]) {
-        let old = self.touched(run.input());
-        self.leaves
-            .retain(|_, leaf| !run.input().covers(&leaf.run.input()));
+        let old: Vec<ModelLeaf> = self.touched(run.input()).copied().collect();
+        for leaf in &old {
+            assert!(run.input().covers(&leaf.run.input()));
+            self.leaves.remove(&leaf.run.iova);
+        }
         let mut dirty = old.iter().filter(|leaf| leaf.dirty).peekable();
         for &part in parts {
             let behind = |leaf: &ModelLeaf| leaf.run.input().last() < part.iova;
@@ -133,12 +149,7 @@ impl Model {
 
     pub(crate) fn unmap(&mut self, span: Span, holes: bool) -> Result<Vec<Run>, Refusal> {
         let span = self.range(span.start, span.len)?;
-        let inside: Vec<ModelLeaf> = self
-            .leaves
-            .values()
-            .copied()
-            .filter(|leaf| leaf.run.input().overlaps(&span))
-            .collect();
+        let inside: Vec<ModelLeaf> = self.touched(span).copied().collect();
         if inside.iter().any(|leaf| !span.covers(&leaf.run.input())) {
             return Err(Refusal::InsideLeaf);
         }

@@ -24,7 +24,7 @@ impl<F: Format, A: Tables, const SHARED: bool> World<'_, F, A, SHARED> {
 
         let mut spare = Chain::empty();
         let mut two = self.memory.reserve(2).unwrap();
-        while let Some((table, _)) = self.memory.take(&mut two) {
+        while let Some((table, _)) = two.take(self.memory) {
             spare.push(self.memory, table);
         }
         drop(self.table.plan_map(iova, runs, prot, Some(&mut spare)));
@@ -34,7 +34,7 @@ impl<F: Format, A: Tables, const SHARED: bool> World<'_, F, A, SHARED> {
         let tables = self.table.tables();
         let planned = self.table.plan_map(iova, runs, prot, Some(&mut spare));
         let reserved = self.memory.used();
-        let result = planned.map(iopt::Planned::fill);
+        let result = planned.and_then(iopt::Planned::fill);
         // A plan counts exactly what its fill takes.
         assert_eq!(self.memory.used(), reserved);
         let added = self.table.tables() - tables;

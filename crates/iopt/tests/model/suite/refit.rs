@@ -1,12 +1,14 @@
 //! Split, cut and merge in the model suite.
 
+use std::collections::BTreeSet;
+
 use iopt::format::BreakBeforeMake;
 use iopt::{Format, Gather, Interruption, Invalidation, RefitError};
 use proptest::prelude::*;
 use runs::{Run, Span};
 
 use super::model::ModelLeaf;
-use super::{Tables, World, on, root_tables};
+use super::{LEAVES, Tables, World, on, root_tables};
 
 /// One such operation, in raw numbers.
 #[derive(Clone, Debug)]
@@ -43,9 +45,6 @@ pub(crate) fn refit() -> impl Strategy<Value = Refit> {
         )
 }
 
-/// More leaves than that make the suite slow.
-const MANY: usize = 3000;
-
 impl<F: Format, A: Tables, const SHARED: bool> World<'_, F, A, SHARED> {
     pub(crate) fn refit(&mut self, refit: &Refit) {
         let leaves: Vec<ModelLeaf> = self.model.leaves.values().copied().collect();
@@ -75,13 +74,17 @@ impl<F: Format, A: Tables, const SHARED: bool> World<'_, F, A, SHARED> {
         match refit.kind {
             0 => {
                 let smaller: Vec<u64> = sizes.iter().copied().filter(|s| *s <= size).collect();
+                let parts: u64 = self
+                    .model
+                    .touched(range)
+                    .map(|leaf| leaf.run.len / size)
+                    .sum();
+                if parts > LEAVES as u64 {
+                    return;
+                }
                 for leaf in self.model.touched(range) {
-                    if leaf.run.len / size <= MANY as u64 {
-                        let parts = super::model::layout(leaf.run, &smaller);
-                        wanted.push((leaf.run, leaf.prot, parts));
-                    } else {
-                        return;
-                    }
+                    let parts = super::model::layout(leaf.run, &smaller);
+                    wanted.push((leaf.run, leaf.prot, parts));
                 }
             }
             1 => {
@@ -124,7 +127,7 @@ impl<F: Format, A: Tables, const SHARED: bool> World<'_, F, A, SHARED> {
             .iter()
             .flat_map(|(.., parts)| parts.clone())
             .collect();
-        if after.len() > 4 * MANY {
+        if self.model.leaves.len() - before.len() + after.len() > LEAVES {
             return;
         }
         let changes = before != after;
@@ -167,11 +170,9 @@ impl<F: Format, A: Tables, const SHARED: bool> World<'_, F, A, SHARED> {
                 assert!(gather.is_empty());
                 assert_eq!(flushes > 0, changes);
                 // Every leaf that is gone was flushed.
-                for leaf in before
-                    .iter()
-                    .filter(|leaf| !after.contains(leaf))
-                    .step_by(37)
-                {
+                let after: BTreeSet<&Run> = after.iter().collect();
+                let gone = before.iter().filter(|leaf| !after.contains(leaf));
+                for leaf in gone.step_by(37) {
                     let input = leaf.input();
                     assert!(flushed.iter().any(|span| span.covers(&input)), "{leaf}");
                 }
@@ -192,12 +193,9 @@ impl<F: Format, A: Tables, const SHARED: bool> World<'_, F, A, SHARED> {
                         .collect();
                     let bytes: u64 = now.iter().map(|leaf| leaf.len).sum();
                     assert_eq!(bytes, run.len);
-                    let old: Vec<Run> = self
-                        .model
-                        .touched(run.input())
-                        .iter()
-                        .map(|leaf| leaf.run)
-                        .collect();
+                    let old = self.model.touched(run.input());
+                    let old: BTreeSet<Run> = old.map(|leaf| leaf.run).collect();
+                    let parts: BTreeSet<Run> = parts.into_iter().collect();
                     for leaf in &now {
                         assert!(old.contains(leaf) || parts.contains(leaf), "{leaf}");
                         assert_eq!(leaf.iova - run.iova, leaf.pa - run.pa);
@@ -217,12 +215,12 @@ impl<F: Format, A: Tables, const SHARED: bool> World<'_, F, A, SHARED> {
     }
 
     /// After a flush that failed, what took the place of tables counts as written to.
-    fn read_dirty_back(&mut self, range: Span, old: &[Run]) {
+    fn read_dirty_back(&mut self, range: Span, old: &BTreeSet<Run>) {
         if !self.table.format().keeps_dirty() {
             return;
         }
-        for leaf in self.model.leaves.values_mut() {
-            if range.covers(&leaf.run.input()) && !old.contains(&leaf.run) {
+        for leaf in self.model.touched_mut(range) {
+            if !old.contains(&leaf.run) {
                 let mut dirty = false;
                 self.table
                     .peek_dirty(leaf.run.input(), |_| dirty = true)

@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 
 use iopt::format::Entry;
 use iopt::{Format, Gather, MapError, Prot, Table, UnmapError};
-use runs::{PageSizes, Run, Span};
+use runs::{Joiner, PageSizes, Run, Span};
 
 use super::model::{Model, Refusal};
-use super::{Op, Tables, page, root_tables};
+use super::{LEAVES, Op, Tables, page, root_tables};
 
 /// A table that is lent to the shared form for an operation.
 pub(crate) struct Lent<T>(Option<T>);
@@ -136,6 +136,9 @@ impl<'a, F: Format, A: Tables, const SHARED: bool> World<'a, F, A, SHARED> {
                     spans.push(Span::new(start & !(grain - 1), len));
                     at = at.wrapping_add(len);
                 }
+                if self.model.leaves.len() + self.model.leaves_of(iova, &spans) > LEAVES {
+                    return;
+                }
                 self.map(iova, &spans, self.prots[*prot]);
             }
             Op::Unmap {
@@ -180,8 +183,8 @@ impl<'a, F: Format, A: Tables, const SHARED: bool> World<'a, F, A, SHARED> {
     }
 
     pub(crate) fn map(&mut self, iova: u64, runs: &[Span], prot: Prot) {
-        let before = self.snapshot();
         let expected = self.model.map(iova, runs, prot);
+        let before = expected.is_err().then(|| self.snapshot());
         let result = if self.keeps {
             let mut gather = Gather::new();
             let result = on!(self, table => table.map_anew(iova, runs, prot, &mut gather));
@@ -200,7 +203,7 @@ impl<'a, F: Format, A: Tables, const SHARED: bool> World<'a, F, A, SHARED> {
             (Err(MapError::Range(_)), Err(Refusal::Range)) => {}
             _ => panic!("map {iova:#x} {runs:?}: {result:?}, expected {expected:?}"),
         }
-        if result.is_err() && !self.keeps {
+        if let Some(before) = before.filter(|_| !self.keeps) {
             assert!(before == self.snapshot(), "a refused map changed the table");
         }
     }
@@ -209,8 +212,8 @@ impl<'a, F: Format, A: Tables, const SHARED: bool> World<'a, F, A, SHARED> {
         if self.table.tracks_dirty() {
             return self.unmap_tracked(span, holes);
         }
-        let before = self.snapshot();
         let expected = self.model.unmap(span, holes);
+        let before = expected.is_err().then(|| self.snapshot());
         let mut gather = Gather::new();
         let mut runs = Vec::new();
         // One type for both, or all of it is compiled twice.
@@ -242,7 +245,7 @@ impl<'a, F: Format, A: Tables, const SHARED: bool> World<'a, F, A, SHARED> {
             }
             _ => panic!("unmap {span} {holes}: {result:?}, expected {expected:?}"),
         }
-        if result.is_err() {
+        if let Some(before) = before {
             assert!(gather.is_empty());
             assert!(
                 before == self.snapshot(),
@@ -320,11 +323,20 @@ impl<'a, F: Format, A: Tables, const SHARED: bool> World<'a, F, A, SHARED> {
         self.table.reclaim(gather.never_walked());
     }
 
-    /// Unmaps everything; nothing is left but the root, and then not even that.
+    /// Unmaps everything, one leaf and then all that lie without a hole behind it; nothing is left but
+    /// the root, and then not even that.
     pub(crate) fn finish(mut self) {
-        let runs: Vec<Run> = self.model.leaves.values().map(|leaf| leaf.run).collect();
-        for run in runs {
-            self.unmap(run.input(), false);
+        while let Some(first) = self.model.leaves.values().next() {
+            let first = first.run.input();
+            self.unmap(first, false);
+            let mut joiner = Joiner::new();
+            let leaves = self.model.leaves.values();
+            let rest = leaves
+                .map(|leaf| leaf.run.input())
+                .find_map(|leaf| joiner.push(leaf));
+            if let Some(rest) = rest.or(joiner.finish()) {
+                self.unmap(rest, false);
+            }
         }
         self.give_back_empty_tables();
         assert_eq!(self.table.tables(), 1);
