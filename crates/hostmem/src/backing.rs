@@ -93,17 +93,21 @@ impl Backing {
     pub fn choose(len: u64, machine: &Machine) -> Choice {
         let mut against = Vec::new();
         for size in [HugeSize::OneGiB, HugeSize::TwoMiB] {
+            let backing = match size {
+                HugeSize::OneGiB => Self::Hugetlb1G,
+                HugeSize::TwoMiB => Self::Hugetlb2M,
+            };
             let free = machine.pool(size).map_or(0, |pool| pool.unreserved());
             let needed = len.div_ceil(size.bytes());
             if !len.is_multiple_of(size.bytes()) {
                 if free > 0 {
                     against.push(format!("the size is no multiple of {size}"));
                 }
+            } else if let Some(cgroup) = machine.cgroup_below(backing, len)
+                && free >= needed
+            {
+                against.push(format!("of huge pages of {size} {cgroup}"));
             } else if free >= needed && needed > 0 {
-                let backing = match size {
-                    HugeSize::OneGiB => Self::Hugetlb1G,
-                    HugeSize::TwoMiB => Self::Hugetlb2M,
-                };
                 against.push(format!(
                     "{free} huge pages of {size} are free, {needed} are needed"
                 ));
@@ -176,6 +180,7 @@ impl FromStr for Backing {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cgroup::CgroupLimit;
     use crate::machine::Pool;
 
     fn machine(free_1g: u64, free_2m: u64, thp: ThpMode) -> Machine {
@@ -187,6 +192,9 @@ mod tests {
         Machine {
             total: 64 << 30,
             available: 32 << 30,
+            cgroup: None,
+            cgroup_2m: None,
+            cgroup_1g: None,
             page: 4096,
             thp,
             pool_2m: Some(pool(free_2m)),
@@ -215,6 +223,19 @@ mod tests {
         assert_eq!(
             reason,
             "no huge pages of 1G or 2M are free; transparent huge pages are on for madvise"
+        );
+        let mut limited = machine(2, 4096, ThpMode::Always);
+        limited.cgroup_1g = Some(CgroupLimit {
+            path: "/sys/fs/cgroup/vm".into(),
+            limit: 3 << 30,
+            in_use: 2 << 30,
+        });
+        let choice = Backing::choose(2 << 30, &limited);
+        assert_eq!(choice.backing, Backing::Hugetlb2M);
+        assert_eq!(
+            choice.reason,
+            "of huge pages of 1G the control group /sys/fs/cgroup/vm leaves 1 GiB (3 GiB allowed, 2 GiB in \
+             use); 4096 huge pages of 2M are free, 1024 are needed"
         );
         assert_eq!(choose(3 << 20, 0, 9, ThpMode::Always).0, Backing::Thp);
         assert_eq!(choose(1 << 20, 0, 9, ThpMode::Always).0, Backing::Anon4K);

@@ -61,6 +61,7 @@ mod buffers;
 mod bus_error;
 #[allow(unsafe_code)]
 mod caches;
+mod cgroup;
 mod charge;
 mod discard;
 mod frames;
@@ -90,6 +91,7 @@ mod windows;
 
 pub use backing::{Backing, Choice, UnknownBacking};
 pub use caches::{can_evict, evict, largest_cache};
+pub use cgroup::CgroupLimit;
 pub use discard::{Call, CountError, Discard, DiscardError, Discarded, Freed, FreedBy, Kept};
 pub use frames::{Frames, FramesError};
 #[cfg(feature = "vm-memory")]
@@ -100,7 +102,7 @@ pub use mapping::{MapError, Mapping};
 pub use nodes::{Folios, KernelNodes, LookError, NodePolicy};
 pub use pin::{Pin, ReleaseError, Steps};
 pub use pinner::{PinKind, Pinner, PinnerError};
-pub use pool::{PoolError, RaisedPool};
+pub use pool::{PoolError, PoolWrite, RaisedPool};
 pub use populate::PopulateError;
 pub use process::{PageRun, ProcessPages};
 pub use procfs::ProbeError;

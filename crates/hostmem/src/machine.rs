@@ -1,8 +1,10 @@
 //! What the machine has, as it stands: nothing here changes anything.
 
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
+use crate::backing::Backing;
+use crate::cgroup::{CgroupLimit, Controller};
 use crate::procfs::{self, ProbeError};
 use crate::sys;
 
@@ -107,6 +109,12 @@ pub struct Machine {
     pub total: u64,
     /// Memory that can be had without swapping, bytes (`MemAvailable`).
     pub available: u64,
+    /// The control group that leaves this process the least of memory; `None` without a limit.
+    pub cgroup: Option<CgroupLimit>,
+    /// The same of huge pages of 2 MiB.
+    pub cgroup_2m: Option<CgroupLimit>,
+    /// The same of huge pages of 1 GiB.
+    pub cgroup_1g: Option<CgroupLimit>,
     /// Size of a base page, bytes.
     pub page: u64,
     /// Who gets transparent huge pages.
@@ -138,6 +146,9 @@ impl Machine {
         Ok(Self {
             total: bytes("MemTotal")?,
             available: bytes("MemAvailable")?,
+            cgroup: Controller::Memory.limit(Path::new("/")),
+            cgroup_2m: Controller::Huge(HugeSize::TwoMiB).limit(Path::new("/")),
+            cgroup_1g: Controller::Huge(HugeSize::OneGiB).limit(Path::new("/")),
             page: sys::page_size(),
             thp: thp.map_or(ThpMode::Never, |text| ThpMode::of(&text)),
             pool_2m: Pool::read(HugeSize::TwoMiB),
@@ -152,6 +163,27 @@ impl Machine {
             HugeSize::TwoMiB => self.pool_2m,
             HugeSize::OneGiB => self.pool_1g,
         }
+    }
+
+    /// The control group that limits memory of `backing` the most.
+    pub const fn cgroup(&self, backing: Backing) -> Option<&CgroupLimit> {
+        match backing.huge_size() {
+            None => self.cgroup.as_ref(),
+            Some(HugeSize::TwoMiB) => self.cgroup_2m.as_ref(),
+            Some(HugeSize::OneGiB) => self.cgroup_1g.as_ref(),
+        }
+    }
+
+    /// The control group that does not leave `len` bytes of `backing`.
+    pub fn cgroup_below(&self, backing: Backing, len: u64) -> Option<&CgroupLimit> {
+        self.cgroup(backing).filter(|cgroup| cgroup.left() < len)
+    }
+
+    /// Bytes of `backing` that this process can have, huge pages once they are in their pool: `available`, or
+    /// what its control group leaves where that is less.
+    pub fn left(&self, backing: Backing) -> u64 {
+        let cgroup = self.cgroup(backing).map_or(u64::MAX, CgroupLimit::left);
+        self.available.min(cgroup)
     }
 }
 

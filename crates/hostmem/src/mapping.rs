@@ -24,6 +24,7 @@ use runs::Span;
 use thiserror::Error;
 
 use crate::backing::Backing;
+use crate::cgroup::CgroupLimit;
 use crate::machine::{HugeSize, Machine, Pool};
 use crate::nodes::{KernelNodes, NodePolicy};
 use crate::procfs::ProbeError;
@@ -85,6 +86,14 @@ pub enum MapError {
         len: u64,
         /// `MemAvailable`, bytes.
         available: u64,
+    },
+    /// More than a control group leaves, which would kill this process.
+    #[error("{} are asked for, {cgroup}", Bytes(*len))]
+    OverCgroup {
+        /// The length, bytes.
+        len: u64,
+        /// The group.
+        cgroup: CgroupLimit,
     },
     /// The pool of huge pages is too small.
     #[error("{needed} huge pages of {size} are needed, {free} are free")]
@@ -424,7 +433,13 @@ fn check_length(backing: Backing, len: u64) -> Result<(), MapError> {
         let available = machine.available;
         return Err(MapError::MoreThanAvailable { len, available });
     }
-    Ok(())
+    match machine.cgroup_below(backing, len) {
+        Some(cgroup) => Err(MapError::OverCgroup {
+            len,
+            cgroup: cgroup.clone(),
+        }),
+        None => Ok(()),
+    }
 }
 
 /// The error of mapping a memory file; a pool that has become too small since it was looked at
