@@ -12,8 +12,9 @@
 //! - *find runs*: of which physical runs the pinned memory consists; beside it a plain read of all
 //!   its entries in `/proc/self/pagemap`;
 //! - *the rest*: everything else that [`Ioas::map`] does: areas, charge, joining, tables;
-//! - *by page*: the same memory charged and mapped a page at a time, its runs known: what the first
-//!   origin did before;
+//! - *charged by folio*, *charged by page*: the same memory charged a folio, or page, at a time and mapped by
+//!   run, its runs known: what the first origin did after its change, and before;
+//! - *all by page*: charged and mapped a page at a time, as no kernel does;
 //! - *unmap*: tables emptied, flushed; *unpin*: given back to the kernel.
 //!
 //! The last table has no memory behind it: runs that are known, charged and mapped.
@@ -30,7 +31,8 @@ use std::time::{Duration, Instant};
 
 use hostmem::{Backing, FrameSource, Machine, Mapping, Pinner, RaisedPool};
 use ioas::{
-    HostMemory, HostTables, Ioas, Ledger, MappedStorage, Memory, Observer, Own, Step, Synthetic,
+    Charge, HostMemory, HostTables, Ioas, Ledger, MappedStorage, Memory, Observer, Own, Step,
+    Synthetic,
 };
 use iommu::DomainId;
 use iopt::{AnyTable, FormatId, Prot, TABLE_BYTES};
@@ -71,12 +73,14 @@ impl Observer for Clock {
     }
 }
 
-const ROWS: [&str; 7] = [
+const ROWS: [&str; 9] = [
     "pin",
     "find runs",
     "(read the page map)",
     "the rest",
-    "by page",
+    "charged by folio",
+    "charged by page",
+    "all by page",
     "unmap",
     "unpin",
 ];
@@ -97,23 +101,42 @@ fn space(tables: &Arc<HostTables>) -> Ioas<Own<Arc<HostTables>>> {
     Ioas::new(DomainId(1), table)
 }
 
-/// The same memory charged and mapped by pages, in tables and an account of its own.
-fn by_page(runs: &[Span], tables: &Arc<HostTables>) -> Duration {
-    let ledger = Ledger::new("pages", None, 0);
+/// The parts of a run between multiples of `size` bytes.
+fn parts(run: Span, size: u64) -> impl Iterator<Item = Span> {
+    let end = run.start + run.len;
+    let mut at = run.start;
+    std::iter::from_fn(move || {
+        let next = (at - at % size).saturating_add(size).min(end);
+        let part = Span::new(at, next - at);
+        at = next;
+        (part.len > 0).then_some(part)
+    })
+}
+
+/// The same memory charged by `charged` bytes and mapped by `mapped` bytes, in tables and an account of its own.
+/// The list of `charges` is empty before and after; its memory is kept, since it is not what is timed.
+fn by_steps(
+    runs: &[Span],
+    tables: &Arc<HostTables>,
+    (charged, mapped): (u64, u64),
+    charges: &mut Vec<Charge>,
+) -> Duration {
+    let ledger = Ledger::new("steps", None, 0);
     let sizes = PageSizes::from_bits(u64::MAX);
     let mut table = AnyTable::new(FormatId::VtdSs, 4, sizes, tables.clone()).unwrap();
-    let pages: u64 = runs.iter().map(|run| run.len / PAGE).sum();
-    let mut charges = Vec::with_capacity(pages as usize);
     let mut iova = IOVA;
     let begin = Instant::now();
     for run in runs {
-        for pa in (run.start..run.start + run.len).step_by(PAGE as usize) {
-            charges.push(ledger.charge(PAGE).unwrap());
-            table.map(iova, &[Span::new(pa, PAGE)], Prot::RW).unwrap();
-            iova += PAGE;
+        for part in parts(*run, charged) {
+            charges.push(ledger.charge(part.len).unwrap());
+        }
+        for part in parts(*run, mapped) {
+            table.map(iova, &[part], Prot::RW).unwrap();
+            iova += part.len;
         }
     }
     let taken = begin.elapsed();
+    charges.clear();
     let (gather, memory) = table.tear_down();
     iopt::TableMemory::reclaim(&memory, gather.never_walked().into_tables());
     taken
@@ -139,7 +162,11 @@ fn read_page_map(mapping: &Mapping) -> Duration {
     begin.elapsed()
 }
 
-fn round(memory: &Arc<HostMemory>, ledger: &Arc<Ledger>) -> (Round, Vec<Span>) {
+fn round(
+    memory: &Arc<HostMemory>,
+    ledger: &Arc<Ledger>,
+    charges: &mut Vec<Charge>,
+) -> (Round, Vec<Span>) {
     let len = memory.mapping().len();
     let tables = tables(len);
     let mut space = space(&tables);
@@ -168,9 +195,14 @@ fn round(memory: &Arc<HostMemory>, ledger: &Arc<Ledger>) -> (Round, Vec<Span>) {
     let unmap = clock.of(&[Step::EmptyTables, Step::Flush]);
     let unpin = clock.of(&[Step::Unpin]);
     space.close().unwrap();
-    let by_page = by_page(&runs, &tables);
+    let folio = memory.mapping().backing().largest_page();
+    let ways = [(folio, u64::MAX), (PAGE, u64::MAX), (PAGE, PAGE)];
+    let [by_folio, by_page, all] = ways.map(|way| by_steps(&runs, &tables, way, charges));
     let page_map = read_page_map(memory.mapping());
-    ([pin, find, page_map, rest, by_page, unmap, unpin], runs)
+    let times = [
+        pin, find, page_map, rest, by_folio, by_page, all, unmap, unpin,
+    ];
+    (times, runs)
 }
 
 fn median(mut list: Vec<Duration>) -> (Duration, Duration, Duration) {
@@ -199,10 +231,11 @@ fn of_memory(backing: Backing, len: u64, rounds: usize) -> Result<(), Box<dyn Er
     // The kernel keeps its own count and its own limit.
     let ledger = Ledger::new("bench", None, 0);
     // The first pin may move pages; it is not counted.
-    let (_, mut runs) = round(&memory, &ledger);
+    let mut charges = Vec::new();
+    let (_, mut runs) = round(&memory, &ledger, &mut charges);
     let mut taken: Vec<Round> = Vec::new();
     for _ in 0..rounds {
-        let (times, found) = round(&memory, &ledger);
+        let (times, found) = round(&memory, &ledger, &mut charges);
         taken.push(times);
         runs = found;
     }

@@ -22,6 +22,9 @@ pub struct Area {
     pub(crate) out: bool,
     /// Released until it is restored: see [`Ioas::release`](crate::Ioas::release).
     pub(crate) released: bool,
+    /// Whether it was cut, at its first byte and behind its last, out of what one call has mapped. Only
+    /// there it is joined again.
+    pub(crate) cut: [bool; 2],
     /// The charge that is kept for it: see [`keeps_charge`](Self::keeps_charge). Few areas have one: all
     /// others are smaller for the box.
     pub(crate) reserved: Option<Box<Reserved>>,
@@ -68,6 +71,11 @@ impl Area {
         !self.out && !self.released
     }
 
+    /// True when devices may write to it.
+    pub(crate) fn is_written(&self) -> bool {
+        self.is_there() && self.prot.contains(Prot::WRITE)
+    }
+
     /// True when it is to keep its charge, while its address space is live.
     pub(crate) const fn keeps_charge(&self) -> bool {
         self.released && !self.out
@@ -94,18 +102,24 @@ impl Area {
                 .map(|hold| hold.split_at(self.offset + len)),
             out: self.out,
             released: self.released,
+            cut: [true, self.cut[1]],
             reserved: self
                 .reserved
                 .as_mut()
                 .map(|reserved| Box::new(reserved.split_at(self.offset + len))),
         };
         self.range.len = len;
+        self.cut[1] = true;
         tail
     }
 
-    /// True when `next` goes on where this one ends, in everything.
+    /// True when `next` goes on where this one ends, in everything, and both were cut there. Then one
+    /// call has mapped both: it has had both sides of the cut, and no other call can have either before
+    /// what is there is unmapped.
     pub(crate) fn goes_on_in(&self, next: &Self) -> bool {
         self.range.start.checked_add(self.range.len) == Some(next.range.start)
+            && self.cut[1]
+            && next.cut[0]
             && self.offset + self.range.len == next.offset
             && Arc::ptr_eq(&self.memory, &next.memory)
             && self.prot == next.prot
@@ -118,6 +132,7 @@ impl Area {
     /// Takes in the one that it [goes on in](Self::goes_on_in).
     pub(crate) fn join(&mut self, next: Self) {
         self.range.len += next.range.len;
+        self.cut[1] = next.cut[1];
         if let (Some(hold), Some(next)) = (&mut self.hold, next.hold) {
             hold.join(next);
         }

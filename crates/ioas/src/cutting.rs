@@ -5,7 +5,8 @@
 //! a format cannot do that in place, and the caller allows it, there is one.
 //!
 //! What is taken out stays an area, of its own, without entries and without pins, until it is put
-//! back. Then it is joined with its neighbours again, and leaves are merged.
+//! back. Then it is joined again with the neighbours from which it was cut, and leaves are merged. Areas
+//! that were mapped by several calls stay several.
 
 use alloc::vec::Vec;
 use core::convert::Infallible;
@@ -70,8 +71,7 @@ impl<B: Backend> Ioas<B> {
         let cuts = self.cut_around(range, interruption)?;
         observed(observer, Step::EmptyTables, |_| {
             let (first, last) = (range.start, range.last());
-            let (areas, note) = (&self.areas, &mut |_| ());
-            let emptied = self.backend.empty(areas, first, last, interruption, note);
+            let emptied = self.empty(first, last, interruption, &mut |_| ());
             emptied.inspect_err(|_| self.join_cuts(cuts))?;
             let mut bytes = 0;
             let Ok(()) = self.areas.0.try_for_each_mut(first, last, |span, area| {
@@ -149,7 +149,7 @@ impl<B: Backend> Ioas<B> {
         Ok(())
     }
 
-    /// Joins the areas that meet at `at`, where one goes on in the other.
+    /// Joins the areas that meet at `at`, if they were cut there.
     pub(crate) fn join_at(&mut self, at: u64) {
         let before = at.checked_sub(1).and_then(|last| self.areas.0.at(last));
         let (Some((head, area)), Some((tail, next))) = (before, self.areas.0.at(at)) else {

@@ -10,8 +10,9 @@
 //! until they are acknowledged, also over a flush that fails. See [`iopt::Pending`].
 //!
 //! Where a unit or a format cannot tell, everything that its devices may write to counts as written
-//! to, at each harvest, and [`Harvested::blind`] says so. So does what users in this process hold to
-//! write to ([`ExternalPin`](crate::ExternalPin)).
+//! to, at each harvest, and at the one after it was detached, and [`Harvested::blind`] says so. What users
+//! in this process hold to write to ([`ExternalPin`](crate::ExternalPin)) counts as well, and once more
+//! after they have let go.
 //!
 //! A large leaf is dirty as a whole. [`Tracking::leaf`] has leaves split for as long as tracking is
 //! on, and merged afterwards.
@@ -19,6 +20,7 @@
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::fmt;
+use core::mem;
 
 use iommu::FlushError;
 use iopt::{DirtyError, Interruption, Invalidation, Pending, Prot, RefitError, Shown};
@@ -58,7 +60,8 @@ impl Default for Tracking {
 pub struct Harvested {
     /// Bytes of leaves that were dirty, of all domains together.
     pub bytes: u64,
-    /// Some device writes without leaving a trace: what it may write to counts as written to.
+    /// Some device writes without leaving a trace, or has until it was detached: what it may write to
+    /// counts as written to.
     pub blind: bool,
 }
 
@@ -141,7 +144,7 @@ impl<B: Backend> Ioas<B> {
     /// See [`TrackingError`].
     pub fn track_dirty(&mut self, tracking: Tracking) -> Result<(), TrackingError> {
         self.backend.track(tracking)?;
-        self.tracking = Some(tracking);
+        self.set_tracking(Some(tracking));
         let begun = self.split_all(tracking).and_then(|()| self.forget_dirty());
         if begun.is_err() {
             self.untrack_dirty();
@@ -153,7 +156,7 @@ impl<B: Backend> Ioas<B> {
     /// they can be.
     pub fn untrack_dirty(&mut self) {
         self.backend.untrack();
-        let Some(tracking) = self.tracking.take() else {
+        let Some(tracking) = self.set_tracking(None) else {
             return;
         };
         if tracking.leaf.is_some() {
@@ -162,6 +165,12 @@ impl<B: Backend> Ioas<B> {
                 let _ = self.backend.merge(range, range, tracking.interruption);
             }
         }
+    }
+
+    /// Returns what it was. What pins count as written to begins with none.
+    pub(crate) fn set_tracking(&mut self, tracking: Option<Tracking>) -> Option<Tracking> {
+        self.externals.track(tracking.is_some());
+        mem::replace(&mut self.tracking, tracking)
     }
 
     fn split_all(&mut self, tracking: Tracking) -> Result<(), TrackingError> {
@@ -220,7 +229,8 @@ impl<B: Backend> Ioas<B> {
     ) -> Result<Harvested, HarvestError> {
         let span = pending.span();
         let found = self.backend.harvest(&self.areas, pending)?;
-        self.externals.written(span, |range| pending.mark(range));
+        self.externals
+            .take_written(span, &mut |range| pending.mark(range));
         Ok(found)
     }
 
@@ -258,9 +268,9 @@ impl<B: Backend> Ioas<B> {
             .filter(writable)
             .map(|area| area.range)
             .collect();
-        let unmapped = self.unmap_with(range, &mut |run| pending.mark(run), observer)?;
+        // Also before an error: the areas may be gone then.
         unseen.into_iter().for_each(|range| pending.mark(range));
-        Ok(unmapped)
+        self.unmap_with(range, &mut |run| pending.mark(run), observer)
     }
 
     /// Which parts of which memory are at the device addresses `range`: the addresses, the memory,

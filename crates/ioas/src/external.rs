@@ -7,6 +7,9 @@
 //! What is held is counted by device address. One look-up finds the lowest address in a range that
 //! is held, and goes on from there in order, however the pins were made.
 //!
+//! What is held to write to counts as dirty at each harvest, and so it does when it was let go of since
+//! the last one: when its user wrote last is not known.
+//!
 //! # Letting go
 //!
 //! A pin either [keeps](WhenUnmapped::Keeps) its pages when their area is unmapped, or its user must
@@ -17,8 +20,9 @@
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::fmt;
+use core::mem;
 
-use iopt::Prot;
+use iopt::{Aperture, Prot};
 use runs::Span;
 
 use crate::backend::Backend;
@@ -55,12 +59,21 @@ struct Count {
     keep: u64,
     /// Of both.
     writers: u64,
+    /// It was written to, or could be, by who does not hold it any more, since it was harvested.
+    written: bool,
+}
+
+#[derive(Debug, Default)]
+struct Counts {
+    tally: Tally<Count>,
+    /// Who lets go leaves a mark of what it could write to.
+    tracks: bool,
 }
 
 /// What an address space knows of its external pins.
 #[derive(Default)]
 pub(crate) struct Externals {
-    counts: Mutex<Tally<Count>>,
+    counts: Mutex<Counts>,
     users: Mutex<Vec<Arc<dyn PinUser>>>,
 }
 
@@ -152,7 +165,9 @@ impl core::error::Error for PinError {
 
 impl Externals {
     fn count(&self, range: Span, when: WhenUnmapped, writes: bool, by: i64) {
-        let change = |count: &mut Count| {
+        let mut counts = self.counts.lock();
+        let Counts { tally, tracks } = &mut *counts;
+        tally.change(range, |count| {
             let pins = match when {
                 WhenUnmapped::LetsGo => &mut count.must_go,
                 WhenUnmapped::Keeps => &mut count.keep,
@@ -160,23 +175,59 @@ impl Externals {
             *pins = pins.saturating_add_signed(by);
             if writes {
                 count.writers = count.writers.saturating_add_signed(by);
+                count.written |= *tracks && by < 0;
             }
-        };
-        self.counts.lock().change(range, change);
+        });
     }
 
     /// The lowest stretch in `range` that is held and of which `wanted` is true.
     fn first(&self, range: Span, wanted: impl Fn(&Count) -> bool) -> Option<Span> {
         let counts = self.counts.lock();
-        let mut held = counts.inside(range);
+        let mut held = counts.tally.inside(range);
         held.find(|(_, count)| wanted(count)).map(|(span, _)| span)
     }
 
-    /// Calls `each` for what of `range` somebody may write to.
+    /// Begins or ends to note what is written to.
+    pub(crate) fn track(&self, on: bool) {
+        let mut counts = self.counts.lock();
+        counts.tracks = on;
+        for half in Aperture::zeros(64).spans() {
+            counts.tally.change(half, |count| count.written = false);
+        }
+    }
+
+    /// What is in `range` was written to.
+    pub(crate) fn note_written(&self, range: Span) {
+        let mut counts = self.counts.lock();
+        if counts.tracks {
+            counts.tally.change(range, |count| count.written = true);
+        }
+    }
+
+    /// Calls `each` for what of `range` was written to, or may be.
     pub(crate) fn written(&self, range: Span, each: impl FnMut(Span)) {
         let counts = self.counts.lock();
-        let writers = counts.inside(range).filter(|(_, count)| count.writers > 0);
-        writers.map(|(span, _)| span).for_each(each);
+        let all = counts.tally.inside(range);
+        let written = all.filter(|(_, count)| count.written || count.writers > 0);
+        written.map(|(span, _)| span).for_each(each);
+    }
+
+    /// The same, after which only what is still held to write to is left.
+    pub(crate) fn take_written(&self, range: Span, each: &mut dyn FnMut(Span)) {
+        self.counts.lock().tally.change_each(range, |span, count| {
+            if mem::take(&mut count.written) || count.writers > 0 {
+                each(span);
+            }
+        });
+    }
+
+    /// The same of all between `first` and `last`, both included.
+    pub(crate) fn take_written_between(&self, first: u64, last: u64, each: &mut dyn FnMut(Span)) {
+        for half in Aperture::zeros(64).spans() {
+            let here = Span::inclusive(half.start.max(first), half.last().min(last));
+            here.into_iter()
+                .for_each(|here| self.take_written(here, each));
+        }
     }
 
     /// Has users let go of everything in `range`.
@@ -260,6 +311,7 @@ impl<B: Backend> Ioas<B> {
     /// The lowest stretch of `range` that external pins hold, up to where the number of pins
     /// changes. Who asks again from its end on finds the next.
     pub fn first_pinned(&self, range: Span) -> Option<Span> {
-        self.externals.first(range, |_| true)
+        self.externals
+            .first(range, |count| count.must_go > 0 || count.keep > 0)
     }
 }

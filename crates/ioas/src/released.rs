@@ -16,8 +16,8 @@
 //!
 //! # Restoring
 //!
-//! Each stretch is pinned, mapped and joined with its neighbours again, and leaves are merged. What
-//! cannot be pinned or mapped stays released, and may be tried again.
+//! Each stretch is pinned, mapped and joined again with the neighbours from which it was cut, and leaves
+//! are merged: so what one call has mapped is one area again, and can be unmapped as that. What cannot be pinned or mapped stays released, and may be tried again.
 //!
 //! # Discarding
 //!
@@ -37,6 +37,7 @@ use crate::backend::Backend;
 use crate::error::{MapError, UnmapError};
 use crate::memory::Hold;
 use crate::observer::{Observer, Step, observed};
+use crate::own::Written;
 use crate::space::Ioas;
 
 /// Why a range was not released.
@@ -90,6 +91,8 @@ struct Going {
     areas: Vec<Span>,
     /// Those that were pinned, in the order of their holds.
     held: Vec<Span>,
+    /// What was written to in them.
+    written: Written,
 }
 
 impl<B: Backend> Ioas<B> {
@@ -124,6 +127,8 @@ impl<B: Backend> Ioas<B> {
             Ok(((), 0))
         });
         if let Err(cause) = flushed {
+            let written = going.written.ranges();
+            written.for_each(|range| self.externals.note_written(range));
             for range in going.ranges {
                 self.map_what_was_emptied(range, &going.areas, observer);
                 kept(range, UnmapError::Flush(cause).into());
@@ -185,8 +190,8 @@ impl<B: Backend> Ioas<B> {
             }
         }
         let emptied = observed(observer, Step::EmptyTables, |_| {
-            let (areas, note) = (&self.areas, &mut |_| ());
-            let emptied = self.backend.empty(areas, first, last, interruption, note);
+            let note = &mut |written| going.written.add(written);
+            let emptied = self.empty(first, last, interruption, note);
             let bytes = fresh.iter().map(|span| span.len).sum();
             emptied.map(|()| ((), bytes))
         });
@@ -306,7 +311,7 @@ impl<B: Backend> Ioas<B> {
         Ok(())
     }
 
-    /// Joins the areas in `range`, and those that meet at its ends, where one goes on in the next.
+    /// Joins the areas in `range`, and those that meet at its ends, where they were cut.
     fn join_inside(&mut self, range: Span) {
         let inside = self.areas.0.overlapping(range.start, range.last());
         let starts: Vec<u64> = inside.map(|(span, _)| span.start).collect();

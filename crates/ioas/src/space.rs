@@ -166,6 +166,7 @@ impl<B: Backend> Ioas<B> {
             hold: None,
             out: false,
             released: false,
+            cut: [false; 2],
             reserved: None,
         };
         // Vacant: `check` has seen that no area lies there.
@@ -296,6 +297,22 @@ impl<B: Backend> Ioas<B> {
         self.unmap_between(0, u64::MAX, Interruption::Refused, &mut |_| (), observer)
     }
 
+    /// Takes the areas that begin between `first` and `last`, both included, from all devices, all or
+    /// none. None of them ends behind `last`. `note` receives what was written to there, which is not
+    /// harvested any more.
+    pub(crate) fn empty(
+        &mut self,
+        first: u64,
+        last: u64,
+        interruption: Interruption,
+        note: &mut dyn FnMut(Span),
+    ) -> Result<(), UnmapError> {
+        let (backend, areas) = (&mut self.backend, &self.areas);
+        backend.empty(areas, first, last, interruption, note)?;
+        self.externals.take_written_between(first, last, note);
+        Ok(())
+    }
+
     /// Unmaps the areas that begin between `first` and `last`, both included. None of them ends
     /// behind `last`.
     pub(crate) fn unmap_between(
@@ -307,8 +324,7 @@ impl<B: Backend> Ioas<B> {
         observer: &mut dyn Observer,
     ) -> Result<Unmapped, UnmapError> {
         let mut unmapped = observed(observer, Step::EmptyTables, |_| {
-            self.backend
-                .empty(&self.areas, first, last, interruption, note)?;
+            self.empty(first, last, interruption, note)?;
             let mut unmapped = Unmapped::default();
             for (range, area) in self.areas.extract_inside(first, last) {
                 unmapped.areas += 1;

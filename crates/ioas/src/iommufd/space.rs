@@ -208,10 +208,13 @@ impl<D: Attachable> Mapper for SpaceMapper<D> {
     }
 
     fn leave(&mut self, device: &D) -> Result<()> {
-        device.detach()?;
+        device.detach()
+    }
+
+    /// The page table that was made for it, with what that keeps of what it wrote to.
+    fn left(&mut self, device: &D) {
         self.tables
             .left(&(&self.owner.iommufd, self.id), device.id());
-        Ok(())
     }
 
     fn info(&self) -> Result<MapperInfo> {

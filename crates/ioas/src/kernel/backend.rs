@@ -10,6 +10,7 @@
 //! When a kernel that has few entries has no more of them, pieces are merged as areas would have been
 //! in the beginning, if the caller has [allowed](Kernel::set_merging) the gaps that this makes.
 
+use std::boxed::Box;
 use std::sync::Arc;
 use std::vec;
 use std::vec::Vec;
@@ -52,7 +53,8 @@ pub struct Kernel<K: Mapper> {
     pub(super) placement: Placement,
     /// What is dirty can be read.
     pub(super) bitmaps: bool,
-    /// What was read as dirty and nobody has asked for yet.
+    /// What was read as dirty, or could be written to by devices that have left, and was not harvested
+    /// yet.
     pub(super) carried: Written,
 }
 
@@ -112,7 +114,7 @@ impl<K: Mapper> Kernel<K> {
             merging: Interruption::Refused,
             placement: Placement::default(),
             bitmaps: false,
-            carried: Written::new(),
+            carried: Written::default(),
         }
     }
 
@@ -312,6 +314,9 @@ impl<K: Mapper> Kernel<K> {
     /// missing for a moment.
     fn merge_pieces(&mut self) -> Result<(), MapError> {
         for group in groups(&self.mapped.pieces, self.granule) {
+            // What is mapped anew has no dirty bits.
+            let read = self.carry(group.range);
+            read.map_err(|error| MapError::Kernel(Box::new(error)))?;
             let mut journal = Journal::default();
             let merged = self.mapped.merge(&group, &mut journal);
             if let Err(error) = merged {
@@ -358,9 +363,14 @@ impl<K: Mapper> Kernel<K> {
             Ok(charged)
         });
         if entered.is_err() {
+            // It was attached for a moment, and what it wrote is not known.
+            if dirty {
+                self.carry_unseen();
+            }
             self.mapped.undo(journal);
             self.devices.pop();
             let _ = self.mapped.mapper.leave(&device);
+            self.mapped.mapper.left(&device);
             self.left();
         }
         entered
@@ -391,15 +401,31 @@ impl<K: Mapper> Kernel<K> {
         Ok(())
     }
 
-    /// Lets a device go. With the last one the kernel maps nothing any more.
-    pub(super) fn let_go(&mut self, device: &Arc<K::Device>) -> Result<(), DetachError> {
+    /// Lets a device go. With the last one the kernel maps nothing any more. With `dirty`, what it wrote
+    /// to is carried until it is harvested.
+    pub(super) fn let_go(
+        &mut self,
+        device: &Arc<K::Device>,
+        dirty: bool,
+    ) -> Result<(), DetachError> {
         let place = self
             .devices
             .iter()
             .position(|other| Arc::ptr_eq(other, device));
         let place = place.ok_or(DetachError::Unknown)?;
+        let blind = dirty && self.is_blind();
+        // No device of a group that can leave its container is open, so that none writes after this.
+        if dirty && !blind && K::PROFILE == Profile::Type1 {
+            let read = self.carry_all();
+            read.map_err(|error| detach_refused(&error))?;
+        }
         let left = self.mapped.mapper.leave(device);
         left.map_err(|error| detach_refused(&error))?;
+        // A device of iommufd may write until it is detached.
+        if blind || (dirty && K::PROFILE == Profile::Iommufd && self.carry_all().is_err()) {
+            self.carry_unseen();
+        }
+        self.mapped.mapper.left(device);
         self.devices.remove(place);
         self.left();
         Ok(())
@@ -430,58 +456,57 @@ impl<K: Mapper> Kernel<K> {
         let last = pieces.last().unwrap_or(first);
         // Pieces never cover all of 2^64.
         let all = Span::inclusive(first.start, last.last()).unwrap_or(first);
-        self.carried.clear();
         self.mapped.take(all, &mut Journal::default())
     }
 
-    /// Calls `each` with what is dirty in `span`, and forgets it; where nobody can tell, with all that
-    /// devices may write to.
-    pub(super) fn dirty_in(
-        &mut self,
-        span: Span,
-        each: &mut dyn FnMut(Span),
-    ) -> Result<(), KernelError> {
+    /// What devices may write to: the pieces with bytes in `span`.
+    pub(super) fn writable(&self, span: Span) -> Vec<Span> {
         let pieces = self.mapped.pieces.overlapping(span.start, span.last());
         let writable = pieces.filter(|piece| piece.stretch.prot.contains(Prot::WRITE));
-        let ranges: Vec<Span> = writable.map(|piece| piece.stretch.range).collect();
-        for piece in ranges {
-            match piece.intersection(&span) {
-                Some(range) if self.bitmaps => self.read_dirty(range, piece, &mut *each)?,
-                Some(range) => each(range),
-                None => {}
-            }
-        }
-        Ok(())
+        writable.map(|piece| piece.stretch.range).collect()
     }
 
-    /// Reads what is dirty of a range in a piece, with a call that cuts no piece if this kernel wants
-    /// that, and calls `each` with what lies in the range.
-    pub(super) fn read_dirty(
-        &mut self,
-        range: Span,
-        piece: Span,
-        mut each: impl FnMut(Span),
-    ) -> Result<(), KernelError> {
-        let page = self.info.granule.max(1);
-        let asked = match K::PROFILE {
-            Profile::Type1 => piece,
-            Profile::Iommufd => {
-                let (first, last) = (range.start & !(page - 1), range.last() | (page - 1));
-                Span::inclusive(first, last).unwrap_or(piece)
-            }
-        };
-        let pages = asked.len / page;
-        let mut bitmap = vec![0; pages.div_ceil(64) as usize];
-        self.mapped.mapper.dirty(asked, page, &mut bitmap)?;
-        let dirty = runs::bitmap::runs(&bitmap).filter(|bits| bits.start < pages);
-        for bits in dirty {
-            let run = Span::new(
-                asked.start + bits.start * page,
-                (bits.end.min(pages) - bits.start) * page,
-            );
-            self.carried.add(run);
+    /// Counts everything that devices may write to as written to, since no bits say what was.
+    pub(super) fn carry_unseen(&mut self) {
+        for half in Aperture::zeros(64).spans() {
+            let writable = self.writable(half);
+            let pieces = writable.into_iter();
+            pieces.for_each(|piece| self.carried.add_unseen(piece));
         }
-        self.carried.take(range, &mut each);
+    }
+
+    /// [Carries](Self::carry) what is dirty anywhere.
+    fn carry_all(&mut self) -> Result<(), KernelError> {
+        let mut halves = Aperture::zeros(64).spans();
+        halves.try_for_each(|half| self.carry(half))
+    }
+
+    /// Reads what is dirty in `span`, with calls that cut no piece if this kernel wants that. The kernel
+    /// drops it with that; here it stays until it is harvested, or unmapped.
+    pub(super) fn carry(&mut self, span: Span) -> Result<(), KernelError> {
+        if !self.bitmaps {
+            return Ok(());
+        }
+        for piece in self.writable(span) {
+            let page = self.info.granule.max(1);
+            let here = piece
+                .intersection(&span)
+                .filter(|_| K::PROFILE == Profile::Iommufd);
+            let asked = here.and_then(|here| {
+                let (first, last) = (here.start & !(page - 1), here.last() | (page - 1));
+                Span::inclusive(first, last)
+            });
+            let asked = asked.unwrap_or(piece);
+            let pages = asked.len / page;
+            let mut bitmap = vec![0; pages.div_ceil(64) as usize];
+            self.mapped.mapper.dirty(asked, page, &mut bitmap)?;
+            let dirty = runs::bitmap::runs(&bitmap).filter(|bits| bits.start < pages);
+            for bits in dirty {
+                let len = bits.end.min(pages) - bits.start;
+                let run = Span::new(asked.start + bits.start * page, len * page);
+                self.carried.add(run);
+            }
+        }
         Ok(())
     }
 }

@@ -6,7 +6,7 @@
 use std::boxed::Box;
 use std::vec::Vec;
 
-use iopt::{Interruption, Prot};
+use iopt::Interruption;
 use runs::Span;
 
 use super::backend::Kernel;
@@ -90,9 +90,13 @@ impl<K: Mapper> Kernel<K> {
         &mut self,
         emptying: &Emptying,
         journal: &mut Journal,
-        note: &mut dyn FnMut(Span),
     ) -> Result<(), UnmapError> {
-        self.note_dirty(emptying, note)?;
+        let range = Span::inclusive(emptying.first, emptying.last);
+        // What stays of a piece, or is mapped again after an error, has no dirty bits then.
+        for piece in &emptying.pieces {
+            let read = self.carry(piece.range);
+            read.map_err(|error| UnmapError::Kernel(Box::new(error)))?;
+        }
         let mut partial = emptying.partial();
         let shrunk =
             partial.try_for_each(|(stretch, rest)| self.mapped.shrink(stretch, &rest, journal));
@@ -100,15 +104,20 @@ impl<K: Mapper> Kernel<K> {
             Some(whole) => self.mapped.take(whole, journal),
             None => Ok(()),
         });
-        emptied.map_err(|error| {
-            let range = Span::inclusive(emptying.first, emptying.last).unwrap_or_default();
-            unmap_refused(K::PROFILE, error, range)
-        })
+        emptied.map_err(|error| unmap_refused(K::PROFILE, error, range.unwrap_or_default()))
     }
 
-    /// It is done for good: lets go of the memory, and says of what stays which pages it has.
-    pub(super) fn emptied(&mut self, emptying: &Emptying, journal: Journal) {
+    /// It is done for good: lets go of the memory, tells `note` what was dirty, and says of what stays
+    /// which pages it has.
+    pub(super) fn emptied(
+        &mut self,
+        emptying: &Emptying,
+        journal: Journal,
+        note: &mut dyn FnMut(Span),
+    ) {
         drop(journal);
+        self.carried
+            .take_between(emptying.first, emptying.last, note);
         let stays = emptying.partial().flat_map(|(_, rest)| rest);
         let starts: Vec<u64> = stays.map(|range| range.start).collect();
         self.mapped.part_pages(&starts);
@@ -117,25 +126,5 @@ impl<K: Mapper> Kernel<K> {
     pub(super) fn cuts(mapping: Span, what: Capability) -> UnmapError {
         let cause = Self::unsupported(what);
         UnmapError::CutsMapping { mapping, cause }
-    }
-
-    /// Tells what is dirty in what is unmapped next.
-    fn note_dirty(
-        &mut self,
-        emptying: &Emptying,
-        note: &mut dyn FnMut(Span),
-    ) -> Result<(), UnmapError> {
-        if !self.bitmaps {
-            return Ok(());
-        }
-        let pieces = emptying.pieces.iter();
-        for stretch in pieces.filter(|stretch| stretch.prot.contains(Prot::WRITE)) {
-            let piece = stretch.range;
-            let first = piece.start.max(emptying.first);
-            let here = Span::inclusive(first, piece.last().min(emptying.last));
-            let read = self.read_dirty(here.unwrap_or(piece), piece, &mut *note);
-            read.map_err(|error| UnmapError::Kernel(Box::new(error)))?;
-        }
-        Ok(())
     }
 }

@@ -93,18 +93,24 @@ fn charge_again(piece: &mut Piece) {
 impl<K: Mapper> Mapped<K> {
     /// Has the kernel map a piece.
     pub(super) fn put(&mut self, mut piece: Piece, journal: &mut Journal) -> Result<()> {
-        match self.put_now(&piece)? {
+        self.put_with_pages(&mut piece)?;
+        journal.0.push(Entry::Put(piece.stretch.range));
+        self.note_origin(&piece);
+        self.pieces.insert(piece);
+        Ok(())
+    }
+
+    /// Has the kernel map a piece, which has the pages then that the kernel has for it.
+    fn put_with_pages(&mut self, piece: &mut Piece) -> Result<()> {
+        match self.put_now(piece)? {
             Some(pages) if Arc::ptr_eq(&pages, piece.share.pages()) => {}
             Some(pages) => piece.share = Share::of(&pages, piece.stretch.part()),
             None if piece.copied => {
                 piece.copied = false;
-                charge_again(&mut piece);
+                charge_again(piece);
             }
             None => {}
         }
-        journal.0.push(Entry::Put(piece.stretch.range));
-        self.note_origin(&piece);
-        self.pieces.insert(piece);
         Ok(())
     }
 
@@ -169,7 +175,7 @@ impl<K: Mapper> Mapped<K> {
     fn put_again(&mut self, starts: &[u64]) {
         for mut piece in self.forget(starts) {
             let copies = !piece.copied && Arc::strong_count(piece.share.pages()) > 1;
-            if self.put_now(&piece).is_ok() && copies {
+            if self.put_with_pages(&mut piece).is_ok() && copies {
                 charge_again(&mut piece);
             }
             self.note_origin(&piece);

@@ -76,12 +76,18 @@ pub trait Mapper {
     /// The kernel's.
     fn enter(&mut self, device: &Self::Device, with: Entering) -> Result<()>;
 
-    /// Detaches a device.
+    /// Detaches a device. What it wrote to can still be read, but for a container whose last group this
+    /// is: that keeps nothing.
     ///
     /// # Errors
     ///
     /// The kernel's.
     fn leave(&mut self, device: &Self::Device) -> Result<()>;
+
+    /// Gives back what was there for `device` alone, which was detached.
+    fn left(&mut self, device: &Self::Device) {
+        let _ = device;
+    }
 
     /// What can be mapped with the devices that are attached now.
     ///

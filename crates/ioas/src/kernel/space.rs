@@ -128,9 +128,9 @@ impl<K: Mapper> Backend for Kernel<K> {
     ) -> Result<(), UnmapError> {
         let emptying = self.plan_to_empty(first, last, interruption)?;
         let mut journal = Journal::default();
-        match self.empty_planned(&emptying, &mut journal, note) {
+        match self.empty_planned(&emptying, &mut journal) {
             Ok(()) => {
-                self.emptied(&emptying, journal);
+                self.emptied(&emptying, journal, note);
                 Ok(())
             }
             Err(cause) => {
@@ -197,14 +197,16 @@ impl<K: Mapper> Backend for Kernel<K> {
         _areas: &Areas,
         pending: &mut Pending<W>,
     ) -> Result<Harvested, HarvestError> {
-        let (mut bytes, told) = (0, self.bitmaps);
-        let read = self.dirty_in(pending.span(), &mut |run| {
-            bytes += if told { run.len } else { 0 };
-            pending.mark(run);
-        });
+        let span = pending.span();
+        let read = self.carry(span);
+        let mut found = self.carried.take(span, &mut |run| pending.mark(run));
         read.map_err(|error| HarvestError::Kernel(Box::new(error)))?;
-        let blind = self.is_blind();
-        Ok(Harvested { bytes, blind })
+        if !self.bitmaps {
+            let writable = self.writable(span).into_iter();
+            writable.for_each(|piece| pending.mark(piece));
+        }
+        found.blind |= self.is_blind();
+        Ok(found)
     }
 
     /// Reading dirty bits has flushed already.
@@ -223,6 +225,7 @@ impl<K: Mapper> Backend for Kernel<K> {
         unmapped.map_err(|error| detach_refused(&error))?;
         for device in core::mem::take(&mut self.devices) {
             let _ = self.mapped.mapper.leave(&device);
+            self.mapped.mapper.left(&device);
         }
         let _ = self.refresh();
         Ok(())
@@ -301,7 +304,7 @@ impl<K: Mapper> Ioas<Kernel<K>> {
     ///
     /// See [`DetachError`]; a kernel does not detach a group of which a device is open.
     pub fn detach(&mut self, device: &Arc<K::Device>) -> Result<(), DetachError> {
-        self.backend.let_go(device)?;
+        self.backend.let_go(device, self.tracking.is_some())?;
         if self.backend.devices.is_empty() {
             self.areas.keep_only(None);
         }
@@ -333,6 +336,9 @@ impl<K: Mapper> Ioas<Kernel<K>> {
             return Err(KernelError::NoSource);
         }
         self.backend.mapped.mapper.give_up_addresses()?;
+        if self.tracking.is_some() {
+            self.backend.carry_unseen();
+        }
         let pieces: Vec<Span> = self.backend.pieces().collect();
         let starts: Vec<u64> = pieces.iter().map(|range| range.start).collect();
         // The kernel knows no address of this process any more.

@@ -3,9 +3,7 @@
 use alloc::vec::Vec;
 
 use iommu::FlushError;
-use iopt::{
-    Aperture, Interruption, Invalidation, Pending, Prot, RangeError, RefitError, TableMemory,
-};
+use iopt::{Aperture, Interruption, Invalidation, Pending, RangeError, RefitError, TableMemory};
 use runs::Span;
 
 use super::{Domain, Own, fill, stretches};
@@ -156,11 +154,7 @@ impl<M: TableMemory> Backend for Own<M> {
                 domain.empty(stretch, note).map_err(UnmapError::Table)?;
             }
         }
-        if !self.written.ranges().is_empty() {
-            for (range, _) in areas.0.overlapping(first, last) {
-                self.written.take(range, note);
-            }
-        }
+        self.written.take_between(first, last, note);
         Ok(())
     }
 
@@ -271,27 +265,18 @@ impl<M: TableMemory> Backend for Own<M> {
         pending: &mut Pending<W>,
     ) -> Result<Harvested, HarvestError> {
         let span = pending.span();
-        let mut found = Harvested::default();
-        let mut bytes = 0;
-        let mut mark = |written: Span| {
-            bytes += written.len;
-            pending.mark(written);
-        };
-        self.written.take(span, &mut mark);
+        let mut found = self.written.take(span, &mut |range| pending.mark(range));
         for domain in &mut self.domains {
-            domain.written.take(span, &mut mark);
+            let here = domain.written.take(span, &mut |range| pending.mark(range));
+            found.bytes += here.bytes;
         }
-        found.bytes = bytes;
         for domain in &mut self.domains {
             let blind = domain.is_blind();
             found.blind |= blind;
             for (range, area) in areas.0.overlapping(span.start, span.last()) {
-                let Some(range) = range.intersection(&span).filter(|_| area.is_there()) else {
+                let Some(range) = range.intersection(&span).filter(|_| area.is_written()) else {
                     continue;
                 };
-                if !area.prot.contains(Prot::WRITE) {
-                    continue;
-                }
                 if blind {
                     pending.mark(range);
                 }

@@ -1,6 +1,7 @@
 //! Who builds tables for new domains.
 
 use alloc::boxed::Box;
+use alloc::collections::BTreeSet;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::fmt;
@@ -32,58 +33,69 @@ pub trait BuildDomain<M: TableMemory>: Send {
 #[derive(Debug)]
 pub struct DomainIds(Mutex<Ids>);
 
+/// What it takes is a matter of the numbers that were taken, not of how large they are.
 #[derive(Debug)]
 struct Ids {
-    next: u32,
-    end: u32,
-    free: Vec<u32>,
+    /// From here on only claimed numbers are taken.
+    next: u64,
+    end: u64,
+    /// Numbers before `next` that are free.
+    free: BTreeSet<u32>,
+    /// Numbers from `next` on that are taken.
+    claimed: BTreeSet<u32>,
 }
 
 impl DomainIds {
-    /// Numbers from 1 on, of as many bits as the units have for them (VT-d keeps 0 for itself).
+    /// Numbers from 1 on, of as many bits as the units have for them, at most 32 (VT-d keeps 0 for
+    /// itself).
     pub fn new(bits: u32) -> Arc<Self> {
         Arc::new(Self(Mutex::new(Ids {
             next: 1,
-            end: 1u32.checked_shl(bits).unwrap_or(u32::MAX),
-            free: Vec::new(),
+            end: 1 << bits.min(u32::BITS),
+            free: BTreeSet::new(),
+            claimed: BTreeSet::new(),
         })))
     }
 
     /// A number that nobody has; `None` when there is none.
     pub fn take(&self) -> Option<DomainId> {
-        let mut ids = self.0.lock();
-        let id = ids.free.pop().or_else(|| {
-            let id = ids.next;
-            (id < ids.end).then(|| {
-                ids.next += 1;
-                id
-            })
-        });
-        id.map(DomainId)
+        let ids = &mut *self.0.lock();
+        if let Some(id) = ids.free.pop_first() {
+            return Some(DomainId(id));
+        }
+        while ids.next < ids.end {
+            let id = ids.next as u32;
+            ids.next += 1;
+            if !ids.claimed.remove(&id) {
+                return Some(DomainId(id));
+            }
+        }
+        None
     }
 
     /// Takes the number `id`, of a domain that was [taken over](crate::Ioas::adopt). False when
     /// somebody has it, or when it has too many bits.
     pub fn claim(&self, id: DomainId) -> bool {
         let ids = &mut *self.0.lock();
-        if id.0 >= ids.end || id.0 == 0 {
+        let number = u64::from(id.0);
+        if number >= ids.end || number == 0 {
             return false;
         }
-        if id.0 >= ids.next {
-            ids.free.extend(ids.next..id.0);
-            ids.next = id.0 + 1;
-            return true;
+        if number < ids.next {
+            ids.free.remove(&id.0)
+        } else {
+            ids.claimed.insert(id.0)
         }
-        let free = ids.free.iter().position(|free| *free == id.0);
-        free.is_some_and(|place| {
-            ids.free.swap_remove(place);
-            true
-        })
     }
 
-    /// Gives a number back.
+    /// Gives a number back. One that is free changes nothing.
     pub fn give_back(&self, id: DomainId) {
-        self.0.lock().free.push(id.0);
+        let ids = &mut *self.0.lock();
+        if u64::from(id.0) >= ids.next {
+            ids.claimed.remove(&id.0);
+        } else if id.0 != 0 {
+            ids.free.insert(id.0);
+        }
     }
 }
 
@@ -199,6 +211,13 @@ fn levels(can: &Capabilities, offered: u16) -> u8 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
+
+    fn rest(ids: &DomainIds) -> Vec<u32> {
+        let mut rest: Vec<u32> = core::iter::from_fn(|| ids.take()).map(|id| id.0).collect();
+        rest.sort_unstable();
+        rest
+    }
 
     #[test]
     fn a_number_that_is_claimed_is_given_to_nobody_else() {
@@ -209,11 +228,55 @@ mod tests {
         for id in [1, 3, 0, 8, u32::MAX] {
             assert!(!ids.claim(DomainId(id)), "{id}");
         }
-        let mut rest: Vec<u32> = core::iter::from_fn(|| ids.take()).map(|id| id.0).collect();
-        rest.sort_unstable();
-        assert_eq!(rest, [2, 4, 5, 6, 7]);
+        assert_eq!(rest(&ids), [2, 4, 5, 6, 7]);
         ids.give_back(DomainId(3));
         assert!(ids.claim(DomainId(3)));
         assert_eq!(ids.take(), None);
+    }
+
+    #[test]
+    fn a_large_number_takes_no_more_room_than_a_small_one() {
+        let ids = DomainIds::new(32);
+        for id in [0xffff_fff0, u32::MAX] {
+            assert!(ids.claim(DomainId(id)));
+            assert!(!ids.claim(DomainId(id)), "it is taken");
+        }
+        let kept = |ids: &Ids| ids.claimed.len() + ids.free.len();
+        assert_eq!(kept(&ids.0.lock()), 2);
+        assert_eq!(ids.take(), Some(DomainId(1)));
+        ids.give_back(DomainId(0xffff_fff0));
+        assert!(ids.claim(DomainId(0xffff_fff0)));
+        assert_eq!(ids.0.lock().next, 2);
+    }
+
+    proptest! {
+        #[test]
+        fn as_a_plain_set_of_numbers(
+            bits in 1..6u32,
+            ops in prop::collection::vec((0..3u8, 0..40u32), 0..80),
+        ) {
+            let ids = DomainIds::new(bits);
+            let mut taken = BTreeSet::new();
+            for (op, id) in ops {
+                let good = (1..1 << bits).contains(&id);
+                match op {
+                    0 => match ids.take() {
+                        Some(id) => prop_assert!(id.0 > 0 && id.0 < 1 << bits && taken.insert(id.0)),
+                        None => prop_assert_eq!(taken.len(), (1 << bits) - 1),
+                    },
+                    1 => {
+                        let claimed = ids.claim(DomainId(id));
+                        prop_assert_eq!(claimed, good && taken.insert(id), "{}", id);
+                    }
+                    // Also a number that is free.
+                    _ => {
+                        ids.give_back(DomainId(id));
+                        taken.remove(&id);
+                    }
+                }
+            }
+            let free: Vec<u32> = (1..1 << bits).filter(|id| !taken.contains(id)).collect();
+            prop_assert_eq!(rest(&ids), free);
+        }
     }
 }

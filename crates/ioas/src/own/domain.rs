@@ -11,7 +11,7 @@ use iopt::{
     AnyTable, Discard, FormatId, Gather, Interruption, Invalidation, Prot, RefitError, TableMemory,
     WithDirty,
 };
-use runs::{PageSizes, Run, Span};
+use runs::{Joiner, PageSizes, Run, Span};
 
 use super::relocate::Leaving;
 use super::spare::Spare;
@@ -58,7 +58,7 @@ pub(crate) struct Member {
 }
 
 impl<M: TableMemory> Domain<M> {
-    pub(crate) const fn new(id: DomainId, table: AnyTable<M>, coherent: Option<bool>) -> Self {
+    pub(crate) fn new(id: DomainId, table: AnyTable<M>, coherent: Option<bool>) -> Self {
         Self {
             id,
             table,
@@ -68,7 +68,7 @@ impl<M: TableMemory> Domain<M> {
             tables_on: None,
             tracked: false,
             leaving: None,
-            written: Written::new(),
+            written: Written::default(),
             unsettled: false,
             spare: Spare::new(),
         }
@@ -171,10 +171,26 @@ impl<M: TableMemory> Domain<M> {
         self.written.clear();
     }
 
-    /// True when there is somebody who writes without leaving a trace.
+    /// True when some device writes without leaving a trace.
     pub(crate) fn is_blind(&self) -> bool {
-        let silent = |unit: &dyn Unit| !self.tracked || !unit.capabilities().dirty_tracking;
-        self.devices.units().any(silent)
+        self.devices.units().any(|unit| self.is_blind_to(unit))
+    }
+
+    /// True when devices of `unit` write without leaving a trace.
+    fn is_blind_to(&self, unit: &dyn Unit) -> bool {
+        !self.tracked || !unit.capabilities().dirty_tracking
+    }
+
+    /// Detaches `device`, and says whether it could write without leaving a trace. `None` when it is
+    /// not here.
+    pub(crate) fn detach(&mut self, device: DeviceId) -> Option<Result<bool, DetachError>> {
+        let mut members = self.devices.0.iter();
+        let place = members.position(|member| member.device == device)?;
+        let unit = Arc::clone(&self.devices.0[place].unit);
+        Some(detach(&*unit, device).map(|()| {
+            self.devices.0.remove(place);
+            self.is_blind_to(&*unit)
+        }))
     }
 
     /// Makes the leaves in `range` ones of at most `size` bytes.
@@ -313,12 +329,17 @@ pub(super) fn end_table<M: TableMemory>(
     written: &mut Written,
 ) {
     if tracked {
+        let mut joiner = Joiner::new();
         for half in table.aperture().spans() {
             // Refused only in a damaged table, of which all is given back all the same.
             let _ = empty_table(&mut table, &mut gather, half, true, &mut |run| {
-                written.add(run);
+                joiner
+                    .push(run)
+                    .into_iter()
+                    .for_each(|run| written.add(run));
             });
         }
+        joiner.finish().into_iter().for_each(|run| written.add(run));
     }
     let (rest, memory) = table.tear_down();
     for gather in [gather, rest] {
@@ -340,16 +361,6 @@ impl Devices {
     /// Has every unit forget `what` of domain `id`, and waits for it.
     pub(crate) fn invalidate(&self, id: DomainId, what: &Invalidation) -> Result<(), FlushError> {
         self.units().try_for_each(|unit| unit.invalidate(id, what))
-    }
-
-    /// Detaches `device`. `None` when it is not here.
-    pub(crate) fn detach(&mut self, device: DeviceId) -> Option<Result<(), DetachError>> {
-        let place = self.0.iter().position(|member| member.device == device)?;
-        let detached = detach(&*self.0[place].unit, device);
-        if detached.is_ok() {
-            self.0.remove(place);
-        }
-        Some(detached)
     }
 
     /// Detaches every device that its unit lets go. The error is that of the first one that stays.

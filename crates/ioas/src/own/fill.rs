@@ -191,12 +191,17 @@ fn map<M: TableMemory>(
             let prot = domain.prot(leaves.prot, leaves.mmio);
             domain.table.map(at, runs, prot).map_err(MapError::Table)?;
         }
-        [domain] => plan(domain, at, runs, leaves)?.fill(),
+        [domain] => plan(domain, at, runs, leaves)?
+            .fill()
+            .map_err(MapError::Table)?,
         domains => {
             let planned = domains.iter_mut();
             let planned = planned.map(|domain| plan(domain, at, runs, leaves));
             let planned: Vec<_> = planned.collect::<Result<_, _>>()?;
-            planned.into_iter().for_each(AnyPlanned::fill);
+            let mut planned = planned.into_iter();
+            planned
+                .try_for_each(AnyPlanned::fill)
+                .map_err(MapError::Table)?;
         }
     }
     Ok(())

@@ -40,7 +40,8 @@ pub struct Handover {
     pub areas: Vec<HandedArea>,
     /// To which addresses are chosen: see [`Ioas::allow`].
     pub allowed: Vec<Span>,
-    /// What devices have written to through tables that are gone, and was not harvested yet.
+    /// What devices have written to, or could, that is in no table, and what users in the process hold
+    /// to write to, or did; as far as it was not harvested yet. In no order.
     pub written: Vec<Span>,
     /// How it is tracked what devices write to. What else was not harvested yet is in the tables.
     pub tracking: Option<Tracking>,
@@ -77,6 +78,9 @@ pub struct HandedArea {
     pub out: bool,
     /// It is released.
     pub released: bool,
+    /// It was cut, at its first byte and behind its last, out of what one call has mapped: there it is
+    /// joined again with its neighbour when both are back.
+    pub cut: [bool; 2],
 }
 
 /// Why an address space is not handed over. It is as it was.
@@ -176,6 +180,7 @@ impl<M: TableMemory> Ioas<Own<M>> {
                 prot: area.prot,
                 out: area.out,
                 released: area.released,
+                cut: area.cut,
             });
         }
         let domain = |domain: &Domain<M>| HandedDomain {
@@ -190,12 +195,16 @@ impl<M: TableMemory> Ioas<Own<M>> {
                 .map(|member| member.device)
                 .collect(),
         };
+        let mut written = Vec::from_iter(self.backend.written());
+        for half in iopt::Aperture::zeros(64).spans() {
+            self.externals.written(half, |range| written.push(range));
+        }
         let handover = Handover {
             domains: self.backend.domains.iter().map(domain).collect(),
             kept: self.backend.kept,
             areas,
             allowed: self.allowed.clone(),
-            written: self.backend.written(),
+            written,
             tracking: self.tracking,
         };
         Ok(Leaving {

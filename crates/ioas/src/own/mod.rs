@@ -64,7 +64,7 @@ pub struct Own<M: TableMemory> {
     kept: bool,
     builder: Option<Box<dyn BuildDomain<M>>>,
     pub(crate) placement: Placement,
-    /// By domains that have ended.
+    /// By domains that have ended, and what devices that have left could.
     written: Written,
     /// What devices cannot translate, with the device.
     reserved: Vec<(DeviceId, Span)>,
@@ -89,7 +89,7 @@ impl<M: TableMemory> Own<M> {
             domains: Vec::from_iter(kept.map(|(id, table)| Domain::new(id, table, None))),
             builder,
             placement: Placement::default(),
-            written: Written::new(),
+            written: Written::default(),
             reserved: Vec::new(),
             batch: vec![Span::default(); BATCH].into_boxed_slice(),
         }
@@ -185,22 +185,28 @@ impl<M: TableMemory> Own<M> {
         }
     }
 
-    /// Takes `device` out of its domain, the first one if several have a device of that name. A domain without devices ends, and with the last one the pins of all areas.
+    /// Takes `device` out of its domain, the first one if several have a device of that name. A domain
+    /// without devices ends, and with the last one the pins of all areas. While it is tracked what is
+    /// dirty, what the device could write without leaving a trace is noted.
     pub(crate) fn detach(
         &mut self,
         device: DeviceId,
+        dirty: bool,
         areas: &mut Areas,
         retired: &mut Retired,
     ) -> Result<(), DetachError> {
         let mut found = None;
         for (place, domain) in self.domains.iter_mut().enumerate() {
-            if let Some(detached) = domain.devices.detach(device) {
-                detached?;
-                found = Some(place);
+            if let Some(detached) = domain.detach(device) {
+                found = Some((place, detached?));
                 break;
             }
         }
-        let place = found.ok_or(DetachError::NotAttached { device })?;
+        let (place, blind) = found.ok_or(DetachError::NotAttached { device })?;
+        if dirty && blind {
+            let reached = areas.iter().filter(|area| area.is_written());
+            reached.for_each(|area| self.written.add_unseen(area.range));
+        }
         self.end_if_left(place, areas, retired);
         if self.devices().all(|other| other != device) {
             self.reserved.retain(|(whose, _)| *whose != device);
@@ -208,12 +214,11 @@ impl<M: TableMemory> Own<M> {
         Ok(())
     }
 
-    /// What devices have written to through tables that are gone.
-    fn written(&self) -> Vec<Span> {
+    /// What devices have written to, or could, that is in no table.
+    fn written(&self) -> impl Iterator<Item = Span> {
         let of_domains = self.domains.iter().map(|domain| &domain.written);
         let all = of_domains.chain(iter::once(&self.written));
-        all.flat_map(|written| written.ranges().iter().copied())
-            .collect()
+        all.flat_map(Written::ranges)
     }
 
     /// The attached devices.
@@ -228,7 +233,7 @@ impl<M: TableMemory> Own<M> {
         }
         let domain = self.domains.remove(place);
         let id = domain.id;
-        self.written.append(domain.end());
+        self.written.append(&domain.end());
         if let Some(builder) = &mut self.builder {
             builder.ended(id);
         }

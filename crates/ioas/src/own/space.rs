@@ -125,7 +125,8 @@ impl<M: TableMemory> Ioas<Own<M>> {
     ///
     /// See [`DetachError`].
     pub fn detach(&mut self, device: DeviceId) -> Result<(), DetachError> {
+        let dirty = self.tracking.is_some();
         self.backend
-            .detach(device, &mut self.areas, &mut self.retired)
+            .detach(device, dirty, &mut self.areas, &mut self.retired)
     }
 }

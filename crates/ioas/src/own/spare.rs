@@ -81,7 +81,7 @@ impl Spare {
     fn take<M: TableMemory>(&mut self, count: u64, memory: &M) -> Result<(), NoTables> {
         if count > 0 {
             let mut reserve = memory.reserve(count)?;
-            while let Some((table, _)) = memory.take(&mut reserve) {
+            while let Some((table, _)) = reserve.take(memory) {
                 self.tables.push(memory, table);
             }
         }

@@ -235,12 +235,12 @@ impl<M: TableMemory> Ioas<Own<M>> {
             }
         }
         own.domains = domains;
-        own.written = Written::of(handover.written.clone());
+        own.written = Written::of(&handover.written);
         own.kept = handover.kept;
         let mut space = Self::over(own);
         space.areas = areas;
         space.allowed = allowed;
-        space.tracking = handover.tracking;
+        space.set_tracking(handover.tracking);
         Ok(space)
     }
 }
@@ -297,6 +297,7 @@ fn taken_areas(handover: &Handover, memories: &[Arc<Memory>]) -> Result<Areas, T
             hold: None,
             out: handed.out,
             released: handed.released,
+            cut: handed.cut,
             reserved: None,
         };
         areas.insert(area).map_err(|_| wrong())?;

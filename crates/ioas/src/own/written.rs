@@ -1,58 +1,86 @@
-//! What devices have written to through tables that are gone, until it is harvested.
+//! What devices have written to, or could have, that no table says any more, until it is harvested.
 
-use alloc::vec::Vec;
 use core::mem;
 
+use iopt::Aperture;
 use runs::Span;
 
-/// Ranges, in no order.
+use crate::dirty::Harvested;
+use crate::tally::Tally;
+
+/// Disjoint ranges: what it takes does not grow with what is added twice.
 #[derive(Debug, Default)]
-pub(crate) struct Written(Vec<Span>);
+pub(crate) struct Written(Tally<How>);
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+enum How {
+    #[default]
+    Not,
+    /// A dirty bit said so.
+    Marked,
+    /// A device could write there that leaves no trace.
+    Unseen,
+}
 
 impl Written {
-    pub(crate) const fn new() -> Self {
-        Self(Vec::new())
-    }
-
     /// Ranges of another process.
-    pub(crate) const fn of(ranges: Vec<Span>) -> Self {
-        Self(ranges)
+    pub(crate) fn of(ranges: &[Span]) -> Self {
+        let mut written = Self::default();
+        ranges.iter().for_each(|range| written.add(*range));
+        written
     }
 
-    pub(crate) fn ranges(&self) -> &[Span] {
-        &self.0
+    /// The ranges, in order.
+    pub(crate) fn ranges(&self) -> impl Iterator<Item = Span> {
+        self.all().map(|(range, _)| range)
+    }
+
+    fn all(&self) -> impl Iterator<Item = (Span, How)> {
+        let halves = Aperture::zeros(64).spans();
+        halves.flat_map(|half| self.0.inside(half))
     }
 
     pub(crate) fn clear(&mut self) {
-        self.0.clear();
+        *self = Self::default();
     }
 
+    /// Dirty bits were set in `range`.
     pub(crate) fn add(&mut self, range: Span) {
-        match self.0.last_mut() {
-            Some(last) if last.last().checked_add(1) == Some(range.start) => last.len += range.len,
-            _ => self.0.push(range),
+        self.0.change(range, |how| *how = (*how).max(How::Marked));
+    }
+
+    /// A device that leaves no trace could write to `range`.
+    pub(crate) fn add_unseen(&mut self, range: Span) {
+        self.0.change(range, |how| *how = How::Unseen);
+    }
+
+    pub(crate) fn append(&mut self, other: &Self) {
+        for (range, how) in other.all() {
+            self.0.change(range, |mine| *mine = (*mine).max(how));
         }
     }
 
-    pub(crate) fn append(&mut self, other: Self) {
-        self.0.extend(other.0);
+    /// Takes out what lies in `span` and hands it to `each`. Says how many bytes were marked, and
+    /// whether some were not.
+    pub(crate) fn take(&mut self, span: Span, each: &mut dyn FnMut(Span)) -> Harvested {
+        let mut found = Harvested::default();
+        self.0.change_each(span, |range, how| {
+            match mem::take(how) {
+                How::Not => return,
+                How::Marked => found.bytes += range.len,
+                How::Unseen => found.blind = true,
+            }
+            each(range);
+        });
+        found
     }
 
-    /// Takes out what lies in `span` and hands it to `each`.
-    pub(crate) fn take(&mut self, span: Span, each: &mut dyn FnMut(Span)) {
-        for range in mem::take(&mut self.0) {
-            let Some(inside) = range.intersection(&span) else {
-                self.0.push(range);
-                continue;
-            };
-            each(inside);
-            let before = Span::new(range.start, inside.start - range.start);
-            if !before.is_empty() {
-                self.0.push(before);
+    /// Takes out what lies between `first` and `last`, both included, and hands it to `each`.
+    pub(crate) fn take_between(&mut self, first: u64, last: u64, each: &mut dyn FnMut(Span)) {
+        for half in Aperture::zeros(64).spans() {
+            if let Some(here) = Span::inclusive(half.start.max(first), half.last().min(last)) {
+                self.take(here, each);
             }
-            let after = inside.last().checked_add(1);
-            self.0
-                .extend(after.and_then(|start| Span::inclusive(start, range.last())));
         }
     }
 }

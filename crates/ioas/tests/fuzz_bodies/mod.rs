@@ -56,6 +56,7 @@ fn handover(data: &[u8]) {
         prot: Prot::RW,
         out: false,
         released: false,
+        cut: [false; 2],
     };
     let mut handed = Handover {
         domains: vec![HandedDomain {

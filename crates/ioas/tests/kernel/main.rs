@@ -10,6 +10,7 @@
 
 mod containers;
 mod devices;
+mod dirty;
 mod maps;
 mod pieces;
 mod plain_kernel;

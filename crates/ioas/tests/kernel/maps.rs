@@ -364,6 +364,31 @@ fn iommufd_charges_memory_once_wherever_it_is() {
 }
 
 #[test]
+fn what_was_copied_is_copied_again_when_an_unmap_stops_half_way() {
+    let mut setup = Setup::<true>::attached(None);
+    let memory = setup.memory(1 << 40, GIB);
+    // The copy lies below what it is copied from.
+    for at in [3 * GIB, 2 * GIB] {
+        setup.map(at, &memory, Span::new(0, MIB)).unwrap();
+    }
+    setup.map(4 * GIB, &memory, Span::new(MIB, MIB)).unwrap();
+    assert_eq!(setup.ledger.in_use(), 2 * MIB);
+    let held = Span::new(4 * GIB, PAGE);
+    setup.world.lock().unwrap().held.push(held);
+    // The kernel unmaps in order: both are gone when it comes to what is held.
+    setup.world.lock().unwrap().calls.clear();
+    setup.space.unmap_all(&mut ()).unwrap_err();
+    let calls = setup.world.lock().unwrap().calls.clone();
+    let gone = calls.iter().filter(|(map, _)| !map).count();
+    assert_eq!((gone, calls.len()), (2, 4), "{calls:x?}");
+    setup.check();
+    assert_eq!(setup.ledger.in_use(), 2 * MIB);
+    setup.world.lock().unwrap().held.clear();
+    setup.space.unmap_all(&mut ()).unwrap();
+    setup.check();
+}
+
+#[test]
 fn two_containers_charge_twice() {
     let world = World::new(Plain::<false>::PROFILE);
     let ledger = Ledger::new("mm->locked_vm", Some(3 * MIB), 0);

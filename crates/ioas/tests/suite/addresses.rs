@@ -3,7 +3,11 @@
 use std::sync::Arc;
 
 use crate::common::*;
-use ioas::{Builder, DomainIds, Ioas, Ledger, MapError, Memory, Synthetic};
+use ioas::{
+    Builder, DomainIds, HandedArea, HandedDomain, Handover, Ioas, Ledger, MapError, Memory,
+    Synthetic, TakenDomain,
+};
+use iommu::Unit;
 use iopt::{FormatId, HeapTables, Prot};
 use proptest::prelude::*;
 use runs::Span;
@@ -244,4 +248,56 @@ proptest! {
             }
         }
     }
+}
+
+#[test]
+fn what_the_devices_of_an_address_space_that_is_taken_over_reserve_is_left_out() {
+    let tables = Arc::new(HeapTables::with_tables(64).unwrap());
+    let (frame, part) = (Span::new(1 << 32, MIB), Span::new(0, MIB));
+    let mut table = table(FormatId::VtdSs, 4, &tables);
+    table.map(GIB, &[frame], Prot::RW).unwrap();
+    let reserved = Span::new(3 * GIB, 2 * MIB);
+    let mut unit = FrailUnit::new(unit(&tables));
+    unit.reserved.push(reserved);
+    let unit = Arc::new(unit);
+    unit.attach(DEVICE, DOMAIN, table.root()).unwrap();
+    let area = HandedArea {
+        range: Span::new(GIB, MIB),
+        memory: 0,
+        offset: 0,
+        prot: Prot::RW,
+        out: false,
+        released: false,
+        cut: [false; 2],
+    };
+    let domain = HandedDomain {
+        id: DOMAIN,
+        root: table.root(),
+        page_sizes: table.page_sizes(),
+        coherent: None,
+        devices: vec![DEVICE],
+    };
+    let handover = Handover {
+        domains: vec![domain],
+        kept: true,
+        areas: vec![area],
+        ..Handover::default()
+    };
+    let memory = unlimited(Arc::new(Synthetic::new([frame])));
+    let taken: Vec<TakenDomain<_>> = vec![(table, vec![(unit, DEVICE)])];
+    let memories = [memory.clone()];
+    let mut space = Space::adopt(&handover, &memories, taken, None, &mut ()).unwrap();
+    let refused = space.map(3 * GIB + MIB, &memory, part, Prot::RW, &mut ());
+    assert!(
+        matches!(refused, Err(MapError::Reserved { reserved: found, .. }) if found == reserved),
+        "{refused:?}"
+    );
+    let ends: Vec<u64> = space.windows().iter().map(|window| window.last()).collect();
+    assert!(ends.contains(&(reserved.start - 1)), "{ends:x?}");
+    space.detach(DEVICE).unwrap();
+    space
+        .map(3 * GIB + MIB, &memory, part, Prot::RW, &mut ())
+        .unwrap();
+    space.close().unwrap();
+    assert_eq!(tables.in_use(), 0);
 }

@@ -355,7 +355,7 @@ fn what_cannot_be_put_back_is_out_still() {
 }
 
 #[test]
-fn areas_are_joined_only_where_they_are_alike() {
+fn areas_are_joined_only_where_they_were_cut() {
     let mut bench = Bench::new(FORMATS[0], &[Span::new(FRAME, 8 * MIB)]);
     let parts = [0, 1, 2, 3].map(|n| Span::new(n * MIB, MIB));
     for (part, prot) in parts
@@ -389,12 +389,39 @@ fn areas_are_joined_only_where_they_are_alike() {
     bench.space.put_back(at(middle), NEVER, &mut ()).unwrap();
     assert_eq!(prots(&bench), before);
     let areas: Vec<Span> = bench.space.areas().map(|area| area.range()).collect();
-    let joined = [(0, 1), (1, 1), (2, 2), (4, 1), (5, 1)];
-    assert_eq!(
-        areas,
-        joined.map(|(n, len)| at(Span::new(n * MIB, len * MIB)))
-    );
+    let mapped = [0, 1, 2, 3, 4, 5].map(|n| at(Span::new(n * MIB, MIB)));
+    assert_eq!(areas, mapped);
     let prots: Vec<Prot> = bench.space.areas().map(|area| area.prot()).collect();
-    assert_eq!(prots, [Prot::RW, Prot::READ, Prot::RW, Prot::RW, Prot::RW]);
+    let mut right = [Prot::RW; 6];
+    right[1] = Prot::READ;
+    assert_eq!(prots, right);
+    // What one call has mapped, one call unmaps.
+    for range in mapped {
+        assert_eq!(bench.space.unmap(range, &mut ()).unwrap().bytes, MIB);
+    }
     bench.end();
+}
+
+#[test]
+fn what_is_mapped_where_something_was_cut_off_stays_apart_from_the_rest() {
+    for gone in [0, 1, 2] {
+        let mut bench = Bench::new(FORMATS[0], &[Span::new(FRAME, 8 * MIB)]);
+        let whole = Span::new(0, 3 * MIB);
+        bench.map(whole, Prot::RW);
+        let part = Span::new(gone * MIB, MIB);
+        bench.space.unmap_cutting(at(part), NEVER, &mut ()).unwrap();
+        bench.map(part, Prot::RW);
+        // Out and back, released and restored, over all borders.
+        bench.space.take_out(at(whole), NEVER, &mut ()).unwrap();
+        bench.space.put_back(at(whole), NEVER, &mut ()).unwrap();
+        let refused = &mut |range, cause| panic!("{range}: {cause}");
+        bench.space.release(&[at(whole)], NEVER, refused, &mut ());
+        let failed = &mut |range, cause| panic!("{range}: {cause}");
+        bench.space.restore(&[at(whole)], NEVER, failed, &mut ());
+        assert_eq!(bench.space.len(), if gone == 1 { 3 } else { 2 });
+        assert_eq!(bench.space.unmap(at(part), &mut ()).unwrap().bytes, MIB);
+        let rest = bench.space.unmap(at(whole), &mut ()).unwrap();
+        assert_eq!(rest.bytes, 2 * MIB);
+        bench.end();
+    }
 }

@@ -1,6 +1,8 @@
 //! Parts of areas that are released and restored: what is kept, what is told, what a step that fails
 //! leaves behind. (Random sequences in several address spaces: see `released_model.rs`.)
 
+mod parts;
+
 use std::ops::ControlFlow;
 use std::sync::{Arc, Mutex};
 

@@ -28,9 +28,11 @@ fn frame(object: usize, page: u64) -> u64 {
 
 #[derive(Clone, Debug)]
 enum Op {
-    /// Object and first page in it.
-    Map(usize, u64),
+    /// Object and first page in it; by two calls, one half after the other.
+    Map(usize, u64, bool),
     Unmap,
+    /// What the call has mapped of which there is a page at the beginning.
+    UnmapCall,
     Release,
     Restore,
     TakeOut,
@@ -40,9 +42,10 @@ enum Op {
 /// An operation on a range of pages of an address space.
 fn op() -> impl Strategy<Value = (usize, u64, u64, Op)> {
     let kind = prop_oneof![
-        3 => (0..2usize, prop_oneof![Just(0), 0..1500u64])
-            .prop_map(|(object, first)| Op::Map(object, first)),
+        3 => (0..2usize, prop_oneof![Just(0), 0..1500u64], any::<bool>())
+            .prop_map(|(object, first, twice)| Op::Map(object, first, twice)),
         2 => Just(Op::Unmap),
+        1 => Just(Op::UnmapCall),
         6 => Just(Op::Release),
         4 => Just(Op::Restore),
         1 => Just(Op::TakeOut),
@@ -53,9 +56,9 @@ fn op() -> impl Strategy<Value = (usize, u64, u64, Op)> {
     (0..SPACES, start, len, kind).prop_map(|(space, start, len, kind)| {
         let len = len.min(PAGES - start);
         match kind {
-            Op::Map(object, first) => {
+            Op::Map(object, first, twice) => {
                 let len = len.min(OBJECT / PAGE - first);
-                (space, start, len, Op::Map(object, first))
+                (space, start, len, Op::Map(object, first, twice))
             }
             other => (space, start, len, other),
         }
@@ -68,6 +71,25 @@ struct Page {
     page: u64,
     released: bool,
     out: bool,
+    /// Number of the call that has mapped it.
+    call: usize,
+}
+
+/// Areas are what lies side by side of one call and is alike.
+fn look_at_areas(space: &Space, model: &[Option<Page>]) {
+    let alike = |page: &Page| (page.call, page.released, page.out);
+    let mut expected: Vec<Span> = Vec::new();
+    let mut before = None;
+    for (at, page) in (AT..).step_by(PAGE as usize).zip(model) {
+        let page = page.as_ref().map(alike);
+        match expected.last_mut() {
+            Some(area) if page.is_some() && page == before => area.len += PAGE,
+            _ => expected.extend(page.map(|_| Span::new(at, PAGE))),
+        }
+        before = page;
+    }
+    let areas: Vec<Span> = space.areas().map(|area| area.range()).collect();
+    assert_eq!(areas, expected);
 }
 
 /// The areas over a part of a memory are those that a look at all of them finds.
@@ -107,32 +129,57 @@ fn check(ops: &[(usize, u64, u64, Op)]) {
         .map(|format| space(format, 4, &tables))
         .collect();
     let mut model = vec![vec![None::<Page>; PAGES as usize]; SPACES];
+    let mut calls: Vec<(u64, u64)> = Vec::new();
 
     for (step, (n, start, len, op)) in ops.iter().enumerate() {
         let range = Span::new(AT + start * PAGE, len * PAGE);
         let pages = *start as usize..(start + len) as usize;
+        if let (Op::UnmapCall, Some(page)) = (op, model[*n][*start as usize]) {
+            let (start, len) = calls[page.call];
+            let all = start as usize..(start + len) as usize;
+            let unmapped = spaces[*n].unmap(Span::new(AT + start * PAGE, len * PAGE), &mut ());
+            let there = model[*n][all.clone()].iter().flatten().count() as u64;
+            // Another call may have mapped something over an end, where this one was cut.
+            let calls = |at: usize| model[*n].get(at).copied().flatten().map(|page| page.call);
+            let cut = |at: usize| calls(at).is_some() && at > 0 && calls(at - 1) == calls(at);
+            match unmapped {
+                Ok(unmapped) => {
+                    assert_eq!(unmapped.bytes, there * PAGE);
+                    model[*n][all].fill(None);
+                }
+                Err(cause) => assert!(cut(all.start) || cut(all.end), "{cause}"),
+            }
+        }
         let (space, here) = (&mut spaces[*n], &mut model[*n][pages]);
         let covered = here.iter().all(Option::is_some);
         match op {
-            Op::Map(object, first) => {
-                let part = Span::new(first * PAGE, range.len);
-                let mapped = space.map(range.start, &memories[*object], part, Prot::RW, &mut ());
-                assert_eq!(mapped.is_ok(), here.iter().all(Option::is_none));
-                if mapped.is_ok() {
-                    for (page, n) in here.iter_mut().zip(*first..) {
+            Op::Map(object, first, twice) => {
+                let half = if *twice { len / 2 } else { 0 };
+                for (before, len) in [(0, half), (half, len - half)] {
+                    let (iova, part) = (start + before, (first + before) * PAGE);
+                    let part = Span::new(part, len * PAGE);
+                    let memory = &memories[*object];
+                    let mapped = space.map(AT + iova * PAGE, memory, part, Prot::RW, &mut ());
+                    let here = &mut here[before as usize..(before + len) as usize];
+                    let vacant = len > 0 && here.iter().all(Option::is_none);
+                    assert_eq!(mapped.is_ok(), vacant);
+                    for (page, n) in here.iter_mut().zip(first + before..).filter(|_| vacant) {
                         *page = Some(Page {
                             object: *object,
                             page: n,
                             released: false,
                             out: false,
+                            call: calls.len(),
                         });
                     }
+                    calls.push((iova, len));
                 }
             }
             Op::Unmap => {
                 space.unmap_cutting(range, NEVER, &mut ()).unwrap();
                 here.fill(None);
             }
+            Op::UnmapCall => {}
             Op::Release => {
                 let mut kept = 0;
                 space.release(&[range], NEVER, &mut |_, _| kept += 1, &mut ());
@@ -170,6 +217,7 @@ fn check(ops: &[(usize, u64, u64, Op)]) {
                 .iter()
                 .for_each(|memory| look_by_memory(&mut spaces[*n], memory, part));
         }
+        look_at_areas(&spaces[*n], &model[*n]);
         let visible = |page: &&Page| !page.released && !page.out;
         for (space, model) in spaces.iter().zip(&model) {
             let table = space.table().unwrap();

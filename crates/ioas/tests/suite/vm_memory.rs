@@ -114,7 +114,7 @@ fn a_device_model_sees_exactly_the_areas_over_guest_memory() {
 
 #[test]
 fn an_unmap_waits_for_a_reader_that_holds_a_guard() {
-    let mut bench = Bench::new(Duration::from_secs(60));
+    let mut bench = Bench::new(Duration::from_secs(600));
     let iommu = bench.iommu.clone();
     let (looked, has_looked) = mpsc::channel();
     let (release, released) = mpsc::channel();

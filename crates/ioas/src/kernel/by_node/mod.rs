@@ -25,7 +25,7 @@ use std::sync::Arc;
 use std::vec::Vec;
 
 use iommu::NodeId;
-use iopt::{Aperture, Interruption};
+use iopt::Interruption;
 use runs::Span;
 
 use super::backend::{Kernel, charged};
@@ -33,7 +33,7 @@ use super::error::KernelError;
 use super::mapped::Journal;
 use super::mapper::Mapper;
 use super::pieces::Stretch;
-use super::refusals::{attach_refused, detach_refused};
+use super::refusals::attach_refused;
 use crate::areas::Areas;
 use crate::backend::{Capability, Unsupported};
 use crate::error::{AttachError, DetachError, MapError};
@@ -114,7 +114,7 @@ impl<K: Mapper> ByNode<K> {
             placement: Placement::PerNode,
             merging: Interruption::Refused,
             allowed: Vec::new(),
-            carried: Written::new(),
+            carried: Written::default(),
         }
     }
 
@@ -198,19 +198,13 @@ impl<K: Mapper> ByNode<K> {
         Ok(Member { kernel, near })
     }
 
-    /// Lets a device go, and with the last one of a container that as well. With `dirty`, what was
-    /// written to there is not forgotten.
+    /// Lets a device go, and with the last one of a container that as well. With `dirty`, what it wrote
+    /// to is carried until it is harvested.
     fn let_go(&mut self, device: &Arc<K::Device>, dirty: bool) -> Result<(), DetachError> {
         let mut all = self.containers.iter_mut();
         let found = all.find_map(|member| Some((member.place_of(device)?, member)));
         let (place, Member { kernel, near }) = found.ok_or(DetachError::Unknown)?;
-        if dirty && near.len() == 1 {
-            for half in Aperture::zeros(64).spans() {
-                let read = kernel.dirty_in(half, &mut |run| self.carried.add(run));
-                read.map_err(|error| detach_refused(&error))?;
-            }
-        }
-        kernel.let_go(device)?;
+        kernel.let_go(device, dirty)?;
         near.remove(place);
         self.close_unused();
         Ok(())
@@ -218,8 +212,14 @@ impl<K: Mapper> ByNode<K> {
 
     /// Closes the containers in which nothing is any more.
     fn close_unused(&mut self) {
-        let used = |member: &Member<K>| member.is_live() || member.kernel.pieces().next().is_some();
-        self.containers.retain(used);
+        let carried = &mut self.carried;
+        self.containers.retain(|member| {
+            let used = member.is_live() || member.kernel.pieces().next().is_some();
+            if !used {
+                carried.append(&member.kernel.carried);
+            }
+            used
+        });
     }
 
     /// Maps a stretch in all containers, part by part: charged for all of them in one step.

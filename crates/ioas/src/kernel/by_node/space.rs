@@ -92,21 +92,16 @@ impl<K: Mapper> Backend for ByNode<K> {
         let plans = self.live().map(plan).collect::<Result<Vec<_>, _>>()?;
         let mut journals: Vec<_> = plans.iter().map(|_| Journal::default()).collect();
         let mut steps = self.live().zip(&plans).zip(&mut journals);
-        let emptied = steps.try_for_each(|((kernel, plan), journal)| {
-            kernel.empty_planned(plan, journal, &mut *note)
-        });
+        let emptied =
+            steps.try_for_each(|((kernel, plan), journal)| kernel.empty_planned(plan, journal));
         drop(steps);
         if let Err(cause) = emptied {
             self.undo(journals);
             return Err(cause);
         }
-        for half in Aperture::zeros(64).spans() {
-            let here = Span::inclusive(half.start.max(first), half.last().min(last));
-            here.into_iter()
-                .for_each(|here| self.carried.take(here, note));
-        }
+        self.carried.take_between(first, last, note);
         for ((kernel, plan), journal) in self.live().zip(&plans).zip(journals) {
-            kernel.emptied(plan, journal);
+            kernel.emptied(plan, journal, &mut *note);
         }
         Ok(())
     }
@@ -153,11 +148,8 @@ impl<K: Mapper> Backend for ByNode<K> {
         areas: &Areas,
         pending: &mut Pending<W>,
     ) -> Result<Harvested, HarvestError> {
-        let mut found = Harvested::default();
-        self.carried.take(pending.span(), &mut |run| {
-            found.bytes += run.len;
-            pending.mark(run);
-        });
+        let span = pending.span();
+        let mut found = self.carried.take(span, &mut |run| pending.mark(run));
         for member in &mut self.containers {
             let here = member.kernel.harvest(areas, pending)?;
             found.bytes += here.bytes;

@@ -186,3 +186,25 @@ fn ranges_that_are_allowed_hold_for_containers_to_come() {
     let allowed = |n: &usize| world.spaces[*n].allowed == [Span::new(1 << 40, GIB)];
     assert!(bench.spaces().iter().all(allowed));
 }
+
+#[test]
+fn ranges_that_one_container_refuses_are_allowed_in_none() {
+    let (mut bench, _) = Bench::with(&[0], GIB);
+    let narrow = Arc::new(Device {
+        ranges: vec![0..=(1 << 39) - 1],
+        ..Device::default()
+    });
+    bench.space.attach_near(narrow, node(1)).unwrap();
+    let before = Span::new(1 << 30, GIB);
+    bench.space.allow(&[before]).unwrap();
+    // The first takes it, the second does not.
+    let refused = bench.space.allow(&[Span::new(1 << 40, GIB)]);
+    assert!(
+        matches!(refused, Err(MapError::Allowed { .. })),
+        "{refused:?}"
+    );
+    let world = bench.world.lock().unwrap();
+    for n in bench.spaces() {
+        assert_eq!(world.spaces[n].allowed, [before], "container {n}");
+    }
+}

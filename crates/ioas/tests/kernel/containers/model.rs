@@ -124,8 +124,7 @@ proptest! {
                     bench.space.attach_near(groups[n].clone(), NODES[n].and_then(node)).unwrap();
                     attached[n] = true;
                 }
-                // The last one of all takes what is dirty along.
-                Op::Detach(n) if attached[n] && attached.iter().filter(|at| **at).count() > 1 => {
+                Op::Detach(n) if attached[n] => {
                     shared.space.detach(&groups[n]).unwrap();
                     bench.space.detach(&groups[n]).unwrap();
                     attached[n] = false;

@@ -130,6 +130,12 @@ impl<const IOMMUFD: bool> Mapper for Plain<IOMMUFD> {
         refused("detach", self.lock().detach(self.space, device))
     }
 
+    fn left(&mut self, device: &Device) {
+        if IOMMUFD {
+            self.lock().gone(self.space, device);
+        }
+    }
+
     fn info(&self) -> Result<MapperInfo, KernelError> {
         let world = self.lock();
         let here = &world.spaces[self.space];

@@ -12,7 +12,7 @@ use runs::Span;
 use super::PAGE;
 
 /// A device or a group.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Device {
     pub(crate) ranges: Vec<RangeInclusive<u64>>,
     pub(crate) granule: u64,
@@ -274,7 +274,9 @@ impl World {
                     Errno::EDEADLOCK
                 });
             }
-            self.spaces[space].mappings.remove(&start);
+            let here = &mut self.spaces[space];
+            here.mappings.remove(&start);
+            here.dirty.retain(|at| !Span::new(start, len).contains(*at));
             self.calls.push((false, Span::new(start, len)));
             bytes += len;
         }
@@ -317,13 +319,31 @@ impl World {
         if device.open {
             return Err(Errno::EBUSY);
         }
-        let type1 = self.profile == Profile::Type1;
-        let here = &mut self.spaces[space];
-        here.devices.pop();
-        if type1 && here.devices.is_empty() {
-            here.mappings.clear();
+        // A table of iommufd, with its dirty bits, stays until it is given back.
+        if self.profile == Profile::Type1 {
+            self.gone(space, device);
         }
         Ok(())
+    }
+
+    /// What was there for a device goes, which is detached.
+    pub(crate) fn gone(&mut self, space: usize, device: &Device) {
+        let type1 = self.profile == Profile::Type1;
+        let here = &mut self.spaces[space];
+        let place = here.devices.iter().rposition(|other| other == device);
+        here.devices.remove(place.unwrap());
+        if here.devices.is_empty() {
+            here.dirty.clear();
+            if type1 {
+                here.mappings.clear();
+            }
+        } else if type1 && here.tracking && !device.tracks {
+            // A container counts all of its memory when a group leaves that tells nothing.
+            let pages = here.mappings.iter().flat_map(|(start, mapping)| {
+                (0..mapping.len / PAGE).map(move |n| start + n * PAGE)
+            });
+            here.dirty.extend(pages);
+        }
     }
 
     /// What a device reaches at `iova`.

@@ -36,10 +36,10 @@ fn the_owner_before() {
     }
     for area in &leaving.handover().areas {
         let (range, prot) = (area.range, area.prot.bits());
-        let out = u64::from(area.out);
+        let [out, low, high] = [area.out, area.cut[0], area.cut[1]].map(u64::from);
         assert!(!area.released);
         println!(
-            "area {} {} {} {prot} {out}",
+            "area {} {} {} {prot} {out} {low} {high}",
             range.start, range.len, area.offset
         );
     }
@@ -122,14 +122,17 @@ fn an_address_space_comes_from_another_process_while_its_device_runs() {
                 coherent: None,
                 devices: Vec::new(),
             }),
-            ("area", &[start, len, offset, prot, out]) => handover.areas.push(HandedArea {
-                range: Span::new(start, len),
-                memory: 0,
-                offset,
-                prot: Prot::from_bits(prot as u32).unwrap(),
-                out: out == 1,
-                released: false,
-            }),
+            ("area", &[start, len, offset, prot, out, low, high]) => {
+                handover.areas.push(HandedArea {
+                    range: Span::new(start, len),
+                    memory: 0,
+                    offset,
+                    prot: Prot::from_bits(prot as u32).unwrap(),
+                    out: out == 1,
+                    released: false,
+                    cut: [low == 1, high == 1],
+                })
+            }
             ("pinned", &[pinned]) => break pinned,
             other => panic!("{other:?}"),
         }

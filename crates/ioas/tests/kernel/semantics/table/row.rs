@@ -53,6 +53,13 @@ impl<K: Mapper, S: Subject> Row<K, S> {
         }
     }
 
+    /// Of the library alone: no interface has an operation like this.
+    pub(crate) fn ours(name: &'static str, answer: Answer) -> Self {
+        let mut row = Self::new(name, answer, answer).everywhere(answer);
+        row.expected.fill(None);
+        row
+    }
+
     /// Of the one interface only.
     pub(crate) fn only(name: &'static str, profile: Profile, answer: Answer) -> Self {
         let mut row = Self::new(name, answer, answer);

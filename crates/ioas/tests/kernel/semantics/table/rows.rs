@@ -1,7 +1,7 @@
 //! The rows, in the order of the kernel's checks.
 
-use ioas::{Errno, Mapper, Profile, ReleaseError};
-use iopt::{Interruption, Prot};
+use ioas::{Errno, Mapper, Profile, ReleaseError, Tracking};
+use iopt::{Interruption, Pending, Prot};
 use runs::Span;
 
 use super::row::Row;
@@ -352,6 +352,20 @@ fn releases<K: Mapper, S: Subject>() -> Vec<Row<K, S>> {
                 Ok(s.charged())
             },
         ),
+        Row::ours(
+            "restore: one of two that were mapped side by side, unmapped",
+            ok(MIB),
+        )
+        .library(|s: &mut S, p| {
+            map(s, p, IOVA, MIB)?;
+            map_at(s, p, IOVA + MIB, Span::new(MIB, MIB), Prot::RW)?;
+            release(s, p, IOVA, 2 * MIB)?;
+            let runs = [Span::new(IOVA, 2 * MIB)];
+            let failed = &mut |_, cause| panic!("{cause}");
+            s.space()
+                .restore(&runs, Interruption::Refused, failed, &mut ());
+            unmap(s, p, IOVA, MIB)
+        }),
     ]
 }
 
@@ -459,6 +473,26 @@ fn others<K: Mapper, S: Subject>() -> Vec<Row<K, S>> {
                 k.track()?;
                 k.dirty(IOVA, 8 * PAGE)
             }),
+        // A device that cannot tell.
+        Row::ours(
+            "dirty: what a device could write, after it has left",
+            ok(16),
+        )
+        .library(|s: &mut S, p| {
+            map(s, p, IOVA, 16 * PAGE)?;
+            map_at(s, p, IOVA + MIB, Span::new(MIB, PAGE), Prot::READ)?;
+            s.space().track_dirty(Tracking::default()).unwrap();
+            s.detach();
+            let all = Span::new(IOVA, 2 * MIB);
+            let mut pending = Pending::new([0u64; 8], all, PAGE).unwrap();
+            assert!(s.space().harvest(&mut pending).unwrap().blind);
+            let shown = s.space().show(&mut pending).unwrap();
+            let pages = shown.runs().map(|run| run.len / PAGE).sum();
+            shown.acknowledge();
+            s.space().harvest(&mut pending).unwrap();
+            assert_eq!(s.space().show(&mut pending).unwrap().runs().count(), 0);
+            Ok(pages)
+        }),
         Row::new("windows: what can be mapped", ok(2), ok(2))
             .kernel(|k: &mut Raw<K>| {
                 let info = k.space.info().unwrap();
