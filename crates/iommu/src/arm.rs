@@ -66,6 +66,43 @@ pub(crate) fn levels(format: FormatId) -> u16 {
     (fewest..=most).fold(0, |all, levels| all | 1 << levels)
 }
 
+/// For models of units: memory of tables, and the last word that a walk has read there, its leaf.
+#[cfg(test)]
+pub(crate) struct Walked<'m> {
+    pub(crate) memory: &'m dyn iopt::walk::WalkMemory,
+    pub(crate) last: core::cell::Cell<u64>,
+}
+
+#[cfg(test)]
+impl Walked<'_> {
+    /// True when the leaf is used for all ASIDs: nG, bit 11 (DDI 0487, D8.16; DDI 0406, B3.5.1), or bit 17 in
+    /// a section of short descriptors. Of stage 2 there is no such leaf.
+    pub(crate) fn is_global(&self, format: FormatId, level: u8) -> bool {
+        let bit = match format {
+            FormatId::ArmStage1(_) => 11,
+            FormatId::ArmV7s if level == 0 => 11,
+            FormatId::ArmV7s => 17,
+            _ => return false,
+        };
+        self.last.get() >> bit & 1 == 0
+    }
+}
+
+#[cfg(test)]
+impl iopt::walk::WalkMemory for Walked<'_> {
+    fn read_u64(&self, address: u64) -> Result<u64, iopt::walk::BadAddress> {
+        let word = self.memory.read_u64(address)?;
+        self.last.set(word);
+        Ok(word)
+    }
+
+    fn read_u32(&self, address: u64) -> Result<u32, iopt::walk::BadAddress> {
+        let word = self.memory.read_u32(address)?;
+        self.last.set(word.into());
+        Ok(word)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use iopt::format::{ArmConfig, ArmStage1, ArmStage2, K64Lpa};

@@ -1,7 +1,7 @@
 //! What a unit can do.
 
 use iopt::format::BreakBeforeMake;
-use iopt::{FormatId, Root};
+use iopt::{FormatId, Root, TableMemory};
 use runs::PageSizes;
 
 use crate::arm;
@@ -133,6 +133,16 @@ impl Capabilities {
         }
         Ok(())
     }
+}
+
+/// Refuses memory beyond addresses of so many bits, as a unit's structures and registers hold them: its last
+/// address is the error.
+pub(crate) fn reaches<M: TableMemory>(memory: &M, bits: u32) -> Result<(), u64> {
+    let last = memory.last_address();
+    if last >> bits.min(63) != 0 {
+        return Err(last);
+    }
+    Ok(())
 }
 
 impl Default for Capabilities {

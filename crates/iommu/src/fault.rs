@@ -41,13 +41,60 @@ pub enum FaultReason {
         /// Its length in bytes.
         len: u64,
     },
-    /// A unit of hardware says why; `iova` is the address of the page.
+    /// A unit of hardware says why; `iova` is as exact as its record, which may have no more than the page.
     Reported {
         /// The unit's code.
         code: u16,
         /// What its specification says about it.
         meaning: &'static str,
+        /// What else the record says.
+        details: Details,
     },
+}
+
+/// What a unit's record says of a request beside its address and PASID. Fields are `None` where the record has no
+/// such field, or the driver does not read it (it does for RISC-V only).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Details {
+    /// What was asked of the unit.
+    pub request: Option<RequestKind>,
+    /// The request asked for privilege, as one with a PASID can.
+    pub privileged: Option<bool>,
+    /// What the second stage was to translate, where that has failed.
+    pub second_stage: Option<SecondStage>,
+}
+
+/// What was asked of a unit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum RequestKind {
+    /// Nothing: the unit has failed by itself. The record names no device, and what the address is depends on the
+    /// reason.
+    None,
+    /// An access by an address that is to be translated.
+    Untranslated {
+        /// It reads instructions.
+        execute: bool,
+    },
+    /// An access by an address that a TLB in the device has translated.
+    Translated {
+        /// It reads instructions.
+        execute: bool,
+    },
+    /// A translation, for a TLB in the device.
+    Translation,
+    /// A PCI Express message, whose code stands in the place of the address.
+    Message,
+}
+
+/// What a second stage could not translate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SecondStage {
+    /// The guest-physical address.
+    pub address: u64,
+    /// The unit's own access to a table of the first stage, where it was one.
+    pub table: Option<Access>,
 }
 
 impl fmt::Display for Fault {
@@ -75,8 +122,40 @@ impl fmt::Display for Fault {
             FaultReason::Misaligned => {
                 write!(f, "{access} of {iova:#x}: not a multiple of 8 bytes")
             }
-            FaultReason::Reported { code, meaning } => {
-                write!(f, "{access} of {iova:#x}: {meaning} (reason {code:#x})")
+            FaultReason::Reported {
+                code,
+                meaning,
+                details,
+            } => {
+                match details.request {
+                    Some(RequestKind::None) => write!(f, "no request, {iova:#x}")?,
+                    Some(RequestKind::Message) => write!(f, "message {iova:#x}")?,
+                    Some(RequestKind::Translation) => write!(f, "translation of {iova:#x}")?,
+                    Some(RequestKind::Translated { .. }) => {
+                        write!(f, "translated {access} of {iova:#x}")?
+                    }
+                    Some(RequestKind::Untranslated { .. }) | None => {
+                        write!(f, "{access} of {iova:#x}")?
+                    }
+                }
+                if let Some(
+                    RequestKind::Untranslated { execute: true }
+                    | RequestKind::Translated { execute: true },
+                ) = details.request
+                {
+                    f.write_str(" for execution")?;
+                }
+                if details.privileged == Some(true) {
+                    f.write_str(" with privilege")?;
+                }
+                write!(f, ": {meaning} (reason {code:#x}")?;
+                if let Some(SecondStage { address, table }) = details.second_stage {
+                    write!(f, ", second stage of {address:#x}")?;
+                    if let Some(access) = table {
+                        write!(f, ", a table's {access}")?;
+                    }
+                }
+                f.write_str(")")
             }
             FaultReason::WrapsAround { len } => {
                 write!(

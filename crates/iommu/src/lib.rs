@@ -71,6 +71,8 @@ mod fault;
 mod handover;
 #[cfg(test)]
 mod hostile;
+#[cfg(test)]
+mod lines;
 mod notes;
 mod registers;
 pub mod riscv;
@@ -89,7 +91,7 @@ pub use capabilities::{Capabilities, FormatSupport};
 pub use commands::{CommandCounters, MOST_PAGE_COMMANDS};
 pub use driver::Driver;
 pub use error::{AttachError, FlushError, UnitError};
-pub use fault::{Fault, FaultReason};
+pub use fault::{Details, Fault, FaultReason, RequestKind, SecondStage};
 pub use handover::{AdoptError, Frozen, Held, UnitKind};
 pub use registers::Registers;
 pub use riscv::RiscvIommu;

@@ -111,6 +111,54 @@ mod tests {
         }
     }
 
+    /// The last access: its width, offset and value.
+    #[derive(Default)]
+    struct Last(spin::Mutex<(u32, usize, u64)>);
+
+    impl Registers for Last {
+        fn read32(&self, offset: usize) -> u32 {
+            *self.0.lock() = (32, offset, 0);
+            0x8765_4321
+        }
+        fn write32(&self, offset: usize, value: u32) {
+            *self.0.lock() = (32, offset, value.into());
+        }
+        fn read64(&self, offset: usize) -> u64 {
+            *self.0.lock() = (64, offset, 0);
+            0xfedc_ba98_7654_3210
+        }
+        fn write64(&self, offset: usize, value: u64) {
+            *self.0.lock() = (64, offset, value);
+        }
+        fn wait(&self, round: u32) -> bool {
+            *self.0.lock() = (0, 0, round.into());
+            round < 5
+        }
+    }
+
+    #[test]
+    fn behind_a_pointer_are_the_same_registers() {
+        fn through<R: Registers>(registers: R, last: &Last) {
+            assert_eq!(registers.read32(4), 0x8765_4321);
+            assert_eq!(*last.0.lock(), (32, 4, 0));
+            registers.write32(8, 0x9abc_def0);
+            assert_eq!(*last.0.lock(), (32, 8, 0x9abc_def0));
+            assert_eq!(registers.read64(16), 0xfedc_ba98_7654_3210);
+            assert_eq!(*last.0.lock(), (64, 16, 0));
+            registers.write64(24, 0x1234_5678_9abc_def0);
+            assert_eq!(*last.0.lock(), (64, 24, 0x1234_5678_9abc_def0));
+            assert!(registers.wait(4) && !registers.wait(5));
+            assert_eq!(*last.0.lock(), (0, 0, 5));
+        }
+        let last = Last::default();
+        through(&last, &last);
+        #[cfg(feature = "std")]
+        {
+            let last = std::sync::Arc::new(last);
+            through(last.clone(), &last);
+        }
+    }
+
     #[test]
     fn a_unit_that_has_answered_while_the_driver_slept_is_in_time() {
         let registers = Interrupted(Cell::new(false));

@@ -201,6 +201,17 @@ mod tests {
             let refused = map.insert(address, words(0, 8)).unwrap_err();
             assert_eq!(refused.there, Span::new(0x40, 0x40));
         }
+        // Between words, and beyond the end.
+        for (address, count) in [(0x84, 1), (u64::MAX - 7, 2)] {
+            let piece = Span::new(address, 8 * count);
+            let refused = MemoryOverlap {
+                piece,
+                there: piece,
+            };
+            assert_eq!(map.insert(address, words(0, count)), Err(refused));
+        }
+        map.insert(0x84, Vec::new()).unwrap();
+        assert_eq!(map.pieces().count(), 1);
         map.insert(0x80, words(8, 8)).unwrap();
         map.insert(0, words(8, 8)).unwrap();
         assert_eq!(map.pieces().count(), 3);

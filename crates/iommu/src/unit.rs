@@ -46,6 +46,9 @@ pub trait Unit: Send + Sync {
     /// share one root. A device that is attached is never attached over: it is detached first, and
     /// there is a moment in which it has no translation. Until its first attach, and from a detach
     /// on, everything that a device does faults.
+    ///
+    /// It is for requests without a PASID. Where devices can use PASIDs, the units of Intel, AMD and RISC-V look
+    /// these up as PASID 0, so that it is for requests that carry PASID 0 too; Arm's SMMUv3 blocks those.
     fn attach(&self, device: DeviceId, domain: DomainId, root: Root) -> Result<(), AttachError>;
 
     /// Takes the translation away from `device`.

@@ -98,6 +98,13 @@ pub enum ProbeError {
     /// There is no memory for device table, command buffer and event log. The device table is one
     /// piece.
     Memory(NoTables),
+    /// The memory lies beyond the addresses that the unit's structures hold.
+    Addresses {
+        /// The memory's last address.
+        last: u64,
+        /// Bits of an address.
+        bits: u32,
+    },
     /// The unit is not the one that was frozen, or has stopped.
     Adopt(AdoptError),
 }
@@ -121,6 +128,12 @@ impl fmt::Display for ProbeError {
                 write!(f, "PASIDs of {asked} bits, but the unit takes {offered}")
             }
             Self::Memory(cause) => cause.fmt(f),
+            Self::Addresses { last, bits } => {
+                write!(
+                    f,
+                    "memory up to {last:#x} for a unit with addresses of {bits} bits"
+                )
+            }
             Self::Adopt(cause) => cause.fmt(f),
         }
     }

@@ -17,7 +17,7 @@ use super::offer::{
     control, offset, place,
 };
 use crate::error::UnitError;
-use crate::fault::{Fault, FaultReason};
+use crate::fault::{Details, Fault, FaultReason};
 use crate::registers::{Registers, wait_until};
 use crate::unit::{DeviceId, DomainId, Pasid};
 
@@ -184,6 +184,7 @@ fn decode(first: u64, address: u64, segment: u16) -> Taken {
         reason: FaultReason::Reported {
             code: (first >> 48) as u16,
             meaning: meaning(code, flag),
+            details: Details::default(),
         },
     })
 }

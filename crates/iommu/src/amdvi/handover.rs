@@ -10,6 +10,7 @@ use super::events::Log;
 use super::offer::{CONTROL, DEVICE_TABLE, EVENTS, Offer, RING_LENGTH, TRANSLATE};
 use super::table::DeviceTable;
 use super::{AmdVi, Config, Inner, Mode, ProbeError, guest};
+use crate::capabilities::reaches;
 use crate::error::UnitError;
 use crate::handover::{AdoptError, Frozen, Held, UnitKind};
 use crate::notes::Notes;
@@ -94,6 +95,8 @@ impl<R: Registers, M: TableMemory> AmdVi<R, M> {
     ) -> Result<Self, ProbeError> {
         let offer = Offer::read(&registers)?;
         let capabilities = offer.capabilities(&config)?;
+        let bits = 52;
+        reaches(&memory, bits).map_err(|last| ProbeError::Addresses { last, bits })?;
         let inner =
             Self::resume(&registers, &memory, &config, frozen).map_err(ProbeError::Adopt)?;
         Ok(Self {

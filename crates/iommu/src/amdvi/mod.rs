@@ -76,7 +76,7 @@ use iopt::{Chain, Invalidation, Root, TABLE_BYTES, TableMemory};
 use runs::Span;
 use spin::Mutex;
 
-use crate::capabilities::Capabilities;
+use crate::capabilities::{Capabilities, reaches};
 use crate::commands::{self, Block, CommandCounters};
 use crate::error::{AttachError, FlushError, UnitError};
 use crate::fault::Fault;
@@ -144,6 +144,8 @@ impl<R: Registers, M: TableMemory> AmdVi<R, M> {
         }
         let offer = Offer::read(&registers)?;
         let capabilities = offer.capabilities(&config)?;
+        let bits = 52;
+        reaches(&memory, bits).map_err(|last| ProbeError::Addresses { last, bits })?;
         let table = DeviceTable::new(&memory, config.last_device).map_err(ProbeError::Memory)?;
         let mut taken = Chain::empty();
         table.pages().for_each(|page| taken.push(&memory, page));

@@ -107,7 +107,8 @@ impl<R: Registers, M: TableMemory> RiscvIommu<R, M> {
             _ => (Directory::new(memory, levels, PROCESS_LEAF_BITS)?, true),
         };
         match directory.make(memory, process) {
-            Ok(cells) => Process(Context { memory, cells }).set(tag, root),
+            // Privilege comes with a PASID.
+            Ok(cells) => Process(Context { memory, cells }).set(tag, root, process != 0),
             Err(cause) => {
                 if fresh {
                     self.give_back(directory);

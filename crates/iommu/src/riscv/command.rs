@@ -5,8 +5,8 @@
 //! commands"; chapter "IOMMU Extensions": "Non-leaf PTE Invalidation" (NL), "Address Range Invalidation"
 //! (S). The first word has the operation in bits 9:0, the second an address.
 //!
-//! Leaves that are marked as global survive a command for one PSCID, so tables must not have any
-//! (`RiscVTables::with_global` is off by default).
+//! A command for one PSCID spares leaves that are marked as global, which translate for all others too: `iopt`
+//! writes none, and adopts no table with one.
 
 use crate::commands::Block;
 

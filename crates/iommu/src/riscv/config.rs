@@ -14,7 +14,9 @@ pub struct Config {
     /// of 8 bits. The directory gets as few levels as hold them and as the unit takes.
     pub device_bits: u32,
     /// Bits of the PASIDs that devices will use; 0 for none. More than the unit offers are not had. With
-    /// any, each device with first-stage tables gets a process directory: a page at least.
+    /// any, each device with first-stage tables gets a process directory: a page at least; and what is attached
+    /// without a PASID is there for requests with PASID 0 too, since the unit does not tell them apart (section
+    /// "Process to translate an IOVA"). With none, requests with any PASID are blocked.
     pub pasid_bits: u32,
     /// The memory node, if it is known.
     pub node: Option<NodeId>,
@@ -52,6 +54,13 @@ pub enum ProbeError {
     },
     /// There is no memory for device directory and queues.
     Memory(NoTables),
+    /// The memory lies beyond the addresses that the unit has (PAS).
+    Addresses {
+        /// The memory's last address.
+        last: u64,
+        /// Bits of an address.
+        bits: u32,
+    },
     /// The unit is not the one that was frozen, or has stopped.
     Adopt(AdoptError),
 }
@@ -72,6 +81,12 @@ impl fmt::Display for ProbeError {
                 "the unit reads memory in big-endian order only: capabilities {capabilities:#x}"
             ),
             Self::Memory(cause) => cause.fmt(f),
+            Self::Addresses { last, bits } => {
+                write!(
+                    f,
+                    "memory up to {last:#x} for a unit with addresses of {bits} bits"
+                )
+            }
             Self::Adopt(cause) => cause.fmt(f),
         }
     }

@@ -10,8 +10,10 @@
 //! * **a table** of the second stage (iohgatp, GSCID) or of the first (fsc, PSCID in ta), the other stage
 //!   being Bare;
 //! * **processes** (PDTV): fsc leads to a process directory whose contexts hold first-stage tables. The
-//!   process 0 is for requests without a PASID (DPE). Guest tables would hold for the directory, too, so
-//!   there are none beside it.
+//!   process 0 is for requests without a PASID (DPE; without it they would not be translated at all). The unit
+//!   looks requests that carry PASID 0 up in the same place (section "Process to translate an IOVA"), and can
+//!   tell the two apart only by the privilege that the latter may ask for: there is none (ENS = 0). Guest tables
+//!   would hold for the directory, too, so there are none beside it.
 //!
 //! Each context is also where the driver keeps what it knows: there is no second list that could differ.
 //! A context is in one of three states:
@@ -59,6 +61,9 @@ const PROCESS_FSC: usize = 1;
 
 /// PPN of iohgatp and fsc.
 const PAGE_NUMBER: u64 = (1 << 44) - 1;
+/// ENS and SUM, in a process context's ta: requests of supervisor privilege are translated, by leaves for all
+/// as by leaves for them alone.
+const SUPERVISOR: u64 = 1 << 1 | 1 << 2;
 /// PSCID in ta.
 const PSCID: u32 = 12;
 /// GSCID in iohgatp.
@@ -239,10 +244,13 @@ impl<M: TableMemory> Process<'_, M> {
         })
     }
 
-    /// Makes an empty context valid. The root was checked. ENS = 0: requests with privilege are refused.
-    pub(super) fn set(&self, domain: u16, root: &Root) {
+    /// Makes an empty context valid. The root was checked. Without `supervisor` requests of that privilege are
+    /// refused.
+    pub(super) fn set(&self, domain: u16, root: &Root, supervisor: bool) {
         self.0.store(PROCESS_FSC, pointer(root));
-        self.0.publish(u64::from(domain) << PSCID | VALID);
+        let privilege = if supervisor { SUPERVISOR } else { 0 };
+        self.0
+            .publish(u64::from(domain) << PSCID | privilege | VALID);
     }
 
     /// From leaving to empty.

@@ -4,6 +4,9 @@
 //! Records from head to tail belong to software; a record is in memory before the tail moves. Order: read
 //! a record, then move the head, which gives it back.
 //!
+//! All that is defined of a record is handed on: CAUSE, DID, PID with PV and PRIV, TTYP, iotval, and iotval2
+//! where the cause is a guest-page fault. A unit may leave the offsets in pages out of both addresses.
+//!
 //! When the queue is full (fqof), or cannot be written (fqmf), the unit records no more until the bit is
 //! cleared, after there is room.
 
@@ -12,7 +15,7 @@ use iopt::{Cell, TABLE_BYTES, TableMemory};
 
 use super::offer::{ENABLE, FQB, FQCSR, FQH, FQT, LOST, set_base, switch};
 use crate::error::UnitError;
-use crate::fault::{Fault, FaultReason};
+use crate::fault::{Details, Fault, FaultReason, RequestKind, SecondStage};
 use crate::registers::Registers;
 use crate::unit::{DeviceId, Pasid};
 
@@ -48,10 +51,10 @@ pub(super) fn take<R: Registers, M: TableMemory>(
     }
     let cells = memory.entries(queue, TABLE_BYTES as usize / 8);
     let record = cells.get(head * WORDS..(head + 1) * WORDS)?;
-    let [header, _, iova, _] = record else {
+    let [header, _, iova, second] = record else {
         return None;
     };
-    let fault = decode(header.get_acquire(), iova.get());
+    let fault = decode(header.get_acquire(), iova.get(), second.get());
     registers.write32(FQH, ((head + 1) % RECORDS) as u32);
     Some(fault)
 }
@@ -65,25 +68,50 @@ pub(super) fn take_overflow<R: Registers>(registers: &R) -> bool {
     lost != 0
 }
 
-fn decode(header: u64, iova: u64) -> Fault {
+fn decode(header: u64, iova: u64, second: u64) -> Fault {
     let cause = (header & 0xfff) as u16;
     // PV, PID.
     let pasid = (header >> 32 & 1 == 1).then_some(Pasid(header as u32 >> 12));
+    let kind = header >> 34 & 0x3f;
     // TTYP: untranslated and translated writes; where it does not say, the cause may.
-    let write = match header >> 34 & 0x3f {
+    let write = match kind {
         3 | 7 => true,
         1 | 2 | 5 | 6 => false,
         _ => matches!(cause, 6 | 7 | 15 | 23),
     };
+    // Table "Fault record TTYP field encodings".
+    let request = match kind {
+        0 => Some(RequestKind::None),
+        1..=3 => Some(RequestKind::Untranslated { execute: kind == 1 }),
+        5..=7 => Some(RequestKind::Translated { execute: kind == 5 }),
+        8 => Some(RequestKind::Translation),
+        9 => Some(RequestKind::Message),
+        _ => None,
+    };
+    // Guest-page faults; in bit 0, whether it was an implicit access for the first stage; in bit 1, a write.
+    let second_stage = matches!(cause, 20 | 21 | 23).then_some(SecondStage {
+        address: second & !3,
+        table: match second & 3 {
+            1 => Some(Access::Read),
+            3 => Some(Access::Write),
+            _ => None,
+        },
+    });
     Fault {
         device: DeviceId((header >> 40) as u32),
         pasid,
         domain: None,
-        iova: iova & !0xfff,
+        iova,
         access: if write { Access::Write } else { Access::Read },
         reason: FaultReason::Reported {
             code: cause,
             meaning: meaning(cause),
+            details: Details {
+                request,
+                // PRIV, 0 without a PASID.
+                privileged: Some(header >> 33 & 1 == 1),
+                second_stage,
+            },
         },
     }
 }

@@ -15,6 +15,7 @@ use super::devices::Devices;
 use super::offer::{DDTP, DDTP_PPN, ENABLE, FCTL, FOREIGN, FQB, FQCSR, MODE, ON, Offer, base};
 use super::queue::Queue;
 use super::{Config, Inner, ProbeError, ROOT_BYTES, RiscvIommu, Tlbs, faults};
+use crate::capabilities::reaches;
 use crate::error::UnitError;
 use crate::handover::{AdoptError, Frozen, Held, UnitKind};
 use crate::registers::Registers;
@@ -93,6 +94,8 @@ impl<R: Registers, M: TableMemory> RiscvIommu<R, M> {
     ) -> Result<Self, ProbeError> {
         let offer = Offer::read(&registers)?;
         let capabilities = offer.capabilities(&config)?;
+        let bits = capabilities.output_bits;
+        reaches(&memory, bits).map_err(|last| ProbeError::Addresses { last, bits })?;
         config.device_bits = config.device_bits.min(24);
         let last_process = (1 << capabilities.pasid_bits) - 1;
         let inner = resume((&registers, &memory), offer, &config, last_process, frozen)

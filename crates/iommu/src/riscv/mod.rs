@@ -7,7 +7,9 @@
 //! A device is attached to a table of the first stage (Sv39, Sv48, Sv57:
 //! [`FormatId::RiscV`](iopt::FormatId::RiscV)) or of the second (Sv39x4, Sv48x4, Sv57x4:
 //! [`FormatId::RiscVG`](iopt::FormatId::RiscVG)), the other stage being Bare. Requests with a PASID go through
-//! first-stage tables. Both stages together, page requests, translation of message-signalled interrupts and
+//! first-stage tables, also those of supervisor privilege
+//! ([`with_supervisor_requests`](iopt::format::RiscVTables::with_supervisor_requests)); those with PASID 0 as those
+//! without one ([`Config::pasid_bits`]). Both stages together, page requests, translation of message-signalled interrupts and
 //! the unit's own interrupts are not driven: interrupts of devices are writes like others, and need a
 //! mapping.
 //!
@@ -67,7 +69,7 @@ use core::iter;
 use iopt::{Chain, Invalidation, Root, TABLE_BYTES, TableMemory};
 use spin::Mutex;
 
-use crate::capabilities::Capabilities;
+use crate::capabilities::{Capabilities, reaches};
 use crate::commands::{self, Block, CommandCounters};
 use crate::error::{AttachError, FlushError, UnitError};
 use crate::fault::Fault;
@@ -140,6 +142,8 @@ impl<R: Registers, M: TableMemory> RiscvIommu<R, M> {
         }
         let offer = Offer::read(&registers)?;
         let capabilities = offer.capabilities(&config)?;
+        let bits = capabilities.output_bits;
+        reaches(&memory, bits).map_err(|last| ProbeError::Addresses { last, bits })?;
         // device_id has no more.
         config.device_bits = config.device_bits.min(24);
         let last_process = (1 << capabilities.pasid_bits) - 1;

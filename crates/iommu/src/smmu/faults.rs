@@ -10,7 +10,7 @@
 use iopt::walk::Access;
 
 use super::offer::{CBFRSYNRA, FAR, FSR, FSYNR0, GFAR, GFSR, GFSYNR0, GFSYNR1, Offer};
-use crate::fault::{Fault, FaultReason};
+use crate::fault::{Details, Fault, FaultReason};
 use crate::registers::Registers;
 use crate::unit::{DeviceId, DomainId};
 
@@ -109,6 +109,7 @@ fn take<R: Registers>(registers: &R, place: &Place, ignored: u16) -> (Option<Fau
             reason: FaultReason::Reported {
                 code: status as u16,
                 meaning,
+                details: Details::default(),
             },
         }
     });

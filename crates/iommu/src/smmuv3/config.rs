@@ -66,6 +66,13 @@ pub enum ProbeError {
     /// There is no memory for stream table and queues. A linear stream table, of a unit without two-level
     /// ones, is one piece.
     Memory(NoTables),
+    /// The memory lies beyond the addresses that the unit's structures hold.
+    Addresses {
+        /// The memory's last address.
+        last: u64,
+        /// Bits of an address.
+        bits: u32,
+    },
     /// The unit is not the one that was frozen, or has stopped.
     Adopt(AdoptError),
 }
@@ -87,6 +94,12 @@ impl fmt::Display for ProbeError {
                 write!(f, "tables or queues cannot be set up: IDR1 {idr1:#x}")
             }
             Self::Memory(cause) => cause.fmt(f),
+            Self::Addresses { last, bits } => {
+                write!(
+                    f,
+                    "memory up to {last:#x} for a unit with addresses of {bits} bits"
+                )
+            }
             Self::Adopt(cause) => cause.fmt(f),
         }
     }

@@ -12,7 +12,7 @@ use iopt::{Cell, TableMemory};
 use super::offer::{
     ADDRESS, ALLOCATE, EVENTQ_BASE, EVENTQ_CONS, EVENTQ_PROD, EVENTS_ABORTED, acknowledge, errors,
 };
-use crate::fault::{Fault, FaultReason};
+use crate::fault::{Details, Fault, FaultReason};
 use crate::registers::Registers;
 use crate::unit::{DeviceId, Pasid};
 
@@ -109,6 +109,7 @@ fn decode([first, second, address]: [u64; 3]) -> Fault {
         reason: FaultReason::Reported {
             code,
             meaning: meaning(code),
+            details: Details::default(),
         },
     }
 }

@@ -13,6 +13,7 @@ use super::offer::{
 };
 use super::streams::Streams;
 use super::{Config, Inner, ProbeError, SmmuV3};
+use crate::capabilities::reaches;
 use crate::error::UnitError;
 use crate::handover::{AdoptError, Frozen, Held, UnitKind};
 use crate::registers::Registers;
@@ -82,6 +83,8 @@ impl<R: Registers, M: TableMemory> SmmuV3<R, M> {
     ) -> Result<Self, ProbeError> {
         let offer = Offer::read(&registers, &config)?;
         let capabilities = offer.capabilities(&config)?;
+        let bits = 52;
+        reaches(&memory, bits).map_err(|last| ProbeError::Addresses { last, bits })?;
         let resumed = Self::resume(&registers, &memory, (&config, offer), frozen);
         let mut inner = resumed.map_err(ProbeError::Adopt)?;
         let Inner {

@@ -7,10 +7,9 @@
 //!
 //! Tables are AArch64's (VMSAv8-64), through stage 1 or through stage 2, of 4, 16 and 64 KiB, with 52 bits
 //! where the unit has them, in either half of the address space for stage 1. Stage 1 is the regime of EL1,
-//! with ASIDs and two privileges; tables have the options that are `iopt`'s defaults: leaves are not global,
-//! memory types have the default indices, write-back is not forced by stage 2. PASIDs are served through
-//! stage 1, and devices' TLBs through both. Nested translation, bypass, page requests, stalled faults and
-//! interrupts are not driven.
+//! with ASIDs and two privileges; tables have the options that are `iopt`'s defaults: memory types have the
+//! default indices, write-back is not forced by stage 2. PASIDs are served through stage 1, and devices' TLBs
+//! through both. Nested translation, bypass, page requests, stalled faults and interrupts are not driven.
 //!
 //! # Orders
 //!
@@ -74,7 +73,7 @@ use iopt::{Chain, Invalidation, Root, TABLE_BYTES, TableMemory};
 use runs::Span;
 use spin::Mutex;
 
-use crate::capabilities::Capabilities;
+use crate::capabilities::{Capabilities, reaches};
 use crate::commands::CommandCounters;
 use crate::error::{AttachError, FlushError, UnitError};
 use crate::fault::Fault;
@@ -133,6 +132,8 @@ impl<R: Registers, M: TableMemory> SmmuV3<R, M> {
         }
         let offer = Offer::read(&registers, &config)?;
         let capabilities = offer.capabilities(&config)?;
+        let bits = 52;
+        reaches(&memory, bits).map_err(|last| ProbeError::Addresses { last, bits })?;
         let last = Self::last_device(&config, offer);
         let streams = Streams::new(&memory, last, offer).map_err(ProbeError::Memory)?;
         let mut taken = Chain::empty();

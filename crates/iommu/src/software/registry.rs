@@ -279,3 +279,46 @@ impl Members {
 fn lock<V>(mutex: &Mutex<V>) -> MutexGuard<'_, V> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
+
+#[cfg(test)]
+mod tests {
+    use iopt::FormatId;
+
+    use super::*;
+
+    const DEVICE: DeviceId = DeviceId(3);
+
+    fn walker(address: u64) -> Walker {
+        Walker::new(Root {
+            format: FormatId::VtdSs,
+            address,
+            levels: 3,
+        })
+    }
+
+    /// Two threads detach a device; the slower one ends when the device is attached again.
+    #[test]
+    fn a_detach_that_comes_late_leaves_the_next_attach_alone() {
+        let registry = Registry::default();
+        registry
+            .attach(DEVICE, DomainId(1), walker(0x1000))
+            .unwrap();
+        let late = registry.begin_detach(DEVICE).unwrap();
+        let first = registry.begin_detach(DEVICE).unwrap();
+        let mut forgotten = Vec::new();
+        registry.finish_detach(first, |domain| forgotten.push(domain));
+        assert_eq!(forgotten, [DomainId(1)]);
+        registry
+            .attach(DEVICE, DomainId(2), walker(0x2000))
+            .unwrap();
+        registry.finish_detach(late, |domain| forgotten.push(domain));
+        assert_eq!(forgotten, [DomainId(1)]);
+        assert_eq!(
+            registry.root(DomainId(2)).map(|root| root.address),
+            Some(0x2000)
+        );
+        let again = registry.attach(DEVICE, DomainId(1), walker(0x1000));
+        let (device, domain) = (DEVICE, DomainId(2));
+        assert_eq!(again, Err(AttachError::AlreadyAttached { device, domain }));
+    }
+}

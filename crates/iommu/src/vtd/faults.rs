@@ -8,7 +8,7 @@
 use iopt::walk::Access;
 
 use super::offer::{FAULT_PENDING, FAULTS_LOST, FSTS, Offer};
-use crate::fault::{Fault, FaultReason};
+use crate::fault::{Details, Fault, FaultReason};
 use crate::registers::Registers;
 use crate::unit::{DeviceId, Pasid};
 
@@ -52,6 +52,7 @@ pub(super) fn take<R: Registers>(
         reason: FaultReason::Reported {
             code,
             meaning: meaning(code),
+            details: Details::default(),
         },
     })
 }

@@ -72,7 +72,7 @@ use iopt::{Chain, Invalidation, Root, TABLE_BYTES, TableMemory};
 use runs::Span;
 use spin::Mutex;
 
-use crate::capabilities::Capabilities;
+use crate::capabilities::{Capabilities, reaches};
 use crate::commands::{self, Block, CommandCounters};
 use crate::error::{AttachError, FlushError, UnitError};
 use crate::fault::Fault;
@@ -146,6 +146,8 @@ impl<R: Registers, M: TableMemory> Vtd<R, M> {
         }
         let offer = Offer::read(&registers)?;
         let capabilities = offer.capabilities(&config)?;
+        let bits = 52;
+        reaches(&memory, bits).map_err(|last| ProbeError::Addresses { last, bits })?;
         let structures = Structures::new(&memory, &config).map_err(ProbeError::Memory)?;
         let mut taken = Chain::empty();
         taken.push(&memory, structures.root);
@@ -284,6 +286,8 @@ impl<R: Registers, M: TableMemory> Vtd<R, M> {
     ) -> Result<Self, ProbeError> {
         let offer = Offer::read(&registers)?;
         let capabilities = offer.capabilities(&config)?;
+        let bits = 52;
+        reaches(&memory, bits).map_err(|last| ProbeError::Addresses { last, bits })?;
         let words = frozen.words(UnitKind::Vtd).map_err(ProbeError::Adopt)?;
         let (root, channel) =
             Channel::adopt(&registers, words, &config, offer).map_err(ProbeError::Adopt)?;

@@ -1,11 +1,14 @@
 //! Requests of the host: which pages does the guest not use?
 
-use crate::guest::{Act, FREE, Guest, bulk_messages, in_bulk, pages};
+use crate::guest::{Act, FREE, Guest, SIZE, at, bulk_messages, in_bulk, pages};
 use runs::Span;
-use virtio_balloon::device::{Bulk, Device, Event, QueueError, Settings, SetupError};
+use virtio_balloon::device::{Bulk, Device, Event, QueueError, Region, Settings, SetupError};
 use virtio_balloon::{
-    BulkBit, BulkFormat, Config, Features, HostRequest, Numbering, Queue, Refusal, ResponseHeader,
+    BulkBit, BulkFormat, Config, Features, GuestPage, HostRequest, Numbering, Queue, Refusal,
+    ResponseHeader, Source,
 };
+use virtio_queue::QueueT as _;
+use vm_memory::{Bytes as _, GuestAddress};
 
 const BUFFER: u64 = FREE - 0x1000;
 
@@ -109,16 +112,23 @@ fn a_request_goes_into_the_buffer_and_its_answer_to_the_monitor() {
         let drained = guest.drain(Queue::Requests);
         assert_eq!((drained.used, drained.notify), (0, false));
         for id in 1..4 {
+            guest.mark(BUFFER, u64::MAX);
+            guest.mark(BUFFER + 8, u64::MAX);
             assert_eq!(guest.request_unused().unwrap(), (id, true));
+            assert_eq!(guest.written(Queue::Requests), 16);
             assert!(matches!(guest.request_unused(), Err(QueueError::NoBuffer)));
             let mut bytes = [0; 16];
             bytes[..8].copy_from_slice(&guest.word(BUFFER).to_le_bytes());
             bytes[8..].copy_from_slice(&guest.word(BUFFER + 8).to_le_bytes());
-            let request = HostRequest::from_bytes(&bytes);
-            assert_eq!((request.command, request.param), (0, id.into()));
+            let request = HostRequest {
+                command: HostRequest::UNUSED_PAGES,
+                param: id.into(),
+            };
+            assert_eq!(bytes, request.to_bytes());
 
             answer(&mut guest, format, id, &runs);
             let _ = guest.drain(Queue::Requests);
+            assert_eq!(guest.written(Queue::Requests), 0);
             let mut found = Vec::new();
             let mut ends = 0;
             for act in guest.acts() {
@@ -137,6 +147,64 @@ fn a_request_goes_into_the_buffer_and_its_answer_to_the_monitor() {
         // Nothing of it went anywhere: it is in no balloon.
         let counters = guest.device.counters();
         assert_eq!((counters.inflated, counters.discards), (0, 0));
+    }
+}
+
+#[test]
+fn every_part_of_an_answer_with_more_runs_than_there_is_room_for_has_its_id() {
+    let format = BulkFormat::BitmapRecords;
+    let mut guest = Guest::new(settings(format));
+    let high = Span::new(4 << 30, 1 << 30);
+    guest.device.set_regions(&[Region::new(high)]).unwrap();
+    buffer(&mut guest);
+    let _ = guest.drain(Queue::Requests);
+    let (id, _) = guest.request_unused().unwrap();
+    // Every second page: nothing can be merged.
+    let runs: Vec<Span> = (0..50_000)
+        .map(|nr| Span::new(high.start + 8192 * nr, 4096))
+        .collect();
+    let page = GuestPage::SIZE_4K;
+    let mut source = Source::new(runs.iter().copied(), page);
+    let mut message = vec![0; 32_776];
+    let used = format.encode(page, &mut source, &mut message).unwrap();
+    let header = ResponseHeader {
+        command: 0,
+        flag: ResponseHeader::DONE,
+        id,
+        data_len: used as u32 - 8,
+    };
+    message[..8].copy_from_slice(&header.to_bytes());
+    guest.send(Queue::Requests, &message[..used]);
+    let _ = guest.drain(Queue::Requests);
+    let acts = guest.acts();
+    let (last, parts) = acts.split_last().unwrap();
+    assert_eq!(*last, Act::Event(Event::UnusedEnd { id }));
+    assert!(parts.len() > 1, "one part is enough for all of them");
+    let mut found: Vec<Span> = Vec::new();
+    for part in parts {
+        match part {
+            Act::Unused(of, runs) if *of == id => found.extend(runs),
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!(found, runs);
+}
+
+#[test]
+fn the_id_after_the_largest_is_1_and_a_driver_is_notified_when_it_wants_to_be() {
+    let mut guest = Guest::new(settings(BulkFormat::Ranges));
+    let mut state = guest.device.state();
+    state.requests.latest = u16::MAX;
+    guest.device.restore(&state).unwrap();
+    let ring = &mut guest.rings[at(Queue::Requests)];
+    ring.queue.set_event_idx(true);
+    // VIRTIO_F_EVENT_IDX: behind the available ring stands which used entry the driver waits for.
+    let used_event = GuestAddress(ring.avail() + 4 + 2 * u64::from(SIZE));
+    for (id, event, notify) in [(1, 0u16, true), (2, 100, false), (3, 2, true)] {
+        buffer(&mut guest);
+        let _ = guest.drain(Queue::Requests);
+        guest.memory.write_obj(event, used_event).unwrap();
+        assert_eq!(guest.request_unused().unwrap(), (id, notify));
     }
 }
 
@@ -211,6 +279,12 @@ fn what_answers_no_request_is_refused() {
     );
     let latest = guest.device.refusals().latest();
     assert_eq!(latest, Some(Refusal::OutsideRam { run: runs[1] }));
+    // It has ended: nothing more answers this request, or the one before.
+    for over in [id, id - 1] {
+        guest.send(Queue::Requests, &message(0, 0, over));
+        let found = u32::from(over) << 16;
+        refused(&mut guest, Refusal::Header { found });
+    }
     // The driver begins anew: what it had given is forgotten.
     buffer(&mut guest);
     let _ = guest.drain(Queue::Requests);

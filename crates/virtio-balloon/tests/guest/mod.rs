@@ -454,6 +454,14 @@ impl Guest {
         heads
     }
 
+    /// How many bytes the device says it has written to the chain that came back last.
+    pub fn written(&self, queue: Queue) -> u32 {
+        let used = self.rings[at(queue)].used();
+        let index: u16 = self.memory.read_obj(GuestAddress(used + 2)).unwrap();
+        let place = used + 4 + 8 * u64::from(index.wrapping_sub(1) % SIZE);
+        self.memory.read_obj(GuestAddress(place + 4)).unwrap()
+    }
+
     /// Looks at this used ring with every act from now on.
     pub fn watch(&mut self, queue: Queue) {
         self.notes.borrow_mut().watch = Some(self.rings[at(queue)].used() + 2);

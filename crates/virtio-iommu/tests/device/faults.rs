@@ -115,13 +115,16 @@ fn a_buffer_that_is_no_buffer_goes_back() {
         crate::guest::F_WRITE | crate::guest::F_NEXT,
         2,
     );
-    for head in [0, 1, 2, SIZE, 9999] {
+    // A part of it is not to be written to.
+    guest.descriptor(table, 4, (0x9000, 8), crate::guest::F_NEXT, 5);
+    guest.descriptor(table, 5, (0x9008, 24), crate::guest::F_WRITE, 0);
+    for head in [0, 1, 2, SIZE, 9999, 4] {
         guest.offer(1, head);
     }
     guest.give(3, 24);
     let served = guest.tell(&[fault(5)]).unwrap();
-    assert_eq!(served.used, 4);
-    assert_eq!(guest.used(1), [(0, 0), (1, 0), (2, 0), (3, 24)]);
+    assert_eq!(served.used, 5);
+    assert_eq!(guest.used(1), [(0, 0), (1, 0), (2, 0), (4, 0), (3, 24)]);
 }
 
 #[test]

@@ -180,15 +180,21 @@ fn an_indirect_table_is_no_way_around_the_length_of_a_chain() {
     let mut guest = Guest::new();
     let table = guest.queues[0].desc_table();
     let len = put(&guest, attach(8, 1));
-    let more = SIZE + 2;
-    guest.descriptor(0xb000, 0, (REQUEST, len), F_NEXT, 1);
-    for nr in 1..more - 1 {
-        guest.descriptor(0xb000, nr, (REQUEST, 0), F_NEXT, nr + 1);
+    let offer = |guest: &mut Guest, count: u16| {
+        guest.descriptor(0xb000, 0, (REQUEST, len), F_NEXT, 1);
+        for nr in 1..count - 1 {
+            guest.descriptor(0xb000, nr, (REQUEST, 0), F_NEXT, nr + 1);
+        }
+        guest.descriptor(0xb000, count - 1, (ANSWER, 4), F_WRITE, 0);
+        guest.descriptor(table, 0, (0xb000, 16 * u32::from(count)), F_INDIRECT, 0);
+        guest.offer(0, 0);
+    };
+    for more in [SIZE + 1, SIZE + 2] {
+        offer(&mut guest, more);
+        ignored(&mut guest);
     }
-    guest.descriptor(0xb000, more - 1, (ANSWER, 4), F_WRITE, 0);
-    guest.descriptor(table, 0, (0xb000, 16 * u32::from(more)), F_INDIRECT, 0);
-    guest.offer(0, 0);
-    ignored(&mut guest);
+    offer(&mut guest, SIZE);
+    assert_eq!(status(&guest.answer(4)), Some(Status::Ok));
 }
 
 #[test]

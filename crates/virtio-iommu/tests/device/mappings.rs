@@ -130,6 +130,41 @@ fn a_mapping_over_two_regions_is_one_and_cannot_be_cut_where_they_meet() {
 }
 
 #[test]
+fn an_unmap_leaves_the_joints_of_mappings_behind_it() {
+    let mut guest = guest();
+    let phys = NEXT.start - 2 * PAGE;
+    for first in [10, 20] {
+        let range = pages(first, 4);
+        assert_eq!(guest.send(map(1, range, phys, RW)), Some(Status::Ok));
+    }
+    assert_eq!(guest.send(unmap(1, pages(10, 4))), Some(Status::Ok));
+    for cut in [pages(20, 2), pages(22, 2)] {
+        assert_eq!(guest.send(unmap(1, cut)), Some(Status::Range), "{cut}");
+    }
+    assert_eq!(reached(&guest), [20, 21, 22, 23]);
+    assert_eq!(guest.send(unmap(1, pages(20, 4))), Some(Status::Ok));
+}
+
+/// VIRTIO 1.3, 5.13.6.5.2: all three are looked at before what lies there.
+#[test]
+fn a_map_whose_ends_are_not_aligned_is_out_of_range_whatever_lies_there() {
+    let mut guest = guest();
+    let page = pages(10, 1);
+    for (range, phys) in [
+        (page, 8),
+        (page, (1 << 50) + 8),
+        (Span::new(page.start + 8, PAGE - 8), 0),
+        (Span::new(page.start, PAGE - 8), 1 << 50),
+    ] {
+        let sent = guest.send(map(1, range, phys, RW));
+        assert_eq!(sent, Some(Status::Range), "{range} {phys:#x}");
+    }
+    let sent = guest.send(map(1, page, 1 << 50, RW));
+    assert_eq!(sent, Some(Status::Fault));
+    assert_eq!(reached(&guest), [0; 0]);
+}
+
+#[test]
 fn a_mapping_over_two_regions_is_made_whole_or_not_at_all() {
     let mut guest = guest();
     let phys = NEXT.start - 2 * PAGE;

@@ -162,6 +162,33 @@ fn a_unit_that_stops_fails_one_flush_and_serves_the_next() {
     }
 }
 
+/// No call has drained the events of the first time.
+#[test]
+fn a_unit_that_stops_again_is_not_blamed_for_what_was_before() {
+    let (driver, model) = enabled(CONFIG);
+    driver.attach(DEVICE, DOMAIN, root(0x1000, 4)).unwrap();
+    let stop = |event| {
+        // The buffer begins anew.
+        model.state().broken.stops = Some((event, 0));
+        model.state().fetched = 0;
+        let failed = driver.invalidate_domain(DOMAIN).unwrap_err();
+        model.state().broken.stops = None;
+        match failed {
+            FlushError::Unit {
+                cause: UnitError::Command { error, .. },
+                ..
+            } => error,
+            other => panic!("{other}"),
+        }
+    };
+    assert_eq!(stop(5), "ILLEGAL_COMMAND_ERROR");
+    assert_eq!(stop(6), "COMMAND_HARDWARE_ERROR");
+    assert_eq!(stop(5), "ILLEGAL_COMMAND_ERROR");
+    driver.invalidate_domain(DOMAIN).unwrap();
+    assert_eq!(drain(&driver), (Vec::new(), 0));
+    model.told();
+}
+
 const READ: u64 = 0;
 const WRITE: u64 = 1 << 53;
 /// PR and PE.
@@ -193,7 +220,8 @@ fn faults_come_oldest_first_by_name() {
             access: Access::Write,
             reason: FaultReason::Reported {
                 code: 0x2070,
-                meaning: "IO_PAGE_FAULT: not allowed"
+                meaning: "IO_PAGE_FAULT: not allowed",
+                details: crate::Details::default(),
             },
         }
     );

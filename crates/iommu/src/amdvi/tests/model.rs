@@ -68,7 +68,7 @@ pub(super) struct State {
     event_tail: u64,
     status: u64,
     halted: bool,
-    fetched: u32,
+    pub(super) fetched: u32,
     cached: BTreeMap<u16, [u64; 2]>,
     /// Rounds until the status follows the control.
     pending: u32,

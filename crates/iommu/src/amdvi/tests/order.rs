@@ -290,3 +290,14 @@ fn interrupts_and_the_links_addresses_are_reserved() {
         [(0xfee0_0000, 0xfeef_ffff), (0xfd_0000_0000, 0xff_ffff_ffff)]
     );
 }
+
+/// Words of the unit's structures hold 52 bits of an address, and would lead elsewhere.
+#[test]
+fn memory_beyond_the_units_addresses_is_refused_by_name() {
+    let high = Arc::new(HeapTables::with_tables_at(64, 1 << 52).unwrap());
+    let refused = AmdVi::new(Model::new(high.clone(), FEATURES), high.clone(), CONFIG);
+    let last = (1 << 52) + (64 << 12) - 1;
+    let bits = 52;
+    assert_eq!(refused.err(), Some(ProbeError::Addresses { last, bits }));
+    assert_eq!(high.in_use(), 0);
+}

@@ -6,7 +6,7 @@ use iopt::walk::Access;
 
 use super::model::PATIENCE;
 use super::*;
-use crate::fault::FaultReason;
+use crate::fault::{Details, FaultReason, RequestKind, SecondStage};
 
 fn timed_out(awaited: &'static str) -> UnitError {
     UnitError::TimedOut {
@@ -232,11 +232,16 @@ fn faults_come_oldest_first_by_name() {
             device: DEVICE,
             pasid: None,
             domain: None,
-            iova: 0x7000,
+            iova: 0x7123,
             access: Access::Write,
             reason: FaultReason::Reported {
                 code: 15,
-                meaning: "write/AMO page fault"
+                meaning: "write/AMO page fault",
+                details: Details {
+                    request: Some(RequestKind::Untranslated { execute: false }),
+                    privileged: Some(false),
+                    second_stage: None,
+                },
             },
         }
     );
@@ -247,7 +252,7 @@ fn faults_come_oldest_first_by_name() {
     );
     assert_eq!(
         said[2],
-        "00:00.0: write of 0x9000: write/AMO guest-page fault (reason 0x17)"
+        "00:00.0: no request, 0x9000: write/AMO guest-page fault (reason 0x17, second stage of 0x0)"
     );
     let (unknown, known) = said[3..].split_last().unwrap();
     assert!(unknown.contains("without a name"), "{unknown}");
@@ -257,6 +262,95 @@ fn faults_come_oldest_first_by_name() {
     known.dedup();
     assert_eq!(known.len(), named.len());
     assert_eq!(drain(&driver), (Vec::new(), 0));
+}
+
+/// Section "Fault/Event-Queue (FQ)": the fields of a record, and table "Fault record TTYP field encodings".
+#[test]
+fn nothing_that_a_record_says_is_dropped() {
+    let (driver, model) = enabled(PLAIN, CONFIG);
+    // PV and PRIV, with PID 5.
+    let process = 5 << 12 | 1 << 32;
+    let privileged = process | 1 << 33;
+    let untranslated = |execute| Some(RequestKind::Untranslated { execute });
+    let translated = |execute| Some(RequestKind::Translated { execute });
+    let (read, write) = (Access::Read, Access::Write);
+    // TTYP, and what it is.
+    let kinds = [
+        (0, Some(RequestKind::None), write),
+        (1, untranslated(true), read),
+        (2, untranslated(false), read),
+        (3, untranslated(false), write),
+        (4, None, write),
+        (5, translated(true), read),
+        (6, translated(false), read),
+        (7, translated(false), write),
+        (8, Some(RequestKind::Translation), write),
+        (9, Some(RequestKind::Message), write),
+        (10, None, write),
+        (63, None, write),
+    ];
+    let seconds = [
+        (0x8765_4320, 0x8765_4320, None),
+        (0x8765_4321, 0x8765_4320, Some(read)),
+        (0x8765_4323, 0x8765_4320, Some(write)),
+        // Bit 1 says nothing by itself.
+        (0x8765_4322, 0x8765_4320, None),
+    ];
+    for (kind, request, access) in kinds {
+        for (said, address, table) in seconds {
+            for (flags, pasid) in [
+                (0, None),
+                (process, Some(Pasid(5))),
+                (privileged, Some(Pasid(5))),
+            ] {
+                for cause in [15, 23] {
+                    let header = ID << 40 | kind << 34 | flags | cause;
+                    model.fault_of_second(header, 0x7fff_1234_5678, said);
+                    let (faults, lost) = drain(&driver);
+                    let second = SecondStage { address, table };
+                    let FaultReason::Reported { details, .. } = faults[0].reason else {
+                        panic!("{}", faults[0]);
+                    };
+                    let expected = Details {
+                        request,
+                        privileged: Some(flags == privileged),
+                        second_stage: (cause == 23).then_some(second),
+                    };
+                    assert_eq!((faults.len(), lost, details), (1, 0, expected));
+                    let Fault { iova, device, .. } = faults[0];
+                    assert_eq!((iova, device), (0x7fff_1234_5678, DEVICE));
+                    assert_eq!((faults[0].pasid, faults[0].access), (pasid, access));
+                }
+            }
+        }
+    }
+    for (header, second, said) in [
+        (
+            1 << 34 | privileged | 20,
+            0x5001,
+            "read of 0x1234 for execution with privilege: instruction guest-page fault \
+             (reason 0x14, second stage of 0x5000, a table's read)",
+        ),
+        (
+            7 << 34 | process | 7,
+            0,
+            "translated write of 0x1234: write/AMO access fault (reason 0x7)",
+        ),
+        (
+            8 << 34 | process | 260,
+            0,
+            "translation of 0x1234: transaction type disallowed (reason 0x104)",
+        ),
+        (
+            9 << 34 | process | 256,
+            0,
+            "message 0x1234: all inbound transactions disallowed (reason 0x100)",
+        ),
+    ] {
+        model.fault_of_second(ID << 40 | header, 0x1234, second);
+        let fault = drain(&driver).0[0].to_string();
+        assert_eq!(fault, std::format!("03:05.1 PASID 5: {said}"));
+    }
 }
 
 #[test]

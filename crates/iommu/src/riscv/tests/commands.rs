@@ -4,7 +4,7 @@ use std::format;
 
 use iopt::{Cell, TableMemory};
 
-use super::model::{CQCSR, CQH, CQT, Model, ON, PPN, Range, Space, State, Told, bit};
+use super::model::{CQCSR, CQH, CQT, GLOBAL, Model, ON, PPN, Range, Space, State, Told, bit};
 
 fn covers((address, mask): Range, page: u64) -> bool {
     (address >> 12 ^ page).checked_shr(mask).unwrap_or(0) == 0
@@ -81,16 +81,19 @@ impl Model {
             Told::Process(device, process) => {
                 state.processes.remove(&(device, process));
             }
-            Told::Table(space, pages) => state.translations.retain(|(of, page)| {
-                *of != space || pages.is_some_and(|(range, _)| !covers(range, *page))
+            Told::Table(space, pages) => state.translations.retain(|(of, page), leaf| {
+                // Table "IOTINVAL.VMA operands and operations": with PSCV, "except for entries containing
+                // global mappings". The second stage has none.
+                let spared = matches!(space, Space::Pscid(_)) && bit(*leaf, GLOBAL);
+                spared || *of != space || pages.is_some_and(|(range, _)| !covers(range, *page))
             }),
             Told::First(None) => {
                 let keep = |of: &Space| matches!(of, Space::Gscid(_));
-                state.translations.retain(|(of, _)| keep(of));
+                state.translations.retain(|(of, _), _| keep(of));
             }
             Told::Second => {
                 let keep = |of: &Space| matches!(of, Space::Pscid(_));
-                state.translations.retain(|(of, _)| keep(of));
+                state.translations.retain(|(of, _), _| keep(of));
             }
             Told::Tlb(device, _, process, range) => {
                 let process = process.unwrap_or(u64::MAX);
@@ -105,7 +108,7 @@ impl Model {
             _ => {}
         }
         for (device, process, page) in state.busy.clone() {
-            self.access(state, device, process, page);
+            self.access(state, (device, process), false, page);
         }
     }
 

@@ -2,7 +2,7 @@
 
 use iopt::format::{RiscV, RiscVG};
 use iopt::{Discard, Format, Gather, Prot, Table};
-use runs::PageSizes;
+use runs::{PageSizes, SizeHistogram};
 
 use super::*;
 
@@ -111,6 +111,72 @@ fn one_gather_costs_one_wait() {
             assert_eq!(found, (cost, 1), "{name}, first stage");
             let found = unmap((capabilities, second, sizes), pages, kept);
             assert_eq!(found, (cost, 1), "{name}, second stage");
+        }
+    }
+}
+
+/// Maps pages as the format can, has the device reach them through the unit's own walk, takes them away,
+/// one half by a flush and the other by the detach, and looks that neither this device nor one of another
+/// domain reaches them.
+fn leaves<F: Format>(format: F) {
+    let tables = Arc::new(HeapTables::with_tables_at(64, 1 << 40).unwrap());
+    let mut other = Table::new(format, tables.clone()).unwrap();
+    let mut table = Table::new(format, tables.clone()).unwrap();
+    let prots = (0..=Prot::all().bits()).map(Prot::from_bits_retain);
+    let prots = prots.filter(|prot| format.leaf_bits(*prot).is_some());
+    for (prot, capabilities) in prots.flat_map(|prot| [(prot, PLAIN), (prot, RICH)]) {
+        let (driver, model) = enabled(capabilities, CONFIG);
+        model.state().tables = Some(tables.clone());
+        driver.attach(DEVICE, DOMAIN, table.root()).unwrap();
+        driver.attach(DeviceId(1), OTHER, other.root()).unwrap();
+        let pages = [5, 6, 0x205, 0x40_0000];
+        for page in pages {
+            let memory = [Span::new(1 << 30 | page << 12, 0x1000)];
+            table.map(page << 12, &memory, prot).unwrap();
+            assert!(model.reaches(ID, None, page), "{prot}");
+        }
+        let mut gather = Gather::new();
+        for page in &pages[..2] {
+            let page = Span::new(page << 12, 0x1000);
+            table.unmap(page, &mut gather, &mut Discard).unwrap();
+        }
+        let flushed = gather.flush_with(|what| driver.invalidate(DOMAIN, what));
+        table.reclaim(flushed.unwrap());
+        let reached = |device, page| model.reaches(device, None, page);
+        for page in &pages[..2] {
+            let still = [ID, 1].map(|device| reached(device, *page));
+            assert_eq!(still, [false; 2], "{format:?}, {prot}: after a flush");
+        }
+        driver.detach(DEVICE).unwrap();
+        // The domain's number goes to another table.
+        driver.attach(DEVICE, DOMAIN, other.root()).unwrap();
+        for page in pages {
+            let still = [ID, 1].map(|device| reached(device, page));
+            assert_eq!(still, [false; 2], "{format:?}, {prot}: after a detach");
+        }
+        let mut gather = Gather::new();
+        for page in &pages[2..] {
+            let page = Span::new(page << 12, 0x1000);
+            table.unmap(page, &mut gather, &mut Discard).unwrap();
+        }
+        let flushed = gather.flush_with(|what| driver.invalidate(DOMAIN, what));
+        table.reclaim(flushed.unwrap());
+    }
+    for table in [&mut table, &mut other] {
+        assert_eq!(table.leaf_sizes(), SizeHistogram::new());
+    }
+}
+
+#[test]
+fn no_leaf_that_a_table_can_hold_outlives_its_flush_or_the_detach() {
+    for (updates, types) in [(false, false), (false, true), (true, false), (true, true)] {
+        for levels in 3..=5 {
+            let first = RiscV::new(levels).unwrap();
+            let first = first.with_hardware_updates(updates);
+            leaves(first.with_memory_types(types));
+            let second = RiscVG::new(levels).unwrap();
+            let second = second.with_hardware_updates(updates);
+            leaves(second.with_memory_types(types));
         }
     }
 }

@@ -24,6 +24,7 @@ const PLAIN: u64 = 0x10 | 7 << 9 | 7 << 17 | 1 << 25 | 56 << 32 | 7 << 38;
 const RICH: u64 = PLAIN | 1 << 22 | 1 << 24 | 3 << 42;
 
 const DOMAIN: DomainId = DomainId(7);
+const OTHER: DomainId = DomainId(8);
 const DEVICE: DeviceId = DeviceId::pci(3, 5, 1);
 const ID: u64 = 0x0329;
 

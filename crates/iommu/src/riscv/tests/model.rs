@@ -88,10 +88,13 @@ pub(super) struct State {
     pub(super) unanswered: bool,
     pub(super) contexts: BTreeMap<u64, [u64; 4]>,
     pub(super) processes: BTreeMap<(u64, u64), [u64; 2]>,
-    pub(super) translations: BTreeSet<(Space, u64)>,
+    /// The leaf that an access has found, by tag and number of a page.
+    pub(super) translations: BTreeMap<(Space, u64), u64>,
     pub(super) tlbs: BTreeSet<(u64, u64, u64)>,
-    /// What tables map: root, and number of a page.
+    /// What tables map: root, and number of a page. Every request reaches it.
     pub(super) mapped: BTreeSet<(u64, u64)>,
+    /// Where tables lie that the unit walks instead.
+    pub(super) tables: Option<Arc<HeapTables>>,
     /// Accesses that go on all the time: device, process, number of a page.
     pub(super) busy: Vec<(u64, Option<u64>, u64)>,
     /// Rounds until the registers follow.
@@ -121,6 +124,10 @@ const FQH: usize = 48;
 const FQT: usize = 52;
 
 pub(super) const PPN: u64 = (1 << 44) - 1;
+
+// Bits of a leaf.
+const USER: u32 = 4;
+pub(super) const GLOBAL: u32 = 5;
 
 pub(super) fn bit(word: u64, bit: u32) -> bool {
     word >> bit & 1 == 1
@@ -226,15 +233,17 @@ impl Model {
         device: u64,
         process: Option<u64>,
     ) -> Option<(Space, u64, u64, bool)> {
-        self.find(&mut self.state(), device, process)
+        let (found, _) = self.find(&mut self.state(), (device, process), false)?;
+        Some(found)
     }
 
+    /// And the context's attributes, of one in a process directory.
     fn find(
         &self,
         state: &mut State,
-        device: u64,
-        process: Option<u64>,
-    ) -> Option<(Space, u64, u64, bool)> {
+        (device, process): (u64, Option<u64>),
+        privileged: bool,
+    ) -> Option<((Space, u64, u64, bool), u64)> {
         assert!(state.ddtp & 0xf != 1, "everything passes");
         let [control, second, attributes, first] = self.context(state, device)?;
         let tlb = bit(control, 1);
@@ -249,7 +258,7 @@ impl Model {
                 (Space::Pscid(attributes >> 12 & 0xf_ffff), first)
             };
             let (root, levels) = table(pointer);
-            return Some((space, root, levels, tlb));
+            return Some(((space, root, levels, tlb), 0));
         }
         let process = process.unwrap_or(0);
         let words = match state.processes.get(&(device, process)) {
@@ -275,48 +284,105 @@ impl Model {
         if !bit(attributes, 0) {
             return None;
         }
-        assert_eq!(attributes & !0xffff_f001, 0, "ENS, SUM");
+        assert_eq!(attributes & !0xffff_f007, 0, "reserved");
+        if privileged && !bit(attributes, 1) {
+            // ENS.
+            return None;
+        }
         assert!(bit(state.capabilities, (first >> 60) as u32 + 1), "MODE");
         state.processes.insert((device, process), words);
         let (root, levels) = table(first);
-        Some((Space::Pscid(attributes >> 12 & 0xf_ffff), root, levels, tlb))
+        let space = Space::Pscid(attributes >> 12 & 0xf_ffff);
+        Some(((space, root, levels, tlb), attributes))
+    }
+
+    /// The leaf of a page, if there is one.
+    fn walk(
+        &self,
+        state: &State,
+        (space, root, levels): (Space, u64, u64),
+        page: u64,
+    ) -> Option<u64> {
+        let Some(tables) = &state.tables else {
+            let mapped = state.mapped.contains(&(root, page));
+            return mapped.then_some(1 << USER);
+        };
+        let mut at = root;
+        for level in (0..levels).rev() {
+            let first = level + 1 == levels && matches!(space, Space::Gscid(_));
+            let entries = if first { 2048 } else { 512 };
+            let word = tables.read(at + (page >> (9 * level)) % entries * 8)?;
+            if !bit(word, 0) {
+                return None;
+            }
+            if word & 0b1110 != 0 {
+                return Some(word);
+            }
+            at = (word >> 10 & PPN) << 12;
+        }
+        None
+    }
+
+    /// What is cached of a page. A global leaf of a first-stage table is there for all of them.
+    fn cached(state: &State, space: Space, page: u64) -> Option<u64> {
+        let own = state.translations.get(&(space, page)).copied();
+        own.or_else(|| {
+            let global = |((of, at), leaf): (&(Space, u64), &u64)| {
+                let first = matches!((of, space), (Space::Pscid(_), Space::Pscid(_)));
+                (first && *at == page && bit(*leaf, GLOBAL)).then_some(*leaf)
+            };
+            state.translations.iter().find_map(global)
+        })
     }
 
     /// True when the device reaches the page, be it by something that is cached.
     pub(super) fn reaches(&self, device: u64, process: Option<u64>, page: u64) -> bool {
-        self.access(&mut self.state(), device, process, page)
+        self.access(&mut self.state(), (device, process), false, page)
+    }
+
+    /// The same of a request that asks for supervisor privilege, as one with a PASID can.
+    pub(super) fn reaches_privileged(&self, device: u64, process: u64, page: u64) -> bool {
+        self.access(&mut self.state(), (device, Some(process)), true, page)
     }
 
     pub(super) fn access(
         &self,
         state: &mut State,
-        device: u64,
-        process: Option<u64>,
+        (device, process): (u64, Option<u64>),
+        privileged: bool,
         page: u64,
     ) -> bool {
-        if state
-            .tlbs
-            .contains(&(device, process.unwrap_or(u64::MAX), page))
-        {
+        let kept = (device, process.unwrap_or(u64::MAX), page);
+        if !privileged && state.tlbs.contains(&kept) {
             return true;
         }
-        let Some((space, root, _, tlb)) = self.find(state, device, process) else {
+        let Some(found) = self.find(state, (device, process), privileged) else {
             return false;
         };
-        let known = state.translations.contains(&(space, page));
-        if !known && !state.mapped.contains(&(root, page)) {
+        let ((space, root, levels, tlb), attributes) = found;
+        let found = Self::cached(state, space, page);
+        let Some(leaf) = found.or_else(|| self.walk(state, (space, root, levels), page)) else {
             return false;
+        };
+        state.translations.insert((space, page), leaf);
+        // U; requests with privilege reach what is for all with SUM.
+        let user = bit(leaf, USER);
+        if privileged {
+            return !user || bit(attributes, 2);
         }
-        state.translations.insert((space, page));
-        if tlb {
-            let process = process.unwrap_or(u64::MAX);
-            state.tlbs.insert((device, process, page));
+        if tlb && user {
+            state.tlbs.insert(kept);
         }
-        true
+        user
     }
 
     /// Records a fault, as hardware does, or loses it.
     pub(super) fn fault(&self, header: u64, iova: u64) {
+        self.fault_of_second(header, iova, 0);
+    }
+
+    /// The same with iotval2.
+    pub(super) fn fault_of_second(&self, header: u64, iova: u64, second: u64) {
         let state = &mut *self.state();
         let csr = state.csrs.entry(FQCSR).or_default();
         if *csr & ON == 0 || *csr & 0x300 != 0 {
@@ -330,7 +396,7 @@ impl Model {
         }
         let page = (state.bases[&40] >> 10 & PPN) << 12;
         let record = &self.memory.entries(page, 512)[tail as usize * 4..][..4];
-        for (cell, word) in record.iter().zip([header, 0, iova, 0]) {
+        for (cell, word) in record.iter().zip([header, 0, iova, second]) {
             cell.set_release(word);
         }
         state.places.insert(FQT, (tail + 1) % 128);

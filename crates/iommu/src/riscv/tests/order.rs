@@ -1,6 +1,7 @@
 //! What is written in which order, and what capabilities make of the registers.
 
-use iopt::{Cell, TableMemory};
+use iopt::format::RiscV;
+use iopt::{Cell, Table, TableMemory};
 use runs::PageSizes;
 
 use super::*;
@@ -24,14 +25,14 @@ fn capabilities_are_those_of_the_register() {
             (FormatId::RiscV, FormatId::RiscVG, 9),
             (FormatId::RiscVG, FormatId::RiscV, 17),
         ] {
-            let (driver, _) = unit(0x10 | modes << first | 44 << 32, CONFIG);
+            let (driver, _) = unit(0x10 | modes << first | 50 << 32, CONFIG);
             let can = driver.capabilities();
             let support = can.format(format).unwrap();
             assert_eq!((support.levels, support.page_sizes), (levels, sizes));
             assert_eq!(can.format(other), None);
             assert_eq!(
                 (can.domain_bits, can.input_bits, can.output_bits),
-                (16, 64, 44)
+                (16, 64, 50)
             );
             assert!(can.coherent_walks && !can.snoop_control && !can.caches_not_present);
             assert!(!can.dirty_tracking && !can.device_tlbs && !driver.memory_types());
@@ -93,6 +94,33 @@ fn what_is_not_a_unit_or_has_no_memory_is_refused_by_name() {
         let no_memory = refused(PLAIN, 0, 64, 64 - left);
         assert!(matches!(no_memory, ProbeError::Memory(_)), "{no_memory}");
     }
+}
+
+/// PAS, and PPN of 44 bits in registers and directories.
+#[test]
+fn structures_and_tables_lie_wherever_the_unit_has_addresses() {
+    let at = |base, capabilities| {
+        let memory = Arc::new(HeapTables::with_tables_at(64, base).unwrap());
+        let model = Model::new(memory.clone(), capabilities);
+        let driver = RiscvIommu::new(model.clone(), memory.clone(), PROCESSES)?;
+        Ok::<_, ProbeError>((driver, model, memory))
+    };
+    let (top, pages) = (1 << 56, 64 << 12);
+    let last = top - 1;
+    for (bits, base) in [(56, top - pages), (56, 1 << 52), (44, (1 << 44) - pages)] {
+        let capabilities = PLAIN & !(0x3f << 32) | bits << 32;
+        let (driver, model, memory) = at(base, capabilities).unwrap();
+        driver.enable().unwrap();
+        let table = Table::new(RiscV::new(3).unwrap(), memory).unwrap();
+        driver.attach(DEVICE, DOMAIN, table.root()).unwrap();
+        let found = model.look_up(ID, None).unwrap();
+        assert_eq!((found.1, found.2), (table.root().address, 3));
+        assert!(found.1 >= base);
+        driver.detach(DEVICE).unwrap();
+    }
+    let narrow = PLAIN & !(0x3f << 32) | 55 << 32;
+    let refused = ProbeError::Addresses { last, bits: 55 };
+    assert_eq!(at(top - pages, narrow).err(), Some(refused));
 }
 
 #[test]
@@ -372,4 +400,24 @@ fn tearing_down_gives_every_page_back() {
 fn nothing_is_reserved() {
     let (driver, _) = unit(PLAIN, CONFIG);
     driver.reserved(DEVICE, &mut |span| panic!("{span}"));
+}
+
+#[test]
+fn through_the_trait_of_all_drivers_it_is_the_same() {
+    fn on<D: crate::Driver>(driver: &D) {
+        driver.enable().unwrap();
+    }
+    fn off<D: crate::Driver>(driver: &D) {
+        driver.disable().unwrap();
+    }
+    let (driver, model) = unit(PLAIN, CONFIG);
+    on(&driver);
+    assert_eq!(model.state().ddtp & 0xf, 3, "2LVL");
+    let counters = driver.counters();
+    assert_eq!(crate::Driver::counters(&driver), counters);
+    assert_eq!(counters.batches, 1);
+    model.told();
+    off(&driver);
+    assert_eq!(model.state().ddtp & 0xf, 1, "Bare");
+    assert_eq!(model.told()[..2], [Told::Mode(0), Told::Mode(1)]);
 }

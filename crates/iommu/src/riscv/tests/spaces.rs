@@ -1,11 +1,11 @@
 //! Address spaces by PASID, and TLBs of devices.
 
-use iopt::TableMemory;
+use iopt::format::RiscV;
+use iopt::{MapError, Prot, Table, TableMemory};
 
 use super::*;
 
 const PASID: Pasid = Pasid(5);
-const OTHER: DomainId = DomainId(8);
 
 #[test]
 fn processes_have_spaces_of_their_own_beside_the_device() {
@@ -71,6 +71,72 @@ fn processes_have_spaces_of_their_own_beside_the_device() {
             assert_eq!(model.look_up(ID, None), Some(guest));
         }
     }
+}
+
+#[test]
+fn leaves_for_privileged_requests_are_reached_by_those_and_by_no_others() {
+    let tables = Arc::new(HeapTables::with_tables_at(16, 1 << 40).unwrap());
+    let format = RiscV::new(4).unwrap();
+    let (all, privileged) = (Prot::RW, Prot::RW | Prot::PRIVILEGED);
+    let page = [Span::new(1 << 30, 0x1000)];
+    // Where no request has privilege there is no such leaf.
+    let mut table = Table::new(format, &*tables).unwrap();
+    let refused = table.map(0x6000, &page, privileged);
+    let named = MapError::Prot {
+        prot: privileged,
+        format: FormatId::RiscV,
+    };
+    assert_eq!(refused, Err(named));
+    let mut table = Table::new(format.with_supervisor_requests(true), &*tables).unwrap();
+    table.map(0x5000, &page, all).unwrap();
+    table.map(0x6000, &page, privileged).unwrap();
+    for capabilities in [PLAIN, RICH] {
+        let (driver, model) = enabled(capabilities, PROCESSES);
+        model.state().tables = Some(tables.clone());
+        driver.attach(DEVICE, DOMAIN, table.root()).unwrap();
+        driver
+            .attach_pasid(DEVICE, PASID, DOMAIN, table.root())
+            .unwrap();
+        for (page, is_privileged) in [(5, false), (6, true)] {
+            assert!(model.reaches_privileged(ID, 5, page));
+            for process in [None, Some(5)] {
+                assert_eq!(model.reaches(ID, process, page), !is_privileged);
+            }
+        }
+        driver.detach_pasid(DEVICE, PASID).unwrap();
+        assert!(!model.reaches_privileged(ID, 5, 5) && !model.reaches_privileged(ID, 5, 6));
+    }
+}
+
+/// Section "Process to translate an IOVA": the process 0 is the default, and there is nothing else for requests
+/// without a PASID that are to be translated.
+#[test]
+fn requests_with_pasid_0_are_blocked_wherever_the_unit_can_tell_them_from_those_without() {
+    // No process directory: PDTV = 0 refuses all PASIDs.
+    let (driver, model) = enabled(PLAIN, CONFIG);
+    driver.attach(DEVICE, DOMAIN, root(0x1000, 4)).unwrap();
+    assert!(model.look_up(ID, None).is_some());
+    assert_eq!(model.look_up(ID, Some(0)), None);
+    let (driver, model) = enabled(PLAIN, PROCESSES);
+    driver.attach(DEVICE, DOMAIN, second(0x4000, 4)).unwrap();
+    assert!(model.look_up(ID, None).is_some());
+    assert_eq!(model.look_up(ID, Some(0)), None);
+    driver.detach(DEVICE).unwrap();
+    // A directory, but nothing for requests without a PASID.
+    driver
+        .attach_pasid(DEVICE, PASID, OTHER, root(0x2000, 4))
+        .unwrap();
+    for process in [None, Some(0)] {
+        assert_eq!(model.look_up(ID, process), None);
+    }
+    // Both: it is one space, but not for what only a request with a PASID can ask for.
+    driver.attach(DEVICE, DOMAIN, root(0x1000, 4)).unwrap();
+    model.state().mapped.extend([(0x1000, 5), (0x2000, 5)]);
+    assert_eq!(model.look_up(ID, Some(0)), model.look_up(ID, None));
+    assert!(model.reaches(ID, None, 5) && !model.reaches_privileged(ID, 0, 5));
+    assert!(model.reaches_privileged(ID, 5, 5));
+    driver.detach(DEVICE).unwrap();
+    assert_eq!(model.look_up(ID, Some(0)), None);
 }
 
 #[test]

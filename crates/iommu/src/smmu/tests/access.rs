@@ -217,7 +217,7 @@ impl Model {
         }
         let (root, page, stride) = state.root(n);
         let tag = state.tag(n);
-        let hit = |it: &&Cached| it.tag == tag && it.page.input().contains(address);
+        let hit = |it: &&Cached| it.is_of(tag) && it.page.input().contains(address);
         if let Some(found) = state
             .cached
             .iter()
@@ -236,15 +236,25 @@ impl Model {
             tag,
             all: &mut state.tables,
         };
-        match walker.walk(&*self.memory, address, access, &mut tables) {
+        let memory = crate::arm::Walked {
+            memory: &*self.memory,
+            last: Default::default(),
+        };
+        match walker.walk(&memory, address, access, &mut tables) {
             Ok(found) => {
+                let global = memory.is_global(root.format, found.level);
                 // Each entry of a group for itself.
                 let size = 1u64 << (page + stride * u32::from(found.level));
                 let start = address & !(size - 1);
                 let pa = found.pa - (address - start);
                 let write = found.prot.contains(iopt::Prot::WRITE);
                 let page = Run::new(start, pa, size);
-                state.cached.push(Cached { tag, page, write });
+                state.cached.push(Cached {
+                    tag,
+                    page,
+                    write,
+                    global,
+                });
                 Seen::Translated(found.pa)
             }
             Err(fault) => {

@@ -45,7 +45,8 @@ fn faults_name_device_domain_address_and_cause() {
             access: Access::Write,
             reason: FaultReason::Reported {
                 code: 8,
-                meaning: "PF: not allowed"
+                meaning: "PF: not allowed",
+                details: crate::Details::default(),
             },
         }
     );
@@ -68,7 +69,7 @@ fn every_bit_has_a_name_and_is_cleared() {
             }
             let (faults, lost) = drain(&driver);
             assert_eq!((faults.len(), lost), (1, 0));
-            let FaultReason::Reported { code, meaning } = faults[0].reason else {
+            let FaultReason::Reported { code, meaning, .. } = faults[0].reason else {
                 panic!("{}", faults[0]);
             };
             assert_eq!(code, 1 << bit);

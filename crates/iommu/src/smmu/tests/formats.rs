@@ -72,6 +72,54 @@ where
     model.told();
 }
 
+/// Maps a leaf of each size in every way in which the table lets all requests read it, and looks
+/// that neither its device nor one of another domain reaches it after the domain was flushed, nor after the
+/// detach.
+fn leaves<F, A>(format: F, memory: A)
+where
+    F: Format,
+    A: WalkMemory + TableMemory + Send + Sync + 'static,
+{
+    let memory = Arc::new(memory);
+    let model = Model::new(memory.clone(), 2, [IDR0, IDR1, IDR2]);
+    let driver = Smmu::new(model.clone(), V2).unwrap();
+    driver.enable().unwrap();
+    let mut table = Table::new(format, memory.clone()).unwrap();
+    let other = Table::new(format, memory).unwrap();
+    driver
+        .attach(DeviceId(1), DomainId(8), other.root())
+        .unwrap();
+    let prots = (0..=Prot::all().bits()).map(Prot::from_bits_retain);
+    let prots = prots.filter(|prot| *prot & (Prot::READ | Prot::PRIVILEGED) == Prot::READ);
+    for prot in prots.filter(|prot| format.leaf_bits(*prot).is_some()) {
+        for size in table.page_sizes().iter().filter(|size| *size < 1 << 30) {
+            for detaches in [false, true] {
+                driver.attach(DEVICE, DOMAIN, table.root()).unwrap();
+                table.map(0, &[Span::new(1 << 31, size)], prot).unwrap();
+                let reached = || [STREAM, 1].map(|stream| model.access(stream, 0, false));
+                assert_eq!(reached(), [Seen::Translated(1 << 31), NOT_PRESENT]);
+                let mut gather = iopt::Gather::new();
+                let page = Span::new(0, size);
+                table.unmap(page, &mut gather, &mut iopt::Discard).unwrap();
+                if detaches {
+                    driver.detach(DEVICE).unwrap();
+                    driver.attach(DEVICE, DOMAIN, table.root()).unwrap();
+                } else {
+                    driver.invalidate_domain(DOMAIN).unwrap();
+                }
+                assert_eq!(
+                    reached(),
+                    [NOT_PRESENT; 2],
+                    "{format:?}, {prot}, {size:#x}, {detaches}"
+                );
+                table.reclaim(gather.flush_with(|_| Ok::<_, ()>(())).unwrap());
+                driver.detach(DEVICE).unwrap();
+            }
+        }
+    }
+    model.told();
+}
+
 /// Room for tables below 4 GiB.
 fn room<const LOG2: u32>() -> HeapArena<AtomicU64, LOG2> {
     HeapArena::with_tables_at(64, 1 << 31).unwrap()
@@ -285,4 +333,16 @@ impl Registers for Nobody {
     fn wait(&self, _round: u32) -> bool {
         false
     }
+}
+
+#[test]
+fn no_leaf_that_a_table_can_hold_outlives_the_flush_of_its_domain_or_the_detach() {
+    let narrow = || HeapArena::<AtomicU32, 10>::with_tables_at(64, 1 << 30).unwrap();
+    leaves(<ArmV7s>::new(), narrow());
+    leaves(<ArmV7s>::new().with_shareable(false), narrow());
+    let first = ArmStage1::<K4>::new(48, 48).unwrap();
+    leaves(first, room::<12>());
+    leaves(ArmStage1::<K16>::new(48, 48).unwrap(), room::<14>());
+    leaves(ArmStage1::<K64>::new(48, 48).unwrap(), room::<16>());
+    leaves(ArmStage2::<K4>::new(40, 48).unwrap(), room::<12>());
 }

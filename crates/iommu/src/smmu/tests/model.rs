@@ -40,6 +40,15 @@ pub(super) struct Cached {
     pub(super) tag: Tag,
     pub(super) page: Run,
     pub(super) write: bool,
+    /// It is for all ASIDs of the VMID.
+    pub(super) global: bool,
+}
+
+impl Cached {
+    /// Whether it translates for a tag.
+    pub(super) fn is_of(&self, tag: Tag) -> bool {
+        self.tag == tag || self.global && self.tag.0 == tag.0 && tag.1.is_some()
+    }
 }
 
 /// An invalidation that has begun.
@@ -211,8 +220,14 @@ impl State {
             _ => true,
         };
         let leaf = matches!(what, Begun::Page(_, _, true));
+        let leaf_hit = |it: &Cached| match what {
+            // TLBIASID leaves what is global.
+            Begun::Tag(gone) => gone == it.tag && !it.global,
+            Begun::Page(gone, ..) => it.is_of(gone),
+            _ => hit(it.tag),
+        };
         self.cached
-            .retain(|it| !(hit(it.tag) && covers(it.page.iova, it.page.len.trailing_zeros())));
+            .retain(|it| !(leaf_hit(it) && covers(it.page.iova, it.page.len.trailing_zeros())));
         self.tables
             .retain(|(tag, it)| leaf || !(hit(*tag) && covers(it.iova, it.span_log2)));
     }

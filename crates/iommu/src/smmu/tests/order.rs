@@ -88,6 +88,7 @@ fn devices_pass_until_they_are_translated_and_what_was_cached_is_forgotten() {
         tag: (0, Some(2)),
         page: runs::Run::new(0x1000, 0xbad_0000, 0x1000),
         write: true,
+        global: true,
     };
     model.state().cached.push(before);
     model.state().broken.global_sync = true;

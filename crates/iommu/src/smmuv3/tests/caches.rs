@@ -10,7 +10,7 @@ use std::vec::Vec;
 
 use iopt::format::{ArmConfig, ArmGranule};
 use iopt::walk::{Access, Translation, UpperTable, WalkCache, WalkMemory, Walker};
-use iopt::{FormatId, HeapTables, Root};
+use iopt::{FormatId, Root};
 use runs::Span;
 
 use super::model::{Tag, Told};
@@ -93,7 +93,8 @@ pub(super) struct Caches {
     context_levels: BTreeMap<(u32, u32), u64>,
     streams: BTreeMap<u32, [Option<u64>; 8]>,
     contexts: BTreeMap<(u32, u32), [Option<u64>; 8]>,
-    leaves: Vec<(Tag, u32, Translation)>,
+    /// And whether it is for all ASIDs of the VMID.
+    leaves: Vec<(Tag, u32, Translation, bool)>,
     uppers: Vec<(Tag, u32, UpperTable)>,
     /// By StreamID, SubstreamID and page.
     pub(super) devices: BTreeMap<(u32, Option<u32>, u64), u64>,
@@ -126,12 +127,23 @@ impl Caches {
                 self.leaves.clear();
                 self.uppers.clear();
             }
-            Told::Asid(vmid, asid) => self.forget_tag((vmid, Some(asid))),
-            Told::Vmid(vmid) => self.forget_tag((vmid, None)),
+            Told::Asid(vmid, asid) => {
+                // TLBI ASIDE1: "a non-global entry from the final level of lookup".
+                let tag = (vmid, Some(asid));
+                self.leaves.retain(|leaf| leaf.0 != tag || leaf.3);
+                self.uppers.retain(|(of, ..)| *of != tag);
+            }
+            Told::Vmid(vmid) => {
+                self.leaves.retain(|(of, ..)| *of != (vmid, None));
+                self.uppers.retain(|(of, ..)| *of != (vmid, None));
+            }
             Told::Pages(tag, range, leaf) => {
-                self.leaves.retain(|(of, log2, found)| {
+                self.leaves.retain(|leaf| {
+                    let (_, log2, found, _) = leaf;
                     let page = Span::new(found.page.iova, found.page.len);
-                    *of != tag || !range.touches(&page) || !range.concerns(*log2, found.level)
+                    !is_of(leaf, tag)
+                        || !range.touches(&page)
+                        || !range.concerns(*log2, found.level)
                 });
                 self.uppers.retain(|(of, log2, table)| {
                     let span = Span::new(table.iova, 1 << table.span_log2);
@@ -152,11 +164,11 @@ impl Caches {
             Told::AllOfEl2 | Told::Sync | Told::Abort(_) | Told::Control(_) => {}
         }
     }
+}
 
-    fn forget_tag(&mut self, tag: Tag) {
-        self.leaves.retain(|(of, ..)| *of != tag);
-        self.uppers.retain(|(of, ..)| *of != tag);
-    }
+/// Whether a leaf translates for a tag.
+fn is_of((of, .., global): &(Tag, u32, Translation, bool), tag: Tag) -> bool {
+    *of == tag || *global && of.0 == tag.0 && tag.1.is_some()
 }
 
 /// Tables of one tag.
@@ -178,7 +190,7 @@ impl WalkCache for Uppers<'_> {
 
 /// What the unit reads.
 pub(super) struct Unit_<'m> {
-    pub(super) memory: &'m HeapTables,
+    pub(super) read: &'m (dyn Fn(u64) -> u64 + Send + Sync),
     pub(super) tables: &'m (dyn WalkMemory + Send + Sync),
     pub(super) base: u64,
     pub(super) shape: u32,
@@ -193,7 +205,7 @@ const C_BAD_CD: u8 = 0x0a;
 
 impl Unit_<'_> {
     fn read(&self, at: u64) -> u64 {
-        self.memory.read(at).unwrap_or(u64::MAX)
+        (self.read)(at)
     }
 
     /// An entry of 64 bytes through a cache of its words. `valid` is the bit of the first.
@@ -418,17 +430,20 @@ impl Unit_<'_> {
             panic!("not a table of Arm's");
         };
         let log2 = crate::arm::granule_log2(config.granule);
-        let here = |leaf: &&(Tag, u32, Translation)| {
-            leaf.0 == tag && Span::new(leaf.2.page.iova, leaf.2.page.len).contains(iova)
+        let here = |leaf: &&(Tag, u32, Translation, bool)| {
+            is_of(leaf, tag) && Span::new(leaf.2.page.iova, leaf.2.page.len).contains(iova)
         };
-        if let Some((.., found)) = caches.leaves.iter().find(here) {
+        if let Some((.., found, _)) = caches.leaves.iter().find(here) {
             return Some(found.page.pa + (iova - found.page.iova));
         }
         let mut uppers = Uppers(tag, log2, &mut caches.uppers);
-        let found = walker
-            .walk(self.tables, iova, Access::Read, &mut uppers)
-            .ok()?;
-        caches.leaves.push((tag, log2, found));
+        let memory = crate::arm::Walked {
+            memory: self.tables,
+            last: Default::default(),
+        };
+        let found = walker.walk(&memory, iova, Access::Read, &mut uppers).ok()?;
+        let global = memory.is_global(walker.root().format, found.level);
+        caches.leaves.push((tag, log2, found, global));
         Some(found.pa)
     }
 }

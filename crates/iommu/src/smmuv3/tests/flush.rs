@@ -330,3 +330,89 @@ fn many_devices_with_tlbs_are_told_in_parts() {
         }
     }
 }
+
+/// Maps a page in every way in which the table lets all requests read it, and looks that neither
+/// its device nor one of another domain reaches it after the domain was flushed, nor after the detach.
+fn leaves<F: Format, const LOG2: u32>(format: F) {
+    let tables = Arc::new(HeapArena::<AtomicU64, LOG2>::with_tables_at(64, 1 << 40).unwrap());
+    let (driver, model) = enabled(CONFIG);
+    let model = model.with_tables(tables.clone());
+    let mut table = Table::new(format, &*tables).unwrap();
+    let other = Table::new(format, &*tables).unwrap();
+    let neighbour = DeviceId(1);
+    driver.attach(neighbour, DomainId(8), other.root()).unwrap();
+    let page = Span::new(
+        format.aperture().spans().next().unwrap().start,
+        1 << F::GRANULE_LOG2,
+    );
+    let prots = (0..=Prot::all().bits()).map(Prot::from_bits_retain);
+    let prots = prots.filter(|prot| *prot & (Prot::READ | Prot::PRIVILEGED) == Prot::READ);
+    for prot in prots.filter(|prot| format.leaf_bits(*prot).is_some()) {
+        for detaches in [false, true] {
+            driver.attach(DEVICE, DOMAIN, table.root()).unwrap();
+            table
+                .map(page.start, &[Span::new(GIB, page.len)], prot)
+                .unwrap();
+            let reached = || [STREAM, 1].map(|stream| model.translate(stream, None, page.start));
+            assert_eq!(reached(), [Some(GIB), None], "{prot}");
+            let mut gather = Gather::new();
+            table.unmap(page, &mut gather, &mut Discard).unwrap();
+            if detaches {
+                driver.detach(DEVICE).unwrap();
+                driver.attach(DEVICE, DOMAIN, table.root()).unwrap();
+            } else {
+                driver.invalidate_domain(DOMAIN).unwrap();
+            }
+            assert_eq!(reached(), [None; 2], "{format:?}, {prot}, {detaches}");
+            table.reclaim(gather.flush_with(|_| Ok::<_, ()>(())).unwrap());
+            driver.detach(DEVICE).unwrap();
+        }
+    }
+    model.told();
+}
+
+#[test]
+fn no_leaf_that_a_table_can_hold_outlives_the_flush_of_its_domain_or_the_detach() {
+    let first = ArmStage1::<K4>::new(48, 48).unwrap();
+    leaves::<_, 12>(first);
+    leaves::<_, 12>(first.upper());
+    leaves::<_, 14>(ArmStage1::<K16>::new(48, 48).unwrap());
+    leaves::<_, 16>(ArmStage1::<K64>::new(48, 48).unwrap());
+    leaves::<_, 12>(ArmStage2::<K4>::new(40, 48).unwrap());
+}
+
+#[test]
+fn a_domains_number_that_comes_back_is_flushed_as_its_new_tables_are() {
+    let (driver, model) = enabled(CONFIG);
+    let stage1 = |granule, levels| Root {
+        format: FormatId::ArmStage1(config(granule, 48)),
+        address: 0x10_0000,
+        levels,
+    };
+    let second = second(0x10_0000);
+    let roots = [
+        (second, 12),
+        (stage1(ArmGranule::K4, 4), 12),
+        (stage1(ArmGranule::K64, 3), 16),
+        (stage1(ArmGranule::K16, 4), 14),
+        (second, 12),
+    ];
+    for (root, log2) in roots {
+        driver.attach(DEVICE, DOMAIN, root).unwrap();
+        model.told();
+        driver.invalidate_domain(DOMAIN).unwrap();
+        let first = root != second;
+        let all = if first { whole(7) } else { Told::Vmid(7) };
+        assert_eq!(model.told(), [all, Told::Sync], "{root:?}");
+        let pages = Span::new(0x10_0000, 0x2_0000);
+        let what = iopt::Invalidation::of(pages, 1, false);
+        driver.invalidate(DOMAIN, &what).unwrap();
+        let tag = if first { (VMID, Some(7)) } else { (7, None) };
+        let range = Range {
+            address: pages.start,
+            more: Some((log2, pages.len, 3)),
+        };
+        assert_eq!(model.told(), [Told::Pages(tag, range, true), Told::Sync]);
+        driver.detach(DEVICE).unwrap();
+    }
+}

@@ -219,3 +219,14 @@ fn what_the_unit_cannot_do_is_not_asked_of_it() {
         model.told();
     }
 }
+
+/// Words of the unit's structures hold 52 bits of an address, and would lead elsewhere.
+#[test]
+fn memory_beyond_the_units_addresses_is_refused_by_name() {
+    let high = Arc::new(HeapTables::with_tables_at(64, 1 << 52).unwrap());
+    let refused = SmmuV3::new(Model::new(high.clone(), IDS), high.clone(), CONFIG);
+    let last = (1 << 52) + (64 << 12) - 1;
+    let bits = 52;
+    assert_eq!(refused.err(), Some(ProbeError::Addresses { last, bits }));
+    assert_eq!(high.in_use(), 0);
+}

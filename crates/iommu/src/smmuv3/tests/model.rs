@@ -101,6 +101,8 @@ pub(super) struct State {
 #[derive(Clone)]
 pub(super) struct Model {
     memory: Arc<HeapTables>,
+    /// Reads a word as the unit sees it.
+    read: Arc<dyn Fn(u64) -> u64 + Send + Sync>,
     tables: Arc<dyn WalkMemory + Send + Sync>,
     state: Arc<Mutex<State>>,
 }
@@ -112,6 +114,17 @@ const CMDQEN: u32 = 1 << 3;
 impl Model {
     /// A unit with these ID registers that reads `memory`.
     pub(super) fn new(memory: Arc<HeapTables>, ids: [u32; 6]) -> Self {
+        let coherent = memory.clone();
+        let read = move |address| coherent.read(address).unwrap_or(u64::MAX);
+        Self::reading(memory, ids, read)
+    }
+
+    /// The same, reading structures and commands in another way.
+    pub(super) fn reading(
+        memory: Arc<HeapTables>,
+        ids: [u32; 6],
+        read: impl Fn(u64) -> u64 + Send + Sync + 'static,
+    ) -> Self {
         let state = State {
             ids,
             ..State::default()
@@ -119,6 +132,7 @@ impl Model {
         Self {
             tables: memory.clone(),
             memory,
+            read: Arc::new(read),
             state: Arc::new(Mutex::new(state)),
         }
     }
@@ -148,7 +162,7 @@ impl Model {
 
     fn unit(&self, state: &State) -> Unit_<'_> {
         Unit_ {
-            memory: &self.memory,
+            read: &*self.read,
             tables: &*self.tables,
             base: state.stream_base,
             shape: state.stream_cfg,
@@ -320,7 +334,7 @@ impl Model {
             }
             let place = u64::from(state.cons & (mask >> 1));
             let at = (state.commands & 0x000f_ffff_ffff_ffe0) + place * 16;
-            let words = [at, at + 8].map(|at| self.memory.read(at).unwrap_or(u64::MAX));
+            let words = [at, at + 8].map(|at| (self.read)(at));
             let next = (state.cons + 1) & mask;
             let last = next == state.prod & mask;
             if state.broken.mute && last && state.ids[0] >> 13 & 1 == 0 {

@@ -4,6 +4,7 @@ use iopt::TableMemory;
 
 use super::*;
 use crate::fault::FaultReason;
+use crate::lines::past_caches;
 
 // CR0.
 const ON: u32 = 1 << 3 | 1 << 4;
@@ -318,7 +319,8 @@ fn faults_come_oldest_first_by_name() {
             access: iopt::walk::Access::Read,
             reason: FaultReason::Reported {
                 code: 0x10,
-                meaning: "F_TRANSLATION: not present"
+                meaning: "F_TRANSLATION: not present",
+                details: crate::Details::default(),
             },
         }
     );
@@ -362,4 +364,45 @@ fn a_full_event_queue_says_so_and_goes_on() {
         assert_eq!(drain(&driver), (Vec::new(), 0));
         model.told();
     }
+}
+
+#[test]
+fn a_unit_that_does_not_snoop_finds_everything_in_memory() {
+    let ids = [IDR0 & !(1 << 4), IDR1, 0, IDR3, 0, IDR5];
+    let config = Config {
+        pasid_bits: 10,
+        ..CONFIG
+    };
+    let tables = memory();
+    let (lines, read) = past_caches(tables.clone());
+    let model = Model::reading(tables, ids, read);
+    let driver = SmmuV3::new(model.clone(), lines, config).unwrap();
+    assert!(!driver.capabilities().coherent_walks);
+    driver.enable().unwrap();
+    assert_eq!(found(model.look_up(STREAM, None)), None);
+    let there = Some((7, root(0x1000)));
+    driver.attach(DEVICE, DOMAIN, root(0x1000)).unwrap();
+    let pasid = Pasid(0x83);
+    driver
+        .attach_pasid(DEVICE, pasid, DOMAIN, root(0x1000))
+        .unwrap();
+    assert_eq!(found(model.look_up(STREAM, None)), there);
+    assert_eq!(found(model.look_up(STREAM, Some(0x83))), there);
+    // The rest of each table that is there now, too.
+    for stream in [STREAM ^ 1, STREAM ^ 0x3f, STREAM ^ 0x40, 0x3ff] {
+        assert_eq!(found(model.look_up(stream, None)), None, "{stream:#x}");
+    }
+    for pasid in [0x82, 0xbc, 0x43, 0x3ff] {
+        assert_eq!(
+            found(model.look_up(STREAM, Some(pasid))),
+            None,
+            "{pasid:#x}"
+        );
+    }
+    driver.detach_pasid(DEVICE, pasid).unwrap();
+    assert_eq!(found(model.look_up(STREAM, Some(0x83))), None);
+    assert_eq!(found(model.look_up(STREAM, None)), there);
+    driver.detach(DEVICE).unwrap();
+    assert_eq!(found(model.look_up(STREAM, None)), None);
+    model.told();
 }

@@ -17,7 +17,7 @@ fn stress(config: Config, words_at_once: usize) {
     let time = Duration::from_millis(700);
     const PAGES: u64 = 8;
     let (unit, words, data) = unit_with(Config {
-        flush_timeout: Duration::from_secs(30),
+        flush_timeout: Duration::from_secs(600),
         ..config
     });
     unit.attach(DISK, D1, ROOT).unwrap();

@@ -218,7 +218,8 @@ fn faults_come_oldest_first_and_a_full_log_says_so() {
         faults[0].reason,
         FaultReason::Reported {
             code: 6,
-            meaning: "reading is not allowed"
+            meaning: "reading is not allowed",
+            details: crate::Details::default(),
         }
     );
     assert_eq!(

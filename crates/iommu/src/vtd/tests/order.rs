@@ -1,11 +1,9 @@
 //! Orders: enabling, attaching, detaching, and what capabilities make of the registers.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-
 use iopt::TableMemory;
-use iopt::observe::{CacheLines, NonCoherent};
 
 use super::*;
+use crate::lines::past_caches;
 
 #[test]
 fn capabilities_are_those_of_the_registers() {
@@ -270,56 +268,18 @@ fn tearing_down_gives_every_page_back() {
     }
 }
 
-/// Copies lines that are written back to where the unit reads.
-struct Lines {
-    start: usize,
-    tables: Arc<HeapTables>,
-    seen: Arc<[AtomicU64]>,
-}
-
-impl CacheLines for Lines {
-    const LINE: usize = 64;
-
-    fn write_back(&self, line: *const u8) {
-        // The first and the last line are not all tables.
-        for address in (line.addr()..line.addr() + 64).step_by(8) {
-            let n = address.wrapping_sub(self.start) / 8;
-            if let Some(seen) = self.seen.get(n) {
-                let word = self.tables.read(self.tables.base() + n as u64 * 8);
-                seen.store(word.unwrap(), Ordering::Relaxed);
-            }
-        }
-    }
-
-    fn complete(&self) {}
-}
-
 #[test]
 fn a_unit_that_does_not_snoop_finds_everything_in_memory() {
     for (mode, expected) in [(Mode::Legacy, false), (Mode::ScalableFirst, true)] {
         let tables = memory();
-        let base = tables.base();
-        // What was in memory before leads everywhere: it looks like an entry of every kind.
-        const OLD: u64 = 0x1001;
-        let seen: Arc<[AtomicU64]> = (0..tables.size() / 8)
-            .map(|_| AtomicU64::new(OLD))
-            .collect();
-        let lines = Lines {
-            start: tables.entries(base, 1).as_ptr().addr(),
-            tables: tables.clone(),
-            seen: seen.clone(),
-        };
-        let read = move |address: u64| {
-            let word = seen.get((address.wrapping_sub(base) / 8) as usize);
-            word.map_or(OLD, |word| word.load(Ordering::Relaxed))
-        };
+        let (lines, read) = past_caches(tables.clone());
         let ecap = ECAP & !1 | SCALABLE_BOTH;
-        let model = Model::reading(tables.clone(), CAP, ecap, read);
+        let model = Model::reading(tables, CAP, ecap, read);
         let config = Config {
             mode,
             ..Config::default()
         };
-        let driver = Vtd::new(model.clone(), NonCoherent::new(tables, lines), config).unwrap();
+        let driver = Vtd::new(model.clone(), lines, config).unwrap();
         driver.enable().unwrap();
         assert_eq!(model.look_up(SOURCE), None);
         let mut table = root(0x1000, 4);
@@ -336,4 +296,16 @@ fn a_unit_that_does_not_snoop_finds_everything_in_memory() {
         assert_eq!(model.look_up(SOURCE), None);
         model.told();
     }
+}
+
+/// Words of the unit's structures hold 52 bits of an address.
+#[test]
+fn memory_beyond_the_units_addresses_is_refused_by_name() {
+    let high = Arc::new(HeapTables::with_tables_at(64, 1 << 52).unwrap());
+    let model = Model::new(high.clone(), CAP, ECAP);
+    let refused = Vtd::new(model, high.clone(), Config::default());
+    let last = (1 << 52) + (64 << 12) - 1;
+    let bits = 52;
+    assert_eq!(refused.err(), Some(ProbeError::Addresses { last, bits }));
+    assert_eq!(high.in_use(), 0);
 }
