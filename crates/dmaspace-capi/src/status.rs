@@ -103,6 +103,7 @@ failures! {
     iopt::ArenaError => |_error| Status::TableMemory;
     iopt::BuildError => |error| match error {
         iopt::BuildError::NoTables(_)
+        | iopt::BuildError::Broken(_)
         | iopt::BuildError::TableMemory { .. }
         | iopt::BuildError::TableAddress { .. } => Status::TableMemory,
         _ => Status::Format,
@@ -190,7 +191,7 @@ fn of_map(error: &iopt::MapError) -> Status {
         | iopt::MapError::PageSize(_) => Status::Range,
         iopt::MapError::Overlap { .. } => Status::Overlap,
         iopt::MapError::Prot { .. } => Status::Prot,
-        iopt::MapError::NoTables(_) => Status::TableMemory,
+        iopt::MapError::NoTables(_) | iopt::MapError::Broken(_) => Status::TableMemory,
     }
 }
 
@@ -200,6 +201,7 @@ fn of_unmap(error: &iopt::UnmapError) -> Status {
         iopt::UnmapError::InsideLeaf { .. } | iopt::UnmapError::OtherSize { .. } => Status::Cuts,
         iopt::UnmapError::Hole { .. } => Status::NotMapped,
         iopt::UnmapError::DirtyWanted | iopt::UnmapError::DirtyNotKept { .. } => Status::Other,
+        iopt::UnmapError::Broken(_) => Status::TableMemory,
     }
 }
 
@@ -222,7 +224,7 @@ fn of_refit(error: &iopt::RefitError<iommu::FlushError>) -> Status {
     match error {
         iopt::RefitError::Range(_) | iopt::RefitError::PageSize(_) => Status::Range,
         iopt::RefitError::BreakBeforeMake { .. } => Status::Cuts,
-        iopt::RefitError::NoTables(_) => Status::TableMemory,
+        iopt::RefitError::NoTables(_) | iopt::RefitError::Broken(_) => Status::TableMemory,
         iopt::RefitError::Flush(_) => Status::Flush,
         iopt::RefitError::Unmap(cause) => of_unmap(cause),
         iopt::RefitError::Foreign { .. } => Status::Other,

@@ -127,9 +127,10 @@ pub(crate) enum Command {
             recent faults, each finding with the one setting that would change it.\n\n\
             Nothing is stopped or changed. What takes privilege that is not there is left out, and \
             said.\n\n\
-            Exit status: 0; 2 when there is no such process, or it may not be looked at.",
+            Exit status: 0; 2 when there is no such process, it may not be looked at, or it has no \
+            memory of its own.",
         after_long_help = "Examples:\n  \
-            dmaspace inspect --pid $(pidof qemu-system-x86_64)\n  \
+            dmaspace inspect --pid $(pidof -s qemu-system-x86_64)\n  \
             dmaspace inspect --pid 4711 --json | jq '.advice[0]'\n  \
             dmaspace inspect --machine"
     )]

@@ -19,8 +19,8 @@ use crate::{exit, fail, json, print, refuse};
 pub(crate) const ABOUT: &str = "Measures what the five documents measured that this project grew \
     out of: pinning and mapping real memory, mapping by many threads, a balloon, page tables of \
     every format, and tables on memory nodes (simulated). Each line has the published figures, \
-    the page-by-page way measured here and this project measured here, in one run and in turns: \
-    median, lowest and highest. What was published ran on other machines: compare ratios.\n\n\
+    the way before measured here (page by page; of pins, charged by page and by folio) and this \
+    project measured here, in one run and in turns: median, lowest and highest. What was published ran on other machines: compare ratios.\n\n\
     Up to 8 GiB of memory are taken (--quick: 1 GiB), less when less is there, which is said. As \
     root, pools of huge pages are raised for the time of the run. What cannot be had is named as \
     not run.\n\n\

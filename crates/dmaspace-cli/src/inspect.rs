@@ -21,7 +21,7 @@ use crate::{exit, fail, json, print, refuse};
 pub(crate) struct InspectArgs {
     /// Look at this process: a virtual machine's monitor, for instance
     ///
-    /// Example: --pid $(pidof qemu-system-x86_64)
+    /// Example: --pid $(pidof -s qemu-system-x86_64)
     #[arg(long, value_name = "PID", conflicts_with = "machine",
           value_parser = clap::value_parser!(u32).range(1..))]
     pid: Option<u32>,
@@ -35,7 +35,7 @@ pub(crate) struct InspectArgs {
     /// Predict no times: try for no moment how fast this machine maps and pins
     ///
     /// Example: --no-times
-    #[arg(long, requires = "pid")]
+    #[arg(long, conflicts_with = "machine")]
     no_times: bool,
 
     /// Print the report as JSON
@@ -49,7 +49,7 @@ pub(crate) struct InspectArgs {
     /// Draw what is present into FILE, coloured by the size of the pages
     ///
     /// Example: --svg process.svg
-    #[arg(long, value_name = "FILE", requires = "pid")]
+    #[arg(long, value_name = "FILE", conflicts_with = "machine")]
     svg: Option<PathBuf>,
 }
 

@@ -2,12 +2,12 @@
 
 use std::path::PathBuf;
 
-use anyhow::{Context, anyhow};
+use anyhow::anyhow;
 use clap::{Subcommand, ValueEnum};
 use dmaspace::devices::Places;
 use dmaspace::numa::study::{self, HeatMap, Study};
 use dmaspace::numa::{GuestError, GuestTopology, Measurement, Plan};
-use dmaspace::topology::Topology;
+use dmaspace::topology::{Topology, TopologyError};
 use serde::Serialize;
 
 use crate::report::{numa, numa_measure, numa_svg, sheet::Paint};
@@ -42,7 +42,7 @@ pub(crate) enum NumaCommand {
             pcie-bench (random reads by window) and the allreduce on machines of two sockets \
             before and after they had a table on each node. Each input is published, fitted or \
             assumed; a row that an input was fitted to does not count as reproduced; each assumed \
-            input is varied by 20 % up and down. Then which leaves, nodes and traffic make a table \
+            input is varied, by 20 % up and down or to another count. Then which leaves, nodes and traffic make a table \
             on each node pay. All of it is simulated, nothing measured, and the same on every \
             machine.\n\n\
             Exit status: 0; 1 when a row that counts is not reproduced; 2 when the result cannot \
@@ -95,7 +95,8 @@ pub(crate) struct PlanArgs {
     /// Names are stable. Nothing else is printed on stdout.
     ///
     /// Example: --json | jq '.policies[].domains'
-    #[arg(long, conflicts_with = "emit")]
+    // What requires --emit is not refused for it where --json keeps that out.
+    #[arg(long, conflicts_with_all = ["emit", "viommu", "no_bind"])]
     json: bool,
 
     /// Draw nodes, devices and tables into FILE
@@ -205,7 +206,11 @@ fn plan(args: &PlanArgs) -> u8 {
         Err(error) => return refuse(&error),
     };
     let topology = match &args.topology {
-        Some(path) => Topology::load(path).with_context(|| path.display().to_string()),
+        Some(path) => Topology::load(path).map_err(|error| match error {
+            // Names the file itself.
+            error @ TopologyError::Read { .. } => error.into(),
+            error => anyhow::Error::new(error).context(path.display().to_string()),
+        }),
         None => match Topology::read(&Places::default()) {
             Ok(topology) => Ok(topology),
             Err(error) => return fail(&error, exit::WRONG),

@@ -6,7 +6,7 @@ use anyhow::{Context, anyhow, bail};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Subcommand};
 use dmaspace::tables::{
-    FORMATS, InDump, Limits, Severity, Survey, TableFile, TablesError, diff, explain, root, survey,
+    FORMATS, InDump, Limits, Severity, Survey, TableFile, TablesError, diff, explain, root,
 };
 
 use crate::report::sheet::Paint;
@@ -107,20 +107,10 @@ pub(crate) struct SourceArgs {
     /// Its PCI address, with `/` and a PASID behind it, if the tables are of one.
     ///
     /// Example: --device 0000:00:05.0
-    #[arg(long, value_name = "ADDRESS", conflicts_with = "format")]
+    // What requires --format is not refused for it where --device keeps that out.
+    #[arg(long, value_name = "ADDRESS",
+          conflicts_with_all = ["format", "root", "offset", "levels", "input_bits", "upper", "encryption_bit"])]
     device: Option<String>,
-}
-
-/// How a result is printed.
-#[derive(Debug, Args)]
-pub(crate) struct JsonArgs {
-    /// Print the result as JSON
-    ///
-    /// Names are stable and end in their unit. Addresses are decimal numbers.
-    ///
-    /// Example: --json | jq .leaves
-    #[arg(long)]
-    json: bool,
 }
 
 /// The options of `dmaspace tables dump`.
@@ -140,8 +130,13 @@ pub(crate) struct DumpArgs {
         hide_default_value = true
     )]
     lines: usize,
-    #[command(flatten)]
-    json: JsonArgs,
+    /// Print the result as JSON
+    ///
+    /// Names are stable and end in their unit. Addresses are decimal numbers.
+    ///
+    /// Example: --json | jq .leaves
+    #[arg(long)]
+    json: bool,
 }
 
 /// The options of `dmaspace tables walk`.
@@ -154,8 +149,13 @@ pub(crate) struct WalkArgs {
     iova: u64,
     #[command(flatten)]
     source: SourceArgs,
-    #[command(flatten)]
-    json: JsonArgs,
+    /// Print the result as JSON
+    ///
+    /// Names are stable and end in their unit. Addresses are decimal numbers.
+    ///
+    /// Example: --json | jq .read.outcome
+    #[arg(long)]
+    json: bool,
 }
 
 /// The options of `dmaspace tables check`.
@@ -165,8 +165,13 @@ pub(crate) struct CheckArgs {
     file: PathBuf,
     #[command(flatten)]
     source: SourceArgs,
-    #[command(flatten)]
-    json: JsonArgs,
+    /// Print the result as JSON
+    ///
+    /// Names are stable and end in their unit. Addresses are decimal numbers.
+    ///
+    /// Example: --json | jq .findings
+    #[arg(long)]
+    json: bool,
 }
 
 /// The options of `dmaspace tables diff`.
@@ -178,8 +183,13 @@ pub(crate) struct DiffArgs {
     after: PathBuf,
     #[command(flatten)]
     source: SourceArgs,
-    #[command(flatten)]
-    json: JsonArgs,
+    /// Print the result as JSON
+    ///
+    /// Names are stable and end in their unit. Addresses are decimal numbers.
+    ///
+    /// Example: --json | jq .changes
+    #[arg(long)]
+    json: bool,
 }
 
 /// The options of `dmaspace tables picture`.
@@ -224,8 +234,7 @@ impl SourceArgs {
     }
 
     fn survey(&self, path: &Path) -> anyhow::Result<Survey> {
-        let file = self.open(path)?;
-        Ok(survey(&file.tables()?, Limits::default()))
+        Ok(self.open(path)?.survey(Limits::default())?)
     }
 }
 
@@ -246,7 +255,7 @@ fn perform(command: &TablesCommand) -> anyhow::Result<u8> {
     match command {
         TablesCommand::Dump(args) => {
             let found = args.source.survey(&args.file)?;
-            show(args.json.json, &found, || {
+            show(args.json, &found, || {
                 report::dump(&found, args.lines, paint)
             })?;
             Ok(exit::RIGHT)
@@ -254,12 +263,12 @@ fn perform(command: &TablesCommand) -> anyhow::Result<u8> {
         TablesCommand::Walk(args) => {
             let file = args.source.open(&args.file)?;
             let found = explain(&file.tables()?, args.iova);
-            show(args.json.json, &found, || report::walk(&found, paint))?;
+            show(args.json, &found, || report::walk(&found, paint))?;
             Ok(exit::RIGHT)
         }
         TablesCommand::Check(args) => {
             let found = args.source.survey(&args.file)?;
-            show(args.json.json, &found, || report::check(&found, paint))?;
+            show(args.json, &found, || report::check(&found, paint))?;
             let mut findings = found.findings.iter();
             // Those beyond the limit may be wrong as well.
             let more = found.finding_count > found.findings.len() as u64;
@@ -274,7 +283,7 @@ fn perform(command: &TablesCommand) -> anyhow::Result<u8> {
             let before = args.source.survey(&args.before)?;
             let after = args.source.survey(&args.after)?;
             let found = diff(&before, &after);
-            show(args.json.json, &found, || report::diff(&found, paint))?;
+            show(args.json, &found, || report::diff(&found, paint))?;
             Ok(if found.is_same() {
                 exit::RIGHT
             } else {

@@ -60,10 +60,10 @@ fn shown(arguments: &[&str]) -> String {
 
 #[test]
 fn figures_are_masked_and_words_stay() {
-    let text = "times\n  map          27.9 µs     8,970 GiB/s   page by page 449 µs, 16.1 times that\n  \
+    let text = "times\n  map          27.9 µs     8,970 GiB/s   by runs, 16.1 times that\n  \
                 format      vtd-ss, 4 levels\n  runs        128, 100 % of the memory\n              \
                 2 MiB  × 128   256 MiB  ████\n  pin         io_uring, 8 buffers\n              in 2 calls\n";
-    let expected = "times\n  map # µs # GiB/s page by page # µs, # times that\n  format vtd-ss, # levels\n  \
+    let expected = "times\n  map # µs # GiB/s by runs, # times that\n  format vtd-ss, # levels\n  \
                     runs #, # % of the memory\n  pin …\n";
     assert_eq!(masked(text, &["pin"]), expected);
 }
@@ -77,15 +77,21 @@ fn a_map_of_small_pages() {
     let (head, times) = text.split_once("times\n").unwrap();
     let found = masked(head, &["runs", "addresses", "locked", "pin"]);
     assert_eq!(found, MAP.trim_start_matches('\n'), "{text}");
-    let (times, check) = times.split_once("DMA check\n\n").unwrap_or_else(|| {
-        let at = times.rfind("\nDMA check\n").unwrap();
-        (&times[..at], &times[at + 11..])
-    });
-    let steps: Vec<_> = times
-        .lines()
-        .filter_map(|line| line.get(2..14))
-        .map(str::trim)
-        .collect();
+    let [times, again, check] = times.splitn(3, "\n\n").collect::<Vec<_>>()[..] else {
+        panic!("not three sections: {text}");
+    };
+    let names = |section: &str| -> Vec<String> {
+        let names = section.lines().filter_map(|line| line.get(2..14));
+        names.map(|name| name.trim().to_owned()).collect()
+    };
+    let (head, rows) = again.split_once('\n').unwrap();
+    assert!(
+        head.starts_with("the same map again: median and middle half of "),
+        "{text}"
+    );
+    assert_eq!(names(rows), ["by runs", "by pages", "ratio"], "{text}");
+    let check = check.strip_prefix("DMA check\n").unwrap();
+    let steps = names(times);
     let expected = [
         "populate",
         "pin",

@@ -149,6 +149,11 @@ fn a_process_of_known_layout() {
         let kib: u64 = line.trim().trim_end_matches(" kB").parse().unwrap();
         assert_eq!(number(&found, field), kib << 10);
     }
+    let line = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    let capabilities = u64::from_str_radix(line.unwrap().trim(), 16).unwrap();
+    // CAP_IPC_LOCK of capability.h.
+    let lifted = capabilities & 1 << 14 != 0;
+    assert_eq!(found["limit"]["lifted"], lifted, "{capabilities:#x}");
     if !is_root() {
         skipped(
             "a_process_of_known_layout",
@@ -233,6 +238,40 @@ fn a_process_that_is_not_there_or_not_ours_is_refused_by_name() {
 }
 
 #[test]
+fn a_process_without_memory_of_its_own_is_refused_by_name() {
+    let mut child = Command::new("true").stdin(Stdio::null()).spawn().unwrap();
+    let pid = child.id().to_string();
+    // Ended, and not yet waited for.
+    let status = format!("/proc/{pid}/status");
+    while !fs::read_to_string(&status).unwrap().contains("State:\tZ") {
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+    let refusal = refused(dmaspace(&["inspect", "--pid", &pid]));
+    child.wait().unwrap();
+    let why = "has no memory of its own: it is a zombie, which has ended and waits for its parent";
+    assert_eq!(refusal, format!("process {pid} (true) {why}"));
+    // A container has no thread of the kernel.
+    let comm = fs::read_to_string("/proc/2/comm").unwrap_or_default();
+    if comm.trim() != "kthreadd" {
+        return skipped("a_process_without_memory", "process 2 is no kernel thread");
+    }
+    let refusal = refused(dmaspace(&["inspect", "--pid", "2"]));
+    let why = "has no memory of its own: it is a thread of the kernel";
+    assert_eq!(refusal, format!("process 2 (kthreadd) {why}"));
+}
+
+#[test]
+fn what_is_of_a_process_is_not_taken_for_the_machine() {
+    let directory = tempfile::tempdir().unwrap();
+    let svg = directory.path().join("machine.svg");
+    for option in [&["--svg", text(&svg)][..], &["--no-times"]] {
+        let (stdout, stderr, status) = run(dmaspace(&[&["inspect", "--machine"], option].concat()));
+        assert_eq!((stdout.as_str(), status), ("", Some(2)), "{stderr}");
+        assert!(stderr.contains("cannot be used with"), "{stderr}");
+    }
+}
+
+#[test]
 fn an_ordinary_user_hears_what_takes_root() {
     let Some(ordinary) = Ordinary::new("an_ordinary_user_hears_what_takes_root", 8) else {
         return;
@@ -244,7 +283,10 @@ fn an_ordinary_user_hears_what_takes_root() {
     child.kill().unwrap();
     child.wait().unwrap();
     assert_eq!((stderr.as_str(), status), ("", Some(0)), "{stdout}");
-    assert!(stdout.contains("CAP_SYS_ADMIN"), "{stdout}");
+    let why = "the kernel shows frame numbers to CAP_SYS_ADMIN only (root)";
+    let lines = format!("\n  runs, leaves, folios\n              {why}\n");
+    assert!(stdout.contains(&lines), "{stdout}");
+    assert!(!stdout.contains("0 runs"), "{stdout}");
 }
 
 fn ordinary_cat(ordinary: &Ordinary) -> std::process::Child {

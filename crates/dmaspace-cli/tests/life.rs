@@ -73,6 +73,14 @@ hand over # # # # # pinned by both, then by it alone
 successor # # # # # its own hole cut and closed
 tear down # # # # # all counters of both at zero
 
+time
+steps #
+devices # until they have seen what a step changed
+picture # noting the leaves after each step
+freeing #
+rest # checks, and setting up
+all #
+
 devices, all the time
 DMA # accesses, # read and # written; # bytes wrong
 faults outside the holes: #; in the holes: # nothing got through there

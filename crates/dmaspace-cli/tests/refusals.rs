@@ -89,11 +89,11 @@ fn an_unknown_name_is_refused_with_what_is_offered() {
 
 #[test]
 fn more_than_the_machine_has_is_refused() {
-    let sentence = refused(dmaspace(&["map", "--size", "999999T"]));
-    assert!(
-        sentence.contains("more than this machine has"),
-        "{sentence}"
-    );
+    for command in ["map", "life"] {
+        let sentence = refused(dmaspace(&[command, "--size", "1000T"]));
+        let start = "1000 TiB of memory are more than this machine has: ";
+        assert!(sentence.starts_with(start), "{command}: {sentence}");
+    }
 }
 
 #[test]

@@ -177,6 +177,49 @@ fn a_check_finds_what_is_wrong_and_says_it_in_its_status() {
     assert!(stderr.contains("checksum"), "{stderr}");
 }
 
+/// Changes bytes of an image and makes its checksum right again.
+fn forge(image: &[u8], at: usize, lie: &[u8]) -> Vec<u8> {
+    let mut bytes = image[..image.len() - 4].to_vec();
+    bytes[at..at + lie.len()].copy_from_slice(lie);
+    // CRC-32C, bit by bit.
+    let mut crc = u32::MAX;
+    for byte in &bytes {
+        crc ^= u32::from(*byte);
+        for _ in 0..8 {
+            crc = crc >> 1 ^ if crc & 1 == 1 { 0x82f6_3b78 } else { 0 };
+        }
+    }
+    bytes.extend_from_slice(&(!crc).to_le_bytes());
+    bytes
+}
+
+#[test]
+fn an_image_whose_header_lies_is_damaged_to_the_check() {
+    let files = Files::new();
+    let image = sample(&files);
+    let whole = fs::read(&image).unwrap();
+    fs::write(&image, forge(&whole, 34, &[whole[34]])).unwrap();
+    stdout(&["tables", "check", text(&image)], 0);
+    let sizes = |bits: u64| bits.to_le_bytes();
+    let lies: [(&str, usize, &[u8]); 9] = [
+        ("output bits", 34, &[0]),
+        ("output bits", 34, &[255]),
+        ("input bits", 35, &[0]),
+        ("input bits", 35, &[255]),
+        ("upper input bits", 36, &[9]),
+        ("bit of encryption", 37, &[63]),
+        ("page sizes", 40, &sizes(0)),
+        ("page sizes", 40, &sizes(3)),
+        ("page sizes", 40, &sizes(u64::MAX)),
+    ];
+    for (what, at, lie) in lies {
+        fs::write(&image, forge(&whole, at, lie)).unwrap();
+        let (_, stderr, status) = run(dmaspace(&["tables", "check", text(&image)]));
+        assert_eq!(status, Some(1), "{what} {lie:x?}: {stderr}");
+        assert!(stderr.contains(what), "{what} {lie:x?}: {stderr}");
+    }
+}
+
 #[test]
 fn differences_are_listed() {
     let files = Files::new();
@@ -237,8 +280,66 @@ fn what_cannot_be_had_is_refused_in_a_sentence() {
     ]
     .concat());
     assert!(outside.ends_with("holds the addresses from 0x1000000 on, and not the root at 0x1000"));
+    // Every page of it is a table that leads to more.
+    let endless = of(&[&["/dev/urandom"][..], &vtd, &["0"]].concat());
+    assert!(
+        endless.starts_with(
+            "/dev/urandom is a device without a size, and more than 67108864 bytes of tables"
+        ),
+        "{endless}"
+    );
     let levels = of(&[&[text(&dump)][..], &vtd, &["0", "--levels", "7"]].concat());
     assert_eq!(levels, "vtd-ss has no tables of 7 levels for 64 input bits");
+}
+
+#[test]
+fn the_names_that_help_has_for_jq_are_in_the_reports() {
+    let files = Files::new();
+    let image = sample(&files);
+    for (command, operand) in [
+        ("dump", None),
+        ("walk", Some("0x80401234")),
+        ("check", None),
+        ("diff", Some(text(&image))),
+    ] {
+        let help = stdout(&["tables", command, "--help"], 0);
+        let filters: Vec<_> = help.split("| jq .").skip(1).collect();
+        let [filter] = filters.as_slice() else {
+            panic!("not one filter: {help}");
+        };
+        let names = filter.lines().next().unwrap().replace('.', "/");
+        let words = ["tables", command, text(&image)].into_iter();
+        let words: Vec<_> = words.chain(operand).chain(["--json"]).collect();
+        let found = report(dmaspace(&words));
+        assert!(
+            found.pointer(&format!("/{names}")).is_some(),
+            "{command}: {names}"
+        );
+    }
+}
+
+#[test]
+fn what_is_of_a_dump_is_not_taken_for_a_device() {
+    for (option, value) in [
+        ("--root", Some("0x1000")),
+        ("--offset", Some("0x1000")),
+        ("--levels", Some("3")),
+        ("--input-bits", Some("39")),
+        ("--upper", None),
+        ("--encryption-bit", Some("51")),
+    ] {
+        let words = [
+            "tables",
+            "dump",
+            "/nowhere",
+            "--device",
+            "0000:00:05.0",
+            option,
+        ];
+        let (_, stderr, status) = run(dmaspace(&[&words[..], value.as_slice()].concat()));
+        assert_eq!(status, Some(2), "{option}: {stderr}");
+        assert!(stderr.contains("cannot be used with"), "{option}: {stderr}");
+    }
 }
 
 /// Two devices, as the kernel shows them in debugfs.

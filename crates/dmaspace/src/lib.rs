@@ -75,3 +75,8 @@ pub use {hostmem, ioas, iommu, iopt, runs, virtio_balloon};
 
 #[cfg(feature = "vhost-user")]
 pub use virtio_iommu;
+
+/// The README's example is compiled and run as it stands.
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+struct Readme;

@@ -5,14 +5,16 @@
 //! command that calls [`keep`], mostly itself. From then on a pool is raised by a process of its own,
 //! which puts the pages back as soon as the socket between the two is closed, however that came about.
 //!
-//! The keeper stands in a process group of its own, so that what ends a whole group does not end it.
-//! Who kills it, too, leaves the pool raised.
+//! The keeper stands in a process group of its own, so that what ends a whole group does not end it. When
+//! the keeper is killed, this process restores the pool itself. When both are killed, the pool stays raised.
 //!
 //! # Protocol
 //!
 //! Lines of words. The keeper is asked `raise PAGE BYTES` (bytes of a page, bytes that are wanted) and
-//! answers `@added PAGES`. At the end of its input it puts them back and answers `@restored`. Instead
-//! of either it answers `@refused WHY`. Lines without an `@` are nobody's business.
+//! answers `@added PAGES`. At the end of its input it restores the pool and answers `@restored`. Instead
+//! of either it answers `@refused WHY`. Before each write to the pool it sends `@write FROM TO` (pages), so
+//! that this process can complete a write that the keeper did not live to report. Lines without an `@` are
+//! ignored.
 
 use std::ffi::OsString;
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -21,11 +23,11 @@ use std::ops::ControlFlow;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt as _;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use hostmem::{HugeSize, PoolError, RaisedPool};
+use hostmem::{HugeSize, PoolError, PoolWrite, RaisedPool};
 
 use crate::sentence::sentence;
 
@@ -59,7 +61,25 @@ pub enum KeptPoolError {
     /// The other process cannot be talked to.
     #[error("cannot talk to the process at the other end of the pool's socket")]
     Talk(#[from] io::Error),
-    /// The other process has said something else than what was to come; nothing when it has ended.
+    /// The keeper has ended before it was asked to, or before it answered.
+    #[error(
+        "the process that keeps the pool of huge pages ended with {status}; this process has restored the pool"
+    )]
+    KeeperEnded {
+        /// How it ended.
+        status: ExitStatus,
+    },
+    /// The keeper has ended, and this process cannot restore the pool.
+    #[error(
+        "the process that keeps the pool of huge pages ended with {status}, and the pool stays raised"
+    )]
+    StaysRaised {
+        /// How it ended.
+        status: ExitStatus,
+        /// Why the pool cannot be restored.
+        source: PoolError,
+    },
+    /// The other process has sent something else than what was to come.
     #[error("the process at the other end of the pool's socket says {line:?}")]
     Unexpected {
         /// What it has said.
@@ -130,17 +150,20 @@ impl KeptPool {
 struct Kept {
     keeper: Child,
     socket: BufReader<UnixStream>,
+    size: HugeSize,
     added: u64,
-    /// Nobody waits for the keeper's end.
+    /// The write to the pool that the keeper has announced and not reported.
+    begun: Option<PoolWrite>,
+    /// Nothing is to be waited for: the pool is restored, or the keeper will do it in a while.
     leave: bool,
 }
 
 impl Drop for Kept {
     fn drop(&mut self) {
-        // Fails where the keeper has ended, which is what it is for.
-        let _ = self.socket.get_ref().shutdown(Shutdown::Both);
-        if !self.leave {
-            let _ = self.keeper.wait();
+        if !self.leave
+            && let Err(error) = self.settle()
+        {
+            tracing::error!(%error, "a pool of huge pages was not restored by its keeper");
         }
     }
 }
@@ -165,11 +188,14 @@ impl Kept {
         let mut kept = Self {
             keeper,
             socket: BufReader::new(ours),
+            size,
             added: 0,
+            begun: None,
             leave: false,
         };
         let page = size.bytes();
-        writeln!(kept.socket.get_ref(), "raise {page} {bytes}")?;
+        // Where the keeper has ended already, its end is what the answer says.
+        let _ = writeln!(kept.socket.get_ref(), "raise {page} {bytes}");
         let answer = kept.answer(on)?;
         let added = answer.strip_prefix("added ").and_then(|n| n.parse().ok());
         kept.added = added.ok_or(KeptPoolError::Unexpected { line: answer })?;
@@ -177,12 +203,27 @@ impl Kept {
     }
 
     fn restore(mut self) -> Result<(), KeptPoolError> {
-        self.socket.get_ref().shutdown(Shutdown::Write)?;
+        self.settle()
+    }
+
+    /// Has the keeper restore the pool, and waits for its end.
+    fn settle(&mut self) -> Result<(), KeptPoolError> {
+        // Fails where the keeper has ended, which the answer says.
+        let _ = self.socket.get_ref().shutdown(Shutdown::Write);
         let answer = self.answer(&mut || ControlFlow::Continue(()))?;
+        self.end()?;
         match answer.as_str() {
             "restored" => Ok(()),
             _ => Err(KeptPoolError::Unexpected { line: answer }),
         }
+    }
+
+    /// Closes the socket and waits for the keeper's end.
+    fn end(&mut self) -> io::Result<ExitStatus> {
+        self.leave = true;
+        // Fails where the keeper has closed its end.
+        let _ = self.socket.get_ref().shutdown(Shutdown::Both);
+        self.keeper.wait()
     }
 
     /// What the keeper says behind an `@`.
@@ -198,19 +239,53 @@ impl Kept {
                     // What has come of the line stays in it.
                     continue;
                 }
+                // A keeper that ended with input unread resets the connection.
+                Err(error) if error.kind() == io::ErrorKind::ConnectionReset => {
+                    return Err(self.ended());
+                }
                 Err(error) => return Err(error.into()),
-                Ok(0) => return Err(KeptPoolError::Unexpected { line }),
+                Ok(0) => return Err(self.ended()),
                 Ok(_) => {}
             }
-            if let Some(words) = line.trim_end().strip_prefix('@') {
+            let words = line.trim_end().strip_prefix('@');
+            if let Some(write) = words.and_then(announced) {
+                self.begun = Some(write);
+            } else if let Some(words) = words {
+                self.begun = None;
                 return match words.strip_prefix("refused ") {
-                    Some(why) => Err(KeptPoolError::Refused { why: why.into() }),
+                    Some(why) => {
+                        self.end()?;
+                        Err(KeptPoolError::Refused { why: why.into() })
+                    }
                     None => Ok(words.into()),
                 };
             }
             line.clear();
         }
     }
+
+    /// The keeper has ended without an answer: restores the pool in its place.
+    fn ended(&mut self) -> KeptPoolError {
+        let status = match self.end() {
+            Ok(status) => status,
+            Err(error) => return error.into(),
+        };
+        let restored = RaisedPool::take_over(self.size, self.added, self.begun.take())
+            .and_then(RaisedPool::restore);
+        match restored {
+            Ok(()) => KeptPoolError::KeeperEnded { status },
+            Err(source) => KeptPoolError::StaysRaised { status, source },
+        }
+    }
+}
+
+/// The numbers of `write FROM TO`.
+fn announced(words: &str) -> Option<PoolWrite> {
+    let (from, to) = words.strip_prefix("write ")?.split_once(' ')?;
+    Some(PoolWrite {
+        from: from.parse().ok()?,
+        to: to.parse().ok()?,
+    })
 }
 
 fn is_time_out(error: &io::Error) -> bool {
@@ -231,11 +306,12 @@ pub fn keep(input: impl Read, mut output: impl Write) -> Result<(), KeptPoolErro
     let Some((size, bytes)) = asked(line.trim_end()) else {
         return Err(KeptPoolError::Unexpected { line });
     };
-    // The other process may have ended meanwhile. Then nobody listens, which changes nothing: the end
+    // The other process may have ended meanwhile. Then nothing is read, which changes nothing: the end
     // of the input is what counts.
     let mut say = |words: String| drop(writeln!(output, "@{words}").and_then(|()| output.flush()));
     let refused = |error: &PoolError| format!("refused {}", sentence(error).replace('\n', " "));
-    let pool = match RaisedPool::raise(size, bytes) {
+    let write = |PoolWrite { from, to }: PoolWrite| format!("write {from} {to}");
+    let pool = match RaisedPool::raise_announced(size, bytes, &mut |change| say(write(change))) {
         Ok(pool) => pool,
         Err(error) => {
             say(refused(&error));
@@ -244,7 +320,8 @@ pub fn keep(input: impl Read, mut output: impl Write) -> Result<(), KeptPoolErro
     };
     say(format!("added {}", pool.added()));
     let _ = io::copy(&mut input, &mut io::sink());
-    say(match pool.restore() {
+    let restored = pool.restore_announced(&mut |change| say(write(change)));
+    say(match restored {
         Ok(()) => "restored".into(),
         Err(error) => refused(&error),
     });
@@ -283,14 +360,35 @@ mod tests {
         let refusals = [
             ("read a; echo @refused too few", "too few"),
             ("read a; echo @added many", "says \"added many\""),
-            ("read a; echo hello", "says \"\""),
+            (
+                "read a; echo hello; kill -9 $$",
+                "ended with signal: 9 (SIGKILL); this process has restored the pool",
+            ),
         ];
         for (script, said) in refusals {
             let error = kept(script, &mut on).unwrap_err().to_string();
             assert!(error.ends_with(said), "{error}");
         }
-        let gone = kept("read a; echo '@added 1'", &mut on).unwrap().restore();
-        assert!(gone.is_err(), "{gone:?}");
+        let gone = kept("read a; echo '@added 0'", &mut on).unwrap().restore();
+        assert!(
+            matches!(gone, Err(KeptPoolError::KeeperEnded { .. })),
+            "{gone:?}"
+        );
+        // An announced write is no answer, and is over with the next answer.
+        let script = "read a; echo '@write 3 5'; echo '@added 2'; read b; echo @restored";
+        let pool = kept(script, &mut on).unwrap();
+        assert_eq!((pool.added, pool.begun), (2, None));
+        pool.restore().unwrap();
+        // More pages than any pool holds: a total below both numbers leaves nothing to restore.
+        let begun = "read a; echo '@write 9000000000000 9000000000005'; kill -9 $$";
+        let error = kept(begun, &mut on).unwrap_err();
+        assert!(
+            matches!(
+                error,
+                KeptPoolError::KeeperEnded { .. } | KeptPoolError::StaysRaised { .. }
+            ),
+            "{error:?}"
+        );
     }
 
     #[test]

@@ -35,6 +35,8 @@ fn alone() -> MutexGuard<'static, ()> {
 #[test]
 #[ignore = "the second process of the tests below, which run it"]
 fn the_second_process() {
+    // With one processor the harness has begun a line.
+    println!();
     succeed(std::io::stdin(), std::io::stdout()).unwrap();
 }
 
@@ -75,6 +77,13 @@ fn whole(job: &LifeJob) -> LifeReport {
         assert!(step.right, "{step:?}");
     }
     assert!(report.is_right(), "{:?} {:?}", report.dma, report.left);
+    // Nothing is counted twice, so that the rest is what is left of the whole.
+    let times = report.times;
+    let steps: u64 = report.steps.iter().map(|step| step.took_ns).sum();
+    assert_eq!(times.steps_ns, steps);
+    let known = times.steps_ns + times.waited_ns + times.drawn_ns + times.freed_ns;
+    assert_eq!(known + times.rest_ns, times.wall_ns, "{times:?}");
+    assert!(times.waited_ns > 0 && times.drawn_ns > 0 && times.freed_ns > 0);
     assert_eq!(kernel(), before);
     report
 }

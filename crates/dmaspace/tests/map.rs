@@ -118,10 +118,8 @@ fn one_device_and_many_devices_see_everything() {
 fn every_policy_says_where_its_tables_are() {
     assert_eq!(run(&job()).placement, None);
     let nodes = Machine::probe().unwrap().nodes;
-    // No machine has a node of this number.
-    let none = Placement::Near(NodeId(4095));
     let here = Placement::Near(NodeId(nodes[0]));
-    for policy in [Placement::Shared, Placement::PerNode, here, none] {
+    for policy in [Placement::Shared, Placement::PerNode, here] {
         let devices = nodes.len() as u32 + 1;
         let report = run(&MapJob {
             placement: Some(policy),
@@ -154,7 +152,30 @@ fn every_policy_says_where_its_tables_are() {
             found.iter().all(|share| share.node == wanted(domain.node))
         });
         assert_eq!(there, placement.misplaced.is_empty(), "{placement:?}");
-        assert!(policy != none || !there);
+    }
+}
+
+#[test]
+fn tables_on_a_node_without_memory_are_refused_by_name() {
+    let placement = Some(Placement::Near(NodeId(4095)));
+    for backend in [
+        MapBackend::Software(Software::default()),
+        MapBackend::Iommufd {
+            devices: vec!["ffff:ff:1f.7".into()],
+        },
+    ] {
+        let asked = MapJob {
+            placement,
+            backend,
+            ..job()
+        };
+        let error = asked.run(&mut Unwatched).unwrap_err();
+        let nodes = Machine::probe().unwrap().nodes;
+        assert!(
+            matches!(&error, JobError::NoNode { node: 4095, nodes: there } if *there == nodes),
+            "{error}"
+        );
+        assert!(error.is_input());
     }
 }
 
@@ -234,7 +255,10 @@ fn the_report_is_stable_json_with_units() {
         "/times/pin_ns",
         "/times/find_runs_ns",
         "/times/map_ns",
-        "/times/map_by_page_ns",
+        "/compared/rounds",
+        "/compared/by_runs_ns/median",
+        "/compared/by_page_ns/lower",
+        "/compared/ratio/upper",
         "/times/attach_ns",
         "/times/dma_check_ns",
         "/times/unmap_ns",

@@ -55,6 +55,7 @@ pub(crate) const fn heading(group: Group) -> &'static str {
 pub(crate) const fn columns(group: Group) -> [&'static str; 3] {
     match group {
         Group::Numa => ["origin", "one table", "a table per node"],
+        Group::Pin => ["origin", "charged by page", "dmaspace"],
         _ => ["origin", "page by page", "dmaspace"],
     }
 }
@@ -63,7 +64,17 @@ pub(crate) const fn columns(group: Group) -> [&'static str; 3] {
 pub(crate) fn table(group: Group, block: &Block<'_>) -> Vec<Vec<String>> {
     let [origin, before, after] = columns(group);
     let head = [
-        "", "size", "unit", origin, before, "by folio", after, "average", "stores", "times",
+        "",
+        "size",
+        "unit",
+        origin,
+        before,
+        "by folio",
+        after,
+        "average",
+        "stores",
+        "times",
+        "all by page",
     ];
     let mut rows = vec![head.map(String::from).to_vec()];
     rows.extend(block.lines.iter().map(|line| cells(group, line).to_vec()));
@@ -80,9 +91,10 @@ pub(crate) fn table(group: Group, block: &Block<'_>) -> Vec<Vec<String>> {
     rows
 }
 
-fn cells(group: Group, line: &Line<'_>) -> [String; 10] {
+fn cells(group: Group, line: &Line<'_>) -> [String; 11] {
     let key = line.key;
-    let figure = |figure: Option<&Figure>| figure.map_or_else(String::new, shown);
+    let figure =
+        |figure: Option<&Figure>| figure.map_or_else(String::new, |figure| shown(key.unit, figure));
     let size = match group {
         Group::Map | Group::Tables => bytes(key.size_bytes),
         Group::Pin | Group::Balloon | Group::Numa => String::new(),
@@ -101,6 +113,7 @@ fn cells(group: Group, line: &Line<'_>) -> [String; 10] {
         average,
         figure(line.stores),
         line.ratio().map_or_else(String::new, ratio),
+        figure(line.all_by_page),
     ]
 }
 
@@ -110,9 +123,10 @@ pub(crate) fn published((before, after): (Option<f64>, Option<f64>)) -> String {
     format!("{} → {}", of(before), of(after))
 }
 
-/// The median; the lowest and the highest, where there was more than one sample.
-fn shown(figure: &Figure) -> String {
+/// The median; the lowest and the highest, where there was more than one sample that could differ.
+fn shown(unit: Unit, figure: &Figure) -> String {
     match figure.samples {
+        _ if unit == Unit::Count => count(figure.median as u64),
         0 | 1 => digits(figure.median),
         _ => {
             let [median, min, max] = [figure.median, figure.min, figure.max].map(digits);
@@ -197,7 +211,11 @@ fn one(sheet: &mut Sheet, group: &GroupReport) {
     }
     let many = |unit| group.rows.iter().any(|row| row.key.unit == unit);
     if !many(Unit::GigabytesPerSecond) {
-        let how = "median (lowest–highest), in turns; times: page by page divided by dmaspace";
+        let times = match group.group {
+            Group::Pin => "by folio, or by page where there is none,",
+            _ => "page by page",
+        };
+        let how = &format!("median (lowest–highest), in turns; times: {times} divided by dmaspace");
         sheet.value("figures", how);
     }
     for missing in &group.not_run {

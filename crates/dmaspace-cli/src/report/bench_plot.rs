@@ -13,6 +13,8 @@ const LEFT: f64 = 56.0;
 const BOTTOM: f64 = 40.0;
 const TOP: f64 = 30.0;
 const RIGHT: f64 = 12.0;
+/// The most that a character takes on average, of the style's 12 pixels.
+const CHARACTER: f64 = 7.0;
 
 /// One curve, or one kind of bar.
 pub(super) struct Series {
@@ -72,7 +74,11 @@ pub(super) fn curves(title: &str, unit: &str, series: &[Series]) -> String {
     let (width, height) = (WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM);
     let at = |value| LEFT + x.place(value) * width;
     let up = |value| TOP + (1.0 - y.place(value)) * height;
-    let mut svg = begin(title, HEIGHT + 18.0 * series.len().div_ceil(2) as f64);
+    let mut svg = begin(
+        title,
+        WIDTH,
+        HEIGHT + 18.0 * series.len().div_ceil(2) as f64,
+    );
     for tick in y.ticks(6.0) {
         let (line, number) = (up(tick), short(tick));
         let (end, text) = (WIDTH - RIGHT, line + 4.0);
@@ -117,19 +123,21 @@ pub(super) fn bars(
     linear: bool,
 ) -> String {
     const BAR: f64 = 11.0;
-    const NAMES: f64 = 170.0;
+    const BARS: f64 = 234.0;
+    const GAP: f64 = 8.0;
     let values = || series.iter().flat_map(|series| &series.points);
     let values = || values().map(|point| point.1);
     let Some(axis) = Axis::around(10.0, values()) else {
         return String::new();
     };
     let most = values().fold(0.0, f64::max);
-    let room = WIDTH - NAMES - 56.0;
     let long = |value: f64| match linear {
-        true => value / most * room,
+        true => value / most * BARS,
         // So that the shortest bar is seen.
-        false => 4.0 + axis.place(value) * (room - 4.0),
+        false => 4.0 + axis.place(value) * (BARS - 4.0),
     };
+    let longest = names.iter().map(|name| name.chars().count()).max();
+    let left = (longest.unwrap_or(0) as f64 * CHARACTER + 2.0 * GAP).max(170.0);
     let mut body = String::new();
     let mut top = TOP;
     for (nth, name) in names.iter().enumerate() {
@@ -144,17 +152,17 @@ pub(super) fn bars(
         let _ = writeln!(
             body,
             "<text x=\"{:.1}\" y=\"{middle:.1}\" text-anchor=\"end\">{}</text>",
-            NAMES - 8.0,
+            left - GAP,
             escape(name)
         );
         for (class, value) in bars {
             let (width, number) = (long(value), short(value));
             let _ = writeln!(
                 body,
-                "<rect class=\"bar {class}\" x=\"{NAMES}\" y=\"{top:.1}\" width=\"{width:.1}\" \
+                "<rect class=\"bar {class}\" x=\"{left}\" y=\"{top:.1}\" width=\"{width:.1}\" \
                  height=\"{:.1}\"/><text class=\"small\" x=\"{:.1}\" y=\"{:.1}\">{number}</text>",
                 BAR - 1.0,
-                NAMES + width + 4.0,
+                left + width + 4.0,
                 top + BAR - 2.0
             );
             top += BAR;
@@ -163,16 +171,17 @@ pub(super) fn bars(
     }
     let axis = if linear { "" } else { ", logarithmic" };
     let title = format!("{title}, {unit}{axis}");
-    let mut svg = begin(&title, top + 10.0 + 18.0 * series.len().div_ceil(2) as f64);
+    let height = top + 10.0 + 18.0 * series.len().div_ceil(2) as f64;
+    let mut svg = begin(&title, left + BARS + 56.0, height);
     svg += &body;
     legend(&mut svg, series, top + 2.0);
     svg + "</svg>\n"
 }
 
-fn begin(title: &str, height: f64) -> String {
+fn begin(title: &str, width: f64, height: f64) -> String {
     let title = escape(title);
     format!(
-        "<svg viewBox=\"0 0 {WIDTH} {height}\" width=\"{WIDTH}\" height=\"{height}\" role=\"img\">\n\
+        "<svg viewBox=\"0 0 {width} {height}\" width=\"{width}\" height=\"{height}\" role=\"img\">\n\
          <title>{title}</title>\n<text class=\"head\" x=\"{LEFT}\" y=\"16\">{title}</text>\n"
     )
 }
@@ -226,6 +235,26 @@ mod tests {
     fn nothing_to_draw_is_no_plot() {
         assert_eq!(curves("t", "µs", &[]), "");
         assert_eq!(bars("t", "ms", &[], &[], false), "");
+    }
+
+    #[test]
+    fn the_longest_name_has_room_beside_its_bars() {
+        let name = "4k-scattered, bitmap-records";
+        let series = Series {
+            name: "dmaspace".into(),
+            class: "c1",
+            points: vec![(0.0, 1.0)],
+        };
+        let svg = bars("inflate", "ms", &[name.into()], &[series], false);
+        let number = |start: &str| -> f64 {
+            let (_, rest) = svg.split_once(start).unwrap();
+            rest.split('"').next().unwrap().parse().unwrap()
+        };
+        // It ends there, and begins at most so far to the left.
+        let end = number("<text x=\"");
+        assert!(end >= name.len() as f64 * CHARACTER, "{svg}");
+        let bar = number("<rect class=\"bar c1\" x=\"");
+        assert!(bar > end && number(" width=\"") >= bar + 234.0, "{svg}");
     }
 
     #[test]

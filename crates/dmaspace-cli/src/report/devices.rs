@@ -29,7 +29,9 @@ fn machine(sheet: &mut Sheet, report: &DevicesReport) {
         .collect();
     units.sort_unstable();
     units.dedup();
-    if report.groups.iter().all(|group| group.no_iommu) {
+    if report.hidden {
+        sheet.value("IOMMU", "not known: the kernel shows nothing at /sys");
+    } else if report.groups.iter().all(|group| group.no_iommu) {
         sheet.value(
             "IOMMU",
             "none in use: it has to be switched on in the firmware and on the kernel's command \
@@ -56,7 +58,11 @@ fn table(sheet: &mut Sheet, report: &DevicesReport) {
     let mut rows = vec![head.map(String::from)];
     rows.extend(report.devices.iter().map(row));
     if rows.len() == 1 {
-        sheet.line("  none");
+        sheet.line(if report.hidden {
+            "  not known"
+        } else {
+            "  none"
+        });
         return;
     }
     sheet.table(&rows);
@@ -163,6 +169,13 @@ devices
     fn a_machine_without_devices_says_so() {
         let text = write(&DevicesReport::default(), Paint::Plain);
         assert!(text.ends_with("\ndevices\n  none\n"), "{text}");
+        let hidden = DevicesReport {
+            hidden: true,
+            ..DevicesReport::default()
+        };
+        let text = write(&hidden, Paint::Plain);
+        assert!(text.contains("\n  IOMMU       not known: "), "{text}");
+        assert!(text.ends_with("\ndevices\n  not known\n"), "{text}");
     }
 
     #[test]
@@ -179,6 +192,7 @@ devices
             ..report
         };
         let report = DevicesReport {
+            hidden: false,
             vfio: true,
             iommufd: true,
             devices: vec![

@@ -120,13 +120,14 @@ fn areas(sheet: &mut Sheet, areas: &[AreaReport]) {
         } else {
             &area.name
         };
+        let runs = found.runs.map(|runs| format!(", {}", counted(runs, "run")));
         sheet.line(&format!(
-            "  {:#x} + {}: {} present, {} in huge pages, {}  {name}",
+            "  {:#x} + {}: {} present, {} in huge pages{}  {name}",
             area.address,
             bytes(area.bytes),
             bytes(found.present_bytes),
             percent(found.huge_bytes, found.present_bytes),
-            counted(found.runs, "run"),
+            runs.unwrap_or_default(),
         ));
     }
 }
@@ -178,8 +179,10 @@ pub(crate) fn machine(found: &MachineReport, paint: Paint) -> String {
     };
     sheet.value("options", &options);
     sheet.section("units");
-    if found.units.is_empty() {
-        sheet.value("none", "no IOMMU is in use");
+    match found.units.is_empty() {
+        true if found.knows_units() => sheet.value("none", "no IOMMU is in use"),
+        true => sheet.value("not known", "see below"),
+        false => {}
     }
     for unit in &found.units {
         let node = unit.node.map_or("unknown".into(), |node| node.to_string());
@@ -226,7 +229,10 @@ pub(crate) fn machine(found: &MachineReport, paint: Paint) -> String {
     sheet.section("findings");
     if found.findings.is_empty() {
         let good = |text: &str| paint.good(text);
-        sheet.marked("", good, "✓", "nothing that a setting would change");
+        match found.missing.is_empty() {
+            true => sheet.marked("", good, "✓", "nothing that a setting would change"),
+            false => sheet.value("", "nothing in what is known"),
+        }
     }
     for finding in &found.findings {
         let mark = |text: &str| paint.warning(text);
@@ -320,7 +326,7 @@ mod tests {
                 },
                 present_bytes: 1025 * MIB,
                 huge_bytes: 0,
-                runs: 16_640,
+                runs: Some(16_640),
             }],
             missing: vec![Missing {
                 what: "nodes",
@@ -334,6 +340,20 @@ mod tests {
     fn a_monitor_as_people_read_it() {
         let text = process(&monitor(), Paint::Plain);
         assert_eq!(text, MONITOR.trim_start_matches('\n'), "\n{text}");
+    }
+
+    #[test]
+    fn what_takes_privilege_is_unknown_and_not_nothing() {
+        let mut found = monitor();
+        found.areas[0].runs = None;
+        found.missing[0].what = "runs, leaves, folios";
+        let text = process(&found, Paint::Plain);
+        for part in [
+            "1.00 GiB present, 0 % in huge pages  anonymous\n",
+            "\n  runs, leaves, folios\n              there is no numa_maps\n",
+        ] {
+            assert!(text.contains(part), "{text}");
+        }
     }
 
     #[test]
@@ -372,6 +392,27 @@ mod tests {
         };
         let text = machine(&report, Paint::Plain);
         assert_eq!(text, MACHINE.trim_start_matches('\n'), "\n{text}");
+    }
+
+    #[test]
+    fn a_machine_that_is_not_shown_is_not_said_to_have_no_iommu() {
+        let missing = Missing {
+            what: "IOMMU",
+            why: "nothing is mounted at /sys".into(),
+        };
+        let found = MachineReport {
+            missing: vec![missing],
+            ..MachineReport::default()
+        };
+        let text = machine(&found, Paint::Plain);
+        assert!(!text.contains("no IOMMU"), "{text}");
+        for line in [
+            "  not known   see below",
+            "              nothing in what is known",
+            "  IOMMU       nothing is mounted at /sys",
+        ] {
+            assert!(text.lines().any(|found| found == line), "{text}");
+        }
     }
 
     const MONITOR: &str = r"

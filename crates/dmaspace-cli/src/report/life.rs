@@ -1,6 +1,6 @@
 //! A life as text: one screen.
 
-use dmaspace::life::{LifeReport, Refused, StepReport};
+use dmaspace::life::{LifeReport, LifeTimes, Refused, StepReport};
 use dmaspace::map::NodeShare;
 
 use super::sheet::{Paint, Sheet};
@@ -11,6 +11,7 @@ pub(crate) fn write(report: &LifeReport, paint: Paint) -> String {
     let mut sheet = Sheet::new(paint);
     memory(&mut sheet, report);
     steps(&mut sheet, report);
+    times(&mut sheet, &report.times);
     refusals(&mut sheet, report);
     end(&mut sheet, report);
     sheet.into_text()
@@ -71,6 +72,29 @@ fn steps(sheet: &mut Sheet, report: &LifeReport) {
     let mut rows = vec![head.map(String::from)];
     rows.extend(report.steps.iter().map(row));
     sheet.table(&rows);
+}
+
+/// Where the time went: the steps are not all of it.
+fn times(sheet: &mut Sheet, times: &LifeTimes) {
+    sheet.section("time");
+    for (name, ns, what) in [
+        ("steps", times.steps_ns, ""),
+        (
+            "devices",
+            times.waited_ns,
+            "until they have seen what a step changed",
+        ),
+        (
+            "picture",
+            times.drawn_ns,
+            "noting the leaves after each step",
+        ),
+        ("freeing", times.freed_ns, ""),
+        ("rest", times.rest_ns, "checks, and setting up"),
+        ("all", times.wall_ns, ""),
+    ] {
+        sheet.value(name, &format!("{:>8}  {what}", duration(ns)));
+    }
 }
 
 fn row(step: &StepReport) -> [String; 7] {

@@ -266,6 +266,16 @@ mod tests {
 .charge.pin_calls
 .charge.pin_reason
 .charge.steps
+.compared.by_page_ns.lower
+.compared.by_page_ns.median
+.compared.by_page_ns.upper
+.compared.by_runs_ns.lower
+.compared.by_runs_ns.median
+.compared.by_runs_ns.upper
+.compared.ratio.lower
+.compared.ratio.median
+.compared.ratio.upper
+.compared.rounds
 .dma.devices
 .dma.faults
 .dma.iotlb_hits
@@ -310,7 +320,6 @@ mod tests {
 .times.attach_ns
 .times.dma_check_ns
 .times.find_runs_ns
-.times.map_by_page_ns
 .times.map_ns
 .times.pin_ns
 .times.populate_ns
@@ -346,6 +355,7 @@ mod tests {
 .charge.mapped.pinned_bytes
 .charge.page_steps
 .charge.steps
+.compared
 .dma.devices
 .dma.neighbour_accesses
 .dma.neighbour_reached
@@ -370,7 +380,6 @@ mod tests {
 .times.attach_ns
 .times.dma_check_ns
 .times.find_runs_ns
-.times.map_by_page_ns
 .times.map_ns
 .times.pin_ns
 .times.populate_ns

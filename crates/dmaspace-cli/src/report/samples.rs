@@ -1,9 +1,9 @@
 //! Reports made by hand, for the tests of this folder.
 
 use dmaspace::map::{
-    BackendReport, ChargeReport, Counted, DeviceUsed, DmaReport, Lack, MapReport, MappingsReport,
-    MemoryReport, NodeShare, PinsReport, RunsReport, SampleReport, SizeClass, Stretch,
-    TablesReport, Times, UnitReport, WindowReport,
+    BackendReport, ChargeReport, Compared, Counted, DeviceUsed, DmaReport, Lack, MapReport,
+    MappingsReport, MemoryReport, NodeShare, PinsReport, RunsReport, SampleReport, SizeClass,
+    Spread, Stretch, TablesReport, Times, UnitReport, WindowReport,
 };
 
 pub(crate) const K: u64 = 1 << 10;
@@ -19,6 +19,14 @@ fn class(from_bytes: u64, count: u64, bytes: u64) -> SizeClass {
 
 fn node(node: Option<u32>, bytes: u64) -> NodeShare {
     NodeShare { node, bytes }
+}
+
+fn spread(median: f64, lower: f64, upper: f64) -> Spread {
+    Spread {
+        median,
+        lower,
+        upper,
+    }
 }
 
 fn software() -> BackendReport {
@@ -90,12 +98,17 @@ pub(crate) fn huge() -> MapReport {
             pin_ns: Some(1_200_000),
             find_runs_ns: Some(45_000),
             map_ns: 3_100,
-            map_by_page_ns: Some(1_200_000),
             attach_ns: 2_400,
             dma_check_ns: Some(102_000_000),
             unmap_ns: 2_900,
             unpin_ns: Some(410_000),
         },
+        compared: Some(Compared {
+            rounds: 15,
+            by_runs_ns: spread(3_100.0, 2_900.0, 9_000.0),
+            by_page_ns: spread(1_200_000.0, 1_100_000.0, 1_500_000.0),
+            ratio: spread(387.0, 167.0, 402.0),
+        }),
         dma: DmaReport {
             devices: 2,
             read_bytes: 512 * M,
@@ -171,12 +184,12 @@ pub(crate) fn sampled() -> MapReport {
             pin_ns: None,
             find_runs_ns: None,
             map_ns: 14_100_000,
-            map_by_page_ns: None,
             dma_check_ns: Some(4_060_000_000),
             unmap_ns: 5_100_000,
             unpin_ns: None,
             ..huge.times
         },
+        compared: None,
         dma: DmaReport {
             devices: 1,
             sample: Some(SampleReport {
@@ -271,11 +284,16 @@ pub(crate) fn synthetic() -> MapReport {
             pin_ns: Some(0),
             find_runs_ns: Some(0),
             map_ns: 20_000,
-            map_by_page_ns: Some(15_000),
             dma_check_ns: Some(0),
             unpin_ns: Some(0),
             ..Times::default()
         },
+        compared: Some(Compared {
+            rounds: 1,
+            by_runs_ns: spread(20_000.0, 20_000.0, 20_000.0),
+            by_page_ns: spread(15_000.0, 15_000.0, 15_000.0),
+            ratio: spread(0.75, 0.75, 0.75),
+        }),
         dma: DmaReport {
             devices: 1,
             read_bytes: 8 * M,

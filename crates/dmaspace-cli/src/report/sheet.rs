@@ -88,7 +88,8 @@ impl Sheet {
         self.marked(name, str::to_string, "", value);
     }
 
-    /// The same with a mark in front, which `paint` colours.
+    /// The same with a mark in front, which `paint` colours. A name that reaches the column of values has a
+    /// line of its own.
     pub(crate) fn marked(
         &mut self,
         name: &str,
@@ -98,6 +99,10 @@ impl Sheet {
     ) {
         let width = WIDTH - INDENT;
         let mut line = format!("  {name:<0$}", INDENT - 2);
+        if name.chars().count() > INDENT - 3 {
+            self.line(&line);
+            line = " ".repeat(INDENT);
+        }
         let mut room = width;
         if !mark.is_empty() {
             line += &(paint(mark) + " ");
@@ -142,5 +147,26 @@ impl Sheet {
     pub(crate) fn line(&mut self, line: &str) {
         self.text += line.trim_end();
         self.text.push('\n');
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_never_runs_into_its_value() {
+        for (name, expected) in [
+            ("elevenchars", "  elevenchars value\n"),
+            ("twelve chars", "  twelve chars\n              value\n"),
+            ("0x10000000000", "  0x10000000000\n              value\n"),
+        ] {
+            let mut sheet = Sheet::new(Paint::Plain);
+            sheet.value(name, "value");
+            assert_eq!(sheet.into_text(), expected);
+            let mut sheet = Sheet::new(Paint::Plain);
+            sheet.marked(name, str::to_string, "!", "value");
+            assert_eq!(sheet.into_text(), expected.replace("value", "! value"));
+        }
     }
 }

@@ -6,8 +6,8 @@
 use std::iter;
 
 use dmaspace::map::{
-    BackendReport, ChargeReport, Counted, DeviceUsed, DmaReport, MapReport, MemoryReport,
-    NodeShare, PlacementReport, RunsReport, TablesReport, Times, UnitReport,
+    BackendReport, ChargeReport, Compared, Counted, DeviceUsed, DmaReport, MapReport, MemoryReport,
+    NodeShare, PlacementReport, RunsReport, Spread, TablesReport, UnitReport,
 };
 
 use super::Verdict;
@@ -29,6 +29,9 @@ pub(crate) fn write(report: &MapReport, paint: Paint) -> String {
         placement(&mut sheet, found, report);
     }
     times(&mut sheet, report);
+    if let Some(found) = &report.compared {
+        compared(&mut sheet, found);
+    }
     dma(&mut sheet, report);
     verdict(&mut sheet, report);
     sheet.into_text()
@@ -269,7 +272,7 @@ fn times(sheet: &mut Sheet, report: &MapReport) {
     row("pin", times.pin_ns, of_memory(times.pin_ns), "");
     let find_runs = times.find_runs_ns;
     row("find runs", find_runs, of_memory(find_runs), "");
-    let note = by_page(times).unwrap_or_else(|| by_itself(times.pin_ns, "pinned"));
+    let note = by_itself(times.pin_ns, "pinned");
     row("map", map, of_memory(map), &note);
     // No bytes move when a device is attached.
     let each = times.attach_ns.checked_div(dma.devices.into());
@@ -287,15 +290,27 @@ fn times(sheet: &mut Sheet, report: &MapReport) {
     row("unpin", times.unpin_ns, of_memory(times.unpin_ns), "");
 }
 
-/// What the same map costs page by page.
-fn by_page(times: &Times) -> Option<String> {
-    let by_page = times.map_by_page_ns.filter(|ns| *ns > 0)?;
-    if times.map_ns == 0 {
-        return None;
+/// The same map by runs and page by page.
+fn compared(sheet: &mut Sheet, found: &Compared) {
+    let rounds = counted(found.rounds, "round");
+    sheet.section(&format!(
+        "the same map again: median and middle half of {rounds}"
+    ));
+    for (name, times) in [
+        ("by runs", found.by_runs_ns),
+        ("by pages", found.by_page_ns),
+    ] {
+        let [median, lower, upper] =
+            [times.median, times.lower, times.upper].map(|ns| duration(ns as u64));
+        sheet.value(name, &format!("{median:>8}   {lower} to {upper}"));
     }
-    let ratio = three_digits(by_page as f64 / times.map_ns as f64);
-    let ns = duration(by_page);
-    Some(format!("   page by page {ns}, {ratio} times that"))
+    let Spread {
+        median,
+        lower,
+        upper,
+    } = found.ratio;
+    let [median, lower, upper] = [median, lower, upper].map(three_digits);
+    sheet.value("ratio", &format!("{median:>8}   {lower} to {upper}"));
 }
 
 fn dma(sheet: &mut Sheet, report: &MapReport) {

@@ -6,7 +6,7 @@
 //! again, nothing is pinned.
 
 use std::fs;
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::{CommandExt as _, ExitStatusExt};
@@ -74,7 +74,7 @@ fn processes(user: &str) -> Vec<u32> {
 /// No process of the user is there any more, and nothing is pinned.
 fn nothing_is_left(user: &Ordinary, what: &str) {
     let begun = Instant::now();
-    let patience = Duration::from_secs(20);
+    let patience = Duration::from_secs(600);
     while !processes(user.user()).is_empty() {
         assert!(begun.elapsed() < patience, "{what}: a process goes on");
         sleep(Duration::from_millis(5));
@@ -227,6 +227,62 @@ fn a_pool_of_huge_pages_is_put_back_by_its_keeper() {
     }
 }
 
+/// The process that keeps the pool of `program`, once it is there.
+fn keeper(program: &mut Child) -> Option<u32> {
+    while program.try_wait().unwrap().is_none() {
+        let parent = format!("PPid:\t{}", program.id());
+        let is_keeper = |pid: &u32| {
+            let read = |file: &str| fs::read_to_string(format!("/proc/{pid}/{file}"));
+            let (status, command) = (read("status"), read("cmdline"));
+            status.is_ok_and(|status| status.lines().any(|line| line == parent))
+                && command.is_ok_and(|command| command.contains("pool-keeper"))
+        };
+        let all = names(Path::new("/proc")).into_iter();
+        let mut all = all.filter_map(|name| name.parse().ok());
+        if let Some(keeper) = all.find(is_keeper) {
+            return Some(keeper);
+        }
+    }
+    None
+}
+
+#[test]
+fn a_program_whose_keeper_is_killed_puts_the_pool_back_itself_and_names_the_cause() {
+    let _turn = turn();
+    let name = "a_program_whose_keeper_is_killed_puts_the_pool_back_itself_and_names_the_cause";
+    if !is_root() || available() < 2 << 30 {
+        return skipped(name, "takes root and 2 GiB of memory");
+    }
+    let before = pool();
+    let mut named = 0;
+    for (command, size, moments) in [("map", "64M", &[0, 2, 10, 100][..]), ("life", "32M", &[50])] {
+        for &millis in moments {
+            let options = [command, "--size", size, "--backing", "hugetlb-2m"];
+            let mut child = spawn(&options);
+            let Some(keeper) = keeper(&mut child) else {
+                continue;
+            };
+            sleep(Duration::from_millis(millis));
+            let mut killed = Command::new("kill");
+            killed.args(["-KILL", &keeper.to_string()]);
+            let _ = killed.stderr(Stdio::null()).status().unwrap();
+            let (status, said) = end(child);
+            pool_is_again(before);
+            // The keeper may have done its part before.
+            if !status.success() {
+                assert_eq!(status.code(), Some(1), "{said}");
+                let expected = "dmaspace: the process that keeps the pool of huge pages ended with \
+                                signal: 9 (SIGKILL); this process has restored the pool\n";
+                assert_eq!(said, expected);
+                named += 1;
+            }
+        }
+    }
+    if named == 0 {
+        skipped(name, "no keeper was killed in time");
+    }
+}
+
 /// A balloon's daemon that listens, with a directory of its own for temporary files.
 pub(crate) fn daemon(socket: &Path, temporary: &Path) -> (Child, impl FnMut(&str) -> String) {
     let mut command = Command::new(PROGRAM);
@@ -242,6 +298,20 @@ pub(crate) fn daemon(socket: &Path, temporary: &Path) -> (Child, impl FnMut(&str
     (child, said)
 }
 
+/// A front end that has asked for the features and has got them.
+fn front_end(socket: &Path) -> UnixStream {
+    let mut front = UnixStream::connect(socket).unwrap();
+    front.set_read_timeout(Some(PATIENCE)).unwrap();
+    let get_features = [1u32, 1, 0];
+    let bytes: Vec<u8> = get_features
+        .into_iter()
+        .flat_map(u32::to_ne_bytes)
+        .collect();
+    front.write_all(&bytes).unwrap();
+    front.read_exact(&mut [0; 20]).unwrap();
+    front
+}
+
 #[test]
 fn a_daemon_that_is_killed_leaves_a_socket_that_the_next_one_replaces_and_nothing_else() {
     let _turn = turn();
@@ -250,7 +320,7 @@ fn a_daemon_that_is_killed_leaves_a_socket_that_the_next_one_replaces_and_nothin
     for connected in [false, true] {
         let (mut child, mut said) = daemon(&socket, temporary.path());
         said("listening on");
-        let front = connected.then(|| UnixStream::connect(&socket).unwrap());
+        let front = connected.then(|| front_end(&socket));
         if connected {
             said("connected");
             sleep(jitter(Duration::from_millis(5)));
@@ -268,7 +338,7 @@ fn a_daemon_that_is_killed_leaves_a_socket_that_the_next_one_replaces_and_nothin
     let (mut child, mut said) = daemon(&socket, temporary.path());
     said("listening on");
     for _ in 0..3 {
-        drop(UnixStream::connect(&socket).unwrap());
+        drop(front_end(&socket));
         said("disconnected");
     }
     let asked = Command::new("kill").arg(child.id().to_string()).status();

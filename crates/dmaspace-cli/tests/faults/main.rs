@@ -9,6 +9,7 @@
 mod common;
 
 mod calls;
+mod cgroups;
 mod killed;
 mod outputs;
 mod shrunk;

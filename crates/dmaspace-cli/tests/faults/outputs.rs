@@ -2,6 +2,7 @@
 
 use std::convert::Infallible;
 use std::fs::{self, File};
+use std::io::Write as _;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -110,7 +111,8 @@ fn a_daemon_ends_when_what_it_tells_is_not_taken() {
     drop(child.stdout.take());
     // It notices with the next thing that it tells.
     while child.try_wait().unwrap().is_none() {
-        let _ = UnixStream::connect(&socket);
+        let front = UnixStream::connect(&socket);
+        let _ = front.and_then(|mut front| front.write_all(b"no message of vhost-user"));
         sleep(Duration::from_millis(5));
     }
     let (status, said) = end(child);

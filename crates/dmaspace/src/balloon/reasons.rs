@@ -48,3 +48,23 @@ fn of_kernel(cause: &(dyn Error + 'static)) -> Reason {
     }
     Reason::Kernel(UNKNOWN)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug, thiserror::Error)]
+    #[error("outside")]
+    struct Outside(#[source] io::Error);
+
+    #[test]
+    fn the_first_error_number_in_a_chain_is_the_reason() {
+        for (errno, reason) in [(12, Reason::NoMemory), (14, Reason::Kernel(14))] {
+            let plain = io::Error::from_raw_os_error(errno);
+            assert_eq!(of_kernel(&plain), reason);
+            assert_eq!(of_kernel(&Outside(plain)), reason);
+        }
+        let unnumbered = Outside(io::ErrorKind::Other.into());
+        assert_eq!(of_kernel(&unnumbered), Reason::Kernel(UNKNOWN));
+    }
+}

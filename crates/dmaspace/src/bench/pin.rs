@@ -1,15 +1,19 @@
 //! Origin 1: real memory, pinned, charged and mapped.
 //!
-//! By runs is [`Ioas::map`] with everything that it does. Page by page and by folio, the same pin, and the
-//! same finding of runs, are followed by a charge and a map of tables for each page, or folio, as the
-//! origin did for each page before. The parts are measured in one round; "map for DMA" is their sum.
+//! By runs is [`Ioas::map`] with everything that it does. The other ways have the same pin and the same
+//! finding of runs, then: *charged by page*, a charge for each page and a map for each run, as the origin did
+//! before; *charged by folio*, a charge for each folio and a map for each run, as it did after; and *all by
+//! page*, a charge and a map for each page, as no kernel does. The parts are measured in one round; "map for DMA"
+//! is their sum.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Instant;
 
 use hostmem::{Backing, FrameSource, Pinner};
-use ioas::{HostMemory, HostTables, Ioas, Ledger, MapError, MappedStorage, Memory, Own, Step};
+use ioas::{
+    Charge, HostMemory, HostTables, Ioas, Ledger, MapError, MappedStorage, Memory, Own, Step,
+};
 use iommu::DomainId;
 use iopt::{AnyTable, FormatId, Prot, TABLE_BYTES, TableMemory};
 use runs::{PageSizes, Span};
@@ -42,8 +46,9 @@ const WHOLE: &str = "map for DMA";
 /// Runs the group.
 pub(super) fn run(turns: &mut Turns<'_>, report: &mut GroupReport) -> Result<(), BenchError> {
     report.notes = vec![
-        "map for DMA: pin, find runs, charge and map; page by page and by folio have the same pin and the \
-         same runs, then a charge and a map for each page, or folio"
+        "map for DMA: pin, find runs, charge and map; all ways have the same pin and the same runs".into(),
+        "charged by page: then mapped by run, as the origin did before; by folio: the same with a charge for \
+         each folio, as it did after; all by page: charged and mapped by page, as no kernel does"
             .into(),
     ];
     for (nth, backing) in (0..).zip(BACKINGS) {
@@ -70,10 +75,13 @@ fn of_memory(
     let memory = HostMemory::new(real.mapping.clone(), Arc::new(pinner), frames);
     let memory = Arc::new(memory);
     let len = real.mapping.len();
+    // The kernel keeps its own count and its own limit.
+    let ledger = Ledger::unlimited();
     let mut bed = Bed {
-        // The kernel keeps its own count and its own limit.
-        pinned: Memory::new(memory, &Ledger::unlimited()),
+        pinned: Memory::new(memory, &ledger),
+        ledger,
         tables: tables(len)?,
+        charges: Vec::new(),
         len,
         backing,
     };
@@ -114,10 +122,31 @@ fn refused(op: &'static str) -> BenchError {
     BenchError::Refused { group, op, format }
 }
 
+/// What the charging and mapping of all runs took.
+struct Steps {
+    ns: f64,
+    charges: u64,
+}
+
+/// The parts of a run between multiples of `size` bytes, where a page or folio begins.
+fn parts(run: Span, size: u64) -> impl Iterator<Item = Span> {
+    let end = run.start + run.len;
+    let mut at = run.start;
+    std::iter::from_fn(move || {
+        let next = (at - at % size).saturating_add(size).min(end);
+        let part = Span::new(at, next - at);
+        at = next;
+        (part.len > 0).then_some(part)
+    })
+}
+
 /// Memory, and tables for it.
 struct Bed {
     pinned: Arc<Memory>,
+    ledger: Arc<Ledger>,
     tables: Arc<HostTables>,
+    /// Those of one way; the memory of the list is kept, as it would count as the way's.
+    charges: Vec<Charge>,
     len: u64,
     backing: Backing,
 }
@@ -127,6 +156,7 @@ impl Bed {
     fn round(&mut self, turns: &mut Turns<'_>) -> Result<Vec<Span>, Failed> {
         let mut space: Ioas<Own<Arc<HostTables>>> = Ioas::new(DomainId(1), table(&self.tables)?);
         let whole = Span::new(0, self.len);
+        let charged = self.ledger.steps();
         let (mapped, all, pin, find) = {
             let mut asked = Asked(turns);
             let mut clock = Clock::new(&mut asked, self.len);
@@ -140,6 +170,7 @@ impl Bed {
             MapError::Interrupted => BenchError::Interrupted.into(),
             error => Failed::because(&error),
         })?;
+        let charges = self.ledger.steps() - charged;
         let runs = runs(&space, self.len);
         let mut asked = Asked(turns);
         let mut clock = Clock::new(&mut asked, self.len);
@@ -149,63 +180,69 @@ impl Bed {
         unmapped.map_err(|error| Failed::because(&error))?;
         space.close().map_err(|error| Failed::because(&error))?;
 
-        let rest = (all - pin - find).max(0.0);
-        let by_page = self.by_steps(&runs, PAGE)?;
-        let mut ways = vec![(Subject::ByPage, by_page), (Subject::Dmaspace, rest)];
-        if self.backing.largest_page() > PAGE {
-            let by_folio = self.by_steps(&runs, self.backing.largest_page())?;
-            ways.push((Subject::ByFolio, by_folio));
+        let ours = Steps {
+            ns: (all - pin - find).max(0.0),
+            charges,
+        };
+        let (page, folio) = (PAGE, self.backing.largest_page());
+        let mut ways = vec![
+            (Subject::ChargeByPage, self.by_steps(&runs, page, u64::MAX)?),
+            (Subject::Dmaspace, ours),
+            (Subject::ByPage, self.by_steps(&runs, page, page)?),
+        ];
+        if folio > page {
+            let by_folio = self.by_steps(&runs, folio, u64::MAX)?;
+            ways.insert(1, (Subject::ByFolio, by_folio));
         }
         let (ms, us) = (Unit::Milliseconds, Unit::Microseconds);
         for (subject, steps) in ways {
-            self.note(turns, WHOLE, subject, ms, pin + find + steps);
-            self.note(turns, "charge and map", subject, us, steps);
+            self.note(turns, WHOLE, subject, ms, (pin + find + steps.ns) / 1e6);
+            self.note(turns, "charge and map", subject, us, steps.ns / 1e3);
+            self.note(turns, "charges", subject, Unit::Count, steps.charges as f64);
         }
         for (op, unit, time) in [
-            ("pin", ms, pin),
-            ("find runs", ms, find),
-            ("unmap", us, (empty + flush) as f64),
-            ("unpin", ms, unpin),
+            ("pin", ms, pin / 1e6),
+            ("find runs", ms, find / 1e6),
+            ("unmap", us, (empty + flush) as f64 / 1e3),
+            ("unpin", ms, unpin / 1e6),
         ] {
             self.note(turns, op, Subject::Dmaspace, unit, time);
         }
         Ok(runs)
     }
 
-    /// Charges and maps known runs by steps of `step` bytes, in tables and an account of its own;
-    /// nanoseconds.
-    fn by_steps(&self, runs: &[Span], step: u64) -> Result<f64, Failed> {
+    /// Charges known runs by `charged` bytes and maps them by `mapped` bytes, in tables and an account of its own.
+    fn by_steps(&mut self, runs: &[Span], charged: u64, mapped: u64) -> Result<Steps, Failed> {
         let ledger = Ledger::unlimited();
         let mut table = table(&self.tables)?;
-        let steps = runs.iter().map(|run| run.len / step + 2).sum::<u64>();
-        let mut charges = Vec::with_capacity(usize::try_from(steps).unwrap_or(0));
         let (mut iova, mut well) = (IOVA, true);
         let begun = Instant::now();
         for run in runs {
-            let (mut at, end) = (run.start, run.start + run.len);
-            while at < end {
-                // A folio begins at a multiple of its size.
-                let len = (step - (at & (step - 1))).min(end - at);
-                match ledger.charge(len) {
-                    Ok(charge) => charges.push(charge),
+            for part in parts(*run, charged) {
+                match ledger.charge(part.len) {
+                    Ok(charge) => self.charges.push(charge),
                     Err(_) => well = false,
                 }
-                well &= table.map(iova, &[Span::new(at, len)], Prot::RW).is_ok();
-                (at, iova) = (at + len, iova + len);
+            }
+            for part in parts(*run, mapped) {
+                well &= table.map(iova, &[part], Prot::RW).is_ok();
+                iova += part.len;
             }
         }
-        let taken = begun.elapsed().as_nanos() as f64;
+        let ns = begun.elapsed().as_nanos() as f64;
+        let charges = ledger.steps();
+        self.charges.clear();
         let (gather, memory) = table.tear_down();
         memory.reclaim(gather.never_walked().into_tables());
         match well {
-            true => Ok(taken),
+            true => Ok(Steps { ns, charges }),
             false => Err(refused("charge and map").into()),
         }
     }
 
-    fn note(&self, turns: &mut Turns<'_>, op: &'static str, subject: Subject, unit: Unit, ns: f64) {
+    fn note(&self, turns: &mut Turns<'_>, op: &'static str, subject: Subject, unit: Unit, of: f64) {
         let (memory, format, bytes) = (self.backing.name(), FORMAT.name(), self.len);
-        note(turns, op, memory, format, subject, bytes, unit, ns);
+        note(turns, op, memory, format, subject, bytes, unit, of);
     }
 }
 
@@ -218,7 +255,7 @@ fn note(
     subject: Subject,
     size_bytes: u64,
     unit: Unit,
-    ns: f64,
+    figure: f64,
 ) {
     let key = Key {
         group: Group::Pin,
@@ -230,8 +267,7 @@ fn note(
         size_bytes,
         unit,
     };
-    let divisor = if unit == Unit::Milliseconds { 1e6 } else { 1e3 };
-    turns.note(key, ns / divisor);
+    turns.note(key, figure);
 }
 
 /// The physical runs that are mapped.
@@ -312,7 +348,7 @@ fn of_kernel(
                 subject,
                 size,
                 unit,
-                ns as f64,
+                ns as f64 / 1e6,
             );
         }
     }

@@ -66,7 +66,7 @@ impl Real {
         turns.look()?;
         let machine = Machine::probe().map_err(BenchError::from)?;
         // A fifth stays for everybody else.
-        let fits = (machine.available / 5 * 4).min(most.unwrap_or(u64::MAX));
+        let fits = (machine.left(backing) / 5 * 4).min(most.unwrap_or(u64::MAX));
         let unit = unit.max(backing.page());
         let (mut len, mut pool) = (wanted.min(fits) / unit * unit, None);
         if let Some(size) = backing.huge_size() {

@@ -62,7 +62,9 @@ pub enum Subject {
     OriginAfter,
     /// Measured here: page by page.
     ByPage,
-    /// Measured here: a step for each folio.
+    /// Measured here: charged by page, mapped by run.
+    ChargeByPage,
+    /// Measured here: charged by folio, mapped by run.
     ByFolio,
     /// Measured here: loops that store as many entries and do nothing else.
     Stores,
@@ -89,6 +91,9 @@ pub enum Unit {
     /// Gigabytes (10^9) a second.
     #[serde(rename = "GB/s")]
     GigabytesPerSecond,
+    /// How many, for the whole.
+    #[serde(rename = "count")]
+    Count,
 }
 
 impl Unit {
@@ -99,6 +104,7 @@ impl Unit {
             Self::Microseconds => "µs",
             Self::Milliseconds => "ms",
             Self::GigabytesPerSecond => "GB/s",
+            Self::Count => "count",
         }
     }
 
@@ -183,10 +189,12 @@ pub struct Line<'a> {
     pub key: &'a Key,
     /// What the origin says of it.
     pub origin: Option<(Option<f64>, Option<f64>)>,
-    /// Page by page, or with one table for all nodes.
+    /// Page by page, or with one table for all nodes; of pins, charged by page and mapped by run.
     pub before: Option<&'a Figure>,
-    /// By folio.
+    /// Of pins, charged by folio and mapped by run.
     pub by_folio: Option<&'a Figure>,
+    /// Of pins, charged and mapped by page.
+    pub all_by_page: Option<&'a Figure>,
     /// The loop of stores.
     pub stores: Option<&'a Figure>,
     /// This project.
@@ -194,9 +202,10 @@ pub struct Line<'a> {
 }
 
 impl Line<'_> {
-    /// How many times better this project is than page by page, by the medians.
+    /// How many times better this project is than by folio where that was measured, and than page by page
+    /// elsewhere, by the medians.
     pub fn ratio(&self) -> Option<f64> {
-        let (before, after) = (self.before?.median, self.after?.median);
+        let (before, after) = (self.by_folio.or(self.before)?.median, self.after?.median);
         let ratio = self.key.unit.better(before, after);
         ratio.is_finite().then_some(ratio)
     }
@@ -247,11 +256,22 @@ impl GroupReport {
             row.map(|row| &row.figure)
         };
         let origin = published.iter().find(|published| published.is_of(key));
+        let by_page = find(&[Subject::ByPage]);
+        let (before, all_by_page) = match self.group {
+            Group::Pin => (find(&[Subject::ChargeByPage]), by_page),
+            _ => (
+                by_page
+                    .or_else(|| find(&[Subject::SharedSimulated]))
+                    .or_else(without_format),
+                None,
+            ),
+        };
         Line {
             key,
             origin: origin.map(|published| (published.before, published.after)),
-            before: find(&[Subject::ByPage, Subject::SharedSimulated]).or_else(without_format),
+            before,
             by_folio: find(&[Subject::ByFolio]),
+            all_by_page,
             stores: find(&[Subject::Stores]),
             after: find(&[Subject::Dmaspace, Subject::PerNodeSimulated]),
         }

@@ -48,6 +48,7 @@ pub(super) fn judge(shown: Shown, places: &Places) -> DevicesReport {
     });
     let devices = judged.collect();
     DevicesReport {
+        hidden: shown.hidden,
         vfio,
         iommufd,
         devices,

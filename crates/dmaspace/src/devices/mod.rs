@@ -52,6 +52,8 @@ pub struct DevicesError {
 /// All PCI devices.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct DevicesReport {
+    /// Nothing is where sysfs should be: whether there are devices and units is not known.
+    pub hidden: bool,
     /// `/dev/vfio/vfio` is there: containers of VFIO's type 1.
     pub vfio: bool,
     /// `/dev/iommu` is there: iommufd.

@@ -30,6 +30,8 @@ pub(super) struct Group {
 
 /// All that sysfs shows.
 pub(super) struct Shown {
+    /// There is nothing at all.
+    pub(super) hidden: bool,
     pub(super) devices: Vec<Device>,
     pub(super) groups: BTreeMap<u32, Group>,
     /// The driver `vfio-pci` is there.
@@ -55,6 +57,7 @@ pub(super) fn read(places: &Places) -> Result<Shown, DevicesError> {
         }
     }
     Ok(Shown {
+        hidden: names(&places.sys)?.is_empty(),
         devices,
         groups,
         vfio_pci: bus.join("drivers/vfio-pci").is_dir(),

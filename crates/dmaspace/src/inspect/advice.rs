@@ -139,7 +139,101 @@ fn grouped(number: u64) -> String {
 
 #[cfg(test)]
 mod tests {
+    use iopt::FormatId;
+    use runs::Run;
+
+    use super::super::{Area, Counter, FormatCost, Limit};
     use super::*;
+
+    const MIB: u64 = 1 << 20;
+    const GIB: u64 = 1 << 30;
+
+    fn area(kind: AreaKind, present_bytes: u64, huge_bytes: u64) -> AreaReport {
+        AreaReport {
+            area: Area {
+                address: 0,
+                bytes: present_bytes,
+                kind,
+                name: String::new(),
+                page_bytes: 4096,
+                locked_bytes: 0,
+                asks_for_huge: false,
+                refuses_huge: false,
+                mappable: true,
+            },
+            present_bytes,
+            huge_bytes,
+            runs: None,
+        }
+    }
+
+    fn findings(report: &ProcessReport) -> Vec<String> {
+        let advice = advice(report, &[], &Walk::new());
+        advice.into_iter().map(|advice| advice.finding).collect()
+    }
+
+    #[test]
+    fn a_limit_below_what_is_present_is_advice_where_it_applies() {
+        let limited = |limit, lifted| ProcessReport {
+            present_bytes: GIB,
+            limit: Limit {
+                memlock_bytes: Some(limit),
+                lifted,
+            },
+            ..ProcessReport::default()
+        };
+        let said = "its limit on locked memory is 8 MiB, and 1 GiB would be charged";
+        assert_eq!(findings(&limited(8 * MIB, false)), [said]);
+        assert!(findings(&limited(8 * MIB, true)).is_empty());
+        assert!(findings(&limited(GIB, false)).is_empty());
+    }
+
+    #[test]
+    fn memory_on_two_nodes_is_advice_and_what_is_unknown_is_no_node() {
+        let on = |nodes: &[(Option<u32>, u64)]| ProcessReport {
+            nodes: nodes.into(),
+            ..ProcessReport::default()
+        };
+        let said = "its memory is on 2 nodes: a device is near to one of them only";
+        let two = on(&[(Some(0), MIB), (Some(1), MIB), (Some(2), 0), (None, MIB)]);
+        assert_eq!(findings(&two), [said]);
+        assert!(findings(&on(&[(Some(0), MIB), (Some(2), 0), (None, MIB)])).is_empty());
+    }
+
+    #[test]
+    fn larger_pages_are_advice_and_the_setting_is_that_of_the_small_ones() {
+        let mut walk = Walk::new();
+        for (counter, most) in walk.ideal.iter_mut().zip([2 * MIB, GIB]) {
+            *counter = Counter::new(FormatId::VtdSs, 4, most).unwrap();
+            counter.add(Run::new(GIB, GIB, 4 * GIB));
+        }
+        let report = ProcessReport {
+            present_bytes: 4 * GIB,
+            costs: vec![FormatCost {
+                format: "vtd-ss".into(),
+                leaf_count: 4 * GIB / 4096,
+                ..FormatCost::default()
+            }],
+            ..ProcessReport::default()
+        };
+        // Most is shared, and in huge pages; what is small is its own.
+        let areas = [
+            area(AreaKind::Shared, 3 * GIB, 3 * GIB),
+            area(AreaKind::Anonymous, GIB, 0),
+        ];
+        let found = advice(&report, &areas, &walk);
+        let leaves: Vec<_> = found.iter().map(|advice| advice.leaves).collect();
+        assert_eq!(leaves, [Some((1 << 20, 4)), Some((1 << 20, 2048))]);
+        assert!(found[0].setting.contains("hugepagesz=1G"));
+        assert!(found[1].setting.starts_with("madvise(MADV_HUGEPAGE)"));
+        // The other way round.
+        let areas = [
+            area(AreaKind::Shared, 3 * GIB, 0),
+            area(AreaKind::Anonymous, GIB, 0),
+        ];
+        let found = advice(&report, &areas, &walk);
+        assert!(found[1].setting.starts_with("hugetlb=on"), "{found:?}");
+    }
 
     #[test]
     fn numbers_are_grouped() {

@@ -47,9 +47,9 @@ fn quickest(format: FormatId, levels: u8) -> Option<(f64, f64)> {
 
 /// Nanoseconds for a leaf within a run, and for a run of one leaf.
 fn map(format: FormatId, levels: u8) -> Option<(f64, f64)> {
-    let memory = HeapTables::with_tables(LEAVES / 256 + 16).ok()?;
+    let memory = Arc::new(HeapTables::with_tables(LEAVES / 256 + 16).ok()?);
     let sizes = PageSizes::from_bits(u64::MAX).up_to(4096);
-    let mut table = AnyTable::new(format, levels, sizes, &memory).ok()?;
+    let mut table = AnyTable::new(format, levels, sizes, memory).ok()?;
     let one = [Span::new(1 << 32, LEAVES * 4096)];
     let many: Vec<_> = (0..LEAVES)
         .map(|n| Span::new((1 << 33) + n * 8192, 4096))

@@ -132,11 +132,23 @@ impl Counter {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use iopt::{AnyTable, HeapTables, Prot, TableMemory};
     use proptest::prelude::*;
     use runs::Span;
 
     use super::*;
+
+    #[test]
+    fn an_iotlb_reaches_64_leaves_and_not_beyond_what_is_mapped() {
+        let mut counter = Counter::new(FormatId::VtdSs, 4, 4096).unwrap();
+        assert_eq!(counter.cost(0).reach_64_bytes, 0);
+        counter.add(Run::new(0, 0, 4096));
+        assert_eq!(counter.cost(1).reach_64_bytes, 4096);
+        counter.add(Run::new(1 << 20, 1 << 20, 1 << 20));
+        assert_eq!(counter.cost(2).reach_64_bytes, 64 * 4096);
+    }
 
     proptest! {
         #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
@@ -147,9 +159,9 @@ mod tests {
             parts in prop::collection::vec((0u64..4000, 1u64..3000, 0u64..0x4_0000, 0u32..4), 1..12),
         ) {
             for (format, levels) in super::super::formats() {
-                let memory = HeapTables::with_tables(4096).unwrap();
+                let memory = Arc::new(HeapTables::with_tables(4096).unwrap());
                 let sizes = PageSizes::from_bits(u64::MAX);
-                let mut table = AnyTable::new(format, levels, sizes, &memory).unwrap();
+                let mut table = AnyTable::new(format, levels, sizes, memory).unwrap();
                 let mut counter = Counter::new(format, levels, u64::MAX).unwrap();
                 let mut at = 0x7000_0000_0000;
                 for &(gap, pages, frame, align) in &parts {

@@ -117,6 +117,21 @@ mod tests {
     use super::*;
 
     #[test]
+    fn small_pages_that_cannot_be_looked_at_are_left_out_and_said() {
+        let mut folios = Folios::open();
+        folios.file = None;
+        folios.add(0, BLOCK * PAGE, None, true);
+        folios.add(1 << 30, 1 << 30, Some(1 << 30), false);
+        let found = |page_bytes, bytes| FolioReport { page_bytes, bytes };
+        let huge = [found(2 << 20, 2 << 20), found(1 << 30, 1 << 30)];
+        assert_eq!(folios.take().unwrap(), huge);
+        folios.add(2 << 30, PAGE, None, false);
+        let missing = folios.take().unwrap_err();
+        assert_eq!(missing.what, "folios");
+        assert_eq!(missing.why, "/proc/kpageflags takes root");
+    }
+
+    #[test]
     fn heads_and_tails_are_folios() {
         let (h, t) = (HEAD, TAIL);
         let found = sizes(&[t, t, 0, h, t, t, t, h, t, 0, 0]);

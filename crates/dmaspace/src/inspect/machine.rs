@@ -100,6 +100,8 @@ pub struct MachineFinding {
     pub setting: String,
 }
 
+/// What is [missing](Missing) without sysfs.
+const IOMMU: &str = "IOMMU";
 /// Lines of faults that are kept.
 const MOST_FAULTS: usize = 20;
 /// Records of the log that are read.
@@ -116,6 +118,12 @@ impl MachineReport {
     pub fn read(places: &Places, proc: &Path) -> Result<Self, DevicesError> {
         let devices = DevicesReport::read(places)?;
         let mut report = Self::default();
+        if devices.hidden {
+            let sys = places.sys.display();
+            let why =
+                format!("nothing is mounted at {sys}, where the kernel shows units and groups");
+            report.missing.push(missing(IOMMU, &why));
+        }
         let line = text(&proc.join("cmdline"));
         if line.is_none() {
             report.missing.push(missing(
@@ -150,6 +158,11 @@ impl MachineReport {
             )),
         }
         Ok(report)
+    }
+
+    /// False where the kernel does not show whether there is an IOMMU.
+    pub fn knows_units(&self) -> bool {
+        self.missing.iter().all(|missing| missing.what != IOMMU)
     }
 
     fn add_log(&mut self, log: &str) {
@@ -389,7 +402,7 @@ fn findings(
         });
     };
     let in_groups = devices.groups.iter().any(|group| !group.no_iommu);
-    if !in_groups {
+    if !in_groups && !devices.hidden {
         say(
             "no IOMMU translates for any device: none can be given away".into(),
             "VT-d, AMD-Vi or SMMU in the firmware, and intel_iommu=on on the kernel's command line",

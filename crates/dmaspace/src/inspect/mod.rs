@@ -18,7 +18,7 @@ mod folios;
 mod machine;
 mod process;
 
-use std::io;
+use std::{fmt, io};
 
 use hostmem::ProcessPages;
 use iopt::FormatId;
@@ -53,6 +53,16 @@ pub enum InspectError {
         /// Its number.
         pid: u32,
     },
+    /// It has no address space.
+    #[error("process {pid} ({name}) has no memory of its own: it is {what}")]
+    NoMemory {
+        /// Its number.
+        pid: u32,
+        /// Its name.
+        name: String,
+        /// What it is.
+        what: MemoryLess,
+    },
     /// Something else.
     #[error("cannot read {path}")]
     Read {
@@ -61,6 +71,24 @@ pub enum InspectError {
         /// Why.
         source: io::Error,
     },
+}
+
+/// A process without an address space.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MemoryLess {
+    /// It has ended, and its parent has not asked for its status yet.
+    Zombie,
+    /// It runs in the kernel only.
+    KernelThread,
+}
+
+impl fmt::Display for MemoryLess {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Zombie => "a zombie, which has ended and waits for its parent",
+            Self::KernelThread => "a thread of the kernel",
+        })
+    }
 }
 
 /// What is not known, and what it takes.
@@ -156,8 +184,8 @@ pub struct AreaReport {
     pub present_bytes: u64,
     /// Bytes that are mapped by huge entries.
     pub huge_bytes: u64,
-    /// Runs in it; 0 without frame numbers.
-    pub runs: u64,
+    /// Runs in it; `None` without frame numbers.
+    pub runs: Option<u64>,
 }
 
 /// Stretches that are listed.
@@ -186,7 +214,7 @@ fn formats() -> Vec<(FormatId, u8)> {
 ///
 /// # Errors
 ///
-/// When there is no such process, or it is not ours to look at.
+/// When there is no such process, it is not ours to look at, or it has no memory of its own.
 pub fn inspect(pid: u32, calibrate: bool) -> Result<ProcessReport, InspectError> {
     let mut report = ProcessReport {
         pid,
@@ -288,7 +316,7 @@ impl Walk {
             area: area.clone(),
             present_bytes: 0,
             huge_bytes: 0,
-            runs: 0,
+            runs: Some(0),
         };
         let huge = area.page_bytes.max(2 << 20);
         let range = Span::new(area.address, area.bytes);
@@ -305,11 +333,12 @@ impl Walk {
             self.extend(Span::new(run.address, run.len));
             self.lay(Span::new(run.address, run.len), page);
             match run.run() {
-                None => self.hidden = true,
+                None => (self.hidden, found.runs) = (true, None),
                 Some(next) => {
                     let hugetlb = (area.page_bytes > 4096).then_some(area.page_bytes);
                     self.folios.add(next.pa, next.len, hugetlb, run.huge);
-                    found.runs += u64::from(self.join(next));
+                    let begins = u64::from(self.join(next));
+                    found.runs = found.runs.map(|runs| runs + begins);
                 }
             }
         });

@@ -6,7 +6,7 @@ use std::{fs, io};
 
 use serde::Serialize;
 
-use super::{InspectError, Missing, ProcessReport};
+use super::{InspectError, MemoryLess, Missing, ProcessReport};
 
 /// An area of the address space (a line of `/proc/PID/maps`).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -69,6 +69,17 @@ pub(super) fn read(report: &mut ProcessReport) -> Result<Vec<Area>, InspectError
             .map(str::trim)
     };
     report.name = plain(line("Name").unwrap_or_default());
+    // Linux `fs/proc/task_mmu.c`: the lines of memory are those of an address space, and missing without one.
+    if line("VmSize").is_none() {
+        return Err(InspectError::NoMemory {
+            pid,
+            name: report.name.clone(),
+            what: match line("State").is_some_and(|state| state.starts_with(['Z', 'X'])) {
+                true => MemoryLess::Zombie,
+                false => MemoryLess::KernelThread,
+            },
+        });
+    }
     report.locked_bytes = line("VmLck").and_then(kib).unwrap_or(0);
     report.pinned_bytes = line("VmPin").and_then(kib).unwrap_or(0);
     let caps = line("CapEff").and_then(|hex| u64::from_str_radix(hex, 16).ok());

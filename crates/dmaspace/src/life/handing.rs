@@ -13,6 +13,7 @@ use super::successor::{Devices as Hardware, Second, SuccessorError};
 use super::{LifeError, LifeJob};
 use crate::map::Counted;
 use crate::map::memory::counted;
+use crate::pool::KeptPool;
 
 /// Where another process finds a memory file of this one.
 pub(super) fn path(mapping: &Mapping) -> String {
@@ -217,13 +218,17 @@ pub(super) fn end(mut life: Life<'_>) -> Result<LifeReport, LifeError> {
         })
     })?;
     let Life {
-        begun, mut report, ..
+        begun,
+        mut report,
+        started,
+        ..
     } = life;
-    let (backing, free, pool) = (begun.backing, begun.free, begun.into_pool());
-    if let Some(pool) = pool {
-        pool.restore().map_err(crate::map::JobError::from)?;
-    }
+    let (backing, free) = (begun.backing, begun.free);
+    let (freed, took_ns) = timed(|| begun.into_pool().map_or(Ok(()), KeptPool::restore));
+    freed.map_err(crate::map::JobError::from)?;
     left.huge_pages = free.saturating_sub(free_pages(backing));
     report.left = left;
+    report.times.freed_ns = took_ns;
+    report.times = report.times.closed(started, &report.steps);
     Ok(report)
 }

@@ -90,6 +90,7 @@ pub(super) struct Life<'w> {
     /// The roots as they were handed over, and then as the second process has told.
     pub(super) told: Option<Vec<Vec<Band>>>,
     pub(super) report: LifeReport,
+    pub(super) started: Instant,
     step: LifeStep,
     watch: &'w mut dyn FnMut(LifeStep) -> ControlFlow<()>,
 }
@@ -111,14 +112,23 @@ impl Life<'_> {
         units.map(|(unit, _)| unit.flush_counters().flushes).sum()
     }
 
+    /// Waits until each device has been everywhere for the first time, which is the step itself.
+    pub(super) fn first_pass(&mut self) -> Result<(), LifeError> {
+        self.devices.everywhere(self.step, self.watch)
+    }
+
     /// Waits until each device has been everywhere.
     pub(super) fn everywhere(&mut self) -> Result<(), LifeError> {
-        self.devices.everywhere(self.step, self.watch)
+        let (waited, took_ns) = timed(|| self.devices.everywhere(self.step, self.watch));
+        self.report.times.waited_ns += took_ns;
+        waited
     }
 
     /// Waits until what is now has been seen by each device many times.
     pub(super) fn seen(&mut self) -> Result<(), LifeError> {
-        self.devices.seen(self.step, self.watch)
+        let (waited, took_ns) = timed(|| self.devices.seen(self.step, self.watch));
+        self.report.times.waited_ns += took_ns;
+        waited
     }
 
     /// Does a step, and notes what it was.
@@ -140,7 +150,8 @@ impl Life<'_> {
         }
         let done = done.report(step, self.flushes() - flushes, &self.report.dma);
         self.report.steps.push(done);
-        let roots = self.told.clone().unwrap_or_else(|| self.roots());
+        let (roots, took_ns) = timed(|| self.told.clone().unwrap_or_else(|| self.roots()));
+        self.report.times.drawn_ns += took_ns;
         self.report.moments.push(Moment { after: step, roots });
         Ok(())
     }
@@ -175,7 +186,7 @@ pub(super) fn run(
     job: &LifeJob,
     watch: &mut dyn FnMut(LifeStep) -> ControlFlow<()>,
 ) -> Result<LifeReport, LifeError> {
-    let step = LifeStep::Memory;
+    let (started, step) = (Instant::now(), LifeStep::Memory);
     if watch(step).is_break() {
         return Err(LifeError::Interrupted(step));
     }
@@ -197,6 +208,7 @@ pub(super) fn run(
         marks: Marks::default(),
         told: None,
         report,
+        started,
         step,
         watch,
     };

@@ -9,7 +9,7 @@ use runs::Bytes;
 use super::report::{LifeMemory, PartReport};
 use super::{LifeError, LifeJob};
 use crate::map::JobError;
-use crate::map::memory::{RAISE, nodes};
+use crate::map::memory::{RAISE, check_cgroups, check_total, most_of_cgroup, nodes};
 use crate::pool::KeptPool;
 
 /// The equal parts of which the memory consists: 8 on each node.
@@ -43,7 +43,9 @@ fn choose_backing(job: &LifeJob, size: u64, machine: &Machine) -> Result<Backing
         let fits = |backing: &Backing| {
             let pool = backing.huge_size().and_then(|size| machine.pool(size));
             let free = pool.map_or(0, |pool| pool.unreserved());
-            size.is_multiple_of(PARTS * backing.page()) && free >= size / backing.page()
+            size.is_multiple_of(PARTS * backing.page())
+                && free >= size / backing.page()
+                && machine.cgroup_below(*backing, size).is_none()
         };
         return Ok(huge.into_iter().find(fits).unwrap_or(Backing::Memfd));
     };
@@ -56,13 +58,27 @@ fn choose_backing(job: &LifeJob, size: u64, machine: &Machine) -> Result<Backing
 }
 
 /// The size, and why it is that when nobody asked for one.
-fn choose_size(job: &LifeJob, room: Option<u64>) -> Result<(u64, Option<String>), LifeError> {
+fn choose_size(
+    job: &LifeJob,
+    room: Option<u64>,
+    machine: &Machine,
+) -> Result<(u64, Option<String>), LifeError> {
     // Both owners have it pinned for a while.
     let most = room.map(|room| room.saturating_sub(SPARE) / 2);
     let page = job.backing.map_or(4096, Backing::page);
     let unit = PARTS * page;
     let Some(size) = job.size else {
         let most = most.unwrap_or(u64::MAX).min(DEFAULT_SIZE.max(unit));
+        let cgroup = most_of_cgroup(machine, job.backing.unwrap_or(Backing::Memfd));
+        let (most, reason) = match cgroup.filter(|(left, _)| *left < most) {
+            // Where that is too little, the refusal says so.
+            Some((left, reason)) => (left.max(unit).min(most), reason),
+            None if most == DEFAULT_SIZE => (most, "the default".into()),
+            None => {
+                let reason = "what the limit on locked memory, or the page, allows";
+                (most, reason.into())
+            }
+        };
         // Not an odd size: a power of two.
         let size = most.checked_ilog2().map_or(0, |log2| 1 << log2);
         if size < unit {
@@ -72,11 +88,7 @@ fn choose_size(job: &LifeJob, room: Option<u64>) -> Result<(u64, Option<String>)
                 Bytes(unit)
             )));
         }
-        let reason = match size == DEFAULT_SIZE {
-            true => "the default",
-            false => "what the limit on locked memory, or the page, allows",
-        };
-        return Ok((size, Some(reason.into())));
+        return Ok((size, Some(reason)));
     };
     if size == 0 || !size.is_multiple_of(unit) {
         return Err(LifeError::Input(format!(
@@ -103,8 +115,10 @@ pub(super) fn take(
     on: &mut dyn FnMut() -> ControlFlow<()>,
 ) -> Result<(Taken, Option<KeptPool>), LifeError> {
     let machine = Machine::probe().map_err(JobError::from)?;
-    let (size, reason) = choose_size(job, room)?;
+    check_total(&machine, job.size.unwrap_or(0))?;
+    let (size, reason) = choose_size(job, room, &machine)?;
     let backing = choose_backing(job, size, &machine)?;
+    check_cgroups(&machine, backing, size)?;
     let free = free_pages(backing);
     let pool = match (job.backing, backing.huge_size()) {
         (Some(_), Some(page)) => Some(KeptPool::raise(page, size, on).map_err(JobError::from)?),

@@ -38,8 +38,8 @@ use crate::map::JobError;
 
 pub use balloon::{BalloonError, WireError};
 pub use report::{
-    Band, BandState, DmaCounts, Left, LifeMemory, LifeReport, LifeStep, Moment, PartReport,
-    Refused, RootReport, StepReport,
+    Band, BandState, DmaCounts, Left, LifeMemory, LifeReport, LifeStep, LifeTimes, Moment,
+    PartReport, Refused, RootReport, StepReport,
 };
 pub use successor::{SuccessorError, succeed};
 

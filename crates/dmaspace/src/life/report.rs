@@ -1,9 +1,11 @@
 //! What a life has shown, with stable names and units: `_bytes`, `_ns`, or a count.
 
 use std::fmt;
+use std::time::Instant;
 
 use serde::Serialize;
 
+use crate::map::clock::nanoseconds;
 use crate::map::{Counted, DeviceUsed, NodeShare};
 
 /// The whole report.
@@ -24,6 +26,8 @@ pub struct LifeReport {
     pub steps: Vec<StepReport>,
     /// What the devices did, from the first step to the last.
     pub dma: DmaCounts,
+    /// Where the time went.
+    pub times: LifeTimes,
     /// What is left at the end, of everything that was counted.
     pub left: Left,
     /// The address space after each step; nothing where the kernel does not tell.
@@ -220,6 +224,34 @@ impl DmaCounts {
     /// True when nothing was wrong.
     pub const fn is_right(&self) -> bool {
         self.wrong_bytes == 0 && self.faults_outside_holes == 0 && self.reached_in_holes == 0
+    }
+}
+
+/// Where the time of a life went; all parts together are the whole.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct LifeTimes {
+    /// From the first step until everything was given back.
+    pub wall_ns: u64,
+    /// What the steps took, together.
+    pub steps_ns: u64,
+    /// Waiting until devices have seen what a step changed.
+    pub waited_ns: u64,
+    /// Noting the address space after each step, for the picture.
+    pub drawn_ns: u64,
+    /// Giving back memory, tables and huge pages, after the last step.
+    pub freed_ns: u64,
+    /// The rest: checks, and setting balloon and devices up.
+    pub rest_ns: u64,
+}
+
+impl LifeTimes {
+    /// With what `steps` took, and the rest of what has passed since `begun`.
+    pub(super) fn closed(mut self, begun: Instant, steps: &[StepReport]) -> Self {
+        self.wall_ns = nanoseconds(begun);
+        self.steps_ns = steps.iter().map(|step| step.took_ns).sum();
+        let known = self.steps_ns + self.waited_ns + self.drawn_ns + self.freed_ns;
+        self.rest_ns = self.wall_ns.saturating_sub(known);
+        self
     }
 }
 

@@ -7,8 +7,9 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use hostmem::{FrameSource, Pinner};
-use ioas::{Backend, HostMemory, Ioas, Ledger, Memory, MemoryObject, Step};
+use hostmem::{FrameSource, Machine, Pinner};
+use ioas::{Backend, HostMemory, Ioas, Ledger, Memory, MemoryObject, Placement, Step};
+use iommu::NodeId;
 use iopt::Prot;
 use runs::Span;
 
@@ -62,6 +63,12 @@ pub(super) struct Mapped<'a> {
 }
 
 pub(super) fn run(job: &MapJob, watch: &mut dyn Watch) -> Result<MapReport, JobError> {
+    if let Some(Placement::Near(NodeId(node))) = job.placement {
+        let nodes = Machine::probe()?.nodes;
+        if !nodes.contains(&node) {
+            return Err(JobError::NoNode { node, nodes });
+        }
+    }
     match &job.backend {
         MapBackend::Software(software) => {
             let pinner = Pinner::probe(PIECE)?;

@@ -6,6 +6,7 @@
 //! do where its registers are known here; otherwise memory is only mapped for it and unmapped.
 
 pub(crate) mod clock;
+mod compared;
 mod dma;
 pub(crate) mod edu;
 mod job;
@@ -31,9 +32,9 @@ use crate::pool::KeptPoolError;
 
 pub use memory::{kernel_ledger, ledger};
 pub use report::{
-    BackendReport, ChargeReport, Counted, DeviceUsed, DmaReport, DomainReport, Lack, MapReport,
-    MappingsReport, MemoryReport, NodeShare, PinsReport, PlacementReport, RunsReport, SampleReport,
-    SizeClass, Stretch, TablesReport, Times, UnitReport, WindowReport,
+    BackendReport, ChargeReport, Compared, Counted, DeviceUsed, DmaReport, DomainReport, Lack,
+    MapReport, MappingsReport, MemoryReport, NodeShare, PinsReport, PlacementReport, RunsReport,
+    SampleReport, SizeClass, Spread, Stretch, TablesReport, Times, UnitReport, WindowReport,
 };
 
 /// What to map, and how.
@@ -160,6 +161,9 @@ pub enum JobError {
     /// Huge pages cannot be added to the machine's pool, or taken out again.
     #[error("the pool of huge pages, which only root changes")]
     Pool(#[source] KeptPoolError),
+    /// The process that keeps the pool has ended.
+    #[error(transparent)]
+    Keeper(KeptPoolError),
     /// The machine does not say what it has.
     #[error("cannot learn what the machine has")]
     Probe(#[from] hostmem::ProbeError),
@@ -184,9 +188,12 @@ pub enum JobError {
     /// The memory cannot be mapped.
     #[error("cannot map the memory")]
     Map(#[source] ioas::MapError),
-    /// The memory cannot be mapped page by page.
-    #[error("cannot map the memory page by page")]
-    MapByPage(#[from] iopt::MapError),
+    /// The memory cannot be mapped again, to compare.
+    #[error("cannot map the memory a second time, to compare")]
+    MapAgain(#[from] iopt::MapError),
+    /// What was mapped to compare cannot be unmapped.
+    #[error("cannot unmap what was mapped a second time")]
+    UnmapAgain(#[from] iopt::UnmapError),
     /// The physical runs of pinned memory cannot be read.
     #[error("cannot find the physical runs of pinned memory")]
     Runs(#[source] ioas::Cause),
@@ -220,6 +227,14 @@ pub enum JobError {
     /// The back end cannot place tables so.
     #[error("{0}")]
     Placement(#[from] ioas::Unsupported),
+    /// Tables were wanted on a node that the machine does not have, or that has no memory.
+    #[error("the machine has no memory on node {node}; nodes that have: {}", listed(.nodes))]
+    NoNode {
+        /// The node.
+        node: u32,
+        /// Those with memory.
+        nodes: Vec<u32>,
+    },
     /// The device's registers cannot be used.
     #[error("cannot use the registers of the device")]
     Registers(#[from] ioas::KernelError),
@@ -259,6 +274,11 @@ pub enum JobError {
     },
 }
 
+fn listed(nodes: &[u32]) -> String {
+    let nodes: Vec<_> = nodes.iter().map(u32::to_string).collect();
+    nodes.join(", ")
+}
+
 impl From<hostmem::PopulateError> for JobError {
     fn from(cause: hostmem::PopulateError) -> Self {
         match cause {
@@ -272,6 +292,9 @@ impl From<KeptPoolError> for JobError {
     fn from(cause: KeptPoolError) -> Self {
         match cause {
             KeptPoolError::Interrupted => Self::Interrupted,
+            cause @ (KeptPoolError::KeeperEnded { .. } | KeptPoolError::StaysRaised { .. }) => {
+                Self::Keeper(cause)
+            }
             cause => Self::Pool(cause),
         }
     }
@@ -300,6 +323,7 @@ impl JobError {
                 | Self::Open { .. }
                 | Self::Enter { .. }
                 | Self::Placement(_)
+                | Self::NoNode { .. }
                 | Self::Map(
                     ioas::MapError::OverLimit(_)
                         | ioas::MapError::Pin(_)

@@ -19,6 +19,8 @@ pub struct MapReport {
     pub placement: Option<PlacementReport>,
     /// How long each step took.
     pub times: Times,
+    /// The map measured again, by runs and page by page; `None` with the kernel's tables.
+    pub compared: Option<Compared>,
     /// What the devices found.
     pub dma: DmaReport,
     /// The address space, in order: neighbouring leaves of one size are one stretch. `None` with
@@ -262,8 +264,6 @@ pub struct Times {
     pub find_runs_ns: Option<u64>,
     /// Filling the page tables by runs; of a kernel, which does that in one call, pinning too.
     pub map_ns: u64,
-    /// The same tables filled page by page, measured beside.
-    pub map_by_page_ns: Option<u64>,
     /// Attaching the devices.
     pub attach_ns: u64,
     /// Writing and checking the patterns by processor and devices.
@@ -272,6 +272,45 @@ pub struct Times {
     pub unmap_ns: u64,
     /// Unpinning.
     pub unpin_ns: Option<u64>,
+}
+
+/// The same runs mapped in two ways, in tables beside those of the job: in turns, several times.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Compared {
+    /// How often each way was measured.
+    pub rounds: u64,
+    /// A call for each run, nanoseconds.
+    pub by_runs_ns: Spread,
+    /// A call for each page of 4 KiB, nanoseconds.
+    pub by_page_ns: Spread,
+    /// How many times as long page by page takes, in each round.
+    pub ratio: Spread,
+}
+
+/// A median, and between which values the middle half of the samples is: one that another program took the
+/// processor from moves neither.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Spread {
+    /// The median; of an even number the middle between the two in the middle.
+    pub median: f64,
+    /// The lower quartile.
+    pub lower: f64,
+    /// The upper quartile.
+    pub upper: f64,
+}
+
+impl Spread {
+    /// Of samples in any order; zeros of none.
+    pub(super) fn of(mut samples: Vec<f64>) -> Self {
+        samples.sort_by(f64::total_cmp);
+        let at = |place: usize| samples.get(place).copied().unwrap_or_default();
+        let last = samples.len().saturating_sub(1);
+        Self {
+            median: f64::midpoint(at(last / 2), at(samples.len() / 2)),
+            lower: at(last / 4),
+            upper: at(last - last / 4),
+        }
+    }
 }
 
 /// What the devices found.

@@ -3,7 +3,7 @@
 use std::ops::ControlFlow;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use hostmem::{FrameSource, Machine, Mapping};
 use ioas::{
@@ -12,10 +12,11 @@ use ioas::{
 use iommu::{
     BadTarget, Config, DeviceId, DomainId, NodeId, RunMap, SoftwareUnit, TargetMemory, Unit,
 };
-use iopt::{AnyTable, Prot, TABLE_BYTES, TableMemory};
+use iopt::{AnyTable, TABLE_BYTES};
 use runs::{PageSizes, Run, SizeHistogram, Span};
 
-use super::clock::{in_nanoseconds, nanoseconds};
+use super::clock::nanoseconds;
+use super::compared::compare;
 use super::job::{Mapped, Side};
 use super::memory::nodes;
 use super::report::{
@@ -154,7 +155,7 @@ impl Side for SoftwareSide<'_> {
     ) -> Result<(), JobError> {
         let range = mapped.range;
         let runs = self.describe(mapped, report)?;
-        report.times.map_by_page_ns = Some(map_by_page(self.job, &runs, range, watch)?);
+        report.compared = Some(compare(self.beside(range.len)?, &runs, range, watch)?);
 
         let Some(hold) = self.space.area_at(range.start).and_then(Area::hold) else {
             return Err(JobError::Lost { iova: range.start });
@@ -259,6 +260,18 @@ impl SoftwareSide<'_> {
         Ok(runs)
     }
 
+    /// An empty table beside the job's, for as much memory.
+    fn beside(&self, size: u64) -> Result<AnyTable<Arc<HostTables>>, JobError> {
+        let storage = MappedStorage::new(table_bytes(size), None).map_err(JobError::TableMemory)?;
+        let memory = Arc::new(HostTables::new(storage, TABLE_WINDOW)?);
+        Ok(AnyTable::new(
+            self.job.format,
+            LEVELS,
+            page_sizes(self.job),
+            memory,
+        )?)
+    }
+
     /// Which devices share a table, and where it lies.
     fn places(&self, policy: Placement) -> Result<PlacementReport, JobError> {
         let mut domains = Vec::new();
@@ -321,37 +334,4 @@ fn classes(sizes: &SizeHistogram) -> Vec<SizeClass> {
             bytes: class.bytes,
         })
         .collect()
-}
-
-/// The time of the same map done page by page, in tables of its own.
-fn map_by_page(
-    job: &Software,
-    runs: &[Run],
-    range: Span,
-    watch: &mut dyn Watch,
-) -> Result<u64, JobError> {
-    let storage =
-        MappedStorage::new(table_bytes(range.len), None).map_err(JobError::TableMemory)?;
-    let tables = Arc::new(HostTables::new(storage, TABLE_WINDOW)?);
-    let mut table = AnyTable::new(job.format, LEVELS, page_sizes(job), tables)?;
-    let mut taken = Duration::ZERO;
-    for run in runs {
-        // In stretches, so that somebody can stop it; what watching takes is not counted.
-        for start in (0..run.len).step_by(1 << 30) {
-            let len = (run.len - start).min(1 << 30);
-            let started = Instant::now();
-            for offset in (start..start + len).step_by(TABLE_BYTES as usize) {
-                let page = [Span::new(run.pa + offset, TABLE_BYTES)];
-                table.map(run.iova + offset, &page, Prot::RW)?;
-            }
-            taken += started.elapsed();
-            let done = run.iova - range.start + start + len;
-            if watch.progress(Stage::Map, done, range.len).is_break() {
-                return Err(JobError::Interrupted);
-            }
-        }
-    }
-    let (gather, memory) = table.tear_down();
-    memory.reclaim(gather.never_walked().into_tables());
-    Ok(in_nanoseconds(taken))
 }

@@ -29,6 +29,8 @@ pub(super) const START: &[u8] = b"Device ";
 
 /// The most rows that are read: leaves of 4 KiB for 64 GiB.
 const MOST_ROWS: u64 = 1 << 24;
+/// The most lines, also of devices that are not asked for.
+const MOST_LINES: u64 = 4 * MOST_ROWS;
 /// The most devices and PASIDs whose tables are told apart.
 const MOST_DEVICES: usize = 1 << 16;
 /// The longest line; rows have 113 bytes.
@@ -71,6 +73,12 @@ pub enum KernelTextError {
     /// It has more leaves than are read.
     #[error("it has more than {MOST_ROWS} leaves")]
     Rows,
+    /// It has more lines than are read.
+    #[error("it has more than {most} lines")]
+    Lines {
+        /// The most that are read.
+        most: u64,
+    },
     /// It has the tables of more devices than are told apart.
     #[error("it has the tables of more than {MOST_DEVICES} devices")]
     ManyDevices,
@@ -117,7 +125,7 @@ pub(super) struct KernelTables {
 impl KernelTables {
     /// Reads the tables of `device`, or of the only one that the text has.
     pub(super) fn read(text: impl BufRead, device: Option<&str>) -> Result<Self, KernelTextError> {
-        let mut all = sections(text, device)?;
+        let mut all = sections(text, device, MOST_LINES)?;
         let wanted = |name: &str| device.is_none_or(|device| is(name, device));
         let mut found = all.iter().enumerate().filter(|(_, one)| wanted(&one.name));
         match (found.next(), found.next()) {
@@ -206,15 +214,19 @@ fn is(name: &str, device: &str) -> bool {
     name == device || name.split_once('/').is_some_and(|(name, _)| name == device)
 }
 
-/// The tables of all devices; only the names of those that are not wanted.
+/// The tables of all devices, out of `most` lines; only the names of those that are not wanted.
 fn sections(
     mut text: impl BufRead,
     wanted: Option<&str>,
+    most: u64,
 ) -> Result<Vec<KernelTables>, KernelTextError> {
     let mut all: Vec<KernelTables> = Vec::new();
     let mut bytes = Vec::new();
     let mut rows = 0;
     for line in 1.. {
+        if line > most {
+            return Err(KernelTextError::Lines { most });
+        }
         bytes.clear();
         if text
             .by_ref()
@@ -311,5 +323,31 @@ impl WalkMemory for KernelTables {
             None if self.tables.contains(&(address & ADDRESS)) => Ok(0),
             None => Err(BadAddress { address }),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::BufReader;
+
+    use super::*;
+
+    #[test]
+    fn a_text_of_lines_that_say_nothing_has_an_end() {
+        let start = &b"Device 0000:00:05.0 @0x1000000\n"[..];
+        let endless = BufReader::new(start.chain(io::repeat(b'\n')));
+        let refused = sections(endless, None, 1000).unwrap_err();
+        assert!(
+            matches!(refused, KernelTextError::Lines { most: 1000 }),
+            "{refused}"
+        );
+        // The rows of others, too.
+        let rows = "0x0 |\t0x0\t0x1001003\t0x1002003\t0x1003003\t0x200001001\n".repeat(1000);
+        let text = start.chain(rows.as_bytes());
+        let refused = sections(text, Some("0000:00:06.0"), 1000).unwrap_err();
+        assert!(
+            matches!(refused, KernelTextError::Lines { most: 1000 }),
+            "{refused}"
+        );
     }
 }

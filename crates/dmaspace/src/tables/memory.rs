@@ -3,7 +3,7 @@
 //! A dump may be as large as a machine's memory, of which tables are little: nothing is read but the
 //! blocks in which tables lie, and few are kept.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::fs::File;
 use std::io;
@@ -24,15 +24,26 @@ pub(super) struct Dump {
     offset: u64,
     /// By the first byte's place in the file; what is behind the file's end is missing.
     blocks: RefCell<HashMap<u64, Box<[u8]>>>,
+    /// Blocks that may still be read; `None` without a bound.
+    left: Cell<Option<u64>>,
+    exhausted: Cell<bool>,
 }
 
 impl Dump {
-    pub(super) fn new(file: File, offset: u64) -> Self {
+    /// `most` bounds the bytes that are read of a file without an end.
+    pub(super) fn new(file: File, offset: u64, most: Option<u64>) -> Self {
         Self {
             file,
             offset,
             blocks: RefCell::default(),
+            left: Cell::new(most.map(|most| most / BLOCK)),
+            exhausted: Cell::new(false),
         }
+    }
+
+    /// True when more was to be read than may be: what was found is a part.
+    pub(super) fn exhausted(&self) -> bool {
+        self.exhausted.get()
     }
 
     fn bytes<const N: usize>(&self, address: u64) -> Option<[u8; N]> {
@@ -40,6 +51,13 @@ impl Dump {
         let (start, within) = (place & !(BLOCK - 1), (place % BLOCK) as usize);
         let mut blocks = self.blocks.borrow_mut();
         if !blocks.contains_key(&start) {
+            match self.left.get() {
+                Some(0) => {
+                    self.exhausted.set(true);
+                    return None;
+                }
+                left => self.left.set(left.map(|left| left - 1)),
+            }
             if blocks.len() >= MOST {
                 blocks.clear();
             }

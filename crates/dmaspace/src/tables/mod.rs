@@ -25,6 +25,7 @@ mod tree;
 use std::convert::Infallible;
 use std::fs::File;
 use std::io::{self, BufReader, Read};
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
 use iopt::image::{Image, ImageError};
@@ -48,7 +49,8 @@ pub use tree::TreeLine;
 
 /// An image of more bytes is not read: it would have to fit into memory.
 const MOST_IMAGE_BYTES: u64 = 16 << 30;
-/// An image that comes out of a pipe or a device, which nobody had to store, may have fewer.
+/// An image that comes out of a pipe or a device, which no one had to store, may have fewer; and of memory
+/// that a device shows, which may have no end, so many are read in all.
 const MOST_STREAM_BYTES: u64 = 64 << 20;
 
 /// Where tables are in a dump of memory.
@@ -111,6 +113,17 @@ pub enum TablesError {
         /// Its bytes.
         bytes: u64,
         /// The most.
+        most: u64,
+    },
+    /// The dump has no size, and its tables no end.
+    #[error(
+        "{path} is a device without a size, and more than {most} bytes of tables are in it: such tables \
+         are read from a file"
+    )]
+    Endless {
+        /// The file.
+        path: PathBuf,
+        /// The most that is read.
         most: u64,
     },
     /// The image is damaged.
@@ -197,7 +210,10 @@ impl TableFile {
                 if start(&mut file).map_err(failed)? == Start::Image {
                     return Err(TablesError::IsImage { path: path.into() });
                 }
-                Content::Dump(Dump::new(file, place.offset), place)
+                let kind = file.metadata().map_err(failed)?.file_type();
+                let sized = kind.is_file() || kind.is_block_device();
+                let most = (!sized).then_some(MOST_STREAM_BYTES);
+                Content::Dump(Dump::new(file, place.offset, most), place)
             }
             None => {
                 match start(&mut file).map_err(failed)? {
@@ -254,6 +270,23 @@ impl TableFile {
         Self {
             path: name.into(),
             content: Content::Image(image),
+        }
+    }
+
+    /// All tables in it: [`survey()`].
+    ///
+    /// # Errors
+    ///
+    /// Those of [`tables`](Self::tables), and when tables in a device have no end.
+    pub fn survey(&self, limits: Limits) -> Result<Survey, TablesError> {
+        let tables = self.tables()?;
+        let found = survey(&tables, limits);
+        match tables.exhausted() {
+            false => Ok(found),
+            true => Err(TablesError::Endless {
+                path: self.path.clone(),
+                most: MOST_STREAM_BYTES,
+            }),
         }
     }
 
@@ -390,6 +423,11 @@ impl<'a> Tables<'a> {
             Source::Image(image) => Some(image.len() as u64),
             Source::Dump(_) | Source::Kernel(_) => None,
         }
+    }
+
+    /// True when a dump without a size has more tables than are read.
+    fn exhausted(&self) -> bool {
+        matches!(self.source, Source::Dump(dump) if dump.exhausted())
     }
 
     /// Reading the root's first entry, as far as it can be read.

@@ -6,6 +6,7 @@
 //! permissions are one run, whatever their sizes.
 
 use std::collections::HashMap;
+use std::fmt::Display;
 
 use iopt::walk::{Says, ScanStep, Visited, WalkReason};
 use iopt::{FormatId, Prot};
@@ -124,7 +125,13 @@ pub fn survey(tables: &Tables<'_>, limits: Limits) -> Survey {
     let top = root.levels.saturating_sub(1);
     scan.enter(root.address, top, None);
     // The root was looked at when the tables were opened.
-    let _ = walker.scan(tables, |entry| scan.take(entry));
+    let _ = walker.scan(tables, |entry| match tables.exhausted() {
+        true => {
+            scan.survey.complete = false;
+            ScanStep::End
+        }
+        false => scan.take(entry),
+    });
     scan.finish(tables)
 }
 
@@ -196,14 +203,14 @@ impl Scan {
             }
             Err(reason) => {
                 self.end_leaf();
-                let text = match reason {
-                    WalkReason::NoMemory { address } => {
-                        format!("the table cannot be read from {address:#x} on")
-                    }
-                    reason => reason.to_string(),
-                };
-                self.find(entry, FindingKind::Faults, Severity::Wrong, &text);
-                self.tree.fault(self.open.len(), entry, &text);
+                match reason {
+                    WalkReason::NoMemory { address } => self.wrong(
+                        entry,
+                        FindingKind::Faults,
+                        &format_args!("the table cannot be read from {address:#x} on"),
+                    ),
+                    reason => self.wrong(entry, FindingKind::Faults, &reason),
+                }
                 ScanStep::Into
             }
         }
@@ -211,13 +218,15 @@ impl Scan {
 
     fn table(&mut self, entry: &Visited, address: u64, level: u8) -> ScanStep {
         self.end_leaf();
-        if let Some(first) = self.seen.get(&(address, level)) {
-            let text = format!(
-                "leads to the table at {address:#x}, to which the entry for {first:#x} leads too; it \
-                 is not read again"
+        if let Some(first) = self.seen.get(&(address, level)).copied() {
+            self.wrong(
+                entry,
+                FindingKind::Shared,
+                &format_args!(
+                    "leads to the table at {address:#x}, to which the entry for {first:#x} leads too; it \
+                     is not read again"
+                ),
             );
-            self.find(entry, FindingKind::Shared, Severity::Wrong, &text);
-            self.tree.fault(self.open.len(), entry, &text);
             return ScanStep::Past;
         }
         if self.seen.len() as u64 >= self.limits.tables {
@@ -236,7 +245,7 @@ impl Scan {
         }
         if !entry.prot.intersects(Prot::RW) {
             let text = "a leaf that nobody may read or write, all levels together";
-            self.find(entry, FindingKind::NoAccess, Severity::Note, text);
+            self.find(entry, FindingKind::NoAccess, Severity::Note, &text);
         }
         let bytes = page.len.min(1 << entry.log2);
         match &mut self.leaf {
@@ -315,7 +324,7 @@ impl Scan {
         class.count += 1;
         class.bytes = class.bytes.saturating_add(covered);
         if covered < page.len {
-            let text = format!(
+            let text = format_args!(
                 "says it is one of several of a leaf of {}, of which only {} say so",
                 runs::Bytes(page.len),
                 runs::Bytes(covered)
@@ -354,7 +363,7 @@ impl Scan {
             self.survey.waste.empty_tables += 1;
             self.survey.waste.empty_bytes += open.bytes;
             let text = "leads to a table without an entry that is present";
-            self.find(&by, FindingKind::Empty, Severity::Note, text);
+            self.find(&by, FindingKind::Empty, Severity::Note, &text);
         }
         if let Some((run, _)) = open.whole
             && run.len == 1 << by.log2
@@ -375,7 +384,13 @@ impl Scan {
             .contains(bytes)
     }
 
-    fn find(&mut self, entry: &Visited, kind: FindingKind, severity: Severity, text: &str) {
+    /// An entry of which the tree has a line, too.
+    fn wrong(&mut self, entry: &Visited, kind: FindingKind, text: &dyn Display) {
+        self.find(entry, kind, Severity::Wrong, text);
+        self.tree.fault(self.open.len(), entry, text);
+    }
+
+    fn find(&mut self, entry: &Visited, kind: FindingKind, severity: Severity, text: &dyn Display) {
         self.survey.finding_count += 1;
         if self.survey.findings.len() < self.limits.findings {
             self.survey.findings.push(Finding {
@@ -386,7 +401,7 @@ impl Scan {
                 level: entry.level,
                 index: entry.index,
                 word: entry.word,
-                text: text.into(),
+                text: text.to_string(),
             });
         }
     }

@@ -3,6 +3,8 @@
 //! Neighbouring entries whose leaves are one run are one line. Neighbouring tables that hold nothing
 //! but one run each, which continue each other, are one line too, with the run below.
 
+use std::fmt::Display;
+
 use iopt::Prot;
 use iopt::walk::Visited;
 use runs::Run;
@@ -85,8 +87,12 @@ impl Tree {
     }
 
     /// What is beyond the most is dropped; a little is let in, since the last lines may still join.
+    const fn has_room(&self) -> bool {
+        self.lines.len() < self.most.saturating_add(64)
+    }
+
     fn push(&mut self, line: TreeLine) {
-        if self.lines.len() < self.most.saturating_add(64) {
+        if self.has_room() {
             self.lines.push(line);
         }
     }
@@ -103,14 +109,16 @@ impl Tree {
         });
     }
 
-    pub(super) fn fault(&mut self, depth: usize, entry: &Visited, text: &str) {
-        self.push(TreeLine::Fault {
-            depth: depth - 1,
-            index: entry.index,
-            iova: entry.iova,
-            word: entry.word,
-            text: text.into(),
-        });
+    pub(super) fn fault(&mut self, depth: usize, entry: &Visited, text: &dyn Display) {
+        if self.has_room() {
+            self.lines.push(TreeLine::Fault {
+                depth: depth - 1,
+                index: entry.index,
+                iova: entry.iova,
+                word: entry.word,
+                text: text.to_string(),
+            });
+        }
     }
 
     pub(super) fn leaf(&mut self, at: usize, entry: &Visited, part: Run, page: u64) {

@@ -26,7 +26,7 @@ use rustix::net::{
 };
 
 /// Bytes of a header.
-const HEADER: usize = 12;
+pub(super) const HEADER: usize = 12;
 /// The longest payload; vhost-user's own messages stay far below, but for configuration spaces.
 const MOST_PAYLOAD: usize = 4096;
 /// File descriptors of one message: one for each region of memory.
@@ -44,6 +44,9 @@ const SET_BACKEND_REQ_FD: u32 = 21;
 const CONFIG_CHANGE: u32 = 2;
 /// Flags of a message of version 1 that wants no reply.
 const VERSION: u32 = 1;
+const VERSION_MASK: u32 = 0b11;
+/// The flag of an answer.
+const REPLY: u32 = 1 << 2;
 /// How long the front end may leave the channel full.
 const PATIENCE: Duration = Duration::from_secs(1);
 
@@ -77,6 +80,11 @@ impl Channel {
         stream.write_all(&message)?;
         Ok(true)
     }
+}
+
+/// True for the header of a request.
+pub(super) fn is_request(header: &[u8]) -> bool {
+    word(header, 1) & (VERSION_MASK | REPLY) == VERSION && word(header, 2) as usize <= MOST_PAYLOAD
 }
 
 /// Hands messages of `front` on to `back` until one of them has gone.

@@ -14,7 +14,7 @@ pub enum Event {
         /// To this socket.
         socket: String,
     },
-    /// A front end did.
+    /// A front end did, and has sent its first message.
     Connected,
     /// The guest has other memory than the last one.
     Memory {

@@ -1,10 +1,7 @@
 //! The job: front ends come one after the other, and whoever runs it sets targets meanwhile.
 
-use std::fs;
 use std::io;
-use std::os::unix::fs::FileTypeExt as _;
-use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -14,9 +11,12 @@ use virtio_balloon::{BulkBit, BulkFormat, Features};
 use super::device::{Balloon, Standing};
 use super::event::{BalloonReport, Event};
 use super::link::{Link, LinkError};
+use super::socket::Socket;
 
 /// How often it is looked after everything.
 const TICK: Duration = Duration::from_millis(20);
+/// How often after a link that has just begun: it takes about twice as long as it lasts, however short that is.
+const SOON: Duration = Duration::from_millis(1);
 
 /// A balloon for monitors that speak vhost-user.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -109,20 +109,21 @@ impl BalloonJob {
             ..Settings::default()
         };
         let balloon = Arc::new(Balloon::new(settings, self.target)?);
-        let socket = Socket::listen(&self.socket)?;
+        let mut socket = Socket::listen(&self.socket)?;
         operator.tell(&Event::Listening {
             socket: self.socket.display().to_string(),
         });
         let mut running = Running {
             balloon,
             link: None,
+            since: Instant::now(),
             last: None,
             refused: 0,
             next_stats: self.stats.map(|every| Instant::now() + every),
         };
         loop {
-            running.connect(&socket, operator)?;
-            match operator.next(TICK) {
+            running.connect(&mut socket, operator)?;
+            match operator.next(running.patience()) {
                 Some(Command::End) => break,
                 Some(command) => running.obey(command, operator),
                 None => {}
@@ -138,6 +139,8 @@ impl BalloonJob {
 struct Running {
     balloon: Arc<Balloon>,
     link: Option<Link<Balloon>>,
+    /// When the link began.
+    since: Instant,
     /// What was told last.
     last: Option<BalloonReport>,
     refused: u64,
@@ -148,15 +151,22 @@ impl Running {
     /// Takes the next front end, when there is none.
     fn connect(
         &mut self,
-        socket: &Socket,
+        socket: &mut Socket,
         operator: &mut dyn Operator,
     ) -> Result<(), BalloonError> {
+        socket.look().map_err(BalloonError::Accept)?;
+        let refused = socket.refused();
+        if refused > 0 {
+            let cause = format!("connections that began with no message of vhost-user: {refused}");
+            operator.tell(&Event::Refused { cause });
+        }
         if self.link.is_some() {
             return Ok(());
         }
-        let Some(front) = socket.accept().map_err(BalloonError::Accept)? else {
+        let Some(front) = socket.front() else {
             return Ok(());
         };
+        self.since = Instant::now();
         operator.tell(&Event::Connected);
         self.balloon.leave(false);
         match Link::new(front, self.balloon.clone()) {
@@ -164,6 +174,14 @@ impl Running {
             Err(error) => operator.tell(&disconnected(&error)),
         }
         Ok(())
+    }
+
+    /// How long the operator may take.
+    fn patience(&self) -> Duration {
+        match self.link {
+            Some(_) => self.since.elapsed().clamp(SOON, TICK),
+            None => TICK,
+        }
     }
 
     fn disconnect(&mut self, operator: &mut dyn Operator) {
@@ -251,64 +269,5 @@ fn report(standing: &Standing) -> BalloonReport {
         discarded_bytes: counters.discarded,
         discards: counters.discards,
         refused: standing.refused,
-    }
-}
-
-/// The socket, and its place in the file system, which goes with it.
-struct Socket {
-    listener: UnixListener,
-    path: PathBuf,
-}
-
-impl Socket {
-    fn listen(path: &Path) -> Result<Self, BalloonError> {
-        let named = || path.display().to_string();
-        let taken = |what| BalloonError::Taken {
-            path: named(),
-            what,
-        };
-        match fs::symlink_metadata(path) {
-            Ok(there) if !there.file_type().is_socket() => return Err(taken("no socket")),
-            Ok(_) if UnixStream::connect(path).is_ok() => {
-                return Err(taken("in use by another program"));
-            }
-            // Left behind by a program that is no more.
-            Ok(_) => drop(fs::remove_file(path)),
-            Err(_) => {}
-        }
-        let listen = || {
-            let listener = UnixListener::bind(path)?;
-            listener.set_nonblocking(true)?;
-            Ok(listener)
-        };
-        let listener = listen().map_err(|source| BalloonError::Listen {
-            path: named(),
-            source,
-        })?;
-        Ok(Self {
-            listener,
-            path: path.to_owned(),
-        })
-    }
-
-    fn accept(&self) -> io::Result<Option<UnixStream>> {
-        match self.listener.accept() {
-            Ok((front, _)) => {
-                front.set_nonblocking(false)?;
-                Ok(Some(front))
-            }
-            Err(error) => match error.kind() {
-                io::ErrorKind::WouldBlock
-                | io::ErrorKind::ConnectionAborted
-                | io::ErrorKind::Interrupted => Ok(None),
-                _ => Err(error),
-            },
-        }
-    }
-}
-
-impl Drop for Socket {
-    fn drop(&mut self) {
-        let _ = fs::remove_file(&self.path);
     }
 }

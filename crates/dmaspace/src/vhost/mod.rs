@@ -26,6 +26,7 @@ mod event;
 mod iommu;
 mod job;
 mod link;
+mod socket;
 mod watched;
 
 pub use event::{BalloonReport, Event, StatsReport};

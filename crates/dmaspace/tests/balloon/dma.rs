@@ -133,17 +133,17 @@ fn rounds(machine: &mut Machine, rounds: u64, first: bool) -> Result<u64, Stale>
 }
 
 #[test]
-fn ten_thousand_pages_that_come_back_are_seen_by_devices_at_once() {
+fn pages_that_come_back_are_seen_by_devices_at_once() {
     let mut machine = Machine::new();
-    let checked = rounds(&mut machine, 10_000, true).unwrap();
-    assert!(checked >= 80_000, "{checked}");
+    let checked = rounds(&mut machine, 1_000, true).unwrap();
+    assert!(checked >= 8_000, "{checked}");
     machine.end();
 }
 
 #[test]
 fn without_devices_first_the_checker_sees_stale_memory() {
     let mut machine = Machine::new();
-    assert!(rounds(&mut machine, 10_000, false).is_err());
+    assert!(rounds(&mut machine, 1_000, false).is_err());
     machine.end();
 }
 

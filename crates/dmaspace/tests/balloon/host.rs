@@ -235,7 +235,7 @@ impl Machine {
         let mut balloon = BalloonDma::new();
         balloon.add_memory(GUEST, memory.clone());
         let config = Config {
-            flush_timeout: Duration::from_secs(60),
+            flush_timeout: Duration::from_secs(600),
             ..Config::default()
         };
         let make = |(format, at): (FormatId, u64)| {

@@ -21,7 +21,7 @@ use vmm_sys_util::eventfd::EventFd;
 
 mod shrunk;
 
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(600);
 /// Where the guest's memory begins, and in its file.
 const BASE: u64 = 1 << 30;
 const OFFSET: u64 = 3 << 30;
@@ -91,6 +91,14 @@ impl Running {
                 return event;
             }
         }
+    }
+
+    /// Ends it; how many front ends it has reported.
+    fn end_of_all(self) -> usize {
+        self.commands.send(Command::End).unwrap();
+        self.thread.join().unwrap().unwrap();
+        let connected = |event: &Event| *event == Event::Connected;
+        self.events.try_iter().filter(connected).count()
     }
 
     fn end(self) -> BalloonReport {
@@ -360,6 +368,20 @@ fn a_front_end_that_talks_nonsense_is_left_and_the_next_is_served() {
         front.set_read_timeout(Some(PATIENCE)).unwrap();
         front.write_all(nonsense).unwrap();
         front.shutdown(std::net::Shutdown::Write).unwrap();
+        let cause = "connections that began with no message of vhost-user: 1".to_string();
+        running.wait(|event| {
+            *event
+                == Event::Refused {
+                    cause: cause.clone(),
+                }
+        });
+        let end = front.read(&mut [0; 16]);
+        assert!(matches!(end, Ok(0) | Err(_)), "{end:?}");
+    }
+    for nonsense in [[47; 52], [0xff; 52]] {
+        let mut front = first_message(&running.socket);
+        front.write_all(&nonsense).unwrap();
+        front.shutdown(std::net::Shutdown::Write).unwrap();
         running.wait(|event| matches!(event, Event::Disconnected { .. }));
     }
     let mut monitor = Monitor::connect(&running.socket, &guest(), [0; 3]);
@@ -367,6 +389,35 @@ fn a_front_end_that_talks_nonsense_is_left_and_the_next_is_served() {
     assert_eq!(monitor.config(), [256, 256]);
     drop(monitor);
     running.end();
+}
+
+/// A connection that has asked for the features and has got them.
+fn first_message(socket: &Path) -> UnixStream {
+    let mut front = UnixStream::connect(socket).unwrap();
+    front.set_read_timeout(Some(PATIENCE)).unwrap();
+    let get_features = [1u32, 1, 0];
+    let bytes: Vec<u8> = get_features
+        .into_iter()
+        .flat_map(u32::to_ne_bytes)
+        .collect();
+    front.write_all(&bytes).unwrap();
+    front.read_exact(&mut [0; 20]).unwrap();
+    front
+}
+
+#[test]
+fn connections_that_send_nothing_neither_count_nor_keep_a_front_end_waiting() {
+    let running = Running::start(0);
+    let path = running.socket.clone();
+    let silent: Vec<_> = (0..100)
+        .map(|nth| {
+            let front = UnixStream::connect(&path).unwrap();
+            (nth % 2 == 0).then_some(front)
+        })
+        .collect();
+    let front = first_message(&path);
+    drop((front, silent));
+    assert_eq!(running.end_of_all(), 1);
 }
 
 #[test]
@@ -392,7 +443,9 @@ fn a_socket_in_use_is_left_alone_and_one_left_behind_is_replaced() {
         refusal(&path),
         format!("{} is in use by another program", path.display())
     );
-    running.end();
+    // The first one has served a front end since, and says nothing of the second.
+    drop(first_message(&path));
+    assert_eq!(running.end_of_all(), 1);
     let file = tempfile::NamedTempFile::new().unwrap();
     assert!(refusal(file.path()).ends_with(" is no socket"));
     assert!(file.path().exists());

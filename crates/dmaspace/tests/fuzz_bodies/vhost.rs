@@ -58,7 +58,7 @@ fn socket() -> &'static PathBuf {
 }
 
 fn connect() -> UnixStream {
-    let deadline = Instant::now() + Duration::from_secs(20);
+    let deadline = Instant::now() + Duration::from_secs(600);
     loop {
         match UnixStream::connect(socket()) {
             Ok(front) => return front,
@@ -178,7 +178,7 @@ fn set_up(front: &UnixStream, files: &Files, kick: &OwnedFd, steps: usize) {
 
 pub fn messages(data: &[u8]) {
     let front = connect();
-    let patience = Some(Duration::from_secs(20));
+    let patience = Some(Duration::from_secs(600));
     front
         .set_read_timeout(patience)
         .expect("a socket has a timeout");

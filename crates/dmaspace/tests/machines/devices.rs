@@ -92,8 +92,17 @@ fn without_an_iommu_nothing_can_be_used() {
 fn without_a_bus_there_are_no_devices() {
     let machine = Machine::new(&[]);
     assert_eq!(machine.report(), DevicesReport::default());
+    machine.file("sys/kernel/uevent_seqnum", "1\n");
     fs::remove_dir_all(machine.path("sys/bus")).unwrap();
     assert_eq!(machine.report(), DevicesReport::default());
+}
+
+#[test]
+fn without_sysfs_devices_are_not_known() {
+    let machine = Machine::new(&[]);
+    fs::remove_dir_all(machine.path("sys/bus")).unwrap();
+    let report = machine.report();
+    assert!(report.hidden && report.devices.is_empty(), "{report:?}");
 }
 
 #[test]
@@ -351,6 +360,7 @@ fn the_names_in_json_are_stable() {
     let machine = Machine::new(&[("0000:00:05.0", NIC, Some(4), 0, Some("vfio-pci"))]);
     machine.file("dev/vfio/4", "").file("dev/vfio/vfio", "");
     let expected = serde_json::json!({
+        "hidden": false,
         "vfio": true,
         "iommufd": false,
         "devices": [{

@@ -21,6 +21,7 @@ impl Machine {
         let machine = Self(Files::new());
         machine.file("proc/cmdline", cmdline);
         machine.file("dev/kmsg", "");
+        machine.file("sys/kernel/uevent_seqnum", "1\n");
         machine
     }
 
@@ -94,6 +95,20 @@ fn a_machine_without_an_iommu_is_told_how_to_get_one() {
     assert!(finding.starts_with("no IOMMU"));
     assert!(setting.contains("intel_iommu=on"));
     assert_eq!(report.missing, []);
+}
+
+#[test]
+fn without_sysfs_an_iommu_is_not_known_rather_than_missing() {
+    let machine = Machine::new("quiet");
+    fs::remove_dir_all(machine.path("sys")).unwrap();
+    // A directory in which nothing is mounted, and none at all.
+    for _ in 0..2 {
+        let report = machine.report();
+        assert_eq!(report.findings, []);
+        assert_eq!(report.missing[0].what, "IOMMU");
+        assert!(!report.knows_units());
+        fs::create_dir_all(machine.path("sys")).unwrap();
+    }
 }
 
 #[test]

@@ -51,10 +51,12 @@ struct Pages {
     come: (u64, u64),
     seconds: f64,
     discarded: u64,
+    messages: u64,
 }
 
 impl Pages {
     fn message(&mut self, message: &[u8]) -> Result<(), Failed> {
+        self.messages += 1;
         self.offsets.clear();
         let memory = [self.memory];
         let ram = GuestRam::new(&memory).map_err(|_| "no memory of a guest")?;
@@ -138,6 +140,7 @@ impl Host {
                 come: (0, 0),
                 seconds: 0.0,
                 discarded: 0,
+                messages: 0,
             }),
             Way::Numbers | Way::Bulk(_) => None,
         };
@@ -197,6 +200,12 @@ impl Host {
         }
         self.busy += clock() - begun;
         Ok(())
+    }
+
+    /// Messages that have come.
+    pub(super) fn messages(&self) -> u64 {
+        let pages = self.pages.as_ref().map(|pages| pages.messages);
+        pages.unwrap_or_else(|| self.device.counters().chains)
     }
 
     /// Bytes that were discarded, and seconds of that.

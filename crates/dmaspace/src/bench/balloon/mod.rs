@@ -135,7 +135,7 @@ fn of_memory(kind: Kind, turns: &mut Turns<'_>, report: &mut GroupReport) -> Res
     while turns.more()? {
         for way in Way::all() {
             fill(&real.mapping, turns)?;
-            let stages =
+            let (stages, messages) =
                 inflate(way, kind, &real.mapping, bytes).map_err(|op| BenchError::Refused {
                     group: Group::Balloon,
                     op,
@@ -146,19 +146,20 @@ fn of_memory(kind: Kind, turns: &mut Turns<'_>, report: &mut GroupReport) -> Res
                 Way::Numbers | Way::Bulk(_) => Subject::Dmaspace,
             };
             let whole = (WHOLE, stages.iter().sum());
+            let key = |op, unit| Key {
+                group: Group::Balloon,
+                op,
+                memory: kind.name,
+                format: way.name(),
+                subject,
+                threads: 1,
+                size_bytes: bytes,
+                unit,
+            };
             for (op, seconds) in STAGES.into_iter().zip(stages).chain([whole]) {
-                let key = Key {
-                    group: Group::Balloon,
-                    op,
-                    memory: kind.name,
-                    format: way.name(),
-                    subject,
-                    threads: 1,
-                    size_bytes: bytes,
-                    unit: Unit::Milliseconds,
-                };
-                turns.note(key, seconds * 1e3);
+                turns.note(key(op, Unit::Milliseconds), seconds * 1e3);
             }
+            turns.note(key("messages", Unit::Count), messages as f64);
         }
     }
     Ok(())
@@ -180,13 +181,13 @@ fn fill(mapping: &Mapping, turns: &mut Turns<'_>) -> Result<(), Failed> {
     Ok(())
 }
 
-/// Takes these bytes in one way; seconds of each stage, or what has failed.
+/// Takes these bytes in one way; seconds of each stage and how many messages, or what has failed.
 fn inflate(
     way: Way,
     kind: Kind,
     mapping: &Arc<Mapping>,
     bytes: u64,
-) -> Result<[f64; 5], &'static str> {
+) -> Result<([f64; 5], u64), &'static str> {
     let guest = Span::new(BASE, mapping.len());
     let shared = Shared::new().map_err(|_| "no memory")?;
     let mut blocks = Blocks::new(guest, kind.every);
@@ -229,7 +230,8 @@ fn inflate(
         return Err("the host has not discarded all of it; inflate");
     }
     let send = (elapsed - allocate - encode - busy).max(0.0);
-    Ok([allocate, encode, send, busy - discard, discard])
+    let stages = [allocate, encode, send, busy - discard, discard];
+    Ok((stages, host.messages()))
 }
 
 /// Has the driver allocate and tell; seconds of both, and of all by the clock.

@@ -12,6 +12,7 @@ mod steps;
 
 use std::ops::ControlFlow;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 use hostmem::{Backing, FrameSource, Mapping, Pinner};
 use ioas::{HostMemory, Ledger, Memory};
@@ -58,6 +59,7 @@ where
     report: LifeReport,
     /// Why leaves were not split: then there are none to merge.
     not_split: Option<Refused>,
+    started: Instant,
     step: LifeStep,
     watch: &'w mut dyn FnMut(LifeStep) -> ControlFlow<()>,
 }
@@ -87,13 +89,22 @@ where
         Ok(now.locked_bytes.max(now.pinned_bytes))
     }
 
-    fn everywhere(&mut self) -> Result<(), LifeError> {
+    /// Waits until each device has been everywhere for the first time, which is the step itself.
+    fn first_pass(&mut self) -> Result<(), LifeError> {
         self.copying.everywhere(self.step, self.watch)
+    }
+
+    fn everywhere(&mut self) -> Result<(), LifeError> {
+        let (waited, took_ns) = timed(|| self.copying.everywhere(self.step, self.watch));
+        self.report.times.waited_ns += took_ns;
+        waited
     }
 
     /// Waits until what is now has been seen by each device.
     fn seen(&mut self) -> Result<(), LifeError> {
-        self.copying.seen(self.step, self.watch)
+        let (waited, took_ns) = timed(|| self.copying.seen(self.step, self.watch));
+        self.report.times.waited_ns += took_ns;
+        waited
     }
 
     /// Does a step, and notes what it was. The kernel tells neither tables nor flushes.
@@ -123,6 +134,7 @@ fn begin<'w, K: Interface>(
 where
     K::Device: Send + Sync,
 {
+    let started = Instant::now();
     let Opening {
         devices,
         space,
@@ -174,6 +186,7 @@ where
         pool,
         report,
         not_split: None,
+        started,
         step,
         watch,
     })
@@ -213,14 +226,18 @@ where
         free,
         backing,
         space,
+        started,
         ..
     } = life;
-    drop((copying, space, parts));
-    if let Some(pool) = pool {
-        pool.restore().map_err(JobError::from)?;
-    }
+    let (freed, took_ns) = timed(|| {
+        drop((copying, space, parts));
+        pool.map_or(Ok(()), KeptPool::restore)
+    });
+    freed.map_err(JobError::from)?;
     left.huge_pages = free.saturating_sub(free_pages(backing));
     report.left = left;
+    report.times.freed_ns = took_ns;
+    report.times = report.times.closed(started, &report.steps);
     Ok(report)
 }
 

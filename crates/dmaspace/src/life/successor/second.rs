@@ -263,6 +263,7 @@ impl Inherited {
                     prot: Prot::from_bits(prot as u32).ok_or_else(unexpected)?,
                     out: false,
                     released: false,
+                    cut: [false; 2],
                 });
             }
             _ => return Err(unexpected()),

@@ -2,7 +2,8 @@
 //!
 //! A ring goes through all NICs, so it is as fast as the slowest. With `n` GPUs each NIC carries
 //! `2 (n - 1) / n` times the rate of the allreduce, divided by the number of NICs (NCCL's
-//! documentation of its tests, "Performance", "AllReduce": the bus bandwidth).
+//! documentation of its tests, "Performance", "AllReduce": the bus bandwidth). How many machines took part, and so
+//! `n`, was not published: it is an assumed input.
 //!
 //! Each NIC translates a page, transfers it, and goes to the next, in as many streams as its
 //! channels have buffers: it has ATS, and talks to the memory of a GPU below the same unit.
@@ -10,7 +11,7 @@
 use iopt::FormatId;
 use runs::Span;
 
-use super::{Basis, Knob, Row, Standing, Study, StudyError, pcie_bench, study, whole};
+use super::{Basis, Knob, Row, Standing, Study, StudyError, Varied, pcie_bench, study, whole};
 use crate::numa::simulation::{
     DeviceModel, DeviceTlb, Domain, Order, ReadTimes, Simulation, UnitModel,
 };
@@ -18,13 +19,12 @@ use crate::numa::simulation::{
 const PAGE: u64 = 4096;
 /// NICs of a socket, and as many GPUs.
 const NICS: usize = 4;
-/// Machines that take part.
-const HOSTS: f64 = 2.0;
 /// Where the buffers begin.
 const BUFFERS: u64 = 1 << 32;
 
 #[derive(Clone, Copy)]
 pub(super) struct Values {
+    hosts: f64,
     link_gbps: f64,
     local_ns: f64,
     remote_ns: f64,
@@ -38,6 +38,7 @@ pub(super) struct Values {
 }
 
 pub(super) const VALUES: Values = Values {
+    hosts: 2.0,
     link_gbps: 200.0,
     local_ns: 90.0,
     remote_ns: 170.0,
@@ -50,65 +51,82 @@ pub(super) const VALUES: Values = Values {
     walks: 5.0,
 };
 
-const KNOBS: [Knob<Values>; 10] = [
+const KNOBS: [Knob<Values>; 11] = [
     Knob {
         name: "read of a table entry, local",
         unit: "ns",
         basis: Basis::Published("DRAM of servers, 80 to 100 (arXiv 2204.03290): the middle"),
+        varied: Varied::ByPart,
         at: |values| &mut values.local_ns,
     },
     Knob {
         name: "read of a table entry, remote",
         unit: "ns",
         basis: Basis::Published("DRAM of servers, 140 to 200 (arXiv 2204.03290): the middle"),
+        varied: Varied::ByPart,
         at: |values| &mut values.remote_ns,
     },
     Knob {
         name: "buffer of a stream",
         unit: "MiB",
         basis: Basis::Published("NCCL's documentation, NCCL_BUFFSIZE"),
+        varied: Varied::ByPart,
         at: |values| &mut values.buffer_mib,
     },
     Knob {
         name: "tables kept, a level",
         unit: "entries",
         basis: Basis::Fitted("second socket alone, shared table"),
+        varied: Varied::ByPart,
         at: |values| &mut values.upper,
+    },
+    Knob {
+        name: "machines that take part",
+        unit: "",
+        basis: Basis::Assumed("an allreduce over NICs takes two; the origin does not say"),
+        varied: Varied::To([1.0, 4.0]),
+        at: |values| &mut values.hosts,
     },
     Knob {
         name: "miss, besides its reads",
         unit: "ns",
         basis: Basis::Assumed("as in pcie-bench"),
+        varied: Varied::ByPart,
         at: |values| &mut values.miss_ns,
     },
     Knob {
         name: "link of a NIC, and of a GPU",
         unit: "Gb/s",
         basis: Basis::Assumed("NICs of that year"),
+        varied: Varied::ByPart,
         at: |values| &mut values.link_gbps,
     },
     Knob {
         name: "streams of a NIC",
         unit: "",
         basis: Basis::Assumed("8 channels, each sends and receives; they take turns at random"),
+        varied: Varied::ByPart,
         at: |values| &mut values.streams,
     },
     Knob {
         name: "TLB of a NIC",
         unit: "entries",
         basis: Basis::Assumed("as the unit's; far less than the buffers"),
+        varied: Varied::ByPart,
         at: |values| &mut values.device_tlb,
     },
     Knob {
         name: "IOTLB of a unit; each NIC has a unit, with its GPU",
         unit: "entries",
         basis: Basis::Assumed("as in pcie-bench"),
+        varied: Varied::ByPart,
         at: |values| &mut values.iotlb,
     },
     Knob {
         name: "walks at the same time",
         unit: "",
         basis: Basis::Assumed("as in pcie-bench"),
+        varied: Varied::ByPart,
         at: |values| &mut values.walks,
     },
 ];
@@ -119,7 +137,7 @@ const KNOBS: [Knob<Values>; 10] = [
 ///
 /// When there is no memory for the tables.
 pub fn allreduce() -> Result<Study, StudyError> {
-    let title = "origin 5: NCCL allreduce on two machines of two sockets, GB/s";
+    let title = "origin 5: NCCL allreduce on machines of two sockets, GB/s";
     study(title, VALUES, &KNOBS, rows)
 }
 
@@ -258,7 +276,7 @@ fn rate(values: &Values, sockets: &[u32], tables: [&Domain; 2]) -> Result<f64, S
         .map(|outcome| outcome.bytes_per_second)
         .reduce(f64::min);
     let slowest = slowest.ok_or(StudyError::NoOutcome)?;
-    let gpus = HOSTS * nics;
+    let gpus = values.hosts * nics;
     Ok(slowest * nics * gpus / (2.0 * (gpus - 1.0)) / 1e9)
 }
 

@@ -2,8 +2,8 @@
 //!
 //! A [`Study`] says of each input whether it is published, fitted or assumed, and of each row whether
 //! an input was fitted to it: such a row does not count as reproduced, and neither does one of the
-//! same configuration. Each assumed input is varied by 20 % up and down, and the study says how far
-//! the rows move.
+//! same configuration. Each assumed input is varied, by 20 % up and down or to what else it might have been, and
+//! the study says how far the rows move.
 //!
 //! [`pcie_bench`] is one device and one unit on one machine, [`allreduce`] the machines of origin 5,
 //! and [`heat_map`] what neither shows: larger leaves, more nodes, more devices.
@@ -23,7 +23,7 @@ pub use pcie_bench::pcie_bench;
 /// How far a row may be off to count as reproduced.
 pub const TOLERANCE: f64 = 0.10;
 
-/// By how much assumed inputs are varied, up and down.
+/// By how much assumed inputs are varied, up and down, unless they are counts of a few.
 pub const VARIED: f64 = 0.20;
 
 /// What was put in, what came out, and what it depends on.
@@ -144,7 +144,16 @@ struct Knob<V> {
     name: &'static str,
     unit: &'static str,
     basis: Basis,
+    varied: Varied,
     at: fn(&mut V) -> &mut f64,
+}
+
+/// How an assumed input is varied.
+enum Varied {
+    /// By [`VARIED`] of itself, down and up.
+    ByPart,
+    /// To these.
+    To([f64; 2]),
 }
 
 /// Runs a scenario as it is, and once more for each assumed input up and down.
@@ -158,11 +167,14 @@ fn study<V: Copy>(
     let mut spread = Vec::new();
     let assumed = |knob: &&Knob<V>| matches!(knob.basis, Basis::Assumed(_));
     for knob in knobs.iter().filter(assumed) {
-        for factor in [1.0 - VARIED, 1.0 + VARIED] {
+        let found_with = *(knob.at)(&mut { values });
+        let to = match knob.varied {
+            Varied::ByPart => [1.0 - VARIED, 1.0 + VARIED].map(|factor| found_with * factor),
+            Varied::To(values) => values,
+        };
+        for value in to {
             let mut values = values;
-            let value = (knob.at)(&mut values);
-            *value *= factor;
-            let value = *value;
+            *(knob.at)(&mut values) = value;
             let moved = rows(&values)?;
             let changes = moved.iter().zip(&found);
             let changes = changes.map(|(moved, row)| moved.simulated / row.simulated - 1.0);

@@ -1,0 +1,172 @@
+//! The map of the job once more, by runs and page by page: in turns over the same runs, so that what else the
+//! machine does falls on both.
+
+use std::time::{Duration, Instant};
+
+use iopt::{AnyTable, Discard, Gather, MapError, Prot, TABLE_BYTES, TableMemory};
+use runs::{Run, Span};
+
+use super::clock::in_nanoseconds;
+use super::report::{Compared, Spread};
+use super::{JobError, Stage, Watch};
+
+/// Rounds that are counted, where there is time for them.
+const MOST_ROUNDS: usize = 15;
+/// No round begins later than this after the first.
+const TIME: Duration = Duration::from_millis(500);
+/// Bytes that are mapped between two looks at the watch, whose time is not counted.
+const STRETCH: u64 = 1 << 30;
+
+/// Maps `runs`, which are all of `range`, into the empty `table`: a round is once by runs and once page by
+/// page, and the other way comes first in every second round.
+pub(super) fn compare<M: TableMemory>(
+    mut table: AnyTable<M>,
+    runs: &[Run],
+    range: Span,
+    watch: &mut dyn Watch,
+) -> Result<Compared, JobError> {
+    let begun = Instant::now();
+    let mut rounds: Vec<[u64; 2]> = Vec::new();
+    // The first round meets cold tables: it is left out where there is another.
+    while rounds.is_empty() || rounds.len() <= MOST_ROUNDS && begun.elapsed() < TIME {
+        let mut round = [0; 2];
+        let first = rounds.len() % 2;
+        for way in [first, 1 - first] {
+            let taken = fill(&mut table, runs, range, watch, way == 1)?;
+            if let Some(time) = round.get_mut(way) {
+                *time = in_nanoseconds(taken);
+            }
+            let mut gather = Gather::new();
+            table.unmap(range, &mut gather, &mut Discard)?;
+            table.reclaim(gather.never_walked());
+        }
+        rounds.push(round);
+    }
+    let (gather, memory) = table.tear_down();
+    memory.reclaim(gather.never_walked().into_tables());
+    let warm = rounds.get(1..).filter(|rounds| !rounds.is_empty());
+    Ok(of(warm.unwrap_or(&rounds)))
+}
+
+/// How long it takes to map all runs.
+fn fill<M: TableMemory>(
+    table: &mut AnyTable<M>,
+    runs: &[Run],
+    range: Span,
+    watch: &mut dyn Watch,
+    by_pages: bool,
+) -> Result<Duration, JobError> {
+    let mut taken = Duration::ZERO;
+    for run in runs {
+        for offset in (0..run.len).step_by(STRETCH as usize) {
+            let len = (run.len - offset).min(STRETCH);
+            let stretch = Run::new(run.iova + offset, run.pa + offset, len);
+            let started = Instant::now();
+            match by_pages {
+                true => map_pages(table, stretch)?,
+                false => map_run(table, stretch)?,
+            }
+            taken += started.elapsed();
+            let done = stretch.iova - range.start + len;
+            if watch.progress(Stage::Map, done, range.len).is_break() {
+                return Err(JobError::Interrupted);
+            }
+        }
+    }
+    Ok(taken)
+}
+
+fn map_run<M: TableMemory>(table: &mut AnyTable<M>, run: Run) -> Result<(), MapError> {
+    table.map(run.iova, &[Span::new(run.pa, run.len)], Prot::RW)
+}
+
+fn map_pages<M: TableMemory>(table: &mut AnyTable<M>, run: Run) -> Result<(), MapError> {
+    for offset in (0..run.len).step_by(TABLE_BYTES as usize) {
+        let page = [Span::new(run.pa + offset, TABLE_BYTES)];
+        table.map(run.iova + offset, &page, Prot::RW)?;
+    }
+    Ok(())
+}
+
+/// Medians with what is around them, of rounds by runs and page by page.
+fn of(rounds: &[[u64; 2]]) -> Compared {
+    let spread = |of: fn(&[u64; 2]) -> f64| Spread::of(rounds.iter().map(of).collect());
+    Compared {
+        rounds: rounds.len() as u64,
+        by_runs_ns: spread(|[runs, _]| *runs as f64),
+        by_page_ns: spread(|[_, pages]| *pages as f64),
+        ratio: spread(|[runs, pages]| *pages as f64 / (*runs).max(1) as f64),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ops::ControlFlow;
+
+    use iopt::{FormatId, HeapTables};
+    use runs::PageSizes;
+
+    use super::*;
+    use crate::map::Unwatched;
+
+    const MIB: u64 = 1 << 20;
+    const START: u64 = 1 << 40;
+
+    fn table() -> AnyTable<HeapTables> {
+        let memory = HeapTables::with_tables(64).unwrap();
+        let sizes = PageSizes::from_bits(u64::MAX);
+        AnyTable::new(FormatId::VtdSs, 4, sizes, memory).unwrap()
+    }
+
+    fn two_runs() -> [Run; 2] {
+        [
+            Run::new(START, 64 * MIB, 4 * MIB),
+            Run::new(START + 4 * MIB, 16 * MIB, 4 * MIB),
+        ]
+    }
+
+    #[test]
+    fn one_slow_round_moves_neither_medians_nor_what_is_around_them() {
+        let found = of(&[[10, 100], [10, 120], [900, 110], [10, 90], [11, 110]]);
+        let spread = |lower, median, upper| Spread {
+            median,
+            lower,
+            upper,
+        };
+        assert_eq!(found.rounds, 5);
+        assert_eq!(found.by_runs_ns, spread(10.0, 10.0, 11.0));
+        assert_eq!(found.by_page_ns, spread(100.0, 110.0, 110.0));
+        assert_eq!(found.ratio, spread(9.0, 10.0, 10.0));
+    }
+
+    #[test]
+    fn both_ways_are_mapped_in_several_rounds() {
+        let range = Span::new(START, 8 * MIB);
+        let found = compare(table(), &two_runs(), range, &mut Unwatched).unwrap();
+        assert!((1..=MOST_ROUNDS as u64).contains(&found.rounds));
+        for spread in [found.by_runs_ns, found.by_page_ns, found.ratio] {
+            assert!(spread.lower > 0.0, "{found:?}");
+            assert!(spread.lower <= spread.median && spread.median <= spread.upper);
+        }
+    }
+
+    #[test]
+    fn whoever_watches_can_stop_it_in_each_way() {
+        /// Stops at the n-th look.
+        struct After(u32);
+        impl Watch for After {
+            fn progress(&mut self, _: Stage, _: u64, _: u64) -> ControlFlow<()> {
+                self.0 -= 1;
+                match self.0 {
+                    0 => ControlFlow::Break(()),
+                    _ => ControlFlow::Continue(()),
+                }
+            }
+        }
+        let range = Span::new(START, 8 * MIB);
+        for looks in 1..=4 {
+            let stopped = compare(table(), &two_runs(), range, &mut After(looks));
+            assert!(matches!(stopped, Err(JobError::Interrupted)), "{looks}");
+        }
+    }
+}
