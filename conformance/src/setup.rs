@@ -239,7 +239,10 @@ fn riscv(setups: &mut Vec<Setup>) -> anyhow::Result<()> {
     ] {
         let linux = generic(LinuxFormat::RiscV, levels, bits, 56, sign | options);
         let typed = options & option::SVPBMT != 0;
-        let format = RiscV::new(levels).map(|format| format.with_memory_types(typed));
+        let format = RiscV::new(levels).map(|format| {
+            let format = format.with_memory_types(typed);
+            format.with_supervisor_requests(true)
+        });
         setups.push(setup::<_, Heap4K>(name, linux, format)?);
     }
     Ok(())

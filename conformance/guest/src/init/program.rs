@@ -191,7 +191,7 @@ pub(crate) fn map_by(backend: &str, backing: &str) -> anyhow::Result<()> {
         ("/tables", Value::Null),
         ("/layout", Value::Null),
         ("/memory/runs", Value::Null),
-        ("/times/map_by_page_ns", Value::Null),
+        ("/compared", Value::Null),
     ] {
         says(&report, what, &expected)?;
     }

@@ -162,8 +162,8 @@ pub(crate) fn dirty() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A second device, which cannot tell, makes everything dirty; when it has gone the first one tells
-/// again.
+/// A second device, which cannot tell, makes everything dirty, once more after it has gone; then the
+/// first one tells again.
 pub(crate) fn one_is_blind() -> anyhow::Result<()> {
     let mut mocked = Mocked::new()?;
     mocked.ioas.track_dirty(Tracking::default())?;
@@ -174,6 +174,8 @@ pub(crate) fn one_is_blind() -> anyhow::Result<()> {
     let found = harvest(&mut mocked.ioas, mocked.mapped)?;
     ensure!(found == (vec![mocked.mapped], true), "{found:?}");
     mocked.ioas.detach(&second)?;
+    let found = harvest(&mut mocked.ioas, mocked.mapped)?;
+    ensure!(found == (vec![mocked.mapped], true), "{found:?}");
     mocked.write(&[6])?;
     mocked.look(&[Span::new(6, 1)])
 }

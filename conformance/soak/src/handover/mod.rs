@@ -67,8 +67,9 @@ fn described(handover: &Handover) -> Vec<String> {
         let (start, len, prot) = (area.range.start, area.range.len, area.prot.bits());
         let (out, released) = (u8::from(area.out), u8::from(area.released));
         let (memory, offset) = (area.memory, area.offset);
+        let [low, high] = area.cut.map(u8::from);
         lines.push(format!(
-            "area {start} {len} {memory} {offset} {prot} {out} {released}"
+            "area {start} {len} {memory} {offset} {prot} {out} {released} {low} {high}"
         ));
     }
     let written = handover.written.iter();
@@ -98,7 +99,7 @@ fn learn(handover: &mut Handover, line: &str) -> Result<bool, Cause> {
                 devices: devices.iter().map(|n| device(*n as usize)).collect(),
             });
         }
-        ("area", [start, len, memory, offset, prot, out, released]) => {
+        ("area", [start, len, memory, offset, prot, out, released, low, high]) => {
             handover.areas.push(HandedArea {
                 range: Span::new(*start, *len),
                 memory: *memory as usize,
@@ -106,6 +107,7 @@ fn learn(handover: &mut Handover, line: &str) -> Result<bool, Cause> {
                 prot: Prot::from_bits(*prot as u32).ok_or("no such permissions")?,
                 out: *out != 0,
                 released: *released != 0,
+                cut: [*low != 0, *high != 0],
             });
         }
         ("written", [start, len]) => handover.written.push(Span::new(*start, *len)),

@@ -170,7 +170,7 @@ impl Judge<'_> {
 
 /// What the unit has reported, as the word that an event has for it.
 fn reason(board: Board, fault: &Fault) -> anyhow::Result<String> {
-    let FaultReason::Reported { code, meaning } = fault.reason else {
+    let FaultReason::Reported { code, meaning, .. } = fault.reason else {
         bail!("{fault}");
     };
     Ok(match board {
