@@ -14,6 +14,7 @@ mod cargo;
 mod conformance;
 mod dependencies;
 mod examples;
+mod figures;
 mod fuzz;
 mod graph;
 mod guests;
@@ -69,6 +70,8 @@ enum Command {
     /// Measures our I/O page tables beside the machine's limit, Linux's code and foreign crates, and
     /// makes docs/performance.md anew.
     BenchTables(bench_tables::Options),
+    /// Measures the figures of the feature table, and prints or writes its cells.
+    Figures(figures::Options),
     /// Writes the man pages and shell completions of the command line below target/manuals.
     Manuals,
     /// Draws the picture of the crates, docs/house.svg.
@@ -136,6 +139,7 @@ fn run(command: Command) -> anyhow::Result<bool> {
         Command::Fuzz(options) => fuzz::run(&options, repository),
         Command::Sanitize(options) => sanitize::run(&options, repository),
         Command::BenchTables(options) => bench_tables::run(&options, repository),
+        Command::Figures(options) => figures::run(&options, repository),
         Command::Manuals => manuals::run(repository),
         Command::House => house::command(repository),
         Command::Header => header::run(repository),

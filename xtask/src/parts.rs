@@ -1,9 +1,8 @@
 //! The parts of `cargo xtask test`, in the order in which they run.
 //!
 //! A new part is a function (in a file of its own when it is more than one command) and one
-//! line in [`PARTS`]. Budgets are for two cores: build, lints and docs five minutes together,
-//! the suites four, the rigs against what others wrote two, QEMU's units four, the balloon
-//! with a stock guest and with QEMU 70 seconds; the kernel of the guests, which is built once and kept, three and a half.
+//! line in [`PARTS`]. Budgets are for two idle cores and a fresh clone: the parts without a rig take ten
+//! minutes together, those with rigs thirty more.
 
 use std::{process::Command, time::Duration};
 
@@ -15,55 +14,32 @@ use crate::{
     libvirt, nostd, origins, properties, runner, units, unsafety,
 };
 
-/// What a part counts towards.
+/// When a part runs, and what its budget counts towards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Group {
-    /// Build, lints and docs.
-    Build,
-    /// The suites.
-    Suite,
-    /// Rigs against what others wrote.
+    /// Always: nothing but Rust and a C linker is needed.
+    Basic,
+    /// With `--all`: programs of others judge ours.
     Rig,
-    /// QEMU's emulated units.
-    Unit,
-    /// A stock guest's balloon, and QEMU's.
-    Balloon,
-    /// The kernel of the guests.
-    Kernel,
 }
 
 impl Group {
-    /// All, in the order of the summary.
-    pub(crate) const ALL: [Self; 6] = [
-        Self::Build,
-        Self::Suite,
-        Self::Rig,
-        Self::Unit,
-        Self::Balloon,
-        Self::Kernel,
-    ];
+    /// Both, in the order of the summary.
+    pub(crate) const ALL: [Self; 2] = [Self::Basic, Self::Rig];
 
     /// As the summary calls it.
     pub(crate) const fn name(self) -> &'static str {
         match self {
-            Self::Build => "build, lints, docs",
-            Self::Suite => "suites",
+            Self::Basic => "without rigs",
             Self::Rig => "rigs",
-            Self::Unit => "emulated units",
-            Self::Balloon => "balloon",
-            Self::Kernel => "guest kernel",
         }
     }
 
     /// The time that all parts of the group may take together.
     pub(crate) const fn budget(self) -> Duration {
         Duration::from_secs(match self {
-            Self::Build => 300,
-            Self::Suite => 240,
-            Self::Rig => 120,
-            Self::Unit => 240,
-            Self::Balloon => 70,
-            Self::Kernel => 210,
+            Self::Basic => 600,
+            Self::Rig => 1800,
         })
     }
 }
@@ -80,14 +56,12 @@ pub(crate) enum Outcome {
 pub(crate) struct Part {
     /// As `--only` takes it.
     pub(crate) name: &'static str,
-    /// What it counts towards.
+    /// When it runs.
     pub(crate) group: Group,
-    /// What it should take at most; more is told, not failed, since machines differ.
+    /// What it should take at most; more is reported and is no failure, since machines differ.
     pub(crate) budget: Duration,
     /// What the machine must have.
     pub(crate) needs: &'static [Need],
-    /// Whether the whole may pass on a CI machine without it.
-    pub(crate) optional: bool,
     /// The part itself; an error is a failure.
     pub(crate) run: fn(&Repository) -> anyhow::Result<Outcome>,
 }
@@ -104,7 +78,6 @@ const fn part(
         group,
         budget: Duration::from_secs(seconds),
         needs,
-        optional: false,
         run,
     }
 }
@@ -112,53 +85,63 @@ const fn part(
 const FMT: Need = Need::Subcommand("fmt", "rustup component add rustfmt");
 const CLIPPY: Need = Need::Subcommand("clippy", "rustup component add clippy");
 
-/// All parts. Those that take no time come first: they tell most for what they cost.
+/// All parts. Those that take no time come first: they find most for what they cost.
 pub(crate) const PARTS: &[Part] = &[
-    part("fmt", Group::Build, 5, &[FMT], fmt),
-    part("crate-graph", Group::Build, 3, &[], graph::part),
-    part("dependencies", Group::Build, 5, &[], dependencies::part),
-    part("origins", Group::Build, 5, &[], origins::part),
-    part("unsafe", Group::Build, 2, &[], unsafety::part),
-    part("clippy", Group::Build, 110, &[CLIPPY], clippy),
-    part("release", Group::Build, 75, &[], release),
-    part("docs", Group::Build, 50, &[], docs),
-    part("no-std", Group::Build, 25, &[], nostd::part),
-    part("header", Group::Build, 20, &[], header::part),
-    part("tests", Group::Suite, 210, &[], tests),
+    part("fmt", Group::Basic, 5, &[FMT], fmt),
+    part("crate-graph", Group::Basic, 3, &[], graph::part),
+    part("dependencies", Group::Basic, 5, &[], dependencies::part),
+    part("origins", Group::Basic, 5, &[], origins::part),
+    part("unsafe", Group::Basic, 2, &[], unsafety::part),
+    part("clippy", Group::Basic, 110, &[CLIPPY], clippy),
+    part("docs", Group::Basic, 50, &[], docs),
+    part("no-std", Group::Basic, 25, &[], nostd::part),
+    part("tests", Group::Basic, 350, &[], tests),
+    part("doctests", Group::Basic, 40, &[], doctests),
+    part("header", Group::Rig, 20, &[], header::part),
+    part("release", Group::Rig, 200, &[], release),
+    part("rig-tests", Group::Rig, 100, &[], rig_tests),
     part(
         "system-calls",
-        Group::Suite,
+        Group::Rig,
         15,
         &[Need::Package("strace")],
         system_calls,
     ),
-    part("doctests", Group::Suite, 15, &[], doctests),
     part(
         "compare",
         Group::Rig,
-        45,
+        60,
         conformance::NEEDS,
         conformance::part,
     ),
     part("libvirt", Group::Rig, 5, libvirt::NEEDS, libvirt::part),
-    part("units", Group::Unit, 220, units::NEEDS, units::part),
-    part("balloon", Group::Balloon, 40, balloon::NEEDS, balloon::part),
+    part("units", Group::Rig, 300, units::NEEDS, units::part),
+    part("balloon", Group::Rig, 40, balloon::NEEDS, balloon::part),
     part(
         "balloon-qemu",
-        Group::Balloon,
+        Group::Rig,
         30,
         units::BALLOON_NEEDS,
         units::balloon_part,
     ),
-    part("examples", Group::Unit, 20, units::NEEDS, examples::part),
+    part("examples", Group::Rig, 20, units::NEEDS, examples::part),
     part(
         "guest-kernel",
-        Group::Kernel,
-        210,
+        Group::Rig,
+        400,
         guests::KERNEL_NEEDS,
         guests::kernel_part,
     ),
-    part("guests", Group::Rig, 70, guests::NEEDS, guests::part),
+    part("guests", Group::Rig, 400, guests::NEEDS, guests::part),
+];
+
+/// The rigs' own packages: their tests are needed where the rigs run.
+const RIGS: [&str; 5] = [
+    "dmaspace-balloon-rig",
+    "dmaspace-conformance",
+    "dmaspace-guest",
+    "dmaspace-peers",
+    "dmaspace-units",
 ];
 
 fn fmt(repository: &Repository) -> anyhow::Result<Outcome> {
@@ -200,6 +183,26 @@ pub(crate) fn suites(repository: &Repository) -> Command {
 
 fn tests(repository: &Repository) -> anyhow::Result<Outcome> {
     let mut command = suites(repository);
+    command.args(RIGS.map(|package| ["--exclude", package]).as_flattened());
+    properties::settle(&mut command, runner::in_ci());
+    cargo::run(&mut command)?;
+    Ok(Outcome::Passed)
+}
+
+fn rig_tests(repository: &Repository) -> anyhow::Result<Outcome> {
+    let mut command = if cargo::has_subcommand("nextest") {
+        // All packages are named, so that none is built again with other features.
+        let mut command = suites(repository);
+        command.args([
+            "-E",
+            &RIGS.map(|name| format!("package({name})")).join(" | "),
+        ]);
+        command
+    } else {
+        let mut command = repository.cargo(&["test", "--no-fail-fast", "--all-features"]);
+        command.args(RIGS.map(|package| ["--package", package]).as_flattened());
+        command
+    };
     properties::settle(&mut command, runner::in_ci());
     cargo::run(&mut command)?;
     Ok(Outcome::Passed)
@@ -208,14 +211,17 @@ fn tests(repository: &Repository) -> anyhow::Result<Outcome> {
 /// What the suites leave out, loudly, where there is no strace.
 fn system_calls(repository: &Repository) -> anyhow::Result<Outcome> {
     let mut command = suites(repository);
-    command.arg("some_of_all_system_calls");
+    command.args(["--test", "faults", "some_of_all_system_calls"]);
     properties::settle(&mut command, runner::in_ci());
     cargo::run(&mut command)?;
     Ok(Outcome::Passed)
 }
 
 fn doctests(repository: &Repository) -> anyhow::Result<Outcome> {
-    cargo::run(&mut repository.cargo(&["test", "--workspace", "--all-features", "--doc"]))?;
+    let mut command = repository.cargo(&["test", "--workspace", "--all-features", "--doc"]);
+    // The rigs have none, and are compiled where they run.
+    command.args(RIGS.map(|package| ["--exclude", package]).as_flattened());
+    cargo::run(&mut command)?;
     Ok(Outcome::Passed)
 }
 

@@ -25,10 +25,13 @@ pub(crate) struct Options {
     /// Install missing Debian packages with apt-get (as root); always on when CI is set.
     #[arg(long)]
     pub(crate) install: bool,
+    /// Run the rigs as well: QEMU, guests, kernels and other programs judge ours.
+    #[arg(long)]
+    pub(crate) all: bool,
     /// Stop at the first part that fails.
     #[arg(long)]
     pub(crate) fail_fast: bool,
-    /// Run only this part; may be given several times.
+    /// Run only this part, with or without a rig; may be given several times.
     #[arg(long, value_name = "PART")]
     pub(crate) only: Vec<String>,
 }
@@ -46,7 +49,6 @@ struct Line {
     name: &'static str,
     group: Group,
     budget: Duration,
-    optional: bool,
     took: Duration,
     state: State,
 }
@@ -59,7 +61,7 @@ pub(crate) fn run(
     host: &mut dyn Host,
 ) -> anyhow::Result<bool> {
     let ci = in_ci();
-    let chosen = choose(parts, &options.only)?;
+    let chosen = choose(parts, options)?;
     let mut lines = Vec::new();
     let unmet = prepare(&chosen, options.install || ci, host);
     let begun = Instant::now();
@@ -86,12 +88,14 @@ pub(crate) fn run(
             name: part.name,
             group: part.group,
             budget: part.budget,
-            optional: part.optional,
             took: start.elapsed(),
             state,
         });
     }
     print!("\n{}", summary(&lines, begun.elapsed()));
+    if options.only.is_empty() && !options.all {
+        print!("{}", left_out(parts, host));
+    }
     let well = passes(&lines, ci);
     if !well && lines.iter().all(|l| !matches!(l.state, State::Failed(_))) {
         println!("Failed: CI is set, and a part that must run did not.");
@@ -104,8 +108,9 @@ pub(crate) fn in_ci() -> bool {
     env::var_os("CI").is_some_and(|value| !value.is_empty() && value != "false")
 }
 
-/// The parts named by `--only`, or all.
-fn choose<'a>(parts: &'a [Part], only: &[String]) -> anyhow::Result<Vec<&'a Part>> {
+/// The parts named by `--only`, or all that run without a rig, or all.
+fn choose<'a>(parts: &'a [Part], options: &Options) -> anyhow::Result<Vec<&'a Part>> {
+    let only = &options.only;
     let known = |name: &&String| parts.iter().any(|part| part.name == **name);
     if let Some(unknown) = only.iter().find(|name| !known(name)) {
         let names: Vec<_> = parts.iter().map(|part| part.name).collect();
@@ -114,10 +119,39 @@ fn choose<'a>(parts: &'a [Part], only: &[String]) -> anyhow::Result<Vec<&'a Part
             names.join(", ")
         );
     }
-    Ok(parts
+    let wanted = |part: &&Part| {
+        if only.is_empty() {
+            options.all || part.group == Group::Basic
+        } else {
+            only.iter().any(|name| name == part.name)
+        }
+    };
+    Ok(parts.iter().filter(wanted).collect())
+}
+
+/// What `--all` would add, and the packages that it would need first.
+fn left_out(parts: &[Part], host: &mut dyn Host) -> String {
+    let rigs: Vec<_> = parts.iter().filter(|p| p.group == Group::Rig).collect();
+    let names: Vec<_> = rigs.iter().map(|part| part.name).collect();
+    let minutes = rigs
         .iter()
-        .filter(|part| only.is_empty() || only.iter().any(|name| name == part.name))
-        .collect())
+        .map(|part| part.budget)
+        .sum::<Duration>()
+        .as_secs()
+        / 60;
+    let missing = host.missing(&rigs.iter().flat_map(|part| packages(part)).collect());
+    let mut text = format!(
+        "  `cargo xtask test --all` adds, in about {minutes} minutes: {}\n",
+        names.join(", ")
+    );
+    if !missing.is_empty() {
+        let missing = list(missing.into_iter());
+        let _ = writeln!(
+            text,
+            "  it needs packages that `--install` installs: {missing}"
+        );
+    }
+    text
 }
 
 /// Sees to what the parts need. For each part: why it cannot run, if it cannot.
@@ -180,12 +214,12 @@ fn packages(part: &Part) -> impl Iterator<Item = &'static str> {
     })
 }
 
-/// True when nothing failed and, on a CI machine, nothing that must run was left out.
+/// True when nothing failed and, on a CI machine, nothing was left out.
 fn passes(lines: &[Line], ci: bool) -> bool {
     lines.iter().all(|line| match line.state {
         State::Ok => true,
         State::Failed(_) => false,
-        State::NotRun(_) => !ci || line.optional,
+        State::NotRun(_) => !ci,
     })
 }
 
@@ -271,20 +305,18 @@ mod tests {
     fn part(name: &'static str, needs: &'static [Need]) -> Part {
         Part {
             name,
-            group: Group::Suite,
+            group: Group::Basic,
             budget: Duration::from_secs(1),
             needs,
-            optional: false,
             run: |_| Ok(Outcome::Passed),
         }
     }
 
-    fn line(state: State, optional: bool) -> Line {
+    fn line(state: State) -> Line {
         Line {
             name: "tests",
-            group: Group::Suite,
+            group: Group::Basic,
             budget: Duration::from_secs(120),
-            optional,
             took: Duration::from_millis(31_200),
             state,
         }
@@ -364,27 +396,19 @@ mod tests {
     fn a_failure_fails_the_run_and_a_part_left_out_fails_it_on_ci_only() {
         let failed = || State::Failed("one test failed".into());
         let left_out = || State::NotRun("missing packages: qemu".into());
-        assert!(passes(&[line(State::Ok, false)], true));
-        assert!(!passes(
-            &[line(State::Ok, false), line(failed(), false)],
-            false
-        ));
-        assert!(
-            !passes(&[line(failed(), true)], false),
-            "also an optional part"
-        );
-        assert!(passes(&[line(left_out(), false)], false));
-        assert!(!passes(&[line(left_out(), false)], true));
-        assert!(passes(&[line(left_out(), true)], true));
+        assert!(passes(&[line(State::Ok)], true));
+        assert!(!passes(&[line(State::Ok), line(failed())], false));
+        assert!(passes(&[line(left_out())], false));
+        assert!(!passes(&[line(left_out())], true));
     }
 
     #[test]
     fn each_part_has_its_line_with_time_and_budget() {
         let text = summary(
             &[
-                line(State::Ok, false),
-                line(State::Failed("x".into()), false),
-                line(State::NotRun("y".into()), false),
+                line(State::Ok),
+                line(State::Failed("x".into())),
+                line(State::NotRun("y".into())),
             ],
             Duration::from_secs(90),
         );
@@ -398,19 +422,42 @@ mod tests {
             lines[2],
             "  not run tests           31.2 s  (budget 120 s): y"
         );
-        assert_eq!(lines[3], "  suites                  93.6 s  (budget 240 s)");
+        assert_eq!(lines[3], "  without rigs            93.6 s  (budget 600 s)");
         assert_eq!(lines[4], "  total: 1 ok, 1 failed, 1 not run, 90.0 s");
     }
 
     #[test]
-    fn only_takes_known_parts() {
-        let parts = [part("a", &[]), part("b", &[])];
-        assert_eq!(choose(&parts, &["b".into()]).unwrap().len(), 1);
-        assert_eq!(choose(&parts, &[]).unwrap().len(), 2);
-        let error = choose(&parts, &["c".into()]).map(|_| ()).unwrap_err();
+    fn rigs_run_when_they_are_asked_for_and_the_summary_names_them() {
+        let rig = Part {
+            group: Group::Rig,
+            budget: Duration::from_secs(180),
+            ..part("rig", &[Need::Package("qemu")])
+        };
+        let parts = [part("a", &[]), part("b", &[]), rig];
+        let chosen = |all, only: &[&str]| {
+            let only = only.iter().map(|&name| name.to_owned()).collect();
+            let options = Options {
+                all,
+                only,
+                ..Options::default()
+            };
+            let parts = choose(&parts, &options).map_err(|error| error.to_string());
+            parts.map(|parts| parts.iter().map(|part| part.name).collect::<Vec<_>>())
+        };
+        assert_eq!(chosen(false, &[]).unwrap(), ["a", "b"]);
+        assert_eq!(chosen(true, &[]).unwrap(), ["a", "b", "rig"]);
+        assert_eq!(chosen(false, &["rig", "b"]).unwrap(), ["b", "rig"]);
         assert_eq!(
-            error.to_string(),
-            "there is no part `c`; the parts are a, b"
+            chosen(false, &["c"]).unwrap_err(),
+            "there is no part `c`; the parts are a, b, rig"
         );
+        let mut host = Machine {
+            packages: BTreeSet::new(),
+            installs: false,
+            asked: 0,
+        };
+        let text = left_out(&parts, &mut host);
+        assert!(text.contains("in about 3 minutes: rig\n"), "{text}");
+        assert!(text.contains("--install` installs: qemu\n"), "{text}");
     }
 }

@@ -141,7 +141,7 @@ pub(crate) fn run(options: &Options, repository: &Repository) -> anyhow::Result<
     if options.no_run {
         command.arg("--no-run");
     } else {
-        command.args(["--profile", "sanitize", "--no-fail-fast"]);
+        command.arg("--no-fail-fast");
         if options.kind == Kind::Address {
             // Programs in C that are linked without the sanitizer.
             command.args(["--filterset", "not test(/^example::the_c_example/)"]);
