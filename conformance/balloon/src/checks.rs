@@ -3,7 +3,7 @@
 //! What the balloon did is seen from outside: the pages that the machine holds for the guest's memory
 //! ([`Guest::held`]), and what the guest's own kernel counts.
 
-use anyhow::{bail, ensure};
+use anyhow::{Context, bail, ensure};
 
 use crate::daemon::Daemon;
 use crate::guest::{Guest, until};
@@ -150,8 +150,11 @@ pub fn features(guest: &mut Guest) -> anyhow::Result<()> {
 /// When it is not.
 pub fn statistics(guest: &mut Guest, daemon: &mut Daemon) -> anyhow::Result<()> {
     let total = 1024 * guest.number("awk '/^MemTotal/ { print $2 }' /proc/meminfo")?;
-    // The buffer that comes back first was filled when the driver was loaded.
-    for _ in 0..2 {
+    // The buffer that comes back first was filled when the driver was loaded. Blocks that the guest is
+    // reporting are not free meanwhile, up to 32 of 4 MiB: both are asked until none is under way.
+    let mut agreed = 0;
+    let mut last = String::new();
+    until("free memory in the statistics as in the guest", || {
         daemon.forget()?;
         daemon.say("stats")?;
         let stats = daemon.wait_for("stats")?;
@@ -159,14 +162,13 @@ pub fn statistics(guest: &mut Guest, daemon: &mut Daemon) -> anyhow::Result<()> 
             stats["total_bytes"] == total,
             "{total} bytes in all, but {stats}"
         );
-        let (said, free) = (stats["free_bytes"].as_u64().unwrap_or(0), free(guest)?);
-        ensure!(
-            said.abs_diff(free) < SLACK,
-            "{free} bytes are free in the guest, but {stats}"
-        );
         ensure!(stats["minor_faults"].as_u64() > Some(0), "{stats}");
-    }
-    Ok(())
+        let (said, free) = (stats["free_bytes"].as_u64().unwrap_or(0), free(guest)?);
+        agreed += u32::from(said.abs_diff(free) < SLACK);
+        last = format!("{free} bytes are free in the guest, but {stats}");
+        Ok((agreed == 2).then_some(()))
+    })
+    .with_context(|| last)
 }
 
 /// Free pages that the guest reports are given back, without a balloon.
