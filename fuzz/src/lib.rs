@@ -5,6 +5,8 @@ pub mod allocated;
 pub mod dmaspace;
 #[path = "../../crates/dmaspace-cli/tests/fuzz_bodies/mod.rs"]
 pub mod dmaspace_cli;
+#[path = "../../crates/dmaspace-vhost/tests/fuzz_bodies/mod.rs"]
+pub mod dmaspace_vhost;
 #[path = "../../crates/ioas/tests/fuzz_bodies/mod.rs"]
 pub mod ioas;
 #[path = "../../crates/iommu/tests/fuzz_bodies/mod.rs"]

@@ -39,6 +39,7 @@ const BALLOON: &str = "dmaspace-virtio-balloon";
 const IOAS: &str = "dmaspace-ioas";
 const VIRTUAL_IOMMU: &str = "dmaspace-virtio-iommu";
 const LIBRARY: &str = "dmaspace";
+const VHOST: &str = "dmaspace-vhost";
 const QTEST: &str = "dmaspace-qtest";
 const CONFORMANCE: &str = "dmaspace-conformance";
 
@@ -67,9 +68,14 @@ const HOUSE: &[Rule] = &[
         Place::Floor(5),
         &[RUNS, IOPT, HOSTMEM, IOMMU, BALLOON, IOAS, VIRTUAL_IOMMU],
     ),
-    // What these two need of the crates below, the library re-exports.
-    rule("dmaspace-cli", Place::Floor(6), &[LIBRARY]),
+    rule(
+        VHOST,
+        Place::Floor(6),
+        &[RUNS, HOSTMEM, BALLOON, VIRTUAL_IOMMU],
+    ),
+    // What it needs of the crates below, the library re-exports.
     rule("dmaspace-capi", Place::Floor(6), &[LIBRARY]),
+    rule("dmaspace-cli", Place::Floor(7), &[LIBRARY, VHOST]),
     rule(QTEST, Place::Alone, &[]),
     rule(CONFORMANCE, Place::Beside, &[]),
     rule("dmaspace-balloon-rig", Place::Beside, &[CONFORMANCE]),

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 
 use anyhow::{Context as _, anyhow, ensure};
-use dmaspace::vhost::{Backend, Link, Memory, Vring};
+use dmaspace_vhost::{Backend, Link, Memory, Vring};
 use rustix::fs::{FallocateFlags, fallocate};
 use vhost_user_backend::VringT as _;
 use virtio_queue::QueueT as _;

@@ -10,8 +10,8 @@ use std::thread;
 use std::time::Duration;
 
 use dmaspace::hostmem::ShrinkWatch;
-use dmaspace::vhost::{BalloonJob, BalloonReport, Command, Event, Operator, StatsReport};
 use dmaspace::virtio_balloon::BulkBit;
+use dmaspace_vhost::{BalloonJob, BalloonReport, Command, Event, Operator, StatsReport};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::stop::Stop;

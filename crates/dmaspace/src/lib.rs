@@ -42,12 +42,12 @@
 //!
 //! * [`balloon`]: devices let go before a balloon's memory is discarded, and have it back before the guest;
 //! * [`guest`]: a process in a guest that drives a balloon's device by itself;
-//! * [`map`], and with their features `life`, `bench` and `vhost`: the jobs of the commands of these names;
+//! * [`map`], and with their features `life` and `bench`: the jobs of the commands of these names;
 //! * [`devices`], [`topology`]: the machine's devices, and its memory nodes;
 //! * [`inspect`](mod@inspect), [`tables`], [`geometry`]: processes and page tables of others, looked at;
 //! * [`numa`]: plans, simulations and measurements of tables on memory nodes;
 //! * the crates below, whole: [`runs`], [`iopt`], [`hostmem`], [`iommu`], [`ioas`], [`virtio_balloon`];
-//!   with the feature `vhost-user` also `virtio_iommu`.
+//!   with the feature `virtio-iommu` also `virtio_iommu`.
 //!
 //! A guide for each user is in `docs/guides` of the repository.
 
@@ -68,12 +68,10 @@ pub mod pool;
 mod sentence;
 pub mod tables;
 pub mod topology;
-#[cfg(feature = "vhost-user")]
-pub mod vhost;
 
 pub use {hostmem, ioas, iommu, iopt, runs, virtio_balloon};
 
-#[cfg(feature = "vhost-user")]
+#[cfg(feature = "virtio-iommu")]
 pub use virtio_iommu;
 
 /// The README's example is compiled and run as it stands.

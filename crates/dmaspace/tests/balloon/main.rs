@@ -1,4 +1,4 @@
-//! Memory that goes through a balloon: with devices on it, and over vhost-user.
+//! Memory that goes through a balloon, with devices on it.
 
 #![allow(
     clippy::unwrap_used,
@@ -9,5 +9,3 @@
 
 mod dma;
 mod host;
-#[cfg(feature = "vhost-user")]
-mod vhost;

@@ -10,19 +10,17 @@ mod machine;
 mod successor;
 mod tables;
 mod text;
-mod vhost;
 
 use crate::allocated::within;
 
 pub use bytes::{Bytes, Target};
 
 /// All targets; the corpus of one lies in `fuzz/corpus/` under its name.
-pub const TARGETS: [Target; 7] = [
+pub const TARGETS: [Target; 6] = [
     ("tables_file", tables::file),
     ("topology_file", text::topology),
     ("acpi_tables", text::acpi),
     ("proc_text", text::proc),
     ("machine_files", machine::files),
-    ("vhost_user", vhost::messages),
     ("successor", successor::second),
 ];

@@ -1,5 +1,12 @@
 //! A balloon over vhost-user, with a front end that comes, goes, and does what it must not.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "helpers of tests panic as tests do"
+)]
+
 use std::fs::File;
 use std::io::{Read as _, Write as _};
 use std::os::unix::fs::MetadataExt as _;
@@ -9,8 +16,8 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use dmaspace::hostmem::{Backing, HugeSize, Mapping, RaisedPool};
-use dmaspace::vhost::{BalloonError, BalloonJob, BalloonReport, Command, Event, Operator};
+use dmaspace_vhost::{BalloonError, BalloonJob, BalloonReport, Command, Event, Operator};
+use hostmem::{Backing, HugeSize, Mapping, RaisedPool};
 use vhost::vhost_user::message::{
     VhostUserConfigFlags, VhostUserHeaderFlag, VhostUserProtocolFeatures,
 };

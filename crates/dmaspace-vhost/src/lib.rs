@@ -1,5 +1,29 @@
 //! The balloon for monitors that speak vhost-user: a device in a program of its own.
 //!
+//! ```no_run
+//! use std::time::Duration;
+//!
+//! use dmaspace_vhost::{BalloonJob, Command, Event, Operator};
+//!
+//! /// Has no commands, and prints what happens.
+//! struct Printer;
+//!
+//! impl Operator for Printer {
+//!     fn next(&mut self, patience: Duration) -> Option<Command> {
+//!         std::thread::sleep(patience);
+//!         None
+//!     }
+//!
+//!     fn tell(&mut self, event: &Event) {
+//!         println!("{event:?}");
+//!     }
+//! }
+//!
+//! let job = BalloonJob { socket: "/run/balloon".into(), target: 1 << 30, stats: None, bulk: None };
+//! job.run(&mut Printer)?;
+//! # Ok::<_, dmaspace_vhost::BalloonError>(())
+//! ```
+//!
 //! [`BalloonJob`] listens on a socket, serves one front end after the other, and keeps the device's
 //! state between them ([`device`](self)). It sees the guest's memory by the files that the front end
 //! shares, and nothing else of the front end: **devices that another program gives to the guest are not
@@ -10,7 +34,7 @@
 //! A front end's messages are taken for what they are, whatever is in them and whatever files they bring. It can also
 //! make a file shorter whose pages are mapped here, and the next look at them is a signal (`SIGBUS`) that ends a program which
 //! has not asked for anything else. A program that calls
-//! [`ShrinkWatch::install`](crate::hostmem::ShrinkWatch::install), as `dmaspace balloon` does, goes on: the look finds zeros, the link
+//! [`ShrinkWatch::install`](hostmem::ShrinkWatch::install), as `dmaspace balloon` does, goes on: the look finds zeros, the link
 //! ends with [`MemoryLost`], and the next front end is served. Files with the seal `F_SEAL_SHRINK`, as those of QEMU's
 //! `memory-backend-memfd`, cannot be made shorter, and are not watched. What devices have pinned of such a file stays pinned and
 //! theirs until it is unmapped.
@@ -19,6 +43,8 @@
 //!
 //! [`Link`] is the layer below, for other devices: one front end on `vhost-user-backend`, with the message
 //! that tells of a changed configuration, which `vhost` does not send.
+
+#![forbid(unsafe_code)]
 
 mod channel;
 mod device;

@@ -1,6 +1,6 @@
 //! A front end that makes its memory file shorter while the balloon has it mapped.
 
-use dmaspace::hostmem::ShrinkWatch;
+use hostmem::ShrinkWatch;
 
 use super::*;
 
@@ -62,5 +62,5 @@ fn a_front_end_that_shrinks_its_memory_ends_by_name_and_the_next_one_is_served()
 
 /// The guest's memory, as it is shown.
 fn runs_span() -> String {
-    dmaspace::runs::Span::new(BASE, BYTES as u64).to_string()
+    runs::Span::new(BASE, BYTES as u64).to_string()
 }
