@@ -1,3 +1,3 @@
 #![no_main]
 
-dmaspace_fuzz::target!(dmaspace, "acpi_tables");
+dmaspace_fuzz::target!(dmaspace_cli, "acpi_tables");

@@ -1,3 +1,3 @@
 #![no_main]
 
-dmaspace_fuzz::target!(dmaspace, "machine_files");
+dmaspace_fuzz::target!(dmaspace_cli, "machine_files");

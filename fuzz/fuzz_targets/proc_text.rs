@@ -1,3 +1,3 @@
 #![no_main]
 
-dmaspace_fuzz::target!(dmaspace, "proc_text");
+dmaspace_fuzz::target!(dmaspace_cli, "proc_text");

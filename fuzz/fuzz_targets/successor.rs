@@ -1,3 +1,3 @@
 #![no_main]
 
-dmaspace_fuzz::target!(dmaspace, "successor");
+dmaspace_fuzz::target!(dmaspace_cli, "successor");

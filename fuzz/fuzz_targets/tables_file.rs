@@ -1,3 +1,3 @@
 #![no_main]
 
-dmaspace_fuzz::target!(dmaspace, "tables_file");
+dmaspace_fuzz::target!(dmaspace_cli, "tables_file");

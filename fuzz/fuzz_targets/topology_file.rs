@@ -1,3 +1,3 @@
 #![no_main]
 
-dmaspace_fuzz::target!(dmaspace, "topology_file");
+dmaspace_fuzz::target!(dmaspace_cli, "topology_file");

@@ -1,8 +1,6 @@
 //! The bodies of the fuzz targets, which the tests of their crates replay the corpus through as well.
 
 pub mod allocated;
-#[path = "../../crates/dmaspace/tests/fuzz_bodies/mod.rs"]
-pub mod dmaspace;
 #[path = "../../crates/dmaspace-cli/tests/fuzz_bodies/mod.rs"]
 pub mod dmaspace_cli;
 #[path = "../../crates/dmaspace-vhost/tests/fuzz_bodies/mod.rs"]

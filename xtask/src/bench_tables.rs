@@ -1,4 +1,4 @@
-//! The figures of the I/O page tables: `peers/` measures them beside the machine's limit, Linux's
+//! The figures of the I/O page tables: `lab/src/peers` measures them beside the machine's limit, Linux's
 //! code and foreign crates, and writes `docs/performance.md` with its plots.
 //!
 //! Not a part of the test command: it takes long, and wants a machine that does nothing else.
@@ -39,7 +39,9 @@ pub(crate) fn run(options: &Options, repository: &Repository) -> anyhow::Result<
         "--profile",
         "measure",
         "--package",
-        "dmaspace-peers",
+        "dmaspace-lab",
+        "--features",
+        "peers",
         "--bin",
         "bench-tables",
         "--",

@@ -46,8 +46,8 @@ pub(crate) fn part(repository: &Repository) -> anyhow::Result<Outcome> {
         "our tables are not those of Linux: {status}"
     );
     // The source is there now.
-    let mut command = repository.cargo(&["test", "--quiet", "--package", "dmaspace-peers"]);
-    command.args(["--test", "linux", "--", "--ignored"]);
+    let mut command = repository.cargo(&["test", "--quiet", "--package", "dmaspace-lab"]);
+    command.args(["--features", "peers", "--test", "linux", "--", "--ignored"]);
     let status = command.status().context("cargo cannot be started")?;
     ensure!(
         status.success(),

@@ -24,6 +24,9 @@ const SMALL: &[(&str, &[&str])] = &[
     ("dmaspace-iopt", &["dmaspace-runs", "arrayvec", "bitflags"]),
 ];
 
+/// It is built by its users, too, though no registry has it.
+const PROGRAM: &str = "dmaspace-cli";
+
 /// The part `dependencies` of the test command.
 pub(crate) fn part(repository: &Repository) -> anyhow::Result<Outcome> {
     // With all features, and what each crate has become of them.
@@ -64,7 +67,7 @@ fn shipped(metadata: &Metadata) -> anyhow::Result<BTreeSet<PackageId>> {
     let resolve = metadata.resolve.as_ref().context("nothing is resolved")?;
     let members = metadata.workspace_packages().into_iter();
     let mut open: Vec<&PackageId> = members
-        .filter(|package| is_published(package))
+        .filter(|package| is_published(package) || *package.name == PROGRAM)
         .map(|package| &package.id)
         .collect();
     let mut found: BTreeSet<PackageId> = open.iter().copied().cloned().collect();

@@ -87,7 +87,14 @@ fn measure_bench(options: &Options, repository: &Repository, file: &Path) -> Com
 
 fn measure_tables(options: &Options, repository: &Repository, file: &Path) -> Command {
     let mut command = repository.cargo(&["run", "--profile", "measure", "--package"]);
-    command.args(["dmaspace-peers", "--bin", "bench-tables", "--", "--work"]);
+    command.args([
+        "dmaspace-lab",
+        "--features",
+        "peers",
+        "--bin",
+        "bench-tables",
+    ]);
+    command.args(["--", "--work"]);
     command.arg(repository.metadata.target_directory.join("conformance"));
     command.arg("--json").arg(file).args(["--only", "groups"]);
     for (row, _) in OPERATIONS {
@@ -115,7 +122,7 @@ fn doubt(repository: &Repository, commit: &str, quick: bool) -> Option<String> {
     let measured = [
         "crates",
         ":(exclude,glob)crates/*/tests/**",
-        "peers",
+        "lab",
         "conformance/src",
         "conformance/linux-pt",
     ];

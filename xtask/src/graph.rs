@@ -17,6 +17,9 @@ use crate::{cargo::Repository, house, parts::Outcome};
 enum Place {
     /// On a floor of the house; published.
     Floor(u8),
+    /// On top of the house: may use all of it and the lab. Unpublished, as the lab is; only rigs that name it
+    /// may use it.
+    Program,
     /// Beside the house, published, knowing nothing of it.
     Alone,
     /// Beside the house, unpublished: may use everything, and nobody may use it but another such
@@ -40,6 +43,8 @@ const IOAS: &str = "dmaspace-ioas";
 const VIRTUAL_IOMMU: &str = "dmaspace-virtio-iommu";
 const LIBRARY: &str = "dmaspace";
 const VHOST: &str = "dmaspace-vhost";
+const PROGRAM: &str = "dmaspace-cli";
+const LAB: &str = "dmaspace-lab";
 const QTEST: &str = "dmaspace-qtest";
 const CONFORMANCE: &str = "dmaspace-conformance";
 
@@ -75,16 +80,23 @@ const HOUSE: &[Rule] = &[
     ),
     // What it needs of the crates below, the library re-exports.
     rule("dmaspace-capi", Place::Floor(6), &[LIBRARY]),
-    rule("dmaspace-cli", Place::Floor(7), &[LIBRARY, VHOST]),
+    rule(
+        PROGRAM,
+        Place::Program,
+        &[
+            RUNS, IOPT, HOSTMEM, IOMMU, BALLOON, IOAS, LIBRARY, VHOST, LAB,
+        ],
+    ),
     rule(QTEST, Place::Alone, &[]),
     rule(CONFORMANCE, Place::Beside, &[]),
     rule("dmaspace-balloon-rig", Place::Beside, &[CONFORMANCE]),
-    rule("dmaspace-guest", Place::Beside, &[CONFORMANCE]),
+    // Guests get the topology that the program emits; walks that it explains are done.
+    rule("dmaspace-guest", Place::Beside, &[CONFORMANCE, PROGRAM]),
     rule("dmaspace-models", Place::Beside, &[]),
     rule("dmaspace-soak", Place::Beside, &[]),
-    rule("dmaspace-units", Place::Beside, &[CONFORMANCE]),
+    rule("dmaspace-units", Place::Beside, &[CONFORMANCE, PROGRAM]),
     rule("dmaspace-examples", Place::Beside, &[]),
-    rule("dmaspace-peers", Place::Beside, &[CONFORMANCE]),
+    rule(LAB, Place::Beside, &[CONFORMANCE]),
     rule("xtask", Place::Beside, &[]),
     rule("nostd-check", Place::Beside, &[]),
 ];
@@ -172,8 +184,14 @@ impl House {
 /// The house as the members of the workspace make it.
 pub(crate) fn house(repository: &Repository) -> House {
     let members = members(&repository.metadata);
+    let top = HOUSE.iter().filter_map(|rule| match rule.place {
+        Place::Floor(floor) => Some(usize::from(floor)),
+        _ => None,
+    });
+    let top = top.max().unwrap_or_default();
     let floor_of = |name: &str| match find(name)?.place {
         Place::Floor(floor) => Some(usize::from(floor)),
+        Place::Program => Some(top + 1),
         Place::Alone | Place::Beside => None,
     };
     let mut house = House {
@@ -214,9 +232,9 @@ fn faults(members: &[Member]) -> Vec<String> {
             continue;
         };
         match (rule.place, member.published) {
-            (Place::Beside, true) => {
+            (Place::Beside | Place::Program, true) => {
                 faults.push(format!(
-                    "`{name}` lies beside the house and lacks `publish = false`"
+                    "`{name}` lies beside the house or on top of it and lacks `publish = false`"
                 ));
             }
             (Place::Floor(_) | Place::Alone, false) => {
@@ -248,7 +266,12 @@ fn fault(from: &Rule, edge: &Edge) -> Option<String> {
     }
     match (from.place, to.place) {
         // Linux's code is timed by the one and shown by the other; its source is fetched by one.
-        (Place::Beside, Place::Beside) if from.may_use.contains(&to.name) => None,
+        (Place::Beside, Place::Beside | Place::Program) | (Place::Program, Place::Beside)
+            if from.may_use.contains(&to.name) =>
+        {
+            None
+        }
+        (_, Place::Program) => Some(format!("{arrow}: nothing may use a command")),
         (_, Place::Beside) => Some(format!("{arrow}, which is unpublished: nobody may use it")),
         (Place::Beside, _) => None,
         (Place::Alone, _) => Some(format!("{arrow}, but must know nothing of the house")),
@@ -280,7 +303,7 @@ mod tests {
             published: !matches!(
                 find(name),
                 Some(Rule {
-                    place: Place::Beside,
+                    place: Place::Beside | Place::Program,
                     ..
                 })
             ),
@@ -316,7 +339,8 @@ mod tests {
                 };
                 match (rule.place, used.place) {
                     (Place::Floor(a), Place::Floor(b)) => assert!(b < a, "{}", rule.name),
-                    (Place::Beside, Place::Beside) => {}
+                    (Place::Beside, Place::Beside | Place::Program)
+                    | (Place::Program, Place::Beside | Place::Floor(_)) => {}
                     _ => panic!("only floors have arrows: {}", rule.name),
                 }
             }
@@ -348,8 +372,8 @@ mod tests {
         assert_eq!(one(IOMMU, uses(HOSTMEM)).len(), 1, "below, but not allowed");
         assert_eq!(one(IOAS, uses(BALLOON)).len(), 1, "ioas knows no balloon");
         assert_eq!(
-            one("dmaspace-cli", uses(RUNS)),
-            ["`dmaspace-cli` uses `dmaspace-runs`, but may use dmaspace"]
+            one("dmaspace-capi", uses(RUNS)),
+            ["`dmaspace-capi` uses `dmaspace-runs`, but may use dmaspace"]
         );
         assert_eq!(one(IOMMU, tests_with(HOSTMEM)), Vec::<String>::new());
     }
@@ -364,8 +388,21 @@ mod tests {
     fn nobody_uses_an_unpublished_crate() {
         assert_eq!(one(IOAS, uses(CONFORMANCE)).len(), 1);
         assert_eq!(one(IOAS, tests_with(CONFORMANCE)).len(), 1);
-        assert_eq!(one(CONFORMANCE, uses("dmaspace-peers")).len(), 1);
+        assert_eq!(one(CONFORMANCE, uses(LAB)).len(), 1);
         assert_eq!(one(CONFORMANCE, uses(LIBRARY)), Vec::<String>::new());
+    }
+
+    #[test]
+    fn nothing_but_the_rigs_that_name_it_uses_the_program() {
+        for user in [LIBRARY, VHOST, LAB, "dmaspace-soak", "dmaspace-examples"] {
+            let found = one(user, uses(PROGRAM));
+            let arrow = format!("`{user}` uses `dmaspace-cli`: nothing may use a command");
+            assert_eq!(found, [arrow]);
+        }
+        assert_eq!(one("dmaspace-units", uses(PROGRAM)), [""; 0]);
+        assert_eq!(one(PROGRAM, uses(LAB)), [""; 0]);
+        assert_eq!(one(PROGRAM, uses(CONFORMANCE)).len(), 1);
+        assert_eq!(one(LIBRARY, uses(LAB)).len(), 1);
     }
 
     #[test]

@@ -10,11 +10,10 @@ use std::path::{Path, PathBuf};
 use crate::cargo::Repository;
 
 /// A guide, and the program that it leads through.
-const GUIDES: [(&str, &str); 4] = [
+const GUIDES: [(&str, &str); 3] = [
     ("monitor.md", "examples/vmm.rs"),
     ("hypervisor.md", "examples/vtd.rs"),
     ("driver.md", "examples/nvme.rs"),
-    ("slow-machine.md", "examples/slow_machine.rs"),
 ];
 
 const ELLIPSIS: &str = "// ...";

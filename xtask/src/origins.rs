@@ -144,7 +144,7 @@ struct Tree(Vec<(PathBuf, String)>);
 impl Tree {
     fn read(root: &Path) -> Self {
         let mut files = Vec::new();
-        let mut places = ["crates", "conformance", "peers", "xtask"].map(|place| root.join(place));
+        let mut places = ["crates", "conformance", "lab", "xtask"].map(|place| root.join(place));
         let mut open: Vec<PathBuf> = places.iter_mut().map(std::mem::take).collect();
         while let Some(place) = open.pop() {
             if place.is_dir() {
@@ -187,7 +187,7 @@ impl Tree {
         } else if let Some(row) = name.strip_prefix("row:") {
             row.split('/').all(|word| {
                 let word = format!("\"{word}\"");
-                self.below("peers", "src")
+                self.below("lab", "src/peers")
                     .any(|(_, text)| text.contains(&word))
             })
         } else if let Some(("bench", bench)) = name.split_once(':') {

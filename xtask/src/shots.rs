@@ -90,7 +90,7 @@ pub(crate) fn run(options: &Options, repository: &Repository) -> anyhow::Result<
     {
         let Shot { name, ending, .. } = shot;
         if shot.command.contains(&IMAGE) {
-            let live = ["run", "--release", "--quiet", "--package", "dmaspace"];
+            let live = ["run", "--release", "--quiet", "--package", "dmaspace-iopt"];
             let mut live = repository.cargo(&live);
             cargo::run(live.args(["--example", "live_tables", "--"]).arg(&image))?;
         }

@@ -16,7 +16,8 @@ use std::{
 
 use anyhow::Context as _;
 use conformance::newer_qemu::NewerQemu;
-use dmaspace::{numa::GuestTopology, topology::Topology};
+use dmaspace::topology::Topology;
+use dmaspace_cli::inside::GuestTopology;
 
 use crate::{
     balloon::Meeting,

@@ -4,11 +4,11 @@ use std::ffi::{CString, c_char};
 use std::ptr;
 use std::sync::LazyLock;
 
-use dmaspace::geometry::Geometry;
 use dmaspace::iopt::format::{ArmV7s, Dart1, Dart2, DartVersion};
+use dmaspace::iopt::geometry::Geometry;
+use dmaspace::iopt::named::{FORMATS, root};
 use dmaspace::iopt::{Format, FormatId};
 use dmaspace::runs::PageSizes;
-use dmaspace::tables::{FORMATS, root};
 
 use crate::boundary::text;
 use crate::status::{Failure, Result, Status};

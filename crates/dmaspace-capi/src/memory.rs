@@ -4,10 +4,9 @@ use std::ffi::{c_int, c_void};
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use dmaspace::hostmem::{FrameSource, Mapping, Pinner};
+use dmaspace::hostmem::{FrameSource, Limits, Mapping, Pinner};
 use dmaspace::ioas::iommufd::RlimitMode;
 use dmaspace::ioas::{self, HostMemory, Ledger};
-use dmaspace::map::{kernel_ledger, ledger};
 
 use crate::boundary::{Output, end, exclusive, file, guarded, input};
 use crate::status::{Failure, Result, Status};
@@ -82,10 +81,14 @@ impl Accounts {
         if let Some((_, ledger)) = known.find(|(other, _)| *other == counted) {
             return Ok(Arc::clone(ledger));
         }
-        let new = match counted {
-            Counted::Here => ledger(&self.pinner),
-            Counted::ByKernel(mode) => kernel_ledger(mode),
-        }?;
+        let (counter, limits) = match counted {
+            Counted::Here => (self.pinner.counter(), self.pinner.limits()),
+            Counted::ByKernel(mode) => {
+                let limits = Limits::read()?;
+                (mode.counter(&limits), limits)
+            }
+        };
+        let new = Ledger::of_counter(counter, &limits)?;
         let mut known = self.ledgers.iter().map(|(_, ledger)| ledger);
         let same = known.find(|ledger| ledger.counter() == new.counter());
         let ledger = same.map_or(new, Arc::clone);

@@ -4,8 +4,7 @@ use std::cell::RefCell;
 use std::error::Error;
 use std::ffi::{CString, c_char};
 
-use dmaspace::map::JobError;
-use dmaspace::tables::RootError;
+use dmaspace::iopt::named::RootError;
 use dmaspace::{hostmem, ioas, iommu, iopt};
 
 /// What a function answers. Failures are negative; `dmaspace_last_error` has the sentence.
@@ -152,7 +151,7 @@ failures! {
         iopt::PendingError::Span(_) => Status::Range,
         _ => Status::Argument,
     };
-    JobError => |_error| Status::System;
+    hostmem::LimitsError => |_error| Status::System;
 }
 
 fn of_kernel(error: &ioas::KernelError) -> Status {

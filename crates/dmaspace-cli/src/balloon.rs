@@ -9,10 +9,10 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::Duration;
 
-use dmaspace::hostmem::ShrinkWatch;
-use dmaspace::virtio_balloon::BulkBit;
 use dmaspace_vhost::{BalloonJob, BalloonReport, Command, Event, Operator, StatsReport};
+use hostmem::ShrinkWatch;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use virtio_balloon::BulkBit;
 
 use crate::stop::Stop;
 use crate::{exit, fail, refuse, say, size, tell_on};

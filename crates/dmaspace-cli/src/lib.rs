@@ -17,15 +17,34 @@ mod args;
 mod balloon;
 mod balloon_guest;
 mod bench;
+mod devices;
+mod draw;
 mod inspect;
 mod life;
+mod map;
 mod numa;
-mod progress;
-mod report;
+mod pool;
 mod size;
 mod stop;
 mod tables;
 mod target;
+#[cfg(test)]
+#[path = "../../dmaspace/tests/machines/files.rs"]
+#[allow(dead_code, reason = "the tests of the library use the rest")]
+mod test_files;
+
+/// What fuzz targets and rigs judge that no option of the program shows: parsers of any bytes, and explained
+/// walks by the thousand.
+#[doc(hidden)]
+pub mod inside {
+    pub use crate::inspect::{MachineReport, areas, node_bytes};
+    pub use crate::life::{SuccessorError, succeed};
+    pub use crate::numa::{GuestTopology, Plan};
+    pub use crate::tables::{
+        Explained, InDump, KernelTextError, Limits, Outcome, TableFile, Tables, diff, explain,
+        survey,
+    };
+}
 
 use std::env;
 use std::error::Error;
@@ -35,18 +54,11 @@ use std::process::ExitCode;
 
 use anyhow::Context as _;
 use clap::{CommandFactory as _, Parser};
-use dmaspace::devices::{DevicesReport, Places};
-use dmaspace::map::{JobError, MapReport};
-use dmaspace::pool::{keep, keep_by};
+use hostmem::keep_pools_by;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
 
-use args::{Args, Command, DevicesArgs, MapArgs};
-use progress::Progress;
-use report::Verdict;
-use report::sheet::Paint;
-use stop::Stop;
-use target::Target;
+use args::{Args, Command};
 
 /// Exit statuses.
 mod exit {
@@ -60,9 +72,6 @@ mod exit {
     pub(crate) const INTERRUPTED: u8 = 130;
 }
 
-/// The hidden command by which this program keeps a pool of huge pages.
-const KEEPER: &str = "pool-keeper";
-
 /// What the command line takes.
 pub fn command() -> clap::Command {
     Args::command()
@@ -75,13 +84,15 @@ pub fn run() -> ExitCode {
         Ok(args) => {
             listen(args.verbose);
             // Without it pools are raised all the same, but stay raised when this process is killed.
-            this_program(KEEPER).into_iter().for_each(keep_by);
+            this_program(pool::KEEPER)
+                .into_iter()
+                .for_each(keep_pools_by);
             match args.command {
-                Command::Map(map_args) => map(&map_args, args.verbose),
+                Command::Map(map_args) => map::run(&map_args, args.verbose),
                 Command::Life(life_args) => life::run(&life_args, args.verbose),
                 Command::LifeSuccessor => life::succeed_here(),
-                Command::PoolKeeper => keep_here(),
-                Command::Devices(devices_args) => devices(&devices_args),
+                Command::PoolKeeper => pool::keep_here(),
+                Command::Devices(devices_args) => devices::run(&devices_args),
                 Command::Balloon(balloon_args) => balloon::run(&balloon_args, args.verbose),
                 Command::BalloonGuest(guest_args) => balloon_guest::run(&guest_args),
                 Command::Bench(bench_args) => bench::run(&bench_args, args.verbose),
@@ -98,107 +109,6 @@ pub fn run() -> ExitCode {
 fn this_program(command: &str) -> anyhow::Result<Vec<OsString>> {
     let program = env::current_exe().context("cannot find this program")?;
     Ok(vec![program.into(), command.into()])
-}
-
-/// Keeps a pool for the process at the other end of standard input and output.
-fn keep_here() -> u8 {
-    // Whoever sends signals to all of us means the other process: only its end counts.
-    let stop = match Stop::on_signals() {
-        Ok(stop) => stop,
-        Err(error) => return fail(&error, exit::WRONG),
-    };
-    match stop.shielded(|| keep(io::stdin(), io::stdout())).0 {
-        Ok(()) => exit::RIGHT,
-        Err(error) => fail(&error, exit::WRONG),
-    }
-}
-
-/// `dmaspace map`.
-fn map(args: &MapArgs, verbose: bool) -> u8 {
-    let job = match args.job() {
-        Ok(job) => job,
-        Err(error) => return refuse(&error),
-    };
-    let target = match args.svg.as_deref().map(Target::new).transpose() {
-        Ok(target) => target,
-        Err(error) => return refuse(&error),
-    };
-    let stop = match Stop::on_signals() {
-        Ok(stop) => stop,
-        Err(error) => return fail(&error, exit::WRONG),
-    };
-    let bar = io::stderr().is_terminal() && !verbose;
-    let (result, asked) = stop.shielded(|| {
-        let mut progress = Progress::new(stop.clone(), bar);
-        job.run(&mut progress)
-    });
-    let report = match (result, asked) {
-        (Err(JobError::Interrupted), _) | (Ok(_), true) => {
-            // Whoever asked it to stop means it, even if the job was done by then.
-            return fail(&JobError::Interrupted, exit::INTERRUPTED);
-        }
-        (Err(error), true) => {
-            // A signal makes the kernel give up, too: it adds fewer huge pages than asked for.
-            say(&format!("interrupted: {}", sentence(&error)));
-            return exit::INTERRUPTED;
-        }
-        (Err(error), false) if error.is_input() => return fail(&error, exit::INPUT),
-        (Err(error), false) => return fail(&error, exit::WRONG),
-        (Ok(report), false) => report,
-    };
-    tell(args, target, &stop, &report)
-}
-
-/// `dmaspace devices`.
-fn devices(args: &DevicesArgs) -> u8 {
-    let report = match DevicesReport::read(&Places::default()) {
-        Ok(report) => report,
-        Err(error) => return fail(&error, exit::WRONG),
-    };
-    let text = if args.json {
-        match json(&report) {
-            Ok(json) => json,
-            Err(error) => return fail(&error, exit::WRONG),
-        }
-    } else {
-        report::devices::write(&report, Paint::for_stdout())
-    };
-    match print(&text) {
-        Ok(()) => exit::RIGHT,
-        Err(error) => refuse(&error),
-    }
-}
-
-/// Writes what was found. A wrong byte outranks a full disk in the exit status.
-fn tell(args: &MapArgs, target: Option<Target>, stop: &Stop, report: &MapReport) -> u8 {
-    let drawn = target.map_or(Ok(()), |target| {
-        target.write(&report::svg::draw(report), stop)
-    });
-    let text = if args.json {
-        match json(report) {
-            Ok(json) => json,
-            Err(error) => return fail(&error, exit::WRONG),
-        }
-    } else {
-        report::text::write(report, Paint::for_stdout())
-    };
-    let mut written = true;
-    for result in [drawn, print(&text)] {
-        if let Err(error) = result {
-            refuse(&error);
-            written = false;
-        }
-    }
-    status(report, written)
-}
-
-/// The exit status of a job that came to its end.
-fn status(report: &MapReport, written: bool) -> u8 {
-    match Verdict::of(report) {
-        Verdict::Wrong(_) => exit::WRONG,
-        Verdict::Right | Verdict::Unchecked(_) if !written => exit::INPUT,
-        Verdict::Right | Verdict::Unchecked(_) => exit::RIGHT,
-    }
 }
 
 /// A report for programs.
@@ -294,18 +204,6 @@ fn listen(verbose: bool) {
 mod tests {
     use super::*;
     use anyhow::anyhow;
-
-    #[test]
-    fn a_wrong_byte_outranks_a_full_disk() {
-        let (right, wrong) = (report::samples::huge(), report::samples::synthetic());
-        assert_eq!(status(&right, true), exit::RIGHT);
-        assert_eq!(status(&right, false), exit::INPUT);
-        assert_eq!(status(&wrong, true), exit::WRONG);
-        assert_eq!(status(&wrong, false), exit::WRONG);
-        let unchecked = report::samples::unchecked();
-        assert_eq!(status(&unchecked, true), exit::RIGHT);
-        assert_eq!(status(&unchecked, false), exit::INPUT);
-    }
 
     #[test]
     fn a_chain_of_causes_is_one_sentence_without_repetition() {

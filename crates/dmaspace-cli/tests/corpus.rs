@@ -1,5 +1,5 @@
 //! What the fuzz targets came upon, once more: every file of `fuzz/corpus` through the body of its
-//! target.
+//! target. And what is worth more than a file: inputs that are long, or have no end.
 
 #![allow(
     clippy::unwrap_used,
@@ -17,9 +17,76 @@ mod fuzz_bodies;
 #[path = "../../../fuzz/src/replay.rs"]
 mod replay;
 
-use allocated::Counting;
+use std::io::Write as _;
+use std::os::fd::AsRawFd as _;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+
+use allocated::{Counting, within};
+use dmaspace_cli::inside::{KernelTextError, SuccessorError, TableFile, areas, succeed};
 
 #[global_allocator]
 static ALLOCATOR: Counting<{ 512 << 20 }> = Counting;
 
 replay::tests!("dmaspace_cli", fuzz_bodies::TARGETS, changed);
+
+#[test]
+fn a_description_without_an_end_is_not_taken_over() {
+    for first in ["", "ok interface iommufd\n"] {
+        let (mut told, second) = UnixStream::pair().unwrap();
+        let telling = std::thread::spawn(move || {
+            told.write_all(first.as_bytes()).unwrap();
+            while told.write_all(b"ok area 0 4096 0 0 1\n").is_ok() {}
+        });
+        // 65,536 lines, with some words each.
+        let ended = within(96 << 20, || succeed(second, std::io::sink()));
+        telling.join().unwrap();
+        let error = ended.unwrap_err();
+        let items = matches!(error, SuccessorError::Items { most: 65536 });
+        assert!(items, "{error}");
+    }
+}
+
+#[test]
+fn an_image_without_an_end_is_not_read_to_it() {
+    let (reader, mut writer) = std::io::pipe().unwrap();
+    let path = format!("/proc/self/fd/{}", reader.as_raw_fd());
+    let writing = std::thread::spawn(move || {
+        let many = b"IOPTIMG\n".repeat(8192);
+        while writer.write_all(&many).is_ok() {}
+    });
+    // 64 MiB are read, into a buffer that doubles.
+    let opened = within(300 << 20, || TableFile::open(Path::new(&path), None));
+    drop(reader);
+    writing.join().unwrap();
+    let error = opened.unwrap_err().to_string();
+    let (most, read) = (64 << 20, (64 << 20) + 1);
+    let expected = format!("has {read} bytes; images of up to {most} are read");
+    assert!(error.ends_with(&expected), "{error}");
+}
+
+#[test]
+fn the_devices_of_a_kernels_text_have_an_end() {
+    let text = "Device a @0x0\n".repeat((1 << 16) + 1);
+    let path = tempfile::NamedTempFile::new().unwrap();
+    path.as_file().write_all(text.as_bytes()).unwrap();
+    let error = within(128 << 20, || TableFile::open(path.path(), None)).unwrap_err();
+    let cause = KernelTextError::ManyDevices;
+    assert!(error.to_string().ends_with(&cause.to_string()), "{error}");
+}
+
+#[test]
+fn what_a_terminal_would_obey_names_no_device() {
+    let text = b"Device 0000:\x1b]0;owned\x07 @0x1000\n";
+    let path = tempfile::NamedTempFile::new().unwrap();
+    path.as_file().write_all(text).unwrap();
+    let error = TableFile::open(path.path(), None).unwrap_err();
+    assert!(error.is_damage(), "{error}");
+}
+
+#[test]
+fn areas_take_as_much_as_their_lines() {
+    let smaps = "0-1 r 0 0 0\n".repeat(10_000);
+    let found = within(64 * smaps.len() as u64, || areas(&smaps));
+    assert_eq!(found.len(), 10_000);
+}

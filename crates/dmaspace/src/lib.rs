@@ -54,19 +54,7 @@
 #![forbid(unsafe_code)]
 
 pub mod balloon;
-#[cfg(feature = "bench")]
-pub mod bench;
 pub mod devices;
-pub mod geometry;
-pub mod guest;
-pub mod inspect;
-#[cfg(feature = "life")]
-pub mod life;
-pub mod map;
-pub mod numa;
-pub mod pool;
-mod sentence;
-pub mod tables;
 pub mod topology;
 
 pub use {hostmem, ioas, iommu, iopt, runs, virtio_balloon};

@@ -68,6 +68,7 @@ mod frames;
 #[cfg(feature = "vm-memory")]
 #[allow(unsafe_code)]
 mod guest_region;
+mod kept_pool;
 mod limits;
 mod looks;
 mod machine;
@@ -96,6 +97,7 @@ pub use discard::{Call, CountError, Discard, DiscardError, Discarded, Freed, Fre
 pub use frames::{Frames, FramesError};
 #[cfg(feature = "vm-memory")]
 pub use guest_region::GuestRegionError;
+pub use kept_pool::{KeptPool, KeptPoolError, keep_pool, keep_pools_by};
 pub use limits::{Counter, InUse, Limits, LimitsError};
 pub use machine::{HugeSize, Machine, Pool, ThpMode};
 pub use mapping::{MapError, Mapping};

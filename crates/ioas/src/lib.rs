@@ -69,6 +69,8 @@ mod area;
 mod areas;
 mod backend;
 mod choose;
+#[cfg(feature = "linux")]
+mod counters;
 mod cutting;
 mod dirty;
 mod errno;

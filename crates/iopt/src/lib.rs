@@ -81,8 +81,12 @@ pub mod engine;
 mod error;
 pub mod format;
 mod gather;
+#[cfg(feature = "alloc")]
+pub mod geometry;
 pub mod image;
 mod memory;
+#[cfg(feature = "alloc")]
+pub mod named;
 pub mod observe;
 mod pending;
 mod prot;

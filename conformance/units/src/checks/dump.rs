@@ -5,9 +5,9 @@ use std::collections::HashSet;
 
 use anyhow::{Context as _, bail, ensure};
 use conformance::random::Random;
-use dmaspace::tables::{Explained, InDump, Outcome, TableFile, explain, root};
+use dmaspace_cli::inside::{Explained, InDump, Outcome, TableFile, explain};
 use iommu::{Fault, FaultReason};
-use iopt::{FormatId, Prot, walk::Access};
+use iopt::{FormatId, Prot, named::root, walk::Access};
 use runs::Span;
 
 use super::suite::{GIB, page, reserved, sizes, stretches};

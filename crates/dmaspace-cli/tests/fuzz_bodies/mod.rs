@@ -1,16 +1,33 @@
 //! What the fuzz targets do with bytes: `fuzz/` calls these functions with whatever it comes upon,
 //! `tests/corpus.rs` with what it came upon before.
+//!
+//! Each takes any bytes, and panics when something does not hold, or when more is allocated for them than
+//! is said.
+
+#[path = "../../../../fuzz/src/bytes.rs"]
+mod bytes;
+mod machine;
+mod successor;
+mod tables;
+mod text;
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt as _;
 
 use crate::allocated::within;
 
-/// One target, and what it does with bytes: it panics when something does not hold.
-pub type Target = (&'static str, fn(&[u8]));
+pub use bytes::{Bytes, Target};
 
 /// All targets; the corpus of one lies in `fuzz/corpus/` under its name.
-pub const TARGETS: [Target; 1] = [("command_line", command_line)];
+pub const TARGETS: [Target; 7] = [
+    ("tables_file", tables::file),
+    ("topology_file", text::topology),
+    ("acpi_tables", text::acpi),
+    ("proc_text", text::proc),
+    ("machine_files", machine::files),
+    ("successor", successor::second),
+    ("command_line", command_line),
+];
 
 /// Arguments of any bytes, which zero bytes divide: understood, or refused with a text.
 fn command_line(data: &[u8]) {

@@ -17,8 +17,6 @@
 //! not known. Two [`Memory`]s over the same pages do not know of each other either.
 
 mod reasons;
-#[cfg(any(feature = "bench", feature = "life"))]
-pub(crate) mod rings;
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};

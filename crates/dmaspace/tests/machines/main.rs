@@ -8,8 +8,4 @@
 
 mod devices;
 mod files;
-mod findings;
-mod measure;
-mod plan;
-mod simulation;
 mod topology;

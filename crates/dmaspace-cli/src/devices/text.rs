@@ -1,0 +1,261 @@
+//! The machine's devices as text: a table, then what it takes for those that cannot be used yet.
+
+use dmaspace::devices::{DeviceReport, DevicesReport, GroupReport, State, Way};
+
+use crate::draw::sheet::{Paint, Sheet};
+
+/// What stands for nothing.
+const NONE: &str = "-";
+
+/// The whole report.
+pub(crate) fn write(report: &DevicesReport, paint: Paint) -> String {
+    let mut sheet = Sheet::new(paint);
+    machine(&mut sheet, report);
+    table(&mut sheet, report);
+    for device in &report.devices {
+        if matches!(device.state, State::Bind | State::NoNode) {
+            what_it_takes(&mut sheet, device, report);
+        }
+    }
+    sheet.into_text()
+}
+
+fn machine(sheet: &mut Sheet, report: &DevicesReport) {
+    sheet.section("machine");
+    let mut units: Vec<_> = report
+        .devices
+        .iter()
+        .filter_map(|device| device.unit.as_deref())
+        .collect();
+    units.sort_unstable();
+    units.dedup();
+    if report.hidden {
+        sheet.value("IOMMU", "not known: the kernel shows nothing at /sys");
+    } else if report.groups.iter().all(|group| group.no_iommu) {
+        sheet.value(
+            "IOMMU",
+            "none in use: it has to be switched on in the firmware and on the kernel's command \
+             line (intel_iommu=on)",
+        );
+    } else if units.is_empty() {
+        sheet.value("IOMMU", "in use");
+    } else {
+        sheet.value("IOMMU", &units.join(", "));
+    }
+    let there = |there, path: &str| match there {
+        true => path.to_string(),
+        false => format!("no {path}"),
+    };
+    sheet.value("vfio", &there(report.vfio, "/dev/vfio/vfio"));
+    sheet.value("iommufd", &there(report.iommufd, "/dev/iommu"));
+}
+
+fn table(sheet: &mut Sheet, report: &DevicesReport) {
+    sheet.section("devices");
+    let head = [
+        "address", "class", "id", "group", "unit", "node", "driver", "use",
+    ];
+    let mut rows = vec![head.map(String::from)];
+    rows.extend(report.devices.iter().map(row));
+    if rows.len() == 1 {
+        sheet.line(if report.hidden {
+            "  not known"
+        } else {
+            "  none"
+        });
+        return;
+    }
+    sheet.table(&rows);
+}
+
+fn row(device: &DeviceReport) -> [String; 8] {
+    let number = |number: Option<u32>| number.map_or(NONE.into(), |number| number.to_string());
+    let name = |name: &Option<String>| name.clone().unwrap_or_else(|| NONE.into());
+    let ways: Vec<_> = device.ways.iter().copied().map(Way::name).collect();
+    [
+        device.address.clone(),
+        device.class.clone(),
+        device.id.clone(),
+        number(device.group),
+        name(&device.unit),
+        number(device.node),
+        name(&device.driver),
+        match device.state {
+            State::Ready => ways.join(", "),
+            State::Bind => "bind first".into(),
+            State::NoNode => "no device node".into(),
+            State::Bridge => "stays with the host".into(),
+            State::NoIommu => "no IOMMU".into(),
+        },
+    ]
+}
+
+fn what_it_takes(sheet: &mut Sheet, device: &DeviceReport, report: &DevicesReport) {
+    sheet.section(&device.address);
+    sheet.value("now", &device.reason);
+    let mut groups = report.groups.iter();
+    if let Some(group) = groups.find(|group| Some(group.group) == device.group) {
+        sheet.value("group", &members(group));
+    }
+    for (i, command) in device.bind.iter().enumerate() {
+        // Not broken into lines: they are for copying.
+        let name = if i == 0 { "bind" } else { "" };
+        sheet.line(&format!("  {name:<11} {command}"));
+    }
+}
+
+fn members(group: &GroupReport) -> String {
+    let members = group.members.iter().map(|member| match &member.driver {
+        Some(driver) => format!("{} ({driver})", member.name),
+        None => member.name.clone(),
+    });
+    members.collect::<Vec<_>>().join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use dmaspace::devices::Member;
+
+    use super::*;
+
+    fn device(address: &str, class: &str, state: State) -> DeviceReport {
+        DeviceReport {
+            address: address.into(),
+            class: class.into(),
+            id: "8086:10d3".into(),
+            state,
+            ..DeviceReport::default()
+        }
+    }
+
+    #[test]
+    fn a_machine_without_an_iommu_says_how_to_get_one() {
+        let report = DevicesReport {
+            devices: vec![DeviceReport {
+                driver: Some("virtio-pci".into()),
+                ..device("0000:00:03.0", "Ethernet", State::NoIommu)
+            }],
+            ..DevicesReport::default()
+        };
+        let expected = "\
+machine
+  IOMMU       none in use: it has to be switched on in the firmware and on the
+              kernel's command line (intel_iommu=on)
+  vfio        no /dev/vfio/vfio
+  iommufd     no /dev/iommu
+
+devices
+  address       class     id         group  unit  node  driver      use
+  0000:00:03.0  Ethernet  8086:10d3  -      -     -     virtio-pci  no IOMMU
+";
+        assert_eq!(write(&report, Paint::Plain), expected);
+    }
+
+    #[test]
+    fn a_group_that_is_none_of_an_iommu_is_no_sign_of_one() {
+        let group = |no_iommu| DevicesReport {
+            groups: vec![GroupReport {
+                no_iommu,
+                ..GroupReport::default()
+            }],
+            ..DevicesReport::default()
+        };
+        let says_none = |report| write(&report, Paint::Plain).contains("  IOMMU       none in use");
+        assert!(says_none(group(true)));
+        assert!(!says_none(group(false)));
+    }
+
+    #[test]
+    fn a_machine_without_devices_says_so() {
+        let text = write(&DevicesReport::default(), Paint::Plain);
+        assert!(text.ends_with("\ndevices\n  none\n"), "{text}");
+        let hidden = DevicesReport {
+            hidden: true,
+            ..DevicesReport::default()
+        };
+        let text = write(&hidden, Paint::Plain);
+        assert!(text.contains("\n  IOMMU       not known: "), "{text}");
+        assert!(text.ends_with("\ndevices\n  not known\n"), "{text}");
+    }
+
+    #[test]
+    fn a_group_is_shown_whole_with_what_it_takes() {
+        let member = |name: &str, driver: &str, blocks| Member {
+            name: name.into(),
+            driver: Some(driver.into()),
+            blocks,
+        };
+        let grouped = |group, unit: &str, driver: &str, report| DeviceReport {
+            group: Some(group),
+            unit: Some(unit.into()),
+            driver: Some(driver.into()),
+            ..report
+        };
+        let report = DevicesReport {
+            hidden: false,
+            vfio: true,
+            iommufd: true,
+            devices: vec![
+                grouped(
+                    1,
+                    "dmar1",
+                    "pcieport",
+                    device("0000:00:01.0", "PCI bridge", State::Bridge),
+                ),
+                DeviceReport {
+                    reason: "0000:01:00.1 of its group is bound to snd_hda_intel".into(),
+                    bind: vec![
+                        "echo vfio-pci > /sys/bus/pci/devices/0000:01:00.1/driver_override".into(),
+                        "echo 0000:01:00.1 > /sys/bus/pci/drivers/vfio-pci/bind".into(),
+                    ],
+                    ..grouped(
+                        1,
+                        "dmar1",
+                        "vfio-pci",
+                        device("0000:01:00.0", "VGA", State::Bind),
+                    )
+                },
+                DeviceReport {
+                    node: Some(0),
+                    ways: vec![Way::Type1, Way::Compatibility, Way::Iommufd],
+                    ..grouped(
+                        12,
+                        "dmar0",
+                        "vfio-pci",
+                        device("0000:02:00.0", "NVMe", State::Ready),
+                    )
+                },
+            ],
+            groups: vec![GroupReport {
+                group: 1,
+                viable: false,
+                no_iommu: false,
+                members: vec![
+                    member("0000:00:01.0", "pcieport", false),
+                    member("0000:01:00.0", "vfio-pci", false),
+                    member("0000:01:00.1", "snd_hda_intel", true),
+                ],
+            }],
+        };
+        let expected = "\
+machine
+  IOMMU       dmar0, dmar1
+  vfio        /dev/vfio/vfio
+  iommufd     /dev/iommu
+
+devices
+  address       class       id         group  unit   node  driver    use
+  0000:00:01.0  PCI bridge  8086:10d3  1      dmar1  -     pcieport  stays with the host
+  0000:01:00.0  VGA         8086:10d3  1      dmar1  -     vfio-pci  bind first
+  0000:02:00.0  NVMe        8086:10d3  12     dmar0  0     vfio-pci  vfio, vfio on iommufd, iommufd
+
+0000:01:00.0
+  now         0000:01:00.1 of its group is bound to snd_hda_intel
+  group       0000:00:01.0 (pcieport), 0000:01:00.0 (vfio-pci), 0000:01:00.1
+              (snd_hda_intel)
+  bind        echo vfio-pci > /sys/bus/pci/devices/0000:01:00.1/driver_override
+              echo 0000:01:00.1 > /sys/bus/pci/drivers/vfio-pci/bind
+";
+        assert_eq!(write(&report, Paint::Plain), expected);
+    }
+}

@@ -1,0 +1,312 @@
+//! The address space as a picture: a strip from the first to the last address, coloured by the
+//! size of the leaves. Without tables of our own there is nothing to draw.
+//!
+//! Written by hand as text, since it is a few rectangles. Its own style follows the reader's
+//! choice of light or dark. Warm colours are small leaves, cold ones large.
+
+use std::collections::BTreeMap;
+
+use crate::map::Stretch;
+
+use crate::size::{bytes, count, counted};
+
+/// All lengths are in units of the picture, which are pixels unless it is scaled.
+const WIDTH: u32 = 960;
+const MARGIN: u32 = 24;
+pub(crate) const STRIP: u32 = WIDTH - 2 * MARGIN;
+const STRIP_TOP: u32 = 68;
+const STRIP_HEIGHT: u32 = 56;
+const LABELS: u32 = 4;
+const LEGEND_TOP: u32 = STRIP_TOP + STRIP_HEIGHT + 56;
+const LEGEND_COLUMN: u32 = 228;
+const LEGEND_COLUMNS: u32 = 4;
+const LEGEND_ROW: u32 = 24;
+
+/// A stretch narrower than this would not be seen.
+const NARROWEST: f64 = 0.75;
+/// More stretches than this are drawn as columns instead: no eye tells them apart, and the file
+/// stays small.
+const MOST_STRETCHES: usize = 2 * STRIP as usize;
+
+/// More strips than this are not drawn; the picture says how much is left out.
+const MOST_STRIPS: usize = 12;
+/// From one strip to the next, with its labels.
+const STRIP_STEP: u32 = STRIP_HEIGHT + 40;
+
+/// A picture with a title, a line below it, and what lies where: a strip for each part of the
+/// address space that holes of more than all its contents set apart.
+pub(crate) fn picture(title: &str, subtitle: &str, layout: &[Stretch]) -> String {
+    let (title, subtitle) = (escape(title), escape(subtitle));
+    let sizes = leaves_by_size(layout);
+    let parts = parts(layout);
+    let drawn = parts.get(..MOST_STRIPS).unwrap_or(&parts);
+    let more = STRIP_STEP * (drawn.len().max(1) as u32 - 1);
+    let rows = (sizes.len() as u32).div_ceil(LEGEND_COLUMNS).max(1);
+    let height = LEGEND_TOP + more + rows * LEGEND_ROW + MARGIN / 2;
+    let subtitle = match parts.len() - drawn.len() {
+        0 => subtitle,
+        left => format!("{subtitle}; {} not drawn", counted(left as u64, "part")),
+    };
+    let mut svg = format!(
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{WIDTH}\" height=\"{height}\" \
+         viewBox=\"0 0 {WIDTH} {height}\" role=\"img\" font-family=\"system-ui, sans-serif\" \
+         font-size=\"13\">\n<title>{title}</title>\n"
+    );
+    style(&mut svg, sizes.keys().copied());
+    svg += &format!("<rect class=\"paper\" width=\"{WIDTH}\" height=\"{height}\"/>\n");
+    text(
+        &mut svg,
+        "ink",
+        MARGIN,
+        30,
+        "font-size=\"17\" font-weight=\"600\"",
+        &title,
+    );
+    text(&mut svg, "faint", MARGIN, 50, "", &subtitle);
+    for (nth, part) in (0..).zip(drawn) {
+        strip(&mut svg, part, STRIP_TOP + nth * STRIP_STEP);
+    }
+    if drawn.is_empty() {
+        svg += &rect("empty", STRIP_TOP, f64::from(MARGIN), f64::from(STRIP), "");
+    }
+    legend(&mut svg, &sizes, LEGEND_TOP + more);
+    svg += "</svg>\n";
+    svg
+}
+
+/// The layout in parts, where holes are longer than everything in it.
+fn parts(layout: &[Stretch]) -> Vec<&[Stretch]> {
+    let whole = layout.iter().map(|s| u128::from(s.len_bytes)).sum::<u128>();
+    layout
+        .chunk_by(|one, next| u128::from(next.iova).saturating_sub(end(one)) <= whole)
+        .collect()
+}
+
+pub(crate) fn counted_leaves(number: u64) -> String {
+    match number {
+        1 => "1 leaf".into(),
+        many => format!("{} leaves", count(many)),
+    }
+}
+
+fn style(svg: &mut String, sizes: impl Iterator<Item = u64>) {
+    *svg += "<style>\n\
+        .paper{fill:#ffffff}.ink{fill:#1b2126}.faint{fill:#56616b}.empty{fill:#e4e8eb}\
+        .tick{stroke:#8a949d}\n\
+        @media (prefers-color-scheme: dark){\
+        .paper{fill:#14181c}.ink{fill:#e8ecef}.faint{fill:#a3adb6}.empty{fill:#2a3138}\
+        .tick{stroke:#6b757e}}\n";
+    for size in sizes {
+        *svg += &format!(".{}{{fill:{}}}\n", class(size), colour(size));
+    }
+    *svg += "</style>\n";
+}
+
+fn strip(svg: &mut String, layout: &[Stretch], top: u32) {
+    *svg += &rect("empty", top, f64::from(MARGIN), f64::from(STRIP), "");
+    // In 128 bits, since the last address may be the last of all.
+    let first = layout.iter().map(|s| s.iova).min().unwrap_or(0);
+    let end = layout.iter().map(end).max().unwrap_or(0);
+    let span = end.saturating_sub(u128::from(first));
+    if span == 0 {
+        return;
+    }
+    let scale = f64::from(STRIP) / span as f64;
+    let place = |iova: u64| f64::from(MARGIN) + iova.saturating_sub(first) as f64 * scale;
+    if layout.len() <= MOST_STRETCHES {
+        let (narrow, wide): (Vec<_>, Vec<_>) = layout
+            .iter()
+            .partition(|s| s.len_bytes as f64 * scale < NARROWEST);
+        // Narrow ones are drawn wider than they are, and so on top.
+        for stretch in wide.into_iter().chain(narrow) {
+            let width = (stretch.len_bytes as f64 * scale).max(NARROWEST);
+            let left = place(stretch.iova).min(f64::from(MARGIN + STRIP) - width);
+            *svg += &rect(&class(stretch.leaf_bytes), top, left, width, &hint(stretch));
+        }
+    } else {
+        for (column, size) in columns(layout, place) {
+            *svg += &rect(&class(size), top, f64::from(MARGIN + column), 1.0, "");
+        }
+    }
+    labels(svg, top, first, span);
+}
+
+/// For every column of the strip, the leaf size to which most of it belongs.
+fn columns(layout: &[Stretch], place: impl Fn(u64) -> f64) -> Vec<(u32, u64)> {
+    let mut shares: BTreeMap<u32, BTreeMap<u64, f64>> = BTreeMap::new();
+    for stretch in layout {
+        let left = place(stretch.iova) - f64::from(MARGIN);
+        let right = place(stretch.iova.saturating_add(stretch.len_bytes)) - f64::from(MARGIN);
+        let last = (right.ceil() as u32).min(STRIP);
+        for column in left as u32..last {
+            let inside = right.min(f64::from(column + 1)) - left.max(f64::from(column));
+            *shares
+                .entry(column)
+                .or_default()
+                .entry(stretch.leaf_bytes)
+                .or_default() += inside;
+        }
+    }
+    shares
+        .into_iter()
+        .filter_map(|(column, sizes)| {
+            let most = sizes.into_iter().max_by(|a, b| a.1.total_cmp(&b.1));
+            most.map(|(size, _)| (column, size))
+        })
+        .collect()
+}
+
+fn labels(svg: &mut String, strip: u32, first: u64, span: u128) {
+    for part in 0..=LABELS {
+        let iova = u128::from(first) + span * u128::from(part) / u128::from(LABELS);
+        let x = MARGIN + STRIP * part / LABELS;
+        let (top, bottom) = (strip + STRIP_HEIGHT, strip + STRIP_HEIGHT + 6);
+        *svg +=
+            &format!("<line class=\"tick\" x1=\"{x}\" y1=\"{top}\" x2=\"{x}\" y2=\"{bottom}\"/>\n");
+        let anchor = match part {
+            0 => "start",
+            LABELS => "end",
+            _ => "middle",
+        };
+        let attributes = format!("text-anchor=\"{anchor}\" font-family=\"monospace\"");
+        text(
+            svg,
+            "faint",
+            x,
+            bottom + 16,
+            &attributes,
+            &format!("{iova:#x}"),
+        );
+    }
+}
+
+fn legend(svg: &mut String, sizes: &BTreeMap<u64, (u64, u64)>, top: u32) {
+    for (at, (size, (leaves, total))) in (0..).zip(sizes) {
+        let x = MARGIN + at % LEGEND_COLUMNS * LEGEND_COLUMN;
+        let y = top + at / LEGEND_COLUMNS * LEGEND_ROW;
+        *svg += &format!(
+            "<rect class=\"{}\" x=\"{x}\" y=\"{y}\" width=\"14\" height=\"14\" rx=\"2\"/>\n",
+            class(*size)
+        );
+        let words = format!("{} × {} = {}", count(*leaves), bytes(*size), bytes(*total));
+        text(svg, "ink", x + 22, y + 12, "", &words);
+    }
+}
+
+/// Leaf size → leaves, and their bytes together, as they are laid out.
+fn leaves_by_size(layout: &[Stretch]) -> BTreeMap<u64, (u64, u64)> {
+    let mut sizes: BTreeMap<u64, (u64, u64)> = BTreeMap::new();
+    for stretch in layout {
+        let (leaves, total) = sizes.entry(stretch.leaf_bytes).or_default();
+        *leaves = leaves.saturating_add(leaves_of(stretch));
+        *total = total.saturating_add(stretch.len_bytes);
+    }
+    sizes
+}
+
+fn leaves_of(stretch: &Stretch) -> u64 {
+    stretch
+        .len_bytes
+        .checked_div(stretch.leaf_bytes)
+        .unwrap_or(0)
+}
+
+fn end(stretch: &Stretch) -> u128 {
+    u128::from(stretch.iova) + u128::from(stretch.len_bytes)
+}
+
+/// What a pointer over the stretch shows.
+fn hint(stretch: &Stretch) -> String {
+    format!(
+        "{:#x} to {:#x}: {} of {}",
+        stretch.iova,
+        end(stretch),
+        counted_leaves(leaves_of(stretch)),
+        bytes(stretch.leaf_bytes)
+    )
+}
+
+pub(crate) fn class(leaf_bytes: u64) -> String {
+    format!("s{}", leaf_bytes.max(1).ilog2())
+}
+
+/// Between four colours that differ also to the colour-blind, by the logarithm of the size.
+pub(crate) fn colour(leaf_bytes: u64) -> String {
+    const STOPS: [(u32, [u8; 3]); 4] = [
+        (12, [0xd4, 0x4d, 0x32]),
+        (16, [0xe6, 0xa8, 0x2e]),
+        (21, [0x2b, 0x9f, 0x8e]),
+        (30, [0x47, 0x6f, 0xc4]),
+    ];
+    let log = leaf_bytes.max(1).ilog2().clamp(12, 30);
+    let mut rgb = STOPS[0].1;
+    for pair in STOPS.windows(2) {
+        if let [(from, lower), (to, upper)] = pair
+            && (*from..=*to).contains(&log)
+        {
+            let part = f64::from(log - from) / f64::from(to - from);
+            for ((out, a), b) in rgb.iter_mut().zip(lower).zip(upper) {
+                *out = (f64::from(*a) * (1.0 - part) + f64::from(*b) * part).round() as u8;
+            }
+        }
+    }
+    let [r, g, b] = rgb;
+    format!("#{r:02x}{g:02x}{b:02x}")
+}
+
+fn rect(class: &str, y: u32, x: f64, width: f64, hint: &str) -> String {
+    let place = format!(
+        "<rect class=\"{class}\" x=\"{x:.2}\" y=\"{y}\" width=\"{width:.2}\" \
+         height=\"{STRIP_HEIGHT}\""
+    );
+    match hint {
+        "" => format!("{place}/>\n"),
+        hint => format!("{place}><title>{hint}</title></rect>\n"),
+    }
+}
+
+pub(crate) fn text(svg: &mut String, class: &str, x: u32, y: u32, attributes: &str, words: &str) {
+    let space = if attributes.is_empty() { "" } else { " " };
+    *svg +=
+        &format!("<text class=\"{class}\" x=\"{x}\" y=\"{y}\"{space}{attributes}>{words}</text>\n");
+}
+
+pub(crate) fn escape(text: &str) -> String {
+    text.replace('&', "&amp;")
+        .replace('<', "&lt;")
+        .replace('>', "&gt;")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_far_from_each_other_have_strips_of_their_own() {
+        let at = |iova| Stretch {
+            iova,
+            len_bytes: 8192,
+            leaf_bytes: 4096,
+        };
+        let svg = picture("far", "", &[at(0), at(8192), at(1 << 40), at(1 << 46)]);
+        assert_eq!(svg.matches("class=\"empty\"").count(), 3, "{svg}");
+        assert!(
+            svg.contains(">0x10000000000<") && svg.contains("y=\"260\""),
+            "{svg}"
+        );
+        let many: Vec<_> = (1..40).map(|n| at(n << 40)).collect();
+        assert!(picture("far", "apart", &many).contains(">apart; 27 parts not drawn<"));
+    }
+
+    #[test]
+    fn sizes_have_colours_of_their_own() {
+        let colours: Vec<_> = (12..=30).map(|log| colour(1 << log)).collect();
+        assert_eq!(colours[0], "#d44d32");
+        assert_eq!(colours[9], "#2b9f8e");
+        assert_eq!(colours[18], "#476fc4");
+        let distinct: std::collections::BTreeSet<_> = colours.iter().collect();
+        assert_eq!(distinct.len(), colours.len());
+        assert_eq!(colour(0), colour(4096));
+        assert_eq!(colour(u64::MAX), colour(1 << 30));
+    }
+}

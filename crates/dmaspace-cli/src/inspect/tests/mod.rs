@@ -1,0 +1,3 @@
+//! What `dmaspace inspect` says of machines that are made up.
+
+mod findings;

@@ -1,0 +1,3 @@
+//! What `dmaspace life` does.
+
+mod job;

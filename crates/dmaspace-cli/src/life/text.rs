@@ -1,0 +1,231 @@
+//! A life as text: one screen.
+
+use crate::life::{LifeReport, LifeTimes, Refused, StepReport};
+use crate::map::NodeShare;
+
+use crate::draw::sheet::{Paint, Sheet};
+use crate::size::{bytes, count, counted, duration};
+
+/// The whole report.
+pub(crate) fn write(report: &LifeReport, paint: Paint) -> String {
+    let mut sheet = Sheet::new(paint);
+    memory(&mut sheet, report);
+    steps(&mut sheet, report);
+    times(&mut sheet, &report.times);
+    refusals(&mut sheet, report);
+    end(&mut sheet, report);
+    sheet.into_text()
+}
+
+/// The nodes on which memory lies.
+fn lies(nodes: &[NodeShare]) -> String {
+    let each = nodes.iter().map(|share| match share.node {
+        Some(node) => format!("on node {node}"),
+        None => "on a node that the kernel does not tell".into(),
+    });
+    each.collect::<Vec<_>>().join(", ")
+}
+
+fn memory(sheet: &mut Sheet, report: &LifeReport) {
+    let memory = &report.memory;
+    sheet.section("memory");
+    let why = memory.size_reason.iter().map(|why| format!(", {why}"));
+    let addresses = match memory.addresses.as_str() {
+        "pagemap" => "page frames",
+        "kernel" => "the kernel's",
+        _ => "offsets in the memory files, not page frames",
+    };
+    let size = bytes(memory.size_bytes);
+    let (why, backing): (String, _) = (why.collect(), &memory.backing);
+    sheet.value("size", &format!("{size} of {backing}{why}"));
+    sheet.value("addresses", addresses);
+    sheet.value(
+        "pinned by",
+        &format!("{}, counted in {}", memory.pin, memory.counter),
+    );
+    for device in &report.devices {
+        let group = device.group.map(|group| format!(", group {group}"));
+        let (group, backend) = (group.unwrap_or_default(), &report.backend);
+        let value = format!("{} ({}){group}, by {backend}", device.address, device.id);
+        sheet.value("device", &value);
+    }
+    for (number, part) in memory.parts.iter().enumerate() {
+        let planned = match memory.second_node_planned && number == 1 {
+            true => " (planned: this machine has one node)",
+            false => "",
+        };
+        let tables = report.roots.get(number).map_or(String::new(), |root| {
+            let (on, format, device) = (lies(&root.nodes), &root.format, &root.device);
+            format!("; tables {on}, {format} for device {device}")
+        });
+        let (size, on) = (bytes(part.size_bytes), lies(&part.nodes));
+        let value = format!("{size} {on}{tables}{planned}");
+        sheet.value(&format!("node {}", part.node), &value);
+    }
+}
+
+fn steps(sheet: &mut Sheet, report: &LifeReport) {
+    sheet.gap();
+    let head = [
+        "step", "time", "runs", "moved", "tables", "flushes", "found",
+    ];
+    let mut rows = vec![head.map(String::from)];
+    rows.extend(report.steps.iter().map(row));
+    sheet.table(&rows);
+}
+
+/// Where the time went: the steps are not all of it.
+fn times(sheet: &mut Sheet, times: &LifeTimes) {
+    sheet.section("time");
+    for (name, ns, what) in [
+        ("steps", times.steps_ns, ""),
+        (
+            "devices",
+            times.waited_ns,
+            "until they have seen what a step changed",
+        ),
+        (
+            "picture",
+            times.drawn_ns,
+            "noting the leaves after each step",
+        ),
+        ("freeing", times.freed_ns, ""),
+        ("rest", times.rest_ns, "checks, and setting up"),
+        ("all", times.wall_ns, ""),
+    ] {
+        sheet.value(name, &format!("{:>8}  {what}", duration(ns)));
+    }
+}
+
+fn row(step: &StepReport) -> [String; 7] {
+    let capability = |refused: &Refused| match &refused.capability {
+        Some(name) => format!("refused, {name}; "),
+        None => "refused; ".into(),
+    };
+    let refused = step.refused.as_ref().map(capability).unwrap_or_default();
+    let wrong = if step.right { "" } else { "WRONG: " };
+    let found = format!("{wrong}{refused}{}", step.checked);
+    [
+        step.step.name().into(),
+        duration(step.took_ns),
+        count(step.runs),
+        bytes(step.bytes),
+        count(step.tables),
+        count(step.flushes),
+        found,
+    ]
+}
+
+/// What was refused, in the back end's words.
+fn refusals(sheet: &mut Sheet, report: &LifeReport) {
+    let steps = report.steps.iter();
+    let row = |step: &StepReport| {
+        let refused = step.refused.as_ref()?;
+        Some([step.step.name().into(), refused.error.clone()])
+    };
+    let refused: Vec<[String; 2]> = steps.filter_map(row).collect();
+    if !refused.is_empty() {
+        sheet.section("refused, and nothing has changed");
+        sheet.table(&refused);
+    }
+}
+
+fn end(sheet: &mut Sheet, report: &LifeReport) {
+    let dma = &report.dma;
+    sheet.section("devices, all the time");
+    sheet.value(
+        "DMA",
+        &format!(
+            "{}, {} read and {} written; {} wrong",
+            counted(dma.accesses, "access"),
+            bytes(dma.read_bytes),
+            bytes(dma.written_bytes),
+            counted(dma.wrong_bytes, "byte"),
+        ),
+    );
+    let reached = match dma.reached_in_holes {
+        0 => "nothing got through there".into(),
+        reached => format!("{} got through there", counted(reached, "access")),
+    };
+    sheet.value(
+        "faults",
+        &format!(
+            "outside the holes: {}; in the holes: {}, {reached}",
+            count(dma.faults_outside_holes),
+            count(dma.faults_in_holes),
+        ),
+    );
+    sheet.gap();
+    let paint = sheet.paint();
+    let wrong: Vec<&str> = report
+        .steps
+        .iter()
+        .filter(|step| !step.right)
+        .map(|step| step.step.name())
+        .collect();
+    if report.is_right() {
+        let all = "every check held; charge, pins, tables, areas and huge pages are at zero";
+        sheet.line(&format!("{}  {all}", paint.good("OK")));
+    } else {
+        let mut what = wrong.join(", ");
+        if !report.left.is_nothing() {
+            let left = &report.left;
+            what += &format!(
+                "; left: {} and {} charged, {} and {} pinned, {}, {}, {}",
+                bytes(left.ledger_bytes),
+                bytes(left.successor_ledger_bytes),
+                bytes(left.kernel.pinned_bytes + left.kernel.locked_bytes),
+                bytes(left.successor_kernel.pinned_bytes + left.successor_kernel.locked_bytes),
+                counted(left.table_pages, "table page"),
+                counted(left.areas, "area"),
+                counted(left.huge_pages, "huge page"),
+            );
+        }
+        sheet.line(&format!("{}  {what}", paint.bad("WRONG")));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::life::samples::small;
+
+    #[test]
+    fn a_life_is_one_screen() {
+        let text = write(&small(), Paint::Plain);
+        assert!(text.lines().count() <= 40, "{text}");
+        let widest = text.lines().map(|line| line.chars().count()).max();
+        assert!(widest.unwrap() <= 100, "{text}");
+    }
+
+    #[test]
+    fn what_was_refused_is_named_and_said() {
+        let mut report = small();
+        report.steps[0].refused = Some(Refused {
+            capability: Some("hitless_cut".into()),
+            error: "type1 cannot do so".into(),
+        });
+        let text = write(&report, Paint::Plain);
+        assert!(
+            text.contains("  refused, hitless_cut; one node here"),
+            "{text}"
+        );
+        assert!(text.contains("\n  memory  type1 cannot do so\n"), "{text}");
+        assert!(text.contains("\nOK  every check held"), "{text}");
+    }
+
+    #[test]
+    fn what_is_wrong_or_left_is_named() {
+        let mut report = small();
+        assert!(write(&report, Paint::Plain).contains("\nOK  every check held"));
+        report.steps[0].right = false;
+        report.left.table_pages = 3;
+        let text = write(&report, Paint::Plain);
+        assert!(text.contains("WRONG: one node here"), "{text}");
+        assert!(
+            text.contains("\nWRONG  memory; left: 0 B and 0 B charged"),
+            "{text}"
+        );
+        assert!(text.contains("3 table pages"), "{text}");
+    }
+}

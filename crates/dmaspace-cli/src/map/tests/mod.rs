@@ -1,0 +1,3 @@
+//! What `dmaspace map` does.
+
+mod job;

@@ -1,0 +1,330 @@
+//! `dmaspace tables`: what it takes, and what it does with it.
+
+use std::path::{Path, PathBuf};
+
+use crate::tables::{
+    FORMATS, InDump, Limits, Severity, Survey, TableFile, TablesError, diff, explain, root,
+};
+use anyhow::{Context, anyhow, bail};
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use clap::{Args, Subcommand};
+
+use super::text as report;
+use crate::draw::sheet::Paint;
+use crate::stop::Stop;
+use crate::target::Target;
+use crate::{exit, fail, json, print, refuse};
+
+/// What `dmaspace tables` does.
+#[derive(Debug, Subcommand)]
+pub(crate) enum TablesCommand {
+    /// List what is mapped: a tree with runs merged, counts by leaf size, wasted table memory
+    ///
+    /// Example: dmaspace tables dump tables.img
+    Dump(DumpArgs),
+    /// Explain the way to one address, entry by entry and field by field
+    ///
+    /// What each entry says, where the walk ends, and what the unit would report if it faults.
+    ///
+    /// Example: dmaspace tables walk memory.bin 0x40001000 --format vtd-ss --root 0x10a3000
+    Walk(WalkArgs),
+    /// Say what is wrong with tables: entries that fault, shared tables, broken groups, waste
+    ///
+    /// Exit status 1 when something is wrong; what is only wasted is no error.
+    ///
+    /// Example: dmaspace tables check tables.img
+    Check(CheckArgs),
+    /// Say what two tables translate differently
+    ///
+    /// Sizes of leaves and the tables' own addresses are no difference. Exit status 1 when there is
+    /// one.
+    ///
+    /// Example: dmaspace tables diff before.img after.img
+    Diff(DiffArgs),
+    /// Draw the address space, coloured by the size of the leaves
+    ///
+    /// Example: dmaspace tables picture tables.img --svg tables.svg
+    Picture(PictureArgs),
+}
+
+/// Where in a file tables are.
+#[derive(Debug, Args)]
+pub(crate) struct SourceArgs {
+    /// The format of the tables in a dump of memory
+    ///
+    /// Without it the file is an image, which says itself what it holds, or the text that a running
+    /// kernel has of a device's tables.
+    ///
+    /// Example: --format vtd-ss
+    #[arg(long, value_name = "FORMAT", ignore_case = true, requires = "root",
+          value_parser = PossibleValuesParser::new(FORMATS).map(|name| name.to_ascii_lowercase()))]
+    format: Option<String>,
+
+    /// The physical address of the root table in a dump
+    ///
+    /// What the unit was told: the second-stage pointer of a context entry, a device table entry's page
+    /// table root, TTBR, iohgatp's page times 4096.
+    ///
+    /// Example: --root 0x10a3000
+    #[arg(long, value_name = "ADDRESS", value_parser = address, requires = "format")]
+    root: Option<u64>,
+
+    /// The physical address of the dump's first byte [default: 0]
+    ///
+    /// The first number that QEMU's `pmemsave` was given.
+    ///
+    /// Example: --offset 0x10000000
+    #[arg(long, value_name = "ADDRESS", value_parser = address, requires = "format")]
+    offset: Option<u64>,
+
+    /// Levels of the tables [default: 4, or the fewest for --input-bits]
+    ///
+    /// Example: --levels 3
+    #[arg(long, value_name = "N", requires = "format")]
+    levels: Option<u8>,
+
+    /// Bits of input addresses of Arm's tables (64 − TnSZ) and DART's [default: 48, DART 32]
+    ///
+    /// Example: --input-bits 39
+    #[arg(long, value_name = "N", requires = "format")]
+    input_bits: Option<u8>,
+
+    /// The root is that of the top of the address space (Arm's TTBR1)
+    ///
+    /// Example: --upper
+    #[arg(long, requires = "format")]
+    upper: bool,
+
+    /// The bit that marks addresses of tables as encrypted (AMD's C-bit)
+    ///
+    /// Example: --encryption-bit 51
+    #[arg(long, value_name = "BIT", requires = "format",
+          value_parser = clap::value_parser!(u32).range(12..=63))]
+    encryption_bit: Option<u32>,
+
+    /// The device of which tables are looked at, where a kernel's text has those of several
+    ///
+    /// Its PCI address, with `/` and a PASID behind it, if the tables are of one.
+    ///
+    /// Example: --device 0000:00:05.0
+    // What requires --format is not refused for it where --device keeps that out.
+    #[arg(long, value_name = "ADDRESS",
+          conflicts_with_all = ["format", "root", "offset", "levels", "input_bits", "upper", "encryption_bit"])]
+    device: Option<String>,
+}
+
+/// The options of `dmaspace tables dump`.
+#[derive(Debug, Args)]
+pub(crate) struct DumpArgs {
+    /// An image of tables, a dump of memory, or a kernel's text (domain_translation_struct)
+    file: PathBuf,
+    #[command(flatten)]
+    source: SourceArgs,
+    /// How many lines of the tree to print [default: 200]
+    ///
+    /// Example: --lines 10000
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 200,
+        hide_default_value = true
+    )]
+    lines: usize,
+    /// Print the result as JSON
+    ///
+    /// Names are stable and end in their unit. Addresses are decimal numbers.
+    ///
+    /// Example: --json | jq .leaves
+    #[arg(long)]
+    json: bool,
+}
+
+/// The options of `dmaspace tables walk`.
+#[derive(Debug, Args)]
+pub(crate) struct WalkArgs {
+    /// An image of tables, a dump of memory, or a kernel's text (domain_translation_struct)
+    file: PathBuf,
+    /// The address that a device would access
+    #[arg(value_parser = address)]
+    iova: u64,
+    #[command(flatten)]
+    source: SourceArgs,
+    /// Print the result as JSON
+    ///
+    /// Names are stable and end in their unit. Addresses are decimal numbers.
+    ///
+    /// Example: --json | jq .read.outcome
+    #[arg(long)]
+    json: bool,
+}
+
+/// The options of `dmaspace tables check`.
+#[derive(Debug, Args)]
+pub(crate) struct CheckArgs {
+    /// An image of tables, a dump of memory, or a kernel's text (domain_translation_struct)
+    file: PathBuf,
+    #[command(flatten)]
+    source: SourceArgs,
+    /// Print the result as JSON
+    ///
+    /// Names are stable and end in their unit. Addresses are decimal numbers.
+    ///
+    /// Example: --json | jq .findings
+    #[arg(long)]
+    json: bool,
+}
+
+/// The options of `dmaspace tables diff`.
+#[derive(Debug, Args)]
+pub(crate) struct DiffArgs {
+    /// What it was: an image of tables, a dump of memory, or a kernel's text
+    before: PathBuf,
+    /// What it is
+    after: PathBuf,
+    #[command(flatten)]
+    source: SourceArgs,
+    /// Print the result as JSON
+    ///
+    /// Names are stable and end in their unit. Addresses are decimal numbers.
+    ///
+    /// Example: --json | jq .changes
+    #[arg(long)]
+    json: bool,
+}
+
+/// The options of `dmaspace tables picture`.
+#[derive(Debug, Args)]
+pub(crate) struct PictureArgs {
+    /// An image of tables, a dump of memory, or a kernel's text (domain_translation_struct)
+    file: PathBuf,
+    /// Where to write the picture
+    ///
+    /// Example: --svg tables.svg
+    #[arg(long, value_name = "FILE")]
+    svg: PathBuf,
+    #[command(flatten)]
+    source: SourceArgs,
+}
+
+/// An address: hexadecimal with 0x, or decimal; underscores are allowed.
+fn address(text: &str) -> Result<u64, String> {
+    let digits = text.replace('_', "").to_ascii_lowercase();
+    let number = match digits.strip_prefix("0x") {
+        Some(hex) => u64::from_str_radix(hex, 16),
+        None => digits.parse(),
+    };
+    number.map_err(|_| "an address is a number like 0x40001000 or 1073745920".into())
+}
+
+impl SourceArgs {
+    fn open(&self, path: &Path) -> anyhow::Result<TableFile> {
+        let place = match (&self.format, self.root) {
+            (Some(format), Some(address)) => Some(InDump {
+                root: root(format, address, self.levels, self.input_bits, self.upper)?,
+                offset: self.offset.unwrap_or(0),
+                encryption_bit: self.encryption_bit,
+            }),
+            (None, None) => match &self.device {
+                Some(_) => return Ok(TableFile::open_kernel_text(path, self.device.as_deref())?),
+                None => None,
+            },
+            _ => bail!("a dump of memory takes --format and --root"),
+        };
+        Ok(TableFile::open(path, place)?)
+    }
+
+    fn survey(&self, path: &Path) -> anyhow::Result<Survey> {
+        Ok(self.open(path)?.survey(Limits::default())?)
+    }
+}
+
+/// `dmaspace tables`.
+pub(crate) fn run(command: &TablesCommand) -> u8 {
+    match perform(command) {
+        Ok(status) => status,
+        // An image that is there, but damaged, is what is asked about.
+        Err(error) if error.downcast_ref().is_some_and(TablesError::is_damage) => {
+            fail(error.as_ref(), exit::WRONG)
+        }
+        Err(error) => refuse(&error),
+    }
+}
+
+fn perform(command: &TablesCommand) -> anyhow::Result<u8> {
+    let paint = Paint::for_stdout();
+    match command {
+        TablesCommand::Dump(args) => {
+            let found = args.source.survey(&args.file)?;
+            show(args.json, &found, || {
+                report::dump(&found, args.lines, paint)
+            })?;
+            Ok(exit::RIGHT)
+        }
+        TablesCommand::Walk(args) => {
+            let file = args.source.open(&args.file)?;
+            let found = explain(&file.tables()?, args.iova);
+            show(args.json, &found, || report::walk(&found, paint))?;
+            Ok(exit::RIGHT)
+        }
+        TablesCommand::Check(args) => {
+            let found = args.source.survey(&args.file)?;
+            show(args.json, &found, || report::check(&found, paint))?;
+            let mut findings = found.findings.iter();
+            // Those beyond the limit may be wrong as well.
+            let more = found.finding_count > found.findings.len() as u64;
+            let wrong = more || findings.any(|finding| finding.severity == Severity::Wrong);
+            Ok(if wrong || !found.complete {
+                exit::WRONG
+            } else {
+                exit::RIGHT
+            })
+        }
+        TablesCommand::Diff(args) => {
+            let before = args.source.survey(&args.before)?;
+            let after = args.source.survey(&args.after)?;
+            let found = diff(&before, &after);
+            show(args.json, &found, || report::diff(&found, paint))?;
+            Ok(if found.is_same() {
+                exit::RIGHT
+            } else {
+                exit::WRONG
+            })
+        }
+        TablesCommand::Picture(args) => {
+            let target = Target::new(&args.svg)?;
+            let found = args.source.survey(&args.file)?;
+            let stop = Stop::on_signals().map_err(|error| anyhow!(error))?;
+            target.write(&report::picture(&found), &stop)?;
+            Ok(exit::RIGHT)
+        }
+    }
+}
+
+/// Prints as JSON, or as text.
+fn show<T: serde::Serialize>(
+    as_json: bool,
+    found: &T,
+    text: impl FnOnce() -> String,
+) -> anyhow::Result<()> {
+    let text = if as_json {
+        json(found).context("cannot write it as JSON")?
+    } else {
+        text()
+    };
+    print(&text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_are_read_in_both_bases() {
+        assert_eq!(address("0x4000_1000"), Ok(0x4000_1000));
+        assert_eq!(address("0XFFFFFFFFFFFFFFFF"), Ok(u64::MAX));
+        assert_eq!(address("4096"), Ok(4096));
+        for wrong in ["", "0x", "4K", "-1", "0x1_0000_0000_0000_0000_0"] {
+            assert!(address(wrong).is_err(), "{wrong}");
+        }
+    }
+}

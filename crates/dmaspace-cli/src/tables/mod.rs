@@ -1,0 +1,473 @@
+//! Tables that somebody else has written: listed, checked, compared, and one walk explained.
+//!
+//! They come from a file: an [image](iopt::image) of tables, a dump of memory with the address of a
+//! root in it, as QEMU's `pmemsave` or a crash dump gives, or what a running kernel shows of VT-d's tables
+//! in debugfs. Live tables of this process are looked at by an image of them
+//! ([`TableFile::of_table`]). Nothing of the engine reads them: they are
+//! walked and scanned by [`iopt::walk`], which is written from the specifications, so that what is
+//! said is what a unit would find.
+//!
+//! Any bytes survive. Work is bounded by what is in the file: each table is read once for each level
+//! that it stands for, however many entries lead to it, and [`Limits`] bound the rest. What was left
+//! out is said.
+
+#![allow(
+    unreachable_pub,
+    reason = "`pub` is what other commands, tests and fuzz targets use; the crate shows none of it"
+)]
+
+mod command;
+mod diff;
+mod event;
+mod explain;
+pub mod fields;
+mod kernel;
+mod memory;
+mod report;
+mod survey;
+#[cfg(test)]
+mod tests;
+mod text;
+mod tree;
+
+use std::convert::Infallible;
+use std::fs::File;
+use std::io::{self, BufReader, Read};
+use std::os::unix::fs::FileTypeExt;
+use std::path::{Path, PathBuf};
+
+use iopt::image::{Image, ImageError};
+use iopt::walk::{BadAddress, WalkMemory, WalkReason, Walker};
+use iopt::{AnyTable, Root, TableMemory};
+use thiserror::Error;
+
+use kernel::KernelTables;
+use memory::Dump;
+
+pub(crate) use command::{TablesCommand, run};
+pub use diff::{Change, DiffReport, diff};
+pub use event::{Event, event};
+pub use explain::{Explained, Outcome, Step, explain};
+pub use iopt::named::{FORMATS, root};
+pub use kernel::KernelTextError;
+pub use report::{Finding, LeafReport, Severity, Survey};
+#[cfg(test)]
+pub use report::{FindingKind, RunReport};
+pub use survey::{Limits, survey};
+pub use tree::TreeLine;
+
+/// An image of more bytes is not read: it would have to fit into memory.
+const MOST_IMAGE_BYTES: u64 = 16 << 30;
+/// An image that comes out of a pipe or a device, which no one had to store, may have fewer; and of memory
+/// that a device shows, which may have no end, so many are read in all.
+const MOST_STREAM_BYTES: u64 = 64 << 20;
+
+/// Where tables are in a dump of memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct InDump {
+    /// The root, its format and levels.
+    pub root: Root,
+    /// The physical address of the file's first byte.
+    pub offset: u64,
+    /// The bit that marks addresses of tables as encrypted, where the processor does that.
+    pub encryption_bit: Option<u32>,
+}
+
+/// Why there are no tables to look at.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum TablesError {
+    /// The file cannot be opened or read.
+    #[error("cannot read {path}")]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// It is no image, and nothing says where in it tables are.
+    #[error(
+        "{path} is no image of tables: for a dump of memory say --format and --root (and --offset, \
+         where the dump does not begin at address 0)"
+    )]
+    NoImage {
+        /// The file.
+        path: PathBuf,
+    },
+    /// An image does not say what a dump has to be told.
+    #[error("{path} is an image of tables, which says itself what --format and --root would")]
+    IsImage {
+        /// The file.
+        path: PathBuf,
+    },
+    /// A device is named, and the file is not what a kernel shows.
+    #[error("{path} is no kernel's text of tables, of which --device chooses")]
+    NoKernelText {
+        /// The file.
+        path: PathBuf,
+    },
+    /// What a kernel shows is not understood, or not of the device.
+    #[error("{path}: {cause}")]
+    Kernel {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        cause: KernelTextError,
+    },
+    /// The image is larger than can be read.
+    #[error("{path} has {bytes} bytes; images of up to {most} are read")]
+    TooLarge {
+        /// The file.
+        path: PathBuf,
+        /// Its bytes.
+        bytes: u64,
+        /// The most.
+        most: u64,
+    },
+    /// The dump has no size, and its tables no end.
+    #[error(
+        "{path} is a device without a size, and more than {most} bytes of tables are in it: such tables \
+         are read from a file"
+    )]
+    Endless {
+        /// The file.
+        path: PathBuf,
+        /// The most that is read.
+        most: u64,
+    },
+    /// The image is damaged.
+    #[error("{path}: {cause}")]
+    Image {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        cause: ImageError,
+    },
+    /// There can be no such root.
+    #[error("{path}: the root at {address:#x} {reason}")]
+    Root {
+        /// The file.
+        path: PathBuf,
+        /// The root's address.
+        address: u64,
+        /// Why.
+        reason: WalkReason,
+    },
+    /// The dump does not hold the root.
+    #[error("{path} holds the addresses from {offset:#x} on, and not the root at {address:#x}")]
+    RootOutside {
+        /// The file.
+        path: PathBuf,
+        /// Its first address.
+        offset: u64,
+        /// The root's address.
+        address: u64,
+    },
+}
+
+impl TablesError {
+    /// True when the file was there, but is damaged.
+    pub const fn is_damage(&self) -> bool {
+        use KernelTextError::{Line, Torn};
+        matches!(
+            self,
+            Self::Image { .. }
+                | Self::Kernel {
+                    cause: Line { .. } | Torn { .. },
+                    ..
+                }
+        )
+    }
+}
+
+/// A file with tables in it.
+#[derive(Debug)]
+pub struct TableFile {
+    path: PathBuf,
+    content: Content,
+}
+
+#[derive(Debug)]
+enum Content {
+    Image(Vec<u8>),
+    Dump(Dump, InDump),
+    Kernel(KernelTables),
+}
+
+/// What a file is, by its first bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Start {
+    Image,
+    Kernel,
+    Other,
+}
+
+impl TableFile {
+    /// Opens an image, what a kernel shows of one device, or with `place` a dump of memory.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be read, or is not what it was said to be.
+    pub fn open(path: &Path, place: Option<InDump>) -> Result<Self, TablesError> {
+        let failed = |source| TablesError::Read {
+            path: path.into(),
+            source,
+        };
+        let mut file = File::open(path).map_err(failed)?;
+        let content = match place {
+            Some(place) => {
+                if start(&mut file).map_err(failed)? == Start::Image {
+                    return Err(TablesError::IsImage { path: path.into() });
+                }
+                let kind = file.metadata().map_err(failed)?.file_type();
+                let sized = kind.is_file() || kind.is_block_device();
+                let most = (!sized).then_some(MOST_STREAM_BYTES);
+                Content::Dump(Dump::new(file, place.offset, most), place)
+            }
+            None => {
+                match start(&mut file).map_err(failed)? {
+                    Start::Image => {}
+                    Start::Kernel => return Self::open_kernel_text(path, None),
+                    Start::Other => return Err(TablesError::NoImage { path: path.into() }),
+                }
+                Content::Image(whole_image(path)?)
+            }
+        };
+        Ok(Self {
+            path: path.into(),
+            content,
+        })
+    }
+
+    /// Opens what a kernel shows of VT-d's tables (`/sys/kernel/debug/iommu/intel/DEVICE/
+    /// domain_translation_struct`): those of `device`, a PCI address with `/PASID` behind it or without;
+    /// `None` when it is of one only.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be read, is not such a text, or not one of that device alone.
+    pub fn open_kernel_text(path: &Path, device: Option<&str>) -> Result<Self, TablesError> {
+        let failed = |source| TablesError::Read {
+            path: path.into(),
+            source,
+        };
+        let mut file = File::open(path).map_err(failed)?;
+        if start(&mut file).map_err(failed)? != Start::Kernel {
+            return Err(TablesError::NoKernelText { path: path.into() });
+        }
+        // From its start again; a file that is made when it is read may not be moved about in.
+        let text = BufReader::new(File::open(path).map_err(failed)?);
+        let tables = KernelTables::read(text, device).map_err(|cause| TablesError::Kernel {
+            path: path.into(),
+            cause,
+        })?;
+        Ok(Self {
+            path: path.into(),
+            content: Content::Kernel(tables),
+        })
+    }
+
+    /// Live tables of this process, as [`Ioas::domains`](ioas::Ioas::domains) yields them: an image of
+    /// what they are now. Units may go on walking them meanwhile. In errors they are called `name`.
+    pub fn of_table<M: TableMemory>(name: &str, table: &AnyTable<M>) -> Self {
+        let mut image = Vec::new();
+        let mut sink = |bytes: &[u8]| {
+            image.extend_from_slice(bytes);
+            Ok::<_, Infallible>(())
+        };
+        let Ok(_) = table.write_image(&mut sink);
+        Self {
+            path: name.into(),
+            content: Content::Image(image),
+        }
+    }
+
+    /// All tables in it: [`survey()`].
+    ///
+    /// # Errors
+    ///
+    /// Those of [`tables`](Self::tables), and when tables in a device have no end.
+    pub fn survey(&self, limits: Limits) -> Result<Survey, TablesError> {
+        let tables = self.tables()?;
+        let found = survey(&tables, limits);
+        match tables.exhausted() {
+            false => Ok(found),
+            true => Err(TablesError::Endless {
+                path: self.path.clone(),
+                most: MOST_STREAM_BYTES,
+            }),
+        }
+    }
+
+    /// The tables in it.
+    ///
+    /// # Errors
+    ///
+    /// When the image is damaged, or there can be no root where it was said to be.
+    pub fn tables(&self) -> Result<Tables<'_>, TablesError> {
+        let path = || self.path.clone();
+        let (source, root, encryption) = match &self.content {
+            Content::Image(bytes) => {
+                let image = Image::parse(bytes).map_err(|cause| TablesError::Image {
+                    path: path(),
+                    cause,
+                })?;
+                (Source::Image(image), image.root(), image.encryption_bit())
+            }
+            Content::Dump(dump, place) => (Source::Dump(dump), place.root, place.encryption_bit),
+            Content::Kernel(tables) => (Source::Kernel(tables), tables.root(), None),
+        };
+        let tables = Tables::new(root, encryption, source);
+        tables.check_root().map_err(|reason| match reason {
+            WalkReason::NoMemory { .. } => TablesError::RootOutside {
+                path: path(),
+                offset: match &self.content {
+                    Content::Dump(_, place) => place.offset,
+                    Content::Image(_) | Content::Kernel(_) => 0,
+                },
+                address: root.address,
+            },
+            reason => TablesError::Root {
+                path: path(),
+                address: root.address,
+                reason,
+            },
+        })?;
+        Ok(tables)
+    }
+}
+
+/// All bytes of an image. One that has a size tells it before it is read; a pipe or a device has none.
+fn whole_image(path: &Path) -> Result<Vec<u8>, TablesError> {
+    let failed = |source| TablesError::Read {
+        path: path.into(),
+        source,
+    };
+    let too_large = |bytes| TablesError::TooLarge {
+        path: path.into(),
+        bytes,
+        most: MOST_IMAGE_BYTES,
+    };
+    let file = File::open(path).map_err(failed)?;
+    let (size, is_file) = {
+        let known = file.metadata().map_err(failed)?;
+        (known.len(), known.is_file())
+    };
+    if size > MOST_IMAGE_BYTES {
+        return Err(too_large(size));
+    }
+    let most = if is_file { size } else { MOST_STREAM_BYTES };
+    let mut image = Vec::new();
+    let read = file.take(most + 1).read_to_end(&mut image);
+    let read = read.map_err(failed)? as u64;
+    if !is_file && read > most {
+        return Err(TablesError::TooLarge {
+            path: path.into(),
+            bytes: read,
+            most,
+        });
+    }
+    Ok(image)
+}
+
+fn start(file: &mut File) -> io::Result<Start> {
+    let mut start = Vec::new();
+    file.take(8).read_to_end(&mut start)?;
+    Ok(match start.as_slice() {
+        b"IOPTIMG\n" => Start::Image,
+        start if start.starts_with(kernel::START) => Start::Kernel,
+        _ => Start::Other,
+    })
+}
+
+/// The tables of a file.
+#[derive(Clone, Copy, Debug)]
+pub struct Tables<'a> {
+    walker: Walker,
+    source: Source<'a>,
+    /// The root table, without the bit of encryption.
+    first: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Source<'a> {
+    Image(Image<'a>),
+    Dump(&'a Dump),
+    Kernel(&'a KernelTables),
+}
+
+impl<'a> Tables<'a> {
+    fn new(root: Root, encryption: Option<u32>, source: Source<'a>) -> Self {
+        let bit = encryption.filter(|bit| *bit < 64);
+        let walker = Walker::new(root);
+        Self {
+            walker: match bit {
+                Some(bit) => walker.with_encryption_bit(bit),
+                None => walker,
+            },
+            source,
+            first: root.address & !bit.map_or(0, |bit| 1 << bit),
+        }
+    }
+
+    /// The tables of an image.
+    pub fn of_image(image: Image<'a>) -> Self {
+        Self::new(image.root(), image.encryption_bit(), Source::Image(image))
+    }
+
+    /// What reads them.
+    pub const fn walker(&self) -> &Walker {
+        &self.walker
+    }
+
+    /// Where the tables begin.
+    pub const fn root(&self) -> Root {
+        self.walker.root()
+    }
+
+    /// How many tables an image holds, the root among them; `None` for a dump, which holds anything, and
+    /// for what a kernel shows, which names those that lead to a leaf.
+    pub fn stored(&self) -> Option<u64> {
+        match &self.source {
+            Source::Image(image) => Some(image.len() as u64),
+            Source::Dump(_) | Source::Kernel(_) => None,
+        }
+    }
+
+    /// True when a dump without a size has more tables than are read.
+    fn exhausted(&self) -> bool {
+        matches!(self.source, Source::Dump(dump) if dump.exhausted())
+    }
+
+    /// Reading the root's first entry, as far as it can be read.
+    fn check_root(&self) -> Result<(), WalkReason> {
+        let mut first = Ok(());
+        self.walker.scan(self, |entry| {
+            if let Err(reason @ WalkReason::NoMemory { .. }) = entry.says
+                && entry.index == 0
+            {
+                first = Err(reason);
+            }
+            iopt::walk::ScanStep::End
+        })?;
+        first
+    }
+}
+
+impl WalkMemory for Tables<'_> {
+    fn read_u64(&self, address: u64) -> Result<u64, BadAddress> {
+        match &self.source {
+            Source::Image(image) => image.read_u64(address),
+            Source::Dump(dump) => dump.read_u64(address),
+            Source::Kernel(tables) => tables.read_u64(address),
+        }
+    }
+
+    fn read_u32(&self, address: u64) -> Result<u32, BadAddress> {
+        match &self.source {
+            Source::Image(image) => image.read_u32(address),
+            Source::Dump(dump) => dump.read_u32(address),
+            Source::Kernel(tables) => tables.read_u32(address),
+        }
+    }
+}

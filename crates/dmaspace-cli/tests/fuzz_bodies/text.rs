@@ -1,0 +1,65 @@
+//! Topology files, tables of the firmware, and what `/proc` says of a process.
+
+use dmaspace::topology::{Topology, UnitAddress, proximity};
+use dmaspace_cli::inside::{GuestTopology, Plan};
+use dmaspace_cli::inside::{areas, node_bytes};
+
+use super::{Bytes, within};
+
+/// A file, what is planned for it, and a guest that looks like it.
+pub fn topology(data: &[u8]) {
+    let text = String::from_utf8_lossy(data);
+    let bytes = text.len() as u64;
+    // TOML is read into events, then values: some hundred bytes for the shortest of them.
+    let parsed = within((1 << 20) + 1024 * bytes, || Topology::parse(&text));
+    let Ok(topology) = parsed else {
+        return;
+    };
+    let pairs = (topology.nodes().len() * topology.devices().len()) as u64;
+    let most = (1 << 20) + 1024 * bytes + 1024 * pairs;
+    within(most, || {
+        let plan = Plan::new(&topology, 1 << 40);
+        assert!(plan.policies.len() <= 2 + topology.nodes().len());
+    });
+    let distances = (topology.nodes().len() as u64).pow(2);
+    within(most + 256 * distances, || {
+        if let Ok(mut guest) = GuestTopology::new(&topology, 8 << 30) {
+            guest.viommu = bytes.is_multiple_of(2);
+            guest.qemu().expect("the bus numbers were shared out");
+            let _ = guest.libvirt();
+        }
+    });
+}
+
+/// DMAR, IORT, RIMT; nothing is allocated for them.
+pub fn acpi(data: &[u8]) {
+    let mut bytes = Bytes(data);
+    let signature = [&b"DMAR"[..], b"IORT", b"RIMT", b""][bytes.below(4)];
+    let registers = UnitAddress::Registers(bytes.u64());
+    let function = UnitAddress::Function("0001:01:01.1".into());
+    let table = [signature, bytes.0].concat();
+    within(0, || {
+        for unit in [&registers, &function] {
+            let found = proximity(&table, unit);
+            assert_eq!(found, proximity(&table, unit));
+        }
+    });
+}
+
+/// `smaps`, and behind a zero byte `numa_maps`.
+pub fn proc(data: &[u8]) {
+    let mut texts = data
+        .splitn(2, |byte| *byte == 0)
+        .map(String::from_utf8_lossy);
+    let (smaps, maps) = (
+        texts.next().unwrap_or_default(),
+        texts.next().unwrap_or_default(),
+    );
+    // The shortest line of an area has 12 bytes.
+    let found = within(4096 + 64 * smaps.len() as u64, || areas(&smaps));
+    for area in &found {
+        assert!(area.address.checked_add(area.bytes).is_some() && !area.name.contains('\x1b'));
+    }
+    let nodes = within(4096 + 64 * data.len() as u64, || node_bytes(&maps, &found));
+    assert!(nodes.is_sorted_by(|one, next| one.0 < next.0));
+}

@@ -1,0 +1,222 @@
+//! The figures of the five origins on this machine: what they published, the page-by-page way measured
+//! here, and this project measured here, in one run and in turns.
+//!
+//! A [`Bench`] runs groups, one for each origin. In each round of a group every figure is taken once,
+//! page by page and by runs one after the other, so that whatever else the machine does meets both;
+//! figures are medians over the rounds with the lowest and the highest, and the first round does not
+//! count. There are rounds until the group's share of the time is over, so the time left is known.
+//!
+//! What was published ran on other machines ([`origin`]): the ratio of the two columns that were
+//! measured here is what can be compared with the ratio of the published ones.
+
+mod balloon;
+mod commands;
+mod figure;
+mod host;
+mod map;
+mod numa;
+pub mod origin;
+mod pin;
+mod real;
+mod report;
+mod tables;
+mod turns;
+
+use std::ops::ControlFlow;
+use std::time::Duration;
+
+pub use commands::{Commands, DeviceMap, MapTimes, NoTimes, Walk};
+pub use figure::Figure;
+pub use host::Host;
+pub use report::{BenchReport, Group, GroupReport, Key, Line, NotRun, Row, Subject, Unit};
+
+use turns::Turns;
+
+/// How much is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// The time of a group. The fewest rounds may take longer.
+    pub budget: Duration,
+    /// The fewest rounds; the first one does not count where there are more.
+    pub least_rounds: u32,
+    /// The most rounds.
+    pub most_rounds: u32,
+    /// Bytes of real memory of `pin`, if that much is there.
+    pub memory_bytes: u64,
+    /// Bytes of the memory out of which `balloon` is inflated.
+    pub balloon_bytes: u64,
+    /// Calls, or entries, of about that many pages are timed in one bracket of `map`.
+    pub batch: u64,
+    /// These are not the whole sizes.
+    pub quick: bool,
+}
+
+impl Settings {
+    /// 8 GiB and ten minutes for all groups.
+    pub const fn full() -> Self {
+        Self {
+            budget: Duration::from_secs(100),
+            least_rounds: 3,
+            most_rounds: 60,
+            memory_bytes: 8 << 30,
+            balloon_bytes: 8 << 30,
+            batch: 4096,
+            quick: false,
+        }
+    }
+
+    /// 1 GiB, 256 MiB for the balloon, and one minute for all groups.
+    pub const fn quick() -> Self {
+        Self {
+            budget: Duration::from_secs(11),
+            least_rounds: 3,
+            most_rounds: 20,
+            memory_bytes: 1 << 30,
+            balloon_bytes: 256 << 20,
+            quick: true,
+            ..Self::full()
+        }
+    }
+
+    /// One round of the smallest sizes: for tests, its figures say nothing.
+    #[doc(hidden)]
+    pub const fn smallest() -> Self {
+        Self {
+            budget: Duration::ZERO,
+            least_rounds: 1,
+            most_rounds: 1,
+            memory_bytes: 16 << 20,
+            balloon_bytes: 16 << 20,
+            batch: 16,
+            quick: true,
+        }
+    }
+}
+
+/// Whoever watches: a progress bar, or a signal handler that wants it to stop.
+pub trait Watch {
+    /// Called again and again from the thread that runs the bench: `done` of the time `all` are over,
+    /// now at `group`. [`ControlFlow::Break`] stops it, and everything is given back.
+    fn progress(&mut self, group: Group, done: Duration, all: Duration) -> ControlFlow<()>;
+}
+
+/// Watches nothing and never stops.
+impl Watch for () {
+    fn progress(&mut self, _group: Group, _done: Duration, _all: Duration) -> ControlFlow<()> {
+        ControlFlow::Continue(())
+    }
+}
+
+/// Why there are no figures. Everything was given back.
+///
+/// What a machine cannot do or has no memory for is no error, but stands in [`GroupReport::not_run`].
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum BenchError {
+    /// The watcher wanted to stop.
+    #[error("interrupted; nothing is left pinned")]
+    Interrupted,
+    /// The machine does not say what it has.
+    #[error("cannot learn what the machine has")]
+    Probe(#[from] hostmem::ProbeError),
+    /// There is no memory for tables.
+    #[error("cannot use the memory for page tables of {format}")]
+    Arena {
+        /// The format.
+        format: &'static str,
+        /// Why.
+        source: iopt::ArenaError,
+    },
+    /// A table cannot be built.
+    #[error("cannot build a page table of {format}")]
+    Build {
+        /// The format.
+        format: &'static str,
+        /// Why.
+        source: iopt::BuildError,
+    },
+    /// A unit of ours refuses the table.
+    #[error("cannot attach a device to a page table of {format}")]
+    Attach {
+        /// The format.
+        format: &'static str,
+        /// Why.
+        source: iommu::AttachError,
+    },
+    /// An operation was refused that must be done: its time would mean nothing.
+    #[error("{group}: {op} of {format} was refused, or did something else")]
+    Refused {
+        /// The group.
+        group: Group,
+        /// The operation.
+        op: &'static str,
+        /// The format.
+        format: &'static str,
+    },
+    /// A thread of the group cannot be had.
+    #[error("{group} takes more threads than there can be")]
+    NoThread {
+        /// The group.
+        group: Group,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// A thread of the group has ended before its time.
+    #[error("a thread of {group} has ended before its time")]
+    Thread {
+        /// The group.
+        group: Group,
+    },
+    /// The simulation came to no end.
+    #[error("cannot simulate memory nodes")]
+    Study(#[from] crate::study::StudyError),
+}
+
+/// A run of some groups.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Bench {
+    /// The groups, in order.
+    pub groups: Vec<Group>,
+    /// How much is measured.
+    pub settings: Settings,
+}
+
+impl Bench {
+    /// Runs the groups, one after the other; `commands` measure what takes a command of the program.
+    ///
+    /// # Errors
+    ///
+    /// When the watcher wants to stop, or an operation fails that must not.
+    pub fn run(
+        &self,
+        commands: &dyn Commands,
+        watch: &mut dyn Watch,
+    ) -> Result<BenchReport, BenchError> {
+        let machine = Host::read()?;
+        let count = u32::try_from(self.groups.len()).unwrap_or(u32::MAX);
+        let mut groups = Vec::new();
+        for (nth, group) in (0..).zip(&self.groups) {
+            let mut report = GroupReport::new(*group);
+            let published = origin::published(*group);
+            report
+                .rows
+                .extend(published.iter().flat_map(origin::Published::rows));
+            let mut turns = Turns::new(watch, self.settings, *group, nth, count);
+            turns.look()?;
+            match group {
+                Group::Pin => pin::run(commands, &mut turns, &mut report)?,
+                Group::Map => map::run(&mut turns, &mut report)?,
+                Group::Balloon => balloon::run(&mut turns, &mut report)?,
+                Group::Tables => tables::run(&mut turns, &mut report)?,
+                Group::Numa => numa::run(commands, &mut turns, &mut report)?,
+            }
+            turns.finish(&mut report);
+            groups.push(report);
+        }
+        Ok(BenchReport {
+            machine,
+            quick: self.settings.quick,
+            groups,
+        })
+    }
+}

@@ -1,0 +1,386 @@
+//! Origin 1: real memory, pinned, charged and mapped.
+//!
+//! By runs is [`Ioas::map`] with everything that it does. The other ways have the same pin and the same
+//! finding of runs, then: *charged by page*, a charge for each page and a map for each run, as the origin did
+//! before; *charged by folio*, a charge for each folio and a map for each run, as it did after; and *all by
+//! page*, a charge and a map for each page, as no kernel does. The parts are measured in one round; "map for DMA"
+//! is their sum.
+
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use dmaspace::devices::{DeviceReport, DevicesReport, Places, State, Way};
+use hostmem::{Backing, FrameSource, Pinner};
+use ioas::{
+    Charge, HostMemory, HostTables, Ioas, Ledger, MapError, MappedStorage, Memory, Observer, Own,
+    Step,
+};
+use iommu::DomainId;
+use iopt::{AnyTable, FormatId, Prot, TABLE_BYTES, TableMemory};
+use runs::{PageSizes, Span};
+
+use super::real::{Failed, Real};
+use super::report::{Group, GroupReport, Key, Subject, Unit};
+use super::turns::Turns;
+use super::{BenchError, Commands, DeviceMap, NoTimes};
+
+const PAGE: u64 = 4096;
+const IOVA: u64 = 1 << 40;
+/// Above all memory, and above what stands in for frames.
+const WINDOW: u64 = 1 << 46;
+/// The smallest part that is pinned by itself.
+const PIECE: u64 = 32 << 20;
+const FORMAT: FormatId = FormatId::VtdSs;
+
+const BACKINGS: [Backing; 4] = [
+    Backing::Hugetlb1G,
+    Backing::Hugetlb2M,
+    Backing::Thp,
+    Backing::Anon4K,
+];
+
+const WHOLE: &str = "map for DMA";
+
+/// Runs the group.
+pub(super) fn run(
+    commands: &dyn Commands,
+    turns: &mut Turns<'_>,
+    report: &mut GroupReport,
+) -> Result<(), BenchError> {
+    report.notes = vec![
+        "map for DMA: pin, find runs, charge and map; all ways have the same pin and the same runs".into(),
+        "charged by page: then mapped by run, as the origin did before; by folio: the same with a charge for \
+         each folio, as it did after; all by page: charged and mapped by page, as no kernel does"
+            .into(),
+    ];
+    for (nth, backing) in (0..).zip(BACKINGS) {
+        turns.part(nth, 4);
+        if let Err(failed) = of_memory(backing, turns, report) {
+            failed.or_report(report, backing.name())?;
+        }
+    }
+    kernel(commands, turns, report)
+}
+
+/// One kind of memory.
+fn of_memory(
+    backing: Backing,
+    turns: &mut Turns<'_>,
+    report: &mut GroupReport,
+) -> Result<(), Failed> {
+    let pinner = Pinner::probe(PIECE).map_err(|error| Failed::because(&error))?;
+    let room = pinner.room().map_err(|error| Failed::because(&error))?;
+    let wanted = turns.settings().memory_bytes;
+    let real = Real::take(backing, wanted, backing.page(), room, turns, report)?;
+    let frames = FrameSource::detect(&real.mapping);
+    let (name, kind) = (backing.name(), pinner.kind());
+    let memory = HostMemory::new(real.mapping.clone(), Arc::new(pinner), frames);
+    let memory = Arc::new(memory);
+    let len = real.mapping.len();
+    // The kernel keeps its own count and its own limit.
+    let ledger = Ledger::unlimited();
+    let mut bed = Bed {
+        pinned: Memory::new(memory, &ledger),
+        ledger,
+        tables: tables(len)?,
+        charges: Vec::new(),
+        len,
+        backing,
+    };
+    let mut count = 0;
+    while turns.more()? {
+        count = bed.round(turns)?.len();
+    }
+    let (mib, runs) = (len >> 20, if count == 1 { "run" } else { "runs" });
+    report.notes.push(format!(
+        "{name}: {mib} MiB, {count} {runs}, pinned by {kind}, {frames}"
+    ));
+    Ok(())
+}
+
+/// Room for the tables of `len` bytes in leaves of 4 KiB.
+fn tables(len: u64) -> Result<Arc<HostTables>, Failed> {
+    let leaf_tables = len.div_ceil(2 << 20) + 1;
+    let all = leaf_tables + leaf_tables.div_ceil(512) * 2 + 8;
+    let storage = MappedStorage::new(all * TABLE_BYTES, None);
+    let storage = storage.map_err(|error| Failed::because(&*error))?;
+    let tables = HostTables::new(storage, WINDOW).map_err(|source| BenchError::Arena {
+        format: FORMAT.name(),
+        source,
+    })?;
+    Ok(Arc::new(tables))
+}
+
+fn table(tables: &Arc<HostTables>) -> Result<AnyTable<Arc<HostTables>>, BenchError> {
+    let sizes = PageSizes::from_bits(u64::MAX);
+    AnyTable::new(FORMAT, 4, sizes, tables.clone()).map_err(|source| BenchError::Build {
+        format: FORMAT.name(),
+        source,
+    })
+}
+
+fn refused(op: &'static str) -> BenchError {
+    let (group, format) = (Group::Pin, FORMAT.name());
+    BenchError::Refused { group, op, format }
+}
+
+/// What the charging and mapping of all runs took.
+struct Steps {
+    ns: f64,
+    charges: u64,
+}
+
+/// The parts of a run between multiples of `size` bytes, where a page or folio begins.
+fn parts(run: Span, size: u64) -> impl Iterator<Item = Span> {
+    let end = run.start + run.len;
+    let mut at = run.start;
+    std::iter::from_fn(move || {
+        let next = (at - at % size).saturating_add(size).min(end);
+        let part = Span::new(at, next - at);
+        at = next;
+        (part.len > 0).then_some(part)
+    })
+}
+
+/// Memory, and tables for it.
+struct Bed {
+    pinned: Arc<Memory>,
+    ledger: Arc<Ledger>,
+    tables: Arc<HostTables>,
+    /// Those of one way; the memory of the list is kept, as it would count as the way's.
+    charges: Vec<Charge>,
+    len: u64,
+    backing: Backing,
+}
+
+impl Bed {
+    /// Everything once; returns the runs.
+    fn round(&mut self, turns: &mut Turns<'_>) -> Result<Vec<Span>, Failed> {
+        let mut space: Ioas<Own<Arc<HostTables>>> = Ioas::new(DomainId(1), table(&self.tables)?);
+        let whole = Span::new(0, self.len);
+        let charged = self.ledger.steps();
+        let (mapped, all, pin, find) = {
+            let mut clock = Clock::new(turns);
+            let begun = Instant::now();
+            let mapped = space.map(IOVA, &self.pinned, whole, Prot::RW, &mut clock);
+            let all = begun.elapsed().as_nanos() as f64;
+            let [pin, find] = [Step::Pin, Step::FindRuns].map(|step| clock.spent(step) as f64);
+            (mapped, all, pin, find)
+        };
+        mapped.map_err(|error| match error {
+            MapError::Interrupted => BenchError::Interrupted.into(),
+            error => Failed::because(&error),
+        })?;
+        let charges = self.ledger.steps() - charged;
+        let runs = runs(&space, self.len);
+        let mut clock = Clock::new(turns);
+        let unmapped = space.unmap_all(&mut clock);
+        let (empty, flush) = (clock.spent(Step::EmptyTables), clock.spent(Step::Flush));
+        let unpin = clock.spent(Step::Unpin) as f64;
+        unmapped.map_err(|error| Failed::because(&error))?;
+        space.close().map_err(|error| Failed::because(&error))?;
+
+        let ours = Steps {
+            ns: (all - pin - find).max(0.0),
+            charges,
+        };
+        let (page, folio) = (PAGE, self.backing.largest_page());
+        let mut ways = vec![
+            (Subject::ChargeByPage, self.by_steps(&runs, page, u64::MAX)?),
+            (Subject::Dmaspace, ours),
+            (Subject::ByPage, self.by_steps(&runs, page, page)?),
+        ];
+        if folio > page {
+            let by_folio = self.by_steps(&runs, folio, u64::MAX)?;
+            ways.insert(1, (Subject::ByFolio, by_folio));
+        }
+        let (ms, us) = (Unit::Milliseconds, Unit::Microseconds);
+        for (subject, steps) in ways {
+            self.note(turns, WHOLE, subject, ms, (pin + find + steps.ns) / 1e6);
+            self.note(turns, "charge and map", subject, us, steps.ns / 1e3);
+            self.note(turns, "charges", subject, Unit::Count, steps.charges as f64);
+        }
+        for (op, unit, time) in [
+            ("pin", ms, pin / 1e6),
+            ("find runs", ms, find / 1e6),
+            ("unmap", us, (empty + flush) as f64 / 1e3),
+            ("unpin", ms, unpin / 1e6),
+        ] {
+            self.note(turns, op, Subject::Dmaspace, unit, time);
+        }
+        Ok(runs)
+    }
+
+    /// Charges known runs by `charged` bytes and maps them by `mapped` bytes, in tables and an account of its own.
+    fn by_steps(&mut self, runs: &[Span], charged: u64, mapped: u64) -> Result<Steps, Failed> {
+        let ledger = Ledger::unlimited();
+        let mut table = table(&self.tables)?;
+        let (mut iova, mut well) = (IOVA, true);
+        let begun = Instant::now();
+        for run in runs {
+            for part in parts(*run, charged) {
+                match ledger.charge(part.len) {
+                    Ok(charge) => self.charges.push(charge),
+                    Err(_) => well = false,
+                }
+            }
+            for part in parts(*run, mapped) {
+                well &= table.map(iova, &[part], Prot::RW).is_ok();
+                iova += part.len;
+            }
+        }
+        let ns = begun.elapsed().as_nanos() as f64;
+        let charges = ledger.steps();
+        self.charges.clear();
+        let (gather, memory) = table.tear_down();
+        memory.reclaim(gather.never_walked().into_tables());
+        match well {
+            true => Ok(Steps { ns, charges }),
+            false => Err(refused("charge and map").into()),
+        }
+    }
+
+    fn note(&self, turns: &mut Turns<'_>, op: &'static str, subject: Subject, unit: Unit, of: f64) {
+        let (memory, format, bytes) = (self.backing.name(), FORMAT.name(), self.len);
+        note(turns, op, memory, format, subject, bytes, unit, of);
+    }
+}
+
+#[allow(clippy::too_many_arguments, reason = "the columns of a row")]
+fn note(
+    turns: &mut Turns<'_>,
+    op: &'static str,
+    memory: &'static str,
+    format: &'static str,
+    subject: Subject,
+    size_bytes: u64,
+    unit: Unit,
+    figure: f64,
+) {
+    let key = Key {
+        group: Group::Pin,
+        op,
+        memory,
+        format,
+        subject,
+        threads: 1,
+        size_bytes,
+        unit,
+    };
+    turns.note(key, figure);
+}
+
+/// The physical runs that are mapped.
+fn runs(space: &Ioas<Own<Arc<HostTables>>>, len: u64) -> Vec<Span> {
+    let mut runs: Vec<Span> = Vec::new();
+    if let Some(table) = space.table() {
+        table.for_each_leaf(Span::new(IOVA, len), |leaf| match runs.last_mut() {
+            Some(last) if last.start + last.len == leaf.run.pa => last.len += leaf.run.len,
+            _ => runs.push(Span::new(leaf.run.pa, leaf.run.len)),
+        });
+    }
+    runs
+}
+
+/// Times the steps of an operation, which whoever watches the bench can stop.
+struct Clock<'a, 'b> {
+    turns: &'a mut Turns<'b>,
+    begun: Option<(Step, Instant)>,
+    taken: Vec<(Step, Duration)>,
+}
+
+impl<'a, 'b> Clock<'a, 'b> {
+    const fn new(turns: &'a mut Turns<'b>) -> Self {
+        Self {
+            turns,
+            begun: None,
+            taken: Vec::new(),
+        }
+    }
+
+    /// Nanoseconds of `step`, also if it had nothing to do.
+    fn spent(&self, step: Step) -> u64 {
+        let taken = self.taken.iter().filter(|(known, _)| *known == step);
+        let taken: Duration = taken.map(|(_, time)| *time).sum();
+        u64::try_from(taken.as_nanos()).unwrap_or(u64::MAX)
+    }
+}
+
+impl Observer for Clock<'_, '_> {
+    fn begin(&mut self, step: Step) {
+        self.begun = Some((step, Instant::now()));
+    }
+
+    fn end(&mut self, step: Step, _bytes: u64) {
+        if let Some((begun, at)) = self.begun.take()
+            && begun == step
+        {
+            self.taken.push((step, at.elapsed()));
+        }
+    }
+
+    fn progress(&mut self, _step: Step, _done: u64) -> ControlFlow<()> {
+        self.turns.go_on()
+    }
+}
+
+/// The kernel's own back ends, where a device is ready for them.
+fn kernel(
+    commands: &dyn Commands,
+    turns: &mut Turns<'_>,
+    report: &mut GroupReport,
+) -> Result<(), BenchError> {
+    let devices = DevicesReport::read(&Places::default()).unwrap_or_default();
+    for (way, name) in [(Way::Type1, "vfio"), (Way::Iommufd, "iommufd")] {
+        let ready =
+            |device: &&DeviceReport| device.state == State::Ready && device.ways.contains(&way);
+        let Some(device) = devices.devices.iter().find(ready) else {
+            let none = Failed::NotRun("no device: `dmaspace devices` says what it takes".into());
+            none.or_report(report, name)?;
+            continue;
+        };
+        for backing in BACKINGS {
+            let map = DeviceMap {
+                device: &device.address,
+                way,
+                backing,
+                bytes: turns.settings().memory_bytes / backing.page() * backing.page(),
+            };
+            turns.part(0, 1);
+            if let Err(failed) = of_kernel(commands, &map, name, turns) {
+                failed.or_report(report, &format!("{name}, {backing}"))?;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn of_kernel(
+    commands: &dyn Commands,
+    map: &DeviceMap<'_>,
+    name: &'static str,
+    turns: &mut Turns<'_>,
+) -> Result<(), Failed> {
+    while turns.more()? {
+        let times = match commands.map(map, &mut || turns.go_on()) {
+            Ok(times) => times,
+            Err(NoTimes::Interrupted) => return Err(BenchError::Interrupted.into()),
+            Err(NoTimes::Because(why)) => return Err(Failed::NotRun(why)),
+        };
+        for (op, ns) in [(WHOLE, times.map_ns), ("unmap", times.unmap_ns)] {
+            let (subject, unit) = (Subject::Dmaspace, Unit::Milliseconds);
+            note(
+                turns,
+                op,
+                map.backing.name(),
+                name,
+                subject,
+                map.bytes,
+                unit,
+                ns as f64 / 1e6,
+            );
+        }
+    }
+    Ok(())
+}

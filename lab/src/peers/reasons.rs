@@ -1,0 +1,186 @@
+//! Why rows miss their aims, and what was tried: shown beside them in the document.
+//!
+//! A reason stands here only after somebody has looked at the generated code or at counters. A row
+//! without one is shown as missed all the same, and as not explained.
+
+/// Row, format, reason. The format `*` stands for all; a reason for one format goes before.
+pub const REASONS: &[(&str, &str, &str)] = &[
+    (
+        "map-1",
+        "*",
+        "93 instructions by callgrind (x86-64, exclusive), half of them the way down. The shared form \
+         adds two locked instructions, guard and claim, of about 5 ns each here; a fence behind the first \
+         of them was taken out where the processor does not need it. Arm's formats compute more bits of a \
+         leaf (190 instructions)",
+    ),
+    (
+        "unmap-1",
+        "*",
+        "141 instructions by callgrind (x86-64, exclusive): 75 for the checks, the way down, the entry and \
+         its count, 40 to make, fill and flush the gather, and the rest for calls and results. The crates \
+         have neither count nor gather nor runs. The shared form adds guard and claim",
+    ),
+    (
+        "map-several",
+        "*",
+        "Arm's formats compute more bits of a leaf than others from the permissions, for each call",
+    ),
+    (
+        "unmap-several",
+        "*",
+        "as for one page; every second page is unmapped, so the gather's ranges do not join and it \
+         compares until it is full",
+    ),
+    (
+        "unmap-many-discard",
+        "armv7s",
+        "1,024 leaf tables where others have 512; by `&` each is claimed, as in the others",
+    ),
+    (
+        "unmap-many-discard",
+        "*",
+        "by `&` every one of the 512 leaf tables is claimed, a locked instruction and a line of `Meta` \
+         each, so that nobody maps into a table that goes. To claim the table above in their stead was \
+         weighed: each leaf table would still be looked at, for who is in it, and marked as unlinked, and \
+         every map of a page would have to look at the table above after its own claim. It could save the \
+         locked instructions at most: with a load and a store in their place, which is wrong, it took 0.62 \
+         times as long (5.5 µs, 3.4 µs)",
+    ),
+    (
+        "translate",
+        "*",
+        "42 instructions by callgrind for four levels (x86-64, exclusive): the number of levels is looked \
+         at, and each level masks the table's address to the arena. The shared form must load with acquire, \
+         which keeps the compiler from holding the arena's two words in registers, and adds a guard; \
+         inside one it does not",
+    ),
+    (
+        "merge",
+        "*",
+        "4,019 instructions by callgrind (x86-64, exclusive; Arm, granule of 4K: 5,366), half of them to \
+         read the 512 entries three times: to find the run, for what hardware has noted before, and again \
+         after the flush, when units no longer write through the old table. Each of the three takes a third \
+         of the aim or more. It was 7,231 (Arm: 30,926) before a fourth reading, at the exchange, and second \
+         looks for the same bits and the same extent were taken out",
+    ),
+    (
+        "split",
+        "*",
+        "2,409 instructions by callgrind (x86-64, exclusive), of which 900 fill the table; the rest is the \
+         search for leaves that are too large, the reserve and the gather",
+    ),
+    (
+        "map-256",
+        "armv7s",
+        "tables of 256 entries of 4 bytes: a range goes over two of them, and entries of 4 bytes have no \
+         vectors",
+    ),
+    ("map-256-half", "armv7s", "as for empty tables"),
+    ("unmap-256", "armv7s", "as for mapping"),
+    (
+        "unmap-256",
+        "*",
+        "1,133 instructions by callgrind (x86-64, exclusive), 4.4 an entry: 830 compare the entries with \
+         those of the run and clear them, eight at a time, 220 find the table and look at the range, and \
+         the rest is gather, flush and return. The limit compares nothing",
+    ),
+    ("unmap-256-half", "armv7s", "as for mapping"),
+    (
+        "unmap-256-half",
+        "*",
+        "as where nothing else is in the table",
+    ),
+    (
+        "unmap-256-block",
+        "armv7s",
+        "entries of 4 bytes have no vectors",
+    ),
+    (
+        "unmap-256-block",
+        "*",
+        "as for pages; by `&` the entries are read once more before the first store, since a table above \
+         the lowest level is claimed by what its entries are: 744 of 1,974 instructions by callgrind",
+    ),
+    (
+        "map-many",
+        "*",
+        "as long as the loop of stores beside it; the two forms, which do the same here, lie further apart \
+         in one run than this is missed by",
+    ),
+    (
+        "unmap-many-block",
+        "armv7s",
+        "by `&` the entries are read once more, as of 256; entries of 4 bytes have no vectors",
+    ),
+    (
+        "map-chosen",
+        "x86-64",
+        "no size lies between 4K and 2M: it is 256 × 4K in a half-full table, whose aim is 95",
+    ),
+    (
+        "unmap-chosen",
+        "x86-64",
+        "no size lies between 4K and 2M: it is 256 × 4K, with the same 1,133 instructions",
+    ),
+    (
+        "map-chosen",
+        "riscv",
+        "1 MiB is 16 groups of 16 equal entries: each group is a row of its own",
+    ),
+    (
+        "map-chosen",
+        "riscv-g",
+        "1 MiB is 16 groups of 16 equal entries: each group is a row of its own",
+    ),
+    (
+        "unmap-chosen",
+        "riscv",
+        "1 MiB is 16 groups of 16 equal entries, each compared and cleared by itself: 1,450 instructions \
+         by callgrind, 1,214 for as many single pages",
+    ),
+    ("unmap-chosen", "riscv-g", "as for the first stage"),
+    (
+        "harvest-clean",
+        "arm-s1-4k",
+        "an entry is seen to be clean by a bit that is 1 and another that is 0, so a row is read twice: for \
+         what is set in any of its entries, and for what is set in each",
+    ),
+];
+
+/// The reason for a row in a format.
+pub fn reason(row: &str, format: &str) -> Option<&'static str> {
+    find(REASONS, row, format)
+}
+
+fn find<'a>(all: &[(&str, &str, &'a str)], row: &str, format: &str) -> Option<&'a str> {
+    let of = |wanted: &str| {
+        let found = all.iter().find(|(r, f, _)| *r == row && *f == wanted);
+        found.map(|(_, _, reason)| *reason)
+    };
+    of(format).or_else(|| of("*"))
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests")]
+mod tests {
+    use super::*;
+    use crate::peers::field::CONTESTS;
+    use crate::peers::rows::ROWS;
+
+    #[test]
+    fn the_reason_for_one_format_goes_before_that_for_all() {
+        let all = [("a", "*", "all"), ("a", "x", "x")];
+        assert_eq!(find(&all, "a", "x"), Some("x"));
+        assert_eq!(find(&all, "a", "y"), Some("all"));
+        assert_eq!(find(&all, "b", "x"), None);
+    }
+
+    #[test]
+    fn reasons_are_for_rows_and_formats_that_exist() {
+        for (row, format, _) in REASONS {
+            assert!(ROWS.iter().any(|known| known.id == *row), "{row}");
+            let known = CONTESTS.iter().any(|known| known.id == *format);
+            assert!(known || *format == "*", "{format}");
+        }
+    }
+}

@@ -1,0 +1,101 @@
+//! Format by format: every row, everybody, and how far the samples spread.
+
+use std::fmt::{Result, Write as _};
+
+use super::{Shown, Standing, figure};
+use crate::peers::field::{CONTESTS, Who};
+use crate::peers::results::{Entry, Results};
+use crate::peers::rows::ROWS;
+
+pub(super) fn write(text: &mut String, results: &Results) -> Result {
+    writeln!(
+        text,
+        "## The formats\n\n\
+         The lowest sample, then in brackets the median and the quartiles around it. Of each of \
+         Linux's tables the fastest compiler's code is shown; it is queued where nothing is noted leaf \
+         by leaf that is to be flushed, as in lazy domains."
+    )?;
+    for contest in CONTESTS {
+        let rows: Vec<Shown<'_>> = ROWS
+            .iter()
+            .filter_map(|row| Shown::find(results, row, contest.id))
+            .collect();
+        if rows.is_empty() {
+            continue;
+        }
+        let block = contest.pages.block.map(crate::peers::run::size);
+        writeln!(
+            text,
+            "\n### {}\n\n4K stands for {}, 2M for {}.\n\n\
+             | operation | aim | exclusive | | shared | | without vectors | limit | others |\n\
+             |---|---:|---:|---|---:|---|---:|---:|---|",
+            contest.title,
+            crate::peers::run::size(contest.pages.small),
+            block.as_deref().unwrap_or("nothing")
+        )?;
+        for shown in rows {
+            let aims = [Who::Exclusive, Who::Shared].map(|who| shown.show(shown.aim(who)));
+            let aims = match aims {
+                [one, two] if one == two => one,
+                [one, two] => format!("{one} / {two}"),
+            };
+            let others: Vec<String> = others(&shown)
+                .into_iter()
+                .map(|entry| format!("{} {}", entry.name, spread(&shown, Some(entry))))
+                .collect();
+            let words = |who| shown.standing(who).map_or("", Standing::words);
+            writeln!(
+                text,
+                "| {} | {aims} | {} | {} | {} | {} | {} | {} | {} |",
+                shown.title(),
+                spread(&shown, shown.best(Who::Exclusive)),
+                words(Who::Exclusive),
+                spread(&shown, shown.best(Who::Shared)),
+                words(Who::Shared),
+                spread(&shown, shown.best(Who::Scalar)),
+                spread(&shown, shown.best(Who::Limit)),
+                others.join("; ")
+            )?;
+        }
+    }
+    writeln!(text)
+}
+
+/// Everybody who has no column; of Linux's tables, each by its fastest compiler.
+fn others<'a>(shown: &Shown<'a>) -> Vec<&'a Entry> {
+    let mut all: Vec<&Entry> = Vec::new();
+    for entry in &shown.measured.entries {
+        let columns = [Who::Exclusive, Who::Shared, Who::Scalar, Who::Limit];
+        if columns.contains(&entry.who) {
+            continue;
+        }
+        let same = |other: &&mut &Entry| {
+            other.who == Who::Linux && without_compiler(other) == without_compiler(entry)
+        };
+        match all.iter_mut().find(same) {
+            Some(other) if other.figure.min <= entry.figure.min => {}
+            Some(other) => *other = entry,
+            None => all.push(entry),
+        }
+    }
+    all
+}
+
+/// The parts of the name of one of Linux's tables but for the second, which is the compiler.
+fn without_compiler(entry: &Entry) -> Vec<&str> {
+    let parts = entry.name.split(", ").enumerate();
+    parts
+        .filter(|(n, _)| *n != 1)
+        .map(|(_, part)| part)
+        .collect()
+}
+
+/// A figure with its spread.
+fn spread(shown: &Shown<'_>, entry: Option<&Entry>) -> String {
+    let Some(Entry { figure: found, .. }) = entry else {
+        return "–".to_owned();
+    };
+    let [min, lower, median, upper] = [found.min, found.lower, found.median, found.upper]
+        .map(|time| figure(time / shown.row.unit));
+    format!("{min} ({median}, {lower}–{upper})")
+}

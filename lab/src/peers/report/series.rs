@@ -1,0 +1,293 @@
+//! The series: plots of size, fragments and threads, how threads scale, and memory.
+
+use std::fmt::{Result, Write as _};
+
+use super::figure;
+use crate::peers::field::{CONTESTS, Who};
+use crate::peers::plot::{Axis, Line, Plot, bytes, nanoseconds, number};
+use crate::peers::results::{Curve, Results};
+use crate::peers::run::size;
+
+/// The plots by the names of their files.
+pub(super) fn plots(results: &Results) -> Vec<(String, Plot)> {
+    let mut all = Vec::new();
+    // One for each operation and size of leaves: more lines than that nobody tells apart.
+    let mut operations: Vec<&str> = Vec::new();
+    for curve in &results.sizes {
+        if !operations.contains(&curve.operation.as_str()) {
+            operations.push(&curve.operation);
+        }
+    }
+    for operation in operations {
+        let curves = results
+            .sizes
+            .iter()
+            .filter(|curve| curve.operation == operation);
+        let one = operation.starts_with("translate");
+        let plot = Plot {
+            title: operation.to_owned(),
+            x: Axis {
+                title: "Bytes mapped".to_owned(),
+                step: 16.0,
+                show: bytes,
+            },
+            y: Axis {
+                title: if one { "Time of one" } else { "Time" }.to_owned(),
+                step: 10.0,
+                show: nanoseconds,
+            },
+            lines: lines(curves),
+        };
+        let name = operation.replace(", leaves of ", "-").to_lowercase();
+        all.push((format!("size-{name}"), plot));
+    }
+    for operation in ["map", "unmap"] {
+        let curves = results.fragments.iter();
+        let plot = Plot {
+            title: format!("{operation}, fragments of 64 KiB in one call"),
+            x: Axis {
+                title: "Fragments".to_owned(),
+                step: 4.0,
+                // In powers of two, too: 1K is 1,024.
+                show: bytes,
+            },
+            y: Axis {
+                title: "Time of one fragment".to_owned(),
+                step: 2.0,
+                show: nanoseconds,
+            },
+            lines: curves
+                .filter(|curve| curve.operation == operation)
+                .map(|curve| {
+                    let form = curve.name.rsplit(", ").next().unwrap_or_default();
+                    line(curve, &format!("{}, {form}", curve.format))
+                })
+                .collect(),
+        };
+        all.push((format!("fragments-{operation}"), plot));
+    }
+    let title = "Threads on one shared table".to_owned();
+    all.push((
+        "threads".to_owned(),
+        Plot {
+            title,
+            x: Axis {
+                title: "Threads".to_owned(),
+                step: 2.0,
+                show: number,
+            },
+            y: Axis {
+                title: "Operations a second, all together".to_owned(),
+                step: 10.0,
+                show: number,
+            },
+            lines: results
+                .threads
+                .iter()
+                .map(|curve| {
+                    let place = curve.operation.rsplit(", ").next().unwrap_or_default();
+                    line(curve, &format!("{}, {place}", curve.name))
+                })
+                .collect(),
+        },
+    ));
+    all
+}
+
+/// The lines of curves; those of Linux, one for each compiler, are one with the best of all.
+fn lines<'a>(curves: impl Iterator<Item = &'a Curve>) -> Vec<Line> {
+    let (mut lines, mut linux): (Vec<Line>, Option<Line>) = (Vec::new(), None);
+    for curve in curves {
+        let mut line = line(curve, &curve.name);
+        if curve.who != Who::Linux {
+            lines.push(line);
+            continue;
+        }
+        if let Some(best) = &linux {
+            let best_at = |x: f64| best.points.iter().find(|point| point.0 == x);
+            for point in &mut line.points {
+                point.1 = best_at(point.0).map_or(point.1, |best| best.1.min(point.1));
+            }
+        }
+        linux = Some(line);
+    }
+    lines.extend(linux.map(|line| Line {
+        name: "Linux, fastest compiler".to_owned(),
+        ..line
+    }));
+    lines
+}
+
+fn line(curve: &Curve, name: &str) -> Line {
+    // Rates are at their best when nothing disturbs them, which is their highest; the median is fair
+    // to both kinds.
+    let points = curve
+        .points
+        .iter()
+        .map(|point| (point.x, point.figure.median));
+    Line {
+        name: name.replace("dmaspace-iopt, ", ""),
+        dashed: !matches!(curve.who, Who::Exclusive | Who::Shared | Who::Scalar),
+        points: points.collect(),
+    }
+}
+
+const SIZES: &str = "Tables are allocated and given back, runs are returned; leaves are of one size. \
+    A single page is one of 64 in one table, which the first of them allocates; up to 512 pages each \
+    range has a table of its own. Translations are at random, each by itself.";
+const FRAGMENTS: &str = "Fragments of 64 KiB that lie apart in memory and side by side for the device, \
+    mapped by one call and unmapped by one, each returned as a run of its own; tables warm and empty, \
+    sizes of the format's choice.";
+
+pub(super) fn write(text: &mut String, results: &Results) -> Result {
+    let plots = plots(results);
+    for (title, curves, part, conditions) in [
+        ("Cost with size", &results.sizes, "size-", SIZES),
+        ("Fragments", &results.fragments, "fragments", FRAGMENTS),
+    ] {
+        if curves.is_empty() {
+            continue;
+        }
+        writeln!(text, "## {title}\n\n{conditions}\n")?;
+        for (name, plot) in &plots {
+            if name.starts_with(part) && plot.svg().is_some() {
+                writeln!(text, "![{}](performance/{name}.svg)\n", plot.title)?;
+            }
+        }
+        cliffs(text, curves)?;
+    }
+    threads(text, results)?;
+    memory(text, results)
+}
+
+/// The ends of each line, and the steepest step between them: what would be a cliff.
+fn cliffs(text: &mut String, curves: &[Curve]) -> Result {
+    writeln!(
+        text,
+        "Medians at both ends, and the steepest step between two points: by how much more the time \
+         grows there than what is asked for (times that grow alike are 1×; of translations and of \
+         fragments the time of one is shown, which should not grow at all).\n\n\
+         | | who | first | last | steepest step | where |\n|---|---|---:|---:|---:|---:|"
+    )?;
+    for curve in curves {
+        let (Some(first), Some(last)) = (curve.points.first(), curve.points.last()) else {
+            continue;
+        };
+        let each = curve.operation.starts_with("translate") || !curve.operation.contains("leaves");
+        let steps = curve.points.windows(2).filter_map(|two| {
+            let [a, b] = two else { return None };
+            let grown = b.figure.median / a.figure.median;
+            Some((if each { grown } else { grown / (b.x / a.x) }, b.x))
+        });
+        let steepest = steps.max_by(|a, b| a.0.total_cmp(&b.0));
+        writeln!(
+            text,
+            "| {}, {} | {} | {} at {} | {} at {} | {} | {} |",
+            curve.operation,
+            curve.format,
+            curve.name,
+            time(first.figure.median),
+            size(first.x as u64),
+            time(last.figure.median),
+            size(last.x as u64),
+            steepest.map_or_else(|| "–".to_owned(), |step| format!("{}×", figure(step.0))),
+            steepest.map_or_else(|| "–".to_owned(), |step| size(step.1 as u64)),
+        )?;
+    }
+    writeln!(text)
+}
+
+fn time(value: f64) -> String {
+    let shown = nanoseconds(value);
+    let (number, unit) = shown.split_once(' ').unwrap_or((&shown, ""));
+    number.parse().map_or_else(
+        |_| shown.clone(),
+        |number| format!("{} {unit}", figure(number)),
+    )
+}
+
+/// How the shared form scales, and how plain stores do.
+fn threads(text: &mut String, results: &Results) -> Result {
+    if results.threads.is_empty() {
+        return Ok(());
+    }
+    writeln!(
+        text,
+        "## Threads\n\n![threads](performance/threads.svg)\n\n\
+         Operations a second of all threads together, medians, and how many times those of one \
+         thread; beside it threads that store to as many cells in the same places. The aim is 95 % of \
+         the scaling of these stores with 2 threads apart, and no collapse with more threads than \
+         processors ({}).\n\n\
+         | where | threads | shared | scaling | stores | scaling | of the stores' scaling |\n\
+         |---|---:|---:|---:|---:|---:|---:|",
+        results.origin.processors
+    )?;
+    for ours in results
+        .threads
+        .iter()
+        .filter(|curve| curve.who == Who::Shared)
+    {
+        let same = |curve: &&Curve| curve.who == Who::Limit && curve.operation == ours.operation;
+        let stores = results.threads.iter().find(same);
+        let one = |curve: &Curve| curve.points.first().map(|point| point.figure.median);
+        for point in &ours.points {
+            let scaling = one(ours).map(|one| point.figure.median / one);
+            let store = stores.and_then(|stores| {
+                let there = stores.points.iter().find(|other| other.x == point.x)?;
+                Some((there.figure.median, there.figure.median / one(stores)?))
+            });
+            let part = match (scaling, store) {
+                (Some(ours), Some((_, theirs))) => format!("{:.0} %", 100.0 * ours / theirs),
+                _ => "–".to_owned(),
+            };
+            let times = |scaling: Option<f64>| {
+                scaling.map_or_else(|| "–".to_owned(), |x| format!("{}×", figure(x)))
+            };
+            writeln!(
+                text,
+                "| {} | {} | {} | {} | {} | {} | {part} |",
+                ours.operation,
+                point.x,
+                rate(point.figure.median),
+                times(scaling),
+                store.map_or_else(|| "–".to_owned(), |store| rate(store.0)),
+                times(store.map(|store| store.1)),
+            )?;
+        }
+    }
+    writeln!(text)
+}
+
+fn rate(value: f64) -> String {
+    format!("{} M/s", figure(value / 1e6))
+}
+
+fn memory(text: &mut String, results: &Results) -> Result {
+    if results.memory.is_empty() {
+        return Ok(());
+    }
+    writeln!(
+        text,
+        "## Memory\n\n\
+         Bytes of tables for each GiB that is mapped in one stretch, the root and all upper tables \
+         among them, beside the least possible: the leaves' entries in whole tables, and one entry \
+         above for each table.\n\n\
+         | format | leaf | mapped | tables, KiB per GiB | least | ratio |\n|---|---:|---:|---:|---:|---:|"
+    )?;
+    for found in &results.memory {
+        let contest = CONTESTS.iter().find(|contest| contest.id == found.format);
+        let gib = found.mapped as f64 / (1u64 << 30) as f64;
+        let each = |bytes: u64| figure(bytes as f64 / 1024.0 / gib);
+        writeln!(
+            text,
+            "| {} | {} | {} | {} | {} | {:.3} |",
+            contest.map_or(found.format.as_str(), |contest| contest.title),
+            size(found.page),
+            size(found.mapped),
+            each(found.tables),
+            each(found.least),
+            found.tables as f64 / found.least.max(1) as f64
+        )?;
+    }
+    writeln!(text)
+}

@@ -1,0 +1,264 @@
+//! What a reader wants first: every operation in one line, and what missed its aim.
+
+use std::fmt::{Result, Write as _};
+
+use super::{LENIENT, NOT_MEASURED, Shown, Standing, fastest, figure, ratio};
+use crate::peers::field::{CONTESTS, Contest, Who};
+use crate::peers::reasons::reason;
+use crate::peers::results::{Entry, Measured, Results};
+use crate::peers::rows::{Aim, ROWS, Row};
+
+const OURS: [(Who, &str); 2] = [(Who::Exclusive, "exclusive"), (Who::Shared, "shared")];
+
+pub(super) fn write(text: &mut String, results: &Results) -> Result {
+    headline(text, results)?;
+    ratios(text, results)?;
+    missed(text, results)
+}
+
+/// The row in the reference format, or in the first that has it.
+fn first<'a>(results: &'a Results, row: &'static Row) -> Option<(&'static Contest, Shown<'a>)> {
+    let mut contests: Vec<&Contest> = CONTESTS.iter().collect();
+    contests.sort_by_key(|contest| !contest.reference);
+    let find = |contest: &'static Contest| Some((contest, Shown::find(results, row, contest.id)?));
+    contests.into_iter().find_map(find)
+}
+
+/// The fastest of those who are this to us, in any format with the sizes of the reference, and that
+/// format. In others it would be other work: as many bytes are fewer pages, or are found by fewer
+/// levels; where each chooses its own sizes, it would be so in any other.
+fn anywhere<'a>(results: &'a Results, row: &Row, who: Who) -> Option<(&'a Entry, &'a str)> {
+    let reference = CONTESTS.iter().find(|contest| contest.reference)?;
+    let alike = |format: &str| {
+        let mut contests = CONTESTS.iter();
+        let same =
+            |c: &Contest| c.reference || row.has_sizes(&c.pages) && c.pages == reference.pages;
+        contests.any(|c| c.id == format && same(c))
+    };
+    let rows = || {
+        let of_row = |measured: &&Measured| measured.row == row.id && alike(&measured.format);
+        results.rows.iter().filter(of_row)
+    };
+    let all = rows().flat_map(|measured| &measured.entries);
+    let best = fastest(all.filter(|entry| entry.who == who))?;
+    let home = rows().find(|measured| measured.entries.iter().any(|e| std::ptr::eq(e, best)))?;
+    Some((best, &home.format))
+}
+
+fn aim(shown: &Shown<'_>) -> String {
+    let of = |who| shown.show(shown.aim(who));
+    match shown.row.aim {
+        Aim::Each(exclusive, shared) if exclusive != shared => {
+            format!("{} / {}", of(Who::Exclusive), of(Who::Shared))
+        }
+        Aim::Each(..) => of(Who::Exclusive),
+        Aim::ByHand(factor) => format!("{} ({factor} × by hand)", of(Who::Exclusive)),
+    }
+}
+
+fn headline(text: &mut String, results: &Results) -> Result {
+    let reference = CONTESTS.iter().find(|contest| contest.reference);
+    let linux = |entry: &Entry| entry.who == Who::Linux;
+    let no_linux = if results.rows.iter().flat_map(|row| &row.entries).any(linux) {
+        "–"
+    } else {
+        NOT_MEASURED
+    };
+    writeln!(
+        text,
+        "## The operations\n\n\
+         Our figures are those of {}; Linux's are those of its fastest format with the same sizes and \
+         of its fastest compiler. What compares with Linux is the shared form; without vectors is the \
+         exclusive form as there is no other without `std`. The limit is a loop of relaxed stores, then \
+         one that looks first whether the entries are empty, then one of vector stores; of unmaps it \
+         reads and clears, of harvests it reads.\n\n\
+         | operation | aim, exclusive / shared | exclusive | shared | without vectors | limit | \
+         Linux, best | crate, best | aims |\n|---|---:|---:|---:|---:|---:|---:|---:|---|",
+        reference.map_or("the first format", |contest| contest.title)
+    )?;
+    for row in ROWS {
+        let Some((contest, shown)) = first(results, row) else {
+            continue;
+        };
+        let other = |who| {
+            let found = anywhere(results, row, who);
+            found.map_or_else(
+                || if who == Who::Linux { no_linux } else { "–" }.to_owned(),
+                |(entry, format)| {
+                    let time = shown.show(Some(entry.figure.min));
+                    let home = if who == Who::Linux {
+                        format
+                    } else {
+                        &entry.name
+                    };
+                    format!("{time} ({home})")
+                },
+            )
+        };
+        let limits: Vec<String> = [
+            (Who::Limit, ""),
+            (Who::CheckedLimit, "checked "),
+            (Who::VectorLimit, "vectors "),
+        ]
+        .into_iter()
+        .filter_map(|(who, word)| Some(format!("{word}{}", shown.show(Some(shown.min(who)?)))))
+        .collect();
+        let limits = if limits.is_empty() {
+            "–".to_owned()
+        } else {
+            limits.join(", ")
+        };
+        let title = if contest.reference {
+            shown.title()
+        } else {
+            format!("{} ({})", shown.title(), contest.id)
+        };
+        writeln!(
+            text,
+            "| {title} | {} | {} | {} | {} | {limits} | {} | {} | {} |",
+            aim(&shown),
+            shown.show(shown.min(Who::Exclusive)),
+            shown.show(shown.min(Who::Shared)),
+            shown.show(shown.min(Who::Scalar)),
+            other(Who::Linux),
+            other(Who::Crate),
+            standings(&shown)
+        )?;
+    }
+    writeln!(text)
+}
+
+/// How many times as long as our shared form Linux takes in the format in which that is least, and
+/// that format.
+fn against_linux(results: &Results, row: &'static Row) -> String {
+    let of = |contest: &Contest| {
+        let shown = Shown::find(results, row, contest.id)?;
+        let times = shown.min(Who::Linux)? / shown.min(Who::Shared)?;
+        Some((times, contest.id))
+    };
+    let all = CONTESTS.iter().filter_map(of);
+    let least = all.min_by(|a, b| a.0.total_cmp(&b.0));
+    least.map_or_else(
+        || "–".to_owned(),
+        |(times, format)| format!("{}× ({format})", figure(times)),
+    )
+}
+
+/// How both forms stand, in as few words as possible.
+fn standings(shown: &Shown<'_>) -> String {
+    let words = OURS.map(|(who, name)| (name, shown.standing(who).map(Standing::words)));
+    match words {
+        [(_, Some(one)), (_, Some(two))] if one == two => one.to_owned(),
+        all => {
+            let said = |(name, words): &(&str, Option<&str>)| Some(format!("{name} {}", (*words)?));
+            let said: Vec<String> = all.iter().filter_map(said).collect();
+            if said.is_empty() {
+                "–".to_owned()
+            } else {
+                said.join(", ")
+            }
+        }
+    }
+}
+
+fn ratios(text: &mut String, results: &Results) -> Result {
+    writeln!(
+        text,
+        "### Ratios\n\n\
+         How many times the limit (relaxed stores) ours take, in the reference format; how many times \
+         as long as our shared form Linux takes, in the format in which that is least; how many times \
+         as long as our exclusive form the fastest crate takes. Then all formats: how many are at the \
+         aim or within {LENIENT} times, in both forms, and which one is furthest from it.\n\n\
+         | operation | exclusive : limit | shared : limit | Linux : shared, least | crate : exclusive | \
+         formats at the aim | within {LENIENT}× | furthest |\n\
+         |---|---:|---:|---:|---:|---:|---:|---|"
+    )?;
+    for row in ROWS {
+        let Some((_, shown)) = first(results, row) else {
+            continue;
+        };
+        let ours = OURS.map(|(who, _)| shown.min(who));
+        let limit = shown.min(Who::Limit);
+        let best = |who| anywhere(results, row, who).map(|(entry, _)| entry.figure.min);
+        let mut counts = (0, 0, 0);
+        let mut furthest: Option<(f64, &str, &str)> = None;
+        for contest in CONTESTS {
+            let Some(here) = Shown::find(results, row, contest.id) else {
+                continue;
+            };
+            let all = OURS.map(|(who, name)| Some((here.min(who)? / here.aim(who)?, name)));
+            let known: Vec<(f64, &str)> = all.into_iter().flatten().collect();
+            let Some(worst) = known.iter().copied().max_by(|a, b| a.0.total_cmp(&b.0)) else {
+                continue;
+            };
+            counts.0 += 1;
+            counts.1 += u32::from(worst.0 <= 1.0);
+            counts.2 += u32::from(worst.0 <= LENIENT);
+            if furthest.is_none_or(|known| worst.0 > known.0) {
+                furthest = Some((worst.0, contest.id, worst.1));
+            }
+        }
+        let (all, at, within) = counts;
+        let furthest = furthest.map_or_else(
+            || "–".to_owned(),
+            |(times, format, form)| format!("{} {form}, {}×", format, figure(times)),
+        );
+        writeln!(
+            text,
+            "| {} | {} | {} | {} | {} | {at} of {all} | {within} of {all} | {furthest} |",
+            row.title,
+            ratio(ours[0], limit),
+            ratio(ours[1], limit),
+            against_linux(results, row),
+            ratio(best(Who::Crate), ours[0]),
+        )?;
+    }
+    writeln!(text)
+}
+
+/// The rows that miss an aim: those formats together that have the same reason.
+fn missed(text: &mut String, results: &Results) -> Result {
+    let mut lines = String::new();
+    for row in ROWS {
+        let mut groups: Vec<(&str, Vec<String>)> = Vec::new();
+        for contest in CONTESTS {
+            let Some(shown) = Shown::find(results, row, contest.id) else {
+                continue;
+            };
+            for (who, name) in OURS {
+                let (Some(time), Some(aim)) = (shown.min(who), shown.aim(who)) else {
+                    continue;
+                };
+                // The reference is held to the aim itself, other formats are allowed more.
+                let standing = Standing::of(time, aim);
+                let misses =
+                    standing == Standing::Missed || standing == Standing::Near && contest.reference;
+                if !misses {
+                    continue;
+                }
+                let why = reason(row.id, contest.id).unwrap_or("not explained yet");
+                let times = ratio(Some(time), Some(aim));
+                let miss = format!("{} {name} {} ({times})", contest.id, shown.show(Some(time)));
+                match groups.iter_mut().find(|(known, _)| *known == why) {
+                    Some((_, all)) => all.push(miss),
+                    None => groups.push((why, vec![miss])),
+                }
+            }
+        }
+        for (why, all) in groups {
+            let unit = if row.unit > 1.0 { "µs" } else { "ns" };
+            let (title, all) = (row.title, all.join("; "));
+            writeln!(lines, "| {title}, {unit} | {all} | {why} |")?;
+        }
+    }
+    writeln!(text, "### Missed aims\n")?;
+    if lines.is_empty() {
+        return writeln!(text, "None.\n");
+    }
+    writeln!(
+        text,
+        "The reference format is held to the aim itself, every other one to {LENIENT} times it. In \
+         brackets: time : aim.\n\n\
+         | operation | where | reason, and what was tried |\n|---|---|---|\n{lines}"
+    )
+}

@@ -1,0 +1,199 @@
+//! What a run writes down, as JSON: everything that the document is made of.
+
+use std::fs;
+use std::process::Command;
+
+use serde::{Deserialize, Serialize};
+
+use crate::peers::field::Who;
+use crate::peers::stats::Figure;
+
+/// A run.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Results {
+    /// Where and when.
+    pub origin: Origin,
+    /// Rounds in which all subjects take turns.
+    pub rounds: u32,
+    /// Rows, format by format.
+    pub rows: Vec<Measured>,
+    /// Time by size: bytes, nanoseconds of the whole operation (of one translation).
+    pub sizes: Vec<Curve>,
+    /// Time by number of fragments: nanoseconds of one.
+    pub fragments: Vec<Curve>,
+    /// Rate by number of threads: operations a second of all together.
+    pub threads: Vec<Curve>,
+    /// Memory of tables.
+    pub memory: Vec<Tables>,
+    /// The same unmap in formats with and without groups.
+    #[serde(default)]
+    pub groups: Groups,
+}
+
+/// The same unmap in several formats, all of them taking turns: machines have fast and slow hours,
+/// which the ratio of rows that are measured one after the other does not survive.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Groups {
+    /// The commit that was measured.
+    pub commit: String,
+    /// By format; the first has no groups.
+    pub rows: Vec<Measured>,
+}
+
+/// Where and when a run was made.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Origin {
+    /// The processor's name.
+    pub processor: String,
+    /// Processors that the program could use.
+    pub processors: usize,
+    /// The system's load before the run.
+    pub load: String,
+    /// The commit, with a `+` where files were changed.
+    pub commit: String,
+    /// The compiler.
+    pub rustc: String,
+    /// The compilers of Linux's code; `None` where that was not measured.
+    pub linux: Option<String>,
+    /// Day and hour, UTC.
+    pub date: String,
+}
+
+/// One row in one format.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Measured {
+    /// The row.
+    pub row: String,
+    /// The format.
+    pub format: String,
+    /// What was done, as the program says it.
+    pub work: String,
+    /// The conditions.
+    pub conditions: String,
+    /// All who do it; nanoseconds.
+    pub entries: Vec<Entry>,
+}
+
+/// A subject's figure.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Entry {
+    /// What it is to us.
+    pub who: Who,
+    /// Its name.
+    pub name: String,
+    /// Nanoseconds of one operation.
+    pub figure: Figure,
+}
+
+/// A line of a plot.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Curve {
+    /// The operation, or where threads work.
+    pub operation: String,
+    /// The format.
+    pub format: String,
+    /// What the subject is to us.
+    pub who: Who,
+    /// The subject's name.
+    pub name: String,
+    /// The points, from left to right.
+    pub points: Vec<Point>,
+}
+
+/// A point of a line.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Point {
+    /// What is varied.
+    pub x: f64,
+    /// What was measured.
+    pub figure: Figure,
+}
+
+/// Memory of the tables that map a stretch in leaves of one size; bytes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Tables {
+    /// The format.
+    pub format: String,
+    /// Bytes of a leaf.
+    pub page: u64,
+    /// Bytes that are mapped.
+    pub mapped: u64,
+    /// Bytes of all tables.
+    pub tables: u64,
+    /// The least possible.
+    pub least: u64,
+}
+
+impl Results {
+    /// Nothing measured yet, here and now; `linux` names the compilers of Linux's code.
+    pub fn here(rounds: u32, linux: Option<String>) -> Self {
+        Self {
+            origin: Origin {
+                linux,
+                ..Origin::here()
+            },
+            rounds,
+            rows: Vec::new(),
+            sizes: Vec::new(),
+            fragments: Vec::new(),
+            threads: Vec::new(),
+            memory: Vec::new(),
+            groups: Groups::default(),
+        }
+    }
+}
+
+impl Origin {
+    /// Here and now, without Linux. What cannot be found out is said to be unknown.
+    pub fn here() -> Self {
+        let info = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+        let model = info
+            .lines()
+            .find_map(|line| line.strip_prefix("model name"));
+        let load = fs::read_to_string("/proc/loadavg").unwrap_or_default();
+        let load: Vec<&str> = load.split_whitespace().take(3).collect();
+        // The document and its plots are what a run makes: they are not a change to what is measured.
+        let changed = [
+            "status",
+            "--porcelain",
+            "--untracked-files=no",
+            "--",
+            ":!docs",
+        ];
+        let changed = said("git", &changed).is_none_or(|files| !files.is_empty());
+        let commit = said("git", &["rev-parse", "--short=12", "HEAD"]);
+        let commit = commit.unwrap_or_else(unknown) + if changed { "+" } else { "" };
+        Self {
+            processor: model.map_or_else(unknown, |model| {
+                model.trim_start_matches([' ', '\t', ':']).to_owned()
+            }),
+            processors: std::thread::available_parallelism().map_or(0, usize::from),
+            load: load.join(" "),
+            commit,
+            rustc: said("rustc", &["--version"]).unwrap_or_else(unknown),
+            linux: None,
+            date: said("date", &["-u", "+%Y-%m-%d %H:%M"]).unwrap_or_else(unknown),
+        }
+    }
+}
+
+fn unknown() -> String {
+    "unknown".to_owned()
+}
+
+/// What a program says, without the line's end; `None` where it fails.
+pub(crate) fn said(program: &str, args: &[&str]) -> Option<String> {
+    let output = Command::new(program).args(args).output().ok()?;
+    let text = String::from_utf8(output.stdout).ok()?;
+    output.status.success().then(|| text.trim().to_owned())
+}
+
+/// Bytes of memory that can still be had, as the kernel says; 0 where it does not.
+pub fn available_memory() -> u64 {
+    let info = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let line = info
+        .lines()
+        .find_map(|line| line.strip_prefix("MemAvailable:"));
+    let kilobytes = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
+    kilobytes.unwrap_or(0) * 1024
+}
