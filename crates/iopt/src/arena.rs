@@ -16,6 +16,7 @@
 
 use core::fmt;
 use core::hint;
+use core::marker::PhantomData;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
@@ -109,12 +110,75 @@ impl fmt::Display for ArenaError {
 
 impl core::error::Error for ArenaError {}
 
-/// Table memory in one stretch, for tables of 2^`TABLE_LOG2` bytes.
-pub struct Arena<S: Storage, const TABLE_LOG2: u32 = 12> {
-    cells: NonNull<S::Cell>,
+/// Where the tables of an arena and their metas lie, as long as the arena does.
+#[derive(Debug)]
+#[cfg_attr(not(feature = "alloc"), allow(dead_code))]
+pub struct Window<'a, C> {
+    place: Place<C>,
+    table_log2: u32,
+    lent: PhantomData<&'a C>,
+}
+
+/// The same without a promise for how long.
+#[derive(Debug)]
+struct Place<C> {
+    cells: NonNull<C>,
     metas: NonNull<AtomicMeta>,
     /// Size in bytes − 1.
     mask: u64,
+}
+
+impl<C> Copy for Place<C> {}
+impl<C> Clone for Place<C> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+// SAFETY: it leads to atomics, which may be used from any thread.
+unsafe impl<C: Sync> Send for Place<C> {}
+// SAFETY: as above.
+unsafe impl<C: Sync> Sync for Place<C> {}
+
+impl<C: Cell> Place<C> {
+    /// See [`TableMemory::entries`], for tables of 2^`log2` bytes.
+    ///
+    /// # Safety
+    ///
+    /// The storage from which an arena of such tables took this place lives for `'a`.
+    #[inline(always)]
+    unsafe fn entries<'a>(self, log2: u32, table: u64, count: usize) -> &'a [C] {
+        let bytes = count as u64 * C::BYTES as u64;
+        // `Arena::new` has seen that there is room for so many tables.
+        let fits = bytes <= LEAST << log2 || bytes <= self.mask;
+        if !count.is_power_of_two() || !fits {
+            return &[];
+        }
+        let offset = table & self.mask & !(bytes - 1);
+        // SAFETY: `bytes` and the arena's size are powers of two and `offset` is a multiple of the
+        // one below the other, so `[offset, offset + bytes)` lies inside the storage, which lives
+        // (the caller's promise) and stays in place (contract of `Storage`). Cells are only accessed
+        // atomically.
+        unsafe { core::slice::from_raw_parts(self.cells.as_ptr().byte_add(offset as usize), count) }
+    }
+
+    /// See [`TableMemory::meta`].
+    ///
+    /// # Safety
+    ///
+    /// As [`entries`](Self::entries).
+    #[inline(always)]
+    unsafe fn meta<'a>(self, log2: u32, table: u64) -> &'a AtomicMeta {
+        let page = (table & self.mask) >> log2;
+        // SAFETY: `Arena::new` has seen that there is a meta for every page below the arena's size,
+        // to which the mask has reduced `page`; the storage lives (the caller's promise).
+        unsafe { self.metas.add(page as usize).as_ref() }
+    }
+}
+
+/// Table memory in one stretch, for tables of 2^`TABLE_LOG2` bytes.
+pub struct Arena<S: Storage, const TABLE_LOG2: u32 = 12> {
+    place: Place<S::Cell>,
     base: u64,
     lock: AtomicBool,
     // Written under the lock only.
@@ -126,12 +190,6 @@ pub struct Arena<S: Storage, const TABLE_LOG2: u32 = 12> {
     node: Option<u32>,
     storage: S,
 }
-
-// SAFETY: the pointers lead into `storage`, whose slices are atomics and so may be used from any
-// thread; everything else in the arena is atomic.
-unsafe impl<S: Storage<Cell: Send + Sync> + Send, const T: u32> Send for Arena<S, T> {}
-// SAFETY: as above.
-unsafe impl<S: Storage<Cell: Sync> + Sync, const T: u32> Sync for Arena<S, T> {}
 
 impl<S: Storage, const TABLE_LOG2: u32> Arena<S, TABLE_LOG2> {
     const TABLE: u64 = 1 << TABLE_LOG2;
@@ -156,9 +214,11 @@ impl<S: Storage, const TABLE_LOG2: u32> Arena<S, TABLE_LOG2> {
             });
         }
         Ok(Self {
-            cells: NonNull::from(cells).cast(),
-            metas: NonNull::from(metas).cast(),
-            mask: size - 1,
+            place: Place {
+                cells: NonNull::from(cells).cast(),
+                metas: NonNull::from(metas).cast(),
+                mask: size - 1,
+            },
             base,
             lock: AtomicBool::new(false),
             free_head: AtomicU64::new(0),
@@ -196,7 +256,7 @@ impl<S: Storage, const TABLE_LOG2: u32> Arena<S, TABLE_LOG2> {
 
     /// Size in bytes.
     pub fn size(&self) -> u64 {
-        self.mask + 1
+        self.place.mask + 1
     }
 
     /// Address of the first byte.
@@ -206,7 +266,7 @@ impl<S: Storage, const TABLE_LOG2: u32> Arena<S, TABLE_LOG2> {
 
     /// True when `address` lies inside.
     pub fn contains(&self, address: u64) -> bool {
-        address & !self.mask == self.base
+        address & !self.place.mask == self.base
     }
 
     /// Tables that are handed out or reserved.
@@ -266,30 +326,26 @@ impl<S: Storage, const TABLE_LOG2: u32> TableMemory for Arena<S, TABLE_LOG2> {
 
     #[inline(always)]
     fn entries(&self, table: u64, count: usize) -> &[S::Cell] {
-        let bytes = count as u64 * S::Cell::BYTES as u64;
-        // `new` has seen that there is room for so many tables.
-        let fits = bytes <= LEAST * Self::TABLE || bytes <= self.mask;
-        if !count.is_power_of_two() || !fits {
-            return &[];
-        }
-        let offset = table & self.mask & !(bytes - 1);
-        // SAFETY: `bytes` and the arena's size are powers of two and `offset` is a multiple of the
-        // one below the other, so `[offset, offset + bytes)` lies inside the storage, which lives
-        // and stays in place as long as `self` (contract of `Storage`). Cells are only accessed
-        // atomically.
-        unsafe { core::slice::from_raw_parts(self.cells.as_ptr().byte_add(offset as usize), count) }
+        // SAFETY: the storage lives as long as `self`.
+        unsafe { self.place.entries(TABLE_LOG2, table, count) }
     }
 
     #[inline(always)]
     fn meta(&self, table: u64) -> &AtomicMeta {
-        let page = (table & self.mask) >> TABLE_LOG2;
-        // SAFETY: `new` has seen that there is a meta for every page below the arena's size, to
-        // which the mask has reduced `page`; they live as long as `self`.
-        unsafe { self.metas.add(page as usize).as_ref() }
+        // SAFETY: as above.
+        unsafe { self.place.meta(TABLE_LOG2, table) }
+    }
+
+    fn window(&self) -> Option<Window<'_, S::Cell>> {
+        Some(Window {
+            place: self.place,
+            table_log2: TABLE_LOG2,
+            lent: PhantomData,
+        })
     }
 
     fn last_address(&self) -> u64 {
-        self.base | self.mask
+        self.base | self.place.mask
     }
 
     fn node(&self, _table: u64) -> Option<u32> {
@@ -403,7 +459,7 @@ impl<S: Storage, const TABLE_LOG2: u32> fmt::Debug for Arena<S, TABLE_LOG2> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Arena")
             .field("base", &format_args!("{:#x}", self.base))
-            .field("size", &(self.mask + 1))
+            .field("size", &(self.place.mask + 1))
             .finish_non_exhaustive()
     }
 }
@@ -426,6 +482,8 @@ unsafe impl<C: Cell> Storage for (&[C], &[AtomicMeta]) {
 #[cfg(feature = "alloc")]
 pub use heap::{HeapArena, HeapStorage, HeapTables};
 
+#[cfg(feature = "alloc")]
+pub(crate) mod erased;
 #[cfg(feature = "alloc")]
 mod heap;
 

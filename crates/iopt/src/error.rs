@@ -66,7 +66,7 @@ pub enum BuildError {
         /// The greatest value.
         max: u64,
     },
-    /// The format has tables of another size than this kind of [`AnyTable`](crate::AnyTable).
+    /// [`AnyTable`](crate::AnyTable) builds no table of the format with this configuration.
     NotAny(FormatId),
     /// The table memory has entries of another width, or tables that are too small.
     TableMemory {
@@ -109,10 +109,7 @@ impl fmt::Display for BuildError {
                 write!(f, "{format}: {what} {value} is not within {min} to {max}")
             }
             Self::NotAny(format) => {
-                write!(
-                    f,
-                    "{format} tables are not of the size of this kind of table"
-                )
+                write!(f, "no table of {format} is built with this configuration")
             }
             Self::TableMemory {
                 format,
@@ -356,6 +353,23 @@ impl<E: fmt::Display> fmt::Display for RefitError<E> {
 }
 
 impl<E: fmt::Debug + fmt::Display> core::error::Error for RefitError<E> {}
+
+#[cfg(feature = "alloc")]
+impl<E> RefitError<E> {
+    /// With another cause of a failed flush.
+    pub(crate) fn map_flush<T>(self, map: impl FnOnce(E) -> T) -> RefitError<T> {
+        match self {
+            Self::Range(cause) => RefitError::Range(cause),
+            Self::PageSize(cause) => RefitError::PageSize(cause),
+            Self::BreakBeforeMake { leaf } => RefitError::BreakBeforeMake { leaf },
+            Self::Foreign { leaf, prot } => RefitError::Foreign { leaf, prot },
+            Self::NoTables(cause) => RefitError::NoTables(cause),
+            Self::Flush(cause) => RefitError::Flush(map(cause)),
+            Self::Unmap(cause) => RefitError::Unmap(cause),
+            Self::Broken(cause) => RefitError::Broken(cause),
+        }
+    }
+}
 
 impl<E> From<RangeError> for RefitError<E> {
     fn from(cause: RangeError) -> Self {

@@ -50,8 +50,7 @@
 //!   [`observe`];
 //! * what must be flushed before memory is used again: [`Gather`];
 //! * what the device has written to, and who has taken care of it: [`Pending`];
-//! * [`AnyTable`], when the format is known only at run time ([`AnyTable16K`] and [`AnyTable64K`] for
-//!   formats with larger tables);
+//! * [`AnyTable`], when the format is known only at run time;
 //! * [`image`]: all tables in a file, and back;
 //! * [`Takeover`]: tables that another process has left in memory;
 //! * [`walk`]: walkers over any memory, for every format, which mark entries as accessed and dirty if
@@ -59,8 +58,8 @@
 //!   with the formats' encoders.
 //!
 //! Addresses and lengths are bytes. Nothing here allocates, blocks, or panics on any input. The
-//! crate is `no_std` without an allocator; the feature `alloc` adds `HeapTables` and what else is
-//! kept on the heap, the feature `std` locks around it.
+//! crate is `no_std` without an allocator; the feature `alloc` adds `HeapTables`, `AnyTable` and
+//! what else is kept on the heap, the feature `std` locks around it.
 //!
 //! All `unsafe` code is in two places: the arena (`arena.rs`, `arena/heap.rs`) reduces addresses to slices of
 //! atomics, and `wide.rs` handles entries in a row by inline assembly.
@@ -73,6 +72,7 @@ extern crate alloc;
 #[cfg(feature = "std")]
 extern crate std;
 
+#[cfg(feature = "alloc")]
 mod any;
 #[allow(unsafe_code)]
 mod arena;
@@ -96,10 +96,8 @@ pub mod walk;
 #[allow(unsafe_code)]
 pub mod wide;
 
-pub use any::{
-    AnyAdopted, AnyAdopted16K, AnyAdopted64K, AnyPlanned, AnyPlanned16K, AnyPlanned64K, AnyTable,
-    AnyTable16K, AnyTable64K,
-};
+#[cfg(feature = "alloc")]
+pub use any::{AnyAdopted, AnyCell, AnyMemory, AnyPlanned, AnyTable, ErasableMemory};
 pub use arena::{Arena, ArenaError, AtomicMeta, Storage};
 #[cfg(feature = "alloc")]
 pub use arena::{HeapArena, HeapStorage, HeapTables};

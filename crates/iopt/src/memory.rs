@@ -20,6 +20,7 @@
 
 use runs::Run;
 
+use crate::arena::Window;
 use crate::cell::Cell;
 use crate::error::NoTables;
 use crate::prot::Prot;
@@ -39,6 +40,21 @@ pub trait TableMemory {
 
     /// Bytes of the tables that [`reserve`](Self::reserve) hands out, a power of two.
     const TABLE_BYTES: u64;
+
+    /// [`TABLE_BYTES`](Self::TABLE_BYTES), where the type does not say it.
+    #[doc(hidden)]
+    #[inline(always)]
+    fn table_bytes(&self) -> u64 {
+        Self::TABLE_BYTES
+    }
+
+    /// Where all tables lie, if they lie in an arena: saves [`AnyTable`](crate::AnyTable) a call for
+    /// each table that it reads. Only an arena has one; whatever passes all calls on to an arena may
+    /// pass this one on, too.
+    #[doc(hidden)]
+    fn window(&self) -> Option<Window<'_, Self::Cell>> {
+        None
+    }
 
     /// The `count` entries of the table at `table`, both powers of two times the entry's size.
     ///
@@ -123,6 +139,13 @@ pub trait TableMemory {
     /// True when [`mapped`](Self::mapped) and [`unmapped`](Self::unmapped) are to be called.
     const WATCHES_RUNS: bool = false;
 
+    /// [`WATCHES_RUNS`](Self::WATCHES_RUNS), where the type does not say it.
+    #[doc(hidden)]
+    #[inline(always)]
+    fn watches_runs(&self) -> bool {
+        Self::WATCHES_RUNS
+    }
+
     /// The run is about to be mapped, with leaves that allow `prot`: nothing can refuse it any more,
     /// and nothing of it is stored yet. Where [`WATCHES_RUNS`](Self::WATCHES_RUNS) only.
     #[inline(always)]
@@ -200,7 +223,7 @@ impl Reserve {
         }
         if self.fresh > 0 {
             let table = self.next_fresh;
-            self.next_fresh += M::TABLE_BYTES;
+            self.next_fresh += memory.table_bytes();
             self.fresh -= 1;
             return Some((table, true));
         }
@@ -289,6 +312,10 @@ macro_rules! pass_on {
         const TABLE_BYTES: u64 = M::TABLE_BYTES;
 
         #[inline(always)]
+        fn table_bytes(&$self) -> u64 {
+            $inner.table_bytes()
+        }
+        #[inline(always)]
         fn entries(&$self, table: u64, count: usize) -> &[M::Cell] {
             $inner.entries(table, count)
         }
@@ -356,6 +383,10 @@ macro_rules! pass_runs_on {
         const WATCHES_RUNS: bool = M::WATCHES_RUNS;
 
         #[inline(always)]
+        fn watches_runs(&$self) -> bool {
+            $inner.watches_runs()
+        }
+        #[inline(always)]
         fn mapped(&$self, run: runs::Run, prot: $crate::prot::Prot) {
             $inner.mapped(run, prot)
         }
@@ -375,6 +406,10 @@ macro_rules! forward {
             pass_stores_on!(self => (**self));
             pass_steps_on!(self => (**self));
             pass_runs_on!(self => (**self));
+
+            fn window(&self) -> Option<Window<'_, Self::Cell>> {
+                (**self).window()
+            }
         }
     )*};
 }

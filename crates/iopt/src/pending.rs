@@ -41,6 +41,7 @@
 //! ```
 
 use core::fmt;
+use core::mem;
 
 use runs::{Span, bitmap};
 
@@ -130,6 +131,30 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Pending<W> {
     /// Bytes of a bit.
     pub fn granularity(&self) -> u64 {
         1 << self.log2
+    }
+
+    /// Has `work` harvest into the same bitmap by borrowed words, for callees without a type parameter.
+    pub fn with_words<T>(&mut self, work: impl FnOnce(&mut Pending<&mut [u64]>) -> T) -> T {
+        /// What was harvested stays to be invalidated when `work` panics, too.
+        struct Lent<'a> {
+            pending: Pending<&'a mut [u64]>,
+            gather: &'a mut Gather,
+        }
+        impl Drop for Lent<'_> {
+            fn drop(&mut self) {
+                mem::swap(&mut self.pending.gather, self.gather);
+            }
+        }
+        let mut lent = Lent {
+            pending: Pending {
+                words: self.words.as_mut(),
+                span: self.span,
+                log2: self.log2,
+                gather: mem::replace(&mut self.gather, Gather::new()),
+            },
+            gather: &mut self.gather,
+        };
+        work(&mut lent.pending)
     }
 
     /// What the unit has to invalidate before the bits can be shown.

@@ -129,6 +129,26 @@ impl<S: Storage, const TABLE_LOG2: u32> Takeover<S, TABLE_LOG2> {
                 "the arena's tables are not of the format's size"
             );
         }
+        self.adopt_fitting(format, root, sizes)
+    }
+
+    /// [`adopt`](Self::adopt), for a format that is chosen at run time: it may not fit the memory.
+    pub(crate) fn adopt_fitting<F: Format>(
+        &mut self,
+        format: F,
+        root: u64,
+        sizes: PageSizes,
+    ) -> Result<Adopted<F>, AdoptError> {
+        let wanted = (F::ENTRY_BYTES, F::TABLE_BYTES);
+        let offered = (S::Cell::BYTES, 1 << TABLE_LOG2);
+        if wanted != offered {
+            let format = format.id();
+            return Err(AdoptError::Build(BuildError::TableMemory {
+                format,
+                wanted,
+                offered,
+            }));
+        }
         let offered = F::page_sizes(format.levels());
         let kept = offered.and(sizes);
         if kept.is_empty() {
@@ -301,6 +321,24 @@ fn pages<S: Storage, const TABLE_LOG2: u32>(
     (0..arena.size() >> TABLE_LOG2).map(move |page| base + (page << TABLE_LOG2))
 }
 
+#[cfg(feature = "alloc")]
+impl<F> Adopted<F> {
+    pub(crate) const fn format(&self) -> &F {
+        &self.format
+    }
+
+    pub(crate) fn with_format<G>(self, format: G) -> Adopted<G> {
+        Adopted {
+            format,
+            root: self.root,
+            sizes: self.sizes,
+            tables: self.tables,
+            last_address: self.last_address,
+            stored: self.stored,
+        }
+    }
+}
+
 impl<F: Format> Adopted<F> {
     /// What a unit was told to walk it.
     pub fn root(&self) -> Root {
@@ -321,7 +359,7 @@ impl<F: Format> Adopted<F> {
     ///
     /// Table memory with a ledger ([`Checked`](crate::observe::Checked)) is told of all leaves.
     pub fn open<M: TableMemory>(self, memory: M) -> Result<Table<F, M>, AdoptError> {
-        if memory.last_address() != self.last_address || M::TABLE_BYTES != F::TABLE_BYTES {
+        if memory.last_address() != self.last_address || memory.table_bytes() != F::TABLE_BYTES {
             return Err(AdoptError::OtherMemory);
         }
         let bits = self.format.output_bits();
@@ -340,7 +378,7 @@ impl<F: Format> Adopted<F> {
             tables: self.tables,
             broken: M::Link::default(),
         };
-        if self.stored && M::FLUSHES {
+        if self.stored {
             table.for_each_table(&mut |address, level| {
                 table.memory.written(table.entries(address, level.into()));
             });

@@ -83,6 +83,8 @@ use top::Top;
 pub use inside::Inside;
 pub use narrow::{MapPages, Progress};
 pub use nodes::Nodes;
+#[cfg(feature = "alloc")]
+pub(crate) use planned::Plan;
 pub use planned::Planned;
 pub use read::{Leaf, Leaves};
 pub use refit::Interruption;
@@ -139,11 +141,12 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     /// As [`with_page_sizes`](Self::with_page_sizes), for a format that is chosen at run time: it
     /// may not fit the memory.
     pub(crate) fn in_memory(format: F, memory: M, sizes: PageSizes) -> Result<Self, BuildError> {
-        if F::ENTRY_BYTES != M::Cell::BYTES || F::TABLE_BYTES > M::TABLE_BYTES {
+        let offered = (M::Cell::BYTES, memory.table_bytes());
+        if F::ENTRY_BYTES != offered.0 || F::TABLE_BYTES > offered.1 {
             return Err(BuildError::TableMemory {
                 format: format.id(),
                 wanted: (F::ENTRY_BYTES, F::TABLE_BYTES),
-                offered: (M::Cell::BYTES, M::TABLE_BYTES),
+                offered,
             });
         }
         let offered = F::page_sizes(format.levels());
@@ -192,6 +195,25 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     /// The format, with its configuration.
     pub fn format(&self) -> F {
         self.format_now()
+    }
+
+    /// The same in memory that leads to the same tables.
+    #[cfg(feature = "alloc")]
+    pub(crate) fn map_memory<N>(self, map: impl FnOnce(M) -> N) -> Table<F, N>
+    where
+        N: TableMemory<Link = M::Link>,
+    {
+        Table {
+            memory: map(self.memory),
+            format: self.format,
+            top: self.top,
+            sizes: self.sizes,
+            tables: self.tables,
+            dirty: self.dirty,
+            keeps_empty: self.keeps_empty,
+            has_empty: self.has_empty,
+            broken: self.broken,
+        }
     }
 
     /// Where its tables lie.
@@ -249,7 +271,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
 
     /// Tells the memory of everything that is mapped, in a table that was not filled by maps.
     pub(crate) fn announce_all(&self) {
-        if M::WATCHES_RUNS {
+        if self.memory.watches_runs() {
             for span in self.aperture().spans() {
                 self.leaves(span)
                     .for_each(|leaf| self.memory.mapped(leaf.run, leaf.prot));
@@ -302,7 +324,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     /// units cache what they have walked. Tables that the memory does not give any more
     /// ([`intact`](Self::intact)) are not among them.
     pub fn tear_down(self) -> (Gather, M) {
-        if M::WATCHES_RUNS {
+        if self.memory.watches_runs() {
             for span in self.aperture().spans() {
                 self.leaves(span)
                     .for_each(|leaf| self.memory.unmapped(leaf.run));
@@ -378,8 +400,9 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         self.memory.descended();
         self.unlink_below::<V>(root, gather);
         let bytes = Self::root_bytes(&self.format) as u64;
-        for table in (0..bytes.div_ceil(M::TABLE_BYTES)).rev() {
-            gather.add_table(self, root + table * M::TABLE_BYTES);
+        let size = self.memory.table_bytes();
+        for table in (0..bytes.div_ceil(size)).rev() {
+            gather.add_table(self, root + table * size);
         }
     }
 

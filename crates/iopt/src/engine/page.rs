@@ -46,7 +46,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
             return None;
         }
         let word = F::leaf(0, pa, F::shift(0), bits);
-        if M::WATCHES_RUNS {
+        if self.memory.watches_runs() {
             self.memory
                 .mapped(Run::new(iova, pa, page), self.format.prot(0, word));
         }
@@ -98,7 +98,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         self.memory.written(slice::from_ref(cell));
         live.set(count - 1);
         let run = Run::new(range.start, pa, page);
-        if M::WATCHES_RUNS {
+        if self.memory.watches_runs() {
             self.memory.unmapped(run);
         }
         self.release(table, form);

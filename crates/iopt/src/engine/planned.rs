@@ -24,6 +24,12 @@ use crate::prot::Prot;
 #[must_use = "nothing is mapped until it is filled"]
 pub struct Planned<'t, F: Format, M: TableMemory> {
     table: &'t mut Table<F, M>,
+    plan: Plan<'t>,
+}
+
+/// What was planned, without the table.
+#[derive(Debug)]
+pub(crate) struct Plan<'t> {
     request: Request<'t>,
     /// The table that all of it goes through, and its level.
     from: (u64, usize),
@@ -49,10 +55,21 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         prot: Prot,
         spare: Option<&'t mut Chain>,
     ) -> Result<Planned<'t, F, M>, MapError> {
+        let plan = self.plan_request(iova, runs, prot, spare)?;
+        Ok(Planned { table: self, plan })
+    }
+
+    /// [`plan_map`](Self::plan_map), for whoever keeps plan and table together.
+    pub(crate) fn plan_request<'t>(
+        &self,
+        iova: u64,
+        runs: &'t [Span],
+        prot: Prot,
+        spare: Option<&'t mut Chain>,
+    ) -> Result<Plan<'t>, MapError> {
         let request = self.check_map(iova, runs, prot)?;
         let (from, needed) = self.plan_all(&request)?;
-        let mut planned = Planned {
-            table: self,
+        let mut plan = Plan {
             request,
             from,
             needed,
@@ -60,8 +77,22 @@ impl<F: Format, M: TableMemory> Table<F, M> {
             spare,
             spared: 0,
         };
-        planned.reserve()?;
-        Ok(planned)
+        plan.reserve(&self.memory)?;
+        Ok(plan)
+    }
+
+    /// See [`Planned::fill`].
+    pub(crate) fn fill_plan(&mut self, plan: &mut Plan<'_>) -> Result<(), MapError> {
+        let (request, reserve) = (&plan.request, &mut plan.reserve);
+        let (from, level) = plan.from;
+        let mut cursor = Cursor::new(request);
+        self.announce(request);
+        self.memory.descended();
+        at_level!(level, F, V => {
+            self.fill::<V, _>(from, Target::Linked, &mut cursor, request.bits, reserve, Exclusive);
+        });
+        self.tables += plan.needed;
+        Ok(self.intact()?)
     }
 
     /// Where to fill from, and how many tables that takes.
@@ -98,21 +129,19 @@ impl<F: Format, M: TableMemory> Table<F, M> {
 impl<F: Format, M: TableMemory> Planned<'_, F, M> {
     /// Maps. Fails only where the table memory broke its contract.
     pub fn fill(mut self) -> Result<(), MapError> {
-        let (table, bits, reserve) = (&*self.table, self.request.bits, &mut self.reserve);
-        let (from, level) = self.from;
-        let mut cursor = Cursor::new(&self.request);
-        table.announce(&self.request);
-        table.memory.descended();
-        at_level!(level, F, V => {
-            table.fill::<V, _>(from, Target::Linked, &mut cursor, bits, reserve, Exclusive);
-        });
-        self.table.tables += self.needed;
-        Ok(self.table.intact()?)
+        self.table.fill_plan(&mut self.plan)
     }
+}
 
+impl<F: Format, M: TableMemory> Drop for Planned<'_, F, M> {
+    fn drop(&mut self) {
+        self.plan.give_back(&self.table.memory);
+    }
+}
+
+impl Plan<'_> {
     /// Reserves what is needed, those of the spare tables first. All or nothing.
-    fn reserve(&mut self) -> Result<(), NotSetAside> {
-        let memory = &self.table.memory;
+    fn reserve<M: TableMemory>(&mut self, memory: &M) -> Result<(), NotSetAside> {
         let Some(spare) = self.spare.as_deref_mut().filter(|spare| !spare.is_empty()) else {
             self.reserve = set_aside(memory, self.needed)?;
             return Ok(());
@@ -131,11 +160,9 @@ impl<F: Format, M: TableMemory> Planned<'_, F, M> {
         self.reserve = Reserve::new(all);
         Ok(())
     }
-}
 
-impl<F: Format, M: TableMemory> Drop for Planned<'_, F, M> {
-    fn drop(&mut self) {
-        let memory = &self.table.memory;
+    /// Gives back what is still reserved.
+    pub(crate) fn give_back<M: TableMemory>(&mut self, memory: &M) {
         let mut rest = mem::replace(&mut self.reserve, Reserve::empty());
         if let Some(spare) = &mut self.spare {
             while self.spared > 0

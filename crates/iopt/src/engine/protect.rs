@@ -213,7 +213,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
                     let word = F::leaf(V::N, pa, log2, request.bits);
                     if self.rewrite_leaf::<V>(part(cells, index, count), word) {
                         let iova = self.aperture().extend(at);
-                        if M::WATCHES_RUNS {
+                        if self.memory.watches_runs() {
                             let run = Run::new(iova, pa, 1 << log2);
                             self.memory.unmapped(run);
                             self.memory.mapped(run, request.prot);

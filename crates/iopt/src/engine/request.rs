@@ -124,7 +124,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     /// Tells the memory what is about to be mapped.
     #[inline(always)]
     pub(super) fn announce(&self, request: &Request<'_>) {
-        if !M::WATCHES_RUNS {
+        if !self.memory.watches_runs() {
             return;
         }
         let leaf = F::leaf(0, 0, F::shift(0), request.bits);

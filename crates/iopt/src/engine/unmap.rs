@@ -43,7 +43,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     }
 
     #[inline(always)]
-    fn unmap_range<S: RunSink>(
+    pub(crate) fn unmap_range<S: RunSink>(
         &mut self,
         range: Span,
         whole: bool,
@@ -251,7 +251,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     /// Tells the memory of leaves that are unmapped, from the stripped address `at` to `pa`.
     #[inline(always)]
     pub(super) fn watch(&self, at: u64, pa: u64, len: u64) {
-        if M::WATCHES_RUNS {
+        if self.memory.watches_runs() {
             let iova = self.aperture().extend(at);
             self.memory.unmapped(Run::new(iova, pa, len));
         }
@@ -275,7 +275,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         removed: &mut Removed<'_, S>,
         form: P,
     ) {
-        if V::N == 0 && !S::WANTED && !M::WATCHES_RUNS {
+        if V::N == 0 && !S::WANTED && !self.memory.watches_runs() {
             // Every live entry of the lowest level stands for its own bytes, in a group or not.
             let bytes = self.memory.meta(table).live.get() << F::shift(V::N);
             if bytes > 0 {

@@ -71,65 +71,67 @@ const GRANULES: [ArmGranule; 6] = [
     ArmGranule::K64Lpa,
 ];
 
-/// The number of a format and its configuration.
-fn encode_format(id: FormatId) -> (u16, [u8; 6]) {
-    let arm = |config: ArmConfig| {
-        let granule = GRANULES.iter().position(|kind| *kind == config.granule);
-        let granule = granule.unwrap_or(usize::from(u8::MAX)) as u8;
-        [granule, config.input_bits, config.upper.into(), 0, 0, 0]
-    };
-    match id {
-        FormatId::AmdV1 => (1, [0; 6]),
-        FormatId::X86_64 => (2, [0; 6]),
-        FormatId::VtdSs => (3, [0; 6]),
-        FormatId::ArmStage1(config) => (4, arm(config)),
-        FormatId::ArmStage2(config) => (5, arm(config)),
-        FormatId::ArmV7s => (6, [0; 6]),
-        FormatId::RiscV => (7, [0; 6]),
-        FormatId::RiscVG => (8, [0; 6]),
-        FormatId::Dart(config) => {
-            let version = match config.version {
-                DartVersion::V1 => 1,
-                DartVersion::V2 => 2,
-            };
-            let (page, bits) = (config.page_log2, config.input_bits);
-            (9, [version, page, bits, 0, 0, 0])
+impl FormatId {
+    /// Its number and configuration as an [image](self) has them.
+    pub fn to_bytes(self) -> [u8; 8] {
+        let arm = |number, config: ArmConfig| {
+            let granule = GRANULES.iter().position(|kind| *kind == config.granule);
+            let granule = granule.unwrap_or(usize::from(u8::MAX)) as u8;
+            let upper = config.upper.into();
+            [number, 0, granule, config.input_bits, upper, 0, 0, 0]
+        };
+        match self {
+            Self::AmdV1 => [1, 0, 0, 0, 0, 0, 0, 0],
+            Self::X86_64 => [2, 0, 0, 0, 0, 0, 0, 0],
+            Self::VtdSs => [3, 0, 0, 0, 0, 0, 0, 0],
+            Self::ArmStage1(config) => arm(4, config),
+            Self::ArmStage2(config) => arm(5, config),
+            Self::ArmV7s => [6, 0, 0, 0, 0, 0, 0, 0],
+            Self::RiscV => [7, 0, 0, 0, 0, 0, 0, 0],
+            Self::RiscVG => [8, 0, 0, 0, 0, 0, 0, 0],
+            Self::Dart(config) => {
+                let version = match config.version {
+                    DartVersion::V1 => 1,
+                    DartVersion::V2 => 2,
+                };
+                [9, 0, version, config.page_log2, config.input_bits, 0, 0, 0]
+            }
         }
     }
-}
 
-/// The format with this number and configuration.
-fn decode_format(number: u16, config: [u8; 6]) -> Option<FormatId> {
-    let [a, b, c, ..] = config;
-    let arm = || {
-        Some(ArmConfig {
-            granule: *GRANULES.get(usize::from(a))?,
-            input_bits: b,
-            upper: c == 1,
-        })
-    };
-    let id = match number {
-        1 => FormatId::AmdV1,
-        2 => FormatId::X86_64,
-        3 => FormatId::VtdSs,
-        4 => FormatId::ArmStage1(arm()?),
-        5 => FormatId::ArmStage2(arm()?),
-        6 => FormatId::ArmV7s,
-        7 => FormatId::RiscV,
-        8 => FormatId::RiscVG,
-        9 => FormatId::Dart(DartConfig {
-            version: match a {
-                1 => DartVersion::V1,
-                2 => DartVersion::V2,
-                _ => return None,
-            },
-            page_log2: b,
-            input_bits: c,
-        }),
-        _ => return None,
-    };
-    // Whatever else is in the configuration is of a later version.
-    (encode_format(id) == (number, config)).then_some(id)
+    /// The format that is [written](Self::to_bytes) so.
+    pub fn from_bytes(bytes: [u8; 8]) -> Option<Self> {
+        let [number, _, a, b, c, ..] = bytes;
+        let arm = || {
+            Some(ArmConfig {
+                granule: *GRANULES.get(usize::from(a))?,
+                input_bits: b,
+                upper: c == 1,
+            })
+        };
+        let id = match number {
+            1 => Self::AmdV1,
+            2 => Self::X86_64,
+            3 => Self::VtdSs,
+            4 => Self::ArmStage1(arm()?),
+            5 => Self::ArmStage2(arm()?),
+            6 => Self::ArmV7s,
+            7 => Self::RiscV,
+            8 => Self::RiscVG,
+            9 => Self::Dart(DartConfig {
+                version: match a {
+                    1 => DartVersion::V1,
+                    2 => DartVersion::V2,
+                    _ => return None,
+                },
+                page_log2: b,
+                input_bits: c,
+            }),
+            _ => return None,
+        };
+        // Whatever else is in the bytes is of a later version.
+        (id.to_bytes() == bytes).then_some(id)
+    }
 }
 
 /// The number of the bit that marks addresses of tables as encrypted; 0 where none does.

@@ -4,8 +4,7 @@ use runs::PageSizes;
 
 use super::crc::Crc;
 use super::{
-    CHECKSUM, HEADER, ImageError, MAGIC, RECORD, VERSION, decode_format, encode_above,
-    encode_encryption,
+    CHECKSUM, HEADER, ImageError, MAGIC, RECORD, VERSION, encode_above, encode_encryption,
 };
 use crate::engine::{Damage, DamageKind, inspect};
 use crate::error::BuildError;
@@ -109,9 +108,9 @@ impl<'a> Image<'a> {
         };
         header(number(field(12, 4)?) == HEADER as u64, "its length")?;
         let byte = |offset: usize| field(offset, 1).map(|bytes| number(bytes) as u8);
-        let mut config = [0; 6];
-        config.copy_from_slice(field(26, 6)?);
-        let Some(format) = decode_format(number(field(24, 2)?) as u16, config) else {
+        let mut format = [0; 8];
+        format.copy_from_slice(field(24, 8)?);
+        let Some(format) = FormatId::from_bytes(format) else {
             return Err(ImageError::Header { field: "format" });
         };
         let root = Root {

@@ -1,9 +1,7 @@
 //! Writing an image.
 
 use super::crc::Crc;
-use super::{
-    CHECKSUM, HEADER, MAGIC, RECORD, VERSION, encode_above, encode_encryption, encode_format,
-};
+use super::{CHECKSUM, HEADER, MAGIC, RECORD, VERSION, encode_above, encode_encryption};
 use crate::cell::Cell;
 use crate::engine::Table;
 use crate::format::{Format, Root};
@@ -84,14 +82,12 @@ impl<F: Format, M: TableMemory> Table<F, M> {
             bytes: 0,
         };
 
-        let (number, config) = encode_format(root.format);
         let aperture = format.aperture();
         out.put(MAGIC)?;
         out.put(&VERSION.to_le_bytes())?;
         out.put(&(HEADER as u32).to_le_bytes())?;
         out.put(&total.to_le_bytes())?;
-        out.put(&number.to_le_bytes())?;
-        out.put(&config)?;
+        out.put(&root.format.to_bytes())?;
         out.put(&[
             root.levels,
             F::ENTRY_BYTES as u8,

@@ -1,14 +1,15 @@
 //! A table whose format is chosen at run time leaves the same bytes as one whose format is a type.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
 use iopt::format::{
-    AmdV1, ArmConfig, ArmGranule, ArmOptions, ArmStage1, ArmStage2, Dart1, Dart1Page4K, Dart2,
-    DartConfig, DartVersion, K4, K4Lpa2, K16, K16Lpa2, K64, K64Lpa, RiscV, RiscVG, VtdSs, X86_64,
+    AmdV1, ArmConfig, ArmGranule, ArmOptions, ArmStage1, ArmStage2, ArmV7s, Dart1, Dart1Page4K,
+    Dart2, DartConfig, DartVersion, K4, K4Lpa2, K16, K16Lpa2, K64, K64Lpa, RiscV, RiscVG, VtdSs,
+    X86_64,
 };
 use iopt::{
-    AnyTable, AnyTable16K, AnyTable64K, BuildError, Format, FormatId, Gather, HeapArena,
-    HeapTables, Leaf, Prot, Table, TableMemory,
+    AnyTable, BuildError, Format, FormatId, Gather, HeapArena, HeapTables, Leaf, Prot, Table,
 };
 use runs::{PageSizes, Run, Span};
 
@@ -16,14 +17,14 @@ const ALL: PageSizes = PageSizes::from_bits(u64::MAX);
 
 /// Checks `$any`, made from `$memory`, beside a table of `$format`.
 macro_rules! beside {
-    ($format:expr, $any:ident, $log2:literal, $memory:ident => $build:expr) => {{
+    ($format:expr, $cell:ty, $log2:literal, $memory:ident => $build:expr) => {{
         let format = $format;
         // Below the addresses of every format.
         let base = 1u64 << (format.table_bits() - 1).min(46);
-        let arena = || HeapArena::<AtomicU64, $log2>::with_tables_at(128, base).unwrap();
+        let arena = || Arc::new(HeapArena::<$cell, $log2>::with_tables_at(128, base).unwrap());
         let (typed, $memory) = (arena(), arena());
-        let mut table = Table::new(format, &typed).unwrap();
-        let mut any: $any<_> = $build;
+        let mut table = Table::new(format, typed.clone()).unwrap();
+        let mut any: AnyTable = $build;
         assert_eq!(any.root(), table.root());
         assert_eq!(any.aperture(), table.format().aperture());
         assert_eq!(any.page_sizes(), table.page_sizes());
@@ -44,9 +45,7 @@ macro_rules! beside {
         }
         let leaves: Vec<Leaf> = table.leaves(Span::new(first, 600 * page)).collect();
         let mut found = Vec::new();
-        // One type of closure for all formats: each compiles the operation for every one of them.
-        let each: &mut dyn FnMut(Leaf) = &mut |leaf| found.push(leaf);
-        any.for_each_leaf(Span::new(first, 600 * page), each);
+        any.for_each_leaf(Span::new(first, 600 * page), |leaf| found.push(leaf));
         assert!(found == leaves && !leaves.is_empty());
         for (from, count, one) in [
             (1, 40, true),
@@ -66,7 +65,7 @@ macro_rules! beside {
         assert_eq!(any.tables(), table.tables());
         assert_eq!(typed.in_use(), $memory.in_use());
         let words = typed.in_use() << $log2;
-        for at in (0..words).step_by(8) {
+        for at in (0..words).step_by(size_of::<$cell>()) {
             assert_eq!($memory.read(base + at), typed.read(base + at), "{at:#x}");
         }
 
@@ -74,8 +73,8 @@ macro_rules! beside {
         assert!(any.unmap(beyond, &mut gather, &mut iopt::Discard).is_err());
         let mut runs: Vec<Run> = Vec::new();
         let range = Span::new(first + page, 40 * page);
-        let mut sink: &mut dyn FnMut(Run) = &mut |run| runs.push(run);
-        any.unmap(range, &mut gather, &mut sink).unwrap();
+        any.unmap(range, &mut gather, &mut |run: Run| runs.push(run))
+            .unwrap();
         assert_eq!(runs, [Run::new(range.start, run.start, run.len)]);
         let range = Span::new(first + 256 * page, 512 * page);
         let bytes = any.unmap_mapped(range, &mut gather, &mut iopt::Discard);
@@ -90,53 +89,57 @@ macro_rules! beside {
 
 /// The same from the format's name, its levels and its configuration.
 macro_rules! by_name {
-    ($format:expr, $any:ident, $log2:literal) => {{
+    ($format:expr, $log2:literal) => {
+        by_name!($format, AtomicU64, $log2)
+    };
+    ($format:expr, $cell:ty, $log2:literal) => {{
         let format = $format;
-        beside!(format, $any, $log2, memory => {
-            $any::new(format.id(), format.levels(), ALL, &memory).unwrap()
+        beside!(format, $cell, $log2, memory => {
+            AnyTable::new(format.id(), format.levels(), ALL, memory.clone()).unwrap()
         });
         // And as the same format with whatever it was configured to.
-        beside!(format, $any, $log2, memory => Table::new(format, &memory).unwrap().into());
+        beside!(format, $cell, $log2, memory => Table::new(format, memory.clone()).unwrap().into());
     }};
 }
 
 #[test]
 fn amd_and_intel_tables_are_built_by_name() {
-    by_name!(AmdV1::new(2).unwrap(), AnyTable, 12);
-    by_name!(AmdV1::new(6).unwrap(), AnyTable, 12);
-    by_name!(X86_64::new(4).unwrap(), AnyTable, 12);
-    by_name!(X86_64::new(5).unwrap(), AnyTable, 12);
-    by_name!(VtdSs::new(3).unwrap(), AnyTable, 12);
+    by_name!(AmdV1::new(2).unwrap(), 12);
+    by_name!(AmdV1::new(6).unwrap(), 12);
+    by_name!(X86_64::new(4).unwrap(), 12);
+    by_name!(X86_64::new(5).unwrap(), 12);
+    by_name!(VtdSs::new(3).unwrap(), 12);
 }
 
 #[test]
 fn arm_tables_are_built_by_name() {
-    by_name!(ArmStage1::<K4>::new(48, 48).unwrap(), AnyTable, 12);
-    by_name!(ArmStage1::<K4>::new(39, 48).unwrap().upper(), AnyTable, 12);
-    by_name!(ArmStage1::<K4Lpa2>::new(52, 52).unwrap(), AnyTable, 12);
-    by_name!(ArmStage1::<K16>::new(47, 48).unwrap(), AnyTable16K, 14);
-    by_name!(ArmStage1::<K16Lpa2>::new(50, 52).unwrap(), AnyTable16K, 14);
-    by_name!(ArmStage1::<K64>::new(42, 48).unwrap(), AnyTable64K, 16);
-    by_name!(ArmStage1::<K64Lpa>::new(52, 52).unwrap(), AnyTable64K, 16);
-    by_name!(ArmStage2::<K4>::new(40, 48).unwrap(), AnyTable, 12);
+    by_name!(<ArmV7s>::new(), AtomicU32, 10);
+    by_name!(ArmStage1::<K4>::new(48, 48).unwrap(), 12);
+    by_name!(ArmStage1::<K4>::new(39, 48).unwrap().upper(), 12);
+    by_name!(ArmStage1::<K4Lpa2>::new(52, 52).unwrap(), 12);
+    by_name!(ArmStage1::<K16>::new(47, 48).unwrap(), 14);
+    by_name!(ArmStage1::<K16Lpa2>::new(50, 52).unwrap(), 14);
+    by_name!(ArmStage1::<K64>::new(42, 48).unwrap(), 16);
+    by_name!(ArmStage1::<K64Lpa>::new(52, 52).unwrap(), 16);
+    by_name!(ArmStage2::<K4>::new(40, 48).unwrap(), 12);
     let four = ArmStage2::<K4>::new(40, 48).unwrap().with_levels(4);
-    by_name!(four.unwrap(), AnyTable, 12);
-    by_name!(ArmStage2::<K4Lpa2>::new(52, 52).unwrap(), AnyTable, 12);
-    by_name!(ArmStage2::<K16>::new(40, 48).unwrap(), AnyTable16K, 14);
-    by_name!(ArmStage2::<K16Lpa2>::new(49, 52).unwrap(), AnyTable16K, 14);
-    by_name!(ArmStage2::<K64>::new(46, 48).unwrap(), AnyTable64K, 16);
-    by_name!(ArmStage2::<K64Lpa>::new(48, 52).unwrap(), AnyTable64K, 16);
+    by_name!(four.unwrap(), 12);
+    by_name!(ArmStage2::<K4Lpa2>::new(52, 52).unwrap(), 12);
+    by_name!(ArmStage2::<K16>::new(40, 48).unwrap(), 14);
+    by_name!(ArmStage2::<K16Lpa2>::new(49, 52).unwrap(), 14);
+    by_name!(ArmStage2::<K64>::new(46, 48).unwrap(), 16);
+    by_name!(ArmStage2::<K64Lpa>::new(48, 52).unwrap(), 16);
 }
 
 #[test]
 fn riscv_and_apple_tables_are_built_by_name() {
-    by_name!(RiscV::new(3).unwrap(), AnyTable, 12);
-    by_name!(RiscV::new(5).unwrap(), AnyTable, 12);
-    by_name!(RiscVG::new(3).unwrap(), AnyTable, 12);
-    by_name!(RiscVG::new(4).unwrap(), AnyTable, 12);
-    by_name!(Dart1::new(2, 36).unwrap(), AnyTable16K, 14);
-    by_name!(Dart1Page4K::new(2, 32).unwrap(), AnyTable, 12);
-    by_name!(Dart2::new(3, 42).unwrap(), AnyTable16K, 14);
+    by_name!(RiscV::new(3).unwrap(), 12);
+    by_name!(RiscV::new(5).unwrap(), 12);
+    by_name!(RiscVG::new(3).unwrap(), 12);
+    by_name!(RiscVG::new(4).unwrap(), 12);
+    by_name!(Dart1::new(2, 36).unwrap(), 14);
+    by_name!(Dart1Page4K::new(2, 32).unwrap(), 12);
+    by_name!(Dart2::new(3, 42).unwrap(), 14);
 }
 
 #[test]
@@ -147,20 +150,20 @@ fn formats_with_other_options_are_converted_and_keep_them() {
     };
     let arm = ArmStage1::<K4>::new(48, 48).unwrap();
     for arm in [arm.with_options(options), arm.upper()] {
-        beside!(arm, AnyTable, 12, memory => Table::new(arm, &memory).unwrap().into());
+        beside!(arm, AtomicU64, 12, memory => Table::new(arm, memory.clone()).unwrap().into());
     }
     let riscv = RiscV::new(4).unwrap().with_hardware_updates(true);
-    beside!(riscv, AnyTable, 12, memory => Table::new(riscv, &memory).unwrap().into());
+    beside!(riscv, AtomicU64, 12, memory => Table::new(riscv, memory.clone()).unwrap().into());
     let encrypted = AmdV1::new(3).unwrap().with_encrypted_tables(51).unwrap();
-    beside!(encrypted, AnyTable, 12, memory => Table::new(encrypted, &memory).unwrap().into());
+    beside!(encrypted, AtomicU64, 12, memory => Table::new(encrypted, memory.clone()).unwrap().into());
     let encrypted = X86_64::new(4).unwrap().with_encrypted_tables(47).unwrap();
-    beside!(encrypted, AnyTable, 12, memory => Table::new(encrypted, &memory).unwrap().into());
+    beside!(encrypted, AtomicU64, 12, memory => Table::new(encrypted, memory.clone()).unwrap().into());
 }
 
 #[test]
 fn a_table_of_any_format_grows_if_its_format_does() {
-    let memory = HeapTables::with_tables(16).unwrap();
-    let mut table = AnyTable::new(FormatId::AmdV1, 2, ALL, &memory).unwrap();
+    let memory = Arc::new(HeapTables::with_tables(16).unwrap());
+    let mut table = AnyTable::new(FormatId::AmdV1, 2, ALL, memory.clone()).unwrap();
     table
         .map(0, &[Span::new(0x7000, 0x1000)], Prot::RW)
         .unwrap();
@@ -169,7 +172,7 @@ fn a_table_of_any_format_grows_if_its_format_does() {
     assert_eq!(table.root(), root);
     assert_eq!(table.aperture().bits, 48);
     assert_eq!(gather.invalidation().new_root(), Some(root));
-    let mut table = AnyTable::new(FormatId::VtdSs, 3, ALL, &memory).unwrap();
+    let mut table = AnyTable::new(FormatId::VtdSs, 3, ALL, memory.clone()).unwrap();
     assert!(table.grow(4, &mut gather).is_err());
 }
 
@@ -187,39 +190,39 @@ fn what_does_not_fit_is_refused_by_name() {
             input_bits: 32,
         })
     };
-    let memory = HeapTables::with_tables(16).unwrap();
+    let memory = Arc::new(HeapTables::with_tables(16).unwrap());
     let refused = |format, levels| {
-        let error = AnyTable::new(format, levels, ALL, &memory).unwrap_err();
+        let error = AnyTable::new(format, levels, ALL, memory.clone()).unwrap_err();
         error.to_string()
     };
-    // Tables of another size.
+    // A configuration that no unit has.
+    for format in [dart(DartVersion::V1, 13), dart(DartVersion::V2, 12)] {
+        let text = format!("no table of {format} is built with this configuration");
+        assert_eq!(refused(format, 2), text);
+    }
+    // The memory: tables too small, entries of another width.
     let k16 = FormatId::ArmStage1(ArmConfig {
         granule: ArmGranule::K16,
         ..K4_CONFIG
     });
-    for (format, name) in [
-        (FormatId::ArmV7s, "armv7-short"),
-        (dart(DartVersion::V1, 14), "dart1"),
-        (dart(DartVersion::V2, 14), "dart2"),
-        (dart(DartVersion::V1, 13), "dart1"),
-        (dart(DartVersion::V2, 12), "dart2"),
-        (k16, "arm-s1-16k"),
+    for (format, levels, wanted) in [
+        (FormatId::ArmV7s, 2, (4, 1024)),
+        (k16, 3, (8, 1 << 14)),
+        (dart(DartVersion::V1, 14), 2, (8, 1 << 14)),
+        (dart(DartVersion::V2, 14), 2, (8, 1 << 14)),
     ] {
-        let text = format!("{name} tables are not of the size of this kind of table");
-        assert_eq!(refused(format, 2), text);
+        assert_eq!(
+            AnyTable::new(format, levels, ALL, memory.clone()).unwrap_err(),
+            BuildError::TableMemory {
+                format,
+                wanted,
+                offered: (8, 4096)
+            }
+        );
     }
-    // The memory: tables too small, entries too narrow.
-    assert_eq!(
-        AnyTable16K::new(k16, 3, ALL, &memory).unwrap_err(),
-        BuildError::TableMemory {
-            format: k16,
-            wanted: (8, 1 << 14),
-            offered: (8, 4096)
-        }
-    );
     let narrow = HeapArena::<AtomicU32, 12>::with_tables(16).unwrap();
     assert_eq!(
-        AnyTable::new(FormatId::VtdSs, 4, ALL, &narrow)
+        AnyTable::new(FormatId::VtdSs, 4, ALL, narrow)
             .unwrap_err()
             .to_string(),
         "vtd-ss has tables of 4096 bytes with entries of 8; the memory has 4096 and 4"
@@ -232,10 +235,10 @@ fn what_does_not_fit_is_refused_by_name() {
         (FormatId::RiscV, 2),
         (dart(DartVersion::V1, 12), 5),
     ] {
-        let error = AnyTable::new(format, levels, ALL, &memory).unwrap_err();
+        let error = AnyTable::new(format, levels, ALL, memory.clone()).unwrap_err();
         assert_eq!(error, BuildError::Levels { format, levels });
     }
-    assert!(AnyTable::new(FormatId::ArmStage2(K4_CONFIG), 9, ALL, &memory).is_err());
+    assert!(AnyTable::new(FormatId::ArmStage2(K4_CONFIG), 9, ALL, memory.clone()).is_err());
     // The configuration.
     let upper = ArmConfig {
         upper: true,

@@ -1,6 +1,8 @@
 //! Maps in several tables at once: planned in all of them before one is filled.
 //! (Random sequences in every format: see `model/suite/planned.rs`.)
 
+use std::sync::Arc;
+
 use iopt::observe::Counted;
 use iopt::{
     AnyPlanned, AnyTable, Chain, FormatId, HeapTables, MapError, NoTables, Prot, TableMemory,
@@ -20,10 +22,10 @@ const RUNS: [Span; 3] = [
 /// behind 2 MiB.
 const TABLES: u64 = 7;
 
-type Memory = Counted<HeapTables>;
+type Memory = Arc<Counted<HeapTables>>;
 
-fn table(format: FormatId, memory: &Memory) -> AnyTable<&Memory> {
-    AnyTable::new(format, 4, PageSizes::from_bits(u64::MAX), memory).unwrap()
+fn table(format: FormatId, memory: &Memory) -> AnyTable {
+    AnyTable::new(format, 4, PageSizes::from_bits(u64::MAX), memory.clone()).unwrap()
 }
 
 #[test]
@@ -31,7 +33,8 @@ fn no_table_is_stored_to_before_all_have_planned() {
     let formats = [FormatId::VtdSs, FormatId::AmdV1, FormatId::X86_64];
     // For the last table so many are left: too few each time but the last.
     for left in 0..=TABLES {
-        let memories = formats.map(|_| Counted::new(HeapTables::with_tables(64).unwrap()));
+        let memories =
+            formats.map(|_| Arc::new(Counted::new(HeapTables::with_tables(64).unwrap())));
         let mut tables: Vec<_> = formats
             .iter()
             .zip(&memories)
@@ -74,11 +77,11 @@ fn no_table_is_stored_to_before_all_have_planned() {
 
 #[test]
 fn spare_tables_come_first_and_go_back_when_the_memory_has_too_few_more() {
-    let memory = Counted::new(HeapTables::with_tables(64).unwrap());
+    let memory = Arc::new(Counted::new(HeapTables::with_tables(64).unwrap()));
     let mut table = table(FormatId::VtdSs, &memory);
     let mut spare = Chain::empty();
     let mut five = memory.reserve(5).unwrap();
-    while let Some((page, _)) = five.take(&&memory) {
+    while let Some((page, _)) = five.take(&memory) {
         spare.push(&memory, page);
     }
     let others = memory.reserve(64 - memory.inner().in_use() - 1).unwrap();

@@ -128,15 +128,19 @@ fn tables_with_global_leaves_are_not_adopted() {
 #[test]
 fn a_table_is_adopted_by_what_its_unit_was_told() {
     let (cells, address, base) = left_behind();
-    let metas = self::metas();
-    let mut takeover: Takeover<_> = Takeover::new((&cells[..], &metas[..]), base).unwrap();
+    // Memory that stays, as an erased one must.
+    let (cells, metas) = (
+        Vec::leak(Vec::from(cells)),
+        Vec::leak(Vec::from(self::metas())),
+    );
+    let mut takeover: Takeover<_> = Takeover::new((&*cells, &*metas), base).unwrap();
     let sizes = PageSizes::from_bits(1 << 12 | 1 << 21);
     let told = |format, levels| Root {
         format,
         address,
         levels,
     };
-    let mut adopt = |root| AnyTable::<&Borrowed<'_>>::adopt(&mut takeover, root, sizes);
+    let mut adopt = |root| AnyTable::adopt(&mut takeover, root, sizes);
     let format = FormatId::VtdSs;
     let refused = |cause| Some(AdoptError::Build(cause));
     let levels = BuildError::Levels {
@@ -144,11 +148,15 @@ fn a_table_is_adopted_by_what_its_unit_was_told() {
         levels: 7,
     };
     assert_eq!(adopt(told(FormatId::AmdV1, 7)).err(), refused(levels));
-    let other = BuildError::NotAny(FormatId::ArmV7s);
+    let other = BuildError::TableMemory {
+        format: FormatId::ArmV7s,
+        wanted: (4, 1024),
+        offered: (8, 4096),
+    };
     assert_eq!(adopt(told(FormatId::ArmV7s, 2)).err(), refused(other));
     let adopted = adopt(told(format, 4)).unwrap();
     let memory = takeover.finish();
-    let table = adopted.open(&memory).unwrap();
+    let table = adopted.open(memory).unwrap();
     assert_eq!(table.root(), told(format, 4));
     assert_eq!(table.page_sizes(), sizes);
     assert_eq!(table.translate(6 * PAGE), Some(G1 + PAGE));

@@ -132,7 +132,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     }
 
     /// Where a range is to be cut.
-    fn check_ends(&self, range: Span) -> Result<[Option<u64>; 2], RangeError> {
+    pub(crate) fn check_ends(&self, range: Span) -> Result<[Option<u64>; 2], RangeError> {
         self.check_range(range)?;
         let aperture = self.aperture();
         let behind = range.last().checked_add(1);

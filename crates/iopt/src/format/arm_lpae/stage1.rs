@@ -43,6 +43,7 @@ pub struct ArmStage1<G> {
 
 impl<G: Granule> ArmStage1<G> {
     /// What the name says, with output addresses as wide as the granule has them.
+    #[cfg(feature = "alloc")]
     pub(crate) fn of(config: ArmConfig) -> Result<Self, BuildError> {
         let format = Self::new(u32::from(config.input_bits), G::ADDRESS_BITS)?;
         Ok(if config.upper { format.upper() } else { format })

@@ -45,6 +45,7 @@ pub struct ArmStage2<G> {
 
 impl<G: Granule> ArmStage2<G> {
     /// What the name says, with output addresses as wide as the granule has them.
+    #[cfg(feature = "alloc")]
     pub(crate) fn of(config: ArmConfig, levels: u8) -> Result<Self, BuildError> {
         if config.upper {
             // Only stage 1 has a second root for the top of the address space.
