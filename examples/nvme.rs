@@ -18,10 +18,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail, ensure};
-use hostmem::{Backing, FrameSource, Mapping, Pinner};
+use hostmem::{Backing, Counter, Limits, Mapping};
 use ioas::iommufd::{Iommufd, Owner, SpaceMapper};
 use ioas::vfio::{Container, ContainerMapper, Device, Group, Registers, config};
-use ioas::{HostMemory, Ioas, Kernel, Ledger, Mapper, Memory};
+use ioas::{HostMemory, Ioas, Kernel, Ledger, Memory};
 use iopt::Prot;
 use runs::Span;
 
@@ -61,10 +61,10 @@ fn with_controller<T>(
 ) -> anyhow::Result<T> {
     if way == "iommufd" {
         let owner = Owner::new(Iommufd::open()?);
-        let mut space = Ioas::over_kernel(Kernel::new(SpaceMapper::new(&owner)?, None));
+        let space = Ioas::over_kernel(Kernel::new(SpaceMapper::new(&owner)?, None));
         let bound = Arc::new(owner.open_device(&node(address)?)?);
         space.attach(bound.clone())?;
-        let done = in_space(&mut space, &bound.device, job)?;
+        let done = in_space(&space, &bound.device, job)?;
         space.detach(&bound)?;
         space.close()?;
         return Ok(done);
@@ -81,13 +81,13 @@ fn with_controller<T>(
         )?,
         _ => bail!("{way} is none of vfio, compat, iommufd"),
     };
-    let mut space = Ioas::over_kernel(Kernel::new(ContainerMapper::new(container), None));
+    let space = Ioas::over_kernel(Kernel::new(ContainerMapper::new(container), None));
     let group = Arc::new(Group::open(group(address)?)?);
     space.attach(group.clone())?;
     let device = group.device(address)?;
     // A container that iommufd plays learns only now what it can do.
     space.refresh()?;
-    let done = in_space(&mut space, &device, job)?;
+    let done = in_space(&space, &device, job)?;
     // A group leaves only when its devices are closed.
     drop(device);
     space.detach(&group)?;
@@ -96,21 +96,16 @@ fn with_controller<T>(
 }
 
 /// Maps our memory for the device while `job` runs.
-fn in_space<M: Mapper, T>(
-    space: &mut Ioas<Kernel<M>>,
+fn in_space<T>(
+    space: &Ioas,
     device: &Device,
     job: impl FnOnce(&Device, &Mapping) -> anyhow::Result<T>,
 ) -> anyhow::Result<T> {
     let mapping = Arc::new(Mapping::new(Backing::Anon4K, BYTES, None)?);
     mapping.populate(&mut |_| ControlFlow::Continue(()))?;
-    // The kernel pins by itself, and charges what is mapped as `mlock` does.
-    let pinner = Arc::new(Pinner::mlock(2 << 20)?);
-    let ledger = Ledger::new("locked memory", pinner.room()?, 0);
-    let frames = FrameSource::detect(&mapping);
-    let memory = Memory::new(
-        Arc::new(HostMemory::new(mapping.clone(), pinner, frames)),
-        &ledger,
-    );
+    // The kernel pins by itself, and charges what is mapped to the process.
+    let ledger = Ledger::of_counter(Counter::MmLockedVm, &Limits::read()?)?;
+    let memory = Memory::new(Arc::new(HostMemory::new(mapping.clone())), &ledger);
     space.map(IOVA, &memory, Span::new(0, BYTES), Prot::RW, &mut ())?;
     let done = job(device, &mapping);
     // Whatever came of it: without bus mastering there is no DMA, and memory may go.

@@ -12,16 +12,16 @@
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{Arc, PoisonError, RwLock};
 
 use anyhow::{Context as _, ensure};
 use dmaspace::balloon::BalloonDma;
 use hostmem::{Backing, Mapping, Pinner};
 use ioas::iommufd::{Iommufd, Owner, SpaceMapper};
 use ioas::{
-    Area, Backend, Builder, DomainIds, GuestRam, HostTables, Ioas, Kernel, Ledger, Listener,
+    Area, Builder, DomainIds, GuestRam, HostTables, Ioas, Kernel, Ledger, Listener, MappedStorage,
+    WhenUnmapped,
 };
-use ioas::{MappedStorage, Own};
 use iommu::{DeviceId, FlushError, RunMap, SoftwareUnit};
 use iopt::{FormatId, Prot};
 use runs::{Bytes as Size, Span};
@@ -40,44 +40,32 @@ const MODULE: u64 = 2 << 20;
 /// map in such pieces: a monitor takes 2 MiB or more.
 const BLOCK: u64 = 1 << 20;
 
-struct Monitor<B: Backend> {
+struct Monitor {
     memory: GuestMemoryMmap,
     /// What passed-through devices see. Shared with the balloon.
-    space: Arc<Mutex<Ioas<B>>>,
-    pinner: Arc<Pinner>,
+    space: Arc<Ioas>,
     /// What may be pinned, and what is.
     ledger: Arc<Ledger>,
     /// What was plugged, one after the other.
     modules: Vec<GuestRam>,
 }
 
-impl<B: Backend + 'static> Monitor<B>
-where
-    Ioas<B>: Send,
-{
-    fn new(mut space: Ioas<B>, pinner: Pinner) -> anyhow::Result<Self> {
+impl Monitor {
+    fn new(space: Ioas) -> anyhow::Result<Self> {
         space.add_listener(Arc::new(Log));
         // Refused by name and with numbers before anything is touched; without, the kernel would refuse
         // half-way.
-        let ledger = Ledger::new("locked memory", pinner.room()?, 0);
+        let ledger = Ledger::new("locked memory", Pinner::of_process()?.room()?, 0);
         Ok(Self {
             memory: GuestMemoryMmap::new(),
-            space: Arc::new(Mutex::new(space)),
-            pinner: Arc::new(pinner),
+            space: Arc::new(space),
             ledger,
             modules: Vec::new(),
         })
     }
-
-    fn space(&self) -> MutexGuard<'_, Ioas<B>> {
-        self.space.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
-impl<B: Backend + 'static> Monitor<B>
-where
-    Ioas<B>: Send,
-{
+impl Monitor {
     /// Memory at `at`, when the machine is built and while it runs. Devices see it before the guest is told.
     fn plug(&mut self, at: GuestAddress) -> anyhow::Result<()> {
         // A memory file: iommufd takes it by its offset, and others could share it.
@@ -87,9 +75,9 @@ where
         let region = GuestRegionMmap::from_range(at, MODULE as usize, Some(file))?;
         let region = Arc::new(region);
         let module = GuestMemoryMmap::from_arc_regions(vec![region.clone()])?;
-        let ram = GuestRam::new(&module, &self.pinner, &self.ledger)?;
+        let ram = GuestRam::new(&module, &self.ledger)?;
         // All of it, or nothing: pinned, charged, in the tables of all domains.
-        self.space().map_guest_ram(&ram, Prot::RW, &mut ())?;
+        self.space.map_guest_ram(&ram, Prot::RW, &mut ())?;
         self.memory = self.memory.insert_region(region)?;
         self.modules.push(ram);
         Ok(())
@@ -98,7 +86,7 @@ where
     /// The guest has let go of the memory at `at`, and has said so.
     fn unplug(&mut self, at: GuestAddress) -> anyhow::Result<()> {
         // Out of the tables, forgotten by units and listeners, unpinned: in this order.
-        self.space().unmap(Span::new(at.0, MODULE), &mut ())?;
+        self.space.unmap(Span::new(at.0, MODULE), &mut ())?;
         self.modules
             .retain(|ram| ram.regions().all(|(base, _)| base != at));
         (self.memory, _) = self.memory.remove_region(at, MODULE)?;
@@ -106,10 +94,7 @@ where
     }
 }
 
-impl<B: Backend + 'static> Monitor<B>
-where
-    Ioas<B>: Send,
-{
+impl Monitor {
     /// What the balloon asks before it discards: which memory the guest has, and who maps it for devices.
     fn dma(&self) -> BalloonDma {
         let mut dma = BalloonDma::new();
@@ -165,13 +150,10 @@ impl Listener for Log {
 }
 
 /// A machine's life. `look` has a device reach for an address, and says whether it should get there.
-fn live<B: Backend + 'static>(
-    mut monitor: Monitor<B>,
-    mut look: impl FnMut(&Monitor<B>, GuestAddress, bool) -> anyhow::Result<()>,
-) -> anyhow::Result<Monitor<B>>
-where
-    Ioas<B>: Send,
-{
+fn live(
+    mut monitor: Monitor,
+    mut look: impl FnMut(&Monitor, GuestAddress, bool) -> anyhow::Result<()>,
+) -> anyhow::Result<Monitor> {
     println!("power on");
     monitor.plug(LOW)?;
     monitor.plug(HIGH)?;
@@ -206,10 +188,9 @@ where
 }
 
 /// Power off: nothing is left anywhere.
-fn end<B: Backend>(monitor: Monitor<B>) -> anyhow::Result<()> {
+fn end(monitor: Monitor) -> anyhow::Result<()> {
     println!("power off");
     let space = Arc::into_inner(monitor.space).context("somebody has the space")?;
-    let space = space.into_inner().unwrap_or_else(PoisonError::into_inner);
     space.close()?;
     ensure!(monitor.ledger.in_use() == 0, "still charged");
     println!("everything was given back");
@@ -227,14 +208,14 @@ fn main() -> anyhow::Result<()> {
 fn over_iommufd(address: &str) -> anyhow::Result<()> {
     let owner = Owner::new(Iommufd::open()?);
     let space = Ioas::over_kernel(Kernel::new(SpaceMapper::new(&owner)?, Some(BLOCK)));
-    let monitor = Monitor::new(space, Pinner::mlock(2 << 20)?)?;
+    let monitor = Monitor::new(space)?;
     let device = Arc::new(owner.open_device(&node(address)?)?);
-    monitor.space().attach(device.clone())?;
-    for what in monitor.space().capabilities().missing() {
+    monitor.space.attach(device.clone())?;
+    for what in monitor.space.capabilities().missing() {
         println!("the kernel cannot {what}");
     }
     let monitor = live(monitor, |_, _, _| Ok(()))?;
-    monitor.space().detach(&device)?;
+    monitor.space.detach(&device)?;
     end(monitor)
 }
 
@@ -253,10 +234,10 @@ fn over_own_tables() -> anyhow::Result<()> {
     let tables = MappedStorage::new(1 << 20, None).map_err(anyhow::Error::from_boxed)?;
     let tables = Arc::new(HostTables::new(tables, 1 << 46)?);
     let builder = Builder::new(tables.clone(), DomainIds::new(16), [FormatId::VtdSs]);
-    let monitor = Monitor::new(Ioas::with_builder(builder), Pinner::probe(2 << 20)?)?;
+    let monitor = Monitor::new(Ioas::with_builder(builder))?;
     let frames = Arc::new(RwLock::new(RunMap::new([])?));
     let unit = Arc::new(SoftwareUnit::new(tables.clone(), frames.clone()));
-    monitor.space().attach(unit.clone(), DEVICE)?;
+    monitor.space.attach((unit.clone(), DEVICE))?;
     let mut port = unit.port(DEVICE);
     let monitor = live(monitor, |monitor, at, reached| {
         *frames.write().unwrap_or_else(PoisonError::into_inner) = learn(monitor)?;
@@ -276,7 +257,7 @@ fn over_own_tables() -> anyhow::Result<()> {
         ensure!(found == !number, "{found:#x} at {at:?}");
         Ok(())
     })?;
-    monitor.space().detach(DEVICE)?;
+    monitor.space.detach(DEVICE)?;
     end(monitor)?;
     ensure!(unit.tables().in_use() == 0, "tables are left");
     Ok(())
@@ -296,12 +277,13 @@ impl AsRef<[AtomicU64]> for Cells {
 }
 
 /// Which physical addresses hold which bytes: learnt from the pins, not from any table.
-fn learn(monitor: &Monitor<Own<Arc<HostTables>>>) -> anyhow::Result<RunMap<Cells>> {
+fn learn(monitor: &Monitor) -> anyhow::Result<RunMap<Cells>> {
     let mut pieces = Vec::new();
-    for area in monitor.space().areas() {
-        let (Some(hold), part) = (area.hold(), area.part()) else {
-            continue;
-        };
+    let there = monitor.space.areas().into_iter().filter(Area::is_there);
+    for area in there {
+        let (range, part) = (area.range(), area.part());
+        let pin = monitor.space.pin(range, Prot::READ, WhenUnmapped::LetsGo)?;
+        let hold = pin.holds().first().context("no memory")?;
         let at = GuestAddress(area.range().start - part.start);
         let region = monitor.memory.find_region(at).context("no region")?;
         let mapping = Arc::new(Mapping::of_guest_region(region)?);

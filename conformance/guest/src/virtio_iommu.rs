@@ -21,7 +21,7 @@ use dmaspace_vhost::{Iommu, IommuHost, Link};
 use hostmem::{FrameSource, Mapping, Pinner};
 use ioas::{
     AttachError, Cause, DetachError, DomainIds, HostMemory, Ioas, Ledger, Memory, MemoryObject,
-    Own, Synthetic,
+    Synthetic,
 };
 use iommu::{DeviceId, RunMap, SoftwareUnit, Unit as _};
 use iopt::{FormatId, HeapTables};
@@ -180,7 +180,7 @@ impl Host {
             let mut seen = BTreeMap::new();
             for id in self.endpoints.map(u32::from) {
                 if let (Some(domain), Some(space)) = (device.domain_of(id), device.space_of(id)) {
-                    let bytes: u64 = space.areas().map(|area| area.range().len).sum();
+                    let bytes: u64 = space.areas().iter().map(|area| area.range().len).sum();
                     seen.insert(domain, (space.len(), bytes));
                 }
             }
@@ -300,7 +300,11 @@ impl Spaces {
             Some(pinner) => {
                 // Runs of the file, at addresses of their own.
                 let frames = FrameSource::FileOffset;
-                Arc::new(HostMemory::new(mapping.clone(), pinner.clone(), frames))
+                Arc::new(HostMemory::with_pinner(
+                    mapping.clone(),
+                    pinner.clone(),
+                    frames,
+                ))
             }
             None => Arc::new(Synthetic::new([Span::new(start, mapping.len())])),
         };
@@ -343,25 +347,15 @@ impl Spaces {
 }
 
 impl Domains for Spaces {
-    type Backend = Own<Arc<HeapTables>>;
-
-    fn space(&mut self) -> Result<Ioas<Self::Backend>, Cause> {
+    fn space(&mut self) -> Result<Ioas, Cause> {
         self.units.space()
     }
 
-    fn attach(
-        &mut self,
-        endpoint: u32,
-        space: &mut Ioas<Self::Backend>,
-    ) -> Result<(), AttachError> {
+    fn attach(&mut self, endpoint: u32, space: &Ioas) -> Result<(), AttachError> {
         self.units.attach(endpoint, space)
     }
 
-    fn detach(
-        &mut self,
-        endpoint: u32,
-        space: &mut Ioas<Self::Backend>,
-    ) -> Result<(), DetachError> {
+    fn detach(&mut self, endpoint: u32, space: &Ioas) -> Result<(), DetachError> {
         self.units.detach(endpoint, space)
     }
 

@@ -98,7 +98,7 @@ impl World {
         }
         self.arm();
         let memory = Arc::clone(&self.memories[which]);
-        let result = self.space().map(range.start, &memory, part, prot, &mut ());
+        let result = self.space.map(range.start, &memory, part, prot, &mut ());
         let done = result.is_ok();
         let expected = match &result {
             Err(MapError::Overlap { .. }) => !free,
@@ -155,7 +155,7 @@ impl World {
         }
         self.moving(Self::pages_of(range));
         self.arm();
-        let result = self.space().unmap(range, &mut ()).map(|_| ());
+        let result = self.space.unmap(range, &mut ()).map(|_| ());
         self.gone("unmap", range, result);
     }
 
@@ -168,7 +168,7 @@ impl World {
         let range = self.some_part(whole);
         self.moving(Self::pages_of(range));
         self.arm();
-        let result = self.space().unmap_cutting(range, INTACT, &mut ());
+        let result = self.space.unmap_cutting(range, INTACT, &mut ());
         self.gone("unmap cutting", range, result.map(|_| ()));
     }
 
@@ -180,7 +180,7 @@ impl World {
         let pages = Self::pages_of(range);
         self.moving(pages.clone());
         self.arm();
-        let result = self.space().take_out(range, INTACT, &mut ());
+        let result = self.space.take_out(range, INTACT, &mut ());
         if result.as_ref().map_or_else(unmapped, |_| true) {
             self.model.change(pages.clone(), |page| page.out = true);
         }
@@ -196,7 +196,7 @@ impl World {
         let pages = Self::pages_of(range);
         self.moving(pages.clone());
         self.arm();
-        let result = self.space().put_back(range, INTACT, &mut ());
+        let result = self.space.put_back(range, INTACT, &mut ());
         if result.is_ok() {
             self.model.change(pages.clone(), |page| page.out = false);
         }
@@ -216,7 +216,7 @@ impl World {
         }
         self.arm();
         let unit = Arc::clone(&self.rigged[number % UNITS.len()]) as Arc<dyn Unit>;
-        let result = self.space().attach(unit, device(number));
+        let result = self.space.attach((unit, device(number)));
         let done = result.is_ok();
         let expected = match &result {
             Err(AttachError::Unit(_)) => was,
@@ -246,7 +246,7 @@ impl World {
 
     fn detach_one(&mut self, number: usize) {
         self.scene.attached(number, Attached::Changing);
-        let result = self.space().detach(device(number));
+        let result = self.space.detach(device(number));
         let done = result.is_ok();
         let said = result.map_err(|cause| (sentence(&cause), false));
         self.note("detach", &format!("device {number}"), said);
@@ -267,7 +267,7 @@ impl World {
             leaf,
             interruption: INTACT,
         };
-        let result = self.space().track_dirty(tracking);
+        let result = self.space.track_dirty(tracking);
         if result.is_ok() {
             // Marks from before are worth nothing.
             drop((self.scene.take_written(), self.scene.take_perhaps_written()));
@@ -280,7 +280,7 @@ impl World {
     fn untrack(&mut self) {
         if self.dirty.is_on() {
             self.arm();
-            self.space().untrack_dirty();
+            self.space.untrack_dirty();
             self.dirty.end();
             self.note("untrack", "", Ok(()));
         }
@@ -296,18 +296,18 @@ impl World {
         };
         let sure = self.scene.take_written();
         self.arm();
-        let result = self.space().harvest(&mut pending);
+        let result = self.space.harvest(&mut pending);
         let blind = result.as_ref().is_ok_and(|found| found.blind);
         let said = match (result, blind) {
             (Err(cause), _) => Err((sentence(&cause), false)),
             (_, true) => Err(("some unit is blind".into(), false)),
             _ => Ok(()),
         };
-        let shown = self.space().show(&mut pending).map(drop);
+        let shown = self.space.show(&mut pending).map(drop);
         let said = said.and(shown.map_err(|cause| (sentence(&cause), false)));
         self.note("harvest", "", said);
         // Once more, without a fault: nothing of it is lost.
-        let found = match self.space().show(&mut pending) {
+        let found = match self.space.show(&mut pending) {
             Ok(shown) => shown.words().to_vec(),
             Err(cause) => return self.scene.complain(format!("show: {cause}")),
         };
@@ -322,13 +322,13 @@ impl World {
     fn flushing(&mut self) {
         let lazy = self.random.below(2) == 0;
         let flushing = if lazy { LAZY } else { Flushing::Strict };
-        self.space().set_flushing(flushing);
+        self.space.set_flushing(flushing);
         self.note("flushing", if lazy { "lazy" } else { "strict" }, Ok(()));
     }
 
     fn flush(&mut self) {
         self.arm();
-        let result = self.space().flush().map(|_| ());
+        let result = self.space.flush().map(|_| ());
         let said = result.map_err(|cause| (sentence(&cause), false));
         self.note("flush", "", said);
         self.settle([]);
@@ -336,7 +336,7 @@ impl World {
 
     fn poll(&mut self) {
         self.arm();
-        let result = self.space().poll().map(|_| ());
+        let result = self.space.poll().map(|_| ());
         let said = result.map_err(|cause| (sentence(&cause), false));
         self.note("poll", "", said);
         self.settle([]);
@@ -349,19 +349,21 @@ impl World {
             Placement::Near(NodeId(1)),
         ];
         let placement = all[self.random.below(3) as usize];
-        self.space().set_placement(placement);
-        self.note("place", &format!("{placement:?}"), Ok(()));
+        let placed = self.space.set_placement(placement);
+        let said = placed.map_err(|cause| (sentence(&cause), false));
+        self.note("place", &format!("{placement:?}"), said);
     }
 
     fn move_tables(&mut self) {
-        let domains: Vec<DomainId> = self.space().domains().map(|(id, _)| id).collect();
+        let places = self.space.places().into_iter();
+        let domains: Vec<u32> = places.filter_map(|place| place.number).collect();
         let nth = self.random.below(domains.len().max(1) as u64) as usize;
-        let Some(domain) = domains.get(nth).copied() else {
+        let Some(domain) = domains.get(nth).map(|id| DomainId(*id)) else {
             return;
         };
         let node = NodeId(self.random.below(2) as u32);
         self.arm();
-        let result = self.space().move_tables(domain, Some(node));
+        let result = self.space.move_tables(domain, Some(node));
         if self.dirty.is_on() {
             self.dirty.blur();
         }
@@ -378,7 +380,7 @@ impl World {
             }
         }
         self.moving(0..PAGES);
-        let result = self.space().unmap_all(&mut ()).map(|_| ());
+        let result = self.space.unmap_all(&mut ()).map(|_| ());
         let window = Span::new(IOVA, PAGES as u64 * PAGE);
         self.gone("unmap all", window, result);
     }

@@ -64,7 +64,7 @@ impl World {
     /// Compares everything, and counts. What is wrong is a complaint.
     pub(crate) fn look(&mut self, begun: (u64, u64)) -> Result<Sample, Cause> {
         self.faults.disarm();
-        let flushed = self.space().flush();
+        let flushed = self.space.flush();
         if let Err(cause) = flushed {
             self.scene.complain(format!("flush: {cause}"));
         }
@@ -92,10 +92,9 @@ impl World {
         }
         drop(quiet);
         wrong.into_iter().for_each(|text| scene.complain(text));
-        let space = self.space();
         Ok(Sample {
-            areas: space.len() as u64,
-            domains: space.domains().count() as u64,
+            areas: self.space.len() as u64,
+            domains: self.space.places().len() as u64,
             operations: self.operations,
             accesses: scene.found.load(std::sync::atomic::Ordering::Relaxed),
             pinned: held,
@@ -111,13 +110,12 @@ impl World {
 
     /// Every page of every domain, by the independent walker.
     fn look_at_tables(&self, wrong: &mut Vec<String>) {
-        let space = self.space();
         let unit = self.units.first().map(|unit| unit.tables());
         let mut tables = 0;
-        for (id, table) in space.domains() {
+        self.space.tables(|id, table| {
             tables += table.tables();
             let walker = Walker::new(table.root());
-            let Some(memory) = unit else { continue };
+            let Some(memory) = unit else { return };
             let walk = |page: usize| {
                 let iova = IOVA + page as u64 * PAGE;
                 let found = walker.walk(memory, iova, Access::Read, &mut ());
@@ -136,7 +134,7 @@ impl World {
                     break;
                 }
             }
-        }
+        });
         let in_use = self.tables.arena.in_use();
         let released = self.model.pages.iter().flatten().any(|page| page.released);
         if in_use < tables || (in_use > tables && !released) {
@@ -149,7 +147,7 @@ impl World {
     /// The areas are what the model has, no more and no less.
     fn look_at_areas(&self, wrong: &mut Vec<String>) {
         let mut seen = 0;
-        for area in self.space().areas() {
+        for area in self.space.areas() {
             let number = self
                 .memories
                 .iter()

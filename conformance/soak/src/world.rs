@@ -2,11 +2,11 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::{ControlFlow, Range};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use dmaspace::balloon::BalloonDma;
 use hostmem::{Backing, Discard, FrameSource, Mapping, Pinner};
-use ioas::{Builder, Cause, DomainIds, HostMemory, Ioas, Ledger, Memory, Own};
+use ioas::{Builder, Cause, DomainIds, HostMemory, Ioas, Ledger, Memory};
 use runs::Span;
 
 use crate::dirty::Dirty;
@@ -18,8 +18,6 @@ use crate::random::Random;
 use crate::scene::{Expect, Scene, pages};
 use crate::{GUEST, IOVA, LIMIT, MEMORIES, MEMORY, MEMORY_PAGES, PAGE};
 
-pub(crate) type Space = Ioas<Own<Tables>>;
-
 /// Operations that are remembered.
 const REMEMBERED: usize = 60;
 /// A pin is made in steps of so many bytes.
@@ -29,7 +27,7 @@ const ARMED: u64 = 5;
 
 /// Dropped in this order: the address space goes first.
 pub(crate) struct World {
-    pub(crate) space: Arc<Mutex<Space>>,
+    pub(crate) space: Arc<Ioas>,
     pub(crate) dma: BalloonDma,
     pub(crate) units: Vec<SoftUnit>,
     pub(crate) rigged: Vec<Arc<Rigged>>,
@@ -64,7 +62,7 @@ pub(crate) fn object(
 ) -> Object {
     // Addresses are made up: see `Layout`.
     let frames = FrameSource::FileOffset;
-    let inner = HostMemory::new(Arc::clone(mapping), Arc::clone(pinner), frames);
+    let inner = HostMemory::with_pinner(Arc::clone(mapping), Arc::clone(pinner), frames);
     Object::new(inner, layout(number), Arc::clone(faults), Arc::clone(told))
 }
 
@@ -79,10 +77,20 @@ pub(crate) fn pinner() -> Result<Arc<Pinner>, Cause> {
 }
 
 /// Builds the domains of devices that come.
-pub(crate) fn builder(tables: &Tables, ids: &Arc<DomainIds>) -> Builder<Tables> {
+pub(crate) fn builder(tables: &Tables, ids: &Arc<DomainIds>) -> Builder {
     let formats = UNITS.map(|(format, ..)| format);
     let tables = tables.clone();
     Builder::new(tables, Arc::clone(ids), formats)
+}
+
+/// What the balloon asks: the memories one after the other, and the address space.
+pub(crate) fn balloon(memories: &[Arc<Memory>], space: &Arc<Ioas>) -> BalloonDma {
+    let mut dma = BalloonDma::new();
+    for (number, memory) in memories.iter().enumerate() {
+        dma.add_memory(number as u64 * GUEST, Arc::clone(memory));
+    }
+    dma.add_space(Arc::clone(space));
+    dma
 }
 
 /// An error with all its causes, as one sentence.
@@ -116,12 +124,10 @@ impl World {
         });
         let ledger = Ledger::new("the soak's limit", Some(LIMIT), 0);
         let mut memories = Vec::new();
-        let mut dma = BalloonDma::new();
         let mut discards = Vec::new();
         for (number, mapping) in mappings.iter().enumerate() {
             let object = object(number, mapping, &pinner, &faults, &told);
             let memory = Memory::new(Arc::new(object), &ledger);
-            dma.add_memory(number as u64 * GUEST, Arc::clone(&memory));
             memories.push(memory);
             discards.push(Discard::new(Arc::clone(mapping))?);
         }
@@ -135,8 +141,8 @@ impl World {
         let rigged = rigged.collect();
         let ids = DomainIds::new(16);
         let space = Ioas::with_builder(builder(&tables, &ids));
-        let space = Arc::new(Mutex::new(space));
-        dma.add_space(Arc::clone(&space));
+        let space = Arc::new(space);
+        let dma = balloon(&memories, &space);
         Ok(Self {
             space,
             dma,
@@ -162,10 +168,6 @@ impl World {
         })
     }
 
-    pub(crate) fn space(&self) -> MutexGuard<'_, Space> {
-        self.space.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Devices may find anything at `pages` from now on, until they are [settled](Self::settle).
     pub(crate) fn moving(&mut self, pages: impl IntoIterator<Item = usize>) {
         let _quiet = self.scene.quiet();
@@ -177,7 +179,7 @@ impl World {
 
     /// Devices are to find at `pages` what the model says. What is unmapped but not flushed waits.
     pub(crate) fn settle(&mut self, pages: impl IntoIterator<Item = usize>) {
-        let waits = self.space().retired() > 0;
+        let waits = self.space.retired() > 0;
         let _quiet = self.scene.quiet();
         if !waits {
             for page in self.stale.drain(..) {
@@ -214,7 +216,7 @@ impl World {
         if fired {
             self.dirty.blur();
             // What a flush that failed has left behind is made up for.
-            if let Err(cause) = self.space().flush() {
+            if let Err(cause) = self.space.flush() {
                 self.scene
                     .complain(format!("a flush after a failure: {cause}"));
             }
@@ -245,10 +247,8 @@ impl World {
 
     /// What the areas say about `pages`, after an operation that was done in part.
     pub(crate) fn learn(&mut self, pages: &[usize]) {
-        let space = Arc::clone(&self.space);
-        let space = space.lock().unwrap_or_else(PoisonError::into_inner);
         for page in pages {
-            let area = space.area_at(IOVA + *page as u64 * PAGE);
+            let area = self.space.area_at(IOVA + *page as u64 * PAGE);
             if let (Some(page), Some(area)) = (&mut self.model.pages[*page], area) {
                 (page.out, page.released) = (area.is_out(), area.is_released());
             }
@@ -257,10 +257,8 @@ impl World {
 
     /// Some area, if there is one that `suits`.
     pub(crate) fn some_area(&mut self, suits: impl Fn(&ioas::Area) -> bool) -> Option<Span> {
-        let space = Arc::clone(&self.space);
-        let space = space.lock().unwrap_or_else(PoisonError::into_inner);
-        let ranges = space.areas().filter(|area| suits(area));
-        let ranges: Vec<Span> = ranges.map(ioas::Area::range).collect();
+        let ranges = self.space.areas().into_iter().filter(suits);
+        let ranges: Vec<Span> = ranges.map(|area| area.range()).collect();
         let nth = self.random.below(ranges.len().max(1) as u64);
         ranges.get(nth as usize).copied()
     }

@@ -45,7 +45,7 @@ impl<'r> Case<'r> {
     }
 
     /// An empty table of the rig's kind, with all leaves that QEMU's unit walks.
-    pub(crate) fn table(&self) -> anyhow::Result<Tables<'r>> {
+    pub(crate) fn table(&self) -> anyhow::Result<Tables> {
         let format = self.rig.kind().format;
         let support = self.driver.capabilities().format(format);
         let support = support.with_context(|| format!("the unit does not offer {format}"))?;
@@ -55,12 +55,7 @@ impl<'r> Case<'r> {
     }
 
     /// A table is told to be the one of a device.
-    pub(crate) fn attach(
-        &self,
-        device: usize,
-        domain: u32,
-        table: &Tables<'_>,
-    ) -> anyhow::Result<()> {
+    pub(crate) fn attach(&self, device: usize, domain: u32, table: &Tables) -> anyhow::Result<()> {
         let domain = DomainId(domain);
         Ok(self.driver.attach(id(device), domain, table.root())?)
     }
@@ -76,12 +71,7 @@ impl<'r> Case<'r> {
     }
 
     /// Unmaps, flushes and reclaims.
-    pub(crate) fn unmap(
-        &self,
-        table: &mut Tables<'_>,
-        range: Span,
-        domain: u32,
-    ) -> anyhow::Result<()> {
+    pub(crate) fn unmap(&self, table: &mut Tables, range: Span, domain: u32) -> anyhow::Result<()> {
         let mut gather = Gather::new();
         table.unmap(range, &mut gather)?;
         self.flush(table, &mut gather, domain)
@@ -90,7 +80,7 @@ impl<'r> Case<'r> {
     /// Flushes and reclaims, with one wait.
     pub(crate) fn flush(
         &self,
-        table: &mut Tables<'_>,
+        table: &mut Tables,
         gather: &mut Gather,
         domain: u32,
     ) -> anyhow::Result<()> {
@@ -137,7 +127,7 @@ impl<'r> Case<'r> {
     /// The same through a table, of which the leaves are noted; the copy arrives.
     pub(crate) fn copy_by(
         &self,
-        table: &Tables<'_>,
+        table: &Tables,
         device: usize,
         from: At,
         to: At,

@@ -105,8 +105,8 @@ impl Place {
 /// Larger tables than those of 4 KiB.
 pub(crate) enum LargeTables {
     None,
-    K16(Arena<MappedStorage, 14>),
-    K64(Arena<MappedStorage, 16>),
+    K16(Arc<Arena<MappedStorage, 14>>),
+    K64(Arc<Arena<MappedStorage, 16>>),
 }
 
 /// A machine with a unit, and the [`DEVICES`] behind it.
@@ -119,7 +119,7 @@ pub struct Rig {
     machine: Machine,
     /// Files of the machine: its firmware, its monitor's socket, dumps.
     files: TempDir,
-    structures: HostTables,
+    structures: Arc<HostTables>,
     large: LargeTables,
     /// Where the registers of the unit and of the devices are.
     base: u64,
@@ -247,8 +247,8 @@ impl Rig {
         let at = place.large_tables().start;
         let storage = MappedStorage::over(large);
         let large = match kind.table_log2() {
-            14 => LargeTables::K16(Arena::new(storage, at)?),
-            16 => LargeTables::K64(Arena::new(storage, at)?),
+            14 => LargeTables::K16(Arc::new(Arena::new(storage, at)?)),
+            16 => LargeTables::K64(Arc::new(Arena::new(storage, at)?)),
             _ => LargeTables::None,
         };
         let at = place.structures().start;
@@ -258,7 +258,7 @@ impl Rig {
             place,
             machine,
             files,
-            structures: HostTables::new(MappedStorage::over(structures), at)?,
+            structures: Arc::new(HostTables::new(MappedStorage::over(structures), at)?),
             large,
             base,
             devices,
@@ -294,7 +294,7 @@ impl Rig {
     }
 
     /// Memory for structures and tables of 4 KiB. All of it is zero at first.
-    pub const fn structures(&self) -> &HostTables {
+    pub const fn structures(&self) -> &Arc<HostTables> {
         &self.structures
     }
 

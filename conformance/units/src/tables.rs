@@ -1,10 +1,10 @@
-//! A table of any size.
+//! A table in memory that the unit reads.
 
-use ioas::HostTables;
-use ioas::MappedStorage;
+use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
+
 use iopt::{
-    AnyTable, AnyTable16K, AnyTable64K, Aperture, Arena, BuildError, DirtyError, Discard, Flushed,
-    FormatId, Gather, Interruption, Invalidation, Leaf, MapError, Pending, Prot, RefitError, Root,
+    AnyTable, BuildError, Discard, FormatId, Gather, Interruption, Invalidation, RefitError,
     UnmapError,
 };
 use runs::{PageSizes, Span};
@@ -12,74 +12,66 @@ use runs::{PageSizes, Span};
 use crate::{Rig, qemu::Kind, rig::LargeTables};
 
 /// A table in memory that the unit reads.
-pub(crate) enum Tables<'r> {
-    /// Of 4 KiB.
-    K4(AnyTable<&'r HostTables>),
-    /// Of 16 KiB.
-    K16(AnyTable16K<&'r Arena<MappedStorage, 14>>),
-    /// Of 64 KiB.
-    K64(AnyTable64K<&'r Arena<MappedStorage, 16>>),
+pub(crate) struct Tables {
+    table: AnyTable,
+    /// It lies in the memory for structures, not in that for larger tables.
+    of_4k: bool,
 }
 
-macro_rules! any {
-    ($self:ident, $table:ident => $what:expr) => {
-        match $self {
-            Self::K4($table) => $what,
-            Self::K16($table) => $what,
-            Self::K64($table) => $what,
-        }
-    };
+impl Deref for Tables {
+    type Target = AnyTable;
+
+    fn deref(&self) -> &AnyTable {
+        &self.table
+    }
 }
 
-impl<'r> Tables<'r> {
+impl DerefMut for Tables {
+    fn deref_mut(&mut self) -> &mut AnyTable {
+        &mut self.table
+    }
+}
+
+impl Tables {
     /// An empty one, of the rig's kind.
-    pub(crate) fn new(rig: &'r Rig, sizes: PageSizes) -> Result<Self, BuildError> {
+    pub(crate) fn new(rig: &Rig, sizes: PageSizes) -> Result<Self, BuildError> {
         let Kind { format, levels } = rig.kind();
-        Ok(match rig.large_tables() {
-            LargeTables::None => Self::K4(AnyTable::new(format, levels, sizes, rig.structures())?),
-            LargeTables::K16(memory) => Self::K16(AnyTable16K::new(format, levels, sizes, memory)?),
-            LargeTables::K64(memory) => Self::K64(AnyTable64K::new(format, levels, sizes, memory)?),
-        })
+        let table = match rig.large_tables() {
+            LargeTables::None => {
+                let memory = Arc::clone(rig.structures());
+                return AnyTable::new(format, levels, sizes, memory).map(Self::in_structures);
+            }
+            LargeTables::K16(memory) => AnyTable::new(format, levels, sizes, memory.clone()),
+            LargeTables::K64(memory) => AnyTable::new(format, levels, sizes, memory.clone()),
+        };
+        let (table, of_4k) = (table?, false);
+        Ok(Self { table, of_4k })
+    }
+
+    /// One of 4 KiB.
+    pub(crate) const fn in_structures(table: AnyTable) -> Self {
+        let of_4k = true;
+        Self { table, of_4k }
     }
 
     /// Tables in memory for structures.
     pub(crate) fn tables_of_4k(&self) -> u64 {
-        match self {
+        match self.root().format {
+            _ if !self.of_4k => 0,
             // RISC-V's second stage has a root of 16 KiB.
-            Self::K4(table) if table.root().format == FormatId::RiscVG => table.tables() + 3,
-            Self::K4(table) => table.tables(),
-            Self::K16(_) | Self::K64(_) => 0,
+            FormatId::RiscVG => self.tables() + 3,
+            _ => self.tables(),
         }
     }
 
-    /// The addresses that it translates.
-    pub(crate) fn aperture(&self) -> Aperture {
-        any!(self, table => table.aperture())
-    }
-
-    /// See [`iopt::Table::root`].
-    pub(crate) fn root(&self) -> Root {
-        any!(self, table => table.root())
-    }
-
-    /// Sizes of leaves.
-    pub(crate) fn page_sizes(&self) -> PageSizes {
-        any!(self, table => table.page_sizes())
-    }
-
-    /// True when entries can say this.
-    pub(crate) fn expresses(&self, prot: Prot) -> bool {
-        any!(self, table => table.expresses(prot))
-    }
-
-    /// See [`iopt::Table::map`].
-    pub(crate) fn map(&mut self, iova: u64, runs: &[Span], prot: Prot) -> Result<(), MapError> {
-        any!(self, table => table.map(iova, runs, prot))
+    /// True when its tables lie in memory for structures.
+    pub(crate) const fn is_of_4k(&self) -> bool {
+        self.of_4k
     }
 
     /// See [`iopt::Table::unmap`].
     pub(crate) fn unmap(&mut self, range: Span, gather: &mut Gather) -> Result<(), UnmapError> {
-        any!(self, table => table.unmap(range, gather, &mut Discard))
+        self.table.unmap(range, gather, &mut Discard)
     }
 
     /// See [`iopt::Table::unmap_mapped`].
@@ -88,7 +80,7 @@ impl<'r> Tables<'r> {
         range: Span,
         gather: &mut Gather,
     ) -> Result<u64, UnmapError> {
-        any!(self, table => table.unmap_mapped(range, gather, &mut Discard))
+        self.table.unmap_mapped(range, gather, &mut Discard)
     }
 
     /// See [`iopt::Table::split`].
@@ -99,7 +91,8 @@ impl<'r> Tables<'r> {
         gather: &mut Gather,
         flush: impl FnMut(&Invalidation) -> Result<(), E>,
     ) -> Result<(), RefitError<E>> {
-        any!(self, table => table.split(range, size, Interruption::Allowed, gather, flush))
+        self.table
+            .split(range, size, Interruption::Allowed, gather, flush)
     }
 
     /// See [`iopt::Table::cut`].
@@ -109,7 +102,7 @@ impl<'r> Tables<'r> {
         gather: &mut Gather,
         flush: impl FnMut(&Invalidation) -> Result<(), E>,
     ) -> Result<(), RefitError<E>> {
-        any!(self, table => table.cut(at, Interruption::Allowed, gather, flush))
+        self.table.cut(at, Interruption::Allowed, gather, flush)
     }
 
     /// See [`iopt::Table::merge`].
@@ -119,35 +112,7 @@ impl<'r> Tables<'r> {
         gather: &mut Gather,
         flush: impl FnMut(&Invalidation) -> Result<(), E>,
     ) -> Result<(), RefitError<E>> {
-        any!(self, table => table.merge(range, Interruption::Allowed, gather, flush))
-    }
-
-    /// See [`iopt::Table::grow`].
-    pub(crate) fn grow(&mut self, levels: u8, gather: &mut Gather) -> Result<Root, BuildError> {
-        any!(self, table => table.grow(levels, gather))
-    }
-
-    /// See [`iopt::Table::track_dirty`].
-    pub(crate) fn track_dirty(&mut self, on: bool) -> Result<(), DirtyError> {
-        any!(self, table => table.track_dirty(on))
-    }
-
-    /// See [`iopt::Table::harvest`].
-    pub(crate) fn harvest<W: AsRef<[u64]> + AsMut<[u64]>>(
-        &mut self,
-        range: Span,
-        pending: &mut Pending<W>,
-    ) -> Result<u64, DirtyError> {
-        any!(self, table => table.harvest(range, pending))
-    }
-
-    /// See [`iopt::Table::leaf_at`].
-    pub(crate) fn leaf_at(&self, iova: u64) -> Option<Leaf> {
-        any!(self, table => table.leaf_at(iova))
-    }
-
-    /// See [`iopt::Table::reclaim`].
-    pub(crate) fn reclaim(&mut self, flushed: Flushed) {
-        any!(self, table => table.reclaim(flushed));
+        self.table
+            .merge(range, Interruption::Allowed, gather, flush)
     }
 }

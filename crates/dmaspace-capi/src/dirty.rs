@@ -8,7 +8,6 @@ use dmaspace::iopt::Pending;
 use dmaspace::runs;
 
 use crate::boundary::{Output, end, exclusive, guarded, input};
-use crate::kind::over;
 use crate::parts::interruption;
 use crate::space::Space;
 use crate::status::{Failure, Status};
@@ -101,7 +100,7 @@ pub unsafe extern "C" fn dmaspace_space_track_dirty(
             leaf: (largest_leaf > 0).then_some(largest_leaf),
             interruption: interruption(may_interrupt),
         };
-        space.with(|kind| Ok(over!(kind, space => space.track_dirty(tracking))?))
+        space.with(|opened| Ok(opened.space.track_dirty(tracking)?))
     })
 }
 
@@ -113,8 +112,8 @@ pub unsafe extern "C" fn dmaspace_space_untrack_dirty(space: *const Space) -> St
     guarded(|| {
         // SAFETY: what the caller passes is what the header says.
         let space = unsafe { input(space, "space") }?;
-        space.with(|kind| {
-            over!(kind, space => space.untrack_dirty());
+        space.with(|opened| {
+            opened.space.untrack_dirty();
             Ok(())
         })
     })
@@ -145,22 +144,20 @@ pub unsafe extern "C" fn dmaspace_space_harvest_dirty(
         };
         let each = each.ok_or_else(|| Failure::new(Status::Argument, "each is NULL"))?;
         let mut pending = exclusive(&dirty.0, "dirty")?;
-        let harvested = space.with(|kind| {
-            over!(kind, space => {
-                let harvested = space.harvest(&mut pending)?;
-                let mut shown = space.show(&mut pending)?;
-                let runs: Vec<runs::Span> = shown.runs().collect();
-                for run in runs {
-                    // SAFETY: the caller's callback, with its context.
-                    let code = unsafe { each(context, run.into()) };
-                    if code != 0 {
-                        let message = format!("the callback has answered {code} to {run}");
-                        return Err(Failure::new(Status::Other, message));
-                    }
-                    shown.acknowledge_part(run);
+        let harvested = space.with(|opened| {
+            let harvested = opened.space.harvest(&mut pending)?;
+            let mut shown = opened.space.show(&mut pending)?;
+            let runs: Vec<runs::Span> = shown.runs().collect();
+            for run in runs {
+                // SAFETY: the caller's callback, with its context.
+                let code = unsafe { each(context, run.into()) };
+                if code != 0 {
+                    let message = format!("the callback has answered {code} to {run}");
+                    return Err(Failure::new(Status::Other, message));
                 }
-                Ok(harvested)
-            })
+                shown.acknowledge_part(run);
+            }
+            Ok(harvested)
         })?;
         if let Some(output) = output {
             let (bytes, blind) = (harvested.bytes, harvested.blind);

@@ -6,11 +6,12 @@
 use std::ffi::c_int;
 use std::sync::Arc;
 
-use dmaspace::ioas::iommufd::{self, Owner, RlimitMode, SpaceMapper};
-use dmaspace::ioas::vfio::{Container, ContainerMapper};
+use dmaspace::ioas::iommufd::{self, BoundDevice, DevId, Owner, RlimitMode, SpaceMapper};
+use dmaspace::ioas::vfio::{Container, ContainerMapper, Device, Group};
 
 use crate::boundary::{Output, end, file, guarded, input, open_file};
-use crate::kind::{Kind, OverKernel};
+use crate::memory::Counted;
+use crate::opened::Opened;
 use crate::space::Space;
 use crate::status::Status;
 
@@ -100,8 +101,15 @@ pub unsafe extern "C" fn dmaspace_space_over_iommufd(
         let (iommufd, output) =
             unsafe { (input(iommufd, "iommufd")?, Output::new(space, "space")?) };
         let (owner, counted) = (&iommufd.0, iommufd.0.rlimit_mode()?);
-        let kernel = OverKernel::new(SpaceMapper::new(owner)?, granule, counted);
-        output.put(Space::handle(Kind::Iommufd(kernel)));
+        let endpoint = |number, file| {
+            let (device, id) = (Device::from_fd(file), DevId(number));
+            Arc::new(BoundDevice { device, id }).into()
+        };
+        let counted = Counted::ByKernel(counted);
+        let mapper = SpaceMapper::new(owner)?;
+        output.put(Space::handle(Opened::over_kernel(
+            mapper, granule, counted, endpoint,
+        )));
         Ok(())
     })
 }
@@ -130,8 +138,11 @@ pub unsafe extern "C" fn dmaspace_space_over_container(
         };
         let mapper = ContainerMapper::new(container);
         // Iommufd counts so, too, when it plays one.
-        let kernel = OverKernel::new(mapper, granule, RlimitMode::Process);
-        output.put(Space::handle(Kind::Type1(kernel)));
+        let counted = Counted::ByKernel(RlimitMode::Process);
+        let endpoint = |_, file| Arc::new(Group::from_fd(file)).into();
+        output.put(Space::handle(Opened::over_kernel(
+            mapper, granule, counted, endpoint,
+        )));
         Ok(())
     })
 }
@@ -159,7 +170,7 @@ pub unsafe extern "C" fn dmaspace_space_attach_file(
     guarded(|| {
         // SAFETY: what the caller passes is what the header says.
         let (space, file) = unsafe { (input(space, "space")?, open_file(file, "file")?) };
-        space.with(|kind| kind.attach_file(device, file))
+        space.with(|opened| opened.attach_file(device, file))
     })
 }
 
@@ -172,6 +183,6 @@ pub unsafe extern "C" fn dmaspace_space_refresh(space: *const Space) -> Status {
     guarded(|| {
         // SAFETY: what the caller passes is what the header says.
         let space = unsafe { input(space, "space") }?;
-        space.with(|kind| kind.refresh())
+        space.with(|opened| Ok(opened.space.refresh()?))
     })
 }

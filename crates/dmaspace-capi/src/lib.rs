@@ -25,12 +25,6 @@
 //!   a call is duplicated.
 //! * A child of `fork` does not use what its parent has made.
 //!
-//! # Kinds of address spaces
-//!
-//! A `Space` is over tables of this library, over an iommufd, or over a container of VFIO's type 1:
-//! `kind.rs` has them as one enum, and what all of them can do is done there once, in the words of
-//! [`dmaspace::ioas`].
-//!
 //! # Unsafe code
 //!
 //! `boundary.rs` turns pointers of the caller into references; every function that C calls passes its
@@ -51,9 +45,9 @@ mod dirty;
 mod format;
 #[allow(unsafe_code)]
 mod kernel;
-mod kind;
 #[allow(unsafe_code)]
 mod memory;
+mod opened;
 #[allow(unsafe_code)]
 mod parts;
 #[allow(unsafe_code)]

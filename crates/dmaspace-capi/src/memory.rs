@@ -4,7 +4,7 @@ use std::ffi::{c_int, c_void};
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use dmaspace::hostmem::{FrameSource, Limits, Mapping, Pinner};
+use dmaspace::hostmem::{Limits, Mapping, Pinner};
 use dmaspace::ioas::iommufd::RlimitMode;
 use dmaspace::ioas::{self, HostMemory, Ledger};
 
@@ -27,7 +27,7 @@ pub(crate) struct Inner {
 impl Inner {
     /// The memory as it is charged by those who count it so.
     pub(crate) fn charged_to(&mut self, counted: Counted) -> Result<Arc<ioas::Memory>> {
-        let ledger = Accounts::with(|accounts| accounts.ledger(counted))?;
+        let ledger = ledger(counted)?;
         let mut known = self.by_ledger.iter();
         let known = known.find(|memory| Arc::ptr_eq(memory.ledger(), &ledger));
         Ok(match known {
@@ -50,51 +50,32 @@ pub(crate) enum Counted {
     ByKernel(RlimitMode),
 }
 
-/// What pins, and what that is charged to: one for all of the process, as the kernel counts.
-static ACCOUNTS: Mutex<Option<Accounts>> = Mutex::new(None);
+/// What pins are charged to: the same for all of the process, as the kernel counts. Two that raise the same
+/// counter of the kernel's have the same ledger, and share what the limit leaves.
+static LEDGERS: Mutex<Vec<(Counted, Arc<Ledger>)>> = Mutex::new(Vec::new());
 
-struct Accounts {
-    pinner: Arc<Pinner>,
-    /// Two who raise the same counter of the kernel's have the same one, and share what the limit leaves.
-    ledgers: Vec<(Counted, Arc<Ledger>)>,
-}
-
-/// The smallest part that is given back without registering anew, bytes.
-const PIECE: u64 = 2 << 20;
-
-impl Accounts {
-    /// Has `work` use the process's, which the first to ask makes.
-    fn with<T>(work: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
-        let mut accounts = ACCOUNTS.lock().unwrap_or_else(PoisonError::into_inner);
-        match &mut *accounts {
-            Some(there) => work(there),
-            none => {
-                let pinner = Arc::new(Pinner::probe(PIECE)?);
-                let ledgers = Vec::new();
-                work(none.insert(Self { pinner, ledgers }))
-            }
-        }
+fn ledger(counted: Counted) -> Result<Arc<Ledger>> {
+    let mut ledgers = LEDGERS.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut known = ledgers.iter();
+    if let Some((_, ledger)) = known.find(|(other, _)| *other == counted) {
+        return Ok(Arc::clone(ledger));
     }
-
-    fn ledger(&mut self, counted: Counted) -> Result<Arc<Ledger>> {
-        let mut known = self.ledgers.iter();
-        if let Some((_, ledger)) = known.find(|(other, _)| *other == counted) {
-            return Ok(Arc::clone(ledger));
+    let (counter, limits) = match counted {
+        Counted::Here => {
+            let pinner = Pinner::of_process()?;
+            (pinner.counter(), pinner.limits())
         }
-        let (counter, limits) = match counted {
-            Counted::Here => (self.pinner.counter(), self.pinner.limits()),
-            Counted::ByKernel(mode) => {
-                let limits = Limits::read()?;
-                (mode.counter(&limits), limits)
-            }
-        };
-        let new = Ledger::of_counter(counter, &limits)?;
-        let mut known = self.ledgers.iter().map(|(_, ledger)| ledger);
-        let same = known.find(|ledger| ledger.counter() == new.counter());
-        let ledger = same.map_or(new, Arc::clone);
-        self.ledgers.push((counted, Arc::clone(&ledger)));
-        Ok(ledger)
-    }
+        Counted::ByKernel(mode) => {
+            let limits = Limits::read()?;
+            (mode.counter(&limits), limits)
+        }
+    };
+    let new = Ledger::of_counter(counter, &limits)?;
+    let mut known = ledgers.iter().map(|(_, ledger)| ledger);
+    let same = known.find(|ledger| ledger.counter() == new.counter());
+    let ledger = same.map_or(new, Arc::clone);
+    ledgers.push((counted, Arc::clone(&ledger)));
+    Ok(ledger)
 }
 
 /// Describes `len` bytes of this process from `start` on, both multiples of 4 KiB. Nothing is pinned yet.
@@ -127,10 +108,8 @@ pub unsafe extern "C" fn dmaspace_memory_new(
         // SAFETY: the caller answers for the memory until the handle is destroyed, which is refused while
         // anything here holds it; this library accesses it by cells only.
         let mapping = unsafe { Mapping::foreign(Arc::new(()), start, len, file) }?;
-        let pinner = Accounts::with(|accounts| Ok(Arc::clone(&accounts.pinner)))?;
-        let frames = FrameSource::detect(&mapping);
         let inner = Inner {
-            object: Arc::new(HostMemory::new(Arc::new(mapping), pinner, frames)),
+            object: Arc::new(HostMemory::new(Arc::new(mapping))),
             by_ledger: Vec::new(),
         };
         output.put(Box::into_raw(Box::new(Memory(Mutex::new(inner)))));

@@ -7,7 +7,6 @@ use dmaspace::iopt::Interruption;
 use dmaspace::runs;
 
 use crate::boundary::{Output, end, guarded, input, values};
-use crate::kind::over;
 use crate::space::Space;
 use crate::status::{Failure, Result, Status, text};
 use crate::translation::{Span, prot};
@@ -96,10 +95,10 @@ pub unsafe extern "C" fn dmaspace_space_release(
         };
         let ranges: Vec<runs::Span> = ranges.iter().map(|range| (*range).into()).collect();
         let mut failures = Failures::new(kept, context);
-        let bytes = space.with(|kind| {
+        let bytes = space.with(|opened| {
             let mut failed = |range, cause| failures.add(range, Failure::from(cause));
             let how = interruption(may_interrupt);
-            Ok(over!(kind, space => space.release(&ranges, how, &mut failed, &mut ())))
+            Ok(opened.space.release(&ranges, how, &mut failed, &mut ()))
         })?;
         if let Some(output) = output {
             output.put(bytes);
@@ -127,10 +126,10 @@ pub unsafe extern "C" fn dmaspace_space_restore(
         let (space, ranges) = unsafe { (input(space, "space")?, values(ranges, count, "ranges")?) };
         let ranges: Vec<runs::Span> = ranges.iter().map(|range| (*range).into()).collect();
         let mut failures = Failures::new(kept, context);
-        space.with(|kind| {
+        space.with(|opened| {
             let mut failed = |range, cause| failures.add(range, Failure::from(cause));
             let how = interruption(may_interrupt);
-            over!(kind, space => space.restore(&ranges, how, &mut failed, &mut ()));
+            opened.space.restore(&ranges, how, &mut failed, &mut ());
             Ok(())
         })?;
         failures.end()
@@ -169,7 +168,7 @@ pub unsafe extern "C" fn dmaspace_space_pin(
             true => WhenUnmapped::Keeps,
             false => WhenUnmapped::LetsGo,
         };
-        let held = space.with(|kind| Ok(over!(kind, space => space.pin(range, prot, when))?))?;
+        let held = space.with(|opened| Ok(opened.space.pin(range, prot, when)?))?;
         output.put(Box::into_raw(Box::new(Pin { _held: held })));
         Ok(())
     })

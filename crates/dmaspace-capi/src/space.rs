@@ -2,15 +2,15 @@
 
 use std::sync::{Arc, Mutex};
 
-use dmaspace::ioas::{Backend, Capabilities, Ioas};
-use dmaspace::iommu::{DeviceId, DomainId};
+use dmaspace::ioas::{Capabilities, Ioas};
+use dmaspace::iommu::DomainId;
 use dmaspace::iopt::AnyTable;
 use dmaspace::runs;
 
 use crate::boundary::{Output, end, exclusive, guarded, input};
 use crate::format::TableConfig;
-use crate::kind::{Kind, OverTables, over};
 use crate::memory::Memory;
+use crate::opened::Opened;
 use crate::status::{Failure, Result, Status};
 use crate::table_memory::TableMemory;
 use crate::translation::{Leaf, Root, Span, leaf, prot};
@@ -21,19 +21,19 @@ use crate::unit::Unit;
 /// (`dmaspace_space_over_container`). The functions below work on each; what one cannot do it refuses with
 /// UNSUPPORTED.
 #[derive(Debug)]
-pub struct Space(Mutex<Option<Kind>>);
+pub struct Space(Mutex<Option<Opened>>);
 
 impl Space {
     /// The handle of it.
-    pub(crate) fn handle(kind: Kind) -> *mut Self {
-        Box::into_raw(Box::new(Self(Mutex::new(Some(kind)))))
+    pub(crate) fn handle(opened: Opened) -> *mut Self {
+        Box::into_raw(Box::new(Self(Mutex::new(Some(opened)))))
     }
 
     /// Has `work` use it, for this call alone.
-    pub(crate) fn with<T>(&self, work: impl FnOnce(&mut Kind) -> Result<T>) -> Result<T> {
-        let mut kind = exclusive(&self.0, "space")?;
+    pub(crate) fn with<T>(&self, work: impl FnOnce(&mut Opened) -> Result<T>) -> Result<T> {
+        let mut opened = exclusive(&self.0, "space")?;
         let closed = || Failure::new(Status::Busy, "space is being destroyed");
-        work(kind.as_mut().ok_or_else(closed)?)
+        work(opened.as_mut().ok_or_else(closed)?)
     }
 }
 
@@ -124,11 +124,12 @@ pub unsafe extern "C" fn dmaspace_space_new(
             chosen.sizes,
             Arc::clone(&tables),
         )?;
-        output.put(Space::handle(Kind::Own(OverTables {
-            space: Ioas::new(DomainId(1), table),
-            unit: Arc::new(unit),
+        let space = Ioas::new(DomainId(1), table);
+        output.put(Space::handle(Opened::over_tables(
+            space,
+            Arc::new(unit),
             tables,
-        })));
+        )));
         Ok(())
     })
 }
@@ -143,11 +144,7 @@ pub unsafe extern "C" fn dmaspace_space_attach(space: *const Space, device: u32)
     guarded(|| {
         // SAFETY: what the caller passes is what the header says.
         let space = unsafe { input(space, "space") }?;
-        space.with(|kind| {
-            let own = kind.own("attaches devices by their files")?;
-            let unit = Arc::clone(&own.unit);
-            Ok(own.space.attach(unit, DeviceId(device))?)
-        })
+        space.with(|opened| opened.attach(device))
     })
 }
 
@@ -160,7 +157,7 @@ pub unsafe extern "C" fn dmaspace_space_detach(space: *const Space, device: u32)
     guarded(|| {
         // SAFETY: what the caller passes is what the header says.
         let space = unsafe { input(space, "space") }?;
-        space.with(|kind| kind.detach(device))
+        space.with(|opened| opened.detach(device))
     })
 }
 
@@ -184,9 +181,9 @@ pub unsafe extern "C" fn dmaspace_space_map(
         let prot = self::prot(prot)?;
         let mut memory = exclusive(&memory.0, "memory")?;
         let part = runs::Span::new(offset, len);
-        space.with(|kind| {
-            let memory = memory.charged_to(kind.counted())?;
-            Ok(over!(kind, space => space.map(iova, &memory, part, prot, &mut ()))?)
+        space.with(|opened| {
+            let memory = memory.charged_to(opened.counted)?;
+            Ok(opened.space.map(iova, &memory, part, prot, &mut ())?)
         })
     })
 }
@@ -212,7 +209,7 @@ pub unsafe extern "C" fn dmaspace_space_unmap(
             )
         };
         let range = runs::Span::new(iova, len);
-        let unmapped = space.with(|kind| Ok(over!(kind, space => space.unmap(range, &mut ()))?))?;
+        let unmapped = space.with(|opened| Ok(opened.space.unmap(range, &mut ())?))?;
         if let Some(output) = output {
             output.put(unmapped.unpinned);
         }
@@ -228,7 +225,7 @@ pub unsafe extern "C" fn dmaspace_space_flush(space: *const Space) -> Status {
     guarded(|| {
         // SAFETY: what the caller passes is what the header says.
         let space = unsafe { input(space, "space") }?;
-        space.with(|kind| Ok(over!(kind, space => space.flush())?))?;
+        space.with(|opened| Ok(opened.space.flush()?))?;
         Ok(())
     })
 }
@@ -245,9 +242,9 @@ pub unsafe extern "C" fn dmaspace_space_translate(
     guarded(|| {
         // SAFETY: what the caller passes is what the header says.
         let (space, output) = unsafe { (input(space, "space")?, Output::new(found, "found")?) };
-        let found = space.with(|kind| {
-            let own = kind.own("does not show its tables")?;
-            leaf(own.space.leaf_at(iova), iova)
+        let found = space.with(|opened| {
+            opened.shows_tables()?;
+            leaf(opened.space.leaf_at(iova), iova)
         })?;
         output.put(found);
         Ok(())
@@ -265,33 +262,34 @@ pub unsafe extern "C" fn dmaspace_space_get_info(
     guarded(|| {
         // SAFETY: what the caller passes is what the header says.
         let (space, output) = unsafe { (input(space, "space")?, Output::new(info, "info")?) };
-        output.put(space.with(|kind| Ok(info_of(kind)))?);
+        output.put(space.with(|opened| Ok(info_of(opened)))?);
         Ok(())
     })
 }
 
-fn info_of(kind: &mut Kind) -> SpaceInfo {
-    let (mappings, charged) = kind.mappings();
-    let devices = kind.devices() as u64;
-    let mut info = over!(kind, space => SpaceInfo {
+fn info_of(opened: &Opened) -> SpaceInfo {
+    let space = &opened.space;
+    let places = space.places();
+    let mut info = SpaceInfo {
         areas: space.len() as u64,
         retired: space.retired() as u64,
-        devices,
-        granule: space.backend().granule(),
+        devices: places
+            .iter()
+            .map(|place| place.endpoints.len() as u64)
+            .sum(),
+        granule: space.granule(),
         windows: space.windows().len() as u64,
-        mappings,
+        mappings: places.iter().map(|place| place.mappings).sum(),
         most_mappings: space.capabilities().most_mappings.unwrap_or(0),
-        charged,
+        charged: places.iter().map(|place| place.charged).sum(),
         can: can(space.capabilities()),
         ..SpaceInfo::default()
-    });
-    if let Kind::Own(own) = kind
-        && let Some(table) = own.space.table()
-    {
+    };
+    space.with_table(|table| {
         info.root = table.root().into();
         info.page_sizes = table.page_sizes().bits();
         info.tables = table.tables();
-    }
+    });
     info
 }
 
@@ -308,7 +306,7 @@ pub unsafe extern "C" fn dmaspace_space_get_window(
     guarded(|| {
         // SAFETY: what the caller passes is what the header says.
         let (space, output) = unsafe { (input(space, "space")?, Output::new(window, "window")?) };
-        let windows = space.with(|kind| Ok(over!(kind, space => space.windows())))?;
+        let windows = space.with(|opened| Ok(opened.space.windows()))?;
         let none = || {
             let message = format!("there are {} windows, and no window {index}", windows.len());
             Failure::new(Status::Argument, message)
@@ -328,8 +326,8 @@ pub unsafe extern "C" fn dmaspace_space_destroy(space: *mut Space) -> Status {
     guarded(|| {
         let mut closed = Ok(());
         let look = |space: &Space| {
-            if let Some(kind) = exclusive(&space.0, "space")?.take() {
-                closed = kind.close();
+            if let Some(opened) = exclusive(&space.0, "space")?.take() {
+                closed = opened.close();
             }
             Ok(())
         };

@@ -3,8 +3,7 @@
 use std::ffi::c_void;
 use std::sync::{Arc, Mutex};
 
-use dmaspace::iopt::format::ArmV7s;
-use dmaspace::iopt::{self, AnyTable, AnyTable16K, AnyTable64K, Flushed, FormatId, Gather, Prot};
+use dmaspace::iopt::{AnyTable, FormatId, Gather};
 use dmaspace::runs;
 
 use crate::boundary::{Output, end, exclusive, guarded, input, values};
@@ -21,69 +20,12 @@ pub struct Table(Mutex<Inner>);
 
 #[derive(Debug)]
 struct Inner {
-    table: Box<dyn Operations>,
+    table: AnyTable,
     /// What was unmapped, and not flushed yet.
     gather: Gather,
     /// The runs of that.
     removed: Vec<Run>,
 }
-
-/// What is needed here of a table, whatever its size.
-trait Operations: Send + std::fmt::Debug {
-    fn info(&self) -> TableInfo;
-    fn map(&mut self, iova: u64, runs: &[runs::Span], prot: Prot) -> Result<()>;
-    fn unmap(
-        &mut self,
-        range: runs::Span,
-        gather: &mut Gather,
-        removed: &mut dyn FnMut(runs::Run),
-    ) -> Result<()>;
-    fn reclaim(&mut self, flushed: Flushed);
-    fn leaf_at(&self, iova: u64) -> Option<iopt::Leaf>;
-}
-
-macro_rules! operations {
-    ($($table:ty)*) => {
-        $(
-            impl<M: iopt::TableMemory + Send + std::fmt::Debug> Operations for $table
-            where
-                Self: Send + std::fmt::Debug,
-            {
-                fn info(&self) -> TableInfo {
-                    TableInfo {
-                        root: self.root().into(),
-                        page_sizes: self.page_sizes().bits(),
-                        tables: self.tables(),
-                    }
-                }
-
-                fn map(&mut self, iova: u64, runs: &[runs::Span], prot: Prot) -> Result<()> {
-                    Ok(self.map(iova, runs, prot)?)
-                }
-
-                fn unmap(
-                    &mut self,
-                    range: runs::Span,
-                    gather: &mut Gather,
-                    mut removed: &mut dyn FnMut(runs::Run),
-                ) -> Result<()> {
-                    Ok(self.unmap(range, gather, &mut removed)?)
-                }
-
-                fn reclaim(&mut self, flushed: Flushed) {
-                    self.reclaim(flushed);
-                }
-
-                fn leaf_at(&self, iova: u64) -> Option<iopt::Leaf> {
-                    self.leaf_at(iova)
-                }
-            }
-        )*
-    };
-}
-
-operations! { AnyTable<M> AnyTable16K<M> AnyTable64K<M> }
-operations! { iopt::Table<ArmV7s, M> }
 
 /// What a table is like now.
 #[repr(C)]
@@ -135,37 +77,22 @@ pub unsafe extern "C" fn dmaspace_table_new(
 /// # Safety
 ///
 /// As [`TableMemory::arena`].
-unsafe fn build(chosen: &Chosen, memory: &TableMemory) -> Result<Box<dyn Operations>> {
+unsafe fn build(chosen: &Chosen, memory: &TableMemory) -> Result<AnyTable> {
     let (format, levels, sizes) = (chosen.format(), chosen.levels(), chosen.sizes);
     let bits = chosen.address_bits();
     if format == FormatId::ArmV7s {
-        let tables = memory.taken(bits)?;
-        let table = iopt::Table::with_page_sizes(<ArmV7s>::new(), Arc::new(tables), sizes)?;
-        return Ok(Box::new(table));
+        let tables = Arc::new(memory.taken(bits)?);
+        return Ok(AnyTable::new(format, levels, sizes, tables)?);
     }
     // SAFETY: the caller's promise, each time.
-    Ok(unsafe {
+    let table = unsafe {
         match chosen.geometry.table_bytes {
-            0x1_0000 => Box::new(AnyTable64K::new(
-                format,
-                levels,
-                sizes,
-                memory.arena::<16>(bits)?,
-            )?),
-            0x4000 => Box::new(AnyTable16K::new(
-                format,
-                levels,
-                sizes,
-                memory.arena::<14>(bits)?,
-            )?),
-            _ => Box::new(AnyTable::new(
-                format,
-                levels,
-                sizes,
-                memory.arena::<12>(bits)?,
-            )?),
+            0x1_0000 => AnyTable::new(format, levels, sizes, memory.arena::<16>(bits)?),
+            0x4000 => AnyTable::new(format, levels, sizes, memory.arena::<14>(bits)?),
+            _ => AnyTable::new(format, levels, sizes, memory.arena::<12>(bits)?),
         }
-    })
+    };
+    Ok(table?)
 }
 
 /// Maps `count` stretches of physical memory from `iova` on, end to end, with the largest leaves that
@@ -187,7 +114,9 @@ pub unsafe extern "C" fn dmaspace_table_map(
         let (table, spans) = unsafe { (input(table, "table")?, values(memory, count, "memory")?) };
         let prot = self::prot(prot)?;
         let spans: Vec<runs::Span> = spans.iter().map(|span| (*span).into()).collect();
-        exclusive(&table.0, "table")?.table.map(iova, &spans, prot)
+        Ok(exclusive(&table.0, "table")?
+            .table
+            .map(iova, &spans, prot)?)
     })
 }
 
@@ -218,7 +147,7 @@ pub unsafe extern "C" fn dmaspace_table_unmap(
         let gather = &mut inner.gather;
         inner
             .table
-            .unmap(range, gather, &mut |run| found.push(run.into()))?;
+            .unmap(range, gather, &mut |run: runs::Run| found.push(run.into()))?;
         inner.removed.append(&mut found);
         // SAFETY: the callbacks are the caller's.
         inner.flush(&unsafe { Caller::new(flush, released, context) })
@@ -283,7 +212,12 @@ pub unsafe extern "C" fn dmaspace_table_get_info(
     guarded(|| {
         // SAFETY: what the caller passes is what the header says.
         let (table, output) = unsafe { (input(table, "table")?, Output::new(info, "info")?) };
-        output.put(exclusive(&table.0, "table")?.table.info());
+        let table = &exclusive(&table.0, "table")?.table;
+        output.put(TableInfo {
+            root: table.root().into(),
+            page_sizes: table.page_sizes().bits(),
+            tables: table.tables(),
+        });
         Ok(())
     })
 }

@@ -18,7 +18,7 @@ const VERSION_1: u64 = 1 << 32;
 const MOST_FAULTS: usize = 256;
 
 /// Whose address spaces they are, and what the guest's memory is for them.
-pub trait IommuHost: Domains<Backend: Send> + Send + 'static {
+pub trait IommuHost: Domains + Send + 'static {
     /// The guest has this memory from now on, in these regions. A region that it had before is best
     /// given by the same memory object: others would be pinned once more.
     ///
@@ -234,7 +234,7 @@ impl<H: IommuHost> Backend for Iommu<H> {
 mod tests {
     use std::sync::Arc;
 
-    use ioas::{AttachError, Cause, DetachError, DomainIds, Ioas, Own};
+    use ioas::{AttachError, Cause, DetachError, DomainIds, Ioas};
     use iommu::{DeviceId, RunMap, SoftwareUnit};
     use iopt::{FormatId, HeapTables};
     use virtio_iommu::wire::{Attach, MOST_REQUEST_BYTES, Request};
@@ -255,17 +255,15 @@ mod tests {
     struct Host(Units<Arc<HeapTables>>, usize);
 
     impl Domains for Host {
-        type Backend = Own<Arc<HeapTables>>;
-
-        fn space(&mut self) -> Result<Ioas<Self::Backend>, Cause> {
+        fn space(&mut self) -> Result<Ioas, Cause> {
             self.0.space()
         }
 
-        fn attach(&mut self, id: u32, space: &mut Ioas<Self::Backend>) -> Result<(), AttachError> {
+        fn attach(&mut self, id: u32, space: &Ioas) -> Result<(), AttachError> {
             self.0.attach(id, space)
         }
 
-        fn detach(&mut self, id: u32, space: &mut Ioas<Self::Backend>) -> Result<(), DetachError> {
+        fn detach(&mut self, id: u32, space: &Ioas) -> Result<(), DetachError> {
             self.0.detach(id, space)
         }
     }

@@ -10,7 +10,7 @@
 
 use std::io;
 use std::ops::ControlFlow;
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use runs::Span;
 use thiserror::Error;
@@ -92,6 +92,23 @@ impl Pinner {
             }
             Err(error) => pinner.why = Some(no_ring(&error)),
         }
+        Ok(pinner)
+    }
+
+    /// The pinner of this process, in pieces of 2 MiB: [probed](Self::probe) by the first caller, and
+    /// the same for all after that.
+    ///
+    /// # Errors
+    ///
+    /// When `/proc` is not there.
+    pub fn of_process() -> Result<Arc<Self>, PinnerError> {
+        static PINNER: Mutex<Option<Arc<Pinner>>> = Mutex::new(None);
+        let mut known = PINNER.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(pinner) = &*known {
+            return Ok(Arc::clone(pinner));
+        }
+        let pinner = Arc::new(Self::probe(SMALLEST_PIECE)?);
+        *known = Some(Arc::clone(&pinner));
         Ok(pinner)
     }
 

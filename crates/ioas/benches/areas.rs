@@ -39,7 +39,7 @@ use std::hint::black_box;
 use std::sync::Arc;
 use std::time::Instant;
 
-use ioas::{GivenRuns, Ioas, Ledger, Memory, Own};
+use ioas::{GivenRuns, Ioas, Ledger, Memory};
 use iommu::DomainId;
 use iopt::{AnyTable, FormatId, HeapTables, Prot};
 use random::Random;
@@ -48,7 +48,7 @@ use runs::{PageSizes, Span};
 const PAGE: u64 = 4096;
 const AT: u64 = 1 << 32;
 
-type Space = Ioas<Own<Arc<HeapTables>>>;
+type Space = Ioas;
 
 struct Case {
     space: Space,

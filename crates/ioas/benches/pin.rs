@@ -31,8 +31,7 @@ use std::time::{Duration, Instant};
 
 use hostmem::{Backing, FrameSource, Machine, Mapping, Pinner, RaisedPool};
 use ioas::{
-    Charge, HostMemory, HostTables, Ioas, Ledger, MappedStorage, Memory, Observer, Own, Step,
-    Synthetic,
+    Charge, HostMemory, HostTables, Ioas, Ledger, MappedStorage, Memory, Observer, Step, Synthetic,
 };
 use iommu::DomainId;
 use iopt::{AnyTable, FormatId, Prot, TABLE_BYTES};
@@ -95,7 +94,7 @@ fn tables(len: u64) -> Arc<HostTables> {
     Arc::new(HostTables::new(storage, WINDOW).unwrap())
 }
 
-fn space(tables: &Arc<HostTables>) -> Ioas<Own<Arc<HostTables>>> {
+fn space(tables: &Arc<HostTables>) -> Ioas {
     let sizes = PageSizes::from_bits(u64::MAX);
     let table = AnyTable::new(FormatId::VtdSs, 4, sizes, tables.clone()).unwrap();
     Ioas::new(DomainId(1), table)
@@ -138,7 +137,7 @@ fn by_steps(
     let taken = begin.elapsed();
     charges.clear();
     let (gather, memory) = table.tear_down();
-    iopt::TableMemory::reclaim(&memory, gather.never_walked().into_tables());
+    memory.reclaim(gather.never_walked().into_tables());
     taken
 }
 
@@ -169,7 +168,7 @@ fn round(
 ) -> (Round, Vec<Span>) {
     let len = memory.mapping().len();
     let tables = tables(len);
-    let mut space = space(&tables);
+    let space = space(&tables);
     let pinned = Memory::new(memory.clone(), ledger);
     let whole = Span::new(0, len);
 
@@ -183,13 +182,11 @@ fn round(
     let rest = all.saturating_sub(pin + find);
 
     let mut runs: Vec<Span> = Vec::new();
-    space
-        .table()
-        .unwrap()
-        .for_each_leaf(Span::new(IOVA, len), |leaf| match runs.last_mut() {
-            Some(last) if last.start + last.len == leaf.run.pa => last.len += leaf.run.len,
-            _ => runs.push(Span::new(leaf.run.pa, leaf.run.len)),
-        });
+    let each = |leaf: iopt::Leaf| match runs.last_mut() {
+        Some(last) if last.start + last.len == leaf.run.pa => last.len += leaf.run.len,
+        _ => runs.push(Span::new(leaf.run.pa, leaf.run.len)),
+    };
+    space.with_table(|table| table.for_each_leaf(Span::new(IOVA, len), each));
     let mut clock = Clock::new();
     space.unmap_all(&mut clock).unwrap();
     let unmap = clock.of(&[Step::EmptyTables, Step::Flush]);
@@ -227,7 +224,11 @@ fn of_memory(backing: Backing, len: u64, rounds: usize) -> Result<(), Box<dyn Er
     let folios = mapping.folios()?;
     let pinner = Arc::new(Pinner::probe(PIECE)?);
     let frames = FrameSource::detect(&mapping);
-    let memory = Arc::new(HostMemory::new(mapping.clone(), pinner.clone(), frames));
+    let memory = Arc::new(HostMemory::with_pinner(
+        mapping.clone(),
+        pinner.clone(),
+        frames,
+    ));
     // The kernel keeps its own count and its own limit.
     let ledger = Ledger::new("bench", None, 0);
     // The first pin may move pages; it is not counted.
@@ -286,7 +287,7 @@ fn of_runs(what: &str, count: u64, len: u64, apart: u64, rounds: usize) {
     let memory = Memory::new(object, &ledger);
     let whole = Span::new(0, count * len);
     let (mut map, mut unmap) = (Vec::new(), Vec::new());
-    let mut space = space(&tables);
+    let space = space(&tables);
     for _ in 0..=rounds {
         let begin = Instant::now();
         space.map(IOVA, &memory, whole, Prot::RW, &mut ()).unwrap();

@@ -108,10 +108,10 @@ fn measure(case: &Case) -> (Duration, Duration, usize) {
     let tables = Arc::new(HeapTables::with_tables(65_536).unwrap());
     let sizes = PageSizes::from_bits(u64::MAX);
     let table = AnyTable::new(FormatId::VtdSs, 4, sizes, tables.clone()).unwrap();
-    let mut space = Ioas::new(DomainId(1), table);
+    let space = Ioas::new(DomainId(1), table);
     let none = RunMap::<Vec<AtomicU64>>::new([]).unwrap();
     let unit = Arc::new(SoftwareUnit::new(tables, none));
-    space.attach(unit, DeviceId::pci(0, 5, 0)).unwrap();
+    space.attach((unit, DeviceId::pci(0, 5, 0))).unwrap();
     let ledger = Ledger::new("a counter", Some(case.bytes), 0);
     let memory = Memory::new(Arc::new(object), &ledger);
     let whole = Span::new(0, case.bytes);

@@ -15,9 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 
-use ioas::{
-    Builder, Cause, DomainIds, Ioas, Ledger, Memory, Observer, Own, Placement, Step, Synthetic,
-};
+use ioas::{Builder, Cause, DomainIds, Ioas, Ledger, Memory, Observer, Placement, Step, Synthetic};
 use iommu::{Capabilities, Config, DeviceId, FormatSupport, NodeId, RunMap, SoftwareUnit};
 use iopt::{FormatId, HeapTables, Prot};
 use runs::{PageSizes, Span};
@@ -29,7 +27,7 @@ const AT: u64 = 1 << 40;
 const ROOTS: [u32; 4] = [1, 2, 4, 8];
 
 type Tables = Arc<HeapTables>;
-type Space = Ioas<Own<Tables>>;
+type Space = Ioas;
 
 /// What a map, its filling and an unmap took.
 type Times = [Duration; 3];
@@ -72,7 +70,7 @@ fn space(placement: Placement, format: FormatId, memories: &[Tables]) -> Space {
         let tables = node.and_then(|node| nodes.get(node.0 as usize));
         tables.cloned().ok_or(Cause::from("no such node"))
     };
-    let mut space = Ioas::with_builder(Builder::on_nodes(memory, DomainIds::new(8), [format]));
+    let space = Ioas::with_builder(Builder::on_nodes(memory, DomainIds::new(8), [format]));
     space.set_placement(placement);
     let mut capabilities = Capabilities::new().with_format(FormatSupport {
         format,
@@ -89,7 +87,7 @@ fn space(placement: Placement, format: FormatId, memories: &[Tables]) -> Space {
         };
         let unit = SoftwareUnit::with_config(tables.clone(), none, config);
         let device = DeviceId::pci(1, n as u8, 0);
-        space.attach(Arc::new(unit), device).unwrap();
+        space.attach((Arc::new(unit), device)).unwrap();
     }
     space
 }
@@ -128,7 +126,7 @@ fn of(format: FormatId, runs: &[Span], rounds: usize) {
         let mut spaces =
             [Placement::Shared, Placement::PerNode].map(|how| space(how, format, &memories));
         assert_eq!(
-            spaces.each_ref().map(|space| space.domains().count()),
+            spaces.each_ref().map(|space| space.places().len()),
             [1, roots as usize]
         );
         let mut times = [Vec::new(), Vec::new()];

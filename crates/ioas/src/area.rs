@@ -2,6 +2,7 @@
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;
+use core::ops::{Deref, DerefMut};
 
 use iopt::Prot;
 use runs::Span;
@@ -10,14 +11,12 @@ use crate::ledger::OverLimit;
 use crate::memory::{Hold, Memory, Reserved};
 
 /// A stretch of the address space over a part of a [`Memory`].
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Area {
     pub(crate) range: Span,
     pub(crate) memory: Arc<Memory>,
     pub(crate) offset: u64,
     pub(crate) prot: Prot,
-    /// The part, pinned, for as long as a domain maps it.
-    pub(crate) hold: Option<Hold>,
     /// Taken out until it is put back: see [`Ioas::take_out`](crate::Ioas::take_out).
     pub(crate) out: bool,
     /// Released until it is restored: see [`Ioas::release`](crate::Ioas::release).
@@ -25,9 +24,6 @@ pub struct Area {
     /// Whether it was cut, at its first byte and behind its last, out of what one call has mapped. Only
     /// there it is joined again.
     pub(crate) cut: [bool; 2],
-    /// The charge that is kept for it: see [`keeps_charge`](Self::keeps_charge). Few areas have one: all
-    /// others are smaller for the box.
-    pub(crate) reserved: Option<Box<Reserved>>,
 }
 
 impl Area {
@@ -49,11 +45,6 @@ impl Area {
     /// What devices may do with it.
     pub const fn prot(&self) -> Prot {
         self.prot
-    }
-
-    /// Its memory, pinned; `None` while no domain maps it.
-    pub const fn hold(&self) -> Option<&Hold> {
-        self.hold.as_ref()
     }
 
     /// True while it is [taken out](crate::Ioas::take_out).
@@ -80,8 +71,45 @@ impl Area {
     pub(crate) const fn keeps_charge(&self) -> bool {
         self.released && !self.out
     }
+}
 
-    /// Keeps what it is charged, so many [`times`](crate::Backend::times_charged), if the limit allows.
+/// An area with what its address space has for it.
+#[derive(Debug)]
+pub(crate) struct HeldArea {
+    area: Area,
+    /// The part, pinned, for as long as a domain maps it.
+    pub(crate) hold: Option<Hold>,
+    /// The charge that is kept for it: see [`Area::keeps_charge`]. Few areas have one: all others are
+    /// smaller for the box.
+    pub(crate) reserved: Option<Box<Reserved>>,
+}
+
+impl Deref for HeldArea {
+    type Target = Area;
+
+    fn deref(&self) -> &Area {
+        &self.area
+    }
+}
+
+impl DerefMut for HeldArea {
+    fn deref_mut(&mut self) -> &mut Area {
+        &mut self.area
+    }
+}
+
+impl From<Area> for HeldArea {
+    fn from(area: Area) -> Self {
+        Self {
+            area,
+            hold: None,
+            reserved: None,
+        }
+    }
+}
+
+impl HeldArea {
+    /// Keeps what it is charged, so many [`times`](crate::backend::Backend::times_charged), if the limit allows.
     pub(crate) fn reserve(&mut self, times: Option<u64>) -> Result<(), OverLimit> {
         self.reserved = None;
         self.reserved = Some(self.memory.reserve(self.part(), times)?);
@@ -91,22 +119,20 @@ impl Area {
     /// Cuts it in two at the device address `at`, which lies inside.
     pub(crate) fn split_at(&mut self, at: u64) -> Self {
         let len = at - self.range.start;
+        let offset = self.offset + len;
         let tail = Self {
-            range: Span::new(at, self.range.len - len),
-            memory: Arc::clone(&self.memory),
-            offset: self.offset + len,
-            prot: self.prot,
-            hold: self
-                .hold
-                .as_mut()
-                .map(|hold| hold.split_at(self.offset + len)),
-            out: self.out,
-            released: self.released,
-            cut: [true, self.cut[1]],
+            area: Area {
+                range: Span::new(at, self.range.len - len),
+                memory: Arc::clone(&self.memory),
+                offset,
+                cut: [true, self.cut[1]],
+                ..self.area
+            },
+            hold: self.hold.as_mut().map(|hold| hold.split_at(offset)),
             reserved: self
                 .reserved
                 .as_mut()
-                .map(|reserved| Box::new(reserved.split_at(self.offset + len))),
+                .map(|reserved| Box::new(reserved.split_at(offset))),
         };
         self.range.len = len;
         self.cut[1] = true;

@@ -10,7 +10,7 @@ use alloc::sync::Arc;
 
 use runs::Span;
 
-use crate::area::Area;
+use crate::area::HeldArea;
 use crate::intervals::{InsertError, Intervals};
 use crate::memory::Memory;
 
@@ -18,16 +18,16 @@ use crate::memory::Memory;
 ///
 /// Areas come and go by the methods here and not by those of the field, which know nothing of the index.
 #[derive(Debug, Default)]
-pub struct Areas(pub(crate) Intervals<Area>, Option<ByMemory>);
+pub(crate) struct Areas(pub(crate) Intervals<HeldArea>, Option<ByMemory>);
 
 impl Areas {
     /// All of them, in order.
-    pub fn iter(&self) -> impl Iterator<Item = &Area> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &HeldArea> {
         self.0.overlapping(0, u64::MAX).map(|(_, area)| area)
     }
 
     /// Adds `area`; returns it where it is now.
-    pub(crate) fn insert(&mut self, area: Area) -> Result<Option<&mut Area>, InsertError> {
+    pub(crate) fn insert(&mut self, area: HeldArea) -> Result<Option<&mut HeldArea>, InsertError> {
         let added = self.0.insert_mut(area.range, area)?;
         if let (Some(index), Some(area)) = (&mut self.1, &added) {
             index.insert(Key::of(area), area.range.len);
@@ -35,7 +35,7 @@ impl Areas {
         Ok(added)
     }
 
-    pub(crate) fn remove(&mut self, start: u64) -> Option<(Span, Area)> {
+    pub(crate) fn remove(&mut self, start: u64) -> Option<(Span, HeldArea)> {
         let removed = self.0.remove(start);
         if let (Some(index), Some((_, area))) = (&mut self.1, &removed) {
             index.areas.remove(&Key::of(area));
@@ -48,7 +48,7 @@ impl Areas {
         &mut self,
         first: u64,
         last: u64,
-    ) -> impl Iterator<Item = (Span, Area)> {
+    ) -> impl Iterator<Item = (Span, HeldArea)> {
         let Self(areas, index) = self;
         areas.extract_inside(first, last).inspect(move |(_, area)| {
             if let Some(index) = index {
@@ -58,7 +58,11 @@ impl Areas {
     }
 
     /// The areas over some of `part` of `memory`.
-    pub(crate) fn over(&mut self, memory: &Arc<Memory>, part: Span) -> impl Iterator<Item = &Area> {
+    pub(crate) fn over(
+        &mut self,
+        memory: &Arc<Memory>,
+        part: Span,
+    ) -> impl Iterator<Item = &HeldArea> {
         let Self(areas, index) = self;
         let index = index.get_or_insert_with(|| {
             let mut index = ByMemory::default();
@@ -86,7 +90,7 @@ struct Key {
 }
 
 impl Key {
-    fn of(area: &Area) -> Self {
+    fn of(area: &HeldArea) -> Self {
         Self {
             memory: Arc::as_ptr(&area.memory).addr(),
             class: area.range.len.checked_ilog2().unwrap_or(0),

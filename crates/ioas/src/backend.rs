@@ -1,16 +1,22 @@
-//! The seam to whoever translates, and what not everybody can do: see [`Backend`].
+//! The seam to what translates, and what not every back end can do: see [`Backend`].
 
+use alloc::vec::Vec;
+use core::any::Any;
 use core::fmt;
 
 use iommu::FlushError;
 use iopt::{Interruption, Invalidation, Pending, RefitError};
-use runs::Span;
+use runs::{PageSizes, Span};
 
-use crate::area::Area;
+use crate::area::HeldArea;
 use crate::areas::Areas;
 use crate::dirty::{HarvestError, Harvested, Tracking, TrackingError};
-use crate::error::{DetachError, MapError, UnmapError};
+use crate::endpoint::{Endpoint, EndpointId};
+use crate::error::{AttachError, DetachError, MapError, UnmapError};
+#[cfg(any(feature = "vfio", feature = "iommufd"))]
+use crate::kernel::KernelError;
 use crate::observer::Observer;
+use crate::placement::{Place, Placement};
 use crate::retired::Retired;
 
 /// What a back end can do that others cannot.
@@ -138,15 +144,15 @@ impl core::error::Error for Unsupported {}
 ///    returns when no device reaches the memory any more has nothing to flush.
 /// 5. [`leave`](Backend::leave) comes last. If it fails, the memory of all areas is lost on purpose.
 ///
-/// How devices are attached is each back end's own: they are named differently. A back end serves
-/// the address space that owns it, so that none of these calls overlap.
+/// A back end serves the address space that owns it, so that none of these calls overlap. What only
+/// one kind of back end has, its address space finds by [`as_any`](Backend::as_any).
 ///
 /// # What not everybody can do
 ///
 /// [`Capabilities`] says by name what a back end can do. What it cannot is refused with
 /// [`Unsupported`]. It is never imitated with a moment of missing translation, unless the caller
 /// says [`Interruption::Allowed`].
-pub trait Backend: Sized {
+pub(crate) trait Backend: Send + 'static {
     /// What it can do.
     fn capabilities(&self) -> Capabilities;
 
@@ -154,7 +160,7 @@ pub trait Backend: Sized {
     fn granule(&self) -> u64;
 
     /// Where something can be mapped, in order; stretches of more than 2^63 bytes come in two.
-    fn windows(&self) -> alloc::vec::Vec<Span>;
+    fn windows(&self) -> Vec<Span>;
 
     /// The `len` bytes from `iova` on, if devices can translate all of them. `len` is not 0.
     ///
@@ -185,7 +191,7 @@ pub trait Backend: Sized {
     /// See [`MapError`].
     fn map(
         &mut self,
-        area: &mut Area,
+        area: &mut HeldArea,
         retired: &mut Retired,
         observer: &mut dyn Observer,
     ) -> Result<(), MapError>;
@@ -248,7 +254,7 @@ pub trait Backend: Sized {
     /// As [`map`](Self::map).
     fn map_again(
         &mut self,
-        area: &mut Area,
+        area: &mut HeldArea,
         retired: &mut Retired,
         observer: &mut dyn Observer,
     ) -> Result<(), MapError>;
@@ -318,10 +324,10 @@ pub trait Backend: Sized {
     /// # Errors
     ///
     /// When it cannot be learned; what was found before is in the bitmap.
-    fn harvest<W: AsRef<[u64]> + AsMut<[u64]>>(
+    fn harvest(
         &mut self,
         areas: &Areas,
-        pending: &mut Pending<W>,
+        pending: &mut Pending<&mut [u64]>,
     ) -> Result<Harvested, HarvestError>;
 
     /// Has all units forget that the pages which were harvested are dirty.
@@ -346,4 +352,100 @@ pub trait Backend: Sized {
 
     /// Gives back what is left when there are no areas and no devices.
     fn end(&mut self) {}
+
+    /// Lets an endpoint in: all areas are mapped for it first, all or nothing. With `dirty` it is
+    /// tracked what devices write to.
+    ///
+    /// # Errors
+    ///
+    /// See [`AttachError`]. Nothing has changed then.
+    fn attach(
+        &mut self,
+        endpoint: Endpoint,
+        dirty: bool,
+        areas: &mut Areas,
+    ) -> Result<(), AttachError>;
+
+    /// Takes all areas from an endpoint, and with the last one the pins of all areas. With `dirty`,
+    /// what it could write without leaving a trace counts as written to.
+    ///
+    /// # Errors
+    ///
+    /// See [`DetachError`].
+    fn detach(
+        &mut self,
+        endpoint: EndpointId,
+        dirty: bool,
+        areas: &mut Areas,
+        retired: &mut Retired,
+    ) -> Result<(), DetachError>;
+
+    /// The page tables, with their nodes and endpoints.
+    fn places(&self) -> Vec<Place>;
+
+    /// Which endpoints share a page table from now on.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot have tables there.
+    fn set_placement(&mut self, placement: Placement) -> Result<(), Unsupported>;
+
+    /// Which endpoints share a page table.
+    fn placement(&self) -> Placement;
+
+    /// Says whether mappings may be merged, each missing for a moment, when there is no entry left
+    /// for another one.
+    fn set_merging(&mut self, merging: Interruption) {
+        let _ = merging;
+    }
+
+    /// Learns again what can be mapped.
+    ///
+    /// # Errors
+    ///
+    /// The kernel's. What was known stays known.
+    #[cfg(any(feature = "vfio", feature = "iommufd"))]
+    fn refresh(&mut self) -> Result<(), KernelError> {
+        Ok(())
+    }
+
+    /// Gives the mappings of one container or address space of a kernel to another process; see
+    /// [`Ioas::give_up`](crate::Ioas::give_up).
+    ///
+    /// # Errors
+    ///
+    /// The kernel's. Nothing has changed then.
+    #[cfg(any(feature = "vfio", feature = "iommufd"))]
+    fn give_up(&mut self, tracked: bool, areas: &mut Areas) -> Result<Vec<Span>, KernelError> {
+        let _ = (tracked, areas);
+        Err(KernelError::NoSource)
+    }
+
+    /// Takes over what another process has given up; see [`Ioas::take_over`](crate::Ioas::take_over).
+    ///
+    /// # Errors
+    ///
+    /// See [`AttachError`]. Nothing is mapped then.
+    #[cfg(any(feature = "vfio", feature = "iommufd"))]
+    fn take_over(
+        &mut self,
+        endpoints: Vec<Endpoint>,
+        mappings: &[Span],
+        areas: &mut Areas,
+    ) -> Result<(), AttachError> {
+        let _ = (endpoints, mappings, areas);
+        let backend = self.capabilities().backend;
+        Err(AttachError::Endpoint { backend })
+    }
+
+    /// The mappings that a kernel has, in order; they are not the areas. `None`: tables are ours.
+    fn mappings(&self) -> Option<Vec<Span>> {
+        None
+    }
+
+    /// Sizes of pages that all endpoints translate; `None` when that is not known.
+    fn page_sizes(&self) -> Option<PageSizes>;
+
+    /// Itself, for what only this kind of back end has.
+    fn as_any(&mut self) -> &mut dyn Any;
 }

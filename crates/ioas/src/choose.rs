@@ -6,11 +6,10 @@ use alloc::vec::Vec;
 use iopt::{Prot, RangeError};
 use runs::Span;
 
-use crate::backend::Backend;
 use crate::error::MapError;
 use crate::memory::Memory;
 use crate::observer::Observer;
-use crate::space::Ioas;
+use crate::space::{Ioas, Space};
 use crate::windows::{within, without};
 
 /// Ranges in ascending order; an error is one that is empty, ends beyond 2^64, or overlaps another one.
@@ -29,11 +28,11 @@ pub(crate) fn in_order(ranges: &[Span]) -> Result<Vec<Span>, Span> {
     }
 }
 
-impl<B: Backend> Ioas<B> {
+impl Ioas {
     /// Where something can be mapped: what all devices translate, less what they reserve. In order;
     /// stretches of more than 2^63 bytes come in two.
     pub fn windows(&self) -> Vec<Span> {
-        self.backend.windows()
+        self.lock().windows()
     }
 
     /// Has [`map_anywhere`](Self::map_anywhere) choose only addresses in `ranges`, or any if there
@@ -43,11 +42,8 @@ impl<B: Backend> Ioas<B> {
     ///
     /// [`MapError::Allowed`] when a range is empty, ends beyond 2^64, or overlaps another one, or when
     /// the back end knows of a device that cannot translate it.
-    pub fn allow(&mut self, ranges: &[Span]) -> Result<(), MapError> {
-        let allowed = in_order(ranges).map_err(|range| MapError::Allowed { range })?;
-        self.backend.allow(&allowed)?;
-        self.allowed = allowed;
-        Ok(())
+    pub fn allow(&self, ranges: &[Span]) -> Result<(), MapError> {
+        self.lock().allow(ranges)
     }
 
     /// [`map`](Self::map) at an address that is chosen: never 0, in the
@@ -58,6 +54,29 @@ impl<B: Backend> Ioas<B> {
     ///
     /// As [`map`](Self::map), and [`MapError::NoRoom`].
     pub fn map_anywhere(
+        &self,
+        memory: &Arc<Memory>,
+        part: Span,
+        prot: Prot,
+        observer: &mut dyn Observer,
+    ) -> Result<u64, MapError> {
+        self.lock().map_anywhere(memory, part, prot, observer)
+    }
+}
+
+impl Space {
+    pub(crate) fn windows(&self) -> Vec<Span> {
+        self.backend.windows()
+    }
+
+    pub(crate) fn allow(&mut self, ranges: &[Span]) -> Result<(), MapError> {
+        let allowed = in_order(ranges).map_err(|range| MapError::Allowed { range })?;
+        self.backend.allow(&allowed)?;
+        self.allowed = allowed;
+        Ok(())
+    }
+
+    pub(crate) fn map_anywhere(
         &mut self,
         memory: &Arc<Memory>,
         part: Span,

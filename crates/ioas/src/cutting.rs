@@ -15,12 +15,11 @@ use core::mem;
 use iopt::Interruption;
 use runs::Span;
 
-use crate::backend::Backend;
 use crate::error::{MapError, UnmapError};
 use crate::observer::{Observer, Step, observed};
-use crate::space::{Ioas, Unmapped};
+use crate::space::{Ioas, Space, Unmapped};
 
-impl<B: Backend> Ioas<B> {
+impl Ioas {
     /// [`unmap`](Self::unmap) of exactly `range`: areas that reach over its ends are cut, without a
     /// moment in which the rest is missing unless `interruption` allows one.
     ///
@@ -28,19 +27,12 @@ impl<B: Backend> Ioas<B> {
     ///
     /// As [`unmap`](Self::unmap), and [`UnmapError::Cut`].
     pub fn unmap_cutting(
-        &mut self,
+        &self,
         range: Span,
         interruption: Interruption,
         observer: &mut dyn Observer,
     ) -> Result<Unmapped, UnmapError> {
-        if !self.check_unmap(range)? {
-            return Ok(Unmapped::default());
-        }
-        self.externals.let_go(range)?;
-        let cuts = self.cut_around(range, interruption)?;
-        let (first, last) = (range.start, range.last());
-        let unmapped = self.unmap_between(first, last, interruption, &mut |_| (), observer);
-        unmapped.inspect_err(|_| self.join_cuts(cuts))
+        self.lock().unmap_cutting(range, interruption, observer)
     }
 
     /// Takes `range` out of the areas that cover it: unmapped and unpinned, exactly that, until it is
@@ -56,6 +48,52 @@ impl<B: Backend> Ioas<B> {
     /// As [`unmap_cutting`](Self::unmap_cutting), and [`UnmapError::Hole`] when no area covers some
     /// of the range: nothing has changed then.
     pub fn take_out(
+        &self,
+        range: Span,
+        interruption: Interruption,
+        observer: &mut dyn Observer,
+    ) -> Result<u64, UnmapError> {
+        self.lock().take_out(range, interruption, observer)
+    }
+
+    /// Puts back what was [taken out](Self::take_out) in `range`: pinned and mapped again as before,
+    /// and leaves merged, as far as that is possible without a moment in which the rest is missing
+    /// unless `interruption` allows one.
+    ///
+    /// # Errors
+    ///
+    /// As [`map`](Self::map); of what is also released its charge alone is wanted again, which it keeps.
+    /// [`MapError::NotOut`] when an area that is out reaches over an end of
+    /// the range: nothing has changed then. After another error, areas that came before are back, and
+    /// the others still out.
+    pub fn put_back(
+        &self,
+        range: Span,
+        interruption: Interruption,
+        observer: &mut dyn Observer,
+    ) -> Result<(), MapError> {
+        self.lock().put_back(range, interruption, observer)
+    }
+}
+
+impl Space {
+    pub(crate) fn unmap_cutting(
+        &mut self,
+        range: Span,
+        interruption: Interruption,
+        observer: &mut dyn Observer,
+    ) -> Result<Unmapped, UnmapError> {
+        if !self.check_unmap(range)? {
+            return Ok(Unmapped::default());
+        }
+        self.externals.let_go(range)?;
+        let cuts = self.cut_around(range, interruption)?;
+        let (first, last) = (range.start, range.last());
+        let unmapped = self.unmap_between(first, last, interruption, &mut |_| (), observer);
+        unmapped.inspect_err(|_| self.join_cuts(cuts))
+    }
+
+    pub(crate) fn take_out(
         &mut self,
         range: Span,
         interruption: Interruption,
@@ -87,17 +125,7 @@ impl<B: Backend> Ioas<B> {
         self.flush_observed(observer)
     }
 
-    /// Puts back what was [taken out](Self::take_out) in `range`: pinned and mapped again as before,
-    /// and leaves merged, as far as that is possible without a moment in which the rest is missing
-    /// unless `interruption` allows one.
-    ///
-    /// # Errors
-    ///
-    /// As [`map`](Self::map); of what is also released its charge alone is wanted again, which it keeps.
-    /// [`MapError::NotOut`] when an area that is out reaches over an end of
-    /// the range: nothing has changed then. After another error, areas that came before are back, and
-    /// the others still out.
-    pub fn put_back(
+    pub(crate) fn put_back(
         &mut self,
         range: Span,
         interruption: Interruption,
@@ -118,7 +146,7 @@ impl<B: Backend> Ioas<B> {
             }
         }
         self.retired
-            .make_way(&mut self.backend, range)
+            .make_way(&mut *self.backend, range)
             .map_err(MapError::Flush)?;
         let outs = self.areas.0.overlapping(range.start, range.last());
         let starts: Vec<u64> = outs

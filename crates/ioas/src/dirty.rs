@@ -26,13 +26,13 @@ use iommu::FlushError;
 use iopt::{DirtyError, Interruption, Invalidation, Pending, Prot, RefitError, Shown};
 use runs::Span;
 
-use crate::area::Area;
-use crate::backend::{Backend, Unsupported};
+use crate::area::HeldArea;
+use crate::backend::Unsupported;
 use crate::error::UnmapError;
 use crate::memory::Memory;
 use crate::object::Cause;
 use crate::observer::Observer;
-use crate::space::{Ioas, Unmapped};
+use crate::space::{Ioas, Space, Unmapped};
 
 /// How to track.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -131,10 +131,10 @@ impl core::error::Error for HarvestError {
     }
 }
 
-impl<B: Backend> Ioas<B> {
+impl Ioas {
     /// True while it is tracked what devices write to.
-    pub const fn tracks_dirty(&self) -> bool {
-        self.tracking.is_some()
+    pub fn tracks_dirty(&self) -> bool {
+        self.lock().tracks_dirty()
     }
 
     /// Begins to track what devices write to. What they wrote to before is forgotten.
@@ -142,7 +142,77 @@ impl<B: Backend> Ioas<B> {
     /// # Errors
     ///
     /// See [`TrackingError`].
-    pub fn track_dirty(&mut self, tracking: Tracking) -> Result<(), TrackingError> {
+    pub fn track_dirty(&self, tracking: Tracking) -> Result<(), TrackingError> {
+        self.lock().track_dirty(tracking)
+    }
+
+    /// Ends it: what was not harvested is forgotten. Leaves that were split are merged, as far as
+    /// they can be.
+    pub fn untrack_dirty(&self) {
+        self.lock().untrack_dirty();
+    }
+
+    /// Moves what devices have written to in the span of `pending` out of all tables into it. Then
+    /// [`show`](Self::show) it.
+    ///
+    /// # Errors
+    ///
+    /// When a table cannot be harvested; what was found before is in the bitmap and stays pending.
+    pub fn harvest<W: AsRef<[u64]> + AsMut<[u64]>>(
+        &self,
+        pending: &mut Pending<W>,
+    ) -> Result<Harvested, HarvestError> {
+        self.lock().harvest(pending)
+    }
+
+    /// Has all units forget what they hold of the pages that were harvested, and shows the bitmap.
+    ///
+    /// # Errors
+    ///
+    /// When a unit does not take notice in time. Everything stays pending then.
+    pub fn show<'p, W: AsRef<[u64]> + AsMut<[u64]>>(
+        &self,
+        pending: &'p mut Pending<W>,
+    ) -> Result<Shown<'p, W>, FlushError> {
+        self.lock().show(pending)
+    }
+
+    /// [`unmap`](Self::unmap), which notes in `pending` what devices had written to there. Plain
+    /// `unmap` forgets it.
+    ///
+    /// # Errors
+    ///
+    /// As [`unmap`](Self::unmap).
+    pub fn unmap_noting<W: AsRef<[u64]> + AsMut<[u64]>>(
+        &self,
+        range: Span,
+        pending: &mut Pending<W>,
+        observer: &mut dyn Observer,
+    ) -> Result<Unmapped, UnmapError> {
+        self.lock().unmap_noting(range, pending, observer)
+    }
+
+    /// Which parts of which memory are at the device addresses `range`: the addresses, the memory,
+    /// and offset and length in it. In order, without holes. So what was [shown](Self::show) can be
+    /// told by guest address.
+    pub fn parts(&self, range: Span) -> Vec<(Span, Arc<Memory>, Span)> {
+        let space = self.lock();
+        let areas = space.areas.0.overlapping(range.start, range.last());
+        let parts = areas.filter_map(|(span, area)| {
+            let here = span.intersection(&range)?;
+            let offset = area.offset + (here.start - span.start);
+            Some((here, Arc::clone(&area.memory), Span::new(offset, here.len)))
+        });
+        parts.collect()
+    }
+}
+
+impl Space {
+    pub(crate) fn tracks_dirty(&self) -> bool {
+        self.tracking.is_some()
+    }
+
+    pub(crate) fn track_dirty(&mut self, tracking: Tracking) -> Result<(), TrackingError> {
         self.backend.track(tracking)?;
         self.set_tracking(Some(tracking));
         let begun = self.split_all(tracking).and_then(|()| self.forget_dirty());
@@ -152,9 +222,7 @@ impl<B: Backend> Ioas<B> {
         begun
     }
 
-    /// Ends it: what was not harvested is forgotten. Leaves that were split are merged, as far as
-    /// they can be.
-    pub fn untrack_dirty(&mut self) {
+    pub(crate) fn untrack_dirty(&mut self) {
         self.backend.untrack();
         let Some(tracking) = self.set_tracking(None) else {
             return;
@@ -201,7 +269,7 @@ impl<B: Backend> Ioas<B> {
                 .acknowledge();
             // What was cleared when an earlier flush failed, a unit may hold as dirty to this day. It would
             // write there without a trace.
-            let areas = self.areas.iter().map(Area::range);
+            let areas = self.areas.iter().map(|area| area.range);
             let mut areas = areas.filter(|range| half.covers(range));
             let (first, last) = (areas.next(), areas.last());
             let hull = first.and_then(|first| {
@@ -217,49 +285,33 @@ impl<B: Backend> Ioas<B> {
         Ok(())
     }
 
-    /// Moves what devices have written to in the span of `pending` out of all tables into it. Then
-    /// [`show`](Self::show) it.
-    ///
-    /// # Errors
-    ///
-    /// When a table cannot be harvested; what was found before is in the bitmap and stays pending.
-    pub fn harvest<W: AsRef<[u64]> + AsMut<[u64]>>(
+    pub(crate) fn harvest<W: AsRef<[u64]> + AsMut<[u64]>>(
         &mut self,
         pending: &mut Pending<W>,
     ) -> Result<Harvested, HarvestError> {
         let span = pending.span();
-        let found = self.backend.harvest(&self.areas, pending)?;
+        let Self { backend, areas, .. } = self;
+        let found = pending.with_words(|pending| backend.harvest(areas, pending))?;
         self.externals
             .take_written(span, &mut |range| pending.mark(range));
         Ok(found)
     }
 
-    /// Has all units forget what they hold of the pages that were harvested, and shows the bitmap.
-    ///
-    /// # Errors
-    ///
-    /// When a unit does not take notice in time. Everything stays pending then.
-    pub fn show<'p, W: AsRef<[u64]> + AsMut<[u64]>>(
+    pub(crate) fn show<'p, W: AsRef<[u64]> + AsMut<[u64]>>(
         &mut self,
         pending: &'p mut Pending<W>,
     ) -> Result<Shown<'p, W>, FlushError> {
         pending.flush_with(|what| self.backend.show(what))
     }
 
-    /// [`unmap`](Self::unmap), which notes in `pending` what devices had written to there. Plain
-    /// `unmap` forgets it.
-    ///
-    /// # Errors
-    ///
-    /// As [`unmap`](Self::unmap).
-    pub fn unmap_noting<W: AsRef<[u64]> + AsMut<[u64]>>(
+    pub(crate) fn unmap_noting<W: AsRef<[u64]> + AsMut<[u64]>>(
         &mut self,
         range: Span,
         pending: &mut Pending<W>,
         observer: &mut dyn Observer,
     ) -> Result<Unmapped, UnmapError> {
         let blind = self.backend.is_blind();
-        let writable = |area: &&crate::Area| blind && area.prot.contains(Prot::WRITE);
+        let writable = |area: &&HeldArea| blind && area.prot.contains(Prot::WRITE);
         let unseen: Vec<Span> = self
             .areas
             .0
@@ -271,17 +323,5 @@ impl<B: Backend> Ioas<B> {
         // Also before an error: the areas may be gone then.
         unseen.into_iter().for_each(|range| pending.mark(range));
         self.unmap_with(range, &mut |run| pending.mark(run), observer)
-    }
-
-    /// Which parts of which memory are at the device addresses `range`: the addresses, the memory,
-    /// and offset and length in it. In order, without holes. So what was [shown](Self::show) can be
-    /// told by guest address.
-    pub fn parts(&self, range: Span) -> impl Iterator<Item = (Span, &Arc<Memory>, Span)> {
-        let areas = self.areas.0.overlapping(range.start, range.last());
-        areas.filter_map(move |(span, area)| {
-            let here = span.intersection(&range)?;
-            let offset = area.offset + (here.start - span.start);
-            Some((here, &area.memory, Span::new(offset, here.len)))
-        })
     }
 }

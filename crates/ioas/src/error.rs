@@ -313,6 +313,11 @@ pub enum AttachError {
         /// The mapping.
         mapping: Span,
     },
+    /// The back end takes no endpoint of this kind.
+    Endpoint {
+        /// Its name.
+        backend: &'static str,
+    },
     /// It is attached to this address space already.
     AlreadyAttached,
     /// The kernel finds that an area lies where the device cannot translate, or is no multiple of
@@ -342,6 +347,9 @@ impl fmt::Display for AttachError {
             }
             Self::Unit(cause) => cause.fmt(f),
             Self::NoArea { mapping } => write!(f, "no area covers the mapping {mapping}"),
+            Self::Endpoint { backend } => {
+                write!(f, "{backend} cannot attach an endpoint of this kind")
+            }
             Self::AlreadyAttached => f.write_str("it is attached to this address space already"),
             Self::Conflict(_) => f.write_str("an area is in the way of what it can translate"),
             Self::Busy(_) => f.write_str("it is in use elsewhere"),

@@ -25,11 +25,10 @@ use core::mem;
 use iopt::{Aperture, Prot};
 use runs::Span;
 
-use crate::backend::Backend;
 use crate::error::{MapError, UnmapError};
 use crate::lock::Mutex;
 use crate::memory::Hold;
-use crate::space::Ioas;
+use crate::space::{Ioas, Space};
 use crate::tally::Tally;
 
 /// How often users are asked to let go before an unmap fails.
@@ -248,16 +247,15 @@ impl Externals {
     }
 }
 
-impl<B: Backend> Ioas<B> {
+impl Ioas {
     /// Makes `user` one of those that are asked to let go.
-    pub fn add_pin_user(&mut self, user: Arc<dyn PinUser>) {
-        self.externals.users.lock().push(user);
+    pub fn add_pin_user(&self, user: Arc<dyn PinUser>) {
+        self.lock().add_pin_user(user)
     }
 
     /// Makes `user` nobody that is asked any more. Its pins stay until they are dropped.
-    pub fn remove_pin_user(&mut self, user: &Arc<dyn PinUser>) {
-        let mut users = self.externals.users.lock();
-        users.retain(|other| !Arc::ptr_eq(other, user));
+    pub fn remove_pin_user(&self, user: &Arc<dyn PinUser>) {
+        self.lock().remove_pin_user(user)
     }
 
     /// Holds the memory behind `range` for somebody in this process, who reads it, or also writes to
@@ -267,6 +265,32 @@ impl<B: Backend> Ioas<B> {
     ///
     /// See [`PinError`]. Nothing is held then.
     pub fn pin(
+        &self,
+        range: Span,
+        prot: Prot,
+        when: WhenUnmapped,
+    ) -> Result<ExternalPin, PinError> {
+        self.lock().pin(range, prot, when)
+    }
+
+    /// The lowest stretch of `range` that external pins hold, up to where the number of pins
+    /// changes. Who asks again from its end on finds the next.
+    pub fn first_pinned(&self, range: Span) -> Option<Span> {
+        self.lock().first_pinned(range)
+    }
+}
+
+impl Space {
+    pub(crate) fn add_pin_user(&mut self, user: Arc<dyn PinUser>) {
+        self.externals.users.lock().push(user);
+    }
+
+    pub(crate) fn remove_pin_user(&mut self, user: &Arc<dyn PinUser>) {
+        let mut users = self.externals.users.lock();
+        users.retain(|other| !Arc::ptr_eq(other, user));
+    }
+
+    pub(crate) fn pin(
         &self,
         range: Span,
         prot: Prot,
@@ -308,9 +332,7 @@ impl<B: Backend> Ioas<B> {
         })
     }
 
-    /// The lowest stretch of `range` that external pins hold, up to where the number of pins
-    /// changes. Who asks again from its end on finds the next.
-    pub fn first_pinned(&self, range: Span) -> Option<Span> {
+    pub(crate) fn first_pinned(&self, range: Span) -> Option<Span> {
         self.externals
             .first(range, |count| count.must_go > 0 || count.keep > 0)
     }

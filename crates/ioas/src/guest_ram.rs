@@ -8,7 +8,7 @@ use alloc::vec::Vec;
 use core::fmt;
 use core::ops::ControlFlow;
 
-use hostmem::{FrameSource, GuestRegionError, Mapping, Pinner, PopulateError};
+use hostmem::{GuestRegionError, Mapping, PopulateError};
 use iopt::Prot;
 use runs::Span;
 use vm_memory::bitmap::Bitmap;
@@ -16,13 +16,12 @@ use vm_memory::{
     GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, GuestRegionMmap,
 };
 
-use crate::backend::Backend;
 use crate::error::MapError;
 use crate::ledger::Ledger;
 use crate::linux::HostMemory;
 use crate::memory::Memory;
 use crate::observer::Observer;
-use crate::space::Ioas;
+use crate::space::{Ioas, Space};
 
 /// The memory of a guest, region by region.
 ///
@@ -33,7 +32,6 @@ use crate::space::Ioas;
 /// ```
 /// use std::sync::Arc;
 ///
-/// use hostmem::Pinner;
 /// use ioas::{GuestRam, Ioas, Ledger};
 /// use iommu::DomainId;
 /// use iopt::{AnyTable, FormatId, HeapTables, Prot};
@@ -42,13 +40,12 @@ use crate::space::Ioas;
 ///
 /// let regions = [(GuestAddress(0), 1 << 20), (GuestAddress(1 << 32), 1 << 20)];
 /// let guest = GuestMemoryMmap::<()>::from_ranges(&regions)?;
-/// let pinner = Arc::new(Pinner::probe(2 << 20)?);
-/// let ledger = Ledger::new("user->locked_vm", pinner.room()?, 0);
-/// let ram = GuestRam::new(&guest, &pinner, &ledger)?;
+/// let ledger = Ledger::new("locked memory", Some(2 << 20), 0);
+/// let ram = GuestRam::new(&guest, &ledger)?;
 ///
 /// let tables = Arc::new(HeapTables::with_tables(64)?);
 /// let table = AnyTable::new(FormatId::VtdSs, 4, PageSizes::from_bits(u64::MAX), tables)?;
-/// let mut space = Ioas::new(DomainId(1), table);
+/// let space = Ioas::new(DomainId(1), table);
 /// match space.map_guest_ram(&ram, Prot::RW, &mut ()) {
 ///     Ok(()) => assert_eq!(ledger.in_use(), 2 << 20),
 ///     Err(error) => println!("{error}"), // For instance: the limit, with its numbers.
@@ -144,14 +141,13 @@ impl core::error::Error for RegionFailed {
 }
 
 impl GuestRam {
-    /// The regions of `guest`, pinned by `pinner` and charged to `ledger`. Nothing is pinned yet.
+    /// The regions of `guest`, charged to `ledger`. Nothing is pinned yet.
     ///
     /// # Errors
     ///
     /// See [`GuestRamError`].
     pub fn new<B: Bitmap + Send + Sync + 'static>(
         guest: &GuestMemoryMmap<B>,
-        pinner: &Arc<Pinner>,
         ledger: &Arc<Ledger>,
     ) -> Result<Self, GuestRamError> {
         let region = |region: &GuestRegionMmap<B>| {
@@ -160,8 +156,7 @@ impl GuestRam {
                 region: Span::new(region.start_addr().0, region.len()),
                 cause,
             })?);
-            let frames = FrameSource::detect(&mapping);
-            let object = HostMemory::new(Arc::clone(&mapping), Arc::clone(pinner), frames);
+            let object = HostMemory::new(Arc::clone(&mapping));
             Ok(Region {
                 base: region.start_addr(),
                 mapping,
@@ -219,7 +214,7 @@ impl GuestRam {
     }
 }
 
-impl<B: Backend> Ioas<B> {
+impl Ioas {
     /// Maps all regions of `ram` at their guest addresses, as a virtual machine's devices see its
     /// memory without an IOMMU of the guest: all of them, or none. Each is an area; `observer` sees
     /// one map after the other.
@@ -229,6 +224,17 @@ impl<B: Backend> Ioas<B> {
     /// The first region that cannot be mapped, see [`RegionFailed`]. What can be known beforehand is
     /// looked at for all regions before any of them is touched.
     pub fn map_guest_ram(
+        &self,
+        ram: &GuestRam,
+        prot: Prot,
+        observer: &mut dyn Observer,
+    ) -> Result<(), RegionFailed> {
+        self.lock().map_guest_ram(ram, prot, observer)
+    }
+}
+
+impl Space {
+    pub(crate) fn map_guest_ram(
         &mut self,
         ram: &GuestRam,
         prot: Prot,

@@ -20,7 +20,7 @@
 //! let tables = Arc::new(HeapTables::with_tables(64)?);
 //! let table = AnyTable::new(FormatId::VtdSs, 4, PageSizes::from_bits(u64::MAX), tables.clone())?;
 //! let ledger = Ledger::new("user->locked_vm", Some(8 << 20), 0);
-//! let mut space = Ioas::new(DomainId(1), table);
+//! let space = Ioas::new(DomainId(1), table);
 //!
 //! // 4 MiB of memory in two runs: pinned, charged and mapped in one step each.
 //! let runs = [Span::new(0x4000_0000, 2 << 20), Span::new(0x8000_1000, 2 << 20)];
@@ -44,7 +44,7 @@
 //! // A device sees the space for as long as it is attached.
 //! let data = RunMap::<Vec<std::sync::atomic::AtomicU64>>::new([])?;
 //! let unit = Arc::new(SoftwareUnit::new(tables.clone(), data));
-//! space.attach(unit.clone(), DeviceId::pci(0, 5, 0))?;
+//! space.attach((unit.clone(), DeviceId::pci(0, 5, 0)))?;
 //!
 //! space.close()?; // unmapped, flushed, unpinned, given back
 //! assert_eq!(tables.in_use(), 0);
@@ -54,9 +54,9 @@
 //! The core needs an allocator but not `std`. The feature `linux` adds memory objects that the
 //! kernel pins (`HostMemory`) and table memory of the host (`HostTables`, and `NodeTables` by node).
 //!
-//! Devices reach the memory through a [`Backend`]: tables of ours ([`Own`], the default, everywhere),
-//! or, with the features `vfio` and `iommufd`, mappings of the kernel's interfaces of these names. All
-//! of them have the same errors; [`Ioas::capabilities`] says what each can do.
+//! Devices reach the memory through tables of ours, or, with the features `vfio` and `iommufd`, through
+//! mappings of the kernel's interfaces of these names ([`Kernel`]), as is chosen at run time. All of them
+//! have the same errors; [`Ioas::capabilities`] says what each can do.
 
 #![no_std]
 #![deny(unsafe_code)]
@@ -73,6 +73,7 @@ mod choose;
 mod counters;
 mod cutting;
 mod dirty;
+mod endpoint;
 mod errno;
 mod error;
 mod external;
@@ -109,9 +110,9 @@ mod vm_memory;
 mod windows;
 
 pub use area::Area;
-pub use areas::Areas;
-pub use backend::{Backend, Capabilities, Capability, Unsupported};
+pub use backend::{Capabilities, Capability, Unsupported};
 pub use dirty::{HarvestError, Harvested, Tracking, TrackingError};
+pub use endpoint::{Endpoint, EndpointId};
 pub use errno::{Errno, Profile};
 pub use error::{AttachError, CloseError, DetachError, MapError, UnmapError};
 pub use external::{ExternalPin, PinError, PinUser, ROUNDS, WhenUnmapped};
@@ -120,8 +121,7 @@ pub use given::{GivenRuns, NoPages};
 pub use guest_ram::{GuestRam, GuestRamError, RegionFailed};
 #[cfg(any(feature = "vfio", feature = "iommufd"))]
 pub use kernel::{
-    ByNode, Entering, Kernel, KernelError, Mapper, MapperInfo, NodeContainer, Shares, Source,
-    pieces_needed,
+    Entering, Kernel, KernelError, Mapper, MapperInfo, Shares, Source, pieces_needed,
 };
 pub use ledger::{Charge, Forecast, Ledger, OverLimit};
 #[cfg(feature = "linux")]
@@ -133,12 +133,12 @@ pub use node_tables::{Misplaced, NodeBytes, NodeTables};
 pub use object::{Cause, MemoryObject, PinFailed, Pinned, ProcessMemory, RunReader};
 pub use observer::{Observer, Step};
 pub use own::{
-    BuildDomain, Builder, BuilderError, DomainIds, DomainPlace, HandOverError, HandedArea,
-    HandedDomain, Handover, Leaving, MoveError, Own, TakeOverError, TakenDomain,
+    BuildDomain, Builder, BuilderError, DecodeError, DomainIds, HandOverError, HandedArea,
+    HandedDomain, Handover, Leaving, MoveError, TakeOverError, TakenDomain,
 };
-pub use placement::{NoPlacement, Placement};
+pub use placement::{NoPlacement, Place, Placement};
 pub use released::ReleaseError;
-pub use retired::{Flushing, Retired};
+pub use retired::Flushing;
 pub use space::{Ioas, Unmapped};
 pub use synthetic::Synthetic;
 #[cfg(feature = "vm-memory")]

@@ -7,18 +7,23 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 use hostmem::{
     Backing, FrameSource, Frames, KernelNodes, Mapping, NodePolicy, Pin, PinError, PinKind, Pinner,
+    PinnerError,
 };
 use iopt::{Arena, AtomicMeta, Storage, TABLE_BYTES};
 use runs::Span;
 
 use crate::object::{Cause, MemoryObject, PinFailed, Pinned, ProcessMemory, RunReader};
 
-/// A mapping of this process, pinned by the kernel.
+/// A mapping of this process.
+///
+/// Address spaces over tables of ours pin it: by the pinner [of the process](Pinner::of_process), or by
+/// one that is [given](Self::with_pinner). A kernel that maps it pins it by itself, and none is made.
 #[derive(Debug)]
 pub struct HostMemory {
     mapping: Arc<Mapping>,
-    pinner: Arc<Pinner>,
-    frames: FrameSource,
+    pinner: Option<Arc<Pinner>>,
+    /// `None`: what is found to be possible when it is pinned.
+    frames: Option<FrameSource>,
     effort: Arc<Effort>,
 }
 
@@ -48,13 +53,23 @@ impl Effort {
 }
 
 impl HostMemory {
-    /// `mapping`, pinned by `pinner`, with the addresses that `frames` gives.
-    pub fn new(mapping: Arc<Mapping>, pinner: Arc<Pinner>, frames: FrameSource) -> Self {
+    /// `mapping`, pinned by the pinner of the process, with the physical addresses that this process
+    /// [can know](FrameSource::detect).
+    pub fn new(mapping: Arc<Mapping>) -> Self {
         Self {
             mapping,
-            pinner,
-            frames,
+            pinner: None,
+            frames: None,
             effort: Arc::default(),
+        }
+    }
+
+    /// `mapping`, pinned by `pinner`, with the addresses that `frames` gives.
+    pub fn with_pinner(mapping: Arc<Mapping>, pinner: Arc<Pinner>, frames: FrameSource) -> Self {
+        Self {
+            pinner: Some(pinner),
+            frames: Some(frames),
+            ..Self::new(mapping)
         }
     }
 
@@ -64,8 +79,24 @@ impl HostMemory {
     }
 
     /// By what it is pinned.
-    pub const fn pinner(&self) -> &Arc<Pinner> {
-        &self.pinner
+    ///
+    /// # Errors
+    ///
+    /// When there is none for the process.
+    pub fn pinner(&self) -> Result<Arc<Pinner>, PinnerError> {
+        match &self.pinner {
+            Some(pinner) => Ok(Arc::clone(pinner)),
+            None => Pinner::of_process(),
+        }
+    }
+
+    /// Bytes of the pages of `page` bytes that `part` has bytes in.
+    fn in_pages(&self, part: Span, page: u64) -> u64 {
+        // By address: foreign memory need not begin where a huge page does.
+        let begin = self.mapping.address() & (page - 1);
+        let first = ((begin + part.start) & !(page - 1)).max(begin);
+        let last = (begin + part.last()) | (page - 1);
+        last.min(begin + self.mapping.len() - 1) - first + 1
     }
 
     /// How much work it was so far.
@@ -80,16 +111,20 @@ impl MemoryObject for HostMemory {
     }
 
     fn charge(&self, part: Span) -> u64 {
-        // io_uring charges the huge pages that it touches whole; mlock compares the length.
-        let page = match self.pinner.kind() {
-            PinKind::IoUring => self.mapping.backing().largest_page(),
-            PinKind::Mlock => Backing::Anon4K.page(),
-        };
-        // By address: foreign memory need not begin where a huge page does.
-        let begin = self.mapping.address() & (page - 1);
-        let first = ((begin + part.start) & !(page - 1)).max(begin);
-        let last = (begin + part.last()) | (page - 1);
-        last.min(begin + self.mapping.len() - 1) - first + 1
+        // io_uring charges the huge pages that it touches whole; mlock compares the length. Without a
+        // pinner there is no pin, which says why.
+        let kind = self.pinner().map_or(PinKind::Mlock, |pinner| pinner.kind());
+        self.in_pages(
+            part,
+            match kind {
+                PinKind::IoUring => self.mapping.backing().largest_page(),
+                PinKind::Mlock => Backing::Anon4K.page(),
+            },
+        )
+    }
+
+    fn charge_of_mapping(&self, part: Span) -> u64 {
+        self.in_pages(part, Backing::Anon4K.page())
     }
 
     fn pin(
@@ -97,8 +132,9 @@ impl MemoryObject for HostMemory {
         part: Span,
         progress: &mut dyn FnMut(u64) -> ControlFlow<()>,
     ) -> Result<Box<dyn Pinned>, PinFailed> {
-        let pin = self
-            .pinner
+        let pinner = self.pinner();
+        let pinner = pinner.map_err(|cause| PinFailed::Refused(Box::new(cause)))?;
+        let pin = pinner
             .pin(&self.mapping, part, progress)
             .map_err(|cause| match cause {
                 PinError::Interrupted { .. } => PinFailed::Interrupted,
@@ -109,7 +145,9 @@ impl MemoryObject for HostMemory {
         self.effort
             .buffers
             .fetch_add(steps.buffers, Ordering::Relaxed);
-        let (frames, effort) = (self.frames, Arc::clone(&self.effort));
+        let frames = self.frames;
+        let frames = frames.unwrap_or_else(|| FrameSource::detect(&self.mapping));
+        let effort = Arc::clone(&self.effort);
         Ok(Box::new(HostPin {
             pin,
             frames,

@@ -14,10 +14,18 @@ impl<T> Mutex<T> {
         Self(std::sync::Mutex::new(value))
     }
 
-    pub(crate) fn lock(&self) -> std::sync::MutexGuard<'_, T> {
+    pub(crate) fn lock(&self) -> Guard<'_, T> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    pub(crate) fn into_inner(self) -> T {
+        let value = self.0.into_inner();
+        value.unwrap_or_else(PoisonError::into_inner)
+    }
 }
+
+#[cfg(feature = "std")]
+pub(crate) type Guard<'a, T> = std::sync::MutexGuard<'a, T>;
 
 #[cfg(not(feature = "std"))]
 #[derive(Debug, Default)]
@@ -29,7 +37,14 @@ impl<T> Mutex<T> {
         Self(spin::Mutex::new(value))
     }
 
-    pub(crate) fn lock(&self) -> spin::MutexGuard<'_, T> {
+    pub(crate) fn lock(&self) -> Guard<'_, T> {
         self.0.lock()
     }
+
+    pub(crate) fn into_inner(self) -> T {
+        self.0.into_inner()
+    }
 }
+
+#[cfg(not(feature = "std"))]
+pub(crate) type Guard<'a, T> = spin::MutexGuard<'a, T>;

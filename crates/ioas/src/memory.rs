@@ -163,10 +163,9 @@ impl Memory {
         kept.min(pins.reserve.as_ref().map_or(0, Charge::bytes))
     }
 
-    /// What a kernel that charges each mapping for itself charges for one of `part`: its pages, but for
-    /// memory that is not charged at all.
+    /// What a kernel that charges each mapping for itself charges for one of `part`.
     pub(crate) fn charge_of_mapping(&self, part: Span) -> u64 {
-        self.object.charge(part).min(part.len)
+        self.object.charge_of_mapping(part)
     }
 
     fn charge(&self, parts: &[Span]) -> u64 {

@@ -28,6 +28,12 @@ pub trait MemoryObject: fmt::Debug + Send + Sync {
     /// huge pages, for instance.
     fn charge(&self, part: Span) -> u64;
 
+    /// The bytes that a kernel charges for mapping `part`, which pins memory by itself: its pages, but
+    /// for memory that is not charged at all.
+    fn charge_of_mapping(&self, part: Span) -> u64 {
+        self.charge(part).min(part.len)
+    }
+
     /// Pins `part`, all of it or nothing. `progress` is told how many bytes are pinned from time
     /// to time, and may stop the work.
     fn pin(

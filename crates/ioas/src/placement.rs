@@ -6,10 +6,13 @@
 //! [`Placement::joins`] says who may share, [`Placement::tables`] where what is shared lies. Neither
 //! is stored with a domain; its node follows from the units that are attached.
 
+use alloc::vec::Vec;
 use core::fmt;
 use core::str::FromStr;
 
-use iommu::{NodeId, Unit};
+use iommu::{DomainId, NodeId, Unit};
+
+use crate::endpoint::EndpointId;
 
 /// Where page tables lie.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -86,6 +89,36 @@ impl FromStr for Placement {
                 node.map(|node| Self::Near(NodeId(node))).ok_or(NoPlacement)
             }
         }
+    }
+}
+
+/// A page table of an address space, and where it is.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Place {
+    /// Its number: that of the domain for tables of ours, of the page table for iommufd. `None`: the
+    /// kernel has made it by itself.
+    pub number: Option<u32>,
+    /// The node of its endpoints: of the first of which one is known, by its unit or by the caller who
+    /// attached it. It follows from what is attached, so it may change when an endpoint leaves.
+    pub node: Option<NodeId>,
+    /// Where its tables were asked to lie; `None`: anywhere.
+    pub tables: Option<NodeId>,
+    /// It keeps what devices write to.
+    pub tracks: bool,
+    /// Mappings that a kernel has, for all tables of one container or address space of iommufd with the
+    /// first of them. 0 for tables of ours.
+    pub mappings: u64,
+    /// Bytes that the kernel charges for these mappings by itself; what is copied from other address
+    /// spaces is charged there.
+    pub charged: u64,
+    /// What is attached to it.
+    pub endpoints: Vec<EndpointId>,
+}
+
+impl Place {
+    /// The domain, where tables are ours.
+    pub fn domain(&self) -> Option<DomainId> {
+        self.number.map(DomainId)
     }
 }
 

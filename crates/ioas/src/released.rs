@@ -33,12 +33,11 @@ use core::fmt;
 use iopt::{Interruption, RangeError};
 use runs::Span;
 
-use crate::backend::Backend;
 use crate::error::{MapError, UnmapError};
 use crate::memory::Hold;
 use crate::observer::{Observer, Step, observed};
 use crate::own::Written;
-use crate::space::Ioas;
+use crate::space::{Ioas, Space};
 
 /// Why a range was not released.
 #[derive(Debug)]
@@ -95,7 +94,7 @@ struct Going {
     written: Written,
 }
 
-impl<B: Backend> Ioas<B> {
+impl Ioas {
     /// Lets go of `ranges`, each of which areas cover: unmapped, flushed, unpinned, exactly that,
     /// until they are [restored](Self::restore) or unmapped. Devices go on reaching all the rest.
     ///
@@ -109,6 +108,34 @@ impl<B: Backend> Ioas<B> {
     /// [says so](crate::WhenUnmapped::LetsGo); and if it cannot be cut without a moment in which the
     /// rest is missing, unless `interruption` allows that.
     pub fn release(
+        &self,
+        ranges: &[Span],
+        interruption: Interruption,
+        kept: &mut dyn FnMut(Span, ReleaseError),
+        observer: &mut dyn Observer,
+    ) -> u64 {
+        self.lock().release(ranges, interruption, kept, observer)
+    }
+
+    /// Takes `ranges` back, as far as they are [released](Self::release): pinned and mapped as before,
+    /// and leaves merged, as far as that is possible without a moment in which the rest is missing
+    /// unless `interruption` allows one. Ends need not be those that were released.
+    ///
+    /// `failed` is told of each stretch that stays released, and why; all others are back. Charge and
+    /// tables are there; what can fail is the pin, and a flush that was still to come.
+    pub fn restore(
+        &self,
+        ranges: &[Span],
+        interruption: Interruption,
+        failed: &mut dyn FnMut(Span, MapError),
+        observer: &mut dyn Observer,
+    ) {
+        self.lock().restore(ranges, interruption, failed, observer)
+    }
+}
+
+impl Space {
+    pub(crate) fn release(
         &mut self,
         ranges: &[Span],
         interruption: Interruption,
@@ -123,7 +150,7 @@ impl<B: Backend> Ioas<B> {
             }
         }
         let flushed = observed(observer, Step::Flush, |_| {
-            self.retired.flush(&mut self.backend)?;
+            self.retired.flush(&mut *self.backend)?;
             Ok(((), 0))
         });
         if let Err(cause) = flushed {
@@ -229,13 +256,7 @@ impl<B: Backend> Ioas<B> {
         self.refit_at(range, Interruption::Refused);
     }
 
-    /// Takes `ranges` back, as far as they are [released](Self::release): pinned and mapped as before,
-    /// and leaves merged, as far as that is possible without a moment in which the rest is missing
-    /// unless `interruption` allows one. Ends need not be those that were released.
-    ///
-    /// `failed` is told of each stretch that stays released, and why; all others are back. Charge and
-    /// tables are there; what can fail is the pin, and a flush that was still to come.
-    pub fn restore(
+    pub(crate) fn restore(
         &mut self,
         ranges: &[Span],
         interruption: Interruption,
@@ -248,7 +269,7 @@ impl<B: Backend> Ioas<B> {
                 Err(cause) => failed(*range, cause),
                 Ok(stretches) => {
                     for span in stretches {
-                        let flushed = self.retired.make_way(&mut self.backend, span);
+                        let flushed = self.retired.make_way(&mut *self.backend, span);
                         let mapped = flushed
                             .map_err(MapError::Flush)
                             .and_then(|()| self.map_released(span, observer));

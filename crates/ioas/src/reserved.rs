@@ -23,7 +23,7 @@ use alloc::vec::Vec;
 
 use runs::Span;
 
-use crate::area::Area;
+use crate::area::HeldArea;
 use crate::areas::Areas;
 use crate::error::MapError;
 use crate::ledger::{Charge, OverLimit};
@@ -111,7 +111,7 @@ impl Areas {
         &self,
         times: Option<u64>,
     ) -> Result<ForReleased, (Span, MapError)> {
-        let charged = |area: &Area| {
+        let charged = |area: &HeldArea| {
             let reserved = area.memory.reserve(area.part(), times);
             let refused = |over| (area.range, MapError::OverLimit(over));
             Ok((area.range.start, reserved.map_err(refused)?))

@@ -38,7 +38,7 @@ pub enum Flushing {
 
 /// What was unmapped and waits for a flush, and who is to be told.
 #[derive(Default)]
-pub struct Retired {
+pub(crate) struct Retired {
     /// Memory that was unmapped and that somebody may still reach.
     pub(crate) holds: Vec<Hold>,
     /// Others with translations of their own.
@@ -65,9 +65,9 @@ impl Retired {
 
     /// What must happen before something is mapped in `range`: who still has old translations there
     /// would not see what is new.
-    pub(crate) fn make_way<B: Backend>(
+    pub(crate) fn make_way(
         &mut self,
-        backend: &mut B,
+        backend: &mut dyn Backend,
         range: Span,
     ) -> Result<(), FlushError> {
         match self.flushing {
@@ -79,7 +79,7 @@ impl Retired {
     }
 
     /// Flushes what earlier calls have left to be flushed, and lets go of it.
-    pub(crate) fn settle<B: Backend>(&mut self, backend: &mut B) -> Result<(), FlushError> {
+    pub(crate) fn settle(&mut self, backend: &mut dyn Backend) -> Result<(), FlushError> {
         self.flush(backend)?;
         // Whoever asks wants room for something else; what cannot be unpinned stays charged.
         let _ = self.release();
@@ -103,7 +103,7 @@ impl Retired {
 
     /// Has the back end and every listener forget what was unmapped. After an error all of that of
     /// whoever failed is still to come.
-    pub(crate) fn flush<B: Backend>(&mut self, backend: &mut B) -> Result<(), FlushError> {
+    pub(crate) fn flush(&mut self, backend: &mut dyn Backend) -> Result<(), FlushError> {
         let flushed = backend.flush();
         self.listeners.flush().and(flushed)
     }

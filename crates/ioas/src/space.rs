@@ -14,29 +14,41 @@
 //! any more, but stays pinned and charged until a later flush succeeds. Until then nothing is mapped
 //! either: a unit that still holds old translations and tables would not see what is new.
 //!
+//! # Many threads
+//!
+//! Every operation takes `&self`. One lock inside lets one operation in at a time, so callbacks that
+//! an operation makes (observers, listeners, users of pins, flushes of units) must not call the
+//! address space.
+//!
 //! # The end
 //!
 //! [`Ioas::close`] gives everything back and tells what it could not. Dropping an address space
 //! detaches its devices and unpins its memory; see [`Ioas`].
 
+use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::fmt;
 use core::mem;
 
 use iopt::{Aperture, Interruption, Prot, RangeError};
-use runs::Span;
+use runs::{PageSizes, Span};
 
-use crate::area::Area;
+use crate::area::{Area, HeldArea};
 use crate::areas::Areas;
-use crate::backend::{Backend, Capabilities};
+use crate::backend::{Backend, Capabilities, Unsupported};
 use crate::dirty::Tracking;
-use crate::error::{CloseError, MapError, UnmapError};
+use crate::endpoint::{Endpoint, EndpointId};
+use crate::error::{AttachError, CloseError, DetachError, MapError, UnmapError};
 use crate::external::Externals;
+#[cfg(any(feature = "vfio", feature = "iommufd"))]
+use crate::kernel::KernelError;
 use crate::ledger::Forecast;
 use crate::listener::Listener;
+use crate::lock::{Guard, Mutex};
 use crate::memory::Memory;
 use crate::observer::{Observer, Step, observed};
+use crate::placement::{Place, Placement};
 use crate::retired::{Flushing, Retired};
 
 /// What an unmap has removed.
@@ -51,7 +63,11 @@ pub struct Unmapped {
     pub unpinned: u64,
 }
 
-/// An I/O address space over the back end `B`: tables of ours ([`Own`](crate::Own)), or a kernel's.
+/// An I/O address space: over tables of ours that units walk ([`new`](Self::new),
+/// [`with_builder`](Self::with_builder)), or over a kernel's interface
+/// ([`over_kernel`](Self::over_kernel)). What is opened is decided at run time; everything else is the same.
+///
+/// Any number of threads may use one. Callbacks of an operation must not call the address space.
 ///
 /// # Dropping
 ///
@@ -60,9 +76,12 @@ pub struct Unmapped {
 /// device go, the memory of all areas stays pinned and charged for good: a device must never reach
 /// memory that is not pinned. Tables of the caller's, as those of a dropped
 /// [`Table`](iopt::Table), stay out of use in any case.
-pub struct Ioas<B: Backend> {
+pub struct Ioas(pub(crate) Mutex<Space>);
+
+/// What the lock of an [`Ioas`] guards.
+pub(crate) struct Space {
     pub(crate) areas: Areas,
-    pub(crate) backend: B,
+    pub(crate) backend: Box<dyn Backend>,
     pub(crate) retired: Retired,
     pub(crate) externals: Arc<Externals>,
     /// To which addresses are chosen; anywhere when empty.
@@ -71,72 +90,161 @@ pub struct Ioas<B: Backend> {
     pub(crate) tracking: Option<Tracking>,
 }
 
-impl<B: Backend> Ioas<B> {
-    /// An empty address space over `backend`.
-    pub(crate) fn over(backend: B) -> Self {
-        Self {
-            areas: Areas::default(),
-            backend,
-            retired: Retired::default(),
-            externals: Arc::default(),
-            allowed: Vec::new(),
-            tracking: None,
-        }
-    }
-
+impl Ioas {
     /// What the back end can do.
     pub fn capabilities(&self) -> Capabilities {
-        self.backend.capabilities()
+        self.lock().capabilities()
     }
 
-    /// The back end.
-    pub const fn backend(&self) -> &B {
-        &self.backend
+    /// What ends of areas must be multiples of, bytes; 1 when nothing is known yet.
+    pub fn granule(&self) -> u64 {
+        self.lock().backend.granule()
+    }
+
+    /// Sizes of pages that everything attached translates; `None` when that is not known.
+    pub fn page_sizes(&self) -> Option<PageSizes> {
+        self.lock().backend.page_sizes()
+    }
+
+    /// Whether there are devices that reach the areas, or tables that wait for some.
+    pub fn is_live(&self) -> bool {
+        self.lock().backend.is_live()
+    }
+
+    /// Attaches an endpoint: all areas are mapped for it first, pinned if it is the first one, all or
+    /// nothing. With tables of ours it joins a domain that suits its unit, or a new one is built.
+    ///
+    /// While memory is [retired](Self::retired), the device may come to see that too, as those
+    /// that are attached already.
+    ///
+    /// # Errors
+    ///
+    /// See [`AttachError`]. Nothing has changed then.
+    pub fn attach(&self, endpoint: impl Into<Endpoint>) -> Result<(), AttachError> {
+        let space = &mut *self.lock();
+        let dirty = space.tracking.is_some();
+        space
+            .backend
+            .attach(endpoint.into(), dirty, &mut space.areas)
+    }
+
+    /// Detaches an endpoint; if several units have a device of that name, that of the first domain.
+    /// Areas stay, so that an endpoint that comes back finds them: with tables of ours they are pinned
+    /// for as long as there is a domain, with a kernel for as long as an endpoint is attached.
+    ///
+    /// # Errors
+    ///
+    /// See [`DetachError`]; a kernel does not detach a group of which a device is open.
+    pub fn detach(&self, endpoint: impl Into<EndpointId>) -> Result<(), DetachError> {
+        let space = &mut *self.lock();
+        let dirty = space.tracking.is_some();
+        let Space { areas, retired, .. } = space;
+        space.backend.detach(endpoint.into(), dirty, areas, retired)
+    }
+
+    /// The page tables, with their nodes and endpoints.
+    pub fn places(&self) -> Vec<Place> {
+        self.lock().backend.places()
+    }
+
+    /// What is attached.
+    pub fn endpoints(&self) -> Vec<EndpointId> {
+        let places = self.places().into_iter();
+        places.flat_map(|place| place.endpoints).collect()
+    }
+
+    /// Which endpoints share a page table from now on, and where it lies; those that are there stay
+    /// where they are.
+    ///
+    /// Under [`Placement::PerNode`] iommufd has a table for each node, over memory that is pinned once;
+    /// of VFIO's type 1 there is a container for each node, if they are
+    /// [opened as they are needed](crate::Kernel::opening), and each is charged.
+    ///
+    /// # Errors
+    ///
+    /// [`Capability::NodeTables`](crate::Capability::NodeTables) of a single container;
+    /// [`Capability::TablePlacement`](crate::Capability::TablePlacement) of a kernel for
+    /// [`Placement::Near`], as it makes tables on the node of the device that they are for.
+    pub fn set_placement(&self, placement: Placement) -> Result<(), Unsupported> {
+        self.lock().backend.set_placement(placement)
+    }
+
+    /// Which endpoints share a page table.
+    pub fn placement(&self) -> Placement {
+        self.lock().backend.placement()
+    }
+
+    /// Says whether mappings of a kernel may be merged when it has no entries left
+    /// ([`MapError::TooMany`]). Devices do not reach what is being merged for a moment. In the
+    /// beginning they may not. Tables of ours need no such thing.
+    pub fn set_merging(&self, merging: Interruption) {
+        self.lock().backend.set_merging(merging);
+    }
+
+    /// Learns again what can be mapped, which attaching and detaching do by themselves.
+    ///
+    /// In a container that iommufd plays that is not enough: there a group reaches the memory, has
+    /// it pinned and narrows the windows only while one of its devices is open.
+    ///
+    /// # Errors
+    ///
+    /// The kernel's. What was known stays known.
+    #[cfg(any(feature = "vfio", feature = "iommufd"))]
+    pub fn refresh(&self) -> Result<(), KernelError> {
+        self.lock().backend.refresh()
+    }
+
+    /// The mappings that a kernel has for this address space, in order: not the areas. `None` where
+    /// tables are ours.
+    pub fn kernel_mappings(&self) -> Option<Vec<Span>> {
+        self.lock().backend.mappings()
     }
 
     /// When units are told what was unmapped. What waits now is flushed by the next call that
     /// flushes.
-    pub fn set_flushing(&mut self, flushing: Flushing) {
-        self.retired.flushing = flushing;
+    pub fn set_flushing(&self, flushing: Flushing) {
+        self.lock().set_flushing(flushing)
     }
 
     /// Tells `listener` of all areas, from now on.
-    pub fn add_listener(&mut self, listener: Arc<dyn Listener>) {
-        let areas = self.areas().filter(|area| area.is_there());
-        areas.for_each(|area| listener.mapped(area));
-        self.retired.listeners.add(listener);
+    pub fn add_listener(&self, listener: Arc<dyn Listener>) {
+        self.lock().add_listener(listener)
     }
 
     /// Tells `listener` nothing any more. It must not use what it knows.
-    pub fn remove_listener(&mut self, listener: &Arc<dyn Listener>) {
-        self.retired.listeners.remove(listener);
+    pub fn remove_listener(&self, listener: &Arc<dyn Listener>) {
+        self.lock().remove_listener(listener)
     }
 
     /// The areas, in order.
-    pub fn areas(&self) -> impl Iterator<Item = &Area> {
-        self.areas.iter()
+    pub fn areas(&self) -> Vec<Area> {
+        let space = self.lock();
+        space.areas().map(|area| (**area).clone()).collect()
     }
 
-    /// The areas over some of `part` (offset and length in bytes) of `memory`, at whatever device
-    /// addresses, in no order. The first call notes all areas by their memory, and from then on this
-    /// takes a look at those that it yields, and at few others.
-    pub fn areas_over(&mut self, memory: &Arc<Memory>, part: Span) -> impl Iterator<Item = &Area> {
-        self.areas.over(memory, part)
+    /// Calls `each` for every area over some of `part` (offset and length in bytes) of `memory`, at
+    /// whatever device addresses, in no order. The first call notes all areas by their memory, and from
+    /// then on this takes a look at those that it yields, and at few others.
+    pub fn areas_over(&self, memory: &Arc<Memory>, part: Span, mut each: impl FnMut(&Area)) {
+        let space = &mut *self.lock();
+        space.areas.over(memory, part).for_each(|area| each(area));
     }
 
     /// How many areas there are.
     pub fn len(&self) -> usize {
-        self.areas.0.len()
+        self.lock().len()
     }
 
     /// True when there is no area.
     pub fn is_empty(&self) -> bool {
-        self.areas.0.is_empty()
+        self.lock().is_empty()
     }
 
     /// The area that holds `iova`.
-    pub fn area_at(&self, iova: u64) -> Option<&Area> {
-        self.areas.0.at(iova).map(|(_, area)| area)
+    pub fn area_at(&self, iova: u64) -> Option<Area> {
+        let space = self.lock();
+        let (_, area) = space.areas.0.at(iova)?;
+        Some((**area).clone())
     }
 
     /// Maps `part` (offset and length in bytes) of `memory` at `iova`, all or nothing.
@@ -147,6 +255,128 @@ impl<B: Backend> Ioas<B> {
     /// the limit forbids it. If earlier unmaps still wait for a [`flush`](Self::flush), that comes
     /// first, and if it fails again nothing is mapped.
     pub fn map(
+        &self,
+        iova: u64,
+        memory: &Arc<Memory>,
+        part: Span,
+        prot: Prot,
+        observer: &mut dyn Observer,
+    ) -> Result<(), MapError> {
+        self.lock().map(iova, memory, part, prot, observer)
+    }
+
+    /// Whether the limit permits to map `part` (offset and length in bytes) of `memory` here, before
+    /// anything is touched: [`Memory::forecast`], as often as this address space charges it. That is
+    /// more than once only with containers by node, for each of those that it has now.
+    pub fn forecast(&self, memory: &Memory, part: Span) -> Forecast {
+        self.lock().forecast(memory, part)
+    }
+
+    /// Unmaps every area in `range`. Areas that lie only partly in it are not cut: that is refused
+    /// and nothing changes. Where nothing is mapped nothing happens.
+    ///
+    /// Memory that was retired before is released as well, if the flush succeeds.
+    ///
+    /// # Errors
+    ///
+    /// See [`UnmapError`], which says for each case what has happened to the areas: either all of
+    /// them are unmapped or none.
+    pub fn unmap(&self, range: Span, observer: &mut dyn Observer) -> Result<Unmapped, UnmapError> {
+        self.lock().unmap(range, observer)
+    }
+
+    /// Unmaps everything, as [`unmap`](Self::unmap) does.
+    pub fn unmap_all(&self, observer: &mut dyn Observer) -> Result<Unmapped, UnmapError> {
+        self.lock().unmap_all(observer)
+    }
+
+    /// Has every unit forget what was unmapped and releases the memory that was retired. Returns
+    /// the bytes that were unpinned.
+    ///
+    /// # Errors
+    ///
+    /// [`UnmapError::Flush`] and [`UnmapError::Unpin`] only. After the first everything is still
+    /// retired, and this may be called again. A device that is stuck can be
+    /// [detached](Self::detach); then there is nobody to wait for.
+    pub fn flush(&self) -> Result<u64, UnmapError> {
+        self.lock().flush()
+    }
+
+    /// [`flush`](Self::flush), if [lazy flushing](Flushing::Lazy) has come to one of its bounds.
+    pub fn poll(&self) -> Result<u64, UnmapError> {
+        self.lock().poll()
+    }
+
+    /// Memory that is unmapped but waits for a flush, in areas.
+    pub fn retired(&self) -> usize {
+        self.lock().retired()
+    }
+
+    /// Ends the address space: detaches every device, unmaps everything, gives all tables back.
+    ///
+    /// # Errors
+    ///
+    /// The first failure, but everything is tried: memory is also released when a device cannot
+    /// be detached but its unit forgets what was unmapped, and when a flush fails but every device
+    /// can be detached. What is left then is lost on purpose, see [`CloseError`]. Who wants to try
+    /// again calls [`detach`](Self::detach) and [`unmap_all`](Self::unmap_all) first.
+    pub fn close(self) -> Result<(), CloseError> {
+        self.0.into_inner().close()
+    }
+
+    pub(crate) fn over(backend: impl Backend) -> Self {
+        Self(Mutex::new(Space::over(backend)))
+    }
+
+    pub(crate) fn lock(&self) -> Guard<'_, Space> {
+        self.0.lock()
+    }
+}
+
+impl Space {
+    /// An empty address space over `backend`.
+    pub(crate) fn over(backend: impl Backend) -> Self {
+        Self {
+            areas: Areas::default(),
+            backend: Box::new(backend),
+            retired: Retired::default(),
+            externals: Arc::default(),
+            allowed: Vec::new(),
+            tracking: None,
+        }
+    }
+
+    pub(crate) fn capabilities(&self) -> Capabilities {
+        self.backend.capabilities()
+    }
+
+    pub(crate) fn set_flushing(&mut self, flushing: Flushing) {
+        self.retired.flushing = flushing;
+    }
+
+    pub(crate) fn add_listener(&mut self, listener: Arc<dyn Listener>) {
+        let areas = self.areas().filter(|area| area.is_there());
+        areas.for_each(|area| listener.mapped(area));
+        self.retired.listeners.add(listener);
+    }
+
+    pub(crate) fn remove_listener(&mut self, listener: &Arc<dyn Listener>) {
+        self.retired.listeners.remove(listener);
+    }
+
+    pub(crate) fn areas(&self) -> impl Iterator<Item = &HeldArea> {
+        self.areas.iter()
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.areas.0.len()
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.areas.0.is_empty()
+    }
+
+    pub(crate) fn map(
         &mut self,
         iova: u64,
         memory: &Arc<Memory>,
@@ -156,18 +386,16 @@ impl<B: Backend> Ioas<B> {
     ) -> Result<(), MapError> {
         let range = self.check(iova, memory, part, prot)?;
         self.retired
-            .make_way(&mut self.backend, range)
+            .make_way(&mut *self.backend, range)
             .map_err(MapError::Flush)?;
         let area = Area {
             range,
             memory: Arc::clone(memory),
             offset: part.start,
             prot,
-            hold: None,
             out: false,
             released: false,
             cut: [false; 2],
-            reserved: None,
         };
         // Vacant: `check` has seen that no area lies there.
         let wanted = self.areas.0.len() as u64 + 1;
@@ -175,7 +403,7 @@ impl<B: Backend> Ioas<B> {
             wanted,
             most: u64::from(u32::MAX),
         };
-        let Some(area) = self.areas.insert(area).map_err(too_many)? else {
+        let Some(area) = self.areas.insert(area.into()).map_err(too_many)? else {
             return Ok(());
         };
         if let Err(cause) = self.backend.map(area, &mut self.retired, observer) {
@@ -189,10 +417,7 @@ impl<B: Backend> Ioas<B> {
         Ok(())
     }
 
-    /// Whether the limit permits to map `part` (offset and length in bytes) of `memory` here, before
-    /// anything is touched: [`Memory::forecast`], as often as this address space charges it. That is
-    /// more than once only with [containers by node](crate::ByNode), for each of those that it has now.
-    pub fn forecast(&self, memory: &Memory, part: Span) -> Forecast {
+    pub(crate) fn forecast(&self, memory: &Memory, part: Span) -> Forecast {
         memory.forecast_times(part, self.backend.times_charged())
     }
 
@@ -234,16 +459,7 @@ impl<B: Backend> Ioas<B> {
         }
     }
 
-    /// Unmaps every area in `range`. Areas that lie only partly in it are not cut: that is refused
-    /// and nothing changes. Where nothing is mapped nothing happens.
-    ///
-    /// Memory that was retired before is released as well, if the flush succeeds.
-    ///
-    /// # Errors
-    ///
-    /// See [`UnmapError`], which says for each case what has happened to the areas: either all of
-    /// them are unmapped or none.
-    pub fn unmap(
+    pub(crate) fn unmap(
         &mut self,
         range: Span,
         observer: &mut dyn Observer,
@@ -288,8 +504,10 @@ impl<B: Backend> Ioas<B> {
         Ok(true)
     }
 
-    /// Unmaps everything, as [`unmap`](Self::unmap) does.
-    pub fn unmap_all(&mut self, observer: &mut dyn Observer) -> Result<Unmapped, UnmapError> {
+    pub(crate) fn unmap_all(
+        &mut self,
+        observer: &mut dyn Observer,
+    ) -> Result<Unmapped, UnmapError> {
         for half in Aperture::zeros(64).spans() {
             self.externals.let_go(half)?;
         }
@@ -348,20 +566,11 @@ impl<B: Backend> Ioas<B> {
         }
     }
 
-    /// Has every unit forget what was unmapped and releases the memory that was retired. Returns
-    /// the bytes that were unpinned.
-    ///
-    /// # Errors
-    ///
-    /// [`UnmapError::Flush`] and [`UnmapError::Unpin`] only. After the first everything is still
-    /// retired, and this may be called again. A device that is stuck can be
-    /// [detached](Self::detach); then there is nobody to wait for.
-    pub fn flush(&mut self) -> Result<u64, UnmapError> {
+    pub(crate) fn flush(&mut self) -> Result<u64, UnmapError> {
         self.flush_observed(&mut ())
     }
 
-    /// [`flush`](Self::flush), if [lazy flushing](Flushing::Lazy) has come to one of its bounds.
-    pub fn poll(&mut self) -> Result<u64, UnmapError> {
+    pub(crate) fn poll(&mut self) -> Result<u64, UnmapError> {
         self.finish_unmap(&mut ())
     }
 
@@ -371,7 +580,7 @@ impl<B: Backend> Ioas<B> {
     ) -> Result<u64, UnmapError> {
         observed(observer, Step::Flush, |_| {
             self.retired
-                .flush(&mut self.backend)
+                .flush(&mut *self.backend)
                 .map_err(UnmapError::Flush)?;
             Ok::<_, UnmapError>(((), 0))
         })?;
@@ -382,20 +591,11 @@ impl<B: Backend> Ioas<B> {
         failed.map_or(Ok(unpinned), |cause| Err(UnmapError::Unpin(cause)))
     }
 
-    /// Memory that is unmapped but waits for a flush, in areas.
-    pub const fn retired(&self) -> usize {
+    pub(crate) fn retired(&self) -> usize {
         self.retired.holds.len()
     }
 
-    /// Ends the address space: detaches every device, unmaps everything, gives all tables back.
-    ///
-    /// # Errors
-    ///
-    /// The first failure, but everything is tried: memory is also released when a device cannot
-    /// be detached but its unit forgets what was unmapped, and when a flush fails but every device
-    /// can be detached. What is left then is lost on purpose, see [`CloseError`]. Who wants to try
-    /// again calls [`detach`](Self::detach) and [`unmap_all`](Self::unmap_all) first.
-    pub fn close(mut self) -> Result<(), CloseError> {
+    pub(crate) fn close(mut self) -> Result<(), CloseError> {
         let detached = self.backend.leave(&mut self.areas, &mut self.retired);
         self.retired.flushing = Flushing::Strict;
         let unmapped = self.unmap_all(&mut ()).map_err(CloseError::Unmap);
@@ -410,7 +610,7 @@ impl<B: Backend> Ioas<B> {
     }
 }
 
-impl<B: Backend> Drop for Ioas<B> {
+impl Drop for Space {
     fn drop(&mut self) {
         // A unit that has let its last device of a domain go has forgotten the domain, so that
         // nothing needs to be flushed any more.
@@ -422,12 +622,13 @@ impl<B: Backend> Drop for Ioas<B> {
     }
 }
 
-impl<B: Backend> fmt::Debug for Ioas<B> {
+impl fmt::Debug for Ioas {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let space = self.lock();
         f.debug_struct("Ioas")
-            .field("backend", &self.capabilities().backend)
-            .field("areas", &self.areas.0.len())
-            .field("retired", &self.retired.holds.len())
+            .field("backend", &space.capabilities().backend)
+            .field("areas", &space.areas.0.len())
+            .field("retired", &space.retired.holds.len())
             .finish_non_exhaustive()
     }
 }

@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use ioas::{AttachError, Backend, Builder, DetachError, DomainIds, Ioas, Own};
+use ioas::{AttachError, Builder, DetachError, DomainIds, Ioas};
 use iommu::{DeviceId, Unit};
-use iopt::{FormatId, TableMemory};
+use iopt::{ErasableMemory, FormatId};
 use runs::Span;
 
 use crate::refusal::{Failed, Refusal};
@@ -16,31 +16,26 @@ use crate::wire::Request;
 /// [`Units`] does so with page tables of ours. Over VFIO or iommufd a monitor writes it: `space` is a new
 /// container, or an address space of the kernel, and `attach` and `detach` name its devices to it.
 pub trait Domains {
-    /// What the address spaces are over.
-    type Backend: Backend;
-
     /// An address space for a new domain, without areas or devices.
     ///
     /// # Errors
     ///
     /// There can be no more: the driver is answered `NOMEM`.
-    fn space(&mut self) -> Result<Ioas<Self::Backend>, ioas::Cause>;
+    fn space(&mut self) -> Result<Ioas, ioas::Cause>;
 
     /// Has the DMA of an endpoint, which is in no address space, go through `space`.
     ///
     /// # Errors
     ///
     /// See [`AttachError`]. Nothing has changed then.
-    fn attach(&mut self, endpoint: u32, space: &mut Ioas<Self::Backend>)
-    -> Result<(), AttachError>;
+    fn attach(&mut self, endpoint: u32, space: &Ioas) -> Result<(), AttachError>;
 
     /// Takes `space` away from an endpoint. When it returns, none of its accesses is under way.
     ///
     /// # Errors
     ///
     /// See [`DetachError`]. The endpoint counts as attached.
-    fn detach(&mut self, endpoint: u32, space: &mut Ioas<Self::Backend>)
-    -> Result<(), DetachError>;
+    fn detach(&mut self, endpoint: u32, space: &Ioas) -> Result<(), DetachError>;
 
     /// Hands the stretches of addresses to `sink` that an endpoint cannot translate.
     fn reserved(&self, endpoint: u32, sink: &mut dyn FnMut(Span)) {
@@ -115,22 +110,20 @@ impl<M> std::fmt::Debug for Units<M> {
 #[error("endpoint {0} is no device of a unit")]
 struct NoUnit(u32);
 
-impl<M: TableMemory + Clone + Send + 'static> Domains for Units<M> {
-    type Backend = Own<M>;
-
-    fn space(&mut self) -> Result<Ioas<Own<M>>, ioas::Cause> {
+impl<M: ErasableMemory + Clone> Domains for Units<M> {
+    fn space(&mut self) -> Result<Ioas, ioas::Cause> {
         let (tables, ids) = (self.tables.clone(), Arc::clone(&self.ids));
         let builder = Builder::new(tables, ids, self.formats.iter().copied());
         Ok(Ioas::with_builder(builder))
     }
 
-    fn attach(&mut self, endpoint: u32, space: &mut Ioas<Own<M>>) -> Result<(), AttachError> {
+    fn attach(&mut self, endpoint: u32, space: &Ioas) -> Result<(), AttachError> {
         let known = self.endpoints.get(&endpoint);
         let (unit, device) = known.ok_or_else(|| AttachError::Kernel(NoUnit(endpoint).into()))?;
-        space.attach(Arc::clone(unit), *device)
+        space.attach((Arc::clone(unit), *device))
     }
 
-    fn detach(&mut self, endpoint: u32, space: &mut Ioas<Own<M>>) -> Result<(), DetachError> {
+    fn detach(&mut self, endpoint: u32, space: &Ioas) -> Result<(), DetachError> {
         let (_, device) = self.endpoints.get(&endpoint).ok_or(DetachError::Unknown)?;
         space.detach(*device)
     }

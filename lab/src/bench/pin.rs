@@ -13,11 +13,10 @@ use std::time::{Duration, Instant};
 use dmaspace::devices::{DeviceReport, DevicesReport, Places, State, Way};
 use hostmem::{Backing, FrameSource, Pinner};
 use ioas::{
-    Charge, HostMemory, HostTables, Ioas, Ledger, MapError, MappedStorage, Memory, Observer, Own,
-    Step,
+    Charge, HostMemory, HostTables, Ioas, Ledger, MapError, MappedStorage, Memory, Observer, Step,
 };
 use iommu::DomainId;
-use iopt::{AnyTable, FormatId, Prot, TABLE_BYTES, TableMemory};
+use iopt::{AnyTable, FormatId, Leaf, Prot, TABLE_BYTES};
 use runs::{PageSizes, Span};
 
 use super::real::{Failed, Real};
@@ -75,7 +74,7 @@ fn of_memory(
     let real = Real::take(backing, wanted, backing.page(), room, turns, report)?;
     let frames = FrameSource::detect(&real.mapping);
     let (name, kind) = (backing.name(), pinner.kind());
-    let memory = HostMemory::new(real.mapping.clone(), Arc::new(pinner), frames);
+    let memory = HostMemory::with_pinner(real.mapping.clone(), Arc::new(pinner), frames);
     let memory = Arc::new(memory);
     let len = real.mapping.len();
     // The kernel keeps its own count and its own limit.
@@ -112,7 +111,7 @@ fn tables(len: u64) -> Result<Arc<HostTables>, Failed> {
     Ok(Arc::new(tables))
 }
 
-fn table(tables: &Arc<HostTables>) -> Result<AnyTable<Arc<HostTables>>, BenchError> {
+fn table(tables: &Arc<HostTables>) -> Result<AnyTable, BenchError> {
     let sizes = PageSizes::from_bits(u64::MAX);
     AnyTable::new(FORMAT, 4, sizes, tables.clone()).map_err(|source| BenchError::Build {
         format: FORMAT.name(),
@@ -157,7 +156,7 @@ struct Bed {
 impl Bed {
     /// Everything once; returns the runs.
     fn round(&mut self, turns: &mut Turns<'_>) -> Result<Vec<Span>, Failed> {
-        let mut space: Ioas<Own<Arc<HostTables>>> = Ioas::new(DomainId(1), table(&self.tables)?);
+        let space = Ioas::new(DomainId(1), table(&self.tables)?);
         let whole = Span::new(0, self.len);
         let charged = self.ledger.steps();
         let (mapped, all, pin, find) = {
@@ -272,14 +271,13 @@ fn note(
 }
 
 /// The physical runs that are mapped.
-fn runs(space: &Ioas<Own<Arc<HostTables>>>, len: u64) -> Vec<Span> {
+fn runs(space: &Ioas, len: u64) -> Vec<Span> {
     let mut runs: Vec<Span> = Vec::new();
-    if let Some(table) = space.table() {
-        table.for_each_leaf(Span::new(IOVA, len), |leaf| match runs.last_mut() {
-            Some(last) if last.start + last.len == leaf.run.pa => last.len += leaf.run.len,
-            _ => runs.push(Span::new(leaf.run.pa, leaf.run.len)),
-        });
-    }
+    let each = |leaf: Leaf| match runs.last_mut() {
+        Some(last) if last.start + last.len == leaf.run.pa => last.len += leaf.run.len,
+        _ => runs.push(Span::new(leaf.run.pa, leaf.run.len)),
+    };
+    space.with_table(|table| table.for_each_leaf(Span::new(IOVA, len), each));
     runs
 }
 

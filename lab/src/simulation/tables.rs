@@ -11,7 +11,7 @@ use runs::{PageSizes, Span};
 #[derive(Debug)]
 pub struct Domain {
     memory: Arc<HeapTables>,
-    table: AnyTable<Arc<HeapTables>>,
+    table: AnyTable,
     walker: Walker,
     node: Option<u32>,
 }

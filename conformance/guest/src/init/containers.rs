@@ -6,10 +6,7 @@ use std::sync::Arc;
 use anyhow::{Context as _, ensure};
 use guest::machines::Machine;
 use hostmem::Backing;
-use ioas::{
-    ByNode, Forecast, Ioas, Ledger, MapError,
-    vfio::{Containers, Group},
-};
+use ioas::{Endpoint, Forecast, Ioas, Kernel, Ledger, MapError, Placement, vfio::Group};
 use iommu::NodeId;
 use iopt::{Interruption, Prot};
 use runs::Span;
@@ -41,20 +38,22 @@ struct User {
 }
 
 /// An address space without groups over containers of this kind.
-fn space<const COMPATIBILITY: bool>() -> Ioas<Containers> {
+fn space<const COMPATIBILITY: bool>() -> anyhow::Result<Ioas> {
     let open = InContainer::<COMPATIBILITY>::container_mapper;
-    Ioas::over_containers(ByNode::new(open, None))
+    let space = Ioas::over_kernel(Kernel::opening(open, None));
+    space.set_placement(Placement::PerNode)?;
+    Ok(space)
 }
 
 /// Attaches the group of a device at `node`, and opens the device.
 fn attach<const COMPATIBILITY: bool>(
-    space: &mut Ioas<Containers>,
+    space: &Ioas,
     device: Device,
     node: u32,
 ) -> anyhow::Result<User> {
     device.bind_to_vfio()?;
     let group = Arc::new(InContainer::<COMPATIBILITY>::attachable(&(), device)?);
-    space.attach_near(group.clone(), Some(NodeId(node)))?;
+    space.attach(Endpoint::from(group.clone()).near(Some(NodeId(node))))?;
     let device = InContainer::<COMPATIBILITY>::device(&group, device)?;
     // A container that iommufd plays learns only now what it can do.
     space.refresh()?;
@@ -63,7 +62,7 @@ fn attach<const COMPATIBILITY: bool>(
 }
 
 /// Closes the device and detaches its group.
-fn detach(space: &mut Ioas<Containers>, user: User) -> anyhow::Result<()> {
+fn detach(space: &Ioas, user: User) -> anyhow::Result<()> {
     let User { edu, device, group } = user;
     drop(edu);
     drop(device);
@@ -71,9 +70,9 @@ fn detach(space: &mut Ioas<Containers>, user: User) -> anyhow::Result<()> {
 }
 
 /// Node and number of groups of each container.
-fn nodes(space: &Ioas<Containers>) -> Vec<(Option<u32>, usize)> {
-    let all = space.backend().containers();
-    all.map(|at| (at.node.map(|node| node.0), at.container.devices().len()))
+fn nodes(space: &Ioas) -> Vec<(Option<u32>, usize)> {
+    let all = space.places().into_iter();
+    all.map(|place| (place.node.map(|node| node.0), place.endpoints.len()))
         .collect()
 }
 
@@ -84,7 +83,7 @@ pub(crate) fn on_both_nodes<const COMPATIBILITY: bool>(_: &Machine) -> anyhow::R
     let ledger = Ledger::new("what the kernel counts", Some(64 * MIB), 0);
     let mapping = dma::memory(Backing::Anon4K, SIZE)?;
     let memory = host_memory(&mapping, &ledger)?;
-    let mut space = space::<COMPATIBILITY>();
+    let space = space::<COMPATIBILITY>()?;
     space.map(IOVA, &memory, Span::new(0, SIZE), Prot::RW, &mut ())?;
     let is_charged = |bytes: u64| {
         let found = ledger.in_use();
@@ -98,7 +97,7 @@ pub(crate) fn on_both_nodes<const COMPATIBILITY: bool>(_: &Machine) -> anyhow::R
     let devices = numa::devices()?;
     let mut users = Vec::new();
     for (nth, (node, device)) in (0..).zip(&devices) {
-        users.push(attach::<COMPATIBILITY>(&mut space, *device, *node)?);
+        users.push(attach::<COMPATIBILITY>(&space, *device, *node)?);
         is_charged((nth / 2 + 1) * SIZE).with_context(|| format!("device {nth}"))?;
     }
     let found = nodes(&space);
@@ -148,7 +147,7 @@ pub(crate) fn on_both_nodes<const COMPATIBILITY: bool>(_: &Machine) -> anyhow::R
     let mut users = users.into_iter();
     for left in [2 * SIZE, SIZE, SIZE, 0] {
         let user = users.next().context("four devices")?;
-        detach(&mut space, user)?;
+        detach(&space, user)?;
         is_charged(left)?;
     }
     ensure!(nodes(&space).is_empty(), "{:?}", nodes(&space));
@@ -162,10 +161,10 @@ pub(crate) fn undone_in_both<const COMPATIBILITY: bool>(_: &Machine) -> anyhow::
         let count = Count::new(counter_of(InContainer::<COMPATIBILITY>::COLUMN))?;
         // It believes in more, so that the kernel is asked.
         let ledger = Ledger::new("what the kernel counts", Some(64 * MIB), 0);
-        let mut space = space::<COMPATIBILITY>();
+        let space = space::<COMPATIBILITY>()?;
         let mut users = Vec::new();
         for (node, device) in numa::devices()?.into_iter().step_by(2) {
-            users.push(attach::<COMPATIBILITY>(&mut space, device, node)?);
+            users.push(attach::<COMPATIBILITY>(&space, device, node)?);
         }
         let mapping = dma::memory(Backing::Anon4K, 2 * MIB)?;
         let memory = host_memory(&mapping, &ledger)?;
@@ -175,12 +174,8 @@ pub(crate) fn undone_in_both<const COMPATIBILITY: bool>(_: &Machine) -> anyhow::
             matches!(refused, Err(MapError::OverLimit(_))),
             "{refused:?}"
         );
-        let mut all = space.backend().containers();
-        ensure!(
-            all.all(|at| at.container.pieces().next().is_none()),
-            "a piece is left"
-        );
-        drop(all);
+        let left = space.kernel_mappings().unwrap_or_default();
+        ensure!(left.is_empty(), "a mapping is left: {left:?}");
         ensure!(ledger.in_use() == 0, "{:#x}", ledger.in_use());
         count.is(0)?;
         for user in &users {
@@ -193,7 +188,7 @@ pub(crate) fn undone_in_both<const COMPATIBILITY: bool>(_: &Machine) -> anyhow::
         count.is(2 * MIB)?;
         users
             .into_iter()
-            .try_for_each(|user| detach(&mut space, user))?;
+            .try_for_each(|user| detach(&space, user))?;
         count.is(0)
     })
 }

@@ -46,8 +46,14 @@ impl<I: Interface> Tried<I> {
         let charged = self.space.ledger.in_use();
         self.count.is(charged)?;
         Ok(State {
-            areas: self.space.ioas.areas().map(|area| area.range()).collect(),
-            pieces: self.space.ioas.backend().pieces().collect(),
+            areas: self
+                .space
+                .ioas
+                .areas()
+                .iter()
+                .map(|area| area.range())
+                .collect(),
+            pieces: self.space.ioas.kernel_mappings().unwrap_or_default(),
             charged,
         })
     }
@@ -89,7 +95,7 @@ pub(crate) fn everywhere<I: Interface>() -> anyhow::Result<()> {
     let count = Count::new(counter_of(I::COLUMN))?;
     let ledger = Ledger::new("what the kernel counts", Some(64 * MIB), 0);
     let device = pci::Device(EDU);
-    let mut space = Space::<I>::new(I::file()?, Some(MIB), device, ledger)?;
+    let space = Space::<I>::new(I::file()?, Some(MIB), device, ledger)?;
     let mapping = memory(Backing::Anon4K, 4 * MIB)?;
     let memory = host_memory(&mapping, &space.ledger)?;
     let half = Span::new(0, 2 * MIB);

@@ -89,7 +89,7 @@ impl HandedOver for Type1 {
     const TRY_AGAIN: bool = false;
 
     fn hand_over(space: &Space<Self>) -> anyhow::Result<(Vec<BorrowedFd<'_>>, [u32; 2])> {
-        let container = space.ioas.backend().mapper().container();
+        let container = space.container.as_ref().context("no container")?;
         Ok((vec![container.as_fd(), space.attached()?.as_fd()], [0; 2]))
     }
 
@@ -109,9 +109,9 @@ impl HandedOver for Iommufd {
     const TRY_AGAIN: bool = true;
 
     fn hand_over(space: &Space<Self>) -> anyhow::Result<(Vec<BorrowedFd<'_>>, [u32; 2])> {
-        let (bound, ioas) = (space.attached()?, space.ioas.backend().mapper().id());
+        let (bound, ioas) = (space.attached()?, space.number);
         let files = vec![space.file().as_fd(), bound.device.as_fd()];
-        Ok((files, [ioas.0, bound.id.0]))
+        Ok((files, [ioas, bound.id.0]))
     }
 
     fn receive(
@@ -140,7 +140,7 @@ fn first_process<I: HandedOver>() -> anyhow::Result<()> {
     let locked = || anyhow::Ok(counter(counted)? - before);
     let mapping = memory(Backing::Memfd, SIZE)?;
     let ledger = Ledger::new(counted, Some(SIZE), 0);
-    let mut space = Space::<I>::with_ledger(pci::Device(EDU), ledger)?;
+    let space = Space::<I>::with_ledger(pci::Device(EDU), ledger)?;
     let memory = host_memory(&mapping, &space.ledger)?;
     for (iova, part) in AREAS {
         space.ioas.map(iova, &memory, part, Prot::RW, &mut ())?;
@@ -196,7 +196,10 @@ pub(crate) fn stays<I: Interface>() -> anyhow::Result<()> {
         Err(KernelError::Refused { errno, .. }) if errno == Errno::EINVAL.0 => {}
         other => bail!("{other:?}"),
     }
-    ensure!(space.ioas.backend().pieces().count() == 1, "given up");
+    ensure!(
+        space.ioas.kernel_mappings().unwrap_or_default().len() == 1,
+        "given up"
+    );
     ensure!(space.ledger.in_use() == SIZE, "not charged any more");
     edu.read(IOVA, BUFFER)?;
     edu.write(IOVA + BUFFER, BUFFER)?;
@@ -246,13 +249,13 @@ fn take_over<I: HandedOver>(socket: &UnixStream) -> anyhow::Result<()> {
     let memory = host_memory(&mapping, &ledger)?;
 
     let (mapper, attached) = I::receive([first, second], numbers)?;
-    let mut ioas = Ioas::over_kernel(Kernel::new(mapper, None));
+    let ioas = Ioas::over_kernel(Kernel::new(mapper, None));
     for (iova, part) in AREAS {
         ioas.map(iova, &memory, part, Prot::RW, &mut ())?;
     }
     ensure!(locked()? == 0, "{:#x} bytes locked", locked()?);
     if I::TRY_AGAIN {
-        let take_over = || ioas.take_over(vec![attached.clone()], &pieces);
+        let take_over = || ioas.take_over(vec![attached.clone().into()], &pieces);
         match limited(I::LIMIT - 4096, take_over)? {
             Err(AttachError::Replay {
                 cause: MapError::OverLimit(over),
@@ -263,7 +266,7 @@ fn take_over<I: HandedOver>(socket: &UnixStream) -> anyhow::Result<()> {
         ensure!(locked()? == 0, "{:#x} bytes locked", locked()?);
         ensure!(ledger.in_use() == 0, "{:#x} charged", ledger.in_use());
     }
-    ioas.take_over(vec![attached], &pieces)?;
+    ioas.take_over(vec![attached.into()], &pieces)?;
     ensure!(locked()? == SIZE, "{:#x} bytes locked", locked()?);
     ensure!(ledger.in_use() == SIZE, "{:#x} charged", ledger.in_use());
     (&*socket).write_all(b"charged\n")?;

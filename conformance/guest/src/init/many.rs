@@ -48,7 +48,7 @@ fn try_dma<I: Interface>(space: &Space<I>, mapping: &Mapping, round: u64) -> any
 
 /// An address space with all areas, each of a page, which go on in each other.
 fn mapped<I: Interface>() -> anyhow::Result<(Space<I>, Arc<Mapping>)> {
-    let mut space = Space::<I>::open(pci::Device(EDU))?;
+    let space = Space::<I>::open(pci::Device(EDU))?;
     space.ioas.set_merging(Interruption::Allowed);
     let size = (AREAS * PAGE).next_multiple_of(2 << 20);
     let mapping = Arc::new(Mapping::new(Backing::Thp, size, None)?);
@@ -77,11 +77,13 @@ fn unmap_all<I: Interface>(space: &mut Space<I>) -> anyhow::Result<()> {
 /// A container takes them in fewer mappings, and in one when they are there before the device.
 pub(crate) fn merged() -> anyhow::Result<()> {
     let (mut space, mapping) = mapped::<Type1>()?;
+    let pieces =
+        |space: &Space<Type1>| space.ioas.kernel_mappings().unwrap_or_default().len() as u64;
     let available = |space: &Space<Type1>| {
-        let info = space.ioas.backend().mapper().info()?;
-        info.available.context("the kernel does not tell")
+        space.ioas.refresh()?;
+        let most = space.ioas.capabilities().most_mappings;
+        anyhow::Ok(most.context("the kernel does not tell")? - pieces(space))
     };
-    let pieces = |space: &Space<Type1>| space.ioas.backend().pieces().count() as u64;
     // The container is full once; then all of it is one.
     let most = 65_535;
     let expected = 1 + AREAS - most;
@@ -126,7 +128,7 @@ pub(crate) fn merged() -> anyhow::Result<()> {
 /// iommufd has no limit.
 pub(crate) fn all() -> anyhow::Result<()> {
     let (mut space, mapping) = mapped::<Iommufd>()?;
-    let pieces = space.ioas.backend().pieces().count() as u64;
+    let pieces = space.ioas.kernel_mappings().unwrap_or_default().len() as u64;
     ensure!(pieces == AREAS, "{pieces} pieces");
     try_dma(&space, &mapping, 1)?;
     unmap_all(&mut space)

@@ -165,7 +165,7 @@ pub(crate) struct Mock {
 impl Mock {
     /// A device whose unit tells, or does not tell, what it writes to.
     pub(crate) fn new(owner: &Arc<Owner>, tells: bool) -> Result<Self, KernelError> {
-        let home = SpaceMapper::new(owner)?;
+        let home = SpaceMapper::for_devices(owner)?;
         let flags = if tells { 0 } else { NO_DIRTY };
         let [numbers, id] = make(owner, PageTable::Ioas(home.id()), flags)?;
         Ok(Self {

@@ -12,7 +12,7 @@ use anyhow::{Context as _, bail, ensure};
 use guest::machines::{Machine, Unit};
 use hostmem::Backing;
 use ioas::{
-    Ioas, Kernel, Ledger, NodeTables, Placement,
+    Endpoint, Ioas, Kernel, Ledger, NodeTables, Placement,
     iommufd::{BoundDevice, SpaceMapper},
 };
 use iommu::NodeId;
@@ -167,7 +167,7 @@ fn pinned() -> anyhow::Result<u64> {
 /// reach the same memory, which is pinned once.
 pub(crate) fn iommufd(_: &Machine) -> anyhow::Result<()> {
     let owner = Iommufd::file()?;
-    let mut space = Ioas::over_kernel(Kernel::new(SpaceMapper::new(&owner)?, None));
+    let space = Ioas::over_kernel(Kernel::new(SpaceMapper::new(&owner)?, None));
     space.set_placement(Placement::PerNode)?;
     let ledger = Ledger::unlimited();
     let memory = dma::memory(Backing::Anon4K, SIZE)?;
@@ -179,14 +179,14 @@ pub(crate) fn iommufd(_: &Machine) -> anyhow::Result<()> {
     let bound = devices.iter().map(|(node, device)| {
         device.bind_to_vfio()?;
         let bound = Arc::new(Iommufd::attachable(&owner, *device)?);
-        space.attach_near(bound.clone(), Some(NodeId(*node)))?;
+        space.attach(Endpoint::from(bound.clone()).near(Some(NodeId(*node))))?;
         Ok(bound)
     });
     let bound = bound.collect::<anyhow::Result<Vec<Arc<BoundDevice>>>>()?;
-    let places = space.backend().mapper().places();
+    let places = space.places();
     let nodes: Vec<_> = places
         .iter()
-        .map(|place| (place.node, place.devices.len()))
+        .map(|place| (place.node, place.endpoints.len()))
         .collect();
     let expected = [(Some(NodeId(0)), 2), (Some(NodeId(1)), 2)];
     ensure!(nodes == expected, "the tables are {places:?}");
@@ -219,7 +219,7 @@ pub(crate) fn iommufd(_: &Machine) -> anyhow::Result<()> {
     // What is left of a node keeps its table, and the last one takes it along.
     for (nth, bound) in bound.iter().enumerate() {
         space.detach(bound)?;
-        let left = space.backend().mapper().places().len();
+        let left = space.places().len();
         ensure!(left == [2, 1, 1, 0][nth], "{left} tables");
     }
     ensure!(
@@ -238,7 +238,7 @@ pub(crate) fn iommufd(_: &Machine) -> anyhow::Result<()> {
 /// what `dmaspace numa measure` calls remote.
 pub(crate) fn lent(_: &Machine) -> anyhow::Result<()> {
     let owner = Iommufd::file()?;
-    let mut space = Ioas::over_kernel(Kernel::new(SpaceMapper::new(&owner)?, None));
+    let space = Ioas::over_kernel(Kernel::new(SpaceMapper::new(&owner)?, None));
     space.set_placement(Placement::PerNode)?;
     let memory = dma::memory(Backing::Anon4K, SIZE)?;
     let object = host_memory(&memory, &Ledger::unlimited())?;
@@ -252,10 +252,10 @@ pub(crate) fn lent(_: &Machine) -> anyhow::Result<()> {
     for device in [maker, guest] {
         device.bind_to_vfio()?;
         let opened = Arc::new(Iommufd::attachable(&owner, *device)?);
-        space.attach_near(opened.clone(), Some(NodeId(1)))?;
+        space.attach(Endpoint::from(opened.clone()).near(Some(NodeId(1))))?;
         bound.push(opened);
     }
-    let places = space.backend().mapper().places();
+    let places = space.places();
     ensure!(places.len() == 1, "the tables are {places:?}");
     let tables = [tables_of(*maker)?, tables_of(*guest)?];
     ensure!(tables[0] == tables[1], "{tables:x?}");

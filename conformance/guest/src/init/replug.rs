@@ -51,7 +51,10 @@ pub(crate) fn comes_back<I: Interface>(on_the_bus: bool) -> anyhow::Result<()> {
 
     space.unplug()?;
     ensure!(space.ioas.len() == 2, "{:?}", space.ioas);
-    ensure!(space.ioas.backend().pieces().count() == 0, "still mapped");
+    ensure!(
+        space.ioas.kernel_mappings().unwrap_or_default().len() == 0,
+        "still mapped"
+    );
     ensure!(locked()? == 0, "{:#x} bytes locked", locked()?);
     if !on_the_bus {
         off_and_on()?;

@@ -190,7 +190,7 @@ impl Shown for Iommufd {
         let usual = real::<Self>(&owner, EDU)?;
         let mock = || Any::Mock(Passing::new(&owner));
         let devices = vec![Any::Real(usual), mock(), mock()];
-        Ok((SpaceMapper::new(&owner)?, devices))
+        Ok((SpaceMapper::for_devices(&owner)?, devices))
     }
 }
 
@@ -209,7 +209,7 @@ fn raw<I: Shown>() -> anyhow::Result<Raw<I::Rows>> {
 struct Real<I: Shown> {
     // Dropped first: a group leaves only when its devices are closed.
     around: Around<I>,
-    ioas: Ioas<Kernel<I::Rows>>,
+    ioas: Ioas,
     devices: Vec<Arc<RowDevice<I>>>,
     ledger: Arc<Ledger>,
     memory: Arc<Memory>,
@@ -234,10 +234,8 @@ impl<I: Shown> Real<I> {
 }
 
 impl<I: Shown> Subject for Real<I> {
-    type Backend = Kernel<I::Rows>;
-
-    fn space(&mut self) -> &mut Ioas<Self::Backend> {
-        &mut self.ioas
+    fn space(&self) -> &Ioas {
+        &self.ioas
     }
 
     fn memory(&self) -> Arc<Memory> {
@@ -345,13 +343,12 @@ pub(crate) fn pins_when_opened() -> anyhow::Result<()> {
         let mut ioas = Ioas::over_kernel(Kernel::new(mapper, None));
         ioas.attach(group.clone())?;
         let memory = Memory::new(memory()?.clone(), &ledger);
-        let map = |ioas: &mut Ioas<_>, iova, len| {
-            ioas.map(iova, &memory, Span::new(0, len), Prot::RW, &mut ())
-        };
+        let map =
+            |ioas: &Ioas, iova, len| ioas.map(iova, &memory, Span::new(0, len), Prot::RW, &mut ());
         map(&mut ioas, 1 << 30, LIMIT)?;
         map(&mut ioas, 2 << 30, PAGE)?;
         ensure!(counter(counted)? == before, "pinned without a device");
-        let reserved = |ioas: &Ioas<_>| !ioas.windows().iter().any(|w| w.covers(&RESERVED));
+        let reserved = |ioas: &Ioas| !ioas.windows().iter().any(|w| w.covers(&RESERVED));
         ensure!(!reserved(&ioas), "the windows are {:?}", ioas.windows());
         match group.device(EDU) {
             Err(KernelError::Refused { errno, .. }) if errno == Errno::ENOMEM.0 => {}

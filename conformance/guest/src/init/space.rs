@@ -1,9 +1,14 @@
 //! A device of VFIO in an address space of the library, by each of the kernel's three interfaces.
 
-use std::{fs::OpenOptions, ops::Deref, sync::Arc};
+use std::{
+    fs::OpenOptions,
+    ops::Deref,
+    os::fd::{AsFd as _, OwnedFd},
+    sync::Arc,
+};
 
 use anyhow::{Context as _, ensure};
-use hostmem::{FrameSource, Mapping, Pinner};
+use hostmem::Mapping;
 use ioas::{
     HostMemory, Ioas, Kernel, KernelError, Ledger, MapError, Mapper, Memory, UnmapError,
     iommufd::{self, BoundDevice, Owner, SpaceMapper},
@@ -28,6 +33,11 @@ pub(crate) trait Interface {
 
     /// A new address space.
     fn mapper(file: &Self::File) -> anyhow::Result<Self::Mapper>;
+
+    /// The container of an address space, if it is one.
+    fn container(_: &Self::Mapper) -> anyhow::Result<Option<OwnedFd>> {
+        Ok(None)
+    }
 
     /// What of the device is attached.
     fn attachable(file: &Self::File, device: pci::Device) -> anyhow::Result<DeviceOf<Self>>;
@@ -102,6 +112,10 @@ impl<const COMPATIBILITY: bool> Interface for InContainer<COMPATIBILITY> {
         Ok(Self::container_mapper()?)
     }
 
+    fn container(mapper: &ContainerMapper) -> anyhow::Result<Option<OwnedFd>> {
+        Ok(Some(mapper.container().as_fd().try_clone_to_owned()?))
+    }
+
     fn attachable((): &(), device: pci::Device) -> anyhow::Result<Group> {
         let group = Group::open(device.group()?)?;
         let status = group.status()?;
@@ -147,8 +161,12 @@ impl Interface for Iommufd {
 pub(crate) struct Space<I: Interface> {
     // Dropped in this order: a group leaves only when its devices are closed.
     plugged: Option<Plugged<I>>,
-    pub(crate) ioas: Ioas<Kernel<I::Mapper>>,
+    pub(crate) ioas: Ioas,
     pub(crate) ledger: Arc<Ledger>,
+    /// The container, for another process.
+    pub(crate) container: Option<OwnedFd>,
+    /// The number of the address space of iommufd.
+    pub(crate) number: u32,
     file: I::File,
 }
 
@@ -177,9 +195,12 @@ impl<I: Interface> Space<I> {
         device: pci::Device,
         ledger: Arc<Ledger>,
     ) -> anyhow::Result<Self> {
+        let mapper = I::mapper(&file)?;
         let mut space = Self {
             plugged: None,
-            ioas: Ioas::over_kernel(Kernel::new(I::mapper(&file)?, granule)),
+            container: I::container(&mapper)?,
+            number: mapper.number(),
+            ioas: Ioas::over_kernel(Kernel::new(mapper, granule)),
             ledger,
             file,
         };
@@ -261,9 +282,6 @@ pub(crate) fn host_memory(
     mapping: &Arc<Mapping>,
     ledger: &Arc<Ledger>,
 ) -> anyhow::Result<Arc<Memory>> {
-    // Kernels charge the pages that are mapped, as `mlock` does.
-    let pinner = Arc::new(Pinner::mlock(2 << 20)?);
-    let frames = FrameSource::detect(mapping);
-    let object = HostMemory::new(mapping.clone(), pinner, frames);
+    let object = HostMemory::new(mapping.clone());
     Ok(Memory::new(Arc::new(object), ledger))
 }

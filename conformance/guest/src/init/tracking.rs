@@ -7,8 +7,8 @@ use anyhow::{bail, ensure};
 use guest::machines::EDU;
 use hostmem::Backing;
 use ioas::{
-    Backend, Errno, Ioas, Kernel, KernelError, Ledger, Tracking, UnmapError,
-    iommufd::{self, Owner, SpaceMapper},
+    Errno, Ioas, Kernel, KernelError, Ledger, Tracking, UnmapError,
+    iommufd::{self, IoasId, Owner, SpaceMapper},
     vfio::Device,
 };
 use iopt::{Pending, Prot};
@@ -27,7 +27,7 @@ const PAGE: u64 = 4096;
 const SIZE: u64 = 1 << 20;
 
 /// What is dirty in `span`, and whether some device cannot tell.
-fn harvest<B: Backend>(ioas: &mut Ioas<B>, span: Span) -> anyhow::Result<(Vec<Span>, bool)> {
+fn harvest(ioas: &Ioas, span: Span) -> anyhow::Result<(Vec<Span>, bool)> {
     let words = (span.len / PAGE).div_ceil(64) as usize;
     let mut pending = Pending::new(vec![0; words], span, PAGE)?;
     let found = ioas.harvest(&mut pending)?;
@@ -76,7 +76,8 @@ pub(crate) fn no_table() -> anyhow::Result<()> {
 /// An address space with a mock, and where memory is mapped for it to be written.
 struct Mocked {
     owner: Arc<Owner>,
-    ioas: Ioas<Kernel<SpaceMapper<Mock>>>,
+    ioas: Ioas,
+    number: IoasId,
     mock: Arc<Mock>,
     mapped: Span,
 }
@@ -84,10 +85,11 @@ struct Mocked {
 impl Mocked {
     fn new() -> anyhow::Result<Self> {
         let owner = Iommufd::file()?;
-        let mapper = SpaceMapper::new(&owner)?;
+        let mapper = SpaceMapper::<Mock>::for_devices(&owner)?;
         // A large leaf is dirty as a whole.
         mapper.set_huge_pages(false)?;
-        let mut ioas = Ioas::over_kernel(Kernel::new(mapper, None));
+        let number = mapper.id();
+        let ioas = Ioas::over_kernel(Kernel::new(mapper, None));
         let mock = Arc::new(Mock::new(&owner, true)?);
         ioas.attach(mock.clone())?;
         let mapping = memory(Backing::Anon4K, SIZE)?;
@@ -97,6 +99,7 @@ impl Mocked {
         Ok(Self {
             owner,
             ioas,
+            number,
             mock,
             mapped,
         })
@@ -182,8 +185,8 @@ pub(crate) fn one_is_blind() -> anyhow::Result<()> {
 
 /// Who uses pages in the kernel is told to let go when they are unmapped, and has done so then.
 pub(crate) fn users_let_go() -> anyhow::Result<()> {
-    let mut mocked = Mocked::new()?;
-    let access = Access::new(&mocked.owner, mocked.ioas.backend().mapper().id())?;
+    let mocked = Mocked::new()?;
+    let access = Access::new(&mocked.owner, mocked.number)?;
     let pages = Span::new(mocked.mapped.start + 3 * PAGE, 2 * PAGE);
     let [first, second] = [access.pin(pages)?, access.pin(pages)?];
     access.unpin(first)?;
@@ -200,7 +203,7 @@ pub(crate) fn queues_hold_on() -> anyhow::Result<()> {
     let mut mocked = Mocked::new()?;
     let owner = mocked.owner.clone();
     let page = Span::new(mocked.mapped.start + 3 * PAGE, PAGE);
-    let space = mocked.ioas.backend().mapper().id();
+    let space = mocked.number;
     let queue = Queue::new(&owner, &mocked.mock, space, page)?;
     let refused = mocked.ioas.unmap(mocked.mapped, &mut ());
     ensure!(

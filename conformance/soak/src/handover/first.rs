@@ -14,9 +14,9 @@ use iommu::{DeviceId, DomainId, Unit};
 use iopt::AnyTable;
 use runs::Span;
 
-use super::{described, hear, learn, numbers, place, say};
+use super::{hear, numbers, place, say};
 use crate::hardware::{Tables, UNITS, again, takeover};
-use crate::world::{Space, World, builder};
+use crate::world::{World, balloon, builder};
 
 /// How long devices look at the hole that the second process has cut.
 const LOOK: Duration = Duration::from_millis(5);
@@ -145,20 +145,14 @@ impl World {
     }
 
     fn there(&mut self, second: &mut Second) -> Result<(), Cause> {
-        let space = Arc::clone(&self.space);
-        let mut space = space.lock().map_err(|_| "poisoned")?;
-        let leaving = space.hand_over(&self.memories)?;
-        for line in described(leaving.handover()) {
-            second.say(&line)?;
-        }
-        second.say("end")?;
+        let leaving = self.space.hand_over(&self.memories)?;
+        second.say(&format!("handover {}", leaving.handover()))?;
         second.serve(self, "adopted")?;
         leaving.give_up()?;
         let left = self.ledger.in_use();
         if left > 0 {
             return Err(format!("{left} bytes are charged to the owner that left").into());
         }
-        drop(space);
         second.say("ok")
     }
 
@@ -180,20 +174,14 @@ impl World {
     }
 
     fn and_back(&mut self, second: &mut Second) -> Result<(), Cause> {
-        let mut handover = Handover::default();
-        let mut line = second.serve(self, "back")?;
-        while line != "end" {
-            second.say("ok")?;
-            line = hear(&mut second.output)?;
-            if !learn(&mut handover, &line)? && line != "end" {
-                return Err(format!("the second process says `{line}`").into());
-            }
-        }
+        let line = second.serve(self, "back")?;
+        let (_, described) = line.split_once(' ').ok_or("no handover")?;
+        let handover: Handover = described.parse()?;
         let mut takeover = takeover(again(&self.file)?)?;
         let mut adopted = Vec::new();
         for domain in &handover.domains {
             let (root, sizes) = (domain.root, domain.page_sizes);
-            adopted.push(AnyTable::<Tables>::adopt(&mut takeover, root, sizes)?);
+            adopted.push(AnyTable::adopt(&mut takeover, root, sizes)?);
         }
         let tables = Tables::new(takeover.finish(), &self.faults);
         let mut taken = Vec::new();
@@ -206,8 +194,9 @@ impl World {
             taken.push((adopted.open(tables.clone())?, members));
         }
         let builder = Box::new(builder(&tables, &self.ids));
-        let space: Space = Ioas::adopt(&handover, &self.memories, taken, Some(builder), &mut ())?;
-        *self.space() = space;
+        let space = Ioas::adopt(&handover, &self.memories, taken, Some(builder), &mut ())?;
+        self.space = Arc::new(space);
+        self.dma = balloon(&self.memories, &self.space);
         self.tables = tables;
         Ok(())
     }

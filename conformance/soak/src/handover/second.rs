@@ -12,11 +12,11 @@ use iommu::{
 use iopt::{AnyTable, Interruption, Invalidation, Root};
 use runs::Span;
 
-use super::{described, hear, learn, numbers, place, say};
+use super::{hear, numbers, place, say};
 use crate::faults::Faults;
 use crate::hardware::{Tables, UNITS, capabilities, takeover};
 use crate::object::Told;
-use crate::world::{Space, object, pinner};
+use crate::world::{object, pinner};
 
 /// The way to the first process. One question at a time.
 struct Link(Mutex<(BufReader<Stdin>, Stdout)>);
@@ -118,7 +118,6 @@ impl Inherited {
         loop {
             let line = link.hear()?;
             match line.split_once(' ') {
-                None if line == "end" => return Ok(all),
                 Some(("memory", path)) => all.memories.push(open(path)?),
                 Some(("tables", path)) => all.tables = Some(open(path)?),
                 Some(("hole", _)) => {
@@ -128,7 +127,10 @@ impl Inherited {
                     };
                     all.hole = Span::new(start, len);
                 }
-                _ if learn(&mut all.handover, &line)? => {}
+                Some(("handover", described)) => {
+                    all.handover = described.parse()?;
+                    return Ok(all);
+                }
                 _ => return Err(format!("the first process says `{line}`").into()),
             }
         }
@@ -164,7 +166,7 @@ pub fn succeed() -> Result<(), Cause> {
     let mut adopted = Vec::new();
     for domain in domains {
         let (root, sizes) = (domain.root, domain.page_sizes);
-        adopted.push(AnyTable::<Tables>::adopt(&mut takeover, root, sizes)?);
+        adopted.push(AnyTable::adopt(&mut takeover, root, sizes)?);
     }
     let tables = Tables::new(takeover.finish(), &faults);
     let mut taken = Vec::new();
@@ -178,7 +180,7 @@ pub fn succeed() -> Result<(), Cause> {
         let members = domain.devices.iter().map(member).collect();
         taken.push((adopted.open(tables.clone())?, members));
     }
-    let mut space: Space = Ioas::adopt(&inherited.handover, &memories, taken, None, &mut ())?;
+    let space = Ioas::adopt(&inherited.handover, &memories, taken, None, &mut ())?;
     link.ask("adopted")?;
 
     let hole = inherited.hole;
@@ -189,12 +191,8 @@ pub fn succeed() -> Result<(), Cause> {
     link.ask("closed")?;
 
     let leaving = space.hand_over(&memories)?;
-    link.ask("back")?;
-    for line in described(leaving.handover()) {
-        link.ask(&line)?;
-    }
     // Answered when the first process owns it all.
-    link.ask("end")?;
+    link.ask(&format!("back {}", leaving.handover()))?;
     leaving.give_up()?;
     link.ask(&format!("left {}", ledger.in_use()))
 }

@@ -16,7 +16,7 @@ use crate::{anonymous, any};
 
 const PAGE: u64 = 4096;
 
-type Space = Ioas<ioas::Own<Arc<HeapTables>>>;
+type Space = Ioas;
 
 fn space(tables: &Arc<HeapTables>) -> anyhow::Result<Space> {
     let sizes = PageSizes::from_bits(u64::MAX);
@@ -29,7 +29,7 @@ pub(crate) fn areas(count: u64) -> anyhow::Result<String> {
     let leaf_tables = (2 * count).div_ceil(512) + 1;
     let room = leaf_tables + leaf_tables.div_ceil(512) + 8;
     let tables = Arc::new(HeapTables::with_tables(room).map_err(any)?);
-    let mut space = space(&tables)?;
+    let space = space(&tables)?;
     let ledger = Ledger::unlimited();
     let run = Span::new(1 << 40, count * PAGE);
     let memory = Memory::new(Arc::new(Synthetic::new([run])), &ledger);
@@ -104,16 +104,16 @@ impl TargetMemory for Echo {
 pub(crate) fn devices(count: u64) -> anyhow::Result<String> {
     let tables = Arc::new(HeapTables::with_tables(64).map_err(any)?);
     let unit = SoftwareUnit::new(Arc::clone(&tables), Echo);
-    let mut space = space(&tables)?;
+    let space = space(&tables)?;
     let (iova, run) = (3 << 30, Span::new(1 << 33, 2 << 20));
     let memory = Memory::new(Arc::new(Synthetic::new([run])), &Ledger::unlimited());
     let device = |n: u64| DeviceId::pci((n >> 3) as u8 + 1, 0, n as u8 & 7);
     let mut ports = Vec::new();
     for n in 0..count {
-        space.attach(Arc::new(unit.clone()), device(n))?;
+        space.attach((Arc::new(unit.clone()), device(n)))?;
         ports.push(unit.port(device(n)));
     }
-    let again = space.attach(Arc::new(unit.clone()), device(0));
+    let again = space.attach((Arc::new(unit.clone()), device(0)));
     ensure!(again.is_err(), "a device is attached twice");
     space.map(iova, &memory, Span::new(0, run.len), Prot::RW, &mut ())?;
     let mut word = [0];

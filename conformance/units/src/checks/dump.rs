@@ -23,7 +23,7 @@ const DEVICE: usize = 0;
 struct Judge<'r> {
     rig: &'r Rig,
     case: Case<'r>,
-    table: Tables<'r>,
+    table: Tables,
     base: u64,
     address: u64,
     /// A page that may be read and written.
@@ -97,7 +97,7 @@ pub(super) fn walks(rig: &Rig) -> anyhow::Result<()> {
 }
 
 /// What the command line would be told.
-fn in_dump(table: &Tables<'_>, offset: u64) -> anyhow::Result<InDump> {
+fn in_dump(table: &Tables, offset: u64) -> anyhow::Result<InDump> {
     let there = table.root();
     let (bits, upper) = match there.format {
         FormatId::ArmStage1(config) | FormatId::ArmStage2(config) => {

@@ -2,6 +2,8 @@
 
 use anyhow::{Context as _, ensure};
 use iommu::{Frozen, Held};
+use std::sync::Arc;
+
 use iopt::{AnyTable, Cell as _, Chain, Prot, TableMemory as _, Takeover};
 use runs::Span;
 
@@ -57,16 +59,11 @@ pub(super) fn handover(rig: &Rig) -> anyhow::Result<()> {
     for span in structures {
         takeover.keep(span)?;
     }
-    let adopted = match table {
-        Tables::K4(_) => Some(AnyTable::<&ioas::HostTables>::adopt(
-            &mut takeover,
-            roots[0],
-            sizes,
-        )?),
-        // Larger tables lie in other memory, which nobody else has.
-        Tables::K16(_) | Tables::K64(_) => None,
-    };
-    let memory = takeover.finish();
+    // Larger tables lie in other memory, which nobody else has.
+    let of_4k = table.is_of_4k();
+    let adopted = of_4k.then(|| AnyTable::adopt(&mut takeover, roots[0], sizes));
+    let adopted = adopted.transpose()?;
+    let memory = Arc::new(takeover.finish());
     // It may do with all other pages what it likes.
     let mut others = Chain::empty();
     while let Ok(page) = memory.allocate(4096) {
@@ -80,7 +77,7 @@ pub(super) fn handover(rig: &Rig) -> anyhow::Result<()> {
     let driver = rig.driver(&busy, &memory, Some(&frozen))?;
     let case = Case::adopted(rig, driver);
     let mut table = match adopted {
-        Some(adopted) => Tables::K4(adopted.open(&memory)?),
+        Some(adopted) => Tables::in_structures(adopted.open(Arc::clone(&memory))?),
         None => table,
     };
     // It finds the device, maps, unmaps and flushes.

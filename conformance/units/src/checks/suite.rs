@@ -14,7 +14,7 @@ pub(super) const MIB: u64 = 1 << 20;
 pub(super) const GIB: u64 = 1 << 30;
 
 /// The stretches of addresses that a unit translates through a table, each its first and last.
-pub(super) fn stretches(case: &Case<'_>, table: &Tables<'_>) -> Vec<(u64, u64)> {
+pub(super) fn stretches(case: &Case<'_>, table: &Tables) -> Vec<(u64, u64)> {
     let aperture = table.aperture();
     let bits = aperture.bits.min(case.driver().capabilities().input_bits);
     let below = |bits: u32| u64::MAX.checked_shr(64 - bits).unwrap_or(0);
@@ -26,19 +26,19 @@ pub(super) fn stretches(case: &Case<'_>, table: &Tables<'_>) -> Vec<(u64, u64)> 
 }
 
 /// The first address that is translated.
-pub(super) fn first(case: &Case<'_>, table: &Tables<'_>) -> u64 {
+pub(super) fn first(case: &Case<'_>, table: &Tables) -> u64 {
     stretches(case, table)
         .first()
         .map_or(0, |stretch| stretch.0)
 }
 
 /// Bytes of the smallest leaf, and of larger ones up to `most`, ascending.
-pub(super) fn sizes(table: &Tables<'_>, most: u64) -> Vec<u64> {
+pub(super) fn sizes(table: &Tables, most: u64) -> Vec<u64> {
     let sizes = table.page_sizes().iter();
     sizes.filter(|size| *size <= most).collect()
 }
 
-pub(super) fn page(table: &Tables<'_>) -> u64 {
+pub(super) fn page(table: &Tables) -> u64 {
     table.page_sizes().smallest()
 }
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use hostmem::{Backing, Mapping, Pinner};
-use iopt::{AnyTable, FormatId, HeapTables, Prot, TableMemory};
+use iopt::{AnyTable, FormatId, HeapTables, Prot};
 use runs::{PageSizes, Span};
 
 use super::{ProcessReport, formats};

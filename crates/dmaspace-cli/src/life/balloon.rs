@@ -18,7 +18,8 @@ use virtio_balloon::{BulkBit, BulkFormat, Driver, Features, GuestPage, Wait};
 use virtio_queue::{Queue, QueueT};
 use vm_memory::GuestMemoryMmap;
 
-use dmaspace::balloon::{BalloonDma, DeviceSpace};
+use dmaspace::balloon::BalloonDma;
+use ioas::Ioas;
 use lab::rings::{NoMemory, Rings};
 
 /// The largest block of the guest's allocator.
@@ -272,10 +273,7 @@ impl fmt::Debug for Balloon {
 
 impl Balloon {
     /// An empty one, over memory that `space` maps for devices.
-    pub(super) fn new(
-        parts: &[Part],
-        space: impl DeviceSpace + 'static,
-    ) -> Result<Self, BalloonError> {
+    pub(super) fn new(parts: &[Part], space: Arc<Ioas>) -> Result<Self, BalloonError> {
         let mut dma = BalloonDma::new();
         let done = Discarded::default();
         let mut by_part = ByPart {

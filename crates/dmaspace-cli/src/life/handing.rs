@@ -3,10 +3,9 @@
 use std::os::fd::AsRawFd;
 
 use hostmem::Mapping;
-use iopt::Prot;
 use runs::Span;
 
-use super::job::{DEVICES, Done, Life, timed};
+use super::job::{Done, Life, timed};
 use super::memory::free_pages;
 use super::report::{Band, BandState, Left, LifeReport, LifeStep};
 use super::successor::{Devices as Hardware, Second, SuccessorError};
@@ -33,13 +32,9 @@ fn hand_over(life: &mut Life<'_>, job: &LifeJob) -> Result<Done, LifeError> {
     let mut second = Second::start(&job.successor)?;
     let begun = &life.begun;
     let memories: Vec<_> = begun.parts.iter().map(|part| part.memory.clone()).collect();
-    let mut space = begun
-        .space
-        .lock()
-        .unwrap_or_else(std::sync::PoisonError::into_inner);
-    let tables: u64 = space.domains().map(|(_, table)| table.tables()).sum();
-    let leaving = space.hand_over(&memories)?;
-    let handover = leaving.handover();
+    let tables = begun.space.tables(|_, table| table.tables());
+    let tables = tables.iter().sum();
+    let leaving = begun.space.hand_over(&memories)?;
     let mut items = Vec::new();
     for (part, base) in begun.parts.iter().zip(&begun.bases) {
         let base = base.map_or(String::new(), |base| format!(" {base}"));
@@ -48,26 +43,7 @@ fn hand_over(life: &mut Life<'_>, job: &LifeJob) -> Result<Done, LifeError> {
     for tables in &begun.tables {
         items.push(format!("tables {} {}", path(&tables.file), tables.base));
     }
-    for domain in &handover.domains {
-        let mut units = DEVICES.iter();
-        let unit = units.position(|device| domain.devices.contains(device));
-        let (root, sizes) = (domain.root, domain.page_sizes.bits());
-        let (format, levels) = (root.format.name(), root.levels);
-        items.push(format!(
-            "domain {format} {} {} {} {levels} {sizes}",
-            unit.unwrap_or(0),
-            domain.id.0,
-            root.address
-        ));
-    }
-    for area in &handover.areas {
-        let (start, len, prot) = (area.range.start, area.range.len, Prot::RW & area.prot);
-        let (memory, offset) = (area.memory, area.offset);
-        items.push(format!(
-            "area {start} {len} {memory} {offset} {}",
-            prot.bits()
-        ));
-    }
+    items.push(format!("handover {}", leaving.handover()));
     second.describe(&items)?;
     let hardware = Hardware {
         units: &begun.units,
@@ -78,7 +54,6 @@ fn hand_over(life: &mut Life<'_>, job: &LifeJob) -> Result<Done, LifeError> {
         return Err(SuccessorError::OtherFrames.into());
     }
     let unpinned = leaving.give_up().map_err(LifeError::GiveUp)?;
-    drop(space);
     second.answer("ok")?;
     let took_ns = crate::map::clock::nanoseconds(started);
     life.second = Some(second);

@@ -1,18 +1,18 @@
 //! A life under way: its steps one after the other, each timed, checked and drawn.
 
 use std::ops::ControlFlow;
-use std::sync::{MutexGuard, PoisonError};
 use std::time::Instant;
 
+use ioas::Ioas;
 use iommu::{Capabilities, DeviceId};
-use iopt::FormatId;
+use iopt::{AnyTable, FormatId};
 use runs::Span;
 
 use super::balloon::Balloon;
 use super::devices::{Devices, SoftUnit};
 use super::moment::{Marks, bands};
 use super::report::{Band, DmaCounts, LifeReport, LifeStep, Moment, Refused, StepReport};
-use super::start::{Begun, Space, begin};
+use super::start::{Begun, begin};
 use super::successor::{Devices as Hardware, Second};
 use super::{LifeError, LifeJob, handing, steps};
 use crate::map::clock::nanoseconds;
@@ -101,9 +101,8 @@ impl Life<'_> {
         Span::new(IOVA, self.report.memory.size_bytes)
     }
 
-    pub(super) fn space(&self) -> MutexGuard<'_, Space> {
-        let space = self.begun.space.lock();
-        space.unwrap_or_else(PoisonError::into_inner)
+    pub(super) fn space(&self) -> &Ioas {
+        &self.begun.space
     }
 
     /// Flushes of all units so far.
@@ -145,8 +144,7 @@ impl Life<'_> {
         let mut done = work(self)?;
         self.report.dma = self.devices.counts();
         if done.tables.is_none() {
-            let space = self.space();
-            done.tables = Some(space.domains().map(|(_, table)| table.tables()).sum());
+            done.tables = Some(self.space().tables(|_, table| table.tables()).iter().sum());
         }
         let done = done.report(step, self.flushes() - flushes, &self.report.dma);
         self.report.steps.push(done);
@@ -167,11 +165,8 @@ impl Life<'_> {
     /// Each root's addresses now.
     pub(super) fn roots(&self) -> Vec<Vec<Band>> {
         let range = self.range();
-        let space = self.space();
-        let roots = space
-            .domains()
-            .map(|(_, table)| bands(table, range, &self.marks));
-        roots.collect()
+        let drawn = |_, table: &AnyTable| bands(table, range, &self.marks);
+        self.space().tables(drawn)
     }
 }
 

@@ -40,9 +40,8 @@ mod text;
 use std::ffi::OsString;
 use std::ops::ControlFlow;
 
+use self::kernel::Interface;
 use hostmem::Backing;
-use ioas::iommufd::SpaceMapper;
-use ioas::vfio::ContainerMapper;
 use iopt::FormatId;
 use runs::Span;
 
@@ -124,8 +123,10 @@ impl LifeJob {
     ) -> Result<LifeReport, LifeError> {
         match &self.backend {
             LifeBackend::Software => job::run(self, watch),
-            LifeBackend::Vfio { devices } => kernel::run::<ContainerMapper>(self, devices, watch),
-            LifeBackend::Iommufd { devices } => kernel::run::<SpaceMapper>(self, devices, watch),
+            LifeBackend::Vfio { devices } => kernel::run(Interface::Vfio, self, devices, watch),
+            LifeBackend::Iommufd { devices } => {
+                kernel::run(Interface::Iommufd, self, devices, watch)
+            }
         }
     }
 }

@@ -1,6 +1,6 @@
 //! The address space at one time, in a picture's resolution.
 
-use iopt::{AnyTable, TableMemory};
+use iopt::AnyTable;
 use runs::Span;
 
 use super::report::{Band, BandState};
@@ -19,7 +19,7 @@ pub(super) struct Marks {
 
 /// The stretches of `range`, those of the same state joined. A hole is seen however small it is, what is in
 /// the balloon or dirty where it is at least half of a stretch.
-pub(super) fn bands<M: TableMemory>(table: &AnyTable<M>, range: Span, marks: &Marks) -> Vec<Band> {
+pub(super) fn bands(table: &AnyTable, range: Span, marks: &Marks) -> Vec<Band> {
     let step = (range.len / BUCKETS).max(PAGE) & !(PAGE - 1);
     let mut bands: Vec<Band> = Vec::new();
     for offset in (0..range.len).step_by(step as usize) {
@@ -37,7 +37,7 @@ pub(super) fn bands<M: TableMemory>(table: &AnyTable<M>, range: Span, marks: &Ma
     bands
 }
 
-fn state<M: TableMemory>(table: &AnyTable<M>, here: Span, marks: &Marks) -> BandState {
+fn state(table: &AnyTable, here: Span, marks: &Marks) -> BandState {
     let covered = |spans: &[Span]| -> u64 {
         let parts = spans.iter().filter_map(|span| span.intersection(&here));
         parts.map(|part| part.len).sum()

@@ -1,10 +1,10 @@
 //! What a life begins with: memory on two nodes, units, and tables on each node.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use hostmem::{Backing, FrameSource, Mapping, Pinner};
 use ioas::{
-    Builder, DomainIds, HostMemory, HostTables, Ioas, Ledger, MappedStorage, Memory, Own, Placement,
+    Builder, DomainIds, HostMemory, HostTables, Ioas, Ledger, MappedStorage, Memory, Placement,
 };
 use iommu::{Config, NodeId, SoftwareUnit};
 use runs::Span;
@@ -25,8 +25,6 @@ const STAND_IN: u64 = 1 << 40;
 /// Where the addresses of tables begin: they meet none of the data.
 const TABLES: u64 = 1 << 46;
 
-pub(super) type Space = Ioas<Own<Arc<HostTables>>>;
-
 /// The tables of a node.
 #[derive(Debug)]
 pub(super) struct Tables {
@@ -38,7 +36,7 @@ pub(super) struct Tables {
 
 /// The memory of the life, and what it takes to map it. Dropped in this order.
 pub(super) struct Begun {
-    pub(super) space: Arc<Mutex<Space>>,
+    pub(super) space: Arc<Ioas>,
     pub(super) units: Vec<(SoftUnit, iommu::DeviceId)>,
     pub(super) parts: Vec<Part>,
     pub(super) tables: Vec<Tables>,
@@ -91,7 +89,7 @@ pub(super) fn begin(
     for (number, mapping) in mappings.into_iter().enumerate() {
         let offset = number as u64 * half;
         let base = (!real).then_some(STAND_IN + offset);
-        let host = HostMemory::new(Arc::clone(&mapping), Arc::clone(&pinner), source);
+        let host = HostMemory::with_pinner(Arc::clone(&mapping), Arc::clone(&pinner), source);
         let witness = Arc::clone(&physical) as Arc<dyn Witness>;
         let object = Witnessed::new(host, number, base, witness);
         bases.push(base);
@@ -116,14 +114,16 @@ pub(super) fn begin(
         found.ok_or_else(|| "tables are on the nodes of units only".into())
     };
     let builder = Builder::on_nodes(memories, DomainIds::new(16), job.formats);
-    let mut space = Ioas::with_builder(builder);
-    space.set_placement(Placement::PerNode);
+    let space = Ioas::with_builder(builder);
+    space
+        .set_placement(Placement::PerNode)
+        .map_err(JobError::from)?;
 
     report.addresses = addresses.into();
     report.iova = IOVA;
     (report.pin, report.counter) = (pin, counter.into());
     Ok(Begun {
-        space: Arc::new(Mutex::new(space)),
+        space: Arc::new(space),
         units,
         parts,
         tables,

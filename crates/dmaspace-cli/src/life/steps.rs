@@ -1,12 +1,12 @@
 //! The steps of a life until the address space goes to somebody else.
 
 use std::ops::ControlFlow;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ioas::{Backend, Ioas, Observer, Step, Tracking};
+use ioas::{Ioas, Observer, Step, Tracking};
 use iommu::Unit;
-use iopt::{Interruption, Leaf, Pending, Prot};
+use iopt::{AnyTable, Interruption, Leaf, Pending, Prot};
 use runs::{Bytes, SizeHistogram, Span};
 
 use super::LifeError;
@@ -83,15 +83,15 @@ fn pin_and_map(life: &mut Life<'_>) -> Result<(), LifeError> {
     let mut split = Split::default();
     let steps = life.begun.ledger.steps();
     let (attached, attach_ns) = timed(|| {
-        let mut space = life.space();
+        let space = life.space();
         life.begun.units.iter().try_for_each(|(unit, device)| {
             let unit = Arc::new(unit.clone()) as Arc<dyn Unit>;
-            space.attach(unit, *device).map_err(JobError::Attach)
+            space.attach((unit, *device)).map_err(JobError::Attach)
         })
     });
     attached?;
     {
-        let mut space = life.space();
+        let space = life.space();
         for part in &life.begun.parts {
             let whole = Span::new(0, part.guest.len);
             let mapped = space.map(part.guest.start, &part.memory, whole, Prot::RW, &mut split);
@@ -130,18 +130,18 @@ fn rooted(life: &mut Life<'_>, took_ns: u64) -> Result<Done, LifeError> {
     let mut right = true;
     let mut largest = 0;
     {
-        let space = life.space();
-        let domains = space.domains().zip(&life.begun.tables);
-        for (((_, table), memory), (_, device)) in domains.zip(&life.begun.units) {
-            let sizes = table.leaf_sizes();
+        let looked = |_, table: &AnyTable| (table.root(), table.tables(), table.leaf_sizes());
+        let domains = life.space().tables(looked).into_iter();
+        let domains = domains.zip(&life.begun.tables);
+        for (((root, tables, sizes), memory), (_, device)) in domains.zip(&life.begun.units) {
             largest = largest.max(sizes.iter().map(|(size, _)| size).max().unwrap_or(0));
             // Each root in its own node's memory, and all memory in each root.
-            right &= memory.arena.contains(table.root().address);
-            right &= memory.arena.in_use() == table.tables() && sizes.total().bytes == size;
+            right &= memory.arena.contains(root.address);
+            right &= memory.arena.in_use() == tables && sizes.total().bytes == size;
             roots.push(RootReport {
                 node: memory.node.0,
                 nodes: nodes(&memory.file)?,
-                format: table.root().format.name().into(),
+                format: root.format.name().into(),
                 device: device.to_string(),
             });
         }
@@ -174,15 +174,14 @@ fn dma(life: &mut Life<'_>) -> Result<Done, LifeError> {
 
 /// The largest leaf of all roots, and the page in its middle.
 fn largest_leaf(life: &Life<'_>) -> Option<(Leaf, Span)> {
-    let space = life.space();
     let mut found: Option<Leaf> = None;
-    for (_, table) in space.domains() {
+    life.space().tables(|_, table| {
         table.for_each_leaf(life.range(), |leaf| {
             if found.is_none_or(|found| leaf.run.len > found.run.len) {
                 found = Some(leaf);
             }
         });
-    }
+    });
     let leaf = found?;
     let page = leaf.run.iova + ((leaf.run.len / 2) & !(PAGE - 1));
     Some((leaf, Span::new(page, PAGE)))
@@ -190,11 +189,7 @@ fn largest_leaf(life: &Life<'_>) -> Option<(Leaf, Span)> {
 
 /// Leaves by size, of all roots.
 fn leaves(life: &Life<'_>) -> Vec<SizeHistogram> {
-    let space = life.space();
-    space
-        .domains()
-        .map(|(_, table)| table.leaf_sizes())
-        .collect()
+    life.space().tables(|_, table| table.leaf_sizes())
 }
 
 fn count(leaves: &[SizeHistogram]) -> u64 {
@@ -269,8 +264,8 @@ pub(super) struct Harvest {
 }
 
 impl Harvest {
-    pub(super) fn take<B: Backend, M: Checked>(
-        space: &Mutex<Ioas<B>>,
+    pub(super) fn take<M: Checked>(
+        space: &Ioas,
         range: Span,
         devices: &Crew<M>,
     ) -> Result<Self, LifeError> {
@@ -278,7 +273,6 @@ impl Harvest {
         let mut pending = Pending::new(words, range, PAGE)?;
         let sure = devices.written();
         let (found, took_ns) = timed(|| -> Result<_, LifeError> {
-            let mut space = space.lock().unwrap_or_else(PoisonError::into_inner);
             let harvested = space.harvest(&mut pending)?;
             let shown = space.show(&mut pending)?;
             let (words, runs) = (shown.words().to_vec(), shown.runs().collect::<Vec<_>>());

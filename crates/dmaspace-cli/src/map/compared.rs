@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use iopt::{AnyTable, Discard, Gather, MapError, Prot, TABLE_BYTES, TableMemory};
+use iopt::{AnyTable, Discard, Gather, MapError, Prot, TABLE_BYTES};
 use runs::{Run, Span};
 
 use super::clock::in_nanoseconds;
@@ -19,8 +19,8 @@ const STRETCH: u64 = 1 << 30;
 
 /// Maps `runs`, which are all of `range`, into the empty `table`: a round is once by runs and once page by
 /// page, and the other way comes first in every second round.
-pub(super) fn compare<M: TableMemory>(
-    mut table: AnyTable<M>,
+pub(super) fn compare(
+    mut table: AnyTable,
     runs: &[Run],
     range: Span,
     watch: &mut dyn Watch,
@@ -49,8 +49,8 @@ pub(super) fn compare<M: TableMemory>(
 }
 
 /// How long it takes to map all runs.
-fn fill<M: TableMemory>(
-    table: &mut AnyTable<M>,
+fn fill(
+    table: &mut AnyTable,
     runs: &[Run],
     range: Span,
     watch: &mut dyn Watch,
@@ -76,11 +76,11 @@ fn fill<M: TableMemory>(
     Ok(taken)
 }
 
-fn map_run<M: TableMemory>(table: &mut AnyTable<M>, run: Run) -> Result<(), MapError> {
+fn map_run(table: &mut AnyTable, run: Run) -> Result<(), MapError> {
     table.map(run.iova, &[Span::new(run.pa, run.len)], Prot::RW)
 }
 
-fn map_pages<M: TableMemory>(table: &mut AnyTable<M>, run: Run) -> Result<(), MapError> {
+fn map_pages(table: &mut AnyTable, run: Run) -> Result<(), MapError> {
     for offset in (0..run.len).step_by(TABLE_BYTES as usize) {
         let page = [Span::new(run.pa + offset, TABLE_BYTES)];
         table.map(run.iova + offset, &page, Prot::RW)?;
@@ -112,7 +112,7 @@ mod tests {
     const MIB: u64 = 1 << 20;
     const START: u64 = 1 << 40;
 
-    fn table() -> AnyTable<HeapTables> {
+    fn table() -> AnyTable {
         let memory = HeapTables::with_tables(64).unwrap();
         let sizes = PageSizes::from_bits(u64::MAX);
         AnyTable::new(FormatId::VtdSs, 4, sizes, memory).unwrap()

@@ -7,8 +7,8 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use hostmem::{FrameSource, Machine, Pinner};
-use ioas::{Backend, HostMemory, Ioas, Ledger, Memory, MemoryObject, Placement, Step};
+use hostmem::{FrameSource, Machine, Mapping, Pinner};
+use ioas::{HostMemory, Ioas, Ledger, Memory, MemoryObject, Placement, Step};
 use iommu::NodeId;
 use iopt::Prot;
 use runs::Span;
@@ -27,11 +27,8 @@ const PAGE: u64 = 4096;
 
 /// A back end, as far as the job has to know it.
 pub(super) trait Side {
-    /// What translates.
-    type Backend: Backend;
-
     /// The address space.
-    fn space(&mut self) -> &mut Ioas<Self::Backend>;
+    fn space(&self) -> &Ioas;
 
     /// Says where `size` bytes shall be mapped, before anything is.
     fn place(
@@ -74,25 +71,29 @@ pub(super) fn run(job: &MapJob, watch: &mut dyn Watch) -> Result<MapReport, JobE
             let pinner = Pinner::probe(PIECE)?;
             let account = Account::of_pinner(&pinner)?;
             let side = |size| SoftwareSide::new(software, job.placement, size);
-            run_on(job, pinner, account, side, watch)
+            let pinner = Arc::new(pinner);
+            let memory = |mapping, frames| HostMemory::with_pinner(mapping, pinner, frames);
+            run_on(job, memory, account, side, watch)
         }
-        // Nothing is pinned by us, so that it does not matter how that could be.
+        // The kernel pins.
         MapBackend::Vfio { devices } => {
             let side = kernel::vfio(devices, job.placement)?;
-            let (pinner, account) = (Pinner::mlock(PIECE)?, Account::of_process()?);
-            run_on(job, pinner, account, |_| Ok(side), watch)
+            let account = Account::of_process()?;
+            let memory = |mapping, _| HostMemory::new(mapping);
+            run_on(job, memory, account, |_| Ok(side), watch)
         }
         MapBackend::Iommufd { devices } => {
             let side = kernel::iommufd(devices, job.placement)?;
-            let (pinner, account) = (Pinner::mlock(PIECE)?, Account::of_user()?);
-            run_on(job, pinner, account, |_| Ok(side), watch)
+            let account = Account::of_user()?;
+            let memory = |mapping, _| HostMemory::new(mapping);
+            run_on(job, memory, account, |_| Ok(side), watch)
         }
     }
 }
 
 fn run_on<S: Side>(
     job: &MapJob,
-    pinner: Pinner,
+    memory: impl FnOnce(Arc<Mapping>, FrameSource) -> HostMemory,
     account: Account,
     side: impl FnOnce(u64) -> Result<S, JobError>,
     watch: &mut dyn Watch,
@@ -106,7 +107,7 @@ fn run_on<S: Side>(
     report.times.populate_ns = nanoseconds(started);
 
     let frames = FrameSource::detect(&mapping);
-    let memory = Arc::new(HostMemory::new(mapping, Arc::new(pinner), frames));
+    let memory = Arc::new(memory(mapping, frames));
     let outcome = side(memory.len())
         .and_then(|side| with_side(side, &account, &memory, frames, watch, &mut report));
     drop(memory);
@@ -176,7 +177,7 @@ fn describe<S: Side>(
     report.memory.nodes = memory::nodes(memory.mapping())?;
     let space = side.space();
     let backend = &mut report.backend;
-    backend.granule_bytes = space.backend().granule();
+    backend.granule_bytes = space.granule();
     backend.lacks = space
         .capabilities()
         .missing()

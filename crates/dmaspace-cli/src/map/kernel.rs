@@ -8,16 +8,15 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use hostmem::{FrameSource, Pinner};
-use ioas::iommufd::{BoundDevice, Iommufd, Owner, Space, SpaceMapper, TablePlace};
-use ioas::vfio::{ContainerMapper, Containers, Device, Group};
+use ioas::iommufd::{BoundDevice, Iommufd, Owner, Space, SpaceMapper};
+use ioas::vfio::{Device, Group, Type1};
 use ioas::{
-    AttachError, Backend, Errno, HostMemory, Ioas, KernelError, Ledger, MapError, Memory,
-    NodeContainer, Placement,
+    AttachError, Endpoint, Errno, HostMemory, Ioas, KernelError, Ledger, MapError, Memory, Place,
+    Placement,
 };
 use iommu::NodeId;
 use iopt::Prot;
-use runs::{PageSizes, Span};
+use runs::Span;
 
 use super::clock::nanoseconds;
 use super::job::{Mapped, Side};
@@ -37,58 +36,13 @@ const LARGEST: u64 = 1 << 30;
 const PAGE: u64 = 4096;
 
 /// Devices of the machine, attached to an address space of the kernel.
-pub(super) struct KernelSide<B: Tables> {
+pub(super) struct KernelSide {
     // Dropped in this order: a group stays in its container while a device of it is open.
     devices: Vec<Used>,
-    space: Ioas<B>,
-    /// The sizes of pages, if the interface tells them.
-    page_sizes: Option<PageSizes>,
+    space: Ioas,
     attach_ns: u64,
     placement: Option<Placement>,
     neighbours: Option<Neighbours>,
-}
-
-/// What a kernel's back end tells of its page tables.
-pub(super) trait Tables: Backend {
-    /// How many mappings there are, of all that are filled by calls of their own.
-    fn mappings(&self) -> u64;
-
-    /// Which devices share one.
-    fn domains(&self) -> Vec<DomainReport>;
-}
-
-impl Tables for Containers {
-    fn mappings(&self) -> u64 {
-        let all = self.containers();
-        all.map(|at| at.container.pieces().count() as u64).sum()
-    }
-
-    fn domains(&self) -> Vec<DomainReport> {
-        let domain = |at: NodeContainer<'_, ContainerMapper>| DomainReport {
-            node: at.node.map(|node| node.0),
-            devices: at.container.devices().len() as u64,
-            charged_bytes: Some(at.container.charged()),
-            ..DomainReport::default()
-        };
-        self.containers().map(domain).collect()
-    }
-}
-
-impl Tables for Space {
-    fn mappings(&self) -> u64 {
-        self.pieces().count() as u64
-    }
-
-    /// They share what is charged.
-    fn domains(&self) -> Vec<DomainReport> {
-        let places = self.mapper().places();
-        let domain = |place: TablePlace| DomainReport {
-            node: place.node.map(|node| node.0),
-            devices: place.devices.len() as u64,
-            ..DomainReport::default()
-        };
-        places.into_iter().map(domain).collect()
-    }
 }
 
 /// A device, and what the machine shows of it.
@@ -131,10 +85,10 @@ impl Used {
 pub(super) fn vfio(
     addresses: &[String],
     placement: Option<Placement>,
-) -> Result<KernelSide<Containers>, JobError> {
+) -> Result<KernelSide, JobError> {
     let machine = DevicesReport::read(&Places::default())?;
     let found = find(&machine, addresses, Way::Type1)?;
-    let mut space = Ioas::over_containers(Containers::type1(Some(GRANULE)));
+    let space = Ioas::over_kernel(Type1::open(Some(GRANULE)));
     space.set_placement(placement.unwrap_or_default())?;
     let mut attach_ns = 0;
     let mut groups: Vec<(u32, Arc<Group>)> = Vec::new();
@@ -149,7 +103,9 @@ pub(super) fn vfio(
             None => {
                 let group = open_group(&shown)?;
                 let near = machine.node_of_group(number).map(NodeId);
-                attach_ns += attach(&shown, || space.attach_near(Arc::clone(&group), near))?;
+                attach_ns += attach(&shown, || {
+                    space.attach(Endpoint::from(Arc::clone(&group)).near(near))
+                })?;
                 groups.push((number, Arc::clone(&group)));
                 group
             }
@@ -160,19 +116,9 @@ pub(super) fn vfio(
         let device = Opened::OfGroup(device);
         devices.push(Used { device, shown });
     }
-    let mut page_sizes: Option<PageSizes> = None;
-    for at in space.backend().containers() {
-        let info = at.container.mapper().container().info();
-        let sizes = info.map_err(JobError::Registers)?.page_sizes;
-        page_sizes = match (page_sizes, sizes) {
-            (Some(all), Some(here)) => Some(PageSizes::from_bits(all.bits() & here.bits())),
-            (all, here) => all.or(here),
-        };
-    }
     Ok(KernelSide {
         devices,
         space,
-        page_sizes,
         attach_ns,
         placement,
         neighbours: None,
@@ -183,14 +129,14 @@ pub(super) fn vfio(
 pub(super) fn iommufd(
     addresses: &[String],
     placement: Option<Placement>,
-) -> Result<KernelSide<Space>, JobError> {
+) -> Result<KernelSide, JobError> {
     let machine = DevicesReport::read(&Places::default())?;
     let found = find(&machine, addresses, Way::Iommufd)?;
     let first = found.first().cloned().unwrap_or_default();
     let failed = |source| open_failed(&first, source);
     let owner = Owner::new(Iommufd::open().map_err(failed)?);
     let mapper = SpaceMapper::new(&owner).map_err(failed)?;
-    let mut space = Ioas::over_kernel(Space::new(mapper, Some(GRANULE)));
+    let space = Ioas::over_kernel(Space::new(mapper, Some(GRANULE)));
     space.set_placement(placement.unwrap_or_default())?;
     let mut attach_ns = 0;
     let mut devices = Vec::new();
@@ -199,14 +145,15 @@ pub(super) fn iommufd(
         let bound = owner.open_device(cdev);
         let bound = Arc::new(bound.map_err(|source| open_failed(&shown, source))?);
         let near = shown.node.map(NodeId);
-        attach_ns += attach(&shown, || space.attach_near(Arc::clone(&bound), near))?;
+        attach_ns += attach(&shown, || {
+            space.attach(Endpoint::from(Arc::clone(&bound)).near(near))
+        })?;
         let device = Opened::Bound(bound);
         devices.push(Used { device, shown });
     }
     Ok(KernelSide {
         devices,
         space,
-        page_sizes: None,
         attach_ns,
         placement,
         neighbours: None,
@@ -295,11 +242,19 @@ pub(crate) fn lowest(windows: &[Span], size: u64) -> Option<u64> {
     })
 }
 
-impl<B: Tables> Side for KernelSide<B> {
-    type Backend = B;
+/// Which devices share a page table. Those of iommufd share what is charged.
+fn domain(place: &Place) -> DomainReport {
+    DomainReport {
+        node: place.node.map(|node| node.0),
+        devices: place.endpoints.len() as u64,
+        charged_bytes: place.number.is_none().then_some(place.charged),
+        ..DomainReport::default()
+    }
+}
 
-    fn space(&mut self) -> &mut Ioas<B> {
-        &mut self.space
+impl Side for KernelSide {
+    fn space(&self) -> &Ioas {
+        &self.space
     }
 
     /// Also has devices see pages on either side, which are unmapped again.
@@ -316,10 +271,7 @@ impl<B: Tables> Side for KernelSide<B> {
         }
         let neighbours = Neighbours::new().map_err(JobError::Mapping)?;
         let mapping = Arc::clone(neighbours.mapping());
-        let frames = FrameSource::detect(&mapping);
-        // Never used: the kernel pins.
-        let pinner = Arc::new(Pinner::mlock(2 << 20)?);
-        let pages = Memory::new(Arc::new(HostMemory::new(mapping, pinner, frames)), ledger);
+        let pages = Memory::new(Arc::new(HostMemory::new(mapping)), ledger);
         for (at, part) in Neighbours::pages(Span::new(start, size)) {
             self.space.map(at, &pages, part, Prot::RW, &mut ())?;
             for used in copiers(&self.devices) {
@@ -341,7 +293,7 @@ impl<B: Tables> Side for KernelSide<B> {
         report: &mut MapReport,
     ) -> Result<(), JobError> {
         let range = mapped.range;
-        let made = self.space.backend().mappings();
+        let made = self.space.places().iter().map(|place| place.mappings).sum();
         let most = self.space.capabilities().most_mappings;
         report.times.attach_ns = self.attach_ns;
         let mut used = self.devices.iter().map(Used::report);
@@ -349,10 +301,11 @@ impl<B: Tables> Side for KernelSide<B> {
         report.backend.further_devices = used.collect();
         report.placement = self.placement.map(|policy| PlacementReport {
             policy: policy.to_string(),
-            domains: self.space.backend().domains(),
+            domains: self.space.places().iter().map(domain).collect(),
             misplaced: Vec::new(),
         });
-        report.backend.page_sizes_bytes = self.page_sizes.map(|sizes| sizes.iter().collect());
+        report.backend.page_sizes_bytes =
+            self.space.page_sizes().map(|sizes| sizes.iter().collect());
         report.backend.mappings = Some(MappingsReport {
             made,
             available: most.map(|most| most.saturating_sub(made)),
@@ -393,7 +346,7 @@ impl<B: Tables> Side for KernelSide<B> {
     }
 
     fn close(self, report: &mut MapReport) -> Result<(), JobError> {
-        let left = self.space.backend().mappings();
+        let left = self.space.places().iter().map(|place| place.mappings).sum();
         if let Some(mappings) = &mut report.backend.mappings {
             mappings.left = left;
         }

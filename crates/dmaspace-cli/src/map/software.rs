@@ -7,12 +7,13 @@ use std::time::Instant;
 
 use hostmem::{FrameSource, Machine, Mapping};
 use ioas::{
-    Area, BuildDomain, Cause, HostTables, Ioas, Ledger, MappedStorage, NodeTables, Own, Placement,
+    BuildDomain, Cause, Endpoint, HostTables, Ioas, Ledger, MappedStorage, NodeTables, Placement,
+    WhenUnmapped,
 };
 use iommu::{
     BadTarget, Config, DeviceId, DomainId, NodeId, RunMap, SoftwareUnit, TargetMemory, Unit,
 };
-use iopt::{AnyTable, TABLE_BYTES};
+use iopt::{AnyTable, Leaf, Prot, TABLE_BYTES};
 use runs::{PageSizes, Run, SizeHistogram, Span};
 
 use super::clock::nanoseconds;
@@ -20,8 +21,8 @@ use super::compared::compare;
 use super::job::{Mapped, Side};
 use super::memory::nodes;
 use super::report::{
-    DmaReport, DomainReport, MapReport, PinsReport, PlacementReport, RunsReport, SizeClass,
-    Stretch, TablesReport, UnitReport,
+    DmaReport, DomainReport, MapReport, NodeShare, PinsReport, PlacementReport, RunsReport,
+    SizeClass, Stretch, TablesReport, UnitReport,
 };
 use super::{JobError, Software, Stage, Watch, dma, pattern, target};
 
@@ -38,7 +39,7 @@ pub(super) struct SoftwareSide<'a> {
     job: &'a Software,
     placement: Option<Placement>,
     tables: Arc<NodeTables>,
-    space: Ioas<Own<Arc<HostTables>>>,
+    space: Ioas,
     unit: Arc<SoftwareUnit<Arc<NodeTables>, Later>>,
     data: Later,
     devices: Vec<DeviceId>,
@@ -67,13 +68,13 @@ struct Tables {
     next: u32,
 }
 
-impl BuildDomain<Arc<HostTables>> for Tables {
+impl BuildDomain for Tables {
     fn build(
         &mut self,
         _unit: &dyn Unit,
         _dirty: bool,
         node: Option<NodeId>,
-    ) -> Result<(DomainId, AnyTable<Arc<HostTables>>), Cause> {
+    ) -> Result<(DomainId, AnyTable), Cause> {
         let memory = self.memory.memory(node)?;
         let table = AnyTable::new(self.job.format, LEVELS, page_sizes(&self.job), memory)?;
         self.next += 1;
@@ -92,12 +93,12 @@ impl<'a> SoftwareSide<'a> {
         size: u64,
     ) -> Result<Self, JobError> {
         let tables = Arc::new(NodeTables::new(table_bytes(size), TABLE_WINDOW));
-        let mut space = Ioas::with_builder(Tables {
+        let space = Ioas::with_builder(Tables {
             job: *job,
             memory: Arc::clone(&tables),
             next: 0,
         });
-        space.set_placement(placement.unwrap_or_default());
+        space.set_placement(placement.unwrap_or_default())?;
         let data = Later::default();
         let mut config = Config::default();
         config.capabilities.dirty_tracking = true;
@@ -118,10 +119,8 @@ impl<'a> SoftwareSide<'a> {
 }
 
 impl Side for SoftwareSide<'_> {
-    type Backend = Own<Arc<HostTables>>;
-
-    fn space(&mut self) -> &mut Ioas<Self::Backend> {
-        &mut self.space
+    fn space(&self) -> &Ioas {
+        &self.space
     }
 
     /// Attaches the devices, which are at the nodes that have memory, in turn.
@@ -139,7 +138,7 @@ impl Side for SoftwareSide<'_> {
             let near = nodes.get(n as usize % nodes.len().max(1));
             let near = near.map(|node| NodeId(*node));
             let unit = Arc::clone(&self.unit) as Arc<dyn Unit>;
-            let attached = self.space.attach_near(unit, device, near);
+            let attached = self.space.attach(Endpoint::from((unit, device)).near(near));
             attached.map_err(JobError::Attach)?;
             self.devices.push(device);
         }
@@ -157,9 +156,10 @@ impl Side for SoftwareSide<'_> {
         let runs = self.describe(mapped, report)?;
         report.compared = Some(compare(self.beside(range.len)?, &runs, range, watch)?);
 
-        let Some(hold) = self.space.area_at(range.start).and_then(Area::hold) else {
-            return Err(JobError::Lost { iova: range.start });
-        };
+        let lost = || JobError::Lost { iova: range.start };
+        let pin = self.space.pin(range, Prot::READ, WhenUnmapped::Keeps);
+        let pin = pin.map_err(|_| lost())?;
+        let hold = pin.holds().first().ok_or_else(lost)?;
         let memory = mapped.memory.mapping();
         // Nobody was there before.
         let _ = self.data.0.set(target::of_pin(memory, hold)?);
@@ -201,13 +201,10 @@ impl SoftwareSide<'_> {
     /// Fills in what is to be said of runs, pins and tables; returns the runs.
     fn describe(&self, mapped: &Mapped<'_>, report: &mut MapReport) -> Result<Vec<Run>, JobError> {
         let (memory, frames) = (mapped.memory, mapped.frames);
-        let table = self.space.table().ok_or(JobError::Lost {
-            iova: mapped.range.start,
-        })?;
         let mut runs = Vec::new();
         let mut joiner = runs::Joiner::new();
         let mut layout: Vec<Stretch> = Vec::new();
-        table.for_each_leaf(mapped.range, |leaf| {
+        let mut each = |leaf: Leaf| {
             runs.extend(joiner.push(leaf.run));
             match layout.last_mut() {
                 Some(open) if open.leaf_bytes == leaf.run.len => open.len_bytes += leaf.run.len,
@@ -217,7 +214,14 @@ impl SoftwareSide<'_> {
                     leaf_bytes: leaf.run.len,
                 }),
             }
-        });
+        };
+        let look = |table: &AnyTable| {
+            table.for_each_leaf(mapped.range, &mut each);
+            (table.root(), table.page_sizes(), table.leaf_sizes())
+        };
+        let (root, page_sizes, leaves) = self.space.with_table(look).ok_or(JobError::Lost {
+            iova: mapped.range.start,
+        })?;
         runs.extend(joiner.finish());
         let mut sizes = SizeHistogram::new();
         runs.iter().for_each(|run| sizes.add(run.len, 1));
@@ -235,23 +239,24 @@ impl SoftwareSide<'_> {
             addresses_reason: frames.to_string(),
             looks: memory.effort().looks(),
         });
+        let pinner = memory.pinner()?;
         report.charge.pins = Some(PinsReport {
-            pin: memory.pinner().kind().to_string(),
-            pin_reason: memory.pinner().why().map(Into::into),
+            pin: pinner.kind().to_string(),
+            pin_reason: pinner.why().map(Into::into),
             pin_calls: memory.effort().calls(),
             pin_buffers: memory.effort().buffers(),
         });
-        let root = table.root();
-        report.backend.page_sizes_bytes = Some(table.page_sizes().iter().collect());
-        let pages = self.space.domains().map(|(_, table)| table.tables());
-        let table_pages = pages.sum();
+        report.backend.page_sizes_bytes = Some(page_sizes.iter().collect());
+        let pages = self.space.tables(|_, table| table.tables());
+        let table_pages = pages.iter().sum();
+        let first = self.space.places().first().and_then(|place| place.tables);
         report.tables = Some(TablesReport {
             format: root.format.name().into(),
             levels: root.levels,
-            leaves: classes(&table.leaf_sizes()),
+            leaves: classes(&leaves),
             table_pages,
             table_bytes: table_pages * TABLE_BYTES,
-            nodes: nodes(table.memory().storage().mapping())?,
+            nodes: self.nodes_of(first)?,
         });
         report.placement = self
             .placement
@@ -260,8 +265,14 @@ impl SoftwareSide<'_> {
         Ok(runs)
     }
 
+    /// The nodes of the pages of tables that were asked to lie on `node`.
+    fn nodes_of(&self, node: Option<NodeId>) -> Result<Vec<NodeShare>, JobError> {
+        let memory = self.tables.memory(node).map_err(JobError::TableMemory)?;
+        nodes(memory.storage().mapping())
+    }
+
     /// An empty table beside the job's, for as much memory.
-    fn beside(&self, size: u64) -> Result<AnyTable<Arc<HostTables>>, JobError> {
+    fn beside(&self, size: u64) -> Result<AnyTable, JobError> {
         let storage = MappedStorage::new(table_bytes(size), None).map_err(JobError::TableMemory)?;
         let memory = Arc::new(HostTables::new(storage, TABLE_WINDOW)?);
         Ok(AnyTable::new(
@@ -275,12 +286,13 @@ impl SoftwareSide<'_> {
     /// Which devices share a table, and where it lies.
     fn places(&self, policy: Placement) -> Result<PlacementReport, JobError> {
         let mut domains = Vec::new();
-        for (place, (_, table)) in self.space.places().zip(self.space.domains()) {
+        let tables = self.space.tables(|_, table| table.tables());
+        for (place, tables) in self.space.places().iter().zip(tables) {
             domains.push(DomainReport {
                 node: place.node.map(|node| node.0),
-                devices: place.devices.len() as u64,
-                table_bytes: Some(table.tables() * TABLE_BYTES),
-                nodes: Some(nodes(table.memory().storage().mapping())?),
+                devices: place.endpoints.len() as u64,
+                table_bytes: Some(tables * TABLE_BYTES),
+                nodes: Some(self.nodes_of(place.tables)?),
                 charged_bytes: None,
             });
         }

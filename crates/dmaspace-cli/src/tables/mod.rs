@@ -38,7 +38,7 @@ use std::path::{Path, PathBuf};
 
 use iopt::image::{Image, ImageError};
 use iopt::walk::{BadAddress, WalkMemory, WalkReason, Walker};
-use iopt::{AnyTable, Root, TableMemory};
+use iopt::{AnyTable, Root};
 use thiserror::Error;
 
 use kernel::KernelTables;
@@ -267,9 +267,9 @@ impl TableFile {
         })
     }
 
-    /// Live tables of this process, as [`Ioas::domains`](ioas::Ioas::domains) yields them: an image of
+    /// Live tables of this process, as [`Ioas::tables`](ioas::Ioas::tables) yields them: an image of
     /// what they are now. Units may go on walking them meanwhile. In errors they are called `name`.
-    pub fn of_table<M: TableMemory>(name: &str, table: &AnyTable<M>) -> Self {
+    pub fn of_table(name: &str, table: &AnyTable) -> Self {
         let mut image = Vec::new();
         let mut sink = |bytes: &[u8]| {
             image.extend_from_slice(bytes);

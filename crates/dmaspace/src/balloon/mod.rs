@@ -19,59 +19,12 @@
 mod reasons;
 
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
-use ioas::{Backend, Ioas, Memory};
+use ioas::{Ioas, Memory};
 use iopt::Interruption;
 use runs::Span;
 use virtio_balloon::{Dma, Reason};
-
-/// An address space that devices and a balloon share.
-///
-/// Implemented for every [`Ioas`] behind a lock, which is held for one call only.
-pub trait DeviceSpace: Send {
-    /// Whether there are devices, none of which can take page faults, or tables that wait for some.
-    fn is_live(&self) -> bool;
-
-    /// Calls `each` for every area over some of `part` (offset and length) of `memory`: its device
-    /// addresses, and where it begins in the memory. See [`Ioas::areas_over`].
-    fn areas_over(&self, memory: &Arc<Memory>, part: Span, each: &mut dyn FnMut(Span, u64));
-
-    /// See [`Ioas::release`].
-    fn release(&self, ranges: &[Span], kept: &mut dyn FnMut(Span, Reason));
-
-    /// See [`Ioas::restore`].
-    fn restore(&self, ranges: &[Span], failed: &mut dyn FnMut(Span, Reason));
-}
-
-impl<B: Backend> DeviceSpace for Arc<Mutex<Ioas<B>>>
-where
-    Ioas<B>: Send,
-{
-    fn is_live(&self) -> bool {
-        let space = self.lock().unwrap_or_else(PoisonError::into_inner);
-        space.backend().is_live()
-    }
-
-    fn areas_over(&self, memory: &Arc<Memory>, part: Span, each: &mut dyn FnMut(Span, u64)) {
-        let mut space = self.lock().unwrap_or_else(PoisonError::into_inner);
-        for area in space.areas_over(memory, part) {
-            each(area.range(), area.part().start);
-        }
-    }
-
-    fn release(&self, ranges: &[Span], kept: &mut dyn FnMut(Span, Reason)) {
-        let mut space = self.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut tell = |range, cause| kept(range, reasons::of_release(&cause));
-        space.release(ranges, Interruption::Refused, &mut tell, &mut ());
-    }
-
-    fn restore(&self, ranges: &[Span], failed: &mut dyn FnMut(Span, Reason)) {
-        let mut space = self.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut tell = |range, cause| failed(range, reasons::of_restore(&cause));
-        space.restore(ranges, Interruption::Refused, &mut tell, &mut ());
-    }
-}
 
 /// A part of the guest's memory: guest addresses, and where they are in a memory.
 #[derive(Clone)]
@@ -85,7 +38,7 @@ struct Region {
 #[derive(Default)]
 pub struct BalloonDma {
     regions: Vec<Region>,
-    spaces: Vec<Box<dyn DeviceSpace>>,
+    spaces: Vec<Arc<Ioas>>,
 }
 
 impl fmt::Debug for BalloonDma {
@@ -130,8 +83,8 @@ impl BalloonDma {
 
     /// Adds an address space. It is asked anew for its areas each time: what is mapped later counts as
     /// well.
-    pub fn add_space(&mut self, space: impl DeviceSpace + 'static) {
-        self.spaces.push(Box::new(space));
+    pub fn add_space(&mut self, space: Arc<Ioas>) {
+        self.spaces.push(space);
     }
 
     /// The parts of `runs` that are memory of the guest: guest addresses, number of the region and
@@ -154,7 +107,7 @@ impl BalloonDma {
     }
 
     /// Where `space` has these parts, by device addresses.
-    fn places(&self, space: &dyn DeviceSpace, parts: &[(Span, usize, u64)]) -> Vec<Place> {
+    fn places(&self, space: &Ioas, parts: &[(Span, usize, u64)]) -> Vec<Place> {
         let mut places: Vec<Place> = Vec::with_capacity(parts.len());
         let mut here = Vec::new();
         for (guest, number, offset) in parts {
@@ -162,7 +115,8 @@ impl BalloonDma {
                 continue;
             };
             let part = Span::new(*offset, guest.len);
-            space.areas_over(&region.memory, part, &mut |device, begin| {
+            space.areas_over(&region.memory, part, |area| {
+                let (device, begin) = (area.range(), area.part().start);
                 if let Some(both) = Span::new(begin, device.len).intersection(&part) {
                     let device = Span::new(device.start + (both.start - begin), both.len);
                     let guest = Span::new(guest.start + (both.start - offset), both.len);
@@ -189,13 +143,13 @@ impl BalloonDma {
     fn in_all(
         &self,
         parts: &[(Span, usize, u64)],
-        mut job: impl FnMut(&dyn DeviceSpace, &[Span], &mut dyn FnMut(Span, Reason)),
+        mut job: impl FnMut(&Ioas, &[Span], &mut dyn FnMut(Span, Reason)),
     ) -> Vec<(Span, Reason)> {
         let mut told = Vec::new();
         for space in &self.spaces {
-            let places = self.places(&**space, parts);
+            let places = self.places(space, parts);
             let ranges: Vec<Span> = places.iter().map(|place| place.device).collect();
-            job(&**space, &ranges, &mut |range, reason| {
+            job(space, &ranges, &mut |range, reason| {
                 let first = places.partition_point(|place| place.device.last() < range.start);
                 let near = places.iter().skip(first);
                 for place in near.take_while(|place| place.device.overlaps(&range)) {
@@ -208,6 +162,18 @@ impl BalloonDma {
         }
         told
     }
+}
+
+/// Releases `ranges` of device addresses; `kept` receives those that are not, and why.
+fn release(space: &Ioas, ranges: &[Span], kept: &mut dyn FnMut(Span, Reason)) {
+    let mut tell = |range, cause| kept(range, reasons::of_release(&cause));
+    space.release(ranges, Interruption::Refused, &mut tell, &mut ());
+}
+
+/// Restores `ranges`; `failed` receives those that stay released, and why.
+fn restore(space: &Ioas, ranges: &[Span], failed: &mut dyn FnMut(Span, Reason)) {
+    let mut tell = |range, cause| failed(range, reasons::of_restore(&cause));
+    space.restore(ranges, Interruption::Refused, &mut tell, &mut ());
 }
 
 /// In order, each byte once: what begins first counts, and of those the first that was told.
@@ -236,7 +202,7 @@ impl Dma for BalloonDma {
 
     fn release(&mut self, runs: &[Span], kept: &mut dyn FnMut(Span, Reason)) {
         let parts = self.parts(runs);
-        let mut told = self.in_all(&parts, |space, ranges, tell| space.release(ranges, tell));
+        let mut told = self.in_all(&parts, release);
         for (guest, number, offset) in &parts {
             let Some(region) = self.regions.get(*number) else {
                 continue;
@@ -256,7 +222,7 @@ impl Dma for BalloonDma {
             let back: Vec<Span> = told.iter().map(|(span, _)| *span).collect();
             let parts = self.parts(&back);
             // What cannot be had stays released: it is not discarded, and comes back with the rest.
-            let _ = self.in_all(&parts, |space, ranges, tell| space.restore(ranges, tell));
+            let _ = self.in_all(&parts, restore);
         }
         told.into_iter()
             .for_each(|(span, reason)| kept(span, reason));
@@ -264,7 +230,7 @@ impl Dma for BalloonDma {
 
     fn restore(&mut self, runs: &[Span], failed: &mut dyn FnMut(Span, Reason)) {
         let parts = self.parts(runs);
-        let told = self.in_all(&parts, |space, ranges, tell| space.restore(ranges, tell));
+        let told = self.in_all(&parts, restore);
         for (span, reason) in in_order(told) {
             failed(span, reason);
         }

@@ -150,7 +150,7 @@ fn without_devices_first_the_checker_sees_stale_memory() {
 #[test]
 fn what_somebody_else_pins_is_kept_in_all_address_spaces() {
     let mut machine = Machine::new();
-    let held = machine.spaces[1].lock().unwrap().pin(
+    let held = machine.spaces[1].pin(
         Span::new(SECOND + 20 * PAGE, 2 * PAGE),
         Prot::READ,
         WhenUnmapped::Keeps,
@@ -173,7 +173,7 @@ fn what_somebody_else_pins_is_kept_in_all_address_spaces() {
     // A third address space, of which the balloon does not know.
     let sizes = PageSizes::from_bits(u64::MAX);
     let table = AnyTable::new(FormatId::VtdSs, 4, sizes, machine.tables.clone()).unwrap();
-    let mut third = Ioas::new(DomainId(1), table);
+    let third = Ioas::new(DomainId(1), table);
     let part = Span::new(100 * PAGE, 2 * PAGE);
     third
         .map(0, &machine.memory, part, Prot::RW, &mut ())
@@ -215,7 +215,7 @@ fn what_is_no_memory_of_devices_is_nobody_s_business() {
     assert!(!BalloonDma::new().attached());
     // A part of the guest's memory that only one device sees, at two addresses.
     let part = pages(8, 8);
-    let mut first = machine.spaces[0].lock().unwrap();
+    let first = &machine.spaces[0];
     first.unmap(pages(0, PAGES), &mut ()).unwrap();
     let half = Span::new(0, PAGES * PAGE / 2);
     for at in [GUEST, GUEST << 1] {
@@ -235,7 +235,7 @@ fn what_is_no_memory_of_devices_is_nobody_s_business() {
         assert!(one.read(at + 8 * PAGE, &mut [0]).is_err());
     }
     assert_eq!(machine.restore(&[part]), []);
-    let mut first = machine.spaces[0].lock().unwrap();
+    let first = &machine.spaces[0];
     first
         .unmap(Span::new(GUEST << 1, half.len), &mut ())
         .unwrap();

@@ -9,9 +9,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use dmaspace::balloon::BalloonDma;
-use dmaspace::ioas::{
-    Cause, Ioas, Ledger, Memory, MemoryObject, Own, PinFailed, Pinned, RunReader,
-};
+use dmaspace::ioas::{Cause, Ioas, Ledger, Memory, MemoryObject, PinFailed, Pinned, RunReader};
 use dmaspace::iommu::{BadTarget, Config, DeviceId, DomainId, Port, SoftwareUnit, TargetMemory};
 use dmaspace::iopt::{AnyTable, FormatId, HeapTables, Prot};
 use dmaspace::runs::{PageSizes, Span};
@@ -212,7 +210,6 @@ impl RunReader for Runs {
 }
 
 type Tables = Arc<HeapTables>;
-type Space = Ioas<Own<Tables>>;
 type Unit = Arc<SoftwareUnit<Tables, Reach>>;
 
 /// A guest with two address spaces, each with a device.
@@ -221,7 +218,7 @@ pub(crate) struct Machine {
     pub(crate) ledger: Arc<Ledger>,
     pub(crate) memory: Arc<Memory>,
     pub(crate) tables: Tables,
-    pub(crate) spaces: [Arc<Mutex<Space>>; 2],
+    pub(crate) spaces: [Arc<Ioas>; 2],
     pub(crate) units: [Unit; 2],
     pub(crate) balloon: BalloonDma,
 }
@@ -244,11 +241,11 @@ impl Machine {
             let unit = Arc::new(unit);
             let sizes = PageSizes::from_bits(u64::MAX);
             let table = AnyTable::new(format, 4, sizes, tables.clone()).unwrap();
-            let mut space = Ioas::new(DomainId(1), table);
-            space.attach(unit.clone(), DEVICE).unwrap();
+            let space = Ioas::new(DomainId(1), table);
+            space.attach((unit.clone(), DEVICE)).unwrap();
             let whole = Span::new(0, PAGES * PAGE);
             space.map(at, &memory, whole, Prot::RW, &mut ()).unwrap();
-            (Arc::new(Mutex::new(space)), unit)
+            (Arc::new(space), unit)
         };
         let made = [(FormatId::VtdSs, GUEST), (FormatId::AmdV1, SECOND)].map(make);
         let [(first, one), (second, two)] = made;
@@ -298,7 +295,7 @@ impl Machine {
         } = self;
         drop(balloon);
         for space in spaces {
-            let space = Arc::into_inner(space).unwrap().into_inner().unwrap();
+            let space = Arc::into_inner(space).unwrap();
             assert_eq!(space.len(), 1);
             space.close().unwrap();
         }

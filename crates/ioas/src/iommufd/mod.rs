@@ -52,7 +52,6 @@ pub use ioas::IovaRanges;
 #[cfg(feature = "vfio")]
 pub use space::{Attachable, BoundDevice, Owner, Space, SpaceMapper};
 #[cfg(feature = "vfio")]
-pub use tables::TablePlace;
 
 /// The number of an address space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -6,6 +6,7 @@
 //! else by its address. What one of the address spaces of an [`Owner`] maps already is copied:
 //! pinned and charged once, for as long as the first mapping is there.
 
+use core::any::Any;
 use core::marker::PhantomData;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
@@ -15,10 +16,12 @@ use std::vec::Vec;
 use iopt::Prot;
 use runs::Span;
 
-use super::tables::{TablePlace, Tables};
+use super::tables::Tables;
 use super::{Clear, DevId, IoasId, Iommufd, RlimitMode};
+use crate::endpoint::EndpointId;
 use crate::errno::Profile;
 use crate::kernel::{Entering, Kernel, KernelError, Mapper, MapperInfo, Result, Shares, Source};
+use crate::placement::Place;
 use crate::vfio::{Device, PageTable};
 
 /// The back end over an address space of iommufd.
@@ -140,18 +143,33 @@ pub struct SpaceMapper<D = BoundDevice> {
     kind: PhantomData<fn(&D)>,
 }
 
-impl<D> SpaceMapper<D> {
-    /// A new address space.
+impl SpaceMapper {
+    /// A new address space, for devices of VFIO.
     ///
     /// # Errors
     ///
     /// [`KernelError::Refused`].
     pub fn new(owner: &Arc<Owner>) -> Result<Self> {
-        Ok(Self::existing(owner, owner.iommufd.alloc_ioas()?))
+        Self::for_devices(owner)
     }
 
-    /// One that another process has made and hands over.
+    /// One that another process has made and hands over, for devices of VFIO.
     pub fn existing(owner: &Arc<Owner>, id: IoasId) -> Self {
+        Self::over(owner, id)
+    }
+}
+
+impl<D> SpaceMapper<D> {
+    /// A new address space, for devices of another subsystem.
+    ///
+    /// # Errors
+    ///
+    /// [`KernelError::Refused`].
+    pub fn for_devices(owner: &Arc<Owner>) -> Result<Self> {
+        Ok(Self::over(owner, owner.iommufd.alloc_ioas()?))
+    }
+
+    fn over(owner: &Arc<Owner>, id: IoasId) -> Self {
         Self {
             owner: Arc::clone(owner),
             id,
@@ -175,11 +193,6 @@ impl<D> SpaceMapper<D> {
     pub fn set_huge_pages(&self, on: bool) -> Result<()> {
         self.owner.iommufd.set_huge_pages(self.id, on)
     }
-
-    /// The page tables, with their nodes and devices.
-    pub fn places(&self) -> Vec<TablePlace> {
-        self.tables.places()
-    }
 }
 
 impl<D> Drop for SpaceMapper<D> {
@@ -191,7 +204,7 @@ impl<D> Drop for SpaceMapper<D> {
     }
 }
 
-impl<D: Attachable> Mapper for SpaceMapper<D> {
+impl<D: Attachable + Any + Send + Sync> Mapper for SpaceMapper<D> {
     type Device = D;
 
     const PROFILE: Profile = Profile::Iommufd;
@@ -223,6 +236,7 @@ impl<D: Attachable> Mapper for SpaceMapper<D> {
             granule: ranges.alignment,
             ranges: Some(ranges.ranges),
             available: None,
+            page_sizes: None,
         })
     }
 
@@ -298,6 +312,22 @@ impl<D: Attachable> Mapper for SpaceMapper<D> {
             self.tables.taken_over(device.id());
         }
         Ok(())
+    }
+
+    fn places(&self, devices: &[Arc<D>]) -> Option<Vec<Place>> {
+        let places = self.tables.places().into_iter().map(|place| {
+            let uses = |device: &&Arc<D>| place.devices.contains(&device.id());
+            Place {
+                number: place.table.map(|table| table.0),
+                node: place.node,
+                // A table that was made on purpose lies on the node of its devices.
+                tables: place.table.and(place.node),
+                tracks: place.tracks,
+                endpoints: devices.iter().filter(uses).map(EndpointId::from).collect(),
+                ..Place::default()
+            }
+        });
+        Some(places.collect())
     }
 
     fn number(&self) -> u32 {

@@ -46,18 +46,18 @@ impl MakeTables for (&Iommufd, IoasId) {
     }
 }
 
-/// A page table of an address space, and who uses it.
+/// A page table of an address space, and its devices.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TablePlace {
+pub(super) struct TablePlace {
     /// Its number; `None`: those that the kernel has made by itself.
-    pub table: Option<HwptId>,
+    pub(super) table: Option<HwptId>,
     /// The node of its devices: of the first of which one is known. One that was made on purpose lies
     /// there, if the node has memory.
-    pub node: Option<NodeId>,
+    pub(super) node: Option<NodeId>,
     /// It keeps what devices write to.
-    pub tracks: bool,
+    pub(super) tracks: bool,
     /// Its devices.
-    pub devices: Vec<DevId>,
+    pub(super) devices: Vec<DevId>,
 }
 
 /// A device, and where it is.

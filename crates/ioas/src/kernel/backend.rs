@@ -1,512 +1,590 @@
-//! The back end over a kernel's own mappings: a container of VFIO's type 1, or iommufd.
+//! The back end over a kernel's own mappings: containers of VFIO's type 1, or an address space of iommufd.
 //!
-//! The kernel pins memory, charges it and fills page tables, all in one call. The ledger keeps the
-//! same account, before the call, so that what cannot succeed is refused with numbers. Memory is
-//! given by its address in this process, or as a memory file: an object that has neither is refused
-//! by name.
+//! A [space](super::space) is one container, or one address space of iommufd: its mappings, and the
+//! devices that see them. There is one that the caller gives, or they are opened as they are needed:
+//! a container has one page table for all groups that can share it, on the node of the first, so that
+//! [`Placement::PerNode`] takes a container for the groups of each node. iommufd has a table for each
+//! node in one address space. Every operation goes to all spaces, in one order, noted in a [`Journal`]
+//! for each: when one fails, it is undone in all.
 //!
-//! Areas that are there before the first device comes are mapped when it comes, in as few
-//! [pieces](super::pieces) as the granule allows. Each later one is a piece of its own, or several.
-//! When a kernel that has few entries has no more of them, pieces are merged as areas would have been
-//! in the beginning, if the caller has [allowed](Kernel::set_merging) the gaps that this makes.
+//! # What it costs
+//!
+//! Containers share no pins. Each pins what is mapped, and has it charged: the ledger is charged for all
+//! of them in one step, before the first is asked. [`Ioas::forecast`] says so before.
+//!
+//! # Which container
+//!
+//! [`Placement::joins`] decides by the node that is given with a group, which is never divided. The first
+//! group of a node opens a container, and has all areas mapped there before it is attached for the caller;
+//! the last one to leave closes it. The node of a container follows from its groups. One that is left
+//! with mappings that the kernel did not unmap is the first to be used again.
 
+use core::any::Any;
 use std::boxed::Box;
 use std::sync::Arc;
-use std::vec;
 use std::vec::Vec;
 
-use iommu::NodeId;
-use iopt::{Aperture, Interruption, Prot, RangeError};
-use runs::Span;
+use iommu::{FlushError, NodeId};
+use iopt::{Aperture, Interruption, Invalidation, Pending};
+use runs::{PageSizes, Span};
 
-use super::cause::MapRequest;
 use super::error::KernelError;
-use super::mapped::{Journal, Mapped, source};
-use super::mapper::{Entering, Mapper, MapperInfo, Source};
-use super::pieces::{Piece, Pieces, Stretch, cut, groups, stretches};
-use super::refusals::{Refused, attach_refused, detach_refused, errno, map_refused};
-use super::shares::{Pages, Share};
-use crate::area::Area;
+use super::mapped::Journal;
+use super::mapper::Mapper;
+use super::refusals::attach_refused;
+use super::space::{KernelSpace, map_stretch};
+use crate::area::HeldArea;
 use crate::areas::Areas;
-use crate::backend::{Backend, Capability, Unsupported};
-use crate::errno::{Errno, Profile};
-use crate::error::{AttachError, DetachError, MapError};
-use crate::ledger::{Charge, Ledger};
-use crate::observer::{Observer, Step, observed};
+use crate::backend::{Backend, Capabilities, Capability, Unsupported};
+use crate::dirty::{HarvestError, Harvested, Tracking, TrackingError};
+use crate::endpoint::{Endpoint, EndpointId, EndpointKind};
+use crate::error::{AttachError, DetachError, MapError, UnmapError};
+use crate::observer::Observer;
 use crate::own::Written;
-use crate::placement::Placement;
+use crate::placement::{Place, Placement};
 use crate::reserved::ForReleased;
+use crate::retired::Retired;
+use crate::space::Ioas;
 use crate::windows::{outside, within};
 
-/// The back end over the mappings of a kernel. See the module's head in the sources, and the aliases
-/// for each kernel interface.
+/// The back end over the mappings of a kernel: see [`vfio::Type1`](crate::vfio::Type1) and
+/// [`iommufd::Space`](crate::iommufd::Space) for each kernel interface.
 pub struct Kernel<K: Mapper> {
-    pub(super) mapped: Mapped<K>,
-    pub(super) devices: Vec<Arc<K::Device>>,
-    pub(super) info: MapperInfo,
-    pub(super) windows: Vec<Span>,
-    /// The most pieces that the kernel takes.
-    pub(super) most: Option<u64>,
-    /// Pieces end at its multiples, bytes.
+    /// Opens a space when there is none for an endpoint; `None`: there is the one that was given.
+    open: Option<Box<Open<K>>>,
+    /// Mappings end at its multiples, bytes: see [`Kernel::new`].
     granule: Option<u64>,
+    spaces: Vec<Member<K>>,
+    placement: Placement,
     merging: Interruption,
-    pub(super) placement: Placement,
-    /// What is dirty can be read.
-    pub(super) bitmaps: bool,
-    /// What was read as dirty, or could be written to by devices that have left, and was not harvested
-    /// yet.
-    pub(super) carried: Written,
+    /// What must stay possible in spaces to come.
+    allowed: Vec<Span>,
+    /// What devices of spaces that are closed have written to, until it is harvested.
+    carried: Written,
+}
+
+/// Opens a container, or what does its work.
+type Open<K> = dyn Fn() -> Result<K, KernelError> + Send;
+
+struct Member<K: Mapper> {
+    space: KernelSpace<K>,
+    /// The node of each of its devices.
+    near: Vec<Option<NodeId>>,
+}
+
+impl<K: Mapper> Member<K> {
+    fn new(mapper: K, granule: Option<u64>) -> Self {
+        Self {
+            space: KernelSpace::new(mapper, granule),
+            near: Vec::new(),
+        }
+    }
+
+    /// That of the first of which one is known.
+    fn node(&self) -> Option<NodeId> {
+        self.near.iter().copied().flatten().next()
+    }
+
+    fn is_live(&self) -> bool {
+        !self.space.devices.is_empty()
+    }
 }
 
 impl<K: Mapper> core::fmt::Debug for Kernel<K> {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        let spaces: Vec<_> = self.spaces.iter().map(|member| &member.space).collect();
         f.debug_struct("Kernel")
-            .field("profile", &K::PROFILE)
-            .field("pieces", &self.mapped.pieces.len())
+            .field("placement", &self.placement)
+            .field("spaces", &spaces)
             .finish_non_exhaustive()
     }
 }
 
-/// Parts that are mapped by one call each; those that are copied with the pages that they get.
-pub(super) type Plan = Vec<(Stretch, Option<Arc<Pages>>)>;
-
-/// Charges `bytes` in one step.
-pub(super) fn charged(
-    ledger: &Arc<Ledger>,
-    bytes: u64,
-    observer: &mut dyn Observer,
-) -> Result<Charge, MapError> {
-    observed(observer, Step::Charge, |_| {
-        let charge = ledger.charge(bytes).map_err(MapError::OverLimit)?;
-        Ok((charge, bytes))
-    })
-}
-
-/// What is known without a device.
-const UNKNOWN: MapperInfo = MapperInfo {
-    granule: 1,
-    ranges: None,
-    available: None,
-};
-
 impl<K: Mapper> Kernel<K> {
-    /// A back end over `mapper`, to which nothing is attached and which maps nothing.
+    /// Over one container or address space, `mapper`, to which nothing is attached and which maps
+    /// nothing.
     ///
-    /// Pieces end at multiples of `granule` bytes of device addresses, rounded up to a power of two
+    /// Mappings end at multiples of `granule` bytes of device addresses, rounded up to a power of two
     /// of at least 4096: that is the largest stretch which can only be unmapped together. `None`:
-    /// areas that go on in each other share a piece however long.
+    /// areas that go on in each other share a mapping however long.
     pub fn new(mapper: K, granule: Option<u64>) -> Self {
+        let given = Member::new(mapper, granule);
+        Self::with(None, granule, Vec::from([given]))
+    }
+
+    /// Over containers that `open` opens when they are needed: one when the first group is attached, and
+    /// under [`Placement::PerNode`] one for the groups of each memory node. Each is closed with its last
+    /// group. Live address spaces are not handed over.
+    pub fn opening(
+        open: impl Fn() -> Result<K, KernelError> + Send + 'static,
+        granule: Option<u64>,
+    ) -> Self {
+        Self::with(Some(Box::new(open)), granule, Vec::new())
+    }
+
+    fn with(open: Option<Box<Open<K>>>, granule: Option<u64>, spaces: Vec<Member<K>>) -> Self {
         Self {
-            mapped: Mapped {
-                mapper,
-                pieces: Pieces::default(),
-            },
-            devices: Vec::new(),
-            info: UNKNOWN,
-            windows: Aperture::zeros(64).spans().collect(),
-            most: None,
-            granule: granule.map(|bytes| {
-                bytes
-                    .max(4096)
-                    .checked_next_power_of_two()
-                    .unwrap_or(1 << 63)
-            }),
-            merging: Interruption::Refused,
+            open,
+            granule,
+            spaces,
             placement: Placement::default(),
-            bitmaps: false,
+            merging: Interruption::Refused,
+            allowed: Vec::new(),
             carried: Written::default(),
         }
     }
 
-    /// Says whether pieces may be merged when the kernel has no entries left. Devices do not reach
-    /// what is being merged for a moment. In the beginning they may not.
-    pub(super) const fn set_merging(&mut self, merging: Interruption) {
-        self.merging = merging;
+    /// Those that have devices.
+    fn live(&mut self) -> impl Iterator<Item = &mut KernelSpace<K>> {
+        let all = self.spaces.iter_mut();
+        all.filter(|member| member.is_live())
+            .map(|member| &mut member.space)
     }
 
-    pub(super) fn set_placement(&mut self, placement: Placement) -> Result<(), Unsupported> {
-        match placement {
-            Placement::Near(_) => return Err(Self::unsupported(Capability::TablePlacement)),
-            Placement::PerNode if !K::NODE_TABLES => {
-                return Err(Self::unsupported(Capability::NodeTables));
-            }
-            Placement::Shared | Placement::PerNode => self.placement = placement,
-        }
-        Ok(())
-    }
-
-    /// Who maps.
-    pub const fn mapper(&self) -> &K {
-        &self.mapped.mapper
-    }
-
-    /// The attached devices, or groups.
-    pub fn devices(&self) -> &[Arc<K::Device>] {
-        &self.devices
-    }
-
-    /// What the kernel has mapped, in order: its mappings, not the areas.
-    pub fn pieces(&self) -> impl Iterator<Item = Span> + '_ {
-        self.mapped.pieces.iter().map(|piece| piece.stretch.range)
-    }
-
-    /// Bytes that the kernel has charged for its mappings; what is copied from others is charged there.
-    pub fn charged(&self) -> u64 {
-        let fresh = self.mapped.pieces.iter().filter(|piece| !piece.copied);
-        fresh.map(|piece| piece.stretch.charge()).sum()
-    }
-
-    pub(super) const fn unsupported(what: Capability) -> Unsupported {
-        Unsupported {
-            what,
-            backend: K::PROFILE.name(),
-        }
-    }
-
-    /// Learns what can be mapped now.
-    pub(super) fn refresh(&mut self) -> Result<(), KernelError> {
-        self.info = if self.devices.is_empty() {
-            UNKNOWN
-        } else {
-            self.mapped.mapper.info()?
-        };
-        let used = self.mapped.pieces.len();
-        self.most = self.info.available.map(|more| more.saturating_add(used));
-        let whole: Vec<Span> = Aperture::zeros(64).spans().collect();
-        self.windows = match &self.info.ranges {
-            None => whole,
-            Some(ranges) => {
-                let span = |range: &core::ops::RangeInclusive<u64>| {
-                    Span::inclusive(*range.start(), *range.end())
-                };
-                let spans: Option<Vec<Span>> = ranges.iter().map(span).collect();
-                let mut windows = spans.map_or(whole.clone(), |spans| within(&whole, &spans));
-                windows.sort_unstable();
-                windows
-            }
-        };
-        Ok(())
-    }
-
-    /// What of `area` is mapped, if the kernel can be told of it.
-    pub(super) fn mappable(area: &Area) -> Result<Stretch, MapError> {
-        let prot = area.prot;
-        if !Prot::RW.contains(prot) {
-            return Err(MapError::Prot { prot });
-        }
-        let stretch = Stretch::of(area);
-        Self::check_source(&stretch)?;
-        Ok(stretch)
-    }
-
-    /// Refuses memory that the kernel cannot be told of.
-    pub(super) fn check_source(stretch: &Stretch) -> Result<(), MapError> {
-        match source(&**stretch.memory.object(), stretch.offset, K::PROFILE) {
-            Some(_) => Ok(()),
-            None => Err(MapError::Unsupported(Self::unsupported(
-                Capability::GivenRuns,
-            ))),
-        }
-    }
-
-    /// Maps a stretch, which may be many areas, in pieces. After an error, `journal` has what is to
-    /// be undone.
-    pub(super) fn map_stretch(
-        &mut self,
-        stretch: &Stretch,
-        journal: &mut Journal,
-        observer: &mut dyn Observer,
-    ) -> Result<(), MapError> {
-        let plan = self.plan(stretch)?;
-        let fresh = plan.iter().filter(|(_, shared)| shared.is_none());
-        let bytes = fresh.map(|(part, _)| part.charge()).sum();
-        let mut charge = charged(stretch.memory.ledger(), bytes, observer)?;
-        let mut done = 0;
-        for (part, shared) in &plan {
-            self.map_part(part, shared.as_ref(), &mut charge, journal, observer)?;
-            done += part.range.len;
-            if observer.progress(Step::FillTables, done).is_break() {
-                return Err(MapError::Interrupted);
-            }
-        }
-        Ok(())
-    }
-
-    /// The parts in which a stretch is mapped, for which there are entries.
-    pub(super) fn plan(&mut self, stretch: &Stretch) -> Result<Plan, MapError> {
-        Self::check_source(stretch)?;
-        let mut plan = Vec::new();
-        for range in cut(stretch.range, self.granule) {
-            self.mapped.plan(&stretch.at(range), &mut plan);
-        }
-        self.make_room(plan.len() as u64)?;
-        Ok(plan)
-    }
-
-    /// Maps a part of a plan, which takes its charge out of `charge`.
-    pub(super) fn map_part(
-        &mut self,
-        part: &Stretch,
-        shared: Option<&Arc<Pages>>,
-        charge: &mut Charge,
-        journal: &mut Journal,
-        observer: &mut dyn Observer,
-    ) -> Result<(), MapError> {
-        let share = match shared {
-            Some(pages) => Share::of(pages, part.part()),
-            None => Share::new(charge.split(part.charge()), part.part()),
-        };
-        let piece = Piece {
-            stretch: part.clone(),
-            share,
-            copied: shared.is_some(),
-        };
-        observed(observer, Step::FillTables, |_| {
-            let put = self.mapped.put(piece, journal);
-            put.map_err(|error| self.explain(error, part))?;
-            Ok(((), part.range.len))
-        })
-    }
-
-    /// Why the kernel did not map `part`, which is not charged any more.
-    fn explain(&mut self, error: KernelError, part: &Stretch) -> MapError {
-        // Windows change as other devices come and go.
-        let _ = self.refresh();
-        let ledger = part.memory.ledger();
-        let object = &**part.memory.object();
-        let memory = match source(object, part.offset, K::PROFILE) {
-            Some(Source::Address(start) | Source::File(_, start)) => start,
-            _ => part.offset,
-        };
-        let asked = Refused {
-            request: MapRequest {
-                iova: Some(part.range.start),
-                memory: Span::new(memory, part.range.len),
-                prot: part.prot,
-                granule: self.info.granule,
-                windows: self.info.ranges.as_deref().unwrap_or_default(),
-            },
-            range: part.range,
-            outside: outside(&self.windows, part.range),
-            over: ledger.over(part.charge()),
-            mappings: self.mapped.pieces.len(),
-        };
-        map_refused(K::PROFILE, error, &asked)
-    }
-
-    /// Sees to it that `more` pieces find entries.
-    fn make_room(&mut self, more: u64) -> Result<(), MapError> {
-        let Some(most) = self.most else {
-            return Ok(());
-        };
-        let fits = |pieces: &Pieces| pieces.len() + more <= most;
-        if !fits(&self.mapped.pieces) && self.merging == Interruption::Allowed {
-            self.merge_pieces()?;
-        }
-        if fits(&self.mapped.pieces) {
-            return Ok(());
-        }
-        let wanted = self.mapped.pieces.len() + more;
-        Err(MapError::TooMany { wanted, most })
-    }
-
-    /// Has pieces that go on in each other between multiples of the granule be one. Each of them is
-    /// missing for a moment.
-    fn merge_pieces(&mut self) -> Result<(), MapError> {
-        for group in groups(&self.mapped.pieces, self.granule) {
-            // What is mapped anew has no dirty bits.
-            let read = self.carry(group.range);
-            read.map_err(|error| MapError::Kernel(Box::new(error)))?;
-            let mut journal = Journal::default();
-            let merged = self.mapped.merge(&group, &mut journal);
-            if let Err(error) = merged {
-                self.mapped.undo(journal);
-                return Err(self.explain(error, &group));
-            }
-        }
-        Ok(())
-    }
-
-    /// Lets a device in, and, if it is the first, maps all areas and charges those that are released.
-    pub(super) fn enter(
+    /// Lets a device into the space of its node. A new one maps all areas, and charges those that are
+    /// released.
+    fn enter(
         &mut self,
         device: Arc<K::Device>,
         dirty: bool,
         near: Option<NodeId>,
         areas: &Areas,
     ) -> Result<ForReleased, AttachError> {
-        if self.devices.iter().any(|other| Arc::ptr_eq(other, &device)) {
+        let mut all = self.spaces.iter();
+        let endpoint = EndpointId::from(&device);
+        if all.any(|member| member.space.place_of(endpoint).is_some()) {
             return Err(AttachError::AlreadyAttached);
         }
-        let refused = |error| attach_refused(K::PROFILE, error);
-        let with = Entering {
-            dirty,
-            near,
-            placement: self.placement,
-        };
-        self.mapped.mapper.enter(&device, with).map_err(refused)?;
-        let first = self.devices.is_empty();
-        self.devices.push(Arc::clone(&device));
-        let mut journal = Journal::default();
-        let entered = self.refresh().map_err(refused).and_then(|()| {
-            // Of a later device the mapper sees to it: starting forgets what is dirty.
-            if dirty && first {
-                self.bitmaps = self.mapped.mapper.set_tracking(true).is_ok();
-            }
-            if !first {
-                return Ok(ForReleased::default());
-            }
-            // What could not be unmapped when the last device went.
-            self.unmap_everything().map_err(refused)?;
-            let charged = self.charge_released(areas)?;
-            self.map_all(areas, &mut journal)?;
-            Ok(charged)
-        });
-        if entered.is_err() {
-            // It was attached for a moment, and what it wrote is not known.
-            if dirty {
-                self.carry_unseen();
-            }
-            self.mapped.undo(journal);
-            self.devices.pop();
-            let _ = self.mapped.mapper.leave(&device);
-            self.mapped.mapper.left(&device);
-            self.left();
+        let place = self.place_for(near)?;
+        let member = &mut self.spaces[place];
+        let entered = member.space.enter(device, dirty, near, areas);
+        if entered.is_ok() {
+            member.near.push(near);
         }
+        self.close_unused();
         entered
     }
 
-    /// Charges what released areas keep of these mappings.
-    pub(super) fn charge_released(&self, areas: &Areas) -> Result<ForReleased, AttachError> {
-        let charged = areas.charge_released(self.times_charged());
-        charged.map_err(|(area, cause)| AttachError::Replay { area, cause })
-    }
-
-    fn map_all(&mut self, areas: &Areas, journal: &mut Journal) -> Result<(), AttachError> {
-        for stretch in stretches(areas) {
-            let area = stretch.range;
-            if let Some(reserved) = outside(&self.windows, area) {
-                return Err(AttachError::Reserved { area, reserved });
-            }
-            let granule = self.info.granule;
-            let mapped = if area.is_aligned(granule) {
-                self.map_stretch(&stretch, journal, &mut ())
-            } else {
-                let misaligned = area.start % granule != 0;
-                let value = if misaligned { area.start } else { area.len };
-                Err(MapError::Range(RangeError::Misaligned { value, granule }))
-            };
-            mapped.map_err(|cause| AttachError::Replay { area, cause })?;
-        }
-        Ok(())
-    }
-
-    /// Lets a device go. With the last one the kernel maps nothing any more. With `dirty`, what it wrote
-    /// to is carried until it is harvested.
-    pub(super) fn let_go(
-        &mut self,
-        device: &Arc<K::Device>,
-        dirty: bool,
-    ) -> Result<(), DetachError> {
-        let place = self
-            .devices
-            .iter()
-            .position(|other| Arc::ptr_eq(other, device));
-        let place = place.ok_or(DetachError::Unknown)?;
-        let blind = dirty && self.is_blind();
-        // No device of a group that can leave its container is open, so that none writes after this.
-        if dirty && !blind && K::PROFILE == Profile::Type1 {
-            let read = self.carry_all();
-            read.map_err(|error| detach_refused(&error))?;
-        }
-        let left = self.mapped.mapper.leave(device);
-        left.map_err(|error| detach_refused(&error))?;
-        // A device of iommufd may write until it is detached.
-        if blind || (dirty && K::PROFILE == Profile::Iommufd && self.carry_all().is_err()) {
-            self.carry_unseen();
-        }
-        self.mapped.mapper.left(device);
-        self.devices.remove(place);
-        self.left();
-        Ok(())
-    }
-
-    /// A device has left.
-    fn left(&mut self) {
-        if self.devices.is_empty() {
-            let starts: Vec<u64> = self.pieces().map(|range| range.start).collect();
-            // A container without groups has no mappings, and takes no calls. (One that iommufd
-            // plays has, and does.)
-            if let Err(error) = self.unmap_everything()
-                && K::PROFILE == Profile::Type1
-                && errno(&error) == Some(Errno::EINVAL)
-            {
-                self.mapped.forget(&starts);
-            }
-        }
-        // If it is not learned, the windows are narrower than they could be.
-        let _ = self.refresh();
-    }
-
-    pub(super) fn unmap_everything(&mut self) -> Result<(), KernelError> {
-        let mut pieces = self.pieces();
-        let Some(first) = pieces.next() else {
-            return Ok(());
+    /// The space for a device at `near`: that of its node, or one in which no device is, or a new one.
+    fn place_for(&mut self, near: Option<NodeId>) -> Result<usize, AttachError> {
+        let Some(open) = &self.open else {
+            return Ok(0);
         };
-        let last = pieces.last().unwrap_or(first);
-        // Pieces never cover all of 2^64.
-        let all = Span::inclusive(first.start, last.last()).unwrap_or(first);
-        self.mapped.take(all, &mut Journal::default())
+        let joins = |member: &Member<K>| self.placement.joins(member.node(), near);
+        let mut all = self.spaces.iter();
+        let found = all.position(|member| member.is_live() && joins(member));
+        let unused = || self.spaces.iter().position(|member| !member.is_live());
+        if let Some(place) = found.or_else(unused) {
+            return Ok(place);
+        }
+        let opened = open().and_then(|mut mapper| {
+            if !self.allowed.is_empty() {
+                mapper.allow(&self.allowed)?;
+            }
+            Ok(mapper)
+        });
+        let mapper = opened.map_err(|error| attach_refused(K::PROFILE, error))?;
+        let mut member = Member::new(mapper, self.granule);
+        member.space.merging = self.merging;
+        self.spaces.push(member);
+        Ok(self.spaces.len() - 1)
     }
 
-    /// What devices may write to: the pieces with bytes in `span`.
-    pub(super) fn writable(&self, span: Span) -> Vec<Span> {
-        let pieces = self.mapped.pieces.overlapping(span.start, span.last());
-        let writable = pieces.filter(|piece| piece.stretch.prot.contains(Prot::WRITE));
-        writable.map(|piece| piece.stretch.range).collect()
+    /// Closes the containers in which nothing is any more, of those that were opened here.
+    fn close_unused(&mut self) {
+        if self.open.is_none() {
+            return;
+        }
+        let carried = &mut self.carried;
+        self.spaces.retain(|member| {
+            let used = member.is_live() || member.space.pieces().next().is_some();
+            if !used {
+                carried.append(&member.space.carried);
+            }
+            used
+        });
     }
 
-    /// Counts everything that devices may write to as written to, since no bits say what was.
-    pub(super) fn carry_unseen(&mut self) {
-        for half in Aperture::zeros(64).spans() {
-            let writable = self.writable(half);
-            let pieces = writable.into_iter();
-            pieces.for_each(|piece| self.carried.add_unseen(piece));
+    /// The only space; `None` of those that are opened as they are needed.
+    fn only(&mut self) -> Option<&mut Member<K>> {
+        match (&self.open, self.spaces.as_mut_slice()) {
+            (None, [member]) => Some(member),
+            _ => None,
+        }
+    }
+}
+
+/// Undoes what the journals of the spaces have noted, of the last one first.
+fn undo<'a, K: Mapper>(
+    spaces: impl Iterator<Item = &'a mut KernelSpace<K>>,
+    journals: Vec<Journal>,
+) {
+    let noted: Vec<_> = spaces.zip(journals).collect();
+    for (space, journal) in noted.into_iter().rev() {
+        space.mapped.undo(journal);
+    }
+}
+
+impl<K: Mapper> Backend for Kernel<K> {
+    /// Containers have tables by node, yet memory is charged for each: so they lack
+    /// [`Capability::NodeTables`], which is both.
+    fn capabilities(&self) -> Capabilities {
+        let all = || self.spaces.iter().map(|member| &member.space);
+        Capabilities {
+            shares_pins: all().any(|space| space.mapper().shares().is_some()),
+            page_dirty: all().next().is_some() && !all().any(|space| space.mapper().is_blind()),
+            node_tables: K::NODE_TABLES,
+            most_mappings: all().filter_map(|space| space.most).min(),
+            ..KernelSpace::<K>::LEAST
         }
     }
 
-    /// [Carries](Self::carry) what is dirty anywhere.
-    fn carry_all(&mut self) -> Result<(), KernelError> {
-        let mut halves = Aperture::zeros(64).spans();
-        halves.try_for_each(|half| self.carry(half))
+    fn granule(&self) -> u64 {
+        let granules = self.spaces.iter().map(|member| member.space.info.granule);
+        granules.max().unwrap_or(1)
     }
 
-    /// Reads what is dirty in `span`, with calls that cut no piece if this kernel wants that. The kernel
-    /// drops it with that; here it stays until it is harvested, or unmapped.
-    pub(super) fn carry(&mut self, span: Span) -> Result<(), KernelError> {
-        if !self.bitmaps {
-            return Ok(());
+    fn windows(&self) -> Vec<Span> {
+        let whole: Vec<Span> = Aperture::zeros(64).spans().collect();
+        let all = self.spaces.iter();
+        all.fold(whole, |windows, member| {
+            within(&windows, &member.space.windows)
+        })
+    }
+
+    fn check(&self, iova: u64, len: u64) -> Result<Span, MapError> {
+        let wanted = Span::checked(iova, len).ok_or(MapError::BeyondEnd { start: iova })?;
+        let mut all = self.spaces.iter();
+        match all.find_map(|member| outside(&member.space.windows, wanted)) {
+            Some(reserved) => Err(MapError::Reserved { wanted, reserved }),
+            None => Ok(wanted),
         }
-        for piece in self.writable(span) {
-            let page = self.info.granule.max(1);
-            let here = piece
-                .intersection(&span)
-                .filter(|_| K::PROFILE == Profile::Iommufd);
-            let asked = here.and_then(|here| {
-                let (first, last) = (here.start & !(page - 1), here.last() | (page - 1));
-                Span::inclusive(first, last)
-            });
-            let asked = asked.unwrap_or(piece);
-            let pages = asked.len / page;
-            let mut bitmap = vec![0; pages.div_ceil(64) as usize];
-            self.mapped.mapper.dirty(asked, page, &mut bitmap)?;
-            let dirty = runs::bitmap::runs(&bitmap).filter(|bits| bits.start < pages);
-            for bits in dirty {
-                let len = bits.end.min(pages) - bits.start;
-                let run = Span::new(asked.start + bits.start * page, len * page);
-                self.carried.add(run);
+    }
+
+    fn allow(&mut self, ranges: &[Span]) -> Result<(), MapError> {
+        for place in 0..self.spaces.len() {
+            if let Err(cause) = self.spaces[place].space.allow(ranges) {
+                for member in &mut self.spaces[..place] {
+                    // It was so before.
+                    let _ = member.space.mapped.mapper.allow(&self.allowed);
+                }
+                return Err(cause);
             }
         }
+        self.allowed = ranges.to_vec();
         Ok(())
+    }
+
+    fn map(
+        &mut self,
+        area: &mut HeldArea,
+        _retired: &mut Retired,
+        observer: &mut dyn Observer,
+    ) -> Result<(), MapError> {
+        let stretch = KernelSpace::<K>::mappable(area)?;
+        let mut journals: Vec<_> = self.live().map(|_| Journal::default()).collect();
+        if journals.is_empty() {
+            return Ok(());
+        }
+        let mut spaces: Vec<_> = self.live().zip(&mut journals).collect();
+        let mapped = map_stretch(&mut spaces, &stretch, observer);
+        if mapped.is_err() {
+            undo(self.live(), journals);
+        }
+        mapped
+    }
+
+    /// All spaces are asked before the first changes. What has to be mapped again since a later one
+    /// has failed was missing for a moment.
+    fn empty(
+        &mut self,
+        _areas: &Areas,
+        first: u64,
+        last: u64,
+        interruption: Interruption,
+        note: &mut dyn FnMut(Span),
+    ) -> Result<(), UnmapError> {
+        let all = || self.spaces.iter();
+        let plans = all().map(|member| member.space.plan_to_empty(first, last, interruption));
+        let plans = plans.collect::<Result<Vec<_>, _>>()?;
+        let mut journals: Vec<_> = plans.iter().map(|_| Journal::default()).collect();
+        let mut steps = self.spaces.iter_mut().zip(&plans).zip(&mut journals);
+        let emptied = steps
+            .try_for_each(|((member, plan), journal)| member.space.empty_planned(plan, journal));
+        if let Err(cause) = emptied {
+            undo(
+                self.spaces.iter_mut().map(|member| &mut member.space),
+                journals,
+            );
+            return Err(cause);
+        }
+        self.carried.take_between(first, last, note);
+        for ((member, plan), journal) in self.spaces.iter_mut().zip(&plans).zip(journals) {
+            member.space.emptied(plan, journal, &mut *note);
+        }
+        Ok(())
+    }
+
+    fn is_live(&self) -> bool {
+        self.spaces.iter().any(Member::is_live)
+    }
+
+    /// Once for each container that has devices, or is to have the first.
+    fn times_charged(&self) -> Option<u64> {
+        if self.capabilities().shares_pins {
+            return None;
+        }
+        let live = self.spaces.iter().filter(|member| member.is_live());
+        Some((live.count() as u64).max(1))
+    }
+
+    /// What is kept for `area` goes to its mapping, which is charged anew.
+    fn map_again(
+        &mut self,
+        area: &mut HeldArea,
+        retired: &mut Retired,
+        observer: &mut dyn Observer,
+    ) -> Result<(), MapError> {
+        let kept = area.reserved.take().is_some();
+        let mapped = self.map(area, retired, observer);
+        if mapped.is_err() && kept {
+            let _ = area.reserve(self.times_charged());
+        }
+        mapped
+    }
+
+    fn cut(&mut self, at: u64, interruption: Interruption) -> Result<(), UnmapError> {
+        let mut all = self.spaces.iter_mut();
+        all.try_for_each(|member| member.space.cut(at, interruption))
+    }
+
+    fn track(&mut self, tracking: Tracking) -> Result<(), TrackingError> {
+        if tracking.leaf.is_some() {
+            let cause = KernelSpace::<K>::unsupported(Capability::TablePlacement);
+            return Err(TrackingError::Unsupported(cause));
+        }
+        self.carried.clear();
+        let mut all = self.spaces.iter_mut();
+        let tracked = all.try_for_each(|member| member.space.track());
+        tracked.inspect_err(|_| self.untrack())
+    }
+
+    fn untrack(&mut self) {
+        self.carried.clear();
+        let all = self.spaces.iter_mut();
+        all.for_each(|member| member.space.untrack());
+    }
+
+    /// What is dirty in one of them is dirty.
+    fn harvest(
+        &mut self,
+        _areas: &Areas,
+        pending: &mut Pending<&mut [u64]>,
+    ) -> Result<Harvested, HarvestError> {
+        let span = pending.span();
+        let mut found = self.carried.take(span, &mut |run| pending.mark(run));
+        for member in &mut self.spaces {
+            let here = member.space.harvest(pending)?;
+            found.bytes += here.bytes;
+            found.blind |= here.blind;
+        }
+        Ok(found)
+    }
+
+    /// Reading dirty bits has flushed already.
+    fn show(&mut self, _what: &Invalidation) -> Result<(), FlushError> {
+        Ok(())
+    }
+
+    fn is_blind(&self) -> bool {
+        self.spaces.iter().any(|member| member.space.is_blind())
+    }
+
+    /// Of all of them, also behind one that stays.
+    fn leave(&mut self, _areas: &mut Areas, _retired: &mut Retired) -> Result<(), DetachError> {
+        let mut left = Ok(());
+        for member in &mut self.spaces {
+            let here = member.space.leave();
+            if here.is_ok() {
+                member.near.clear();
+            }
+            left = left.and(here);
+        }
+        self.close_unused();
+        left
+    }
+
+    /// What is kept for released areas is kept for a new container too.
+    fn attach(
+        &mut self,
+        endpoint: Endpoint,
+        dirty: bool,
+        areas: &mut Areas,
+    ) -> Result<(), AttachError> {
+        let near = endpoint.near;
+        let charged = self.enter(device::<K>(endpoint)?, dirty, near, areas)?;
+        areas.keep(charged);
+        Ok(())
+    }
+
+    fn detach(
+        &mut self,
+        endpoint: EndpointId,
+        dirty: bool,
+        areas: &mut Areas,
+        _retired: &mut Retired,
+    ) -> Result<(), DetachError> {
+        let mut all = self.spaces.iter_mut();
+        let found = all.find_map(|member| Some((member.space.place_of(endpoint)?, member)));
+        let (place, Member { space, near }) = found.ok_or(DetachError::Unknown)?;
+        space.let_go(endpoint, dirty)?;
+        near.remove(place);
+        self.close_unused();
+        areas.keep_only(match self.is_live() {
+            // Where pins are shared nothing is kept for one area alone.
+            true => self.times_charged().or(Some(1)),
+            false => None,
+        });
+        Ok(())
+    }
+
+    fn places(&self) -> Vec<Place> {
+        let all = self.spaces.iter().flat_map(|member| {
+            let node = member.node();
+            let places = member.space.places().into_iter();
+            places.map(move |place| Place {
+                node: place
+                    .node
+                    .or(node.filter(|_| self.open.is_some() || !K::NODE_TABLES)),
+                ..place
+            })
+        });
+        all.collect()
+    }
+
+    fn set_placement(&mut self, placement: Placement) -> Result<(), Unsupported> {
+        let unsupported = KernelSpace::<K>::unsupported;
+        match placement {
+            Placement::Near(_) => return Err(unsupported(Capability::TablePlacement)),
+            Placement::PerNode if !K::NODE_TABLES && self.open.is_none() => {
+                return Err(unsupported(Capability::NodeTables));
+            }
+            Placement::Shared | Placement::PerNode => self.placement = placement,
+        }
+        if K::NODE_TABLES {
+            let all = self.spaces.iter_mut();
+            all.for_each(|member| member.space.placement = placement);
+        }
+        Ok(())
+    }
+
+    fn placement(&self) -> Placement {
+        self.placement
+    }
+
+    fn set_merging(&mut self, merging: Interruption) {
+        self.merging = merging;
+        let all = self.spaces.iter_mut();
+        all.for_each(|member| member.space.merging = merging);
+    }
+
+    /// The error is that of the first container that does not tell.
+    fn refresh(&mut self) -> Result<(), KernelError> {
+        let mut all = self.spaces.iter_mut();
+        all.try_for_each(|member| member.space.learn())
+    }
+
+    fn give_up(&mut self, tracked: bool, areas: &mut Areas) -> Result<Vec<Span>, KernelError> {
+        let member = self.only().ok_or(KernelError::NoSource)?;
+        let pieces = member.space.give_up(tracked, areas)?;
+        member.near.clear();
+        Ok(pieces)
+    }
+
+    fn take_over(
+        &mut self,
+        endpoints: Vec<Endpoint>,
+        mappings: &[Span],
+        areas: &mut Areas,
+    ) -> Result<(), AttachError> {
+        let near: Vec<_> = endpoints.iter().map(|endpoint| endpoint.near).collect();
+        let devices = endpoints.into_iter().map(device::<K>);
+        let devices = devices.collect::<Result<Vec<_>, _>>()?;
+        let backend = K::PROFILE.name();
+        let member = self.only().ok_or(AttachError::Endpoint { backend })?;
+        member.space.take_over(devices, mappings, areas)?;
+        member.near = near;
+        Ok(())
+    }
+
+    /// Those of each container, one after the other.
+    fn mappings(&self) -> Option<Vec<Span>> {
+        let all = self.spaces.iter();
+        Some(all.flat_map(|member| member.space.pieces()).collect())
+    }
+
+    fn page_sizes(&self) -> Option<PageSizes> {
+        let all = self.spaces.iter();
+        let sizes = all.filter_map(|member| member.space.info.page_sizes);
+        sizes.reduce(|all, here| PageSizes::from_bits(all.bits() & here.bits()))
+    }
+
+    fn as_any(&mut self) -> &mut dyn Any {
+        self
+    }
+}
+
+/// The kernel's device or group that an endpoint is.
+fn device<K: Mapper>(endpoint: Endpoint) -> Result<Arc<K::Device>, AttachError> {
+    let backend = K::PROFILE.name();
+    let refused = AttachError::Endpoint { backend };
+    match endpoint.kind {
+        EndpointKind::File(file) => file.downcast().map_err(|_| refused),
+        EndpointKind::Device(..) => Err(refused),
+    }
+}
+
+impl Ioas {
+    /// An empty address space of a kernel: over containers of VFIO's type 1
+    /// ([`vfio::Type1`](crate::vfio::Type1)), or an address space of iommufd
+    /// ([`iommufd::Space`](crate::iommufd::Space)). Until an endpoint is attached, areas are only noted.
+    pub fn over_kernel<K: Mapper>(kernel: Kernel<K>) -> Self {
+        Self::over(kernel)
+    }
+
+    /// Gives the mappings to another process, which has the kernel's files: devices go on. It
+    /// [takes over](Self::take_over) with the [mappings](Self::kernel_mappings) that this returns, and
+    /// the same areas over the same memory. Here the areas are only noted from now on.
+    ///
+    /// # Errors
+    ///
+    /// The kernel's; [`KernelError::NoSource`] when iommufd maps memory that is no file, which cannot
+    /// be handed over, and of every back end that is not one container or address space of a kernel.
+    /// Nothing has changed then.
+    pub fn give_up(&self) -> Result<Vec<Span>, KernelError> {
+        let space = &mut *self.lock();
+        let tracked = space.tracking.is_some();
+        space.backend.give_up(tracked, &mut space.areas)
+    }
+
+    /// Takes over what another process has given up: `mappings`, for `endpoints`. The areas are
+    /// there already, only noted. The memory is charged here from now on.
+    ///
+    /// # Errors
+    ///
+    /// [`AttachError::NoArea`] when a mapping is not in one memory of the areas;
+    /// [`AttachError::Replay`] over the limit; the kernel's; [`AttachError::Endpoint`] of every back end
+    /// that is not one container or address space of a kernel. Then nothing is mapped here. Of iommufd
+    /// nothing has changed, and this may be tried again; a container may hold some of the memory, and
+    /// its charge, until its files are closed.
+    pub fn take_over(
+        &self,
+        endpoints: Vec<Endpoint>,
+        mappings: &[Span],
+    ) -> Result<(), AttachError> {
+        let space = &mut *self.lock();
+        space
+            .backend
+            .take_over(endpoints, mappings, &mut space.areas)
     }
 }

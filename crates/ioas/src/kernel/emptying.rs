@@ -9,11 +9,11 @@ use std::vec::Vec;
 use iopt::Interruption;
 use runs::Span;
 
-use super::backend::Kernel;
 use super::mapped::Journal;
 use super::mapper::Mapper;
 use super::pieces::Stretch;
 use super::refusals::unmap_refused;
+use super::space::KernelSpace;
 use crate::backend::Capability;
 use crate::error::UnmapError;
 
@@ -57,7 +57,7 @@ impl Emptying {
     }
 }
 
-impl<K: Mapper> Kernel<K> {
+impl<K: Mapper> KernelSpace<K> {
     /// Looks whether the range can be emptied. Nothing changes.
     pub(super) fn plan_to_empty(
         &self,

@@ -4,6 +4,7 @@
 //! One call is one ioctl, or the few that belong together, and its errors are the kernel's numbers.
 //! Tests put a plain model of the kernel in its place.
 
+use core::any::Any;
 use core::ops::RangeInclusive;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -11,12 +12,12 @@ use std::vec::Vec;
 
 use iommu::NodeId;
 use iopt::Prot;
-use runs::Span;
+use runs::{PageSizes, Span};
 
 use super::error::Result;
 use super::shares::Shares;
 use crate::errno::Profile;
-use crate::placement::Placement;
+use crate::placement::{Place, Placement};
 
 /// What of device addresses can be mapped now.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,6 +28,8 @@ pub struct MapperInfo {
     pub ranges: Option<Vec<RangeInclusive<u64>>>,
     /// How many more mappings there can be; `None` without a limit.
     pub available: Option<u64>,
+    /// Sizes of pages that all of its devices translate; `None` when the kernel does not tell.
+    pub page_sizes: Option<PageSizes>,
 }
 
 /// What is behind a mapping.
@@ -59,9 +62,9 @@ pub struct Entering {
 /// Operations of one container, or of one address space of iommufd.
 ///
 /// Ranges and lengths are in bytes.
-pub trait Mapper {
-    /// What is attached: a group, or a device.
-    type Device;
+pub trait Mapper: Send + 'static {
+    /// What is attached, as an `Arc` of it: a group, or a device.
+    type Device: Any + Send + Sync;
 
     /// What its error numbers mean, and what it can do.
     const PROFILE: Profile;
@@ -168,6 +171,13 @@ pub trait Mapper {
         devices: &[Arc<Self::Device>],
         mappings: &[(Span, Source<'_>)],
     ) -> Result<()>;
+
+    /// The page tables of `devices`, which are attached, if there may be several. Mappings and charge
+    /// are those of all, and are filled in for the first.
+    fn places(&self, devices: &[Arc<Self::Device>]) -> Option<Vec<Place>> {
+        let _ = devices;
+        None
+    }
 
     /// What this address space is called as a [`Source::Copy`].
     fn number(&self) -> u32 {

@@ -10,10 +10,9 @@
 //! compare all of them with what a C compiler makes of the headers.
 //!
 //! On them stands the back end over a kernel's mappings ([`Kernel`]), which is one for both: what
-//! differs is behind [`Mapper`]. [`ByNode`] is several of them as one, each for a memory node.
+//! differs is behind [`Mapper`].
 
 mod backend;
-mod by_node;
 mod cause;
 mod emptying;
 mod error;
@@ -29,7 +28,6 @@ pub(crate) mod sys;
 pub(crate) mod headers;
 
 pub use backend::Kernel;
-pub use by_node::{ByNode, NodeContainer};
 pub(crate) use error::Result;
 pub use error::{AnswerError, KernelError};
 pub use mapper::{Entering, Mapper, MapperInfo, Source};

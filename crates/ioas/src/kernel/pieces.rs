@@ -13,7 +13,7 @@ use iopt::Prot;
 use runs::Span;
 
 use super::shares::Share;
-use crate::area::Area;
+use crate::area::HeldArea;
 use crate::areas::Areas;
 use crate::memory::Memory;
 
@@ -28,7 +28,7 @@ pub(super) struct Stretch {
 }
 
 impl Stretch {
-    pub(super) fn of(area: &Area) -> Self {
+    pub(super) fn of(area: &HeldArea) -> Self {
         Self {
             range: area.range,
             memory: Arc::clone(&area.memory),

@@ -1,58 +1,468 @@
-//! What a back end over a kernel promises to an address space, and what only such an address space
-//! has: attaching by the kernel's files, and being handed to another process.
+//! One container of VFIO's type 1, or one address space of iommufd: its mappings, and the devices that
+//! see them.
+//!
+//! The kernel pins memory, charges it and fills page tables, all in one call. The ledger keeps the
+//! same account, before the call, so that what cannot succeed is refused with numbers. Memory is
+//! given by its address in this process, or as a memory file: an object that has neither is refused
+//! by name.
+//!
+//! Areas that are there before the first device comes are mapped when it comes, in as few
+//! [pieces](super::pieces) as the granule allows. Each later one is a piece of its own, or several.
+//! When a kernel that has few entries has no more of them, pieces are merged as areas would have been
+//! in the beginning, if the caller has [allowed](crate::Ioas::set_merging) the gaps that this makes.
 
 use std::boxed::Box;
 use std::sync::Arc;
+use std::vec;
 use std::vec::Vec;
 
-use iommu::{FlushError, NodeId};
-use iopt::{Interruption, Invalidation, Pending};
+use iommu::NodeId;
+use iopt::{Aperture, Interruption, Pending, Prot, RangeError};
 use runs::Span;
 
-use super::backend::Kernel;
+use super::cause::MapRequest;
 use super::error::KernelError;
-use super::mapped::Journal;
-use super::mapper::Mapper;
-use super::pieces::{Piece, Stretch, stretches};
-use super::refusals::{attach_refused, detach_refused, errno};
-use super::shares::Share;
-use crate::area::Area;
+use super::mapped::{Journal, Mapped, source};
+use super::mapper::{Entering, Mapper, MapperInfo, Source};
+use super::pieces::{Piece, Pieces, Stretch, cut, groups, stretches};
+use super::refusals::{Refused, attach_refused, detach_refused, errno, map_refused};
+use super::shares::{Pages, Share};
+use crate::area::HeldArea;
 use crate::areas::Areas;
-use crate::backend::{Backend, Capabilities, Capability, Unsupported};
-use crate::dirty::{HarvestError, Harvested, Tracking, TrackingError};
-use crate::errno::Errno;
+use crate::backend::{Capabilities, Capability, Unsupported};
+use crate::dirty::{HarvestError, Harvested, TrackingError};
+use crate::endpoint::EndpointId;
+use crate::errno::{Errno, Profile};
 use crate::error::{AttachError, DetachError, MapError, UnmapError};
-use crate::observer::Observer;
-use crate::placement::Placement;
-use crate::retired::Retired;
-use crate::space::Ioas;
-use crate::windows::outside;
+use crate::ledger::{Charge, Ledger};
+use crate::observer::{Observer, Step, observed};
+use crate::own::Written;
+use crate::placement::{Place, Placement};
+use crate::reserved::ForReleased;
+use crate::windows::{outside, within};
 
-/// The `len` bytes from `iova` on, if they lie in `windows`.
-pub(super) fn inside(windows: &[Span], iova: u64, len: u64) -> Result<Span, MapError> {
-    let wanted = Span::checked(iova, len).ok_or(MapError::BeyondEnd { start: iova })?;
-    match outside(windows, wanted) {
-        Some(reserved) => Err(MapError::Reserved { wanted, reserved }),
-        None => Ok(wanted),
+/// One container, or one address space of iommufd.
+pub(super) struct KernelSpace<K: Mapper> {
+    pub(super) mapped: Mapped<K>,
+    pub(super) devices: Vec<Arc<K::Device>>,
+    pub(super) info: MapperInfo,
+    pub(super) windows: Vec<Span>,
+    /// The most pieces that the kernel takes.
+    pub(super) most: Option<u64>,
+    /// Pieces end at its multiples, bytes.
+    granule: Option<u64>,
+    pub(super) merging: Interruption,
+    pub(super) placement: Placement,
+    /// What is dirty can be read.
+    pub(super) bitmaps: bool,
+    /// What was read as dirty, or could be written to by devices that have left, and was not harvested
+    /// yet.
+    pub(super) carried: Written,
+}
+
+impl<K: Mapper> core::fmt::Debug for KernelSpace<K> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("KernelSpace")
+            .field("profile", &K::PROFILE)
+            .field("pieces", &self.mapped.pieces.len())
+            .finish_non_exhaustive()
     }
 }
 
-/// What is kept for `area` goes to its mapping, which is charged anew.
-pub(super) fn map_again<B: Backend>(
-    backend: &mut B,
-    area: &mut Area,
-    retired: &mut Retired,
+/// Parts that are mapped by one call each; those that are copied with the pages that they get.
+pub(super) type Plan = Vec<(Stretch, Option<Arc<Pages>>)>;
+
+/// Charges `bytes` in one step.
+pub(super) fn charged(
+    ledger: &Arc<Ledger>,
+    bytes: u64,
     observer: &mut dyn Observer,
-) -> Result<(), MapError> {
-    let kept = area.reserved.take().is_some();
-    let mapped = backend.map(area, retired, observer);
-    if mapped.is_err() && kept {
-        let _ = area.reserve(backend.times_charged());
-    }
-    mapped
+) -> Result<Charge, MapError> {
+    observed(observer, Step::Charge, |_| {
+        let charge = ledger.charge(bytes).map_err(MapError::OverLimit)?;
+        Ok((charge, bytes))
+    })
 }
 
-impl<K: Mapper> Kernel<K> {
+/// What is known without a device.
+const UNKNOWN: MapperInfo = MapperInfo {
+    granule: 1,
+    ranges: None,
+    available: None,
+    page_sizes: None,
+};
+
+impl<K: Mapper> KernelSpace<K> {
+    /// Over `mapper`, to which nothing is attached and which maps nothing; see [`Kernel::new`](super::Kernel::new).
+    pub(super) fn new(mapper: K, granule: Option<u64>) -> Self {
+        Self {
+            mapped: Mapped {
+                mapper,
+                pieces: Pieces::default(),
+            },
+            devices: Vec::new(),
+            info: UNKNOWN,
+            windows: Aperture::zeros(64).spans().collect(),
+            most: None,
+            granule: granule.map(|bytes| {
+                bytes
+                    .max(4096)
+                    .checked_next_power_of_two()
+                    .unwrap_or(1 << 63)
+            }),
+            merging: Interruption::Refused,
+            placement: Placement::default(),
+            bitmaps: false,
+            carried: Written::default(),
+        }
+    }
+
+    /// Who maps.
+    pub(super) const fn mapper(&self) -> &K {
+        &self.mapped.mapper
+    }
+
+    /// What the kernel has mapped, in order: its mappings, not the areas.
+    pub(super) fn pieces(&self) -> impl Iterator<Item = Span> + '_ {
+        self.mapped.pieces.iter().map(|piece| piece.stretch.range)
+    }
+
+    /// Bytes that the kernel has charged for its mappings; what is copied from others is charged there.
+    pub(super) fn charged(&self) -> u64 {
+        let fresh = self.mapped.pieces.iter().filter(|piece| !piece.copied);
+        fresh.map(|piece| piece.stretch.charge()).sum()
+    }
+
+    pub(super) const fn unsupported(what: Capability) -> Unsupported {
+        Unsupported {
+            what,
+            backend: K::PROFILE.name(),
+        }
+    }
+
+    /// Learns what can be mapped now.
+    pub(super) fn learn(&mut self) -> Result<(), KernelError> {
+        self.info = if self.devices.is_empty() {
+            UNKNOWN
+        } else {
+            self.mapped.mapper.info()?
+        };
+        let used = self.mapped.pieces.len();
+        self.most = self.info.available.map(|more| more.saturating_add(used));
+        let whole: Vec<Span> = Aperture::zeros(64).spans().collect();
+        self.windows = match &self.info.ranges {
+            None => whole,
+            Some(ranges) => {
+                let span = |range: &core::ops::RangeInclusive<u64>| {
+                    Span::inclusive(*range.start(), *range.end())
+                };
+                let spans: Option<Vec<Span>> = ranges.iter().map(span).collect();
+                let mut windows = spans.map_or(whole.clone(), |spans| within(&whole, &spans));
+                windows.sort_unstable();
+                windows
+            }
+        };
+        Ok(())
+    }
+
+    /// What of `area` is mapped, if the kernel can be told of it.
+    pub(super) fn mappable(area: &HeldArea) -> Result<Stretch, MapError> {
+        let prot = area.prot;
+        if !Prot::RW.contains(prot) {
+            return Err(MapError::Prot { prot });
+        }
+        let stretch = Stretch::of(area);
+        Self::check_source(&stretch)?;
+        Ok(stretch)
+    }
+
+    /// Refuses memory that the kernel cannot be told of.
+    pub(super) fn check_source(stretch: &Stretch) -> Result<(), MapError> {
+        match source(&**stretch.memory.object(), stretch.offset, K::PROFILE) {
+            Some(_) => Ok(()),
+            None => Err(MapError::Unsupported(Self::unsupported(
+                Capability::GivenRuns,
+            ))),
+        }
+    }
+
+    /// The parts in which a stretch is mapped, for which there are entries.
+    fn plan(&mut self, stretch: &Stretch) -> Result<Plan, MapError> {
+        Self::check_source(stretch)?;
+        let mut plan = Vec::new();
+        for range in cut(stretch.range, self.granule) {
+            self.mapped.plan(&stretch.at(range), &mut plan);
+        }
+        self.make_room(plan.len() as u64)?;
+        Ok(plan)
+    }
+
+    /// Maps a part of a plan, which takes its charge out of `charge`.
+    fn map_part(
+        &mut self,
+        part: &Stretch,
+        shared: Option<&Arc<Pages>>,
+        charge: &mut Charge,
+        journal: &mut Journal,
+        observer: &mut dyn Observer,
+    ) -> Result<(), MapError> {
+        let share = match shared {
+            Some(pages) => Share::of(pages, part.part()),
+            None => Share::new(charge.split(part.charge()), part.part()),
+        };
+        let piece = Piece {
+            stretch: part.clone(),
+            share,
+            copied: shared.is_some(),
+        };
+        observed(observer, Step::FillTables, |_| {
+            let put = self.mapped.put(piece, journal);
+            put.map_err(|error| self.explain(error, part))?;
+            Ok(((), part.range.len))
+        })
+    }
+
+    /// Why the kernel did not map `part`, which is not charged any more.
+    fn explain(&mut self, error: KernelError, part: &Stretch) -> MapError {
+        // Windows change as other devices come and go.
+        let _ = self.learn();
+        let ledger = part.memory.ledger();
+        let object = &**part.memory.object();
+        let memory = match source(object, part.offset, K::PROFILE) {
+            Some(Source::Address(start) | Source::File(_, start)) => start,
+            _ => part.offset,
+        };
+        let asked = Refused {
+            request: MapRequest {
+                iova: Some(part.range.start),
+                memory: Span::new(memory, part.range.len),
+                prot: part.prot,
+                granule: self.info.granule,
+                windows: self.info.ranges.as_deref().unwrap_or_default(),
+            },
+            range: part.range,
+            outside: outside(&self.windows, part.range),
+            over: ledger.over(part.charge()),
+            mappings: self.mapped.pieces.len(),
+        };
+        map_refused(K::PROFILE, error, &asked)
+    }
+
+    /// Sees to it that `more` pieces find entries.
+    fn make_room(&mut self, more: u64) -> Result<(), MapError> {
+        let Some(most) = self.most else {
+            return Ok(());
+        };
+        let fits = |pieces: &Pieces| pieces.len() + more <= most;
+        if !fits(&self.mapped.pieces) && self.merging == Interruption::Allowed {
+            self.merge_pieces()?;
+        }
+        if fits(&self.mapped.pieces) {
+            return Ok(());
+        }
+        let wanted = self.mapped.pieces.len() + more;
+        Err(MapError::TooMany { wanted, most })
+    }
+
+    /// Has pieces that go on in each other between multiples of the granule be one. Each of them is
+    /// missing for a moment.
+    fn merge_pieces(&mut self) -> Result<(), MapError> {
+        for group in groups(&self.mapped.pieces, self.granule) {
+            // What is mapped anew has no dirty bits.
+            let read = self.carry(group.range);
+            read.map_err(|error| MapError::Kernel(Box::new(error)))?;
+            let mut journal = Journal::default();
+            let merged = self.mapped.merge(&group, &mut journal);
+            if let Err(error) = merged {
+                self.mapped.undo(journal);
+                return Err(self.explain(error, &group));
+            }
+        }
+        Ok(())
+    }
+
+    /// Lets a device in, and, if it is the first, maps all areas and charges those that are released.
+    pub(super) fn enter(
+        &mut self,
+        device: Arc<K::Device>,
+        dirty: bool,
+        near: Option<NodeId>,
+        areas: &Areas,
+    ) -> Result<ForReleased, AttachError> {
+        if self.devices.iter().any(|other| Arc::ptr_eq(other, &device)) {
+            return Err(AttachError::AlreadyAttached);
+        }
+        let refused = |error| attach_refused(K::PROFILE, error);
+        let with = Entering {
+            dirty,
+            near,
+            placement: self.placement,
+        };
+        self.mapped.mapper.enter(&device, with).map_err(refused)?;
+        let first = self.devices.is_empty();
+        self.devices.push(Arc::clone(&device));
+        let mut journal = Journal::default();
+        let entered = self.learn().map_err(refused).and_then(|()| {
+            // Of a later device the mapper sees to it: starting forgets what is dirty.
+            if dirty && first {
+                self.bitmaps = self.mapped.mapper.set_tracking(true).is_ok();
+            }
+            if !first {
+                return Ok(ForReleased::default());
+            }
+            // What could not be unmapped when the last device went.
+            self.unmap_everything().map_err(refused)?;
+            let charged = self.charge_released(areas)?;
+            self.map_all(areas, &mut journal)?;
+            Ok(charged)
+        });
+        if entered.is_err() {
+            // It was attached for a moment, and what it wrote is not known.
+            if dirty {
+                self.carry_unseen();
+            }
+            self.mapped.undo(journal);
+            self.devices.pop();
+            let _ = self.mapped.mapper.leave(&device);
+            self.mapped.mapper.left(&device);
+            self.left();
+        }
+        entered
+    }
+
+    /// Charges what released areas keep of these mappings.
+    pub(super) fn charge_released(&self, areas: &Areas) -> Result<ForReleased, AttachError> {
+        let charged = areas.charge_released(self.mapper().shares().is_none().then_some(1));
+        charged.map_err(|(area, cause)| AttachError::Replay { area, cause })
+    }
+
+    fn map_all(&mut self, areas: &Areas, journal: &mut Journal) -> Result<(), AttachError> {
+        for stretch in stretches(areas) {
+            let area = stretch.range;
+            if let Some(reserved) = outside(&self.windows, area) {
+                return Err(AttachError::Reserved { area, reserved });
+            }
+            let granule = self.info.granule;
+            let mapped = if area.is_aligned(granule) {
+                map_stretch(&mut [(self, journal)], &stretch, &mut ())
+            } else {
+                let misaligned = area.start % granule != 0;
+                let value = if misaligned { area.start } else { area.len };
+                Err(MapError::Range(RangeError::Misaligned { value, granule }))
+            };
+            mapped.map_err(|cause| AttachError::Replay { area, cause })?;
+        }
+        Ok(())
+    }
+
+    /// Which of its devices this is.
+    pub(super) fn place_of(&self, endpoint: EndpointId) -> Option<usize> {
+        let mut devices = self.devices.iter();
+        devices.position(|device| EndpointId::from(device) == endpoint)
+    }
+
+    /// Lets a device go. With the last one the kernel maps nothing any more. With `dirty`, what it wrote
+    /// to is carried until it is harvested.
+    pub(super) fn let_go(&mut self, endpoint: EndpointId, dirty: bool) -> Result<(), DetachError> {
+        let place = self.place_of(endpoint).ok_or(DetachError::Unknown)?;
+        let device = &Arc::clone(&self.devices[place]);
+        let blind = dirty && self.is_blind();
+        // No device of a group that can leave its container is open, so that none writes after this.
+        if dirty && !blind && K::PROFILE == Profile::Type1 {
+            let read = self.carry_all();
+            read.map_err(|error| detach_refused(&error))?;
+        }
+        let left = self.mapped.mapper.leave(device);
+        left.map_err(|error| detach_refused(&error))?;
+        // A device of iommufd may write until it is detached.
+        if blind || (dirty && K::PROFILE == Profile::Iommufd && self.carry_all().is_err()) {
+            self.carry_unseen();
+        }
+        self.mapped.mapper.left(device);
+        self.devices.remove(place);
+        self.left();
+        Ok(())
+    }
+
+    /// A device has left.
+    fn left(&mut self) {
+        if self.devices.is_empty() {
+            let starts: Vec<u64> = self.pieces().map(|range| range.start).collect();
+            // A container without groups has no mappings, and takes no calls. (One that iommufd
+            // plays has, and does.)
+            if let Err(error) = self.unmap_everything()
+                && K::PROFILE == Profile::Type1
+                && errno(&error) == Some(Errno::EINVAL)
+            {
+                self.mapped.forget(&starts);
+            }
+        }
+        // If it is not learned, the windows are narrower than they could be.
+        let _ = self.learn();
+    }
+
+    pub(super) fn unmap_everything(&mut self) -> Result<(), KernelError> {
+        let mut pieces = self.pieces();
+        let Some(first) = pieces.next() else {
+            return Ok(());
+        };
+        let last = pieces.last().unwrap_or(first);
+        // Pieces never cover all of 2^64.
+        let all = Span::inclusive(first.start, last.last()).unwrap_or(first);
+        self.mapped.take(all, &mut Journal::default())
+    }
+
+    /// What devices may write to: the pieces with bytes in `span`.
+    pub(super) fn writable(&self, span: Span) -> Vec<Span> {
+        let pieces = self.mapped.pieces.overlapping(span.start, span.last());
+        let writable = pieces.filter(|piece| piece.stretch.prot.contains(Prot::WRITE));
+        writable.map(|piece| piece.stretch.range).collect()
+    }
+
+    /// Counts everything that devices may write to as written to, since no bits say what was.
+    pub(super) fn carry_unseen(&mut self) {
+        for half in Aperture::zeros(64).spans() {
+            let writable = self.writable(half);
+            let pieces = writable.into_iter();
+            pieces.for_each(|piece| self.carried.add_unseen(piece));
+        }
+    }
+
+    /// [Carries](Self::carry) what is dirty anywhere.
+    fn carry_all(&mut self) -> Result<(), KernelError> {
+        let mut halves = Aperture::zeros(64).spans();
+        halves.try_for_each(|half| self.carry(half))
+    }
+
+    /// Reads what is dirty in `span`, with calls that cut no piece if this kernel wants that. The kernel
+    /// drops it with that; here it stays until it is harvested, or unmapped.
+    pub(super) fn carry(&mut self, span: Span) -> Result<(), KernelError> {
+        if !self.bitmaps {
+            return Ok(());
+        }
+        for piece in self.writable(span) {
+            let page = self.info.granule.max(1);
+            let here = piece
+                .intersection(&span)
+                .filter(|_| K::PROFILE == Profile::Iommufd);
+            let asked = here.and_then(|here| {
+                let (first, last) = (here.start & !(page - 1), here.last() | (page - 1));
+                Span::inclusive(first, last)
+            });
+            let asked = asked.unwrap_or(piece);
+            let pages = asked.len / page;
+            let mut bitmap = vec![0; pages.div_ceil(64) as usize];
+            self.mapped.mapper.dirty(asked, page, &mut bitmap)?;
+            let dirty = runs::bitmap::runs(&bitmap).filter(|bits| bits.start < pages);
+            for bits in dirty {
+                let len = bits.end.min(pages) - bits.start;
+                let run = Span::new(asked.start + bits.start * page, len * page);
+                self.carried.add(run);
+            }
+        }
+        Ok(())
+    }
+
     /// What every one of them can do.
     pub(super) const LEAST: Capabilities = Capabilities {
         backend: K::PROFILE.name(),
@@ -65,32 +475,8 @@ impl<K: Mapper> Kernel<K> {
         node_tables: false,
         most_mappings: None,
     };
-}
 
-impl<K: Mapper> Backend for Kernel<K> {
-    fn capabilities(&self) -> Capabilities {
-        Capabilities {
-            shares_pins: self.mapper().shares().is_some(),
-            page_dirty: !self.mapper().is_blind(),
-            node_tables: K::NODE_TABLES,
-            most_mappings: self.most,
-            ..Self::LEAST
-        }
-    }
-
-    fn granule(&self) -> u64 {
-        self.info.granule
-    }
-
-    fn windows(&self) -> Vec<Span> {
-        self.windows.clone()
-    }
-
-    fn check(&self, iova: u64, len: u64) -> Result<Span, MapError> {
-        inside(&self.windows, iova, len)
-    }
-
-    fn allow(&mut self, ranges: &[Span]) -> Result<(), MapError> {
+    pub(super) fn allow(&mut self, ranges: &[Span]) -> Result<(), MapError> {
         let allowed = self.mapped.mapper.allow(ranges);
         allowed.map_err(|error| match errno(&error) {
             Some(Errno::EADDRINUSE | Errno::EINVAL) => MapError::Allowed {
@@ -100,65 +486,8 @@ impl<K: Mapper> Backend for Kernel<K> {
         })
     }
 
-    fn map(
-        &mut self,
-        area: &mut Area,
-        _retired: &mut Retired,
-        observer: &mut dyn Observer,
-    ) -> Result<(), MapError> {
-        let stretch = Self::mappable(area)?;
-        if self.devices.is_empty() {
-            return Ok(());
-        }
-        let mut journal = Journal::default();
-        let mapped = self.map_stretch(&stretch, &mut journal, observer);
-        if mapped.is_err() {
-            self.mapped.undo(journal);
-        }
-        mapped
-    }
-
-    fn empty(
-        &mut self,
-        _areas: &Areas,
-        first: u64,
-        last: u64,
-        interruption: Interruption,
-        note: &mut dyn FnMut(Span),
-    ) -> Result<(), UnmapError> {
-        let emptying = self.plan_to_empty(first, last, interruption)?;
-        let mut journal = Journal::default();
-        match self.empty_planned(&emptying, &mut journal) {
-            Ok(()) => {
-                self.emptied(&emptying, journal, note);
-                Ok(())
-            }
-            Err(cause) => {
-                self.mapped.undo(journal);
-                Err(cause)
-            }
-        }
-    }
-
-    fn is_live(&self) -> bool {
-        !self.devices.is_empty()
-    }
-
-    fn times_charged(&self) -> Option<u64> {
-        self.mapper().shares().is_none().then_some(1)
-    }
-
-    fn map_again(
-        &mut self,
-        area: &mut Area,
-        retired: &mut Retired,
-        observer: &mut dyn Observer,
-    ) -> Result<(), MapError> {
-        map_again(self, area, retired, observer)
-    }
-
     /// Areas need no cut of the kernel's: what has to be mapped anew is, when a part is emptied.
-    fn cut(&mut self, at: u64, interruption: Interruption) -> Result<(), UnmapError> {
+    pub(super) fn cut(&mut self, at: u64, interruption: Interruption) -> Result<(), UnmapError> {
         match self.mapped.pieces.at(at) {
             Some(piece) if piece.start < at && interruption == Interruption::Refused => {
                 Err(Self::cuts(piece, Capability::HitlessCut))
@@ -167,11 +496,7 @@ impl<K: Mapper> Backend for Kernel<K> {
         }
     }
 
-    fn track(&mut self, tracking: Tracking) -> Result<(), TrackingError> {
-        if tracking.leaf.is_some() {
-            let cause = Self::unsupported(Capability::TablePlacement);
-            return Err(TrackingError::Unsupported(cause));
-        }
+    pub(super) fn track(&mut self) -> Result<(), TrackingError> {
         if self.devices.is_empty() {
             return Ok(());
         }
@@ -184,7 +509,7 @@ impl<K: Mapper> Backend for Kernel<K> {
         Ok(())
     }
 
-    fn untrack(&mut self) {
+    pub(super) fn untrack(&mut self) {
         self.carried.clear();
         if core::mem::take(&mut self.bitmaps) {
             // Nobody reads it any more, tracked or not.
@@ -192,10 +517,9 @@ impl<K: Mapper> Backend for Kernel<K> {
         }
     }
 
-    fn harvest<W: AsRef<[u64]> + AsMut<[u64]>>(
+    pub(super) fn harvest(
         &mut self,
-        _areas: &Areas,
-        pending: &mut Pending<W>,
+        pending: &mut Pending<&mut [u64]>,
     ) -> Result<Harvested, HarvestError> {
         let span = pending.span();
         let read = self.carry(span);
@@ -209,161 +533,57 @@ impl<K: Mapper> Backend for Kernel<K> {
         Ok(found)
     }
 
-    /// Reading dirty bits has flushed already.
-    fn show(&mut self, _what: &Invalidation) -> Result<(), FlushError> {
-        Ok(())
-    }
-
-    fn is_blind(&self) -> bool {
+    pub(super) fn is_blind(&self) -> bool {
         !self.devices.is_empty() && (!self.bitmaps || self.mapper().is_blind())
     }
 
-    /// Unmaps everything. Devices that cannot be detached, like those of a group that are open,
-    /// reach nothing then.
-    fn leave(&mut self, _areas: &mut Areas, _retired: &mut Retired) -> Result<(), DetachError> {
-        let unmapped = self.unmap_everything();
-        unmapped.map_err(|error| detach_refused(&error))?;
-        for device in core::mem::take(&mut self.devices) {
-            let _ = self.mapped.mapper.leave(&device);
-            self.mapped.mapper.left(&device);
+    pub(super) fn places(&self) -> Vec<Place> {
+        let mappings = self.mapped.pieces.len();
+        if self.devices.is_empty() && mappings == 0 {
+            return Vec::new();
         }
-        let _ = self.refresh();
-        Ok(())
-    }
-}
-
-impl<K: Mapper> Ioas<Kernel<K>> {
-    /// An empty address space of a kernel. Until a device comes, areas are only noted.
-    pub fn over_kernel(backend: Kernel<K>) -> Self {
-        Self::over(backend)
-    }
-
-    /// Says whether mappings of the kernel may be merged when it has no entries left
-    /// ([`MapError::TooMany`]). Devices do not reach what is being merged for a moment. In the
-    /// beginning they may not.
-    pub const fn set_merging(&mut self, merging: Interruption) {
-        self.backend.set_merging(merging);
+        let mut places = self.mapper().places(&self.devices).unwrap_or_default();
+        if places.is_empty() {
+            places.push(Place {
+                endpoints: self.devices.iter().map(EndpointId::from).collect(),
+                ..Place::default()
+            });
+        }
+        if let Some(first) = places.first_mut() {
+            (first.mappings, first.charged) = (mappings, self.charged());
+        }
+        places
     }
 
-    /// Which devices share a page table from now on; those that are there stay where they are.
-    ///
-    /// With iommufd each node has a table under [`Placement::PerNode`]: see
-    /// [`attach_near`](Self::attach_near). A container has one table for all that can share it. There,
-    /// [`ByNode`](crate::ByNode) does the same with a container for the groups of each node, which is
-    /// charged for each.
-    ///
-    /// # Errors
-    ///
-    /// [`Capability::NodeTables`] of a container; [`Capability::TablePlacement`] for
-    /// [`Placement::Near`], as the kernel makes tables on the node of the device that they are for.
-    pub fn set_placement(&mut self, placement: Placement) -> Result<(), Unsupported> {
-        self.backend.set_placement(placement)
-    }
-
-    /// Which devices share a page table.
-    pub const fn placement(&self) -> Placement {
-        self.backend.placement
-    }
-
-    /// The attached devices, or groups.
-    pub fn devices(&self) -> &[Arc<K::Device>] {
-        &self.backend.devices
-    }
-
-    /// Lets `device` see this address space. If it is the first, all areas are mapped and pinned,
-    /// all or nothing.
-    ///
-    /// # Errors
-    ///
-    /// See [`AttachError`]. Nothing has changed then.
-    pub fn attach(&mut self, device: Arc<K::Device>) -> Result<(), AttachError> {
-        self.attach_near(device, None)
-    }
-
-    /// [`attach`](Self::attach) of a device that is at the memory node `near`, where the kernel makes
-    /// its tables: [`Placement::PerNode`] has it share one with devices of this node only.
-    ///
-    /// # Errors
-    ///
-    /// See [`AttachError`]. Nothing has changed then.
-    pub fn attach_near(
+    pub(super) fn give_up(
         &mut self,
-        device: Arc<K::Device>,
-        near: Option<NodeId>,
-    ) -> Result<(), AttachError> {
-        let dirty = self.tracking.is_some();
-        let charged = self.backend.enter(device, dirty, near, &self.areas)?;
-        self.areas.keep(charged);
-        Ok(())
-    }
-
-    /// Takes this address space away from `device`. With the last one everything is unmapped and
-    /// unpinned; areas stay, so that a device that comes back finds them.
-    ///
-    /// # Errors
-    ///
-    /// See [`DetachError`]; a kernel does not detach a group of which a device is open.
-    pub fn detach(&mut self, device: &Arc<K::Device>) -> Result<(), DetachError> {
-        self.backend.let_go(device, self.tracking.is_some())?;
-        if self.backend.devices.is_empty() {
-            self.areas.keep_only(None);
-        }
-        Ok(())
-    }
-
-    /// Learns again what can be mapped, which attaching and detaching do by themselves.
-    ///
-    /// In a container that iommufd plays that is not enough: there a group reaches the memory, has
-    /// it pinned and narrows the windows only while one of its devices is open.
-    ///
-    /// # Errors
-    ///
-    /// The kernel's. What was known stays known.
-    pub fn refresh(&mut self) -> Result<(), KernelError> {
-        self.backend.refresh()
-    }
-
-    /// Gives the mappings to another process, which has the kernel's files: devices go on. It
-    /// [takes over](Self::take_over) with the [pieces](Kernel::pieces) that this returns, and the
-    /// same areas over the same memory. Here the areas are only noted from now on.
-    ///
-    /// # Errors
-    ///
-    /// The kernel's; [`KernelError::NoSource`] when iommufd maps memory that is no file, which cannot
-    /// be handed over. Nothing has changed then.
-    pub fn give_up(&mut self) -> Result<Vec<Span>, KernelError> {
-        if !self.backend.mapped.can_move() {
+        tracked: bool,
+        areas: &mut Areas,
+    ) -> Result<Vec<Span>, KernelError> {
+        if !self.mapped.can_move() {
             return Err(KernelError::NoSource);
         }
-        self.backend.mapped.mapper.give_up_addresses()?;
-        if self.tracking.is_some() {
-            self.backend.carry_unseen();
+        self.mapped.mapper.give_up_addresses()?;
+        if tracked {
+            self.carry_unseen();
         }
-        let pieces: Vec<Span> = self.backend.pieces().collect();
+        let pieces: Vec<Span> = self.pieces().collect();
         let starts: Vec<u64> = pieces.iter().map(|range| range.start).collect();
         // The kernel knows no address of this process any more.
-        self.backend.mapped.forget(&starts);
-        self.backend.devices.clear();
-        self.areas.keep_only(None);
-        let _ = self.backend.refresh();
+        self.mapped.forget(&starts);
+        self.devices.clear();
+        areas.keep_only(None);
+        let _ = self.learn();
         Ok(pieces)
     }
 
-    /// Takes over what another process has given up: `pieces`, mapped for `devices`. The areas are
-    /// there already, only noted. The memory is charged here from now on.
-    ///
-    /// # Errors
-    ///
-    /// [`AttachError::NoArea`] when a piece is not in one memory of the areas;
-    /// [`AttachError::Replay`] over the limit; the kernel's. Then nothing is mapped here. Of iommufd
-    /// nothing has changed, and this may be tried again; a container may hold some of the memory, and
-    /// its charge, until its files are closed.
-    pub fn take_over(
+    pub(super) fn take_over(
         &mut self,
         devices: Vec<Arc<K::Device>>,
         pieces: &[Span],
+        areas: &mut Areas,
     ) -> Result<(), AttachError> {
-        let all: Vec<Stretch> = stretches(&self.areas).collect();
+        let all: Vec<Stretch> = stretches(areas).collect();
         let mut taken = Vec::with_capacity(pieces.len());
         for range in pieces {
             let failed = |cause| AttachError::Replay {
@@ -374,7 +594,7 @@ impl<K: Mapper> Ioas<Kernel<K>> {
             let whole = all.get(at).filter(|stretch| stretch.range.covers(range));
             let stretch = whole.ok_or(AttachError::NoArea { mapping: *range })?;
             let stretch = stretch.at(*range);
-            Kernel::<K>::check_source(&stretch).map_err(failed)?;
+            Self::check_source(&stretch).map_err(failed)?;
             let charge = stretch.memory.ledger().charge(stretch.charge());
             let charge = charge.map_err(|over| failed(MapError::OverLimit(over)))?;
             taken.push(Piece {
@@ -383,11 +603,11 @@ impl<K: Mapper> Ioas<Kernel<K>> {
                 copied: false,
             });
         }
-        let charged = self.backend.charge_released(&self.areas)?;
+        let charged = self.charge_released(areas)?;
         let refused = |error| attach_refused(K::PROFILE, error);
         let first = taken.first().map(|piece| piece.stretch.clone());
         let needed = taken.iter().map(|piece| piece.stretch.charge()).sum();
-        let mapped = &mut self.backend.mapped;
+        let mapped = &mut self.mapped;
         let taken = mapped.take_over(&devices, taken);
         taken.map_err(|error| match (errno(&error), first) {
             // The kernel knows of others who are charged, like the process before.
@@ -400,8 +620,52 @@ impl<K: Mapper> Ioas<Kernel<K>> {
             },
             _ => refused(error),
         })?;
-        self.backend.devices = devices;
-        self.areas.keep(charged);
-        self.backend.refresh().map_err(refused)
+        self.devices = devices;
+        areas.keep(charged);
+        self.learn().map_err(refused)
     }
+
+    /// Unmaps everything. Devices that cannot be detached, like those of a group that are open,
+    /// reach nothing then.
+    pub(super) fn leave(&mut self) -> Result<(), DetachError> {
+        let unmapped = self.unmap_everything();
+        unmapped.map_err(|error| detach_refused(&error))?;
+        for device in core::mem::take(&mut self.devices) {
+            let _ = self.mapped.mapper.leave(&device);
+            self.mapped.mapper.left(&device);
+        }
+        let _ = self.learn();
+        Ok(())
+    }
+}
+
+/// Maps a stretch, which may be many areas, in each of `spaces`, part by part: charged for all of them in one
+/// step. They cut it into the same parts. After an error, the journals have what is to be undone.
+pub(super) fn map_stretch<K: Mapper>(
+    spaces: &mut [(&mut KernelSpace<K>, &mut Journal)],
+    stretch: &Stretch,
+    observer: &mut dyn Observer,
+) -> Result<(), MapError> {
+    let plans = spaces.iter_mut().map(|(space, _)| space.plan(stretch));
+    let plans = plans.collect::<Result<Vec<_>, _>>()?;
+    let fresh = plans.iter().flatten();
+    let fresh = fresh.filter(|(_, shared)| shared.is_none());
+    let bytes = fresh.map(|(part, _)| part.charge());
+    let bytes = bytes.fold(0, u64::saturating_add);
+    let mut charge = charged(stretch.memory.ledger(), bytes, observer)?;
+    let mut done = 0;
+    for nth in 0..plans.first().map_or(0, Vec::len) {
+        let mut len = 0;
+        for ((space, journal), plan) in spaces.iter_mut().zip(&plans) {
+            if let Some((part, shared)) = plan.get(nth) {
+                space.map_part(part, shared.as_ref(), &mut charge, journal, observer)?;
+                len = part.range.len;
+            }
+        }
+        done += len;
+        if observer.progress(Step::FillTables, done).is_break() {
+            return Err(MapError::Interrupted);
+        }
+    }
+    Ok(())
 }

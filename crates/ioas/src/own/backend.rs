@@ -1,22 +1,25 @@
 //! What the own back end promises to an address space.
 
 use alloc::vec::Vec;
+use core::any::Any;
 
 use iommu::FlushError;
-use iopt::{Aperture, Interruption, Invalidation, Pending, RangeError, RefitError, TableMemory};
-use runs::Span;
+use iopt::{Aperture, Interruption, Invalidation, Pending, RangeError, RefitError};
+use runs::{PageSizes, Span};
 
-use super::{Domain, Own, fill, stretches};
-use crate::area::Area;
+use super::{Domain, Member, Own, fill, stretches};
+use crate::area::HeldArea;
 use crate::areas::Areas;
-use crate::backend::{Backend, Capabilities};
+use crate::backend::{Backend, Capabilities, Unsupported};
 use crate::dirty::{HarvestError, Harvested, Tracking, TrackingError};
-use crate::error::{DetachError, MapError, UnmapError};
+use crate::endpoint::{Endpoint, EndpointId, EndpointKind};
+use crate::error::{AttachError, DetachError, MapError, UnmapError};
 use crate::observer::Observer;
+use crate::placement::{Place, Placement};
 use crate::retired::Retired;
 use crate::windows::windows;
 
-impl<M: TableMemory> Own<M> {
+impl Own {
     /// The addresses of each domain.
     fn apertures(&self) -> impl Iterator<Item = Aperture> + '_ {
         self.domains.iter().map(|domain| domain.table.aperture())
@@ -32,7 +35,7 @@ impl<M: TableMemory> Own<M> {
     }
 
     /// Takes back an area of which the first `mapped` bytes are in tables.
-    fn undo(&mut self, area: &mut Area, mapped: u64, retired: &mut Retired) {
+    fn undo(&mut self, area: &mut HeldArea, mapped: u64, retired: &mut Retired) {
         // What the caller must learn is why the map failed. That memory could not be unpinned
         // shows in the ledger, and that it waits for a flush in `retired`.
         if mapped > 0 {
@@ -54,7 +57,7 @@ impl<M: TableMemory> Own<M> {
     }
 }
 
-impl<M: TableMemory> Backend for Own<M> {
+impl Backend for Own {
     fn capabilities(&self) -> Capabilities {
         Capabilities {
             backend: "own tables",
@@ -71,7 +74,7 @@ impl<M: TableMemory> Backend for Own<M> {
 
     /// The smallest page that every domain has; 1 without a domain.
     fn granule(&self) -> u64 {
-        let smallest = |domain: &Domain<M>| domain.table.page_sizes().smallest();
+        let smallest = |domain: &Domain| domain.table.page_sizes().smallest();
         self.domains.iter().map(smallest).max().unwrap_or(1)
     }
 
@@ -104,7 +107,7 @@ impl<M: TableMemory> Backend for Own<M> {
     /// even while a panic of an observer unwinds, there is an entry to memory that nothing holds.
     fn map(
         &mut self,
-        area: &mut Area,
+        area: &mut HeldArea,
         retired: &mut Retired,
         observer: &mut dyn Observer,
     ) -> Result<(), MapError> {
@@ -183,7 +186,7 @@ impl<M: TableMemory> Backend for Own<M> {
 
     fn map_again(
         &mut self,
-        area: &mut Area,
+        area: &mut HeldArea,
         retired: &mut Retired,
         observer: &mut dyn Observer,
     ) -> Result<(), MapError> {
@@ -212,7 +215,7 @@ impl<M: TableMemory> Backend for Own<M> {
         size: u64,
         interruption: Interruption,
     ) -> Result<(), RefitError<FlushError>> {
-        let has = |domain: &&mut Domain<M>| domain.table.page_sizes().bits() & size == size;
+        let has = |domain: &&mut Domain| domain.table.page_sizes().bits() & size == size;
         self.domains
             .iter_mut()
             .filter(has)
@@ -259,10 +262,10 @@ impl<M: TableMemory> Backend for Own<M> {
         self.domains.iter_mut().for_each(Domain::untrack);
     }
 
-    fn harvest<W: AsRef<[u64]> + AsMut<[u64]>>(
+    fn harvest(
         &mut self,
         areas: &Areas,
-        pending: &mut Pending<W>,
+        pending: &mut Pending<&mut [u64]>,
     ) -> Result<Harvested, HarvestError> {
         let span = pending.span();
         let mut found = self.written.take(span, &mut |range| pending.mark(range));
@@ -309,5 +312,65 @@ impl<M: TableMemory> Backend for Own<M> {
         for domain in self.domains.drain(..) {
             domain.end();
         }
+    }
+
+    fn attach(
+        &mut self,
+        endpoint: Endpoint,
+        dirty: bool,
+        areas: &mut Areas,
+    ) -> Result<(), AttachError> {
+        let Endpoint { kind, near } = endpoint;
+        let EndpointKind::Device(unit, device) = kind else {
+            let backend = self.capabilities().backend;
+            return Err(AttachError::Endpoint { backend });
+        };
+        self.attach_member(Member { unit, device, near }, dirty, areas)
+    }
+
+    fn detach(
+        &mut self,
+        endpoint: EndpointId,
+        dirty: bool,
+        areas: &mut Areas,
+        retired: &mut Retired,
+    ) -> Result<(), DetachError> {
+        let device = endpoint.device().ok_or(DetachError::Unknown)?;
+        self.detach_device(device, dirty, areas, retired)
+    }
+
+    /// One for each domain.
+    fn places(&self) -> Vec<Place> {
+        let places = self.domains.iter().map(|domain| {
+            let members = domain.devices.0.iter();
+            Place {
+                number: Some(domain.id.0),
+                node: domain.node(),
+                tables: domain.tables_on,
+                tracks: domain.tracked,
+                endpoints: members.map(|member| member.device.into()).collect(),
+                ..Place::default()
+            }
+        });
+        places.collect()
+    }
+
+    fn set_placement(&mut self, placement: Placement) -> Result<(), Unsupported> {
+        self.placement = placement;
+        Ok(())
+    }
+
+    fn placement(&self) -> Placement {
+        self.placement
+    }
+
+    /// Those of the tables of all domains.
+    fn page_sizes(&self) -> Option<PageSizes> {
+        let sizes = self.domains.iter().map(|domain| domain.table.page_sizes());
+        sizes.reduce(|all, here| PageSizes::from_bits(all.bits() & here.bits()))
+    }
+
+    fn as_any(&mut self) -> &mut dyn Any {
+        self
     }
 }

@@ -7,13 +7,14 @@ use alloc::vec::Vec;
 use core::fmt;
 
 use iommu::{Capabilities, DomainId, NodeId, Unit};
-use iopt::{AnyTable, FormatId, TableMemory};
+use iopt::{AnyTable, ErasableMemory, FormatId};
+use runs::PageSizes;
 
 use crate::lock::Mutex;
 use crate::object::Cause;
 
 /// Builds the table of a new domain for a unit that no other domain suits.
-pub trait BuildDomain<M: TableMemory>: Send {
+pub trait BuildDomain: Send {
     /// An empty table that `unit` can walk, and the number that units know its domain by. With
     /// `dirty`, what devices write to is being tracked: a format that keeps that, if there is a
     /// choice. Where there is none, the domain is blind. The table is to lie on `node`, if one is named
@@ -23,7 +24,7 @@ pub trait BuildDomain<M: TableMemory>: Send {
         unit: &dyn Unit,
         dirty: bool,
         node: Option<NodeId>,
-    ) -> Result<(DomainId, AnyTable<M>), Cause>;
+    ) -> Result<(DomainId, AnyTable), Cause>;
 
     /// The domain has come to its end: no unit knows it any more.
     fn ended(&mut self, domain: DomainId);
@@ -100,16 +101,17 @@ impl DomainIds {
 }
 
 /// Builds tables in the first of the formats that the unit walks, with as many levels as it offers.
-pub struct Builder<M> {
-    memories: Box<Memories<M>>,
+pub struct Builder {
+    memories: Box<Memories>,
     ids: Arc<DomainIds>,
     formats: Vec<FormatId>,
 }
 
-/// Memory for tables on a node.
-type Memories<M> = dyn FnMut(Option<NodeId>) -> Result<M, Cause> + Send;
+/// Builds a table of this format, levels and leaves in the memory of a node.
+type Memories =
+    dyn FnMut(Option<NodeId>, FormatId, u8, PageSizes) -> Result<AnyTable, Cause> + Send;
 
-impl<M> fmt::Debug for Builder<M> {
+impl fmt::Debug for Builder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Builder")
             .field("ids", &self.ids)
@@ -144,38 +146,44 @@ impl fmt::Display for BuilderError {
 
 impl core::error::Error for BuilderError {}
 
-impl<M> Builder<M> {
+impl Builder {
     /// Tables in `memory`, whatever node they are for, in the first of `formats` that a unit walks,
     /// numbered by `ids`.
-    pub fn new(memory: M, ids: Arc<DomainIds>, formats: impl IntoIterator<Item = FormatId>) -> Self
+    pub fn new<M>(
+        memory: M,
+        ids: Arc<DomainIds>,
+        formats: impl IntoIterator<Item = FormatId>,
+    ) -> Self
     where
-        M: Clone + Send + 'static,
+        M: ErasableMemory + Clone,
     {
         Self::on_nodes(move |_| Ok(memory.clone()), ids, formats)
     }
 
     /// Tables in the memory that `memories` has for a node, or anywhere for `None`. It is asked for each
     /// domain, and answers for where that memory really is.
-    pub fn on_nodes(
-        memories: impl FnMut(Option<NodeId>) -> Result<M, Cause> + Send + 'static,
+    pub fn on_nodes<M: ErasableMemory>(
+        mut memories: impl FnMut(Option<NodeId>) -> Result<M, Cause> + Send + 'static,
         ids: Arc<DomainIds>,
         formats: impl IntoIterator<Item = FormatId>,
     ) -> Self {
         Self {
-            memories: Box::new(memories),
+            memories: Box::new(move |node, format, levels, sizes| {
+                Ok(AnyTable::new(format, levels, sizes, memories(node)?)?)
+            }),
             ids,
             formats: formats.into_iter().collect(),
         }
     }
 }
 
-impl<M: TableMemory> BuildDomain<M> for Builder<M> {
+impl BuildDomain for Builder {
     fn build(
         &mut self,
         unit: &dyn Unit,
         _dirty: bool,
         node: Option<NodeId>,
-    ) -> Result<(DomainId, AnyTable<M>), Cause> {
+    ) -> Result<(DomainId, AnyTable), Cause> {
         let can = unit.capabilities();
         let support = self.formats.iter().find_map(|format| can.format(*format));
         let Some(support) = support else {
@@ -183,16 +191,10 @@ impl<M: TableMemory> BuildDomain<M> for Builder<M> {
             return Err(BuilderError::NoFormat { tried }.into());
         };
         let levels = levels(&can, support.levels);
-        let memory = (self.memories)(node)?;
         let id = self.ids.take().ok_or(BuilderError::NoDomainId)?;
-        let table = AnyTable::new(support.format, levels, support.page_sizes, memory);
-        match table {
-            Ok(table) => Ok((id, table)),
-            Err(cause) => {
-                self.ids.give_back(id);
-                Err(cause.into())
-            }
-        }
+        let table = (self.memories)(node, support.format, levels, support.page_sizes);
+        let table = table.inspect_err(|_| self.ids.give_back(id))?;
+        Ok((id, table))
     }
 
     fn ended(&mut self, domain: DomainId) {

@@ -8,8 +8,7 @@ use alloc::vec::Vec;
 
 use iommu::{DeviceId, DomainId, FlushError, NodeId, Unit};
 use iopt::{
-    AnyTable, Discard, FormatId, Gather, Interruption, Invalidation, Prot, RefitError, TableMemory,
-    WithDirty,
+    AnyTable, Discard, FormatId, Gather, Interruption, Invalidation, Prot, RefitError, WithDirty,
 };
 use runs::{Joiner, PageSizes, Run, Span};
 
@@ -19,9 +18,9 @@ use super::written::Written;
 use crate::error::DetachError;
 use crate::placement::home;
 
-pub(crate) struct Domain<M: TableMemory> {
+pub(crate) struct Domain {
     pub(crate) id: DomainId,
-    pub(crate) table: AnyTable<M>,
+    pub(crate) table: AnyTable,
     pub(crate) devices: Devices,
     /// What was taken out of the table and is not flushed yet.
     pub(crate) gather: Gather,
@@ -33,7 +32,7 @@ pub(crate) struct Domain<M: TableMemory> {
     /// The table keeps what devices have written to.
     pub(crate) tracked: bool,
     /// The table that units walked before, until all of them walk the new one.
-    pub(super) leaving: Option<Leaving<M>>,
+    pub(super) leaving: Option<Leaving>,
     pub(super) written: Written,
     /// Leaves have a new size that a unit may not have taken notice of: until it has, they must not
     /// be changed again, since it may still note in the old ones what a device does.
@@ -57,8 +56,8 @@ pub(crate) struct Member {
     pub(crate) near: Option<NodeId>,
 }
 
-impl<M: TableMemory> Domain<M> {
-    pub(crate) fn new(id: DomainId, table: AnyTable<M>, coherent: Option<bool>) -> Self {
+impl Domain {
+    pub(crate) fn new(id: DomainId, table: AnyTable, coherent: Option<bool>) -> Self {
         Self {
             id,
             table,
@@ -206,7 +205,7 @@ impl<M: TableMemory> Domain<M> {
     /// Has `job` change the sizes of leaves.
     fn refit(
         &mut self,
-        job: impl FnOnce(&mut AnyTable<M>, &mut Gather, Flush<'_>) -> Result<(), RefitError<FlushError>>,
+        job: impl FnOnce(&mut AnyTable, &mut Gather, Flush<'_>) -> Result<(), RefitError<FlushError>>,
     ) -> Result<(), RefitError<FlushError>> {
         // One table has leaves of other sizes, not two.
         self.unsettled |= self.leaving.is_some();
@@ -300,8 +299,8 @@ impl<M: TableMemory> Domain<M> {
 }
 
 /// Empties `range` of a table, in which leaves end where it ends.
-pub(super) fn empty_table<M: TableMemory>(
-    table: &mut AnyTable<M>,
+pub(super) fn empty_table(
+    table: &mut AnyTable,
     gather: &mut Gather,
     range: Span,
     tracked: bool,
@@ -322,8 +321,8 @@ pub(super) fn empty_table<M: TableMemory>(
 
 /// Gives back all tables of one that no unit walks, and what was taken out of it. What devices have
 /// written to goes to `written` if that is tracked.
-pub(super) fn end_table<M: TableMemory>(
-    mut table: AnyTable<M>,
+pub(super) fn end_table(
+    mut table: AnyTable,
     mut gather: Gather,
     tracked: bool,
     written: &mut Written,

@@ -30,11 +30,11 @@
 
 use alloc::vec::Vec;
 
-use iopt::{AnyPlanned, Prot, RangeError, TableMemory};
+use iopt::{AnyPlanned, Prot, RangeError};
 use runs::{Joiner, Span};
 
 use super::domain::Domain;
-use crate::area::Area;
+use crate::area::HeldArea;
 use crate::error::MapError;
 use crate::memory::Hold;
 use crate::object::RunReader;
@@ -51,8 +51,8 @@ struct Leaves {
 }
 
 /// What is to be mapped where, and how far it is.
-pub(super) struct Fill<'a, M: TableMemory> {
-    domains: &'a mut [Domain<M>],
+pub(super) struct Fill<'a> {
+    domains: &'a mut [Domain],
     batch: &'a mut [Span],
     range: Span,
     leaves: Leaves,
@@ -60,8 +60,8 @@ pub(super) struct Fill<'a, M: TableMemory> {
     pub(super) mapped: u64,
 }
 
-impl<'a, M: TableMemory> Fill<'a, M> {
-    pub(super) fn new(domains: &'a mut [Domain<M>], batch: &'a mut [Span], area: &Area) -> Self {
+impl<'a> Fill<'a> {
+    pub(super) fn new(domains: &'a mut [Domain], batch: &'a mut [Span], area: &HeldArea) -> Self {
         Self {
             domains,
             batch,
@@ -179,12 +179,7 @@ impl<'a, M: TableMemory> Fill<'a, M> {
 }
 
 /// Maps `runs` from `at` on in all of `domains`, or stores nothing.
-fn map<M: TableMemory>(
-    domains: &mut [Domain<M>],
-    at: u64,
-    runs: &[Span],
-    leaves: Leaves,
-) -> Result<(), MapError> {
+fn map(domains: &mut [Domain], at: u64, runs: &[Span], leaves: Leaves) -> Result<(), MapError> {
     match domains {
         // A table that is alone plans, reserves and fills in one call, with short cuts.
         [domain] if !leaves.released => {
@@ -207,12 +202,12 @@ fn map<M: TableMemory>(
     Ok(())
 }
 
-fn plan<'t, M: TableMemory>(
-    domain: &'t mut Domain<M>,
+fn plan<'t>(
+    domain: &'t mut Domain,
     at: u64,
     runs: &'t [Span],
     leaves: Leaves,
-) -> Result<AnyPlanned<'t, M>, MapError> {
+) -> Result<AnyPlanned<'t>, MapError> {
     let prot = domain.prot(leaves.prot, leaves.mmio);
     let Domain { table, spare, .. } = domain;
     let spare = leaves.released.then(|| spare.tables());

@@ -19,14 +19,15 @@ use alloc::vec::Vec;
 use core::fmt;
 
 use iommu::{DeviceId, DomainId, FlushError};
-use iopt::{Prot, Root, TableMemory};
+use iopt::{Prot, Root};
 use runs::{PageSizes, Span};
 
-use super::{Domain, Own};
+use super::Domain;
 use crate::dirty::Tracking;
 use crate::error::UnmapError;
+use crate::lock::Guard;
 use crate::memory::Memory;
-use crate::space::Ioas;
+use crate::space::{Ioas, Space};
 
 /// What a new owner needs to know besides tables and memory: plain values, to be carried over as the
 /// caller likes.
@@ -89,6 +90,11 @@ pub struct HandedArea {
 pub enum HandOverError {
     /// A unit did not take notice in time of what was unmapped.
     Flush(FlushError),
+    /// The back end's tables are not ours: a kernel's mappings go by [`Ioas::give_up`].
+    Backend {
+        /// Its name.
+        backend: &'static str,
+    },
     /// An area's memory is none of those that were given.
     Memory {
         /// The area.
@@ -100,6 +106,7 @@ impl fmt::Display for HandOverError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Flush(cause) => cause.fmt(f),
+            Self::Backend { backend } => write!(f, "{backend} cannot hand over tables"),
             Self::Memory { area } => {
                 write!(
                     f,
@@ -114,12 +121,12 @@ impl core::error::Error for HandOverError {}
 
 /// An address space on its way to another process. Dropped, it stays here, and nothing has happened.
 #[must_use = "unless it gives up, the address space stays here"]
-pub struct Leaving<'a, M: TableMemory> {
-    space: &'a mut Ioas<Own<M>>,
+pub struct Leaving<'a> {
+    space: Guard<'a, Space>,
     handover: Handover,
 }
 
-impl<M: TableMemory> fmt::Debug for Leaving<'_, M> {
+impl fmt::Debug for Leaving<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Leaving")
             .field("handover", &self.handover)
@@ -127,7 +134,7 @@ impl<M: TableMemory> fmt::Debug for Leaving<'_, M> {
     }
 }
 
-impl<M: TableMemory> Leaving<'_, M> {
+impl Leaving<'_> {
     /// What the new owner needs to know.
     pub const fn handover(&self) -> &Handover {
         &self.handover
@@ -144,11 +151,14 @@ impl<M: TableMemory> Leaving<'_, M> {
     /// [`UnmapError::Flush`] when a listener does not forget in time, and [`UnmapError::Unpin`]. The
     /// devices are the new owner's in any case; memory waits for [`Ioas::flush`].
     pub fn give_up(self) -> Result<u64, UnmapError> {
-        let Self { space, .. } = self;
-        // Dropping a table keeps its memory, and nobody is detached.
-        space.backend.domains.clear();
-        space.backend.reserved.clear();
-        space.backend.kept = false;
+        let Self { mut space, .. } = self;
+        let space = &mut *space;
+        // Dropping a table keeps its memory, and no device is detached.
+        if let Some(own) = space.own() {
+            own.domains.clear();
+            own.reserved.clear();
+            own.kept = false;
+        }
         for (range, area) in space.areas.extract_inside(0, u64::MAX) {
             space.retired.add(range, area.hold);
         }
@@ -156,22 +166,25 @@ impl<M: TableMemory> Leaving<'_, M> {
     }
 }
 
-impl<M: TableMemory> Ioas<Own<M>> {
-    /// Begins to give the address space to another process, with `memories`, all those of its areas.
-    /// See [`Leaving`]; tables and memory must be in files that the other process has too.
+impl Ioas {
+    /// Begins to give an address space over tables of ours to another process, with `memories`, all those
+    /// of its areas. See [`Leaving`]; tables and memory must be in files that the other process has too.
+    /// Until the `Leaving` is gone, every other operation waits.
     ///
     /// # Errors
     ///
     /// See [`HandOverError`].
-    pub fn hand_over(&mut self, memories: &[Arc<Memory>]) -> Result<Leaving<'_, M>, HandOverError> {
-        let settled = self.retired.settle(&mut self.backend);
+    pub fn hand_over(&self, memories: &[Arc<Memory>]) -> Result<Leaving<'_>, HandOverError> {
+        let mut guard = self.lock();
+        let space = &mut *guard;
+        let settled = space.retired.settle(&mut *space.backend);
         settled.map_err(HandOverError::Flush)?;
         let number = |memory: &Arc<Memory>| {
             let mut all = memories.iter();
             all.position(|other| Arc::ptr_eq(other, memory))
         };
-        let mut areas = Vec::with_capacity(self.len());
-        for area in self.areas() {
+        let mut areas = Vec::with_capacity(space.len());
+        for area in space.areas() {
             let range = area.range;
             areas.push(HandedArea {
                 range,
@@ -183,7 +196,7 @@ impl<M: TableMemory> Ioas<Own<M>> {
                 cut: area.cut,
             });
         }
-        let domain = |domain: &Domain<M>| HandedDomain {
+        let domain = |domain: &Domain| HandedDomain {
             id: domain.id,
             root: domain.table.root(),
             page_sizes: domain.table.page_sizes(),
@@ -195,20 +208,24 @@ impl<M: TableMemory> Ioas<Own<M>> {
                 .map(|member| member.device)
                 .collect(),
         };
-        let mut written = Vec::from_iter(self.backend.written());
+        let (allowed, tracking) = (space.allowed.clone(), space.tracking);
+        let externals = Arc::clone(&space.externals);
+        let backend = space.capabilities().backend;
+        let own = space.own().ok_or(HandOverError::Backend { backend })?;
+        let mut written = Vec::from_iter(own.written());
         for half in iopt::Aperture::zeros(64).spans() {
-            self.externals.written(half, |range| written.push(range));
+            externals.written(half, |range| written.push(range));
         }
         let handover = Handover {
-            domains: self.backend.domains.iter().map(domain).collect(),
-            kept: self.backend.kept,
+            domains: own.domains.iter().map(domain).collect(),
+            kept: own.kept,
             areas,
-            allowed: self.allowed.clone(),
+            allowed,
             written,
-            tracking: self.tracking,
+            tracking,
         };
         Ok(Leaving {
-            space: self,
+            space: guard,
             handover,
         })
     }

@@ -16,6 +16,7 @@
 mod backend;
 mod build;
 mod domain;
+mod encoding;
 mod fill;
 mod handover;
 mod relocate;
@@ -33,20 +34,20 @@ use core::iter;
 use core::slice;
 
 use iommu::{DeviceId, DomainId};
-use iopt::{AnyTable, Aperture, TableMemory};
+use iopt::{AnyTable, Aperture};
 use runs::Span;
 
 pub use build::{BuildDomain, Builder, BuilderError, DomainIds};
 use domain::{Domain, Member};
+pub use encoding::DecodeError;
 use fill::Fill;
 pub use handover::{HandOverError, HandedArea, HandedDomain, Handover, Leaving};
 pub use relocate::MoveError;
-pub use space::DomainPlace;
 pub use take_over::{TakeOverError, TakenDomain};
 
 pub(crate) use written::Written;
 
-use crate::area::Area;
+use crate::area::HeldArea;
 use crate::areas::Areas;
 use crate::error::{AttachError, DetachError, MapError};
 use crate::observer::Observer;
@@ -58,11 +59,11 @@ use crate::retired::Retired;
 const BATCH: usize = 4096;
 
 /// The own back end: tables of ours in domains, which units walk, and memory that is pinned by us.
-pub struct Own<M: TableMemory> {
-    pub(crate) domains: Vec<Domain<M>>,
+pub(crate) struct Own {
+    pub(crate) domains: Vec<Domain>,
     /// The first domain stays without devices.
     kept: bool,
-    builder: Option<Box<dyn BuildDomain<M>>>,
+    builder: Option<Box<dyn BuildDomain>>,
     pub(crate) placement: Placement,
     /// By domains that have ended, and what devices that have left could.
     written: Written,
@@ -71,7 +72,7 @@ pub struct Own<M: TableMemory> {
     batch: Box<[Span]>,
 }
 
-impl<M: TableMemory> fmt::Debug for Own<M> {
+impl fmt::Debug for Own {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Own")
             .field("domains", &self.domains.len())
@@ -79,10 +80,10 @@ impl<M: TableMemory> fmt::Debug for Own<M> {
     }
 }
 
-impl<M: TableMemory> Own<M> {
+impl Own {
     pub(crate) fn new(
-        kept: Option<(DomainId, AnyTable<M>)>,
-        builder: Option<Box<dyn BuildDomain<M>>>,
+        kept: Option<(DomainId, AnyTable)>,
+        builder: Option<Box<dyn BuildDomain>>,
     ) -> Self {
         Self {
             kept: kept.is_some(),
@@ -96,7 +97,7 @@ impl<M: TableMemory> Own<M> {
     }
 
     /// Lets a device into a domain that suits its unit, or into a new one.
-    pub(crate) fn attach(
+    fn attach_member(
         &mut self,
         member: Member,
         dirty: bool,
@@ -188,7 +189,7 @@ impl<M: TableMemory> Own<M> {
     /// Takes `device` out of its domain, the first one if several have a device of that name. A domain
     /// without devices ends, and with the last one the pins of all areas. While it is tracked what is
     /// dirty, what the device could write without leaving a trace is noted.
-    pub(crate) fn detach(
+    fn detach_device(
         &mut self,
         device: DeviceId,
         dirty: bool,
@@ -257,10 +258,10 @@ impl<M: TableMemory> Own<M> {
 
 /// Fills the tables of `domains` with an area that is held. Also says how many bytes of it are in them,
 /// after an error too.
-fn fill<M: TableMemory>(
-    domains: &mut [Domain<M>],
+fn fill(
+    domains: &mut [Domain],
     batch: &mut [Span],
-    area: &Area,
+    area: &HeldArea,
     observer: &mut dyn Observer,
 ) -> (Result<(), MapError>, u64) {
     let Some(hold) = &area.hold else {
@@ -272,11 +273,7 @@ fn fill<M: TableMemory>(
 }
 
 /// Maps all areas in a domain that no device sees yet. Areas that nothing holds are pinned for it.
-fn replay<M: TableMemory>(
-    domain: &mut Domain<M>,
-    batch: &mut [Span],
-    areas: &mut Areas,
-) -> Result<(), AttachError> {
+fn replay(domain: &mut Domain, batch: &mut [Span], areas: &mut Areas) -> Result<(), AttachError> {
     areas.0.try_for_each_mut(0, u64::MAX, |range, area| {
         let failed = |cause| AttachError::Replay { area: range, cause };
         if area.released {

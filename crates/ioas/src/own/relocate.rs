@@ -16,7 +16,7 @@ use core::fmt;
 use core::mem;
 
 use iommu::{DomainId, FlushError, NodeId};
-use iopt::{AnyTable, Gather, Interruption, RefitError, TableMemory};
+use iopt::{AnyTable, Gather, Interruption, RefitError};
 use runs::Span;
 
 use super::domain::{Domain, empty_table, end_table};
@@ -25,7 +25,7 @@ use super::{Own, replay};
 use crate::areas::Areas;
 use crate::error::AttachError;
 use crate::object::Cause;
-use crate::space::Ioas;
+use crate::space::{Ioas, Space};
 
 /// Why tables were not moved.
 #[derive(Debug)]
@@ -90,12 +90,12 @@ impl core::error::Error for MoveError {
 }
 
 /// A table that units may still walk, and what was taken out of it meanwhile.
-pub(crate) struct Leaving<M: TableMemory> {
-    table: AnyTable<M>,
+pub(crate) struct Leaving {
+    table: AnyTable,
     gather: Gather,
 }
 
-impl<M: TableMemory> Leaving<M> {
+impl Leaving {
     pub(super) fn empty(
         &mut self,
         range: Span,
@@ -111,7 +111,7 @@ impl<M: TableMemory> Leaving<M> {
     }
 }
 
-impl<M: TableMemory> Own<M> {
+impl Own {
     fn move_tables(
         &mut self,
         id: DomainId,
@@ -171,19 +171,23 @@ impl<M: TableMemory> Own<M> {
     }
 }
 
-impl<M: TableMemory> Ioas<Own<M>> {
+impl Ioas {
     /// Moves the tables of `domain` to `node`, or anywhere, while its devices go on. Areas keep their
     /// pins; leaves are as a fresh map makes them.
     ///
     /// Where tables should lie is what [`Placement::tables`](crate::Placement::tables) says of the
-    /// domain's [node](crate::DomainPlace::node), which changes when the device leaves that gave it.
+    /// domain's [node](crate::Place::node), which changes when the device leaves that gave it.
     ///
     /// # Errors
     ///
     /// See [`MoveError`], which says which table units walk then.
-    pub fn move_tables(&mut self, domain: DomainId, node: Option<NodeId>) -> Result<(), MoveError> {
-        let leaf = self.tracking.and_then(|tracking| tracking.leaf);
-        let Self { backend, areas, .. } = self;
-        backend.move_tables(domain, node, leaf, areas)
+    pub fn move_tables(&self, domain: DomainId, node: Option<NodeId>) -> Result<(), MoveError> {
+        let space = &mut *self.lock();
+        let leaf = space.tracking.and_then(|tracking| tracking.leaf);
+        let Space { backend, areas, .. } = space;
+        match backend.as_any().downcast_mut::<Own>() {
+            Some(own) => own.move_tables(domain, node, leaf, areas),
+            None => Err(MoveError::NoDomain { domain }),
+        }
     }
 }

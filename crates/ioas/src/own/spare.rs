@@ -13,7 +13,7 @@
 
 use alloc::vec::Vec;
 
-use iopt::{AnyTable, Chain, MapError, NoTables, TableMemory};
+use iopt::{AnyMemory, AnyTable, Chain, MapError, NoTables};
 use runs::Span;
 
 use crate::tally::Tally;
@@ -38,11 +38,7 @@ impl Spare {
     }
 
     /// Sets aside what `range` can take.
-    pub(super) fn add<M: TableMemory>(
-        &mut self,
-        range: Span,
-        table: &AnyTable<M>,
-    ) -> Result<(), MapError> {
+    pub(super) fn add(&mut self, range: Span, table: &AnyTable) -> Result<(), MapError> {
         let known = self.levels.len();
         let more = (known..).map_while(|level| table.table_log2(level));
         let more: Vec<_> = more.map(|log2| (log2, Tally::default())).collect();
@@ -56,10 +52,11 @@ impl Spare {
     }
 
     /// Gives back what only `range` can take, of which each byte was added.
-    pub(super) fn give_back<M: TableMemory>(&mut self, range: Span, memory: &M) {
+    pub(super) fn give_back(&mut self, range: Span, memory: &AnyMemory) {
         self.change(range, |bytes, by| *bytes = bytes.saturating_sub(by));
         self.wanted = self.wanted.saturating_sub(self.without(range));
-        self.give(self.tables.len().saturating_sub(self.wanted), memory);
+        let more = self.tables.len().saturating_sub(self.wanted);
+        memory.take_back(more, &mut self.tables);
     }
 
     /// What a map of something that was added takes its tables from. Filling up comes next.
@@ -68,7 +65,7 @@ impl Spare {
     }
 
     /// Sets aside what is wanted, as far as there are tables.
-    pub(super) fn fill_up<M: TableMemory>(&mut self, memory: &M) {
+    pub(super) fn fill_up(&mut self, memory: &AnyMemory) {
         let mut missing = self.wanted.saturating_sub(self.tables.len());
         while missing > 0 {
             match self.take(missing, memory) {
@@ -78,25 +75,11 @@ impl Spare {
         }
     }
 
-    fn take<M: TableMemory>(&mut self, count: u64, memory: &M) -> Result<(), NoTables> {
-        if count > 0 {
-            let mut reserve = memory.reserve(count)?;
-            while let Some((table, _)) = reserve.take(memory) {
-                self.tables.push(memory, table);
-            }
+    fn take(&mut self, count: u64, memory: &AnyMemory) -> Result<(), NoTables> {
+        if count == 0 {
+            return Ok(());
         }
-        Ok(())
-    }
-
-    fn give<M: TableMemory>(&mut self, count: u64, memory: &M) {
-        let mut back = Chain::empty();
-        for _ in 0..count {
-            let Some(spare) = self.tables.pop(memory) else {
-                break;
-            };
-            back.push(memory, spare);
-        }
-        memory.reclaim(back);
+        memory.set_aside(count, &mut self.tables)
     }
 
     /// How many of the stretches with bytes in `range` have nothing released.
@@ -107,7 +90,7 @@ impl Spare {
     }
 
     /// Gives back everything.
-    pub(super) fn end<M: TableMemory>(self, memory: &M) {
+    pub(super) fn end(self, memory: &AnyMemory) {
         memory.reclaim(self.tables);
     }
 

@@ -6,23 +6,24 @@ use alloc::vec::Vec;
 use core::fmt;
 
 use iommu::{DeviceId, DomainId, Unit};
-use iopt::{AnyTable, Prot, Root, TableMemory};
+use iopt::{AnyTable, Prot, Root};
 use runs::Span;
 
 use super::domain::Member;
 use super::handover::{HandedArea, Handover};
 use super::written::Written;
 use super::{BuildDomain, Domain, Own};
-use crate::area::Area;
+use crate::area::{Area, HeldArea};
 use crate::areas::Areas;
 use crate::choose::in_order;
 use crate::error::MapError;
+use crate::lock::Mutex;
 use crate::memory::{Hold, Memory};
 use crate::observer::Observer;
-use crate::space::Ioas;
+use crate::space::{Ioas, Space};
 
 /// A domain's table, and its devices with their units.
-pub type TakenDomain<M> = (AnyTable<M>, Vec<(Arc<dyn Unit>, DeviceId)>);
+pub type TakenDomain = (AnyTable, Vec<(Arc<dyn Unit>, DeviceId)>);
 
 /// Why an address space was not taken over. Nothing is pinned or charged for it here, and no table
 /// has changed.
@@ -151,7 +152,7 @@ impl core::error::Error for TakeOverError {
     }
 }
 
-impl<M: TableMemory> Ioas<Own<M>> {
+impl Ioas {
     /// Takes over what another process [hands over](Self::hand_over): `memories` in the same order,
     /// and for each domain in order its table, as it was [adopted](AnyTable::adopt), and its devices,
     /// which go on as they are. Domains for further devices are built by `builder`, whose numbers must
@@ -167,8 +168,8 @@ impl<M: TableMemory> Ioas<Own<M>> {
     pub fn adopt(
         handover: &Handover,
         memories: &[Arc<Memory>],
-        tables: Vec<TakenDomain<M>>,
-        builder: Option<Box<dyn BuildDomain<M>>>,
+        tables: Vec<TakenDomain>,
+        builder: Option<Box<dyn BuildDomain>>,
         observer: &mut dyn Observer,
     ) -> Result<Self, TakeOverError> {
         // Until everything is known to be right, domains are not in an address space, which would
@@ -237,19 +238,19 @@ impl<M: TableMemory> Ioas<Own<M>> {
         own.domains = domains;
         own.written = Written::of(&handover.written);
         own.kept = handover.kept;
-        let mut space = Self::over(own);
+        let mut space = Space::over(own);
         space.areas = areas;
         space.allowed = allowed;
         space.set_tracking(handover.tracking);
-        Ok(space)
+        Ok(Self(Mutex::new(space)))
     }
 }
 
 /// The domains, each with its table and its devices.
-fn taken_domains<M: TableMemory>(
+fn taken_domains(
     handover: &Handover,
-    tables: Vec<TakenDomain<M>>,
-) -> Result<Vec<Domain<M>>, TakeOverError> {
+    tables: Vec<TakenDomain>,
+) -> Result<Vec<Domain>, TakeOverError> {
     let (described, given) = (handover.domains.len(), tables.len());
     if described != given {
         return Err(TakeOverError::Domains { described, given });
@@ -294,23 +295,17 @@ fn taken_areas(handover: &Handover, memories: &[Arc<Memory>]) -> Result<Areas, T
             memory: Arc::clone(memory),
             offset: handed.offset,
             prot: handed.prot,
-            hold: None,
             out: handed.out,
             released: handed.released,
             cut: handed.cut,
-            reserved: None,
         };
-        areas.insert(area).map_err(|_| wrong())?;
+        areas.insert(area.into()).map_err(|_| wrong())?;
     }
     Ok(areas)
 }
 
 /// Refuses a table that does not lead exactly where the memory of `area` is, which `hold` holds.
-fn compare<M: TableMemory>(
-    domain: &Domain<M>,
-    area: &Area,
-    hold: &Hold,
-) -> Result<(), TakeOverError> {
+fn compare(domain: &Domain, area: &HeldArea, hold: &Hold) -> Result<(), TakeOverError> {
     let prot = domain.prot(area.prot, area.memory.object().is_mmio());
     let range = area.range;
     let failed = |cause| TakeOverError::Hold { area: range, cause };
@@ -341,12 +336,7 @@ fn compare<M: TableMemory>(
 }
 
 /// Refuses a table that does not lead from `iova` on to `run`.
-fn same<M: TableMemory>(
-    domain: &Domain<M>,
-    iova: u64,
-    run: Span,
-    prot: Prot,
-) -> Result<(), TakeOverError> {
+fn same(domain: &Domain, iova: u64, run: Span, prot: Prot) -> Result<(), TakeOverError> {
     let last = run.len - 1;
     // How many bytes lead there.
     let mut done = Some(0);

@@ -46,6 +46,6 @@ pub use device::{Device, DeviceFeature, DeviceInfo, IrqInfo, config};
 pub use group::{Group, GroupStatus};
 pub use info::{IommuInfo, MigrationInfo, Region, RegionKind};
 pub use registers::{Register, Registers};
-pub use type1::{ContainerMapper, Containers, Type1};
+pub use type1::{ContainerMapper, Type1};
 
 pub use crate::kernel::{AnswerError, KernelError};

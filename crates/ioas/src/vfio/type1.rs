@@ -3,8 +3,7 @@
 //! The first group brings the container's IOMMU, the last one takes it away with all mappings. An
 //! open `/dev/iommu` ([`Container::from_fd`]) does as well: iommufd plays the container.
 //!
-//! Each container charges for itself: memory that a second one maps is charged twice. [`Containers`] has
-//! one for the groups of each memory node.
+//! Each container charges for itself: memory that a second one maps is charged twice.
 
 use std::sync::Arc;
 
@@ -14,36 +13,33 @@ use runs::Span;
 use super::container::{Container, IommuModel};
 use super::group::Group;
 use crate::errno::Profile;
-use crate::kernel::{ByNode, Entering, Kernel, KernelError, Mapper, MapperInfo, Result, Source};
+use crate::kernel::{Entering, Kernel, KernelError, Mapper, MapperInfo, Result, Source};
 
-/// The back end over a container of VFIO's type 1.
-pub type Type1 = Kernel<ContainerMapper>;
-
-/// The back end over containers of VFIO's type 1, one for the groups of each memory node: so the kernel has
-/// a page table for each, on that node. What is mapped is pinned and charged for each container.
+/// The back end over VFIO's type 1: one container that is given ([`Kernel::new`]), or containers that are
+/// opened as they are needed ([`Type1::open`]), which do for [`Placement::PerNode`](crate::Placement::PerNode).
 ///
-/// Containers that iommufd plays do as well, opened as for [`Container::from_fd`]. Live address spaces are
-/// not handed over.
+/// Containers that iommufd plays do as well, opened as for [`Container::from_fd`].
 ///
 /// ```no_run
 /// use std::sync::Arc;
 ///
-/// use ioas::{Ioas, vfio::{Containers, Group}};
+/// use ioas::{Endpoint, Ioas, Placement, vfio::{Group, Type1}};
 /// use iommu::NodeId;
 ///
-/// let mut space = Ioas::over_containers(Containers::type1(None));
+/// let space = Ioas::over_kernel(Type1::open(None));
+/// space.set_placement(Placement::PerNode)?;
 /// for (number, node) in [(17, 0), (42, 1)] {
-///     space.attach_near(Arc::new(Group::open(number)?), Some(NodeId(node)))?;
+///     space.attach(Endpoint::from(Arc::new(Group::open(number)?)).near(NodeId(node)))?;
 /// }
-/// assert_eq!(space.backend().containers().count(), 2);
+/// assert_eq!(space.places().len(), 2);
 /// # Ok::<_, Box<dyn std::error::Error>>(())
 /// ```
-pub type Containers = ByNode<ContainerMapper>;
+pub type Type1 = Kernel<ContainerMapper>;
 
-impl Containers {
-    /// Containers of type 1 itself; see [`ByNode::new`] for `granule`.
-    pub fn type1(granule: Option<u64>) -> Self {
-        Self::new(|| Container::open().map(ContainerMapper::new), granule)
+impl Type1 {
+    /// Containers of type 1 itself, opened as they are needed; see [`Kernel::new`] for `granule`.
+    pub fn open(granule: Option<u64>) -> Self {
+        Self::opening(|| Container::open().map(ContainerMapper::new), granule)
     }
 }
 
@@ -100,6 +96,7 @@ impl Mapper for ContainerMapper {
             granule: info.page_sizes.map_or(4096, |sizes| sizes.smallest()),
             ranges: info.iova_ranges,
             available: Some(info.mappings_available.map_or(ENTRIES, u64::from)),
+            page_sizes: info.page_sizes,
         })
     }
 

@@ -7,7 +7,7 @@ mod bytes;
 use std::sync::Arc;
 
 use bytes::{Bytes, Target};
-use ioas::{HandedArea, HandedDomain, Handover, Ioas, Ledger, Memory, Own, Synthetic, Tracking};
+use ioas::{HandedArea, HandedDomain, Handover, Ioas, Ledger, Memory, Synthetic, Tracking};
 use iommu::{DeviceId, DomainId};
 use iopt::{AnyTable, FormatId, HeapTables, Pending, Prot};
 use runs::{PageSizes, Span};
@@ -78,7 +78,7 @@ fn handover(data: &[u8]) {
     let most = (1 << 20) + 1024 * data.len() as u64;
     let memories = [memory.clone()];
     let taken = within(most, || {
-        Ioas::<Own<_>>::adopt(&handed, &memories, given, None, &mut ())
+        Ioas::adopt(&handed, &memories, given, None, &mut ())
     });
     match taken {
         Err(error) => {
@@ -86,7 +86,7 @@ fn handover(data: &[u8]) {
             drop(error);
             assert_eq!((memory.held(), ledger.in_use()), (0, 0));
         }
-        Ok(mut space) => {
+        Ok(space) => {
             let windows = space.windows();
             assert!(
                 windows

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use crate::plain_kernel::setup::*;
 use crate::plain_kernel::*;
 use ioas::{
-    AttachError, Capability, DetachError, Errno, Forecast, Ioas, Kernel, Ledger, MapError, Memory,
-    Placement, Tracking, TrackingError,
+    AttachError, Capability, DetachError, Endpoint, Errno, Forecast, Ioas, Kernel, Ledger,
+    MapError, Memory, Placement, Tracking, TrackingError,
 };
 use iommu::NodeId;
 use iopt::{Pending, Prot};
@@ -174,7 +174,7 @@ fn another_process_takes_over_while_devices_go_on() {
     // The container with all groups, and the same memory elsewhere.
     let mut mapper = Plain::<false>::new(&old.world, &Arc::default());
     mapper.space = 0;
-    let mut new = Setup {
+    let mut new = Setup::<false> {
         space: Ioas::over_kernel(Kernel::new(mapper, Some(MIB))),
         world: old.world.clone(),
         ledger: Ledger::new("mm->locked_vm", Some(GIB), 0),
@@ -182,13 +182,15 @@ fn another_process_takes_over_while_devices_go_on() {
     };
     let moved = new.memory(2 << 40, GIB);
     new.map(GIB, &moved, Span::new(0, 2 * MIB)).unwrap();
-    let hole = new.space.take_over(vec![new.device.clone()], &pieces);
+    let hole = new
+        .space
+        .take_over(vec![new.device.clone().into()], &pieces);
     assert!(matches!(hole, Err(AttachError::NoArea { .. })), "{hole:?}");
     assert_eq!(new.ledger.in_use(), 0);
     new.map(GIB + 2 * MIB, &moved, Span::new(2 * MIB, MIB))
         .unwrap();
     new.space
-        .take_over(vec![new.device.clone()], &pieces)
+        .take_over(vec![new.device.clone().into()], &pieces)
         .unwrap();
     new.check();
     assert_eq!(new.ledger.in_use(), 3 * MIB);
@@ -246,9 +248,7 @@ fn a_container_per_node_and_its_double_charge() {
     let mapper = Plain::<false>::new(&first.world, &Arc::default());
     let mut second = Ioas::over_kernel(Kernel::new(mapper, None));
     second.attach(Arc::new(Device::default())).unwrap();
-    let map = |space: &mut Ioas<Kernel<Plain<false>>>, whole| {
-        space.map(GIB, &memory, whole, Prot::RW, &mut ())
-    };
+    let map = |space: &Ioas, whole| space.map(GIB, &memory, whole, Prot::RW, &mut ());
     map(&mut first.space, whole).unwrap();
     // The forecast counts it once more, as the kernel does.
     let forecast = memory.forecast(whole);
@@ -287,7 +287,7 @@ fn iommufd_has_a_table_per_node_in_one_address_space() {
     let other = Arc::new(Device::default());
     setup
         .space
-        .attach_near(other.clone(), Some(NodeId(1)))
+        .attach(Endpoint::from(other.clone()).near(Some(NodeId(1))))
         .unwrap();
     let entered = setup.world.lock().unwrap().entered.clone();
     assert_eq!(

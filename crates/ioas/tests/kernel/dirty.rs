@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::containers::{Bench, node};
 use crate::plain_kernel::setup::*;
 use crate::plain_kernel::*;
-use ioas::{Backend, Ioas, Memory, Tracking};
+use ioas::{Endpoint, Ioas, Memory, Tracking};
 use iopt::{Interruption, Pending, Prot};
 use runs::Span;
 
@@ -14,7 +14,7 @@ use runs::Span;
 const WRITABLE: Span = Span::new(GIB, MIB);
 const ALLOWED: Interruption = Interruption::Allowed;
 
-fn harvest<B: Backend>(space: &mut Ioas<B>) -> (Vec<Span>, u64, bool) {
+fn harvest(space: &Ioas) -> (Vec<Span>, u64, bool) {
     let span = Span::new(GIB, 4 * MIB);
     let mut pending = Pending::new(vec![0; 16], span, PAGE).unwrap();
     let found = space.harvest(&mut pending).unwrap();
@@ -212,7 +212,10 @@ fn a_container_that_closes_leaves_what_its_groups_could_write_to_behind() {
     let groups = [device(true), device(false)];
     for (n, group) in groups.iter().enumerate() {
         let near = node(n as u32);
-        bench.space.attach_near(group.clone(), near).unwrap();
+        bench
+            .space
+            .attach(Endpoint::from(group.clone()).near(near))
+            .unwrap();
     }
     bench.space.detach(&groups[1]).unwrap();
     assert_eq!(bench.spaces().len(), 1);
@@ -225,7 +228,9 @@ fn a_container_that_closes_leaves_what_its_groups_could_write_to_behind() {
         .map(behind, &memory, part, Prot::READ, &mut ())
         .unwrap();
     bench.world.lock().unwrap().fail = [1].into();
-    let refused = bench.space.attach_near(groups[1].clone(), node(1));
+    let refused = bench
+        .space
+        .attach(Endpoint::from(groups[1].clone()).near(node(1)));
     refused.unwrap_err();
     assert_eq!(bench.spaces().len(), 1);
     assert_eq!(harvest(&mut bench.space), (vec![WRITABLE], 0, true));

@@ -28,7 +28,7 @@ fn areas_that_are_there_first_are_mapped_in_few_pieces() {
     setup.check();
 
     setup.space.attach(setup.device.clone()).unwrap();
-    let ranges = setup.space.areas().map(|area| area.range());
+    let ranges = setup.space.areas().into_iter().map(|area| area.range());
     let parts = [Span::new(GIB, 64 * MIB), Span::new(3 * GIB - PAGE, 4 * MIB)];
     assert_eq!(ranges.count(), 1025);
     assert_eq!(
@@ -242,7 +242,7 @@ fn what_the_kernel_refuses_leaves_everything_as_it_was() {
                 matches!(refused, Err(AttachError::Replay { .. })),
                 "{refused:?}"
             );
-            assert!(setup.space.devices().is_empty());
+            assert!(setup.space.endpoints().is_empty());
             setup.check();
             setup.space.attach(setup.device.clone()).unwrap();
             setup.check();
@@ -309,11 +309,11 @@ fn iommufd_charges_memory_once_wherever_it_is() {
     let world = World::new(Plain::<true>::PROFILE);
     let shares: Arc<Shares> = Arc::default();
     let ledger = Ledger::new("user->locked_vm", Some(GIB), 0);
-    let mut spaces: Vec<Space<true>> = (0..2)
-        .map(|_| Ioas::over_kernel(Kernel::new(Plain::new(&world, &shares), None)))
+    let mut spaces: Vec<Ioas> = (0..2)
+        .map(|_| Ioas::over_kernel(Kernel::new(Plain::<true>::new(&world, &shares), None)))
         .collect();
     for space in &mut spaces {
-        space.attach(Arc::default()).unwrap();
+        space.attach(Arc::<Device>::default()).unwrap();
         assert!(space.capabilities().shares_pins);
     }
     let (address, file) = (None, Some(File::open("/dev/null").unwrap()));
@@ -325,7 +325,7 @@ fn iommufd_charges_memory_once_wherever_it_is() {
         }),
         &ledger,
     );
-    let mut map = |space: usize, iova, part: Span, prot| {
+    let map = |space: usize, iova, part: Span, prot| {
         spaces[space]
             .map(iova, &memory, part, prot, &mut ())
             .unwrap();
@@ -398,11 +398,11 @@ fn two_containers_charge_twice() {
         file: None,
     };
     let memory = Memory::new(Arc::new(fake), &ledger);
-    let mut spaces: Vec<Space<false>> = Vec::new();
+    let mut spaces: Vec<Ioas> = Vec::new();
     for n in 1..=2 {
-        let mapper = Plain::new(&world, &Arc::default());
-        let mut space = Ioas::over_kernel(Kernel::new(mapper, None));
-        space.attach(Arc::default()).unwrap();
+        let mapper = Plain::<false>::new(&world, &Arc::default());
+        let space = Ioas::over_kernel(Kernel::new(mapper, None));
+        space.attach(Arc::<Device>::default()).unwrap();
         assert!(!space.capabilities().shares_pins);
         space
             .map(GIB, &memory, Span::new(0, MIB), Prot::RW, &mut ())
@@ -431,7 +431,7 @@ fn memory_of_the_host_is_given_by_its_address_or_as_its_file() {
         let mapping = Arc::new(Mapping::new(backing, 2 * MIB, None).unwrap());
         let (address, frames) = (mapping.address(), FrameSource::detect(&mapping));
         let pinner = Arc::new(Pinner::mlock(2 * MIB).unwrap());
-        let object = HostMemory::new(mapping, pinner.clone(), frames);
+        let object = HostMemory::with_pinner(mapping, pinner.clone(), frames);
         let mut setup = Setup::<IOMMUFD>::attached(None);
         let memory = Memory::new(Arc::new(object), &setup.ledger);
         setup.map(GIB, &memory, Span::new(MIB, MIB)).unwrap();

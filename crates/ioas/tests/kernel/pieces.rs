@@ -106,7 +106,7 @@ fn run<const IOMMUFD: bool>(ops: &[Op], granule: Option<u64>, entries: u64, merg
     let world: Arc<Mutex<World>> = World::new(Plain::<IOMMUFD>::PROFILE);
     world.lock().unwrap().entries = entries;
     let mapper = Plain::<IOMMUFD>::new(&world, &Arc::default());
-    let mut space = Ioas::over_kernel(Kernel::new(mapper, granule));
+    let space = Ioas::over_kernel(Kernel::new(mapper, granule));
     space.set_merging(merging);
     let ledger = Ledger::new("a counter", None, 0);
     let (address, file) = (Some(MEMORY), None);
@@ -273,7 +273,7 @@ fn run<const IOMMUFD: bool>(ops: &[Op], granule: Option<u64>, entries: u64, merg
         } else {
             0
         };
-        let pieces: Vec<Span> = space.backend().pieces().collect();
+        let pieces: Vec<Span> = space.kernel_mappings().unwrap();
         let mappings = world.spaces[0].mappings.iter();
         let there: Vec<Span> = mappings
             .map(|(at, mapping)| Span::new(*at, mapping.len))

@@ -25,12 +25,12 @@ fn released() -> Vec<Span> {
     (0..AREAS).map(last).collect()
 }
 
-fn release<const IOMMUFD: bool>(space: &mut Space<IOMMUFD>, ranges: &[Span]) {
+fn release(space: &Ioas, ranges: &[Span]) {
     let mut refused = |range, cause: ReleaseError| panic!("{range}: {cause}");
     space.release(ranges, ALLOWED, &mut refused, &mut ());
 }
 
-fn restore<const IOMMUFD: bool>(space: &mut Space<IOMMUFD>, ranges: &[Span]) {
+fn restore(space: &Ioas, ranges: &[Span]) {
     let mut failed = |range, cause: MapError| panic!("{range}: {cause}");
     space.restore(ranges, ALLOWED, &mut failed, &mut ());
 }
@@ -89,7 +89,7 @@ fn a_device_that_comes_later_has_the_charge_of_released_areas_kept() {
 fn a_limit_that_refuses_any_of_them_leaves_the_address_space_without_a_device() {
     fn all<const IOMMUFD: bool>() {
         for room in (0..AREAS * LEN).step_by(PAGE as usize) {
-            let (mut setup, _memory) = noted::<IOMMUFD>(false);
+            let (setup, _memory) = noted::<IOMMUFD>(false);
             let others = setup.ledger.charge(AREAS * LEN - room).unwrap();
             let Err(AttachError::Replay { area, cause }) = setup.space.attach(setup.device.clone())
             else {
@@ -97,7 +97,7 @@ fn a_limit_that_refuses_any_of_them_leaves_the_address_space_without_a_device() 
             };
             assert!(matches!(cause, MapError::OverLimit(_)), "{area}: {cause}");
             assert_eq!(setup.ledger.in_use(), others.bytes(), "{room:#x}");
-            assert_eq!(setup.space.devices().len(), 0);
+            assert_eq!(setup.space.endpoints().len(), 0);
             assert!(setup.world.lock().unwrap().spaces[0].devices.is_empty());
             assert_eq!(setup.pieces(), []);
             drop(others);
@@ -114,7 +114,7 @@ fn a_kernel_that_refuses_a_step_of_an_attach_leaves_nothing_kept() {
     fn all<const IOMMUFD: bool>() {
         let mut failed = 0;
         for nth in 0.. {
-            let (mut setup, _memory) = noted::<IOMMUFD>(false);
+            let (setup, _memory) = noted::<IOMMUFD>(false);
             setup.world.lock().unwrap().fail = [nth].into();
             if setup.space.attach(setup.device.clone()).is_ok() {
                 break;
@@ -134,7 +134,7 @@ fn a_kernel_that_refuses_a_step_of_an_attach_leaves_nothing_kept() {
 #[test]
 fn what_is_kept_goes_to_the_process_that_takes_over() {
     fn all<const IOMMUFD: bool>() {
-        let (mut old, _memory) = noted::<IOMMUFD>(true);
+        let (old, _memory) = noted::<IOMMUFD>(true);
         old.space.attach(old.device.clone()).unwrap();
         let pieces = old.space.give_up().unwrap();
         assert_eq!(old.ledger.in_use(), 0);
@@ -153,7 +153,9 @@ fn what_is_kept_goes_to_the_process_that_takes_over() {
         (new.space, new.world) = (space, old.world.clone());
         for room in (0..AREAS * LEN).step_by(PAGE as usize) {
             let others = new.ledger.charge(AREAS * LEN - room).unwrap();
-            let taken = new.space.take_over(vec![old.device.clone()], &pieces);
+            let taken = new
+                .space
+                .take_over(vec![old.device.clone().into()], &pieces);
             assert!(
                 matches!(
                     taken,
@@ -167,7 +169,7 @@ fn what_is_kept_goes_to_the_process_that_takes_over() {
             assert_eq!(new.ledger.in_use(), others.bytes());
         }
         new.space
-            .take_over(vec![old.device.clone()], &pieces)
+            .take_over(vec![old.device.clone().into()], &pieces)
             .unwrap();
         assert_eq!(new.ledger.in_use(), AREAS * LEN);
         restore(&mut new.space, &released());

@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 
 use hostmem::{Backing, GuestRegionError, Mapping, Pinner};
-use ioas::{GuestRam, GuestRamError, Ledger, MapError, MemoryObject, Own, RegionFailed};
+use ioas::{GuestRam, GuestRamError, Ledger, MapError, MemoryObject, RegionFailed};
 use iommu::{BadTarget, DeviceId, DomainId, SoftwareUnit, TargetMemory, Unit};
 use iopt::Prot;
 use runs::Span;
@@ -16,7 +16,7 @@ use vm_memory::{
     GuestRegionMmap, VolatileMemory,
 };
 
-use super::{HostTables, Ioas, MIB, alone, counted, runs_of, space};
+use super::{Ioas, MIB, alone, counted, runs_of, space};
 
 const HIGH: u64 = 1 << 32;
 const PAGE: u64 = 4096;
@@ -51,11 +51,11 @@ struct Physical {
 }
 
 impl Physical {
-    fn learn(&self, space: &Ioas<Own<Arc<HostTables>>>) {
+    fn learn(&self, space: &Ioas) {
         let mut runs = Vec::new();
         for area in space.areas() {
             let mut at = area.range().start;
-            for run in runs_of(area.hold().unwrap(), area.part()) {
+            for run in runs_of(space, area.range()) {
                 runs.push((run, GuestAddress(at)));
                 at += run.len;
             }
@@ -88,11 +88,11 @@ fn devices_see_the_memory_of_the_guest_at_its_addresses() {
     }
     let guest = guest();
     let ledger = Ledger::new("a counter", None, 0);
-    let ram = GuestRam::new(&guest, &pinner, &ledger).unwrap();
-    let (mut space, tables) = space();
+    let ram = GuestRam::new(&guest, &ledger).unwrap();
+    let (space, tables) = space();
     let before = counted(&pinner);
     space.map_guest_ram(&ram, Prot::RW, &mut ()).unwrap();
-    let ranges: Vec<Span> = space.areas().map(|area| area.range()).collect();
+    let ranges: Vec<Span> = space.areas().into_iter().map(|area| area.range()).collect();
     let expected = [Span::new(0, 4 * MIB), Span::new(HIGH, 4 * MIB)];
     assert_eq!(ranges, expected);
     assert_eq!(ledger.in_use(), 8 * MIB);
@@ -104,7 +104,7 @@ fn devices_see_the_memory_of_the_guest_at_its_addresses() {
     });
     data.learn(&space);
     let unit = SoftwareUnit::new(tables.clone(), data);
-    let root = space.table().unwrap().root();
+    let root = space.with_table(|table| table.root()).unwrap();
     unit.attach(DEVICE, DomainId(1), root).unwrap();
     let mut port = unit.port(DEVICE);
     for at in [0, 4 * MIB - 8, HIGH, HIGH + PAGE, HIGH + 4 * MIB - 8] {
@@ -138,8 +138,8 @@ fn a_region_of_a_file_is_told_to_kernels_by_its_offset() {
         Some(FileOffset::from_arc(file.clone(), at)),
     );
     let guest = GuestMemoryMmap::<()>::from_ranges_with_files([region]).unwrap();
-    let pinner = Arc::new(Pinner::probe(2 << 20).unwrap());
-    let ram = GuestRam::new(&guest, &pinner, &Ledger::unlimited()).unwrap();
+    let _pinner = Arc::new(Pinner::probe(2 << 20).unwrap());
+    let ram = GuestRam::new(&guest, &Ledger::unlimited()).unwrap();
     let (base, memory) = ram.regions().next().unwrap();
     assert_eq!((base.0, memory.len()), (0, 4 * MIB));
     let object: &dyn MemoryObject = &**memory.object();
@@ -158,8 +158,8 @@ fn a_region_of_a_file_is_told_to_kernels_by_its_offset() {
 #[test]
 fn pages_of_all_regions_are_brought_in_until_somebody_stops() {
     let guest = guest();
-    let pinner = Arc::new(Pinner::probe(2 << 20).unwrap());
-    let ram = GuestRam::new(&guest, &pinner, &Ledger::unlimited()).unwrap();
+    let _pinner = Arc::new(Pinner::probe(2 << 20).unwrap());
+    let ram = GuestRam::new(&guest, &Ledger::unlimited()).unwrap();
     guest.write_obj(7u64, GuestAddress(HIGH)).unwrap();
     let mut told = Vec::new();
     let stopped = ram.populate(&mut |done| {
@@ -197,11 +197,11 @@ fn all_regions_are_mapped_or_none() {
         return;
     }
     let guest = guest();
-    let (mut space, tables) = space();
+    let (space, tables) = space();
     let before = counted(&pinner);
     // The limit holds the first region only.
     let ledger = Ledger::new("a counter", Some(6 * MIB), 0);
-    let ram = GuestRam::new(&guest, &pinner, &ledger).unwrap();
+    let ram = GuestRam::new(&guest, &ledger).unwrap();
     let failed = space.map_guest_ram(&ram, Prot::RW, &mut ()).unwrap_err();
     let RegionFailed { region, cause } = failed;
     assert_eq!(region.start, HIGH);
@@ -210,7 +210,7 @@ fn all_regions_are_mapped_or_none() {
     assert_eq!((counted(&pinner), tables.in_use()), (before, 1));
     // Something is in the way of the second one: that is seen before anything is pinned.
     let ledger = Ledger::new("a counter", None, 0);
-    let ram = GuestRam::new(&guest, &pinner, &ledger).unwrap();
+    let ram = GuestRam::new(&guest, &ledger).unwrap();
     let (_, low) = ram.regions().next().unwrap();
     let page = Span::new(0, PAGE);
     space
@@ -226,11 +226,11 @@ fn all_regions_are_mapped_or_none() {
 
 #[test]
 fn regions_that_devices_cannot_have_are_refused_by_name() {
-    let pinner = Arc::new(Pinner::probe(2 << 20).unwrap());
+    let _pinner = Arc::new(Pinner::probe(2 << 20).unwrap());
     let refused = |region| {
         let region = GuestRegionMmap::new(region, GuestAddress(HIGH)).unwrap();
         let guest = GuestMemoryMmap::<()>::from_regions(vec![region]).unwrap();
-        GuestRam::new(&guest, &pinner, &Ledger::unlimited()).unwrap_err()
+        GuestRam::new(&guest, &Ledger::unlimited()).unwrap_err()
     };
     let flags = libc::MAP_ANONYMOUS | libc::MAP_PRIVATE;
     let build = |len, prot| {

@@ -18,7 +18,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use hostmem::{Backing, FrameSource, Limits, Mapping, PinKind, Pinner};
-use ioas::{Hold, HostMemory, HostTables, Ioas, Ledger, MapError, MappedStorage, Memory, Own};
+use ioas::{HostMemory, HostTables, Ioas, Ledger, MapError, MappedStorage, Memory, WhenUnmapped};
 use iommu::{DeviceId, DomainId, RunMap, SoftwareUnit};
 use iopt::{AnyTable, FormatId, Prot};
 use runs::{PageSizes, Span};
@@ -38,7 +38,7 @@ fn counted(pinner: &Pinner) -> u64 {
     Limits::in_use(pinner.counter()).unwrap().known
 }
 
-fn space() -> (Ioas<Own<Arc<HostTables>>>, Arc<HostTables>) {
+fn space() -> (Ioas, Arc<HostTables>) {
     let storage = MappedStorage::new(1 << 20, None).unwrap();
     let tables = Arc::new(HostTables::new(storage, 1 << 46).unwrap());
     let sizes = PageSizes::from_bits(u64::MAX);
@@ -47,9 +47,12 @@ fn space() -> (Ioas<Own<Arc<HostTables>>>, Arc<HostTables>) {
 }
 
 /// The physical runs of `part`.
-fn runs_of(hold: &Hold, part: Span) -> Vec<Span> {
+/// The physical runs behind a range in one area.
+fn runs_of(space: &Ioas, range: Span) -> Vec<Span> {
     let mut runs = Vec::new();
-    hold.with_runs(part, |reader| {
+    let pin = space.pin(range, Prot::READ, WhenUnmapped::Keeps).unwrap();
+    let hold = &pin.holds()[0];
+    hold.with_runs(hold.part(), |reader| {
         let mut batch = [Span::default(); 64];
         loop {
             match reader.next_batch(&mut batch).unwrap() {
@@ -69,10 +72,14 @@ fn round(pinner: Pinner, backing: Backing) {
         cell.store(n as u64, Ordering::Relaxed);
     }
     let frames = FrameSource::detect(&mapping);
-    let memory = Arc::new(HostMemory::new(mapping.clone(), pinner.clone(), frames));
+    let memory = Arc::new(HostMemory::with_pinner(
+        mapping.clone(),
+        pinner.clone(),
+        frames,
+    ));
     let ledger = Ledger::new("a counter", None, 0);
     let object = Memory::new(memory.clone(), &ledger);
-    let (mut space, tables) = space();
+    let (space, tables) = space();
 
     let before = counted(&pinner);
     let whole = Span::new(0, BYTES);
@@ -87,8 +94,7 @@ fn round(pinner: Pinner, backing: Backing) {
     );
 
     // The device sees the pages in the order of their offsets.
-    let hold = space.area_at(AT).unwrap().hold().unwrap();
-    let runs = runs_of(hold, whole);
+    let runs = runs_of(&space, Span::new(AT, whole.len));
     let mut offset = 0;
     let pieces: Vec<_> = runs
         .iter()
@@ -102,7 +108,13 @@ fn round(pinner: Pinner, backing: Backing) {
     // The unit's data is borrowed, which an attached unit's must not be: by hand then.
     let unit = SoftwareUnit::new(tables.clone(), data);
     let device = DeviceId::pci(0, 5, 0);
-    iommu::Unit::attach(&unit, device, DomainId(1), space.table().unwrap().root()).unwrap();
+    iommu::Unit::attach(
+        &unit,
+        device,
+        DomainId(1),
+        space.with_table(|table| table.root()).unwrap(),
+    )
+    .unwrap();
     let mut words = vec![0; (BYTES / 8) as usize];
     unit.port(device).read(AT, &mut words).unwrap();
     assert!(words.iter().enumerate().all(|(n, word)| *word == n as u64));
@@ -145,9 +157,9 @@ fn a_refused_map_leaves_the_kernel_s_counter_as_it_was() {
     let mapping = Arc::new(Mapping::new(Backing::Anon4K, BYTES, None).unwrap());
     let frames = FrameSource::detect(&mapping);
     let ledger = Ledger::new("a counter", Some(BYTES), 0);
-    let memory = Arc::new(HostMemory::new(mapping, pinner.clone(), frames));
+    let memory = Arc::new(HostMemory::with_pinner(mapping, pinner.clone(), frames));
     let object = Memory::new(memory.clone(), &ledger);
-    let (mut space, tables) = space();
+    let (space, tables) = space();
     let before = counted(&pinner);
     let part = Span::new(0, BYTES);
     // Write-only and executable is more than the format has: refused when all is pinned.

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 
 use hostmem::{Backing, FrameSource, KernelNodes, Mapping, NodePolicy, Pinner};
 use ioas::{
-    Builder, DomainIds, HostMemory, HostTables, Ioas, Ledger, Memory, NodeTables, Own, Placement,
+    Builder, DomainIds, HostMemory, HostTables, Ioas, Ledger, Memory, NodeTables, Placement,
     Synthetic,
 };
 use iommu::{Config, DeviceId, NodeId, RunMap, SoftwareUnit, Unit};
@@ -216,7 +216,7 @@ fn devices_of_each_node_read_through_tables_that_lie_there() {
         DomainIds::new(8),
         [FormatId::VtdSs],
     );
-    let mut space: Ioas<Own<Tables>> = Ioas::with_builder(builder);
+    let space: Ioas = Ioas::with_builder(builder);
     space.set_placement(Placement::PerNode);
     let ledger = Ledger::new("a counter", None, 0);
     let frames = Span::new(1 << 32, 1 << 20);
@@ -239,18 +239,20 @@ fn devices_of_each_node_read_through_tables_that_lie_there() {
         let device = DeviceId::pci(1, n as u8, 0);
         ports.push(unit.port(device));
         space
-            .attach(Arc::new(unit) as Arc<dyn Unit>, device)
+            .attach((Arc::new(unit) as Arc<dyn Unit>, device))
             .unwrap();
     }
     assert_eq!(ledger.in_use(), frames.len, "pinned and charged once");
-    let places: Vec<_> = space.places().map(|place| place.tables).collect();
+    let places: Vec<_> = space.places().iter().map(|place| place.tables).collect();
     assert_eq!(places, [node(0), node(1), node(5)]);
     // Each table page is in the arena of its node.
     let arenas = [node(0), node(1), None].map(|node| tables.memory(node).unwrap());
-    for ((_, table), arena) in space.domains().zip(&arenas) {
+    let mut nth = arenas.iter();
+    space.tables(|_, table| {
+        let arena = nth.next().unwrap();
         assert!(arena.contains(table.root().address));
         assert_eq!(arena.in_use(), table.tables());
-    }
+    });
     let reads = |ports: &mut Vec<_>| {
         for port in ports.iter_mut() {
             let port: &mut iommu::Port<Arc<NodeTables>, _> = port;
@@ -269,7 +271,7 @@ fn devices_of_each_node_read_through_tables_that_lie_there() {
         [NodeId(5)]
     );
     // Moved, they lie in the other arena, and the first is empty.
-    let first = space.domains().next().unwrap().0;
+    let first = space.places()[0].domain().unwrap();
     space.move_tables(first, node(1)).unwrap();
     reads(&mut ports);
     assert_eq!(arenas[0].in_use(), 0);
@@ -291,7 +293,7 @@ fn guest_memory_is_populated_on_the_node_that_its_map_names() {
         DomainIds::new(8),
         [FormatId::VtdSs],
     );
-    let mut space: Ioas<Own<Tables>> = Ioas::with_builder(builder);
+    let space: Ioas = Ioas::with_builder(builder);
     space.set_placement(Placement::PerNode);
     let ledger = Ledger::new("a counter", None, 0);
     let pinner = Arc::new(Pinner::probe(2 << 20).unwrap());
@@ -309,7 +311,7 @@ fn guest_memory_is_populated_on_the_node_that_its_map_names() {
     assert_eq!(told.0.lock().unwrap().early, 0);
     for (guest, mapping) in &parts {
         let frames = FrameSource::Synthetic { seed: 8 };
-        let object = HostMemory::new(mapping.clone(), pinner.clone(), frames);
+        let object = HostMemory::with_pinner(mapping.clone(), pinner.clone(), frames);
         let memory = Memory::new(Arc::new(object), &ledger);
         let whole = Span::new(0, LEN);
         space
@@ -324,9 +326,9 @@ fn guest_memory_is_populated_on_the_node_that_its_map_names() {
         };
         let unit = SoftwareUnit::with_config(tables.clone(), none, config);
         let device = DeviceId::pci(1, n as u8, 0);
-        space.attach(Arc::new(unit), device).unwrap();
+        space.attach((Arc::new(unit), device)).unwrap();
     }
-    assert_eq!((space.domains().count(), ledger.in_use()), (2, 2 * LEN));
+    assert_eq!((space.places().len(), ledger.in_use()), (2, 2 * LEN));
     // Pinning has moved nothing.
     for ((_, mapping), at) in parts.iter().zip([1, 0]) {
         assert_eq!(mapping.nodes_by(&told).unwrap(), [(Some(at), LEN)]);

@@ -17,13 +17,11 @@ fn discard(mapping: &Mapping, part: Span) {
 }
 
 /// Whether every leaf leads to the page that this process has there now.
-fn same_pages(space: &Ioas<Own<Arc<HostTables>>>) -> bool {
-    let hold = space.area_at(AT).unwrap().hold().unwrap();
-    let table = space.table().unwrap();
+fn same_pages(space: &Ioas) -> bool {
     let mut at = AT;
-    runs_of(hold, Span::new(0, BYTES)).into_iter().all(|run| {
+    runs_of(space, Span::new(AT, BYTES)).into_iter().all(|run| {
         let mut pages = (0..run.len).step_by(4096);
-        let same = pages.all(|page| table.translate(at + page) == Some(run.start + page));
+        let same = pages.all(|page| space.translate(at + page) == Some(run.start + page));
         at += run.len;
         same
     })
@@ -49,10 +47,10 @@ fn memory_of_the_machine_is_unpinned_while_it_is_released() {
     fill(1);
     let frames = FrameSource::detect(&mapping);
     let real = frames.is_real();
-    let object = HostMemory::new(mapping.clone(), pinner.clone(), frames);
+    let object = HostMemory::with_pinner(mapping.clone(), pinner.clone(), frames);
     let ledger = Ledger::new("a counter", Some(BYTES), 0);
     let memory = Memory::new(Arc::new(object), &ledger);
-    let (mut space, tables) = space();
+    let (space, tables) = space();
     let before = counted(&pinner);
     let whole = Span::new(0, BYTES);
     space.map(AT, &memory, whole, Prot::RW, &mut ()).unwrap();

@@ -36,10 +36,10 @@ impl Bench {
 
     fn largest(&self, iova: u64, len: u64) -> u64 {
         let mut largest = 0;
-        let table = self.space.table().unwrap();
-        table.for_each_leaf(Span::new(iova, len), |leaf| {
-            largest = largest.max(leaf.run.len);
-        });
+        let each = |leaf: iopt::Leaf| largest = largest.max(leaf.run.len);
+        let range = Span::new(iova, len);
+        self.space
+            .with_table(|table| table.for_each_leaf(range, each));
         largest
     }
 }
@@ -182,11 +182,11 @@ fn addresses_lie_in_what_devices_can_translate() {
     );
     let ids = DomainIds::new(16);
     let builder = Builder::new(tables.clone(), ids, [FormatId::VtdSs]);
-    let mut space: Space = Ioas::with_builder(builder);
+    let space: Space = Ioas::with_builder(builder);
     let reserved = Span::new(0, 4 * GIB);
     let mut unit = FrailUnit::new(crate::common::unit(&tables));
     unit.reserved = vec![reserved, Span::new(5 * GIB, GIB)];
-    space.attach(Arc::new(unit), DEVICE).unwrap();
+    space.attach((Arc::new(unit), DEVICE)).unwrap();
     let big = Span::new(0, GIB);
     let chosen = [(); 3].map(|()| space.map_anywhere(&memory, big, Prot::RW, &mut ()).unwrap());
     assert_eq!(chosen, [4 * GIB, 6 * GIB, 7 * GIB]);
@@ -284,9 +284,9 @@ fn what_the_devices_of_an_address_space_that_is_taken_over_reserve_is_left_out()
         ..Handover::default()
     };
     let memory = unlimited(Arc::new(Synthetic::new([frame])));
-    let taken: Vec<TakenDomain<_>> = vec![(table, vec![(unit, DEVICE)])];
+    let taken: Vec<TakenDomain> = vec![(table, vec![(unit, DEVICE)])];
     let memories = [memory.clone()];
-    let mut space = Space::adopt(&handover, &memories, taken, None, &mut ()).unwrap();
+    let space = Space::adopt(&handover, &memories, taken, None, &mut ()).unwrap();
     let refused = space.map(3 * GIB + MIB, &memory, part, Prot::RW, &mut ());
     assert!(
         matches!(refused, Err(MapError::Reserved { reserved: found, .. }) if found == reserved),

@@ -16,7 +16,7 @@ fn in_one_batch(format: (iopt::FormatId, u8), iova: u64, runs: &[Span]) -> Vec<L
     let mut joined: Vec<Span> = runs.iter().filter_map(|run| joiner.push(*run)).collect();
     joined.extend(joiner.finish());
     table.map(iova, &joined, Prot::RW).unwrap();
-    leaves(&table)
+    leaves_of(&table)
 }
 
 fn through_a_space(
@@ -25,11 +25,11 @@ fn through_a_space(
     memory: Arc<dyn MemoryObject>,
 ) -> Vec<Leaf> {
     let tables = Arc::new(HeapTables::with_tables(64).unwrap());
-    let mut space = space(format.0, format.1, &tables);
+    let space = space(format.0, format.1, &tables);
     let memory = unlimited(memory);
     let part = Span::new(0, memory.len());
     space.map(iova, &memory, part, Prot::RW, &mut ()).unwrap();
-    leaves(space.table().unwrap())
+    leaves(&space)
 }
 
 #[test]

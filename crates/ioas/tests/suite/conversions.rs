@@ -71,8 +71,8 @@ fn convert(format: (FormatId, u8), frames: &[Span], conversions: u64) {
         object.pages.clone(),
         config,
     ));
-    let mut space = space(format.0, format.1, &tables);
-    space.attach(unit.clone(), DEVICE).unwrap();
+    let space = space(format.0, format.1, &tables);
+    space.attach((unit.clone(), DEVICE)).unwrap();
     let ledger = Ledger::new("a counter", Some(CONVERTED), 0);
     let memory = Memory::new(object.clone(), &ledger);
     let whole = Span::new(0, CONVERTED);

@@ -26,9 +26,9 @@ struct Bench {
 impl Bench {
     fn new(format: (FormatId, u8), frames: &[Span]) -> Self {
         let tables = Arc::new(HeapTables::with_tables(64).unwrap());
-        let mut space = space(format.0, format.1, &tables);
+        let space = space(format.0, format.1, &tables);
         let unit = Arc::new(FrailUnit::new(crate::common::unit(&tables)));
-        space.attach(unit.clone(), DEVICE).unwrap();
+        space.attach((unit.clone(), DEVICE)).unwrap();
         let ledger = Ledger::new("a counter", None, 0);
         let object = Arc::new(Frail::new(Synthetic::new(frames.iter().copied())));
         Self {
@@ -73,22 +73,21 @@ impl Bench {
     /// Whether exactly `gone` is missing (offsets in the object), looked at around all borders.
     fn check(&self, gone: &[Span]) {
         let len = self.memory.len();
-        let table = self.space.table().unwrap();
         let borders = gone
             .iter()
             .flat_map(|gone| [gone.start, gone.start + gone.len]);
-        let leaves = [0, 2 * MIB, 4 * MIB, GIB - 2 * MIB, GIB, GIB + 2 * MIB, len];
-        for border in borders.chain(leaves) {
+        let ends = [0, 2 * MIB, 4 * MIB, GIB - 2 * MIB, GIB, GIB + 2 * MIB, len];
+        for border in borders.chain(ends) {
             for offset in [border.wrapping_sub(PAGE), border, border + 5 * PAGE] {
                 if offset < len {
                     let there = !gone.iter().any(|gone| gone.contains(offset));
                     let expected = there.then(|| self.frame(offset));
-                    assert_eq!(table.translate(AT + offset), expected, "{offset:#x}");
+                    assert_eq!(self.space.translate(AT + offset), expected, "{offset:#x}");
                 }
             }
         }
         let missing: u64 = gone.iter().map(|gone| gone.len).sum();
-        let mapped: u64 = leaves_of(&self.space).iter().map(|leaf| leaf.run.len).sum();
+        let mapped: u64 = leaves(&self.space).iter().map(|leaf| leaf.run.len).sum();
         assert_eq!(mapped, len - missing);
         let held = (self.object.memory.pinned(), self.ledger.in_use());
         assert_eq!(held, (len - missing, len - missing));
@@ -100,10 +99,6 @@ impl Bench {
         let held = (self.object.memory.pinned(), self.ledger.in_use());
         assert_eq!(held, (0, 0));
     }
-}
-
-fn leaves_of(space: &Space) -> Vec<iopt::Leaf> {
-    leaves(space.table().unwrap())
 }
 
 fn at(part: Span) -> Span {
@@ -183,7 +178,7 @@ fn a_page_of_4_kib_out_of_1_gib_leaves_the_fewest_leaves() {
         bench.whole();
         let page = Span::new(0, PAGE);
         bench.space.unmap_cutting(at(page), NEVER, &mut ()).unwrap();
-        assert_eq!(leaves_of(&bench.space).len(), count);
+        assert_eq!(leaves(&bench.space).len(), count);
         bench.end();
     }
 }
@@ -269,7 +264,8 @@ fn what_is_out_stays_noted_until_it_is_put_back_or_unmapped() {
         let outs: Vec<Span> = bench
             .space
             .areas()
-            .filter(|area| area.is_out() && area.hold().is_none())
+            .into_iter()
+            .filter(|area| area.is_out() && area.memory().first_held(area.part()).is_none())
             .map(|area| area.range())
             .collect();
         assert_eq!(outs, [at(one), at(two)]);
@@ -374,7 +370,7 @@ fn areas_are_joined_only_where_they_were_cut() {
             .unwrap();
     }
     let prots = |bench: &Bench| -> Vec<(u64, Prot)> {
-        let leaves = leaves_of(&bench.space);
+        let leaves = leaves(&bench.space);
         let pages = leaves.iter().flat_map(|leaf| {
             let frames = leaf.run.pa..leaf.run.pa + leaf.run.len;
             frames
@@ -388,10 +384,20 @@ fn areas_are_joined_only_where_they_were_cut() {
     bench.space.take_out(at(middle), NEVER, &mut ()).unwrap();
     bench.space.put_back(at(middle), NEVER, &mut ()).unwrap();
     assert_eq!(prots(&bench), before);
-    let areas: Vec<Span> = bench.space.areas().map(|area| area.range()).collect();
+    let areas: Vec<Span> = bench
+        .space
+        .areas()
+        .into_iter()
+        .map(|area| area.range())
+        .collect();
     let mapped = [0, 1, 2, 3, 4, 5].map(|n| at(Span::new(n * MIB, MIB)));
     assert_eq!(areas, mapped);
-    let prots: Vec<Prot> = bench.space.areas().map(|area| area.prot()).collect();
+    let prots: Vec<Prot> = bench
+        .space
+        .areas()
+        .into_iter()
+        .map(|area| area.prot())
+        .collect();
     let mut right = [Prot::RW; 6];
     right[1] = Prot::READ;
     assert_eq!(prots, right);

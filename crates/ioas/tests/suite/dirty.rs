@@ -10,7 +10,7 @@ use std::thread;
 
 use crate::common::*;
 use ioas::{
-    Builder, DomainIds, Ioas, Ledger, Memory, Own, Synthetic, Tracking, TrackingError, UnmapError,
+    Builder, DomainIds, Ioas, Ledger, Memory, Synthetic, Tracking, TrackingError, UnmapError,
     WhenUnmapped,
 };
 use iommu::{
@@ -91,7 +91,7 @@ fn device(n: usize) -> DeviceId {
 
 struct Bench {
     tables: Arc<HeapTables>,
-    space: Ioas<Own<Arc<HeapTables>>>,
+    space: Ioas,
     memory: Arc<Memory>,
     units: Vec<Arc<Tracker>>,
 }
@@ -104,7 +104,7 @@ fn bench(units: &[(bool, bool)]) -> Bench {
 fn bench_of(format: FormatId, units: &[(bool, bool)]) -> Bench {
     let tables = Arc::new(HeapTables::with_tables(256).unwrap());
     let builder = Builder::new(tables.clone(), DomainIds::new(8), [format]);
-    let mut space = Ioas::with_builder(builder);
+    let space = Ioas::with_builder(builder);
     let runs = [Span::new(0x10_0000_0000, 16 * MIB)];
     let memory = Memory::new(Arc::new(Synthetic::new(runs)), &Ledger::unlimited());
     let part = Span::new(0, 8 * MIB);
@@ -112,7 +112,7 @@ fn bench_of(format: FormatId, units: &[(bool, bool)]) -> Bench {
     let mut trackers = Vec::new();
     for (n, (tells, snoops)) in units.iter().enumerate() {
         let unit = Tracker::new(&tables, *tells, *snoops);
-        space.attach(unit.clone(), device(n)).unwrap();
+        space.attach((unit.clone(), device(n))).unwrap();
         trackers.push(unit);
     }
     Bench {
@@ -163,7 +163,7 @@ const SMALL: Tracking = Tracking {
 #[test]
 fn what_devices_of_two_domains_write_is_merged() {
     let mut bench = bench(&[(true, false), (true, true)]);
-    assert_eq!(bench.space.domains().count(), 2);
+    assert_eq!(bench.space.places().len(), 2);
     // What was written before is forgotten.
     bench.write(0, AT);
     bench.space.track_dirty(SMALL).unwrap();
@@ -269,7 +269,7 @@ fn a_large_leaf_is_dirty_as_a_whole_unless_it_is_split() {
 
 #[test]
 fn nothing_is_lost_when_a_unit_is_deaf() {
-    let mut bench = bench(&[(true, false)]);
+    let bench = bench(&[(true, false)]);
     bench.space.track_dirty(SMALL).unwrap();
     bench.write(0, AT + 9 * PAGE);
     let span = Span::new(AT, 8 * MIB);
@@ -308,7 +308,7 @@ fn tracking_that_did_not_begin_leaves_nothing_that_a_unit_holds_as_dirty() {
 
 #[test]
 fn leaves_whose_new_size_a_unit_has_not_noticed_are_not_changed_again() {
-    let mut bench = bench(&[(true, false)]);
+    let bench = bench(&[(true, false)]);
     bench.space.track_dirty(Tracking::default()).unwrap();
     let never = Interruption::Refused;
     bench.space.take_out(page(3, 1), never, &mut ()).unwrap();
@@ -348,8 +348,8 @@ fn who_cannot_tell_counts_as_having_written_everywhere() {
     assert_eq!(bench.harvest(PAGE), (vec![], false));
     let silent = Tracker::new(&bench.tables, false, false);
     let device = DeviceId::pci(0, 9, 0);
-    bench.space.attach(silent, device).unwrap();
-    assert_eq!(bench.space.domains().count(), 2);
+    bench.space.attach((silent, device)).unwrap();
+    assert_eq!(bench.space.places().len(), 2);
     let all = vec![Span::new(AT, 8 * MIB)];
     assert_eq!(bench.harvest(PAGE), (all.clone(), true));
     assert_eq!(bench.harvest(PAGE), (all.clone(), true), "again and again");
@@ -376,7 +376,7 @@ fn users_in_this_process_count_as_writing_what_they_hold_to_write() {
 
 #[test]
 fn an_unmap_can_take_along_what_was_written() {
-    let mut bench = bench(&[(true, false)]);
+    let bench = bench(&[(true, false)]);
     bench.space.track_dirty(SMALL).unwrap();
     bench.write(0, AT + 2 * PAGE);
     bench.write(0, AT + 2000 * PAGE);
@@ -393,7 +393,7 @@ fn an_unmap_can_take_along_what_was_written() {
 
 #[test]
 fn what_was_written_is_told_by_its_place_in_memory() {
-    let mut bench = bench(&[(true, false)]);
+    let bench = bench(&[(true, false)]);
     let (memory, part) = (bench.memory.clone(), Span::new(12 * MIB, 4 * PAGE));
     let behind = AT + 8 * MIB;
     bench
@@ -404,8 +404,9 @@ fn what_was_written_is_told_by_its_place_in_memory() {
     let parts: Vec<(Span, Span)> = bench
         .space
         .parts(asked)
+        .into_iter()
         .map(|(range, of, part)| {
-            assert!(Arc::ptr_eq(of, &memory));
+            assert!(Arc::ptr_eq(&of, &memory));
             (range, part)
         })
         .collect();

@@ -22,7 +22,7 @@ struct Bench {
 /// 32 pages at [`AT`], in two areas.
 fn bench() -> Bench {
     let tables = Arc::new(HeapTables::with_tables(64).unwrap());
-    let mut space = space(FormatId::VtdSs, 4, &tables);
+    let space = space(FormatId::VtdSs, 4, &tables);
     let ledger = Ledger::new("a counter", Some(GIB), 0);
     let runs = [Span::new(0x4000_0000, 64 * PAGE)];
     let memory = Memory::new(Arc::new(Synthetic::new(runs)), &ledger);
@@ -108,7 +108,7 @@ fn the_lowest_overlapping_pin_comes_first() {
 
 #[test]
 fn what_is_pinned_already_is_not_charged_again_and_a_pin_outlives_its_area() {
-    let mut bench = bench();
+    let bench = bench();
     let in_use = bench.ledger.in_use();
     assert_eq!(in_use, 32 * PAGE);
     // Over the border of the areas, which lie apart in the memory.
@@ -145,7 +145,7 @@ fn without_a_domain_a_pin_pins() {
     let tables = Arc::new(HeapTables::with_tables(16).unwrap());
     let ids = ioas::DomainIds::new(8);
     let builder = ioas::Builder::new(tables, ids, [FormatId::VtdSs]);
-    let mut space = ioas::Ioas::with_builder(builder);
+    let space = ioas::Ioas::with_builder(builder);
     let ledger = Ledger::unlimited();
     let runs = [Span::new(0x4000_0000, 8 * PAGE)];
     let memory = Memory::new(Arc::new(Synthetic::new(runs)), &ledger);
@@ -160,7 +160,7 @@ fn without_a_domain_a_pin_pins() {
 
 #[test]
 fn what_cannot_be_held_is_named() {
-    let mut bench = bench();
+    let bench = bench();
     let behind = AT + 40 * PAGE;
     let part = Span::new(40 * PAGE, 2 * PAGE);
     let memory = bench.memory.clone();
@@ -212,7 +212,7 @@ impl PinUser for User {
 #[test]
 fn a_user_is_asked_to_let_go_before_anything_changes() {
     for in_round in [0, 3, ROUNDS - 1] {
-        let mut bench = bench();
+        let bench = bench();
         let user = Arc::new(User {
             in_round,
             ..User::default()
@@ -234,7 +234,7 @@ fn a_user_is_asked_to_let_go_before_anything_changes() {
 
 #[test]
 fn who_does_not_let_go_is_named_and_everything_stays() {
-    let mut bench = bench();
+    let bench = bench();
     let user = Arc::new(User {
         in_round: ROUNDS,
         ..User::default()
@@ -242,7 +242,7 @@ fn who_does_not_let_go_is_named_and_everything_stays() {
     bench.space.add_pin_user(user.clone());
     let pin = bench.space.pin(pages(5, 2), Prot::RW, LetsGo).unwrap();
     let kept = bench.space.pin(pages(4, 1), Prot::RW, Keeps).unwrap();
-    let before = leaves(bench.space.table().unwrap());
+    let before = leaves(&bench.space);
     let refused = bench.space.unmap(pages(0, 16), &mut ()).unwrap_err();
     assert!(matches!(refused, UnmapError::Held { held, .. } if held == pages(5, 2)));
     assert_eq!(user.asked.swap(0, Ordering::SeqCst), ROUNDS);
@@ -250,7 +250,7 @@ fn who_does_not_let_go_is_named_and_everything_stays() {
         .space
         .take_out(pages(6, 1), Interruption::Refused, &mut ());
     assert!(matches!(refused, Err(UnmapError::Held { held, .. }) if held == pages(6, 1)));
-    assert_eq!(leaves(bench.space.table().unwrap()), before);
+    assert_eq!(leaves(&bench.space), before);
     assert_eq!((bench.space.len(), bench.space.retired()), (2, 0));
     // Beside it nobody is asked.
     user.asked.store(0, Ordering::SeqCst);

@@ -48,11 +48,11 @@ impl Bench {
     ) -> Self {
         let tables = Arc::new(HeapTables::with_tables(64).unwrap());
         let ledger = Ledger::new("a counter", Some(GIB), 12345);
-        let mut space = space(format, levels, &tables);
+        let space = space(format, levels, &tables);
         let mut frail_unit = FrailUnit::new(crate::common::unit(&tables));
         unit(&mut frail_unit);
         let unit = Arc::new(frail_unit);
-        space.attach(unit.clone(), DEVICE).unwrap();
+        space.attach((unit.clone(), DEVICE)).unwrap();
 
         let mut frail = Frail::new(Synthetic::new(layout()));
         memory(&mut frail);
@@ -184,7 +184,7 @@ fn a_limit_that_is_too_low_is_refused_with_numbers_and_leaves_nothing() {
     let bytes = memory.charge(whole);
     assert!(bytes > whole.len);
     let ledger = Ledger::new("a counter", Some(bytes + 999), 1000);
-    let mut space = space(FormatId::VtdSs, 4, &tables);
+    let space = space(FormatId::VtdSs, 4, &tables);
     let object = Memory::new(memory.clone(), &ledger);
     let before = State::of(&space, &ledger, &tables, &[&memory]);
     let mut watch = Watch::default();
@@ -256,7 +256,7 @@ fn a_reader_that_lies_about_its_runs_is_found_out() {
 
 #[test]
 fn permissions_that_the_format_lacks_leave_nothing() {
-    let mut bench = Bench::new(FormatId::VtdSs, 4);
+    let bench = Bench::new(FormatId::VtdSs, 4);
     let before = bench.state();
     let part = Span::new(0, bench.whole.len());
     let refused = bench
@@ -327,7 +327,7 @@ fn an_unmap_under_a_deaf_unit_retires_the_memory_and_a_map_brings_the_flush_with
         let other = Arc::new(FrailUnit::new(crate::common::unit(&bench.tables)));
         bench
             .space
-            .attach(other.clone(), DeviceId::pci(0, 6, 0))
+            .attach((other.clone(), DeviceId::pci(0, 6, 0)))
             .unwrap();
         let before = bench.state();
         let bytes = bench.whole.len();
@@ -355,7 +355,7 @@ fn an_unmap_under_a_deaf_unit_retires_the_memory_and_a_map_brings_the_flush_with
         assert!(bench.space.flush().is_err());
         bench.space.detach(DEVICE).unwrap();
         assert_eq!(bench.space.flush().unwrap(), bytes);
-        let devices = vec![DeviceId::pci(0, 6, 0)];
+        let devices = vec![DeviceId::pci(0, 6, 0).into()];
         assert_eq!(bench.state(), State { devices, ..before });
         bench.end();
     }

@@ -7,7 +7,7 @@ use crate::common::machines::{ALL, AT, Machine, can};
 use crate::common::*;
 use ioas::{
     Builder, DomainIds, GivenRuns, Ioas, Ledger, MapError, Memory, MemoryObject, NoPages,
-    Synthetic, Tracking,
+    Synthetic, Tracking, WhenUnmapped,
 };
 use iopt::format::{ArmConfig, ArmGranule};
 use iopt::{FormatId, HeapTables, Interruption, Leaf, Prot};
@@ -64,7 +64,7 @@ fn a_bar_is_reached_and_charged_to_nobody() {
 #[test]
 fn several_runs_are_one_memory_in_the_order_of_offsets() {
     let tables = Arc::new(HeapTables::with_tables(32).unwrap());
-    let mut space = space(FormatId::AmdV1, 4, &tables);
+    let space = space(FormatId::AmdV1, 4, &tables);
     let runs = [
         Span::new(7 * GIB, 3 * PAGE),
         Span::new(5 * GIB + PAGE, PAGE),
@@ -72,15 +72,18 @@ fn several_runs_are_one_memory_in_the_order_of_offsets() {
     let set_aside = unlimited(Arc::new(GivenRuns::new(runs, PAGE).unwrap()));
     let part = Span::new(2 * PAGE, 2 * PAGE);
     space.map(AT, &set_aside, part, Prot::RW, &mut ()).unwrap();
-    let hold = space.area_at(AT).unwrap().hold().unwrap();
+    let range = Span::new(AT, part.len);
+    let pin = space.pin(range, Prot::READ, WhenUnmapped::Keeps).unwrap();
+    let hold = &pin.holds()[0];
     let expected = [Span::new(7 * GIB + 2 * PAGE, PAGE), runs[1]];
     assert_eq!(hold.with_runs(part, |reader| read_runs(reader)), expected);
+    drop(pin);
     space.close().unwrap();
 }
 
 /// Every leaf lies in one area.
 fn apart(space: &Space) {
-    for leaf in leaves(space.table().unwrap()) {
+    for leaf in leaves(&space) {
         let run = leaf.run.input();
         let area = space.area_at(run.start).unwrap().range();
         assert!(area.covers(&run), "{run} goes over the end of {area}");
@@ -102,14 +105,14 @@ fn registers_beside_ram_never_become_one_leaf_with_it() {
         .flat_map(|half| formats.map(|format| (half, format)))
     {
         let tables = Arc::new(HeapTables::with_tables(64).unwrap());
-        let mut space = space(format, levels, &tables);
+        let space = space(format, levels, &tables);
         let ram = unlimited(Arc::new(Synthetic::new([Span::new(64 * GIB, half)])));
         let registers = bar(Span::new(64 * GIB + half, half));
         let (whole, at) = (Span::new(0, half), AT + half);
         space.map(AT, &ram, whole, Prot::RW, &mut ()).unwrap();
         space.map(at, &registers, whole, Prot::RW, &mut ()).unwrap();
         apart(&space);
-        let before = leaves(space.table().unwrap());
+        let before = leaves(&space);
         for end in [at - PAGE, at] {
             let page = Span::new(end, PAGE);
             space.take_out(page, ALLOWED, &mut ()).unwrap();
@@ -117,7 +120,7 @@ fn registers_beside_ram_never_become_one_leaf_with_it() {
             apart(&space);
         }
         assert_eq!(space.len(), 2);
-        let after = leaves(space.table().unwrap());
+        let after = leaves(&space);
         assert_eq!(after, before, "{format} {half:#x}");
         // Splitting for dirty tracking, and merging afterwards.
         let small = Tracking {
@@ -148,7 +151,7 @@ fn registers_are_device_memory_where_a_format_has_memory_types() {
     ];
     for (format, levels, typed) in formats {
         let tables = Arc::new(HeapTables::with_tables(64).unwrap());
-        let mut space = space(format, levels, &tables);
+        let space = space(format, levels, &tables);
         let ram = unlimited(Arc::new(Synthetic::new([Span::new(GIB, MIB)])));
         let set_aside = unlimited(Arc::new(
             GivenRuns::new([Span::new(2 * GIB, MIB)], PAGE).unwrap(),
@@ -206,7 +209,7 @@ fn runs_that_are_no_pages_are_refused() {
     }
     // Pages that are smaller than the table's are its own to refuse.
     let tables = Arc::new(HeapTables::with_tables(8).unwrap());
-    let mut space = space(FormatId::VtdSs, 4, &tables);
+    let space = space(FormatId::VtdSs, 4, &tables);
     let odd = GivenRuns::new([Span::new(GIB + 512, PAGE)], 512).unwrap();
     let odd = unlimited(Arc::new(odd));
     let refused = space.map(AT, &odd, Span::new(0, PAGE), Prot::RW, &mut ());

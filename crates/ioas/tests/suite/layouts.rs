@@ -5,18 +5,18 @@
 use std::sync::Arc;
 
 use crate::common::*;
-use ioas::{Ledger, MapError, Memory, Step, Synthetic};
+use ioas::{Ledger, MapError, Memory, Step, Synthetic, WhenUnmapped};
 use iopt::{FormatId, HeapTables, Prot};
 use runs::Span;
 
 /// What a format with leaves of any power of two makes of these runs, mapped at 1 GiB.
 fn sizes(spans: &[Span]) -> Vec<u64> {
     let tables = Arc::new(HeapTables::with_tables(64).unwrap());
-    let mut space = space(FormatId::AmdV1, 4, &tables);
+    let space = space(FormatId::AmdV1, 4, &tables);
     let memory = unlimited(Arc::new(Synthetic::new(spans.iter().copied())));
     let part = Span::new(0, memory.len());
     space.map(GIB, &memory, part, Prot::RW, &mut ()).unwrap();
-    let leaves = leaves(space.table().unwrap());
+    let leaves = leaves(&space);
     leaves.iter().map(|leaf| leaf.run.len).collect()
 }
 
@@ -44,7 +44,7 @@ fn halves_of_two_large_pages_that_are_not_adjacent_are_two_runs() {
 fn folios_of_64_kib_come_in_one_batch() {
     let folios = (0..4096u64).map(|n| Span::new(0x1_0000_0000 + n * 0x3_0000, 64 << 10));
     let tables = Arc::new(HeapTables::with_tables(256).unwrap());
-    let mut space = space(FormatId::AmdV1, 4, &tables);
+    let space = space(FormatId::AmdV1, 4, &tables);
     let memory = unlimited(Arc::new(Synthetic::new(folios)));
     let part = Span::new(0, memory.len());
     let mut watch = Watch::default();
@@ -52,7 +52,7 @@ fn folios_of_64_kib_come_in_one_batch() {
     let of = |step| watch.steps.iter().filter(|(s, _)| *s == step).count();
     // The second look finds that there is no more.
     assert_eq!((of(Step::FindRuns), of(Step::FillTables)), (2, 1));
-    let leaves = leaves(space.table().unwrap());
+    let leaves = leaves(&space);
     assert_eq!(leaves.len(), 4096);
     assert!(leaves.iter().all(|leaf| leaf.run.len == 64 << 10));
 }
@@ -62,7 +62,7 @@ fn a_page_of_1_gib_is_one_step() {
     for (format, levels) in FORMATS {
         let tables = Arc::new(HeapTables::with_tables(8).unwrap());
         let ledger = Ledger::new("a counter", Some(GIB), 0);
-        let mut space = space(format, levels, &tables);
+        let space = space(format, levels, &tables);
         let object = Arc::new(Frail::new(Synthetic::new([Span::new(7 * GIB, GIB)])));
         let memory = Memory::new(object.clone(), &ledger);
         let part = Span::new(0, GIB);
@@ -71,7 +71,7 @@ fn a_page_of_1_gib_is_one_step() {
             .unwrap();
         let calls = (object.pins.calls(), object.readers.calls());
         assert_eq!((ledger.steps(), calls), (1, (1, 1)), "{format}");
-        let leaves = leaves(space.table().unwrap());
+        let leaves = leaves(&space);
         assert_eq!(leaves.len(), 1);
         assert_eq!((leaves[0].run.pa, leaves[0].run.len), (7 * GIB, GIB));
         assert_eq!(
@@ -91,19 +91,22 @@ fn a_page_of_other_memory_in_between_makes_three_runs() {
     let other = Span::new(0x9_0000_0000, PAGE);
     let high = Span::new(0x4010_1000, MIB - PAGE);
     let tables = Arc::new(HeapTables::with_tables(8).unwrap());
-    let mut space = space(FormatId::VtdSs, 4, &tables);
+    let space = space(FormatId::VtdSs, 4, &tables);
     let memory = unlimited(Arc::new(Synthetic::new([low, other, high])));
     let part = Span::new(0, 2 * MIB);
     space.map(GIB, &memory, part, Prot::RW, &mut ()).unwrap();
-    let hold = space.area_at(GIB).unwrap().hold().unwrap();
-    assert_eq!(hold.with_runs(part, read_runs), [low, other, high]);
-    let table = space.table().unwrap();
+    let range = Span::new(GIB, part.len);
+    let pin = space.pin(range, Prot::READ, WhenUnmapped::Keeps).unwrap();
+    assert_eq!(
+        pin.holds()[0].with_runs(part, read_runs),
+        [low, other, high]
+    );
     for (offset, pa) in [
         (MIB - PAGE, 0x400f_f000),
         (MIB, other.start),
         (MIB + PAGE, high.start),
     ] {
-        assert_eq!(table.translate(GIB + offset), Some(pa));
+        assert_eq!(space.translate(GIB + offset), Some(pa));
     }
     // Without it, it is one page of 2 MiB.
     assert_eq!(sizes(&[low, Span::new(0x4010_0000, PAGE), high]), [2 * MIB]);
@@ -114,7 +117,7 @@ fn a_limit_in_the_middle_of_a_map_leaves_everything_as_it_was() {
     let tables = Arc::new(HeapTables::with_tables(16).unwrap());
     // Five stretches that nobody holds, between four that are held.
     let ledger = Ledger::new("a counter", Some(4 * MIB + 4 * MIB), 0);
-    let mut space = space(FormatId::VtdSs, 4, &tables);
+    let space = space(FormatId::VtdSs, 4, &tables);
     let object = Arc::new(Frail::new(Synthetic::new([Span::new(GIB, 9 * MIB)])));
     let memory = Memory::new(object.clone(), &ledger);
     for n in [1, 3, 5, 7] {

@@ -52,8 +52,8 @@ impl Bench {
         let software = SoftwareUnit::new(tables.clone(), object.pages.clone());
         let port = software.port(DEVICE);
         let unit = Arc::new(FrailUnit::new(Arc::new(software)));
-        let mut space = space(format.0, format.1, &tables);
-        space.attach(unit.clone(), DEVICE).unwrap();
+        let space = space(format.0, format.1, &tables);
+        space.attach((unit.clone(), DEVICE)).unwrap();
         let age = LONG;
         space.set_flushing(Flushing::Lazy { holds, age, now });
         Self {

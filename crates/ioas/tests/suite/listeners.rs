@@ -58,9 +58,9 @@ impl Bench {
         let ledger = Ledger::new("a counter", None, 0);
         let runs = [Span::new(16 * GIB, MIB)];
         let memory = Memory::new(Arc::new(Synthetic::new(runs)), &ledger);
-        let mut space = space(FormatId::VtdSs, 4, &tables);
+        let space = space(FormatId::VtdSs, 4, &tables);
         let unit = Arc::new(FrailUnit::new(crate::common::unit(&tables)));
-        space.attach(unit.clone(), DEVICE).unwrap();
+        space.attach((unit.clone(), DEVICE)).unwrap();
         let caches = [(); 2].map(|()| Arc::<Cache>::default());
         for cache in &caches {
             space.add_listener(cache.clone());
@@ -157,7 +157,7 @@ fn what_is_released_is_back_when_a_listener_has_not_forgotten_it() {
     let tell = &mut |range, _| kept.push(range);
     let unpinned = bench.space.release(&[page(2, 2)], NEVER, tell, &mut ());
     assert_eq!((unpinned, kept), (0, vec![page(2, 2)]));
-    assert!(bench.space.areas().all(|area| area.is_there()));
+    assert!(bench.space.areas().iter().all(|area| area.is_there()));
     assert_eq!(bench.space.len(), 4);
     assert_eq!(bench.space.retired(), 1);
     // Held twice until then, charged once.
@@ -169,7 +169,7 @@ fn what_is_released_is_back_when_a_listener_has_not_forgotten_it() {
 
 #[test]
 fn listeners_learn_of_lazy_unmaps_when_these_are_flushed_or_something_is_mapped() {
-    let mut bench = Bench::new();
+    let bench = Bench::new();
     bench.space.set_flushing(Flushing::Lazy {
         holds: 2,
         age: Duration::MAX,

@@ -13,9 +13,8 @@ const fn at(start: u64, len: u64) -> Span {
 /// Leaves of 4K with bytes in the 2M from `first` on.
 fn small(space: &Space, first: u64) -> u64 {
     let mut leaves = 0;
-    let mut count = |leaf: iopt::Leaf| leaves += u64::from(leaf.run.len == PAGE);
-    let table = space.table().unwrap();
-    table.for_each_leaf(at(first, 2 * MIB), &mut count);
+    let count = |leaf: iopt::Leaf| leaves += u64::from(leaf.run.len == PAGE);
+    space.with_table(|table| table.for_each_leaf(at(first, 2 * MIB), count));
     leaves
 }
 

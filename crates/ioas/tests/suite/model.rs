@@ -210,7 +210,7 @@ impl Bench {
                 self.model.pages.clear();
             }
             Op::Attach(n) => {
-                let result = self.space.attach(self.unit.clone(), DEVICES[*n]);
+                let result = self.space.attach((self.unit.clone(), DEVICES[*n]));
                 assert_eq!(result.is_err(), self.model.attached[*n]);
                 self.model.attached[*n] = true;
             }
@@ -281,13 +281,18 @@ impl Bench {
         assert_eq!(self.ledger.in_use(), once);
         let pinned: u64 = self.synthetics.iter().map(|memory| memory.pinned()).sum();
         assert_eq!(pinned, once);
-        let table = self.space.table().unwrap();
-        assert_eq!(self.tables.in_use(), table.tables());
-        let areas: Vec<_> = self.space.areas().map(|area| area.range()).collect();
+        let tables = self.space.with_table(|table| table.tables()).unwrap();
+        assert_eq!(self.tables.in_use(), tables);
+        let areas: Vec<_> = self
+            .space
+            .areas()
+            .into_iter()
+            .map(|area| area.range())
+            .collect();
         let expected: Vec<_> = self.model.ranges().collect();
         assert_eq!(areas, expected);
         let mapped: u64 = expected.iter().map(|area| area.len).sum();
-        let leaves = leaves(table);
+        let leaves = leaves(&self.space);
         assert_eq!(leaves.iter().map(|leaf| leaf.run.len).sum::<u64>(), mapped);
     }
 

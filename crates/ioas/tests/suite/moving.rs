@@ -20,7 +20,7 @@ fn tables_move_while_devices_read_through_them() {
     for machine in &machines {
         bench.attach(machine);
     }
-    let domain = bench.domain_of(&machines[0]).domain;
+    let domain = bench.domain_of(&machines[0]).domain().unwrap();
     let stop = AtomicBool::new(false);
     let done = [AtomicU64::new(0), AtomicU64::new(0)];
     thread::scope(|scope| {
@@ -74,7 +74,7 @@ fn what_devices_wrote_before_a_move_is_harvested_after_it() {
     bench.space.track_dirty(tracking).unwrap();
     assert!(machine.write(AT + 3 * PAGE) && machine.write(AT + 4 * PAGE));
     assert!(machine.write(AT + 700 * PAGE));
-    let domain = bench.domain_of(&machine).domain;
+    let domain = bench.domain_of(&machine).domain().unwrap();
     bench.space.move_tables(domain, node(1)).unwrap();
     assert_eq!(bench.space.leaf_at(AT).unwrap().run.len, PAGE);
     assert!(machine.write(AT + 9 * PAGE));
@@ -105,7 +105,7 @@ fn a_unit_that_is_not_told_of_the_new_root_keeps_both_tables_true() {
     for machine in &machines {
         bench.attach(machine);
     }
-    let domain = bench.domain_of(&machines[0]).domain;
+    let domain = bench.domain_of(&machines[0]).domain().unwrap();
     // The first unit takes the new root, the second does not answer: twice, as the unmap below flushes.
     machines[1].unit.invalidates.set(0..2);
     let refused = bench.space.move_tables(domain, node(1)).unwrap_err();
@@ -140,7 +140,7 @@ fn a_move_that_cannot_be_made_changes_nothing() {
     let machine = bench.machine(0, node(0));
     bench.attach(&machine);
     let (places, used) = (bench.places(), bench.nodes.in_use());
-    let domain = bench.domain_of(&machine).domain;
+    let domain = bench.domain_of(&machine).domain().unwrap();
     let refused = bench.space.move_tables(domain, node(9)).unwrap_err();
     assert!(matches!(refused, MoveError::Build(_)), "{refused}");
     let other = DomainId(77);

@@ -27,12 +27,12 @@ impl Bench {
     fn new(format: (iopt::FormatId, u8)) -> Self {
         let tables = Arc::new(HeapTables::with_tables(64).unwrap());
         let ledger = Ledger::new("a counter", Some(GIB), 0);
-        let mut space = space(format.0, format.1, &tables);
+        let space = space(format.0, format.1, &tables);
         let words = (0..BYTES / 8).map(AtomicU64::new).collect();
         let data = RunMap::new([(0x4000_0000, words)]).unwrap();
         let software = SoftwareUnit::new(tables.clone(), data);
         let unit = Arc::new(FrailUnit::new(Arc::new(software.clone())));
-        space.attach(unit.clone(), DEVICE).unwrap();
+        space.attach((unit.clone(), DEVICE)).unwrap();
         let memory = Synthetic::new([Span::new(0x4000_0000, BYTES)]);
         let mut memory = Frail::new(memory);
         memory.piece = MIB / 2;
@@ -146,7 +146,7 @@ fn a_map_that_is_undone_flushes_before_it_unpins() {
 fn dropping_detaches_every_device_before_it_unpins() {
     for format in FORMATS {
         let mut bench = Bench::new(format);
-        bench.space.attach(bench.unit.clone(), OTHER).unwrap();
+        bench.space.attach((bench.unit.clone(), OTHER)).unwrap();
         bench.map().unwrap();
         let mut port = bench.software.port(DEVICE);
         port.read(AT, &mut [0; 8]).unwrap();
@@ -173,7 +173,7 @@ fn dropping_detaches_every_device_before_it_unpins() {
 #[test]
 fn memory_that_a_device_may_still_reach_is_never_unpinned() {
     let mut bench = Bench::new(FORMATS[0]);
-    bench.space.attach(bench.unit.clone(), OTHER).unwrap();
+    bench.space.attach((bench.unit.clone(), OTHER)).unwrap();
     bench.map().unwrap();
     // Part of it retired, the rest in an area.
     bench.unit.invalidates.set([0]);
@@ -189,7 +189,7 @@ fn memory_that_a_device_may_still_reach_is_never_unpinned() {
         .unwrap();
     bench.unit.invalidates.set([0]);
     assert!(bench.space.unmap(Span::new(AT, BYTES), &mut ()).is_err());
-    assert_eq!((bench.space.retired(), bench.space.areas().count()), (1, 1));
+    assert_eq!((bench.space.retired(), bench.space.areas().len()), (1, 1));
 
     // The second of two devices is not let go.
     bench.unit.detaches.set([1]);
@@ -292,7 +292,7 @@ fn a_failed_close_can_be_prepared_step_by_step() {
         bench.space.detach(DEVICE),
         Err(DetachError::Unit(AttachError::TimedOut { .. }))
     ));
-    assert_eq!(bench.space.devices().collect::<Vec<_>>(), [DEVICE]);
+    assert_eq!(bench.space.endpoints(), [DEVICE.into()]);
     assert!(matches!(
         bench.space.unmap_all(&mut ()),
         Err(UnmapError::Flush(_))

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use crate::common::pin_model::*;
 use crate::common::*;
-use ioas::{Forecast, Ledger, MapError, Memory, Step, Synthetic, UnmapError};
+use ioas::{Forecast, Ledger, MapError, Memory, Step, Synthetic, UnmapError, WhenUnmapped};
 use iopt::{FormatId, HeapTables, Interruption, Prot};
 use proptest::prelude::*;
 use runs::Span;
@@ -285,13 +285,14 @@ impl Bench {
                 assert_eq!((area.range(), area.part()), (range, part));
                 let frames = &self.frames[place.object];
                 for page in 0..place.len {
-                    let found = space.table().unwrap().translate(range.start + page * PAGE);
+                    let found = space.translate(range.start + page * PAGE);
                     assert_eq!(found, Some(frames[(place.first + page) as usize]));
                 }
                 // All of it, and its second half.
                 let half = place.len / 2;
                 for skip in [0, half] {
-                    let hold = area.hold().unwrap();
+                    let pin = space.pin(range, Prot::READ, WhenUnmapped::Keeps).unwrap();
+                    let hold = &pin.holds()[0];
                     let sub = Span::new(part.start + skip * PAGE, part.len - skip * PAGE);
                     let runs = hold.with_runs(sub, read_runs);
                     let pages = runs
@@ -303,10 +304,7 @@ impl Bench {
                 }
             }
             assert!(places_left.next().is_none());
-            let mapped: u64 = leaves(space.table().unwrap())
-                .iter()
-                .map(|leaf| leaf.run.len)
-                .sum();
+            let mapped: u64 = leaves(&space).iter().map(|leaf| leaf.run.len).sum();
             assert_eq!(
                 mapped,
                 places.iter().map(|place| place.len).sum::<u64>() * PAGE
@@ -352,7 +350,7 @@ fn a_forecast_of_nothing_and_of_what_is_held_costs_nothing() {
     let object = Arc::new(Frail::new(Synthetic::new([Span::new(GIB, 2 * MIB)])));
     let memory = Memory::new(object.clone(), &ledger);
     let tables = Arc::new(HeapTables::with_tables(8).unwrap());
-    let mut space = space(FormatId::VtdSs, 4, &tables);
+    let space = space(FormatId::VtdSs, 4, &tables);
     let half = Span::new(MIB, MIB);
     assert_eq!(memory.forecast(half), Forecast::Fits { needed: MIB });
     space.map(GIB, &memory, half, Prot::RW, &mut ()).unwrap();

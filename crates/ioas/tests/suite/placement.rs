@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::common::machines::{ALL, can};
 use crate::common::nodes::*;
 use crate::common::*;
-use ioas::Placement;
+use ioas::{Endpoint, Placement};
 use iommu::{Config, DeviceId, NodeId, SoftwareUnit};
 use iopt::FormatId;
 use runs::Span;
@@ -125,7 +125,10 @@ fn the_node_is_derived_in_one_place() {
     // The table follows when it is asked to.
     let place = bench.domain_of(&b);
     let wanted = bench.space.placement().tables(place.node);
-    bench.space.move_tables(place.domain, wanted).unwrap();
+    bench
+        .space
+        .move_tables(place.domain().unwrap(), wanted)
+        .unwrap();
     assert_eq!(bench.places(), [(Some(1), Some(1), 1)]);
     assert_eq!(bench.nodes.in_use()[0], 0);
     assert_eq!(b.read(AT), Some(FRAME));
@@ -179,14 +182,14 @@ fn domains_match_on_the_node() {
 
 #[test]
 fn a_device_without_a_node_counts_where_its_unit_is_and_else_where_it_is() {
-    let mut bench = Bench::new(3, Placement::PerNode);
+    let bench = Bench::new(3, Placement::PerNode);
     let units = [None, node(1), None];
     let near = [node(2), node(2), None];
     for (n, (unit, near)) in (0..).zip(units.into_iter().zip(near)) {
         let machine = bench.machine(n, unit);
         bench
             .space
-            .attach_near(machine.unit, machine.device, near)
+            .attach(Endpoint::from((machine.unit, machine.device)).near(near))
             .unwrap();
     }
     let expected = [
@@ -217,7 +220,7 @@ fn a_unit_that_serves_two_nodes_has_a_root_for_each() {
     for (n, device) in (0..).zip(devices) {
         bench
             .space
-            .attach_near(unit.clone(), device, node(n))
+            .attach(Endpoint::from((unit.clone(), device)).near(node(n)))
             .unwrap();
     }
     assert_eq!(
@@ -256,7 +259,7 @@ fn a_node_that_has_no_tables_at_all_is_refused_and_others_go_on() {
     bench.map(AT, Span::new(0, 2 * MIB));
     let (a, b) = (bench.machine(0, node(0)), bench.machine(1, node(7)));
     bench.attach(&a);
-    let refused = bench.space.attach(b.unit.clone(), b.device).unwrap_err();
+    let refused = bench.space.attach((b.unit.clone(), b.device)).unwrap_err();
     assert!(matches!(refused, ioas::AttachError::Build(_)), "{refused}");
     assert_eq!(bench.places(), [(Some(0), Some(0), 1)]);
     assert_eq!(a.read(AT), Some(FRAME));

@@ -90,16 +90,16 @@ proptest! {
                     }
                     Op::Attach(n) => {
                         let machine = &machines[n];
-                        format!("{}", space.attach(machine.unit.clone(), machine.device).is_ok())
+                        format!("{}", space.attach((machine.unit.clone(), machine.device)).is_ok())
                     }
                     Op::Detach(n) => format!("{}", space.detach(machines[n].device).is_ok()),
                     Op::Write(n, page) => format!("{}", machines[n].write(AT + page * PAGE)),
                     Op::Harvest => format!("{:?}", harvest(space)),
                     Op::Move(n, to) => {
                         let device = machines[n].device;
-                        let place = space.places().find(|place| place.devices.contains(&device));
+                        let place = space.places().into_iter().find(|place| place.endpoints.contains(&device.into()));
                         if let Some(place) = place {
-                            space.move_tables(place.domain, node(to)).unwrap();
+                            space.move_tables(place.domain().unwrap(), node(to)).unwrap();
                         }
                         String::new()
                     }

@@ -125,7 +125,7 @@ fn starve(nodes: &Nodes, victim: usize, left: u64) -> Option<Reserve> {
 
 #[test]
 fn a_map_that_one_node_has_no_tables_for_stores_nothing_in_any() {
-    let (mut bench, machines) = bench();
+    let (bench, machines) = bench();
     let nodes = bench.nodes.clone();
     // At no multiple of 2 MiB, and in two runs.
     let (at, part) = (AT + 5 * GIB + PAGE, Span::new(GIB - MIB, 4 * MIB));
@@ -172,7 +172,7 @@ fn a_map_that_one_node_has_no_tables_for_stores_nothing_in_any() {
 
 #[test]
 fn a_map_that_ends_in_a_later_batch_has_stored_as_much_in_all_and_takes_it_back() {
-    let (mut bench, machines) = bench();
+    let (bench, machines) = bench();
     let nodes = bench.nodes.clone();
     // No leaf of 2 MiB fits, and every second run needs another table.
     let runs = (0..24).map(|n| Span::new(16 * GIB + n * 4 * MIB + PAGE, MIB));
@@ -228,7 +228,7 @@ fn a_root_that_comes_later_and_has_no_tables_stores_nothing_in_the_first() {
     let mut refused = 0;
     for left in 0.. {
         let others = starve(&nodes, 1, left).unwrap();
-        let attached = bench.space.attach(later.unit.clone(), later.device);
+        let attached = bench.space.attach((later.unit.clone(), later.device));
         nodes.0[1].0.give_back(others);
         assert!(words(&nodes.0[0].0) == before);
         assert_eq!(bench.ledger.in_use(), held);

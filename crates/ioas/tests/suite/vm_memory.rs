@@ -7,7 +7,7 @@ use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::Duration;
 
-use ioas::{GuestIommu, Ioas, Ledger, Listener, Memory, Own, Synthetic, UnmapError};
+use ioas::{GuestIommu, Ioas, Ledger, Listener, Memory, Synthetic, UnmapError};
 use iommu::{DomainId, FlushError};
 use iopt::{AnyTable, FormatId, HeapTables, Interruption, Prot};
 use runs::{PageSizes, Span};
@@ -18,7 +18,7 @@ const BASE: u64 = 0x8000_0000;
 const IOVA: u64 = 0x10_0000;
 
 struct Bench {
-    space: Ioas<Own<Arc<HeapTables>>>,
+    space: Ioas,
     iommu: Arc<GuestIommu>,
     ledger: Arc<Ledger>,
     ram: Arc<Memory>,
@@ -30,7 +30,7 @@ impl Bench {
         let tables = Arc::new(HeapTables::with_tables(64).unwrap());
         let sizes = PageSizes::from_bits(u64::MAX);
         let table = AnyTable::new(FormatId::VtdSs, 4, sizes, tables).unwrap();
-        let mut space = Ioas::new(DomainId(1), table);
+        let space = Ioas::new(DomainId(1), table);
         let ledger = Ledger::unlimited();
         let runs = [Span::new(0x4000_0000, 64 * PAGE)];
         let ram = Memory::new(Arc::new(Synthetic::new(runs)), &ledger);
@@ -59,7 +59,7 @@ impl Bench {
 
 #[test]
 fn a_device_model_sees_exactly_the_areas_over_guest_memory() {
-    let mut bench = Bench::new(Duration::from_millis(50));
+    let bench = Bench::new(Duration::from_millis(50));
     let (read, write) = (Permissions::Read, Permissions::ReadWrite);
     assert_eq!(
         bench.look(IOVA + 8, 16 * PAGE - 8, write),
@@ -114,7 +114,7 @@ fn a_device_model_sees_exactly_the_areas_over_guest_memory() {
 
 #[test]
 fn an_unmap_waits_for_a_reader_that_holds_a_guard() {
-    let mut bench = Bench::new(Duration::from_secs(600));
+    let bench = Bench::new(Duration::from_secs(600));
     let iommu = bench.iommu.clone();
     let (looked, has_looked) = mpsc::channel();
     let (release, released) = mpsc::channel();
@@ -140,7 +140,7 @@ fn an_unmap_waits_for_a_reader_that_holds_a_guard() {
 
 #[test]
 fn a_guard_that_is_never_dropped_keeps_memory_pinned_and_is_named() {
-    let mut bench = Bench::new(Duration::from_millis(5));
+    let bench = Bench::new(Duration::from_millis(5));
     let iommu = bench.iommu.clone();
     let guard = iommu
         .translate(GuestAddress(IOVA), 64, Permissions::Read)

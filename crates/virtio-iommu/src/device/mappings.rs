@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use ioas::{Backend, Ioas, MapError, Memory, UnmapError};
+use ioas::{Ioas, MapError, Memory, UnmapError};
 use iopt::{MapError as TableError, Prot};
 use runs::Span;
 
@@ -138,10 +138,7 @@ impl<D: Domains> Device<D> {
 }
 
 /// The address space of a domain that has one of its own.
-fn paged<B: Backend>(
-    domains: &std::collections::BTreeMap<u32, Domain<B>>,
-    domain: u32,
-) -> Result<&Ioas<B>, Refusal> {
+fn paged(domains: &std::collections::BTreeMap<u32, Domain>, domain: u32) -> Result<&Ioas, Refusal> {
     let there = domains.get(&domain).ok_or(Refusal::NoDomain { domain })?;
     there.space.as_ref().ok_or(Refusal::Bypass { domain })
 }
@@ -196,11 +193,7 @@ fn parts<'a>(
 }
 
 /// Maps all parts, or none.
-fn map_all<B: Backend>(
-    space: &mut Ioas<B>,
-    parts: &[Part<'_>],
-    prot: Prot,
-) -> Result<(), MapError> {
+fn map_all(space: &Ioas, parts: &[Part<'_>], prot: Prot) -> Result<(), MapError> {
     for (nr, part) in parts.iter().enumerate() {
         if let Err(cause) = map_part(space, part, prot) {
             for before in parts.iter().take(nr) {
@@ -214,8 +207,8 @@ fn map_all<B: Backend>(
     Ok(())
 }
 
-fn map_part<B: Backend>(space: &mut Ioas<B>, part: &Part<'_>, prot: Prot) -> Result<(), MapError> {
-    let mut map = |prot| space.map(part.iova, part.memory, part.part, prot, &mut ());
+fn map_part(space: &Ioas, part: &Part<'_>, prot: Prot) -> Result<(), MapError> {
+    let map = |prot| space.map(part.iova, part.memory, part.part, prot, &mut ());
     match map(prot) {
         // Where nothing can only be written, it may be read too (5.13.6.5.2).
         Err(MapError::Prot { .. } | MapError::Table(TableError::Prot { .. }))

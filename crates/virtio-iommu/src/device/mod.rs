@@ -27,9 +27,9 @@ pub struct Device<D: Domains> {
     /// By start.
     memory: Vec<Region>,
     endpoints: BTreeMap<u32, Known>,
-    domains: BTreeMap<u32, Domain<D::Backend>>,
+    domains: BTreeMap<u32, Domain>,
     /// The guest's memory at its own addresses, for as long as an endpoint is in bypass mode.
-    identity: Option<Identity<D::Backend>>,
+    identity: Option<Identity>,
     /// `bypass` of the configuration space.
     bypass: bool,
     negotiated: Option<u64>,
@@ -49,18 +49,18 @@ struct Known {
 }
 
 /// A domain: what at least one endpoint is attached to.
-struct Domain<B: ioas::Backend> {
+struct Domain {
     endpoints: usize,
     /// `None` for a bypass domain.
-    space: Option<Ioas<B>>,
+    space: Option<Ioas>,
     /// Where areas begin that go on with the mapping before them: of a request over several regions.
     joints: BTreeSet<u64>,
 }
 
 /// The guest's memory at its own addresses.
-struct Identity<B: ioas::Backend> {
+struct Identity {
     endpoints: usize,
-    space: Ioas<B>,
+    space: Ioas,
 }
 
 /// What was done.
@@ -258,7 +258,7 @@ impl<D: Domains> Device<D> {
     }
 
     /// The address space that an endpoint's DMA goes through: its domain's, or that of bypass mode.
-    pub fn space_of(&self, endpoint: u32) -> Option<&Ioas<D::Backend>> {
+    pub fn space_of(&self, endpoint: u32) -> Option<&Ioas> {
         let known = self.endpoints.get(&endpoint)?;
         if known.identity {
             return self.identity.as_ref().map(|identity| &identity.space);

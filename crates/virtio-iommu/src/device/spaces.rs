@@ -71,13 +71,13 @@ impl<D: Domains> Device<D> {
     }
 
     /// Refuses an endpoint for which something is reserved that the domain has mapped.
-    fn compatible(&self, endpoint: u32, space: Option<&Ioas<D::Backend>>) -> Result<(), Refusal> {
+    fn compatible(&self, endpoint: u32, space: Option<&Ioas>) -> Result<(), Refusal> {
         let reserved = self.endpoints.get(&endpoint).map(|known| &known.reserved);
         let reserved = reserved.into_iter().flatten();
         let Some(space) = space.filter(|_| reserved.clone().next().is_some()) else {
             return Ok(());
         };
-        let mut areas = space.areas().map(ioas::Area::range);
+        let mut areas = space.areas().into_iter().map(|area| area.range());
         let found = areas.find(|area| {
             let mut reserved = reserved.clone();
             reserved.any(|part| part.overlaps(area.start, area.last()))
@@ -130,7 +130,7 @@ impl<D: Domains> Device<D> {
         let space = self
             .domains
             .get_mut(&domain)
-            .and_then(|there| there.space.as_mut());
+            .and_then(|there| there.space.as_ref());
         let space = space.ok_or(Refusal::NoDomain { domain })?;
         let attached = self.back.attach(endpoint, space);
         attached.map_err(|cause| Refusal::Attach { endpoint, cause })
@@ -165,7 +165,7 @@ impl<D: Domains> Device<D> {
         let Some(there) = self.domains.get_mut(&domain) else {
             return Ok(());
         };
-        if let Some(space) = &mut there.space {
+        if let Some(space) = &there.space {
             self.back.detach(endpoint, space)?;
         }
         known.domain = None;
@@ -184,7 +184,7 @@ impl<D: Domains> Device<D> {
         }
     }
 
-    fn close(&mut self, domain: Option<u32>, space: Ioas<D::Backend>) {
+    fn close(&mut self, domain: Option<u32>, space: Ioas) {
         if let Err(cause) = space.close() {
             self.back.failed(&Failed::NotClosed { domain, cause });
         }
@@ -220,9 +220,9 @@ impl<D: Domains> Device<D> {
             return Ok(());
         };
         if self.identity.is_none() {
-            let mut space = self.back.space().map_err(Refusal::Space)?;
+            let space = self.back.space().map_err(Refusal::Space)?;
             for region in &self.memory {
-                map_region(&mut space, region).map_err(Refusal::Map)?;
+                map_region(&space, region).map_err(Refusal::Map)?;
             }
             self.identity = Some(Identity {
                 endpoints: 0,
@@ -232,7 +232,7 @@ impl<D: Domains> Device<D> {
         let Some(identity) = &mut self.identity else {
             return Ok(());
         };
-        match self.back.attach(endpoint, &mut identity.space) {
+        match self.back.attach(endpoint, &identity.space) {
             Ok(()) => {
                 known.identity = true;
                 identity.endpoints += 1;
@@ -253,7 +253,7 @@ impl<D: Domains> Device<D> {
         let (Some(known), Some(identity)) = (known, &mut self.identity) else {
             return Ok(());
         };
-        self.back.detach(endpoint, &mut identity.space)?;
+        self.back.detach(endpoint, &identity.space)?;
         known.identity = false;
         identity.endpoints -= 1;
         self.end_identity_if_left();
@@ -282,7 +282,7 @@ impl<D: Domains> Device<D> {
         }
         for new in memory.iter().filter(|region| !among(before, region)) {
             let region = new.span();
-            if let Err(cause) = map_region(&mut identity.space, new) {
+            if let Err(cause) = map_region(&identity.space, new) {
                 back.failed(&Failed::NoRegion { region, cause });
             }
         }
@@ -309,10 +309,7 @@ impl<D: Domains> Device<D> {
 }
 
 /// Maps a region at its own addresses.
-fn map_region<B: ioas::Backend>(
-    space: &mut Ioas<B>,
-    region: &Region,
-) -> Result<(), ioas::MapError> {
+fn map_region(space: &Ioas, region: &Region) -> Result<(), ioas::MapError> {
     let whole = Span::new(0, region.memory.len());
     space.map(region.start, &region.memory, whole, Prot::RW, &mut ())
 }

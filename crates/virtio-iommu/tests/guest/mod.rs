@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering;
 
-use ioas::{AttachError, DetachError, DomainIds, GivenRuns, Ioas, Ledger, Memory, Own, Synthetic};
+use ioas::{AttachError, DetachError, DomainIds, GivenRuns, Ioas, Ledger, Memory, Synthetic};
 use iommu::{DeviceId, RunMap, SoftwareUnit, Unit};
 use iopt::{FormatId, HeapTables};
 use runs::Span;
@@ -70,14 +70,12 @@ pub struct Back {
 }
 
 impl Domains for Back {
-    type Backend = Own<Tables>;
-
-    fn space(&mut self) -> Result<Ioas<Self::Backend>, ioas::Cause> {
+    fn space(&mut self) -> Result<Ioas, ioas::Cause> {
         self.spaces = self.spaces.checked_sub(1).ok_or("no more address spaces")?;
         self.units.space()
     }
 
-    fn attach(&mut self, id: u32, space: &mut Ioas<Self::Backend>) -> Result<(), AttachError> {
+    fn attach(&mut self, id: u32, space: &Ioas) -> Result<(), AttachError> {
         match self.no_attach == Some(id) {
             true => Err((self.why)()),
             false => {
@@ -87,7 +85,7 @@ impl Domains for Back {
         }
     }
 
-    fn detach(&mut self, id: u32, space: &mut Ioas<Self::Backend>) -> Result<(), DetachError> {
+    fn detach(&mut self, id: u32, space: &Ioas) -> Result<(), DetachError> {
         match self.no_detach == Some(id) {
             true => Err(DetachError::Unknown),
             false => {

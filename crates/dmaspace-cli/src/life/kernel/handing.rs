@@ -9,25 +9,19 @@ use super::super::job::{Done, timed};
 use super::super::report::{Left, LifeStep, Refused};
 use super::super::successor::{Second, SuccessorError};
 use super::super::{LifeError, LifeJob};
-use super::{Interface, Life};
+use super::Life;
 use crate::map::clock::nanoseconds;
 use crate::map::memory::counted;
 use crate::map::{Counted, JobError};
 
-pub(super) fn all<K: Interface>(life: &mut Life<'_, K>, job: &LifeJob) -> Result<(), LifeError>
-where
-    K::Device: Send + Sync,
-{
+pub(super) fn all(life: &mut Life<'_>, job: &LifeJob) -> Result<(), LifeError> {
     life.step(LifeStep::HandOver, |life| hand_over(life, job))?;
     life.step(LifeStep::Successor, successor)
 }
 
 /// What this process owns goes to a second one, with the kernel's files.
-fn hand_over<K: Interface>(life: &mut Life<'_, K>, job: &LifeJob) -> Result<Done, LifeError>
-where
-    K::Device: Send + Sync,
-{
-    if let Some(why) = K::stays()? {
+fn hand_over(life: &mut Life<'_>, job: &LifeJob) -> Result<Done, LifeError> {
+    if let Some(why) = life.interface.stays()? {
         return Ok(Done {
             checked: "stays with this process".into(),
             right: true,
@@ -47,14 +41,14 @@ where
         .map(|number| format!(" {number}"));
     let mut items = vec![format!(
         "interface {}{}",
-        K::NAME,
+        life.interface.name(),
         numbers.collect::<String>()
     )];
     for part in &life.parts {
         items.push(format!("memory {}", path(&part.mapping)));
     }
     {
-        let mut space = life.space();
+        let space = life.space();
         for area in space.areas() {
             let of = |part: &&super::Part| Arc::ptr_eq(&part.memory, area.memory());
             let number = life.parts.iter().position(|part| of(&part)).unwrap_or(0);
@@ -96,10 +90,7 @@ where
 }
 
 /// The second process tries to cut a hole, too.
-fn successor<K: Interface>(life: &mut Life<'_, K>) -> Result<Done, LifeError>
-where
-    K::Device: Send + Sync,
-{
+fn successor(life: &mut Life<'_>) -> Result<Done, LifeError> {
     let Some(mut second) = life.second.take() else {
         return Ok(Done {
             checked: "there is no other".into(),
@@ -126,10 +117,7 @@ where
 }
 
 /// Stops the devices, has whoever owns the address space end it, and looks at every counter.
-pub(super) fn end<K: Interface>(life: &mut Life<'_, K>) -> Result<(Done, Left), LifeError>
-where
-    K::Device: Send + Sync,
-{
+pub(super) fn end(life: &mut Life<'_>) -> Result<(Done, Left), LifeError> {
     life.copying.stop()?;
     let mut left = Left::default();
     let took_ns = match life.second.take() {

@@ -11,17 +11,17 @@ mod second;
 mod steps;
 
 use std::ops::ControlFlow;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Instant;
 
-use hostmem::{Backing, FrameSource, Mapping, Pinner};
-use ioas::{HostMemory, Ledger, Memory};
+use hostmem::{Backing, Mapping};
+use ioas::{HostMemory, Ioas, Ledger, Memory};
 use runs::Span;
 
 use self::copying::Copying;
 use self::interface::Opening;
 use super::balloon::{Balloon, Part};
-use super::job::{Done, PIECE, timed};
+use super::job::{Done, timed};
 use super::memory::{PARTS, free_pages, take};
 use super::report::{Left, LifeReport, LifeStep, Refused};
 use super::successor::Second;
@@ -31,21 +31,19 @@ use crate::map::memory::counted;
 use crate::map::{Counted, JobError};
 use hostmem::KeptPool;
 
-pub(super) use self::interface::{Handed, Interface, KernelSpace};
+pub(super) use self::interface::{Handed, Interface};
 pub(super) use self::second::own;
 
 /// A life. Dropped half-way it gives everything back, in the order of its fields.
-struct Life<'w, K: Interface>
-where
-    K::Device: Send + Sync,
-{
+struct Life<'w> {
+    interface: Interface,
     copying: Copying,
     balloon: Option<Balloon>,
     second: Option<Second>,
     handed: Handed,
     /// Open, they would keep their groups in the container.
     devices: Vec<Arc<Used>>,
-    space: Arc<Mutex<KernelSpace<K>>>,
+    space: Arc<Ioas>,
     parts: Vec<Part>,
     ledger: Arc<Ledger>,
     /// What the ledger and the kernel counted before.
@@ -64,12 +62,9 @@ where
     watch: &'w mut dyn FnMut(LifeStep) -> ControlFlow<()>,
 }
 
-impl<K: Interface> Life<'_, K>
-where
-    K::Device: Send + Sync,
-{
-    fn space(&self) -> MutexGuard<'_, KernelSpace<K>> {
-        self.space.lock().unwrap_or_else(PoisonError::into_inner)
+impl Life<'_> {
+    fn space(&self) -> &Ioas {
+        &self.space
     }
 
     /// All addresses.
@@ -80,7 +75,7 @@ where
 
     /// The mappings, in order: one for each part.
     fn mappings(&self) -> Vec<Span> {
-        self.space().backend().pieces().collect()
+        self.space.kernel_mappings().unwrap_or_default()
     }
 
     /// Bytes that the kernel counts as locked or pinned by this process, for this life.
@@ -126,24 +121,22 @@ where
 }
 
 /// Takes the memory, and opens the devices with an empty address space.
-fn begin<'w, K: Interface>(
+fn begin<'w>(
+    interface: Interface,
     job: &LifeJob,
     addresses: &[String],
     watch: &'w mut dyn FnMut(LifeStep) -> ControlFlow<()>,
-) -> Result<Life<'w, K>, LifeError>
-where
-    K::Device: Send + Sync,
-{
+) -> Result<Life<'w>, LifeError> {
     let started = Instant::now();
     let Opening {
         devices,
         space,
         handed,
-    } = K::open(addresses)?;
-    let account = K::account()?;
+    } = interface.open(addresses)?;
+    let account = interface.account()?;
     let (ledger, before) = (account.ledger()?, counted()?);
     let mut report = LifeReport {
-        backend: K::NAME.into(),
+        backend: interface.name().into(),
         devices: devices.iter().map(|used| used.report()).collect(),
         ..LifeReport::default()
     };
@@ -157,12 +150,9 @@ where
     memory.addresses = "kernel".into();
     memory.pin = "the kernel".into();
     memory.counter = ledger.counter().into();
-    // Never used: the kernel pins.
-    let pinner = Arc::new(Pinner::mlock(PIECE).map_err(JobError::from)?);
     let copying = Copying::over(iova, taken.mappings.clone(), devices.len());
     let part = |(number, mapping): (u64, Arc<Mapping>)| {
-        let frames = FrameSource::detect(&mapping);
-        let host = HostMemory::new(Arc::clone(&mapping), Arc::clone(&pinner), frames);
+        let host = HostMemory::new(Arc::clone(&mapping));
         Part {
             guest: Span::new(iova + number * half, half),
             memory: Memory::new(Arc::new(host), &ledger),
@@ -171,12 +161,13 @@ where
     };
     let parts = (0u64..).zip(taken.mappings).map(part).collect();
     Ok(Life {
+        interface,
         copying,
         balloon: None,
         second: None,
         handed,
         devices,
-        space: Arc::new(Mutex::new(space)),
+        space: Arc::new(space),
         parts,
         charged: ledger.in_use(),
         ledger,
@@ -193,19 +184,17 @@ where
 }
 
 /// The life of `job` on devices of the machine.
-pub(super) fn run<K: Interface>(
+pub(super) fn run(
+    interface: Interface,
     job: &LifeJob,
     addresses: &[String],
     watch: &mut dyn FnMut(LifeStep) -> ControlFlow<()>,
-) -> Result<LifeReport, LifeError>
-where
-    K::Device: Send + Sync,
-{
+) -> Result<LifeReport, LifeError> {
     let step = LifeStep::Memory;
     if watch(step).is_break() {
         return Err(LifeError::Interrupted(step));
     }
-    let (life, took) = timed(|| begin::<K>(job, addresses, watch));
+    let (life, took) = timed(|| begin(interface, job, addresses, watch));
     let mut life = life.map_err(|error| match error {
         LifeError::Job(JobError::Interrupted) => LifeError::Interrupted(step),
         error => error,

@@ -2,15 +2,12 @@
 
 use std::sync::Arc;
 
-use hostmem::{FrameSource, Mapping, Pinner};
-use ioas::iommufd::SpaceMapper;
-use ioas::vfio::ContainerMapper;
-use ioas::{HostMemory, Ioas, Kernel, Memory, UnmapError};
+use hostmem::Mapping;
+use ioas::{HostMemory, Memory, UnmapError};
 use iopt::{Interruption, Prot};
 use runs::Span;
 
 use super::super::crew::PAGE;
-use super::super::job::PIECE;
 use super::super::successor::{Link, SuccessorError, numbers, open, words};
 use super::interface::{Handed, Interface};
 use crate::map::memory::counted;
@@ -57,35 +54,28 @@ impl Inherited {
 pub(in super::super) fn own(link: &Arc<Link>, first: &str) -> Result<(), SuccessorError> {
     let found = words(first);
     let numbers = numbers(&found, 2)?;
-    match found.get(1) {
-        Some(&ContainerMapper::NAME) => own_by::<ContainerMapper>(link, numbers),
-        Some(&SpaceMapper::NAME) => own_by::<SpaceMapper>(link, numbers),
-        _ => Err(SuccessorError::Unexpected { line: first.into() }),
+    let interfaces = [Interface::Vfio, Interface::Iommufd].into_iter();
+    let mut interfaces = interfaces.filter(|interface| found.get(1) == Some(&interface.name()));
+    match interfaces.next() {
+        Some(interface) => own_by(interface, link, numbers),
+        None => Err(SuccessorError::Unexpected { line: first.into() }),
     }
 }
 
-fn own_by<K: Interface>(link: &Arc<Link>, numbers: Vec<u64>) -> Result<(), SuccessorError>
-where
-    K::Device: Send + Sync,
-{
+fn own_by(interface: Interface, link: &Arc<Link>, numbers: Vec<u64>) -> Result<(), SuccessorError> {
     let before = counted().map_err(Box::new)?;
     let inherited = Inherited::learn(link)?;
     let files = link.ask_for_files("files")?;
-    let ledger = K::account().and_then(|account| account.ledger());
+    let ledger = interface.account().and_then(|account| account.ledger());
     let ledger = ledger.map_err(Box::new)?;
     let charged = ledger.in_use();
-    // Never used: the kernel pins.
-    let pinner = Arc::new(Pinner::mlock(PIECE)?);
     let memory = |mapping: Mapping| {
-        let mapping = Arc::new(mapping);
-        let frames = FrameSource::detect(&mapping);
-        let host = HostMemory::new(mapping, Arc::clone(&pinner), frames);
+        let host = HostMemory::new(Arc::new(mapping));
         Memory::new(Arc::new(host), &ledger)
     };
     let memories: Vec<_> = inherited.memories.into_iter().map(memory).collect();
 
-    let (mapper, devices) = K::receive(Handed { files, numbers })?;
-    let mut space = Ioas::over_kernel(Kernel::new(mapper, None));
+    let (space, devices) = interface.receive(Handed { files, numbers })?;
     for (range, number, offset, prot) in inherited.areas {
         let unknown = || SuccessorError::Unexpected {
             line: format!("area of memory {number}"),

@@ -13,7 +13,7 @@ use super::super::crew::PAGE;
 use super::super::job::{Done, timed};
 use super::super::report::{LifeStep, Refused};
 use super::super::steps::{Harvest, memory};
-use super::interface::{Interface, place};
+use super::interface::place;
 use super::{Life, part_bytes};
 use crate::map::JobError;
 
@@ -26,10 +26,7 @@ impl From<Unsupported> for Refused {
     }
 }
 
-pub(super) fn all<K: Interface>(life: &mut Life<'_, K>, took: u64) -> Result<(), LifeError>
-where
-    K::Device: Send + Sync,
-{
+pub(super) fn all(life: &mut Life<'_>, took: u64) -> Result<(), LifeError> {
     life.step(LifeStep::Memory, |life| {
         Ok(memory(&life.report.memory, took))
     })?;
@@ -46,15 +43,12 @@ where
 }
 
 /// Each part in a mapping of its own, which the kernel charges, pins and fills its tables with in one call.
-fn pin<K: Interface>(life: &mut Life<'_, K>) -> Result<Done, LifeError>
-where
-    K::Device: Send + Sync,
-{
+fn pin(life: &mut Life<'_>) -> Result<Done, LifeError> {
     let size = life.report.memory.size_bytes;
     let len = part_bytes(size);
     let steps = life.ledger.steps();
     let (mapped, took_ns) = timed(|| {
-        let mut space = life.space();
+        let space = life.space();
         for part in &life.parts {
             for offset in (0..part.guest.len).step_by(len as usize) {
                 let (iova, here) = (part.guest.start + offset, Span::new(offset, len));
@@ -78,12 +72,9 @@ where
 }
 
 /// Tables for each node, where they are to be, and of two formats: the kernel's are as it makes them.
-fn roots<K: Interface>(life: &mut Life<'_, K>) -> Result<Done, LifeError>
-where
-    K::Device: Send + Sync,
-{
+fn roots(life: &mut Life<'_>) -> Result<Done, LifeError> {
     let second = life.report.memory.parts.last().map_or(0, |part| part.node);
-    let (placed, took_ns) = timed(|| place(&mut life.space(), NodeId(second)));
+    let (placed, took_ns) = timed(|| place(life.space(), NodeId(second)));
     Ok(Done {
         took_ns,
         checked: "tables unchanged".into(),
@@ -93,10 +84,7 @@ where
     })
 }
 
-fn dma<K: Interface>(life: &mut Life<'_, K>) -> Result<Done, LifeError>
-where
-    K::Device: Send + Sync,
-{
+fn dma(life: &mut Life<'_>) -> Result<Done, LifeError> {
     let begun = life.copying.begin(&life.devices);
     begun.map_err(LifeError::Devices)?;
     let (waited, took_ns) = timed(|| life.first_pass());
@@ -110,19 +98,13 @@ where
 }
 
 /// The page in the middle of the first mapping.
-fn middle<K: Interface>(life: &Life<'_, K>) -> Span
-where
-    K::Device: Send + Sync,
-{
+fn middle(life: &Life<'_>) -> Span {
     let len = part_bytes(life.report.memory.size_bytes);
     Span::new(life.range().start + ((len / 2) & !(PAGE - 1)), PAGE)
 }
 
 /// Cutting a page out of a mapping, without a moment in which the rest is missing.
-fn hole<K: Interface>(life: &mut Life<'_, K>) -> Result<Done, LifeError>
-where
-    K::Device: Send + Sync,
-{
+fn hole(life: &mut Life<'_>) -> Result<Done, LifeError> {
     let (range, before) = (middle(life), life.mappings());
     let (cut, took_ns) = timed(|| life.space().take_out(range, Interruption::Refused, &mut ()));
     let refused = match cut {
@@ -141,10 +123,7 @@ where
 }
 
 /// Where nothing was cut there is nothing to close, and asking for it changes nothing.
-fn close<K: Interface>(life: &mut Life<'_, K>) -> Result<Done, LifeError>
-where
-    K::Device: Send + Sync,
-{
+fn close(life: &mut Life<'_>) -> Result<Done, LifeError> {
     let (range, before, kernel) = (middle(life), life.mappings(), life.kernel()?);
     let (back, took_ns) = timed(|| life.space().put_back(range, Interruption::Refused, &mut ()));
     back.map_err(|source| LifeError::PutBack { range, source })?;
@@ -157,10 +136,7 @@ where
 }
 
 /// Splitting leaves for it, which are the kernel's.
-fn track<K: Interface>(life: &mut Life<'_, K>) -> Result<Done, LifeError>
-where
-    K::Device: Send + Sync,
-{
+fn track(life: &mut Life<'_>) -> Result<Done, LifeError> {
     let tracking = Tracking {
         leaf: Some(PAGE),
         interruption: Interruption::Refused,
@@ -183,10 +159,7 @@ where
 }
 
 /// Dirty pages in leaves as they are. Where a unit cannot tell, all memory counts as written to.
-fn harvest<K: Interface>(life: &mut Life<'_, K>) -> Result<Done, LifeError>
-where
-    K::Device: Send + Sync,
-{
+fn harvest(life: &mut Life<'_>) -> Result<Done, LifeError> {
     life.space().track_dirty(Tracking::default())?;
     life.copying.note_anew(None);
     life.seen()?;
@@ -218,10 +191,7 @@ where
 }
 
 /// Tracking ends. What was not split cannot be merged.
-fn merge<K: Interface>(life: &mut Life<'_, K>) -> Result<Done, LifeError>
-where
-    K::Device: Send + Sync,
-{
+fn merge(life: &mut Life<'_>) -> Result<Done, LifeError> {
     let before = life.mappings();
     let ((), took_ns) = timed(|| life.space().untrack_dirty());
     life.seen()?;
@@ -234,10 +204,7 @@ where
     })
 }
 
-fn inflate<K: Interface>(life: &mut Life<'_, K>) -> Result<Done, LifeError>
-where
-    K::Device: Send + Sync,
-{
+fn inflate(life: &mut Life<'_>) -> Result<Done, LifeError> {
     let mut balloon = Balloon::new(&life.parts, Arc::clone(&life.space))?;
     let ballooned = seven_of_eight(&life.parts);
     let bytes: u64 = ballooned.iter().map(|span| span.len).sum();
@@ -269,10 +236,7 @@ where
     })
 }
 
-fn deflate<K: Interface>(life: &mut Life<'_, K>) -> Result<Done, LifeError>
-where
-    K::Device: Send + Sync,
-{
+fn deflate(life: &mut Life<'_>) -> Result<Done, LifeError> {
     let Some(mut balloon) = life.balloon.take() else {
         return Ok(Done::default());
     };

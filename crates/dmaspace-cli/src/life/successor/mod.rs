@@ -125,6 +125,9 @@ pub enum SuccessorError {
     /// The kernel does not have this process go on.
     #[error("cannot take the kernel's mappings over")]
     Attach(#[from] ioas::AttachError),
+    /// What is described as a handover is none.
+    #[error("the description of the address space cannot be read")]
+    Handover(#[from] ioas::DecodeError),
     /// A hole cannot be cut.
     #[error("cannot take a page out")]
     TakeOut(#[from] ioas::UnmapError),
@@ -197,12 +200,9 @@ mod tests {
             "ok memory",
             "ok memory /dev/null",
             "ok tables /dev/zero 0",
-            "ok domain vtd-ss 0 1 4096 4 1\nok end",
-            "ok domain vtd-ss 7 1 4096 4 1",
-            "ok area 18446744073709551615 2 0 0 1",
-            "ok area 0 4096 9 0 1\nok end",
-            "ok area 0 1 0 0 99",
-            "ok domain x 1 1 1 1 1",
+            "ok handover",
+            "ok handover 00",
+            "ok handover x",
             "error no",
             "\u{0}\u{7f}",
         ];

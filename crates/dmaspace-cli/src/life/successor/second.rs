@@ -8,15 +8,12 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use hostmem::{FrameSource, Mapping, Pinner};
-use ioas::{
-    Cause, HandedArea, HandedDomain, Handover, HostMemory, HostTables, Ioas, Ledger, MappedStorage,
-    Memory, Own,
-};
+use ioas::{Cause, Handover, HostMemory, Ioas, Ledger, MappedStorage, Memory};
 use iommu::{
     AttachError, Capabilities, DeviceId, DomainId, Fault, FlushError, NodeId, Unit, UnitError,
 };
-use iopt::{AnyTable, FormatId, Interruption, Invalidation, Prot, Root, Takeover};
-use runs::{PageSizes, Span};
+use iopt::{AnyTable, FormatId, Interruption, Invalidation, Root, Takeover};
+use runs::Span;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 
 use super::super::frames::{PinNumber, Witness, Witnessed};
@@ -24,7 +21,7 @@ use super::super::job::{DEVICES, PIECE, capabilities};
 use super::super::kernel;
 use super::super::moment::{Marks, bands};
 use super::super::report::BandState;
-use super::{MOST_FILES, MOST_ITEMS, SuccessorError, numbers, read_line, words};
+use super::{MOST_FILES, MOST_ITEMS, SuccessorError, read_line, words};
 use crate::map::memory::{Account, counted};
 
 /// The way to the first process. One question at a time.
@@ -201,8 +198,6 @@ impl Unit for Remote {
 struct Inherited {
     memories: Vec<(Mapping, Option<u64>)>,
     tables: Vec<(Mapping, u64)>,
-    /// Numbers of the domains' units.
-    units: Vec<usize>,
     handover: Handover,
 }
 
@@ -231,41 +226,7 @@ impl Inherited {
             ["memory", path] => self.memories.push((open(path)?, None)),
             ["memory", path, base] => self.memories.push((open(path)?, Some(base.parse()?))),
             ["tables", path, base] => self.tables.push((open(path)?, base.parse()?)),
-            ["domain", format, ..] => {
-                let format = FormatId::from_name(format).ok_or_else(unexpected)?;
-                let numbers = numbers(&found, 2)?;
-                let [unit, id, address, levels, sizes] = *numbers.as_slice() else {
-                    return Err(unexpected());
-                };
-                let device = DEVICES.get(unit as usize).copied().ok_or_else(unexpected)?;
-                self.units.push(unit as usize);
-                self.handover.domains.push(HandedDomain {
-                    id: DomainId(id as u32),
-                    root: Root {
-                        format,
-                        address,
-                        levels: levels as u8,
-                    },
-                    page_sizes: PageSizes::from_bits(sizes),
-                    coherent: Some(capabilities(format).snoop_control),
-                    devices: vec![device],
-                });
-            }
-            ["area", ..] => {
-                let numbers = numbers(&found, 1)?;
-                let [start, len, memory, offset, prot] = *numbers.as_slice() else {
-                    return Err(unexpected());
-                };
-                self.handover.areas.push(HandedArea {
-                    range: Span::checked(start, len).ok_or_else(unexpected)?,
-                    memory: memory as usize,
-                    offset,
-                    prot: Prot::from_bits(prot as u32).ok_or_else(unexpected)?,
-                    out: false,
-                    released: false,
-                    cut: [false; 2],
-                });
-            }
+            ["handover", described] => self.handover = described.parse()?,
             _ => return Err(unexpected()),
         }
         Ok(())
@@ -297,8 +258,6 @@ pub fn succeed(
     result
 }
 
-type Space = Ioas<Own<Arc<HostTables>>>;
-
 fn own(link: &Arc<Link>) -> Result<(), SuccessorError> {
     let first = link.ask("item")?;
     if first.starts_with("interface ") {
@@ -314,16 +273,23 @@ fn own(link: &Arc<Link>) -> Result<(), SuccessorError> {
     let memories = memories(inherited.memories, &pinner, link, &ledger);
     let mut arenas = Vec::new();
     let mut taken = Vec::new();
-    let domains = inherited.handover.domains.iter().zip(&inherited.units);
-    for ((domain, number), (file, base)) in domains.zip(inherited.tables) {
-        let mut takeover = Takeover::new(MappedStorage::over(file), base)?;
+    let domains = inherited.handover.domains.iter();
+    for (domain, (file, base)) in domains.zip(inherited.tables) {
+        // Each unit has one device.
+        let number = DEVICES
+            .iter()
+            .position(|device| domain.devices.contains(device));
+        let number = number.ok_or_else(|| SuccessorError::Unexpected {
+            line: format!("domain {} with {:?}", domain.id.0, domain.devices),
+        })?;
+        let mut takeover = Takeover::<_, 12>::new(MappedStorage::over(file), base)?;
         let (root, sizes) = (domain.root, domain.page_sizes);
-        let adopted = AnyTable::<Arc<HostTables>>::adopt(&mut takeover, root, sizes)?;
+        let adopted = AnyTable::adopt(&mut takeover, root, sizes)?;
         let arena = Arc::new(takeover.finish());
         let table = adopted.open(Arc::clone(&arena))?;
         let remote = Remote {
             link: Arc::clone(link),
-            number: *number,
+            number,
             format: root.format,
         };
         let unit: Arc<dyn Unit> = Arc::new(remote);
@@ -334,13 +300,13 @@ fn own(link: &Arc<Link>) -> Result<(), SuccessorError> {
         taken.push((table, devices.collect()));
         arenas.push(arena);
     }
-    let space: Space = Ioas::adopt(&inherited.handover, &memories, taken, None, &mut ())?;
+    let space = Ioas::adopt(&inherited.handover, &memories, taken, None, &mut ())?;
     drop(memories);
     link.ask(&format!("adopted {}", ledger.in_use() - charged))?;
 
-    let areas: Vec<Span> = space.areas().map(|area| area.range()).collect();
-    let mut space = space;
-    hole(link, &mut space, &areas)?;
+    let areas = space.areas().into_iter().map(|area| area.range());
+    let areas: Vec<Span> = areas.collect();
+    hole(link, &space, &areas)?;
     link.ask("ending")?;
     space.close()?;
     let tables: u64 = arenas.iter().map(|arena| arena.in_use()).sum();
@@ -366,7 +332,7 @@ fn memories(
             Some(_) => FrameSource::FileOffset,
             None => FrameSource::Pagemap,
         };
-        let host = HostMemory::new(Arc::new(mapping), Arc::clone(pinner), source);
+        let host = HostMemory::with_pinner(Arc::new(mapping), Arc::clone(pinner), source);
         let witness = Arc::clone(link) as Arc<dyn Witness>;
         let object = Witnessed::new(host, number, base, witness);
         Memory::new(Arc::new(object), ledger)
@@ -375,7 +341,7 @@ fn memories(
 }
 
 /// Cuts the page in the middle of the first area out, and puts it back. Devices go on with the rest.
-fn hole(link: &Link, space: &mut Space, areas: &[Span]) -> Result<(), SuccessorError> {
+fn hole(link: &Link, space: &Ioas, areas: &[Span]) -> Result<(), SuccessorError> {
     let first = areas.first().copied().unwrap_or_default();
     let hole = Span::new(first.start + ((first.len / 2) & !4095), 4096);
     link.ask(&format!("opening {} {}", hole.start, hole.len))?;
@@ -383,14 +349,15 @@ fn hole(link: &Link, space: &mut Space, areas: &[Span]) -> Result<(), SuccessorE
     link.ask("opened")?;
     link.ask("closing")?;
     space.put_back(hole, Interruption::Refused, &mut ())?;
-    let tables: u64 = space.domains().map(|(_, table)| table.tables()).sum();
+    let tables: u64 = space.tables(|_, table| table.tables()).iter().sum();
     link.ask(&format!("closed {tables}"))?;
     // What is drawn of it.
     let len = areas.iter().map(|area| area.len).sum();
     let range = Span::new(first.start, len);
     let mut question = String::from("bands");
-    for (root, (_, table)) in space.domains().enumerate() {
-        for band in bands(table, range, &Marks::default()) {
+    let drawn = space.tables(|_, table| bands(table, range, &Marks::default()));
+    for (root, bands) in drawn.into_iter().enumerate() {
+        for band in bands {
             let leaf = match band.state {
                 BandState::Mapped { leaf_bytes } => leaf_bytes,
                 _ => 0,

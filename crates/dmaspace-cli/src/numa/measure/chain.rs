@@ -54,7 +54,7 @@ pub enum ChainError {
 pub(super) struct Chain {
     memory: Arc<HostTables>,
     /// Owns what is walked.
-    _table: AnyTable<Arc<HostTables>>,
+    _table: AnyTable,
     walker: Walker,
     parts: Vec<Part>,
 }

@@ -12,9 +12,9 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Instant;
 
-use hostmem::{Backing, FrameSource, Mapping, Pinner};
+use hostmem::{Backing, Mapping};
 use ioas::iommufd::{BoundDevice, Iommufd, Owner, SpaceMapper};
-use ioas::{HostMemory, Ioas, Kernel, Ledger, Memory, Placement};
+use ioas::{Endpoint, HostMemory, Ioas, Kernel, Ledger, Memory, Placement};
 use iommu::NodeId;
 use iopt::Prot;
 use runs::Span;
@@ -153,50 +153,39 @@ fn through(owner: &Arc<Owner>, device: &Opened, maker: &Opened) -> Result<DmaTim
     }
     let mapper: SpaceMapper = SpaceMapper::new(owner)?;
     mapper.set_huge_pages(false)?;
-    let mut space = Ioas::over_kernel(Kernel::new(mapper, None));
+    let space = Ioas::over_kernel(Kernel::new(mapper, None));
     space.set_placement(Placement::PerNode)?;
     // As devices of one node, they share the table that is made for the first of them.
     let node = maker.shown.node.map(NodeId);
     for opened in [maker, device] {
-        if space
-            .devices()
-            .iter()
-            .any(|known| known.id == opened.bound.id)
-        {
+        if space.endpoints().contains(&(&opened.bound).into()) {
             continue;
         }
-        let entered = space.attach_near(Arc::clone(&opened.bound), node);
+        let entered = space.attach(Endpoint::from(Arc::clone(&opened.bound)).near(node));
         entered.map_err(|source| JobError::Enter {
             address: opened.shown.address.clone(),
             hint: hint(&source),
             source,
         })?;
     }
-    if space.backend().mapper().places().len() > 1 {
+    if space.places().len() > 1 {
         row.not_run = Some(format!(
             "its unit does not take tables that were made for {}",
             row.made_for
         ));
     } else {
-        copy(&mut space, device, &mut row)?;
+        copy(&space, device, &mut row)?;
     }
     space.close()?;
     Ok(row)
 }
 
 /// Has `device` copy pages of memory, and looks at what it has copied.
-fn copy(
-    space: &mut Ioas<Kernel<SpaceMapper>>,
-    device: &Opened,
-    row: &mut DmaTimes,
-) -> Result<(), JobError> {
+fn copy(space: &Ioas, device: &Opened, row: &mut DmaTimes) -> Result<(), JobError> {
     let mapping = Arc::new(Mapping::new(Backing::Anon4K, BYTES, None).map_err(JobError::Mapping)?);
     mapping.populate(&mut |_| ControlFlow::Continue(()))?;
     let _ = fill(&mapping, &mut |_| ControlFlow::Continue(()));
-    let frames = FrameSource::detect(&mapping);
-    // Never used: the kernel pins.
-    let pinner = Arc::new(Pinner::mlock(2 << 20)?);
-    let object = HostMemory::new(Arc::clone(&mapping), pinner, frames);
+    let object = HostMemory::new(Arc::clone(&mapping));
     let memory = Memory::new(Arc::new(object), &Ledger::unlimited());
     let iova = space.map_anywhere(&memory, Span::new(0, BYTES), Prot::RW, &mut ())?;
     let mut edu = Edu::new(&device.bound.device)?;

@@ -8,9 +8,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 use crate::tables::{FORMATS, InDump, TableFile, root};
 use iopt::format::ArmV7s;
 use iopt::image::Image;
-use iopt::{
-    AnyTable, AnyTable16K, AnyTable64K, FormatId, HeapArena, Prot, Root, Table, TableMemory,
-};
+use iopt::{AnyTable, FormatId, HeapArena, Prot, Root, Table, TableMemory};
 use runs::{PageSizes, Span};
 use tempfile::TempDir;
 
@@ -23,9 +21,9 @@ const TABLES: u64 = 256;
 fn any(root: Root, sizes: PageSizes, maps: Maps<'_>) -> (Vec<u8>, Root) {
     let mut image = Vec::new();
     macro_rules! with {
-        ($any:ident, $log2:literal) => {{
+        ($log2:literal) => {{
             let memory = HeapArena::<AtomicU64, $log2>::with_tables_at(TABLES, BASE).unwrap();
-            let mut table = $any::new(root.format, root.levels, sizes, &memory).unwrap();
+            let mut table = AnyTable::new(root.format, root.levels, sizes, memory).unwrap();
             for (iova, pa, bytes, prot) in maps {
                 table.map(*iova, &[Span::new(*pa, *bytes)], *prot).unwrap();
             }
@@ -46,9 +44,9 @@ fn any(root: Root, sizes: PageSizes, maps: Maps<'_>) -> (Vec<u8>, Root) {
         _ => 12,
     };
     let root = match granule(root.format) {
-        12 => with!(AnyTable, 12),
-        14 => with!(AnyTable16K, 14),
-        _ => with!(AnyTable64K, 16),
+        12 => with!(12),
+        14 => with!(14),
+        _ => with!(16),
     };
     (image, root)
 }

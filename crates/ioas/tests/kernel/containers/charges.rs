@@ -3,7 +3,7 @@
 use super::{ALL, Bench, group, node};
 use crate::plain_kernel::PAGE;
 use crate::plain_kernel::setup::*;
-use ioas::{AttachError, Forecast, MapError, ReleaseError};
+use ioas::{AttachError, Endpoint, Forecast, MapError, ReleaseError};
 use iopt::Interruption;
 use runs::Span;
 
@@ -34,7 +34,9 @@ fn the_double_charge_is_told_before_and_refused_before_anything_is_touched() {
     bench
         .map(2 * GIB, &memory, Span::new(MIB, MIB / 2))
         .unwrap();
-    let Err(AttachError::Replay { cause, .. }) = bench.space.attach_near(group(), node(2)) else {
+    let Err(AttachError::Replay { cause, .. }) =
+        bench.space.attach(Endpoint::from(group()).near(node(2)))
+    else {
         panic!("a third container is over the limit");
     };
     assert!(matches!(cause, MapError::OverLimit(_)), "{cause:?}");
@@ -85,11 +87,14 @@ fn what_is_released_keeps_its_charge_for_every_container() {
     assert_eq!(bench.ledger.in_use(), 2 * ALL.len);
     // One more container, for which it is kept too; one less.
     let third = group();
-    bench.space.attach_near(third.clone(), node(2)).unwrap();
+    bench
+        .space
+        .attach(Endpoint::from(third.clone()).near(node(2)))
+        .unwrap();
     bench.check();
     assert_eq!(bench.ledger.in_use(), 3 * ALL.len);
     let other = bench.ledger.charge(2 * MIB).unwrap();
-    let fourth = bench.space.attach_near(group(), node(3));
+    let fourth = bench.space.attach(Endpoint::from(group()).near(node(3)));
     assert!(
         matches!(fourth, Err(AttachError::Replay { .. })),
         "{fourth:?}"

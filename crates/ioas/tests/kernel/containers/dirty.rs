@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::{ALL, Bench, node};
 use crate::plain_kernel::setup::*;
 use crate::plain_kernel::*;
-use ioas::Tracking;
+use ioas::{Endpoint, Tracking};
 use iopt::{Interruption, Pending};
 use runs::Span;
 
@@ -53,7 +53,10 @@ fn what_is_dirty_in_one_container_is_dirty_also_when_it_is_closed() {
         "what is gone is gone"
     );
     // One that comes is tracked from the beginning, and its writes are told when they are unmapped.
-    bench.space.attach_near(groups[1].clone(), node(1)).unwrap();
+    bench
+        .space
+        .attach(Endpoint::from(groups[1].clone()).near(node(1)))
+        .unwrap();
     let spaces = bench.spaces();
     write(&bench, spaces[1], 9);
     let rest = Span::new(GIB, MIB);
@@ -67,7 +70,10 @@ fn what_is_dirty_in_one_container_is_dirty_also_when_it_is_closed() {
     shown.acknowledge();
     // One group that cannot tell makes everything dirty.
     bench.map(GIB, &memory, Span::new(0, MIB)).unwrap();
-    bench.space.attach_near(Arc::default(), node(2)).unwrap();
+    bench
+        .space
+        .attach(Endpoint::from(Arc::<Device>::default()).near(node(2)))
+        .unwrap();
     assert_eq!(harvest(&mut bench), (vec![(0, 256)], true));
     bench.space.untrack_dirty();
 }

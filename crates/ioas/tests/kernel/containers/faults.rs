@@ -6,7 +6,9 @@ use std::sync::atomic::Ordering;
 use super::{ALL, Bench, group, node};
 use crate::plain_kernel::setup::*;
 use crate::plain_kernel::*;
-use ioas::{AttachError, ByNode, Capability, Ioas, Ledger, Memory, Profile, UnmapError};
+use ioas::{
+    AttachError, Capability, Endpoint, Ioas, Kernel, Ledger, Memory, Placement, Profile, UnmapError,
+};
 use iopt::{Interruption, Prot};
 use runs::Span;
 
@@ -15,14 +17,29 @@ use runs::Span;
 type StepOf = fn(&mut Bench, &[Arc<Device>; 3], &Arc<Memory>) -> bool;
 
 const LIFE: &[StepOf] = &[
-    |bench, [a, ..], _| bench.space.attach_near(a.clone(), node(0)).is_ok(),
-    |bench, [_, b, _], _| bench.space.attach_near(b.clone(), node(1)).is_ok(),
+    |bench, [a, ..], _| {
+        bench
+            .space
+            .attach(Endpoint::from(a.clone()).near(node(0)))
+            .is_ok()
+    },
+    |bench, [_, b, _], _| {
+        bench
+            .space
+            .attach(Endpoint::from(b.clone()).near(node(1)))
+            .is_ok()
+    },
     |bench, _, memory| {
         bench
             .map(2 * GIB, memory, Span::new(4 * MIB, 3 * MIB))
             .is_ok()
     },
-    |bench, [.., c], _| bench.space.attach_near(c.clone(), node(2)).is_ok(),
+    |bench, [.., c], _| {
+        bench
+            .space
+            .attach(Endpoint::from(c.clone()).near(node(2)))
+            .is_ok()
+    },
     |bench, _, _| {
         let part = Span::new(2 * GIB + MIB / 2, MIB);
         let done = bench
@@ -112,7 +129,10 @@ fn a_range_that_one_container_cannot_cut_stays_in_all() {
             .map(GIB + n * MIB, &memory, Span::new(n * MIB, MIB))
             .unwrap();
     }
-    bench.space.attach_near(group(), node(1)).unwrap();
+    bench
+        .space
+        .attach(Endpoint::from(group()).near(node(1)))
+        .unwrap();
     let calls = bench.world.lock().unwrap().asked;
     let refused = bench.space.unmap(Span::new(GIB, MIB), &mut ());
     let Err(UnmapError::CutsMapping { mapping, cause }) = refused else {
@@ -142,12 +162,15 @@ fn a_container_that_cannot_be_opened_leaves_the_others() {
     let memory = bench.memory(GIB);
     bench.map(GIB, &memory, ALL).unwrap();
     bench.full.store(true, Ordering::Relaxed);
-    let refused = bench.space.attach_near(group(), node(1));
+    let refused = bench.space.attach(Endpoint::from(group()).near(node(1)));
     assert!(
         matches!(refused, Err(AttachError::Kernel(_))),
         "{refused:?}"
     );
-    bench.space.attach_near(group(), node(0)).unwrap();
+    bench
+        .space
+        .attach(Endpoint::from(group()).near(node(0)))
+        .unwrap();
     assert_eq!(bench.nodes(), [(Some(0), 2)]);
     bench.check();
 }
@@ -160,7 +183,8 @@ fn a_container_that_keeps_its_mappings_is_used_again() {
         let world = Arc::clone(&world);
         move || Ok(PlainIommufd::new(&world, &Arc::default()))
     };
-    let mut space = Ioas::over_containers(ByNode::new(open, None));
+    let space = Ioas::over_kernel(Kernel::opening(open, None));
+    space.set_placement(Placement::PerNode).unwrap();
     let ledger = Ledger::new("mm->locked_vm", Some(GIB), 0);
     let (address, file) = (Some(1 << 40), None);
     let object = Arc::new(Fake {
@@ -170,20 +194,22 @@ fn a_container_that_keeps_its_mappings_is_used_again() {
     });
     let memory = Memory::new(object, &ledger);
     let first = group();
-    space.attach_near(first.clone(), node(0)).unwrap();
+    space
+        .attach(Endpoint::from(first.clone()).near(node(0)))
+        .unwrap();
     space.map(GIB, &memory, ALL, Prot::RW, &mut ()).unwrap();
     world.lock().unwrap().fail = [0].into();
     space.detach(&first).unwrap();
-    let left = |space: &Ioas<ByNode<PlainIommufd>>| {
-        let all = space.backend().containers();
-        all.map(|at| (at.node, at.container.pieces().count()))
+    let left = |space: &Ioas| {
+        let all = space.places().into_iter();
+        all.map(|place| (place.node, place.mappings))
             .collect::<Vec<_>>()
     };
     assert_eq!(left(&space), [(None, 1)], "what is mapped is not forgotten");
     assert_eq!(ledger.in_use(), ALL.len);
     space.unmap_all(&mut ()).unwrap();
     space.map(2 * GIB, &memory, ALL, Prot::RW, &mut ()).unwrap();
-    space.attach_near(group(), node(1)).unwrap();
+    space.attach(Endpoint::from(group()).near(node(1))).unwrap();
     assert_eq!(left(&space), [(node(1), 1)]);
     assert_eq!(ledger.in_use(), ALL.len);
     let inside = world.lock().unwrap();

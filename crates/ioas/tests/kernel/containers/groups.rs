@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::{ALL, Bench, group, node};
 use crate::plain_kernel::setup::*;
 use crate::plain_kernel::*;
-use ioas::{AttachError, Capability, DetachError, Errno, MapError, Placement};
+use ioas::{AttachError, Capability, DetachError, Endpoint, Errno, MapError, Placement};
 use iommu::NodeId;
 use iopt::Interruption;
 use runs::Span;
@@ -24,11 +24,14 @@ fn a_container_for_each_node_opens_with_its_first_group_and_closes_with_the_last
     assert_eq!(bench.ledger.in_use(), 2 * ALL.len);
     // Of no known node: a node of its own, with what is mapped already.
     let nowhere = group();
-    bench.space.attach_near(nowhere.clone(), None).unwrap();
+    bench
+        .space
+        .attach(Endpoint::from(nowhere.clone()).near(None))
+        .unwrap();
     assert_eq!(bench.nodes(), [(Some(0), 2), (Some(1), 1), (None, 1)]);
     assert_eq!(bench.ledger.in_use(), 3 * ALL.len);
     bench.check();
-    let twice = bench.space.attach_near(a.clone(), node(1));
+    let twice = bench.space.attach(Endpoint::from(a.clone()).near(node(1)));
     assert!(
         matches!(twice, Err(AttachError::AlreadyAttached)),
         "{twice:?}"
@@ -46,7 +49,10 @@ fn a_container_for_each_node_opens_with_its_first_group_and_closes_with_the_last
     assert_eq!((bench.nodes(), bench.ledger.in_use()), (vec![], 0));
     bench.check();
     // Areas have stayed.
-    bench.space.attach_near(a.clone(), node(1)).unwrap();
+    bench
+        .space
+        .attach(Endpoint::from(a.clone()).near(node(1)))
+        .unwrap();
     assert_eq!(bench.nodes(), [(Some(1), 1)]);
     bench.check();
     bench.space.close().unwrap();
@@ -62,13 +68,19 @@ fn a_container_for_each_node_opens_with_its_first_group_and_closes_with_the_last
 
 #[test]
 fn a_group_whose_device_is_open_stays_where_it_is() {
-    let mut bench = Bench::new(None, GIB);
+    let bench = Bench::new(None, GIB);
     let open = Arc::new(Device {
         open: true,
         ..Device::default()
     });
-    bench.space.attach_near(open.clone(), node(0)).unwrap();
-    bench.space.attach_near(group(), node(1)).unwrap();
+    bench
+        .space
+        .attach(Endpoint::from(open.clone()).near(node(0)))
+        .unwrap();
+    bench
+        .space
+        .attach(Endpoint::from(group()).near(node(1)))
+        .unwrap();
     let refused = bench.space.detach(&open);
     assert!(
         matches!(
@@ -91,7 +103,10 @@ fn shared_is_one_container_and_near_is_refused_by_name() {
     assert_eq!(near.unwrap_err().what, Capability::TablePlacement);
     bench.space.set_placement(Placement::Shared).unwrap();
     for number in [0, 1, 2] {
-        bench.space.attach_near(group(), node(number)).unwrap();
+        bench
+            .space
+            .attach(Endpoint::from(group()).near(node(number)))
+            .unwrap();
     }
     assert_eq!(bench.nodes(), [(Some(0), 3)]);
     let memory = bench.memory(GIB);
@@ -100,7 +115,10 @@ fn shared_is_one_container_and_near_is_refused_by_name() {
     bench.check();
     // Who is there stays; who comes has a container of its own.
     bench.space.set_placement(Placement::PerNode).unwrap();
-    bench.space.attach_near(group(), node(1)).unwrap();
+    bench
+        .space
+        .attach(Endpoint::from(group()).near(node(1)))
+        .unwrap();
     assert_eq!(bench.nodes(), [(Some(0), 3), (Some(1), 1)]);
     bench.check();
     let lacks: Vec<_> = bench.space.capabilities().missing().collect();
@@ -120,14 +138,19 @@ fn windows_and_entries_are_those_that_all_containers_have() {
         granule: 0x1_0000,
         ..Device::default()
     });
-    let refused = bench.space.attach_near(narrow.clone(), node(1));
+    let refused = bench
+        .space
+        .attach(Endpoint::from(narrow.clone()).near(node(1)));
     let Err(AttachError::Reserved { area, .. }) = refused else {
         panic!("an area lies where the second cannot translate: {refused:?}");
     };
     assert_eq!(area, Span::new(1 << 40, MIB));
     bench.check();
     bench.space.unmap_all(&mut ()).unwrap();
-    bench.space.attach_near(narrow, node(1)).unwrap();
+    bench
+        .space
+        .attach(Endpoint::from(narrow).near(node(1)))
+        .unwrap();
     assert_eq!(
         bench.space.windows(),
         [
@@ -164,18 +187,21 @@ fn windows_and_entries_are_those_that_all_containers_have() {
 
 #[test]
 fn ranges_that_are_allowed_hold_for_containers_to_come() {
-    let (mut bench, _) = Bench::with(&[0], GIB);
+    let (bench, _) = Bench::with(&[0], GIB);
     bench.space.allow(&[Span::new(1 << 40, GIB)]).unwrap();
     let narrow = Arc::new(Device {
         ranges: vec![0..=(1 << 39) - 1],
         ..Device::default()
     });
-    let refused = bench.space.attach_near(narrow, node(1));
+    let refused = bench.space.attach(Endpoint::from(narrow).near(node(1)));
     assert!(
         matches!(refused, Err(AttachError::Conflict(_))),
         "{refused:?}"
     );
-    bench.space.attach_near(group(), node(1)).unwrap();
+    bench
+        .space
+        .attach(Endpoint::from(group()).near(node(1)))
+        .unwrap();
     bench.check();
     let refused = bench.space.allow(&[Span::new(1 << 50, GIB)]);
     assert!(
@@ -189,12 +215,15 @@ fn ranges_that_are_allowed_hold_for_containers_to_come() {
 
 #[test]
 fn ranges_that_one_container_refuses_are_allowed_in_none() {
-    let (mut bench, _) = Bench::with(&[0], GIB);
+    let (bench, _) = Bench::with(&[0], GIB);
     let narrow = Arc::new(Device {
         ranges: vec![0..=(1 << 39) - 1],
         ..Device::default()
     });
-    bench.space.attach_near(narrow, node(1)).unwrap();
+    bench
+        .space
+        .attach(Endpoint::from(narrow).near(node(1)))
+        .unwrap();
     let before = Span::new(1 << 30, GIB);
     bench.space.allow(&[before]).unwrap();
     // The first takes it, the second does not.

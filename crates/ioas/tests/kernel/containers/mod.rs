@@ -12,7 +12,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::plain_kernel::setup::*;
 use crate::plain_kernel::*;
-use ioas::{Area, ByNode, Errno, Ioas, KernelError, Ledger, MapError, Memory, Profile};
+use ioas::{
+    Area, Endpoint, Errno, Ioas, Kernel, KernelError, Ledger, MapError, Memory, Placement, Profile,
+};
 use iommu::NodeId;
 use iopt::Prot;
 use runs::Span;
@@ -22,7 +24,7 @@ const ALL: Span = Span::new(0, 2 * MIB);
 /// An address space over containers of the model.
 pub(crate) struct Bench {
     pub(crate) world: Arc<Mutex<World>>,
-    pub(crate) space: Ioas<ByNode<PlainType1>>,
+    pub(crate) space: Ioas,
     pub(crate) ledger: Arc<Ledger>,
     /// No more containers can be opened.
     full: Arc<AtomicBool>,
@@ -50,11 +52,13 @@ impl Bench {
                     operation: "open",
                     errno: Errno::EPERM.0,
                 }),
-                false => Ok(Plain::new(&world, &Arc::default())),
+                false => Ok(PlainType1::new(&world, &Arc::default())),
             }
         };
+        let space = Ioas::over_kernel(Kernel::opening(open, granule));
+        space.set_placement(Placement::PerNode).unwrap();
         Self {
-            space: Ioas::over_containers(ByNode::new(open, granule)),
+            space,
             ledger: Ledger::new("mm->locked_vm", Some(limit), 0),
             world,
             full,
@@ -63,12 +67,12 @@ impl Bench {
 
     /// With a group at each of these nodes.
     fn with(nodes: &[u32], limit: u64) -> (Self, Vec<Arc<Device>>) {
-        let mut bench = Self::new(None, limit);
+        let bench = Self::new(None, limit);
         let attach = |number: &u32| {
             let group = group();
             bench
                 .space
-                .attach_near(group.clone(), node(*number))
+                .attach(Endpoint::from(group.clone()).near(node(*number)))
                 .unwrap();
             group
         };
@@ -87,15 +91,15 @@ impl Bench {
 
     /// Node and number of groups of each container.
     fn nodes(&self) -> Vec<(Option<u32>, usize)> {
-        let all = self.space.backend().containers();
-        all.map(|at| (at.node.map(|node| node.0), at.container.devices().len()))
+        let all = self.space.places().into_iter();
+        all.map(|place| (place.node.map(|node| node.0), place.endpoints.len()))
             .collect()
     }
 
     /// The model's container of each of ours.
     pub(crate) fn spaces(&self) -> Vec<usize> {
-        let all = self.space.backend().containers();
-        all.map(|at| at.container.mapper().space).collect()
+        let all = self.space.places().into_iter();
+        all.map(|place| place.number.unwrap() as usize).collect()
     }
 
     /// Every container maps every area that is there, and nothing else; the ledger has what the kernel
@@ -108,15 +112,23 @@ impl Bench {
             assert_eq!(address.closed, closed, "container {n}");
             assert!(!closed || address.mappings.is_empty(), "container {n}");
         }
-        for at in self.space.backend().containers() {
-            let space = at.container.mapper().space;
+        let mut mappings = self.space.kernel_mappings().unwrap();
+        for place in self.space.places() {
+            let space = place.number.unwrap() as usize;
+            let rest = mappings.split_off(place.mappings as usize);
+            let ours = std::mem::replace(&mut mappings, rest);
             let mappings = world.spaces[space].mappings.iter();
             let there: Vec<Span> = mappings
                 .map(|(start, mapping)| Span::new(*start, mapping.len))
                 .collect();
-            assert_eq!(there, at.container.pieces().collect::<Vec<_>>());
+            assert_eq!(there, ours);
             let mapped: u64 = there.iter().map(|piece| piece.len).sum();
-            let areas = || self.space.areas().filter(|area| area.is_there());
+            let areas = || {
+                self.space
+                    .areas()
+                    .into_iter()
+                    .filter(|area| area.is_there())
+            };
             assert_eq!(mapped, areas().map(|area| area.range().len).sum::<u64>());
             for area in areas() {
                 for at in [0, area.range().len - PAGE] {
@@ -125,8 +137,8 @@ impl Bench {
                 }
             }
         }
-        let released = |area: &&Area| area.is_released() && !area.is_out();
-        let released = self.space.areas().filter(released);
+        let released = |area: &Area| area.is_released() && !area.is_out();
+        let released = self.space.areas().into_iter().filter(released);
         let kept: u64 = released.map(|area| area.range().len).sum();
         let kept = kept * spaces.len() as u64;
         assert_eq!(world.locked() + kept, self.ledger.in_use());

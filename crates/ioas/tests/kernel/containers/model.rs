@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::{Bench, group, node};
 use crate::plain_kernel::setup::*;
 use crate::plain_kernel::*;
-use ioas::{Backend, Ioas, Memory, Tracking};
+use ioas::{Endpoint, EndpointId, Ioas, Memory, Place, Tracking};
 use iopt::{Interruption, Pending, Prot};
 use proptest::prelude::*;
 use runs::Span;
@@ -44,7 +44,7 @@ fn op() -> impl Strategy<Value = Op> {
 }
 
 /// What both kinds of address space have.
-fn common<B: Backend>(space: &mut Ioas<B>, memory: &Arc<Memory>, op: &Op) -> String {
+fn common(space: &Ioas, memory: &Arc<Memory>, op: &Op) -> String {
     let range = |at: u64, len: u64| Span::new(GIB + at * PAGE, len.min(PAGES - at) * PAGE);
     let allowed = Interruption::Allowed;
     let mut refused = 0;
@@ -84,12 +84,9 @@ fn common<B: Backend>(space: &mut Ioas<B>, memory: &Arc<Memory>, op: &Op) -> Str
 
 /// The model's container in which the group is.
 fn container_of(bench: &Bench, group: &Arc<Device>) -> usize {
-    let mut all = bench.space.backend().containers();
-    let has = |at: &ioas::NodeContainer<'_, PlainType1>| {
-        let mut devices = at.container.devices().iter();
-        devices.any(|other| Arc::ptr_eq(other, group))
-    };
-    all.find(has).unwrap().container.mapper().space
+    let has = |place: &Place| place.endpoints.contains(&EndpointId::from(group));
+    let found = bench.space.places().into_iter().find(has);
+    found.unwrap().number.unwrap() as usize
 }
 
 fn write(world: &std::sync::Mutex<World>, space: usize, page: u64) {
@@ -121,7 +118,7 @@ proptest! {
             match op {
                 Op::Attach(n) if !attached[n] => {
                     shared.space.attach(groups[n].clone()).unwrap();
-                    bench.space.attach_near(groups[n].clone(), NODES[n].and_then(node)).unwrap();
+                    bench.space.attach(Endpoint::from(groups[n].clone()).near(NODES[n].and_then(node))).unwrap();
                     attached[n] = true;
                 }
                 Op::Detach(n) if attached[n] => {

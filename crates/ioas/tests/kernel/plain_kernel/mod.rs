@@ -17,8 +17,8 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ioas::{
-    Entering, Errno, KernelError, Mapper, MapperInfo, MemoryObject, PinFailed, Pinned,
-    ProcessMemory, Profile, Shares, Source,
+    EndpointId, Entering, Errno, KernelError, Mapper, MapperInfo, MemoryObject, PinFailed, Pinned,
+    Place, ProcessMemory, Profile, Shares, Source,
 };
 use iopt::Prot;
 use runs::Span;
@@ -144,6 +144,7 @@ impl<const IOMMUFD: bool> Mapper for Plain<IOMMUFD> {
             granule: here.alignment(),
             ranges: Some(here.ranges()),
             available: (!IOMMUFD).then(|| world.entries.saturating_sub(used)),
+            page_sizes: None,
         })
     }
 
@@ -252,6 +253,14 @@ impl<const IOMMUFD: bool> Mapper for Plain<IOMMUFD> {
 
     fn number(&self) -> u32 {
         self.space as u32
+    }
+
+    fn places(&self, devices: &[Arc<Device>]) -> Option<Vec<Place>> {
+        Some(vec![Place {
+            number: Some(self.number()),
+            endpoints: devices.iter().map(EndpointId::from).collect(),
+            ..Place::default()
+        }])
     }
 
     fn shares(&self) -> Option<&Arc<Shares>> {

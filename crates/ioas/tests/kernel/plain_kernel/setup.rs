@@ -11,18 +11,16 @@ use super::{Device, Fake, PAGE, Plain, World};
 pub(crate) const MIB: u64 = 1 << 20;
 pub(crate) const GIB: u64 = 1 << 30;
 
-pub(crate) type Space<const IOMMUFD: bool> = Ioas<Kernel<Plain<IOMMUFD>>>;
-
 pub(crate) struct Setup<const IOMMUFD: bool> {
     pub(crate) world: Arc<Mutex<World>>,
-    pub(crate) space: Space<IOMMUFD>,
+    pub(crate) space: Ioas,
     pub(crate) ledger: Arc<Ledger>,
     pub(crate) device: Arc<Device>,
 }
 
 pub(crate) fn setup<const IOMMUFD: bool>(granule: Option<u64>) -> Setup<IOMMUFD> {
     let world = World::new(Plain::<IOMMUFD>::PROFILE);
-    let mapper = Plain::new(&world, &Arc::default());
+    let mapper = Plain::<IOMMUFD>::new(&world, &Arc::default());
     Setup {
         space: Ioas::over_kernel(Kernel::new(mapper, granule)),
         world,
@@ -33,7 +31,7 @@ pub(crate) fn setup<const IOMMUFD: bool>(granule: Option<u64>) -> Setup<IOMMUFD>
 
 impl<const IOMMUFD: bool> Setup<IOMMUFD> {
     pub(crate) fn attached(granule: Option<u64>) -> Self {
-        let mut setup = setup(granule);
+        let setup = setup(granule);
         setup.space.attach(setup.device.clone()).unwrap();
         setup
     }
@@ -54,7 +52,7 @@ impl<const IOMMUFD: bool> Setup<IOMMUFD> {
     }
 
     pub(crate) fn pieces(&self) -> Vec<Span> {
-        self.space.backend().pieces().collect()
+        self.space.kernel_mappings().unwrap()
     }
 
     /// The model's mappings: they are what the back end believes, with a charge that agrees.
@@ -67,7 +65,12 @@ impl<const IOMMUFD: bool> Setup<IOMMUFD> {
         assert_eq!(there, self.pieces());
         assert_eq!(world.locked(), self.ledger.in_use());
         if !world.spaces[0].devices.is_empty() {
-            for area in self.space.areas().filter(|area| area.is_there()) {
+            for area in self
+                .space
+                .areas()
+                .into_iter()
+                .filter(|area| area.is_there())
+            {
                 let base = area.memory().object().in_process().unwrap().address();
                 for at in [0, area.range().len - PAGE] {
                     let found = world.translate(0, area.range().start + at);

@@ -5,8 +5,8 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 
 use ioas::{
-    AttachError, Builder, DomainIds, Ioas, Kernel, Ledger, Mapper, Memory, MemoryObject, Own,
-    PinUser, Profile, Synthetic, WhenUnmapped,
+    AttachError, Builder, DomainIds, Ioas, Kernel, Ledger, Mapper, Memory, MemoryObject, PinUser,
+    Profile, Synthetic, WhenUnmapped,
 };
 use iommu::{
     Capabilities, DeviceId, DomainId, Fault, FlushError, NodeId, RunMap, SoftwareUnit, Unit,
@@ -69,7 +69,7 @@ pub(crate) fn raw<const IOMMUFD: bool>() -> Raw<Plain<IOMMUFD>> {
 
 /// Over tables of ours.
 pub(crate) struct OwnTables {
-    space: Ioas<Own<Arc<HeapTables>>>,
+    space: Ioas,
     tables: Arc<HeapTables>,
     ledger: Arc<Ledger>,
     memory: Arc<Memory>,
@@ -149,10 +149,8 @@ impl PinUser for Deaf {
 }
 
 impl Subject for OwnTables {
-    type Backend = Own<Arc<HeapTables>>;
-
-    fn space(&mut self) -> &mut Ioas<Self::Backend> {
-        &mut self.space
+    fn space(&self) -> &Ioas {
+        &self.space
     }
 
     fn memory(&self) -> Arc<Memory> {
@@ -163,7 +161,7 @@ impl Subject for OwnTables {
         let none = RunMap::new([]).unwrap();
         let unit = SoftwareUnit::new(self.tables.clone(), none);
         let device = DeviceId::pci(0, which as u8, 0);
-        self.space.attach(Arc::new(Narrowed(unit, which)), device)
+        self.space.attach((Arc::new(Narrowed(unit, which)), device))
     }
 
     fn detach(&mut self) {
@@ -183,7 +181,7 @@ impl Subject for OwnTables {
 
 /// Over a model of the kernel.
 pub(crate) struct Models<K: Mapper> {
-    space: Ioas<Kernel<K>>,
+    space: Ioas,
     world: Arc<Mutex<World>>,
     devices: [Arc<K::Device>; 3],
     ledger: Arc<Ledger>,
@@ -193,7 +191,7 @@ pub(crate) struct Models<K: Mapper> {
 impl<const IOMMUFD: bool> Models<Plain<IOMMUFD>> {
     pub(crate) fn new() -> Self {
         let world = world(Plain::<IOMMUFD>::PROFILE);
-        let mapper = Plain::new(&world, &Arc::default());
+        let mapper = Plain::<IOMMUFD>::new(&world, &Arc::default());
         let ledger = Ledger::new("mm->locked_vm", Some(LIMIT), 0);
         let fake = Fake {
             len: MEMORY,
@@ -213,10 +211,8 @@ impl<const IOMMUFD: bool> Models<Plain<IOMMUFD>> {
 }
 
 impl<const IOMMUFD: bool> Subject for Models<Plain<IOMMUFD>> {
-    type Backend = Kernel<Plain<IOMMUFD>>;
-
-    fn space(&mut self) -> &mut Ioas<Self::Backend> {
-        &mut self.space
+    fn space(&self) -> &Ioas {
+        &self.space
     }
 
     fn memory(&self) -> Arc<Memory> {

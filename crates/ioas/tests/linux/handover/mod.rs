@@ -10,14 +10,14 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 
 use hostmem::{Backing, FrameSource, Mapping, Pinner};
-use ioas::{Handover, HostMemory, HostTables, Ioas, Ledger, MappedStorage, Memory, Own};
+use ioas::{Handover, HostMemory, HostTables, Ioas, Ledger, MappedStorage, Memory};
 use iommu::{BadTarget, DeviceId, DomainId, SoftwareUnit, TargetMemory};
 use iopt::{AnyTable, FormatId, Interruption, Prot, Takeover};
 use runs::{PageSizes, Span};
 
 use super::{AT, MIB, alone, counted, runs_of};
 
-type Space = Ioas<Own<Arc<HostTables>>>;
+type Space = Ioas;
 
 const BYTES: u64 = 8 * MIB;
 const BASE: u64 = 1 << 46;
@@ -61,7 +61,7 @@ fn pinner(bytes: u64, data: &Mapping) -> Option<Arc<Pinner>> {
 }
 
 fn memory(data: Mapping, pinner: &Arc<Pinner>, ledger: &Arc<Ledger>) -> Arc<Memory> {
-    let object = HostMemory::new(Arc::new(data), pinner.clone(), FrameSource::Pagemap);
+    let object = HostMemory::with_pinner(Arc::new(data), pinner.clone(), FrameSource::Pagemap);
     Memory::new(Arc::new(object), ledger)
 }
 
@@ -73,7 +73,7 @@ fn tables(file: &Mapping) -> Arc<HostTables> {
 fn first_owner(tables: Arc<HostTables>, memory: &Arc<Memory>) -> Space {
     let sizes = PageSizes::from_bits(u64::MAX);
     let table = AnyTable::new(FormatId::VtdSs, 4, sizes, tables).unwrap();
-    let mut space = Ioas::new(DOMAIN, table);
+    let space = Ioas::new(DOMAIN, table);
     let whole = Span::new(0, BYTES);
     space.map(AT, memory, whole, Prot::RW, &mut ()).unwrap();
     let part = Span::new(MIB, 3 * MIB);
@@ -85,17 +85,14 @@ fn first_owner(tables: Arc<HostTables>, memory: &Arc<Memory>) -> Space {
 }
 
 /// Tables that were handed over, with the devices of their domains.
-fn adopted(
-    file: &Mapping,
-    handover: &Handover,
-) -> (Arc<HostTables>, Vec<AnyTable<Arc<HostTables>>>) {
+fn adopted(file: &Mapping, handover: &Handover) -> (Arc<HostTables>, Vec<AnyTable>) {
     let mut takeover = Takeover::new(MappedStorage::over(also(file)), BASE).unwrap();
     let found: Vec<_> = handover
         .domains
         .iter()
         .map(|domain| {
             let (root, sizes) = (domain.root, domain.page_sizes);
-            AnyTable::<Arc<HostTables>>::adopt(&mut takeover, root, sizes).unwrap()
+            AnyTable::adopt(&mut takeover, root, sizes).unwrap()
         })
         .collect();
     let tables = Arc::new(takeover.finish());
@@ -146,10 +143,9 @@ fn frames(data: &Mapping) -> Vec<Span> {
     let pinner = Pinner::probe(2 << 20).unwrap();
     let memory = memory(also(data), &Arc::new(pinner), &Ledger::unlimited());
     let file = Mapping::new(Backing::Memfd, MIB, None).unwrap();
-    let mut space = first_owner(tables(&file), &memory);
+    let space = first_owner(tables(&file), &memory);
     space.put_back(OUT, Interruption::Refused, &mut ()).unwrap();
-    let hold = space.area_at(AT).unwrap().hold().unwrap();
-    let runs = runs_of(hold, Span::new(0, BYTES));
+    let runs = runs_of(&space, Span::new(AT, BYTES));
     space.close().unwrap();
     runs
 }
@@ -197,7 +193,7 @@ fn beside_the_device<T>(unit: &Machine, work: impl FnOnce(&dyn Fn()) -> T) -> T 
 }
 
 /// The new owner puts back what was out, maps and unmaps, and comes to an end.
-fn goes_on(unit: &Machine, mut space: Space, memory: &Arc<Memory>, tables: &HostTables) {
+fn goes_on(unit: &Machine, space: Space, memory: &Arc<Memory>, tables: &HostTables) {
     let mut port = unit.port(DEVICE);
     let mut word = [0];
     assert!(port.read(OUT.start, &mut word).is_err());
@@ -212,7 +208,7 @@ fn goes_on(unit: &Machine, mut space: Space, memory: &Arc<Memory>, tables: &Host
     let range = Span::new(at, part.len);
     assert_eq!(space.unmap(range, &mut ()).unwrap().bytes, part.len);
     assert!(port.read(at, &mut word).is_err());
-    assert_eq!(space.devices().collect::<Vec<_>>(), [DEVICE]);
+    assert_eq!(space.endpoints(), [DEVICE.into()]);
     space.close().unwrap();
     assert!(port.read(AT, &mut word).is_err());
     assert_eq!((tables.in_use(), memory.held()), (0, 0));

@@ -25,7 +25,7 @@ fn the_owner_before() {
     let pinner = Arc::new(Pinner::probe(2 << 20).unwrap());
     let ledger = Ledger::new("a counter", None, 0);
     let memory = memory(also(&data), &pinner, &ledger);
-    let mut space = first_owner(tables(&table_file), &memory);
+    let space = first_owner(tables(&table_file), &memory);
     println!();
     for run in frames(&data) {
         println!("run {} {}", run.start, run.len);

@@ -18,13 +18,13 @@ fn an_address_space_changes_hands_while_its_device_runs() {
     let memories = ledgers
         .each_ref()
         .map(|ledger| memory(also(&data), &pinner, ledger));
-    let mut old = first_owner(tables(&table_file), &memories[0]);
+    let old = first_owner(tables(&table_file), &memories[0]);
     assert_eq!(counted(&pinner), before + HELD);
 
     let runs = frames(&data);
     let unit = Machine::new(tables(&table_file), Physical::new(also(&data), &runs));
     let shared: Arc<dyn Unit> = Arc::new(unit.clone());
-    old.attach(shared.clone(), DEVICE).unwrap();
+    old.attach((shared.clone(), DEVICE)).unwrap();
     let (new, new_tables) = beside_the_device(&unit, |wait| {
         wait();
         let leaving = old.hand_over(&memories[..1]).unwrap();
@@ -38,7 +38,7 @@ fn an_address_space_changes_hands_while_its_device_runs() {
         assert_eq!(counted(&pinner), before + 2 * HELD);
         wait();
         assert_eq!(leaving.give_up().unwrap(), HELD);
-        assert_eq!((old.len(), old.domains().count()), (0, 0));
+        assert_eq!((old.len(), old.places().len()), (0, 0));
         drop(old);
         let in_use = ledgers.each_ref().map(|ledger| ledger.in_use());
         assert_eq!(in_use, [0, HELD]);
@@ -46,6 +46,7 @@ fn an_address_space_changes_hands_while_its_device_runs() {
         wait();
         let again = new
             .areas()
+            .into_iter()
             .map(|area| (area.range(), area.prot(), area.is_out()));
         let expected = handover.areas.iter();
         assert!(again.eq(expected.map(|area| (area.range, area.prot, area.out))));
@@ -64,11 +65,11 @@ fn what_is_not_the_same_is_refused_and_the_old_owner_goes_on() {
     };
     let before = counted(&pinner);
     let first = memory(also(&data), &pinner, &Ledger::unlimited());
-    let mut old = first_owner(tables(&table_file), &first);
+    let old = first_owner(tables(&table_file), &first);
     let runs = frames(&data);
     let unit = Machine::new(tables(&table_file), Physical::new(also(&data), &runs));
     let unit: Arc<dyn Unit> = Arc::new(unit);
-    old.attach(unit.clone(), DEVICE).unwrap();
+    old.attach((unit.clone(), DEVICE)).unwrap();
     let none = old.hand_over(&[]).unwrap_err();
     let area = Span::new(AT, OUT.start - AT);
     assert_eq!(none, HandOverError::Memory { area });
@@ -208,13 +209,13 @@ fn domains_and_what_devices_have_written_go_along() {
     let builder =
         |tables: &Arc<HostTables>, ids| Builder::new(tables.clone(), ids, [FormatId::VtdSs]);
     let old_tables = tables(&table_file);
-    let mut old = Space::with_builder(builder(&old_tables, DomainIds::new(8)));
+    let old = Space::with_builder(builder(&old_tables, DomainIds::new(8)));
     let first = memory(also(&data), &pinner, &Ledger::unlimited());
     let whole = Span::new(0, BYTES);
     old.map(AT, &first, whole, Prot::RW, &mut ()).unwrap();
     old.allow(&[Span::new(GIB, 64 * GIB)]).unwrap();
     for (unit, device) in shared.iter().zip(devices) {
-        old.attach(unit.clone(), device).unwrap();
+        old.attach((unit.clone(), device)).unwrap();
     }
     let tracking = Tracking {
         leaf: Some(PAGE),
@@ -239,13 +240,13 @@ fn domains_and_what_devices_have_written_go_along() {
     let ids = DomainIds::new(8);
     let claimed = handover.domains.iter().all(|domain| ids.claim(domain.id));
     assert!(claimed);
-    let builder: Box<dyn BuildDomain<_>> = Box::new(builder(&new_tables, ids));
+    let builder: Box<dyn BuildDomain> = Box::new(builder(&new_tables, ids));
     let memories = std::slice::from_ref(&second);
     let new = Space::adopt(&handover, memories, taken.collect(), Some(builder), &mut ());
-    let mut new = new.unwrap();
+    let new = new.unwrap();
     assert_eq!(leaving.give_up().unwrap(), BYTES);
 
-    let mut harvest = || {
+    let harvest = || {
         let mut pending = Pending::new(vec![0u64; 32], Span::new(AT, BYTES), PAGE).unwrap();
         let blind = new.harvest(&mut pending).unwrap().blind;
         let shown = new.show(&mut pending).unwrap();
@@ -261,8 +262,12 @@ fn domains_and_what_devices_have_written_go_along() {
     // A third unit gets a domain of its own, with a number of its own.
     let third = machine(false, false);
     let device = DeviceId::pci(0, 7, 0);
-    new.attach(Arc::new(third.clone()), device).unwrap();
-    let mut all: Vec<u32> = new.domains().map(|(id, _)| id.0).collect();
+    new.attach((Arc::new(third.clone()), device)).unwrap();
+    let mut all: Vec<u32> = new
+        .places()
+        .iter()
+        .filter_map(|place| place.number)
+        .collect();
     all.sort_unstable();
     all.dedup();
     assert_eq!(all.len(), 3);
@@ -290,7 +295,7 @@ fn what_is_released_changes_hands_as_such() {
     let memories = ledgers
         .each_ref()
         .map(|ledger| memory(also(&data), &pinner, ledger));
-    let mut old = first_owner(tables(&table_file), &memories[0]);
+    let old = first_owner(tables(&table_file), &memories[0]);
     let run = Span::new(AT + 5 * MIB, MIB);
     let kept = &mut |range, cause| unreachable!("{range}: {cause}");
     old.release(&[run], Interruption::Refused, kept, &mut ());
@@ -301,17 +306,17 @@ fn what_is_released_changes_hands_as_such() {
     let (new_tables, mut opened) = adopted(&table_file, &handover);
     let used = new_tables.in_use();
     let taken = vec![(opened.remove(0), Vec::new())];
-    let mut new = Ioas::adopt(&handover, &memories[1..], taken, None, &mut ()).unwrap();
+    let new = Ioas::adopt(&handover, &memories[1..], taken, None, &mut ()).unwrap();
     // Charge and tables for its return are kept here as well.
     assert!(new_tables.in_use() > used);
     assert_eq!((ledgers[1].in_use(), memories[1].reserved()), (HELD, MIB));
     assert_eq!(leaving.give_up().unwrap(), HELD - MIB);
     drop(old);
     assert_eq!(ledgers[0].in_use(), 0);
-    assert_eq!(new.table().unwrap().translate(run.start), None);
+    assert_eq!(new.translate(run.start), None);
     let failed = &mut |range, cause| unreachable!("{range}: {cause}");
     new.restore(&[run], Interruption::Refused, failed, &mut ());
-    assert!(new.table().unwrap().translate(run.start).is_some());
+    assert!(new.translate(run.start).is_some());
     assert_eq!(counted(&pinner), before + HELD);
     assert_eq!(new_tables.in_use(), used);
     new.close().unwrap();

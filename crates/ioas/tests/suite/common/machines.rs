@@ -7,7 +7,7 @@ use iommu::{Capabilities, Config, DeviceId, DomainId, FormatSupport, Port, Softw
 use iopt::{FormatId, HeapTables, Prot};
 use runs::{PageSizes, Span};
 
-use super::{Echo, Frail, FrailUnit, GIB, MIB, PAGE, Space, State, Watch, leaves};
+use super::{Echo, Frail, FrailUnit, GIB, MIB, PAGE, Space, State, Watch, leaves_of};
 
 pub(crate) const AT: u64 = 5 * GIB;
 pub(crate) const SMALL: u64 = 1 << 12 | 1 << 21;
@@ -53,7 +53,7 @@ impl Machine {
     }
 
     pub(crate) fn attach(&self, space: &mut Space) -> Result<(), AttachError> {
-        space.attach(self.unit.clone(), self.device)
+        space.attach((self.unit.clone(), self.device))
     }
 
     /// The domain of the last attach.
@@ -148,8 +148,12 @@ impl Bench {
     pub(crate) const HELD: u64 = GIB + 5 * MIB;
 
     pub(crate) fn sizes(&self, domain: DomainId) -> Vec<u64> {
-        let (_, table) = self.space.domains().find(|(id, _)| *id == domain).unwrap();
-        let mut sizes: Vec<u64> = leaves(table).iter().map(|leaf| leaf.run.len).collect();
+        let mut sizes = Vec::new();
+        self.space.tables(|id, table| {
+            if id == domain {
+                sizes.extend(leaves_of(table).iter().map(|leaf| leaf.run.len));
+            }
+        });
         sizes.sort_unstable();
         sizes.dedup();
         sizes

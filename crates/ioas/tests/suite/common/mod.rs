@@ -15,8 +15,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use ioas::{
-    Cause, Ioas, Ledger, Memory, MemoryObject, Observer, Own, PinFailed, Pinned, RunReader, Step,
-    Synthetic,
+    Cause, EndpointId, Ioas, Ledger, Memory, MemoryObject, Observer, PinFailed, Pinned, RunReader,
+    Step, Synthetic,
 };
 use iommu::{BadTarget, DeviceId, DomainId, RunMap, SoftwareUnit, TargetMemory, Unit};
 use iopt::{AnyTable, FormatId, HeapTables, Leaf};
@@ -38,13 +38,9 @@ pub(crate) const FORMATS: [(FormatId, u8); 3] = [
     (FormatId::AmdV1, 4),
 ];
 
-pub(crate) type Space = Ioas<Own<Arc<HeapTables>>>;
+pub(crate) type Space = Ioas;
 
-pub(crate) fn table(
-    format: FormatId,
-    levels: u8,
-    tables: &Arc<HeapTables>,
-) -> AnyTable<Arc<HeapTables>> {
+pub(crate) fn table(format: FormatId, levels: u8, tables: &Arc<HeapTables>) -> AnyTable {
     let sizes = PageSizes::from_bits(u64::MAX);
     AnyTable::new(format, levels, sizes, tables.clone()).unwrap()
 }
@@ -78,7 +74,11 @@ impl TargetMemory for Echo {
 }
 
 /// All leaves in the lower half of the address space.
-pub(crate) fn leaves(table: &AnyTable<Arc<HeapTables>>) -> Vec<Leaf> {
+pub(crate) fn leaves(space: &Ioas) -> Vec<Leaf> {
+    space.with_table(leaves_of).unwrap()
+}
+
+pub(crate) fn leaves_of(table: &AnyTable) -> Vec<Leaf> {
     let mut leaves = Vec::new();
     table.for_each_leaf(Span::new(0, 1 << 47), |leaf| leaves.push(leaf));
     leaves
@@ -94,9 +94,9 @@ pub(crate) struct State {
     pub(crate) leaves: Vec<Leaf>,
     pub(crate) tables: u64,
     pub(crate) areas: Vec<Span>,
-    /// Of which memory is held.
-    pub(crate) held: Vec<Span>,
-    pub(crate) devices: Vec<DeviceId>,
+    /// Bytes that are held of the memory of each.
+    pub(crate) held: Vec<u64>,
+    pub(crate) devices: Vec<EndpointId>,
     pub(crate) retired: usize,
 }
 
@@ -107,19 +107,21 @@ impl State {
         tables: &HeapTables,
         memories: &[&Synthetic],
     ) -> Self {
-        let held = space.areas().filter(|area| area.hold().is_some());
+        let areas = space.areas();
+        let (mut domains, mut leaves) = (Vec::new(), Vec::new());
+        space.tables(|id, table| {
+            domains.push(id);
+            leaves.append(&mut leaves_of(table));
+        });
         Self {
             in_use: ledger.in_use(),
             pinned: memories.iter().map(|memory| memory.pinned()).sum(),
-            domains: space.domains().map(|(id, _)| id).collect(),
-            leaves: space
-                .domains()
-                .flat_map(|(_, table)| leaves(table))
-                .collect(),
+            domains,
+            leaves,
             tables: tables.in_use(),
-            areas: space.areas().map(|area| area.range()).collect(),
-            held: held.map(|area| area.range()).collect(),
-            devices: space.devices().collect(),
+            areas: areas.iter().map(|area| area.range()).collect(),
+            held: areas.iter().map(|area| area.memory().held()).collect(),
+            devices: space.endpoints(),
             retired: space.retired(),
         }
     }

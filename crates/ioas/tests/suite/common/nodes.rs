@@ -6,7 +6,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use ioas::{Builder, Cause, DomainIds, DomainPlace, Ioas, Ledger, Memory, Placement, Synthetic};
+use ioas::{Builder, Cause, DomainIds, Ioas, Ledger, Memory, Place, Placement, Synthetic};
 use iommu::{Config, DeviceId, NodeId, Port, SoftwareUnit};
 use iopt::walk::{BadAddress, WalkMemory};
 use iopt::{FormatId, HeapTables, Prot};
@@ -106,7 +106,7 @@ impl Bench {
         };
         let ids = DomainIds::new(4);
         let builder = Builder::on_nodes(memory, ids.clone(), [FormatId::VtdSs, FormatId::AmdV1]);
-        let mut space = Ioas::with_builder(builder);
+        let space = Ioas::with_builder(builder);
         space.set_placement(placement);
         let ledger = Ledger::new("a counter", Some(4 * GIB), 0);
         let runs = [Span::new(FRAME, GIB), Span::new(3 * FRAME + MIB, GIB - MIB)];
@@ -148,7 +148,7 @@ impl Bench {
 
     pub(crate) fn attach(&mut self, machine: &Machine) {
         self.space
-            .attach(machine.unit.clone(), machine.device)
+            .attach((machine.unit.clone(), machine.device))
             .unwrap();
     }
 
@@ -161,22 +161,22 @@ impl Bench {
     /// Node of the devices and of the tables of each domain, and how many devices.
     pub(crate) fn places(&self) -> Vec<(Option<u32>, Option<u32>, usize)> {
         let number = |node: Option<NodeId>| node.map(|node| node.0);
-        let places = self.space.places();
+        let places = self.space.places().into_iter();
         places
             .map(|place| {
                 (
                     number(place.node),
                     number(place.tables),
-                    place.devices.len(),
+                    place.endpoints.len(),
                 )
             })
             .collect()
     }
 
-    pub(crate) fn domain_of(&self, machine: &Machine) -> DomainPlace {
-        let mut places = self.space.places();
+    pub(crate) fn domain_of(&self, machine: &Machine) -> Place {
+        let mut places = self.space.places().into_iter();
         places
-            .find(|place| place.devices.contains(&machine.device))
+            .find(|place| place.endpoints.contains(&machine.device.into()))
             .unwrap()
     }
 

@@ -11,7 +11,7 @@ fn what_a_device_that_cannot_tell_could_write_counts_once_more_when_it_has_left(
     // The only one, with whom its domain ends.
     let mut bench = bench(&[]);
     let unit = silent(&bench);
-    bench.space.attach(unit.clone(), device).unwrap();
+    bench.space.attach((unit.clone(), device)).unwrap();
     bench.space.track_dirty(Tracking::default()).unwrap();
     unit.inner.port(device).write(AT, &[0]).unwrap();
     bench.space.detach(device).unwrap();
@@ -19,7 +19,7 @@ fn what_a_device_that_cannot_tell_could_write_counts_once_more_when_it_has_left(
     assert_eq!(bench.harvest(PAGE), (vec![], false));
     // What is harvested of it in parts comes in parts, once.
     for _ in 0..2 {
-        bench.space.attach(unit.clone(), device).unwrap();
+        bench.space.attach((unit.clone(), device)).unwrap();
         bench.space.detach(device).unwrap();
     }
     let part = page(100, 64);
@@ -33,7 +33,7 @@ fn what_a_device_that_cannot_tell_could_write_counts_once_more_when_it_has_left(
         .map(AT + 12 * MIB, &memory, part, Prot::READ, &mut ())
         .unwrap();
     let never = Interruption::Refused;
-    bench.space.attach(unit.clone(), device).unwrap();
+    bench.space.attach((unit.clone(), device)).unwrap();
     bench.space.take_out(page(0, 1), never, &mut ()).unwrap();
     let mut refused = |range, cause| panic!("{range}: {cause}");
     bench
@@ -48,7 +48,7 @@ fn what_a_device_that_cannot_tell_could_write_counts_once_more_when_it_has_left(
     let there = vec![page(1, 4), page(7, 2048 - 7)];
     assert_eq!(bench.harvest(PAGE), (there, true));
     // An unmap forgets it, or takes it along.
-    bench.space.attach(unit.clone(), device).unwrap();
+    bench.space.attach((unit.clone(), device)).unwrap();
     bench.space.detach(device).unwrap();
     bench
         .space
@@ -70,22 +70,22 @@ fn what_a_device_that_cannot_tell_could_write_counts_once_more_when_it_has_left(
         .map(AT, &memory, part, Prot::RW, &mut ())
         .unwrap();
     // Writes while tracking is off are dropped, and so is what was not harvested when it ends.
-    bench.space.attach(unit.clone(), device).unwrap();
+    bench.space.attach((unit.clone(), device)).unwrap();
     bench.space.detach(device).unwrap();
     bench.space.untrack_dirty();
-    bench.space.attach(unit, device).unwrap();
+    bench.space.attach((unit, device)).unwrap();
     bench.space.detach(device).unwrap();
     bench.space.track_dirty(Tracking::default()).unwrap();
     assert_eq!(bench.harvest(PAGE), (vec![], false));
 
     // One of two in a domain, which stays; and one of a domain that stays without devices.
     let tables = Arc::new(HeapTables::with_tables(64).unwrap());
-    let mut kept = space(FormatId::VtdSs, 4, &tables);
+    let kept = space(FormatId::VtdSs, 4, &tables);
     let part = Span::new(0, 8 * MIB);
     kept.map(AT, &memory, part, Prot::RW, &mut ()).unwrap();
     let unit = Tracker::new(&tables, false, false);
     for n in 0..2 {
-        kept.attach(unit.clone(), self::device(n)).unwrap();
+        kept.attach((unit.clone(), self::device(n))).unwrap();
     }
     kept.track_dirty(Tracking::default()).unwrap();
     bench.space = kept;
@@ -153,7 +153,7 @@ fn what_is_handed_over_names_what_was_written_to_by_those_who_have_left() {
         .space
         .take_out(page(64, 2048 - 64), Interruption::Refused, &mut ())
         .unwrap();
-    bench.space.attach(silent, device).unwrap();
+    bench.space.attach((silent, device)).unwrap();
     bench.space.detach(device).unwrap();
     let keeps = WhenUnmapped::Keeps;
     let pin = |bench: &Bench, range| bench.space.pin(range, Prot::RW, keeps).unwrap();
@@ -202,7 +202,7 @@ fn what_was_dirty_stays_so_when_it_is_not_released() {
 #[test]
 fn an_unmap_whose_flush_fails_has_noted_what_was_written() {
     for blind in [false, true] {
-        let mut bench = bench(&[(!blind, false)]);
+        let bench = bench(&[(!blind, false)]);
         bench.space.track_dirty(SMALL).unwrap();
         bench.write(0, AT + 3 * PAGE);
         let keeps = WhenUnmapped::Keeps;

@@ -60,7 +60,7 @@ fn what_was_set_aside_for_some_parts_is_given_back_when_there_is_no_table_for_th
         for machine in &machines {
             machine.attach(&mut bench.space).unwrap();
         }
-        assert_eq!(bench.space.domains().count(), usize::from(domains));
+        assert_eq!(bench.space.places().len(), usize::from(domains));
         let run = at(0, 6 * MIB);
         let before = bench.state();
         let mut refused = 0;
@@ -92,7 +92,7 @@ fn tables_that_a_restore_took_in_vain_are_set_aside_again() {
         let tables = Arc::new(HeapTables::with_tables(64).unwrap());
         let mut space = space(FormatId::VtdSs, 4, &tables);
         let unit = Arc::new(FrailUnit::new(unit(&tables)));
-        space.attach(unit.clone(), DEVICE).unwrap();
+        space.attach((unit.clone(), DEVICE)).unwrap();
         let pages = (0..PAGES).map(|n| Span::new((2 * n + 1) * PAGE, PAGE));
         let object = Arc::new(Frail::new(Synthetic::new(pages)));
         let memory = Memory::new(object.clone(), &Ledger::unlimited());

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use ioas::{AttachError, Backend, Errno, Ioas, KernelError, Mapper, Memory, Source};
+use ioas::{AttachError, Errno, Ioas, KernelError, Mapper, Memory, Source};
 use iopt::Prot;
 use runs::Span;
 
@@ -157,9 +157,7 @@ impl<K: Mapper> Raw<K> {
 
 /// An address space over some back end.
 pub(crate) trait Subject {
-    type Backend: Backend;
-
-    fn space(&mut self) -> &mut Ioas<Self::Backend>;
+    fn space(&self) -> &Ioas;
     /// [`MEMORY`] bytes, of which the page at [`BAD`] cannot be pinned.
     fn memory(&self) -> Arc<Memory>;
     fn attach(&mut self, which: Which) -> Result<(), AttachError>;
