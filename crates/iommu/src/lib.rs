@@ -75,6 +75,7 @@ mod hostile;
 mod lines;
 mod notes;
 mod registers;
+mod ring;
 pub mod riscv;
 #[cfg(feature = "std")]
 mod run_map;

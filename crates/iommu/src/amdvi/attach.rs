@@ -48,12 +48,7 @@ impl<R: Registers, M: TableMemory> AmdVi<R, M> {
         root: Root,
     ) -> Result<(), AttachError> {
         let tag = self.check(device, domain, &root)?;
-        let Inner {
-            table,
-            buffer,
-            log,
-            notes,
-        } = &mut *self.inner.lock();
+        let Inner { table, ring, notes } = &mut *self.inner.lock();
         let memory = &self.memory;
         let no_memory = |cause| AttachError::Memory { device, cause };
         let Some(entry) = table.entry(memory, device) else {
@@ -93,11 +88,7 @@ impl<R: Registers, M: TableMemory> AmdVi<R, M> {
             absent.then_some(Command::Barrier),
             absent.then_some(Command::domain(tag)),
         ];
-        let told = buffer.issue(
-            (&self.registers, memory),
-            log,
-            commands.into_iter().flatten(),
-        );
+        let told = ring.issue((&self.registers, memory), commands.into_iter().flatten());
         told.map_err(|cause| {
             entry.withdraw();
             AttachError::Unit { device, cause }
@@ -106,12 +97,7 @@ impl<R: Registers, M: TableMemory> AmdVi<R, M> {
 
     pub(super) fn do_detach(&self, device: DeviceId) -> Result<(), AttachError> {
         self.check_device(device)?;
-        let Inner {
-            table,
-            buffer,
-            log,
-            notes,
-        } = &mut *self.inner.lock();
+        let Inner { table, ring, notes } = &mut *self.inner.lock();
         let memory = &self.memory;
         let entry = table.entry(memory, device);
         let there = entry.as_ref().and_then(Entry::read);
@@ -128,8 +114,7 @@ impl<R: Registers, M: TableMemory> AmdVi<R, M> {
         let members = notes.members(memory, there.domain);
         let alone = members.filter(move |member| member.source == source);
         let commands = unit.into_iter().chain(self.all_in_devices(alone));
-        buffer
-            .issue((&self.registers, memory), log, commands)
+        ring.issue((&self.registers, memory), commands)
             .map_err(|cause| AttachError::Unit { device, cause })?;
         entry.clear();
         notes.remove(memory, source, 0);
@@ -171,12 +156,7 @@ impl<R: Registers, M: TableMemory> AmdVi<R, M> {
     ) -> Result<(), FlushError> {
         let refused = |cause| FlushError::Root { domain, cause };
         self.capabilities.check(&root).map_err(refused)?;
-        let Inner {
-            table,
-            buffer,
-            log,
-            notes,
-        } = &mut *self.inner.lock();
+        let Inner { table, ring, notes } = &mut *self.inner.lock();
         let members = table.members(&self.memory, tag);
         for (source, _) in members.clone() {
             if let Some(entry) = table.entry(&self.memory, DeviceId(source.into())) {
@@ -187,8 +167,7 @@ impl<R: Registers, M: TableMemory> AmdVi<R, M> {
             .map(|(source, _)| Command::Device { source })
             .chain([Command::Barrier, Command::domain(tag)])
             .chain(self.all_in_devices(notes.members(&self.memory, tag)));
-        buffer
-            .issue((&self.registers, &self.memory), log, commands)
+        ring.issue((&self.registers, &self.memory), commands)
             .map_err(|cause| FlushError::Unit { domain, cause })
     }
 }

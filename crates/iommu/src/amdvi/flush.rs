@@ -24,9 +24,7 @@ impl<R: Registers, M: TableMemory> AmdVi<R, M> {
         blocks: Option<impl Iterator<Item = Block> + Clone>,
         tables: bool,
     ) -> Result<(), FlushError> {
-        let Inner {
-            buffer, log, notes, ..
-        } = &mut *self.inner.lock();
+        let Inner { ring, notes, .. } = &mut *self.inner.lock();
         let members = notes.members(&self.memory, tag);
         let device = parts(blocks.clone(), members.clone().count());
         let unit = parts(blocks, 1).map(move |block| match block {
@@ -38,8 +36,7 @@ impl<R: Registers, M: TableMemory> AmdVi<R, M> {
             None => Command::domain(tag),
         });
         let commands = unit.chain(self.in_devices(members, device));
-        buffer
-            .issue((&self.registers, &self.memory), log, commands)
+        ring.issue((&self.registers, &self.memory), commands)
             .map_err(|cause| FlushError::Unit { domain, cause })
     }
 

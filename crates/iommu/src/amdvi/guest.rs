@@ -178,12 +178,7 @@ impl<R: Registers, M: TableMemory> AmdVi<R, M> {
         root: Root,
     ) -> Result<(), AttachError> {
         let tag = self.check(device, domain, &root)?;
-        let Inner {
-            table,
-            buffer,
-            log,
-            notes,
-        } = &mut *self.inner.lock();
+        let Inner { table, ring, notes } = &mut *self.inner.lock();
         let (memory, source) = (&self.memory, device.0 as u16);
         if let Some(there) = notes.member(memory, source, pasid) {
             let domain = DomainId(there.domain.into());
@@ -225,7 +220,7 @@ impl<R: Registers, M: TableMemory> AmdVi<R, M> {
             absent.then(|| all_of(source, pasid)),
         ];
         let commands = commands.into_iter().flatten();
-        let told = buffer.issue((&self.registers, memory), log, commands);
+        let told = ring.issue((&self.registers, memory), commands);
         told.map_err(|cause| {
             store(memory, word, root.address);
             AttachError::Unit { device, cause }
@@ -234,12 +229,7 @@ impl<R: Registers, M: TableMemory> AmdVi<R, M> {
 
     pub(super) fn detach_guest(&self, device: DeviceId, pasid: u32) -> Result<(), AttachError> {
         self.check_device(device)?;
-        let Inner {
-            table,
-            buffer,
-            log,
-            notes,
-        } = &mut *self.inner.lock();
+        let Inner { table, ring, notes } = &mut *self.inner.lock();
         let (memory, source) = (&self.memory, device.0 as u16);
         let first = table.entry(memory, device).and_then(|entry| entry.guest());
         let word = first.and_then(|first| find(memory, first, self.guest_levels(), pasid));
@@ -248,8 +238,7 @@ impl<R: Registers, M: TableMemory> AmdVi<R, M> {
         };
         store(memory, word, word.get() & !VALID);
         let commands = core::iter::once(all_of(source, pasid));
-        buffer
-            .issue((&self.registers, memory), log, commands)
+        ring.issue((&self.registers, memory), commands)
             .map_err(|cause| AttachError::Unit { device, cause })?;
         store(memory, word, 0);
         notes.remove(memory, source, pasid);
@@ -276,9 +265,7 @@ impl<R: Registers, M: TableMemory> AmdVi<R, M> {
         blocks: Option<impl Iterator<Item = Block> + Clone>,
         tables: bool,
     ) -> Result<(), FlushError> {
-        let Inner {
-            buffer, log, notes, ..
-        } = &mut *self.inner.lock();
+        let Inner { ring, notes, .. } = &mut *self.inner.lock();
         let members = notes.members(&self.memory, tag);
         let blocks = parts(blocks, members.clone().count());
         let commands = members.flat_map(move |Member { source, pasid, .. }| {
@@ -292,8 +279,7 @@ impl<R: Registers, M: TableMemory> AmdVi<R, M> {
                 None => all_of(source, pasid),
             })
         });
-        buffer
-            .issue((&self.registers, &self.memory), log, commands)
+        ring.issue((&self.registers, &self.memory), commands)
             .map_err(|cause| FlushError::Unit { domain, cause })
     }
 }

@@ -5,9 +5,9 @@ use iopt::{TABLE_BYTES, TableMemory};
 use runs::Span;
 use spin::Mutex;
 
-use super::buffer::Buffer;
 use super::events::Log;
 use super::offer::{CONTROL, DEVICE_TABLE, EVENTS, Offer, RING_LENGTH, TRANSLATE};
+use super::queue;
 use super::table::DeviceTable;
 use super::{AmdVi, Config, Inner, Mode, ProbeError, guest};
 use crate::capabilities::reaches;
@@ -15,6 +15,7 @@ use crate::error::UnitError;
 use crate::handover::{AdoptError, Frozen, Held, UnitKind};
 use crate::notes::Notes;
 use crate::registers::Registers;
+use crate::ring::Layout;
 use crate::unit::DomainId;
 
 impl<R: Registers, M: TableMemory> AmdVi<R, M> {
@@ -26,29 +27,21 @@ impl<R: Registers, M: TableMemory> AmdVi<R, M> {
     pub fn freeze(self, each: &mut dyn FnMut(Held)) -> Result<(Frozen, R, M), (Self, UnitError)> {
         // With the buffer empty, what follows is about a unit that does nothing by itself.
         let quiet = {
-            let Inner { buffer, log, .. } = &mut *self.inner.lock();
-            buffer.issue((&self.registers, &self.memory), log, core::iter::empty())
+            let ring = &mut self.inner.lock().ring;
+            ring.issue((&self.registers, &self.memory), None)
         };
         if let Err(cause) = quiet {
             return Err((self, cause));
         }
-        let Inner {
-            table,
-            buffer,
-            log,
-            notes,
-        } = self.inner.into_inner();
+        let Inner { table, ring, notes } = self.inner.into_inner();
         let page = |start| Span::new(start, TABLE_BYTES);
-        let ours = [
-            ("device table", table.span()),
-            ("command buffer", page(buffer.entries)),
-            ("store of COMPLETION_WAIT", page(buffer.status)),
-            ("event log", page(log.entries)),
-        ];
-        let further = notes.further(&self.memory);
-        let further = further.map(|start| ("notes of members", page(start)));
-        for (name, span) in ours.into_iter().chain(further) {
-            each(Held::Structure { name, span });
+        let mut structure = |name, span| each(Held::Structure { name, span });
+        structure("device table", table.span());
+        ring.for_each_page(&mut |name, start| structure(name, page(start)));
+        let log = ring.queue.log.entries;
+        structure("event log", page(log));
+        for start in notes.further(&self.memory) {
+            structure("notes of members", page(start));
         }
         for (_, there) in table.attached(&self.memory) {
             let (domain, root) = (DomainId(there.domain.into()), there.root);
@@ -70,16 +63,11 @@ impl<R: Registers, M: TableMemory> AmdVi<R, M> {
             }
         }
         // Bit 63: the unit is in use. From bit 40 on the mode, from 48 on the bits of a PASID.
-        let used = table.describe() | u64::from(buffer.open) << 63 | self.config.describe();
-        let (entries, status) = (buffer.entries, buffer.status);
-        let words = [
-            used,
-            table.base,
-            entries,
-            status,
-            log.entries,
-            buffer.ticket(),
-        ];
+        let used = table.describe() | u64::from(ring.open) << 63 | self.config.describe();
+        let Layout {
+            entries, status, ..
+        } = ring.layout;
+        let words = [used, table.base, entries, status, log, ring.ticket];
         let kind = UnitKind::AmdVi;
         Ok((Frozen { kind, words }, self.registers, self.memory))
     }
@@ -122,26 +110,21 @@ impl<R: Registers, M: TableMemory> AmdVi<R, M> {
         AdoptError::compare("the mode", mode, used >> 40, 0xff)?;
         AdoptError::compare("bits of a PASID", bits, used >> 48, 0xff)?;
         let table = DeviceTable::adopt(base, config.last_device, used);
-        let mut buffer = Buffer::new(entries, status, ticket);
         let log = Log {
             entries: log,
             segment: config.segment,
         };
+        let (log_base, mut ring) = (log.entries, queue::new([entries, status], log, ticket));
         if used >> 63 == 1 {
             let on = registers.read64(CONTROL);
             AdoptError::compare("Control", on, TRANSLATE, TRANSLATE)?;
             let found = registers.read64(DEVICE_TABLE);
             AdoptError::compare("Device Table Base", found, table.register(), !0)?;
             let found = registers.read64(EVENTS);
-            AdoptError::compare("Event Log Base", found, log.entries | RING_LENGTH, !0)?;
-            buffer.resume(registers)?;
+            AdoptError::compare("Event Log Base", found, log_base | RING_LENGTH, !0)?;
+            ring.resume(registers)?;
         }
         let notes = Notes::adopt(memory, Some(status));
-        Ok(Inner {
-            table,
-            buffer,
-            log,
-            notes,
-        })
+        Ok(Inner { table, ring, notes })
     }
 }

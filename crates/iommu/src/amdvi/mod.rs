@@ -36,7 +36,7 @@
 //!
 //! **TLBs in devices**: INVALIDATE_IOTLB_PAGES for each device of the domain that has one, in the same
 //! batch, behind a barrier: the unit may answer a device from its own caches, which must have forgotten.
-//! `buffer.rs` says what becomes of a device that does not answer. TLBs are off while the unit is
+//! `queue.rs` says what becomes of a device that does not answer. TLBs are off while the unit is
 //! [disabled](AmdVi::disable): what a device keeps over that time is not invalidated.
 //!
 //! **A new root** ([`Invalidation::new_root`]): stored in the entry of each of the domain's devices, then
@@ -58,7 +58,6 @@
 //! has some hundreds.
 
 mod attach;
-mod buffer;
 mod command;
 mod config;
 mod events;
@@ -66,6 +65,7 @@ mod flush;
 mod guest;
 mod handover;
 mod offer;
+mod queue;
 mod table;
 #[cfg(test)]
 mod tests;
@@ -84,13 +84,13 @@ use crate::notes::Notes;
 use crate::registers::{Registers, wait_until};
 use crate::unit::{DeviceId, DeviceTlb, DomainId, NodeId, Pasid, Unit};
 
-use buffer::Buffer;
 use command::{Command, MOST_PAGES};
 use events::{Log, Taken};
 use offer::{
     COHERENT, DEVICE_TABLE, EXCLUSION, FETCH, FETCHING, GUEST, LOG, LOGGING, Offer, RING, STATUS,
     TRANSLATE, control,
 };
+use queue::Commands;
 use table::DeviceTable;
 
 pub use config::{Config, Mode, ProbeError};
@@ -117,8 +117,7 @@ pub struct AmdVi<R, M> {
 #[derive(Debug)]
 struct Inner {
     table: DeviceTable,
-    buffer: Buffer,
-    log: Log,
+    ring: Commands,
     notes: Notes,
 }
 
@@ -161,6 +160,10 @@ impl<R: Registers, M: TableMemory> AmdVi<R, M> {
             taken.push(&memory, *page);
         }
         let [entries, status, log] = pages;
+        let log = Log {
+            entries: log,
+            segment: config.segment,
+        };
         Ok(Self {
             registers,
             memory,
@@ -169,11 +172,7 @@ impl<R: Registers, M: TableMemory> AmdVi<R, M> {
             capabilities,
             inner: Mutex::new(Inner {
                 table,
-                buffer: Buffer::new(entries, status, 0),
-                log: Log {
-                    entries: log,
-                    segment: config.segment,
-                },
+                ring: queue::new([entries, status], log, 0),
                 notes: Notes::new(Some(status)),
             }),
         })
@@ -185,20 +184,18 @@ impl<R: Registers, M: TableMemory> AmdVi<R, M> {
     /// [drained](Unit::drain_faults) are forgotten.
     pub fn enable(&self) -> Result<(), UnitError> {
         let registers = &self.registers;
-        let Inner {
-            table, buffer, log, ..
-        } = &mut *self.inner.lock();
+        let Inner { table, ring, .. } = &mut *self.inner.lock();
         let guest = match self.config.mode {
             Mode::Host => 0,
             Mode::Guest => GUEST,
         };
         self.stop(GUEST & !guest)?;
         registers.write64(EXCLUSION, 0);
-        buffer.set_up(registers);
-        log.set_up(registers, &self.memory);
+        ring.set_up(registers);
+        ring.queue.log.set_up(registers, &self.memory);
         registers.write64(DEVICE_TABLE, table.register());
         // From here on the unit may use our tables, and a flush that it does not answer has failed.
-        buffer.open = true;
+        ring.open = true;
         control(registers, COHERENT | FETCH | LOG | guest, 0);
         control(registers, TRANSLATE, 0);
         wait_until(registers, "Status.CmdBufRun and EventLogRun = 1", || {
@@ -214,15 +211,15 @@ impl<R: Registers, M: TableMemory> AmdVi<R, M> {
             None if n == devices => Command::Barrier,
             None => Command::Device { source: n as u16 },
         });
-        buffer.issue((registers, &self.memory), log, everything)
+        ring.issue((registers, &self.memory), everything)
     }
 
     /// Has the unit stop translating: devices reach all of memory again, at the addresses that they
     /// name. Faults that were not [drained](Unit::drain_faults) are forgotten.
     pub fn disable(&self) -> Result<(), UnitError> {
-        let buffer = &mut self.inner.lock().buffer;
+        let ring = &mut self.inner.lock().ring;
         self.stop(TRANSLATE)?;
-        buffer.open = false;
+        ring.open = false;
         Ok(())
     }
 
@@ -230,30 +227,26 @@ impl<R: Registers, M: TableMemory> AmdVi<R, M> {
     /// taken, since the unit may still read it; who wants to try again calls `disable` before.
     pub fn tear_down(self) -> Result<(R, M), UnitError> {
         self.disable()?;
-        let Inner {
-            table,
-            buffer,
-            log,
-            notes,
-        } = self.inner.into_inner();
+        let Inner { table, ring, notes } = self.inner.into_inner();
         let mut chain = Chain::empty();
         let memory = self.memory;
-        let ours = [buffer.entries, buffer.status, log.entries];
         for (_, first) in table.guests(&memory) {
             let levels = guest::levels(self.config.pasid_bits);
             guest::for_each_page(&memory, first, levels, &mut |page| {
                 chain.push(&memory, page);
             });
         }
-        let pages = table.pages().chain(notes.further(&memory)).chain(ours);
+        let pages = table.pages().chain(notes.further(&memory));
         pages.for_each(|page| chain.push(&memory, page));
+        ring.for_each_page(&mut |_, page| chain.push(&memory, page));
+        chain.push(&memory, ring.queue.log.entries);
         memory.reclaim(chain);
         Ok((self.registers, memory))
     }
 
     /// What the unit was told so far.
     pub fn counters(&self) -> CommandCounters {
-        self.inner.lock().buffer.counters
+        self.inner.lock().ring.counters
     }
 
     /// The registers.
@@ -365,12 +358,12 @@ where
         let (registers, memory) = (&self.registers, &self.memory);
         for _ in 0..RING {
             let alone = self.inner.lock();
-            if !alone.buffer.open {
+            if !alone.ring.open {
                 // The log is somebody else's, or nobody's.
                 return 0;
             }
-            let Some(taken) = alone.log.take(registers, memory) else {
-                return u64::from(alone.log.take_overflow(registers, memory));
+            let Some(taken) = alone.ring.queue.log.take(registers, memory) else {
+                return u64::from(alone.ring.queue.log.take_overflow(registers, memory));
             };
             // Not under the lock: the sink may flush.
             drop(alone);

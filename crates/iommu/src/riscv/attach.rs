@@ -132,7 +132,7 @@ impl<R: Registers, M: TableMemory> RiscvIommu<R, M> {
         let memory = &self.memory;
         let Inner {
             devices,
-            queue,
+            ring,
             tlbs,
             ..
         } = &mut *self.inner.lock();
@@ -164,7 +164,7 @@ impl<R: Registers, M: TableMemory> RiscvIommu<R, M> {
         }
         let mut issue = |commands: &[Option<Command>]| {
             let commands = commands.iter().copied().flatten();
-            let told = queue.issue((&self.registers, memory), commands);
+            let told = ring.issue((&self.registers, memory), commands);
             told.map_err(|cause| AttachError::Unit { device, cause })
         };
         let whole = Command::Device(Some(device.0));

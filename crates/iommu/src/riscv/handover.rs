@@ -5,16 +5,15 @@
 //! ticket is where the unit has stored it. The successor compares what `capabilities` says of the formats,
 //! `fctl`, `ddtp`, and of both queues base, state and, for commands, head and tail with it.
 
-use core::iter;
-
 use iopt::{TABLE_BYTES, TableMemory};
 use runs::Span;
 use spin::Mutex;
 
 use super::devices::Devices;
+use super::faults::RECORDS;
 use super::offer::{DDTP, DDTP_PPN, ENABLE, FCTL, FOREIGN, FQB, FQCSR, MODE, ON, Offer, base};
-use super::queue::Queue;
-use super::{Config, Inner, ProbeError, ROOT_BYTES, RiscvIommu, Tlbs, faults};
+use super::queue;
+use super::{Config, Inner, ProbeError, ROOT_BYTES, RiscvIommu, Tlbs};
 use crate::capabilities::reaches;
 use crate::error::UnitError;
 use crate::handover::{AdoptError, Frozen, Held, UnitKind};
@@ -30,8 +29,7 @@ impl Inner {
     ) {
         let mut page = |name, start| each(name, Span::new(start, TABLE_BYTES));
         self.devices.for_each_page(memory, &mut page);
-        page("command queue", self.queue.entries);
-        page("store of IOFENCE.C", self.queue.status);
+        self.ring.for_each_page(&mut page);
         page("fault queue", self.faults);
         if let Some(tlbs) = &self.tlbs {
             each("empty table", Span::new(tlbs.empty, ROOT_BYTES));
@@ -48,8 +46,8 @@ impl<R: Registers, M: TableMemory> RiscvIommu<R, M> {
     pub fn freeze(self, each: &mut dyn FnMut(Held)) -> Result<(Frozen, R, M), (Self, UnitError)> {
         // With the queue empty, what follows is about a unit that does nothing by itself.
         let quiet = {
-            let queue = &mut self.inner.lock().queue;
-            queue.issue((&self.registers, &self.memory), iter::empty())
+            let ring = &mut self.inner.lock().ring;
+            ring.issue((&self.registers, &self.memory), None)
         };
         if let Err(cause) = quiet {
             return Err((self, cause));
@@ -72,10 +70,10 @@ impl<R: Registers, M: TableMemory> RiscvIommu<R, M> {
         let [root, used] = inner.devices.describe();
         let words = [
             // Bit 63: the unit is in use.
-            used | u64::from(inner.queue.open) << 63,
+            used | u64::from(inner.ring.open) << 63,
             root,
-            inner.queue.entries | depth,
-            inner.queue.status,
+            inner.ring.layout.entries | depth,
+            inner.ring.layout.status,
             inner.faults,
             empty,
         ];
@@ -119,7 +117,7 @@ fn resume<R: Registers, M: TableMemory>(
     last_process: u32,
     frozen: &Frozen,
 ) -> Result<Inner, AdoptError> {
-    let [state, root, commands, status, queue, empty] = frozen.words(UnitKind::Riscv)?;
+    let [state, root, commands, status, faults, empty] = frozen.words(UnitKind::Riscv)?;
     let extended = offer.extended().into();
     AdoptError::compare("capabilities.MSI_FLAT", extended, state >> 49, 1)?;
     let pasid_bits = last_process.trailing_ones().into();
@@ -132,11 +130,10 @@ fn resume<R: Registers, M: TableMemory>(
     });
     let mut inner = Inner {
         devices,
-        queue: Queue::new(entries, status),
-        faults: queue,
+        ring: queue::new(memory, [entries, status]),
+        faults,
         tlbs,
     };
-    inner.queue.go_on(memory);
     if state >> 63 == 1 {
         let found = registers.read32(FCTL).into();
         AdoptError::compare("fctl", found, 0, FOREIGN.into())?;
@@ -147,11 +144,11 @@ fn resume<R: Registers, M: TableMemory>(
         let one = wanted.clone().next().unwrap_or(0);
         let same = wanted.find(|value| *value == found & mask);
         AdoptError::compare("ddtp", found, same.unwrap_or(one), mask)?;
-        let wanted = base(queue, faults::RECORDS.ilog2());
+        let wanted = base(faults, RECORDS.ilog2());
         AdoptError::compare("fqb", registers.read64(FQB), wanted, DDTP_PPN | 0x1f)?;
         let on = (ENABLE | ON).into();
         AdoptError::compare("fqcsr", registers.read32(FQCSR).into(), on, on)?;
-        inner.queue.resume(registers)?;
+        inner.ring.resume(registers)?;
     }
     Ok(inner)
 }

@@ -79,7 +79,7 @@ use crate::unit::{DeviceId, DeviceTlb, DomainId, NodeId, Pasid, Unit};
 use command::{ALL, Command};
 use devices::{Devices, Member};
 use offer::{BARE, DDTP, DDTP_PPN, FCTL, FOREIGN, LOST, MODE, OFF, Offer, PQCSR, point, switch};
-use queue::Queue;
+use queue::Commands;
 
 pub use config::{Config, ProbeError};
 
@@ -104,7 +104,7 @@ pub struct RiscvIommu<R, M> {
 #[derive(Debug)]
 struct Inner {
     devices: Devices,
-    queue: Queue,
+    ring: Commands,
     /// The page of the fault queue.
     faults: u64,
     /// `None` while no device was said to have a TLB.
@@ -162,6 +162,7 @@ impl<R: Registers, M: TableMemory> RiscvIommu<R, M> {
             taken.push(&memory, *page);
         }
         let [entries, status, faults] = pages;
+        let ring = queue::new(&memory, [entries, status]);
         Ok(Self {
             registers,
             memory,
@@ -170,7 +171,7 @@ impl<R: Registers, M: TableMemory> RiscvIommu<R, M> {
             capabilities,
             inner: Mutex::new(Inner {
                 devices,
-                queue: Queue::new(entries, status),
+                ring,
                 faults,
                 tlbs: None,
             }),
@@ -200,10 +201,10 @@ impl<R: Registers, M: TableMemory> RiscvIommu<R, M> {
                 return Err(UnitError::Refused { register, value });
             }
         }
-        inner.queue.start(registers)?;
+        inner.ring.start(registers)?;
         faults::start(registers, inner.faults)?;
         // From here on the unit may use our tables, and a flush that it does not answer has failed.
-        inner.queue.open = true;
+        inner.ring.open = true;
         let mut taken = stays;
         for value in wanted.filter(|_| !stays) {
             // A mode that the unit has not becomes another (WARL), and none but Off and Bare may be before
@@ -220,7 +221,7 @@ impl<R: Registers, M: TableMemory> RiscvIommu<R, M> {
         }
         let Inner {
             devices,
-            queue,
+            ring,
             tlbs,
             ..
         } = inner;
@@ -233,13 +234,13 @@ impl<R: Registers, M: TableMemory> RiscvIommu<R, M> {
         let all = iter::once(EVERYTHING);
         let of_devices = self.of_devices(tlbs.as_ref(), devices.members(memory), all);
         let commands = everything.into_iter().chain(of_devices);
-        queue.issue((registers, memory), commands)
+        ring.issue((registers, memory), commands)
     }
 
     /// Has the unit stop translating: devices reach all of memory again, at the addresses that they
     /// name, but for translated requests: a TLB in a device is to be switched off before. Faults that were not [drained](Unit::drain_faults) are forgotten.
     pub fn disable(&self) -> Result<(), UnitError> {
-        let queue = &mut self.inner.lock().queue;
+        let ring = &mut self.inner.lock().ring;
         self.block()?;
         let value = point(&self.registers, BARE)?;
         if value & MODE != BARE {
@@ -247,7 +248,7 @@ impl<R: Registers, M: TableMemory> RiscvIommu<R, M> {
             return Err(UnitError::Refused { register, value });
         }
         Self::stop_queues(&self.registers)?;
-        queue.open = false;
+        ring.open = false;
         Ok(())
     }
 
@@ -268,7 +269,7 @@ impl<R: Registers, M: TableMemory> RiscvIommu<R, M> {
 
     /// What the unit was told so far.
     pub fn counters(&self) -> CommandCounters {
-        self.inner.lock().queue.counters
+        self.inner.lock().ring.counters
     }
 
     /// The registers.
@@ -302,7 +303,7 @@ impl<R: Registers, M: TableMemory> RiscvIommu<R, M> {
         // Page requests have a queue only where there is ATS; elsewhere the register is 0.
         switch(registers, (PQCSR, "pqcsr.pqon = 0, busy = 0", LOST), false)?;
         faults::stop(registers)?;
-        Queue::stop(registers)
+        queue::stop(registers)
     }
 
     fn device_tlb(&self, device: u32, process: Option<u32>, block: Block) -> Command {
@@ -325,7 +326,7 @@ impl<R: Registers, M: TableMemory> RiscvIommu<R, M> {
         let memory = &self.memory;
         let Inner {
             devices,
-            queue,
+            ring,
             tlbs,
             ..
         } = &mut *self.inner.lock();
@@ -342,8 +343,7 @@ impl<R: Registers, M: TableMemory> RiscvIommu<R, M> {
         let pages = pages.map(move |block| command(Some((block, tables))));
         let of_devices = self.of_devices(tlbs.as_ref(), members, of_devices);
         let commands = whole.into_iter().chain(pages).chain(of_devices);
-        queue
-            .issue((&self.registers, memory), commands)
+        ring.issue((&self.registers, memory), commands)
             .map_err(|cause| FlushError::Unit { domain, cause })
     }
 

@@ -105,7 +105,7 @@ where
     fn drain_faults(&self, sink: &mut dyn FnMut(Fault)) -> u64 {
         for _ in 0..faults::RECORDS {
             let alone = self.inner.lock();
-            if !alone.queue.open {
+            if !alone.ring.open {
                 // The queue is somebody else's, or nobody's.
                 return 0;
             }

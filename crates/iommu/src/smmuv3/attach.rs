@@ -7,7 +7,6 @@ use super::SmmuV3;
 use super::command::{self, Command};
 use super::domains::Shape;
 use super::entry::Context;
-use super::queue::Batch;
 use super::streams::{Member, Place};
 use crate::error::{AttachError, FlushError};
 use crate::registers::Registers;
@@ -44,7 +43,7 @@ impl<R: Registers, M: TableMemory> SmmuV3<R, M> {
         let Inner {
             streams,
             domains,
-            queue,
+            ring,
             ..
         } = &mut *self.inner.lock();
         streams.check(device)?;
@@ -73,16 +72,12 @@ impl<R: Registers, M: TableMemory> SmmuV3<R, M> {
                     pasid,
                     leaf,
                 };
-                queue
-                    .issue(channel, |batch| batch.push(told(false)))
-                    .map_err(failed)?;
+                ring.issue(channel, [told(false)]).map_err(failed)?;
                 context.validate();
-                queue
-                    .issue(channel, |batch| batch.push(told(true)))
-                    .map_err(|cause| {
-                        context.withdraw();
-                        failed(cause)
-                    })
+                ring.issue(channel, [told(true)]).map_err(|cause| {
+                    context.withdraw();
+                    failed(cause)
+                })
             }
             context => {
                 if let Some(context) = &context {
@@ -93,7 +88,7 @@ impl<R: Registers, M: TableMemory> SmmuV3<R, M> {
                     stream.set_second(tag, &root, offer);
                 }
                 let told = |leaf| Command::Stream { stream: id, leaf };
-                let mut step = |leaf| queue.issue(channel, |batch| batch.push(told(leaf)));
+                let mut step = |leaf| ring.issue(channel, [told(leaf)]);
                 let told = step(false).and_then(|()| {
                     stream.validate();
                     step(true)
@@ -110,7 +105,7 @@ impl<R: Registers, M: TableMemory> SmmuV3<R, M> {
     pub(super) fn do_detach(&self, place: Place) -> Result<(), AttachError> {
         let (offer, memory) = (self.offer, &self.memory);
         let device = place.device;
-        let Inner { streams, queue, .. } = &mut *self.inner.lock();
+        let Inner { streams, ring, .. } = &mut *self.inner.lock();
         streams.check(device)?;
         let none = AttachError::NotAttached { device };
         let (stream, context, there) = streams.find(memory, place).ok_or(none)?;
@@ -124,26 +119,23 @@ impl<R: Registers, M: TableMemory> SmmuV3<R, M> {
             stream.withdraw();
         }
         let (id, pasid, leaf) = (device.0, place.number(), true);
-        queue
-            .issue((&self.registers, memory), |batch| {
-                batch.push(if stays {
-                    let stream = id;
-                    Command::Context {
-                        stream,
-                        pasid,
-                        leaf,
-                    }
-                } else {
-                    Command::Stream { stream: id, leaf }
-                })?;
-                batch.barrier()?;
-                batch.push(Command::Domain(shape.tag(there.domain, offer)))?;
-                if stream.has_device_tlb() {
-                    batch.barrier()?;
-                    batch.push(Command::whole_device(place))?;
-                }
-                Ok(())
-            })
+        let entry = match stays {
+            true => Command::Context {
+                stream: id,
+                pasid,
+                leaf,
+            },
+            false => Command::Stream { stream: id, leaf },
+        };
+        let tlb = stream.has_device_tlb();
+        let commands = [
+            Some(entry),
+            Some(Command::Sync),
+            Some(Command::Domain(shape.tag(there.domain, offer))),
+            tlb.then_some(Command::Sync),
+            tlb.then(|| Command::whole_device(place)),
+        ];
+        ring.issue((&self.registers, memory), commands.into_iter().flatten())
             .map_err(|cause| AttachError::Unit { device, cause })?;
         if let Some(context) = &context {
             context.clear();
@@ -189,7 +181,7 @@ impl<R: Registers, M: TableMemory> SmmuV3<R, M> {
         let Inner {
             streams,
             domains,
-            queue,
+            ring,
             ..
         } = &mut *self.inner.lock();
         let Some(shape) = domains.get(memory, number) else {
@@ -198,32 +190,21 @@ impl<R: Registers, M: TableMemory> SmmuV3<R, M> {
         };
         let tag = shape.tag(number, offer);
         let pages = what.and_then(|what| command::pages(what, shape, offer.ranges()));
-        let filled = |batch: &mut Batch<'_, R, M>| {
-            match pages {
-                Some(mut pages) => {
-                    pages.try_for_each(|pages| batch.push(Command::Pages(tag, pages)))?;
-                }
-                None => batch.push(Command::Domain(tag))?,
-            }
-            if !streams.has_device_tlbs() {
-                return Ok(());
-            }
-            let behind = |member: &Member| member.device_tlb && member.there.domain == number;
-            for (n, member) in streams.members(memory).filter(behind).enumerate() {
-                if n == 0 {
-                    batch.barrier()?;
-                }
-                match what.and_then(|what| command::device_pages(what, shape)) {
-                    Some(mut blocks) => blocks.try_for_each(|block| {
-                        batch.push(Command::device(member.place, block.address, block.mask))
-                    })?,
-                    None => batch.push(Command::whole_device(member.place))?,
-                }
-            }
-            Ok(())
-        };
-        queue
-            .issue((&self.registers, memory), filled)
+        let whole = pages.is_none().then_some(Command::Domain(tag));
+        let pages = pages.into_iter().flatten();
+        let unit = pages.map(|pages| Command::Pages(tag, pages)).chain(whole);
+        let members = streams.has_device_tlbs().then(|| streams.members(memory));
+        let behind = |member: &Member| member.device_tlb && member.there.domain == number;
+        let devices = members.into_iter().flatten().filter(behind).enumerate();
+        let devices = devices.flat_map(|(n, Member { place, .. })| {
+            let blocks = what.and_then(|what| command::device_pages(what, shape));
+            let whole = blocks.is_none().then(|| Command::whole_device(place));
+            let blocks = blocks.into_iter().flatten();
+            let blocks = blocks.map(move |block| Command::device(place, block.address, block.mask));
+            let barrier = (n == 0).then_some(Command::Sync);
+            barrier.into_iter().chain(blocks).chain(whole)
+        });
+        ring.issue((&self.registers, memory), unit.chain(devices))
             .map_err(|cause| FlushError::Unit { domain, cause })
     }
 }

@@ -11,6 +11,7 @@ use super::domains::{Domains, Shape};
 use super::offer::{
     ADDRESS, CMDQEN, CR0ACK, EVENTQ_BASE, EVENTQEN, Offer, SMMUEN, STRTAB_BASE, STRTAB_BASE_CFG,
 };
+use super::queue;
 use super::streams::Streams;
 use super::{Config, Inner, ProbeError, SmmuV3};
 use crate::capabilities::reaches;
@@ -28,8 +29,8 @@ impl<R: Registers, M: TableMemory> SmmuV3<R, M> {
     pub fn freeze(self, each: &mut dyn FnMut(Held)) -> Result<(Frozen, R, M), (Self, UnitError)> {
         // With the queue empty, what follows is about a unit that does nothing by itself.
         let quiet = {
-            let queue = &mut self.inner.lock().queue;
-            queue.issue((&self.registers, &self.memory), |_| Ok(()))
+            let ring = &mut self.inner.lock().ring;
+            ring.issue((&self.registers, &self.memory), None)
         };
         if let Err(cause) = quiet {
             return Err((self, cause));
@@ -37,21 +38,19 @@ impl<R: Registers, M: TableMemory> SmmuV3<R, M> {
         let Inner {
             streams,
             domains,
-            queue,
+            ring,
             events,
         } = self.inner.into_inner();
         let memory = self.memory;
         streams.spans(&memory, &mut |name, span| {
             each(Held::Structure { name, span })
         });
-        for (name, page) in [
-            ("command queue", queue.entries),
-            ("store of CMD_SYNC", queue.status),
-            ("event queue", events.entries),
-        ] {
-            let span = Span::new(page, TABLE_BYTES);
+        let mut page = |name, start| {
+            let span = Span::new(start, TABLE_BYTES);
             each(Held::Structure { name, span });
-        }
+        };
+        ring.for_each_page(&mut page);
+        page("event queue", events.entries);
         for member in streams.members(&memory) {
             let (domain, root) = (DomainId(member.there.domain.into()), member.there.root);
             each(Held::Table { domain, root });
@@ -61,12 +60,12 @@ impl<R: Registers, M: TableMemory> SmmuV3<R, M> {
         memory.reclaim(chain);
         let words = [
             // Bit 0: the unit is in use. From bit 32 on: the stream table's shape.
-            u64::from(queue.open) | u64::from(streams.shape()) << 32,
+            u64::from(ring.open) | u64::from(streams.shape()) << 32,
             streams.base() & ADDRESS,
-            queue.entries,
-            queue.status,
+            ring.layout.entries,
+            ring.layout.status,
             events.entries,
-            queue.ticket().into(),
+            ring.ticket,
         ];
         let kind = UnitKind::SmmuV3;
         Ok((Frozen { kind, words }, self.registers, memory))
@@ -118,8 +117,7 @@ impl<R: Registers, M: TableMemory> SmmuV3<R, M> {
     ) -> Result<Inner, AdoptError> {
         let words = frozen.words(UnitKind::SmmuV3)?;
         let [state, base, commands, status, events, ticket] = words;
-        let mut queue = Self::queue(commands, status, offer);
-        queue.go_on(ticket as u32);
+        let mut ring = queue::new([commands, status], offer, ticket);
         let events = Self::events(events, offer);
         let last = Self::last_device(config, offer);
         let mut streams = Streams::at(base, last, offer);
@@ -135,13 +133,13 @@ impl<R: Registers, M: TableMemory> SmmuV3<R, M> {
             AdoptError::compare("SMMU_STRTAB_BASE_CFG", found, streams.shape().into(), !0)?;
             let found = registers.read64(EVENTQ_BASE);
             AdoptError::compare("SMMU_EVENTQ_BASE", found, events.base(), ADDRESS)?;
-            queue.resume(registers)?;
+            ring.resume(registers)?;
         }
         streams.count_device_tlbs(memory);
         Ok(Inner {
             streams,
             domains: Domains::default(),
-            queue,
+            ring,
             events,
         })
     }

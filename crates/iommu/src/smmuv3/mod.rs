@@ -87,7 +87,7 @@ use offer::{
     ATSCHK, CMDQEN, CR1, CR2, EVENTQEN, IRQ_CTRL, IRQ_CTRLACK, Offer, SMMUEN, STRTAB_BASE,
     STRTAB_BASE_CFG, acknowledge, bypass, control, errors,
 };
-use queue::Queue;
+use queue::Commands;
 use streams::{Place, Streams};
 
 pub use config::{Config, ProbeError};
@@ -116,7 +116,7 @@ pub struct SmmuV3<R, M> {
 struct Inner {
     streams: Streams,
     domains: Domains,
-    queue: Queue,
+    ring: Commands,
     events: Events,
 }
 
@@ -153,7 +153,7 @@ impl<R: Registers, M: TableMemory> SmmuV3<R, M> {
         let inner = Inner {
             streams,
             domains: Domains::default(),
-            queue: Self::queue(commands, status, offer),
+            ring: queue::new([commands, status], offer, 0),
             events: Self::events(events, offer),
         };
         Ok(Self {
@@ -168,12 +168,6 @@ impl<R: Registers, M: TableMemory> SmmuV3<R, M> {
 
     fn last_device(config: &Config, offer: Offer) -> u32 {
         config.last_device.min(offer.last_stream())
-    }
-
-    /// A page of commands, of 16 bytes each.
-    fn queue(entries: u64, status: u64, offer: Offer) -> Queue {
-        let log2 = offer.queue_log2(21, 8);
-        Queue::new(entries, status, log2, offer.writes_tickets())
     }
 
     /// A page of events, of 32 bytes each.
@@ -191,18 +185,18 @@ impl<R: Registers, M: TableMemory> SmmuV3<R, M> {
         let registers = &self.registers;
         let Inner {
             streams,
-            queue,
+            ring,
             events,
             ..
         } = &mut *self.inner.lock();
         bypass(registers, true)?;
         self.stop()?;
-        queue.open = false;
+        ring.open = false;
         registers.write32(CR1, self.offer.cr1());
         registers.write32(CR2, self.offer.cr2());
         registers.write64(STRTAB_BASE, streams.base());
         registers.write32(STRTAB_BASE_CFG, streams.shape());
-        queue.set_up(registers);
+        ring.set_up(registers);
         events.set_up(registers);
         // What an earlier owner of the unit has left.
         acknowledge(registers, errors(registers));
@@ -211,26 +205,25 @@ impl<R: Registers, M: TableMemory> SmmuV3<R, M> {
         control(registers, on, "CR0ACK.CMDQEN = 1")?;
         control(registers, on | EVENTQEN, "CR0ACK.EVENTQEN = 1")?;
         // From here on the unit may use our tables, and a flush that it does not answer has failed.
-        queue.open = true;
+        ring.open = true;
         let hypervisor = self.offer.hypervisor();
-        queue.issue((registers, &self.memory), |batch| {
-            batch.push(Command::AllStreams)?;
-            batch.barrier()?;
-            if hypervisor {
-                batch.push(Command::AllOfEl2)?;
-            }
-            batch.push(Command::AllOfEl1)
-        })?;
+        let everything = [
+            Some(Command::AllStreams),
+            Some(Command::Sync),
+            hypervisor.then_some(Command::AllOfEl2),
+            Some(Command::AllOfEl1),
+        ];
+        ring.issue((registers, &self.memory), everything.into_iter().flatten())?;
         control(registers, on | EVENTQEN | SMMUEN, "CR0ACK.SMMUEN = 1")
     }
 
     /// Has the unit stop translating: devices reach all of memory again, at the addresses that they
     /// name. Faults that were not [drained](Unit::drain_faults) are forgotten.
     pub fn disable(&self) -> Result<(), UnitError> {
-        let queue = &mut self.inner.lock().queue;
+        let ring = &mut self.inner.lock().ring;
         bypass(&self.registers, false)?;
         self.stop()?;
-        queue.open = false;
+        ring.open = false;
         Ok(())
     }
 
@@ -241,14 +234,14 @@ impl<R: Registers, M: TableMemory> SmmuV3<R, M> {
         let Inner {
             streams,
             domains,
-            queue,
+            ring,
             events,
         } = self.inner.into_inner();
         let mut chain = Chain::empty();
         let memory = self.memory;
         streams.spans(&memory, &mut |_, span| push(&mut chain, &memory, span));
-        let ours = [queue.entries, queue.status, events.entries];
-        let pages = domains.pages().chain(ours);
+        ring.for_each_page(&mut |_, page| chain.push(&memory, page));
+        let pages = domains.pages().chain([events.entries]);
         pages.for_each(|page| chain.push(&memory, page));
         memory.reclaim(chain);
         Ok((self.registers, memory))
@@ -256,7 +249,7 @@ impl<R: Registers, M: TableMemory> SmmuV3<R, M> {
 
     /// What the unit was told so far.
     pub fn counters(&self) -> CommandCounters {
-        self.inner.lock().queue.counters
+        self.inner.lock().ring.counters
     }
 
     /// The registers.
@@ -355,7 +348,7 @@ where
         let places = self.inner.lock().events.places();
         for _ in 0..places {
             let alone = self.inner.lock();
-            if !alone.queue.open {
+            if !alone.ring.open {
                 // The queue is somebody else's, or nobody's.
                 return 0;
             }
@@ -367,6 +360,6 @@ where
             sink(fault);
         }
         let alone = self.inner.lock();
-        u64::from(alone.queue.open && alone.events.take_overflow(registers))
+        u64::from(alone.ring.open && alone.events.take_overflow(registers))
     }
 }

@@ -40,7 +40,7 @@ impl<R: Registers, M: TableMemory> Vtd<R, M> {
         let tag = self.check(device, domain, &root)?;
         let Inner {
             structures,
-            channel,
+            ring,
             notes,
         } = &mut *self.inner.lock();
         let memory = &self.memory;
@@ -82,7 +82,7 @@ impl<R: Registers, M: TableMemory> Vtd<R, M> {
         }
         entry.set(tag, root, self.offer, tlb.is_some());
         let told = if self.offer.caching_mode() {
-            self.issue(channel, self.forget_absence(tag, source, pasid))
+            self.issue(ring, self.forget_absence(tag, source, pasid))
         } else {
             queue::flush_writes(&self.registers, self.offer)
         };
@@ -96,7 +96,7 @@ impl<R: Registers, M: TableMemory> Vtd<R, M> {
         device.check_segment(self.config.segment)?;
         let Inner {
             structures,
-            channel,
+            ring,
             notes,
         } = &mut *self.inner.lock();
         let entry = structures.find(&self.memory, device, pasid);
@@ -112,7 +112,7 @@ impl<R: Registers, M: TableMemory> Vtd<R, M> {
             domain: there.domain,
             tlb: notes.tlb(&self.memory, source),
         };
-        self.issue(channel, self.forget(member))
+        self.issue(ring, self.forget(member))
             .map_err(|cause| AttachError::Unit { device, cause })?;
         entry.clear();
         notes.remove(&self.memory, source, pasid);
@@ -130,7 +130,7 @@ impl<R: Registers, M: TableMemory> Vtd<R, M> {
         }
         let Inner {
             structures,
-            channel,
+            ring,
             notes,
         } = &mut *self.inner.lock();
         let (memory, source) = (&self.memory, device.0 as u16);
@@ -150,7 +150,7 @@ impl<R: Registers, M: TableMemory> Vtd<R, M> {
         let changed = self.config.mode != Mode::Legacy
             && structures.set_device_tlb(memory, device, tlb.is_some());
         if changed {
-            self.issue(channel, self.forget_context(source))
+            self.issue(ring, self.forget_context(source))
                 .map_err(|cause| AttachError::Unit { device, cause })?;
         }
         if tlb.is_none() {

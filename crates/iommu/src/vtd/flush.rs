@@ -20,15 +20,15 @@ use crate::notes::{Member, Notes};
 use crate::registers::Registers;
 use crate::unit::DomainId;
 
-use super::queue::Channel;
+use super::queue::Commands;
 
 impl<R: Registers, M: TableMemory> Vtd<R, M> {
     pub(super) fn issue(
         &self,
-        channel: &mut Channel,
-        commands: impl Iterator<Item = Command> + Clone,
+        ring: &mut Commands,
+        commands: impl Iterator<Item = Command>,
     ) -> Result<(), UnitError> {
-        channel.issue((&self.registers, &self.memory), self.offer, commands)
+        ring.issue((&self.registers, &self.memory), commands)
     }
 
     /// What makes the unit forget an entry, and what it has through it.
@@ -79,7 +79,7 @@ impl<R: Registers, M: TableMemory> Vtd<R, M> {
         blocks: Option<impl Iterator<Item = Block> + Clone>,
         leaf_only: bool,
     ) -> Result<(), FlushError> {
-        let Inner { channel, notes, .. } = &mut *self.inner.lock();
+        let Inner { ring, notes, .. } = &mut *self.inner.lock();
         let pasids = self.pasids(notes, tag);
         let members = notes.members(&self.memory, tag);
         let devices = members.filter(|member| member.tlb.is_some());
@@ -93,7 +93,7 @@ impl<R: Registers, M: TableMemory> Vtd<R, M> {
             let commands = device.clone();
             commands.filter_map(move |block| self.in_device(member, block))
         });
-        self.issue(channel, unit.chain(device))
+        self.issue(ring, unit.chain(device))
             .map_err(|cause| FlushError::Unit { domain, cause })
     }
 

@@ -85,7 +85,7 @@ use command::Command;
 use offer::{
     GSTS, IQH, IQT, Offer, PMEN, PROTECT, PROTECTED, QUEUE, RTADDR, SCALABLE, SET_ROOT, TRANSLATION,
 };
-use queue::{Channel, Queue};
+use queue::Commands;
 use structures::{Structures, page};
 
 pub use config::{Config, Mode, ProbeError};
@@ -111,7 +111,7 @@ pub struct Vtd<R, M> {
 #[derive(Debug)]
 struct Inner {
     structures: Structures,
-    channel: Channel,
+    ring: Commands,
     notes: Notes,
 }
 
@@ -123,7 +123,7 @@ impl Inner {
         self.notes
             .further(memory)
             .for_each(|page| each("notes of members", page));
-        self.channel.for_each_page(each);
+        self.ring.for_each_page(each);
     }
 }
 
@@ -156,25 +156,19 @@ impl<R: Registers, M: TableMemory> Vtd<R, M> {
             taken.push(&memory, page);
             Ok(page)
         };
-        let queue = if offer.queue() {
-            let wide = config.mode != Mode::Legacy;
-            let pages = take().and_then(|first| Ok((first, take()?)));
-            match pages {
-                Ok((descriptors, status)) => Some(Queue::new(descriptors, status, wide)),
-                Err(cause) => {
-                    memory.reclaim(taken);
-                    return Err(ProbeError::Memory(cause));
-                }
+        let pages = match offer.queue() {
+            true => take().and_then(|entries| Ok([entries, take()?])),
+            false => Ok([0; 2]),
+        };
+        let pages = match pages {
+            Ok(pages) => pages,
+            Err(cause) => {
+                memory.reclaim(taken);
+                return Err(ProbeError::Memory(cause));
             }
-        } else {
-            None
         };
-        let channel = Channel {
-            queue,
-            open: false,
-            counters: CommandCounters::default(),
-        };
-        let notes = Notes::new(channel.answers());
+        let ring = queue::new(pages, config.mode, offer, 0);
+        let notes = Notes::new(ring.layout.answers());
         Ok(Self {
             registers,
             memory,
@@ -183,7 +177,7 @@ impl<R: Registers, M: TableMemory> Vtd<R, M> {
             capabilities,
             inner: Mutex::new(Inner {
                 structures,
-                channel,
+                ring,
                 notes,
             }),
         })
@@ -195,15 +189,11 @@ impl<R: Registers, M: TableMemory> Vtd<R, M> {
     pub fn enable(&self) -> Result<(), UnitError> {
         let registers = &self.registers;
         let Inner {
-            structures,
-            channel,
-            ..
+            structures, ring, ..
         } = &mut *self.inner.lock();
         self.close_queue()?;
-        if let Some(queue) = &mut channel.queue {
-            queue.set_up(registers)?;
-        }
-        channel.open = true;
+        ring.set_up(registers)?;
+        ring.open = true;
         queue::flush_writes(registers, self.offer)?;
         let mode = match self.config.mode {
             Mode::Legacy => 0,
@@ -216,7 +206,7 @@ impl<R: Registers, M: TableMemory> Vtd<R, M> {
             self.all_pasids(),
             Some(Command::All),
         ];
-        self.issue(channel, all.into_iter().flatten())?;
+        self.issue(ring, all.into_iter().flatten())?;
         queue::command(registers, TRANSLATION, true, "GSTS.TES = 1")?;
         if self.offer.protected_memory() {
             registers.write32(PMEN, registers.read32(PMEN) & !PROTECT);
@@ -230,10 +220,10 @@ impl<R: Registers, M: TableMemory> Vtd<R, M> {
     /// Has the unit stop translating: devices reach all of memory again, at the addresses that they
     /// name.
     pub fn disable(&self) -> Result<(), UnitError> {
-        let channel = &mut self.inner.lock().channel;
+        let ring = &mut self.inner.lock().ring;
         queue::command(&self.registers, TRANSLATION, false, "GSTS.TES = 0")?;
         self.close_queue()?;
-        channel.open = false;
+        ring.open = false;
         Ok(())
     }
 
@@ -256,7 +246,7 @@ impl<R: Registers, M: TableMemory> Vtd<R, M> {
     #[expect(clippy::result_large_err, reason = "a driver is moved now and then")]
     pub fn freeze(self, each: &mut dyn FnMut(Held)) -> Result<(Frozen, R, M), (Self, UnitError)> {
         // With the queue empty, what follows is about a unit that does nothing by itself.
-        let quiet = self.issue(&mut self.inner.lock().channel, core::iter::empty());
+        let quiet = self.issue(&mut self.inner.lock().ring, core::iter::empty());
         if let Err(cause) = quiet {
             return Err((self, cause));
         }
@@ -270,7 +260,7 @@ impl<R: Registers, M: TableMemory> Vtd<R, M> {
             each(Held::Table { domain, root });
             None::<()>
         });
-        let words = inner.channel.describe(&inner.structures);
+        let words = inner.ring.describe(&inner.structures);
         let kind = UnitKind::Vtd;
         Ok((Frozen { kind, words }, self.registers, self.memory))
     }
@@ -289,14 +279,14 @@ impl<R: Registers, M: TableMemory> Vtd<R, M> {
         let bits = 52;
         reaches(&memory, bits).map_err(|last| ProbeError::Addresses { last, bits })?;
         let words = frozen.words(UnitKind::Vtd).map_err(ProbeError::Adopt)?;
-        let (root, channel) =
-            Channel::adopt(&registers, words, &config, offer).map_err(ProbeError::Adopt)?;
+        let (root, ring) =
+            Commands::adopt(&registers, words, &config, offer).map_err(ProbeError::Adopt)?;
         let structures = Structures {
             root,
             mode: config.mode,
             pasid_bits: config.pasid_bits,
         };
-        let notes = Notes::adopt(&memory, channel.answers());
+        let notes = Notes::adopt(&memory, ring.layout.answers());
         Ok(Self {
             registers,
             memory,
@@ -305,7 +295,7 @@ impl<R: Registers, M: TableMemory> Vtd<R, M> {
             capabilities,
             inner: Mutex::new(Inner {
                 structures,
-                channel,
+                ring,
                 notes,
             }),
         })
@@ -313,7 +303,7 @@ impl<R: Registers, M: TableMemory> Vtd<R, M> {
 
     /// What the unit was told so far.
     pub fn counters(&self) -> CommandCounters {
-        self.inner.lock().channel.counters
+        self.inner.lock().ring.counters
     }
 
     /// The registers.

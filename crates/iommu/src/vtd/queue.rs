@@ -1,247 +1,152 @@
 //! How commands reach the unit: by its queue, or by registers where it has none.
 //!
-//! VT-d specification, section 6.5.2 "Queued Invalidation Interface". One batch of commands is under
-//! way at a time. Its protocol:
-//!
-//! 1. the caller's stores to tables come first (a fence), and where the unit has write buffers they
-//!    are flushed (Global Command Register, WBF);
-//! 2. descriptors are written from the tail on, the last one an *invalidation wait* that has the unit
-//!    write the batch's ticket to the status word; then the tail register hands them over. One place
-//!    stays free, since head = tail means empty;
-//! 3. the driver waits until the status word is the ticket. The unit writes it when all commands
-//!    before are complete, reads and writes drained. A ticket is not used again for 2^32 batches, so an
-//!    answer that comes late, after its batch was given up, is no answer to another one.
+//! VT-d specification, section 6.5.2 "Queued Invalidation Interface"; `ring.rs` of the crate has the
+//! protocol. Where the unit has write buffers they are flushed before each batch (Global Command Register,
+//! WBF). A wait is an *invalidation wait* that writes the ticket to the status word: the unit does so when
+//! all commands before are complete, reads and writes drained.
 //!
 //! **When the queue stops** (Fault Status Register, IQE, ICE or ITE) the unit fetches nothing until the
 //! bit is cleared. The driver then turns whatever is left between head and tail into waits that write
-//! the ticket 0, which nobody waits for, clears the bit, and reports the batch as failed; the next one
-//! finds a queue in order. A batch that is given up for its time stays in the queue.
-//!
-//! A batch of more commands than the queue holds goes in parts, each with its own wait.
+//! the ticket 0, which nothing waits for, and clears the bit.
 //!
 //! Descriptors and the status word are written back for units that do not snoop; the unit's own write
 //! of the status word is coherent in every unit.
 
-use core::sync::atomic::{Ordering, fence};
+use iopt::TableMemory;
 
-use iopt::{Cell, TABLE_BYTES, TableMemory};
-
+use super::Config;
+use super::Mode;
 use super::command::{ByRegister, Command};
 use super::offer::{
     CCMD, FLUSH_WRITES, FSTS, GCMD, GSTS, IQA, IQERCD, IQH, IQT, Offer, QUEUE, QUEUE_ERRORS,
     RTADDR, SCALABLE, STATES, TRANSLATION, WIDE,
 };
 use super::structures::Structures;
-use super::{Config, Mode};
-use crate::commands::CommandCounters;
 use crate::error::UnitError;
 use crate::handover::{AdoptError, WORDS};
 use crate::registers::{Registers, wait_until};
+use crate::ring::{CommandQueue, Layout, Ring};
 
-/// The invalidation queue: one page, and one for the status word.
+/// The invalidation queue.
 #[derive(Debug)]
 pub(super) struct Queue {
-    pub(super) descriptors: u64,
-    pub(super) status: u64,
-    /// Words of a descriptor, 2 or 4.
-    words: usize,
-    /// The place of the next descriptor.
-    tail: usize,
-    ticket: u32,
+    offer: Offer,
+    /// Descriptors have 256 bits.
+    wide: bool,
+}
+
+pub(super) type Commands = Ring<Queue>;
+
+/// A queue in two pages, of zeros but for what waits have stored up to the last ticket; both are 0 where
+/// the unit has none.
+pub(super) fn new([entries, status]: [u64; 2], mode: Mode, offer: Offer, ticket: u64) -> Commands {
+    let wide = mode != Mode::Legacy;
+    let layout = Layout::page(entries, status);
+    let layout = match wide {
+        true => Layout {
+            log2: layout.log2 - 1,
+            words: 4,
+            ..layout
+        },
+        false => layout,
+    };
+    Ring::new(layout, Queue { offer, wide }, ticket)
 }
 
 impl Queue {
-    /// A queue in two pages of zeros.
-    pub(super) const fn new(descriptors: u64, status: u64, wide: bool) -> Self {
-        Self {
-            descriptors,
-            status,
-            words: if wide { 4 } else { 2 },
-            tail: 0,
-            ticket: 0,
+    /// Bytes of a descriptor, as a power of two.
+    const fn shift(&self) -> u32 {
+        4 + self.wide as u32
+    }
+
+    /// What IQA holds: QS = 0, one page.
+    const fn base(&self, entries: u64) -> u64 {
+        entries | if self.wide { WIDE } else { 0 }
+    }
+}
+
+impl CommandQueue for Queue {
+    type Command = Command;
+    const PAGES: [&'static str; 2] = ["invalidation queue", "status of invalidation waits"];
+    const ROOM: &'static str = "a queue with room";
+    const TICKET: u64 = u32::MAX as u64;
+
+    fn head<R: Registers>(&self, registers: &R) -> u32 {
+        (registers.read64(IQH) >> self.shift()) as u32
+    }
+
+    fn set_tail<R: Registers>(&self, registers: &R, tail: u32) {
+        registers.write64(IQT, u64::from(tail) << self.shift());
+    }
+
+    fn words(&self, command: Command) -> [u64; 2] {
+        command.descriptor(self.offer.draining())
+    }
+
+    fn wait(&self, status: u64, ticket: u64) -> ([u64; 2], &'static str) {
+        // SW, the write of a status word.
+        let words = [0x5 | 1 << 5 | ticket << 32, status];
+        (words, "the status of an invalidation wait")
+    }
+
+    fn prepare<R: Registers>(&mut self, registers: &R) -> Result<(), UnitError> {
+        flush_writes(registers, self.offer)
+    }
+
+    fn accept<R: Registers>(
+        &mut self,
+        registers: &R,
+        command: Command,
+    ) -> Result<Option<Command>, UnitError> {
+        if self.offer.queue() {
+            return Ok(Some(command));
         }
+        let command = command.by_register(self.offer.draining());
+        by_register(registers, self.offer, command).map(|()| None)
     }
 
-    const fn places(&self) -> usize {
-        TABLE_BYTES as usize / 8 / self.words
-    }
-
-    /// The register value for a place.
-    const fn offset(&self, place: usize) -> u64 {
-        (place * self.words * 8) as u64
-    }
-
-    /// Where the unit will fetch next, whatever it says.
-    fn head<R: Registers>(&self, registers: &R) -> usize {
-        registers.read64(IQH) as usize / (self.words * 8) % self.places()
-    }
-
-    fn free<R: Registers>(&self, registers: &R) -> usize {
-        let used = (self.tail + self.places() - self.head(registers)) % self.places();
-        self.places() - 1 - used
-    }
-
-    fn write<M: TableMemory>(&self, memory: &M, place: usize, descriptor: [u64; 2]) {
-        let cells = memory.entries(self.descriptors, TABLE_BYTES as usize / 8);
-        let words = descriptor.into_iter().chain(core::iter::repeat(0));
-        if let Some(cells) = cells.get(place * self.words..(place + 1) * self.words) {
-            cells.iter().zip(words).for_each(|(cell, w)| cell.set(w));
-            memory.written(cells);
+    fn running<R: Registers, M: TableMemory>(
+        ring: &mut Commands,
+        (registers, memory): (&R, &M),
+    ) -> Result<(), UnitError> {
+        let status = registers.read32(FSTS);
+        let mut errors = QUEUE_ERRORS.iter();
+        let Some((_, error)) = errors.find(|(bit, _)| status & bit != 0) else {
+            return Ok(());
+        };
+        let record = registers.read64(IQERCD);
+        let head = ring.head(registers);
+        let command = ring.read(memory, head);
+        let (nothing, _) = ring.queue.wait(ring.layout.status, 0);
+        let mut place = head;
+        while place != ring.tail {
+            ring.write(memory, place, nothing);
+            place = ring.layout.index(place + 1);
         }
+        registers.write32(FSTS, error_bits());
+        // A unit may look for descriptors only when the tail is written.
+        ring.queue.set_tail(registers, ring.tail);
+        Err(UnitError::Command {
+            error,
+            command,
+            record,
+        })
     }
+}
 
-    fn read<M: TableMemory>(&self, memory: &M, place: usize) -> [u64; 2] {
-        let cells = memory.entries(self.descriptors, TABLE_BYTES as usize / 8);
-        let word = |n: usize| cells.get(place * self.words + n).map_or(0, Cell::get);
-        [word(0), word(1)]
-    }
-
-    /// An invalidation wait descriptor with SW, the write of a status word.
-    const fn wait(&self, ticket: u32) -> [u64; 2] {
-        [0x5 | 1 << 5 | (ticket as u64) << 32, self.status]
-    }
-
+impl Commands {
     /// Puts the queue into the registers, empty, and has the unit use it. It is not in use.
     pub(super) fn set_up<R: Registers>(&mut self, registers: &R) -> Result<(), UnitError> {
+        if self.layout.answers().is_none() {
+            return Ok(());
+        }
         self.tail = 0;
         // What an earlier owner of the unit has left.
         registers.write32(FSTS, error_bits());
         // "Queue Invalidation Tail Register": 0 before the queue is enabled.
         registers.write64(IQT, 0);
-        let wide = if self.words == 4 { WIDE } else { 0 };
-        // QS = 0: one page.
-        registers.write64(IQA, self.descriptors | wide);
+        registers.write64(IQA, self.queue.base(self.layout.entries));
         command(registers, QUEUE, true, "GSTS.QIES = 1")
-    }
-
-    /// Has the unit do the commands, and waits for them; counts what is complete.
-    fn run<R: Registers, M: TableMemory>(
-        &mut self,
-        (registers, memory): (&R, &M),
-        draining: (bool, bool),
-        mut commands: impl Iterator<Item = Command> + Clone,
-        counters: &mut CommandCounters,
-    ) -> Result<(), UnitError> {
-        loop {
-            // All places but the free one and that of the wait.
-            let count = commands.clone().take(self.places() - 2).count();
-            self.room((registers, memory), count + 1)?;
-            for command in commands.by_ref().take(count) {
-                self.put(memory, command.descriptor(draining));
-            }
-            self.ticket = self.ticket.checked_add(1).unwrap_or(1);
-            self.put(memory, self.wait(self.ticket));
-            registers.write64(IQT, self.offset(self.tail));
-            let status = memory.entries(self.status, 1);
-            wait_until(registers, "the status of an invalidation wait", || {
-                if status.first().map(|cell| cell.get_acquire() as u32) == Some(self.ticket) {
-                    return Ok(true);
-                }
-                self.running(registers, memory)?;
-                Ok(false)
-            })?;
-            counters.commands += count as u64;
-            counters.waits += 1;
-            if commands.clone().next().is_none() {
-                return Ok(());
-            }
-        }
-    }
-
-    fn put<M: TableMemory>(&mut self, memory: &M, descriptor: [u64; 2]) {
-        self.write(memory, self.tail, descriptor);
-        self.tail = (self.tail + 1) % self.places();
-    }
-
-    fn room<R: Registers, M: TableMemory>(
-        &self,
-        (registers, memory): (&R, &M),
-        needed: usize,
-    ) -> Result<(), UnitError> {
-        let room = wait_until(registers, "a queue with room", || {
-            self.running(registers, memory)?;
-            Ok(self.free(registers) >= needed)
-        });
-        match room {
-            Err(UnitError::TimedOut { .. }) => {
-                let (needed, free) = (needed as u32, self.free(registers) as u32);
-                Err(UnitError::QueueFull { needed, free })
-            }
-            other => other,
-        }
-    }
-
-    /// An error when the queue has stopped; it goes on then.
-    fn running<R: Registers, M: TableMemory>(
-        &self,
-        registers: &R,
-        memory: &M,
-    ) -> Result<(), UnitError> {
-        error(registers).map_or(Ok(()), |name| Err(self.restart(registers, memory, name)))
-    }
-
-    /// Takes what is left out of a queue that has stopped, and has it go on. The error to report.
-    fn restart<R: Registers, M: TableMemory>(
-        &self,
-        registers: &R,
-        memory: &M,
-        error: &'static str,
-    ) -> UnitError {
-        let record = registers.read64(IQERCD);
-        let head = self.head(registers);
-        let failed = UnitError::Command {
-            error,
-            command: self.read(memory, head),
-            record,
-        };
-        let mut place = head;
-        while place != self.tail {
-            self.write(memory, place, self.wait(0));
-            place = (place + 1) % self.places();
-        }
-        registers.write32(FSTS, error_bits());
-        // A unit may look for descriptors only when the tail is written.
-        registers.write64(IQT, self.offset(self.tail));
-        failed
-    }
-}
-
-/// All of the errors at which the queue stops; writing 1 clears.
-fn error_bits() -> u32 {
-    QUEUE_ERRORS.iter().fold(0, |all, (bit, _)| all | bit)
-}
-
-/// The first of the errors at which the queue stops.
-fn error<R: Registers>(registers: &R) -> Option<&'static str> {
-    let status = registers.read32(FSTS);
-    let mut errors = QUEUE_ERRORS.iter();
-    errors
-        .find(|(bit, _)| status & bit != 0)
-        .map(|(_, name)| *name)
-}
-
-/// How commands reach the unit, and how many have.
-#[derive(Debug)]
-pub(super) struct Channel {
-    pub(super) queue: Option<Queue>,
-    /// The unit can be told something: it is in use, or on the way there. Otherwise it has nothing
-    /// cached, or will be told to forget everything when it is enabled.
-    pub(super) open: bool,
-    pub(super) counters: CommandCounters,
-}
-
-impl Channel {
-    /// The page of the status word, where there is one.
-    pub(super) fn answers(&self) -> Option<u64> {
-        self.queue.as_ref().map(|queue| queue.status)
-    }
-
-    /// The queue's pages, with their names.
-    pub(super) fn for_each_page(&self, each: &mut impl FnMut(&'static str, u64)) {
-        if let Some(queue) = &self.queue {
-            each("invalidation queue", queue.descriptors);
-            each("status of invalidation waits", queue.status);
-        }
     }
 
     /// What a successor must know: bit 0 whether the unit is in use, from bit 8 on the mode, from bit 16
@@ -252,81 +157,50 @@ impl Channel {
             mode,
             pasid_bits,
         } = *structures;
-        let (descriptors, status, ticket) = self.queue.as_ref().map_or((0, 0, 0), |queue| {
-            (queue.descriptors, queue.status, queue.ticket)
-        });
+        let Layout {
+            entries, status, ..
+        } = self.layout;
         let state = u64::from(self.open) | (mode as u64) << 8 | u64::from(pasid_bits) << 16;
-        [state, root, descriptors, status, ticket.into(), 0]
+        [state, root, entries, status, self.ticket, 0]
     }
 
-    /// The root table, and the channel of a unit that is as [`describe`](Self::describe) says.
+    /// The root table, and the queue of a unit that is as [`describe`](Self::describe) says.
     pub(super) fn adopt<R: Registers>(
         registers: &R,
         words: [u64; WORDS],
         config: &Config,
         offer: Offer,
     ) -> Result<(u64, Self), AdoptError> {
-        let [state, root, descriptors, status, ticket, _] = words;
-        let open = state & 1 != 0;
+        let [state, root, entries, status, ticket, _] = words;
         let mode = config.mode;
         AdoptError::compare("the mode", mode as u64, state >> 8, 0xff)?;
         let pasid_bits = config.pasid_bits.into();
         AdoptError::compare("bits of a PASID", pasid_bits, state >> 16, u64::MAX)?;
-        let mut channel = Self {
-            queue: None,
-            open,
-            counters: CommandCounters::default(),
-        };
-        let wide = mode != Mode::Legacy;
-        let queued = descriptors != 0;
+        let queued = entries != 0;
         AdoptError::compare("ECAP.QI", offer.queue().into(), queued.into(), 1)?;
-        if open {
+        let mut ring = new([entries, status], mode, offer, ticket);
+        ring.open = state & 1 != 0;
+        if ring.open {
             let on = TRANSLATION | if queued { QUEUE } else { 0 };
             let status = registers.read32(GSTS);
             AdoptError::compare("GSTS", status.into(), on.into(), on.into())?;
-            let address = root | if wide { SCALABLE } else { 0 };
+            let address = root | if ring.queue.wide { SCALABLE } else { 0 };
             AdoptError::compare("RTADDR", registers.read64(RTADDR), address, u64::MAX)?;
         }
-        if queued {
-            let mut queue = Queue::new(descriptors, status, wide);
-            queue.ticket = ticket as u32;
-            if open {
-                let width = if wide { WIDE } else { 0 };
-                let address = registers.read64(IQA);
-                AdoptError::compare("IQA", address, descriptors | width, u64::MAX)?;
-                let (head, tail) = (registers.read64(IQH), registers.read64(IQT));
-                AdoptError::compare("IQH", head, tail, u64::MAX)?;
-                queue.tail = queue.head(registers);
-            }
-            channel.queue = Some(queue);
+        if ring.open && queued {
+            let address = registers.read64(IQA);
+            AdoptError::compare("IQA", address, ring.queue.base(entries), u64::MAX)?;
+            let (head, tail) = (registers.read64(IQH), registers.read64(IQT));
+            AdoptError::compare("IQH", head, tail, u64::MAX)?;
+            ring.tail = ring.head(registers);
         }
-        Ok((root, channel))
+        Ok((root, ring))
     }
+}
 
-    /// Has the unit do the commands, and waits until they are complete.
-    pub(super) fn issue<R: Registers, M: TableMemory>(
-        &mut self,
-        (registers, memory): (&R, &M),
-        offer: Offer,
-        commands: impl Iterator<Item = Command> + Clone,
-    ) -> Result<(), UnitError> {
-        fence(Ordering::SeqCst);
-        if !self.open {
-            return Ok(());
-        }
-        flush_writes(registers, offer)?;
-        let draining = offer.draining();
-        self.counters.batches += 1;
-        let Some(queue) = &mut self.queue else {
-            for command in commands {
-                by_register(registers, offer, command.by_register(draining))?;
-                self.counters.commands += 1;
-                self.counters.waits += 1;
-            }
-            return Ok(());
-        };
-        queue.run((registers, memory), draining, commands, &mut self.counters)
-    }
+/// All of the errors at which the queue stops; writing 1 clears.
+fn error_bits() -> u32 {
+    QUEUE_ERRORS.iter().fold(0, |all, (bit, _)| all | bit)
 }
 
 /// Flushes the unit's write buffers, where it has any that do not flush themselves.
