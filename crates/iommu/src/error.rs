@@ -9,10 +9,11 @@ use runs::Span;
 use crate::unit::{DeviceId, DomainId, Pasid};
 
 /// Why a device was not attached or detached.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum AttachError {
     /// The device is attached already; it must be detached first.
+    #[error("{device} is attached to domain {domain} already")]
     AlreadyAttached {
         /// The device.
         device: DeviceId,
@@ -20,16 +21,19 @@ pub enum AttachError {
         domain: DomainId,
     },
     /// The device is not attached.
+    #[error("{device} is not attached")]
     NotAttached {
         /// The device.
         device: DeviceId,
     },
     /// The unit does not walk this format.
+    #[error("the unit does not walk {format} tables")]
     Format {
         /// The format.
         format: FormatId,
     },
     /// The unit does not walk tables of so many levels.
+    #[error("the unit walks no {format} tables of {levels} levels, only of{}", Levels(*.offered))]
     Levels {
         /// The format.
         format: FormatId,
@@ -39,6 +43,7 @@ pub enum AttachError {
         offered: u16,
     },
     /// The root is not a multiple of its size and of 4096, or beyond the unit's addresses.
+    #[error("the root {address:#x} is not a page's address of {bits} bits")]
     RootAddress {
         /// Its address.
         address: u64,
@@ -46,6 +51,7 @@ pub enum AttachError {
         bits: u32,
     },
     /// The domain's number is beyond what the unit's tags hold.
+    #[error("domain {domain} does not fit in the unit's {bits} bits")]
     DomainId {
         /// The domain.
         domain: DomainId,
@@ -53,6 +59,7 @@ pub enum AttachError {
         bits: u32,
     },
     /// Other devices of the domain translate through another table.
+    #[error("domain {domain} has the root {} on this unit, not {}", Table(.there), Table(.asked))]
     OtherRoot {
         /// The domain.
         domain: DomainId,
@@ -62,6 +69,7 @@ pub enum AttachError {
         asked: Root,
     },
     /// Accesses of the device were still under way when the time was over.
+    #[error("{device} still had an access under way on {busy} ports after {} ms", .waited.as_millis())]
     TimedOut {
         /// The device.
         device: DeviceId,
@@ -71,6 +79,7 @@ pub enum AttachError {
         waited: Duration,
     },
     /// The device is not one of those behind this unit, by its segment.
+    #[error("{device} is not in the unit's segment {segment:04x}")]
     Elsewhere {
         /// The device.
         device: DeviceId,
@@ -78,6 +87,7 @@ pub enum AttachError {
         segment: u16,
     },
     /// The unit was set up for devices up to a lower one.
+    #[error("{device} is beyond {}, the last in the unit's table", DeviceId(*.last))]
     Beyond {
         /// The device.
         device: DeviceId,
@@ -85,11 +95,13 @@ pub enum AttachError {
         last: u32,
     },
     /// The unit keeps this domain for itself (VT-d's caching mode; SMMUv3's stage 1 keeps a VMID).
+    #[error("the unit keeps domain {domain} for itself")]
     ReservedDomain {
         /// The domain.
         domain: DomainId,
     },
     /// The PASID is 0, or beyond what the unit was set up for.
+    #[error("{device}: PASID {pasid}{}", Pasids(*.bits))]
     Pasid {
         /// The device.
         device: DeviceId,
@@ -99,16 +111,19 @@ pub enum AttachError {
         bits: u32,
     },
     /// Requests with a PASID go through stage 1, and those without cannot go through stage 2 beside them.
+    #[error("{device} is attached through another stage")]
     OtherStage {
         /// The device.
         device: DeviceId,
     },
     /// The unit does not answer translation requests of the device.
+    #[error("the unit does not serve a TLB in {device}")]
     NoDeviceTlbs {
         /// The device.
         device: DeviceId,
     },
     /// What the unit would need for it is all in use.
+    #[error("{device}: all {available} {what} are in use")]
     NoRoom {
         /// The device.
         device: DeviceId,
@@ -118,6 +133,7 @@ pub enum AttachError {
         available: u32,
     },
     /// There is no memory for the structures in which the unit looks the device up.
+    #[error("{device}: {cause}")]
     Memory {
         /// The device.
         device: DeviceId,
@@ -127,6 +143,7 @@ pub enum AttachError {
     /// The unit has not done what it was told.
     ///
     /// The device has no translation, but counts as attached until a `detach` succeeds.
+    #[error("{device}: {cause}")]
     Unit {
         /// The device.
         device: DeviceId,
@@ -135,113 +152,52 @@ pub enum AttachError {
     },
 }
 
-impl fmt::Display for AttachError {
+/// Numbers of levels, from a bit for each.
+struct Levels(u16);
+
+impl fmt::Display for Levels {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::AlreadyAttached { device, domain } => {
-                write!(f, "{device} is attached to domain {domain} already")
-            }
-            Self::NotAttached { device } => write!(f, "{device} is not attached"),
-            Self::Format { format } => write!(f, "the unit does not walk {format} tables"),
-            Self::Levels {
-                format,
-                levels,
-                offered,
-            } => {
-                write!(
-                    f,
-                    "the unit walks no {format} tables of {levels} levels, only of"
-                )?;
-                let mut separator = ' ';
-                for n in (0..16).filter(|n| offered >> n & 1 == 1) {
-                    write!(f, "{separator}{n}")?;
-                    separator = '/';
-                }
-                Ok(())
-            }
-            Self::RootAddress { address, bits } => {
-                write!(
-                    f,
-                    "the root {address:#x} is not a page's address of {bits} bits"
-                )
-            }
-            Self::DomainId { domain, bits } => {
-                write!(f, "domain {domain} does not fit in the unit's {bits} bits")
-            }
-            Self::OtherRoot {
-                domain,
-                there,
-                asked,
-            } => write!(
-                f,
-                "domain {domain} has the root {:#x} ({}, {} levels) on this unit, not {:#x} ({}, \
-                 {} levels)",
-                there.address,
-                there.format,
-                there.levels,
-                asked.address,
-                asked.format,
-                asked.levels
-            ),
-            Self::Elsewhere { device, segment } => {
-                write!(f, "{device} is not in the unit's segment {segment:04x}")
-            }
-            Self::Beyond { device, last } => {
-                write!(
-                    f,
-                    "{device} is beyond {}, the last in the unit's table",
-                    DeviceId(*last)
-                )
-            }
-            Self::Pasid {
-                device,
-                pasid,
-                bits: 0,
-            } => write!(f, "{device}: PASID {pasid}, but the unit takes none"),
-            Self::Pasid {
-                device,
-                pasid,
-                bits,
-            } => write!(
-                f,
-                "{device}: PASID {pasid} is not between 1 and the last of {bits} bits"
-            ),
-            Self::OtherStage { device } => {
-                write!(f, "{device} is attached through another stage")
-            }
-            Self::NoDeviceTlbs { device } => {
-                write!(f, "the unit does not serve a TLB in {device}")
-            }
-            Self::ReservedDomain { domain } => {
-                write!(f, "the unit keeps domain {domain} for itself")
-            }
-            Self::NoRoom {
-                device,
-                what,
-                available,
-            } => write!(f, "{device}: all {available} {what} are in use"),
-            Self::Memory { device, cause } => write!(f, "{device}: {cause}"),
-            Self::Unit { device, cause } => write!(f, "{device}: {cause}"),
-            Self::TimedOut {
-                device,
-                busy,
-                waited,
-            } => write!(
-                f,
-                "{device} still had an access under way on {busy} ports after {} ms",
-                waited.as_millis()
-            ),
+        let mut separator = ' ';
+        for n in (0..16).filter(|n| self.0 >> n & 1 == 1) {
+            write!(f, "{separator}{n}")?;
+            separator = '/';
+        }
+        Ok(())
+    }
+}
+
+/// Why a PASID is refused, by the bits that one may have.
+struct Pasids(u32);
+
+impl fmt::Display for Pasids {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            0 => f.write_str(", but the unit takes none"),
+            bits => write!(f, " is not between 1 and the last of {bits} bits"),
         }
     }
 }
 
-impl core::error::Error for AttachError {}
+/// A root with its shape.
+struct Table<'r>(&'r Root);
+
+impl fmt::Display for Table<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Root {
+            format,
+            address,
+            levels,
+        } = self.0;
+        write!(f, "{address:#x} ({format}, {levels} levels)")
+    }
+}
 
 /// Why a flush did not come to an end. Nothing that it covers may be reused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum FlushError {
     /// Accesses that began before the flush were still under way when the time was over.
+    #[error("flush of domain {domain}: after {} ms {busy} ports still had an access under way that began before it, first {device}", .waited.as_millis())]
     TimedOut {
         /// The domain.
         domain: DomainId,
@@ -253,6 +209,7 @@ pub enum FlushError {
         waited: Duration,
     },
     /// Somebody in this process still uses a translation.
+    #[error("flush of {range}: after {} ms somebody still used a translation of it", .waited.as_millis())]
     Held {
         /// The device addresses that were to be forgotten.
         range: Span,
@@ -260,6 +217,7 @@ pub enum FlushError {
         waited: Duration,
     },
     /// The table has grown to a root that the unit cannot walk. The old one is in use still.
+    #[error("the new root of domain {domain}: {cause}")]
     Root {
         /// The domain.
         domain: DomainId,
@@ -267,6 +225,7 @@ pub enum FlushError {
         cause: AttachError,
     },
     /// The unit has not done what it was told.
+    #[error("flush of domain {domain}: {cause}")]
     Unit {
         /// The domain.
         domain: DomainId,
@@ -275,38 +234,12 @@ pub enum FlushError {
     },
 }
 
-impl fmt::Display for FlushError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Held { range, waited } => write!(
-                f,
-                "flush of {range}: after {} ms somebody still used a translation of it",
-                waited.as_millis()
-            ),
-            Self::Root { domain, cause } => write!(f, "the new root of domain {domain}: {cause}"),
-            Self::Unit { domain, cause } => write!(f, "flush of domain {domain}: {cause}"),
-            Self::TimedOut {
-                domain,
-                device,
-                busy,
-                waited,
-            } => write!(
-                f,
-                "flush of domain {domain}: after {} ms {busy} ports still had an access under way \
-                 that began before it, first {device}",
-                waited.as_millis()
-            ),
-        }
-    }
-}
-
-impl core::error::Error for FlushError {}
-
 /// What went wrong between a driver and its unit.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum UnitError {
     /// The unit has not answered.
+    #[error("the unit has not come to {awaited} in {rounds} rounds")]
     TimedOut {
         /// What the driver waited for, in the specification's names.
         awaited: &'static str,
@@ -314,6 +247,7 @@ pub enum UnitError {
         rounds: u32,
     },
     /// The unit has not taken earlier commands from its queue, and there is no room for more.
+    #[error("the unit does not take commands: {needed} places needed, {free} free")]
     QueueFull {
         /// Places needed.
         needed: u32,
@@ -322,6 +256,7 @@ pub enum UnitError {
     },
     /// The unit has stopped at a command, or has lost one. All commands that were under way are to
     /// be repeated.
+    #[error("the unit reports {error} at the command {:#x} {:#x} (record {record:#x})", .command[0], .command[1])]
     Command {
         /// The error, in the specification's name.
         error: &'static str,
@@ -331,11 +266,13 @@ pub enum UnitError {
         record: u64,
     },
     /// A device has not invalidated what its TLB holds. The commands are to be repeated.
+    #[error("{device} has not invalidated its translations in time")]
     DeviceTimedOut {
         /// The device.
         device: DeviceId,
     },
     /// The unit has refused a command that was given through registers.
+    #[error("the unit has refused a command: {register} is {value:#x}")]
     Refused {
         /// The register.
         register: &'static str,
@@ -343,36 +280,3 @@ pub enum UnitError {
         value: u64,
     },
 }
-
-impl fmt::Display for UnitError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::TimedOut { awaited, rounds } => {
-                write!(f, "the unit has not come to {awaited} in {rounds} rounds")
-            }
-            Self::QueueFull { needed, free } => write!(
-                f,
-                "the unit does not take commands: {needed} places needed, {free} free"
-            ),
-            Self::Command {
-                error,
-                command: [low, high],
-                record,
-            } => write!(
-                f,
-                "the unit reports {error} at the command {low:#x} {high:#x} (record {record:#x})"
-            ),
-            Self::DeviceTimedOut { device } => {
-                write!(f, "{device} has not invalidated its translations in time")
-            }
-            Self::Refused { register, value } => {
-                write!(
-                    f,
-                    "the unit has refused a command: {register} is {value:#x}"
-                )
-            }
-        }
-    }
-}
-
-impl core::error::Error for UnitError {}

@@ -17,8 +17,6 @@
 //!
 //! The description says only what neither registers nor structures tell. Counters begin at 0 again.
 
-use core::fmt;
-
 use iopt::Root;
 use runs::Span;
 
@@ -149,25 +147,29 @@ impl Frozen {
 }
 
 /// Why a unit is not taken over. It goes on as it was.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum AdoptError {
     /// These bytes are no description.
+    #[error("{len} bytes describe no unit")]
     NoDescription {
         /// How many.
         len: usize,
     },
     /// The description has another version.
+    #[error("a description of version {found}")]
     Version {
         /// Which.
         found: u16,
     },
     /// It describes another kind of unit, by its number.
+    #[error("a description of a unit of kind {found}")]
     Kind {
         /// Which.
         found: u64,
     },
     /// A register is not as the predecessor has left it.
+    #[error("{name} is {found:#x}, not {wanted:#x}: not the unit described")]
     Register {
         /// Its name.
         name: &'static str,
@@ -177,6 +179,7 @@ pub enum AdoptError {
         found: u64,
     },
     /// The unit has stopped at a command, or has not taken one.
+    #[error("{0}")]
     Unit(UnitError),
 }
 
@@ -199,27 +202,6 @@ impl AdoptError {
         Ok(())
     }
 }
-
-impl fmt::Display for AdoptError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::NoDescription { len } => write!(f, "{len} bytes describe no unit"),
-            Self::Version { found } => write!(f, "a description of version {found}"),
-            Self::Kind { found } => write!(f, "a description of a unit of kind {found}"),
-            Self::Register {
-                name,
-                wanted,
-                found,
-            } => write!(
-                f,
-                "{name} is {found:#x}, not {wanted:#x}: not the unit described"
-            ),
-            Self::Unit(cause) => cause.fmt(f),
-        }
-    }
-}
-
-impl core::error::Error for AdoptError {}
 
 #[cfg(test)]
 mod tests {

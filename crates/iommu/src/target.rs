@@ -1,6 +1,5 @@
 //! The memory that devices reach.
 
-use core::fmt;
 use core::sync::atomic::AtomicU64;
 
 use runs::Span;
@@ -21,23 +20,12 @@ pub trait TargetMemory {
 }
 
 /// There is no memory at this physical address.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("there is no memory at the physical address {address:#x}")]
 pub struct BadTarget {
     /// The address.
     pub address: u64,
 }
-
-impl fmt::Display for BadTarget {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "there is no memory at the physical address {:#x}",
-            self.address
-        )
-    }
-}
-
-impl core::error::Error for BadTarget {}
 
 impl<D: TargetMemory + ?Sized> TargetMemory for &D {
     #[inline]

@@ -1,7 +1,5 @@
 //! What a unit is told at the start, and why it may be refused.
 
-use core::fmt;
-
 use iopt::NoTables;
 
 use crate::handover::AdoptError;
@@ -69,26 +67,30 @@ impl Config {
 }
 
 /// Why a unit cannot be driven.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ProbeError {
     /// Nothing answers at these registers.
+    #[error("no AMD-Vi unit answers: features {features:#x}")]
     NoUnit {
         /// The Extended Feature Register.
         features: u64,
     },
     /// The unit walks no table that is known (Extended Feature Register, HATS = 3).
+    #[error("the unit walks no known tables: features {features:#x}")]
     Levels {
         /// The Extended Feature Register.
         features: u64,
     },
     /// The unit does not walk guest tables for requests without a PASID, or cannot forget all at once
     /// (Extended Feature Register, GTSup, GIoSup, IASup).
+    #[error("the unit does not walk guest tables for all: features {features:#x}")]
     Guest {
         /// The Extended Feature Register.
         features: u64,
     },
     /// The unit takes no PASIDs of so many bits in this mode (Extended Feature Register, PASmax and GLXSup).
+    #[error("PASIDs of {asked} bits, but the unit takes {offered}")]
     Pasids {
         /// The bits asked for.
         asked: u32,
@@ -97,8 +99,10 @@ pub enum ProbeError {
     },
     /// There is no memory for device table, command buffer and event log. The device table is one
     /// piece.
+    #[error("{0}")]
     Memory(NoTables),
     /// The memory lies beyond the addresses that the unit's structures hold.
+    #[error("memory up to {last:#x} for a unit with addresses of {bits} bits")]
     Addresses {
         /// The memory's last address.
         last: u64,
@@ -106,37 +110,6 @@ pub enum ProbeError {
         bits: u32,
     },
     /// The unit is not the one that was frozen, or has stopped.
+    #[error("{0}")]
     Adopt(AdoptError),
 }
-
-impl fmt::Display for ProbeError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::NoUnit { features } => {
-                write!(f, "no AMD-Vi unit answers: features {features:#x}")
-            }
-            Self::Levels { features } => {
-                write!(f, "the unit walks no known tables: features {features:#x}")
-            }
-            Self::Guest { features } => {
-                write!(
-                    f,
-                    "the unit does not walk guest tables for all: features {features:#x}"
-                )
-            }
-            Self::Pasids { asked, offered } => {
-                write!(f, "PASIDs of {asked} bits, but the unit takes {offered}")
-            }
-            Self::Memory(cause) => cause.fmt(f),
-            Self::Addresses { last, bits } => {
-                write!(
-                    f,
-                    "memory up to {last:#x} for a unit with addresses of {bits} bits"
-                )
-            }
-            Self::Adopt(cause) => cause.fmt(f),
-        }
-    }
-}
-
-impl core::error::Error for ProbeError {}

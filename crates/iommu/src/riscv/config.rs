@@ -1,7 +1,5 @@
 //! What a unit is told at the start, and why it may be refused.
 
-use core::fmt;
-
 use iopt::NoTables;
 
 use crate::handover::AdoptError;
@@ -34,27 +32,32 @@ impl Default for Config {
 }
 
 /// Why a unit cannot be driven.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ProbeError {
     /// Nothing answers at these registers, or a unit of another major version of the specification.
+    #[error("no RISC-V IOMMU of version 1 answers: capabilities {capabilities:#x}")]
     NoUnit {
         /// The register `capabilities`.
         capabilities: u64,
     },
     /// The unit walks no table that is known: none of Sv39 to Sv57, none of Sv39x4 to Sv57x4.
+    #[error("the unit walks no known tables: capabilities {capabilities:#x}")]
     Tables {
         /// The register `capabilities`.
         capabilities: u64,
     },
     /// The unit reads memory in big-endian order only.
+    #[error("the unit reads memory in big-endian order only: capabilities {capabilities:#x}")]
     BigEndian {
         /// The register `capabilities`.
         capabilities: u64,
     },
     /// There is no memory for device directory and queues.
+    #[error("{0}")]
     Memory(NoTables),
     /// The memory lies beyond the addresses that the unit has (PAS).
+    #[error("memory up to {last:#x} for a unit with addresses of {bits} bits")]
     Addresses {
         /// The memory's last address.
         last: u64,
@@ -62,34 +65,6 @@ pub enum ProbeError {
         bits: u32,
     },
     /// The unit is not the one that was frozen, or has stopped.
+    #[error("{0}")]
     Adopt(AdoptError),
 }
-
-impl fmt::Display for ProbeError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::NoUnit { capabilities } => write!(
-                f,
-                "no RISC-V IOMMU of version 1 answers: capabilities {capabilities:#x}"
-            ),
-            Self::Tables { capabilities } => write!(
-                f,
-                "the unit walks no known tables: capabilities {capabilities:#x}"
-            ),
-            Self::BigEndian { capabilities } => write!(
-                f,
-                "the unit reads memory in big-endian order only: capabilities {capabilities:#x}"
-            ),
-            Self::Memory(cause) => cause.fmt(f),
-            Self::Addresses { last, bits } => {
-                write!(
-                    f,
-                    "memory up to {last:#x} for a unit with addresses of {bits} bits"
-                )
-            }
-            Self::Adopt(cause) => cause.fmt(f),
-        }
-    }
-}
-
-impl core::error::Error for ProbeError {}

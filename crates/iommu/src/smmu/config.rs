@@ -1,7 +1,5 @@
 //! What a unit is told at the start, and why it may be refused.
 
-use core::fmt;
-
 use crate::handover::AdoptError;
 use crate::unit::NodeId;
 
@@ -31,10 +29,11 @@ pub struct Config {
 }
 
 /// Why a unit cannot be driven.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ProbeError {
     /// Nothing answers at these registers.
+    #[error("no SMMU answers: IDR0 {idr0:#x}, IDR1 {idr1:#x}")]
     NoUnit {
         /// IDR0.
         idr0: u32,
@@ -42,6 +41,7 @@ pub enum ProbeError {
         idr1: u32,
     },
     /// The unit has no room for a single device.
+    #[error("the SMMU has {streams} stream mapping registers and {banks} context banks")]
     NoRoom {
         /// Stream mapping registers.
         streams: usize,
@@ -49,6 +49,7 @@ pub enum ProbeError {
         banks: usize,
     },
     /// The unit walks no table that is known.
+    #[error("the SMMU walks no known tables: IDR0 {idr0:#x}, IDR2 {idr2:#x}")]
     Formats {
         /// IDR0.
         idr0: u32,
@@ -56,6 +57,7 @@ pub enum ProbeError {
         idr2: u32,
     },
     /// The unit cannot leave these bits of stream ids out.
+    #[error("the SMMU cannot ignore the bits {ignored:#x} of stream ids, but {writable:#x}")]
     StreamMask {
         /// The bits asked for ([`Config::ignored`]).
         ignored: u16,
@@ -63,38 +65,12 @@ pub enum ProbeError {
         writable: u16,
     },
     /// Somebody uses all stream match registers, so that none can be asked for its bits.
+    #[error("all {streams} stream match registers are in use")]
     InUse {
         /// How many there are.
         streams: usize,
     },
     /// The unit is not the one that was frozen, or has stopped.
+    #[error("{0}")]
     Adopt(AdoptError),
 }
-
-impl fmt::Display for ProbeError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::NoUnit { idr0, idr1 } => {
-                write!(f, "no SMMU answers: IDR0 {idr0:#x}, IDR1 {idr1:#x}")
-            }
-            Self::NoRoom { streams, banks } => write!(
-                f,
-                "the SMMU has {streams} stream mapping registers and {banks} context banks"
-            ),
-            Self::Formats { idr0, idr2 } => write!(
-                f,
-                "the SMMU walks no known tables: IDR0 {idr0:#x}, IDR2 {idr2:#x}"
-            ),
-            Self::StreamMask { ignored, writable } => write!(
-                f,
-                "the SMMU cannot ignore the bits {ignored:#x} of stream ids, but {writable:#x}"
-            ),
-            Self::InUse { streams } => {
-                write!(f, "all {streams} stream match registers are in use")
-            }
-            Self::Adopt(cause) => cause.fmt(f),
-        }
-    }
-}
-
-impl core::error::Error for ProbeError {}

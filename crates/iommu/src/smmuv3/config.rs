@@ -1,7 +1,5 @@
 //! What a unit is told at the start, and why it may be refused.
 
-use core::fmt;
-
 use iopt::NoTables;
 
 use crate::handover::AdoptError;
@@ -36,16 +34,18 @@ impl Default for Config {
 }
 
 /// Why a unit cannot be driven.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ProbeError {
     /// Nothing answers at these registers.
+    #[error("no SMMUv3 answers: IDR0 {idr0:#x}")]
     NoUnit {
         /// SMMU_IDR0.
         idr0: u32,
     },
     /// The unit walks no AArch64 tables in this processor's byte order, with a granule and a stage that are
     /// known.
+    #[error("the unit walks no known tables: IDR0 {idr0:#x}, IDR5 {idr5:#x}")]
     Formats {
         /// SMMU_IDR0.
         idr0: u32,
@@ -53,20 +53,24 @@ pub enum ProbeError {
         idr5: u32,
     },
     /// All faults of devices stall, until software has answered each (SMMU_IDR0.STALL_MODEL).
+    #[error("all faults stall: IDR0 {idr0:#x}")]
     StallsAlways {
         /// SMMU_IDR0.
         idr0: u32,
     },
     /// The unit has tables or queues of its own, or no room for a command and a CMD_SYNC
     /// (SMMU_IDR1: TABLES_PRESET, QUEUES_PRESET, CMDQS).
+    #[error("tables or queues cannot be set up: IDR1 {idr1:#x}")]
     Queues {
         /// SMMU_IDR1.
         idr1: u32,
     },
     /// There is no memory for stream table and queues. A linear stream table, of a unit without two-level
     /// ones, is one piece.
+    #[error("{0}")]
     Memory(NoTables),
     /// The memory lies beyond the addresses that the unit's structures hold.
+    #[error("memory up to {last:#x} for a unit with addresses of {bits} bits")]
     Addresses {
         /// The memory's last address.
         last: u64,
@@ -74,35 +78,6 @@ pub enum ProbeError {
         bits: u32,
     },
     /// The unit is not the one that was frozen, or has stopped.
+    #[error("{0}")]
     Adopt(AdoptError),
 }
-
-impl fmt::Display for ProbeError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::NoUnit { idr0 } => write!(f, "no SMMUv3 answers: IDR0 {idr0:#x}"),
-            Self::Formats { idr0, idr5 } => {
-                write!(
-                    f,
-                    "the unit walks no known tables: IDR0 {idr0:#x}, IDR5 {idr5:#x}"
-                )
-            }
-            Self::StallsAlways { idr0 } => {
-                write!(f, "all faults stall: IDR0 {idr0:#x}")
-            }
-            Self::Queues { idr1 } => {
-                write!(f, "tables or queues cannot be set up: IDR1 {idr1:#x}")
-            }
-            Self::Memory(cause) => cause.fmt(f),
-            Self::Addresses { last, bits } => {
-                write!(
-                    f,
-                    "memory up to {last:#x} for a unit with addresses of {bits} bits"
-                )
-            }
-            Self::Adopt(cause) => cause.fmt(f),
-        }
-    }
-}
-
-impl core::error::Error for ProbeError {}

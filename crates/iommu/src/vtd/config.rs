@@ -1,7 +1,5 @@
 //! What a unit is told at the start, and why it may be refused.
 
-use core::fmt;
-
 use iopt::NoTables;
 
 use crate::handover::AdoptError;
@@ -50,10 +48,11 @@ impl Default for Config {
 }
 
 /// Why a unit cannot be driven.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ProbeError {
     /// Nothing answers at these registers.
+    #[error("no VT-d unit answers: version {version:#x}, capabilities {cap:#x}")]
     NoUnit {
         /// The version register.
         version: u32,
@@ -61,6 +60,7 @@ pub enum ProbeError {
         cap: u64,
     },
     /// The unit does not offer the mode, or no table that is known.
+    #[error("the unit does not offer {mode:?}: capabilities {cap:#x}, extended {ecap:#x}")]
     Mode {
         /// The mode.
         mode: Mode,
@@ -70,6 +70,7 @@ pub enum ProbeError {
         ecap: u64,
     },
     /// The unit takes no PASIDs of so many bits in this mode (Extended Capability Register, PASID and PSS).
+    #[error("PASIDs of {asked} bits, but the unit takes {offered}")]
     Pasids {
         /// The bits asked for.
         asked: u32,
@@ -77,8 +78,10 @@ pub enum ProbeError {
         offered: u32,
     },
     /// There is no memory for root table and queue.
+    #[error("{0}")]
     Memory(NoTables),
     /// The memory lies beyond the addresses that units of VT-d have.
+    #[error("memory up to {last:#x} for a unit with addresses of {bits} bits")]
     Addresses {
         /// The memory's last address.
         last: u64,
@@ -86,33 +89,6 @@ pub enum ProbeError {
         bits: u32,
     },
     /// The unit is not the one that was frozen, or has stopped.
+    #[error("{0}")]
     Adopt(AdoptError),
 }
-
-impl fmt::Display for ProbeError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::NoUnit { version, cap } => write!(
-                f,
-                "no VT-d unit answers: version {version:#x}, capabilities {cap:#x}"
-            ),
-            Self::Mode { mode, cap, ecap } => write!(
-                f,
-                "the unit does not offer {mode:?}: capabilities {cap:#x}, extended {ecap:#x}"
-            ),
-            Self::Pasids { asked, offered } => {
-                write!(f, "PASIDs of {asked} bits, but the unit takes {offered}")
-            }
-            Self::Memory(cause) => cause.fmt(f),
-            Self::Addresses { last, bits } => {
-                write!(
-                    f,
-                    "memory up to {last:#x} for a unit with addresses of {bits} bits"
-                )
-            }
-            Self::Adopt(cause) => cause.fmt(f),
-        }
-    }
-}
-
-impl core::error::Error for ProbeError {}
