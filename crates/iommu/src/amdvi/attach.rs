@@ -81,7 +81,7 @@ impl<R: Registers, M: TableMemory> AmdVi<R, M> {
             notes.add(memory, member).map_err(no_memory)?;
         }
         table.note(device);
-        entry.set(tag, &root, self.offer, tlb.is_some());
+        entry.set(tag, &root, self.features, tlb.is_some());
         let absent = self.config.caches_not_present;
         let commands = [
             Some(Command::Device { source }),
@@ -160,7 +160,7 @@ impl<R: Registers, M: TableMemory> AmdVi<R, M> {
         let members = table.members(&self.memory, tag);
         for (source, _) in members.clone() {
             if let Some(entry) = table.entry(&self.memory, DeviceId(source.into())) {
-                entry.set_root(&root, self.offer);
+                entry.set_root(&root, self.features);
             }
         }
         let commands = members

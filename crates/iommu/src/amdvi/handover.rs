@@ -5,8 +5,8 @@ use iopt::{TABLE_BYTES, TableMemory};
 use runs::Span;
 use spin::Mutex;
 
-use super::events::Log;
-use super::offer::{CONTROL, DEVICE_TABLE, EVENTS, Offer, RING_LENGTH, TRANSLATE};
+use super::capabilities::{CONTROL, DEVICE_TABLE, EVENTS, Features, RING_LENGTH, TRANSLATE};
+use super::faults::Log;
 use super::queue;
 use super::table::DeviceTable;
 use super::{AmdVi, Config, Inner, Mode, ProbeError, guest};
@@ -81,8 +81,8 @@ impl<R: Registers, M: TableMemory> AmdVi<R, M> {
         config: Config,
         frozen: &Frozen,
     ) -> Result<Self, ProbeError> {
-        let offer = Offer::read(&registers)?;
-        let capabilities = offer.capabilities(&config)?;
+        let features = Features::read(&registers)?;
+        let capabilities = features.capabilities(&config)?;
         let bits = 52;
         reaches(&memory, bits).map_err(|last| ProbeError::Addresses { last, bits })?;
         let inner =
@@ -91,7 +91,7 @@ impl<R: Registers, M: TableMemory> AmdVi<R, M> {
             registers,
             memory,
             config,
-            offer,
+            features,
             capabilities,
             inner: Mutex::new(inner),
         })

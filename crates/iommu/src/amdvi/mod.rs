@@ -44,7 +44,7 @@
 //!
 //! **Mapping** needs stores only, but where absent entries are cached.
 //!
-//! **Faults**: `events.rs`.
+//! **Faults**: `faults.rs`.
 //!
 //! **Handover**: the description says whether the unit translates, the mode, the bits of a PASID, where
 //! device table, command buffer and event log lie, the last ticket, and which devices were ever attached;
@@ -58,13 +58,13 @@
 //! has some hundreds.
 
 mod attach;
+mod capabilities;
 mod command;
 mod config;
-mod events;
+mod faults;
 mod flush;
 mod guest;
 mod handover;
-mod offer;
 mod queue;
 mod table;
 #[cfg(test)]
@@ -84,12 +84,12 @@ use crate::notes::Notes;
 use crate::registers::{Registers, wait_until};
 use crate::unit::{DeviceId, DeviceTlb, DomainId, NodeId, Pasid, Unit};
 
-use command::{Command, MOST_PAGES};
-use events::{Log, Taken};
-use offer::{
-    COHERENT, DEVICE_TABLE, EXCLUSION, FETCH, FETCHING, GUEST, LOG, LOGGING, Offer, RING, STATUS,
-    TRANSLATE, control,
+use capabilities::{
+    COHERENT, DEVICE_TABLE, EXCLUSION, FETCH, FETCHING, Features, GUEST, LOG, LOGGING, RING,
+    STATUS, TRANSLATE, control,
 };
+use command::{Command, MOST_PAGES};
+use faults::{Log, Taken};
 use queue::Commands;
 use table::DeviceTable;
 
@@ -109,7 +109,7 @@ pub struct AmdVi<R, M> {
     registers: R,
     memory: M,
     config: Config,
-    offer: Offer,
+    features: Features,
     capabilities: Capabilities,
     inner: Mutex<Inner>,
 }
@@ -141,8 +141,8 @@ impl<R: Registers, M: TableMemory> AmdVi<R, M> {
                 "structures have 64-bit words"
             );
         }
-        let offer = Offer::read(&registers)?;
-        let capabilities = offer.capabilities(&config)?;
+        let features = Features::read(&registers)?;
+        let capabilities = features.capabilities(&config)?;
         let bits = 52;
         reaches(&memory, bits).map_err(|last| ProbeError::Addresses { last, bits })?;
         let table = DeviceTable::new(&memory, config.last_device).map_err(ProbeError::Memory)?;
@@ -168,7 +168,7 @@ impl<R: Registers, M: TableMemory> AmdVi<R, M> {
             registers,
             memory,
             config,
-            offer,
+            features,
             capabilities,
             inner: Mutex::new(Inner {
                 table,
@@ -202,7 +202,7 @@ impl<R: Registers, M: TableMemory> AmdVi<R, M> {
             Ok(registers.read64(STATUS) & (FETCHING | LOGGING) == FETCHING | LOGGING)
         })?;
         let devices = table.devices();
-        let all = self.offer.invalidates_all();
+        let all = self.features.invalidates_all();
         // Each device, a barrier, and each domain.
         let count = if all { 1 } else { devices + 1 + (1 << 16) };
         let everything = (0..count).map(move |n| match n.checked_sub(devices + 1) {

@@ -17,12 +17,12 @@
 
 use iopt::TableMemory;
 
-use super::command::Command;
-use super::events::Log;
-use super::offer::{
+use super::capabilities::{
     COMMAND_HEAD, COMMAND_TAIL, COMMANDS, EVENT_TAIL, FETCH, FETCHING, RING_LENGTH, STATUS,
     control, offset, place,
 };
+use super::command::Command;
+use super::faults::Log;
 use crate::error::UnitError;
 use crate::handover::AdoptError;
 use crate::registers::{Registers, wait_until};

@@ -26,7 +26,7 @@ use iopt::{Cell, FormatId, NoTables, Root, TABLE_BYTES, TableMemory};
 
 use runs::Span;
 
-use super::offer::Offer;
+use super::capabilities::Features;
 use crate::unit::DeviceId;
 
 /// V.
@@ -69,8 +69,8 @@ pub(super) struct Attached {
     pub(super) root: Root,
 }
 
-fn word(root: &Root, offer: Offer) -> u64 {
-    let dirty = if offer.dirty() { DIRTY } else { 0 };
+fn word(root: &Root, features: Features) -> u64 {
+    let dirty = if features.dirty() { DIRTY } else { 0 };
     VALID | dirty | u64::from(root.levels) << MODE | root.address | ALLOWED
 }
 
@@ -235,10 +235,10 @@ impl<M: TableMemory> Entry<'_, M> {
     }
 
     /// Makes an empty entry present. The root was checked.
-    pub(super) fn set(&self, domain: u16, root: &Root, offer: Offer, tlb: bool) {
+    pub(super) fn set(&self, domain: u16, root: &Root, features: Features, tlb: bool) {
         let tlb = if tlb { DEVICE_TLB } else { 0 };
         self.store(1, u64::from(domain) | tlb);
-        self.store(0, word(root, offer) | TRANSLATED);
+        self.store(0, word(root, features) | TRANSLATED);
     }
 
     /// The guest CR3 table, if there is one.
@@ -259,9 +259,9 @@ impl<M: TableMemory> Entry<'_, M> {
     }
 
     /// Another root, in the same state.
-    pub(super) fn set_root(&self, root: &Root, offer: Offer) {
+    pub(super) fn set_root(&self, root: &Root, features: Features) {
         let state = self.word(0) & TRANSLATED;
-        self.store(0, word(root, offer) | state);
+        self.store(0, word(root, features) | state);
     }
 
     /// From present to leaving.

@@ -5,8 +5,8 @@ use core::sync::atomic::{Ordering, fence};
 use iopt::{Chain, FormatId, NoTables, Root, TableMemory};
 
 use super::command::{Command, Tag};
-use super::context::{Context, Device, Holds, PROCESS_LEAF_BITS, Process};
 use super::directory::Directory;
+use super::entry::{Context, Device, Holds, PROCESS_LEAF_BITS, Process};
 use super::{EVERYTHING, Inner, RiscvIommu, check_root};
 use crate::error::AttachError;
 use crate::registers::Registers;
@@ -80,9 +80,9 @@ impl<R: Registers, M: TableMemory> RiscvIommu<R, M> {
             return Err(AttachError::AlreadyAttached { device, domain });
         }
         check_root((devices, tlbs.as_ref()), memory, domain, root)?;
-        let processes = self.offer.process_levels(self.capabilities.pasid_bits);
+        let processes = self.features.process_levels(self.capabilities.pasid_bits);
         match processes.filter(|_| !second) {
-            None => context.set_table(tag, &root, self.offer),
+            None => context.set_table(tag, &root, self.features),
             Some((levels, _)) => self
                 .add_process(&context, levels, process, tag, &root)
                 .map_err(no_memory)?,
@@ -116,7 +116,7 @@ impl<R: Registers, M: TableMemory> RiscvIommu<R, M> {
                 return Err(cause);
             }
         }
-        context.set_processes(&directory, self.offer);
+        context.set_processes(&directory, self.features);
         Ok(())
     }
 

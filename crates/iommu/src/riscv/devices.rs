@@ -2,9 +2,9 @@
 
 use iopt::{Chain, NoTables, TableMemory};
 
-use super::context::{Attached, Context, Device, Holds, Process};
+use super::capabilities::{Features, OFF, page_number};
 use super::directory::Directory;
-use super::offer::{OFF, Offer, page_number};
+use super::entry::{Attached, Context, Device, Holds, Process};
 
 /// The device directory. It always has three levels of pages, of which the unit is shown the last ones.
 #[derive(Debug)]
@@ -31,10 +31,10 @@ impl Devices {
     /// A directory without devices. After an error nothing is taken.
     pub(super) fn new<M: TableMemory>(
         memory: &M,
-        offer: Offer,
+        features: Features,
         last_process: u32,
     ) -> Result<Self, NoTables> {
-        let directory = Directory::new(memory, LEVELS, leaf_bits(offer))?;
+        let directory = Directory::new(memory, LEVELS, leaf_bits(features))?;
         let devices = Self {
             directory,
             used: None,
@@ -162,7 +162,11 @@ impl Devices {
     }
 
     /// A directory that is there already, with what [`describe`](Self::describe) says.
-    pub(super) const fn adopt([root, used]: [u64; 2], offer: Offer, last_process: u32) -> Self {
+    pub(super) const fn adopt(
+        [root, used]: [u64; 2],
+        features: Features,
+        last_process: u32,
+    ) -> Self {
         let used = match used >> 48 & 1 {
             1 => Some((used as u32 & 0xff_ffff, (used >> 24) as u32 & 0xff_ffff)),
             _ => None,
@@ -171,7 +175,7 @@ impl Devices {
             directory: Directory {
                 root,
                 levels: LEVELS,
-                leaf_bits: leaf_bits(offer),
+                leaf_bits: leaf_bits(features),
             },
             used,
             last_process,
@@ -183,8 +187,8 @@ impl Devices {
 const LEVELS: u32 = 3;
 
 /// DDI\[0\]: a context has 64 bytes in the extended format, 32 in the base format.
-const fn leaf_bits(offer: Offer) -> u32 {
-    if offer.extended() { EXTENDED } else { 7 }
+const fn leaf_bits(features: Features) -> u32 {
+    if features.extended() { EXTENDED } else { 7 }
 }
 const EXTENDED: u32 = 6;
 

@@ -11,7 +11,7 @@ use core::iter;
 
 use iopt::{Cell, NoTables, TABLE_BYTES, TableMemory};
 
-use super::offer::{DDTP_PPN, page_number};
+use super::capabilities::{DDTP_PPN, page_number};
 
 /// Words of a page.
 const WORDS: usize = TABLE_BYTES as usize / 8;

@@ -13,7 +13,7 @@
 use iopt::walk::Access;
 use iopt::{Cell, TABLE_BYTES, TableMemory};
 
-use super::offer::{ENABLE, FQB, FQCSR, FQH, FQT, LOST, set_base, switch};
+use super::capabilities::{ENABLE, FQB, FQCSR, FQH, FQT, LOST, set_base, switch};
 use crate::error::UnitError;
 use crate::fault::{Details, Fault, FaultReason, RequestKind, SecondStage};
 use crate::registers::Registers;

@@ -9,9 +9,11 @@ use iopt::{TABLE_BYTES, TableMemory};
 use runs::Span;
 use spin::Mutex;
 
+use super::capabilities::{
+    DDTP, DDTP_PPN, ENABLE, FCTL, FOREIGN, FQB, FQCSR, Features, MODE, ON, base,
+};
 use super::devices::Devices;
 use super::faults::RECORDS;
-use super::offer::{DDTP, DDTP_PPN, ENABLE, FCTL, FOREIGN, FQB, FQCSR, MODE, ON, Offer, base};
 use super::queue;
 use super::{Config, Inner, ProbeError, ROOT_BYTES, RiscvIommu, Tlbs};
 use crate::capabilities::reaches;
@@ -90,19 +92,25 @@ impl<R: Registers, M: TableMemory> RiscvIommu<R, M> {
         mut config: Config,
         frozen: &Frozen,
     ) -> Result<Self, ProbeError> {
-        let offer = Offer::read(&registers)?;
-        let capabilities = offer.capabilities(&config)?;
+        let features = Features::read(&registers)?;
+        let capabilities = features.capabilities(&config)?;
         let bits = capabilities.output_bits;
         reaches(&memory, bits).map_err(|last| ProbeError::Addresses { last, bits })?;
         config.device_bits = config.device_bits.min(24);
         let last_process = (1 << capabilities.pasid_bits) - 1;
-        let inner = resume((&registers, &memory), offer, &config, last_process, frozen)
-            .map_err(ProbeError::Adopt)?;
+        let inner = resume(
+            (&registers, &memory),
+            features,
+            &config,
+            last_process,
+            frozen,
+        )
+        .map_err(ProbeError::Adopt)?;
         Ok(Self {
             registers,
             memory,
             config,
-            offer,
+            features,
             capabilities,
             inner: Mutex::new(inner),
         })
@@ -112,17 +120,17 @@ impl<R: Registers, M: TableMemory> RiscvIommu<R, M> {
 /// What the unit goes on using, as the description and the registers say it.
 fn resume<R: Registers, M: TableMemory>(
     (registers, memory): (&R, &M),
-    offer: Offer,
+    features: Features,
     config: &Config,
     last_process: u32,
     frozen: &Frozen,
 ) -> Result<Inner, AdoptError> {
     let [state, root, commands, status, faults, empty] = frozen.words(UnitKind::Riscv)?;
-    let extended = offer.extended().into();
+    let extended = features.extended().into();
     AdoptError::compare("capabilities.MSI_FLAT", extended, state >> 49, 1)?;
     let pasid_bits = last_process.trailing_ones().into();
     AdoptError::compare("bits of PASIDs", pasid_bits, state >> 50, 0x1f)?;
-    let devices = Devices::adopt([root, state], offer, last_process);
+    let devices = Devices::adopt([root, state], features, last_process);
     let (entries, depth) = (commands & !(TABLE_BYTES - 1), commands % TABLE_BYTES);
     let tlbs = (empty != 0).then_some(Tlbs {
         depth: depth.clamp(1, 32) as usize,

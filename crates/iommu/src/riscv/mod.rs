@@ -24,7 +24,7 @@
 //!
 //! **Disable**: Off, which ends what is under way, then Bare, then the queues.
 //!
-//! **Attach**: the context, V last (`context.rs`), and nothing else: the unit caches no context and no entry
+//! **Attach**: the context, V last (`entry.rs`), and nothing else: the unit caches no context and no entry
 //! without V ("Caching in-memory data structures"). So **mapping** needs stores only, too.
 //!
 //! **Detach** ("Changing device directory table entry", "Changing process directory table entry"): V of the
@@ -33,7 +33,7 @@
 //! IOTINVAL.GVMA for the GSCID; one wait; then the context is emptied, and a process directory without
 //! processes given back (what was translated through those that were there before has gone with them).
 //! With a TLB in the device the context blocks, but stays valid, since only through such a one its answers
-//! are taken (`context.rs`); after the same commands come a fence and an ATS.INVAL for all; behind that wait V
+//! are taken (`entry.rs`); after the same commands come a fence and an ATS.INVAL for all; behind that wait V
 //! is cleared, with an IODIR.INVAL_DDT and a wait of its own.
 //!
 //! **Invalidate**: `commands.rs` of the crate says which pages: IOTINVAL.VMA for first-stage tables,
@@ -51,14 +51,14 @@
 //! holds it for a few [bounded](Registers::wait) waits.
 
 mod attach;
+mod capabilities;
 mod command;
 mod config;
-mod context;
 mod devices;
 mod directory;
+mod entry;
 mod faults;
 mod handover;
-mod offer;
 mod queue;
 #[cfg(test)]
 mod tests;
@@ -76,9 +76,11 @@ use crate::fault::Fault;
 use crate::registers::Registers;
 use crate::unit::{DeviceId, DeviceTlb, DomainId, NodeId, Pasid, Unit};
 
+use capabilities::{
+    BARE, DDTP, DDTP_PPN, FCTL, FOREIGN, Features, LOST, MODE, OFF, PQCSR, point, switch,
+};
 use command::{ALL, Command};
 use devices::{Devices, Member};
-use offer::{BARE, DDTP, DDTP_PPN, FCTL, FOREIGN, LOST, MODE, OFF, Offer, PQCSR, point, switch};
 use queue::Commands;
 
 pub use config::{Config, ProbeError};
@@ -96,7 +98,7 @@ pub struct RiscvIommu<R, M> {
     registers: R,
     memory: M,
     config: Config,
-    offer: Offer,
+    features: Features,
     capabilities: Capabilities,
     inner: Mutex<Inner>,
 }
@@ -140,14 +142,14 @@ impl<R: Registers, M: TableMemory> RiscvIommu<R, M> {
                 "structures have 64-bit words"
             );
         }
-        let offer = Offer::read(&registers)?;
-        let capabilities = offer.capabilities(&config)?;
+        let features = Features::read(&registers)?;
+        let capabilities = features.capabilities(&config)?;
         let bits = capabilities.output_bits;
         reaches(&memory, bits).map_err(|last| ProbeError::Addresses { last, bits })?;
         // device_id has no more.
         config.device_bits = config.device_bits.min(24);
         let last_process = (1 << capabilities.pasid_bits) - 1;
-        let devices = Devices::new(&memory, offer, last_process).map_err(ProbeError::Memory)?;
+        let devices = Devices::new(&memory, features, last_process).map_err(ProbeError::Memory)?;
         let mut taken = Chain::empty();
         let mut pages = [0; 3];
         for page in &mut pages {
@@ -167,7 +169,7 @@ impl<R: Registers, M: TableMemory> RiscvIommu<R, M> {
             registers,
             memory,
             config,
-            offer,
+            features,
             capabilities,
             inner: Mutex::new(Inner {
                 devices,
@@ -285,7 +287,7 @@ impl<R: Registers, M: TableMemory> RiscvIommu<R, M> {
     /// True when leaves may have memory types (Svpbmt:
     /// [`with_memory_types`](iopt::format::RiscVTables::with_memory_types)).
     pub const fn memory_types(&self) -> bool {
-        self.offer.memory_types()
+        self.features.memory_types()
     }
 
     /// Off. The page number stays as it is.

@@ -14,10 +14,10 @@
 
 use iopt::{Cell, TableMemory};
 
-use super::command::Command;
-use super::offer::{
+use super::capabilities::{
     COMMAND_ERRORS, CQB, CQCSR, CQH, CQT, DDTP_PPN, ENABLE, ON, base, set_base, switch,
 };
+use super::command::Command;
 use crate::error::UnitError;
 use crate::handover::AdoptError;
 use crate::registers::Registers;

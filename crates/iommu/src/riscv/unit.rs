@@ -87,8 +87,8 @@ where
         // With tables and no range, what the tables held is not named.
         let named = what.new_root().is_none() && !what.ranges().is_empty();
         let tables = what.tables_unlinked();
-        let by_page = named && (!tables || self.offer.upper_levels());
-        let most = self.offer.most_pages();
+        let by_page = named && (!tables || self.features.upper_levels());
+        let most = self.features.most_pages();
         let blocks = by_page.then(|| commands::blocks(what, most)).flatten();
         // Devices hold leaves only, and each takes ranges.
         let of_devices = named.then(|| commands::blocks(what, ALL)).flatten();

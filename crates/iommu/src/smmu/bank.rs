@@ -15,8 +15,8 @@
 
 use iopt::Root;
 
-use super::offer::{
-    CBA2R, CBAR, CONTEXTIDR, FSR, MAIR0, MAIR1, MOST, Offer, SCTLR, Scheme, Shape, TCR, TCR2,
+use super::capabilities::{
+    CBA2R, CBAR, CONTEXTIDR, FSR, Features, MAIR0, MAIR1, MOST, SCTLR, Scheme, Shape, TCR, TCR2,
     TTBR0, TTBR1,
 };
 use crate::arm::MAIR;
@@ -86,9 +86,9 @@ pub(super) fn of_domain(banks: &Banks, domain: DomainId) -> Option<(usize, &Bank
 }
 
 /// A bank that is free for a stage. Those that only know stage 2 come first.
-pub(super) fn free(banks: &Banks, offer: Offer, second: bool) -> Option<usize> {
-    let first = if second { 0 } else { offer.second_only() };
-    (first..offer.banks()).find(|n| banks[*n].is_none())
+pub(super) fn free(banks: &Banks, features: Features, second: bool) -> Option<usize> {
+    let first = if second { 0 } else { features.second_only() };
+    (first..features.banks()).find(|n| banks[*n].is_none())
 }
 
 impl Bank {
@@ -103,7 +103,7 @@ impl Bank {
     }
 
     /// TTBR0, TCR.
-    fn table(&self, offer: Offer, n: usize) -> (u64, u32) {
+    fn table(&self, features: Features, n: usize) -> (u64, u32) {
         let Shape {
             scheme,
             second,
@@ -112,7 +112,11 @@ impl Bank {
             ..
         } = self.shape;
         let (address, levels) = (self.root.address, u32::from(self.root.levels));
-        let walks = if offer.coherent() { COHERENT } else { UNCACHED };
+        let walks = if features.coherent() {
+            COHERENT
+        } else {
+            UNCACHED
+        };
         // TG0.
         let granule = match page {
             12 => 0,
@@ -126,7 +130,7 @@ impl Bank {
         let size32 = 32u32.wrapping_sub(input_bits) & 0x1f;
         match (scheme, second) {
             (Scheme::Short, _) => {
-                let walks = if offer.coherent() {
+                let walks = if features.coherent() {
                     SHORT_COHERENT
                 } else {
                     SHORT_UNCACHED
@@ -143,7 +147,7 @@ impl Bank {
                 NO_UPPER | walks | granule | size64,
             ),
             (Scheme::Long64, true) => {
-                let output = offer.output_size(true) << 16;
+                let output = features.output_size(true) << 16;
                 (address, LONG | walks | granule | start | output | size64)
             }
         }
@@ -161,16 +165,16 @@ impl Bank {
     pub(super) fn compare<R: Registers>(
         &self,
         registers: &R,
-        offer: Offer,
+        features: Features,
         n: usize,
     ) -> Result<(), AdoptError> {
-        let (address, control) = self.table(offer, n);
-        AdoptError::compare("TTBR0", base(registers, offer, n), address, !0)?;
+        let (address, control) = self.table(features, n);
+        AdoptError::compare("TTBR0", base(registers, features, n), address, !0)?;
         // EAE is fixed in stage 2, and need not read as it was written.
         for (name, place, wanted, mask) in [
-            ("TCR", offer.bank(n, TCR), control, !LONG),
-            ("CBAR", offer.global1(CBAR, n), self.kind(n), !0),
-            ("SCTLR", offer.bank(n, SCTLR), ON, ON),
+            ("TCR", features.bank(n, TCR), control, !LONG),
+            ("CBAR", features.global1(CBAR, n), self.kind(n), !0),
+            ("SCTLR", features.bank(n, SCTLR), ON, ON),
         ] {
             let found = registers.read32(place);
             AdoptError::compare(name, found.into(), wanted.into(), mask.into())?;
@@ -179,21 +183,21 @@ impl Bank {
     }
 
     /// Writes bank `n`. No stream leads to it.
-    pub(super) fn write<R: Registers>(&self, registers: &R, offer: Offer, n: usize) {
-        let write = |register, value| registers.write32(offer.bank(n, register), value);
+    pub(super) fn write<R: Registers>(&self, registers: &R, features: Features, n: usize) {
+        let write = |register, value| registers.write32(features.bank(n, register), value);
         let second = self.shape.second;
-        switch_off(registers, offer, n);
-        if offer.is_v2() {
+        switch_off(registers, features, n);
+        if features.is_v2() {
             let va64 = match self.shape.scheme {
                 Scheme::Long64 => VA64,
                 Scheme::Short | Scheme::Long => 0,
             };
-            registers.write32(offer.global1(CBA2R, n), va64);
+            registers.write32(features.global1(CBA2R, n), va64);
         }
-        registers.write32(offer.global1(CBAR, n), self.kind(n));
-        let (base, control) = self.table(offer, n);
-        if offer.is_v2() && !second {
-            write(TCR2, ZEROS | offer.output_size(false));
+        registers.write32(features.global1(CBAR, n), self.kind(n));
+        let (base, control) = self.table(features, n);
+        if features.is_v2() && !second {
+            write(TCR2, ZEROS | features.output_size(false));
         }
         write(TCR, control);
         write(TTBR0, base as u32);
@@ -216,14 +220,14 @@ impl Bank {
 }
 
 /// TTBR0 of bank `n`.
-pub(super) fn base<R: Registers>(registers: &R, offer: Offer, n: usize) -> u64 {
-    let [low, high] = [0, 4].map(|half| registers.read32(offer.bank(n, TTBR0) + half));
+pub(super) fn base<R: Registers>(registers: &R, features: Features, n: usize) -> u64 {
+    let [low, high] = [0, 4].map(|half| registers.read32(features.bank(n, TTBR0) + half));
     u64::from(high) << 32 | u64::from(low)
 }
 
 /// Switches bank `n` off and forgets its faults. No stream leads to it, for without translation it would
 /// let everything through.
-pub(super) fn switch_off<R: Registers>(registers: &R, offer: Offer, n: usize) {
-    registers.write32(offer.bank(n, SCTLR), 0);
-    registers.write32(offer.bank(n, FSR), u32::MAX);
+pub(super) fn switch_off<R: Registers>(registers: &R, features: Features, n: usize) {
+    registers.write32(features.bank(n, SCTLR), 0);
+    registers.write32(features.bank(n, FSR), u32::MAX);
 }

@@ -9,7 +9,7 @@
 
 use iopt::walk::Access;
 
-use super::offer::{CBFRSYNRA, FAR, FSR, FSYNR0, GFAR, GFSR, GFSYNR0, GFSYNR1, Offer};
+use super::capabilities::{CBFRSYNRA, FAR, FSR, FSYNR0, Features, GFAR, GFSR, GFSYNR0, GFSYNR1};
 use crate::fault::{Details, Fault, FaultReason};
 use crate::registers::Registers;
 use crate::unit::{DeviceId, DomainId};
@@ -74,15 +74,15 @@ pub(super) fn take_global<R: Registers>(registers: &R, ignored: u16) -> (Option<
 /// The same for context bank `n`.
 pub(super) fn take_context<R: Registers>(
     registers: &R,
-    offer: Offer,
+    features: Features,
     (n, domain): (usize, DomainId),
     ignored: u16,
 ) -> (Option<Fault>, bool) {
     let place = Place {
-        status: offer.bank(n, FSR),
-        address: offer.bank(n, FAR),
-        syndrome: offer.bank(n, FSYNR0),
-        stream: offer.global1(CBFRSYNRA, n),
+        status: features.bank(n, FSR),
+        address: features.bank(n, FAR),
+        syndrome: features.bank(n, FSYNR0),
+        stream: features.global1(CBFRSYNRA, n),
         write: 1 << 4,
         causes: &CONTEXT,
         domain: Some(domain),

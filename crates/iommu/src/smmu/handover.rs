@@ -10,7 +10,7 @@
 use iopt::Root;
 use spin::Mutex;
 
-use super::offer::{BYPASS, CR0, EXTENDED, Offer, STRICT};
+use super::capabilities::{BYPASS, CR0, EXTENDED, Features, STRICT};
 use super::{Bank, Config, Inner, ProbeError, Smmu, bank, streams, tlb};
 use crate::error::UnitError;
 use crate::handover::{AdoptError, Frozen, Held, UnitKind, WORDS};
@@ -49,7 +49,7 @@ impl<R: Registers> Smmu<R> {
             let devices = on.filter(|stream| usize::from(stream.bank) == n).count();
             (0..devices).for_each(|_| each(Held::Table { domain, root }));
             if devices == 0 {
-                bank::switch_off(&self.registers, self.offer, n);
+                bank::switch_off(&self.registers, self.features, n);
             }
         }
         let mut words = [0; WORDS];
@@ -68,8 +68,8 @@ impl<R: Registers> Smmu<R> {
         frozen: &Frozen,
         tables: impl IntoIterator<Item = (DomainId, Root)>,
     ) -> Result<Self, ProbeError> {
-        let offer = Offer::read(&registers, config.version)?;
-        let capabilities = offer.capabilities()?;
+        let features = Features::read(&registers, config.version)?;
+        let capabilities = features.capabilities()?;
         let words = frozen.words(UnitKind::Smmu).map_err(ProbeError::Adopt)?;
         let state = words[0];
         AdoptError::compare("the ignored bits", config.ignored.into(), state >> 32, !0)
@@ -77,7 +77,7 @@ impl<R: Registers> Smmu<R> {
         let mut unit = Self {
             registers,
             config,
-            offer,
+            features,
             stream_bits: (state >> 16) as u16,
             capabilities,
             inner: Mutex::new(Inner::new()),
@@ -91,26 +91,31 @@ impl<R: Registers> Smmu<R> {
 
     /// What the unit goes on using, as the registers and the listed tables say it.
     fn resume(&self, tables: impl Iterator<Item = (DomainId, Root)>) -> Result<Inner, AdoptError> {
-        let (registers, offer) = (&self.registers, self.offer);
+        let (registers, features) = (&self.registers, self.features);
         let mut inner = Inner::new();
         inner.open = true;
-        let mode = STRICT | if offer.extended() { EXTENDED } else { 0 };
+        let mode = STRICT | if features.extended() { EXTENDED } else { 0 };
         let found = registers.read32(CR0);
         let mask = BYPASS | EXTENDED | STRICT;
         AdoptError::compare("CR0", found.into(), mode.into(), mask.into())?;
         let mut members = [0; super::MOST];
-        for (n, place) in inner.streams.iter_mut().enumerate().take(offer.streams()) {
-            *place = streams::read(registers, offer, n);
+        for (n, place) in inner
+            .streams
+            .iter_mut()
+            .enumerate()
+            .take(features.streams())
+        {
+            *place = streams::read(registers, features, n);
             if let Some(stream) = *place {
                 let bank = usize::from(stream.bank);
-                let last = offer.banks() as u64 - 1;
+                let last = features.banks() as u64 - 1;
                 AdoptError::compare("S2CR.CBNDX", bank as u64, last.min(bank as u64), !0)?;
                 members[bank] += 1;
             }
         }
         let mut tables = tables.peekable();
         for (n, members) in members.into_iter().enumerate().filter(|(_, m)| *m != 0) {
-            let found = bank::base(registers, offer, n);
+            let found = bank::base(registers, features, n);
             let other = AdoptError::Register {
                 name: "TTBR0",
                 wanted: tables.peek().map_or(0, |(_, root)| root.address),
@@ -119,7 +124,7 @@ impl<R: Registers> Smmu<R> {
             let (domain, root) = tables.next().ok_or(other)?;
             let shape = self.shape(&root).map_err(|_| other)?;
             let mut bank = Bank::new(domain, root, shape);
-            bank.compare(registers, offer, n)?;
+            bank.compare(registers, features, n)?;
             bank.members = members;
             inner.banks[n] = Some(bank);
             // Once for each device.

@@ -53,10 +53,10 @@
 //! the specification and walks with [`iopt::walk`].
 
 mod bank;
+mod capabilities;
 mod config;
 mod faults;
 mod handover;
-mod offer;
 mod streams;
 #[cfg(test)]
 mod tests;
@@ -73,7 +73,9 @@ use crate::registers::Registers;
 use crate::unit::{DeviceId, DomainId, NodeId, Unit};
 
 use bank::{Bank, Banks};
-use offer::{ATTRIBUTES, BYPASS, CR0, EXTENDED, MOST, Offer, STRICT, Scheme, Shape, TRANSLATE};
+use capabilities::{
+    ATTRIBUTES, BYPASS, CR0, EXTENDED, Features, MOST, STRICT, Scheme, Shape, TRANSLATE,
+};
 use streams::{Stream, Streams};
 use tlb::Tlb;
 
@@ -87,7 +89,7 @@ pub use config::{Config, ProbeError, Version};
 pub struct Smmu<R> {
     registers: R,
     config: Config,
-    offer: Offer,
+    features: Features,
     /// The bits that a stream id can have.
     stream_bits: u16,
     capabilities: Capabilities,
@@ -125,13 +127,13 @@ impl<R: Registers> Smmu<R> {
     /// Looks what the unit can do. Only a stream match register that nobody uses is written, and gets its
     /// contents back; devices can be attached before the unit is [enabled](Self::enable).
     pub fn new(registers: R, config: Config) -> Result<Self, ProbeError> {
-        let offer = Offer::read(&registers, config.version)?;
-        let capabilities = offer.capabilities()?;
-        let stream_bits = streams::bits(&registers, offer, &config)?;
+        let features = Features::read(&registers, config.version)?;
+        let capabilities = features.capabilities()?;
+        let stream_bits = streams::bits(&registers, features, &config)?;
         Ok(Self {
             registers,
             config,
-            offer,
+            features,
             stream_bits,
             capabilities,
             inner: Mutex::new(Inner::new()),
@@ -143,7 +145,7 @@ impl<R: Registers> Smmu<R> {
     /// After an error translation may be on or off; it can be called again. A device whose stream was
     /// refused faults, all others are translated.
     pub fn enable(&self) -> Result<(), UnitError> {
-        let (registers, offer) = (&self.registers, self.offer);
+        let (registers, features) = (&self.registers, self.features);
         let Inner {
             streams,
             banks,
@@ -151,15 +153,15 @@ impl<R: Registers> Smmu<R> {
             counters,
         } = &mut *self.inner.lock();
         let before = registers.read32(CR0);
-        let extended = if offer.extended() { EXTENDED } else { 0 };
+        let extended = if features.extended() { EXTENDED } else { 0 };
         let mode = before & ATTRIBUTES | TRANSLATE | extended;
         if !*open {
-            (0..offer.streams()).for_each(|n| streams::switch_off(registers, offer, n));
+            (0..features.streams()).for_each(|n| streams::switch_off(registers, features, n));
             registers.write32(CR0, mode | before & BYPASS);
-            for (n, bank) in banks.iter().enumerate().take(offer.banks()) {
+            for (n, bank) in banks.iter().enumerate().take(features.banks()) {
                 match bank {
-                    Some(bank) => bank.write(registers, offer, n),
-                    None => bank::switch_off(registers, offer, n),
+                    Some(bank) => bank.write(registers, features, n),
+                    None => bank::switch_off(registers, features, n),
                 }
             }
         }
@@ -168,7 +170,7 @@ impl<R: Registers> Smmu<R> {
         let mut result = Ok(());
         for (n, stream) in streams.iter().enumerate() {
             if let Some(stream) = stream.filter(|stream| !stream.leaving) {
-                let done = streams::switch_on(registers, offer, self.config.ignored, n, stream);
+                let done = streams::switch_on(registers, features, self.config.ignored, n, stream);
                 result = result.and(done);
             }
         }
@@ -229,10 +231,10 @@ impl<R: Registers> Smmu<R> {
             address,
             levels,
         } = *root;
-        let shape = self.offer.shape(format);
+        let shape = self.features.shape(format);
         let shape = shape.ok_or(AttachError::Format { format })?;
         // The levels follow from the input bits, or in stage 2 must fit them.
-        let possible = self.offer.levels(shape);
+        let possible = self.features.levels(shape);
         if !possible.contains(&levels.into()) {
             return Err(AttachError::Levels {
                 format,
@@ -257,7 +259,7 @@ impl<R: Registers> Smmu<R> {
     fn do_attach(&self, device: DeviceId, domain: DomainId, root: Root) -> Result<(), AttachError> {
         let shape = self.shape(&root)?;
         let id = self.stream(device)?;
-        let (registers, offer) = (&self.registers, self.offer);
+        let (registers, features) = (&self.registers, self.features);
         let Inner {
             streams,
             banks,
@@ -274,8 +276,8 @@ impl<R: Registers> Smmu<R> {
             what,
             available: available as u32,
         };
-        let place = streams::free(streams, offer, id)
-            .ok_or_else(|| no_room("stream mapping registers", offer.streams()))?;
+        let place = streams::free(streams, features, id)
+            .ok_or_else(|| no_room("stream mapping registers", features.streams()))?;
         let bank = match bank::of_domain(banks, domain) {
             Some((_, there)) if there.root != root => {
                 return Err(AttachError::OtherRoot {
@@ -286,13 +288,17 @@ impl<R: Registers> Smmu<R> {
             }
             Some((n, _)) => n,
             None => {
-                let n = bank::free(banks, offer, shape.second).ok_or_else(|| {
-                    let others = if shape.second { 0 } else { offer.second_only() };
-                    no_room("context banks for this stage", offer.banks() - others)
+                let n = bank::free(banks, features, shape.second).ok_or_else(|| {
+                    let others = if shape.second {
+                        0
+                    } else {
+                        features.second_only()
+                    };
+                    no_room("context banks for this stage", features.banks() - others)
                 })?;
                 let bank = Bank::new(domain, root, shape);
                 if *open {
-                    bank.write(registers, offer, n);
+                    bank.write(registers, features, n);
                 }
                 banks[n] = Some(bank);
                 n
@@ -307,7 +313,7 @@ impl<R: Registers> Smmu<R> {
             leaving: false,
         };
         let done = match open {
-            true => streams::switch_on(registers, offer, self.config.ignored, place, stream),
+            true => streams::switch_on(registers, features, self.config.ignored, place, stream),
             false => Ok(()),
         };
         stream.leaving = done.is_err();
@@ -317,7 +323,7 @@ impl<R: Registers> Smmu<R> {
 
     fn do_detach(&self, device: DeviceId) -> Result<(), AttachError> {
         let id = self.stream(device)?;
-        let (registers, offer) = (&self.registers, self.offer);
+        let (registers, features) = (&self.registers, self.features);
         let Inner {
             streams,
             banks,
@@ -331,19 +337,19 @@ impl<R: Registers> Smmu<R> {
         let slot = &mut banks[n];
         if let Some(bank) = slot {
             if *open {
-                streams::switch_off(registers, offer, place);
+                streams::switch_off(registers, features, place);
                 streams[place] = Some(Stream {
                     leaving: true,
                     ..stream
                 });
-                Tlb::new(registers, offer, n, bank.shape)
+                Tlb::new(registers, features, n, bank.shape)
                     .forget_all(counters)
                     .map_err(|cause| AttachError::Unit { device, cause })?;
             }
             bank.members -= 1;
             if bank.members == 0 {
                 if *open {
-                    bank::switch_off(registers, offer, n);
+                    bank::switch_off(registers, features, n);
                 }
                 *slot = None;
             }
@@ -377,7 +383,7 @@ impl<R: Registers> Smmu<R> {
         if !*open {
             return Ok(());
         }
-        let tlb = Tlb::new(&self.registers, self.offer, n, bank.shape);
+        let tlb = Tlb::new(&self.registers, self.features, n, bank.shape);
         match what {
             Some(what) if asked.is_none() => tlb.forget(what, counters),
             _ => tlb.forget_all(counters),
@@ -415,10 +421,10 @@ impl<R: Registers + Send + Sync> Unit for Smmu<R> {
     }
 
     fn drain_faults(&self, sink: &mut dyn FnMut(Fault)) -> u64 {
-        let (registers, offer) = (&self.registers, self.offer);
+        let (registers, features) = (&self.registers, self.features);
         let ignored = self.config.ignored;
         let mut lost = 0;
-        for n in 0..=offer.banks() {
+        for n in 0..=features.banks() {
             let alone = self.inner.lock();
             if !alone.open {
                 // The registers are somebody else's, or nobody's.
@@ -428,7 +434,9 @@ impl<R: Registers + Send + Sync> Unit for Smmu<R> {
                 None => faults::take_global(registers, ignored),
                 Some(n) => match &alone.banks[n] {
                     None => continue,
-                    Some(bank) => faults::take_context(registers, offer, (n, bank.domain), ignored),
+                    Some(bank) => {
+                        faults::take_context(registers, features, (n, bank.domain), ignored)
+                    }
                 },
             };
             // Not under the lock: the sink may flush.

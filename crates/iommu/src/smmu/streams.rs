@@ -10,7 +10,7 @@
 //! S2CR, switches a stream, whether its valid bit is in SMR or, with ids of 16 bits (CR0.EXIDENABLE), in
 //! S2CR.
 
-use super::offer::{BYPASS, CR0, EXTENDED, MOST, Offer, S2CR, SMR};
+use super::capabilities::{BYPASS, CR0, EXTENDED, Features, MOST, S2CR, SMR};
 use super::{Config, ProbeError, refused};
 use crate::error::UnitError;
 use crate::registers::Registers;
@@ -49,9 +49,9 @@ pub(super) fn find(streams: &Streams, id: u16) -> Option<(usize, Stream)> {
 }
 
 /// A place for an id that has none.
-pub(super) fn free(streams: &Streams, offer: Offer, id: u16) -> Option<usize> {
-    let count = offer.streams();
-    if offer.matches() {
+pub(super) fn free(streams: &Streams, features: Features, id: u16) -> Option<usize> {
+    let count = features.streams();
+    if features.matches() {
         streams[..count].iter().position(Option::is_none)
     } else {
         Some(usize::from(id)).filter(|n| *n < count)
@@ -61,16 +61,16 @@ pub(super) fn free(streams: &Streams, offer: Offer, id: u16) -> Option<usize> {
 /// Lets the stream at place `n` through to its bank. It is off.
 pub(super) fn switch_on<R: Registers>(
     registers: &R,
-    offer: Offer,
+    features: Features,
     ignored: u16,
     n: usize,
     stream: Stream,
 ) -> Result<(), UnitError> {
     let mut bank = u32::from(stream.bank);
     let mut compared = BANK;
-    if offer.matches() {
+    if features.matches() {
         let mut entry = u32::from(ignored) << 16 | u32::from(stream.id);
-        if offer.extended() {
+        if features.extended() {
             bank |= EXTENDED_VALID;
             compared |= EXTENDED_VALID;
         } else {
@@ -80,23 +80,23 @@ pub(super) fn switch_on<R: Registers>(
         let there = registers.read32(SMR + 4 * n);
         // Bits of the id that are not compared need not be kept.
         if (there ^ entry) & !u32::from(ignored) != 0 {
-            switch_off(registers, offer, n);
+            switch_off(registers, features, n);
             return Err(refused("SMR", there));
         }
     }
     registers.write32(S2CR + 4 * n, bank);
     let there = registers.read32(S2CR + 4 * n);
     if (there ^ bank) & compared != 0 {
-        switch_off(registers, offer, n);
+        switch_off(registers, features, n);
         return Err(refused("S2CR", there));
     }
     Ok(())
 }
 
 /// The stream at place `n` of a unit in use, if it is on.
-pub(super) fn read<R: Registers>(registers: &R, offer: Offer, n: usize) -> Option<Stream> {
+pub(super) fn read<R: Registers>(registers: &R, features: Features, n: usize) -> Option<Stream> {
     let context = registers.read32(S2CR + 4 * n);
-    let (id, on) = match (offer.matches(), offer.extended()) {
+    let (id, on) = match (features.matches(), features.extended()) {
         (false, _) => (n as u32, true),
         (true, true) => {
             let entry = registers.read32(SMR + 4 * n);
@@ -117,9 +117,9 @@ pub(super) fn read<R: Registers>(registers: &R, offer: Offer, n: usize) -> Optio
 }
 
 /// Has the streams of place `n` fault.
-pub(super) fn switch_off<R: Registers>(registers: &R, offer: Offer, n: usize) {
+pub(super) fn switch_off<R: Registers>(registers: &R, features: Features, n: usize) {
     registers.write32(S2CR + 4 * n, FAULT);
-    if offer.matches() {
+    if features.matches() {
         registers.write32(SMR + 4 * n, 0);
     }
 }
@@ -128,17 +128,17 @@ pub(super) fn switch_off<R: Registers>(registers: &R, offer: Offer, n: usize) {
 /// ignored: both by writing all ones to a register that is not valid, which then gets back what it held.
 pub(super) fn bits<R: Registers>(
     registers: &R,
-    offer: Offer,
+    features: Features,
     config: &Config,
 ) -> Result<u16, ProbeError> {
-    let all = u32::from(offer.stream_bits());
-    let (ids, masks) = if offer.matches() {
+    let all = u32::from(features.stream_bits());
+    let (ids, masks) = if features.matches() {
         let control = registers.read32(CR0);
         let unused = |n: &usize| match control & EXTENDED {
             0 => registers.read32(SMR + 4 * n) & VALID == 0,
             _ => registers.read32(S2CR + 4 * n) & EXTENDED_VALID == 0,
         };
-        let streams = offer.streams();
+        let streams = features.streams();
         // Before somebody has set the unit up, registers hold anything and do nothing.
         let free = match control & BYPASS {
             0 => (0..streams).find(unused),

@@ -23,8 +23,8 @@
 
 use iopt::Invalidation;
 
-use super::offer::{
-    Offer, Scheme, Shape, TLBGSTATUS, TLBGSYNC, TLBIALLH, TLBIALLNSNH, TLBIASID, TLBIIPAS2,
+use super::capabilities::{
+    Features, Scheme, Shape, TLBGSTATUS, TLBGSYNC, TLBIALLH, TLBIALLNSNH, TLBIASID, TLBIIPAS2,
     TLBIIPAS2L, TLBIVA, TLBIVAL, TLBIVMID, TLBSTATUS, TLBSYNC,
 };
 use crate::commands::{CommandCounters, MOST_PAGE_COMMANDS};
@@ -38,17 +38,22 @@ const ACTIVE: u32 = 1;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Tlb<'r, R> {
     registers: &'r R,
-    offer: Offer,
+    features: Features,
     bank: usize,
     shape: Shape,
 }
 
 impl<'r, R: Registers> Tlb<'r, R> {
     /// That of the domain in `bank`, whose root has this shape.
-    pub(super) const fn new(registers: &'r R, offer: Offer, bank: usize, shape: Shape) -> Self {
+    pub(super) const fn new(
+        registers: &'r R,
+        features: Features,
+        bank: usize,
+        shape: Shape,
+    ) -> Self {
         Self {
             registers,
-            offer,
+            features,
             bank,
             shape,
         }
@@ -60,7 +65,7 @@ impl<'r, R: Registers> Tlb<'r, R> {
         what: &Invalidation,
         counters: &mut CommandCounters,
     ) -> Result<(), UnitError> {
-        let by_address = self.offer.is_v2() || !self.shape.second;
+        let by_address = self.features.is_v2() || !self.shape.second;
         // With tables and no range, what the tables held is not named.
         let named = by_address && !what.ranges().is_empty();
         let Some(pages) = named.then(|| pages(what, self.shape)).flatten() else {
@@ -86,7 +91,7 @@ impl<'r, R: Registers> Tlb<'r, R> {
             self.registers.write32(TLBIVMID, tag + 1);
             global_sync(self.registers)?;
         } else {
-            let place = self.offer.bank(self.bank, TLBIASID);
+            let place = self.features.bank(self.bank, TLBIASID);
             self.registers.write32(place, tag);
             self.sync()?;
         }
@@ -96,20 +101,21 @@ impl<'r, R: Registers> Tlb<'r, R> {
     }
 
     fn sync(&self) -> Result<(), UnitError> {
-        let [begin, status] = [TLBSYNC, TLBSTATUS].map(|place| self.offer.bank(self.bank, place));
+        let [begin, status] =
+            [TLBSYNC, TLBSTATUS].map(|place| self.features.bank(self.bank, place));
         sync(self.registers, (begin, status), "TLBSTATUS.SACTIVE = 0")
     }
 
     fn forget_page(&self, address: u64, leaf: bool) {
         let registers = self.registers;
-        let leaf = leaf && self.offer.is_v2();
+        let leaf = leaf && self.features.is_v2();
         let register = match (self.shape.second, leaf) {
             (false, false) => TLBIVA,
             (false, true) => TLBIVAL,
             (true, false) => TLBIIPAS2,
             (true, true) => TLBIIPAS2L,
         };
-        let place = self.offer.bank(self.bank, register);
+        let place = self.features.bank(self.bank, register);
         let tag = self.bank as u64;
         match (self.shape.scheme, self.shape.second) {
             // The page's number, and the ASID at the top.

@@ -26,7 +26,7 @@ impl<R: Registers, M: TableMemory> SmmuV3<R, M> {
         root: Root,
     ) -> Result<(), AttachError> {
         self.capabilities.check(&root)?;
-        let (offer, memory) = (self.offer, &self.memory);
+        let (features, memory) = (self.features, &self.memory);
         let device = place.device;
         let shape = Shape::of(root.format);
         if shape.second_stage && place.pasid.is_some() {
@@ -37,7 +37,7 @@ impl<R: Registers, M: TableMemory> SmmuV3<R, M> {
         let tag = self
             .tag(domain)
             .ok_or(AttachError::DomainId { domain, bits })?;
-        if shape.second_stage && offer.stage1() && tag == offer.stage1_vmid() {
+        if shape.second_stage && features.stage1() && tag == features.stage1_vmid() {
             return Err(AttachError::ReservedDomain { domain });
         }
         let Inner {
@@ -59,14 +59,14 @@ impl<R: Registers, M: TableMemory> SmmuV3<R, M> {
         let no_memory = |cause| AttachError::Memory { device, cause };
         domains.set(memory, tag, shape).map_err(no_memory)?;
         let (stream, context) = streams
-            .make(memory, place, shape.second_stage, offer)
+            .make(memory, place, shape.second_stage, features)
             .map_err(no_memory)?;
         let channel = (&self.registers, memory);
         let failed = |cause| AttachError::Unit { device, cause };
         let (id, pasid) = (device.0, place.number());
         match context {
             Some(context) if stream.is_valid() => {
-                context.set(tag, &root, offer);
+                context.set(tag, &root, features);
                 let told = |leaf| Command::Context {
                     stream: id,
                     pasid,
@@ -81,11 +81,11 @@ impl<R: Registers, M: TableMemory> SmmuV3<R, M> {
             }
             context => {
                 if let Some(context) = &context {
-                    context.set(tag, &root, offer);
+                    context.set(tag, &root, features);
                     context.validate();
-                    stream.set_first(offer);
+                    stream.set_first(features);
                 } else {
-                    stream.set_second(tag, &root, offer);
+                    stream.set_second(tag, &root, features);
                 }
                 let told = |leaf| Command::Stream { stream: id, leaf };
                 let mut step = |leaf| ring.issue(channel, [told(leaf)]);
@@ -103,7 +103,7 @@ impl<R: Registers, M: TableMemory> SmmuV3<R, M> {
     }
 
     pub(super) fn do_detach(&self, place: Place) -> Result<(), AttachError> {
-        let (offer, memory) = (self.offer, &self.memory);
+        let (features, memory) = (self.features, &self.memory);
         let device = place.device;
         let Inner { streams, ring, .. } = &mut *self.inner.lock();
         streams.check(device)?;
@@ -131,7 +131,7 @@ impl<R: Registers, M: TableMemory> SmmuV3<R, M> {
         let commands = [
             Some(entry),
             Some(Command::Sync),
-            Some(Command::Domain(shape.tag(there.domain, offer))),
+            Some(Command::Domain(shape.tag(there.domain, features))),
             tlb.then_some(Command::Sync),
             tlb.then(|| Command::whole_device(place)),
         ];
@@ -177,7 +177,7 @@ impl<R: Registers, M: TableMemory> SmmuV3<R, M> {
             // No device can be in it.
             return Ok(());
         };
-        let (offer, memory) = (self.offer, &self.memory);
+        let (features, memory) = (self.features, &self.memory);
         let Inner {
             streams,
             domains,
@@ -188,8 +188,8 @@ impl<R: Registers, M: TableMemory> SmmuV3<R, M> {
             // None ever was.
             return Ok(());
         };
-        let tag = shape.tag(number, offer);
-        let pages = what.and_then(|what| command::pages(what, shape, offer.ranges()));
+        let tag = shape.tag(number, features);
+        let pages = what.and_then(|what| command::pages(what, shape, features.ranges()));
         let whole = pages.is_none().then_some(Command::Domain(tag));
         let pages = pages.into_iter().flatten();
         let unit = pages.map(|pages| Command::Pages(tag, pages)).chain(whole);

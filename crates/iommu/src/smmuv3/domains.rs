@@ -6,8 +6,8 @@
 
 use iopt::{Cell, FormatId, NoTables, TABLE_BYTES, TableMemory};
 
+use super::capabilities::Features;
 use super::command::Tag;
-use super::offer::Offer;
 use crate::arm;
 
 /// Domains of a page, as a power of two.
@@ -33,12 +33,12 @@ impl Shape {
     }
 
     /// What the unit tags a domain's translations with.
-    pub(super) fn tag(self, domain: u16, offer: Offer) -> Tag {
+    pub(super) fn tag(self, domain: u16, features: Features) -> Tag {
         if self.second_stage {
             Tag::Vmid(domain)
         } else {
             Tag::Asid {
-                vmid: offer.stage1_vmid(),
+                vmid: features.stage1_vmid(),
                 asid: domain,
             }
         }

@@ -19,7 +19,7 @@
 use iopt::format::{ArmConfig, ArmGranule};
 use iopt::{Cell, FormatId, Root, TableMemory};
 
-use super::offer::Offer;
+use super::capabilities::Features;
 use crate::arm;
 
 /// Words of an entry.
@@ -108,10 +108,10 @@ const fn ds(granule: ArmGranule) -> bool {
 }
 
 /// IPS and S2PS: entries of 48 bits lead no further.
-fn size(granule: ArmGranule, offer: Offer) -> u64 {
+fn size(granule: ArmGranule, features: Features) -> u64 {
     match granule {
-        ArmGranule::K4 | ArmGranule::K16 | ArmGranule::K64 => offer.output_size().min(5),
-        _ => offer.output_size(),
+        ArmGranule::K4 | ArmGranule::K16 | ArmGranule::K64 => features.output_size().min(5),
+        _ => features.output_size(),
     }
 }
 
@@ -214,17 +214,17 @@ impl<M: TableMemory> Stream<'_, M> {
     }
 
     /// What both stages have in the second word.
-    fn common(&self, offer: Offer) -> u64 {
+    fn common(&self, features: Features) -> u64 {
         let mut word = self.0.word(1) & (DEVICE_TLB | HAS_CONTEXTS);
         if self.has_device_tlb() {
             word |= TRANSLATION_REQUESTS;
         }
-        if offer.overrides_types() {
+        if features.overrides_types() {
             word |= INCOMING;
         }
-        if offer.stage1() {
-            word |= DEFAULT_CONTEXT | offer.attributes() << 2;
-            if offer.can_stall() {
+        if features.stage1() {
+            word |= DEFAULT_CONTEXT | features.attributes() << 2;
+            if features.can_stall() {
                 word |= NO_STALLS;
             }
         }
@@ -232,15 +232,15 @@ impl<M: TableMemory> Stream<'_, M> {
     }
 
     /// From empty to leaving: stage 1, through context descriptors.
-    pub(super) fn set_first(&self, offer: Offer) {
+    pub(super) fn set_first(&self, features: Features) {
         let contexts = self.contexts().unwrap_or(0);
-        let vmid = offer.stage1_vmid().into();
+        let vmid = features.stage1_vmid().into();
         self.0
-            .store(&[contexts | FIRST, self.common(offer), vmid, 0]);
+            .store(&[contexts | FIRST, self.common(features), vmid, 0]);
     }
 
     /// From empty to leaving: stage 2. The root was checked.
-    pub(super) fn set_second(&self, domain: u16, root: &Root, offer: Offer) {
+    pub(super) fn set_second(&self, domain: u16, root: &Root, features: Features) {
         let FormatId::ArmStage2(config) = root.format else {
             return;
         };
@@ -252,21 +252,21 @@ impl<M: TableMemory> Stream<'_, M> {
             (12, levels) => (u64::from(levels.saturating_sub(2)), 0),
             (_, levels) => (u64::from(levels.saturating_sub(1)), 0),
         };
-        let dirty = if offer.dirty() { 3 << 55 } else { 0 };
+        let dirty = if features.dirty() { 3 << 55 } else { 0 };
         // S2R and S2AA64; no stalls (S2S).
         let second = u64::from(domain)
             | (64 - u64::from(config.input_bits)) << 32
             | (start & 3) << 38
-            | offer.attributes() << 40
+            | features.attributes() << 40
             | granule_field(log2, false) << 46
-            | size(config.granule, offer) << 48
+            | size(config.granule, features) << 48
             | 1 << 51
             | dirty
             | 1 << 58;
         let wide = if ds(config.granule) { STREAM_DS } else { 0 };
         let table = root.address & TABLE | wide | high;
         let first = contexts | SECOND;
-        self.0.store(&[first, self.common(offer), second, table]);
+        self.0.store(&[first, self.common(features), second, table]);
     }
 
     /// What is attached through stage 2.
@@ -321,13 +321,13 @@ impl<M: TableMemory> Context<'_, M> {
     }
 
     /// From empty to leaving. The root was checked.
-    pub(super) fn set(&self, domain: u16, root: &Root, offer: Offer) {
+    pub(super) fn set(&self, domain: u16, root: &Root, features: Features) {
         let FormatId::ArmStage1(config) = root.format else {
             return;
         };
         let log2 = arm::granule_log2(config.granule);
         let input = 64 - u64::from(config.input_bits);
-        let half = input | granule_field(log2, config.upper) << 6 | offer.attributes() << 8;
+        let half = input | granule_field(log2, config.upper) << 6 | features.attributes() << 8;
         let table = root.address & TABLE;
         let wide = if ds(config.granule) { CONTEXT_DS } else { 0 };
         let (half, tables) = if config.upper {
@@ -335,9 +335,9 @@ impl<M: TableMemory> Context<'_, M> {
         } else {
             (half | NO_UPPER, [table, wide])
         };
-        let dirty = if offer.dirty() { DIRTY } else { 0 };
+        let dirty = if features.dirty() { DIRTY } else { 0 };
         let first = half
-            | size(config.granule, offer) << 32
+            | size(config.granule, features) << 32
             | AARCH64
             | dirty
             | RECORD_AND_ABORT

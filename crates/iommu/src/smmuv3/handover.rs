@@ -7,10 +7,10 @@ use iopt::{Chain, TABLE_BYTES, TableMemory};
 use runs::Span;
 use spin::Mutex;
 
-use super::domains::{Domains, Shape};
-use super::offer::{
-    ADDRESS, CMDQEN, CR0ACK, EVENTQ_BASE, EVENTQEN, Offer, SMMUEN, STRTAB_BASE, STRTAB_BASE_CFG,
+use super::capabilities::{
+    ADDRESS, CMDQEN, CR0ACK, EVENTQ_BASE, EVENTQEN, Features, SMMUEN, STRTAB_BASE, STRTAB_BASE_CFG,
 };
+use super::domains::{Domains, Shape};
 use super::queue;
 use super::streams::Streams;
 use super::{Config, Inner, ProbeError, SmmuV3};
@@ -80,11 +80,11 @@ impl<R: Registers, M: TableMemory> SmmuV3<R, M> {
         config: Config,
         frozen: &Frozen,
     ) -> Result<Self, ProbeError> {
-        let offer = Offer::read(&registers, &config)?;
-        let capabilities = offer.capabilities(&config)?;
+        let features = Features::read(&registers, &config)?;
+        let capabilities = features.capabilities(&config)?;
         let bits = 52;
         reaches(&memory, bits).map_err(|last| ProbeError::Addresses { last, bits })?;
-        let resumed = Self::resume(&registers, &memory, (&config, offer), frozen);
+        let resumed = Self::resume(&registers, &memory, (&config, features), frozen);
         let mut inner = resumed.map_err(ProbeError::Adopt)?;
         let Inner {
             streams, domains, ..
@@ -102,7 +102,7 @@ impl<R: Registers, M: TableMemory> SmmuV3<R, M> {
             registers,
             memory,
             config,
-            offer,
+            features,
             capabilities,
             inner: Mutex::new(inner),
         })
@@ -112,15 +112,15 @@ impl<R: Registers, M: TableMemory> SmmuV3<R, M> {
     fn resume(
         registers: &R,
         memory: &M,
-        (config, offer): (&Config, Offer),
+        (config, features): (&Config, Features),
         frozen: &Frozen,
     ) -> Result<Inner, AdoptError> {
         let words = frozen.words(UnitKind::SmmuV3)?;
         let [state, base, commands, status, events, ticket] = words;
-        let mut ring = queue::new([commands, status], offer, ticket);
-        let events = Self::events(events, offer);
-        let last = Self::last_device(config, offer);
-        let mut streams = Streams::at(base, last, offer);
+        let mut ring = queue::new([commands, status], features, ticket);
+        let events = Self::events(events, features);
+        let last = Self::last_device(config, features);
+        let mut streams = Streams::at(base, last, features);
         let shape = streams.shape().into();
         AdoptError::compare("the stream table's shape", shape, state >> 32, !0)?;
         if state & 1 != 0 {

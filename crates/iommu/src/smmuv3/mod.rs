@@ -37,7 +37,7 @@
 //!
 //! **Mapping** needs stores only.
 //!
-//! **Faults**: `events.rs`.
+//! **Faults**: `faults.rs`.
 //!
 //! **Handover** (`handover.rs`): the description says whether the unit translates, where stream table and
 //! queues lie, the table's shape, and the last ticket. The successor compares CR0, the base registers and the
@@ -56,13 +56,13 @@
 //! a device has a TLB.
 
 mod attach;
+mod capabilities;
 mod command;
 mod config;
 mod domains;
 mod entry;
-mod events;
+mod faults;
 mod handover;
-mod offer;
 mod queue;
 mod streams;
 mod table;
@@ -80,13 +80,13 @@ use crate::fault::Fault;
 use crate::registers::{Registers, wait_until};
 use crate::unit::{DeviceId, DeviceTlb, DomainId, NodeId, Pasid, Unit};
 
-use command::Command;
-use domains::Domains;
-use events::Events;
-use offer::{
-    ATSCHK, CMDQEN, CR1, CR2, EVENTQEN, IRQ_CTRL, IRQ_CTRLACK, Offer, SMMUEN, STRTAB_BASE,
+use capabilities::{
+    ATSCHK, CMDQEN, CR1, CR2, EVENTQEN, Features, IRQ_CTRL, IRQ_CTRLACK, SMMUEN, STRTAB_BASE,
     STRTAB_BASE_CFG, acknowledge, bypass, control, errors,
 };
+use command::Command;
+use domains::Domains;
+use faults::Events;
 use queue::Commands;
 use streams::{Place, Streams};
 
@@ -107,7 +107,7 @@ pub struct SmmuV3<R, M> {
     registers: R,
     memory: M,
     config: Config,
-    offer: Offer,
+    features: Features,
     capabilities: Capabilities,
     inner: Mutex<Inner>,
 }
@@ -130,12 +130,12 @@ impl<R: Registers, M: TableMemory> SmmuV3<R, M> {
                 "structures have 64-bit words"
             );
         }
-        let offer = Offer::read(&registers, &config)?;
-        let capabilities = offer.capabilities(&config)?;
+        let features = Features::read(&registers, &config)?;
+        let capabilities = features.capabilities(&config)?;
         let bits = 52;
         reaches(&memory, bits).map_err(|last| ProbeError::Addresses { last, bits })?;
-        let last = Self::last_device(&config, offer);
-        let streams = Streams::new(&memory, last, offer).map_err(ProbeError::Memory)?;
+        let last = Self::last_device(&config, features);
+        let streams = Streams::new(&memory, last, features).map_err(ProbeError::Memory)?;
         let mut taken = Chain::empty();
         let mut pages = [0; 3];
         for page in &mut pages {
@@ -153,26 +153,26 @@ impl<R: Registers, M: TableMemory> SmmuV3<R, M> {
         let inner = Inner {
             streams,
             domains: Domains::default(),
-            ring: queue::new([commands, status], offer, 0),
-            events: Self::events(events, offer),
+            ring: queue::new([commands, status], features, 0),
+            events: Self::events(events, features),
         };
         Ok(Self {
             registers,
             memory,
             config,
-            offer,
+            features,
             capabilities,
             inner: Mutex::new(inner),
         })
     }
 
-    fn last_device(config: &Config, offer: Offer) -> u32 {
-        config.last_device.min(offer.last_stream())
+    fn last_device(config: &Config, features: Features) -> u32 {
+        config.last_device.min(features.last_stream())
     }
 
     /// A page of events, of 32 bytes each.
-    fn events(entries: u64, offer: Offer) -> Events {
-        let log2 = offer.queue_log2(16, 7);
+    fn events(entries: u64, features: Features) -> Events {
+        let log2 = features.queue_log2(16, 7);
         Events { entries, log2 }
     }
 
@@ -192,21 +192,25 @@ impl<R: Registers, M: TableMemory> SmmuV3<R, M> {
         bypass(registers, true)?;
         self.stop()?;
         ring.open = false;
-        registers.write32(CR1, self.offer.cr1());
-        registers.write32(CR2, self.offer.cr2());
+        registers.write32(CR1, self.features.cr1());
+        registers.write32(CR2, self.features.cr2());
         registers.write64(STRTAB_BASE, streams.base());
         registers.write32(STRTAB_BASE_CFG, streams.shape());
         ring.set_up(registers);
         events.set_up(registers);
         // What an earlier owner of the unit has left.
         acknowledge(registers, errors(registers));
-        let checks = if self.offer.device_tlbs() { ATSCHK } else { 0 };
+        let checks = if self.features.device_tlbs() {
+            ATSCHK
+        } else {
+            0
+        };
         let on = CMDQEN | checks;
         control(registers, on, "CR0ACK.CMDQEN = 1")?;
         control(registers, on | EVENTQEN, "CR0ACK.EVENTQEN = 1")?;
         // From here on the unit may use our tables, and a flush that it does not answer has failed.
         ring.open = true;
-        let hypervisor = self.offer.hypervisor();
+        let hypervisor = self.features.hypervisor();
         let everything = [
             Some(Command::AllStreams),
             Some(Command::Sync),

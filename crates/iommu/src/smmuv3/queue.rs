@@ -12,11 +12,11 @@
 
 use iopt::TableMemory;
 
-use super::command::Command;
-use super::offer::{
-    ADDRESS, ALLOCATE, CMDQ_BASE, CMDQ_CONS, CMDQ_PROD, COMMAND_ERROR, FAILED, GERROR, Offer,
+use super::capabilities::{
+    ADDRESS, ALLOCATE, CMDQ_BASE, CMDQ_CONS, CMDQ_PROD, COMMAND_ERROR, FAILED, Features, GERROR,
     acknowledge, errors,
 };
+use super::command::Command;
 use crate::error::UnitError;
 use crate::handover::AdoptError;
 use crate::registers::Registers;
@@ -32,13 +32,13 @@ pub(super) struct Queue {
 pub(super) type Commands = Ring<Queue>;
 
 /// A queue of a page of commands at most, and a page of zeros but for the last ticket.
-pub(super) fn new([entries, status]: [u64; 2], offer: Offer, ticket: u64) -> Commands {
+pub(super) fn new([entries, status]: [u64; 2], features: Features, ticket: u64) -> Commands {
     let layout = Layout {
-        log2: offer.queue_log2(21, 8),
+        log2: features.queue_log2(21, 8),
         beyond: true,
         ..Layout::page(entries, status)
     };
-    let tickets = offer.writes_tickets();
+    let tickets = features.writes_tickets();
     Ring::new(layout, Queue { tickets }, ticket)
 }
 

@@ -12,8 +12,8 @@
 use iopt::{NoTables, TABLE_BYTES, TableMemory};
 use runs::Span;
 
+use super::capabilities::{ADDRESS, ALLOCATE, Features};
 use super::entry::{Attached, CONTEXT_BITS, Context, Stream, TWO_LEVELS};
-use super::offer::{ADDRESS, ALLOCATE, Offer};
 use super::table::{Entries, SPLIT};
 use crate::error::AttachError;
 use crate::unit::{DeviceId, DomainId, Pasid};
@@ -79,9 +79,9 @@ impl Streams {
     pub(super) fn new<M: TableMemory>(
         memory: &M,
         last: u32,
-        offer: Offer,
+        features: Features,
     ) -> Result<Self, NoTables> {
-        let (bits, link) = Self::size(last, offer);
+        let (bits, link) = Self::size(last, features);
         Ok(Self {
             table: Entries::new(memory, bits, link)?,
             last,
@@ -90,8 +90,8 @@ impl Streams {
     }
 
     /// A table that is there already. What is in it was not looked at.
-    pub(super) fn at(base: u64, last: u32, offer: Offer) -> Self {
-        let (bits, link) = Self::size(last, offer);
+    pub(super) fn at(base: u64, last: u32, features: Features) -> Self {
+        let (bits, link) = Self::size(last, features);
         Self {
             table: Entries::at(base, bits, link),
             last,
@@ -105,9 +105,9 @@ impl Streams {
         self.device_tlbs = self.table.all(memory).filter(with_tlb).count() as u32;
     }
 
-    fn size(last: u32, offer: Offer) -> (u32, Option<u64>) {
+    fn size(last: u32, features: Features) -> (u32, Option<u64>) {
         let bits = u32::BITS - last.leading_zeros();
-        (bits, offer.two_level_streams().then_some(SPAN))
+        (bits, features.two_level_streams().then_some(SPAN))
     }
 
     /// SMMU_STRTAB_BASE.
@@ -205,7 +205,7 @@ impl Streams {
         memory: &'m M,
         place: Place,
         second_stage: bool,
-        offer: Offer,
+        features: Features,
     ) -> Result<(Stream<'m, M>, Option<Context<'m, M>>), NoTables> {
         // The memory gives fewer cells than an entry has.
         let (needed, available) = (TABLE_BYTES, 0);
@@ -218,8 +218,8 @@ impl Streams {
         let contexts = match contexts(&stream) {
             Some(contexts) => contexts,
             None => {
-                let link = offer.two_level_contexts().then_some(VALID);
-                let new = Entries::new(memory, offer.pasid_bits, link)?;
+                let link = features.two_level_contexts().then_some(VALID);
+                let new = Entries::new(memory, features.pasid_bits, link)?;
                 let levels = if new.link.is_some() { TWO_LEVELS } else { 0 };
                 stream.set_contexts(new.base | levels | u64::from(new.bits) << CONTEXT_BITS);
                 new

@@ -24,7 +24,7 @@ impl<R: Registers, M: TableMemory> Vtd<R, M> {
             .tag(domain)
             .ok_or(AttachError::DomainId { domain, bits })?;
         // Section 6.1: what is not present is cached under the number 0.
-        if tag == 0 && self.offer.caching_mode() {
+        if tag == 0 && self.features.caching_mode() {
             return Err(AttachError::ReservedDomain { domain });
         }
         Ok(tag)
@@ -80,11 +80,11 @@ impl<R: Registers, M: TableMemory> Vtd<R, M> {
             };
             notes.add(memory, member).map_err(no_memory)?;
         }
-        entry.set(tag, root, self.offer, tlb.is_some());
-        let told = if self.offer.caching_mode() {
+        entry.set(tag, root, self.features, tlb.is_some());
+        let told = if self.features.caching_mode() {
             self.issue(ring, self.forget_absence(tag, source, pasid))
         } else {
-            queue::flush_writes(&self.registers, self.offer)
+            queue::flush_writes(&self.registers, self.features)
         };
         told.map_err(|cause| {
             entry.withdraw();

@@ -7,15 +7,15 @@
 
 use iopt::walk::Access;
 
-use super::offer::{FAULT_PENDING, FAULTS_LOST, FSTS, Offer};
+use super::capabilities::{FAULT_PENDING, FAULTS_LOST, FSTS, Features};
 use crate::fault::{Details, Fault, FaultReason};
 use crate::registers::Registers;
 use crate::unit::{DeviceId, Pasid};
 
 /// The record that came first, and how many there can be; `None` when none is pending.
-pub(super) fn pending<R: Registers>(registers: &R, offer: Offer) -> Option<(u32, u32)> {
+pub(super) fn pending<R: Registers>(registers: &R, features: Features) -> Option<(u32, u32)> {
     let status = registers.read32(FSTS);
-    let (_, records) = offer.fault_records();
+    let (_, records) = features.fault_records();
     // FRI.
     (status & FAULT_PENDING != 0).then_some((status >> 8 & 0xff, records))
 }
@@ -23,11 +23,11 @@ pub(super) fn pending<R: Registers>(registers: &R, offer: Offer) -> Option<(u32,
 /// Takes a record, if it holds a fault.
 pub(super) fn take<R: Registers>(
     registers: &R,
-    offer: Offer,
+    features: Features,
     index: u32,
     segment: u16,
 ) -> Option<Fault> {
-    let (first, records) = offer.fault_records();
+    let (first, records) = features.fault_records();
     let record = first + 16 * (index % records) as usize;
     let high = registers.read64(record + 8);
     if high >> 63 == 0 {

@@ -136,7 +136,7 @@ impl<R: Registers, M: TableMemory> Vtd<R, M> {
             source,
             pasid,
             depth: member.tlb?,
-            physical: if self.offer.throttles() { source } else { 0 },
+            physical: if self.features.throttles() { source } else { 0 },
             block: block.unwrap_or(Block::ALL),
         }))
     }

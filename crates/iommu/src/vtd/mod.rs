@@ -56,11 +56,11 @@
 //! it for at most a few [bounded](Registers::wait) waits.
 
 mod attach;
+mod capabilities;
 mod command;
 mod config;
 mod faults;
 mod flush;
-mod offer;
 mod queue;
 mod structures;
 #[cfg(test)]
@@ -81,10 +81,11 @@ use crate::notes::Notes;
 use crate::registers::{Registers, wait_until};
 use crate::unit::{DeviceId, DeviceTlb, DomainId, NodeId, Pasid, Unit};
 
-use command::Command;
-use offer::{
-    GSTS, IQH, IQT, Offer, PMEN, PROTECT, PROTECTED, QUEUE, RTADDR, SCALABLE, SET_ROOT, TRANSLATION,
+use capabilities::{
+    Features, GSTS, IQH, IQT, PMEN, PROTECT, PROTECTED, QUEUE, RTADDR, SCALABLE, SET_ROOT,
+    TRANSLATION,
 };
+use command::Command;
 use queue::Commands;
 use structures::{Structures, page};
 
@@ -103,7 +104,7 @@ pub struct Vtd<R, M> {
     registers: R,
     memory: M,
     config: Config,
-    offer: Offer,
+    features: Features,
     capabilities: Capabilities,
     inner: Mutex<Inner>,
 }
@@ -144,8 +145,8 @@ impl<R: Registers, M: TableMemory> Vtd<R, M> {
                 "structures have 64-bit words"
             );
         }
-        let offer = Offer::read(&registers)?;
-        let capabilities = offer.capabilities(&config)?;
+        let features = Features::read(&registers)?;
+        let capabilities = features.capabilities(&config)?;
         let bits = 52;
         reaches(&memory, bits).map_err(|last| ProbeError::Addresses { last, bits })?;
         let structures = Structures::new(&memory, &config).map_err(ProbeError::Memory)?;
@@ -156,7 +157,7 @@ impl<R: Registers, M: TableMemory> Vtd<R, M> {
             taken.push(&memory, page);
             Ok(page)
         };
-        let pages = match offer.queue() {
+        let pages = match features.queue() {
             true => take().and_then(|entries| Ok([entries, take()?])),
             false => Ok([0; 2]),
         };
@@ -167,13 +168,13 @@ impl<R: Registers, M: TableMemory> Vtd<R, M> {
                 return Err(ProbeError::Memory(cause));
             }
         };
-        let ring = queue::new(pages, config.mode, offer, 0);
+        let ring = queue::new(pages, config.mode, features, 0);
         let notes = Notes::new(ring.layout.answers());
         Ok(Self {
             registers,
             memory,
             config,
-            offer,
+            features,
             capabilities,
             inner: Mutex::new(Inner {
                 structures,
@@ -194,7 +195,7 @@ impl<R: Registers, M: TableMemory> Vtd<R, M> {
         self.close_queue()?;
         ring.set_up(registers)?;
         ring.open = true;
-        queue::flush_writes(registers, self.offer)?;
+        queue::flush_writes(registers, self.features)?;
         let mode = match self.config.mode {
             Mode::Legacy => 0,
             Mode::ScalableSecond | Mode::ScalableFirst => SCALABLE,
@@ -208,7 +209,7 @@ impl<R: Registers, M: TableMemory> Vtd<R, M> {
         ];
         self.issue(ring, all.into_iter().flatten())?;
         queue::command(registers, TRANSLATION, true, "GSTS.TES = 1")?;
-        if self.offer.protected_memory() {
+        if self.features.protected_memory() {
             registers.write32(PMEN, registers.read32(PMEN) & !PROTECT);
             wait_until(registers, "PMEN.PRS = 0", || {
                 Ok(registers.read32(PMEN) & PROTECTED == 0)
@@ -274,13 +275,13 @@ impl<R: Registers, M: TableMemory> Vtd<R, M> {
         config: Config,
         frozen: &Frozen,
     ) -> Result<Self, ProbeError> {
-        let offer = Offer::read(&registers)?;
-        let capabilities = offer.capabilities(&config)?;
+        let features = Features::read(&registers)?;
+        let capabilities = features.capabilities(&config)?;
         let bits = 52;
         reaches(&memory, bits).map_err(|last| ProbeError::Addresses { last, bits })?;
         let words = frozen.words(UnitKind::Vtd).map_err(ProbeError::Adopt)?;
         let (root, ring) =
-            Commands::adopt(&registers, words, &config, offer).map_err(ProbeError::Adopt)?;
+            Commands::adopt(&registers, words, &config, features).map_err(ProbeError::Adopt)?;
         let structures = Structures {
             root,
             mode: config.mode,
@@ -291,7 +292,7 @@ impl<R: Registers, M: TableMemory> Vtd<R, M> {
             registers,
             memory,
             config,
-            offer,
+            features,
             capabilities,
             inner: Mutex::new(Inner {
                 structures,
@@ -393,9 +394,12 @@ where
             return Ok(());
         }
         // With tables and no range, what the tables held is not named.
-        let mask = self.offer.page_mask().filter(|_| !what.ranges().is_empty());
+        let mask = self
+            .features
+            .page_mask()
+            .filter(|_| !what.ranges().is_empty());
         let blocks = mask.and_then(|most| commands::blocks(what, most));
-        let leaf_only = !what.tables_unlinked() && !self.offer.caching_mode();
+        let leaf_only = !what.tables_unlinked() && !self.features.caching_mode();
         self.flush(domain, tag, blocks, leaf_only)
     }
 
@@ -407,11 +411,11 @@ where
     }
 
     fn drain_faults(&self, sink: &mut dyn FnMut(Fault)) -> u64 {
-        let (registers, offer) = (&self.registers, self.offer);
-        let (first, records) = faults::pending(registers, offer).unwrap_or((0, 0));
+        let (registers, features) = (&self.registers, self.features);
+        let (first, records) = faults::pending(registers, features).unwrap_or((0, 0));
         for n in 0..records {
             let alone = self.inner.lock();
-            let fault = faults::take(registers, offer, first + n, self.config.segment);
+            let fault = faults::take(registers, features, first + n, self.config.segment);
             // Not under the lock: the sink may flush.
             drop(alone);
             fault.into_iter().for_each(&mut *sink);

@@ -16,11 +16,11 @@ use iopt::TableMemory;
 
 use super::Config;
 use super::Mode;
-use super::command::{ByRegister, Command};
-use super::offer::{
-    CCMD, FLUSH_WRITES, FSTS, GCMD, GSTS, IQA, IQERCD, IQH, IQT, Offer, QUEUE, QUEUE_ERRORS,
+use super::capabilities::{
+    CCMD, FLUSH_WRITES, FSTS, Features, GCMD, GSTS, IQA, IQERCD, IQH, IQT, QUEUE, QUEUE_ERRORS,
     RTADDR, SCALABLE, STATES, TRANSLATION, WIDE,
 };
+use super::command::{ByRegister, Command};
 use super::structures::Structures;
 use crate::error::UnitError;
 use crate::handover::{AdoptError, WORDS};
@@ -30,7 +30,7 @@ use crate::ring::{CommandQueue, Layout, Ring};
 /// The invalidation queue.
 #[derive(Debug)]
 pub(super) struct Queue {
-    offer: Offer,
+    features: Features,
     /// Descriptors have 256 bits.
     wide: bool,
 }
@@ -39,7 +39,12 @@ pub(super) type Commands = Ring<Queue>;
 
 /// A queue in two pages, of zeros but for what waits have stored up to the last ticket; both are 0 where
 /// the unit has none.
-pub(super) fn new([entries, status]: [u64; 2], mode: Mode, offer: Offer, ticket: u64) -> Commands {
+pub(super) fn new(
+    [entries, status]: [u64; 2],
+    mode: Mode,
+    features: Features,
+    ticket: u64,
+) -> Commands {
     let wide = mode != Mode::Legacy;
     let layout = Layout::page(entries, status);
     let layout = match wide {
@@ -50,7 +55,7 @@ pub(super) fn new([entries, status]: [u64; 2], mode: Mode, offer: Offer, ticket:
         },
         false => layout,
     };
-    Ring::new(layout, Queue { offer, wide }, ticket)
+    Ring::new(layout, Queue { features, wide }, ticket)
 }
 
 impl Queue {
@@ -80,7 +85,7 @@ impl CommandQueue for Queue {
     }
 
     fn words(&self, command: Command) -> [u64; 2] {
-        command.descriptor(self.offer.draining())
+        command.descriptor(self.features.draining())
     }
 
     fn wait(&self, status: u64, ticket: u64) -> ([u64; 2], &'static str) {
@@ -90,7 +95,7 @@ impl CommandQueue for Queue {
     }
 
     fn prepare<R: Registers>(&mut self, registers: &R) -> Result<(), UnitError> {
-        flush_writes(registers, self.offer)
+        flush_writes(registers, self.features)
     }
 
     fn accept<R: Registers>(
@@ -98,11 +103,11 @@ impl CommandQueue for Queue {
         registers: &R,
         command: Command,
     ) -> Result<Option<Command>, UnitError> {
-        if self.offer.queue() {
+        if self.features.queue() {
             return Ok(Some(command));
         }
-        let command = command.by_register(self.offer.draining());
-        by_register(registers, self.offer, command).map(|()| None)
+        let command = command.by_register(self.features.draining());
+        by_register(registers, self.features, command).map(|()| None)
     }
 
     fn running<R: Registers, M: TableMemory>(
@@ -169,7 +174,7 @@ impl Commands {
         registers: &R,
         words: [u64; WORDS],
         config: &Config,
-        offer: Offer,
+        features: Features,
     ) -> Result<(u64, Self), AdoptError> {
         let [state, root, entries, status, ticket, _] = words;
         let mode = config.mode;
@@ -177,8 +182,8 @@ impl Commands {
         let pasid_bits = config.pasid_bits.into();
         AdoptError::compare("bits of a PASID", pasid_bits, state >> 16, u64::MAX)?;
         let queued = entries != 0;
-        AdoptError::compare("ECAP.QI", offer.queue().into(), queued.into(), 1)?;
-        let mut ring = new([entries, status], mode, offer, ticket);
+        AdoptError::compare("ECAP.QI", features.queue().into(), queued.into(), 1)?;
+        let mut ring = new([entries, status], mode, features, ticket);
         ring.open = state & 1 != 0;
         if ring.open {
             let on = TRANSLATION | if queued { QUEUE } else { 0 };
@@ -204,8 +209,11 @@ fn error_bits() -> u32 {
 }
 
 /// Flushes the unit's write buffers, where it has any that do not flush themselves.
-pub(super) fn flush_writes<R: Registers>(registers: &R, offer: Offer) -> Result<(), UnitError> {
-    if !offer.write_buffers() {
+pub(super) fn flush_writes<R: Registers>(
+    registers: &R,
+    features: Features,
+) -> Result<(), UnitError> {
+    if !features.write_buffers() {
         return Ok(());
     }
     let states = registers.read32(GSTS) & STATES;
@@ -238,11 +246,11 @@ pub(super) fn command<R: Registers>(
 /// Gives one command through registers: waits for those to be free, writes, waits for the end.
 fn by_register<R: Registers>(
     registers: &R,
-    offer: Offer,
+    features: Features,
     command: ByRegister,
 ) -> Result<(), UnitError> {
     const BUSY: u64 = 1 << 63;
-    let address = offer.iotlb_registers();
+    let address = features.iotlb_registers();
     let (register, value, name, idle, done) = match command {
         ByRegister::Context(value) => (CCMD, value, "CCMD", "CCMD.ICC = 0", 59),
         ByRegister::Iotlb(value, _) => (address + 8, value, "IOTLB", "IOTLB.IVT = 0", 57),

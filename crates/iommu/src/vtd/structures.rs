@@ -30,7 +30,7 @@
 
 use iopt::{Cell, FormatId, NoTables, Root, TABLE_BYTES, TableMemory};
 
-use super::{Config, Mode, offer::Offer};
+use super::{Config, Mode, capabilities::Features};
 use crate::unit::DeviceId;
 
 /// P, in every entry.
@@ -101,12 +101,12 @@ impl<M: TableMemory> Entry<'_, M> {
     }
 
     /// Makes an empty entry present. The root was checked. `tlb` says that the device has a TLB.
-    pub(super) fn set(&self, domain: u16, root: Root, offer: Offer, tlb: bool) {
+    pub(super) fn set(&self, domain: u16, root: Root, features: Features, tlb: bool) {
         let domain = u64::from(domain);
         // AW: 1 for 3 levels, 2 for 4, 3 for 5.
         let width = u64::from(root.levels.saturating_sub(2));
         // PWSNP, where the unit can snoop: tables lie in ordinary memory.
-        let snoop = u64::from(offer.snooped_walks()) << 23;
+        let snoop = u64::from(features.snooped_walks()) << 23;
         let low = match self.mode {
             Mode::Legacy => {
                 self.store(1, domain << 8 | width);
@@ -117,7 +117,7 @@ impl<M: TableMemory> Entry<'_, M> {
             Mode::ScalableSecond => {
                 self.store(1, domain | snoop);
                 // PGTT = 2; SSADE.
-                let dirty = u64::from(offer.second_stage_dirty()) << 9;
+                let dirty = u64::from(features.second_stage_dirty()) << 9;
                 root.address | dirty | 2 << 6 | width << 2
             }
             Mode::ScalableFirst => {

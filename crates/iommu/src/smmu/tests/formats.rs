@@ -312,7 +312,7 @@ fn capabilities_are_those_of_the_registers() {
     assert_eq!(can(V2, [IDR0, IDR1 & !0xff, IDR2]), Err(none));
     // No more banks than pages for them.
     let narrow = Smmu::new(Model::new(memory(), 2, [IDR0, 6, IDR2]), V2).unwrap();
-    assert_eq!(narrow.offer.banks(), 2);
+    assert_eq!(narrow.features.banks(), 2);
     let (idr0, idr1) = (u32::MAX, u32::MAX);
     let nobody = Smmu::new(Nobody, V2).err();
     assert_eq!(nobody, Some(ProbeError::NoUnit { idr0, idr1 }));

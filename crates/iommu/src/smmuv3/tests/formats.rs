@@ -1,4 +1,4 @@
-//! What the registers offer, and how each table is told to the unit.
+//! What the registers features, and how each table is told to the unit.
 
 use iopt::format::{
     ArmStage1, ArmStage2, BreakBeforeMake, Granule, K4, K4Lpa2, K16, K16Lpa2, K64, K64Lpa,

@@ -77,7 +77,7 @@ fn play(unit: Hostile) -> (u32, u32) {
             address,
             levels: support.levels.trailing_zeros() as u8,
         },
-        reserved: driver.offer.caching_mode().then_some(DomainId(0)),
+        reserved: driver.features.caching_mode().then_some(DomainId(0)),
         grows: true,
         most_faults: 256,
         // A few waits; by registers each command waits for itself.

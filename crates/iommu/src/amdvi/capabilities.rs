@@ -72,11 +72,11 @@ pub(super) fn control<R: Registers>(registers: &R, set: u64, clear: u64) {
 /// What the Extended Feature Register says. Units without it (Capability Header, EFRSup = 0) read as
 /// 0 there, and so offer the least.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Offer {
+pub(super) struct Features {
     features: u64,
 }
 
-impl Offer {
+impl Features {
     pub(super) fn read<R: Registers>(registers: &R) -> Result<Self, ProbeError> {
         let features = registers.read64(FEATURES);
         // Registers that nobody drives read as all ones.

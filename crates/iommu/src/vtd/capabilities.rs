@@ -64,7 +64,7 @@ pub(super) const QUEUE_ERRORS: [(u32, &str); 3] = [
 
 /// What the Capability and Extended Capability Registers say.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Offer {
+pub(super) struct Features {
     cap: u64,
     ecap: u64,
 }
@@ -78,7 +78,7 @@ const fn bit(word: u64, bit: u32) -> bool {
     word >> bit & 1 == 1
 }
 
-impl Offer {
+impl Features {
     pub(super) fn read<R: Registers>(registers: &R) -> Result<Self, ProbeError> {
         let version = registers.read32(VER);
         let (cap, ecap) = (registers.read64(CAP), registers.read64(ECAP));

@@ -102,7 +102,7 @@ pub(super) fn acknowledge<R: Registers>(registers: &R, errors: u32) {
 
 /// What the ID registers say.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Offer {
+pub(super) struct Features {
     idr0: u32,
     idr1: u32,
     idr3: u32,
@@ -111,7 +111,7 @@ pub(super) struct Offer {
     pub(super) pasid_bits: u32,
 }
 
-impl Offer {
+impl Features {
     pub(super) fn read<R: Registers>(registers: &R, config: &Config) -> Result<Self, ProbeError> {
         let idr0 = registers.read32(IDR0);
         // Registers that nobody drives read as all ones.
@@ -119,7 +119,7 @@ impl Offer {
             return Err(ProbeError::NoUnit { idr0 });
         }
         let idr1 = registers.read32(IDR1);
-        let offer = Self {
+        let features = Self {
             idr0,
             idr1,
             idr3: registers.read32(IDR3),
@@ -132,15 +132,15 @@ impl Offer {
             return Err(ProbeError::StallsAlways { idr0 });
         }
         // TABLES_PRESET, QUEUES_PRESET.
-        if idr1 >> 29 & 3 != 0 || offer.queue_log2(21, 8) == 0 {
+        if idr1 >> 29 & 3 != 0 || features.queue_log2(21, 8) == 0 {
             return Err(ProbeError::Queues { idr1 });
         }
         // TTF: AArch64; TTENDIAN: mixed or little.
         if idr0 >> 3 & 1 == 0 || idr0 >> 21 & 3 == 3 {
-            let idr5 = offer.idr5;
+            let idr5 = features.idr5;
             return Err(ProbeError::Formats { idr0, idr5 });
         }
-        Ok(offer)
+        Ok(features)
     }
 
     const fn has(self, bit: u32) -> bool {

@@ -112,7 +112,7 @@ impl Shape {
 
 /// What IDR0, IDR1 and IDR2 say (10.6.1).
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Offer {
+pub(super) struct Features {
     version: Version,
     idr0: u32,
     idr1: u32,
@@ -136,24 +136,24 @@ const fn size(field: u32) -> u32 {
     }
 }
 
-impl Offer {
+impl Features {
     pub(super) fn read<R: Registers>(registers: &R, version: Version) -> Result<Self, ProbeError> {
         let [idr0, idr1, idr2] = [IDR0, IDR1, IDR2].map(|place| registers.read32(place));
         // Registers that nobody drives read as all ones.
         if idr0 == u32::MAX || idr0 | idr1 == 0 {
             return Err(ProbeError::NoUnit { idr0, idr1 });
         }
-        let offer = Self {
+        let features = Self {
             version,
             idr0,
             idr1,
             idr2,
         };
-        let (streams, banks) = (offer.streams(), offer.banks());
+        let (streams, banks) = (features.streams(), features.banks());
         if streams == 0 || banks == 0 {
             return Err(ProbeError::NoRoom { streams, banks });
         }
-        Ok(offer)
+        Ok(features)
     }
 
     pub(super) fn is_v2(self) -> bool {

@@ -9,7 +9,7 @@
 use iopt::walk::Access;
 use iopt::{Cell, TableMemory};
 
-use super::offer::{
+use super::capabilities::{
     ADDRESS, ALLOCATE, EVENTQ_BASE, EVENTQ_CONS, EVENTQ_PROD, EVENTS_ABORTED, acknowledge, errors,
 };
 use crate::fault::{Details, Fault, FaultReason};

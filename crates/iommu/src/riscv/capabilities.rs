@@ -101,23 +101,23 @@ pub(super) fn point<R: Registers>(registers: &R, value: u64) -> Result<u64, Unit
 
 /// What the register `capabilities` says.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Offer {
+pub(super) struct Features {
     capabilities: u64,
 }
 
-impl Offer {
+impl Features {
     pub(super) fn read<R: Registers>(registers: &R) -> Result<Self, ProbeError> {
         let capabilities = registers.read64(CAPABILITIES);
         // Registers that nobody drives read as all ones.
         if capabilities == u64::MAX || capabilities >> 4 & 0xf != 1 {
             return Err(ProbeError::NoUnit { capabilities });
         }
-        let offer = Self { capabilities };
+        let features = Self { capabilities };
         // END: there are both orders.
-        if registers.read32(FCTL) & 1 == 1 && !offer.bit(27) {
+        if registers.read32(FCTL) & 1 == 1 && !features.bit(27) {
             return Err(ProbeError::BigEndian { capabilities });
         }
-        Ok(offer)
+        Ok(features)
     }
 
     const fn bit(self, bit: u32) -> bool {

@@ -36,9 +36,9 @@
 
 use iopt::{Cell, FormatId, Root, TableMemory};
 
+use super::capabilities::Features;
 use super::command::Tag;
 use super::directory::Directory;
-use super::offer::Offer;
 
 /// V, in tc and in a process context's ta.
 const VALID: u64 = 1;
@@ -184,7 +184,7 @@ impl<M: TableMemory> Device<'_, M> {
     }
 
     /// Makes an empty context valid. The root was checked.
-    pub(super) fn set_table(&self, domain: u16, root: &Root, offer: Offer) {
+    pub(super) fn set_table(&self, domain: u16, root: &Root, features: Features) {
         let (domain, pointer) = (u64::from(domain), pointer(root));
         let dirty = if root.format == FormatId::RiscVG {
             self.0.store(IOHGATP, pointer | domain << GSCID);
@@ -194,14 +194,14 @@ impl<M: TableMemory> Device<'_, M> {
             self.0.store(FSC, pointer);
             FIRST_DIRTY
         };
-        self.validate(if offer.dirty() { dirty } else { 0 });
+        self.validate(if features.dirty() { dirty } else { 0 });
     }
 
     /// Makes an empty context valid, or one that has the directory valid again.
-    pub(super) fn set_processes(&self, directory: &Directory, offer: Offer) {
+    pub(super) fn set_processes(&self, directory: &Directory, features: Features) {
         let pointer = u64::from(directory.levels) << 60 | directory.root >> 12;
         self.0.store(FSC, pointer);
-        let dirty = if offer.dirty() { FIRST_DIRTY } else { 0 };
+        let dirty = if features.dirty() { FIRST_DIRTY } else { 0 };
         self.validate(PROCESSES | dirty);
     }
 

@@ -12,7 +12,7 @@
 use iopt::walk::Access;
 use iopt::{Cell, TABLE_BYTES, TableMemory};
 
-use super::offer::{
+use super::capabilities::{
     EVENT_HEAD, EVENT_TAIL, EVENTS, LOG, LOGGING, OVERFLOW, PENDING, RING, RING_LENGTH, STATUS,
     control, offset, place,
 };
