@@ -36,7 +36,7 @@ pub struct CommandCounters {
 
 /// 2^`mask` pages of 4 KiB.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Block {
+pub struct Block {
     pub(crate) address: u64,
     pub(crate) mask: u32,
 }

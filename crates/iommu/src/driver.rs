@@ -1,16 +1,35 @@
-//! What drivers of hardware have beyond the seam of all units.
+//! The shell of every driver of hardware: what it holds, how it comes and goes, and what it answers to callers
+//! before the unit is involved.
+//!
+//! A driver is a [`HardwareUnit`] of its [`Kind`]. The shell holds registers, memory, configuration, what the unit
+//! can do, and, under one spinning lock, what the driver knows of its structures and queues. What a driver
+//! alone knows comes in by two traits: [`Operations`], the orders in which structures are written and
+//! commands given; and, for kinds whose structures lie in memory, [`InMemory`], where they lie and what a
+//! successor must know of them.
+//!
+//! 1. **New**: the registers say what the unit can do; the memory must lie within the unit's addresses;
+//!    structures are taken from it. The unit is not changed. After an error nothing is taken.
+//! 2. **Enable**, **disable**: the driver's orders, under the lock.
+//! 3. **Attach**, **detach**, **invalidate**: PASID and root are checked here; the rest is the driver's.
+//! 4. **Tear down**: the unit is disabled, then all structures are given back.
+//! 5. **Freeze**: with the queue empty the unit does nothing by itself; structures and tables are listed, and
+//!    the driver is gone. What the unit does not use is given back.
+//! 6. **Adopt**: as new, but structures are found, and compared with the description.
 
-use iopt::TableMemory;
+use core::fmt;
 
-use crate::amdvi::AmdVi;
+use iopt::{Chain, Invalidation, NoTables, Root, TABLE_BYTES, TableMemory};
+use runs::Span;
+use spin::Mutex;
+
+use crate::capabilities::{Capabilities, reaches};
 use crate::commands::CommandCounters;
-use crate::error::UnitError;
+use crate::error::{AttachError, FlushError, UnitError};
+use crate::fault::Fault;
+use crate::handover::{AdoptError, Frozen, Held, UnitKind, WORDS};
 use crate::registers::Registers;
-use crate::riscv::RiscvIommu;
-use crate::smmu::Smmu;
-use crate::smmuv3::SmmuV3;
-use crate::unit::Unit;
-use crate::vtd::Vtd;
+use crate::ring::{CommandQueue, Ring};
+use crate::unit::{DeviceId, DeviceTlb, DomainId, NodeId, Pasid, Unit};
 
 /// A unit of hardware.
 pub trait Driver: Unit {
@@ -23,31 +42,520 @@ pub trait Driver: Unit {
     /// name.
     fn disable(&self) -> Result<(), UnitError>;
 
-    /// What the unit was told so far.
+    /// The commands that the unit has done so far.
     fn counters(&self) -> CommandCounters;
 }
 
-/// What each driver has as its own methods, which need neither the trait nor its bounds.
-macro_rules! forward {
-    ($($driver:ident<R $(, $memory:ident)?>)*) => {
-        $(
-            impl<R: Registers + Send + Sync $(, $memory: TableMemory + Send + Sync)?> Driver
-                for $driver<R $(, $memory)?>
-            {
-                fn enable(&self) -> Result<(), UnitError> {
-                    self.enable()
-                }
-
-                fn disable(&self) -> Result<(), UnitError> {
-                    self.disable()
-                }
-
-                fn counters(&self) -> CommandCounters {
-                    self.counters()
-                }
-            }
-        )*
-    };
+/// A unit of hardware of one kind, over its registers `R` and memory `M` for what it reads and writes. Its names
+/// are those of the kinds: [`Vtd`](crate::Vtd), [`AmdVi`](crate::AmdVi), [`SmmuV3`](crate::SmmuV3),
+/// [`RiscvIommu`](crate::RiscvIommu), and [`Smmu`](crate::Smmu), which has no memory.
+///
+/// Dropping it changes nothing: the unit goes on, and its memory stays taken. See
+/// [`tear_down`](Self::tear_down).
+#[derive(Debug)]
+pub struct HardwareUnit<K: Kind, R, M> {
+    pub(crate) registers: R,
+    pub(crate) memory: M,
+    pub(crate) config: K::Config,
+    pub(crate) features: K::Features,
+    pub(crate) capabilities: Capabilities,
+    pub(crate) inner: Mutex<K::Inner>,
 }
 
-forward! { Vtd<R, M> AmdVi<R, M> SmmuV3<R, M> RiscvIommu<R, M> Smmu<R> }
+/// A kind of hardware.
+pub trait Kind: Sized {
+    /// What the registers do not say.
+    type Config: Copy + fmt::Debug;
+    /// What they say.
+    type Features: Copy + fmt::Debug;
+    /// What the driver knows of structures and queues.
+    type Inner: fmt::Debug;
+
+    /// The device addresses that are never translated.
+    const RESERVED: &'static [Span] = &[];
+
+    /// The memory node, if it is known.
+    fn node(config: &Self::Config) -> Option<NodeId>;
+
+    /// The commands so far.
+    fn counters(inner: &Self::Inner) -> CommandCounters;
+}
+
+/// Where a table is attached: a device's requests without a PASID, or those with one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    pub(crate) device: DeviceId,
+    pub(crate) pasid: Option<Pasid>,
+}
+
+impl Place {
+    pub(crate) const fn of(device: DeviceId, pasid: Option<Pasid>) -> Self {
+        Self { device, pasid }
+    }
+
+    /// The PASID, and 0 for requests without one.
+    pub(crate) const fn number(self) -> u32 {
+        match self.pasid {
+            Some(pasid) => pasid.0,
+            None => 0,
+        }
+    }
+}
+
+/// The orders of a driver. The head of each driver's module has them.
+pub trait Operations {
+    /// [`Driver::enable`].
+    fn start(&self) -> Result<(), UnitError>;
+
+    /// [`Driver::disable`].
+    fn stop(&self) -> Result<(), UnitError>;
+
+    /// [`Unit::attach`]. The PASID was checked.
+    fn attach_at(&self, place: Place, domain: DomainId, root: Root) -> Result<(), AttachError>;
+
+    /// [`Unit::detach`]. The PASID was checked.
+    fn detach_at(&self, place: Place) -> Result<(), AttachError>;
+
+    /// Refuses a device that the unit cannot know.
+    fn check_device(&self, device: DeviceId) -> Result<(), AttachError> {
+        let _ = device;
+        Ok(())
+    }
+
+    /// [`Unit::set_device_tlb`]. The device was checked, and that the unit serves TLBs in devices.
+    fn switch_device_tlb(
+        &self,
+        device: DeviceId,
+        tlb: Option<DeviceTlb>,
+    ) -> Result<(), AttachError> {
+        let _ = (device, tlb);
+        Ok(())
+    }
+
+    /// A root of the domain, if it has devices, that is not the one that is asked for.
+    fn other_root(&self, domain: DomainId, asked: Root) -> Option<Root>;
+
+    /// Has the unit invalidate what is named of a domain, or all of it.
+    fn flush(&self, domain: DomainId, what: Option<&Invalidation>) -> Result<(), FlushError>;
+
+    /// Has the domain's devices translate through a root from now on. Most formats do not grow, so it can
+    /// only be the one that is there.
+    fn change_root(&self, domain: DomainId, root: Root) -> Result<(), FlushError> {
+        same_root(self.other_root(domain, root), domain, root)
+            .map_err(|cause| FlushError::Root { domain, cause })?;
+        self.flush(domain, None)
+    }
+
+    /// [`Unit::drain_faults`].
+    fn drain(&self, sink: &mut dyn FnMut(Fault)) -> u64;
+}
+
+/// Refuses a root where the domain has another.
+pub(crate) fn same_root(
+    there: Option<Root>,
+    domain: DomainId,
+    asked: Root,
+) -> Result<(), AttachError> {
+    match there {
+        None => Ok(()),
+        Some(there) => Err(AttachError::OtherRoot {
+            domain,
+            there,
+            asked,
+        }),
+    }
+}
+
+impl Capabilities {
+    /// The unit's number of a domain that it can have.
+    pub(crate) fn tag(&self, domain: DomainId) -> Option<u16> {
+        let fits = domain.0.checked_shr(self.domain_bits).unwrap_or(0) == 0;
+        fits.then_some(domain.0 as u16)
+    }
+
+    /// Refuses a domain that the unit cannot have.
+    pub(crate) fn check_domain(&self, domain: DomainId) -> Result<u16, AttachError> {
+        let bits = self.domain_bits;
+        self.tag(domain)
+            .ok_or(AttachError::DomainId { domain, bits })
+    }
+}
+
+impl<K: Kind, R, M> HardwareUnit<K, R, M> {
+    /// The commands that the unit has done so far.
+    pub fn counters(&self) -> CommandCounters {
+        K::counters(&self.inner.lock())
+    }
+
+    /// The registers.
+    pub const fn registers(&self) -> &R {
+        &self.registers
+    }
+}
+
+impl<K: Kind, R, M> HardwareUnit<K, R, M>
+where
+    Self: Operations,
+{
+    /// Has the unit translate. From now on a device that is not attached faults.
+    ///
+    /// After an error translation may be on or off; it can be called again. Faults that were not
+    /// [drained](Unit::drain_faults) may be lost. The head of the driver's module says what becomes of
+    /// devices meanwhile.
+    pub fn enable(&self) -> Result<(), UnitError> {
+        self.start()
+    }
+
+    /// Has the unit stop translating: devices reach all of memory again, at the addresses that they
+    /// name. Faults that were not [drained](Unit::drain_faults) may be lost.
+    pub fn disable(&self) -> Result<(), UnitError> {
+        self.stop()
+    }
+}
+
+impl<K: Kind, R, M> Unit for HardwareUnit<K, R, M>
+where
+    Self: Operations + Send + Sync,
+{
+    fn capabilities(&self) -> Capabilities {
+        self.capabilities
+    }
+
+    fn node(&self) -> Option<NodeId> {
+        K::node(&self.config)
+    }
+
+    fn reserved(&self, _device: DeviceId, sink: &mut dyn FnMut(Span)) {
+        K::RESERVED.iter().copied().for_each(sink);
+    }
+
+    fn attach(&self, device: DeviceId, domain: DomainId, root: Root) -> Result<(), AttachError> {
+        self.attach_at(Place::of(device, None), domain, root)
+    }
+
+    fn detach(&self, device: DeviceId) -> Result<(), AttachError> {
+        self.detach_at(Place::of(device, None))
+    }
+
+    fn attach_pasid(
+        &self,
+        device: DeviceId,
+        pasid: Pasid,
+        domain: DomainId,
+        root: Root,
+    ) -> Result<(), AttachError> {
+        self.capabilities.check_pasid(device, pasid)?;
+        self.attach_at(Place::of(device, Some(pasid)), domain, root)
+    }
+
+    fn detach_pasid(&self, device: DeviceId, pasid: Pasid) -> Result<(), AttachError> {
+        self.capabilities.check_pasid(device, pasid)?;
+        self.detach_at(Place::of(device, Some(pasid)))
+    }
+
+    fn set_device_tlb(&self, device: DeviceId, tlb: Option<DeviceTlb>) -> Result<(), AttachError> {
+        self.check_device(device)?;
+        if tlb.is_some() && !self.capabilities.device_tlbs {
+            return Err(AttachError::NoDeviceTlbs { device });
+        }
+        self.switch_device_tlb(device, tlb)
+    }
+
+    fn invalidate(&self, domain: DomainId, what: &Invalidation) -> Result<(), FlushError> {
+        if let Some(root) = what.new_root() {
+            return self.change_root(domain, root);
+        }
+        if what.is_empty() {
+            return Ok(());
+        }
+        // With tables and no range, what the tables held is not named.
+        self.flush(domain, Some(what).filter(|what| !what.ranges().is_empty()))
+    }
+
+    fn invalidate_domain(&self, domain: DomainId) -> Result<(), FlushError> {
+        self.flush(domain, None)
+    }
+
+    fn drain_faults(&self, sink: &mut dyn FnMut(Fault)) -> u64 {
+        self.drain(sink)
+    }
+}
+
+impl<K: Kind, R, M> Driver for HardwareUnit<K, R, M>
+where
+    Self: Operations + Send + Sync,
+{
+    fn enable(&self) -> Result<(), UnitError> {
+        self.start()
+    }
+
+    fn disable(&self) -> Result<(), UnitError> {
+        self.stop()
+    }
+
+    fn counters(&self) -> CommandCounters {
+        self.counters()
+    }
+}
+
+/// A kind whose structures and command queue lie in memory.
+pub trait InMemory: Kind {
+    /// Whose descriptions it adopts.
+    const KIND: UnitKind;
+    /// Its command queue.
+    type Queue: CommandQueue;
+    /// Why a unit cannot be driven.
+    type Error: From<Refused>;
+
+    /// What the unit can do. The configuration may ask for more than there can be, and is cut.
+    fn probe<R: Registers>(
+        registers: &R,
+        config: &mut Self::Config,
+    ) -> Result<(Self::Features, Capabilities), Self::Error>;
+
+    /// Bits of an address, as structures hold it.
+    fn address_bits(capabilities: &Capabilities) -> u32 {
+        let _ = capabilities;
+        52
+    }
+
+    /// Structures in which nothing is attached, and a queue. After an error nothing is taken.
+    fn build<M: TableMemory>(
+        memory: &M,
+        config: &Self::Config,
+        features: Self::Features,
+    ) -> Result<Self::Inner, NoTables>;
+
+    /// The command queue.
+    fn ring(inner: &mut Self::Inner) -> &mut Ring<Self::Queue>;
+
+    /// Hands all memory that the unit may use to `each`, by name; it may be gone when that returns.
+    fn for_each_structure<M: TableMemory>(
+        inner: &Self::Inner,
+        memory: &M,
+        config: &Self::Config,
+        each: &mut impl FnMut(&'static str, Span),
+    );
+
+    /// Hands the pages that only the driver uses, and that its successor makes anew, to `each`.
+    fn for_each_own_page(inner: &Self::Inner, each: &mut impl FnMut(u64)) {
+        let _ = (inner, each);
+    }
+
+    /// Hands each table through which a device translates to `each`.
+    fn for_each_table<M: TableMemory>(
+        inner: &Self::Inner,
+        memory: &M,
+        config: &Self::Config,
+        each: &mut impl FnMut(DomainId, Root),
+    );
+
+    /// What a successor must know.
+    fn describe(inner: &Self::Inner, config: &Self::Config) -> [u64; WORDS];
+
+    /// What the unit goes on using, as the description and the registers say it.
+    fn resume<R: Registers, M: TableMemory>(
+        unit: (&R, &M),
+        config: &Self::Config,
+        features: Self::Features,
+        words: [u64; WORDS],
+    ) -> Result<Self::Inner, Refused>;
+}
+
+/// Why no driver comes over a unit that could be driven.
+#[derive(Clone, Copy, Debug)]
+pub enum Refused {
+    /// There is not enough memory.
+    Memory(NoTables),
+    /// The memory's last address, and the bits of the unit's addresses.
+    Addresses(u64, u32),
+    /// The unit is not the one that was frozen.
+    Adopt(AdoptError),
+}
+
+impl From<NoTables> for Refused {
+    fn from(cause: NoTables) -> Self {
+        Self::Memory(cause)
+    }
+}
+
+impl From<AdoptError> for Refused {
+    fn from(cause: AdoptError) -> Self {
+        Self::Adopt(cause)
+    }
+}
+
+/// A driver's error has each of [`Refused`].
+macro_rules! refused {
+    ($error:ty) => {
+        impl From<$crate::driver::Refused> for $error {
+            fn from(refused: $crate::driver::Refused) -> Self {
+                match refused {
+                    $crate::driver::Refused::Memory(cause) => Self::Memory(cause),
+                    $crate::driver::Refused::Addresses(last, bits) => {
+                        Self::Addresses { last, bits }
+                    }
+                    $crate::driver::Refused::Adopt(cause) => Self::Adopt(cause),
+                }
+            }
+        }
+    };
+}
+pub(crate) use refused;
+
+/// So many pages, or none; `taken` hands what was taken before to its argument, to go back with them.
+pub(crate) fn pages<const N: usize, M: TableMemory>(
+    memory: &M,
+    taken: impl FnOnce(&mut dyn FnMut(&'static str, Span)),
+) -> Result<[u64; N], NoTables> {
+    let mut pages = [0; N];
+    for n in 0..N {
+        match memory.allocate(TABLE_BYTES as usize) {
+            Ok(page) => pages[n] = page,
+            Err(cause) => {
+                let mut back = Back::new(memory);
+                taken(&mut |_, span| back.push(span));
+                pages[..n].iter().for_each(|page| back.page(*page));
+                back.reclaim();
+                return Err(cause);
+            }
+        }
+    }
+    Ok(pages)
+}
+
+/// Memory on its way back.
+pub(crate) struct Back<'m, M> {
+    memory: &'m M,
+    chain: Chain,
+}
+
+impl<'m, M: TableMemory> Back<'m, M> {
+    pub(crate) fn new(memory: &'m M) -> Self {
+        let chain = Chain::empty();
+        Self { memory, chain }
+    }
+
+    /// A stretch, in pieces of the size of the memory's tables.
+    pub(crate) fn push(&mut self, span: Span) {
+        for offset in (0..span.len).step_by(M::TABLE_BYTES as usize) {
+            self.chain.push(self.memory, span.start + offset);
+        }
+    }
+
+    pub(crate) fn page(&mut self, page: u64) {
+        self.push(Span::new(page, TABLE_BYTES));
+    }
+
+    pub(crate) fn reclaim(self) {
+        self.memory.reclaim(self.chain);
+    }
+}
+
+impl<K: InMemory, R: Registers, M: TableMemory> HardwareUnit<K, R, M> {
+    /// Reads what the unit can do, and takes memory for it. The unit is not changed yet; devices can
+    /// be attached before it is [enabled](Self::enable).
+    pub fn new(registers: R, memory: M, config: K::Config) -> Result<Self, K::Error> {
+        const {
+            assert!(
+                <M::Cell as iopt::Cell>::BYTES == 8,
+                "structures have 64-bit words"
+            );
+        }
+        Self::over(registers, memory, config, |_, memory, config, features| {
+            Ok(K::build(memory, config, features)?)
+        })
+    }
+
+    /// Takes a unit over that a predecessor has [frozen](Self::freeze), and that translates all the
+    /// time. `memory` is the same memory, in which what was listed then is not handed out;
+    /// configuration is as it was.
+    pub fn adopt(
+        registers: R,
+        memory: M,
+        config: K::Config,
+        frozen: &Frozen,
+    ) -> Result<Self, K::Error> {
+        let resume = |registers: &R, memory: &M, config: &K::Config, features| {
+            let words = frozen.words(K::KIND)?;
+            K::resume((registers, memory), config, features, words)
+        };
+        Self::over(registers, memory, config, resume)
+    }
+
+    fn over(
+        registers: R,
+        memory: M,
+        mut config: K::Config,
+        inner: impl FnOnce(&R, &M, &K::Config, K::Features) -> Result<K::Inner, Refused>,
+    ) -> Result<Self, K::Error> {
+        let (features, capabilities) = K::probe(&registers, &mut config)?;
+        let bits = K::address_bits(&capabilities);
+        reaches(&memory, bits).map_err(|last| Refused::Addresses(last, bits))?;
+        let inner = inner(&registers, &memory, &config, features)?;
+        Ok(Self {
+            registers,
+            memory,
+            config,
+            features,
+            capabilities,
+            inner: Mutex::new(inner),
+        })
+    }
+
+    /// The memory for structures and queues.
+    pub const fn memory(&self) -> &M {
+        &self.memory
+    }
+
+    /// Has the unit do commands, and waits until they are complete.
+    pub(crate) fn issue(
+        &self,
+        ring: &mut Ring<K::Queue>,
+        commands: impl IntoIterator<Item = <K::Queue as CommandQueue>::Command>,
+    ) -> Result<(), UnitError> {
+        ring.issue((&self.registers, &self.memory), commands)
+    }
+
+    /// Lets go of the unit, which goes on translating, for a successor to [adopt](Self::adopt):
+    /// waits until all commands are complete, and hands what the unit still uses to `each`.
+    ///
+    /// With an error the driver comes back, and nothing has changed.
+    #[expect(clippy::result_large_err, reason = "a driver is moved now and then")]
+    pub fn freeze(self, each: &mut dyn FnMut(Held)) -> Result<(Frozen, R, M), (Self, UnitError)> {
+        // With the queue empty, what follows is about a unit that does nothing by itself.
+        let quiet = self.issue(K::ring(&mut self.inner.lock()), None);
+        if let Err(cause) = quiet {
+            return Err((self, cause));
+        }
+        let (memory, config, inner) = (self.memory, self.config, self.inner.into_inner());
+        K::for_each_structure(&inner, &memory, &config, &mut |name, span| {
+            each(Held::Structure { name, span });
+        });
+        K::for_each_table(&inner, &memory, &config, &mut |domain, root| {
+            each(Held::Table { domain, root });
+        });
+        let (kind, words) = (K::KIND, K::describe(&inner, &config));
+        let mut back = Back::new(&memory);
+        K::for_each_own_page(&inner, &mut |page| back.page(page));
+        back.reclaim();
+        Ok((Frozen { kind, words }, self.registers, memory))
+    }
+}
+
+impl<K: InMemory, R: Registers, M: TableMemory> HardwareUnit<K, R, M>
+where
+    Self: Operations,
+{
+    /// [Disables](Self::disable) the unit and gives its memory back. After an error the memory stays
+    /// taken, since the unit may still read it; who wants to try again calls `disable` before.
+    pub fn tear_down(self) -> Result<(R, M), UnitError> {
+        self.disable()?;
+        let (memory, config, inner) = (self.memory, self.config, self.inner.into_inner());
+        let mut back = Back::new(&memory);
+        K::for_each_structure(&inner, &memory, &config, &mut |_, span| back.push(span));
+        K::for_each_own_page(&inner, &mut |page| back.page(page));
+        back.reclaim();
+        Ok((self.registers, memory))
+    }
+}

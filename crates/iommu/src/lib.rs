@@ -83,6 +83,8 @@ pub mod smmu;
 pub mod smmuv3;
 #[cfg(feature = "std")]
 pub mod software;
+#[cfg(test)]
+mod suite;
 mod target;
 mod unit;
 pub mod vtd;
@@ -90,7 +92,7 @@ pub mod vtd;
 pub use amdvi::AmdVi;
 pub use capabilities::{Capabilities, FormatSupport};
 pub use commands::{CommandCounters, MOST_PAGE_COMMANDS};
-pub use driver::Driver;
+pub use driver::{Driver, HardwareUnit};
 pub use error::{AttachError, FlushError, UnitError};
 pub use fault::{Details, Fault, FaultReason, RequestKind, SecondStage};
 pub use handover::{AdoptError, Frozen, Held, UnitKind};

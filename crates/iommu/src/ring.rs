@@ -33,7 +33,7 @@ use crate::error::UnitError;
 use crate::registers::{Registers, wait_until};
 
 /// What the command queue of one kind of unit has of its own.
-pub(crate) trait CommandQueue: Sized {
+pub trait CommandQueue: Sized {
     /// A command.
     type Command;
     /// The pages of commands and of the answer, in the specification's names.
@@ -140,7 +140,7 @@ impl Layout {
 
 /// A ring of commands.
 #[derive(Debug)]
-pub(crate) struct Ring<Q> {
+pub struct Ring<Q> {
     pub(crate) layout: Layout,
     pub(crate) queue: Q,
     /// The index of the next command.

@@ -2,31 +2,17 @@
 
 use iopt::{NoTables, Root, TABLE_BYTES, TableMemory};
 
+use super::AmdVi;
 use super::command::Command;
 use super::table::Entry;
-use super::{AmdVi, Inner};
+use super::unit::Inner;
+use crate::driver::{Operations, same_root};
 use crate::error::{AttachError, FlushError};
 use crate::notes::Member;
 use crate::registers::Registers;
 use crate::unit::{DeviceId, DeviceTlb, DomainId};
 
 impl<R: Registers, M: TableMemory> AmdVi<R, M> {
-    /// The unit's number of a domain that it can have.
-    pub(super) fn tag(&self, domain: DomainId) -> Option<u16> {
-        u16::try_from(domain.0).ok()
-    }
-
-    /// Refuses a device that the device table has no room for.
-    pub(super) fn check_device(&self, device: DeviceId) -> Result<(), AttachError> {
-        device.check_segment(self.config.segment)?;
-        let last = self.config.last_device;
-        if device.0 as u16 > last {
-            let last = last.into();
-            return Err(AttachError::Beyond { device, last });
-        }
-        Ok(())
-    }
-
     /// The unit's number of the domain, if all of it is possible.
     pub(super) fn check(
         &self,
@@ -36,9 +22,7 @@ impl<R: Registers, M: TableMemory> AmdVi<R, M> {
     ) -> Result<u16, AttachError> {
         self.capabilities.check(root)?;
         self.check_device(device)?;
-        let bits = self.capabilities.domain_bits;
-        self.tag(domain)
-            .ok_or(AttachError::DomainId { domain, bits })
+        self.capabilities.check_domain(domain)
     }
 
     pub(super) fn do_attach(
@@ -60,15 +44,7 @@ impl<R: Registers, M: TableMemory> AmdVi<R, M> {
             let domain = DomainId(there.domain.into());
             return Err(AttachError::AlreadyAttached { device, domain });
         }
-        let mut members = table.members(memory, tag);
-        if let Some((_, there)) = members.find(|(_, there)| there.root != root) {
-            return Err(AttachError::OtherRoot {
-                domain,
-                there: there.root,
-                asked: root,
-            });
-        }
-        drop(members);
+        same_root(table.other_root(memory, domain, root), domain, root)?;
         let source = device.0 as u16;
         let tlb = notes.tlb(memory, source);
         if tlb.is_some() {
@@ -126,11 +102,7 @@ impl<R: Registers, M: TableMemory> AmdVi<R, M> {
         device: DeviceId,
         tlb: Option<DeviceTlb>,
     ) -> Result<(), AttachError> {
-        self.check_device(device)?;
         let Inner { table, notes, .. } = &mut *self.inner.lock();
-        if tlb.is_some() && !self.capabilities.device_tlbs {
-            return Err(AttachError::NoDeviceTlbs { device });
-        }
         let (memory, source) = (&self.memory, device.0 as u16);
         let entry = table.entry(memory, device);
         let attached = entry
@@ -148,12 +120,11 @@ impl<R: Registers, M: TableMemory> AmdVi<R, M> {
 
     /// Has the domain's devices translate through a root from now on. What they had is forgotten, also
     /// when they have the root already: an earlier call may have failed behind the stores.
-    pub(super) fn set_root(
-        &self,
-        domain: DomainId,
-        tag: u16,
-        root: Root,
-    ) -> Result<(), FlushError> {
+    pub(super) fn set_root(&self, domain: DomainId, root: Root) -> Result<(), FlushError> {
+        let Some(tag) = self.capabilities.tag(domain) else {
+            // No device can be in it.
+            return Ok(());
+        };
         let refused = |cause| FlushError::Root { domain, cause };
         self.capabilities.check(&root).map_err(refused)?;
         let Inner { table, ring, notes } = &mut *self.inner.lock();

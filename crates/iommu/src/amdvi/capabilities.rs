@@ -72,7 +72,7 @@ pub(super) fn control<R: Registers>(registers: &R, set: u64, clear: u64) {
 /// What the Extended Feature Register says. Units without it (Capability Header, EFRSup = 0) read as
 /// 0 there, and so offer the least.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Features {
+pub struct Features {
     features: u64,
 }
 

@@ -11,7 +11,7 @@ pub(super) const MOST_PAGES: u32 = Block::ALL.mask;
 
 /// One command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Command {
+pub enum Command {
     /// One device's entry.
     Device { source: u16 },
     /// Pages of a domain, and the caches of upper levels too if `tables`.

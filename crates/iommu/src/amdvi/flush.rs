@@ -5,11 +5,12 @@
 //! Commands for pages times devices, beyond what one flush may have, become one command for everything of
 //! the device.
 
-use iopt::TableMemory;
+use iopt::{Invalidation, TableMemory};
 
-use super::command::Command;
-use super::{AmdVi, Inner};
-use crate::commands::{Block, parts};
+use super::command::{Command, MOST_PAGES};
+use super::unit::Inner;
+use super::{AmdVi, Mode};
+use crate::commands::{self, Block, parts};
 use crate::error::FlushError;
 use crate::notes::Member;
 use crate::registers::Registers;
@@ -17,13 +18,21 @@ use crate::unit::DomainId;
 
 impl<R: Registers, M: TableMemory> AmdVi<R, M> {
     /// Has the unit forget pages of a domain, and its devices behind it; everything where none are named.
-    pub(super) fn flush(
+    pub(super) fn do_flush(
         &self,
         domain: DomainId,
-        tag: u16,
-        blocks: Option<impl Iterator<Item = Block> + Clone>,
-        tables: bool,
+        what: Option<&Invalidation>,
     ) -> Result<(), FlushError> {
+        let Some(tag) = self.capabilities.tag(domain) else {
+            // No device can be in it.
+            return Ok(());
+        };
+        let blocks = what.and_then(|what| commands::blocks(what, MOST_PAGES));
+        let unlinked = what.is_none_or(Invalidation::tables_unlinked);
+        let tables = unlinked || self.config.caches_not_present;
+        if self.config.mode == Mode::Guest {
+            return self.flush_guest(domain, tag, blocks, tables);
+        }
         let Inner { ring, notes, .. } = &mut *self.inner.lock();
         let members = notes.members(&self.memory, tag);
         let device = parts(blocks.clone(), members.clone().count());

@@ -25,10 +25,12 @@
 
 use iopt::{Cell, FormatId, NoTables, Root, TABLE_BYTES, TableMemory};
 
+use super::AmdVi;
 use super::command::Command;
 use super::table::DeviceTable;
-use super::{AmdVi, Inner};
+use super::unit::Inner;
 use crate::commands::{Block, parts};
+use crate::driver::{Operations, Place, same_root};
 use crate::error::{AttachError, FlushError};
 use crate::notes::{Member, Notes};
 use crate::registers::Registers;
@@ -149,34 +151,26 @@ impl<R: Registers, M: TableMemory> AmdVi<R, M> {
         levels(self.config.pasid_bits)
     }
 
-    /// Refuses a root that is not the domain's.
-    fn check_guest_root(
+    /// A root of the domain that is not the one that is asked for.
+    pub(super) fn other_guest_root(
         &self,
         (table, notes): (&DeviceTable, &Notes),
         domain: DomainId,
-        tag: u16,
         asked: Root,
-    ) -> Result<(), AttachError> {
-        let levels = self.guest_levels();
+    ) -> Option<Root> {
+        let (tag, levels) = (self.capabilities.tag(domain)?, self.guest_levels());
         let mut members = notes.members(&self.memory, tag);
         let there = members.find_map(|member| root_of(&self.memory, table, levels, member));
-        match there.filter(|there| *there != asked) {
-            None => Ok(()),
-            Some(there) => Err(AttachError::OtherRoot {
-                domain,
-                there,
-                asked,
-            }),
-        }
+        there.filter(|there| *there != asked)
     }
 
     pub(super) fn attach_guest(
         &self,
-        device: DeviceId,
-        pasid: u32,
+        place: Place,
         domain: DomainId,
         root: Root,
     ) -> Result<(), AttachError> {
+        let (device, pasid) = (place.device, place.number());
         let tag = self.check(device, domain, &root)?;
         let Inner { table, ring, notes } = &mut *self.inner.lock();
         let (memory, source) = (&self.memory, device.0 as u16);
@@ -184,7 +178,8 @@ impl<R: Registers, M: TableMemory> AmdVi<R, M> {
             let domain = DomainId(there.domain.into());
             return Err(AttachError::AlreadyAttached { device, domain });
         }
-        self.check_guest_root((table, notes), domain, tag, root)?;
+        let other = self.other_guest_root((table, notes), domain, root);
+        same_root(other, domain, root)?;
         let no_memory = |cause| AttachError::Memory { device, cause };
         // The memory gives fewer cells than the tables have.
         let (needed, available) = (TABLE_BYTES, 0);
@@ -227,7 +222,8 @@ impl<R: Registers, M: TableMemory> AmdVi<R, M> {
         })
     }
 
-    pub(super) fn detach_guest(&self, device: DeviceId, pasid: u32) -> Result<(), AttachError> {
+    pub(super) fn detach_guest(&self, place: Place) -> Result<(), AttachError> {
+        let (device, pasid) = (place.device, place.number());
         self.check_device(device)?;
         let Inner { table, ring, notes } = &mut *self.inner.lock();
         let (memory, source) = (&self.memory, device.0 as u16);
@@ -243,18 +239,6 @@ impl<R: Registers, M: TableMemory> AmdVi<R, M> {
         store(memory, word, 0);
         notes.remove(memory, source, pasid);
         Ok(())
-    }
-
-    /// A root that the domain's members are to have: these tables do not grow, so it is the one there.
-    pub(super) fn set_guest_root(
-        &self,
-        domain: DomainId,
-        tag: u16,
-        root: Root,
-    ) -> Result<(), FlushError> {
-        let Inner { table, notes, .. } = &*self.inner.lock();
-        self.check_guest_root((table, notes), domain, tag, root)
-            .map_err(|cause| FlushError::Root { domain, cause })
     }
 
     /// Has the unit forget pages of all members of a domain; everything where none are named.

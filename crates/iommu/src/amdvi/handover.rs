@@ -1,127 +1,132 @@
-//! Handing a live unit over. `handover.rs` of the crate says how, and the head of the driver what is in the
-//! description.
+//! What the unit lies in, and handing it over. The head of the driver says what is in the description.
 
-use iopt::{TABLE_BYTES, TableMemory};
+use iopt::{NoTables, Root, TABLE_BYTES, TableMemory};
 use runs::Span;
-use spin::Mutex;
 
 use super::capabilities::{CONTROL, DEVICE_TABLE, EVENTS, Features, RING_LENGTH, TRANSLATE};
 use super::faults::Log;
-use super::queue;
+use super::queue::{self, Queue};
 use super::table::DeviceTable;
-use super::{AmdVi, Config, Inner, Mode, ProbeError, guest};
-use crate::capabilities::reaches;
-use crate::error::UnitError;
-use crate::handover::{AdoptError, Frozen, Held, UnitKind};
+use super::unit::{Hardware, Inner};
+use super::{Config, Mode, ProbeError, guest};
+use crate::capabilities::Capabilities;
+use crate::driver::{InMemory, Refused, pages};
+use crate::handover::{AdoptError, UnitKind, WORDS};
 use crate::notes::Notes;
 use crate::registers::Registers;
-use crate::ring::Layout;
+use crate::ring::{Layout, Ring};
 use crate::unit::DomainId;
 
-impl<R: Registers, M: TableMemory> AmdVi<R, M> {
-    /// Lets go of the unit, which goes on translating, for a successor to [adopt](Self::adopt):
-    /// waits until all commands are complete, and hands what the unit still uses to `each`.
-    ///
-    /// With an error the driver comes back, and nothing has changed.
-    #[expect(clippy::result_large_err, reason = "a driver is moved now and then")]
-    pub fn freeze(self, each: &mut dyn FnMut(Held)) -> Result<(Frozen, R, M), (Self, UnitError)> {
-        // With the buffer empty, what follows is about a unit that does nothing by itself.
-        let quiet = {
-            let ring = &mut self.inner.lock().ring;
-            ring.issue((&self.registers, &self.memory), None)
-        };
-        if let Err(cause) = quiet {
-            return Err((self, cause));
-        }
-        let Inner { table, ring, notes } = self.inner.into_inner();
-        let page = |start| Span::new(start, TABLE_BYTES);
-        let mut structure = |name, span| each(Held::Structure { name, span });
-        structure("device table", table.span());
-        ring.for_each_page(&mut |name, start| structure(name, page(start)));
-        let log = ring.queue.log.entries;
-        structure("event log", page(log));
-        for start in notes.further(&self.memory) {
-            structure("notes of members", page(start));
-        }
-        for (_, there) in table.attached(&self.memory) {
-            let (domain, root) = (DomainId(there.domain.into()), there.root);
-            each(Held::Table { domain, root });
-        }
-        let levels = guest::levels(self.config.pasid_bits);
-        for (_, first) in table.guests(&self.memory) {
-            guest::for_each_page(&self.memory, first, levels, &mut |start| {
-                let (name, span) = ("guest CR3 table", page(start));
-                each(Held::Structure { name, span });
-            });
-        }
-        if self.config.mode == Mode::Guest {
-            for member in notes.all(&self.memory) {
-                if let Some(root) = guest::root_of(&self.memory, &table, levels, member) {
-                    let domain = DomainId(member.domain.into());
-                    each(Held::Table { domain, root });
-                }
-            }
-        }
-        // Bit 63: the unit is in use. From bit 40 on the mode, from 48 on the bits of a PASID.
-        let used = table.describe() | u64::from(ring.open) << 63 | self.config.describe();
-        let Layout {
-            entries, status, ..
-        } = ring.layout;
-        let words = [used, table.base, entries, status, log, ring.ticket];
-        let kind = UnitKind::AmdVi;
-        Ok((Frozen { kind, words }, self.registers, self.memory))
+impl InMemory for Hardware {
+    const KIND: UnitKind = UnitKind::AmdVi;
+    type Queue = Queue;
+    type Error = ProbeError;
+
+    fn probe<R: Registers>(
+        registers: &R,
+        config: &mut Config,
+    ) -> Result<(Features, Capabilities), ProbeError> {
+        let features = Features::read(registers)?;
+        Ok((features, features.capabilities(config)?))
     }
 
-    /// Takes a unit over that a predecessor has [frozen](Self::freeze), and that translates all the
-    /// time. `memory` is the same memory, in which what was listed then is not handed out;
-    /// configuration is as it was.
-    pub fn adopt(
-        registers: R,
-        memory: M,
-        config: Config,
-        frozen: &Frozen,
-    ) -> Result<Self, ProbeError> {
-        let features = Features::read(&registers)?;
-        let capabilities = features.capabilities(&config)?;
-        let bits = 52;
-        reaches(&memory, bits).map_err(|last| ProbeError::Addresses { last, bits })?;
-        let inner =
-            Self::resume(&registers, &memory, &config, frozen).map_err(ProbeError::Adopt)?;
-        Ok(Self {
-            registers,
-            memory,
-            config,
-            features,
-            capabilities,
-            inner: Mutex::new(inner),
+    fn build<M: TableMemory>(
+        memory: &M,
+        config: &Config,
+        _features: Features,
+    ) -> Result<Inner, NoTables> {
+        let table = DeviceTable::new(memory, config.last_device)?;
+        let [entries, status, log] = pages(memory, |back| back("device table", table.span()))?;
+        let log = Log {
+            entries: log,
+            segment: config.segment,
+        };
+        Ok(Inner {
+            table,
+            ring: queue::new([entries, status], log, 0),
+            notes: Notes::new(Some(status)),
         })
     }
 
-    /// What the unit goes on using, as the description and the registers say it.
-    fn resume(
-        registers: &R,
+    fn ring(inner: &mut Inner) -> &mut Ring<Queue> {
+        &mut inner.ring
+    }
+
+    fn for_each_structure<M: TableMemory>(
+        inner: &Inner,
         memory: &M,
         config: &Config,
-        frozen: &Frozen,
-    ) -> Result<Inner, AdoptError> {
-        let words = frozen.words(UnitKind::AmdVi)?;
-        let [used, base, entries, status, log, ticket] = words;
+        each: &mut impl FnMut(&'static str, Span),
+    ) {
+        let Inner { table, ring, notes } = inner;
+        let mut page = |name, start| each(name, Span::new(start, TABLE_BYTES));
+        let levels = guest::levels(config.pasid_bits);
+        for (_, first) in table.guests(memory) {
+            guest::for_each_page(memory, first, levels, &mut |start| {
+                page("guest CR3 table", start);
+            });
+        }
+        // Each page is asked for the next one before it may be gone.
+        let further = notes.further(memory);
+        further.for_each(|start| page("notes of members", start));
+        ring.for_each_page(&mut page);
+        page("event log", ring.queue.log.entries);
+        each("device table", table.span());
+    }
+
+    fn for_each_table<M: TableMemory>(
+        inner: &Inner,
+        memory: &M,
+        config: &Config,
+        each: &mut impl FnMut(DomainId, Root),
+    ) {
+        let Inner { table, notes, .. } = inner;
+        for (_, there) in table.attached(memory) {
+            each(DomainId(there.domain.into()), there.root);
+        }
+        let levels = guest::levels(config.pasid_bits);
+        let members = (config.mode == Mode::Guest).then(|| notes.all(memory));
+        for member in members.into_iter().flatten() {
+            if let Some(root) = guest::root_of(memory, table, levels, member) {
+                each(DomainId(member.domain.into()), root);
+            }
+        }
+    }
+
+    fn describe(inner: &Inner, config: &Config) -> [u64; WORDS] {
+        let Inner { table, ring, .. } = inner;
+        let Layout {
+            entries, status, ..
+        } = ring.layout;
+        // Bit 63: the unit is in use. From bit 40 on the mode, from 48 on the bits of a PASID.
+        let used = table.describe() | u64::from(ring.open) << 63 | config.describe();
+        let log = ring.queue.log.entries;
+        [used, table.base, entries, status, log, ring.ticket]
+    }
+
+    fn resume<R: Registers, M: TableMemory>(
+        (registers, memory): (&R, &M),
+        config: &Config,
+        _features: Features,
+        words: [u64; WORDS],
+    ) -> Result<Inner, Refused> {
+        let [used, base, entries, status, events, ticket] = words;
         let (mode, bits) = (config.describe() >> 40 & 0xff, config.pasid_bits.into());
         AdoptError::compare("the mode", mode, used >> 40, 0xff)?;
         AdoptError::compare("bits of a PASID", bits, used >> 48, 0xff)?;
         let table = DeviceTable::adopt(base, config.last_device, used);
         let log = Log {
-            entries: log,
+            entries: events,
             segment: config.segment,
         };
-        let (log_base, mut ring) = (log.entries, queue::new([entries, status], log, ticket));
+        let mut ring = queue::new([entries, status], log, ticket);
         if used >> 63 == 1 {
             let on = registers.read64(CONTROL);
             AdoptError::compare("Control", on, TRANSLATE, TRANSLATE)?;
             let found = registers.read64(DEVICE_TABLE);
             AdoptError::compare("Device Table Base", found, table.register(), !0)?;
             let found = registers.read64(EVENTS);
-            AdoptError::compare("Event Log Base", found, log_base | RING_LENGTH, !0)?;
+            AdoptError::compare("Event Log Base", found, events | RING_LENGTH, !0)?;
             ring.resume(registers)?;
         }
         let notes = Notes::adopt(memory, Some(status));

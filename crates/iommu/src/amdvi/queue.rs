@@ -30,7 +30,7 @@ use crate::ring::{CommandQueue, Layout, Ring};
 
 /// The command buffer, and the log that says what became of its commands.
 #[derive(Debug)]
-pub(super) struct Queue {
+pub struct Queue {
     pub(super) log: Log,
     /// Where the log's tail stood before the first command for a device's TLB.
     events: Option<usize>,

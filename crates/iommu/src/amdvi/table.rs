@@ -27,7 +27,7 @@ use iopt::{Cell, FormatId, NoTables, Root, TABLE_BYTES, TableMemory};
 use runs::Span;
 
 use super::capabilities::Features;
-use crate::unit::DeviceId;
+use crate::unit::{DeviceId, DomainId};
 
 /// V.
 const VALID: u64 = 1;
@@ -137,14 +137,6 @@ impl DeviceTable {
         Span::new(self.base, self.bytes)
     }
 
-    /// The pages of the table.
-    pub(super) fn pages(&self) -> impl Iterator<Item = u64> + use<> {
-        let (base, bytes) = (self.base, self.bytes);
-        (0..bytes)
-            .step_by(TABLE_BYTES as usize)
-            .map(move |offset| base + offset)
-    }
-
     fn cells<'m, M: TableMemory>(&self, memory: &'m M) -> &'m [M::Cell] {
         memory.entries(self.base, self.bytes as usize / 8)
     }
@@ -189,6 +181,18 @@ impl DeviceTable {
             let there = self.entry(memory, DeviceId(source.into()))?.read()?;
             Some((source, there))
         })
+    }
+
+    /// A root of the domain that is not the one that is asked for.
+    pub(super) fn other_root<M: TableMemory>(
+        &self,
+        memory: &M,
+        domain: DomainId,
+        asked: Root,
+    ) -> Option<Root> {
+        let mut roots = self.attached(memory).map(|(_, there)| there);
+        let other = |there: &Attached| u32::from(there.domain) == domain.0 && there.root != asked;
+        roots.find(other).map(|there| there.root)
     }
 
     /// All devices of a domain, with what their entries say.

@@ -4,60 +4,41 @@ use core::sync::atomic::{Ordering, fence};
 
 use iopt::{Chain, FormatId, NoTables, Root, TableMemory};
 
+use super::RiscvIommu;
 use super::command::{Command, Tag};
 use super::directory::Directory;
 use super::entry::{Context, Device, Holds, PROCESS_LEAF_BITS, Process};
-use super::{EVERYTHING, Inner, RiscvIommu, check_root};
+use super::unit::{EVERYTHING, Inner};
+use crate::driver::{Operations, Place, same_root};
 use crate::error::AttachError;
 use crate::registers::Registers;
-use crate::unit::{DeviceId, DomainId, Pasid};
+use crate::unit::{DeviceId, DomainId};
 
 impl<R: Registers, M: TableMemory> RiscvIommu<R, M> {
-    pub(super) fn check_device(
-        &self,
-        device: DeviceId,
-        pasid: Option<Pasid>,
-    ) -> Result<(), AttachError> {
-        let last = (1 << self.config.device_bits) - 1;
-        if device.0 > last {
-            return Err(AttachError::Beyond { device, last });
-        }
-        if let Some(pasid) = pasid {
-            self.capabilities.check_pasid(device, pasid)?;
-        }
-        Ok(())
-    }
-
-    fn check(
-        &self,
-        (device, pasid): (DeviceId, Option<Pasid>),
-        domain: DomainId,
-        root: &Root,
-    ) -> Result<u16, AttachError> {
+    fn check(&self, device: DeviceId, domain: DomainId, root: &Root) -> Result<u16, AttachError> {
         self.capabilities.check(root)?;
-        self.check_device(device, pasid)?;
+        self.check_device(device)?;
         let bits = self.capabilities.output_bits;
         let address = root.address;
         if root.format == FormatId::RiscVG && address & 0x3fff != 0 {
             return Err(AttachError::RootAddress { address, bits });
         }
-        let bits = self.capabilities.domain_bits;
-        u16::try_from(domain.0).map_err(|_| AttachError::DomainId { domain, bits })
+        self.capabilities.check_domain(domain)
     }
 
     pub(super) fn do_attach(
         &self,
-        space: (DeviceId, Option<Pasid>),
+        place: Place,
         domain: DomainId,
         root: Root,
     ) -> Result<(), AttachError> {
-        let tag = self.check(space, domain, &root)?;
-        let (device, pasid) = space;
+        let Place { device, pasid } = place;
+        let tag = self.check(device, domain, &root)?;
         let memory = &self.memory;
-        let Inner { devices, tlbs, .. } = &mut *self.inner.lock();
+        let inner = &mut *self.inner.lock();
         let no_memory = |cause| AttachError::Memory { device, cause };
-        let context = devices.make(memory, device.0).map_err(no_memory)?;
-        let process = pasid.map_or(0, |pasid| pasid.0);
+        let context = inner.devices.make(memory, device.0).map_err(no_memory)?;
+        let process = place.number();
         let second = root.format == FormatId::RiscVG;
         let two_stages = match context.holds() {
             // With PASIDs, only second-stage tables are held so.
@@ -79,7 +60,7 @@ impl<R: Registers, M: TableMemory> RiscvIommu<R, M> {
             let domain = DomainId(there.domain.into());
             return Err(AttachError::AlreadyAttached { device, domain });
         }
-        check_root((devices, tlbs.as_ref()), memory, domain, root)?;
+        same_root(inner.other_root(memory, domain, root), domain, root)?;
         let processes = self.features.process_levels(self.capabilities.pasid_bits);
         match processes.filter(|_| !second) {
             None => context.set_table(tag, &root, self.features),
@@ -126,9 +107,9 @@ impl<R: Registers, M: TableMemory> RiscvIommu<R, M> {
         self.memory.reclaim(chain);
     }
 
-    pub(super) fn do_detach(&self, space: (DeviceId, Option<Pasid>)) -> Result<(), AttachError> {
-        let (device, pasid) = space;
-        self.check_device(device, pasid)?;
+    pub(super) fn do_detach(&self, place: Place) -> Result<(), AttachError> {
+        let Place { device, pasid } = place;
+        self.check_device(device)?;
         let memory = &self.memory;
         let Inner {
             devices,
@@ -141,7 +122,7 @@ impl<R: Registers, M: TableMemory> RiscvIommu<R, M> {
         let (there, process) = match context.holds() {
             Holds::Table(there) if pasid.is_none() => (there, None),
             Holds::Processes(directory) => {
-                let process = pasid.map_or(0, |pasid| pasid.0);
+                let process = place.number();
                 let found = find_process(memory, directory, process).ok_or(not_attached)?;
                 let there = found.read().ok_or(not_attached)?;
                 (there, Some((process, found, directory)))

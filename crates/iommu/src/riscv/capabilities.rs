@@ -101,7 +101,7 @@ pub(super) fn point<R: Registers>(registers: &R, value: u64) -> Result<u64, Unit
 
 /// What the register `capabilities` says.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Features {
+pub struct Features {
     capabilities: u64,
 }
 

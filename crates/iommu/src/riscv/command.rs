@@ -15,7 +15,7 @@ pub(super) const ALL: u32 = 52;
 
 /// What translations are tagged with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Tag {
+pub enum Tag {
     /// A first-stage table's PSCID, while the second stage is Bare.
     Process(u32),
     /// A second-stage table's GSCID, while the first stage is Bare.
@@ -24,7 +24,7 @@ pub(super) enum Tag {
 
 /// One command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Command {
+pub enum Command {
     /// A device's context and all process contexts below it, or everything in directories.
     Device(Option<u32>),
     /// One process context.

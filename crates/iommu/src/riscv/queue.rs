@@ -30,7 +30,7 @@ const STOPS: [(u32, &str); 3] = [(1 << 8, "cqmf"), (1 << 9, "cmd_to"), (1 << 10,
 
 /// The command queue.
 #[derive(Debug)]
-pub(super) struct Queue;
+pub struct Queue;
 
 pub(super) type Commands = Ring<Queue>;
 

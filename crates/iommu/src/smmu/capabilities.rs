@@ -112,11 +112,13 @@ impl Shape {
 
 /// What IDR0, IDR1 and IDR2 say (10.6.1).
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Features {
+pub struct Features {
     version: Version,
     idr0: u32,
     idr1: u32,
     idr2: u32,
+    /// The bits that a stream id can have, once they were looked for.
+    pub(super) ids: u16,
 }
 
 /// A field of `width` bits.
@@ -148,6 +150,7 @@ impl Features {
             idr0,
             idr1,
             idr2,
+            ids: 0,
         };
         let (streams, banks) = (features.streams(), features.banks());
         if streams == 0 || banks == 0 {

@@ -10,8 +10,10 @@
 use iopt::Root;
 use spin::Mutex;
 
+use super::bank::{self, Bank};
 use super::capabilities::{BYPASS, CR0, EXTENDED, Features, STRICT};
-use super::{Bank, Config, Inner, ProbeError, Smmu, bank, streams, tlb};
+use super::unit::Inner;
+use super::{Config, ProbeError, Smmu, streams, tlb};
 use crate::error::UnitError;
 use crate::handover::{AdoptError, Frozen, Held, UnitKind, WORDS};
 use crate::registers::Registers;
@@ -54,7 +56,7 @@ impl<R: Registers> Smmu<R> {
         }
         let mut words = [0; WORDS];
         words[0] = u64::from(open)
-            | u64::from(self.stream_bits) << 16
+            | u64::from(self.features.ids) << 16
             | u64::from(self.config.ignored) << 32;
         let kind = UnitKind::Smmu;
         Ok((Frozen { kind, words }, self.registers))
@@ -68,17 +70,18 @@ impl<R: Registers> Smmu<R> {
         frozen: &Frozen,
         tables: impl IntoIterator<Item = (DomainId, Root)>,
     ) -> Result<Self, ProbeError> {
-        let features = Features::read(&registers, config.version)?;
+        let mut features = Features::read(&registers, config.version)?;
         let capabilities = features.capabilities()?;
         let words = frozen.words(UnitKind::Smmu).map_err(ProbeError::Adopt)?;
         let state = words[0];
         AdoptError::compare("the ignored bits", config.ignored.into(), state >> 32, !0)
             .map_err(ProbeError::Adopt)?;
+        features.ids = (state >> 16) as u16;
         let mut unit = Self {
             registers,
+            memory: (),
             config,
             features,
-            stream_bits: (state >> 16) as u16,
             capabilities,
             inner: Mutex::new(Inner::new()),
         };
@@ -98,7 +101,7 @@ impl<R: Registers> Smmu<R> {
         let found = registers.read32(CR0);
         let mask = BYPASS | EXTENDED | STRICT;
         AdoptError::compare("CR0", found.into(), mode.into(), mask.into())?;
-        let mut members = [0; super::MOST];
+        let mut members = [0; super::capabilities::MOST];
         for (n, place) in inner
             .streams
             .iter_mut()

@@ -11,7 +11,8 @@
 //! S2CR.
 
 use super::capabilities::{BYPASS, CR0, EXTENDED, Features, MOST, S2CR, SMR};
-use super::{Config, ProbeError, refused};
+use super::unit::refused;
+use super::{Config, ProbeError};
 use crate::error::UnitError;
 use crate::registers::Registers;
 

@@ -2,23 +2,18 @@
 
 use iopt::{Invalidation, Root, TableMemory};
 
-use super::Inner;
 use super::SmmuV3;
 use super::command::{self, Command};
 use super::domains::Shape;
 use super::entry::Context;
-use super::streams::{Member, Place};
+use super::streams::Member;
+use super::unit::Inner;
+use crate::driver::{Place, same_root};
 use crate::error::{AttachError, FlushError};
 use crate::registers::Registers;
 use crate::unit::DomainId;
 
 impl<R: Registers, M: TableMemory> SmmuV3<R, M> {
-    /// The unit's number of a domain that it can have.
-    pub(super) fn tag(&self, domain: DomainId) -> Option<u16> {
-        let fits = domain.0 >> self.capabilities.domain_bits == 0;
-        fits.then_some(domain.0 as u16)
-    }
-
     pub(super) fn do_attach(
         &self,
         place: Place,
@@ -33,10 +28,7 @@ impl<R: Registers, M: TableMemory> SmmuV3<R, M> {
             let format = root.format;
             return Err(AttachError::Format { format });
         }
-        let bits = self.capabilities.domain_bits;
-        let tag = self
-            .tag(domain)
-            .ok_or(AttachError::DomainId { domain, bits })?;
+        let tag = self.capabilities.check_domain(domain)?;
         if shape.second_stage && features.stage1() && tag == features.stage1_vmid() {
             return Err(AttachError::ReservedDomain { domain });
         }
@@ -48,14 +40,7 @@ impl<R: Registers, M: TableMemory> SmmuV3<R, M> {
         } = &mut *self.inner.lock();
         streams.check(device)?;
         streams.is_free(memory, place, shape.second_stage)?;
-        let other = |member: &Member| member.there.domain == tag && member.there.root != root;
-        if let Some(member) = streams.members(memory).find(other) {
-            return Err(AttachError::OtherRoot {
-                domain,
-                there: member.there.root,
-                asked: root,
-            });
-        }
+        same_root(streams.other_root(memory, domain, root), domain, root)?;
         let no_memory = |cause| AttachError::Memory { device, cause };
         domains.set(memory, tag, shape).map_err(no_memory)?;
         let (stream, context) = streams
@@ -146,34 +131,13 @@ impl<R: Registers, M: TableMemory> SmmuV3<R, M> {
         Ok(())
     }
 
-    /// A root that the unit is to walk from now on. Arm's tables do not grow, so it can only be the one that
-    /// is there.
-    pub(super) fn check_root(
-        &self,
-        domain: DomainId,
-        tag: u16,
-        asked: Root,
-    ) -> Result<(), FlushError> {
-        let streams = &self.inner.lock().streams;
-        let other = |member: &Member| member.there.domain == tag && member.there.root != asked;
-        let cause = match streams.members(&self.memory).find(other) {
-            None => return Ok(()),
-            Some(member) => AttachError::OtherRoot {
-                domain,
-                there: member.there.root,
-                asked,
-            },
-        };
-        Err(FlushError::Root { domain, cause })
-    }
-
     /// Has the unit forget what is named of a domain, or all of it.
-    pub(super) fn flush(
+    pub(super) fn do_flush(
         &self,
         domain: DomainId,
         what: Option<&Invalidation>,
     ) -> Result<(), FlushError> {
-        let Some(number) = self.tag(domain) else {
+        let Some(number) = self.capabilities.tag(domain) else {
             // No device can be in it.
             return Ok(());
         };

@@ -102,7 +102,7 @@ pub(super) fn acknowledge<R: Registers>(registers: &R, errors: u32) {
 
 /// What the ID registers say.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Features {
+pub struct Features {
     idr0: u32,
     idr1: u32,
     idr3: u32,

@@ -16,9 +16,9 @@ use iopt::Invalidation;
 use runs::Span;
 
 use super::domains::Shape;
-use super::streams::Place;
 use crate::arm;
 use crate::commands::{self, Block, MOST_PAGE_COMMANDS};
+use crate::driver::Place;
 use crate::unit::Pasid;
 
 /// CMD_ATC_INV: all addresses, as 2^this pages of 4 KiB.
@@ -26,14 +26,14 @@ const ALL_PAGES: u32 = 52;
 
 /// Which translations: those of a stage-1 domain, or of a stage-2 domain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Tag {
+pub enum Tag {
     Asid { vmid: u16, asid: u16 },
     Vmid(u16),
 }
 
 /// Some of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Pages {
+pub struct Pages {
     pub(super) address: u64,
     /// Granule, granules as NUM and SCALE, and the level; `None` for what is cached of one address.
     range: Option<Range>,
@@ -50,7 +50,7 @@ struct Range {
 
 /// One command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Command {
+pub enum Command {
     /// CMD_CFGI_ALL.
     AllStreams,
     /// CMD_CFGI_STE; the tables that lead to it too, unless `leaf`.

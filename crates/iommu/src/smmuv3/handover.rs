@@ -1,126 +1,123 @@
-//! Handing the unit over while it translates (`crate::handover`).
+//! What the unit lies in, and handing it over. The head of the driver says what is in the description.
 //!
 //! What is noted of domains is the driver's own, and follows from what is attached: it goes with the
 //! predecessor, and the successor makes its own.
 
-use iopt::{Chain, TABLE_BYTES, TableMemory};
+use iopt::{NoTables, Root, TABLE_BYTES, TableMemory};
 use runs::Span;
-use spin::Mutex;
 
 use super::capabilities::{
     ADDRESS, CMDQEN, CR0ACK, EVENTQ_BASE, EVENTQEN, Features, SMMUEN, STRTAB_BASE, STRTAB_BASE_CFG,
 };
 use super::domains::{Domains, Shape};
-use super::queue;
+use super::faults::Events;
+use super::queue::{self, Queue};
 use super::streams::Streams;
-use super::{Config, Inner, ProbeError, SmmuV3};
-use crate::capabilities::reaches;
-use crate::error::UnitError;
-use crate::handover::{AdoptError, Frozen, Held, UnitKind};
+use super::unit::{Hardware, Inner};
+use super::{Config, ProbeError};
+use crate::capabilities::Capabilities;
+use crate::driver::{Back, InMemory, Refused, pages};
+use crate::handover::{AdoptError, UnitKind, WORDS};
 use crate::registers::Registers;
+use crate::ring::{Layout, Ring};
 use crate::unit::DomainId;
 
-impl<R: Registers, M: TableMemory> SmmuV3<R, M> {
-    /// Lets go of the unit, which goes on translating, for a successor to [adopt](Self::adopt):
-    /// waits until all commands are complete, and hands what the unit still uses to `each`.
-    ///
-    /// With an error the driver comes back, and nothing has changed.
-    #[expect(clippy::result_large_err, reason = "a driver is moved now and then")]
-    pub fn freeze(self, each: &mut dyn FnMut(Held)) -> Result<(Frozen, R, M), (Self, UnitError)> {
-        // With the queue empty, what follows is about a unit that does nothing by itself.
-        let quiet = {
-            let ring = &mut self.inner.lock().ring;
-            ring.issue((&self.registers, &self.memory), None)
-        };
-        if let Err(cause) = quiet {
-            return Err((self, cause));
-        }
-        let Inner {
-            streams,
-            domains,
-            ring,
-            events,
-        } = self.inner.into_inner();
-        let memory = self.memory;
-        streams.spans(&memory, &mut |name, span| {
-            each(Held::Structure { name, span })
-        });
-        let mut page = |name, start| {
-            let span = Span::new(start, TABLE_BYTES);
-            each(Held::Structure { name, span });
-        };
-        ring.for_each_page(&mut page);
-        page("event queue", events.entries);
-        for member in streams.members(&memory) {
-            let (domain, root) = (DomainId(member.there.domain.into()), member.there.root);
-            each(Held::Table { domain, root });
-        }
-        let mut chain = Chain::empty();
-        domains.pages().for_each(|page| chain.push(&memory, page));
-        memory.reclaim(chain);
-        let words = [
-            // Bit 0: the unit is in use. From bit 32 on: the stream table's shape.
-            u64::from(ring.open) | u64::from(streams.shape()) << 32,
-            streams.base() & ADDRESS,
-            ring.layout.entries,
-            ring.layout.status,
-            events.entries,
-            ring.ticket,
-        ];
-        let kind = UnitKind::SmmuV3;
-        Ok((Frozen { kind, words }, self.registers, memory))
+fn last_device(config: &Config, features: Features) -> u32 {
+    config.last_device.min(features.last_stream())
+}
+
+/// A page of events, of 32 bytes each.
+fn event_queue(entries: u64, features: Features) -> Events {
+    let log2 = features.queue_log2(16, 7);
+    Events { entries, log2 }
+}
+
+impl InMemory for Hardware {
+    const KIND: UnitKind = UnitKind::SmmuV3;
+    type Queue = Queue;
+    type Error = ProbeError;
+
+    fn probe<R: Registers>(
+        registers: &R,
+        config: &mut Config,
+    ) -> Result<(Features, Capabilities), ProbeError> {
+        let features = Features::read(registers, config)?;
+        Ok((features, features.capabilities(config)?))
     }
 
-    /// Takes a unit over that a predecessor has [frozen](Self::freeze), and that translates all the
-    /// time. `memory` is the same memory, in which what was listed then is not handed out;
-    /// configuration is as it was.
-    pub fn adopt(
-        registers: R,
-        memory: M,
-        config: Config,
-        frozen: &Frozen,
-    ) -> Result<Self, ProbeError> {
-        let features = Features::read(&registers, &config)?;
-        let capabilities = features.capabilities(&config)?;
-        let bits = 52;
-        reaches(&memory, bits).map_err(|last| ProbeError::Addresses { last, bits })?;
-        let resumed = Self::resume(&registers, &memory, (&config, features), frozen);
-        let mut inner = resumed.map_err(ProbeError::Adopt)?;
-        let Inner {
-            streams, domains, ..
-        } = &mut inner;
-        for member in streams.members(&memory) {
-            let shape = Shape::of(member.there.root.format);
-            if let Err(cause) = domains.set(&memory, member.there.domain, shape) {
-                let mut chain = Chain::empty();
-                domains.pages().for_each(|page| chain.push(&memory, page));
-                memory.reclaim(chain);
-                return Err(ProbeError::Memory(cause));
-            }
-        }
-        Ok(Self {
-            registers,
-            memory,
-            config,
-            features,
-            capabilities,
-            inner: Mutex::new(inner),
+    fn build<M: TableMemory>(
+        memory: &M,
+        config: &Config,
+        features: Features,
+    ) -> Result<Inner, NoTables> {
+        let streams = Streams::new(memory, last_device(config, features), features)?;
+        let [commands, status, events] =
+            pages(memory, |mut back| streams.spans(memory, &mut back))?;
+        Ok(Inner {
+            streams,
+            domains: Domains::default(),
+            ring: queue::new([commands, status], features, 0),
+            events: event_queue(events, features),
         })
     }
 
-    /// What the unit goes on using, as the description and the registers say it.
-    fn resume(
-        registers: &R,
+    fn ring(inner: &mut Inner) -> &mut Ring<Queue> {
+        &mut inner.ring
+    }
+
+    fn for_each_structure<M: TableMemory>(
+        inner: &Inner,
         memory: &M,
-        (config, features): (&Config, Features),
-        frozen: &Frozen,
-    ) -> Result<Inner, AdoptError> {
-        let words = frozen.words(UnitKind::SmmuV3)?;
+        _config: &Config,
+        each: &mut impl FnMut(&'static str, Span),
+    ) {
+        inner.streams.spans(memory, each);
+        let mut page = |name, start| each(name, Span::new(start, TABLE_BYTES));
+        inner.ring.for_each_page(&mut page);
+        page("event queue", inner.events.entries);
+    }
+
+    fn for_each_own_page(inner: &Inner, each: &mut impl FnMut(u64)) {
+        inner.domains.pages().for_each(each);
+    }
+
+    fn for_each_table<M: TableMemory>(
+        inner: &Inner,
+        memory: &M,
+        _config: &Config,
+        each: &mut impl FnMut(DomainId, Root),
+    ) {
+        for member in inner.streams.members(memory) {
+            each(DomainId(member.there.domain.into()), member.there.root);
+        }
+    }
+
+    fn describe(inner: &Inner, _config: &Config) -> [u64; WORDS] {
+        let Inner {
+            streams,
+            ring,
+            events,
+            ..
+        } = inner;
+        let Layout {
+            entries, status, ..
+        } = ring.layout;
+        // Bit 0: the unit is in use. From bit 32 on: the stream table's shape.
+        let state = u64::from(ring.open) | u64::from(streams.shape()) << 32;
+        let base = streams.base() & ADDRESS;
+        [state, base, entries, status, events.entries, ring.ticket]
+    }
+
+    fn resume<R: Registers, M: TableMemory>(
+        (registers, memory): (&R, &M),
+        config: &Config,
+        features: Features,
+        words: [u64; WORDS],
+    ) -> Result<Inner, Refused> {
         let [state, base, commands, status, events, ticket] = words;
         let mut ring = queue::new([commands, status], features, ticket);
-        let events = Self::events(events, features);
-        let last = Self::last_device(config, features);
-        let mut streams = Streams::at(base, last, features);
+        let events = event_queue(events, features);
+        let mut streams = Streams::at(base, last_device(config, features), features);
         let shape = streams.shape().into();
         AdoptError::compare("the stream table's shape", shape, state >> 32, !0)?;
         if state & 1 != 0 {
@@ -136,9 +133,19 @@ impl<R: Registers, M: TableMemory> SmmuV3<R, M> {
             ring.resume(registers)?;
         }
         streams.count_device_tlbs(memory);
+        let mut domains = Domains::default();
+        for member in streams.members(memory) {
+            let shape = Shape::of(member.there.root.format);
+            if let Err(cause) = domains.set(memory, member.there.domain, shape) {
+                let mut back = Back::new(memory);
+                domains.pages().for_each(|page| back.page(page));
+                back.reclaim();
+                return Err(cause.into());
+            }
+        }
         Ok(Inner {
             streams,
-            domains: Domains::default(),
+            domains,
             ring,
             events,
         })

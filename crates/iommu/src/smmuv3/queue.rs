@@ -24,7 +24,7 @@ use crate::ring::{CommandQueue, Layout, Ring};
 
 /// The command queue.
 #[derive(Debug)]
-pub(super) struct Queue {
+pub struct Queue {
     /// A CMD_SYNC stores a ticket.
     tickets: bool,
 }

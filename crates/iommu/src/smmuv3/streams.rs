@@ -9,12 +9,13 @@
 //! stage 1, as many as PASIDs are served; number 0 is for requests without one (STE.S1DSS). They stay until
 //! the unit is torn down.
 
-use iopt::{NoTables, TABLE_BYTES, TableMemory};
+use iopt::{NoTables, Root, TABLE_BYTES, TableMemory};
 use runs::Span;
 
 use super::capabilities::{ADDRESS, ALLOCATE, Features};
 use super::entry::{Attached, CONTEXT_BITS, Context, Stream, TWO_LEVELS};
 use super::table::{Entries, SPLIT};
+use crate::driver::Place;
 use crate::error::AttachError;
 use crate::unit::{DeviceId, DomainId, Pasid};
 
@@ -22,27 +23,6 @@ use crate::unit::{DeviceId, DomainId, Pasid};
 const SPAN: u64 = SPLIT as u64 + 1;
 /// L1CD.V.
 const VALID: u64 = 1;
-
-/// A device's requests without a PASID, or those with one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Place {
-    pub(super) device: DeviceId,
-    pub(super) pasid: Option<Pasid>,
-}
-
-impl Place {
-    pub(super) const fn of(device: DeviceId, pasid: Option<Pasid>) -> Self {
-        Self { device, pasid }
-    }
-
-    /// The number of the context descriptor.
-    pub(super) const fn number(self) -> u32 {
-        match self.pasid {
-            Some(pasid) => pasid.0,
-            None => 0,
-        }
-    }
-}
 
 /// What is attached at a place.
 #[derive(Clone, Copy, Debug)]
@@ -168,6 +148,18 @@ impl Streams {
         self.table
             .all(memory)
             .flat_map(move |(id, entry)| Self::members_of(memory, DeviceId(id), Stream(entry)))
+    }
+
+    /// A root of the domain that is not the one that is asked for.
+    pub(super) fn other_root<M: TableMemory>(
+        &self,
+        memory: &M,
+        domain: DomainId,
+        asked: Root,
+    ) -> Option<Root> {
+        let mut roots = self.members(memory).map(|member| member.there);
+        let other = |there: &Attached| u32::from(there.domain) == domain.0 && there.root != asked;
+        roots.find(other).map(|there| there.root)
     }
 
     /// Refuses a place where something is attached, and a second stage beside the first.

@@ -3,26 +3,19 @@
 use iopt::{NoTables, Root, TABLE_BYTES, TableMemory};
 
 use super::structures::Entry;
-use super::{Inner, Mode, NO_PASID, Vtd, queue};
-use crate::error::{AttachError, FlushError};
+use super::unit::Inner;
+use super::{Mode, Vtd, queue};
+use crate::driver::same_root;
+use crate::error::AttachError;
 use crate::notes::Member;
 use crate::registers::Registers;
 use crate::unit::{DeviceId, DeviceTlb, DomainId};
 
 impl<R: Registers, M: TableMemory> Vtd<R, M> {
-    /// The unit's number of a domain that it can have.
-    pub(super) fn tag(&self, domain: DomainId) -> Option<u16> {
-        let fits = domain.0 >> self.capabilities.domain_bits == 0;
-        fits.then_some(domain.0 as u16)
-    }
-
     fn check(&self, device: DeviceId, domain: DomainId, root: &Root) -> Result<u16, AttachError> {
         self.capabilities.check(root)?;
         device.check_segment(self.config.segment)?;
-        let bits = self.capabilities.domain_bits;
-        let tag = self
-            .tag(domain)
-            .ok_or(AttachError::DomainId { domain, bits })?;
+        let tag = self.capabilities.check_domain(domain)?;
         // Section 6.1: what is not present is cached under the number 0.
         if tag == 0 && self.features.caching_mode() {
             return Err(AttachError::ReservedDomain { domain });
@@ -49,16 +42,7 @@ impl<R: Registers, M: TableMemory> Vtd<R, M> {
             let domain = DomainId(there.domain.into());
             return Err(AttachError::AlreadyAttached { device, domain });
         }
-        let other = structures.search(memory, |there| {
-            (there.domain == tag && there.root != root).then_some(there.root)
-        });
-        if let Some(there) = other {
-            return Err(AttachError::OtherRoot {
-                domain,
-                there,
-                asked: root,
-            });
-        }
+        same_root(structures.other_root(memory, domain, root), domain, root)?;
         let no_memory = |cause| AttachError::Memory { device, cause };
         let source = device.0 as u16;
         let tlb = notes.tlb(memory, source);
@@ -124,17 +108,13 @@ impl<R: Registers, M: TableMemory> Vtd<R, M> {
         device: DeviceId,
         tlb: Option<DeviceTlb>,
     ) -> Result<(), AttachError> {
-        device.check_segment(self.config.segment)?;
-        if tlb.is_some() && !self.capabilities.device_tlbs {
-            return Err(AttachError::NoDeviceTlbs { device });
-        }
         let Inner {
             structures,
             ring,
             notes,
         } = &mut *self.inner.lock();
         let (memory, source) = (&self.memory, device.0 as u16);
-        let entry = structures.find(memory, device, NO_PASID);
+        let entry = structures.find(memory, device, 0);
         let attached = entry
             .and_then(|entry| entry.read())
             .map(|there| there.domain);
@@ -157,27 +137,5 @@ impl<R: Registers, M: TableMemory> Vtd<R, M> {
             notes.set_tlb(memory, source, None).map_err(noted)?;
         }
         Ok(())
-    }
-
-    /// A root that the unit is to walk from now on. Tables in VT-d's formats do not grow, so it can
-    /// only be the one that is there.
-    pub(super) fn check_root(
-        &self,
-        domain: DomainId,
-        tag: u16,
-        asked: Root,
-    ) -> Result<(), FlushError> {
-        let other = self.inner.lock().structures.search(&self.memory, |there| {
-            (there.domain == tag && there.root != asked).then_some(there.root)
-        });
-        let cause = match other {
-            None => return Ok(()),
-            Some(there) => AttachError::OtherRoot {
-                domain,
-                there,
-                asked,
-            },
-        };
-        Err(FlushError::Root { domain, cause })
     }
 }

@@ -64,7 +64,7 @@ pub(super) const QUEUE_ERRORS: [(u32, &str); 3] = [
 
 /// What the Capability and Extended Capability Registers say.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Features {
+pub struct Features {
     cap: u64,
     ecap: u64,
 }

@@ -11,7 +11,7 @@ use crate::commands::Block;
 /// One command. Domains and sources are those of the unit: 16 bits. PASID 0 is that of requests without
 /// one, since context entries assign it (RID_PASID).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Command {
+pub enum Command {
     /// All of the context cache.
     AllContexts,
     /// The context entry of one device, if it is cached with this domain.
@@ -45,7 +45,7 @@ pub(super) enum Command {
 
 /// Pages in a device's TLB.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct InDevice {
+pub struct InDevice {
     pub(super) source: u16,
     pub(super) pasid: u32,
     /// How many invalidations the device takes at a time, 0 for 32.

@@ -2,6 +2,7 @@
 
 use iopt::NoTables;
 
+use crate::driver::refused;
 use crate::handover::AdoptError;
 use crate::unit::NodeId;
 
@@ -92,3 +93,5 @@ pub enum ProbeError {
     #[error("{0}")]
     Adopt(AdoptError),
 }
+
+refused!(ProbeError);

@@ -10,27 +10,18 @@
 //! told for each of its PASIDs in the domain. Commands for pages times PASIDs, or times devices, beyond
 //! what one flush may have become one command for everything of the PASID, or of the device's PASID.
 
-use iopt::TableMemory;
+use iopt::{Invalidation, TableMemory};
 
 use super::command::{Command, InDevice};
-use super::{Inner, Mode, NO_PASID, Vtd};
-use crate::commands::{Block, parts};
-use crate::error::{FlushError, UnitError};
+use super::unit::Inner;
+use super::{Mode, Vtd};
+use crate::commands::{self, Block, parts};
+use crate::error::FlushError;
 use crate::notes::{Member, Notes};
 use crate::registers::Registers;
 use crate::unit::DomainId;
 
-use super::queue::Commands;
-
 impl<R: Registers, M: TableMemory> Vtd<R, M> {
-    pub(super) fn issue(
-        &self,
-        ring: &mut Commands,
-        commands: impl Iterator<Item = Command>,
-    ) -> Result<(), UnitError> {
-        ring.issue((&self.registers, &self.memory), commands)
-    }
-
     /// What makes the unit forget an entry, and what it has through it.
     pub(super) fn forget(&self, member: Member) -> impl Iterator<Item = Command> + Clone {
         let Member {
@@ -72,13 +63,19 @@ impl<R: Registers, M: TableMemory> Vtd<R, M> {
     }
 
     /// Has the unit forget pages of a domain; everything where none are named.
-    pub(super) fn flush(
+    pub(super) fn do_flush(
         &self,
         domain: DomainId,
-        tag: u16,
-        blocks: Option<impl Iterator<Item = Block> + Clone>,
-        leaf_only: bool,
+        what: Option<&Invalidation>,
     ) -> Result<(), FlushError> {
+        let Some(tag) = self.capabilities.tag(domain) else {
+            // No device can be in it.
+            return Ok(());
+        };
+        let mask = self.features.page_mask();
+        let blocks = what.and_then(|what| commands::blocks(what, mask?));
+        let tables = what.is_none_or(Invalidation::tables_unlinked);
+        let leaf_only = !tables && !self.features.caching_mode();
         let Inner { ring, notes, .. } = &mut *self.inner.lock();
         let pasids = self.pasids(notes, tag);
         let members = notes.members(&self.memory, tag);
@@ -107,7 +104,7 @@ impl<R: Registers, M: TableMemory> Vtd<R, M> {
             let mut before = before.clone().take(n);
             before.all(|there| there != pasid).then_some(pasid)
         });
-        (!tagged).then_some(NO_PASID).into_iter().chain(each)
+        (!tagged).then_some(0).into_iter().chain(each)
     }
 
     /// Pages of a domain, or all of it, in the unit.

@@ -14,25 +14,22 @@
 
 use iopt::TableMemory;
 
-use super::Config;
 use super::Mode;
 use super::capabilities::{
     CCMD, FLUSH_WRITES, FSTS, Features, GCMD, GSTS, IQA, IQERCD, IQH, IQT, QUEUE, QUEUE_ERRORS,
-    RTADDR, SCALABLE, STATES, TRANSLATION, WIDE,
+    STATES, WIDE,
 };
 use super::command::{ByRegister, Command};
-use super::structures::Structures;
 use crate::error::UnitError;
-use crate::handover::{AdoptError, WORDS};
 use crate::registers::{Registers, wait_until};
 use crate::ring::{CommandQueue, Layout, Ring};
 
 /// The invalidation queue.
 #[derive(Debug)]
-pub(super) struct Queue {
+pub struct Queue {
     features: Features,
     /// Descriptors have 256 bits.
-    wide: bool,
+    pub(super) wide: bool,
 }
 
 pub(super) type Commands = Ring<Queue>;
@@ -65,7 +62,7 @@ impl Queue {
     }
 
     /// What IQA holds: QS = 0, one page.
-    const fn base(&self, entries: u64) -> u64 {
+    pub(super) const fn base(&self, entries: u64) -> u64 {
         entries | if self.wide { WIDE } else { 0 }
     }
 }
@@ -152,54 +149,6 @@ impl Commands {
         registers.write64(IQT, 0);
         registers.write64(IQA, self.queue.base(self.layout.entries));
         command(registers, QUEUE, true, "GSTS.QIES = 1")
-    }
-
-    /// What a successor must know: bit 0 whether the unit is in use, from bit 8 on the mode, from bit 16
-    /// on the bits of a PASID; the root table; descriptors and status, 0 without a queue; the last ticket.
-    pub(super) fn describe(&self, structures: &Structures) -> [u64; WORDS] {
-        let Structures {
-            root,
-            mode,
-            pasid_bits,
-        } = *structures;
-        let Layout {
-            entries, status, ..
-        } = self.layout;
-        let state = u64::from(self.open) | (mode as u64) << 8 | u64::from(pasid_bits) << 16;
-        [state, root, entries, status, self.ticket, 0]
-    }
-
-    /// The root table, and the queue of a unit that is as [`describe`](Self::describe) says.
-    pub(super) fn adopt<R: Registers>(
-        registers: &R,
-        words: [u64; WORDS],
-        config: &Config,
-        features: Features,
-    ) -> Result<(u64, Self), AdoptError> {
-        let [state, root, entries, status, ticket, _] = words;
-        let mode = config.mode;
-        AdoptError::compare("the mode", mode as u64, state >> 8, 0xff)?;
-        let pasid_bits = config.pasid_bits.into();
-        AdoptError::compare("bits of a PASID", pasid_bits, state >> 16, u64::MAX)?;
-        let queued = entries != 0;
-        AdoptError::compare("ECAP.QI", features.queue().into(), queued.into(), 1)?;
-        let mut ring = new([entries, status], mode, features, ticket);
-        ring.open = state & 1 != 0;
-        if ring.open {
-            let on = TRANSLATION | if queued { QUEUE } else { 0 };
-            let status = registers.read32(GSTS);
-            AdoptError::compare("GSTS", status.into(), on.into(), on.into())?;
-            let address = root | if ring.queue.wide { SCALABLE } else { 0 };
-            AdoptError::compare("RTADDR", registers.read64(RTADDR), address, u64::MAX)?;
-        }
-        if ring.open && queued {
-            let address = registers.read64(IQA);
-            AdoptError::compare("IQA", address, ring.queue.base(entries), u64::MAX)?;
-            let (head, tail) = (registers.read64(IQH), registers.read64(IQT));
-            AdoptError::compare("IQH", head, tail, u64::MAX)?;
-            ring.tail = ring.head(registers);
-        }
-        Ok((root, ring))
     }
 }
 

@@ -31,7 +31,7 @@
 use iopt::{Cell, FormatId, NoTables, Root, TABLE_BYTES, TableMemory};
 
 use super::{Config, Mode, capabilities::Features};
-use crate::unit::DeviceId;
+use crate::unit::{DeviceId, DomainId};
 
 /// P, in every entry.
 const PRESENT: u64 = 1;
@@ -253,6 +253,18 @@ impl Structures {
         mut each: impl FnMut(Attached) -> Option<V>,
     ) -> Option<V> {
         self.search_below(memory, self.root, 0, &mut each)
+    }
+
+    /// A root of the domain that is not the one that is asked for.
+    pub(super) fn other_root<M: TableMemory>(
+        &self,
+        memory: &M,
+        domain: DomainId,
+        asked: Root,
+    ) -> Option<Root> {
+        self.search(memory, |there| {
+            (u32::from(there.domain) == domain.0 && there.root != asked).then_some(there.root)
+        })
     }
 
     fn search_below<M: TableMemory, V>(

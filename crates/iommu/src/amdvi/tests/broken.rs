@@ -6,6 +6,7 @@ use iopt::walk::Access;
 
 use super::model::PATIENCE;
 use super::*;
+use crate::amdvi::capabilities::RING;
 use crate::fault::FaultReason;
 
 fn timed_out(awaited: &'static str) -> UnitError {

@@ -3,6 +3,7 @@
 use iopt::{Cell, TableMemory};
 
 use super::*;
+use crate::amdvi::capabilities::RING;
 use crate::hostile::{self, Hostile, ROUNDS, Truth};
 
 /// Its registers, and the memory that it writes to.

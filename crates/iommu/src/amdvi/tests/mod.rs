@@ -15,6 +15,7 @@ use std::vec::Vec;
 use iopt::{FormatId, HeapTables, Root};
 
 use super::*;
+use crate::suite::prelude::*;
 use model::{Model, Told};
 
 /// INVALIDATE_IOMMU_ALL, six levels.

@@ -181,7 +181,7 @@ fn a_unit_that_stops_fails_one_flush_and_serves_the_next() {
                 assert_eq!(error, name);
                 let operation = if at < 2 { 1 } else { 2 };
                 assert_eq!(command[0] & 0x7f, operation, "{cause}");
-                assert_eq!(record & 0x700, bits.into(), "{cause}");
+                assert_eq!(record & 0x700, u64::from(bits), "{cause}");
                 let told = model.told();
                 let leaves = told.iter().filter(|told| matches!(told, Told::Table(..)));
                 assert_eq!(leaves.count() as u32, at);

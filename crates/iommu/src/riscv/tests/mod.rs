@@ -16,6 +16,7 @@ use iopt::{FormatId, HeapTables, Invalidation, Root};
 use runs::Span;
 
 use super::*;
+use crate::suite::prelude::*;
 use model::{Model, Space, Told};
 
 /// Version 1.0, Sv39 to Sv57 in both stages, ATS, 56 bits of addresses, process directories of all sizes.

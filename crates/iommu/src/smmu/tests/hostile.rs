@@ -4,6 +4,7 @@ use iopt::format::{ArmConfig, ArmGranule};
 
 use super::*;
 use crate::hostile::{self, Hostile, ROUNDS, Truth};
+use crate::smmu::capabilities::MOST;
 
 /// Its registers.
 struct Unit_(Hostile);
@@ -74,7 +75,7 @@ fn play(unit: Hostile) -> (u32, u32) {
         return (0, 0);
     };
     // All devices of the play: up to 3 << 6.
-    if driver.stream_bits & 0xc0 != 0xc0 {
+    if driver.features.ids & 0xc0 != 0xc0 {
         return (0, 0);
     }
     let truth = Truth {

@@ -18,6 +18,7 @@ use iopt::{FormatId, HeapTables, Prot, Table};
 use runs::Span;
 
 use super::*;
+use crate::suite::prelude::*;
 use access::Seen;
 use model::{Model, Told};
 

@@ -350,7 +350,7 @@ fn a_look_at_the_masks_changes_nothing() {
     let new = |model: &Model, ignored| {
         let config = Config { ignored, ..V2 };
         let driver = Smmu::new(model.clone(), config);
-        driver.map(|driver| driver.stream_bits)
+        driver.map(|driver| driver.features.ids)
     };
     let model = Model::new(memory(), 2, [IDR0, IDR1, IDR2]);
     let before = model.state().smr.clone();

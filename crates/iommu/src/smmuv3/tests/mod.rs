@@ -18,6 +18,7 @@ use iopt::{FormatId, HeapTables};
 use runs::Span;
 
 use super::*;
+use crate::suite::prelude::*;
 use caches::{Found, Looked};
 use model::{Model, Told};
 

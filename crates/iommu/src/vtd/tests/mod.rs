@@ -16,6 +16,7 @@ use std::sync::Arc;
 use iopt::{FormatId, HeapTables, Root};
 
 use super::*;
+use crate::suite::prelude::*;
 use model::{Model, Told};
 
 // Capability bits.
