@@ -305,7 +305,7 @@ pub trait InMemory: Kind {
     /// Its command queue.
     type Queue: CommandQueue;
     /// Why a unit cannot be driven.
-    type Error: From<Refused>;
+    type Error: core::error::Error + From<Refused>;
 
     /// What the unit can do. The configuration may ask for more than there can be, and is cut.
     fn probe<R: Registers>(

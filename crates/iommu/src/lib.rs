@@ -70,8 +70,6 @@ mod error;
 mod fault;
 mod handover;
 #[cfg(test)]
-mod hostile;
-#[cfg(test)]
 mod lines;
 mod notes;
 mod registers;

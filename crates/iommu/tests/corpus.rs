@@ -1,5 +1,5 @@
 //! What the fuzz targets came upon, once more: every file of `fuzz/corpus` through the body of its
-//! target.
+//! target. And hostile units at random, the same in each run.
 
 #![allow(
     clippy::unwrap_used,
@@ -15,3 +15,34 @@ mod fuzz_bodies;
 mod replay;
 
 replay::tests!("iommu", fuzz_bodies::TARGETS);
+
+/// Each driver over so many units of random bytes.
+#[test]
+fn a_hostile_unit_brings_nothing_down() {
+    use std::sync::atomic::Ordering;
+
+    let count = || {
+        fuzz_bodies::OUTCOMES
+            .each_ref()
+            .map(|n| n.load(Ordering::Relaxed))
+    };
+    for (name, play) in fuzz_bodies::TARGETS {
+        let mut random = 0x2545_f491_4f6c_dd1du64;
+        let before = count();
+        for _ in 0..1000 {
+            let bytes: Vec<u8> = (0..400)
+                .map(|_| {
+                    random ^= random << 13;
+                    random ^= random >> 7;
+                    random ^= random << 17;
+                    (random >> 32) as u8
+                })
+                .collect();
+            play(&bytes);
+        }
+        let after = count();
+        let [well, failed] = [0, 1].map(|n| after[n] - before[n]);
+        // Both happen often, or the test shows little.
+        assert!(well > 1000 && failed > 1000, "{name}: {well} {failed}");
+    }
+}

@@ -12,6 +12,7 @@ mod play;
 mod units;
 
 pub use bytes::{Bytes, Target};
+pub use play::OUTCOMES;
 
 /// All targets; the corpus of one lies in `fuzz/corpus/` under its name.
 pub const TARGETS: [Target; 5] = [

@@ -6,7 +6,13 @@
 //! * memory that was not given to it stays as it is, and after a `tear_down` without an error, or a `new`
 //!   with one, all that was is back.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
 
 use iommu::{
     AttachError, DeviceId, DeviceTlb, DomainId, Driver, FlushError, Frozen, Held, Pasid, UnitError,
@@ -53,8 +59,15 @@ const MOST_FAULTS: u32 = 257;
 /// What stands in memory that is not the driver's.
 const FOREIGN: u64 = 0xdead_0001_beef_0001;
 
-/// Who is attached where: device, and PASID if it is by one.
-type Known = BTreeMap<(u32, u32), DomainId>;
+/// What is attached where: device, and PASID if it is by one.
+type Known = BTreeMap<(u32, u32), (DomainId, Root)>;
+
+/// How many operations went well in all plays, and how many have failed.
+pub static OUTCOMES: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
+
+fn count<V, E>(result: &Result<V, E>) {
+    OUTCOMES[usize::from(result.is_err())].fetch_add(1, Ordering::Relaxed);
+}
 
 struct World<S: Subject> {
     unit: Unit<S::Model>,
@@ -229,7 +242,7 @@ impl<S: Subject> World<S> {
             0 | 1 => {
                 let root = self.root(driver, address);
                 let result = driver.attach(device, domain, root);
-                self.attached((device.0, 0), domain, result);
+                self.attached(driver, (device.0, 0), (domain, root), result);
             }
             2 => {
                 let result = driver.detach(device);
@@ -238,7 +251,7 @@ impl<S: Subject> World<S> {
             3 => {
                 let root = self.root(driver, address);
                 let result = driver.attach_pasid(device, pasid, domain, root);
-                self.attached((device.0, pasid.0), domain, result);
+                self.attached(driver, (device.0, pasid.0), (domain, root), result);
             }
             4 => {
                 let result = driver.detach_pasid(device, pasid);
@@ -247,7 +260,8 @@ impl<S: Subject> World<S> {
             5 => {
                 let queue_depth = (address >> 14) as u8;
                 let tlb = (pasid.0 > 2).then_some(DeviceTlb { queue_depth });
-                let _ = driver.set_device_tlb(device, tlb);
+                let result = driver.set_device_tlb(device, tlb);
+                self.switched(driver, device, tlb, result);
             }
             6 | 7 => {
                 let range = self.unit.with(|state| {
@@ -271,6 +285,7 @@ impl<S: Subject> World<S> {
             _ => {
                 self.enabled = if code & 0x40 == 0 {
                     let result = driver.enable();
+                    count(&result);
                     self.end("enable", S::ENABLE_WAITS);
                     if result.is_ok() {
                         self.enabled = Some(true);
@@ -313,25 +328,70 @@ impl<S: Subject> World<S> {
         }
     }
 
-    fn attached(&mut self, key: (u32, u32), domain: DomainId, result: Result<(), AttachError>) {
+    fn attached(
+        &mut self,
+        driver: &S,
+        key: (u32, u32),
+        (domain, root): (DomainId, Root),
+        result: Result<(), AttachError>,
+    ) {
+        count(&result);
         if result.is_ok() {
             self.done("attach", false);
+        }
+        if let Err(AttachError::Pasid { bits, .. }) = result {
+            assert_eq!(bits, driver.capabilities().pasid_bits);
+            assert!(key.1 == 0 || key.1 >> bits != 0, "{key:?}");
         }
         let Some(known) = &mut self.known else {
             return;
         };
+        let other = |there: &(DomainId, Root)| there.0 == domain && there.1 != root;
         match result {
             Ok(()) | Err(AttachError::Unit { .. }) => {
-                assert_eq!(known.insert(key, domain), None, "{key:?} twice");
+                assert!(!known.values().any(other), "{domain} has another root");
+                assert_eq!(known.insert(key, (domain, root)), None, "{key:?} twice");
             }
             Err(AttachError::AlreadyAttached { domain, .. }) => {
-                assert_eq!(known.get(&key), Some(&domain), "{key:?}");
+                assert_eq!(
+                    known.get(&key).map(|there| there.0),
+                    Some(domain),
+                    "{key:?}"
+                );
+            }
+            Err(AttachError::OtherRoot { .. }) => {
+                assert!(known.values().any(other), "{domain} has no other root");
+            }
+            Err(AttachError::NotAttached { .. } | AttachError::TimedOut { .. }) => {
+                panic!("{key:?}: {result:?}");
             }
             Err(_) => {}
         }
     }
 
+    fn switched(
+        &self,
+        driver: &S,
+        device: DeviceId,
+        tlb: Option<DeviceTlb>,
+        result: Result<(), AttachError>,
+    ) {
+        count(&result);
+        let serves = driver.capabilities().device_tlbs;
+        let Some(known) = &self.known else {
+            return;
+        };
+        let attached = known.keys().any(|place| place.0 == device.0);
+        match result {
+            Err(AttachError::AlreadyAttached { .. }) => assert!(attached, "{device}"),
+            Err(AttachError::NoDeviceTlbs { .. }) => assert!(tlb.is_some() && !serves),
+            Ok(()) => assert!(tlb.is_none() || serves && !attached, "{device}"),
+            Err(_) => {}
+        }
+    }
+
     fn detached(&mut self, key: (u32, u32), result: Result<(), AttachError>) {
+        count(&result);
         if result.is_ok() {
             self.done("detach", true);
         }
@@ -347,15 +407,16 @@ impl<S: Subject> World<S> {
     }
 
     fn flushed(&self, domain: DomainId, result: Result<(), FlushError>, anything: bool) {
+        count(&result);
         if result.is_ok() {
             let mut domains = self.known.iter().flat_map(Known::values);
-            let here = domains.any(|there| *there == domain);
+            let here = domains.any(|there| there.0 == domain);
             self.done("a flush", anything && here);
         }
     }
 
     /// A table that has got a level more: its root is another one.
-    fn grow(&self, driver: &S, domain: DomainId) {
+    fn grow(&mut self, driver: &S, domain: DomainId) {
         let levels = self.unit.with(|state| 1 + state.byte() % 5);
         let memory = HeapTables::with_tables_at(16, 2 << 32);
         let (Ok(memory), Ok(format)) = (memory, AmdV1::new(levels)) else {
@@ -367,6 +428,11 @@ impl<S: Subject> World<S> {
         let mut gather = Gather::new();
         if table.grow(levels + 1, &mut gather).is_ok() {
             let result = gather.flush_with(|what| driver.invalidate(domain, what));
+            if !matches!(result, Err(FlushError::Root { .. })) {
+                let known = self.known.iter_mut().flat_map(Known::values_mut);
+                let here = known.filter(|there| there.0 == domain);
+                here.for_each(|there| there.1 = table.root());
+            }
             self.flushed(domain, result.map(|_| ()), true);
         }
     }

@@ -4,10 +4,9 @@ mod broken;
 mod devices;
 mod flush;
 mod guest;
-mod handover;
-mod hostile;
 mod model;
 mod order;
+mod rig;
 
 use std::sync::Arc;
 use std::vec::Vec;

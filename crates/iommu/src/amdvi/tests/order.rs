@@ -258,29 +258,6 @@ fn where_absent_entries_are_cached_they_are_forgotten_too() {
 }
 
 #[test]
-fn before_it_is_enabled_nothing_is_told_and_devices_are_there_afterwards() {
-    let (driver, model) = unit(FEATURES, CONFIG);
-    driver.attach(DEVICE, DOMAIN, root(0x1000, 4)).unwrap();
-    driver.invalidate_domain(DOMAIN).unwrap();
-    assert_eq!(model.told(), []);
-    assert_eq!(driver.counters(), CommandCounters::default());
-    driver.enable().unwrap();
-    assert_eq!(model.look_up(SOURCE), Some((7, 0x1000, 4)));
-}
-
-#[test]
-fn tearing_down_gives_every_page_back() {
-    let (driver, model) = enabled(CONFIG);
-    let memory = driver.memory().clone();
-    assert_eq!(memory.in_use(), 8 + 3);
-    model.state().broken.stuck = 1 << 4;
-    assert!(matches!(driver.disable(), Err(UnitError::TimedOut { .. })));
-    model.state().broken.stuck = 0;
-    assert!(driver.tear_down().is_ok());
-    assert_eq!(memory.in_use(), 0);
-}
-
-#[test]
 fn interrupts_and_the_links_addresses_are_reserved() {
     let (driver, _) = unit(FEATURES, CONFIG);
     let mut spans = Vec::new();
@@ -289,15 +266,4 @@ fn interrupts_and_the_links_addresses_are_reserved() {
         spans,
         [(0xfee0_0000, 0xfeef_ffff), (0xfd_0000_0000, 0xff_ffff_ffff)]
     );
-}
-
-/// Words of the unit's structures hold 52 bits of an address, and would lead elsewhere.
-#[test]
-fn memory_beyond_the_units_addresses_is_refused_by_name() {
-    let high = Arc::new(HeapTables::with_tables_at(64, 1 << 52).unwrap());
-    let refused = AmdVi::new(Model::new(high.clone(), FEATURES), high.clone(), CONFIG);
-    let last = (1 << 52) + (64 << 12) - 1;
-    let bits = 52;
-    assert_eq!(refused.err(), Some(ProbeError::Addresses { last, bits }));
-    assert_eq!(high.in_use(), 0);
 }

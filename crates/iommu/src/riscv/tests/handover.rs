@@ -82,30 +82,3 @@ fn a_successor_goes_on_in_the_queue_and_with_the_devices() {
         assert_eq!(adopt(&frozen).err(), Some("ddtp"));
     }
 }
-
-#[test]
-fn a_unit_that_does_not_answer_is_not_frozen() {
-    let (driver, model) = enabled(PLAIN, CONFIG);
-    model.state().broken.deaf = true;
-    let Err((driver, cause)) = driver.freeze(&mut |_| ()) else {
-        panic!("frozen");
-    };
-    assert!(matches!(cause, UnitError::TimedOut { .. }), "{cause}");
-    model.state().broken.deaf = false;
-    driver.invalidate_domain(DOMAIN).unwrap();
-}
-
-#[test]
-fn a_successor_takes_no_old_ticket_for_an_answer() {
-    let (driver, model) = enabled(PLAIN, CONFIG);
-    driver.disable().unwrap();
-    let frozen = driver.freeze(&mut |_| {}).map_err(|(_, cause)| cause);
-    let (frozen, _, memory) = frozen.unwrap();
-    let heir = RiscvIommu::adopt(model.clone(), memory, CONFIG, &frozen).unwrap();
-    model.state().broken.mute = true;
-    let silent = heir.enable();
-    assert!(matches!(silent, Err(UnitError::TimedOut { .. })));
-    model.state().broken.mute = false;
-    heir.enable().unwrap();
-    model.told();
-}

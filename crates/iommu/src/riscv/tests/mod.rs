@@ -4,9 +4,9 @@ mod broken;
 mod commands;
 mod flush;
 mod handover;
-mod hostile;
 mod model;
 mod order;
+mod rig;
 mod spaces;
 
 use std::sync::Arc;

@@ -360,21 +360,6 @@ fn attaching_refuses_by_name_and_changes_nothing() {
 }
 
 #[test]
-fn before_it_is_enabled_nothing_is_told_and_devices_are_there_afterwards() {
-    let (driver, model) = unit(PLAIN, CONFIG);
-    driver.attach(DEVICE, DOMAIN, root(0x1000, 4)).unwrap();
-    driver.attach(DeviceId(5), DOMAIN, root(0x1000, 4)).unwrap();
-    driver.detach(DeviceId(5)).unwrap();
-    driver.invalidate_domain(DOMAIN).unwrap();
-    assert_eq!(model.told(), []);
-    assert_eq!(driver.counters(), CommandCounters::default());
-    driver.enable().unwrap();
-    let there = (Space::Pscid(7), 0x1000, 4, false);
-    assert_eq!(model.look_up(ID, None), Some(there));
-    assert_eq!(model.look_up(5, None), None);
-}
-
-#[test]
 fn tearing_down_gives_every_page_back() {
     let config = Config {
         pasid_bits: 17,

@@ -6,9 +6,9 @@ mod faults;
 mod flush;
 mod formats;
 mod handover;
-mod hostile;
 mod model;
 mod order;
+mod rig;
 
 use std::sync::Arc;
 use std::vec::Vec;

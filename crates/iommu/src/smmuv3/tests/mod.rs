@@ -5,10 +5,10 @@ mod caches;
 mod flush;
 mod formats;
 mod handover;
-mod hostile;
 mod model;
 mod order;
 mod pasids;
+mod rig;
 
 use std::sync::Arc;
 use std::vec::Vec;

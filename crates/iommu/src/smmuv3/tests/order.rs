@@ -222,17 +222,6 @@ fn domain_of(number: u16) -> DomainId {
 }
 
 #[test]
-fn before_it_is_enabled_nothing_is_told_and_devices_are_there_afterwards() {
-    let (driver, model) = unit(IDS, CONFIG);
-    driver.attach(DEVICE, DOMAIN, root(0x1000)).unwrap();
-    driver.invalidate_domain(DOMAIN).unwrap();
-    assert_eq!(model.told(), []);
-    assert_eq!(driver.counters(), CommandCounters::default());
-    driver.enable().unwrap();
-    assert_eq!(found(model.look_up(STREAM, None)), Some((7, root(0x1000))));
-}
-
-#[test]
 fn the_stream_table_is_as_large_as_its_last_device_asks() {
     for (last_device, two_levels, one_level) in [
         (0, 1, 1),

@@ -3,15 +3,15 @@
 mod broken;
 mod devices;
 mod flush;
-mod handover;
-mod hostile;
 mod look_up;
 mod model;
 mod order;
 mod pasids;
+mod rig;
 mod scalable;
 
 use std::sync::Arc;
+use std::vec::Vec;
 
 use iopt::{FormatId, HeapTables, Root};
 

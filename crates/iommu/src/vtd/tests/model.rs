@@ -71,7 +71,7 @@ pub(super) struct State {
     head: u64,
     tail: u64,
     iqa: u64,
-    fetched: u32,
+    pub(super) fetched: u32,
     /// Records: low, high.
     pub(super) records: Vec<(u64, u64)>,
     next_record: usize,

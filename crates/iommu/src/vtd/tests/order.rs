@@ -237,38 +237,6 @@ fn a_unit_without_a_queue_is_told_by_registers() {
 }
 
 #[test]
-fn before_it_is_enabled_nothing_is_told_and_devices_are_there_afterwards() {
-    let (driver, model) = unit(CAP | CACHING_MODE, ECAP, Mode::Legacy);
-    driver.attach(DEVICE, DOMAIN, root(0x1000, 4)).unwrap();
-    driver.invalidate_domain(DOMAIN).unwrap();
-    assert_eq!(model.told(), []);
-    assert_eq!(driver.counters(), CommandCounters::default());
-    driver.enable().unwrap();
-    assert_eq!(model.look_up(SOURCE), Some((7, 0x1000, 4, false)));
-}
-
-#[test]
-fn tearing_down_gives_every_page_back() {
-    for mode in [Mode::Legacy, Mode::ScalableSecond, Mode::ScalableFirst] {
-        let (driver, model) = enabled(CAP, ECAP | SCALABLE_BOTH, mode);
-        let mut table = root(0x1000, 4);
-        if mode == Mode::ScalableFirst {
-            table.format = FormatId::X86_64;
-        }
-        for device in [0x0000, 0x00ff, 0x0100, 0xffff, 0xff00] {
-            driver.attach(DeviceId(device), DOMAIN, table).unwrap();
-        }
-        let memory = driver.memory().clone();
-        assert!(memory.in_use() > 3);
-        model.state().broken.stuck = 1 << 31;
-        assert!(matches!(driver.disable(), Err(UnitError::TimedOut { .. })));
-        model.state().broken.stuck = 0;
-        assert!(driver.tear_down().is_ok());
-        assert_eq!(memory.in_use(), 0);
-    }
-}
-
-#[test]
 fn a_unit_that_does_not_snoop_finds_everything_in_memory() {
     for (mode, expected) in [(Mode::Legacy, false), (Mode::ScalableFirst, true)] {
         let tables = memory();
@@ -296,16 +264,4 @@ fn a_unit_that_does_not_snoop_finds_everything_in_memory() {
         assert_eq!(model.look_up(SOURCE), None);
         model.told();
     }
-}
-
-/// Words of the unit's structures hold 52 bits of an address.
-#[test]
-fn memory_beyond_the_units_addresses_is_refused_by_name() {
-    let high = Arc::new(HeapTables::with_tables_at(64, 1 << 52).unwrap());
-    let model = Model::new(high.clone(), CAP, ECAP);
-    let refused = Vtd::new(model, high.clone(), Config::default());
-    let last = (1 << 52) + (64 << 12) - 1;
-    let bits = 52;
-    assert_eq!(refused.err(), Some(ProbeError::Addresses { last, bits }));
-    assert_eq!(high.in_use(), 0);
 }
