@@ -55,19 +55,6 @@ fn a_successor_goes_on_in_the_queue_and_with_the_devices() {
             Err(other) => panic!("{other}"),
             Ok(_) => panic!("adopted"),
         };
-        let mut wrong = frozen;
-        wrong.words[0] ^= 1 << 32;
-        assert_eq!(refused(&wrong), "the stream table's shape");
-        wrong = frozen;
-        for (word, name) in [
-            (1, "SMMU_STRTAB_BASE"),
-            (2, "SMMU_CMDQ_BASE"),
-            (4, "SMMU_EVENTQ_BASE"),
-        ] {
-            wrong.words[word] += 4096;
-            assert_eq!(refused(&wrong), name);
-            wrong = frozen;
-        }
         model.state().gerror ^= 1;
         assert_eq!(refused(&frozen), "SMMU_GERROR");
         model.state().gerror ^= 1;
@@ -109,7 +96,6 @@ fn a_successor_goes_on_in_the_queue_and_with_the_devices() {
         heir.detach(other).unwrap();
         model.told();
         drop(heir.tear_down().unwrap());
-        assert_eq!(refused(&frozen), "SMMU_CR0ACK");
         assert_eq!(memory.in_use(), 0);
     }
 }

@@ -147,7 +147,7 @@ fn a_device_goes_from_one_stage_to_the_other_and_back() {
 }
 
 #[test]
-fn attaching_refuses_by_name_and_changes_nothing() {
+fn devices_and_domains_that_the_unit_cannot_have_are_refused_by_name() {
     let (driver, model) = enabled(CONFIG);
     let good = root(0x1000);
     driver.attach(DEVICE, DOMAIN, good).unwrap();
@@ -164,29 +164,21 @@ fn attaching_refuses_by_name_and_changes_nothing() {
         driver.detach(device),
         Err(AttachError::Beyond { device, last })
     );
-    for root in [good, second(0x1000)] {
-        assert_eq!(
-            refused(DEVICE, DomainId(8), root),
-            AttachError::AlreadyAttached {
-                device: DEVICE,
-                domain: DOMAIN
-            }
-        );
-    }
-    for asked in [root(0x2000), second(0x1000)] {
-        assert_eq!(
-            refused(other, DOMAIN, asked),
-            AttachError::OtherRoot {
-                domain: DOMAIN,
-                there: good,
-                asked
-            }
-        );
-    }
-    let domain = DomainId(1 << 16);
     assert_eq!(
-        refused(other, domain, good),
-        AttachError::DomainId { domain, bits: 16 }
+        refused(DEVICE, DomainId(8), second(0x1000)),
+        AttachError::AlreadyAttached {
+            device: DEVICE,
+            domain: DOMAIN
+        }
+    );
+    let asked = second(0x1000);
+    assert_eq!(
+        refused(other, DOMAIN, asked),
+        AttachError::OtherRoot {
+            domain: DOMAIN,
+            there: good,
+            asked
+        }
     );
     // Stage 1 has this VMID.
     let domain = DomainId(VMID.into());
