@@ -103,13 +103,19 @@ impl Place {
 }
 
 /// The orders of a driver. The head of each driver's module has them.
-pub trait Operations {
+pub trait Operations: Attachments + Flushes {
     /// [`Driver::enable`].
     fn start(&self) -> Result<(), UnitError>;
 
     /// [`Driver::disable`].
     fn stop(&self) -> Result<(), UnitError>;
 
+    /// [`Unit::drain_faults`].
+    fn drain(&self, sink: &mut dyn FnMut(Fault)) -> u64;
+}
+
+/// How devices come and go.
+pub trait Attachments {
     /// [`Unit::attach`]. The PASID was checked.
     fn attach_at(&self, place: Place, domain: DomainId, root: Root) -> Result<(), AttachError>;
 
@@ -134,7 +140,10 @@ pub trait Operations {
 
     /// A root of the domain, if it has devices, that is not the one that is asked for.
     fn other_root(&self, domain: DomainId, asked: Root) -> Option<Root>;
+}
 
+/// What is invalidated when mappings go.
+pub trait Flushes: Attachments {
     /// Has the unit invalidate what is named of a domain, or all of it.
     fn flush(&self, domain: DomainId, what: Option<&Invalidation>) -> Result<(), FlushError>;
 
@@ -145,9 +154,6 @@ pub trait Operations {
             .map_err(|cause| FlushError::Root { domain, cause })?;
         self.flush(domain, None)
     }
-
-    /// [`Unit::drain_faults`].
-    fn drain(&self, sink: &mut dyn FnMut(Fault)) -> u64;
 }
 
 /// Refuses a root where the domain has another.

@@ -2,15 +2,71 @@
 
 use iopt::{NoTables, Root, TABLE_BYTES, TableMemory};
 
-use super::AmdVi;
 use super::command::Command;
 use super::table::Entry;
 use super::unit::Inner;
-use crate::driver::{Operations, same_root};
+use super::{AmdVi, Mode};
+use crate::driver::{Attachments, Place, same_root};
 use crate::error::{AttachError, FlushError};
 use crate::notes::Member;
 use crate::registers::Registers;
 use crate::unit::{DeviceId, DeviceTlb, DomainId};
+
+impl<R: Registers, M: TableMemory> Attachments for AmdVi<R, M> {
+    fn attach_at(&self, place: Place, domain: DomainId, root: Root) -> Result<(), AttachError> {
+        match self.config.mode {
+            Mode::Host => self.attach_host(place.device, domain, root),
+            Mode::Guest => self.attach_guest(place, domain, root),
+        }
+    }
+
+    fn detach_at(&self, place: Place) -> Result<(), AttachError> {
+        match self.config.mode {
+            Mode::Host => self.detach_host(place.device),
+            Mode::Guest => self.detach_guest(place),
+        }
+    }
+
+    /// Refuses a device that the device table has no room for.
+    fn check_device(&self, device: DeviceId) -> Result<(), AttachError> {
+        device.check_segment(self.config.segment)?;
+        let last = self.config.last_device;
+        if device.0 as u16 > last {
+            let last = last.into();
+            return Err(AttachError::Beyond { device, last });
+        }
+        Ok(())
+    }
+
+    fn switch_device_tlb(
+        &self,
+        device: DeviceId,
+        tlb: Option<DeviceTlb>,
+    ) -> Result<(), AttachError> {
+        let Inner { table, notes, .. } = &mut *self.inner.lock();
+        let (memory, source) = (&self.memory, device.0 as u16);
+        let entry = table.entry(memory, device);
+        let attached = entry
+            .and_then(|entry| entry.read())
+            .map(|there| there.domain);
+        // With guest tables the entry does not say it.
+        if let Some(domain) = attached.or_else(|| notes.domain_of(memory, source)) {
+            let domain = DomainId(domain.into());
+            return Err(AttachError::AlreadyAttached { device, domain });
+        }
+        notes
+            .set_tlb(memory, source, tlb)
+            .map_err(|cause| AttachError::Memory { device, cause })
+    }
+
+    fn other_root(&self, domain: DomainId, asked: Root) -> Option<Root> {
+        let Inner { table, notes, .. } = &*self.inner.lock();
+        match self.config.mode {
+            Mode::Host => table.other_root(&self.memory, domain, asked),
+            Mode::Guest => self.other_guest_root((table, notes), domain, asked),
+        }
+    }
+}
 
 impl<R: Registers, M: TableMemory> AmdVi<R, M> {
     /// The unit's number of the domain, if all of it is possible.
@@ -25,7 +81,7 @@ impl<R: Registers, M: TableMemory> AmdVi<R, M> {
         self.capabilities.check_domain(domain)
     }
 
-    pub(super) fn do_attach(
+    fn attach_host(
         &self,
         device: DeviceId,
         domain: DomainId,
@@ -71,7 +127,7 @@ impl<R: Registers, M: TableMemory> AmdVi<R, M> {
         })
     }
 
-    pub(super) fn do_detach(&self, device: DeviceId) -> Result<(), AttachError> {
+    fn detach_host(&self, device: DeviceId) -> Result<(), AttachError> {
         self.check_device(device)?;
         let Inner { table, ring, notes } = &mut *self.inner.lock();
         let memory = &self.memory;
@@ -95,27 +151,6 @@ impl<R: Registers, M: TableMemory> AmdVi<R, M> {
         entry.clear();
         notes.remove(memory, source, 0);
         Ok(())
-    }
-
-    pub(super) fn do_set_device_tlb(
-        &self,
-        device: DeviceId,
-        tlb: Option<DeviceTlb>,
-    ) -> Result<(), AttachError> {
-        let Inner { table, notes, .. } = &mut *self.inner.lock();
-        let (memory, source) = (&self.memory, device.0 as u16);
-        let entry = table.entry(memory, device);
-        let attached = entry
-            .and_then(|entry| entry.read())
-            .map(|there| there.domain);
-        // With guest tables the entry does not say it.
-        if let Some(domain) = attached.or_else(|| notes.domain_of(memory, source)) {
-            let domain = DomainId(domain.into());
-            return Err(AttachError::AlreadyAttached { device, domain });
-        }
-        notes
-            .set_tlb(memory, source, tlb)
-            .map_err(|cause| AttachError::Memory { device, cause })
     }
 
     /// Has the domain's devices translate through a root from now on. What they had is forgotten, also

@@ -5,24 +5,20 @@
 //! Commands for pages times devices, beyond what one flush may have, become one command for everything of
 //! the device.
 
-use iopt::{Invalidation, TableMemory};
+use iopt::{Invalidation, Root, TableMemory};
 
 use super::command::{Command, MOST_PAGES};
 use super::unit::Inner;
 use super::{AmdVi, Mode};
 use crate::commands::{self, Block, parts};
+use crate::driver::{Attachments, Flushes, same_root};
 use crate::error::FlushError;
 use crate::notes::Member;
 use crate::registers::Registers;
 use crate::unit::DomainId;
 
-impl<R: Registers, M: TableMemory> AmdVi<R, M> {
-    /// Has the unit forget pages of a domain, and its devices behind it; everything where none are named.
-    pub(super) fn do_flush(
-        &self,
-        domain: DomainId,
-        what: Option<&Invalidation>,
-    ) -> Result<(), FlushError> {
+impl<R: Registers, M: TableMemory> Flushes for AmdVi<R, M> {
+    fn flush(&self, domain: DomainId, what: Option<&Invalidation>) -> Result<(), FlushError> {
         let Some(tag) = self.capabilities.tag(domain) else {
             // No device can be in it.
             return Ok(());
@@ -49,6 +45,18 @@ impl<R: Registers, M: TableMemory> AmdVi<R, M> {
             .map_err(|cause| FlushError::Unit { domain, cause })
     }
 
+    /// Guest tables do not grow.
+    fn change_root(&self, domain: DomainId, root: Root) -> Result<(), FlushError> {
+        if self.config.mode == Mode::Host {
+            return self.set_root(domain, root);
+        }
+        same_root(self.other_root(domain, root), domain, root)
+            .map_err(|cause| FlushError::Root { domain, cause })?;
+        self.flush(domain, None)
+    }
+}
+
+impl<R: Registers, M: TableMemory> AmdVi<R, M> {
     /// Everything in the TLBs of members.
     pub(super) fn all_in_devices(
         &self,

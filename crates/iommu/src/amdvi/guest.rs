@@ -30,7 +30,7 @@ use super::command::Command;
 use super::table::DeviceTable;
 use super::unit::Inner;
 use crate::commands::{Block, parts};
-use crate::driver::{Operations, Place, same_root};
+use crate::driver::{Attachments, Place, same_root};
 use crate::error::{AttachError, FlushError};
 use crate::notes::{Member, Notes};
 use crate::registers::Registers;

@@ -1,6 +1,6 @@
 //! The driver in the terms of the shell (`driver.rs` of the crate).
 
-use iopt::{Invalidation, Root, TableMemory};
+use iopt::TableMemory;
 use runs::Span;
 
 use super::capabilities::{
@@ -13,12 +13,12 @@ use super::queue::Commands;
 use super::table::DeviceTable;
 use super::{AmdVi, Config, Mode};
 use crate::commands::CommandCounters;
-use crate::driver::{Kind, Operations, Place, same_root};
-use crate::error::{AttachError, FlushError, UnitError};
+use crate::driver::{Kind, Operations};
+use crate::error::UnitError;
 use crate::fault::Fault;
 use crate::notes::Notes;
 use crate::registers::{Registers, wait_until};
-use crate::unit::{DeviceId, DeviceTlb, DomainId, NodeId};
+use crate::unit::NodeId;
 
 /// AMD-Vi.
 #[derive(Debug)]
@@ -90,61 +90,6 @@ impl<R: Registers, M: TableMemory> Operations for AmdVi<R, M> {
         self.halt(TRANSLATE)?;
         ring.open = false;
         Ok(())
-    }
-
-    fn attach_at(&self, place: Place, domain: DomainId, root: Root) -> Result<(), AttachError> {
-        match self.config.mode {
-            Mode::Host => self.do_attach(place.device, domain, root),
-            Mode::Guest => self.attach_guest(place, domain, root),
-        }
-    }
-
-    fn detach_at(&self, place: Place) -> Result<(), AttachError> {
-        match self.config.mode {
-            Mode::Host => self.do_detach(place.device),
-            Mode::Guest => self.detach_guest(place),
-        }
-    }
-
-    /// Refuses a device that the device table has no room for.
-    fn check_device(&self, device: DeviceId) -> Result<(), AttachError> {
-        device.check_segment(self.config.segment)?;
-        let last = self.config.last_device;
-        if device.0 as u16 > last {
-            let last = last.into();
-            return Err(AttachError::Beyond { device, last });
-        }
-        Ok(())
-    }
-
-    fn switch_device_tlb(
-        &self,
-        device: DeviceId,
-        tlb: Option<DeviceTlb>,
-    ) -> Result<(), AttachError> {
-        self.do_set_device_tlb(device, tlb)
-    }
-
-    fn other_root(&self, domain: DomainId, asked: Root) -> Option<Root> {
-        let Inner { table, notes, .. } = &*self.inner.lock();
-        match self.config.mode {
-            Mode::Host => table.other_root(&self.memory, domain, asked),
-            Mode::Guest => self.other_guest_root((table, notes), domain, asked),
-        }
-    }
-
-    fn flush(&self, domain: DomainId, what: Option<&Invalidation>) -> Result<(), FlushError> {
-        self.do_flush(domain, what)
-    }
-
-    /// Guest tables do not grow.
-    fn change_root(&self, domain: DomainId, root: Root) -> Result<(), FlushError> {
-        if self.config.mode == Mode::Host {
-            return self.set_root(domain, root);
-        }
-        same_root(self.other_root(domain, root), domain, root)
-            .map_err(|cause| FlushError::Root { domain, cause })?;
-        self.flush(domain, None)
     }
 
     fn drain(&self, sink: &mut dyn FnMut(Fault)) -> u64 {

@@ -8,11 +8,12 @@ use super::RiscvIommu;
 use super::command::{Command, Tag};
 use super::directory::Directory;
 use super::entry::{Context, Device, Holds, PROCESS_LEAF_BITS, Process};
-use super::unit::{EVERYTHING, Inner};
-use crate::driver::{Operations, Place, same_root};
+use super::flush::EVERYTHING;
+use super::unit::{Inner, ROOT_BYTES, Tlbs};
+use crate::driver::{Attachments, Place, same_root};
 use crate::error::AttachError;
 use crate::registers::Registers;
-use crate::unit::{DeviceId, DomainId};
+use crate::unit::{DeviceId, DeviceTlb, DomainId};
 
 impl<R: Registers, M: TableMemory> RiscvIommu<R, M> {
     fn check(&self, device: DeviceId, domain: DomainId, root: &Root) -> Result<u16, AttachError> {
@@ -26,12 +27,43 @@ impl<R: Registers, M: TableMemory> RiscvIommu<R, M> {
         self.capabilities.check_domain(domain)
     }
 
-    pub(super) fn do_attach(
+    /// Attaches a process, in a new directory if it is the first.
+    fn add_process(
         &self,
-        place: Place,
-        domain: DomainId,
-        root: Root,
-    ) -> Result<(), AttachError> {
+        context: &Device<'_, M>,
+        levels: u32,
+        process: u32,
+        tag: u16,
+        root: &Root,
+    ) -> Result<(), NoTables> {
+        let memory = &self.memory;
+        let (directory, fresh) = match context.holds() {
+            Holds::Processes(directory) => (directory, false),
+            _ => (Directory::new(memory, levels, PROCESS_LEAF_BITS)?, true),
+        };
+        match directory.make(memory, process) {
+            // Privilege comes with a PASID.
+            Ok(cells) => Process(Context { memory, cells }).set(tag, root, process != 0),
+            Err(cause) => {
+                if fresh {
+                    self.give_back(directory);
+                }
+                return Err(cause);
+            }
+        }
+        context.set_processes(&directory, self.features);
+        Ok(())
+    }
+
+    fn give_back(&self, directory: Directory) {
+        let mut chain = Chain::empty();
+        directory.for_each_page(&self.memory, &mut |page| chain.push(&self.memory, page));
+        self.memory.reclaim(chain);
+    }
+}
+
+impl<R: Registers, M: TableMemory> Attachments for RiscvIommu<R, M> {
+    fn attach_at(&self, place: Place, domain: DomainId, root: Root) -> Result<(), AttachError> {
         let Place { device, pasid } = place;
         let tag = self.check(device, domain, &root)?;
         let memory = &self.memory;
@@ -73,41 +105,7 @@ impl<R: Registers, M: TableMemory> RiscvIommu<R, M> {
         Ok(())
     }
 
-    /// Attaches a process, in a new directory if it is the first.
-    fn add_process(
-        &self,
-        context: &Device<'_, M>,
-        levels: u32,
-        process: u32,
-        tag: u16,
-        root: &Root,
-    ) -> Result<(), NoTables> {
-        let memory = &self.memory;
-        let (directory, fresh) = match context.holds() {
-            Holds::Processes(directory) => (directory, false),
-            _ => (Directory::new(memory, levels, PROCESS_LEAF_BITS)?, true),
-        };
-        match directory.make(memory, process) {
-            // Privilege comes with a PASID.
-            Ok(cells) => Process(Context { memory, cells }).set(tag, root, process != 0),
-            Err(cause) => {
-                if fresh {
-                    self.give_back(directory);
-                }
-                return Err(cause);
-            }
-        }
-        context.set_processes(&directory, self.features);
-        Ok(())
-    }
-
-    fn give_back(&self, directory: Directory) {
-        let mut chain = Chain::empty();
-        directory.for_each_page(&self.memory, &mut |page| chain.push(&self.memory, page));
-        self.memory.reclaim(chain);
-    }
-
-    pub(super) fn do_detach(&self, place: Place) -> Result<(), AttachError> {
+    fn detach_at(&self, place: Place) -> Result<(), AttachError> {
         let Place { device, pasid } = place;
         self.check_device(device)?;
         let memory = &self.memory;
@@ -186,6 +184,55 @@ impl<R: Registers, M: TableMemory> RiscvIommu<R, M> {
             }
         }
         Ok(())
+    }
+
+    fn check_device(&self, device: DeviceId) -> Result<(), AttachError> {
+        let last = (1 << self.config.device_bits) - 1;
+        if device.0 > last {
+            return Err(AttachError::Beyond { device, last });
+        }
+        Ok(())
+    }
+
+    fn switch_device_tlb(
+        &self,
+        device: DeviceId,
+        tlb: Option<DeviceTlb>,
+    ) -> Result<(), AttachError> {
+        let Inner { devices, tlbs, .. } = &mut *self.inner.lock();
+        let mut members = devices.members(&self.memory);
+        if let Some(member) = members.find(|member| member.device == device.0) {
+            let domain = DomainId(member.there.domain.into());
+            return Err(AttachError::AlreadyAttached { device, domain });
+        }
+        drop(members);
+        let no_memory = |cause| AttachError::Memory { device, cause };
+        if let Some(DeviceTlb { queue_depth }) = tlb {
+            // 0 is 32.
+            let most = usize::from(queue_depth.wrapping_sub(1) & 31) + 1;
+            match tlbs {
+                Some(tlbs) => tlbs.depth = tlbs.depth.min(most),
+                None => {
+                    let empty = self.memory.allocate(ROOT_BYTES as usize);
+                    let empty = empty.map_err(no_memory)?;
+                    let cells = self.memory.entries(empty, ROOT_BYTES as usize / 8);
+                    self.memory.written(cells);
+                    *tlbs = Some(Tlbs { depth: most, empty });
+                }
+            }
+        }
+        let context = match tlb {
+            None => devices.find(&self.memory, device.0),
+            Some(_) => Some(devices.make(&self.memory, device.0).map_err(no_memory)?),
+        };
+        if let Some(context) = context {
+            context.set_tlb(tlb.is_some());
+        }
+        Ok(())
+    }
+
+    fn other_root(&self, domain: DomainId, asked: Root) -> Option<Root> {
+        self.inner.lock().other_root(&self.memory, domain, asked)
     }
 }
 

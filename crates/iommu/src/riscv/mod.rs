@@ -59,6 +59,7 @@ mod devices;
 mod directory;
 mod entry;
 mod faults;
+mod flush;
 mod handover;
 mod queue;
 #[cfg(test)]

@@ -5,10 +5,10 @@ use iopt::Root;
 use super::Smmu;
 use super::bank::{self, Bank};
 use super::capabilities::{Scheme, Shape};
+use super::flush::Tlb;
 use super::streams::{self, Stream};
-use super::tlb::Tlb;
 use super::unit::Inner;
-use crate::driver::same_root;
+use crate::driver::{Attachments, Place, same_root};
 use crate::error::AttachError;
 use crate::registers::Registers;
 use crate::unit::{DeviceId, DomainId};
@@ -59,13 +59,11 @@ impl<R: Registers> Smmu<R> {
         }
         Ok(shape)
     }
+}
 
-    pub(super) fn do_attach(
-        &self,
-        device: DeviceId,
-        domain: DomainId,
-        root: Root,
-    ) -> Result<(), AttachError> {
+impl<R: Registers> Attachments for Smmu<R> {
+    fn attach_at(&self, place: Place, domain: DomainId, root: Root) -> Result<(), AttachError> {
+        let device = place.device;
         let shape = self.shape(&root)?;
         let id = self.stream(device)?;
         let (registers, features) = (&self.registers, self.features);
@@ -127,7 +125,8 @@ impl<R: Registers> Smmu<R> {
         done.map_err(|cause| AttachError::Unit { device, cause })
     }
 
-    pub(super) fn do_detach(&self, device: DeviceId) -> Result<(), AttachError> {
+    fn detach_at(&self, place: Place) -> Result<(), AttachError> {
+        let device = place.device;
         let id = self.stream(device)?;
         let (registers, features) = (&self.registers, self.features);
         let Inner {
@@ -162,5 +161,11 @@ impl<R: Registers> Smmu<R> {
         }
         streams[place] = None;
         Ok(())
+    }
+
+    fn other_root(&self, domain: DomainId, asked: Root) -> Option<Root> {
+        let banks = &self.inner.lock().banks;
+        let there = bank::of_domain(banks, domain).map(|(_, bank)| bank.root);
+        there.filter(|there| *there != asked)
     }
 }

@@ -13,7 +13,7 @@ use spin::Mutex;
 use super::bank::{self, Bank};
 use super::capabilities::{BYPASS, CR0, EXTENDED, Features, STRICT};
 use super::unit::Inner;
-use super::{Config, ProbeError, Smmu, streams, tlb};
+use super::{Config, ProbeError, Smmu, flush, streams};
 use crate::error::UnitError;
 use crate::handover::{AdoptError, Frozen, Held, UnitKind, WORDS};
 use crate::registers::Registers;
@@ -30,7 +30,7 @@ impl<R: Registers> Smmu<R> {
         let quiet = {
             let Inner { open, counters, .. } = &mut *self.inner.lock();
             match open {
-                true => tlb::forget_everything(&self.registers, counters),
+                true => flush::forget_everything(&self.registers, counters),
                 false => Ok(()),
             }
         };

@@ -29,10 +29,10 @@
 //! **Attach**: the context bank, if the domain has none yet (`bank.rs`); then the stream (`streams.rs`).
 //! Nothing is invalidated: a tag that is free has nothing cached.
 //!
-//! **Detach**: the stream is switched off; all of the domain is invalidated, and complete (`tlb.rs`);
+//! **Detach**: the stream is switched off; all of the domain is invalidated, and complete (`flush.rs`);
 //! the bank is switched off when it was its last stream.
 //!
-//! **Invalidate**: `tlb.rs` says which commands; one sync at the end of all.
+//! **Invalidate**: `flush.rs` says which commands; one sync at the end of all.
 //!
 //! **Mapping** needs stores only: what is not present is not cached.
 //!
@@ -57,11 +57,11 @@ mod bank;
 mod capabilities;
 mod config;
 mod faults;
+mod flush;
 mod handover;
 mod streams;
 #[cfg(test)]
 mod tests;
-mod tlb;
 mod unit;
 
 pub use config::{Config, ProbeError, Version};

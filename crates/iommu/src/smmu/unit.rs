@@ -1,19 +1,18 @@
 //! The driver in the terms of the shell (`driver.rs` of the crate).
 
-use iopt::{Invalidation, Root};
 use spin::Mutex;
 
 use super::bank::{self, Banks};
 use super::capabilities::{ATTRIBUTES, BYPASS, CR0, EXTENDED, Features, MOST, STRICT, TRANSLATE};
+use super::flush;
 use super::streams::{self, Streams};
-use super::tlb::{self, Tlb};
 use super::{Config, ProbeError, Smmu, faults};
 use crate::commands::CommandCounters;
-use crate::driver::{Kind, Operations, Place};
-use crate::error::{AttachError, FlushError, UnitError};
+use crate::driver::{Kind, Operations};
+use crate::error::UnitError;
 use crate::fault::Fault;
 use crate::registers::Registers;
-use crate::unit::{DomainId, NodeId};
+use crate::unit::NodeId;
 
 /// An SMMU of version 1 or 2.
 #[derive(Debug)]
@@ -106,7 +105,7 @@ impl<R: Registers> Operations for Smmu<R> {
                 }
             }
         }
-        tlb::forget_everything(registers, counters)?;
+        flush::forget_everything(registers, counters)?;
         *open = true;
         let mut result = Ok(());
         for (n, stream) in streams.iter().enumerate() {
@@ -128,41 +127,9 @@ impl<R: Registers> Operations for Smmu<R> {
         let Inner { open, counters, .. } = &mut *self.inner.lock();
         registers.write32(CR0, registers.read32(CR0) | BYPASS);
         // Until then accesses that were translated may be under way.
-        tlb::forget_everything(registers, counters)?;
+        flush::forget_everything(registers, counters)?;
         *open = false;
         Ok(())
-    }
-
-    fn attach_at(&self, place: Place, domain: DomainId, root: Root) -> Result<(), AttachError> {
-        self.do_attach(place.device, domain, root)
-    }
-
-    fn detach_at(&self, place: Place) -> Result<(), AttachError> {
-        self.do_detach(place.device)
-    }
-
-    fn other_root(&self, domain: DomainId, asked: Root) -> Option<Root> {
-        let banks = &self.inner.lock().banks;
-        let there = bank::of_domain(banks, domain).map(|(_, bank)| bank.root);
-        there.filter(|there| *there != asked)
-    }
-
-    fn flush(&self, domain: DomainId, what: Option<&Invalidation>) -> Result<(), FlushError> {
-        let Inner {
-            banks,
-            open,
-            counters,
-            ..
-        } = &mut *self.inner.lock();
-        let Some((n, bank)) = bank::of_domain(banks, domain).filter(|_| *open) else {
-            return Ok(());
-        };
-        let tlb = Tlb::new(&self.registers, self.features, n, bank.shape);
-        match what {
-            Some(what) => tlb.forget(what, counters),
-            None => tlb.forget_all(counters),
-        }
-        .map_err(|cause| FlushError::Unit { domain, cause })
     }
 
     fn drain(&self, sink: &mut dyn FnMut(Fault)) -> u64 {

@@ -1,25 +1,19 @@
-//! What is attached, and what is flushed: the orders at the head of the module.
+//! Devices come and go. The head of the module has the orders.
 
-use iopt::{Invalidation, Root, TableMemory};
+use iopt::{Root, TableMemory};
 
 use super::SmmuV3;
-use super::command::{self, Command};
+use super::command::Command;
 use super::domains::Shape;
 use super::entry::Context;
-use super::streams::Member;
 use super::unit::Inner;
-use crate::driver::{Place, same_root};
-use crate::error::{AttachError, FlushError};
+use crate::driver::{Attachments, Place, same_root};
+use crate::error::AttachError;
 use crate::registers::Registers;
-use crate::unit::DomainId;
+use crate::unit::{DeviceId, DeviceTlb, DomainId};
 
-impl<R: Registers, M: TableMemory> SmmuV3<R, M> {
-    pub(super) fn do_attach(
-        &self,
-        place: Place,
-        domain: DomainId,
-        root: Root,
-    ) -> Result<(), AttachError> {
+impl<R: Registers, M: TableMemory> Attachments for SmmuV3<R, M> {
+    fn attach_at(&self, place: Place, domain: DomainId, root: Root) -> Result<(), AttachError> {
         self.capabilities.check(&root)?;
         let (features, memory) = (self.features, &self.memory);
         let device = place.device;
@@ -87,7 +81,7 @@ impl<R: Registers, M: TableMemory> SmmuV3<R, M> {
         }
     }
 
-    pub(super) fn do_detach(&self, place: Place) -> Result<(), AttachError> {
+    fn detach_at(&self, place: Place) -> Result<(), AttachError> {
         let (features, memory) = (self.features, &self.memory);
         let device = place.device;
         let Inner { streams, ring, .. } = &mut *self.inner.lock();
@@ -131,44 +125,22 @@ impl<R: Registers, M: TableMemory> SmmuV3<R, M> {
         Ok(())
     }
 
-    /// Has the unit forget what is named of a domain, or all of it.
-    pub(super) fn do_flush(
+    fn check_device(&self, device: DeviceId) -> Result<(), AttachError> {
+        self.inner.lock().streams.check(device)
+    }
+
+    /// The unit itself keeps to the device's queue depth.
+    fn switch_device_tlb(
         &self,
-        domain: DomainId,
-        what: Option<&Invalidation>,
-    ) -> Result<(), FlushError> {
-        let Some(number) = self.capabilities.tag(domain) else {
-            // No device can be in it.
-            return Ok(());
-        };
-        let (features, memory) = (self.features, &self.memory);
-        let Inner {
-            streams,
-            domains,
-            ring,
-            ..
-        } = &mut *self.inner.lock();
-        let Some(shape) = domains.get(memory, number) else {
-            // None ever was.
-            return Ok(());
-        };
-        let tag = shape.tag(number, features);
-        let pages = what.and_then(|what| command::pages(what, shape, features.ranges()));
-        let whole = pages.is_none().then_some(Command::Domain(tag));
-        let pages = pages.into_iter().flatten();
-        let unit = pages.map(|pages| Command::Pages(tag, pages)).chain(whole);
-        let members = streams.has_device_tlbs().then(|| streams.members(memory));
-        let behind = |member: &Member| member.device_tlb && member.there.domain == number;
-        let devices = members.into_iter().flatten().filter(behind).enumerate();
-        let devices = devices.flat_map(|(n, Member { place, .. })| {
-            let blocks = what.and_then(|what| command::device_pages(what, shape));
-            let whole = blocks.is_none().then(|| Command::whole_device(place));
-            let blocks = blocks.into_iter().flatten();
-            let blocks = blocks.map(move |block| Command::device(place, block.address, block.mask));
-            let barrier = (n == 0).then_some(Command::Sync);
-            barrier.into_iter().chain(blocks).chain(whole)
-        });
-        ring.issue((&self.registers, memory), unit.chain(devices))
-            .map_err(|cause| FlushError::Unit { domain, cause })
+        device: DeviceId,
+        tlb: Option<DeviceTlb>,
+    ) -> Result<(), AttachError> {
+        let streams = &mut self.inner.lock().streams;
+        streams.set_device_tlb(&self.memory, device, tlb.is_some())
+    }
+
+    fn other_root(&self, domain: DomainId, asked: Root) -> Option<Root> {
+        let streams = &self.inner.lock().streams;
+        streams.other_root(&self.memory, domain, asked)
     }
 }

@@ -64,6 +64,7 @@ mod config;
 mod domains;
 mod entry;
 mod faults;
+mod flush;
 mod handover;
 mod queue;
 mod streams;

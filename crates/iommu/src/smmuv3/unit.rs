@@ -1,6 +1,6 @@
 //! The driver in the terms of the shell (`driver.rs` of the crate).
 
-use iopt::{Invalidation, Root, TableMemory};
+use iopt::TableMemory;
 
 use super::capabilities::{
     ATSCHK, CMDQEN, CR1, CR2, EVENTQEN, Features, IRQ_CTRL, IRQ_CTRLACK, SMMUEN, STRTAB_BASE,
@@ -13,11 +13,11 @@ use super::queue::Commands;
 use super::streams::Streams;
 use super::{Config, SmmuV3};
 use crate::commands::CommandCounters;
-use crate::driver::{Kind, Operations, Place};
-use crate::error::{AttachError, FlushError, UnitError};
+use crate::driver::{Kind, Operations};
+use crate::error::UnitError;
 use crate::fault::Fault;
 use crate::registers::{Registers, wait_until};
-use crate::unit::{DeviceId, DeviceTlb, DomainId, NodeId};
+use crate::unit::NodeId;
 
 /// An SMMU of version 3.
 #[derive(Debug)]
@@ -92,37 +92,6 @@ impl<R: Registers, M: TableMemory> Operations for SmmuV3<R, M> {
         self.halt()?;
         ring.open = false;
         Ok(())
-    }
-
-    fn attach_at(&self, place: Place, domain: DomainId, root: Root) -> Result<(), AttachError> {
-        self.do_attach(place, domain, root)
-    }
-
-    fn detach_at(&self, place: Place) -> Result<(), AttachError> {
-        self.do_detach(place)
-    }
-
-    fn check_device(&self, device: DeviceId) -> Result<(), AttachError> {
-        self.inner.lock().streams.check(device)
-    }
-
-    /// The unit itself keeps to the device's queue depth.
-    fn switch_device_tlb(
-        &self,
-        device: DeviceId,
-        tlb: Option<DeviceTlb>,
-    ) -> Result<(), AttachError> {
-        let streams = &mut self.inner.lock().streams;
-        streams.set_device_tlb(&self.memory, device, tlb.is_some())
-    }
-
-    fn other_root(&self, domain: DomainId, asked: Root) -> Option<Root> {
-        let streams = &self.inner.lock().streams;
-        streams.other_root(&self.memory, domain, asked)
-    }
-
-    fn flush(&self, domain: DomainId, what: Option<&Invalidation>) -> Result<(), FlushError> {
-        self.do_flush(domain, what)
     }
 
     fn drain(&self, sink: &mut dyn FnMut(Fault)) -> u64 {

@@ -5,7 +5,7 @@ use iopt::{NoTables, Root, TABLE_BYTES, TableMemory};
 use super::structures::Entry;
 use super::unit::Inner;
 use super::{Mode, Vtd, queue};
-use crate::driver::same_root;
+use crate::driver::{Attachments, Place, same_root};
 use crate::error::AttachError;
 use crate::notes::Member;
 use crate::registers::Registers;
@@ -22,14 +22,11 @@ impl<R: Registers, M: TableMemory> Vtd<R, M> {
         }
         Ok(tag)
     }
+}
 
-    pub(super) fn do_attach(
-        &self,
-        device: DeviceId,
-        pasid: u32,
-        domain: DomainId,
-        root: Root,
-    ) -> Result<(), AttachError> {
+impl<R: Registers, M: TableMemory> Attachments for Vtd<R, M> {
+    fn attach_at(&self, place: Place, domain: DomainId, root: Root) -> Result<(), AttachError> {
+        let (device, pasid) = (place.device, place.number());
         let tag = self.check(device, domain, &root)?;
         let Inner {
             structures,
@@ -76,7 +73,8 @@ impl<R: Registers, M: TableMemory> Vtd<R, M> {
         })
     }
 
-    pub(super) fn do_detach(&self, device: DeviceId, pasid: u32) -> Result<(), AttachError> {
+    fn detach_at(&self, place: Place) -> Result<(), AttachError> {
+        let (device, pasid) = (place.device, place.number());
         device.check_segment(self.config.segment)?;
         let Inner {
             structures,
@@ -103,7 +101,11 @@ impl<R: Registers, M: TableMemory> Vtd<R, M> {
         Ok(())
     }
 
-    pub(super) fn do_set_device_tlb(
+    fn check_device(&self, device: DeviceId) -> Result<(), AttachError> {
+        device.check_segment(self.config.segment)
+    }
+
+    fn switch_device_tlb(
         &self,
         device: DeviceId,
         tlb: Option<DeviceTlb>,
@@ -137,5 +139,10 @@ impl<R: Registers, M: TableMemory> Vtd<R, M> {
             notes.set_tlb(memory, source, None).map_err(noted)?;
         }
         Ok(())
+    }
+
+    fn other_root(&self, domain: DomainId, asked: Root) -> Option<Root> {
+        let structures = &self.inner.lock().structures;
+        structures.other_root(&self.memory, domain, asked)
     }
 }

@@ -16,10 +16,40 @@ use super::command::{Command, InDevice};
 use super::unit::Inner;
 use super::{Mode, Vtd};
 use crate::commands::{self, Block, parts};
+use crate::driver::Flushes;
 use crate::error::FlushError;
 use crate::notes::{Member, Notes};
 use crate::registers::Registers;
 use crate::unit::DomainId;
+
+impl<R: Registers, M: TableMemory> Flushes for Vtd<R, M> {
+    fn flush(&self, domain: DomainId, what: Option<&Invalidation>) -> Result<(), FlushError> {
+        let Some(tag) = self.capabilities.tag(domain) else {
+            // No device can be in it.
+            return Ok(());
+        };
+        let mask = self.features.page_mask();
+        let blocks = what.and_then(|what| commands::blocks(what, mask?));
+        let tables = what.is_none_or(Invalidation::tables_unlinked);
+        let leaf_only = !tables && !self.features.caching_mode();
+        let Inner { ring, notes, .. } = &mut *self.inner.lock();
+        let pasids = self.pasids(notes, tag);
+        let members = notes.members(&self.memory, tag);
+        let devices = members.filter(|member| member.tlb.is_some());
+        let unit = parts(blocks.clone(), pasids.clone().count());
+        let device = parts(blocks, devices.clone().count());
+        let unit = pasids.flat_map(move |pasid| {
+            let commands = unit.clone();
+            commands.map(move |block| self.pages(tag, pasid, block, leaf_only))
+        });
+        let device = devices.flat_map(move |member| {
+            let commands = device.clone();
+            commands.filter_map(move |block| self.in_device(member, block))
+        });
+        self.issue(ring, unit.chain(device))
+            .map_err(|cause| FlushError::Unit { domain, cause })
+    }
+}
 
 impl<R: Registers, M: TableMemory> Vtd<R, M> {
     /// What makes the unit forget an entry, and what it has through it.
@@ -60,38 +90,6 @@ impl<R: Registers, M: TableMemory> Vtd<R, M> {
 
     pub(super) fn all_pasids(&self) -> Option<Command> {
         (self.config.mode != Mode::Legacy).then_some(Command::AllPasids)
-    }
-
-    /// Has the unit forget pages of a domain; everything where none are named.
-    pub(super) fn do_flush(
-        &self,
-        domain: DomainId,
-        what: Option<&Invalidation>,
-    ) -> Result<(), FlushError> {
-        let Some(tag) = self.capabilities.tag(domain) else {
-            // No device can be in it.
-            return Ok(());
-        };
-        let mask = self.features.page_mask();
-        let blocks = what.and_then(|what| commands::blocks(what, mask?));
-        let tables = what.is_none_or(Invalidation::tables_unlinked);
-        let leaf_only = !tables && !self.features.caching_mode();
-        let Inner { ring, notes, .. } = &mut *self.inner.lock();
-        let pasids = self.pasids(notes, tag);
-        let members = notes.members(&self.memory, tag);
-        let devices = members.filter(|member| member.tlb.is_some());
-        let unit = parts(blocks.clone(), pasids.clone().count());
-        let device = parts(blocks, devices.clone().count());
-        let unit = pasids.flat_map(move |pasid| {
-            let commands = unit.clone();
-            commands.map(move |block| self.pages(tag, pasid, block, leaf_only))
-        });
-        let device = devices.flat_map(move |member| {
-            let commands = device.clone();
-            commands.filter_map(move |block| self.in_device(member, block))
-        });
-        self.issue(ring, unit.chain(device))
-            .map_err(|cause| FlushError::Unit { domain, cause })
     }
 
     /// The PASIDs by which a domain's translations are tagged, each once.

@@ -1,6 +1,6 @@
 //! The driver in the terms of the shell (`driver.rs` of the crate).
 
-use iopt::{Invalidation, Root, TableMemory};
+use iopt::TableMemory;
 use runs::Span;
 
 use super::capabilities::{
@@ -12,12 +12,12 @@ use super::queue::{self, Commands};
 use super::structures::Structures;
 use super::{Config, Mode, Vtd, faults};
 use crate::commands::CommandCounters;
-use crate::driver::{Kind, Operations, Place};
-use crate::error::{AttachError, FlushError, UnitError};
+use crate::driver::{Kind, Operations};
+use crate::error::UnitError;
 use crate::fault::Fault;
 use crate::notes::Notes;
 use crate::registers::{Registers, wait_until};
-use crate::unit::{DeviceId, DeviceTlb, DomainId, NodeId};
+use crate::unit::NodeId;
 
 /// VT-d.
 #[derive(Debug)]
@@ -86,35 +86,6 @@ impl<R: Registers, M: TableMemory> Operations for Vtd<R, M> {
         self.close_queue()?;
         ring.open = false;
         Ok(())
-    }
-
-    fn attach_at(&self, place: Place, domain: DomainId, root: Root) -> Result<(), AttachError> {
-        self.do_attach(place.device, place.number(), domain, root)
-    }
-
-    fn detach_at(&self, place: Place) -> Result<(), AttachError> {
-        self.do_detach(place.device, place.number())
-    }
-
-    fn check_device(&self, device: DeviceId) -> Result<(), AttachError> {
-        device.check_segment(self.config.segment)
-    }
-
-    fn switch_device_tlb(
-        &self,
-        device: DeviceId,
-        tlb: Option<DeviceTlb>,
-    ) -> Result<(), AttachError> {
-        self.do_set_device_tlb(device, tlb)
-    }
-
-    fn other_root(&self, domain: DomainId, asked: Root) -> Option<Root> {
-        let structures = &self.inner.lock().structures;
-        structures.other_root(&self.memory, domain, asked)
-    }
-
-    fn flush(&self, domain: DomainId, what: Option<&Invalidation>) -> Result<(), FlushError> {
-        self.do_flush(domain, what)
     }
 
     fn drain(&self, sink: &mut dyn FnMut(Fault)) -> u64 {

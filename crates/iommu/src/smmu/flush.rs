@@ -27,12 +27,36 @@ use super::capabilities::{
     Features, Scheme, Shape, TLBGSTATUS, TLBGSYNC, TLBIALLH, TLBIALLNSNH, TLBIASID, TLBIIPAS2,
     TLBIIPAS2L, TLBIVA, TLBIVAL, TLBIVMID, TLBSTATUS, TLBSYNC,
 };
+use super::unit::Inner;
+use super::{Smmu, bank};
 use crate::commands::{CommandCounters, MOST_PAGE_COMMANDS};
-use crate::error::UnitError;
+use crate::driver::Flushes;
+use crate::error::{FlushError, UnitError};
 use crate::registers::{Registers, wait_until};
+use crate::unit::DomainId;
 
 /// SACTIVE, GSACTIVE.
 const ACTIVE: u32 = 1;
+
+impl<R: Registers> Flushes for Smmu<R> {
+    fn flush(&self, domain: DomainId, what: Option<&Invalidation>) -> Result<(), FlushError> {
+        let Inner {
+            banks,
+            open,
+            counters,
+            ..
+        } = &mut *self.inner.lock();
+        let Some((n, bank)) = bank::of_domain(banks, domain).filter(|_| *open) else {
+            return Ok(());
+        };
+        let tlb = Tlb::new(&self.registers, self.features, n, bank.shape);
+        match what {
+            Some(what) => tlb.forget(what, counters),
+            None => tlb.forget_all(counters),
+        }
+        .map_err(|cause| FlushError::Unit { domain, cause })
+    }
+}
 
 /// A domain's part of the TLBs.
 #[derive(Clone, Copy, Debug)]
