@@ -21,7 +21,7 @@ use runs::Span;
 /// there.
 pub const MOST_PAGE_COMMANDS: usize = 32;
 
-/// What a unit was told in all.
+/// The commands that a unit has been given in all.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct CommandCounters {
@@ -61,7 +61,7 @@ impl Block {
     }
 }
 
-/// What is told to each of `times` address spaces or devices: these blocks, or, where all of that is too
+/// What each of `times` address spaces or devices gets: these blocks, or, where all of that is too
 /// much or the blocks were, everything (`None`).
 pub(crate) fn parts(
     blocks: Option<impl Iterator<Item = Block> + Clone>,

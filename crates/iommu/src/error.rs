@@ -140,7 +140,7 @@ pub enum AttachError {
         /// Why not.
         cause: NoTables,
     },
-    /// The unit has not done what it was told.
+    /// The unit has not done what it was commanded.
     ///
     /// The device has no translation, but counts as attached until a `detach` succeeds.
     #[error("{device}: {cause}")]
@@ -208,10 +208,10 @@ pub enum FlushError {
         /// How long the unit has waited.
         waited: Duration,
     },
-    /// Somebody in this process still uses a translation.
+    /// A thread of this process still uses a translation.
     #[error("flush of {range}: after {} ms somebody still used a translation of it", .waited.as_millis())]
     Held {
-        /// The device addresses that were to be forgotten.
+        /// The device addresses that were to be invalidated.
         range: Span,
         /// How long the flush has waited.
         waited: Duration,
@@ -224,7 +224,7 @@ pub enum FlushError {
         /// Why not.
         cause: AttachError,
     },
-    /// The unit has not done what it was told.
+    /// The unit has not done what it was commanded.
     #[error("flush of domain {domain}: {cause}")]
     Unit {
         /// The domain.

@@ -12,7 +12,7 @@
 //!    command. What does not agree is an error with the register's name, and nothing has changed.
 //!
 //! Between freezing and adopting devices go on, through what is mapped then. Nothing may be unmapped,
-//! since nobody could flush. Faults stay in the unit, as far as it has room. If the successor does not
+//! since no driver could flush. Faults stay in the unit, as far as it has room. If the successor does not
 //! come, the predecessor adopts its own unit again.
 //!
 //! The description says only what neither registers nor structures tell. Counters begin at 0 again.
@@ -23,7 +23,7 @@ use runs::Span;
 use crate::error::UnitError;
 use crate::unit::DomainId;
 
-/// What a unit goes on using while nobody drives it.
+/// What a unit goes on using while no driver has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Held {
     /// Memory for a structure or a queue, in whole pages.

@@ -6,7 +6,7 @@
 //! one before. So a successor finds them with the page, and who needs none takes no memory. The unit
 //! never reads them.
 //!
-//! A member is noted before its entry is present, and is forgotten when its entry is empty: every entry
+//! A member is noted before its entry is present, and is removed when its entry is empty: every entry
 //! that the unit may use, or have cached, is noted.
 
 use iopt::{Cell, NoTables, TABLE_BYTES, TableMemory};
@@ -131,7 +131,7 @@ impl Notes {
         source: u16,
         tlb: Option<DeviceTlb>,
     ) -> Result<(), NoTables> {
-        self.forget(memory, |word| word & KIND == TLB && word as u16 == source);
+        self.clear(memory, |word| word & KIND == TLB && word as u16 == source);
         match tlb {
             // 32 is 0.
             Some(tlb) => {
@@ -151,9 +151,9 @@ impl Notes {
         self.put(memory, member.word())
     }
 
-    /// Forgets a member, if it is noted.
+    /// Removes a member, if it is noted.
     pub(crate) fn remove<M: TableMemory>(&mut self, memory: &M, source: u16, pasid: u32) {
-        self.forget(memory, |word| {
+        self.clear(memory, |word| {
             Member::read(word).is_some_and(|there| (there.source, there.pasid) == (source, pasid))
         });
     }
@@ -215,7 +215,7 @@ impl Notes {
         Ok(())
     }
 
-    fn forget<M: TableMemory>(&mut self, memory: &M, is: impl Fn(u64) -> bool) {
+    fn clear<M: TableMemory>(&mut self, memory: &M, is: impl Fn(u64) -> bool) {
         let places = self.places(memory).take(self.len);
         places
             .clone()

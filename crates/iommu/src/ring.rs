@@ -16,7 +16,7 @@
 //!
 //! A batch of more commands than the ring has room for goes in parts, each with its own wait.
 //!
-//! **When the unit stops** it fetches nothing until software has seen to it. Whoever waits then looks at
+//! **When the unit stops** it fetches nothing until software has seen to it. The waiting driver looks at
 //! the unit in each round ([`CommandQueue::running`]): the driver names the error, puts the ring in order,
 //! and the batch is reported as failed; the next one finds a ring in order. A batch that is given up for
 //! its time stays in the ring, and takes its places until the unit has done it.

@@ -16,11 +16,11 @@ use crate::fault::Fault;
 /// Taking something away from a device has one order, and each step waits for the one before:
 ///
 /// 1. **store**: the entries are emptied in the table;
-/// 2. **invalidate**: the unit is told what to forget, by [`invalidate`](Self::invalidate), which
+/// 2. **invalidate**: the unit receives what to invalidate, by [`invalidate`](Self::invalidate), which
 ///    makes the stores visible to the unit before it begins;
 /// 3. **wait**: `invalidate` returns when every access that could have used the old entries is
 ///    over, not earlier;
-/// 4. **reuse**: only now memory is unpinned and table pages are given to somebody else.
+/// 4. **reuse**: only now memory is unpinned and table pages are used for something else.
 ///
 /// Giving something to a device needs only the stores, where the unit does not cache what is not
 /// present ([`Capabilities::caches_not_present`]).
@@ -97,7 +97,7 @@ pub trait Unit: Send + Sync {
 
     /// Says whether `device` has a TLB of its own that is switched on (PCI Express Base Specification,
     /// chapter 10 "ATS Specification"); until then it has none. From the next attach on its translation
-    /// requests are answered, and what a flush forgets its TLB forgets too, behind the unit.
+    /// requests are answered, and what a flush invalidates is invalidated in its TLB too, behind the unit.
     ///
     /// It is said while nothing of the device is attached, and taken back when its TLB is off again.
     fn set_device_tlb(&self, device: DeviceId, tlb: Option<DeviceTlb>) -> Result<(), AttachError> {
@@ -107,17 +107,17 @@ pub trait Unit: Send + Sync {
         }
     }
 
-    /// Forgets what `what` names in `domain`: translations that overlap its ranges and come from
+    /// Invalidates what `what` names in `domain`: translations that overlap its ranges and come from
     /// its leaf levels and, if tables were unlinked, the domain's cached tables.
     ///
     /// If it names a [new root](Invalidation::new_root), the domain's devices translate through that
-    /// one from now on, and everything about the domain is forgotten.
+    /// one from now on, and everything about the domain is invalidated.
     ///
     /// When it returns, no access uses one of them, or a table that was unlinked before the call.
-    /// The wait is bounded. A domain without devices has nothing to forget.
+    /// The wait is bounded. A domain without devices has nothing to invalidate.
     fn invalidate(&self, domain: DomainId, what: &Invalidation) -> Result<(), FlushError>;
 
-    /// Forgets everything about `domain`, with the same promise as
+    /// Invalidates everything about `domain`, with the same promise as
     /// [`invalidate`](Self::invalidate).
     fn invalidate_domain(&self, domain: DomainId) -> Result<(), FlushError>;
 

@@ -79,7 +79,7 @@ pub struct Features {
 impl Features {
     pub(super) fn read<R: Registers>(registers: &R) -> Result<Self, ProbeError> {
         let features = registers.read64(FEATURES);
-        // Registers that nobody drives read as all ones.
+        // Registers behind which no unit answers read as all ones.
         if features == u64::MAX {
             return Err(ProbeError::NoUnit { features });
         }

@@ -1,4 +1,4 @@
-//! What a unit is told at the start, and why it may be refused.
+//! The configuration of a unit, and why it may be refused.
 
 use iopt::NoTables;
 
@@ -83,7 +83,7 @@ pub enum ProbeError {
         /// The Extended Feature Register.
         features: u64,
     },
-    /// The unit does not walk guest tables for requests without a PASID, or cannot forget all at once
+    /// The unit does not walk guest tables for requests without a PASID, or cannot invalidate all at once
     /// (Extended Feature Register, GTSup, GIoSup, IASup).
     #[error("the unit does not walk guest tables for all: features {features:#x}")]
     Guest {

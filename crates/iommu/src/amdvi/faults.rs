@@ -33,7 +33,7 @@ pub(super) struct Log {
 pub(super) enum Taken {
     /// About a device.
     Fault(Fault),
-    /// About a command: who gave it was told.
+    /// About a command, whose batch has failed for it.
     Command,
     /// It has not arrived.
     Lost,
@@ -116,7 +116,7 @@ impl Log {
     }
 
     /// An error when, since the tail stood at `since`, a device has not answered in time (event
-    /// IOTLB_INV_TIMEOUT), or when nobody would know.
+    /// IOTLB_INV_TIMEOUT), or when the log cannot say.
     pub(super) fn time_out<R: Registers, M: TableMemory>(
         &self,
         (registers, memory): (&R, &M),

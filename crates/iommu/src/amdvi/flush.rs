@@ -1,7 +1,7 @@
-//! What unit and devices are told to forget.
+//! What is invalidated in the unit and in devices.
 //!
 //! AMD IOMMU specification, sections 2.4.3 INVALIDATE_IOMMU_PAGES and 2.4.4 INVALIDATE_IOTLB_PAGES. The
-//! unit's translations are tagged by domain. TLBs in devices know no domains: each device with one is told.
+//! unit's translations are tagged by domain. TLBs in devices know no domains: each device with one gets commands.
 //! Commands for pages times devices, beyond what one flush may have, become one command for everything of
 //! the device.
 

@@ -241,7 +241,7 @@ impl<R: Registers, M: TableMemory> AmdVi<R, M> {
         Ok(())
     }
 
-    /// Has the unit forget pages of all members of a domain; everything where none are named.
+    /// Invalidates pages of all members of a domain; everything where none are named.
     pub(super) fn flush_guest(
         &self,
         domain: DomainId,

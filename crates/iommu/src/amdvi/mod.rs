@@ -16,7 +16,7 @@
 //! # Orders
 //!
 //! **Enable** (sections 2.4 and 2.5 on the buffers, 3.4 on the registers): command buffer and event log,
-//! whoever's they are, are stopped; the exclusion range is switched off, since it would let devices
+//! also a former owner's, are stopped; the exclusion range is switched off, since it would let devices
 //! through; the addresses of device table, command buffer and event log are written, both pointers 0;
 //! command buffer and event log (and guest tables, GTEn, without which everything would pass) are switched
 //! on, then translation, for only then the unit fetches commands; everything is invalidated, by
@@ -35,7 +35,7 @@
 //! (upper levels too) is set when tables were unlinked, and always where absent entries are cached.
 //!
 //! **TLBs in devices**: INVALIDATE_IOTLB_PAGES for each device of the domain that has one, in the same
-//! batch, behind a barrier: the unit may answer a device from its own caches, which must have forgotten.
+//! batch, behind a barrier: the unit may answer a device from its own caches, which must be invalidated before.
 //! `queue.rs` says what becomes of a device that does not answer. TLBs are off while the unit is
 //! [disabled](AmdVi::disable): what a device keeps over that time is not invalidated.
 //!

@@ -99,7 +99,7 @@ impl CommandQueue for Queue {
         control(registers, 0, FETCH);
         ring.set_up(registers);
         control(registers, FETCH, 0);
-        // Whoever comes next finds out whether that has helped.
+        // The next batch finds out whether that has helped.
         let _ = wait_until(registers, "Status.CmdBufRun = 1", || {
             Ok(registers.read64(STATUS) & FETCHING != 0)
         });

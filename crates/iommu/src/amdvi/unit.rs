@@ -97,7 +97,7 @@ impl<R: Registers, M: TableMemory> Operations for AmdVi<R, M> {
         for _ in 0..RING {
             let alone = self.inner.lock();
             if !alone.ring.open {
-                // The log is somebody else's, or nobody's.
+                // The log is not this driver's.
                 return 0;
             }
             let Some(taken) = alone.ring.queue.log.take(registers, memory) else {

@@ -100,7 +100,7 @@ impl<R: Registers, M: TableMemory> Attachments for RiscvIommu<R, M> {
                 .add_process(&context, levels, process, tag, &root)
                 .map_err(no_memory)?,
         }
-        // Whoever starts the device now, starts it behind these stores.
+        // A device that is started now is started behind these stores.
         fence(Ordering::SeqCst);
         Ok(())
     }

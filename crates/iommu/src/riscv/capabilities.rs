@@ -108,7 +108,7 @@ pub struct Features {
 impl Features {
     pub(super) fn read<R: Registers>(registers: &R) -> Result<Self, ProbeError> {
         let capabilities = registers.read64(CAPABILITIES);
-        // Registers that nobody drives read as all ones.
+        // Registers behind which no unit answers read as all ones.
         if capabilities == u64::MAX || capabilities >> 4 & 0xf != 1 {
             return Err(ProbeError::NoUnit { capabilities });
         }

@@ -1,4 +1,4 @@
-//! What a unit is told at the start, and why it may be refused.
+//! The configuration of a unit, and why it may be refused.
 
 use iopt::NoTables;
 

@@ -23,7 +23,7 @@
 //! * **leaving**: as valid, without V. The unit faults, but may still have the old one cached; the address
 //!   space counts as attached.
 //!
-//! While a device's TLB is told to forget, its answer is only taken through a valid context with EN_ATS. So
+//! While a device's TLB is invalidated, its answer is only taken through a valid context with EN_ATS. So
 //! a table of such a device leaves in two steps: an empty table takes its place ([`block`](Device::block)),
 //! and when the TLB is empty V is cleared.
 //!

@@ -42,7 +42,7 @@ impl<R: Registers, M: TableMemory> RiscvIommu<R, M> {
         }
     }
 
-    /// Has the unit forget blocks of a domain, or all of it, and the devices' TLBs theirs.
+    /// Invalidates blocks of a domain, or all of it, in the unit and in the devices' TLBs.
     fn flush_blocks(
         &self,
         domain: DomainId,
@@ -74,7 +74,7 @@ impl<R: Registers, M: TableMemory> RiscvIommu<R, M> {
             .map_err(|cause| FlushError::Unit { domain, cause })
     }
 
-    /// What has the TLBs of devices forget blocks, behind the unit.
+    /// The commands that invalidate blocks in the TLBs of devices, behind the unit.
     pub(super) fn of_devices(
         &self,
         tlbs: Option<&Tlbs>,

@@ -16,8 +16,8 @@
 //! # Orders
 //!
 //! **Enable** (sections "Guidelines for initialization", "Device-directory-table pointer"): a directory of
-//! somebody else is left by way of Off, which blocks all devices for a moment; Bare is left on and our own
-//! directory stays. All queues, whoever's they are, are stopped; fctl is set to little-endian order and
+//! a former owner is left by way of Off, which blocks all devices for a moment; Bare is left on and our own
+//! directory stays. All queues, also a former owner's, are stopped; fctl is set to little-endian order and
 //! 64-bit tables (only with the unit Off); command queue and fault queue are started; `ddtp` is written,
 //! with the fewest levels that hold the devices' ids and that the unit takes; everything is invalidated,
 //! in devices' TLBs too. What was cached for a former owner may be used until `enable` returns.

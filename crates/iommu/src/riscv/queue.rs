@@ -42,7 +42,7 @@ pub(super) fn new<M: TableMemory>(memory: &M, [entries, status]: [u64; 2]) -> Co
     Ring::new(Layout::page(entries, status), Queue, ticket)
 }
 
-/// Has the unit use no queue, whoever's it is.
+/// Has the unit use no queue, also not a former owner's.
 pub(super) fn stop<R: Registers>(registers: &R) -> Result<(), UnitError> {
     switch(registers, QUEUE, false)
 }
@@ -82,7 +82,7 @@ impl CommandQueue for Queue {
             None => return Ok(()),
         };
         let command = ring.read(memory, ring.head(registers));
-        // Whoever comes next finds out whether that has helped.
+        // The next batch finds out whether that has helped.
         let _ = stop_and_start(ring, registers);
         Err(UnitError::Command {
             error,

@@ -154,7 +154,7 @@ impl<R: Registers, M: TableMemory> Operations for RiscvIommu<R, M> {
         for _ in 0..faults::RECORDS {
             let alone = self.inner.lock();
             if !alone.ring.open {
-                // The queue is somebody else's, or nobody's.
+                // The queue is not this driver's.
                 return 0;
             }
             let Some(fault) = faults::take(&self.registers, &self.memory, alone.faults) else {

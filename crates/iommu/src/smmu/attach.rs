@@ -148,7 +148,7 @@ impl<R: Registers> Attachments for Smmu<R> {
                     ..stream
                 });
                 Tlb::new(registers, features, n, bank.shape)
-                    .forget_all(counters)
+                    .invalidate_all(counters)
                     .map_err(|cause| AttachError::Unit { device, cause })?;
             }
             bank.members -= 1;

@@ -225,7 +225,7 @@ pub(super) fn base<R: Registers>(registers: &R, features: Features, n: usize) ->
     u64::from(high) << 32 | u64::from(low)
 }
 
-/// Switches bank `n` off and forgets its faults. No stream leads to it, for without translation it would
+/// Switches bank `n` off and clears its faults. No stream leads to it, for without translation it would
 /// let everything through.
 pub(super) fn switch_off<R: Registers>(registers: &R, features: Features, n: usize) {
     registers.write32(features.bank(n, SCTLR), 0);

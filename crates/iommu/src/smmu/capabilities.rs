@@ -141,7 +141,7 @@ const fn size(field: u32) -> u32 {
 impl Features {
     pub(super) fn read<R: Registers>(registers: &R, version: Version) -> Result<Self, ProbeError> {
         let [idr0, idr1, idr2] = [IDR0, IDR1, IDR2].map(|place| registers.read32(place));
-        // Registers that nobody drives read as all ones.
+        // Registers behind which no unit answers read as all ones.
         if idr0 == u32::MAX || idr0 | idr1 == 0 {
             return Err(ProbeError::NoUnit { idr0, idr1 });
         }

@@ -1,4 +1,4 @@
-//! What a unit is told at the start, and why it may be refused.
+//! The configuration of a unit, and why it may be refused.
 
 use crate::handover::AdoptError;
 use crate::unit::NodeId;
@@ -64,7 +64,7 @@ pub enum ProbeError {
         /// Those that it can leave out.
         writable: u16,
     },
-    /// Somebody uses all stream match registers, so that none can be asked for its bits.
+    /// All stream match registers are in use, so that none can be asked for its bits.
     #[error("all {streams} stream match registers are in use")]
     InUse {
         /// How many there are.

@@ -5,7 +5,7 @@
 //! domain (FSR, FAR, FSYNR0, and CBFRSYNRA in global register space 1) until its FSR is cleared; what
 //! reaches no bank is a global fault (GFSR, GFAR, GFSYNR0, GFSYNR1). What comes while one is kept only
 //! sets the bit MULTI. Order: everything is read, then the status is written back, which clears the bits
-//! that were read. There are no interrupts: whoever wants faults drains them.
+//! that were read. There are no interrupts: faults are drained by calls.
 
 use iopt::walk::Access;
 

@@ -1,10 +1,10 @@
-//! Making the unit forget.
+//! What is invalidated in the unit.
 //!
 //! Arm SMMU architecture (IHI 0062), sections 15.5.31 TLBIASID, 15.5.32 TLBIVA, 15.5.35 TLBIVAL, 15.5.36
 //! TLBSTATUS, 10.6.21 TLBGSTATUS, 10.6.22 TLBGSYNC; TLBIIPAS2 of version 2. An invalidation is a write to a
 //! register, and is only begun by it; a write to TLBSYNC (of a context bank: for what was written to
 //! that bank) or TLBGSYNC (for all) asks for its completion, and TLBSTATUS or TLBGSTATUS says when
-//! everything that was begun before is complete, and with it the accesses that used what is forgotten.
+//! everything that was begun before is complete, and with it the accesses that used what is invalidated.
 //! So a batch is any number of invalidations and one sync.
 //!
 //! There are no commands for ranges. One that names an address is needed for each entry that may be
@@ -18,7 +18,7 @@
 //! | stage 2, version 2 | TLBIIPAS2; TLBIIPAS2L when no tables were unlinked | TLBIVMID |
 //! | stage 2, version 1 | – | TLBIVMID |
 //!
-//! TLBIVMID is global, and so is its sync. On version 1 nothing hangs on TLBIVAL: TLBIVA forgets the same
+//! TLBIVMID is global, and so is its sync. On version 1 nothing hangs on TLBIVAL: TLBIVA invalidates the same
 //! and more.
 
 use iopt::Invalidation;
@@ -51,8 +51,8 @@ impl<R: Registers> Flushes for Smmu<R> {
         };
         let tlb = Tlb::new(&self.registers, self.features, n, bank.shape);
         match what {
-            Some(what) => tlb.forget(what, counters),
-            None => tlb.forget_all(counters),
+            Some(what) => tlb.invalidate(what, counters),
+            None => tlb.invalidate_all(counters),
         }
         .map_err(|cause| FlushError::Unit { domain, cause })
     }
@@ -83,8 +83,8 @@ impl<'r, R: Registers> Tlb<'r, R> {
         }
     }
 
-    /// Forgets what a gather names.
-    pub(super) fn forget(
+    /// Invalidates what a gather names.
+    pub(super) fn invalidate(
         &self,
         what: &Invalidation,
         counters: &mut CommandCounters,
@@ -93,12 +93,12 @@ impl<'r, R: Registers> Tlb<'r, R> {
         // With tables and no range, what the tables held is not named.
         let named = by_address && !what.ranges().is_empty();
         let Some(pages) = named.then(|| pages(what, self.shape)).flatten() else {
-            return self.forget_all(counters);
+            return self.invalidate_all(counters);
         };
         counters.batches += 1;
         let mut count = 0;
         for address in pages {
-            self.forget_page(address, !what.tables_unlinked());
+            self.invalidate_page(address, !what.tables_unlinked());
             count += 1;
         }
         self.sync()?;
@@ -107,8 +107,8 @@ impl<'r, R: Registers> Tlb<'r, R> {
         Ok(())
     }
 
-    /// Forgets everything of the domain.
-    pub(super) fn forget_all(&self, counters: &mut CommandCounters) -> Result<(), UnitError> {
+    /// Invalidates everything of the domain.
+    pub(super) fn invalidate_all(&self, counters: &mut CommandCounters) -> Result<(), UnitError> {
         counters.batches += 1;
         let tag = self.bank as u32;
         if self.shape.second {
@@ -130,7 +130,7 @@ impl<'r, R: Registers> Tlb<'r, R> {
         sync(self.registers, (begin, status), "TLBSTATUS.SACTIVE = 0")
     }
 
-    fn forget_page(&self, address: u64, leaf: bool) {
+    fn invalidate_page(&self, address: u64, leaf: bool) {
         let registers = self.registers;
         let leaf = leaf && self.features.is_v2();
         let register = match (self.shape.second, leaf) {
@@ -156,8 +156,8 @@ impl<'r, R: Registers> Tlb<'r, R> {
     }
 }
 
-/// Forgets everything that is not the secure world's.
-pub(super) fn forget_everything<R: Registers>(
+/// Invalidates everything that is not the secure world's.
+pub(super) fn invalidate_everything<R: Registers>(
     registers: &R,
     counters: &mut CommandCounters,
 ) -> Result<(), UnitError> {

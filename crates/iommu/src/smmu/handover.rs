@@ -30,7 +30,7 @@ impl<R: Registers> Smmu<R> {
         let quiet = {
             let Inner { open, counters, .. } = &mut *self.inner.lock();
             match open {
-                true => flush::forget_everything(&self.registers, counters),
+                true => flush::invalidate_everything(&self.registers, counters),
                 false => Ok(()),
             }
         };

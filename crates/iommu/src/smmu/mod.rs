@@ -14,15 +14,15 @@
 //!
 //! Nested translation, TTBR1, stalled faults, interrupts, the secure side, extended stream mapping
 //! registers (EXSMRGS), and the supplement of 64 KiB tables to version 1 are not driven. Errata of
-//! implementations are not known here: what needs a bit in SACR or ACTLR is set by whoever knows the unit.
+//! implementations are not known here: what needs a bit in SACR or ACTLR is set by the platform's own code.
 //!
 //! # Orders
 //!
 //! **Enable** (10.6.3 CR0): all streams are switched off, so that they fault; CR0 without a change of
 //! CLIENTPD, since EXIDENABLE changes what stream registers mean; context banks; everything is invalidated
-//! (TLBIALLH, TLBIALLNSNH, TLBGSYNC), for tags may have been somebody else's; the streams of attached
+//! (TLBIALLH, TLBIALLNSNH, TLBGSYNC), for tags may have been a former owner's; the streams of attached
 //! devices are switched on; CLIENTPD is cleared, and CR0 read again, so that it has arrived. So devices
-//! that passed until now pass until they are translated, and what somebody else had translated faults from
+//! that passed until now pass until they are translated, and what a former owner had translated faults from
 //! the beginning. A device whose stream was refused faults, all others are translated. On a unit that is enabled already only the last three happen, and translation stays on
 //! all the time.
 //!
@@ -39,7 +39,7 @@
 //! **Handover**: `handover.rs`.
 //!
 //! **Faults**: `faults.rs`. Those of a domain that were not drained when its last device leaves are
-//! forgotten.
+//! lost.
 //!
 //! # Locks and bounds
 //!

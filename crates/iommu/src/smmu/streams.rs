@@ -140,7 +140,7 @@ pub(super) fn bits<R: Registers>(
             _ => registers.read32(S2CR + 4 * n) & EXTENDED_VALID == 0,
         };
         let streams = features.streams();
-        // Before somebody has set the unit up, registers hold anything and do nothing.
+        // Before the unit is set up, registers hold anything and do nothing.
         let free = match control & BYPASS {
             0 => (0..streams).find(unused),
             _ => Some(0),

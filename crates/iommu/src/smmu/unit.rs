@@ -60,7 +60,7 @@ impl Kind for Hardware {
 }
 
 impl<R: Registers> Smmu<R> {
-    /// Reads what the unit can do. Only a stream match register that nobody uses is written, and gets its
+    /// Reads what the unit can do. Only an unused stream match register is written, and gets its
     /// contents back; devices can be attached before the unit is [enabled](Self::enable).
     pub fn new(registers: R, config: Config) -> Result<Self, ProbeError> {
         let mut features = Features::read(&registers, config.version)?;
@@ -105,7 +105,7 @@ impl<R: Registers> Operations for Smmu<R> {
                 }
             }
         }
-        flush::forget_everything(registers, counters)?;
+        flush::invalidate_everything(registers, counters)?;
         *open = true;
         let mut result = Ok(());
         for (n, stream) in streams.iter().enumerate() {
@@ -127,7 +127,7 @@ impl<R: Registers> Operations for Smmu<R> {
         let Inner { open, counters, .. } = &mut *self.inner.lock();
         registers.write32(CR0, registers.read32(CR0) | BYPASS);
         // Until then accesses that were translated may be under way.
-        flush::forget_everything(registers, counters)?;
+        flush::invalidate_everything(registers, counters)?;
         *open = false;
         Ok(())
     }
@@ -139,7 +139,7 @@ impl<R: Registers> Operations for Smmu<R> {
         for n in 0..=features.banks() {
             let alone = self.inner.lock();
             if !alone.open {
-                // The registers are somebody else's, or nobody's.
+                // The registers are not this driver's.
                 return lost;
             }
             let taken = match n.checked_sub(1) {

@@ -114,7 +114,7 @@ pub struct Features {
 impl Features {
     pub(super) fn read<R: Registers>(registers: &R, config: &Config) -> Result<Self, ProbeError> {
         let idr0 = registers.read32(IDR0);
-        // Registers that nobody drives read as all ones.
+        // Registers behind which no unit answers read as all ones.
         if idr0 == u32::MAX {
             return Err(ProbeError::NoUnit { idr0 });
         }
@@ -167,7 +167,7 @@ impl Features {
         self.idr0 >> 7 & 1 == 1 && self.coherent()
     }
 
-    /// Hyp: there are translations of EL2 to forget.
+    /// Hyp: there are translations of EL2 to invalidate.
     pub(super) const fn hypervisor(self) -> bool {
         self.has(9)
     }

@@ -14,7 +14,7 @@
 //! # Orders
 //!
 //! **Enable** (sections 3.11 and 6.3.9): what happens to devices while the unit does not translate is set to
-//! "abort"; translation and all queues are switched off, whoever's they are, since the addresses of tables
+//! "abort"; translation and all queues are switched off, also a former owner's, since the addresses of tables
 //! and queues may only be written then; the addresses, and how they are read (CR1), are written; the command
 //! queue is switched on, and then the event queue; all configuration and all translations are invalidated, in
 //! this order, so that none is made by old configuration; translation is switched on. So there is a moment
@@ -34,7 +34,7 @@
 //! entry is emptied.
 //!
 //! **Invalidate**: `command.rs` says which commands; then, if a device of the domain has a TLB, a barrier and
-//! what it must forget (section 4.5.1); one wait at the end of all. The flag Leaf is set when no tables were
+//! its invalidations (section 4.5.1); one wait at the end of all. The flag Leaf is set when no tables were
 //! unlinked.
 //!
 //! **Mapping** needs stores only.

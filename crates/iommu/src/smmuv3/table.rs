@@ -4,7 +4,7 @@
 //! 5.3 "L1CD". A table of the second level is a page of 64 entries (STRTAB_BASE_CFG.SPLIT = 6,
 //! STE.S1Fmt = 0b01); a descriptor of the first level is its address, and bits that make it valid. Such a page
 //! is zero, which is 64 invalid entries, before the store that links it, and stays until all of the table
-//! goes. The unit may remember that it was not there, so what comes into it is told with the tables that lead
+//! goes. The unit may remember that it was not there, so what comes into it is invalidated with the tables that lead
 //! there.
 
 use iopt::{Cell, NoTables, TABLE_BYTES, TableMemory};

@@ -100,7 +100,7 @@ impl<R: Registers, M: TableMemory> Operations for SmmuV3<R, M> {
         for _ in 0..places {
             let alone = self.inner.lock();
             if !alone.ring.open {
-                // The queue is somebody else's, or nobody's.
+                // The queue is not this driver's.
                 return 0;
             }
             let Some(fault) = alone.events.take(registers, memory) else {
@@ -116,7 +116,7 @@ impl<R: Registers, M: TableMemory> Operations for SmmuV3<R, M> {
 }
 
 impl<R: Registers, M> SmmuV3<R, M> {
-    /// Switches everything off, interrupts too: nobody serves them yet.
+    /// Switches everything off, interrupts too: they are not served yet.
     fn halt(&self) -> Result<(), UnitError> {
         let registers = &self.registers;
         registers.write32(IRQ_CTRL, 0);

@@ -63,7 +63,7 @@ impl<R: Registers, M: TableMemory> Attachments for Vtd<R, M> {
         }
         entry.set(tag, root, self.features, tlb.is_some());
         let told = if self.features.caching_mode() {
-            self.issue(ring, self.forget_absence(tag, source, pasid))
+            self.issue(ring, self.invalidate_absence(tag, source, pasid))
         } else {
             queue::flush_writes(&self.registers, self.features)
         };
@@ -94,7 +94,7 @@ impl<R: Registers, M: TableMemory> Attachments for Vtd<R, M> {
             domain: there.domain,
             tlb: notes.tlb(&self.memory, source),
         };
-        self.issue(ring, self.forget(member))
+        self.issue(ring, self.invalidate_member(member))
             .map_err(|cause| AttachError::Unit { device, cause })?;
         entry.clear();
         notes.remove(&self.memory, source, pasid);
@@ -132,7 +132,7 @@ impl<R: Registers, M: TableMemory> Attachments for Vtd<R, M> {
         let changed = self.config.mode != Mode::Legacy
             && structures.set_device_tlb(memory, device, tlb.is_some());
         if changed {
-            self.issue(ring, self.forget_context(source))
+            self.issue(ring, self.invalidate_context(source))
                 .map_err(|cause| AttachError::Unit { device, cause })?;
         }
         if tlb.is_none() {

@@ -82,7 +82,7 @@ impl Features {
     pub(super) fn read<R: Registers>(registers: &R) -> Result<Self, ProbeError> {
         let version = registers.read32(VER);
         let (cap, ecap) = (registers.read64(CAP), registers.read64(ECAP));
-        // Registers that nobody drives read as all ones.
+        // Registers behind which no unit answers read as all ones.
         if version == 0 || version == u32::MAX || cap == u64::MAX {
             return Err(ProbeError::NoUnit { version, cap });
         }

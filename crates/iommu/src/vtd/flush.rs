@@ -1,4 +1,4 @@
-//! What the unit is told to forget.
+//! What is invalidated in the unit and in devices.
 //!
 //! VT-d specification, section 6.5 "Invalidation of Translation Caches". Each cache comes after the one
 //! that it is filled from: context cache, PASID cache, IOTLB, and last the TLBs in devices, which the unit
@@ -52,8 +52,11 @@ impl<R: Registers, M: TableMemory> Flushes for Vtd<R, M> {
 }
 
 impl<R: Registers, M: TableMemory> Vtd<R, M> {
-    /// What makes the unit forget an entry, and what it has through it.
-    pub(super) fn forget(&self, member: Member) -> impl Iterator<Item = Command> + Clone {
+    /// The commands that invalidate an entry, and what was translated through it.
+    pub(super) fn invalidate_member(
+        &self,
+        member: Member,
+    ) -> impl Iterator<Item = Command> + Clone {
         let Member {
             source,
             pasid,
@@ -69,22 +72,22 @@ impl<R: Registers, M: TableMemory> Vtd<R, M> {
         unit.into_iter().chain(self.in_device(member, None))
     }
 
-    /// What makes the unit forget, in caching mode, that there was no entry.
-    pub(super) fn forget_absence(
+    /// The commands that invalidate, in caching mode, that there was no entry.
+    pub(super) fn invalidate_absence(
         &self,
         domain: u16,
         source: u16,
         pasid: u32,
     ) -> impl Iterator<Item = Command> + Clone {
         let all = self.pages(domain, pasid, None, false);
-        self.forget_context(source)
+        self.invalidate_context(source)
             .chain(self.all_pasids())
             .chain(core::iter::once(all))
     }
 
-    /// What makes the unit forget a context entry through which nobody has translations. Where it does
+    /// The command that invalidates a context entry through which nothing is translated. Where it does
     /// not name a domain itself, and where it is not present, it is cached under the number 0.
-    pub(super) fn forget_context(&self, source: u16) -> impl Iterator<Item = Command> + Clone {
+    pub(super) fn invalidate_context(&self, source: u16) -> impl Iterator<Item = Command> + Clone {
         core::iter::once(Command::Context { domain: 0, source })
     }
 

@@ -16,7 +16,7 @@
 //! # Orders
 //!
 //! **Enable** (sections "Global Command Register", "Root Table Address Register", and 6.2 on caching):
-//! a queue that somebody else has left is emptied and switched off; our queue is switched on; stores
+//! a queue that a former owner has left is emptied and switched off; our queue is switched on; stores
 //! are flushed out of write buffers; the root table's address is written, then taken over by SRTP;
 //! context cache, PASID cache and IOTLB are invalidated, in this order, as a whole; translation is
 //! switched on; protected memory regions are switched off last, since until then they are what
@@ -38,8 +38,8 @@
 //! a new table may stand where the unit remembers none.
 //!
 //! **TLBs in devices**: attach and flushes look at what was said of the device before. In scalable mode the
-//! context entry that is there changes by one store (DTE), and the context cache is invalidated; nobody
-//! has translations through it then. A device that does not answer in time (ITE) fails the batch. TLBs are
+//! context entry that is there changes by one store (DTE), and the context cache is invalidated; nothing
+//! is translated through it then. A device that does not answer in time (ITE) fails the batch. TLBs are
 //! off while the unit is [disabled](Vtd::disable): what a device keeps over that time is not invalidated.
 //!
 //! **Mapping** needs stores only, but in caching mode or with write buffers (RWBF): both are reported

@@ -109,7 +109,7 @@ impl<R: Registers, M: TableMemory> Vtd<R, M> {
         self.inner.lock().structures.root
     }
 
-    /// Empties the queue, whoever's it is, and switches it off (section "Queued Invalidation
+    /// Empties the queue, also a former owner's, and switches it off (section "Queued Invalidation
     /// Interface": only then its address may change).
     fn close_queue(&self) -> Result<(), UnitError> {
         let registers = &self.registers;
