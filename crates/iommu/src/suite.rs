@@ -28,6 +28,24 @@ pub(crate) mod prelude {
     pub(crate) use crate::handover::Held;
     pub(crate) use crate::registers::Registers;
     pub(crate) use crate::unit::{DeviceId, DeviceTlb, DomainId, Pasid, Unit};
+
+    pub(crate) use super::{drain, timed_out};
+}
+
+/// How many rounds a driver of a model may wait.
+pub(crate) const PATIENCE: u32 = 50;
+
+/// What a wait for a model that does not answer ends with.
+pub(crate) const fn timed_out(awaited: &'static str) -> UnitError {
+    let rounds = PATIENCE;
+    UnitError::TimedOut { awaited, rounds }
+}
+
+/// All faults, and how many were lost.
+pub(crate) fn drain(unit: &impl Unit) -> (Vec<Fault>, u64) {
+    let mut faults = Vec::new();
+    let lost = unit.drain_faults(&mut |fault| faults.push(fault));
+    (faults, lost)
 }
 
 /// How a model is broken.
@@ -60,8 +78,6 @@ where
     /// The device that is attached, and its domain.
     const DEVICE: DeviceId;
     const DOMAIN: DomainId;
-    /// Rounds that a driver of the model may wait.
-    const PATIENCE: u32;
 
     /// A rig of each variant.
     fn variants() -> Vec<Self>;
@@ -108,10 +124,7 @@ where
     }
 
     fn timed_out(&self) -> UnitError {
-        UnitError::TimedOut {
-            awaited: self.awaited(),
-            rounds: Self::PATIENCE,
-        }
+        timed_out(self.awaited())
     }
 }
 

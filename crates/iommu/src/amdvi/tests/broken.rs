@@ -4,17 +4,9 @@ use std::string::ToString;
 
 use iopt::walk::Access;
 
-use super::model::PATIENCE;
 use super::*;
 use crate::amdvi::capabilities::RING;
 use crate::fault::FaultReason;
-
-fn timed_out(awaited: &'static str) -> UnitError {
-    UnitError::TimedOut {
-        awaited,
-        rounds: PATIENCE,
-    }
-}
 
 #[test]
 fn each_status_that_does_not_follow_is_named() {

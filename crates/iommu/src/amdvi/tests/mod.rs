@@ -69,9 +69,3 @@ fn enabled(config: Config) -> (Driver, Model) {
 const fn whole(domain: u16) -> Told {
     Told::Pages(domain, 0, 52, true)
 }
-
-fn drain(driver: &Driver) -> (Vec<Fault>, u64) {
-    let mut faults = Vec::new();
-    let lost = driver.drain_faults(&mut |fault| faults.push(fault));
-    (faults, lost)
-}

@@ -4,16 +4,8 @@ use std::string::ToString;
 
 use iopt::walk::Access;
 
-use super::model::PATIENCE;
 use super::*;
 use crate::fault::{Details, FaultReason, RequestKind, SecondStage};
-
-fn timed_out(awaited: &'static str) -> UnitError {
-    UnitError::TimedOut {
-        awaited,
-        rounds: PATIENCE,
-    }
-}
 
 #[test]
 fn each_register_that_does_not_follow_is_named() {

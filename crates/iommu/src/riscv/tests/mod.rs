@@ -81,9 +81,3 @@ fn enabled(capabilities: u64, config: Config) -> (Driver, Model) {
 const fn whole(domain: u64) -> Told {
     Told::Table(Space::Pscid(domain), None)
 }
-
-fn drain(driver: &Driver) -> (Vec<Fault>, u64) {
-    let mut faults = Vec::new();
-    let lost = driver.drain_faults(&mut |fault| faults.push(fault));
-    (faults, lost)
-}

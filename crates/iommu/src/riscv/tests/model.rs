@@ -14,9 +14,7 @@ use std::{format, string::String, vec::Vec};
 use iopt::{Cell, HeapTables, TableMemory};
 
 use crate::registers::Registers;
-
-/// How many rounds a driver of this model may wait.
-pub(super) const PATIENCE: u32 = 50;
+use crate::suite::PATIENCE;
 
 /// What translations are tagged with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

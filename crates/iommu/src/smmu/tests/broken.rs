@@ -1,14 +1,6 @@
 //! Units that do not answer, or do not keep what they are told: everything ends, with a name.
 
 use super::*;
-use model::PATIENCE;
-
-fn timed_out(awaited: &'static str) -> UnitError {
-    UnitError::TimedOut {
-        awaited,
-        rounds: PATIENCE,
-    }
-}
 
 #[test]
 fn a_sync_that_never_ends_fails_the_flush() {

@@ -97,12 +97,6 @@ fn second(memory: &Arc<HeapTables>, input_bits: u32) -> Second {
     table
 }
 
-fn drain(driver: &Smmu<Model>) -> (Vec<Fault>, u64) {
-    let mut faults = Vec::new();
-    let lost = driver.drain_faults(&mut |fault| faults.push(fault));
-    (faults, lost)
-}
-
 /// What an unmapped page of a table is to its device: TF.
 const NOT_PRESENT: Seen = Seen::Context(1);
 /// What a stream is that is not mapped: USF.

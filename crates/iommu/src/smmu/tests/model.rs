@@ -12,9 +12,7 @@ use iopt::walk::{UpperTable, WalkMemory};
 use runs::Run;
 
 use crate::registers::Registers;
-
-/// How many rounds a driver of this model may wait.
-pub(super) const PATIENCE: u32 = 50;
+use crate::suite::PATIENCE;
 
 /// What was written: the register's name, its number (of the stream or of the bank), the value.
 pub(super) type Told = (&'static str, usize, u64);

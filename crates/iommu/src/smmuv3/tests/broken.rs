@@ -1,14 +1,6 @@
 //! Units that do not answer, or stop: everything ends, with a name.
 
-use super::model::PATIENCE;
 use super::*;
-
-fn timed_out(awaited: &'static str) -> UnitError {
-    UnitError::TimedOut {
-        awaited,
-        rounds: PATIENCE,
-    }
-}
 
 #[test]
 fn each_status_that_does_not_follow_is_named() {

@@ -113,9 +113,3 @@ fn found(looked: Looked) -> Option<(u16, Root)> {
 const fn whole(domain: u16) -> Told {
     Told::Asid(VMID, domain)
 }
-
-fn drain(driver: &Driver) -> (Vec<Fault>, u64) {
-    let mut faults = Vec::new();
-    let lost = driver.drain_faults(&mut |fault| faults.push(fault));
-    (faults, lost)
-}

@@ -29,7 +29,6 @@ impl Rig for Variant {
 
     const DEVICE: DeviceId = DEVICE;
     const DOMAIN: DomainId = DOMAIN;
-    const PATIENCE: u32 = model::PATIENCE;
 
     fn variants() -> Vec<Self> {
         [false, true].map(|msi| Self { msi }).into()

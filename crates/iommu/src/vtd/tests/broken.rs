@@ -5,16 +5,9 @@ use std::vec::Vec;
 
 use iopt::walk::Access;
 
-use super::model::{Broken, PATIENCE};
+use super::model::Broken;
 use super::*;
 use crate::fault::FaultReason;
-
-fn timed_out(awaited: &'static str) -> UnitError {
-    UnitError::TimedOut {
-        awaited,
-        rounds: PATIENCE,
-    }
-}
 
 #[test]
 fn each_status_that_does_not_follow_is_named() {
@@ -78,11 +71,7 @@ fn register_commands_that_hang_or_are_refused_are_named() {
 #[test]
 fn faults_come_oldest_first_and_a_full_log_says_so() {
     let (driver, model) = enabled(CAP, ECAP, Mode::Legacy);
-    let drain = || {
-        let mut faults = Vec::new();
-        let lost = driver.drain_faults(&mut |fault| faults.push(fault));
-        (faults, lost)
-    };
+    let drain = || drain(&driver);
     assert_eq!(drain(), (Vec::new(), 0));
     // Three faults, two records: the third is lost.
     model.fault(SOURCE, 0x7000, true, 6);

@@ -11,9 +11,7 @@ use std::{format, string::String, vec::Vec};
 use iopt::{Cell, HeapTables, TableMemory};
 
 use crate::registers::Registers;
-
-/// How many rounds a driver of this model may wait.
-pub(super) const PATIENCE: u32 = 50;
+use crate::suite::PATIENCE;
 
 /// What the unit was told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -18,7 +18,6 @@ impl Rig for Variant {
 
     const DEVICE: DeviceId = DEVICE;
     const DOMAIN: DomainId = DOMAIN;
-    const PATIENCE: u32 = model::PATIENCE;
 
     fn variants() -> Vec<Self> {
         [
