@@ -147,9 +147,13 @@ pub trait Flushes: Attachments {
     /// Has the unit invalidate what is named of a domain, or all of it.
     fn flush(&self, domain: DomainId, what: Option<&Invalidation>) -> Result<(), FlushError>;
 
-    /// Has the domain's devices translate through a root from now on. Most formats do not grow, so it can
-    /// only be the one that is there.
+    /// Has the domain's devices translate through a root from now on.
     fn change_root(&self, domain: DomainId, root: Root) -> Result<(), FlushError> {
+        self.keep_root(domain, root)
+    }
+
+    /// The same for tables that do not grow: the root can only be the one that is there.
+    fn keep_root(&self, domain: DomainId, root: Root) -> Result<(), FlushError> {
         same_root(self.other_root(domain, root), domain, root)
             .map_err(|cause| FlushError::Root { domain, cause })?;
         self.flush(domain, None)

@@ -14,7 +14,8 @@
 //!    its word can count, so an answer that comes late, after its batch was given up, is no answer to
 //!    another one.
 //!
-//! A batch of more commands than the ring has room for goes in parts, each with its own wait.
+//! A batch of more commands than the ring has room for goes in parts, each with its own wait: what fits is
+//! handed over before there is room for the rest.
 //!
 //! **When the unit stops** it fetches nothing until software has seen to it. The waiting driver looks at
 //! the unit in each round ([`CommandQueue::running`]): the driver names the error, puts the ring in order,

@@ -11,7 +11,7 @@ use super::command::{Command, MOST_PAGES};
 use super::unit::Inner;
 use super::{AmdVi, Mode};
 use crate::commands::{self, Block, parts};
-use crate::driver::{Attachments, Flushes, same_root};
+use crate::driver::Flushes;
 use crate::error::FlushError;
 use crate::notes::Member;
 use crate::registers::Registers;
@@ -45,14 +45,11 @@ impl<R: Registers, M: TableMemory> Flushes for AmdVi<R, M> {
             .map_err(|cause| FlushError::Unit { domain, cause })
     }
 
-    /// Guest tables do not grow.
     fn change_root(&self, domain: DomainId, root: Root) -> Result<(), FlushError> {
-        if self.config.mode == Mode::Host {
-            return self.set_root(domain, root);
+        match self.config.mode {
+            Mode::Host => self.set_root(domain, root),
+            Mode::Guest => self.keep_root(domain, root),
         }
-        same_root(self.other_root(domain, root), domain, root)
-            .map_err(|cause| FlushError::Root { domain, cause })?;
-        self.flush(domain, None)
     }
 }
 
