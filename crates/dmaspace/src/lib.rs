@@ -1,25 +1,20 @@
 //! Device memory for virtual machines, hypervisors and user-space drivers.
 //!
-//! For authors of monitors and drivers, who take the crates below from here, and for people who look into
-//! a machine that they have: what the program `dmaspace` does is here as functions with reports as values.
+//! For authors of monitors and drivers: the crates below from one place, and what they have in common with a
+//! machine, its devices and its memory nodes.
 //!
 //! ```
-//! use dmaspace::hostmem::{Backing, Mapping};
-//! use dmaspace::{inspect::inspect, numa::Plan, topology::Topology};
+//! use std::sync::{Arc, Mutex};
 //!
-//! // How is this process's memory backed, and what would mapping it for a device cost?
-//! let memory = Mapping::new(Backing::Anon4K, 4 << 20, None)?;
-//! memory.populate(&mut |_| std::ops::ControlFlow::Continue(()))?;
-//! let report = inspect(std::process::id(), false)?;
-//! assert!(report.present_bytes >= 4 << 20);
-//! for cost in &report.costs {
-//!     println!("{}: {} leaves, {} bytes of tables", cost.format, cost.leaf_count, cost.table_bytes);
-//! }
-//! for advice in &report.advice {
-//!     println!("{}: {}", advice.finding, advice.setting);
-//! }
+//! use dmaspace::balloon::BalloonDma;
+//! use dmaspace::ioas::{Ioas, Ledger, Memory, Synthetic};
+//! use dmaspace::iommu::{DeviceId, DomainId, RunMap, SoftwareUnit};
+//! use dmaspace::iopt::{AnyTable, FormatId, HeapTables, Prot};
+//! use dmaspace::runs::{PageSizes, Span};
+//! use dmaspace::topology::Topology;
+//! use dmaspace::virtio_balloon::Dma as _;
 //!
-//! // On which nodes would each policy put the tables of this machine's devices?
+//! // Where are devices, the units that translate for them, and memory? `Topology::read` asks this machine.
 //! let machine = Topology::parse(
 //!     r#"
 //!     [[node]]
@@ -33,21 +28,42 @@
 //!     unit = "dmar0"
 //!     "#,
 //! )?;
-//! let plan = Plan::new(&machine, report.present_bytes);
-//! assert!(!plan.policies.is_empty());
+//! assert_eq!(machine.devices().len(), 1);
+//!
+//! // An address space for that device: tables in VT-d's format, and here a unit in software.
+//! let tables = Arc::new(HeapTables::with_tables(64)?);
+//! let sizes = PageSizes::from_bits(u64::MAX);
+//! let mut space = Ioas::new(DomainId(1), AnyTable::new(FormatId::VtdSs, 4, sizes, tables.clone())?);
+//! let data = RunMap::<Vec<std::sync::atomic::AtomicU64>>::new([])?;
+//! space.attach(Arc::new(SoftwareUnit::new(tables, data)), DeviceId::pci(0, 5, 0))?;
+//!
+//! // The guest's memory, 4 MiB at its address 0: pinned, charged and mapped. `ioas::HostMemory` is real memory.
+//! let ledger = Ledger::new("user->locked_vm", Some(8 << 20), 0);
+//! let frames = Synthetic::new([Span::new(0x4000_0000, 4 << 20)]);
+//! let memory = Memory::new(Arc::new(frames), &ledger);
+//! space.map(0, &memory, Span::new(0, 4 << 20), Prot::RW, &mut ())?;
+//!
+//! // What the guest puts into its balloon devices let go first; then it can be discarded.
+//! let space = Arc::new(Mutex::new(space));
+//! let mut dma = BalloonDma::new();
+//! dma.add_memory(0, memory);
+//! dma.add_space(space.clone());
+//! let block = [Span::new(2 << 20, 2 << 20)];
+//! dma.release(&block, &mut |part, reason| panic!("{part} is kept: {reason}"));
+//! assert_eq!(ledger.in_use(), 2 << 20);
+//! dma.restore(&block, &mut |part, reason| panic!("{part} is not back: {reason}"));
+//! assert_eq!(ledger.in_use(), 4 << 20);
 //! # Ok::<_, Box<dyn std::error::Error>>(())
 //! ```
 //!
 //! # What is where
 //!
 //! * [`balloon`]: devices let go before a balloon's memory is discarded, and have it back before the guest;
-//! * [`guest`]: a process in a guest that drives a balloon's device by itself;
-//! * [`map`], and with their features `life` and `bench`: the jobs of the commands of these names;
 //! * [`devices`], [`topology`]: the machine's devices, and its memory nodes;
-//! * [`inspect`](mod@inspect), [`tables`], [`geometry`]: processes and page tables of others, looked at;
-//! * [`numa`]: plans, simulations and measurements of tables on memory nodes;
-//! * the crates below, whole: [`runs`], [`iopt`], [`hostmem`], [`iommu`], [`ioas`], [`virtio_balloon`];
-//!   with the feature `virtio-iommu` also `virtio_iommu`.
+//! * the crates below, whole: [`runs`], [`iopt`], [`hostmem`], [`iommu`], [`ioas`], [`virtio_balloon`]; with the
+//!   feature `virtio-iommu` also `virtio_iommu`;
+//! * vhost-user is in the crate `dmaspace-vhost`, the C interface in `dmaspace-capi`, and what maps, inspects,
+//!   plans and measures from a terminal in the program (`dmaspace --help`).
 //!
 //! A guide for each user is in `docs/guides` of the repository.
 

@@ -21,7 +21,7 @@ use crate::cargo::{self, Repository};
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 
 /// The crates with `unsafe`, and those beside them.
-const PACKAGES: [&str; 9] = [
+const PACKAGES: [&str; 10] = [
     "dmaspace-runs",
     "dmaspace-iopt",
     "dmaspace-hostmem",
@@ -30,10 +30,11 @@ const PACKAGES: [&str; 9] = [
     "dmaspace-ioas",
     "dmaspace-virtio-iommu",
     "dmaspace",
+    "dmaspace-vhost",
     "dmaspace-capi",
 ];
 
-/// The crates up to `ioas` of which a test has more than one thread. `dmaspace` and `qtest` by name: `--package`.
+/// The crates up to `ioas` of which a test has more than one thread. `dmaspace-cli` and `qtest` by name: `--package`.
 const THREADED: [&str; 4] = [
     "dmaspace-iopt",
     "dmaspace-hostmem",

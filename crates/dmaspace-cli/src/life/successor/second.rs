@@ -234,7 +234,7 @@ impl Inherited {
 }
 
 /// Takes over an address space from the process at the other end of `input` and `output`, cuts a hole and
-/// closes it, and ends the address space: the second half of a [`LifeJob`](crate::life::LifeJob), to be called
+/// closes it, and ends the address space: the second half of a `LifeJob`, to be called
 /// by the program that the job starts with a Unix socket as its standard input.
 ///
 /// # Errors
