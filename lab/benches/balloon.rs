@@ -5,7 +5,7 @@
 //! Nothing is attached, so that tables and flushes do not count. Nanoseconds for one release with its
 //! return, and, beside it, for a look at all areas, as it would be without an index; the best of five
 //! rounds.
-//! `cargo bench -p dmaspace --bench balloon`; without `--bench` (as `cargo test --benches` runs it) few
+//! `cargo bench -p dmaspace-lab --bench balloon`; without `--bench` (as `cargo test --benches` runs it) few
 //! rounds.
 
 #![allow(clippy::unwrap_used, reason = "a bench that cannot begin stops")]

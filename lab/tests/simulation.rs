@@ -1,6 +1,8 @@
 //! Simulated devices on real tables, and what comes out beside what others have measured. These are
 //! computations: they come out the same on every machine.
 
+#![allow(clippy::unwrap_used, reason = "helpers of tests panic as tests do")]
+
 use iopt::FormatId;
 use lab::simulation::{
     DeviceModel, DeviceTlb, Domain, Order, Outcome, ReadTimes, Simulation, SimulationError,
