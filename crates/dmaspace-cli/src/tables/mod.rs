@@ -2,9 +2,7 @@
 //!
 //! They come from a file: an [image](iopt::image) of tables, a dump of memory with the address of a
 //! root in it, as QEMU's `pmemsave` or a crash dump gives, or what a running kernel shows of VT-d's tables
-//! in debugfs. Live tables of this process are looked at by an image of them
-//! ([`TableFile::of_table`]). Nothing of the engine reads them: they are
-//! walked and scanned by [`iopt::walk`], which is written from the specifications, so that what is
+//! in debugfs. Nothing of the engine reads them: they are walked and scanned by [`iopt::walk`], which is written from the specifications, so that what is
 //! said is what a unit would find.
 //!
 //! Any bytes survive. Work is bounded by what is in the file: each table is read once for each level
@@ -30,15 +28,14 @@ mod tests;
 mod text;
 mod tree;
 
-use std::convert::Infallible;
 use std::fs::File;
 use std::io::{self, BufReader, Read};
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
+use iopt::Root;
 use iopt::image::{Image, ImageError};
 use iopt::walk::{BadAddress, WalkMemory, WalkReason, Walker};
-use iopt::{AnyTable, Root};
 use thiserror::Error;
 
 use kernel::KernelTables;
@@ -265,21 +262,6 @@ impl TableFile {
             path: path.into(),
             content: Content::Kernel(tables),
         })
-    }
-
-    /// Live tables of this process, as [`Ioas::tables`](ioas::Ioas::tables) yields them: an image of
-    /// what they are now. Units may go on walking them meanwhile. In errors they are called `name`.
-    pub fn of_table(name: &str, table: &AnyTable) -> Self {
-        let mut image = Vec::new();
-        let mut sink = |bytes: &[u8]| {
-            image.extend_from_slice(bytes);
-            Ok::<_, Infallible>(())
-        };
-        let Ok(_) = table.write_image(&mut sink);
-        Self {
-            path: name.into(),
-            content: Content::Image(image),
-        }
     }
 
     /// All tables in it: [`survey()`].

@@ -1,10 +1,12 @@
 //! What a kernel shows of VT-d's tables.
 
+use std::convert::Infallible;
 use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::tables::{Limits, TableFile, TablesError, diff, explain, survey};
+use crate::tables::tests::images::parsed;
+use crate::tables::{Limits, TableFile, Tables, TablesError, diff, explain, survey};
 use iopt::walk::{Access, WalkMemory};
 use iopt::{AnyTable, FormatId, HeapTables, Prot, Root};
 use proptest::prelude::*;
@@ -195,9 +197,15 @@ fn tables_by_the_engine(format: FormatId, levels: u8, maps: &[(u64, u64, u64, bo
     }
     let text = print(&&memory, table.root());
     let read = read(&text, None).unwrap();
-    let live = TableFile::of_table("live", &table);
+    let mut image = Vec::new();
+    let mut sink = |bytes: &[u8]| {
+        image.extend_from_slice(bytes);
+        Ok::<_, Infallible>(())
+    };
+    let Ok(_) = table.write_image(&mut sink);
+    let live = Tables::of_image(parsed(&image));
     let [found, expected] =
-        [&read, &live].map(|file| survey(&file.tables().unwrap(), Limits::default()));
+        [read.tables().unwrap(), live].map(|tables| survey(&tables, Limits::default()));
     assert!(diff(&expected, &found).is_same(), "{text}");
     if maps.is_empty() {
         return;
