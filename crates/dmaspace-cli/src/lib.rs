@@ -32,6 +32,8 @@ mod target;
 #[path = "../../dmaspace/tests/machines/files.rs"]
 #[allow(dead_code, reason = "the tests of the library use the rest")]
 mod test_files;
+#[cfg(test)]
+mod test_turns;
 
 /// What fuzz targets and rigs judge that no option of the program shows: parsers of any bytes, and explained
 /// walks by the thousand.

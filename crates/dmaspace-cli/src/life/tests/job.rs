@@ -14,20 +14,14 @@ use std::fs::File;
 use std::ops::ControlFlow;
 use std::os::unix::fs::FileExt as _;
 use std::path::PathBuf;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::life::{BandState, LifeError, LifeJob, LifeReport, LifeStep, SuccessorError, succeed};
+use crate::test_turns;
 use hostmem::{Backing, Counter, Limits, Pinner};
 use iopt::FormatId;
 
 const MIB: u64 = 1 << 20;
 const PAGE: u64 = 4096;
-
-static TURN: Mutex<()> = Mutex::new(());
-
-fn alone() -> MutexGuard<'static, ()> {
-    TURN.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 #[test]
 #[ignore = "the second process of the tests below, which run it"]
@@ -92,7 +86,7 @@ fn whole(job: &LifeJob) -> LifeReport {
 
 #[test]
 fn a_whole_life_is_right_at_every_step_and_leaves_nothing() {
-    let _turn = alone();
+    let _turn = test_turns::alone();
     let Some(job) = job(64) else { return };
     let report = whole(&job);
     let size = 64 * MIB;
@@ -166,7 +160,7 @@ fn a_whole_life_is_right_at_every_step_and_leaves_nothing() {
 
 #[test]
 fn a_life_on_real_frames_and_in_other_formats_is_right_too() {
-    let _turn = alone();
+    let _turn = test_turns::alone();
     let Some(mut job) = job(16) else { return };
     job.stand_in = false;
     job.formats = [FormatId::X86_64, FormatId::VtdSs];
@@ -191,7 +185,7 @@ fn memory_files(len: u64) -> Vec<File> {
 
 #[test]
 fn a_byte_that_somebody_else_has_written_is_found() {
-    let _turn = alone();
+    let _turn = test_turns::alone();
     let Some(job) = job(2) else { return };
     let mut done = false;
     let report = job.run(&mut |step| {
@@ -211,7 +205,7 @@ fn a_byte_that_somebody_else_has_written_is_found() {
 
 #[test]
 fn whoever_stops_it_at_any_step_finds_everything_given_back() {
-    let _turn = alone();
+    let _turn = test_turns::alone();
     let Some(job) = job(1) else { return };
     let before = kernel();
     for last in LifeStep::ALL {
@@ -229,7 +223,7 @@ fn whoever_stops_it_at_any_step_finds_everything_given_back() {
 
 #[test]
 fn a_second_process_that_fails_leaves_nothing_behind() {
-    let _turn = alone();
+    let _turn = test_turns::alone();
     let Some(job) = job(1) else { return };
     let before = kernel();
     let successor = |words: &[&str]| {
