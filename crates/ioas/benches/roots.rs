@@ -71,7 +71,7 @@ fn space(placement: Placement, format: FormatId, memories: &[Tables]) -> Space {
         tables.cloned().ok_or(Cause::from("no such node"))
     };
     let space = Ioas::with_builder(Builder::on_nodes(memory, DomainIds::new(8), [format]));
-    space.set_placement(placement);
+    space.set_placement(placement).unwrap();
     let mut capabilities = Capabilities::new().with_format(FormatSupport {
         format,
         levels: 1 << 4,

@@ -150,7 +150,7 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Pending<W> {
                 words: self.words.as_mut(),
                 span: self.span,
                 log2: self.log2,
-                gather: mem::replace(&mut self.gather, Gather::new()),
+                gather: mem::take(&mut self.gather),
             },
             gather: &mut self.gather,
         };

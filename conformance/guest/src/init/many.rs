@@ -8,7 +8,7 @@ use std::{
 use anyhow::{Context as _, bail, ensure};
 use guest::machines::EDU;
 use hostmem::{Backing, Mapping};
-use ioas::{Mapper as _, UnmapError};
+use ioas::UnmapError;
 use iopt::{Interruption, Prot};
 use runs::Span;
 

@@ -52,7 +52,7 @@ pub(crate) fn comes_back<I: Interface>(on_the_bus: bool) -> anyhow::Result<()> {
     space.unplug()?;
     ensure!(space.ioas.len() == 2, "{:?}", space.ioas);
     ensure!(
-        space.ioas.kernel_mappings().unwrap_or_default().len() == 0,
+        space.ioas.kernel_mappings().unwrap_or_default().is_empty(),
         "still mapped"
     );
     ensure!(locked()? == 0, "{:#x} bytes locked", locked()?);

@@ -49,7 +49,7 @@ pub(crate) fn blind<I: Interface>() -> anyhow::Result<()> {
     edu.read(IOVA, BUFFER)?;
     edu.write(IOVA + SIZE, BUFFER)?;
     for _ in 0..2 {
-        let found = harvest(&mut space.ioas, Span::new(IOVA, 4 * SIZE))?;
+        let found = harvest(&space.ioas, Span::new(IOVA, 4 * SIZE))?;
         let right = (vec![Span::new(IOVA + SIZE, SIZE)], true);
         ensure!(found == right, "{found:?} and not {right:?}");
     }
@@ -123,7 +123,7 @@ impl Mocked {
             .iter()
             .map(|pages| Span::new(self.mapped.start + pages.start * PAGE, pages.len * PAGE))
             .collect();
-        let found = harvest(&mut self.ioas, around)?;
+        let found = harvest(&self.ioas, around)?;
         ensure!(found == (right.clone(), false), "{found:?}, not {right:?}");
         Ok(())
     }
@@ -146,7 +146,7 @@ pub(crate) fn dirty() -> anyhow::Result<()> {
     // Half of it is asked for; the other half is there later.
     mocked.write(&[7, 200])?;
     let half = Span::new(mocked.mapped.start, SIZE / 2);
-    let (found, _) = harvest(&mut mocked.ioas, half)?;
+    let (found, _) = harvest(&mocked.ioas, half)?;
     ensure!(
         found == [Span::new(half.start + 7 * PAGE, PAGE)],
         "{found:?}"
@@ -174,10 +174,10 @@ pub(crate) fn one_is_blind() -> anyhow::Result<()> {
     mocked.ioas.attach(second.clone())?;
     ensure!(!mocked.ioas.capabilities().page_dirty, "both can tell");
     mocked.write(&[5])?;
-    let found = harvest(&mut mocked.ioas, mocked.mapped)?;
+    let found = harvest(&mocked.ioas, mocked.mapped)?;
     ensure!(found == (vec![mocked.mapped], true), "{found:?}");
     mocked.ioas.detach(&second)?;
-    let found = harvest(&mut mocked.ioas, mocked.mapped)?;
+    let found = harvest(&mocked.ioas, mocked.mapped)?;
     ensure!(found == (vec![mocked.mapped], true), "{found:?}");
     mocked.write(&[6])?;
     mocked.look(&[Span::new(6, 1)])

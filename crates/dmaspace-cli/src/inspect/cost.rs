@@ -134,7 +134,7 @@ impl Counter {
 mod tests {
     use std::sync::Arc;
 
-    use iopt::{AnyTable, HeapTables, Prot, TableMemory};
+    use iopt::{AnyTable, HeapTables, Prot};
     use proptest::prelude::*;
     use runs::Span;
 

@@ -223,7 +223,6 @@ fn what_is_no_memory_of_devices_is_nobody_s_business() {
             .map(at, &machine.memory, half, Prot::RW, &mut ())
             .unwrap();
     }
-    drop(first);
     assert_eq!(machine.release(&[part]), []);
     assert_eq!(
         machine.memory.first_held(Span::new(8 * PAGE, 8 * PAGE)),
@@ -239,6 +238,5 @@ fn what_is_no_memory_of_devices_is_nobody_s_business() {
     first
         .unmap(Span::new(GUEST << 1, half.len), &mut ())
         .unwrap();
-    drop(first);
     machine.end();
 }

@@ -51,7 +51,6 @@ pub use hwpt::{Clear, HwInfo};
 pub use ioas::IovaRanges;
 #[cfg(feature = "vfio")]
 pub use space::{Attachable, BoundDevice, Owner, Space, SpaceMapper};
-#[cfg(feature = "vfio")]
 
 /// The number of an address space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

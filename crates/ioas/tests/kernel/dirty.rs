@@ -65,12 +65,12 @@ fn what_a_device_that_cannot_tell_could_write_counts_once_more_when_it_has_left(
         let (mut setup, _memory) = tracked::<IOMMUFD>(false);
         let everything = (vec![WRITABLE], 0, true);
         setup.space.detach(&setup.device).unwrap();
-        assert_eq!(harvest(&mut setup.space), everything);
-        assert_eq!(harvest(&mut setup.space), (vec![], 0, false));
+        assert_eq!(harvest(&setup.space), everything);
+        assert_eq!(harvest(&setup.space), (vec![], 0, false));
         // It comes and goes without a harvest.
         setup.space.attach(setup.device.clone()).unwrap();
         setup.space.detach(&setup.device).unwrap();
-        assert_eq!(harvest(&mut setup.space), everything);
+        assert_eq!(harvest(&setup.space), everything);
         // What is unmapped is reported by the unmap or not at all.
         for noting in [true, false] {
             setup.space.attach(setup.device.clone()).unwrap();
@@ -86,7 +86,7 @@ fn what_a_device_that_cannot_tell_could_write_counts_once_more_when_it_has_left(
             let shown = setup.space.show(&mut pending).unwrap();
             let right = if noting { vec![WRITABLE] } else { vec![] };
             assert_eq!(shown.runs().collect::<Vec<_>>(), right);
-            assert_eq!(harvest(&mut setup.space), (vec![], 0, false));
+            assert_eq!(harvest(&setup.space), (vec![], 0, false));
             let part = Span::new(0, MIB);
             setup.map(GIB, &_memory, part).unwrap();
         }
@@ -95,17 +95,17 @@ fn what_a_device_that_cannot_tell_could_write_counts_once_more_when_it_has_left(
         setup.space.untrack_dirty();
         setup.space.detach(&setup.device).unwrap();
         setup.space.track_dirty(Tracking::default()).unwrap();
-        assert_eq!(harvest(&mut setup.space), (vec![], 0, false));
+        assert_eq!(harvest(&setup.space), (vec![], 0, false));
 
         // One of two; the other can tell, and goes on.
-        let (mut setup, _memory) = tracked::<IOMMUFD>(true);
+        let (setup, _memory) = tracked::<IOMMUFD>(true);
         let second = device(false);
         setup.space.attach(second.clone()).unwrap();
         setup.space.detach(&second).unwrap();
-        let (runs, _, blind) = harvest(&mut setup.space);
+        let (runs, _, blind) = harvest(&setup.space);
         assert_eq!((runs, blind), (vec![WRITABLE], true));
         write(&setup, 6);
-        assert_eq!(harvest(&mut setup.space), (vec![page(6)], PAGE, false));
+        assert_eq!(harvest(&setup.space), (vec![page(6)], PAGE, false));
     }
     all::<false>();
     all::<true>();
@@ -114,13 +114,13 @@ fn what_a_device_that_cannot_tell_could_write_counts_once_more_when_it_has_left(
 #[test]
 fn the_last_device_leaves_what_it_wrote_to_behind() {
     fn all<const IOMMUFD: bool>() {
-        let (mut setup, _memory) = tracked::<IOMMUFD>(true);
+        let (setup, _memory) = tracked::<IOMMUFD>(true);
         write(&setup, 3);
         write(&setup, 4);
         setup.space.detach(&setup.device).unwrap();
         let right = Span::new(page(3).start, 2 * PAGE);
-        assert_eq!(harvest(&mut setup.space), (vec![right], 2 * PAGE, false));
-        assert_eq!(harvest(&mut setup.space), (vec![], 0, false));
+        assert_eq!(harvest(&setup.space), (vec![right], 2 * PAGE, false));
+        assert_eq!(harvest(&setup.space), (vec![], 0, false));
     }
     all::<false>();
     all::<true>();
@@ -136,7 +136,7 @@ fn a_device_that_was_refused_half_way_may_have_written_to_what_was_mapped() {
         // The first mapping was made, the second was not.
         setup.world.lock().unwrap().fail = [1].into();
         setup.space.attach(setup.device.clone()).unwrap_err();
-        assert_eq!(harvest(&mut setup.space), (vec![WRITABLE], 0, true));
+        assert_eq!(harvest(&setup.space), (vec![WRITABLE], 0, true));
         setup.check();
     }
     all::<false>();
@@ -145,19 +145,19 @@ fn a_device_that_was_refused_half_way_may_have_written_to_what_was_mapped() {
 
 #[test]
 fn what_goes_to_another_process_counts_as_written_to() {
-    let (mut setup, _memory) = tracked::<false>(true);
+    let (setup, _memory) = tracked::<false>(true);
     setup.space.give_up().unwrap();
-    assert_eq!(harvest(&mut setup.space), (vec![WRITABLE], 0, true));
+    assert_eq!(harvest(&setup.space), (vec![WRITABLE], 0, true));
 }
 
 #[test]
 fn what_was_dirty_stays_so_when_the_kernel_does_not_unmap_it() {
     fn all<const IOMMUFD: bool>() {
-        let (mut setup, _memory) = tracked::<IOMMUFD>(true);
+        let (setup, _memory) = tracked::<IOMMUFD>(true);
         write(&setup, 3);
         setup.world.lock().unwrap().held.push(page(9));
         setup.space.unmap(WRITABLE, &mut ()).unwrap_err();
-        assert_eq!(harvest(&mut setup.space), (vec![page(3)], PAGE, false));
+        assert_eq!(harvest(&setup.space), (vec![page(3)], PAGE, false));
     }
     all::<false>();
     all::<true>();
@@ -166,7 +166,7 @@ fn what_was_dirty_stays_so_when_the_kernel_does_not_unmap_it() {
 #[test]
 fn what_was_dirty_stays_so_when_a_mapping_is_cut_or_merged() {
     fn all<const IOMMUFD: bool>() {
-        let (mut setup, _memory) = tracked::<IOMMUFD>(true);
+        let (setup, _memory) = tracked::<IOMMUFD>(true);
         let dirty = [3, 100, 120, 200];
         dirty.into_iter().for_each(|n| write(&setup, n));
         // One of them goes.
@@ -174,7 +174,7 @@ fn what_was_dirty_stays_so_when_a_mapping_is_cut_or_merged() {
         let gone = setup.space.unmap_cutting(middle, ALLOWED, &mut ());
         assert_eq!(gone.unwrap().bytes, 20 * PAGE);
         let rest = vec![page(3), page(120), page(200)];
-        assert_eq!(harvest(&mut setup.space), (rest, 3 * PAGE, false));
+        assert_eq!(harvest(&setup.space), (rest, 3 * PAGE, false));
     }
     all::<false>();
     all::<true>();
@@ -196,12 +196,12 @@ fn what_was_dirty_stays_so_when_a_mapping_is_cut_or_merged() {
     setup.map(8 * GIB, &memory, Span::new(0, MIB)).unwrap();
     assert_eq!(setup.pieces().len(), 2);
     let right = (vec![page(7), page(300)], 2 * PAGE, false);
-    assert_eq!(harvest(&mut setup.space), right);
+    assert_eq!(harvest(&setup.space), right);
 }
 
 #[test]
 fn a_container_that_closes_leaves_what_its_groups_could_write_to_behind() {
-    let mut bench = Bench::new(None, GIB);
+    let bench = Bench::new(None, GIB);
     let memory = bench.memory(GIB);
     let part = Span::new(0, MIB);
     bench
@@ -219,8 +219,8 @@ fn a_container_that_closes_leaves_what_its_groups_could_write_to_behind() {
     }
     bench.space.detach(&groups[1]).unwrap();
     assert_eq!(bench.spaces().len(), 1);
-    assert_eq!(harvest(&mut bench.space), (vec![WRITABLE], 0, true));
-    assert_eq!(harvest(&mut bench.space), (vec![], 0, false));
+    assert_eq!(harvest(&bench.space), (vec![WRITABLE], 0, true));
+    assert_eq!(harvest(&bench.space), (vec![], 0, false));
     // Also when it was opened for a group that was refused.
     let (behind, part) = (GIB + MIB, Span::new(2 * MIB, MIB));
     bench
@@ -233,5 +233,5 @@ fn a_container_that_closes_leaves_what_its_groups_could_write_to_behind() {
         .attach(Endpoint::from(groups[1].clone()).near(node(1)));
     refused.unwrap_err();
     assert_eq!(bench.spaces().len(), 1);
-    assert_eq!(harvest(&mut bench.space), (vec![WRITABLE], 0, true));
+    assert_eq!(harvest(&bench.space), (vec![WRITABLE], 0, true));
 }

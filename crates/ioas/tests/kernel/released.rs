@@ -51,7 +51,7 @@ fn noted<const IOMMUFD: bool>(file: bool) -> (Setup<IOMMUFD>, Arc<Memory>) {
         let part = Span::new(2 * n * LEN, LEN);
         setup.map(area(n).start, &memory, part).unwrap();
     }
-    release(&mut setup.space, &released());
+    release(&setup.space, &released());
     assert_eq!(setup.ledger.in_use(), 0);
     (setup, memory)
 }
@@ -59,7 +59,7 @@ fn noted<const IOMMUFD: bool>(file: bool) -> (Setup<IOMMUFD>, Arc<Memory>) {
 #[test]
 fn a_device_that_comes_later_has_the_charge_of_released_areas_kept() {
     fn all<const IOMMUFD: bool>() {
-        let (mut setup, _memory) = noted::<IOMMUFD>(false);
+        let (setup, _memory) = noted::<IOMMUFD>(false);
         for _ in 0..2 {
             setup.space.attach(setup.device.clone()).unwrap();
             let mapped = AREAS * (LEN - PAGE);
@@ -77,7 +77,7 @@ fn a_device_that_comes_later_has_the_charge_of_released_areas_kept() {
         setup.space.attach(setup.device.clone()).unwrap();
         // There is room for nothing else, and they come back.
         assert!(setup.ledger.charge(1).is_err());
-        restore(&mut setup.space, &released());
+        restore(&setup.space, &released());
         setup.check();
         assert_eq!(setup.ledger.in_use(), AREAS * LEN);
     }
@@ -141,7 +141,7 @@ fn what_is_kept_goes_to_the_process_that_takes_over() {
         let (mut new, _other) = noted::<IOMMUFD>(true);
         let mut mapper = Plain::<IOMMUFD>::new(&old.world, &Arc::default());
         mapper.space = 0;
-        let mut space = Ioas::over_kernel(Kernel::new(mapper, None));
+        let space = Ioas::over_kernel(Kernel::new(mapper, None));
         for area in new.space.areas() {
             let (range, part) = (area.range(), area.part());
             let prot = Prot::RW;
@@ -149,7 +149,7 @@ fn what_is_kept_goes_to_the_process_that_takes_over() {
                 .map(range.start, area.memory(), part, prot, &mut ())
                 .unwrap();
         }
-        release(&mut space, &released());
+        release(&space, &released());
         (new.space, new.world) = (space, old.world.clone());
         for room in (0..AREAS * LEN).step_by(PAGE as usize) {
             let others = new.ledger.charge(AREAS * LEN - room).unwrap();
@@ -172,7 +172,7 @@ fn what_is_kept_goes_to_the_process_that_takes_over() {
             .take_over(vec![old.device.clone().into()], &pieces)
             .unwrap();
         assert_eq!(new.ledger.in_use(), AREAS * LEN);
-        restore(&mut new.space, &released());
+        restore(&new.space, &released());
         assert_eq!(new.world.lock().unwrap().locked(), AREAS * LEN);
         assert_eq!(new.ledger.in_use(), AREAS * LEN);
     }
@@ -183,7 +183,7 @@ fn what_is_kept_goes_to_the_process_that_takes_over() {
 #[test]
 fn what_is_taken_out_keeps_no_charge_and_comes_back_if_the_limit_allows() {
     fn all<const IOMMUFD: bool>() {
-        let (mut setup, _memory) = noted::<IOMMUFD>(false);
+        let (setup, _memory) = noted::<IOMMUFD>(false);
         setup.space.attach(setup.device.clone()).unwrap();
         let page = released()[1];
         for _ in 0..2 {
@@ -205,7 +205,7 @@ fn what_is_taken_out_keeps_no_charge_and_comes_back_if_the_limit_allows() {
             assert_eq!(setup.ledger.in_use(), AREAS * LEN);
             assert!(setup.ledger.charge(1).is_err());
         }
-        restore(&mut setup.space, &released());
+        restore(&setup.space, &released());
         setup.check();
     }
     all::<false>();

@@ -7,8 +7,7 @@ use std::sync::{Arc, Mutex};
 
 use hostmem::{Backing, FrameSource, KernelNodes, Mapping, NodePolicy, Pinner};
 use ioas::{
-    Builder, DomainIds, HostMemory, HostTables, Ioas, Ledger, Memory, NodeTables, Placement,
-    Synthetic,
+    Builder, DomainIds, HostMemory, Ioas, Ledger, Memory, NodeTables, Placement, Synthetic,
 };
 use iommu::{Config, DeviceId, NodeId, RunMap, SoftwareUnit, Unit};
 use iopt::{FormatId, Prot, TableMemory};
@@ -207,7 +206,6 @@ fn this_machine_puts_tables_where_they_are_wanted_or_says_that_it_does_not() {
 
 #[test]
 fn devices_of_each_node_read_through_tables_that_lie_there() {
-    type Tables = Arc<HostTables>;
     let told = Told::nodes([0, 1]);
     let tables = Arc::new(NodeTables::with_nodes(BYTES, BASE, told));
     let memories = tables.clone();
@@ -217,7 +215,7 @@ fn devices_of_each_node_read_through_tables_that_lie_there() {
         [FormatId::VtdSs],
     );
     let space: Ioas = Ioas::with_builder(builder);
-    space.set_placement(Placement::PerNode);
+    space.set_placement(Placement::PerNode).unwrap();
     let ledger = Ledger::new("a counter", None, 0);
     let frames = Span::new(1 << 32, 1 << 20);
     let memory = Memory::new(Arc::new(Synthetic::new([frames])), &ledger);
@@ -283,7 +281,6 @@ fn devices_of_each_node_read_through_tables_that_lie_there() {
 /// pinned once for the devices of both.
 #[test]
 fn guest_memory_is_populated_on_the_node_that_its_map_names() {
-    type Tables = Arc<HostTables>;
     const LEN: u64 = 16 * PAGE;
     let told = Told::nodes([0, 1]);
     let tables = Arc::new(NodeTables::with_nodes(BYTES, BASE, told.clone()));
@@ -294,7 +291,7 @@ fn guest_memory_is_populated_on_the_node_that_its_map_names() {
         [FormatId::VtdSs],
     );
     let space: Ioas = Ioas::with_builder(builder);
-    space.set_placement(Placement::PerNode);
+    space.set_placement(Placement::PerNode).unwrap();
     let ledger = Ledger::new("a counter", None, 0);
     let pinner = Arc::new(Pinner::probe(2 << 20).unwrap());
     let mut parts = Vec::new();

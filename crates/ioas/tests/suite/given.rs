@@ -83,7 +83,7 @@ fn several_runs_are_one_memory_in_the_order_of_offsets() {
 
 /// Every leaf lies in one area.
 fn apart(space: &Space) {
-    for leaf in leaves(&space) {
+    for leaf in leaves(space) {
         let run = leaf.run.input();
         let area = space.area_at(run.start).unwrap().range();
         assert!(area.covers(&run), "{run} goes over the end of {area}");

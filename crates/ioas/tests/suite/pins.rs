@@ -304,7 +304,7 @@ impl Bench {
                 }
             }
             assert!(places_left.next().is_none());
-            let mapped: u64 = leaves(&space).iter().map(|leaf| leaf.run.len).sum();
+            let mapped: u64 = leaves(space).iter().map(|leaf| leaf.run.len).sum();
             assert_eq!(
                 mapped,
                 places.iter().map(|place| place.len).sum::<u64>() * PAGE

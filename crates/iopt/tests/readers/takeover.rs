@@ -129,10 +129,7 @@ fn tables_with_global_leaves_are_not_adopted() {
 fn a_table_is_adopted_by_what_its_unit_was_told() {
     let (cells, address, base) = left_behind();
     // Memory that stays, as an erased one must.
-    let (cells, metas) = (
-        Vec::leak(Vec::from(cells)),
-        Vec::leak(Vec::from(self::metas())),
-    );
+    let (cells, metas) = (Vec::leak(cells), Vec::leak(self::metas()));
     let mut takeover: Takeover<_> = Takeover::new((&*cells, &*metas), base).unwrap();
     let sizes = PageSizes::from_bits(1 << 12 | 1 << 21);
     let told = |format, levels| Root {

@@ -107,8 +107,8 @@ proptest! {
         granule in prop_oneof![Just(None), Just(Some(PAGE)), Just(Some(16 * PAGE))],
         ops in prop::collection::vec(op(), 1..60),
     ) {
-        let mut shared = setup::<false>(granule);
-        let mut bench = Bench::new(granule, u64::MAX);
+        let shared = setup::<false>(granule);
+        let bench = Bench::new(granule, u64::MAX);
         let groups = NODES.map(|_| group());
         let memories = [shared.memory(1 << 40, GIB), bench.memory(GIB)];
         shared.space.track_dirty(Tracking::default()).unwrap();
@@ -131,8 +131,8 @@ proptest! {
                     write(&bench.world, container_of(&bench, &groups[n]), page);
                 }
                 _ => {
-                    let said = common(&mut shared.space, &memories[0], &op);
-                    let here = common(&mut bench.space, &memories[1], &op);
+                    let said = common(&shared.space, &memories[0], &op);
+                    let here = common(&bench.space, &memories[1], &op);
                     prop_assert_eq!(said, here, "{:?}", op);
                 }
             }
@@ -149,8 +149,8 @@ proptest! {
         }
         drop(worlds);
         let harvested = [
-            common(&mut shared.space, &memories[0], &Op::Harvest),
-            common(&mut bench.space, &memories[1], &Op::Harvest),
+            common(&shared.space, &memories[0], &Op::Harvest),
+            common(&bench.space, &memories[1], &Op::Harvest),
         ];
         prop_assert_eq!(&harvested[0], &harvested[1]);
         bench.space.close().unwrap();
