@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 
 use dmaspace::ioas::{Capabilities, Ioas};
 use dmaspace::iommu::DomainId;
-use dmaspace::iopt::AnyTable;
+use dmaspace::iopt::{AnyTable, BuildError};
 use dmaspace::runs;
 
 use crate::boundary::{Output, end, exclusive, guarded, input};
@@ -123,7 +123,11 @@ pub unsafe extern "C" fn dmaspace_space_new(
             chosen.levels(),
             chosen.sizes,
             Arc::clone(&tables),
-        )?;
+        )
+        .map_err(|cause| match cause {
+            BuildError::TableMemory { .. } => Failure::new(Status::Format, cause.to_string()),
+            cause => cause.into(),
+        })?;
         let space = Ioas::new(DomainId(1), table);
         output.put(Space::handle(Opened::over_tables(
             space,

@@ -32,11 +32,13 @@ replay::tests!("dmaspace_cli", fuzz_bodies::TARGETS, changed);
 
 #[test]
 fn a_description_without_an_end_is_not_taken_over() {
-    for first in ["", "ok interface iommufd\n"] {
+    let handover = format!("ok handover {}\n", ioas::Handover::default());
+    let area = "ok area 0 4096 0 0 1\n".to_owned();
+    for (first, line) in [("", handover), ("ok interface iommufd\n", area)] {
         let (mut told, second) = UnixStream::pair().unwrap();
         let telling = std::thread::spawn(move || {
             told.write_all(first.as_bytes()).unwrap();
-            while told.write_all(b"ok area 0 4096 0 0 1\n").is_ok() {}
+            while told.write_all(line.as_bytes()).is_ok() {}
         });
         // 65,536 lines, with some words each.
         let ended = within(96 << 20, || succeed(second, std::io::sink()));

@@ -141,16 +141,16 @@ unsafe impl<C: Sync> Send for Place<C> {}
 unsafe impl<C: Sync> Sync for Place<C> {}
 
 impl<C: Cell> Place<C> {
-    /// See [`TableMemory::entries`], for tables of 2^`log2` bytes.
+    /// See [`TableMemory::entries`]. There are `least` bytes: where that is a constant, most tables are
+    /// known to fit.
     ///
     /// # Safety
     ///
-    /// The storage from which an arena of such tables took this place lives for `'a`.
+    /// The storage from which an arena took this place lives for `'a`, and has `least` bytes.
     #[inline(always)]
-    unsafe fn entries<'a>(self, log2: u32, table: u64, count: usize) -> &'a [C] {
+    unsafe fn entries<'a>(self, least: u64, table: u64, count: usize) -> &'a [C] {
         let bytes = count as u64 * C::BYTES as u64;
-        // `Arena::new` has seen that there is room for so many tables.
-        let fits = bytes <= LEAST << log2 || bytes <= self.mask;
+        let fits = bytes <= least || bytes.wrapping_sub(1) <= self.mask;
         if !count.is_power_of_two() || !fits {
             return &[];
         }
@@ -166,7 +166,7 @@ impl<C: Cell> Place<C> {
     ///
     /// # Safety
     ///
-    /// As [`entries`](Self::entries).
+    /// The storage from which an arena with tables of 2^`log2` bytes took this place lives for `'a`.
     #[inline(always)]
     unsafe fn meta<'a>(self, log2: u32, table: u64) -> &'a AtomicMeta {
         let page = (table & self.mask) >> log2;
@@ -326,8 +326,8 @@ impl<S: Storage, const TABLE_LOG2: u32> TableMemory for Arena<S, TABLE_LOG2> {
 
     #[inline(always)]
     fn entries(&self, table: u64, count: usize) -> &[S::Cell] {
-        // SAFETY: the storage lives as long as `self`.
-        unsafe { self.place.entries(TABLE_LOG2, table, count) }
+        // SAFETY: the storage lives as long as `self`, and `new` has seen that it has so many tables.
+        unsafe { self.place.entries(LEAST << TABLE_LOG2, table, count) }
     }
 
     #[inline(always)]

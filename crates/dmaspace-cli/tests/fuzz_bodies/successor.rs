@@ -11,8 +11,9 @@ use std::sync::{Arc, OnceLock};
 use dmaspace_cli::inside::succeed;
 use hostmem::{Backing, Mapping};
 
-use ioas::{HostTables, MappedStorage};
-use iopt::{AnyTable, FormatId, Prot};
+use ioas::{HandedArea, HandedDomain, Handover, HostTables, MappedStorage};
+use iommu::{DeviceId, DomainId};
+use iopt::{AnyTable, FormatId, Prot, Root};
 use runs::{PageSizes, Span};
 
 use super::Bytes;
@@ -67,21 +68,55 @@ fn fill(file: &Mapping, bytes: &mut Bytes<'_>) -> u64 {
     *root
 }
 
+/// What is handed over: one domain and one area. `word N XOR` among the input's lines changes a word of it.
+fn handover(root: u64, lines: &str) -> String {
+    let mut handover = Handover::default();
+    handover.domains.push(HandedDomain {
+        id: DomainId(1),
+        root: Root {
+            format: FormatId::VtdSs,
+            address: root,
+            levels: 4,
+        },
+        page_sizes: PageSizes::from_bits(PAGE | 2 << 20 | 1 << 30),
+        coherent: Some(false),
+        devices: vec![DeviceId::pci(1, 0, 0)],
+    });
+    handover.areas.push(HandedArea {
+        range: Span::new(IOVA, MEMORY),
+        memory: 0,
+        offset: 0,
+        prot: Prot::RW,
+        out: false,
+        released: false,
+        cut: [false; 2],
+    });
+    let mut bytes = handover.encode();
+    for line in lines.lines() {
+        let words: Vec<_> = line.split_whitespace().collect();
+        if let ["word", nth, by] = words[..]
+            && let (Ok(nth), Ok(by)) = (nth.parse::<usize>(), by.parse::<u64>())
+            && let Some(word) = bytes.as_chunks_mut::<8>().0.get_mut(nth)
+        {
+            *word = (u64::from_le_bytes(*word) ^ by).to_le_bytes();
+        }
+    }
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
 /// The description of what there is, changed by the input; and then its own lines.
 pub fn second(data: &[u8]) {
     let mut bytes = Bytes(data);
     let ((memory, path), (arena, tables_path)) = (file(MEMORY), file(ARENA));
     let root = fill(&arena, &mut bytes);
-    let sizes = PAGE | 2 << 20 | 1 << 30;
-    let rw = Prot::RW.bits();
+    let left_out = bytes.u8();
+    let own = String::from_utf8_lossy(bytes.0);
     let all = [
         format!("memory {path} {FRAMES}"),
         format!("tables {tables_path} {TABLES}"),
-        format!("domain {} 0 1 {root} 4 {sizes}", FormatId::VtdSs.name()),
-        format!("area {IOVA} {MEMORY} 0 0 {rw}"),
+        format!("handover {}", handover(root, &own)),
         "end".to_owned(),
     ];
-    let left_out = bytes.u8();
     let mut lines = String::new();
     for (nr, line) in all.iter().enumerate() {
         if left_out >> nr & 1 == 0 {
@@ -89,7 +124,7 @@ pub fn second(data: &[u8]) {
         }
     }
     // Files are ours: those of the machine are nobody's to be opened here.
-    for line in String::from_utf8_lossy(bytes.0).lines() {
+    for line in own.lines() {
         let mut words: Vec<_> = line.split_whitespace().collect();
         for at in 1..words.len() {
             match words[at - 1] {

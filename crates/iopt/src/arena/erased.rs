@@ -121,7 +121,7 @@ macro_rules! calls {
                 match self.place {
                     // SAFETY: the place was lent by `memory`, which lives as long as `self` and is
                     // not changed but by `&`.
-                    Some(place) => unsafe { place.entries(self.table_log2, table, count) },
+                    Some(place) => unsafe { place.entries(0, table, count) },
                     None => self.memory.entries(table, count),
                 }
             }
