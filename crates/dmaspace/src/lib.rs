@@ -4,7 +4,7 @@
 //! machine, its devices and its memory nodes.
 //!
 //! ```
-//! use std::sync::{Arc, Mutex};
+//! use std::sync::Arc;
 //!
 //! use dmaspace::balloon::BalloonDma;
 //! use dmaspace::ioas::{Ioas, Ledger, Memory, Synthetic};
@@ -33,9 +33,9 @@
 //! // An address space for that device: tables in VT-d's format, and here a unit in software.
 //! let tables = Arc::new(HeapTables::with_tables(64)?);
 //! let sizes = PageSizes::from_bits(u64::MAX);
-//! let mut space = Ioas::new(DomainId(1), AnyTable::new(FormatId::VtdSs, 4, sizes, tables.clone())?);
+//! let space = Ioas::new(DomainId(1), AnyTable::new(FormatId::VtdSs, 4, sizes, tables.clone())?);
 //! let data = RunMap::<Vec<std::sync::atomic::AtomicU64>>::new([])?;
-//! space.attach(Arc::new(SoftwareUnit::new(tables, data)), DeviceId::pci(0, 5, 0))?;
+//! space.attach((Arc::new(SoftwareUnit::new(tables, data)), DeviceId::pci(0, 5, 0)))?;
 //!
 //! // The guest's memory, 4 MiB at its address 0: pinned, charged and mapped. `ioas::HostMemory` is real memory.
 //! let ledger = Ledger::new("user->locked_vm", Some(8 << 20), 0);
@@ -44,15 +44,15 @@
 //! space.map(0, &memory, Span::new(0, 4 << 20), Prot::RW, &mut ())?;
 //!
 //! // What the guest puts into its balloon devices let go first; then it can be discarded.
-//! let space = Arc::new(Mutex::new(space));
+//! let space = Arc::new(space);
 //! let mut dma = BalloonDma::new();
 //! dma.add_memory(0, memory);
 //! dma.add_space(space.clone());
 //! let block = [Span::new(2 << 20, 2 << 20)];
 //! dma.release(&block, &mut |part, reason| panic!("{part} is kept: {reason}"));
-//! assert!(space.lock().unwrap().leaf_at(2 << 20).is_none());
+//! assert!(space.leaf_at(2 << 20).is_none());
 //! dma.restore(&block, &mut |part, reason| panic!("{part} is not back: {reason}"));
-//! assert!(space.lock().unwrap().leaf_at(2 << 20).is_some());
+//! assert!(space.leaf_at(2 << 20).is_some());
 //! # Ok::<_, Box<dyn std::error::Error>>(())
 //! ```
 //!

@@ -7,8 +7,8 @@ use iommu::{
     AmdVi, AttachError, Capabilities, DeviceId, DomainId, FormatSupport, Registers, RiscvIommu,
     Smmu, Unit, Vtd, amdvi, riscv, smmu, vtd,
 };
-use iopt::walk::{Access, Walker};
 use iopt::format::{AmdV1, Format, VtdSs, X86_64};
+use iopt::walk::{Access, Walker};
 use iopt::{Arena, AtomicMeta, FormatId, Gather, Prot, Root, Table, TableMemory};
 use runs::{PageSizes, Run, Span};
 
