@@ -60,7 +60,10 @@ impl Ioas {
         prot: Prot,
         observer: &mut dyn Observer,
     ) -> Result<u64, MapError> {
-        self.lock().map_anywhere(memory, part, prot, observer)
+        let space = &mut *self.lock();
+        let iova = space.choose(part)?;
+        space.map(iova, memory, part, prot, observer)?;
+        Ok(iova)
     }
 }
 
@@ -74,18 +77,6 @@ impl Space {
         self.backend.allow(&allowed)?;
         self.allowed = allowed;
         Ok(())
-    }
-
-    pub(crate) fn map_anywhere(
-        &mut self,
-        memory: &Arc<Memory>,
-        part: Span,
-        prot: Prot,
-        observer: &mut dyn Observer,
-    ) -> Result<u64, MapError> {
-        let iova = self.choose(part)?;
-        self.map(iova, memory, part, prot, observer)?;
-        Ok(iova)
     }
 
     /// An address for `part`.

@@ -32,7 +32,15 @@ impl Ioas {
         interruption: Interruption,
         observer: &mut dyn Observer,
     ) -> Result<Unmapped, UnmapError> {
-        self.lock().unmap_cutting(range, interruption, observer)
+        let space = &mut *self.lock();
+        if !space.check_unmap(range)? {
+            return Ok(Unmapped::default());
+        }
+        space.externals.let_go(range)?;
+        let cuts = space.cut_around(range, interruption)?;
+        let (first, last) = (range.start, range.last());
+        let unmapped = space.unmap_between(first, last, interruption, &mut |_| (), observer);
+        unmapped.inspect_err(|_| space.join_cuts(cuts))
     }
 
     /// Takes `range` out of the areas that cover it: unmapped and unpinned, exactly that, until it is
@@ -53,7 +61,31 @@ impl Ioas {
         interruption: Interruption,
         observer: &mut dyn Observer,
     ) -> Result<u64, UnmapError> {
-        self.lock().take_out(range, interruption, observer)
+        let space = &mut *self.lock();
+        if !space.check_unmap(range)? {
+            return Ok(0);
+        }
+        if let Some(at) = space.first_hole(range) {
+            return Err(UnmapError::Hole { range, at });
+        }
+        space.externals.let_go(range)?;
+        let cuts = space.cut_around(range, interruption)?;
+        observed(observer, Step::EmptyTables, |_| {
+            let (first, last) = (range.start, range.last());
+            let emptied = space.empty(first, last, interruption, &mut |_| ());
+            emptied.inspect_err(|_| space.join_cuts(cuts))?;
+            let mut bytes = 0;
+            let Ok(()) = space.areas.0.try_for_each_mut(first, last, |span, area| {
+                if !mem::replace(&mut area.out, true) {
+                    bytes += span.len;
+                }
+                area.reserved = None;
+                space.retired.add(span, area.hold.take());
+                Ok::<_, Infallible>(())
+            });
+            Ok::<_, UnmapError>(((), bytes))
+        })?;
+        space.flush_observed(observer)
     }
 
     /// Puts back what was [taken out](Self::take_out) in `range`: pinned and mapped again as before,
@@ -72,65 +104,7 @@ impl Ioas {
         interruption: Interruption,
         observer: &mut dyn Observer,
     ) -> Result<(), MapError> {
-        self.lock().put_back(range, interruption, observer)
-    }
-}
-
-impl Space {
-    pub(crate) fn unmap_cutting(
-        &mut self,
-        range: Span,
-        interruption: Interruption,
-        observer: &mut dyn Observer,
-    ) -> Result<Unmapped, UnmapError> {
-        if !self.check_unmap(range)? {
-            return Ok(Unmapped::default());
-        }
-        self.externals.let_go(range)?;
-        let cuts = self.cut_around(range, interruption)?;
-        let (first, last) = (range.start, range.last());
-        let unmapped = self.unmap_between(first, last, interruption, &mut |_| (), observer);
-        unmapped.inspect_err(|_| self.join_cuts(cuts))
-    }
-
-    pub(crate) fn take_out(
-        &mut self,
-        range: Span,
-        interruption: Interruption,
-        observer: &mut dyn Observer,
-    ) -> Result<u64, UnmapError> {
-        if !self.check_unmap(range)? {
-            return Ok(0);
-        }
-        if let Some(at) = self.first_hole(range) {
-            return Err(UnmapError::Hole { range, at });
-        }
-        self.externals.let_go(range)?;
-        let cuts = self.cut_around(range, interruption)?;
-        observed(observer, Step::EmptyTables, |_| {
-            let (first, last) = (range.start, range.last());
-            let emptied = self.empty(first, last, interruption, &mut |_| ());
-            emptied.inspect_err(|_| self.join_cuts(cuts))?;
-            let mut bytes = 0;
-            let Ok(()) = self.areas.0.try_for_each_mut(first, last, |span, area| {
-                if !mem::replace(&mut area.out, true) {
-                    bytes += span.len;
-                }
-                area.reserved = None;
-                self.retired.add(span, area.hold.take());
-                Ok::<_, Infallible>(())
-            });
-            Ok::<_, UnmapError>(((), bytes))
-        })?;
-        self.flush_observed(observer)
-    }
-
-    pub(crate) fn put_back(
-        &mut self,
-        range: Span,
-        interruption: Interruption,
-        observer: &mut dyn Observer,
-    ) -> Result<(), MapError> {
+        let space = &mut *self.lock();
         if range.is_empty() {
             return Ok(());
         }
@@ -138,45 +112,48 @@ impl Space {
             return Err(MapError::BeyondEnd { start: range.start });
         }
         for end in [range.start, range.last()] {
-            if let Some((out, area)) = self.areas.0.at(end)
+            if let Some((out, area)) = space.areas.0.at(end)
                 && area.out
                 && !range.covers(&out)
             {
                 return Err(MapError::NotOut { range, out });
             }
         }
-        self.retired
-            .make_way(&mut *self.backend, range)
+        space
+            .retired
+            .make_way(&mut *space.backend, range)
             .map_err(MapError::Flush)?;
-        let outs = self.areas.0.overlapping(range.start, range.last());
+        let outs = space.areas.0.overlapping(range.start, range.last());
         let starts: Vec<u64> = outs
             .filter(|(_, area)| area.out)
             .map(|(span, _)| span.start)
             .collect();
         for start in starts {
-            let Some((_, area)) = self.areas.0.at_mut(start) else {
+            let Some((_, area)) = space.areas.0.at_mut(start) else {
                 continue;
             };
             let there = !area.released;
             if there {
-                self.backend.map(area, &mut self.retired, observer)?;
-                self.retired.listeners.mapped(area);
-            } else if self.backend.is_live() {
-                let kept = area.reserve(self.backend.times_charged());
+                space.backend.map(area, &mut space.retired, observer)?;
+                space.retired.listeners.mapped(area);
+            } else if space.backend.is_live() {
+                let kept = area.reserve(space.backend.times_charged());
                 kept.map_err(MapError::OverLimit)?;
             }
             area.out = false;
             let back = area.range;
             let end = start.wrapping_add(back.len);
-            self.join_at(start);
-            self.join_at(end);
-            if let Some((whole, _)) = self.areas.0.at(start).filter(|_| there) {
-                self.refit(back, whole, interruption);
+            space.join_at(start);
+            space.join_at(end);
+            if let Some((whole, _)) = space.areas.0.at(start).filter(|_| there) {
+                space.refit(back, whole, interruption);
             }
         }
         Ok(())
     }
+}
 
+impl Space {
     /// Joins the areas that meet at `at`, if they were cut there.
     pub(crate) fn join_at(&mut self, at: u64) {
         let before = at.checked_sub(1).and_then(|last| self.areas.0.at(last));

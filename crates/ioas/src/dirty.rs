@@ -134,7 +134,8 @@ impl core::error::Error for HarvestError {
 impl Ioas {
     /// True while it is tracked what devices write to.
     pub fn tracks_dirty(&self) -> bool {
-        self.lock().tracks_dirty()
+        let space = self.lock();
+        space.tracking.is_some()
     }
 
     /// Begins to track what devices write to. What they wrote to before is forgotten.
@@ -143,7 +144,16 @@ impl Ioas {
     ///
     /// See [`TrackingError`].
     pub fn track_dirty(&self, tracking: Tracking) -> Result<(), TrackingError> {
-        self.lock().track_dirty(tracking)
+        let space = &mut *self.lock();
+        space.backend.track(tracking)?;
+        space.set_tracking(Some(tracking));
+        let begun = space
+            .split_all(tracking)
+            .and_then(|()| space.forget_dirty());
+        if begun.is_err() {
+            space.untrack_dirty();
+        }
+        begun
     }
 
     /// Ends it: what was not harvested is forgotten. Leaves that were split are merged, as far as
@@ -189,7 +199,20 @@ impl Ioas {
         pending: &mut Pending<W>,
         observer: &mut dyn Observer,
     ) -> Result<Unmapped, UnmapError> {
-        self.lock().unmap_noting(range, pending, observer)
+        let space = &mut *self.lock();
+        let blind = space.backend.is_blind();
+        let writable = |area: &&HeldArea| blind && area.prot.contains(Prot::WRITE);
+        let unseen: Vec<Span> = space
+            .areas
+            .0
+            .overlapping(range.start, range.last())
+            .map(|(_, area)| area)
+            .filter(writable)
+            .map(|area| area.range)
+            .collect();
+        // Also before an error: the areas may be gone then.
+        unseen.into_iter().for_each(|range| pending.mark(range));
+        space.unmap_with(range, &mut |run| pending.mark(run), observer)
     }
 
     /// Which parts of which memory are at the device addresses `range`: the addresses, the memory,
@@ -208,20 +231,6 @@ impl Ioas {
 }
 
 impl Space {
-    pub(crate) fn tracks_dirty(&self) -> bool {
-        self.tracking.is_some()
-    }
-
-    pub(crate) fn track_dirty(&mut self, tracking: Tracking) -> Result<(), TrackingError> {
-        self.backend.track(tracking)?;
-        self.set_tracking(Some(tracking));
-        let begun = self.split_all(tracking).and_then(|()| self.forget_dirty());
-        if begun.is_err() {
-            self.untrack_dirty();
-        }
-        begun
-    }
-
     pub(crate) fn untrack_dirty(&mut self) {
         self.backend.untrack();
         let Some(tracking) = self.set_tracking(None) else {
@@ -302,26 +311,5 @@ impl Space {
         pending: &'p mut Pending<W>,
     ) -> Result<Shown<'p, W>, FlushError> {
         pending.flush_with(|what| self.backend.show(what))
-    }
-
-    pub(crate) fn unmap_noting<W: AsRef<[u64]> + AsMut<[u64]>>(
-        &mut self,
-        range: Span,
-        pending: &mut Pending<W>,
-        observer: &mut dyn Observer,
-    ) -> Result<Unmapped, UnmapError> {
-        let blind = self.backend.is_blind();
-        let writable = |area: &&HeldArea| blind && area.prot.contains(Prot::WRITE);
-        let unseen: Vec<Span> = self
-            .areas
-            .0
-            .overlapping(range.start, range.last())
-            .map(|(_, area)| area)
-            .filter(writable)
-            .map(|area| area.range)
-            .collect();
-        // Also before an error: the areas may be gone then.
-        unseen.into_iter().for_each(|range| pending.mark(range));
-        self.unmap_with(range, &mut |run| pending.mark(run), observer)
     }
 }

@@ -250,12 +250,15 @@ impl Externals {
 impl Ioas {
     /// Makes `user` one of those that are asked to let go.
     pub fn add_pin_user(&self, user: Arc<dyn PinUser>) {
-        self.lock().add_pin_user(user)
+        let space = &mut *self.lock();
+        space.externals.users.lock().push(user);
     }
 
     /// Makes `user` nobody that is asked any more. Its pins stay until they are dropped.
     pub fn remove_pin_user(&self, user: &Arc<dyn PinUser>) {
-        self.lock().remove_pin_user(user)
+        let space = &mut *self.lock();
+        let mut users = space.externals.users.lock();
+        users.retain(|other| !Arc::ptr_eq(other, user));
     }
 
     /// Holds the memory behind `range` for somebody in this process, who reads it, or also writes to
@@ -270,38 +273,13 @@ impl Ioas {
         prot: Prot,
         when: WhenUnmapped,
     ) -> Result<ExternalPin, PinError> {
-        self.lock().pin(range, prot, when)
-    }
-
-    /// The lowest stretch of `range` that external pins hold, up to where the number of pins
-    /// changes. Who asks again from its end on finds the next.
-    pub fn first_pinned(&self, range: Span) -> Option<Span> {
-        self.lock().first_pinned(range)
-    }
-}
-
-impl Space {
-    pub(crate) fn add_pin_user(&mut self, user: Arc<dyn PinUser>) {
-        self.externals.users.lock().push(user);
-    }
-
-    pub(crate) fn remove_pin_user(&mut self, user: &Arc<dyn PinUser>) {
-        let mut users = self.externals.users.lock();
-        users.retain(|other| !Arc::ptr_eq(other, user));
-    }
-
-    pub(crate) fn pin(
-        &self,
-        range: Span,
-        prot: Prot,
-        when: WhenUnmapped,
-    ) -> Result<ExternalPin, PinError> {
+        let space = self.lock();
         if Span::checked(range.start, range.len).is_none() {
             return Err(PinError::Range(range));
         }
         let mut holds = Vec::new();
         let mut at = Some(range.start);
-        for (span, area) in self.areas.0.overlapping(range.start, range.last()) {
+        for (span, area) in space.areas.0.overlapping(range.start, range.last()) {
             let Some(here) = span.intersection(&range) else {
                 continue;
             };
@@ -322,9 +300,9 @@ impl Space {
             return Err(PinError::NotThere { range, at });
         }
         let writes = prot.contains(Prot::WRITE);
-        self.externals.count(range, when, writes, 1);
+        space.externals.count(range, when, writes, 1);
         Ok(ExternalPin {
-            externals: Arc::clone(&self.externals),
+            externals: Arc::clone(&space.externals),
             range,
             when,
             writes,
@@ -332,6 +310,14 @@ impl Space {
         })
     }
 
+    /// The lowest stretch of `range` that external pins hold, up to where the number of pins
+    /// changes. Who asks again from its end on finds the next.
+    pub fn first_pinned(&self, range: Span) -> Option<Span> {
+        self.lock().first_pinned(range)
+    }
+}
+
+impl Space {
     pub(crate) fn first_pinned(&self, range: Span) -> Option<Span> {
         self.externals
             .first(range, |count| count.must_go > 0 || count.keep > 0)

@@ -130,7 +130,33 @@ impl Ioas {
         failed: &mut dyn FnMut(Span, MapError),
         observer: &mut dyn Observer,
     ) {
-        self.lock().restore(ranges, interruption, failed, observer)
+        let space = &mut *self.lock();
+        let mut back = Vec::new();
+        for range in ranges.iter().filter(|range| !range.is_empty()) {
+            match space.released_in(*range) {
+                Err(cause) => failed(*range, cause),
+                Ok(stretches) => {
+                    for span in stretches {
+                        let flushed = space.retired.make_way(&mut *space.backend, span);
+                        let mapped = flushed
+                            .map_err(MapError::Flush)
+                            .and_then(|()| space.map_released(span, observer));
+                        match mapped {
+                            Ok(()) => back.push(span),
+                            Err(cause) => failed(span, cause),
+                        }
+                    }
+                }
+            }
+            space.join_inside(*range);
+        }
+        let mut back = back.into_iter().peekable();
+        while let Some(mut span) = back.next() {
+            while let Some(next) = back.next_if(|next| span.start + span.len == next.start) {
+                span.len += next.len;
+            }
+            space.refit_at(span, interruption);
+        }
     }
 }
 
@@ -254,41 +280,6 @@ impl Space {
         }
         self.join_inside(range);
         self.refit_at(range, Interruption::Refused);
-    }
-
-    pub(crate) fn restore(
-        &mut self,
-        ranges: &[Span],
-        interruption: Interruption,
-        failed: &mut dyn FnMut(Span, MapError),
-        observer: &mut dyn Observer,
-    ) {
-        let mut back = Vec::new();
-        for range in ranges.iter().filter(|range| !range.is_empty()) {
-            match self.released_in(*range) {
-                Err(cause) => failed(*range, cause),
-                Ok(stretches) => {
-                    for span in stretches {
-                        let flushed = self.retired.make_way(&mut *self.backend, span);
-                        let mapped = flushed
-                            .map_err(MapError::Flush)
-                            .and_then(|()| self.map_released(span, observer));
-                        match mapped {
-                            Ok(()) => back.push(span),
-                            Err(cause) => failed(span, cause),
-                        }
-                    }
-                }
-            }
-            self.join_inside(*range);
-        }
-        let mut back = back.into_iter().peekable();
-        while let Some(mut span) = back.next() {
-            while let Some(next) = back.next_if(|next| span.start + span.len == next.start) {
-                span.len += next.len;
-            }
-            self.refit_at(span, interruption);
-        }
     }
 
     /// What is released in `range`, in areas of their own.

@@ -203,7 +203,8 @@ impl Ioas {
     /// When units are told what was unmapped. What waits now is flushed by the next call that
     /// flushes.
     pub fn set_flushing(&self, flushing: Flushing) {
-        self.lock().set_flushing(flushing)
+        let space = &mut *self.lock();
+        space.retired.flushing = flushing;
     }
 
     /// Tells `listener` of all areas, from now on.
@@ -213,7 +214,8 @@ impl Ioas {
 
     /// Tells `listener` nothing any more. It must not use what it knows.
     pub fn remove_listener(&self, listener: &Arc<dyn Listener>) {
-        self.lock().remove_listener(listener)
+        let space = &mut *self.lock();
+        space.retired.listeners.remove(listener);
     }
 
     /// The areas, in order.
@@ -237,7 +239,8 @@ impl Ioas {
 
     /// True when there is no area.
     pub fn is_empty(&self) -> bool {
-        self.lock().is_empty()
+        let space = self.lock();
+        space.areas.0.is_empty()
     }
 
     /// The area that holds `iova`.
@@ -269,7 +272,8 @@ impl Ioas {
     /// anything is touched: [`Memory::forecast`], as often as this address space charges it. That is
     /// more than once only with containers by node, for each of those that it has now.
     pub fn forecast(&self, memory: &Memory, part: Span) -> Forecast {
-        self.lock().forecast(memory, part)
+        let space = self.lock();
+        memory.forecast_times(part, space.backend.times_charged())
     }
 
     /// Unmaps every area in `range`. Areas that lie only partly in it are not cut: that is refused
@@ -304,12 +308,14 @@ impl Ioas {
 
     /// [`flush`](Self::flush), if [lazy flushing](Flushing::Lazy) has come to one of its bounds.
     pub fn poll(&self) -> Result<u64, UnmapError> {
-        self.lock().poll()
+        let space = &mut *self.lock();
+        space.finish_unmap(&mut ())
     }
 
     /// Memory that is unmapped but waits for a flush, in areas.
     pub fn retired(&self) -> usize {
-        self.lock().retired()
+        let space = self.lock();
+        space.retired.holds.len()
     }
 
     /// Ends the address space: detaches every device, unmaps everything, gives all tables back.
@@ -350,18 +356,10 @@ impl Space {
         self.backend.capabilities()
     }
 
-    pub(crate) fn set_flushing(&mut self, flushing: Flushing) {
-        self.retired.flushing = flushing;
-    }
-
     pub(crate) fn add_listener(&mut self, listener: Arc<dyn Listener>) {
         let areas = self.areas().filter(|area| area.is_there());
         areas.for_each(|area| listener.mapped(area));
         self.retired.listeners.add(listener);
-    }
-
-    pub(crate) fn remove_listener(&mut self, listener: &Arc<dyn Listener>) {
-        self.retired.listeners.remove(listener);
     }
 
     pub(crate) fn areas(&self) -> impl Iterator<Item = &HeldArea> {
@@ -370,10 +368,6 @@ impl Space {
 
     pub(crate) fn len(&self) -> usize {
         self.areas.0.len()
-    }
-
-    pub(crate) fn is_empty(&self) -> bool {
-        self.areas.0.is_empty()
     }
 
     pub(crate) fn map(
@@ -415,10 +409,6 @@ impl Space {
         self.retired.listeners.mapped(area);
         self.refit(range, range, Interruption::Refused);
         Ok(())
-    }
-
-    pub(crate) fn forecast(&self, memory: &Memory, part: Span) -> Forecast {
-        memory.forecast_times(part, self.backend.times_charged())
     }
 
     /// Everything that can be known to be wrong before anything is touched.
@@ -570,10 +560,6 @@ impl Space {
         self.flush_observed(&mut ())
     }
 
-    pub(crate) fn poll(&mut self) -> Result<u64, UnmapError> {
-        self.finish_unmap(&mut ())
-    }
-
     pub(crate) fn flush_observed(
         &mut self,
         observer: &mut dyn Observer,
@@ -589,10 +575,6 @@ impl Space {
             Ok::<_, UnmapError>(((unpinned, failed), unpinned))
         })?;
         failed.map_or(Ok(unpinned), |cause| Err(UnmapError::Unpin(cause)))
-    }
-
-    pub(crate) fn retired(&self) -> usize {
-        self.retired.holds.len()
     }
 
     pub(crate) fn close(mut self) -> Result<(), CloseError> {
