@@ -8,6 +8,7 @@
     reason = "a test that cannot go on stops"
 )]
 
+mod any;
 mod containers;
 mod devices;
 mod dirty;
