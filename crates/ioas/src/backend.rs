@@ -110,21 +110,14 @@ impl fmt::Display for Capability {
 }
 
 /// A back end cannot do what was asked for. Nothing has changed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{backend} cannot {what}")]
 pub struct Unsupported {
     /// What it cannot do.
     pub what: Capability,
     /// Its name.
     pub backend: &'static str,
 }
-
-impl fmt::Display for Unsupported {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} cannot {}", self.backend, self.what)
-    }
-}
-
-impl core::error::Error for Unsupported {}
 
 /// The seam to whoever translates: tables of ours, or a kernel that has its own.
 ///

@@ -19,7 +19,6 @@
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-use core::fmt;
 use core::mem;
 
 use iommu::FlushError;
@@ -66,69 +65,36 @@ pub struct Harvested {
 }
 
 /// Why tracking did not begin. It is off, and leaves are as they were, or smaller.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TrackingError {
     /// The back end cannot do that.
+    #[error(transparent)]
     Unsupported(Unsupported),
     /// The kernel refuses.
-    Kernel(Cause),
+    #[error("the kernel does not track what devices write to")]
+    Kernel(#[source] Cause),
     /// Leaves cannot be split.
+    #[error("leaves cannot be split: {0}")]
     Split(RefitError<FlushError>),
     /// What was noted before cannot be forgotten.
+    #[error(transparent)]
     Clear(HarvestError),
     /// A unit did not forget it in time.
+    #[error(transparent)]
     Flush(FlushError),
 }
 
-impl fmt::Display for TrackingError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Unsupported(cause) => cause.fmt(f),
-            Self::Kernel(_) => f.write_str("the kernel does not track what devices write to"),
-            Self::Split(cause) => write!(f, "leaves cannot be split: {cause}"),
-            Self::Clear(cause) => cause.fmt(f),
-            Self::Flush(cause) => cause.fmt(f),
-        }
-    }
-}
-
-impl core::error::Error for TrackingError {
-    fn source(&self) -> Option<&(dyn core::error::Error + 'static)> {
-        match self {
-            Self::Kernel(cause) => Some(&**cause),
-            Self::Clear(cause) => cause.source(),
-            _ => None,
-        }
-    }
-}
-
 /// Why what devices have written to was not learned.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum HarvestError {
     /// A table cannot be harvested.
+    #[error(transparent)]
     Table(DirtyError),
     /// The kernel refuses.
-    Kernel(Cause),
-}
-
-impl fmt::Display for HarvestError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Table(cause) => cause.fmt(f),
-            Self::Kernel(_) => f.write_str("the kernel does not tell what devices have written to"),
-        }
-    }
-}
-
-impl core::error::Error for HarvestError {
-    fn source(&self) -> Option<&(dyn core::error::Error + 'static)> {
-        match self {
-            Self::Table(_) => None,
-            Self::Kernel(cause) => Some(&**cause),
-        }
-    }
+    #[error("the kernel does not tell what devices have written to")]
+    Kernel(#[source] Cause),
 }
 
 impl Ioas {

@@ -18,12 +18,16 @@ use crate::object::{Cause, PinFailed};
 /// that it is unmapped again, devices may still reach that memory. It is then retired
 /// ([`Ioas::retired`](crate::Ioas::retired) has grown): pinned and charged, but in no area, until
 /// [`Ioas::flush`](crate::Ioas::flush) succeeds.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum MapError {
     /// The range of device addresses is not well formed.
+    #[error(transparent)]
     Range(RangeError),
     /// The part lies outside its memory object, or is not a multiple of the smallest page.
+    #[error(
+        "{part} is no part of whole pages of {granule:#x} bytes in an object of {object:#x} bytes"
+    )]
     Part {
         /// Offset and length in the object, bytes.
         part: Span,
@@ -33,6 +37,7 @@ pub enum MapError {
         granule: u64,
     },
     /// Another area lies there.
+    #[error("{wanted} overlaps the area {area}")]
     Overlap {
         /// The range that was asked for.
         wanted: Span,
@@ -40,11 +45,13 @@ pub enum MapError {
         area: Span,
     },
     /// The range ends beyond 2^64.
+    #[error("the range from {start:#x} ends beyond 2^64")]
     BeyondEnd {
         /// Where it begins.
         start: u64,
     },
     /// Devices cannot translate some of it.
+    #[error("{wanted} overlaps {reserved}, which a device cannot translate")]
     Reserved {
         /// The range that was asked for.
         wanted: Span,
@@ -53,17 +60,22 @@ pub enum MapError {
     },
     /// Nowhere in the allowed ranges there is room that keeps large pages possible: from a multiple
     /// of the largest page that the length has room for, on, to the end of the part.
+    #[error("the allowed ranges have no aligned room for {}", runs::Bytes(*.len))]
     NoRoom {
         /// Bytes that were to be mapped.
         len: u64,
     },
     /// A range that was to be allowed is empty, ends beyond 2^64, overlaps another one, or cannot be
     /// translated by a device.
+    #[error(
+        "{range} cannot be allowed: it is empty, ends beyond 2^64, overlaps another range, or a device cannot translate it"
+    )]
     Allowed {
         /// The range.
         range: Span,
     },
     /// What is to be put back is a part only of what was taken out.
+    #[error("{out} is out as a whole, and {range} is a part of it")]
     NotOut {
         /// The range that was asked for.
         range: Span,
@@ -71,16 +83,20 @@ pub enum MapError {
         out: Span,
     },
     /// The back end cannot do that.
+    #[error(transparent)]
     Unsupported(Unsupported),
     /// Nothing is permitted, or something that this back end cannot permit: a kernel maps for reading,
     /// for writing or for both.
+    #[error("nothing is mapped with the permissions \"{prot}\"")]
     Prot {
         /// What was asked for.
         prot: Prot,
     },
     /// The kernel refuses, for a reason of its own.
-    Kernel(Cause),
+    #[error("the kernel does not map it")]
+    Kernel(#[source] Cause),
     /// The back end has as many mappings as it can have.
+    #[error("{wanted} mappings are needed, and there can be {most}")]
     TooMany {
         /// How many it would have.
         wanted: u64,
@@ -88,12 +104,16 @@ pub enum MapError {
         most: u64,
     },
     /// The limit on locked memory.
+    #[error(transparent)]
     OverLimit(OverLimit),
     /// The memory cannot be pinned.
+    #[error(transparent)]
     Pin(PinFailed),
     /// The runs of the pinned memory cannot be found.
-    Runs(Cause),
+    #[error("cannot find the physical runs of pinned memory")]
+    Runs(#[source] Cause),
     /// The pinned memory yields another number of bytes than it has.
+    #[error("{pinned} bytes are pinned, but their runs have {found} bytes")]
     RunsDiffer {
         /// Bytes that were pinned.
         pinned: u64,
@@ -101,6 +121,7 @@ pub enum MapError {
         found: u64,
     },
     /// The reader of the runs claims to have filled in more than there was room for.
+    #[error("{count} runs were given in a batch of {room}")]
     BatchTooLong {
         /// Runs that it claims.
         count: usize,
@@ -108,82 +129,15 @@ pub enum MapError {
         room: usize,
     },
     /// The tables refuse.
+    #[error(transparent)]
     Table(iopt::MapError),
     /// The observer wanted to stop.
+    #[error("interrupted while mapping")]
     Interrupted,
     /// A unit did not take notice in time: of what was mapped, or of what had been unmapped before
     /// and was still to be flushed.
+    #[error(transparent)]
     Flush(FlushError),
-}
-
-impl fmt::Display for MapError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Range(cause) => cause.fmt(f),
-            Self::Part {
-                part,
-                object,
-                granule,
-            } => write!(
-                f,
-                "{part} is no part of whole pages of {granule:#x} bytes in an object of {object:#x} \
-                 bytes"
-            ),
-            Self::Overlap { wanted, area } => write!(f, "{wanted} overlaps the area {area}"),
-            Self::BeyondEnd { start } => write!(f, "the range from {start:#x} ends beyond 2^64"),
-            Self::Reserved { wanted, reserved } => {
-                write!(
-                    f,
-                    "{wanted} overlaps {reserved}, which a device cannot translate"
-                )
-            }
-            Self::NoRoom { len } => {
-                let len = runs::Bytes(*len);
-                write!(f, "the allowed ranges have no aligned room for {len}")
-            }
-            Self::Allowed { range } => write!(
-                f,
-                "{range} cannot be allowed: it is empty, ends beyond 2^64, overlaps another range, \
-                 or a device cannot translate it"
-            ),
-            Self::NotOut { range, out } => {
-                write!(f, "{out} is out as a whole, and {range} is a part of it")
-            }
-            Self::Unsupported(cause) => cause.fmt(f),
-            Self::Prot { prot } => {
-                write!(f, "nothing is mapped with the permissions \"{prot}\"")
-            }
-            Self::Kernel(_) => f.write_str("the kernel does not map it"),
-            Self::TooMany { wanted, most } => {
-                write!(f, "{wanted} mappings are needed, and there can be {most}")
-            }
-            Self::OverLimit(cause) => cause.fmt(f),
-            Self::Pin(cause) => cause.fmt(f),
-            Self::Runs(_) => f.write_str("cannot find the physical runs of pinned memory"),
-            Self::RunsDiffer { pinned, found } => {
-                write!(
-                    f,
-                    "{pinned} bytes are pinned, but their runs have {found} bytes"
-                )
-            }
-            Self::BatchTooLong { count, room } => {
-                write!(f, "{count} runs were given in a batch of {room}")
-            }
-            Self::Table(cause) => cause.fmt(f),
-            Self::Interrupted => f.write_str("interrupted while mapping"),
-            Self::Flush(cause) => cause.fmt(f),
-        }
-    }
-}
-
-impl Error for MapError {
-    fn source(&self) -> Option<&(dyn Error + 'static)> {
-        match self {
-            Self::Pin(cause) => cause.source(),
-            Self::Runs(cause) | Self::Kernel(cause) => Some(&**cause),
-            _ => None,
-        }
-    }
 }
 
 impl From<PinFailed> for MapError {
@@ -196,10 +150,11 @@ impl From<PinFailed> for MapError {
 }
 
 /// Why an unmap is not complete.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum UnmapError {
     /// The range cuts an area. Nothing was unmapped.
+    #[error("{range} cuts the area {area}")]
     CutsArea {
         /// The range that was asked for.
         range: Span,
@@ -207,6 +162,7 @@ pub enum UnmapError {
         area: Span,
     },
     /// Some of the range is in no area. Nothing was taken out.
+    #[error("{at:#x} in {range} is in no area")]
     Hole {
         /// The range that was asked for.
         range: Span,
@@ -215,6 +171,7 @@ pub enum UnmapError {
     },
     /// Somebody in this process holds some of it and has not let go, asked several times. Nothing was
     /// unmapped.
+    #[error("{held} in {range} is held by a user who does not let go")]
     Held {
         /// The range that was asked for.
         range: Span,
@@ -224,9 +181,11 @@ pub enum UnmapError {
     /// A leaf that reaches over an end of the range cannot be replaced by smaller ones, or the flush
     /// after an earlier such change has still to succeed. Nothing was unmapped; translations are what
     /// they were, some leaves may be smaller.
+    #[error(transparent)]
     Cut(RefitError<FlushError>),
     /// An end of the range lies inside a mapping of the back end, which cannot be cut, or not
     /// without a moment in which the rest is missing. Nothing was unmapped.
+    #[error("{cause}, and {mapping} is one mapping")]
     CutsMapping {
         /// The mapping, which may hold several areas.
         mapping: Span,
@@ -234,51 +193,26 @@ pub enum UnmapError {
         cause: Unsupported,
     },
     /// The range ends beyond 2^64. Nothing was unmapped.
+    #[error("the range from {start:#x} ends beyond 2^64")]
     BeyondEnd {
         /// Where it begins.
         start: u64,
     },
     /// The tables refuse. Nothing was unmapped.
+    #[error(transparent)]
     Table(iopt::UnmapError),
     /// The kernel refuses, for a reason of its own. Nothing was unmapped.
-    Kernel(Cause),
+    #[error("the kernel does not unmap it")]
+    Kernel(#[source] Cause),
     /// The areas are unmapped, but a unit did not take notice in time. Their memory stays pinned
     /// and charged, and their tables unused, until [`Ioas::flush`](crate::Ioas::flush) succeeds.
+    #[error(transparent)]
     Flush(FlushError),
     /// The areas are unmapped and flushed, and all memory was to be unpinned, but some could not.
     /// This is the first failure. How much of that memory is still pinned is not known, so its
     /// charge stays for good.
-    Unpin(Cause),
-}
-
-impl fmt::Display for UnmapError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::CutsArea { range, area } => write!(f, "{range} cuts the area {area}"),
-            Self::Hole { range, at } => write!(f, "{at:#x} in {range} is in no area"),
-            Self::Held { range, held } => {
-                write!(f, "{held} in {range} is held by a user who does not let go")
-            }
-            Self::Cut(cause) => cause.fmt(f),
-            Self::CutsMapping { mapping, cause } => {
-                write!(f, "{cause}, and {mapping} is one mapping")
-            }
-            Self::BeyondEnd { start } => write!(f, "the range from {start:#x} ends beyond 2^64"),
-            Self::Table(cause) => cause.fmt(f),
-            Self::Kernel(_) => f.write_str("the kernel does not unmap it"),
-            Self::Flush(cause) => cause.fmt(f),
-            Self::Unpin(_) => f.write_str("cannot unpin memory"),
-        }
-    }
-}
-
-impl Error for UnmapError {
-    fn source(&self) -> Option<&(dyn Error + 'static)> {
-        match self {
-            Self::Unpin(cause) | Self::Kernel(cause) => Some(&**cause),
-            _ => None,
-        }
-    }
+    #[error("cannot unpin memory")]
+    Unpin(#[source] Cause),
 }
 
 /// Why a device was not attached. Nothing has changed.
@@ -372,18 +306,22 @@ impl Error for AttachError {
 }
 
 /// Why a device was not detached.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DetachError {
     /// It is not attached to this address space.
+    #[error("{device} is not attached to this address space")]
     NotAttached {
         /// The device.
         device: DeviceId,
     },
     /// Its unit refuses, or did not come to an end in time. The device counts as attached.
+    #[error(transparent)]
     Unit(iommu::AttachError),
     /// It is not attached to this address space, which knows its devices by the kernel's files.
+    #[error("it is not attached to this address space")]
     Unknown,
     /// The kernel refuses. The device counts as attached.
+    #[error("{operation} was refused: {errno}")]
     Kernel {
         /// The ioctl.
         operation: &'static str,
@@ -392,48 +330,17 @@ pub enum DetachError {
     },
 }
 
-impl fmt::Display for DetachError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::NotAttached { device } => {
-                write!(f, "{device} is not attached to this address space")
-            }
-            Self::Unit(cause) => cause.fmt(f),
-            Self::Unknown => f.write_str("it is not attached to this address space"),
-            Self::Kernel { operation, errno } => write!(f, "{operation} was refused: {errno}"),
-        }
-    }
-}
-
-impl Error for DetachError {}
-
 /// Why an address space did not come to an end in order.
 ///
 /// What could not be given back is lost on purpose: memory stays pinned and charged, tables stay out
 /// of use, since a device may still reach them.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CloseError {
     /// Something could not be unmapped.
+    #[error(transparent)]
     Unmap(UnmapError),
     /// A device could not be detached.
+    #[error(transparent)]
     Detach(DetachError),
-}
-
-impl fmt::Display for CloseError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Unmap(cause) => cause.fmt(f),
-            Self::Detach(cause) => cause.fmt(f),
-        }
-    }
-}
-
-impl Error for CloseError {
-    fn source(&self) -> Option<&(dyn Error + 'static)> {
-        match self {
-            Self::Unmap(cause) => cause.source(),
-            Self::Detach(cause) => cause.source(),
-        }
-    }
 }

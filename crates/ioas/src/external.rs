@@ -115,12 +115,14 @@ impl Drop for ExternalPin {
 }
 
 /// Why a range cannot be held.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PinError {
     /// It is empty or ends beyond 2^64.
+    #[error("{0} is empty or ends beyond 2^64")]
     Range(Span),
     /// Some of it is in no area, taken out, or released.
+    #[error("{at:#x} in {range} is not mapped")]
     NotThere {
         /// The range.
         range: Span,
@@ -128,6 +130,7 @@ pub enum PinError {
         at: u64,
     },
     /// It is to be written to, and an area does not permit that.
+    #[error("the area {area} permits {has}, not {asked}")]
     Prot {
         /// The area.
         area: Span,
@@ -137,29 +140,8 @@ pub enum PinError {
         asked: Prot,
     },
     /// The memory cannot be pinned.
+    #[error(transparent)]
     Memory(MapError),
-}
-
-impl fmt::Display for PinError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Range(range) => write!(f, "{range} is empty or ends beyond 2^64"),
-            Self::NotThere { range, at } => write!(f, "{at:#x} in {range} is not mapped"),
-            Self::Prot { area, has, asked } => {
-                write!(f, "the area {area} permits {has}, not {asked}")
-            }
-            Self::Memory(cause) => cause.fmt(f),
-        }
-    }
-}
-
-impl core::error::Error for PinError {
-    fn source(&self) -> Option<&(dyn core::error::Error + 'static)> {
-        match self {
-            Self::Memory(cause) => cause.source(),
-            _ => None,
-        }
-    }
 }
 
 impl Externals {

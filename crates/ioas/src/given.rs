@@ -3,7 +3,6 @@
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
-use core::fmt;
 use core::ops::ControlFlow;
 
 use runs::Span;
@@ -37,22 +36,14 @@ pub struct GivenRuns {
 
 /// A run that is not to be had in pages: it is empty, no multiple of the page at both ends, ends
 /// beyond 2^64, or makes more than 2^64 bytes altogether; or the page is no power of two.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{run} is no run of whole pages of {page:#x} bytes")]
 pub struct NoPages {
     /// The first such run.
     pub run: Span,
     /// The page, bytes.
     pub page: u64,
 }
-
-impl fmt::Display for NoPages {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { run, page } = self;
-        write!(f, "{run} is no run of whole pages of {page:#x} bytes")
-    }
-}
-
-impl core::error::Error for NoPages {}
 
 impl GivenRuns {
     /// Memory that consists of `runs` (physical address and length in bytes, whole pages of `page`

@@ -238,7 +238,13 @@ impl fmt::Display for Forecast {
 }
 
 /// A charge that was refused. Nothing was charged.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "needs {}, {} allowed, {} in use ({counter})",
+    Bytes(*.needed),
+    Bytes(*.limit),
+    Bytes(*.in_use)
+)]
 pub struct OverLimit {
     /// Bytes that were to be charged.
     pub needed: u64,
@@ -249,21 +255,6 @@ pub struct OverLimit {
     /// The kernel's counter.
     pub counter: &'static str,
 }
-
-impl fmt::Display for OverLimit {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "needs {}, {} allowed, {} in use ({})",
-            Bytes(self.needed),
-            Bytes(self.limit),
-            Bytes(self.in_use),
-            self.counter
-        )
-    }
-}
-
-impl core::error::Error for OverLimit {}
 
 #[cfg(test)]
 mod tests {

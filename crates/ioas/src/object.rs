@@ -114,28 +114,12 @@ pub trait RunReader {
 }
 
 /// Why a part was not pinned. Nothing of it is.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub enum PinFailed {
     /// `progress` wanted to stop.
+    #[error("interrupted while pinning")]
     Interrupted,
     /// The memory or the kernel refuses.
-    Refused(Cause),
-}
-
-impl fmt::Display for PinFailed {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Interrupted => f.write_str("interrupted while pinning"),
-            Self::Refused(_) => f.write_str("cannot pin the memory"),
-        }
-    }
-}
-
-impl Error for PinFailed {
-    fn source(&self) -> Option<&(dyn Error + 'static)> {
-        match self {
-            Self::Interrupted => None,
-            Self::Refused(cause) => Some(&**cause),
-        }
-    }
+    #[error("cannot pin the memory")]
+    Refused(#[source] Cause),
 }

@@ -64,16 +64,9 @@ impl fmt::Display for Placement {
 }
 
 /// A word that names no [`Placement`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("tables are placed `shared`, `per-node`, or `near:N` for a node N")]
 pub struct NoPlacement;
-
-impl fmt::Display for NoPlacement {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("tables are placed `shared`, `per-node`, or `near:N` for a node N")
-    }
-}
-
-impl core::error::Error for NoPlacement {}
 
 impl FromStr for Placement {
     type Err = NoPlacement;

@@ -4,7 +4,6 @@ use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec;
 use alloc::vec::Vec;
-use core::fmt;
 use core::ops::ControlFlow;
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -79,16 +78,9 @@ impl Synthetic {
 }
 
 /// The page that [`Synthetic::refusing`] names.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
+#[error("the page at offset {0:#x} cannot be pinned")]
 struct Refused(u64);
-
-impl fmt::Display for Refused {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "the page at offset {:#x} cannot be pinned", self.0)
-    }
-}
-
-impl core::error::Error for Refused {}
 
 impl MemoryObject for Synthetic {
     fn len(&self) -> u64 {
@@ -133,16 +125,9 @@ struct SyntheticPin {
 }
 
 /// It is not pinned.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
+#[error("{0} is not pinned as a whole")]
 struct NotPinned(Span);
-
-impl fmt::Display for NotPinned {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} is not pinned as a whole", self.0)
-    }
-}
-
-impl core::error::Error for NotPinned {}
 
 impl SyntheticPin {
     fn bytes(&self) -> u64 {

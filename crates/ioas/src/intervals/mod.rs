@@ -32,7 +32,6 @@ mod slab;
 #[cfg(test)]
 mod tests;
 
-use core::error::Error;
 use core::fmt;
 
 use runs::Span;
@@ -58,14 +57,16 @@ pub(crate) struct Intervals<T, const N: usize = 64> {
 }
 
 /// Why a span was not inserted. Nothing has changed; the value is dropped.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum InsertError {
     /// The span has no bytes, or ends beyond 2^64.
+    #[error("{span} is empty or ends beyond 2^64")]
     Malformed {
         /// The span.
         span: Span,
     },
     /// Others are there.
+    #[error("{wanted} overlaps {first}")]
     Overlap {
         /// The span that was to be inserted.
         wanted: Span,
@@ -73,23 +74,12 @@ pub(crate) enum InsertError {
         first: Span,
     },
     /// There are as many spans as numbers for them.
+    #[error("no room for more than {len} spans")]
     Full {
         /// Spans.
         len: usize,
     },
 }
-
-impl fmt::Display for InsertError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Malformed { span } => write!(f, "{span} is empty or ends beyond 2^64"),
-            Self::Overlap { wanted, first } => write!(f, "{wanted} overlaps {first}"),
-            Self::Full { len } => write!(f, "no room for more than {len} spans"),
-        }
-    }
-}
-
-impl Error for InsertError {}
 
 /// A child of an inner node: the way down.
 #[derive(Clone, Copy, Default)]

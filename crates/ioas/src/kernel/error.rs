@@ -1,7 +1,5 @@
 //! Why the kernel, or this layer before it, refused.
 
-use core::error::Error;
-use core::fmt;
 use std::io;
 use std::path::PathBuf;
 
@@ -13,10 +11,11 @@ pub(crate) type Result<T> = core::result::Result<T, KernelError>;
 
 /// Why a call to the kernel did not do what was asked. What a number means for one operation is
 /// the business of the back ends, which know what they asked for.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum KernelError {
     /// A device node cannot be opened.
+    #[error("cannot open {}", .path.display())]
     Open {
         /// Its path.
         path: PathBuf,
@@ -24,6 +23,7 @@ pub enum KernelError {
         source: io::Error,
     },
     /// The kernel refused.
+    #[error("{operation} was refused: {}", io::Error::from_raw_os_error(*.errno))]
     Refused {
         /// The ioctl or system call, as the kernel's headers name it.
         operation: &'static str,
@@ -31,18 +31,22 @@ pub enum KernelError {
         errno: i32,
     },
     /// The kernel speaks another version of VFIO than 0, the only one so far.
+    #[error("the kernel speaks VFIO {found}, not 0")]
     Version {
         /// Its version.
         found: u32,
     },
     /// The kernel's answer does not hold together.
+    #[error("the answer to {operation} does not hold together: {problem}")]
     Answer {
         /// The ioctl.
         operation: &'static str,
         /// What is wrong with it.
+        #[source]
         problem: AnswerError,
     },
     /// A part that is empty or does not lie inside of a device's region.
+    #[error("{part} lies outside of a region of {len:#x} bytes")]
     Outside {
         /// Offset and length in the region, bytes.
         part: Span,
@@ -50,6 +54,7 @@ pub enum KernelError {
         len: u64,
     },
     /// A register at an offset that is not a multiple of its size.
+    #[error("no register of {size} bytes lies at offset {offset:#x}")]
     Unaligned {
         /// The offset, bytes.
         offset: u64,
@@ -57,6 +62,7 @@ pub enum KernelError {
         size: u64,
     },
     /// The device does not let this part of a region be mapped.
+    #[error("the device does not let {part} of region {region} be mapped")]
     NotMappable {
         /// The region's index.
         region: u32,
@@ -64,11 +70,13 @@ pub enum KernelError {
         part: Span,
     },
     /// The interface knows no other permissions than reading and writing.
+    #[error("the kernel maps for reading and writing, not for \"{prot}\"")]
     Prot {
         /// What was asked for.
         prot: Prot,
     },
     /// A bitmap that has no bit for each page of the range.
+    #[error("a bitmap of {words} words has no bit for each page of {page:#x} bytes in {range}")]
     Bitmap {
         /// The range of device addresses.
         range: Span,
@@ -78,16 +86,19 @@ pub enum KernelError {
         words: usize,
     },
     /// Memory that is neither in this process nor a file of a kind that the interface maps.
+    #[error("the kernel cannot be told where the memory is")]
     NoSource,
     /// A device's name that holds a zero byte.
+    #[error("a device's name has no zero bytes")]
     Name,
 }
 
 /// What is wrong with an answer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum AnswerError {
     /// It ends before something that it announces.
+    #[error("{len} bytes end before what lies at {offset:#x}")]
     Truncated {
         /// Offset of what is missing, bytes.
         offset: usize,
@@ -95,77 +106,12 @@ pub enum AnswerError {
         len: usize,
     },
     /// Its chain of capabilities has more links than there is room for: it is a loop.
+    #[error("its capabilities form a loop")]
     Loop,
     /// It grows with every call, or is larger than any real one.
+    #[error("it wants {len} bytes, and never has enough")]
     Endless {
         /// The length that it claims last, bytes.
         len: usize,
     },
 }
-
-impl fmt::Display for KernelError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Open { path, .. } => write!(f, "cannot open {}", path.display()),
-            Self::Refused { operation, errno } => {
-                let cause = io::Error::from_raw_os_error(*errno);
-                write!(f, "{operation} was refused: {cause}")
-            }
-            Self::Version { found } => write!(f, "the kernel speaks VFIO {found}, not 0"),
-            Self::Answer { operation, problem } => {
-                write!(
-                    f,
-                    "the answer to {operation} does not hold together: {problem}"
-                )
-            }
-            Self::Outside { part, len } => {
-                write!(f, "{part} lies outside of a region of {len:#x} bytes")
-            }
-            Self::Unaligned { offset, size } => {
-                write!(f, "no register of {size} bytes lies at offset {offset:#x}")
-            }
-            Self::NotMappable { region, part } => {
-                write!(
-                    f,
-                    "the device does not let {part} of region {region} be mapped"
-                )
-            }
-            Self::Prot { prot } => {
-                write!(
-                    f,
-                    "the kernel maps for reading and writing, not for \"{prot}\""
-                )
-            }
-            Self::Bitmap { range, page, words } => write!(
-                f,
-                "a bitmap of {words} words has no bit for each page of {page:#x} bytes in {range}"
-            ),
-            Self::NoSource => f.write_str("the kernel cannot be told where the memory is"),
-            Self::Name => f.write_str("a device's name has no zero bytes"),
-        }
-    }
-}
-
-impl Error for KernelError {
-    fn source(&self) -> Option<&(dyn Error + 'static)> {
-        match self {
-            Self::Open { source, .. } => Some(source),
-            Self::Answer { problem, .. } => Some(problem),
-            _ => None,
-        }
-    }
-}
-
-impl fmt::Display for AnswerError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Truncated { offset, len } => {
-                write!(f, "{len} bytes end before what lies at {offset:#x}")
-            }
-            Self::Loop => f.write_str("its capabilities form a loop"),
-            Self::Endless { len } => write!(f, "it wants {len} bytes, and never has enough"),
-        }
-    }
-}
-
-impl Error for AnswerError {}

@@ -121,30 +121,27 @@ impl fmt::Debug for Builder {
 }
 
 /// Why a table was not built.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BuilderError {
     /// The unit walks none of the formats.
+    #[error("the unit walks none of these formats:{}", Formats(.tried))]
     NoFormat {
         /// What was tried.
         tried: Vec<FormatId>,
     },
     /// All numbers of domains are in use.
+    #[error("all numbers of domains are in use")]
     NoDomainId,
 }
 
-impl fmt::Display for BuilderError {
+/// Names of formats, each after a space.
+struct Formats<'a>(&'a [FormatId]);
+
+impl fmt::Display for Formats<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::NoFormat { tried } => {
-                f.write_str("the unit walks none of these formats:")?;
-                tried.iter().try_for_each(|format| write!(f, " {format}"))
-            }
-            Self::NoDomainId => f.write_str("all numbers of domains are in use"),
-        }
+        self.0.iter().try_for_each(|format| write!(f, " {format}"))
     }
 }
-
-impl core::error::Error for BuilderError {}
 
 impl Builder {
     /// Tables in `memory`, whatever node they are for, in the first of `formats` that a unit walks,

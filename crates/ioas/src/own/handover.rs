@@ -85,39 +85,25 @@ pub struct HandedArea {
 }
 
 /// Why an address space is not handed over. It is as it was.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum HandOverError {
     /// A unit did not take notice in time of what was unmapped.
+    #[error(transparent)]
     Flush(FlushError),
     /// The back end's tables are not ours: a kernel's mappings go by [`Ioas::give_up`].
+    #[error("{backend} cannot hand over tables")]
     Backend {
         /// Its name.
         backend: &'static str,
     },
     /// An area's memory is none of those that were given.
+    #[error("the memory of the area {area} is not among those that go along")]
     Memory {
         /// The area.
         area: Span,
     },
 }
-
-impl fmt::Display for HandOverError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Flush(cause) => cause.fmt(f),
-            Self::Backend { backend } => write!(f, "{backend} cannot hand over tables"),
-            Self::Memory { area } => {
-                write!(
-                    f,
-                    "the memory of the area {area} is not among those that go along"
-                )
-            }
-        }
-    }
-}
-
-impl core::error::Error for HandOverError {}
 
 /// An address space on its way to another process. Dropped, it stays here, and nothing has happened.
 #[must_use = "unless it gives up, the address space stays here"]

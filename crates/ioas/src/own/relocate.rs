@@ -12,7 +12,6 @@
 //! nothing is mapped until a later flush succeeds (the gather names a new root), and what is unmapped
 //! is taken out of both.
 
-use core::fmt;
 use core::mem;
 
 use iommu::{DomainId, FlushError, NodeId};
@@ -28,65 +27,44 @@ use crate::object::Cause;
 use crate::space::{Ioas, Space};
 
 /// Why tables were not moved.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum MoveError {
     /// There is no such domain.
+    #[error("there is no domain {domain}")]
     NoDomain {
         /// Its number.
         domain: DomainId,
     },
     /// The caller has built the domain's table: there is nobody to build another one.
+    #[error("the table of domain {domain} was built by the caller")]
     NoBuilder {
         /// Its number.
         domain: DomainId,
     },
     /// No table can be built on the node; the old one stays.
-    Build(Cause),
+    #[error("no table can be built there")]
+    Build(#[source] Cause),
     /// The new table is of a kind that a unit of the domain cannot walk; the old one stays.
+    #[error("a unit of domain {domain} cannot walk the new table")]
     Differs {
         /// The domain.
         domain: DomainId,
     },
     /// The areas cannot be mapped in the new table; the old one stays.
+    #[error(transparent)]
     Copy(AttachError),
     /// Leaves cannot be split as they are while it is tracked what devices write to; the old table
     /// stays.
+    #[error("leaves cannot be split: {0}")]
     Split(RefitError<FlushError>),
     /// What was unmapped before is not flushed yet; the old table stays.
+    #[error("what was unmapped is not flushed: {0}")]
     Before(FlushError),
     /// A unit did not take notice of the new root in time. Both tables stay until a flush succeeds,
     /// which ends the move.
+    #[error("a unit was not told of the new root: {0}")]
     Flush(FlushError),
-}
-
-impl fmt::Display for MoveError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::NoDomain { domain } => write!(f, "there is no domain {domain}"),
-            Self::NoBuilder { domain } => {
-                write!(f, "the table of domain {domain} was built by the caller")
-            }
-            Self::Build(_) => f.write_str("no table can be built there"),
-            Self::Differs { domain } => {
-                write!(f, "a unit of domain {domain} cannot walk the new table")
-            }
-            Self::Copy(cause) => cause.fmt(f),
-            Self::Split(cause) => write!(f, "leaves cannot be split: {cause}"),
-            Self::Before(cause) => write!(f, "what was unmapped is not flushed: {cause}"),
-            Self::Flush(cause) => write!(f, "a unit was not told of the new root: {cause}"),
-        }
-    }
-}
-
-impl core::error::Error for MoveError {
-    fn source(&self) -> Option<&(dyn core::error::Error + 'static)> {
-        match self {
-            Self::Build(cause) => Some(&**cause),
-            Self::Copy(cause) => cause.source(),
-            _ => None,
-        }
-    }
 }
 
 /// A table that units may still walk, and what was taken out of it meanwhile.
