@@ -5,8 +5,6 @@
 //! [`BulkBit`] that the monitor chooses, the same as its driver, among those that the standard leaves to the type
 //! of device and has not given away.
 
-use core::fmt;
-
 /// A set of feature bits, offered or negotiated.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Features(pub u64);
@@ -48,36 +46,22 @@ impl Features {
 pub struct BulkBit(u8);
 
 /// The bit cannot stand for messages in bulk.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum BadBulkBit {
     /// The standard has given it a meaning for balloons (5.5.3).
+    #[error("feature bit {bit} has a meaning in the standard")]
     Taken {
         /// The bit.
         bit: u8,
     },
     /// It does not belong to the type of device (2.2).
+    #[error("feature bit {bit} is none of a device's own: those are 6 to 23 and 50 to 63")]
     NotOfDevices {
         /// The bit.
         bit: u8,
     },
 }
-
-impl fmt::Display for BadBulkBit {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Taken { bit } => write!(f, "feature bit {bit} has a meaning in the standard"),
-            Self::NotOfDevices { bit } => {
-                write!(
-                    f,
-                    "feature bit {bit} is none of a device's own: those are 6 to 23 and 50 to 63"
-                )
-            }
-        }
-    }
-}
-
-impl core::error::Error for BadBulkBit {}
 
 impl BulkBit {
     /// Bit 23, the last of the lower ones: above those that the standard and other monitors use.

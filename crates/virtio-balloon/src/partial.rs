@@ -22,7 +22,6 @@
 //! Pages that are inflated twice are whole again: a driver that was not asked to tell may have used
 //! them in between.
 
-use core::fmt;
 use core::ops::Range;
 use core::slice;
 
@@ -58,15 +57,17 @@ pub struct PartialHugePages<'a> {
 }
 
 /// Why a region cannot be remembered.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum BadRegion {
     /// Huge pages are powers of two above 4 KiB.
+    #[error("huge pages of {huge} bytes")]
     Size {
         /// What was asked for.
         huge: u64,
     },
     /// The region is empty, wraps around, or is not made of whole huge pages.
+    #[error("the region {region} is not made of pages of {huge} bytes")]
     NotPages {
         /// The region.
         region: Span,
@@ -74,6 +75,7 @@ pub enum BadRegion {
         huge: u64,
     },
     /// The memory to remember in is too small.
+    #[error("{words} words to remember in, {needed} are needed")]
     Room {
         /// Its words.
         words: usize,
@@ -81,25 +83,6 @@ pub enum BadRegion {
         needed: u64,
     },
 }
-
-impl fmt::Display for BadRegion {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Size { huge } => write!(f, "huge pages of {huge} bytes"),
-            Self::NotPages { region, huge } => {
-                write!(
-                    f,
-                    "the region {region} is not made of pages of {huge} bytes"
-                )
-            }
-            Self::Room { words, needed } => {
-                write!(f, "{words} words to remember in, {needed} are needed")
-            }
-        }
-    }
-}
-
-impl core::error::Error for BadRegion {}
 
 impl<'a> PartialHugePages<'a> {
     /// Words that a region of `len` bytes in huge pages of `huge` bytes takes.

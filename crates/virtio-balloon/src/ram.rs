@@ -4,8 +4,6 @@
 //! nothing else; a run over several regions comes out as one run for each, since what backs them may
 //! differ. The work for a run is bounded by the number of regions that it meets.
 
-use core::fmt;
-
 use runs::Span;
 
 use crate::refusal::{Refusal, Refusals};
@@ -18,15 +16,17 @@ pub struct GuestRam<'a> {
 }
 
 /// Why regions are not a guest's memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum BadRam {
     /// The region is empty, ends beyond 2^64, or is not made of pages of 4 KiB.
+    #[error("the region {region} is not made of pages of 4 KiB")]
     NotPages {
         /// The region.
         region: Span,
     },
     /// The region does not begin behind the one before it.
+    #[error("the region {region} does not begin behind {before}")]
     NotAscending {
         /// The region.
         region: Span,
@@ -34,21 +34,6 @@ pub enum BadRam {
         before: Span,
     },
 }
-
-impl fmt::Display for BadRam {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::NotPages { region } => {
-                write!(f, "the region {region} is not made of pages of 4 KiB")
-            }
-            Self::NotAscending { region, before } => {
-                write!(f, "the region {region} does not begin behind {before}")
-            }
-        }
-    }
-}
-
-impl core::error::Error for BadRam {}
 
 impl<'a> GuestRam<'a> {
     /// These regions: ascending, disjoint, of whole pages of 4 KiB.

@@ -4,15 +4,14 @@
 //! record is left out alone wherever the next one can be found behind it; where that is in doubt, the
 //! rest of the message is left out, too.
 
-use core::fmt;
-
 use runs::Span;
 
 /// Why a message, or a part of one, was not taken.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Refusal {
     /// Shorter than the header, or not a multiple of the format's unit. Whole units are taken.
+    #[error("{bytes} bytes are not whole units of {unit}")]
     Length {
         /// Bytes of the message, or of its data.
         bytes: usize,
@@ -20,6 +19,7 @@ pub enum Refusal {
         unit: usize,
     },
     /// Longer than messages may be. Nothing of it is taken.
+    #[error("a message of {bytes} bytes, {most} are allowed")]
     TooLong {
         /// Its bytes.
         bytes: usize,
@@ -28,6 +28,7 @@ pub enum Refusal {
     },
     /// The header states another length, or number of entries, than the message has. Nothing of it
     /// is taken.
+    #[error("the header states {stated} and the message has {found}")]
     Stated {
         /// What the header states.
         stated: u64,
@@ -35,11 +36,13 @@ pub enum Refusal {
         found: u64,
     },
     /// The header's command, flags or id are not those of this queue. Nothing of it is taken.
+    #[error("a header of {found:#x}, which is no message of this queue")]
     Header {
         /// The header's first four bytes, as a little-endian number.
         found: u32,
     },
     /// A record ends behind the message. The rest is left out.
+    #[error("the record at byte {at} needs {bytes} bytes, {left} are left")]
     Record {
         /// Where it begins, in bytes of the message.
         at: usize,
@@ -49,6 +52,7 @@ pub enum Refusal {
         left: usize,
     },
     /// A bitmap's length is not a multiple of 8. The rest is left out.
+    #[error("the record at byte {at} has a bitmap of {bytes} bytes, not of whole words")]
     Bitmap {
         /// Where its record begins, in bytes of the message.
         at: usize,
@@ -56,6 +60,7 @@ pub enum Refusal {
         bytes: usize,
     },
     /// A page size that the format does not have.
+    #[error("the record at byte {at} has pages of 2^{shift} bytes, which the format has not")]
     Shift {
         /// Where its record begins, in bytes of the message.
         at: usize,
@@ -63,6 +68,7 @@ pub enum Refusal {
         shift: u32,
     },
     /// Bits that must be zero, or an address or length that is not a multiple of its page size.
+    #[error("the record at byte {at} has wrong bits: {word:#x}")]
     Bits {
         /// Where its record begins, in bytes of the message.
         at: usize,
@@ -70,11 +76,13 @@ pub enum Refusal {
         word: u64,
     },
     /// A record of no pages.
+    #[error("the record at byte {at} names no page")]
     Empty {
         /// Where it begins, in bytes of the message.
         at: usize,
     },
     /// Pages beyond the last address.
+    #[error("{pages} pages from {start:#x} go beyond the last address")]
     Wraps {
         /// The first address.
         start: u64,
@@ -82,12 +90,14 @@ pub enum Refusal {
         pages: u64,
     },
     /// No byte of the run is memory of the guest.
+    #[error("{run} is no memory of the guest")]
     OutsideRam {
         /// The run.
         run: Span,
     },
     /// A part of the run is not memory of the guest: it lies across a hole, or over an end. The rest
     /// of it is taken.
+    #[error("{bytes} bytes of {run} are no memory of the guest")]
     Hole {
         /// The run.
         run: Span,
@@ -96,12 +106,14 @@ pub enum Refusal {
     },
     /// A chain of descriptors that does not end, leaves its table, is longer than the queue or than
     /// 2^32 bytes, or cannot be read. Nothing of it is taken.
+    #[error("the chain from descriptor {head} cannot be followed to its end")]
     Chain {
         /// Its first descriptor.
         head: u16,
     },
     /// A buffer to be written where one to be read is wanted, or the other way around. Nothing of a
     /// message is taken then; of a chain whose buffers are the pages, this buffer is left out.
+    #[error("the buffer of {len} bytes at {address:#x} has the wrong direction")]
     Direction {
         /// The buffer's address.
         address: u64,
@@ -109,6 +121,7 @@ pub enum Refusal {
         len: u32,
     },
     /// A buffer that is not memory of the guest. Nothing of the message is taken.
+    #[error("the buffer of {len} bytes at {address:#x} is no memory of the guest")]
     Buffer {
         /// Its address.
         address: u64,
@@ -116,6 +129,7 @@ pub enum Refusal {
         len: u32,
     },
     /// The queue names a descriptor that it does not have. It cannot be given back.
+    #[error("descriptor {head} of a queue that has {size}")]
     Head {
         /// What it names.
         head: u16,
@@ -123,6 +137,7 @@ pub enum Refusal {
         size: u16,
     },
     /// A second buffer for statistics, where there is one already: that goes back.
+    #[error("descriptor {head} is a second buffer for statistics")]
     Spare {
         /// The second one's first descriptor.
         head: u16,
@@ -174,84 +189,6 @@ impl Refusal {
         }
     }
 }
-
-impl fmt::Display for Refusal {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Length { bytes, unit } => {
-                write!(f, "{bytes} bytes are not whole units of {unit}")
-            }
-            Self::TooLong { bytes, most } => {
-                write!(f, "a message of {bytes} bytes, {most} are allowed")
-            }
-            Self::Stated { stated, found } => {
-                write!(f, "the header states {stated} and the message has {found}")
-            }
-            Self::Header { found } => write!(
-                f,
-                "a header of {found:#x}, which is no message of this queue"
-            ),
-            Self::Record { at, bytes, left } => {
-                write!(
-                    f,
-                    "the record at byte {at} needs {bytes} bytes, {left} are left"
-                )
-            }
-            Self::Bitmap { at, bytes } => {
-                write!(
-                    f,
-                    "the record at byte {at} has a bitmap of {bytes} bytes, not of whole words"
-                )
-            }
-            Self::Shift { at, shift } => {
-                write!(
-                    f,
-                    "the record at byte {at} has pages of 2^{shift} bytes, which the format has not"
-                )
-            }
-            Self::Bits { at, word } => {
-                write!(f, "the record at byte {at} has wrong bits: {word:#x}")
-            }
-            Self::Empty { at } => write!(f, "the record at byte {at} names no page"),
-            Self::Wraps { start, pages } => {
-                write!(
-                    f,
-                    "{pages} pages from {start:#x} go beyond the last address"
-                )
-            }
-            Self::OutsideRam { run } => write!(f, "{run} is no memory of the guest"),
-            Self::Hole { run, bytes } => {
-                write!(f, "{bytes} bytes of {run} are no memory of the guest")
-            }
-            Self::Chain { head } => {
-                write!(
-                    f,
-                    "the chain from descriptor {head} cannot be followed to its end"
-                )
-            }
-            Self::Direction { address, len } => {
-                write!(
-                    f,
-                    "the buffer of {len} bytes at {address:#x} has the wrong direction"
-                )
-            }
-            Self::Buffer { address, len } => {
-                write!(
-                    f,
-                    "the buffer of {len} bytes at {address:#x} is no memory of the guest"
-                )
-            }
-            Self::Head { head, size } => {
-                write!(f, "descriptor {head} of a queue that has {size}")
-            }
-            Self::Spare { head } => {
-                write!(f, "descriptor {head} is a second buffer for statistics")
-            }
-        }
-    }
-}
-
-impl core::error::Error for Refusal {}
 
 /// Refusals by cause, and the latest of them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -5,8 +5,6 @@
 //! once: runs ascend, do not overlap, and are made of whole pages of the guest. What does not is a
 //! mistake of the driver's own and ends the encoding; a device checks for itself.
 
-use core::fmt;
-
 use runs::{Span, bitmap};
 
 /// Bytes for which a page number stands on the wire, whatever the size of the guest's pages (VIRTIO
@@ -199,10 +197,11 @@ impl<'a> Source<Stretches<'a>> {
 }
 
 /// Why runs were not encoded. What the message holds so far is not to be sent.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum EncodeError {
     /// The run is not made of whole pages of the guest, or ends beyond 2^64.
+    #[error("{run} is not made of pages of {page} bytes")]
     NotPages {
         /// The run.
         run: Span,
@@ -210,6 +209,7 @@ pub enum EncodeError {
         page: u64,
     },
     /// The run does not begin behind the one before it.
+    #[error("{run} does not begin behind {last:#x}, where the run before it ends")]
     NotAscending {
         /// The run.
         run: Span,
@@ -217,6 +217,7 @@ pub enum EncodeError {
         last: u64,
     },
     /// The format has no number for this page.
+    #[error("the page at {address:#x} has no number: the format ends at {last:#x}")]
     Beyond {
         /// The page's address.
         address: u64,
@@ -224,6 +225,7 @@ pub enum EncodeError {
         last: u64,
     },
     /// The buffer holds not even the shortest message for what comes next.
+    #[error("a buffer of {bytes} bytes, and the next record needs {needed}")]
     Buffer {
         /// Its bytes.
         bytes: usize,
@@ -231,43 +233,12 @@ pub enum EncodeError {
         needed: usize,
     },
     /// The page sizes of the format do not divide this run.
+    #[error("{run} cannot be divided into pages of the format's sizes")]
     Sizes {
         /// What is left of the run.
         run: Span,
     },
 }
-
-impl fmt::Display for EncodeError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::NotPages { run, page } => write!(f, "{run} is not made of pages of {page} bytes"),
-            Self::NotAscending { run, last } => {
-                write!(
-                    f,
-                    "{run} does not begin behind {last:#x}, where the run before it ends"
-                )
-            }
-            Self::Beyond { address, last } => {
-                write!(
-                    f,
-                    "the page at {address:#x} has no number: the format ends at {last:#x}"
-                )
-            }
-            Self::Buffer { bytes, needed } => {
-                write!(
-                    f,
-                    "a buffer of {bytes} bytes, and the next record needs {needed}"
-                )
-            }
-            Self::Sizes { run } => write!(
-                f,
-                "{run} cannot be divided into pages of the format's sizes"
-            ),
-        }
-    }
-}
-
-impl core::error::Error for EncodeError {}
 
 #[cfg(test)]
 mod tests {

@@ -1,6 +1,5 @@
 //! Discarding guest memory of vm-memory: see [`GuestDiscard`].
 
-use std::fmt;
 use std::sync::Arc;
 use std::vec::Vec;
 
@@ -38,41 +37,27 @@ pub struct GuestDiscard {
 }
 
 /// Why a region of guest memory cannot be discarded.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum GuestDiscardError {
     /// It is no memory that can be mapped and held.
+    #[error("guest memory {region}: {cause}")]
     Region {
         /// Its guest addresses.
         region: Span,
         /// Why not.
+        #[source]
         cause: GuestRegionError,
     },
     /// Discarding would not free it, or not give zeros.
+    #[error("guest memory {region}: {cause}")]
     Discard {
         /// Its guest addresses.
         region: Span,
         /// Why not.
+        #[source]
         cause: hostmem::DiscardError,
     },
-}
-
-impl fmt::Display for GuestDiscardError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Region { region, cause } => write!(f, "guest memory {region}: {cause}"),
-            Self::Discard { region, cause } => write!(f, "guest memory {region}: {cause}"),
-        }
-    }
-}
-
-impl core::error::Error for GuestDiscardError {
-    fn source(&self) -> Option<&(dyn core::error::Error + 'static)> {
-        match self {
-            Self::Region { cause, .. } => Some(cause),
-            Self::Discard { cause, .. } => Some(cause),
-        }
-    }
 }
 
 impl GuestDiscard {
