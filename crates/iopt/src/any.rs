@@ -14,7 +14,7 @@ use runs::{PageSizes, Run, SizeHistogram, Span};
 use crate::arena::Storage;
 use crate::arena::erased::Erased;
 use crate::cell::Cell;
-use crate::engine::{Discard, Interruption, Leaf, Nodes, Plan, RunSink, Table, WithDirty};
+use crate::engine::{Discard, Interruption, Leaf, Nodes, Plan, RunSink, Table, Wants};
 use crate::error::{
     BrokenMemory, BuildError, DirtyError, MapError, NoTables, ProtectError, RangeError, RefitError,
     UnmapError,
@@ -175,41 +175,24 @@ impl AnyTable {
     }
 
     /// See [`Table::unmap`].
-    pub fn unmap<S: RunSink>(
+    pub fn unmap(
         &mut self,
         range: Span,
         gather: &mut Gather,
-        sink: &mut S,
+        sink: &mut impl RunSink,
     ) -> Result<(), UnmapError> {
-        self.unmap_range(range, true, gather, sink).map(|_| ())
+        let told = Told::of(sink);
+        self.table.unmap(range, true, gather, told).map(|_| ())
     }
 
     /// See [`Table::unmap_mapped`].
-    pub fn unmap_mapped<S: RunSink>(
+    pub fn unmap_mapped(
         &mut self,
         range: Span,
         gather: &mut Gather,
-        sink: &mut S,
+        sink: &mut impl RunSink,
     ) -> Result<u64, UnmapError> {
-        self.unmap_range(range, false, gather, sink)
-    }
-
-    fn unmap_range<S: RunSink>(
-        &mut self,
-        range: Span,
-        whole: bool,
-        gather: &mut Gather,
-        sink: &mut S,
-    ) -> Result<u64, UnmapError> {
-        let table = &mut *self.table;
-        if S::DIRTY {
-            let mut told = |run: Run, dirty: bool| sink.dirty_run(run, dirty);
-            table.unmap(range, whole, gather, Sink::Dirty(&mut told))
-        } else if S::WANTED {
-            table.unmap(range, whole, gather, Sink::Runs(&mut |run| sink.run(run)))
-        } else {
-            table.unmap(range, whole, gather, Sink::Discard)
-        }
+        self.table.unmap(range, false, gather, Told::of(sink))
     }
 
     /// See [`Table::unmap_cutting`].
@@ -392,11 +375,39 @@ impl Drop for AnyPlanned<'_> {
     }
 }
 
-/// Who is told of runs.
-enum Sink<'s> {
-    Discard,
-    Runs(&'s mut dyn FnMut(Run)),
-    Dirty(&'s mut dyn FnMut(Run, bool)),
+/// Who is told of runs, with their dirty state or without: an unmap is compiled once for both, and
+/// once for those who want nothing.
+struct Told<'s> {
+    sink: &'s mut dyn RunSink,
+    wants: Wants,
+}
+
+impl<'s> Told<'s> {
+    fn of(sink: &'s mut impl RunSink) -> Self {
+        let wants = sink.wants();
+        Self { sink, wants }
+    }
+}
+
+impl RunSink for Told<'_> {
+    #[inline(always)]
+    fn wants(&self) -> Wants {
+        match self.wants {
+            Wants::DirtyRuns => Wants::DirtyRuns,
+            // Whoever wants nothing is not asked: so no code is made for it here.
+            Wants::Runs | Wants::Nothing => Wants::Runs,
+        }
+    }
+
+    #[inline(always)]
+    fn run(&mut self, run: Run) {
+        self.sink.run(run);
+    }
+
+    #[inline(always)]
+    fn dirty_run(&mut self, run: Run, dirty: bool) {
+        self.sink.dirty_run(run, dirty);
+    }
 }
 
 /// How leaves are to change their sizes.
@@ -454,7 +465,7 @@ trait AnyFormat: fmt::Debug + Send + Sync {
         range: Span,
         whole: bool,
         gather: &mut Gather,
-        sink: Sink<'_>,
+        told: Told<'_>,
     ) -> Result<u64, UnmapError>;
     fn check_ends(&self, range: Span) -> Result<[Option<u64>; 2], RangeError>;
     fn refit(
@@ -535,12 +546,11 @@ impl<F: Format, C: AnyCell> AnyFormat for Table<F, Erased<C>> {
         range: Span,
         whole: bool,
         gather: &mut Gather,
-        sink: Sink<'_>,
+        mut told: Told<'_>,
     ) -> Result<u64, UnmapError> {
-        match sink {
-            Sink::Discard => self.unmap_range(range, whole, gather, &mut Discard),
-            Sink::Runs(mut sink) => self.unmap_range(range, whole, gather, &mut sink),
-            Sink::Dirty(sink) => self.unmap_range(range, whole, gather, &mut WithDirty(sink)),
+        match told.wants {
+            Wants::Nothing => self.unmap_range(range, whole, gather, &mut Discard),
+            Wants::Runs | Wants::DirtyRuns => self.unmap_range(range, whole, gather, &mut told),
         }
     }
     fn check_ends(&self, range: Span) -> Result<[Option<u64>; 2], RangeError> {

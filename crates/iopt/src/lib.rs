@@ -104,7 +104,7 @@ pub use arena::{HeapArena, HeapStorage, HeapTables};
 pub use cell::Cell;
 pub use engine::{
     Damage, DamageKind, Discard, Inside, Interruption, Leaf, Leaves, MapPages, Nodes, Planned,
-    Progress, RunSink, SharedTable, Table, WithDirty,
+    Progress, RunSink, SharedTable, Table, Wants, WithDirty,
 };
 pub use error::{
     BrokenMemory, BuildError, DirtyError, MapError, NoTables, PageSizeError, ProtectError,

@@ -4,7 +4,7 @@ use runs::Span;
 
 use super::dirty::{take_leaf, take_word};
 use super::removed::Removed;
-use super::sink::RunSink;
+use super::sink::{RunSink, Wants};
 use super::{L, Level, Table, part};
 use crate::cell::{Cell, Series};
 use crate::error::UnmapError;
@@ -100,7 +100,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
                 at = at.wrapping_add(1 << shift);
                 continue;
             };
-            let (entries, dirty) = if S::DIRTY {
+            let (entries, dirty) = if removed.wants() == Wants::DirtyRuns {
                 take_dirty_run::<F, L<0>, M::Cell>(rest, log2)
             } else {
                 (same_run::<F, L<0>, M::Cell, true>(rest, log2), false)

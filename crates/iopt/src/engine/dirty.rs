@@ -25,7 +25,7 @@
 //! would have to wait for the flush, since a unit that has cached the way to that table goes on
 //! setting bits in it.
 
-use super::sink::RunSink;
+use super::sink::{RunSink, Wants};
 use super::{Level, SharedTable, Table};
 use crate::cell::Cell;
 use crate::error::{DirtyError, UnmapError};
@@ -60,12 +60,13 @@ impl<F: Format, M: TableMemory> Table<F, M> {
 
     /// Refuses a sink that would lose dirty state, and one that asks where there is none.
     #[inline(always)]
-    pub(super) fn check_sink<S: RunSink>(&self, _: &S, tracked: bool) -> Result<(), UnmapError> {
-        if S::DIRTY && !self.format.keeps_dirty() {
+    pub(super) fn check_sink(&self, sink: &impl RunSink, tracked: bool) -> Result<(), UnmapError> {
+        let dirty = sink.wants() == Wants::DirtyRuns;
+        if dirty && !self.format.keeps_dirty() {
             let format = self.format.id();
             return Err(UnmapError::DirtyNotKept { format });
         }
-        if !S::DIRTY && tracked {
+        if !dirty && tracked {
             return Err(UnmapError::DirtyWanted);
         }
         Ok(())

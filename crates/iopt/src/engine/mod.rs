@@ -89,7 +89,7 @@ pub use planned::Planned;
 pub use read::{Leaf, Leaves};
 pub use refit::Interruption;
 pub use shared::SharedTable;
-pub use sink::{Discard, RunSink, WithDirty};
+pub use sink::{Discard, RunSink, Wants, WithDirty};
 
 /// One I/O page table.
 ///

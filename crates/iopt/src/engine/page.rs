@@ -9,7 +9,7 @@ use core::slice;
 use runs::{Run, Span};
 
 use super::form::Form;
-use super::sink::RunSink;
+use super::sink::{RunSink, Wants};
 use super::{Level, Table, at_top};
 use crate::cell::Cell;
 use crate::format::{Entry, Format};
@@ -90,7 +90,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
             return None;
         }
         let mut dirty = false;
-        if S::DIRTY {
+        if sink.wants() == Wants::DirtyRuns {
             dirty = F::is_dirty(cell.exchange(0));
         } else {
             cell.set(0);
@@ -103,10 +103,10 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         }
         self.release(table, form);
         gather.add(range, 1);
-        if S::DIRTY {
-            sink.dirty_run(run, dirty);
-        } else if S::WANTED {
-            sink.run(run);
+        match sink.wants() {
+            Wants::Nothing => {}
+            Wants::Runs => sink.run(run),
+            Wants::DirtyRuns => sink.dirty_run(run, dirty),
         }
         Some(())
     }

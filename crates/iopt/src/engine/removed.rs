@@ -2,7 +2,7 @@
 
 use runs::{Joiner, Run, Span};
 
-use super::sink::RunSink;
+use super::sink::{RunSink, Wants};
 use crate::format::Aperture;
 use crate::gather::Gather;
 
@@ -33,7 +33,6 @@ pub(crate) struct Outcome {
 
 impl<'a, S: RunSink> Removed<'a, S> {
     pub(super) fn new(aperture: Aperture, gather: &'a mut Gather, sink: &'a mut S) -> Self {
-        const { assert!(S::WANTED || !S::DIRTY, "a sink of dirty runs wants runs") }
         Self {
             gather,
             sink,
@@ -44,6 +43,12 @@ impl<'a, S: RunSink> Removed<'a, S> {
             leaf_levels: 0,
             outcome: Outcome::default(),
         }
+    }
+
+    /// What the sink wants to be told.
+    #[inline(always)]
+    pub(super) fn wants(&self) -> Wants {
+        self.sink.wants()
     }
 
     /// Tells the last run, and the gather what has to be flushed.
@@ -61,10 +66,11 @@ impl<'a, S: RunSink> Removed<'a, S> {
     #[inline(always)]
     pub(super) fn leaves(&mut self, level: usize, at: u64, pa: u64, len: u64, dirty: bool) {
         self.stretch(level, at, at + (len - 1), len);
-        if !S::WANTED {
+        let wants = self.wants();
+        if wants == Wants::Nothing {
             return;
         }
-        if S::DIRTY && dirty != self.dirty {
+        if wants == Wants::DirtyRuns && dirty != self.dirty {
             self.end_of_run();
             self.dirty = dirty;
         }
@@ -76,7 +82,7 @@ impl<'a, S: RunSink> Removed<'a, S> {
 
     #[inline(always)]
     fn tell(&mut self, run: Run) {
-        if S::DIRTY {
+        if self.wants() == Wants::DirtyRuns {
             self.sink.dirty_run(run, self.dirty);
         } else {
             self.sink.run(run);

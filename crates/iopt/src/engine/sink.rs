@@ -7,27 +7,35 @@ use runs::Run;
 /// Any `FnMut(Run)` is one; [`Discard`] says that nobody wants to know, which saves reading the
 /// leaves of tables that are removed whole.
 pub trait RunSink {
-    /// False when the runs are not wanted.
-    const WANTED: bool;
-
-    /// True when the sink wants to know which runs were written to: see [`WithDirty`]. Such a
-    /// sink wants the runs, too.
-    const DIRTY: bool = false;
+    /// What it wants to be told. It always says the same.
+    #[inline(always)]
+    fn wants(&self) -> Wants {
+        Wants::Runs
+    }
 
     /// Takes the next run. Runs come in order of their device addresses, as long as possible.
     fn run(&mut self, run: Run);
 
-    /// Takes the next run, of a sink with [`DIRTY`](Self::DIRTY), and whether the device has
-    /// written to it. A run ends where this changes.
+    /// Takes the next run, of a sink that wants [`DirtyRuns`](Wants::DirtyRuns), and whether the
+    /// device has written to it. A run ends where this changes.
     fn dirty_run(&mut self, run: Run, dirty: bool) {
         let _ = dirty;
         self.run(run);
     }
 }
 
-impl<T: FnMut(Run)> RunSink for T {
-    const WANTED: bool = true;
+/// What a [`RunSink`] wants to be told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wants {
+    /// Nothing.
+    Nothing,
+    /// The runs.
+    Runs,
+    /// The runs, and which of them were written to: see [`WithDirty`].
+    DirtyRuns,
+}
 
+impl<T: FnMut(Run)> RunSink for T {
     #[inline]
     fn run(&mut self, run: Run) {
         self(run);
@@ -39,7 +47,10 @@ impl<T: FnMut(Run)> RunSink for T {
 pub struct Discard;
 
 impl RunSink for Discard {
-    const WANTED: bool = false;
+    #[inline(always)]
+    fn wants(&self) -> Wants {
+        Wants::Nothing
+    }
 
     fn run(&mut self, _run: Run) {}
 }
@@ -52,8 +63,10 @@ impl RunSink for Discard {
 pub struct WithDirty<T>(pub T);
 
 impl<T: FnMut(Run, bool)> RunSink for WithDirty<T> {
-    const WANTED: bool = true;
-    const DIRTY: bool = true;
+    #[inline(always)]
+    fn wants(&self) -> Wants {
+        Wants::DirtyRuns
+    }
 
     #[inline]
     fn run(&mut self, run: Run) {

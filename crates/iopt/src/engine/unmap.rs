@@ -6,7 +6,7 @@ use super::clear::{first_empty, row_of_leaves, same_run, take_dirty_run};
 use super::form::{Exclusive, Form};
 use super::look::{Look, Range};
 use super::removed::{Outcome, Removed};
-use super::sink::RunSink;
+use super::sink::{RunSink, Wants};
 use super::trust::named;
 use super::{Level, Table, at_level, at_top, part};
 use crate::cell::Cell;
@@ -206,7 +206,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
                 Entry::Leaf { .. } if !held => {}
                 Entry::Table(_) if !held && here == slot => {}
                 Entry::Leaf { pa, log2 } => {
-                    let (entries, dirty) = if S::DIRTY {
+                    let (entries, dirty) = if removed.wants() == Wants::DirtyRuns {
                         take_dirty_run::<F, V, M::Cell>(cells, log2)
                     } else {
                         (same_run::<F, V, M::Cell, true>(cells, log2), false)
@@ -275,7 +275,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         removed: &mut Removed<'_, S>,
         form: P,
     ) {
-        if V::N == 0 && !S::WANTED && !self.memory.watches_runs() {
+        if V::N == 0 && removed.wants() == Wants::Nothing && !self.memory.watches_runs() {
             // Every live entry of the lowest level stands for its own bytes, in a group or not.
             let bytes = self.memory.meta(table).live.get() << F::shift(V::N);
             if bytes > 0 {
@@ -290,7 +290,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
                 Entry::Empty => {}
                 Entry::Leaf { pa, log2 } => {
                     let dirty;
-                    (entries, dirty) = if S::DIRTY {
+                    (entries, dirty) = if removed.wants() == Wants::DirtyRuns {
                         take_dirty_run::<F, V, M::Cell>(cells, log2)
                     } else {
                         (same_run::<F, V, M::Cell, false>(cells, log2), false)
