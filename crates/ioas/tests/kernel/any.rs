@@ -81,7 +81,7 @@ fn a_monitor_does_the_same_over_every_back_end() {
         space.unmap(Span::new(AT, BYTES), &mut ()).unwrap();
         assert_eq!((space.len(), ledger.in_use()), (0, 0));
         space.detach(id).unwrap();
-        assert_eq!(space.detach(id).is_err(), true);
+        assert!(space.detach(id).is_err());
         space.close().unwrap();
     }
 }
