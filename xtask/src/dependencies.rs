@@ -19,9 +19,13 @@ const LICENCES: &[&str] = &[
 
 /// The crates that are for everywhere, and what they may not do without. `arrayvec` needs nothing itself;
 /// it is what a `Gather` is made with for each unmap, without clearing 256 bytes and without unsafe code.
+/// `thiserror` writes the texts of errors, without `std`.
 const SMALL: &[(&str, &[&str])] = &[
     ("dmaspace-runs", &[]),
-    ("dmaspace-iopt", &["dmaspace-runs", "arrayvec", "bitflags"]),
+    (
+        "dmaspace-iopt",
+        &["dmaspace-runs", "arrayvec", "bitflags", "thiserror"],
+    ),
 ];
 
 /// It is built by its users, too, though no registry has it.

@@ -65,11 +65,13 @@ pub unsafe trait Storage {
 }
 
 /// Why a stretch of memory is no arena.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ArenaError {
     /// The size in bytes is not a power of two of at least 16 tables.
+    #[error("an arena of {0} bytes: not a power of two, or too small")]
     Size(u64),
     /// The base address is not a multiple of the size, or the arena would end beyond 2^56.
+    #[error("arena base {base:#x} is not a multiple of its size {size:#x}, or too high")]
     Base {
         /// The address.
         base: u64,
@@ -77,6 +79,7 @@ pub enum ArenaError {
         size: u64,
     },
     /// There are fewer metas than tables.
+    #[error("{metas} metas for {tables} tables")]
     Metas {
         /// Tables.
         tables: usize,
@@ -84,31 +87,9 @@ pub enum ArenaError {
         metas: usize,
     },
     /// The processor does not have what the cells need.
+    #[error("the processor does not have what the cells need")]
     Processor,
 }
-
-impl fmt::Display for ArenaError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Size(size) => {
-                write!(
-                    f,
-                    "an arena of {size} bytes: not a power of two, or too small"
-                )
-            }
-            Self::Base { base, size } => {
-                write!(
-                    f,
-                    "arena base {base:#x} is not a multiple of its size {size:#x}, or too high"
-                )
-            }
-            Self::Processor => f.write_str("the processor does not have what the cells need"),
-            Self::Metas { tables, metas } => write!(f, "{metas} metas for {tables} tables"),
-        }
-    }
-}
-
-impl core::error::Error for ArenaError {}
 
 /// Where the tables of an arena and their metas lie, as long as the arena does.
 #[derive(Debug)]

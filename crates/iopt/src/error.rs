@@ -16,7 +16,8 @@ pub use dirty::DirtyError;
 pub use protect::ProtectError;
 
 /// Too little table memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("table memory: needs {needed} bytes, {available} bytes are left")]
 pub struct NoTables {
     /// Bytes of table memory that the operation needs.
     pub needed: u64,
@@ -24,22 +25,11 @@ pub struct NoTables {
     pub available: u64,
 }
 
-impl fmt::Display for NoTables {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "table memory: needs {} bytes, {} bytes are left",
-            self.needed, self.available
-        )
-    }
-}
-
-impl core::error::Error for NoTables {}
-
 /// Why a table could not be built.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BuildError {
     /// The format has no table of so many levels.
+    #[error("{format} has no tables of {levels} levels")]
     Levels {
         /// The format.
         format: FormatId,
@@ -47,6 +37,7 @@ pub enum BuildError {
         levels: u8,
     },
     /// None of the page sizes asked for is one of the format's.
+    #[error("page sizes {wanted} asked for, {offered} offered")]
     PageSizes {
         /// The sizes that were asked for.
         wanted: PageSizes,
@@ -54,6 +45,7 @@ pub enum BuildError {
         offered: PageSizes,
     },
     /// A setting of the format is not within what the format has.
+    #[error("{format}: {what} {value} is not within {min} to {max}")]
     Setting {
         /// The format.
         format: FormatId,
@@ -67,8 +59,10 @@ pub enum BuildError {
         max: u64,
     },
     /// [`AnyTable`](crate::AnyTable) builds no table of the format with this configuration.
+    #[error("no table of {0} is built with this configuration")]
     NotAny(FormatId),
     /// The table memory has entries of another width, or tables that are too small.
+    #[error("{format} has tables of {} bytes with entries of {}; the memory has {} and {}", wanted.1, wanted.0, offered.1, offered.0)]
     TableMemory {
         /// The format.
         format: FormatId,
@@ -78,6 +72,7 @@ pub enum BuildError {
         offered: (usize, u64),
     },
     /// Tables may lie at addresses that an entry cannot hold.
+    #[error("table memory ends at {last:#x}, beyond {bits} bits")]
     TableAddress {
         /// The last address of the table memory.
         last: u64,
@@ -85,83 +80,21 @@ pub enum BuildError {
         bits: u32,
     },
     /// There is no memory for the root, or for the tables above it.
-    NoTables(NoTables),
+    #[error(transparent)]
+    NoTables(#[from] NoTables),
     /// The table memory broke its contract.
-    Broken(BrokenMemory),
-}
-
-impl fmt::Display for BuildError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Levels { format, levels } => {
-                write!(f, "{format} has no tables of {levels} levels")
-            }
-            Self::PageSizes { wanted, offered } => {
-                write!(f, "page sizes {wanted} asked for, {offered} offered")
-            }
-            Self::Setting {
-                format,
-                what,
-                value,
-                min,
-                max,
-            } => {
-                write!(f, "{format}: {what} {value} is not within {min} to {max}")
-            }
-            Self::NotAny(format) => {
-                write!(f, "no table of {format} is built with this configuration")
-            }
-            Self::TableMemory {
-                format,
-                wanted,
-                offered,
-            } => write!(
-                f,
-                "{format} has tables of {} bytes with entries of {}; the memory has {} and {}",
-                wanted.1, wanted.0, offered.1, offered.0
-            ),
-            Self::TableAddress { last, bits } => {
-                write!(f, "table memory ends at {last:#x}, beyond {bits} bits")
-            }
-            Self::NoTables(cause) => cause.fmt(f),
-            Self::Broken(cause) => cause.fmt(f),
-        }
-    }
-}
-
-impl core::error::Error for BuildError {}
-
-/// `Broken` of every error of an operation.
-macro_rules! broken {
-    ($($error:ident$(<$parameter:ident>)?),*) => {$(
-        impl$(<$parameter>)? From<BrokenMemory> for $error$(<$parameter>)? {
-            fn from(cause: BrokenMemory) -> Self {
-                Self::Broken(cause)
-            }
-        }
-    )*};
-}
-broken!(
-    BuildError,
-    MapError,
-    UnmapError,
-    ProtectError,
-    DirtyError,
-    RefitError<E>
-);
-
-impl From<NoTables> for BuildError {
-    fn from(cause: NoTables) -> Self {
-        Self::NoTables(cause)
-    }
+    #[error(transparent)]
+    Broken(#[from] BrokenMemory),
 }
 
 /// What is wrong with a range, before any table is looked at.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RangeError {
     /// The range, or one of the runs, has no bytes.
+    #[error("the range has no bytes")]
     Empty,
     /// An address or a length is not a multiple of the smallest page.
+    #[error("{value:#x} is not a multiple of the smallest page, {granule:#x} bytes")]
     Misaligned {
         /// The address or length in bytes.
         value: u64,
@@ -169,6 +102,7 @@ pub enum RangeError {
         granule: u64,
     },
     /// The range lies, at least partly, where the table translates nothing.
+    #[error(fmt = outside)]
     OutsideAperture {
         /// First address of the range.
         iova: u64,
@@ -179,46 +113,30 @@ pub enum RangeError {
     },
 }
 
-impl fmt::Display for RangeError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Empty => f.write_str("the range has no bytes"),
-            Self::Misaligned { value, granule } => {
-                write!(
-                    f,
-                    "{value:#x} is not a multiple of the smallest page, {granule:#x} bytes"
-                )
-            }
-            Self::OutsideAperture {
-                iova,
-                len: Some(len),
-                aperture,
-            } => {
-                write!(f, "{iova:#x}+{len:#x} is outside {aperture}")
-            }
-            Self::OutsideAperture {
-                iova,
-                len: None,
-                aperture,
-            } => {
-                write!(
-                    f,
-                    "the range from {iova:#x} ends beyond 2^64, outside {aperture}"
-                )
-            }
-        }
+fn outside(
+    iova: &u64,
+    len: &Option<u64>,
+    aperture: &Aperture,
+    f: &mut fmt::Formatter<'_>,
+) -> fmt::Result {
+    match len {
+        Some(len) => write!(f, "{iova:#x}+{len:#x} is outside {aperture}"),
+        None => write!(
+            f,
+            "the range from {iova:#x} ends beyond 2^64, outside {aperture}"
+        ),
     }
 }
 
-impl core::error::Error for RangeError {}
-
 /// Why nothing was mapped. The table's bytes are what they were, unless the table memory is
 /// [broken](BrokenMemory).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MapError {
     /// The range or a run is not well formed.
-    Range(RangeError),
+    #[error(transparent)]
+    Range(#[from] RangeError),
     /// Something is mapped there already.
+    #[error("{wanted} overlaps what is mapped: {found}")]
     Overlap {
         /// The range that was to be mapped.
         wanted: Span,
@@ -226,6 +144,7 @@ pub enum MapError {
         found: Run,
     },
     /// A run reaches beyond the addresses that an entry can hold.
+    #[error("physical memory {output} is beyond {bits} bits")]
     OutputTooWide {
         /// The run in physical memory.
         output: Span,
@@ -233,6 +152,7 @@ pub enum MapError {
         bits: u32,
     },
     /// The format cannot express these permissions.
+    #[error("{format} cannot express the permissions {prot}")]
     Prot {
         /// What was asked for.
         prot: Prot,
@@ -240,49 +160,19 @@ pub enum MapError {
         format: FormatId,
     },
     /// The table has no leaves of this size.
+    #[error(transparent)]
     PageSize(PageSizeError),
     /// The tables for it cannot be had.
-    NoTables(NoTables),
+    #[error(transparent)]
+    NoTables(#[from] NoTables),
     /// The table memory broke its contract.
-    Broken(BrokenMemory),
-}
-
-impl fmt::Display for MapError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Range(cause) => cause.fmt(f),
-            Self::Overlap { wanted, found } => {
-                write!(f, "{wanted} overlaps what is mapped: {found}")
-            }
-            Self::OutputTooWide { output, bits } => {
-                write!(f, "physical memory {output} is beyond {bits} bits")
-            }
-            Self::Prot { prot, format } => {
-                write!(f, "{format} cannot express the permissions {prot}")
-            }
-            Self::PageSize(cause) => cause.fmt(f),
-            Self::NoTables(cause) => cause.fmt(f),
-            Self::Broken(cause) => cause.fmt(f),
-        }
-    }
-}
-
-impl core::error::Error for MapError {}
-
-impl From<RangeError> for MapError {
-    fn from(cause: RangeError) -> Self {
-        Self::Range(cause)
-    }
-}
-
-impl From<NoTables> for MapError {
-    fn from(cause: NoTables) -> Self {
-        Self::NoTables(cause)
-    }
+    #[error(transparent)]
+    Broken(#[from] BrokenMemory),
 }
 
 /// A table has no leaves of the size that was asked for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("no leaves of {size:#x} bytes; there are {offered}")]
 pub struct PageSizeError {
     /// The size in bytes.
     pub size: u64,
@@ -290,32 +180,24 @@ pub struct PageSizeError {
     pub offered: PageSizes,
 }
 
-impl fmt::Display for PageSizeError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "no leaves of {:#x} bytes; there are {}",
-            self.size, self.offered
-        )
-    }
-}
-
-impl core::error::Error for PageSizeError {}
-
 /// Why leaves were not split, cut or merged. Translations are what they were.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RefitError<E> {
     /// The range is not well formed.
-    Range(RangeError),
+    #[error(transparent)]
+    Range(#[from] RangeError),
     /// The table has no leaves of this size.
+    #[error(transparent)]
     PageSize(PageSizeError),
     /// There would be a moment without a translation, which the caller has not allowed: the format
     /// asks for break-before-make. Nothing was changed.
+    #[error("{leaf} cannot change its size without a moment in which it is not mapped")]
     BreakBeforeMake {
         /// The first leaf, old or new, that would change.
         leaf: Run,
     },
     /// A leaf was not made by this format as it is configured. Nothing was changed.
+    #[error("{leaf} with {prot} is no leaf that this table can write")]
     Foreign {
         /// The leaf.
         leaf: Run,
@@ -323,36 +205,18 @@ pub enum RefitError<E> {
         prot: Prot,
     },
     /// The tables for it cannot be had. Nothing was changed.
+    #[error(transparent)]
     NoTables(NoTables),
     /// The flush failed, for the reason given.
+    #[error("the flush failed: {0}")]
     Flush(E),
     /// The leaves at the ends were cut, but the range was not unmapped.
+    #[error(transparent)]
     Unmap(UnmapError),
     /// The table memory broke its contract.
-    Broken(BrokenMemory),
+    #[error(transparent)]
+    Broken(#[from] BrokenMemory),
 }
-
-impl<E: fmt::Display> fmt::Display for RefitError<E> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Range(cause) => cause.fmt(f),
-            Self::PageSize(cause) => cause.fmt(f),
-            Self::BreakBeforeMake { leaf } => write!(
-                f,
-                "{leaf} cannot change its size without a moment in which it is not mapped"
-            ),
-            Self::Foreign { leaf, prot } => {
-                write!(f, "{leaf} with {prot} is no leaf that this table can write")
-            }
-            Self::NoTables(cause) => cause.fmt(f),
-            Self::Flush(cause) => write!(f, "the flush failed: {cause}"),
-            Self::Unmap(cause) => cause.fmt(f),
-            Self::Broken(cause) => cause.fmt(f),
-        }
-    }
-}
-
-impl<E: fmt::Debug + fmt::Display> core::error::Error for RefitError<E> {}
 
 #[cfg(feature = "alloc")]
 impl<E> RefitError<E> {
@@ -371,19 +235,15 @@ impl<E> RefitError<E> {
     }
 }
 
-impl<E> From<RangeError> for RefitError<E> {
-    fn from(cause: RangeError) -> Self {
-        Self::Range(cause)
-    }
-}
-
 /// Why nothing was unmapped. The table's bytes are what they were, unless the table memory is
 /// [broken](BrokenMemory).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum UnmapError {
     /// The range is not well formed.
-    Range(RangeError),
+    #[error(transparent)]
+    Range(#[from] RangeError),
     /// The range begins or ends inside a large leaf.
+    #[error("{range} cuts the leaf {leaf}")]
     InsideLeaf {
         /// The range.
         range: Span,
@@ -391,6 +251,7 @@ pub enum UnmapError {
         leaf: Run,
     },
     /// Part of the range is not mapped.
+    #[error("{range} is not wholly mapped: nothing at {at:#x}")]
     Hole {
         /// The range.
         range: Span,
@@ -398,8 +259,10 @@ pub enum UnmapError {
         at: u64,
     },
     /// The table has no leaves of this size.
+    #[error(transparent)]
     PageSize(PageSizeError),
     /// A leaf is of another size than was said.
+    #[error("the leaf {leaf} is not of {size:#x} bytes")]
     OtherSize {
         /// The size that was said, bytes.
         size: u64,
@@ -407,43 +270,15 @@ pub enum UnmapError {
         leaf: Run,
     },
     /// Dirty tracking is on, and the sink does not take dirty state: it would be lost.
+    #[error("dirty tracking is on: what the device has written to must be taken along")]
     DirtyWanted,
     /// The sink wants dirty state, and the units that walk this table keep none.
+    #[error("{format}: no dirty state is kept")]
     DirtyNotKept {
         /// The format.
         format: FormatId,
     },
     /// The table memory broke its contract.
-    Broken(BrokenMemory),
-}
-
-impl fmt::Display for UnmapError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Range(cause) => cause.fmt(f),
-            Self::InsideLeaf { range, leaf } => {
-                write!(f, "{range} cuts the leaf {leaf}")
-            }
-            Self::Hole { range, at } => {
-                write!(f, "{range} is not wholly mapped: nothing at {at:#x}")
-            }
-            Self::PageSize(cause) => cause.fmt(f),
-            Self::OtherSize { size, leaf } => {
-                write!(f, "the leaf {leaf} is not of {size:#x} bytes")
-            }
-            Self::DirtyWanted => f.write_str(
-                "dirty tracking is on: what the device has written to must be taken along",
-            ),
-            Self::DirtyNotKept { format } => write!(f, "{format}: no dirty state is kept"),
-            Self::Broken(cause) => cause.fmt(f),
-        }
-    }
-}
-
-impl core::error::Error for UnmapError {}
-
-impl From<RangeError> for UnmapError {
-    fn from(cause: RangeError) -> Self {
-        Self::Range(cause)
-    }
+    #[error(transparent)]
+    Broken(#[from] BrokenMemory),
 }

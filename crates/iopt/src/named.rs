@@ -1,7 +1,6 @@
 //! A root as people name it: the format's name, and what it was configured to.
 
 use alloc::string::{String, ToString as _};
-use core::fmt;
 
 use crate::format::{ArmConfig, ArmGranule, DartConfig, DartVersion};
 use crate::walk::Walker;
@@ -33,24 +32,28 @@ pub const FORMATS: [&str; 21] = [
 ];
 
 /// Why there is no such root.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RootError {
     /// No format has this name.
+    #[error("no format is called {name:?}; there are {}", FORMATS.join(", "))]
     Name {
         /// The name.
         name: String,
     },
     /// The format's input addresses are what it says.
+    #[error("{name} takes no --input-bits: its levels say it")]
     InputBits {
         /// The format.
         name: String,
     },
     /// Only Arm's first stage has tables for the top of the address space.
+    #[error("{name} has no tables of their own for the top of the address space")]
     Upper {
         /// The format.
         name: String,
     },
     /// The format has no such table.
+    #[error("{name} has no tables of {levels} levels for {input_bits} input bits")]
     Levels {
         /// The format.
         name: String,
@@ -60,6 +63,7 @@ pub enum RootError {
         input_bits: u8,
     },
     /// The format has no table for so many input bits.
+    #[error("{name} has no tables for {input_bits} input bits")]
     Bits {
         /// The format.
         name: String,
@@ -67,40 +71,6 @@ pub enum RootError {
         input_bits: u8,
     },
 }
-
-impl fmt::Display for RootError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Name { name } => {
-                write!(
-                    f,
-                    "no format is called {name:?}; there are {}",
-                    FORMATS.join(", ")
-                )
-            }
-            Self::InputBits { name } => {
-                write!(f, "{name} takes no --input-bits: its levels say it")
-            }
-            Self::Upper { name } => write!(
-                f,
-                "{name} has no tables of their own for the top of the address space"
-            ),
-            Self::Levels {
-                name,
-                levels,
-                input_bits,
-            } => write!(
-                f,
-                "{name} has no tables of {levels} levels for {input_bits} input bits"
-            ),
-            Self::Bits { name, input_bits } => {
-                write!(f, "{name} has no tables for {input_bits} input bits")
-            }
-        }
-    }
-}
-
-impl core::error::Error for RootError {}
 
 /// The root of a table at `address`.
 ///

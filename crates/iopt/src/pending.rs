@@ -40,7 +40,6 @@
 //! pending.runs();
 //! ```
 
-use core::fmt;
 use core::mem;
 
 use runs::{Span, bitmap};
@@ -63,13 +62,16 @@ pub struct Pending<W> {
 }
 
 /// Why there is no such bitmap.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PendingError {
     /// It stands for no bytes, or for bytes beyond 2^64.
+    #[error("{0} has no bytes or ends beyond 2^64")]
     Span(Span),
     /// The bytes of a bit are not a power of two.
+    #[error("a bit of {0:#x} bytes: not a power of two")]
     Granularity(u64),
     /// Too few words for its bits.
+    #[error("a bitmap of {given} words where {needed} are needed")]
     Words {
         /// Words that are needed.
         needed: u64,
@@ -77,22 +79,6 @@ pub enum PendingError {
         given: usize,
     },
 }
-
-impl fmt::Display for PendingError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Span(span) => write!(f, "{span} has no bytes or ends beyond 2^64"),
-            Self::Granularity(bytes) => {
-                write!(f, "a bit of {bytes:#x} bytes: not a power of two")
-            }
-            Self::Words { needed, given } => {
-                write!(f, "a bitmap of {given} words where {needed} are needed")
-            }
-        }
-    }
-}
-
-impl core::error::Error for PendingError {}
 
 impl<W: AsRef<[u64]> + AsMut<[u64]>> Pending<W> {
     /// A bitmap in `words` that stands for the device addresses `span`, a bit for each

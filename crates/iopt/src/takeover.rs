@@ -15,8 +15,6 @@
 //! [`restore`](Takeover::restore) puts the tables of an [`Image`] where they lay, for memory that is
 //! new, and adopts them.
 
-use core::fmt;
-
 use runs::{PageSizes, Span};
 
 use crate::arena::{Arena, ArenaError, Storage};
@@ -51,45 +49,30 @@ pub struct Adopted<F> {
 }
 
 /// Why a table is not adopted. Nothing has changed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum AdoptError {
     /// There can be no root at this address.
+    #[error("there can be no root table at {address:#x}")]
     Root {
         /// The address.
         address: u64,
     },
     /// An entry is not what it should be.
-    Damage(Damage),
+    #[error(transparent)]
+    Damage(#[from] Damage),
     /// The settings do not fit the format or the memory.
+    #[error(transparent)]
     Build(BuildError),
     /// The memory is not the one in which the table was adopted.
+    #[error("the table was adopted in other memory")]
     OtherMemory,
     /// These are not whole pages of the memory of which none is taken.
+    #[error("{span} cannot be kept out of use")]
     Pages {
         /// Which.
         span: Span,
     },
-}
-
-impl fmt::Display for AdoptError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Root { address } => write!(f, "there can be no root table at {address:#x}"),
-            Self::Damage(damage) => damage.fmt(f),
-            Self::Build(cause) => cause.fmt(f),
-            Self::Pages { span } => write!(f, "{span} cannot be kept out of use"),
-            Self::OtherMemory => f.write_str("the table was adopted in other memory"),
-        }
-    }
-}
-
-impl core::error::Error for AdoptError {}
-
-impl From<Damage> for AdoptError {
-    fn from(damage: Damage) -> Self {
-        Self::Damage(damage)
-    }
 }
 
 /// What [`Meta::live`](crate::Meta) says of a page that belongs to no table.

@@ -6,14 +6,13 @@
 //! writes it, or a leaf's as the format writes it; a group is complete. What hardware sets by itself
 //! (accessed and dirty bits) may be as it likes.
 
-use core::fmt;
-
 use runs::Span;
 
 use crate::format::{Entry, Format};
 
 /// What is wrong with one entry of a table.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("entry {index} of the table at {table:#x} (level {level}), {word:#x}: {kind}")]
 pub struct Damage {
     /// Address of the table.
     pub table: u64,
@@ -28,12 +27,14 @@ pub struct Damage {
 }
 
 /// What is wrong with an entry.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DamageKind {
     /// The format writes no such entry.
+    #[error("the format writes no such entry")]
     Unknown,
     /// A leaf beyond the output addresses of the table.
+    #[error("a leaf to {output}, beyond {bits} bits")]
     Output {
         /// Where it leads.
         output: Span,
@@ -41,49 +42,21 @@ pub enum DamageKind {
         bits: u32,
     },
     /// A leaf that takes several entries, of which not all are there.
+    #[error("a leaf of several entries, not all of them there")]
     Group,
     /// It leads to a table where none can be.
+    #[error("it leads to {table:#x}, where no table can be")]
     Foreign {
         /// Where it leads.
         table: u64,
     },
     /// It leads to a table to which another entry leads too, or which is above it.
+    #[error("it leads to {table:#x}, to which another entry leads")]
     Shared {
         /// Where it leads.
         table: u64,
     },
 }
-
-impl fmt::Display for Damage {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self {
-            table,
-            level,
-            index,
-            word,
-            kind,
-        } = self;
-        write!(
-            f,
-            "entry {index} of the table at {table:#x} (level {level}), {word:#x}: "
-        )?;
-        match kind {
-            DamageKind::Unknown => f.write_str("the format writes no such entry"),
-            DamageKind::Output { output, bits } => {
-                write!(f, "a leaf to {output}, beyond {bits} bits")
-            }
-            DamageKind::Group => f.write_str("a leaf of several entries, not all of them there"),
-            DamageKind::Foreign { table } => {
-                write!(f, "it leads to {table:#x}, where no table can be")
-            }
-            DamageKind::Shared { table } => {
-                write!(f, "it leads to {table:#x}, to which another entry leads")
-            }
-        }
-    }
-}
-
-impl core::error::Error for Damage {}
 
 /// Looks at the entries of the table at `table`, whose entry at an index is `word(index)`. `link`
 /// is called for each table below. Returns how many entries are not empty.

@@ -1,11 +1,12 @@
 //! A table memory that does not do what it says.
 
-use core::fmt;
-
 /// The table memory broke its contract ([`TableMemory`](crate::TableMemory)).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BrokenMemory {
     /// It set fewer tables aside than it said. Nothing was changed.
+    #[error(
+        "the table memory broke its contract: it set {given} tables aside where {wanted} were asked for"
+    )]
     Reserve {
         /// The tables that were asked for.
         wanted: u64,
@@ -16,6 +17,9 @@ pub enum BrokenMemory {
     /// the operation was done is not known. Every later operation on the table that looks at more than
     /// one page is refused with the same error; what is left to do is to detach the table everywhere
     /// and to tear it down, before anything is given back that it maps.
+    #[error(
+        "the table memory broke its contract: the table at {address:#x}, level {level}, is not what it was planned with"
+    )]
     Table {
         /// Where the table lies.
         address: u64,
@@ -23,23 +27,3 @@ pub enum BrokenMemory {
         level: u8,
     },
 }
-
-impl fmt::Display for BrokenMemory {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("the table memory broke its contract: ")?;
-        match self {
-            Self::Reserve { wanted, given } => {
-                write!(
-                    f,
-                    "it set {given} tables aside where {wanted} were asked for"
-                )
-            }
-            Self::Table { address, level } => write!(
-                f,
-                "the table at {address:#x}, level {level}, is not what it was planned with"
-            ),
-        }
-    }
-}
-
-impl core::error::Error for BrokenMemory {}

@@ -1,7 +1,5 @@
 //! Why permissions were not changed.
 
-use core::fmt;
-
 use runs::{Run, Span};
 
 use super::{BrokenMemory, RangeError};
@@ -9,11 +7,13 @@ use crate::format::FormatId;
 use crate::prot::Prot;
 
 /// Why no permission was changed. The table's bytes are what they were, but for what hardware sets.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ProtectError {
     /// The range is not well formed.
-    Range(RangeError),
+    #[error(transparent)]
+    Range(#[from] RangeError),
     /// The range begins or ends inside a large leaf.
+    #[error("{range} cuts the leaf {leaf}")]
     InsideLeaf {
         /// The range.
         range: Span,
@@ -21,6 +21,7 @@ pub enum ProtectError {
         leaf: Run,
     },
     /// Part of the range is not mapped.
+    #[error("{range} is not wholly mapped: nothing at {at:#x}")]
     Hole {
         /// The range.
         range: Span,
@@ -28,6 +29,7 @@ pub enum ProtectError {
         at: u64,
     },
     /// The format cannot express these permissions.
+    #[error("{format} cannot express the permissions {prot}")]
     Prot {
         /// What was asked for.
         prot: Prot,
@@ -36,6 +38,9 @@ pub enum ProtectError {
     },
     /// A leaf's memory attributes are others than those asked for. They cannot be changed while a
     /// unit may use the leaf: unmap, flush, and map anew.
+    #[error(
+        "the leaf {leaf} is mapped as {found}: its memory attributes cannot become those of {wanted} in place"
+    )]
     Attributes {
         /// The permissions and attributes that were asked for.
         wanted: Prot,
@@ -45,40 +50,6 @@ pub enum ProtectError {
         found: Prot,
     },
     /// The table memory broke its contract.
-    Broken(BrokenMemory),
-}
-
-impl fmt::Display for ProtectError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Range(cause) => cause.fmt(f),
-            Self::InsideLeaf { range, leaf } => write!(f, "{range} cuts the leaf {leaf}"),
-            Self::Broken(cause) => cause.fmt(f),
-            Self::Hole { range, at } => {
-                write!(f, "{range} is not wholly mapped: nothing at {at:#x}")
-            }
-            Self::Prot { prot, format } => {
-                write!(f, "{format} cannot express the permissions {prot}")
-            }
-            Self::Attributes {
-                wanted,
-                leaf,
-                found,
-            } => {
-                write!(
-                    f,
-                    "the leaf {leaf} is mapped as {found}: its memory attributes cannot become \
-                     those of {wanted} in place"
-                )
-            }
-        }
-    }
-}
-
-impl core::error::Error for ProtectError {}
-
-impl From<RangeError> for ProtectError {
-    fn from(cause: RangeError) -> Self {
-        Self::Range(cause)
-    }
+    #[error(transparent)]
+    Broken(#[from] BrokenMemory),
 }

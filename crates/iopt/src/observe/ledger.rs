@@ -27,9 +27,10 @@ impl fmt::Display for Domain {
 }
 
 /// What should not be.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Violation {
     /// A device of one owner can write to memory to which a device of another owner can write.
+    #[error("{memory} is writable for {now}, and was for {before} before")]
     SharedWritable {
         /// The physical memory.
         memory: Span,
@@ -39,6 +40,7 @@ pub enum Violation {
         now: Domain,
     },
     /// It was unmapped, but the ledger knows of no such mapping: its reference is lost.
+    #[error("{domain} has unmapped {run}, which it had not mapped")]
     NotMapped {
         /// What was unmapped.
         run: Run,
@@ -46,6 +48,7 @@ pub enum Violation {
         domain: Domain,
     },
     /// The tables map what the ledger does not know of, or knows with other permissions.
+    #[error("{domain} maps {run}, which nobody has noted")]
     LeafWithoutEntry {
         /// What is mapped.
         run: Run,
@@ -53,36 +56,13 @@ pub enum Violation {
         domain: Domain,
     },
     /// The ledger knows of a mapping that is not in the tables: a reference is lost.
+    #[error("{domain} does not map {run}, which is noted")]
     EntryWithoutLeaf {
         /// What the ledger has.
         run: Run,
         /// Whose it is.
         domain: Domain,
     },
-}
-
-impl fmt::Display for Violation {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::SharedWritable {
-                memory,
-                before,
-                now,
-            } => write!(
-                f,
-                "{memory} is writable for {now}, and was for {before} before"
-            ),
-            Self::NotMapped { run, domain } => {
-                write!(f, "{domain} has unmapped {run}, which it had not mapped")
-            }
-            Self::LeafWithoutEntry { run, domain } => {
-                write!(f, "{domain} maps {run}, which nobody has noted")
-            }
-            Self::EntryWithoutLeaf { run, domain } => {
-                write!(f, "{domain} does not map {run}, which is noted")
-            }
-        }
-    }
 }
 
 /// The books. Whatever it finds, it says when asked, and never stops anybody.

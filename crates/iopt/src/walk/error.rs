@@ -26,35 +26,42 @@ pub struct WalkFault {
 }
 
 /// Why a walk ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum WalkReason {
     /// The entry is not present.
+    #[error("is not present")]
     NotPresent,
     /// The leaf's access flag is 0, and the unit does not set it by itself (Arm, RISC-V).
+    #[error("was not accessed yet, and the unit cannot mark it")]
     AccessFlag,
     /// The levels together do not allow the access.
+    #[error("leaves only {granted}")]
     Denied {
         /// What is allowed down to this entry.
         granted: Prot,
     },
     /// Reserved bits of a present entry are not 0.
+    #[error("has the reserved bits {bits:#x}")]
     Reserved {
         /// These bits.
         bits: u64,
     },
     /// The input address is not one that the table translates, or is not canonical.
+    #[error("outside {aperture}")]
     OutsideAperture {
         /// What it translates.
         aperture: Aperture,
     },
     /// There is no memory where the table should be.
+    #[error("there is no memory at {address:#x}")]
     NoMemory {
         /// The address that was read.
         address: u64,
     },
     /// A table or a page, with all its bytes, is not within the unit's addresses, or a root is not
     /// aligned as its format demands.
+    #[error("leads to {address:#x}, not an aligned address of a unit with {bits} bits")]
     BadOutput {
         /// The address.
         address: u64,
@@ -62,6 +69,7 @@ pub enum WalkReason {
         bits: u32,
     },
     /// The format has no root of so many levels.
+    #[error("{format} has no root of {levels} levels")]
     Levels {
         /// The format.
         format: FormatId,
@@ -69,21 +77,25 @@ pub enum WalkReason {
         levels: u8,
     },
     /// The entry leads to a table that is not of a lower level (AMD v1; RISC-V at the lowest).
+    #[error("leads to a table of level {next}, not lower")]
     NextLevel {
         /// The level it leads to, 0 for the smallest page.
         next: u8,
     },
     /// The entry skips levels, and the address bits that these would use are not all 0 (AMD v1).
+    #[error("skips levels for which the address has the bits {bits:#x}")]
     SkippedBits {
         /// These bits of the input address.
         bits: u64,
     },
     /// The page size is not one that this level, or this unit, can have.
+    #[error("is a page of 2^{log2} bytes, which cannot be at this level")]
     PageSize {
         /// The size as a power of two.
         log2: u32,
     },
     /// The address is in a part of the page that is not open (DART, sub-page protection).
+    #[error("opens only the bytes {first:#x} to {last:#x} of its page")]
     SubPage {
         /// The first byte of the page that is open.
         first: u64,
@@ -93,11 +105,13 @@ pub enum WalkReason {
     /// The entry must be marked as accessed or dirty, and the memory cannot be written (VT-d, fault
     /// reason "A/D bit update failed"; Arm, unsupported atomic hardware update; RISC-V, an access
     /// fault).
+    #[error("is to be marked, and the memory at {address:#x} cannot be written")]
     NotWritable {
         /// The address of the entry.
         address: u64,
     },
     /// The entry, or those above it, changed each time that it was to be marked.
+    #[error("changed whenever it was to be marked")]
     Contended,
 }
 
@@ -136,52 +150,6 @@ impl fmt::Display for WalkFault {
             }
         }
         self.reason.fmt(f)
-    }
-}
-
-impl fmt::Display for WalkReason {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::NotPresent => f.write_str("is not present"),
-            Self::AccessFlag => f.write_str("was not accessed yet, and the unit cannot mark it"),
-            Self::Denied { granted } => write!(f, "leaves only {granted}"),
-            Self::Reserved { bits } => write!(f, "has the reserved bits {bits:#x}"),
-            Self::OutsideAperture { aperture } => write!(f, "outside {aperture}"),
-            Self::NoMemory { address } => write!(f, "there is no memory at {address:#x}"),
-            Self::BadOutput { address, bits } => {
-                write!(
-                    f,
-                    "leads to {address:#x}, not an aligned address of a unit with {bits} bits"
-                )
-            }
-            Self::Levels { format, levels } => write!(f, "{format} has no root of {levels} levels"),
-            Self::NextLevel { next } => write!(f, "leads to a table of level {next}, not lower"),
-            Self::SkippedBits { bits } => {
-                write!(
-                    f,
-                    "skips levels for which the address has the bits {bits:#x}"
-                )
-            }
-            Self::PageSize { log2 } => {
-                write!(
-                    f,
-                    "is a page of 2^{log2} bytes, which cannot be at this level"
-                )
-            }
-            Self::SubPage { first, last } => {
-                write!(
-                    f,
-                    "opens only the bytes {first:#x} to {last:#x} of its page"
-                )
-            }
-            Self::NotWritable { address } => {
-                write!(
-                    f,
-                    "is to be marked, and the memory at {address:#x} cannot be written"
-                )
-            }
-            Self::Contended => f.write_str("changed whenever it was to be marked"),
-        }
     }
 }
 

@@ -213,19 +213,12 @@ impl<M: WalkMemory + ?Sized> WalkMemory for alloc::sync::Arc<M> {
 }
 
 /// There is no memory at this address, or none that can be written.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("there is no table memory at {address:#x}")]
 pub struct BadAddress {
     /// The address that was read or written.
     pub address: u64,
 }
-
-impl core::fmt::Display for BadAddress {
-    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        write!(f, "there is no table memory at {:#x}", self.address)
-    }
-}
-
-impl core::error::Error for BadAddress {}
 
 /// What a device asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
