@@ -4,7 +4,8 @@
 //! says on a channel of its own (vhost-user protocol, `VHOST_USER_BACKEND_CONFIG_CHANGE_MSG`). `vhost`
 //! 0.18 reads that message and does not send it, and keeps the channel's socket to itself. So every
 //! message of the front end goes through [`requests`], with its file descriptors; the socket that comes
-//! with `VHOST_USER_SET_BACKEND_REQ_FD` is kept in a [`Channel`], too.
+//! with `VHOST_USER_SET_BACKEND_REQ_FD` is kept in a [`Channel`], too. The cost is two more threads and a
+//! copy of every message of the protocol; pages and their queues do not pass here.
 //!
 //! One thing is changed on the way: User-Mode Linux describes its memory in a table of two places,
 //! however many it uses, and `vhost` takes no byte more than are used. The rest is cut off.

@@ -4,6 +4,7 @@
 //! the pages would stay taken from the machine. So a program may name its *keeper* ([`keep_pools_by`]), a
 //! command that calls [`keep_pool`], mostly itself. From then on a pool is raised by a process of its own,
 //! which puts the pages back as soon as the socket between the two is closed, however that came about.
+//! Pins, memory and mappings need no keeper: the kernel releases them with the process.
 //!
 //! The keeper stands in a process group of its own, so that what ends a whole group does not end it. When
 //! the keeper is killed, this process restores the pool itself. When both are killed, the pool stays raised.

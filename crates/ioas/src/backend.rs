@@ -122,7 +122,8 @@ pub struct Unsupported {
 /// The seam to whoever translates: tables of ours, or a kernel that has its own.
 ///
 /// An [`Ioas`](crate::Ioas) keeps the areas and everything that is said about them; a [`Backend`]
-/// has devices reach their memory. What each promises, in this order:
+/// has devices reach their memory. It is chosen by a value at run time, so each call is a virtual one;
+/// the calls are for ranges, never for an entry. What each promises, in this order:
 ///
 /// 1. The address space asks [`check`](Backend::check) before it touches anything, and looks itself
 ///    that areas never overlap.

@@ -7,7 +7,8 @@
 //! While tracking is on, every domain's table notes what its devices write to. [`Ioas::harvest`]
 //! moves that out of all tables into one bitmap, [`Ioas::show`] has all units forget what they hold
 //! of these pages and then shows it: what is copied now and written later is dirty again. Bits stay
-//! until they are acknowledged, also over a flush that fails. See [`iopt::Pending`].
+//! until they are acknowledged, also over a flush that fails. See [`iopt::Pending`]. Since the flush of
+//! that one bitmap reaches the units of all domains, no second type is needed for several tables.
 //!
 //! Where a unit or a format cannot tell, everything that its devices may write to counts as written
 //! to, at each harvest, and at the one after it was detached, and [`Harvested::blind`] says so. What users

@@ -1,4 +1,7 @@
 //! Memory whose physical runs are given: see [`GivenRuns`].
+//!
+//! It is a memory object like any other, with a pin that does nothing. Areas never share a leaf, also
+//! when leaves are merged, so registers that are mapped beside memory keep entries of their own.
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;

@@ -1,7 +1,8 @@
 //! Guest memory of vm-memory as memory objects: see [`GuestRam`].
 //!
 //! Each memory object holds its region, which stays mapped for so long, and the kernel pins it where
-//! it is.
+//! it is. The region is a foreign `hostmem::Mapping`, so there is one way to pin, to look and to charge
+//! for all memory of this process.
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;

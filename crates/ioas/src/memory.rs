@@ -6,6 +6,9 @@
 //! between cost a count. So memory that is mapped twice, or copied into another address space of the
 //! same owner, is pinned and charged once.
 //!
+//! Pins belong to the memory and not to areas. So an area can be cut without touching a pin, and an
+//! external pin can outlive its area. A hold reads its runs also where several pins cover it.
+//!
 //! # How it is kept
 //!
 //! *Parts* are disjoint stretches of the object, each with the number of its users and the pin that

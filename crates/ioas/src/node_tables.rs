@@ -5,7 +5,8 @@
 //! 1. The memory is mapped, and the system told to take its pages from the node. No page is there yet;
 //!    one that is would stay where it is.
 //! 2. All of it is brought in.
-//! 3. The system is asked page by page where it has put it.
+//! 3. The system is asked page by page where it has put it, since it takes the node as a wish and
+//!    places pages elsewhere without an error.
 //!
 //! A node without memory has the arena that lies anywhere, and a node with too little of it an arena
 //! that lies in part elsewhere: units read such tables as well, only more slowly. So that is no error,

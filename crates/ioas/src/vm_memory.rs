@@ -23,7 +23,8 @@ use crate::memory::Memory;
 /// areas over the guest's memory at any time: there are no misses to be filled in. An unmap removes
 /// its translations before memory is let go, and waits for whoever holds a guard, up to a limit;
 /// beyond that the unmap reports an error, and the memory stays pinned until a later flush succeeds.
-/// Whoever maps holds no guard: it would wait for itself.
+/// Whoever maps holds no guard: it would wait for itself. Readers take the lock recursively, since a
+/// descriptor may name another one while a guard is held.
 ///
 /// ```
 /// use std::sync::Arc;

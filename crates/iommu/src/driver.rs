@@ -7,6 +7,11 @@
 //! commands given; and, for kinds whose structures lie in memory, [`InMemory`], where they lie and what a
 //! successor must know of them.
 //!
+//! The state of a device is kept in the unit's own structure where it has one in memory: an entry that
+//! was withdrawn, but not confirmed, differs from an empty one in its other bits. So drivers need no
+//! allocator, and a successor finds the state there. What every flush needs and lies far apart in the
+//! structures is noted besides (`notes.rs`).
+//!
 //! 1. **New**: the registers say what the unit can do; the memory must lie within the unit's addresses;
 //!    structures are taken from it. The unit is not changed. After an error nothing is taken.
 //! 2. **Enable**, **disable**: the driver's orders, under the lock.

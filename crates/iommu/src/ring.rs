@@ -1,7 +1,9 @@
 //! One command ring under the drivers of units that take commands from memory.
 //!
 //! A ring is a page of commands, and a word in another page where the unit stores its answers. One batch
-//! of commands is under way at a time. Its protocol:
+//! of commands is under way at a time: flushes of a unit take turns under the driver's lock. So one answer
+//! word and one ticket are enough, and the waiting driver is the one to restart a ring that has stopped. The
+//! cost is that flushes of different domains wait for each other. The protocol of a batch:
 //!
 //! 1. the caller's stores to tables and structures come first (a fence), and whatever else a unit needs
 //!    before it may look at them ([`CommandQueue::prepare`]);

@@ -1,4 +1,15 @@
 //! One entry in memory.
+//!
+//! The engine computes with entries of type `u64`, and the cell narrows them to their width in
+//! memory. So one engine serves all widths, without a second type parameter for words.
+//!
+//! # Rows
+//!
+//! The engine handles the entries of one table in rows. One call writes a series of entries, counts
+//! how many cells hold a series, empties these, or collects the bits that are set in any cell. A
+//! series is a first entry and a step, so eight entries are compared with one decision, whatever the
+//! format; decoding looks at the first entry of a row only. Rows are methods of the cell so that
+//! vector instructions come as another cell (`WideCell`) and not as another engine.
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering, compiler_fence};
 

@@ -61,8 +61,8 @@
 //! crate is `no_std` without an allocator; the feature `alloc` adds `HeapTables`, `AnyTable` and
 //! what else is kept on the heap, the feature `std` locks around it.
 //!
-//! All `unsafe` code is in two places: the arena (`arena.rs`, `arena/heap.rs`) reduces addresses to slices of
-//! atomics, and `wide.rs` handles entries in a row by inline assembly.
+//! All `unsafe` code is in two places: the arena (`arena.rs`, `arena/erased.rs`, `arena/heap.rs`) reduces
+//! addresses to slices of atomics, and `wide.rs` handles entries in a row by inline assembly.
 
 #![no_std]
 #![deny(unsafe_code)]

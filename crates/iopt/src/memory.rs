@@ -4,6 +4,14 @@
 //! that address into entries and into [`Meta`], both by arithmetic: there is no look-up structure
 //! on the walk. `Meta` lies beside the hardware's page because not every format has bits to spare.
 //!
+//! The seam is a safe trait. It takes addresses as they stand in entries, and an implementation
+//! reduces them to its own window, as the arena does by a mask. So no content of a table, whether it
+//! is damaged, adopted from another process or written by a device, leads outside, and the engine
+//! and the formats need no `unsafe`. The cost is one `and` per level.
+//!
+//! What depends on the machine is here as well: waiting ([`wait`](TableMemory::wait)) and spreading
+//! threads ([`place`](TableMemory::place)) have defaults that need no operating system.
+//!
 //! Tables change hands in chains, linked through their own `Meta`, so that reserving and giving
 //! back need no memory of their own: an operation reserves the tables that it can need, takes them
 //! from the [`Reserve`] without being able to fail, and gives back what is left; tables that were

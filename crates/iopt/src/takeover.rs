@@ -12,6 +12,9 @@
 //! 3. [`finish`](Takeover::finish) makes an [`Arena`] of it, in which every other page is free;
 //! 4. [`Adopted::open`] makes a [`Table`] of each.
 //!
+//! Each page is marked once, when the first link to it is followed. So loops, pages that are linked
+//! twice, and addresses outside of the memory are refused without a search.
+//!
 //! [`restore`](Takeover::restore) puts the tables of an [`Image`] where they lay, for memory that is
 //! new, and adopts them.
 

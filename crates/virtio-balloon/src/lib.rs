@@ -13,7 +13,8 @@
 //!   runs to a closure and counts in [`Refusals`] whatever it does not take.
 //! * [`GuestRam`] keeps what is memory of the guest, [`RunCollector`] sorts and merges across the
 //!   messages of a drained queue, and [`PartialHugePages`] remembers what is not yet a whole page of
-//!   the host.
+//!   the host. Decoding, keeping and collecting do not depend on each other: runs go from one to the
+//!   next by closures.
 //! * [`Features`] and [`BulkBit`], [`Queue`] numbers in both [`Numbering`]s, [`Config`] space, and
 //!   [`Stats`].
 //! * [`driver`] is the guest's end: [`Driver`], over small seams.

@@ -6,7 +6,7 @@
 //! huge page a count of those bits. That is all there is to know, whatever order pages come and go in:
 //! a part of a discarded page that is deflated and inflated again makes the page whole again. The memory
 //! is set aside at the start, so no guest can force more: for huge pages of 2 MiB it is 36 MiB for a
-//! terabyte.
+//! terabyte. A sparse table would need as much under a driver that touches every huge page once.
 //!
 //! # Protocol
 //!

@@ -1,7 +1,9 @@
 //! What tables over some runs would consist of, counted without building any.
 //!
 //! Exactly what the engine does: of each run the largest leaves that fit, from its beginning. Runs come
-//! by ascending address, so of each level the last table that was needed says which are new.
+//! by ascending address, so of each level the last table that was needed says which are new. So an
+//! address space of any size costs only the look at its pages. A test builds the tables with the engine
+//! and compares.
 
 use iopt::FormatId;
 use runs::{PageSizes, Run};

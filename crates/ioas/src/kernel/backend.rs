@@ -5,7 +5,8 @@
 //! a container has one page table for all groups that can share it, on the node of the first, so that
 //! [`Placement::PerNode`] takes a container for the groups of each node. iommufd has a table for each
 //! node in one address space. Every operation goes to all spaces, in one order, noted in a [`Journal`]
-//! for each: when one fails, it is undone in all.
+//! for each: when one fails, it is undone in all. After an unmap that was refused half-way, what is
+//! mapped again was missing for a moment.
 //!
 //! # What it costs
 //!

@@ -6,7 +6,8 @@
 //!
 //! # Several roots
 //!
-//! A batch is mapped in all domains or in none:
+//! Every batch is mapped in all domains before the next one is read, so memory is pinned, charged and
+//! looked up once, whatever the number of domains. A batch is mapped in all domains or in none:
 //!
 //! 1. In each domain it is **planned**: the table is looked at, nothing is stored, and the table pages
 //!    that it will need there are counted and **reserved** in that domain's memory, which may be another

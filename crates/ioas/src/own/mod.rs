@@ -11,7 +11,13 @@
 //!   somebody else is not.
 //!
 //! Areas are pinned and mapped for as long as there is a domain. The first domain to come maps all
-//! of them, the last to go lets all of them go; the areas themselves stay.
+//! of them, the last to go lets all of them go; the areas themselves stay. So a device that is plugged
+//! in again finds its mappings, and an address space can be set up before there is hardware. A domain
+//! that the caller has built stays.
+//!
+//! A unit joins a domain whose format and page sizes it walks, and whose units answer as it does
+//! whether DMA is forced to be coherent. If there is none, a new domain is built, and all areas are
+//! mapped in it before the device is attached, all or nothing.
 
 mod backend;
 mod build;

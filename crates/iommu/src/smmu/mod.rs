@@ -3,7 +3,8 @@
 //! Arm System Memory Management Unit Architecture Specification (IHI 0062), versions 1 and 2; section
 //! numbers in the files are those of issue B. [`Smmu`] drives the non-secure
 //! side of one unit over [`Registers`](crate::Registers). Everything that it tells the unit is in registers, so it takes no
-//! memory.
+//! memory. What it knows of streams and context banks it keeps in lists of fixed size beside them, since
+//! registers that a former owner has set up may hold anything.
 //!
 //! A device is a stream, and [`DeviceId`](crate::DeviceId) its stream id. A domain with devices on the unit has a context
 //! bank, which all its devices share. It walks stage 1 tables, with stage 2 bypassed, or stage 2 tables:

@@ -1,4 +1,7 @@
 //! The two ways in: by `&mut`, or by `&` with claims.
+//!
+//! There is one set of passes, which take the form as a type. So claims cost nothing in the exclusive
+//! form: they are not in the generated code. The protocol of claims is at the head of `shared.rs`.
 
 use super::top::Begin;
 use super::{Level, Table, at_top, part};

@@ -2,7 +2,8 @@
 //!
 //! Each is put around any [`TableMemory`](crate::TableMemory), or around another adapter, and
 //! passes everything on; what it adds hangs on the hooks of the seam. A table over plain memory pays
-//! nothing for them: their default is empty and inlined.
+//! nothing for them: their default is empty and inlined. So a table has no second type parameter for
+//! what most users do not want.
 //!
 //! * [`Counted`] counts descents, tables looked at and entries stored;
 //! * [`NonCoherent`] writes cache lines back, for units that read past the processor's caches;

@@ -18,6 +18,9 @@
 //! [`Dma`] has devices let go of it before and takes it back for them, and [`Monitor`] is told
 //! what happens. `docs/balloon-monitor.md` leads through it, with a complete example.
 //!
+//! The device owns no ring: transports keep rings in different ways (a queue of `virtio-queue`, or one
+//! behind a lock in `vhost-user-backend`), so [`drain`](Device::drain) borrows the ring for one call.
+//!
 //! # With devices
 //!
 //! While [`Dma::attached`] says so, `VIRTIO_BALLOON_F_MUST_TELL_HOST` is required, and free page

@@ -9,7 +9,8 @@
 //!
 //! Messages of deflateq are taken one by one. Each is read, what it names leaves the balloon, devices
 //! are given it back ([`Dma::restore`]), and only then it goes back to the driver. One whose pages devices
-//! cannot be given is held, and those behind it stay in the queue.
+//! cannot be given is held, and those behind it stay in the queue. Messages before it have gone back, and
+//! only the runs that devices lack are tried again.
 //!
 //! A drain takes no more chains than the ring has descriptors, and no new one after
 //! [`drain_bytes`](super::Settings::drain_bytes) bytes of messages and descriptors; what is left is for

@@ -1,4 +1,7 @@
 //! A set of the guest's pages: a bit for each.
+//!
+//! A bitmap needs no memory while pages come and go, gives runs in order, and shows which pages were
+//! never taken. The cost is a bit for each page of the guest from the start.
 
 use core::ops::Range;
 
