@@ -3,6 +3,9 @@
 //! What the balloon did is seen from outside: the pages that the machine holds for the guest's memory
 //! ([`Guest::held`]), and what the guest's own kernel counts.
 
+use std::thread;
+use std::time::Duration;
+
 use anyhow::{Context, bail, ensure};
 
 use crate::daemon::Daemon;
@@ -89,9 +92,10 @@ pub fn memory_comes_and_goes(
     // The guest may report what it has just let go of before it is in the balloon: then it is tried again.
     let mut tries = 0;
     let (held, free, less) = loop {
+        let free = free(guest)?;
         let reported = balloon.reported()?;
         touch(guest)?;
-        let (held, free) = (guest.held()?, free(guest)?);
+        let held = guest.held()?;
         balloon.reach(bytes)?;
         let less = held.saturating_sub(guest.held()?);
         if balloon.reported()? == reported {
@@ -101,7 +105,7 @@ pub fn memory_comes_and_goes(
         tries += 1;
         ensure!(tries < 10, "the guest reports free pages all the time");
     };
-    let given = free.saturating_sub(self::free(guest)?);
+    let given = free.saturating_sub(free_now(guest)?);
     ensure!(
         less >= bytes - SLACK,
         "a balloon of {bytes} bytes gave {less} back to the machine"
@@ -111,20 +115,24 @@ pub fn memory_comes_and_goes(
         "a balloon of {bytes} bytes took {given} of the guest's free memory"
     );
     balloon.reach(0)?;
-    let back = self::free(guest)?;
-    ensure!(
-        back >= free - SLACK,
-        "of {free} bytes free in the guest {back} are, after the balloon gave all back"
-    );
-    let reported = balloon.reported()?;
-    touch(guest)?;
-    // What it used is free again by now, and may have been reported.
-    let again = guest.held()? + (balloon.reported()? - reported);
-    ensure!(
-        again >= held - SLACK,
-        "the guest used {again} bytes of {held} that it had before the balloon"
-    );
-    Ok(())
+    let mut back = 0;
+    until("free memory in the guest as before the balloon", || {
+        back = free_now(guest)?;
+        Ok((back >= free - SLACK).then_some(()))
+    })
+    .with_context(|| format!("of {free} bytes free in the guest {back} are"))?;
+    let mut again = 0;
+    until(
+        "as much use of the guest's memory as before the balloon",
+        || {
+            let reported = balloon.reported()?;
+            touch(guest)?;
+            // What it used is free again by now, and may have been reported.
+            again = guest.held()? + (balloon.reported()? - reported);
+            Ok((again >= held - SLACK).then_some(()))
+        },
+    )
+    .with_context(|| format!("the guest used {again} bytes of {held}"))
 }
 
 /// The driver takes all features of the standard but the poison, which this kernel has none of.
@@ -150,8 +158,8 @@ pub fn features(guest: &mut Guest) -> anyhow::Result<()> {
 /// When it is not.
 pub fn statistics(guest: &mut Guest, daemon: &mut Daemon) -> anyhow::Result<()> {
     let total = 1024 * guest.number("awk '/^MemTotal/ { print $2 }' /proc/meminfo")?;
-    // The buffer that comes back first was filled when the driver was loaded. Blocks that the guest is
-    // reporting are not free meanwhile, up to 32 of 4 MiB: both are asked until none is under way.
+    // The buffer that comes back first was filled when the driver was loaded, and the guest may be
+    // reporting blocks while one of them is asked.
     let mut agreed = 0;
     let mut last = String::new();
     until("free memory in the statistics as in the guest", || {
@@ -163,7 +171,7 @@ pub fn statistics(guest: &mut Guest, daemon: &mut Daemon) -> anyhow::Result<()> 
             "{total} bytes in all, but {stats}"
         );
         ensure!(stats["minor_faults"].as_u64() > Some(0), "{stats}");
-        let (said, free) = (stats["free_bytes"].as_u64().unwrap_or(0), free(guest)?);
+        let (said, free) = (stats["free_bytes"].as_u64().unwrap_or(0), free_now(guest)?);
         agreed += u32::from(said.abs_diff(free) < SLACK);
         last = format!("{free} bytes are free in the guest, but {stats}");
         Ok((agreed == 2).then_some(()))
@@ -206,7 +214,7 @@ pub fn hinting(guest: &mut Guest, daemon: &mut Daemon) -> anyhow::Result<()> {
         before += hinted;
         ensure!(hinted > free / 2, "{hinted} bytes were hinted at of {free}");
         until("the return of the pages hinted at", || {
-            Ok((self::free(guest)? + SLACK > free).then_some(()))
+            Ok((free_now(guest)? + SLACK > free).then_some(()))
         })?;
     }
     Ok(())
@@ -306,11 +314,22 @@ pub fn data_is_intact(guest: &mut Guest) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Bytes that are free in the guest.
+/// Bytes that are free in the guest: the most of ten readings in half a second, since blocks that the
+/// guest is reporting are not free meanwhile, up to 32 of 4 MiB.
 ///
 /// # Errors
 ///
 /// When it does not say.
 pub fn free(guest: &mut Guest) -> anyhow::Result<u64> {
+    let mut most = 0;
+    for _ in 0..10 {
+        most = most.max(free_now(guest)?);
+        thread::sleep(Duration::from_millis(50));
+    }
+    Ok(most)
+}
+
+/// Bytes that are free in the guest at this moment, and not being reported.
+fn free_now(guest: &mut Guest) -> anyhow::Result<u64> {
     Ok(1024 * guest.number("awk '/^MemFree/ { print $2 }' /proc/meminfo")?)
 }

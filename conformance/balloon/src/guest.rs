@@ -29,7 +29,7 @@ const MODULE: &str = "kernel/drivers/virtio/virtio_balloon.ko";
 const BUSYBOX: &str = "/bin/busybox";
 /// How long a guest may take to boot, and a command to be done: many times what either takes, for
 /// machines that are slow or busy.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub const PATIENCE: Duration = Duration::from_secs(300);
 /// Lines that are shown of what the kernel said, when something failed.
 const TAIL: usize = 30;
 
