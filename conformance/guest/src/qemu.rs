@@ -2,7 +2,7 @@
 //!
 //! Two serial ports: on the first the kernel and the programs say what they like, into a file; on
 //! the second come the lines of [`crate::console`]. A guest that says nothing for [`PATIENCE`] is
-//! ended.
+//! ended, and started once more: see [`Boot::run`].
 
 use std::{
     fs::{self, File},
@@ -74,11 +74,33 @@ pub struct Boot<'a> {
 impl Boot<'_> {
     /// Boots `machine`, shows its results as they come, and tells what became of its tests.
     ///
+    /// A guest that falls silent is booted once more, and the second run counts: under load a guest was
+    /// seen to halt in the kernel's wait for the reset of a device, with QEMU idle. What hangs by itself
+    /// hangs again. The first run's log stays, as `NAME.silent.log`.
+    ///
     /// # Errors
     ///
     /// When QEMU cannot be started, or its files cannot be made. A guest that fails is no error but
     /// has [faults](Results::faults).
     pub fn run(&self, machine: &Machine) -> anyhow::Result<Results<'static>> {
+        let results = self.once(machine)?;
+        if !results.silent() {
+            return Ok(results);
+        }
+        let [log, _] = self.logs(machine);
+        let kept = log.with_extension("silent.log");
+        fs::rename(&log, &kept).with_context(|| kept.display().to_string())?;
+        println!(
+            "  {}: silent for {} s in {}, started again; its log: {}",
+            machine.name,
+            PATIENCE.as_secs(),
+            results.running().unwrap_or("no test"),
+            kept.display()
+        );
+        self.once(machine)
+    }
+
+    fn once(&self, machine: &Machine) -> anyhow::Result<Results<'static>> {
         let mut results = Results::new(machine.tests(self.only));
         let meeting = machine
             .balloon
@@ -114,11 +136,7 @@ impl Boot<'_> {
                     }
                 }
                 Err(RecvTimeoutError::Timeout) => {
-                    println!(
-                        "  {}: silent for {} s, ended",
-                        machine.name,
-                        PATIENCE.as_secs()
-                    );
+                    results.fall_silent();
                     break;
                 }
                 Err(RecvTimeoutError::Disconnected) => break,
