@@ -324,7 +324,7 @@ pub(crate) trait Backend: Send + 'static {
         pending: &mut Pending<&mut [u64]>,
     ) -> Result<Harvested, HarvestError>;
 
-    /// Has all units forget that the pages which were harvested are dirty.
+    /// Flushes what units keep of the dirty state of the harvested pages.
     ///
     /// # Errors
     ///

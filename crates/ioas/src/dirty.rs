@@ -142,7 +142,7 @@ impl Ioas {
         self.lock().harvest(pending)
     }
 
-    /// Has all units forget what they hold of the pages that were harvested, and shows the bitmap.
+    /// Flushes what units keep of the dirty state of the harvested pages, and shows the bitmap.
     ///
     /// # Errors
     ///
@@ -155,7 +155,7 @@ impl Ioas {
     }
 
     /// [`unmap`](Self::unmap), which notes in `pending` what devices had written to there. Plain
-    /// `unmap` forgets it.
+    /// `unmap` drops it.
     ///
     /// # Errors
     ///

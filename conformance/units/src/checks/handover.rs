@@ -59,7 +59,7 @@ pub(super) fn handover(rig: &Rig) -> anyhow::Result<()> {
     for span in structures {
         takeover.keep(span)?;
     }
-    // Larger tables lie in other memory, which nobody else has.
+    // Larger tables lie in memory of their own.
     let of_4k = table.is_of_4k();
     let adopted = of_4k.then(|| AnyTable::adopt(&mut takeover, roots[0], sizes));
     let adopted = adopted.transpose()?;

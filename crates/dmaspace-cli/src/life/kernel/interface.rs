@@ -123,7 +123,7 @@ fn devices(addresses: &[String], way: Way) -> Result<Vec<DeviceReport>, JobError
         _ if found.is_empty() => Err(JobError::Input("a life takes a device".into())),
         None => Ok(found),
         Some(other) => Err(JobError::Input(format!(
-            "{} is {}, which nobody here can have do DMA: a life takes QEMU's edu ({})",
+            "{} is {}, which this program cannot drive: a life takes QEMU's edu ({})",
             other.address,
             other.id,
             edu::ID
