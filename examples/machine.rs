@@ -213,6 +213,8 @@ pub struct Registers<'a> {
 }
 
 impl iommu::Registers for Registers<'_> {
+    type Lock = iommu::SpinLock;
+
     // A bus on which nobody answers reads as all ones.
     fn read32(&self, offset: usize) -> u32 {
         let value = self.machine.readl(self.base + offset as u64);

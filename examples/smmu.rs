@@ -70,6 +70,8 @@ impl Mmio {
 }
 
 impl Registers for Mmio {
+    type Lock = iommu::SpinLock;
+
     fn read32(&self, offset: usize) -> u32 {
         self.read(offset).unwrap_or(u32::MAX)
     }

@@ -58,6 +58,8 @@ impl<'a> Registers<'a> {
 }
 
 impl iommu::Registers for Registers<'_> {
+    type Lock = iommu::SpinLock;
+
     fn read32(&self, offset: usize) -> u32 {
         self.done(self.machine.readl(self.at(offset)))
             .unwrap_or(u32::MAX)
@@ -150,6 +152,8 @@ impl<'a> Busy<'a> {
 }
 
 impl iommu::Registers for &Busy<'_> {
+    type Lock = iommu::SpinLock;
+
     fn read32(&self, offset: usize) -> u32 {
         let value = self.registers.read32(offset);
         self.after();

@@ -2,10 +2,10 @@
 //! before the unit is involved.
 //!
 //! A driver is a [`HardwareUnit`] of its [`Kind`]. The shell holds registers, memory, configuration, what the unit
-//! can do, and, under one spinning lock, what the driver knows of its structures and queues. What a driver
-//! alone knows comes in by two traits: [`Operations`], the orders in which structures are written and
-//! commands given; and, for kinds whose structures lie in memory, [`InMemory`], where they lie and what a
-//! successor must know of them.
+//! can do, and, under one lock of the kind that the registers name, what the driver knows of its structures and
+//! queues. What a driver alone knows comes in by two traits: [`Operations`], the orders in which structures are
+//! written and commands given; and, for kinds whose structures lie in memory, [`InMemory`], where they lie and
+//! what a successor must know of them.
 //!
 //! The state of a device is kept in the unit's own structure where it has one in memory: an entry that
 //! was withdrawn, but not confirmed, differs from an empty one in its other bits. So drivers need no
@@ -24,8 +24,8 @@
 use core::fmt;
 
 use iopt::{Chain, Invalidation, NoTables, Root, TABLE_BYTES, TableMemory};
+use lock_api::Mutex;
 use runs::Span;
-use spin::Mutex;
 
 use crate::capabilities::{Capabilities, reaches};
 use crate::commands::CommandCounters;
@@ -58,13 +58,13 @@ pub trait Driver: Unit {
 /// Dropping it changes nothing: the unit goes on, and its memory stays taken. See
 /// [`tear_down`](Self::tear_down).
 #[derive(Debug)]
-pub struct HardwareUnit<K: Kind, R, M> {
+pub struct HardwareUnit<K: Kind, R: Registers, M> {
     pub(crate) registers: R,
     pub(crate) memory: M,
     pub(crate) config: K::Config,
     pub(crate) features: K::Features,
     pub(crate) capabilities: Capabilities,
-    pub(crate) inner: Mutex<K::Inner>,
+    pub(crate) inner: Mutex<R::Lock, K::Inner>,
 }
 
 /// A kind of hardware.
@@ -196,7 +196,7 @@ impl Capabilities {
     }
 }
 
-impl<K: Kind, R, M> HardwareUnit<K, R, M> {
+impl<K: Kind, R: Registers, M> HardwareUnit<K, R, M> {
     /// The commands that the unit has done so far.
     pub fn counters(&self) -> CommandCounters {
         K::counters(&self.inner.lock())
@@ -208,7 +208,7 @@ impl<K: Kind, R, M> HardwareUnit<K, R, M> {
     }
 }
 
-impl<K: Kind, R, M> HardwareUnit<K, R, M>
+impl<K: Kind, R: Registers, M> HardwareUnit<K, R, M>
 where
     Self: Operations,
 {
@@ -228,7 +228,7 @@ where
     }
 }
 
-impl<K: Kind, R, M> Unit for HardwareUnit<K, R, M>
+impl<K: Kind, R: Registers, M> Unit for HardwareUnit<K, R, M>
 where
     Self: Operations + Send + Sync,
 {
@@ -296,7 +296,7 @@ where
     }
 }
 
-impl<K: Kind, R, M> Driver for HardwareUnit<K, R, M>
+impl<K: Kind, R: Registers, M> Driver for HardwareUnit<K, R, M>
 where
     Self: Operations + Send + Sync,
 {

@@ -94,7 +94,7 @@ pub use driver::{Driver, HardwareUnit};
 pub use error::{AttachError, FlushError, UnitError};
 pub use fault::{Details, Fault, FaultReason, RequestKind, SecondStage};
 pub use handover::{AdoptError, Frozen, Held, UnitKind};
-pub use registers::Registers;
+pub use registers::{Registers, SpinLock};
 pub use riscv::RiscvIommu;
 #[cfg(feature = "std")]
 pub use run_map::{MemoryOverlap, RunMap};

@@ -7,9 +7,13 @@
 //! arena.
 //!
 //! Whatever a driver waits for, it looks, calls [`wait`](Registers::wait), and looks again. How long
-//! that goes on is decided there, where there is a clock; a driver never waits without that bound.
+//! that goes on is decided there, where there is a clock; a driver never waits without that bound. What the driver
+//! knows is behind one lock, and the registers say of which kind: [`Registers::Lock`].
 
 use crate::error::UnitError;
+
+/// A lock that spins, and leaves interrupts as they are.
+pub type SpinLock = spin::Mutex<()>;
 
 /// The registers of one unit, by byte offset from the first.
 ///
@@ -21,6 +25,11 @@ use crate::error::UnitError;
 /// Offsets are multiples of the width, and partly come from the unit's own registers: one that lies
 /// outside reads as all ones, and a write to it does nothing.
 pub trait Registers {
+    /// What keeps two threads out of the unit's structures and queues: [`SpinLock`] where no interrupt handler
+    /// maps or unmaps, and in a kernel where one does, a lock that disables interrupts. It is held while a
+    /// driver [waits](Self::wait) for the unit, so it must not sleep where the caller may not.
+    type Lock: lock_api::RawMutex;
+
     /// Reads 32 bits.
     fn read32(&self, offset: usize) -> u32;
     /// Writes 32 bits.
@@ -41,6 +50,8 @@ pub trait Registers {
 macro_rules! forward {
     ($pointer:ty) => {
         impl<R: Registers + ?Sized> Registers for $pointer {
+            type Lock = R::Lock;
+
             fn read32(&self, offset: usize) -> u32 {
                 (**self).read32(offset)
             }
@@ -97,6 +108,8 @@ mod tests {
     struct Interrupted(Cell<bool>);
 
     impl Registers for Interrupted {
+        type Lock = crate::SpinLock;
+
         fn read32(&self, _offset: usize) -> u32 {
             0
         }
@@ -116,6 +129,8 @@ mod tests {
     struct Last(spin::Mutex<(u32, usize, u64)>);
 
     impl Registers for Last {
+        type Lock = crate::SpinLock;
+
         fn read32(&self, offset: usize) -> u32 {
             *self.0.lock() = (32, offset, 0);
             0x8765_4321

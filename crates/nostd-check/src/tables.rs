@@ -92,6 +92,8 @@ pub(crate) fn what_a_unit_accepts() -> Result<(), i32> {
 struct Nobody;
 
 impl Registers for Nobody {
+    type Lock = iommu::SpinLock;
+
     fn read32(&self, _offset: usize) -> u32 {
         black_box(u32::MAX)
     }

@@ -159,6 +159,8 @@ fn firmware_is_asked_where_the_kernel_does_not_tell() {
 struct Identity(&'static [(usize, u64)]);
 
 impl Registers for Identity {
+    type Lock = iommu::SpinLock;
+
     fn read32(&self, offset: usize) -> u32 {
         self.read64(offset) as u32
     }

@@ -8,7 +8,7 @@
 //! Before the list is made everything is invalidated, so what was detached without an answer is gone.
 
 use iopt::Root;
-use spin::Mutex;
+use lock_api::Mutex;
 
 use super::bank::{self, Bank};
 use super::capabilities::{BYPASS, CR0, EXTENDED, Features, STRICT};

@@ -1,6 +1,6 @@
 //! The driver in the terms of the shell (`driver.rs` of the crate).
 
-use spin::Mutex;
+use lock_api::Mutex;
 
 use super::bank::{self, Banks};
 use super::capabilities::{ATTRIBUTES, BYPASS, CR0, EXTENDED, Features, MOST, STRICT, TRANSLATE};

@@ -305,6 +305,8 @@ impl<M: Model> Unit<M> {
 }
 
 impl<M: Model> Registers for Unit<M> {
+    type Lock = iommu::SpinLock;
+
     fn read32(&self, offset: usize) -> u32 {
         self.read(offset, 32) as u32
     }

@@ -355,6 +355,8 @@ fn sized(word: u64) -> (u64, u32) {
 }
 
 impl Registers for Model {
+    type Lock = crate::SpinLock;
+
     fn read32(&self, offset: usize) -> u32 {
         self.state().wrong.push(format!("32 bits of {offset:#x}"));
         0

@@ -461,6 +461,8 @@ impl Model {
 }
 
 impl Registers for Model {
+    type Lock = crate::SpinLock;
+
     fn read32(&self, offset: usize) -> u32 {
         let state = &mut *self.state();
         match offset {

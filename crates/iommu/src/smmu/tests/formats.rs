@@ -322,6 +322,8 @@ fn capabilities_are_those_of_the_registers() {
 struct Nobody;
 
 impl Registers for Nobody {
+    type Lock = crate::SpinLock;
+
     fn read32(&self, _offset: usize) -> u32 {
         u32::MAX
     }

@@ -441,6 +441,8 @@ impl Model {
 }
 
 impl Registers for Model {
+    type Lock = crate::SpinLock;
+
     fn read32(&self, offset: usize) -> u32 {
         self.state().read(offset)
     }

@@ -392,6 +392,8 @@ impl Model {
 }
 
 impl Registers for Model {
+    type Lock = crate::SpinLock;
+
     fn read32(&self, offset: usize) -> u32 {
         let state = self.state();
         match offset {
