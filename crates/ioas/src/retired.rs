@@ -46,6 +46,8 @@ pub(crate) struct Retired {
     pub(crate) flushing: Flushing,
     /// When the first of what waits now has come, by the clock of lazy flushing.
     since: Option<Duration>,
+    /// Flushes that have succeeded.
+    pub(crate) flushes: u64,
 }
 
 impl fmt::Debug for Retired {
@@ -105,7 +107,9 @@ impl Retired {
     /// whoever failed is still to come.
     pub(crate) fn flush(&mut self, backend: &mut dyn Backend) -> Result<(), FlushError> {
         let flushed = backend.flush();
-        self.listeners.flush().and(flushed)
+        self.listeners.flush().and(flushed)?;
+        self.flushes += 1;
+        Ok(())
     }
 
     /// Lets go of the memory, which was flushed. Returns the bytes that were unpinned, and the

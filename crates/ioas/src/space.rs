@@ -289,6 +289,19 @@ impl Ioas {
         self.lock().unmap(range, observer)
     }
 
+    /// [`unmap`](Self::unmap), with the number of flushes before and after it.
+    pub(crate) fn unmap_counted(&self, range: Span) -> (Result<Unmapped, UnmapError>, [u64; 2]) {
+        let space = &mut *self.lock();
+        let before = space.retired.flushes;
+        let unmapped = space.unmap(range, &mut ());
+        (unmapped, [before, space.retired.flushes])
+    }
+
+    /// How many flushes have succeeded.
+    pub(crate) fn flushes(&self) -> u64 {
+        self.lock().retired.flushes
+    }
+
     /// Unmaps everything, as [`unmap`](Self::unmap) does.
     pub fn unmap_all(&self, observer: &mut dyn Observer) -> Result<Unmapped, UnmapError> {
         self.lock().unmap_all(observer)

@@ -15,6 +15,7 @@ mod conversions;
 mod cutting;
 mod dirty;
 mod dirty_model;
+mod dma;
 mod domains;
 mod external;
 mod faults;
