@@ -22,7 +22,6 @@ mod guests;
 mod guides;
 mod header;
 mod host;
-mod house;
 mod libvirt;
 mod manuals;
 mod nostd;
@@ -33,7 +32,6 @@ mod properties;
 mod release;
 mod runner;
 mod sanitize;
-mod shots;
 mod soak;
 mod units;
 mod unsafety;
@@ -74,16 +72,12 @@ enum Command {
     Figures(figures::Options),
     /// Writes the man pages and shell completions of the command line below target/manuals.
     Manuals,
-    /// Draws the picture of the crates, docs/house.svg.
-    House,
     /// Makes the header of the C interface anew.
     Header,
     /// Makes and builds the packages of all published crates, and uploads none.
     Packages(release::Options),
     /// Compiles each published crate with each of its features alone; warnings are errors.
     Features,
-    /// Takes screenshots of the reports that a browser shows, for docs/shots; needs Chromium.
-    Shots(shots::Options),
     /// Does everything that an address space can do, in a random order, for long (`soak --help`).
     #[command(disable_help_flag = true)]
     Soak(soak::Options),
@@ -141,11 +135,9 @@ fn run(command: Command) -> anyhow::Result<bool> {
         Command::BenchTables(options) => bench_tables::run(&options, repository),
         Command::Figures(options) => figures::run(&options, repository),
         Command::Manuals => manuals::run(repository),
-        Command::House => house::command(repository),
         Command::Header => header::run(repository),
         Command::Packages(options) => release::packages(&options, repository),
         Command::Features => release::features(repository),
-        Command::Shots(options) => shots::run(&options, repository),
         Command::Soak(options) => soak::run("soak", &options, repository),
         Command::Limits(options) => soak::run("limits", &options, repository),
     }
