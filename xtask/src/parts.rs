@@ -11,7 +11,7 @@ use crate::{
     cargo::{self, Repository},
     conformance, dependencies, examples, fuzz, graph, guests, header,
     host::Need,
-    libvirt, nostd, origins, properties, runner, units, unsafety,
+    libvirt, nostd, origins, properties, runner, sanitize, units, unsafety,
 };
 
 /// When a part runs, and what its budget counts towards.
@@ -151,7 +151,7 @@ const LAB: &str = "dmaspace-lab";
 fn fmt(repository: &Repository) -> anyhow::Result<Outcome> {
     cargo::run(&mut repository.cargo(&["fmt", "--all", "--check"]))?;
     // No members of the workspace, so named by themselves.
-    for alone in [nostd::CRATE, fuzz::CRATE, header::CRATE] {
+    for alone in [nostd::CRATE, fuzz::CRATE, header::CRATE, sanitize::PROBE] {
         let manifest = format!("{alone}/Cargo.toml");
         cargo::run(&mut repository.cargo(&["fmt", "--check", "--manifest-path", &manifest]))?;
     }
