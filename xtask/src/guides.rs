@@ -7,14 +7,9 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::cargo::Repository;
+use walkdir::WalkDir;
 
-/// A guide, and the program that it leads through.
-const GUIDES: [(&str, &str); 3] = [
-    ("monitor.md", "examples/vmm.rs"),
-    ("hypervisor.md", "examples/vtd.rs"),
-    ("driver.md", "examples/nvme.rs"),
-];
+use crate::cargo::Repository;
 
 const ELLIPSIS: &str = "// ...";
 
@@ -22,24 +17,13 @@ fn root() -> PathBuf {
     Repository::find().unwrap().root
 }
 
-/// Every document: those at the root, below `docs`, and beside the crates and rigs.
+/// Every document: those of the repository, but for what is built and what is hidden.
 fn documents() -> Vec<(PathBuf, String)> {
-    let root = root();
-    let mut places = vec![root.clone(), root.join("docs")];
-    for below in ["docs", "crates", "conformance"] {
-        let all = fs::read_dir(root.join(below)).unwrap();
-        places.extend(all.map(|entry| entry.unwrap().path()));
-    }
-    places.extend(["examples", "conformance"].map(|below| root.join(below)));
-    let files = places
-        .iter()
-        .filter(|place| place.is_dir())
-        .flat_map(|place| {
-            let files = fs::read_dir(place).unwrap();
-            files.map(|file| file.unwrap().path())
-        });
-    let texts = files.filter(|file| file.extension().is_some_and(|end| end == "md"));
-    texts
+    let unwanted = |name: &str| name == "target" || (name.starts_with('.') && name.len() > 1);
+    let all = WalkDir::new(root()).into_iter();
+    all.filter_entry(|entry| !unwanted(&entry.file_name().to_string_lossy()))
+        .map(|entry| entry.unwrap().into_path())
+        .filter(|file| file.extension().is_some_and(|end| end == "md"))
         .map(|file| (file.clone(), fs::read_to_string(file).unwrap()))
         .collect()
 }
@@ -106,21 +90,7 @@ fn blocks_are_parts_of_the_files_that_they_name() {
             count += 1;
         }
     }
-    assert!(count >= GUIDES.len(), "{count} blocks");
-}
-
-#[test]
-fn each_guide_leads_through_its_program() {
-    for (guide, program) in GUIDES {
-        let text = fs::read_to_string(root().join("docs/guides").join(guide)).unwrap();
-        let shown = blocks(&text);
-        assert!(
-            shown.iter().any(|(file, _)| *file == program),
-            "{guide}: {program}"
-        );
-        let lines = text.lines().count();
-        assert!((80..=200).contains(&lines), "{guide} has {lines} lines");
-    }
+    assert!(count > 0, "no document names a file");
 }
 
 #[test]
@@ -190,11 +160,4 @@ fn a_block_that_differs_is_found() {
         "indented by itself"
     );
     assert!(!contains(file, &[]), "nothing");
-}
-
-#[test]
-fn readers_with_little_time_are_not_kept() {
-    let readme = fs::read_to_string(root().join("README.md")).unwrap();
-    let lines = readme.lines().count();
-    assert!(lines <= 250, "README.md has {lines} lines");
 }

@@ -14,7 +14,6 @@ mod cargo;
 mod conformance;
 mod dependencies;
 mod examples;
-mod figures;
 mod fuzz;
 mod graph;
 mod guests;
@@ -23,6 +22,7 @@ mod guides;
 mod header;
 mod host;
 mod libvirt;
+mod listed;
 mod manuals;
 mod nostd;
 mod origins;
@@ -68,8 +68,6 @@ enum Command {
     /// Measures our I/O page tables beside the machine's limit, Linux's code and foreign crates, and
     /// makes docs/performance.md anew.
     BenchTables(bench_tables::Options),
-    /// Measures the figures of the feature table, and prints or writes its cells.
-    Figures(figures::Options),
     /// Writes the man pages and shell completions of the command line below target/manuals.
     Manuals,
     /// Makes the header of the C interface anew.
@@ -133,7 +131,6 @@ fn run(command: Command) -> anyhow::Result<bool> {
         Command::Fuzz(options) => fuzz::run(&options, repository),
         Command::Sanitize(options) => sanitize::run(&options, repository),
         Command::BenchTables(options) => bench_tables::run(&options, repository),
-        Command::Figures(options) => figures::run(&options, repository),
         Command::Manuals => manuals::run(repository),
         Command::Header => header::run(repository),
         Command::Packages(options) => release::packages(&options, repository),

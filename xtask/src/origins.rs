@@ -1,17 +1,20 @@
-//! The feature table `docs/origins.md`: the shape of its rows, and that what they name is in the tree.
-//!
-//! Names are looked up by searching the text of the files, not by parsing it. A name that is only similar, an item
-//! that is not public, or a test that is compiled out is therefore not noticed here; that tests run is what
-//! the part `tests` is for.
+//! The feature table `docs/origins.md`: the shape of its rows, and that what they name is there. Test programs, rustdoc,
+//! Cargo and the committed results of `cargo xtask bench-tables` say what there is.
 
+use std::collections::BTreeSet;
 use std::fs;
-use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
+use serde_json::Value;
 
-use crate::{cargo::Repository, parts::Outcome, parts::PARTS};
+use crate::{
+    cargo::Repository,
+    listed::{self, Pages},
+    parts::{Outcome, PARTS},
+};
 
-pub(crate) const FILE: &str = "docs/origins.md";
+const FILE: &str = "docs/origins.md";
+const RESULTS: &str = "docs/performance/results.json";
 
 /// The columns.
 const HEADER: [&str; 11] = [
@@ -33,12 +36,11 @@ const STATES: [&str; 4] = ["works", "partly", "not yet", NONE];
 const NONE: &str = "–";
 
 /// One row.
-#[derive(Clone, Debug)]
-pub(crate) struct Row {
+struct Row {
     /// Where it stands in the file, from 1.
-    pub(crate) line: usize,
+    line: usize,
     /// Its cells, as many as [`HEADER`] has.
-    pub(crate) cells: Vec<String>,
+    cells: Vec<String>,
 }
 
 impl Row {
@@ -53,12 +55,13 @@ impl Row {
 
 /// The part `origins` of the test command.
 pub(crate) fn part(repository: &Repository) -> anyhow::Result<Outcome> {
-    let text = fs::read_to_string(repository.root.join(FILE))
-        .with_context(|| format!("{FILE} cannot be read"))?;
-    let tree = Tree::read(&repository.root);
+    let text = fs::read_to_string(repository.root.join(FILE)).context(FILE)?;
+    let pages = Pages::read(repository)?;
+    let shows = shows(repository)?;
     let (rows, mut faults) = parse(&text);
     for row in &rows {
-        let found = faults_of(row, &tree);
+        let found = faults_of(row, &|item| pages.has(item), &shows);
+        let found = found.into_iter();
         faults.extend(found.map(|fault| format!("line {}: {}: {fault}", row.line, row.id())));
     }
     if !faults.is_empty() {
@@ -73,9 +76,23 @@ pub(crate) fn part(repository: &Repository) -> anyhow::Result<Outcome> {
     Ok(Outcome::Passed)
 }
 
+/// All that the last column may name.
+fn shows(repository: &Repository) -> anyhow::Result<BTreeSet<String>> {
+    let mut shows = listed::tests(repository)?;
+    let benches = listed::benches(repository).into_iter();
+    shows.extend(benches.map(|bench| format!("bench:{bench}")));
+    shows.extend(PARTS.iter().map(|part| format!("part:{}", part.name)));
+    let results = fs::read(repository.root.join(RESULTS)).context(RESULTS)?;
+    let results: Value = serde_json::from_slice(&results).context(RESULTS)?;
+    let rows = results["rows"].as_array().into_iter().flatten();
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    shows.extend(rows.map(|row| format!("row:{}/{}", text(&row["row"]), text(&row["format"]))));
+    Ok(shows)
+}
+
 /// Reads all rows; what is wrong with the shape comes back as sentences. Ids run `O1-01`, `O1-02`, … without
 /// a gap, so that a row cannot vanish unseen.
-pub(crate) fn parse(text: &str) -> (Vec<Row>, Vec<String>) {
+fn parse(text: &str) -> (Vec<Row>, Vec<String>) {
     let (mut rows, mut faults) = (Vec::<Row>::new(), Vec::new());
     for (line, text) in (1..).zip(text.lines()) {
         let Some(inner) = text
@@ -110,8 +127,8 @@ pub(crate) fn parse(text: &str) -> (Vec<Row>, Vec<String>) {
     (rows, faults)
 }
 
-/// What a row claims and the tree does not have, a sentence each.
-fn faults_of(row: &Row, tree: &Tree) -> impl Iterator<Item = String> {
+/// What a row claims and there is not, a sentence each.
+fn faults_of(row: &Row, has_item: &dyn Fn(&str) -> bool, shows: &BTreeSet<String>) -> Vec<String> {
     let mut faults = Vec::new();
     let has = |state| row.states().iter().any(|cell| cell == state);
     for state in row.states() {
@@ -126,11 +143,13 @@ fn faults_of(row: &Row, tree: &Tree) -> impl Iterator<Item = String> {
     if (has("works") || has("partly")) && tests.is_empty() {
         faults.push("names nothing that shows it".into());
     }
-    let items = items.into_iter().filter(|item| !tree.has_item(item));
-    faults.extend(items.map(|item| format!("there is no item `{item}`")));
-    let tests = tests.into_iter().filter_map(|test| tree.test(test).err());
-    faults.extend(tests);
-    faults.into_iter()
+    let items = items.into_iter().filter(|item| !has_item(item));
+    faults.extend(items.map(|item| format!("there is no public item `{item}`")));
+    let tests = tests
+        .into_iter()
+        .filter(|test| !shows.contains(&in_list(test)));
+    faults.extend(tests.map(|test| format!("there is no `{test}`, or it is ignored")));
+    faults
 }
 
 /// What stands in backticks.
@@ -138,141 +157,23 @@ fn names(cell: &str) -> Vec<&str> {
     cell.split('`').skip(1).step_by(2).collect()
 }
 
-/// The sources of all crates.
-struct Tree(Vec<(PathBuf, String)>);
-
-impl Tree {
-    fn read(root: &Path) -> Self {
-        let mut files = Vec::new();
-        let mut places = ["crates", "conformance", "lab", "xtask"].map(|place| root.join(place));
-        let mut open: Vec<PathBuf> = places.iter_mut().map(std::mem::take).collect();
-        while let Some(place) = open.pop() {
-            if place.is_dir() {
-                let inside = fs::read_dir(&place).into_iter().flatten().flatten();
-                open.extend(inside.map(|entry| entry.path()));
-            } else if place.extension().is_some_and(|end| end == "rs")
-                && let Ok(text) = fs::read_to_string(&place)
-            {
-                let place = place.strip_prefix(root).unwrap_or(&place);
-                let place = place.strip_prefix("crates").unwrap_or(place);
-                files.push((place.to_owned(), text));
-            }
-        }
-        Self(files)
-    }
-
-    /// The files below a directory of a crate, which may be written as it is in paths of Rust.
-    fn below(&self, krate: &str, inside: &str) -> impl Iterator<Item = &(PathBuf, String)> {
-        let place = Path::new(&krate.replace('_', "-")).join(inside);
-        let files = self.0.iter();
-        files.filter(move |(path, _)| path.starts_with(&place))
-    }
-
-    /// `iopt::Table::map`: each word behind the crate is one of its library's sources.
-    fn has_item(&self, name: &str) -> bool {
-        let mut words = name.split("::");
-        let krate = words.next().unwrap_or_default();
-        let mut words = words.peekable();
-        let known = |word| {
-            self.below(krate, "src")
-                .any(|(_, text)| has_word(text, word))
-        };
-        words.peek().is_some() && words.all(known)
-    }
-
-    /// A test, bench, row of `cargo xtask bench-tables` or part of the test command.
-    fn test(&self, name: &str) -> Result<(), String> {
-        let found = if let Some(part) = name.strip_prefix("part:") {
-            PARTS.iter().any(|known| known.name == part)
-        } else if let Some(row) = name.strip_prefix("row:") {
-            row.split('/').all(|word| {
-                let word = format!("\"{word}\"");
-                self.below("lab", "src/peers")
-                    .any(|(_, text)| text.contains(&word))
-            })
-        } else if let Some(("bench", bench)) = name.split_once(':') {
-            let (krate, bench) = bench.split_once('/').unwrap_or_default();
-            let inside = format!("benches/{bench}.rs");
-            self.below(krate, &inside).next().is_some()
-        } else {
-            return self.function(name);
-        };
-        found
-            .then_some(())
-            .ok_or_else(|| format!("there is no `{name}`"))
-    }
-
-    /// `iopt/tests/model/exclusive.rs::amdv1::name`, in that file or by a macro of one beside it; or
-    /// `runs::join::tests::name`, in the library.
-    fn function(&self, name: &str) -> Result<(), String> {
-        let (krate, file, path) = match name.split_once(".rs::") {
-            Some((file, path)) => {
-                let (krate, file) = file.split_once('/').unwrap_or_default();
-                (krate, format!("{file}.rs"), path)
-            }
-            None => {
-                let (krate, path) = name.split_once("::").unwrap_or_default();
-                (krate, "src".into(), path)
-            }
-        };
-        let mut words = path.rsplit("::");
-        let function = words.next().unwrap_or_default();
-        let nowhere = || format!("there is no test `{name}`");
-        let beside = match Path::new(&file).parent() {
-            Some(directory) if file != "src" => directory.to_string_lossy().into_owned(),
-            _ => file.clone(),
-        };
-        // Modules are words of the file, or of its path.
-        let named = |word: &str| {
-            self.below(krate, &file)
-                .any(|(path, text)| has_word(text, word) || has_word(&path.to_string_lossy(), word))
-        };
-        if self.below(krate, &file).next().is_none() || !words.all(named) {
-            return Err(nowhere());
-        }
-        let heads = self
-            .below(krate, &beside)
-            .filter_map(|(_, text)| attributes(text, function));
-        let mut heads = heads.peekable();
-        heads.peek().ok_or_else(nowhere)?;
-        match heads.find(|head| head.contains("#[test]") && !head.contains("#[ignore")) {
-            Some(_) => Ok(()),
-            None => Err(format!("`{name}` is ignored, or no test")),
-        }
-    }
-}
-
-/// The attributes and comments right above `fn name(`, if there is such a line.
-fn attributes(text: &str, name: &str) -> Option<String> {
-    let head = format!("fn {name}(");
-    let lines: Vec<_> = text.lines().map(str::trim).collect();
-    let at = lines.iter().position(|line| line.starts_with(&head))?;
-    let above = lines[..at].iter().rev();
-    let above = above.take_while(|line| line.starts_with("#[") || line.starts_with("//"));
-    Some(above.copied().collect())
-}
-
-fn has_word(text: &str, word: &str) -> bool {
-    let part = |c: char| c.is_alphanumeric() || c == '_';
-    text.match_indices(word).any(|(at, _)| {
-        let (before, after) = (&text[..at], &text[at + word.len()..]);
-        !before.ends_with(part) && !after.starts_with(part)
-    })
+/// `iopt/tests/readers/image/mod.rs::name` as [`listed::tests`] has it: `iopt::readers::image::name`.
+fn in_list(test: &str) -> String {
+    let Some((file, path)) = test.split_once(".rs::") else {
+        return test.to_owned();
+    };
+    let module = file.trim_end_matches("/mod").trim_end_matches("/main");
+    let module = module.replacen("/tests/", "::", 1).replace('/', "::");
+    format!("{module}::{path}")
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const TEST: &str = "xtask::origins::tests::what_a_row_names_must_be_there";
-
     /// A row of this id with these items, tests, state of the library, and what is missing.
     fn row(id: &str, item: &str, test: &str, state: &str, missing: &str) -> String {
         format!("| {id} | a | {state} | not yet | – | – | {missing} | – | – | {item} | {test} |\n")
-    }
-
-    fn tree() -> Tree {
-        Tree::read(&Repository::find().unwrap().root)
     }
 
     #[test]
@@ -313,34 +214,20 @@ mod tests {
 
     #[test]
     fn what_a_row_names_must_be_there() {
-        let tree = tree();
-        let faults = |text: &str| {
-            let row = parse(text).0.remove(0);
-            faults_of(&row, &tree).collect::<Vec<_>>()
-        };
+        let shows = ["a::t::name", "part:units"].map(str::to_owned).into();
         let of = |item: &str, test: &str, state: &str, missing: &str| {
-            faults(&row("O1-01", item, test, state, missing))
+            let row = parse(&row("O1-01", item, test, state, missing)).0.remove(0);
+            faults_of(&row, &|item| item == "a::Item", &shows)
         };
-        let test = format!("`{TEST}`, `part:origins`, `row:map-1/amdv1`, `bench:ioas/pin`");
-        assert_eq!(of("`runs::PageSizes::step`", &test, "works", "–"), [""; 0]);
+        let test = "`a/tests/t/main.rs::name`, `part:units`";
+        assert_eq!(of("`a::Item`", test, "works", "–"), [""; 0]);
         for (item, test, state, missing) in [
-            ("`runs::Absent`", &*test, "works", "–"),
-            ("`runs`", &*test, "works", "–"),
+            ("`a::Absent`", test, "works", "–"),
             ("–", "–", "works", "–"),
-            ("–", &*test, "done", "–"),
-            ("–", &*test, "partly", "–"),
-            ("–", "`xtask::origins::tests::absent`", "works", "–"),
-            (
-                "–",
-                "`runs::absent::tests::a_step_works_at_the_ends_of_the_address_space`",
-                "works",
-                "–",
-            ),
-            ("–", "`xtask::origins::faults_of`", "works", "–"),
-            ("–", "`iopt/tests/absent.rs::x`", "works", "–"),
+            ("–", test, "done", "–"),
+            ("–", test, "partly", "–"),
+            ("–", "`a/tests/t.rs::absent`", "works", "–"),
             ("–", "`part:absent`", "works", "–"),
-            ("–", "`row:map-1/absent`", "works", "–"),
-            ("–", "`bench:iopt/absent`", "works", "–"),
         ] {
             let found = of(item, test, state, missing);
             assert_eq!(found.len(), 1, "{item} {test} {state}: {found:?}");
@@ -348,11 +235,10 @@ mod tests {
     }
 
     #[test]
-    fn a_test_that_is_ignored_shows_nothing() {
-        let text = "#[test]\n#[ignore = \"slow\"]\nfn slow() {}\n\n#[test]\nfn fast() {}";
-        let head = |name| attributes(text, name);
-        assert!(head("slow").unwrap().contains("#[ignore"));
-        assert_eq!(head("fast").unwrap(), "#[test]");
-        assert_eq!(head("absent"), None);
+    fn a_file_of_a_test_is_its_module() {
+        let inside = "a::t::deep::m::name";
+        assert_eq!(in_list("a/tests/t/deep.rs::m::name"), inside);
+        assert_eq!(in_list("a/tests/t/deep/mod.rs::m::name"), inside);
+        assert_eq!(in_list("a::t::deep::m::name"), inside);
     }
 }

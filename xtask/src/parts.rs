@@ -90,13 +90,14 @@ pub(crate) const PARTS: &[Part] = &[
     part("fmt", Group::Basic, 5, &[FMT], fmt),
     part("crate-graph", Group::Basic, 3, &[], graph::part),
     part("dependencies", Group::Basic, 5, &[], dependencies::part),
-    part("origins", Group::Basic, 5, &[], origins::part),
     part("unsafe", Group::Basic, 2, &[], unsafety::part),
     part("clippy", Group::Basic, 110, &[CLIPPY], clippy),
     part("docs", Group::Basic, 50, &[], docs),
     part("no-std", Group::Basic, 25, &[], nostd::part),
     part("tests", Group::Basic, 350, &[], tests),
     part("doctests", Group::Basic, 40, &[], doctests),
+    // Asks what the parts docs and tests have built.
+    part("origins", Group::Basic, 10, &[], origins::part),
     part("header", Group::Rig, 20, &[], header::part),
     part("release", Group::Rig, 200, &[], release),
     part("rig-tests", Group::Rig, 100, &[], rig_tests),
@@ -189,15 +190,20 @@ fn runner_of_tests(repository: &Repository) -> Command {
     }
 }
 
+/// What is selected of the workspace for each of the two runs of the part `tests`.
+pub(crate) fn tested() -> [Vec<&'static str>; 2] {
+    let rigs = RIGS.map(|package| ["--exclude", package]);
+    let most = [&["--workspace", "--all-features"], rigs.as_flattened()].concat();
+    [most, vec!["--package", LAB]]
+}
+
 fn tests(repository: &Repository) -> anyhow::Result<Outcome> {
-    let mut command = suites(repository);
-    command.args(RIGS.map(|package| ["--exclude", package]).as_flattened());
-    properties::settle(&mut command, runner::in_ci());
-    cargo::run(&mut command)?;
-    let mut command = runner_of_tests(repository);
-    command.args(["--package", LAB]);
-    properties::settle(&mut command, runner::in_ci());
-    cargo::run(&mut command)?;
+    for selection in tested() {
+        let mut command = runner_of_tests(repository);
+        command.args(selection);
+        properties::settle(&mut command, runner::in_ci());
+        cargo::run(&mut command)?;
+    }
     Ok(Outcome::Passed)
 }
 
@@ -237,7 +243,7 @@ fn doctests(repository: &Repository) -> anyhow::Result<Outcome> {
     Ok(Outcome::Passed)
 }
 
-fn docs(repository: &Repository) -> anyhow::Result<Outcome> {
+pub(crate) fn docs(repository: &Repository) -> anyhow::Result<Outcome> {
     let mut command = repository.cargo(&["doc", "--workspace", "--all-features", "--no-deps"]);
     cargo::run(command.env("RUSTDOCFLAGS", "-D warnings"))?;
     Ok(Outcome::Passed)

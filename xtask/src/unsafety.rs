@@ -2,9 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use anyhow::{Context as _, bail};
+use walkdir::WalkDir;
 
 use crate::{cargo::Repository, parts::Outcome};
 
@@ -31,20 +32,13 @@ pub(crate) fn part(repository: &Repository) -> anyhow::Result<Outcome> {
 
 /// The sources of the crates below `crates/`: path from the root, text. Tests too, whose names are looked for.
 fn sources(root: &Path) -> anyhow::Result<BTreeMap<String, String>> {
+    let crates = WalkDir::new(root.join("crates")).into_iter();
     let mut found = BTreeMap::new();
-    let mut open: Vec<PathBuf> = vec![root.join("crates")];
-    while let Some(directory) = open.pop() {
-        let entries = fs::read_dir(&directory);
-        for entry in entries.with_context(|| format!("no {}", directory.display()))? {
-            let path = entry?.path();
-            if path.is_dir() {
-                if path.file_name().is_some_and(|name| name != "target") {
-                    open.push(path);
-                }
-            } else if path.extension().is_some_and(|end| end == "rs") {
-                let name = path.strip_prefix(root)?.display().to_string();
-                found.insert(name, fs::read_to_string(&path)?);
-            }
+    for file in crates.filter_entry(|entry| entry.file_name() != "target") {
+        let path = file?.into_path();
+        if path.extension().is_some_and(|end| end == "rs") {
+            let name = path.strip_prefix(root)?.display().to_string();
+            found.insert(name, fs::read_to_string(&path)?);
         }
     }
     Ok(found)
