@@ -4,24 +4,8 @@
 use std::process::ExitStatus;
 
 use anyhow::{Context as _, ensure};
-use clap::Args;
 
-use crate::{cargo::Repository, host::Need, parts::Outcome, units};
-
-/// The options of `cargo xtask conformance`.
-#[derive(Args, Clone, Debug, Default)]
-pub(crate) struct Options {
-    /// Longer, from a seed of the day, and with every compiler that is there; then the emulated units,
-    /// with other random choices in each of 8 rounds.
-    #[arg(long)]
-    full: bool,
-    /// The first seed.
-    #[arg(long)]
-    seed: Option<u64>,
-    /// Only tables whose name contains this.
-    #[arg(long, value_name = "NAME")]
-    only: Option<String>,
-}
+use crate::{cargo::Repository, host::Need, parts::Outcome, programs::Passed, units};
 
 /// A C compiler, and what fetches, checks and unpacks the source.
 pub(crate) const NEEDS: &[Need] = &[
@@ -36,7 +20,7 @@ const NO_SOURCE: i32 = 3;
 
 /// The part `compare` of the test command.
 pub(crate) fn part(repository: &Repository) -> anyhow::Result<Outcome> {
-    let status = run(&Options::default(), repository)?;
+    let status = run(&[], repository)?;
     if status.code() == Some(NO_SOURCE) {
         let reason = "Linux's source cannot be had from the Debian mirror; see above";
         return Ok(Outcome::NotRun(reason.into()));
@@ -56,28 +40,22 @@ pub(crate) fn part(repository: &Repository) -> anyhow::Result<Outcome> {
     Ok(Outcome::Passed)
 }
 
-/// The command.
-pub(crate) fn command(options: &Options, repository: &Repository) -> anyhow::Result<bool> {
-    let compared = run(options, repository)?.success();
+/// The command. `--full` adds the emulated units, with other random choices in each of 8 rounds.
+pub(crate) fn command(passed: &Passed, repository: &Repository) -> anyhow::Result<bool> {
+    let options = passed.options();
+    let compared = run(&options, repository)?.success();
     // A part of the tables is for the compare test alone.
-    let swept = !options.full || options.only.is_some() || units::sweep(repository)?;
+    let part = options.iter().any(|option| option.starts_with("--only"));
+    let swept = part || !options.contains(&"--full") || units::sweep(repository)?;
     Ok(compared && swept)
 }
 
-fn run(options: &Options, repository: &Repository) -> anyhow::Result<ExitStatus> {
+fn run(options: &[&str], repository: &Repository) -> anyhow::Result<ExitStatus> {
     // With optimization, since every word of every table is looked at after each operation.
     let mut command = repository.cargo(&["run", "--release", "--package", "dmaspace-conformance"]);
     command
         .args(["--quiet", "--", "--work"])
-        .arg(repository.metadata.target_directory.join("conformance"));
-    if options.full {
-        command.arg("--full");
-    }
-    if let Some(seed) = options.seed {
-        command.arg("--seed").arg(seed.to_string());
-    }
-    if let Some(only) = &options.only {
-        command.arg("--only").arg(only);
-    }
+        .arg(repository.metadata.target_directory.join("conformance"))
+        .args(options);
     command.status().context("cargo cannot be started")
 }

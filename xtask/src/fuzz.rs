@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context as _, bail, ensure};
+use anyhow::{Context as _, ensure};
 use clap::Args;
 
 use crate::cargo::{self, Repository};
@@ -31,8 +31,6 @@ pub(crate) struct Options {
 
 /// Runs the targets one after the other; true when none has crashed.
 pub(crate) fn run(options: &Options, repository: &Repository) -> anyhow::Result<bool> {
-    let all = targets(&repository.root.join(CRATE))?;
-    let chosen = choose(&all, &options.targets)?;
     ensure!(
         cargo::has_subcommand("fuzz"),
         "cargo-fuzz is missing: `cargo install cargo-fuzz` (it also needs a C++ compiler)"
@@ -46,9 +44,13 @@ pub(crate) fn run(options: &Options, repository: &Repository) -> anyhow::Result<
         // In one go; one that is named is built when it is run.
         cargo::run(repository.cargo(&build).current_dir(&directory))?;
     }
+    let chosen = match options.targets.as_slice() {
+        [] => targets(&directory)?,
+        named => named.to_vec(),
+    };
     let mut lines = Vec::new();
     let mut well = true;
-    for target in chosen {
+    for target in &chosen {
         let grown = kept.join(target);
         fs::create_dir_all(&grown).with_context(|| format!("{grown} cannot be made"))?;
         let committed = format!("corpus/{target}");
@@ -104,31 +106,9 @@ fn targets(directory: &Path) -> anyhow::Result<Vec<String>> {
     Ok(names)
 }
 
-/// Those that were asked for, in that order.
-fn choose<'a>(all: &'a [String], asked: &[String]) -> anyhow::Result<Vec<&'a str>> {
-    if asked.is_empty() {
-        return Ok(all.iter().map(String::as_str).collect());
-    }
-    let find = |name: &String| match all.iter().find(|target| *target == name) {
-        Some(target) => Ok(target.as_str()),
-        None => bail!("there is no fuzz target {name}, only {}", all.join(", ")),
-    };
-    asked.iter().map(find).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn targets_are_chosen_by_name_and_all_without_one() {
-        let all = ["a", "b", "c"].map(str::to_owned);
-        assert_eq!(choose(&all, &[]).unwrap(), ["a", "b", "c"]);
-        let asked = ["c", "a"].map(str::to_owned);
-        assert_eq!(choose(&all, &asked).unwrap(), ["c", "a"]);
-        let error = choose(&all, &["d".to_owned()]).unwrap_err();
-        assert_eq!(error.to_string(), "there is no fuzz target d, only a, b, c");
-    }
 
     #[test]
     fn every_target_has_a_program_and_a_corpus() {

@@ -5,22 +5,13 @@ use std::process::{Command, ExitStatus};
 
 use anyhow::{Context as _, ensure};
 use cargo_metadata::camino::Utf8Path;
-use clap::Args;
 
 use crate::{
     cargo::{self, Repository},
     host::Need,
     parts::Outcome,
-    programs::Programs,
+    programs::{Passed, Programs},
 };
-
-/// The options of `cargo xtask guests`.
-#[derive(Args, Clone, Debug, Default)]
-pub(crate) struct Options {
-    /// Only tests whose name contains this, or all of the machine of this name.
-    #[arg(long, value_name = "NAME")]
-    only: Option<String>,
-}
 
 /// What fetches, unpacks and builds a kernel.
 pub(crate) const KERNEL_NEEDS: &[Need] = &[
@@ -78,7 +69,7 @@ pub(crate) fn part(repository: &Repository) -> anyhow::Result<Outcome> {
     if let Some(reason) = other_machine() {
         return Ok(reason);
     }
-    let status = run(&Options::default(), repository)?;
+    let status = run(&[], repository)?;
     if status.code() == Some(NOT_THERE) {
         let reason = "there is no kernel for the guests: see the part guest-kernel";
         return Ok(Outcome::NotRun(reason.into()));
@@ -93,8 +84,8 @@ pub(crate) fn kernel_command(repository: &Repository) -> anyhow::Result<bool> {
 }
 
 /// The command `cargo xtask guests`.
-pub(crate) fn command(options: &Options, repository: &Repository) -> anyhow::Result<bool> {
-    Ok(run(options, repository)?.success())
+pub(crate) fn command(passed: &Passed, repository: &Repository) -> anyhow::Result<bool> {
+    Ok(run(&passed.options(), repository)?.success())
 }
 
 fn other_machine() -> Option<Outcome> {
@@ -109,7 +100,7 @@ fn kernel(repository: &Repository) -> anyhow::Result<ExitStatus> {
     command.status().context("the rig cannot be started")
 }
 
-fn run(options: &Options, repository: &Repository) -> anyhow::Result<ExitStatus> {
+fn run(options: &[&str], repository: &Repository) -> anyhow::Result<ExitStatus> {
     // Linked statically: there is no other file in the guest.
     let mut build = repository.cargo(&["build", "--profile", "guest", "--bins", "--lib"]);
     build.args(["--target", TARGET]);
@@ -135,9 +126,7 @@ fn run(options: &Options, repository: &Repository) -> anyhow::Result<ExitStatus>
             .arg("--example")
             .arg(built.join("examples").join(example));
     }
-    if let Some(only) = &options.only {
-        command.arg("--only").arg(only);
-    }
+    command.args(options);
     command.status().context("the rig cannot be started")
 }
 

@@ -29,12 +29,13 @@ mod origins;
 mod parts;
 mod programs;
 mod properties;
-mod release;
 mod runner;
 mod sanitize;
 mod soak;
 mod units;
 mod unsafety;
+
+use programs::Passed;
 
 /// The project's own commands.
 #[derive(Parser)]
@@ -52,36 +53,37 @@ enum Command {
     Properties(properties::Options),
     /// Compares the bytes of our I/O page tables with those of Linux's code, built from its
     /// source.
-    Conformance(conformance::Options),
+    #[command(disable_help_flag = true)]
+    Conformance(Passed),
     /// Builds the kernel of the guests, unless it is there.
     GuestKernel,
     /// Boots Linux under emulated IOMMUs in QEMU and runs tests in it.
-    Guests(guests::Options),
+    #[command(disable_help_flag = true)]
+    Guests(Passed),
     /// Has devices do DMA through QEMU's emulated IOMMUs, without a guest.
-    Units(units::Options),
+    #[command(disable_help_flag = true)]
+    Units(Passed),
     /// Boots a stock Linux guest with its own balloon driver against our device.
-    Balloon(balloon::Options),
+    #[command(disable_help_flag = true)]
+    Balloon(Passed),
     /// Runs the fuzz targets, each for some seconds; needs cargo-fuzz.
     Fuzz(fuzz::Options),
     /// Runs the suites of the crates with `unsafe` under a sanitizer of rustc.
     Sanitize(sanitize::Options),
     /// Measures our I/O page tables beside the machine's limit, Linux's code and foreign crates, and
     /// makes docs/performance.md anew.
-    BenchTables(bench_tables::Options),
+    #[command(disable_help_flag = true)]
+    BenchTables(Passed),
     /// Writes the man pages and shell completions of the command line below target/manuals.
     Manuals,
     /// Makes the header of the C interface anew.
     Header,
-    /// Makes and builds the packages of all published crates, and uploads none.
-    Packages(release::Options),
-    /// Compiles each published crate with each of its features alone; warnings are errors.
-    Features,
     /// Does everything that an address space can do, in a random order, for long (`soak --help`).
     #[command(disable_help_flag = true)]
-    Soak(soak::Options),
+    Soak(Passed),
     /// Tries the largest that is promised, and prints what it takes.
     #[command(disable_help_flag = true)]
-    Limits(soak::Options),
+    Limits(Passed),
 }
 
 impl Command {
@@ -123,19 +125,17 @@ fn run(command: Command) -> anyhow::Result<bool> {
             runner::run(&options, parts::PARTS, repository, &mut host::Debian)
         }
         Command::Properties(options) => properties::run(&options, repository),
-        Command::Conformance(options) => conformance::command(&options, repository),
+        Command::Conformance(passed) => conformance::command(&passed, repository),
         Command::GuestKernel => guests::kernel_command(repository),
-        Command::Guests(options) => guests::command(&options, repository),
-        Command::Units(options) => units::command(&options, repository),
-        Command::Balloon(options) => balloon::command(&options, repository),
+        Command::Guests(passed) => guests::command(&passed, repository),
+        Command::Units(passed) => units::command(&passed, repository),
+        Command::Balloon(passed) => balloon::command(&passed, repository),
         Command::Fuzz(options) => fuzz::run(&options, repository),
         Command::Sanitize(options) => sanitize::run(&options, repository),
-        Command::BenchTables(options) => bench_tables::run(&options, repository),
+        Command::BenchTables(passed) => bench_tables::run(&passed, repository),
         Command::Manuals => manuals::run(repository),
         Command::Header => header::run(repository),
-        Command::Packages(options) => release::packages(&options, repository),
-        Command::Features => release::features(repository),
-        Command::Soak(options) => soak::run("soak", &options, repository),
-        Command::Limits(options) => soak::run("limits", &options, repository),
+        Command::Soak(passed) => soak::run("soak", &passed, repository),
+        Command::Limits(passed) => soak::run("limits", &passed, repository),
     }
 }

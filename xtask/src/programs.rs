@@ -6,6 +6,7 @@
 use std::process::Command;
 
 use cargo_metadata::camino::Utf8PathBuf;
+use clap::Args;
 
 use crate::cargo::{self, Repository};
 
@@ -50,5 +51,23 @@ impl Programs {
     /// The example `name`.
     pub(crate) fn example(&self, name: &str, repository: &Repository) -> Command {
         self.command(&format!("examples/{name}"), repository)
+    }
+}
+
+/// What a command hands on to the program that it starts.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct Passed {
+    /// Options of the program; `--help` names them.
+    #[arg(
+        trailing_var_arg = true,
+        allow_hyphen_values = true,
+        value_name = "OPTION"
+    )]
+    options: Vec<String>,
+}
+
+impl Passed {
+    pub(crate) fn options(&self) -> Vec<&str> {
+        self.options.iter().map(String::as_str).collect()
     }
 }

@@ -79,7 +79,8 @@ pub(crate) fn run(
                 Ok(Outcome::NotRun(reason)) => State::NotRun(reason),
                 Err(error) => {
                     println!("{error:#}");
-                    State::Failed(first_line(&format!("{error:#}")))
+                    // The first line of it.
+                    State::Failed(format!("{error:#}").lines().take(1).collect())
                 }
             }
         };
@@ -268,10 +269,6 @@ fn of_group(lines: &[Line], group: Group) -> impl Iterator<Item = &Line> {
     lines.iter().filter(move |line| line.group == group)
 }
 
-fn first_line(text: &str) -> String {
-    text.lines().next().unwrap_or_default().to_owned()
-}
-
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
@@ -322,70 +319,44 @@ mod tests {
         }
     }
 
-    #[test]
-    fn a_part_whose_package_is_missing_does_not_run() {
-        let (a, b) = (part("a", &[Need::Package("qemu")]), part("b", &[]));
-        let mut host = Machine {
+    fn machine(installs: bool) -> Machine {
+        Machine {
             packages: BTreeSet::new(),
-            installs: true,
+            installs,
             asked: 0,
-        };
-        let unmet = prepare(&[&a, &b], false, &mut host);
-        assert_eq!(unmet, [Some("missing packages: qemu".to_owned()), None]);
-        assert_eq!(host.asked, 0, "nothing is installed unasked");
+        }
     }
 
     #[test]
-    fn what_a_command_lacks_is_told_with_what_installs_it() {
+    fn a_part_whose_package_is_missing_does_not_run_and_nothing_is_installed_unasked() {
         let parts = [part("a", &[Need::Package("qemu")]), part("b", &[])];
-        let mut host = Machine {
-            packages: BTreeSet::new(),
-            installs: true,
-            asked: 0,
-        };
+        let mut host = machine(true);
+        let unmet = prepare(&[&parts[0], &parts[1]], false, &mut host);
+        assert_eq!(unmet, [Some("missing packages: qemu".to_owned()), None]);
         let told = lacking("a", &parts, &mut host).unwrap();
         assert!(told.contains("packages: qemu\n"), "{told}");
         assert!(told.contains("--install --only a`"), "{told}");
         assert_eq!(lacking("b", &parts, &mut host), None);
         host.packages.insert("qemu");
         assert_eq!(lacking("a", &parts, &mut host), None);
-        assert_eq!(host.asked, 0, "nothing is installed unasked");
+        assert_eq!(host.asked, 0);
     }
 
     #[test]
-    fn packages_are_installed_once_and_only_when_missing() {
+    fn packages_are_installed_once_and_a_failure_leaves_the_part_not_run() {
         let a = part("a", &[Need::Package("qemu")]);
-        let mut host = Machine {
-            packages: BTreeSet::new(),
-            installs: true,
-            asked: 0,
-        };
+        let mut host = machine(true);
         assert_eq!(prepare(&[&a], true, &mut host), [None]);
         assert_eq!(prepare(&[&a], true, &mut host), [None]);
         assert_eq!(host.asked, 1);
-    }
-
-    #[test]
-    fn an_installation_that_fails_leaves_the_part_not_run() {
-        let a = part("a", &[Need::Package("qemu")]);
-        let mut host = Machine {
-            packages: BTreeSet::new(),
-            installs: false,
-            asked: 0,
-        };
-        let unmet = prepare(&[&a], true, &mut host);
+        let unmet = prepare(&[&a], true, &mut machine(false));
         assert_eq!(unmet, [Some("missing packages: qemu".to_owned())]);
     }
 
     #[test]
     fn a_missing_subcommand_names_its_remedy() {
         let a = part("a", &[Need::Subcommand("absent", "cargo install absent")]);
-        let mut host = Machine {
-            packages: BTreeSet::new(),
-            installs: false,
-            asked: 0,
-        };
-        let unmet = prepare(&[&a], false, &mut host);
+        let unmet = prepare(&[&a], false, &mut machine(false));
         assert_eq!(
             unmet[0].as_deref(),
             Some("`cargo absent` is missing: cargo install absent")
@@ -451,12 +422,7 @@ mod tests {
             chosen(false, &["c"]).unwrap_err(),
             "there is no part `c`; the parts are a, b, rig"
         );
-        let mut host = Machine {
-            packages: BTreeSet::new(),
-            installs: false,
-            asked: 0,
-        };
-        let text = left_out(&parts, &mut host);
+        let text = left_out(&parts, &mut machine(false));
         assert!(text.contains("in about 3 minutes: rig\n"), "{text}");
         assert!(text.contains("--install` installs: qemu\n"), "{text}");
     }

@@ -3,34 +3,10 @@
 use std::process::ExitStatus;
 
 use anyhow::{Context as _, ensure};
-use clap::Args;
 
-use crate::{cargo::Repository, host::Need, parts::Outcome, programs::Programs};
+use crate::{cargo::Repository, host::Need, parts::Outcome, programs::Passed, programs::Programs};
 
-/// The options of `cargo xtask units`.
-#[derive(Args, Clone, Debug, Default)]
-pub(crate) struct Options {
-    /// QEMU's program for x86-64, if it is not the one of that name.
-    #[arg(long, value_name = "PROGRAM")]
-    qemu: Option<String>,
-    /// The one for Arm.
-    #[arg(long, value_name = "PROGRAM")]
-    qemu_arm: Option<String>,
-    /// The one for RISC-V.
-    #[arg(long, value_name = "PROGRAM")]
-    qemu_riscv: Option<String>,
-    /// Only checks whose name contains this.
-    #[arg(long, value_name = "NAME")]
-    only: Option<String>,
-    /// Makes the checks with random choices this often, each time with others.
-    #[arg(long, value_name = "COUNT")]
-    rounds: Option<u64>,
-    /// Writes docs/conformance.md.
-    #[arg(long, conflicts_with_all = ["only", "rounds"])]
-    document: bool,
-}
-
-/// What was checked, for people.
+/// What was checked, for people: `--document` writes it, the part compares.
 const DOCUMENT: &str = "docs/conformance.md";
 
 /// The emulators.
@@ -45,7 +21,7 @@ pub(crate) const BALLOON_NEEDS: &[Need] = &[Need::Package("qemu-system-x86")];
 
 /// The part `units` of the test command.
 pub(crate) fn part(repository: &Repository) -> anyhow::Result<Outcome> {
-    let status = run(&Options::default(), &["--compare", DOCUMENT], repository)?;
+    let status = run(&["--compare", DOCUMENT], repository)?;
     ensure!(
         status.success(),
         "checks failed on emulated units: {status}"
@@ -66,37 +42,25 @@ pub(crate) fn balloon_part(repository: &Repository) -> anyhow::Result<Outcome> {
 
 /// Many rounds, for `cargo xtask conformance --full`.
 pub(crate) fn sweep(repository: &Repository) -> anyhow::Result<bool> {
-    let options = Options {
-        rounds: Some(8),
-        ..Options::default()
-    };
-    command(&options, repository)
+    Ok(run(&["--rounds", "8"], repository)?.success())
 }
 
 /// The command.
-pub(crate) fn command(options: &Options, repository: &Repository) -> anyhow::Result<bool> {
-    let document: &[&str] = match options.document {
-        true => &["--document", DOCUMENT],
-        false => &[],
-    };
-    Ok(run(options, document, repository)?.success())
+pub(crate) fn command(passed: &Passed, repository: &Repository) -> anyhow::Result<bool> {
+    let mut options = passed.options();
+    if let Some(at) = options.iter().position(|option| *option == "--document") {
+        let part = |option: &&str| option.starts_with("--only") || option.starts_with("--rounds");
+        ensure!(
+            !options.iter().any(part),
+            "--document is of all checks, once"
+        );
+        options.insert(at + 1, DOCUMENT);
+    }
+    Ok(run(&options, repository)?.success())
 }
 
-fn run(options: &Options, more: &[&str], repository: &Repository) -> anyhow::Result<ExitStatus> {
+fn run(options: &[&str], repository: &Repository) -> anyhow::Result<ExitStatus> {
     let mut command = Programs::build(repository)?.command("dmaspace-units", repository);
-    for (option, value) in [
-        ("--qemu", &options.qemu),
-        ("--qemu-arm", &options.qemu_arm),
-        ("--qemu-riscv", &options.qemu_riscv),
-        ("--only", &options.only),
-    ] {
-        if let Some(value) = value {
-            command.arg(option).arg(value);
-        }
-    }
-    if let Some(rounds) = options.rounds {
-        command.arg("--rounds").arg(rounds.to_string());
-    }
-    command.args(more);
-    command.status().context("the checks cannot be started")
+    let status = command.args(options).status();
+    status.context("the checks cannot be started")
 }
