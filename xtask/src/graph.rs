@@ -42,6 +42,7 @@ const LIBRARY: &str = "dmaspace";
 const VHOST: &str = "dmaspace-vhost";
 const PROGRAM: &str = "dmaspace-cli";
 const LAB: &str = "dmaspace-lab";
+const SCENARIO: &str = "dmaspace-scenario";
 const QTEST: &str = "dmaspace-qtest";
 const CONFORMANCE: &str = "dmaspace-conformance";
 
@@ -81,7 +82,7 @@ const HOUSE: &[Rule] = &[
         PROGRAM,
         Place::Floor(TOP),
         &[
-            RUNS, IOPT, HOSTMEM, IOMMU, BALLOON, IOAS, LIBRARY, VHOST, LAB,
+            RUNS, IOPT, HOSTMEM, IOMMU, BALLOON, IOAS, LIBRARY, VHOST, LAB, SCENARIO,
         ],
     ),
     rule(QTEST, Place::Alone, &[]),
@@ -90,7 +91,9 @@ const HOUSE: &[Rule] = &[
     // Guests get the topology that the program emits; walks that it explains are done.
     rule("dmaspace-guest", Place::Beside, &[CONFORMANCE, PROGRAM]),
     rule("dmaspace-models", Place::Beside, &[]),
-    rule("dmaspace-soak", Place::Beside, &[]),
+    // The balloon's rings are the lab's; the program's life and the soak are made of it.
+    rule(SCENARIO, Place::Beside, &[LAB]),
+    rule("dmaspace-soak", Place::Beside, &[SCENARIO]),
     rule("dmaspace-units", Place::Beside, &[CONFORMANCE, PROGRAM]),
     rule("dmaspace-examples", Place::Beside, &[]),
     rule(LAB, Place::Beside, &[CONFORMANCE]),
@@ -282,6 +285,8 @@ mod tests {
         assert_eq!(count("dmaspace-units", uses(PROGRAM)), 0);
         assert_eq!(count(PROGRAM, uses(LAB)), 0);
         assert_eq!(count(PROGRAM, uses(CONFORMANCE)), 1);
+        assert_eq!(count(PROGRAM, uses(SCENARIO)), 0);
+        assert_eq!(count(SCENARIO, uses(PROGRAM)), 1);
     }
 
     #[test]

@@ -7,46 +7,45 @@
 //! with the model by the independent walker, and what is pinned, charged and in use is counted; again and
 //! again everything is given back, and all of that has to be at zero.
 
-mod balloon;
-mod dirty;
-mod faults;
-mod handover;
-mod hardware;
-mod model;
-mod object;
 mod operations;
-mod quiet;
-mod random;
-mod scene;
-mod world;
 
+use std::collections::{BTreeMap, VecDeque};
 use std::ffi::OsString;
 use std::fmt::Write as _;
+use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ioas::Cause;
+use hostmem::{Backing, Mapping, Pinner};
+use ioas::{Cause, Ledger};
+use iommu::NodeId;
+use iopt::FormatId;
+use runs::Span;
+use scenario::{Kind, Layout, Look, Manner, PAGE, Random, Setup, Source, TableNode, World};
 
-pub use handover::succeed;
-pub use quiet::Sample;
+pub use scenario::succeed;
 
-use hardware::{DEVICES, UNITS, device};
-use quiet::kernel;
-use world::World;
-
-pub(crate) const PAGE: u64 = 4096;
 /// Memories, bytes of each, and where a balloon's guest has the next.
-pub(crate) const MEMORIES: usize = 3;
+pub(crate) const MEMORIES: u64 = 3;
 pub(crate) const MEMORY: u64 = 16 << 20;
 pub(crate) const GUEST: u64 = 1 << 30;
-pub(crate) const MEMORY_PAGES: usize = MEMORIES * (MEMORY / PAGE) as usize;
 /// What may be charged: less than there is.
-pub(crate) const LIMIT: u64 = 40 << 20;
+const LIMIT: u64 = 40 << 20;
 /// Pages of device addresses, on both sides of a multiple of 1 GiB.
-pub(crate) const PAGES: usize = 16384;
-pub(crate) const IOVA: u64 = (4 << 30) - PAGES as u64 / 2 * PAGE;
+pub(crate) const PAGES: u64 = 16384;
+pub(crate) const IOVA: u64 = (4 << 30) - PAGES / 2 * PAGE;
+/// Devices; they have the units in turn.
+pub(crate) const DEVICES: u64 = 7;
+/// Bytes of tables.
+const TABLES: u64 = 8 << 20;
+/// A pin is made in steps of so many bytes.
+const PIECE: u64 = 4 << 20;
+/// Operations that are remembered.
+const REMEMBERED: usize = 60;
+/// How long devices look at the hole that the second process has cut.
+const LOOK: Duration = Duration::from_millis(5);
 /// So much more anonymous memory at the end than after the first quarter is no leak: what the allocator
 /// keeps and the logs of this program.
 const TOLERANCE: u64 = 4 << 20;
@@ -68,6 +67,25 @@ pub struct Settings {
     pub handover_every: u64,
     /// The program that takes over and hands back ([`succeed`]), and its arguments.
     pub successor: Vec<OsString>,
+}
+
+/// What was counted at a quiet point.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Sample {
+    /// Since the begin.
+    pub at: Duration,
+    /// Operations so far.
+    pub operations: u64,
+    /// Accesses of devices so far that found what they were to find.
+    pub accesses: u64,
+    /// What is in use.
+    pub look: Look,
+    /// Anonymous memory of this process.
+    pub anonymous: u64,
+    /// Open files.
+    pub files: u64,
+    /// Everything was given back before: nothing is to be in use.
+    pub cleared: bool,
 }
 
 /// What came of it.
@@ -95,94 +113,219 @@ pub fn run(
     stop: &AtomicBool,
     on: &mut dyn FnMut(&Sample),
 ) -> Result<Outcome, Cause> {
-    let begun = kernel()?;
-    let mut world = World::new(settings.seed)?;
-    let threads = play(&world, settings);
+    let mut soak = Soak::new(settings.seed)?;
+    soak.world.play(settings.threads, settings.seed)?;
     let mut outcome = Outcome::default();
-    let done = soak(&mut world, settings, begun, stop, &mut |sample| {
+    let done = soak.run(settings, stop, &mut |sample| {
         on(&sample);
         outcome.samples.push(sample);
     });
-    world.scene.stop();
-    for thread in threads {
-        if thread.join().is_err() {
-            world
-                .scene
-                .complain("a device's thread has panicked".into());
-        }
-    }
-    outcome.wrong = world.scene.complaints();
+    let stopped = soak.world.stop();
+    let scene = &soak.world.scene;
+    outcome.wrong = scene.complaints();
+    outcome.wrong.extend(stopped);
     outcome
         .wrong
-        .extend(done.err().map(|cause| cause.to_string()));
+        .extend(done.err().map(|cause| scenario::sentence(&*cause)));
     if outcome.wrong.is_empty() {
         outcome.wrong = drift(&outcome.samples);
     }
-    outcome.faulted = world.scene.faulted.load(Ordering::Relaxed);
-    let counts = world.counts.iter();
+    outcome.faulted = scene.counts().faults_inside;
+    let counts = soak.counts.iter();
     outcome.counts = counts
         .map(|(name, (done, refused))| (*name, *done, *refused))
         .collect();
-    outcome.log = world.log.iter().cloned().collect();
+    outcome.log = soak.log.iter().cloned().collect();
     Ok(outcome)
 }
 
-fn play(world: &World, settings: &Settings) -> Vec<thread::JoinHandle<()>> {
-    let threads = settings.threads.max(1);
-    let thread = |number: usize| {
-        let devices = (0..DEVICES).filter(|device| device % threads == number % threads);
-        let port = |number: usize| {
-            (
-                number,
-                world.units[number % UNITS.len()].port(device(number)),
-            )
-        };
-        let mut ports: Vec<_> = devices.map(port).collect();
-        let (scene, seed) = (
-            Arc::clone(&world.scene),
-            settings.seed ^ (number as u64 + 1),
-        );
-        thread::spawn(move || scene.play(&mut ports, seed))
-    };
-    (0..threads).map(thread).collect()
+/// A world, and what is done with it.
+pub(crate) struct Soak {
+    pub(crate) world: World,
+    pub(crate) random: Random,
+    operations: u64,
+    log: VecDeque<String>,
+    /// By name: how often it was done, and how often it was refused.
+    counts: BTreeMap<&'static str, (u64, u64)>,
 }
 
-fn soak(
-    world: &mut World,
-    settings: &Settings,
-    begun: (u64, u64),
-    stop: &AtomicBool,
-    on: &mut dyn FnMut(Sample),
-) -> Result<(), Cause> {
-    let start = Instant::now();
-    let mut points = 0;
-    let mut next = settings.quiet_every;
-    let mut next_handover = settings.handover_every;
-    loop {
-        let over = start.elapsed() >= settings.time || stop.load(Ordering::Relaxed);
-        if over || world.operations >= next {
-            next = world.operations + settings.quiet_every;
-            points += 1;
-            let mut sample = world.look(begun)?;
-            sample.at = start.elapsed();
-            on(sample);
-            if over || points % settings.clear_every == 0 {
-                world.clear();
-                let mut sample = world.look(begun)?;
-                sample.at = start.elapsed();
-                sample.cleared = true;
-                on(sample);
-            }
-        }
-        if over || !world.scene.complaints().is_empty() {
-            return Ok(());
-        }
-        world.step();
-        if world.operations >= next_handover {
-            next_handover = world.operations + settings.handover_every;
-            world.hand_over(&settings.successor)?;
+/// What kinds of units there are: two of them have no way to force DMA to be coherent.
+const UNITS: [Kind; 5] = {
+    const fn kind(format: FormatId, node: u32, coherent: bool) -> Kind {
+        let node = NodeId(node);
+        Kind {
+            format,
+            node,
+            coherent,
         }
     }
+    [
+        kind(FormatId::VtdSs, 0, true),
+        kind(FormatId::AmdV1, 0, true),
+        kind(FormatId::X86_64, 1, false),
+        kind(FormatId::AmdV1, 1, true),
+        kind(FormatId::VtdSs, 1, false),
+    ]
+};
+
+impl Soak {
+    fn new(seed: u64) -> Result<Self, Cause> {
+        let pinner = Pinner::probe(PIECE)?;
+        let mut memories = Vec::new();
+        for number in 0..MEMORIES {
+            let mapping = Mapping::new(Backing::Memfd, MEMORY, None)?;
+            mapping.populate(&mut |_| ControlFlow::Continue(()))?;
+            // One run, fragments, and large pages that are not neighbours.
+            let chunk = [MEMORY, 16 << 10, 2 << 20][number as usize];
+            memories.push(Source {
+                guest: number * GUEST,
+                mapping: Arc::new(mapping),
+                layout: Some(Layout::new((number + 1) << 36, MEMORY, chunk)),
+            });
+        }
+        let setup = Setup {
+            range: Span::new(IOVA, PAGES * PAGE),
+            memories,
+            ledger: Ledger::new("the soak's limit", Some(LIMIT), 0),
+            manner: Manner {
+                only_reads: 3,
+                ..Manner::default()
+            },
+            huge: false,
+            far: NodeId(1),
+        };
+        // One memory for the tables of all nodes: they may move, and every unit walks all of it.
+        let tables = TableNode {
+            node: NodeId(0),
+            at: None,
+            bytes: TABLES,
+        };
+        Ok(Self {
+            world: World::over_units(setup, pinner, &UNITS, &[tables], DEVICES as usize)?,
+            random: Random::new(seed),
+            operations: 0,
+            log: VecDeque::new(),
+            counts: BTreeMap::new(),
+        })
+    }
+
+    fn run(
+        &mut self,
+        settings: &Settings,
+        stop: &AtomicBool,
+        on: &mut dyn FnMut(Sample),
+    ) -> Result<(), Cause> {
+        let start = Instant::now();
+        let mut points = 0;
+        let mut next = settings.quiet_every;
+        let mut next_handover = settings.handover_every;
+        loop {
+            let over = start.elapsed() >= settings.time || stop.load(Ordering::Relaxed);
+            if over || self.operations >= next {
+                next = self.operations + settings.quiet_every;
+                points += 1;
+                on(self.sample(start, false)?);
+                if over || points % settings.clear_every == 0 {
+                    self.clear();
+                    on(self.sample(start, true)?);
+                }
+            }
+            if over || !self.world.scene.complaints().is_empty() {
+                return Ok(());
+            }
+            self.step();
+            if self.operations >= next_handover {
+                next_handover = self.operations + settings.handover_every;
+                self.hand_over(&settings.successor)?;
+            }
+        }
+    }
+
+    /// Compares everything, and counts.
+    fn sample(&mut self, start: Instant, cleared: bool) -> Result<Sample, Cause> {
+        Ok(Sample {
+            look: self.world.look()?,
+            at: start.elapsed(),
+            operations: self.operations,
+            accesses: self.world.scene.counts().read / PAGE,
+            anonymous: anonymous()?,
+            files: std::fs::read_dir("/proc/self/fd")?.count() as u64,
+            cleared,
+        })
+    }
+
+    /// The address space goes to a second process, which cuts a hole and closes it, and comes back.
+    fn hand_over(&mut self, command: &[OsString]) -> Result<(), Cause> {
+        let area = self.some_area(ioas::Area::is_there);
+        let Some(area) = area.filter(|_| self.world.is_live()) else {
+            return Ok(());
+        };
+        let hole = self.some_part(area);
+        let (mut second, _) = self.world.hand_over(command)?;
+        self.world.hole_of(&mut second, Some(hole), &mut |_| {
+            thread::sleep(LOOK);
+            Ok(())
+        })?;
+        let left = self.world.take_back(second)?;
+        let kernel = left.kernel.most();
+        if left.charged > 0 || kernel > 0 {
+            return Err(format!("the second process has left {left:?}").into());
+        }
+        self.note("hand over", &format!("hole {hole}"), Ok(()));
+        Ok(())
+    }
+
+    /// Notes what came of an operation; an error that no fault has brought about is a complaint.
+    pub(crate) fn note(
+        &mut self,
+        name: &'static str,
+        what: &str,
+        result: Result<(), (String, bool)>,
+    ) {
+        let world = &mut self.world;
+        let fired = world.faults.disarm();
+        if fired {
+            world.blur();
+            // What a flush that failed has left behind is made up for.
+            if let Err(cause) = world.space.flush() {
+                world
+                    .scene
+                    .complain(format!("a flush after a failure: {cause}"));
+            }
+        }
+        world.settle([]);
+        let counts = self.counts.entry(name).or_default();
+        let said = match result {
+            Ok(()) => {
+                counts.0 += 1;
+                "done".into()
+            }
+            Err((cause, expected)) => {
+                counts.1 += 1;
+                if !expected && !fired {
+                    let text = format!("{name} {what}: refused: {cause}");
+                    world.scene.complain(text);
+                }
+                format!("refused: {cause}")
+            }
+        };
+        let fault = if fired { ", with a fault" } else { "" };
+        self.operations += 1;
+        self.log
+            .push_back(format!("{}: {name} {what}: {said}{fault}", self.operations));
+        if self.log.len() > REMEMBERED {
+            self.log.pop_front();
+        }
+    }
+}
+
+fn anonymous() -> Result<u64, Cause> {
+    let status = std::fs::read_to_string("/proc/self/status")?;
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix("RssAnon:"));
+    let number = line.and_then(|line| line.trim().strip_suffix(" kB"));
+    Ok(number.ok_or("no RssAnon")?.trim().parse::<u64>()? << 10)
 }
 
 /// Where everything was given back nothing may be left, and what cannot be counted exactly may not grow.
@@ -190,26 +333,7 @@ fn drift(samples: &[Sample]) -> Vec<String> {
     let cleared: Vec<&Sample> = samples.iter().filter(|sample| sample.cleared).collect();
     let mut wrong = Vec::new();
     for sample in &cleared {
-        let Sample {
-            pinned,
-            charged,
-            tables,
-            locked,
-            kernel_pinned,
-            areas,
-            domains,
-            ..
-        } = sample;
-        let left = [
-            pinned,
-            charged,
-            tables,
-            locked,
-            kernel_pinned,
-            areas,
-            domains,
-        ];
-        if left.iter().any(|left| **left > 0) {
+        if !sample.look.is_nothing() {
             wrong.push(format!("something is left: {sample:?}"));
         }
     }
@@ -251,12 +375,12 @@ impl std::fmt::Display for Sample {
             self.at.as_secs_f64(),
             self.operations,
             self.accesses,
-            self.areas,
-            self.domains,
-            self.pinned >> 10,
-            self.charged >> 10,
-            self.tables,
-            self.locked.max(self.kernel_pinned) >> 10,
+            self.look.areas,
+            self.look.domains,
+            self.look.pinned >> 10,
+            self.look.charged >> 10,
+            self.look.tables,
+            self.look.kernel.most() >> 10,
             self.anonymous >> 10,
             self.files,
             if self.cleared { " cleared" } else { "" },

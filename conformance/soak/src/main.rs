@@ -54,7 +54,7 @@ fn main() -> ExitCode {
 /// The second process. What interrupts both is the first one's to answer.
 fn succession() -> anyhow::Result<bool> {
     ctrlc::set_handler(|| ())?;
-    succeed().map_err(anyhow::Error::from_boxed)?;
+    succeed(std::io::stdin(), std::io::stdout())?;
     Ok(true)
 }
 

@@ -1,27 +1,24 @@
-//! The operations, each with what the model says of it.
+//! The operations: which there are, how often each comes, and with what. What they do to the model, the world knows.
 
-use std::sync::Arc;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-use ioas::{AttachError, Flushing, MapError, Placement, Tracking, UnmapError};
-use iommu::{DomainId, NodeId, Unit};
-use iopt::{Interruption, Pending, Prot};
+use ioas::{AttachError, Flushing, MapError, Placement};
+use iommu::{DomainId, NodeId};
+use iopt::Prot;
 use runs::Span;
+use scenario::{Fault, INTACT, PAGE, sentence};
 
-use crate::hardware::{DEVICES, UNITS, device};
-use crate::model::Page;
-use crate::scene::Attached;
-use crate::world::{World, sentence};
-use crate::{IOVA, MEMORIES, MEMORY, PAGE, PAGES};
+use crate::{DEVICES, GUEST, IOVA, MEMORIES, MEMORY, PAGES, Soak};
 
-const INTACT: Interruption = Interruption::Refused;
 /// What may wait for a lazy flush.
 const LAZY: Flushing = Flushing::Lazy {
     holds: 24,
     age: Duration::from_millis(40),
     now,
 };
+/// One operation of so many has a fault armed.
+const ARMED: u64 = 5;
 
 fn now() -> Duration {
     static BEGIN: OnceLock<Instant> = OnceLock::new();
@@ -29,33 +26,37 @@ fn now() -> Duration {
 }
 
 /// An operation, and how often it comes.
-type Operation = (u64, fn(&mut World));
+type Operation = (u64, fn(&mut Soak));
 
 const OPERATIONS: [Operation; 17] = [
-    (30, World::map),
-    (10, World::unmap),
-    (12, World::unmap_cutting),
-    (7, World::take_out),
-    (7, World::put_back),
-    (8, World::inflate),
-    (8, World::deflate),
-    (6, World::attach),
-    (3, World::detach),
-    (2, World::track),
-    (5, World::harvest),
-    (1, World::untrack),
-    (2, World::flushing),
-    (3, World::flush),
-    (3, World::poll),
-    (2, World::place),
-    (3, World::move_tables),
+    (30, Soak::map),
+    (10, Soak::unmap),
+    (12, Soak::unmap_cutting),
+    (7, Soak::take_out),
+    (7, Soak::put_back),
+    (8, Soak::inflate),
+    (8, Soak::deflate),
+    (6, Soak::attach),
+    (3, Soak::detach),
+    (2, Soak::track),
+    (5, Soak::harvest),
+    (1, Soak::untrack),
+    (2, Soak::flushing),
+    (3, Soak::flush),
+    (3, Soak::poll),
+    (2, Soak::place),
+    (3, Soak::move_tables),
 ];
 
-fn unmapped(cause: &UnmapError) -> bool {
-    matches!(cause, UnmapError::Flush(_) | UnmapError::Unpin(_))
+/// What is said of an operation: done, or why not and whether that was to be expected.
+type Said = Result<(), (String, bool)>;
+
+/// An error that only a fault that was armed explains.
+fn said<T, E: std::error::Error>(result: Result<T, E>) -> Said {
+    result.map(drop).map_err(|cause| (sentence(&cause), false))
 }
 
-impl World {
+impl Soak {
     /// Makes one operation.
     pub(crate) fn step(&mut self) {
         let all: u64 = OPERATIONS.iter().map(|(weight, _)| weight).sum();
@@ -68,8 +69,33 @@ impl World {
         }
     }
 
+    /// Perhaps something is to fail in what comes next.
+    fn arm(&mut self) {
+        if self.random.below(ARMED) == 0 {
+            let fault = Fault::ALL[self.random.below(4) as usize];
+            self.world.faults.arm(fault, self.random.below(6));
+        }
+    }
+
+    /// Some area, if there is one that `suits`.
+    pub(crate) fn some_area(&mut self, suits: impl Fn(&ioas::Area) -> bool) -> Option<Span> {
+        let ranges = self.world.space.areas().into_iter().filter(suits);
+        let ranges: Vec<Span> = ranges.map(|area| area.range()).collect();
+        let nth = self.random.below(ranges.len().max(1) as u64);
+        ranges.get(nth as usize).copied()
+    }
+
+    /// Some part of `range`, in whole pages.
+    pub(crate) fn some_part(&mut self, range: Span) -> Span {
+        let all = range.len / PAGE;
+        let first = self.random.below(all);
+        let most = (all - first).min(1 << self.random.below(10));
+        let count = 1 + self.random.below(most);
+        Span::new(range.start + first * PAGE, count * PAGE)
+    }
+
     fn map(&mut self) {
-        let which = self.random.below(MEMORIES as u64) as usize;
+        let which = self.random.below(MEMORIES) as usize;
         let large = 512;
         let (unit, most) = match self.random.below(8) {
             0 => (large, 4),
@@ -79,63 +105,26 @@ impl World {
         let all = MEMORY / PAGE;
         let count = unit * (1 + self.random.below(most));
         let first = self.random.below((all - count) / unit + 1) * unit;
+        let mut at = self.random.below(PAGES - count - large);
         // Half of them so that large leaves are possible.
-        let align = if self.random.below(2) == 0 { large } else { 1 };
-        let at = self.random.below(PAGES as u64 - count - large);
-        let at = if align > 1 {
-            at / align * align + first % align
-        } else {
-            at
-        };
+        if self.random.below(2) == 0 {
+            at = at / large * large + first % large;
+        }
         let write = self.random.below(4) > 0;
         let prot = if write { Prot::RW } else { Prot::READ };
         let range = Span::new(IOVA + at * PAGE, count * PAGE);
-        let part = Span::new(first * PAGE, count * PAGE);
-        let pages = Self::pages_of(range);
-        let free = self.model.is_free(pages.clone());
-        if free {
-            self.moving(pages.clone());
-        }
+        let part = Span::new(first * PAGE, range.len);
+        let free = self.world.is_free(range);
         self.arm();
-        let memory = Arc::clone(&self.memories[which]);
-        let result = self.space.map(range.start, &memory, part, prot, &mut ());
-        let done = result.is_ok();
+        let result = self.world.map(range.start, which, part, prot, &mut ());
         let expected = match &result {
             Err(MapError::Overlap { .. }) => !free,
             Err(MapError::OverLimit(_)) => free,
             _ => false,
         };
         let what = format!("{range} to memory {which} from {:#x}, {prot}", part.start);
-        if done && !free {
-            self.scene.complain(format!("map {what}: over an area"));
-        }
         let said = result.map_err(|cause| (sentence(&cause), expected));
         self.note("map", &what, said);
-        if done {
-            let memory = (which as u64 * all + first) as u32;
-            for (n, page) in pages.clone().enumerate() {
-                let memory = memory + n as u32;
-                self.model.pages[page] = Some(Page {
-                    memory,
-                    write,
-                    out: false,
-                    released: false,
-                });
-            }
-        }
-        if free {
-            self.settle(pages);
-        }
-    }
-
-    fn gone(&mut self, name: &'static str, range: Span, result: Result<(), UnmapError>) {
-        let pages = Self::pages_of(range);
-        if result.as_ref().map_or_else(unmapped, |()| true) {
-            self.model.pages[pages.clone()].fill(None);
-        }
-        let said = result.map_err(|cause| (sentence(&cause), false));
-        self.note(name, &range.to_string(), said);
-        self.settle(pages);
     }
 
     fn unmap(&mut self) {
@@ -153,23 +142,22 @@ impl World {
         if range.len > 1024 * PAGE && self.random.below(4) > 0 {
             return;
         }
-        self.moving(Self::pages_of(range));
         self.arm();
-        let result = self.space.unmap(range, &mut ()).map(|_| ());
-        self.gone("unmap", range, result);
+        let result = self.world.unmap(range, |space| space.unmap(range, &mut ()));
+        self.note("unmap", &range.to_string(), said(result));
     }
 
     fn unmap_cutting(&mut self) {
-        let window = Span::new(IOVA, PAGES as u64 * PAGE);
         let whole = match self.random.below(3) {
-            0 => window,
-            _ => self.some_area(|_| true).unwrap_or(window),
+            0 => None,
+            _ => self.some_area(|_| true),
         };
-        let range = self.some_part(whole);
-        self.moving(Self::pages_of(range));
+        let range = self.some_part(whole.unwrap_or(self.world.range()));
         self.arm();
-        let result = self.space.unmap_cutting(range, INTACT, &mut ());
-        self.gone("unmap cutting", range, result.map(|_| ()));
+        let result = self
+            .world
+            .unmap(range, |space| space.unmap_cutting(range, INTACT, &mut ()));
+        self.note("unmap cutting", &range.to_string(), said(result));
     }
 
     fn take_out(&mut self) {
@@ -177,169 +165,156 @@ impl World {
             return;
         };
         let range = self.some_part(area);
-        let pages = Self::pages_of(range);
-        self.moving(pages.clone());
         self.arm();
-        let result = self.space.take_out(range, INTACT, &mut ());
-        if result.as_ref().map_or_else(unmapped, |_| true) {
-            self.model.change(pages.clone(), |page| page.out = true);
-        }
-        let said = result.map_err(|cause| (sentence(&cause), false));
-        self.note("take out", &range.to_string(), said.map(|_| ()));
-        self.settle(pages);
+        let result = self.world.take_out(range);
+        self.note("take out", &range.to_string(), said(result));
     }
 
     fn put_back(&mut self) {
         let Some(range) = self.some_area(ioas::Area::is_out) else {
             return;
         };
-        let pages = Self::pages_of(range);
-        self.moving(pages.clone());
         self.arm();
-        let result = self.space.put_back(range, INTACT, &mut ());
-        if result.is_ok() {
-            self.model.change(pages.clone(), |page| page.out = false);
-        }
+        let result = self.world.put_back(range);
         let expected = matches!(result, Err(MapError::OverLimit(_)));
         let said = result.map_err(|cause| (sentence(&cause), expected));
-        if !self.note("put back", &range.to_string(), said) {
-            self.learn(&pages.clone().collect::<Vec<_>>());
-        }
-        self.settle(pages);
+        self.note("put back", &range.to_string(), said);
     }
 
     fn attach(&mut self) {
-        let number = self.random.below(DEVICES as u64) as usize;
-        let was = self.model.attached[number];
-        if !was {
-            self.scene.attached(number, Attached::Changing);
-        }
+        let number = self.random.below(DEVICES) as usize;
+        let was = self.world.is_attached(number);
         self.arm();
-        let unit = Arc::clone(&self.rigged[number % UNITS.len()]) as Arc<dyn Unit>;
-        let result = self.space.attach((unit, device(number)));
-        let done = result.is_ok();
+        let result = self.world.attach(number);
         let expected = match &result {
             Err(AttachError::Unit(_)) => was,
             Err(AttachError::Replay { cause, .. }) => matches!(cause, MapError::OverLimit(_)),
             _ => false,
         };
-        if self.dirty.is_on() {
-            self.dirty.blur();
+        if self.world.tracks() {
+            self.world.blur();
         }
-        self.model.attached[number] |= done;
         let said = result.map_err(|cause| (sentence(&cause), expected));
         self.note("attach", &format!("device {number}"), said);
-        let now = match self.model.attached[number] {
-            true => Attached::Yes,
-            false => Attached::No,
-        };
-        self.scene.attached(number, now);
-        self.settle([]);
     }
 
     fn detach(&mut self) {
-        let number = self.random.below(DEVICES as u64) as usize;
-        if self.model.attached[number] {
-            self.detach_one(number);
-        }
+        let number = self.random.below(DEVICES) as usize;
+        self.detach_one(number);
     }
 
     fn detach_one(&mut self, number: usize) {
-        self.scene.attached(number, Attached::Changing);
-        let result = self.space.detach(device(number));
-        let done = result.is_ok();
-        let said = result.map_err(|cause| (sentence(&cause), false));
-        self.note("detach", &format!("device {number}"), said);
-        if done {
-            self.model.attached[number] = false;
-            self.scene.attached(number, Attached::No);
+        if self.world.is_attached(number) {
+            let result = self.world.detach(number);
+            self.note("detach", &format!("device {number}"), said(result));
         }
-        self.settle([]);
+    }
+
+    /// Runs of the guest's memory, as a balloon tells them: they ascend and do not touch.
+    fn some_runs(&mut self) -> Vec<Span> {
+        let number = self.random.below(MEMORIES);
+        let whole = Span::new(number * GUEST, MEMORY);
+        let mut runs: Vec<Span> = (0..1 + self.random.below(4))
+            .map(|_| self.some_part(whole))
+            .collect();
+        runs.sort_by_key(|run| run.start);
+        let mut behind = None;
+        runs.retain(|run| {
+            let apart = behind.is_none_or(|behind| run.start > behind);
+            if apart {
+                behind = Some(run.start + run.len);
+            }
+            apart
+        });
+        runs
+    }
+
+    /// A balloon takes memory: devices release it, then it is discarded.
+    fn inflate(&mut self) {
+        let runs = self.some_runs();
+        self.arm();
+        let kept = self.world.release(&runs);
+        self.moved("inflate", &runs, kept.first());
+    }
+
+    /// The balloon gives memory back. That may find the limit reached, when no device was there to keep the charge.
+    fn deflate(&mut self) {
+        let runs = self.some_runs();
+        self.arm();
+        let failed = self.world.restore(&runs);
+        self.moved("deflate", &runs, failed.first());
+    }
+
+    fn moved(
+        &mut self,
+        name: &'static str,
+        runs: &[Span],
+        stayed: Option<&(Span, virtio_balloon::Reason)>,
+    ) {
+        let said = match stayed {
+            None => Ok(()),
+            Some((span, why)) => Err((format!("{span} stays as it was: {why:?}"), false)),
+        };
+        self.note(name, &format!("{runs:?}"), said);
     }
 
     fn track(&mut self) {
-        if self.dirty.is_on() {
+        if self.world.tracks() {
             return;
         }
         let leaf = (self.random.below(4) > 0).then_some(PAGE);
         self.arm();
-        let tracking = Tracking {
-            leaf,
-            interruption: INTACT,
-        };
-        let result = self.space.track_dirty(tracking);
-        if result.is_ok() {
-            // Marks from before are worth nothing.
-            drop((self.scene.take_written(), self.scene.take_perhaps_written()));
-            self.dirty.begin(leaf.is_none());
-        }
-        let said = result.map_err(|cause| (sentence(&cause), false));
-        self.note("track", &format!("{leaf:?}"), said);
+        let result = self.world.track(leaf);
+        self.note("track", &format!("{leaf:?}"), said(result));
     }
 
     fn untrack(&mut self) {
-        if self.dirty.is_on() {
+        if self.world.tracks() {
             self.arm();
-            self.space.untrack_dirty();
-            self.dirty.end();
+            self.world.untrack();
             self.note("untrack", "", Ok(()));
         }
     }
 
     fn harvest(&mut self) {
-        if !self.dirty.is_on() {
+        if !self.world.tracks() {
             return;
         }
-        let window = Span::new(IOVA, PAGES as u64 * PAGE);
-        let Ok(mut pending) = Pending::new(vec![0; PAGES / 64], window, PAGE) else {
-            return self.scene.complain("no bitmap".into());
-        };
-        let sure = self.scene.take_written();
         self.arm();
-        let result = self.space.harvest(&mut pending);
-        let blind = result.as_ref().is_ok_and(|found| found.blind);
-        let said = match (result, blind) {
-            (Err(cause), _) => Err((sentence(&cause), false)),
-            (_, true) => Err(("some unit is blind".into(), false)),
-            _ => Ok(()),
+        let (found, failed) = match self.world.harvest() {
+            Ok(found) => found,
+            Err(cause) => return self.world.scene.complain(sentence(&cause)),
         };
-        let shown = self.space.show(&mut pending).map(drop);
-        let said = said.and(shown.map_err(|cause| (sentence(&cause), false)));
+        let said = match (failed, found.blind) {
+            (Some(cause), _) => Err((sentence(&cause), false)),
+            (None, true) => Err(("some unit is blind".into(), false)),
+            (None, false) => Ok(()),
+        };
         self.note("harvest", "", said);
-        // Once more, without a fault: nothing of it is lost.
-        let found = match self.space.show(&mut pending) {
-            Ok(shown) => shown.words().to_vec(),
-            Err(cause) => return self.scene.complain(format!("show: {cause}")),
-        };
-        let perhaps = self.scene.take_perhaps_written();
-        let (missed, more) = self.dirty.judge(&sure, perhaps, found);
+        let (missed, more) = (found.missed, found.more);
         if (missed, more) != (0, 0) {
             let text = format!("a harvest misses {missed} pages, and has {more} too many");
-            self.scene.complain(text);
+            self.world.scene.complain(text);
         }
     }
 
     fn flushing(&mut self) {
         let lazy = self.random.below(2) == 0;
         let flushing = if lazy { LAZY } else { Flushing::Strict };
-        self.space.set_flushing(flushing);
+        self.world.space.set_flushing(flushing);
         self.note("flushing", if lazy { "lazy" } else { "strict" }, Ok(()));
     }
 
     fn flush(&mut self) {
         self.arm();
-        let result = self.space.flush().map(|_| ());
-        let said = result.map_err(|cause| (sentence(&cause), false));
-        self.note("flush", "", said);
-        self.settle([]);
+        let result = self.world.space.flush();
+        self.note("flush", "", said(result));
     }
 
     fn poll(&mut self) {
         self.arm();
-        let result = self.space.poll().map(|_| ());
-        let said = result.map_err(|cause| (sentence(&cause), false));
-        self.note("poll", "", said);
-        self.settle([]);
+        let result = self.world.space.poll();
+        self.note("poll", "", said(result));
     }
 
     fn place(&mut self) {
@@ -349,13 +324,12 @@ impl World {
             Placement::Near(NodeId(1)),
         ];
         let placement = all[self.random.below(3) as usize];
-        let placed = self.space.set_placement(placement);
-        let said = placed.map_err(|cause| (sentence(&cause), false));
-        self.note("place", &format!("{placement:?}"), said);
+        let placed = self.world.space.set_placement(placement);
+        self.note("place", &format!("{placement:?}"), said(placed));
     }
 
     fn move_tables(&mut self) {
-        let places = self.space.places().into_iter();
+        let places = self.world.space.places().into_iter();
         let domains: Vec<u32> = places.filter_map(|place| place.number).collect();
         let nth = self.random.below(domains.len().max(1) as u64) as usize;
         let Some(domain) = domains.get(nth).map(|id| DomainId(*id)) else {
@@ -363,25 +337,19 @@ impl World {
         };
         let node = NodeId(self.random.below(2) as u32);
         self.arm();
-        let result = self.space.move_tables(domain, Some(node));
-        if self.dirty.is_on() {
-            self.dirty.blur();
+        let result = self.world.space.move_tables(domain, Some(node));
+        if self.world.tracks() {
+            self.world.blur();
         }
-        let said = result.map_err(|cause| (sentence(&cause), false));
-        self.note("move tables", &format!("of domain {}", domain.0), said);
-        self.settle([]);
+        let what = format!("of domain {}", domain.0);
+        self.note("move tables", &what, said(result));
     }
 
     /// All goes: devices, then areas.
     pub(crate) fn clear(&mut self) {
-        for number in 0..DEVICES {
-            if self.model.attached[number] {
-                self.detach_one(number);
-            }
-        }
-        self.moving(0..PAGES);
-        let result = self.space.unmap_all(&mut ()).map(|_| ());
-        let window = Span::new(IOVA, PAGES as u64 * PAGE);
-        self.gone("unmap all", window, result);
+        (0..DEVICES as usize).for_each(|number| self.detach_one(number));
+        let window = self.world.range();
+        let result = self.world.unmap(window, |space| space.unmap_all(&mut ()));
+        self.note("unmap all", &window.to_string(), said(result));
     }
 }

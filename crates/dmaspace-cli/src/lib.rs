@@ -61,6 +61,7 @@ use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
 
 use args::{Args, Command};
+use scenario::sentence;
 
 /// Exit statuses.
 mod exit {
@@ -156,22 +157,6 @@ fn refuse(error: &anyhow::Error) -> u8 {
 fn fail(error: &dyn Error, status: u8) -> u8 {
     say(&sentence(error));
     status
-}
-
-/// The whole chain of causes as one sentence.
-fn sentence(error: &dyn Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        let next = error.to_string();
-        // Some messages quote their cause already.
-        if !text.ends_with(&next) {
-            text.push_str(": ");
-            text.push_str(&next);
-        }
-        cause = error.source();
-    }
-    text
 }
 
 /// A sentence on stderr. If nobody can read it, nobody can be told either.

@@ -1,180 +1,226 @@
-//! A life under way: its steps one after the other, each timed, checked and drawn.
+//! The job: memory, a world over the back end, each step of a life in it, and the report.
 
 use std::ops::ControlFlow;
-use std::time::Instant;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use ioas::Ioas;
-use iommu::{Capabilities, DeviceId};
-use iopt::{AnyTable, FormatId};
+use hostmem::{Backing, FrameSource, KeptPool, Mapping, Pinner};
+use iommu::NodeId;
 use runs::Span;
+use scenario::{
+    Copies, Counts, Done, Kind, Layout, Life, Manner, PIECE, Setup, Source, TableNode, World,
+};
 
-use super::balloon::Balloon;
-use super::devices::{Devices, SoftUnit};
-use super::moment::{Marks, bands};
-use super::report::{Band, DmaCounts, LifeReport, LifeStep, Moment, Refused, StepReport};
-use super::start::{Begun, begin};
-use super::successor::{Devices as Hardware, Second};
-use super::{LifeError, LifeJob, handing, steps};
-use crate::map::clock::nanoseconds;
+use super::kernel::{Opening, open};
+use super::memory::{Taken, free_pages, take};
+use super::moment::bands;
+use super::report::{
+    DmaCounts, Left, LifeMemory, LifeReport, LifeStep, Moment, RootReport, StepReport,
+};
+use super::{LifeBackend, LifeError, LifeJob};
+use crate::map::clock::in_nanoseconds;
+use crate::map::kernel::{Used, lowest};
+use crate::map::memory::Account;
+use crate::map::{JobError, NodeShare};
 
-/// Where the memory is, for devices and for the guest: a multiple of every leaf size.
-pub(super) const IOVA: u64 = 1 << 40;
-/// The devices, by unit.
-pub(super) const DEVICES: [DeviceId; 2] = [DeviceId::pci(1, 0, 0), DeviceId::pci(2, 0, 0)];
-/// The unit of our own pins: the smallest part that is given back without pinning anew.
-pub(super) const PIECE: u64 = 2 << 20;
+/// Where the memory is, for devices of the software unit and for the guest: a multiple of every leaf size.
+const IOVA: u64 = 1 << 40;
+/// Where offsets in memory files begin that stand in for frames.
+const STAND_IN: u64 = 1 << 40;
 
-/// What a unit that walks tables of `format`, of four levels, can do.
-pub(super) fn capabilities(format: FormatId) -> Capabilities {
-    let mut capabilities = Capabilities::new();
-    capabilities.domain_bits = 16;
-    capabilities.dirty_tracking = true;
-    match SoftUnit::full_capabilities().format(format) {
-        None => capabilities,
-        Some(mut support) => {
-            support.levels &= 1 << 4;
-            capabilities.with_format(support)
-        }
+/// What a life begins with. Dropped in this order: the pool of huge pages is put back last.
+struct Begun {
+    /// Open, they would keep their groups in the container.
+    devices: Vec<Arc<Used>>,
+    world: World,
+    copies: Vec<Copies>,
+    stays: Option<&'static str>,
+    /// Huge pages that were free before, of the memory's kind.
+    free: u64,
+    backing: Backing,
+    pool: Option<KeptPool>,
+}
+
+/// Takes the memory, brings it in, and makes an empty address space.
+fn begin(
+    job: &LifeJob,
+    report: &mut LifeReport,
+    on: &mut dyn FnMut() -> ControlFlow<()>,
+) -> Result<Begun, LifeError> {
+    match &job.backend {
+        LifeBackend::Software => over_units(job, report, on),
+        LifeBackend::Vfio { devices } => over_kernel(open(true, devices)?, job, report, on),
+        LifeBackend::Iommufd { devices } => over_kernel(open(false, devices)?, job, report, on),
     }
 }
 
-/// What a step has done.
-#[derive(Debug, Default)]
-pub(super) struct Done {
-    pub(super) took_ns: u64,
-    pub(super) runs: u64,
-    pub(super) bytes: u64,
-    /// Table pages, where the step knows better than the address space.
-    pub(super) tables: Option<u64>,
-    pub(super) checked: String,
-    pub(super) right: bool,
-    /// What was tried, and refused by name.
-    pub(super) refused: Option<Refused>,
+/// The memories, one behind the other from `iova` on; offsets stand in for frames from `stand_in` on.
+fn sources(mappings: &[Arc<Mapping>], iova: u64, stand_in: Option<u64>) -> Vec<Source> {
+    let source = |(number, mapping): (u64, &Arc<Mapping>)| {
+        let offset = number * mapping.len();
+        Source {
+            guest: iova + offset,
+            mapping: Arc::clone(mapping),
+            layout: stand_in.map(|base| Layout::new(base + offset, mapping.len(), 0)),
+        }
+    };
+    (0..).zip(mappings).map(source).collect()
 }
 
-impl Done {
-    /// Devices were everywhere, for the first time.
-    pub(super) fn dma(took_ns: u64, counts: &DmaCounts, checked: &str) -> Self {
-        Self {
-            took_ns,
-            bytes: counts.read_bytes + counts.written_bytes,
-            checked: checked.into(),
-            right: counts.is_right(),
-            ..Self::default()
-        }
-    }
-
-    /// What it was, for the report.
-    pub(super) fn report(self, step: LifeStep, flushes: u64, dma: &DmaCounts) -> StepReport {
-        StepReport {
-            step,
-            took_ns: self.took_ns,
-            runs: self.runs,
-            bytes: self.bytes,
-            tables: self.tables.unwrap_or(0),
-            flushes,
-            checked: self.checked,
-            refused: self.refused,
-            right: self.right && dma.is_right(),
-        }
-    }
+fn over_units(
+    job: &LifeJob,
+    report: &mut LifeReport,
+    on: &mut dyn FnMut() -> ControlFlow<()>,
+) -> Result<Begun, LifeError> {
+    report.backend = "software".into();
+    let memory = &mut report.memory;
+    let pinner = Pinner::probe(PIECE).map_err(JobError::from)?;
+    let account = Account::of_pinner(&pinner)?;
+    let ledger = account.ledger()?;
+    let (taken, pool) = take(job, account.room(), memory, on)?;
+    let source = taken.mappings.first();
+    let real = source.is_some_and(|mapping| FrameSource::detect(mapping).is_real());
+    let stand_in = (job.stand_in || !real).then_some(STAND_IN);
+    let addresses = if stand_in.is_none() {
+        "pagemap"
+    } else {
+        "file-offset"
+    };
+    memory.addresses = addresses.into();
+    memory.iova = IOVA;
+    (memory.pin, memory.counter) = (pinner.kind().to_string(), ledger.counter().into());
+    // Leaves of 4 KiB, with as many tables set aside again.
+    let bytes = (2 * crate::map::table_bytes(memory.size_bytes)).next_power_of_two();
+    let nodes = taken.nodes.map(|(node, at)| TableNode {
+        node: NodeId(node),
+        at,
+        bytes,
+    });
+    let kinds = [0, 1].map(|unit: usize| Kind {
+        format: job.formats[unit],
+        node: nodes[unit].node,
+        coherent: false,
+    });
+    let setup = Setup {
+        memories: sources(&taken.mappings, IOVA, stand_in),
+        ..setup(&taken, IOVA, ledger)
+    };
+    let world = World::over_units(setup, pinner, &kinds, &nodes, kinds.len())?;
+    let per_node = world.space.set_placement(ioas::Placement::PerNode);
+    per_node.map_err(JobError::from)?;
+    Ok(Begun {
+        devices: Vec::new(),
+        world,
+        copies: Vec::new(),
+        stays: None,
+        free: taken.free,
+        backing: taken.backing,
+        pool,
+    })
 }
 
-/// A life. Dropped half-way it gives everything back, in the order of its fields.
-pub(super) struct Life<'w> {
-    pub(super) devices: Devices,
-    pub(super) balloon: Option<Balloon>,
-    pub(super) second: Option<Second>,
-    pub(super) begun: Begun,
-    pub(super) marks: Marks,
-    /// The roots as they were handed over, and then as the second process has told.
-    pub(super) told: Option<Vec<Vec<Band>>>,
-    pub(super) report: LifeReport,
-    pub(super) started: Instant,
-    step: LifeStep,
-    watch: &'w mut dyn FnMut(LifeStep) -> ControlFlow<()>,
-}
-
-impl Life<'_> {
-    /// All addresses.
-    pub(super) fn range(&self) -> Span {
-        Span::new(IOVA, self.report.memory.size_bytes)
-    }
-
-    pub(super) fn space(&self) -> &Ioas {
-        &self.begun.space
-    }
-
-    /// Flushes of all units so far.
-    fn flushes(&self) -> u64 {
-        let units = self.begun.units.iter();
-        units.map(|(unit, _)| unit.flush_counters().flushes).sum()
-    }
-
-    /// Waits until each device has been everywhere for the first time, which is the step itself.
-    pub(super) fn first_pass(&mut self) -> Result<(), LifeError> {
-        self.devices.everywhere(self.step, self.watch)
-    }
-
-    /// Waits until each device has been everywhere.
-    pub(super) fn everywhere(&mut self) -> Result<(), LifeError> {
-        let (waited, took_ns) = timed(|| self.devices.everywhere(self.step, self.watch));
-        self.report.times.waited_ns += took_ns;
-        waited
-    }
-
-    /// Waits until what is now has been seen by each device many times.
-    pub(super) fn seen(&mut self) -> Result<(), LifeError> {
-        let (waited, took_ns) = timed(|| self.devices.seen(self.step, self.watch));
-        self.report.times.waited_ns += took_ns;
-        waited
-    }
-
-    /// Does a step, and notes what it was.
-    pub(super) fn step(
-        &mut self,
-        step: LifeStep,
-        work: impl FnOnce(&mut Self) -> Result<Done, LifeError>,
-    ) -> Result<(), LifeError> {
-        self.step = step;
-        if (self.watch)(step).is_break() {
-            return Err(LifeError::Interrupted(step));
-        }
-        let flushes = self.flushes();
-        let mut done = work(self)?;
-        self.report.dma = self.devices.counts();
-        if done.tables.is_none() {
-            done.tables = Some(self.space().tables(|_, table| table.tables()).iter().sum());
-        }
-        let done = done.report(step, self.flushes() - flushes, &self.report.dma);
-        self.report.steps.push(done);
-        let (roots, took_ns) = timed(|| self.told.clone().unwrap_or_else(|| self.roots()));
-        self.report.times.drawn_ns += took_ns;
-        self.report.moments.push(Moment { after: step, roots });
-        Ok(())
-    }
-
-    /// Units and memory, for the second process.
-    pub(super) fn hardware(&self) -> Hardware<'_> {
-        Hardware {
-            units: &self.begun.units,
-            physical: &self.begun.physical,
-        }
-    }
-
-    /// Each root's addresses now.
-    pub(super) fn roots(&self) -> Vec<Vec<Band>> {
-        let range = self.range();
-        let drawn = |_, table: &AnyTable| bands(table, range, &self.marks);
-        self.space().tables(drawn)
+/// In the memory that was taken, from `iova` on.
+fn setup(taken: &Taken, iova: u64, ledger: Arc<ioas::Ledger>) -> Setup {
+    Setup {
+        range: Span::new(iova, taken.mappings.iter().map(|half| half.len()).sum()),
+        memories: sources(&taken.mappings, iova, None),
+        ledger,
+        manner: Manner::default(),
+        huge: taken.backing.huge_size().is_some(),
+        far: NodeId(taken.nodes[1].0),
     }
 }
 
-/// Does `work`, and says what it took.
-pub(super) fn timed<T>(work: impl FnOnce() -> T) -> (T, u64) {
-    let started = Instant::now();
-    let done = work();
-    (done, nanoseconds(started))
+fn over_kernel(
+    opening: Opening,
+    job: &LifeJob,
+    report: &mut LifeReport,
+    on: &mut dyn FnMut() -> ControlFlow<()>,
+) -> Result<Begun, LifeError> {
+    report.backend = opening.handed.name.into();
+    report.devices = opening.devices.iter().map(|used| used.report()).collect();
+    let memory = &mut report.memory;
+    let ledger = opening.account.ledger()?;
+    let (taken, pool) = take(job, opening.account.room(), memory, on)?;
+    let len = memory.size_bytes;
+    let no_room = || JobError::Map(ioas::MapError::NoRoom { len });
+    let iova = lowest(&opening.space.windows(), len).ok_or_else(no_room)?;
+    memory.iova = iova;
+    memory.addresses = "kernel".into();
+    memory.pin = "the kernel".into();
+    memory.counter = ledger.counter().into();
+    let copies = opening.copies();
+    let setup = setup(&taken, iova, ledger);
+    let devices = opening.devices.len();
+    Ok(Begun {
+        devices: opening.devices,
+        world: World::over_kernel(setup, opening.space, opening.handed, devices)?,
+        copies,
+        stays: opening.stays,
+        free: taken.free,
+        backing: taken.backing,
+        pool,
+    })
+}
+
+/// Whether the memory is on its nodes.
+fn memory(memory: &LifeMemory, took: Duration) -> Done {
+    let planned = memory.second_node_planned;
+    let there = memory.parts.iter().enumerate().all(|(number, part)| {
+        // A kernel that does not tell has no say.
+        let at = |at: Option<u32>| at.is_none_or(|at| at == part.node);
+        (planned && number > 0) || part.nodes.iter().all(|share| at(share.node))
+    });
+    let nodes = match planned {
+        true => "one node here: the second planned",
+        false => "each half on its node",
+    };
+    Done {
+        took,
+        bytes: memory.size_bytes,
+        checked: nodes.into(),
+        right: there,
+        ..Done::default()
+    }
+}
+
+fn dma(counts: &Counts) -> DmaCounts {
+    DmaCounts {
+        accesses: counts.accesses,
+        read_bytes: counts.read,
+        written_bytes: counts.written,
+        wrong_bytes: counts.wrong,
+        faults_outside_holes: counts.faults_outside,
+        faults_in_holes: counts.faults_inside,
+        reached_in_holes: counts.reached,
+    }
+}
+
+fn told(step: LifeStep, done: Done) -> StepReport {
+    StepReport {
+        step,
+        took_ns: in_nanoseconds(done.took),
+        runs: done.runs,
+        bytes: done.bytes,
+        tables: done.tables,
+        flushes: done.flushes,
+        checked: done.checked,
+        refused: done.refused,
+        right: done.right,
+    }
+}
+
+fn root(root: &scenario::Root) -> RootReport {
+    let share = |(node, bytes): &(Option<u32>, u64)| NodeShare {
+        node: *node,
+        bytes: *bytes,
+    };
+    RootReport {
+        node: root.node,
+        nodes: root.nodes.iter().map(share).collect(),
+        format: root.format.name().into(),
+        device: root.device.to_string(),
+    }
 }
 
 pub(super) fn run(
@@ -185,29 +231,57 @@ pub(super) fn run(
     if watch(step).is_break() {
         return Err(LifeError::Interrupted(step));
     }
-    let mut report = LifeReport {
-        backend: "software".into(),
-        ..LifeReport::default()
-    };
-    let (begun, took) = timed(|| begin(job, &mut report.memory, &mut || watch(step)));
+    let mut report = LifeReport::default();
+    let begun = begin(job, &mut report, &mut || watch(step));
     let begun = begun.map_err(|error| match error {
-        LifeError::Job(crate::map::JobError::Interrupted) => LifeError::Interrupted(step),
+        LifeError::Job(JobError::Interrupted) => LifeError::Interrupted(step),
         error => error,
     })?;
-    let range = Span::new(IOVA, report.memory.size_bytes);
-    let mut life = Life {
-        devices: Devices::over(range, begun.units.len()),
-        balloon: None,
-        second: None,
-        begun,
-        marks: Marks::default(),
-        told: None,
-        report,
-        started,
-        step,
-        watch,
+    let took = started.elapsed();
+    let Begun {
+        pool,
+        backing,
+        free,
+        world,
+        devices,
+        ..
+    } = begun;
+    let mut life = Life::new(world, job.successor.clone(), watch);
+    (life.copies, life.stays) = (begun.copies, begun.stays);
+    let mut drawn = Duration::ZERO;
+    for step in LifeStep::ALL {
+        let done = match step {
+            LifeStep::Memory => memory(&report.memory, took),
+            step => life.step(step)?,
+        };
+        report.dma = dma(&life.world.scene.counts());
+        report.steps.push(told(step, done));
+        if job.backend == LifeBackend::Software {
+            let before = Instant::now();
+            let roots = bands(&life);
+            report.moments.push(Moment { after: step, roots });
+            drawn += before.elapsed();
+        }
+    }
+    report.roots = life.roots.iter().map(root).collect();
+    report.largest_leaf_bytes = life.largest_leaf;
+    report.left = Left {
+        ledger_bytes: life.world.charged(),
+        kernel: life.world.kernel().map_err(JobError::from)?,
+        successor_ledger_bytes: life.left.charged,
+        successor_kernel: life.left.kernel,
+        table_pages: life.left.tables,
+        areas: life.world.space.len() as u64,
+        huge_pages: 0,
     };
-    steps::all(&mut life, took)?;
-    handing::all(&mut life, job)?;
-    handing::end(life)
+    report.times.waited_ns = in_nanoseconds(life.waited);
+    report.times.drawn_ns = in_nanoseconds(drawn);
+    let before = Instant::now();
+    drop((devices, life));
+    pool.map_or(Ok(()), KeptPool::restore)
+        .map_err(JobError::from)?;
+    report.times.freed_ns = in_nanoseconds(before.elapsed());
+    report.left.huge_pages = free.saturating_sub(free_pages(backing));
+    report.times = report.times.closed(started, &report.steps);
+    Ok(report)
 }

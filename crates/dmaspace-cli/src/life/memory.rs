@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use hostmem::{Backing, Machine, Mapping};
 use runs::Bytes;
+use scenario::PARTS;
 
 use super::report::{LifeMemory, PartReport};
 use super::{LifeError, LifeJob};
@@ -12,8 +13,6 @@ use crate::map::JobError;
 use crate::map::memory::{RAISE, check_cgroups, check_total, most_of_cgroup, nodes};
 use hostmem::KeptPool;
 
-/// The equal parts of which the memory consists: 8 on each node.
-pub(super) const PARTS: u64 = 16;
 /// Memory without a word about its size.
 const DEFAULT_SIZE: u64 = 256 << 20;
 /// What is left of the limit on locked memory: rings of io_uring are charged to it too.

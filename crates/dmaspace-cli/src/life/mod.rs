@@ -7,7 +7,7 @@
 //! merged back; a balloon takes 7 of 8 parts and gives them back; the address space goes to a second process,
 //! which cuts a hole of its own, and ends it. At the end every counter is at zero.
 //!
-//! Each step is checked as it is done, beside what the devices find. A machine of one node has the second one
+//! The steps, the model and the checks are those of the crate `scenario`; here are the job and its report. A machine of one node has the second one
 //! planned: its memory and tables lie on the first, and the report says so.
 
 #![allow(
@@ -15,12 +15,7 @@
     reason = "`pub` is what other commands, tests and fuzz targets use; the crate shows none of it"
 )]
 
-mod balloon;
 mod command;
-mod crew;
-mod devices;
-mod frames;
-mod handing;
 mod job;
 mod kernel;
 mod memory;
@@ -28,10 +23,6 @@ mod moment;
 mod report;
 #[cfg(test)]
 mod samples;
-mod scene;
-mod start;
-mod steps;
-mod successor;
 mod svg;
 #[cfg(test)]
 mod tests;
@@ -40,19 +31,16 @@ mod text;
 use std::ffi::OsString;
 use std::ops::ControlFlow;
 
-use self::kernel::Interface;
 use hostmem::Backing;
 use iopt::FormatId;
-use runs::Span;
 
 use crate::map::JobError;
 
-pub use balloon::BalloonError;
 pub(crate) use command::{ABOUT, EXAMPLES, LifeArgs, SUCCESSOR, run, succeed_here};
 pub use report::{Band, BandState, LifeReport, LifeStep, LifeTimes, Moment, Refused, StepReport};
 #[cfg(test)]
 pub use report::{LifeMemory, PartReport, RootReport};
-pub use successor::{SuccessorError, succeed};
+pub use scenario::{SuccessorError, succeed};
 
 /// Who maps the memory, and for which devices.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -121,13 +109,7 @@ impl LifeJob {
         &self,
         watch: &mut dyn FnMut(LifeStep) -> ControlFlow<()>,
     ) -> Result<LifeReport, LifeError> {
-        match &self.backend {
-            LifeBackend::Software => job::run(self, watch),
-            LifeBackend::Vfio { devices } => kernel::run(Interface::Vfio, self, devices, watch),
-            LifeBackend::Iommufd { devices } => {
-                kernel::run(Interface::Iommufd, self, devices, watch)
-            }
-        }
+        job::run(self, watch)
     }
 }
 
@@ -144,61 +126,20 @@ pub enum LifeError {
     /// Memory, its pins, tables or units cannot be had.
     #[error(transparent)]
     Job(#[from] JobError),
-    /// The memory cannot be read about.
-    #[error("cannot learn where the memory lies")]
-    Look(#[from] hostmem::LookError),
-    /// The threads that are the devices cannot be had.
-    #[error("cannot start the devices")]
-    Devices(#[source] std::io::Error),
-    /// A device has done nothing for a long time.
-    #[error("a device has made no access for half a minute, at `{0}`")]
-    Stuck(LifeStep),
-    /// Nothing is mapped where the life's memory was just mapped.
-    #[error("nothing is mapped although it was just mapped")]
-    NoLeaf,
-    /// A hole cannot be cut.
-    #[error("cannot cut {range} out")]
-    Cut {
-        /// Its addresses.
-        range: Span,
-        /// Why not.
-        source: ioas::UnmapError,
-    },
-    /// A hole cannot be closed.
-    #[error("cannot put {range} back")]
-    PutBack {
-        /// Its addresses.
-        range: Span,
-        /// Why not.
-        source: ioas::MapError,
-    },
-    /// It cannot be tracked what devices write to.
-    #[error("cannot track what devices write to")]
-    Track(#[from] ioas::TrackingError),
-    /// There is no bitmap for it.
-    #[error("cannot make a bitmap of pages that devices write to")]
-    Pending(#[from] iopt::PendingError),
-    /// What devices have written to cannot be learned.
-    #[error("cannot learn what devices have written to")]
-    Harvest(#[from] ioas::HarvestError),
-    /// Units did not forget it in time.
-    #[error("cannot flush what was harvested")]
-    Show(#[from] iommu::FlushError),
-    /// The balloon did not work.
-    #[error("the balloon does not work")]
-    Balloon(#[from] BalloonError),
-    /// The address space cannot be handed over.
-    #[error("cannot hand the address space over")]
-    HandOver(#[from] ioas::HandOverError),
-    /// A device of the machine has not gone on.
-    #[error("a device has stopped by itself: {0}")]
-    Device(String),
-    /// The first owner cannot let go.
-    #[error("cannot let the address space go")]
-    GiveUp(#[source] ioas::UnmapError),
-    /// The second process did not do its part.
-    #[error("the second process does not own the address space")]
-    Successor(#[from] SuccessorError),
+    /// A step cannot be done.
+    #[error(transparent)]
+    Scenario(scenario::Error),
+}
+
+impl From<scenario::Error> for LifeError {
+    fn from(error: scenario::Error) -> Self {
+        match error {
+            scenario::Error::Interrupted(step) => Self::Interrupted(step),
+            scenario::Error::Map(cause) => Self::Job(cause.into()),
+            scenario::Error::Attach(cause) => Self::Job(JobError::Attach(cause)),
+            error => Self::Scenario(error),
+        }
+    }
 }
 
 impl LifeError {

@@ -1,7 +1,7 @@
 //! The address space at one time, in a picture's resolution.
 
-use iopt::AnyTable;
 use runs::Span;
+use scenario::{Life, Marks};
 
 use super::report::{Band, BandState};
 
@@ -9,22 +9,22 @@ use super::report::{Band, BandState};
 const BUCKETS: u64 = 128;
 const PAGE: u64 = 4096;
 
-/// What is known of addresses besides the table.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Marks {
-    pub(super) holes: Vec<Span>,
-    pub(super) balloon: Vec<Span>,
-    pub(super) dirty: Vec<Span>,
+/// Each root's stretches now.
+pub(super) fn bands(life: &Life<'_>) -> Vec<Vec<Band>> {
+    (0..life.mapped_roots())
+        .map(|root| bands_of(life, root))
+        .collect()
 }
 
-/// The stretches of `range`, those of the same state joined. A hole is seen however small it is, what is in
+/// The stretches of all addresses, those of the same state joined. A hole is seen however small it is, what is in
 /// the balloon or dirty where it is at least half of a stretch.
-pub(super) fn bands(table: &AnyTable, range: Span, marks: &Marks) -> Vec<Band> {
+fn bands_of(life: &Life<'_>, root: usize) -> Vec<Band> {
+    let range = life.world.range();
     let step = (range.len / BUCKETS).max(PAGE) & !(PAGE - 1);
     let mut bands: Vec<Band> = Vec::new();
     for offset in (0..range.len).step_by(step as usize) {
         let here = Span::new(range.start + offset, step.min(range.len - offset));
-        let state = state(table, here, marks);
+        let state = state(life, root, here);
         match bands.last_mut() {
             Some(band) if band.state == state => band.len_bytes += here.len,
             _ => bands.push(Band {
@@ -37,25 +37,30 @@ pub(super) fn bands(table: &AnyTable, range: Span, marks: &Marks) -> Vec<Band> {
     bands
 }
 
-fn state(table: &AnyTable, here: Span, marks: &Marks) -> BandState {
+fn state(life: &Life<'_>, root: usize, here: Span) -> BandState {
+    let Marks {
+        holes,
+        balloon,
+        dirty,
+    } = &life.marks;
     let covered = |spans: &[Span]| -> u64 {
         let parts = spans.iter().filter_map(|span| span.intersection(&here));
         parts.map(|part| part.len).sum()
     };
-    if covered(&marks.holes) > 0 {
+    if covered(holes) > 0 {
         return BandState::Hole;
     }
-    if covered(&marks.balloon) * 2 >= here.len {
+    if covered(balloon) * 2 >= here.len {
         return BandState::Balloon;
     }
-    if covered(&marks.dirty) * 2 >= here.len {
+    if covered(dirty) * 2 >= here.len {
         return BandState::Dirty;
     }
     // Bytes by size of leaf: sizes are powers of two.
     let mut sizes = [0u64; 64];
-    table.for_each_leaf(here, |leaf| {
-        let inside = leaf.run.input().intersection(&here);
-        let log2 = leaf.run.len.trailing_zeros() as usize;
+    life.leaves(root, here, &mut |leaf| {
+        let inside = leaf.input().intersection(&here);
+        let log2 = leaf.len.trailing_zeros() as usize;
         if let (Some(size), Some(inside)) = (sizes.get_mut(log2), inside) {
             *size += inside.len;
         }

@@ -1,12 +1,14 @@
 //! What a life has shown, with stable names and units: `_bytes`, `_ns`, or a count.
 
-use std::fmt;
 use std::time::Instant;
 
 use serde::Serialize;
 
 use crate::map::clock::nanoseconds;
-use crate::map::{Counted, DeviceUsed, NodeShare};
+use crate::map::{DeviceUsed, NodeShare};
+use scenario::Counted;
+
+pub use scenario::{Refused, Step as LifeStep};
 
 /// The whole report.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
@@ -89,86 +91,6 @@ pub struct RootReport {
     pub device: String,
 }
 
-/// The steps of a life, in order.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum LifeStep {
-    /// Memory on two nodes is there.
-    Memory,
-    /// It is pinned, and charged by runs.
-    Pin,
-    /// A root for each node, in two formats, filled in one pass.
-    Roots,
-    /// Devices do DMA, and do not stop any more.
-    Dma,
-    /// A hole of 4 KiB is cut into the largest leaf.
-    Hole,
-    /// It is closed again, and the leaf is whole.
-    Close,
-    /// Dirty tracking on: leaves are split.
-    Track,
-    /// What devices have written to is harvested.
-    Harvest,
-    /// Dirty tracking off: leaves are merged back.
-    Merge,
-    /// The balloon takes 7 of 8 parts.
-    Inflate,
-    /// It gives them back.
-    Deflate,
-    /// The address space goes to another process.
-    HandOver,
-    /// That process cuts a hole and closes it.
-    Successor,
-    /// Everything is given back.
-    TearDown,
-}
-
-impl LifeStep {
-    /// All of them, in order.
-    pub const ALL: [Self; 14] = [
-        Self::Memory,
-        Self::Pin,
-        Self::Roots,
-        Self::Dma,
-        Self::Hole,
-        Self::Close,
-        Self::Track,
-        Self::Harvest,
-        Self::Merge,
-        Self::Inflate,
-        Self::Deflate,
-        Self::HandOver,
-        Self::Successor,
-        Self::TearDown,
-    ];
-
-    /// A word or two for it.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Memory => "memory",
-            Self::Pin => "pin, charge",
-            Self::Roots => "two roots",
-            Self::Dma => "DMA begins",
-            Self::Hole => "cut a hole",
-            Self::Close => "close it",
-            Self::Track => "track, split",
-            Self::Harvest => "harvest",
-            Self::Merge => "merge",
-            Self::Inflate => "balloon in",
-            Self::Deflate => "balloon out",
-            Self::HandOver => "hand over",
-            Self::Successor => "successor",
-            Self::TearDown => "tear down",
-        }
-    }
-}
-
-impl fmt::Display for LifeStep {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.name())
-    }
-}
-
 /// What happened in a step.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct StepReport {
@@ -190,15 +112,6 @@ pub struct StepReport {
     pub refused: Option<Refused>,
     /// Whether that is as it had to be.
     pub right: bool,
-}
-
-/// What a back end was asked for, and refused by name. Nothing has changed then.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Refused {
-    /// The [`Capability`](ioas::Capability) that it lacks, by name; `None` where it is none of these.
-    pub capability: Option<String>,
-    /// The error, as it says it itself.
-    pub error: String,
 }
 
 /// What the devices did.

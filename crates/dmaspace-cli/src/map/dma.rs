@@ -16,7 +16,7 @@ use iommu::{DeviceId, Port, SoftwareUnit, TargetMemory};
 use iopt::walk::WalkMemory;
 use runs::Span;
 
-use super::pattern::{Pattern, differing, shuffled};
+use scenario::pattern::{Pattern, differing, shuffled};
 
 /// Bytes of one access.
 const PAGE: u64 = 4096;
@@ -227,9 +227,9 @@ mod tests {
     use iopt::format::VtdSs;
     use iopt::{Gather, HeapTables, Prot, Table};
 
-    use super::super::pattern::fill;
     use super::super::target::Piece;
     use super::*;
+    use scenario::pattern::fill;
 
     const IOVA: u64 = 1 << 40;
     const PA: u64 = 1 << 33;

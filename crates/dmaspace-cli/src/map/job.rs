@@ -12,10 +12,11 @@ use ioas::{HostMemory, Ioas, Ledger, Memory, MemoryObject, Placement, Step};
 use iommu::NodeId;
 use iopt::Prot;
 use runs::Span;
+use scenario::Counted;
 
 use super::clock::{Clock, nanoseconds};
 use super::kernel;
-use super::memory::{self, Account, Taken, counted};
+use super::memory::{self, Account, Taken};
 use super::report::{Lack, MapReport, WindowReport};
 use super::software::SoftwareSide;
 use super::{JobError, MapBackend, MapJob, Watch};
@@ -129,7 +130,7 @@ fn with_side<S: Side>(
     let size = memory.len();
     let ledger = account.ledger()?;
     let iova = side.place(size, &ledger, watch)?;
-    report.charge.before = counted()?;
+    report.charge.before = Counted::now()?;
     let (in_use, steps) = (ledger.in_use(), ledger.steps());
 
     let whole = Memory::new(memory.clone(), &ledger);
@@ -141,7 +142,7 @@ fn with_side<S: Side>(
     report.times.find_runs_ns = clock.taken(Step::FindRuns);
     report.times.map_ns = clock.spent(Step::FillTables);
     mapped?;
-    report.charge.mapped = counted()?;
+    report.charge.mapped = Counted::now()?;
     report.charge.charged_bytes = ledger.in_use().saturating_sub(in_use);
     report.charge.limit_bytes = ledger.limit();
     report.charge.counter = ledger.counter().into();
@@ -163,7 +164,7 @@ fn with_side<S: Side>(
     let closed = side.close(report);
     result?;
     closed?;
-    report.charge.after = counted()?;
+    report.charge.after = Counted::now()?;
     Ok(())
 }
 

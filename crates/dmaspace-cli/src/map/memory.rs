@@ -7,7 +7,7 @@ use ioas::Ledger;
 use ioas::iommufd::RlimitMode;
 use runs::Bytes;
 
-use super::report::{Counted, MemoryReport, NodeShare};
+use super::report::{MemoryReport, NodeShare};
 use super::{JobError, MapJob, Stage, Watch};
 use hostmem::KeptPool;
 
@@ -85,14 +85,6 @@ impl Account {
             Bytes(room)
         ))
     }
-}
-
-/// What the kernel counts for this process now.
-pub(crate) fn counted() -> Result<Counted, JobError> {
-    Ok(Counted {
-        locked_bytes: Limits::in_use(Counter::MmLockedVm)?.known,
-        pinned_bytes: Limits::in_use(Counter::PinnedVm)?.known,
-    })
 }
 
 /// The memory, all of it there. The pool of huge pages is put back when it is dropped, if it is

@@ -19,7 +19,6 @@ pub(crate) mod edu;
 mod job;
 pub(crate) mod kernel;
 pub(crate) mod memory;
-pub(crate) mod pattern;
 mod progress;
 mod report;
 pub(crate) mod sampled;
@@ -43,7 +42,7 @@ use iopt::FormatId;
 pub(crate) use args::{BackendName, MapArgs};
 pub(crate) use command::run;
 pub use report::{
-    BackendReport, ChargeReport, Compared, Counted, DeviceUsed, DmaReport, MapReport, MemoryReport,
+    BackendReport, ChargeReport, Compared, DeviceUsed, DmaReport, MapReport, MemoryReport,
     NodeShare, PlacementReport, RunsReport, SizeClass, Spread, Stretch, TablesReport, UnitReport,
 };
 #[cfg(test)]

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use scenario::Counted;
 use serde::Serialize;
 
 /// The whole report.
@@ -175,25 +176,6 @@ pub struct ChargeReport {
     /// How it was pinned; `None` when the kernel has pinned it for itself.
     #[serde(flatten)]
     pub pins: Option<PinsReport>,
-}
-
-/// What the kernel counts for this process, as `/proc/self/status` has it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Counted {
-    /// Locked memory, `VmLck`.
-    pub locked_bytes: u64,
-    /// Pinned memory, `VmPin`.
-    pub pinned_bytes: u64,
-}
-
-impl Counted {
-    /// What has come on since `before`.
-    pub const fn since(self, before: Self) -> Self {
-        Self {
-            locked_bytes: self.locked_bytes.saturating_sub(before.locked_bytes),
-            pinned_bytes: self.pinned_bytes.saturating_sub(before.pinned_bytes),
-        }
-    }
 }
 
 /// How memory was pinned.

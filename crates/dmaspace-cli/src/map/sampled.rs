@@ -18,7 +18,7 @@ use hostmem::{Backing, MapError, Mapping};
 use runs::Span;
 
 use super::JobError;
-use super::pattern::{Pattern, differing, fill, shuffled};
+use scenario::pattern::{Pattern, differing, fill, shuffled};
 
 /// Bytes of a copy.
 pub(crate) const PLACE: u64 = 2048;

@@ -1,9 +1,11 @@
 //! Reports made by hand, for the tests of this folder.
 
+use scenario::Counted;
+
 use crate::map::{
-    BackendReport, ChargeReport, Compared, Counted, DeviceUsed, DmaReport, Lack, MapReport,
-    MappingsReport, MemoryReport, NodeShare, PinsReport, RunsReport, SampleReport, SizeClass,
-    Spread, Stretch, TablesReport, Times, UnitReport, WindowReport,
+    BackendReport, ChargeReport, Compared, DeviceUsed, DmaReport, Lack, MapReport, MappingsReport,
+    MemoryReport, NodeShare, PinsReport, RunsReport, SampleReport, SizeClass, Spread, Stretch,
+    TablesReport, Times, UnitReport, WindowReport,
 };
 
 pub(crate) const K: u64 = 1 << 10;

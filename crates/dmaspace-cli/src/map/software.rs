@@ -15,6 +15,7 @@ use iommu::{
 };
 use iopt::{AnyTable, Leaf, Prot, TABLE_BYTES};
 use runs::{PageSizes, Run, SizeHistogram, Span};
+use scenario::pattern;
 
 use super::clock::nanoseconds;
 use super::compared::compare;
@@ -24,7 +25,7 @@ use super::report::{
     DmaReport, DomainReport, MapReport, NodeShare, PinsReport, PlacementReport, RunsReport,
     SizeClass, Stretch, TablesReport, UnitReport,
 };
-use super::{JobError, Software, Stage, Watch, dma, pattern, target};
+use super::{JobError, Software, Stage, Watch, dma, target};
 
 /// Where the memory is mapped: a multiple of every leaf size, with room for a neighbour below.
 const IOVA: u64 = 1 << 40;

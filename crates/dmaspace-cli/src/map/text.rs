@@ -5,8 +5,10 @@
 
 use std::iter;
 
+use scenario::Counted;
+
 use crate::map::{
-    BackendReport, ChargeReport, Compared, Counted, DeviceUsed, DmaReport, MapReport, MemoryReport,
+    BackendReport, ChargeReport, Compared, DeviceUsed, DmaReport, MapReport, MemoryReport,
     NodeShare, PlacementReport, RunsReport, Spread, TablesReport, UnitReport,
 };
 

@@ -231,7 +231,8 @@ fn a_second_process_that_fails_leaves_nothing_behind() {
             successor: words.iter().map(OsString::from).collect(),
             ..job.clone()
         };
-        let Err(LifeError::Successor(error)) = job.run(&mut go_on) else {
+        let Err(LifeError::Scenario(scenario::Error::Successor(error))) = job.run(&mut go_on)
+        else {
             panic!("{words:?} has succeeded");
         };
         assert_eq!(kernel(), before, "{words:?}");

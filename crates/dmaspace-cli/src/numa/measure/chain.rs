@@ -11,7 +11,7 @@ use iopt::{AnyTable, FormatId, Prot};
 use runs::{PageSizes, Span};
 
 use crate::map::clock::nanoseconds;
-use crate::map::pattern::shuffled;
+use scenario::pattern::shuffled;
 
 /// Walks of a sample: one for each 128 bytes of the root.
 pub(super) const WALKS: u64 = 32;

@@ -25,9 +25,9 @@ use crate::map::JobError;
 use crate::map::clock::nanoseconds;
 use crate::map::edu::{self, Edu};
 use crate::map::kernel::{hint, open_failed};
-use crate::map::pattern::{Pattern, differing, fill, shuffled};
 use crate::map::sampled::{Copier, PLACE, held, words};
 use dmaspace::devices::{DeviceReport, DevicesReport, Places, Way};
+use scenario::pattern::{Pattern, differing, fill, shuffled};
 
 /// Bytes of memory that is mapped.
 const BYTES: u64 = 16 << 20;

@@ -1,4 +1,4 @@
-//! The second owner: a process that takes the address space over, goes on with it, and ends it.
+//! The second owner: a process that takes the address space over, goes on with it, and ends it or hands it back.
 //!
 //! Tables and memory are in memory files, which the second process opens through `/proc`. The units stay
 //! where they are, with their devices, as hardware would: the second process reaches them by asking.
@@ -6,11 +6,12 @@
 //! # Protocol
 //!
 //! Lines of words. The second process asks, one line behind an `@`, and the first one answers with one line,
-//! `ok …` or `error …`; lines without an `@` are nobody's business. First the second process learns what it
+//! `ok …` or `error …`; lines without an `@` are not part of it. First the second process learns what it
 //! takes over (`item`, answered until `end`), tells which frames it has pinned (`run`), and that it has
-//! adopted everything (`adopted`). The first one gives up, and answers. From then on the second process is the
-//! owner: it asks units (`invalidate`, `detach`), and says what it is about to do (`opening`, `opened`,
-//! `closing`, `closed`, `bands`, `ending`, `left`), so that devices know what to expect.
+//! adopted everything (`adopted`). The first one gives up, and answers, perhaps with the hole that is to be cut.
+//! From then on the second process is the owner: it asks units (`invalidate`, `detach`), and says what it is about
+//! to do (`opening`, `opened`, `closing`, `closed`), so that devices know what to expect. The answer to `closed` says
+//! whether it hands everything `back`; otherwise it ends the address space (`ending`). What it has then is `left`.
 //!
 //! What an interface of the kernel maps goes over by the kernel's files, which come with the answer to
 //! `files`: the pipe is a Unix socket. Then no units are asked, and instead of a hole there is the refusal
@@ -29,9 +30,67 @@ mod second;
 use std::io::{self, BufRead, Read as _};
 use std::num::ParseIntError;
 
-pub(super) use first::{Devices, Second};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use hostmem::Mapping;
+use ioas::{Handover, HostTables, MappedStorage, TakenDomain};
+use iommu::{DeviceId, Unit};
+use iopt::{AnyTable, ErasableMemory, Takeover};
+use runs::Span;
+
+pub use first::{Gone, Hole, Left, Second};
 pub use second::succeed;
-pub(super) use second::{Link, open};
+
+/// What another process needs of the kernel's to go on.
+#[derive(Debug, Default)]
+pub struct Handed {
+    /// The interface, as the command line names it: `vfio`, `iommufd`.
+    pub name: &'static str,
+    /// The files: the interface's own, and those of groups or devices.
+    pub files: Vec<OwnedFd>,
+    /// Numbers in them.
+    pub numbers: Vec<u64>,
+}
+
+/// The domains of a handover over `files` with their first addresses, for devices of `unit`; and the tables of each
+/// file, as `wrap` makes them of its memory.
+fn adopt<M: ErasableMemory>(
+    handover: &Handover,
+    files: Vec<(Mapping, u64)>,
+    unit: impl Fn(DeviceId) -> Option<Arc<dyn Unit>>,
+    wrap: impl Fn(HostTables) -> M,
+    again: impl Fn(&M) -> M,
+) -> Result<(Vec<TakenDomain>, Vec<M>), SuccessorError> {
+    let mut adopted = Vec::new();
+    let mut all = Vec::new();
+    for (file, base) in files {
+        let inside = Span::checked(base, file.len());
+        let mut takeover = Takeover::<_, 12>::new(MappedStorage::over(file), base)?;
+        let mut here = Vec::new();
+        for (number, domain) in handover.domains.iter().enumerate() {
+            if inside.is_some_and(|inside| inside.contains(domain.root.address)) {
+                let table = AnyTable::adopt(&mut takeover, domain.root, domain.page_sizes)?;
+                here.push((number, domain, table));
+            }
+        }
+        let tables = wrap(takeover.finish());
+        for (number, domain, table) in here {
+            let member = |device: &DeviceId| {
+                let line = || format!("domain {} with {device}", domain.id.0);
+                let unit = unit(*device).ok_or_else(|| SuccessorError::Unexpected { line: line() });
+                Ok((unit?, *device))
+            };
+            let members = domain.devices.iter().map(member);
+            let members = members.collect::<Result<Vec<_>, SuccessorError>>()?;
+            adopted.push((number, (table.open(again(&tables))?, members)));
+        }
+        all.push(tables);
+    }
+    // In the order of the handover; where a root is in no file, one is missing, which is found out.
+    adopted.sort_by_key(|(number, _)| *number);
+    Ok((adopted.into_iter().map(|(_, taken)| taken).collect(), all))
+}
 
 /// How long the second process may be silent, in seconds.
 const PATIENCE: u64 = 60;
@@ -98,9 +157,12 @@ pub enum SuccessorError {
     /// Memory cannot be pinned at all.
     #[error("cannot pin memory")]
     Pinner(#[from] hostmem::PinnerError),
-    /// The account is not known.
-    #[error(transparent)]
-    Account(#[from] Box<crate::map::JobError>),
+    /// The limits on locked memory are not known.
+    #[error("cannot learn the limits on locked memory")]
+    Limits(#[from] hostmem::LimitsError),
+    /// The ledger cannot be had.
+    #[error("cannot learn what pins are charged to")]
+    Ledger(#[source] ioas::Cause),
     /// The tables' memory cannot be used.
     #[error("cannot use the memory of the tables")]
     Arena(#[from] iopt::ArenaError),
@@ -110,6 +172,9 @@ pub enum SuccessorError {
     /// The address space is not what was described.
     #[error("cannot take the address space over")]
     TakeOver(#[from] ioas::TakeOverError),
+    /// The address space cannot be handed back.
+    #[error("cannot hand the address space back")]
+    HandBack(#[from] ioas::HandOverError),
     /// The frames that the second process has pinned are not those of the first.
     #[error("the second process has pinned other frames than the first")]
     OtherFrames,
@@ -161,12 +226,12 @@ const MOST_ITEMS: usize = 1 << 16;
 const MOST_FILES: usize = 32;
 
 /// The words of a line.
-pub(super) fn words(line: &str) -> Vec<&str> {
+fn words(line: &str) -> Vec<&str> {
     line.split_whitespace().collect()
 }
 
 /// The numbers among words, from `first` on.
-pub(super) fn numbers(words: &[&str], first: usize) -> Result<Vec<u64>, SuccessorError> {
+fn numbers(words: &[&str], first: usize) -> Result<Vec<u64>, SuccessorError> {
     let words = words.iter().skip(first);
     Ok(words.map(|word| word.parse()).collect::<Result<_, _>>()?)
 }

@@ -8,7 +8,7 @@ use hostmem::Mapping;
 
 /// Which of the two patterns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Pattern {
+pub enum Pattern {
     /// Written by the processor, checked by devices.
     Processor,
     /// Written by devices, checked by the processor.
@@ -19,7 +19,7 @@ impl Pattern {
     /// The word at `offset` bytes in the memory object: a mix that takes every offset to another
     /// word (the finalizer of SplitMix64, which is a bijection).
     #[inline]
-    pub(crate) const fn word(self, offset: u64) -> u64 {
+    pub const fn word(self, offset: u64) -> u64 {
         let seed = match self {
             Self::Processor => 0x9e37_79b9_7f4a_7c15,
             Self::Device => 0xd1b5_4a32_d192_ed03,
@@ -31,11 +31,8 @@ impl Pattern {
     }
 }
 
-/// Writes the processor's pattern into all of the memory.
-pub(crate) fn fill(
-    memory: &Mapping,
-    progress: &mut dyn FnMut(u64) -> ControlFlow<()>,
-) -> ControlFlow<()> {
+/// Writes the processor's pattern into all of the memory. [`ControlFlow::Break`] stops it.
+pub fn fill(memory: &Mapping, progress: &mut dyn FnMut(u64) -> ControlFlow<()>) -> ControlFlow<()> {
     for (n, chunk) in memory.cells().chunks(1 << 20).enumerate() {
         let start = (n as u64) << 23;
         for (offset, cell) in (start..).step_by(8).zip(chunk) {
@@ -47,10 +44,7 @@ pub(crate) fn fill(
 }
 
 /// How many bytes of the words that were found are not what was expected.
-pub(crate) fn differing(
-    found: impl Iterator<Item = u64>,
-    expected: impl Iterator<Item = u64>,
-) -> u64 {
+pub fn differing(found: impl Iterator<Item = u64>, expected: impl Iterator<Item = u64>) -> u64 {
     found
         .zip(expected)
         .filter(|(found, expected)| found != expected)
@@ -61,7 +55,7 @@ pub(crate) fn differing(
 
 /// The numbers below `len` in a shuffled order, each once, without a list of them: the powers of a
 /// full-period generator, of which those beyond the end are passed over.
-pub(crate) fn shuffled(len: u64, seed: u64) -> impl Iterator<Item = u64> {
+pub fn shuffled(len: u64, seed: u64) -> impl Iterator<Item = u64> {
     let mask = len.next_power_of_two() - 1;
     let mut state = seed & mask;
     // Full period modulo a power of two: the increment is odd, the factor 1 modulo 4 (Hull and

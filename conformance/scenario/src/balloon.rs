@@ -7,8 +7,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use hostmem::{Discard, DiscardError, Mapping};
-use ioas::Memory;
+use hostmem::{Discard, DiscardError};
 use runs::Span;
 use virtio_balloon::device::{
     Bulk, Counters, Device, NotDiscarded, QueueError, Region, Settings, SetupError,
@@ -21,6 +20,8 @@ use vm_memory::GuestMemoryMmap;
 use dmaspace::balloon::BalloonDma;
 use ioas::Ioas;
 use lab::rings::{NoMemory, Rings};
+
+use crate::world::{Part, dma};
 
 /// The largest block of the guest's allocator.
 const BLOCK: u64 = 2 << 20;
@@ -72,14 +73,6 @@ pub enum WireError {
         /// Entries.
         size: u16,
     },
-}
-
-/// A part of the guest's memory.
-pub(super) struct Part {
-    /// Its guest addresses.
-    pub(super) guest: Span,
-    pub(super) mapping: Arc<Mapping>,
-    pub(super) memory: Arc<Memory>,
 }
 
 /// The runs that were discarded, by guest address.
@@ -250,7 +243,7 @@ impl GuestPages for Free {
 }
 
 /// What goes into the balloon: 7 of 8 parts of each part of the memory.
-pub(super) fn seven_of_eight(parts: &[Part]) -> Vec<Span> {
+pub(crate) fn seven_of_eight(parts: &[Part]) -> Vec<Span> {
     let inside = |part: &Part| {
         let eighth = part.guest.len / 8;
         Span::new(part.guest.start + eighth, part.guest.len - eighth)
@@ -259,7 +252,7 @@ pub(super) fn seven_of_eight(parts: &[Part]) -> Vec<Span> {
 }
 
 /// A balloon of a guest with devices.
-pub(super) struct Balloon {
+pub(crate) struct Balloon {
     driver: Driver<Wires, Rings<WireError>, Free>,
     done: Discarded,
     wanted: u64,
@@ -273,8 +266,7 @@ impl fmt::Debug for Balloon {
 
 impl Balloon {
     /// An empty one, over memory that `space` maps for devices.
-    pub(super) fn new(parts: &[Part], space: Arc<Ioas>) -> Result<Self, BalloonError> {
-        let mut dma = BalloonDma::new();
+    pub(crate) fn new(parts: &[Part], space: Arc<Ioas>) -> Result<Self, BalloonError> {
         let done = Discarded::default();
         let mut by_part = ByPart {
             parts: Vec::new(),
@@ -283,18 +275,16 @@ impl Balloon {
         let mut regions = Vec::new();
         let free = seven_of_eight(parts);
         for part in parts {
-            dma.add_memory(part.guest.start, Arc::clone(&part.memory));
             let discard = Discard::new(Arc::clone(&part.mapping))?;
             let (guest, page) = (part.guest, discard.page());
             regions.push(Region { guest, page });
             by_part.parts.push((guest, discard));
         }
-        dma.add_space(space);
         let settings = Settings {
             bulk: Some(Bulk::new(BulkFormat::Ranges)),
             ..Settings::default()
         };
-        let mut device = Device::new(settings, &regions, by_part, dma, ())?;
+        let mut device = Device::new(settings, &regions, by_part, dma(parts, &space), ())?;
         let wanted = free.iter().map(|span| span.len).sum();
         device.set_target(wanted);
         let rings = Rings::new().map_err(BalloonError::Rings)?;
@@ -329,7 +319,7 @@ impl Balloon {
     }
 
     /// Takes 7 of 8 parts. Returns what was discarded.
-    pub(super) fn inflate(&mut self) -> Result<Vec<Span>, BalloonError> {
+    pub(crate) fn inflate(&mut self) -> Result<Vec<Span>, BalloonError> {
         self.driver.inflate(self.wanted)?;
         self.check(self.wanted)?;
         let mut done = self.done.lock().unwrap_or_else(PoisonError::into_inner);
@@ -337,7 +327,7 @@ impl Balloon {
     }
 
     /// Gives all of it back.
-    pub(super) fn deflate(&mut self) -> Result<(), BalloonError> {
+    pub(crate) fn deflate(&mut self) -> Result<(), BalloonError> {
         self.driver.deflate(0)?;
         self.check(0)
     }
@@ -351,7 +341,7 @@ impl Balloon {
     }
 
     /// What the device has done.
-    pub(super) fn counters(&mut self) -> Counters {
+    pub(crate) fn counters(&mut self) -> Counters {
         self.driver.transport().device.counters()
     }
 }

@@ -4,10 +4,6 @@
 //! harvest finds was written to since the one before began. Pages that an operation has touched in between
 //! are left out.
 
-use crate::PAGES;
-
-const WORDS: usize = PAGES / 64;
-
 #[derive(Debug, Default)]
 pub(crate) struct Dirty {
     on: bool,
@@ -19,20 +15,22 @@ pub(crate) struct Dirty {
 }
 
 impl Dirty {
+    /// Whether it is tracked.
     pub(crate) const fn is_on(&self) -> bool {
         self.on
     }
 
-    /// Tracking has begun: `blurred` when leaves were left as they are.
-    pub(crate) fn begin(&mut self, blurred: bool) {
-        let none = || vec![0; WORDS];
+    /// Tracking of so many pages has begun: `blurred` when leaves were left as they are.
+    pub(crate) fn begin(&mut self, pages: usize, blurred: bool) {
+        let words = pages.div_ceil(64);
+        let none = || vec![0; words];
         *self = Self {
             on: true,
             blurred,
             touched: none(),
             found: none(),
             // What was written on the way here may or may not be found.
-            perhaps: vec![u64::MAX; WORDS],
+            perhaps: vec![u64::MAX; words],
         };
     }
 
@@ -53,7 +51,7 @@ impl Dirty {
     /// Pages that were missed, and those that are too many.
     pub(crate) fn judge(&mut self, sure: &[u64], perhaps: Vec<u64>, found: Vec<u64>) -> (u32, u32) {
         let (mut missed, mut more) = (0, 0);
-        for n in 0..WORDS {
+        for n in 0..sure.len() {
             let known = found[n] | self.found[n] | self.touched[n];
             missed += (sure[n] & !known).count_ones();
             let may = perhaps[n] | self.perhaps[n] | self.touched[n];

@@ -3,7 +3,6 @@
 use std::ops::Range;
 
 use crate::scene::Expect;
-use crate::{MEMORY_PAGES, PAGES};
 
 /// A page in an area.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,16 +32,20 @@ impl Page {
     }
 }
 
+/// All pages of device addresses, and which devices are attached.
 pub(crate) struct Model {
     pub(crate) pages: Vec<Option<Page>>,
     pub(crate) attached: Vec<bool>,
+    /// Pages of all memories.
+    memory: usize,
 }
 
 impl Model {
-    pub(crate) fn new(devices: usize) -> Self {
+    pub(crate) fn new(pages: usize, memory: usize, devices: usize) -> Self {
         Self {
-            pages: vec![None; PAGES],
+            pages: vec![None; pages],
             attached: vec![false; devices],
+            memory,
         }
     }
 
@@ -69,7 +72,9 @@ impl Model {
                     .any(|run| run.contains(&(page.memory as usize)))
             })
         };
-        (0..PAGES).filter(|n| hit(&self.pages[*n])).collect()
+        (0..self.pages.len())
+            .filter(|n| hit(&self.pages[*n]))
+            .collect()
     }
 
     /// True while pages are pinned: some device is attached.
@@ -82,7 +87,7 @@ impl Model {
     /// What is released keeps its charge for its return. What is taken out besides keeps it or not: that
     /// depends on which came first, and nobody is promised it.
     pub(crate) fn held(&self) -> [Vec<bool>; 3] {
-        let mut held = [(); 3].map(|()| vec![false; MEMORY_PAGES]);
+        let mut held = [(); 3].map(|()| vec![false; self.memory]);
         if self.is_live() {
             for page in self.pages.iter().flatten() {
                 let here = [page.is_there(), !page.out, !page.out || page.released];

@@ -1,0 +1,534 @@
+//! The side of the first owner: starts the second process, tells it what there is, and answers for the units.
+
+use std::ffi::OsString;
+use std::io::{BufReader, IoSlice, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use hostmem::Mapping;
+use ioas::{Handover, Ioas};
+use iommu::{DomainId, Unit};
+use iopt::Prot;
+use runs::Span;
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+
+use super::{MOST_FILES, PATIENCE, SuccessorError, adopt, numbers, read_line, words};
+use crate::hardware::{Hardware, Tables, again, unit_of};
+use crate::look::Counted;
+use crate::ram::PinNumber;
+use crate::world::{Backend, World, dma};
+use crate::{Error, PAGE};
+
+/// Lines that wait to be read; whoever writes more waits, too.
+const MOST_WAITING: usize = 64;
+
+/// The second process. Dropped, it is ended, if it has not done that by itself.
+#[derive(Debug)]
+pub struct Second {
+    child: Child,
+    lines: Receiver<std::io::Result<String>>,
+    input: UnixStream,
+}
+
+impl Drop for Second {
+    fn drop(&mut self) {
+        // Without an error where it has ended.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// What there was when the second process owned it all.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Gone {
+    /// Runs, or mappings of the kernel, that went over.
+    pub runs: u64,
+    /// Bytes that were unpinned here, by tables of ours.
+    pub unpinned: u64,
+    /// Bytes that are charged there.
+    pub charged: u64,
+    /// And what the kernel counts there.
+    pub kernel: u64,
+}
+
+/// What the second process did with its hole.
+#[derive(Clone, Debug)]
+pub enum Hole {
+    /// It was cut, and closed again.
+    Cut(Span),
+    /// It was refused: the capability that is missing, and the error.
+    Refused(String, String),
+}
+
+/// What the second process says of itself in the end.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Left {
+    /// Bytes that its ledger still charges.
+    pub charged: u64,
+    /// What the kernel still counts.
+    pub kernel: Counted,
+    /// Table pages that are in use.
+    pub tables: u64,
+}
+
+/// Where another process finds a memory file of this one.
+fn path(mapping: &Mapping) -> String {
+    let fd = mapping.fd().map_or(-1, |fd| fd.as_raw_fd());
+    format!("/proc/{}/fd/{fd}", std::process::id())
+}
+
+impl Second {
+    /// Starts `command`: a program and its arguments.
+    fn start(command: &[OsString]) -> Result<Self, SuccessorError> {
+        let program = command.first().cloned().unwrap_or_default();
+        let refused = |source| SuccessorError::Start {
+            program: program.clone(),
+            source,
+        };
+        let (input, theirs) = UnixStream::pair()?;
+        let mut child = Command::new(&program)
+            .args(command.iter().skip(1))
+            .stdin(Stdio::from(OwnedFd::from(theirs)))
+            .stdout(Stdio::piped())
+            .spawn()
+            .map_err(refused)?;
+        let none = || refused(std::io::ErrorKind::BrokenPipe.into());
+        let output = child.stdout.take().ok_or_else(none)?;
+        let (told, lines) = sync_channel(MOST_WAITING);
+        // From here on the second process is ended whatever fails.
+        let second = Self {
+            child,
+            lines,
+            input,
+        };
+        thread::Builder::new().spawn(move || {
+            let mut output = BufReader::new(output);
+            while let Some(line) = read_line(&mut output).transpose() {
+                let broken = line.is_err();
+                if told.send(line).is_err() || broken {
+                    break;
+                }
+            }
+        })?;
+        Ok(second)
+    }
+
+    fn next(&mut self) -> Result<String, SuccessorError> {
+        let seconds = PATIENCE;
+        loop {
+            match self.lines.recv_timeout(Duration::from_secs(seconds)) {
+                Ok(line) => {
+                    // What the program prints besides is not part of the protocol.
+                    if let Some(line) = line?.strip_prefix('@') {
+                        return Ok(line.into());
+                    }
+                }
+                Err(RecvTimeoutError::Timeout) => return Err(SuccessorError::Silent { seconds }),
+                Err(RecvTimeoutError::Disconnected) => {
+                    let status = self.child.wait()?.to_string();
+                    return Err(SuccessorError::Ended { status });
+                }
+            }
+        }
+    }
+
+    /// Answers.
+    fn answer(&mut self, text: &str) -> Result<(), SuccessorError> {
+        writeln!(self.input, "{text}")?;
+        Ok(self.input.flush()?)
+    }
+
+    /// Answers with each of `items`.
+    fn describe(&mut self, items: &[String]) -> Result<(), SuccessorError> {
+        for item in items {
+            self.told("item")?;
+            self.answer(&format!("ok {item}"))?;
+        }
+        self.told("item")?;
+        self.answer("ok end")
+    }
+
+    /// Answers, with files that the second process may use from now on.
+    fn answer_with(&mut self, text: &str, files: &[OwnedFd]) -> Result<(), SuccessorError> {
+        let files: Vec<_> = files.iter().map(|file| file.as_fd()).collect();
+        let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_FILES))];
+        let mut control = SendAncillaryBuffer::new(&mut room);
+        if !control.push(SendAncillaryMessage::ScmRights(&files)) {
+            return Err(std::io::Error::from(std::io::ErrorKind::ArgumentListTooLong).into());
+        }
+        let text = format!("{text}\n");
+        let said = [IoSlice::new(text.as_bytes())];
+        sendmsg(&self.input, &said, &mut control, SendFlags::empty())
+            .map_err(std::io::Error::from)?;
+        Ok(())
+    }
+
+    /// Waits until the second process says `word`, and returns the rest of the line.
+    fn told(&mut self, word: &str) -> Result<String, SuccessorError> {
+        let line = self.next()?;
+        match line.strip_prefix(word) {
+            Some(rest) if rest.is_empty() || rest.starts_with(' ') => Ok(rest.trim().into()),
+            _ => Err(unexpected(line)),
+        }
+    }
+
+    /// Answers for units and frames, until the second process says `until`; the rest of that line is returned,
+    /// which has no answer yet.
+    fn serve(&mut self, backend: &Backend, until: &str) -> Result<String, SuccessorError> {
+        let Backend::Own(hardware) = backend else {
+            return self.told(until);
+        };
+        loop {
+            let line = self.next()?;
+            match line.split_once(' ').unwrap_or((&line, "")) {
+                ("failed", why) => return Err(SuccessorError::Refused { why: why.into() }),
+                (word, rest) if word == until => return Ok(rest.into()),
+                _ => {
+                    let done = hardware.answer_for(&line)?;
+                    self.answer(&match done {
+                        Ok(()) => "ok".into(),
+                        Err(why) => format!("error {why}"),
+                    })?;
+                }
+            }
+        }
+    }
+
+    /// The same, where the rest are so many numbers.
+    fn serve_numbers<const N: usize>(
+        &mut self,
+        backend: &Backend,
+        until: &str,
+    ) -> Result<[u64; N], SuccessorError> {
+        let rest = self.serve(backend, until)?;
+        let found = numbers(&words(&rest), 0)?;
+        let line = format!("{until} {rest}");
+        found
+            .try_into()
+            .map_err(|_| SuccessorError::Unexpected { line })
+    }
+
+    /// Waits until it has ended by itself.
+    fn end(&mut self) -> Result<(), SuccessorError> {
+        match self.next() {
+            Err(SuccessorError::Ended { status }) if status == "exit status: 0" => Ok(()),
+            Err(error) => Err(error),
+            Ok(line) => Err(unexpected(line)),
+        }
+    }
+}
+
+fn unexpected(line: String) -> SuccessorError {
+    match line.strip_prefix("failed ") {
+        Some(why) => SuccessorError::Refused { why: why.into() },
+        None => SuccessorError::Unexpected { line },
+    }
+}
+
+impl Hardware {
+    /// What a unit, or the memory behind it, is asked for. The inner error is the unit's.
+    fn answer_for(&self, line: &str) -> Result<Result<(), String>, SuccessorError> {
+        let found = words(line);
+        let numbers = numbers(&found, 1)?;
+        let none = || unexpected(line.into());
+        let span = |start, len| Span::checked(start, len).ok_or_else(none);
+        let unit = |number: u64| self.units.get(number as usize).ok_or_else(none);
+        Ok(match (found.first(), numbers.as_slice()) {
+            (Some(&"run"), &[pin, memory, offset, start, len]) => {
+                let (pin, run) = (PinNumber(pin), span(start, len)?);
+                if !self.physical.has(memory as usize, span(offset, len)?) {
+                    return Err(none());
+                }
+                let mut theirs = self.physical.theirs();
+                let added = theirs.add(pin, memory as usize, offset, run);
+                added.map_err(|cause| cause.to_string())
+            }
+            (Some(&"gone"), &[pin, memory, start, len]) => {
+                let (pin, part) = (PinNumber(pin), span(start, len)?);
+                self.physical.theirs().remove(pin, memory as usize, part);
+                Ok(())
+            }
+            (Some(&"invalidate"), &[number, domain, levels, tables, ref ranges @ ..]) => {
+                let (pairs, _) = ranges.as_chunks::<2>();
+                let ranges = pairs.iter().map(|[at, len]| span(*at, *len));
+                let ranges = ranges.collect::<Result<Vec<Span>, _>>()?;
+                let (domain, levels) = (DomainId(domain as u32), levels as u32);
+                let done = unit(number)?.invalidate_ranges(domain, &ranges, levels, tables != 0);
+                done.map_err(|cause| cause.to_string())
+            }
+            (Some(&"invalidate-domain"), &[number, domain]) => {
+                let done = unit(number)?.invalidate_domain(DomainId(domain as u32));
+                done.map_err(|cause| cause.to_string())
+            }
+            (Some(&"detach"), &[number, device]) => {
+                let done = unit(number)?.detach(iommu::DeviceId(device as u32));
+                done.map_err(|cause| cause.to_string())
+            }
+            _ => return Err(none()),
+        })
+    }
+}
+
+impl World {
+    /// The address space goes to a second process, which `command` starts and which calls
+    /// [`succeed`](super::succeed): it owns everything from now on.
+    ///
+    /// # Errors
+    ///
+    /// When it does not, or when something stays charged here.
+    pub fn hand_over(&mut self, command: &[OsString]) -> Result<(Second, Gone), Error> {
+        self.faults.disarm();
+        let started = Instant::now();
+        let mut second = Second::start(command)?;
+        let gone = match &self.backend {
+            Backend::Own(_) => self.hand_over_tables(&mut second)?,
+            Backend::Kernel(_) => self.hand_over_files(&mut second)?,
+        };
+        self.took = started.elapsed();
+        self.settle([]);
+        let (charged, kernel) = (self.charged(), self.kernel()?);
+        if (charged, kernel) != (0, Counted::default()) {
+            self.scene.complain(format!(
+                "the owner that left has {charged} bytes charged, and the kernel counts {kernel:?}"
+            ));
+        }
+        self.look_at_successor();
+        Ok((second, gone))
+    }
+
+    fn hand_over_tables(&mut self, second: &mut Second) -> Result<Gone, Error> {
+        let (space, memories) = (Arc::clone(&self.space), self.memories());
+        let leaving = space.hand_over(&memories)?;
+        let mut items = Vec::new();
+        for part in &self.parts {
+            let lies = part
+                .layout
+                .map(|lies| format!(" {} {}", lies.base, lies.chunk));
+            let lies = lies.unwrap_or_default();
+            items.push(format!("memory {}{lies}", path(&part.mapping)));
+        }
+        let Backend::Own(hardware) = &mut self.backend else {
+            return Ok(Gone::default());
+        };
+        for tables in &hardware.tables {
+            items.push(format!("tables {} {}", path(&tables.file), tables.base));
+        }
+        items.push(format!("handover {}", leaving.handover()));
+        let roots = leaving.handover().domains.iter();
+        hardware.roots = roots.map(|domain| (domain.id, domain.root)).collect();
+        second.describe(&items)?;
+        let [charged, kernel, tables] = second.serve_numbers(&self.backend, "adopted")?;
+        let Backend::Own(hardware) = &mut self.backend else {
+            return Ok(Gone::default());
+        };
+        hardware.told = Some(tables);
+        if !hardware.physical.same() {
+            return Err(SuccessorError::OtherFrames.into());
+        }
+        let unpinned = leaving.give_up().map_err(Error::GiveUp)?;
+        let runs = hardware.physical.runs_of_successor();
+        Ok(Gone {
+            runs,
+            unpinned,
+            charged,
+            kernel,
+        })
+    }
+
+    fn hand_over_files(&mut self, second: &mut Second) -> Result<Gone, Error> {
+        let Backend::Kernel(handed) = &mut self.backend else {
+            return Ok(Gone::default());
+        };
+        let numbers = handed.numbers.iter().map(|number| format!(" {number}"));
+        let numbers: String = numbers.collect();
+        let mut items = vec![format!("interface {}{numbers}", handed.name)];
+        let files = std::mem::take(&mut handed.files);
+        for part in &self.parts {
+            items.push(format!("memory {}", path(&part.mapping)));
+        }
+        let of = |memory: &Arc<_>| {
+            let mut parts = self.parts.iter();
+            parts.position(|part| Arc::ptr_eq(&part.memory, memory))
+        };
+        for area in self.space.areas() {
+            let number = of(area.memory()).unwrap_or(0);
+            let (range, offset) = (area.range(), area.part().start);
+            let prot = Prot::RW.bits();
+            items.push(format!(
+                "area {} {} {number} {offset} {prot}",
+                range.start, range.len
+            ));
+        }
+        let pieces = self.space.give_up()?;
+        for piece in &pieces {
+            items.push(format!("piece {} {}", piece.start, piece.len));
+        }
+        second.describe(&items)?;
+        second.told("files")?;
+        second.answer_with("ok", &files)?;
+        // Here they would keep groups in the container.
+        drop(files);
+        let [charged, kernel, _] = second.serve_numbers(&self.backend, "adopted")?;
+        Ok(Gone {
+            runs: pieces.len() as u64,
+            charged,
+            kernel,
+            unpinned: 0,
+        })
+    }
+
+    fn memories(&self) -> Vec<Arc<ioas::Memory>> {
+        let parts = self.parts.iter();
+        parts.map(|part| Arc::clone(&part.memory)).collect()
+    }
+
+    /// The tables as the second process has them.
+    fn look_at_successor(&self) {
+        let mut wrong = Vec::new();
+        let quiet = self.scene.quiet();
+        self.look_at_tables(&mut wrong);
+        drop(quiet);
+        wrong.into_iter().for_each(|text| self.scene.complain(text));
+    }
+
+    /// The second process cuts a hole and closes it: this one, or one of its choice. `see` has devices look at
+    /// what there is then.
+    ///
+    /// # Errors
+    ///
+    /// When it does not, and those of `see`.
+    pub fn hole_of(
+        &mut self,
+        second: &mut Second,
+        hole: Option<Span>,
+        see: &mut dyn FnMut(&mut Self) -> Result<(), Error>,
+    ) -> Result<Hole, Error> {
+        let hole = hole.map(|hole| format!("ok {} {}", hole.start, hole.len));
+        second.answer(&hole.unwrap_or_else(|| "ok".into()))?;
+        if let Backend::Kernel(_) = &self.backend {
+            let started = Instant::now();
+            let told = second.told("refused")?;
+            self.took = started.elapsed();
+            see(self)?;
+            let (capability, error) = told.split_once(' ').unwrap_or_default();
+            return Ok(Hole::Refused(capability.into(), error.into()));
+        }
+        let [start, len] = second.serve_numbers(&self.backend, "opening")?;
+        let pages = (start | len).is_multiple_of(PAGE) && len > 0;
+        let hole = Span::checked(start, len).filter(|hole| pages && self.range().covers(hole));
+        let hole = hole.ok_or_else(|| unexpected(format!("opening {start} {len}")))?;
+        let pages = self.scene.pages_of(hole);
+        let mut took = Duration::ZERO;
+        for (done, next, out) in [("opened", "closing", true), ("closed", "ending", false)] {
+            self.moving(pages.clone());
+            let started = Instant::now();
+            second.answer("ok")?;
+            let told = second.serve(&self.backend, done)?;
+            took += started.elapsed();
+            self.model.change(pages.clone(), |page| page.out = out);
+            self.settle(pages.clone());
+            if let (Backend::Own(hardware), Some(tables)) =
+                (&mut self.backend, words(&told).first())
+            {
+                hardware.told = Some(tables.parse().map_err(SuccessorError::from)?);
+            }
+            self.look_at_successor();
+            self.scene.quiet().focus = if out { vec![hole] } else { Vec::new() };
+            see(self)?;
+            if next == "closing" {
+                second.answer("ok")?;
+                second.serve(&self.backend, next)?;
+            }
+        }
+        self.took = took;
+        Ok(Hole::Cut(hole))
+    }
+
+    /// The second process hands everything back, and ends.
+    ///
+    /// # Errors
+    ///
+    /// When it does not.
+    pub fn take_back(&mut self, mut second: Second) -> Result<Left, Error> {
+        second.answer("ok back")?;
+        let handover: Handover = second.serve(&self.backend, "back")?.parse()?;
+        let memories = self.memories();
+        let Backend::Own(hardware) = &mut self.backend else {
+            return Ok(Left::default());
+        };
+        let files = hardware.tables.iter();
+        let files = files.map(|tables| Ok((again(&tables.file)?, tables.base)));
+        let files = files.collect::<Result<_, ioas::Cause>>();
+        let (faults, rigged) = (&self.faults, &hardware.rigged);
+        let unit = |device| {
+            let unit = unit_of(device).and_then(|number| rigged.get(number));
+            unit.map(|unit| Arc::clone(unit) as Arc<dyn Unit>)
+        };
+        let wrap = |arena| Tables::new(arena, faults);
+        let files = files.map_err(Error::Tables)?;
+        let (taken, all) = adopt(&handover, files, unit, wrap, |tables| tables.clone())?;
+        for (node, tables) in hardware.tables.iter_mut().zip(all) {
+            node.tables = tables;
+        }
+        hardware.told = None;
+        let builder = Box::new(hardware.builder());
+        let space = Ioas::adopt(&handover, &memories, taken, Some(builder), &mut ());
+        self.space = Arc::new(space.map_err(SuccessorError::from)?);
+        self.dma = dma(&self.parts, &self.space);
+        self.left(second)
+    }
+
+    /// The second process ends the address space, and itself.
+    ///
+    /// # Errors
+    ///
+    /// When it does not.
+    pub fn end_there(&mut self, mut second: Second) -> Result<Left, Error> {
+        if let Backend::Own(_) = &self.backend {
+            second.answer("ok")?;
+        }
+        second.serve(&self.backend, "ending")?;
+        let pages = 0..self.scene.len();
+        self.moving(pages.clone());
+        let started = Instant::now();
+        let left = self.left(second)?;
+        self.took = started.elapsed();
+        self.model.pages.fill(None);
+        self.model.attached.fill(false);
+        if let Backend::Own(hardware) = &mut self.backend {
+            hardware.roots.clear();
+            hardware.told = Some(left.tables);
+        }
+        self.settle(pages);
+        Ok(left)
+    }
+
+    fn left(&mut self, mut second: Second) -> Result<Left, Error> {
+        second.answer("ok")?;
+        let [charged, locked_bytes, pinned_bytes, tables] =
+            second.serve_numbers(&self.backend, "left")?;
+        second.answer("ok")?;
+        second.end()?;
+        if let Backend::Own(hardware) = &self.backend
+            && hardware.physical.runs_of_successor() > 0
+        {
+            self.scene
+                .complain("the second process has ended, and has runs pinned".into());
+        }
+        let kernel = Counted {
+            locked_bytes,
+            pinned_bytes,
+        };
+        Ok(Left {
+            charged,
+            kernel,
+            tables,
+        })
+    }
+}

@@ -1,0 +1,181 @@
+//! The life of a virtual machine's memory, written once: the steps, the shadow model and the checks.
+//!
+//! Two programs are made of it. `dmaspace life` does each step once, in order, and shows what it took
+//! ([`Life`]). The soak (`conformance/soak`) does them in a random order for long, with steps that fail on demand.
+//!
+//! # The world
+//!
+//! [`World`] is one address space ([`ioas::Ioas`]), the guest's memory, devices, and a shadow model. Who maps is a
+//! value, [`Backend`]: tables of ours, which units of the software IOMMU walk ([`World::over_units`]), or an
+//! interface of the kernel, which the caller has opened ([`World::over_kernel`]). All that differs is in these two
+//! constructors, in the handover, and in what the kernel does not tell (tables, frames).
+//!
+//! Each operation of the world (map, take out, put back, attach, track, harvest, release, hand over, …) does three
+//! things: it says at which pages devices may find anything, calls the address space, and changes the model by what
+//! came of it. The model has, for each page of device addresses, the page of memory that it leads to, the rights,
+//! and whether it is taken out or released. From that follow what devices may expect, what is pinned, and what is
+//! charged.
+//!
+//! # The checks
+//!
+//! * **By devices**, all the time ([`Scene`]): a page that is mapped is found, with exactly its bytes, and can be
+//!   written exactly if that is allowed; a hole faults, and everything does for a device that is detached. Devices of
+//!   the software unit read, compare and write whole pages; those of the machine copy between pages, and the
+//!   processor compares. A frame is there only while an owner has it pinned: one that is reached without is counted.
+//! * **By a look** ([`World::look`]), between two operations, while no access is under way: the independent walker
+//!   finds in every domain what the model says, page by page; areas and pins are those of the model, page by page;
+//!   what is charged is compared in bytes; what the kernel counts as locked or pinned is exactly what is pinned; no
+//!   table page is lost. While a second process owns the tables, the walker goes on.
+//! * **By each operation**: the error is one that may come; a harvest misses no page that devices have written to,
+//!   and has none that they have not begun to write.
+//! * **By each step of a life** ([`Life::step`]): what is special to it, such as leaves that are as before.
+//!
+//! # A second owner
+//!
+//! [`World::hand_over`] starts a process that calls [`succeed`], owns the address space, cuts a hole and closes it,
+//! and ends everything or hands it back. How the two talk stands in its module.
+//!
+//! # What fails on demand
+//!
+//! [`Faults`]: table pages refused, a pin refused, runs unreadable, a flush without an answer. A life arms none.
+
+#![forbid(unsafe_code)]
+
+mod balloon;
+mod copying;
+mod devices;
+mod dirty;
+mod faults;
+mod handover;
+mod hardware;
+mod life;
+mod look;
+mod model;
+pub mod pattern;
+mod ram;
+mod random;
+mod scene;
+mod world;
+
+pub use balloon::BalloonError;
+pub use copying::{Copy, Halves, PLACE};
+pub use faults::{Fault, Faults};
+pub use handover::{Gone, Handed, Hole, Left, Second, SuccessorError, succeed};
+pub use hardware::{Hardware, Kind, TableNode, device};
+pub use life::{Copies, Done, Life, Marks, Refused, Root, Step};
+pub use look::{Counted, Look};
+pub use ram::Layout;
+pub use random::Random;
+pub use scene::{Counts, Manner, Play, Scene};
+pub use world::{Backend, Harvest, INTACT, Part, Setup, Source, World};
+
+use ioas::Cause;
+use runs::Span;
+
+/// Bytes of an access, and of a page.
+pub const PAGE: u64 = 4096;
+/// The equal parts of which the memory of a life consists, and which the kernel maps one by one.
+pub const PARTS: u64 = 16;
+/// The unit of our own pins: the smallest part that is given back without pinning anew.
+pub const PIECE: u64 = 2 << 20;
+
+/// Why a world did not come to be, or a life to its end.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The watcher wanted to stop.
+    #[error("interrupted at `{0}`; nothing is left pinned")]
+    Interrupted(Step),
+    /// A device has done nothing for a long time.
+    #[error("a device has made no access for half a minute, at `{0}`")]
+    Stuck(Step),
+    /// A device of the machine has not gone on.
+    #[error("a device has stopped by itself: {0}")]
+    Device(String),
+    /// The threads that are the devices cannot be had.
+    #[error("cannot start the devices")]
+    Devices(#[source] std::io::Error),
+    /// There is no memory for tables.
+    #[error("cannot get memory for the page tables")]
+    Tables(#[source] Cause),
+    /// A device cannot be attached.
+    #[error("cannot attach a device")]
+    Attach(#[source] ioas::AttachError),
+    /// The memory cannot be mapped.
+    #[error("cannot map the memory")]
+    Map(#[source] ioas::MapError),
+    /// Nothing is mapped where memory was just mapped.
+    #[error("nothing is mapped although it was just mapped")]
+    NoLeaf,
+    /// A hole cannot be cut.
+    #[error("cannot cut {range} out")]
+    Cut {
+        /// Its addresses.
+        range: Span,
+        /// Why not.
+        source: ioas::UnmapError,
+    },
+    /// A hole cannot be closed.
+    #[error("cannot put {range} back")]
+    PutBack {
+        /// Its addresses.
+        range: Span,
+        /// Why not.
+        source: ioas::MapError,
+    },
+    /// It cannot be tracked what devices write to.
+    #[error("cannot track what devices write to")]
+    Track(#[from] ioas::TrackingError),
+    /// There is no bitmap for it.
+    #[error("cannot make a bitmap of pages that devices write to")]
+    Pending(#[from] iopt::PendingError),
+    /// What devices have written to cannot be learned.
+    #[error("cannot learn what devices have written to")]
+    Harvest(#[from] ioas::HarvestError),
+    /// Units did not invalidate it in time.
+    #[error("cannot flush what was harvested")]
+    Show(#[from] iommu::FlushError),
+    /// The balloon did not work.
+    #[error("the balloon does not work")]
+    Balloon(#[from] BalloonError),
+    /// The address space cannot be handed over.
+    #[error("cannot hand the address space over")]
+    HandOver(#[from] ioas::HandOverError),
+    /// The kernel does not let its mappings go, or cannot be asked.
+    #[error("cannot hand the kernel's mappings over")]
+    Kernel(#[from] ioas::KernelError),
+    /// The first owner cannot give up.
+    #[error("cannot let the address space go")]
+    GiveUp(#[source] ioas::UnmapError),
+    /// The memory cannot be unmapped.
+    #[error("cannot unmap the memory")]
+    Unmap(#[source] ioas::UnmapError),
+    /// The second process did not do its part.
+    #[error("the second process does not own the address space")]
+    Successor(#[from] SuccessorError),
+    /// The description of a handover cannot be read.
+    #[error("the description of the address space cannot be read")]
+    Described(#[from] ioas::DecodeError),
+    /// The kernel's counters and limits cannot be read.
+    #[error("cannot learn the limits on locked memory")]
+    Limits(#[from] hostmem::LimitsError),
+    /// It cannot be read where memory lies.
+    #[error("cannot learn where the memory lies")]
+    Look(#[from] hostmem::LookError),
+}
+
+/// An error with all its causes, as one sentence.
+pub fn sentence(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let next = error.to_string();
+        // Some messages quote their cause already.
+        if !text.ends_with(&next) {
+            text.push_str(": ");
+            text.push_str(&next);
+        }
+        cause = error.source();
+    }
+    text
+}

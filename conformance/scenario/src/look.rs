@@ -1,0 +1,284 @@
+//! Looks: no access is under way, and everything is compared with the shadow model and counted.
+
+use std::sync::Arc;
+
+use hostmem::{Counter, Limits, LimitsError};
+use iopt::Prot;
+use iopt::walk::{Access, Walker};
+use runs::Span;
+use serde::Serialize;
+
+use crate::PAGE;
+use crate::model::Page;
+use crate::world::{Backend, World};
+
+/// What the kernel counts for this process, as `/proc/self/status` has it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Counted {
+    /// Locked memory, `VmLck`.
+    pub locked_bytes: u64,
+    /// Pinned memory, `VmPin`.
+    pub pinned_bytes: u64,
+}
+
+impl Counted {
+    /// What it counts now.
+    ///
+    /// # Errors
+    ///
+    /// When it does not tell.
+    pub fn now() -> Result<Self, LimitsError> {
+        Ok(Self {
+            locked_bytes: Limits::in_use(Counter::MmLockedVm)?.known,
+            pinned_bytes: Limits::in_use(Counter::PinnedVm)?.known,
+        })
+    }
+
+    /// What has come on since `before`.
+    pub const fn since(self, before: Self) -> Self {
+        Self {
+            locked_bytes: self.locked_bytes.saturating_sub(before.locked_bytes),
+            pinned_bytes: self.pinned_bytes.saturating_sub(before.pinned_bytes),
+        }
+    }
+
+    /// One of them counts, by how memory is pinned.
+    pub const fn most(self) -> u64 {
+        if self.locked_bytes > self.pinned_bytes {
+            return self.locked_bytes;
+        }
+        self.pinned_bytes
+    }
+}
+
+/// What a look has counted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Look {
+    /// Areas.
+    pub areas: u64,
+    /// Domains.
+    pub domains: u64,
+    /// Bytes that are to be pinned, and are.
+    pub pinned: u64,
+    /// Bytes that are charged, more than before.
+    pub charged: u64,
+    /// Table pages in use, those set aside among them.
+    pub tables: u64,
+    /// What the kernel counts, more than before.
+    pub kernel: Counted,
+}
+
+impl Look {
+    /// True when everything is at zero.
+    pub fn is_nothing(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+impl World {
+    /// Compares everything, and counts. What is wrong is a complaint.
+    ///
+    /// # Errors
+    ///
+    /// When the kernel does not tell what it counts.
+    pub fn look(&mut self) -> Result<Look, LimitsError> {
+        self.faults.disarm();
+        if let Err(cause) = self.space.flush() {
+            self.scene.complain(format!("flush: {cause}"));
+        }
+        self.settle([]);
+        let mut wrong = Vec::new();
+        let scene = Arc::clone(&self.scene);
+        let quiet = scene.quiet();
+        if let Backend::Own(hardware) = &mut self.backend {
+            hardware.roots.clear();
+            let roots = &mut hardware.roots;
+            let count = |id, table: &iopt::AnyTable| {
+                roots.push((id, table.root()));
+                table.tables()
+            };
+            let tables: u64 = self.space.tables(count).iter().sum();
+            let in_use = hardware.in_use();
+            let released = self.model.pages.iter().flatten().any(|page| page.released);
+            if in_use < tables || (in_use > tables && !released) {
+                wrong.push(format!(
+                    "{in_use} tables are in use, and domains have {tables}"
+                ));
+            }
+        }
+        self.look_at_tables(&mut wrong);
+        self.look_at_areas(&mut wrong);
+        let (pinned, kernel) = (self.look_at_pins(&mut wrong), self.kernel()?);
+        // Pages of a pool that are locked are not counted, and those of which a part is out are held whole.
+        let uncounted = self.huge && (kernel.most() == 0 || self.is_out());
+        if kernel.most() != pinned && !uncounted {
+            wrong.push(format!(
+                "{pinned} bytes are pinned, and the kernel counts {kernel:?}"
+            ));
+        }
+        drop(quiet);
+        wrong.into_iter().for_each(|text| scene.complain(text));
+        Ok(Look {
+            areas: self.space.len() as u64,
+            domains: self.space.places().len() as u64,
+            pinned,
+            charged: self.charged(),
+            tables: match &self.backend {
+                Backend::Own(hardware) => hardware.in_use(),
+                Backend::Kernel(_) => 0,
+            },
+            kernel,
+        })
+    }
+
+    /// What the kernel counts for this process, more than before.
+    pub fn kernel(&self) -> Result<Counted, LimitsError> {
+        Ok(Counted::now()?.since(self.counted))
+    }
+
+    /// What is charged, more than before.
+    pub fn charged(&self) -> u64 {
+        self.ledger.in_use() - self.charged
+    }
+
+    fn is_out(&self) -> bool {
+        self.model.pages.iter().flatten().any(|page| page.out)
+    }
+
+    /// Every page of every domain, by the independent walker, whoever owns the tables.
+    pub(crate) fn look_at_tables(&self, wrong: &mut Vec<String>) {
+        let Backend::Own(hardware) = &self.backend else {
+            return;
+        };
+        for unit in &hardware.units {
+            // Holes were probed; nothing else reads the log.
+            iommu::Unit::drain_faults(unit, &mut |_| ());
+        }
+        let address = self.addresses();
+        for (id, root) in &hardware.roots {
+            let walker = Walker::new(*root);
+            let holds = |tables: &&crate::hardware::NodeTables| {
+                Span::new(tables.base, tables.at.bytes).contains(root.address)
+            };
+            let nth = hardware.tables.iter().position(|tables| holds(&tables));
+            let kind = nth.and_then(|nth| hardware.tables.get(nth));
+            let kind = kind.map(|tables| tables.at.node);
+            let unit = hardware.units.iter().zip(&hardware.kinds);
+            let unit = unit.filter(|(_, of)| hardware.tables.len() == 1 || Some(of.node) == kind);
+            let Some((unit, _)) = unit.into_iter().next() else {
+                wrong.push(format!("the root of domain {} is in no table memory", id.0));
+                continue;
+            };
+            for (page, expected) in self.model.pages.iter().enumerate() {
+                let iova = self.scene.base + page as u64 * PAGE;
+                let found = walker.walk(unit.tables(), iova, Access::Read, &mut ());
+                let found = found.ok().map(|found| (found.pa, found.prot & Prot::RW));
+                let expected = expected.filter(Page::is_there);
+                let expected = expected.map(|page| {
+                    let at = address.get(page.memory as usize);
+                    (at.copied().unwrap_or(u64::MAX), rights(page))
+                });
+                if found != expected {
+                    wrong.push(format!(
+                        "domain {} leads {iova:#x} to {found:x?}, and not to {expected:x?}",
+                        id.0
+                    ));
+                    break;
+                }
+            }
+        }
+    }
+
+    /// Where each page of all memories lies: by its layout, or as pins have told.
+    fn addresses(&self) -> Vec<u64> {
+        let mut all = Vec::new();
+        for part in &self.parts {
+            let pages = (0..part.guest.len).step_by(PAGE as usize);
+            let address = |offset| part.layout.map_or(u64::MAX, |lies| lies.address(offset));
+            all.extend(pages.map(address));
+        }
+        if let Backend::Own(hardware) = &self.backend {
+            for (number, offset, run) in hardware.physical.pinned().concat() {
+                if self.parts[number].layout.is_none() {
+                    let pages = self.memory_pages(number, Span::new(offset, run.len));
+                    for (n, page) in (0..).zip(pages) {
+                        all[page] = run.start + n * PAGE;
+                    }
+                }
+            }
+        }
+        all
+    }
+
+    /// The areas are what the model has, no more and no less.
+    fn look_at_areas(&self, wrong: &mut Vec<String>) {
+        let mut seen = 0;
+        for area in self.space.areas() {
+            let mut parts = self.parts.iter();
+            let number = parts.position(|part| Arc::ptr_eq(&part.memory, area.memory()));
+            let Some(number) = number else {
+                wrong.push(format!("{} is of no memory", area.range()));
+                continue;
+            };
+            let memory = self.memory_pages(number, area.part());
+            for (page, memory) in self.scene.pages_of(area.range()).zip(memory) {
+                let found = Page {
+                    memory: memory as u32,
+                    write: area.prot().contains(Prot::WRITE),
+                    out: area.is_out(),
+                    released: area.is_released(),
+                };
+                seen += 1;
+                if self.model.pages[page] != Some(found) {
+                    let expected = self.model.pages[page];
+                    wrong.push(format!("page {page} is {found:?}, and not {expected:?}"));
+                    break;
+                }
+            }
+        }
+        let expected = self.model.pages.iter().flatten().count();
+        if seen != expected {
+            wrong.push(format!("areas have {seen} pages, and not {expected}"));
+        }
+    }
+
+    /// Each page is pinned and charged when it is to be. Returns the bytes that are to be pinned.
+    fn look_at_pins(&self, wrong: &mut Vec<String>) -> u64 {
+        let [pinned, least, most] = self.model.held();
+        if let Backend::Own(hardware) = &self.backend {
+            let mut found = vec![false; pinned.len()];
+            let [ours, _] = hardware.physical.pinned();
+            for (number, offset, run) in ours {
+                found[self.memory_pages(number, Span::new(offset, run.len))].fill(true);
+            }
+            let differs = found.iter().zip(&pinned).enumerate();
+            let mut differs = differs.filter(|(_, (found, expected))| found != expected);
+            if let Some((page, (found, expected))) = differs.next() {
+                wrong.push(format!(
+                    "page {page} of memory: pinned is {found}, and not {expected}; {} more",
+                    differs.count()
+                ));
+            }
+            let stray = hardware.physical.stray();
+            if stray > 0 {
+                wrong.push(format!(
+                    "{stray} accesses to memory that no owner has pinned"
+                ));
+            }
+        }
+        let bytes = |pages: &[bool]| pages.iter().filter(|page| **page).count() as u64 * PAGE;
+        let (charged, least, most) = (self.charged(), bytes(&least), bytes(&most));
+        // Huge pages are charged whole, also when a part of one is out.
+        let whole = self.huge && self.is_out();
+        if !whole && !(least..=most).contains(&charged) {
+            wrong.push(format!(
+                "{charged} bytes are charged, and not {least} to {most}"
+            ));
+        }
+        bytes(&pinned)
+    }
+}
+
+fn rights(page: Page) -> Prot {
+    if page.write { Prot::RW } else { Prot::READ }
+}

@@ -1,0 +1,491 @@
+//! The memory: pages of the host that the kernel pins, as devices of the software unit reach them.
+//!
+//! A frame is there as long as an owner has it pinned, and not a moment longer. Which frame holds which bytes is
+//! learnt from the pins, not from any page table: a wrong leaf leads to wrong data, and a leaf that outlives its
+//! pin leads nowhere, which is counted as a stray access.
+
+use std::collections::BTreeMap;
+use std::ops::ControlFlow;
+use std::os::fd::BorrowedFd;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+use hostmem::Mapping;
+use ioas::{Cause, HostMemory, MemoryObject, PinFailed, Pinned, ProcessMemory, RunReader};
+use iommu::{BadTarget, TargetMemory};
+use runs::Span;
+
+use crate::faults::{Fault, Faults};
+
+/// Runs that are read at once.
+const BATCH: usize = 4096;
+
+/// Physical addresses that stand in for page frames: chunks from `base` on, in another order than in the memory,
+/// so that leaves of all sizes occur on every machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Layout {
+    /// The lowest.
+    pub base: u64,
+    /// Bytes that lie together.
+    pub chunk: u64,
+    chunks: u64,
+}
+
+impl Layout {
+    /// Of `len` bytes, in chunks of `chunk` bytes; 0 for one chunk.
+    pub fn new(base: u64, len: u64, chunk: u64) -> Self {
+        let chunk = if chunk == 0 { len.max(1) } else { chunk };
+        let chunks = len / chunk;
+        Self {
+            base,
+            chunk,
+            chunks,
+        }
+    }
+
+    /// Where the byte at `offset` lies. Every second group of four chunks is reversed, so that some are
+    /// neighbours still.
+    pub const fn address(&self, offset: u64) -> u64 {
+        let nth = offset / self.chunk;
+        let place = match self.chunks < 4 || nth & 4 == 0 {
+            true => nth,
+            false => nth ^ 3,
+        };
+        self.base + place * self.chunk + offset % self.chunk
+    }
+}
+
+/// The runs of `part` of a memory that lies so.
+struct Chunks {
+    layout: Layout,
+    part: Span,
+}
+
+impl RunReader for Chunks {
+    fn next_batch(&mut self, out: &mut [Span]) -> Result<usize, Cause> {
+        let mut count = 0;
+        for slot in out {
+            if self.part.is_empty() {
+                break;
+            }
+            let (offset, chunk) = (self.part.start, self.layout.chunk);
+            let len = (chunk - offset % chunk).min(self.part.len);
+            *slot = Span::new(self.layout.address(offset), len);
+            self.part = Span::new(offset + len, self.part.len - len);
+            count += 1;
+        }
+        Ok(count)
+    }
+}
+
+/// A reader that can be made to fail.
+struct Rigged<'a> {
+    inner: Box<dyn RunReader + 'a>,
+    faults: &'a Faults,
+}
+
+impl RunReader for Rigged<'_> {
+    fn next_batch(&mut self, out: &mut [Span]) -> Result<usize, Cause> {
+        match self.faults.hit(Fault::Runs) {
+            true => Err("runs that are not to be read".into()),
+            false => self.inner.next_batch(out),
+        }
+    }
+}
+
+/// A pin of a process, by a number of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct PinNumber(pub(crate) u64);
+
+/// What is notified of pins, and of where they lie.
+pub(crate) trait Observer: Send + Sync {
+    /// `pin` holds `run`, which is memory number `memory` from `offset` on.
+    fn pinned(&self, pin: PinNumber, memory: usize, offset: u64, run: Span) -> Result<(), Cause>;
+
+    /// `pin` is about to release `part` of a memory.
+    fn releasing(&self, pin: PinNumber, memory: usize, part: Span) -> Result<(), Cause>;
+}
+
+/// A frame that two pages have.
+#[derive(Debug, thiserror::Error)]
+#[error("another page that is pinned has a frame of {run}")]
+struct FrameTwice {
+    run: Span,
+}
+
+/// A run of frames, and what it holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Piece {
+    len: u64,
+    memory: usize,
+    offset: u64,
+    pin: PinNumber,
+}
+
+/// What a process has pinned, by physical address.
+#[derive(Debug, Default)]
+pub(crate) struct Frames(BTreeMap<u64, Piece>);
+
+impl Frames {
+    pub(crate) fn add(
+        &mut self,
+        pin: PinNumber,
+        memory: usize,
+        offset: u64,
+        run: Span,
+    ) -> Result<(), Cause> {
+        let before = self.0.range(..=run.last()).next_back();
+        if before.is_some_and(|(start, piece)| start + piece.len > run.start) {
+            return Err(FrameTwice { run }.into());
+        }
+        let len = run.len;
+        let piece = Piece {
+            len,
+            memory,
+            offset,
+            pin,
+        };
+        self.0.insert(run.start, piece);
+        Ok(())
+    }
+
+    pub(crate) fn remove(&mut self, pin: PinNumber, memory: usize, part: Span) {
+        let hit = |piece: &Piece| {
+            let here = Span::new(piece.offset, piece.len);
+            (piece.pin == pin && piece.memory == memory && here.overlaps(&part)).then_some(here)
+        };
+        let gone: Vec<(u64, Piece, Span)> = self
+            .0
+            .iter()
+            .filter_map(|(start, piece)| Some((*start, *piece, hit(piece)?)))
+            .collect();
+        for (start, piece, here) in gone {
+            self.0.remove(&start);
+            for left in without(here, &part) {
+                let piece = Piece {
+                    len: left.len,
+                    offset: left.start,
+                    ..piece
+                };
+                self.0.insert(start + (left.start - here.start), piece);
+            }
+        }
+    }
+
+    /// The piece in which `address` lies, and where it begins.
+    fn at(&self, address: u64) -> Option<(u64, Piece)> {
+        let (start, piece) = self.0.range(..=address).next_back()?;
+        (address - start < piece.len).then_some((*start, *piece))
+    }
+
+    /// Joined runs with what they hold, whatever pins hold them.
+    fn joined(&self) -> Vec<(u64, u64, usize, u64)> {
+        let mut joined: Vec<(u64, u64, usize, u64)> = Vec::new();
+        for (start, piece) in &self.0 {
+            match joined.last_mut() {
+                Some((at, len, memory, offset))
+                    if *memory == piece.memory
+                        && *at + *len == *start
+                        && *offset + *len == piece.offset =>
+                {
+                    *len += piece.len;
+                }
+                _ => joined.push((*start, piece.len, piece.memory, piece.offset)),
+            }
+        }
+        joined
+    }
+}
+
+/// What is left of `span` without `part`: none, one or two spans.
+pub(crate) fn without(span: Span, part: &Span) -> impl Iterator<Item = Span> + use<> {
+    let both = span.intersection(part);
+    let both = both.unwrap_or(Span::new(span.start + span.len, 0));
+    let behind = both.start + both.len;
+    let head = Span::new(span.start, both.start - span.start);
+    let tail = Span::new(behind, span.start + span.len - behind);
+    [head, tail].into_iter().filter(|span| span.len > 0)
+}
+
+/// Physical memory: what the first owner has pinned, and what its successor has.
+#[derive(Debug)]
+pub(crate) struct Physical {
+    memories: Vec<Arc<Mapping>>,
+    ours: RwLock<Frames>,
+    theirs: RwLock<Frames>,
+    stray: AtomicU64,
+}
+
+impl Physical {
+    pub(crate) fn new(memories: Vec<Arc<Mapping>>) -> Self {
+        Self {
+            memories,
+            ours: RwLock::default(),
+            theirs: RwLock::default(),
+            stray: AtomicU64::new(0),
+        }
+    }
+
+    /// Whether there is such a memory, with this part.
+    pub(crate) fn has(&self, memory: usize, part: Span) -> bool {
+        let whole = |mapping: &Arc<Mapping>| Span::new(0, mapping.len());
+        let memory = self.memories.get(memory).map(whole);
+        memory.is_some_and(|whole| whole.covers(&part))
+    }
+
+    /// What the successor has pinned.
+    pub(crate) fn theirs(&self) -> RwLockWriteGuard<'_, Frames> {
+        write(&self.theirs)
+    }
+
+    /// How many runs this process has pinned.
+    pub(crate) fn runs(&self) -> u64 {
+        read(&self.ours).joined().len() as u64
+    }
+
+    /// How many runs the successor has pinned.
+    pub(crate) fn runs_of_successor(&self) -> u64 {
+        read(&self.theirs).joined().len() as u64
+    }
+
+    /// Whether the successor has pinned the same frames as this process.
+    pub(crate) fn same(&self) -> bool {
+        read(&self.ours).joined() == read(&self.theirs).joined()
+    }
+
+    /// What this process has pinned, and what an owner after it has: the memory, the offset in it, and where it
+    /// lies.
+    pub(crate) fn pinned(&self) -> [Vec<(usize, u64, Span)>; 2] {
+        [&self.ours, &self.theirs].map(|frames| {
+            let joined = read(frames).joined().into_iter();
+            let run = |(start, len, memory, offset)| (memory, offset, Span::new(start, len));
+            joined.map(run).collect()
+        })
+    }
+
+    /// How often a device has reached what no owner has pinned.
+    pub(crate) fn stray(&self) -> u64 {
+        self.stray.load(Ordering::Relaxed)
+    }
+
+    /// Lends what is there from `address` on, as far as it lies together and `most` bytes.
+    fn lend(
+        &self,
+        frames: &RwLock<Frames>,
+        address: u64,
+        most: u64,
+        visit: &mut dyn FnMut(&[AtomicU64]),
+    ) -> Option<u64> {
+        let (start, piece) = read(frames).at(address)?;
+        let inside = address - start;
+        let len = (piece.len - inside).min(most);
+        let first = ((piece.offset + inside) / 8) as usize;
+        let cells = self.memories.get(piece.memory)?.cells();
+        visit(cells.get(first..first + (len / 8) as usize)?);
+        Some(len)
+    }
+}
+
+fn read<T>(lock: &RwLock<T>) -> RwLockReadGuard<'_, T> {
+    lock.read().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn write<T>(lock: &RwLock<T>) -> RwLockWriteGuard<'_, T> {
+    lock.write().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl TargetMemory for Physical {
+    fn with_cells(&self, span: Span, visit: &mut dyn FnMut(&[AtomicU64])) -> Result<(), BadTarget> {
+        let mut done = 0;
+        while done < span.len {
+            let (address, most) = (span.start + done, span.len - done);
+            let lent = self.lend(&self.ours, address, most, visit);
+            let lent = lent.or_else(|| self.lend(&self.theirs, address, most, visit));
+            done += lent.ok_or_else(|| {
+                self.stray.fetch_add(1, Ordering::Relaxed);
+                BadTarget { address }
+            })?;
+        }
+        Ok(())
+    }
+}
+
+impl Observer for Physical {
+    fn pinned(&self, pin: PinNumber, memory: usize, offset: u64, run: Span) -> Result<(), Cause> {
+        write(&self.ours).add(pin, memory, offset, run)
+    }
+
+    fn releasing(&self, pin: PinNumber, memory: usize, part: Span) -> Result<(), Cause> {
+        write(&self.ours).remove(pin, memory, part);
+        Ok(())
+    }
+}
+
+/// Memory of the host whose pins are told, and can be made to fail.
+pub(crate) struct Ram {
+    pub(crate) inner: HostMemory,
+    pub(crate) number: usize,
+    /// Addresses in the place of page frames.
+    pub(crate) layout: Option<Layout>,
+    pub(crate) faults: Arc<Faults>,
+    pub(crate) observer: Arc<dyn Observer>,
+    pub(crate) pins: AtomicU64,
+}
+
+impl std::fmt::Debug for Ram {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Ram").field(&self.number).finish()
+    }
+}
+
+impl MemoryObject for Ram {
+    fn len(&self) -> u64 {
+        self.inner.len()
+    }
+
+    fn charge(&self, part: Span) -> u64 {
+        self.inner.charge(part)
+    }
+
+    fn pin(
+        &self,
+        part: Span,
+        progress: &mut dyn FnMut(u64) -> ControlFlow<()>,
+    ) -> Result<Box<dyn Pinned>, PinFailed> {
+        if self.faults.hit(Fault::Pin) {
+            return Err(PinFailed::Refused("a pin that is to fail".into()));
+        }
+        let pin = Pin {
+            inner: Some(self.inner.pin(part, progress)?),
+            part,
+            number: PinNumber(self.pins.fetch_add(1, Ordering::Relaxed)),
+            memory: self.number,
+            layout: self.layout,
+            faults: Arc::clone(&self.faults),
+            observer: Arc::clone(&self.observer),
+        };
+        // Dropping it takes back what the observer was told.
+        pin.tell().map_err(PinFailed::Refused)?;
+        Ok(Box::new(pin))
+    }
+
+    fn in_process(&self) -> Option<ProcessMemory> {
+        self.inner.in_process()
+    }
+
+    fn file(&self) -> Option<(BorrowedFd<'_>, u64)> {
+        self.inner.file()
+    }
+}
+
+struct Pin {
+    inner: Option<Box<dyn Pinned>>,
+    part: Span,
+    number: PinNumber,
+    memory: usize,
+    layout: Option<Layout>,
+    faults: Arc<Faults>,
+    observer: Arc<dyn Observer>,
+}
+
+impl std::fmt::Debug for Pin {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Pin").field(&self.part).finish()
+    }
+}
+
+/// The pin was given back before.
+#[derive(Debug, thiserror::Error)]
+#[error("the pin was given back before")]
+struct Gone;
+
+impl Pin {
+    fn tell(&self) -> Result<(), Cause> {
+        let mut offset = self.part.start;
+        let mut reader = self.frames(self.part)?;
+        let mut batch = [Span::default(); BATCH];
+        loop {
+            let count = reader.next_batch(&mut batch)?;
+            for run in batch.iter().take(count) {
+                let (pin, memory) = (self.number, self.memory);
+                self.observer.pinned(pin, memory, offset, *run)?;
+                offset += run.len;
+            }
+            if count == 0 {
+                return Ok(());
+            }
+        }
+    }
+
+    fn frames(&self, part: Span) -> Result<Box<dyn RunReader + '_>, Cause> {
+        match self.layout {
+            Some(layout) => Ok(Box::new(Chunks { layout, part })),
+            None => self.inner.as_deref().ok_or(Gone)?.runs(part),
+        }
+    }
+
+    fn releasing(&self, part: Span) -> Result<(), Cause> {
+        self.observer.releasing(self.number, self.memory, part)
+    }
+}
+
+impl Pinned for Pin {
+    fn runs(&self, part: Span) -> Result<Box<dyn RunReader + '_>, Cause> {
+        let (inner, faults) = (self.frames(part)?, &*self.faults);
+        Ok(Box::new(Rigged { inner, faults }))
+    }
+
+    fn release(&mut self, part: Span) -> Result<u64, Cause> {
+        self.releasing(part)?;
+        self.inner.as_mut().ok_or(Gone)?.release(part)
+    }
+
+    fn unpin(mut self: Box<Self>) -> Result<u64, Cause> {
+        self.releasing(self.part)?;
+        self.inner.take().ok_or(Gone)?.unpin()
+    }
+}
+
+impl Drop for Pin {
+    fn drop(&mut self) {
+        if self.inner.is_some() {
+            // An observer that cannot be told any more is gone.
+            let _ = self.releasing(self.part);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test that cannot go on stops")]
+
+    use super::*;
+
+    const FIRST: PinNumber = PinNumber(1);
+
+    #[test]
+    fn frames_go_with_the_pin_that_holds_them_and_no_others() {
+        let mut frames = Frames::default();
+        frames
+            .add(FIRST, 0, 0, Span::new(0x10_0000, 0x4000))
+            .unwrap();
+        frames
+            .add(FIRST, 0, 0x4000, Span::new(0x8000, 0x1000))
+            .unwrap();
+        assert!(
+            frames
+                .add(FIRST, 1, 0, Span::new(0x10_3000, 0x2000))
+                .is_err()
+        );
+        frames.remove(FIRST, 0, Span::new(0x1000, 0x1000));
+        assert!(frames.at(0x10_1000).is_none());
+        assert_eq!(frames.at(0x10_2008).unwrap().1.offset, 0x2000);
+        // Pinned anew elsewhere by another pin: the first does not take that along.
+        let again = PinNumber(2);
+        frames
+            .add(again, 0, 0x1000, Span::new(0x20_0000, 0x1000))
+            .unwrap();
+        frames.remove(FIRST, 0, Span::new(0, 0x5000));
+        assert_eq!(frames.joined(), [(0x20_0000, 0x1000, 0, 0x1000)]);
+    }
+}

@@ -1,0 +1,428 @@
+//! What devices may expect, what they have found, and how the one that directs them waits for that.
+//!
+//! Each page of device addresses is a hole (an access must fault), mapped to a page of memory (an access must find
+//! exactly its bytes), or on its way (anything may happen, and nothing is written). An access holds the gate from
+//! the look at the page until it is judged, so what may be expected never changes under it.
+//!
+//! Each page of memory has a version. A device of the software unit reads the page through whatever address,
+//! compares every byte with what the version says, and writes the next one: a write that was lost, and a page that
+//! is another one or too old, are found by the next device to come.
+
+use std::ops::ControlFlow;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use runs::Span;
+
+use crate::PAGE;
+
+/// Complaints that are kept.
+const KEPT: usize = 16;
+/// How long a device may be without an access before it is given up.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// What a device may expect at a page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Expect {
+    Hole,
+    Moving,
+    Mapped { page: u32, write: bool },
+}
+
+impl Expect {
+    const fn pack(self) -> u32 {
+        match self {
+            Self::Hole => 0,
+            Self::Moving => 1,
+            Self::Mapped { page, write } => 2 + page * 2 + write as u32,
+        }
+    }
+
+    const fn unpack(word: u32) -> Self {
+        match word {
+            0 => Self::Hole,
+            1 => Self::Moving,
+            word => Self::Mapped {
+                page: (word - 2) / 2,
+                write: word & 1 != 0,
+            },
+        }
+    }
+}
+
+/// Whether a device has the address space.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Attached {
+    No = 0,
+    Changing = 1,
+    Yes = 2,
+}
+
+/// How devices behave. It does not change while an access is under way.
+#[derive(Debug, Default)]
+pub struct Manner {
+    /// Where they write; everywhere without it.
+    pub writes: Option<Vec<Span>>,
+    /// One access of so many reads only; 0 for none.
+    pub only_reads: u64,
+    /// Where they go again and again, besides everywhere.
+    pub focus: Vec<Span>,
+}
+
+impl Manner {
+    pub(crate) fn writes(&self, iova: u64, count: u64) -> bool {
+        let inside = |spans: &Vec<Span>| spans.iter().any(|span| span.contains(iova));
+        let only_reads = self.only_reads > 0 && count.is_multiple_of(self.only_reads);
+        !only_reads && self.writes.as_ref().is_none_or(inside)
+    }
+}
+
+/// What a device has done.
+#[derive(Debug, Default)]
+pub(crate) struct Tally {
+    pub(crate) accesses: AtomicU64,
+    /// Those of them into holes where devices look again and again.
+    pub(crate) probes: AtomicU64,
+    pub(crate) read: AtomicU64,
+    pub(crate) written: AtomicU64,
+    pub(crate) wrong: AtomicU64,
+    pub(crate) faults_outside: AtomicU64,
+    pub(crate) faults_inside: AtomicU64,
+    pub(crate) reached: AtomicU64,
+    /// The last pass that was wanted and has come to its end.
+    passed: AtomicU64,
+    attached: AtomicU8,
+}
+
+/// What all devices have done, together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Pages that they came by.
+    pub accesses: u64,
+    /// Bytes that they read and compared.
+    pub read: u64,
+    /// Bytes that they wrote.
+    pub written: u64,
+    /// Bytes that were not what they had to be.
+    pub wrong: u64,
+    /// Faults where there was no hole.
+    pub faults_outside: u64,
+    /// Faults in holes, as it must be.
+    pub faults_inside: u64,
+    /// Accesses that reached something in a hole.
+    pub reached: u64,
+}
+
+/// What the threads that play devices share with the one that directs them.
+#[derive(Debug)]
+pub struct Scene {
+    /// The first device address, and the pages from there on.
+    pub(crate) base: u64,
+    gate: RwLock<Manner>,
+    pages: Vec<AtomicU32>,
+    /// By page of memory.
+    pub(crate) versions: Vec<AtomicU32>,
+    devices: Vec<Tally>,
+    /// By page of device addresses: before a write, and after it.
+    before: Vec<AtomicU64>,
+    after: Vec<AtomicU64>,
+    /// The pass that is wanted.
+    pass: AtomicU64,
+    /// Accesses of each device by which a change is seen, and accesses into holes while there are some.
+    seen: (u64, u64),
+    stop: AtomicBool,
+    wrong: AtomicU64,
+    complaints: Mutex<Vec<String>>,
+    failed: Mutex<Option<String>>,
+}
+
+fn bits(words: usize) -> Vec<AtomicU64> {
+    (0..words.div_ceil(64)).map(|_| AtomicU64::new(0)).collect()
+}
+
+fn mark(words: &[AtomicU64], page: usize) {
+    if let Some(word) = words.get(page / 64) {
+        word.fetch_or(1 << (page % 64), Ordering::SeqCst);
+    }
+}
+
+fn taken(words: &[AtomicU64]) -> Vec<u64> {
+    let words = words.iter().map(|word| word.swap(0, Ordering::SeqCst));
+    words.collect()
+}
+
+fn locked<T>(lock: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    lock.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Why a wait has ended before its time.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Unseen {
+    Stopped,
+    Stuck,
+    Failed(String),
+}
+
+impl Scene {
+    pub(crate) fn new(
+        range: Span,
+        memory_pages: usize,
+        devices: usize,
+        seen: (u64, u64),
+        manner: Manner,
+    ) -> Self {
+        let pages = (range.len / PAGE) as usize;
+        Self {
+            base: range.start,
+            gate: RwLock::new(manner),
+            pages: (0..pages).map(|_| AtomicU32::new(0)).collect(),
+            versions: (0..memory_pages).map(|_| AtomicU32::new(0)).collect(),
+            devices: (0..devices).map(|_| Tally::default()).collect(),
+            before: bits(pages),
+            after: bits(pages),
+            pass: AtomicU64::new(0),
+            seen,
+            stop: AtomicBool::new(false),
+            wrong: AtomicU64::new(0),
+            complaints: Mutex::default(),
+            failed: Mutex::default(),
+        }
+    }
+
+    /// How many pages of device addresses there are.
+    pub(crate) const fn len(&self) -> usize {
+        self.pages.len()
+    }
+
+    /// The pages of device addresses in `range`.
+    pub(crate) fn pages_of(&self, range: Span) -> std::ops::Range<usize> {
+        let first = ((range.start - self.base) / PAGE) as usize;
+        first..first + (range.len / PAGE) as usize
+    }
+
+    /// No access is under way, and none begins, for as long as this is held.
+    pub fn quiet(&self) -> RwLockWriteGuard<'_, Manner> {
+        self.gate.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Held during an access.
+    pub(crate) fn gate(&self) -> RwLockReadGuard<'_, Manner> {
+        self.gate.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What devices may expect at `page` from now on. Held by [`quiet`](Self::quiet).
+    pub(crate) fn set(&self, page: usize, expect: Expect) {
+        self.pages[page].store(expect.pack(), Ordering::SeqCst);
+    }
+
+    /// What `device` may expect at `page`: where it is detached, all is a hole.
+    pub(crate) fn expect(&self, device: usize, page: usize) -> Expect {
+        let expect = Expect::unpack(self.pages[page].load(Ordering::SeqCst));
+        match self.devices[device].attached.load(Ordering::SeqCst) {
+            attached if attached == Attached::Changing as u8 => Expect::Moving,
+            attached if attached == Attached::No as u8 && expect != Expect::Moving => Expect::Hole,
+            _ => expect,
+        }
+    }
+
+    pub(crate) fn attached(&self, device: usize, attached: Attached) {
+        let _quiet = self.quiet();
+        self.devices[device]
+            .attached
+            .store(attached as u8, Ordering::SeqCst);
+    }
+
+    pub(crate) fn tally(&self, device: usize) -> &Tally {
+        &self.devices[device]
+    }
+
+    /// The page of memory reads as zeros from now on. No device reaches it.
+    pub(crate) fn zeroed(&self, page: usize) {
+        self.versions[page].store(0, Ordering::SeqCst);
+    }
+
+    pub(crate) fn begin_write(&self, page: usize) {
+        mark(&self.before, page);
+    }
+
+    pub(crate) fn end_write(&self, page: usize) {
+        mark(&self.after, page);
+    }
+
+    /// What devices have written to since this was last asked, for sure. Accesses under way are waited for:
+    /// a write that is over, but not noted yet, would be looked for in the next harvest and was in the last.
+    pub(crate) fn take_written(&self) -> Vec<u64> {
+        let _quiet = self.quiet();
+        taken(&self.after)
+    }
+
+    /// And at most.
+    pub(crate) fn take_perhaps_written(&self) -> Vec<u64> {
+        taken(&self.before)
+    }
+
+    /// Notes what is wrong.
+    pub fn complain(&self, text: String) {
+        self.wrong.fetch_add(1, Ordering::SeqCst);
+        let mut kept = locked(&self.complaints);
+        if kept.len() < KEPT {
+            kept.push(text);
+        }
+    }
+
+    /// What was wrong so far.
+    pub fn complaints(&self) -> Vec<String> {
+        match self.wrong.load(Ordering::SeqCst) {
+            0 => Vec::new(),
+            _ => locked(&self.complaints).clone(),
+        }
+    }
+
+    /// What devices have counted.
+    pub fn counts(&self) -> Counts {
+        let mut counts = Counts::default();
+        for tally in &self.devices {
+            for (sum, count) in [
+                (&mut counts.accesses, &tally.accesses),
+                (&mut counts.read, &tally.read),
+                (&mut counts.written, &tally.written),
+                (&mut counts.wrong, &tally.wrong),
+                (&mut counts.faults_outside, &tally.faults_outside),
+                (&mut counts.faults_inside, &tally.faults_inside),
+                (&mut counts.reached, &tally.reached),
+            ] {
+                *sum += count.load(Ordering::Relaxed);
+            }
+        }
+        counts
+    }
+
+    /// The pass that is wanted.
+    pub(crate) fn pass(&self) -> u64 {
+        self.pass.load(Ordering::Acquire)
+    }
+
+    /// A device was everywhere in `pass`. One that was broken off does not say so.
+    pub(crate) fn passed(&self, device: usize, pass: u64) {
+        self.devices[device].passed.store(pass, Ordering::Release);
+    }
+
+    /// Devices are to stop.
+    pub(crate) fn stopped(&self) -> bool {
+        self.stop.load(Ordering::Relaxed)
+    }
+
+    /// Waits until each device has been everywhere from now on.
+    pub(crate) fn everywhere(
+        &self,
+        watch: &mut dyn FnMut() -> ControlFlow<()>,
+    ) -> Result<(), Unseen> {
+        let pass = self.pass.fetch_add(1, Ordering::AcqRel) + 1;
+        self.wait(watch, |_, tally| {
+            tally.passed.load(Ordering::Acquire) >= pass
+        })
+    }
+
+    /// Waits until each device has seen what is now.
+    pub(crate) fn see(&self, watch: &mut dyn FnMut() -> ControlFlow<()>) -> Result<(), Unseen> {
+        let (more, mut more_probes) = self.seen;
+        if self.gate().focus.is_empty() {
+            more_probes = 0;
+        }
+        let now = |tally: &Tally| {
+            let accesses = tally.accesses.load(Ordering::Relaxed);
+            (accesses, tally.probes.load(Ordering::Relaxed))
+        };
+        let before: Vec<_> = self.devices.iter().map(now).collect();
+        self.wait(watch, |device, tally| {
+            let (accesses, probes) = before[device];
+            let (now, now_probes) = now(tally);
+            now >= accesses + more && now_probes >= probes + more_probes
+        })
+    }
+
+    /// Waits until every device has `done` it.
+    fn wait(
+        &self,
+        watch: &mut dyn FnMut() -> ControlFlow<()>,
+        done: impl Fn(usize, &Tally) -> bool,
+    ) -> Result<(), Unseen> {
+        let accesses = || -> Vec<u64> {
+            let all = self.devices.iter().map(|tally| &tally.accesses);
+            all.map(|count| count.load(Ordering::Relaxed)).collect()
+        };
+        let (mut seen, mut since) = (accesses(), Instant::now());
+        loop {
+            let stopped = watch().is_break();
+            if let Some(why) = locked(&self.failed).clone() {
+                return Err(Unseen::Failed(why));
+            }
+            if stopped {
+                return Err(Unseen::Stopped);
+            }
+            let mut all = self.devices.iter().enumerate();
+            if all.all(|(device, tally)| done(device, tally)) {
+                return Ok(());
+            }
+            let now = accesses();
+            if now.iter().zip(&seen).all(|(now, seen)| now > seen) {
+                (seen, since) = (now, Instant::now());
+            } else if since.elapsed() > PATIENCE {
+                return Err(Unseen::Stuck);
+            }
+            thread::sleep(Duration::from_micros(200));
+        }
+    }
+}
+
+/// What a thread that plays devices does until it is to stop; why it did not, otherwise.
+pub type Play = Box<dyn FnOnce(&Scene) -> Result<(), String> + Send>;
+
+/// The threads that play devices. Dropped, they stop.
+#[derive(Debug)]
+pub(crate) struct Players {
+    scene: Arc<Scene>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Players {
+    pub(crate) const fn new(scene: Arc<Scene>) -> Self {
+        Self {
+            scene,
+            threads: Vec::new(),
+        }
+    }
+
+    /// One more thread.
+    pub(crate) fn start(&mut self, play: Play) -> std::io::Result<()> {
+        let scene = Arc::clone(&self.scene);
+        let work = move || {
+            if let Err(why) = play(&scene)
+                && !scene.stopped()
+            {
+                *locked(&scene.failed) = Some(why);
+            }
+        };
+        self.threads.push(thread::Builder::new().spawn(work)?);
+        Ok(())
+    }
+
+    /// Stops them, and waits for it. Returns why a device had stopped by itself.
+    pub(crate) fn stop(&mut self) -> Option<String> {
+        self.scene.stop.store(true, Ordering::SeqCst);
+        for thread in self.threads.drain(..) {
+            if thread.join().is_err() {
+                self.scene.complain("a device's thread has panicked".into());
+            }
+        }
+        locked(&self.scene.failed).clone()
+    }
+}
+
+impl Drop for Players {
+    fn drop(&mut self) {
+        let _ = self.stop();
+    }
+}
