@@ -296,6 +296,12 @@ impl Hardware {
         Builder::on_nodes(memories, Arc::clone(&self.ids), formats)
     }
 
+    /// The tables, as a unit sees them, among which this root is.
+    pub(crate) fn view(&self, root: &Root) -> Option<&Arc<HostTables>> {
+        let holds = |view: &&Arc<HostTables>| view.contains(root.address);
+        self.units.iter().map(|unit| unit.tables()).find(holds)
+    }
+
     /// Device `number`, and its unit.
     pub(crate) fn device(&self, number: usize) -> (usize, DeviceId) {
         let unit = number % self.units.len().max(1);

@@ -62,7 +62,7 @@ pub use copying::{Copy, Halves, PLACE};
 pub use faults::{Fault, Faults};
 pub use handover::{Gone, Handed, Hole, Left, Second, SuccessorError, succeed};
 pub use hardware::{Hardware, Kind, TableNode, device};
-pub use life::{Copies, Done, Life, Marks, Refused, Root, Step};
+pub use life::{Copies, Done, Life, Marks, NodeShare, Refused, Root, Step, nodes};
 pub use look::{Counted, Look};
 pub use ram::Layout;
 pub use random::Random;

@@ -10,25 +10,24 @@ use std::time::{Duration, Instant};
 
 use hostmem::Mapping;
 use ioas::{Capability, Observer, Placement, Step as Part, TrackingError, UnmapError, Unsupported};
-use iommu::DeviceId;
-use iopt::FormatId;
 use iopt::Prot;
 use iopt::walk::{Access, Walker};
 use runs::{Bytes, Run, SizeHistogram, Span};
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
 use crate::balloon::{Balloon, seven_of_eight};
 use crate::handover::{Hole, Left, Second};
 use crate::look::Counted;
-use crate::scene::{Play, Unseen};
+use crate::scene::{Play, Watch};
 use crate::world::{Backend, World};
 use crate::{Error, Halves, PAGE, PARTS};
 
 /// The steps of a life, in order.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Step {
     /// Memory on two nodes is there.
+    #[default]
     Memory,
     /// It is pinned, and charged by runs.
     Pin,
@@ -122,10 +121,13 @@ impl From<Unsupported> for Refused {
     }
 }
 
-/// What a step has done.
-#[derive(Clone, Debug, Default)]
+/// What happened in a step.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Done {
-    /// What the operation took, without the check after it.
+    /// Which it is.
+    pub step: Step,
+    /// What it took, without the check after it.
+    #[serde(rename = "took_ns", serialize_with = "nanoseconds")]
     pub took: Duration,
     /// Runs that it moved, of which kind the check says.
     pub runs: u64,
@@ -137,23 +139,46 @@ pub struct Done {
     pub flushes: u64,
     /// What was looked at, and found.
     pub checked: String,
-    /// What was tried, and refused by name.
+    /// What the back end was asked for in this step, and cannot do.
     pub refused: Option<Refused>,
     /// Whether that is as it had to be.
     pub right: bool,
 }
 
+fn nanoseconds<S: Serializer>(time: &Duration, to: S) -> Result<S::Ok, S::Error> {
+    to.serialize_u64(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX))
+}
+
+/// Memory on one node.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct NodeShare {
+    /// The node; `None` when the kernel does not say.
+    pub node: Option<u32>,
+    /// The bytes on it.
+    pub bytes: u64,
+}
+
+/// On which nodes memory is.
+///
+/// # Errors
+///
+/// When it cannot be looked at.
+pub fn nodes(mapping: &Mapping) -> Result<Vec<NodeShare>, hostmem::LookError> {
+    let share = |(node, bytes)| NodeShare { node, bytes };
+    Ok(mapping.nodes()?.into_iter().map(share).collect())
+}
+
 /// A page table.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Root {
     /// The node that it is for.
     pub node: u32,
-    /// Bytes of the table memory by node.
-    pub nodes: Vec<(Option<u32>, u64)>,
-    /// Its format.
-    pub format: FormatId,
+    /// Where the table memory lies.
+    pub nodes: Vec<NodeShare>,
+    /// The format: `vtd-ss`, `x86-64`, `amdv1`.
+    pub format: String,
     /// The device that translates through it.
-    pub device: DeviceId,
+    pub device: String,
 }
 
 /// What is known of addresses besides the tables, for a picture.
@@ -213,7 +238,7 @@ pub struct Life<'w> {
     /// Complaints that were reported.
     reported: usize,
     step: Step,
-    watch: &'w mut dyn FnMut(Step) -> ControlFlow<()>,
+    watch: &'w mut Watch<'w>,
 }
 
 /// The times of an operation's steps.
@@ -314,9 +339,8 @@ impl<'w> Life<'w> {
             done.checked.clone_from(complaint);
         }
         self.reported = complaints.len();
-        let dma = self.world.scene.counts();
-        let found = (dma.wrong, dma.faults_outside, dma.reached);
-        done.right &= complaints.is_empty() && found == (0, 0, 0);
+        done.right &= complaints.is_empty() && self.world.scene.counts().is_right();
+        done.step = step;
         Ok(done)
     }
 
@@ -345,28 +369,20 @@ impl<'w> Life<'w> {
         self.world.range().len
     }
 
-    fn wait(
-        &mut self,
-        wait: impl FnOnce(&World, &mut dyn FnMut() -> ControlFlow<()>) -> Result<(), Unseen>,
-    ) -> Result<(), Error> {
-        let (step, started) = (self.step, Instant::now());
-        let seen = wait(&self.world, &mut || (self.watch)(step));
-        self.waited += started.elapsed();
-        seen.map_err(|unseen| match unseen {
-            Unseen::Stopped => Error::Interrupted(step),
-            Unseen::Stuck => Error::Stuck(step),
-            Unseen::Failed(why) => Error::Device(why),
-        })
-    }
-
     /// Waits until each device has been everywhere.
     fn everywhere(&mut self) -> Result<(), Error> {
-        self.wait(|world, watch| world.scene.everywhere(watch))
+        let started = Instant::now();
+        let seen = self.world.scene.everywhere(self.step, self.watch);
+        self.waited += started.elapsed();
+        seen
     }
 
     /// Waits until what is now has been seen by each device.
     fn see(&mut self) -> Result<(), Error> {
-        self.wait(|world, watch| world.scene.see(watch))
+        let started = Instant::now();
+        let seen = self.world.scene.see(self.step, self.watch);
+        self.waited += started.elapsed();
+        seen
     }
 
     fn focus(&self, on: &[Span]) {
@@ -458,8 +474,8 @@ impl<'w> Life<'w> {
             self.roots.push(Root {
                 node: memory.at.node.0,
                 nodes: nodes(&memory.file)?,
-                format: root.format,
-                device: hardware.device(number).1,
+                format: root.format.name().into(),
+                device: hardware.device(number).1.to_string(),
             });
         }
         Ok(Done {
@@ -496,7 +512,7 @@ impl<'w> Life<'w> {
         let counts = self.world.scene.counts();
         Ok(Done {
             took,
-            bytes: counts.read + counts.written,
+            bytes: counts.read_bytes + counts.written_bytes,
             checked,
             right: true,
             ..Done::default()
@@ -801,17 +817,12 @@ impl<'w> Life<'w> {
                 ..Done::default()
             });
         };
-        let (step, watch) = (self.step, &mut *self.watch);
-        let waited = &mut self.waited;
+        let (step, watch, waited) = (self.step, &mut *self.watch, &mut self.waited);
         let hole = self.world.hole_of(&mut second, None, &mut |world| {
             let started = Instant::now();
-            let seen = world.scene.see(&mut || watch(step));
+            let seen = world.scene.see(step, watch);
             *waited += started.elapsed();
-            seen.map_err(|unseen| match unseen {
-                Unseen::Stopped => Error::Interrupted(step),
-                Unseen::Stuck => Error::Stuck(step),
-                Unseen::Failed(why) => Error::Device(why),
-            })
+            seen
         })?;
         self.second = Some(second);
         let took = self.world.took;
@@ -878,14 +889,15 @@ impl<'w> Life<'w> {
         let Backend::Own(hardware) = &self.world.backend else {
             return;
         };
-        let (Some((_, root)), Some(unit)) = (hardware.roots.get(root), hardware.units.get(root))
+        let root = hardware.roots.get(root);
+        let Some((root, view)) = root.and_then(|(_, root)| Some((root, hardware.view(root)?)))
         else {
             return;
         };
         let walker = Walker::new(*root);
         let mut iova = range.start;
         while range.contains(iova) {
-            iova = match walker.walk(unit.tables(), iova, Access::Read, &mut ()) {
+            iova = match walker.walk(view, iova, Access::Read, &mut ()) {
                 Ok(found) => {
                     on(found.page);
                     found.page.iova + found.page.len
@@ -894,11 +906,6 @@ impl<'w> Life<'w> {
             };
         }
     }
-}
-
-/// Bytes of a memory by node.
-fn nodes(mapping: &Mapping) -> Result<Vec<(Option<u32>, u64)>, Error> {
-    Ok(mapping.nodes()?.into_iter().collect())
 }
 
 /// Tables for each node, and then on a node of the caller's choice: what the kernel's interfaces do not do.

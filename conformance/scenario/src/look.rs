@@ -157,21 +157,13 @@ impl World {
         let address = self.addresses();
         for (id, root) in &hardware.roots {
             let walker = Walker::new(*root);
-            let holds = |tables: &&crate::hardware::NodeTables| {
-                Span::new(tables.base, tables.at.bytes).contains(root.address)
-            };
-            let nth = hardware.tables.iter().position(|tables| holds(&tables));
-            let kind = nth.and_then(|nth| hardware.tables.get(nth));
-            let kind = kind.map(|tables| tables.at.node);
-            let unit = hardware.units.iter().zip(&hardware.kinds);
-            let unit = unit.filter(|(_, of)| hardware.tables.len() == 1 || Some(of.node) == kind);
-            let Some((unit, _)) = unit.into_iter().next() else {
+            let Some(view) = hardware.view(root) else {
                 wrong.push(format!("the root of domain {} is in no table memory", id.0));
                 continue;
             };
             for (page, expected) in self.model.pages.iter().enumerate() {
                 let iova = self.scene.base + page as u64 * PAGE;
-                let found = walker.walk(unit.tables(), iova, Access::Read, &mut ());
+                let found = walker.walk(view, iova, Access::Read, &mut ());
                 let found = found.ok().map(|found| (found.pa, found.prot & Prot::RW));
                 let expected = expected.filter(Page::is_there);
                 let expected = expected.map(|page| {

@@ -15,8 +15,9 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use runs::Span;
+use serde::Serialize;
 
-use crate::PAGE;
+use crate::{Error, PAGE, Step};
 
 /// Complaints that are kept.
 const KEPT: usize = 16;
@@ -97,22 +98,29 @@ pub(crate) struct Tally {
 }
 
 /// What all devices have done, together.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Counts {
     /// Pages that they came by.
     pub accesses: u64,
     /// Bytes that they read and compared.
-    pub read: u64,
+    pub read_bytes: u64,
     /// Bytes that they wrote.
-    pub written: u64,
+    pub written_bytes: u64,
     /// Bytes that were not what they had to be.
-    pub wrong: u64,
-    /// Faults where there was no hole.
-    pub faults_outside: u64,
+    pub wrong_bytes: u64,
+    /// Faults where there was no hole; none may be.
+    pub faults_outside_holes: u64,
     /// Faults in holes, as it must be.
-    pub faults_inside: u64,
-    /// Accesses that reached something in a hole.
-    pub reached: u64,
+    pub faults_in_holes: u64,
+    /// Accesses that got through in a hole; none may.
+    pub reached_in_holes: u64,
+}
+
+impl Counts {
+    /// True when nothing was wrong.
+    pub const fn is_right(&self) -> bool {
+        self.wrong_bytes == 0 && self.faults_outside_holes == 0 && self.reached_in_holes == 0
+    }
 }
 
 /// What the threads that play devices share with the one that directs them.
@@ -157,13 +165,8 @@ fn locked<T>(lock: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     lock.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Why a wait has ended before its time.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Unseen {
-    Stopped,
-    Stuck,
-    Failed(String),
-}
+/// Is told which step is under way; [`ControlFlow::Break`] stops the life.
+pub(crate) type Watch<'w> = dyn FnMut(Step) -> ControlFlow<()> + 'w;
 
 impl Scene {
     pub(crate) fn new(
@@ -286,12 +289,12 @@ impl Scene {
         for tally in &self.devices {
             for (sum, count) in [
                 (&mut counts.accesses, &tally.accesses),
-                (&mut counts.read, &tally.read),
-                (&mut counts.written, &tally.written),
-                (&mut counts.wrong, &tally.wrong),
-                (&mut counts.faults_outside, &tally.faults_outside),
-                (&mut counts.faults_inside, &tally.faults_inside),
-                (&mut counts.reached, &tally.reached),
+                (&mut counts.read_bytes, &tally.read),
+                (&mut counts.written_bytes, &tally.written),
+                (&mut counts.wrong_bytes, &tally.wrong),
+                (&mut counts.faults_outside_holes, &tally.faults_outside),
+                (&mut counts.faults_in_holes, &tally.faults_inside),
+                (&mut counts.reached_in_holes, &tally.reached),
             ] {
                 *sum += count.load(Ordering::Relaxed);
             }
@@ -315,18 +318,15 @@ impl Scene {
     }
 
     /// Waits until each device has been everywhere from now on.
-    pub(crate) fn everywhere(
-        &self,
-        watch: &mut dyn FnMut() -> ControlFlow<()>,
-    ) -> Result<(), Unseen> {
+    pub(crate) fn everywhere(&self, step: Step, watch: &mut Watch<'_>) -> Result<(), Error> {
         let pass = self.pass.fetch_add(1, Ordering::AcqRel) + 1;
-        self.wait(watch, |_, tally| {
+        self.wait(step, watch, |_, tally| {
             tally.passed.load(Ordering::Acquire) >= pass
         })
     }
 
     /// Waits until each device has seen what is now.
-    pub(crate) fn see(&self, watch: &mut dyn FnMut() -> ControlFlow<()>) -> Result<(), Unseen> {
+    pub(crate) fn see(&self, step: Step, watch: &mut Watch<'_>) -> Result<(), Error> {
         let (more, mut more_probes) = self.seen;
         if self.gate().focus.is_empty() {
             more_probes = 0;
@@ -336,7 +336,7 @@ impl Scene {
             (accesses, tally.probes.load(Ordering::Relaxed))
         };
         let before: Vec<_> = self.devices.iter().map(now).collect();
-        self.wait(watch, |device, tally| {
+        self.wait(step, watch, |device, tally| {
             let (accesses, probes) = before[device];
             let (now, now_probes) = now(tally);
             now >= accesses + more && now_probes >= probes + more_probes
@@ -346,21 +346,22 @@ impl Scene {
     /// Waits until every device has `done` it.
     fn wait(
         &self,
-        watch: &mut dyn FnMut() -> ControlFlow<()>,
+        step: Step,
+        watch: &mut Watch<'_>,
         done: impl Fn(usize, &Tally) -> bool,
-    ) -> Result<(), Unseen> {
+    ) -> Result<(), Error> {
         let accesses = || -> Vec<u64> {
             let all = self.devices.iter().map(|tally| &tally.accesses);
             all.map(|count| count.load(Ordering::Relaxed)).collect()
         };
         let (mut seen, mut since) = (accesses(), Instant::now());
         loop {
-            let stopped = watch().is_break();
+            let stopped = watch(step).is_break();
             if let Some(why) = locked(&self.failed).clone() {
-                return Err(Unseen::Failed(why));
+                return Err(Error::Device(why));
             }
             if stopped {
-                return Err(Unseen::Stopped);
+                return Err(Error::Interrupted(step));
             }
             let mut all = self.devices.iter().enumerate();
             if all.all(|(device, tally)| done(device, tally)) {
@@ -370,7 +371,7 @@ impl Scene {
             if now.iter().zip(&seen).all(|(now, seen)| now > seen) {
                 (seen, since) = (now, Instant::now());
             } else if since.elapsed() > PATIENCE {
-                return Err(Unseen::Stuck);
+                return Err(Error::Stuck(step));
             }
             thread::sleep(Duration::from_micros(200));
         }

@@ -130,7 +130,7 @@ pub fn run(
     if outcome.wrong.is_empty() {
         outcome.wrong = drift(&outcome.samples);
     }
-    outcome.faulted = scene.counts().faults_inside;
+    outcome.faulted = scene.counts().faults_in_holes;
     let counts = soak.counts.iter();
     outcome.counts = counts
         .map(|(name, (done, refused))| (*name, *done, *refused))
@@ -247,7 +247,7 @@ impl Soak {
             look: self.world.look()?,
             at: start.elapsed(),
             operations: self.operations,
-            accesses: self.world.scene.counts().read / PAGE,
+            accesses: self.world.scene.counts().read_bytes / PAGE,
             anonymous: anonymous()?,
             files: std::fs::read_dir("/proc/self/fd")?.count() as u64,
             cleared,

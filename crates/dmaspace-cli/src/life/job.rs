@@ -7,21 +7,17 @@ use std::time::{Duration, Instant};
 use hostmem::{Backing, FrameSource, KeptPool, Mapping, Pinner};
 use iommu::NodeId;
 use runs::Span;
-use scenario::{
-    Copies, Counts, Done, Kind, Layout, Life, Manner, PIECE, Setup, Source, TableNode, World,
-};
+use scenario::{Copies, Done, Kind, Layout, Life, Manner, PIECE, Setup, Source, TableNode, World};
 
 use super::kernel::{Opening, open};
 use super::memory::{Taken, free_pages, take};
 use super::moment::bands;
-use super::report::{
-    DmaCounts, Left, LifeMemory, LifeReport, LifeStep, Moment, RootReport, StepReport,
-};
+use super::report::{Left, LifeMemory, LifeReport, LifeStep, Moment};
 use super::{LifeBackend, LifeError, LifeJob};
+use crate::map::JobError;
 use crate::map::clock::in_nanoseconds;
 use crate::map::kernel::{Used, lowest};
 use crate::map::memory::Account;
-use crate::map::{JobError, NodeShare};
 
 /// Where the memory is, for devices of the software unit and for the guest: a multiple of every leaf size.
 const IOVA: u64 = 1 << 40;
@@ -184,45 +180,6 @@ fn memory(memory: &LifeMemory, took: Duration) -> Done {
     }
 }
 
-fn dma(counts: &Counts) -> DmaCounts {
-    DmaCounts {
-        accesses: counts.accesses,
-        read_bytes: counts.read,
-        written_bytes: counts.written,
-        wrong_bytes: counts.wrong,
-        faults_outside_holes: counts.faults_outside,
-        faults_in_holes: counts.faults_inside,
-        reached_in_holes: counts.reached,
-    }
-}
-
-fn told(step: LifeStep, done: Done) -> StepReport {
-    StepReport {
-        step,
-        took_ns: in_nanoseconds(done.took),
-        runs: done.runs,
-        bytes: done.bytes,
-        tables: done.tables,
-        flushes: done.flushes,
-        checked: done.checked,
-        refused: done.refused,
-        right: done.right,
-    }
-}
-
-fn root(root: &scenario::Root) -> RootReport {
-    let share = |(node, bytes): &(Option<u32>, u64)| NodeShare {
-        node: *node,
-        bytes: *bytes,
-    };
-    RootReport {
-        node: root.node,
-        nodes: root.nodes.iter().map(share).collect(),
-        format: root.format.name().into(),
-        device: root.device.to_string(),
-    }
-}
-
 pub(super) fn run(
     job: &LifeJob,
     watch: &mut dyn FnMut(LifeStep) -> ControlFlow<()>,
@@ -254,8 +211,8 @@ pub(super) fn run(
             LifeStep::Memory => memory(&report.memory, took),
             step => life.step(step)?,
         };
-        report.dma = dma(&life.world.scene.counts());
-        report.steps.push(told(step, done));
+        report.dma = life.world.scene.counts();
+        report.steps.push(done);
         if job.backend == LifeBackend::Software {
             let before = Instant::now();
             let roots = bands(&life);
@@ -263,7 +220,7 @@ pub(super) fn run(
             drawn += before.elapsed();
         }
     }
-    report.roots = life.roots.iter().map(root).collect();
+    report.roots = std::mem::take(&mut life.roots);
     report.largest_leaf_bytes = life.largest_leaf;
     report.left = Left {
         ledger_bytes: life.world.charged(),

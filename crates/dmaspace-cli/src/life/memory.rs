@@ -5,12 +5,12 @@ use std::sync::Arc;
 
 use hostmem::{Backing, Machine, Mapping};
 use runs::Bytes;
-use scenario::PARTS;
+use scenario::{PARTS, nodes};
 
 use super::report::{LifeMemory, PartReport};
 use super::{LifeError, LifeJob};
 use crate::map::JobError;
-use crate::map::memory::{RAISE, check_cgroups, check_total, most_of_cgroup, nodes};
+use crate::map::memory::{RAISE, check_cgroups, check_total, most_of_cgroup};
 use hostmem::KeptPool;
 
 /// Memory without a word about its size.
@@ -135,7 +135,7 @@ pub(super) fn take(
         report.parts.push(PartReport {
             node,
             size_bytes: size / 2,
-            nodes: nodes(&mapping)?,
+            nodes: nodes(&mapping).map_err(JobError::from)?,
         });
         mappings.push(Arc::new(mapping));
     }

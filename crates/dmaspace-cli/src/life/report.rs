@@ -4,11 +4,13 @@ use std::time::Instant;
 
 use serde::Serialize;
 
-use crate::map::clock::nanoseconds;
+use crate::map::clock::{in_nanoseconds, nanoseconds};
 use crate::map::{DeviceUsed, NodeShare};
 use scenario::Counted;
 
-pub use scenario::{Refused, Step as LifeStep};
+pub use scenario::{
+    Counts as DmaCounts, Done as StepReport, Refused, Root as RootReport, Step as LifeStep,
+};
 
 /// The whole report.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
@@ -78,68 +80,6 @@ pub struct PartReport {
     pub nodes: Vec<NodeShare>,
 }
 
-/// A page table.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
-pub struct RootReport {
-    /// The node that it is for.
-    pub node: u32,
-    /// Where the table memory lies.
-    pub nodes: Vec<NodeShare>,
-    /// The format: `vtd-ss`, `x86-64`, `amdv1`.
-    pub format: String,
-    /// The device that translates through it.
-    pub device: String,
-}
-
-/// What happened in a step.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct StepReport {
-    /// Which it is.
-    pub step: LifeStep,
-    /// What it took, without the check after it.
-    pub took_ns: u64,
-    /// Runs that it moved, of which kind the check says.
-    pub runs: u64,
-    /// Bytes that it moved.
-    pub bytes: u64,
-    /// Table pages of all roots when it was done.
-    pub tables: u64,
-    /// Flushes of all units.
-    pub flushes: u64,
-    /// What was looked at, and found.
-    pub checked: String,
-    /// What the back end was asked for in this step, and cannot do.
-    pub refused: Option<Refused>,
-    /// Whether that is as it had to be.
-    pub right: bool,
-}
-
-/// What the devices did.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct DmaCounts {
-    /// Pages that they came by.
-    pub accesses: u64,
-    /// Bytes that they read and compared.
-    pub read_bytes: u64,
-    /// Bytes that they wrote.
-    pub written_bytes: u64,
-    /// Bytes that were not what they had to be.
-    pub wrong_bytes: u64,
-    /// Faults where there was no hole; none may be.
-    pub faults_outside_holes: u64,
-    /// Faults in holes, as it must be.
-    pub faults_in_holes: u64,
-    /// Accesses that got through in a hole that was open; none may.
-    pub reached_in_holes: u64,
-}
-
-impl DmaCounts {
-    /// True when nothing was wrong.
-    pub const fn is_right(&self) -> bool {
-        self.wrong_bytes == 0 && self.faults_outside_holes == 0 && self.reached_in_holes == 0
-    }
-}
-
 /// Where the time of a life went; all parts together are the whole.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct LifeTimes {
@@ -161,7 +101,7 @@ impl LifeTimes {
     /// With what `steps` took, and the rest of what has passed since `begun`.
     pub(super) fn closed(mut self, begun: Instant, steps: &[StepReport]) -> Self {
         self.wall_ns = nanoseconds(begun);
-        self.steps_ns = steps.iter().map(|step| step.took_ns).sum();
+        self.steps_ns = steps.iter().map(|step| in_nanoseconds(step.took)).sum();
         let known = self.steps_ns + self.waited_ns + self.drawn_ns + self.freed_ns;
         self.rest_ns = self.wall_ns.saturating_sub(known);
         self

@@ -1,5 +1,7 @@
 //! A life for tests of what it looks like.
 
+use std::time::Duration;
+
 use crate::life::{
     Band, BandState, LifeMemory, LifeReport, LifeStep, Moment, PartReport, RootReport, StepReport,
 };
@@ -13,7 +15,7 @@ pub(crate) fn small() -> LifeReport {
     }];
     let step = |step, checked: &str| StepReport {
         step,
-        took_ns: 1_234_567,
+        took: Duration::from_nanos(1_234_567),
         runs: 2,
         bytes: 2 << 20,
         tables: 12,

@@ -6,6 +6,7 @@ use std::collections::BTreeSet;
 use crate::life::{Band, BandState, LifeReport, Moment};
 
 use crate::draw::svg::{class, colour, escape, text};
+use crate::map::clock::in_nanoseconds;
 use crate::size::{bytes, count, duration};
 
 const WIDTH: u32 = 960;
@@ -195,7 +196,14 @@ fn labels(svg: &mut String, report: &LifeReport, moments: &[&Moment], y: u32) {
         text(svg, "ink", x, y, attributes, moment.after.name());
         let step = report.steps.iter().find(|step| step.step == moment.after);
         if let Some(step) = step {
-            text(svg, "faint", x, y + 14, attributes, &duration(step.took_ns));
+            text(
+                svg,
+                "faint",
+                x,
+                y + 14,
+                attributes,
+                &duration(in_nanoseconds(step.took)),
+            );
         }
     }
 }

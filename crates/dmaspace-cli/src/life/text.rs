@@ -4,6 +4,7 @@ use crate::life::{LifeReport, LifeTimes, Refused, StepReport};
 use crate::map::NodeShare;
 
 use crate::draw::sheet::{Paint, Sheet};
+use crate::map::clock::in_nanoseconds;
 use crate::size::{bytes, count, counted, duration};
 
 /// The whole report.
@@ -107,7 +108,7 @@ fn row(step: &StepReport) -> [String; 7] {
     let found = format!("{wrong}{refused}{}", step.checked);
     [
         step.step.name().into(),
-        duration(step.took_ns),
+        duration(in_nanoseconds(step.took)),
         count(step.runs),
         bytes(step.bytes),
         count(step.tables),

@@ -175,7 +175,7 @@ fn describe<S: Side>(
     report: &mut MapReport,
 ) -> Result<(), JobError> {
     report.memory.huge_bytes = memory.mapping().folios()?.huge;
-    report.memory.nodes = memory::nodes(memory.mapping())?;
+    report.memory.nodes = scenario::nodes(memory.mapping())?;
     let space = side.space();
     let backend = &mut report.backend;
     backend.granule_bytes = space.granule();

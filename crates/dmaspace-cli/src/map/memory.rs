@@ -7,7 +7,7 @@ use ioas::Ledger;
 use ioas::iommufd::RlimitMode;
 use runs::Bytes;
 
-use super::report::{MemoryReport, NodeShare};
+use super::report::MemoryReport;
 use super::{JobError, MapJob, Stage, Watch};
 use hostmem::KeptPool;
 
@@ -167,15 +167,6 @@ pub(super) fn populate(mapping: &Mapping, watch: &mut dyn Watch) -> Result<(), J
     }
     mapping.populate(&mut |done| watch.progress(Stage::Populate, done, total))?;
     Ok(())
-}
-
-/// On which nodes it is.
-pub(crate) fn nodes(mapping: &Mapping) -> Result<Vec<NodeShare>, JobError> {
-    Ok(mapping
-        .nodes()?
-        .into_iter()
-        .map(|(node, bytes)| NodeShare { node, bytes })
-        .collect())
 }
 
 /// Refuses more memory than the machine has.

@@ -2,8 +2,9 @@
 
 use std::path::PathBuf;
 
-use scenario::Counted;
 use serde::Serialize;
+
+pub use scenario::{Counted, NodeShare};
 
 /// The whole report.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
@@ -142,15 +143,6 @@ pub struct SizeClass {
     /// How many there are.
     pub count: u64,
     /// Their bytes together.
-    pub bytes: u64,
-}
-
-/// Memory on one node.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
-pub struct NodeShare {
-    /// The node; `None` when the kernel does not say.
-    pub node: Option<u32>,
-    /// The bytes on it.
     pub bytes: u64,
 }
 

@@ -15,12 +15,11 @@ use iommu::{
 };
 use iopt::{AnyTable, Leaf, Prot, TABLE_BYTES};
 use runs::{PageSizes, Run, SizeHistogram, Span};
-use scenario::pattern;
+use scenario::{nodes, pattern};
 
 use super::clock::nanoseconds;
 use super::compared::compare;
 use super::job::{Mapped, Side};
-use super::memory::nodes;
 use super::report::{
     DmaReport, DomainReport, MapReport, NodeShare, PinsReport, PlacementReport, RunsReport,
     SizeClass, Stretch, TablesReport, UnitReport,
@@ -269,7 +268,7 @@ impl SoftwareSide<'_> {
     /// The nodes of the pages of tables that were asked to lie on `node`.
     fn nodes_of(&self, node: Option<NodeId>) -> Result<Vec<NodeShare>, JobError> {
         let memory = self.tables.memory(node).map_err(JobError::TableMemory)?;
-        nodes(memory.storage().mapping())
+        Ok(nodes(memory.storage().mapping())?)
     }
 
     /// An empty table beside the job's, for as much memory.

@@ -75,7 +75,8 @@ fn whole(job: &LifeJob) -> LifeReport {
     assert!(report.is_right(), "{:?} {:?}", report.dma, report.left);
     // Nothing is counted twice, so that the rest is what is left of the whole.
     let times = report.times;
-    let steps: u64 = report.steps.iter().map(|step| step.took_ns).sum();
+    let steps = report.steps.iter().map(|step| step.took.as_nanos() as u64);
+    let steps: u64 = steps.sum();
     assert_eq!(times.steps_ns, steps);
     let known = times.steps_ns + times.waited_ns + times.drawn_ns + times.freed_ns;
     assert_eq!(known + times.rest_ns, times.wall_ns, "{times:?}");
