@@ -57,8 +57,8 @@ use std::process::ExitCode;
 use anyhow::Context as _;
 use clap::{CommandFactory as _, Parser};
 use hostmem::keep_pools_by;
-use tracing_subscriber::EnvFilter;
-use tracing_subscriber::filter::LevelFilter;
+use tracing_subscriber::filter::Targets;
+use tracing_subscriber::prelude::*;
 
 use args::{Args, Command};
 use scenario::sentence;
@@ -164,7 +164,8 @@ fn say(text: &str) {
     let _ = writeln!(io::stderr(), "dmaspace: {text}");
 }
 
-/// Tracing to stderr: what RUST_LOG asks for, or with `-v` all that our own crates tell.
+/// Tracing to stderr: what RUST_LOG asks for, or with `-v` all that our own crates tell. RUST_LOG has levels
+/// by crate or module; those by span or field would cost the program a tenth of its build.
 fn listen(verbose: bool) {
     let asked = env::var_os("RUST_LOG").map(OsString::into_string);
     let filter = match asked {
@@ -174,16 +175,17 @@ fn listen(verbose: bool) {
             .join(","),
         _ => return,
     };
-    tracing_subscriber::fmt()
-        .with_env_filter(
-            EnvFilter::builder()
-                .with_default_directive(LevelFilter::OFF.into())
-                .parse_lossy(filter),
-        )
+    let filter = match filter.parse::<Targets>() {
+        Ok(filter) => filter,
+        Err(error) => return say(&format!("RUST_LOG={filter} is ignored: {error}")),
+    };
+    let lines = tracing_subscriber::fmt::layer()
         .with_writer(io::stderr)
         .with_ansi(io::stderr().is_terminal())
         // A stderr that is full is no reason to stop.
-        .log_internal_errors(false)
+        .log_internal_errors(false);
+    tracing_subscriber::registry()
+        .with(lines.with_filter(filter))
         .init();
 }
 

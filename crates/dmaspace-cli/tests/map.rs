@@ -465,6 +465,14 @@ fn what_is_being_done_is_told_on_request() {
             assert!(stderr.contains(stage), "{stderr}");
         }
     }
+    let mut command = dmaspace(&["map", "--size", "64K"]);
+    command.env("RUST_LOG", "dmaspace=loud");
+    let (_, stderr, status) = run(command);
+    assert_eq!(status, Some(0));
+    assert!(
+        stderr.starts_with("dmaspace: RUST_LOG=dmaspace=loud is ignored: "),
+        "{stderr}"
+    );
 }
 
 #[test]
