@@ -11,9 +11,9 @@ use runs::{PageSizes, Span};
 
 use crate::compare::{Counts, compare};
 use crate::differences::{Difference, Kind, Seen};
-use crate::random::Random;
 use crate::server::Server;
 use crate::setup::{Heap, Setup, flag, spans};
+use fastrand::Rng;
 
 /// How much is done.
 #[derive(Clone, Copy, Debug)]
@@ -65,7 +65,7 @@ pub fn drive<F: Format, A: Heap>(
 ) -> anyhow::Result<Outcome> {
     let mut outcome = Outcome::default();
     let memory = A::room_for(1 << 12, format.output_bits())?;
-    let mut random = Random::new(amount.seed);
+    let mut random = Rng::with_seed(amount.seed);
     let mut pair = Pair::<F, A>::new(setup, format, &memory, server, &mut random)?;
     pair.sizes_are_explained()?;
     pair.addresses_outside_are_refused()?;
@@ -74,7 +74,7 @@ pub fn drive<F: Format, A: Heap>(
         .context("every size with every permission")?;
     outcome.add(&pair.finish()?);
     for seed in amount.seed..amount.seed + amount.sequences {
-        let mut random = Random::new(seed);
+        let mut random = Rng::with_seed(seed);
         let mut pair = Pair::<F, A>::new(setup, format, &memory, server, &mut random)?;
         for _ in 0..amount.operations {
             if let Err(error) = pair.random_operation(&prots, &mut random) {
@@ -111,11 +111,11 @@ impl<'a, F: Format, A: Heap> Pair<'a, F, A> {
         format: F,
         memory: &'a A,
         server: &'a mut Server,
-        random: &mut Random,
+        random: &mut Rng,
     ) -> anyhow::Result<Self> {
         // Linux's tables lie anywhere in the address space, in steps of the pool's size.
         let steps = 1u64 << (format.output_bits() - 28);
-        let base = random.below(steps) << 28;
+        let base = random.u64(..steps) << 28;
         let sizes = server.create(&setup.linux, base)?;
         server.take_complaints();
         let table = Table::with_page_sizes(format, memory, PageSizes::from_bits(sizes))?;
@@ -138,7 +138,7 @@ impl<'a, F: Format, A: Heap> Pair<'a, F, A> {
     }
 
     /// The bottom, the top, and some boundaries of tables between.
-    fn choose_places(&self, random: &mut Random) -> Vec<u64> {
+    fn choose_places(&self, random: &mut Rng) -> Vec<u64> {
         let mut places = Vec::new();
         for span in &self.spans {
             places.push(span.start);
@@ -147,7 +147,7 @@ impl<'a, F: Format, A: Heap> Pair<'a, F, A> {
                     .wrapping_add(span.len)
                     .wrapping_sub(self.window()),
             );
-            let middle = random.below(span.len) & !(self.largest() - 1);
+            let middle = random.u64(..span.len) & !(self.largest() - 1);
             places.push(span.start.wrapping_add(middle));
         }
         places
@@ -188,9 +188,9 @@ impl<'a, F: Format, A: Heap> Pair<'a, F, A> {
     }
 
     /// Compares what is behind the addresses at and around the ends of a range.
-    fn translate(&mut self, range: Span, random: &mut Random) -> anyhow::Result<()> {
+    fn translate(&mut self, range: Span, random: &mut Rng) -> anyhow::Result<()> {
         let last = range.start.wrapping_add(range.len - 1);
-        let inside = range.start.wrapping_add(random.below(range.len));
+        let inside = range.start.wrapping_add(random.u64(..range.len));
         let around = [range.start.wrapping_sub(1), last.wrapping_add(1)];
         for iova in [range.start, inside, last].into_iter().chain(around) {
             // One of Linux's walkers adds one to the address.
@@ -442,7 +442,7 @@ impl<'a, F: Format, A: Heap> Pair<'a, F, A> {
     }
 
     /// Every size with every permission, at lowest, highest and random output addresses.
-    fn every_size(&mut self, prots: &Prots, random: &mut Random) -> anyhow::Result<()> {
+    fn every_size(&mut self, prots: &Prots, random: &mut Rng) -> anyhow::Result<()> {
         let output = 1u64 << self.table.format().output_bits();
         for size in self.sizes.clone() {
             for (flags, prot) in prots {
@@ -453,7 +453,7 @@ impl<'a, F: Format, A: Heap> Pair<'a, F, A> {
                     let pa = match kind {
                         0 => 0,
                         1 => output - size,
-                        _ => random.below(output) & !(size - 1),
+                        _ => random.u64(..output) & !(size - 1),
                     };
                     self.log.clear();
                     self.map(iova, &[Span::new(pa, size)], *flags, *prot)
@@ -467,12 +467,12 @@ impl<'a, F: Format, A: Heap> Pair<'a, F, A> {
     }
 
     /// An input address with room for a page of `size` bytes.
-    fn aligned(&self, size: u64, random: &mut Random) -> Option<u64> {
-        let span = random.pick(&self.spans)?;
+    fn aligned(&self, size: u64, random: &mut Rng) -> Option<u64> {
+        let span = random.choice(&self.spans)?;
         if span.len < size {
             return None;
         }
-        let offset = random.below(span.len) & !(size - 1);
+        let offset = random.u64(..span.len) & !(size - 1);
         Some(span.start.wrapping_add(offset))
     }
 

@@ -20,7 +20,6 @@ pub mod drive;
 pub mod initramfs;
 pub mod newer_qemu;
 pub mod qmp;
-pub mod random;
 pub mod server;
 pub mod setup;
 pub mod source;

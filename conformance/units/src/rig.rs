@@ -26,7 +26,8 @@ use std::{
 };
 
 use anyhow::{Context as _, ensure};
-use conformance::{qmp::Qmp, random::Random};
+use conformance::qmp::Qmp;
+use fastrand::Rng;
 use hostmem::{Backing, Mapping};
 use ioas::{HostTables, MappedStorage};
 use iopt::Arena;
@@ -126,7 +127,7 @@ pub struct Rig {
     devices: Vec<u64>,
     /// Why a register could not be reached.
     failed: Arc<OnceLock<qtest::Error>>,
-    random: RefCell<Random>,
+    random: RefCell<Rng>,
     copies: Cell<u64>,
     leaves: RefCell<BTreeMap<u64, u64>>,
     costs: RefCell<Vec<(&'static str, u64, u64)>>,
@@ -263,7 +264,7 @@ impl Rig {
             base,
             devices,
             failed: Arc::default(),
-            random: RefCell::new(Random::new(1)),
+            random: RefCell::new(Rng::with_seed(1)),
             copies: Cell::new(0),
             leaves: RefCell::default(),
             costs: RefCell::default(),
@@ -386,8 +387,9 @@ impl Rig {
 
     /// Random bytes.
     pub fn bytes(&self, len: u64) -> Vec<u8> {
-        let mut random = self.random.borrow_mut();
-        (0..len).map(|_| random.word() as u8).collect()
+        let mut bytes = vec![0; len as usize];
+        self.random.borrow_mut().fill(&mut bytes);
+        bytes
     }
 
     /// Has one of the `edu` read `len` bytes at one place and write them to the other.
@@ -432,7 +434,7 @@ impl Rig {
         let last = structures.last() - 7;
         for (address, cell) in [(structures.start, cells.first()), (last, cells.last())] {
             let cell = cell.context("there are no tables")?;
-            let mark = self.random.borrow_mut().word();
+            let mark = self.random.borrow_mut().u64(..);
             cell.store(mark, Ordering::Relaxed);
             let found = self.machine.readq(address)?;
             ensure!(found == mark, "{found:#x} at {address:#x}, not {mark:#x}");
@@ -441,7 +443,7 @@ impl Rig {
             ensure!(found == 0, "{found:#x} is left at {address:#x}");
         }
         for address in [structures.start - 8, data.start, data.start + data.len - 8] {
-            let mark = self.random.borrow_mut().word();
+            let mark = self.random.borrow_mut().u64(..);
             self.machine.writeq(address, mark)?;
             let found = self.machine.readq(address)?;
             ensure!(found == mark, "{found:#x} at {address:#x}, not {mark:#x}");

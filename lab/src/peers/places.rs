@@ -166,15 +166,10 @@ impl Geometry {
     }
 }
 
-/// Addresses at random in `span`, always the same: xorshift, the upper bits.
+/// Addresses at random in `span`, always the same.
 pub fn random(span: Span) -> Vec<u64> {
-    let mut state = 0x9E37_79B9_7F4A_7C15u64;
-    let next = |_| {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        span.start + (state >> 8) % span.len
-    };
+    let mut random = fastrand::Rng::with_seed(1);
+    let next = |_| span.start + random.u64(..span.len);
     (0..TRANSLATIONS).map(next).collect()
 }
 

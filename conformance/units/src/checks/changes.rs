@@ -1,7 +1,7 @@
 //! Tables that change while a device uses them, for every unit and every table.
 
 use anyhow::{Context as _, ensure};
-use conformance::random::Random;
+use fastrand::Rng;
 use iommu::FlushError;
 use iopt::{Gather, Pending, Prot, walk::Access};
 use runs::Span;
@@ -25,7 +25,7 @@ pub(super) fn refit(rig: &Rig) -> anyhow::Result<()> {
     table.map(base, &[Span::new(address, area.len)], Prot::RW)?;
     case.attach(0, DOMAIN, &table)?;
     let mut mapped = vec![true; (area.len / page) as usize];
-    let mut random = Random::new(11 + rig.round());
+    let mut random = Rng::with_seed(11 + rig.round());
     let flush = |what: &iopt::Invalidation| case.invalidate(DOMAIN, what);
     let at = |nth: u64| At {
         iova: base + nth * page,
@@ -35,13 +35,13 @@ pub(super) fn refit(rig: &Rig) -> anyhow::Result<()> {
     while refits < REFITS {
         step += 1;
         let mut gather = Gather::new();
-        let nth = random.below(area.len / page);
+        let nth = random.u64(..area.len / page);
         // What is changed, in pages.
-        let kind = random.below(5);
+        let kind = random.u64(..5);
         refits += u32::from(kind < 3);
         let (what, from, count) = match kind {
             0 => {
-                let size = *random.pick(&sizes).context("no sizes")?;
+                let size = *random.choice(&sizes).context("no sizes")?;
                 table.split(Span::new(at(nth).iova, page), size, &mut gather, flush)?;
                 ("split", nth, 1)
             }
@@ -56,7 +56,7 @@ pub(super) fn refit(rig: &Rig) -> anyhow::Result<()> {
                 ("cut", nth.saturating_sub(1), 2)
             }
             3 => {
-                let count = 1 + random.below((area.len / page - nth).min(64));
+                let count = 1 + random.u64(..(area.len / page - nth).min(64));
                 for edge in [nth, nth + count] {
                     if edge < area.len / page {
                         table.cut(at(edge).iova, &mut gather, flush)?;
@@ -83,7 +83,7 @@ pub(super) fn refit(rig: &Rig) -> anyhow::Result<()> {
             continue;
         };
         let last = area.len / page - 1;
-        for target in [from, (from + count).min(last), random.below(last)] {
+        for target in [from, (from + count).min(last), random.u64(..last)] {
             let context =
                 || format!("step {step}, {what} of {count} pages from {from}, page {target}");
             if target == source {
@@ -120,8 +120,8 @@ struct Area {
 
 impl Area {
     /// One of its pages.
-    fn page(self, page: u64, random: &mut Random) -> At {
-        self.at.plus(random.below(self.len / page) * page)
+    fn page(self, page: u64, random: &mut Rng) -> At {
+        self.at.plus(random.u64(..self.len / page) * page)
     }
 }
 
@@ -141,12 +141,12 @@ pub(super) fn mixture(rig: &Rig) -> anyhow::Result<()> {
     let page = page(&table);
     let base = first(&case, &table);
     case.attach(0, DOMAIN, &table)?;
-    let mut random = Random::new(6 + rig.round());
+    let mut random = Rng::with_seed(6 + rig.round());
     // One is always there, to copy from.
     let mut slots = vec![Slot::default(); SLOTS as usize];
     let steps = (STEPS / rig.unit().kinds().len() as u64).max(LEAST_STEPS);
     for step in 0..steps {
-        let nth = step.min(1) * (1 + random.below(SLOTS - 1));
+        let nth = step.min(1) * (1 + random.u64(..SLOTS - 1));
         let slot = &mut slots[nth as usize];
         if let Some(area) = slot.area.take() {
             case.unmap(&mut table, Span::new(area.at.iova, area.len), DOMAIN)?;
@@ -154,15 +154,15 @@ pub(super) fn mixture(rig: &Rig) -> anyhow::Result<()> {
             // In half of the cases both addresses are equal modulo 2 MiB, so that there are large
             // leaves in it.
             let half = SLOT / page / 2;
-            let offset = random.below(half) * page;
-            let shift = random.below(2) * random.below(512) * page;
+            let offset = random.u64(..half) * page;
+            let shift = random.u64(..2) * random.u64(..512) * page;
             let start = (rig.data().start + GIB).next_multiple_of(GIB);
             let area = Area {
                 at: At {
                     iova: base + nth * SLOT + offset,
                     address: start + nth * 64 * MIB + offset + shift,
                 },
-                len: (1 + random.below(half)) * page,
+                len: (1 + random.u64(..half)) * page,
             };
             let memory = Span::new(area.at.address, area.len);
             table.map(area.at.iova, &[memory], Prot::RW)?;
@@ -269,7 +269,7 @@ pub(super) fn dirty(rig: &Rig) -> anyhow::Result<()> {
     table.map(0, &[Span::new(data, all.len)], Prot::RW)?;
     table.track_dirty(true)?;
     case.attach(0, DOMAIN, &table)?;
-    let mut random = Random::new(8 + rig.round());
+    let mut random = Rng::with_seed(8 + rig.round());
     let mut pages = (0..PAGES - 1).map(|nth| 1 + nth * 37 % (PAGES - 1));
     let at = |nth: u64| At {
         iova: nth * page,
@@ -278,7 +278,7 @@ pub(super) fn dirty(rig: &Rig) -> anyhow::Result<()> {
     // Reads the first page, writes one a second time and some others.
     let mut write_some = |again: Option<u64>| -> anyhow::Result<u64> {
         let mut written = 0;
-        let count = 1 + random.below(3) as usize;
+        let count = 1 + random.u64(..3) as usize;
         for nth in again.into_iter().chain(pages.by_ref().take(count)) {
             case.copy(0, at(0), at(nth), Seen::Copied)?;
             rig.note([page]);

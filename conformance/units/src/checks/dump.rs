@@ -4,8 +4,8 @@
 use std::collections::HashSet;
 
 use anyhow::{Context as _, bail, ensure};
-use conformance::random::Random;
 use dmaspace_cli::inside::{Explained, InDump, Outcome, TableFile, explain};
+use fastrand::Rng;
 use iommu::{Fault, FaultReason};
 use iopt::{FormatId, Prot, named::root, walk::Access};
 use runs::Span;
@@ -62,9 +62,9 @@ pub(super) fn walks(rig: &Rig) -> anyhow::Result<()> {
         ensure!(found.run.len == size, "{found:?} for {size:#x}");
         questions.extend([offset, offset + size - 4096]);
     }
-    let mut random = Random::new(17);
+    let mut random = Rng::with_seed(17);
     let pages = 4 * largest / 4096;
-    questions.extend((0..ANYWHERE).map(|_| random.below(pages) * 4096));
+    questions.extend((0..ANYWHERE).map(|_| random.u64(..pages) * 4096));
     case.attach(DEVICE, 12, &table)?;
 
     let (file, offset) = rig.dump()?;

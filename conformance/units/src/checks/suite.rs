@@ -4,7 +4,7 @@
 //! translates are one stretch or, where they are sign-extended, two.
 
 use anyhow::{Context as _, ensure};
-use conformance::random::Random;
+use fastrand::Rng;
 use iopt::{Above, Gather, Prot, walk::Access};
 use runs::Span;
 
@@ -108,12 +108,12 @@ pub(super) fn identity_and_scattered(rig: &Rig) -> anyhow::Result<()> {
     let mut table = case.table()?;
     let (data, page) = (rig.data(), page(&table));
     let first = first(&case, &table);
-    let mut random = Random::new(3 + rig.round());
+    let mut random = Rng::with_seed(3 + rig.round());
     let slots = (data.len - 2 * GIB) / page;
     let runs: Vec<Span> = (0..PAGES)
         .map(|nth| {
             // Each in a part of its own.
-            let slot = nth * (slots / PAGES) + random.below(slots / PAGES);
+            let slot = nth * (slots / PAGES) + random.u64(..slots / PAGES);
             Span::new(
                 (data.start + GIB).next_multiple_of(page) + slot * page,
                 page,
@@ -140,7 +140,7 @@ pub(super) fn identity_and_scattered(rig: &Rig) -> anyhow::Result<()> {
             address: identity.start + offset,
         };
         for _ in 0..8 {
-            let [from, to] = [(); 2].map(|()| random.below(GIB / 8192 - 1) * 8192);
+            let [from, to] = [(); 2].map(|()| random.u64(..GIB / 8192 - 1) * 8192);
             case.copy_by(&table, 0, at(from), at(to + 4096))?;
         }
     }

@@ -10,7 +10,7 @@
 //! bits taken, is [flushed](Accesses::flush) before it counts.
 
 use anyhow::{bail, ensure};
-use conformance::random::Random;
+use fastrand::Rng;
 use iopt::{Format, Gather, Pending, Prot, Table};
 use runs::Span;
 
@@ -137,7 +137,7 @@ pub(super) fn all<F: Format, const LOG2: u32>(
     let Isa { pages, prot, .. } = accesses.isa;
     table.map(pages.start, &[pages], prot)?;
     accesses.flush()?;
-    let mut random = Random::new(accesses.processor.round());
+    let mut random = Rng::with_seed(accesses.processor.round());
     every_leaf_size(accesses, table, data, &mut random)?;
     dirty_bits(accesses, table, data, &mut random)?;
     Ok(accesses.done.get())
@@ -147,20 +147,20 @@ fn every_leaf_size<F: Format, const LOG2: u32>(
     accesses: &Accesses<'_>,
     table: &mut Table<F, &Tables<LOG2>>,
     data: Span,
-    random: &mut Random,
+    random: &mut Rng,
 ) -> anyhow::Result<()> {
     let machine = accesses.processor.machine();
     for size in table.page_sizes().iter() {
         for span in table.format().aperture().spans() {
             for prot in [Prot::RW, Prot::READ] {
                 // Leaves that are larger than memory lead there at least with a part.
-                let address = data.start + random.below(data.len / 8) * 8;
+                let address = data.start + random.u64(..data.len / 8) * 8;
                 let leaf = Span::new(address & !(size - 1), size);
                 let start = span.last() - (size - 1);
                 let iova = start + (address - leaf.start);
                 table.map(start, &[leaf], prot)?;
                 let what = format!("{prot} {iova:#x} -> {address:#x}, {size:#x} bytes");
-                let (first, second) = (random.word(), random.word());
+                let (first, second) = (random.u64(..), random.u64(..));
                 machine.writeq(address, first)?;
                 let found = accesses.load(iova)?;
                 ensure!(
@@ -190,7 +190,7 @@ fn dirty_bits<F: Format, const LOG2: u32>(
     accesses: &Accesses<'_>,
     table: &mut Table<F, &Tables<LOG2>>,
     data: Span,
-    random: &mut Random,
+    random: &mut Rng,
 ) -> anyhow::Result<()> {
     let page = table.page_sizes().smallest();
     let all = Span::new(1 << 34, PAGES * page);
@@ -209,7 +209,7 @@ fn dirty_bits<F: Format, const LOG2: u32>(
         Ok(())
     };
     for round in 0..ROUNDS {
-        let written = random.word() & random.word();
+        let written = random.u64(..) & random.u64(..);
         store(written)?;
         // What is only read stays clean.
         for nth in 0..PAGES {
@@ -226,7 +226,7 @@ fn dirty_bits<F: Format, const LOG2: u32>(
             anyhow::Ok(found)
         };
         // What is written between harvest and flush is seen now or with the next harvest.
-        let meanwhile = random.word() & random.word() & random.word();
+        let meanwhile = random.u64(..) & random.u64(..) & random.u64(..);
         let (found, next) = (harvest(meanwhile)?, harvest(0)?);
         ensure!(
             found == written && found | next == written | meanwhile && next & !meanwhile == 0,

@@ -6,7 +6,7 @@
 use std::sync::atomic::Ordering;
 
 use anyhow::{Context as _, ensure};
-use conformance::random::Random;
+use fastrand::Rng;
 use iopt::{
     Format, Gather, Prot, Table,
     format::Entry,
@@ -50,18 +50,18 @@ pub(super) fn all<F: Format, const LOG2: u32>(
         tables,
         zeros: architecture.data(),
     };
-    let mut random = Random::new(processor.round());
+    let mut random = Rng::with_seed(processor.round());
     let aperture: Vec<Span> = table.format().aperture().spans().collect();
     for size in table.page_sizes().iter() {
         for nth in 0..EACH {
             let span = aperture[nth as usize % aperture.len()];
-            let iova = span.start + random.below(span.len / size) * size;
+            let iova = span.start + random.u64(..span.len / size) * size;
             // A leaf that is taken for a table leads to zeros, if there is so much memory.
             let pa = memory.zeros.start.next_multiple_of(size);
             table.map(iova, &[Span::new(pa, size)], Prot::RW)?;
             let path = path(table, tables, iova);
-            let (level, entry, word) = *random.pick(&path).context("no path")?;
-            let flips = (0..1 + random.below(3)).fold(0, |bits, _| bits | 1 << random.below(64));
+            let (level, entry, word) = *random.choice(&path).context("no path")?;
+            let flips = (0..1 + random.u64(..3)).fold(0, |bits, _| bits | 1 << random.u64(..64));
             let damaged = word ^ flips;
             let elsewhere = match F::decode(level, damaged) {
                 Entry::Table(to) => !tables.contains(to) && !memory.zeros.contains(to),
@@ -71,7 +71,7 @@ pub(super) fn all<F: Format, const LOG2: u32>(
                 let cells = tables.storage().mapping().cells();
                 let cell = &cells[((entry - tables.base()) / 8) as usize];
                 cell.store(damaged, Ordering::Relaxed);
-                let address = iova + random.below(size);
+                let address = iova + random.u64(..size);
                 let walked = walker.walk(&memory, address, Access::Read, &mut ());
                 let found = processor.translate(address)?;
                 cell.store(word, Ordering::Relaxed);

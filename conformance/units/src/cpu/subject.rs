@@ -3,7 +3,7 @@
 use std::{convert::Infallible, sync::atomic::AtomicU32};
 
 use anyhow::{Context as _, ensure};
-use conformance::random::Random;
+use fastrand::Rng;
 use iopt::{Cell as _, Discard, Format, Gather, HeapArena, Prot, Table, TableMemory};
 use runs::{Run, Span};
 
@@ -48,7 +48,7 @@ pub(super) struct Subject<'p, F: Format, M: Walked> {
     pub(super) processor: &'p Processor,
     pub(super) table: Table<F, M>,
     pub(super) model: Model,
-    pub(super) random: Random,
+    pub(super) random: Rng,
     memory: M,
     prot: Prot,
 }
@@ -66,7 +66,7 @@ impl<'p, F: Format, M: Walked> Subject<'p, F, M> {
             processor,
             table,
             model: Model::default(),
-            random: Random::new(processor.round()),
+            random: Rng::with_seed(processor.round()),
             memory,
             prot,
         };
@@ -138,15 +138,15 @@ impl<'p, F: Format, M: Walked> Subject<'p, F, M> {
         let pages = range.len / page;
         if pages <= EACH {
             for at in (0..range.len).step_by(page as usize) {
-                let offset = self.random.below(page);
+                let offset = self.random.u64(..page);
                 self.ask(range.start + at + offset)?;
             }
         } else {
             let leaves: Vec<_> = self.table.leaves(range).collect();
             for _ in 0..EACH {
-                let at = self.random.below(range.len);
+                let at = self.random.u64(..range.len);
                 self.ask(range.start + at)?;
-                if let Some(leaf) = self.random.pick(&leaves) {
+                if let Some(leaf) = self.random.choice(&leaves) {
                     let leaf = leaf.run.input();
                     self.ask(leaf.start)?;
                     self.ask(leaf.last())?;

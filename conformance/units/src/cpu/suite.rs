@@ -47,7 +47,7 @@ impl<F: Format, M: Walked> Subject<'_, F, M> {
                 let ends = [span.start, span.last() - (size - 1)];
                 for iova in ends.into_iter().chain(one_bit) {
                     if span.contains(iova) {
-                        let pa = self.random.word() >> (64 - output_bits) & !(size - 1);
+                        let pa = self.random.u64(..) >> (64 - output_bits) & !(size - 1);
                         self.one_leaf(iova, pa, size, ends.contains(&iova))?;
                     }
                 }
@@ -73,7 +73,7 @@ impl<F: Format, M: Walked> Subject<'_, F, M> {
             }
             self.ask_outside(range)?;
         }
-        let within = self.random.below(size);
+        let within = self.random.u64(..size);
         for at in [0, within, size - 1] {
             self.ask(iova + at)?;
         }
@@ -89,8 +89,8 @@ impl<F: Format, M: Walked> Subject<'_, F, M> {
             let start = span.start + span.len / 2 - 50 * page;
             let mut runs = Vec::new();
             for _ in 0..16 {
-                let len = (1 + self.random.below(12)) * page;
-                let pa = self.random.word() >> (65 - most) & !(page - 1);
+                let len = (1 + self.random.u64(..12)) * page;
+                let pa = self.random.u64(..) >> (65 - most) & !(page - 1);
                 runs.push(Span::new(pa, len));
             }
             self.map(start, &runs)?;
@@ -122,8 +122,8 @@ impl<F: Format, M: Walked> Subject<'_, F, M> {
                 if size > span.len {
                     continue;
                 }
-                let iova = span.start + self.random.below(span.len / size) * size;
-                let pa = self.random.word() >> (64 - output_bits) & !(size - 1);
+                let iova = span.start + self.random.u64(..span.len / size) * size;
+                let pa = self.random.u64(..) >> (64 - output_bits) & !(size - 1);
                 let range = Span::new(iova, size);
                 self.map(iova, &[Span::new(pa, size)])?;
                 self.refit(|table, gather| {
@@ -135,7 +135,7 @@ impl<F: Format, M: Walked> Subject<'_, F, M> {
                 self.merge(range)?;
                 self.leaf_has(iova, size)?;
                 self.ask_range(range)?;
-                let at = iova + (1 + self.random.below(size / self.page() - 1)) * self.page();
+                let at = iova + (1 + self.random.u64(..size / self.page() - 1)) * self.page();
                 self.cut(at)?;
                 self.ask_range(range)?;
                 self.ask_range(Span::new(at - self.page(), 2 * self.page()))?;
@@ -177,7 +177,7 @@ impl<F: Format, M: Walked> Subject<'_, F, M> {
             places.extend(starts.chain([last]).map(|start| Span::new(start, place)));
         }
         for step in 0..STEPS {
-            let place = *self.random.pick(&places).context("no place")?;
+            let place = *self.random.choice(&places).context("no place")?;
             let touched = self.step(place);
             let touched = touched.with_context(|| format!("step {step} at {place:x?}"))?;
             let asked = self.ask_range(touched);
@@ -198,12 +198,12 @@ impl<F: Format, M: Walked> Subject<'_, F, M> {
     fn step(&mut self, place: Span) -> anyhow::Result<Span> {
         let page = self.page();
         let mapped = self.model.inside(place);
-        let Some(run) = self.random.pick(&mapped).copied() else {
+        let Some(run) = self.random.choice(&mapped).copied() else {
             let range = self.part(place);
             return self.map_area(range);
         };
         let run = run.input();
-        match self.random.below(6) {
+        match self.random.u64(..6) {
             0 => {
                 self.unmap(place)?;
                 Ok(run)
@@ -214,7 +214,7 @@ impl<F: Format, M: Walked> Subject<'_, F, M> {
                 Ok(range)
             }
             2 => {
-                let at = run.start + self.random.below(run.len / page) * page;
+                let at = run.start + self.random.u64(..run.len / page) * page;
                 self.cut(at)?;
                 Ok(Span::new(at, page))
             }
@@ -224,7 +224,7 @@ impl<F: Format, M: Walked> Subject<'_, F, M> {
                 let part = self.part(run);
                 let range = Span::new(part.start, part.len.min(table));
                 let sizes: Vec<u64> = self.table.page_sizes().up_to(table).iter().collect();
-                let size = *self.random.pick(&sizes).context("no sizes")?;
+                let size = *self.random.choice(&sizes).context("no sizes")?;
                 self.refit(|table, gather| {
                     let flush = |_: &_| Ok::<_, Infallible>(());
                     Ok(table.split(range, size, Interruption::Allowed, gather, flush)?)
@@ -254,9 +254,9 @@ impl<F: Format, M: Walked> Subject<'_, F, M> {
     fn part(&mut self, range: Span) -> Span {
         let page = self.page();
         let pages = range.len / page;
-        let most = pages >> self.random.below(u64::from(pages.ilog2()) + 1);
-        let len = 1 + self.random.below(most);
-        let start = self.random.below(pages - len + 1);
+        let most = pages >> self.random.u64(..u64::from(pages.ilog2()) + 1);
+        let len = 1 + self.random.u64(..most);
+        let start = self.random.u64(..pages - len + 1);
         Span::new(range.start + start * page, len * page)
     }
 
@@ -268,21 +268,21 @@ impl<F: Format, M: Walked> Subject<'_, F, M> {
         let outputs = (1 << self.table.format().output_bits()) / place;
         let mut left = range.len;
         let mut runs = Vec::new();
-        for _ in 0..1 + self.random.below(3) {
+        for _ in 0..1 + self.random.u64(..3) {
             let at = range.start + (range.len - left);
-            let aligned = self.random.below(2) == 0;
+            let aligned = self.random.u64(..2) == 0;
             let most = if aligned {
                 left
             } else {
                 left.min(4 << F::shift(1))
             };
-            let len = (1 + self.random.below(most / page)) * page;
+            let len = (1 + self.random.u64(..most / page)) * page;
             let shift = if aligned {
                 at % place
             } else {
-                self.random.below((place - len) / page + 1) * page
+                self.random.u64(..(place - len) / page + 1) * page
             };
-            let pa = self.random.below(outputs - 1) * place + shift;
+            let pa = self.random.u64(..outputs - 1) * place + shift;
             runs.push(Span::new(pa, len));
             left -= len;
             if left == 0 {
@@ -295,7 +295,7 @@ impl<F: Format, M: Walked> Subject<'_, F, M> {
 
     fn ask_each_page(&mut self, range: Span) -> anyhow::Result<()> {
         for at in (0..range.len).step_by(self.page() as usize) {
-            let offset = self.random.below(self.page());
+            let offset = self.random.u64(..self.page());
             self.ask(range.start + at + offset)?;
         }
         self.ask_outside(range)

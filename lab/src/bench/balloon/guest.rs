@@ -132,14 +132,7 @@ impl Blocks {
     pub(super) fn new(memory: Span, every: u64) -> Self {
         let blocks = (0..memory.len / BLOCK).map(|nr| memory.start + nr * BLOCK);
         let mut free: Vec<u64> = blocks.collect();
-        // xorshift64
-        let mut state = 0x9e37_79b9_7f4a_7c15u64;
-        for nr in (1..free.len()).rev() {
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            free.swap(nr, (state % (nr as u64 + 1)) as usize);
-        }
+        fastrand::Rng::with_seed(1).shuffle(&mut free);
         Self {
             memory,
             every,

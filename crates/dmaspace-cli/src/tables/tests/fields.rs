@@ -41,20 +41,17 @@ fn at(fields: &[Field], bit: u8) -> &Field {
 /// Every bit of an entry is in exactly one field, whatever the entry.
 #[test]
 fn fields_cover_every_bit_once() {
-    let mut state = 0x9e37_79b9_7f4a_7c15u64;
+    let mut random = fastrand::Rng::with_seed(1);
     for name in FORMATS {
         let format = root(name, 0, None, None, false).unwrap().format;
         let width = if format == FormatId::ArmV7s { 32 } else { 64 };
         for round in 0..2000u32 {
-            state = state
-                .wrapping_mul(6_364_136_223_846_793_005)
-                .wrapping_add(1);
             // Few bits, many bits.
             let word = match round % 4 {
                 0 => 0,
-                1 => 1 << (state >> 58),
-                2 => state ^ state >> 31,
-                _ => !(1 << (state >> 58)),
+                1 => 1 << random.u32(..64),
+                2 => random.u64(..),
+                _ => !(1 << random.u32(..64)),
             } & (u64::MAX >> (64 - width));
             let level = (round / 4 % 6) as u8;
             for kind in [Kind::Table, Kind::Leaf, Kind::Absent, Kind::Unknown] {
