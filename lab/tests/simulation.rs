@@ -244,6 +244,24 @@ fn the_same_seed_gives_the_same_outcome() {
     assert_ne!(run(&simulation), first);
 }
 
+/// Devices that read at random in the same memory do not follow each other: 64 of 16,384 pages are known,
+/// whichever device asked for them.
+#[test]
+fn random_reads_of_several_devices_have_nothing_in_common() {
+    let domain = tables(4 * KIB, 0);
+    let random = DeviceModel {
+        order: Order::Random,
+        ..device()
+    };
+    for seed in 0..4 {
+        let mut simulation = simulation(&vec![random.clone(); 8], &[&domain]);
+        simulation.seed = seed;
+        for found in run(&simulation) {
+            assert!(found.walks > found.requests * 98 / 100, "{seed}: {found:?}");
+        }
+    }
+}
+
 #[test]
 fn what_cannot_be_simulated_is_refused() {
     type Change = fn(&mut Simulation<'_>);
@@ -396,7 +414,15 @@ fn a_table_for_each_node_pays_where_units_miss() {
         );
         let far = f64::from(cell.nodes - 1) / f64::from(cell.nodes);
         let reads = cell.reads_per_request > 0.0;
-        assert!(!reads || (cell.remote_share - far).abs() < 0.05, "{cell:?}");
+        // A request that waits for its walk looks into the IOTLB again. With leaves of 32 MiB, of which it has
+        // half, that finds more the longer the wait is: units with remote tables read less often.
+        let less = if cell.leaf_bytes == 0x200_0000 {
+            0.12
+        } else {
+            0.05
+        };
+        let share = far - less..far + 0.05;
+        assert!(!reads || share.contains(&cell.remote_share), "{cell:?}");
         assert!(cell.gain() > 0.999, "{cell:?}");
         // Four leaves of 1 GiB are in every IOTLB; pages of 4 KiB in none.
         match cell.leaf_bytes {

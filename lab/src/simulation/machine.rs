@@ -3,6 +3,7 @@
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, VecDeque};
 
+use fastrand::Rng;
 use iopt::walk::{Access, UpperTable, WalkCache};
 use runs::{Run, Span};
 
@@ -58,7 +59,7 @@ struct Device<'a> {
     tlb: Option<Lru<()>>,
     /// Where each stream goes on.
     next: Vec<u64>,
-    random: Random,
+    random: Rng,
     /// What a request takes on the link.
     transfer: Time,
     /// When its link is free for requests of its own.
@@ -99,11 +100,12 @@ impl<'a> Machine<'a> {
             queue: VecDeque::new(),
             under_way: HashMap::new(),
         });
-        let devices = (0..).zip(&given.devices).map(|(place, model)| Device {
+        let mut seeds = Rng::with_seed(given.seed);
+        let devices = given.devices.iter().map(|model| Device {
             model,
             tlb: model.tlb.map(|tlb| Lru::new(tlb.entries)),
             next: vec![0; model.streams.len()],
-            random: Random(given.seed ^ (place + 1u64).wrapping_mul(0x9e37_79b9_7f4a_7c15)),
+            random: seeds.fork(),
             transfer: on_link(model.request_bytes, model),
             link_free: 0,
             peer_free: 0,
@@ -354,11 +356,11 @@ fn key(domain: usize, page: Run) -> Key {
 impl Device<'_> {
     fn next_address(&mut self) -> u64 {
         let streams = &self.model.streams;
-        let stream = self.random.below(streams.len() as u64) as usize;
+        let stream = self.random.usize(..streams.len());
         let Span { start, len } = streams[stream];
         let bytes = self.model.request_bytes;
         match self.model.order {
-            Order::Random => start + self.random.below(len / bytes) * bytes,
+            Order::Random => start + self.random.u64(..len / bytes) * bytes,
             Order::Sequential => {
                 let offset = self.next[stream];
                 let next = offset + bytes;
@@ -392,23 +394,5 @@ impl WalkCache for Upper<'_> {
         if let Some(level) = self.levels.get_mut(usize::from(table.level)) {
             level.insert(key, *table);
         }
-    }
-}
-
-/// SplitMix64 (Steele, Lea and Flood, OOPSLA 2014).
-struct Random(u64);
-
-impl Random {
-    /// A number below `end`, which is not 0; drawn only where there is a choice.
-    fn below(&mut self, end: u64) -> u64 {
-        if end == 1 {
-            return 0;
-        }
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ mixed >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^= mixed >> 31;
-        ((u128::from(mixed) * u128::from(end)) >> 64) as u64
     }
 }
