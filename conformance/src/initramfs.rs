@@ -1,30 +1,14 @@
-//! The initramfs: a cpio archive in the "new ASCII" format.
+//! The initramfs: a cpio archive with what the kernel and a program need before anything is mounted.
 //!
-//! Source: Linux, Documentation/driver-api/early-userspace/buffer-format.rst. A header of 110
-//! characters, the magic and thirteen fields of eight hexadecimal digits; the name with its NUL,
-//! and the data, each padded to four bytes; at the end an entry named `TRAILER!!!`.
+//! Source: Linux, Documentation/driver-api/early-userspace/buffer-format.rst.
 
-/// What an entry is: the file type of its mode, with its permissions.
-#[derive(Clone, Copy, Debug)]
-enum Kind {
-    Directory,
-    Program,
-    /// A character device with its major and minor number.
-    Character(u32, u32),
-    /// The end of the archive.
-    Trailer,
-}
+use std::io::{self, Write as _};
 
-impl Kind {
-    const fn mode(self) -> u32 {
-        match self {
-            Self::Directory => 0o040_755,
-            Self::Program => 0o100_755,
-            Self::Character(..) => 0o020_600,
-            Self::Trailer => 0,
-        }
-    }
-}
+use cpio::newc::{Builder, trailer};
+
+const DIRECTORY: u32 = 0o040_755;
+const PROGRAM: u32 = 0o100_755;
+const CHARACTER: u32 = 0o020_600;
 
 /// An archive in the making.
 #[derive(Debug, Default)]
@@ -34,124 +18,91 @@ pub struct Initramfs {
 }
 
 impl Initramfs {
-    /// With what the kernel and a program need before anything is mounted: the directories, and the
-    /// console.
-    pub fn new() -> Self {
+    /// With directories and the console.
+    ///
+    /// # Errors
+    ///
+    /// None: it is written to memory.
+    pub fn new() -> io::Result<Self> {
         let mut archive = Self::default();
         for directory in ["bin", "dev", "proc", "sys", "tmp"] {
-            archive.entry(directory, Kind::Directory, &[]);
+            archive.entry(Builder::new(directory).mode(DIRECTORY), &[])?;
         }
-        archive.entry("dev/console", Kind::Character(5, 1), &[]);
-        archive.entry("dev/null", Kind::Character(1, 3), &[]);
-        archive
+        for (name, major, minor) in [("dev/console", 5, 1), ("dev/null", 1, 3)] {
+            let device = Builder::new(name).mode(CHARACTER);
+            archive.entry(device.rdev_major(major).rdev_minor(minor), &[])?;
+        }
+        Ok(archive)
     }
 
     /// Adds a program under `path`, which begins below the root and whose directory is there.
-    pub fn program(&mut self, path: &str, data: &[u8]) {
-        self.entry(path, Kind::Program, data);
+    ///
+    /// # Errors
+    ///
+    /// When it has 4 GiB or more, for which the format has no place.
+    pub fn program(&mut self, path: &str, data: &[u8]) -> io::Result<()> {
+        self.entry(Builder::new(path).mode(PROGRAM), data)
     }
 
     /// The archive.
-    pub fn finish(mut self) -> Vec<u8> {
-        self.entry("TRAILER!!!", Kind::Trailer, &[]);
-        self.bytes
+    ///
+    /// # Errors
+    ///
+    /// None: it is written to memory.
+    pub fn finish(self) -> io::Result<Vec<u8>> {
+        trailer(self.bytes)
     }
 
-    /// The data are shorter than 4 GiB, all that the format has place for: they were read from
-    /// programs.
-    fn entry(&mut self, name: &str, kind: Kind, data: &[u8]) {
-        let (major, minor) = match kind {
-            Kind::Character(major, minor) => (major, minor),
-            _ => (0, 0),
-        };
+    fn entry(&mut self, entry: Builder, data: &[u8]) -> io::Result<()> {
         self.entries += 1;
-        let fields = [
-            self.entries, // inode
-            kind.mode(),
-            0, // user
-            0, // group
-            1, // links
-            0, // time
-            data.len() as u32,
-            0, // major and minor of the file system
-            0,
-            major,
-            minor,
-            name.len() as u32 + 1,
-            0, // checksum, of another format
-        ];
-        self.bytes.extend(b"070701");
-        for field in fields {
-            self.bytes.extend(format!("{field:08x}").bytes());
-        }
-        self.bytes.extend(name.bytes());
-        self.bytes.push(0);
-        self.pad();
-        self.bytes.extend(data);
-        self.pad();
-    }
-
-    fn pad(&mut self) {
-        self.bytes.resize(self.bytes.len().next_multiple_of(4), 0);
+        let len = u32::try_from(data.len()).map_err(io::Error::other)?;
+        let mut writer = entry.ino(self.entries).nlink(1).write(&mut self.bytes, len);
+        writer.write_all(data)?;
+        writer.finish()?;
+        Ok(())
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::io::Read as _;
+
+    use cpio::newc::Reader;
+
     use super::*;
-
-    #[derive(Debug)]
-    struct Entry {
-        name: String,
-        mode: u32,
-        device: (u32, u32),
-        data: Vec<u8>,
-    }
-
-    /// What an archive holds, read by the format's description.
-    fn read(archive: &[u8]) -> Vec<Entry> {
-        let mut entries = Vec::new();
-        let mut at = 0;
-        while at < archive.len() {
-            let header = std::str::from_utf8(&archive[at..at + 110]).unwrap();
-            assert_eq!(&header[..6], "070701");
-            let field =
-                |nth: usize| u32::from_str_radix(&header[6 + 8 * nth..14 + 8 * nth], 16).unwrap();
-            let (size, name_size) = (field(6) as usize, field(11) as usize);
-            let name = at + 110;
-            let data = (name + name_size).next_multiple_of(4);
-            assert_eq!(archive[name + name_size - 1], 0);
-            entries.push(Entry {
-                name: String::from_utf8(archive[name..name + name_size - 1].to_vec()).unwrap(),
-                mode: field(1),
-                device: (field(9), field(10)),
-                data: archive[data..data + size].to_vec(),
-            });
-            at = (data + size).next_multiple_of(4);
-        }
-        assert_eq!(at, archive.len());
-        entries
-    }
 
     #[test]
     fn what_was_put_in_is_read_back_in_order() {
-        let mut archive = Initramfs::new();
+        let mut archive = Initramfs::new().unwrap();
         for len in 0..9 {
-            archive.program(&format!("bin/{len}"), &vec![b'x'; len]);
+            let name = format!("bin/{len}");
+            archive.program(&name, &vec![b'x'; len]).unwrap();
         }
-        let entries = read(&archive.finish());
-        let find = |name: &str| entries.iter().find(|entry| entry.name == name).unwrap();
-        assert_eq!(find("bin").mode, 0o040_755);
-        let console = find("dev/console");
-        assert_eq!((console.mode, console.device), (0o020_600, (5, 1)));
-        for len in 0..9 {
-            let entry = &entries[entries.len() - 10 + len];
-            assert_eq!(
-                (&*entry.name, entry.mode),
-                (&*format!("bin/{len}"), 0o100_755)
-            );
-            assert_eq!(entry.data, vec![b'x'; len]);
+        let archive = archive.finish().unwrap();
+        let mut rest = archive.as_slice();
+        let mut entries = Vec::new();
+        loop {
+            let mut reader = Reader::new(rest).unwrap();
+            let entry = reader.entry();
+            if entry.is_trailer() {
+                rest = reader.finish().unwrap();
+                break;
+            }
+            let (name, mode) = (entry.name().to_owned(), entry.mode());
+            let device = (entry.rdev_major(), entry.rdev_minor());
+            let mut data = Vec::new();
+            reader.read_to_end(&mut data).unwrap();
+            rest = reader.finish().unwrap();
+            entries.push((name, mode, device, data));
         }
-        assert_eq!(entries.last().unwrap().name, "TRAILER!!!");
+        assert_eq!(rest, b"");
+        assert_eq!(entries[0], ("bin".into(), DIRECTORY, (0, 0), vec![]));
+        let console = ("dev/console".into(), CHARACTER, (5, 1), vec![]);
+        assert_eq!(entries[5], console);
+        for (len, entry) in entries[7..].iter().enumerate() {
+            let name = format!("bin/{len}");
+            assert_eq!(*entry, (name, PROGRAM, (0, 0), vec![b'x'; len]));
+        }
+        assert_eq!(entries.len(), 16);
     }
 }

@@ -55,12 +55,12 @@ impl Parts {
             .next()
             .with_context(|| format!("there is no {MODULE} below {MODULES}"))?;
         let read = |path: &Path| fs::read(path).with_context(|| path.display().to_string());
-        let mut archive = Initramfs::new();
-        archive.program("init", include_bytes!("init.sh"));
-        archive.program("bin/busybox", &read(Path::new(BUSYBOX))?);
-        archive.program("virtio_balloon.ko", &read(&module)?);
+        let mut archive = Initramfs::new()?;
+        archive.program("init", include_bytes!("init.sh"))?;
+        archive.program("bin/busybox", &read(Path::new(BUSYBOX))?)?;
+        archive.program("virtio_balloon.ko", &read(&module)?)?;
         Ok(Self {
-            initramfs: archive.finish(),
+            initramfs: archive.finish()?,
         })
     }
 }

@@ -140,14 +140,14 @@ fn run(work: &Path, programs: &Programs<'_>, only: Option<&str>) -> anyhow::Resu
     let directory = kernel::directory(work);
     let initramfs = directory.join("initramfs");
     let program = |path: &Path| fs::read(path).with_context(|| path.display().to_string());
-    let mut archive = Initramfs::new();
-    archive.program("init", &program(programs.init)?);
-    archive.program("bin/dmaspace", &program(programs.dmaspace)?);
+    let mut archive = Initramfs::new()?;
+    archive.program("init", &program(programs.init)?)?;
+    archive.program("bin/dmaspace", &program(programs.dmaspace)?)?;
     for example in programs.examples {
         let name = example.file_name().unwrap_or_default().to_string_lossy();
-        archive.program(&format!("bin/{name}"), &program(example)?);
+        archive.program(&format!("bin/{name}"), &program(example)?)?;
     }
-    fs::write(&initramfs, archive.finish())?;
+    fs::write(&initramfs, archive.finish()?)?;
     let newer = match chosen.iter().any(|machine| machine.newer_qemu()) {
         true => Some(NewerQemu::fetch(work)?),
         false => None,
