@@ -236,7 +236,6 @@ fn a_balloon_is_inflated_in_every_wire_format_and_in_bulk_by_fewer_messages() {
                 "bitmap-records",
                 "ranges",
                 "chunks",
-                "order-blocks",
                 "scatter-gather",
                 "sized-runs",
             ] {

@@ -44,12 +44,11 @@ const HUGE: u64 = 2 << 20;
 /// Runs that are merged at a time.
 const ROOM: usize = 16 << 10;
 
-const NAMES: [&str; 7] = [
+const NAMES: [&str; 6] = [
     "le32 page numbers",
     "bitmap records",
     "ranges",
     "chunks",
-    "order blocks",
     "sized runs",
     "scatter-gather",
 ];

@@ -8,7 +8,7 @@
 //! Device) and, beside them, formats that name pages in bulk, which `docs/balloon-bulk.md` specifies:
 //!
 //! * [`Format`] is the seam of them all. [`LePfns`] is the standard's; [`BitmapRecords`], [`Ranges`],
-//!   [`Chunks`], [`OrderBlocks`], [`SizedRuns`] and [`ScatterGather`] are in bulk, and [`BulkFormat`] is one of these,
+//!   [`Chunks`], [`SizedRuns`] and [`ScatterGather`] are in bulk, and [`BulkFormat`] is one of these,
 //!   chosen at run time. [`Source`] cuts sorted runs into messages of bounded size; decoding hands
 //!   runs to a closure and counts in [`Refusals`] whatever it does not take.
 //! * [`GuestRam`] keeps what is memory of the guest, [`RunCollector`] sorts and merges across the
@@ -78,7 +78,7 @@ pub use driver::{Driver, Wait};
 pub use features::{BadBulkBit, BulkBit, Features};
 pub use format::{
     BitmapRecords, BulkFormat, Chunks, Format, HostRequest, LePfns, MOST_DATA_BYTES,
-    MOST_MESSAGE_BYTES, OrderBlocks, PageShifts, Ranges, ResponseHeader, ScatterGather, SizedRuns,
+    MOST_MESSAGE_BYTES, PageShifts, Ranges, ResponseHeader, ScatterGather, SizedRuns,
 };
 pub use partial::{BadRegion, PartialHugePages};
 pub use queues::{Numbering, Queue};

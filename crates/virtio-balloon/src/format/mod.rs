@@ -8,6 +8,19 @@
 //! (see [`RunCollector`](crate::RunCollector) for the rest). What is wrong is counted in
 //! [`Refusals`] and left out. Runs are not compared with the guest's memory here: that is
 //! [`GuestRam`](crate::GuestRam)'s.
+//!
+//! Beside the message of the standard there is a format for each way in which the series of 2016 and 2017
+//! that was to send pages in bulk, or its reviewers, wanted to name pages; none was merged:
+//!
+//! * [`LePfns`]: VIRTIO 1.3, 5.5.6, which every driver and monitor speaks.
+//! * [`BitmapRecords`]: version 5, "Extend virtio-balloon for fast (de)inflating", whose figures are the
+//!   origin's; the format to use.
+//! * [`Ranges`]: version 6, which replaced the bitmaps by ranges in 64 bits.
+//! * [`Chunks`]: versions 7 to 10, address and length in two words.
+//! * [`ScatterGather`]: versions 11 and 12 (`VIRTIO_BALLOON_F_SG`); free page reporting and hinting of the
+//!   standard name pages so today (5.5.6.7).
+//! * [`SizedRuns`]: what M. S. Tsirkin asked for in review: number and size of pages, two bits for one of the
+//!   sizes that the configuration space states.
 
 use runs::{PageSizes, Span};
 
@@ -18,7 +31,6 @@ mod bitmap_records;
 mod chunks;
 mod header;
 mod le_pfns;
-mod order_blocks;
 mod ranges;
 mod scatter_gather;
 mod sized_runs;
@@ -27,7 +39,6 @@ pub use bitmap_records::BitmapRecords;
 pub use chunks::Chunks;
 pub use header::{HostRequest, MOST_DATA_BYTES, MOST_MESSAGE_BYTES, ResponseHeader};
 pub use le_pfns::LePfns;
-pub use order_blocks::OrderBlocks;
 pub use ranges::Ranges;
 pub use scatter_gather::ScatterGather;
 pub use sized_runs::{PageShifts, SizedRuns};
@@ -61,8 +72,6 @@ pub enum BulkFormat {
     Ranges,
     /// [`Chunks`].
     Chunks,
-    /// [`OrderBlocks`].
-    OrderBlocks,
     /// [`ScatterGather`].
     ScatterGather,
     /// [`SizedRuns`], of these sizes.
@@ -71,22 +80,20 @@ pub enum BulkFormat {
 
 impl BulkFormat {
     /// All of them, with [`PageShifts::DEFAULT`].
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 5] = [
         Self::BitmapRecords,
         Self::Ranges,
         Self::Chunks,
-        Self::OrderBlocks,
         Self::ScatterGather,
         Self::SizedRuns(PageShifts::DEFAULT),
     ];
 
-    /// The number in the configuration space.
+    /// The number in the configuration space. 4 was a format that is no more, and is not given again.
     pub const fn number(self) -> u32 {
         match self {
             Self::BitmapRecords => 1,
             Self::Ranges => 2,
             Self::Chunks => 3,
-            Self::OrderBlocks => 4,
             Self::ScatterGather => 5,
             Self::SizedRuns(_) => 6,
         }
@@ -119,7 +126,6 @@ impl BulkFormat {
             Self::BitmapRecords => BitmapRecords::new(page).encode(source, message),
             Self::Ranges => Ranges.encode(source, message),
             Self::Chunks => Chunks.encode(source, message),
-            Self::OrderBlocks => OrderBlocks.encode(source, message),
             Self::ScatterGather => ScatterGather::default().encode(source, message),
             Self::SizedRuns(shifts) => SizedRuns::new(shifts).encode(source, message),
         }
@@ -134,7 +140,6 @@ impl BulkFormat {
             }
             Self::Ranges => Ranges.decode(message, refusals, sink),
             Self::Chunks => Chunks.decode(message, refusals, sink),
-            Self::OrderBlocks => OrderBlocks.decode(message, refusals, sink),
             Self::ScatterGather => ScatterGather::default().decode(message, refusals, sink),
             Self::SizedRuns(shifts) => SizedRuns::new(shifts).decode(message, refusals, sink),
         }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::fake::{self, Answers, Event, INDIRECT, PAGE, told, world};
 use runs::Span;
 use virtio_balloon::driver::{Error, Progress, Settings, Wire};
-use virtio_balloon::{BulkFormat, Driver, Features, Numbering, Queue, Wait};
+use virtio_balloon::{BulkFormat, Driver, Features, Numbering, PageShifts, Queue, Wait};
 
 fn settings() -> Settings {
     Settings::default()
@@ -427,7 +427,7 @@ fn what_was_got_is_told_then_a_pause_and_again() {
 
 #[test]
 fn freeze_and_restore_leave_no_page_behind() {
-    let world = world(0..2000).bulk(BulkFormat::OrderBlocks);
+    let world = world(0..2000).bulk(BulkFormat::SizedRuns(PageShifts::DEFAULT));
     let mut driver = world.driver(settings());
     for _ in 0..3 {
         driver.inflate(1500 * PAGE).unwrap();

@@ -5,23 +5,22 @@
 
 use runs::Span;
 use virtio_balloon::{
-    BitmapRecords, ByteOrder, Chunks, Config, Format, GuestPage, GuestRam, LePfns, OrderBlocks,
-    PageShifts, PartialHugePages, RamCursor, Ranges, Refusals, RunCollector, ScatterGather,
-    SizedRuns, Stats, WIRE_PAGE,
+    BitmapRecords, ByteOrder, Chunks, Config, Format, GuestPage, GuestRam, LePfns, PageShifts,
+    PartialHugePages, RamCursor, Ranges, Refusals, RunCollector, ScatterGather, SizedRuns, Stats,
+    WIRE_PAGE,
 };
 
 /// One target.
 pub type Target = (&'static str, fn(&[u8]));
 
 /// All targets.
-pub const TARGETS: [Target; 8] = [
+pub const TARGETS: [Target; 7] = [
     ("balloon_le_pfns", |data| message(&LePfns, data)),
     ("balloon_bitmap_records", |data| {
         message(&BitmapRecords::new(GuestPage::SIZE_4K), data)
     }),
     ("balloon_ranges", |data| message(&Ranges, data)),
     ("balloon_chunks", |data| message(&Chunks, data)),
-    ("balloon_order_blocks", |data| message(&OrderBlocks, data)),
     ("balloon_sized_runs", |data| {
         message(&SizedRuns::new(PageShifts::DEFAULT), data)
     }),

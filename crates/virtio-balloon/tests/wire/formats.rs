@@ -171,10 +171,6 @@ fn fields_are_plain_little_endian() {
         [0x40, 0x00, 0xdc, 0x0f, 0x21, 0x43, 0x65, 0x87]
     );
     assert_eq!(
-        one(Any::Blocks, &run)[8..],
-        [0x12, 0x00, 0xdc, 0x0f, 0x21, 0x43, 0x65, 0x87]
-    );
-    assert_eq!(
         one(Any::Chunks, &run),
         [
             1, 0, 0, 0, 0, 0, 0, 0, 0x00, 0x00, 0xdc, 0x0f, 0x21, 0x43, 0x65, 0x87, 0, 0, 4, 0, 0,
@@ -260,15 +256,6 @@ fn chunks_round_trip() {
     assert_eq!(message[..8], [2, 0, 0, 0, 0, 0, 0, 0]);
     assert_eq!(words(&message), [0x1000, 0x1000, 0x8000, 1 << 52]);
     assert_eq!(decoded(Any::Chunks, &[message]).0, runs);
-}
-
-#[test]
-fn blocks_are_aligned_to_their_size() {
-    let message = one(Any::Blocks, &[pages(3, 1 + 4 + 8 + 2)]);
-    assert_eq!(
-        words(&message),
-        [3 << 12 | 12, 4 << 12 | 14, 8 << 12 | 15, 16 << 12 | 13]
-    );
 }
 
 #[test]
@@ -454,7 +441,6 @@ proptest! {
             Any::Bitmap,
             Any::Ranges,
             Any::Chunks,
-            Any::Blocks,
             Any::Gather,
             Any::Sized,
         ];

@@ -30,7 +30,7 @@ fn head(pfn: u64, shift: u64, len: u64) -> u64 {
     pfn | shift << 52 | len << 58
 }
 
-const WITH_HEADER: [Any; 4] = [Any::Bitmap, Any::Ranges, Any::Blocks, Any::Sized];
+const WITH_HEADER: [Any; 3] = [Any::Bitmap, Any::Ranges, Any::Sized];
 
 #[test]
 fn lengths_are_checked() {
@@ -194,31 +194,11 @@ fn shifts_outside_their_range_are_refused_alone() {
                 shift: shift as u32
             })
         );
-
-        let (found, refusal) = refused(Any::Blocks, &message(&[shift, 64 << 12 | 12]));
-        assert_eq!(
-            (found, refusal),
-            (
-                vec![pages(64, 1)],
-                Refusal::Shift {
-                    at: 8,
-                    shift: shift as u32
-                }
-            )
-        );
     }
 }
 
 #[test]
 fn bits_that_must_be_zero_are_looked_at() {
-    // A reserved bit, and a block that is not aligned to its size.
-    for word in [1 << 6 | 12, 1 << 11 | 12, 1 << 12 | 13, 1 << 30 | 31] {
-        let (found, refusal) = refused(Any::Blocks, &message(&[word, 64 << 12 | 12]));
-        assert_eq!(
-            (found, refusal),
-            (vec![pages(64, 1)], Refusal::Bits { at: 8, word })
-        );
-    }
     // A number that stands for no size, and pages that are not at a multiple of theirs.
     for word in [2 << 30 | 3, 1 << 20 | 1, 1 << 21 | 2, 4 << 2 | 3] {
         let (found, refusal) = refused(Any::Sized, &message(&[word, 64 << 12]));

@@ -111,7 +111,7 @@ fn thousands(number: usize) -> String {
 /// The table as the document has it.
 fn table() -> String {
     let mut out = String::from(
-        "| pages | le32 page numbers | bitmap records | ranges | chunks | order blocks | sized runs | scatter-gather |\n|---|---|---|---|---|---|---|---|\n",
+        "| pages | le32 page numbers | bitmap records | ranges | chunks | sized runs | scatter-gather |\n|---|---|---|---|---|---|---|\n",
     );
     for (name, words) in patterns(GUEST) {
         out += &format!("| {name} |");

@@ -99,7 +99,6 @@ impl Way {
             Self::Bulk(BulkFormat::BitmapRecords) => "bitmap-records",
             Self::Bulk(BulkFormat::Ranges) => "ranges",
             Self::Bulk(BulkFormat::Chunks) => "chunks",
-            Self::Bulk(BulkFormat::OrderBlocks) => "order-blocks",
             Self::Bulk(BulkFormat::ScatterGather) => "scatter-gather",
             Self::Bulk(BulkFormat::SizedRuns(_)) => "sized-runs",
         }

@@ -8,8 +8,8 @@ use std::collections::BTreeSet;
 
 use runs::{Joiner, Span};
 use virtio_balloon::{
-    BitmapRecords, Chunks, EncodeError, Format, GuestPage, LePfns, MOST_MESSAGE_BYTES, OrderBlocks,
-    PageShifts, Ranges, Refusals, ScatterGather, SizedRuns, Source, Stretches, WIRE_PAGE,
+    BitmapRecords, Chunks, EncodeError, Format, GuestPage, LePfns, MOST_MESSAGE_BYTES, PageShifts,
+    Ranges, Refusals, ScatterGather, SizedRuns, Source, Stretches, WIRE_PAGE,
 };
 
 /// Every format there is, in one way or another.
@@ -19,18 +19,16 @@ pub(crate) enum Any {
     Bitmap,
     Ranges,
     Chunks,
-    Blocks,
     /// Of 4K, 2M and 1G.
     Sized,
     Gather,
 }
 
-pub(crate) const ALL: [Any; 7] = [
+pub(crate) const ALL: [Any; 6] = [
     Any::Pfns,
     Any::Bitmap,
     Any::Ranges,
     Any::Chunks,
-    Any::Blocks,
     Any::Sized,
     Any::Gather,
 ];
@@ -50,7 +48,6 @@ impl Any {
             Self::Bitmap => BitmapRecords::new(page).encode(source, message),
             Self::Ranges => Ranges.encode(source, message),
             Self::Chunks => Chunks.encode(source, message),
-            Self::Blocks => OrderBlocks.encode(source, message),
             Self::Sized => SizedRuns::new(PageShifts::DEFAULT).encode(source, message),
             Self::Gather => ScatterGather::default().encode(source, message),
         }
@@ -62,7 +59,6 @@ impl Any {
             Self::Bitmap => BitmapRecords::new(GuestPage::SIZE_4K).decode(message, refusals, sink),
             Self::Ranges => Ranges.decode(message, refusals, sink),
             Self::Chunks => Chunks.decode(message, refusals, sink),
-            Self::Blocks => OrderBlocks.decode(message, refusals, sink),
             Self::Sized => SizedRuns::new(PageShifts::DEFAULT).decode(message, refusals, sink),
             Self::Gather => ScatterGather::default().decode(message, refusals, sink),
         }
@@ -93,7 +89,7 @@ impl Any {
     pub(crate) fn shortest(self) -> usize {
         match self {
             Self::Pfns => 4,
-            Self::Blocks | Self::Sized | Self::Gather => 16,
+            Self::Sized | Self::Gather => 16,
             _ => 24,
         }
     }
