@@ -66,7 +66,7 @@ pub(crate) struct BalloonArgs {
 
     /// Offer messages in bulk under this feature bit [default: they are not offered]
     ///
-    /// The bit is nobody's but ours: 6 to 23 or 50 to 63, the same as the driver's. A driver that
+    /// The bit is nobody's but ours: 9 to 23 or 50 to 63, the same as the driver's. A driver that
     /// does not know it is served as always.
     ///
     /// Example: --bulk-bit 23

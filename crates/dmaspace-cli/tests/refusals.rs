@@ -47,7 +47,7 @@ fn a_balloon_that_is_not_there_is_named() {
         let refusal = refused(dmaspace(&["balloon-guest", "--device", device]));
         assert_eq!(refusal, format!("there is no PCI device {device}"));
     }
-    for bit in ["3", "4", "24", "x"] {
+    for bit in ["3", "4", "6", "24", "x"] {
         let options = [
             "balloon-guest",
             "--device",

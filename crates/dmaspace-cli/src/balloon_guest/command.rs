@@ -33,7 +33,7 @@ pub(crate) struct BalloonGuestArgs {
 
     /// Take messages in bulk under this feature bit, if the device offers it [default: page numbers]
     ///
-    /// The bit is nobody's but ours: 6 to 23 or 50 to 63, the same as the device's.
+    /// The bit is nobody's but ours: 9 to 23 or 50 to 63, the same as the device's.
     ///
     /// Example: --bulk-bit 23
     #[arg(long, value_name = "BIT", value_parser = crate::balloon::bulk_bit)]
