@@ -14,8 +14,8 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, PoisonError, RwLock};
 
-use anyhow::{Context as _, ensure};
-use dmaspace::balloon::BalloonDma;
+use anyhow::{Context as _, anyhow, ensure};
+use dmaspace::balloon::{BalloonDma, RegionMemory};
 use hostmem::{Backing, Mapping, Pinner};
 use ioas::iommufd::{Iommufd, Owner, SpaceMapper};
 use ioas::{
@@ -25,8 +25,8 @@ use ioas::{
 use iommu::{DeviceId, FlushError, RunMap, SoftwareUnit};
 use iopt::{FormatId, Prot};
 use runs::{Bytes as Size, Span};
-use virtio_balloon::Dma;
-use virtio_balloon::device::{Discard, GuestDiscard};
+use virtio_balloon::device::{Discarder, GuestDiscard};
+use virtio_balloon::{Dma, MemoryMap, Part, Refusals, Region};
 use vm_memory::{
     Bytes, FileOffset, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestRegionMmap,
 };
@@ -95,42 +95,78 @@ impl Monitor {
 }
 
 impl Monitor {
-    /// What the balloon asks before it discards: which memory the guest has, and who maps it for devices.
+    /// What the balloon asks before it discards: who maps memory for devices.
     fn dma(&self) -> BalloonDma {
         let mut dma = BalloonDma::new();
-        for (base, memory) in self.modules.iter().flat_map(GuestRam::regions) {
-            dma.add_memory(base.0, memory.clone());
-        }
         dma.add_space(self.space.clone());
         dma
     }
 
+    /// Which memory the guest has, and what devices and the host have there: the balloon's map.
+    fn regions(&self) -> anyhow::Result<Vec<Region<RegionMemory>>> {
+        let mut regions = Vec::new();
+        for Region {
+            guest,
+            page,
+            memory: discard,
+        } in GuestDiscard::regions(&self.memory, 4096)?
+        {
+            let mut modules = self.modules.iter().flat_map(GuestRam::regions);
+            let module = modules.find(|(base, _)| base.0 == guest.start);
+            let memory = module.context("a module that is not plugged")?.1.clone();
+            regions.push(Region {
+                guest,
+                page,
+                memory: RegionMemory { memory, discard },
+            });
+        }
+        Ok(regions)
+    }
+
     /// The guest has put `runs` into its balloon. Returns the bytes that the host has back.
     fn inflate(&self, runs: &[Span]) -> anyhow::Result<u64> {
-        let (mut dma, mut discard) = (self.dma(), GuestDiscard::new(&self.memory)?);
+        let (mut dma, mut discard) = (self.dma(), GuestDiscard::new());
+        let regions = self.regions()?;
+        let map = MemoryMap::new(&regions)?;
+        // The one look-up; from here on parts know their memory.
+        let parts = resolve(map, runs)?;
         let mut kept = Vec::new();
-        // One flush for all runs. A page that a device still has must not be discarded: it would go on
+        // One flush for all parts. A page that a device still has must not be discarded: it would go on
         // with the old one, and the guest would get another.
-        dma.release(runs, &mut |part, reason| {
-            println!("  kept {part}: {reason}");
+        dma.release(map, &parts, &mut |part, reason| {
+            println!("  kept {}: {reason}", map.run(&part));
             kept.push(part);
         });
-        let free = |run: &&Span| kept.iter().all(|part| !part.overlaps(run));
-        let gone: Vec<Span> = runs.iter().filter(free).copied().collect();
-        Ok(discard.discard(&gone, &mut |part, why| {
-            println!("  not discarded {part}: {why:?}")
+        let free = |part: &&Part| kept.iter().all(|kept| kept.intersection(part).is_none());
+        let gone: Vec<Part> = parts.iter().filter(free).copied().collect();
+        Ok(discard.discard(map, &gone, &mut |part, why| {
+            println!("  not discarded {}: {why:?}", map.run(&part))
         }))
     }
 
     /// The guest wants `runs` back. Only when this has returned it may use them.
     fn deflate(&self, runs: &[Span]) -> anyhow::Result<()> {
+        let regions = self.regions()?;
+        let map = MemoryMap::new(&regions)?;
+        let parts = resolve(map, runs)?;
         let mut lacking = Vec::new();
-        let mut dma = self.dma();
-        dma.restore(runs, &mut |part, reason| {
-            lacking.push(format!("{part}: {reason}"))
+        self.dma().restore(map, &parts, &mut |part, reason| {
+            lacking.push(format!("{}: {reason}", map.run(&part)))
         });
         ensure!(lacking.is_empty(), "devices lack {}", lacking.join(", "));
         Ok(())
+    }
+}
+
+/// The parts of `runs` in the guest's memory, of which nothing else may be named.
+fn resolve<T>(map: MemoryMap<'_, T>, runs: &[Span]) -> anyhow::Result<Vec<Part>> {
+    let (mut parts, mut refusals) = (Vec::new(), Refusals::new());
+    for run in runs {
+        map.resolve(*run, &mut refusals, |part| parts.push(part));
+    }
+    match refusals.latest() {
+        None => Ok(parts),
+        Some(refusal) => Err(anyhow!("{refusal}")),
     }
 }
 

@@ -19,7 +19,7 @@ use ioas::{Ioas, Ledger, Memory, Synthetic};
 use iommu::DomainId;
 use iopt::{AnyTable, FormatId, HeapTables, Prot};
 use runs::{PageSizes, Span};
-use virtio_balloon::Dma;
+use virtio_balloon::{Dma, MemoryMap, Part, Region};
 
 const PAGE: u64 = 4096;
 const BLOCK: u64 = 2 << 20;
@@ -54,21 +54,25 @@ fn measure(areas: u64, times: u32) -> [u128; 2] {
             .unwrap();
     }
     let mut balloon = BalloonDma::new();
-    balloon.add_memory(0, others);
-    balloon.add_memory(GUEST, block);
+    let regions = [(0, others), (GUEST, block)].map(|(at, memory)| Region {
+        guest: Span::new(at, memory.len()),
+        page: PAGE,
+        memory,
+    });
+    let map = MemoryMap::new(&regions).unwrap();
     let space = Arc::new(space);
     balloon.add_space(space.clone());
-    let run = [Span::new(GUEST, BLOCK)];
-    let mut told = |run: Span, reason| unreachable!("{run}: {reason}");
+    let part = Part::new(1, Span::new(0, BLOCK));
+    let mut told = |part: Part, reason| unreachable!("{part:?}: {reason}");
     let ours = best(times, || {
-        balloon.release(&run, &mut told);
-        balloon.restore(&run, &mut told);
+        balloon.release(map, &[part], &mut told);
+        balloon.restore(map, &[part], &mut told);
     });
     let all = best(times, || {
         let over = space
             .areas()
             .into_iter()
-            .filter(|area| area.part().overlaps(&run[0]));
+            .filter(|area| area.part().overlaps(&part.offsets));
         black_box(over.count());
     });
     [ours, all]

@@ -10,14 +10,14 @@ use std::time::{Duration, Instant};
 use hostmem::{Discard, DiscardError};
 use runs::Span;
 use virtio_balloon::device::{
-    Bulk, Counters, Device, NotDiscarded, QueueError, Region, Settings, SetupError,
+    Bulk, Counters, Device, Discarder, GuestDiscard, NotDiscarded, QueueError, Settings, SetupError,
 };
 use virtio_balloon::driver::{self, GuestPages, QueueAddresses, Transport};
-use virtio_balloon::{BulkBit, BulkFormat, Driver, Features, GuestPage, Wait};
+use virtio_balloon::{BulkBit, BulkFormat, Driver, Features, GuestPage, MemoryMap, Region, Wait};
 use virtio_queue::{Queue, QueueT};
 use vm_memory::GuestMemoryMmap;
 
-use dmaspace::balloon::BalloonDma;
+use dmaspace::balloon::{BalloonDma, RegionMemory};
 use ioas::Ioas;
 use lab::rings::{NoMemory, Rings};
 
@@ -78,50 +78,36 @@ pub enum WireError {
 /// The runs that were discarded, by guest address.
 type Discarded = Arc<Mutex<Vec<Span>>>;
 
-/// Gives memory of the parts back to the machine, and notes it.
-struct ByPart {
-    parts: Vec<(Span, Discard)>,
+/// Gives memory of the regions back to the machine, and notes it.
+struct Noted {
+    discard: GuestDiscard,
     done: Discarded,
 }
 
-impl virtio_balloon::device::Discard for ByPart {
-    fn discard(&mut self, runs: &[Span], failed: &mut dyn FnMut(Span, NotDiscarded)) -> u64 {
-        let mut bytes = 0;
+impl Discarder<RegionMemory> for Noted {
+    fn discard(
+        &mut self,
+        map: MemoryMap<'_, RegionMemory>,
+        parts: &[virtio_balloon::Part],
+        failed: &mut dyn FnMut(virtio_balloon::Part, NotDiscarded),
+    ) -> u64 {
+        let mut kept = Vec::new();
+        let bytes = self.discard.discard(map, parts, &mut |part, why| {
+            kept.push(part);
+            failed(part, why);
+        });
+        let stays =
+            |part: &virtio_balloon::Part| kept.iter().any(|kept| kept.intersection(part).is_some());
+        let gone = parts.iter().filter(|part| !stays(part));
         let mut noted = self.done.lock().unwrap_or_else(PoisonError::into_inner);
-        for (guest, discard) in &self.parts {
-            let inside = runs.iter().filter_map(|run| run.intersection(guest));
-            let offsets: Vec<Span> = inside
-                .map(|run| Span::new(run.start - guest.start, run.len))
-                .collect();
-            let mut kept = Vec::new();
-            let done = discard.discard(&offsets, &mut |part, _| kept.push(part));
-            let Ok(done) = done else {
-                // None of them was touched.
-                kept = offsets.clone();
-                tell(&kept, guest, failed);
-                continue;
-            };
-            tell(&kept, guest, failed);
-            bytes += done.bytes;
-            let gone = offsets
-                .iter()
-                .filter(|run| kept.iter().all(|part| !part.overlaps(run)));
-            noted.extend(gone.map(|run| Span::new(run.start + guest.start, run.len)));
-        }
+        noted.extend(gone.map(|part| map.run(part)));
         bytes
-    }
-}
-
-fn tell(kept: &[Span], guest: &Span, failed: &mut dyn FnMut(Span, NotDiscarded)) {
-    for part in kept {
-        let part = Span::new(part.start + guest.start, part.len);
-        failed(part, NotDiscarded::NotPages);
     }
 }
 
 /// The device behind its rings, as the driver reaches it.
 struct Wires {
-    device: Device<ByPart, BalloonDma>,
+    device: Device<Noted, BalloonDma, (), RegionMemory>,
     rings: Vec<(u16, Queue)>,
     memory: GuestMemoryMmap,
     begun: Instant,
@@ -268,23 +254,28 @@ impl Balloon {
     /// An empty one, over memory that `space` maps for devices.
     pub(crate) fn new(parts: &[Part], space: Arc<Ioas>) -> Result<Self, BalloonError> {
         let done = Discarded::default();
-        let mut by_part = ByPart {
-            parts: Vec::new(),
+        let noted = Noted {
+            discard: GuestDiscard::new(),
             done: Arc::clone(&done),
         };
         let mut regions = Vec::new();
         let free = seven_of_eight(parts);
         for part in parts {
             let discard = Discard::new(Arc::clone(&part.mapping))?;
-            let (guest, page) = (part.guest, discard.page());
-            regions.push(Region { guest, page });
-            by_part.parts.push((guest, discard));
+            regions.push(Region {
+                guest: part.guest,
+                page: discard.page(),
+                memory: RegionMemory {
+                    memory: Arc::clone(&part.memory),
+                    discard,
+                },
+            });
         }
         let settings = Settings {
             bulk: Some(Bulk::new(BulkFormat::Ranges)),
             ..Settings::default()
         };
-        let mut device = Device::new(settings, &regions, by_part, dma(parts, &space), ())?;
+        let mut device = Device::new(settings, regions, noted, dma(&space), ())?;
         let wanted = free.iter().map(|span| span.len).sum();
         device.set_target(wanted);
         let rings = Rings::new().map_err(BalloonError::Rings)?;

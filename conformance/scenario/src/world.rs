@@ -16,7 +16,8 @@ use ioas::{
 use iommu::{NodeId, Unit};
 use iopt::{Interruption, Pending, Prot};
 use runs::Span;
-use virtio_balloon::{Dma as _, Reason};
+use virtio_balloon::device::SetupError;
+use virtio_balloon::{Dma as _, MemoryMap, Reason, Refusals, Region};
 
 use crate::copying::Halves;
 use crate::devices::{Player, play};
@@ -88,6 +89,8 @@ pub struct World {
     /// The address space.
     pub space: Arc<Ioas>,
     pub(crate) dma: BalloonDma,
+    /// The guest's memory, as the balloon has it.
+    regions: Vec<Region<Arc<Memory>>>,
     /// Who maps.
     pub backend: Backend,
     /// The guest's memory.
@@ -222,11 +225,19 @@ impl World {
         let parts = parts.collect::<Result<Vec<_>, hostmem::DiscardError>>();
         let parts = parts.map_err(|cause| Error::Balloon(cause.into()))?;
         let memory = parts.iter().map(pages).sum();
+        let region = |part: &Part| Region {
+            guest: part.guest,
+            page: PAGE,
+            memory: Arc::clone(&part.memory),
+        };
+        let regions: Vec<_> = parts.iter().map(region).collect();
+        MemoryMap::new(&regions).map_err(|cause| Error::Balloon(SetupError::Ram(cause).into()))?;
         let scene = Scene::new(setup.range, memory, devices, seen, setup.manner);
         let (scene, space) = (Arc::new(scene), Arc::new(space));
         Ok(Self {
             players: Players::new(Arc::clone(&scene)),
-            dma: dma(&parts, &space),
+            dma: dma(&space),
+            regions,
             space,
             backend,
             ledger: setup.ledger,
@@ -637,9 +648,10 @@ impl World {
     pub fn release(&mut self, runs: &[Span]) -> Vec<(Span, Reason)> {
         let kept = self.balloon(runs, true, |world| {
             let mut kept = Vec::new();
-            world
-                .dma
-                .release(runs, &mut |span, why| kept.push((span, why)));
+            let (map, parts) = resolved(&world.regions, runs);
+            world.dma.release(map, &parts, &mut |part, why| {
+                kept.push((map.run(&part), why));
+            });
             let whole = kept.is_empty();
             (kept, whole, Vec::new())
         });
@@ -681,21 +693,33 @@ impl World {
     pub fn restore(&mut self, runs: &[Span]) -> Vec<(Span, Reason)> {
         self.balloon(runs, false, |world| {
             let mut failed = Vec::new();
-            world
-                .dma
-                .restore(runs, &mut |span, why| failed.push((span, why)));
+            let (map, parts) = resolved(&world.regions, runs);
+            world.dma.restore(map, &parts, &mut |part, why| {
+                failed.push((map.run(&part), why));
+            });
             let whole = failed.is_empty();
             (failed, whole, Vec::new())
         })
     }
 }
 
-/// What the balloon asks: the memories, and the address space.
-pub(crate) fn dma(parts: &[Part], space: &Arc<Ioas>) -> BalloonDma {
-    let mut dma = BalloonDma::new();
-    for part in parts {
-        dma.add_memory(part.guest.start, Arc::clone(&part.memory));
+/// The guest's memory, and what of the runs is in it.
+#[expect(clippy::expect_used, reason = "they were looked at when the world was made")]
+fn resolved<'a>(
+    regions: &'a [Region<Arc<Memory>>],
+    runs: &[Span],
+) -> (MemoryMap<'a, Arc<Memory>>, Vec<virtio_balloon::Part>) {
+    let map = MemoryMap::new(regions).expect("regions of a guest");
+    let mut parts = Vec::new();
+    for run in runs {
+        map.resolve(*run, &mut Refusals::new(), |part| parts.push(part));
     }
+    (map, parts)
+}
+
+/// What the balloon asks: the address space.
+pub(crate) fn dma(space: &Arc<Ioas>) -> BalloonDma {
+    let mut dma = BalloonDma::new();
     dma.add_space(Arc::clone(space));
     dma
 }

@@ -23,10 +23,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use runs::Span;
 use vhost_user_backend::VringT as _;
 use virtio_balloon::device::{
-    Counters, Device, Event as DeviceEvent, GuestDiscard, Hint, HintError, Monitor, QueueError,
-    Settings, State, StatsState,
+    Counters, Device, Discard, Event as DeviceEvent, GuestDiscard, Hint, HintError, Monitor,
+    QueueError, Settings, State, StatsState,
 };
-use virtio_balloon::{Features, Queue, Stats, WIRE_PAGE};
+use virtio_balloon::{Features, Queue, Region, Stats, WIRE_PAGE};
 use virtio_queue::QueueT as _;
 use vm_memory::{
     GuestAddressSpace as _, GuestMemoryBackend as _, GuestMemoryMmap, GuestMemoryRegion as _,
@@ -121,7 +121,7 @@ fn identity(memory: &GuestMemoryMmap) -> io::Result<Identity> {
 
 /// What the lock keeps.
 struct Inner {
-    device: Device<GuestDiscard, (), Told>,
+    device: Device<GuestDiscard, (), Told, Discard>,
     memory: Option<Arc<GuestMemoryMmap>>,
     identity: Identity,
     /// A driver has set up, and these rings of it were not looked at yet.
@@ -139,8 +139,9 @@ pub(super) struct Balloon {
 
 impl Balloon {
     pub(super) fn new(settings: Settings, target: u64) -> Result<Self, BalloonError> {
-        let none = GuestDiscard::new(&GuestMemoryMmap::<()>::new())?;
-        let mut device = Device::new(settings, &[], none, (), Told::default())?;
+        let none: [Region<Discard>; 0] = [];
+        let discard = GuestDiscard::new();
+        let mut device = Device::new(settings, none, discard, (), Told::default())?;
         device.set_target(target);
         let inner = Inner {
             device,
@@ -355,18 +356,16 @@ impl Backend for Balloon {
     fn memory(&self, memory: &Memory) -> io::Result<()> {
         let memory = memory.memory().into_inner();
         let identity = identity(&memory)?;
-        let discard = GuestDiscard::new(&*memory).map_err(io::Error::other)?;
         // Parts of transparent huge pages of a file are given back like others.
-        let regions = discard.regions(WIRE_PAGE);
+        let regions = GuestDiscard::regions(&*memory, WIRE_PAGE).map_err(io::Error::other)?;
+        let bytes = regions.iter().map(|region| region.guest.len).sum();
         let mut inner = self.lock();
         inner
             .device
-            .set_regions(&regions)
+            .set_regions(regions)
             .map_err(io::Error::other)?;
-        *inner.device.discarder() = discard;
         if inner.identity != identity {
             inner.reset_late();
-            let bytes = regions.iter().map(|region| region.guest.len).sum();
             inner.device.monitor().tell(Event::Memory { bytes });
         }
         inner.identity = identity;

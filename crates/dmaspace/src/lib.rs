@@ -12,7 +12,7 @@
 //! use dmaspace::iopt::{AnyTable, FormatId, HeapTables, Prot};
 //! use dmaspace::runs::{PageSizes, Span};
 //! use dmaspace::topology::Topology;
-//! use dmaspace::virtio_balloon::Dma as _;
+//! use dmaspace::virtio_balloon::{Dma as _, MemoryMap, Part, Region};
 //!
 //! // Where are devices, the units that translate for them, and memory? `Topology::read` asks this machine.
 //! let machine = Topology::parse(
@@ -46,12 +46,13 @@
 //! // What the guest puts into its balloon devices let go first; then it can be discarded.
 //! let space = Arc::new(space);
 //! let mut dma = BalloonDma::new();
-//! dma.add_memory(0, memory);
 //! dma.add_space(space.clone());
-//! let block = [Span::new(2 << 20, 2 << 20)];
-//! dma.release(&block, &mut |part, reason| panic!("{part} is kept: {reason}"));
+//! let regions = [Region { guest: Span::new(0, 4 << 20), page: 4096, memory }];
+//! let map = MemoryMap::new(&regions)?;
+//! let block = [Part::new(0, Span::new(2 << 20, 2 << 20))];
+//! dma.release(map, &block, &mut |part, reason| panic!("{part:?} is kept: {reason}"));
 //! assert!(space.leaf_at(2 << 20).is_none());
-//! dma.restore(&block, &mut |part, reason| panic!("{part} is not back: {reason}"));
+//! dma.restore(map, &block, &mut |part, reason| panic!("{part:?} is not back: {reason}"));
 //! assert!(space.leaf_at(2 << 20).is_some());
 //! # Ok::<_, Box<dyn std::error::Error>>(())
 //! ```

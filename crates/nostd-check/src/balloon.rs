@@ -4,7 +4,8 @@ use core::hint::black_box;
 
 use runs::Span;
 use virtio_balloon::{
-    BulkFormat, Format, GuestPage, GuestRam, LePfns, PartialHugePages, Refusals, RunCollector,
+    BulkFormat, Format, GuestPage, LePfns, MemoryMap, Part, PartialHugePages, Refusals, Region,
+    RunCollector,
     Source,
 };
 
@@ -39,20 +40,20 @@ fn comes_back(
     taken: [Span; 2],
     decode: impl FnOnce(&mut Refusals, &mut dyn FnMut(Span)),
 ) -> Result<(), i32> {
-    let regions = [Span::new(0, 32 << 20)];
-    let ram = GuestRam::new(&regions).map_err(|_| 12)?;
+    let regions = [Region::new(Span::new(0, 32 << 20))];
+    let map = MemoryMap::new(&regions).map_err(|_| 12)?;
     let mut refusals = Refusals::new();
     let mut outside = Refusals::new();
-    let mut room = [Span::default(); 16];
+    let mut room = [Part::default(); 16];
     let mut collector = RunCollector::new(&mut room);
     let mut spilled = 0;
     decode(&mut refusals, &mut |run| {
-        ram.keep(run, &mut outside, |part| {
+        map.resolve(run, &mut outside, |part| {
             collector.push(part, |_| spilled += 1)
         });
     });
     let mut same = false;
-    collector.finish(|runs| same = runs == taken);
+    collector.finish(|parts| same = parts.iter().map(|part| map.run(part)).eq(taken));
     require(
         12,
         same && spilled == 0 && refusals.total() + outside.total() == 0,

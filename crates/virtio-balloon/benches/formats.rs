@@ -35,8 +35,8 @@ use common::{ALL, Any};
 use measure::{Samples, number, timed};
 use runs::{Span, bitmap};
 use virtio_balloon::{
-    GuestPage, GuestRam, MOST_MESSAGE_BYTES, PartialHugePages, RamCursor, Refusals, RunCollector,
-    Source, WIRE_PAGE,
+    GuestPage, MOST_MESSAGE_BYTES, MemoryMap, Part, PartialHugePages, Refusals, Region, Resolver,
+    RunCollector, Source, WIRE_PAGE,
 };
 
 const PAGE: GuestPage = GuestPage::SIZE_4K;
@@ -64,11 +64,11 @@ const STEPS: [&str; 6] = [
 
 /// What all measurements share.
 struct Bench {
-    ram: [Span; 1],
+    ram: [Region; 1],
     /// Room for all messages.
     messages: Vec<u8>,
     ends: Vec<usize>,
-    room: Vec<Span>,
+    room: Vec<Part>,
     /// The driver's bitmap.
     built: Vec<u64>,
     /// For the huge pages.
@@ -78,10 +78,10 @@ struct Bench {
 impl Bench {
     fn new(bytes: u64) -> Self {
         Self {
-            ram: [Span::new(0, bytes)],
+            ram: [Region::new(Span::new(0, bytes))],
             messages: vec![0xaa; (bytes / WIRE_PAGE) as usize * 10 + MOST_MESSAGE_BYTES],
             ends: Vec::with_capacity((bytes / WIRE_PAGE) as usize / 64 + 1),
-            room: vec![Span::default(); ROOM],
+            room: vec![Part::default(); ROOM],
             built: vec![0; (bytes / WIRE_PAGE / 64) as usize],
             memory: vec![0; PartialHugePages::words(bytes, HUGE) as usize],
         }
@@ -108,17 +108,17 @@ impl Bench {
     fn decode(&mut self, format: Any, expected: usize) -> f64 {
         let mut found = 0;
         let seconds = timed(|| {
-            let mut ram = RamCursor::from(GuestRam::new(&self.ram).unwrap());
+            let mut resolver = Resolver::from(MemoryMap::new(&self.ram).unwrap());
             let mut collector = RunCollector::new(&mut self.room);
             let mut refusals = (Refusals::new(), Refusals::new());
-            let mut count = |runs: &[Span]| {
-                black_box(runs);
-                found += runs.len();
+            let mut count = |parts: &[Part]| {
+                black_box(parts);
+                found += parts.len();
             };
             let mut from = 0;
             for end in &self.ends {
                 format.decode(&self.messages[from..*end], &mut refusals.0, |run| {
-                    ram.keep(run, &mut refusals.1, |part| {
+                    resolver.resolve(run, &mut refusals.1, |part| {
                         collector.push(part, &mut count)
                     });
                 });
@@ -153,14 +153,16 @@ impl Bench {
             }
         });
         assert_eq!(built, words);
-        let mut huge = PartialHugePages::new(self.ram[0], HUGE, &mut self.memory).unwrap();
-        let mut ram = RamCursor::from(GuestRam::new(&self.ram).unwrap());
+        let mut huge = PartialHugePages::new(self.ram[0].guest, HUGE, &mut self.memory).unwrap();
+        let mut resolver = Resolver::from(MemoryMap::new(&self.ram).unwrap());
         let mut collector = RunCollector::new(&mut self.room);
         let mut refusals = (Refusals::new(), Refusals::new());
         let mut whole = 0;
         let mut tracked = 0.0;
-        let mut track = |runs: &[Span]| {
+        let mut track = |parts: &[Part]| {
             tracked += timed(|| {
+                // The region begins at 0.
+                let runs = parts.iter().map(|part| part.offsets);
                 huge.inflate_all(runs, |run| whole += run.len);
             });
         };
@@ -177,7 +179,7 @@ impl Bench {
             steps[2] += timed(|| taken[..used].copy_from_slice(&sent[..used]));
             steps[3] += timed(|| {
                 Any::Bitmap.decode(&taken[..used], &mut refusals.0, |run| {
-                    ram.keep(run, &mut refusals.1, |part| {
+                    resolver.resolve(run, &mut refusals.1, |part| {
                         collector.push(part, &mut track)
                     });
                 });

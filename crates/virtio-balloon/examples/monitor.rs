@@ -7,9 +7,9 @@ use std::error::Error;
 
 use runs::Bytes;
 use virtio_balloon::device::{
-    Bulk, Device, Drained, Event, GuestDiscard, Monitor as Events, Settings,
+    Bulk, Device, Discard, Drained, Event, GuestDiscard, Monitor as Events, Settings,
 };
-use virtio_balloon::{BulkFormat, Dma, Features, Queue, Reason, Stats, Tag};
+use virtio_balloon::{BulkFormat, Dma, Features, MemoryMap, Part, Queue, Reason, Stats, Tag};
 use virtio_queue::{Queue as Ring, QueueT};
 use vm_memory::{GuestAddress, GuestMemoryMmap};
 
@@ -55,19 +55,29 @@ struct Passthrough {
     released: u64,
 }
 
-impl Dma for Passthrough {
+impl<T> Dma<T> for Passthrough {
     fn attached(&self) -> bool {
         true
     }
 
-    fn release(&mut self, runs: &[runs::Span], _kept: &mut dyn FnMut(runs::Span, Reason)) {
+    fn release(
+        &mut self,
+        _map: MemoryMap<'_, T>,
+        parts: &[Part],
+        _kept: &mut dyn FnMut(Part, Reason),
+    ) {
         // Unmapped, flushed, unpinned: then it is discarded.
-        self.released += runs.iter().map(|run| run.len).sum::<u64>();
+        self.released += parts.iter().map(|part| part.offsets.len).sum::<u64>();
     }
 
-    fn restore(&mut self, runs: &[runs::Span], _failed: &mut dyn FnMut(runs::Span, Reason)) {
+    fn restore(
+        &mut self,
+        _map: MemoryMap<'_, T>,
+        parts: &[Part],
+        _failed: &mut dyn FnMut(Part, Reason),
+    ) {
         // Pinned, mapped: then the guest gets it.
-        let bytes = runs.iter().map(|run| run.len).sum();
+        let bytes = parts.iter().map(|part| part.offsets.len).sum();
         self.released = self.released.saturating_sub(bytes);
     }
 }
@@ -76,7 +86,7 @@ impl Dma for Passthrough {
 // [monitor]
 struct Monitor {
     memory: GuestMemoryMmap,
-    device: Device<GuestDiscard, Passthrough, Told>,
+    device: Device<GuestDiscard, Passthrough, Told, Discard>,
     /// By number, as the transport has them.
     rings: Vec<Ring>,
     /// Queues of which a drain has left something.
@@ -85,15 +95,14 @@ struct Monitor {
 
 impl Monitor {
     fn new(memory: GuestMemoryMmap) -> Result<Self, Box<dyn Error>> {
-        let discard = GuestDiscard::new(&memory)?;
-        let regions = discard.regions(4096);
+        let regions = GuestDiscard::regions(&memory, 4096)?;
         let settings = Settings {
             // Off unless it is said here; a driver that does not know it uses page numbers.
             bulk: Some(Bulk::new(BulkFormat::BitmapRecords)),
             ..Settings::default()
         };
-        let (dma, told) = (Passthrough::default(), Told::default());
-        let device = Device::new(settings, &regions, discard, dma, told)?;
+        let (discard, dma, told) = (GuestDiscard::new(), Passthrough::default(), Told::default());
+        let device = Device::new(settings, regions, discard, dma, told)?;
         let rings = (0..device.queues()).map(|_| Ring::new(RING));
         Ok(Self {
             rings: rings.collect::<Result<_, _>>()?,

@@ -5,112 +5,126 @@
 //! the collector is full, or the queue is empty. What is still more than half of the room after that is
 //! handed on and the room is free again, so runs may come apart there, and none is lost.
 //!
-//! Push what [`GuestRam::keep`](crate::GuestRam::keep) has let through. A device pushes the runs of
+//! Push what [`MemoryMap::resolve`](crate::MemoryMap::resolve) has let through. A device pushes the parts of
 //! all messages that wait in the queue, calls [`finish`](RunCollector::finish), and does what the
-//! pages ask for; only then it gives the messages back.
+//! pages ask for; only then it gives the messages back. Parts of different regions are never merged.
 
-use runs::{Span, merge_sorted};
+use core::mem;
 
-/// Sorted, merged runs of pages.
+use runs::Span;
+
+use crate::map::Part;
+
+/// Sorted, merged parts of a guest's memory.
 #[derive(Debug)]
 pub struct RunCollector<'a> {
-    room: &'a mut [Span],
+    room: &'a mut [Part],
     used: usize,
-    /// The run that came last, with all that was merged with it; empty when there is none. There is
-    /// always a place for it behind the others.
-    open: Span,
-    /// There is a gap between each run and the one before it, the open one included: nothing is to be
+    /// The part that came last, with all that was merged with it, or [`NONE`]. There is always a place for it
+    /// behind the others.
+    open: Part,
+    /// There is a gap between each part and the one before it, the open one included: nothing is to be
     /// sorted or merged.
     sorted: bool,
 }
 
+/// Nothing, and nothing comes behind it.
+const NONE: Part = Part::new(usize::MAX, Span::new(0, 0));
+
 impl<'a> RunCollector<'a> {
-    /// An empty collector; it merges as far as this many runs reach. Without any room each run is
+    /// An empty collector; it merges as far as this many parts reach. Without any room each part is
     /// handed on by itself.
-    pub fn new(room: &'a mut [Span]) -> Self {
+    pub fn new(room: &'a mut [Part]) -> Self {
         Self {
             room,
             used: 0,
-            open: Span::new(0, 0),
+            open: NONE,
             sorted: true,
         }
     }
 
-    /// Takes a run; what of it is beyond 2^64 is left out. When there is no room, runs go to `spill`:
+    /// Takes a part; what of it is beyond 2^64 is left out. When there is no room, parts go to `spill`:
     /// sorted and merged among themselves.
     #[inline]
-    pub fn push(&mut self, run: Span, spill: impl FnMut(&[Span])) {
-        // Mostly a run comes behind the open one, and there is room for it. Nothing comes behind a run
+    pub fn push(&mut self, part: Part, spill: impl FnMut(&[Part])) {
+        // Mostly a part comes behind the open one, and there is room for it. Nothing comes behind a part
         // that ends at the top, nor behind none at all, whose last byte is the top, too.
-        let behind = run.start > self.open.last().saturating_add(1);
+        let (open, offsets) = (&self.open, part.offsets);
+        let behind = part.region > open.region
+            || part.region == open.region && offsets.start > open.offsets.last().saturating_add(1);
         if behind
-            && Span::checked(run.start, run.len).is_some()
+            && Span::checked(offsets.start, offsets.len).is_some()
             && let Some([place, _, ..]) = self.room.get_mut(self.used..)
         {
             *place = self.open;
             self.used += 1;
-            self.open = run;
+            self.open = part;
             return;
         }
-        self.push_any(run, spill);
+        self.push_any(part, spill);
     }
 
     #[inline(never)]
-    fn push_any(&mut self, run: Span, mut spill: impl FnMut(&[Span])) {
-        let most = (u64::MAX - run.start).saturating_add(1);
-        let run = Span::new(run.start, run.len.min(most));
+    fn push_any(&mut self, part: Part, mut spill: impl FnMut(&[Part])) {
+        let start = part.offsets.start;
+        let most = (u64::MAX - start).saturating_add(1);
+        let run = Span::new(start, part.offsets.len.min(most));
+        let part = Part::new(part.region, run);
         if run.is_empty() {
             return;
         }
-        if self.open.is_empty() {
+        if self.open.offsets.is_empty() {
             if self.room.is_empty() {
-                return spill(&[run]);
+                return spill(&[part]);
             }
-            self.open = run;
+            self.open = part;
             return;
         }
         // Nothing follows the last byte of an address space, and all of it has no length.
-        if let Some(len) = self.open.len.checked_add(run.len) {
-            let open = self.open;
+        let open = self.open.offsets;
+        if self.open.region == part.region
+            && let Some(len) = open.len.checked_add(run.len)
+        {
             if run.start == open.start.wrapping_add(open.len) && run.start != 0 {
-                self.open.len = len;
+                self.open.offsets.len = len;
                 return;
             }
             if open.start == run.start.wrapping_add(run.len) && open.start != 0 {
-                self.open = Span::new(run.start, len);
-                self.sorted &= self.latest().is_none_or(|before| has_gap(before, &run));
+                self.open.offsets = Span::new(run.start, len);
+                self.sorted &= self.latest().is_none_or(|before| has_gap(before, &part));
                 return;
             }
         }
-        self.sorted &= has_gap(&self.open, &run);
+        self.sorted &= has_gap(&self.open, &part);
         self.close();
         if self.used == self.room.len() {
             self.merge();
             if self.used > self.room.len() / 2 {
                 self.hand_on(&mut spill);
             }
-            // The latest run may be another one now.
-            self.sorted = self.latest().is_none_or(|before| has_gap(before, &run));
+            // The latest part may be another one now.
+            self.sorted = self.latest().is_none_or(|before| has_gap(before, &part));
         }
-        self.open = run;
+        self.open = part;
     }
 
-    /// The run before the open one.
-    fn latest(&self) -> Option<&Span> {
+    /// The part before the open one.
+    fn latest(&self) -> Option<&Part> {
         self.room.get(self.used.checked_sub(1)?)
     }
 
-    /// Puts the open run to the others.
+    /// Puts the open part to the others.
     fn close(&mut self) {
-        let open = core::mem::take(&mut self.open);
-        if let Some(place) = self.room.get_mut(self.used).filter(|_| !open.is_empty()) {
+        let open = mem::replace(&mut self.open, NONE);
+        let there = !open.offsets.is_empty();
+        if let Some(place) = self.room.get_mut(self.used).filter(|_| there) {
             *place = open;
             self.used += 1;
         }
     }
 
     /// Hands on all that is left, sorted and merged. The collector is empty afterwards.
-    pub fn finish(&mut self, mut spill: impl FnMut(&[Span])) {
+    pub fn finish(&mut self, mut spill: impl FnMut(&[Part])) {
         self.close();
         self.merge();
         self.hand_on(&mut spill);
@@ -118,27 +132,46 @@ impl<'a> RunCollector<'a> {
 
     fn merge(&mut self) {
         if !self.sorted {
-            let (runs, _) = self.room.split_at_mut(self.used);
-            runs.sort_unstable_by_key(|run| run.start);
-            self.used = merge_sorted(runs);
+            let (parts, _) = self.room.split_at_mut(self.used);
+            parts.sort_unstable_by_key(|part| (part.region, part.offsets.start));
+            self.used = merge_sorted(parts);
             self.sorted = true;
         }
     }
 
-    fn hand_on(&mut self, spill: &mut impl FnMut(&[Span])) {
-        let used = core::mem::take(&mut self.used);
-        if let Some(runs) = self.room.get(..used).filter(|runs| !runs.is_empty()) {
-            spill(runs);
+    fn hand_on(&mut self, spill: &mut impl FnMut(&[Part])) {
+        let used = mem::take(&mut self.used);
+        if let Some(parts) = self.room.get(..used).filter(|parts| !parts.is_empty()) {
+            spill(parts);
         }
     }
 }
 
-/// True when `next` begins behind `run`, with at least a byte between them.
+/// True when `next` is in a later region than `part`, or behind it with at least a byte between them.
 #[inline]
-fn has_gap(run: &Span, next: &Span) -> bool {
-    next.start
-        .checked_sub(run.last())
-        .is_some_and(|gap| gap > 1)
+fn has_gap(part: &Part, next: &Part) -> bool {
+    if part.region != next.region {
+        return part.region < next.region;
+    }
+    let gap = next.offsets.start.checked_sub(part.offsets.last());
+    gap.is_some_and(|gap| gap > 1)
+}
+
+/// Merges sorted parts in place, none of them empty. Returns how many are left at the beginning.
+fn merge_sorted(parts: &mut [Part]) -> usize {
+    let mut kept = 0;
+    for at in 0..parts.len() {
+        let next = parts[at];
+        if kept > 0 && !has_gap(&parts[kept - 1], &next) {
+            let open = &mut parts[kept - 1].offsets;
+            let last = open.last().max(next.offsets.last());
+            open.len = (last - open.start).saturating_add(1);
+            continue;
+        }
+        parts[kept] = next;
+        kept += 1;
+    }
+    kept
 }
 
 #[cfg(test)]
@@ -149,16 +182,27 @@ mod tests {
     use std::vec;
     use std::vec::Vec;
 
-    fn collect(runs: &[(u64, u64)], room: usize) -> Vec<Vec<Span>> {
-        let mut room = vec![Span::default(); room];
+    fn collect_parts(parts: impl IntoIterator<Item = Part>, room: usize) -> Vec<Vec<Part>> {
+        let mut room = vec![Part::default(); room];
         let mut collector = RunCollector::new(&mut room);
         let mut batches = Vec::new();
-        for &(start, len) in runs {
-            collector.push(Span::new(start, len), |runs| batches.push(runs.to_vec()));
+        for part in parts {
+            collector.push(part, |parts| batches.push(parts.to_vec()));
         }
-        collector.finish(|runs| batches.push(runs.to_vec()));
+        collector.finish(|parts| batches.push(parts.to_vec()));
         collector.finish(|_| panic!("it is empty"));
         batches
+    }
+
+    /// Runs of one region.
+    fn collect(runs: &[(u64, u64)], room: usize) -> Vec<Vec<Span>> {
+        let parts = runs
+            .iter()
+            .map(|&(start, len)| Part::new(3, Span::new(start, len)));
+        let batches = collect_parts(parts, room).into_iter();
+        batches
+            .map(|batch| batch.iter().map(|part| part.offsets).collect())
+            .collect()
     }
 
     fn bytes<'a>(runs: impl IntoIterator<Item = &'a Span>) -> BTreeSet<u64> {
@@ -203,6 +247,20 @@ mod tests {
                 batch.iter().map(|run| Span::new(run.start - base, run.len)).collect()
             });
             prop_assert_eq!(found.collect::<Vec<Vec<_>>>(), expected);
+        }
+
+        #[test]
+        fn regions_are_collected_as_each_by_itself(
+            parts in proptest::collection::vec((0usize..4, 0u64..40, 0u64..9), 0..60),
+        ) {
+            let all = parts.iter().map(|&(region, start, len)| Part::new(region, Span::new(start, len)));
+            let found = collect_parts(all, 64).into_iter().flatten();
+            let mut expected = Vec::new();
+            for region in 0..4 {
+                let its: Vec<_> = parts.iter().filter(|part| part.0 == region).map(|part| (part.1, part.2)).collect();
+                expected.extend(collect(&its, 64).into_iter().flatten().map(|run| Part::new(region, run)));
+            }
+            prop_assert_eq!(found.collect::<Vec<_>>(), expected);
         }
 
         #[test]

@@ -9,28 +9,38 @@
 
 use core::fmt;
 
-use runs::Span;
+use crate::map::{MemoryMap, Part};
 
-/// What devices see of the guest's memory.
-pub trait Dma {
+/// What devices see of the guest's memory, of which a map has `T` for each region.
+pub trait Dma<T = ()> {
     /// Whether there are devices that cannot take page faults.
     ///
     /// While there are, `VIRTIO_BALLOON_F_MUST_TELL_HOST` is needed, and free page reporting and
     /// hinting are not to be had: the guest uses pages again there without a word.
     fn attached(&self) -> bool;
 
-    /// Lets go of `runs`: unmapped from devices, flushed, unpinned, in this order. The runs ascend and
-    /// do not touch. Parts of them that are released already are left alone.
+    /// Lets go of `parts`: unmapped from devices, flushed, unpinned, in this order. They are parts of `map`,
+    /// ascend, and touch nowhere within a region. What of them is released already is left alone.
     ///
     /// Whatever stays in sight of a device, or is pinned by somebody, is told to `kept`, in ascending
-    /// parts of the runs, and stays as it was. All else may be discarded after the call.
-    fn release(&mut self, runs: &[Span], kept: &mut dyn FnMut(Span, Reason));
+    /// pieces of the parts, and stays as it was. All else may be discarded after the call.
+    fn release(
+        &mut self,
+        map: MemoryMap<'_, T>,
+        parts: &[Part],
+        kept: &mut dyn FnMut(Part, Reason),
+    );
 
-    /// Takes `runs` back: pinned, then mapped for devices as they were before. Parts of them that are
-    /// not released are left alone.
+    /// Takes `parts` back: pinned, then mapped for devices as they were before. What of them is not released
+    /// is left alone.
     ///
-    /// What could not be had is told to `failed`, in ascending parts of the runs, and stays released.
-    fn restore(&mut self, runs: &[Span], failed: &mut dyn FnMut(Span, Reason));
+    /// What could not be had is told to `failed`, in ascending pieces of the parts, and stays released.
+    fn restore(
+        &mut self,
+        map: MemoryMap<'_, T>,
+        parts: &[Part],
+        failed: &mut dyn FnMut(Part, Reason),
+    );
 }
 
 /// Why a part of the guest's memory was kept, or could not be taken back.
@@ -65,12 +75,12 @@ impl fmt::Display for Reason {
 }
 
 /// No devices: everything may be discarded at any time.
-impl Dma for () {
+impl<T> Dma<T> for () {
     fn attached(&self) -> bool {
         false
     }
 
-    fn release(&mut self, _runs: &[Span], _kept: &mut dyn FnMut(Span, Reason)) {}
+    fn release(&mut self, _: MemoryMap<'_, T>, _: &[Part], _: &mut dyn FnMut(Part, Reason)) {}
 
-    fn restore(&mut self, _runs: &[Span], _failed: &mut dyn FnMut(Span, Reason)) {}
+    fn restore(&mut self, _: MemoryMap<'_, T>, _: &[Part], _: &mut dyn FnMut(Part, Reason)) {}
 }

@@ -11,10 +11,10 @@
 //!   [`Chunks`], [`SizedRuns`] and [`ScatterGather`] are in bulk, and [`BulkFormat`] is one of these,
 //!   chosen at run time. [`Source`] cuts sorted runs into messages of bounded size; decoding hands
 //!   runs to a closure and counts in [`Refusals`] whatever it does not take.
-//! * [`GuestRam`] keeps what is memory of the guest, [`RunCollector`] sorts and merges across the
-//!   messages of a drained queue, and [`PartialHugePages`] remembers what is not yet a whole page of
-//!   the host. Decoding, keeping and collecting do not depend on each other: runs go from one to the
-//!   next by closures.
+//! * [`MemoryMap`] resolves runs to [`Part`]s of the guest's memory, once, [`RunCollector`] sorts and merges
+//!   these across the messages of a drained queue, and [`PartialHugePages`] remembers what is not yet a whole
+//!   page of the host. Decoding, resolving and collecting do not depend on each other: runs and parts go from
+//!   one to the next by closures.
 //! * [`Features`] and [`BulkBit`], [`Queue`] numbers in both [`Numbering`]s, [`Config`] space, and
 //!   [`Stats`].
 //! * [`driver`] is the guest's end: [`Driver`], over small seams.
@@ -27,7 +27,9 @@
 //!
 //! ```
 //! use runs::Span;
-//! use virtio_balloon::{BitmapRecords, Format, GuestPage, Refusals, RunCollector, Source};
+//! use virtio_balloon::{
+//!     BitmapRecords, Format, GuestPage, MemoryMap, Part, Refusals, Region, RunCollector, Source,
+//! };
 //!
 //! // Two stretches of the guest's memory become one message of three records.
 //! let format = BitmapRecords::new(GuestPage::SIZE_4K);
@@ -39,14 +41,16 @@
 //! assert_eq!(format.encode(&mut source, &mut message)?, 0, "nothing is left");
 //!
 //! // The device gets the same stretches back.
-//! let mut refusals = Refusals::new();
-//! let mut found = Vec::new();
-//! let mut room = [Span::default(); 16];
+//! let regions = [Region::new(Span::new(0, 32 << 20))];
+//! let map = MemoryMap::new(&regions).expect("whole pages");
+//! let (mut refusals, mut outside) = (Refusals::new(), Refusals::new());
+//! let mut room = [Part::default(); 16];
 //! let mut collector = RunCollector::new(&mut room);
-//! format.decode(&message[..len], &mut refusals, |run| collector.push(run, |runs| found.extend_from_slice(runs)));
-//! collector.finish(|runs| found.extend_from_slice(runs));
-//! assert_eq!(found, taken);
-//! assert_eq!(refusals.total(), 0);
+//! format.decode(&message[..len], &mut refusals, |run| {
+//!     map.resolve(run, &mut outside, |part| collector.push(part, |_| unreachable!("there is room")));
+//! });
+//! collector.finish(|parts| assert!(parts.iter().map(|part| map.run(part)).eq(taken)));
+//! assert_eq!(refusals.total() + outside.total(), 0);
 //! # Ok::<_, virtio_balloon::EncodeError>(())
 //! ```
 
@@ -64,9 +68,9 @@ mod dma;
 pub mod driver;
 mod features;
 mod format;
+mod map;
 mod partial;
 mod queues;
-mod ram;
 mod refusal;
 mod source;
 mod stats;
@@ -80,9 +84,9 @@ pub use format::{
     BitmapRecords, BulkFormat, Chunks, Format, HostRequest, LePfns, MOST_DATA_BYTES,
     MOST_MESSAGE_BYTES, PageShifts, Ranges, ResponseHeader, ScatterGather, SizedRuns,
 };
+pub use map::{BadRam, MemoryMap, Part, Region, Resolver};
 pub use partial::{BadRegion, PartialHugePages};
 pub use queues::{Numbering, Queue};
-pub use ram::{BadRam, GuestRam, RamCursor};
 pub use refusal::{Refusal, Refusals};
 pub use source::{EncodeError, GuestPage, Source, Stretches, WIRE_PAGE};
 pub use stats::{ByteOrder, Stat, Stats, Tag};

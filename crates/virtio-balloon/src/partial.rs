@@ -23,7 +23,6 @@
 //! them in between.
 
 use core::ops::Range;
-use core::slice;
 
 use runs::{Joiner, Span, bitmap};
 
@@ -166,12 +165,16 @@ impl<'a> PartialHugePages<'a> {
     /// are whole now. Returns the bytes that were not in the balloon before. What of the run is outside
     /// the region is left out, as are parts of pages of 4 KiB.
     pub fn inflate(&mut self, run: Span, whole: impl FnMut(Span)) -> u64 {
-        self.inflate_all(slice::from_ref(&run), whole)
+        self.inflate_all([run], whole)
     }
 
     /// As [`inflate`](Self::inflate) with each of these runs, which ascend, in steps by words instead of
     /// runs. A huge page that several of them touch is handed on once, and neighbours are merged.
-    pub fn inflate_all(&mut self, runs: &[Span], mut whole: impl FnMut(Span)) -> u64 {
+    pub fn inflate_all(
+        &mut self,
+        runs: impl IntoIterator<Item = Span>,
+        mut whole: impl FnMut(Span),
+    ) -> u64 {
         let mut joiner = Joiner::new();
         let mut next = 0;
         let bytes = self.change::<true>(runs, |this, nr| {
@@ -194,11 +197,11 @@ impl<'a> PartialHugePages<'a> {
     /// The guest takes `run` back. Returns the bytes that were in the balloon. What is outside the
     /// region is left out.
     pub fn deflate(&mut self, run: Span) -> u64 {
-        self.deflate_all(slice::from_ref(&run))
+        self.deflate_all([run])
     }
 
     /// As [`deflate`](Self::deflate) with each of these runs, in steps by words instead of runs.
-    pub fn deflate_all(&mut self, runs: &[Span]) -> u64 {
+    pub fn deflate_all(&mut self, runs: impl IntoIterator<Item = Span>) -> u64 {
         self.change::<false>(runs, |_, _| ())
     }
 
@@ -213,7 +216,11 @@ impl<'a> PartialHugePages<'a> {
 
     /// Sets or clears the bits of these runs. Calls `whole` with the numbers of the huge pages that
     /// were touched and are whole then, some of them more than once. Returns the bytes that changed.
-    fn change<const SET: bool>(&mut self, runs: &[Span], mut whole: impl FnMut(&Self, u64)) -> u64 {
+    fn change<const SET: bool>(
+        &mut self,
+        runs: impl IntoIterator<Item = Span>,
+        mut whole: impl FnMut(&Self, u64),
+    ) -> u64 {
         let mut changed = 0;
         // A word that lies in one huge page, and its bits gathered from the runs that lie in it: 64 pages
         // from an offset into the region on.
@@ -228,7 +235,7 @@ impl<'a> PartialHugePages<'a> {
                     continue;
                 }
             }
-            let Some(pages) = self.pages_of(run) else {
+            let Some(pages) = self.pages_of(&run) else {
                 continue;
             };
             if mask != 0 {

@@ -480,7 +480,7 @@ impl World {
         let builder = Box::new(hardware.builder());
         let space = Ioas::adopt(&handover, &memories, taken, Some(builder), &mut ());
         self.space = Arc::new(space.map_err(SuccessorError::from)?);
-        self.dma = dma(&self.parts, &self.space);
+        self.dma = dma(&self.space);
         self.left(second)
     }
 

@@ -1,16 +1,17 @@
 //! Devices first: a memory balloon over the address spaces that map a guest's memory.
 //!
-//! [`BalloonDma`] knows which memory is at which guest addresses, and the address spaces of the
-//! devices. It implements [`virtio_balloon::Dma`], so the balloon's device asks it before it discards
+//! [`BalloonDma`] knows the address spaces of the devices; which memory is at which guest addresses is in the map
+//! of the balloon's device, whose regions each have their `Arc<Memory>` ([`RegionMemory`] has what discards it,
+//! too). It implements [`virtio_balloon::Dma`], so the balloon's device asks it before it discards
 //! and before it gives a buffer of deflateq back:
 //!
-//! 1. A run of guest addresses becomes parts of memory, and these, in each address space, device
+//! 1. A part of the map is a part of the memory of its region, and becomes, in each address space, device
 //!    addresses: all areas over this memory count, wherever the guest or the monitor has put them.
-//! 2. All address spaces release them: one flush for each, however many runs there are.
+//! 2. All address spaces release them: one flush for each, however many parts there are.
 //! 3. What one of them keeps, or what is still held by somebody else (another address space, an
 //!    external pin), is restored in all of them and told as kept: it must not be discarded.
 //!
-//! Restoring has all address spaces take the runs back. What fails in one stays released there, is told,
+//! Restoring has all address spaces take the parts back. What fails in one stays released there, is told,
 //! and can be tried again; it may be back in others.
 //!
 //! Kernels pin by themselves: of memory that only they pin, address spaces that are not given here are
@@ -18,67 +19,114 @@
 
 mod reasons;
 
+use std::borrow::Borrow;
 use std::fmt;
 use std::sync::Arc;
 
+use hostmem::Discard;
 use ioas::{Ioas, Memory};
 use iopt::Interruption;
 use runs::Span;
-use virtio_balloon::{Dma, Reason};
+use virtio_balloon::{Dma, MemoryMap, Part, Reason};
 
-/// A part of the guest's memory: guest addresses, and where they are in a memory.
-#[derive(Clone)]
-struct Region {
-    guest: Span,
-    memory: Arc<Memory>,
-    offset: u64,
+/// What a region of a guest's memory has where devices see it, and a balloon discards it by what backs it:
+/// the whole of `memory` lies in the region, and what `discard` is for, too.
+#[derive(Debug)]
+pub struct RegionMemory {
+    /// What address spaces map.
+    pub memory: Arc<Memory>,
+    /// What gives it back to the machine.
+    pub discard: Discard,
+}
+
+impl Borrow<Arc<Memory>> for RegionMemory {
+    fn borrow(&self) -> &Arc<Memory> {
+        &self.memory
+    }
+}
+
+impl Borrow<Discard> for RegionMemory {
+    fn borrow(&self) -> &Discard {
+        &self.discard
+    }
 }
 
 /// What a balloon asks before it discards memory: see the module.
 #[derive(Default)]
 pub struct BalloonDma {
-    regions: Vec<Region>,
     spaces: Vec<Arc<Ioas>>,
 }
 
 impl fmt::Debug for BalloonDma {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("BalloonDma")
-            .field("regions", &self.regions.len())
             .field("spaces", &self.spaces.len())
             .finish()
     }
 }
 
-/// A stretch of guest addresses, and where an address space has it.
+/// A part of the guest's memory, and where an address space has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Place {
     device: Span,
-    guest: Span,
+    part: Part,
 }
 
 impl Place {
     fn goes_on_in(&self, next: &Self) -> bool {
         let ends_at = |span: &Span, start| span.start.checked_add(span.len) == Some(start);
-        ends_at(&self.device, next.device.start) && ends_at(&self.guest, next.guest.start)
+        self.part.region == next.part.region
+            && ends_at(&self.device, next.device.start)
+            && ends_at(&self.part.offsets, next.part.offsets.start)
     }
 }
 
+/// What is in the regions of these parts.
+fn memories<'a, T: Borrow<Arc<Memory>>>(
+    map: MemoryMap<'a, T>,
+    parts: &'a [Part],
+) -> impl Iterator<Item = (&'a Part, &'a Arc<Memory>)> {
+    let memory = move |part| Some((part, map.region(part)?.memory.borrow()));
+    parts.iter().filter_map(memory)
+}
+
+/// Where `space` has these parts, by device addresses.
+fn places<T: Borrow<Arc<Memory>>>(
+    space: &Ioas,
+    map: MemoryMap<'_, T>,
+    parts: &[Part],
+) -> Vec<Place> {
+    let mut places: Vec<Place> = Vec::with_capacity(parts.len());
+    let mut here = Vec::new();
+    for (part, memory) in memories(map, parts) {
+        space.areas_over(memory, part.offsets, |area| {
+            let (device, begin) = (area.range(), area.part().start);
+            if let Some(both) = Span::new(begin, device.len).intersection(&part.offsets) {
+                let device = Span::new(device.start + (both.start - begin), both.len);
+                let part = Part::new(part.region, both);
+                here.push(Place { device, part });
+            }
+        });
+        here.sort_unstable();
+        for place in here.drain(..) {
+            match places.last_mut() {
+                // What was cut when something was released.
+                Some(before) if before.goes_on_in(&place) => {
+                    before.device.len += place.device.len;
+                    before.part.offsets.len += place.part.offsets.len;
+                }
+                _ => places.push(place),
+            }
+        }
+    }
+    places.sort_unstable();
+    places
+}
+
 impl BalloonDma {
-    /// Without memory and address spaces: nothing is anybody's business.
+    /// Without address spaces: nothing is any device's.
     pub fn new() -> Self {
         Self::default()
-    }
-
-    /// Adds memory of the guest: the whole of `memory` at the guest address `at`, which no other has.
-    pub fn add_memory(&mut self, at: u64, memory: Arc<Memory>) {
-        let guest = Span::new(at, memory.len());
-        self.regions.push(Region {
-            guest,
-            memory,
-            offset: 0,
-        });
-        self.regions.sort_by_key(|region| region.guest.start);
     }
 
     /// Adds an address space. It is asked anew for its areas each time: what is mapped later counts as
@@ -87,75 +135,25 @@ impl BalloonDma {
         self.spaces.push(space);
     }
 
-    /// The parts of `runs` that are memory of the guest: guest addresses, number of the region and
-    /// offset in its memory. In order of the runs.
-    fn parts(&self, runs: &[Span]) -> Vec<(Span, usize, u64)> {
-        let mut parts = Vec::with_capacity(runs.len());
-        for run in runs {
-            let first = self
-                .regions
-                .partition_point(|region| region.guest.last() < run.start);
-            for (number, region) in self.regions.iter().enumerate().skip(first) {
-                let Some(guest) = region.guest.intersection(run) else {
-                    break;
-                };
-                let offset = region.offset + (guest.start - region.guest.start);
-                parts.push((guest, number, offset));
-            }
-        }
-        parts
-    }
-
-    /// Where `space` has these parts, by device addresses.
-    fn places(&self, space: &Ioas, parts: &[(Span, usize, u64)]) -> Vec<Place> {
-        let mut places: Vec<Place> = Vec::with_capacity(parts.len());
-        let mut here = Vec::new();
-        for (guest, number, offset) in parts {
-            let Some(region) = self.regions.get(*number) else {
-                continue;
-            };
-            let part = Span::new(*offset, guest.len);
-            space.areas_over(&region.memory, part, |area| {
-                let (device, begin) = (area.range(), area.part().start);
-                if let Some(both) = Span::new(begin, device.len).intersection(&part) {
-                    let device = Span::new(device.start + (both.start - begin), both.len);
-                    let guest = Span::new(guest.start + (both.start - offset), both.len);
-                    here.push(Place { device, guest });
-                }
-            });
-            here.sort_unstable();
-            for place in here.drain(..) {
-                match places.last_mut() {
-                    // What was cut when something was released.
-                    Some(before) if before.goes_on_in(&place) => {
-                        before.device.len += place.device.len;
-                        before.guest.len += place.guest.len;
-                    }
-                    _ => places.push(place),
-                }
-            }
-        }
-        places.sort_unstable();
-        places
-    }
-
-    /// Has each address space do `job` with the parts; what it tells comes by guest addresses.
-    fn in_all(
+    /// Has each address space do `job` with the parts; what it tells comes by parts.
+    fn in_all<T: Borrow<Arc<Memory>>>(
         &self,
-        parts: &[(Span, usize, u64)],
+        map: MemoryMap<'_, T>,
+        parts: &[Part],
         mut job: impl FnMut(&Ioas, &[Span], &mut dyn FnMut(Span, Reason)),
-    ) -> Vec<(Span, Reason)> {
+    ) -> Vec<(Part, Reason)> {
         let mut told = Vec::new();
         for space in &self.spaces {
-            let places = self.places(space, parts);
+            let places = places(space, map, parts);
             let ranges: Vec<Span> = places.iter().map(|place| place.device).collect();
             job(space, &ranges, &mut |range, reason| {
                 let first = places.partition_point(|place| place.device.last() < range.start);
                 let near = places.iter().skip(first);
                 for place in near.take_while(|place| place.device.overlaps(&range)) {
                     if let Some(both) = place.device.intersection(&range) {
-                        let start = place.guest.start + (both.start - place.device.start);
-                        told.push((Span::new(start, both.len), reason));
+                        let Part { region, offsets } = place.part;
+                        let start = offsets.start + (both.start - place.device.start);
+                        told.push((Part::new(region, Span::new(start, both.len)), reason));
                     }
                 }
             });
@@ -177,62 +175,69 @@ fn restore(space: &Ioas, ranges: &[Span], failed: &mut dyn FnMut(Span, Reason)) 
 }
 
 /// In order, each byte once: what begins first counts, and of those the first that was told.
-fn in_order(mut told: Vec<(Span, Reason)>) -> Vec<(Span, Reason)> {
-    told.sort_by_key(|(span, _)| span.start);
-    let mut out: Vec<(Span, Reason)> = Vec::with_capacity(told.len());
-    for (span, reason) in told {
-        let behind = out.last().map_or(0, |(last, _)| last.start + last.len);
-        let start = span.start.max(behind);
-        let end = span.start + span.len;
+fn in_order(mut told: Vec<(Part, Reason)>) -> Vec<(Part, Reason)> {
+    told.sort_by_key(|(part, _)| (part.region, part.offsets.start));
+    let mut out: Vec<(Part, Reason)> = Vec::with_capacity(told.len());
+    for (Part { region, offsets }, reason) in told {
+        let last = out.last_mut().filter(|(last, _)| last.region == region);
+        let behind = last
+            .as_ref()
+            .map_or(0, |(last, _)| last.offsets.start + last.offsets.len);
+        let start = offsets.start.max(behind);
+        let end = offsets.start + offsets.len;
         if start >= end {
             continue;
         }
-        match out.last_mut() {
-            Some((last, same)) if *same == reason && behind == start => last.len = end - last.start,
-            _ => out.push((Span::new(start, end - start), reason)),
+        match last {
+            Some((last, same)) if *same == reason && behind == start => {
+                last.offsets.len = end - last.offsets.start;
+            }
+            _ => out.push((Part::new(region, Span::new(start, end - start)), reason)),
         }
     }
     out
 }
 
-impl Dma for BalloonDma {
+impl<T: Borrow<Arc<Memory>>> Dma<T> for BalloonDma {
     fn attached(&self) -> bool {
         self.spaces.iter().any(|space| space.is_live())
     }
 
-    fn release(&mut self, runs: &[Span], kept: &mut dyn FnMut(Span, Reason)) {
-        let parts = self.parts(runs);
-        let mut told = self.in_all(&parts, release);
-        for (guest, number, offset) in &parts {
-            let Some(region) = self.regions.get(*number) else {
-                continue;
-            };
-            let (mut at, end) = (*offset, offset + guest.len);
+    fn release(
+        &mut self,
+        map: MemoryMap<'_, T>,
+        parts: &[Part],
+        kept: &mut dyn FnMut(Part, Reason),
+    ) {
+        let mut told = self.in_all(map, parts, release);
+        for (part, memory) in memories(map, parts) {
+            let (mut at, end) = (part.offsets.start, part.offsets.start + part.offsets.len);
             while at < end
-                && let Some(held) = region.memory.first_held(Span::new(at, end - at))
+                && let Some(held) = memory.first_held(Span::new(at, end - at))
             {
-                let start = guest.start + (held.start - offset);
-                let here = Span::new(start, held.len);
-                told.push((here, Reason::PinnedElsewhere));
+                told.push((Part::new(part.region, held), Reason::PinnedElsewhere));
                 at = held.start + held.len;
             }
         }
         let told = in_order(told);
         if !told.is_empty() {
-            let back: Vec<Span> = told.iter().map(|(span, _)| *span).collect();
-            let parts = self.parts(&back);
+            let back: Vec<Part> = told.iter().map(|(part, _)| *part).collect();
             // What cannot be had stays released: it is not discarded, and comes back with the rest.
-            let _ = self.in_all(&parts, restore);
+            let _ = self.in_all(map, &back, restore);
         }
         told.into_iter()
-            .for_each(|(span, reason)| kept(span, reason));
+            .for_each(|(part, reason)| kept(part, reason));
     }
 
-    fn restore(&mut self, runs: &[Span], failed: &mut dyn FnMut(Span, Reason)) {
-        let parts = self.parts(runs);
-        let told = self.in_all(&parts, restore);
-        for (span, reason) in in_order(told) {
-            failed(span, reason);
+    fn restore(
+        &mut self,
+        map: MemoryMap<'_, T>,
+        parts: &[Part],
+        failed: &mut dyn FnMut(Part, Reason),
+    ) {
+        let told = self.in_all(map, parts, restore);
+        for (part, reason) in in_order(told) {
+            failed(part, reason);
         }
     }
 }

@@ -1,16 +1,17 @@
 //! Devices first: devices in software do DMA to memory that goes through a balloon, over and over, in
 //! two address spaces, while others do DMA all around it.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
 
 use dmaspace::balloon::BalloonDma;
-use dmaspace::ioas::{Ioas, WhenUnmapped};
+use dmaspace::ioas::{Ioas, Memory, WhenUnmapped};
 use dmaspace::iommu::DomainId;
 use dmaspace::iopt::{AnyTable, FormatId, Prot};
 use dmaspace::runs::{PageSizes, Span};
-use dmaspace::virtio_balloon::{Dma as _, Reason};
+use dmaspace::virtio_balloon::{Dma, Reason};
 
 use crate::host::{DEVICE, GUEST, Machine, PAGE, PAGES, SECOND, pages, seen};
 
@@ -212,7 +213,7 @@ fn what_is_no_memory_of_devices_is_nobody_s_business() {
     let beyond = Span::new(GUEST + PAGES * PAGE, 1 << 20);
     assert_eq!(machine.release(&[Span::new(0, PAGE), beyond]), []);
     assert_eq!(machine.restore(&[Span::new(0, PAGE), beyond]), []);
-    assert!(!BalloonDma::new().attached());
+    assert!(!Dma::<Arc<Memory>>::attached(&BalloonDma::new()));
     // A part of the guest's memory that only one device sees, at two addresses.
     let part = pages(8, 8);
     let first = &machine.spaces[0];

@@ -13,7 +13,7 @@ use dmaspace::ioas::{Cause, Ioas, Ledger, Memory, MemoryObject, PinFailed, Pinne
 use dmaspace::iommu::{BadTarget, Config, DeviceId, DomainId, Port, SoftwareUnit, TargetMemory};
 use dmaspace::iopt::{AnyTable, FormatId, HeapTables, Prot};
 use dmaspace::runs::{PageSizes, Span};
-use dmaspace::virtio_balloon::{Dma, Reason};
+use dmaspace::virtio_balloon::{Dma, MemoryMap, Part, Reason, Refusals, Region};
 
 pub(crate) const PAGE: u64 = 4096;
 pub(crate) const PAGES: u64 = 1024;
@@ -230,7 +230,6 @@ impl Machine {
         let memory = Memory::new(Arc::new(GuestMemory(host.clone())), &ledger);
         let tables = Arc::new(HeapTables::with_tables(64).unwrap());
         let mut balloon = BalloonDma::new();
-        balloon.add_memory(GUEST, memory.clone());
         let config = Config {
             flush_timeout: Duration::from_secs(600),
             ..Config::default()
@@ -251,7 +250,7 @@ impl Machine {
         let [(first, one), (second, two)] = made;
         balloon.add_space(first.clone());
         balloon.add_space(second.clone());
-        assert!(balloon.attached());
+        assert!(Dma::<Arc<Memory>>::attached(&balloon));
         Self {
             spaces: [first, second],
             units: [one, two],
@@ -265,16 +264,31 @@ impl Machine {
 
     pub(crate) fn release(&mut self, runs: &[Span]) -> Vec<(Span, Reason)> {
         let mut told = Vec::new();
-        self.balloon
-            .release(runs, &mut |span, reason| told.push((span, reason)));
+        let regions = self.regions();
+        let (map, parts) = resolved(&regions, runs);
+        self.balloon.release(map, &parts, &mut |part, reason| {
+            told.push((map.run(&part), reason));
+        });
         told
     }
 
     pub(crate) fn restore(&mut self, runs: &[Span]) -> Vec<(Span, Reason)> {
         let mut told = Vec::new();
-        self.balloon
-            .restore(runs, &mut |span, reason| told.push((span, reason)));
+        let regions = self.regions();
+        let (map, parts) = resolved(&regions, runs);
+        self.balloon.restore(map, &parts, &mut |part, reason| {
+            told.push((map.run(&part), reason));
+        });
         told
+    }
+
+    fn regions(&self) -> [Region<Arc<Memory>>; 1] {
+        let region = Region {
+            guest: pages(0, PAGES),
+            page: PAGE,
+            memory: self.memory.clone(),
+        };
+        [region]
     }
 
     pub(crate) fn ports(&self) -> [Port<Tables, Reach>; 2] {
@@ -307,6 +321,19 @@ impl Machine {
                 .all(|pins| pins.load(Ordering::Relaxed) == 0)
         );
     }
+}
+
+/// The map of these regions, and what of the runs is in it.
+pub(crate) fn resolved<'a, T>(
+    regions: &'a [Region<T>],
+    runs: &[Span],
+) -> (MemoryMap<'a, T>, Vec<Part>) {
+    let map = MemoryMap::new(regions).unwrap();
+    let mut parts = Vec::new();
+    for run in runs {
+        map.resolve(*run, &mut Refusals::new(), |part| parts.push(part));
+    }
+    (map, parts)
 }
 
 pub(crate) const fn pages(first: u64, len: u64) -> Span {

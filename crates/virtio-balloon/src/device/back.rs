@@ -1,14 +1,14 @@
 //! Behind the queues: devices first, then the machine, in the one order in which it is safe.
 
-use std::mem;
 use std::vec::Vec;
 
 use runs::{Span, merge_sorted};
 
-use super::discard::Discard;
+use super::discarder::Discarder;
 use super::memory::Memory;
 use super::monitor::{Event, Hint, Monitor, Unrestored};
 use crate::dma::Dma;
+use crate::map::{MemoryMap, Part};
 
 /// What the device has done since it was made, in bytes unless it says otherwise.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -26,7 +26,7 @@ pub struct Counters {
     pub hinted: u64,
     /// Hints that came without a command, or with an old one, in chains.
     pub hints_ignored: u64,
-    /// Runs that were handed to [`Discard`].
+    /// Parts that were handed to [`Discarder`].
     pub discards: u64,
     /// What was discarded.
     pub discarded: u64,
@@ -43,9 +43,46 @@ pub(super) const fn add(counter: &mut u64, more: u64) {
     *counter = counter.saturating_add(more);
 }
 
-/// Of all these runs together, which are apart.
-pub(super) fn bytes(runs: &[Span]) -> u64 {
-    runs.iter().map(|run| run.len).sum()
+/// Of all these parts together, which are apart.
+pub(super) fn bytes(parts: &[Part]) -> u64 {
+    parts.iter().map(|part| part.offsets.len).sum()
+}
+
+/// Puts the guest addresses of these parts, which ascend, into `runs`, merged also where regions touch.
+pub(super) fn in_guest<T>(map: MemoryMap<'_, T>, parts: &[Part], runs: &mut Vec<Span>) {
+    runs.clear();
+    runs.extend(parts.iter().map(|part| map.run(part)));
+    let merged = merge_sorted(runs);
+    runs.truncate(merged);
+}
+
+/// Hands on what of these parts is in none of `kept`; both ascend.
+fn without(parts: &[Part], kept: &[Part], mut sink: impl FnMut(Part)) {
+    // A kept part may be longer than a part only where somebody's `Dma` is wrong.
+    let mut kept = kept.iter().peekable();
+    for part in parts {
+        let region = part.region;
+        let mut rest = part.offsets;
+        while !rest.is_empty() {
+            let done = |kept: &&Part| {
+                let (kept, offsets) = (kept.region, kept.offsets);
+                kept < region
+                    || kept == region && (offsets.is_empty() || offsets.last() < rest.start)
+            };
+            while kept.next_if(done).is_some() {}
+            let here = kept.peek().filter(|kept| kept.region == region);
+            let Some(here) = here.and_then(|kept| kept.offsets.intersection(&rest)) else {
+                sink(Part::new(region, rest));
+                break;
+            };
+            let before = here.start - rest.start;
+            if before > 0 {
+                sink(Part::new(region, Span::new(rest.start, before)));
+            }
+            let done = before + here.len;
+            rest = Span::new(rest.start.wrapping_add(done), rest.len - done);
+        }
+    }
 }
 
 /// The seams, and room to work in.
@@ -55,128 +92,137 @@ pub(super) struct Back<D, A, M> {
     pub(super) dma: A,
     pub(super) monitor: M,
     pub(super) counters: Counters,
-    /// What is to be discarded.
-    todo: Vec<Span>,
-    kept: Vec<Span>,
-    cut: Vec<Span>,
+    /// What is whole now, of huge pages.
+    whole: Vec<Part>,
+    kept: Vec<Part>,
+    /// What is to be discarded, cut to whole pages.
+    cut: Vec<Part>,
+    hinted: Vec<Span>,
 }
 
-impl<D: Discard, A: Dma, M: Monitor> Back<D, A, M> {
+impl<D, A, M: Monitor> Back<D, A, M> {
     pub(super) fn new(discard: D, dma: A, monitor: M) -> Self {
         Self {
             discard,
             dma,
             monitor,
             counters: Counters::default(),
-            todo: Vec::new(),
+            whole: Vec::new(),
             kept: Vec::new(),
             cut: Vec::new(),
+            hinted: Vec::new(),
         }
     }
 
-    /// The guest has given these runs, which ascend and do not touch: what is whole now is released by
+    /// The guest has given these parts, which ascend and do not touch: what is whole now is released by
     /// devices and then discarded.
-    pub(super) fn inflate(&mut self, memory: &mut Memory, runs: &[Span]) {
-        self.todo.clear();
-        add(&mut self.counters.inflated, bytes(runs));
-        memory.inflate(runs, |whole| self.todo.push(whole));
-        // Regions may touch.
-        let merged = merge_sorted(&mut self.todo);
-        // They are cut as long as none was merged over a border.
-        let cut = merged == self.todo.len();
-        self.todo.truncate(merged);
-        if self.todo.is_empty() {
+    pub(super) fn inflate<T>(&mut self, memory: &mut Memory<T>, parts: &[Part])
+    where
+        D: Discarder<T>,
+        A: Dma<T>,
+    {
+        add(&mut self.counters.inflated, bytes(parts));
+        let whole = memory.inflate(parts, &mut self.whole);
+        if whole.is_empty() {
             return;
         }
+        let map = memory.map();
         self.kept.clear();
         let (kept, counters, monitor) = (&mut self.kept, &mut self.counters, &mut self.monitor);
-        self.dma.release(&self.todo, &mut |run, reason| {
-            add(&mut counters.kept, run.len);
+        self.dma.release(map, whole, &mut |part, reason| {
+            add(&mut counters.kept, part.offsets.len);
+            let run = map.run(&part);
             monitor.event(Event::Kept { run, reason });
-            kept.push(run);
+            kept.push(part);
         });
-        if cut && self.kept.is_empty() {
-            mem::swap(&mut self.todo, &mut self.cut);
-            return self.discard_cut();
+        let (discard, counters) = (&mut self.discard, &mut self.counters);
+        if self.kept.is_empty() {
+            return discard_all(discard, map, whole, counters, &mut self.monitor);
         }
-        self.discard(memory);
+        self.cut.clear();
+        without(whole, &self.kept, |part| {
+            memory.cut(part, |part| self.cut.push(part));
+        });
+        discard_all(discard, map, &self.cut, counters, &mut self.monitor);
     }
 
-    /// The driver has reported these runs.
-    pub(super) fn report(&mut self, memory: &Memory, runs: &[Span]) {
-        add(&mut self.counters.reported, bytes(runs));
-        self.discard_free(memory, runs);
+    /// The driver has reported these parts.
+    pub(super) fn report<T>(&mut self, memory: &Memory<T>, parts: &[Part])
+    where
+        D: Discarder<T>,
+    {
+        add(&mut self.counters.reported, bytes(parts));
+        self.discard_free(memory, parts);
     }
 
-    /// The driver has hinted at these runs.
-    pub(super) fn hint(&mut self, memory: &Memory, runs: &[Span]) {
-        add(&mut self.counters.hinted, bytes(runs));
-        if self.monitor.hinted(runs) == Hint::Discard {
-            self.discard_free(memory, runs);
+    /// The driver has hinted at these parts.
+    pub(super) fn hint<T>(&mut self, memory: &Memory<T>, parts: &[Part])
+    where
+        D: Discarder<T>,
+    {
+        add(&mut self.counters.hinted, bytes(parts));
+        in_guest(memory.map(), parts, &mut self.hinted);
+        if self.monitor.hinted(&self.hinted) == Hint::Discard {
+            self.discard_free(memory, parts);
         }
     }
 
     /// Discards pages that are free, but not in the balloon: not to be had with devices.
-    fn discard_free(&mut self, memory: &Memory, runs: &[Span]) {
-        self.todo.clear();
-        self.todo.extend_from_slice(runs);
-        self.kept.clear();
-        self.discard(memory);
-    }
-
-    /// Discards what is to do without what is kept, cut to whole pages in regions.
-    fn discard(&mut self, memory: &Memory) {
+    fn discard_free<T>(&mut self, memory: &Memory<T>, parts: &[Part])
+    where
+        D: Discarder<T>,
+    {
         self.cut.clear();
-        if self.kept.is_empty() {
-            memory.cut(&self.todo, |part| self.cut.push(part));
-            return self.discard_cut();
+        for part in parts {
+            memory.cut(*part, |part| self.cut.push(part));
         }
-        // Both ascend; a kept part may be longer than a run only where somebody's `Dma` is wrong.
-        let mut kept = self.kept.iter().copied().peekable();
-        for run in &self.todo {
-            let mut at = run.start;
-            let mut left = run.len;
-            while left > 0 {
-                let rest = Span::new(at, left);
-                while kept
-                    .next_if(|kept| kept.is_empty() || kept.last() < at)
-                    .is_some()
-                {}
-                let Some(part) = kept.peek().and_then(|kept| kept.intersection(&rest)) else {
-                    memory.cut(&[rest], |part| self.cut.push(part));
-                    break;
-                };
-                let before = Span::new(at, part.start - at);
-                memory.cut(&[before], |part| self.cut.push(part));
-                let done = part.start - at + part.len;
-                at = at.wrapping_add(done);
-                left -= done;
-            }
-        }
-        self.discard_cut();
+        let (discard, counters) = (&mut self.discard, &mut self.counters);
+        discard_all(
+            discard,
+            memory.map(),
+            &self.cut,
+            counters,
+            &mut self.monitor,
+        );
     }
 
-    fn discard_cut(&mut self) {
-        if self.cut.is_empty() {
-            return;
-        }
+    /// The guest takes these parts back, which ascend and do not touch: devices are given them. What they
+    /// lack afterwards is put into `lacking`, by guest addresses.
+    pub(super) fn restore<T>(
+        &mut self,
+        map: MemoryMap<'_, T>,
+        parts: &[Part],
+        then: Unrestored,
+        lacking: &mut Vec<Span>,
+    ) where
+        A: Dma<T>,
+    {
         let (counters, monitor) = (&mut self.counters, &mut self.monitor);
-        add(&mut counters.discards, self.cut.len() as u64);
-        let done = self.discard.discard(&self.cut, &mut |run, cause| {
-            add(&mut counters.not_discarded, run.len);
-            monitor.event(Event::NotDiscarded { run, cause });
-        });
-        add(&mut counters.discarded, done);
-    }
-
-    /// The guest takes these runs back, which ascend and do not touch: devices are given them. What they
-    /// lack afterwards is put into `lacking`.
-    pub(super) fn restore(&mut self, runs: &[Span], then: Unrestored, lacking: &mut Vec<Span>) {
-        let (counters, monitor) = (&mut self.counters, &mut self.monitor);
-        self.dma.restore(runs, &mut |run, reason| {
-            add(&mut counters.not_restored, run.len);
+        self.dma.restore(map, parts, &mut |part, reason| {
+            add(&mut counters.not_restored, part.offsets.len);
+            let run = map.run(&part);
             monitor.event(Event::NotRestored { run, reason, then });
             lacking.push(run);
         });
     }
+}
+
+/// Discards these parts, which are whole pages.
+fn discard_all<T, D: Discarder<T>, M: Monitor>(
+    discard: &mut D,
+    map: MemoryMap<'_, T>,
+    parts: &[Part],
+    counters: &mut Counters,
+    monitor: &mut M,
+) {
+    if parts.is_empty() {
+        return;
+    }
+    add(&mut counters.discards, parts.len() as u64);
+    let done = discard.discard(map, parts, &mut |part, cause| {
+        add(&mut counters.not_discarded, part.offsets.len);
+        let run = map.run(&part);
+        monitor.event(Event::NotDiscarded { run, cause });
+    });
+    add(&mut counters.discarded, done);
 }

@@ -2,9 +2,9 @@
 
 use crate::features::Features;
 use crate::format::BulkFormat;
+use crate::map::BadRam;
 use crate::partial::BadRegion;
 use crate::queues::Queue;
-use crate::ram::BadRam;
 
 /// Why a device cannot be made, or cannot have this memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

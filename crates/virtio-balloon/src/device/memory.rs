@@ -7,27 +7,22 @@ use std::vec::Vec;
 use runs::Span;
 
 use super::error::SetupError;
-use super::settings::Region;
 use super::state::PartialState;
+use crate::map::{MemoryMap, Part, Region};
 use crate::partial::PartialHugePages;
-use crate::ram::GuestRam;
+use crate::refusal::Refusals;
 use crate::source::WIRE_PAGE;
 
-/// The regions of the guest's memory, ascending.
-#[derive(Debug, Default)]
-pub(super) struct Memory {
-    regions: Arc<[Span]>,
-    backings: Vec<Backing>,
+/// The guest's memory: its map, and what is remembered of it.
+#[derive(Debug)]
+pub(super) struct Memory<T> {
+    regions: Arc<[Region<T>]>,
+    /// By number of the region: for huge pages.
+    partials: Vec<Option<Partial>>,
+    /// No region has huge pages: what is given can be discarded as it is.
+    plain: bool,
     /// From the lowest to the highest byte that was inflated since the last [`forget`](Memory::forget).
     touched: Option<(u64, u64)>,
-}
-
-/// What backs a region.
-#[derive(Debug)]
-struct Backing {
-    page: u64,
-    /// For huge pages.
-    partial: Option<Partial>,
 }
 
 /// A [`PartialHugePages`] that owns its memory.
@@ -79,82 +74,89 @@ fn inner(run: Span, page: u64) -> Span {
     }
 }
 
-/// Those of these runs, which ascend, that meet the region.
-fn in_region<'a>(runs: &'a [Span], region: &Span) -> &'a [Span] {
-    let first = runs.partition_point(|run| run.last() < region.start);
-    let behind = runs.get(first..).unwrap_or(&[]);
-    let end = behind.partition_point(|run| run.start <= region.last());
-    behind.get(..end).unwrap_or(&[])
+/// These parts, which ascend, region by region.
+fn by_region(parts: &[Part]) -> impl Iterator<Item = (usize, &[Part])> {
+    let groups = parts.chunk_by(|part, next| part.region == next.region);
+    groups.filter_map(|group| Some((group.first()?.region, group)))
 }
 
-impl Memory {
-    pub(super) fn new(regions: &[Region]) -> Result<Self, SetupError> {
-        let spans: Vec<_> = regions.iter().map(|region| region.guest).collect();
-        GuestRam::new(&spans).map_err(SetupError::Ram)?;
-        let backings = regions.iter().map(|region| {
+impl<T> Memory<T> {
+    pub(super) fn new(regions: Arc<[Region<T>]>) -> Result<Self, SetupError> {
+        MemoryMap::new(&regions).map_err(SetupError::Ram)?;
+        let partials = regions.iter().map(|region| {
             let page = region.page;
-            let partial = match page {
-                WIRE_PAGE => None,
+            match page {
+                WIRE_PAGE => Ok(None),
                 // Also refuses sizes that are none.
                 _ if !page.is_power_of_two() || page < WIRE_PAGE => {
-                    Some(Partial::new(region.guest, page)?)
+                    Partial::new(region.guest, page).map(Some)
                 }
                 _ => {
                     let whole = inner(region.guest, page);
                     // Without a whole page nothing can be given back.
                     (!whole.is_empty())
                         .then(|| Partial::new(whole, page))
-                        .transpose()?
+                        .transpose()
                 }
-            };
-            Ok(Backing { page, partial })
+            }
         });
-        let backings = backings.collect::<Result<_, _>>()?;
         Ok(Self {
-            regions: spans.into(),
-            backings,
+            partials: partials.collect::<Result<_, _>>()?,
+            plain: regions.iter().all(|region| region.page == WIRE_PAGE),
+            regions,
             touched: None,
         })
     }
 
-    /// Ascending and disjoint.
-    pub(super) fn regions(&self) -> Arc<[Span]> {
+    pub(super) fn regions(&self) -> Arc<[Region<T>]> {
         self.regions.clone()
     }
 
-    /// The guest gives these runs, which ascend: hands on what can be discarded now, ascending.
-    pub(super) fn inflate(&mut self, runs: &[Span], mut discard: impl FnMut(Span)) {
-        if let [first, ..] = runs
-            && let [.., last] = runs
+    pub(super) fn map(&self) -> MemoryMap<'_, T> {
+        MemoryMap::known(&self.regions)
+    }
+
+    /// The guest gives these parts, which ascend. Returns what can be discarded now, ascending; `room` is
+    /// for what has to be written down for that.
+    pub(super) fn inflate<'a>(&mut self, parts: &'a [Part], room: &'a mut Vec<Part>) -> &'a [Part] {
+        if self.plain {
+            return parts;
+        }
+        if let [first, ..] = parts
+            && let [.., last] = parts
         {
-            let (first, last) = (first.start, last.last());
+            let (first, last) = (self.map().run(first).start, self.map().run(last).last());
             let touched = self.touched.get_or_insert((first, last));
             *touched = (touched.0.min(first), touched.1.max(last));
         }
-        for (region, backing) in self.regions.iter().zip(&mut self.backings) {
-            let runs = in_region(runs, region);
-            match &mut backing.partial {
-                Some(partial) => {
-                    partial.with(|pages| pages.inflate_all(runs, &mut discard));
-                }
-                None if backing.page == WIRE_PAGE => {
-                    for run in runs {
-                        match region.covers(run) {
-                            true => discard(*run),
-                            false => region.intersection(run).into_iter().for_each(&mut discard),
-                        }
-                    }
-                }
-                None => {}
+        room.clear();
+        for (number, parts) in by_region(parts) {
+            let (region, partial) = (self.regions.get(number), self.partials.get_mut(number));
+            match (region, partial) {
+                (Some(region), Some(Some(partial))) => partial.with(|pages| {
+                    let runs = parts.iter().map(|part| region.run(part.offsets));
+                    pages.inflate_all(runs, |whole| {
+                        room.push(Part::new(number, region.offsets(whole)));
+                    });
+                }),
+                (Some(region), _) if region.page == WIRE_PAGE => room.extend_from_slice(parts),
+                _ => {}
             }
         }
+        room
     }
 
-    /// The guest takes these runs back, which ascend.
-    pub(super) fn deflate(&mut self, runs: &[Span]) {
-        for (region, backing) in self.regions.iter().zip(&mut self.backings) {
-            if let Some(partial) = &mut backing.partial {
-                partial.with(|pages| pages.deflate_all(in_region(runs, region)));
+    /// The guest takes these parts back, which ascend.
+    pub(super) fn deflate(&mut self, parts: &[Part]) {
+        if self.plain {
+            return;
+        }
+        for (number, parts) in by_region(parts) {
+            if let Some(region) = self.regions.get(number)
+                && let Some(Some(partial)) = self.partials.get_mut(number)
+            {
+                let runs = parts.iter().map(|part| region.run(part.offsets));
+                partial.with(|pages| pages.deflate_all(runs));
             }
         }
     }
@@ -163,7 +165,9 @@ impl Memory {
     pub(super) fn forget(&mut self) {
         let touched = self.touched.take();
         if let Some(run) = touched.and_then(|(first, last)| Span::inclusive(first, last)) {
-            self.deflate(&[run]);
+            for partial in self.partials.iter_mut().flatten() {
+                partial.with(|pages| pages.deflate(run));
+            }
         }
     }
 
@@ -175,45 +179,36 @@ impl Memory {
     /// The balloon is empty.
     pub(super) fn empty(&mut self) {
         self.touched = None;
-        for backing in &mut self.backings {
-            if let Some(partial) = &mut backing.partial {
-                partial.with(|pages| pages.forget());
-            }
+        for partial in self.partials.iter_mut().flatten() {
+            partial.with(|pages| pages.forget());
         }
     }
 
-    /// Cuts these runs, which ascend, at the borders of regions, and to whole pages of what backs them.
-    pub(super) fn cut(&self, runs: &[Span], mut sink: impl FnMut(Span)) {
-        for (region, backing) in self.regions.iter().zip(&self.backings) {
-            for run in in_region(runs, region) {
-                if region.covers(run) && run.is_aligned(backing.page) && !run.is_empty() {
-                    sink(*run);
-                    continue;
-                }
-                let part = region.intersection(run).map(|run| inner(run, backing.page));
-                if let Some(part) = part.filter(|part| !part.is_empty()) {
-                    sink(part);
-                }
-            }
+    /// Hands on what of this part is whole pages of what backs its region.
+    pub(super) fn cut(&self, part: Part, sink: impl FnOnce(Part)) {
+        let Some(region) = self.regions.get(part.region) else {
+            return;
+        };
+        let run = region.run(part.offsets);
+        let whole = match run.is_aligned(region.page) {
+            true => run,
+            false => inner(run, region.page),
+        };
+        if !whole.is_empty() {
+            sink(Part::new(part.region, region.offsets(whole)));
         }
     }
 
     /// Bytes in the balloon that wait for the rest of their huge pages.
     pub(super) fn waiting(&self) -> u64 {
-        let partials = self
-            .backings
-            .iter()
-            .filter_map(|backing| backing.partial.as_ref());
+        let partials = self.partials.iter().flatten();
         partials
             .map(|partial| partial.totals.0 * WIRE_PAGE - partial.totals.1 * partial.huge)
             .sum()
     }
 
     pub(super) fn save(&self) -> Vec<PartialState> {
-        let partials = self
-            .backings
-            .iter()
-            .filter_map(|backing| backing.partial.as_ref());
+        let partials = self.partials.iter().flatten();
         partials
             .map(|partial| PartialState {
                 region: partial.region,
@@ -225,6 +220,8 @@ impl Memory {
     /// Remembers parts as they were saved, as far as they lie in this memory.
     pub(super) fn load(&mut self, saved: &[PartialState]) {
         self.empty();
+        let regions = self.regions();
+        let mut room = Vec::new();
         for partial in saved {
             for bits in runs::bitmap::runs(&partial.bits) {
                 let start = bits.start.checked_mul(WIRE_PAGE);
@@ -233,7 +230,11 @@ impl Memory {
                     Span::checked(start, (bits.end - bits.start).checked_mul(WIRE_PAGE)?)
                 });
                 if let Some(run) = run.and_then(|run| run.intersection(&partial.region)) {
-                    self.inflate(&[run], |_| {});
+                    // What is no memory here is not remembered.
+                    let mut outside = Refusals::new();
+                    MemoryMap::known(&regions).resolve(run, &mut outside, |part| {
+                        self.inflate(&[part], &mut room);
+                    });
                 }
             }
         }

@@ -13,10 +13,32 @@
 //!   when the monitor wants something;
 //! * [`reset`](Device::reset) when the driver resets the device.
 //!
-//! What the device needs comes by three seams: [`Discard`] gives memory back to the machine
+//! What the device needs comes by three seams: [`Discarder`] gives memory back to the machine
 //! ([`GuestDiscard`] does, for memory of vm-memory),
 //! [`Dma`] has devices let go of it before and takes it back for them, and [`Monitor`] is told
 //! what happens. `docs/balloon-monitor.md` leads through it, with a complete example.
+//!
+//! # The way of a message
+//!
+//! There is one map of the guest's memory, [`Region`]s in ascending order, and a guest address is looked up in it
+//! once, when its run comes out of the decoder ([`Resolver`](crate::Resolver)). From there on a [`Part`] travels:
+//! the number of a region, and offsets in it.
+//!
+//! 1. A decoder turns bytes into runs of guest addresses; the resolver turns runs into parts and refuses what is
+//!    no memory; [`RunCollector`](crate::RunCollector) sorts parts and merges those that touch in a region.
+//! 2. Of regions on huge pages, bits of the parts are set in the bitmaps of their region, and huge pages that are
+//!    whole now are the parts that go on. Other parts go on as they are.
+//! 3. [`Dma::release`] and then [`Discarder::discard`] receive the parts with the map. What a monitor has in a
+//!    region, memory objects and mappings, is in the map ([`Region::memory`]), so that both find it by number. What
+//!    devices keep comes back as parts, and is subtracted.
+//! 4. Whatever is told or saved (events, hints, messages that are held) is in guest addresses again: it
+//!    outlives the map.
+//!
+//! Deflating is the same way as far as the bitmaps, and then [`Dma::restore`].
+//!
+//! A map is not changed. Memory that comes or goes is another map, which
+//! [`set_regions`](Device::set_regions) exchanges as a whole between two drains, with all that is remembered in it;
+//! so the numbers of parts mean the same to all who see them.
 //!
 //! The device owns no ring: transports keep rings in different ways (a queue of `virtio-queue`, or one
 //! behind a lock in `vhost-user-backend`), so [`drain`](Device::drain) borrows the ring for one call.
@@ -27,6 +49,7 @@
 //! reporting and hinting are not offered. A monitor calls
 //! [`devices_attached`](Device::devices_attached) *before* it attaches the first device to a running guest.
 
+use std::sync::Arc;
 use std::vec::Vec;
 
 use runs::Span;
@@ -34,6 +57,7 @@ use runs::Span;
 use crate::config::{BULK_CONFIG_BYTES, CONFIG_BYTES, Config};
 use crate::dma::Dma;
 use crate::features::Features;
+use crate::map::{MemoryMap, Part, Region};
 use crate::queues::Queue;
 use crate::refusal::Refusals;
 use crate::source::WIRE_PAGE;
@@ -41,7 +65,7 @@ use crate::stats::ByteOrder;
 
 mod back;
 mod chain;
-mod discard;
+mod discarder;
 mod error;
 mod guest_discard;
 mod memory;
@@ -53,23 +77,25 @@ mod settings;
 mod state;
 
 pub use back::Counters;
-pub use discard::{Discard, NotDiscarded};
+pub use discarder::{Discarder, NotDiscarded};
 pub use error::{AttachError, HintError, NegotiateError, QueueError, SetupError};
 pub use guest_discard::{GuestDiscard, GuestDiscardError};
+pub use hostmem::Discard;
 pub use monitor::{Event, Hint, Monitor, Unrestored};
 pub use ring::Drained;
-pub use settings::{Bulk, Region, Settings, regions};
+pub use settings::{Bulk, Settings, regions};
 pub use state::{Held, Hints, PartialState, RequestState, State, StatsState};
 
 /// The device's type (VIRTIO 1.3, 5.5.1).
 pub const DEVICE_ID: u32 = virtio_bindings::virtio_ids::VIRTIO_ID_BALLOON;
 
-/// A balloon device: with `D` discarding memory, `A` in front of devices, and `M` the monitor.
+/// A balloon device: with `D` discarding memory, `A` in front of devices, and `M` the monitor, which has `T` in
+/// each region of the guest's memory.
 #[derive(Debug)]
-pub struct Device<D, A = (), M = ()> {
+pub struct Device<D, A = (), M = (), T = ()> {
     settings: Settings,
     back: back::Back<D, A, M>,
-    memory: memory::Memory,
+    memory: memory::Memory<T>,
     config: Config,
     negotiated: Option<Features>,
     /// Devices are about to be attached, or are.
@@ -83,7 +109,7 @@ pub struct Device<D, A = (), M = ()> {
     room: queues::Room,
 }
 
-impl<D: Discard, A: Dma, M: Monitor> Device<D, A, M> {
+impl<D: Discarder<T>, A: Dma<T>, M: Monitor, T> Device<D, A, M, T> {
     /// A device as after a reset, with nothing wanted in the balloon.
     ///
     /// # Errors
@@ -91,7 +117,7 @@ impl<D: Discard, A: Dma, M: Monitor> Device<D, A, M> {
     /// Settings that no device has, or regions that are no memory: see [`SetupError`].
     pub fn new(
         settings: Settings,
-        regions: &[Region],
+        regions: impl Into<Arc<[Region<T>]>>,
         discard: D,
         dma: A,
         monitor: M,
@@ -105,7 +131,7 @@ impl<D: Discard, A: Dma, M: Monitor> Device<D, A, M> {
         Ok(Self {
             settings,
             back: back::Back::new(discard, dma, monitor),
-            memory: memory::Memory::new(regions)?,
+            memory: memory::Memory::new(regions.into())?,
             config,
             negotiated: None,
             attached: false,
@@ -125,11 +151,16 @@ impl<D: Discard, A: Dma, M: Monitor> Device<D, A, M> {
     /// # Errors
     ///
     /// Regions that are no memory; nothing has changed then.
-    pub fn set_regions(&mut self, regions: &[Region]) -> Result<(), SetupError> {
-        let mut memory = memory::Memory::new(regions)?;
+    pub fn set_regions(&mut self, regions: impl Into<Arc<[Region<T>]>>) -> Result<(), SetupError> {
+        let mut memory = memory::Memory::new(regions.into())?;
         memory.load(&self.memory.save());
         self.memory = memory;
         Ok(())
+    }
+
+    /// The guest's memory, as it is now.
+    pub fn memory(&self) -> MemoryMap<'_, T> {
+        self.memory.map()
     }
 
     // Features.
@@ -384,11 +415,12 @@ impl<D: Discard, A: Dma, M: Monitor> Device<D, A, M> {
         self.config.free_page_hint_cmd_id = Config::HINT_STOP;
         self.memory.empty();
         let mut lacking = Vec::new();
-        let mut regions = self.memory.regions().to_vec();
-        let merged = runs::merge_sorted(&mut regions);
-        regions.truncate(merged);
+        let map = self.memory.map();
+        let whole =
+            |(number, region): (_, &Region<T>)| Part::new(number, Span::new(0, region.guest.len));
+        let all: Vec<Part> = map.regions().iter().enumerate().map(whole).collect();
         let then = self.settings.unrestored;
-        self.back.restore(&regions, then, &mut lacking);
+        self.back.restore(map, &all, then, &mut lacking);
         lacking
     }
 

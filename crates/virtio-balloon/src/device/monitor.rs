@@ -2,7 +2,7 @@
 
 use runs::Span;
 
-use super::discard::NotDiscarded;
+use super::discarder::NotDiscarded;
 use crate::dma::Reason;
 use crate::stats::Stats;
 

@@ -2,8 +2,8 @@
 //!
 //! # Protocol
 //!
-//! Messages of inflateq, and reports, are all read first; their runs are merged across them. Then, for
-//! each batch of merged runs, devices let go ([`Dma::release`]), and what they let go of is discarded.
+//! Messages of inflateq, and reports, are all read first; their parts are merged across them. Then, for
+//! each batch of merged parts, devices let go ([`Dma::release`]), and what they let go of is discarded.
 //! Only then all of the messages go back: what the driver sees used has happened. A page is not in
 //! use between the two (VIRTIO 1.3, 5.5.6.1, 5.5.6.7.1).
 //!
@@ -26,7 +26,7 @@ use vm_memory::GuestMemory;
 use super::Device;
 use super::back::{Back, add, bytes};
 use super::chain::{Piece, Wire, gather, read};
-use super::discard::Discard;
+use super::discarder::Discarder;
 use super::error::QueueError;
 use super::monitor::{Event, Monitor, Unrestored};
 use super::ring::{Drained, Ring, give_back_or_keep};
@@ -36,54 +36,54 @@ use crate::config::Config;
 use crate::dma::Dma;
 use crate::features::Features;
 use crate::format::BulkFormat;
+use crate::map::{MemoryMap, Part, Region, Resolver};
 use crate::queues::Queue;
-use crate::ram::{GuestRam, RamCursor};
 use crate::refusal::{Refusal, Refusals};
 use crate::stats::{ByteOrder, Stats};
 
-/// Room for runs of one drain, before they are sorted and handed on.
-pub(super) const RUNS: usize = 1 << 15;
+/// Room for parts of one drain, before they are sorted and handed on.
+pub(super) const PARTS: usize = 1 << 15;
 
 /// What a drain works in; kept, so that it does not allocate each time.
 #[derive(Debug, Default)]
 pub(super) struct Room {
     pub(super) pieces: Vec<Piece>,
     pub(super) message: Vec<u8>,
-    pub(super) runs: Vec<Span>,
+    pub(super) parts: Vec<Part>,
     heads: Vec<u16>,
 }
 
-/// The runs that messages name: parts that are no memory are refused, the rest is merged.
-struct Named<'a> {
-    ram: RamCursor<'a>,
+/// What messages name: what is no memory is refused, the rest is merged.
+struct Named<'a, T> {
+    resolver: Resolver<'a, T>,
     outside: Refusals,
     collector: RunCollector<'a>,
 }
 
-impl<'a> Named<'a> {
-    fn new(regions: &'a [Span], room: &'a mut [Span]) -> Self {
+impl<'a, T> Named<'a, T> {
+    fn new(regions: &'a [Region<T>], room: &'a mut [Part]) -> Self {
         Self {
-            ram: GuestRam::known(regions).into(),
+            resolver: MemoryMap::known(regions).into(),
             outside: Refusals::new(),
             collector: RunCollector::new(room),
         }
     }
 
     #[inline]
-    fn push(&mut self, run: Span, mut act: impl FnMut(&[Span])) {
+    fn push(&mut self, run: Span, mut act: impl FnMut(&[Part])) {
         let (outside, collector) = (&mut self.outside, &mut self.collector);
-        self.ram
-            .keep(run, outside, |part| collector.push(part, &mut act));
+        self.resolver
+            .resolve(run, outside, |part| collector.push(part, &mut act));
     }
 
     /// Hands on what is left, and counts what was refused.
-    fn finish(&mut self, refusals: &mut Refusals, act: impl FnMut(&[Span])) {
+    fn finish(&mut self, refusals: &mut Refusals, act: impl FnMut(&[Part])) {
         self.collector.finish(act);
         refusals.append(&mem::take(&mut self.outside));
     }
 }
 
-impl<D: Discard, A: Dma, M: Monitor> Device<D, A, M> {
+impl<D: Discarder<T>, A: Dma<T>, M: Monitor, T> Device<D, A, M, T> {
     /// Empties a queue: takes everything that is in it, does what it asks for, and then gives it back.
     /// When a message is back with the driver, what it asked for has happened: pages of inflateq, and
     /// reports, were let go of by devices and discarded; pages of deflateq are seen by devices again. What
@@ -108,7 +108,7 @@ impl<D: Discard, A: Dma, M: Monitor> Device<D, A, M> {
         let mut ring = Ring::new(queue, ring, memory, self.settings.drain_bytes.max(1))?;
         // Returned at the end, whatever happens; otherwise it is made anew.
         let mut room = mem::take(&mut self.room);
-        room.runs.resize(RUNS, Span::default());
+        room.parts.resize(PARTS, Part::default());
         room.heads.clear();
         let result = match queue {
             Queue::Inflate => self.inflate(&mut ring, &mut room),
@@ -167,7 +167,7 @@ impl<D: Discard, A: Dma, M: Monitor> Device<D, A, M> {
     ) -> Result<(), QueueError> {
         let format = self.wire();
         let regions = self.memory.regions();
-        let mut named = Named::new(&regions, &mut room.runs);
+        let mut named = Named::new(&regions, &mut room.parts);
         while let Some((head, whole)) = ring.next(&mut room.pieces, &mut self.refusals) {
             room.heads.push(head);
             if !whole {
@@ -176,12 +176,12 @@ impl<D: Discard, A: Dma, M: Monitor> Device<D, A, M> {
             let (back, memory) = (&mut self.back, &mut self.memory);
             let message = (&room.pieces[..], &mut room.message);
             let bytes = format.decode(message, ring.memory, &mut self.refusals, |run| {
-                named.push(run, |runs| back.inflate(memory, runs));
+                named.push(run, |parts| back.inflate(memory, parts));
             });
             ring.spend(bytes);
         }
         let (back, memory) = (&mut self.back, &mut self.memory);
-        named.finish(&mut self.refusals, |runs| back.inflate(memory, runs));
+        named.finish(&mut self.refusals, |parts| back.inflate(memory, parts));
         if self.has(Features::MUST_TELL_HOST) {
             self.memory.remember();
         } else {
@@ -200,11 +200,17 @@ impl<D: Discard, A: Dma, M: Monitor> Device<D, A, M> {
     ) -> Result<(), QueueError> {
         let format = self.wire();
         let regions = self.memory.regions();
-        let mut named = Named::new(&regions, &mut room.runs);
+        let mut named = Named::new(&regions, &mut room.parts);
         let then = self.settings.unrestored;
         if let Some(held) = self.held.take() {
             let mut lacking = Vec::new();
-            self.back.restore(&held.runs, then, &mut lacking);
+            let mut parts = Vec::new();
+            let map = self.memory.map();
+            for run in &held.runs {
+                // What is no memory any more is not lacking.
+                map.resolve(*run, &mut Refusals::new(), |part| parts.push(part));
+            }
+            self.back.restore(map, &parts, then, &mut lacking);
             if self.hold(held.head, lacking) {
                 return Ok(());
             }
@@ -214,10 +220,10 @@ impl<D: Discard, A: Dma, M: Monitor> Device<D, A, M> {
             let mut lacking = Vec::new();
             if whole {
                 let (back, memory) = (&mut self.back, &mut self.memory);
-                let mut take = |runs: &[Span]| {
-                    add(&mut back.counters.deflated, bytes(runs));
-                    memory.deflate(runs);
-                    back.restore(runs, then, &mut lacking);
+                let mut take = |parts: &[Part]| {
+                    add(&mut back.counters.deflated, bytes(parts));
+                    memory.deflate(parts);
+                    back.restore(memory.map(), parts, then, &mut lacking);
                 };
                 let message = (&room.pieces[..], &mut room.message);
                 let bytes = format.decode(message, ring.memory, &mut self.refusals, |run| {
@@ -289,7 +295,7 @@ impl<D: Discard, A: Dma, M: Monitor> Device<D, A, M> {
             ring,
             room,
             |_| take,
-            |back, memory, runs| back.report(memory, runs),
+            |back, memory, parts| back.report(memory, parts),
         )
     }
 
@@ -307,8 +313,8 @@ impl<D: Discard, A: Dma, M: Monitor> Device<D, A, M> {
             }
             good && !devices
         };
-        self.pages(ring, room, take, |back, memory, runs| {
-            back.hint(memory, runs)
+        self.pages(ring, room, take, |back, memory, parts| {
+            back.hint(memory, parts)
         })
     }
 
@@ -318,10 +324,10 @@ impl<D: Discard, A: Dma, M: Monitor> Device<D, A, M> {
         ring: &mut Ring<'_, Q, G>,
         room: &mut Room,
         mut take: impl FnMut(&mut Self) -> bool,
-        mut act: impl FnMut(&mut Back<D, A, M>, &super::memory::Memory, &[Span]),
+        mut act: impl FnMut(&mut Back<D, A, M>, &super::memory::Memory<T>, &[Part]),
     ) -> Result<(), QueueError> {
         let regions = self.memory.regions();
-        let mut named = Named::new(&regions, &mut room.runs);
+        let mut named = Named::new(&regions, &mut room.parts);
         while let Some((head, whole)) = ring.next(&mut room.pieces, &mut self.refusals) {
             room.heads.push(head);
             if !whole {
@@ -332,7 +338,7 @@ impl<D: Discard, A: Dma, M: Monitor> Device<D, A, M> {
             if !commands.is_empty() && ring.queue == Queue::FreePage {
                 // Hints of one command are not to be merged with those of the next.
                 let (back, memory) = (&mut self.back, &self.memory);
-                named.finish(&mut self.refusals, |runs| act(back, memory, runs));
+                named.finish(&mut self.refusals, |parts| act(back, memory, parts));
                 let message = &mut room.message;
                 if read(commands, ring.memory, 4, message, &mut self.refusals) {
                     self.command(message);
@@ -346,11 +352,11 @@ impl<D: Discard, A: Dma, M: Monitor> Device<D, A, M> {
             }
             let (back, memory) = (&mut self.back, &self.memory);
             gather(pages, &mut self.refusals, |run| {
-                named.push(run, |runs| act(back, memory, runs));
+                named.push(run, |parts| act(back, memory, parts));
             });
         }
         let (back, memory) = (&mut self.back, &self.memory);
-        named.finish(&mut self.refusals, |runs| act(back, memory, runs));
+        named.finish(&mut self.refusals, |parts| act(back, memory, parts));
         for &head in &room.heads {
             ring.give_back(head)?;
         }

@@ -4,12 +4,15 @@
 //! The driver gives a buffer, which the device keeps until the monitor asks. The answer comes as messages
 //! on the same queue, and behind it the next buffer.
 
+use std::vec::Vec;
+
 use virtio_queue::QueueT;
 use vm_memory::{Bytes, GuestAddress, GuestMemory};
 
 use super::Device;
+use super::back::in_guest;
 use super::chain::{Piece, Wire, read};
-use super::discard::Discard;
+use super::discarder::Discarder;
 use super::error::QueueError;
 use super::monitor::{Event, Monitor};
 use super::queues::Room;
@@ -18,11 +21,11 @@ use super::state::RequestState;
 use crate::collect::RunCollector;
 use crate::dma::Dma;
 use crate::format::{HostRequest, ResponseHeader};
+use crate::map::{MemoryMap, Part, Resolver};
 use crate::queues::Queue;
-use crate::ram::{GuestRam, RamCursor};
 use crate::refusal::{Refusal, Refusals};
 
-impl<D: Discard, A: Dma, M: Monitor> Device<D, A, M> {
+impl<D: Discarder<T>, A: Dma<T>, M: Monitor, T> Device<D, A, M, T> {
     /// Asks the guest which pages it does not use. They come as [`Monitor::unused`] out of later drains
     /// of req_vq. Returns the request's id, and whether the driver is to be notified.
     ///
@@ -68,14 +71,14 @@ impl<D: Discard, A: Dma, M: Monitor> Device<D, A, M> {
         room: &mut Room,
     ) -> Result<(), QueueError> {
         let regions = self.memory.regions();
-        // They were looked at when they were set.
-        let (Ok(mut ram), Wire::Bulk(format, most)) =
-            (GuestRam::new(&regions).map(RamCursor::from), self.wire())
-        else {
+        let map = MemoryMap::known(&regions);
+        let Wire::Bulk(format, most) = self.wire() else {
             return Ok(());
         };
+        let mut resolver = Resolver::from(map);
         let mut outside = Refusals::new();
-        let mut collector = RunCollector::new(&mut room.runs);
+        let mut collector = RunCollector::new(&mut room.parts);
+        let mut runs = Vec::new();
         while let Some((head, whole)) = ring.next(&mut room.pieces, &mut self.refusals) {
             let writable = room.pieces.first().is_some_and(|piece| piece.writable);
             if whole && writable {
@@ -90,13 +93,15 @@ impl<D: Discard, A: Dma, M: Monitor> Device<D, A, M> {
             let answered = if whole { self.answered(message) } else { None };
             if let Some((id, flag)) = answered {
                 let monitor = &mut self.back.monitor;
+                let mut unused = |parts: &[Part]| {
+                    in_guest(map, parts, &mut runs);
+                    monitor.unused(id, &runs);
+                };
                 format.decode(message, &mut self.refusals, |run| {
-                    ram.keep(run, &mut outside, |part| {
-                        collector.push(part, |runs| monitor.unused(id, runs));
-                    });
+                    resolver.resolve(run, &mut outside, |part| collector.push(part, &mut unused));
                 });
                 // Each message by itself: the next may answer another request.
-                collector.finish(|runs| monitor.unused(id, runs));
+                collector.finish(unused);
                 if flag == ResponseHeader::DONE {
                     self.requests.asked = None;
                     monitor.event(Event::UnusedEnd { id });

@@ -10,8 +10,8 @@ use super::error::SetupError;
 use super::monitor::Unrestored;
 use crate::features::{BulkBit, Features};
 use crate::format::{BulkFormat, MOST_MESSAGE_BYTES};
+use crate::map::Region;
 use crate::queues::Numbering;
-use crate::source::WIRE_PAGE;
 use crate::stats::ByteOrder;
 
 /// What a device offers, and how it behaves.
@@ -103,32 +103,13 @@ impl Settings {
     }
 }
 
-/// A region of the guest's memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Region {
-    /// Its guest physical addresses.
-    pub guest: Span,
-    /// Bytes of the pages that back it, and of which nothing less can be given back: 4096, or a huge
-    /// page. Guest addresses lie in huge pages as the host's addresses do.
-    pub page: u64,
-}
-
-impl Region {
-    /// A region backed by pages of 4 KiB.
-    pub const fn new(guest: Span) -> Self {
-        Self {
-            guest,
-            page: WIRE_PAGE,
-        }
-    }
-}
-
 /// The regions of vm-memory's guest memory, all backed by pages of `page` bytes.
 pub fn regions(memory: &impl vm_memory::GuestMemoryBackend, page: u64) -> Vec<Region> {
     use vm_memory::GuestMemoryRegion;
     let regions = memory.iter().map(|region| Region {
         guest: Span::new(region.start_addr().0, region.len()),
         page,
+        memory: (),
     });
     regions.collect()
 }

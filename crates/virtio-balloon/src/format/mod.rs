@@ -7,7 +7,7 @@
 //! come; those that follow one another are merged within the message only as far as the format says
 //! (see [`RunCollector`](crate::RunCollector) for the rest). What is wrong is counted in
 //! [`Refusals`] and left out. Runs are not compared with the guest's memory here: that is
-//! [`GuestRam`](crate::GuestRam)'s.
+//! [`MemoryMap`](crate::MemoryMap)'s.
 //!
 //! Beside the message of the standard there is a format for each way in which the series of 2016 and 2017
 //! that was to send pages in bulk, or its reviewers, wanted to name pages; none was merged:

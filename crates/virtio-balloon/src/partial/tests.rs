@@ -113,7 +113,7 @@ proptest! {
             }
             if inflate {
                 let mut found = Vec::new();
-                let new = all.inflate_all(&runs, |run| found.push(run));
+                let new = all.inflate_all(runs.iter().copied(), |run| found.push(run));
                 let mut expected_new = 0;
                 let mut expected = BTreeSet::new();
                 for run in &runs {
@@ -130,7 +130,7 @@ proptest! {
                     prop_assert!(pair[0].last() + 1 < pair[1].start);
                 }
             } else {
-                let gone = all.deflate_all(&runs);
+                let gone = all.deflate_all(runs.iter().copied());
                 prop_assert_eq!(gone, runs.iter().map(|run| single.deflate(*run)).sum::<u64>());
             }
             prop_assert_eq!(all.bytes(), single.bytes());

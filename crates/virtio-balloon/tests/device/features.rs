@@ -6,7 +6,7 @@ use crate::guest::{
 use virtio_balloon::device::{Bulk, Event, NegotiateError, QueueError, Settings, SetupError};
 use virtio_balloon::{
     BULK_CONFIG_BYTES, BulkBit, BulkFormat, ByteOrder, CONFIG_BYTES, Config, Features, Numbering,
-    Queue, Refusal, Stats, Tag, WIRE_PAGE,
+    Queue, Refusal, Region, Stats, Tag, WIRE_PAGE,
 };
 
 #[test]
@@ -116,7 +116,8 @@ fn every_feature_is_offered_and_no_other_can_be_taken() {
         features: unknown,
         ..Settings::default()
     };
-    let made = virtio_balloon::device::Device::new(wrong, &[], (), (), ());
+    let none: [Region; 0] = [];
+    let made = virtio_balloon::device::Device::new(wrong, none, (), (), ());
     assert_eq!(made.err(), Some(SetupError::Feature { unknown }));
 }
 

@@ -2,8 +2,8 @@
 
 use crate::guest::{Act, Guest, HIGH, LOW, pages, pfn};
 use runs::Span;
-use virtio_balloon::device::{Device, Region, Settings, SetupError, State};
-use virtio_balloon::{BadRegion, Features, Queue, Stats, WIRE_PAGE};
+use virtio_balloon::device::{Device, Settings, SetupError, State};
+use virtio_balloon::{BadRegion, Features, Queue, Region, Stats, WIRE_PAGE};
 
 const HUGE: u64 = 2 << 20;
 /// Pages of a huge page.
@@ -83,10 +83,11 @@ fn regions_need_not_be_whole_huge_pages() {
     let region = |start: u64, len: u64| Region {
         guest: Span::new(start, len),
         page: HUGE,
+        memory: (),
     };
     let regions = [region(WIRE_PAGE, 3 * HUGE), region(HIGH.start, WIRE_PAGE)];
     let mut guest = on_huge_pages(Features(0));
-    guest.device.set_regions(&regions).unwrap();
+    guest.device.set_regions(regions).unwrap();
     let small = Span::new(HIGH.start, 2 * WIRE_PAGE);
     guest.runs(Queue::Inflate, &[Span::new(HUGE, HUGE), small]);
     let _ = guest.drain(Queue::Inflate);
@@ -95,7 +96,7 @@ fn regions_need_not_be_whole_huge_pages() {
 
     for page in [0, 1, 4097, 2048] {
         let wrong = Region { page, ..regions[0] };
-        let made = Device::new(Settings::default(), &[wrong], (), (), ());
+        let made = Device::new(Settings::default(), [wrong], (), (), ());
         let error = SetupError::Region(BadRegion::Size { huge: page });
         assert_eq!(made.err(), Some(error));
     }

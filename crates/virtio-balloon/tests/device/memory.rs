@@ -5,7 +5,8 @@ use std::os::unix::fs::MetadataExt;
 
 use hostmem::{Backing, Mapping};
 use runs::Span;
-use virtio_balloon::device::{Discard, GuestDiscard, NotDiscarded, Region};
+use virtio_balloon::device::{Discarder as _, GuestDiscard, NotDiscarded};
+use virtio_balloon::{MemoryMap, Part, Refusals};
 use vm_memory::{
     Bytes, FileOffset, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion,
 };
@@ -62,16 +63,29 @@ const RUNS: [Span; 5] = [
     Span::new((12 << 20) - 2 * PAGE, 2 * PAGE),
 ];
 
+fn resolved<T>(map: MemoryMap<'_, T>, run: Span) -> Vec<Part> {
+    let mut parts = Vec::new();
+    map.resolve(run, &mut Refusals::new(), |part| parts.push(part));
+    parts
+}
+
 #[test]
 fn runs_are_discarded_where_they_lie_and_nothing_else_is() {
     let private = GuestMemoryMmap::from_ranges(&ranges()).unwrap();
     let (file, in_file) = shared();
     for memory in [private, in_file] {
         fill(&memory);
-        let mut discard = GuestDiscard::new(&memory).unwrap();
-        assert_eq!(discard.regions(PAGE), [LOW, HIGH].map(Region::new));
+        let mut discard = GuestDiscard::new();
+        let regions = GuestDiscard::regions(&memory, PAGE).unwrap();
+        let map = MemoryMap::new(&regions).unwrap();
+        let found = regions.iter().map(|region| (region.guest, region.page));
+        assert_eq!(
+            found.collect::<Vec<_>>(),
+            [LOW, HIGH].map(|guest| (guest, PAGE))
+        );
+        let parts: Vec<_> = RUNS.iter().flat_map(|run| resolved(map, *run)).collect();
         let before = file.metadata().unwrap().blocks();
-        let bytes = discard.discard(&RUNS, &mut |run, cause| panic!("{run}: {cause}"));
+        let bytes = discard.discard(map, &parts, &mut |part, cause| panic!("{part:?}: {cause}"));
         assert_eq!(bytes, 11 * PAGE);
         if memory.iter().any(|region| region.file_offset().is_some()) {
             // Freed, not only emptied: in blocks of 512 bytes.
@@ -84,40 +98,50 @@ fn runs_are_discarded_where_they_lie_and_nothing_else_is() {
 }
 
 #[test]
-fn runs_that_are_in_no_region_are_told_and_nothing_of_them_is_touched() {
+fn parts_that_are_in_no_region_are_told_and_nothing_of_them_is_touched() {
     let memory = GuestMemoryMmap::from_ranges(&ranges()).unwrap();
     fill(&memory);
-    let mut discard = GuestDiscard::new(&memory).unwrap();
+    let regions = GuestDiscard::regions(&memory, PAGE).unwrap();
+    let map = MemoryMap::new(&regions).unwrap();
+    let part = |region, start| Part::new(region, Span::new(start, 2 * PAGE));
+    // Of another map: beyond a region's end, and of one that is not there.
     let wrong = [
-        Span::new(LOW.len - PAGE, 2 * PAGE),
-        Span::new(LOW.len, PAGE),
-        Span::new(HIGH.start - PAGE, 2 * PAGE),
-        Span::new(u64::MAX - PAGE + 1, PAGE),
+        part(0, LOW.len - PAGE),
+        part(0, LOW.len),
+        part(1, HIGH.len - PAGE),
+        part(2, 0),
+        part(usize::MAX, u64::MAX - 2 * PAGE + 1),
     ];
     let mut told = Vec::new();
-    let bytes = discard.discard(&wrong, &mut |run, cause| {
+    let mut discard = GuestDiscard::new();
+    let bytes = discard.discard(map, &wrong, &mut |part, cause| {
         assert_eq!(cause, NotDiscarded::NotPages);
-        told.push(run);
+        told.push(part);
     });
     assert_eq!((bytes, &told[..]), (0, &wrong[..]));
     check(&memory, &[]);
+    // Others of the region are discarded all the same.
+    let right = Part::new(0, Span::new(PAGE, PAGE));
+    let bytes = discard.discard(map, &[right, wrong[0]], &mut |_, _| ());
+    assert_eq!(bytes, PAGE);
+    check(&memory, &[map.run(&right)]);
 }
 
 #[test]
-fn a_run_is_translated_to_its_place_in_its_region() {
+fn a_run_is_resolved_to_its_place_in_its_region() {
     let (_, memory) = shared();
-    let discard = GuestDiscard::new(&memory).unwrap();
-    let place = |run| {
-        discard
-            .translate(run)
-            .map(|(of, part)| (of.mapping().len(), part))
-    };
+    let regions = GuestDiscard::regions(&memory, PAGE).unwrap();
+    let map = MemoryMap::new(&regions).unwrap();
+    let inside = resolved(map, Span::new(HIGH.start + PAGE, 3 * PAGE));
+    assert_eq!(inside, [Part::new(1, Span::new(PAGE, 3 * PAGE))]);
+    let behind = map.region(&inside[0]).unwrap().memory.mapping();
+    assert_eq!(behind.len(), HIGH.len);
+    // Over the hole, and up to the end of the second.
+    let across = resolved(map, Span::new(LOW.len - PAGE, 16 << 20));
+    let ends = [(0, LOW.len - PAGE, PAGE), (1, 0, HIGH.len)];
     assert_eq!(
-        place(Span::new(HIGH.start + PAGE, 3 * PAGE)),
-        Some((HIGH.len, Span::new(PAGE, 3 * PAGE)))
+        across,
+        ends.map(|(n, start, len)| Part::new(n, Span::new(start, len)))
     );
-    let across = Span::new(LOW.len - PAGE, 16 << 20);
-    assert_eq!(place(across).map(|(_, part)| part.len), Some(PAGE));
-    assert_eq!(place(Span::new(LOW.len, PAGE)), None);
-    assert_eq!(place(Span::new(HIGH.start - PAGE, 2 * PAGE)), None);
+    assert_eq!(resolved(map, Span::new(LOW.len, PAGE)), []);
 }

@@ -2,10 +2,10 @@
 
 use crate::guest::{Act, FREE, Guest, SIZE, at, bulk_messages, in_bulk, pages};
 use runs::Span;
-use virtio_balloon::device::{Bulk, Device, Event, QueueError, Region, Settings, SetupError};
+use virtio_balloon::device::{Bulk, Device, Event, QueueError, Settings, SetupError};
 use virtio_balloon::{
     BulkBit, BulkFormat, Config, Features, GuestPage, HostRequest, Numbering, Queue, Refusal,
-    ResponseHeader, Source,
+    Region, ResponseHeader, Source,
 };
 use virtio_queue::QueueT as _;
 use vm_memory::{Bytes as _, GuestAddress};
@@ -76,7 +76,8 @@ fn the_queue_is_there_only_where_the_monitor_wants_it_and_the_bulk_bit_is_taken(
     }
     // A format without a header cannot tell an answer from another message.
     for format in [BulkFormat::Chunks, BulkFormat::ScatterGather] {
-        let refused = Device::new(settings(format), &[], NoMemory, (), ()).map(|_| ());
+        let none: [Region; 0] = [];
+        let refused = Device::new(settings(format), none, (), (), ()).map(|_| ());
         assert_eq!(refused, Err(SetupError::Requests { format }));
     }
     assert!(
@@ -84,18 +85,6 @@ fn the_queue_is_there_only_where_the_monitor_wants_it_and_the_bulk_bit_is_taken(
             .bulk
             .is_some_and(|bulk| !bulk.requests)
     );
-}
-
-struct NoMemory;
-
-impl virtio_balloon::device::Discard for NoMemory {
-    fn discard(
-        &mut self,
-        _runs: &[Span],
-        _failed: &mut dyn FnMut(Span, virtio_balloon::device::NotDiscarded),
-    ) -> u64 {
-        0
-    }
 }
 
 #[test]
@@ -155,7 +144,7 @@ fn every_part_of_an_answer_with_more_runs_than_there_is_room_for_has_its_id() {
     let format = BulkFormat::BitmapRecords;
     let mut guest = Guest::new(settings(format));
     let high = Span::new(4 << 30, 1 << 30);
-    guest.device.set_regions(&[Region::new(high)]).unwrap();
+    guest.device.set_regions([Region::new(high)]).unwrap();
     buffer(&mut guest);
     let _ = guest.drain(Queue::Requests);
     let (id, _) = guest.request_unused().unwrap();

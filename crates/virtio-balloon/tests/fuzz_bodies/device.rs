@@ -199,7 +199,7 @@ fn play_step(step: u8, bytes: &mut Bytes<'_>, guest: &mut Guest, page: &mut u64)
             if bytes.flag() {
                 *page = PAGES[bytes.below(PAGES.len())];
                 let regions = regions(&guest.memory, *page);
-                guest.device.set_regions(&regions).expect("whole pages");
+                guest.device.set_regions(regions).expect("whole pages");
             }
             match guest.device.restore(&state) {
                 Ok(()) => assert_eq!(guest.device.state().config, state.config),

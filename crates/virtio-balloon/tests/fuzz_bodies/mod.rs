@@ -5,9 +5,9 @@
 
 use runs::Span;
 use virtio_balloon::{
-    BitmapRecords, ByteOrder, Chunks, Config, Format, GuestPage, GuestRam, LePfns, PageShifts,
-    PartialHugePages, RamCursor, Ranges, Refusals, RunCollector, ScatterGather, SizedRuns, Stats,
-    WIRE_PAGE,
+    BitmapRecords, ByteOrder, Chunks, Config, Format, GuestPage, LePfns, MemoryMap, PageShifts,
+    Part, PartialHugePages, Ranges, Refusals, Region, Resolver, RunCollector, ScatterGather,
+    SizedRuns, Stats, WIRE_PAGE,
 };
 
 /// One target.
@@ -35,8 +35,9 @@ fn message(format: &impl Format, data: &[u8]) {
     let (head, data) = data.split_at(data.len().min(2));
     let hole = u64::from(head.first().copied().unwrap_or(1)) << 21;
     let regions = [Span::new(0, 4 << 20), Span::new((8 << 20) + hole, 4 << 20)];
-    let ram = GuestRam::new(&regions).expect("regions ascend");
-    let mut ram = RamCursor::from(ram);
+    let of_map = regions.map(Region::new);
+    let map = MemoryMap::new(&of_map).expect("regions ascend");
+    let mut resolver = Resolver::from(map);
 
     let mut refusals = Refusals::new();
     let mut named = Vec::new();
@@ -44,7 +45,7 @@ fn message(format: &impl Format, data: &[u8]) {
     // What work there can be: 32 runs for each 8 bytes, and a refusal for each record.
     assert!(named.len() <= 4 * data.len() && refusals.total() <= 1 + data.len() as u64 / 4 * 16);
 
-    let mut room = [Span::default(); 8];
+    let mut room = [Part::default(); 8];
     let mut collector = RunCollector::new(&mut room);
     let mut batches = Vec::new();
     for run in &named {
@@ -52,29 +53,30 @@ fn message(format: &impl Format, data: &[u8]) {
             Span::checked(run.start, run.len).is_some() && run.is_aligned(WIRE_PAGE),
             "{run}"
         );
-        ram.keep(*run, &mut refusals, |part| {
-            collector.push(part, |runs| batches.push(runs.to_vec()))
+        resolver.resolve(*run, &mut refusals, |part| {
+            collector.push(part, |parts| batches.push(parts.to_vec()))
         });
     }
-    collector.finish(|runs| batches.push(runs.to_vec()));
+    collector.finish(|parts| batches.push(parts.to_vec()));
 
     let mut words = [0; PartialHugePages::words(4 << 20, 2 << 20) as usize];
     let mut huge =
         PartialHugePages::new(regions[0], 2 << 20, &mut words).expect("whole huge pages");
     for batch in &batches {
         for pair in batch.windows(2) {
-            assert!(pair[0].last() + 1 < pair[1].start, "{batch:?}");
+            let apart = pair[0].offsets.last() + 1 < pair[1].offsets.start;
+            assert!(pair[0].region < pair[1].region || apart, "{batch:?}");
         }
-        for run in batch {
-            assert!(regions.iter().any(|region| region.covers(run)), "{run}");
+        for part in batch {
+            assert!(regions[part.region].covers(&map.run(part)), "{part:?}");
         }
-        huge.inflate_all(batch, |whole| {
+        huge.inflate_all(batch.iter().map(|part| map.run(part)), |whole| {
             assert!(regions[0].covers(&whole) && whole.is_aligned(2 << 20))
         });
     }
     assert!(huge.whole_bytes() <= huge.bytes() && huge.bytes() <= 4 << 20);
-    for run in batches.iter().flatten() {
-        huge.deflate(*run);
+    for part in batches.iter().flatten() {
+        huge.deflate(map.run(part));
     }
     assert_eq!(huge.bytes() + huge.whole_bytes(), 0);
 }

@@ -9,11 +9,12 @@ use std::sync::atomic::Ordering;
 
 use runs::Span;
 use virtio_balloon::device::{
-    Bulk, Device, Discard, Drained, Event, Hint, Monitor, NotDiscarded, QueueError, Region,
-    Settings, regions,
+    Bulk, Device, Discarder, Drained, Event, Hint, Monitor, NotDiscarded, QueueError, Settings,
+    regions,
 };
 use virtio_balloon::{
-    BulkFormat, Dma, Features, Format, GuestPage, LePfns, Queue, Reason, Source, Stats, WIRE_PAGE,
+    BulkFormat, Dma, Features, Format, GuestPage, LePfns, MemoryMap, Part, Queue, Reason, Refusals,
+    Region, Source, Stats, WIRE_PAGE,
 };
 use virtio_queue::{Queue as VirtQueue, QueueT};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
@@ -82,14 +83,21 @@ impl Seams {
     }
 }
 
-/// The parts of ascending runs that meet any of these.
-fn parts(runs: &[Span], of: &[Span]) -> Vec<Span> {
-    let mut parts: Vec<_> = runs
-        .iter()
-        .flat_map(|run| of.iter().filter_map(|part| run.intersection(part)))
-        .collect();
-    parts.sort_by_key(|part| part.start);
-    parts
+/// What of ascending parts meets any of these runs.
+fn meeting(map: MemoryMap<'_>, parts: &[Part], runs: &[Span]) -> Vec<Part> {
+    let mut meeting = Vec::new();
+    for run in runs {
+        map.resolve(*run, &mut Refusals::new(), |run| {
+            meeting.extend(parts.iter().filter_map(|part| part.intersection(&run)));
+        });
+    }
+    meeting.sort();
+    meeting
+}
+
+/// As guest addresses.
+fn runs(map: MemoryMap<'_>, parts: &[Part]) -> Vec<Span> {
+    parts.iter().map(|part| map.run(part)).collect()
 }
 
 impl Dma for Seams {
@@ -97,36 +105,51 @@ impl Dma for Seams {
         self.notes.borrow().attached
     }
 
-    fn release(&mut self, runs: &[Span], kept: &mut dyn FnMut(Span, Reason)) {
-        self.note(Act::Release(runs.to_vec()));
-        let parts = parts(runs, &self.notes.borrow().kept);
+    fn release(&mut self, map: MemoryMap<'_>, parts: &[Part], kept: &mut dyn FnMut(Part, Reason)) {
+        self.note(Act::Release(runs(map, parts)));
+        let parts = meeting(map, parts, &self.notes.borrow().kept);
         parts
             .into_iter()
             .for_each(|part| kept(part, Reason::PinnedElsewhere));
     }
 
-    fn restore(&mut self, runs: &[Span], failed: &mut dyn FnMut(Span, Reason)) {
-        self.note(Act::Restore(runs.to_vec()));
-        let parts = parts(runs, &self.notes.borrow().lost);
+    fn restore(
+        &mut self,
+        map: MemoryMap<'_>,
+        parts: &[Part],
+        failed: &mut dyn FnMut(Part, Reason),
+    ) {
+        self.note(Act::Restore(runs(map, parts)));
+        let parts = meeting(map, parts, &self.notes.borrow().lost);
         parts
             .into_iter()
             .for_each(|part| failed(part, Reason::Limit));
     }
 }
 
-impl Discard for Seams {
-    fn discard(&mut self, runs: &[Span], failed: &mut dyn FnMut(Span, NotDiscarded)) -> u64 {
-        self.note(Act::Discard(runs.to_vec()));
+impl Discarder for Seams {
+    fn discard(
+        &mut self,
+        map: MemoryMap<'_>,
+        parts: &[Part],
+        failed: &mut dyn FnMut(Part, NotDiscarded),
+    ) -> u64 {
+        let runs = runs(map, parts);
+        self.note(Act::Discard(runs.clone()));
         for pair in runs.windows(2) {
             assert!(pair[0].last() < pair[1].start, "{runs:?}");
         }
-        let stuck = parts(runs, &self.notes.borrow().stuck);
+        for part in parts {
+            let guest = map.region(part).unwrap().guest;
+            assert!(guest.covers(&map.run(part)), "{part:?} leaves {guest}");
+        }
+        let stuck = meeting(map, parts, &self.notes.borrow().stuck);
         let mut bytes = 0;
-        for run in runs {
+        for run in &runs {
             assert!(LOW.covers(run) || HIGH.covers(run), "{run} is in no region");
             assert!(run.is_aligned(WIRE_PAGE) && !run.is_empty(), "{run}");
             for page in (run.start..=run.last()).step_by(WIRE_PAGE as usize) {
-                if !stuck.iter().any(|part| part.contains(page)) {
+                if !stuck.iter().any(|part| map.run(part).contains(page)) {
                     self.memory
                         .write_slice(&[0; WIRE_PAGE as usize], GuestAddress(page))
                         .unwrap();
@@ -318,7 +341,7 @@ impl Guest {
             notes: notes.clone(),
             memory: memory.clone(),
         };
-        let device = Device::new(settings, &regions, seams.clone(), seams.clone(), seams).unwrap();
+        let device = Device::new(settings, regions, seams.clone(), seams.clone(), seams).unwrap();
         Self {
             memory,
             device,

@@ -3,7 +3,7 @@
 use crate::common::{Any, decoded, pages};
 use proptest::prelude::*;
 use runs::Span;
-use virtio_balloon::{GuestRam, MOST_DATA_BYTES, MOST_MESSAGE_BYTES, Refusal, Refusals};
+use virtio_balloon::{MOST_DATA_BYTES, MOST_MESSAGE_BYTES, MemoryMap, Refusal, Refusals, Region};
 
 /// A header that is right, and these words.
 fn message(words: &[u64]) -> Vec<u8> {
@@ -305,7 +305,8 @@ fn pages_beyond_the_last_address_are_refused() {
 fn records_outside_memory_are_refused() {
     // 1 MiB of memory, a hole, memory from 2 MiB to 4 MiB.
     let regions = [Span::new(0, 1 << 20), Span::new(2 << 20, 2 << 20)];
-    let ram = GuestRam::new(&regions).unwrap();
+    let of_map = regions.map(Region::new);
+    let map = MemoryMap::new(&of_map).unwrap();
     // A block over both regions and beyond, one in the hole, one behind the end, a bit in memory.
     let words = [
         head(0, 23, 0),
@@ -317,7 +318,7 @@ fn records_outside_memory_are_refused() {
     let mut refusals = Refusals::new();
     let mut kept = Vec::new();
     for run in decoded(Any::Bitmap, &[message(&words)]).0 {
-        ram.keep(run, &mut refusals, |part| kept.push(part));
+        map.resolve(run, &mut refusals, |part| kept.push(map.run(&part)));
     }
     assert_eq!(
         kept,
@@ -336,7 +337,7 @@ fn records_outside_memory_are_refused() {
     assert_eq!(refusals.total(), 3);
     assert_eq!(refusals.latest(), Some(outside));
     let mut again = Refusals::new();
-    ram.keep(Span::new(0, 8 << 20), &mut again, |_| ());
+    map.resolve(Span::new(0, 8 << 20), &mut again, |_| ());
     assert_eq!(again.latest(), Some(hole));
 }
 

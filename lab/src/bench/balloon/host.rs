@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use hostmem::{Backing, Discard, Mapping};
 use runs::Span;
-use virtio_balloon::device::{Bulk, Device, NotDiscarded, Region, Settings};
+use virtio_balloon::device::{Bulk, Device, Discarder, NotDiscarded, Settings};
 use virtio_balloon::driver::QueueAddresses;
-use virtio_balloon::{GuestRam, Refusals, WIRE_PAGE};
+use virtio_balloon::{MemoryMap, Part, Refusals, Region, WIRE_PAGE};
 use virtio_queue::{Queue, QueueT as _};
 use vm_memory::{Bytes as _, GuestMemoryMmap};
 
@@ -18,21 +18,23 @@ type Failed = &'static str;
 /// Memory of a mapping goes back to the machine, timed.
 pub(super) struct Timed {
     discard: Discard,
-    base: u64,
     offsets: Vec<Span>,
     seconds: f64,
 }
 
-impl virtio_balloon::device::Discard for Timed {
-    fn discard(&mut self, runs: &[Span], failed: &mut dyn FnMut(Span, NotDiscarded)) -> u64 {
+impl Discarder for Timed {
+    fn discard(
+        &mut self,
+        _: MemoryMap<'_>,
+        parts: &[Part],
+        failed: &mut dyn FnMut(Part, NotDiscarded),
+    ) -> u64 {
         let begun = clock();
-        let base = self.base;
         self.offsets.clear();
-        let offsets = runs.iter().map(|run| Span::new(run.start - base, run.len));
-        self.offsets.extend(offsets);
-        let done = self.discard.discard(&self.offsets, &mut |part, _| {
-            let part = Span::new(part.start + base, part.len);
-            failed(part, NotDiscarded::NotPages);
+        // There is one region.
+        self.offsets.extend(parts.iter().map(|part| part.offsets));
+        let done = self.discard.discard(&self.offsets, &mut |offsets, _| {
+            failed(Part::new(0, offsets), NotDiscarded::NotPages);
         });
         self.seconds += clock() - begun;
         done.map_or(0, |done| done.bytes)
@@ -58,13 +60,13 @@ impl Pages {
     fn message(&mut self, message: &[u8]) -> Result<(), Failed> {
         self.messages += 1;
         self.offsets.clear();
-        let memory = [self.memory];
-        let ram = GuestRam::new(&memory).map_err(|_| "no memory of a guest")?;
+        let memory = [Region::new(self.memory)];
+        let map = MemoryMap::new(&memory).map_err(|_| "no memory of a guest")?;
         let mut refusals = Refusals::new();
         for number in message.as_chunks::<4>().0 {
             let page = u64::from(u32::from_le_bytes(*number)) * WIRE_PAGE;
-            ram.keep(Span::new(page, WIRE_PAGE), &mut refusals, |page| {
-                self.offsets.push(page.start - self.memory.start);
+            map.resolve(Span::new(page, WIRE_PAGE), &mut refusals, |page| {
+                self.offsets.push(page.offsets.start);
             });
         }
         if refusals.total() != 0 {
@@ -122,7 +124,6 @@ impl Host {
         };
         let timed = Timed {
             discard: discard()?,
-            base: guest.start,
             offsets: Vec::new(),
             seconds: 0.0,
         };
@@ -144,7 +145,12 @@ impl Host {
             }),
             Way::Numbers | Way::Bulk(_) => None,
         };
-        let device = Device::new(settings, &[Region { guest, page }], timed, (), ());
+        let region = Region {
+            guest,
+            page,
+            memory: (),
+        };
+        let device = Device::new(settings, [region], timed, (), ());
         Ok(Self {
             device: device.map_err(|_| "the device refuses the memory")?,
             rings: Vec::new(),

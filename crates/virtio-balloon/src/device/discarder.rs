@@ -1,0 +1,51 @@
+//! Giving memory back to the machine: the seam.
+
+use core::fmt;
+
+use crate::map::{MemoryMap, Part};
+
+/// Gives what lies behind a guest's memory back to the machine, of which a map has `T` for each region.
+pub trait Discarder<T = ()> {
+    /// Discards `parts` of `map`: ascending, not overlapping, and made of whole pages of what backs
+    /// their region. Once it returns, the guest finds zeros there.
+    ///
+    /// What was not discarded is told to `failed`, in pieces of the parts, in no particular order; all other
+    /// is done all the same. Returns the bytes that were discarded.
+    fn discard(
+        &mut self,
+        map: MemoryMap<'_, T>,
+        parts: &[Part],
+        failed: &mut dyn FnMut(Part, NotDiscarded),
+    ) -> u64;
+}
+
+/// Why a part was not discarded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum NotDiscarded {
+    /// It does not lie in one region, or is not made of whole pages of what backs it.
+    NotPages,
+    /// The kernel's error number.
+    Kernel(i32),
+}
+
+impl fmt::Display for NotDiscarded {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NotPages => f.write_str("no whole pages of one region"),
+            Self::Kernel(errno) => write!(f, "error {errno} of the kernel"),
+        }
+    }
+}
+
+/// Nothing is discarded: for a monitor that only accounts.
+impl<T> Discarder<T> for () {
+    fn discard(
+        &mut self,
+        _: MemoryMap<'_, T>,
+        _: &[Part],
+        _: &mut dyn FnMut(Part, NotDiscarded),
+    ) -> u64 {
+        0
+    }
+}
