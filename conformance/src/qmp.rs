@@ -1,4 +1,6 @@
 //! QEMU's monitor: commands and answers as lines of JSON.
+//!
+//! Ours and not `qapi`, which compiles a type for each command and event of QEMU, of which the rigs use a handful.
 
 use std::{
     io::{BufRead as _, BufReader, Write as _},

@@ -4,6 +4,7 @@
 //! * [`simulation`]: devices that do DMA and units that walk real tables, event by event;
 //! * [`study`]: what was published, simulated: which inputs are published, fitted or assumed, which rows come
 //!   out, and how far they move with what is assumed; `dmaspace numa simulate`;
+//! * [`plot`]: curves and bars, for the page of `dmaspace bench` and for docs/performance.md;
 //! * [`rings`]: memory for a balloon's rings where guest and host are one process;
 //! * `peers`, with the feature of this name: page tables of others beside ours; `cargo xtask bench-tables`.
 //!
@@ -18,6 +19,7 @@ pub mod bench;
     reason = "foreign crates ask for it, and tables by hand are made of it"
 )]
 pub mod peers;
+pub mod plot;
 pub mod rings;
 mod sentence;
 pub mod simulation;

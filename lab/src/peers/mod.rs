@@ -12,7 +12,6 @@ mod others;
 pub mod ours;
 pub mod peer;
 pub mod places;
-pub mod plot;
 pub mod reasons;
 pub mod report;
 pub mod results;

@@ -1,4 +1,6 @@
 //! A cache of aligned stretches that forgets what was used longest ago.
+//!
+//! Ours and not `lru`, which finds equal keys: an address is looked for in stretches of any size.
 
 /// The most entries, all of which a look visits.
 pub(super) const MOST: u32 = 4096;

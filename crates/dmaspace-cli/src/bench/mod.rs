@@ -1,7 +1,6 @@
 //! `dmaspace bench`: the figures of the origins on this machine, which the [`lab`] measures.
 
 mod html;
-mod plot;
 mod program;
 mod text;
 

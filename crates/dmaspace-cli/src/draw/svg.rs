@@ -1,18 +1,20 @@
 //! The address space as a picture: a strip from the first to the last address, coloured by the
 //! size of the leaves. Without tables of our own there is nothing to draw.
 //!
-//! Written by hand as text, since it is a few rectangles. Its own style follows the reader's
+//! Written by hand as text, since it is a few rectangles: the crate `svg` would take a call for each attribute. Its own style follows the reader's
 //! choice of light or dark. Warm colours are small leaves, cold ones large.
 
 use std::collections::BTreeMap;
+
+pub(crate) use lab::plot::escape;
 
 use crate::map::Stretch;
 
 use crate::size::{bytes, count, counted};
 
 /// All lengths are in units of the picture, which are pixels unless it is scaled.
-const WIDTH: u32 = 960;
-const MARGIN: u32 = 24;
+pub(crate) const WIDTH: u32 = 960;
+pub(crate) const MARGIN: u32 = 24;
 pub(crate) const STRIP: u32 = WIDTH - 2 * MARGIN;
 const STRIP_TOP: u32 = 68;
 const STRIP_HEIGHT: u32 = 56;
@@ -36,7 +38,6 @@ const STRIP_STEP: u32 = STRIP_HEIGHT + 40;
 /// A picture with a title, a line below it, and what lies where: a strip for each part of the
 /// address space that holes of more than all its contents set apart.
 pub(crate) fn picture(title: &str, subtitle: &str, layout: &[Stretch]) -> String {
-    let (title, subtitle) = (escape(title), escape(subtitle));
     let sizes = leaves_by_size(layout);
     let parts = parts(layout);
     let drawn = parts.get(..MOST_STRIPS).unwrap_or(&parts);
@@ -44,25 +45,10 @@ pub(crate) fn picture(title: &str, subtitle: &str, layout: &[Stretch]) -> String
     let rows = (sizes.len() as u32).div_ceil(LEGEND_COLUMNS).max(1);
     let height = LEGEND_TOP + more + rows * LEGEND_ROW + MARGIN / 2;
     let subtitle = match parts.len() - drawn.len() {
-        0 => subtitle,
+        0 => subtitle.to_owned(),
         left => format!("{subtitle}; {} not drawn", counted(left as u64, "part")),
     };
-    let mut svg = format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{WIDTH}\" height=\"{height}\" \
-         viewBox=\"0 0 {WIDTH} {height}\" role=\"img\" font-family=\"system-ui, sans-serif\" \
-         font-size=\"13\">\n<title>{title}</title>\n"
-    );
-    style(&mut svg, sizes.keys().copied());
-    svg += &format!("<rect class=\"paper\" width=\"{WIDTH}\" height=\"{height}\"/>\n");
-    text(
-        &mut svg,
-        "ink",
-        MARGIN,
-        30,
-        "font-size=\"17\" font-weight=\"600\"",
-        &title,
-    );
-    text(&mut svg, "faint", MARGIN, 50, "", &subtitle);
+    let mut svg = begin(height, title, &subtitle, &style(sizes.keys().copied()));
     for (nth, part) in (0..).zip(drawn) {
         strip(&mut svg, part, STRIP_TOP + nth * STRIP_STEP);
     }
@@ -71,6 +57,21 @@ pub(crate) fn picture(title: &str, subtitle: &str, layout: &[Stretch]) -> String
     }
     legend(&mut svg, &sizes, LEGEND_TOP + more);
     svg += "</svg>\n";
+    svg
+}
+
+/// A picture of [`WIDTH`] and this height as far as its heading.
+pub(crate) fn begin(height: u32, title: &str, subtitle: &str, style: &str) -> String {
+    let (title, subtitle) = (escape(title), escape(subtitle));
+    let mut svg = format!(
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{WIDTH}\" height=\"{height}\" \
+         viewBox=\"0 0 {WIDTH} {height}\" role=\"img\" font-family=\"system-ui, sans-serif\" \
+         font-size=\"13\">\n<title>{title}</title>\n<style>\n{style}</style>\n\
+         <rect class=\"paper\" width=\"{WIDTH}\" height=\"{height}\"/>\n"
+    );
+    let heading = "font-size=\"17\" font-weight=\"600\"";
+    text(&mut svg, "ink", MARGIN, 30, heading, &title);
+    text(&mut svg, "faint", MARGIN, 50, "", &subtitle);
     svg
 }
 
@@ -89,17 +90,16 @@ pub(crate) fn counted_leaves(number: u64) -> String {
     }
 }
 
-fn style(svg: &mut String, sizes: impl Iterator<Item = u64>) {
-    *svg += "<style>\n\
+fn style(sizes: impl Iterator<Item = u64>) -> String {
+    let colours = sizes.map(|size| format!(".{}{{fill:{}}}\n", class(size), colour(size)));
+    "\
         .paper{fill:#ffffff}.ink{fill:#1b2126}.faint{fill:#56616b}.empty{fill:#e4e8eb}\
         .tick{stroke:#8a949d}\n\
         @media (prefers-color-scheme: dark){\
         .paper{fill:#14181c}.ink{fill:#e8ecef}.faint{fill:#a3adb6}.empty{fill:#2a3138}\
-        .tick{stroke:#6b757e}}\n";
-    for size in sizes {
-        *svg += &format!(".{}{{fill:{}}}\n", class(size), colour(size));
-    }
-    *svg += "</style>\n";
+        .tick{stroke:#6b757e}}\n"
+        .to_owned()
+        + &colours.collect::<String>()
 }
 
 fn strip(svg: &mut String, layout: &[Stretch], top: u32) {
@@ -269,12 +269,6 @@ pub(crate) fn text(svg: &mut String, class: &str, x: u32, y: u32, attributes: &s
     let space = if attributes.is_empty() { "" } else { " " };
     *svg +=
         &format!("<text class=\"{class}\" x=\"{x}\" y=\"{y}\"{space}{attributes}>{words}</text>\n");
-}
-
-pub(crate) fn escape(text: &str) -> String {
-    text.replace('&', "&amp;")
-        .replace('<', "&lt;")
-        .replace('>', "&gt;")
 }
 
 #[cfg(test)]

@@ -4,11 +4,9 @@ use crate::numa::plan::{Plan, PolicyPlan, name};
 use ioas::Placement;
 use lab::study::{Heat, HeatMap, Traffic};
 
-use crate::draw::svg::{escape, text};
+use crate::draw::svg::{MARGIN, WIDTH, begin, escape, text};
 use crate::size::{bytes, counted, three_digits};
 
-const WIDTH: u32 = 960;
-const MARGIN: u32 = 24;
 /// Boxes of nodes beside each other.
 const COLUMNS: u32 = 4;
 const BOX: u32 = (WIDTH - 2 * MARGIN - (COLUMNS - 1) * 12) / COLUMNS;
@@ -19,26 +17,12 @@ const MOST_NODES: usize = 16;
 const LINE: u32 = 18;
 
 /// Style of both: light or dark, as the reader has it.
-const STYLE: &str = "<style>\n\
+const STYLE: &str = "\
     .paper{fill:#ffffff}.ink{fill:#1b2126}.faint{fill:#56616b}.box{fill:#eef1f3;stroke:#8a949d}\
     .table{fill:#476fc4}.on{fill:#ffffff}.near{fill:#1f7a6d}.far{fill:#c2402a}\n\
     @media (prefers-color-scheme: dark){\
     .paper{fill:#14181c}.ink{fill:#e8ecef}.faint{fill:#a3adb6}.box{fill:#20262c;stroke:#6b757e}\
-    .near{fill:#46b8a8}.far{fill:#ec7a62}}\n\
-    </style>\n";
-
-fn begin(height: u32, title: &str) -> String {
-    let title = escape(title);
-    let mut svg = format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{WIDTH}\" height=\"{height}\" \
-         viewBox=\"0 0 {WIDTH} {height}\" role=\"img\" font-family=\"system-ui, sans-serif\" \
-         font-size=\"13\">\n<title>{title}</title>\n{STYLE}\
-         <rect class=\"paper\" width=\"{WIDTH}\" height=\"{height}\"/>\n"
-    );
-    let heading = "font-size=\"17\" font-weight=\"600\"";
-    text(&mut svg, "ink", MARGIN, 30, heading, &title);
-    svg
-}
+    .near{fill:#46b8a8}.far{fill:#ec7a62}}\n";
 
 /// Nodes with their devices and tables, under one table for all and under one on each node.
 pub(crate) fn plan(plan: &Plan) -> String {
@@ -57,10 +41,8 @@ pub(crate) fn plan(plan: &Plan) -> String {
         counted(plan.topology.devices().len() as u64, "device"),
         counted(plan.topology.nodes().len() as u64, "node"),
     );
-    let mut svg = begin(y, &title);
     let subtitle = "tables with leaves of 4 KiB; GB/s predicted by a formula, not measured";
-    text(&mut svg, "faint", MARGIN, 50, "", subtitle);
-    svg + &body + "</svg>\n"
+    begin(y, &title, subtitle, STYLE) + &body + "</svg>\n"
 }
 
 /// One policy from `top` on; where the next begins.
@@ -192,10 +174,9 @@ pub(crate) fn heat_map(map: &HeatMap) -> String {
         "{} devices: a table on each node against one for all",
         map.devices
     );
-    let mut svg = begin(height, &title);
     let subtitle =
         "times the bytes a second of all devices, by largest leaf and number of nodes: simulated";
-    text(&mut svg, "faint", MARGIN, 50, "", subtitle);
+    let mut svg = begin(height, &title, subtitle, STYLE);
     for (side, traffic) in [(0, Traffic::Streams), (1, Traffic::Random)] {
         let left = MARGIN + side * (LABEL + CELL * 3 + 12);
         text(

@@ -4,9 +4,9 @@ use std::fmt::{Result, Write as _};
 
 use super::figure;
 use crate::peers::field::{CONTESTS, Who};
-use crate::peers::plot::{Axis, Line, Plot, bytes, nanoseconds, number};
 use crate::peers::results::{Curve, Results};
 use crate::peers::run::size;
+use crate::plot::{Axis, COLOURS, Line, Plot};
 
 /// The plots by the names of their files.
 pub(super) fn plots(results: &Results) -> Vec<(String, Plot)> {
@@ -23,75 +23,92 @@ pub(super) fn plots(results: &Results) -> Vec<(String, Plot)> {
             .sizes
             .iter()
             .filter(|curve| curve.operation == operation);
-        let one = operation.starts_with("translate");
-        let plot = Plot {
-            title: operation.to_owned(),
-            x: Axis {
-                title: "Bytes mapped".to_owned(),
-                step: 16.0,
-                show: bytes,
-            },
-            y: Axis {
-                title: if one { "Time of one" } else { "Time" }.to_owned(),
-                step: 10.0,
-                show: nanoseconds,
-            },
-            lines: lines(curves),
+        let time = match operation.starts_with("translate") {
+            true => "Time of one",
+            false => "Time",
         };
         let name = operation.replace(", leaves of ", "-").to_lowercase();
-        all.push((format!("size-{name}"), plot));
+        all.push((
+            format!("size-{name}"),
+            Plot {
+                title: operation.to_owned(),
+                x: axis("Bytes mapped", 16.0, bytes),
+                y: axis(time, 10.0, nanoseconds),
+                lines: coloured(lines(curves)),
+            },
+        ));
     }
     for operation in ["map", "unmap"] {
         let curves = results.fragments.iter();
-        let plot = Plot {
-            title: format!("{operation}, fragments of 64 KiB in one call"),
-            x: Axis {
-                title: "Fragments".to_owned(),
-                step: 4.0,
+        let lines = curves
+            .filter(|curve| curve.operation == operation)
+            .map(|curve| {
+                let form = curve.name.rsplit(", ").next().unwrap_or_default();
+                line(curve, &format!("{}, {form}", curve.format))
+            });
+        all.push((
+            format!("fragments-{operation}"),
+            Plot {
+                title: format!("{operation}, fragments of 64 KiB in one call"),
                 // In powers of two, too: 1K is 1,024.
-                show: bytes,
+                x: axis("Fragments", 4.0, bytes),
+                y: axis("Time of one fragment", 2.0, nanoseconds),
+                lines: coloured(lines),
             },
-            y: Axis {
-                title: "Time of one fragment".to_owned(),
-                step: 2.0,
-                show: nanoseconds,
-            },
-            lines: curves
-                .filter(|curve| curve.operation == operation)
-                .map(|curve| {
-                    let form = curve.name.rsplit(", ").next().unwrap_or_default();
-                    line(curve, &format!("{}, {form}", curve.format))
-                })
-                .collect(),
-        };
-        all.push((format!("fragments-{operation}"), plot));
+        ));
     }
-    let title = "Threads on one shared table".to_owned();
+    let lines = results.threads.iter().map(|curve| {
+        let place = curve.operation.rsplit(", ").next().unwrap_or_default();
+        line(curve, &format!("{}, {place}", curve.name))
+    });
     all.push((
         "threads".to_owned(),
         Plot {
-            title,
-            x: Axis {
-                title: "Threads".to_owned(),
-                step: 2.0,
-                show: number,
-            },
-            y: Axis {
-                title: "Operations a second, all together".to_owned(),
-                step: 10.0,
-                show: number,
-            },
-            lines: results
-                .threads
-                .iter()
-                .map(|curve| {
-                    let place = curve.operation.rsplit(", ").next().unwrap_or_default();
-                    line(curve, &format!("{}, {place}", curve.name))
-                })
-                .collect(),
+            title: "Threads on one shared table".to_owned(),
+            x: axis("Threads", 2.0, number),
+            y: axis("Operations a second, all together", 10.0, number),
+            lines: coloured(lines),
         },
     ));
     all
+}
+
+fn axis(title: &str, step: f64, show: fn(f64) -> String) -> Axis {
+    let title = title.to_owned();
+    Axis { title, step, show }
+}
+
+/// Each in a colour of its own, as far as there are any.
+fn coloured(lines: impl IntoIterator<Item = Line>) -> Vec<Line> {
+    let colours = COLOURS.into_iter().cycle();
+    let coloured = lines.into_iter().zip(colours);
+    coloured
+        .map(|(line, colour)| Line { colour, ..line })
+        .collect()
+}
+
+/// Nanoseconds in the unit that fits.
+fn nanoseconds(value: f64) -> String {
+    let (value, unit) = match value {
+        v if v < 1e3 => (v, "ns"),
+        v if v < 1e6 => (v / 1e3, "µs"),
+        v if v < 1e9 => (v / 1e6, "ms"),
+        v => (v / 1e9, "s"),
+    };
+    // Parts of an axis are powers of a step: rounded they are what they stand for.
+    format!("{} {unit}", (value * 1e3).round() / 1e3)
+}
+
+fn bytes(value: f64) -> String {
+    size(value.round() as u64)
+}
+
+fn number(value: f64) -> String {
+    match value {
+        v if v < 1e3 => format!("{}", (v * 1e3).round() / 1e3),
+        v if v < 1e6 => format!("{}k", (v / 1e3 * 1e3).round() / 1e3),
+        v => format!("{}M", (v / 1e6 * 1e3).round() / 1e3),
+    }
 }
 
 /// The lines of curves; those of Linux, one for each compiler, are one with the best of all.
@@ -127,6 +144,7 @@ fn line(curve: &Curve, name: &str) -> Line {
         .map(|point| (point.x, point.figure.median));
     Line {
         name: name.replace("dmaspace-iopt, ", ""),
+        colour: "",
         dashed: !matches!(curve.who, Who::Exclusive | Who::Shared | Who::Scalar),
         points: points.collect(),
     }
@@ -290,4 +308,17 @@ fn memory(text: &mut String, results: &Results) -> Result {
         )?;
     }
     writeln!(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_are_shown_in_units_that_fit() {
+        assert_eq!(nanoseconds(10.0), "10 ns");
+        assert_eq!(nanoseconds(1e5), "100 µs");
+        assert_eq!(number(1e7), "10M");
+        assert_eq!(bytes(4f64.powf(10.0)), "1M");
+    }
 }

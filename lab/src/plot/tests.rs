@@ -1,0 +1,108 @@
+use super::*;
+
+fn line(colour: &'static str, points: &[(f64, f64)]) -> Line {
+    Line {
+        name: "dmaspace".into(),
+        colour,
+        dashed: colour == "old",
+        points: points.into(),
+    }
+}
+
+fn plot(lines: Vec<Line>) -> Plot {
+    let axis = || Axis {
+        title: "a < b".into(),
+        step: 10.0,
+        show: short,
+    };
+    Plot {
+        title: "R&D".into(),
+        x: axis(),
+        y: axis(),
+        lines,
+    }
+}
+
+#[test]
+fn an_axis_reaches_from_power_to_power() {
+    let axis = Scale::around(10.0, [0.3, 40.0, f64::NAN, 0.0].into_iter()).unwrap();
+    assert_eq!((axis.low, axis.high), (-1.0, 2.0));
+    assert!(axis.place(0.1) < 1e-12 && axis.place(100.0) == 1.0);
+    assert!((axis.place(1.0) - 1.0 / 3.0).abs() < 1e-12);
+    let parts: Vec<_> = axis.parts().map(short).collect();
+    assert_eq!(parts.join(" "), "0.10 1.00 10.0 100");
+    let sizes = Scale::around(2.0, (12..=22).map(|log| f64::from(1 << log))).unwrap();
+    assert_eq!((sizes.low, sizes.high), (12.0, 22.0));
+    assert_eq!(sizes.parts().count(), 6);
+    let wide = Scale::around(2.0, [1.0, 2f64.powi(30)].into_iter()).unwrap();
+    assert!(wide.parts().count() <= 9);
+    assert_eq!(Scale::around(2.0, [0.0, f64::NAN].into_iter()), None);
+    // One value has an axis, too.
+    let one = Scale::around(10.0, std::iter::once(10.0)).unwrap();
+    assert!(one.high > one.low && one.place(10.0).is_finite());
+}
+
+#[test]
+fn lines_and_words_are_in_their_places() {
+    let points = [(1.0, 10.0), (2.0, 0.0), (10.0, 1000.0)];
+    let plot = plot(vec![line("old", &points)]);
+    for svg in [plot.svg().unwrap(), plot.in_page().unwrap()] {
+        let curve = "<path class=\"curve old dashed\" d=\"M56.0 230.0L448.0 46.0\"/>";
+        assert!(svg.contains(curve), "{svg}");
+        assert!(svg.contains("d=\"M56.0 230.0h0M448.0 46.0h0\""), "{svg}");
+        assert!(svg.contains("R&amp;D") && svg.contains("a &lt; b"));
+    }
+}
+
+#[test]
+fn nothing_to_draw_is_no_plot() {
+    assert_eq!(plot(Vec::new()).svg(), None);
+    assert_eq!(plot(vec![line("c0", &[(0.0, 1.0)])]).in_page(), None);
+    assert_eq!(bars("t", "ms", &[], &[], false), "");
+}
+
+#[test]
+fn the_longest_name_has_room_beside_its_bars() {
+    let name = "4k-scattered, bitmap-records";
+    let svg = bars(
+        "inflate",
+        "ms",
+        &[name.into()],
+        &[line("c1", &[(0.0, 1.0)])],
+        false,
+    );
+    let number = |start: &str| -> f64 {
+        let (_, rest) = svg.split_once(start).unwrap();
+        rest.split('"').next().unwrap().parse().unwrap()
+    };
+    // It ends there, and begins at most so far to the left.
+    let end = number("<text x=\"");
+    assert!(end >= name.len() as f64 * CHARACTER, "{svg}");
+    let bar = number("<rect class=\"bar c1\" x=\"");
+    assert!(bar > end && number(" width=\"") >= bar + 234.0, "{svg}");
+}
+
+#[test]
+fn longer_bars_are_longer_times() {
+    let all = [line("c0", &[(0.0, 100.0)]), line("c1", &[(0.0, 1.0)])];
+    for (linear, widths) in [(false, ["234.0", "4.0"]), (true, ["234.0", "2.3"])] {
+        let svg = bars("t", "ms", &["a<b".into()], &all, linear);
+        for (class, width) in ["c0", "c1"].into_iter().zip(widths) {
+            let bar = format!("<rect class=\"bar {class}\" x=\"170\"");
+            let bar = svg.lines().find(|line| line.starts_with(&bar)).unwrap();
+            assert!(bar.contains(&format!("width=\"{width}\"")), "{bar}");
+        }
+        assert!(svg.contains("a&lt;b"));
+    }
+}
+
+#[test]
+fn colours_are_those_of_the_style() {
+    for colour in COLOURS {
+        assert!(
+            STYLE.contains(&format!(".{colour}{{--of:var(--{colour})}}")),
+            "{colour}"
+        );
+        assert!(STYLE.contains(&format!("--{colour}:#")), "{colour}");
+    }
+}
