@@ -6,6 +6,7 @@
 //! touched before, and every page of it was filled with something: it is recycled. Sinks are function
 //! items, so that they are known where they are called.
 
+mod alike;
 mod exclusive;
 mod footprint;
 mod fragments;
