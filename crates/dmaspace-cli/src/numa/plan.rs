@@ -55,7 +55,7 @@ impl Default for Model {
     fn default() -> Self {
         Self {
             page_bytes: 4096.0,
-            reads_per_page: 1.13,
+            reads_per_page: 1.12,
             miss_ns: 26.0,
             local_ns: 90.0,
             remote_ns: 170.0,
