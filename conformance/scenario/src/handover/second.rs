@@ -21,8 +21,8 @@ use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg}
 use super::{Handed, MOST_FILES, MOST_ITEMS, SuccessorError, adopt, numbers, read_line, words};
 use crate::hardware::{Kind, unit_of};
 use crate::look::Counted;
+use crate::operations::INTACT;
 use crate::ram::{Layout, Observer, PinNumber, Ram};
-use crate::world::INTACT;
 use crate::{PAGE, PIECE, sentence};
 
 /// The way to the first process. One question at a time.
