@@ -92,7 +92,7 @@ impl fmt::Display for Step {
 /// What a back end was asked for, and refused by name. Nothing has changed then.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Refused {
-    /// The [`Capability`] that it lacks, by name; `None` where it is none of these.
+    /// The [`Capability`](ioas::Capability) that it lacks, by name; `None` where it is none of these.
     pub capability: Option<String>,
     /// The error, as it says it itself.
     pub error: String,
