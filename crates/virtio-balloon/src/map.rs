@@ -40,14 +40,14 @@ impl Region {
 }
 
 impl<T> Region<T> {
-    /// The guest addresses of these offsets.
+    /// The guest addresses of these offsets, which lie in the region.
     pub const fn run(&self, offsets: Span) -> Span {
-        Span::new(self.guest.start.saturating_add(offsets.start), offsets.len)
+        Span::new(self.guest.start.wrapping_add(offsets.start), offsets.len)
     }
 
     /// The offsets of a run that begins in the region.
     pub(crate) const fn offsets(&self, run: Span) -> Span {
-        Span::new(run.start.saturating_sub(self.guest.start), run.len)
+        Span::new(run.start.wrapping_sub(self.guest.start), run.len)
     }
 }
 
@@ -198,11 +198,12 @@ impl<T> Resolver<'_, T> {
         }
         let before = |region: &Region<T>| region.guest.last() < run.start;
         let first = self.map.regions.partition_point(before);
+        let regions = self.map.regions.get(first..).unwrap_or(&[]);
+        if let Some(region) = regions.first() {
+            self.at = (first, region.guest);
+        }
         let mut kept = 0;
-        for (number, region) in self.map.regions.iter().enumerate().skip(first) {
-            if kept == 0 {
-                self.at = (number, region.guest);
-            }
+        for (number, region) in (first..).zip(regions) {
             let Some(part) = region.guest.intersection(&run) else {
                 break;
             };

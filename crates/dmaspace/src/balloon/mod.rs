@@ -241,3 +241,45 @@ impl<T: Borrow<Arc<Memory>>> Dma<T> for BalloonDma {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PAGE: u64 = 4096;
+
+    fn part(region: usize, first: u64, pages: u64) -> Part {
+        Part::new(region, Span::new(first * PAGE, pages * PAGE))
+    }
+
+    #[test]
+    fn what_is_told_of_a_region_says_nothing_of_another() {
+        let (pinned, limit) = (Reason::PinnedElsewhere, Reason::Limit);
+        let told = vec![
+            (part(1, 0, 2), limit),
+            (part(0, 1, 2), pinned),
+            (part(0, 0, 2), pinned),
+            (part(1, 1, 3), pinned),
+            (part(2, 4, 1), pinned),
+        ];
+        let expected = [
+            (part(0, 0, 3), pinned),
+            (part(1, 0, 2), limit),
+            (part(1, 2, 2), pinned),
+            (part(2, 4, 1), pinned),
+        ];
+        assert_eq!(in_order(told), expected);
+    }
+
+    #[test]
+    fn places_go_on_in_their_region_only() {
+        let place = |device, part| Place {
+            device: Span::new(device * PAGE, PAGE),
+            part,
+        };
+        let one = place(7, part(0, 1, 1));
+        assert!(one.goes_on_in(&place(8, part(0, 2, 1))));
+        assert!(!one.goes_on_in(&place(8, part(1, 2, 1))));
+        assert!(!one.goes_on_in(&place(9, part(0, 2, 1))));
+    }
+}

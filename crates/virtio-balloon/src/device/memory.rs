@@ -1,5 +1,6 @@
 //! The guest's memory, region by region, with what of its huge pages is in the balloon.
 
+use std::iter;
 use std::sync::Arc;
 use std::vec;
 use std::vec::Vec;
@@ -21,29 +22,35 @@ pub(super) struct Memory<T> {
     partials: Vec<Option<Partial>>,
     /// No region has huge pages: what is given can be discarded as it is.
     plain: bool,
-    /// From the lowest to the highest byte that was inflated since the last [`forget`](Memory::forget).
-    touched: Option<(u64, u64)>,
 }
 
-/// A [`PartialHugePages`] that owns its memory.
+/// A [`PartialHugePages`] of offsets in a region that owns its memory.
 #[derive(Debug)]
 struct Partial {
+    /// The guest address at which the region begins.
+    base: u64,
+    /// The whole huge pages of the region.
     region: Span,
     huge: u64,
     words: Vec<u64>,
     totals: (u64, u64),
+    /// From the lowest to the highest byte that was inflated since the last [`forget`](Memory::forget).
+    touched: Option<(u64, u64)>,
 }
 
 impl Partial {
-    fn new(region: Span, huge: u64) -> Result<Self, SetupError> {
-        let words = PartialHugePages::words(region.len, huge);
+    /// Of these guest addresses, in a region that begins at `base`.
+    fn new(base: u64, whole: Span, huge: u64) -> Result<Self, SetupError> {
+        let words = PartialHugePages::words(whole.len, huge);
         let mut words = vec![0; usize::try_from(words).unwrap_or(0)];
-        PartialHugePages::new(region, huge, &mut words).map_err(SetupError::Region)?;
+        PartialHugePages::new(whole, huge, &mut words).map_err(SetupError::Region)?;
         Ok(Self {
-            region,
+            base,
+            region: Span::new(whole.start - base, whole.len),
             huge,
             words,
             totals: (0, 0),
+            touched: None,
         })
     }
 
@@ -53,6 +60,17 @@ impl Partial {
         let result = act(&mut pages);
         self.totals = pages.totals();
         result
+    }
+
+    /// These parts, which ascend, are inflated.
+    fn touch(&mut self, parts: &[Part]) {
+        if let [first, ..] = parts
+            && let [.., last] = parts
+        {
+            let (first, last) = (first.offsets.start, last.offsets.last());
+            let touched = self.touched.get_or_insert((first, last));
+            *touched = (touched.0.min(first), touched.1.max(last));
+        }
     }
 
     /// The words that have a bit for each page.
@@ -75,9 +93,14 @@ fn inner(run: Span, page: u64) -> Span {
 }
 
 /// These parts, which ascend, region by region.
-fn by_region(parts: &[Part]) -> impl Iterator<Item = (usize, &[Part])> {
-    let groups = parts.chunk_by(|part, next| part.region == next.region);
-    groups.filter_map(|group| Some((group.first()?.region, group)))
+fn by_region(mut parts: &[Part]) -> impl Iterator<Item = (usize, &[Part])> {
+    iter::from_fn(move || {
+        let number = parts.first()?.region;
+        let end = parts.partition_point(|part| part.region <= number);
+        let (group, rest) = parts.split_at(end);
+        parts = rest;
+        Some((number, group))
+    })
 }
 
 impl<T> Memory<T> {
@@ -89,13 +112,13 @@ impl<T> Memory<T> {
                 WIRE_PAGE => Ok(None),
                 // Also refuses sizes that are none.
                 _ if !page.is_power_of_two() || page < WIRE_PAGE => {
-                    Partial::new(region.guest, page).map(Some)
+                    Partial::new(region.guest.start, region.guest, page).map(Some)
                 }
                 _ => {
                     let whole = inner(region.guest, page);
                     // Without a whole page nothing can be given back.
                     (!whole.is_empty())
-                        .then(|| Partial::new(whole, page))
+                        .then(|| Partial::new(region.guest.start, whole, page))
                         .transpose()
                 }
             }
@@ -104,7 +127,6 @@ impl<T> Memory<T> {
             partials: partials.collect::<Result<_, _>>()?,
             plain: regions.iter().all(|region| region.page == WIRE_PAGE),
             regions,
-            touched: None,
         })
     }
 
@@ -122,25 +144,17 @@ impl<T> Memory<T> {
         if self.plain {
             return parts;
         }
-        if let [first, ..] = parts
-            && let [.., last] = parts
-        {
-            let (first, last) = (self.map().run(first).start, self.map().run(last).last());
-            let touched = self.touched.get_or_insert((first, last));
-            *touched = (touched.0.min(first), touched.1.max(last));
-        }
         room.clear();
         for (number, parts) in by_region(parts) {
-            let (region, partial) = (self.regions.get(number), self.partials.get_mut(number));
-            match (region, partial) {
-                (Some(region), Some(Some(partial))) => partial.with(|pages| {
-                    let runs = parts.iter().map(|part| region.run(part.offsets));
-                    pages.inflate_all(runs, |whole| {
-                        room.push(Part::new(number, region.offsets(whole)));
-                    });
-                }),
-                (Some(region), _) if region.page == WIRE_PAGE => room.extend_from_slice(parts),
-                _ => {}
+            let page = self.regions.get(number).map(|region| region.page);
+            if let Some(Some(partial)) = self.partials.get_mut(number) {
+                partial.touch(parts);
+                partial.with(|pages| {
+                    let runs = parts.iter().map(|part| part.offsets);
+                    pages.inflate_all(runs, |whole| room.push(Part::new(number, whole)));
+                });
+            } else if page == Some(WIRE_PAGE) {
+                room.extend_from_slice(parts);
             }
         }
         room
@@ -152,10 +166,8 @@ impl<T> Memory<T> {
             return;
         }
         for (number, parts) in by_region(parts) {
-            if let Some(region) = self.regions.get(number)
-                && let Some(Some(partial)) = self.partials.get_mut(number)
-            {
-                let runs = parts.iter().map(|part| region.run(part.offsets));
+            if let Some(Some(partial)) = self.partials.get_mut(number) {
+                let runs = parts.iter().map(|part| part.offsets);
                 partial.with(|pages| pages.deflate_all(runs));
             }
         }
@@ -163,9 +175,9 @@ impl<T> Memory<T> {
 
     /// Forgets what was inflated since the last time: parts must not be remembered.
     pub(super) fn forget(&mut self) {
-        let touched = self.touched.take();
-        if let Some(run) = touched.and_then(|(first, last)| Span::inclusive(first, last)) {
-            for partial in self.partials.iter_mut().flatten() {
+        for partial in self.partials.iter_mut().flatten() {
+            let touched = partial.touched.take();
+            if let Some(run) = touched.and_then(|(first, last)| Span::inclusive(first, last)) {
                 partial.with(|pages| pages.deflate(run));
             }
         }
@@ -173,13 +185,15 @@ impl<T> Memory<T> {
 
     /// What was inflated stays: parts are remembered.
     pub(super) fn remember(&mut self) {
-        self.touched = None;
+        for partial in self.partials.iter_mut().flatten() {
+            partial.touched = None;
+        }
     }
 
     /// The balloon is empty.
     pub(super) fn empty(&mut self) {
-        self.touched = None;
         for partial in self.partials.iter_mut().flatten() {
+            partial.touched = None;
             partial.with(|pages| pages.forget());
         }
     }
@@ -211,7 +225,7 @@ impl<T> Memory<T> {
         let partials = self.partials.iter().flatten();
         partials
             .map(|partial| PartialState {
-                region: partial.region,
+                region: Span::new(partial.base + partial.region.start, partial.region.len),
                 bits: partial.bits().to_vec(),
             })
             .collect()

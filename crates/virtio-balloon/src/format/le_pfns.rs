@@ -3,11 +3,11 @@
 //! No header; a number stands for 4 KiB, so a guest with larger pages names each of them by several
 //! numbers, and a number reaches 16 TiB. The numbers may come in any order.
 
-use runs::{Joiner, Span};
+use runs::Span;
 
 use super::{Format, Writer};
 use crate::refusal::{Refusal, Refusals};
-use crate::source::{EncodeError, Source, WIRE_PAGE, WIRE_SHIFT};
+use crate::source::{EncodeError, Source, WIRE_SHIFT};
 
 /// Arrays of le32 page numbers.
 #[derive(Clone, Copy, Debug, Default)]
@@ -50,15 +50,21 @@ impl Format for LePfns {
     /// Numbers that follow one another are one run. A number that is cut short at the end is left out.
     fn decode(&self, message: &[u8], refusals: &mut Refusals, mut sink: impl FnMut(Span)) {
         let (numbers, rest) = message.as_chunks::<4>();
-        let mut joiner = Joiner::new();
-        for number in numbers {
-            let page = u64::from(u32::from_le_bytes(*number));
-            if let Some(run) = joiner.push(Span::new(page << WIRE_SHIFT, WIRE_PAGE)) {
-                sink(run);
+        let mut numbers = numbers
+            .iter()
+            .map(|number| u64::from(u32::from_le_bytes(*number)));
+        let mut next = numbers.next();
+        while let Some(first) = next {
+            let mut behind = first + 1;
+            next = numbers.next();
+            while next == Some(behind) {
+                behind += 1;
+                next = numbers.next();
             }
-        }
-        if let Some(run) = joiner.finish() {
-            sink(run);
+            sink(Span::new(
+                first << WIRE_SHIFT,
+                (behind - first) << WIRE_SHIFT,
+            ));
         }
         if !rest.is_empty() {
             refusals.add(Refusal::Length {
