@@ -203,3 +203,23 @@ fn devices_cannot_be_attached_where_the_driver_uses_pages_without_a_word() {
     guest.device.devices_detached();
     assert_eq!(guest.device.negotiate(before), Ok(()));
 }
+
+#[test]
+fn what_is_kept_of_a_region_says_nothing_of_another() {
+    let (low, high) = (pages(0, 2), Span::new(HIGH.start + FREE, 2 * WIRE_PAGE));
+    for (kept, gone) in [(high, low), (low, high)] {
+        let mut guest = with_devices(Unrestored::Hold);
+        guest.notes.borrow_mut().kept = vec![kept];
+        guest.runs(Queue::Inflate, &[low, high]);
+        let _ = guest.drain(Queue::Inflate);
+        let reason = Reason::PinnedElsewhere;
+        assert_eq!(
+            guest.acts(),
+            [
+                Act::Release(vec![low, high]),
+                Act::Event(Event::Kept { run: kept, reason }),
+                Act::Discard(vec![gone])
+            ]
+        );
+    }
+}
