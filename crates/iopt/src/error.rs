@@ -220,18 +220,18 @@ pub enum RefitError<E> {
 
 #[cfg(feature = "alloc")]
 impl<E> RefitError<E> {
-    /// With another cause of a failed flush.
-    pub(crate) fn map_flush<T>(self, map: impl FnOnce(E) -> T) -> RefitError<T> {
-        match self {
+    /// What it says, if that is not a failed flush.
+    pub(crate) fn but_for_flush<T>(self) -> Option<RefitError<T>> {
+        Some(match self {
+            Self::Flush(_) => return None,
             Self::Range(cause) => RefitError::Range(cause),
             Self::PageSize(cause) => RefitError::PageSize(cause),
             Self::BreakBeforeMake { leaf } => RefitError::BreakBeforeMake { leaf },
             Self::Foreign { leaf, prot } => RefitError::Foreign { leaf, prot },
             Self::NoTables(cause) => RefitError::NoTables(cause),
-            Self::Flush(cause) => RefitError::Flush(map(cause)),
             Self::Unmap(cause) => RefitError::Unmap(cause),
             Self::Broken(cause) => RefitError::Broken(cause),
-        }
+        })
     }
 }
 

@@ -1,0 +1,417 @@
+//! Tables whose format is chosen at run time.
+//!
+//! An [`AnyTable`] is a [`Table`] behind a virtual call for each operation, whatever the operation's
+//! size. Its memory is erased below the engine ([`Erased`]), so that the engine is compiled once for
+//! each format, here, and not again for each memory of each program.
+
+mod formats;
+mod object;
+
+use alloc::boxed::Box;
+use alloc::sync::Arc;
+use core::fmt;
+use core::sync::atomic::{AtomicU32, AtomicU64};
+
+use runs::{PageSizes, SizeHistogram, Span};
+
+use crate::arena::Storage;
+use crate::arena::erased::Erased;
+use crate::engine::{Interruption, Leaf, Nodes, Plan, RunSink, Table};
+use crate::error::{
+    BrokenMemory, BuildError, DirtyError, MapError, NoTables, ProtectError, RefitError, UnmapError,
+};
+use crate::format::{Aperture, Format, FormatId, Root};
+use crate::gather::{Flushed, Gather, Invalidation};
+use crate::memory::{Chain, TableMemory};
+use crate::pending::Pending;
+use crate::prot::Prot;
+use crate::takeover::{AdoptError, Adopted, Takeover};
+
+use formats::Adopt;
+use object::{AnyFormat, Failed, Refit, Told};
+
+pub use formats::AnyCell;
+
+/// A [`Table`] of any format in any memory: one virtual call per operation, whatever its size.
+///
+/// [`new`](Self::new) builds it from what a [`Root`] says: the format's name with its
+/// configuration, and the levels. A format with other options is built as a [`Table`] and
+/// converted. It is the exclusive form.
+#[derive(Debug)]
+pub struct AnyTable {
+    table: Box<dyn AnyFormat>,
+    memory: AnyMemory,
+}
+
+/// The memory of an [`AnyTable`].
+#[derive(Clone, Debug)]
+pub struct AnyMemory(Arc<dyn Tables>);
+
+/// Table memory that an [`AnyTable`] can have: with the processor's own atomics, and for all threads.
+pub trait ErasableMemory:
+    TableMemory<Cell: AnyCell, Link = AtomicU64, Count = AtomicU32> + Send + Sync + 'static
+{
+}
+
+impl<M> ErasableMemory for M where
+    M: TableMemory<Cell: AnyCell, Link = AtomicU64, Count = AtomicU32> + Send + Sync + 'static
+{
+}
+
+/// What [`AnyTable::adopt`] has found whole.
+#[derive(Debug)]
+#[must_use = "its tables stay out of use until it is opened"]
+pub struct AnyAdopted(Adopted<(FormatId, u8)>);
+
+/// What [`AnyTable::plan_map`] has reserved the tables for. Dropped, it gives them back.
+#[derive(Debug)]
+#[must_use = "nothing is mapped until it is filled"]
+pub struct AnyPlanned<'t> {
+    table: &'t mut dyn AnyFormat,
+    plan: Plan<'t>,
+}
+
+impl AnyTable {
+    /// An empty table of `format` with `levels` levels, and leaves of the given sizes, as far as the
+    /// format has them. See [`Table::with_page_sizes`]. The entries of the memory must be as wide as
+    /// the format's, and its tables not smaller.
+    pub fn new<M: ErasableMemory>(
+        format: FormatId,
+        levels: u8,
+        sizes: PageSizes,
+        memory: M,
+    ) -> Result<Self, BuildError> {
+        AnyCell::build(format, levels, sizes, Erased::new(memory))
+    }
+
+    /// Takes the table that another process has told a unit as `root`, whose leaves are to be of the
+    /// given sizes from now on. See [`Takeover::adopt`]. A format with other options is adopted as
+    /// such, opened as a [`Table`] and converted.
+    pub fn adopt<S: Storage<Cell: AnyCell>, const TABLE_LOG2: u32>(
+        takeover: &mut Takeover<S, TABLE_LOG2>,
+        root: Root,
+        sizes: PageSizes,
+    ) -> Result<AnyAdopted, AdoptError> {
+        let adopt = Adopt {
+            takeover,
+            root,
+            sizes,
+        };
+        let adopted = S::Cell::with_fitting(root.format, root.levels, 1 << TABLE_LOG2, adopt);
+        adopted.map_err(AdoptError::Build)?
+    }
+
+    /// What converts a [`Table`] is `From`; this is for one whose memory is erased.
+    fn over<F: Format, C: AnyCell>(table: Table<F, Erased<C>>) -> Self {
+        let memory = AnyMemory(Arc::new(table.memory().clone()));
+        let table = Box::new(table);
+        Self { table, memory }
+    }
+
+    /// See [`Table::root`].
+    pub fn root(&self) -> Root {
+        self.table.root()
+    }
+
+    /// The addresses that it translates.
+    pub fn aperture(&self) -> Aperture {
+        self.table.aperture()
+    }
+
+    /// See [`Table::intact`].
+    pub fn intact(&self) -> Result<(), BrokenMemory> {
+        self.table.intact()
+    }
+
+    /// See [`Table::grow`].
+    pub fn grow(&mut self, levels: u8, gather: &mut Gather) -> Result<Root, BuildError> {
+        self.table.grow(levels, gather)
+    }
+
+    /// Where its tables lie.
+    pub fn memory(&self) -> &AnyMemory {
+        &self.memory
+    }
+
+    /// See [`Table::table_log2`].
+    pub fn table_log2(&self, level: usize) -> Option<u32> {
+        self.table.table_log2(level)
+    }
+
+    /// See [`Table::page_sizes`].
+    pub fn page_sizes(&self) -> PageSizes {
+        self.table.page_sizes()
+    }
+
+    /// True when entries can say this: see [`Format::leaf_bits`].
+    pub fn expresses(&self, prot: Prot) -> bool {
+        self.table.expresses(prot)
+    }
+
+    /// See [`Table::tables`].
+    pub fn tables(&self) -> u64 {
+        self.table.tables()
+    }
+
+    /// See [`Table::leaf_sizes`].
+    pub fn leaf_sizes(&self) -> SizeHistogram {
+        self.table.leaf_sizes()
+    }
+
+    /// See [`Table::map`].
+    pub fn map(&mut self, iova: u64, runs: &[Span], prot: Prot) -> Result<(), MapError> {
+        self.table.map(iova, runs, prot)
+    }
+
+    /// See [`Table::plan_map`].
+    pub fn plan_map<'t>(
+        &'t mut self,
+        iova: u64,
+        runs: &'t [Span],
+        prot: Prot,
+        spare: Option<&'t mut Chain>,
+    ) -> Result<AnyPlanned<'t>, MapError> {
+        let plan = self.table.plan(iova, runs, prot, spare)?;
+        let table = &mut *self.table;
+        Ok(AnyPlanned { table, plan })
+    }
+
+    /// See [`Table::unmap`].
+    pub fn unmap(
+        &mut self,
+        range: Span,
+        gather: &mut Gather,
+        sink: &mut impl RunSink,
+    ) -> Result<(), UnmapError> {
+        let told = Told::of(sink);
+        self.table.unmap(range, true, gather, told).map(|_| ())
+    }
+
+    /// See [`Table::unmap_mapped`].
+    pub fn unmap_mapped(
+        &mut self,
+        range: Span,
+        gather: &mut Gather,
+        sink: &mut impl RunSink,
+    ) -> Result<u64, UnmapError> {
+        self.table.unmap(range, false, gather, Told::of(sink))
+    }
+
+    /// See [`Table::unmap_cutting`].
+    pub fn unmap_cutting<E>(
+        &mut self,
+        range: Span,
+        interruption: Interruption,
+        gather: &mut Gather,
+        sink: &mut impl RunSink,
+        mut flush: impl FnMut(&Invalidation) -> Result<(), E>,
+    ) -> Result<u64, RefitError<E>> {
+        for end in self.table.check_ends(range)?.into_iter().flatten() {
+            self.cut(end, interruption, gather, &mut flush)?;
+        }
+        self.unmap_mapped(range, gather, sink)
+            .map_err(RefitError::Unmap)
+    }
+
+    /// See [`Table::split`].
+    pub fn split<E>(
+        &mut self,
+        range: Span,
+        size: u64,
+        interruption: Interruption,
+        gather: &mut Gather,
+        flush: impl FnMut(&Invalidation) -> Result<(), E>,
+    ) -> Result<(), RefitError<E>> {
+        self.refit(Refit::Split(range, size), interruption, gather, flush)
+    }
+
+    /// See [`Table::cut`].
+    pub fn cut<E>(
+        &mut self,
+        at: u64,
+        interruption: Interruption,
+        gather: &mut Gather,
+        flush: impl FnMut(&Invalidation) -> Result<(), E>,
+    ) -> Result<(), RefitError<E>> {
+        self.refit(Refit::Cut(at), interruption, gather, flush)
+    }
+
+    /// See [`Table::merge`].
+    pub fn merge<E>(
+        &mut self,
+        range: Span,
+        interruption: Interruption,
+        gather: &mut Gather,
+        flush: impl FnMut(&Invalidation) -> Result<(), E>,
+    ) -> Result<(), RefitError<E>> {
+        self.refit(Refit::Merge(range), interruption, gather, flush)
+    }
+
+    fn refit<E>(
+        &mut self,
+        refit: Refit,
+        interruption: Interruption,
+        gather: &mut Gather,
+        mut flush: impl FnMut(&Invalidation) -> Result<(), E>,
+    ) -> Result<(), RefitError<E>> {
+        let mut failed = None;
+        let mut flush = |what: &Invalidation| keep_cause(flush(what), &mut failed);
+        let done = self.table.refit(refit, interruption, gather, &mut flush);
+        match done.map_err(RefitError::but_for_flush) {
+            Err(Some(cause)) => Err(cause),
+            Ok(()) | Err(None) => failed.map_or(Ok(()), |cause| Err(RefitError::Flush(cause))),
+        }
+    }
+
+    /// See [`Table::protect`].
+    pub fn protect(
+        &mut self,
+        range: Span,
+        prot: Prot,
+        gather: &mut Gather,
+    ) -> Result<(), ProtectError> {
+        self.table.protect(range, prot, gather)
+    }
+
+    /// See [`Table::track_dirty`].
+    pub fn track_dirty(&mut self, on: bool) -> Result<(), DirtyError> {
+        self.table.track_dirty(on)
+    }
+
+    /// See [`Table::harvest`].
+    pub fn harvest<W: AsRef<[u64]> + AsMut<[u64]>>(
+        &mut self,
+        range: Span,
+        pending: &mut Pending<W>,
+    ) -> Result<u64, DirtyError> {
+        pending.with_words(|pending| self.table.harvest(range, pending))
+    }
+
+    /// See [`Table::peek_dirty`].
+    pub fn peek_dirty(&self, range: Span, mut each: impl FnMut(Span)) -> Result<u64, DirtyError> {
+        self.table.peek_dirty(range, &mut each)
+    }
+
+    /// See [`Table::write_image`].
+    pub fn write_image<E>(&self, sink: &mut impl FnMut(&[u8]) -> Result<(), E>) -> Result<u64, E> {
+        let mut failed = None;
+        let mut sink = |bytes: &[u8]| keep_cause(sink(bytes), &mut failed);
+        let written = self.table.write_image(&mut sink);
+        failed.map_or(Ok(written), Err)
+    }
+
+    /// See [`Table::nodes`].
+    pub fn nodes(&self) -> Nodes {
+        self.table.nodes()
+    }
+
+    /// See [`Table::translate`].
+    pub fn translate(&self, iova: u64) -> Option<u64> {
+        self.table.translate(iova)
+    }
+
+    /// See [`Table::leaf_at`].
+    pub fn leaf_at(&self, iova: u64) -> Option<Leaf> {
+        self.table.leaf_at(iova)
+    }
+
+    /// See [`Table::is_one_run`].
+    pub fn is_one_run(&self, range: Span) -> bool {
+        self.table.is_one_run(range)
+    }
+
+    /// Calls `each` for every leaf that maps at least one byte of `range`, in order. See
+    /// [`Table::leaves`].
+    pub fn for_each_leaf(&self, range: Span, mut each: impl FnMut(Leaf)) {
+        self.table.for_each_leaf(range, &mut each);
+    }
+
+    /// See [`Table::reclaim`].
+    pub fn reclaim(&mut self, flushed: Flushed) {
+        self.table.reclaim(flushed);
+    }
+
+    /// See [`Table::tear_down`].
+    pub fn tear_down(self) -> (Gather, AnyMemory) {
+        (self.table.tear_down(), self.memory)
+    }
+}
+
+impl<F: Format, M: ErasableMemory> From<Table<F, M>> for AnyTable {
+    fn from(table: Table<F, M>) -> Self {
+        Self::over(table.map_memory(Erased::new))
+    }
+}
+
+impl AnyMemory {
+    /// Sets `count` tables aside, in `chain`; or none.
+    pub fn set_aside(&self, count: u64, chain: &mut Chain) -> Result<(), NoTables> {
+        self.0.set_aside(count, chain)
+    }
+
+    /// Takes back `count` tables of `chain`, or as many as there are.
+    pub fn take_back(&self, count: u64, chain: &mut Chain) {
+        self.0.take_back(count, chain);
+    }
+
+    /// Takes back tables that no walk can reach any more.
+    pub fn reclaim(&self, chain: Chain) {
+        self.0.reclaim(chain);
+    }
+}
+
+impl AnyAdopted {
+    /// See [`Adopted::open`].
+    pub fn open<M: ErasableMemory>(self, memory: M) -> Result<AnyTable, AdoptError> {
+        AnyCell::open(self.0, Erased::new(memory))
+    }
+}
+
+impl AnyPlanned<'_> {
+    /// See [`Planned::fill`](crate::Planned::fill).
+    pub fn fill(mut self) -> Result<(), MapError> {
+        self.table.fill(&mut self.plan)
+    }
+}
+
+impl Drop for AnyPlanned<'_> {
+    fn drop(&mut self) {
+        self.table.drop_plan(&mut self.plan);
+    }
+}
+
+/// Keeps the cause with which a call failed where its type is known.
+fn keep_cause<T, E>(result: Result<T, E>, kept: &mut Option<E>) -> Result<T, Failed> {
+    result.map_err(|cause| {
+        *kept = Some(cause);
+        Failed
+    })
+}
+
+/// The memory of a table, as far as it does not matter how wide an entry is.
+trait Tables: fmt::Debug + Send + Sync {
+    fn set_aside(&self, count: u64, chain: &mut Chain) -> Result<(), NoTables>;
+    fn take_back(&self, count: u64, chain: &mut Chain);
+    fn reclaim(&self, chain: Chain);
+}
+
+impl<C: AnyCell> Tables for Erased<C> {
+    fn set_aside(&self, count: u64, chain: &mut Chain) -> Result<(), NoTables> {
+        let mut reserve = self.reserve(count)?;
+        while let Some((table, _)) = reserve.take(self) {
+            chain.push(self, table);
+        }
+        Ok(())
+    }
+    fn take_back(&self, count: u64, chain: &mut Chain) {
+        let mut back = Chain::empty();
+        for _ in 0..count {
+            let Some(table) = chain.pop(self) else { break };
+            back.push(self, table);
+        }
+        TableMemory::reclaim(self, back);
+    }
+    fn reclaim(&self, chain: Chain) {
+        TableMemory::reclaim(self, chain);
+    }
+}

@@ -1,0 +1,243 @@
+//! The calls of an [`AnyTable`](crate::AnyTable), as an object: each takes what a call of a
+//! [`Table`] takes, with closures and sinks behind references, so that it is compiled once for each
+//! format.
+
+use alloc::boxed::Box;
+use core::fmt;
+
+use runs::{PageSizes, Run, SizeHistogram, Span};
+
+use super::AnyCell;
+use crate::arena::erased::Erased;
+use crate::engine::{Discard, Interruption, Leaf, Nodes, Plan, RunSink, Table, Wants};
+use crate::error::{
+    BrokenMemory, BuildError, DirtyError, MapError, ProtectError, RangeError, RefitError,
+    UnmapError,
+};
+use crate::format::{Aperture, Format, Root};
+use crate::gather::{Flushed, Gather, Invalidation};
+use crate::memory::Chain;
+use crate::pending::Pending;
+use crate::prot::Prot;
+
+/// A [`Table`] of a format that the caller does not know.
+pub(super) trait AnyFormat: fmt::Debug + Send + Sync {
+    fn root(&self) -> Root;
+    fn aperture(&self) -> Aperture;
+    fn intact(&self) -> Result<(), BrokenMemory>;
+    fn grow(&mut self, levels: u8, gather: &mut Gather) -> Result<Root, BuildError>;
+    fn table_log2(&self, level: usize) -> Option<u32>;
+    fn page_sizes(&self) -> PageSizes;
+    fn expresses(&self, prot: Prot) -> bool;
+    fn tables(&self) -> u64;
+    fn leaf_sizes(&self) -> SizeHistogram;
+    fn map(&mut self, iova: u64, runs: &[Span], prot: Prot) -> Result<(), MapError>;
+    fn plan<'t>(
+        &self,
+        iova: u64,
+        runs: &'t [Span],
+        prot: Prot,
+        spare: Option<&'t mut Chain>,
+    ) -> Result<Plan<'t>, MapError>;
+    fn fill(&mut self, plan: &mut Plan<'_>) -> Result<(), MapError>;
+    fn drop_plan(&self, plan: &mut Plan<'_>);
+    fn unmap(
+        &mut self,
+        range: Span,
+        whole: bool,
+        gather: &mut Gather,
+        told: Told<'_>,
+    ) -> Result<u64, UnmapError>;
+    fn check_ends(&self, range: Span) -> Result<[Option<u64>; 2], RangeError>;
+    fn refit(
+        &mut self,
+        refit: Refit,
+        interruption: Interruption,
+        gather: &mut Gather,
+        flush: &mut dyn FnMut(&Invalidation) -> Result<(), Failed>,
+    ) -> Result<(), RefitError<Failed>>;
+    fn protect(&mut self, range: Span, prot: Prot, gather: &mut Gather)
+    -> Result<(), ProtectError>;
+    fn track_dirty(&mut self, on: bool) -> Result<(), DirtyError>;
+    fn harvest(
+        &mut self,
+        range: Span,
+        pending: &mut Pending<&mut [u64]>,
+    ) -> Result<u64, DirtyError>;
+    fn peek_dirty(&self, range: Span, each: &mut dyn FnMut(Span)) -> Result<u64, DirtyError>;
+    /// 0 where the sink has failed.
+    fn write_image(&self, sink: &mut dyn FnMut(&[u8]) -> Result<(), Failed>) -> u64;
+    fn nodes(&self) -> Nodes;
+    fn translate(&self, iova: u64) -> Option<u64>;
+    fn leaf_at(&self, iova: u64) -> Option<Leaf>;
+    fn is_one_run(&self, range: Span) -> bool;
+    fn for_each_leaf(&self, range: Span, each: &mut dyn FnMut(Leaf));
+    fn reclaim(&mut self, flushed: Flushed);
+    fn tear_down(self: Box<Self>) -> Gather;
+}
+
+impl<F: Format, C: AnyCell> AnyFormat for Table<F, Erased<C>> {
+    fn root(&self) -> Root {
+        self.root()
+    }
+    fn aperture(&self) -> Aperture {
+        self.format().aperture()
+    }
+    fn intact(&self) -> Result<(), BrokenMemory> {
+        self.intact()
+    }
+    fn grow(&mut self, levels: u8, gather: &mut Gather) -> Result<Root, BuildError> {
+        self.grow(levels, gather)
+    }
+    fn table_log2(&self, level: usize) -> Option<u32> {
+        self.table_log2(level)
+    }
+    fn page_sizes(&self) -> PageSizes {
+        self.page_sizes()
+    }
+    fn expresses(&self, prot: Prot) -> bool {
+        self.format().leaf_bits(prot).is_some()
+    }
+    fn tables(&self) -> u64 {
+        self.tables()
+    }
+    fn leaf_sizes(&self) -> SizeHistogram {
+        self.leaf_sizes()
+    }
+    fn map(&mut self, iova: u64, runs: &[Span], prot: Prot) -> Result<(), MapError> {
+        self.map(iova, runs, prot)
+    }
+    fn plan<'t>(
+        &self,
+        iova: u64,
+        runs: &'t [Span],
+        prot: Prot,
+        spare: Option<&'t mut Chain>,
+    ) -> Result<Plan<'t>, MapError> {
+        self.plan_request(iova, runs, prot, spare)
+    }
+    fn fill(&mut self, plan: &mut Plan<'_>) -> Result<(), MapError> {
+        self.fill_plan(plan)
+    }
+    fn drop_plan(&self, plan: &mut Plan<'_>) {
+        plan.give_back(self.memory());
+    }
+    fn unmap(
+        &mut self,
+        range: Span,
+        whole: bool,
+        gather: &mut Gather,
+        mut told: Told<'_>,
+    ) -> Result<u64, UnmapError> {
+        match told.wants {
+            Wants::Nothing => self.unmap_range(range, whole, gather, &mut Discard),
+            Wants::Runs | Wants::DirtyRuns => self.unmap_range(range, whole, gather, &mut told),
+        }
+    }
+    fn check_ends(&self, range: Span) -> Result<[Option<u64>; 2], RangeError> {
+        self.check_ends(range)
+    }
+    fn refit(
+        &mut self,
+        refit: Refit,
+        interruption: Interruption,
+        gather: &mut Gather,
+        flush: &mut dyn FnMut(&Invalidation) -> Result<(), Failed>,
+    ) -> Result<(), RefitError<Failed>> {
+        match refit {
+            Refit::Split(range, size) => self.split(range, size, interruption, gather, flush),
+            Refit::Cut(at) => self.cut(at, interruption, gather, flush),
+            Refit::Merge(range) => self.merge(range, interruption, gather, flush),
+        }
+    }
+    fn protect(
+        &mut self,
+        range: Span,
+        prot: Prot,
+        gather: &mut Gather,
+    ) -> Result<(), ProtectError> {
+        self.protect(range, prot, gather)
+    }
+    fn track_dirty(&mut self, on: bool) -> Result<(), DirtyError> {
+        self.track_dirty(on)
+    }
+    fn harvest(
+        &mut self,
+        range: Span,
+        pending: &mut Pending<&mut [u64]>,
+    ) -> Result<u64, DirtyError> {
+        self.harvest(range, pending)
+    }
+    fn peek_dirty(&self, range: Span, each: &mut dyn FnMut(Span)) -> Result<u64, DirtyError> {
+        self.peek_dirty(range, each)
+    }
+    fn write_image(&self, mut sink: &mut dyn FnMut(&[u8]) -> Result<(), Failed>) -> u64 {
+        self.write_image(&mut sink).unwrap_or(0)
+    }
+    fn nodes(&self) -> Nodes {
+        self.nodes()
+    }
+    fn translate(&self, iova: u64) -> Option<u64> {
+        self.translate(iova)
+    }
+    fn leaf_at(&self, iova: u64) -> Option<Leaf> {
+        self.leaf_at(iova)
+    }
+    fn is_one_run(&self, range: Span) -> bool {
+        self.is_one_run(range)
+    }
+    fn for_each_leaf(&self, range: Span, each: &mut dyn FnMut(Leaf)) {
+        self.leaves(range).for_each(each);
+    }
+    fn reclaim(&mut self, flushed: Flushed) {
+        self.reclaim(flushed);
+    }
+    fn tear_down(self: Box<Self>) -> Gather {
+        Self::tear_down(*self).0
+    }
+}
+
+/// Who is told of runs, with their dirty state or without: an unmap is compiled once for both, and
+/// once for those who want nothing.
+pub(super) struct Told<'s> {
+    sink: &'s mut dyn RunSink,
+    wants: Wants,
+}
+
+impl<'s> Told<'s> {
+    pub(super) fn of(sink: &'s mut impl RunSink) -> Self {
+        let wants = sink.wants();
+        Self { sink, wants }
+    }
+}
+
+impl RunSink for Told<'_> {
+    #[inline(always)]
+    fn wants(&self) -> Wants {
+        match self.wants {
+            Wants::DirtyRuns => Wants::DirtyRuns,
+            // Whoever wants nothing is not asked: so no code is made for it here.
+            Wants::Runs | Wants::Nothing => Wants::Runs,
+        }
+    }
+
+    #[inline(always)]
+    fn run(&mut self, run: Run) {
+        self.sink.run(run);
+    }
+
+    #[inline(always)]
+    fn dirty_run(&mut self, run: Run, dirty: bool) {
+        self.sink.dirty_run(run, dirty);
+    }
+}
+
+/// How leaves are to change their sizes.
+pub(super) enum Refit {
+    Split(Span, u64),
+    Cut(u64),
+    Merge(Span),
+}
+
+/// A call back to the caller failed. The caller keeps the cause, since only it knows its type.
+pub(super) struct Failed;
