@@ -32,8 +32,8 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         whole: bool,
     ) -> Result<(), Refusal> {
         let shift = F::shift(0);
-        let cells = self.cells::<L<0>>(table);
-        let here = part(cells, self.index::<L<0>>(at), (todo >> shift) as usize);
+        let cells = self.cells(table, 0);
+        let here = part(cells, self.index(0, at), (todo >> shift) as usize);
         let last = at + (todo - 1);
         if F::leaf_sizes(0).bits().count_ones() > 1 {
             for (end, cell) in [(at, here.first()), (last, here.last())] {
@@ -81,38 +81,33 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     pub(super) fn clear_row<S: RunSink>(
         &self,
         table: u64,
-        mut at: u64,
+        at: u64,
         todo: u64,
         removed: &mut Removed<'_, S>,
     ) -> bool {
-        let shift = F::shift(0);
-        let cells = self.cells::<L<0>>(table);
-        let cells = part(cells, self.index::<L<0>>(at), (todo >> shift) as usize);
-        let (mut next, mut gone) = (0, 0);
-        // The stretch that is cleared and that the memory was not told of.
+        let mut entries = self.entries_in(table, 0, at, todo);
+        let cells = entries.cells;
+        let mut gone = 0;
+        // Where the stretch began that is cleared and that the memory was not told of.
         let mut stored = 0;
-        while let Some(rest) = cells.get(next..).filter(|rest| !rest.is_empty()) {
-            let word = rest.first().map_or(0, Cell::get);
-            let Entry::Leaf { pa, log2 } = F::decode(0, word) else {
-                self.wrote(cells, stored, next);
-                next += 1;
-                stored = next;
-                at = at.wrapping_add(1 << shift);
+        while let Some(part) = entries.next() {
+            let Entry::Leaf { pa, log2 } = F::decode(0, part.cell.get()) else {
+                self.wrote(cells, stored, part.index);
+                stored = part.index + 1;
                 continue;
             };
-            let (entries, dirty) = if removed.wants() == Wants::DirtyRuns {
-                take_dirty_run::<F, L<0>, M::Cell>(rest, log2)
+            let (count, dirty) = if removed.wants() == Wants::DirtyRuns {
+                take_dirty_run::<F, L<0>, M::Cell>(part.row(), log2)
             } else {
-                (same_run::<F, L<0>, M::Cell, true>(rest, log2), false)
+                (same_run::<F, L<0>, M::Cell, true>(part.row(), log2), false)
             };
-            let bytes = (entries as u64) << shift;
-            removed.leaves(0, at, pa, bytes, dirty);
-            self.watch(at, pa, bytes);
-            at = at.wrapping_add(bytes);
-            next += entries;
-            gone += entries as u64;
+            let bytes = (count as u64) << F::shift(0);
+            removed.leaves(0, part.base(), pa, bytes, dirty);
+            self.watch(part.base(), pa, bytes);
+            entries.pass(count);
+            gone += count as u64;
         }
-        self.wrote(cells, stored, next);
+        self.wrote(cells, stored, cells.len());
         if gone == 0 {
             return false;
         }

@@ -39,7 +39,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         form: P,
     ) -> Result<(u64, usize), Restart> {
         if V::N > 0 && spread >> F::shift(V::N) == 0 {
-            let word = self.cells::<V>(table).get(self.index::<V>(at));
+            let word = self.cells(table, V::N).get(self.index(V::N, at));
             if let Entry::Table(below) = F::decode(V::N, word.map_or(0, P::follow)) {
                 if !self.settled(Some(table), form) {
                     return Err(Restart);

@@ -3,10 +3,13 @@
 //! There is one set of passes, which take the form as a type. So claims cost nothing in the exclusive
 //! form: they are not in the generated code. The protocol of claims is at the head of `shared.rs`.
 
+use core::convert::Infallible;
+
+use super::entries::Order;
 use super::top::Begin;
-use super::{Level, Table, at_top, part};
+use super::{Level, Table};
 use crate::cell::Cell;
-use crate::format::{Entry, Format};
+use crate::format::Format;
 use crate::memory::TableMemory;
 
 /// How an operation keeps others away: a value that its passes carry along.
@@ -136,26 +139,12 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     #[cold]
     pub(crate) fn release_all<P: Form>(&self, begin: Begin, at: u64, todo: u64, form: P) {
         if P::SHARED {
-            at_top!(begin, F, Top, root => self.release_below::<Top, P>(root, at, todo, form));
+            let mut release = |table, _| {
+                self.release(table, form);
+                Ok::<_, Infallible>(())
+            };
+            let Ok(()) = self.tables_in(begin.table(), (at, todo), Order::Below, &mut release);
         }
-    }
-
-    fn release_below<V: Level, P: Form>(&self, table: u64, mut at: u64, todo: u64, form: P) {
-        if V::N > 0 {
-            let cells = self.cells::<V>(table);
-            let slot = 1u64 << F::shift(V::N);
-            let mut room = self.room::<V>(at, todo);
-            while room > 0 {
-                let here = (slot - (at & (slot - 1))).min(room);
-                let word = cells.get(self.index::<V>(at)).map_or(0, Cell::get_acquire);
-                if let Entry::Table(below) = F::decode(V::N, word) {
-                    self.release_below::<V::Below, P>(below, at, here, form);
-                }
-                at = at.wrapping_add(here);
-                room -= here;
-            }
-        }
-        self.release(table, form);
     }
 
     /// Claims `table` if mapping `[at, at + todo)` must store to it: at level 0 always, above where
@@ -171,14 +160,10 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         if !P::SHARED {
             return Ok(true);
         }
-        let stores = V::N == 0 || {
-            let room = self.room::<V>(at, todo);
-            let first = self.index::<V>(at);
-            let last = self.index::<V>(at.wrapping_add(room - 1));
-            part(self.cells::<V>(table), first, last - first + 1)
-                .iter()
-                .any(|cell| F::is_empty(cell.get()))
-        };
+        let stores = V::N == 0
+            || self
+                .entries_in(table, V::N, at, todo)
+                .any(|part| F::is_empty(part.cell.get()));
         if stores {
             self.claim(table, form)?;
         }

@@ -16,11 +16,14 @@
 //! becomes dirty behind the pass is there for the next harvest. A table that is unlinked meanwhile
 //! is passed by: whoever unlinked it has taken its dirty leaves.
 
+use core::slice;
+
 use runs::{Joiner, Span};
 
 use super::dirty::{is_settled, some_dirty};
+use super::entries::{Part, decode};
 use super::form::{Claiming, Exclusive, Form};
-use super::{L, Level, SharedTable, Table, at_top, part};
+use super::{L, Level, SharedTable, Table, at_top};
 use crate::cell::{Cell, Series};
 use crate::error::DirtyError;
 use crate::format::{Aperture, Entry, Format};
@@ -124,7 +127,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     /// these pages. For simulations and tests. Returns the bytes of the entries.
     pub fn set_dirty(&self, range: Span) -> Result<u64, DirtyError> {
         let at = self.check_dirty(range)?;
-        let bytes = at_top!(self.begin(), F, Top, root => self.mark::<Top>(root, at, range.len));
+        let bytes = self.mark(self.begin().table(), at, range.len);
         self.intact()?;
         Ok(bytes)
     }
@@ -199,46 +202,47 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         if self.memory.meta(table).live.get() == 0 {
             return;
         }
-        let cells = self.cells::<V>(table);
-        let slot = 1u64 << F::shift(V::N);
-        let last = at.wrapping_add(self.room::<V>(at, todo) - 1);
-        let end = self.index::<V>(last) + 1;
-        let mut next = self.index::<V>(at);
+        let mut entries = self.entries_in(table, V::N, at, todo);
         let mut held = !T::CLEAN || !P::SHARED;
-        while next < end {
+        'entries: loop {
             if V::N == 0 {
-                match first_dirty::<F, _>(part(cells, next, end - next)) {
-                    Some(clean) => next += clean,
+                match first_dirty::<F, _>(entries.rest()) {
+                    Some(clean) => entries.pass_next(clean),
                     None => break,
                 }
             }
-            let word = cells.get(next).map_or(0, Cell::get_acquire);
-            // Where the entry begins, without the bits that index the tables above.
-            let here = at & !self.span_mask::<V>() | (next as u64) << F::shift(V::N);
-            match F::decode(V::N, word) {
-                Entry::Table(below) if V::N > 0 => {
-                    let first = here.max(at);
-                    let todo = (here | (slot - 1)).min(last) - first + 1;
-                    self.visit_below::<V::Below, T, P>(below, first, todo, pass, form);
-                    next += 1;
-                }
-                Entry::Leaf { .. } if F::is_dirty(word) => {
-                    if !held {
-                        if self.claim(table, form).is_err() {
-                            // It is unlinked, and with it what was below.
-                            return;
-                        }
-                        held = true;
-                        // What was read before the claim may have changed.
-                        continue;
+            let Some(part) = entries.next() else { break };
+            // Again when the table was claimed meanwhile: what was read before may have changed.
+            loop {
+                let word = part.word();
+                match decode::<F>(V::N, word) {
+                    Entry::Table(below) => {
+                        self.visit_below::<V::Below, T, P>(
+                            below,
+                            part.at(),
+                            part.len(),
+                            pass,
+                            form,
+                        );
                     }
-                    next = if V::N == 0 {
-                        self.visit_pages(part(cells, 0, end), next, here, pass)
-                    } else {
-                        self.visit_leaf::<V, T>(cells, next, here, word, pass)
-                    };
+                    Entry::Leaf { .. } if F::is_dirty(word) => {
+                        if !held {
+                            if self.claim(table, form).is_err() {
+                                // It is unlinked, and with it what was below.
+                                break 'entries;
+                            }
+                            held = true;
+                            continue;
+                        }
+                        entries.pass(if V::N == 0 {
+                            self.visit_pages(table, &part, pass)
+                        } else {
+                            self.visit_leaf::<V, T>(table, &part, word, pass)
+                        });
+                    }
+                    _ => {}
                 }
-                _ => next += 1,
+                break;
             }
         }
         if held {
@@ -246,18 +250,18 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         }
     }
 
-    /// Visits the dirty leaves from that at `index` on, which begins at the stripped address `here`,
-    /// up to one that is clean, or a group. Returns the index behind them.
+    /// Visits the dirty leaves from that of `part` on, up to one that is clean, or a group. Returns
+    /// how many entries that are.
     #[inline(always)]
     fn visit_pages<T: Visitor>(
         &self,
-        cells: &[M::Cell],
-        index: usize,
-        here: u64,
+        table: u64,
+        part: &Part<'_, F, M::Cell>,
         pass: &mut Pass<'_, T>,
     ) -> usize {
         let own = F::shift(0);
-        let mut end = index;
+        let cells = part.row();
+        let mut end = 0;
         let mut last = 0;
         while let Some(rest) = cells.get(end..).filter(|rest| !rest.is_empty()) {
             last = rest[0].get();
@@ -281,31 +285,30 @@ impl<F: Format, M: TableMemory> Table<F, M> {
             let count = M::Cell::match_series(rest, series).max(1);
             if T::CLEAN {
                 series.next = F::cleaned(last);
-                M::Cell::set_series(part(rest, 0, count), series);
+                M::Cell::set_series(super::part(rest, 0, count), series);
             }
             end += count;
         }
-        if end == index {
-            return self.visit_leaf::<L<0>, T>(cells, index, here, last, pass);
+        if end == 0 {
+            return self.visit_leaf::<L<0>, T>(table, part, last, pass);
         }
         if T::CLEAN {
-            self.memory.written(part(cells, index, end - index));
+            self.memory.written(cells.get(..end).unwrap_or(&[]));
         }
-        let len = ((end - index) as u64) << own;
+        let len = (end as u64) << own;
         pass.bytes += len;
-        let leaves = Span::new(pass.aperture.extend(here), len);
+        let leaves = Span::new(pass.aperture.extend(part.base()), len);
         pass.visitor.leaf(leaves, 0);
         end
     }
 
-    /// Visits the dirty leaf with the entry `word` at `index`, which begins at the stripped address
-    /// `here`. Returns the index behind it.
+    /// Visits the dirty leaf with the entry `word` that `part` is, or is one of. Returns how many
+    /// entries it has from there on.
     #[inline]
     fn visit_leaf<V: Level, T: Visitor>(
         &self,
-        cells: &[M::Cell],
-        index: usize,
-        here: u64,
+        table: u64,
+        part: &Part<'_, F, M::Cell>,
         word: u64,
         pass: &mut Pass<'_, T>,
     ) -> usize {
@@ -315,47 +318,47 @@ impl<F: Format, M: TableMemory> Table<F, M> {
             Entry::Empty | Entry::Table(_) => own,
         };
         let count = 1usize << (log2 - own);
-        let begin = index & !(count - 1);
+        let nth = self.index(V::N, part.base()) & (count - 1);
         let rest = (1u64 << log2) - 1;
-        let (first, last) = (here & !rest, here | rest);
+        let (first, last) = (part.base() & !rest, part.base() | rest);
         // In the shared form such a leaf may have come after the look at the ends. It stays as it
         // is.
         if T::CLEAN && (first < pass.first || last > pass.last) {
-            return begin + count;
+            return count - nth;
         }
         if T::CLEAN {
-            let group = part(cells, begin, count);
+            // Entries before this one may have been clean.
+            let group = match count {
+                1 => slice::from_ref(part.cell),
+                _ => {
+                    let begin = self.index(V::N, first);
+                    super::part(self.cells(table, V::N), begin, count)
+                }
+            };
             group.iter().for_each(clean::<F, _>);
             self.memory.written(group);
         }
         pass.bytes += rest + 1;
         let leaf = Span::new(pass.aperture.extend(first), rest + 1);
         pass.visitor.leaf(leaf, V::N);
-        begin + count
+        count - nth
     }
 
     /// Sets the dirty bit in the entries of `[at, at + todo)` that can be written through.
-    fn mark<V: Level>(&self, table: u64, mut at: u64, todo: u64) -> u64 {
-        let cells = self.cells::<V>(table);
-        let slot = 1u64 << F::shift(V::N);
-        let mut room = self.room::<V>(at, todo);
+    fn mark(&self, (table, level): (u64, usize), at: u64, todo: u64) -> u64 {
         let mut bytes = 0;
-        while room > 0 {
-            let here = (slot - (at & (slot - 1))).min(room);
-            if let Some(cell) = cells.get(self.index::<V>(at)) {
-                let word = cell.get_acquire();
-                match F::decode(V::N, word) {
-                    Entry::Table(below) if V::N > 0 => {
-                        bytes += self.mark::<V::Below>(below, at, here);
-                    }
-                    Entry::Leaf { .. } if self.format.prot(V::N, word).contains(Prot::WRITE) => {
-                        bytes += if write::<F, _>(cell, word) { slot } else { 0 };
-                    }
-                    _ => {}
+        for part in self.entries_in(table, level, at, todo) {
+            let word = part.word();
+            match decode::<F>(level, word) {
+                Entry::Table(below) => {
+                    bytes += self.mark((below, level - 1), part.at(), part.len());
                 }
+                Entry::Leaf { .. } if self.format.prot(level, word).contains(Prot::WRITE) => {
+                    let written = write::<F, _>(part.cell, word);
+                    bytes += if written { 1 << F::shift(level) } else { 0 };
+                }
+                Entry::Leaf { .. } | Entry::Empty => {}
             }
-            at = at.wrapping_add(here);
-            room -= here;
         }
         bytes
     }

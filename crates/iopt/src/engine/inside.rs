@@ -7,7 +7,7 @@ use super::form::{Claiming, Form, Restart};
 use super::guard::Guard;
 use super::sink::RunSink;
 use super::top::Begin;
-use super::{Leaf, Level, SharedTable, Table, at_level, at_top, part};
+use super::{Leaf, Level, SharedTable, Table, at_level, at_top};
 use crate::cell::Cell;
 use crate::error::{MapError, UnmapError};
 use crate::format::{Entry, Format};
@@ -158,7 +158,7 @@ impl<'t, F: Format, M: TableMemory, const SLOTS: usize> Inside<'t, F, M, SLOTS> 
         while left_over {
             let begin = table.begin();
             at_top!(begin, F, Top, root => {
-                table.prune::<Top, _>(root, at, range.len, gather, form);
+                table.prune::<Top, _>(root, (at, range.len), gather, form);
             });
             // What was the root is an ordinary table when the top has grown meanwhile.
             left_over = table.begin() != begin;
@@ -222,64 +222,53 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     fn claim_to_unmap<V: Level, P: Form>(
         &self,
         table: u64,
-        mut at: u64,
+        at: u64,
         todo: u64,
         wanted: &Wanted,
         all: bool,
         form: P,
     ) -> Result<(), Stop> {
-        let mut room = self.room::<V>(at, todo);
         if V::N == 0 {
             self.claim(table, form)?;
+            let room = self.room(0, at, todo);
             return Ok(self.check_row(table, at, room, wanted.whole)?);
         }
-        let slot = 1u64 << F::shift(V::N);
-        let first = self.index::<V>(at);
-        let last = self.index::<V>(at.wrapping_add(room - 1));
-        let here = part(self.cells::<V>(table), first, last - first + 1);
-
-        let stores = all || {
-            let (mut at, mut room) = (at, room);
-            here.iter().any(|cell| {
-                let bytes = (slot - (at & (slot - 1))).min(room);
-                (at, room) = (at.wrapping_add(bytes), room - bytes);
-                match F::decode(V::N, cell.get_acquire()) {
+        let stores = all
+            || self
+                .entries_in(table, V::N, at, todo)
+                .any(|part| match part.entry() {
                     Entry::Empty => false,
                     Entry::Leaf { .. } => true,
-                    Entry::Table(_) => bytes == slot,
-                }
-            })
-        };
+                    Entry::Table(_) => part.is_whole(),
+                });
         if stores {
             self.claim(table, form)?;
         }
-
-        let mut next = 0;
-        while let Some(rest) = here.get(next..).filter(|rest| !rest.is_empty()) {
-            let mut bytes = (slot - (at & (slot - 1))).min(room);
-            let mut entries = 1;
-            let word = rest.first().map_or(0, Cell::get_acquire);
+        let mut entries = self.entries_in(table, V::N, at, todo);
+        while let Some(part) = entries.next() {
+            let word = part.word();
             match F::decode(V::N, word) {
-                Entry::Empty if wanted.whole => return Err(Refusal::Hole(at).into()),
+                Entry::Empty if wanted.whole => return Err(Refusal::Hole(part.at()).into()),
                 Entry::Empty => {}
                 Entry::Leaf { .. } if !stores => return Err(Stop::Restart),
                 Entry::Leaf { log2, .. } => {
                     // Of many in a row only the first and the last can reach over an end.
-                    self.check_leaf::<V>(at, word, wanted)?;
-                    entries = same_run::<F, V, M::Cell, false>(rest, log2);
-                    bytes = ((entries as u64) << F::shift(V::N)).min(room);
-                    let last = rest.get(entries - 1).map_or(0, Cell::get_acquire);
-                    self.check_leaf::<V>(at + (bytes - 1), last, wanted)?;
+                    self.check_leaf::<V>(part.base(), word, wanted)?;
+                    let row = part.row();
+                    let count = same_run::<F, V, M::Cell, false>(row, log2);
+                    let last = row
+                        .get(count.saturating_sub(1))
+                        .map_or(0, Cell::get_acquire);
+                    let bytes = (count as u64) << F::shift(V::N);
+                    self.check_leaf::<V>(part.base() + (bytes - 1), last, wanted)?;
+                    entries.pass(count);
                 }
-                Entry::Table(_) if bytes == slot && !stores => return Err(Stop::Restart),
+                Entry::Table(_) if part.is_whole() && !stores => return Err(Stop::Restart),
                 Entry::Table(below) => {
-                    let all = bytes == slot;
-                    self.claim_to_unmap::<V::Below, P>(below, at, bytes, wanted, all, form)?;
+                    let (at, len, all) = (part.at(), part.len(), part.is_whole());
+                    self.claim_to_unmap::<V::Below, P>(below, at, len, wanted, all, form)?;
                 }
             }
-            at = at.wrapping_add(bytes);
-            room -= bytes;
-            next += entries;
         }
         Ok(())
     }

@@ -103,10 +103,10 @@ impl<F: Format, M: TableMemory> Look<F, M> for Pages {
         todo: u64,
     ) -> Result<u64, UnmapError> {
         let entries = (self.size >> F::shift(V::N)) as usize;
-        let index = tables.index::<V>(at);
+        let index = tables.index(V::N, at);
         if entries == 0 {
             // The pages are those of a table below.
-            let cell = tables.cells::<V>(table).get(index);
+            let cell = tables.cells(table, V::N).get(index);
             let word = cell.map_or(0, Cell::get_acquire);
             if V::N > 0
                 && let Entry::Table(below) = F::decode(V::N, word)
@@ -114,7 +114,7 @@ impl<F: Format, M: TableMemory> Look<F, M> for Pages {
                 return self.look::<V::Below>(tables, below, at, todo);
             }
         }
-        let cells = tables.cells::<V>(table);
+        let cells = tables.cells(table, V::N);
         let count = (todo >> F::shift(V::N)) as usize;
         let mut pages = 0;
         for group in part(cells, index, count).chunks_exact(entries.max(1)) {

@@ -219,12 +219,12 @@ impl<F: Format, M: TableMemory> Table<F, M> {
             held = self.claim_to_map::<V, P>(table, cursor.at, cursor.todo, form)?;
             // In a table without a live entry there is nothing to look at.
             if !held || self.memory.meta(table).live.get() != 0 {
-                cells = self.cells::<V>(table);
+                cells = self.cells(table, V::N);
             }
         }
-        let mut room = self.room::<V>(cursor.at, cursor.todo);
+        let mut room = self.room(V::N, cursor.at, cursor.todo);
         while room > 0 {
-            let index = self.index::<V>(cursor.at);
+            let index = self.index(V::N, cursor.at);
             let todo = cursor.todo;
             match self.next_step::<V, P>(cells, index, cursor, room) {
                 Next::Leaves { log2, count, runs } => {
@@ -284,7 +284,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         cursor: &Cursor<'_>,
         room: u64,
     ) -> Next {
-        let Some((mut log2, mut count)) = self.leaves_here::<V>(cursor, room) else {
+        let Some((mut log2, mut count)) = self.leaves_here(V::N, cursor, room) else {
             return if V::N > 0 { Next::Below } else { Next::Nothing };
         };
         let singles = self.single_leaves(cursor, (log2, count), room);
@@ -297,7 +297,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
                 None => {}
                 Some(bytes) if runs > 1 && bytes >> log2 > 0 => runs = bytes >> log2,
                 Some(0) => return Next::Below,
-                Some(bytes) => match self.leaves_here::<V>(cursor, bytes) {
+                Some(bytes) => match self.leaves_here(V::N, cursor, bytes) {
                     Some(fewer) => (log2, count, runs) = (fewer.0, fewer.1, 1),
                     None => return Next::Below,
                 },
@@ -322,18 +322,18 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         reserve: &mut Reserve,
         form: P,
     ) {
-        let cells = self.cells::<V>(table);
+        let cells = self.cells(table, V::N);
         // A table that nobody can reach has no entries yet, whatever its memory holds.
         let linked: &[M::Cell] = match target {
             Target::Linked => cells,
             Target::Zeroed | Target::Stale => &[],
         };
         let mut live = 0;
-        let begin = self.index::<V>(cursor.at);
+        let begin = self.index(V::N, cursor.at);
         let mut end = begin;
         // Where the stretch began that is stored and that the memory was not told of.
         let mut stored = begin;
-        let mut room = self.room::<V>(cursor.at, cursor.todo);
+        let mut room = self.room(V::N, cursor.at, cursor.todo);
         while room > 0 {
             let todo = cursor.todo;
             match self.next_step::<V, P>(linked, end, cursor, room) {

@@ -24,9 +24,10 @@
 //!
 //! # Levels are types
 //!
-//! Each pass is a function of the level, and the level is a type: shifts, table sizes
-//! and the sizes of leaves are constants in the generated code, and the recursion ends at level 0
-//! at compile time. One `match` on the number of levels, at the root, enters it.
+//! Each pass that decides about speed is a function of the level, and the level is a type: shifts,
+//! table sizes and the sizes of leaves are constants in the generated code, and the recursion ends at
+//! level 0 at compile time. One `match` on the number of levels, at the root, enters it. All others
+//! take the level as a number. Both go over the entries of a table in one way (`entries.rs`).
 //!
 //! # Where the time goes
 //!
@@ -41,6 +42,7 @@
 mod clear;
 mod descend;
 mod dirty;
+mod entries;
 mod form;
 mod guard;
 mod harvest;
@@ -71,10 +73,11 @@ use runs::{PageSizes, SizeHistogram, Span};
 
 use crate::cell::Cell;
 use crate::error::{BuildError, RangeError, UnmapError};
-use crate::format::{Entry, Format, Root};
+use crate::format::{Format, Root};
 use crate::gather::{Flushed, Gather};
 use crate::memory::TableMemory;
 
+use entries::Order;
 pub(crate) use inspect::inspect;
 pub use inspect::{Damage, DamageKind};
 pub(crate) use levels::{L, Level, at_level, at_top};
@@ -242,11 +245,12 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         self.tables
     }
 
-    /// How many leaves of each size there are. Visits every leaf.
+    /// How many leaves of each size there are. Reads every leaf.
     pub fn leaf_sizes(&self) -> SizeHistogram {
         let mut sizes = SizeHistogram::new();
-        for leaf in self.aperture().spans().flat_map(|span| self.leaves(span)) {
-            sizes.add(leaf.run.len, 1);
+        let spans = self.aperture().spans();
+        for (leaf, run) in spans.flat_map(|span| self.leaves(span).stretches()) {
+            sizes.add(leaf.run.len, run.len / leaf.run.len);
         }
         sizes
     }
@@ -254,19 +258,10 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     /// Calls `each` for every table with its address and its level, the root first, and every table
     /// before those below it.
     pub fn for_each_table(&self, each: &mut impl FnMut(u64, u8)) {
-        let begin = self.begin();
-        self.each_below(begin.root, usize::from(begin.levels) - 1, each);
-    }
-
-    fn each_below(&self, table: u64, level: usize, each: &mut impl FnMut(u64, u8)) {
-        each(table, level as u8);
-        if level > 0 {
-            for cell in self.entries(table, level) {
-                if let Entry::Table(below) = F::decode(level, cell.get_acquire()) {
-                    self.each_below(below, level - 1, each);
-                }
-            }
-        }
+        let root = self.begin().table();
+        self.all_tables(root, Order::Above, &mut |table, level| {
+            each(table, level as u8);
+        });
     }
 
     /// Tells the memory of everything that is mapped, in a table that was not filled by maps.
@@ -331,7 +326,18 @@ impl<F: Format, M: TableMemory> Table<F, M> {
             }
         }
         let mut gather = Gather::new();
-        at_top!(self.begin(), F, Top, root => self.unlink_all::<Top>(root, &mut gather));
+        let top = self.begin().table();
+        self.memory.descended();
+        self.all_tables(top, Order::Below, &mut |table, _| {
+            if table != top.0 {
+                gather.add_table(&self, table);
+            }
+        });
+        let bytes = Self::root_bytes(&self.format) as u64;
+        let size = self.memory.table_bytes();
+        for table in (0..bytes.div_ceil(size)).rev() {
+            gather.add_table(&self, top.0 + table * size);
+        }
         (gather, self.memory)
     }
 
@@ -365,56 +371,33 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         Ok(aperture.strip(range.start))
     }
 
-    /// The entries of the table at `table`, at level `V`.
+    /// The entries of the table at `table`, which a pass now turns to.
     #[inline(always)]
-    pub(crate) fn cells<V: Level>(&self, table: u64) -> &[M::Cell] {
+    pub(crate) fn cells(&self, table: u64, level: usize) -> &[M::Cell] {
         self.memory.table_read(table);
-        self.entries(table, V::N)
+        self.entries(table, level)
     }
 
-    /// Index of the entry for the stripped address `at` in its table at level `V`.
+    /// Index of the entry for the stripped address `at` in its table at `level`.
     #[inline(always)]
-    pub(crate) fn index<V: Level>(&self, at: u64) -> usize {
-        (at >> F::shift(V::N)) as usize & (self.format.entries(V::N) - 1)
+    pub(crate) fn index(&self, level: usize, at: u64) -> usize {
+        (at >> F::shift(level)) as usize & (self.format.entries(level) - 1)
     }
 
-    /// Bytes from `at` to the end of its table at level `V`, but at most `todo`.
+    /// Bytes from `at` to the end of its table at `level`, but at most `todo`.
     #[inline(always)]
-    pub(crate) fn room<V: Level>(&self, at: u64, todo: u64) -> u64 {
-        (!at & self.span_mask::<V>()).saturating_add(1).min(todo)
+    pub(crate) fn room(&self, level: usize, at: u64, todo: u64) -> u64 {
+        (!at & self.span_mask(level)).saturating_add(1).min(todo)
     }
 
-    /// Bytes that a table at level `V` spans, less one.
+    /// Bytes that a table at `level` spans, less one.
     #[inline(always)]
-    pub(crate) fn span_mask<V: Level>(&self) -> u64 {
-        let bits = F::shift(V::N) + self.format.entries(V::N).trailing_zeros();
+    pub(crate) fn span_mask(&self, level: usize) -> u64 {
+        let bits = F::shift(level) + self.format.entries(level).trailing_zeros();
         if bits >= 64 {
             u64::MAX
         } else {
             (1 << bits) - 1
-        }
-    }
-
-    /// Gathers the root and everything below it. Nothing is read but the upper tables.
-    fn unlink_all<V: Level>(&self, root: u64, gather: &mut Gather) {
-        self.memory.descended();
-        self.unlink_below::<V>(root, gather);
-        let bytes = Self::root_bytes(&self.format) as u64;
-        let size = self.memory.table_bytes();
-        for table in (0..bytes.div_ceil(size)).rev() {
-            gather.add_table(self, root + table * size);
-        }
-    }
-
-    fn unlink_below<V: Level>(&self, table: u64, gather: &mut Gather) {
-        if V::N == 0 {
-            return;
-        }
-        for cell in self.cells::<V>(table) {
-            if let Entry::Table(below) = F::decode(V::N, cell.get_acquire()) {
-                self.unlink_below::<V::Below>(below, gather);
-                gather.add_table(self, below);
-            }
         }
     }
 }

@@ -129,12 +129,12 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         at: u64,
         form: P,
     ) -> Option<(u64, &M::Cell)> {
-        let cells = self.cells::<V>(table);
+        let cells = self.cells(table, V::N);
         if cells.len() != self.format.entries(V::N) {
             // The long way says what is wrong with it.
             return None;
         }
-        let cell = cells.get(self.index::<V>(at))?;
+        let cell = cells.get(self.index(V::N, at))?;
         if V::N == 0 {
             return Some((table, cell));
         }

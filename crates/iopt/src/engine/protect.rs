@@ -19,8 +19,9 @@
 
 use runs::{Run, Span};
 
+use super::entries::{Part, decode};
 use super::form::{Claiming, Exclusive, Form, Restart};
-use super::{Level, SharedTable, Table, at_top, part};
+use super::{Level, SharedTable, Table, at_top};
 use crate::cell::Cell;
 use crate::error::ProtectError;
 use crate::format::{Entry, Format};
@@ -144,49 +145,38 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     fn look_below<V: Level, P: Form>(
         &self,
         table: u64,
-        mut at: u64,
+        at: u64,
         todo: u64,
         request: &Request,
         form: P,
     ) -> Result<(), Stop> {
-        let slot = 1u64 << F::shift(V::N);
-        let room = self.room::<V>(at, todo);
-        let first = self.index::<V>(at);
-        let last = self.index::<V>(at.wrapping_add(room - 1));
-        let cells = part(self.cells::<V>(table), first, last - first + 1);
-        let is_leaf = |cell: &M::Cell| {
-            let entry = F::decode(V::N, cell.get_acquire());
-            matches!(entry, Entry::Leaf { .. })
-        };
-        let held = V::N == 0 || !P::SHARED || cells.iter().any(is_leaf);
+        let is_leaf = |part: Part<'_, F, M::Cell>| matches!(part.entry(), Entry::Leaf { .. });
+        let held = V::N == 0 || !P::SHARED || self.entries_in(table, V::N, at, todo).any(is_leaf);
         if held {
             self.claim(table, form)?;
         }
         let attributes = request.prot.difference(PERMISSIONS);
-        let mut left = room;
-        for cell in cells {
-            let here = (slot - (at & (slot - 1))).min(left);
-            let word = cell.get_acquire();
-            match F::decode(V::N, word) {
+        for part in self.entries_in(table, V::N, at, todo) {
+            let (base, word) = (part.base(), part.word());
+            match decode::<F>(V::N, word) {
                 Entry::Leaf { log2, .. } => {
                     let rest = (1u64 << log2) - 1;
                     if !held {
                         return Err(Stop::Restart);
                     }
-                    if at & !rest < request.first || at | rest > request.last {
-                        return Err(Stop::InsideLeaf(at));
+                    if base & !rest < request.first || base | rest > request.last {
+                        return Err(Stop::InsideLeaf(base));
                     }
                     if self.format.prot(V::N, word).difference(PERMISSIONS) != attributes {
-                        return Err(Stop::Attributes(at));
+                        return Err(Stop::Attributes(base));
                     }
                 }
-                Entry::Table(below) if V::N > 0 => {
-                    self.look_below::<V::Below, P>(below, at, here, request, form)?;
+                Entry::Table(below) => {
+                    let (at, len) = (part.at(), part.len());
+                    self.look_below::<V::Below, P>(below, at, len, request, form)?;
                 }
-                Entry::Empty | Entry::Table(_) => return Err(Stop::Hole(at)),
+                Entry::Empty => return Err(Stop::Hole(part.at())),
             }
-            at = at.wrapping_add(here);
-            left -= here;
         }
         Ok(())
     }
@@ -195,24 +185,22 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     fn rewrite_below<V: Level, P: Form>(
         &self,
         table: u64,
-        mut at: u64,
+        at: u64,
         todo: u64,
         request: &Request,
         gather: &mut Gather,
         form: P,
     ) {
-        let slot = 1u64 << F::shift(V::N);
-        let mut room = self.room::<V>(at, todo);
-        let cells = self.cells::<V>(table);
-        while room > 0 {
-            let index = self.index::<V>(at);
-            let mut here = (slot - (at & (slot - 1))).min(room);
-            match F::decode(V::N, cells.get(index).map_or(0, Cell::get_acquire)) {
+        let mut entries = self.entries_in(table, V::N, at, todo);
+        while let Some(part) = entries.next() {
+            match part.entry() {
                 Entry::Leaf { pa, log2 } => {
+                    // The first pass has seen that the leaf lies in the range.
                     let count = 1usize << log2.saturating_sub(F::shift(V::N));
+                    let group = part.group(count);
                     let word = F::leaf(V::N, pa, log2, request.bits);
-                    if self.rewrite_leaf::<V>(part(cells, index, count), word) {
-                        let iova = self.aperture().extend(at);
+                    if self.rewrite_leaf::<V>(group, word) {
+                        let iova = self.aperture().extend(part.base());
                         if self.memory.watches_runs() {
                             let run = Run::new(iova, pa, 1 << log2);
                             self.memory.unmapped(run);
@@ -220,16 +208,14 @@ impl<F: Format, M: TableMemory> Table<F, M> {
                         }
                         gather.add(Span::new(iova, 1 << log2), 1 << V::N);
                     }
-                    // The first pass has seen that the leaf lies in the range.
-                    here = (1u64 << log2).min(room);
+                    entries.pass(count);
                 }
-                Entry::Table(below) if V::N > 0 => {
-                    self.rewrite_below::<V::Below, P>(below, at, here, request, gather, form);
+                Entry::Table(below) => {
+                    let (at, len) = (part.at(), part.len());
+                    self.rewrite_below::<V::Below, P>(below, at, len, request, gather, form);
                 }
-                Entry::Empty | Entry::Table(_) => {}
+                Entry::Empty => {}
             }
-            at = at.wrapping_add(here);
-            room -= here;
         }
         self.release(table, form);
     }

@@ -2,9 +2,9 @@
 
 use runs::{Joiner, Run, Span};
 
+use super::entries::{Entries, decode};
 use super::form::{Exclusive, Form};
-use super::top::Begin;
-use super::{Level, Table, at_level, at_top, part};
+use super::{Level, Table, at_level, at_top};
 use crate::cell::{Cell, Series};
 use crate::format::{Aperture, Entry, Format};
 use crate::memory::TableMemory;
@@ -41,7 +41,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
 
     #[inline(always)]
     fn translate_from<V: Level, P: Form>(&self, table: u64, at: u64) -> Option<u64> {
-        let cell = self.cells::<V>(table).get(self.index::<V>(at))?;
+        let cell = self.cells(table, V::N).get(self.index(V::N, at))?;
         match F::decode(V::N, P::follow(cell)) {
             Entry::Table(below) if V::N > 0 => self.translate_inlined::<V::Below, P>(below, at),
             Entry::Leaf { pa, log2 } => Some(pa | at & ((1 << log2) - 1)),
@@ -85,8 +85,8 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         at: u64,
     ) -> Option<(u64, u32, usize, u64)> {
         let word = self
-            .cells::<V>(table)
-            .get(self.index::<V>(at))?
+            .cells(table, V::N)
+            .get(self.index(V::N, at))?
             .get_acquire();
         match F::decode(V::N, word) {
             Entry::Leaf { pa, log2 } => Some((pa, log2, V::N, word)),
@@ -117,13 +117,11 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         };
         Leaves {
             table: self,
-            begin: self.begin(),
             aperture,
+            here: Entries::none(),
             at: aperture.strip(range.start),
             todo,
-            cells: &[],
-            level: 0,
-            span: Span::new(0, 0),
+            word: 0,
         }
     }
 
@@ -169,60 +167,27 @@ impl<F: Format, M: TableMemory> Table<F, M> {
 #[derive(Debug)]
 pub struct Leaves<'t, F: Format, M: TableMemory> {
     table: &'t Table<F, M>,
-    begin: Begin,
     aperture: Aperture,
-    /// Stripped address of what comes next, and the bytes that are left.
+    /// What is left of the range in the lowest table that holds what comes next.
+    here: Entries<'t, F, M::Cell>,
+    /// Behind it: a stripped address, and the bytes of the range from there on.
     at: u64,
     todo: u64,
-    /// The table that `at` lies in, its level, and the addresses that it spans.
-    cells: &'t [M::Cell],
-    level: usize,
-    span: Span,
-}
-
-impl<F: Format, M: TableMemory> Leaves<'_, F, M> {
-    /// Goes to the lowest table that has an entry for `at`.
-    fn descend(&mut self) {
-        let mut address = self.begin.root;
-        let mut level = usize::from(self.begin.levels) - 1;
-        self.table.memory.descended();
-        loop {
-            self.table.memory.table_read(address);
-            self.cells = self.table.entries(address, level);
-            let entry = self
-                .cells
-                .get(self.index(level))
-                .map_or(0, Cell::get_acquire);
-            match F::decode(level, entry) {
-                Entry::Table(below) if level > 0 => {
-                    address = below;
-                    level -= 1;
-                }
-                _ => break,
-            }
-        }
-        self.level = level;
-        let bits = F::shift(level) + self.table.format.entries(level).trailing_zeros();
-        self.span = if bits >= 64 {
-            Span::new(0, u64::MAX)
-        } else {
-            Span::new(self.at & !((1 << bits) - 1), 1 << bits)
-        };
-    }
-
-    fn index(&self, level: usize) -> usize {
-        (self.at >> F::shift(level)) as usize & (self.table.format.entries(level) - 1)
-    }
-
-    fn skip_to(&mut self, next: u64) {
-        let bytes = next.wrapping_sub(self.at);
-        // `next` is 0 behind the last entry of a 64-bit space: `bytes` is right all the same.
-        self.todo = self.todo.saturating_sub(bytes);
-        self.at = next;
-    }
+    /// The entry of the leaf that came last.
+    word: u64,
 }
 
 impl<'t, F: Format, M: TableMemory> Leaves<'t, F, M> {
+    /// Goes to the lowest table that has an entry for the stripped address `at`, from which on `todo`
+    /// bytes of the range are left.
+    fn descend(&mut self, at: u64, todo: u64) {
+        self.table.memory.descended();
+        let (table, level, _) = self.table.lowest_with(at, 0);
+        self.here = self.table.entries_in(table, level, at, todo);
+        self.at = self.here.last.wrapping_add(1);
+        self.todo = todo - (self.here.last - at + 1);
+    }
+
     /// The leaves, those together that lie in one table, have one size and one permission and are
     /// one run: the first of them, and the run.
     pub(super) fn stretches(mut self) -> impl Iterator<Item = (Leaf, Run)> + use<'t, F, M> {
@@ -234,11 +199,11 @@ impl<'t, F: Format, M: TableMemory> Leaves<'t, F, M> {
         })
     }
 
-    /// The first leaf of fewer than `size` bytes; larger ones are passed in stretches.
-    pub(super) fn first_smaller(mut self, size: u64) -> Option<Leaf> {
+    /// The first leaf of so many bytes as `wanted` says; others are passed in stretches.
+    pub(super) fn first_of(mut self, wanted: impl Fn(u64) -> bool) -> Option<Leaf> {
         loop {
             let leaf = self.next()?;
-            if leaf.run.len < size {
+            if wanted(leaf.run.len) {
                 return Some(leaf);
             }
             self.go_on(&leaf);
@@ -252,36 +217,26 @@ impl<'t, F: Format, M: TableMemory> Leaves<'t, F, M> {
 
     fn go_on_at<V: Level>(&mut self, leaf: &Leaf) -> u64 {
         let own = F::shift(V::N);
-        if leaf.run.len != 1 << own || self.todo == 0 {
+        if leaf.run.len != 1 << own {
             return 0;
         }
-        let at = self.aperture.strip(leaf.run.iova);
-        let index = self.table.index::<V>(at);
-        let room = self
-            .table
-            .room::<V>(self.at, self.todo.next_multiple_of(1 << own));
-        let word = self.cells.get(index).map_or(0, Cell::get);
-        let rest = part(self.cells, index + 1, (room >> own) as usize);
-        let equal = M::Cell::match_series(
-            rest,
-            Series {
-                next: word.wrapping_add(F::stride(own)),
-                stride: F::stride(own),
-                ignored: self.unessential(leaf, word),
-            },
-        );
-        let bytes = (equal as u64) << own;
-        self.skip_to(self.at.wrapping_add(bytes));
-        bytes
+        let series = Series {
+            next: self.word.wrapping_add(F::stride(own)),
+            stride: F::stride(own),
+            ignored: self.unessential(leaf),
+        };
+        let equal = M::Cell::match_series(self.here.rest(), series);
+        self.here.pass_next(equal);
+        (equal as u64) << own
     }
 
     /// The bits that hardware changes and that are no permission in this leaf.
-    fn unessential(&self, leaf: &Leaf, word: u64) -> u64 {
+    fn unessential(&self, leaf: &Leaf) -> u64 {
         let level = usize::from(leaf.level);
         let (mut rest, mut bits) = (F::HARDWARE_BITS, 0);
         while rest != 0 {
             let bit = rest & rest.wrapping_neg();
-            if self.table.format.prot(level, word ^ bit) == leaf.prot {
+            if self.table.format.prot(level, self.word ^ bit) == leaf.prot {
                 bits |= bit;
             }
             rest &= !bit;
@@ -294,39 +249,35 @@ impl<F: Format, M: TableMemory> Iterator for Leaves<'_, F, M> {
     type Item = Leaf;
 
     fn next(&mut self) -> Option<Leaf> {
-        while self.todo > 0 {
-            if !self.span.contains(self.at) {
-                self.descend();
-            }
-            let word = self
-                .cells
-                .get(self.index(self.level))
-                .map_or(0, Cell::get_acquire);
-            match F::decode(self.level, word) {
+        loop {
+            let Some(part) = self.here.next() else {
+                if self.todo == 0 {
+                    return None;
+                }
+                self.descend(self.at, self.todo);
+                continue;
+            };
+            let level = self.here.level();
+            let word = part.word();
+            match decode::<F>(level, word) {
                 Entry::Leaf { pa, log2 } => {
-                    let (at, len) = (self.at & !((1 << log2) - 1), 1u64 << log2);
-                    self.skip_to(at.wrapping_add(len));
+                    let len = 1u64 << log2;
+                    let at = part.base() & !(len - 1);
+                    // The range may begin inside a group.
+                    let rest = at.wrapping_add(len).wrapping_sub(part.base());
+                    self.here.pass((rest >> F::shift(level)) as usize);
+                    self.word = word;
                     return Some(Leaf {
                         run: Run::new(self.aperture.extend(at), pa, len),
-                        prot: self.table.format.prot(self.level, word),
-                        level: self.level as u8,
+                        prot: self.table.format.prot(level, word),
+                        level: level as u8,
                     });
                 }
-                Entry::Empty => {
-                    let slot = 1u64 << F::shift(self.level);
-                    self.skip_to((self.at & !(slot - 1)).wrapping_add(slot));
-                }
                 Entry::Table(_) => {
-                    // Level 0 holds no tables; a damaged entry there is skipped.
-                    if self.level == 0 {
-                        let slot = 1u64 << F::shift(0);
-                        self.skip_to((self.at & !(slot - 1)).wrapping_add(slot));
-                    } else {
-                        self.descend();
-                    }
+                    self.descend(part.at(), self.here.last - part.at() + 1 + self.todo);
                 }
+                Entry::Empty => {}
             }
         }
-        None
     }
 }

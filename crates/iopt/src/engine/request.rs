@@ -4,7 +4,7 @@ use core::slice;
 
 use runs::{PageSizes, Run, Span};
 
-use super::{Level, Table};
+use super::Table;
 use crate::error::{MapError, RangeError};
 use crate::format::Format;
 use crate::memory::TableMemory;
@@ -226,15 +226,16 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         Some(cursor.single_leaves(log2, room >> log2)).filter(|runs| *runs > 1)
     }
 
-    /// The largest leaves at level `V` with which the request can go on here: their size as a
+    /// The largest leaves at `level` with which the request can go on here: their size as a
     /// power of two, and how many of them in a row within `room` bytes.
     #[inline(always)]
-    pub(super) fn leaves_here<V: Level>(
+    pub(super) fn leaves_here(
         &self,
+        level: usize,
         cursor: &Cursor<'_>,
         room: u64,
     ) -> Option<(u32, u64)> {
-        let offered = F::leaf_sizes(V::N);
+        let offered = F::leaf_sizes(level);
         let sizes = offered.and(cursor.sizes);
         let mut len = room.min(cursor.left);
         if F::LINEAR_LOG2 < 64 {
@@ -244,7 +245,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         }
         if offered.bits().count_ones() <= 1 {
             // One size: no choice to make.
-            let log2 = F::shift(V::N);
+            let log2 = F::shift(level);
             let aligned = (cursor.at | cursor.pa) & ((1 << log2) - 1) == 0;
             return (!sizes.is_empty() && aligned && len >> log2 > 0)
                 .then_some((log2, len >> log2));

@@ -24,14 +24,14 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     ) -> Result<bool, Stop> {
         let mut cursor = Cursor::new(request);
         if V::N > 0 {
-            let all = self.leaves_here::<V>(&cursor, request.len);
+            let all = self.leaves_here(V::N, &cursor, request.len);
             if all.is_none_or(|(log2, count)| count << log2 < request.len) {
                 return Ok(false);
             }
         }
         self.claim(table, form)?;
-        let cells = self.cells::<V>(table);
-        let first = self.index::<V>(request.at);
+        let cells = self.cells(table, V::N);
+        let first = self.index(V::N, request.at);
         let cells = part(cells, first, (request.len >> F::shift(V::N)) as usize);
         let live = &self.memory.meta(table).live;
         let before = live.get();
@@ -45,7 +45,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         }
         self.announce(request);
         let mut rest = cells;
-        while let Some((log2, count)) = self.leaves_here::<V>(&cursor, u64::MAX) {
+        while let Some((log2, count)) = self.leaves_here(V::N, &cursor, u64::MAX) {
             if V::N == 0
                 && let Some(runs) = self.single_leaves(&cursor, (log2, count), cursor.todo)
             {

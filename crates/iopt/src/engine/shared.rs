@@ -45,6 +45,7 @@
 
 use runs::Span;
 
+use super::entries::Order;
 use super::form::{Claiming, Form};
 use super::guard::{Guard, Readers};
 use super::inside::Inside;
@@ -163,7 +164,7 @@ impl<F: Format, M: TableMemory, const SLOTS: usize> SharedTable<F, M, SLOTS> {
         let (at, len) = (request.at, request.len);
         self.table.intact()?;
         at_top!(self.table.begin(), F, Top, root => {
-            self.table.prune::<Top, _>(root, at, len, gather, form);
+            self.table.prune::<Top, _>(root, (at, len), gather, form);
         });
         self.table.map_checked(request, form).map(|_| ())
     }
@@ -217,8 +218,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     pub(super) fn prune<V: Level, P: Form>(
         &self,
         table: u64,
-        mut at: u64,
-        todo: u64,
+        (at, todo): (u64, u64),
         gather: &mut Gather,
         form: P,
     ) -> u64 {
@@ -226,30 +226,25 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         if V::N == 0 || self.memory.meta(table).live.get() == 0 {
             return 0;
         }
-        let slot = 1u64 << F::shift(V::N);
-        let mut room = self.room::<V>(at, todo);
         let mut count = 0;
-        while room > 0 {
-            let here = (slot - (at & (slot - 1))).min(room);
-            if let Some(cell) = self.cells::<V>(table).get(self.index::<V>(at))
-                && let Entry::Table(below) = F::decode(V::N, cell.get_acquire())
-            {
-                count += self.prune::<V::Below, P>(below, at, here, gather, form);
+        for part in self.entries_in(table, V::N, at, todo) {
+            if let Entry::Table(below) = part.entry() {
+                count += self.prune::<V::Below, P>(below, (part.at(), part.len()), gather, form);
                 if self.memory.meta(below).live.get() == 0 {
-                    count += u64::from(self.unlink_empty::<V, P>(table, cell, below, gather, form));
+                    let unlinked = self.unlink_empty((table, V::N), part.cell, below, gather, form);
+                    count += u64::from(unlinked);
                 }
             }
-            at = at.wrapping_add(here);
-            room -= here;
         }
         count
     }
 
     /// Unlinks `below` from the entry `cell` of `table`, if both are still what they were. True when
     /// that was so.
-    fn unlink_empty<V: Level, P: Form>(
+    #[inline(always)]
+    fn unlink_empty<P: Form>(
         &self,
-        table: u64,
+        (table, level): (u64, usize),
         cell: &M::Cell,
         below: u64,
         gather: &mut Gather,
@@ -259,7 +254,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
             return false;
         }
         let mut unlinked = false;
-        let linked = matches!(F::decode(V::N, cell.get()), Entry::Table(there) if there == below);
+        let linked = matches!(F::decode(level, cell.get()), Entry::Table(there) if there == below);
         if linked && self.claim(below, form).is_ok() {
             let live = &self.memory.meta(table).live;
             if self.memory.meta(below).live.get() == 0 {
@@ -279,19 +274,9 @@ impl<F: Format, M: TableMemory> Table<F, M> {
 
     /// Counts the tables, the root among them.
     pub(crate) fn count_tables(&self) -> u64 {
-        1 + at_top!(self.begin(), F, Top, root => self.count_below::<Top>(root))
-    }
-
-    fn count_below<V: Level>(&self, table: u64) -> u64 {
-        if V::N == 0 {
-            return 0;
-        }
-        self.cells::<V>(table)
-            .iter()
-            .map(|cell| match F::decode(V::N, cell.get_acquire()) {
-                Entry::Table(below) => 1 + self.count_below::<V::Below>(below),
-                _ => 0,
-            })
-            .sum()
+        let mut count = 0;
+        let root = self.begin().table();
+        self.all_tables(root, Order::Above, &mut |_, _| count += 1);
+        count
     }
 }

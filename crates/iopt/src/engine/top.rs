@@ -48,6 +48,11 @@ impl Begin {
         self.root | self.levels as u64
     }
 
+    /// The root as a table with its level.
+    pub(crate) const fn table(self) -> (u64, usize) {
+        (self.root, self.levels as usize - 1)
+    }
+
     const fn of(word: u64) -> Self {
         Self {
             root: word & !LEVELS,

@@ -81,6 +81,10 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         let len = at_level!(level, F, V => look.look::<V>(self, table, at, range.len));
         self.intact()?;
         let len = len?;
+        if len == 0 {
+            // Not one of the pages is there.
+            return Ok(0);
+        }
         let outcome = self.remove_claimed((table, level), at, len, gather, sink, Exclusive);
         self.tables = self.tables.saturating_sub(outcome.tables);
         if outcome.left_over {
@@ -94,7 +98,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     #[cold]
     pub(super) fn unlink_emptied(&mut self, at: u64, len: u64, gather: &mut Gather) {
         self.tables -= at_top!(self.begin(), F, Top, root => {
-            self.prune::<Top, _>(root, at, len, gather, Exclusive)
+            self.prune::<Top, _>(root, (at, len), gather, Exclusive)
         });
     }
 
@@ -121,39 +125,31 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     }
 
     /// The first stripped address in `[at, at + todo)` that is not mapped.
-    pub(super) fn first_hole<V: Level>(&self, table: u64, mut at: u64, todo: u64) -> Option<u64> {
-        let cells = self.cells::<V>(table);
-        let mut room = self.room::<V>(at, todo);
-        let slots = (room >> F::shift(V::N)) as usize;
-        // A table at level 0 that is full needs no look.
-        if V::N == 0 && self.memory.meta(table).live.get() == cells.len() as u64 {
-            return None;
-        }
+    pub(super) fn first_hole<V: Level>(&self, table: u64, at: u64, todo: u64) -> Option<u64> {
         if V::N == 0 {
-            let hole = first_empty::<F, _>(part(cells, self.index::<V>(at), slots))?;
-            return Some(at + ((hole as u64) << F::shift(V::N)));
+            let cells = self.cells(table, 0);
+            // A table that is full needs no look.
+            if self.memory.meta(table).live.get() == cells.len() as u64 {
+                return None;
+            }
+            let pages = (self.room(0, at, todo) >> F::shift(0)) as usize;
+            let hole = first_empty::<F, _>(part(cells, self.index(0, at), pages))?;
+            return Some(at + ((hole as u64) << F::shift(0)));
         }
-        while room > 0 {
-            let rest = cells.get(self.index::<V>(at)..).unwrap_or(&[]);
-            let entry = rest.first().map_or(0, Cell::get_acquire);
-            let slot = 1u64 << F::shift(V::N);
-            let mut here = (slot - (at & (slot - 1))).min(room);
-            match F::decode(V::N, entry) {
-                Entry::Empty => return Some(at),
+        let mut entries = self.entries_in(table, V::N, at, todo);
+        while let Some(part) = entries.next() {
+            match part.entry() {
+                Entry::Empty => return Some(part.at()),
                 Entry::Leaf { log2, .. } => {
-                    let row = part(rest, 0, (room >> F::shift(V::N)) as usize);
-                    let entries = row_of_leaves::<F, V, M::Cell>(row, log2);
-                    here = ((entries as u64) << F::shift(V::N)).clamp(here, room);
+                    entries.pass(row_of_leaves::<F, V, M::Cell>(part.row(), log2));
                 }
                 Entry::Table(below) => {
-                    let hole = self.first_hole::<V::Below>(below, at, here);
+                    let hole = self.first_hole::<V::Below>(below, part.at(), part.len());
                     if hole.is_some() {
                         return hole;
                     }
                 }
             }
-            at = at.wrapping_add(here);
-            room -= here;
         }
         None
     }
@@ -168,65 +164,56 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     pub(super) fn clear<V: Level, S: RunSink, P: Form>(
         &self,
         table: u64,
-        mut at: u64,
+        at: u64,
         todo: u64,
         removed: &mut Removed<'_, S>,
         form: P,
     ) -> bool {
         let held = self.holds(table, form);
         if V::N == 0 {
-            return held && self.clear_row(table, at, self.room::<V>(at, todo), removed);
+            return held && self.clear_row(table, at, self.room(0, at, todo), removed);
         }
-        let cells = self.cells::<V>(table);
-        let mut room = self.room::<V>(at, todo);
+        let mut entries = self.entries_in(table, V::N, at, todo);
+        let cells = entries.cells;
         let mut gone = 0u64;
         // The stretch that is cleared and that the memory was not told of.
         let (mut stored, mut end) = (0, 0);
-        let mut emptied = |index: usize, entries: usize| {
+        let mut emptied = |index: usize, count: usize| {
             if index != end {
                 self.wrote(cells, stored, end);
                 stored = index;
             }
-            end = index + entries;
+            end = index + count;
         };
-        while room > 0 {
-            let slot = 1u64 << F::shift(V::N);
-            let here = (slot - (at & (slot - 1))).min(room);
-            let count = if here < slot {
-                1
-            } else {
-                (room >> F::shift(V::N)) as usize
-            };
-            let index = self.index::<V>(at);
-            let cells = part(cells, index, count);
-            let Some(cell) = cells.first() else { break };
-            let mut done = here;
-            match F::decode(V::N, cell.get_acquire()) {
+        while let Some(part) = entries.next() {
+            match part.entry() {
                 Entry::Empty => {}
                 Entry::Leaf { .. } if !held => {}
-                Entry::Table(_) if !held && here == slot => {}
+                Entry::Table(_) if !held && part.is_whole() => {}
                 Entry::Leaf { pa, log2 } => {
-                    let (entries, dirty) = if removed.wants() == Wants::DirtyRuns {
-                        take_dirty_run::<F, V, M::Cell>(cells, log2)
+                    let (row, dirty) = (part.row(), removed.wants() == Wants::DirtyRuns);
+                    let (count, dirty) = if dirty {
+                        take_dirty_run::<F, V, M::Cell>(row, log2)
                     } else {
-                        (same_run::<F, V, M::Cell, true>(cells, log2), false)
+                        (same_run::<F, V, M::Cell, true>(row, log2), false)
                     };
-                    done = (entries as u64) << F::shift(V::N);
-                    removed.leaves(V::N, at, pa, done, dirty);
-                    self.watch(at, pa, done);
-                    emptied(index, entries);
-                    gone += entries as u64;
+                    let bytes = (count as u64) << F::shift(V::N);
+                    removed.leaves(V::N, part.base(), pa, bytes, dirty);
+                    self.watch(part.base(), pa, bytes);
+                    emptied(part.index, count);
+                    gone += count as u64;
+                    entries.pass(count);
                 }
                 Entry::Table(below) => {
-                    let empty = if here == slot && !self.keeps_empty {
-                        self.read_out::<V::Below, S, P>(below, at, removed, form);
+                    let empty = if part.is_whole() && !self.keeps_empty {
+                        self.read_out::<V::Below, S, P>(below, part.base(), removed, form);
                         true
                     } else {
-                        self.clear::<V::Below, S, P>(below, at, here, removed, form)
+                        self.clear::<V::Below, S, P>(below, part.at(), part.len(), removed, form)
                     };
                     if empty && held && !self.keeps_empty {
-                        cell.set(0);
-                        emptied(index, 1);
+                        part.cell.set(0);
+                        emptied(part.index, 1);
                         self.unlinked(below, removed, form);
                         gone += 1;
                     } else {
@@ -235,8 +222,6 @@ impl<F: Format, M: TableMemory> Table<F, M> {
                     }
                 }
             }
-            at = at.wrapping_add(done);
-            room -= done;
         }
         self.wrote(cells, stored, end);
         if gone == 0 {
@@ -271,7 +256,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     fn read_out<V: Level, S: RunSink, P: Form>(
         &self,
         table: u64,
-        mut at: u64,
+        at: u64,
         removed: &mut Removed<'_, S>,
         form: P,
     ) {
@@ -279,34 +264,32 @@ impl<F: Format, M: TableMemory> Table<F, M> {
             // Every live entry of the lowest level stands for its own bytes, in a group or not.
             let bytes = self.memory.meta(table).live.get() << F::shift(V::N);
             if bytes > 0 {
-                removed.stretch(V::N, at, at + self.span_mask::<V>(), bytes);
+                removed.stretch(V::N, at, at + self.span_mask(V::N), bytes);
             }
             return;
         }
-        let mut cells = self.cells::<V>(table);
-        while let Some(cell) = cells.first() {
-            let mut entries = 1;
-            match F::decode(V::N, cell.get_acquire()) {
+        let all = self.room(V::N, at, u64::MAX);
+        let mut entries = self.entries_in(table, V::N, at, all);
+        while let Some(part) = entries.next() {
+            match part.entry() {
                 Entry::Empty => {}
                 Entry::Leaf { pa, log2 } => {
-                    let dirty;
-                    (entries, dirty) = if removed.wants() == Wants::DirtyRuns {
-                        take_dirty_run::<F, V, M::Cell>(cells, log2)
+                    let (row, dirty) = (part.row(), removed.wants() == Wants::DirtyRuns);
+                    let (count, dirty) = if dirty {
+                        take_dirty_run::<F, V, M::Cell>(row, log2)
                     } else {
-                        (same_run::<F, V, M::Cell, false>(cells, log2), false)
+                        (same_run::<F, V, M::Cell, false>(row, log2), false)
                     };
-                    let bytes = (entries as u64) << F::shift(V::N);
-                    removed.leaves(V::N, at, pa, bytes, dirty);
-                    self.watch(at, pa, bytes);
+                    let bytes = (count as u64) << F::shift(V::N);
+                    removed.leaves(V::N, part.base(), pa, bytes, dirty);
+                    self.watch(part.base(), pa, bytes);
+                    entries.pass(count);
                 }
-                Entry::Table(below) if V::N > 0 => {
-                    self.read_out::<V::Below, S, P>(below, at, removed, form);
+                Entry::Table(below) => {
+                    self.read_out::<V::Below, S, P>(below, part.base(), removed, form);
                     self.unlinked(below, removed, form);
                 }
-                Entry::Table(_) => {}
             }
-            at = at.wrapping_add((entries as u64) << F::shift(V::N));
-            cells = cells.get(entries..).unwrap_or(&[]);
         }
     }
 }

@@ -6,10 +6,11 @@ use core::slice;
 use runs::Span;
 
 use super::super::dirty::some_dirty;
+use super::super::entries::{Order, decode};
 use super::super::form::{Exclusive, Form};
 use super::super::map::Target;
 use super::super::request::{Cursor, Request};
-use super::super::{Level, Table, at_level, at_top, part};
+use super::super::{Table, at_level, part};
 use super::batch::Batch;
 use super::scan::{Extent, Layout};
 use crate::cell::Cell;
@@ -115,6 +116,9 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     /// How many tables the new leaves of an extent need.
     pub(super) fn tables_for(&self, extent: &Extent, layout: &Layout) -> u64 {
         let mut needed = 0;
+        if extent.merges {
+            return needed;
+        }
         layout.with_cursor(extent, 0, |mut cursor| {
             at_level!(extent.level, F, V => {
                 // Below an entry that is empty: nothing is looked at, and nothing is in the way.
@@ -126,40 +130,37 @@ impl<F: Format, M: TableMemory> Table<F, M> {
 
     /// Empties the entries of an extent, or marks them, and notes what they were.
     pub(super) fn break_extent(&self, extent: &Extent, batch: &mut Batch) {
-        at_level!(extent.level, F, V => {
-            let cells = self.cells_of::<V>(extent);
-            let words = batch.push(extent, cells.len());
-            for (cell, word) in cells.iter().zip(words) {
-                *word = loop {
-                    let old = cell.get();
-                    if cell.set_if(old, self.format.broken(V::N, old)).is_ok() {
-                        break old;
-                    }
-                };
-            }
-            self.memory.written(cells);
-        });
+        let cells = self.cells_of(extent);
+        let words = batch.push(extent, cells.len());
+        for (cell, word) in cells.iter().zip(words) {
+            *word = loop {
+                let old = cell.get();
+                let broken = self.format.broken(extent.level.into(), old);
+                if cell.set_if(old, broken).is_ok() {
+                    break old;
+                }
+            };
+        }
+        self.memory.written(cells);
     }
 
     /// Undoes [`break_extent`](Self::break_extent).
     pub(super) fn restore(&self, extent: &Extent, words: &[u64]) {
-        at_level!(extent.level, F, V => {
-            let cells = self.cells_of::<V>(extent);
-            for (cell, &word) in cells.iter().zip(words) {
-                loop {
-                    let now = cell.get();
-                    // A marked leaf has gone on noting.
-                    let noted = match F::decode(V::N, now) {
-                        Entry::Leaf { .. } => State::of::<F>(now).noted::<F>(word),
-                        _ => word,
-                    };
-                    if cell.set_if(now, noted).is_ok() {
-                        break;
-                    }
+        let cells = self.cells_of(extent);
+        for (cell, &word) in cells.iter().zip(words) {
+            loop {
+                let now = cell.get();
+                // A marked leaf has gone on noting.
+                let noted = match F::decode(extent.level.into(), now) {
+                    Entry::Leaf { .. } => State::of::<F>(now).noted::<F>(word),
+                    _ => word,
+                };
+                if cell.set_if(now, noted).is_ok() {
+                    break;
                 }
             }
-            self.memory.written(cells);
-        });
+        }
+        self.memory.written(cells);
     }
 
     /// Writes the new leaves of an extent. `saved` is what its entries were before they were
@@ -176,43 +177,46 @@ impl<F: Format, M: TableMemory> Table<F, M> {
             // The marked leaf may be cached as well.
             extent.note(self, gather);
         }
-        let layout = work.layout;
-        at_level!(extent.level, F, V => {
-            let cells = self.cells_of::<V>(extent);
-            let state = cells
-                .iter()
-                .map(Cell::get_acquire)
-                .chain(saved.iter().copied())
-                .fold(State::default(), |all, word| all | self.state::<V>(word));
-            for &word in saved {
-                if let Entry::Table(below) = F::decode(V::N, word) {
-                    self.detach::<V, P>(below, extent.at, work, form);
-                }
+        let (layout, level) = (work.layout, usize::from(extent.level));
+        let cells = self.cells_of(extent);
+        let state = cells
+            .iter()
+            .map(Cell::get_acquire)
+            .chain(saved.iter().copied())
+            .fold(State::default(), |all, word| all | self.state(level, word));
+        for &word in saved {
+            if let Entry::Table(below) = decode::<F>(level, word) {
+                self.detach((below, level - 1), extent.at, work, form);
             }
-            let late = layout.with_cursor(extent, 0, |cursor| {
-                self.write_leaves::<V, P>(cells, cursor, extent, state, work, form)
-            });
-            if state | late != state {
-                cells.iter().for_each(|cell| mark::<F, V, _>(cell, late));
-            }
-            self.memory.written(cells);
-            let slot = 1u64 << F::shift(V::N);
-            for (cell, nth) in cells.iter().zip(0..) {
-                layout.with_cursor(extent, nth * slot, |mut cursor| {
-                    if self.goes_below::<V>(&cursor) {
-                        cursor.end_after(slot);
-                        let state = state | late;
-                        self.link_lower::<V, P>(cell, cursor, extent.bits, state, work, form);
-                    }
-                });
-            }
+        }
+        let late = layout.with_cursor(extent, 0, |cursor| {
+            self.write_leaves(cells, cursor, extent, state, work, form)
         });
+        if state | late != state {
+            cells
+                .iter()
+                .for_each(|cell| mark::<F, _>(level, cell, late));
+        }
+        self.memory.written(cells);
+        if extent.merges {
+            return;
+        }
+        let slot = 1u64 << F::shift(level);
+        for (cell, nth) in cells.iter().zip(0..) {
+            layout.with_cursor(extent, nth * slot, |mut cursor| {
+                if self.goes_below(level, &cursor) {
+                    cursor.end_after(slot);
+                    let state = state | late;
+                    self.link_lower((level, cell), cursor, extent.bits, state, work, form);
+                }
+            });
+        }
     }
 
     /// Replaces the entries of an extent by leaves that lie in the same table. An entry whose part
     /// becomes a table is made a leaf of its own first, unless it is one or empty. Returns what
     /// hardware noted meanwhile.
-    fn write_leaves<V: Level, P: Form>(
+    fn write_leaves<P: Form>(
         &self,
         cells: &[M::Cell],
         mut cursor: Cursor<'_>,
@@ -221,14 +225,20 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         work: &mut Work,
         form: P,
     ) -> State {
-        let own = F::shift(V::N);
+        let level = usize::from(extent.level);
+        let own = F::shift(level);
         let bits = state.noted::<F>(extent.bits);
         let mut late = State::default();
         let mut rest = cells;
         while !rest.is_empty() {
-            let room = (rest.len() as u64) << own;
-            let inside = self.leaves_here::<V>(&cursor, room);
-            let log2 = inside.map_or(own, |(log2, _)| log2);
+            let inside = if extent.merges {
+                Some(extent.len.trailing_zeros())
+            } else {
+                let room = (rest.len() as u64) << own;
+                let leaves = self.leaves_here(level, &cursor, room);
+                leaves.map(|(log2, _)| log2)
+            };
+            let log2 = inside.unwrap_or(own);
             let (group, behind) = rest.split_at((1usize << (log2 - own)).min(rest.len()));
             rest = behind;
             for (cell, nth) in group.iter().zip(0..) {
@@ -236,12 +246,12 @@ impl<F: Format, M: TableMemory> Table<F, M> {
                     continue;
                 }
                 let pa = cursor.pa + if F::GROUPS_ADVANCE { nth << own } else { 0 };
-                let old = cell.exchange(F::leaf(V::N, pa, log2, bits));
-                match F::decode(V::N, old) {
+                let old = cell.exchange(F::leaf(level, pa, log2, bits));
+                match decode::<F>(level, old) {
                     Entry::Empty => {}
                     Entry::Leaf { .. } => late = late | State::of::<F>(old),
                     // What was noted in it late is read when the flush is done.
-                    Entry::Table(below) => self.detach::<V, P>(below, extent.at, work, form),
+                    Entry::Table(below) => self.detach((below, level - 1), extent.at, work, form),
                 }
             }
             cursor.skip(1 << log2);
@@ -250,15 +260,18 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     }
 
     /// True when the entry that `cursor` is at becomes a table.
-    fn goes_below<V: Level>(&self, cursor: &Cursor<'_>) -> bool {
-        V::N > 0 && self.leaves_here::<V>(cursor, 1 << F::shift(V::N)).is_none()
+    fn goes_below(&self, level: usize, cursor: &Cursor<'_>) -> bool {
+        level > 0
+            && self
+                .leaves_here(level, cursor, 1 << F::shift(level))
+                .is_none()
     }
 
     /// Fills a table with the leaves that `cursor` is at, and puts it in the place of the leaf in
     /// `cell`.
-    fn link_lower<V: Level, P: Form>(
+    fn link_lower<P: Form>(
         &self,
-        cell: &M::Cell,
+        (level, cell): (usize, &M::Cell),
         mut cursor: Cursor<'_>,
         bits: u64,
         state: State,
@@ -267,9 +280,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     ) {
         let Some((below, zeroed)) = work.reserve.take(&self.memory) else {
             // The leaf in `cell` stays.
-            let table =
-                at_top!(self.begin(), F, Top, root => self.table_at::<Top>(root, cursor.at, V::N));
-            return self.broke(table, V::N);
+            return self.broke(self.lowest_with(cursor.at, level).0, level);
         };
         let before = work.reserve.len();
         let target = if zeroed {
@@ -278,27 +289,38 @@ impl<F: Format, M: TableMemory> Table<F, M> {
             Target::Stale
         };
         let mut word = cell.get();
-        let mut state = state | self.state::<V>(word);
+        let mut state = state | self.state(level, word);
         let bits = state.noted::<F>(bits);
-        self.fill::<V::Below, P>(below, target, &mut cursor, bits, &mut work.reserve, form);
-        self.hold_all::<V::Below, P>(below, form);
-        while let Err(now) = cell.set_if(word, self.format.table(V::N, below)) {
+        let reserve = &mut work.reserve;
+        at_level!(level - 1, F, V => {
+            self.fill::<V, P>(below, target, &mut cursor, bits, reserve, form);
+        });
+        if P::SHARED {
+            // Claimed until the operation is over.
+            self.all_tables((below, level - 1), Order::Above, &mut |table, _| {
+                self.memory.meta(table).claim.set(form.token());
+            });
+        }
+        while let Err(now) = cell.set_if(word, self.format.table(level, below)) {
             word = now;
-            state = state | self.state::<V>(word);
-            self.mark_all::<V::Below>(below, state);
+            state = state | self.state(level, word);
+            self.mark_all((below, level - 1), state);
         }
         self.memory.written(slice::from_ref(cell));
         work.added += 1 + before - work.reserve.len();
     }
 
     /// Notes that `below` was unlinked, and that a leaf at `at` took its place.
-    fn detach<V: Level, P: Form>(&self, below: u64, at: u64, work: &mut Work, form: P) {
+    fn detach<P: Form>(&self, table: (u64, usize), at: u64, work: &mut Work, form: P) {
         if P::SHARED {
-            self.bury_all::<V::Below, P>(below, form);
+            // Whoever waits for the claim of one of them begins again.
+            self.all_tables(table, Order::Above, &mut |table, _| {
+                self.bury(table, form);
+            });
         }
-        work.detached.push(&self.memory, below);
+        work.detached.push(&self.memory, table.0);
         self.memory
-            .meta(below)
+            .meta(table.0)
             .live
             .set(at >> F::shift(1) & 0xffff_ffff);
     }
@@ -335,77 +357,68 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         let unit = F::shift(1);
         let low = self.memory.meta(old).live.get();
         let at = (work.base >> unit >> 32 << 32 | low) << unit;
-        work.removed += at_top!(self.begin(), F, Top, root => self.settle_at::<Top>(root, at, old, known, each));
+        work.removed += self.settle_at(at, old, known, each);
     }
 
     /// Notes in the leaf at `at` what was noted in the table `old`, which it has replaced, or
     /// `known`, and hands out that table and those below. Returns how many.
-    fn settle_at<V: Level>(
+    fn settle_at(
         &self,
-        table: u64,
         at: u64,
         old: u64,
         known: Option<State>,
         each: &mut impl FnMut(u64),
     ) -> u64 {
-        let cells = self.cells::<V>(table);
-        let index = self.index::<V>(at);
-        match F::decode(V::N, cells.get(index).map_or(0, Cell::get_acquire)) {
-            Entry::Leaf { log2, .. } => {
-                let state = known.unwrap_or_else(|| self.state_below::<V::Below>(old));
-                let entries = 1usize << (log2 - F::shift(V::N));
-                let group = part(cells, index & !(entries - 1), entries);
-                group.iter().for_each(|cell| mark::<F, V, _>(cell, state));
-                self.memory.written(group);
-                self.drop_all::<V::Below>(old, each)
-            }
-            Entry::Table(below) if V::N > 0 => {
-                self.settle_at::<V::Below>(below, at, old, known, each)
-            }
-            _ => 0,
-        }
+        let (table, level, Entry::Leaf { log2, .. }) = self.lowest_with(at, 1) else {
+            return 0;
+        };
+        let entries = 1usize << (log2 - F::shift(level));
+        let group = part(
+            self.cells(table, level),
+            self.index(level, at) & !(entries - 1),
+            entries,
+        );
+        let state = known.unwrap_or_else(|| self.state_below((old, level - 1)));
+        group
+            .iter()
+            .for_each(|cell| mark::<F, _>(level, cell, state));
+        self.memory.written(group);
+        let mut count = 0;
+        self.all_tables((old, level - 1), Order::Below, &mut |table, _| {
+            each(table);
+            count += 1;
+        });
+        count
     }
 
     /// The entries of an extent.
-    fn cells_of<V: Level>(&self, extent: &Extent) -> &[M::Cell] {
+    fn cells_of(&self, extent: &Extent) -> &[M::Cell] {
         self.memory.descended();
-        let table =
-            at_top!(self.begin(), F, Top, root => self.table_at::<Top>(root, extent.at, V::N));
+        let level = extent.level.into();
+        let (table, ..) = self.lowest_with(extent.at, level);
         part(
-            self.cells::<V>(table),
-            self.index::<V>(extent.at),
+            self.cells(table, level),
+            self.index(level, extent.at),
             extent.entries::<F>(),
         )
     }
 
-    /// The table at `level` with the entry for `at`.
-    fn table_at<V: Level>(&self, table: u64, at: u64, level: usize) -> u64 {
-        if V::N <= level {
-            return table;
-        }
-        let cell = self.cells::<V>(table).get(self.index::<V>(at));
-        match F::decode(V::N, cell.map_or(0, Cell::get_acquire)) {
-            Entry::Table(below) => self.table_at::<V::Below>(below, at, level),
-            _ => table,
-        }
-    }
-
     /// What is noted in an entry, or in the leaves below it.
-    fn state<V: Level>(&self, word: u64) -> State {
-        match F::decode(V::N, word) {
+    fn state(&self, level: usize, word: u64) -> State {
+        match decode::<F>(level, word) {
             Entry::Leaf { .. } => State::of::<F>(word),
-            Entry::Table(below) if V::N > 0 => self.state_below::<V::Below>(below),
-            _ => State::default(),
+            Entry::Table(below) => self.state_below((below, level - 1)),
+            Entry::Empty => State::default(),
         }
     }
 
-    fn state_below<V: Level>(&self, table: u64) -> State {
+    fn state_below(&self, (table, level): (u64, usize)) -> State {
         if F::ACCESSED == 0 {
             return State::default();
         }
-        let cells = self.cells::<V>(table);
-        if V::N == 0 {
+        if level == 0 {
             // All entries are leaves, or empty: their bits together tell.
+            let cells = self.cells(table, level);
             let bits = M::Cell::union(cells);
             return State {
                 accessed: bits & F::ACCESSED != 0,
@@ -415,70 +428,34 @@ impl<F: Format, M: TableMemory> Table<F, M> {
                 },
             };
         }
-        cells.iter().fold(State::default(), |all, cell| {
-            all | self.state::<V>(cell.get_acquire())
-        })
+        self.all_entries(table, level)
+            .fold(State::default(), |all, part| {
+                all | self.state(level, part.word())
+            })
     }
 
     /// Notes `state` in all leaves of a table that nobody can reach yet.
-    fn mark_all<V: Level>(&self, table: u64, state: State) {
-        for cell in self.cells::<V>(table) {
-            match F::decode(V::N, cell.get()) {
+    fn mark_all(&self, (table, level): (u64, usize), state: State) {
+        for part in self.all_entries(table, level) {
+            match part.entry() {
                 Entry::Leaf { .. } => {
-                    cell.set(state.noted::<F>(cell.get()));
-                    self.memory.written(slice::from_ref(cell));
+                    part.cell.set(state.noted::<F>(part.cell.get()));
+                    self.memory.written(slice::from_ref(part.cell));
                 }
-                Entry::Table(below) if V::N > 0 => self.mark_all::<V::Below>(below, state),
-                _ => {}
-            }
-        }
-    }
-
-    /// Keeps new tables claimed until the operation is over.
-    fn hold_all<V: Level, P: Form>(&self, table: u64, form: P) {
-        if P::SHARED {
-            self.memory.meta(table).claim.set(form.token());
-            self.tables_below::<V>(table, |below| self.hold_all::<V::Below, P>(below, form));
-        }
-    }
-
-    /// Whoever waits for the claim of an unlinked table begins again.
-    fn bury_all<V: Level, P: Form>(&self, table: u64, form: P) {
-        self.bury(table, form);
-        self.tables_below::<V>(table, |below| self.bury_all::<V::Below, P>(below, form));
-    }
-
-    /// Hands out an unlinked table and those below; returns how many.
-    fn drop_all<V: Level>(&self, table: u64, each: &mut impl FnMut(u64)) -> u64 {
-        let mut count = 1;
-        if V::N > 0 {
-            for cell in self.cells::<V>(table) {
-                if let Entry::Table(below) = F::decode(V::N, cell.get_acquire()) {
-                    count += self.drop_all::<V::Below>(below, &mut *each);
-                }
-            }
-        }
-        each(table);
-        count
-    }
-
-    fn tables_below<V: Level>(&self, table: u64, mut each: impl FnMut(u64)) {
-        if V::N > 0 {
-            for cell in self.cells::<V>(table) {
-                if let Entry::Table(below) = F::decode(V::N, cell.get_acquire()) {
-                    each(below);
-                }
+                Entry::Table(below) => self.mark_all((below, level - 1), state),
+                Entry::Empty => {}
             }
         }
     }
 }
 
 /// Notes `state` in a leaf that hardware uses.
-fn mark<F: Format, V: Level, C: Cell>(cell: &C, state: State) {
+#[inline]
+fn mark<F: Format, C: Cell>(level: usize, cell: &C, state: State) {
     loop {
         let word = cell.get();
         let noted = state.noted::<F>(word);
-        let leaf = matches!(F::decode(V::N, word), Entry::Leaf { .. });
+        let leaf = matches!(F::decode(level, word), Entry::Leaf { .. });
         if !leaf || noted == word || cell.set_if(word, noted).is_ok() {
             return;
         }

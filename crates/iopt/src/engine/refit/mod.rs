@@ -33,14 +33,14 @@ mod scan;
 
 use runs::{PageSizes, Span};
 
-use super::form::{Claiming, Exclusive, Form, Restart};
+use super::Table;
+use super::entries::Order;
+use super::form::{Claiming, Exclusive, Form};
 use super::shared::SharedTable;
 use super::sink::RunSink;
 use super::trust::set_aside;
-use super::{Level, Table, at_top};
-use crate::cell::Cell;
 use crate::error::{PageSizeError, RangeError, RefitError};
-use crate::format::{BreakBeforeMake, Entry, Format};
+use crate::format::{BreakBeforeMake, Format};
 use crate::gather::{Flushed, Gather, Invalidation};
 use crate::memory::{Chain, TableMemory};
 
@@ -425,9 +425,9 @@ impl<F: Format, M: TableMemory, const SLOTS: usize> SharedTable<F, M, SLOTS> {
         let mut round = 0;
         loop {
             let begin = table.begin();
-            let claimed = at_top!(begin, F, Top, root => {
-                table.claim_all::<Top, _>(root, at, range.len, form)
-            });
+            // Every table that has an entry for the range.
+            let mut claim = |at, _| table.claim(at, form);
+            let claimed = table.tables_in(begin.table(), (at, range.len), Order::Above, &mut claim);
             if claimed.is_ok() {
                 break;
             }
@@ -455,34 +455,6 @@ impl<F: Format, M: TableMemory, const SLOTS: usize> SharedTable<F, M, SLOTS> {
         self.retire(done);
         table.intact()?;
         result
-    }
-}
-
-impl<F: Format, M: TableMemory> Table<F, M> {
-    /// Claims every table that has an entry for `[at, at + todo)`.
-    fn claim_all<V: Level, P: Form>(
-        &self,
-        table: u64,
-        mut at: u64,
-        todo: u64,
-        form: P,
-    ) -> Result<(), Restart> {
-        self.claim(table, form)?;
-        if V::N == 0 {
-            return Ok(());
-        }
-        let slot = 1u64 << F::shift(V::N);
-        let mut room = self.room::<V>(at, todo);
-        while room > 0 {
-            let here = (slot - (at & (slot - 1))).min(room);
-            let cell = self.cells::<V>(table).get(self.index::<V>(at));
-            if let Entry::Table(below) = F::decode(V::N, cell.map_or(0, Cell::get_acquire)) {
-                self.claim_all::<V::Below, P>(below, at, here, form)?;
-            }
-            at = at.wrapping_add(here);
-            room -= here;
-        }
-        Ok(())
     }
 }
 

@@ -84,6 +84,8 @@ pub(super) struct Scan {
     over: bool,
     /// Of a merge: what is left of the run that lies at `at`.
     run: Option<(Run, Prot)>,
+    /// Of a split: the next extent, and the bytes of those that go on behind it.
+    larger: Option<(Extent, u64)>,
     /// The next extent, where that is known.
     known: Option<Extent>,
 }
@@ -97,6 +99,7 @@ impl Scan {
             first: hull.0,
             over: false,
             run: None,
+            larger: None,
             known: None,
         }
     }
@@ -162,32 +165,40 @@ impl Scan {
         }
     }
 
-    /// The next leaf of more than `size` bytes.
+    /// The next leaf of more than `size` bytes. Those that go on as one do are found together.
     fn next_larger<F: Format, M: TableMemory, E>(
         &mut self,
         table: &Table<F, M>,
         size: u64,
     ) -> Result<Option<Extent>, RefitError<E>> {
-        if self.over {
-            return Ok(None);
-        }
-        let found = table
-            .leaves(self.rest(table))
-            .find(|leaf| leaf.run.len > size);
-        let Some(leaf) = found else {
-            self.over = true;
-            return Ok(None);
+        let (mut extent, rest) = match self.larger.take() {
+            Some(found) => found,
+            None if self.over => return Ok(None),
+            None => {
+                let mut stretches = table.leaves(self.rest(table)).stretches();
+                let Some((leaf, run)) = stretches.find(|(leaf, _)| leaf.run.len > size) else {
+                    self.over = true;
+                    return Ok(None);
+                };
+                let extent = Extent {
+                    at: table.aperture().strip(run.iova),
+                    pa: run.pa,
+                    len: leaf.run.len,
+                    level: leaf.level,
+                    bits: bits_of(table, leaf.run, leaf.prot)?,
+                    merges: false,
+                };
+                (extent, run.len - leaf.run.len)
+            }
         };
-        let at = table.aperture().strip(leaf.run.iova);
-        self.pass(at + (leaf.run.len - 1));
-        Ok(Some(Extent {
-            at,
-            pa: leaf.run.pa,
-            len: leaf.run.len,
-            level: leaf.level,
-            bits: bits_of(table, leaf.run, leaf.prot)?,
-            merges: false,
-        }))
+        let (found, len) = (extent, extent.len);
+        self.pass(found.at + (len - 1));
+        if rest > 0 {
+            extent.at += len;
+            extent.pa += len;
+            self.larger = Some((extent, rest - len));
+        }
+        Ok(Some(found))
     }
 
     /// The next entries that can be one leaf and are not.
@@ -212,7 +223,7 @@ impl Scan {
             let stretch = Span::new(run.iova, size * count);
             let small = table
                 .leaves(stretch)
-                .first_smaller(size)
+                .first_of(|len| len < size)
                 .map(|leaf| (leaf.run.iova - run.iova) & !(size - 1));
             let Some(offset) = small else {
                 self.pass_in(run, prot, stretch.len);
