@@ -24,7 +24,7 @@ use ioas::{
 };
 use iommu::{DeviceId, FlushError, RunMap, SoftwareUnit};
 use iopt::{FormatId, Prot};
-use runs::{Bytes as Size, Span};
+use runs::{Bytes as Size, GuestAddr, Iova, Span};
 use virtio_balloon::device::{Discarder, GuestDiscard};
 use virtio_balloon::{Dma, MemoryMap, Part, Refusals, Region};
 use vm_memory::{
@@ -124,7 +124,7 @@ impl Monitor {
     }
 
     /// The guest has put `runs` into its balloon. Returns the bytes that the host has back.
-    fn inflate(&self, runs: &[Span]) -> anyhow::Result<u64> {
+    fn inflate(&self, runs: &[Span<GuestAddr>]) -> anyhow::Result<u64> {
         let (mut dma, mut discard) = (self.dma(), GuestDiscard::new());
         let regions = self.regions()?;
         let map = MemoryMap::new(&regions)?;
@@ -145,7 +145,7 @@ impl Monitor {
     }
 
     /// The guest wants `runs` back. Only when this has returned it may use them.
-    fn deflate(&self, runs: &[Span]) -> anyhow::Result<()> {
+    fn deflate(&self, runs: &[Span<GuestAddr>]) -> anyhow::Result<()> {
         let regions = self.regions()?;
         let map = MemoryMap::new(&regions)?;
         let parts = resolve(map, runs)?;
@@ -159,7 +159,7 @@ impl Monitor {
 }
 
 /// The parts of `runs` in the guest's memory, of which nothing else may be named.
-fn resolve<T>(map: MemoryMap<'_, T>, runs: &[Span]) -> anyhow::Result<Vec<Part>> {
+fn resolve<T>(map: MemoryMap<'_, T>, runs: &[Span<GuestAddr>]) -> anyhow::Result<Vec<Part>> {
     let (mut parts, mut refusals) = (Vec::new(), Refusals::new());
     for run in runs {
         map.resolve(*run, &mut refusals, |part| parts.push(part));
@@ -179,7 +179,7 @@ impl Listener for Log {
         println!("  there {}", area.range());
     }
 
-    fn unmapped(&self, range: Span) -> Result<(), FlushError> {
+    fn unmapped(&self, range: Span<Iova>) -> Result<(), FlushError> {
         println!("  gone  {range}");
         Ok(())
     }

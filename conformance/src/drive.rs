@@ -7,7 +7,7 @@ use std::fmt::Write as _;
 use anyhow::{Context as _, bail, ensure};
 use iopt::format::Above;
 use iopt::{Discard, Format, Gather, MapError, Prot, Table, UnmapError};
-use runs::{PageSizes, Span};
+use runs::{Iova, Pa, PageSizes, Span};
 
 use crate::compare::{Counts, compare};
 use crate::differences::{Difference, Kind, Seen};
@@ -98,7 +98,7 @@ struct Pair<'a, F, A: Heap> {
     table: Table<F, &'a A>,
     server: &'a mut Server,
     sizes: Vec<u64>,
-    spans: Vec<Span>,
+    spans: Vec<Span<Iova>>,
     /// Where random operations happen.
     places: Vec<u64>,
     log: Vec<String>,
@@ -188,7 +188,7 @@ impl<'a, F: Format, A: Heap> Pair<'a, F, A> {
     }
 
     /// Compares what is behind the addresses at and around the ends of a range.
-    fn translate(&mut self, range: Span, random: &mut Rng) -> anyhow::Result<()> {
+    fn translate(&mut self, range: Span<Iova>, random: &mut Rng) -> anyhow::Result<()> {
         let last = range.start.wrapping_add(range.len - 1);
         let inside = range.start.wrapping_add(random.u64(..range.len));
         let around = [range.start.wrapping_sub(1), last.wrapping_add(1)];
@@ -225,7 +225,7 @@ impl<'a, F: Format, A: Heap> Pair<'a, F, A> {
         self.check()
     }
 
-    fn our_unmap(&mut self, range: Span) -> Result<(), UnmapError> {
+    fn our_unmap(&mut self, range: Span<Iova>) -> Result<(), UnmapError> {
         let mut gather = Gather::new();
         self.table.unmap(range, &mut gather, &mut Discard)?;
         if let Ok(flushed) = gather.flush_with(|_| Ok::<_, ()>(())) {
@@ -235,7 +235,7 @@ impl<'a, F: Format, A: Heap> Pair<'a, F, A> {
     }
 
     /// Maps runs on both sides; Linux's core maps one after the other, and undoes them together.
-    fn map(&mut self, iova: u64, runs: &[Span], flags: u32, prot: Prot) -> anyhow::Result<()> {
+    fn map(&mut self, iova: u64, runs: &[Span<Pa>], flags: u32, prot: Prot) -> anyhow::Result<()> {
         let mut line = format!("map {iova:#x} {flags:#x} ({prot}):");
         for run in runs {
             let _ = write!(line, " {run}");
@@ -272,7 +272,12 @@ impl<'a, F: Format, A: Heap> Pair<'a, F, A> {
     }
 
     /// Maps run after run in Linux: where it stopped, and the errno.
-    fn linux_map(&mut self, iova: u64, runs: &[Span], flags: u32) -> anyhow::Result<(u64, u64)> {
+    fn linux_map(
+        &mut self,
+        iova: u64,
+        runs: &[Span<Pa>],
+        flags: u32,
+    ) -> anyhow::Result<(u64, u64)> {
         let mut at = iova;
         for run in runs {
             let errno = self.server.map(at, run.start, run.len, flags)?;
@@ -285,7 +290,7 @@ impl<'a, F: Format, A: Heap> Pair<'a, F, A> {
     }
 
     /// Unmaps a range on both sides.
-    fn unmap(&mut self, range: Span) -> anyhow::Result<()> {
+    fn unmap(&mut self, range: Span<Iova>) -> anyhow::Result<()> {
         self.log.push(format!("unmap {range}"));
         let first = match self.our_unmap(range) {
             Ok(()) => {
@@ -315,7 +320,7 @@ impl<'a, F: Format, A: Heap> Pair<'a, F, A> {
     }
 
     /// True when a leaf begins with the range but is longer: Linux unmaps all of it.
-    fn cut_at_start(&self, range: Span) -> bool {
+    fn cut_at_start(&self, range: Span<Iova>) -> bool {
         self.table
             .leaf_at(range.start)
             .is_some_and(|leaf| leaf.run.iova == range.start)

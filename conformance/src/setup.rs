@@ -8,7 +8,7 @@ use iopt::format::{
     K16, K64, K64Lpa, RiscV, VtdSs, X86_64,
 };
 use iopt::{BuildError, Format, HeapArena, Prot, TableMemory};
-use runs::Span;
+use runs::{Iova, Span};
 
 use crate::compare::Words;
 use crate::drive::{self, Amount, Outcome};
@@ -395,7 +395,7 @@ fn rest(setups: &mut Vec<Setup>) -> anyhow::Result<()> {
 }
 
 /// The input addresses that both sides translate.
-pub fn spans<F: Format>(format: &F, linux: &LinuxConfig) -> Vec<Span> {
+pub fn spans<F: Format>(format: &F, linux: &LinuxConfig) -> Vec<Span<Iova>> {
     let aperture = format.aperture();
     if aperture.above == Above::Sign && linux.input_bits < aperture.bits {
         return vec![Span::new(0, 1 << linux.input_bits)];

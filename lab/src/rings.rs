@@ -3,7 +3,7 @@
 use std::marker::PhantomData;
 use std::sync::atomic::{Ordering, fence};
 
-use runs::Span;
+use runs::{GuestAddr, Span};
 use virtio_balloon::WIRE_PAGE;
 use virtio_balloon::driver::Memory;
 use vm_memory::mmap::FromRangesError;
@@ -69,7 +69,7 @@ impl<E: From<NoMemory>> Memory for Rings<E> {
         Some(at)
     }
 
-    fn free(&mut self, _memory: Span) {}
+    fn free(&mut self, _memory: Span<GuestAddr>) {}
 
     fn read(&self, address: u64, bytes: &mut [u8]) -> Result<(), E> {
         let read = self.memory.read_slice(bytes, GuestAddress(address));

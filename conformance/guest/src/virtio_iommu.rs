@@ -25,7 +25,7 @@ use ioas::{
 };
 use iommu::{DeviceId, RunMap, SoftwareUnit, Unit as _};
 use iopt::{FormatId, HeapTables};
-use runs::Span;
+use runs::{GuestAddr, Iova, Span};
 use virtio_iommu::{
     Config, Device, Domains, Endpoint, Error, Failed, Fault, Refusal, Region, Units,
     wire::{CONFIG_BYTES, DEVICE_ID, NUM_QUEUES, QUEUE_SIZE, Request, Reserved, ReservedKind},
@@ -280,7 +280,7 @@ struct Spaces {
 
 /// Which memory a region is: the file by device and number, where it begins there, and the guest's
 /// addresses.
-type Which = (u64, u64, u64, Span);
+type Which = (u64, u64, u64, Span<GuestAddr>);
 
 /// All of a region, by word.
 struct Cells(Arc<Mapping>);
@@ -359,7 +359,7 @@ impl Domains for Spaces {
         self.units.detach(endpoint, space)
     }
 
-    fn reserved(&self, endpoint: u32, sink: &mut dyn FnMut(Span)) {
+    fn reserved(&self, endpoint: u32, sink: &mut dyn FnMut(Span<Iova>)) {
         self.units.reserved(endpoint, sink);
     }
 

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use hostmem::{Discard, DiscardError};
-use runs::Span;
+use runs::{GuestAddr, Iova, Span};
 use virtio_balloon::device::{
     Bulk, Counters, Device, Discarder, GuestDiscard, NotDiscarded, QueueError, Settings, SetupError,
 };
@@ -76,7 +76,7 @@ pub enum WireError {
 }
 
 /// The runs that were discarded, by guest address.
-type Discarded = Arc<Mutex<Vec<Span>>>;
+type Discarded = Arc<Mutex<Vec<Span<GuestAddr>>>>;
 
 /// Gives memory of the regions back to the machine, and notes it.
 struct Noted {
@@ -200,8 +200,8 @@ impl From<NoMemory> for WireError {
 
 /// The guest's allocator: of each part of its memory all but the first eighth is free.
 struct Free {
-    span: Span,
-    free: Vec<Span>,
+    span: Span<GuestAddr>,
+    free: Vec<Span<GuestAddr>>,
 }
 
 impl GuestPages for Free {
@@ -209,19 +209,20 @@ impl GuestPages for Free {
         GuestPage::SIZE_4K
     }
 
-    fn span(&self) -> Span {
+    fn span(&self) -> Span<GuestAddr> {
         self.span
     }
 
     fn take(&mut self, bytes: u64) -> Option<u64> {
-        let fits = |free: &&mut Span| free.start.is_multiple_of(bytes) && free.len >= bytes;
+        let fits =
+            |free: &&mut Span<GuestAddr>| free.start.is_multiple_of(bytes) && free.len >= bytes;
         let free = self.free.iter_mut().find(fits)?;
         let at = free.start;
         *free = Span::new(at + bytes, free.len - bytes);
         Some(at)
     }
 
-    fn give_back(&mut self, run: Span) {
+    fn give_back(&mut self, run: Span<GuestAddr>) {
         self.free.push(run);
     }
 
@@ -229,12 +230,17 @@ impl GuestPages for Free {
 }
 
 /// What goes into the balloon: 7 of 8 parts of each part of the memory.
-pub(crate) fn seven_of_eight(parts: &[Part]) -> Vec<Span> {
+pub(crate) fn seven_of_eight(parts: &[Part]) -> Vec<Span<GuestAddr>> {
     let inside = |part: &Part| {
         let eighth = part.guest.len / 8;
         Span::new(part.guest.start + eighth, part.guest.len - eighth)
     };
     parts.iter().map(inside).collect()
+}
+
+/// Where devices have them: each part of the memory is mapped at its guest addresses.
+pub(crate) fn seen_by_devices(spans: &[Span<GuestAddr>]) -> Vec<Span<Iova>> {
+    spans.iter().map(|span| span.cast()).collect()
 }
 
 /// A balloon of a guest with devices.
@@ -310,7 +316,7 @@ impl Balloon {
     }
 
     /// Takes 7 of 8 parts. Returns what was discarded.
-    pub(crate) fn inflate(&mut self) -> Result<Vec<Span>, BalloonError> {
+    pub(crate) fn inflate(&mut self) -> Result<Vec<Span<GuestAddr>>, BalloonError> {
         self.driver.inflate(self.wanted)?;
         self.check(self.wanted)?;
         let mut done = self.done.lock().unwrap_or_else(PoisonError::into_inner);

@@ -10,7 +10,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use hostmem::Mapping;
-use runs::Span;
 
 use crate::pattern::{Pattern, differing};
 use crate::scene::{Expect, Scene};
@@ -183,7 +182,7 @@ impl Device<'_> {
             return Ok(());
         };
         let nth = Pattern::Device.word(count) % (hole.len / PAGE);
-        let offset = Span::new(hole.start + nth * PAGE, PAGE).start - self.scene.base;
+        let offset = hole.start + nth * PAGE - self.scene.base;
         // Something to write that is not zero.
         let from = self.source(0, count);
         let Some(from) = from.filter(|_| self.expect(offset) == Expect::Hole) else {

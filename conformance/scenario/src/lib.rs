@@ -74,7 +74,7 @@ pub use step::{Done, Marks, NodeShare, Refused, Root, Step, nodes};
 pub use world::{Backend, Part, Setup, Source, World};
 
 use ioas::Cause;
-use runs::Span;
+use runs::{Iova, Span};
 
 /// Bytes of an access, and of a page.
 pub const PAGE: u64 = 4096;
@@ -115,7 +115,7 @@ pub enum Error {
     #[error("cannot cut {range} out")]
     Cut {
         /// Its addresses.
-        range: Span,
+        range: Span<Iova>,
         /// Why not.
         source: ioas::UnmapError,
     },
@@ -123,7 +123,7 @@ pub enum Error {
     #[error("cannot put {range} back")]
     PutBack {
         /// Its addresses.
-        range: Span,
+        range: Span<Iova>,
         /// Why not.
         source: ioas::MapError,
     },

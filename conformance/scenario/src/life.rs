@@ -10,7 +10,7 @@ use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
 use iopt::walk::{Access, Walker};
-use runs::{Run, SizeHistogram, Span};
+use runs::{Iova, Run, SizeHistogram, Span};
 
 use crate::balloon::Balloon;
 use crate::handover::{Left, Second};
@@ -23,7 +23,7 @@ use crate::{Error, Halves, PAGE};
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Shape {
     leaves: Vec<SizeHistogram>,
-    mappings: Vec<Span>,
+    mappings: Vec<Span<Iova>>,
 }
 
 impl Shape {
@@ -59,7 +59,7 @@ pub struct Life<'w> {
     /// Waiting until devices have seen what a step changed.
     pub waited: Duration,
     shape: Shape,
-    hole: Span,
+    hole: Span<Iova>,
     mapping: Duration,
     not_split: Option<Refused>,
     /// Complaints that were reported.
@@ -181,7 +181,7 @@ impl<'w> Life<'w> {
         seen
     }
 
-    fn focus(&self, on: &[Span]) {
+    fn focus(&self, on: &[Span<Iova>]) {
         self.world.scene.quiet().focus = on.to_vec();
     }
 
@@ -210,7 +210,7 @@ impl<'w> Life<'w> {
     }
 
     /// Each root's leaves in `range`, in order, by the independent walker.
-    pub fn leaves(&self, root: usize, range: Span, on: &mut dyn FnMut(Run)) {
+    pub fn leaves(&self, root: usize, range: Span<Iova>, on: &mut dyn FnMut(Run)) {
         let Backend::Own(hardware) = &self.world.backend else {
             return;
         };

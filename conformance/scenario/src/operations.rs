@@ -10,7 +10,7 @@ use ioas::{
 };
 use iommu::Unit;
 use iopt::{Interruption, Pending, Prot};
-use runs::Span;
+use runs::{GuestAddr, Iova, Offset, Span};
 use virtio_balloon::{Dma as _, MemoryMap, Part, Reason, Refusals, Region};
 
 use crate::model::Page;
@@ -28,7 +28,7 @@ pub struct Harvest {
     /// A unit cannot tell: everything counts as written to.
     pub blind: bool,
     /// What is dirty.
-    pub runs: Vec<Span>,
+    pub runs: Vec<Span<Iova>>,
     /// Pages that were written to and are not in it.
     pub missed: u32,
     /// Pages in it that no device has begun to write to.
@@ -89,7 +89,7 @@ impl World {
     }
 
     /// `part` of memory `number`, counted in pages through all memories.
-    pub(crate) fn memory_pages(&self, number: usize, part: Span) -> Range<usize> {
+    pub(crate) fn memory_pages(&self, number: usize, part: Span<Offset>) -> Range<usize> {
         let before = self.parts.iter().take(number);
         let before: u64 = before.map(|part| part.guest.len / PAGE).sum();
         let first = (before + part.start / PAGE) as usize;
@@ -97,7 +97,7 @@ impl World {
     }
 
     /// Nothing is in the way of a map there.
-    pub fn is_free(&self, range: Span) -> bool {
+    pub fn is_free(&self, range: Span<Iova>) -> bool {
         self.model.is_free(self.scene.pages_of(range))
     }
 
@@ -110,7 +110,7 @@ impl World {
         &mut self,
         iova: u64,
         number: usize,
-        part: Span,
+        part: Span<Offset>,
         prot: Prot,
         observer: &mut dyn Observer,
     ) -> Result<(), MapError> {
@@ -148,7 +148,7 @@ impl World {
     /// That of `how`.
     pub fn unmap<T>(
         &mut self,
-        range: Span,
+        range: Span<Iova>,
         how: impl FnOnce(&Ioas) -> Result<T, UnmapError>,
     ) -> Result<T, UnmapError> {
         let pages = self.scene.pages_of(range);
@@ -166,7 +166,7 @@ impl World {
     /// # Errors
     ///
     /// Those of [`Ioas::take_out`].
-    pub fn take_out(&mut self, range: Span) -> Result<u64, UnmapError> {
+    pub fn take_out(&mut self, range: Span<Iova>) -> Result<u64, UnmapError> {
         let pages = self.scene.pages_of(range);
         self.moving(pages.clone());
         let done = self.timed(|world| world.space.take_out(range, INTACT, &mut ()));
@@ -183,7 +183,7 @@ impl World {
     /// # Errors
     ///
     /// Those of [`Ioas::put_back`].
-    pub fn put_back(&mut self, range: Span) -> Result<(), MapError> {
+    pub fn put_back(&mut self, range: Span<Iova>) -> Result<(), MapError> {
         let pages = self.scene.pages_of(range);
         self.moving(pages.clone());
         let done = self.timed(|world| world.space.put_back(range, INTACT, &mut ()));
@@ -309,9 +309,9 @@ impl World {
     /// it was and what was discarded; devices may find anything there meanwhile.
     pub(crate) fn balloon<T>(
         &mut self,
-        runs: &[Span],
+        runs: &[Span<GuestAddr>],
         released: bool,
-        how: impl FnOnce(&mut Self) -> (T, bool, Vec<Span>),
+        how: impl FnOnce(&mut Self) -> (T, bool, Vec<Span<GuestAddr>>),
     ) -> T {
         let memory: Vec<_> = runs.iter().flat_map(|run| self.of_guest(*run)).collect();
         let pages = self.model.over(&memory);
@@ -334,7 +334,7 @@ impl World {
     }
 
     /// The pages of memory at guest addresses.
-    fn of_guest(&self, run: Span) -> impl Iterator<Item = Range<usize>> + use<> {
+    fn of_guest(&self, run: Span<GuestAddr>) -> impl Iterator<Item = Range<usize>> + use<> {
         let inside = self.parts.iter().enumerate().filter_map(|(number, part)| {
             let both = part.guest.intersection(&run)?;
             let inside = Span::new(both.start - part.guest.start, both.len);
@@ -344,7 +344,7 @@ impl World {
     }
 
     /// The devices release guest memory, and it is discarded. What stayed as it was is returned.
-    pub fn release(&mut self, runs: &[Span]) -> Vec<(Span, Reason)> {
+    pub fn release(&mut self, runs: &[Span<GuestAddr>]) -> Vec<(Span<GuestAddr>, Reason)> {
         let kept = self.balloon(runs, true, |world| {
             let mut kept = Vec::new();
             let (map, parts) = resolved(&world.regions, runs);
@@ -367,7 +367,7 @@ impl World {
         kept
     }
 
-    fn discard(&mut self, run: Span) {
+    fn discard(&mut self, run: Span<GuestAddr>) {
         for part in &self.parts {
             let Some(both) = part.guest.intersection(&run) else {
                 continue;
@@ -389,7 +389,7 @@ impl World {
     }
 
     /// The devices have guest memory back. What stayed as it was is returned.
-    pub fn restore(&mut self, runs: &[Span]) -> Vec<(Span, Reason)> {
+    pub fn restore(&mut self, runs: &[Span<GuestAddr>]) -> Vec<(Span<GuestAddr>, Reason)> {
         self.balloon(runs, false, |world| {
             let mut failed = Vec::new();
             let (map, parts) = resolved(&world.regions, runs);
@@ -409,7 +409,7 @@ impl World {
 )]
 fn resolved<'a>(
     regions: &'a [Region<Arc<Memory>>],
-    runs: &[Span],
+    runs: &[Span<GuestAddr>],
 ) -> (MemoryMap<'a, Arc<Memory>>, Vec<Part>) {
     let map = MemoryMap::new(regions).expect("regions of a guest");
     let mut parts = Vec::new();

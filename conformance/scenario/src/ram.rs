@@ -13,7 +13,7 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use hostmem::Mapping;
 use ioas::{Cause, HostMemory, MemoryObject, PinFailed, Pinned, ProcessMemory, RunReader};
 use iommu::{BadTarget, TargetMemory};
-use runs::Span;
+use runs::{Offset, Pa, Span};
 
 use crate::faults::{Fault, Faults};
 
@@ -58,11 +58,11 @@ impl Layout {
 /// The runs of `part` of a memory that lies so.
 struct Chunks {
     layout: Layout,
-    part: Span,
+    part: Span<Offset>,
 }
 
 impl RunReader for Chunks {
-    fn next_batch(&mut self, out: &mut [Span]) -> Result<usize, Cause> {
+    fn next_batch(&mut self, out: &mut [Span<Pa>]) -> Result<usize, Cause> {
         let mut count = 0;
         for slot in out {
             if self.part.is_empty() {
@@ -85,7 +85,7 @@ struct Rigged<'a> {
 }
 
 impl RunReader for Rigged<'_> {
-    fn next_batch(&mut self, out: &mut [Span]) -> Result<usize, Cause> {
+    fn next_batch(&mut self, out: &mut [Span<Pa>]) -> Result<usize, Cause> {
         match self.faults.hit(Fault::Runs) {
             true => Err("runs that are not to be read".into()),
             false => self.inner.next_batch(out),
@@ -100,17 +100,23 @@ pub(crate) struct PinNumber(pub(crate) u64);
 /// What is notified of pins, and of where they lie.
 pub(crate) trait Observer: Send + Sync {
     /// `pin` holds `run`, which is memory number `memory` from `offset` on.
-    fn pinned(&self, pin: PinNumber, memory: usize, offset: u64, run: Span) -> Result<(), Cause>;
+    fn pinned(
+        &self,
+        pin: PinNumber,
+        memory: usize,
+        offset: u64,
+        run: Span<Pa>,
+    ) -> Result<(), Cause>;
 
     /// `pin` is about to release `part` of a memory.
-    fn releasing(&self, pin: PinNumber, memory: usize, part: Span) -> Result<(), Cause>;
+    fn releasing(&self, pin: PinNumber, memory: usize, part: Span<Offset>) -> Result<(), Cause>;
 }
 
 /// A frame that two pages have.
 #[derive(Debug, thiserror::Error)]
 #[error("another page that is pinned has a frame of {run}")]
 struct FrameTwice {
-    run: Span,
+    run: Span<Pa>,
 }
 
 /// A run of frames, and what it holds.
@@ -132,7 +138,7 @@ impl Frames {
         pin: PinNumber,
         memory: usize,
         offset: u64,
-        run: Span,
+        run: Span<Pa>,
     ) -> Result<(), Cause> {
         let before = self.0.range(..=run.last()).next_back();
         if before.is_some_and(|(start, piece)| start + piece.len > run.start) {
@@ -149,12 +155,12 @@ impl Frames {
         Ok(())
     }
 
-    pub(crate) fn remove(&mut self, pin: PinNumber, memory: usize, part: Span) {
+    pub(crate) fn remove(&mut self, pin: PinNumber, memory: usize, part: Span<Offset>) {
         let hit = |piece: &Piece| {
             let here = Span::new(piece.offset, piece.len);
             (piece.pin == pin && piece.memory == memory && here.overlaps(&part)).then_some(here)
         };
-        let gone: Vec<(u64, Piece, Span)> = self
+        let gone: Vec<(u64, Piece, Span<Offset>)> = self
             .0
             .iter()
             .filter_map(|(start, piece)| Some((*start, *piece, hit(piece)?)))
@@ -198,7 +204,7 @@ impl Frames {
 }
 
 /// What is left of `span` without `part`: none, one or two spans.
-pub(crate) fn without(span: Span, part: &Span) -> impl Iterator<Item = Span> + use<> {
+pub(crate) fn without<A>(span: Span<A>, part: &Span<A>) -> impl Iterator<Item = Span<A>> + use<A> {
     let both = span.intersection(part);
     let both = both.unwrap_or(Span::new(span.start + span.len, 0));
     let behind = both.start + both.len;
@@ -227,7 +233,7 @@ impl Physical {
     }
 
     /// Whether there is such a memory, with this part.
-    pub(crate) fn has(&self, memory: usize, part: Span) -> bool {
+    pub(crate) fn has(&self, memory: usize, part: Span<Offset>) -> bool {
         let whole = |mapping: &Arc<Mapping>| Span::new(0, mapping.len());
         let memory = self.memories.get(memory).map(whole);
         memory.is_some_and(|whole| whole.covers(&part))
@@ -255,7 +261,7 @@ impl Physical {
 
     /// What this process has pinned, and what an owner after it has: the memory, the offset in it, and where it
     /// lies.
-    pub(crate) fn pinned(&self) -> [Vec<(usize, u64, Span)>; 2] {
+    pub(crate) fn pinned(&self) -> [Vec<(usize, u64, Span<Pa>)>; 2] {
         [&self.ours, &self.theirs].map(|frames| {
             let joined = read(frames).joined().into_iter();
             let run = |(start, len, memory, offset)| (memory, offset, Span::new(start, len));
@@ -295,7 +301,11 @@ fn write<T>(lock: &RwLock<T>) -> RwLockWriteGuard<'_, T> {
 }
 
 impl TargetMemory for Physical {
-    fn with_cells(&self, span: Span, visit: &mut dyn FnMut(&[AtomicU64])) -> Result<(), BadTarget> {
+    fn with_cells(
+        &self,
+        span: Span<Pa>,
+        visit: &mut dyn FnMut(&[AtomicU64]),
+    ) -> Result<(), BadTarget> {
         let mut done = 0;
         while done < span.len {
             let (address, most) = (span.start + done, span.len - done);
@@ -311,11 +321,17 @@ impl TargetMemory for Physical {
 }
 
 impl Observer for Physical {
-    fn pinned(&self, pin: PinNumber, memory: usize, offset: u64, run: Span) -> Result<(), Cause> {
+    fn pinned(
+        &self,
+        pin: PinNumber,
+        memory: usize,
+        offset: u64,
+        run: Span<Pa>,
+    ) -> Result<(), Cause> {
         write(&self.ours).add(pin, memory, offset, run)
     }
 
-    fn releasing(&self, pin: PinNumber, memory: usize, part: Span) -> Result<(), Cause> {
+    fn releasing(&self, pin: PinNumber, memory: usize, part: Span<Offset>) -> Result<(), Cause> {
         write(&self.ours).remove(pin, memory, part);
         Ok(())
     }
@@ -343,13 +359,13 @@ impl MemoryObject for Ram {
         self.inner.len()
     }
 
-    fn charge(&self, part: Span) -> u64 {
+    fn charge(&self, part: Span<Offset>) -> u64 {
         self.inner.charge(part)
     }
 
     fn pin(
         &self,
-        part: Span,
+        part: Span<Offset>,
         progress: &mut dyn FnMut(u64) -> ControlFlow<()>,
     ) -> Result<Box<dyn Pinned>, PinFailed> {
         if self.faults.hit(Fault::Pin) {
@@ -380,7 +396,7 @@ impl MemoryObject for Ram {
 
 struct Pin {
     inner: Option<Box<dyn Pinned>>,
-    part: Span,
+    part: Span<Offset>,
     number: PinNumber,
     memory: usize,
     layout: Option<Layout>,
@@ -417,25 +433,25 @@ impl Pin {
         }
     }
 
-    fn frames(&self, part: Span) -> Result<Box<dyn RunReader + '_>, Cause> {
+    fn frames(&self, part: Span<Offset>) -> Result<Box<dyn RunReader + '_>, Cause> {
         match self.layout {
             Some(layout) => Ok(Box::new(Chunks { layout, part })),
             None => self.inner.as_deref().ok_or(Gone)?.runs(part),
         }
     }
 
-    fn releasing(&self, part: Span) -> Result<(), Cause> {
+    fn releasing(&self, part: Span<Offset>) -> Result<(), Cause> {
         self.observer.releasing(self.number, self.memory, part)
     }
 }
 
 impl Pinned for Pin {
-    fn runs(&self, part: Span) -> Result<Box<dyn RunReader + '_>, Cause> {
+    fn runs(&self, part: Span<Offset>) -> Result<Box<dyn RunReader + '_>, Cause> {
         let (inner, faults) = (self.frames(part)?, &*self.faults);
         Ok(Box::new(Rigged { inner, faults }))
     }
 
-    fn release(&mut self, part: Span) -> Result<u64, Cause> {
+    fn release(&mut self, part: Span<Offset>) -> Result<u64, Cause> {
         self.releasing(part)?;
         self.inner.as_mut().ok_or(Gone)?.release(part)
     }

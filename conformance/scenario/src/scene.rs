@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGua
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use runs::Span;
+use runs::{Iova, Span};
 use serde::Serialize;
 
 use crate::{Error, PAGE, Step};
@@ -65,16 +65,16 @@ pub(crate) enum Attached {
 #[derive(Debug, Default)]
 pub struct Manner {
     /// Where they write; everywhere without it.
-    pub writes: Option<Vec<Span>>,
+    pub writes: Option<Vec<Span<Iova>>>,
     /// One access of so many reads only; 0 for none.
     pub only_reads: u64,
     /// Where they go again and again, besides everywhere.
-    pub focus: Vec<Span>,
+    pub focus: Vec<Span<Iova>>,
 }
 
 impl Manner {
     pub(crate) fn writes(&self, iova: u64, count: u64) -> bool {
-        let inside = |spans: &Vec<Span>| spans.iter().any(|span| span.contains(iova));
+        let inside = |spans: &Vec<Span<Iova>>| spans.iter().any(|span| span.contains(iova));
         let only_reads = self.only_reads > 0 && count.is_multiple_of(self.only_reads);
         !only_reads && self.writes.as_ref().is_none_or(inside)
     }
@@ -170,7 +170,7 @@ pub(crate) type Watch<'w> = dyn FnMut(Step) -> ControlFlow<()> + 'w;
 
 impl Scene {
     pub(crate) fn new(
-        range: Span,
+        range: Span<Iova>,
         memory_pages: usize,
         devices: usize,
         seen: (u64, u64),
@@ -200,7 +200,7 @@ impl Scene {
     }
 
     /// The pages of device addresses in `range`.
-    pub(crate) fn pages_of(&self, range: Span) -> std::ops::Range<usize> {
+    pub(crate) fn pages_of(&self, range: Span<Iova>) -> std::ops::Range<usize> {
         let first = ((range.start - self.base) / PAGE) as usize;
         first..first + (range.len / PAGE) as usize
     }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use hostmem::Mapping;
 use ioas::Unsupported;
-use runs::Span;
+use runs::{Iova, Span};
 use serde::{Serialize, Serializer};
 
 /// The steps of a life, in order.
@@ -171,9 +171,9 @@ pub struct Root {
 #[derive(Clone, Debug, Default)]
 pub struct Marks {
     /// Pages that are taken out.
-    pub holes: Vec<Span>,
+    pub holes: Vec<Span<Iova>>,
     /// What is in the balloon.
-    pub balloon: Vec<Span>,
+    pub balloon: Vec<Span<Iova>>,
     /// What devices have written to.
-    pub dirty: Vec<Span>,
+    pub dirty: Vec<Span<Iova>>,
 }

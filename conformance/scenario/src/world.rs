@@ -10,7 +10,7 @@ use dmaspace::balloon::BalloonDma;
 use hostmem::{Discard, FrameSource, Mapping, Pinner};
 use ioas::{HostMemory, Ioas, Ledger, Memory};
 use iommu::NodeId;
-use runs::Span;
+use runs::{GuestAddr, Iova, Span};
 use virtio_balloon::device::SetupError;
 use virtio_balloon::{MemoryMap, Region};
 
@@ -41,7 +41,7 @@ pub struct Source {
 /// What every world has, whatever its back end.
 pub struct Setup {
     /// The device addresses, whole pages.
-    pub range: Span,
+    pub range: Span<Iova>,
     /// The memories, all of one length.
     pub memories: Vec<Source>,
     /// What pins are charged to.
@@ -57,7 +57,7 @@ pub struct Setup {
 /// A memory of the guest.
 pub struct Part {
     /// Its guest addresses.
-    pub guest: Span,
+    pub guest: Span<GuestAddr>,
     /// The memory file.
     pub mapping: Arc<Mapping>,
     /// The memory as address spaces hold it.
@@ -296,7 +296,7 @@ impl World {
     }
 
     /// All device addresses.
-    pub fn range(&self) -> Span {
+    pub fn range(&self) -> Span<Iova> {
         Span::new(self.scene.base, self.scene.len() as u64 * PAGE)
     }
 

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use ioas::{AttachError, Flushing, MapError, Placement};
 use iommu::{DomainId, NodeId};
 use iopt::Prot;
-use runs::Span;
+use runs::{GuestAddr, Iova, Span};
 use scenario::{Fault, INTACT, PAGE, sentence};
 
 use crate::{DEVICES, GUEST, IOVA, MEMORIES, MEMORY, PAGES, Soak};
@@ -78,15 +78,15 @@ impl Soak {
     }
 
     /// Some area, if there is one that `suits`.
-    pub(crate) fn some_area(&mut self, suits: impl Fn(&ioas::Area) -> bool) -> Option<Span> {
+    pub(crate) fn some_area(&mut self, suits: impl Fn(&ioas::Area) -> bool) -> Option<Span<Iova>> {
         let ranges = self.world.space.areas().into_iter().filter(suits);
-        let ranges: Vec<Span> = ranges.map(|area| area.range()).collect();
+        let ranges: Vec<Span<Iova>> = ranges.map(|area| area.range()).collect();
         let nth = self.random.below(ranges.len().max(1) as u64);
         ranges.get(nth as usize).copied()
     }
 
     /// Some part of `range`, in whole pages.
-    pub(crate) fn some_part(&mut self, range: Span) -> Span {
+    pub(crate) fn some_part<A>(&mut self, range: Span<A>) -> Span<A> {
         let all = range.len / PAGE;
         let first = self.random.below(all);
         let most = (all - first).min(1 << self.random.below(10));
@@ -211,10 +211,10 @@ impl Soak {
     }
 
     /// Runs of the guest's memory, as a balloon tells them: they ascend and do not touch.
-    fn some_runs(&mut self) -> Vec<Span> {
+    fn some_runs(&mut self) -> Vec<Span<GuestAddr>> {
         let number = self.random.below(MEMORIES);
         let whole = Span::new(number * GUEST, MEMORY);
-        let mut runs: Vec<Span> = (0..1 + self.random.below(4))
+        let mut runs: Vec<Span<GuestAddr>> = (0..1 + self.random.below(4))
             .map(|_| self.some_part(whole))
             .collect();
         runs.sort_by_key(|run| run.start);
@@ -248,8 +248,8 @@ impl Soak {
     fn moved(
         &mut self,
         name: &'static str,
-        runs: &[Span],
-        stayed: Option<&(Span, virtio_balloon::Reason)>,
+        runs: &[Span<GuestAddr>],
+        stayed: Option<&(Span<GuestAddr>, virtio_balloon::Reason)>,
     ) {
         let said = match stayed {
             None => Ok(()),

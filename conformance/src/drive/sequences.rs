@@ -2,7 +2,7 @@
 
 use anyhow::Context as _;
 use iopt::Format;
-use runs::Span;
+use runs::{Iova, Pa, Span};
 
 use super::{Pair, Prots};
 use crate::setup::Heap;
@@ -32,7 +32,7 @@ impl<F: Format, A: Heap> Pair<'_, F, A> {
     }
 
     /// What is to be mapped: runs of which some allow large leaves and some do not.
-    fn random_runs(&self, random: &mut Rng) -> Option<(u64, Vec<Span>)> {
+    fn random_runs(&self, random: &mut Rng) -> Option<(u64, Vec<Span<Pa>>)> {
         let page = self.smallest();
         let output = 1u64 << self.table.format().output_bits();
         let place = *random.choice(&self.places)?;
@@ -90,7 +90,7 @@ impl<F: Format, A: Heap> Pair<'_, F, A> {
     }
 
     /// What is to be unmapped: mostly leaves that are there.
-    fn random_range(&self, random: &mut Rng) -> Option<Span> {
+    fn random_range(&self, random: &mut Rng) -> Option<Span<Iova>> {
         let page = self.smallest();
         if random.u64(..4) == 0 {
             let place = *random.choice(&self.places)?;

@@ -3,7 +3,7 @@
 use anyhow::{Context as _, ensure};
 use iommu::{CommandCounters, DeviceId, DomainId, Fault, FlushError, Registers};
 use iopt::{Gather, Invalidation, walk::Access};
-use runs::{PageSizes, Span};
+use runs::{Iova, PageSizes, Span};
 
 use crate::{At, DEVICES, Denied, LONGEST, Rig, Seen, drivers::Live, tables::Tables};
 
@@ -71,7 +71,12 @@ impl<'r> Case<'r> {
     }
 
     /// Unmaps, flushes and reclaims.
-    pub(crate) fn unmap(&self, table: &mut Tables, range: Span, domain: u32) -> anyhow::Result<()> {
+    pub(crate) fn unmap(
+        &self,
+        table: &mut Tables,
+        range: Span<Iova>,
+        domain: u32,
+    ) -> anyhow::Result<()> {
         let mut gather = Gather::new();
         table.unmap(range, &mut gather)?;
         self.flush(table, &mut gather, domain)

@@ -37,7 +37,7 @@ use qtest::{
     nvme::{self, Nvme, Ring},
     pci::{Address, Config},
 };
-use runs::Span;
+use runs::{Pa, Span};
 use serde_json::json;
 use tempfile::TempDir;
 
@@ -89,16 +89,16 @@ impl Place {
     }
 
     /// Structures and tables of 4 KiB.
-    pub const fn structures(self) -> Span {
+    pub const fn structures(self) -> Span<Pa> {
         Span::new(self.base() + SHARED, SHARED)
     }
 
-    const fn large_tables(self) -> Span {
+    const fn large_tables(self) -> Span<Pa> {
         Span::new(self.base() + 2 * SHARED, SHARED)
     }
 
     /// Memory for data.
-    pub const fn data(self) -> Span {
+    pub const fn data(self) -> Span<Pa> {
         Span::new(self.base() + 3 * SHARED, 60 * GIB - 3 * SHARED)
     }
 }
@@ -285,7 +285,7 @@ impl Rig {
     }
 
     /// Memory for data.
-    pub const fn data(&self) -> Span {
+    pub const fn data(&self) -> Span<Pa> {
         self.place.data()
     }
 
@@ -308,7 +308,7 @@ impl Rig {
     }
 
     /// Where that memory lies for the unit.
-    pub const fn structures_at(&self) -> Span {
+    pub const fn structures_at(&self) -> Span<Pa> {
         self.place.structures()
     }
 

@@ -7,7 +7,7 @@ use iopt::{
     AnyTable, BuildError, Discard, FormatId, Gather, Interruption, Invalidation, RefitError,
     UnmapError,
 };
-use runs::{PageSizes, Span};
+use runs::{Iova, PageSizes, Span};
 
 use crate::{Rig, qemu::Kind, rig::LargeTables};
 
@@ -70,14 +70,18 @@ impl Tables {
     }
 
     /// See [`iopt::Table::unmap`].
-    pub(crate) fn unmap(&mut self, range: Span, gather: &mut Gather) -> Result<(), UnmapError> {
+    pub(crate) fn unmap(
+        &mut self,
+        range: Span<Iova>,
+        gather: &mut Gather,
+    ) -> Result<(), UnmapError> {
         self.table.unmap(range, gather, &mut Discard)
     }
 
     /// See [`iopt::Table::unmap_mapped`].
     pub(crate) fn unmap_mapped(
         &mut self,
-        range: Span,
+        range: Span<Iova>,
         gather: &mut Gather,
     ) -> Result<u64, UnmapError> {
         self.table.unmap_mapped(range, gather, &mut Discard)
@@ -86,7 +90,7 @@ impl Tables {
     /// See [`iopt::Table::split`].
     pub(crate) fn split<E>(
         &mut self,
-        range: Span,
+        range: Span<Iova>,
         size: u64,
         gather: &mut Gather,
         flush: impl FnMut(&Invalidation) -> Result<(), E>,
@@ -108,7 +112,7 @@ impl Tables {
     /// See [`iopt::Table::merge`].
     pub(crate) fn merge<E>(
         &mut self,
-        range: Span,
+        range: Span<Iova>,
         gather: &mut Gather,
         flush: impl FnMut(&Invalidation) -> Result<(), E>,
     ) -> Result<(), RefitError<E>> {

@@ -147,7 +147,7 @@ pub unsafe extern "C" fn dmaspace_space_harvest_dirty(
         let harvested = space.with(|opened| {
             let harvested = opened.space.harvest(&mut pending)?;
             let mut shown = opened.space.show(&mut pending)?;
-            let runs: Vec<runs::Span> = shown.runs().collect();
+            let runs: Vec<runs::Span<runs::Iova>> = shown.runs().collect();
             for run in runs {
                 // SAFETY: the caller's callback, with its context.
                 let code = unsafe { each(context, run.into()) };

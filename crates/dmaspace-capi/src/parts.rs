@@ -41,7 +41,7 @@ impl Failures {
         }
     }
 
-    fn add(&mut self, range: runs::Span, failure: Failure) {
+    fn add(&mut self, range: runs::Span<runs::Iova>, failure: Failure) {
         if let Some(kept) = self.kept {
             let sentence: CString = text(&failure.message);
             // SAFETY: the caller's callback, with its context; the sentence is there until it returns.
@@ -93,7 +93,8 @@ pub unsafe extern "C" fn dmaspace_space_release(
                 Output::wanted(unpinned, "unpinned")?,
             )
         };
-        let ranges: Vec<runs::Span> = ranges.iter().map(|range| (*range).into()).collect();
+        let ranges: Vec<runs::Span<runs::Iova>> =
+            ranges.iter().map(|range| (*range).into()).collect();
         let mut failures = Failures::new(kept, context);
         let bytes = space.with(|opened| {
             let mut failed = |range, cause| failures.add(range, Failure::from(cause));
@@ -124,7 +125,8 @@ pub unsafe extern "C" fn dmaspace_space_restore(
     guarded(|| {
         // SAFETY: what the caller passes is what the header says.
         let (space, ranges) = unsafe { (input(space, "space")?, values(ranges, count, "ranges")?) };
-        let ranges: Vec<runs::Span> = ranges.iter().map(|range| (*range).into()).collect();
+        let ranges: Vec<runs::Span<runs::Iova>> =
+            ranges.iter().map(|range| (*range).into()).collect();
         let mut failures = Failures::new(kept, context);
         space.with(|opened| {
             let mut failed = |range, cause| failures.add(range, Failure::from(cause));

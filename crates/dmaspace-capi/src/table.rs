@@ -113,7 +113,7 @@ pub unsafe extern "C" fn dmaspace_table_map(
         // SAFETY: what the caller passes is what the header says.
         let (table, spans) = unsafe { (input(table, "table")?, values(memory, count, "memory")?) };
         let prot = self::prot(prot)?;
-        let spans: Vec<runs::Span> = spans.iter().map(|span| (*span).into()).collect();
+        let spans: Vec<runs::Span<runs::Pa>> = spans.iter().map(|span| (*span).into()).collect();
         Ok(exclusive(&table.0, "table")?
             .table
             .map(iova, &spans, prot)?)

@@ -49,14 +49,14 @@ pub struct Span {
     pub len: u64,
 }
 
-impl From<runs::Span> for Span {
-    fn from(span: runs::Span) -> Self {
-        let runs::Span { start, len } = span;
+impl<A> From<runs::Span<A>> for Span {
+    fn from(span: runs::Span<A>) -> Self {
+        let runs::Span { start, len, .. } = span;
         Self { start, len }
     }
 }
 
-impl From<Span> for runs::Span {
+impl<A> From<Span> for runs::Span<A> {
     fn from(span: Span) -> Self {
         Self::new(span.start, span.len)
     }

@@ -20,7 +20,7 @@ use std::os::unix::fs::MetadataExt as _;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use runs::Span;
+use runs::{GuestAddr, Span};
 use vhost_user_backend::VringT as _;
 use virtio_balloon::device::{
     Counters, Device, Discard, Event as DeviceEvent, GuestDiscard, Hint, HintError, Monitor,
@@ -90,7 +90,7 @@ impl Monitor for Told {
         self.tell(Event::Stats(stats.into()));
     }
 
-    fn hinted(&mut self, _runs: &[Span]) -> Hint {
+    fn hinted(&mut self, _runs: &[Span<GuestAddr>]) -> Hint {
         Hint::Noted
     }
 }
@@ -106,7 +106,7 @@ pub(super) struct Standing {
 
 /// Which memory it is: of each region the file, by device and number, where it begins there, and the
 /// guest's addresses.
-type Identity = Vec<(u64, u64, u64, Span)>;
+type Identity = Vec<(u64, u64, u64, Span<GuestAddr>)>;
 
 fn identity(memory: &GuestMemoryMmap) -> io::Result<Identity> {
     let region = |region: &GuestRegionMmap| {

@@ -8,7 +8,7 @@ use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use hostmem::{Mapping, ShrinkWatch};
-use runs::Span;
+use runs::{GuestAddr, Span};
 use vm_memory::{GuestMemoryBackend as _, GuestMemoryMmap, GuestMemoryRegion as _};
 
 /// A front end has taken memory away that it shares.
@@ -19,7 +19,7 @@ pub enum MemoryLost {
     #[error("the front end has shrunk its memory: region {region}, offset {offset:#x}")]
     Shrunk {
         /// The guest's addresses of the region.
-        region: Span,
+        region: Span<GuestAddr>,
         /// From here on in the region, bytes.
         offset: u64,
     },
@@ -27,7 +27,7 @@ pub enum MemoryLost {
     #[error("the front end's memory has no room for a page: region {region}, offset {offset:#x}")]
     NoRoom {
         /// The guest's addresses of the region.
-        region: Span,
+        region: Span<GuestAddr>,
         /// The page, in the region, bytes.
         offset: u64,
     },
@@ -36,7 +36,7 @@ pub enum MemoryLost {
 /// What is watched.
 #[derive(Debug, Default)]
 pub(super) struct Watched {
-    regions: Mutex<Vec<(Span, ShrinkWatch)>>,
+    regions: Mutex<Vec<(Span<GuestAddr>, ShrinkWatch)>>,
     lost: OnceLock<MemoryLost>,
 }
 
@@ -82,7 +82,7 @@ impl Watched {
         }))
     }
 
-    fn regions(&self) -> MutexGuard<'_, Vec<(Span, ShrinkWatch)>> {
+    fn regions(&self) -> MutexGuard<'_, Vec<(Span<GuestAddr>, ShrinkWatch)>> {
         self.regions.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

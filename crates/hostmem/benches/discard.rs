@@ -25,7 +25,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use hostmem::{Backing, Discard, Discarded, Freed, Kept, Machine, Mapping, RaisedPool};
-use runs::Span;
+use runs::{Offset, Span};
 
 const PAGE: u64 = 4096;
 const HUGE: u64 = 2 << 20;
@@ -40,9 +40,9 @@ const BACKINGS: [Backing; 4] = [
 const WAYS: [&str; 4] = ["discard", "counted", "by run", "by page"];
 
 /// Which pages of `page` bytes are discarded, as runs.
-fn patterns(len: u64, page: u64) -> Vec<(&'static str, Vec<Span>)> {
+fn patterns(len: u64, page: u64) -> Vec<(&'static str, Vec<Span<Offset>>)> {
     let units = |unit: u64, chosen: &mut dyn FnMut(u64) -> bool| {
-        let mut runs: Vec<Span> = Vec::new();
+        let mut runs: Vec<Span<Offset>> = Vec::new();
         for n in (0..len / unit).filter(|n| chosen(*n)) {
             match runs.last_mut() {
                 Some(last) if last.start + last.len == n * unit => last.len += unit,
@@ -74,7 +74,7 @@ fn patterns(len: u64, page: u64) -> Vec<(&'static str, Vec<Span>)> {
 }
 
 /// Discards a part by the plain system call.
-fn call(mapping: &Mapping, file: Option<BorrowedFd<'_>>, part: Span) {
+fn call(mapping: &Mapping, file: Option<BorrowedFd<'_>>, part: Span<Offset>) {
     let result = match file {
         // SAFETY: works on the file alone.
         Some(file) => unsafe {
@@ -103,13 +103,18 @@ struct Row {
     freed: Option<Freed>,
 }
 
-fn kept(part: Span, why: Kept) {
+fn kept(part: Span<Offset>, why: Kept) {
     println!("{part} is kept: {why}");
 }
 
 /// One round of all ways. A huge page that was discarded in parts comes back as small ones, so memory is
 /// made anew for each.
-fn round(backing: Backing, len: u64, runs: &[Span], row: &mut Row) -> Result<(), Box<dyn Error>> {
+fn round(
+    backing: Backing,
+    len: u64,
+    runs: &[Span<Offset>],
+    row: &mut Row,
+) -> Result<(), Box<dyn Error>> {
     for (way, taken) in row.taken.iter_mut().enumerate() {
         let mapping = memory(backing, len)?;
         let discard = Discard::new(mapping.clone())?;

@@ -6,7 +6,7 @@
 use std::io;
 use std::sync::Arc;
 
-use runs::Span;
+use runs::{Offset, Span};
 
 use crate::mapping::Mapping;
 use crate::pin::{ReleaseError, Steps};
@@ -15,13 +15,13 @@ use crate::rings::{Table, Tables};
 /// A registered buffer: a part of the mapping in a slot of a table.
 #[derive(Debug)]
 pub(crate) struct Buffer {
-    pub(crate) span: Span,
+    pub(crate) span: Span<Offset>,
     table: Arc<Table>,
     slot: u32,
 }
 
 impl Buffer {
-    pub(crate) const fn new(span: Span, table: Arc<Table>, slot: u32) -> Self {
+    pub(crate) const fn new(span: Span<Offset>, table: Arc<Table>, slot: u32) -> Self {
         Self { span, table, slot }
     }
 }
@@ -31,7 +31,7 @@ pub(crate) fn release_buffers(
     mapping: &Mapping,
     tables: &Arc<Tables>,
     buffers: &mut Vec<Buffer>,
-    part: Span,
+    part: Span<Offset>,
     steps: &mut Steps,
 ) -> Result<(), ReleaseError> {
     let low = buffers.partition_point(|buffer| buffer.span.last() < part.start);
@@ -80,7 +80,7 @@ pub(crate) fn release_buffers(
 fn register_one(
     mapping: &Mapping,
     tables: &Tables,
-    part: Span,
+    part: Span<Offset>,
     excluded: &[u64],
 ) -> io::Result<Buffer> {
     let lease = tables.lease(&[part], excluded)?;

@@ -2,7 +2,7 @@
 //!
 //! Source: Linux `io_uring/rsrc.c` (`io_buffer_account_pin`).
 
-use runs::Span;
+use runs::{Offset, Span};
 
 use crate::backing::Backing;
 use crate::mapping::Mapping;
@@ -10,7 +10,7 @@ use crate::nodes::open_pagemap;
 use crate::stretches::{Pages, Stretches};
 
 /// What the kernel charges for a pin of these parts, in bytes: whole huge pages at their ends.
-pub(crate) fn charge(mapping: &Mapping, parts: &[Span]) -> u64 {
+pub(crate) fn charge(mapping: &Mapping, parts: &[Span<Offset>]) -> u64 {
     let huge = mapping.backing().largest_page();
     // Foreign memory need not begin where a huge page does.
     let base = mapping.lead();

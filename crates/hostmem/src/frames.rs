@@ -14,7 +14,7 @@
 
 use std::io;
 
-use runs::{Joiner, Span};
+use runs::{Joiner, Offset, Pa, Span};
 use thiserror::Error;
 
 use crate::backing::Backing;
@@ -35,7 +35,7 @@ pub struct Frames<'a> {
     at: u64,
     end: u64,
     from: Reader,
-    joiner: Joiner<Span>,
+    joiner: Joiner<Span<Pa>>,
     looks: u64,
 }
 
@@ -112,7 +112,7 @@ impl<'a> Frames<'a> {
     /// The caller guarantees that `part` is pinned for as long as `'a`.
     pub(crate) fn new(
         mapping: &'a Mapping,
-        part: Span,
+        part: Span<Offset>,
         source: FrameSource,
     ) -> Result<Self, FramesError> {
         let window = || {
@@ -151,7 +151,7 @@ impl<'a> Frames<'a> {
     /// # Errors
     ///
     /// When a frame cannot be learnt. What was read in this call is lost then.
-    pub fn next_batch(&mut self, out: &mut [Span]) -> Result<usize, FramesError> {
+    pub fn next_batch(&mut self, out: &mut [Span<Pa>]) -> Result<usize, FramesError> {
         let mut filled = 0;
         while filled < out.len() {
             let (run, ended) = match self.next_piece()? {
@@ -176,7 +176,7 @@ impl<'a> Frames<'a> {
 
     /// The next piece that is contiguous for sure.
     #[inline]
-    fn next_piece(&mut self) -> Result<Option<Span>, FramesError> {
+    fn next_piece(&mut self) -> Result<Option<Span<Pa>>, FramesError> {
         if self.at >= self.end {
             return Ok(None);
         }
@@ -212,7 +212,7 @@ impl std::fmt::Debug for Frames<'_> {
 }
 
 impl Pagemap {
-    fn new(mapping: &Mapping, part: Span) -> Result<Self, FramesError> {
+    fn new(mapping: &Mapping, part: Span<Offset>) -> Result<Self, FramesError> {
         // Pages of a pool are all of one size, and memory that refused huge pages has none:
         // nothing to ask the kernel there.
         let mixed = match mapping.backing() {
@@ -239,7 +239,7 @@ impl Pagemap {
         at: u64,
         end: u64,
         looks: &mut u64,
-    ) -> Result<Span, FramesError> {
+    ) -> Result<Span<Pa>, FramesError> {
         if at >= self.stretch_end {
             self.enter_stretch(at, end)?;
         }

@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvError, Sender, TryRecvError, channel};
 use std::thread::{self, JoinHandle};
 
-use runs::Span;
+use runs::{Span, Va};
 
 const PAGE: u64 = 4096;
 /// Bytes of an entry.
@@ -43,13 +43,13 @@ pub(crate) struct Looks {
     /// Who reads the chunks that follow, in order.
     turns: VecDeque<Turn>,
     /// What is behind those, in the stretch.
-    ahead: Span,
+    ahead: Span<Va>,
 }
 
 /// Who reads a chunk.
 enum Turn {
     /// The thread that asks, from this address on, when it comes to it.
-    Own(Span),
+    Own(Span<Va>),
     /// A helper, by number; it is at it.
     Helper(usize),
 }
@@ -81,7 +81,7 @@ impl Chunk {
     }
 
     /// Is to look at `pages`, addresses of pages of `page` bytes.
-    fn take(&mut self, pages: Span, page: u64) {
+    fn take(&mut self, pages: Span<Va>, page: u64) {
         let begin = pages.start & !(page - 1);
         (self.first, self.page) = (pages.start, page);
         self.count = (pages.last() - begin) / page + 1;
@@ -114,7 +114,7 @@ const fn most(page: u64) -> u64 {
 }
 
 /// Cuts off as much as a chunk may have.
-fn cut(rest: &mut Span, page: u64) -> Span {
+fn cut(rest: &mut Span<Va>, page: u64) -> Span<Va> {
     // The first may lie inside of its page.
     let begin = rest.start & !(page - 1);
     let len = (begin + most(page) * page - rest.start).min(rest.len);
@@ -201,7 +201,7 @@ impl Looks {
     ///
     /// When the entry cannot be read, with how many were asked for.
     #[inline]
-    pub(crate) fn next(&mut self, rest: Span, page: u64) -> Result<u64, (u64, io::Error)> {
+    pub(crate) fn next(&mut self, rest: Span<Va>, page: u64) -> Result<u64, (u64, io::Error)> {
         if self.used == self.chunk.filled() {
             self.refill(rest, page)?;
         }
@@ -211,7 +211,7 @@ impl Looks {
         Ok(entry.map_or(0, |entry| u64::from_ne_bytes(*entry)))
     }
 
-    fn refill(&mut self, rest: Span, page: u64) -> Result<(), (u64, io::Error)> {
+    fn refill(&mut self, rest: Span<Va>, page: u64) -> Result<(), (u64, io::Error)> {
         self.used = 0;
         if self.turns.is_empty() {
             self.ahead = rest;
@@ -306,7 +306,7 @@ mod tests {
     }
 
     /// Goes through `stretch` as whoever maps it, and looks at each entry.
-    fn walk(looks: &mut Looks, stretch: Span, page: u64) {
+    fn walk(looks: &mut Looks, stretch: Span<Va>, page: u64) {
         let mut at = stretch.start;
         let end = stretch.start + stretch.len;
         while at < end {

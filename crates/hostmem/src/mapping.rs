@@ -20,7 +20,7 @@ use std::ptr::NonNull;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 
-use runs::Span;
+use runs::{Offset, Span};
 use thiserror::Error;
 
 use crate::backing::Backing;
@@ -44,7 +44,7 @@ pub struct Mapping {
     node: Option<u32>,
     window: Option<Window>,
     /// Parts that a pin holds with `mlock`, which does not count how often.
-    pub(crate) locked: Mutex<Vec<Span>>,
+    pub(crate) locked: Mutex<Vec<Span<Offset>>>,
 }
 
 /// Why there is no mapping.
@@ -386,7 +386,7 @@ impl Mapping {
     }
 
     /// `part`, when it lies inside and is a multiple of 4 KiB at both ends.
-    pub(crate) fn pages_of(&self, part: Span) -> Option<Span> {
+    pub(crate) fn pages_of(&self, part: Span<Offset>) -> Option<Span<Offset>> {
         (part.is_aligned(4096) && Span::new(0, self.len).covers(&part)).then_some(part)
     }
 }

@@ -174,7 +174,7 @@ impl Mapping {
                     break;
                 }
             };
-            let Span { start, len } = stretch.span;
+            let Span { start, len, .. } = stretch.span;
             let page = match stretch.pages {
                 Pages::Huge => self.backing().largest_page().max(2 << 20),
                 Pages::Small => 4096,

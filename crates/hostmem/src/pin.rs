@@ -12,7 +12,7 @@
 use std::io;
 use std::sync::{Arc, PoisonError};
 
-use runs::{Joiner, Span};
+use runs::{Joiner, Offset, Span};
 use thiserror::Error;
 
 use crate::buffers::{Buffer, drop_buffers, release_buffers};
@@ -49,7 +49,7 @@ enum Held {
         buffers: Vec<Buffer>,
     },
     /// By `mlock`, in order.
-    Locked(Vec<Span>),
+    Locked(Vec<Span<Offset>>),
 }
 
 /// Why a part is not given back.
@@ -60,7 +60,7 @@ pub enum ReleaseError {
     #[error("{part} is not pinned as a whole; offset {offset:#x} is not")]
     NotPinned {
         /// The part: offset and length in bytes.
-        part: Span,
+        part: Span<Offset>,
         /// The first offset that is not pinned, or not a multiple of 4 KiB.
         offset: u64,
     },
@@ -69,7 +69,7 @@ pub enum ReleaseError {
     #[error("{stays} stays pinned and must be registered anew before the rest can be given back")]
     Keep {
         /// What stays: offset and length in bytes.
-        stays: Span,
+        stays: Span<Offset>,
         /// What the kernel said.
         source: io::Error,
     },
@@ -77,7 +77,7 @@ pub enum ReleaseError {
     #[error("the kernel does not unpin {part}")]
     Refused {
         /// The part: offset and length in bytes.
-        part: Span,
+        part: Span<Offset>,
         /// What the kernel said.
         source: io::Error,
     },
@@ -93,7 +93,7 @@ impl Pin {
         }
     }
 
-    pub(crate) fn locked(mapping: Arc<Mapping>, part: Span) -> Self {
+    pub(crate) fn locked(mapping: Arc<Mapping>, part: Span<Offset>) -> Self {
         Self {
             mapping,
             held: Held::Locked(vec![part]),
@@ -123,7 +123,7 @@ impl Pin {
     }
 
     /// The parts that are pinned, in order and joined: offsets and lengths in bytes.
-    pub fn parts(&self) -> Vec<Span> {
+    pub fn parts(&self) -> Vec<Span<Offset>> {
         let mut joiner = Joiner::new();
         let mut parts = Vec::new();
         match &self.held {
@@ -163,14 +163,14 @@ impl Pin {
     /// # Errors
     ///
     /// When `part` is not pinned as a whole, or the source is not to be had for this memory.
-    pub fn runs(&self, part: Span, source: FrameSource) -> Result<Frames<'_>, FramesError> {
+    pub fn runs(&self, part: Span<Offset>, source: FrameSource) -> Result<Frames<'_>, FramesError> {
         self.check(part)
             .map_err(|offset| FramesError::NotPinned { offset })?;
         Frames::new(&self.mapping, part, source)
     }
 
     /// The first offset of `part` that is not pinned, or at which no page begins.
-    fn check(&self, part: Span) -> Result<(), u64> {
+    fn check(&self, part: Span<Offset>) -> Result<(), u64> {
         if self.mapping.pages_of(part).is_none() {
             return Err(part.start);
         }
@@ -190,7 +190,7 @@ impl Pin {
     ///
     /// When `part` is not pinned as a whole, or what stays of a piece cannot be registered anew:
     /// nothing has changed then.
-    pub fn release(&mut self, part: Span) -> Result<(), ReleaseError> {
+    pub fn release(&mut self, part: Span<Offset>) -> Result<(), ReleaseError> {
         self.check(part)
             .map_err(|offset| ReleaseError::NotPinned { part, offset })?;
         match &mut self.held {
@@ -246,7 +246,7 @@ impl Drop for Pin {
     }
 }
 
-fn unlock(mapping: &Mapping, part: Span) -> Result<(), ReleaseError> {
+fn unlock(mapping: &Mapping, part: Span<Offset>) -> Result<(), ReleaseError> {
     mapping
         .region()
         .unlock(part)
@@ -260,7 +260,7 @@ fn unlock(mapping: &Mapping, part: Span) -> Result<(), ReleaseError> {
 }
 
 /// Takes `part` out of the spans.
-fn subtract(spans: &mut Vec<Span>, part: Span) {
+fn subtract(spans: &mut Vec<Span<Offset>>, part: Span<Offset>) {
     let mut left = Vec::with_capacity(spans.len() + 1);
     for span in spans.iter() {
         match span.intersection(&part) {

@@ -12,7 +12,7 @@ use std::io;
 use std::ops::ControlFlow;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use runs::Span;
+use runs::{Offset, Span};
 use thiserror::Error;
 
 use crate::backing::Backing;
@@ -193,7 +193,7 @@ impl Pinner {
     pub fn pin(
         &self,
         mapping: &Arc<Mapping>,
-        part: Span,
+        part: Span<Offset>,
         progress: &mut dyn FnMut(u64) -> ControlFlow<()>,
     ) -> Result<Pin, PinError> {
         let Some(part) = mapping.pages_of(part) else {
@@ -208,7 +208,7 @@ impl Pinner {
     }
 
     /// Refuses what the limit forbids for sure, before anything is touched.
-    fn budget(&self, mapping: &Mapping, part: Span) -> Result<Option<Budget>, PinError> {
+    fn budget(&self, mapping: &Mapping, part: Span<Offset>) -> Result<Option<Budget>, PinError> {
         let counter = self.counter();
         if self.limits.limit(counter).is_none() {
             return Ok(None);
@@ -238,7 +238,7 @@ impl Pinner {
         &self,
         tables: &Arc<Tables>,
         mapping: &Arc<Mapping>,
-        part: Span,
+        part: Span<Offset>,
         budget: Option<Budget>,
         progress: &mut dyn FnMut(u64) -> ControlFlow<()>,
     ) -> Result<Pin, PinError> {
@@ -300,7 +300,7 @@ impl Pinner {
     fn lock(
         &self,
         mapping: &Arc<Mapping>,
-        part: Span,
+        part: Span<Offset>,
         budget: Option<Budget>,
         progress: &mut dyn FnMut(u64) -> ControlFlow<()>,
     ) -> Result<Pin, PinError> {

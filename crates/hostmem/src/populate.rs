@@ -21,7 +21,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc;
 use std::thread;
 
-use runs::Span;
+use runs::{Offset, Span};
 use thiserror::Error;
 
 use crate::machine::{HugeSize, Machine, Pool};
@@ -69,7 +69,7 @@ pub enum PopulateError {
     #[error("{run} is no pages of the memory")]
     BadRun {
         /// The run.
-        run: Span,
+        run: Span<Offset>,
     },
     /// The kernel refuses for another reason.
     #[error("cannot bring in the pages from offset {offset:#x} on")]
@@ -92,7 +92,7 @@ struct Chunks {
 }
 
 /// A chunk, and what became of it.
-type Told = (Span, io::Result<()>);
+type Told = (Span<Offset>, io::Result<()>);
 
 impl Mapping {
     /// Brings in all pages, by as many threads as the memory's node has processors for this
@@ -135,7 +135,7 @@ impl Mapping {
     ///
     /// When memory or huge pages run out, and [`PopulateError::BadRun`]. The pages of the runs before
     /// are there then.
-    pub fn populate_runs(&self, runs: &[Span]) -> Result<(), PopulateError> {
+    pub fn populate_runs(&self, runs: &[Span<Offset>]) -> Result<(), PopulateError> {
         let mut advice_known = true;
         for &run in runs {
             let pages = self.pages_of(run).ok_or(PopulateError::BadRun { run })?;
@@ -226,7 +226,7 @@ impl Mapping {
         }
     }
 
-    fn bring_in(&self, part: Span, advice_known: &mut bool) -> io::Result<()> {
+    fn bring_in(&self, part: Span<Offset>, advice_known: &mut bool) -> io::Result<()> {
         loop {
             let result = if *advice_known {
                 self.region().advise(part, Advice::PopulateWrite)
@@ -244,7 +244,7 @@ impl Mapping {
     }
 
     /// Writes to each page of `part` what it holds.
-    pub(crate) fn touch(&self, part: Span) -> io::Result<()> {
+    pub(crate) fn touch(&self, part: Span<Offset>) -> io::Result<()> {
         if let (Some(_), Some(file)) = (self.backing().huge_size(), self.fd()) {
             let in_file = Span::new(self.file_offset() + part.start, part.len);
             sys::allocate(file.as_fd(), in_file)?;

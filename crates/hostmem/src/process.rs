@@ -11,7 +11,7 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 
-use runs::{Run, Span};
+use runs::{Run, Span, Va};
 
 use crate::source::{ENTRY_FRAME, ENTRY_PRESENT};
 use crate::stretches::{Pages, Stretches};
@@ -76,7 +76,7 @@ impl ProcessPages {
     /// When the kernel has no `PAGEMAP_SCAN` (Linux has it since 6.7), or the page map cannot be read.
     pub fn for_each(
         &self,
-        range: Span,
+        range: Span<Va>,
         huge: u64,
         mut each: impl FnMut(PageRun),
     ) -> io::Result<()> {
@@ -105,7 +105,7 @@ impl ProcessPages {
     /// The pages of `page` bytes of a stretch.
     fn runs(
         &self,
-        span: Span,
+        span: Span<Va>,
         page: u64,
         entries: &mut [u8],
         each: &mut impl FnMut(PageRun),

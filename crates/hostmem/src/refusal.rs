@@ -5,7 +5,7 @@
 
 use std::io;
 
-use runs::Span;
+use runs::{Offset, Span};
 use thiserror::Error;
 
 use crate::limits::{Counter, InUse, LimitsError};
@@ -22,7 +22,7 @@ pub enum PinError {
     #[error("{part} is no part of whole 4 KiB pages in a mapping of {len:#x} bytes")]
     BadPart {
         /// The part: offset and length in bytes.
-        part: Span,
+        part: Span<Offset>,
         /// The mapping's length in bytes.
         len: u64,
     },
@@ -76,9 +76,9 @@ pub enum PinError {
     #[error("{part} overlaps {held}, which another pin holds with mlock")]
     AlreadyLocked {
         /// The part that was asked for.
-        part: Span,
+        part: Span<Offset>,
         /// The part that is held.
-        held: Span,
+        held: Span<Offset>,
     },
     /// The caller wanted to stop.
     #[error("interrupted after {}; all of it is given back", Bytes(*done))]
@@ -117,7 +117,7 @@ pub(crate) fn register_error(
     table: &Table,
     slot: u32,
     mapping: &Mapping,
-    piece: Span,
+    piece: Span<Offset>,
     source: io::Error,
     budget: Option<Budget>,
 ) -> PinError {
@@ -137,7 +137,7 @@ pub(crate) fn register_error(
 }
 
 /// The offset of the first page of `piece` that is refused, by halving.
-fn first_refused(table: &Table, slot: u32, mapping: &Mapping, piece: Span) -> u64 {
+fn first_refused(table: &Table, slot: u32, mapping: &Mapping, piece: Span<Offset>) -> u64 {
     let (mut low, mut high) = (piece.start, piece.start + piece.len);
     while high - low > 4096 {
         let middle = low

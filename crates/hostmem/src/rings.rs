@@ -27,7 +27,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use io_uring::IoUring;
-use runs::{Span, bitmap};
+use runs::{Offset, Span, bitmap};
 
 use crate::sys::Region;
 
@@ -90,7 +90,12 @@ impl Table {
 
     /// Fills the slots from `first` on with `parts` of the region, in order; returns how many of
     /// them are pinned now. An error means that not even the first is.
-    pub(crate) fn fill(&self, first: u32, region: &Region, parts: &[Span]) -> io::Result<u32> {
+    pub(crate) fn fill(
+        &self,
+        first: u32,
+        region: &Region,
+        parts: &[Span<Offset>],
+    ) -> io::Result<u32> {
         let vectors: Vec<_> = parts
             .iter()
             .map(|part| region.iovec(*part))
@@ -173,7 +178,7 @@ impl Seat {
 
     /// Leases slots for the first of `parts`: consecutive ones, and none for bytes over `most`
     /// unless it is the table's only part.
-    fn take(&mut self, parts: &[Span], most: u64) -> Option<Lease> {
+    fn take(&mut self, parts: &[Span<Offset>], most: u64) -> Option<Lease> {
         let free = bitmap::runs(&self.free).next()?;
         let mut end = free.start;
         let mut bytes = self.bytes;
@@ -217,7 +222,7 @@ impl Tables {
 
     /// Takes consecutive free slots for the first one or more of `parts` in a table that
     /// `excluded` does not name; opens a table when there are none.
-    pub(crate) fn lease(&self, parts: &[Span], excluded: &[u64]) -> io::Result<Lease> {
+    pub(crate) fn lease(&self, parts: &[Span<Offset>], excluded: &[u64]) -> io::Result<Lease> {
         let mut seats = self.seats();
         let (slots, bytes) = seats
             .iter()
@@ -262,7 +267,7 @@ impl Tables {
 mod tests {
     use super::*;
 
-    fn parts(count: u64, len: u64) -> Vec<Span> {
+    fn parts(count: u64, len: u64) -> Vec<Span<Offset>> {
         (0..count).map(|i| Span::new(i * len, len)).collect()
     }
 

@@ -7,7 +7,7 @@
 use std::fs::File;
 use std::io;
 
-use runs::Span;
+use runs::{Offset, Span};
 
 use crate::mapping::Mapping;
 use crate::sys::{self, PAGE_IS_HUGE, PageRegion};
@@ -29,7 +29,7 @@ pub(crate) enum Pages {
 /// A stretch: offsets in the mapping, and its pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Stretch {
-    pub(crate) span: Span,
+    pub(crate) span: Span<Offset>,
     pub(crate) pages: Pages,
 }
 
@@ -46,12 +46,12 @@ pub(crate) struct Stretches {
 }
 
 impl Stretches {
-    pub(crate) fn new(mapping: &Mapping, part: Span) -> Self {
+    pub(crate) fn new(mapping: &Mapping, part: Span<Offset>) -> Self {
         Self::of(mapping.address(), part)
     }
 
     /// The part of what begins at the address `base`, of whichever process the page map is.
-    pub(crate) fn of(base: u64, part: Span) -> Self {
+    pub(crate) fn of(base: u64, part: Span<Offset>) -> Self {
         Self {
             base,
             at: part.start,

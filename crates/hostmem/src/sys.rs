@@ -14,7 +14,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-use runs::Span;
+use runs::{Offset, Span};
 
 /// What `madvise` is told.
 #[derive(Clone, Copy, Debug)]
@@ -161,7 +161,7 @@ impl Region {
     }
 
     /// Address and length of `part`, refused when it does not lie inside.
-    fn part(&self, part: Span) -> io::Result<(*mut libc::c_void, usize)> {
+    fn part(&self, part: Span<Offset>) -> io::Result<(*mut libc::c_void, usize)> {
         if !Span::new(0, self.len as u64).covers(&part) {
             return Err(invalid());
         }
@@ -170,7 +170,7 @@ impl Region {
         Ok((start.as_ptr(), part.len as usize))
     }
 
-    pub(crate) fn advise(&self, part: Span, advice: Advice) -> io::Result<()> {
+    pub(crate) fn advise(&self, part: Span<Offset>, advice: Advice) -> io::Result<()> {
         let (start, len) = self.part(part)?;
         let advice = match advice {
             Advice::Huge => libc::MADV_HUGEPAGE,
@@ -183,20 +183,20 @@ impl Region {
         check(unsafe { libc::madvise(start, len, advice) })
     }
 
-    pub(crate) fn lock(&self, part: Span) -> io::Result<()> {
+    pub(crate) fn lock(&self, part: Span<Offset>) -> io::Result<()> {
         let (start, len) = self.part(part)?;
         // SAFETY: locking changes no bytes, and the part belongs to this region.
         check(unsafe { libc::mlock(start, len) })
     }
 
-    pub(crate) fn unlock(&self, part: Span) -> io::Result<()> {
+    pub(crate) fn unlock(&self, part: Span<Offset>) -> io::Result<()> {
         let (start, len) = self.part(part)?;
         // SAFETY: as for `lock`.
         check(unsafe { libc::munlock(start, len) })
     }
 
     /// The I/O vector of `part`; what it points to is mapped while the region lives.
-    pub(crate) fn iovec(&self, part: Span) -> io::Result<libc::iovec> {
+    pub(crate) fn iovec(&self, part: Span<Offset>) -> io::Result<libc::iovec> {
         let (iov_base, iov_len) = self.part(part)?;
         Ok(libc::iovec { iov_base, iov_len })
     }
@@ -266,7 +266,7 @@ pub(crate) fn huge_page(file: BorrowedFd<'_>) -> io::Result<Option<u64>> {
 
 /// Gives the part of a memory file its pages; reports a shortage as an error where touching the
 /// page would end in SIGBUS.
-pub(crate) fn allocate(file: BorrowedFd<'_>, part: Span) -> io::Result<()> {
+pub(crate) fn allocate(file: BorrowedFd<'_>, part: Span<Offset>) -> io::Result<()> {
     // SAFETY: works on the file alone.
     check(unsafe {
         libc::fallocate(

@@ -9,7 +9,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use runs::Span;
+use runs::{Pa, Span};
 
 const FIRST: u64 = 1 << 40;
 const END: u64 = 1 << 43;
@@ -24,7 +24,7 @@ fn in_use() -> MutexGuard<'static, BTreeMap<u64, u64>> {
 /// Addresses that belong to nobody else until this is dropped.
 #[derive(Debug)]
 pub(crate) struct Window {
-    span: Span,
+    span: Span<Pa>,
 }
 
 impl Window {

@@ -40,28 +40,28 @@ use std::time::Instant;
 
 use intervals::Intervals;
 use random::Random;
-use runs::Span;
+use runs::{Iova, Span};
 
 const PAGE: u64 = 4096;
 
 /// What is measured, by either.
 trait Areas: Default {
-    fn insert(&mut self, span: Span, value: u32);
+    fn insert(&mut self, span: Span<Iova>, value: u32);
     /// The same where it is known that the place is free.
-    fn insert_unchecked(&mut self, span: Span, value: u32);
+    fn insert_unchecked(&mut self, span: Span<Iova>, value: u32);
     fn at(&self, address: u64) -> Option<u32>;
     fn remove(&mut self, start: u64);
 }
 
 #[derive(Default)]
-struct Tree(Intervals<u32>);
+struct Tree(Intervals<Iova, u32>);
 
 impl Areas for Tree {
-    fn insert(&mut self, span: Span, value: u32) {
+    fn insert(&mut self, span: Span<Iova>, value: u32) {
         self.0.insert(span, value).unwrap();
     }
 
-    fn insert_unchecked(&mut self, span: Span, value: u32) {
+    fn insert_unchecked(&mut self, span: Span<Iova>, value: u32) {
         self.insert(span, value);
     }
 
@@ -79,16 +79,16 @@ impl Areas for Tree {
 struct Plain(BTreeMap<u64, (u64, u32)>);
 
 impl Areas for Plain {
-    fn insert(&mut self, span: Span, value: u32) {
+    fn insert(&mut self, span: Span<Iova>, value: u32) {
         // The last one that begins in the span or before is the only one to look at.
         let before = self.0.range(..=span.last()).next_back();
-        let free =
-            before.is_none_or(|(&start, &(len, _))| Span::new(start, len).last() < span.start);
+        let free = before
+            .is_none_or(|(&start, &(len, _))| Span::<Iova>::new(start, len).last() < span.start);
         assert!(free);
         self.insert_unchecked(span, value);
     }
 
-    fn insert_unchecked(&mut self, span: Span, value: u32) {
+    fn insert_unchecked(&mut self, span: Span<Iova>, value: u32) {
         self.0.insert(span.start, (span.len, value));
     }
 
@@ -105,8 +105,8 @@ impl Areas for Plain {
 /// One round's work. Every order is another one, so that nothing remembers the last.
 struct Work {
     /// Areas that are there, and those that come and go.
-    base: Vec<Span>,
-    guests: Vec<Span>,
+    base: Vec<Span<Iova>>,
+    guests: Vec<Span<Iova>>,
     look: Vec<u64>,
     leave: Vec<u64>,
     drain: Vec<u64>,
@@ -117,7 +117,7 @@ impl Work {
     fn new(count: usize, random: &mut Random) -> Self {
         let guests = count / 16;
         let mut next = 1 << 20;
-        let mut spans: Vec<Span> = (0..count + guests)
+        let mut spans: Vec<Span<Iova>> = (0..count + guests)
             .map(|_| {
                 let start = next + random.below(4) * PAGE;
                 let span = Span::new(start, (1 + random.below(16)) * PAGE);
@@ -132,7 +132,7 @@ impl Work {
             .map(|span| span.start + random.below(span.len))
             .collect();
         random.shuffle(&mut look);
-        let starts = |spans: &[Span], random: &mut Random| {
+        let starts = |spans: &[Span<Iova>], random: &mut Random| {
             let mut starts: Vec<u64> = spans.iter().map(|span| span.start).collect();
             random.shuffle(&mut starts);
             starts
@@ -224,14 +224,14 @@ fn beside(count: usize, rounds: usize) {
 fn gaps(count: usize, rounds: usize) {
     let mut random = Random::default();
     let work = Work::new(count, &mut random);
-    let mut areas = Intervals::<u32>::new();
+    let mut areas = Intervals::<Iova, u32>::new();
     for &span in &work.base {
         areas.insert(span, 0).unwrap();
     }
     // What guests leave free; and between 64 windows there is a page that may not be used.
     let end = work.base.iter().map(Span::last).max().unwrap();
     let width = (end / 64) & !(PAGE - 1);
-    let windows: Vec<Span> = (0..64)
+    let windows: Vec<Span<Iova>> = (0..64)
         .map(|n| Span::new((1 << 20) + n * width, width - PAGE))
         .collect();
     println!(
@@ -272,7 +272,7 @@ fn gaps(count: usize, rounds: usize) {
 
 /// The worst for the search: every gap is long enough, and in none is an aligned place.
 fn in_vain(count: u64) {
-    let mut areas = Intervals::<u32>::new();
+    let mut areas = Intervals::<Iova, u32>::new();
     for n in 0..count {
         // A page at every multiple of 4: the gaps have 3 pages, none of them starts at one.
         areas.insert(Span::new(n * 4 * PAGE, PAGE), 0).unwrap();

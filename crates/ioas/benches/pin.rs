@@ -35,7 +35,7 @@ use ioas::{
 };
 use iommu::DomainId;
 use iopt::{AnyTable, FormatId, Prot, TABLE_BYTES};
-use runs::{PageSizes, Span};
+use runs::{Pa, PageSizes, Span};
 
 const PAGE: u64 = 4096;
 const IOVA: u64 = 1 << 40;
@@ -101,7 +101,7 @@ fn space(tables: &Arc<HostTables>) -> Ioas {
 }
 
 /// The parts of a run between multiples of `size` bytes.
-fn parts(run: Span, size: u64) -> impl Iterator<Item = Span> {
+fn parts(run: Span<Pa>, size: u64) -> impl Iterator<Item = Span<Pa>> {
     let end = run.start + run.len;
     let mut at = run.start;
     std::iter::from_fn(move || {
@@ -115,7 +115,7 @@ fn parts(run: Span, size: u64) -> impl Iterator<Item = Span> {
 /// The same memory charged by `charged` bytes and mapped by `mapped` bytes, in tables and an account of its own.
 /// The list of `charges` is empty before and after; its memory is kept, since it is not what is timed.
 fn by_steps(
-    runs: &[Span],
+    runs: &[Span<Pa>],
     tables: &Arc<HostTables>,
     (charged, mapped): (u64, u64),
     charges: &mut Vec<Charge>,
@@ -165,7 +165,7 @@ fn round(
     memory: &Arc<HostMemory>,
     ledger: &Arc<Ledger>,
     charges: &mut Vec<Charge>,
-) -> (Round, Vec<Span>) {
+) -> (Round, Vec<Span<Pa>>) {
     let len = memory.mapping().len();
     let tables = tables(len);
     let space = space(&tables);
@@ -181,7 +181,7 @@ fn round(
     let [pin, find] = [Step::Pin, Step::FindRuns].map(|step| clock.of(&[step]));
     let rest = all.saturating_sub(pin + find);
 
-    let mut runs: Vec<Span> = Vec::new();
+    let mut runs: Vec<Span<Pa>> = Vec::new();
     let each = |leaf: iopt::Leaf| match runs.last_mut() {
         Some(last) if last.start + last.len == leaf.run.pa => last.len += leaf.run.len,
         _ => runs.push(Span::new(leaf.run.pa, leaf.run.len)),

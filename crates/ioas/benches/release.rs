@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use ioas::{Cause, Ioas, Ledger, Memory, MemoryObject, PinFailed, Pinned, RunReader};
 use iommu::{DeviceId, DomainId, RunMap, SoftwareUnit};
 use iopt::{AnyTable, FormatId, HeapTables, Interruption, Prot};
-use runs::{PageSizes, Span};
+use runs::{Iova, Offset, Pa, PageSizes, Span};
 
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
@@ -50,13 +50,13 @@ impl MemoryObject for Free {
         self.len
     }
 
-    fn charge(&self, part: Span) -> u64 {
+    fn charge(&self, part: Span<Offset>) -> u64 {
         part.len
     }
 
     fn pin(
         &self,
-        part: Span,
+        part: Span<Offset>,
         _: &mut dyn FnMut(u64) -> ControlFlow<()>,
     ) -> Result<Box<dyn Pinned>, PinFailed> {
         let left = part.len;
@@ -68,11 +68,11 @@ impl MemoryObject for Free {
 }
 
 impl Pinned for Free {
-    fn runs(&self, part: Span) -> Result<Box<dyn RunReader + '_>, Cause> {
+    fn runs(&self, part: Span<Offset>) -> Result<Box<dyn RunReader + '_>, Cause> {
         Ok(Box::new(Reader(part, self.frames)))
     }
 
-    fn release(&mut self, part: Span) -> Result<u64, Cause> {
+    fn release(&mut self, part: Span<Offset>) -> Result<u64, Cause> {
         self.left -= part.len;
         Ok(self.left)
     }
@@ -82,10 +82,10 @@ impl Pinned for Free {
     }
 }
 
-struct Reader(Span, u64);
+struct Reader(Span<Offset>, u64);
 
 impl RunReader for Reader {
-    fn next_batch(&mut self, out: &mut [Span]) -> Result<usize, Cause> {
+    fn next_batch(&mut self, out: &mut [Span<Pa>]) -> Result<usize, Cause> {
         let Self(rest, frames) = self;
         let mut count = 0;
         while count < out.len() && !rest.is_empty() {
@@ -116,7 +116,7 @@ fn measure(case: &Case) -> (Duration, Duration, usize) {
     let memory = Memory::new(Arc::new(object), &ledger);
     let whole = Span::new(0, case.bytes);
     space.map(AT, &memory, whole, Prot::RW, &mut ()).unwrap();
-    let runs: Vec<Span> = (0..case.bytes / case.of)
+    let runs: Vec<Span<Iova>> = (0..case.bytes / case.of)
         .map(|n| Span::new(AT + n * case.of, case.run))
         .collect();
     let never = Interruption::Refused;

@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use ioas::{Builder, Cause, DomainIds, Ioas, Ledger, Memory, Observer, Placement, Step, Synthetic};
 use iommu::{Capabilities, Config, DeviceId, FormatSupport, NodeId, RunMap, SoftwareUnit};
 use iopt::{FormatId, HeapTables, Prot};
-use runs::{PageSizes, Span};
+use runs::{Pa, PageSizes, Span};
 
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
@@ -49,7 +49,7 @@ impl Observer for Filling {
 
 /// Runs of these sizes by turns, no two of them adjacent, until there are `bytes`; each lies in its 2 MiB
 /// as the addresses do at which it is mapped.
-fn layout(sizes: &[u64], bytes: u64) -> Vec<Span> {
+fn layout(sizes: &[u64], bytes: u64) -> Vec<Span<Pa>> {
     let (mut block, mut offset) = (1 << 36, 0);
     let mut runs = Vec::new();
     for size in sizes.iter().cycle() {
@@ -115,7 +115,7 @@ fn spread(rounds: &[Times], which: usize) -> [f64; 3] {
     [list[0], list[list.len() / 2], list[list.len() - 1]]
 }
 
-fn of(format: FormatId, runs: &[Span], rounds: usize) {
+fn of(format: FormatId, runs: &[Span<Pa>], rounds: usize) {
     let object = Arc::new(Synthetic::new(runs.iter().copied()));
     let memory = Memory::new(object, &Ledger::unlimited());
     for roots in ROOTS {

@@ -5,7 +5,7 @@ use alloc::sync::Arc;
 use core::ops::{Deref, DerefMut};
 
 use iopt::Prot;
-use runs::Span;
+use runs::{Iova, Offset, Span};
 
 use crate::ledger::OverLimit;
 use crate::memory::{Hold, Memory, Reserved};
@@ -13,7 +13,7 @@ use crate::memory::{Hold, Memory, Reserved};
 /// A stretch of the address space over a part of a [`Memory`].
 #[derive(Clone, Debug)]
 pub struct Area {
-    pub(crate) range: Span,
+    pub(crate) range: Span<Iova>,
     pub(crate) memory: Arc<Memory>,
     pub(crate) offset: u64,
     pub(crate) prot: Prot,
@@ -28,7 +28,7 @@ pub struct Area {
 
 impl Area {
     /// Its device addresses.
-    pub const fn range(&self) -> Span {
+    pub const fn range(&self) -> Span<Iova> {
         self.range
     }
 
@@ -38,7 +38,7 @@ impl Area {
     }
 
     /// The part of the memory: offset and length in bytes.
-    pub const fn part(&self) -> Span {
+    pub const fn part(&self) -> Span<Offset> {
         Span::new(self.offset, self.range.len)
     }
 

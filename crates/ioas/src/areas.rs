@@ -8,7 +8,7 @@
 use alloc::collections::BTreeMap;
 use alloc::sync::Arc;
 
-use runs::Span;
+use runs::{Iova, Offset, Span};
 
 use crate::area::HeldArea;
 use crate::intervals::{InsertError, Intervals};
@@ -18,7 +18,7 @@ use crate::memory::Memory;
 ///
 /// Areas come and go by the methods here and not by those of the field, which know nothing of the index.
 #[derive(Debug, Default)]
-pub(crate) struct Areas(pub(crate) Intervals<HeldArea>, Option<ByMemory>);
+pub(crate) struct Areas(pub(crate) Intervals<Iova, HeldArea>, Option<ByMemory>);
 
 impl Areas {
     /// All of them, in order.
@@ -27,7 +27,10 @@ impl Areas {
     }
 
     /// Adds `area`; returns it where it is now.
-    pub(crate) fn insert(&mut self, area: HeldArea) -> Result<Option<&mut HeldArea>, InsertError> {
+    pub(crate) fn insert(
+        &mut self,
+        area: HeldArea,
+    ) -> Result<Option<&mut HeldArea>, InsertError<Iova>> {
         let added = self.0.insert_mut(area.range, area)?;
         if let (Some(index), Some(area)) = (&mut self.1, &added) {
             index.insert(Key::of(area), area.range.len);
@@ -35,7 +38,7 @@ impl Areas {
         Ok(added)
     }
 
-    pub(crate) fn remove(&mut self, start: u64) -> Option<(Span, HeldArea)> {
+    pub(crate) fn remove(&mut self, start: u64) -> Option<(Span<Iova>, HeldArea)> {
         let removed = self.0.remove(start);
         if let (Some(index), Some((_, area))) = (&mut self.1, &removed) {
             index.areas.remove(&Key::of(area));
@@ -48,7 +51,7 @@ impl Areas {
         &mut self,
         first: u64,
         last: u64,
-    ) -> impl Iterator<Item = (Span, HeldArea)> {
+    ) -> impl Iterator<Item = (Span<Iova>, HeldArea)> {
         let Self(areas, index) = self;
         areas.extract_inside(first, last).inspect(move |(_, area)| {
             if let Some(index) = index {
@@ -61,7 +64,7 @@ impl Areas {
     pub(crate) fn over(
         &mut self,
         memory: &Arc<Memory>,
-        part: Span,
+        part: Span<Offset>,
     ) -> impl Iterator<Item = &HeldArea> {
         let Self(areas, index) = self;
         let index = index.get_or_insert_with(|| {
@@ -114,7 +117,7 @@ impl ByMemory {
         self.areas.insert(key, len);
     }
 
-    fn overlapping(&self, memory: usize, part: Span) -> impl Iterator<Item = Key> {
+    fn overlapping(&self, memory: usize, part: Span<Offset>) -> impl Iterator<Item = Key> {
         let end = part.start.saturating_add(part.len);
         let used = move |class: &u32| !part.is_empty() && self.classes >> class & 1 != 0;
         let classes = (0..u64::BITS).filter(used);

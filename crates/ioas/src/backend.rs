@@ -6,7 +6,7 @@ use core::fmt;
 
 use iommu::FlushError;
 use iopt::{Interruption, Invalidation, Pending, RefitError};
-use runs::{PageSizes, Span};
+use runs::{Iova, PageSizes, Span};
 
 use crate::area::HeldArea;
 use crate::areas::Areas;
@@ -154,14 +154,14 @@ pub(crate) trait Backend: Send + 'static {
     fn granule(&self) -> u64;
 
     /// Where something can be mapped, in order; stretches of more than 2^63 bytes come in two.
-    fn windows(&self) -> Vec<Span>;
+    fn windows(&self) -> Vec<Span<Iova>>;
 
     /// The `len` bytes from `iova` on, if devices can translate all of them. `len` is not 0.
     ///
     /// # Errors
     ///
     /// [`MapError::Range`], [`MapError::BeyondEnd`], [`MapError::Reserved`].
-    fn check(&self, iova: u64, len: u64) -> Result<Span, MapError>;
+    fn check(&self, iova: u64, len: u64) -> Result<Span<Iova>, MapError>;
 
     /// Sees to it that `ranges`, which are in order and do not overlap, stay possible when devices
     /// come, if it can do that. No ranges: nothing is promised.
@@ -170,7 +170,7 @@ pub(crate) trait Backend: Send + 'static {
     ///
     /// [`MapError::Allowed`], when a device is attached that cannot translate one of them;
     /// [`MapError::Kernel`].
-    fn allow(&mut self, ranges: &[Span]) -> Result<(), MapError> {
+    fn allow(&mut self, ranges: &[Span<Iova>]) -> Result<(), MapError> {
         let _ = ranges;
         Ok(())
     }
@@ -203,7 +203,7 @@ pub(crate) trait Backend: Send + 'static {
         first: u64,
         last: u64,
         interruption: Interruption,
-        note: &mut dyn FnMut(Span),
+        note: &mut dyn FnMut(Span<Iova>),
     ) -> Result<(), UnmapError>;
 
     /// Makes it possible to empty what lies on one side of `at` alone, a multiple of the granule.
@@ -230,13 +230,13 @@ pub(crate) trait Backend: Send + 'static {
     /// # Errors
     ///
     /// [`MapError::Table`].
-    fn set_aside(&mut self, range: Span) -> Result<(), MapError> {
+    fn set_aside(&mut self, range: Span<Iova>) -> Result<(), MapError> {
         let _ = range;
         Ok(())
     }
 
     /// Gives back what was set aside for `range`, or for a range around it.
-    fn give_back(&mut self, range: Span) {
+    fn give_back(&mut self, range: Span<Iova>) {
         let _ = range;
     }
 
@@ -261,7 +261,7 @@ pub(crate) trait Backend: Send + 'static {
     /// When that is not possible; leaves say the same as before.
     fn split(
         &mut self,
-        range: Span,
+        range: Span<Iova>,
         size: u64,
         interruption: Interruption,
     ) -> Result<(), RefitError<FlushError>> {
@@ -277,8 +277,8 @@ pub(crate) trait Backend: Send + 'static {
     /// When that is not possible; leaves say the same as before.
     fn merge(
         &mut self,
-        range: Span,
-        area: Span,
+        range: Span<Iova>,
+        area: Span<Iova>,
         interruption: Interruption,
     ) -> Result<(), RefitError<FlushError>> {
         let _ = (range, area, interruption);
@@ -286,7 +286,7 @@ pub(crate) trait Backend: Send + 'static {
     }
 
     /// True when something must be [flushed](Self::flush) before `range` is mapped.
-    fn waits_in(&self, range: Span) -> bool {
+    fn waits_in(&self, range: Span<Iova>) -> bool {
         let _ = range;
         false
     }
@@ -410,7 +410,11 @@ pub(crate) trait Backend: Send + 'static {
     ///
     /// The kernel's. Nothing has changed then.
     #[cfg(any(feature = "vfio", feature = "iommufd"))]
-    fn give_up(&mut self, tracked: bool, areas: &mut Areas) -> Result<Vec<Span>, KernelError> {
+    fn give_up(
+        &mut self,
+        tracked: bool,
+        areas: &mut Areas,
+    ) -> Result<Vec<Span<Iova>>, KernelError> {
         let _ = (tracked, areas);
         Err(KernelError::NoSource)
     }
@@ -424,7 +428,7 @@ pub(crate) trait Backend: Send + 'static {
     fn take_over(
         &mut self,
         endpoints: Vec<Endpoint>,
-        mappings: &[Span],
+        mappings: &[Span<Iova>],
         areas: &mut Areas,
     ) -> Result<(), AttachError> {
         let _ = (endpoints, mappings, areas);
@@ -433,7 +437,7 @@ pub(crate) trait Backend: Send + 'static {
     }
 
     /// The mappings that a kernel has, in order; they are not the areas. `None`: tables are ours.
-    fn mappings(&self) -> Option<Vec<Span>> {
+    fn mappings(&self) -> Option<Vec<Span<Iova>>> {
         None
     }
 

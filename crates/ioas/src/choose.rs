@@ -4,7 +4,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use iopt::{Prot, RangeError};
-use runs::Span;
+use runs::{Iova, Offset, Span};
 
 use crate::error::MapError;
 use crate::memory::Memory;
@@ -13,10 +13,10 @@ use crate::space::{Ioas, Space};
 use crate::windows::{within, without};
 
 /// Ranges in ascending order; an error is one that is empty, ends beyond 2^64, or overlaps another one.
-pub(crate) fn in_order(ranges: &[Span]) -> Result<Vec<Span>, Span> {
+pub(crate) fn in_order(ranges: &[Span<Iova>]) -> Result<Vec<Span<Iova>>, Span<Iova>> {
     let mut ranges = ranges.to_vec();
     ranges.sort_unstable();
-    let ill = |range: &&Span| Span::checked(range.start, range.len).is_none();
+    let ill = |range: &&Span<Iova>| Span::<Iova>::checked(range.start, range.len).is_none();
     let overlapping = || {
         let mut pairs = ranges.iter().zip(ranges.iter().skip(1));
         pairs.find(|(one, next)| one.overlaps(next))
@@ -31,7 +31,7 @@ pub(crate) fn in_order(ranges: &[Span]) -> Result<Vec<Span>, Span> {
 impl Ioas {
     /// Where something can be mapped: what all devices translate, less what they reserve. In order;
     /// stretches of more than 2^63 bytes come in two.
-    pub fn windows(&self) -> Vec<Span> {
+    pub fn windows(&self) -> Vec<Span<Iova>> {
         self.lock().windows()
     }
 
@@ -42,7 +42,7 @@ impl Ioas {
     ///
     /// [`MapError::Allowed`] when a range is empty, ends beyond 2^64, or overlaps another one, or when
     /// the back end knows of a device that cannot translate it.
-    pub fn allow(&self, ranges: &[Span]) -> Result<(), MapError> {
+    pub fn allow(&self, ranges: &[Span<Iova>]) -> Result<(), MapError> {
         self.lock().allow(ranges)
     }
 
@@ -56,7 +56,7 @@ impl Ioas {
     pub fn map_anywhere(
         &self,
         memory: &Arc<Memory>,
-        part: Span,
+        part: Span<Offset>,
         prot: Prot,
         observer: &mut dyn Observer,
     ) -> Result<u64, MapError> {
@@ -68,11 +68,11 @@ impl Ioas {
 }
 
 impl Space {
-    pub(crate) fn windows(&self) -> Vec<Span> {
+    pub(crate) fn windows(&self) -> Vec<Span<Iova>> {
         self.backend.windows()
     }
 
-    pub(crate) fn allow(&mut self, ranges: &[Span]) -> Result<(), MapError> {
+    pub(crate) fn allow(&mut self, ranges: &[Span<Iova>]) -> Result<(), MapError> {
         let allowed = in_order(ranges).map_err(|range| MapError::Allowed { range })?;
         self.backend.allow(&allowed)?;
         self.allowed = allowed;
@@ -80,7 +80,7 @@ impl Space {
     }
 
     /// An address for `part`.
-    fn choose(&mut self, part: Span) -> Result<u64, MapError> {
+    fn choose(&mut self, part: Span<Offset>) -> Result<u64, MapError> {
         const LARGEST: u64 = 1 << 30;
         let no_room = MapError::NoRoom { len: part.len };
         let Some(log2) = part.len.checked_ilog2() else {
@@ -98,7 +98,7 @@ impl Space {
         };
         // Never 0: the first page is left out.
         let zero = Span::new(0, self.backend.granule().max(4096));
-        let windows: Vec<Span> = windows
+        let windows: Vec<Span<Iova>> = windows
             .into_iter()
             .flat_map(|window| without(window, zero))
             .collect();

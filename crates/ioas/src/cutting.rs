@@ -14,7 +14,7 @@ use core::convert::Infallible;
 use core::mem;
 
 use iopt::Interruption;
-use runs::Span;
+use runs::{Iova, Span};
 
 use crate::error::{MapError, UnmapError};
 use crate::observer::{Observer, Step, observed};
@@ -29,7 +29,7 @@ impl Ioas {
     /// As [`unmap`](Self::unmap), and [`UnmapError::Cut`].
     pub fn unmap_cutting(
         &self,
-        range: Span,
+        range: Span<Iova>,
         interruption: Interruption,
         observer: &mut dyn Observer,
     ) -> Result<Unmapped, UnmapError> {
@@ -58,7 +58,7 @@ impl Ioas {
     /// of the range: nothing has changed then.
     pub fn take_out(
         &self,
-        range: Span,
+        range: Span<Iova>,
         interruption: Interruption,
         observer: &mut dyn Observer,
     ) -> Result<u64, UnmapError> {
@@ -101,7 +101,7 @@ impl Ioas {
     /// the others still out.
     pub fn put_back(
         &self,
-        range: Span,
+        range: Span<Iova>,
         interruption: Interruption,
         observer: &mut dyn Observer,
     ) -> Result<(), MapError> {
@@ -109,7 +109,7 @@ impl Ioas {
         if range.is_empty() {
             return Ok(());
         }
-        if Span::checked(range.start, range.len).is_none() {
+        if Span::<Iova>::checked(range.start, range.len).is_none() {
             return Err(MapError::BeyondEnd { start: range.start });
         }
         for end in [range.start, range.last()] {
@@ -173,7 +173,7 @@ impl Space {
     }
 
     /// The first address of `range` that is in no area.
-    pub(crate) fn first_hole(&self, range: Span) -> Option<u64> {
+    pub(crate) fn first_hole(&self, range: Span<Iova>) -> Option<u64> {
         let mut at = range.start;
         while let Some((span, _)) = self.areas.0.at(at) {
             if span.last() >= range.last() {
@@ -194,7 +194,7 @@ impl Space {
     /// Cuts tables and areas at both ends of `range`. Returns where areas were cut.
     pub(crate) fn cut_around(
         &mut self,
-        range: Span,
+        range: Span<Iova>,
         interruption: Interruption,
     ) -> Result<[Option<u64>; 2], UnmapError> {
         // Behind the last byte of the address space nothing can be cut.
@@ -234,7 +234,12 @@ impl Space {
     /// After `range` was mapped in `area`: leaves as large as they can be, or, while dirty tracking
     /// wants small ones, not larger than that. Where that cannot be done in place leaves say the same
     /// in another size.
-    pub(crate) fn refit(&mut self, range: Span, area: Span, interruption: Interruption) {
+    pub(crate) fn refit(
+        &mut self,
+        range: Span<Iova>,
+        area: Span<Iova>,
+        interruption: Interruption,
+    ) {
         let _ = match self.tracking.and_then(|tracking| tracking.leaf) {
             Some(leaf) => self.backend.split(range, leaf, interruption),
             None if range == area => Ok(()),

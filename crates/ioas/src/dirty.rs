@@ -24,7 +24,7 @@ use core::mem;
 
 use iommu::FlushError;
 use iopt::{DirtyError, Interruption, Invalidation, Pending, Prot, RefitError, Shown};
-use runs::Span;
+use runs::{Iova, Offset, Span};
 
 use crate::area::HeldArea;
 use crate::backend::Unsupported;
@@ -162,14 +162,14 @@ impl Ioas {
     /// As [`unmap`](Self::unmap).
     pub fn unmap_noting<W: AsRef<[u64]> + AsMut<[u64]>>(
         &self,
-        range: Span,
+        range: Span<Iova>,
         pending: &mut Pending<W>,
         observer: &mut dyn Observer,
     ) -> Result<Unmapped, UnmapError> {
         let space = &mut *self.lock();
         let blind = space.backend.is_blind();
         let writable = |area: &&HeldArea| blind && area.prot.contains(Prot::WRITE);
-        let unseen: Vec<Span> = space
+        let unseen: Vec<Span<Iova>> = space
             .areas
             .0
             .overlapping(range.start, range.last())
@@ -185,7 +185,7 @@ impl Ioas {
     /// Which parts of which memory are at the device addresses `range`: the addresses, the memory,
     /// and offset and length in it. In order, without holes. So what was [shown](Self::show) can be
     /// told by guest address.
-    pub fn parts(&self, range: Span) -> Vec<(Span, Arc<Memory>, Span)> {
+    pub fn parts(&self, range: Span<Iova>) -> Vec<(Span<Iova>, Arc<Memory>, Span<Offset>)> {
         let space = self.lock();
         let areas = space.areas.0.overlapping(range.start, range.last());
         let parts = areas.filter_map(|(span, area)| {
@@ -228,7 +228,7 @@ impl Space {
     }
 
     /// Each area's range.
-    fn stretches(&self) -> Vec<Span> {
+    fn stretches(&self) -> Vec<Span<Iova>> {
         self.areas().map(|area| area.range()).collect()
     }
 

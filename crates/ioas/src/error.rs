@@ -5,7 +5,7 @@ use core::fmt;
 
 use iommu::{DeviceId, FlushError};
 use iopt::{Prot, RangeError, RefitError};
-use runs::Span;
+use runs::{Iova, Offset, Span};
 
 use crate::backend::Unsupported;
 use crate::errno::Errno;
@@ -30,7 +30,7 @@ pub enum MapError {
     )]
     Part {
         /// Offset and length in the object, bytes.
-        part: Span,
+        part: Span<Offset>,
         /// Length of the object.
         object: u64,
         /// The smallest page.
@@ -40,9 +40,9 @@ pub enum MapError {
     #[error("{wanted} overlaps the area {area}")]
     Overlap {
         /// The range that was asked for.
-        wanted: Span,
+        wanted: Span<Iova>,
         /// The first area that is in the way.
-        area: Span,
+        area: Span<Iova>,
     },
     /// The range ends beyond 2^64.
     #[error("the range from {start:#x} ends beyond 2^64")]
@@ -54,9 +54,9 @@ pub enum MapError {
     #[error("{wanted} overlaps {reserved}, which a device cannot translate")]
     Reserved {
         /// The range that was asked for.
-        wanted: Span,
+        wanted: Span<Iova>,
         /// What an attached device reserves.
-        reserved: Span,
+        reserved: Span<Iova>,
     },
     /// Nowhere in the allowed ranges there is room that keeps large pages possible: from a multiple
     /// of the largest page that the length has room for, on, to the end of the part.
@@ -72,15 +72,15 @@ pub enum MapError {
     )]
     Allowed {
         /// The range.
-        range: Span,
+        range: Span<Iova>,
     },
     /// What is to be put back is a part only of what was taken out.
     #[error("{out} is out as a whole, and {range} is a part of it")]
     NotOut {
         /// The range that was asked for.
-        range: Span,
+        range: Span<Iova>,
         /// The area that is out and reaches over one of its ends.
-        out: Span,
+        out: Span<Iova>,
     },
     /// The back end cannot do that.
     #[error(transparent)]
@@ -157,15 +157,15 @@ pub enum UnmapError {
     #[error("{range} cuts the area {area}")]
     CutsArea {
         /// The range that was asked for.
-        range: Span,
+        range: Span<Iova>,
         /// The area that lies only partly in it.
-        area: Span,
+        area: Span<Iova>,
     },
     /// Some of the range is in no area. Nothing was taken out.
     #[error("{at:#x} in {range} is in no area")]
     Hole {
         /// The range that was asked for.
-        range: Span,
+        range: Span<Iova>,
         /// The first address that is in no area.
         at: u64,
     },
@@ -174,9 +174,9 @@ pub enum UnmapError {
     #[error("{held} in {range} is held by a user who does not let go")]
     Held {
         /// The range that was asked for.
-        range: Span,
+        range: Span<Iova>,
         /// The first stretch of it that is held.
-        held: Span,
+        held: Span<Iova>,
     },
     /// A leaf that reaches over an end of the range cannot be replaced by smaller ones, or the flush
     /// after an earlier such change has still to succeed. Nothing was unmapped; translations are what
@@ -188,7 +188,7 @@ pub enum UnmapError {
     #[error("{cause}, and {mapping} is one mapping")]
     CutsMapping {
         /// The mapping, which may hold several areas.
-        mapping: Span,
+        mapping: Span<Iova>,
         /// What the back end cannot do.
         cause: Unsupported,
     },
@@ -227,16 +227,16 @@ pub enum AttachError {
     /// The device cannot translate an address at which there is an area.
     Reserved {
         /// The first such area.
-        area: Span,
+        area: Span<Iova>,
         /// What the device reserves.
-        reserved: Span,
+        reserved: Span<Iova>,
     },
     /// A table for a new domain was not built.
     Build(Cause),
     /// An area cannot be mapped in the new domain.
     Replay {
         /// The area.
-        area: Span,
+        area: Span<Iova>,
         /// Why not.
         cause: MapError,
     },
@@ -245,7 +245,7 @@ pub enum AttachError {
     /// No area covers, over one memory, what another process has mapped.
     NoArea {
         /// The mapping.
-        mapping: Span,
+        mapping: Span<Iova>,
     },
     /// The back end takes no endpoint of this kind.
     Endpoint {

@@ -23,7 +23,7 @@ use core::fmt;
 use core::mem;
 
 use iopt::{Aperture, Prot};
-use runs::Span;
+use runs::{Iova, Span};
 
 use crate::error::{MapError, UnmapError};
 use crate::lock::Mutex;
@@ -39,7 +39,7 @@ pub trait PinUser: Send + Sync {
     /// `range` is to be unmapped: drop the pins in it, now or soon. This is round `round` from 0 on;
     /// when it returns and pages are still held, the next one follows. Waiting is up to the user,
     /// here, and must have an end.
-    fn let_go(&self, range: Span, round: u32);
+    fn let_go(&self, range: Span<Iova>, round: u32);
 }
 
 /// What becomes of an external pin when its area is unmapped.
@@ -64,7 +64,7 @@ struct Count {
 
 #[derive(Debug, Default)]
 struct Counts {
-    tally: Tally<Count>,
+    tally: Tally<Iova, Count>,
     /// Who lets go leaves a mark of what it could write to.
     tracks: bool,
 }
@@ -80,7 +80,7 @@ pub(crate) struct Externals {
 #[must_use = "the memory is let go as soon as this is dropped"]
 pub struct ExternalPin {
     externals: Arc<Externals>,
-    range: Span,
+    range: Span<Iova>,
     when: WhenUnmapped,
     writes: bool,
     /// In the order of device addresses.
@@ -89,7 +89,7 @@ pub struct ExternalPin {
 
 impl ExternalPin {
     /// The device addresses.
-    pub const fn range(&self) -> Span {
+    pub const fn range(&self) -> Span<Iova> {
         self.range
     }
 
@@ -120,12 +120,12 @@ impl Drop for ExternalPin {
 pub enum PinError {
     /// It is empty or ends beyond 2^64.
     #[error("{0} is empty or ends beyond 2^64")]
-    Range(Span),
+    Range(Span<Iova>),
     /// Some of it is in no area, taken out, or released.
     #[error("{at:#x} in {range} is not mapped")]
     NotThere {
         /// The range.
-        range: Span,
+        range: Span<Iova>,
         /// The first such address.
         at: u64,
     },
@@ -133,7 +133,7 @@ pub enum PinError {
     #[error("the area {area} permits {has}, not {asked}")]
     Prot {
         /// The area.
-        area: Span,
+        area: Span<Iova>,
         /// What it permits.
         has: Prot,
         /// What was asked for.
@@ -145,7 +145,7 @@ pub enum PinError {
 }
 
 impl Externals {
-    fn count(&self, range: Span, when: WhenUnmapped, writes: bool, by: i64) {
+    fn count(&self, range: Span<Iova>, when: WhenUnmapped, writes: bool, by: i64) {
         let mut counts = self.counts.lock();
         let Counts { tally, tracks } = &mut *counts;
         tally.change(range, |count| {
@@ -162,7 +162,7 @@ impl Externals {
     }
 
     /// The lowest stretch in `range` that is held and of which `wanted` is true.
-    fn first(&self, range: Span, wanted: impl Fn(&Count) -> bool) -> Option<Span> {
+    fn first(&self, range: Span<Iova>, wanted: impl Fn(&Count) -> bool) -> Option<Span<Iova>> {
         let counts = self.counts.lock();
         let mut held = counts.tally.inside(range);
         held.find(|(_, count)| wanted(count)).map(|(span, _)| span)
@@ -178,7 +178,7 @@ impl Externals {
     }
 
     /// What is in `range` was written to.
-    pub(crate) fn note_written(&self, range: Span) {
+    pub(crate) fn note_written(&self, range: Span<Iova>) {
         let mut counts = self.counts.lock();
         if counts.tracks {
             counts.tally.change(range, |count| count.written = true);
@@ -186,7 +186,7 @@ impl Externals {
     }
 
     /// Calls `each` for what of `range` was written to, or may be.
-    pub(crate) fn written(&self, range: Span, each: impl FnMut(Span)) {
+    pub(crate) fn written(&self, range: Span<Iova>, each: impl FnMut(Span<Iova>)) {
         let counts = self.counts.lock();
         let all = counts.tally.inside(range);
         let written = all.filter(|(_, count)| count.written || count.writers > 0);
@@ -194,7 +194,7 @@ impl Externals {
     }
 
     /// The same, after which only what is still held to write to is left.
-    pub(crate) fn take_written(&self, range: Span, each: &mut dyn FnMut(Span)) {
+    pub(crate) fn take_written(&self, range: Span<Iova>, each: &mut dyn FnMut(Span<Iova>)) {
         self.counts.lock().tally.change_each(range, |span, count| {
             if mem::take(&mut count.written) || count.writers > 0 {
                 each(span);
@@ -203,7 +203,12 @@ impl Externals {
     }
 
     /// The same of all between `first` and `last`, both included.
-    pub(crate) fn take_written_between(&self, first: u64, last: u64, each: &mut dyn FnMut(Span)) {
+    pub(crate) fn take_written_between(
+        &self,
+        first: u64,
+        last: u64,
+        each: &mut dyn FnMut(Span<Iova>),
+    ) {
         for half in Aperture::zeros(64).spans() {
             let here = Span::inclusive(half.start.max(first), half.last().min(last));
             here.into_iter()
@@ -212,7 +217,7 @@ impl Externals {
     }
 
     /// Has users let go of everything in `range`.
-    pub(crate) fn let_go(&self, range: Span) -> Result<(), UnmapError> {
+    pub(crate) fn let_go(&self, range: Span<Iova>) -> Result<(), UnmapError> {
         let must_go = |count: &Count| count.must_go > 0;
         for round in 0..ROUNDS {
             if self.first(range, must_go).is_none() {
@@ -251,12 +256,12 @@ impl Ioas {
     /// See [`PinError`]. Nothing is held then.
     pub fn pin(
         &self,
-        range: Span,
+        range: Span<Iova>,
         prot: Prot,
         when: WhenUnmapped,
     ) -> Result<ExternalPin, PinError> {
         let space = self.lock();
-        if Span::checked(range.start, range.len).is_none() {
+        if Span::<Iova>::checked(range.start, range.len).is_none() {
             return Err(PinError::Range(range));
         }
         let mut holds = Vec::new();
@@ -294,13 +299,13 @@ impl Ioas {
 
     /// The lowest stretch of `range` that external pins hold, up to where the number of pins
     /// changes. Who asks again from its end on finds the next.
-    pub fn first_pinned(&self, range: Span) -> Option<Span> {
+    pub fn first_pinned(&self, range: Span<Iova>) -> Option<Span<Iova>> {
         self.lock().first_pinned(range)
     }
 }
 
 impl Space {
-    pub(crate) fn first_pinned(&self, range: Span) -> Option<Span> {
+    pub(crate) fn first_pinned(&self, range: Span<Iova>) -> Option<Span<Iova>> {
         self.externals
             .first(range, |count| count.must_go > 0 || count.keep > 0)
     }

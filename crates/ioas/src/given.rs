@@ -8,7 +8,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::ops::ControlFlow;
 
-use runs::Span;
+use runs::{Offset, Pa, Span};
 
 use crate::object::{Cause, MemoryObject, PinFailed, Pinned, RunReader};
 
@@ -32,7 +32,7 @@ use crate::object::{Cause, MemoryObject, PinFailed, Pinned, RunReader};
 #[derive(Clone, Debug)]
 pub struct GivenRuns {
     /// With their offsets.
-    runs: Arc<[(u64, Span)]>,
+    runs: Arc<[(u64, Span<Pa>)]>,
     len: u64,
     mmio: bool,
 }
@@ -43,7 +43,7 @@ pub struct GivenRuns {
 #[error("{run} is no run of whole pages of {page:#x} bytes")]
 pub struct NoPages {
     /// The first such run.
-    pub run: Span,
+    pub run: Span<Pa>,
     /// The page, bytes.
     pub page: u64,
 }
@@ -55,12 +55,12 @@ impl GivenRuns {
     /// # Errors
     ///
     /// [`NoPages`].
-    pub fn new(runs: impl IntoIterator<Item = Span>, page: u64) -> Result<Self, NoPages> {
+    pub fn new(runs: impl IntoIterator<Item = Span<Pa>>, page: u64) -> Result<Self, NoPages> {
         let mut len = 0u64;
         let mut whole = Vec::new();
         for run in runs {
             let pages = page.is_power_of_two() && run.is_aligned(page);
-            let checked = Span::checked(run.start, run.len).filter(|_| pages);
+            let checked = Span::<Pa>::checked(run.start, run.len).filter(|_| pages);
             let sum = checked.and_then(|run| len.checked_add(run.len));
             whole.push((len, run));
             len = sum.ok_or(NoPages { run, page })?;
@@ -78,7 +78,7 @@ impl GivenRuns {
     /// # Errors
     ///
     /// [`NoPages`].
-    pub fn bar(bar: Span, page: u64) -> Result<Self, NoPages> {
+    pub fn bar(bar: Span<Pa>, page: u64) -> Result<Self, NoPages> {
         let runs = Self::new([bar], page)?;
         Ok(Self { mmio: true, ..runs })
     }
@@ -89,7 +89,7 @@ impl MemoryObject for GivenRuns {
         self.len
     }
 
-    fn charge(&self, _part: Span) -> u64 {
+    fn charge(&self, _part: Span<Offset>) -> u64 {
         0
     }
 
@@ -99,7 +99,7 @@ impl MemoryObject for GivenRuns {
 
     fn pin(
         &self,
-        part: Span,
+        part: Span<Offset>,
         _progress: &mut dyn FnMut(u64) -> ControlFlow<()>,
     ) -> Result<Box<dyn Pinned>, PinFailed> {
         let runs = Arc::clone(&self.runs);
@@ -113,16 +113,16 @@ impl MemoryObject for GivenRuns {
 /// A part that is used. It stays where it is anyway.
 #[derive(Debug)]
 struct Given {
-    runs: Arc<[(u64, Span)]>,
+    runs: Arc<[(u64, Span<Pa>)]>,
     bytes: u64,
 }
 
 impl Pinned for Given {
-    fn runs(&self, part: Span) -> Result<Box<dyn RunReader + '_>, Cause> {
+    fn runs(&self, part: Span<Offset>) -> Result<Box<dyn RunReader + '_>, Cause> {
         Ok(Box::new(Reader::new(&self.runs, part)))
     }
 
-    fn release(&mut self, part: Span) -> Result<u64, Cause> {
+    fn release(&mut self, part: Span<Offset>) -> Result<u64, Cause> {
         self.bytes -= part.len;
         Ok(0)
     }
@@ -135,13 +135,13 @@ impl Pinned for Given {
 /// Reads the runs of a part out of those of a whole object.
 pub(crate) struct Reader<'a> {
     /// Those that overlap the part, with their offsets.
-    runs: &'a [(u64, Span)],
-    part: Span,
+    runs: &'a [(u64, Span<Pa>)],
+    part: Span<Offset>,
 }
 
 impl<'a> Reader<'a> {
     /// The runs of `part` of the object that consists of `runs`, with their offsets.
-    pub(crate) fn new(runs: &'a [(u64, Span)], part: Span) -> Self {
+    pub(crate) fn new(runs: &'a [(u64, Span<Pa>)], part: Span<Offset>) -> Self {
         let end = part.start + part.len;
         let first = runs.partition_point(|(offset, run)| offset + run.len <= part.start);
         let runs = &runs[first..];
@@ -152,7 +152,7 @@ impl<'a> Reader<'a> {
 }
 
 impl RunReader for Reader<'_> {
-    fn next_batch(&mut self, out: &mut [Span]) -> Result<usize, Cause> {
+    fn next_batch(&mut self, out: &mut [Span<Pa>]) -> Result<usize, Cause> {
         let end = self.part.start + self.part.len;
         let mut filled = 0;
         for (slot, &(offset, run)) in out.iter_mut().zip(self.runs) {

@@ -11,7 +11,7 @@ use core::ops::ControlFlow;
 
 use hostmem::{GuestRegionError, Mapping, PopulateError};
 use iopt::Prot;
-use runs::Span;
+use runs::{GuestAddr, Span};
 use vm_memory::bitmap::Bitmap;
 use vm_memory::{
     GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, GuestRegionMmap,
@@ -68,7 +68,7 @@ struct Region {
 
 impl Region {
     /// Its guest addresses.
-    fn span(&self) -> Span {
+    fn span(&self) -> Span<GuestAddr> {
         Span::new(self.base.0, self.memory.len())
     }
 }
@@ -80,14 +80,14 @@ pub enum GuestRamError {
     /// It is no mapping that can be pinned.
     Mapping {
         /// Its guest addresses.
-        region: Span,
+        region: Span<GuestAddr>,
         /// Why not.
         cause: GuestRegionError,
     },
     /// Its pages cannot be brought in.
     Populate {
         /// Its guest addresses.
-        region: Span,
+        region: Span<GuestAddr>,
         /// Why not. Offsets are those in the region.
         cause: PopulateError,
     },
@@ -123,7 +123,7 @@ impl core::error::Error for GuestRamError {
 #[derive(Debug)]
 pub struct RegionFailed {
     /// Its guest addresses.
-    pub region: Span,
+    pub region: Span<GuestAddr>,
     /// Why.
     pub cause: MapError,
 }
@@ -257,7 +257,8 @@ impl Space {
                 for (before, _) in regions().take(done) {
                     // What the caller must learn is why the map failed. If a unit does not take
                     // notice, the memory is retired.
-                    let _ = self.unmap(before, &mut ());
+                    // Each region is mapped where the guest has it.
+                    let _ = self.unmap(before.cast(), &mut ());
                 }
                 return Err(RegionFailed { region, cause });
             }

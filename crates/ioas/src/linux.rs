@@ -10,7 +10,7 @@ use hostmem::{
     PinnerError,
 };
 use iopt::{Arena, AtomicMeta, Storage, TABLE_BYTES};
-use runs::Span;
+use runs::{Offset, Pa, Span};
 
 use crate::object::{Cause, MemoryObject, PinFailed, Pinned, ProcessMemory, RunReader};
 
@@ -91,7 +91,7 @@ impl HostMemory {
     }
 
     /// Bytes of the pages of `page` bytes that `part` has bytes in.
-    fn in_pages(&self, part: Span, page: u64) -> u64 {
+    fn in_pages(&self, part: Span<Offset>, page: u64) -> u64 {
         // By address: foreign memory need not begin where a huge page does.
         let begin = self.mapping.address() & (page - 1);
         let first = ((begin + part.start) & !(page - 1)).max(begin);
@@ -110,7 +110,7 @@ impl MemoryObject for HostMemory {
         self.mapping.len()
     }
 
-    fn charge(&self, part: Span) -> u64 {
+    fn charge(&self, part: Span<Offset>) -> u64 {
         // io_uring charges the huge pages that it touches whole; mlock compares the length. Without a
         // pinner there is no pin, which says why.
         let kind = self.pinner().map_or(PinKind::Mlock, |pinner| pinner.kind());
@@ -123,13 +123,13 @@ impl MemoryObject for HostMemory {
         )
     }
 
-    fn charge_of_mapping(&self, part: Span) -> u64 {
+    fn charge_of_mapping(&self, part: Span<Offset>) -> u64 {
         self.in_pages(part, Backing::Anon4K.page())
     }
 
     fn pin(
         &self,
-        part: Span,
+        part: Span<Offset>,
         progress: &mut dyn FnMut(u64) -> ControlFlow<()>,
     ) -> Result<Box<dyn Pinned>, PinFailed> {
         let pinner = self.pinner();
@@ -176,7 +176,7 @@ struct HostPin {
 }
 
 impl Pinned for HostPin {
-    fn runs(&self, part: Span) -> Result<Box<dyn RunReader + '_>, Cause> {
+    fn runs(&self, part: Span<Offset>) -> Result<Box<dyn RunReader + '_>, Cause> {
         let frames = self.pin.runs(part, self.frames)?;
         Ok(Box::new(HostRuns {
             frames,
@@ -184,7 +184,7 @@ impl Pinned for HostPin {
         }))
     }
 
-    fn release(&mut self, part: Span) -> Result<u64, Cause> {
+    fn release(&mut self, part: Span<Offset>) -> Result<u64, Cause> {
         self.pin.release(part)?;
         Ok(self.pin.charged_bytes())
     }
@@ -200,7 +200,7 @@ struct HostRuns<'a> {
 }
 
 impl RunReader for HostRuns<'_> {
-    fn next_batch(&mut self, out: &mut [Span]) -> Result<usize, Cause> {
+    fn next_batch(&mut self, out: &mut [Span<Pa>]) -> Result<usize, Cause> {
         let before = self.frames.looks();
         let count = self.frames.next_batch(out)?;
         self.effort

@@ -4,7 +4,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use iommu::FlushError;
-use runs::Span;
+use runs::{Iova, Span};
 
 use crate::area::Area;
 
@@ -18,14 +18,14 @@ pub trait Listener: Send + Sync {
 
     /// Forgets everything in `range`. When it returns, nobody uses a translation from there that was
     /// looked up earlier. The wait is bounded; after an error it is called again.
-    fn unmapped(&self, range: Span) -> Result<(), FlushError>;
+    fn unmapped(&self, range: Span<Iova>) -> Result<(), FlushError>;
 }
 
 /// The listeners of an address space, and what they are still to be told.
 #[derive(Default)]
 pub(crate) struct Listeners {
     all: Vec<Arc<dyn Listener>>,
-    unmapped: Vec<Span>,
+    unmapped: Vec<Span<Iova>>,
 }
 
 impl Listeners {
@@ -42,7 +42,7 @@ impl Listeners {
     }
 
     /// Notes that `range` is to be forgotten.
-    pub(crate) fn note(&mut self, range: Span) {
+    pub(crate) fn note(&mut self, range: Span<Iova>) {
         if self.all.is_empty() {
             return;
         }

@@ -27,7 +27,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::mem;
 
-use runs::Span;
+use runs::{Offset, Pa, Span};
 
 use crate::error::MapError;
 use crate::ledger::{Charge, Forecast, Ledger};
@@ -51,7 +51,7 @@ pub struct Memory {
 #[derive(Debug, Default)]
 pub(crate) struct Pins {
     /// By offset in the object.
-    pub(crate) parts: Tally<Part>,
+    pub(crate) parts: Tally<Offset, Part>,
     /// Pins, by number.
     held: Vec<Option<Held>>,
     /// Numbers that are free.
@@ -123,7 +123,7 @@ impl Memory {
 
     /// The first stretch of `part` (offset and length in bytes) that is held, by an area of any address
     /// space or an external pin. What back ends of a kernel pin by themselves is not known here.
-    pub fn first_held(&self, part: Span) -> Option<Span> {
+    pub fn first_held(&self, part: Span<Offset>) -> Option<Span<Offset>> {
         let pins = self.pins.lock();
         let mut parts = pins.parts.inside(part);
         parts.find(|(_, part)| part.users > 0).map(|(span, _)| span)
@@ -139,13 +139,13 @@ impl Memory {
     /// Whether the limit permits to hold `part` (offset and length in bytes), before anything is
     /// touched: what is held already, or lies outside the object, costs nothing, and what is reserved
     /// no more than was kept for it.
-    pub fn forecast(&self, part: Span) -> Forecast {
+    pub fn forecast(&self, part: Span<Offset>) -> Forecast {
         self.forecast_times(part, None)
     }
 
     /// The same for an address space that charges each mapping so many
     /// [`times`](crate::Backend::times_charged), whoever else holds the memory.
-    pub(crate) fn forecast_times(&self, part: Span, times: Option<u64>) -> Forecast {
+    pub(crate) fn forecast_times(&self, part: Span<Offset>, times: Option<u64>) -> Forecast {
         let inside = Span::new(0, self.len()).intersection(&part);
         let needed = inside.map_or(0, |part| match times {
             Some(times) => self.charge_of_mapping(part).saturating_mul(times),
@@ -159,7 +159,7 @@ impl Memory {
     }
 
     /// What is kept for `part` alone.
-    fn kept(&self, pins: &Pins, part: Span) -> u64 {
+    fn kept(&self, pins: &Pins, part: Span<Offset>) -> u64 {
         let object = &*self.object;
         let all = pins.kept_for(part, object);
         let kept = all.saturating_sub(pins.kept_beside(part, object));
@@ -167,11 +167,11 @@ impl Memory {
     }
 
     /// What a kernel that charges each mapping for itself charges for one of `part`.
-    pub(crate) fn charge_of_mapping(&self, part: Span) -> u64 {
+    pub(crate) fn charge_of_mapping(&self, part: Span<Offset>) -> u64 {
         self.object.charge_of_mapping(part)
     }
 
-    fn charge(&self, parts: &[Span]) -> u64 {
+    fn charge(&self, parts: &[Span<Offset>]) -> u64 {
         let charges = parts.iter().map(|part| self.object.charge(*part));
         charges.fold(0, u64::saturating_add)
     }
@@ -180,7 +180,7 @@ impl Memory {
     /// and pins what nobody holds yet, all or nothing.
     pub(crate) fn hold(
         self: &Arc<Self>,
-        part: Span,
+        part: Span<Offset>,
         observer: &mut dyn Observer,
     ) -> Result<Hold, MapError> {
         let mut pins = self.pins.lock();
@@ -231,7 +231,7 @@ impl Memory {
     }
 
     /// Lets go of `part`. Returns the bytes that were unpinned, and the first failure.
-    fn release(&self, part: Span) -> (u64, Option<Cause>) {
+    fn release(&self, part: Span<Offset>) -> (u64, Option<Cause>) {
         let mut pins = self.pins.lock();
         let before = pins.kept_for(part, &*self.object);
         let mut unused = Vec::new();
@@ -258,7 +258,7 @@ impl Memory {
 
 impl Pins {
     /// Notes a new pin of `span`, with one user.
-    fn add(&mut self, span: Span, held: Held) {
+    fn add(&mut self, span: Span<Offset>, held: Held) {
         let pin = self.free.pop().unwrap_or(self.held.len());
         match self.held.get_mut(pin) {
             Some(place) => *place = Some(held),
@@ -269,7 +269,7 @@ impl Pins {
     }
 
     /// The pin that holds `at`, and how far before `end` it holds what follows.
-    fn pin_at(&self, at: u64, end: u64) -> Option<(&dyn Pinned, Span)> {
+    fn pin_at(&self, at: u64, end: u64) -> Option<(&dyn Pinned, Span<Offset>)> {
         if at >= end {
             return None;
         }
@@ -290,7 +290,7 @@ impl Pins {
     ///
     /// When that fails nobody knows how much of it is still pinned. The kernel goes on counting
     /// that, and so does the ledger: the charge stays.
-    fn unpin(&mut self, span: Span, pin: usize, freed: &mut Charge) -> Result<u64, Cause> {
+    fn unpin(&mut self, span: Span<Offset>, pin: usize, freed: &mut Charge) -> Result<u64, Cause> {
         let Some(place) = self.held.get_mut(pin) else {
             return Ok(0);
         };
@@ -324,7 +324,7 @@ impl Pins {
 }
 
 /// Cuts `part` in two at `offset`, which lies inside; what is behind it is returned.
-pub(crate) fn cut(part: &mut Span, offset: u64) -> Span {
+pub(crate) fn cut(part: &mut Span<Offset>, offset: u64) -> Span<Offset> {
     let len = offset - part.start;
     let tail = Span::new(offset, part.len - len);
     part.len = len;
@@ -332,7 +332,7 @@ pub(crate) fn cut(part: &mut Span, offset: u64) -> Span {
 }
 
 /// Takes `tail`, which begins where `part` ends, into it and leaves nothing of it.
-pub(crate) fn append(part: &mut Span, tail: &mut Span) {
+pub(crate) fn append(part: &mut Span<Offset>, tail: &mut Span<Offset>) {
     debug_assert_eq!(part.start + part.len, tail.start);
     part.len += mem::take(tail).len;
 }
@@ -342,7 +342,7 @@ pub(crate) fn append(part: &mut Span, tail: &mut Span) {
 #[must_use = "the memory is let go as soon as this is dropped"]
 pub struct Hold {
     memory: Arc<Memory>,
-    part: Span,
+    part: Span<Offset>,
 }
 
 impl Hold {
@@ -352,13 +352,17 @@ impl Hold {
     }
 
     /// The part: offset and length in bytes.
-    pub const fn part(&self) -> Span {
+    pub const fn part(&self) -> Span<Offset> {
         self.part
     }
 
     /// Has `work` read the physical runs of `part`, which lies in what is held. The memory is locked
     /// meanwhile: who else holds or lets go of it waits.
-    pub fn with_runs<T>(&self, part: Span, work: impl FnOnce(&mut dyn RunReader) -> T) -> T {
+    pub fn with_runs<T>(
+        &self,
+        part: Span<Offset>,
+        work: impl FnOnce(&mut dyn RunReader) -> T,
+    ) -> T {
         let pins = self.memory.pins.lock();
         let part = part.intersection(&self.part).unwrap_or_default();
         work(&mut Runs {
@@ -407,7 +411,7 @@ struct Runs<'a> {
 }
 
 impl RunReader for Runs<'_> {
-    fn next_batch(&mut self, out: &mut [Span]) -> Result<usize, Cause> {
+    fn next_batch(&mut self, out: &mut [Span<Pa>]) -> Result<usize, Cause> {
         loop {
             if let Some(reader) = &mut self.reader {
                 let count = reader.next_batch(out)?;

@@ -9,7 +9,7 @@ use core::error::Error;
 use core::fmt;
 use core::ops::ControlFlow;
 
-use runs::Span;
+use runs::{Offset, Pa, Span};
 
 /// An error of whoever stands behind the seam, with its own words.
 pub type Cause = Box<dyn Error + Send + Sync>;
@@ -26,11 +26,11 @@ pub trait MemoryObject: fmt::Debug + Send + Sync {
 
     /// The bytes that the kernel charges for pinning `part` (offset and length in bytes): whole
     /// huge pages, for instance.
-    fn charge(&self, part: Span) -> u64;
+    fn charge(&self, part: Span<Offset>) -> u64;
 
     /// The bytes that a kernel charges for mapping `part`, which pins memory by itself: its pages, but
     /// for memory that is not charged at all.
-    fn charge_of_mapping(&self, part: Span) -> u64 {
+    fn charge_of_mapping(&self, part: Span<Offset>) -> u64 {
         self.charge(part).min(part.len)
     }
 
@@ -38,7 +38,7 @@ pub trait MemoryObject: fmt::Debug + Send + Sync {
     /// to time, and may stop the work.
     fn pin(
         &self,
-        part: Span,
+        part: Span<Offset>,
         progress: &mut dyn FnMut(u64) -> ControlFlow<()>,
     ) -> Result<Box<dyn Pinned>, PinFailed>;
 
@@ -94,12 +94,12 @@ impl ProcessMemory {
 pub trait Pinned: fmt::Debug + Send {
     /// The physical runs of `part` (offset and length in the object, in bytes), which is pinned, in
     /// order of its offsets.
-    fn runs(&self, part: Span) -> Result<Box<dyn RunReader + '_>, Cause>;
+    fn runs(&self, part: Span<Offset>) -> Result<Box<dyn RunReader + '_>, Cause>;
 
     /// Gives back `part`, but not the last that is pinned; the rest stays pinned without a break.
     /// Returns the bytes that are charged for the rest. After an error it is not known how much of
     /// `part` is still pinned.
-    fn release(&mut self, part: Span) -> Result<u64, Cause>;
+    fn release(&mut self, part: Span<Offset>) -> Result<u64, Cause>;
 
     /// Unpins it, or what is left of it; returns the bytes. After an error it is not known how much of it is still pinned.
     fn unpin(self: Box<Self>) -> Result<u64, Cause>;
@@ -110,7 +110,7 @@ pub trait RunReader {
     /// Fills `out` with the next runs (physical address and length in bytes, none empty) and
     /// returns how many; 0 at the end only. A run may go on in the next batch, and neighbours need
     /// not be joined: whoever reads joins them. All runs together have the length of the part.
-    fn next_batch(&mut self, out: &mut [Span]) -> Result<usize, Cause>;
+    fn next_batch(&mut self, out: &mut [Span<Pa>]) -> Result<usize, Cause>;
 }
 
 /// Why a part was not pinned. Nothing of it is.

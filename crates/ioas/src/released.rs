@@ -31,7 +31,7 @@ use core::error::Error;
 use core::fmt;
 
 use iopt::{Interruption, RangeError};
-use runs::Span;
+use runs::{Iova, Span};
 
 use crate::error::{MapError, UnmapError};
 use crate::memory::Hold;
@@ -85,11 +85,11 @@ impl From<UnmapError> for ReleaseError {
 #[derive(Default)]
 struct Going {
     /// Ranges.
-    ranges: Vec<Span>,
+    ranges: Vec<Span<Iova>>,
     /// The areas in them.
-    areas: Vec<Span>,
+    areas: Vec<Span<Iova>>,
     /// Those that were pinned, in the order of their holds.
-    held: Vec<Span>,
+    held: Vec<Span<Iova>>,
     /// What was written to in them.
     written: Written,
 }
@@ -109,9 +109,9 @@ impl Ioas {
     /// rest is missing, unless `interruption` allows that.
     pub fn release(
         &self,
-        ranges: &[Span],
+        ranges: &[Span<Iova>],
         interruption: Interruption,
-        kept: &mut dyn FnMut(Span, ReleaseError),
+        kept: &mut dyn FnMut(Span<Iova>, ReleaseError),
         observer: &mut dyn Observer,
     ) -> u64 {
         self.lock().release(ranges, interruption, kept, observer)
@@ -125,9 +125,9 @@ impl Ioas {
     /// tables are there; what can fail is the pin, and a flush that was still to come.
     pub fn restore(
         &self,
-        ranges: &[Span],
+        ranges: &[Span<Iova>],
         interruption: Interruption,
-        failed: &mut dyn FnMut(Span, MapError),
+        failed: &mut dyn FnMut(Span<Iova>, MapError),
         observer: &mut dyn Observer,
     ) {
         let space = &mut *self.lock();
@@ -163,9 +163,9 @@ impl Ioas {
 impl Space {
     pub(crate) fn release(
         &mut self,
-        ranges: &[Span],
+        ranges: &[Span<Iova>],
         interruption: Interruption,
-        kept: &mut dyn FnMut(Span, ReleaseError),
+        kept: &mut dyn FnMut(Span<Iova>, ReleaseError),
         observer: &mut dyn Observer,
     ) -> u64 {
         let first = self.retired.holds.len();
@@ -212,7 +212,7 @@ impl Space {
     /// Takes `range` from all devices, without waiting for them, or leaves everything as it was.
     fn empty_for_release(
         &mut self,
-        range: Span,
+        range: Span<Iova>,
         interruption: Interruption,
         going: &mut Going,
         observer: &mut dyn Observer,
@@ -230,7 +230,7 @@ impl Space {
         let (first, last) = (range.start, range.last());
         let cuts = self.cut_around(range, interruption)?;
         let inside = self.areas.0.overlapping(first, last);
-        let fresh: Vec<Span> = inside
+        let fresh: Vec<Span<Iova>> = inside
             .filter(|(_, area)| !area.released)
             .map(|(span, _)| span)
             .collect();
@@ -274,7 +274,12 @@ impl Space {
 
     /// Somebody has not forgotten what was emptied in `range`: has devices see it again, the same
     /// memory, which is still pinned. What cannot be mapped stays released.
-    fn map_what_was_emptied(&mut self, range: Span, areas: &[Span], observer: &mut dyn Observer) {
+    fn map_what_was_emptied(
+        &mut self,
+        range: Span<Iova>,
+        areas: &[Span<Iova>],
+        observer: &mut dyn Observer,
+    ) {
         for span in areas.iter().filter(|span| range.covers(span)) {
             let _ = self.map_released(*span, observer);
         }
@@ -283,8 +288,8 @@ impl Space {
     }
 
     /// What is released in `range`, in areas of their own.
-    fn released_in(&mut self, range: Span) -> Result<Vec<Span>, MapError> {
-        if Span::checked(range.start, range.len).is_none() {
+    fn released_in(&mut self, range: Span<Iova>) -> Result<Vec<Span<Iova>>, MapError> {
+        if Span::<Iova>::checked(range.start, range.len).is_none() {
             return Err(MapError::BeyondEnd { start: range.start });
         }
         let granule = self.backend.granule();
@@ -308,7 +313,11 @@ impl Space {
     }
 
     /// Has devices see the released area `span` again. After an error it is still released.
-    fn map_released(&mut self, span: Span, observer: &mut dyn Observer) -> Result<(), MapError> {
+    fn map_released(
+        &mut self,
+        span: Span<Iova>,
+        observer: &mut dyn Observer,
+    ) -> Result<(), MapError> {
         let Some((_, area)) = self.areas.0.at_mut(span.start) else {
             return Ok(());
         };
@@ -324,7 +333,7 @@ impl Space {
     }
 
     /// Joins the areas in `range`, and those that meet at its ends, where they were cut.
-    fn join_inside(&mut self, range: Span) {
+    fn join_inside(&mut self, range: Span<Iova>) {
         let inside = self.areas.0.overlapping(range.start, range.last());
         let starts: Vec<u64> = inside.map(|(span, _)| span.start).collect();
         starts.into_iter().for_each(|start| self.join_at(start));
@@ -334,10 +343,10 @@ impl Space {
     }
 
     /// Merges leaves around `range`, which has come back.
-    fn refit_at(&mut self, range: Span, interruption: Interruption) {
+    fn refit_at(&mut self, range: Span<Iova>, interruption: Interruption) {
         let inside = self.areas.0.overlapping(range.start, range.last());
         let there = inside.filter(|(_, area)| area.is_there());
-        let parts: Vec<(Span, Span)> = there
+        let parts: Vec<(Span<Iova>, Span<Iova>)> = there
             .filter_map(|(whole, _)| Some((whole.intersection(&range)?, whole)))
             .collect();
         for (part, whole) in parts {

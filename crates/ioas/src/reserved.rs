@@ -21,7 +21,7 @@ use alloc::sync::Arc;
 use alloc::vec;
 use alloc::vec::Vec;
 
-use runs::Span;
+use runs::{Iova, Offset, Span};
 
 use crate::area::HeldArea;
 use crate::areas::Areas;
@@ -35,7 +35,7 @@ use crate::object::MemoryObject;
 #[must_use = "the charge is given back as soon as this is dropped"]
 pub(crate) struct Reserved {
     memory: Arc<Memory>,
-    part: Span,
+    part: Span<Offset>,
     /// What is kept for one area alone; `None` where the memory keeps it, once for all.
     alone: Option<Charge>,
 }
@@ -110,7 +110,7 @@ impl Areas {
     pub(crate) fn charge_released(
         &self,
         times: Option<u64>,
-    ) -> Result<ForReleased, (Span, MapError)> {
+    ) -> Result<ForReleased, (Span<Iova>, MapError)> {
         let charged = |area: &HeldArea| {
             let reserved = area.memory.reserve(area.part(), times);
             let refused = |over| (area.range, MapError::OverLimit(over));
@@ -154,7 +154,7 @@ impl Memory {
     /// `times` all of it is, so often, for one area alone.
     pub(crate) fn reserve(
         self: &Arc<Self>,
-        part: Span,
+        part: Span<Offset>,
         times: Option<u64>,
     ) -> Result<Box<Reserved>, OverLimit> {
         let alone = match times {
@@ -174,7 +174,7 @@ impl Memory {
         }))
     }
 
-    fn change_reserved(&self, part: Span, by: i64) -> Result<(), OverLimit> {
+    fn change_reserved(&self, part: Span<Offset>, by: i64) -> Result<(), OverLimit> {
         let mut pins = self.pins().lock();
         let pins = &mut *pins;
         let before = pins.kept_for(part, &**self.object());
@@ -207,7 +207,7 @@ impl Memory {
 
 impl Pins {
     /// What is to be kept for stretches in `part`, and for those that go over its ends.
-    pub(crate) fn kept_for(&self, part: Span, object: &dyn MemoryObject) -> u64 {
+    pub(crate) fn kept_for(&self, part: Span<Offset>, object: &dyn MemoryObject) -> u64 {
         if self.reservations == 0 {
             return 0;
         }
@@ -227,12 +227,12 @@ impl Pins {
     }
 
     /// The same when `part` is held.
-    pub(crate) fn kept_beside(&self, part: Span, object: &dyn MemoryObject) -> u64 {
+    pub(crate) fn kept_beside(&self, part: Span<Offset>, object: &dyn MemoryObject) -> u64 {
         if self.reservations == 0 {
             return 0;
         }
         let end = part.start + part.len;
-        let idle = |stretch: &(Span, Part)| stretch.1.users == 0;
+        let idle = |stretch: &(Span<Offset>, Part)| stretch.1.users == 0;
         let before = part
             .start
             .checked_sub(1)
@@ -250,7 +250,7 @@ impl Pins {
     /// kept now, and charges what is missing; or gives back what is too much.
     pub(crate) fn keep(
         &mut self,
-        part: Span,
+        part: Span<Offset>,
         before: u64,
         freed: &mut Charge,
         object: &dyn MemoryObject,
@@ -282,7 +282,7 @@ impl Pins {
     }
 
     /// What of `part` nobody holds, in stretches.
-    pub(crate) fn unheld(&self, part: Span) -> Vec<Span> {
+    pub(crate) fn unheld(&self, part: Span<Offset>) -> Vec<Span<Offset>> {
         let held = self.parts.inside(part).filter(|(_, part)| part.users > 0);
         let mut held = held.peekable();
         if held.peek().is_none() && !part.is_empty() {

@@ -10,7 +10,7 @@ use core::fmt;
 use core::time::Duration;
 
 use iommu::FlushError;
-use runs::Span;
+use runs::{Iova, Span};
 
 use crate::backend::Backend;
 use crate::listener::Listeners;
@@ -60,7 +60,7 @@ impl fmt::Debug for Retired {
 
 impl Retired {
     /// Keeps the memory that was mapped at `range` until everybody has forgotten it.
-    pub(crate) fn add(&mut self, range: Span, hold: Option<Hold>) {
+    pub(crate) fn add(&mut self, range: Span<Iova>, hold: Option<Hold>) {
         self.listeners.note(range);
         self.holds.extend(hold);
     }
@@ -70,7 +70,7 @@ impl Retired {
     pub(crate) fn make_way(
         &mut self,
         backend: &mut dyn Backend,
-        range: Span,
+        range: Span<Iova>,
     ) -> Result<(), FlushError> {
         match self.flushing {
             Flushing::Lazy { .. } if self.listeners.is_quiet() && !backend.waits_in(range) => {

@@ -32,7 +32,7 @@ use core::fmt;
 use core::mem;
 
 use iopt::{Aperture, Interruption, Prot, RangeError};
-use runs::{PageSizes, Span};
+use runs::{Iova, Offset, PageSizes, Span};
 
 use crate::area::{Area, HeldArea};
 use crate::areas::Areas;
@@ -85,7 +85,7 @@ pub(crate) struct Space {
     pub(crate) retired: Retired,
     pub(crate) externals: Arc<Externals>,
     /// To which addresses are chosen; anywhere when empty.
-    pub(crate) allowed: Vec<Span>,
+    pub(crate) allowed: Vec<Span<Iova>>,
     /// While it is tracked what devices write to.
     pub(crate) tracking: Option<Tracking>,
 }
@@ -196,7 +196,7 @@ impl Ioas {
 
     /// The mappings that a kernel has for this address space, in order: not the areas. `None` where
     /// tables are ours.
-    pub fn kernel_mappings(&self) -> Option<Vec<Span>> {
+    pub fn kernel_mappings(&self) -> Option<Vec<Span<Iova>>> {
         self.lock().backend.mappings()
     }
 
@@ -227,7 +227,12 @@ impl Ioas {
     /// Calls `each` for every area over some of `part` (offset and length in bytes) of `memory`, at
     /// whatever device addresses, in no order. The first call notes all areas by their memory, and from
     /// then on this takes a look at those that it yields, and at few others.
-    pub fn areas_over(&self, memory: &Arc<Memory>, part: Span, mut each: impl FnMut(&Area)) {
+    pub fn areas_over(
+        &self,
+        memory: &Arc<Memory>,
+        part: Span<Offset>,
+        mut each: impl FnMut(&Area),
+    ) {
         let space = &mut *self.lock();
         space.areas.over(memory, part).for_each(|area| each(area));
     }
@@ -261,7 +266,7 @@ impl Ioas {
         &self,
         iova: u64,
         memory: &Arc<Memory>,
-        part: Span,
+        part: Span<Offset>,
         prot: Prot,
         observer: &mut dyn Observer,
     ) -> Result<(), MapError> {
@@ -271,7 +276,7 @@ impl Ioas {
     /// Whether the limit permits to map `part` (offset and length in bytes) of `memory` here, before
     /// anything is touched: [`Memory::forecast`], as often as this address space charges it. That is
     /// more than once only with containers by node, for each of those that it has now.
-    pub fn forecast(&self, memory: &Memory, part: Span) -> Forecast {
+    pub fn forecast(&self, memory: &Memory, part: Span<Offset>) -> Forecast {
         let space = self.lock();
         memory.forecast_times(part, space.backend.times_charged())
     }
@@ -285,12 +290,19 @@ impl Ioas {
     ///
     /// See [`UnmapError`], which says for each case what has happened to the areas: either all of
     /// them are unmapped or none.
-    pub fn unmap(&self, range: Span, observer: &mut dyn Observer) -> Result<Unmapped, UnmapError> {
+    pub fn unmap(
+        &self,
+        range: Span<Iova>,
+        observer: &mut dyn Observer,
+    ) -> Result<Unmapped, UnmapError> {
         self.lock().unmap(range, observer)
     }
 
     /// [`unmap`](Self::unmap), with the number of flushes before and after it.
-    pub(crate) fn unmap_counted(&self, range: Span) -> (Result<Unmapped, UnmapError>, [u64; 2]) {
+    pub(crate) fn unmap_counted(
+        &self,
+        range: Span<Iova>,
+    ) -> (Result<Unmapped, UnmapError>, [u64; 2]) {
         let space = &mut *self.lock();
         let before = space.retired.flushes;
         let unmapped = space.unmap(range, &mut ());
@@ -387,7 +399,7 @@ impl Space {
         &mut self,
         iova: u64,
         memory: &Arc<Memory>,
-        part: Span,
+        part: Span<Offset>,
         prot: Prot,
         observer: &mut dyn Observer,
     ) -> Result<(), MapError> {
@@ -429,9 +441,9 @@ impl Space {
         &self,
         iova: u64,
         memory: &Memory,
-        part: Span,
+        part: Span<Offset>,
         prot: Prot,
-    ) -> Result<Span, MapError> {
+    ) -> Result<Span<Iova>, MapError> {
         let granule = self.backend.granule();
         if part.len == 0 {
             return Err(MapError::Range(RangeError::Empty));
@@ -464,7 +476,7 @@ impl Space {
 
     pub(crate) fn unmap(
         &mut self,
-        range: Span,
+        range: Span<Iova>,
         observer: &mut dyn Observer,
     ) -> Result<Unmapped, UnmapError> {
         self.unmap_with(range, &mut |_| (), observer)
@@ -473,8 +485,8 @@ impl Space {
     /// Unmaps the areas in `range`; `note` is told what devices have written to.
     pub(crate) fn unmap_with(
         &mut self,
-        range: Span,
-        note: &mut dyn FnMut(Span),
+        range: Span<Iova>,
+        note: &mut dyn FnMut(Span<Iova>),
         observer: &mut dyn Observer,
     ) -> Result<Unmapped, UnmapError> {
         if !self.check_unmap(range)? {
@@ -497,11 +509,11 @@ impl Space {
     }
 
     /// Refuses what ends beyond the address space; false when there is nothing to do.
-    pub(crate) fn check_unmap(&self, range: Span) -> Result<bool, UnmapError> {
+    pub(crate) fn check_unmap(&self, range: Span<Iova>) -> Result<bool, UnmapError> {
         if range.is_empty() {
             return Ok(false);
         }
-        if Span::checked(range.start, range.len).is_none() {
+        if Span::<Iova>::checked(range.start, range.len).is_none() {
             return Err(UnmapError::BeyondEnd { start: range.start });
         }
         Ok(true)
@@ -526,7 +538,7 @@ impl Space {
         first: u64,
         last: u64,
         interruption: Interruption,
-        note: &mut dyn FnMut(Span),
+        note: &mut dyn FnMut(Span<Iova>),
     ) -> Result<(), UnmapError> {
         let (backend, areas) = (&mut self.backend, &self.areas);
         backend.empty(areas, first, last, interruption, note)?;
@@ -541,7 +553,7 @@ impl Space {
         first: u64,
         last: u64,
         interruption: Interruption,
-        note: &mut dyn FnMut(Span),
+        note: &mut dyn FnMut(Span<Iova>),
         observer: &mut dyn Observer,
     ) -> Result<Unmapped, UnmapError> {
         let mut unmapped = observed(observer, Step::EmptyTables, |_| {

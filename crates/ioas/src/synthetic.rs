@@ -7,7 +7,7 @@ use alloc::vec::Vec;
 use core::ops::ControlFlow;
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use runs::Span;
+use runs::{Offset, Pa, Span};
 
 use crate::given::Reader;
 use crate::object::{Cause, MemoryObject, PinFailed, Pinned, RunReader};
@@ -31,7 +31,7 @@ use crate::object::{Cause, MemoryObject, PinFailed, Pinned, RunReader};
 #[derive(Debug)]
 pub struct Synthetic {
     /// With their offsets.
-    runs: Arc<[(u64, Span)]>,
+    runs: Arc<[(u64, Span<Pa>)]>,
     len: u64,
     /// Bytes of a page as the kernel would charge it.
     page: u64,
@@ -41,9 +41,9 @@ pub struct Synthetic {
 
 impl Synthetic {
     /// Memory that consists of `runs`, in the order of its offsets, charged in pages of 4 KiB.
-    pub fn new(runs: impl IntoIterator<Item = Span>) -> Self {
+    pub fn new(runs: impl IntoIterator<Item = Span<Pa>>) -> Self {
         let mut len = 0;
-        let place = |run: Span| {
+        let place = |run: Span<Pa>| {
             let offset = len;
             len += run.len;
             (offset, run)
@@ -87,14 +87,14 @@ impl MemoryObject for Synthetic {
         self.len
     }
 
-    fn charge(&self, part: Span) -> u64 {
+    fn charge(&self, part: Span<Offset>) -> u64 {
         let first = part.start & !(self.page - 1);
         (part.last() | (self.page - 1)) - first + 1
     }
 
     fn pin(
         &self,
-        part: Span,
+        part: Span<Offset>,
         progress: &mut dyn FnMut(u64) -> ControlFlow<()>,
     ) -> Result<Box<dyn Pinned>, PinFailed> {
         if let Some(offset) = self.refused
@@ -117,9 +117,9 @@ impl MemoryObject for Synthetic {
 
 #[derive(Debug)]
 struct SyntheticPin {
-    runs: Arc<[(u64, Span)]>,
+    runs: Arc<[(u64, Span<Pa>)]>,
     /// What is pinned, in order.
-    parts: Vec<Span>,
+    parts: Vec<Span<Offset>>,
     page: u64,
     pinned: Arc<AtomicU64>,
 }
@@ -127,26 +127,26 @@ struct SyntheticPin {
 /// It is not pinned.
 #[derive(Debug, thiserror::Error)]
 #[error("{0} is not pinned as a whole")]
-struct NotPinned(Span);
+struct NotPinned(Span<Offset>);
 
 impl SyntheticPin {
     fn bytes(&self) -> u64 {
         self.parts.iter().map(|part| part.len).sum()
     }
 
-    fn holds(&self, part: Span) -> Result<usize, Cause> {
+    fn holds(&self, part: Span<Offset>) -> Result<usize, Cause> {
         let place = self.parts.iter().position(|held| held.covers(&part));
         place.ok_or_else(|| NotPinned(part).into())
     }
 }
 
 impl Pinned for SyntheticPin {
-    fn runs(&self, part: Span) -> Result<Box<dyn RunReader + '_>, Cause> {
+    fn runs(&self, part: Span<Offset>) -> Result<Box<dyn RunReader + '_>, Cause> {
         self.holds(part)?;
         Ok(Box::new(Reader::new(&self.runs, part)))
     }
 
-    fn release(&mut self, part: Span) -> Result<u64, Cause> {
+    fn release(&mut self, part: Span<Offset>) -> Result<u64, Cause> {
         let place = self.holds(part)?;
         let held = self.parts[place];
         let head = Span::new(held.start, part.start - held.start);

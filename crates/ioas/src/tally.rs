@@ -11,24 +11,30 @@ use runs::Span;
 
 use crate::intervals::Intervals;
 
-#[derive(Debug, Default)]
-pub(crate) struct Tally<T>(Intervals<T>);
+#[derive(Debug)]
+pub(crate) struct Tally<A, T>(Intervals<A, T>);
 
-impl<T: Copy + Default + PartialEq> Tally<T> {
+impl<A, T> Default for Tally<A, T> {
+    fn default() -> Self {
+        Self(Intervals::new())
+    }
+}
+
+impl<A, T: Copy + Default + PartialEq> Tally<A, T> {
     /// The stretch of equal values that `address` is in, if that is not the default.
-    pub(crate) fn at(&self, address: u64) -> Option<(Span, T)> {
+    pub(crate) fn at(&self, address: u64) -> Option<(Span<A>, T)> {
         self.0.at(address).map(|(span, value)| (span, *value))
     }
 
     /// The stretches with bytes in `range`, in order, as far as they lie in it.
-    pub(crate) fn inside(&self, range: Span) -> impl Iterator<Item = (Span, T)> {
+    pub(crate) fn inside(&self, range: Span<A>) -> impl Iterator<Item = (Span<A>, T)> {
         self.0
             .overlapping(range.start, range.last())
             .filter_map(move |(span, value)| Some((span.intersection(&range)?, *value)))
     }
 
     /// What of `range` has the default value, in order.
-    pub(crate) fn gaps(&self, range: Span) -> impl Iterator<Item = Span> {
+    pub(crate) fn gaps(&self, range: Span<A>) -> impl Iterator<Item = Span<A>> {
         let ends = self
             .inside(range)
             .map(|(span, _)| (span.start, span.last()));
@@ -48,12 +54,12 @@ impl<T: Copy + Default + PartialEq> Tally<T> {
 
     /// Has `change` change the value of everything in `range`, once for each stretch of equal values,
     /// in order.
-    pub(crate) fn change(&mut self, range: Span, mut change: impl FnMut(&mut T)) {
+    pub(crate) fn change(&mut self, range: Span<A>, mut change: impl FnMut(&mut T)) {
         self.change_each(range, |_, value| change(value));
     }
 
     /// The same; `change` is told what of `range` the stretch is.
-    pub(crate) fn change_each(&mut self, range: Span, mut change: impl FnMut(Span, &mut T)) {
+    pub(crate) fn change_each(&mut self, range: Span<A>, mut change: impl FnMut(Span<A>, &mut T)) {
         // Those beside as well, which what changes may be joined with.
         let (before, behind) = (
             range.start.saturating_sub(1),
@@ -72,9 +78,9 @@ impl<T: Copy + Default + PartialEq> Tally<T> {
             return self.set(range, all.map(|(_, value)| value), value, [head, first]);
         }
         let near = self.0.overlapping(before, behind);
-        let old: Vec<(Span, T)> = near.map(|(span, value)| (span, *value)).collect();
+        let old: Vec<(Span<A>, T)> = near.map(|(span, value)| (span, *value)).collect();
         let mut new = Joined(Vec::with_capacity(old.len() + 2));
-        let mut changed = |new: &mut Joined<T>, span: Option<Span>, mut value: T| {
+        let mut changed = |new: &mut Joined<A, T>, span: Option<Span<A>>, mut value: T| {
             if let Some(here) = span {
                 change(here, &mut value);
                 new.push(span, value);
@@ -107,11 +113,11 @@ impl<T: Copy + Default + PartialEq> Tally<T> {
 
     /// Has `value` in `range`, which is one stretch of the value `old`, or of none; `beside` it are
     /// stretches that touch it.
-    fn set(&mut self, range: Span, old: Option<T>, value: T, beside: [Option<(Span, T)>; 2]) {
+    fn set(&mut self, range: Span<A>, old: Option<T>, value: T, beside: [Option<(Span<A>, T)>; 2]) {
         if old.unwrap_or_default() == value {
             return;
         }
-        let joins = |beside: Option<(Span, T)>| beside.filter(|(_, same)| *same == value);
+        let joins = |beside: Option<(Span<A>, T)>| beside.filter(|(_, same)| *same == value);
         let [head, tail] = beside.map(joins);
         if old.is_some() && value != T::default() && head.is_none() && tail.is_none() {
             if let Some((_, there)) = self.0.at_mut(range.start) {
@@ -138,8 +144,8 @@ impl<T: Copy + Default + PartialEq> Tally<T> {
     }
 
     /// Has the stretches `new` where `old` are. Most are often the same, or differ in the value only.
-    fn replace(&mut self, old: &[(Span, T)], new: &[(Span, T)]) {
-        let same = |list: &[(Span, T)], span: Span| {
+    fn replace(&mut self, old: &[(Span<A>, T)], new: &[(Span<A>, T)]) {
+        let same = |list: &[(Span<A>, T)], span: Span<A>| {
             let place = list.binary_search_by_key(&span.start, |(span, _)| span.start);
             place.ok().filter(|place| list[*place].0 == span)
         };
@@ -166,10 +172,10 @@ impl<T: Copy + Default + PartialEq> Tally<T> {
 }
 
 /// Stretches in order: joined where they are equal, and without the default.
-struct Joined<T>(Vec<(Span, T)>);
+struct Joined<A, T>(Vec<(Span<A>, T)>);
 
-impl<T: Copy + Default + PartialEq> Joined<T> {
-    fn push(&mut self, span: Option<Span>, value: T) {
+impl<A, T: Copy + Default + PartialEq> Joined<A, T> {
+    fn push(&mut self, span: Option<Span<A>>, value: T) {
         let Some(span) = span.filter(|_| value != T::default()) else {
             return;
         };
@@ -187,11 +193,12 @@ mod tests {
     use super::*;
     use alloc::vec;
     use proptest::prelude::*;
+    use runs::Iova;
 
     fn check(base: u64, changes: &[(u64, u64, u8)]) {
         const SIZE: u64 = 24;
         let mut plain = vec![0u8; SIZE as usize];
-        let mut tally = Tally::<u8>::default();
+        let mut tally = Tally::<Iova, u8>::default();
         for (start, len, by) in changes {
             let (start, len) = (start % SIZE, 1 + len % (SIZE - start % SIZE));
             let range = Span::new(base + start, len);
@@ -206,7 +213,7 @@ mod tests {
                 *value = (*value + by) % 4;
             }
             let mut found = vec![0u8; SIZE as usize];
-            let mut last: Option<(Span, u8)> = None;
+            let mut last: Option<(Span<Iova>, u8)> = None;
             for (span, value) in tally.inside(Span::new(base, SIZE)) {
                 assert_ne!(value, 0);
                 if let Some((before, same)) = last {

@@ -9,7 +9,7 @@ use core::time::Duration;
 use iommu::FlushError;
 use iopt::Prot;
 use parking_lot::{RwLock, RwLockReadGuard};
-use runs::Span;
+use runs::{Iova, Span};
 use vm_memory::iommu::{Error, IotlbIterator, IovaRange};
 use vm_memory::{GuestAddress, Iommu, Iotlb, Permissions};
 
@@ -96,7 +96,7 @@ impl fmt::Debug for GuestIommu {
 
 /// vm-memory's lengths are `usize`, and its ranges end before 2^64: the last page of the address
 /// space is left out.
-fn length(range: Span) -> usize {
+fn length(range: Span<Iova>) -> usize {
     let len = match range.start.checked_add(range.len) {
         Some(_) => range.len,
         None => range.len - 4096.min(range.len),
@@ -128,7 +128,7 @@ impl Listener for GuestIommu {
         let _ = iotlb.set_mapping(iova, GuestAddress(target), length(range), permissions);
     }
 
-    fn unmapped(&self, range: Span) -> Result<(), FlushError> {
+    fn unmapped(&self, range: Span<Iova>) -> Result<(), FlushError> {
         match self.iotlb.try_write_for(self.wait) {
             Some(mut iotlb) => {
                 iotlb.invalidate_mapping(GuestAddress(range.start), length(range));

@@ -3,15 +3,15 @@
 use alloc::vec::Vec;
 
 use iopt::Aperture;
-use runs::Span;
+use runs::{Iova, Span};
 
 /// The stretches of the address space, none longer than 2^63 bytes, that lie in every one of
 /// `apertures` and in none of `reserved`; in order.
 pub(crate) fn windows(
     apertures: impl Iterator<Item = Aperture>,
-    reserved: impl Iterator<Item = Span>,
-) -> Vec<Span> {
-    let mut windows: Vec<Span> = Aperture::zeros(64).spans().collect();
+    reserved: impl Iterator<Item = Span<Iova>>,
+) -> Vec<Span<Iova>> {
+    let mut windows: Vec<Span<Iova>> = Aperture::zeros(64).spans().collect();
     for aperture in apertures {
         windows = aperture
             .spans()
@@ -29,21 +29,24 @@ pub(crate) fn windows(
 }
 
 /// What of `windows` lies in one of `allowed`, in order.
-pub(crate) fn within(windows: &[Span], allowed: &[Span]) -> Vec<Span> {
+pub(crate) fn within(windows: &[Span<Iova>], allowed: &[Span<Iova>]) -> Vec<Span<Iova>> {
     allowed
         .iter()
         .flat_map(|span| intersections(windows, *span))
         .collect()
 }
 
-fn intersections(windows: &[Span], span: Span) -> impl Iterator<Item = Span> + '_ {
+fn intersections(
+    windows: &[Span<Iova>],
+    span: Span<Iova>,
+) -> impl Iterator<Item = Span<Iova>> + '_ {
     windows
         .iter()
         .filter_map(move |window| window.intersection(&span))
 }
 
 /// `window` without `hole`: what lies before, and what lies behind.
-pub(crate) fn without(window: Span, hole: Span) -> impl Iterator<Item = Span> {
+pub(crate) fn without(window: Span<Iova>, hole: Span<Iova>) -> impl Iterator<Item = Span<Iova>> {
     let before = hole.start.clamp(window.start, window.last()) - window.start;
     let parts = if hole.overlaps(&window) {
         let behind = window.last().saturating_sub(hole.last());
@@ -58,7 +61,7 @@ pub(crate) fn without(window: Span, hole: Span) -> impl Iterator<Item = Span> {
 
 /// The stretch without a window that `range` has bytes in, the first one.
 #[cfg(any(feature = "vfio", feature = "iommufd"))]
-pub(crate) fn outside(windows: &[Span], range: Span) -> Option<Span> {
+pub(crate) fn outside(windows: &[Span<Iova>], range: Span<Iova>) -> Option<Span<Iova>> {
     // The first address that is in no window, of those from the start of the range on.
     let mut at = range.start;
     let mut behind = 0;
@@ -132,7 +135,7 @@ mod tests {
         assert_eq!(gap(11, 2), top);
         assert_eq!(gap(100, 1), top);
         assert!(outside(&[], Span::new(0, 1)).is_some());
-        let whole: Vec<Span> = Aperture::zeros(64).spans().collect();
+        let whole: Vec<Span<Iova>> = Aperture::zeros(64).spans().collect();
         assert_eq!(outside(&whole, Span::new(u64::MAX - 7, 8)), None);
     }
 

@@ -24,7 +24,7 @@ use allocated::{Counting, counted};
 use ioas::{Cause, Ioas, Ledger, Memory, MemoryObject, PinFailed, Pinned, RunReader};
 use iommu::DomainId;
 use iopt::{AnyTable, FormatId, HeapTables, Prot};
-use runs::{PageSizes, Span};
+use runs::{Offset, Pa, PageSizes, Span};
 
 #[global_allocator]
 static ALLOCATOR: Counting<{ u64::MAX }> = Counting;
@@ -42,13 +42,13 @@ impl MemoryObject for Fragments {
         self.runs * RUN
     }
 
-    fn charge(&self, part: Span) -> u64 {
+    fn charge(&self, part: Span<Offset>) -> u64 {
         part.len
     }
 
     fn pin(
         &self,
-        _part: Span,
+        _part: Span<Offset>,
         _progress: &mut dyn FnMut(u64) -> ControlFlow<()>,
     ) -> Result<Box<dyn Pinned>, PinFailed> {
         Ok(Box::new(FragmentsPin { runs: self.runs }))
@@ -61,12 +61,12 @@ struct FragmentsPin {
 }
 
 impl Pinned for FragmentsPin {
-    fn runs(&self, part: Span) -> Result<Box<dyn RunReader + '_>, Cause> {
+    fn runs(&self, part: Span<Offset>) -> Result<Box<dyn RunReader + '_>, Cause> {
         let next = part.start / RUN..(part.start + part.len) / RUN;
         Ok(Box::new(FragmentsReader { next }))
     }
 
-    fn release(&mut self, part: Span) -> Result<u64, Cause> {
+    fn release(&mut self, part: Span<Offset>) -> Result<u64, Cause> {
         self.runs -= part.len / RUN;
         Ok(self.runs * RUN)
     }
@@ -81,7 +81,7 @@ struct FragmentsReader {
 }
 
 impl RunReader for FragmentsReader {
-    fn next_batch(&mut self, out: &mut [Span]) -> Result<usize, Cause> {
+    fn next_batch(&mut self, out: &mut [Span<Pa>]) -> Result<usize, Cause> {
         let mut count = 0;
         for (slot, n) in out.iter_mut().zip(&mut self.next) {
             *slot = Span::new((1 << 40) + n * 2 * RUN, RUN);

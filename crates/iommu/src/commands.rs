@@ -14,7 +14,7 @@
 //! together ([`parts`]).
 
 use iopt::Invalidation;
-use runs::Span;
+use runs::{Iova, Span};
 
 /// More commands for pages than this for one gather are replaced by one for the whole domain:
 /// two for each of the 16 ranges that a gather keeps apart, so that only a small largest mask leads
@@ -105,7 +105,7 @@ pub(crate) fn blocks_of(
 }
 
 /// One or two blocks around a range, of at least 2^`least` pages.
-fn cover(range: &Span, least: u32) -> impl Iterator<Item = Block> + Clone {
+fn cover(range: &Span<Iova>, least: u32) -> impl Iterator<Item = Block> + Clone {
     let (first, last) = (range.start >> 12 >> least, range.last() >> 12 >> least);
     let around = |first: u64, last: u64| {
         // The bits in which addresses of the block differ.

@@ -25,7 +25,7 @@ use core::fmt;
 
 use iopt::{Chain, Invalidation, NoTables, Root, TABLE_BYTES, TableMemory};
 use lock_api::Mutex;
-use runs::Span;
+use runs::{Iova, Pa, Span};
 
 use crate::capabilities::{Capabilities, reaches};
 use crate::commands::CommandCounters;
@@ -77,7 +77,7 @@ pub trait Kind: Sized {
     type Inner: fmt::Debug;
 
     /// The device addresses that are never translated.
-    const RESERVED: &'static [Span] = &[];
+    const RESERVED: &'static [Span<Iova>] = &[];
 
     /// The memory node, if it is known.
     fn node(config: &Self::Config) -> Option<NodeId>;
@@ -240,7 +240,7 @@ where
         K::node(&self.config)
     }
 
-    fn reserved(&self, _device: DeviceId, sink: &mut dyn FnMut(Span)) {
+    fn reserved(&self, _device: DeviceId, sink: &mut dyn FnMut(Span<Iova>)) {
         K::RESERVED.iter().copied().for_each(sink);
     }
 
@@ -349,7 +349,7 @@ pub trait InMemory: Kind {
         inner: &Self::Inner,
         memory: &M,
         config: &Self::Config,
-        each: &mut impl FnMut(&'static str, Span),
+        each: &mut impl FnMut(&'static str, Span<Pa>),
     );
 
     /// Hands the pages that only the driver uses, and that its successor makes anew, to `each`.
@@ -421,7 +421,7 @@ pub(crate) use refused;
 /// So many pages, or none; `taken` hands what was taken before to its argument, to go back with them.
 pub(crate) fn pages<const N: usize, M: TableMemory>(
     memory: &M,
-    taken: impl FnOnce(&mut dyn FnMut(&'static str, Span)),
+    taken: impl FnOnce(&mut dyn FnMut(&'static str, Span<Pa>)),
 ) -> Result<[u64; N], NoTables> {
     let mut pages = [0; N];
     for n in 0..N {
@@ -452,7 +452,7 @@ impl<'m, M: TableMemory> Back<'m, M> {
     }
 
     /// A stretch, in pieces of the size of the memory's tables.
-    pub(crate) fn push(&mut self, span: Span) {
+    pub(crate) fn push(&mut self, span: Span<Pa>) {
         for offset in (0..span.len).step_by(M::TABLE_BYTES as usize) {
             self.chain.push(self.memory, span.start + offset);
         }

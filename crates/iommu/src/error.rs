@@ -4,7 +4,7 @@ use core::fmt;
 use core::time::Duration;
 
 use iopt::{FormatId, NoTables, Root};
-use runs::Span;
+use runs::{Iova, Span};
 
 use crate::unit::{DeviceId, DomainId, Pasid};
 
@@ -212,7 +212,7 @@ pub enum FlushError {
     #[error("flush of {range}: after {} ms somebody still used a translation of it", .waited.as_millis())]
     Held {
         /// The device addresses that were to be invalidated.
-        range: Span,
+        range: Span<Iova>,
         /// How long the flush has waited.
         waited: Duration,
     },

@@ -18,7 +18,7 @@
 //! The description says only what neither registers nor structures tell. Counters begin at 0 again.
 
 use iopt::Root;
-use runs::Span;
+use runs::{Pa, Span};
 
 use crate::error::UnitError;
 use crate::unit::DomainId;
@@ -31,7 +31,7 @@ pub enum Held {
         /// Which, in the specification's name.
         name: &'static str,
         /// Where.
-        span: Span,
+        span: Span<Pa>,
     },
     /// A page table, with all tables below it. It comes once for each device, or PASID, that
     /// translates through it.

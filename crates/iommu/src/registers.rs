@@ -28,7 +28,7 @@ pub trait Registers {
     /// What keeps two threads out of the unit's structures and queues: [`SpinLock`] where no interrupt handler
     /// maps or unmaps, and in a kernel where one does, a lock that disables interrupts. It is held while a
     /// driver [waits](Self::wait) for the unit, so it must not sleep where the caller may not.
-    type Lock: lock_api::RawMutex;
+    type Lock: lock_api::RawMutex + Send + Sync;
 
     /// Reads 32 bits.
     fn read32(&self, offset: usize) -> u32;

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::atomic::AtomicU64;
 
-use runs::Span;
+use runs::{Pa, Span};
 
 use crate::target::{BadTarget, TargetMemory};
 
@@ -17,7 +17,7 @@ use crate::target::{BadTarget, TargetMemory};
 #[derive(Debug)]
 pub struct RunMap<O> {
     /// Sorted by address, none of them empty, none overlapping another.
-    pieces: Vec<(Span, O)>,
+    pieces: Vec<(Span<Pa>, O)>,
 }
 
 /// Two pieces of memory have an address in common, or a piece is not at a multiple of 8 or ends
@@ -25,9 +25,9 @@ pub struct RunMap<O> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryOverlap {
     /// The piece that was refused.
-    pub piece: Span,
+    pub piece: Span<Pa>,
     /// What is there already; the piece itself when it is not well placed.
-    pub there: Span,
+    pub there: Span<Pa>,
 }
 
 impl fmt::Display for MemoryOverlap {
@@ -47,13 +47,13 @@ impl<O: AsRef<[AtomicU64]>> RunMap<O> {
     /// A map of these pieces, each with the physical address of its first word. Empty pieces are
     /// left out.
     pub fn new(pieces: impl IntoIterator<Item = (u64, O)>) -> Result<Self, MemoryOverlap> {
-        let mut sorted: Vec<(Span, O)> = Vec::new();
+        let mut sorted: Vec<(Span<Pa>, O)> = Vec::new();
         for (address, owner) in pieces {
             let span = Span::new(address, size_of_val(owner.as_ref()) as u64);
             if span.is_empty() {
                 continue;
             }
-            if !address.is_multiple_of(8) || Span::checked(address, span.len).is_none() {
+            if !address.is_multiple_of(8) || Span::<Pa>::checked(address, span.len).is_none() {
                 return Err(MemoryOverlap {
                     piece: span,
                     there: span,
@@ -81,7 +81,7 @@ impl<O: AsRef<[AtomicU64]>> RunMap<O> {
         if piece.is_empty() {
             return Ok(());
         }
-        if !address.is_multiple_of(8) || Span::checked(address, piece.len).is_none() {
+        if !address.is_multiple_of(8) || Span::<Pa>::checked(address, piece.len).is_none() {
             return Err(MemoryOverlap {
                 piece,
                 there: piece,
@@ -113,7 +113,7 @@ impl<O: AsRef<[AtomicU64]>> RunMap<O> {
     }
 
     /// The pieces, by address.
-    pub fn pieces(&self) -> impl Iterator<Item = (Span, &O)> {
+    pub fn pieces(&self) -> impl Iterator<Item = (Span<Pa>, &O)> {
         self.pieces.iter().map(|(span, owner)| (*span, owner))
     }
 }
@@ -121,7 +121,7 @@ impl<O: AsRef<[AtomicU64]>> RunMap<O> {
 impl<O: AsRef<[AtomicU64]>> TargetMemory for RunMap<O> {
     fn with_cells(
         &self,
-        mut span: Span,
+        mut span: Span<Pa>,
         visit: &mut dyn FnMut(&[AtomicU64]),
     ) -> Result<(), BadTarget> {
         let bad = |address| Err(BadTarget { address });
@@ -165,7 +165,7 @@ mod tests {
         (first..first + count).map(AtomicU64::new).collect()
     }
 
-    fn read(map: &impl TargetMemory, span: Span) -> (Vec<u64>, Result<(), BadTarget>) {
+    fn read(map: &impl TargetMemory, span: Span<Pa>) -> (Vec<u64>, Result<(), BadTarget>) {
         let mut seen = Vec::new();
         let result = map.with_cells(span, &mut |cells| {
             seen.extend(cells.iter().map(|cell| cell.load(Ordering::Relaxed)));

@@ -19,7 +19,7 @@ use prelude::*;
 /// What a test names.
 pub(crate) mod prelude {
     pub(crate) use iopt::{Chain, Invalidation, Root};
-    pub(crate) use runs::Span;
+    pub(crate) use runs::{Iova, Span};
 
     pub(crate) use crate::capabilities::Capabilities;
     pub(crate) use crate::commands::CommandCounters;

@@ -2,7 +2,7 @@
 
 use core::sync::atomic::AtomicU64;
 
-use runs::Span;
+use runs::{Pa, Span};
 
 /// Memory by physical address, as a device in software reaches it once an address is translated.
 ///
@@ -16,7 +16,11 @@ pub trait TargetMemory {
     /// An error names the first address without memory; everything before it was visited.
     ///
     /// What is lent may be taken away again (unpinned, unmapped) only after the unit was flushed.
-    fn with_cells(&self, span: Span, visit: &mut dyn FnMut(&[AtomicU64])) -> Result<(), BadTarget>;
+    fn with_cells(
+        &self,
+        span: Span<Pa>,
+        visit: &mut dyn FnMut(&[AtomicU64]),
+    ) -> Result<(), BadTarget>;
 }
 
 /// There is no memory at this physical address.
@@ -29,7 +33,11 @@ pub struct BadTarget {
 
 impl<D: TargetMemory + ?Sized> TargetMemory for &D {
     #[inline]
-    fn with_cells(&self, span: Span, visit: &mut dyn FnMut(&[AtomicU64])) -> Result<(), BadTarget> {
+    fn with_cells(
+        &self,
+        span: Span<Pa>,
+        visit: &mut dyn FnMut(&[AtomicU64]),
+    ) -> Result<(), BadTarget> {
         (**self).with_cells(span, visit)
     }
 }
@@ -37,7 +45,11 @@ impl<D: TargetMemory + ?Sized> TargetMemory for &D {
 #[cfg(feature = "std")]
 impl<D: TargetMemory + ?Sized> TargetMemory for std::sync::Arc<D> {
     #[inline]
-    fn with_cells(&self, span: Span, visit: &mut dyn FnMut(&[AtomicU64])) -> Result<(), BadTarget> {
+    fn with_cells(
+        &self,
+        span: Span<Pa>,
+        visit: &mut dyn FnMut(&[AtomicU64]),
+    ) -> Result<(), BadTarget> {
         (**self).with_cells(span, visit)
     }
 }
@@ -46,7 +58,11 @@ impl<D: TargetMemory + ?Sized> TargetMemory for std::sync::Arc<D> {
 #[cfg(feature = "std")]
 impl<D: TargetMemory + ?Sized> TargetMemory for std::sync::RwLock<D> {
     #[inline]
-    fn with_cells(&self, span: Span, visit: &mut dyn FnMut(&[AtomicU64])) -> Result<(), BadTarget> {
+    fn with_cells(
+        &self,
+        span: Span<Pa>,
+        visit: &mut dyn FnMut(&[AtomicU64]),
+    ) -> Result<(), BadTarget> {
         self.read()
             .unwrap_or_else(std::sync::PoisonError::into_inner)
             .with_cells(span, visit)

@@ -3,7 +3,7 @@
 use core::fmt;
 
 use iopt::{Invalidation, Root};
-use runs::Span;
+use runs::{Iova, Span};
 
 use crate::capabilities::Capabilities;
 use crate::error::{AttachError, FlushError};
@@ -36,7 +36,7 @@ pub trait Unit: Send + Sync {
 
     /// Hands the stretches of device addresses to `sink` that `device` cannot translate, for instance
     /// those of message-signalled interrupts.
-    fn reserved(&self, device: DeviceId, sink: &mut dyn FnMut(Span)) {
+    fn reserved(&self, device: DeviceId, sink: &mut dyn FnMut(Span<Iova>)) {
         let _ = (device, sink);
     }
 

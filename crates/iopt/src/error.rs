@@ -6,7 +6,7 @@ mod protect;
 
 use core::fmt;
 
-use runs::{PageSizes, Run, Span};
+use runs::{Iova, Pa, PageSizes, Run, Span};
 
 use crate::format::{Aperture, FormatId};
 use crate::prot::Prot;
@@ -139,7 +139,7 @@ pub enum MapError {
     #[error("{wanted} overlaps what is mapped: {found}")]
     Overlap {
         /// The range that was to be mapped.
-        wanted: Span,
+        wanted: Span<Iova>,
         /// The first leaf that is in the way.
         found: Run,
     },
@@ -147,7 +147,7 @@ pub enum MapError {
     #[error("physical memory {output} is beyond {bits} bits")]
     OutputTooWide {
         /// The run in physical memory.
-        output: Span,
+        output: Span<Pa>,
         /// Bits of an output address.
         bits: u32,
     },
@@ -246,7 +246,7 @@ pub enum UnmapError {
     #[error("{range} cuts the leaf {leaf}")]
     InsideLeaf {
         /// The range.
-        range: Span,
+        range: Span<Iova>,
         /// The leaf that would have to be split.
         leaf: Run,
     },
@@ -254,7 +254,7 @@ pub enum UnmapError {
     #[error("{range} is not wholly mapped: nothing at {at:#x}")]
     Hole {
         /// The range.
-        range: Span,
+        range: Span<Iova>,
         /// The first address that is not mapped.
         at: u64,
     },

@@ -13,7 +13,7 @@
 //! large translation.
 
 use arrayvec::ArrayVec;
-use runs::Span;
+use runs::{Iova, Span};
 
 use crate::engine::Table;
 use crate::format::{Format, Root};
@@ -39,7 +39,7 @@ pub struct Gather {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Invalidation {
     root: Option<Root>,
-    ranges: ArrayVec<Span, RANGES>,
+    ranges: ArrayVec<Span<Iova>, RANGES>,
     leaf_levels: u32,
     tables: bool,
 }
@@ -47,7 +47,7 @@ pub struct Invalidation {
 impl Invalidation {
     /// What a gather would hold after leaves at `leaf_levels` were removed from `range`, and tables
     /// were unlinked or not: for units' own tests, and for tables that are not this crate's.
-    pub fn of(range: Span, leaf_levels: u32, tables_unlinked: bool) -> Self {
+    pub fn of(range: Span<Iova>, leaf_levels: u32, tables_unlinked: bool) -> Self {
         let mut gather = Gather::new();
         if !range.is_empty() {
             gather.add(range, leaf_levels);
@@ -58,7 +58,7 @@ impl Invalidation {
 
     /// The ranges of device addresses, in the order in which they came; neighbours are merged.
     /// They cover everything that was removed, and possibly more.
-    pub fn ranges(&self) -> &[Span] {
+    pub fn ranges(&self) -> &[Span<Iova>] {
         &self.ranges
     }
 
@@ -158,7 +158,7 @@ impl Gather {
     /// Notes that leaves at `level` were removed from `range`. Inlined: for a single page a call
     /// costs as much again.
     #[inline(always)]
-    pub(crate) fn add(&mut self, range: Span, leaf_levels: u32) {
+    pub(crate) fn add(&mut self, range: Span<Iova>, leaf_levels: u32) {
         let inv = &mut self.invalidation;
         inv.leaf_levels |= leaf_levels;
         // Growing the open range covers a neighbour exactly; with no room left it covers the gap

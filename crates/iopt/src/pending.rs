@@ -42,7 +42,7 @@
 
 use core::mem;
 
-use runs::{Span, bitmap};
+use runs::{Iova, Span, bitmap};
 
 use crate::gather::{Gather, Invalidation};
 
@@ -55,7 +55,7 @@ use crate::gather::{Gather, Invalidation};
 #[must_use = "what was harvested into it is dirty memory that nobody has copied"]
 pub struct Pending<W> {
     words: W,
-    span: Span,
+    span: Span<Iova>,
     /// Bytes of a bit, as a power of two.
     log2: u32,
     gather: Gather,
@@ -66,7 +66,7 @@ pub struct Pending<W> {
 pub enum PendingError {
     /// It stands for no bytes, or for bytes beyond 2^64.
     #[error("{0} has no bytes or ends beyond 2^64")]
-    Span(Span),
+    Span(Span<Iova>),
     /// The bytes of a bit are not a power of two.
     #[error("a bit of {0:#x} bytes: not a power of two")]
     Granularity(u64),
@@ -88,8 +88,8 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Pending<W> {
     /// A leaf that is dirty sets every bit that it has a byte in: all of its bits where the
     /// granularity divides the leaf, and one bit for several leaves where it is coarser. Bits stand
     /// for multiples of the granularity, so the first and the last may reach over the span.
-    pub fn new(words: W, span: Span, granularity: u64) -> Result<Self, PendingError> {
-        if Span::checked(span.start, span.len).is_none() {
+    pub fn new(words: W, span: Span<Iova>, granularity: u64) -> Result<Self, PendingError> {
+        if Span::<Iova>::checked(span.start, span.len).is_none() {
             return Err(PendingError::Span(span));
         }
         if !granularity.is_power_of_two() {
@@ -110,7 +110,7 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Pending<W> {
     }
 
     /// The device addresses that it stands for.
-    pub fn span(&self) -> Span {
+    pub fn span(&self) -> Span<Iova> {
         self.span
     }
 
@@ -162,18 +162,18 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Pending<W> {
 
     /// Notes that `range` was written to, by somebody who needs no flush: a processor, or a device
     /// whose writes came out in an unmap that is flushed. What lies outside the bitmap is left out.
-    pub fn mark(&mut self, range: Span) {
+    pub fn mark(&mut self, range: Span<Iova>) {
         self.set(range);
     }
 
     /// Notes leaves at these levels that were dirty and are clean now.
     #[inline]
-    pub(crate) fn harvested(&mut self, leaves: Span, leaf_levels: u32) {
+    pub(crate) fn harvested(&mut self, leaves: Span<Iova>, leaf_levels: u32) {
         self.set(leaves);
         self.gather.add(leaves, leaf_levels);
     }
 
-    fn set(&mut self, range: Span) {
+    fn set(&mut self, range: Span<Iova>) {
         if let Some(range) = self.span.intersection(&range) {
             let bits = self.bit(range.start)..self.bit(range.last()) + 1;
             bitmap::set(self.words.as_mut(), bits);
@@ -186,7 +186,7 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Pending<W> {
     }
 
     /// What the bits `[first, last]` stand for, as far as it is in the span.
-    fn addresses(&self, first: u64, last: u64) -> Option<Span> {
+    fn addresses(&self, first: u64, last: u64) -> Option<Span<Iova>> {
         let base = self.span.start >> self.log2;
         // Bits behind the span's last one are nobody's.
         let last = last.min(self.bit(self.span.last()));
@@ -210,7 +210,7 @@ pub struct Shown<'p, W> {
 
 impl<W: AsRef<[u64]> + AsMut<[u64]>> Shown<'_, W> {
     /// The device addresses that were written to, as long runs, in order.
-    pub fn runs(&self) -> impl Iterator<Item = Span> + '_ {
+    pub fn runs(&self) -> impl Iterator<Item = Span<Iova>> + '_ {
         bitmap::runs(self.pending.words.as_ref())
             .filter_map(|bits| self.pending.addresses(bits.start, bits.end - 1))
     }
@@ -231,7 +231,7 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Shown<'_, W> {
     }
 
     /// What lies in `range` is taken care of; a bit that stands for more than that stays.
-    pub fn acknowledge_part(&mut self, range: Span) {
+    pub fn acknowledge_part(&mut self, range: Span<Iova>) {
         let Some(inside) = self.pending.span.intersection(&range) else {
             return;
         };
@@ -260,7 +260,7 @@ mod tests {
     use alloc::vec;
     use alloc::vec::Vec;
 
-    fn shown<W: AsRef<[u64]> + AsMut<[u64]>>(pending: &mut Pending<W>) -> Vec<Span> {
+    fn shown<W: AsRef<[u64]> + AsMut<[u64]>>(pending: &mut Pending<W>) -> Vec<Span<Iova>> {
         let shown = pending.flush_with(|_| Ok::<_, ()>(())).unwrap();
         shown.runs().collect()
     }

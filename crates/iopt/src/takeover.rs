@@ -18,7 +18,7 @@
 //! [`restore`](Takeover::restore) puts the tables of an [`Image`] where they lay, for memory that is
 //! new, and adopts them.
 
-use runs::{PageSizes, Span};
+use runs::{Pa, PageSizes, Span};
 
 use crate::arena::{Arena, ArenaError, Storage};
 use crate::cell::Cell;
@@ -74,7 +74,7 @@ pub enum AdoptError {
     #[error("{span} cannot be kept out of use")]
     Pages {
         /// Which.
-        span: Span,
+        span: Span<Pa>,
     },
 }
 
@@ -168,7 +168,7 @@ impl<S: Storage, const TABLE_LOG2: u32> Takeover<S, TABLE_LOG2> {
     /// Keeps the pages of `span` out of use, for instance those of a unit's structures and queues: the
     /// arena to be never hands them out, until somebody who knows them [gives them
     /// back](TableMemory::reclaim).
-    pub fn keep(&mut self, span: Span) -> Result<(), AdoptError> {
+    pub fn keep(&mut self, span: Span<Pa>) -> Result<(), AdoptError> {
         let pages = 1 << TABLE_LOG2;
         let whole = span.is_aligned(pages) && !span.is_empty();
         self.attempt += 1;

@@ -2,7 +2,7 @@
 
 use core::hint::black_box;
 
-use runs::Span;
+use runs::{GuestAddr, Span};
 use virtio_balloon::{
     BulkFormat, Format, GuestPage, LePfns, MemoryMap, Part, PartialHugePages, Refusals, Region,
     RunCollector,
@@ -37,8 +37,8 @@ pub(crate) fn messages() -> Result<(), i32> {
 }
 
 fn comes_back(
-    taken: [Span; 2],
-    decode: impl FnOnce(&mut Refusals, &mut dyn FnMut(Span)),
+    taken: [Span<GuestAddr>; 2],
+    decode: impl FnOnce(&mut Refusals, &mut dyn FnMut(Span<GuestAddr>)),
 ) -> Result<(), i32> {
     let regions = [Region::new(Span::new(0, 32 << 20))];
     let map = MemoryMap::new(&regions).map_err(|_| 12)?;

@@ -63,10 +63,10 @@ fn check() -> Result<(), i32> {
 
 /// Steps 1 and 2: of three folios, the first two are neighbours.
 fn runs_of_folios() -> Result<(), i32> {
-    use runs::{Joiner, Span, merge_sorted};
+    use runs::{Joiner, Pa, Span, merge_sorted};
 
     let folios = black_box([
-        Span::new(0x20_0000, 0x1000),
+        Span::<Pa>::new(0x20_0000, 0x1000),
         Span::new(0x20_1000, 0x3000),
         Span::new(0x80_0000, 0x1000),
     ]);

@@ -10,7 +10,7 @@ pub trait Joinable: Copy {
     fn is_nothing(&self) -> bool;
 }
 
-impl Joinable for Span {
+impl<A> Joinable for Span<A> {
     #[inline]
     fn join(&self, next: &Self) -> Option<Self> {
         let len = self.len.checked_add(next.len)?;
@@ -115,7 +115,7 @@ impl<T: Joinable> Default for Joiner<T> {
 
 /// Merges a slice that is sorted by start, in place; overlapping spans become one. Returns how
 /// many spans are left at its beginning.
-pub fn merge_sorted(spans: &mut [Span]) -> usize {
+pub fn merge_sorted<A>(spans: &mut [Span<A>]) -> usize {
     let mut kept = 0;
     for i in 0..spans.len() {
         let next = spans[i];
@@ -140,6 +140,7 @@ pub fn merge_sorted(spans: &mut [Span]) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Pa;
     use proptest::prelude::*;
     use std::collections::BTreeSet;
     use std::vec::Vec;
@@ -168,7 +169,7 @@ mod tests {
             runs in proptest::collection::vec((0u64..8, 0u64..4), 0..60),
             size in 1usize..9,
         ) {
-            let mut runs: Vec<_> = runs.into_iter().map(|(at, len)| Span::new(at, len)).collect();
+            let mut runs: Vec<_> = runs.into_iter().map(|(at, len)| Span::<Pa>::new(at, len)).collect();
             let mut joiner = Joiner::new();
             let mut expected: Vec<_> = runs.iter().filter_map(|run| joiner.push(*run)).collect();
             expected.extend(joiner.finish());
@@ -185,7 +186,7 @@ mod tests {
         fn a_merged_slice_covers_the_same_bytes(mut spans in proptest::collection::vec((0u64..60, 0u64..9), 0..30)) {
             spans.sort();
             let bytes: BTreeSet<u64> = spans.iter().flat_map(|&(s, l)| s..s + l).collect();
-            let mut spans: Vec<_> = spans.into_iter().map(|(s, l)| Span::new(s, l)).collect();
+            let mut spans: Vec<_> = spans.into_iter().map(|(s, l)| Span::<Pa>::new(s, l)).collect();
             let n = merge_sorted(&mut spans);
             let merged = &spans[..n];
             let again: Vec<u64> = merged.iter().flat_map(|s| s.start..s.start + s.len).collect();
@@ -198,11 +199,11 @@ mod tests {
 
     #[test]
     fn spans_at_the_top_of_the_address_space_merge() {
-        let mut spans = [Span::new(u64::MAX - 9, 5), Span::new(u64::MAX - 4, 5)];
+        let mut spans = [Span::<Pa>::new(u64::MAX - 9, 5), Span::new(u64::MAX - 4, 5)];
         assert_eq!(merge_sorted(&mut spans), 1);
         assert_eq!(spans[0], Span::new(u64::MAX - 9, 10));
         let mut joiner = Joiner::new();
-        assert_eq!(joiner.push(Span::new(u64::MAX, 1)), None);
+        assert_eq!(joiner.push(Span::<Pa>::new(u64::MAX, 1)), None);
         assert_eq!(joiner.push(Span::new(0, 1)), Some(Span::new(u64::MAX, 1)));
     }
 }

@@ -3,9 +3,9 @@
 //! For everybody who has pages, folios or a bitmap and wants stretches; all other crates of `dmaspace` stand on it.
 //!
 //! A [`Run`] is a stretch that is contiguous in both address spaces: what a device calls
-//! `[iova, iova + len)` is `[pa, pa + len)` in memory. A [`Span`] is a stretch of one address
-//! space. This crate holds these two types and the arithmetic that every other part of the
-//! system does with them:
+//! `[iova, iova + len)` is `[pa, pa + len)` in memory. A [`Span<A>`](Span) is a stretch of one
+//! address space, which its type names: [`Iova`], [`Pa`], [`GuestAddr`], [`Offset`] or [`Va`]. This
+//! crate holds these types and the arithmetic that every other part of the system does with them:
 //!
 //! * [`Joiner`] merges neighbours while they stream by; [`merge_sorted`] merges a sorted slice;
 //! * [`bitmap`] turns bitmaps into runs of set bits and back;
@@ -16,12 +16,13 @@
 //! All lengths and addresses are bytes. Nothing here allocates, and nothing panics on any input.
 //!
 //! ```
-//! use runs::{Joiner, PageSizes, Span};
+//! use runs::{Joiner, Pa, PageSizes, Span};
 //!
 //! // Three folios, the first two adjacent in memory: two runs.
 //! let mut runs = Vec::new();
 //! let mut joiner = Joiner::new();
-//! for folio in [Span::new(0x20_0000, 0x1000), Span::new(0x20_1000, 0x3000), Span::new(0x80_0000, 0x1000)] {
+//! let folios = [(0x20_0000, 0x1000), (0x20_1000, 0x3000), (0x80_0000, 0x1000)];
+//! for folio in folios.map(|(at, len)| Span::<Pa>::new(at, len)) {
 //!     runs.extend(joiner.push(folio));
 //! }
 //! runs.extend(joiner.finish());
@@ -49,4 +50,4 @@ pub use bytes::Bytes;
 pub use histogram::SizeHistogram;
 pub use join::{Joiner, merge_sorted};
 pub use page_sizes::PageSizes;
-pub use span::{Run, Span};
+pub use span::{GuestAddr, Iova, Offset, Pa, Run, Span, Va};

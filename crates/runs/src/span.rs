@@ -1,24 +1,69 @@
 //! Stretches of one address space and of two.
 
-use core::fmt;
+use core::{
+    cmp::Ordering,
+    fmt,
+    hash::{Hash, Hasher},
+    marker::PhantomData,
+};
+
+// Markers of address spaces, which have no values. They have all traits, so that what is generic over a space can
+// derive its own.
+
+/// Addresses that a device uses: the input of an IOMMU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Iova {}
+
+/// Physical addresses of the host, or of whatever machine runs the IOMMU: its output, and where
+/// its tables lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Pa {}
+
+/// A guest's physical addresses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum GuestAddr {}
+
+/// Offsets in a memory object, a mapping or a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Offset {}
+
+/// Virtual addresses of a process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Va {}
 
 /// A stretch of one address space: `[start, start + len)`, in bytes.
 ///
+/// `A` names the address space ([`Iova`], [`Pa`], [`GuestAddr`], [`Offset`], [`Va`]) and takes no room. Spans of
+/// different spaces do not compare, cover or join each other:
+///
+/// ```compile_fail,E0308
+/// use runs::{Iova, Pa, Span};
+///
+/// fn zero(memory: Span<Pa>) {}
+///
+/// zero(Span::<Iova>::new(0x20_0000, 0x1000));
+/// ```
+///
 /// A span may end exactly at 2^64, so the inclusive [`last`](Span::last) is the end to compute
 /// with; [`checked`](Span::checked) refuses one that would wrap around.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
-pub struct Span {
+pub struct Span<A> {
     /// First byte.
     pub start: u64,
     /// Length in bytes.
     pub len: u64,
+    /// `Send` and `Sync` whatever `A` is.
+    space: PhantomData<fn() -> A>,
 }
 
-impl Span {
+impl<A> Span<A> {
     /// The span `[start, start + len)`, unchecked: see [`checked`](Self::checked) for input.
     #[inline]
     pub const fn new(start: u64, len: u64) -> Self {
-        Self { start, len }
+        Self {
+            start,
+            len,
+            space: PhantomData,
+        }
     }
 
     /// The span `[start, start + len)`, or `None` when it is empty or ends beyond 2^64.
@@ -27,7 +72,7 @@ impl Span {
         if len == 0 || start.checked_add(len - 1).is_none() {
             return None;
         }
-        Some(Self { start, len })
+        Some(Self::new(start, len))
     }
 
     /// The span from `first` to `last`, both included; `None` when `last < first` or when it is
@@ -36,11 +81,17 @@ impl Span {
     pub const fn inclusive(first: u64, last: u64) -> Option<Self> {
         match last.checked_sub(first) {
             Some(u64::MAX) | None => None,
-            Some(n) => Some(Self {
-                start: first,
-                len: n + 1,
-            }),
+            Some(n) => Some(Self::new(first, n + 1)),
         }
+    }
+
+    /// The same numbers in another address space.
+    ///
+    /// Only for a place where one space is the other by definition: an identity mapping, a guest's physical
+    /// addresses as iovas, offsets in an object that is the whole of the other space.
+    #[inline]
+    pub const fn cast<B>(self) -> Span<B> {
+        Span::new(self.start, self.len)
     }
 
     /// True for a span of no bytes.
@@ -63,7 +114,7 @@ impl Span {
 
     /// True when every byte of `other` lies inside; an empty `other` lies nowhere.
     #[inline]
-    pub const fn covers(&self, other: &Span) -> bool {
+    pub const fn covers(&self, other: &Self) -> bool {
         !other.is_empty()
             && self.contains(other.start)
             && other.len <= self.len - (other.start - self.start)
@@ -71,16 +122,16 @@ impl Span {
 
     /// The bytes that both have, if any.
     #[inline]
-    pub fn intersection(&self, other: &Span) -> Option<Span> {
+    pub fn intersection(&self, other: &Self) -> Option<Self> {
         if self.is_empty() || other.is_empty() {
             return None;
         }
-        Span::inclusive(self.start.max(other.start), self.last().min(other.last()))
+        Self::inclusive(self.start.max(other.start), self.last().min(other.last()))
     }
 
     /// True when at least one byte is in both.
     #[inline]
-    pub fn overlaps(&self, other: &Span) -> bool {
+    pub fn overlaps(&self, other: &Self) -> bool {
         self.intersection(other).is_some()
     }
 
@@ -91,14 +142,63 @@ impl Span {
     }
 }
 
-impl fmt::Debug for Span {
+// By hand, since derived implementations would ask the same of `A`.
+
+impl<A> Clone for Span<A> {
+    #[inline]
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<A> Copy for Span<A> {}
+
+impl<A> Default for Span<A> {
+    #[inline]
+    fn default() -> Self {
+        Self::new(0, 0)
+    }
+}
+
+impl<A> PartialEq for Span<A> {
+    #[inline]
+    fn eq(&self, other: &Self) -> bool {
+        self.start == other.start && self.len == other.len
+    }
+}
+
+impl<A> Eq for Span<A> {}
+
+impl<A> PartialOrd for Span<A> {
+    #[inline]
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+/// By start, then by length.
+impl<A> Ord for Span<A> {
+    #[inline]
+    fn cmp(&self, other: &Self) -> Ordering {
+        (self.start, self.len).cmp(&(other.start, other.len))
+    }
+}
+
+impl<A> Hash for Span<A> {
+    #[inline]
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        (self.start, self.len).hash(state);
+    }
+}
+
+impl<A> fmt::Debug for Span<A> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{self}")
     }
 }
 
 /// `0x200000+0x1000`: start and length, both hexadecimal.
-impl fmt::Display for Span {
+impl<A> fmt::Display for Span<A> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:#x}+{:#x}", self.start, self.len)
     }
@@ -125,13 +225,13 @@ impl Run {
 
     /// The device's side.
     #[inline]
-    pub const fn input(&self) -> Span {
+    pub const fn input(&self) -> Span<Iova> {
         Span::new(self.iova, self.len)
     }
 
     /// The memory's side.
     #[inline]
-    pub const fn output(&self) -> Span {
+    pub const fn output(&self) -> Span<Pa> {
         Span::new(self.pa, self.len)
     }
 
@@ -163,15 +263,25 @@ impl fmt::Display for Run {
 mod tests {
     use super::*;
 
+    // A marker that has none of the traits itself.
+    const _: () = {
+        const fn has_all<
+            T: Copy + Ord + Hash + Default + fmt::Debug + fmt::Display + Send + Sync,
+        >() {
+        }
+        has_all::<Span<core::cell::Cell<*const str>>>();
+        assert!(size_of::<Span<Iova>>() == 16);
+    };
+
     #[test]
     fn a_span_may_end_at_the_top_of_the_address_space() {
-        let top = Span::checked(u64::MAX - 0xfff, 0x1000).unwrap();
+        let top = Span::<Iova>::checked(u64::MAX - 0xfff, 0x1000).unwrap();
         assert_eq!(top.last(), u64::MAX);
         assert!(top.contains(u64::MAX));
         assert!(!top.contains(0));
-        assert_eq!(Span::checked(u64::MAX - 0xfff, 0x1001), None);
-        assert_eq!(Span::checked(5, 0), None);
-        assert_eq!(Span::inclusive(0, u64::MAX), None);
+        assert_eq!(Span::<Iova>::checked(u64::MAX - 0xfff, 0x1001), None);
+        assert_eq!(Span::<Iova>::checked(5, 0), None);
+        assert_eq!(Span::<Iova>::inclusive(0, u64::MAX), None);
     }
 
     #[test]
@@ -180,7 +290,7 @@ mod tests {
             for la in 0..5 {
                 for b in 0..6u64 {
                     for lb in 0..5 {
-                        let (x, y) = (Span::new(a, la), Span::new(b, lb));
+                        let (x, y) = (Span::<Iova>::new(a, la), Span::new(b, lb));
                         let common = (0..12).filter(|&i| x.contains(i) && y.contains(i)).count();
                         assert_eq!(x.overlaps(&y), common > 0, "{x} {y}");
                         assert_eq!(x.intersection(&y).map_or(0, |s| s.len as usize), common);

@@ -33,7 +33,7 @@ use std::ops::Range;
 use common::patterns::{patterns, random};
 use common::{ALL, Any};
 use measure::{Samples, number, timed};
-use runs::{Span, bitmap};
+use runs::{GuestAddr, Span, bitmap};
 use virtio_balloon::{
     GuestPage, MOST_MESSAGE_BYTES, MemoryMap, Part, PartialHugePages, Refusals, Region, Resolver,
     RunCollector, Source, WIRE_PAGE,
@@ -162,7 +162,9 @@ impl Bench {
         let mut track = |parts: &[Part]| {
             tracked += timed(|| {
                 // The region begins at 0.
-                let runs = parts.iter().map(|part| part.offsets);
+                let runs = parts
+                    .iter()
+                    .map(|part| self.ram[part.region].run(part.offsets));
                 huge.inflate_all(runs, |run| whole += run.len);
             });
         };
@@ -228,7 +230,7 @@ fn main() {
     let guest = (mib << 20) / WIRE_PAGE;
 
     let patterns = patterns(guest);
-    let runs: Vec<Vec<Span>> = patterns
+    let runs: Vec<Vec<Span<GuestAddr>>> = patterns
         .iter()
         .map(|(_, words)| PAGE.stretches(0, words).collect())
         .collect();

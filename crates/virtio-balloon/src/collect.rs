@@ -11,7 +11,7 @@
 
 use core::mem;
 
-use runs::Span;
+use runs::{Offset, Span};
 
 use crate::map::Part;
 
@@ -44,7 +44,7 @@ impl<'a> RunCollector<'a> {
         // Mostly a part comes behind the open one, and there is room for it.
         if let Some([open, place, ..]) = self.room.get_mut(self.used.wrapping_sub(1)..)
             && has_gap(open, &part)
-            && Span::checked(part.offsets.start, part.offsets.len).is_some()
+            && Span::<Offset>::checked(part.offsets.start, part.offsets.len).is_some()
         {
             *place = part;
             self.used += 1;
@@ -177,7 +177,7 @@ mod tests {
     }
 
     /// Runs of one region.
-    fn collect(runs: &[(u64, u64)], room: usize) -> Vec<Vec<Span>> {
+    fn collect(runs: &[(u64, u64)], room: usize) -> Vec<Vec<Span<Offset>>> {
         let parts = runs
             .iter()
             .map(|&(start, len)| Part::new(3, Span::new(start, len)));
@@ -187,7 +187,7 @@ mod tests {
             .collect()
     }
 
-    fn bytes<'a>(runs: impl IntoIterator<Item = &'a Span>) -> BTreeSet<u64> {
+    fn bytes<'a>(runs: impl IntoIterator<Item = &'a Span<Offset>>) -> BTreeSet<u64> {
         runs.into_iter()
             .flat_map(|run| run.start..run.start + run.len)
             .collect()

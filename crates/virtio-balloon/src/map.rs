@@ -10,7 +10,7 @@
 //! A part belongs to the map that it was resolved with. A map does not change: where regions come or go,
 //! there is another map, exchanged as a whole.
 
-use runs::Span;
+use runs::{GuestAddr, Offset, Span};
 
 use crate::refusal::{Refusal, Refusals};
 use crate::source::WIRE_PAGE;
@@ -20,7 +20,7 @@ use crate::source::WIRE_PAGE;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Region<T = ()> {
     /// Its guest physical addresses.
-    pub guest: Span,
+    pub guest: Span<GuestAddr>,
     /// Bytes of the pages that back it, and of which nothing less can be given back: 4096, or a huge
     /// page. Guest addresses lie in huge pages as the host's addresses do.
     pub page: u64,
@@ -30,7 +30,7 @@ pub struct Region<T = ()> {
 
 impl Region {
     /// A region backed by pages of 4 KiB.
-    pub const fn new(guest: Span) -> Self {
+    pub const fn new(guest: Span<GuestAddr>) -> Self {
         Self {
             guest,
             page: WIRE_PAGE,
@@ -41,12 +41,12 @@ impl Region {
 
 impl<T> Region<T> {
     /// The guest addresses of these offsets, which lie in the region.
-    pub const fn run(&self, offsets: Span) -> Span {
+    pub const fn run(&self, offsets: Span<Offset>) -> Span<GuestAddr> {
         Span::new(self.guest.start.wrapping_add(offsets.start), offsets.len)
     }
 
     /// The offsets of a run that begins in the region.
-    pub(crate) const fn offsets(&self, run: Span) -> Span {
+    pub(crate) const fn offsets(&self, run: Span<GuestAddr>) -> Span<Offset> {
         Span::new(run.start.wrapping_sub(self.guest.start), run.len)
     }
 }
@@ -57,12 +57,12 @@ pub struct Part {
     /// The region's number in its map.
     pub region: usize,
     /// Where in the region.
-    pub offsets: Span,
+    pub offsets: Span<Offset>,
 }
 
 impl Part {
     /// These offsets of the region of this number.
-    pub const fn new(region: usize, offsets: Span) -> Self {
+    pub const fn new(region: usize, offsets: Span<Offset>) -> Self {
         Self { region, offsets }
     }
 
@@ -98,15 +98,15 @@ pub enum BadRam {
     #[error("the region {region} is not made of pages of 4 KiB")]
     NotPages {
         /// The region.
-        region: Span,
+        region: Span<GuestAddr>,
     },
     /// The region does not begin behind the one before it.
     #[error("the region {region} does not begin behind {before}")]
     NotAscending {
         /// The region.
-        region: Span,
+        region: Span<GuestAddr>,
         /// The one before.
-        before: Span,
+        before: Span<GuestAddr>,
     },
 }
 
@@ -117,9 +117,11 @@ impl<'a, T> MemoryMap<'a, T> {
     ///
     /// Other regions: see [`BadRam`].
     pub fn new(regions: &'a [Region<T>]) -> Result<Self, BadRam> {
-        let mut before: Option<Span> = None;
+        let mut before: Option<Span<GuestAddr>> = None;
         for region in regions.iter().map(|region| region.guest) {
-            if Span::checked(region.start, region.len).is_none() || !region.is_aligned(WIRE_PAGE) {
+            if Span::<GuestAddr>::checked(region.start, region.len).is_none()
+                || !region.is_aligned(WIRE_PAGE)
+            {
                 return Err(BadRam::NotPages { region });
             }
             if let Some(before) = before.filter(|before| before.last() >= region.start) {
@@ -147,14 +149,14 @@ impl<'a, T> MemoryMap<'a, T> {
     }
 
     /// The guest addresses of this part; none at all of a part of another map.
-    pub fn run(self, part: &Part) -> Span {
+    pub fn run(self, part: &Part) -> Span<GuestAddr> {
         let run = |region: &Region<T>| region.run(part.offsets);
         self.region(part).map_or(Span::new(0, 0), run)
     }
 
     /// Hands the parts of `run` that are memory to `sink`, in order, and refuses the rest.
     #[inline]
-    pub fn resolve(self, run: Span, refusals: &mut Refusals, sink: impl FnMut(Part)) {
+    pub fn resolve(self, run: Span<GuestAddr>, refusals: &mut Refusals, sink: impl FnMut(Part)) {
         Resolver::from(self).resolve(run, refusals, sink);
     }
 }
@@ -164,7 +166,7 @@ impl<'a, T> MemoryMap<'a, T> {
 pub struct Resolver<'a, T = ()> {
     map: MemoryMap<'a, T>,
     /// The number of a region, and its guest addresses, or nothing.
-    at: (usize, Span),
+    at: (usize, Span<GuestAddr>),
 }
 
 impl<'a, T> From<MemoryMap<'a, T>> for Resolver<'a, T> {
@@ -180,7 +182,12 @@ impl<T> Resolver<'_, T> {
     /// As [`MemoryMap::resolve`], and with one comparison where the run lies in the same region as the one
     /// before.
     #[inline]
-    pub fn resolve(&mut self, run: Span, refusals: &mut Refusals, mut sink: impl FnMut(Part)) {
+    pub fn resolve(
+        &mut self,
+        run: Span<GuestAddr>,
+        refusals: &mut Refusals,
+        mut sink: impl FnMut(Part),
+    ) {
         let (region, guest) = self.at;
         if guest.covers(&run) {
             return sink(Part::new(
@@ -192,7 +199,12 @@ impl<T> Resolver<'_, T> {
     }
 
     #[inline(never)]
-    fn search(&mut self, run: Span, refusals: &mut Refusals, mut sink: impl FnMut(Part)) {
+    fn search(
+        &mut self,
+        run: Span<GuestAddr>,
+        refusals: &mut Refusals,
+        mut sink: impl FnMut(Part),
+    ) {
         if run.is_empty() {
             return;
         }

@@ -24,7 +24,7 @@
 
 use core::ops::Range;
 
-use runs::{Joiner, Span, bitmap};
+use runs::{GuestAddr, Joiner, Span, bitmap};
 
 use crate::source::{WIRE_PAGE, WIRE_SHIFT};
 
@@ -39,10 +39,11 @@ const fn bits_of(offset: u64, len: u64) -> u64 {
     (u64::MAX >> (WORD - len / WIRE_PAGE)) << (offset / WIRE_PAGE)
 }
 
-/// What of a region of the guest's memory is in the balloon, by pages of 4 KiB and by huge pages.
+/// What of a region of the guest's memory is in the balloon, by pages of 4 KiB and by huge pages. Runs are
+/// guest addresses.
 #[derive(Debug)]
-pub struct PartialHugePages<'a> {
-    region: Span,
+pub struct PartialHugePages<'a, A = GuestAddr> {
+    region: Span<A>,
     /// log2 of the pages of 4 KiB in a huge page.
     order: u32,
     /// A bit for each page of 4 KiB.
@@ -69,7 +70,7 @@ pub enum BadRegion {
     #[error("the region {region} is not made of pages of {huge} bytes")]
     NotPages {
         /// The region.
-        region: Span,
+        region: Span<GuestAddr>,
         /// Bytes of a huge page.
         huge: u64,
     },
@@ -95,11 +96,17 @@ impl<'a> PartialHugePages<'a> {
     /// A region, none of it in the balloon: whole huge pages of `huge` bytes, by the guest's addresses
     /// (which lie in the host's huge pages as the region's own address does). `memory` is
     /// [`words`](Self::words) long at least, and is overwritten.
-    pub fn new(region: Span, huge: u64, memory: &'a mut [u64]) -> Result<Self, BadRegion> {
+    pub fn new(
+        region: Span<GuestAddr>,
+        huge: u64,
+        memory: &'a mut [u64],
+    ) -> Result<Self, BadRegion> {
         if !huge.is_power_of_two() || huge <= WIRE_PAGE {
             return Err(BadRegion::Size { huge });
         }
-        if Span::checked(region.start, region.len).is_none() || !region.is_aligned(huge) {
+        if Span::<GuestAddr>::checked(region.start, region.len).is_none()
+            || !region.is_aligned(huge)
+        {
             return Err(BadRegion::NotPages { region, huge });
         }
         let needed = Self::words(region.len, huge);
@@ -122,12 +129,14 @@ impl<'a> PartialHugePages<'a> {
             whole: 0,
         })
     }
+}
 
+impl<'a, A> PartialHugePages<'a, A> {
     /// One whose memory and [`totals`](Self::totals) have been kept since it was made for the same
     /// region.
     #[cfg(feature = "device")]
     pub(crate) fn again(
-        region: Span,
+        region: Span<A>,
         huge: u64,
         memory: &'a mut [u64],
         (pages, whole): (u64, u64),
@@ -164,7 +173,7 @@ impl<'a> PartialHugePages<'a> {
     /// The guest has given `run`. Hands on, merged and in order, the huge pages that it touches and that
     /// are whole now. Returns the bytes that were not in the balloon before. What of the run is outside
     /// the region is left out, as are parts of pages of 4 KiB.
-    pub fn inflate(&mut self, run: Span, whole: impl FnMut(Span)) -> u64 {
+    pub fn inflate(&mut self, run: Span<A>, whole: impl FnMut(Span<A>)) -> u64 {
         self.inflate_all([run], whole)
     }
 
@@ -172,8 +181,8 @@ impl<'a> PartialHugePages<'a> {
     /// runs. A huge page that several of them touch is handed on once, and neighbours are merged.
     pub fn inflate_all(
         &mut self,
-        runs: impl IntoIterator<Item = Span>,
-        mut whole: impl FnMut(Span),
+        runs: impl IntoIterator<Item = Span<A>>,
+        mut whole: impl FnMut(Span<A>),
     ) -> u64 {
         let mut joiner = Joiner::new();
         let mut next = 0;
@@ -196,12 +205,12 @@ impl<'a> PartialHugePages<'a> {
 
     /// The guest takes `run` back. Returns the bytes that were in the balloon. What is outside the
     /// region is left out.
-    pub fn deflate(&mut self, run: Span) -> u64 {
+    pub fn deflate(&mut self, run: Span<A>) -> u64 {
         self.deflate_all([run])
     }
 
     /// As [`deflate`](Self::deflate) with each of these runs, in steps by words instead of runs.
-    pub fn deflate_all(&mut self, runs: impl IntoIterator<Item = Span>) -> u64 {
+    pub fn deflate_all(&mut self, runs: impl IntoIterator<Item = Span<A>>) -> u64 {
         self.change::<false>(runs, |_, _| ())
     }
 
@@ -218,7 +227,7 @@ impl<'a> PartialHugePages<'a> {
     /// were touched and are whole then, some of them more than once. Returns the bytes that changed.
     fn change<const SET: bool>(
         &mut self,
-        runs: impl IntoIterator<Item = Span>,
+        runs: impl IntoIterator<Item = Span<A>>,
         mut whole: impl FnMut(&Self, u64),
     ) -> u64 {
         let mut changed = 0;
@@ -258,7 +267,7 @@ impl<'a> PartialHugePages<'a> {
 
     /// The pages of 4 KiB that lie in the run and in the region, by their bits; at least one.
     #[inline]
-    fn pages_of(&self, run: &Span) -> Option<Range<u64>> {
+    fn pages_of(&self, run: &Span<A>) -> Option<Range<u64>> {
         let inside = if self.region.covers(run) {
             *run
         } else {

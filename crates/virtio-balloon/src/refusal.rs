@@ -4,7 +4,7 @@
 //! record is left out alone wherever the next one can be found behind it; where that is in doubt, the
 //! rest of the message is left out, too.
 
-use runs::Span;
+use runs::{GuestAddr, Span};
 
 /// Why a message, or a part of one, was not taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -93,14 +93,14 @@ pub enum Refusal {
     #[error("{run} is no memory of the guest")]
     OutsideRam {
         /// The run.
-        run: Span,
+        run: Span<GuestAddr>,
     },
     /// A part of the run is not memory of the guest: it lies across a hole, or over an end. The rest
     /// of it is taken.
     #[error("{bytes} bytes of {run} are no memory of the guest")]
     Hole {
         /// The run.
-        run: Span,
+        run: Span<GuestAddr>,
         /// Bytes that are not memory.
         bytes: u64,
     },

@@ -5,7 +5,7 @@
 //! once: runs ascend, do not overlap, and are made of whole pages of the guest. What does not is a
 //! mistake of the driver's own and ends the encoding; a device checks for itself.
 
-use runs::{Span, bitmap};
+use runs::{GuestAddr, Span, bitmap};
 
 /// Bytes for which a page number stands on the wire, whatever the size of the guest's pages (VIRTIO
 /// 1.3, 5.5.6, "historical, and independent of the guest page size").
@@ -78,10 +78,10 @@ impl Stretches<'_> {
 }
 
 impl Iterator for Stretches<'_> {
-    type Item = Span;
+    type Item = Span<GuestAddr>;
 
     #[inline]
-    fn next(&mut self) -> Option<Span> {
+    fn next(&mut self) -> Option<Span<GuestAddr>> {
         let bytes = self.page.bytes();
         loop {
             let Some(run) = self.bits.next() else {
@@ -117,12 +117,12 @@ pub struct Source<I> {
     runs: I,
     page: GuestPage,
     /// What is left of the run at the front; empty before the first.
-    front: Span,
+    front: Span<GuestAddr>,
     /// The last byte of the run that was taken last.
     last: Option<u64>,
 }
 
-impl<I: Iterator<Item = Span>> Source<I> {
+impl<I: Iterator<Item = Span<GuestAddr>>> Source<I> {
     /// These runs, ascending and disjoint, of whole pages of this size. Runs that are merged (see
     /// [`runs::Joiner`]) make the shortest messages.
     pub fn new(runs: impl IntoIterator<IntoIter = I>, page: GuestPage) -> Self {
@@ -136,7 +136,7 @@ impl<I: Iterator<Item = Span>> Source<I> {
 
     /// What is left of the run at the front, if any is left at all. Never empty.
     #[inline]
-    pub(crate) fn front(&mut self) -> Result<Option<Span>, EncodeError> {
+    pub(crate) fn front(&mut self) -> Result<Option<Span<GuestAddr>>, EncodeError> {
         while self.front.is_empty() {
             let Some(run) = self.runs.next() else {
                 return Ok(None);
@@ -144,7 +144,9 @@ impl<I: Iterator<Item = Span>> Source<I> {
             if run.is_empty() {
                 continue;
             }
-            if Span::checked(run.start, run.len).is_none() || !run.is_aligned(self.page.bytes()) {
+            if Span::<GuestAddr>::checked(run.start, run.len).is_none()
+                || !run.is_aligned(self.page.bytes())
+            {
                 let page = self.page.bytes();
                 return Err(EncodeError::NotPages { run, page });
             }
@@ -204,7 +206,7 @@ pub enum EncodeError {
     #[error("{run} is not made of pages of {page} bytes")]
     NotPages {
         /// The run.
-        run: Span,
+        run: Span<GuestAddr>,
         /// Bytes of a page.
         page: u64,
     },
@@ -212,7 +214,7 @@ pub enum EncodeError {
     #[error("{run} does not begin behind {last:#x}, where the run before it ends")]
     NotAscending {
         /// The run.
-        run: Span,
+        run: Span<GuestAddr>,
         /// The last byte of the one before.
         last: u64,
     },
@@ -236,7 +238,7 @@ pub enum EncodeError {
     #[error("{run} cannot be divided into pages of the format's sizes")]
     Sizes {
         /// What is left of the run.
-        run: Span,
+        run: Span<GuestAddr>,
     },
 }
 
@@ -247,7 +249,7 @@ mod tests {
 
     #[test]
     fn runs_that_are_no_pages_or_do_not_ascend_are_refused() {
-        let refused = |runs: &[Span], page| {
+        let refused = |runs: &[Span<GuestAddr>], page| {
             let mut source = Source::new(runs.iter().copied(), page);
             loop {
                 match source.front() {

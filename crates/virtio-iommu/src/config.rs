@@ -5,7 +5,7 @@ use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use ioas::Memory;
-use runs::Span;
+use runs::{GuestAddr, Iova, Span};
 
 use crate::features;
 use crate::wire::{ConfigSpace, RESERVED_BYTES, Reserved, ReservedKind};
@@ -87,7 +87,7 @@ impl Region {
         Self { start, memory }
     }
 
-    pub(crate) fn span(&self) -> Span {
+    pub(crate) fn span(&self) -> Span<GuestAddr> {
         Span::new(self.start, self.memory.len())
     }
 
@@ -145,7 +145,7 @@ pub enum SetupError {
     #[error("the region {region} is empty, overlaps another one, or ends beyond 2^64")]
     Region {
         /// Its guest addresses.
-        region: Span,
+        region: Span<GuestAddr>,
     },
 }
 
@@ -207,7 +207,7 @@ impl Config {
     pub(crate) fn reserved(
         &self,
         endpoint: &Endpoint,
-        of_back_end: &[Span],
+        of_back_end: &[Span<Iova>],
     ) -> Result<Vec<Reserved>, SetupError> {
         let id = endpoint.id;
         let mut all = endpoint.reserved.clone();
@@ -278,7 +278,8 @@ pub(crate) fn sorted(mut regions: Vec<Region>) -> Result<Vec<Region>, SetupError
     let mut free = Some(0);
     for region in &regions {
         let region = region.span();
-        let whole = Span::checked(region.start, region.len).filter(|span| !span.is_empty());
+        let whole =
+            Span::<GuestAddr>::checked(region.start, region.len).filter(|span| !span.is_empty());
         let fits = free.is_some_and(|free| free <= region.start);
         if whole.is_none() || !fits {
             return Err(SetupError::Region { region });

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use ioas::{AttachError, Builder, DetachError, DomainIds, Ioas};
 use iommu::{DeviceId, Unit};
 use iopt::{ErasableMemory, FormatId};
-use runs::Span;
+use runs::{Iova, Span};
 
 use crate::refusal::{Failed, Refusal};
 use crate::wire::Request;
@@ -38,7 +38,7 @@ pub trait Domains {
     fn detach(&mut self, endpoint: u32, space: &Ioas) -> Result<(), DetachError>;
 
     /// Hands the stretches of addresses to `sink` that an endpoint cannot translate.
-    fn reserved(&self, endpoint: u32, sink: &mut dyn FnMut(Span)) {
+    fn reserved(&self, endpoint: u32, sink: &mut dyn FnMut(Span<Iova>)) {
         let _ = (endpoint, sink);
     }
 
@@ -128,7 +128,7 @@ impl<M: ErasableMemory + Clone> Domains for Units<M> {
         space.detach(*device)
     }
 
-    fn reserved(&self, endpoint: u32, sink: &mut dyn FnMut(Span)) {
+    fn reserved(&self, endpoint: u32, sink: &mut dyn FnMut(Span<Iova>)) {
         if let Some((unit, device)) = self.endpoints.get(&endpoint) {
             unit.reserved(*device, sink);
         }

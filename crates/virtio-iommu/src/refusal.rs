@@ -2,7 +2,7 @@
 
 use ioas::{AttachError, Cause, CloseError, DetachError, MapError, UnmapError};
 use iopt::MapError as TableError;
-use runs::Span;
+use runs::{GuestAddr, Iova, Span};
 
 use crate::wire::Status;
 
@@ -93,7 +93,7 @@ pub enum Refusal {
     #[error("{range} overlaps what is reserved for endpoint {endpoint}")]
     ReservedRange {
         /// The range.
-        range: Span,
+        range: Span<Iova>,
         /// The endpoint.
         endpoint: u32,
     },
@@ -109,7 +109,7 @@ pub enum Refusal {
     #[error("{region} is the other type of memory")]
     MemoryType {
         /// The guest addresses of the region.
-        region: Span,
+        region: Span<GuestAddr>,
     },
     /// A mapping lies partly in the range.
     #[error("{start:#x} to {end:#x} cuts a mapping")]
@@ -125,7 +125,7 @@ pub enum Refusal {
         /// The endpoint.
         endpoint: u32,
         /// The mapping, or a part of it.
-        area: Span,
+        area: Span<Iova>,
     },
     /// There are as many domains as there can be.
     #[error("there are {most} domains")]
@@ -312,7 +312,7 @@ pub enum Failed {
     #[error("endpoints in bypass mode lack {region}: {cause}")]
     NoRegion {
         /// Its guest addresses.
-        region: Span,
+        region: Span<GuestAddr>,
         /// Why.
         #[source]
         cause: MapError,
@@ -321,7 +321,7 @@ pub enum Failed {
     #[error("endpoints in bypass mode still have {region}: {cause}")]
     RegionLeft {
         /// Its guest addresses.
-        region: Span,
+        region: Span<GuestAddr>,
         /// Why.
         #[source]
         cause: UnmapError,

@@ -18,7 +18,7 @@ use iommu::{
 };
 use iopt::format::{AmdV1, ArmStage1, K4, VtdSs};
 use iopt::{BuildError, Discard, Format, Gather, HeapTables, Prot, SharedTable, Table};
-use runs::{PageSizes, Span};
+use runs::{Iova, Pa, PageSizes, Span};
 
 use super::report::{Group, GroupReport, Key, Subject, Unit};
 use super::turns::Turns;
@@ -167,11 +167,11 @@ struct Bracket {
 }
 
 impl Bracket {
-    fn operations(&self) -> impl Iterator<Item = Span> {
+    fn operations(&self) -> impl Iterator<Item = Span<Iova>> {
         (0..self.operations).map(|nth| Span::new(self.start + nth * self.size, self.size))
     }
 
-    fn calls(&self, operation: Span) -> impl Iterator<Item = Span> + use<> {
+    fn calls(&self, operation: Span<Iova>) -> impl Iterator<Item = Span<Iova>> + use<> {
         let step = self.step;
         (0..operation.len / step).map(move |nth| Span::new(operation.start + nth * step, step))
     }
@@ -197,7 +197,7 @@ struct Nowhere;
 impl TargetMemory for Nowhere {
     fn with_cells(
         &self,
-        span: Span,
+        span: Span<Pa>,
         _visit: &mut dyn FnMut(&[AtomicU64]),
     ) -> Result<(), BadTarget> {
         let address = span.start;

@@ -17,7 +17,7 @@ use ioas::{
 };
 use iommu::DomainId;
 use iopt::{AnyTable, FormatId, Leaf, Prot, TABLE_BYTES};
-use runs::{PageSizes, Span};
+use runs::{Pa, PageSizes, Span};
 
 use super::real::{Failed, Real};
 use super::report::{Group, GroupReport, Key, Subject, Unit};
@@ -131,7 +131,7 @@ struct Steps {
 }
 
 /// The parts of a run between multiples of `size` bytes, where a page or folio begins.
-fn parts(run: Span, size: u64) -> impl Iterator<Item = Span> {
+fn parts(run: Span<Pa>, size: u64) -> impl Iterator<Item = Span<Pa>> {
     let end = run.start + run.len;
     let mut at = run.start;
     std::iter::from_fn(move || {
@@ -155,7 +155,7 @@ struct Bed {
 
 impl Bed {
     /// Everything once; returns the runs.
-    fn round(&mut self, turns: &mut Turns<'_>) -> Result<Vec<Span>, Failed> {
+    fn round(&mut self, turns: &mut Turns<'_>) -> Result<Vec<Span<Pa>>, Failed> {
         let space = Ioas::new(DomainId(1), table(&self.tables)?);
         let whole = Span::new(0, self.len);
         let charged = self.ledger.steps();
@@ -212,7 +212,7 @@ impl Bed {
     }
 
     /// Charges known runs by `charged` bytes and maps them by `mapped` bytes, in tables and an account of its own.
-    fn by_steps(&mut self, runs: &[Span], charged: u64, mapped: u64) -> Result<Steps, Failed> {
+    fn by_steps(&mut self, runs: &[Span<Pa>], charged: u64, mapped: u64) -> Result<Steps, Failed> {
         let ledger = Ledger::unlimited();
         let mut table = table(&self.tables)?;
         let (mut iova, mut well) = (IOVA, true);
@@ -271,8 +271,8 @@ fn note(
 }
 
 /// The physical runs that are mapped.
-fn runs(space: &Ioas, len: u64) -> Vec<Span> {
-    let mut runs: Vec<Span> = Vec::new();
+fn runs(space: &Ioas, len: u64) -> Vec<Span<Pa>> {
+    let mut runs: Vec<Span<Pa>> = Vec::new();
     let each = |leaf: Leaf| match runs.last_mut() {
         Some(last) if last.start + last.len == leaf.run.pa => last.len += leaf.run.len,
         _ => runs.push(Span::new(leaf.run.pa, leaf.run.len)),

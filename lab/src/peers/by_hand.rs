@@ -15,7 +15,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Relaxed, Release};
 
 use anyhow::Result;
-use runs::{Run, Span};
+use runs::{Iova, Run, Span};
 
 use crate::peers::memory::{self, ADDRESS, PAGE, Page};
 use crate::peers::peer::{Bench, Leaves, Peer, Sink, Tables};
@@ -82,7 +82,7 @@ impl ByHand {
 
     /// Maps a range in leaves of level `LEAF`; `ABOVE` is the level above.
     #[inline(always)]
-    fn map_at<const LEAF: u32, const ABOVE: u32>(&self, range: Span, mut pa: u64) {
+    fn map_at<const LEAF: u32, const ABOVE: u32>(&self, range: Span<Iova>, mut pa: u64) {
         let flags = if LEAF == 0 { LINK } else { LINK | PS };
         if range.len == 1 << shift(LEAF) {
             self.entry::<LEAF>(range.start).store(pa | flags, Relaxed);
@@ -113,7 +113,11 @@ impl ByHand {
 
     /// Unmaps a range of leaves of level `LEAF`; tables stay.
     #[inline(always)]
-    fn unmap_at<const LEAF: u32, const ABOVE: u32, S: Sink>(&self, range: Span, sink: &mut S) {
+    fn unmap_at<const LEAF: u32, const ABOVE: u32, S: Sink>(
+        &self,
+        range: Span<Iova>,
+        sink: &mut S,
+    ) {
         if range.len == 1 << shift(LEAF) {
             let entry = self.entry::<LEAF>(range.start);
             if S::WANTED {
@@ -133,7 +137,7 @@ impl ByHand {
     }
 
     /// Unmaps a range of leaves of level `LEAF`; tables go.
-    fn take_at<const LEAF: u32, S: Sink>(&self, range: Span, sink: &mut S) {
+    fn take_at<const LEAF: u32, S: Sink>(&self, range: Span<Iova>, sink: &mut S) {
         take::<LEAF, S>(table(self.root), TOP, range, sink);
     }
 }
@@ -141,7 +145,7 @@ impl ByHand {
 /// Takes the leaves of `range`, all in one table, and zeroes their entries where somebody may read
 /// the table later.
 #[inline(always)]
-fn empty<const LEAF: u32, S: Sink>(leaves: &Page, range: Span, zero: bool, sink: &mut S) {
+fn empty<const LEAF: u32, S: Sink>(leaves: &Page, range: Span<Iova>, zero: bool, sink: &mut S) {
     let (from, count) = (range.start >> shift(LEAF) & 511, range.len >> shift(LEAF));
     let mut run = Run::new(range.start, 0, 0);
     let mut expected = 0;
@@ -169,7 +173,12 @@ fn empty<const LEAF: u32, S: Sink>(leaves: &Page, range: Span, zero: bool, sink:
 
 /// Takes what is mapped in `range` under a table of `level`, and the tables that are empty then.
 /// True when this one is.
-fn take<const LEAF: u32, S: Sink>(page: &Page, level: u32, range: Span, sink: &mut S) -> bool {
+fn take<const LEAF: u32, S: Sink>(
+    page: &Page,
+    level: u32,
+    range: Span<Iova>,
+    sink: &mut S,
+) -> bool {
     // All that it spans goes, and then itself: what it holds does not matter any more.
     let all = level < TOP && range.len == 1 << shift(level + 1);
     if level == LEAF {
@@ -202,7 +211,7 @@ impl Peer for ByHand {
     }
 
     #[inline(always)]
-    fn map(&mut self, range: Span, pa: u64, leaves: Leaves) -> Result<()> {
+    fn map(&mut self, range: Span<Iova>, pa: u64, leaves: Leaves) -> Result<()> {
         match leaves {
             Leaves::Large => self.map_at::<1, 2>(range, pa),
             // 1 MiB is mapped by pages of 4 KiB.
@@ -214,7 +223,7 @@ impl Peer for ByHand {
     #[inline(always)]
     fn unmap<S: Sink>(
         &mut self,
-        range: Span,
+        range: Span<Iova>,
         leaves: Leaves,
         tables: Tables,
         sink: &mut S,

@@ -15,7 +15,7 @@
 use std::hint::black_box;
 
 use anyhow::{Context as _, Result, bail, ensure};
-use runs::{Run, Span};
+use runs::{Iova, Run, Span};
 
 use crate::peers::clock::time;
 use crate::peers::memory;
@@ -120,11 +120,11 @@ pub trait Peer: Sized {
     /// An empty table, in the pages of [`memory`].
     fn new() -> Result<Self>;
     /// Maps `range` to what begins at `pa`, to be read and written, in one call where there is one.
-    fn map(&mut self, range: Span, pa: u64, leaves: Leaves) -> Result<()>;
+    fn map(&mut self, range: Span<Iova>, pa: u64, leaves: Leaves) -> Result<()>;
     /// Unmaps `range`, which is mapped.
     fn unmap<S: Sink>(
         &mut self,
-        range: Span,
+        range: Span<Iova>,
         leaves: Leaves,
         tables: Tables,
         sink: &mut S,
@@ -132,7 +132,7 @@ pub trait Peer: Sized {
     /// Where an address leads.
     fn translate(&self, iova: u64) -> Option<u64>;
     /// Makes small leaves of a large one.
-    fn split(&mut self, leaf: Span) -> Result<()> {
+    fn split(&mut self, leaf: Span<Iova>) -> Result<()> {
         bail!("{}: {leaf} cannot be split", Self::NAME)
     }
 }
@@ -346,9 +346,9 @@ impl<P: Peer> Ready<P> {
     #[inline(always)]
     fn timed(
         &mut self,
-        before: impl Fn(&mut P, Span, u64, Leaves) -> Result<()>,
-        timed: impl Fn(&mut P, Span, u64, Leaves) -> Result<()>,
-        after: impl Fn(&mut P, Span, u64, Leaves) -> Result<()>,
+        before: impl Fn(&mut P, Span<Iova>, u64, Leaves) -> Result<()>,
+        timed: impl Fn(&mut P, Span<Iova>, u64, Leaves) -> Result<()>,
+        after: impl Fn(&mut P, Span<Iova>, u64, Leaves) -> Result<()>,
     ) -> Result<f64> {
         let (pa, leaves) = (self.places.pa, self.leaves);
         // What cannot give its tables back begins anew.
@@ -434,7 +434,7 @@ impl<P: Peer> Ready<P> {
 #[inline(always)]
 fn discard<P: Peer, const BACK: bool>(
     peer: &mut P,
-    range: Span,
+    range: Span<Iova>,
     _: u64,
     leaves: Leaves,
 ) -> Result<()> {
@@ -445,7 +445,7 @@ fn discard<P: Peer, const BACK: bool>(
 #[inline(always)]
 fn unmap<P: Peer, const BACK: bool>(
     peer: &mut P,
-    range: Span,
+    range: Span<Iova>,
     _: u64,
     leaves: Leaves,
 ) -> Result<()> {
@@ -460,8 +460,8 @@ const fn back(back: bool) -> Tables {
 }
 
 /// A page in each of the tables that the ranges lie in, the first one that is mapped beside them.
-fn behind(places: &Places, page: u64) -> Vec<Span> {
-    let first = |span: &Span| Span::new(span.start, page);
+fn behind(places: &Places, page: u64) -> Vec<Span<Iova>> {
+    let first = |span: &Span<Iova>| Span::new(span.start, page);
     if places.ranges.iter().all(|range| range.len == page) {
         // Single pages, all in one table: behind the last of them, not between.
         places.beside.last().map(first).into_iter().collect()

@@ -7,7 +7,7 @@
 //! only (its sections), it is divided among the operations, and each has one half of its part.
 
 use iopt::Format;
-use runs::Span;
+use runs::{Iova, Span};
 
 use crate::peers::work::{IOVA, PA};
 
@@ -37,11 +37,11 @@ pub struct Geometry {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Places {
     /// One range for each operation.
-    pub ranges: Vec<Span>,
+    pub ranges: Vec<Span<Iova>>,
     /// What is mapped beside, where tables are to be half full.
-    pub beside: Vec<Span>,
+    pub beside: Vec<Span<Iova>>,
     /// A page below, which keeps the upper tables.
-    pub keeper: Option<Span>,
+    pub keeper: Option<Span<Iova>>,
     /// The physical address of every range.
     pub pa: u64,
 }
@@ -95,7 +95,7 @@ impl Geometry {
         let len = page.checked_mul(count)?;
         let mut start = self.start(page);
         let mut beside = Vec::new();
-        let ranges: Vec<Span> = if count == 1 {
+        let ranges: Vec<Span<Iova>> = if count == 1 {
             beside.extend((0..SINGLES).map(|n| Span::new(start + (2 * n + 1) * page, page)));
             let at = |n| Span::new(start + 2 * n * page, page);
             (0..SINGLES).map(at).collect()
@@ -158,7 +158,7 @@ impl Geometry {
     pub fn tables(&self, places: &Places, page: u64) -> u64 {
         let level = self.level(page);
         let all = places.ranges.iter().chain(&places.beside);
-        let of = |span: &Span| {
+        let of = |span: &Span<Iova>| {
             let upper = self.levels.iter().skip(level);
             upper.map(|(_, table)| (span.len >> table) + 2).sum::<u64>()
         };
@@ -167,7 +167,7 @@ impl Geometry {
 }
 
 /// Addresses at random in `span`, always the same.
-pub fn random(span: Span) -> Vec<u64> {
+pub fn random(span: Span<Iova>) -> Vec<u64> {
     let mut random = fastrand::Rng::with_seed(1);
     let next = |_| span.start + random.u64(..span.len);
     (0..TRANSLATIONS).map(next).collect()

@@ -357,7 +357,7 @@ impl Device<'_> {
     fn next_address(&mut self) -> u64 {
         let streams = &self.model.streams;
         let stream = self.random.usize(..streams.len());
-        let Span { start, len } = streams[stream];
+        let Span { start, len, .. } = streams[stream];
         let bytes = self.model.request_bytes;
         match self.model.order {
             Order::Random => start + self.random.u64(..len / bytes) * bytes,

@@ -32,7 +32,7 @@ mod machine;
 mod tables;
 
 use iopt::walk::WalkFault;
-use runs::Span;
+use runs::{Iova, Span};
 
 pub use tables::{Domain, DomainError};
 
@@ -97,7 +97,7 @@ pub struct DeviceModel {
     /// A TLB of its own (ATS).
     pub tlb: Option<DeviceTlb>,
     /// Where its streams go: whole requests each.
-    pub streams: Vec<Span>,
+    pub streams: Vec<Span<Iova>>,
     /// How it goes through a stream.
     pub order: Order,
     /// The device whose memory the data goes to; `None` for memory of the host.
@@ -240,7 +240,7 @@ impl Simulation<'_> {
             {
                 return wrong("its TLB has at most 4096 entries and takes less than a second");
             }
-            let whole = |stream: &Span| {
+            let whole = |stream: &Span<Iova>| {
                 stream.len >= bytes
                     && (stream.start | stream.len) & (bytes - 1) == 0
                     && stream.start.checked_add(stream.len).is_some()

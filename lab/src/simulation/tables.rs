@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use iopt::walk::{BadAddress, WalkMemory, Walker};
 use iopt::{AnyTable, FormatId, HeapTables, Prot, TABLE_BYTES};
-use runs::{PageSizes, Span};
+use runs::{Iova, PageSizes, Span};
 
 /// A domain: tables that the engine has filled, on one memory node.
 #[derive(Debug)]
@@ -40,7 +40,7 @@ impl Domain {
     /// When there is no memory for them, or they cannot be built.
     pub fn map(
         format: FormatId,
-        range: Span,
+        range: Span<Iova>,
         max_leaf: u64,
         node: Option<u32>,
     ) -> Result<Self, DomainError> {
@@ -55,7 +55,8 @@ impl Domain {
         let upper = range.len.div_ceil(1 << 30) + 16;
         let memory = Arc::new(HeapTables::with_tables(leaf_tables + upper)?.on_node(node));
         let mut table = AnyTable::new(format, 4, sizes, Arc::clone(&memory))?;
-        table.map(range.start, &[range], Prot::RW)?;
+        // One to one.
+        table.map(range.start, &[range.cast()], Prot::RW)?;
         Ok(Self {
             walker: Walker::new(table.root()),
             memory,

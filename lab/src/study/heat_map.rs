@@ -11,7 +11,7 @@ use std::fmt;
 
 use iopt::FormatId;
 use iopt::format::{ArmConfig, ArmGranule};
-use runs::Span;
+use runs::{Iova, Span};
 use serde::Serialize;
 
 use super::StudyError;
@@ -22,7 +22,7 @@ const NODES: [u32; 3] = [2, 4, 8];
 /// Leaves of a row.
 const LEAVES: [u64; 5] = [4 << 10, 64 << 10, 2 << 20, 32 << 20, 1 << 30];
 const DEVICES: u64 = 16;
-const MEMORY: Span = Span::new(1 << 32, 4 << 30);
+const MEMORY: Span<Iova> = Span::new(1 << 32, 4 << 30);
 const STREAMS: u64 = 16;
 const BUFFER: u64 = 4 << 20;
 

@@ -11,7 +11,7 @@ use guest::machines::EDU;
 use hostmem::Backing;
 use ioas::{Ledger, Memory};
 use iopt::{Interruption, Prot};
-use runs::Span;
+use runs::{Iova, Span};
 
 use crate::{
     charges::Count,
@@ -30,8 +30,8 @@ const MOST: u32 = 1000;
 /// What must not change.
 #[derive(Debug, PartialEq, Eq)]
 struct State {
-    areas: Vec<Span>,
-    pieces: Vec<Span>,
+    areas: Vec<Span<Iova>>,
+    pieces: Vec<Span<Iova>>,
     charged: u64,
 }
 

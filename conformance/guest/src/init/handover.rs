@@ -32,7 +32,7 @@ use ioas::{
     vfio::{self, Container, ContainerMapper, Group},
 };
 use iopt::Prot;
-use runs::Span;
+use runs::{Iova, Offset, Span};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
@@ -50,7 +50,7 @@ use crate::{
 /// Bytes of the memory, of which the halves are mapped apart.
 const SIZE: u64 = 4 << 20;
 /// The two areas: where, and offset and length in the memory.
-const AREAS: [(u64, Span); 2] = [
+const AREAS: [(u64, Span<Offset>); 2] = [
     (IOVA, Span::new(0, SIZE / 2)),
     (IOVA + (1 << 30), Span::new(SIZE / 2, SIZE / 2)),
 ];
@@ -212,7 +212,7 @@ pub(crate) fn stays<I: Interface>() -> anyhow::Result<()> {
     Ok(())
 }
 
-fn spans(pieces: &[Span]) -> Vec<(u64, u64)> {
+fn spans(pieces: &[Span<Iova>]) -> Vec<(u64, u64)> {
     pieces
         .iter()
         .map(|piece| (piece.start, piece.len))
@@ -239,7 +239,7 @@ fn take_over<I: HandedOver>(socket: &UnixStream) -> anyhow::Result<()> {
     let locked = || anyhow::Ok(counter(counted)? - before);
     let (said, [first, second, device, file]) = receive(socket)?;
     let (numbers, pieces): ([u32; 2], Vec<(u64, u64)>) = serde_json::from_slice(&said)?;
-    let pieces: Vec<Span> = pieces
+    let pieces: Vec<Span<Iova>> = pieces
         .into_iter()
         .map(|(start, len)| Span::new(start, len))
         .collect();

@@ -21,7 +21,7 @@ use iommufd_bindings::{
     iommu_destroy, iommu_hw_queue_alloc, iommu_hwpt_alloc, iommu_viommu_alloc,
     iommufd_hwpt_alloc_flags_IOMMU_HWPT_ALLOC_NEST_PARENT as NEST_PARENT,
 };
-use runs::Span;
+use runs::{Iova, Span};
 use rustix::ioctl::{Opcode, Updater, ioctl, opcode};
 
 /// What the unit translates: first and last.
@@ -307,7 +307,7 @@ impl Access {
     }
 
     /// Pins what is mapped at `range`; returns a number for it.
-    pub(crate) fn pin(&self, range: Span) -> Result<u32, KernelError> {
+    pub(crate) fn pin(&self, range: Span<Iova>) -> Result<u32, KernelError> {
         let body = [0, range.start, range.len, 0, 0, 0];
         let file = self.file.as_raw_fd() as u32;
         let done = plain(
@@ -342,7 +342,7 @@ impl<'a> Queue<'a> {
         owner: &'a Owner,
         device: &Mock,
         space: IoasId,
-        range: Span,
+        range: Span<Iova>,
     ) -> Result<Self, KernelError> {
         let mut table = iommu_hwpt_alloc {
             size: size_of::<iommu_hwpt_alloc>() as u32,

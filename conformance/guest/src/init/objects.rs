@@ -10,7 +10,7 @@ use std::{
 };
 
 use ioas::{Mapper, MemoryObject, PinFailed, Pinned, ProcessMemory};
-use runs::Span;
+use runs::{Offset, Span};
 use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap_anonymous, mprotect};
 
 use crate::semantics::table::{BAD, MEMORY, PAGE, Raw, Surroundings};
@@ -27,7 +27,7 @@ impl MemoryObject for DmaBuf {
         self.len
     }
 
-    fn charge(&self, _part: Span) -> u64 {
+    fn charge(&self, _part: Span<Offset>) -> u64 {
         0
     }
 
@@ -37,7 +37,7 @@ impl MemoryObject for DmaBuf {
 
     fn pin(
         &self,
-        _part: Span,
+        _part: Span<Offset>,
         _progress: &mut dyn FnMut(u64) -> ControlFlow<()>,
     ) -> Result<Box<dyn Pinned>, PinFailed> {
         Err(not_here())
@@ -84,13 +84,13 @@ impl MemoryObject for Patchwork {
         MEMORY
     }
 
-    fn charge(&self, part: Span) -> u64 {
+    fn charge(&self, part: Span<Offset>) -> u64 {
         part.len
     }
 
     fn pin(
         &self,
-        _part: Span,
+        _part: Span<Offset>,
         _progress: &mut dyn FnMut(u64) -> ControlFlow<()>,
     ) -> Result<Box<dyn Pinned>, PinFailed> {
         Err(not_here())

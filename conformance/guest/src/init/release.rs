@@ -7,7 +7,7 @@ use guest::machines::EDU;
 use hostmem::{Backing, Discard};
 use ioas::{Ledger, OverLimit, ReleaseError, UnmapError};
 use iopt::{Interruption, Prot};
-use runs::Span;
+use runs::{Offset, Span};
 
 use crate::{
     charges::Count,
@@ -23,7 +23,7 @@ const MIB: u64 = 1 << 20;
 const PIECE: u64 = 2 * MIB;
 const SIZE: u64 = 4 * PIECE;
 /// The piece that goes.
-const GONE: Span = Span::new(PIECE, PIECE);
+const GONE: Span<Offset> = Span::new(PIECE, PIECE);
 /// Transfers beside it while it comes and goes.
 const TRANSFERS: u64 = 16;
 

@@ -30,7 +30,7 @@ use ioas::{
     vfio::{ContainerMapper, Device, Group},
 };
 use iopt::Prot;
-use runs::Span;
+use runs::{Iova, Span};
 
 use table::{Answer, Column, LIMIT, PAGE, RESERVED, Raw, Subject, Surroundings, Which, rows};
 
@@ -125,7 +125,7 @@ impl<I: Shown> Surroundings<I::Rows> for Around<I> {
         }
     }
 
-    fn hold(&mut self, range: Span) {
+    fn hold(&mut self, range: Span<Iova>) {
         panic!("nobody here holds {range}");
     }
 }
@@ -257,7 +257,7 @@ impl<I: Shown> Subject for Real<I> {
         }
     }
 
-    fn hold(&mut self, range: Span) {
+    fn hold(&mut self, range: Span<Iova>) {
         self.around.hold(range);
     }
 

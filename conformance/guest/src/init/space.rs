@@ -15,7 +15,7 @@ use ioas::{
     vfio::{self, Container, ContainerMapper, Group},
 };
 use iopt::Prot;
-use runs::Span;
+use runs::{Iova, Span};
 
 use crate::{pci, semantics::table::Column};
 
@@ -272,7 +272,7 @@ impl<I: Interface> Space<I> {
     }
 
     /// Unmaps; returns the bytes.
-    pub(crate) fn unmap(&mut self, iova: Span) -> Result<u64, UnmapError> {
+    pub(crate) fn unmap(&mut self, iova: Span<Iova>) -> Result<u64, UnmapError> {
         Ok(self.ioas.unmap(iova, &mut ())?.bytes)
     }
 }

@@ -12,7 +12,7 @@ use ioas::{
     vfio::Device,
 };
 use iopt::{Pending, Prot};
-use runs::Span;
+use runs::{Iova, Span};
 
 use crate::{
     dma::{IOVA, memory, open},
@@ -27,7 +27,7 @@ const PAGE: u64 = 4096;
 const SIZE: u64 = 1 << 20;
 
 /// What is dirty in `span`, and whether some device cannot tell.
-fn harvest(ioas: &Ioas, span: Span) -> anyhow::Result<(Vec<Span>, bool)> {
+fn harvest(ioas: &Ioas, span: Span<Iova>) -> anyhow::Result<(Vec<Span<Iova>>, bool)> {
     let words = (span.len / PAGE).div_ceil(64) as usize;
     let mut pending = Pending::new(vec![0; words], span, PAGE)?;
     let found = ioas.harvest(&mut pending)?;
@@ -79,7 +79,7 @@ struct Mocked {
     ioas: Ioas,
     number: IoasId,
     mock: Arc<Mock>,
-    mapped: Span,
+    mapped: Span<Iova>,
 }
 
 impl Mocked {
@@ -117,9 +117,9 @@ impl Mocked {
     }
 
     /// Looks whether these pages are dirty, and no others.
-    fn look(&mut self, pages: &[Span]) -> anyhow::Result<()> {
+    fn look(&mut self, pages: &[Span<Iova>]) -> anyhow::Result<()> {
         let around = Span::new(self.mapped.start - SIZE, 4 * SIZE);
-        let right: Vec<Span> = pages
+        let right: Vec<Span<Iova>> = pages
             .iter()
             .map(|pages| Span::new(self.mapped.start + pages.start * PAGE, pages.len * PAGE))
             .collect();
@@ -159,7 +159,7 @@ pub(crate) fn dirty() -> anyhow::Result<()> {
     );
     let mut pending = Pending::new(vec![0; 4], all, PAGE)?;
     mocked.ioas.unmap_noting(all, &mut pending, &mut ())?;
-    let shown: Vec<Span> = mocked.ioas.show(&mut pending)?.runs().collect();
+    let shown: Vec<Span<Iova>> = mocked.ioas.show(&mut pending)?.runs().collect();
     ensure!(shown == [page], "{shown:?}");
     mocked.ioas.untrack_dirty();
     Ok(())

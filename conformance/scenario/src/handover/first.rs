@@ -15,7 +15,7 @@ use hostmem::Mapping;
 use ioas::{Handover, Ioas};
 use iommu::{DomainId, Unit};
 use iopt::Prot;
-use runs::Span;
+use runs::{Iova, Span};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 
 use super::{MOST_FILES, PATIENCE, SuccessorError, adopt, numbers, read_line, words};
@@ -61,7 +61,7 @@ pub struct Gone {
 #[derive(Clone, Debug)]
 pub enum Hole {
     /// It was cut, and closed again.
-    Cut(Span),
+    Cut(Span<Iova>),
     /// It was refused: the capability that is missing, and the error.
     Refused(String, String),
 }
@@ -237,27 +237,29 @@ impl Hardware {
         let found = words(line);
         let numbers = numbers(&found, 1)?;
         let none = || unexpected(line.into());
-        let span = |start, len| Span::checked(start, len).ok_or_else(none);
         let unit = |number: u64| self.units.get(number as usize).ok_or_else(none);
         Ok(match (found.first(), numbers.as_slice()) {
             (Some(&"run"), &[pin, memory, offset, start, len]) => {
-                let (pin, run) = (PinNumber(pin), span(start, len)?);
-                if !self.physical.has(memory as usize, span(offset, len)?) {
+                let run = Span::checked(start, len).ok_or_else(none)?;
+                let part = Span::checked(offset, len).ok_or_else(none)?;
+                if !self.physical.has(memory as usize, part) {
                     return Err(none());
                 }
                 let mut theirs = self.physical.theirs();
-                let added = theirs.add(pin, memory as usize, offset, run);
+                let added = theirs.add(PinNumber(pin), memory as usize, offset, run);
                 added.map_err(|cause| cause.to_string())
             }
             (Some(&"gone"), &[pin, memory, start, len]) => {
-                let (pin, part) = (PinNumber(pin), span(start, len)?);
-                self.physical.theirs().remove(pin, memory as usize, part);
+                let part = Span::checked(start, len).ok_or_else(none)?;
+                let mut theirs = self.physical.theirs();
+                theirs.remove(PinNumber(pin), memory as usize, part);
                 Ok(())
             }
             (Some(&"invalidate"), &[number, domain, levels, tables, ref ranges @ ..]) => {
                 let (pairs, _) = ranges.as_chunks::<2>();
-                let ranges = pairs.iter().map(|[at, len]| span(*at, *len));
-                let ranges = ranges.collect::<Result<Vec<Span>, _>>()?;
+                let ranges = pairs.iter();
+                let ranges = ranges.map(|[at, len]| Span::checked(*at, *len).ok_or_else(none));
+                let ranges = ranges.collect::<Result<Vec<Span<Iova>>, _>>()?;
                 let (domain, levels) = (DomainId(domain as u32), levels as u32);
                 let done = unit(number)?.invalidate_ranges(domain, &ranges, levels, tables != 0);
                 done.map_err(|cause| cause.to_string())
@@ -406,7 +408,7 @@ impl World {
     pub fn hole_of(
         &mut self,
         second: &mut Second,
-        hole: Option<Span>,
+        hole: Option<Span<Iova>>,
         see: &mut dyn FnMut(&mut Self) -> Result<(), Error>,
     ) -> Result<Hole, Error> {
         let hole = hole.map(|hole| format!("ok {} {}", hole.start, hole.len));

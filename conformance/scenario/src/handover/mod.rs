@@ -37,7 +37,7 @@ use hostmem::Mapping;
 use ioas::{Handover, HostTables, MappedStorage, TakenDomain};
 use iommu::{DeviceId, Unit};
 use iopt::{AnyTable, ErasableMemory, Takeover};
-use runs::Span;
+use runs::{Pa, Span};
 
 pub use first::{Gone, Hole, Left, Second};
 pub use second::succeed;
@@ -65,7 +65,7 @@ fn adopt<M: ErasableMemory>(
     let mut adopted = Vec::new();
     let mut all = Vec::new();
     for (file, base) in files {
-        let inside = Span::checked(base, file.len());
+        let inside = Span::<Pa>::checked(base, file.len());
         let mut takeover = Takeover::<_, 12>::new(MappedStorage::over(file), base)?;
         let mut here = Vec::new();
         for (number, domain) in handover.domains.iter().enumerate() {

@@ -15,7 +15,7 @@ use iommu::{
     AttachError, Capabilities, DeviceId, DomainId, Fault, FlushError, NodeId, Unit, UnitError,
 };
 use iopt::{Invalidation, Prot, Root};
-use runs::Span;
+use runs::{Iova, Offset, Pa, Span};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 
 use super::{Handed, MOST_FILES, MOST_ITEMS, SuccessorError, adopt, numbers, read_line, words};
@@ -103,13 +103,19 @@ impl Link {
 }
 
 impl Observer for Link {
-    fn pinned(&self, pin: PinNumber, memory: usize, offset: u64, run: Span) -> Result<(), Cause> {
+    fn pinned(
+        &self,
+        pin: PinNumber,
+        memory: usize,
+        offset: u64,
+        run: Span<Pa>,
+    ) -> Result<(), Cause> {
         let (start, len) = (run.start, run.len);
         self.ask(&format!("run {} {memory} {offset} {start} {len}", pin.0))?;
         Ok(())
     }
 
-    fn releasing(&self, pin: PinNumber, memory: usize, part: Span) -> Result<(), Cause> {
+    fn releasing(&self, pin: PinNumber, memory: usize, part: Span<Offset>) -> Result<(), Cause> {
         let (start, len) = (part.start, part.len);
         self.ask(&format!("gone {} {memory} {start} {len}", pin.0))?;
         Ok(())
@@ -200,8 +206,8 @@ struct Inherited {
     tables: Vec<(Mapping, u64)>,
     handover: Handover,
     /// Of the kernel: addresses, number of the memory, offset in it, and what devices may do.
-    areas: Vec<(Span, usize, u64, Prot)>,
-    pieces: Vec<Span>,
+    areas: Vec<(Span<Iova>, usize, u64, Prot)>,
+    pieces: Vec<Span<Iova>>,
 }
 
 /// A memory file of the first process.
@@ -233,7 +239,7 @@ impl Inherited {
                     _ => return Err(unexpected()),
                 };
                 let layout = |(base, chunk): (u64, u64)| {
-                    let whole = Span::checked(base, file.len()).is_some();
+                    let whole = Span::<Pa>::checked(base, file.len()).is_some();
                     let fits = chunk == 0 || chunk.is_power_of_two() && chunk <= file.len();
                     let layout = Layout::new(base, file.len(), chunk);
                     (whole && fits).then_some(layout).ok_or_else(unexpected)
@@ -337,7 +343,7 @@ struct Taken {
     /// Table pages in use.
     in_use: Box<dyn Fn() -> u64>,
     /// The areas of tables of ours, and the mappings of a kernel.
-    pieces: Vec<Span>,
+    pieces: Vec<Span<Iova>>,
 }
 
 /// What an interface of the kernel maps.
@@ -470,7 +476,7 @@ fn over_tables(link: &Arc<Link>, inherited: Inherited) -> Result<Taken, Successo
 fn cut(
     link: &Link,
     space: &Ioas,
-    hole: Span,
+    hole: Span<Iova>,
     in_use: &dyn Fn() -> u64,
 ) -> Result<String, SuccessorError> {
     let kernel = space.kernel_mappings().is_some();

@@ -5,10 +5,10 @@ use std::time::{Duration, Instant};
 
 use ioas::{Capability, Observer, Placement, Step as Part, TrackingError, UnmapError, Unsupported};
 use iopt::Prot;
-use runs::{Bytes, SizeHistogram, Span};
+use runs::{Bytes, Iova, SizeHistogram, Span};
 
 use super::Life;
-use crate::balloon::{Balloon, seven_of_eight};
+use crate::balloon::{Balloon, seen_by_devices, seven_of_eight};
 use crate::handover::{Hole, Left};
 use crate::look::Counted;
 use crate::step::{Done, Refused, Root, nodes};
@@ -42,7 +42,7 @@ impl Observer for Split {
 }
 
 /// The page in the middle of `range`.
-fn middle(range: Span) -> Span {
+fn middle(range: Span<Iova>) -> Span<Iova> {
     Span::new(range.start + ((range.len / 2) & !(PAGE - 1)), PAGE)
 }
 
@@ -162,8 +162,8 @@ impl Life<'_> {
     }
 
     /// The largest leaf of all roots; or the first mapping of the kernel.
-    fn largest(&self) -> Option<Span> {
-        let mut found: Option<Span> = self.shape().mappings.first().copied();
+    fn largest(&self) -> Option<Span<Iova>> {
+        let mut found: Option<Span<Iova>> = self.shape().mappings.first().copied();
         self.world.space.tables(|_, table| {
             table.for_each_leaf(self.world.range(), |leaf| {
                 if found.is_none_or(|found| leaf.run.len > found.len) {
@@ -279,7 +279,7 @@ impl Life<'_> {
         })
     }
 
-    fn hot(&self) -> Vec<Span> {
+    fn hot(&self) -> Vec<Span<Iova>> {
         let hot = |part: &crate::Part| {
             let (start, len) = (part.guest.start, part.guest.len);
             Span::new(start + len / 4, len / 8)
@@ -372,8 +372,8 @@ impl Life<'_> {
         let took = self.world.took;
         // Whoever probes a page in the balloon looks at it, and so brings it in again.
         let held = self.held()?;
-        self.focus(&ballooned);
-        self.marks.balloon = ballooned;
+        self.marks.balloon = seen_by_devices(&ballooned);
+        self.focus(&self.marks.balloon);
         self.see()?;
         let counters = balloon.counters();
         self.balloon = Some(balloon);
@@ -393,7 +393,8 @@ impl Life<'_> {
 
     /// It gives them back.
     pub(super) fn deflate(&mut self) -> Result<Done, Error> {
-        let ballooned = std::mem::take(&mut self.marks.balloon);
+        self.marks.balloon.clear();
+        let ballooned = seven_of_eight(&self.world.parts);
         let Some(mut balloon) = self.balloon.take() else {
             return Ok(Done::default());
         };

@@ -8,7 +8,7 @@ use anyhow::ensure;
 use ioas::{Cause, Ioas, Ledger, Memory, MemoryObject, PinFailed, Pinned, RunReader};
 use iommu::DomainId;
 use iopt::{AnyTable, FormatId, HeapTables, Prot};
-use runs::{PageSizes, Span};
+use runs::{Offset, Pa, PageSizes, Span};
 
 use crate::any;
 
@@ -26,13 +26,13 @@ impl MemoryObject for Scattered {
         self.0
     }
 
-    fn charge(&self, part: Span) -> u64 {
+    fn charge(&self, part: Span<Offset>) -> u64 {
         part.len
     }
 
     fn pin(
         &self,
-        part: Span,
+        part: Span<Offset>,
         _progress: &mut dyn FnMut(u64) -> ControlFlow<()>,
     ) -> Result<Box<dyn Pinned>, PinFailed> {
         Ok(Box::new(Held(part.len)))
@@ -40,11 +40,11 @@ impl MemoryObject for Scattered {
 }
 
 impl Pinned for Held {
-    fn runs(&self, part: Span) -> Result<Box<dyn RunReader + '_>, Cause> {
+    fn runs(&self, part: Span<Offset>) -> Result<Box<dyn RunReader + '_>, Cause> {
         Ok(Box::new(Runs(part)))
     }
 
-    fn release(&mut self, part: Span) -> Result<u64, Cause> {
+    fn release(&mut self, part: Span<Offset>) -> Result<u64, Cause> {
         self.0 -= part.len;
         Ok(self.0)
     }
@@ -54,7 +54,7 @@ impl Pinned for Held {
     }
 }
 
-struct Runs(Span);
+struct Runs(Span<Offset>);
 
 /// Where the page at `offset` lies.
 const fn frame(offset: u64) -> u64 {
@@ -62,7 +62,7 @@ const fn frame(offset: u64) -> u64 {
 }
 
 impl RunReader for Runs {
-    fn next_batch(&mut self, out: &mut [Span]) -> Result<usize, Cause> {
+    fn next_batch(&mut self, out: &mut [Span<Pa>]) -> Result<usize, Cause> {
         let mut count = 0;
         for slot in out.iter_mut().take((self.0.len / PAGE) as usize) {
             *slot = Span::new(frame(self.0.start), PAGE);

@@ -10,7 +10,7 @@ use ioas::{Ioas, Ledger, Memory, Synthetic};
 use iommu::{BadTarget, DeviceId, DomainId, SoftwareUnit, TargetMemory};
 use iopt::format::VtdSs;
 use iopt::{AnyTable, FormatId, Gather, HeapTables, MapError, Prot, SharedTable, Table};
-use runs::{PageSizes, Span};
+use runs::{Iova, Pa, PageSizes, Span};
 
 use crate::{anonymous, any};
 
@@ -92,7 +92,11 @@ pub(crate) fn areas(count: u64) -> anyhow::Result<String> {
 struct Echo;
 
 impl TargetMemory for Echo {
-    fn with_cells(&self, span: Span, visit: &mut dyn FnMut(&[AtomicU64])) -> Result<(), BadTarget> {
+    fn with_cells(
+        &self,
+        span: Span<Pa>,
+        visit: &mut dyn FnMut(&[AtomicU64]),
+    ) -> Result<(), BadTarget> {
         let words = (0..span.len / 8).map(|n| AtomicU64::new(span.start + 8 * n));
         visit(&words.collect::<Vec<_>>());
         Ok(())
@@ -188,7 +192,7 @@ pub(crate) fn threads(count: u64, rounds: u64) -> anyhow::Result<String> {
     ))
 }
 
-fn unmap(table: &SharedTable<VtdSs, Arc<HeapTables>>, range: Span) -> anyhow::Result<()> {
+fn unmap(table: &SharedTable<VtdSs, Arc<HeapTables>>, range: Span<Iova>) -> anyhow::Result<()> {
     let mut gather = Gather::new();
     table.unmap(range, &mut gather, &mut iopt::Discard)?;
     let flushed = gather.flush_with(|_| Ok::<_, std::convert::Infallible>(()))?;

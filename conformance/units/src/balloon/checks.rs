@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use anyhow::{anyhow, ensure};
-use runs::Span;
+use runs::{GuestAddr, Span};
 use serde_json::json;
 use virtio_balloon::{
     Features, Numbering, Queue,
@@ -87,7 +87,12 @@ fn negotiate(program: &str) -> anyhow::Result<String> {
 }
 
 /// What is in the balloon is gone, what is not is there, and both sides say the same.
-fn agree(host: &Host, driver: &Taken<'_>, held: &[Span], kept: &[Span]) -> anyhow::Result<()> {
+fn agree(
+    host: &Host,
+    driver: &Taken<'_>,
+    held: &[Span<GuestAddr>],
+    kept: &[Span<GuestAddr>],
+) -> anyhow::Result<()> {
     ensure!(host.actual()? == driver.held(), "what is told is not held");
     held.iter().try_for_each(|run| host.holds(*run, 0))?;
     let kept = kept.iter().chain([&OUTSIDE]);

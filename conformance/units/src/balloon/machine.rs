@@ -26,7 +26,7 @@ use qtest::{
     pci::{self, Address},
     virtio::{self, Virtio},
 };
-use runs::Span;
+use runs::{GuestAddr, Span};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use virtio_balloon::{
@@ -40,10 +40,10 @@ const PAGE: u64 = 4096;
 /// The machine's memory.
 pub(super) const MEMORY: u64 = 256 * MIB;
 /// The pages that may go into the balloon.
-pub(super) const POOL: Span = Span::new(16 * MIB, 192 * MIB);
+pub(super) const POOL: Span<GuestAddr> = Span::new(16 * MIB, 192 * MIB);
 /// Data that may not.
-pub(super) const OUTSIDE: Span = Span::new(208 * MIB, 2 * MIB);
-const SHARED: Span = Span::new(MIB, 8 * MIB);
+pub(super) const OUTSIDE: Span<GuestAddr> = Span::new(208 * MIB, 2 * MIB);
+const SHARED: Span<GuestAddr> = Span::new(MIB, 8 * MIB);
 
 /// What both are filled with at first.
 pub(super) const FILLED: u8 = 0x5a;
@@ -134,7 +134,7 @@ impl Host {
     }
 
     /// Fails unless each byte of the run is `value`.
-    pub(super) fn holds(&self, run: Span, value: u8) -> anyhow::Result<()> {
+    pub(super) fn holds(&self, run: Span<GuestAddr>, value: u8) -> anyhow::Result<()> {
         let mut bytes = vec![!value; run.len as usize];
         self.machine.read(run.start, &mut bytes)?;
         let other = bytes.iter().position(|byte| *byte != value);
@@ -294,7 +294,7 @@ impl Memory for Shared<'_> {
         Some(address)
     }
 
-    fn free(&mut self, _memory: Span) {
+    fn free(&mut self, _memory: Span<GuestAddr>) {
         // There is more than a few lives of a driver need.
     }
 
@@ -349,7 +349,7 @@ impl GuestPages for Pages {
         GuestPage::SIZE_4K
     }
 
-    fn span(&self) -> Span {
+    fn span(&self) -> Span<GuestAddr> {
         POOL
     }
 
@@ -367,7 +367,7 @@ impl GuestPages for Pages {
         Some(start * PAGE)
     }
 
-    fn give_back(&mut self, run: Span) {
+    fn give_back(&mut self, run: Span<GuestAddr>) {
         let pages = run.start / PAGE..(run.start + run.len) / PAGE;
         self.0.borrow_mut().extend(pages);
     }

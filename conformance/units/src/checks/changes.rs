@@ -4,7 +4,7 @@ use anyhow::{Context as _, ensure};
 use fastrand::Rng;
 use iommu::FlushError;
 use iopt::{Gather, Pending, Prot, walk::Access};
-use runs::Span;
+use runs::{Iova, Span};
 
 use super::suite::{GIB, MIB, first, page, sizes};
 use crate::{At, Rig, Seen, case::Case};
@@ -21,7 +21,7 @@ pub(super) fn refit(rig: &Rig) -> anyhow::Result<()> {
     let (page, big) = (page(&table), sizes.last().copied().unwrap_or(4096));
     let base = first(&case, &table).next_multiple_of(big) + big;
     let address = (rig.data().start + GIB).next_multiple_of(big.max(GIB));
-    let area = Span::new(base, 4 * big);
+    let area = Span::<Iova>::new(base, 4 * big);
     table.map(base, &[Span::new(address, area.len)], Prot::RW)?;
     case.attach(0, DOMAIN, &table)?;
     let mut mapped = vec![true; (area.len / page) as usize];

@@ -6,7 +6,7 @@
 use anyhow::{Context as _, ensure};
 use fastrand::Rng;
 use iopt::{Above, Gather, Prot, walk::Access};
-use runs::Span;
+use runs::{Pa, Span};
 
 use crate::{At, LONGEST, Rig, Seen, case::Case, id, tables::Tables};
 
@@ -110,7 +110,7 @@ pub(super) fn identity_and_scattered(rig: &Rig) -> anyhow::Result<()> {
     let first = first(&case, &table);
     let mut random = Rng::with_seed(3 + rig.round());
     let slots = (data.len - 2 * GIB) / page;
-    let runs: Vec<Span> = (0..PAGES)
+    let runs: Vec<Span<Pa>> = (0..PAGES)
         .map(|nth| {
             // Each in a part of its own.
             let slot = nth * (slots / PAGES) + random.u64(..slots / PAGES);

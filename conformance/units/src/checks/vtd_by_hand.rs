@@ -10,7 +10,7 @@ use anyhow::{Context as _, ensure};
 use iommu::Registers as _;
 use iopt::{Discard, Gather, Prot, Root, Table, TableMemory as _, format::VtdSs};
 use qtest::pci::Address;
-use runs::Span;
+use runs::{Pa, Span};
 
 use super::expect;
 use crate::{At, DEVICES, LONGEST, NVME, Place, Registers, Rig, Seen};
@@ -42,7 +42,7 @@ const PENDING: u32 = 1 << 1;
 /// Fault status: there was no room for one.
 const OVERFLOW: u32 = 1 << 0;
 
-const DATA: Span = Place::Near.data();
+const DATA: Span<Pa> = Place::Near.data();
 
 const PAGE: u64 = 4096;
 const MIB: u64 = 1 << 20;

@@ -12,7 +12,7 @@
 use anyhow::{bail, ensure};
 use fastrand::Rng;
 use iopt::{Format, Gather, Pending, Prot, Table};
-use runs::Span;
+use runs::{Iova, Pa, Span};
 
 use super::processor::{Processor, Tables};
 
@@ -27,7 +27,7 @@ pub(super) struct Accesses<'p> {
 /// What is different between architectures.
 pub(super) struct Isa {
     /// Its pages that lead to themselves, and what is allowed there.
-    pub(super) pages: Span,
+    pub(super) pages: Span<Iova>,
     pub(super) prot: Prot,
     /// The load from `address` to `value`, and the store.
     pub(super) code: u64,
@@ -132,10 +132,10 @@ const ROUNDS: u64 = 6;
 pub(super) fn all<F: Format, const LOG2: u32>(
     accesses: &Accesses<'_>,
     table: &mut Table<F, &Tables<LOG2>>,
-    data: Span,
+    data: Span<Pa>,
 ) -> anyhow::Result<u64> {
     let Isa { pages, prot, .. } = accesses.isa;
-    table.map(pages.start, &[pages], prot)?;
+    table.map(pages.start, &[pages.cast()], prot)?;
     accesses.flush()?;
     let mut random = Rng::with_seed(accesses.processor.round());
     every_leaf_size(accesses, table, data, &mut random)?;
@@ -146,7 +146,7 @@ pub(super) fn all<F: Format, const LOG2: u32>(
 fn every_leaf_size<F: Format, const LOG2: u32>(
     accesses: &Accesses<'_>,
     table: &mut Table<F, &Tables<LOG2>>,
-    data: Span,
+    data: Span<Pa>,
     random: &mut Rng,
 ) -> anyhow::Result<()> {
     let machine = accesses.processor.machine();
@@ -189,7 +189,7 @@ fn every_leaf_size<F: Format, const LOG2: u32>(
 fn dirty_bits<F: Format, const LOG2: u32>(
     accesses: &Accesses<'_>,
     table: &mut Table<F, &Tables<LOG2>>,
-    data: Span,
+    data: Span<Pa>,
     random: &mut Rng,
 ) -> anyhow::Result<()> {
     let page = table.page_sizes().smallest();

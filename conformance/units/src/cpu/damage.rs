@@ -12,7 +12,7 @@ use iopt::{
     format::Entry,
     walk::{Access, BadAddress, WalkMemory, Walker},
 };
-use runs::Span;
+use runs::{Iova, Pa, Span};
 
 use super::{
     Architecture,
@@ -25,7 +25,7 @@ const EACH: u64 = 400;
 /// The machine's memory: tables, and zeros behind them.
 struct Memory<'t, const LOG2: u32> {
     tables: &'t Tables<LOG2>,
-    zeros: Span,
+    zeros: Span<Pa>,
 }
 
 impl<const LOG2: u32> WalkMemory for Memory<'_, LOG2> {
@@ -51,7 +51,7 @@ pub(super) fn all<F: Format, const LOG2: u32>(
         zeros: architecture.data(),
     };
     let mut random = Rng::with_seed(processor.round());
-    let aperture: Vec<Span> = table.format().aperture().spans().collect();
+    let aperture: Vec<Span<Iova>> = table.format().aperture().spans().collect();
     for size in table.page_sizes().iter() {
         for nth in 0..EACH {
             let span = aperture[nth as usize % aperture.len()];

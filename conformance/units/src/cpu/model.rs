@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use runs::{Run, Span};
+use runs::{Iova, Run, Span};
 
 /// What is mapped. Nothing in it reaches the end of the address space.
 #[derive(Clone, Debug, Default)]
@@ -17,7 +17,7 @@ impl Model {
     }
 
     /// What is mapped in `span`, in order.
-    pub(super) fn inside(&self, span: Span) -> Vec<Run> {
+    pub(super) fn inside(&self, span: Span<Iova>) -> Vec<Run> {
         let part = |run: &Run| {
             let part = run.input().intersection(&span)?;
             Some(Run::new(
@@ -35,7 +35,7 @@ impl Model {
     }
 
     /// Takes away what is mapped in `span`.
-    pub(super) fn remove(&mut self, span: Span) {
+    pub(super) fn remove(&mut self, span: Span<Iova>) {
         let touched: Vec<Run> = self.0.values().copied().collect();
         for run in touched {
             let Some(gone) = run.input().intersection(&span) else {

@@ -30,7 +30,7 @@ use hostmem::{Backing, Mapping};
 use ioas::MappedStorage;
 use iopt::Arena;
 use qtest::{HALT, Machine};
-use runs::Span;
+use runs::{Pa, Span};
 
 use super::{Architecture, Emulator, gdb::Stub};
 
@@ -259,7 +259,7 @@ impl Architecture {
 
     /// Memory for tables: above 4 GiB, so that an address that lost its upper half does not lead there;
     /// ARMv7's tables must lie below.
-    pub(super) const fn tables(self) -> Span {
+    pub(super) const fn tables(self) -> Span<Pa> {
         let start = match self {
             Self::X86_64 | Self::ArmV8 | Self::RiscV => (4 << 30) + 32 * MIB,
             Self::ArmV7 => 2 << 30,
@@ -268,7 +268,7 @@ impl Architecture {
     }
 
     /// Memory for data.
-    pub(super) const fn data(self) -> Span {
+    pub(super) const fn data(self) -> Span<Pa> {
         let start = self.tables().start + self.tables().len;
         let end = match self {
             Self::X86_64 | Self::ArmV8 | Self::RiscV => 64 << 30,

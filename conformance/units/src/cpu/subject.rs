@@ -5,7 +5,7 @@ use std::{convert::Infallible, sync::atomic::AtomicU32};
 use anyhow::{Context as _, ensure};
 use fastrand::Rng;
 use iopt::{Cell as _, Discard, Format, Gather, HeapArena, Prot, Table, TableMemory};
-use runs::{Run, Span};
+use runs::{Iova, Pa, Run, Span};
 
 use super::{
     model::Model,
@@ -79,7 +79,7 @@ impl<'p, F: Format, M: Walked> Subject<'p, F, M> {
         self.table.page_sizes().smallest()
     }
 
-    pub(super) fn map(&mut self, iova: u64, runs: &[Span]) -> anyhow::Result<()> {
+    pub(super) fn map(&mut self, iova: u64, runs: &[Span<Pa>]) -> anyhow::Result<()> {
         self.table.map(iova, runs, self.prot)?;
         let mut at = iova;
         for run in runs {
@@ -90,7 +90,7 @@ impl<'p, F: Format, M: Walked> Subject<'p, F, M> {
     }
 
     /// Unmaps what is mapped in a range; leaves that reach over its ends are cut.
-    pub(super) fn unmap(&mut self, range: Span) -> anyhow::Result<()> {
+    pub(super) fn unmap(&mut self, range: Span<Iova>) -> anyhow::Result<()> {
         self.model.remove(range);
         self.refit(|table, gather| {
             table.unmap_cutting(
@@ -133,7 +133,7 @@ impl<'p, F: Format, M: Walked> Subject<'p, F, M> {
     }
 
     /// A byte of each page of a range, or of some of them, and those before and behind the range.
-    pub(super) fn ask_range(&mut self, range: Span) -> anyhow::Result<()> {
+    pub(super) fn ask_range(&mut self, range: Span<Iova>) -> anyhow::Result<()> {
         let page = self.page();
         let pages = range.len / page;
         if pages <= EACH {
@@ -157,7 +157,7 @@ impl<'p, F: Format, M: Walked> Subject<'p, F, M> {
     }
 
     /// The bytes before and behind a range.
-    pub(super) fn ask_outside(&self, range: Span) -> anyhow::Result<()> {
+    pub(super) fn ask_outside(&self, range: Span<Iova>) -> anyhow::Result<()> {
         let aperture = self.table.format().aperture();
         for outside in [range.start.wrapping_sub(1), range.last().wrapping_add(1)] {
             // A processor of 32 bits would take the address for another one.

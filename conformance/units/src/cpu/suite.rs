@@ -7,7 +7,7 @@ use std::convert::Infallible;
 
 use anyhow::{Context as _, ensure};
 use iopt::{Format, Interruption, Prot, Table};
-use runs::Span;
+use runs::{Iova, Span};
 
 use super::{
     processor::Processor,
@@ -158,7 +158,7 @@ impl<F: Format, M: Walked> Subject<'_, F, M> {
         })
     }
 
-    fn merge(&mut self, range: Span) -> anyhow::Result<()> {
+    fn merge(&mut self, range: Span<Iova>) -> anyhow::Result<()> {
         self.refit(|table, gather| {
             let flush = |_: &_| Ok::<_, Infallible>(());
             Ok(table.merge(range, Interruption::Allowed, gather, flush)?)
@@ -195,7 +195,7 @@ impl<F: Format, M: Walked> Subject<'_, F, M> {
     }
 
     /// A step of the mixture, and the range that it has to do with.
-    fn step(&mut self, place: Span) -> anyhow::Result<Span> {
+    fn step(&mut self, place: Span<Iova>) -> anyhow::Result<Span<Iova>> {
         let page = self.page();
         let mapped = self.model.inside(place);
         let Some(run) = self.random.choice(&mapped).copied() else {
@@ -251,7 +251,7 @@ impl<F: Format, M: Walked> Subject<'_, F, M> {
     }
 
     /// A part of a range; small parts are as likely as large ones.
-    fn part(&mut self, range: Span) -> Span {
+    fn part(&mut self, range: Span<Iova>) -> Span<Iova> {
         let page = self.page();
         let pages = range.len / page;
         let most = pages >> self.random.u64(..u64::from(pages.ilog2()) + 1);
@@ -262,7 +262,7 @@ impl<F: Format, M: Walked> Subject<'_, F, M> {
 
     /// Maps a range, or the beginning of it, in up to three runs. In half of the cases both addresses are
     /// equal modulo the largest leaf, so that there are large leaves in it.
-    fn map_area(&mut self, range: Span) -> anyhow::Result<Span> {
+    fn map_area(&mut self, range: Span<Iova>) -> anyhow::Result<Span<Iova>> {
         let page = self.page();
         let place = self.place_bytes();
         let outputs = (1 << self.table.format().output_bits()) / place;
@@ -293,7 +293,7 @@ impl<F: Format, M: Walked> Subject<'_, F, M> {
         Ok(Span::new(range.start, range.len - left))
     }
 
-    fn ask_each_page(&mut self, range: Span) -> anyhow::Result<()> {
+    fn ask_each_page(&mut self, range: Span<Iova>) -> anyhow::Result<()> {
         for at in (0..range.len).step_by(self.page() as usize) {
             let offset = self.random.u64(..self.page());
             self.ask(range.start + at + offset)?;
@@ -307,7 +307,7 @@ impl<F: Format, M: Walked> Subject<'_, F, M> {
         2 * self.table.page_sizes().up_to(LARGEST.min(part)).largest()
     }
 
-    fn spans(&self) -> Vec<Span> {
+    fn spans(&self) -> Vec<Span<Iova>> {
         self.table.format().aperture().spans().collect()
     }
 }

@@ -6,7 +6,7 @@
 //! "64-Bit Mode IDT"; 10.1.1 "Processor State After Reset".
 
 use iopt::{Prot, Root, Table, format::X86_64};
-use runs::Span;
+use runs::{Iova, Span};
 
 use super::{
     Architecture, Emulator,
@@ -37,7 +37,7 @@ const CODE_DESCRIPTOR: u64 = 0x00af_9b00_0000_ffff;
 const HERE: Architecture = Architecture::X86_64;
 
 /// The first pages: descriptors of segments and of interrupts, instructions, the stack.
-const PAGES: Span = Span::new(0, 0x3000);
+const PAGES: Span<Iova> = Span::new(0, 0x3000);
 const CODE: u64 = 0x1000;
 const STACK: u64 = PAGES.start + PAGES.len;
 /// The page-fault exception's number, its gate (64-bit interrupt gate, present), and where it leads.

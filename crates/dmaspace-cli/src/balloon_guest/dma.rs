@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use hostmem::{Backing, FrameSource, Mapping, Pin, Pinner};
-use runs::Span;
+use runs::{GuestAddr, Offset, Span};
 use virtio_balloon::driver::Memory;
 
 use super::GuestError;
@@ -22,10 +22,10 @@ const PAGE: u64 = 4096;
 pub(super) struct DmaMemory {
     mapping: Arc<Mapping>,
     /// The physical run, and where it begins in the mapping.
-    run: Span,
+    run: Span<GuestAddr>,
     offset: u64,
     /// What nobody has, in order.
-    free: Vec<Span>,
+    free: Vec<Span<GuestAddr>>,
     _pin: Pin,
 }
 
@@ -77,8 +77,12 @@ impl DmaMemory {
     }
 }
 
-/// Hands each physical run of a pinned part to `each`, in order.
-pub(super) fn runs_of(pin: &Pin, part: Span, each: &mut dyn FnMut(Span)) -> Result<(), GuestError> {
+/// Hands each run of a pinned part to `each`, in order.
+pub(super) fn runs_of(
+    pin: &Pin,
+    part: Span<Offset>,
+    each: &mut dyn FnMut(Span<GuestAddr>),
+) -> Result<(), GuestError> {
     let mut frames = pin
         .runs(part, FrameSource::Pagemap)
         .map_err(GuestError::other)?;
@@ -89,7 +93,8 @@ pub(super) fn runs_of(pin: &Pin, part: Span, each: &mut dyn FnMut(Span)) -> Resu
             0 => break,
             count => batch[..count]
                 .iter()
-                .filter_map(|run| joiner.push(*run))
+                // What this kernel calls physical are the guest's addresses: it runs in the guest.
+                .filter_map(|run| joiner.push(run.cast()))
                 .for_each(&mut *each),
         }
     }
@@ -138,7 +143,7 @@ impl Memory for DmaMemory {
         Some(address)
     }
 
-    fn free(&mut self, memory: Span) {
+    fn free(&mut self, memory: Span<GuestAddr>) {
         let len = memory.len.next_multiple_of(PAGE);
         self.free.push(Span::new(memory.start, len));
         self.free.sort_unstable_by_key(|free| free.start);

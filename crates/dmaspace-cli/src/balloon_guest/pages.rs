@@ -12,7 +12,7 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use hostmem::{Backing, Discard, Mapping, Pin, Pinner};
-use runs::Span;
+use runs::{GuestAddr, Offset, Span};
 use virtio_balloon::driver::GuestPages;
 use virtio_balloon::{GuestPage, Stats, Tag};
 
@@ -41,7 +41,7 @@ struct Chunk {
 pub(super) struct ProcessPages {
     pinner: Pinner,
     /// All RAM of the guest.
-    span: Span,
+    span: Span<GuestAddr>,
     /// What the guest is left with in any case, bytes.
     reserve: u64,
     chunks: BTreeMap<u64, Chunk>,
@@ -127,15 +127,15 @@ impl ProcessPages {
     }
 
     /// Unpins and discards what is pinned of `run`.
-    fn let_go(&mut self, run: Span) {
+    fn let_go(&mut self, run: Span<GuestAddr>) {
         let mut at = run.start;
         let end = run.start + run.len;
         while at < end {
             let Some((&start, &part)) = self.parts.range(..=at).next_back() else {
                 return;
             };
-            let Some(inside) = Span::new(start, part.len).intersection(&Span::new(at, end - at))
-            else {
+            let there = Span::<GuestAddr>::new(start, part.len);
+            let Some(inside) = there.intersection(&Span::new(at, end - at)) else {
                 return;
             };
             self.parts.remove(&start);
@@ -165,7 +165,7 @@ impl ProcessPages {
     }
 
     /// Gives a part of a chunk back to the guest: with the last of it the whole chunk goes.
-    fn give(&mut self, number: u64, part: Span) {
+    fn give(&mut self, number: u64, part: Span<Offset>) {
         let Some(chunk) = self.chunks.get_mut(&number) else {
             return;
         };
@@ -190,7 +190,7 @@ impl GuestPages for ProcessPages {
         GuestPage::SIZE_4K
     }
 
-    fn span(&self) -> Span {
+    fn span(&self) -> Span<GuestAddr> {
         self.span
     }
 
@@ -215,7 +215,7 @@ impl GuestPages for ProcessPages {
         }
     }
 
-    fn give_back(&mut self, run: Span) {
+    fn give_back(&mut self, run: Span<GuestAddr>) {
         self.let_go(run);
     }
 
@@ -228,7 +228,7 @@ impl GuestPages for ProcessPages {
 }
 
 /// From the first to the last byte of RAM: `/proc/iomem`, which shows addresses to root.
-fn ram() -> Result<Span, GuestError> {
+fn ram() -> Result<Span<GuestAddr>, GuestError> {
     let text = fs::read_to_string("/proc/iomem").map_err(GuestError::other)?;
     let end = ram_end(&text).ok_or(GuestError::Unprivileged)?;
     Ok(Span::new(0, end))

@@ -32,7 +32,7 @@ use std::{fmt, io};
 use hostmem::ProcessPages;
 use iopt::FormatId;
 use iopt::format::{ArmConfig, ArmGranule};
-use runs::{Run, SizeHistogram, Span};
+use runs::{Run, SizeHistogram, Span, Va};
 use serde::Serialize;
 use thiserror::Error;
 
@@ -299,7 +299,7 @@ struct Walk {
     largest: u64,
     hidden: bool,
     last: Option<Run>,
-    extent: Option<Span>,
+    extent: Option<Span<Va>>,
     layout: Vec<Stretch>,
     /// Pages to pin, small and huge.
     pages: (u64, u64),
@@ -360,7 +360,7 @@ impl Walk {
     }
 
     /// Stretches of the address space that are there, whatever is behind them.
-    fn extend(&mut self, next: Span) {
+    fn extend(&mut self, next: Span<Va>) {
         match &mut self.extent {
             Some(extent) if extent.start + extent.len == next.start => extent.len += next.len,
             extent => {
@@ -373,7 +373,7 @@ impl Walk {
         }
     }
 
-    fn lay(&mut self, next: Span, leaf_bytes: u64) {
+    fn lay(&mut self, next: Span<Va>, leaf_bytes: u64) {
         let room = self.layout.len() < MOST_STRETCHES;
         match self.layout.last_mut() {
             Some(last)

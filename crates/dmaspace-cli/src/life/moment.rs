@@ -1,6 +1,6 @@
 //! The address space at one time, in a picture's resolution.
 
-use runs::Span;
+use runs::{Iova, Span};
 use scenario::{Life, Marks};
 
 use super::report::{Band, BandState};
@@ -37,13 +37,13 @@ fn bands_of(life: &Life<'_>, root: usize) -> Vec<Band> {
     bands
 }
 
-fn state(life: &Life<'_>, root: usize, here: Span) -> BandState {
+fn state(life: &Life<'_>, root: usize, here: Span<Iova>) -> BandState {
     let Marks {
         holes,
         balloon,
         dirty,
     } = &life.marks;
-    let covered = |spans: &[Span]| -> u64 {
+    let covered = |spans: &[Span<Iova>]| -> u64 {
         let parts = spans.iter().filter_map(|span| span.intersection(&here));
         parts.map(|part| part.len).sum()
     };

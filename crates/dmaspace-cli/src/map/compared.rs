@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use iopt::{AnyTable, Discard, Gather, MapError, Prot, TABLE_BYTES};
-use runs::{Run, Span};
+use runs::{Iova, Run, Span};
 
 use super::clock::in_nanoseconds;
 use super::report::{Compared, Spread};
@@ -22,7 +22,7 @@ const STRETCH: u64 = 1 << 30;
 pub(super) fn compare(
     mut table: AnyTable,
     runs: &[Run],
-    range: Span,
+    range: Span<Iova>,
     watch: &mut dyn Watch,
 ) -> Result<Compared, JobError> {
     let begun = Instant::now();
@@ -52,7 +52,7 @@ pub(super) fn compare(
 fn fill(
     table: &mut AnyTable,
     runs: &[Run],
-    range: Span,
+    range: Span<Iova>,
     watch: &mut dyn Watch,
     by_pages: bool,
 ) -> Result<Duration, JobError> {

@@ -14,7 +14,7 @@ use std::time::Duration;
 use hostmem::Mapping;
 use iommu::{DeviceId, Port, SoftwareUnit, TargetMemory};
 use iopt::walk::WalkMemory;
-use runs::Span;
+use runs::{Iova, Span};
 
 use scenario::pattern::{Pattern, differing, shuffled};
 
@@ -35,7 +35,7 @@ pub(super) struct Found {
 
 /// What all threads share.
 struct Check<'a> {
-    range: Span,
+    range: Span<Iova>,
     /// Bytes that are done, and the wish to stop.
     done: AtomicU64,
     stop: AtomicBool,
@@ -49,7 +49,7 @@ pub(super) fn check<T, D>(
     unit: &SoftwareUnit<T, D>,
     devices: &[DeviceId],
     memory: &Mapping,
-    range: Span,
+    range: Span<Iova>,
     progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
 ) -> ControlFlow<(), Found>
 where
@@ -207,7 +207,7 @@ impl Check<'_> {
 /// Reads and writes a word on either side of the range: all four must fault.
 fn neighbours<T: WalkMemory, D: TargetMemory>(
     port: &mut Port<T, D>,
-    range: Span,
+    range: Span<Iova>,
     found: &mut Found,
 ) {
     for iova in [range.start - 8, range.last() + 1] {

@@ -11,7 +11,7 @@ use hostmem::{FrameSource, Machine, Mapping, Pinner};
 use ioas::{HostMemory, Ioas, Ledger, Memory, MemoryObject, Placement, Step};
 use iommu::NodeId;
 use iopt::Prot;
-use runs::Span;
+use runs::{Iova, Span};
 use scenario::Counted;
 
 use super::clock::{Clock, nanoseconds};
@@ -57,7 +57,7 @@ pub(super) struct Mapped<'a> {
     /// Where its physical addresses come from.
     pub(super) frames: FrameSource,
     /// The device addresses.
-    pub(super) range: Span,
+    pub(super) range: Span<Iova>,
 }
 
 pub(super) fn run(job: &MapJob, watch: &mut dyn Watch) -> Result<MapReport, JobError> {

@@ -16,7 +16,7 @@ use ioas::{
 };
 use iommu::NodeId;
 use iopt::Prot;
-use runs::Span;
+use runs::{Iova, Span};
 
 use super::clock::nanoseconds;
 use super::job::{Mapped, Side};
@@ -232,7 +232,7 @@ pub(crate) fn hint(refused: &AttachError) -> &'static str {
 
 /// The lowest address for `size` bytes at which large leaves are possible, with a page on either side
 /// that can be mapped, too; never in the first page.
-pub(crate) fn lowest(windows: &[Span], size: u64) -> Option<u64> {
+pub(crate) fn lowest(windows: &[Span<Iova>], size: u64) -> Option<u64> {
     let align = (1u64 << size.checked_ilog2()?).clamp(PAGE, LARGEST);
     windows.iter().find_map(|window| {
         let first = window.start.max(PAGE).checked_add(PAGE)?;

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use hostmem::{Backing, MapError, Mapping};
-use runs::Span;
+use runs::{Iova, Offset, Span};
 
 use super::JobError;
 use scenario::pattern::{Pattern, differing, fill, shuffled};
@@ -90,7 +90,7 @@ impl Neighbours {
     }
 
     /// Where the pages belong: the device address, and the part of the mapping.
-    pub(super) fn pages(range: Span) -> [(u64, Span); 2] {
+    pub(super) fn pages(range: Span<Iova>) -> [(u64, Span<Offset>); 2] {
         [
             (range.start - PAGE, Span::new(0, PAGE)),
             (range.last() + 1, Span::new(PAGE, PAGE)),
@@ -98,7 +98,7 @@ impl Neighbours {
     }
 
     /// What of each page touches the memory: the device address, and the offset in the mapping.
-    fn edges(range: Span) -> [(u64, u64); 2] {
+    fn edges(range: Span<Iova>) -> [(u64, u64); 2] {
         [
             (range.start - PLACE, PAGE - PLACE),
             (range.last() + 1, PAGE),
@@ -132,7 +132,7 @@ pub(super) fn check(
     device: &mut dyn Copier,
     neighbours: &Neighbours,
     memory: &Mapping,
-    range: Span,
+    range: Span<Iova>,
     progress: &mut dyn FnMut(u64) -> ControlFlow<()>,
 ) -> Result<Found, JobError> {
     let stopped = |flow: ControlFlow<()>| match flow {
@@ -162,7 +162,7 @@ fn look_beside(
     device: &mut dyn Copier,
     neighbours: &Neighbours,
     memory: &Mapping,
-    range: Span,
+    range: Span<Iova>,
     go_on: &mut dyn FnMut() -> ControlFlow<()>,
     found: &mut Found,
 ) -> Result<(), JobError> {
@@ -225,7 +225,7 @@ fn compare(
     let mut stretches = Vec::new();
     let mut at = 0;
     for (to, from) in moved {
-        stretches.push((Span::new(at, to - at), at));
+        stretches.push((Span::<Offset>::new(at, to - at), at));
         stretches.push((Span::new(to, PLACE), from));
         at = to + PLACE;
     }

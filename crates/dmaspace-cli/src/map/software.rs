@@ -14,7 +14,7 @@ use iommu::{
     BadTarget, Config, DeviceId, DomainId, NodeId, RunMap, SoftwareUnit, TargetMemory, Unit,
 };
 use iopt::{AnyTable, Leaf, Prot, TABLE_BYTES};
-use runs::{PageSizes, Run, SizeHistogram, Span};
+use runs::{Iova, Pa, PageSizes, Run, SizeHistogram, Span};
 use scenario::{nodes, pattern};
 
 use super::clock::nanoseconds;
@@ -51,7 +51,11 @@ pub(super) struct SoftwareSide<'a> {
 struct Later(Arc<OnceLock<RunMap<target::Piece>>>);
 
 impl TargetMemory for Later {
-    fn with_cells(&self, span: Span, visit: &mut dyn FnMut(&[AtomicU64])) -> Result<(), BadTarget> {
+    fn with_cells(
+        &self,
+        span: Span<Pa>,
+        visit: &mut dyn FnMut(&[AtomicU64]),
+    ) -> Result<(), BadTarget> {
         match self.0.get() {
             Some(memory) => memory.with_cells(span, visit),
             None => Err(BadTarget {
@@ -309,7 +313,7 @@ fn check_dma(
     unit: &SoftwareUnit<Arc<NodeTables>, Later>,
     devices: &[DeviceId],
     memory: &Mapping,
-    range: Span,
+    range: Span<Iova>,
     watch: &mut dyn Watch,
 ) -> Result<dma::Found, JobError> {
     let stage = Stage::DmaCheck;

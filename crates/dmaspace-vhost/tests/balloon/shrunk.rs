@@ -62,5 +62,5 @@ fn a_front_end_that_shrinks_its_memory_ends_by_name_and_the_next_one_is_served()
 
 /// The guest's memory, as it is shown.
 fn runs_span() -> String {
-    runs::Span::new(BASE, BYTES as u64).to_string()
+    runs::Span::<runs::GuestAddr>::new(BASE, BYTES as u64).to_string()
 }

@@ -26,7 +26,7 @@ use std::sync::Arc;
 use hostmem::Discard;
 use ioas::{Ioas, Memory};
 use iopt::Interruption;
-use runs::Span;
+use runs::{Iova, Span};
 use virtio_balloon::{Dma, MemoryMap, Part, Reason};
 
 /// What a region of a guest's memory has where devices see it, and a balloon discards it by what backs it:
@@ -68,13 +68,15 @@ impl fmt::Debug for BalloonDma {
 /// A part of the guest's memory, and where an address space has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Place {
-    device: Span,
+    device: Span<Iova>,
     part: Part,
 }
 
 impl Place {
     fn goes_on_in(&self, next: &Self) -> bool {
-        let ends_at = |span: &Span, start| span.start.checked_add(span.len) == Some(start);
+        fn ends_at<A>(span: &Span<A>, start: u64) -> bool {
+            span.start.checked_add(span.len) == Some(start)
+        }
         self.part.region == next.part.region
             && ends_at(&self.device, next.device.start)
             && ends_at(&self.part.offsets, next.part.offsets.start)
@@ -140,12 +142,12 @@ impl BalloonDma {
         &self,
         map: MemoryMap<'_, T>,
         parts: &[Part],
-        mut job: impl FnMut(&Ioas, &[Span], &mut dyn FnMut(Span, Reason)),
+        mut job: impl FnMut(&Ioas, &[Span<Iova>], &mut dyn FnMut(Span<Iova>, Reason)),
     ) -> Vec<(Part, Reason)> {
         let mut told = Vec::new();
         for space in &self.spaces {
             let places = places(space, map, parts);
-            let ranges: Vec<Span> = places.iter().map(|place| place.device).collect();
+            let ranges: Vec<Span<Iova>> = places.iter().map(|place| place.device).collect();
             job(space, &ranges, &mut |range, reason| {
                 let first = places.partition_point(|place| place.device.last() < range.start);
                 let near = places.iter().skip(first);
@@ -163,13 +165,13 @@ impl BalloonDma {
 }
 
 /// Releases `ranges` of device addresses; `kept` receives those that are not, and why.
-fn release(space: &Ioas, ranges: &[Span], kept: &mut dyn FnMut(Span, Reason)) {
+fn release(space: &Ioas, ranges: &[Span<Iova>], kept: &mut dyn FnMut(Span<Iova>, Reason)) {
     let mut tell = |range, cause| kept(range, reasons::of_release(&cause));
     space.release(ranges, Interruption::Refused, &mut tell, &mut ());
 }
 
 /// Restores `ranges`; `failed` receives those that stay released, and why.
-fn restore(space: &Ioas, ranges: &[Span], failed: &mut dyn FnMut(Span, Reason)) {
+fn restore(space: &Ioas, ranges: &[Span<Iova>], failed: &mut dyn FnMut(Span<Iova>, Reason)) {
     let mut tell = |range, cause| failed(range, reasons::of_restore(&cause));
     space.restore(ranges, Interruption::Refused, &mut tell, &mut ());
 }

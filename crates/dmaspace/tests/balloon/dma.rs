@@ -10,7 +10,7 @@ use dmaspace::balloon::BalloonDma;
 use dmaspace::ioas::{Ioas, Memory, WhenUnmapped};
 use dmaspace::iommu::DomainId;
 use dmaspace::iopt::{AnyTable, FormatId, Prot};
-use dmaspace::runs::{PageSizes, Span};
+use dmaspace::runs::{GuestAddr, PageSizes, Span};
 use dmaspace::virtio_balloon::{Dma, Reason};
 
 use crate::host::{DEVICE, GUEST, Machine, PAGE, PAGES, SECOND, pages, seen};
@@ -30,7 +30,7 @@ impl Numbers {
     }
 
     /// Runs in order that leave the last of each sixteen pages alone.
-    fn runs(&mut self) -> Vec<Span> {
+    fn runs(&mut self) -> Vec<Span<GuestAddr>> {
         let mut groups: Vec<u64> = (0..=self.below(3))
             .map(|_| self.below(PAGES / EVERY))
             .collect();
@@ -217,7 +217,7 @@ fn what_is_no_memory_of_devices_is_nobody_s_business() {
     // A part of the guest's memory that only one device sees, at two addresses.
     let part = pages(8, 8);
     let first = &machine.spaces[0];
-    first.unmap(pages(0, PAGES), &mut ()).unwrap();
+    first.unmap(pages(0, PAGES).cast(), &mut ()).unwrap();
     let half = Span::new(0, PAGES * PAGE / 2);
     for at in [GUEST, GUEST << 1] {
         first

@@ -12,7 +12,7 @@ use dmaspace::balloon::BalloonDma;
 use dmaspace::ioas::{Cause, Ioas, Ledger, Memory, MemoryObject, PinFailed, Pinned, RunReader};
 use dmaspace::iommu::{BadTarget, Config, DeviceId, DomainId, Port, SoftwareUnit, TargetMemory};
 use dmaspace::iopt::{AnyTable, FormatId, HeapTables, Prot};
-use dmaspace::runs::{PageSizes, Span};
+use dmaspace::runs::{GuestAddr, Offset, Pa, PageSizes, Span};
 use dmaspace::virtio_balloon::{Dma, MemoryMap, Part, Reason, Refusals, Region};
 
 pub(crate) const PAGE: u64 = 4096;
@@ -103,7 +103,11 @@ impl Host {
 pub(crate) struct Reach(Arc<Host>);
 
 impl TargetMemory for Reach {
-    fn with_cells(&self, span: Span, visit: &mut dyn FnMut(&[AtomicU64])) -> Result<(), BadTarget> {
+    fn with_cells(
+        &self,
+        span: Span<Pa>,
+        visit: &mut dyn FnMut(&[AtomicU64]),
+    ) -> Result<(), BadTarget> {
         for address in (span.start..=span.last()).step_by(8) {
             let at = address.checked_sub(BASE).ok_or(BadTarget { address })?;
             let pins = self.0.pins.get((at / PAGE) as usize);
@@ -125,13 +129,13 @@ impl MemoryObject for GuestMemory {
         PAGES * PAGE
     }
 
-    fn charge(&self, part: Span) -> u64 {
+    fn charge(&self, part: Span<Offset>) -> u64 {
         part.len
     }
 
     fn pin(
         &self,
-        part: Span,
+        part: Span<Offset>,
         _progress: &mut dyn FnMut(u64) -> ControlFlow<()>,
     ) -> Result<Box<dyn Pinned>, PinFailed> {
         if self.0.refuses.swap(false, Ordering::Relaxed) {
@@ -159,20 +163,20 @@ struct GuestPin {
 }
 
 impl GuestPin {
-    fn inside(&self, part: Span) -> impl Iterator<Item = (u64, u64)> + '_ {
+    fn inside(&self, part: Span<Offset>) -> impl Iterator<Item = (u64, u64)> + '_ {
         let held = self.held.iter().copied();
         held.filter(move |(page, _)| part.contains(page * PAGE))
     }
 }
 
 impl Pinned for GuestPin {
-    fn runs(&self, part: Span) -> Result<Box<dyn RunReader + '_>, Cause> {
+    fn runs(&self, part: Span<Offset>) -> Result<Box<dyn RunReader + '_>, Cause> {
         let runs = self.inside(part);
         let runs = runs.map(|(_, frame)| Span::new(BASE + frame * PAGE, PAGE));
         Ok(Box::new(Runs(runs.collect::<Vec<_>>().into_iter())))
     }
 
-    fn release(&mut self, part: Span) -> Result<u64, Cause> {
+    fn release(&mut self, part: Span<Offset>) -> Result<u64, Cause> {
         let gone: Vec<_> = self.inside(part).collect();
         self.held.retain(|held| !gone.contains(held));
         gone.iter()
@@ -196,10 +200,10 @@ impl Drop for GuestPin {
     }
 }
 
-struct Runs(std::vec::IntoIter<Span>);
+struct Runs(std::vec::IntoIter<Span<Pa>>);
 
 impl RunReader for Runs {
-    fn next_batch(&mut self, out: &mut [Span]) -> Result<usize, Cause> {
+    fn next_batch(&mut self, out: &mut [Span<Pa>]) -> Result<usize, Cause> {
         let mut count = 0;
         for (slot, run) in out.iter_mut().zip(&mut self.0) {
             *slot = run;
@@ -262,7 +266,7 @@ impl Machine {
         }
     }
 
-    pub(crate) fn release(&mut self, runs: &[Span]) -> Vec<(Span, Reason)> {
+    pub(crate) fn release(&mut self, runs: &[Span<GuestAddr>]) -> Vec<(Span<GuestAddr>, Reason)> {
         let mut told = Vec::new();
         let regions = self.regions();
         let (map, parts) = resolved(&regions, runs);
@@ -272,7 +276,7 @@ impl Machine {
         told
     }
 
-    pub(crate) fn restore(&mut self, runs: &[Span]) -> Vec<(Span, Reason)> {
+    pub(crate) fn restore(&mut self, runs: &[Span<GuestAddr>]) -> Vec<(Span<GuestAddr>, Reason)> {
         let mut told = Vec::new();
         let regions = self.regions();
         let (map, parts) = resolved(&regions, runs);
@@ -295,7 +299,7 @@ impl Machine {
         self.units.each_ref().map(|unit| unit.port(DEVICE))
     }
 
-    pub(crate) fn discard(&self, runs: &[Span]) {
+    pub(crate) fn discard(&self, runs: &[Span<GuestAddr>]) {
         for run in runs {
             for page in 0..run.len / PAGE {
                 self.host.discard((run.start - GUEST) / PAGE + page);
@@ -326,7 +330,7 @@ impl Machine {
 /// The map of these regions, and what of the runs is in it.
 pub(crate) fn resolved<'a, T>(
     regions: &'a [Region<T>],
-    runs: &[Span],
+    runs: &[Span<GuestAddr>],
 ) -> (MemoryMap<'a, T>, Vec<Part>) {
     let map = MemoryMap::new(regions).unwrap();
     let mut parts = Vec::new();
@@ -336,7 +340,7 @@ pub(crate) fn resolved<'a, T>(
     (map, parts)
 }
 
-pub(crate) const fn pages(first: u64, len: u64) -> Span {
+pub(crate) const fn pages(first: u64, len: u64) -> Span<GuestAddr> {
     Span::new(GUEST + first * PAGE, len * PAGE)
 }
 

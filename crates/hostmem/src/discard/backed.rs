@@ -10,7 +10,7 @@
 use std::fs::File;
 use std::io::{self, BufRead, BufReader};
 
-use runs::Span;
+use runs::{Span, Va};
 
 use super::DiscardError;
 use crate::backing::Backing;
@@ -58,10 +58,10 @@ impl Backed {
     }
 
     /// What the areas say that lie in `whole`, addresses. They must say the same.
-    fn of_areas(smaps: impl BufRead, whole: Span) -> Result<Self, DiscardError> {
+    fn of_areas(smaps: impl BufRead, whole: Span<Va>) -> Result<Self, DiscardError> {
         let mut found: Option<Self> = None;
         let mut covered = 0;
-        let mut area: Option<(Span, Store)> = None;
+        let mut area: Option<(Span<Va>, Store)> = None;
         for line in smaps.lines() {
             let line = line.map_err(unread)?;
             if let Some(header) = Header::of(&line) {
@@ -102,7 +102,7 @@ fn unread(source: io::Error) -> DiscardError {
 
 /// The first line of an area: addresses, rights, offset, device, inode, path.
 struct Header<'a> {
-    span: Span,
+    span: Span<Va>,
     rights: &'a str,
     inode: &'a str,
     path: &'a str,

@@ -11,7 +11,7 @@
 
 use std::io;
 
-use runs::Span;
+use runs::{Offset, Span};
 
 use super::kernel::Way;
 use super::{Call, Discard, Discarded, Kept};
@@ -29,14 +29,14 @@ const AGAIN: u32 = 64;
 /// Discards runs, and tells what was kept.
 pub(crate) struct Batch<'a> {
     discard: &'a Discard,
-    kept: &'a mut dyn FnMut(Span, Kept),
+    kept: &'a mut dyn FnMut(Span<Offset>, Kept),
     pub(crate) done: Discarded,
-    waiting: Vec<Span>,
+    waiting: Vec<Span<Offset>>,
     bytes: u64,
 }
 
 impl<'a> Batch<'a> {
-    pub(crate) fn new(discard: &'a Discard, kept: &'a mut dyn FnMut(Span, Kept)) -> Self {
+    pub(crate) fn new(discard: &'a Discard, kept: &'a mut dyn FnMut(Span<Offset>, Kept)) -> Self {
         Self {
             discard,
             kept,
@@ -47,20 +47,20 @@ impl<'a> Batch<'a> {
     }
 
     /// Tells that `part` is kept, which is less than a page.
-    pub(crate) fn keep_part(&mut self, part: Span) {
+    pub(crate) fn keep_part(&mut self, part: Span<Offset>) {
         if !part.is_empty() {
             let page = self.discard.page();
             self.keep(part, Kept::PartOfPage { page });
         }
     }
 
-    fn keep(&mut self, part: Span, why: Kept) {
+    fn keep(&mut self, part: Span<Offset>, why: Kept) {
         self.done.kept += part.len;
         (self.kept)(part, why);
     }
 
     /// Drops the pages of `run` by a call of its own; true when that works.
-    pub(crate) fn alone(&mut self, run: Span, way: Way) -> bool {
+    pub(crate) fn alone(&mut self, run: Span<Offset>, way: Way) -> bool {
         let mapping = &self.discard.mapping;
         let calls = &*self.discard.calls;
         let result = again(|| calls.drop_pages(mapping.region(), run, way));
@@ -68,7 +68,7 @@ impl<'a> Batch<'a> {
     }
 
     /// Frees the pages of `run` in the mapping's file.
-    pub(crate) fn punch(&mut self, run: Span) {
+    pub(crate) fn punch(&mut self, run: Span<Offset>) {
         let mapping = &self.discard.mapping;
         let calls = &*self.discard.calls;
         let result = match mapping.fd() {
@@ -81,7 +81,7 @@ impl<'a> Batch<'a> {
         self.note(run, Call::Fallocate, result);
     }
 
-    fn note(&mut self, run: Span, call: Call, result: io::Result<()>) -> bool {
+    fn note(&mut self, run: Span<Offset>, call: Call, result: io::Result<()>) -> bool {
         self.done.calls += 1;
         match &result {
             Ok(()) => self.done.bytes += run.len,
@@ -94,7 +94,7 @@ impl<'a> Batch<'a> {
     }
 
     /// Takes the next run of private memory.
-    pub(crate) fn push(&mut self, run: Span) {
+    pub(crate) fn push(&mut self, run: Span<Offset>) {
         if run.len >= LONG || !self.discard.batches() {
             self.alone(run, Way::Private);
             return;
@@ -132,7 +132,7 @@ impl<'a> Batch<'a> {
         self.waiting = waiting;
     }
 
-    fn together(&mut self, runs: &[Span]) -> io::Result<u64> {
+    fn together(&mut self, runs: &[Span<Offset>]) -> io::Result<u64> {
         self.done.calls += 1;
         let mapping = &self.discard.mapping;
         again(|| self.discard.calls.drop_batch(mapping.region(), runs))
@@ -141,7 +141,7 @@ impl<'a> Batch<'a> {
 
 /// Takes `bytes` off the beginning of the runs, to the last whole page: those that are done are empty
 /// then. Returns how many were taken off.
-fn skip(runs: &mut [Span], bytes: u64) -> u64 {
+fn skip(runs: &mut [Span<Offset>], bytes: u64) -> u64 {
     let mut skipped = 0;
     for run in runs {
         let left = bytes - skipped;
@@ -160,7 +160,7 @@ fn skip(runs: &mut [Span], bytes: u64) -> u64 {
 }
 
 /// The runs of which something is left.
-fn trim(runs: &mut [Span]) -> &mut [Span] {
+fn trim(runs: &mut [Span<Offset>]) -> &mut [Span<Offset>] {
     let done = runs.iter().take_while(|run| run.is_empty()).count();
     &mut runs[done..]
 }

@@ -19,7 +19,7 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt};
 
-use runs::Span;
+use runs::{Offset, Span, Va};
 use thiserror::Error;
 
 use super::backed::Store;
@@ -84,8 +84,8 @@ pub struct CountError {
 /// Discards `runs`, which are checked, and counts.
 pub(super) fn counted(
     discard: &Discard,
-    runs: &[Span],
-    kept: &mut dyn FnMut(Span, Kept),
+    runs: &[Span<Offset>],
+    kept: &mut dyn FnMut(Span<Offset>, Kept),
 ) -> (Discarded, Result<Freed, CountError>) {
     let by = match discard.backed.store {
         Store::File => FreedBy::FileBlocks,
@@ -142,8 +142,8 @@ impl Scan {
     /// huge ones; ascending.
     pub(super) fn present(
         &mut self,
-        range: Span,
-        told: &mut dyn FnMut(Span, bool),
+        range: Span<Va>,
+        told: &mut dyn FnMut(Span<Va>, bool),
     ) -> io::Result<()> {
         let (mut at, end) = (range.start, range.start + range.len);
         while at < end && self.by_regions {
@@ -170,7 +170,7 @@ impl Scan {
     }
 
     /// The same page by page. Pages that others have too, the page of zeros among them, are left out.
-    fn entries(&mut self, range: Span, told: &mut dyn FnMut(Span, bool)) -> io::Result<()> {
+    fn entries(&mut self, range: Span<Va>, told: &mut dyn FnMut(Span<Va>, bool)) -> io::Result<()> {
         let mut entries = [0; BATCH * 8];
         let mut at = range.start;
         while at < range.start + range.len {
@@ -228,8 +228,8 @@ impl<'a> Windows<'a> {
 
     fn count(
         discard: &Discard,
-        runs: &[Span],
-        kept: &mut dyn FnMut(Span, Kept),
+        runs: &[Span<Offset>],
+        kept: &mut dyn FnMut(Span<Offset>, Kept),
     ) -> (Discarded, Result<Freed, CountError>) {
         let by = FreedBy::PresentPages;
         let (done, freed) = match Scan::open() {
@@ -245,8 +245,8 @@ impl<'a> Windows<'a> {
     /// Discards and counts `runs`. When counting fails, the rest is discarded all the same.
     pub(super) fn run(
         mut self,
-        mut runs: &[Span],
-        kept: &mut dyn FnMut(Span, Kept),
+        mut runs: &[Span<Offset>],
+        kept: &mut dyn FnMut(Span<Offset>, Kept),
     ) -> (Discarded, io::Result<Freed>) {
         let base = self.discard.mapping.address();
         let mut done = Discarded::default();
@@ -285,7 +285,7 @@ impl<'a> Windows<'a> {
     fn look(
         &mut self,
         start: u64,
-        runs: impl Iterator<Item = Span> + Clone,
+        runs: impl Iterator<Item = Span<Offset>> + Clone,
         after: bool,
     ) -> io::Result<()> {
         let held = if after {
@@ -357,7 +357,11 @@ impl<'a> Windows<'a> {
 }
 
 /// How much of `there` is in the runs, of which `run` is the first that does not end before.
-fn in_runs(there: Span, run: &mut Option<Span>, runs: &mut impl Iterator<Item = Span>) -> u64 {
+fn in_runs(
+    there: Span<Va>,
+    run: &mut Option<Span<Va>>,
+    runs: &mut impl Iterator<Item = Span<Va>>,
+) -> u64 {
     let mut common = 0;
     while let Some(here) = *run {
         common += here.intersection(&there).map_or(0, |both| both.len);

@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::OnceLock;
 use std::sync::atomic::Ordering;
 
-use runs::Span;
+use runs::{Offset, Span};
 
 use crate::sys::Region;
 
@@ -22,17 +22,17 @@ pub(crate) enum Way {
 /// What discards. Parts are offsets in the region, or in the file, and multiples of 4 KiB.
 pub(crate) trait Calls: Send + Sync {
     /// Drops the pages of `part`.
-    fn drop_pages(&self, region: &Region, part: Span, way: Way) -> io::Result<()>;
+    fn drop_pages(&self, region: &Region, part: Span<Offset>, way: Way) -> io::Result<()>;
 
     /// Drops the pages of private memory in all `parts`, at most 1024; returns how many bytes were
     /// done, in order, when it was not all.
-    fn drop_batch(&self, region: &Region, parts: &[Span]) -> io::Result<u64>;
+    fn drop_batch(&self, region: &Region, parts: &[Span<Offset>]) -> io::Result<u64>;
 
     /// Whether [`drop_batch`](Self::drop_batch) can be had.
     fn has_batch(&self) -> bool;
 
     /// Frees the pages of a part of the file, which stays as long as it is.
-    fn punch(&self, file: BorrowedFd<'_>, part: Span) -> io::Result<()>;
+    fn punch(&self, file: BorrowedFd<'_>, part: Span<Offset>) -> io::Result<()>;
 }
 
 /// The kernel that is there.
@@ -40,7 +40,7 @@ pub(crate) trait Calls: Send + Sync {
 pub(crate) struct Kernel;
 
 impl Calls for Kernel {
-    fn drop_pages(&self, region: &Region, part: Span, way: Way) -> io::Result<()> {
+    fn drop_pages(&self, region: &Region, part: Span<Offset>, way: Way) -> io::Result<()> {
         let part = region.iovec(part)?;
         let advice = match way {
             Way::Private => libc::MADV_DONTNEED,
@@ -52,7 +52,7 @@ impl Calls for Kernel {
         check(unsafe { libc::madvise(part.iov_base, part.iov_len, advice) }.into()).map(drop)
     }
 
-    fn drop_batch(&self, region: &Region, parts: &[Span]) -> io::Result<u64> {
+    fn drop_batch(&self, region: &Region, parts: &[Span<Offset>]) -> io::Result<u64> {
         let Some(process) = this_process() else {
             return Err(io::Error::from_raw_os_error(libc::ENOSYS));
         };
@@ -64,7 +64,7 @@ impl Calls for Kernel {
         this_process().is_some()
     }
 
-    fn punch(&self, file: BorrowedFd<'_>, part: Span) -> io::Result<()> {
+    fn punch(&self, file: BorrowedFd<'_>, part: Span<Offset>) -> io::Result<()> {
         let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
         let (start, len) = (part.start as libc::off_t, part.len as libc::off_t);
         // SAFETY: works on the file alone. Where it is mapped its bytes become zeros as if somebody

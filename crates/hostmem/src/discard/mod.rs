@@ -40,7 +40,7 @@ use std::ops::AddAssign;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use runs::{Joiner, Span};
+use runs::{Joiner, Offset, Span, Va};
 use thiserror::Error;
 
 use crate::mapping::Mapping;
@@ -157,7 +157,7 @@ pub enum DiscardError {
         /// Its place among the runs.
         index: usize,
         /// The run.
-        run: Span,
+        run: Span<Offset>,
         /// Bytes of the memory.
         len: u64,
     },
@@ -167,7 +167,7 @@ pub enum DiscardError {
         /// Its place among the runs.
         index: usize,
         /// The run.
-        run: Span,
+        run: Span<Offset>,
     },
     /// Private memory over a file: discarded pages come back with the bytes of the file.
     #[error("the memory at {address:#x} is a private copy of {path}: what is discarded comes back")]
@@ -187,7 +187,7 @@ pub enum DiscardError {
     #[error("the process has {covered} bytes of the memory {memory} mapped, or not in whole pages")]
     NotMapped {
         /// Addresses of the memory.
-        memory: Span,
+        memory: Span<Va>,
         /// Bytes that are mapped.
         covered: u64,
     },
@@ -256,8 +256,8 @@ impl Discard {
     /// [`DiscardError::Outside`] and [`DiscardError::Descends`]; nothing is touched then.
     pub fn discard(
         &self,
-        runs: &[Span],
-        kept: &mut dyn FnMut(Span, Kept),
+        runs: &[Span<Offset>],
+        kept: &mut dyn FnMut(Span<Offset>, Kept),
     ) -> Result<Discarded, DiscardError> {
         self.check(runs)?;
         Ok(self.discard_checked(runs.iter().copied(), kept))
@@ -285,14 +285,14 @@ impl Discard {
     /// As [`discard`](Self::discard).
     pub fn discard_counted(
         &self,
-        runs: &[Span],
-        kept: &mut dyn FnMut(Span, Kept),
+        runs: &[Span<Offset>],
+        kept: &mut dyn FnMut(Span<Offset>, Kept),
     ) -> Result<(Discarded, Result<Freed, CountError>), DiscardError> {
         self.check(runs)?;
         Ok(count::counted(self, runs, kept))
     }
 
-    fn check(&self, runs: &[Span]) -> Result<(), DiscardError> {
+    fn check(&self, runs: &[Span<Offset>]) -> Result<(), DiscardError> {
         let len = self.mapping.len();
         let whole = Span::new(0, len);
         let mut end = 0;
@@ -310,8 +310,8 @@ impl Discard {
 
     fn discard_checked(
         &self,
-        runs: impl Iterator<Item = Span>,
-        kept: &mut dyn FnMut(Span, Kept),
+        runs: impl Iterator<Item = Span<Offset>>,
+        kept: &mut dyn FnMut(Span<Offset>, Kept),
     ) -> Discarded {
         let mut batch = Batch::new(self, kept);
         let mut joiner = Joiner::new();
@@ -328,7 +328,7 @@ impl Discard {
     }
 
     /// Discards the whole pages of `run`.
-    fn take(&self, run: Span, batch: &mut Batch<'_>) {
+    fn take(&self, run: Span<Offset>, batch: &mut Batch<'_>) {
         let (head, pages, tail) = cut(run, self.page());
         batch.keep_part(head);
         batch.keep_part(tail);
@@ -336,7 +336,7 @@ impl Discard {
             return;
         }
         if let Some(block) = self.backed.block {
-            let addresses = Span::new(self.mapping.address() + pages.start, pages.len);
+            let addresses = Span::<Va>::new(self.mapping.address() + pages.start, pages.len);
             batch.done.in_parts += pages.len - cut(addresses, block).1.len;
         }
         match self.backed.store {
@@ -359,7 +359,7 @@ impl fmt::Debug for Discard {
 
 /// A run as what lies before its first whole page, its whole pages, and what is behind them. Without
 /// a whole page all of it is before.
-const fn cut(run: Span, page: u64) -> (Span, Span, Span) {
+const fn cut<A>(run: Span<A>, page: u64) -> (Span<A>, Span<A>, Span<A>) {
     let end = run.start + run.len;
     let (first, last) = (run.start.next_multiple_of(page), end / page * page);
     if first >= last {

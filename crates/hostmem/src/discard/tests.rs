@@ -16,9 +16,9 @@ const PAGE: u64 = 4096;
 /// What the fake kernel was asked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Asked {
-    One(Span, Way),
-    Batch(Vec<Span>),
-    Punch(Span),
+    One(Span<Offset>, Way),
+    Batch(Vec<Span<Offset>>),
+    Punch(Span<Offset>),
 }
 
 /// A kernel that drops nothing, but knows which pages it was asked to drop, and answers as it is told.
@@ -35,7 +35,7 @@ struct Script {
 }
 
 impl Script {
-    fn drop_run(&mut self, part: Span) -> Result<(), i32> {
+    fn drop_run(&mut self, part: Span<Offset>) -> Result<(), i32> {
         let stuck = self.stuck.iter().find(|(page, _)| part.contains(*page));
         match stuck {
             Some((_, errno)) => Err(*errno),
@@ -55,7 +55,7 @@ struct Fake {
 }
 
 impl Fake {
-    fn one(&self, part: Span, asked: Asked) -> io::Result<()> {
+    fn one(&self, part: Span<Offset>, asked: Asked) -> io::Result<()> {
         let mut script = self.script.lock().unwrap();
         script.asked.push(asked);
         if script.interrupts > 0 {
@@ -67,12 +67,12 @@ impl Fake {
 }
 
 impl Calls for Fake {
-    fn drop_pages(&self, _: &Region, part: Span, way: Way) -> io::Result<()> {
+    fn drop_pages(&self, _: &Region, part: Span<Offset>, way: Way) -> io::Result<()> {
         self.one(part, Asked::One(part, way))
     }
 
     /// As the kernel: stops at the first run that fails, and says how many bytes it did before.
-    fn drop_batch(&self, _: &Region, parts: &[Span]) -> io::Result<u64> {
+    fn drop_batch(&self, _: &Region, parts: &[Span<Offset>]) -> io::Result<u64> {
         let mut script = self.script.lock().unwrap();
         script.asked.push(Asked::Batch(parts.to_vec()));
         let most = match script.batches.pop_front() {
@@ -103,7 +103,7 @@ impl Calls for Fake {
         self.batch
     }
 
-    fn punch(&self, _: BorrowedFd<'_>, part: Span) -> io::Result<()> {
+    fn punch(&self, _: BorrowedFd<'_>, part: Span<Offset>) -> io::Result<()> {
         self.one(part, Asked::Punch(part))
     }
 }
@@ -123,19 +123,19 @@ fn fake(backing: Backing, len: u64, batch: bool) -> (Discard, Arc<Mutex<Script>>
 }
 
 /// Discards, with what was kept.
-fn run(discard: &Discard, runs: &[Span]) -> (Discarded, Vec<(Span, Kept)>) {
+fn run(discard: &Discard, runs: &[Span<Offset>]) -> (Discarded, Vec<(Span<Offset>, Kept)>) {
     let mut kept = Vec::new();
     let done = discard.discard(runs, &mut |part, why| kept.push((part, why)));
     kept.sort_by_key(|(part, _)| *part);
     (done.unwrap(), kept)
 }
 
-fn pages(runs: impl IntoIterator<Item = Span>) -> BTreeSet<u64> {
-    let pages = |run: Span| (run.start..run.start + run.len).step_by(PAGE as usize);
+fn pages(runs: impl IntoIterator<Item = Span<Offset>>) -> BTreeSet<u64> {
+    let pages = |run: Span<Offset>| (run.start..run.start + run.len).step_by(PAGE as usize);
     runs.into_iter().flat_map(pages).collect()
 }
 
-fn every_second_page(count: u64) -> Vec<Span> {
+fn every_second_page(count: u64) -> Vec<Span<Offset>> {
     (0..count).map(|n| Span::new(2 * n * PAGE, PAGE)).collect()
 }
 
@@ -165,7 +165,7 @@ fn short_runs_have_a_call_together_and_long_ones_their_own() {
 #[test]
 fn a_call_never_asks_for_more_than_the_kernel_takes() {
     let (discard, script) = fake(Backing::Anon4K, 6 << 30, true);
-    let runs: Vec<Span> = (0..1500)
+    let runs: Vec<Span<Offset>> = (0..1500)
         .map(|n| Span::new(n * LONG, LONG - PAGE))
         .collect();
     let (done, _) = run(&discard, &runs);
@@ -335,7 +335,7 @@ proptest! {
         let stuck = stuck.iter().map(|page| (page * PAGE, libc::EINVAL));
         script.lock().unwrap().stuck.extend(stuck);
         let each = bits.iter().enumerate().filter(|(_, set)| **set);
-        let each: Vec<Span> = each.map(|(n, _)| Span::new(n as u64 * PAGE, PAGE)).collect();
+        let each: Vec<Span<Offset>> = each.map(|(n, _)| Span::new(n as u64 * PAGE, PAGE)).collect();
         let asked = pages(each.iter().copied());
         let (done, kept) = run(&discard, &each);
         let kept_pages = pages(kept.iter().map(|(part, _)| *part));
@@ -349,7 +349,7 @@ proptest! {
 
 /// Memory of which every third page is written and every third only read, discarded by the kernel that
 /// is there.
-fn counted(backing: Backing, by_regions: bool, runs: &[Span]) -> count::Freed {
+fn counted(backing: Backing, by_regions: bool, runs: &[Span<Offset>]) -> count::Freed {
     let mapping = Arc::new(Mapping::new(backing, 4 << 20, None).unwrap());
     for (page, cells) in mapping.cells().chunks(512).enumerate() {
         match page % 3 {
@@ -375,7 +375,7 @@ fn with_and_without_the_scan_of_regions_the_count_is_the_same() {
         Span::new(12 * PAGE, PAGE),
         Span::new((2 << 20) - PAGE, 100 * PAGE),
     ];
-    let written = |run: &Span| {
+    let written = |run: &Span<Offset>| {
         let pages = run.start / PAGE..(run.start + run.len) / PAGE;
         pages.filter(|page| page % 3 == 0).count() as u64
     };

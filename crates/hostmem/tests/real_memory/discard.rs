@@ -77,7 +77,7 @@ fn zeros(mapping: &Mapping) -> BTreeSet<u64> {
 
 /// The plain model: pages of 4 KiB that are zeros after `runs` were discarded from memory of pages of
 /// `page` bytes, and bytes of the runs that are kept.
-fn model(runs: &[Span], len: u64, page: u64) -> (BTreeSet<u64>, u64) {
+fn model(runs: &[Span<Offset>], len: u64, page: u64) -> (BTreeSet<u64>, u64) {
     let inside = |byte: u64| runs.iter().any(|run| run.contains(byte));
     let mut zeros = BTreeSet::new();
     for start in (0..len).step_by(page as usize) {
@@ -92,7 +92,7 @@ fn model(runs: &[Span], len: u64, page: u64) -> (BTreeSet<u64>, u64) {
     (zeros, kept)
 }
 
-fn discard(discard: &Discard, runs: &[Span]) -> Discarded {
+fn discard(discard: &Discard, runs: &[Span<Offset>]) -> Discarded {
     let mut kept = 0;
     let done = discard.discard(runs, &mut |part, why| {
         assert!(matches!(why, Kept::PartOfPage { .. }), "{part}: {why}");
@@ -104,7 +104,7 @@ fn discard(discard: &Discard, runs: &[Span]) -> Discarded {
 }
 
 /// Ascending runs, in so many units of so many bytes.
-fn runs_in(units: u64, unit: u64) -> BoxedStrategy<Vec<Span>> {
+fn runs_in(units: u64, unit: u64) -> BoxedStrategy<Vec<Span<Offset>>> {
     let longest = (units / 2).clamp(2, 40);
     let pairs = prop::collection::vec((0..4u64, 1..longest), 0..60);
     let runs = pairs.prop_map(move |pairs| {
@@ -231,7 +231,7 @@ fn locked_memory_is_told_and_the_rest_discarded() {
     if unsafe { libc::mlock(at, 1) } != 0 {
         return eprintln!("not run: nothing can be locked");
     }
-    let runs: Vec<Span> = (0..20).map(|n| Span::new(2 * n * PAGE, PAGE)).collect();
+    let runs: Vec<Span<Offset>> = (0..20).map(|n| Span::new(2 * n * PAGE, PAGE)).collect();
     let mut kept = Vec::new();
     let done = discarder.discard(&runs, &mut |part, why| kept.push((part, why)));
     assert_eq!(done.unwrap().bytes, 19 * PAGE);
@@ -243,7 +243,7 @@ fn locked_memory_is_told_and_the_rest_discarded() {
     assert_eq!(zeros(&mapping), expected);
 }
 
-fn counted(discard: &Discard, runs: &[Span]) -> Freed {
+fn counted(discard: &Discard, runs: &[Span<Offset>]) -> Freed {
     let (done, freed) = discard
         .discard_counted(runs, &mut |part, why| {
             assert!(matches!(why, Kept::PartOfPage { .. }), "{part}: {why}");
@@ -268,12 +268,12 @@ fn what_is_freed_is_what_the_counters_of_the_kernel_say() {
         };
         let discarder = Discard::new(mapping.clone()).unwrap();
         let page = backing.page();
-        let freed = |runs: &[Span]| {
+        let freed = |runs: &[Span<Offset>]| {
             let freed = counted(&discarder, runs);
             assert_eq!((freed.unsure, freed.by), (0, by));
             freed.bytes
         };
-        let second: Vec<Span> = (0..len / page / 2)
+        let second: Vec<Span<Offset>> = (0..len / page / 2)
             .map(|n| Span::new(2 * n * page, page))
             .collect();
         assert_eq!(freed(&second), len / 2, "{backing}");
@@ -331,7 +331,7 @@ fn a_part_of_a_transparent_huge_page_frees_nothing_until_all_of_it_is_gone() {
         return;
     };
     let discarder = Discard::new(mapping.clone()).unwrap();
-    let freed = |runs: &[Span]| {
+    let freed = |runs: &[Span<Offset>]| {
         let freed = counted(&discarder, runs);
         assert_eq!(freed.by, FreedBy::PresentPages);
         (freed.bytes, freed.unsure)
@@ -343,7 +343,7 @@ fn a_part_of_a_transparent_huge_page_frees_nothing_until_all_of_it_is_gone() {
     assert_eq!(freed(&runs), (HUGE, 0));
     // What is left of the second may be small pages, until nothing is left of it.
     let odd = |n: u64| Span::new(HUGE + (2 * n + 1) * PAGE, PAGE);
-    let most: Vec<Span> = (0..255).map(odd).collect();
+    let most: Vec<Span<Offset>> = (0..255).map(odd).collect();
     assert_eq!(freed(&most), (0, 255 * PAGE));
     assert_eq!(
         freed(&[Span::new(HUGE - PAGE, PAGE), odd(255)]),

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use hostmem::{Backing, FrameSource, FramesError, MapError, Mapping, PopulateError};
-use runs::Span;
+use runs::{Offset, Span};
 
 use super::*;
 
@@ -38,7 +38,7 @@ impl Foreign {
 
     fn map(
         self: &Arc<Self>,
-        part: Span,
+        part: Span<Offset>,
         file: Option<(OwnedFd, u64)>,
     ) -> Result<Mapping, MapError> {
         // SAFETY: a part of what the owner keeps mapped, which nobody else accesses.

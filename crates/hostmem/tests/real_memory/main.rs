@@ -22,7 +22,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use hostmem::{Backing, Counter, FrameSource, Limits, Mapping, PinKind, Pinner, RaisedPool};
-use runs::Span;
+use runs::{Offset, Pa, Span};
 
 const PAGE: u64 = 4096;
 const MIB: u64 = 1 << 20;
@@ -111,7 +111,12 @@ fn is_real(mapping: &Mapping) -> bool {
 }
 
 /// Runs of a part, and how many looks they took.
-fn runs_of(pin: &hostmem::Pin, part: Span, source: FrameSource, batch: usize) -> (Vec<Span>, u64) {
+fn runs_of(
+    pin: &hostmem::Pin,
+    part: Span<Offset>,
+    source: FrameSource,
+    batch: usize,
+) -> (Vec<Span<Pa>>, u64) {
     let mut frames = pin.runs(part, source).unwrap();
     let mut out = vec![Span::default(); batch];
     let mut runs = Vec::new();
@@ -125,7 +130,7 @@ fn runs_of(pin: &hostmem::Pin, part: Span, source: FrameSource, batch: usize) ->
 }
 
 /// The physical address of each 4 KiB page of a part, read page by page.
-fn frames_page_by_page(mapping: &Mapping, part: Span) -> Vec<u64> {
+fn frames_page_by_page(mapping: &Mapping, part: Span<Offset>) -> Vec<u64> {
     let pagemap = File::open("/proc/self/pagemap").unwrap();
     (part.start / PAGE..(part.start + part.len) / PAGE)
         .map(|page| {
@@ -137,7 +142,7 @@ fn frames_page_by_page(mapping: &Mapping, part: Span) -> Vec<u64> {
         .collect()
 }
 
-fn pages_of(runs: &[Span]) -> Vec<u64> {
+fn pages_of(runs: &[Span<Pa>]) -> Vec<u64> {
     runs.iter()
         .flat_map(|run| (run.start..run.start + run.len).step_by(PAGE as usize))
         .collect()

@@ -17,7 +17,7 @@ use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::array;
 
-use runs::Span;
+use runs::{Iova, Span};
 
 use crate::intervals::Intervals;
 use crate::lock::Mutex;
@@ -40,12 +40,12 @@ struct Magazines(Mutex<[Starts; CLASSES]>);
 
 /// The ranges of some windows. See the [module](self).
 pub(super) struct Iovas {
-    windows: Box<[Span]>,
+    windows: Box<[Span<Iova>]>,
     granule: u64,
     magazines: Box<[Magazines]>,
     depots: [Mutex<Starts>; CLASSES],
     /// What is allocated, or in magazines and depots.
-    taken: Mutex<Intervals<()>>,
+    taken: Mutex<Intervals<Iova, ()>>,
 }
 
 /// How a length is allocated: the whole length, and its class if it has one.
@@ -65,7 +65,7 @@ impl Size {
 impl Iovas {
     /// All of `windows`, which are in order and disjoint, in units of `granule` bytes, a power of two, for about as
     /// many `threads` at once.
-    pub(super) fn new(windows: &[Span], granule: u64, threads: usize) -> Self {
+    pub(super) fn new(windows: &[Span<Iova>], granule: u64, threads: usize) -> Self {
         let empty = |most| move |_| Starts::with_capacity(most);
         let magazines = || Magazines(Mutex::new(array::from_fn(empty(MAGAZINE))));
         Self {
@@ -93,7 +93,7 @@ impl Iovas {
     }
 
     /// A range of at least `len` bytes that no one else has; or the length of the longest that there is.
-    pub(super) fn allocate(&self, len: u64) -> Result<Span, u64> {
+    pub(super) fn allocate(&self, len: u64) -> Result<Span<Iova>, u64> {
         let Some(size) = self.size(len) else {
             return Err(self.longest());
         };
@@ -223,7 +223,7 @@ mod tests {
     use proptest::prelude::*;
 
     /// Ranges are those of a plain list: inside the windows, aligned, disjoint; and all of them come back.
-    fn check(windows: &[Span], steps: &[(u64, u64)]) {
+    fn check(windows: &[Span<Iova>], steps: &[(u64, u64)]) {
         let iovas = Iovas::new(windows, 4096, 1);
         let mut plain = BTreeMap::new();
         for (len, nth) in steps {
@@ -274,7 +274,7 @@ mod tests {
     #[test]
     fn a_full_window_says_how_long_a_range_is_left() {
         let iovas = Iovas::new(&[Span::new(0x10_0000, 0x10_0000)], 4096, 4);
-        let ranges: Vec<Span> = (0..256).map(|_| iovas.allocate(4096).unwrap()).collect();
+        let ranges: Vec<Span<Iova>> = (0..256).map(|_| iovas.allocate(4096).unwrap()).collect();
         assert_eq!(iovas.allocate(1), Err(0));
         // Every other page, and two neighbours.
         for range in ranges.iter().step_by(2) {

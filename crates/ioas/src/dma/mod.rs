@@ -21,7 +21,7 @@ use core::fmt;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use iopt::Prot;
-use runs::Span;
+use runs::{Iova, Offset, Span};
 
 use crate::error::{MapError, UnmapError};
 use crate::lock::Mutex;
@@ -34,14 +34,14 @@ use iova::Iovas;
 #[must_use = "the buffer stays mapped until it is given to `Dma::unmap`"]
 pub struct DmaBuffer {
     /// What was asked for.
-    range: Span,
+    range: Span<Iova>,
     /// The [`Dma`] by which it is mapped.
     owner: u64,
 }
 
 impl DmaBuffer {
     /// Its device addresses.
-    pub const fn range(&self) -> Span {
+    pub const fn range(&self) -> Span<Iova> {
         self.range
     }
 }
@@ -72,7 +72,7 @@ pub enum DmaError {
         /// Its place in the list, from 0 on.
         index: usize,
         /// The part: offset and length in bytes.
-        part: Span,
+        part: Span<Offset>,
         /// The smallest page, bytes.
         granule: u64,
     },
@@ -112,7 +112,7 @@ pub struct Dma {
     granule: u64,
     id: u64,
     /// Whole ranges that are unmapped, each with the number of flushes that had been made by then.
-    waiting: Mutex<VecDeque<(u64, Span)>>,
+    waiting: Mutex<VecDeque<(u64, Span<Iova>)>>,
 }
 
 impl fmt::Debug for Dma {
@@ -130,7 +130,7 @@ impl Dma {
     /// their own; more share those.
     ///
     /// Devices should be attached before: a buffer is made of whole pages of the size that they all translate.
-    pub fn new(space: Arc<Ioas>, windows: &[Span], threads: usize) -> Self {
+    pub fn new(space: Arc<Ioas>, windows: &[Span<Iova>], threads: usize) -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         // 1 when nothing is known yet.
         let granule = space.granule().max(4096);
@@ -154,7 +154,12 @@ impl Dma {
     /// # Errors
     ///
     /// See [`DmaError`].
-    pub fn map(&self, memory: &Arc<Memory>, part: Span, prot: Prot) -> Result<DmaBuffer, DmaError> {
+    pub fn map(
+        &self,
+        memory: &Arc<Memory>,
+        part: Span<Offset>,
+        prot: Prot,
+    ) -> Result<DmaBuffer, DmaError> {
         self.map_list(&[(memory, part)], prot)
     }
 
@@ -166,7 +171,7 @@ impl Dma {
     /// See [`DmaError`].
     pub fn map_list(
         &self,
-        list: &[(&Arc<Memory>, Span)],
+        list: &[(&Arc<Memory>, Span<Offset>)],
         prot: Prot,
     ) -> Result<DmaBuffer, DmaError> {
         let len = self.check(list)?;
@@ -201,7 +206,7 @@ impl Dma {
     }
 
     /// The length of a list in bytes.
-    fn check(&self, list: &[(&Arc<Memory>, Span)]) -> Result<u64, DmaError> {
+    fn check(&self, list: &[(&Arc<Memory>, Span<Offset>)]) -> Result<u64, DmaError> {
         let parts = list.len();
         let mut len = 0u64;
         for (index, (_, part)) in list.iter().enumerate() {
@@ -259,7 +264,7 @@ impl Dma {
     }
 
     /// The pages of a buffer.
-    fn whole(&self, buffer: Span) -> Span {
+    fn whole(&self, buffer: Span<Iova>) -> Span<Iova> {
         let start = buffer.start - buffer.start % self.granule;
         let end = (buffer.start + buffer.len).next_multiple_of(self.granule);
         Span::new(start, end - start)

@@ -22,7 +22,7 @@ pub(super) struct Delta {
     pub(super) gained: Room,
 }
 
-impl<T, const N: usize> Intervals<T, N> {
+impl<A, T, const N: usize> Intervals<A, T, N> {
     /// The entry of the node `at` of `level` in its parent.
     fn summary(&self, level: usize, at: u32) -> Entry {
         if level == 0 {

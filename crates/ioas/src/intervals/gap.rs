@@ -44,20 +44,20 @@ impl Wish {
     }
 }
 
-impl<T, const N: usize> Intervals<T, N> {
+impl<A, T, const N: usize> Intervals<A, T, N> {
     /// The lowest address that is a multiple of `align`, a power of two, and from which on `len`
     /// bytes are free and inside one of the `windows`.
     ///
     /// Windows are in order and disjoint; each of them costs one descent at least. Two that touch
     /// are still two: nothing is found across their border. `None` also for no bytes at all and for
     /// an alignment that is no power of two.
-    pub(crate) fn gap(&mut self, len: u64, align: u64, windows: &[Span]) -> Option<u64> {
+    pub(crate) fn gap(&mut self, len: u64, align: u64, windows: &[Span<A>]) -> Option<u64> {
         if len == 0 || !align.is_power_of_two() {
             return None;
         }
         windows
             .iter()
-            .filter_map(|window| Span::checked(window.start, window.len))
+            .filter_map(|window| Span::<A>::checked(window.start, window.len))
             .filter(|window| window.len >= len)
             .find_map(|window| {
                 self.gap_in(&Wish {

@@ -33,6 +33,7 @@ mod slab;
 mod tests;
 
 use core::fmt;
+use core::marker::PhantomData;
 
 use runs::Span;
 
@@ -45,7 +46,7 @@ use slab::{NONE, Slab, Slot};
 const LEVELS: usize = 16;
 
 /// Disjoint spans with values, in order. A node has up to `N` entries: an even number from 8 on.
-pub(crate) struct Intervals<T, const N: usize = 64> {
+pub(crate) struct Intervals<A, T, const N: usize = 64> {
     leaves: Slab<Node<Value, N>>,
     inners: Slab<Node<Child, N>>,
     values: Slab<Slot<T>>,
@@ -54,24 +55,25 @@ pub(crate) struct Intervals<T, const N: usize = 64> {
     /// Inner levels above the leaves.
     height: usize,
     len: usize,
+    space: PhantomData<fn() -> A>,
 }
 
 /// Why a span was not inserted. Nothing has changed; the value is dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum InsertError {
+pub(crate) enum InsertError<A> {
     /// The span has no bytes, or ends beyond 2^64.
     #[error("{span} is empty or ends beyond 2^64")]
     Malformed {
         /// The span.
-        span: Span,
+        span: Span<A>,
     },
     /// Others are there.
     #[error("{wanted} overlaps {first}")]
     Overlap {
         /// The span that was to be inserted.
-        wanted: Span,
+        wanted: Span<A>,
         /// The first one in the way.
-        first: Span,
+        first: Span<A>,
     },
     /// There are as many spans as numbers for them.
     #[error("no room for more than {len} spans")]
@@ -97,13 +99,13 @@ struct Position {
     rank: usize,
 }
 
-impl<T, const N: usize> Default for Intervals<T, N> {
+impl<A, T, const N: usize> Default for Intervals<A, T, N> {
     fn default() -> Self {
         Self::new()
     }
 }
 
-impl<T: fmt::Debug, const N: usize> fmt::Debug for Intervals<T, N> {
+impl<A, T: fmt::Debug, const N: usize> fmt::Debug for Intervals<A, T, N> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_map()
             .entries(self.overlapping(0, u64::MAX))
@@ -111,7 +113,7 @@ impl<T: fmt::Debug, const N: usize> fmt::Debug for Intervals<T, N> {
     }
 }
 
-impl<T, const N: usize> Intervals<T, N> {
+impl<A, T, const N: usize> Intervals<A, T, N> {
     /// No spans; needs no memory.
     pub(crate) const fn new() -> Self {
         Self {
@@ -121,6 +123,7 @@ impl<T, const N: usize> Intervals<T, N> {
             root: NONE,
             height: 0,
             len: 0,
+            space: PhantomData,
         }
     }
 
@@ -135,19 +138,19 @@ impl<T, const N: usize> Intervals<T, N> {
     }
 
     /// The span that holds `address`.
-    pub(crate) fn at(&self, address: u64) -> Option<(Span, &T)> {
+    pub(crate) fn at(&self, address: u64) -> Option<(Span<A>, &T)> {
         let (span, slot) = self.find(address)?;
         Some((span, self.values[slot].value()?))
     }
 
     /// The same, to change its value.
-    pub(crate) fn at_mut(&mut self, address: u64) -> Option<(Span, &mut T)> {
+    pub(crate) fn at_mut(&mut self, address: u64) -> Option<(Span<A>, &mut T)> {
         let (span, slot) = self.find(address)?;
         Some((span, self.values[slot].value_mut()?))
     }
 
     /// The spans with at least one byte from `first` to `last`, both included, in order.
-    pub(crate) fn overlapping(&self, first: u64, last: u64) -> Overlapping<'_, T, N> {
+    pub(crate) fn overlapping(&self, first: u64, last: u64) -> Overlapping<'_, A, T, N> {
         let (leaf, index) = self.seek(first);
         Overlapping {
             map: self,
@@ -158,7 +161,7 @@ impl<T, const N: usize> Intervals<T, N> {
     }
 
     /// The first of them.
-    pub(crate) fn first_overlap(&self, first: u64, last: u64) -> Option<(Span, &T)> {
+    pub(crate) fn first_overlap(&self, first: u64, last: u64) -> Option<(Span<A>, &T)> {
         self.overlapping(first, last).next()
     }
 
@@ -168,7 +171,7 @@ impl<T, const N: usize> Intervals<T, N> {
         &mut self,
         first: u64,
         last: u64,
-        mut f: impl FnMut(Span, &mut T) -> Result<(), E>,
+        mut f: impl FnMut(Span<A>, &mut T) -> Result<(), E>,
     ) -> Result<(), E> {
         let (mut leaf, mut index) = self.seek(first);
         while let Some((span, slot)) = self.step(&mut leaf, &mut index, last) {
@@ -184,23 +187,23 @@ impl<T, const N: usize> Intervals<T, N> {
     /// # Errors
     ///
     /// See [`InsertError`].
-    pub(crate) fn insert(&mut self, span: Span, value: T) -> Result<(), InsertError> {
+    pub(crate) fn insert(&mut self, span: Span<A>, value: T) -> Result<(), InsertError<A>> {
         self.add(span, value).map(|_| ())
     }
 
     /// The same; returns the value, to be changed.
     pub(crate) fn insert_mut(
         &mut self,
-        span: Span,
+        span: Span<A>,
         value: T,
-    ) -> Result<Option<&mut T>, InsertError> {
+    ) -> Result<Option<&mut T>, InsertError<A>> {
         let slot = self.add(span, value)?;
         Ok(self.values[slot].value_mut())
     }
 
     /// Adds `span`; returns the place of its value.
-    fn add(&mut self, span: Span, value: T) -> Result<u32, InsertError> {
-        if Span::checked(span.start, span.len).is_none() {
+    fn add(&mut self, span: Span<A>, value: T) -> Result<u32, InsertError<A>> {
+        if Span::<A>::checked(span.start, span.len).is_none() {
             return Err(InsertError::Malformed { span });
         }
         if self.root == NONE {
@@ -235,7 +238,7 @@ impl<T, const N: usize> Intervals<T, N> {
     }
 
     /// Takes out the span that begins at `start`.
-    pub(crate) fn remove(&mut self, start: u64) -> Option<(Span, T)> {
+    pub(crate) fn remove(&mut self, start: u64) -> Option<(Span<A>, T)> {
         if self.root == NONE {
             return None;
         }
@@ -246,7 +249,7 @@ impl<T, const N: usize> Intervals<T, N> {
     }
 
     /// Takes out entry `index` of the leaf at `position`.
-    fn take(&mut self, position: &Position, index: usize) -> Option<(Span, T)> {
+    fn take(&mut self, position: &Position, index: usize) -> Option<(Span<A>, T)> {
         let leaf = &mut self.leaves[position.leaf];
         let entry = leaf.entry(index);
         leaf.remove(index);
@@ -263,7 +266,7 @@ impl<T, const N: usize> Intervals<T, N> {
     }
 
     /// Takes out the first span that begins at `first` or behind it, if it ends at `last` or before.
-    fn take_inside(&mut self, first: u64, last: u64) -> Option<(Span, T)> {
+    fn take_inside(&mut self, first: u64, last: u64) -> Option<(Span<A>, T)> {
         if self.root == NONE || first > last {
             return None;
         }
@@ -285,7 +288,7 @@ impl<T, const N: usize> Intervals<T, N> {
 
     /// Takes out the spans that lie wholly between `first` and `last`, both included, in order,
     /// each when the iterator comes to it. What it was not asked for stays.
-    pub(crate) fn extract_inside(&mut self, first: u64, last: u64) -> ExtractInside<'_, T, N> {
+    pub(crate) fn extract_inside(&mut self, first: u64, last: u64) -> ExtractInside<'_, A, T, N> {
         ExtractInside {
             map: self,
             first,
@@ -294,7 +297,7 @@ impl<T, const N: usize> Intervals<T, N> {
     }
 
     /// The span that holds `address`, and the place of its value.
-    fn find(&self, address: u64) -> Option<(Span, u32)> {
+    fn find(&self, address: u64) -> Option<(Span<A>, u32)> {
         if self.root == NONE {
             return None;
         }
@@ -337,7 +340,7 @@ impl<T, const N: usize> Intervals<T, N> {
     }
 
     /// The first of the spans beside the place `rank` of a leaf that overlaps `wanted`.
-    fn in_the_way(&self, leaf: u32, rank: usize, wanted: Span) -> Option<Span> {
+    fn in_the_way(&self, leaf: u32, rank: usize, wanted: Span<A>) -> Option<Span<A>> {
         // The span before is in the same leaf: only below the very first span is a rank 0.
         let (mut leaf, mut index) = match rank.checked_sub(1) {
             Some(before) if self.leaves[leaf].last(before) >= wanted.start => (leaf, before),
@@ -361,7 +364,7 @@ impl<T, const N: usize> Intervals<T, N> {
 
     /// The span at this place, which may be the one behind the last of a leaf, if it starts at or
     /// before `last`; with the place of its value. Goes on to the next place.
-    fn step(&self, leaf: &mut u32, index: &mut usize, last: u64) -> Option<(Span, u32)> {
+    fn step(&self, leaf: &mut u32, index: &mut usize, last: u64) -> Option<(Span<A>, u32)> {
         if *leaf == NONE {
             return None;
         }
@@ -385,20 +388,20 @@ impl<T, const N: usize> Intervals<T, N> {
 }
 
 /// Spans in the map are never as long as the whole space, which has no length.
-const fn span(start: u64, last: u64) -> Span {
+const fn span<A>(start: u64, last: u64) -> Span<A> {
     Span::new(start, last - start + 1)
 }
 
 /// Iterator of [`Intervals::overlapping`].
-pub(crate) struct Overlapping<'a, T, const N: usize> {
-    map: &'a Intervals<T, N>,
+pub(crate) struct Overlapping<'a, A, T, const N: usize> {
+    map: &'a Intervals<A, T, N>,
     leaf: u32,
     index: usize,
     last: u64,
 }
 
-impl<'a, T, const N: usize> Iterator for Overlapping<'a, T, N> {
-    type Item = (Span, &'a T);
+impl<'a, A, T, const N: usize> Iterator for Overlapping<'a, A, T, N> {
+    type Item = (Span<A>, &'a T);
 
     fn next(&mut self) -> Option<Self::Item> {
         let (span, slot) = self.map.step(&mut self.leaf, &mut self.index, self.last)?;
@@ -408,14 +411,14 @@ impl<'a, T, const N: usize> Iterator for Overlapping<'a, T, N> {
 
 /// Iterator of [`Intervals::extract_inside`].
 #[must_use = "what the iterator is not asked for stays"]
-pub(crate) struct ExtractInside<'a, T, const N: usize> {
-    map: &'a mut Intervals<T, N>,
+pub(crate) struct ExtractInside<'a, A, T, const N: usize> {
+    map: &'a mut Intervals<A, T, N>,
     first: u64,
     last: u64,
 }
 
-impl<T, const N: usize> Iterator for ExtractInside<'_, T, N> {
-    type Item = (Span, T);
+impl<A, T, const N: usize> Iterator for ExtractInside<'_, A, T, N> {
+    type Item = (Span<A>, T);
 
     fn next(&mut self) -> Option<Self::Item> {
         let taken = self.map.take_inside(self.first, self.last)?;

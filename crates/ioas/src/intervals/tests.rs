@@ -5,13 +5,14 @@ mod gaps;
 use alloc::collections::BTreeMap;
 use alloc::string::ToString;
 use alloc::vec::Vec;
+use runs::Iova;
 
 use proptest::prelude::*;
 
 use super::node::Rest;
 use super::*;
 
-impl<T, const N: usize> Intervals<T, N> {
+impl<A, T, const N: usize> Intervals<A, T, N> {
     /// Panics unless every invariant of the module holds.
     fn check(&self) {
         let mut leaves = Vec::new();
@@ -90,7 +91,7 @@ impl<T, const N: usize> Intervals<T, N> {
         }
     }
 
-    fn spans(&self) -> Vec<(Span, T)>
+    fn spans(&self) -> Vec<(Span<A>, T)>
     where
         T: Copy,
     {
@@ -101,17 +102,17 @@ impl<T, const N: usize> Intervals<T, N> {
 
 /// The same as a list in no order.
 #[derive(Default)]
-struct Plain(Vec<(Span, u32)>);
+struct Plain(Vec<(Span<Iova>, u32)>);
 
 impl Plain {
-    fn overlapping(&self, first: u64, last: u64) -> Vec<(Span, u32)> {
-        let touches = |&(span, _): &(Span, u32)| span.start <= last && first <= span.last();
+    fn overlapping(&self, first: u64, last: u64) -> Vec<(Span<Iova>, u32)> {
+        let touches = |&(span, _): &(Span<Iova>, u32)| span.start <= last && first <= span.last();
         let mut found: Vec<_> = self.0.iter().copied().filter(touches).collect();
         found.sort();
         found
     }
 
-    fn insert(&mut self, span: Span, value: u32) -> Result<(), InsertError> {
+    fn insert(&mut self, span: Span<Iova>, value: u32) -> Result<(), InsertError<Iova>> {
         if span.len == 0 || u128::from(span.start) + u128::from(span.len) > 1 << 64 {
             return Err(InsertError::Malformed { span });
         }
@@ -125,13 +126,13 @@ impl Plain {
         Ok(())
     }
 
-    fn remove(&mut self, start: u64) -> Option<(Span, u32)> {
+    fn remove(&mut self, start: u64) -> Option<(Span<Iova>, u32)> {
         let at = self.0.iter().position(|(span, _)| span.start == start)?;
         Some(self.0.swap_remove(at))
     }
 
     /// The lowest address that fits is the first aligned one of a window, or behind a span.
-    fn gap(&self, len: u64, align: u64, windows: &[Span]) -> Option<u64> {
+    fn gap(&self, len: u64, align: u64, windows: &[Span<Iova>]) -> Option<u64> {
         let wide = u128::from;
         let mut fitting = Vec::new();
         for window in windows {
@@ -154,7 +155,7 @@ impl Plain {
 
 #[derive(Clone, Debug)]
 enum Op {
-    Insert(Span),
+    Insert(Span<Iova>),
     Remove(u64),
     /// The span that is the n-th of so many.
     RemoveNth(prop::sample::Index),
@@ -162,7 +163,7 @@ enum Op {
     Overlapping(u64, u64),
     Change(u64, u64, usize),
     Extract(u64, u64, usize),
-    Gap(u64, u32, Vec<Span>),
+    Gap(u64, u32, Vec<Span<Iova>>),
 }
 
 /// Addresses around 0 and around the end of 2^64, and few of all others.
@@ -183,7 +184,7 @@ fn length() -> impl Strategy<Value = u64> {
     ]
 }
 
-fn span_of() -> impl Strategy<Value = Span> {
+fn span_of() -> impl Strategy<Value = Span<Iova>> {
     let from = (address(), length()).prop_map(|(start, len)| Span::new(start, len));
     // Often up to the very end.
     let to_the_end = (1u64..6).prop_map(|len| Span::new(u64::MAX - len + 1, len));
@@ -191,7 +192,7 @@ fn span_of() -> impl Strategy<Value = Span> {
 }
 
 /// Disjoint, in order.
-fn windows() -> impl Strategy<Value = Vec<Span>> {
+fn windows() -> impl Strategy<Value = Vec<Span<Iova>>> {
     prop::collection::vec(address(), 0..8).prop_map(|mut ends| {
         ends.sort();
         ends.dedup();
@@ -220,7 +221,7 @@ fn op() -> impl Strategy<Value = Op> {
 
 /// Runs `ops` on both, compares what they say, and checks the tree after each.
 fn run<const N: usize>(ops: Vec<Op>) {
-    let mut map = Intervals::<u32, N>::new();
+    let mut map = Intervals::<Iova, u32, N>::new();
     let mut plain = Plain::default();
     for (value, op) in ops.into_iter().enumerate() {
         let value = value as u32;
@@ -350,7 +351,7 @@ fn shuffled(count: u64) -> Vec<u64> {
 fn a_million_areas_come_and_go_in_any_order() {
     const COUNT: u64 = 1_000_000;
     let order = shuffled(COUNT);
-    let mut map = Intervals::<u32>::new();
+    let mut map = Intervals::<Iova, u32>::new();
     // Pages with a page between them.
     for &n in &order {
         map.insert(Span::new(n << 13, 1 << 12), n as u32).unwrap();
@@ -404,7 +405,7 @@ fn a_million_areas_come_and_go_in_any_order() {
 
 #[test]
 fn thousands_of_areas_agree_with_a_btreemap() {
-    let mut map = Intervals::<u64, 8>::new();
+    let mut map = Intervals::<Iova, u64, 8>::new();
     let mut plain = BTreeMap::new();
     // Up and down a few times, with lengths that leave gaps of all sizes.
     for round in 0..6u64 {
@@ -433,7 +434,7 @@ fn values_are_dropped_once_and_refused_ones_at_once() {
     use alloc::rc::Rc;
 
     let value = Rc::new(());
-    let mut map = Intervals::<Rc<()>, 8>::new();
+    let mut map = Intervals::<Iova, Rc<()>, 8>::new();
     for n in 0..100 {
         map.insert(Span::new(n * 2, 1), Rc::clone(&value)).unwrap();
     }
@@ -453,7 +454,7 @@ fn values_are_dropped_once_and_refused_ones_at_once() {
 
 #[test]
 fn the_whole_space_but_one_byte_is_a_span() {
-    let mut map = Intervals::<u8>::new();
+    let mut map = Intervals::<Iova, u8>::new();
     assert_eq!(map.gap(u64::MAX, 1, &[Span::new(0, u64::MAX)]), Some(0));
     map.insert(Span::new(1, u64::MAX), 1).unwrap();
     assert_eq!(map.at(0), None);

@@ -10,7 +10,7 @@ use iommufd_bindings::{
     iommufd_hwpt_get_dirty_bitmap_flags_IOMMU_HWPT_GET_DIRTY_BITMAP_NO_CLEAR as NO_CLEAR,
     iommufd_hwpt_set_dirty_tracking_flags_IOMMU_HWPT_DIRTY_TRACKING_ENABLE as ENABLE,
 };
-use runs::Span;
+use runs::{Iova, Span};
 
 use super::{DevId, HwptId, IoasId, Iommufd, sys};
 use crate::kernel::Result;
@@ -88,7 +88,7 @@ impl Iommufd {
     pub fn dirty_bitmap(
         &self,
         hwpt: HwptId,
-        iova: Span,
+        iova: Span<Iova>,
         page: u64,
         bitmap: &mut [u64],
         clear: Clear,

@@ -16,7 +16,7 @@ use iommufd_bindings::{
     iommufd_vfio_ioas_op_IOMMU_VFIO_IOAS_SET as VFIO_SET,
 };
 use iopt::Prot;
-use runs::Span;
+use runs::{Iova, Offset, Span, Va};
 
 use super::{IoasId, Iommufd, sys};
 use crate::kernel::sys::call;
@@ -99,7 +99,7 @@ impl Iommufd {
         &self,
         ioas: IoasId,
         iova: Option<u64>,
-        memory: Span,
+        memory: Span<Va>,
         prot: Prot,
     ) -> Result<u64> {
         let flags = map_flags(iova, prot)?;
@@ -122,7 +122,7 @@ impl Iommufd {
         ioas: IoasId,
         iova: Option<u64>,
         file: BorrowedFd<'_>,
-        part: Span,
+        part: Span<Offset>,
         prot: Prot,
     ) -> Result<u64> {
         let mut argument = iommu_ioas_map_file {
@@ -147,7 +147,7 @@ impl Iommufd {
     pub fn copy(
         &self,
         from: IoasId,
-        range: Span,
+        range: Span<Iova>,
         to: IoasId,
         iova: Option<u64>,
         prot: Prot,
@@ -171,7 +171,7 @@ impl Iommufd {
     /// # Errors
     ///
     /// [`KernelError::Refused`], also when nothing is there.
-    pub fn unmap(&self, ioas: IoasId, iova: Span) -> Result<u64> {
+    pub fn unmap(&self, ioas: IoasId, iova: Span<Iova>) -> Result<u64> {
         let mut argument = iommu_ioas_unmap {
             ioas_id: ioas.0,
             iova: iova.start,

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::vec::Vec;
 
 use iopt::Prot;
-use runs::Span;
+use runs::{Iova, Span};
 
 use super::tables::Tables;
 use super::{Clear, DevId, IoasId, Iommufd, RlimitMode};
@@ -240,7 +240,7 @@ impl<D: Attachable + Any + Send + Sync> Mapper for SpaceMapper<D> {
         })
     }
 
-    fn allow(&mut self, ranges: &[Span]) -> Result<()> {
+    fn allow(&mut self, ranges: &[Span<Iova>]) -> Result<()> {
         let ranges: Vec<_> = ranges
             .iter()
             .map(|range| range.start..=range.last())
@@ -249,7 +249,7 @@ impl<D: Attachable + Any + Send + Sync> Mapper for SpaceMapper<D> {
     }
 
     #[allow(unsafe_code)]
-    unsafe fn map(&mut self, iova: Span, source: Source<'_>, prot: Prot) -> Result<()> {
+    unsafe fn map(&mut self, iova: Span<Iova>, source: Source<'_>, prot: Prot) -> Result<()> {
         let (iommufd, at) = (&self.owner.iommufd, Some(iova.start));
         match source {
             Source::Address(address) => {
@@ -269,7 +269,7 @@ impl<D: Attachable + Any + Send + Sync> Mapper for SpaceMapper<D> {
         .map(|_| ())
     }
 
-    fn unmap(&mut self, iova: Span) -> Result<u64> {
+    fn unmap(&mut self, iova: Span<Iova>) -> Result<u64> {
         self.owner.iommufd.unmap(self.id, iova)
     }
 
@@ -279,7 +279,7 @@ impl<D: Attachable + Any + Send + Sync> Mapper for SpaceMapper<D> {
     }
 
     /// While some device leaves no trace, every bit is set.
-    fn dirty(&mut self, iova: Span, page: u64, bitmap: &mut [u64]) -> Result<()> {
+    fn dirty(&mut self, iova: Span<Iova>, page: u64, bitmap: &mut [u64]) -> Result<()> {
         if self.is_blind() {
             bitmap.fill(u64::MAX);
         }
@@ -305,7 +305,7 @@ impl<D: Attachable + Any + Send + Sync> Mapper for SpaceMapper<D> {
     unsafe fn take_over(
         &mut self,
         devices: &[Arc<D>],
-        _mappings: &[(Span, Source<'_>)],
+        _mappings: &[(Span<Iova>, Source<'_>)],
     ) -> Result<()> {
         self.owner.iommufd.change_process()?;
         for device in devices {

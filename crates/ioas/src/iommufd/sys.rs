@@ -15,7 +15,7 @@ use iommufd_bindings::{
     iommu_ioas_change_process, iommu_ioas_copy, iommu_ioas_iova_ranges, iommu_ioas_map,
     iommu_ioas_map_file, iommu_ioas_unmap, iommu_iova_range, iommu_option, iommu_vfio_ioas,
 };
-use runs::Span;
+use runs::{Iova, Span, Va};
 
 use crate::kernel::sys::{Argument, Plain, arguments, call_with, check_bitmap, request};
 use crate::kernel::{AnswerError, KernelError, Result};
@@ -119,7 +119,7 @@ pub(super) unsafe fn map(
     ioas: u32,
     flags: u32,
     iova: u64,
-    memory: Span,
+    memory: Span<Va>,
 ) -> Result<u64> {
     let mut argument = iommu_ioas_map {
         flags,
@@ -192,7 +192,7 @@ pub(super) fn dirty_bitmap(
     fd: BorrowedFd<'_>,
     hwpt: u32,
     flags: u32,
-    iova: Span,
+    iova: Span<Iova>,
     page: u64,
     bitmap: &mut [u64],
 ) -> Result<()> {

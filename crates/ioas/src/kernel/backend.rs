@@ -27,7 +27,7 @@ use std::vec::Vec;
 
 use iommu::{FlushError, NodeId};
 use iopt::{Aperture, Interruption, Invalidation, Pending};
-use runs::{PageSizes, Span};
+use runs::{Iova, PageSizes, Span};
 
 use super::error::KernelError;
 use super::mapped::Journal;
@@ -59,7 +59,7 @@ pub struct Kernel<K: Mapper> {
     placement: Placement,
     merging: Interruption,
     /// What must stay possible in spaces to come.
-    allowed: Vec<Span>,
+    allowed: Vec<Span<Iova>>,
     /// What devices of spaces that are closed have written to, until it is harvested.
     carried: Written,
 }
@@ -245,15 +245,15 @@ impl<K: Mapper> Backend for Kernel<K> {
         granules.max().unwrap_or(1)
     }
 
-    fn windows(&self) -> Vec<Span> {
-        let whole: Vec<Span> = Aperture::zeros(64).spans().collect();
+    fn windows(&self) -> Vec<Span<Iova>> {
+        let whole: Vec<Span<Iova>> = Aperture::zeros(64).spans().collect();
         let all = self.spaces.iter();
         all.fold(whole, |windows, member| {
             within(&windows, &member.space.windows)
         })
     }
 
-    fn check(&self, iova: u64, len: u64) -> Result<Span, MapError> {
+    fn check(&self, iova: u64, len: u64) -> Result<Span<Iova>, MapError> {
         let wanted = Span::checked(iova, len).ok_or(MapError::BeyondEnd { start: iova })?;
         let mut all = self.spaces.iter();
         match all.find_map(|member| outside(&member.space.windows, wanted)) {
@@ -262,7 +262,7 @@ impl<K: Mapper> Backend for Kernel<K> {
         }
     }
 
-    fn allow(&mut self, ranges: &[Span]) -> Result<(), MapError> {
+    fn allow(&mut self, ranges: &[Span<Iova>]) -> Result<(), MapError> {
         for place in 0..self.spaces.len() {
             if let Err(cause) = self.spaces[place].space.allow(ranges) {
                 for member in &mut self.spaces[..place] {
@@ -303,7 +303,7 @@ impl<K: Mapper> Backend for Kernel<K> {
         first: u64,
         last: u64,
         interruption: Interruption,
-        note: &mut dyn FnMut(Span),
+        note: &mut dyn FnMut(Span<Iova>),
     ) -> Result<(), UnmapError> {
         let all = || self.spaces.iter();
         let plans = all().map(|member| member.space.plan_to_empty(first, last, interruption));
@@ -495,7 +495,11 @@ impl<K: Mapper> Backend for Kernel<K> {
         all.try_for_each(|member| member.space.learn())
     }
 
-    fn give_up(&mut self, tracked: bool, areas: &mut Areas) -> Result<Vec<Span>, KernelError> {
+    fn give_up(
+        &mut self,
+        tracked: bool,
+        areas: &mut Areas,
+    ) -> Result<Vec<Span<Iova>>, KernelError> {
         let member = self.only().ok_or(KernelError::NoSource)?;
         let pieces = member.space.give_up(tracked, areas)?;
         member.near.clear();
@@ -505,7 +509,7 @@ impl<K: Mapper> Backend for Kernel<K> {
     fn take_over(
         &mut self,
         endpoints: Vec<Endpoint>,
-        mappings: &[Span],
+        mappings: &[Span<Iova>],
         areas: &mut Areas,
     ) -> Result<(), AttachError> {
         let near: Vec<_> = endpoints.iter().map(|endpoint| endpoint.near).collect();
@@ -519,7 +523,7 @@ impl<K: Mapper> Backend for Kernel<K> {
     }
 
     /// Those of each container, one after the other.
-    fn mappings(&self) -> Option<Vec<Span>> {
+    fn mappings(&self) -> Option<Vec<Span<Iova>>> {
         let all = self.spaces.iter();
         Some(all.flat_map(|member| member.space.pieces()).collect())
     }
@@ -562,7 +566,7 @@ impl Ioas {
     /// The kernel's; [`KernelError::NoSource`] when iommufd maps memory that is no file, which cannot
     /// be handed over, and of every back end that is not one container or address space of a kernel.
     /// Nothing has changed then.
-    pub fn give_up(&self) -> Result<Vec<Span>, KernelError> {
+    pub fn give_up(&self) -> Result<Vec<Span<Iova>>, KernelError> {
         let space = &mut *self.lock();
         let tracked = space.tracking.is_some();
         space.backend.give_up(tracked, &mut space.areas)
@@ -581,7 +585,7 @@ impl Ioas {
     pub fn take_over(
         &self,
         endpoints: Vec<Endpoint>,
-        mappings: &[Span],
+        mappings: &[Span<Iova>],
     ) -> Result<(), AttachError> {
         let space = &mut *self.lock();
         space

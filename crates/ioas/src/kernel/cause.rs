@@ -11,17 +11,21 @@
 use core::ops::RangeInclusive;
 
 use iopt::Prot;
-use runs::Span;
+use runs::{Iova, Span};
 
 use crate::errno::Profile;
+
+/// Addresses in this process, or offsets in a file: where the kernel is told that memory lies.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum UserMemory {}
 
 /// A request to map, and what was known when it was made.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct MapRequest<'a> {
     /// The device address; `None` to have one found.
     pub(super) iova: Option<u64>,
-    /// The memory: address in this process, or offset in a file, and length in bytes.
-    pub(super) memory: Span,
+    /// The memory.
+    pub(super) memory: Span<UserMemory>,
     /// What devices may do.
     pub(super) prot: Prot,
     /// The smallest page of the IOMMU, bytes; 1 for an address space without a device.
@@ -102,7 +106,7 @@ fn last(first: u64, len: u64) -> Option<u64> {
 }
 
 fn overflow(profile: Profile, request: &MapRequest<'_>) -> MapCause {
-    let Span { start, len } = request.memory;
+    let Span { start, len, .. } = request.memory;
     match request.iova {
         Some(iova) if last(iova, len).is_none() => MapCause::IovaOverflow,
         // iommufd takes neither the highest address nor the greatest length.
@@ -116,7 +120,7 @@ fn overflow(profile: Profile, request: &MapRequest<'_>) -> MapCause {
 }
 
 fn invalid(request: &MapRequest<'_>) -> MapCause {
-    let Span { start, len } = request.memory;
+    let Span { start, len, .. } = request.memory;
     if len == 0 {
         return MapCause::Empty;
     }
@@ -140,11 +144,18 @@ fn invalid(request: &MapRequest<'_>) -> MapCause {
 }
 
 /// The cause of a refused unmapping of `iova`; `granule` as in [`MapRequest`].
-pub(super) fn unmap_cause(profile: Profile, errno: i32, iova: Span, granule: u64) -> UnmapCause {
+pub(super) fn unmap_cause(
+    profile: Profile,
+    errno: i32,
+    iova: Span<Iova>,
+    granule: u64,
+) -> UnmapCause {
     match (errno, profile) {
         (libc::EOVERFLOW, _) => UnmapCause::Overflow,
         (libc::EINVAL, _) if iova.is_empty() || !iova.is_aligned(granule) => UnmapCause::Unaligned,
-        (libc::EINVAL, _) if Span::checked(iova.start, iova.len).is_none() => UnmapCause::Overflow,
+        (libc::EINVAL, _) if Span::<Iova>::checked(iova.start, iova.len).is_none() => {
+            UnmapCause::Overflow
+        }
         (libc::EINVAL, Profile::Type1) => UnmapCause::Cut,
         // Of a container only when iommufd plays it.
         (libc::ENOENT, _) => UnmapCause::CutOrNothing,

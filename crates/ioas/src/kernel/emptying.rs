@@ -7,7 +7,7 @@ use std::boxed::Box;
 use std::vec::Vec;
 
 use iopt::Interruption;
-use runs::Span;
+use runs::{Iova, Span};
 
 use super::mapped::Journal;
 use super::mapper::Mapper;
@@ -27,8 +27,8 @@ pub(super) struct Emptying {
 
 impl Emptying {
     /// Pieces that go over an end, with what stays of each.
-    fn partial(&self) -> impl Iterator<Item = (&Stretch, Vec<Span>)> {
-        let stays = |stretch: &Stretch| -> Vec<Span> {
+    fn partial(&self) -> impl Iterator<Item = (&Stretch, Vec<Span<Iova>>)> {
+        let stays = |stretch: &Stretch| -> Vec<Span<Iova>> {
             let range = stretch.range;
             let head = self.first.checked_sub(1);
             let head = head.and_then(|end| Span::inclusive(range.start, end));
@@ -48,8 +48,8 @@ impl Emptying {
     }
 
     /// The addresses of the pieces that go as a whole, from the first to the last.
-    fn whole(&self) -> Option<Span> {
-        let inside = |range: &Span| range.start >= self.first && range.last() <= self.last;
+    fn whole(&self) -> Option<Span<Iova>> {
+        let inside = |range: &Span<Iova>| range.start >= self.first && range.last() <= self.last;
         let mut whole = self.pieces.iter().map(|piece| piece.range).filter(inside);
         let one = whole.next()?;
         let end = whole.next_back().unwrap_or(one);
@@ -113,7 +113,7 @@ impl<K: Mapper> KernelSpace<K> {
         &mut self,
         emptying: &Emptying,
         journal: Journal,
-        note: &mut dyn FnMut(Span),
+        note: &mut dyn FnMut(Span<Iova>),
     ) {
         drop(journal);
         self.carried
@@ -123,7 +123,7 @@ impl<K: Mapper> KernelSpace<K> {
         self.mapped.part_pages(&starts);
     }
 
-    pub(super) fn cuts(mapping: Span, what: Capability) -> UnmapError {
+    pub(super) fn cuts(mapping: Span<Iova>, what: Capability) -> UnmapError {
         let cause = Self::unsupported(what);
         UnmapError::CutsMapping { mapping, cause }
     }

@@ -4,7 +4,7 @@ use std::io;
 use std::path::PathBuf;
 
 use iopt::Prot;
-use runs::Span;
+use runs::{Iova, Offset, Span};
 
 /// What the layers over the kernel's ioctls return.
 pub(crate) type Result<T> = core::result::Result<T, KernelError>;
@@ -49,7 +49,7 @@ pub enum KernelError {
     #[error("{part} lies outside of a region of {len:#x} bytes")]
     Outside {
         /// Offset and length in the region, bytes.
-        part: Span,
+        part: Span<Offset>,
         /// Length of the region, bytes.
         len: u64,
     },
@@ -67,7 +67,7 @@ pub enum KernelError {
         /// The region's index.
         region: u32,
         /// Offset and length in the region, bytes.
-        part: Span,
+        part: Span<Offset>,
     },
     /// The interface knows no other permissions than reading and writing.
     #[error("the kernel maps for reading and writing, not for \"{prot}\"")]
@@ -79,7 +79,7 @@ pub enum KernelError {
     #[error("a bitmap of {words} words has no bit for each page of {page:#x} bytes in {range}")]
     Bitmap {
         /// The range of device addresses.
-        range: Span,
+        range: Span<Iova>,
         /// The size of a page, bytes; a power of two in a bitmap that is well formed.
         page: u64,
         /// Words of 64 bits that there are.

@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::vec::Vec;
 
 use iopt::Prot;
-use runs::Span;
+use runs::{Iova, Span};
 
 use super::error::{KernelError, Result};
 use super::mapper::{Mapper, Source};
@@ -38,7 +38,7 @@ pub(super) struct Journal(Vec<Entry>);
 #[derive(Debug)]
 enum Entry {
     Took(Vec<Piece>),
-    Put(Span),
+    Put(Span<Iova>),
 }
 
 impl Entry {
@@ -149,7 +149,7 @@ impl<K: Mapper> Mapped<K> {
     }
 
     /// Has the kernel unmap the pieces in `range`, which cuts none, with one call.
-    pub(super) fn take(&mut self, range: Span, journal: &mut Journal) -> Result<()> {
+    pub(super) fn take(&mut self, range: Span<Iova>, journal: &mut Journal) -> Result<()> {
         let inside: Vec<u64> = self
             .pieces
             .overlapping(range.start, range.last())
@@ -220,7 +220,7 @@ impl<K: Mapper> Mapped<K> {
     pub(super) fn shrink(
         &mut self,
         piece: &Stretch,
-        rest: &[Span],
+        rest: &[Span<Iova>],
         journal: &mut Journal,
     ) -> Result<()> {
         self.take(piece.range, journal)?;
@@ -378,6 +378,7 @@ mod tests {
     use crate::given::GivenRuns;
     use crate::object::{PinFailed, Pinned, ProcessMemory};
     use core::ops::ControlFlow;
+    use runs::Offset;
 
     /// Registers that this process has mapped.
     #[derive(Debug)]
@@ -388,7 +389,7 @@ mod tests {
             0x1000
         }
 
-        fn charge(&self, _: Span) -> u64 {
+        fn charge(&self, _: Span<Offset>) -> u64 {
             0
         }
 
@@ -398,7 +399,7 @@ mod tests {
 
         fn pin(
             &self,
-            _: Span,
+            _: Span<Offset>,
             _: &mut dyn FnMut(u64) -> ControlFlow<()>,
         ) -> core::result::Result<Box<dyn Pinned>, PinFailed> {
             Err(PinFailed::Interrupted)

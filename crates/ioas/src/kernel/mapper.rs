@@ -12,7 +12,7 @@ use std::vec::Vec;
 
 use iommu::NodeId;
 use iopt::Prot;
-use runs::{PageSizes, Span};
+use runs::{Iova, PageSizes, Span};
 
 use super::error::Result;
 use super::shares::Shares;
@@ -104,7 +104,7 @@ pub trait Mapper: Send + 'static {
     /// # Errors
     ///
     /// The kernel's. What was allowed before is then still.
-    fn allow(&mut self, ranges: &[Span]) -> Result<()> {
+    fn allow(&mut self, ranges: &[Span<Iova>]) -> Result<()> {
         let _ = ranges;
         Ok(())
     }
@@ -121,14 +121,14 @@ pub trait Mapper: Send + 'static {
     ///
     /// The kernel's. Nothing is mapped then.
     #[allow(unsafe_code)]
-    unsafe fn map(&mut self, iova: Span, source: Source<'_>, prot: Prot) -> Result<()>;
+    unsafe fn map(&mut self, iova: Span<Iova>, source: Source<'_>, prot: Prot) -> Result<()>;
 
     /// Unmaps the mappings in `iova`, and returns their bytes.
     ///
     /// # Errors
     ///
     /// The kernel's.
-    fn unmap(&mut self, iova: Span) -> Result<u64>;
+    fn unmap(&mut self, iova: Span<Iova>) -> Result<u64>;
 
     /// Starts or stops tracking what devices write to. Starting forgets what was written before.
     ///
@@ -143,7 +143,7 @@ pub trait Mapper: Send + 'static {
     /// # Errors
     ///
     /// The kernel's.
-    fn dirty(&mut self, iova: Span, page: u64, bitmap: &mut [u64]) -> Result<()>;
+    fn dirty(&mut self, iova: Span<Iova>, page: u64, bitmap: &mut [u64]) -> Result<()>;
 
     /// True when some device writes without leaving a trace.
     fn is_blind(&self) -> bool;
@@ -169,7 +169,7 @@ pub trait Mapper: Send + 'static {
     unsafe fn take_over(
         &mut self,
         devices: &[Arc<Self::Device>],
-        mappings: &[(Span, Source<'_>)],
+        mappings: &[(Span<Iova>, Source<'_>)],
     ) -> Result<()>;
 
     /// The page tables of `devices`, which are attached, if there may be several. Mappings and charge

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::vec::Vec;
 
 use iopt::Prot;
-use runs::Span;
+use runs::{Iova, Offset, Span};
 
 use super::shares::Share;
 use crate::area::HeldArea;
@@ -20,7 +20,7 @@ use crate::memory::Memory;
 /// A stretch of device addresses over a part of one memory.
 #[derive(Clone, Debug)]
 pub(super) struct Stretch {
-    pub(super) range: Span,
+    pub(super) range: Span<Iova>,
     pub(super) memory: Arc<Memory>,
     /// Where it begins in the memory, bytes.
     pub(super) offset: u64,
@@ -38,12 +38,12 @@ impl Stretch {
     }
 
     /// The part of the memory: offset and length in bytes.
-    pub(super) const fn part(&self) -> Span {
+    pub(super) const fn part(&self) -> Span<Offset> {
         Span::new(self.offset, self.range.len)
     }
 
     /// What of it lies at `range`, which lies inside.
-    pub(super) fn at(&self, range: Span) -> Self {
+    pub(super) fn at(&self, range: Span<Iova>) -> Self {
         Self {
             range,
             memory: Arc::clone(&self.memory),
@@ -101,7 +101,7 @@ impl Pieces {
     }
 
     /// The piece that holds `at`.
-    pub(super) fn at(&self, at: u64) -> Option<Span> {
+    pub(super) fn at(&self, at: u64) -> Option<Span<Iova>> {
         let (_, piece) = self.0.range(..=at).next_back()?;
         let range = piece.stretch.range;
         range.contains(at).then_some(range)
@@ -115,7 +115,7 @@ impl Pieces {
 }
 
 /// `range` in pieces that end at multiples of `granule`; in one piece without a granule.
-pub(super) fn cut(range: Span, granule: Option<u64>) -> impl Iterator<Item = Span> {
+pub(super) fn cut(range: Span<Iova>, granule: Option<u64>) -> impl Iterator<Item = Span<Iova>> {
     let mut rest = (!range.is_empty()).then_some(range);
     core::iter::from_fn(move || {
         let here = rest.take()?;
@@ -158,7 +158,7 @@ pub(super) fn joined(stretches: impl Iterator<Item = Stretch>) -> impl Iterator<
 /// assert_eq!(ioas::pieces_needed(parts, Some(2 << 20)), 4096);
 /// assert_eq!(ioas::pieces_needed(parts, None), 2);
 /// ```
-pub fn pieces_needed(parts: impl IntoIterator<Item = Span>, granule: Option<u64>) -> u64 {
+pub fn pieces_needed(parts: impl IntoIterator<Item = Span<Iova>>, granule: Option<u64>) -> u64 {
     let parts = parts.into_iter();
     parts.map(|part| cut(part, granule).count() as u64).sum()
 }
@@ -201,7 +201,7 @@ mod tests {
             let base = if top { u64::MAX - 8191 } else { 0 };
             let range = Span::new(base + start, len);
             let granule = log2.map(|log2| 1 << log2);
-            let pieces: Vec<Span> = cut(range, granule).collect();
+            let pieces: Vec<Span<Iova>> = cut(range, granule).collect();
             let mut at = range.start;
             for piece in &pieces {
                 prop_assert_eq!(piece.start, at);

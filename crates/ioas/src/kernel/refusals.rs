@@ -6,7 +6,7 @@
 use std::boxed::Box;
 
 use iopt::RangeError;
-use runs::Span;
+use runs::{Iova, Span};
 
 use super::cause::{MapCause, MapRequest, UnmapCause, map_cause, unmap_cause};
 use super::error::KernelError;
@@ -22,9 +22,9 @@ pub(super) struct Refused<'a> {
     /// What the kernel was asked for.
     pub(super) request: MapRequest<'a>,
     /// Its device addresses.
-    pub(super) range: Span,
+    pub(super) range: Span<Iova>,
     /// What of them lies in no window, as far as is known.
-    pub(super) outside: Option<Span>,
+    pub(super) outside: Option<Span<Iova>>,
     /// What the ledger says to it; `None` without a limit.
     pub(super) over: Option<OverLimit>,
     /// Mappings that there are.
@@ -83,7 +83,7 @@ pub(super) fn map_refused(profile: Profile, error: KernelError, asked: &Refused<
 }
 
 /// Why an unmap of `range` was refused.
-pub(super) fn unmap_refused(profile: Profile, error: KernelError, range: Span) -> UnmapError {
+pub(super) fn unmap_refused(profile: Profile, error: KernelError, range: Span<Iova>) -> UnmapError {
     let Some(number) = errno(&error) else {
         return UnmapError::Kernel(Box::new(error));
     };

@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 use std::vec::Vec;
 
-use runs::Span;
+use runs::{Offset, Span};
 
 use super::mapper::Source;
 use crate::ledger::Charge;
@@ -43,7 +43,7 @@ pub(super) struct Pages(Mutex<Used>);
 struct Used {
     charge: Charge,
     /// What each mapping has, by offset in the memory: of most pages there is one mapping.
-    parts: Vec<Span>,
+    parts: Vec<Span<Offset>>,
 }
 
 impl Used {
@@ -64,18 +64,18 @@ impl Used {
 #[derive(Debug)]
 pub(super) struct Share {
     pages: Arc<Pages>,
-    part: Span,
+    part: Span<Offset>,
 }
 
 impl Share {
     /// New pages, which only this part is of.
-    pub(super) fn new(charge: Charge, part: Span) -> Self {
+    pub(super) fn new(charge: Charge, part: Span<Offset>) -> Self {
         let parts = Vec::new();
         Self::of(&Arc::new(Pages(Mutex::new(Used { charge, parts }))), part)
     }
 
     /// A part of pages that are there.
-    pub(super) fn of(pages: &Arc<Pages>, part: Span) -> Self {
+    pub(super) fn of(pages: &Arc<Pages>, part: Span<Offset>) -> Self {
         pages.0.lock().parts.push(part);
         Self {
             pages: Arc::clone(pages),
@@ -120,7 +120,7 @@ impl Origins {
         &mut self,
         memory: &Arc<Memory>,
         writable: bool,
-        part: Span,
+        part: Span<Offset>,
         (space, iova): (u32, u64),
         pages: &Arc<Pages>,
     ) {
@@ -154,7 +154,7 @@ impl Origins {
         &self,
         memory: &Arc<Memory>,
         writable: bool,
-        part: Span,
+        part: Span<Offset>,
     ) -> (u64, Option<(Source<'static>, Arc<Pages>)>) {
         let memory = key(memory);
         let mut fresh = part.len;

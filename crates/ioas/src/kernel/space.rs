@@ -18,7 +18,7 @@ use std::vec::Vec;
 
 use iommu::NodeId;
 use iopt::{Aperture, Interruption, Pending, Prot, RangeError};
-use runs::Span;
+use runs::{Iova, Span};
 
 use super::cause::MapRequest;
 use super::error::KernelError;
@@ -46,7 +46,7 @@ pub(super) struct KernelSpace<K: Mapper> {
     pub(super) mapped: Mapped<K>,
     pub(super) devices: Vec<Arc<K::Device>>,
     pub(super) info: MapperInfo,
-    pub(super) windows: Vec<Span>,
+    pub(super) windows: Vec<Span<Iova>>,
     /// The most pieces that the kernel takes.
     pub(super) most: Option<u64>,
     /// Pieces end at its multiples, bytes.
@@ -123,7 +123,7 @@ impl<K: Mapper> KernelSpace<K> {
     }
 
     /// What the kernel has mapped, in order: its mappings, not the areas.
-    pub(super) fn pieces(&self) -> impl Iterator<Item = Span> + '_ {
+    pub(super) fn pieces(&self) -> impl Iterator<Item = Span<Iova>> + '_ {
         self.mapped.pieces.iter().map(|piece| piece.stretch.range)
     }
 
@@ -149,14 +149,14 @@ impl<K: Mapper> KernelSpace<K> {
         };
         let used = self.mapped.pieces.len();
         self.most = self.info.available.map(|more| more.saturating_add(used));
-        let whole: Vec<Span> = Aperture::zeros(64).spans().collect();
+        let whole: Vec<Span<Iova>> = Aperture::zeros(64).spans().collect();
         self.windows = match &self.info.ranges {
             None => whole,
             Some(ranges) => {
                 let span = |range: &core::ops::RangeInclusive<u64>| {
                     Span::inclusive(*range.start(), *range.end())
                 };
-                let spans: Option<Vec<Span>> = ranges.iter().map(span).collect();
+                let spans: Option<Vec<Span<Iova>>> = ranges.iter().map(span).collect();
                 let mut windows = spans.map_or(whole.clone(), |spans| within(&whole, &spans));
                 windows.sort_unstable();
                 windows
@@ -413,7 +413,7 @@ impl<K: Mapper> KernelSpace<K> {
     }
 
     /// What devices may write to: the pieces with bytes in `span`.
-    pub(super) fn writable(&self, span: Span) -> Vec<Span> {
+    pub(super) fn writable(&self, span: Span<Iova>) -> Vec<Span<Iova>> {
         let pieces = self.mapped.pieces.overlapping(span.start, span.last());
         let writable = pieces.filter(|piece| piece.stretch.prot.contains(Prot::WRITE));
         writable.map(|piece| piece.stretch.range).collect()
@@ -436,7 +436,7 @@ impl<K: Mapper> KernelSpace<K> {
 
     /// Reads what is dirty in `span`, with calls that cut no piece if this kernel wants that. The kernel
     /// drops it with that; here it stays until it is harvested, or unmapped.
-    pub(super) fn carry(&mut self, span: Span) -> Result<(), KernelError> {
+    pub(super) fn carry(&mut self, span: Span<Iova>) -> Result<(), KernelError> {
         if !self.bitmaps {
             return Ok(());
         }
@@ -476,7 +476,7 @@ impl<K: Mapper> KernelSpace<K> {
         most_mappings: None,
     };
 
-    pub(super) fn allow(&mut self, ranges: &[Span]) -> Result<(), MapError> {
+    pub(super) fn allow(&mut self, ranges: &[Span<Iova>]) -> Result<(), MapError> {
         let allowed = self.mapped.mapper.allow(ranges);
         allowed.map_err(|error| match errno(&error) {
             Some(Errno::EADDRINUSE | Errno::EINVAL) => MapError::Allowed {
@@ -559,7 +559,7 @@ impl<K: Mapper> KernelSpace<K> {
         &mut self,
         tracked: bool,
         areas: &mut Areas,
-    ) -> Result<Vec<Span>, KernelError> {
+    ) -> Result<Vec<Span<Iova>>, KernelError> {
         if !self.mapped.can_move() {
             return Err(KernelError::NoSource);
         }
@@ -567,7 +567,7 @@ impl<K: Mapper> KernelSpace<K> {
         if tracked {
             self.carry_unseen();
         }
-        let pieces: Vec<Span> = self.pieces().collect();
+        let pieces: Vec<Span<Iova>> = self.pieces().collect();
         let starts: Vec<u64> = pieces.iter().map(|range| range.start).collect();
         // The kernel knows no address of this process any more.
         self.mapped.forget(&starts);
@@ -580,7 +580,7 @@ impl<K: Mapper> KernelSpace<K> {
     pub(super) fn take_over(
         &mut self,
         devices: Vec<Arc<K::Device>>,
-        pieces: &[Span],
+        pieces: &[Span<Iova>],
         areas: &mut Areas,
     ) -> Result<(), AttachError> {
         let all: Vec<Stretch> = stretches(areas).collect();

@@ -12,7 +12,7 @@ use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
-use runs::Span;
+use runs::{Iova, Span};
 
 use super::error::{KernelError, Result};
 
@@ -119,7 +119,7 @@ pub(crate) fn call<T: Plain>(fd: BorrowedFd<'_>, argument: &mut T) -> Result<u32
 
 /// Refuses a bitmap that has no bit for each page of `range`, where the kernel is not told how long
 /// it is. Its bit number of an address is the distance from `range.start` divided by `page`.
-pub(crate) fn check_bitmap(range: Span, page: u64, words: usize) -> Result<()> {
+pub(crate) fn check_bitmap(range: Span<Iova>, page: u64, words: usize) -> Result<()> {
     let last = range.len.checked_sub(1).filter(|_| page.is_power_of_two());
     match last.map(|last| last / page / 64) {
         Some(word) if word < words as u64 => Ok(()),

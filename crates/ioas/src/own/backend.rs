@@ -5,7 +5,7 @@ use core::any::Any;
 
 use iommu::FlushError;
 use iopt::{Aperture, Interruption, Invalidation, Pending, RangeError, RefitError};
-use runs::{PageSizes, Span};
+use runs::{Iova, PageSizes, Span};
 
 use super::{Domain, Member, Own, fill, stretches};
 use crate::area::HeldArea;
@@ -78,12 +78,12 @@ impl Backend for Own {
         self.domains.iter().map(smallest).max().unwrap_or(1)
     }
 
-    fn windows(&self) -> Vec<Span> {
+    fn windows(&self) -> Vec<Span<Iova>> {
         let reserved = self.reserved.iter().map(|(_, span)| *span);
         windows(self.apertures(), reserved)
     }
 
-    fn check(&self, iova: u64, len: u64) -> Result<Span, MapError> {
+    fn check(&self, iova: u64, len: u64) -> Result<Span<Iova>, MapError> {
         let range = Span::checked(iova, len);
         for aperture in self.apertures() {
             if range.is_none_or(|range| !aperture.covers(&range)) {
@@ -131,7 +131,7 @@ impl Backend for Own {
         first: u64,
         last: u64,
         _interruption: Interruption,
-        note: &mut dyn FnMut(Span),
+        note: &mut dyn FnMut(Span<Iova>),
     ) -> Result<(), UnmapError> {
         for domain in &mut self.domains {
             let settled = domain.settle().map_err(RefitError::Flush);
@@ -165,7 +165,7 @@ impl Backend for Own {
         !self.domains.is_empty()
     }
 
-    fn set_aside(&mut self, range: Span) -> Result<(), MapError> {
+    fn set_aside(&mut self, range: Span<Iova>) -> Result<(), MapError> {
         for place in 0..self.domains.len() {
             let domain = &mut self.domains[place];
             if let Err(cause) = domain.spare.add(range, &domain.table) {
@@ -178,7 +178,7 @@ impl Backend for Own {
         Ok(())
     }
 
-    fn give_back(&mut self, range: Span) {
+    fn give_back(&mut self, range: Span<Iova>) {
         for domain in &mut self.domains {
             domain.spare.give_back(range, domain.table.memory());
         }
@@ -211,7 +211,7 @@ impl Backend for Own {
     /// In every domain that has leaves of that size.
     fn split(
         &mut self,
-        range: Span,
+        range: Span<Iova>,
         size: u64,
         interruption: Interruption,
     ) -> Result<(), RefitError<FlushError>> {
@@ -224,8 +224,8 @@ impl Backend for Own {
 
     fn merge(
         &mut self,
-        range: Span,
-        area: Span,
+        range: Span<Iova>,
+        area: Span<Iova>,
         interruption: Interruption,
     ) -> Result<(), RefitError<FlushError>> {
         self.domains
@@ -235,7 +235,7 @@ impl Backend for Own {
 
     /// A unit that still holds old translations there, or a table that was unlinked, would not see
     /// what is new.
-    fn waits_in(&self, range: Span) -> bool {
+    fn waits_in(&self, range: Span<Iova>) -> bool {
         self.domains.iter().any(|domain| {
             let what = domain.gather.invalidation();
             what.tables_unlinked()

@@ -10,7 +10,7 @@ use iommu::{DeviceId, DomainId, FlushError, NodeId, Unit};
 use iopt::{
     AnyTable, Discard, FormatId, Gather, Interruption, Invalidation, Prot, RefitError, WithDirty,
 };
-use runs::{Joiner, PageSizes, Run, Span};
+use runs::{Iova, Joiner, PageSizes, Run, Span};
 
 use super::relocate::Leaving;
 use super::spare::Spare;
@@ -145,8 +145,8 @@ impl Domain {
     /// to, while that is tracked.
     pub(crate) fn empty(
         &mut self,
-        range: Span,
-        note: &mut dyn FnMut(Span),
+        range: Span<Iova>,
+        note: &mut dyn FnMut(Span<Iova>),
     ) -> Result<(), iopt::UnmapError> {
         let tracked = self.tracked;
         if let Some(leaving) = &mut self.leaving {
@@ -195,7 +195,7 @@ impl Domain {
     /// Makes the leaves in `range` ones of at most `size` bytes.
     pub(crate) fn split(
         &mut self,
-        range: Span,
+        range: Span<Iova>,
         size: u64,
         interruption: Interruption,
     ) -> Result<(), RefitError<FlushError>> {
@@ -223,7 +223,7 @@ impl Domain {
     }
 
     /// The leaf that goes on over one of the ends of `range`.
-    pub(crate) fn leaf_over_ends(&self, range: Span) -> Option<Run> {
+    pub(crate) fn leaf_over_ends(&self, range: Span<Iova>) -> Option<Run> {
         [range.start, range.last()].into_iter().find_map(|end| {
             let leaf = self.table.leaf_at(end)?;
             (!range.covers(&leaf.run.input())).then_some(leaf.run)
@@ -244,8 +244,8 @@ impl Domain {
     /// were: what this costs is a matter of `range` and of the tables that are looked at for such a page.
     pub(crate) fn merge(
         &mut self,
-        range: Span,
-        area: Span,
+        range: Span<Iova>,
+        area: Span<Iova>,
         interruption: Interruption,
     ) -> Result<(), RefitError<FlushError>> {
         let first = self.table.leaf_at(range.start);
@@ -266,7 +266,7 @@ impl Domain {
     /// The largest page in `area` around the leaf at `at` that could be one leaf and is not.
     ///
     /// In a page that could be one, so could each smaller page.
-    fn complete_page(&self, at: u64, area: Span) -> Option<Span> {
+    fn complete_page(&self, at: u64, area: Span<Iova>) -> Option<Span<Iova>> {
         let leaf = self.table.leaf_at(at)?.run;
         let sizes = self.table.page_sizes();
         let larger = sizes.iter().filter(|size| *size > leaf.len);
@@ -279,7 +279,7 @@ impl Domain {
 
     fn merge_in(
         &mut self,
-        range: Span,
+        range: Span<Iova>,
         interruption: Interruption,
     ) -> Result<(), RefitError<FlushError>> {
         self.refit(|table, gather, flush| table.merge(range, interruption, gather, flush))
@@ -302,9 +302,9 @@ impl Domain {
 pub(super) fn empty_table(
     table: &mut AnyTable,
     gather: &mut Gather,
-    range: Span,
+    range: Span<Iova>,
     tracked: bool,
-    note: &mut dyn FnMut(Span),
+    note: &mut dyn FnMut(Span<Iova>),
 ) -> Result<(), iopt::UnmapError> {
     let mut noting = WithDirty(|run: Run, dirty: bool| {
         if dirty {

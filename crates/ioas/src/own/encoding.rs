@@ -10,7 +10,7 @@ use core::str::FromStr;
 
 use iommu::{DeviceId, DomainId};
 use iopt::{FormatId, Interruption, Prot, Root};
-use runs::{PageSizes, Span};
+use runs::{Iova, PageSizes, Span};
 
 use super::handover::{HandedArea, HandedDomain, Handover};
 use crate::dirty::Tracking;
@@ -210,7 +210,7 @@ impl Writer {
         self.0.extend(value.to_le_bytes());
     }
 
-    fn span(&mut self, span: Span) {
+    fn span(&mut self, span: Span<Iova>) {
         self.word(span.start);
         self.word(span.len);
     }
@@ -253,7 +253,7 @@ impl Reader<'_> {
         FormatId::from_bytes(value.to_le_bytes()).ok_or(DecodeError::Value { at, what, value })
     }
 
-    fn span(&mut self) -> Result<Span, DecodeError> {
+    fn span(&mut self) -> Result<Span<Iova>, DecodeError> {
         let start = self.word("the start of a range")?;
         let len = self.word("the length of a range")?;
         Ok(Span::new(start, len))
@@ -286,7 +286,7 @@ mod tests {
 
     use super::*;
 
-    fn spans() -> impl Strategy<Value = Vec<Span>> {
+    fn spans() -> impl Strategy<Value = Vec<Span<Iova>>> {
         prop::collection::vec(any::<(u64, u64)>(), 0..4).prop_map(|spans| {
             spans
                 .into_iter()

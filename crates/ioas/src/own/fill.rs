@@ -32,7 +32,7 @@
 use alloc::vec::Vec;
 
 use iopt::{AnyPlanned, Prot, RangeError};
-use runs::{Joiner, Span};
+use runs::{Iova, Joiner, Offset, Pa, Span};
 
 use super::domain::Domain;
 use crate::area::HeldArea;
@@ -54,15 +54,19 @@ struct Leaves {
 /// What is to be mapped where, and how far it is.
 pub(super) struct Fill<'a> {
     domains: &'a mut [Domain],
-    batch: &'a mut [Span],
-    range: Span,
+    batch: &'a mut [Span<Pa>],
+    range: Span<Iova>,
     leaves: Leaves,
     /// Bytes from the start of the range on that are in all tables. Nothing else is in any.
     pub(super) mapped: u64,
 }
 
 impl<'a> Fill<'a> {
-    pub(super) fn new(domains: &'a mut [Domain], batch: &'a mut [Span], area: &HeldArea) -> Self {
+    pub(super) fn new(
+        domains: &'a mut [Domain],
+        batch: &'a mut [Span<Pa>],
+        area: &HeldArea,
+    ) -> Self {
         Self {
             domains,
             batch,
@@ -80,7 +84,7 @@ impl<'a> Fill<'a> {
     pub(super) fn run(
         &mut self,
         hold: &Hold,
-        part: Span,
+        part: Span<Offset>,
         observer: &mut dyn Observer,
     ) -> Result<(), MapError> {
         hold.with_runs(part, |reader| self.stream(reader, observer))
@@ -128,7 +132,7 @@ impl<'a> Fill<'a> {
     fn read(
         &mut self,
         reader: &mut dyn RunReader,
-        joiner: &mut Joiner<Span>,
+        joiner: &mut Joiner<Span<Pa>>,
         found: &mut u64,
     ) -> Result<(usize, usize), MapError> {
         let room = self.batch.len();
@@ -180,7 +184,7 @@ impl<'a> Fill<'a> {
 }
 
 /// Maps `runs` from `at` on in all of `domains`, or stores nothing.
-fn map(domains: &mut [Domain], at: u64, runs: &[Span], leaves: Leaves) -> Result<(), MapError> {
+fn map(domains: &mut [Domain], at: u64, runs: &[Span<Pa>], leaves: Leaves) -> Result<(), MapError> {
     match domains {
         // A table that is alone plans, reserves and fills in one call, with short cuts.
         [domain] if !leaves.released => {
@@ -206,7 +210,7 @@ fn map(domains: &mut [Domain], at: u64, runs: &[Span], leaves: Leaves) -> Result
 fn plan<'t>(
     domain: &'t mut Domain,
     at: u64,
-    runs: &'t [Span],
+    runs: &'t [Span<Pa>],
     leaves: Leaves,
 ) -> Result<AnyPlanned<'t>, MapError> {
     let prot = domain.prot(leaves.prot, leaves.mmio);

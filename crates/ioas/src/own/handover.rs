@@ -20,7 +20,7 @@ use core::fmt;
 
 use iommu::{DeviceId, DomainId, FlushError};
 use iopt::{Prot, Root};
-use runs::{PageSizes, Span};
+use runs::{Iova, PageSizes, Span};
 
 use super::Domain;
 use crate::dirty::Tracking;
@@ -40,10 +40,10 @@ pub struct Handover {
     /// The areas, in order.
     pub areas: Vec<HandedArea>,
     /// To which addresses are chosen: see [`Ioas::allow`].
-    pub allowed: Vec<Span>,
+    pub allowed: Vec<Span<Iova>>,
     /// What devices have written to, or could, that is in no table, and what users in the process hold
     /// to write to, or did; as far as it was not harvested yet. In no order.
-    pub written: Vec<Span>,
+    pub written: Vec<Span<Iova>>,
     /// How it is tracked what devices write to. What else was not harvested yet is in the tables.
     pub tracking: Option<Tracking>,
 }
@@ -68,7 +68,7 @@ pub struct HandedDomain {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HandedArea {
     /// Its device addresses.
-    pub range: Span,
+    pub range: Span<Iova>,
     /// Number of its memory among those that [`Ioas::hand_over`] was given.
     pub memory: usize,
     /// Where in that memory it begins, bytes.
@@ -101,7 +101,7 @@ pub enum HandOverError {
     #[error("the memory of the area {area} is not among those that go along")]
     Memory {
         /// The area.
-        area: Span,
+        area: Span<Iova>,
     },
 }
 

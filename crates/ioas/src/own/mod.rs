@@ -41,7 +41,7 @@ use core::slice;
 
 use iommu::{DeviceId, DomainId};
 use iopt::{AnyTable, Aperture};
-use runs::Span;
+use runs::{Iova, Pa, Span};
 
 pub use build::{BuildDomain, Builder, BuilderError, DomainIds};
 use domain::{Domain, Member};
@@ -74,8 +74,8 @@ pub(crate) struct Own {
     /// By domains that have ended, and what devices that have left could.
     written: Written,
     /// What devices cannot translate, with the device.
-    reserved: Vec<(DeviceId, Span)>,
-    batch: Box<[Span]>,
+    reserved: Vec<(DeviceId, Span<Iova>)>,
+    batch: Box<[Span<Pa>]>,
 }
 
 impl fmt::Debug for Own {
@@ -222,7 +222,7 @@ impl Own {
     }
 
     /// What devices have written to, or could, that is in no table.
-    fn written(&self) -> impl Iterator<Item = Span> {
+    fn written(&self) -> impl Iterator<Item = Span<Iova>> {
         let of_domains = self.domains.iter().map(|domain| &domain.written);
         let all = of_domains.chain(iter::once(&self.written));
         all.flat_map(Written::ranges)
@@ -266,7 +266,7 @@ impl Own {
 /// after an error too.
 fn fill(
     domains: &mut [Domain],
-    batch: &mut [Span],
+    batch: &mut [Span<Pa>],
     area: &HeldArea,
     observer: &mut dyn Observer,
 ) -> (Result<(), MapError>, u64) {
@@ -279,7 +279,11 @@ fn fill(
 }
 
 /// Maps all areas in a domain that no device sees yet. Areas that nothing holds are pinned for it.
-fn replay(domain: &mut Domain, batch: &mut [Span], areas: &mut Areas) -> Result<(), AttachError> {
+fn replay(
+    domain: &mut Domain,
+    batch: &mut [Span<Pa>],
+    areas: &mut Areas,
+) -> Result<(), AttachError> {
     areas.0.try_for_each_mut(0, u64::MAX, |range, area| {
         let failed = |cause| AttachError::Replay { area: range, cause };
         if area.released {
@@ -313,7 +317,7 @@ fn stretches(
     first: u64,
     last: u64,
     aperture: Aperture,
-) -> impl Iterator<Item = Span> {
+) -> impl Iterator<Item = Span<Iova>> {
     let mut ranges = areas
         .0
         .overlapping(first, last)

@@ -16,7 +16,7 @@ use core::mem;
 
 use iommu::{DomainId, FlushError, NodeId};
 use iopt::{AnyTable, Gather, Interruption, RefitError};
-use runs::Span;
+use runs::{Iova, Span};
 
 use super::domain::{Domain, empty_table, end_table};
 use super::written::Written;
@@ -76,9 +76,9 @@ pub(crate) struct Leaving {
 impl Leaving {
     pub(super) fn empty(
         &mut self,
-        range: Span,
+        range: Span<Iova>,
         tracked: bool,
-        note: &mut dyn FnMut(Span),
+        note: &mut dyn FnMut(Span<Iova>),
     ) -> Result<(), iopt::UnmapError> {
         empty_table(&mut self.table, &mut self.gather, range, tracked, note)
     }

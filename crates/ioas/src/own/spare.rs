@@ -14,15 +14,19 @@
 use alloc::vec::Vec;
 
 use iopt::{AnyMemory, AnyTable, Chain, MapError, NoTables};
-use runs::Span;
+use runs::{Iova, Span};
 
 use crate::tally::Tally;
+
+/// Numbers of tables of one level: device addresses over what such a table translates.
+#[derive(Debug)]
+enum Numbers {}
 
 /// The tables that a domain has set aside.
 pub(super) struct Spare {
     /// For each level below the root, the log2 of what a table translates, and how many bytes are
     /// released in it, by number.
-    levels: Vec<(u32, Tally<u64>)>,
+    levels: Vec<(u32, Tally<Numbers, u64>)>,
     tables: Chain,
     /// How many of them are wanted.
     wanted: u64,
@@ -38,7 +42,7 @@ impl Spare {
     }
 
     /// Sets aside what `range` can take.
-    pub(super) fn add(&mut self, range: Span, table: &AnyTable) -> Result<(), MapError> {
+    pub(super) fn add(&mut self, range: Span<Iova>, table: &AnyTable) -> Result<(), MapError> {
         let known = self.levels.len();
         let more = (known..).map_while(|level| table.table_log2(level));
         let more: Vec<_> = more.map(|log2| (log2, Tally::default())).collect();
@@ -52,7 +56,7 @@ impl Spare {
     }
 
     /// Gives back what only `range` can take, of which each byte was added.
-    pub(super) fn give_back(&mut self, range: Span, memory: &AnyMemory) {
+    pub(super) fn give_back(&mut self, range: Span<Iova>, memory: &AnyMemory) {
         self.change(range, |bytes, by| *bytes = bytes.saturating_sub(by));
         self.wanted = self.wanted.saturating_sub(self.without(range));
         let more = self.tables.len().saturating_sub(self.wanted);
@@ -83,7 +87,7 @@ impl Spare {
     }
 
     /// How many of the stretches with bytes in `range` have nothing released.
-    fn without(&self, range: Span) -> u64 {
+    fn without(&self, range: Span<Iova>) -> u64 {
         let levels = self.levels.iter();
         let gaps = levels.flat_map(|(log2, bytes)| bytes.gaps(numbers(range, *log2)));
         gaps.map(|gap| gap.len).sum()
@@ -95,7 +99,7 @@ impl Spare {
     }
 
     /// Has `change` change the bytes of each stretch, by what of it lies in `range`.
-    fn change(&mut self, range: Span, change: impl Fn(&mut u64, u64)) {
+    fn change(&mut self, range: Span<Iova>, change: impl Fn(&mut u64, u64)) {
         for (log2, bytes) in &mut self.levels {
             let size = 1u64 << *log2;
             let all = numbers(range, *log2);
@@ -115,7 +119,7 @@ impl Spare {
 }
 
 /// The numbers of the stretches of 2^`log2` bytes with bytes in `range`.
-fn numbers(range: Span, log2: u32) -> Span {
+fn numbers(range: Span<Iova>, log2: u32) -> Span<Numbers> {
     let (first, last) = (range.start >> log2, range.last() >> log2);
     Span::new(first, last - first + 1)
 }

@@ -7,7 +7,7 @@ use core::fmt;
 
 use iommu::{DeviceId, DomainId, Unit};
 use iopt::{AnyTable, Prot, Root};
-use runs::Span;
+use runs::{Iova, Offset, Pa, Span};
 
 use super::domain::Member;
 use super::handover::{HandedArea, Handover};
@@ -57,12 +57,12 @@ pub enum TakeOverError {
     /// 2^64, or one of the former overlaps another.
     Range {
         /// The range.
-        range: Span,
+        range: Span<Iova>,
     },
     /// An area's memory cannot be charged or pinned, or its runs are not found.
     Hold {
         /// The area.
-        area: Span,
+        area: Span<Iova>,
         /// Why not.
         cause: MapError,
     },
@@ -175,11 +175,12 @@ impl Ioas {
         // Until everything is known to be right, domains are not in an address space, which would
         // detach their devices when it is dropped.
         let mut domains = taken_domains(handover, tables)?;
-        let checked =
-            |ranges: &[Span]| in_order(ranges).map_err(|range| TakeOverError::Range { range });
+        let checked = |ranges: &[Span<Iova>]| {
+            in_order(ranges).map_err(|range| TakeOverError::Range { range })
+        };
         let allowed = checked(&handover.allowed)?;
         // In no order, and a range may be there twice.
-        let ill = |range: &&Span| Span::checked(range.start, range.len).is_none();
+        let ill = |range: &&Span<Iova>| Span::<Iova>::checked(range.start, range.len).is_none();
         if let Some(range) = handover.written.iter().find(ill) {
             return Err(TakeOverError::Range { range: *range });
         }
@@ -286,7 +287,7 @@ fn taken_areas(handover: &Handover, memories: &[Arc<Memory>]) -> Result<Areas, T
         let wrong = || TakeOverError::Area(*handed);
         let memory = memories.get(handed.memory).ok_or_else(wrong)?;
         let range = Span::checked(handed.range.start, handed.range.len).ok_or_else(wrong)?;
-        let part = Span::checked(handed.offset, range.len).ok_or_else(wrong)?;
+        let part = Span::<Offset>::checked(handed.offset, range.len).ok_or_else(wrong)?;
         if range.is_empty() || !Span::new(0, memory.len()).covers(&part) {
             return Err(wrong());
         }
@@ -336,7 +337,7 @@ fn compare(domain: &Domain, area: &HeldArea, hold: &Hold) -> Result<(), TakeOver
 }
 
 /// Refuses a table that does not lead from `iova` on to `run`.
-fn same(domain: &Domain, iova: u64, run: Span, prot: Prot) -> Result<(), TakeOverError> {
+fn same(domain: &Domain, iova: u64, run: Span<Pa>, prot: Prot) -> Result<(), TakeOverError> {
     let last = run.len - 1;
     // How many bytes lead there.
     let mut done = Some(0);

@@ -3,14 +3,14 @@
 use core::mem;
 
 use iopt::Aperture;
-use runs::Span;
+use runs::{Iova, Span};
 
 use crate::dirty::Harvested;
 use crate::tally::Tally;
 
 /// Disjoint ranges: what it takes does not grow with what is added twice.
 #[derive(Debug, Default)]
-pub(crate) struct Written(Tally<How>);
+pub(crate) struct Written(Tally<Iova, How>);
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 enum How {
@@ -24,18 +24,18 @@ enum How {
 
 impl Written {
     /// Ranges of another process.
-    pub(crate) fn of(ranges: &[Span]) -> Self {
+    pub(crate) fn of(ranges: &[Span<Iova>]) -> Self {
         let mut written = Self::default();
         ranges.iter().for_each(|range| written.add(*range));
         written
     }
 
     /// The ranges, in order.
-    pub(crate) fn ranges(&self) -> impl Iterator<Item = Span> {
+    pub(crate) fn ranges(&self) -> impl Iterator<Item = Span<Iova>> {
         self.all().map(|(range, _)| range)
     }
 
-    fn all(&self) -> impl Iterator<Item = (Span, How)> {
+    fn all(&self) -> impl Iterator<Item = (Span<Iova>, How)> {
         let halves = Aperture::zeros(64).spans();
         halves.flat_map(|half| self.0.inside(half))
     }
@@ -45,12 +45,12 @@ impl Written {
     }
 
     /// Dirty bits were set in `range`.
-    pub(crate) fn add(&mut self, range: Span) {
+    pub(crate) fn add(&mut self, range: Span<Iova>) {
         self.0.change(range, |how| *how = (*how).max(How::Marked));
     }
 
     /// A device that leaves no trace could write to `range`.
-    pub(crate) fn add_unseen(&mut self, range: Span) {
+    pub(crate) fn add_unseen(&mut self, range: Span<Iova>) {
         self.0.change(range, |how| *how = How::Unseen);
     }
 
@@ -62,7 +62,7 @@ impl Written {
 
     /// Takes out what lies in `span` and hands it to `each`. Says how many bytes were marked, and
     /// whether some were not.
-    pub(crate) fn take(&mut self, span: Span, each: &mut dyn FnMut(Span)) -> Harvested {
+    pub(crate) fn take(&mut self, span: Span<Iova>, each: &mut dyn FnMut(Span<Iova>)) -> Harvested {
         let mut found = Harvested::default();
         self.0.change_each(span, |range, how| {
             match mem::take(how) {
@@ -76,7 +76,7 @@ impl Written {
     }
 
     /// Takes out what lies between `first` and `last`, both included, and hands it to `each`.
-    pub(crate) fn take_between(&mut self, first: u64, last: u64, each: &mut dyn FnMut(Span)) {
+    pub(crate) fn take_between(&mut self, first: u64, last: u64, each: &mut dyn FnMut(Span<Iova>)) {
         for half in Aperture::zeros(64).spans() {
             if let Some(here) = Span::inclusive(half.start.max(first), half.last().min(last)) {
                 self.take(here, each);

@@ -4,7 +4,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
 use iopt::Prot;
-use runs::Span;
+use runs::{Iova, Span};
 use vfio_bindings::bindings::vfio::{
     VFIO_API_VERSION, VFIO_DMA_CC_IOMMU, VFIO_DMA_MAP_FLAG_READ, VFIO_DMA_MAP_FLAG_VADDR,
     VFIO_DMA_MAP_FLAG_WRITE, VFIO_DMA_UNMAP_FLAG_ALL, VFIO_DMA_UNMAP_FLAG_VADDR,
@@ -147,7 +147,7 @@ impl Container {
     ///
     /// [`KernelError::Refused`]; [`KernelError::Prot`] for more than read and write.
     #[allow(unsafe_code)]
-    pub unsafe fn map_dma(&self, iova: Span, address: u64, prot: Prot) -> Result<()> {
+    pub unsafe fn map_dma(&self, iova: Span<Iova>, address: u64, prot: Prot) -> Result<()> {
         let flags = map_flags(prot)?;
         // SAFETY: the caller answers for the memory.
         unsafe { sys::map_dma(self.as_fd(), flags, iova, address) }
@@ -159,7 +159,7 @@ impl Container {
     /// # Errors
     ///
     /// [`KernelError::Refused`].
-    pub fn unmap_dma(&self, iova: Span) -> Result<u64> {
+    pub fn unmap_dma(&self, iova: Span<Iova>) -> Result<u64> {
         self.unmap(0, iova)
     }
 
@@ -178,7 +178,7 @@ impl Container {
     /// # Errors
     ///
     /// [`KernelError::Refused`], also when the bitmap is too short.
-    pub fn unmap_dma_dirty(&self, iova: Span, page: u64, bitmap: &mut [u64]) -> Result<u64> {
+    pub fn unmap_dma_dirty(&self, iova: Span<Iova>, page: u64, bitmap: &mut [u64]) -> Result<u64> {
         sys::unmap_dirty(self.as_fd(), iova, page, bitmap)
     }
 
@@ -189,7 +189,7 @@ impl Container {
     /// # Errors
     ///
     /// [`KernelError::Refused`].
-    pub fn invalidate_vaddr(&self, iova: Span) -> Result<u64> {
+    pub fn invalidate_vaddr(&self, iova: Span<Iova>) -> Result<u64> {
         self.unmap(VFIO_DMA_UNMAP_FLAG_VADDR, iova)
     }
 
@@ -215,12 +215,12 @@ impl Container {
     ///
     /// [`KernelError::Refused`].
     #[allow(unsafe_code)]
-    pub unsafe fn update_vaddr(&self, iova: Span, address: u64) -> Result<()> {
+    pub unsafe fn update_vaddr(&self, iova: Span<Iova>, address: u64) -> Result<()> {
         // SAFETY: the caller answers for the memory.
         unsafe { sys::map_dma(self.as_fd(), VFIO_DMA_MAP_FLAG_VADDR, iova, address) }
     }
 
-    fn unmap(&self, flags: u32, iova: Span) -> Result<u64> {
+    fn unmap(&self, flags: u32, iova: Span<Iova>) -> Result<u64> {
         let mut unmap = vfio_iommu_type1_dma_unmap {
             flags,
             iova: iova.start,
@@ -256,7 +256,7 @@ impl Container {
     /// # Errors
     ///
     /// [`KernelError::Refused`], also when the bitmap is too short.
-    pub fn dirty_bitmap(&self, iova: Span, page: u64, bitmap: &mut [u64]) -> Result<()> {
+    pub fn dirty_bitmap(&self, iova: Span<Iova>, page: u64, bitmap: &mut [u64]) -> Result<()> {
         sys::dirty_bitmap(self.as_fd(), iova, page, bitmap)
     }
 

@@ -8,7 +8,7 @@ use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 
-use runs::Span;
+use runs::{Iova, Offset, Span};
 use vfio_bindings::bindings::vfio::{
     VFIO_DEVICE_FEATURE_DMA_BUF, VFIO_DEVICE_FEATURE_DMA_LOGGING_REPORT,
     VFIO_DEVICE_FEATURE_DMA_LOGGING_START, VFIO_DEVICE_FEATURE_DMA_LOGGING_STOP,
@@ -204,9 +204,10 @@ impl Device {
     /// # Errors
     ///
     /// [`KernelError::NotMappable`], [`KernelError::Outside`]; [`KernelError::Refused`].
-    pub fn map(&self, region: &Region, part: Span) -> Result<Registers> {
+    pub fn map(&self, region: &Region, part: Span<Offset>) -> Result<Registers> {
         check_part(part, region.len)?;
-        let inside = |areas: &std::vec::Vec<Span>| areas.iter().any(|area| area.covers(&part));
+        let inside =
+            |areas: &std::vec::Vec<Span<Offset>>| areas.iter().any(|area| area.covers(&part));
         if !region.can_map || !region.mappable.as_ref().is_none_or(inside) {
             return Err(KernelError::NotMappable {
                 region: region.index,
@@ -258,7 +259,7 @@ impl Device {
     /// # Errors
     ///
     /// [`KernelError::Outside`]; [`KernelError::Refused`].
-    pub fn dma_buf(&self, region: &Region, part: Span) -> Result<OwnedFd> {
+    pub fn dma_buf(&self, region: &Region, part: Span<Offset>) -> Result<OwnedFd> {
         check_part(part, region.len)?;
         sys::dma_buf(self.as_fd(), region.index, part)
     }
@@ -269,7 +270,7 @@ impl Device {
     /// # Errors
     ///
     /// [`KernelError::Refused`].
-    pub fn start_dma_logging(&self, page: u64, ranges: &[Span]) -> Result<u64> {
+    pub fn start_dma_logging(&self, page: u64, ranges: &[Span<Iova>]) -> Result<u64> {
         sys::start_logging(self.as_fd(), page, ranges)
     }
 
@@ -289,7 +290,7 @@ impl Device {
     /// # Errors
     ///
     /// [`KernelError::Bitmap`]; [`KernelError::Refused`].
-    pub fn dma_log(&self, range: Span, page: u64, bitmap: &mut [u64]) -> Result<()> {
+    pub fn dma_log(&self, range: Span<Iova>, page: u64, bitmap: &mut [u64]) -> Result<()> {
         sys::logged(self.as_fd(), range, page, bitmap)
     }
 }

@@ -10,7 +10,7 @@ use core::mem::offset_of;
 use core::ops::RangeInclusive;
 use std::vec::Vec;
 
-use runs::{PageSizes, Span};
+use runs::{Offset, PageSizes, Span};
 use vfio_bindings::bindings::vfio::{
     VFIO_IOMMU_INFO_CAPS, VFIO_IOMMU_INFO_PGSIZES, VFIO_IOMMU_TYPE1_INFO_CAP_IOVA_RANGE,
     VFIO_IOMMU_TYPE1_INFO_CAP_MIGRATION, VFIO_IOMMU_TYPE1_INFO_DMA_AVAIL,
@@ -63,7 +63,7 @@ pub struct Region {
     /// It can be mapped: all of it, or the parts of `mappable`.
     pub can_map: bool,
     /// The parts that can be mapped, when not all of it can: offset and length, bytes.
-    pub mappable: Option<Vec<Span>>,
+    pub mappable: Option<Vec<Span<Offset>>>,
     /// The part with the MSI-X table can be mapped, too.
     pub msix_mappable: bool,
     /// What it is, when its index does not say.

@@ -12,7 +12,7 @@ use std::ops::ControlFlow;
 use std::os::fd::AsRawFd;
 use std::ptr::NonNull;
 
-use runs::Span;
+use runs::{Offset, Span};
 
 use crate::kernel::sys::refused;
 use crate::kernel::{KernelError, Result};
@@ -94,7 +94,7 @@ pub(crate) fn check_register<T: Register>(offset: u64, len: u64) -> Result<()> {
 }
 
 /// Refuses a part that is empty or does not lie within `len` bytes.
-pub(crate) fn check_part(part: Span, len: u64) -> Result<()> {
+pub(crate) fn check_part(part: Span<Offset>, len: u64) -> Result<()> {
     if Span::new(0, len).covers(&part) {
         Ok(())
     } else {
@@ -104,7 +104,7 @@ pub(crate) fn check_part(part: Span, len: u64) -> Result<()> {
 
 impl Registers {
     /// The bytes `part` of a file, shared with whoever else has them.
-    pub(crate) fn map(file: &File, part: Span, read: bool, write: bool) -> Result<Self> {
+    pub(crate) fn map(file: &File, part: Span<Offset>, read: bool, write: bool) -> Result<Self> {
         const OPERATION: &str = "mmap";
         let (Ok(offset), Ok(len)) = (libc::off_t::try_from(part.start), usize::try_from(part.len))
         else {
@@ -205,7 +205,7 @@ impl MemoryObject for Registers {
     }
 
     /// Nobody charges what is no memory.
-    fn charge(&self, _part: Span) -> u64 {
+    fn charge(&self, _part: Span<Offset>) -> u64 {
         0
     }
 
@@ -215,7 +215,7 @@ impl MemoryObject for Registers {
 
     fn pin(
         &self,
-        _part: Span,
+        _part: Span<Offset>,
         _progress: &mut dyn FnMut(u64) -> ControlFlow<()>,
     ) -> core::result::Result<Box<dyn Pinned>, PinFailed> {
         let why = "where registers are physically is not known by their address in this process";

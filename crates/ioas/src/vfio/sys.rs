@@ -9,7 +9,7 @@ use std::ffi::CStr;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::vec::Vec;
 
-use runs::Span;
+use runs::{Iova, Offset, Span};
 use vfio_bindings::bindings::vfio::{
     VFIO_DEVICE_FEATURE_DMA_BUF, VFIO_DEVICE_FEATURE_DMA_LOGGING_REPORT,
     VFIO_DEVICE_FEATURE_DMA_LOGGING_START, VFIO_DEVICE_FEATURE_GET, VFIO_DEVICE_FEATURE_SET,
@@ -213,7 +213,7 @@ pub(super) fn device_fd(group: BorrowedFd<'_>, name: &CStr) -> Result<OwnedFd> {
 pub(super) unsafe fn map_dma(
     container: BorrowedFd<'_>,
     flags: u32,
-    iova: Span,
+    iova: Span<Iova>,
     address: u64,
 ) -> Result<()> {
     let mut map = vfio_iommu_type1_dma_map {
@@ -240,7 +240,7 @@ fn bitmap_of(page: u64, bitmap: &mut [u64]) -> vfio_bitmap {
 /// `VFIO_IOMMU_UNMAP_DMA` with a bitmap of the pages that were dirty; returns the bytes unmapped.
 pub(super) fn unmap_dirty(
     container: BorrowedFd<'_>,
-    iova: Span,
+    iova: Span<Iova>,
     page: u64,
     bitmap: &mut [u64],
 ) -> Result<u64> {
@@ -262,7 +262,7 @@ pub(super) fn unmap_dirty(
 /// `VFIO_IOMMU_DIRTY_PAGES`, reading.
 pub(super) fn dirty_bitmap(
     container: BorrowedFd<'_>,
-    iova: Span,
+    iova: Span<Iova>,
     page: u64,
     bitmap: &mut [u64],
 ) -> Result<()> {
@@ -294,7 +294,7 @@ pub(super) fn bare_feature(device: BorrowedFd<'_>, flags: u32) -> Result<()> {
 }
 
 /// `VFIO_DEVICE_FEATURE_DMA_BUF`.
-pub(super) fn dma_buf(device: BorrowedFd<'_>, region: u32, part: Span) -> Result<OwnedFd> {
+pub(super) fn dma_buf(device: BorrowedFd<'_>, region: u32, part: Span<Offset>) -> Result<OwnedFd> {
     let mut argument = DmaBuf {
         head: feature(VFIO_DEVICE_FEATURE_GET | VFIO_DEVICE_FEATURE_DMA_BUF),
         data: DmaBufData {
@@ -315,7 +315,11 @@ pub(super) fn dma_buf(device: BorrowedFd<'_>, region: u32, part: Span) -> Result
 }
 
 /// `VFIO_DEVICE_FEATURE_DMA_LOGGING_START`; the page size that the device took.
-pub(super) fn start_logging(device: BorrowedFd<'_>, page: u64, ranges: &[Span]) -> Result<u64> {
+pub(super) fn start_logging(
+    device: BorrowedFd<'_>,
+    page: u64,
+    ranges: &[Span<Iova>],
+) -> Result<u64> {
     let ranges: Vec<_> = ranges
         .iter()
         .map(|range| vfio_device_feature_dma_logging_range {
@@ -341,7 +345,7 @@ pub(super) fn start_logging(device: BorrowedFd<'_>, page: u64, ranges: &[Span]) 
 /// `VFIO_DEVICE_FEATURE_DMA_LOGGING_REPORT`.
 pub(super) fn logged(
     device: BorrowedFd<'_>,
-    range: Span,
+    range: Span<Iova>,
     page: u64,
     bitmap: &mut [u64],
 ) -> Result<()> {

@@ -8,7 +8,7 @@
 use std::sync::Arc;
 
 use iopt::Prot;
-use runs::Span;
+use runs::{Iova, Span};
 
 use super::container::{Container, IommuModel};
 use super::group::Group;
@@ -101,7 +101,7 @@ impl Mapper for ContainerMapper {
     }
 
     #[allow(unsafe_code)]
-    unsafe fn map(&mut self, iova: Span, source: Source<'_>, prot: Prot) -> Result<()> {
+    unsafe fn map(&mut self, iova: Span<Iova>, source: Source<'_>, prot: Prot) -> Result<()> {
         let Source::Address(address) = source else {
             return Err(KernelError::NoSource);
         };
@@ -109,7 +109,7 @@ impl Mapper for ContainerMapper {
         unsafe { self.container.map_dma(iova, address, prot) }
     }
 
-    fn unmap(&mut self, iova: Span) -> Result<u64> {
+    fn unmap(&mut self, iova: Span<Iova>) -> Result<u64> {
         self.container.unmap_dma(iova)
     }
 
@@ -122,7 +122,7 @@ impl Mapper for ContainerMapper {
     }
 
     /// While some group leaves no trace, the kernel sets every bit.
-    fn dirty(&mut self, iova: Span, page: u64, bitmap: &mut [u64]) -> Result<()> {
+    fn dirty(&mut self, iova: Span<Iova>, page: u64, bitmap: &mut [u64]) -> Result<()> {
         self.container.dirty_bitmap(iova, page, bitmap)
     }
 
@@ -139,7 +139,7 @@ impl Mapper for ContainerMapper {
     unsafe fn take_over(
         &mut self,
         groups: &[Arc<Group>],
-        mappings: &[(Span, Source<'_>)],
+        mappings: &[(Span<Iova>, Source<'_>)],
     ) -> Result<()> {
         for (iova, source) in mappings {
             let Source::Address(address) = source else {

@@ -10,7 +10,7 @@ use bytes::{Bytes, Target};
 use ioas::{HandedArea, HandedDomain, Handover, Ioas, Ledger, Memory, Synthetic, Tracking};
 use iommu::{DeviceId, DomainId};
 use iopt::{AnyTable, FormatId, HeapTables, Pending, Prot};
-use runs::{PageSizes, Span};
+use runs::{Iova, Pa, PageSizes, Span};
 
 use crate::allocated::within;
 
@@ -24,7 +24,7 @@ const MAPPED: [(u64, u64, u64); 3] = [
     (1 << 40, 8 * PAGE, 2 * PAGE),
     (u64::MAX >> 16 & !0xffff, 2 * PAGE, PAGE),
 ];
-const FRAMES: [Span; 2] = [
+const FRAMES: [Span<Pa>; 2] = [
     Span::new(0x10_0000, 8 * PAGE),
     Span::new(0x80_0000, 8 * PAGE),
 ];
@@ -91,7 +91,7 @@ fn handover(data: &[u8]) {
             assert!(
                 windows
                     .iter()
-                    .all(|window| Span::checked(window.start, window.len).is_some())
+                    .all(|window| Span::<Iova>::checked(window.start, window.len).is_some())
             );
             let anywhere = space.map_anywhere(&memory, Span::new(0, PAGE), Prot::READ, &mut ());
             if let Ok(iova) = anywhere {

@@ -10,9 +10,9 @@ use ioas::{
 };
 use iommu::NodeId;
 use iopt::{Pending, Prot};
-use runs::Span;
+use runs::{Iova, Span};
 
-const ALL: Span = Span::new(0, 1 << 48);
+const ALL: Span<Iova> = Span::new(0, 1 << 48);
 
 #[test]
 fn windows_follow_the_devices() {
@@ -91,7 +91,10 @@ fn windows_follow_the_devices() {
 
 #[test]
 fn dirty_pages_come_once_each_and_blind_devices_dirty_everything() {
-    fn harvest<const IOMMUFD: bool>(setup: &mut Setup<IOMMUFD>, span: Span) -> (Vec<Span>, bool) {
+    fn harvest<const IOMMUFD: bool>(
+        setup: &mut Setup<IOMMUFD>,
+        span: Span<Iova>,
+    ) -> (Vec<Span<Iova>>, bool) {
         let mut pending = Pending::new(vec![0; 64], span, PAGE).unwrap();
         let found = setup.space.harvest(&mut pending).unwrap();
         let shown = setup.space.show(&mut pending).unwrap();

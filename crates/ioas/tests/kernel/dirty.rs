@@ -8,13 +8,13 @@ use crate::plain_kernel::setup::*;
 use crate::plain_kernel::*;
 use ioas::{Endpoint, Ioas, Memory, Tracking};
 use iopt::{Interruption, Pending, Prot};
-use runs::Span;
+use runs::{Iova, Span};
 
 /// What is mapped to be written to; as much again behind it is only read.
-const WRITABLE: Span = Span::new(GIB, MIB);
+const WRITABLE: Span<Iova> = Span::new(GIB, MIB);
 const ALLOWED: Interruption = Interruption::Allowed;
 
-fn harvest(space: &Ioas) -> (Vec<Span>, u64, bool) {
+fn harvest(space: &Ioas) -> (Vec<Span<Iova>>, u64, bool) {
     let span = Span::new(GIB, 4 * MIB);
     let mut pending = Pending::new(vec![0; 16], span, PAGE).unwrap();
     let found = space.harvest(&mut pending).unwrap();
@@ -22,7 +22,7 @@ fn harvest(space: &Ioas) -> (Vec<Span>, u64, bool) {
     (shown.runs().collect(), found.bytes, found.blind)
 }
 
-const fn page(n: u64) -> Span {
+const fn page(n: u64) -> Span<Iova> {
     Span::new(GIB + n * PAGE, PAGE)
 }
 

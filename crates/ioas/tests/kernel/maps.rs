@@ -10,7 +10,7 @@ use ioas::{
     UnmapError, pieces_needed,
 };
 use iopt::{Interruption, Prot};
-use runs::Span;
+use runs::{Iova, Offset, Span};
 
 #[test]
 fn areas_that_are_there_first_are_mapped_in_few_pieces() {
@@ -135,7 +135,7 @@ fn an_area_in_a_common_piece_is_not_unmapped_alone() {
         refused.unwrap_err().to_string(),
         format!(
             "VFIO type1 cannot unmap a part of a mapping, and {} is one mapping",
-            Span::new(GIB, 4 * MIB)
+            Span::<Iova>::new(GIB, 4 * MIB)
         )
     );
     assert_eq!(setup.space.len(), 4);
@@ -325,7 +325,7 @@ fn iommufd_charges_memory_once_wherever_it_is() {
         }),
         &ledger,
     );
-    let map = |space: usize, iova, part: Span, prot| {
+    let map = |space: usize, iova, part: Span<Offset>, prot| {
         spaces[space]
             .map(iova, &memory, part, prot, &mut ())
             .unwrap();

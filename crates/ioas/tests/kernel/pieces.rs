@@ -8,7 +8,7 @@ use crate::plain_kernel::*;
 use ioas::{Ioas, Kernel, Ledger, Mapper, Memory, ReleaseError, UnmapError, pieces_needed};
 use iopt::{Interruption, Prot};
 use proptest::prelude::*;
-use runs::{Bytes, Span};
+use runs::{Bytes, Iova, Span};
 
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
@@ -93,7 +93,7 @@ fn op() -> impl Strategy<Value = Op> {
 /// released.
 type Page = Option<(u64, bool, bool, bool)>;
 
-fn span(at: usize, len: usize) -> Span {
+fn span(at: usize, len: usize) -> Span<Iova> {
     Span::new(BASE + at as u64 * PAGE, len.min(PAGES - at) as u64 * PAGE)
 }
 
@@ -204,7 +204,7 @@ fn run<const IOMMUFD: bool>(ops: &[Op], granule: Option<u64>, entries: u64, merg
             Op::Restore(at, len) => {
                 let how = Interruption::Refused;
                 let mut failed = Vec::new();
-                let mut tell = |range: Span, _| failed.push(range);
+                let mut tell = |range: Span<Iova>, _| failed.push(range);
                 space.restore(&[span(at, len)], how, &mut tell, &mut ());
                 for (n, page) in pages.iter_mut().enumerate().skip(at).take(len) {
                     let stays = failed.iter().any(|range| range.covers(&span(n, 1)));
@@ -273,9 +273,9 @@ fn run<const IOMMUFD: bool>(ops: &[Op], granule: Option<u64>, entries: u64, merg
         } else {
             0
         };
-        let pieces: Vec<Span> = space.kernel_mappings().unwrap();
+        let pieces: Vec<Span<Iova>> = space.kernel_mappings().unwrap();
         let mappings = world.spaces[0].mappings.iter();
-        let there: Vec<Span> = mappings
+        let there: Vec<Span<Iova>> = mappings
             .map(|(at, mapping)| Span::new(*at, mapping.len))
             .collect();
         assert_eq!(pieces, there);

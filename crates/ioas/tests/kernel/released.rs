@@ -7,7 +7,7 @@ use crate::plain_kernel::setup::*;
 use crate::plain_kernel::*;
 use ioas::{AttachError, Ioas, Kernel, Ledger, MapError, Memory, ReleaseError};
 use iopt::{Interruption, Prot};
-use runs::Span;
+use runs::{Iova, Span};
 
 const ALLOWED: Interruption = Interruption::Allowed;
 /// Pages of each area; as much lies between two of them.
@@ -15,22 +15,22 @@ const PAGES: u64 = 4;
 const LEN: u64 = PAGES * PAGE;
 const AREAS: u64 = 5;
 
-const fn area(n: u64) -> Span {
+const fn area(n: u64) -> Span<Iova> {
     Span::new(GIB + 2 * n * LEN, LEN)
 }
 
 /// The last page of each area.
-fn released() -> Vec<Span> {
+fn released() -> Vec<Span<Iova>> {
     let last = |n| Span::new(area(n).last() + 1 - PAGE, PAGE);
     (0..AREAS).map(last).collect()
 }
 
-fn release(space: &Ioas, ranges: &[Span]) {
+fn release(space: &Ioas, ranges: &[Span<Iova>]) {
     let mut refused = |range, cause: ReleaseError| panic!("{range}: {cause}");
     space.release(ranges, ALLOWED, &mut refused, &mut ());
 }
 
-fn restore(space: &Ioas, ranges: &[Span]) {
+fn restore(space: &Ioas, ranges: &[Span<Iova>]) {
     let mut failed = |range, cause: MapError| panic!("{range}: {cause}");
     space.restore(ranges, ALLOWED, &mut failed, &mut ());
 }

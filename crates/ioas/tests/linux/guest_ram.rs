@@ -9,7 +9,7 @@ use hostmem::{Backing, GuestRegionError, Mapping, Pinner};
 use ioas::{GuestRam, GuestRamError, Ledger, MapError, MemoryObject, RegionFailed};
 use iommu::{BadTarget, DeviceId, DomainId, SoftwareUnit, TargetMemory, Unit};
 use iopt::Prot;
-use runs::Span;
+use runs::{Iova, Pa, Span};
 use vm_memory::mmap::MmapRegionBuilder;
 use vm_memory::{
     Bytes, FileOffset, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion,
@@ -47,7 +47,7 @@ fn guest() -> GuestMemoryMmap {
 struct Physical {
     guest: GuestMemoryMmap,
     /// Runs, with the guest address of each.
-    runs: Mutex<Vec<(Span, GuestAddress)>>,
+    runs: Mutex<Vec<(Span<Pa>, GuestAddress)>>,
 }
 
 impl Physical {
@@ -65,7 +65,11 @@ impl Physical {
 }
 
 impl TargetMemory for Physical {
-    fn with_cells(&self, span: Span, visit: &mut dyn FnMut(&[AtomicU64])) -> Result<(), BadTarget> {
+    fn with_cells(
+        &self,
+        span: Span<Pa>,
+        visit: &mut dyn FnMut(&[AtomicU64]),
+    ) -> Result<(), BadTarget> {
         let runs = self.runs.lock().unwrap().clone();
         for address in (span.start..=span.last()).step_by(8) {
             let found = runs.iter().find(|(run, _)| run.contains(address));
@@ -92,7 +96,7 @@ fn devices_see_the_memory_of_the_guest_at_its_addresses() {
     let (space, tables) = space();
     let before = counted(&pinner);
     space.map_guest_ram(&ram, Prot::RW, &mut ()).unwrap();
-    let ranges: Vec<Span> = space.areas().into_iter().map(|area| area.range()).collect();
+    let ranges: Vec<Span<Iova>> = space.areas().into_iter().map(|area| area.range()).collect();
     let expected = [Span::new(0, 4 * MIB), Span::new(HIGH, 4 * MIB)];
     assert_eq!(ranges, expected);
     assert_eq!(ledger.in_use(), 8 * MIB);

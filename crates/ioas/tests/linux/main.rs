@@ -21,7 +21,7 @@ use hostmem::{Backing, FrameSource, Limits, Mapping, PinKind, Pinner};
 use ioas::{HostMemory, HostTables, Ioas, Ledger, MapError, MappedStorage, Memory, WhenUnmapped};
 use iommu::{DeviceId, DomainId, RunMap, SoftwareUnit};
 use iopt::{AnyTable, FormatId, Prot};
-use runs::{PageSizes, Span};
+use runs::{Iova, Pa, PageSizes, Span};
 
 const MIB: u64 = 1 << 20;
 const BYTES: u64 = 4 * MIB;
@@ -48,7 +48,7 @@ fn space() -> (Ioas, Arc<HostTables>) {
 
 /// The physical runs of `part`.
 /// The physical runs behind a range in one area.
-fn runs_of(space: &Ioas, range: Span) -> Vec<Span> {
+fn runs_of(space: &Ioas, range: Span<Iova>) -> Vec<Span<Pa>> {
     let mut runs = Vec::new();
     let pin = space.pin(range, Prot::READ, WhenUnmapped::Keeps).unwrap();
     let hold = &pin.holds()[0];

@@ -11,7 +11,7 @@ use ioas::{
 };
 use iommu::{Config, DeviceId, NodeId, RunMap, SoftwareUnit, Unit};
 use iopt::{FormatId, Prot, TableMemory};
-use runs::Span;
+use runs::{Span, Va};
 
 use crate::AT;
 
@@ -35,7 +35,7 @@ struct State {
     refuses: Option<i32>,
     /// What is said to the question where pages are.
     silent: Option<i32>,
-    wishes: Vec<(Span, u32)>,
+    wishes: Vec<(Span<Va>, u32)>,
     /// Pages that were there before the wish.
     early: u64,
     asked: BTreeSet<u64>,

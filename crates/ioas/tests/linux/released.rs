@@ -2,6 +2,7 @@
 
 #![allow(unsafe_code)]
 
+use runs::Offset;
 use std::ops::ControlFlow;
 
 use iopt::Interruption;
@@ -9,7 +10,7 @@ use iopt::Interruption;
 use super::*;
 
 /// As the balloon's device discards private memory.
-fn discard(mapping: &Mapping, part: Span) {
+fn discard(mapping: &Mapping, part: Span<Offset>) {
     let start = (mapping.address() + part.start) as *mut libc::c_void;
     // SAFETY: a part of the mapping, which is accessed by atomic cells only; its words change.
     let done = unsafe { libc::madvise(start, part.len as usize, libc::MADV_DONTNEED) };

@@ -10,7 +10,7 @@ use ioas::{
 use iommu::Unit;
 use iopt::{FormatId, HeapTables, Prot};
 use proptest::prelude::*;
-use runs::Span;
+use runs::{Iova, Offset, Span};
 
 struct Bench {
     tables: Arc<HeapTables>,
@@ -29,7 +29,7 @@ impl Bench {
         }
     }
 
-    fn choose(&mut self, part: Span) -> Result<u64, MapError> {
+    fn choose(&mut self, part: Span<Offset>) -> Result<u64, MapError> {
         let (memory, prot) = (&self.memory, Prot::RW);
         self.space.map_anywhere(memory, part, prot, &mut ())
     }
@@ -48,7 +48,7 @@ impl Bench {
 fn the_first_page_is_never_chosen_and_addresses_do_not_overlap() {
     for (format, levels) in FORMATS {
         let mut bench = Bench::new(format, levels);
-        let mut taken: Vec<Span> = Vec::new();
+        let mut taken: Vec<Span<Iova>> = Vec::new();
         for n in 0..200 {
             let part = Span::new(n * PAGE, (n % 7 + 1) * PAGE);
             let range = Span::new(bench.choose(part).unwrap(), part.len);
@@ -210,13 +210,13 @@ proptest! {
     ) {
         let mut bench = Bench::new(FormatId::VtdSs, 4);
         // Disjoint: each in a stretch of 128 pages of its own.
-        let ranges: Vec<Span> = allowed
+        let ranges: Vec<Span<Iova>> = allowed
             .iter()
             .zip(0..)
             .map(|((first, len), n): (_, u64)| Span::new((n * 128 + first) * PAGE, len * PAGE))
             .collect();
         bench.space.allow(&ranges).unwrap();
-        let mut taken: Vec<Span> = Vec::new();
+        let mut taken: Vec<Span<Iova>> = Vec::new();
         for (first, len, back) in ops {
             if back && !taken.is_empty() {
                 let range = taken.swap_remove(first as usize % taken.len());
@@ -225,8 +225,8 @@ proptest! {
             }
             let part = Span::new(first * PAGE, len * PAGE);
             let align = 1 << part.len.ilog2();
-            let free = |range: Span| !taken.iter().any(|other| other.overlaps(&range));
-            let fits = |range: Span| {
+            let free = |range: Span<Iova>| !taken.iter().any(|other| other.overlaps(&range));
+            let fits = |range: Span<Iova>| {
                 let inside = ranges.is_empty() || ranges.iter().any(|there| there.covers(&range));
                 range.start >= PAGE && inside && free(range)
             };

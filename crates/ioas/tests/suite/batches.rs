@@ -6,14 +6,14 @@ use crate::common::*;
 use ioas::{MemoryObject, Synthetic};
 use iopt::{HeapTables, Leaf, Prot};
 use proptest::prelude::*;
-use runs::{Joiner, Span};
+use runs::{Joiner, Pa, Span};
 
 /// What a table makes of the same runs when it gets them joined, all at once.
-fn in_one_batch(format: (iopt::FormatId, u8), iova: u64, runs: &[Span]) -> Vec<Leaf> {
+fn in_one_batch(format: (iopt::FormatId, u8), iova: u64, runs: &[Span<Pa>]) -> Vec<Leaf> {
     let tables = Arc::new(HeapTables::with_tables(64).unwrap());
     let mut table = table(format.0, format.1, &tables);
     let mut joiner = Joiner::new();
-    let mut joined: Vec<Span> = runs.iter().filter_map(|run| joiner.push(*run)).collect();
+    let mut joined: Vec<Span<Pa>> = runs.iter().filter_map(|run| joiner.push(*run)).collect();
     joined.extend(joiner.finish());
     table.map(iova, &joined, Prot::RW).unwrap();
     leaves_of(&table)
@@ -37,7 +37,7 @@ fn a_run_across_the_border_of_two_batches_keeps_its_large_leaf() {
     // 3840 scattered pages, then 2 MiB page by page: 256 of them in the first batch of 4096. Then
     // 1000 more, and a single page at the end that goes on where nothing ended.
     let scattered = |n: u64| Span::new(0x8000_0000 + n * 2 * PAGE, PAGE);
-    let mut runs: Vec<Span> = (0..3840).map(scattered).collect();
+    let mut runs: Vec<Span<Pa>> = (0..3840).map(scattered).collect();
     runs.extend((0..512).map(|n| Span::new(0x4000_0000 + n * PAGE, PAGE)));
     runs.extend((4000..5001).map(scattered));
     // At 15 MiB in the object.

@@ -15,14 +15,14 @@ use crate::common::*;
 use ioas::{Ledger, Memory};
 use iommu::{Config, FaultReason, SoftwareUnit};
 use iopt::{FormatId, HeapTables, Interruption, Prot};
-use runs::Span;
+use runs::{Iova, Offset, Pa, Span};
 
 const NEVER: Interruption = Interruption::Refused;
 const AT: u64 = 64 * GIB;
 /// Where the memory under test begins, physically.
 const FRAME: u64 = 256 * GIB;
 
-fn at(part: Span) -> Span {
+fn at(part: Span<Offset>) -> Span<Iova> {
     Span::new(AT + part.start, part.len)
 }
 
@@ -42,7 +42,7 @@ impl Numbers {
     }
 
     /// What a guest would convert: mostly pages, sometimes much more.
-    fn part(&mut self, bytes: u64) -> Span {
+    fn part(&mut self, bytes: u64) -> Span<Offset> {
         let (unit, most) = match self.below(32) {
             0 => (2 * MIB, 16),
             1..4 => (2 * MIB, 1),
@@ -59,7 +59,7 @@ const CONVERTED: u64 = 4 * GIB;
 
 /// Takes random parts of 4 GiB out and puts them back, `conversions` times, while a device reads
 /// everything that is not out.
-fn convert(format: (FormatId, u8), frames: &[Span], conversions: u64) {
+fn convert(format: (FormatId, u8), frames: &[Span<Pa>], conversions: u64) {
     let tables = Arc::new(HeapTables::with_tables(4096).unwrap());
     let object = Arc::new(Tracked::new(frames));
     let config = Config {
@@ -81,7 +81,7 @@ fn convert(format: (FormatId, u8), frames: &[Span], conversions: u64) {
 
     // Odd while a page is out, or on its way.
     let turns: Vec<AtomicU32> = (0..CONVERTED / PAGE).map(|_| AtomicU32::new(0)).collect();
-    let turn = |part: Span| {
+    let turn = |part: Span<Offset>| {
         let pages = (part.start / PAGE) as usize..((part.start + part.len) / PAGE) as usize;
         for turn in &turns[pages] {
             turn.fetch_add(1, Ordering::SeqCst);
@@ -131,7 +131,7 @@ fn convert(format: (FormatId, u8), frames: &[Span], conversions: u64) {
             }
         });
         let mut numbers = Numbers(0x9e37_79b9_7f4a_7c15);
-        let mut out: Vec<Span> = Vec::new();
+        let mut out: Vec<Span<Offset>> = Vec::new();
         let mut converted = 0;
         while converted < conversions || !out.is_empty() {
             let more = converted < conversions && out.len() < 12;
@@ -184,7 +184,7 @@ fn conversions_of_1_gib_leaves_disturb_no_access() {
 
 #[test]
 fn conversions_of_2_mib_leaves_disturb_no_access() {
-    let frames: Vec<Span> = (0..CONVERTED / (2 * MIB))
+    let frames: Vec<Span<Pa>> = (0..CONVERTED / (2 * MIB))
         .map(|n| Span::new(FRAME + n * 6 * MIB, 2 * MIB))
         .collect();
     convert(FORMATS[1], &frames, 320);

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::common::*;
 use ioas::{Ledger, MapError, Memory, Synthetic, UnmapError};
 use iopt::{FormatId, HeapTables, Interruption, Prot, RefitError, TableMemory};
-use runs::Span;
+use runs::{Iova, Offset, Pa, Span};
 
 const NEVER: Interruption = Interruption::Refused;
 const AT: u64 = 64 * GIB;
@@ -20,11 +20,11 @@ struct Bench {
     object: Arc<Frail>,
     memory: Arc<Memory>,
     space: Space,
-    frames: Vec<Span>,
+    frames: Vec<Span<Pa>>,
 }
 
 impl Bench {
-    fn new(format: (FormatId, u8), frames: &[Span]) -> Self {
+    fn new(format: (FormatId, u8), frames: &[Span<Pa>]) -> Self {
         let tables = Arc::new(HeapTables::with_tables(64).unwrap());
         let space = space(format.0, format.1, &tables);
         let unit = Arc::new(FrailUnit::new(crate::common::unit(&tables)));
@@ -47,13 +47,13 @@ impl Bench {
         State::of(&self.space, &self.ledger, &self.tables, &[memory])
     }
 
-    fn map(&mut self, part: Span, prot: Prot) {
+    fn map(&mut self, part: Span<Offset>, prot: Prot) {
         self.space
             .map(AT + part.start, &self.memory, part, prot, &mut ())
             .unwrap();
     }
 
-    fn whole(&mut self) -> Span {
+    fn whole(&mut self) -> Span<Offset> {
         let whole = Span::new(0, self.memory.len());
         self.map(whole, Prot::RW);
         whole
@@ -71,7 +71,7 @@ impl Bench {
     }
 
     /// Whether exactly `gone` is missing (offsets in the object), looked at around all borders.
-    fn check(&self, gone: &[Span]) {
+    fn check(&self, gone: &[Span<Offset>]) {
         let len = self.memory.len();
         let borders = gone
             .iter()
@@ -101,12 +101,12 @@ impl Bench {
     }
 }
 
-fn at(part: Span) -> Span {
+fn at(part: Span<Offset>) -> Span<Iova> {
     Span::new(AT + part.start, part.len)
 }
 
 /// A leaf of 1 GiB, two of 2 MiB, sixteen of 4 KiB.
-fn frames() -> Vec<Span> {
+fn frames() -> Vec<Span<Pa>> {
     let large = [
         Span::new(FRAME, GIB),
         Span::new(FRAME + 3 * GIB, 2 * MIB),
@@ -261,7 +261,7 @@ fn what_is_out_stays_noted_until_it_is_put_back_or_unmapped() {
         assert_eq!(out(&mut bench, two), two.len);
         bench.check(&[one, two]);
         assert_eq!(bench.space.len(), 5);
-        let outs: Vec<Span> = bench
+        let outs: Vec<Span<Iova>> = bench
             .space
             .areas()
             .into_iter()
@@ -384,7 +384,7 @@ fn areas_are_joined_only_where_they_were_cut() {
     bench.space.take_out(at(middle), NEVER, &mut ()).unwrap();
     bench.space.put_back(at(middle), NEVER, &mut ()).unwrap();
     assert_eq!(prots(&bench), before);
-    let areas: Vec<Span> = bench
+    let areas: Vec<Span<Iova>> = bench
         .space
         .areas()
         .into_iter()

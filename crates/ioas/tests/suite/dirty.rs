@@ -18,7 +18,7 @@ use iommu::{
     Unit,
 };
 use iopt::{FormatId, HeapTables, Interruption, Invalidation, Pending, Prot, RefitError, Root};
-use runs::Span;
+use runs::{Iova, Offset, Span};
 
 const AT: u64 = 0x4000_0000;
 
@@ -132,12 +132,12 @@ impl Bench {
 
     /// All that was written to since the last time, in pages of `page` bytes; and whether all units
     /// can tell.
-    fn harvest(&mut self, page: u64) -> (Vec<Span>, bool) {
+    fn harvest(&mut self, page: u64) -> (Vec<Span<Iova>>, bool) {
         self.harvest_in(Span::new(AT, 16 * MIB), page)
     }
 
     /// The same in a part of the addresses.
-    fn harvest_in(&mut self, span: Span, page: u64) -> (Vec<Span>, bool) {
+    fn harvest_in(&mut self, span: Span<Iova>, page: u64) -> (Vec<Span<Iova>>, bool) {
         let mut pending = Pending::new(vec![0u64; 64], span, page).unwrap();
         let found = self.space.harvest(&mut pending).unwrap();
         let shown = self.space.show(&mut pending).unwrap();
@@ -151,7 +151,7 @@ impl Bench {
     }
 }
 
-fn page(n: u64, count: u64) -> Span {
+fn page(n: u64, count: u64) -> Span<Iova> {
     Span::new(AT + n * PAGE, count * PAGE)
 }
 
@@ -385,7 +385,7 @@ fn an_unmap_can_take_along_what_was_written() {
     let unmapped = bench.space.unmap_noting(span, &mut pending, &mut ());
     assert_eq!(unmapped.unwrap().bytes, 8 * MIB);
     let shown = bench.space.show(&mut pending).unwrap();
-    let runs: Vec<Span> = shown.runs().collect();
+    let runs: Vec<Span<Iova>> = shown.runs().collect();
     assert_eq!(runs, [page(2, 1), page(2000, 1)]);
     shown.acknowledge();
     assert_eq!(bench.space.len(), 0);
@@ -401,7 +401,7 @@ fn what_was_written_is_told_by_its_place_in_memory() {
         .map(behind, &memory, part, Prot::RW, &mut ())
         .unwrap();
     let asked = Span::new(behind - PAGE, 3 * PAGE);
-    let parts: Vec<(Span, Span)> = bench
+    let parts: Vec<(Span<Iova>, Span<Offset>)> = bench
         .space
         .parts(asked)
         .into_iter()

@@ -14,7 +14,7 @@ use ioas::{
 use iommu::{Config, DeviceId, SoftwareUnit};
 use iopt::{FormatId, HeapTables, Interruption, Pending, Prot};
 use proptest::prelude::*;
-use runs::Span;
+use runs::{Iova, Span};
 
 const NEVER: Interruption = Interruption::Refused;
 const AT: u64 = GIB - 8 * PAGE;
@@ -90,7 +90,7 @@ impl Page {
     }
 }
 
-fn pages(start: u64, len: u64) -> Span {
+fn pages(start: u64, len: u64) -> Span<Iova> {
     Span::new(AT + start * PAGE, len * PAGE)
 }
 
@@ -114,14 +114,14 @@ fn check(ops: &[(u64, u64, Op)]) {
     let device = |n: usize| DeviceId::pci(0, n as u8, 0);
     let mut attached = [false; UNITS.len()];
     let mut model = [Page::default(); PAGES as usize];
-    let mut pins: Vec<(ExternalPin, Prot, Span)> = Vec::new();
+    let mut pins: Vec<(ExternalPin, Prot, Span<Iova>)> = Vec::new();
 
     for (start, len, op) in ops {
         let range = pages(*start, *len);
         let here = &mut model[*start as usize..(start + len) as usize];
         let covered = here.iter().all(|page| page.mapped);
         let blind = (0..UNITS.len()).any(|n| attached[n] && !UNITS[n].0);
-        let written_by_pins = |range: Span| -> BTreeSet<u64> {
+        let written_by_pins = |range: Span<Iova>| -> BTreeSet<u64> {
             let writers = pins
                 .iter()
                 .filter(|(_, prot, _)| prot.contains(Prot::WRITE));
@@ -150,7 +150,7 @@ fn check(ops: &[(u64, u64, Op)]) {
                 let mut pending = Pending::new([0u64; 1], range, PAGE).unwrap();
                 space.unmap_noting(range, &mut pending, &mut ()).unwrap();
                 let shown = space.show(&mut pending).unwrap();
-                let found: Vec<Span> = shown.runs().collect();
+                let found: Vec<Span<Iova>> = shown.runs().collect();
                 shown.acknowledge();
                 let pinned = written_by_pins(range);
                 for at in (range.start..=range.last()).step_by(PAGE as usize) {
@@ -233,7 +233,7 @@ fn check(ops: &[(u64, u64, Op)]) {
                 let mut pending = Pending::new([0u64; 1], range, PAGE).unwrap();
                 let harvested = space.harvest(&mut pending).unwrap();
                 let shown = space.show(&mut pending).unwrap();
-                let found: Vec<Span> = shown.runs().collect();
+                let found: Vec<Span<Iova>> = shown.runs().collect();
                 shown.acknowledge();
                 let pinned = written_by_pins(range);
                 let unseen = here.iter().any(|page| page.unseen);

@@ -11,10 +11,10 @@ use ioas::{Dma, DmaBuffer, DmaError, DmaUnmapError, Flushing, Ledger, Memory, Un
 use iommu::{FaultReason, Port, SoftwareUnit};
 use iopt::{FormatId, HeapTables, Prot};
 use proptest::prelude::*;
-use runs::Span;
+use runs::{Iova, Offset, Span};
 
 const FRAME: u64 = 0x1_0000_0000;
-const WINDOW: Span = Span::new(3 * GIB, 64 * MIB);
+const WINDOW: Span<Iova> = Span::new(3 * GIB, 64 * MIB);
 
 type Device = Port<Arc<HeapTables>, Arc<Pages>>;
 
@@ -30,7 +30,7 @@ struct Bench {
 
 impl Bench {
     /// 16 MiB of memory in one run; `waits` buffers may wait for a flush, or none.
-    fn new(format: (FormatId, u8), waits: Option<usize>, window: Span) -> Self {
+    fn new(format: (FormatId, u8), waits: Option<usize>, window: Span<Iova>) -> Self {
         let tables = Arc::new(HeapTables::with_tables(256).unwrap());
         let ledger = Ledger::new("a counter", Some(16 * MIB), 0);
         let object = Arc::new(Tracked::new(&[Span::new(FRAME, 16 * MIB)]));
@@ -158,7 +158,7 @@ fn a_list_is_one_buffer_or_nothing() {
     bench.dma.unmap(buffer).unwrap();
 
     let before = (bench.dma.space().areas().len(), bench.ledger.in_use());
-    let gap = |list: &[Span]| {
+    let gap = |list: &[Span<Offset>]| {
         let list: Vec<_> = list.iter().map(|part| (memory, *part)).collect();
         bench.dma.map_list(&list, Prot::RW).unwrap_err()
     };

@@ -8,7 +8,7 @@ use crate::common::*;
 use ioas::{AttachError, Ledger, MapError, Memory, Unmapped};
 use iommu::{DomainId, FormatSupport};
 use iopt::{FormatId, Interruption, Prot, TableMemory};
-use runs::{PageSizes, Span};
+use runs::{Iova, PageSizes, Span};
 
 #[test]
 fn units_that_are_alike_share_a_domain_and_others_get_their_own() {
@@ -393,7 +393,7 @@ fn an_area_that_the_first_device_cannot_translate_refuses_it() {
     bench.end();
 }
 
-const MSI: Span = Span::new(0xfee0_0000, 0x10_0000);
+const MSI: Span<Iova> = Span::new(0xfee0_0000, 0x10_0000);
 
 #[test]
 fn nothing_is_mapped_where_a_device_cannot_translate() {

@@ -9,7 +9,7 @@ use ioas::{
     ExternalPin, Ledger, Memory, PinError, PinUser, ROUNDS, Synthetic, UnmapError, WhenUnmapped,
 };
 use iopt::{FormatId, HeapTables, Interruption, Prot};
-use runs::Span;
+use runs::{Iova, Offset, Span};
 
 const AT: u64 = 0x10_0000;
 
@@ -38,7 +38,7 @@ fn bench() -> Bench {
     }
 }
 
-fn pages(first: u64, count: u64) -> Span {
+fn pages(first: u64, count: u64) -> Span<Iova> {
     Span::new(AT + first * PAGE, count * PAGE)
 }
 
@@ -114,7 +114,7 @@ fn what_is_pinned_already_is_not_charged_again_and_a_pin_outlives_its_area() {
     // Over the border of the areas, which lie apart in the memory.
     let one = bench.space.pin(pages(14, 4), Prot::RW, Keeps).unwrap();
     let other = bench.space.pin(pages(15, 1), Prot::READ, Keeps).unwrap();
-    let parts: Vec<Span> = one.holds().iter().map(|hold| hold.part()).collect();
+    let parts: Vec<Span<Offset>> = one.holds().iter().map(|hold| hold.part()).collect();
     assert_eq!(
         parts,
         [
@@ -200,7 +200,7 @@ struct User {
 }
 
 impl PinUser for User {
-    fn let_go(&self, range: Span, round: u32) {
+    fn let_go(&self, range: Span<Iova>, round: u32) {
         assert_eq!(self.asked.fetch_add(1, Ordering::SeqCst), round);
         if round >= self.in_round {
             let mut pins = self.pins.lock().unwrap();

@@ -8,7 +8,7 @@ use crate::common::*;
 use ioas::{Ledger, MapError, Memory, MemoryObject, Step, Synthetic, UnmapError};
 use iommu::{DeviceId, FlushError};
 use iopt::{FormatId, HeapTables, NoTables, Prot, TableMemory};
-use runs::Span;
+use runs::{Pa, Span};
 
 /// Where the memory under test is mapped: across the end of a table of each level.
 const AT: u64 = (512 * GIB) - (2 * MIB) - (5 * PAGE);
@@ -25,7 +25,7 @@ struct Bench {
 }
 
 /// Runs of 4K, 16K, 2M, scattered: about 9 MiB in 43 runs.
-fn layout() -> Vec<Span> {
+fn layout() -> Vec<Span<Pa>> {
     let small = (0..40u64).map(|n| Span::new(0x1000_0000 + n * 0x1_1000, PAGE << (n % 3)));
     let large = [
         Span::new(0x4000_0000, 2 * MIB),

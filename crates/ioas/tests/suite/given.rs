@@ -11,7 +11,7 @@ use ioas::{
 };
 use iopt::format::{ArmConfig, ArmGranule};
 use iopt::{FormatId, HeapTables, Interruption, Leaf, Prot};
-use runs::Span;
+use runs::{Pa, Span};
 
 const NEVER: Interruption = Interruption::Refused;
 /// Where a format asks for it: Arm's groups are neither cut nor made in place.
@@ -25,7 +25,7 @@ const ARM: ArmConfig = ArmConfig {
     upper: false,
 };
 
-fn bar(bar: Span) -> Arc<Memory> {
+fn bar(bar: Span<Pa>) -> Arc<Memory> {
     Memory::new(
         Arc::new(GivenRuns::bar(bar, PAGE).unwrap()),
         &Ledger::new("a counter", Some(0), 0),

@@ -4,20 +4,20 @@ use crate::common::machines::{AT, Bench, Machine, SMALL, can};
 use crate::common::*;
 use ioas::{AttachError, MapError, ReleaseError};
 use iopt::{FormatId, Interruption, TableMemory as _};
-use runs::Span;
+use runs::{Iova, Span};
 
 const NEVER: Interruption = Interruption::Refused;
 const LEN: u64 = 4 * PAGE;
 const AREAS: u64 = 4;
 
 /// Areas of which a page each was released before the first device came.
-fn noted() -> (Bench, Machine, Vec<Span>) {
+fn noted() -> (Bench, Machine, Vec<Span<Iova>>) {
     let mut bench = Bench::new();
     for n in 0..AREAS {
         bench.map(AT + n * MIB, Span::new(n * MIB, LEN)).unwrap();
     }
     let page = |n| Span::new(AT + n * MIB + PAGE, PAGE);
-    let pages: Vec<Span> = (0..AREAS).map(page).collect();
+    let pages: Vec<Span<Iova>> = (0..AREAS).map(page).collect();
     let mut refused = |range, cause: ReleaseError| panic!("{range}: {cause}");
     bench.space.release(&pages, NEVER, &mut refused, &mut ());
     assert_eq!(bench.ledger.in_use(), 0);

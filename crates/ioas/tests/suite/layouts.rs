@@ -7,10 +7,10 @@ use std::sync::Arc;
 use crate::common::*;
 use ioas::{Ledger, MapError, Memory, Step, Synthetic, WhenUnmapped};
 use iopt::{FormatId, HeapTables, Prot};
-use runs::Span;
+use runs::{Pa, Span};
 
 /// What a format with leaves of any power of two makes of these runs, mapped at 1 GiB.
-fn sizes(spans: &[Span]) -> Vec<u64> {
+fn sizes(spans: &[Span<Pa>]) -> Vec<u64> {
     let tables = Arc::new(HeapTables::with_tables(64).unwrap());
     let space = space(FormatId::AmdV1, 4, &tables);
     let memory = unlimited(Arc::new(Synthetic::new(spans.iter().copied())));

@@ -10,7 +10,7 @@ use ioas::{
 };
 use iommu::FlushError;
 use iopt::{FormatId, HeapTables, Interruption, Prot};
-use runs::Span;
+use runs::{Iova, Span};
 
 const AT: u64 = GIB;
 const NEVER: Interruption = Interruption::Refused;
@@ -19,8 +19,8 @@ const NEVER: Interruption = Interruption::Refused;
 #[derive(Default)]
 struct Cache {
     fails: Faults,
-    mapped: Mutex<Vec<Span>>,
-    unmapped: Mutex<Vec<Span>>,
+    mapped: Mutex<Vec<Span<Iova>>>,
+    unmapped: Mutex<Vec<Span<Iova>>>,
 }
 
 impl Listener for Cache {
@@ -28,7 +28,7 @@ impl Listener for Cache {
         self.mapped.lock().unwrap().push(area.range());
     }
 
-    fn unmapped(&self, range: Span) -> Result<(), FlushError> {
+    fn unmapped(&self, range: Span<Iova>) -> Result<(), FlushError> {
         if self.fails.hit() {
             let waited = Duration::from_millis(1);
             return Err(FlushError::Held { range, waited });
@@ -47,7 +47,7 @@ struct Bench {
     space: Space,
 }
 
-const fn page(n: u64, count: u64) -> Span {
+const fn page(n: u64, count: u64) -> Span<Iova> {
     Span::new(AT + n * PAGE, count * PAGE)
 }
 

@@ -3,10 +3,10 @@
 use crate::common::machines::{AT, Bench, Machine, can};
 use crate::common::*;
 use iopt::{FormatId, Interruption};
-use runs::Span;
+use runs::{Iova, Span};
 
 /// In `Bench`'s first area, of 1 GiB in one leaf.
-const fn at(start: u64, len: u64) -> Span {
+const fn at(start: u64, len: u64) -> Span<Iova> {
     Span::new(AT + start, len)
 }
 
@@ -31,7 +31,7 @@ fn the_page_that_comes_back_last_makes_one_leaf_of_all() {
         for first in [0, GIB - 2 * MIB] {
             for order in [1, 511, 171] {
                 let page = |n: u64| at(first + n * order % 512 * PAGE, PAGE);
-                let runs: Vec<Span> = (0..512).map(page).collect();
+                let runs: Vec<Span<Iova>> = (0..512).map(page).collect();
                 let never = Interruption::Refused;
                 for some in runs.chunks(7) {
                     let kept = &mut |range, cause| panic!("{range}: {cause}");

@@ -13,7 +13,7 @@ use iommu::{DeviceId, Port, RunMap, SoftwareUnit, TargetMemory};
 use iopt::{FormatId, HeapTables, Prot};
 use proptest::prelude::*;
 use proptest::sample::Index;
-use runs::Span;
+use runs::{Iova, Offset, Pa, Span};
 
 type Data = Arc<RunMap<Vec<AtomicU64>>>;
 type Tables = Arc<HeapTables>;
@@ -39,7 +39,7 @@ fn data() -> Data {
 }
 
 /// Where things are mapped: 16 MiB on both sides of a multiple of 1 GiB.
-const WINDOW: Span = Span::new(GIB - 16 * MIB, 32 * MIB);
+const WINDOW: Span<Iova> = Span::new(GIB - 16 * MIB, 32 * MIB);
 const DEVICES: [DeviceId; 2] = [DeviceId::pci(1, 0, 0), DeviceId::pci(1, 0, 1)];
 
 #[derive(Clone, Debug)]
@@ -73,7 +73,7 @@ fn op() -> impl Strategy<Value = Op> {
 }
 
 /// Layouts: what the runs of an object are, as pages in a block.
-fn object() -> impl Strategy<Value = Vec<Span>> {
+fn object() -> impl Strategy<Value = Vec<Span<Pa>>> {
     let run = prop_oneof![
         // A whole 2M page.
         3 => (0..BLOCKS).prop_map(|n| Span::new(block(n), 2 * MIB)),
@@ -105,11 +105,11 @@ struct Model {
 }
 
 impl Model {
-    fn overlapping(&self, range: Span) -> Vec<Span> {
+    fn overlapping(&self, range: Span<Iova>) -> Vec<Span<Iova>> {
         self.ranges().filter(|area| area.overlaps(&range)).collect()
     }
 
-    fn ranges(&self) -> impl Iterator<Item = Span> {
+    fn ranges(&self) -> impl Iterator<Item = Span<Iova>> {
         self.areas
             .iter()
             .map(|(start, (len, ..))| Span::new(*start, *len))
@@ -126,7 +126,7 @@ impl Model {
         areas.flat_map(pages).collect()
     }
 
-    fn remove(&mut self, area: Span) {
+    fn remove(&mut self, area: Span<Iova>) {
         self.areas.remove(&area.start);
         for page in (area.start..=area.last()).step_by(PAGE as usize) {
             assert!(self.pages.remove(&page).is_some());
@@ -148,11 +148,11 @@ struct Bench {
 }
 
 impl Bench {
-    fn new(format: (FormatId, u8), objects: &[Vec<Span>]) -> Self {
+    fn new(format: (FormatId, u8), objects: &[Vec<Span<Pa>>]) -> Self {
         let tables = Arc::new(HeapTables::with_tables(256).unwrap());
         let unit = Arc::new(SoftwareUnit::new(tables.clone(), data()));
         let ledger = Ledger::new("", Some(GIB), 0);
-        let synthetic = |runs: &Vec<Span>| Arc::new(Synthetic::new(runs.iter().copied()));
+        let synthetic = |runs: &Vec<Span<Pa>>| Arc::new(Synthetic::new(runs.iter().copied()));
         let synthetics: Vec<_> = objects.iter().map(synthetic).collect();
         let memory = |object: &Arc<Synthetic>| Memory::new(object.clone(), &ledger);
         Self {
@@ -172,7 +172,7 @@ impl Bench {
         }
     }
 
-    fn act(&mut self, op: &Op, objects: &[Vec<Span>]) {
+    fn act(&mut self, op: &Op, objects: &[Vec<Span<Pa>>]) {
         match op {
             Op::Map(object, first, pages, at, align, prot) => {
                 let which = object.index(objects.len());
@@ -222,13 +222,13 @@ impl Bench {
         }
     }
 
-    fn area(&self, index: Index) -> Option<Span> {
+    fn area(&self, index: Index) -> Option<Span<Iova>> {
         let areas: Vec<_> = self.model.areas.iter().collect();
         let (start, (len, ..)) = areas.get(index.index(areas.len().max(1)))?;
         Some(Span::new(**start, *len))
     }
 
-    fn map(&mut self, iova: u64, runs: &[Span], which: usize, part: Span, prot: Prot) {
+    fn map(&mut self, iova: u64, runs: &[Span<Pa>], which: usize, part: Span<Offset>, prot: Prot) {
         let range = Span::new(iova, part.len);
         let memory = &self.memories[which];
         let result = self
@@ -255,7 +255,7 @@ impl Bench {
         }
     }
 
-    fn unmap(&mut self, range: Span) {
+    fn unmap(&mut self, range: Span<Iova>) {
         let areas = self.model.overlapping(range);
         let result = self.space.unmap(range, &mut Watch::default());
         if let Some(cut) = areas.iter().find(|area| !range.covers(area)) {

@@ -12,7 +12,7 @@ use crate::common::*;
 use ioas::{Forecast, Ledger, MapError, Memory, Step, Synthetic, UnmapError, WhenUnmapped};
 use iopt::{FormatId, HeapTables, Interruption, Prot};
 use proptest::prelude::*;
-use runs::Span;
+use runs::{Iova, Pa, Span};
 
 /// Pages of an object, and of the window in which it is mapped.
 const PAGES: u64 = 48;
@@ -56,7 +56,7 @@ fn layout() -> impl Strategy<Value = Vec<u64>> {
     prop::collection::vec(1u64..20, 1..8)
 }
 
-fn spans(object: usize, layout: &[u64]) -> Vec<Span> {
+fn spans(object: usize, layout: &[u64]) -> Vec<Span<Pa>> {
     let mut at = 0x1_0000_0000 * (object as u64 + 1);
     let mut left = PAGES;
     let mut spans = Vec::new();
@@ -87,7 +87,7 @@ impl Bench {
     fn new(layouts: &[Vec<u64>]) -> Self {
         let tables = Arc::new(HeapTables::with_tables(64).unwrap());
         let ledger = Ledger::new("a counter", Some(LIMIT * PAGE), 0);
-        let spans: Vec<Vec<Span>> = (0..OBJECTS).map(|n| spans(n, &layouts[n])).collect();
+        let spans: Vec<Vec<Span<Pa>>> = (0..OBJECTS).map(|n| spans(n, &layouts[n])).collect();
         // One set of faults for all: the n-th call is counted over all objects.
         let (releases, unpins) = (Arc::<Faults>::default(), Arc::<Faults>::default());
         let objects: Vec<_> = spans
@@ -100,8 +100,8 @@ impl Bench {
                 Arc::new(frail)
             })
             .collect();
-        let frames = |spans: &Vec<Span>| {
-            let pages = |span: &Span| (span.start..=span.last()).step_by(PAGE as usize);
+        let frames = |spans: &Vec<Span<Pa>>| {
+            let pages = |span: &Span<Pa>| (span.start..=span.last()).step_by(PAGE as usize);
             spans.iter().flat_map(pages).collect()
         };
         Self {
@@ -160,7 +160,7 @@ impl Bench {
     fn map(&mut self, space: usize, place: Place, fail: Fail) {
         let memory = &self.memories[place.object];
         let part = Span::new(place.first * PAGE, place.len * PAGE);
-        let range = Span::new(WINDOW + place.at * PAGE, part.len);
+        let range = Span::<Iova>::new(WINDOW + place.at * PAGE, part.len);
         let gaps = self.model.gaps(place);
         let needed = gaps.iter().copied().map(Model::charge).sum::<u64>();
         let fits = self.ledger.in_use() / PAGE + needed <= LIMIT;
@@ -213,7 +213,7 @@ impl Bench {
     }
 
     fn unmap(&mut self, space: usize, at: u64, len: u64, cutting: bool, fail: Fail) {
-        let range = Span::new(WINDOW + at * PAGE, len * PAGE);
+        let range = Span::<Iova>::new(WINDOW + at * PAGE, len * PAGE);
         let watch = &mut Watch::default();
         let result = if cutting {
             self.model.cut(space, at);
@@ -281,7 +281,7 @@ impl Bench {
             for area in space.areas() {
                 let place = places_left.next().unwrap();
                 let part = Span::new(place.first * PAGE, place.len * PAGE);
-                let range = Span::new(WINDOW + place.at * PAGE, part.len);
+                let range = Span::<Iova>::new(WINDOW + place.at * PAGE, part.len);
                 assert_eq!((area.range(), area.part()), (range, part));
                 let frames = &self.frames[place.object];
                 for page in 0..place.len {

@@ -5,7 +5,7 @@ use crate::common::*;
 use ioas::{Placement, Tracking};
 use iopt::{Pending, Prot};
 use proptest::prelude::*;
-use runs::Span;
+use runs::{Iova, Span};
 
 /// What is done to two spaces alike.
 #[derive(Clone, Debug)]
@@ -36,7 +36,7 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-fn harvest(space: &mut Space) -> Vec<Span> {
+fn harvest(space: &mut Space) -> Vec<Span<Iova>> {
     let span = Span::new(AT, PAGES * PAGE);
     let mut pending = Pending::new(vec![0u64; 32], span, PAGE).unwrap();
     space.harvest(&mut pending).unwrap();

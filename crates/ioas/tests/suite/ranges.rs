@@ -6,9 +6,9 @@ use std::sync::atomic::AtomicU64;
 use crate::common::*;
 use ioas::{CloseError, Ledger, MapError, Memory, Synthetic, UnmapError, Unmapped};
 use iopt::{Cell, FormatId, HeapTables, Prot, RangeError, TableMemory};
-use runs::Span;
+use runs::{Iova, Offset, Span};
 
-fn pages(n: u64) -> Span {
+fn pages(n: u64) -> Span<Offset> {
     Span::new(0, n * PAGE)
 }
 
@@ -35,7 +35,7 @@ impl Bench {
         }
     }
 
-    fn map(&mut self, iova: u64, part: Span) -> Result<(), MapError> {
+    fn map(&mut self, iova: u64, part: Span<Offset>) -> Result<(), MapError> {
         self.space.map(iova, &self.whole, part, Prot::RW, &mut ())
     }
 
@@ -43,7 +43,7 @@ impl Bench {
         State::of(&self.space, &self.ledger, &self.tables, &[&self.memory])
     }
 
-    fn areas(&self) -> Vec<Span> {
+    fn areas(&self) -> Vec<Span<Iova>> {
         self.space
             .areas()
             .into_iter()
@@ -181,7 +181,7 @@ fn what_is_not_well_formed_is_refused_before_anything_is_touched() {
     let before = bench.state();
     let steps = bench.ledger.steps();
     type Is = fn(&MapError) -> bool;
-    let cases: [(u64, Span, Is); 9] = [
+    let cases: [(u64, Span<Offset>, Is); 9] = [
         (0, Span::new(0, 0), |e| {
             matches!(e, MapError::Range(RangeError::Empty))
         }),

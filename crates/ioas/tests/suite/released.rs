@@ -13,12 +13,12 @@ use ioas::{
     Synthetic, UnmapError, WhenUnmapped,
 };
 use iopt::{FormatId, HeapTables, Interruption, Prot, RefitError, Reserve, TableMemory};
-use runs::Span;
+use runs::{Iova, Offset, Span};
 
 const NEVER: Interruption = Interruption::Refused;
 
 /// Releases, and returns what was kept.
-fn release(space: &mut Space, ranges: &[Span]) -> (u64, Vec<(Span, ReleaseError)>) {
+fn release(space: &mut Space, ranges: &[Span<Iova>]) -> (u64, Vec<(Span<Iova>, ReleaseError)>) {
     let mut kept = Vec::new();
     let mut tell = |range, cause| kept.push((range, cause));
     let unpinned = space.release(ranges, NEVER, &mut tell, &mut ());
@@ -26,7 +26,7 @@ fn release(space: &mut Space, ranges: &[Span]) -> (u64, Vec<(Span, ReleaseError)
 }
 
 /// Restores, and returns what was not to be had.
-fn restore(space: &mut Space, ranges: &[Span]) -> Vec<(Span, MapError)> {
+fn restore(space: &mut Space, ranges: &[Span<Iova>]) -> Vec<(Span<Iova>, MapError)> {
     let mut failed = Vec::new();
     let mut tell = |range, cause| failed.push((range, cause));
     space.restore(ranges, NEVER, &mut tell, &mut ());
@@ -34,7 +34,7 @@ fn restore(space: &mut Space, ranges: &[Span]) -> Vec<(Span, MapError)> {
 }
 
 /// Lower and upper address of the first area of `Bench`, by offset.
-const fn at(start: u64, len: u64) -> Span {
+const fn at(start: u64, len: u64) -> Span<Iova> {
     Span::new(AT + start, len)
 }
 
@@ -89,7 +89,7 @@ fn runs_are_let_go_of_exactly_and_come_back_as_they_were() {
             .areas()
             .into_iter()
             .filter(|area| area.is_released());
-        let ranges: Vec<Span> = released.map(|area| area.range()).collect();
+        let ranges: Vec<Span<Iova>> = released.map(|area| area.range()).collect();
         assert_eq!(ranges, runs);
         // Again: they stay so.
         let (unpinned, kept) = release(&mut bench.space, &runs);
@@ -122,13 +122,13 @@ impl MemoryObject for Moving {
         self.first.len()
     }
 
-    fn charge(&self, part: Span) -> u64 {
+    fn charge(&self, part: Span<Offset>) -> u64 {
         self.first.charge(part)
     }
 
     fn pin(
         &self,
-        part: Span,
+        part: Span<Offset>,
         progress: &mut dyn FnMut(u64) -> ControlFlow<()>,
     ) -> Result<Box<dyn Pinned>, PinFailed> {
         let moved = self.moved.lock().unwrap();
@@ -161,7 +161,7 @@ fn charge_and_tables_are_there_when_scattered_memory_comes_back() {
         space.map(AT, &memory, whole, Prot::RW, &mut ()).unwrap();
         let used = tables.in_use();
         // 2M runs one by one, but for a page.
-        let runs: Vec<Span> = (0..32).map(|n| at(n * 2 * MIB, 2 * MIB)).collect();
+        let runs: Vec<Span<Iova>> = (0..32).map(|n| at(n * 2 * MIB, 2 * MIB)).collect();
         let (unpinned, kept) = release(&mut space, &runs);
         assert!(kept.is_empty(), "{kept:?}");
         assert_eq!((unpinned, ledger.in_use()), (len, len));
@@ -305,7 +305,7 @@ fn released_and_taken_out_are_apart() {
 struct Fickle(std::sync::Mutex<Option<ExternalPin>>);
 
 impl PinUser for Fickle {
-    fn let_go(&self, _range: Span, round: u32) {
+    fn let_go(&self, _range: Span<Iova>, round: u32) {
         if round == 2 {
             self.0.lock().unwrap().take();
         }

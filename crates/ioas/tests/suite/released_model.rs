@@ -8,7 +8,7 @@ use crate::common::*;
 use ioas::{Area, Ledger, Memory, Synthetic};
 use iopt::{FormatId, HeapTables, Interruption, Prot};
 use proptest::prelude::*;
-use runs::Span;
+use runs::{Iova, Offset, Span};
 
 const NEVER: Interruption = Interruption::Refused;
 const SPACES: usize = 3;
@@ -78,7 +78,7 @@ struct Page {
 /// Areas are what lies side by side of one call and is alike.
 fn look_at_areas(space: &Space, model: &[Option<Page>]) {
     let alike = |page: &Page| (page.call, page.released, page.out);
-    let mut expected: Vec<Span> = Vec::new();
+    let mut expected: Vec<Span<Iova>> = Vec::new();
     let mut before = None;
     for (at, page) in (AT..).step_by(PAGE as usize).zip(model) {
         let page = page.as_ref().map(alike);
@@ -88,12 +88,12 @@ fn look_at_areas(space: &Space, model: &[Option<Page>]) {
         }
         before = page;
     }
-    let areas: Vec<Span> = space.areas().into_iter().map(|area| area.range()).collect();
+    let areas: Vec<Span<Iova>> = space.areas().into_iter().map(|area| area.range()).collect();
     assert_eq!(areas, expected);
 }
 
 /// The areas over a part of a memory are those that a look at all of them finds.
-fn look_by_memory(space: &mut Space, memory: &Arc<Memory>, part: Span) {
+fn look_by_memory(space: &mut Space, memory: &Arc<Memory>, part: Span<Offset>) {
     for part in [part, Span::new(part.start, PAGE), Span::new(part.start, 0)] {
         let over = |area: &Area| Arc::ptr_eq(area.memory(), memory) && area.part().overlaps(&part);
         let expected: BTreeSet<u64> = space

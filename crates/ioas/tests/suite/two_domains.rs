@@ -4,7 +4,7 @@ use crate::common::machines::*;
 use crate::common::*;
 use ioas::{MapError, UnmapError};
 use iopt::{Cell, FormatId, TableMemory};
-use runs::Span;
+use runs::{Offset, Span};
 
 /// Two domains in one format, of which the second one answers otherwise about snoops.
 fn two() -> (Bench, Machine, Machine) {
@@ -23,7 +23,7 @@ fn two() -> (Bench, Machine, Machine) {
 
 const NEW: u64 = AT + 5 * GIB;
 /// At no multiple of 2 MiB; of its first pages others hold some too.
-const NEW_PART: Span = Span::new(GIB + 4 * MIB + PAGE, 4 * MIB);
+const NEW_PART: Span<Offset> = Span::new(GIB + 4 * MIB + PAGE, 4 * MIB);
 const NEW_FRAME: u64 = 3 * FRAME + 4 * MIB + PAGE;
 const NEW_HELD: u64 = 3 * MIB + PAGE;
 

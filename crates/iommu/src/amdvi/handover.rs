@@ -1,7 +1,7 @@
 //! What the unit lies in, and handing it over. The head of the driver says what is in the description.
 
 use iopt::{NoTables, Root, TABLE_BYTES, TableMemory};
-use runs::Span;
+use runs::{Pa, Span};
 
 use super::capabilities::{CONTROL, DEVICE_TABLE, EVENTS, Features, RING_LENGTH, TRANSLATE};
 use super::faults::Log;
@@ -56,7 +56,7 @@ impl InMemory for Hardware {
         inner: &Inner,
         memory: &M,
         config: &Config,
-        each: &mut impl FnMut(&'static str, Span),
+        each: &mut impl FnMut(&'static str, Span<Pa>),
     ) {
         let Inner { table, ring, notes } = inner;
         let mut page = |name, start| each(name, Span::new(start, TABLE_BYTES));

@@ -24,7 +24,7 @@
 
 use iopt::{Cell, FormatId, NoTables, Root, TABLE_BYTES, TableMemory};
 
-use runs::Span;
+use runs::{Pa, Span};
 
 use super::capabilities::Features;
 use crate::unit::{DeviceId, DomainId};
@@ -133,7 +133,7 @@ impl DeviceTable {
     }
 
     /// Where the table lies.
-    pub(super) const fn span(&self) -> Span {
+    pub(super) const fn span(&self) -> Span<Pa> {
         Span::new(self.base, self.bytes)
     }
 

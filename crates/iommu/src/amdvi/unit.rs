@@ -1,7 +1,7 @@
 //! The driver in the terms of the shell (`driver.rs` of the crate).
 
 use iopt::TableMemory;
-use runs::Span;
+use runs::{Iova, Span};
 
 use super::capabilities::{
     COHERENT, DEVICE_TABLE, EXCLUSION, FETCH, FETCHING, Features, GUEST, LOG, LOGGING, RING,
@@ -38,7 +38,7 @@ impl Kind for Hardware {
 
     /// What is not memory to devices (section 2.1.2, special address ranges): message-signalled
     /// interrupts, and what HyperTransport keeps below 1 TiB.
-    const RESERVED: &'static [Span] = &[
+    const RESERVED: &'static [Span<Iova>] = &[
         Span::new(0xfee0_0000, 1 << 20),
         Span::new(0xfd_0000_0000, 0x3_0000_0000),
     ];

@@ -6,7 +6,7 @@
 //! `fctl`, `ddtp`, and of both queues base, state and, for commands, head and tail with it.
 
 use iopt::{NoTables, Root, TABLE_BYTES, TableMemory};
-use runs::Span;
+use runs::{Pa, Span};
 
 use super::capabilities::{
     DDTP, DDTP_PPN, ENABLE, FCTL, FOREIGN, FQB, FQCSR, Features, MODE, ON, base,
@@ -75,7 +75,7 @@ impl InMemory for Hardware {
         inner: &Inner,
         memory: &M,
         _config: &Config,
-        each: &mut impl FnMut(&'static str, Span),
+        each: &mut impl FnMut(&'static str, Span<Pa>),
     ) {
         let mut page = |name, start| each(name, Span::new(start, TABLE_BYTES));
         inner.devices.for_each_page(memory, &mut page);

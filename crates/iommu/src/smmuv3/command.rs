@@ -13,7 +13,7 @@
 //! A level is named (TTL) when leaves of one level were removed and no tables.
 
 use iopt::Invalidation;
-use runs::Span;
+use runs::{Iova, Span};
 
 use super::domains::Shape;
 use crate::arm;
@@ -192,7 +192,7 @@ pub(super) fn pages(
         level @ 0..3 if leaf_only && levels.is_power_of_two() => 3 - u64::from(level),
         _ => 0,
     };
-    let ends = move |range: &Span| {
+    let ends = move |range: &Span<Iova>| {
         let first = range.start >> largest << largest;
         (first, range.last() | ((1 << largest) - 1))
     };
@@ -205,7 +205,7 @@ pub(super) fn pages(
     if ranges && some.clone().any(too_long) {
         return None;
     }
-    let named = move |range: &Span| {
+    let named = move |range: &Span<Iova>| {
         let (first, last) = ends(range);
         // Steps after the first.
         let more = step.map_or(0, |step| (last - first) >> step);

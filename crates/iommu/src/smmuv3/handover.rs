@@ -4,7 +4,7 @@
 //! predecessor, and the successor makes its own.
 
 use iopt::{NoTables, Root, TABLE_BYTES, TableMemory};
-use runs::Span;
+use runs::{Pa, Span};
 
 use super::capabilities::{
     ADDRESS, CMDQEN, CR0ACK, EVENTQ_BASE, EVENTQEN, Features, SMMUEN, STRTAB_BASE, STRTAB_BASE_CFG,
@@ -69,7 +69,7 @@ impl InMemory for Hardware {
         inner: &Inner,
         memory: &M,
         _config: &Config,
-        each: &mut impl FnMut(&'static str, Span),
+        each: &mut impl FnMut(&'static str, Span<Pa>),
     ) {
         inner.streams.spans(memory, each);
         let mut page = |name, start| each(name, Span::new(start, TABLE_BYTES));

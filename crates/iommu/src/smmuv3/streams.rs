@@ -10,7 +10,7 @@
 //! the unit is torn down.
 
 use iopt::{NoTables, Root, TABLE_BYTES, TableMemory};
-use runs::Span;
+use runs::{Pa, Span};
 
 use super::capabilities::{ADDRESS, ALLOCATE, Features};
 use super::entry::{Attached, CONTEXT_BITS, Context, Stream, TWO_LEVELS};
@@ -272,7 +272,7 @@ impl Streams {
     pub(super) fn spans<M: TableMemory>(
         &self,
         memory: &M,
-        each: &mut impl FnMut(&'static str, Span),
+        each: &mut impl FnMut(&'static str, Span<Pa>),
     ) {
         for (_, entry) in self.table.all(memory) {
             if let Some(contexts) = contexts(&Stream(entry)) {

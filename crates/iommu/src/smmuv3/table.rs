@@ -8,7 +8,7 @@
 //! there.
 
 use iopt::{Cell, NoTables, TABLE_BYTES, TableMemory};
-use runs::Span;
+use runs::{Pa, Span};
 
 use super::entry::{Entry, LOG2};
 
@@ -136,7 +136,7 @@ impl Entries {
     }
 
     /// Hands all memory of the table to `each`.
-    pub(super) fn spans<M: TableMemory>(&self, memory: &M, each: &mut impl FnMut(Span)) {
+    pub(super) fn spans<M: TableMemory>(&self, memory: &M, each: &mut impl FnMut(Span<Pa>)) {
         if self.link.is_some() {
             for page in (0..1 << (self.bits - SPLIT)).filter_map(|n| self.page(memory, n)) {
                 each(Span::new(page, TABLE_BYTES));

@@ -12,7 +12,7 @@ use std::hint;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::thread;
 
-use runs::Span;
+use runs::{Iova, Span};
 
 use crate::unit::DomainId;
 
@@ -177,7 +177,13 @@ impl Cache {
     /// Removes the domain's entries that overlap `span` and whose level is in `levels` (bit *n* for
     /// level *n*). `possible` are all sizes that such entries can have: only the sets where they
     /// can lie are visited. Returns how many were removed.
-    pub(super) fn remove(&self, domain: DomainId, span: Span, levels: u64, possible: u64) -> u64 {
+    pub(super) fn remove(
+        &self,
+        domain: DomainId,
+        span: Span<Iova>,
+        levels: u64,
+        possible: u64,
+    ) -> u64 {
         let matches = |entry: &Entry, kind: u64| {
             let mask = span_mask(kind as u32 & 0xff);
             let first = entry.first.load(Ordering::Relaxed);

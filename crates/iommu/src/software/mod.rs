@@ -79,7 +79,7 @@ use std::time::{Duration, Instant};
 
 use iopt::walk::{WalkMemory, Walker};
 use iopt::{FormatId, Invalidation, Root};
-use runs::{PageSizes, Span};
+use runs::{Iova, PageSizes, Span};
 
 use crate::capabilities::{Capabilities, FormatSupport};
 use crate::error::{AttachError, FlushError};
@@ -284,7 +284,7 @@ impl<T, D> SoftwareUnit<T, D> {
     pub fn invalidate_ranges(
         &self,
         domain: DomainId,
-        ranges: &[Span],
+        ranges: &[Span<Iova>],
         leaf_levels: u32,
         tables: bool,
     ) -> Result<(), FlushError> {

@@ -122,7 +122,7 @@ fn read(port: &mut Port<Words, Data>, iova: u64) -> Result<u64, FaultReason> {
     Ok(word[0])
 }
 
-fn page(iova: u64) -> [Span; 1] {
+fn page(iova: u64) -> [Span<Iova>; 1] {
     [Span::new(iova, 0x1000)]
 }
 

@@ -1,7 +1,7 @@
 //! What the unit lies in, and handing it over. The head of the driver says what is in the description.
 
 use iopt::{NoTables, Root, TABLE_BYTES, TableMemory};
-use runs::Span;
+use runs::{Pa, Span};
 
 use super::capabilities::{Features, GSTS, IQA, IQH, IQT, QUEUE, RTADDR, SCALABLE, TRANSLATION};
 use super::queue::{self, Queue};
@@ -57,7 +57,7 @@ impl InMemory for Hardware {
         inner: &Inner,
         memory: &M,
         _config: &Config,
-        each: &mut impl FnMut(&'static str, Span),
+        each: &mut impl FnMut(&'static str, Span<Pa>),
     ) {
         let mut page = |name, start| each(name, Span::new(start, TABLE_BYTES));
         inner.structures.for_each(memory, &mut page);

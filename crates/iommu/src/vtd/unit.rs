@@ -1,7 +1,7 @@
 //! The driver in the terms of the shell (`driver.rs` of the crate).
 
 use iopt::TableMemory;
-use runs::Span;
+use runs::{Iova, Span};
 
 use super::capabilities::{
     Features, GSTS, IQH, IQT, PMEN, PROTECT, PROTECTED, QUEUE, RTADDR, SCALABLE, SET_ROOT,
@@ -37,7 +37,7 @@ impl Kind for Hardware {
 
     /// Where message-signalled interrupts are written: never translated (section 3.14 "Handling Requests
     /// to Interrupt Address Range").
-    const RESERVED: &'static [Span] = &[Span::new(0xfee0_0000, 1 << 20)];
+    const RESERVED: &'static [Span<Iova>] = &[Span::new(0xfee0_0000, 1 << 20)];
 
     fn node(config: &Config) -> Option<NodeId> {
         config.node

@@ -12,7 +12,7 @@ use alloc::sync::Arc;
 use core::fmt;
 use core::sync::atomic::{AtomicU32, AtomicU64};
 
-use runs::{PageSizes, SizeHistogram, Span};
+use runs::{Iova, Pa, PageSizes, SizeHistogram, Span};
 
 use crate::arena::Storage;
 use crate::arena::erased::Erased;
@@ -159,7 +159,7 @@ impl AnyTable {
     }
 
     /// See [`Table::map`].
-    pub fn map(&mut self, iova: u64, runs: &[Span], prot: Prot) -> Result<(), MapError> {
+    pub fn map(&mut self, iova: u64, runs: &[Span<Pa>], prot: Prot) -> Result<(), MapError> {
         self.table.map(iova, runs, prot)
     }
 
@@ -167,7 +167,7 @@ impl AnyTable {
     pub fn plan_map<'t>(
         &'t mut self,
         iova: u64,
-        runs: &'t [Span],
+        runs: &'t [Span<Pa>],
         prot: Prot,
         spare: Option<&'t mut Chain>,
     ) -> Result<AnyPlanned<'t>, MapError> {
@@ -179,7 +179,7 @@ impl AnyTable {
     /// See [`Table::unmap`].
     pub fn unmap(
         &mut self,
-        range: Span,
+        range: Span<Iova>,
         gather: &mut Gather,
         sink: &mut impl RunSink,
     ) -> Result<(), UnmapError> {
@@ -190,7 +190,7 @@ impl AnyTable {
     /// See [`Table::unmap_mapped`].
     pub fn unmap_mapped(
         &mut self,
-        range: Span,
+        range: Span<Iova>,
         gather: &mut Gather,
         sink: &mut impl RunSink,
     ) -> Result<u64, UnmapError> {
@@ -200,7 +200,7 @@ impl AnyTable {
     /// See [`Table::unmap_cutting`].
     pub fn unmap_cutting<E>(
         &mut self,
-        range: Span,
+        range: Span<Iova>,
         interruption: Interruption,
         gather: &mut Gather,
         sink: &mut impl RunSink,
@@ -216,7 +216,7 @@ impl AnyTable {
     /// See [`Table::split`].
     pub fn split<E>(
         &mut self,
-        range: Span,
+        range: Span<Iova>,
         size: u64,
         interruption: Interruption,
         gather: &mut Gather,
@@ -239,7 +239,7 @@ impl AnyTable {
     /// See [`Table::merge`].
     pub fn merge<E>(
         &mut self,
-        range: Span,
+        range: Span<Iova>,
         interruption: Interruption,
         gather: &mut Gather,
         flush: impl FnMut(&Invalidation) -> Result<(), E>,
@@ -266,7 +266,7 @@ impl AnyTable {
     /// See [`Table::protect`].
     pub fn protect(
         &mut self,
-        range: Span,
+        range: Span<Iova>,
         prot: Prot,
         gather: &mut Gather,
     ) -> Result<(), ProtectError> {
@@ -281,14 +281,18 @@ impl AnyTable {
     /// See [`Table::harvest`].
     pub fn harvest<W: AsRef<[u64]> + AsMut<[u64]>>(
         &mut self,
-        range: Span,
+        range: Span<Iova>,
         pending: &mut Pending<W>,
     ) -> Result<u64, DirtyError> {
         pending.with_words(|pending| self.table.harvest(range, pending))
     }
 
     /// See [`Table::peek_dirty`].
-    pub fn peek_dirty(&self, range: Span, mut each: impl FnMut(Span)) -> Result<u64, DirtyError> {
+    pub fn peek_dirty(
+        &self,
+        range: Span<Iova>,
+        mut each: impl FnMut(Span<Iova>),
+    ) -> Result<u64, DirtyError> {
         self.table.peek_dirty(range, &mut each)
     }
 
@@ -316,13 +320,13 @@ impl AnyTable {
     }
 
     /// See [`Table::is_one_run`].
-    pub fn is_one_run(&self, range: Span) -> bool {
+    pub fn is_one_run(&self, range: Span<Iova>) -> bool {
         self.table.is_one_run(range)
     }
 
     /// Calls `each` for every leaf that maps at least one byte of `range`, in order. See
     /// [`Table::leaves`].
-    pub fn for_each_leaf(&self, range: Span, mut each: impl FnMut(Leaf)) {
+    pub fn for_each_leaf(&self, range: Span<Iova>, mut each: impl FnMut(Leaf)) {
         self.table.for_each_leaf(range, &mut each);
     }
 

@@ -5,7 +5,7 @@
 use alloc::boxed::Box;
 use core::fmt;
 
-use runs::{PageSizes, Run, SizeHistogram, Span};
+use runs::{Iova, Pa, PageSizes, Run, SizeHistogram, Span};
 
 use super::AnyCell;
 use crate::arena::erased::Erased;
@@ -31,11 +31,11 @@ pub(super) trait AnyFormat: fmt::Debug + Send + Sync {
     fn expresses(&self, prot: Prot) -> bool;
     fn tables(&self) -> u64;
     fn leaf_sizes(&self) -> SizeHistogram;
-    fn map(&mut self, iova: u64, runs: &[Span], prot: Prot) -> Result<(), MapError>;
+    fn map(&mut self, iova: u64, runs: &[Span<Pa>], prot: Prot) -> Result<(), MapError>;
     fn plan<'t>(
         &self,
         iova: u64,
-        runs: &'t [Span],
+        runs: &'t [Span<Pa>],
         prot: Prot,
         spare: Option<&'t mut Chain>,
     ) -> Result<Plan<'t>, MapError>;
@@ -43,12 +43,12 @@ pub(super) trait AnyFormat: fmt::Debug + Send + Sync {
     fn drop_plan(&self, plan: &mut Plan<'_>);
     fn unmap(
         &mut self,
-        range: Span,
+        range: Span<Iova>,
         whole: bool,
         gather: &mut Gather,
         told: Told<'_>,
     ) -> Result<u64, UnmapError>;
-    fn check_ends(&self, range: Span) -> Result<[Option<u64>; 2], RangeError>;
+    fn check_ends(&self, range: Span<Iova>) -> Result<[Option<u64>; 2], RangeError>;
     fn refit(
         &mut self,
         refit: Refit,
@@ -56,22 +56,30 @@ pub(super) trait AnyFormat: fmt::Debug + Send + Sync {
         gather: &mut Gather,
         flush: &mut dyn FnMut(&Invalidation) -> Result<(), Failed>,
     ) -> Result<(), RefitError<Failed>>;
-    fn protect(&mut self, range: Span, prot: Prot, gather: &mut Gather)
-    -> Result<(), ProtectError>;
+    fn protect(
+        &mut self,
+        range: Span<Iova>,
+        prot: Prot,
+        gather: &mut Gather,
+    ) -> Result<(), ProtectError>;
     fn track_dirty(&mut self, on: bool) -> Result<(), DirtyError>;
     fn harvest(
         &mut self,
-        range: Span,
+        range: Span<Iova>,
         pending: &mut Pending<&mut [u64]>,
     ) -> Result<u64, DirtyError>;
-    fn peek_dirty(&self, range: Span, each: &mut dyn FnMut(Span)) -> Result<u64, DirtyError>;
+    fn peek_dirty(
+        &self,
+        range: Span<Iova>,
+        each: &mut dyn FnMut(Span<Iova>),
+    ) -> Result<u64, DirtyError>;
     /// 0 where the sink has failed.
     fn write_image(&self, sink: &mut dyn FnMut(&[u8]) -> Result<(), Failed>) -> u64;
     fn nodes(&self) -> Nodes;
     fn translate(&self, iova: u64) -> Option<u64>;
     fn leaf_at(&self, iova: u64) -> Option<Leaf>;
-    fn is_one_run(&self, range: Span) -> bool;
-    fn for_each_leaf(&self, range: Span, each: &mut dyn FnMut(Leaf));
+    fn is_one_run(&self, range: Span<Iova>) -> bool;
+    fn for_each_leaf(&self, range: Span<Iova>, each: &mut dyn FnMut(Leaf));
     fn reclaim(&mut self, flushed: Flushed);
     fn tear_down(self: Box<Self>) -> Gather;
 }
@@ -104,13 +112,13 @@ impl<F: Format, C: AnyCell> AnyFormat for Table<F, Erased<C>> {
     fn leaf_sizes(&self) -> SizeHistogram {
         self.leaf_sizes()
     }
-    fn map(&mut self, iova: u64, runs: &[Span], prot: Prot) -> Result<(), MapError> {
+    fn map(&mut self, iova: u64, runs: &[Span<Pa>], prot: Prot) -> Result<(), MapError> {
         self.map(iova, runs, prot)
     }
     fn plan<'t>(
         &self,
         iova: u64,
-        runs: &'t [Span],
+        runs: &'t [Span<Pa>],
         prot: Prot,
         spare: Option<&'t mut Chain>,
     ) -> Result<Plan<'t>, MapError> {
@@ -124,7 +132,7 @@ impl<F: Format, C: AnyCell> AnyFormat for Table<F, Erased<C>> {
     }
     fn unmap(
         &mut self,
-        range: Span,
+        range: Span<Iova>,
         whole: bool,
         gather: &mut Gather,
         mut told: Told<'_>,
@@ -134,7 +142,7 @@ impl<F: Format, C: AnyCell> AnyFormat for Table<F, Erased<C>> {
             Wants::Runs | Wants::DirtyRuns => self.unmap_range(range, whole, gather, &mut told),
         }
     }
-    fn check_ends(&self, range: Span) -> Result<[Option<u64>; 2], RangeError> {
+    fn check_ends(&self, range: Span<Iova>) -> Result<[Option<u64>; 2], RangeError> {
         self.check_ends(range)
     }
     fn refit(
@@ -152,7 +160,7 @@ impl<F: Format, C: AnyCell> AnyFormat for Table<F, Erased<C>> {
     }
     fn protect(
         &mut self,
-        range: Span,
+        range: Span<Iova>,
         prot: Prot,
         gather: &mut Gather,
     ) -> Result<(), ProtectError> {
@@ -163,12 +171,16 @@ impl<F: Format, C: AnyCell> AnyFormat for Table<F, Erased<C>> {
     }
     fn harvest(
         &mut self,
-        range: Span,
+        range: Span<Iova>,
         pending: &mut Pending<&mut [u64]>,
     ) -> Result<u64, DirtyError> {
         self.harvest(range, pending)
     }
-    fn peek_dirty(&self, range: Span, each: &mut dyn FnMut(Span)) -> Result<u64, DirtyError> {
+    fn peek_dirty(
+        &self,
+        range: Span<Iova>,
+        each: &mut dyn FnMut(Span<Iova>),
+    ) -> Result<u64, DirtyError> {
         self.peek_dirty(range, each)
     }
     fn write_image(&self, mut sink: &mut dyn FnMut(&[u8]) -> Result<(), Failed>) -> u64 {
@@ -183,10 +195,10 @@ impl<F: Format, C: AnyCell> AnyFormat for Table<F, Erased<C>> {
     fn leaf_at(&self, iova: u64) -> Option<Leaf> {
         self.leaf_at(iova)
     }
-    fn is_one_run(&self, range: Span) -> bool {
+    fn is_one_run(&self, range: Span<Iova>) -> bool {
         self.is_one_run(range)
     }
-    fn for_each_leaf(&self, range: Span, each: &mut dyn FnMut(Leaf)) {
+    fn for_each_leaf(&self, range: Span<Iova>, each: &mut dyn FnMut(Leaf)) {
         self.leaves(range).for_each(each);
     }
     fn reclaim(&mut self, flushed: Flushed) {
@@ -234,9 +246,9 @@ impl RunSink for Told<'_> {
 
 /// How leaves are to change their sizes.
 pub(super) enum Refit {
-    Split(Span, u64),
+    Split(Span<Iova>, u64),
     Cut(u64),
-    Merge(Span),
+    Merge(Span<Iova>),
 }
 
 /// A call back to the caller failed. The caller keeps the cause, since only it knows its type.

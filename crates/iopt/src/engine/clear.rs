@@ -1,6 +1,6 @@
 //! Emptying entries of one table at level 0.
 
-use runs::Span;
+use runs::{Iova, Span};
 
 use super::dirty::{take_leaf, take_word};
 use super::removed::Removed;
@@ -58,7 +58,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
 
     /// The error for it, of an operation on `range`.
     #[cold]
-    pub(super) fn refused(&self, refusal: Refusal, range: Span) -> UnmapError {
+    pub(super) fn refused(&self, refusal: Refusal, range: Span<Iova>) -> UnmapError {
         let aperture = self.aperture();
         match refusal {
             Refusal::Hole(at) => UnmapError::Hole {

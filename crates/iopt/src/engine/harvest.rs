@@ -18,7 +18,7 @@
 
 use core::slice;
 
-use runs::{Joiner, Span};
+use runs::{Iova, Joiner, Span};
 
 use super::dirty::{is_settled, some_dirty};
 use super::entries::{Part, decode};
@@ -37,7 +37,7 @@ trait Visitor {
     const CLEAN: bool;
 
     /// A dirty leaf at `level`, or several in a row.
-    fn leaf(&mut self, leaf: Span, level: usize);
+    fn leaf(&mut self, leaf: Span<Iova>, level: usize);
 }
 
 /// What a pass over dirty leaves carries along.
@@ -54,7 +54,7 @@ struct Pass<'a, T> {
 /// Moves dirty leaves into a bitmap, as runs.
 struct Harvest<'a, W> {
     pending: &'a mut Pending<W>,
-    joiner: Joiner<Span>,
+    joiner: Joiner<Span<Iova>>,
     /// The levels of the leaves so far.
     levels: u32,
 }
@@ -63,7 +63,7 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Visitor for Harvest<'_, W> {
     const CLEAN: bool = true;
 
     #[inline]
-    fn leaf(&mut self, leaf: Span, level: usize) {
+    fn leaf(&mut self, leaf: Span<Iova>, level: usize) {
         self.levels |= 1 << level;
         if let Some(run) = self.joiner.push(leaf) {
             self.pending.harvested(run, self.levels);
@@ -74,14 +74,14 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Visitor for Harvest<'_, W> {
 /// Tells dirty leaves as runs, and leaves them as they are.
 struct Peek<'a, T> {
     each: &'a mut T,
-    joiner: Joiner<Span>,
+    joiner: Joiner<Span<Iova>>,
 }
 
-impl<T: FnMut(Span)> Visitor for Peek<'_, T> {
+impl<T: FnMut(Span<Iova>)> Visitor for Peek<'_, T> {
     const CLEAN: bool = false;
 
     #[inline]
-    fn leaf(&mut self, leaf: Span, _level: usize) {
+    fn leaf(&mut self, leaf: Span<Iova>, _level: usize) {
         if let Some(run) = self.joiner.push(leaf) {
             (self.each)(run);
         }
@@ -96,7 +96,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     /// Dirty tracking must be on. A range that begins or ends inside a large leaf is refused.
     pub fn harvest<W: AsRef<[u64]> + AsMut<[u64]>>(
         &mut self,
-        range: Span,
+        range: Span<Iova>,
         pending: &mut Pending<W>,
     ) -> Result<u64, DirtyError> {
         self.harvest_as(range, pending, self.dirty, Exclusive)
@@ -106,7 +106,11 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     /// stays as it is, for the next harvest. Leaves at the ends count whole. Returns the bytes.
     ///
     /// The device may go on writing to what is dirty. Whoever copies it now has to copy it again.
-    pub fn peek_dirty(&self, range: Span, mut each: impl FnMut(Span)) -> Result<u64, DirtyError> {
+    pub fn peek_dirty(
+        &self,
+        range: Span<Iova>,
+        mut each: impl FnMut(Span<Iova>),
+    ) -> Result<u64, DirtyError> {
         let at = self.check_dirty(range)?;
         let joiner = Joiner::new();
         let mut peek = Peek {
@@ -125,7 +129,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     /// Marks the leaves of `range` as hardware does when the device writes to every page of it:
     /// accessed and dirty, where writing is allowed, and in a group those entries that translate
     /// these pages. For simulations and tests. Returns the bytes of the entries.
-    pub fn set_dirty(&self, range: Span) -> Result<u64, DirtyError> {
+    pub fn set_dirty(&self, range: Span<Iova>) -> Result<u64, DirtyError> {
         let at = self.check_dirty(range)?;
         let bytes = self.mark(self.begin().table(), at, range.len);
         self.intact()?;
@@ -133,7 +137,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     }
 
     /// Checks a range of a table that keeps dirty state, and strips it.
-    fn check_dirty(&self, range: Span) -> Result<u64, DirtyError> {
+    fn check_dirty(&self, range: Span<Iova>) -> Result<u64, DirtyError> {
         self.check_kept()?;
         let at = self.check_range(range)?;
         self.intact()?;
@@ -142,7 +146,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
 
     fn harvest_as<W: AsRef<[u64]> + AsMut<[u64]>, P: Form>(
         &self,
-        range: Span,
+        range: Span<Iova>,
         pending: &mut Pending<W>,
         tracked: bool,
         form: P,
@@ -369,7 +373,7 @@ impl<F: Format, M: TableMemory, const SLOTS: usize> SharedTable<F, M, SLOTS> {
     /// harvest, in the unmap's report, or in the next harvest.
     pub fn harvest<W: AsRef<[u64]> + AsMut<[u64]>>(
         &self,
-        range: Span,
+        range: Span<Iova>,
         pending: &mut Pending<W>,
     ) -> Result<u64, DirtyError> {
         let guard = self.guard();
@@ -380,13 +384,17 @@ impl<F: Format, M: TableMemory, const SLOTS: usize> SharedTable<F, M, SLOTS> {
 
     /// See [`Table::peek_dirty`]. `each` is called inside: it must not wait for another operation
     /// on this table.
-    pub fn peek_dirty(&self, range: Span, each: impl FnMut(Span)) -> Result<u64, DirtyError> {
+    pub fn peek_dirty(
+        &self,
+        range: Span<Iova>,
+        each: impl FnMut(Span<Iova>),
+    ) -> Result<u64, DirtyError> {
         let _guard = self.guard();
         self.table.peek_dirty(range, each)
     }
 
     /// See [`Table::set_dirty`].
-    pub fn set_dirty(&self, range: Span) -> Result<u64, DirtyError> {
+    pub fn set_dirty(&self, range: Span<Iova>) -> Result<u64, DirtyError> {
         let _guard = self.guard();
         self.table.set_dirty(range)
     }

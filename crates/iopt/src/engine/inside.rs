@@ -1,6 +1,6 @@
 //! Inside a shared table: several operations under one guard, and what unmapping claims.
 
-use runs::Span;
+use runs::{Iova, Pa, Span};
 
 use super::clear::{Refusal, same_run};
 use super::form::{Claiming, Form, Restart};
@@ -42,7 +42,7 @@ impl<'t, F: Format, M: TableMemory, const SLOTS: usize> Inside<'t, F, M, SLOTS> 
 
     /// See [`Table::map`].
     #[inline(always)]
-    pub fn map(&mut self, iova: u64, runs: &[Span], prot: Prot) -> Result<(), MapError> {
+    pub fn map(&mut self, iova: u64, runs: &[Span<Pa>], prot: Prot) -> Result<(), MapError> {
         let form = self.form();
         if self
             .shared
@@ -56,7 +56,7 @@ impl<'t, F: Format, M: TableMemory, const SLOTS: usize> Inside<'t, F, M, SLOTS> 
     }
 
     #[inline(never)]
-    fn map_runs(&mut self, iova: u64, runs: &[Span], prot: Prot) -> Result<(), MapError> {
+    fn map_runs(&mut self, iova: u64, runs: &[Span<Pa>], prot: Prot) -> Result<(), MapError> {
         let table = self.shared.table();
         let request = table.check_map(iova, runs, prot)?;
         table.map_checked(request, self.form()).map(|_| ())
@@ -66,7 +66,7 @@ impl<'t, F: Format, M: TableMemory, const SLOTS: usize> Inside<'t, F, M, SLOTS> 
     #[inline(always)]
     pub fn unmap(
         &mut self,
-        range: Span,
+        range: Span<Iova>,
         gather: &mut Gather,
         sink: &mut impl RunSink,
     ) -> Result<(), UnmapError> {
@@ -77,7 +77,7 @@ impl<'t, F: Format, M: TableMemory, const SLOTS: usize> Inside<'t, F, M, SLOTS> 
     #[inline(always)]
     pub fn unmap_mapped(
         &mut self,
-        range: Span,
+        range: Span<Iova>,
         gather: &mut Gather,
         sink: &mut impl RunSink,
     ) -> Result<u64, UnmapError> {
@@ -98,7 +98,7 @@ impl<'t, F: Format, M: TableMemory, const SLOTS: usize> Inside<'t, F, M, SLOTS> 
     #[inline(always)]
     fn remove<S: RunSink>(
         &mut self,
-        range: Span,
+        range: Span<Iova>,
         whole: bool,
         gather: &mut Gather,
         sink: &mut S,
@@ -115,7 +115,7 @@ impl<'t, F: Format, M: TableMemory, const SLOTS: usize> Inside<'t, F, M, SLOTS> 
     #[inline(never)]
     fn remove_range<S: RunSink>(
         &mut self,
-        range: Span,
+        range: Span<Iova>,
         whole: bool,
         gather: &mut Gather,
         sink: &mut S,

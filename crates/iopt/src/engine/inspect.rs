@@ -6,7 +6,7 @@
 //! writes it, or a leaf's as the format writes it; a group is complete. What hardware sets by itself
 //! (accessed and dirty bits) may be as it likes.
 
-use runs::Span;
+use runs::{Pa, Span};
 
 use crate::format::{Entry, Format};
 
@@ -37,7 +37,7 @@ pub enum DamageKind {
     #[error("a leaf to {output}, beyond {bits} bits")]
     Output {
         /// Where it leads.
-        output: Span,
+        output: Span<Pa>,
         /// Bits of an output address.
         bits: u32,
     },

@@ -3,7 +3,7 @@
 //! The look and the removal share the way down: both begin at the lowest table that the whole range
 //! goes through.
 
-use runs::{Run, Span};
+use runs::{Iova, Run, Span};
 
 use super::{Level, Table, part};
 use crate::cell::Cell;
@@ -40,7 +40,7 @@ impl<F: Format, M: TableMemory, L: Look<F, M>> Look<F, M> for &mut L {
 /// All of the range, if no leaf reaches over its ends.
 pub(super) struct Range {
     /// As the caller named it.
-    pub(super) named: Span,
+    pub(super) named: Span<Iova>,
     /// Holes are refused.
     pub(super) whole: bool,
 }
@@ -88,7 +88,7 @@ impl<F: Format, M: TableMemory> Look<F, M> for Range {
 /// Pages of one size, as far as there are any.
 pub(super) struct Pages {
     /// As the caller named them.
-    pub(super) named: Span,
+    pub(super) named: Span<Iova>,
     pub(super) size: u64,
     /// Why there are no more of them.
     pub(super) result: Result<(), UnmapError>,

@@ -1,6 +1,6 @@
 //! Map: plan, reserve, fill.
 
-use runs::Span;
+use runs::{Pa, Span};
 
 use super::form::{Exclusive, Form, Restart};
 use super::request::{Cursor, Request};
@@ -55,7 +55,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     ///
     /// The largest leaves that alignment, length and the allowed sizes permit are used, stretch by
     /// stretch. Either everything is mapped, or the table's bytes are what they were.
-    pub fn map(&mut self, iova: u64, runs: &[Span], prot: Prot) -> Result<(), MapError> {
+    pub fn map(&mut self, iova: u64, runs: &[Span<Pa>], prot: Prot) -> Result<(), MapError> {
         if self.map_page(iova, runs, prot, Exclusive).is_some() {
             return Ok(());
         }
@@ -63,7 +63,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     }
 
     #[inline(never)]
-    fn map_runs(&mut self, iova: u64, runs: &[Span], prot: Prot) -> Result<(), MapError> {
+    fn map_runs(&mut self, iova: u64, runs: &[Span<Pa>], prot: Prot) -> Result<(), MapError> {
         let request = self.check_map(iova, runs, prot)?;
         self.tables += self.map_checked(request, Exclusive)?;
         Ok(())
@@ -78,7 +78,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     pub fn map_anew(
         &mut self,
         iova: u64,
-        runs: &[Span],
+        runs: &[Span<Pa>],
         prot: Prot,
         gather: &mut Gather,
     ) -> Result<(), MapError> {

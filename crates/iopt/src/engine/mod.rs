@@ -69,7 +69,7 @@ mod unmap;
 
 use core::fmt;
 
-use runs::{PageSizes, SizeHistogram, Span};
+use runs::{Iova, PageSizes, SizeHistogram, Span};
 
 use crate::cell::Cell;
 use crate::error::{BuildError, RangeError, UnmapError};
@@ -299,7 +299,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     /// Unlinks every empty table that has an entry for an address in `range`.
     pub fn give_back_empty_tables(
         &mut self,
-        range: Span,
+        range: Span<Iova>,
         gather: &mut Gather,
     ) -> Result<(), UnmapError> {
         let at = self.check_range(range)?;
@@ -347,7 +347,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
 
     /// Checks a range and strips it of the bits above the aperture.
     #[inline(always)]
-    pub(crate) fn check_range(&self, range: Span) -> Result<u64, RangeError> {
+    pub(crate) fn check_range(&self, range: Span<Iova>) -> Result<u64, RangeError> {
         if range.len == 0 {
             return Err(RangeError::Empty);
         }

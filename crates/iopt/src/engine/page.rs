@@ -6,7 +6,7 @@
 
 use core::slice;
 
-use runs::{Run, Span};
+use runs::{Iova, Pa, Run, Span};
 
 use super::form::Form;
 use super::sink::{RunSink, Wants};
@@ -23,12 +23,12 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     pub(super) fn map_page<P: Form>(
         &self,
         iova: u64,
-        runs: &[Span],
+        runs: &[Span<Pa>],
         prot: Prot,
         form: P,
     ) -> Option<()> {
         let page = 1u64 << F::shift(0);
-        let [Span { start: pa, len }] = *runs else {
+        let [Span { start: pa, len, .. }] = *runs else {
             return None;
         };
         let fits = len == page
@@ -64,7 +64,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     #[inline(always)]
     pub(super) fn unmap_page<S: RunSink, P: Form>(
         &self,
-        range: Span,
+        range: Span<Iova>,
         gather: &mut Gather,
         sink: &mut S,
         form: P,

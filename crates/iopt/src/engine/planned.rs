@@ -6,7 +6,7 @@
 
 use core::mem;
 
-use runs::Span;
+use runs::{Pa, Span};
 
 use super::form::Exclusive;
 use super::map::{Stop, Target};
@@ -51,7 +51,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     pub fn plan_map<'t>(
         &'t mut self,
         iova: u64,
-        runs: &'t [Span],
+        runs: &'t [Span<Pa>],
         prot: Prot,
         spare: Option<&'t mut Chain>,
     ) -> Result<Planned<'t, F, M>, MapError> {
@@ -63,7 +63,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     pub(crate) fn plan_request<'t>(
         &self,
         iova: u64,
-        runs: &'t [Span],
+        runs: &'t [Span<Pa>],
         prot: Prot,
         spare: Option<&'t mut Chain>,
     ) -> Result<Plan<'t>, MapError> {

@@ -17,7 +17,7 @@
 //! may not: what was written before stays dirty. An entry that says already what is wanted is not
 //! stored to, and what has not changed need not be flushed.
 
-use runs::{Run, Span};
+use runs::{Iova, Run, Span};
 
 use super::entries::{Part, decode};
 use super::form::{Claiming, Exclusive, Form, Restart};
@@ -35,7 +35,7 @@ const PERMISSIONS: Prot = Prot::RW.union(Prot::EXECUTE).union(Prot::PRIVILEGED);
 /// A request that is well formed.
 #[derive(Clone, Copy)]
 struct Request {
-    range: Span,
+    range: Span<Iova>,
     /// First and last stripped address.
     first: u64,
     last: u64,
@@ -67,7 +67,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     /// `gather` is told what must be flushed before the device is held to the new permissions.
     pub fn protect(
         &mut self,
-        range: Span,
+        range: Span<Iova>,
         prot: Prot,
         gather: &mut Gather,
     ) -> Result<(), ProtectError> {
@@ -85,7 +85,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         Ok(self.intact()?)
     }
 
-    fn check_protect(&self, range: Span, prot: Prot) -> Result<Request, ProtectError> {
+    fn check_protect(&self, range: Span<Iova>, prot: Prot) -> Result<Request, ProtectError> {
         let first = self.check_range(range)?;
         let Some(bits) = self.format.leaf_bits(prot) else {
             let format = self.format.id();
@@ -260,7 +260,7 @@ impl<F: Format, M: TableMemory, const SLOTS: usize> SharedTable<F, M, SLOTS> {
     /// See [`Table::protect`].
     pub fn protect(
         &self,
-        range: Span,
+        range: Span<Iova>,
         prot: Prot,
         gather: &mut Gather,
     ) -> Result<(), ProtectError> {

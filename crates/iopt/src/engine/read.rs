@@ -1,6 +1,6 @@
 //! Reading: translate, leaves, runs.
 
-use runs::{Joiner, Run, Span};
+use runs::{Iova, Joiner, Run, Span};
 
 use super::entries::{Entries, decode};
 use super::form::{Exclusive, Form};
@@ -108,7 +108,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
 
     /// The leaves that map at least one byte of `range`, in order; empty subtrees are skipped.
     /// A range that is not wholly inside the aperture has no leaves.
-    pub fn leaves(&self, range: Span) -> Leaves<'_, F, M> {
+    pub fn leaves(&self, range: Span<Iova>) -> Leaves<'_, F, M> {
         let aperture = self.aperture();
         let todo = if aperture.covers(&range) {
             range.len
@@ -127,7 +127,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
 
     /// What is mapped in `range`, as the longest possible runs, in order. The first and the last
     /// leaf count whole, also when the range begins or ends inside them.
-    pub fn runs(&self, range: Span) -> impl Iterator<Item = Run> + '_ {
+    pub fn runs(&self, range: Span<Iova>) -> impl Iterator<Item = Run> + '_ {
         let mut leaves = self.leaves(range);
         let mut joiner = Joiner::new();
         core::iter::from_fn(move || {
@@ -146,7 +146,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
 
     /// True when each byte of `range` is mapped, in one run and with the same permissions. Looks no
     /// further than the first leaf with which that ends.
-    pub fn is_one_run(&self, range: Span) -> bool {
+    pub fn is_one_run(&self, range: Span<Iova>) -> bool {
         let mut leaves = self.leaves(range).stretches();
         let Some((first, mut run)) = leaves.next() else {
             return false;

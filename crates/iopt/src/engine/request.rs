@@ -2,7 +2,7 @@
 
 use core::slice;
 
-use runs::{PageSizes, Run, Span};
+use runs::{Pa, PageSizes, Run, Span};
 
 use super::Table;
 use crate::error::{MapError, RangeError};
@@ -19,7 +19,7 @@ pub(super) struct Cursor<'a> {
     pub(super) todo: u64,
     pub(super) pa: u64,
     left: u64,
-    rest: slice::Iter<'a, Span>,
+    rest: slice::Iter<'a, Span<Pa>>,
 }
 
 impl<'a> Cursor<'a> {
@@ -51,14 +51,14 @@ impl<'a> Cursor<'a> {
         if self.left != bytes {
             return 0;
         }
-        let single = |run: &&Span| run.len == bytes && run.start & (bytes - 1) == 0;
+        let single = |run: &&Span<Pa>| run.len == bytes && run.start & (bytes - 1) == 0;
         let most = usize::try_from(most).unwrap_or(usize::MAX).max(1);
         1 + self.rest.clone().take(most - 1).take_while(single).count() as u64
     }
 
     /// Where the first of these `count` runs begins, and the others.
     #[inline(always)]
-    pub(super) fn starts(&self, count: u64) -> (u64, &'a [Span]) {
+    pub(super) fn starts(&self, count: u64) -> (u64, &'a [Span<Pa>]) {
         let others = self.rest.as_slice().get(..count as usize - 1);
         (self.pa, others.unwrap_or_default())
     }
@@ -113,7 +113,7 @@ pub(crate) struct Request<'r> {
     /// The address without the bits above the aperture.
     pub(super) at: u64,
     pub(super) len: u64,
-    pub(super) runs: &'r [Span],
+    pub(super) runs: &'r [Span<Pa>],
     /// Permission and attribute bits of the leaves.
     pub(super) bits: u64,
     /// The sizes that they may have.
@@ -141,7 +141,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     pub(crate) fn check_map<'r>(
         &self,
         iova: u64,
-        runs: &'r [Span],
+        runs: &'r [Span<Pa>],
         prot: Prot,
     ) -> Result<Request<'r>, MapError> {
         let len = self.check_runs(runs)?;
@@ -163,7 +163,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     }
 
     /// The runs' bytes together, if each of them is well formed.
-    fn check_runs(&self, runs: &[Span]) -> Result<u64, MapError> {
+    fn check_runs(&self, runs: &[Span<Pa>]) -> Result<u64, MapError> {
         let granule = self.sizes.smallest();
         let mut len = 0u64;
         // All of them at once: which one is wrong is looked for only when one is.
@@ -188,7 +188,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
 
     /// The error for the first run that is not well formed.
     #[cold]
-    fn refuse_runs(&self, runs: &[Span]) -> Result<(), MapError> {
+    fn refuse_runs(&self, runs: &[Span<Pa>]) -> Result<(), MapError> {
         let granule = self.sizes.smallest();
         for run in runs {
             if run.len == 0 {

@@ -2,7 +2,7 @@
 //!
 //! All of it is inlined into the passes over tables (`map.rs`).
 
-use runs::Span;
+use runs::{Pa, Span};
 
 use super::form::Form;
 use super::map::Stop;
@@ -108,7 +108,7 @@ pub(super) fn store_leaves<F: Format, V: Level, C: Cell>(cells: &[C], word: u64,
 #[inline(always)]
 pub(super) fn store_single_leaves<F: Format, V: Level, C: Cell>(
     cells: &[C],
-    (start, others): (u64, &[Span]),
+    (start, others): (u64, &[Span<Pa>]),
     log2: u32,
     bits: u64,
 ) {

@@ -43,7 +43,7 @@
 //! **Unlinked tables** go through the gather and the flush as ever; [`reclaim`](SharedTable::reclaim)
 //! then keeps them until every guard is gone that was held when they were unlinked.
 
-use runs::Span;
+use runs::{Iova, Pa, Span};
 
 use super::entries::Order;
 use super::form::{Claiming, Form};
@@ -145,7 +145,7 @@ impl<F: Format, M: TableMemory, const SLOTS: usize> SharedTable<F, M, SLOTS> {
     }
 
     /// See [`Table::map`].
-    pub fn map(&self, iova: u64, runs: &[Span], prot: Prot) -> Result<(), MapError> {
+    pub fn map(&self, iova: u64, runs: &[Span<Pa>], prot: Prot) -> Result<(), MapError> {
         self.enter().map(iova, runs, prot)
     }
 
@@ -154,7 +154,7 @@ impl<F: Format, M: TableMemory, const SLOTS: usize> SharedTable<F, M, SLOTS> {
     pub fn map_anew(
         &self,
         iova: u64,
-        runs: &[Span],
+        runs: &[Span<Pa>],
         prot: Prot,
         gather: &mut Gather,
     ) -> Result<(), MapError> {
@@ -172,7 +172,7 @@ impl<F: Format, M: TableMemory, const SLOTS: usize> SharedTable<F, M, SLOTS> {
     /// See [`Table::unmap`].
     pub fn unmap(
         &self,
-        range: Span,
+        range: Span<Iova>,
         gather: &mut Gather,
         sink: &mut impl RunSink,
     ) -> Result<(), UnmapError> {
@@ -182,7 +182,7 @@ impl<F: Format, M: TableMemory, const SLOTS: usize> SharedTable<F, M, SLOTS> {
     /// See [`Table::unmap_mapped`].
     pub fn unmap_mapped(
         &self,
-        range: Span,
+        range: Span<Iova>,
         gather: &mut Gather,
         sink: &mut impl RunSink,
     ) -> Result<u64, UnmapError> {

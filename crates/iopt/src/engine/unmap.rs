@@ -1,6 +1,6 @@
 //! Unmap: look at the ends, then clear and unlink.
 
-use runs::{Run, Span};
+use runs::{Iova, Run, Span};
 
 use super::clear::{first_empty, row_of_leaves, same_run, take_dirty_run};
 use super::form::{Exclusive, Form};
@@ -21,7 +21,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     /// they, and the tables that became empty, may be used again.
     pub fn unmap(
         &mut self,
-        range: Span,
+        range: Span<Iova>,
         gather: &mut Gather,
         sink: &mut impl RunSink,
     ) -> Result<(), UnmapError> {
@@ -35,7 +35,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     /// removed whole.
     pub fn unmap_mapped(
         &mut self,
-        range: Span,
+        range: Span<Iova>,
         gather: &mut Gather,
         sink: &mut impl RunSink,
     ) -> Result<u64, UnmapError> {
@@ -45,7 +45,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     #[inline(always)]
     pub(crate) fn unmap_range<S: RunSink>(
         &mut self,
-        range: Span,
+        range: Span<Iova>,
         whole: bool,
         gather: &mut Gather,
         sink: &mut S,
@@ -66,7 +66,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     #[inline(never)]
     pub(super) fn remove<S: RunSink>(
         &mut self,
-        range: Span,
+        range: Span<Iova>,
         mut look: impl Look<F, M>,
         gather: &mut Gather,
         sink: &mut S,

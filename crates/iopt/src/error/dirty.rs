@@ -1,6 +1,6 @@
 //! Why dirty state could not be had.
 
-use runs::{Run, Span};
+use runs::{Iova, Run, Span};
 
 use super::{BrokenMemory, RangeError};
 use crate::format::FormatId;
@@ -26,15 +26,15 @@ pub enum DirtyError {
     #[error("{range} is not within the bitmap's {pending}")]
     OutsidePending {
         /// The range.
-        range: Span,
+        range: Span<Iova>,
         /// What the bitmap stands for.
-        pending: Span,
+        pending: Span<Iova>,
     },
     /// The range begins or ends inside a large leaf, whose dirty bit is one for all of it.
     #[error("{range} cuts the leaf {leaf}")]
     InsideLeaf {
         /// The range.
-        range: Span,
+        range: Span<Iova>,
         /// The leaf.
         leaf: Run,
     },

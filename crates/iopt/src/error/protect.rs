@@ -1,6 +1,6 @@
 //! Why permissions were not changed.
 
-use runs::{Run, Span};
+use runs::{Iova, Run, Span};
 
 use super::{BrokenMemory, RangeError};
 use crate::format::FormatId;
@@ -16,7 +16,7 @@ pub enum ProtectError {
     #[error("{range} cuts the leaf {leaf}")]
     InsideLeaf {
         /// The range.
-        range: Span,
+        range: Span<Iova>,
         /// The leaf that would have to be split.
         leaf: Run,
     },
@@ -24,7 +24,7 @@ pub enum ProtectError {
     #[error("{range} is not wholly mapped: nothing at {at:#x}")]
     Hole {
         /// The range.
-        range: Span,
+        range: Span<Iova>,
         /// The first address that is not mapped.
         at: u64,
     },

@@ -20,7 +20,7 @@ mod x86_64;
 
 use core::fmt;
 
-use runs::{PageSizes, Span};
+use runs::{Iova, PageSizes, Span};
 
 use crate::error::BuildError;
 use crate::prot::Prot;
@@ -143,7 +143,7 @@ impl Aperture {
     }
 
     /// The stretches that it consists of, none longer than 2^63 bytes.
-    pub fn spans(self) -> impl Iterator<Item = Span> {
+    pub fn spans(self) -> impl Iterator<Item = Span<Iova>> {
         let half = 1u64 << (self.bits.clamp(1, 64) - 1);
         let top = 0u64.wrapping_sub(half);
         let (first, second) = match self.above {
@@ -158,8 +158,8 @@ impl Aperture {
     /// True when every address of the range is translated. A range is never split between the
     /// lower and the upper half of a sign-extended aperture.
     #[inline]
-    pub const fn covers(self, range: &Span) -> bool {
-        if Span::checked(range.start, range.len).is_none() {
+    pub const fn covers(self, range: &Span<Iova>) -> bool {
+        if Span::<Iova>::checked(range.start, range.len).is_none() {
             return false;
         }
         let (first, last) = (range.start, range.last());
@@ -462,7 +462,7 @@ mod tests {
         ) {
             let aperture = Aperture { bits, above };
             let range = Span::new(start, len);
-            let inside = Span::checked(start, len).is_some();
+            let inside = Span::<Iova>::checked(start, len).is_some();
             let whole = bits == 64 && above != Above::Sign;
             let covered = inside && (whole || aperture.spans().any(|span| span.covers(&range)));
             prop_assert_eq!(aperture.covers(&range), covered);

@@ -6,7 +6,7 @@
 
 use core::fmt;
 
-use runs::{Run, Span};
+use runs::{Pa, Run, Span};
 
 use crate::prot::Prot;
 
@@ -33,7 +33,7 @@ pub enum Violation {
     #[error("{memory} is writable for {now}, and was for {before} before")]
     SharedWritable {
         /// The physical memory.
-        memory: Span,
+        memory: Span<Pa>,
         /// Who had mapped it before.
         before: Domain,
         /// Who has mapped it now.
@@ -100,6 +100,8 @@ mod heap {
     use alloc::collections::BTreeMap;
     use alloc::vec::Vec;
     use core::cell::RefCell;
+
+    use runs::Iova;
 
     use super::*;
 
@@ -262,7 +264,7 @@ mod heap {
 
         /// Takes out what is mapped in `range`. `each` is told all of the range, piece by piece:
         /// what was mapped there, or, with `None` and no meaning in `pa`, a gap.
-        fn take(&mut self, range: Span, mut each: impl FnMut(Run, Option<Prot>)) {
+        fn take(&mut self, range: Span<Iova>, mut each: impl FnMut(Run, Option<Prot>)) {
             self.split(range.start);
             let last = range.last();
             if last < u64::MAX {
@@ -314,7 +316,7 @@ mod heap {
     }
 
     impl Writers {
-        fn add(&mut self, domain: Domain, memory: Span, violations: &mut Violations) {
+        fn add(&mut self, domain: Domain, memory: Span<Pa>, violations: &mut Violations) {
             self.split(memory.start);
             self.split(memory.start + memory.len);
             let mut at = memory.start;

@@ -77,7 +77,7 @@ mod vtd_ss;
 mod walker;
 mod x86_64;
 
-use runs::{Run, Span};
+use runs::{Iova, Run, Span};
 
 use crate::cell::Cell;
 use crate::prot::Prot;
@@ -260,7 +260,7 @@ pub struct Translation {
     /// The input addresses of the page that accesses may touch: all of them, but where DART's
     /// sub-page protection leaves only a part. Whoever keeps this translation, or makes an access of
     /// several bytes, must stay within.
-    pub open: Span,
+    pub open: Span<Iova>,
     /// The level of the leaf.
     pub level: u8,
     /// What all levels together allow.

@@ -5,7 +5,7 @@ use iopt::{
     Cell, Format, Gather, Interruption, Invalidation, Pending, ProtectError, TableMemory,
     UnmapError, WithDirty,
 };
-use runs::Run;
+use runs::{Iova, Run};
 
 use super::refit::split;
 use super::tiny::{ACCESSED, DIRTY, WRITABLE};
@@ -42,11 +42,11 @@ fn write(memory: &Tables, (table, index): (u64, usize)) -> bool {
     false
 }
 
-fn range(page: u64, pages: u64) -> Span {
+fn range(page: u64, pages: u64) -> Span<Iova> {
     Span::new(page * PAGE, pages * PAGE)
 }
 
-fn harvest(table: &Shared) -> Vec<Span> {
+fn harvest(table: &Shared) -> Vec<Span<Iova>> {
     let all = range(0, 8);
     let mut pending = Pending::new([0; 1], all, PAGE).unwrap();
     table.harvest(all, &mut pending).unwrap();
@@ -55,7 +55,7 @@ fn harvest(table: &Shared) -> Vec<Span> {
 }
 
 /// Unmaps and says what was removed, and whether it was dirty.
-fn take(table: &Shared, pages: Span) -> Vec<(Run, bool)> {
+fn take(table: &Shared, pages: Span<Iova>) -> Vec<(Run, bool)> {
     let mut runs = Vec::new();
     let mut gather = Gather::new();
     let mut sink = WithDirty(|run, dirty| runs.push((run, dirty)));

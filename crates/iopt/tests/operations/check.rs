@@ -8,7 +8,7 @@ use iopt::format::{AmdV1, ArmStage1, K4, RiscV, VtdSs, X86_64};
 use iopt::observe::{Checked, Counted, Domain, RunLedger, Violation};
 use iopt::{Cell, Discard, Format, Gather, HeapTables, Prot, SharedTable, Table, TableMemory};
 use proptest::prelude::*;
-use runs::{Run, Span};
+use runs::{Iova, Run, Span};
 
 const PAGE: u64 = 4096;
 const M2: u64 = 2 << 20;
@@ -29,7 +29,7 @@ fn tables<'l>(
     Table::new(VtdSs::new(4).unwrap(), memory).unwrap()
 }
 
-fn unmap<F: Format, M: TableMemory>(table: &mut Table<F, M>, span: Span) {
+fn unmap<F: Format, M: TableMemory>(table: &mut Table<F, M>, span: Span<Iova>) {
     let mut gather = Gather::new();
     table.unmap_mapped(span, &mut gather, &mut Discard).unwrap();
     table.reclaim(gather.never_walked());

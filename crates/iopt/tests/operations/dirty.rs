@@ -11,17 +11,17 @@ use iopt::{
     DirtyError, Discard, Format, Gather, HeapTables, MapPages, Pending, Prot, SharedTable, Table,
     UnmapError, WithDirty,
 };
-use runs::{PageSizes, Run, Span};
+use runs::{Iova, PageSizes, Run, Span};
 
 const PAGE: u64 = 4096;
 const M2: u64 = 2 << 20;
 const PA: u64 = 9 << 30;
 
-fn pending(words: &mut [u64], span: Span) -> Pending<&mut [u64]> {
+fn pending(words: &mut [u64], span: Span<Iova>) -> Pending<&mut [u64]> {
     Pending::new(words, span, PAGE).unwrap()
 }
 
-fn shown(pending: &mut Pending<&mut [u64]>) -> Vec<Span> {
+fn shown(pending: &mut Pending<&mut [u64]>) -> Vec<Span<Iova>> {
     let shown = pending.flush_with(|_| Ok::<_, ()>(())).unwrap();
     let runs = shown.runs().collect();
     shown.acknowledge();
@@ -29,7 +29,7 @@ fn shown(pending: &mut Pending<&mut [u64]>) -> Vec<Span> {
 }
 
 /// Groups, single pages, and a large leaf, with a hole before it.
-fn fill<F: Format, M: iopt::TableMemory>(table: &mut Table<F, M>) -> Span {
+fn fill<F: Format, M: iopt::TableMemory>(table: &mut Table<F, M>) -> Span<Iova> {
     table.map(0, &[Span::new(PA, 40 * PAGE)], Prot::RW).unwrap();
     table.map(M2, &[Span::new(PA + M2, M2)], Prot::RW).unwrap();
     Span::new(0, 2 * M2)

@@ -17,7 +17,7 @@ use iopt::format::{AmdV1, ArmStage1, Entry, K4, VtdSs, X86_64};
 use iopt::observe::{CacheLines, NonCoherent};
 use iopt::walk::{Access, BadAddress, WalkMemory, Walker};
 use iopt::{Arena, AtomicMeta, Cell, Format, Gather, Prot, Root, SharedTable, Table, TableMemory};
-use runs::{PageSizes, Span};
+use runs::{Iova, PageSizes, Span};
 
 const PAGE: u64 = 4096;
 const M2: u64 = 2 << 20;
@@ -222,7 +222,7 @@ impl<F: Format> World<F> {
 
     fn step(
         &mut self,
-        range: Span,
+        range: Span<Iova>,
         new: impl Fn(u64) -> Option<u64>,
         operation: impl FnOnce(&mut Table<F, Tables>),
     ) {

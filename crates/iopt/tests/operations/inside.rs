@@ -5,7 +5,7 @@ use std::thread;
 
 use iopt::format::{AmdV1, VtdSs};
 use iopt::{Gather, HeapTables, MapError, Prot, SharedTable, Table, UnmapError, WithDirty};
-use runs::{Run, Span};
+use runs::{Iova, Run, Span};
 
 const PAGE: u64 = 4096;
 const IOVA: u64 = 5 << 30;
@@ -17,7 +17,7 @@ fn shared(memory: &HeapTables) -> Shared<'_> {
     SharedTable::new(Table::new(VtdSs::new(4).unwrap(), memory).unwrap())
 }
 
-fn page(nth: u64) -> Span {
+fn page(nth: u64) -> Span<Iova> {
     Span::new(IOVA + nth * PAGE, PAGE)
 }
 

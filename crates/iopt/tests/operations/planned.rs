@@ -7,13 +7,13 @@ use iopt::observe::Counted;
 use iopt::{
     AnyPlanned, AnyTable, Chain, FormatId, HeapTables, MapError, NoTables, Prot, TableMemory,
 };
-use runs::{PageSizes, Span};
+use runs::{Pa, PageSizes, Span};
 
 const PAGE: u64 = 4096;
 const M2: u64 = 2 << 20;
 /// At no multiple of 2 MiB, over the border of two tables of each level but the highest.
 const AT: u64 = (1 << 39) - 3 * PAGE;
-const RUNS: [Span; 3] = [
+const RUNS: [Span<Pa>; 3] = [
     Span::new(1 << 32, 2 * PAGE),
     Span::new(1 << 33, M2),
     Span::new((1 << 34) + PAGE, 5 * PAGE),

@@ -7,14 +7,14 @@ use iopt::format::{AmdV1, ArmStage1, K4, RiscV, VtdSs};
 use iopt::{
     Arena, Format, Gather, HeapTables, Pending, Prot, ProtectError, RangeError, SharedTable, Table,
 };
-use runs::{PageSizes, Run, Span};
+use runs::{Iova, PageSizes, Run, Span};
 
 const PAGE: u64 = 4096;
 const M2: u64 = 2 << 20;
 const PA: u64 = 9 << 30;
 
 /// Pages and groups in two tables, and a large leaf behind them.
-fn fill<F: Format, M: iopt::TableMemory>(table: &mut Table<F, M>, prot: Prot) -> Span {
+fn fill<F: Format, M: iopt::TableMemory>(table: &mut Table<F, M>, prot: Prot) -> Span<Iova> {
     let start = M2 - 40 * PAGE;
     let runs = [Span::new(PA + start, 40 * PAGE + M2)];
     table.map(start, &runs, prot).unwrap();

@@ -4,7 +4,7 @@ use iopt::format::{AmdV1, VtdSs, X86_64};
 use iopt::{
     Format, Gather, HeapTables, Interruption, MapError, Prot, Table, TableMemory, UnmapError,
 };
-use runs::{Run, Span};
+use runs::{Pa, Run, Span};
 
 const PAGE: u64 = 4096;
 const M2: u64 = 2 << 20;
@@ -256,7 +256,7 @@ fn a_root_that_changes_is_never_without_its_flush() {
     let memory = memory();
     let mut table = table(AmdV1::new(1).unwrap(), &memory);
     let page = Span::new(0, PAGE);
-    table.map(0, &[page], Prot::RW).unwrap();
+    table.map(0, &[page.cast()], Prot::RW).unwrap();
     let mut growth = Gather::new();
     let root = table.grow(2, &mut growth).unwrap();
     // The gather of the growth is put aside. Whichever gather comes first to the unit with a table
@@ -276,7 +276,7 @@ fn a_root_that_changes_is_never_without_its_flush() {
     assert_eq!(told, Some(root));
     table.reclaim(flushed.unwrap());
     // The unit knows: from now on nothing says it again, but for the growth's own gather.
-    table.map(0, &[page], Prot::RW).unwrap();
+    table.map(0, &[page.cast()], Prot::RW).unwrap();
     let mut later = Gather::new();
     table.unmap(page, &mut later, &mut iopt::Discard).unwrap();
     assert_eq!(later.tables(), 1);
@@ -330,7 +330,7 @@ fn runs_of_one_leaf_each_lead_each_to_its_own_memory_or_none_is_mapped() {
         // middle of a table on; a run of several leaves and one of a smaller size in between.
         for size in [PAGE, 16 * PAGE, M2] {
             let (iova, pa) = (64 * G1 + 300 * size, 128 * G1);
-            let mut runs: Vec<Span> = (0..900)
+            let mut runs: Vec<Span<Pa>> = (0..900)
                 .map(|n| Span::new(pa + 3 * n * size, size))
                 .collect();
             runs[400].len = 2 * size;

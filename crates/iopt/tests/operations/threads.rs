@@ -8,7 +8,7 @@ use iopt::{
     BuildError, Format, Gather, HeapArena, Interruption, Invalidation, MapError, Prot,
     ProtectError, SharedTable, Table, TableMemory, UnmapError,
 };
-use runs::{Run, Span};
+use runs::{Iova, Run, Span};
 
 const PAGE: u64 = 4096;
 
@@ -135,7 +135,7 @@ fn own_pages_of_the_same_tables<F: Format>(format: F, seed: u64) {
 }
 
 /// Other sizes, or other permissions, for what is mapped there just now.
-fn reshape<F: Format>(table: &SharedTable<F, Yielding<'_>>, range: Span, kind: u64) {
+fn reshape<F: Format>(table: &SharedTable<F, Yielding<'_>>, range: Span<Iova>, kind: u64) {
     let (mut gather, allowed) = (Gather::new(), Interruption::Allowed);
     let flush_now = |_: &Invalidation| Ok::<_, ()>(());
     match kind {

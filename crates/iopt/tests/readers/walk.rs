@@ -12,7 +12,7 @@ use iopt::format::{
 use iopt::walk::{Access, Says, ScanStep, WalkMemory, WalkReason, Walker};
 use iopt::{Format, Gather, HeapArena, Leaf, Prot, Table, TableMemory};
 use proptest::prelude::*;
-use runs::{Run, Span};
+use runs::{Iova, Run, Span};
 
 /// A stretch to map, in raw numbers.
 #[derive(Clone, Debug)]
@@ -62,7 +62,7 @@ fn compare<F: Format, A: TableMemory + WalkMemory>(
         .filter(|prot| format.leaf_bits(*prot).is_some())
         .collect();
     let sizes: Vec<u64> = table.page_sizes().iter().collect();
-    let spans: Vec<Span> = format.aperture().spans().collect();
+    let spans: Vec<Span<Iova>> = format.aperture().spans().collect();
     let (first, last) = (spans[0], spans[spans.len() - 1]);
     let output_mask = (1u64 << format.output_bits()) - 1;
     let page = sizes[0];

@@ -10,7 +10,7 @@ use iopt::{
     Arena, Cell, Discard, Format, Gather, Interruption, Invalidation, Pending, Prot, Root,
     SharedTable, Table, TableMemory, WithDirty,
 };
-use runs::{PageSizes, Run, Span};
+use runs::{Iova, Pa, PageSizes, Run, Span};
 
 use super::device::{Device, Stale};
 use super::memory::{Memory, Tables, When, any_entry_counts, read_anew, with_stop};
@@ -84,7 +84,7 @@ impl<F: Format, C: Cell + Default + 'static, const LOG2: u32> World<F, C, LOG2> 
     }
 
     /// Pages to look at: all of what is near `range`'s ends, and some between and beside.
-    fn pages(&self, range: Span) -> Vec<u64> {
+    fn pages(&self, range: Span<Iova>) -> Vec<u64> {
         let page = 1u64 << F::GRANULE_LOG2;
         let mut pages = BTreeSet::new();
         for near in [range.start, range.last() & !(page - 1)] {
@@ -104,7 +104,7 @@ impl<F: Format, C: Cell + Default + 'static, const LOG2: u32> World<F, C, LOG2> 
     /// Does `operation`, which makes of every page of `range` what `new` says.
     fn step(
         &mut self,
-        range: Span,
+        range: Span<Iova>,
         kind: Kind,
         new: impl Fn(u64) -> Option<u64>,
         operation: impl FnOnce(&mut Either<F, Mem<C, LOG2>>, &dyn Fn()),
@@ -204,7 +204,7 @@ impl<F: Format, C: Cell + Default + 'static, const LOG2: u32> World<F, C, LOG2> 
         is_dirty(self.tables, &self.format, self.root, iova)
     }
 
-    pub(crate) fn leaves(&self, range: Span) -> Vec<u64> {
+    pub(crate) fn leaves(&self, range: Span<Iova>) -> Vec<u64> {
         let mut sizes = Vec::new();
         let mut at = range.start;
         while range.contains(at) {
@@ -215,7 +215,7 @@ impl<F: Format, C: Cell + Default + 'static, const LOG2: u32> World<F, C, LOG2> 
         sizes
     }
 
-    pub(crate) fn map(&mut self, iova: u64, runs: &[Span]) {
+    pub(crate) fn map(&mut self, iova: u64, runs: &[Span<Pa>]) {
         let len = runs.iter().map(|run| run.len).sum();
         let new = |at: u64| {
             let mut offset = at - iova;
@@ -232,7 +232,7 @@ impl<F: Format, C: Cell + Default + 'static, const LOG2: u32> World<F, C, LOG2> 
         });
     }
 
-    pub(crate) fn unmap(&mut self, range: Span) {
+    pub(crate) fn unmap(&mut self, range: Span<Iova>) {
         self.step(
             range,
             Kind::Unmap,
@@ -248,7 +248,7 @@ impl<F: Format, C: Cell + Default + 'static, const LOG2: u32> World<F, C, LOG2> 
         );
     }
 
-    pub(crate) fn split(&mut self, range: Span, size: u64) {
+    pub(crate) fn split(&mut self, range: Span<Iova>, size: u64) {
         self.step(range, Kind::Refit, |_| None, |table, flushed| {
             let flush = |_: &Invalidation| {
                 flushed();
@@ -261,7 +261,7 @@ impl<F: Format, C: Cell + Default + 'static, const LOG2: u32> World<F, C, LOG2> 
         assert!(self.leaves(range).iter().all(|leaf| *leaf <= size));
     }
 
-    pub(crate) fn cut(&mut self, around: Span, at: u64) {
+    pub(crate) fn cut(&mut self, around: Span<Iova>, at: u64) {
         self.step(
             around,
             Kind::Refit,
@@ -280,7 +280,7 @@ impl<F: Format, C: Cell + Default + 'static, const LOG2: u32> World<F, C, LOG2> 
         assert_eq!(leaf.run.iova, at);
     }
 
-    pub(crate) fn merge(&mut self, range: Span) {
+    pub(crate) fn merge(&mut self, range: Span<Iova>) {
         self.step(
             range,
             Kind::Refit,
@@ -304,7 +304,11 @@ impl<F: Format, C: Cell + Default + 'static, const LOG2: u32> World<F, C, LOG2> 
 
     /// Merges clean leaves; before each flush the device writes to `iova` through the tables that it
     /// has cached. Says whether the leaf is dirty before and after.
-    pub(crate) fn merge_while_written(&mut self, range: Span, iova: Option<u64>) -> (bool, bool) {
+    pub(crate) fn merge_while_written(
+        &mut self,
+        range: Span<Iova>,
+        iova: Option<u64>,
+    ) -> (bool, bool) {
         let before = self.is_dirty(range.start);
         let device = Rc::clone(&self.device);
         self.step(
@@ -334,7 +338,7 @@ impl<F: Format, C: Cell + Default + 'static, const LOG2: u32> World<F, C, LOG2> 
     }
 
     /// Merges, with a flush that fails. Says whether the leaf is dirty.
-    pub(crate) fn merge_without_flush(&mut self, range: Span) -> bool {
+    pub(crate) fn merge_without_flush(&mut self, range: Span<Iova>) -> bool {
         let mut gather = Gather::new();
         let flush = |_: &Invalidation| Err("no answer");
         let allowed = Interruption::Allowed;
@@ -352,7 +356,7 @@ impl<F: Format, C: Cell + Default + 'static, const LOG2: u32> World<F, C, LOG2> 
     }
 
     /// What the device has written to is in this harvest, or is dirty after it.
-    pub(crate) fn harvest(&mut self, range: Span) {
+    pub(crate) fn harvest(&mut self, range: Span<Iova>) {
         let device = Rc::clone(&self.device);
         let (tables, format, root) = (self.tables, self.format, self.root);
         let page = 1u64 << F::GRANULE_LOG2;
@@ -366,7 +370,7 @@ impl<F: Format, C: Cell + Default + 'static, const LOG2: u32> World<F, C, LOG2> 
                 each!(table, table => table.harvest(range, &mut pending).unwrap());
                 flushed();
                 let shown = pending.flush_with(|_| Ok::<_, ()>(())).unwrap();
-                let runs: Vec<Span> = shown.runs().collect();
+                let runs: Vec<Span<Iova>> = shown.runs().collect();
                 shown.acknowledge();
                 let mut written = device.written.borrow_mut();
                 written.retain(|iova| {
@@ -378,7 +382,7 @@ impl<F: Format, C: Cell + Default + 'static, const LOG2: u32> World<F, C, LOG2> 
     }
 
     /// What the device has written to is dirty in what the unmap tells.
-    pub(crate) fn unmap_tracked(&mut self, range: Span) {
+    pub(crate) fn unmap_tracked(&mut self, range: Span<Iova>) {
         let device = Rc::clone(&self.device);
         self.step(
             range,
@@ -408,7 +412,7 @@ impl<F: Format, C: Cell + Default + 'static, const LOG2: u32> World<F, C, LOG2> 
         );
     }
 
-    pub(crate) fn protect(&mut self, range: Span, prot: Prot) {
+    pub(crate) fn protect(&mut self, range: Span<Iova>, prot: Prot) {
         self.step(
             range,
             Kind::Keep,

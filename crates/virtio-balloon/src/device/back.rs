@@ -2,7 +2,7 @@
 
 use std::vec::Vec;
 
-use runs::{Span, merge_sorted};
+use runs::{GuestAddr, Span, merge_sorted};
 
 use super::discarder::Discarder;
 use super::memory::Memory;
@@ -49,7 +49,7 @@ pub(super) fn bytes(parts: &[Part]) -> u64 {
 }
 
 /// Puts the guest addresses of these parts, which ascend, into `runs`, merged also where regions touch.
-pub(super) fn in_guest<T>(map: MemoryMap<'_, T>, parts: &[Part], runs: &mut Vec<Span>) {
+pub(super) fn in_guest<T>(map: MemoryMap<'_, T>, parts: &[Part], runs: &mut Vec<Span<GuestAddr>>) {
     runs.clear();
     runs.extend(parts.iter().map(|part| map.run(part)));
     let merged = merge_sorted(runs);
@@ -97,7 +97,7 @@ pub(super) struct Back<D, A, M> {
     kept: Vec<Part>,
     /// What is to be discarded, cut to whole pages.
     cut: Vec<Part>,
-    hinted: Vec<Span>,
+    hinted: Vec<Span<GuestAddr>>,
 }
 
 impl<D, A, M: Monitor> Back<D, A, M> {
@@ -193,7 +193,7 @@ impl<D, A, M: Monitor> Back<D, A, M> {
         map: MemoryMap<'_, T>,
         parts: &[Part],
         then: Unrestored,
-        lacking: &mut Vec<Span>,
+        lacking: &mut Vec<Span<GuestAddr>>,
     ) where
         A: Dma<T>,
     {

@@ -3,7 +3,7 @@
 
 use std::vec::Vec;
 
-use runs::Span;
+use runs::{GuestAddr, Span};
 use virtio_queue::DescriptorChain;
 use vm_memory::{Bytes, GuestAddress, GuestMemory};
 
@@ -112,7 +112,7 @@ impl Wire {
         (pieces, message): (&[Piece], &mut Vec<u8>),
         memory: &impl GuestMemory,
         refusals: &mut Refusals,
-        sink: impl FnMut(Span),
+        sink: impl FnMut(Span<GuestAddr>),
     ) -> usize {
         let most = match self {
             Self::Pfns(_) => MOST_MESSAGE_BYTES,
@@ -138,7 +138,11 @@ impl Wire {
 }
 
 /// Hands on buffers that are the pages.
-pub(super) fn gather(pieces: &[Piece], refusals: &mut Refusals, mut sink: impl FnMut(Span)) {
+pub(super) fn gather(
+    pieces: &[Piece],
+    refusals: &mut Refusals,
+    mut sink: impl FnMut(Span<GuestAddr>),
+) {
     for (nr, piece) in pieces.iter().enumerate() {
         if piece.writable {
             ScatterGather::take(nr, piece.address, piece.len, refusals, &mut sink);

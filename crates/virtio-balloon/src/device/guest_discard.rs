@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::vec::Vec;
 
 use hostmem::{Discard, Discarded, GuestRegionError, Kept, Mapping};
-use runs::Span;
+use runs::{GuestAddr, Offset, Span};
 use vm_memory::bitmap::Bitmap;
 use vm_memory::{GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
 
@@ -30,7 +30,7 @@ use crate::map::{MemoryMap, Part, Region};
 /// ```
 #[derive(Debug, Default)]
 pub struct GuestDiscard {
-    offsets: Vec<Span>,
+    offsets: Vec<Span<Offset>>,
     totals: Discarded,
 }
 
@@ -42,7 +42,7 @@ pub enum GuestDiscardError {
     #[error("guest memory {region}: {cause}")]
     Region {
         /// Its guest addresses.
-        region: Span,
+        region: Span<GuestAddr>,
         /// Why not.
         #[source]
         cause: GuestRegionError,
@@ -51,7 +51,7 @@ pub enum GuestDiscardError {
     #[error("guest memory {region}: {cause}")]
     Discard {
         /// Its guest addresses.
-        region: Span,
+        region: Span<GuestAddr>,
         /// Why not.
         #[source]
         cause: hostmem::DiscardError,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::vec;
 use std::vec::Vec;
 
-use runs::Span;
+use runs::{GuestAddr, Offset, Span};
 
 use super::error::SetupError;
 use super::state::PartialState;
@@ -30,7 +30,7 @@ struct Partial {
     /// The guest address at which the region begins.
     base: u64,
     /// The whole huge pages of the region.
-    region: Span,
+    region: Span<Offset>,
     huge: u64,
     words: Vec<u64>,
     totals: (u64, u64),
@@ -40,7 +40,7 @@ struct Partial {
 
 impl Partial {
     /// Of these guest addresses, in a region that begins at `base`.
-    fn new(base: u64, whole: Span, huge: u64) -> Result<Self, SetupError> {
+    fn new(base: u64, whole: Span<GuestAddr>, huge: u64) -> Result<Self, SetupError> {
         let words = PartialHugePages::words(whole.len, huge);
         let mut words = vec![0; usize::try_from(words).unwrap_or(0)];
         PartialHugePages::new(whole, huge, &mut words).map_err(SetupError::Region)?;
@@ -54,7 +54,7 @@ impl Partial {
         })
     }
 
-    fn with<T>(&mut self, act: impl FnOnce(&mut PartialHugePages<'_>) -> T) -> T {
+    fn with<T>(&mut self, act: impl FnOnce(&mut PartialHugePages<'_, Offset>) -> T) -> T {
         let mut pages =
             PartialHugePages::again(self.region, self.huge, &mut self.words, self.totals);
         let result = act(&mut pages);
@@ -81,7 +81,7 @@ impl Partial {
 }
 
 /// The whole pages of `page` bytes in `run`.
-fn inner(run: Span, page: u64) -> Span {
+fn inner(run: Span<GuestAddr>, page: u64) -> Span<GuestAddr> {
     // A run may end at 2^64.
     let (start, len, page) = (u128::from(run.start), u128::from(run.len), u128::from(page));
     let (first, end) = (start.next_multiple_of(page), (start + len) / page * page);

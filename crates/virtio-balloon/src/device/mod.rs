@@ -52,7 +52,7 @@
 use std::sync::Arc;
 use std::vec::Vec;
 
-use runs::Span;
+use runs::{GuestAddr, Span};
 
 use crate::config::{BULK_CONFIG_BYTES, CONFIG_BYTES, Config};
 use crate::dma::Dma;
@@ -401,7 +401,7 @@ impl<D: Discarder<T>, A: Dma<T>, M: Monitor, T> Device<D, A, M, T> {
     ///
     /// Returns what devices lack all the same: the guest is not to go on before a further reset has
     /// returned nothing, or devices fault there. Each part is an [`Event::NotRestored`].
-    pub fn reset(&mut self) -> Vec<Span> {
+    pub fn reset(&mut self) -> Vec<Span<GuestAddr>> {
         self.negotiated = None;
         self.needs_reset = false;
         self.stats = StatsState::default();

@@ -1,6 +1,6 @@
 //! What the device tells the monitor that it is a part of.
 
-use runs::Span;
+use runs::{GuestAddr, Span};
 
 use super::discarder::NotDiscarded;
 use crate::dma::Reason;
@@ -26,14 +26,14 @@ pub trait Monitor {
     /// has written since the command was given is to stay (VIRTIO 1.3, 5.5.6.5). So only who knows
     /// what was written since, by a dirty log, or who knows the driver, may say [`Hint::Discard`]. A
     /// migration clears the bits of these pages in its bitmap and says [`Hint::Noted`].
-    fn hinted(&mut self, _runs: &[Span]) -> Hint {
+    fn hinted(&mut self, _runs: &[Span<GuestAddr>]) -> Hint {
         Hint::Noted
     }
 
     /// Runs of pages that the guest did not use when it answered the request `id`, merged and ascending in
     /// each message of its answer. It may use them by now: as for hints, what was written since the request
     /// is to stay. [`Event::UnusedEnd`] follows the last.
-    fn unused(&mut self, _id: u16, _runs: &[Span]) {}
+    fn unused(&mut self, _id: u16, _runs: &[Span<GuestAddr>]) {}
 }
 
 /// Nobody listens.
@@ -62,14 +62,14 @@ pub enum Event {
     /// A part of what the guest has given stays in sight of devices, and was not discarded.
     Kept {
         /// The part.
-        run: Span,
+        run: Span<GuestAddr>,
         /// Why.
         reason: Reason,
     },
     /// Devices do not see a part of what the guest takes back.
     NotRestored {
         /// The part.
-        run: Span,
+        run: Span<GuestAddr>,
         /// Why.
         reason: Reason,
         /// What is done about it.
@@ -78,7 +78,7 @@ pub enum Event {
     /// A part of what the guest has given could not be discarded.
     NotDiscarded {
         /// The part.
-        run: Span,
+        run: Span<GuestAddr>,
         /// Why.
         cause: NotDiscarded,
     },

@@ -19,7 +19,7 @@
 use std::mem;
 use std::vec::Vec;
 
-use runs::Span;
+use runs::{GuestAddr, Span};
 use virtio_queue::QueueT;
 use vm_memory::GuestMemory;
 
@@ -70,7 +70,7 @@ impl<'a, T> Named<'a, T> {
     }
 
     #[inline]
-    fn push(&mut self, run: Span, mut act: impl FnMut(&[Part])) {
+    fn push(&mut self, run: Span<GuestAddr>, mut act: impl FnMut(&[Part])) {
         let (outside, collector) = (&mut self.outside, &mut self.collector);
         self.resolver
             .resolve(run, outside, |part| collector.push(part, &mut act));
@@ -241,7 +241,7 @@ impl<D: Discarder<T>, A: Dma<T>, M: Monitor, T> Device<D, A, M, T> {
     }
 
     /// Devices lack `runs` of the message at `head`. True when it is held.
-    fn hold(&mut self, head: u16, runs: Vec<Span>) -> bool {
+    fn hold(&mut self, head: u16, runs: Vec<Span<GuestAddr>>) -> bool {
         if runs.is_empty() || self.settings.unrestored == Unrestored::HandBack {
             return false;
         }

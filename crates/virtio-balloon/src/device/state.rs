@@ -3,7 +3,7 @@
 
 use std::vec::Vec;
 
-use runs::Span;
+use runs::{GuestAddr, Span};
 
 use crate::config::Config;
 use crate::features::Features;
@@ -45,7 +45,7 @@ pub struct Held {
     /// Its first descriptor.
     pub head: u16,
     /// What devices still lack.
-    pub runs: Vec<Span>,
+    pub runs: Vec<Span<GuestAddr>>,
 }
 
 /// Where free page hinting stands.
@@ -74,7 +74,7 @@ pub struct RequestState {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PartialState {
     /// The region, of whole huge pages.
-    pub region: Span,
+    pub region: Span<GuestAddr>,
     /// A bit for each page of 4 KiB.
     pub bits: Vec<u64>,
 }

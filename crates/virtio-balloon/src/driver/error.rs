@@ -2,7 +2,7 @@
 
 use core::time::Duration;
 
-use runs::Span;
+use runs::{GuestAddr, Span};
 
 use crate::features::Features;
 use crate::queues::Queue;
@@ -86,14 +86,14 @@ pub enum Error<E> {
     #[error("{run} is not in the balloon")]
     NotHeld {
         /// The pages.
-        run: Span,
+        run: Span<GuestAddr>,
     },
     /// The block is no block of the guest's memory, or is in the balloon already: an error of
     /// [`GuestPages`](super::GuestPages).
     #[error("{block} is no block of memory that could go into the balloon")]
     BadBlock {
         /// The block.
-        block: Span,
+        block: Span<GuestAddr>,
     },
     /// Pages cannot be named.
     #[error(transparent)]

@@ -1,6 +1,6 @@
 //! Statistics, reports and hints: what the guest says of memory that is not in the balloon.
 
-use runs::Span;
+use runs::{GuestAddr, Span};
 
 use super::error::Error;
 use super::link::{HINT_AT, REPORTED, STATS_AT};
@@ -77,15 +77,16 @@ where
     ///
     /// As all that talks to the device. After [`Error::Silent`] and its like the device may still discard
     /// them, until it was reset. [`Error::BadBlock`] where one is made of no whole pages.
-    pub fn report(&mut self, blocks: &[Span]) -> DriverResult<u64, T> {
+    pub fn report(&mut self, blocks: &[Span<GuestAddr>]) -> DriverResult<u64, T> {
         self.check_running()?;
         if !self.link.features.contains(Features::PAGE_REPORTING) {
             let feature = Features::PAGE_REPORTING;
             return Err(Error::NotNegotiated { feature });
         }
         let page = self.page.bytes();
-        let bad =
-            |block: &&Span| block.is_empty() || block.len > LONGEST || !block.is_aligned(page);
+        let bad = |block: &&Span<GuestAddr>| {
+            block.is_empty() || block.len > LONGEST || !block.is_aligned(page)
+        };
         if let Some(&block) = blocks.iter().find(bad) {
             return Err(Error::BadBlock { block });
         }
@@ -203,7 +204,7 @@ where
     }
 
     /// Pages that are hinted are not to be had for anything else.
-    pub(super) fn in_hinted(&self, block: Span) -> bool {
+    pub(super) fn in_hinted(&self, block: Span<GuestAddr>) -> bool {
         let hinted = self.hinted.as_ref();
         hinted.is_some_and(|hinted| hinted.fits(block) && hinted.any(block))
     }

@@ -5,7 +5,7 @@
 
 use core::ops::Range;
 
-use runs::{Span, bitmap};
+use runs::{GuestAddr, Span, bitmap};
 
 use crate::source::GuestPage;
 
@@ -13,7 +13,7 @@ use crate::source::GuestPage;
 #[derive(Debug)]
 pub(super) struct PageSet<W> {
     words: W,
-    span: Span,
+    span: Span<GuestAddr>,
     page: GuestPage,
     count: u64,
     /// No page lies in a word before this one, so that taking from the front does not search again.
@@ -21,13 +21,13 @@ pub(super) struct PageSet<W> {
 }
 
 /// Words for a set of this span's pages.
-pub(super) const fn words(span: Span, page: GuestPage) -> usize {
+pub(super) const fn words(span: Span<GuestAddr>, page: GuestPage) -> usize {
     (span.len >> page.shift()).div_ceil(64) as usize
 }
 
 impl<W: AsRef<[u64]> + AsMut<[u64]>> PageSet<W> {
     /// The empty set, in words that are all 0.
-    pub(super) const fn new(words: W, span: Span, page: GuestPage) -> Self {
+    pub(super) const fn new(words: W, span: Span<GuestAddr>, page: GuestPage) -> Self {
         let (count, low) = (0, 0);
         Self {
             words,
@@ -44,24 +44,24 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> PageSet<W> {
     }
 
     /// True when these are whole pages of the span.
-    pub(super) fn fits(&self, run: Span) -> bool {
+    pub(super) fn fits(&self, run: Span<GuestAddr>) -> bool {
         run.is_aligned(self.page.bytes()) && self.span.covers(&run)
     }
 
     /// Takes the lowest run out, so many bytes of it at most.
-    pub(super) fn take_front(&mut self, bytes: u64) -> Option<Span> {
+    pub(super) fn take_front(&mut self, bytes: u64) -> Option<Span<GuestAddr>> {
         let run = self.front(bytes).next()?;
         self.remove(run);
         Some(run)
     }
 
-    fn bits(&self, run: Span) -> Range<u64> {
+    fn bits(&self, run: Span<GuestAddr>) -> Range<u64> {
         let first = (run.start - self.span.start) >> self.page.shift();
         first..first + (run.len >> self.page.shift())
     }
 
     /// Puts pages in; false, and all is as it was, unless all of them fit and none was there.
-    pub(super) fn insert(&mut self, run: Span) -> bool {
+    pub(super) fn insert(&mut self, run: Span<GuestAddr>) -> bool {
         if !self.fits(run) || self.any(run) {
             return false;
         }
@@ -72,7 +72,7 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> PageSet<W> {
     }
 
     /// Takes pages out; false, and all is as it was, unless all of them were there.
-    pub(super) fn remove(&mut self, run: Span) -> bool {
+    pub(super) fn remove(&mut self, run: Span<GuestAddr>) -> bool {
         if !self.all(run) {
             return false;
         }
@@ -86,12 +86,12 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> PageSet<W> {
     }
 
     /// True when any of these pages, which fit, is in the set.
-    pub(super) fn any(&self, run: Span) -> bool {
+    pub(super) fn any(&self, run: Span<GuestAddr>) -> bool {
         bitmap::count(self.words.as_ref(), self.bits(run)) > 0
     }
 
     /// True when all these pages are in the set.
-    pub(super) fn all(&self, run: Span) -> bool {
+    pub(super) fn all(&self, run: Span<GuestAddr>) -> bool {
         let there = |bits: Range<u64>| {
             bitmap::count(self.words.as_ref(), bits.clone()) == bits.end - bits.start
         };
@@ -99,7 +99,7 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> PageSet<W> {
     }
 
     /// The lowest pages, as runs, so many bytes at most.
-    pub(super) fn front(&self, bytes: u64) -> impl Iterator<Item = Span> + Clone {
+    pub(super) fn front(&self, bytes: u64) -> impl Iterator<Item = Span<GuestAddr>> + Clone {
         let words = self.words.as_ref().get(self.low..).unwrap_or(&[]);
         let base = self.span.start + ((self.low as u64 * 64) << self.page.shift());
         let mut left = bytes & !(self.page.bytes() - 1);

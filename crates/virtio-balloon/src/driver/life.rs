@@ -1,6 +1,6 @@
 //! Pages into the balloon and out of it.
 
-use runs::Span;
+use runs::{GuestAddr, Span};
 
 use super::error::Error;
 use super::link::Wire;
@@ -258,7 +258,7 @@ where
         Ok(messages)
     }
 
-    fn pend(&mut self, block: Span) -> bool {
+    fn pend(&mut self, block: Span<GuestAddr>) -> bool {
         let memory = &mut self.link.memory;
         self.pending
             .add(block, || memory.words(super::pending::WORDS))

@@ -6,7 +6,7 @@
 use core::hint;
 use core::time::Duration;
 
-use runs::Span;
+use runs::{GuestAddr, Span};
 
 use super::error::Error;
 use super::ring::{DESCRIPTOR, Part, Ring, Wrong};
@@ -76,7 +76,7 @@ pub(super) struct Link<T, M: Memory> {
     pub(super) wire: Wire,
     pub(super) wait: Wait,
     rings: [Option<Ring>; QUEUES],
-    pieces: [Option<Span>; PIECES],
+    pieces: [Option<Span<GuestAddr>>; PIECES],
     /// Of inflateq and deflateq.
     message: Option<Buffer<M::Bytes>>,
     /// Of answers to requests, which come whatever goes on there.
@@ -211,7 +211,7 @@ impl<T: Transport, M: Memory<Error = T::Error>> Link<T, M> {
         &mut self,
         queue: Queue,
         page: GuestPage,
-        runs: impl Iterator<Item = Span>,
+        runs: impl Iterator<Item = Span<GuestAddr>>,
     ) -> LinkResult<u64, T> {
         let (wire, size) = (self.wire, self.size(queue));
         let mut source = Source::new(runs, page);
@@ -246,7 +246,7 @@ impl<T: Transport, M: Memory<Error = T::Error>> Link<T, M> {
         &mut self,
         page: GuestPage,
         header: ResponseHeader,
-        runs: impl Iterator<Item = Span>,
+        runs: impl Iterator<Item = Span<GuestAddr>>,
     ) -> LinkResult<(), T> {
         let Wire::Bulk(format) = self.wire else {
             return Err(Error::NoRequests);

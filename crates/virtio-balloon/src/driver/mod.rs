@@ -28,7 +28,7 @@
 
 use core::time::Duration;
 
-use runs::Span;
+use runs::{GuestAddr, Span};
 
 use crate::config::{BULK_CONFIG_BYTES, CONFIG_BYTES, Config};
 use crate::features::{BulkBit, Features};
@@ -137,7 +137,7 @@ pub struct Driver<T, M: Memory, P> {
     /// Those of them that are to be told.
     pending: Pending<M::Words>,
     /// A block that did not fit in there.
-    carry: Option<Span>,
+    carry: Option<Span<GuestAddr>>,
     /// Pages that were hinted and wait for the end of it.
     hinted: Option<PageSet<M::Words>>,
     /// The command that was answered last.
@@ -394,7 +394,7 @@ where
 /// An empty set of this span's pages.
 fn page_set<M: Memory, E>(
     memory: &mut M,
-    span: Span,
+    span: Span<GuestAddr>,
     page: GuestPage,
 ) -> Result<PageSet<M::Words>, Error<E>> {
     let count = held::words(span, page);

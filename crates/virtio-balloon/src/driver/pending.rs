@@ -5,7 +5,7 @@
 //! of which a message holds few, it is a short list. When neither has room, what is there must be
 //! told first: that is one pass more, and nothing is lost.
 
-use runs::{Span, bitmap};
+use runs::{GuestAddr, Span, bitmap};
 
 use crate::source::GuestPage;
 
@@ -33,7 +33,7 @@ pub(super) struct Pending<W> {
     windows: [Option<Window<W>>; MOST_BITMAPS],
     /// The most windows; 0 where the list is used.
     most: usize,
-    list: [Span; LISTED],
+    list: [Span<GuestAddr>; LISTED],
     listed: usize,
 }
 
@@ -66,7 +66,7 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Pending<W> {
 
     /// Adds a block, which does not cross a multiple of a window's size. `more` gives a bitmap, all 0.
     /// False when there is no room, which cannot be when it is empty.
-    pub(super) fn add(&mut self, block: Span, more: impl FnOnce() -> Option<W>) -> bool {
+    pub(super) fn add(&mut self, block: Span<GuestAddr>, more: impl FnOnce() -> Option<W>) -> bool {
         if self.most == 0 {
             let Some(place) = self.list.get_mut(self.listed) else {
                 return false;
@@ -127,7 +127,7 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Pending<W> {
     }
 
     /// What is in the list.
-    pub(super) fn list(&self) -> impl Iterator<Item = Span> {
+    pub(super) fn list(&self) -> impl Iterator<Item = Span<GuestAddr>> {
         self.list.iter().take(self.listed).copied()
     }
 

@@ -4,7 +4,7 @@
 use core::fmt;
 use core::time::Duration;
 
-use runs::Span;
+use runs::{GuestAddr, Span};
 
 use crate::features::Features;
 use crate::source::GuestPage;
@@ -98,7 +98,7 @@ pub trait Memory {
     fn allocate(&mut self, len: u64) -> Option<u64>;
 
     /// Gives back what [`allocate`](Self::allocate) gave.
-    fn free(&mut self, memory: Span);
+    fn free(&mut self, memory: Span<GuestAddr>);
 
     /// Reads bytes, in any order.
     fn read(&self, address: u64, bytes: &mut [u8]) -> Result<(), Self::Error>;
@@ -122,14 +122,14 @@ pub trait GuestPages {
     fn page(&self) -> GuestPage;
 
     /// All addresses from which pages may come. Two bits are kept for each page of it at most.
-    fn span(&self) -> Span;
+    fn span(&self) -> Span<GuestAddr>;
 
     /// A block of `bytes`, a power of two, on a boundary of its size, which nobody else uses; `None`
     /// when there is none. It is not to try hard: no killing, no swapping out.
     fn take(&mut self, bytes: u64) -> Option<u64>;
 
     /// Gives back pages that were taken, in parts other than those in which they were.
-    fn give_back(&mut self, run: Span);
+    fn give_back(&mut self, run: Span<GuestAddr>);
 
     /// The guest manages so many bytes less, or more, than before. Called as pages come and go, unless
     /// the balloon gives way when memory is short

@@ -17,7 +17,7 @@
 //! saying so. Here it is said: a bit stands for 2^shift bytes, so guests with pages of 64 KiB send one
 //! bit for each of them, and words begin at multiples of 64 of the guest's pages.
 
-use runs::Span;
+use runs::{GuestAddr, Span};
 
 use super::{Format, MOST_SHIFT, ResponseHeader, WIRE_SHIFT, Writer, hand_on, word};
 use crate::refusal::{Refusal, Refusals};
@@ -46,7 +46,7 @@ impl BitmapRecords {
     }
 
     /// The bits of all runs that touch the 64 pages from `base` on, which are taken from the source.
-    fn gather<I: Iterator<Item = Span>>(
+    fn gather<I: Iterator<Item = Span<GuestAddr>>>(
         &self,
         base: u64,
         source: &mut Source<I>,
@@ -134,7 +134,7 @@ impl BitmapRecords {
 }
 
 impl Format for BitmapRecords {
-    fn encode<I: Iterator<Item = Span>>(
+    fn encode<I: Iterator<Item = Span<GuestAddr>>>(
         &self,
         source: &mut Source<I>,
         message: &mut [u8],
@@ -168,7 +168,12 @@ impl Format for BitmapRecords {
 
     /// Takes records in any order, bitmaps of 8 to 56 bytes, and blocks of any length from 4 KiB to 2^51
     /// bytes at any page. A run of bits comes in one piece for each le64.
-    fn decode(&self, message: &[u8], refusals: &mut Refusals, mut sink: impl FnMut(Span)) {
+    fn decode(
+        &self,
+        message: &[u8],
+        refusals: &mut Refusals,
+        mut sink: impl FnMut(Span<GuestAddr>),
+    ) {
         let Some(data) = ResponseHeader::data(message, refusals) else {
             return;
         };
@@ -239,7 +244,7 @@ impl Format for BitmapRecords {
 /// The runs of a word of bitmap whose first bit stands for the 2^shift bytes at `base`, which do not wrap
 /// around.
 #[inline]
-fn runs_of(mut bits: u64, base: u64, shift: u32, mut sink: impl FnMut(Span)) {
+fn runs_of(mut bits: u64, base: u64, shift: u32, mut sink: impl FnMut(Span<GuestAddr>)) {
     while bits != 0 {
         let first = bits.trailing_zeros();
         // The carry goes through this run and ends behind it, at the top of the word in nothing.

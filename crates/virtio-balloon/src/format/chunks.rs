@@ -3,7 +3,7 @@
 //! A le64 with the number of chunks, then as many pairs: le64 address, le64 length, both in bytes and
 //! multiples of 4096.
 
-use runs::Span;
+use runs::{GuestAddr, Span};
 
 use super::{Format, MOST_DATA_BYTES, WIRE_SHIFT, Writer, hand_on, word};
 use crate::refusal::{Refusal, Refusals};
@@ -17,7 +17,7 @@ const HEAD: usize = 8;
 const PAIR: usize = 16;
 
 impl Format for Chunks {
-    fn encode<I: Iterator<Item = Span>>(
+    fn encode<I: Iterator<Item = Span<GuestAddr>>>(
         &self,
         source: &mut Source<I>,
         message: &mut [u8],
@@ -37,7 +37,12 @@ impl Format for Chunks {
         out.finish(&(number as u64).to_le_bytes(), needed)
     }
 
-    fn decode(&self, message: &[u8], refusals: &mut Refusals, mut sink: impl FnMut(Span)) {
+    fn decode(
+        &self,
+        message: &[u8],
+        refusals: &mut Refusals,
+        mut sink: impl FnMut(Span<GuestAddr>),
+    ) {
         let bytes = message.len();
         let Some((number, data)) = message.split_first_chunk::<HEAD>() else {
             return refusals.add(Refusal::Length { bytes, unit: HEAD });

@@ -3,7 +3,7 @@
 //! No header; a number stands for 4 KiB, so a guest with larger pages names each of them by several
 //! numbers, and a number reaches 16 TiB. The numbers may come in any order.
 
-use runs::Span;
+use runs::{GuestAddr, Span};
 
 use super::{Format, Writer};
 use crate::refusal::{Refusal, Refusals};
@@ -17,7 +17,7 @@ pub struct LePfns;
 const LAST: u64 = (1 << (32 + WIRE_SHIFT)) - 1;
 
 impl Format for LePfns {
-    fn encode<I: Iterator<Item = Span>>(
+    fn encode<I: Iterator<Item = Span<GuestAddr>>>(
         &self,
         source: &mut Source<I>,
         message: &mut [u8],
@@ -48,7 +48,12 @@ impl Format for LePfns {
     }
 
     /// Numbers that follow one another are one run. A number that is cut short at the end is left out.
-    fn decode(&self, message: &[u8], refusals: &mut Refusals, mut sink: impl FnMut(Span)) {
+    fn decode(
+        &self,
+        message: &[u8],
+        refusals: &mut Refusals,
+        mut sink: impl FnMut(Span<GuestAddr>),
+    ) {
         let (numbers, rest) = message.as_chunks::<4>();
         let mut numbers = numbers
             .iter()

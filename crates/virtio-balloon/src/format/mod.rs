@@ -22,7 +22,7 @@
 //! * [`SizedRuns`]: what M. S. Tsirkin asked for in review: number and size of pages, two bits for one of the
 //!   sizes that the configuration space states.
 
-use runs::{PageSizes, Span};
+use runs::{GuestAddr, PageSizes, Span};
 
 use crate::refusal::{Refusal, Refusals};
 use crate::source::{EncodeError, GuestPage, Source, WIRE_PAGE, WIRE_SHIFT};
@@ -52,14 +52,14 @@ pub trait Format {
     ///
     /// A run that cannot be encoded, or a buffer that is too short for the next record: then the
     /// message is not to be sent.
-    fn encode<I: Iterator<Item = Span>>(
+    fn encode<I: Iterator<Item = Span<GuestAddr>>>(
         &self,
         source: &mut Source<I>,
         message: &mut [u8],
     ) -> Result<usize, EncodeError>;
 
     /// Hands the runs of a message to `sink`, and counts what it does not take.
-    fn decode(&self, message: &[u8], refusals: &mut Refusals, sink: impl FnMut(Span));
+    fn decode(&self, message: &[u8], refusals: &mut Refusals, sink: impl FnMut(Span<GuestAddr>));
 }
 
 /// A format in bulk, chosen at run time, by its number in the configuration space
@@ -116,7 +116,7 @@ impl BulkFormat {
     /// # Errors
     ///
     /// Those of [`Format::encode`].
-    pub fn encode<I: Iterator<Item = Span>>(
+    pub fn encode<I: Iterator<Item = Span<GuestAddr>>>(
         self,
         page: GuestPage,
         source: &mut Source<I>,
@@ -133,7 +133,12 @@ impl BulkFormat {
 
     /// Takes a message in this format, as [`Format::decode`] does. The guest's page size stands in the
     /// message where the format needs it.
-    pub fn decode(self, message: &[u8], refusals: &mut Refusals, sink: impl FnMut(Span)) {
+    pub fn decode(
+        self,
+        message: &[u8],
+        refusals: &mut Refusals,
+        sink: impl FnMut(Span<GuestAddr>),
+    ) {
         match self {
             Self::BitmapRecords => {
                 BitmapRecords::new(GuestPage::SIZE_4K).decode(message, refusals, sink)
@@ -250,7 +255,7 @@ pub(crate) fn hand_on(
     start: u64,
     pages: u64,
     refusals: &mut Refusals,
-    sink: &mut impl FnMut(Span),
+    sink: &mut impl FnMut(Span<GuestAddr>),
 ) {
     // All 2^64 bytes have no length, and are nobody's memory.
     let run = pages

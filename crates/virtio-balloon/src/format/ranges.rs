@@ -5,7 +5,7 @@
 //! their own behind it. (The series compared with "more than 4096", so that 4096 ran over into the
 //! first page's number.)
 
-use runs::Span;
+use runs::{GuestAddr, Span};
 
 use super::{Format, ResponseHeader, WIRE_SHIFT, Writer, hand_on, word};
 use crate::refusal::{Refusal, Refusals};
@@ -20,7 +20,7 @@ const HEAD: usize = ResponseHeader::BYTES;
 const LONG: u64 = 1 << 12;
 
 impl Format for Ranges {
-    fn encode<I: Iterator<Item = Span>>(
+    fn encode<I: Iterator<Item = Span<GuestAddr>>>(
         &self,
         source: &mut Source<I>,
         message: &mut [u8],
@@ -49,7 +49,12 @@ impl Format for Ranges {
     }
 
     /// Takes lengths below 4096 in either place.
-    fn decode(&self, message: &[u8], refusals: &mut Refusals, mut sink: impl FnMut(Span)) {
+    fn decode(
+        &self,
+        message: &[u8],
+        refusals: &mut Refusals,
+        mut sink: impl FnMut(Span<GuestAddr>),
+    ) {
         let Some(data) = ResponseHeader::data(message, refusals) else {
             return;
         };

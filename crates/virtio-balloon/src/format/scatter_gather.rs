@@ -8,7 +8,7 @@
 //! Buffers are device-writable, as on reporting_vq (5.5.6.7), since discarding changes what they hold.
 //! A chain is at most 4 GiB (2.7.5.2), and at most as long as the queue (2.7.5.3.1).
 
-use runs::Span;
+use runs::{GuestAddr, Span};
 
 use super::{Format, MOST_DATA_BYTES, WIRE_SHIFT, Writer, hand_on, word};
 use crate::refusal::{Refusal, Refusals};
@@ -52,7 +52,7 @@ impl ScatterGather {
         address: u64,
         len: u32,
         refusals: &mut Refusals,
-        mut sink: impl FnMut(Span),
+        mut sink: impl FnMut(Span<GuestAddr>),
     ) {
         let at = nr.saturating_mul(DESCRIPTOR);
         let len = u64::from(len);
@@ -68,7 +68,7 @@ impl ScatterGather {
 }
 
 impl Format for ScatterGather {
-    fn encode<I: Iterator<Item = Span>>(
+    fn encode<I: Iterator<Item = Span<GuestAddr>>>(
         &self,
         source: &mut Source<I>,
         message: &mut [u8],
@@ -107,7 +107,12 @@ impl Format for ScatterGather {
 
     /// Takes the descriptors of a table in their order, whatever their flags: following and bounding a
     /// chain is the queue's.
-    fn decode(&self, message: &[u8], refusals: &mut Refusals, mut sink: impl FnMut(Span)) {
+    fn decode(
+        &self,
+        message: &[u8],
+        refusals: &mut Refusals,
+        mut sink: impl FnMut(Span<GuestAddr>),
+    ) {
         let (bytes, unit) = (message.len(), DESCRIPTOR);
         if bytes > MOST_DATA_BYTES {
             return refusals.add(Refusal::TooLong {

@@ -9,7 +9,7 @@
 //! | 2–11 | how many pages of this size, less one |
 //! | 12–63 | number of the first page, of 4 KiB, a multiple of the size |
 
-use runs::Span;
+use runs::{GuestAddr, Span};
 
 use super::{Format, MOST_SHIFT, PageSizes, ResponseHeader, WIRE_SHIFT, Writer, hand_on, word};
 use crate::refusal::{Refusal, Refusals};
@@ -89,7 +89,7 @@ impl SizedRuns {
 }
 
 impl Format for SizedRuns {
-    fn encode<I: Iterator<Item = Span>>(
+    fn encode<I: Iterator<Item = Span<GuestAddr>>>(
         &self,
         source: &mut Source<I>,
         message: &mut [u8],
@@ -115,7 +115,12 @@ impl Format for SizedRuns {
         out.finish(&header.to_bytes(), needed)
     }
 
-    fn decode(&self, message: &[u8], refusals: &mut Refusals, mut sink: impl FnMut(Span)) {
+    fn decode(
+        &self,
+        message: &[u8],
+        refusals: &mut Refusals,
+        mut sink: impl FnMut(Span<GuestAddr>),
+    ) {
         let Some(data) = ResponseHeader::data(message, refusals) else {
             return;
         };

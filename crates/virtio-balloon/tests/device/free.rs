@@ -1,7 +1,7 @@
 //! Pages that are free: reports and hints.
 
 use crate::guest::{Act, FREE, Guest, command, hint, pages, pfn};
-use runs::Span;
+use runs::{GuestAddr, Span};
 use virtio_balloon::device::{Event, HintError, Settings};
 use virtio_balloon::{Config, Features, Queue};
 
@@ -48,7 +48,7 @@ fn with_hints() -> Guest {
     })
 }
 
-fn hinted(guest: &mut Guest) -> Vec<Vec<Span>> {
+fn hinted(guest: &mut Guest) -> Vec<Vec<Span<GuestAddr>>> {
     let acts = guest.acts().into_iter();
     acts.filter_map(|act| match act {
         Act::Hinted(runs) => Some(runs),
@@ -99,7 +99,7 @@ fn hints_are_taken_from_their_command_to_its_end() {
     command(&mut guest, id);
     hint(&mut guest, 0);
     let _ = guest.drain(Queue::FreePage);
-    assert_eq!(hinted(&mut guest), Vec::<Vec<Span>>::new());
+    assert_eq!(hinted(&mut guest), Vec::<Vec<Span<GuestAddr>>>::new());
 
     // A new command goes on; an old one's hints are not taken.
     let next = guest.device.start_hints().unwrap();
@@ -114,7 +114,7 @@ fn hints_are_taken_from_their_command_to_its_end() {
     assert_eq!(guest.acts(), [Act::ConfigChanged]);
     hint(&mut guest, 1);
     let _ = guest.drain(Queue::FreePage);
-    assert_eq!(hinted(&mut guest), Vec::<Vec<Span>>::new());
+    assert_eq!(hinted(&mut guest), Vec::<Vec<Span<GuestAddr>>>::new());
     guest.device.read_config(0, &mut config);
     let done = Config::from_bytes(&config).free_page_hint_cmd_id;
     assert_eq!(done, Config::HINT_DONE);

@@ -1,7 +1,7 @@
 //! Memory that is backed by huge pages, and what a device knows that goes on elsewhere.
 
 use crate::guest::{Act, Guest, HIGH, LOW, pages, pfn};
-use runs::Span;
+use runs::{GuestAddr, Span};
 use virtio_balloon::device::{Device, Settings, SetupError, State};
 use virtio_balloon::{BadRegion, Features, Queue, Region, Stats, WIRE_PAGE};
 
@@ -16,7 +16,7 @@ fn on_huge_pages(without: Features) -> Guest {
     guest
 }
 
-fn inflate(guest: &mut Guest, from: u64, to: u64) -> Vec<Vec<Span>> {
+fn inflate(guest: &mut Guest, from: u64, to: u64) -> Vec<Vec<Span<GuestAddr>>> {
     guest.runs(Queue::Inflate, &[pages(from, to - from)]);
     let _ = guest.drain(Queue::Inflate);
     guest.discards()
@@ -66,7 +66,7 @@ fn parts_of_huge_pages_are_remembered_only_where_the_driver_tells() {
 fn reports_and_kept_parts_leave_huge_pages_whole() {
     let mut guest = on_huge_pages(Features(0));
     let whole = pages(FULL, FULL);
-    let report = Span::new(whole.start - 3 * WIRE_PAGE, HUGE + 5 * WIRE_PAGE);
+    let report = Span::<GuestAddr>::new(whole.start - 3 * WIRE_PAGE, HUGE + 5 * WIRE_PAGE);
     guest.chain(Queue::Reporting, &[(report.start, report.len as u32, true)]);
     let _ = guest.drain(Queue::Reporting);
     assert_eq!(guest.discards(), [[whole]]);

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::os::unix::fs::MetadataExt;
 
 use hostmem::{Backing, Mapping};
-use runs::Span;
+use runs::{GuestAddr, Span};
 use virtio_balloon::device::{Discarder as _, GuestDiscard, NotDiscarded};
 use virtio_balloon::{MemoryMap, Part, Refusals};
 use vm_memory::{
@@ -12,8 +12,8 @@ use vm_memory::{
 };
 
 const PAGE: u64 = 4096;
-const LOW: Span = Span::new(0, 4 << 20);
-const HIGH: Span = Span::new(8 << 20, 4 << 20);
+const LOW: Span<GuestAddr> = Span::new(0, 4 << 20);
+const HIGH: Span<GuestAddr> = Span::new(8 << 20, 4 << 20);
 
 fn ranges() -> [(GuestAddress, usize); 2] {
     [LOW, HIGH].map(|region| (GuestAddress(region.start), region.len as usize))
@@ -43,7 +43,7 @@ fn fill(memory: &GuestMemoryMmap) {
     }
 }
 
-fn check(memory: &GuestMemoryMmap, discarded: &[Span]) {
+fn check(memory: &GuestMemoryMmap, discarded: &[Span<GuestAddr>]) {
     for region in [LOW, HIGH] {
         for page in (region.start..=region.last()).step_by(PAGE as usize) {
             let gone = discarded.iter().any(|run| run.contains(page));
@@ -54,7 +54,7 @@ fn check(memory: &GuestMemoryMmap, discarded: &[Span]) {
     }
 }
 
-const RUNS: [Span; 5] = [
+const RUNS: [Span<GuestAddr>; 5] = [
     Span::new(0, PAGE),
     Span::new(3 * PAGE, 5 * PAGE),
     // To the end of the region.
@@ -63,7 +63,7 @@ const RUNS: [Span; 5] = [
     Span::new((12 << 20) - 2 * PAGE, 2 * PAGE),
 ];
 
-fn resolved<T>(map: MemoryMap<'_, T>, run: Span) -> Vec<Part> {
+fn resolved<T>(map: MemoryMap<'_, T>, run: Span<GuestAddr>) -> Vec<Part> {
     let mut parts = Vec::new();
     map.resolve(run, &mut Refusals::new(), |part| parts.push(part));
     parts

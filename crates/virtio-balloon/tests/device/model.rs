@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use crate::guest::{Act, FREE, Guest, HIGH, LOW, NEXT, at, send_bulk};
 use proptest::prelude::*;
-use runs::{Joiner, Span};
+use runs::{GuestAddr, Joiner, Span};
 use virtio_balloon::device::{Bulk, Event, Settings, Unrestored};
 use virtio_balloon::{BulkFormat, Features, Queue, WIRE_PAGE};
 use virtio_queue::QueueT;
@@ -66,7 +66,7 @@ struct Model {
     held: Option<Message>,
 }
 
-fn runs(pages: &BTreeSet<u64>) -> Vec<Span> {
+fn runs(pages: &BTreeSet<u64>) -> Vec<Span<GuestAddr>> {
     let mut joiner = Joiner::new();
     let pages = pages.iter().map(|page| Span::new(*page, WIRE_PAGE));
     let mut runs: Vec<_> = pages.filter_map(|page| joiner.push(page)).collect();
@@ -258,7 +258,7 @@ fn drain_inflate(guest: &mut Guest, model: &mut Model) {
     if !released.is_empty() {
         expected.push(Act::Release(runs(&released)));
     }
-    let cut: Vec<Span> = runs(&discarded);
+    let cut: Vec<Span<GuestAddr>> = runs(&discarded);
     if !cut.is_empty() {
         expected.push(Act::Discard(cut.clone()));
     }

@@ -1,7 +1,7 @@
 //! Requests of the host: which pages does the guest not use?
 
 use crate::guest::{Act, FREE, Guest, SIZE, at, bulk_messages, in_bulk, pages};
-use runs::Span;
+use runs::{GuestAddr, Span};
 use virtio_balloon::device::{Bulk, Device, Event, QueueError, Settings, SetupError};
 use virtio_balloon::{
     BulkBit, BulkFormat, Config, Features, GuestPage, HostRequest, Numbering, Queue, Refusal,
@@ -27,7 +27,7 @@ fn buffer(guest: &mut Guest) -> u16 {
 }
 
 /// Messages of an answer: these runs, in messages of 4096 bytes, and an end.
-fn answer(guest: &mut Guest, format: BulkFormat, id: u16, runs: &[Span]) {
+fn answer(guest: &mut Guest, format: BulkFormat, id: u16, runs: &[Span<GuestAddr>]) {
     let end = ResponseHeader::default().to_bytes().to_vec();
     let mut messages = bulk_messages(format, runs);
     messages.push(end);
@@ -90,7 +90,7 @@ fn the_queue_is_there_only_where_the_monitor_wants_it_and_the_bulk_bit_is_taken(
 #[test]
 fn a_request_goes_into_the_buffer_and_its_answer_to_the_monitor() {
     // So many that they take several messages.
-    let runs: Vec<Span> = (0..1500).map(|nr| pages(2 * nr, 1)).collect();
+    let runs: Vec<Span<GuestAddr>> = (0..1500).map(|nr| pages(2 * nr, 1)).collect();
     for format in BulkFormat::ALL
         .into_iter()
         .filter(|format| format.has_header())
@@ -149,7 +149,7 @@ fn every_part_of_an_answer_with_more_runs_than_there_is_room_for_has_its_id() {
     let _ = guest.drain(Queue::Requests);
     let (id, _) = guest.request_unused().unwrap();
     // Every second page: nothing can be merged.
-    let runs: Vec<Span> = (0..50_000)
+    let runs: Vec<Span<GuestAddr>> = (0..50_000)
         .map(|nr| Span::new(high.start + 8192 * nr, 4096))
         .collect();
     let page = GuestPage::SIZE_4K;
@@ -169,7 +169,7 @@ fn every_part_of_an_answer_with_more_runs_than_there_is_room_for_has_its_id() {
     let (last, parts) = acts.split_last().unwrap();
     assert_eq!(*last, Act::Event(Event::UnusedEnd { id }));
     assert!(parts.len() > 1, "one part is enough for all of them");
-    let mut found: Vec<Span> = Vec::new();
+    let mut found: Vec<Span<GuestAddr>> = Vec::new();
     for part in parts {
         match part {
             Act::Unused(of, runs) if *of == id => found.extend(runs),

@@ -1,7 +1,7 @@
 //! Requests of the host, answered by the driver against a fake device.
 
 use crate::fake::{Answers, Faked, Handle, PAGE, world};
-use runs::Span;
+use runs::{GuestAddr, Span};
 use virtio_balloon::driver::{Answered, Error, Settings};
 use virtio_balloon::{BulkFormat, Config, HostRequest, Numbering, Queue, ResponseHeader, Wait};
 
@@ -22,7 +22,7 @@ fn asking(free: impl IntoIterator<Item = u64>, format: BulkFormat) -> Handle {
 }
 
 /// What was told since the last look, its headers checked: all but the last go on.
-fn told(world: &Handle, id: u16) -> Vec<Span> {
+fn told(world: &Handle, id: u16) -> Vec<Span<GuestAddr>> {
     let answers = world.with(|world| std::mem::take(&mut world.answers_got));
     let last = answers.len() - 1;
     for (nr, (header, runs)) in answers.iter().enumerate() {

@@ -6,7 +6,7 @@ mod bytes;
 #[path = "../guest/mod.rs"]
 mod guest;
 
-use runs::Span;
+use runs::{GuestAddr, Span};
 use virtio_balloon::device::{Bulk, Settings, Unrestored, regions};
 use virtio_balloon::{BulkFormat, Config, Features, Numbering, Queue, WIRE_PAGE};
 use virtio_queue::QueueT;
@@ -42,7 +42,7 @@ fn place(bytes: &mut Bytes<'_>) -> u64 {
 }
 
 /// A page or more, anywhere.
-fn run(bytes: &mut Bytes<'_>) -> Span {
+fn run(bytes: &mut Bytes<'_>) -> Span<GuestAddr> {
     let page = u64::from(bytes.u16()) % (HIGH.last() / WIRE_PAGE);
     Span::new(page * WIRE_PAGE, (1 + u64::from(bytes.u8())) * WIRE_PAGE)
 }
@@ -219,7 +219,7 @@ fn drain(queue: Queue, guest: &mut Guest, page: u64) {
     }
     let attached = guest.notes.borrow().attached;
     let kept = guest.notes.borrow().kept.clone();
-    let mut released: Vec<Span> = Vec::new();
+    let mut released: Vec<Span<GuestAddr>> = Vec::new();
     let mut runs = 0;
     for act in guest.acts() {
         match act {

@@ -3,7 +3,7 @@
 //! Each takes any bytes, and panics when something does not hold. The first two bytes choose where the
 //! guest's memory lies.
 
-use runs::Span;
+use runs::{GuestAddr, Span};
 use virtio_balloon::{
     BitmapRecords, ByteOrder, Chunks, Config, Format, GuestPage, LePfns, MemoryMap, PageShifts,
     Part, PartialHugePages, Ranges, Refusals, Region, Resolver, RunCollector, ScatterGather,
@@ -50,7 +50,7 @@ fn message(format: &impl Format, data: &[u8]) {
     let mut batches = Vec::new();
     for run in &named {
         assert!(
-            Span::checked(run.start, run.len).is_some() && run.is_aligned(WIRE_PAGE),
+            Span::<GuestAddr>::checked(run.start, run.len).is_some() && run.is_aligned(WIRE_PAGE),
             "{run}"
         );
         resolver.resolve(*run, &mut refusals, |part| {

@@ -7,7 +7,7 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::atomic::Ordering;
 
-use runs::Span;
+use runs::{GuestAddr, Span};
 use virtio_balloon::device::{
     Bulk, Device, Discarder, Drained, Event, Hint, Monitor, NotDiscarded, QueueError, Settings,
     regions,
@@ -20,8 +20,8 @@ use virtio_queue::{Queue as VirtQueue, QueueT};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
 /// Two regions of 16 MiB with a hole of the same size between.
-pub const LOW: Span = Span::new(0, 16 << 20);
-pub const HIGH: Span = Span::new(32 << 20, 16 << 20);
+pub const LOW: Span<GuestAddr> = Span::new(0, 16 << 20);
+pub const HIGH: Span<GuestAddr> = Span::new(32 << 20, 16 << 20);
 /// Where pages for the balloon begin: rings and buffers lie below.
 pub const FREE: u64 = 4 << 20;
 const BUFFERS: u64 = 1 << 20;
@@ -36,11 +36,11 @@ pub const INDIRECT: u16 = 4;
 /// What a seam was told, in order over all of them.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Act {
-    Release(Vec<Span>),
-    Restore(Vec<Span>),
-    Discard(Vec<Span>),
-    Hinted(Vec<Span>),
-    Unused(u16, Vec<Span>),
+    Release(Vec<Span<GuestAddr>>),
+    Restore(Vec<Span<GuestAddr>>),
+    Discard(Vec<Span<GuestAddr>>),
+    Hinted(Vec<Span<GuestAddr>>),
+    Unused(u16, Vec<Span<GuestAddr>>),
     ConfigChanged,
     Event(Event),
     Stats(Box<Stats>, bool),
@@ -51,11 +51,11 @@ pub enum Act {
 pub struct Notes {
     pub acts: Vec<Act>,
     /// Parts that devices do not let go of.
-    pub kept: Vec<Span>,
+    pub kept: Vec<Span<GuestAddr>>,
     /// Parts that devices cannot be given.
-    pub lost: Vec<Span>,
+    pub lost: Vec<Span<GuestAddr>>,
     /// Parts that the machine does not take.
-    pub stuck: Vec<Span>,
+    pub stuck: Vec<Span<GuestAddr>>,
     /// Whether there are devices.
     pub attached: bool,
     /// What is done with hints.
@@ -84,7 +84,7 @@ impl Seams {
 }
 
 /// What of ascending parts meets any of these runs.
-fn meeting(map: MemoryMap<'_>, parts: &[Part], runs: &[Span]) -> Vec<Part> {
+fn meeting(map: MemoryMap<'_>, parts: &[Part], runs: &[Span<GuestAddr>]) -> Vec<Part> {
     let mut meeting = Vec::new();
     for run in runs {
         map.resolve(*run, &mut Refusals::new(), |run| {
@@ -96,7 +96,7 @@ fn meeting(map: MemoryMap<'_>, parts: &[Part], runs: &[Span]) -> Vec<Part> {
 }
 
 /// As guest addresses.
-fn runs(map: MemoryMap<'_>, parts: &[Part]) -> Vec<Span> {
+fn runs(map: MemoryMap<'_>, parts: &[Part]) -> Vec<Span<GuestAddr>> {
     parts.iter().map(|part| map.run(part)).collect()
 }
 
@@ -177,11 +177,11 @@ impl Monitor for Seams {
         self.note(Act::Stats(Box::new(*stats), asked));
     }
 
-    fn unused(&mut self, id: u16, runs: &[Span]) {
+    fn unused(&mut self, id: u16, runs: &[Span<GuestAddr>]) {
         self.note(Act::Unused(id, runs.to_vec()));
     }
 
-    fn hinted(&mut self, runs: &[Span]) -> Hint {
+    fn hinted(&mut self, runs: &[Span<GuestAddr>]) -> Hint {
         self.note(Act::Hinted(runs.to_vec()));
         if self.notes.borrow().discard_hints {
             Hint::Discard
@@ -234,7 +234,7 @@ impl Ring {
 pub type Buffer = (u64, u32, bool);
 
 /// Pages behind [`FREE`].
-pub fn pages(first: u64, pages: u64) -> Span {
+pub fn pages(first: u64, pages: u64) -> Span<GuestAddr> {
     Span::new(FREE + first * WIRE_PAGE, pages * WIRE_PAGE)
 }
 
@@ -249,7 +249,7 @@ pub fn in_bulk(format: BulkFormat) -> Settings {
     }
 }
 
-pub fn bulk_messages(format: BulkFormat, runs: &[Span]) -> Vec<Vec<u8>> {
+pub fn bulk_messages(format: BulkFormat, runs: &[Span<GuestAddr>]) -> Vec<Vec<u8>> {
     let page = GuestPage::SIZE_4K;
     let mut source = Source::new(runs.iter().copied(), page);
     let mut message = vec![0; 4096];
@@ -265,7 +265,12 @@ pub fn bulk_messages(format: BulkFormat, runs: &[Span]) -> Vec<Vec<u8>> {
 
 /// Sends runs in bulk, scatter-gather as the descriptors that they are. Returns the first descriptor of
 /// the last message.
-pub fn send_bulk(guest: &mut Guest, format: BulkFormat, queue: Queue, runs: &[Span]) -> u16 {
+pub fn send_bulk(
+    guest: &mut Guest,
+    format: BulkFormat,
+    queue: Queue,
+    runs: &[Span<GuestAddr>],
+) -> u16 {
     if format == BulkFormat::ScatterGather {
         let buffers: Vec<_> = runs
             .iter()
@@ -284,7 +289,7 @@ pub fn command(guest: &mut Guest, id: u32) {
     guest.send(Queue::FreePage, &id.to_le_bytes());
 }
 
-pub fn hint(guest: &mut Guest, block: u64) -> Span {
+pub fn hint(guest: &mut Guest, block: u64) -> Span<GuestAddr> {
     let run = Span::new(FREE + block * (4 << 20), 2 << 20);
     guest.chain(Queue::FreePage, &[(run.start, run.len as u32, true)]);
     run
@@ -423,7 +428,7 @@ impl Guest {
     }
 
     /// Messages of runs as page numbers.
-    pub fn runs(&mut self, queue: Queue, runs: &[Span]) {
+    pub fn runs(&mut self, queue: Queue, runs: &[Span<GuestAddr>]) {
         let mut source = Source::new(runs.iter().copied(), GuestPage::SIZE_4K);
         let mut message = [0; 1024];
         loop {
@@ -498,7 +503,7 @@ impl Guest {
     }
 
     /// The runs that were discarded since the last look, one call of the seam in each.
-    pub fn discards(&mut self) -> Vec<Vec<Span>> {
+    pub fn discards(&mut self) -> Vec<Vec<Span<GuestAddr>>> {
         let acts = self.acts().into_iter();
         acts.filter_map(|act| match act {
             Act::Discard(runs) => Some(runs),

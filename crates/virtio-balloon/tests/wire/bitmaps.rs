@@ -2,7 +2,7 @@
 
 use crate::common::{ALL, Any, PAGES, decoded, joined};
 use proptest::prelude::*;
-use runs::Span;
+use runs::{GuestAddr, Span};
 use virtio_balloon::{BitmapRecords, Format, GuestPage, LePfns, Refusal, Source};
 
 /// Words as they are in bitmaps: empty, full, one of a few bits, anything.
@@ -145,8 +145,8 @@ fn several_bitmaps_share_messages() {
         (3 << 30, &second),
         ((4 << 30) + (1 << 12), &first),
     ];
-    let runs: Vec<Span> = page.stretches_of(&bitmaps).collect();
-    let expected: Vec<Span> = bitmaps
+    let runs: Vec<Span<GuestAddr>> = page.stretches_of(&bitmaps).collect();
+    let expected: Vec<Span<GuestAddr>> = bitmaps
         .iter()
         .flat_map(|(base, words)| page.stretches(*base, words))
         .collect();

@@ -4,18 +4,18 @@ use std::collections::BTreeSet;
 
 use crate::common::{ALL, Any, PAGES, decoded, joined, messages, pages, runs_of};
 use proptest::prelude::*;
-use runs::Span;
+use runs::{GuestAddr, Span};
 use virtio_balloon::{
     BitmapRecords, BulkFormat, EncodeError, Format, GuestPage, HostRequest, LePfns,
     MOST_MESSAGE_BYTES, PageShifts, Refusals, ResponseHeader, ScatterGather, SizedRuns, Source,
 };
 
 /// The one message for these runs of 4 KiB pages.
-fn one(format: Any, runs: &[Span]) -> Vec<u8> {
+fn one(format: Any, runs: &[Span<GuestAddr>]) -> Vec<u8> {
     one_of(format, GuestPage::SIZE_4K, runs)
 }
 
-fn one_of(format: Any, page: GuestPage, runs: &[Span]) -> Vec<u8> {
+fn one_of(format: Any, page: GuestPage, runs: &[Span<GuestAddr>]) -> Vec<u8> {
     let all = messages(format, page, runs, 1 << 16);
     assert_eq!(all.len(), 1);
     all.into_iter().next().unwrap()

@@ -2,7 +2,7 @@
 
 use crate::common::{Any, decoded, pages};
 use proptest::prelude::*;
-use runs::Span;
+use runs::{GuestAddr, Span};
 use virtio_balloon::{MOST_DATA_BYTES, MOST_MESSAGE_BYTES, MemoryMap, Refusal, Refusals, Region};
 
 /// A header that is right, and these words.
@@ -13,7 +13,7 @@ fn message(words: &[u64]) -> Vec<u8> {
 }
 
 /// The runs of a message and the only refusal.
-fn refused(format: Any, message: &[u8]) -> (Vec<Span>, Refusal) {
+fn refused(format: Any, message: &[u8]) -> (Vec<Span<GuestAddr>>, Refusal) {
     let (found, refusals) = decoded(format, &[message.to_vec()]);
     assert_eq!(refusals.total(), 1, "{:?}", refusals);
     let latest = refusals.latest().unwrap();

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use ioas::{Ioas, MapError, Memory, UnmapError};
 use iopt::{MapError as TableError, Prot};
-use runs::Span;
+use runs::{Iova, Offset, Span};
 
 use super::{Device, Domain};
 use crate::config::Region;
@@ -22,7 +22,7 @@ struct Part<'a> {
     iova: u64,
     memory: &'a Arc<Memory>,
     /// Offset and length in the memory.
-    part: Span,
+    part: Span<Offset>,
 }
 
 impl<D: Domains> Device<D> {
@@ -60,7 +60,7 @@ impl<D: Domains> Device<D> {
     }
 
     /// The range that is to be mapped, if it consists of whole pages in what can be mapped.
-    fn range(&self, request: &Map) -> Result<Span, Refusal> {
+    fn range(&self, request: &Map) -> Result<Span<Iova>, Refusal> {
         let granule = self.config.granule();
         let (start, end) = (request.virt_start, request.virt_end);
         let behind = end.wrapping_add(1);
@@ -82,7 +82,7 @@ impl<D: Domains> Device<D> {
     }
 
     /// Refuses what is reserved for an endpoint of the domain.
-    fn permitted(&self, domain: u32, range: Span) -> Result<(), Refusal> {
+    fn permitted(&self, domain: u32, range: Span<Iova>) -> Result<(), Refusal> {
         let endpoints = self.endpoints.iter();
         let mut members = endpoints.filter(|(_, known)| known.domain == Some(domain));
         let meets = |known: &super::Known| {
@@ -155,7 +155,7 @@ fn prot(flags: u32) -> Prot {
 fn parts<'a>(
     memory: &'a [Region],
     request: &Map,
-    range: Span,
+    range: Span<Iova>,
     mmio: bool,
 ) -> Result<Vec<Part<'a>>, Refusal> {
     let start = request.phys_start;

@@ -276,7 +276,8 @@ impl<D: Domains> Device<D> {
         let among = |regions: &[Region], one: &Region| regions.iter().any(|other| other.is(one));
         for gone in before.iter().filter(|region| !among(memory, region)) {
             let region = gone.span();
-            if let Err(cause) = identity.space.unmap(region, &mut ()) {
+            // In this address space device addresses are the guest's.
+            if let Err(cause) = identity.space.unmap(region.cast(), &mut ()) {
                 back.failed(&Failed::RegionLeft { region, cause });
             }
         }

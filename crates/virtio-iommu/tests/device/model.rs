@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;
 
 use proptest::prelude::*;
-use runs::Span;
+use runs::{Iova, Span};
 use virtio_iommu::wire::{Request, attach_flags, map_flags};
 use virtio_iommu::{Config, Status};
 
@@ -240,7 +240,7 @@ enum Step {
     Reset,
 }
 
-fn range() -> impl Strategy<Value = Span> {
+fn range() -> impl Strategy<Value = Span<Iova>> {
     let place = prop::sample::select(&PLACES[..]);
     (place, 0..8u64, 1..5u64)
         .prop_map(|(place, first, count)| Span::new(place + first * PAGE, count * PAGE))

@@ -17,7 +17,7 @@ use std::sync::atomic::Ordering;
 use ioas::{AttachError, DetachError, DomainIds, GivenRuns, Ioas, Ledger, Memory, Synthetic};
 use iommu::{DeviceId, RunMap, SoftwareUnit, Unit};
 use iopt::{FormatId, HeapTables};
-use runs::Span;
+use runs::{GuestAddr, Iova, Span};
 use virtio_iommu::wire::{FAULT_BYTES, MOST_REQUEST_BYTES, Request};
 use virtio_iommu::{
     Config, Device, Domains, Endpoint, Error, Failed, Fault, Refusal, Region, Reserved,
@@ -28,10 +28,10 @@ use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
 pub const PAGE: u64 = 4096;
 /// The guest's memory: two regions without a hole between them, one behind a hole, and registers.
-pub const LOW: Span = Span::new(0, 1 << 20);
-pub const NEXT: Span = Span::new(1 << 20, 1 << 19);
-pub const HIGH: Span = Span::new(16 << 20, 1 << 20);
-pub const REGISTERS: Span = Span::new(0xfe00_0000, 1 << 16);
+pub const LOW: Span<GuestAddr> = Span::new(0, 1 << 20);
+pub const NEXT: Span<GuestAddr> = Span::new(1 << 20, 1 << 19);
+pub const HIGH: Span<GuestAddr> = Span::new(16 << 20, 1 << 20);
+pub const REGISTERS: Span<GuestAddr> = Span::new(0xfe00_0000, 1 << 16);
 /// Endpoints: one with x86's interrupts, one without anything reserved, one that reserves a page.
 pub const ENDPOINTS: [u32; 3] = [8, 9, 16];
 pub const RESERVED_PAGE: u64 = 5 * PAGE;
@@ -95,7 +95,7 @@ impl Domains for Back {
         }
     }
 
-    fn reserved(&self, id: u32, sink: &mut dyn FnMut(Span)) {
+    fn reserved(&self, id: u32, sink: &mut dyn FnMut(Span<Iova>)) {
         self.units.reserved(id, sink);
     }
 
@@ -147,7 +147,7 @@ pub const fn device_of(endpoint: u32) -> DeviceId {
 }
 
 /// Words that hold their guest addresses.
-fn words(guest: Span) -> Vec<AtomicU64> {
+fn words(guest: Span<GuestAddr>) -> Vec<AtomicU64> {
     let addresses = (guest.start..=guest.last()).step_by(8);
     addresses.map(AtomicU64::new).collect()
 }
@@ -435,7 +435,7 @@ pub fn detach(endpoint: u32, domain: u32) -> Request {
 }
 
 /// Maps `range` to guest addresses from `phys` on.
-pub fn map(domain: u32, range: Span, phys: u64, flags: u32) -> Request {
+pub fn map(domain: u32, range: Span<Iova>, phys: u64, flags: u32) -> Request {
     Request::Map(virtio_iommu::wire::Map {
         domain,
         virt_start: range.start,
@@ -445,7 +445,7 @@ pub fn map(domain: u32, range: Span, phys: u64, flags: u32) -> Request {
     })
 }
 
-pub fn unmap(domain: u32, range: Span) -> Request {
+pub fn unmap(domain: u32, range: Span<Iova>) -> Request {
     Request::Unmap(virtio_iommu::wire::Unmap {
         domain,
         virt_start: range.start,
@@ -458,7 +458,7 @@ pub fn probe(endpoint: u32) -> Request {
     Request::Probe(virtio_iommu::wire::Probe { endpoint })
 }
 
-pub fn pages(first: u64, count: u64) -> Span {
+pub fn pages(first: u64, count: u64) -> Span<Iova> {
     Span::new(first * PAGE, count * PAGE)
 }
 

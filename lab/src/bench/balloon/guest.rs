@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use runs::Span;
+use runs::{GuestAddr, Span};
 use virtio_balloon::driver::{GuestPages, Memory, QueueAddresses, Transport};
 use virtio_balloon::{Features, GuestPage, WIRE_PAGE};
 
@@ -120,16 +120,16 @@ impl From<NoMemory> for Failed {
 
 /// The guest's allocator: a list of blocks of 2 MiB in any order, of which all is free, or one page of so many.
 pub(super) struct Blocks {
-    memory: Span,
+    memory: Span<GuestAddr>,
     every: u64,
     free: Vec<u64>,
     pub(super) taken: Vec<u64>,
     /// What is left of the block that pages are taken from.
-    open: Span,
+    open: Span<GuestAddr>,
 }
 
 impl Blocks {
-    pub(super) fn new(memory: Span, every: u64) -> Self {
+    pub(super) fn new(memory: Span<GuestAddr>, every: u64) -> Self {
         let blocks = (0..memory.len / BLOCK).map(|nr| memory.start + nr * BLOCK);
         let mut free: Vec<u64> = blocks.collect();
         fastrand::Rng::with_seed(1).shuffle(&mut free);
@@ -154,7 +154,7 @@ impl GuestPages for Blocks {
         GuestPage::SIZE_4K
     }
 
-    fn span(&self) -> Span {
+    fn span(&self) -> Span<GuestAddr> {
         self.memory
     }
 
@@ -174,7 +174,7 @@ impl GuestPages for Blocks {
         Some(page)
     }
 
-    fn give_back(&mut self, _run: Span) {}
+    fn give_back(&mut self, _run: Span<GuestAddr>) {}
 
     fn managed(&mut self, _bytes: i64) {}
 }

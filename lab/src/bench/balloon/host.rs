@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use hostmem::{Backing, Discard, Mapping};
-use runs::Span;
+use runs::{GuestAddr, Offset, Span};
 use virtio_balloon::device::{Bulk, Device, Discarder, NotDiscarded, Settings};
 use virtio_balloon::driver::QueueAddresses;
 use virtio_balloon::{MemoryMap, Part, Refusals, Region, WIRE_PAGE};
@@ -18,7 +18,7 @@ type Failed = &'static str;
 /// Memory of a mapping goes back to the machine, timed.
 pub(super) struct Timed {
     discard: Discard,
-    offsets: Vec<Span>,
+    offsets: Vec<Span<Offset>>,
     seconds: f64,
 }
 
@@ -45,7 +45,7 @@ impl Discarder for Timed {
 struct Pages {
     discard: Discard,
     /// The guest's memory, and the pages of what backs it.
-    memory: Span,
+    memory: Span<GuestAddr>,
     backing: u64,
     /// Offsets of the pages of a message.
     offsets: Vec<u64>,
@@ -107,7 +107,7 @@ impl Host {
     pub(super) fn new(
         way: Way,
         mapping: &Arc<Mapping>,
-        guest: Span,
+        guest: Span<GuestAddr>,
         memory: GuestMemoryMmap,
     ) -> Result<Self, Failed> {
         let bulk = match way {

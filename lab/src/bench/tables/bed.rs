@@ -6,7 +6,7 @@ use std::hint::black_box;
 use iopt::{
     ArenaError, Cell, Format, Gather, Interruption, Invalidation, Pending, Prot, Table, TableMemory,
 };
-use runs::{PageSizes, Run, Span};
+use runs::{Iova, PageSizes, Run, Span};
 
 use super::super::BenchError;
 use super::super::report::{Group, Key, Subject, Unit};
@@ -144,7 +144,7 @@ impl<F: Format, T: TableMemory> Bed<F, T> {
                 Kind::Single | Kind::Pages => Some(&mut self.pages),
             };
             let Some(table) = table else { break };
-            let ranges: Vec<Span> = kind.ranges(page);
+            let ranges: Vec<Span<Iova>> = kind.ranges(page);
             let by_page = *subject == Subject::ByPage;
             let [map, unmap] = match subject {
                 Subject::Stores => store_loops(&self.stores, &self.cells),
@@ -172,7 +172,7 @@ impl<F: Format, T: TableMemory> Bed<F, T> {
         let (page, Some(block)) = (self.shape.page, self.shape.block) else {
             return Ok(());
         };
-        let ranges: Vec<Span> = ranges(block, 1).collect();
+        let ranges: Vec<Span<Iova>> = ranges(block, 1).collect();
         for subject in [Subject::ByPage, Subject::Dmaspace] {
             let Some(table) = &mut self.refit else { break };
             let [split, merge] = match subject {
@@ -239,7 +239,7 @@ impl<F: Format, T: TableMemory> Bed<F, T> {
 
     fn translate(&mut self, turns: &mut Turns<'_>) -> Result<(), BenchError> {
         let (table, page) = (&mut self.pages, self.shape.page);
-        let all: Vec<Span> = ranges(page, MANY).collect();
+        let all: Vec<Span<Iova>> = ranges(page, MANY).collect();
         let mut well = all.iter().all(|range| map(table, *range));
         // Every page once, far from the one before: 97 has no part in 2048.
         let pages = MANY * RANGES;
@@ -306,7 +306,7 @@ impl Kind {
         }
     }
 
-    fn ranges(self, page: u64) -> Vec<Span> {
+    fn ranges(self, page: u64) -> Vec<Span<Iova>> {
         match self {
             Self::Single => (0..SINGLES)
                 .map(|nth| Span::new((MANY + 2 * nth) * page, page))
@@ -317,24 +317,24 @@ impl Kind {
 }
 
 /// Ranges of `count` pages, one behind the other.
-fn ranges(page: u64, count: u64) -> impl Iterator<Item = Span> {
+fn ranges(page: u64, count: u64) -> impl Iterator<Item = Span<Iova>> {
     (0..RANGES).map(move |nth| Span::new((MANY + nth * count) * page, count * page))
 }
 
-const fn harvested(page: u64) -> Span {
+const fn harvested(page: u64) -> Span<Iova> {
     Span::new(HARVESTED * page, HARVESTED * page)
 }
 
-fn pages_of(range: Span, page: u64) -> impl Iterator<Item = Span> {
+fn pages_of(range: Span<Iova>, page: u64) -> impl Iterator<Item = Span<Iova>> {
     (0..range.len / page).map(move |nth| Span::new(range.start + nth * page, page))
 }
 
 /// Nanoseconds of one operation of each of a pair that undo each other; `None` if one was refused.
 fn pairs<T>(
     table: &mut T,
-    ranges: &[Span],
-    first: impl Fn(&mut T, Span) -> bool,
-    second: impl Fn(&mut T, Span) -> bool,
+    ranges: &[Span<Iova>],
+    first: impl Fn(&mut T, Span<Iova>) -> bool,
+    second: impl Fn(&mut T, Span<Iova>) -> bool,
 ) -> [Option<f64>; 2] {
     let (mut sums, mut well) = ([0.0; 2], true);
     for _ in 0..BRACKETS {
@@ -394,7 +394,7 @@ fn take(run: Run) {
 }
 
 #[inline]
-fn map<F: Format, T: TableMemory>(table: &mut Table<F, T>, range: Span) -> bool {
+fn map<F: Format, T: TableMemory>(table: &mut Table<F, T>, range: Span<Iova>) -> bool {
     let memory = [Span::new(PA + range.start, range.len)];
     table.map(range.start, black_box(&memory), Prot::RW).is_ok()
 }
@@ -403,7 +403,7 @@ fn map<F: Format, T: TableMemory>(table: &mut Table<F, T>, range: Span) -> bool 
 #[inline]
 fn unmap<F: Format, T: TableMemory>(
     table: &mut Table<F, T>,
-    ranges: impl IntoIterator<Item = Span>,
+    ranges: impl IntoIterator<Item = Span<Iova>>,
 ) -> bool {
     flushed(table, |table, gather| {
         ranges.into_iter().all(|range| {

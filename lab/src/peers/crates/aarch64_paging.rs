@@ -15,7 +15,7 @@ use ::aarch64_paging::paging::{
     Constraints, El1And0, MemoryRegion, PageTable, Translation, VaRange,
 };
 use anyhow::Result;
-use runs::{Run, Span};
+use runs::{Iova, Run, Span};
 
 use super::refused;
 use crate::peers::memory;
@@ -70,7 +70,7 @@ impl Translation<El1Attributes> for Frames {
     }
 }
 
-fn region(range: Span) -> MemoryRegion {
+fn region(range: Span<Iova>) -> MemoryRegion {
     MemoryRegion::new(range.start as usize, (range.start + range.len) as usize)
 }
 
@@ -79,7 +79,7 @@ impl Aarch64 {
     #[inline(always)]
     fn in_steps(
         &mut self,
-        range: Span,
+        range: Span<Iova>,
         step: u64,
         pa: u64,
         flags: El1Attributes,
@@ -111,7 +111,7 @@ impl Peer for Aarch64 {
     }
 
     #[inline(always)]
-    fn map(&mut self, range: Span, pa: u64, leaves: Leaves) -> Result<()> {
+    fn map(&mut self, range: Span<Iova>, pa: u64, leaves: Leaves) -> Result<()> {
         let (constraints, step) = match leaves {
             Leaves::Small => (Constraints::NO_BLOCK_MAPPINGS, 1 << 47),
             Leaves::Large => (Constraints::empty(), 256 * LARGE),
@@ -123,7 +123,7 @@ impl Peer for Aarch64 {
     #[inline(always)]
     fn unmap<S: Sink>(
         &mut self,
-        range: Span,
+        range: Span<Iova>,
         leaves: Leaves,
         tables: Tables,
         sink: &mut S,
@@ -171,7 +171,7 @@ impl Peer for Aarch64 {
     }
 
     #[inline(always)]
-    fn split(&mut self, leaf: Span) -> Result<()> {
+    fn split(&mut self, leaf: Span<Iova>) -> Result<()> {
         // What changes its first page must split it; this changes nothing.
         let first = region(Span::new(leaf.start, SMALL));
         self.0.modify_range(&first, &|_, _| Ok(())).map_err(refused)

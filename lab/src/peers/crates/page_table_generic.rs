@@ -9,7 +9,7 @@ use ::page_table_generic::{
     VirtAddr,
 };
 use anyhow::Result;
-use runs::{Run, Span};
+use runs::{Iova, Run, Span};
 
 use super::refused;
 use crate::peers::memory::{self, ADDRESS};
@@ -130,7 +130,7 @@ impl Peer for Generic {
     }
 
     #[inline(always)]
-    fn map(&mut self, range: Span, pa: u64, leaves: Leaves) -> Result<()> {
+    fn map(&mut self, range: Span<Iova>, pa: u64, leaves: Leaves) -> Result<()> {
         let config = MapConfig {
             vaddr: virt(range.start),
             paddr: PhysAddr::from_usize(pa as usize),
@@ -143,7 +143,13 @@ impl Peer for Generic {
     }
 
     #[inline(always)]
-    fn unmap<S: Sink>(&mut self, range: Span, _: Leaves, _: Tables, sink: &mut S) -> Result<()> {
+    fn unmap<S: Sink>(
+        &mut self,
+        range: Span<Iova>,
+        _: Leaves,
+        _: Tables,
+        sink: &mut S,
+    ) -> Result<()> {
         if S::WANTED {
             let end = virt(range.start + range.len);
             for found in self.0.walk(virt(range.start), end) {
@@ -169,7 +175,7 @@ impl Peer for Generic {
     }
 
     #[inline(always)]
-    fn split(&mut self, leaf: Span) -> Result<()> {
+    fn split(&mut self, leaf: Span<Iova>) -> Result<()> {
         let split = self.0.split_huge_page(virt(leaf.start));
         split.map(|_| ()).map_err(refused)
     }

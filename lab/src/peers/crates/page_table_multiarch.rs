@@ -10,7 +10,7 @@ use ::page_table_multiarch::x86_64::X64PageTable;
 use ::page_table_multiarch::{MappingFlags, PageSize, PagingHandler};
 use anyhow::Result;
 use memory_addr::{PhysAddr, VirtAddr};
-use runs::{Run, Span};
+use runs::{Iova, Run, Span};
 
 use super::refused;
 use crate::peers::memory;
@@ -65,7 +65,7 @@ impl Peer for Multiarch {
     }
 
     #[inline(always)]
-    fn map(&mut self, range: Span, pa: u64, leaves: Leaves) -> Result<()> {
+    fn map(&mut self, range: Span<Iova>, pa: u64, leaves: Leaves) -> Result<()> {
         let (step, size) = match leaves {
             Leaves::Large => (LARGE, PageSize::Size2M),
             // 1 MiB is mapped by pages of 4 KiB.
@@ -82,7 +82,13 @@ impl Peer for Multiarch {
     }
 
     #[inline(always)]
-    fn unmap<S: Sink>(&mut self, range: Span, _: Leaves, _: Tables, sink: &mut S) -> Result<()> {
+    fn unmap<S: Sink>(
+        &mut self,
+        range: Span<Iova>,
+        _: Leaves,
+        _: Tables,
+        sink: &mut S,
+    ) -> Result<()> {
         let mut cursor = self.0.cursor();
         let mut at = range.start;
         while at <= range.last() {

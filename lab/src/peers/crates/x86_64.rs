@@ -14,7 +14,7 @@ use ::x86_64::structures::paging::{
 };
 use ::x86_64::{PhysAddr, VirtAddr};
 use anyhow::Result;
-use runs::{Run, Span};
+use runs::{Iova, Run, Span};
 
 use super::refused;
 use crate::peers::memory;
@@ -61,7 +61,7 @@ impl FrameDeallocator<Size4KiB> for Frames {
 
 /// The pages of a range.
 #[inline(always)]
-fn pages<S: PageSize>(range: Span) -> PageRangeInclusive<S> {
+fn pages<S: PageSize>(range: Span<Iova>) -> PageRangeInclusive<S> {
     Page::range_inclusive(
         Page::containing_address(VirtAddr::new(range.start)),
         Page::containing_address(VirtAddr::new(range.last())),
@@ -70,7 +70,7 @@ fn pages<S: PageSize>(range: Span) -> PageRangeInclusive<S> {
 
 impl X86 {
     #[inline(always)]
-    fn map_as<S: PageSize + Debug>(&mut self, range: Span, pa: u64) -> Result<()>
+    fn map_as<S: PageSize + Debug>(&mut self, range: Span<Iova>, pa: u64) -> Result<()>
     where
         OffsetPageTable<'static>: Mapper<S>,
     {
@@ -88,7 +88,7 @@ impl X86 {
     }
 
     #[inline(always)]
-    fn unmap_as<S: PageSize>(&mut self, range: Span, sink: &mut impl Sink) -> Result<()>
+    fn unmap_as<S: PageSize>(&mut self, range: Span<Iova>, sink: &mut impl Sink) -> Result<()>
     where
         OffsetPageTable<'static>: Mapper<S>,
     {
@@ -125,7 +125,7 @@ impl Peer for X86 {
     }
 
     #[inline(always)]
-    fn map(&mut self, range: Span, pa: u64, leaves: Leaves) -> Result<()> {
+    fn map(&mut self, range: Span<Iova>, pa: u64, leaves: Leaves) -> Result<()> {
         match leaves {
             Leaves::Large => self.map_as::<Size2MiB>(range, pa),
             // 1 MiB is mapped by pages of 4 KiB; the user would have to choose.
@@ -136,7 +136,7 @@ impl Peer for X86 {
     #[inline(always)]
     fn unmap<S: Sink>(
         &mut self,
-        range: Span,
+        range: Span<Iova>,
         leaves: Leaves,
         tables: Tables,
         sink: &mut S,

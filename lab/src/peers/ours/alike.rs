@@ -15,12 +15,12 @@ pub(super) fn flush(what: &Invalidation) -> Result<(), Infallible> {
 macro_rules! alike {
     () => {
         #[inline]
-        fn map(&mut self, iova: u64, runs: &[Span]) -> bool {
+        fn map(&mut self, iova: u64, runs: &[Span<Pa>]) -> bool {
             self.0.map(iova, runs, Prot::RW).is_ok()
         }
 
         #[inline]
-        fn unmap<S: iopt::RunSink>(&mut self, range: Span, mut sink: S) -> bool {
+        fn unmap<S: iopt::RunSink>(&mut self, range: Span<Iova>, mut sink: S) -> bool {
             let mut gather = iopt::Gather::new();
             let removed = self.0.unmap_mapped(range, &mut gather, &mut sink);
             let Ok(flushed) = gather.flush_with(flush);
@@ -33,20 +33,20 @@ macro_rules! alike {
             self.0.translate(iova)
         }
 
-        fn harvest(&mut self, range: Span, pending: &mut iopt::Pending<Vec<u64>>) -> bool {
+        fn harvest(&mut self, range: Span<Iova>, pending: &mut iopt::Pending<Vec<u64>>) -> bool {
             let harvested = self.0.harvest(range, pending).is_ok();
             let Ok(shown) = pending.flush_with(flush);
             shown.acknowledge();
             harvested
         }
 
-        fn set_dirty(&mut self, range: Span) -> bool {
+        fn set_dirty(&mut self, range: Span<Iova>) -> bool {
             self.0
                 .set_dirty(range)
                 .is_ok_and(|bytes| bytes == range.len)
         }
 
-        fn split(&mut self, range: Span, size: u64) -> bool {
+        fn split(&mut self, range: Span<Iova>, size: u64) -> bool {
             let mut gather = iopt::Gather::new();
             let done = self
                 .0
@@ -57,7 +57,7 @@ macro_rules! alike {
             done
         }
 
-        fn merge(&mut self, range: Span) -> bool {
+        fn merge(&mut self, range: Span<Iova>) -> bool {
             let mut gather = iopt::Gather::new();
             let done = self
                 .0

@@ -4,7 +4,7 @@ use std::hint::black_box;
 use std::sync::Arc;
 
 use iopt::{Format, Gather, Prot, RunSink, Table};
-use runs::Span;
+use runs::{Iova, Pa, Span};
 
 use super::alike::{alike, flush};
 use super::{Form, Memory};
@@ -22,7 +22,7 @@ impl<F: Format, M: Memory> Form<F, M> for Exclusive<F, M> {
     alike!();
 
     #[inline]
-    fn map_each(&mut self, ranges: &[Span], runs: &[Span]) -> bool {
+    fn map_each(&mut self, ranges: &[Span<Iova>], runs: &[Span<Pa>]) -> bool {
         let mut well = true;
         for range in ranges {
             well &= self.0.map(range.start, black_box(runs), Prot::RW).is_ok();
@@ -31,7 +31,7 @@ impl<F: Format, M: Memory> Form<F, M> for Exclusive<F, M> {
     }
 
     #[inline]
-    fn unmap_each<S: RunSink>(&mut self, ranges: &[Span], mut sink: S) -> bool {
+    fn unmap_each<S: RunSink>(&mut self, ranges: &[Span<Iova>], mut sink: S) -> bool {
         let mut gather = Gather::new();
         let mut well = true;
         for range in ranges {

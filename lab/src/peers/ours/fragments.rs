@@ -4,7 +4,7 @@ use std::hint::black_box;
 
 use anyhow::ensure;
 use iopt::{Discard, Format, Prot, Table};
-use runs::Span;
+use runs::{Pa, Span};
 
 use super::{Form, Memory, arena, plain, take};
 use crate::peers::clock::time;
@@ -25,7 +25,7 @@ pub fn fragments<F: Format, M: Memory, T: Form<F, M>>(
     let geometry = Geometry::of(&format);
     let start = geometry.start(1 << F::GRANULE_LOG2);
     let all = Span::new(start, count * bytes);
-    let runs: Vec<Span> = (0..count)
+    let runs: Vec<Span<Pa>> = (0..count)
         .map(|n| Span::new(geometry.pa() + 2 * n * bytes, bytes))
         .collect();
     let memory = arena::<F, M>(&format, all.len / F::TABLE_BYTES / 8 + 64)?;

@@ -24,7 +24,7 @@ use iopt::{
     ArenaError, Cell, Chain, Discard, Format, HeapArena, Pending, Prot, RunSink, Table,
     TableMemory, WithDirty,
 };
-use runs::{PageSizes, Run, Span};
+use runs::{Iova, Pa, PageSizes, Run, Span};
 
 use crate::peers::clock::time;
 use crate::peers::places::{Geometry, Places, random};
@@ -115,24 +115,24 @@ pub trait Form<F: Format, M: Memory>: Sized {
     /// Takes a table that is set up.
     fn of(table: Table<F, Arc<M>>) -> Self;
     /// Maps runs, laid end to end, from `iova` on.
-    fn map(&mut self, iova: u64, runs: &[Span]) -> bool;
+    fn map(&mut self, iova: u64, runs: &[Span<Pa>]) -> bool;
     /// Unmaps a range that is mapped.
-    fn unmap<S: RunSink>(&mut self, range: Span, sink: S) -> bool;
+    fn unmap<S: RunSink>(&mut self, range: Span<Iova>, sink: S) -> bool;
     /// Maps each range, by itself, to the same runs; the shared form stays inside meanwhile.
-    fn map_each(&mut self, ranges: &[Span], runs: &[Span]) -> bool;
+    fn map_each(&mut self, ranges: &[Span<Iova>], runs: &[Span<Pa>]) -> bool;
     /// Unmaps each range by itself; the shared form stays inside, and what is to be flushed is
     /// gathered for all of them.
-    fn unmap_each<S: RunSink>(&mut self, ranges: &[Span], sink: S) -> bool;
+    fn unmap_each<S: RunSink>(&mut self, ranges: &[Span<Iova>], sink: S) -> bool;
     /// Where an address leads.
     fn translate(&self, iova: u64) -> Option<u64>;
     /// Harvests, and acknowledges what is shown.
-    fn harvest(&mut self, range: Span, pending: &mut Pending<Vec<u64>>) -> bool;
+    fn harvest(&mut self, range: Span<Iova>, pending: &mut Pending<Vec<u64>>) -> bool;
     /// Marks a range as written to.
-    fn set_dirty(&mut self, range: Span) -> bool;
+    fn set_dirty(&mut self, range: Span<Iova>) -> bool;
     /// Makes leaves of a range smaller.
-    fn split(&mut self, range: Span, size: u64) -> bool;
+    fn split(&mut self, range: Span<Iova>, size: u64) -> bool;
     /// Makes leaves of a range as large as they can be.
-    fn merge(&mut self, range: Span) -> bool;
+    fn merge(&mut self, range: Span<Iova>) -> bool;
 }
 
 /// A sink of runs.
@@ -163,7 +163,7 @@ struct Ready<T> {
     /// Batches of a sample.
     batches: u32,
     /// What each operation maps.
-    memory: Span,
+    memory: Span<Pa>,
     addresses: Vec<u64>,
     pending: Option<Pending<Vec<u64>>>,
 }
@@ -257,7 +257,7 @@ impl<F: Format, M: Memory, T: Form<F, M>> Ours<F, M, T> {
             ready.pending = Some(Pending::new(words, range, *page).map_err(plain)?);
         }
         if matches!(work, Work::Merge { .. }) {
-            let small = |range: &Span| ready.table.split(*range, granule);
+            let small = |range: &Span<Iova>| ready.table.split(*range, granule);
             ensure!(
                 ready.places.ranges.iter().all(small),
                 "leaves cannot be split"
@@ -359,11 +359,11 @@ impl<T> Ready<T> {
     #[inline(always)]
     fn timed(
         &mut self,
-        before: impl Fn(&mut T, Span, &[Span]) -> bool,
-        timed: impl Fn(&mut T, Span, &[Span]) -> bool,
-        after: impl Fn(&mut T, Span, &[Span]) -> bool,
+        before: impl Fn(&mut T, Span<Iova>, &[Span<Pa>]) -> bool,
+        timed: impl Fn(&mut T, Span<Iova>, &[Span<Pa>]) -> bool,
+        after: impl Fn(&mut T, Span<Iova>, &[Span<Pa>]) -> bool,
     ) -> anyhow::Result<f64> {
-        let each = |table: &mut T, ranges: &[Span], memory: &[Span]| {
+        let each = |table: &mut T, ranges: &[Span<Iova>], memory: &[Span<Pa>]| {
             let mut well = true;
             for range in ranges {
                 well &= timed(table, *range, black_box(memory));
@@ -377,9 +377,9 @@ impl<T> Ready<T> {
     #[inline(always)]
     fn timed_together(
         &mut self,
-        before: impl Fn(&mut T, Span, &[Span]) -> bool,
-        timed: impl Fn(&mut T, &[Span], &[Span]) -> bool,
-        after: impl Fn(&mut T, Span, &[Span]) -> bool,
+        before: impl Fn(&mut T, Span<Iova>, &[Span<Pa>]) -> bool,
+        timed: impl Fn(&mut T, &[Span<Iova>], &[Span<Pa>]) -> bool,
+        after: impl Fn(&mut T, Span<Iova>, &[Span<Pa>]) -> bool,
     ) -> anyhow::Result<f64> {
         let (ranges, memory) = (&self.places.ranges, [self.memory]);
         let table = &mut self.table;
@@ -424,13 +424,13 @@ impl<T> Ready<T> {
     where
         T: Form<F, M>,
     {
-        let nothing = |_: &mut T, _: Span, _: &[Span]| true;
-        let map = |t: &mut T, range: Span, memory: &[Span]| t.map(range.start, memory);
-        let unmap = |t: &mut T, range: Span, _: &[Span]| t.unmap(range, take);
-        let discard = |t: &mut T, range: Span, _: &[Span]| t.unmap(range, Discard);
+        let nothing = |_: &mut T, _: Span<Iova>, _: &[Span<Pa>]| true;
+        let map = |t: &mut T, range: Span<Iova>, memory: &[Span<Pa>]| t.map(range.start, memory);
+        let unmap = |t: &mut T, range: Span<Iova>, _: &[Span<Pa>]| t.unmap(range, take);
+        let discard = |t: &mut T, range: Span<Iova>, _: &[Span<Pa>]| t.unmap(range, Discard);
         let granule = 1 << F::GRANULE_LOG2;
-        let split = |t: &mut T, range: Span, _: &[Span]| t.split(range, granule);
-        let merge = |t: &mut T, range: Span, _: &[Span]| t.merge(range);
+        let split = |t: &mut T, range: Span<Iova>, _: &[Span<Pa>]| t.split(range, granule);
+        let merge = |t: &mut T, range: Span<Iova>, _: &[Span<Pa>]| t.merge(range);
         match self.work {
             Work::Map { .. } | Work::MapAllocated { .. } | Work::MapChosen => {
                 self.timed(nothing, map, discard)
@@ -448,7 +448,7 @@ impl<T> Ready<T> {
                 self.timed_together(map, |t, ranges, _| t.unmap_each(ranges, take), nothing)
             }
             Work::Cycle { .. } => {
-                let cycle = |t: &mut T, range: Span, memory: &[Span]| {
+                let cycle = |t: &mut T, range: Span<Iova>, memory: &[Span<Pa>]| {
                     t.map(range.start, memory) && t.unmap(range, take)
                 };
                 self.timed(nothing, cycle, nothing)

@@ -4,7 +4,7 @@ use std::hint::black_box;
 use std::sync::Arc;
 
 use iopt::{Format, Gather, Prot, RunSink, SharedTable, Table};
-use runs::Span;
+use runs::{Iova, Pa, Span};
 
 use super::alike::{alike, flush};
 use super::{Form, Memory};
@@ -23,7 +23,7 @@ impl<F: Format, M: Memory> Form<F, M> for Shared<F, M> {
     alike!();
 
     #[inline]
-    fn map_each(&mut self, ranges: &[Span], runs: &[Span]) -> bool {
+    fn map_each(&mut self, ranges: &[Span<Iova>], runs: &[Span<Pa>]) -> bool {
         let (mut inside, mut well) = (self.0.enter(), true);
         for range in ranges {
             well &= inside.map(range.start, black_box(runs), Prot::RW).is_ok();
@@ -32,7 +32,7 @@ impl<F: Format, M: Memory> Form<F, M> for Shared<F, M> {
     }
 
     #[inline]
-    fn unmap_each<S: RunSink>(&mut self, ranges: &[Span], mut sink: S) -> bool {
+    fn unmap_each<S: RunSink>(&mut self, ranges: &[Span<Iova>], mut sink: S) -> bool {
         let mut gather = Gather::new();
         let (mut inside, mut well) = (self.0.enter(), true);
         for range in ranges {

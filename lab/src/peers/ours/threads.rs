@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::ensure;
 use iopt::{Format, Gather, Prot, SharedTable, Table};
-use runs::{PageSizes, Span};
+use runs::{Iova, PageSizes, Span};
 
 use super::{Memory, arena, plain, take};
 use crate::peers::places::Geometry;
@@ -60,7 +60,7 @@ pub fn threads<F: Format, M: Memory>(
     let mut table = Table::with_page_sizes(format, memory, small).map_err(plain)?;
     table.keep_empty_tables(true);
     let table: SharedTable<_, _> = SharedTable::new(table);
-    let ranges = |t: u64| -> Vec<Span> {
+    let ranges = |t: u64| -> Vec<Span<Iova>> {
         match terrain {
             Terrain::Apart => vec![Span::new(start + t * geometry.table(page), APART * page)],
             Terrain::OneTable => {
@@ -70,7 +70,7 @@ pub fn threads<F: Format, M: Memory>(
             }
         }
     };
-    let cycle = |range: &Span| {
+    let cycle = |range: &Span<Iova>| {
         let mapped = table.map(range.start, &[Span::new(pa, range.len)], Prot::RW);
         let mut gather = Gather::new();
         let unmapped = table.unmap_mapped(*range, &mut gather, &mut take);

@@ -1,13 +1,14 @@
 //! The search for room beside a look at every address, and how often it may come in vain.
 
 use alloc::vec::Vec;
+use runs::Iova;
 
 use proptest::prelude::*;
 
 use super::super::*;
 
 /// Disjoint, in order, below `end`.
-fn windows_in(end: u64) -> impl Strategy<Value = Vec<Span>> {
+fn windows_in(end: u64) -> impl Strategy<Value = Vec<Span<Iova>>> {
     prop::collection::vec(0..end, 0..6).prop_map(|mut ends| {
         ends.sort();
         let pairs = ends.chunks_exact(2);
@@ -26,7 +27,7 @@ proptest! {
         gone in prop::collection::vec(any::<prop::sample::Index>(), 0..30),
         order in 0u32..6,
     ) {
-        let mut map = Intervals::<(), 8>::new();
+        let mut map = Intervals::<Iova, (), 8>::new();
         for (start, len) in spans {
             let _ = map.insert(Span::new(start, len), ());
         }
@@ -54,7 +55,7 @@ proptest! {
     ) {
         // The last 256 addresses of all, or the first.
         let base = if top { u64::MAX - 255 } else { 0 };
-        let mut map = Intervals::<(), 8>::new();
+        let mut map = Intervals::<Iova, (), 8>::new();
         let mut free = [true; 256];
         for (start, len) in spans {
             let len = len.min(256 - start);
@@ -64,7 +65,7 @@ proptest! {
             }
         }
         for (len, align, windows) in wishes {
-            let fits = |window: &Span, address: u64| {
+            let fits = |window: &Span<Iova>, address: u64| {
                 address.is_multiple_of(1 << align)
                     && window.covers(&Span::new(address, len))
                     && free[address as usize..(address + len) as usize].iter().all(|&free| free)

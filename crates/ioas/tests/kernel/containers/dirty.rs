@@ -7,7 +7,7 @@ use crate::plain_kernel::setup::*;
 use crate::plain_kernel::*;
 use ioas::{Endpoint, Tracking};
 use iopt::{Interruption, Pending};
-use runs::Span;
+use runs::{Iova, Span};
 
 #[test]
 fn what_is_dirty_in_one_container_is_dirty_also_when_it_is_closed() {
@@ -65,7 +65,7 @@ fn what_is_dirty_in_one_container_is_dirty_also_when_it_is_closed() {
         .unmap_noting(rest, &mut pending, &mut ())
         .unwrap();
     let shown = bench.space.show(&mut pending).unwrap();
-    let found: Vec<Span> = shown.runs().collect();
+    let found: Vec<Span<Iova>> = shown.runs().collect();
     assert_eq!(found, [Span::new(GIB + 9 * PAGE, PAGE)]);
     shown.acknowledge();
     // One group that cannot tell makes everything dirty.

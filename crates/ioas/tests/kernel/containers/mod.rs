@@ -17,9 +17,9 @@ use ioas::{
 };
 use iommu::NodeId;
 use iopt::Prot;
-use runs::Span;
+use runs::{Iova, Offset, Span};
 
-const ALL: Span = Span::new(0, 2 * MIB);
+const ALL: Span<Offset> = Span::new(0, 2 * MIB);
 
 /// An address space over containers of the model.
 pub(crate) struct Bench {
@@ -85,7 +85,7 @@ impl Bench {
         Memory::new(Arc::new(Fake { len, address, file }), &self.ledger)
     }
 
-    fn map(&mut self, iova: u64, memory: &Arc<Memory>, part: Span) -> Result<(), MapError> {
+    fn map(&mut self, iova: u64, memory: &Arc<Memory>, part: Span<Offset>) -> Result<(), MapError> {
         self.space.map(iova, memory, part, Prot::RW, &mut ())
     }
 
@@ -118,7 +118,7 @@ impl Bench {
             let rest = mappings.split_off(place.mappings as usize);
             let ours = std::mem::replace(&mut mappings, rest);
             let mappings = world.spaces[space].mappings.iter();
-            let there: Vec<Span> = mappings
+            let there: Vec<Span<Iova>> = mappings
                 .map(|(start, mapping)| Span::new(*start, mapping.len))
                 .collect();
             assert_eq!(there, ours);

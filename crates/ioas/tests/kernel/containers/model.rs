@@ -8,7 +8,7 @@ use crate::plain_kernel::*;
 use ioas::{Endpoint, EndpointId, Ioas, Memory, Place, Tracking};
 use iopt::{Interruption, Pending, Prot};
 use proptest::prelude::*;
-use runs::Span;
+use runs::{Iova, Span};
 
 /// What is done to two spaces alike.
 #[derive(Clone, Debug)]
@@ -74,7 +74,7 @@ fn common(space: &Ioas, memory: &Arc<Memory>, op: &Op) -> String {
             let mut pending = Pending::new(vec![0u64; 4], span, PAGE).unwrap();
             space.harvest(&mut pending).unwrap();
             let shown = space.show(&mut pending).unwrap();
-            let found: Vec<Span> = shown.runs().collect();
+            let found: Vec<Span<Iova>> = shown.runs().collect();
             shown.acknowledge();
             format!("{found:?}")
         }

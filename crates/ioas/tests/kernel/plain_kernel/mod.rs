@@ -21,7 +21,7 @@ use ioas::{
     Place, ProcessMemory, Profile, Shares, Source,
 };
 use iopt::Prot;
-use runs::Span;
+use runs::{Iova, Offset, Span};
 
 pub(crate) use world::*;
 
@@ -40,13 +40,13 @@ impl MemoryObject for Fake {
         self.len
     }
 
-    fn charge(&self, part: Span) -> u64 {
+    fn charge(&self, part: Span<Offset>) -> u64 {
         part.len
     }
 
     fn pin(
         &self,
-        _part: Span,
+        _part: Span<Offset>,
         _progress: &mut dyn FnMut(u64) -> ControlFlow<()>,
     ) -> Result<Box<dyn Pinned>, PinFailed> {
         Err(PinFailed::Refused("only a kernel pins this".into()))
@@ -148,7 +148,7 @@ impl<const IOMMUFD: bool> Mapper for Plain<IOMMUFD> {
         })
     }
 
-    fn allow(&mut self, ranges: &[Span]) -> Result<(), KernelError> {
+    fn allow(&mut self, ranges: &[Span<Iova>]) -> Result<(), KernelError> {
         let mut world = self.lock();
         let here = &mut world.spaces[self.space];
         if !ranges.iter().all(|range| here.translates(*range)) {
@@ -160,7 +160,7 @@ impl<const IOMMUFD: bool> Mapper for Plain<IOMMUFD> {
 
     unsafe fn map(
         &mut self,
-        iova: Span,
+        iova: Span<Iova>,
         source: Source<'_>,
         prot: Prot,
     ) -> Result<(), KernelError> {
@@ -173,7 +173,7 @@ impl<const IOMMUFD: bool> Mapper for Plain<IOMMUFD> {
         refused("map", mapped)
     }
 
-    fn unmap(&mut self, iova: Span) -> Result<u64, KernelError> {
+    fn unmap(&mut self, iova: Span<Iova>) -> Result<u64, KernelError> {
         refused("unmap", self.lock().unmap(self.space, iova.start, iova.len))
     }
 
@@ -188,7 +188,12 @@ impl<const IOMMUFD: bool> Mapper for Plain<IOMMUFD> {
         Ok(())
     }
 
-    fn dirty(&mut self, iova: Span, page: u64, bitmap: &mut [u64]) -> Result<(), KernelError> {
+    fn dirty(
+        &mut self,
+        iova: Span<Iova>,
+        page: u64,
+        bitmap: &mut [u64],
+    ) -> Result<(), KernelError> {
         let mut world = self.lock();
         let here = &mut world.spaces[self.space];
         if !here.tracking || page != here.alignment() || !iova.is_aligned(page) {
@@ -228,7 +233,7 @@ impl<const IOMMUFD: bool> Mapper for Plain<IOMMUFD> {
     unsafe fn take_over(
         &mut self,
         _devices: &[Arc<Device>],
-        mappings: &[(Span, Source<'_>)],
+        mappings: &[(Span<Iova>, Source<'_>)],
     ) -> Result<(), KernelError> {
         let mut world = self.lock();
         let here = &mut world.spaces[self.space];

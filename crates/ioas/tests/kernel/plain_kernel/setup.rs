@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 
 use ioas::{Ioas, Kernel, Ledger, MapError, Mapper, Memory};
 use iopt::Prot;
-use runs::Span;
+use runs::{Iova, Offset, Span};
 
 use super::{Device, Fake, PAGE, Plain, World};
 
@@ -46,12 +46,12 @@ impl<const IOMMUFD: bool> Setup<IOMMUFD> {
         &mut self,
         iova: u64,
         memory: &Arc<Memory>,
-        part: Span,
+        part: Span<Offset>,
     ) -> Result<(), MapError> {
         self.space.map(iova, memory, part, Prot::RW, &mut ())
     }
 
-    pub(crate) fn pieces(&self) -> Vec<Span> {
+    pub(crate) fn pieces(&self) -> Vec<Span<Iova>> {
         self.space.kernel_mappings().unwrap()
     }
 
@@ -59,7 +59,7 @@ impl<const IOMMUFD: bool> Setup<IOMMUFD> {
     pub(crate) fn check(&self) {
         let world = self.world.lock().unwrap();
         let mappings = world.spaces[0].mappings.iter();
-        let there: Vec<Span> = mappings
+        let there: Vec<Span<Iova>> = mappings
             .map(|(start, mapping)| Span::new(*start, mapping.len))
             .collect();
         assert_eq!(there, self.pieces());

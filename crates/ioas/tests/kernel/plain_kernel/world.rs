@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use ioas::{Errno, Placement, Profile, Source};
 use iommu::NodeId;
 use iopt::Prot;
-use runs::Span;
+use runs::{Iova, Span};
 
 use super::PAGE;
 
@@ -50,7 +50,7 @@ pub(crate) struct Mapping {
 pub(crate) struct Address {
     pub(crate) mappings: BTreeMap<u64, Mapping>,
     pub(crate) devices: Vec<Device>,
-    pub(crate) allowed: Vec<Span>,
+    pub(crate) allowed: Vec<Span<Iova>>,
     pub(crate) tracking: bool,
     pub(crate) dirty: BTreeSet<u64>,
     /// Its file is closed.
@@ -67,14 +67,14 @@ pub(crate) struct World {
     /// `dma_entry_limit`.
     pub(crate) entries: u64,
     /// Addresses that cannot be pinned.
-    pub(crate) bad: Vec<Span>,
+    pub(crate) bad: Vec<Span<Iova>>,
     /// Users in the kernel that do not let go.
-    pub(crate) held: Vec<Span>,
+    pub(crate) held: Vec<Span<Iova>>,
     next: u64,
     /// How many maps and unmaps were tried.
     pub(crate) asked: usize,
     /// Those that have succeeded, in order: `true` are maps.
-    pub(crate) calls: Vec<(bool, Span)>,
+    pub(crate) calls: Vec<(bool, Span<Iova>)>,
     /// The calls from now on that fail with ENOMEM, by number: 0 is the next.
     pub(crate) fail: BTreeSet<usize>,
     /// The node of each device that was let in, and the policy then.
@@ -196,7 +196,7 @@ impl World {
     }
 
     /// The mapping that covers `range`, moved to where that begins. (The kernel takes several, too.)
-    fn copied(&self, space: usize, range: Span) -> Answer<Mapping> {
+    fn copied(&self, space: usize, range: Span<Iova>) -> Answer<Mapping> {
         let mappings = &self.spaces[space].mappings;
         let (start, from) = mappings
             .range(..=range.start)
@@ -276,7 +276,8 @@ impl World {
             }
             let here = &mut self.spaces[space];
             here.mappings.remove(&start);
-            here.dirty.retain(|at| !Span::new(start, len).contains(*at));
+            here.dirty
+                .retain(|at| !Span::<Iova>::new(start, len).contains(*at));
             self.calls.push((false, Span::new(start, len)));
             bytes += len;
         }
@@ -364,7 +365,7 @@ impl Address {
             .unwrap_or(1)
     }
 
-    pub(crate) fn overlapping(&self, range: Span) -> impl Iterator<Item = (u64, &Mapping)> {
+    pub(crate) fn overlapping(&self, range: Span<Iova>) -> impl Iterator<Item = (u64, &Mapping)> {
         let there = self
             .mappings
             .iter()
@@ -373,7 +374,7 @@ impl Address {
     }
 
     /// Every device translates all of `range`.
-    pub(crate) fn translates(&self, range: Span) -> bool {
+    pub(crate) fn translates(&self, range: Span<Iova>) -> bool {
         self.devices.iter().all(|device| {
             let mut ranges = device.ranges.iter();
             ranges.any(|window| window.contains(&range.start) && window.contains(&range.last()))

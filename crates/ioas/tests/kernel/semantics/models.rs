@@ -12,7 +12,7 @@ use iommu::{
     Capabilities, DeviceId, DomainId, Fault, FlushError, NodeId, RunMap, SoftwareUnit, Unit,
 };
 use iopt::{FormatId, HeapTables, Invalidation, Prot, Root};
-use runs::Span;
+use runs::{Iova, Span};
 
 use super::table::{BAD, LIMIT, MEMORY, NARROW, PAGE, RESERVED, Raw, Subject, Surroundings, Which};
 use crate::plain_kernel::{Device, Fake, Plain, World};
@@ -52,7 +52,7 @@ impl<K: Mapper> Surroundings<K> for InWorld {
         self.0.lock().unwrap().locked()
     }
 
-    fn hold(&mut self, range: Span) {
+    fn hold(&mut self, range: Span<Iova>) {
         self.0.lock().unwrap().held.push(range);
     }
 }
@@ -90,7 +90,7 @@ impl Unit for Narrowed {
         self.0.node()
     }
 
-    fn reserved(&self, _device: DeviceId, sink: &mut dyn FnMut(Span)) {
+    fn reserved(&self, _device: DeviceId, sink: &mut dyn FnMut(Span<Iova>)) {
         sink(RESERVED);
         if self.1 == Which::Narrow {
             sink(Span::new(NARROW, (1 << 48) - NARROW));
@@ -145,7 +145,7 @@ impl OwnTables {
 struct Deaf;
 
 impl PinUser for Deaf {
-    fn let_go(&self, _range: Span, _round: u32) {}
+    fn let_go(&self, _range: Span<Iova>, _round: u32) {}
 }
 
 impl Subject for OwnTables {
@@ -168,7 +168,7 @@ impl Subject for OwnTables {
         self.space.detach(DeviceId::pci(0, 0, 0)).unwrap();
     }
 
-    fn hold(&mut self, range: Span) {
+    fn hold(&mut self, range: Span<Iova>) {
         let pin = self.space.pin(range, Prot::READ, WhenUnmapped::LetsGo);
         self.pins.push(pin.unwrap());
         self.space.add_pin_user(Arc::new(Deaf));
@@ -227,7 +227,7 @@ impl<const IOMMUFD: bool> Subject for Models<Plain<IOMMUFD>> {
         self.space.detach(&self.devices[0]).unwrap();
     }
 
-    fn hold(&mut self, range: Span) {
+    fn hold(&mut self, range: Span<Iova>) {
         self.world.lock().unwrap().held.push(range);
     }
 

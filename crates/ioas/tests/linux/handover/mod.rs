@@ -13,7 +13,7 @@ use hostmem::{Backing, FrameSource, Mapping, Pinner};
 use ioas::{Handover, HostMemory, HostTables, Ioas, Ledger, MappedStorage, Memory};
 use iommu::{BadTarget, DeviceId, DomainId, SoftwareUnit, TargetMemory};
 use iopt::{AnyTable, FormatId, Interruption, Prot, Takeover};
-use runs::{PageSizes, Span};
+use runs::{Iova, Pa, PageSizes, Span};
 
 use super::{AT, MIB, alone, counted, runs_of};
 
@@ -26,7 +26,7 @@ const GIB: u64 = 1 << 30;
 const DOMAIN: DomainId = DomainId(9);
 const DEVICE: DeviceId = DeviceId::pci(0, 5, 0);
 /// Taken out before it changes hands.
-const OUT: Span = Span::new(AT + 5 * PAGE, 2 * PAGE);
+const OUT: Span<Iova> = Span::new(AT + 5 * PAGE, 2 * PAGE);
 /// What the areas hold.
 const HELD: u64 = BYTES - 2 * PAGE;
 
@@ -105,11 +105,11 @@ fn adopted(file: &Mapping, handover: &Handover) -> (Arc<HostTables>, Vec<AnyTabl
 struct Physical {
     data: Mapping,
     /// With the offset of each, by address.
-    runs: Vec<(Span, u64)>,
+    runs: Vec<(Span<Pa>, u64)>,
 }
 
 impl Physical {
-    fn new(data: Mapping, runs: &[Span]) -> Arc<Self> {
+    fn new(data: Mapping, runs: &[Span<Pa>]) -> Arc<Self> {
         let mut at = 0;
         let mut placed = Vec::new();
         for run in runs {
@@ -124,7 +124,11 @@ impl Physical {
 }
 
 impl TargetMemory for Physical {
-    fn with_cells(&self, span: Span, visit: &mut dyn FnMut(&[AtomicU64])) -> Result<(), BadTarget> {
+    fn with_cells(
+        &self,
+        span: Span<Pa>,
+        visit: &mut dyn FnMut(&[AtomicU64]),
+    ) -> Result<(), BadTarget> {
         for address in (span.start..=span.last()).step_by(8) {
             let next = self.runs.partition_point(|(run, _)| run.start <= address);
             let found = next.checked_sub(1).map(|at| self.runs[at]);
@@ -139,7 +143,7 @@ impl TargetMemory for Physical {
 }
 
 /// Where all of the data is, which is pinned.
-fn frames(data: &Mapping) -> Vec<Span> {
+fn frames(data: &Mapping) -> Vec<Span<Pa>> {
     let pinner = Pinner::probe(2 << 20).unwrap();
     let memory = memory(also(data), &Arc::new(pinner), &Ledger::unlimited());
     let file = Mapping::new(Backing::Memfd, MIB, None).unwrap();

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use ioas::{AttachError, Builder, DomainIds, Ioas, Ledger, MapError, Memory, Synthetic};
 use iommu::{Capabilities, Config, DeviceId, DomainId, FormatSupport, Port, SoftwareUnit};
 use iopt::{FormatId, HeapTables, Prot};
-use runs::{PageSizes, Span};
+use runs::{Offset, PageSizes, Span};
 
 use super::{Echo, Frail, FrailUnit, GIB, MIB, PAGE, Space, State, Watch, leaves_of};
 
@@ -121,7 +121,7 @@ impl Bench {
         )
     }
 
-    pub(crate) fn map(&mut self, iova: u64, part: Span) -> Result<(), MapError> {
+    pub(crate) fn map(&mut self, iova: u64, part: Span<Offset>) -> Result<(), MapError> {
         self.space
             .map(iova, &self.memory, part, Prot::RW, &mut Watch::default())
     }

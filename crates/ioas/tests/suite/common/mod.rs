@@ -20,7 +20,7 @@ use ioas::{
 };
 use iommu::{BadTarget, DeviceId, DomainId, RunMap, SoftwareUnit, TargetMemory, Unit};
 use iopt::{AnyTable, FormatId, HeapTables, Leaf};
-use runs::{Joiner, PageSizes, Span};
+use runs::{Iova, Joiner, Offset, Pa, PageSizes, Span};
 
 pub(crate) use tracked::{Pages, Tracked};
 pub(crate) use unit::{FrailUnit, Hook};
@@ -64,7 +64,11 @@ pub(crate) fn unit(tables: &Arc<HeapTables>) -> Arc<dyn Unit> {
 pub(crate) struct Echo;
 
 impl TargetMemory for Echo {
-    fn with_cells(&self, span: Span, visit: &mut dyn FnMut(&[AtomicU64])) -> Result<(), BadTarget> {
+    fn with_cells(
+        &self,
+        span: Span<Pa>,
+        visit: &mut dyn FnMut(&[AtomicU64]),
+    ) -> Result<(), BadTarget> {
         let words: Vec<_> = (0..span.len / 8)
             .map(|n| AtomicU64::new(span.start + 8 * n))
             .collect();
@@ -93,7 +97,7 @@ pub(crate) struct State {
     /// Of all domains, one after the other.
     pub(crate) leaves: Vec<Leaf>,
     pub(crate) tables: u64,
-    pub(crate) areas: Vec<Span>,
+    pub(crate) areas: Vec<Span<Iova>>,
     /// Bytes that are held of the memory of each.
     pub(crate) held: Vec<u64>,
     pub(crate) devices: Vec<EndpointId>,
@@ -128,7 +132,7 @@ impl State {
 }
 
 /// What `reader` reads, neighbours joined.
-pub(crate) fn read_runs(reader: &mut dyn RunReader) -> Vec<Span> {
+pub(crate) fn read_runs(reader: &mut dyn RunReader) -> Vec<Span<Pa>> {
     let mut runs = Vec::new();
     let mut joiner = Joiner::new();
     let mut batch = [Span::default(); 64];
@@ -219,13 +223,13 @@ impl MemoryObject for Frail {
         self.memory.len()
     }
 
-    fn charge(&self, part: Span) -> u64 {
+    fn charge(&self, part: Span<Offset>) -> u64 {
         self.memory.charge(part)
     }
 
     fn pin(
         &self,
-        part: Span,
+        part: Span<Offset>,
         progress: &mut dyn FnMut(u64) -> ControlFlow<()>,
     ) -> Result<Box<dyn Pinned>, PinFailed> {
         if self.pins.hit() {
@@ -257,7 +261,7 @@ struct FrailPin {
 }
 
 impl Pinned for FrailPin {
-    fn runs(&self, part: Span) -> Result<Box<dyn RunReader + '_>, Cause> {
+    fn runs(&self, part: Span<Offset>) -> Result<Box<dyn RunReader + '_>, Cause> {
         if self.readers.hit() {
             return Err("no runs".into());
         }
@@ -284,7 +288,7 @@ impl Pinned for FrailPin {
         }))
     }
 
-    fn release(&mut self, part: Span) -> Result<u64, Cause> {
+    fn release(&mut self, part: Span<Offset>) -> Result<u64, Cause> {
         if self.releases.hit() {
             return Err("a part stays".into());
         }
@@ -302,14 +306,14 @@ impl Pinned for FrailPin {
 }
 
 struct FrailReader<'a> {
-    runs: Vec<Span>,
+    runs: Vec<Span<Pa>>,
     next: usize,
     batch: usize,
     pin: &'a FrailPin,
 }
 
 impl RunReader for FrailReader<'_> {
-    fn next_batch(&mut self, out: &mut [Span]) -> Result<usize, Cause> {
+    fn next_batch(&mut self, out: &mut [Span<Pa>]) -> Result<usize, Cause> {
         if self.pin.reads.hit() {
             return Err("unreadable".into());
         }

@@ -10,7 +10,7 @@ use ioas::{Builder, Cause, DomainIds, Ioas, Ledger, Memory, Place, Placement, Sy
 use iommu::{Config, DeviceId, NodeId, Port, SoftwareUnit};
 use iopt::walk::{BadAddress, WalkMemory};
 use iopt::{FormatId, HeapTables, Prot};
-use runs::Span;
+use runs::{Offset, Span};
 
 use super::machines::{ALL, can};
 use super::{Echo, FrailUnit, GIB, MIB, Space};
@@ -152,7 +152,7 @@ impl Bench {
             .unwrap();
     }
 
-    pub(crate) fn map(&mut self, iova: u64, part: Span) {
+    pub(crate) fn map(&mut self, iova: u64, part: Span<Offset>) {
         self.space
             .map(iova, &self.memory, part, Prot::RW, &mut ())
             .unwrap();

@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use runs::Span;
+use runs::{Offset, Span};
 
 pub(crate) const SPACES: usize = 3;
 /// Pages that the kernel of this test charges together.
@@ -40,8 +40,8 @@ pub(crate) struct Model {
 
 impl Model {
     /// What nobody holds, in stretches.
-    pub(crate) fn gaps(&self, place: Place) -> Vec<Span> {
-        let mut gaps: Vec<Span> = Vec::new();
+    pub(crate) fn gaps(&self, place: Place) -> Vec<Span<Offset>> {
+        let mut gaps: Vec<Span<Offset>> = Vec::new();
         for page in place.first..place.first + place.len {
             if self.pages.contains_key(&(place.object, page)) {
                 continue;
@@ -134,7 +134,7 @@ impl Model {
     }
 
     /// What a new pin of `gap` charges.
-    pub(crate) fn charge(gap: Span) -> u64 {
+    pub(crate) fn charge(gap: Span<Offset>) -> u64 {
         (gap.last() / CHARGED - gap.start / CHARGED + 1) * CHARGED
     }
 

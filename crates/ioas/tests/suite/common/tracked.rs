@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use ioas::{Cause, MemoryObject, PinFailed, Pinned, RunReader, Synthetic};
 use iommu::{BadTarget, TargetMemory};
-use runs::Span;
+use runs::{Iova, Offset, Pa, Span};
 
 use super::PAGE;
 
@@ -20,7 +20,7 @@ pub(crate) struct Tracked {
 
 impl Tracked {
     /// Memory of these runs, which are whole pages.
-    pub(crate) fn new(runs: &[Span]) -> Self {
+    pub(crate) fn new(runs: &[Span<Pa>]) -> Self {
         let mut offset = 0;
         let mut placed = Vec::new();
         for run in runs {
@@ -42,12 +42,12 @@ impl Tracked {
 #[derive(Debug)]
 pub(crate) struct Pages {
     /// By physical address, with the offset in the object.
-    runs: Vec<(Span, u64)>,
+    runs: Vec<(Span<Pa>, u64)>,
     pins: Vec<AtomicU32>,
 }
 
 impl Pages {
-    fn add(&self, part: Span, by: u32) {
+    fn add(&self, part: Span<Offset>, by: u32) {
         let pages = (part.start / PAGE) as usize..((part.start + part.len) / PAGE) as usize;
         for pins in &self.pins[pages] {
             pins.fetch_add(by, Ordering::Relaxed);
@@ -65,7 +65,11 @@ impl Pages {
 }
 
 impl TargetMemory for Pages {
-    fn with_cells(&self, span: Span, visit: &mut dyn FnMut(&[AtomicU64])) -> Result<(), BadTarget> {
+    fn with_cells(
+        &self,
+        span: Span<Pa>,
+        visit: &mut dyn FnMut(&[AtomicU64]),
+    ) -> Result<(), BadTarget> {
         for address in (span.start..=span.last()).step_by(8) {
             if !self.is_pinned(address) {
                 return Err(BadTarget { address });
@@ -81,13 +85,13 @@ impl MemoryObject for Tracked {
         self.memory.len()
     }
 
-    fn charge(&self, part: Span) -> u64 {
+    fn charge(&self, part: Span<Offset>) -> u64 {
         self.memory.charge(part)
     }
 
     fn pin(
         &self,
-        part: Span,
+        part: Span<Offset>,
         progress: &mut dyn FnMut(u64) -> ControlFlow<()>,
     ) -> Result<Box<dyn Pinned>, PinFailed> {
         let pin = self.memory.pin(part, progress)?;
@@ -103,16 +107,16 @@ impl MemoryObject for Tracked {
 #[derive(Debug)]
 struct TrackedPin {
     pin: Box<dyn Pinned>,
-    held: Vec<Span>,
+    held: Vec<Span<Offset>>,
     pages: Arc<Pages>,
 }
 
 impl Pinned for TrackedPin {
-    fn runs(&self, part: Span) -> Result<Box<dyn RunReader + '_>, Cause> {
+    fn runs(&self, part: Span<Offset>) -> Result<Box<dyn RunReader + '_>, Cause> {
         self.pin.runs(part)
     }
 
-    fn release(&mut self, part: Span) -> Result<u64, Cause> {
+    fn release(&mut self, part: Span<Offset>) -> Result<u64, Cause> {
         let charged = self.pin.release(part)?;
         let place = self
             .held

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use iommu::{AttachError, Capabilities, DeviceId, DomainId, Fault, FlushError, NodeId, Unit};
 use iopt::{Invalidation, Root};
-use runs::Span;
+use runs::{Iova, Span};
 
 use super::{DEVICE, Faults};
 
@@ -13,7 +13,7 @@ use super::{DEVICE, Faults};
 pub(crate) struct FrailUnit {
     pub(crate) inner: Arc<dyn Unit>,
     pub(crate) caches_not_present: bool,
-    pub(crate) reserved: Vec<Span>,
+    pub(crate) reserved: Vec<Span<Iova>>,
     pub(crate) attaches: Faults,
     pub(crate) invalidates: Faults,
     pub(crate) detaches: Faults,
@@ -73,7 +73,7 @@ impl Unit for FrailUnit {
         self.inner.node()
     }
 
-    fn reserved(&self, _device: DeviceId, sink: &mut dyn FnMut(Span)) {
+    fn reserved(&self, _device: DeviceId, sink: &mut dyn FnMut(Span<Iova>)) {
         self.reserved.iter().for_each(|span| sink(*span));
     }
 

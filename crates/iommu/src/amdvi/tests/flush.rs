@@ -10,7 +10,7 @@ const MIB: u64 = 1 << 20;
 
 /// Unmaps pages of one table by one gather, flushes it, and returns commands, waits, and what the
 /// unit was told, after looking that all of it was named.
-fn unmap(sizes: PageSizes, pages: &[Span]) -> (u64, u64, Vec<Told>) {
+fn unmap(sizes: PageSizes, pages: &[Span<Iova>]) -> (u64, u64, Vec<Told>) {
     let (driver, model) = enabled(CONFIG);
     let tables = HeapTables::with_tables(2048).unwrap();
     let format = AmdV1::new(4).unwrap();
@@ -63,7 +63,7 @@ fn one_gather_costs_one_wait() {
     let pairs: Vec<_> = (1..17)
         .map(|n| Span::new(n * 2 * MIB - 0x1000, 0x2000))
         .collect();
-    let rows: [(&str, PageSizes, &[Span], u64); 6] = [
+    let rows: [(&str, PageSizes, &[Span<Iova>], u64); 6] = [
         ("1 page", any, &page, 1),
         ("a leaf of 32 KiB", any, &odd, 1),
         ("256 scattered pages", any, &scattered, 16),

@@ -12,8 +12,8 @@ const MIB: u64 = 1 << 20;
 /// all of it was known before, is unknown now, and that what another domain has there is known still.
 fn unmap<F: Format>(
     (capabilities, format, sizes): (u64, F, PageSizes),
-    pages: &[Span],
-    kept: &[Span],
+    pages: &[Span<Iova>],
+    kept: &[Span<Iova>],
 ) -> (u64, u64) {
     let (driver, model) = enabled(capabilities, CONFIG);
     let tables = HeapTables::with_tables_at(2048, 1 << 40).unwrap();
@@ -28,7 +28,7 @@ fn unmap<F: Format>(
     };
     driver.attach(DEVICE, DOMAIN, table.root()).unwrap();
     driver.attach(DeviceId(1), DomainId(8), other).unwrap();
-    let some = |page: &Span| {
+    let some = |page: &Span<Iova>| {
         let step = (page.len >> 22).max(1) as usize;
         (page.start >> 12..=page.last() >> 12).step_by(step)
     };
@@ -74,8 +74,8 @@ fn one_gather_costs_one_wait() {
         .map(|n| Span::new(n * 2 * MIB - 0x1000, 0x2000))
         .collect();
     // What stays mapped, so that no table goes: a page beside each.
-    let beside = |pages: &[Span]| -> Vec<Span> {
-        let beside = |page: &Span| {
+    let beside = |pages: &[Span<Iova>]| -> Vec<Span<Iova>> {
+        let beside = |page: &Span<Iova>| {
             let before = page.start.checked_sub(0x1000);
             before.into_iter().chain([page.start + page.len])
         };
@@ -83,7 +83,13 @@ fn one_gather_costs_one_wait() {
         beside.map(|start| Span::new(start, 0x1000)).collect()
     };
     // Commands with S and NL; without; without, while tables go.
-    type Row<'a> = (&'a str, PageSizes, &'a [Span], Vec<Span>, [u64; 3]);
+    type Row<'a> = (
+        &'a str,
+        PageSizes,
+        &'a [Span<Iova>],
+        Vec<Span<Iova>>,
+        [u64; 3],
+    );
     let rows: [Row<'_>; 6] = [
         ("1 page", any, &page, beside(&page), [1, 1, 1]),
         ("1 leaf of 2 MiB", any, &leaf, beside(&leaf), [1, 1, 1]),

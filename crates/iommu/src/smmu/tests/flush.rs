@@ -9,7 +9,7 @@ const MIB: u64 = 1 << 20;
 
 /// Unmaps pages of one table by one gather, flushes it, and returns commands, waits, and what the unit was
 /// told, after looking that nothing of it is cached.
-fn unmap<F: Format>(format: F, sizes: PageSizes, pages: &[Span], config: Config) -> Costs {
+fn unmap<F: Format>(format: F, sizes: PageSizes, pages: &[Span<Iova>], config: Config) -> Costs {
     let idr2 = match config.version {
         Version::V1 => IDR2_V1,
         Version::V2 => IDR2,
@@ -20,7 +20,7 @@ fn unmap<F: Format>(format: F, sizes: PageSizes, pages: &[Span], config: Config)
     let mut table = Table::with_page_sizes(format, memory, sizes).unwrap();
     driver.attach(DEVICE, DOMAIN, table.root()).unwrap();
     let places =
-        |page: &Span| (page.start..=page.last()).step_by((page.len / 4).max(4096) as usize);
+        |page: &Span<Iova>| (page.start..=page.last()).step_by((page.len / 4).max(4096) as usize);
     for page in pages {
         let data = [Span::new(page.start + DATA, page.len)];
         table.map(page.start, &data, Prot::RW).unwrap();
@@ -80,7 +80,7 @@ fn one_gather_costs_one_wait() {
         .collect();
     let few: Vec<_> = (0..16).map(|n| Span::new(n * 2 * MIB, 0x2000)).collect();
     type Name = &'static str;
-    type Row<'r> = (Name, PageSizes, &'r [Span], u64, Name, Name);
+    type Row<'r> = (Name, PageSizes, &'r [Span<Iova>], u64, Name, Name);
     let rows: [Row<'_>; 9] = [
         ("1 page", all, &page, 1, "TLBIVA", "TLBIIPAS2"),
         ("a group", all, &group, 16, "TLBIVA", "TLBIIPAS2"),

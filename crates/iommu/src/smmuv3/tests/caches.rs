@@ -11,7 +11,7 @@ use std::vec::Vec;
 use iopt::format::{ArmConfig, ArmGranule};
 use iopt::walk::{Access, Translation, UpperTable, WalkCache, WalkMemory, Walker};
 use iopt::{FormatId, Root};
-use runs::Span;
+use runs::{Iova, Span};
 
 use super::model::{Tag, Told};
 
@@ -69,7 +69,7 @@ impl Range {
         })
     }
 
-    fn touches(&self, span: &Span) -> bool {
+    fn touches(&self, span: &Span<Iova>) -> bool {
         match self.more {
             None => span.contains(self.address),
             Some((_, bytes, _)) => span.overlaps(&Span::new(self.address, bytes)),
@@ -177,7 +177,8 @@ struct Uppers<'c>(Tag, u32, &'c mut Vec<(Tag, u32, UpperTable)>);
 impl WalkCache for Uppers<'_> {
     fn find(&mut self, iova: u64) -> Option<UpperTable> {
         let here = |table: &&(Tag, u32, UpperTable)| {
-            table.0 == self.0 && Span::new(table.2.iova, 1 << table.2.span_log2).contains(iova)
+            table.0 == self.0
+                && Span::<Iova>::new(table.2.iova, 1 << table.2.span_log2).contains(iova)
         };
         let all = self.2.iter().filter(here);
         all.map(|table| table.2).min_by_key(|table| table.level)
@@ -431,7 +432,7 @@ impl Unit_<'_> {
         };
         let log2 = crate::arm::granule_log2(config.granule);
         let here = |leaf: &&(Tag, u32, Translation, bool)| {
-            is_of(leaf, tag) && Span::new(leaf.2.page.iova, leaf.2.page.len).contains(iova)
+            is_of(leaf, tag) && Span::<Iova>::new(leaf.2.page.iova, leaf.2.page.len).contains(iova)
         };
         if let Some((.., found, _)) = caches.leaves.iter().find(here) {
             return Some(found.page.pa + (iova - found.page.iova));

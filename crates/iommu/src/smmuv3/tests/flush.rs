@@ -20,7 +20,7 @@ fn unmap<F: Format, const LOG2: u32>(
     format: F,
     sizes: PageSizes,
     ranged: bool,
-    pages: &[Span],
+    pages: &[Span<Iova>],
 ) -> (u64, u64, Vec<Told>) {
     let ids = [IDR0, IDR1, 0, if ranged { IDR3 } else { 0 }, 0, IDR5];
     let tables = Arc::new(HeapArena::<AtomicU64, LOG2>::with_tables_at(2048, 1 << 40).unwrap());
@@ -43,7 +43,7 @@ fn unmap<F: Format, const LOG2: u32>(
         table.map(page.start, &memory, Prot::RW).unwrap();
     }
     driver.attach(DEVICE, DOMAIN, table.root()).unwrap();
-    let ends = |page: &Span| {
+    let ends = |page: &Span<Iova>| {
         [
             page.start,
             page.start + page.len / 2 / granule * granule,
@@ -88,7 +88,7 @@ fn unmap<F: Format, const LOG2: u32>(
 }
 
 /// Odd pages of 256 leaf tables, and what else is asked for.
-fn rows() -> [(&'static str, u64, Vec<Span>); 7] {
+fn rows() -> [(&'static str, u64, Vec<Span<Iova>>); 7] {
     let scattered = (0..256).map(|n| Span::new(GIB + n * 2 * MIB + (n * 7 % 512) * 4096, 0x1000));
     let pairs = (1..17).map(|n| Span::new(GIB + n * 2 * MIB - 0x1000, 0x2000));
     let small = 1 << 12;

@@ -4,6 +4,8 @@ use std::sync::{Mutex, mpsc};
 use std::thread;
 use std::time::Instant;
 
+use runs::Pa;
+
 use super::*;
 use crate::target::BadTarget;
 
@@ -150,7 +152,11 @@ struct Gate {
 }
 
 impl TargetMemory for Gate {
-    fn with_cells(&self, span: Span, visit: &mut dyn FnMut(&[AtomicU64])) -> Result<(), BadTarget> {
+    fn with_cells(
+        &self,
+        span: Span<Pa>,
+        visit: &mut dyn FnMut(&[AtomicU64]),
+    ) -> Result<(), BadTarget> {
         if self.closed.load(Ordering::SeqCst) {
             self.held.send(()).unwrap();
             while self.closed.load(Ordering::SeqCst) {
@@ -233,7 +239,11 @@ fn a_flush_waits_for_an_access_under_way_and_the_wait_is_bounded() {
 fn a_port_that_panics_inside_does_not_block_flushes() {
     struct Broken;
     impl TargetMemory for Broken {
-        fn with_cells(&self, _: Span, _: &mut dyn FnMut(&[AtomicU64])) -> Result<(), BadTarget> {
+        fn with_cells(
+            &self,
+            _: Span<Pa>,
+            _: &mut dyn FnMut(&[AtomicU64]),
+        ) -> Result<(), BadTarget> {
             panic!("broken memory")
         }
     }

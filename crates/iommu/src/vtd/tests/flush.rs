@@ -13,7 +13,7 @@ const MIB: u64 = 1 << 20;
 
 /// Unmaps pages of one table by one gather, flushes it, and returns commands, waits, and what the
 /// unit was told, after looking that all of it was named.
-fn unmap(cap: u64, sizes: u64, pages: &[Span]) -> (u64, u64, Vec<Told>) {
+fn unmap(cap: u64, sizes: u64, pages: &[Span<Iova>]) -> (u64, u64, Vec<Told>) {
     let (driver, model) = enabled(cap, ECAP, Mode::Legacy);
     let tables = HeapTables::with_tables(2048).unwrap();
     let sizes = PageSizes::from_bits(sizes);
@@ -70,7 +70,8 @@ fn one_gather_costs_one_wait() {
         .collect();
     let mask = |mask: u64| CAP & !(0x3f << 48) | mask << 48;
     // Capabilities, sizes, what is unmapped; commands and waits.
-    let rows: [(&str, u64, u64, &[Span], u64); 9] = [
+    type Row<'a> = (&'a str, u64, u64, &'a [Span<Iova>], u64);
+    let rows: [Row<'_>; 9] = [
         ("1 page", CAP, all, &page, 1),
         ("256 scattered pages", CAP, all, &scattered, 16),
         ("16 pairs", CAP, all, &pairs, 32),

@@ -31,7 +31,7 @@ mod apply;
 mod batch;
 mod scan;
 
-use runs::{PageSizes, Span};
+use runs::{Iova, PageSizes, Span};
 
 use super::Table;
 use super::entries::Order;
@@ -75,7 +75,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     /// is still to be flushed; until that is done no leaf of this range may be changed.
     pub fn split<E>(
         &mut self,
-        range: Span,
+        range: Span<Iova>,
         size: u64,
         interruption: Interruption,
         gather: &mut Gather,
@@ -106,7 +106,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     /// See [`split`](Self::split) for the flush.
     pub fn merge<E>(
         &mut self,
-        range: Span,
+        range: Span<Iova>,
         interruption: Interruption,
         gather: &mut Gather,
         flush: impl FnMut(&Invalidation) -> Result<(), E>,
@@ -118,7 +118,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     /// [`cut`](Self::cut) first.
     pub fn unmap_cutting<E>(
         &mut self,
-        range: Span,
+        range: Span<Iova>,
         interruption: Interruption,
         gather: &mut Gather,
         sink: &mut impl RunSink,
@@ -132,7 +132,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     }
 
     /// Where a range is to be cut.
-    pub(crate) fn check_ends(&self, range: Span) -> Result<[Option<u64>; 2], RangeError> {
+    pub(crate) fn check_ends(&self, range: Span<Iova>) -> Result<[Option<u64>; 2], RangeError> {
         self.check_range(range)?;
         let aperture = self.aperture();
         let behind = range.last().checked_add(1);
@@ -151,7 +151,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     }
 
     /// The page at `at` stands for the leaf around it.
-    fn check_cut<E>(&self, at: u64) -> Result<(Span, Job), RefitError<E>> {
+    fn check_cut<E>(&self, at: u64) -> Result<(Span<Iova>, Job), RefitError<E>> {
         let range = Span::new(at, self.sizes.smallest());
         let at = self.check_range(range)?;
         Ok((range, Job::Cut(at)))
@@ -159,7 +159,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
 
     fn refit_exclusive<E>(
         &mut self,
-        range: Span,
+        range: Span<Iova>,
         job: Job,
         interruption: Interruption,
         gather: &mut Gather,
@@ -360,7 +360,7 @@ impl<F: Format, M: TableMemory, const SLOTS: usize> SharedTable<F, M, SLOTS> {
     /// wait for another operation on this table.
     pub fn split<E>(
         &self,
-        range: Span,
+        range: Span<Iova>,
         size: u64,
         interruption: Interruption,
         gather: &mut Gather,
@@ -385,7 +385,7 @@ impl<F: Format, M: TableMemory, const SLOTS: usize> SharedTable<F, M, SLOTS> {
     /// See [`Table::merge`].
     pub fn merge<E>(
         &self,
-        range: Span,
+        range: Span<Iova>,
         interruption: Interruption,
         gather: &mut Gather,
         flush: impl FnMut(&Invalidation) -> Result<(), E>,
@@ -397,7 +397,7 @@ impl<F: Format, M: TableMemory, const SLOTS: usize> SharedTable<F, M, SLOTS> {
     /// the range is refused.
     pub fn unmap_cutting<E>(
         &self,
-        range: Span,
+        range: Span<Iova>,
         interruption: Interruption,
         gather: &mut Gather,
         sink: &mut impl RunSink,
@@ -412,7 +412,7 @@ impl<F: Format, M: TableMemory, const SLOTS: usize> SharedTable<F, M, SLOTS> {
 
     fn refit<E>(
         &self,
-        range: Span,
+        range: Span<Iova>,
         job: Job,
         interruption: Interruption,
         gather: &mut Gather,

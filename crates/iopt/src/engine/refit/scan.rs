@@ -1,6 +1,6 @@
 //! Which leaves are not as they should be.
 
-use runs::{PageSizes, Run, Span};
+use runs::{Iova, PageSizes, Run, Span};
 
 use super::super::Table;
 use super::up_to;
@@ -46,7 +46,7 @@ pub(super) struct Extent {
 }
 
 impl Extent {
-    pub(super) fn input<F: Format, M: TableMemory>(&self, table: &Table<F, M>) -> Span {
+    pub(super) fn input<F: Format, M: TableMemory>(&self, table: &Table<F, M>) -> Span<Iova> {
         Span::new(table.aperture().extend(self.at), self.len)
     }
 
@@ -140,7 +140,7 @@ impl Scan {
     }
 
     /// The rest of the range, as the table's user addresses it.
-    fn rest<F: Format, M: TableMemory>(&self, table: &Table<F, M>) -> Span {
+    fn rest<F: Format, M: TableMemory>(&self, table: &Table<F, M>) -> Span<Iova> {
         // A range is at most 2^63 bytes long, or its length would not fit where it was checked.
         let len = (self.last - self.at).saturating_add(1);
         Span::new(table.aperture().extend(self.at), len)
@@ -274,7 +274,7 @@ impl Scan {
 }
 
 /// Of a run of leaves of `size` bytes, those that lie in `range` whole.
-fn within(range: &Span, size: u64, mut run: Run) -> Run {
+fn within(range: &Span<Iova>, size: u64, mut run: Run) -> Run {
     if run.iova < range.start {
         run = Run::new(run.iova + size, run.pa + size, run.len - size);
     }

@@ -2,7 +2,7 @@
 
 use iopt::{DirtyError, Format, Gather, Pending, Prot, ProtectError, Table, UnmapError, WithDirty};
 use proptest::prelude::*;
-use runs::{Joiner, PageSizes, Run, Span};
+use runs::{Iova, Joiner, PageSizes, Run, Span};
 
 use super::model::{Model, ModelLeaf, Refusal};
 use super::{Tables, World, on};
@@ -45,7 +45,7 @@ pub(crate) fn dirty_op() -> impl Strategy<Value = DirtyOp> {
 }
 
 impl Model {
-    fn protect(&mut self, span: Span, prot: Prot) -> Result<(), Refusal> {
+    fn protect(&mut self, span: Span<Iova>, prot: Prot) -> Result<(), Refusal> {
         let span = self.range(span.start, span.len)?;
         let mut at = Some(span.start);
         for leaf in self.touched(span) {
@@ -70,13 +70,13 @@ impl Model {
     }
 
     /// What is dirty, as runs in the order of the leaves.
-    fn dirty_runs(&self, span: Span) -> Vec<Span> {
+    fn dirty_runs(&self, span: Span<Iova>) -> Vec<Span<Iova>> {
         let dirty = self.touched(span).filter(|leaf| leaf.dirty);
         joined(dirty.map(|leaf| leaf.run.input()))
     }
 }
 
-fn joined(spans: impl Iterator<Item = Span>) -> Vec<Span> {
+fn joined(spans: impl Iterator<Item = Span<Iova>>) -> Vec<Span<Iova>> {
     let mut joiner = Joiner::new();
     let mut runs: Vec<_> = spans.filter_map(|span| joiner.push(span)).collect();
     runs.extend(joiner.finish());
@@ -84,7 +84,7 @@ fn joined(spans: impl Iterator<Item = Span>) -> Vec<Span> {
 }
 
 impl<F: Format, A: Tables, const SHARED: bool> World<'_, F, A, SHARED> {
-    fn span_of(&self, leaves: &Leaves) -> Option<Span> {
+    fn span_of(&self, leaves: &Leaves) -> Option<Span<Iova>> {
         let all: Vec<Run> = self.model.leaves.values().map(|leaf| leaf.run).collect();
         let start = leaves.first % all.len().max(1);
         let end = (start + leaves.count - 1).min(all.len().saturating_sub(1));
@@ -134,7 +134,7 @@ impl<F: Format, A: Tables, const SHARED: bool> World<'_, F, A, SHARED> {
     }
 
     /// What a refusal must be that has nothing to do with what is mapped; otherwise the answer.
-    fn check_kept(&self, span: Span, result: Result<u64, DirtyError>) -> Option<u64> {
+    fn check_kept(&self, span: Span<Iova>, result: Result<u64, DirtyError>) -> Option<u64> {
         let format = self.table.format().id();
         match result {
             Ok(bytes) if self.table.format().keeps_dirty() => Some(bytes),
@@ -150,7 +150,7 @@ impl<F: Format, A: Tables, const SHARED: bool> World<'_, F, A, SHARED> {
         }
     }
 
-    fn harvest(&mut self, span: Span, coarser: u32) {
+    fn harvest(&mut self, span: Span<Iova>, coarser: u32) {
         // Not too many bits.
         let size = self.model.sizes[0].max((span.len >> 14).next_power_of_two()) << coarser;
         let mut pending = Pending::new(vec![0; 512], span, size).unwrap();
@@ -187,7 +187,7 @@ impl<F: Format, A: Tables, const SHARED: bool> World<'_, F, A, SHARED> {
         );
     }
 
-    fn protect(&mut self, span: Span, prot: Prot) {
+    fn protect(&mut self, span: Span<Iova>, prot: Prot) {
         let expected = self.model.protect(span, prot);
         let before = expected.is_err().then(|| self.snapshot());
         let mut gather = Gather::new();
@@ -208,7 +208,7 @@ impl<F: Format, A: Tables, const SHARED: bool> World<'_, F, A, SHARED> {
     }
 
     /// Unmaps while dirty tracking is on.
-    pub(crate) fn unmap_tracked(&mut self, span: Span, holes: bool) {
+    pub(crate) fn unmap_tracked(&mut self, span: Span<Iova>, holes: bool) {
         let refused = self
             .table
             .unmap(span, &mut Gather::new(), &mut iopt::Discard);
@@ -298,8 +298,8 @@ pub(crate) fn harvest_finds_every_write<F: Format, A: Tables>(format: F, sizes: 
 }
 
 /// The granules of `size` bytes that have a byte in one of `runs`, as far as they are in `span`.
-fn widened(runs: &[Span], size: u64, span: Span) -> Vec<Span> {
-    let mut wide: Vec<Span> = Vec::new();
+fn widened(runs: &[Span<Iova>], size: u64, span: Span<Iova>) -> Vec<Span<Iova>> {
+    let mut wide: Vec<Span<Iova>> = Vec::new();
     for run in runs {
         let first = (run.start & !(size - 1)).max(span.start);
         let last = (run.last() | (size - 1)).min(span.last());

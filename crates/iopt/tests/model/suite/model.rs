@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use iopt::{Above, Aperture, Prot};
-use runs::{PageSizes, Run, Span};
+use runs::{Iova, Pa, PageSizes, Run, Span};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ModelLeaf {
@@ -58,7 +58,7 @@ impl Model {
         }
     }
 
-    pub(crate) fn range(&self, iova: u64, len: u64) -> Result<Span, Refusal> {
+    pub(crate) fn range(&self, iova: u64, len: u64) -> Result<Span<Iova>, Refusal> {
         let span = Span::checked(iova, len).ok_or(Refusal::Range)?;
         let Aperture { bits, above } = self.aperture;
         // The bits above those that count, in the low bits of a number.
@@ -81,7 +81,7 @@ impl Model {
     }
 
     /// How many leaves runs become.
-    pub(crate) fn leaves_of(&self, mut iova: u64, runs: &[Span]) -> usize {
+    pub(crate) fn leaves_of(&self, mut iova: u64, runs: &[Span<Pa>]) -> usize {
         let mut leaves = 0;
         for run in runs {
             leaves += layout(Run::new(iova, run.start, run.len), &self.sizes).len();
@@ -90,7 +90,7 @@ impl Model {
         leaves
     }
 
-    pub(crate) fn map(&mut self, iova: u64, runs: &[Span], prot: Prot) -> Result<(), Refusal> {
+    pub(crate) fn map(&mut self, iova: u64, runs: &[Span<Pa>], prot: Prot) -> Result<(), Refusal> {
         let len = runs.iter().map(|run| run.len).sum();
         let span = self.range(iova, len)?;
         if let Some(leaf) = self.touched(span).next() {
@@ -108,19 +108,19 @@ impl Model {
     }
 
     /// The leaves that have a byte in `span`.
-    pub(crate) fn touched(&self, span: Span) -> impl Iterator<Item = &ModelLeaf> {
+    pub(crate) fn touched(&self, span: Span<Iova>) -> impl Iterator<Item = &ModelLeaf> {
         let leaves = self.leaves.range(self.first_at(span)..=span.last());
         leaves.map(|(_, leaf)| leaf)
     }
 
     /// The same, to be changed.
-    pub(crate) fn touched_mut(&mut self, span: Span) -> impl Iterator<Item = &mut ModelLeaf> {
+    pub(crate) fn touched_mut(&mut self, span: Span<Iova>) -> impl Iterator<Item = &mut ModelLeaf> {
         let leaves = self.leaves.range_mut(self.first_at(span)..=span.last());
         leaves.map(|(_, leaf)| leaf)
     }
 
     /// Where the first leaf that has a byte in `span` begins, if there is one.
-    fn first_at(&self, span: Span) -> u64 {
+    fn first_at(&self, span: Span<Iova>) -> u64 {
         let before = self.leaves.range(..span.start).next_back();
         match before {
             Some((at, leaf)) if leaf.run.input().overlaps(&span) => *at,
@@ -147,7 +147,7 @@ impl Model {
         }
     }
 
-    pub(crate) fn unmap(&mut self, span: Span, holes: bool) -> Result<Vec<Run>, Refusal> {
+    pub(crate) fn unmap(&mut self, span: Span<Iova>, holes: bool) -> Result<Vec<Run>, Refusal> {
         let span = self.range(span.start, span.len)?;
         let inside: Vec<ModelLeaf> = self.touched(span).copied().collect();
         if inside.iter().any(|leaf| !span.covers(&leaf.run.input())) {

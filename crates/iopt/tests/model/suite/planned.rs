@@ -1,7 +1,7 @@
 //! Maps that are planned first and filled then.
 
 use iopt::{Chain, Format, MapError, Prot};
-use runs::Span;
+use runs::{Pa, Span};
 
 use super::{Tables, World};
 
@@ -11,7 +11,7 @@ impl<F: Format, A: Tables, const SHARED: bool> World<'_, F, A, SHARED> {
     pub(super) fn map_in_two_calls(
         &mut self,
         iova: u64,
-        runs: &[Span],
+        runs: &[Span<Pa>],
         prot: Prot,
     ) -> Result<(), MapError> {
         let (before, used) = (self.snapshot(), self.memory.used());

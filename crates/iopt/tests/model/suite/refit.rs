@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use iopt::format::BreakBeforeMake;
 use iopt::{Format, Gather, Interruption, Invalidation, RefitError};
 use proptest::prelude::*;
-use runs::{Run, Span};
+use runs::{Iova, Run, Span};
 
 use super::model::ModelLeaf;
 use super::{LEAVES, Tables, World, on, root_tables};
@@ -142,7 +142,7 @@ impl<F: Format, A: Tables, const SHARED: bool> World<'_, F, A, SHARED> {
         let bytes_before = (!changes || refused).then(|| self.snapshot());
         let mut gather = Gather::new();
         let mut flushes = 0;
-        let mut flushed: Vec<Span> = Vec::new();
+        let mut flushed: Vec<Span<Iova>> = Vec::new();
         let flush = |what: &Invalidation| {
             flushes += 1;
             flushed.extend(what.ranges());
@@ -215,7 +215,7 @@ impl<F: Format, A: Tables, const SHARED: bool> World<'_, F, A, SHARED> {
     }
 
     /// After a flush that failed, what took the place of tables counts as written to.
-    fn read_dirty_back(&mut self, range: Span, old: &BTreeSet<Run>) {
+    fn read_dirty_back(&mut self, range: Span<Iova>, old: &BTreeSet<Run>) {
         if !self.table.format().keeps_dirty() {
             return;
         }

@@ -1,7 +1,7 @@
 //! What is refused, an allocator that fails, and the sizes of leaves.
 
 use iopt::{Format, Gather, MapError, Prot, Table};
-use runs::{PageSizes, Run, Span};
+use runs::{Iova, PageSizes, Run, Span};
 
 use super::{Tables, World, page, root_tables};
 
@@ -120,7 +120,7 @@ pub(crate) fn leaf_sizes<F: Format, A: Tables>(format: F) {
     let whole = format.aperture().spans().next().unwrap();
     let highest = 1u64 << format.output_bits();
     let offered: Vec<u64> = table.page_sizes().iter().collect();
-    let unmap = |table: &mut Table<F, &A>, span: Span| {
+    let unmap = |table: &mut Table<F, &A>, span: Span<Iova>| {
         let mut gather = Gather::new();
         table.unmap(span, &mut gather, &mut iopt::Discard).unwrap();
         let flushed = gather.flush_with(|_| Ok::<_, ()>(())).unwrap();

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use iopt::format::Entry;
 use iopt::{Format, Gather, MapError, Prot, Table, UnmapError};
-use runs::{Joiner, PageSizes, Run, Span};
+use runs::{Iova, Joiner, Pa, PageSizes, Run, Span};
 
 use super::model::{Model, Refusal};
 use super::{LEAVES, Op, Tables, page, root_tables};
@@ -182,7 +182,7 @@ impl<'a, F: Format, A: Tables, const SHARED: bool> World<'a, F, A, SHARED> {
         self.check();
     }
 
-    pub(crate) fn map(&mut self, iova: u64, runs: &[Span], prot: Prot) {
+    pub(crate) fn map(&mut self, iova: u64, runs: &[Span<Pa>], prot: Prot) {
         let expected = self.model.map(iova, runs, prot);
         let before = expected.is_err().then(|| self.snapshot());
         let result = if self.keeps {
@@ -208,7 +208,7 @@ impl<'a, F: Format, A: Tables, const SHARED: bool> World<'a, F, A, SHARED> {
         }
     }
 
-    pub(crate) fn unmap(&mut self, span: Span, holes: bool) {
+    pub(crate) fn unmap(&mut self, span: Span<Iova>, holes: bool) {
         if self.table.tracks_dirty() {
             return self.unmap_tracked(span, holes);
         }
@@ -266,7 +266,7 @@ impl<'a, F: Format, A: Tables, const SHARED: bool> World<'a, F, A, SHARED> {
             assert_eq!((leaf.run, leaf.prot), (expected.run, expected.prot));
         }
         for leaf in expected.iter().step_by(expected.len() / 16 + 1) {
-            let Span { start, len } = leaf.run.input();
+            let Span { start, len, .. } = leaf.run.input();
             for iova in [
                 start.wrapping_sub(1),
                 start,

@@ -15,7 +15,7 @@ use iopt::walk::{Access, WalkMemory, Walker};
 use iopt::{
     Arena, AtomicMeta, Cell, Format, Gather, HeapTables, Leaf, Prot, Table, TableMemory, Takeover,
 };
-use runs::{PageSizes, Span};
+use runs::{Iova, PageSizes, Span};
 
 const PAGE: u64 = 4096;
 const G1: u64 = 1 << 30;
@@ -25,7 +25,7 @@ fn fill<F: Format, M: TableMemory>(table: &mut Table<F, M>) {
     let page = 1u64 << F::GRANULE_LOG2;
     let aperture = table.format().aperture();
     let output = 1u64 << (table.format().output_bits() - 1).min(34);
-    let spans: Vec<Span> = aperture.spans().collect();
+    let spans: Vec<Span<Iova>> = aperture.spans().collect();
     let (first, last) = (spans[0], spans[spans.len() - 1]);
     let top = last.start + (last.len - 1) - (600 * page - 1);
     for (iova, pa, pages, prot) in [

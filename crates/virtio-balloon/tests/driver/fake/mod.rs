@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::rc::Rc;
 use std::time::Duration;
 
-use runs::Span;
+use runs::{GuestAddr, Span};
 use virtio_balloon::driver::{QueueAddresses, Settings};
 use virtio_balloon::{
     BulkBit, BulkFormat, ByteOrder, Config, Driver, Features, Format as _, GuestPage, HostRequest,
@@ -30,9 +30,9 @@ pub(crate) const INDIRECT: Features = Features(1 << 28);
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Event {
     Asked(u64),
-    Told(Queue, Vec<Span>),
+    Told(Queue, Vec<Span<GuestAddr>>),
     Answered(Queue),
-    GivenBack(Span),
+    GivenBack(Span<GuestAddr>),
     Paused(Duration),
     Actual(u32),
     Reset,
@@ -77,11 +77,11 @@ pub(crate) struct World {
     pub(crate) stats: Option<Stats>,
     stats_kept: bool,
     pub(crate) hints: Vec<u32>,
-    pub(crate) reported: Vec<Span>,
+    pub(crate) reported: Vec<Span<GuestAddr>>,
     /// The buffer for a request, once it is there.
     pub(crate) request: Option<u64>,
     /// Messages of answers: their headers and runs.
-    pub(crate) answers_got: Vec<(ResponseHeader, Vec<Span>)>,
+    pub(crate) answers_got: Vec<(ResponseHeader, Vec<Span<GuestAddr>>)>,
     pub(crate) messages: u64,
     pub(crate) most_bytes: usize,
     pub(crate) generation: u32,
@@ -89,7 +89,7 @@ pub(crate) struct World {
     pub(crate) stop_hints: Option<(usize, u32)>,
 
     pub(crate) page: GuestPage,
-    pub(crate) span: Span,
+    pub(crate) span: Span<GuestAddr>,
     pub(crate) free: BTreeSet<u64>,
     pub(crate) taken: BTreeSet<u64>,
     pub(crate) managed: i64,
@@ -419,7 +419,7 @@ impl World {
 }
 
 /// Runs of pages told on a queue, in the order of their messages.
-pub(crate) fn told(log: &[Event], on: Queue) -> Vec<Span> {
+pub(crate) fn told(log: &[Event], on: Queue) -> Vec<Span<GuestAddr>> {
     let runs = log.iter().filter_map(|event| match event {
         Event::Told(queue, runs) if *queue == on => Some(runs.clone()),
         _ => None,

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use runs::Span;
+use runs::{GuestAddr, Span};
 use virtio_balloon::driver::{GuestPages, Memory, QueueAddresses, Transport};
 use virtio_balloon::{Features, GuestPage, Stats, Tag};
 
@@ -180,7 +180,7 @@ impl Memory for Handle {
         })
     }
 
-    fn free(&mut self, memory: Span) {
+    fn free(&mut self, memory: Span<GuestAddr>) {
         self.with(|world| assert_eq!(world.live.remove(&memory.start), Some(memory.len)));
     }
 
@@ -215,7 +215,7 @@ impl GuestPages for Handle {
         self.with(|world| world.page)
     }
 
-    fn span(&self) -> Span {
+    fn span(&self) -> Span<GuestAddr> {
         self.with(|world| world.span)
     }
 
@@ -236,7 +236,7 @@ impl GuestPages for Handle {
         })
     }
 
-    fn give_back(&mut self, run: Span) {
+    fn give_back(&mut self, run: Span<GuestAddr>) {
         self.with(|world| {
             world.log.push(Event::GivenBack(run));
             let pages = (run.start..run.start + run.len).step_by(world.page.bytes() as usize);

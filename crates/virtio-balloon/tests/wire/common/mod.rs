@@ -6,7 +6,7 @@ pub(crate) mod patterns;
 
 use std::collections::BTreeSet;
 
-use runs::{Joiner, Span};
+use runs::{GuestAddr, Joiner, Span};
 use virtio_balloon::{
     BitmapRecords, Chunks, EncodeError, Format, GuestPage, LePfns, MOST_MESSAGE_BYTES, PageShifts,
     Ranges, Refusals, ScatterGather, SizedRuns, Source, Stretches, WIRE_PAGE,
@@ -37,7 +37,7 @@ pub(crate) const PAGES: [GuestPage; 3] =
     [GuestPage::SIZE_4K, GuestPage::SIZE_16K, GuestPage::SIZE_64K];
 
 impl Any {
-    pub(crate) fn encode<I: Iterator<Item = Span>>(
+    pub(crate) fn encode<I: Iterator<Item = Span<GuestAddr>>>(
         self,
         page: GuestPage,
         source: &mut Source<I>,
@@ -53,7 +53,12 @@ impl Any {
         }
     }
 
-    pub(crate) fn decode(self, message: &[u8], refusals: &mut Refusals, sink: impl FnMut(Span)) {
+    pub(crate) fn decode(
+        self,
+        message: &[u8],
+        refusals: &mut Refusals,
+        sink: impl FnMut(Span<GuestAddr>),
+    ) {
         match self {
             Self::Pfns => LePfns.decode(message, refusals, sink),
             Self::Bitmap => BitmapRecords::new(GuestPage::SIZE_4K).decode(message, refusals, sink),
@@ -96,7 +101,12 @@ impl Any {
 }
 
 /// All messages for these runs, in a buffer of this size.
-pub(crate) fn messages(format: Any, page: GuestPage, runs: &[Span], buffer: usize) -> Vec<Vec<u8>> {
+pub(crate) fn messages(
+    format: Any,
+    page: GuestPage,
+    runs: &[Span<GuestAddr>],
+    buffer: usize,
+) -> Vec<Vec<u8>> {
     let mut source = Source::new(runs.iter().copied(), page);
     let mut message = vec![0xaa; buffer];
     let mut all = Vec::new();
@@ -110,7 +120,7 @@ pub(crate) fn messages(format: Any, page: GuestPage, runs: &[Span], buffer: usiz
 }
 
 /// The runs of these messages as they come, and what was refused.
-pub(crate) fn decoded(format: Any, messages: &[Vec<u8>]) -> (Vec<Span>, Refusals) {
+pub(crate) fn decoded(format: Any, messages: &[Vec<u8>]) -> (Vec<Span<GuestAddr>>, Refusals) {
     let mut refusals = Refusals::new();
     let mut found = Vec::new();
     for message in messages {
@@ -120,7 +130,7 @@ pub(crate) fn decoded(format: Any, messages: &[Vec<u8>]) -> (Vec<Span>, Refusals
 }
 
 /// Neighbours merged, in the order given.
-pub(crate) fn joined(runs: &[Span]) -> Vec<Span> {
+pub(crate) fn joined(runs: &[Span<GuestAddr>]) -> Vec<Span<GuestAddr>> {
     let mut joiner = Joiner::new();
     let mut out: Vec<_> = runs.iter().filter_map(|run| joiner.push(*run)).collect();
     out.extend(joiner.finish());
@@ -128,7 +138,7 @@ pub(crate) fn joined(runs: &[Span]) -> Vec<Span> {
 }
 
 /// The runs of a set of guest pages.
-pub(crate) fn runs_of(pages: &BTreeSet<u64>, page: GuestPage) -> Vec<Span> {
+pub(crate) fn runs_of(pages: &BTreeSet<u64>, page: GuestPage) -> Vec<Span<GuestAddr>> {
     let pages: Vec<_> = pages
         .iter()
         .map(|nr| Span::new(nr << page.shift(), page.bytes()))
@@ -137,6 +147,6 @@ pub(crate) fn runs_of(pages: &BTreeSet<u64>, page: GuestPage) -> Vec<Span> {
 }
 
 /// A run by its first page and pages, of 4 KiB.
-pub(crate) fn pages(first: u64, pages: u64) -> Span {
+pub(crate) fn pages(first: u64, pages: u64) -> Span<GuestAddr> {
     Span::new(first * WIRE_PAGE, pages * WIRE_PAGE)
 }

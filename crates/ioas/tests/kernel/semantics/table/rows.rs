@@ -2,7 +2,7 @@
 
 use ioas::{Errno, Mapper, Profile, ReleaseError, Tracking};
 use iopt::{Interruption, Pending, Prot};
-use runs::Span;
+use runs::{Offset, Span};
 
 use super::row::Row;
 use super::subject::{Answer, BAD, LIMIT, MIB, NARROW, PAGE, RESERVED, Raw, Subject, Which};
@@ -11,7 +11,7 @@ use super::subject::{Answer, BAD, LIMIT, MIB, NARROW, PAGE, RESERVED, Raw, Subje
 const IOVA: u64 = 1 << 30;
 const END: u64 = u64::MAX - PAGE + 1;
 
-fn map_at<S: Subject>(s: &mut S, p: Profile, iova: u64, part: Span, prot: Prot) -> Answer {
+fn map_at<S: Subject>(s: &mut S, p: Profile, iova: u64, part: Span<Offset>, prot: Prot) -> Answer {
     let memory = s.memory();
     let mapped = s.space().map(iova, &memory, part, prot, &mut ());
     mapped.map(|()| 0).map_err(|error| match error.errno(p) {

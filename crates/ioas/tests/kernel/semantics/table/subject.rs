@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use ioas::{AttachError, Errno, Ioas, KernelError, Mapper, Memory, Source};
 use iopt::Prot;
-use runs::Span;
+use runs::{Iova, Span};
 
 /// What an operation returns: bytes, or the kernel's number.
 pub(crate) type Answer = Result<u64, Errno>;
@@ -15,7 +15,7 @@ pub(crate) const MIB: u64 = 1 << 20;
 /// The limit on locked memory.
 pub(crate) const LIMIT: u64 = 16 * MIB;
 /// What no device translates.
-pub(crate) const RESERVED: Span = Span::new(0xfee0_0000, MIB);
+pub(crate) const RESERVED: Span<Iova> = Span::new(0xfee0_0000, MIB);
 /// What [`Which::Narrow`] translates ends here, or before.
 pub(crate) const NARROW: u64 = 1 << 32;
 /// Bytes of the memory.
@@ -41,7 +41,7 @@ pub(crate) trait Surroundings<K: Mapper> {
     /// Bytes that the kernel counts as locked, more than in the beginning.
     fn locked(&self) -> u64;
     /// Somebody uses `range` and does not let go.
-    fn hold(&mut self, range: Span);
+    fn hold(&mut self, range: Span<Iova>);
 }
 
 /// A kernel, call by call: an address space with the usual device.
@@ -142,7 +142,7 @@ impl<K: Mapper> Raw<K> {
         answer(unsafe { self.space.take_over(&[], &[there]) }, |()| 0)
     }
 
-    pub(crate) fn allow(&mut self, range: Span) -> Answer {
+    pub(crate) fn allow(&mut self, range: Span<Iova>) -> Answer {
         answer(self.space.allow(&[range]), |()| 0)
     }
 
@@ -150,7 +150,7 @@ impl<K: Mapper> Raw<K> {
         self.around.locked()
     }
 
-    pub(crate) fn hold(&mut self, range: Span) {
+    pub(crate) fn hold(&mut self, range: Span<Iova>) {
         self.around.hold(range);
     }
 }
@@ -163,7 +163,7 @@ pub(crate) trait Subject {
     fn attach(&mut self, which: Which) -> Result<(), AttachError>;
     fn detach(&mut self);
     /// Somebody uses `range` and does not let go.
-    fn hold(&mut self, range: Span);
+    fn hold(&mut self, range: Span<Iova>);
     /// Bytes that are charged.
     fn charged(&self) -> u64;
 }
