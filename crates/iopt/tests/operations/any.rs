@@ -9,7 +9,8 @@ use iopt::format::{
     X86_64,
 };
 use iopt::{
-    AnyTable, BuildError, Format, FormatId, Gather, HeapArena, HeapTables, Leaf, Prot, Table,
+    AnyTable, BuildError, Format, FormatId, Gather, HeapArena, HeapTables, Interruption, Leaf,
+    Prot, RefitError, Table,
 };
 use runs::{PageSizes, Run, Span};
 
@@ -249,4 +250,24 @@ fn what_does_not_fit_is_refused_by_name() {
         "arm-s2-4k: a root for the top 1 is not within 0 to 0"
     );
     assert_eq!(memory.in_use(), 0);
+}
+
+#[test]
+fn a_call_back_that_fails_says_why() {
+    let memory = Arc::new(HeapTables::with_tables(16).unwrap());
+    let mut table = AnyTable::new(FormatId::VtdSs, 4, ALL, memory).unwrap();
+    let range = Span::new(0, 2 << 20);
+    table.map(0, &[range.cast()], Prot::RW).unwrap();
+    let mut gather = Gather::new();
+    let refused = Interruption::Refused;
+    assert_eq!(
+        table.split(range, 4096, refused, &mut gather, |_| Err("no answer")),
+        Err(RefitError::Flush("no answer"))
+    );
+    assert!(!gather.is_empty(), "it is still to be flushed");
+    assert_eq!(
+        table.write_image(&mut |_: &[u8]| Err("no room")),
+        Err("no room")
+    );
+    let _ = gather.never_walked();
 }

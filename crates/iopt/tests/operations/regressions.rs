@@ -410,3 +410,32 @@ fn a_hole_in_a_row_of_leaves_of_any_level_is_found_wherever_it_is() {
     }
     each_format!(check);
 }
+
+/// Leaves of one run are found together: neither the last of them nor the one behind is left out.
+#[test]
+fn each_leaf_of_a_row_counts_and_is_split() {
+    let memory = HeapTables::with_tables(16).unwrap();
+    let mut table = table(VtdSs::new(4).unwrap(), &memory);
+    let sizes = |table: &Table<_, _>| -> Vec<(u64, u64)> {
+        let sizes = table.leaf_sizes();
+        sizes
+            .iter()
+            .map(|(size, class)| (size, class.count))
+            .collect()
+    };
+    // Three leaves in a row, one elsewhere, and one behind a hole.
+    let runs = [Span::new(16 * M2, 3 * M2), Span::new(64 * M2, M2)];
+    table.map(M2, &runs, Prot::RW).unwrap();
+    table.map(6 * M2, &runs[1..], Prot::RW).unwrap();
+    assert_eq!(sizes(&table), [(M2, 5)]);
+
+    let (range, refused) = (Span::new(M2, 6 * M2), Interruption::Refused);
+    let mut gather = Gather::new();
+    let flush = |_: &iopt::Invalidation| Ok::<_, ()>(());
+    let split = table.split(range, PAGE, refused, &mut gather, flush);
+    assert_eq!(split, Ok(()));
+    assert_eq!(sizes(&table), [(PAGE, 5 * 512)]);
+    assert_eq!(table.merge(range, refused, &mut gather, flush), Ok(()));
+    assert_eq!(sizes(&table), [(M2, 5)]);
+    assert_eq!(table.tables(), 3);
+}
