@@ -5,8 +5,7 @@ use core::hint::black_box;
 use runs::{GuestAddr, Span};
 use virtio_balloon::{
     BulkFormat, Format, GuestPage, LePfns, MemoryMap, Part, PartialHugePages, Refusals, Region,
-    RunCollector,
-    Source,
+    RunCollector, Source,
 };
 
 use crate::require;

@@ -1,17 +1,4 @@
-//! The DMA API: device addresses for the buffers of a driver's requests.
-//!
-//! A driver, in user space or in a kernel, gives each request a buffer, which a device reads or writes at a device
-//! address for as long as the request takes. [`Dma::map`] allocates such an address and maps there,
-//! [`Dma::unmap`] unmaps and frees it, for requests of any size from any number of threads. A scatter-gather list is
-//! mapped at one range ([`Dma::map_list`]), so that the device sees one buffer.
-//!
-//! # When an address is used again
-//!
-//! Not before units have been told that it was unmapped: a device that still has the old translation would
-//! reach the new buffer's neighbours by it. With [`Flushing::Strict`](crate::Flushing::Strict) that is when `unmap`
-//! returns. With [`Flushing::Lazy`](crate::Flushing::Lazy) the address waits in a queue here, in the order of
-//! unmapping, and the flush that the address space makes at one of its bounds frees all that were unmapped before. An
-//! address whose flush has failed waits in the same way. When no other address is left, `map` has the address space flush.
+//! The DMA API: see [`Dma`].
 
 mod iova;
 
@@ -105,7 +92,20 @@ pub enum DmaUnmapError {
     },
 }
 
-/// Buffers of requests in an address space. See the [module](self).
+/// Device addresses for the buffers of a driver's requests.
+///
+/// A driver, in user space or in a kernel, gives each request a buffer, which a device reads or writes at a device
+/// address for as long as the request takes. [`map`](Self::map) allocates such an address and maps there,
+/// [`unmap`](Self::unmap) unmaps and frees it, for requests of any size from any number of threads. A scatter-gather list is
+/// mapped at one range ([`map_list`](Self::map_list)), so that the device sees one buffer.
+///
+/// # When an address is used again
+///
+/// Not before units have been told that it was unmapped: a device that still has the old translation would
+/// reach the new buffer's neighbours by it. With [`Flushing::Strict`](crate::Flushing::Strict) that is when `unmap`
+/// returns. With [`Flushing::Lazy`](crate::Flushing::Lazy) the address waits in a queue here, in the order of
+/// unmapping, and the flush that the address space makes at one of its bounds frees all that were unmapped before. An
+/// address whose flush has failed waits in the same way. When no other address is left, `map` has the address space flush.
 pub struct Dma {
     space: Arc<Ioas>,
     iovas: Iovas,
