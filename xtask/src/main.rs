@@ -14,6 +14,7 @@ mod cargo;
 mod conformance;
 mod dependencies;
 mod examples;
+mod figures;
 mod fuzz;
 mod graph;
 mod guests;
@@ -74,6 +75,8 @@ enum Command {
     /// makes docs/performance.md anew.
     #[command(disable_help_flag = true)]
     BenchTables(Passed),
+    /// Measures the figures of the feature table, and prints or writes its cells.
+    Figures(figures::Options),
     /// Writes the man pages and shell completions of the command line below target/manuals.
     Manuals,
     /// Makes the header of the C interface anew.
@@ -133,6 +136,7 @@ fn run(command: Command) -> anyhow::Result<bool> {
         Command::Fuzz(options) => fuzz::run(&options, repository),
         Command::Sanitize(options) => sanitize::run(&options, repository),
         Command::BenchTables(passed) => bench_tables::run(&passed, repository),
+        Command::Figures(options) => figures::run(&options, repository),
         Command::Manuals => manuals::run(repository),
         Command::Header => header::run(repository),
         Command::Soak(passed) => soak::run("soak", &passed, repository),

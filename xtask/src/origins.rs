@@ -13,7 +13,7 @@ use crate::{
     parts::{Outcome, PARTS},
 };
 
-const FILE: &str = "docs/origins.md";
+pub(crate) const FILE: &str = "docs/origins.md";
 const RESULTS: &str = "docs/performance/results.json";
 
 /// The columns.
@@ -36,11 +36,11 @@ const STATES: [&str; 4] = ["works", "partly", "not yet", NONE];
 const NONE: &str = "–";
 
 /// One row.
-struct Row {
+pub(crate) struct Row {
     /// Where it stands in the file, from 1.
-    line: usize,
+    pub(crate) line: usize,
     /// Its cells, as many as [`HEADER`] has.
-    cells: Vec<String>,
+    pub(crate) cells: Vec<String>,
 }
 
 impl Row {
@@ -92,7 +92,7 @@ fn shows(repository: &Repository) -> anyhow::Result<BTreeSet<String>> {
 
 /// Reads all rows; what is wrong with the shape comes back as sentences. Ids run `O1-01`, `O1-02`, … without
 /// a gap, so that a row cannot vanish unseen.
-fn parse(text: &str) -> (Vec<Row>, Vec<String>) {
+pub(crate) fn parse(text: &str) -> (Vec<Row>, Vec<String>) {
     let (mut rows, mut faults) = (Vec::<Row>::new(), Vec::new());
     for (line, text) in (1..).zip(text.lines()) {
         let Some(inner) = text
