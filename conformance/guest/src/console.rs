@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn a_result_that_nobody_can_expect_is_a_fault() {
+    fn a_result_that_no_caller_can_expect_is_a_fault() {
         let good = "run a\nok a\nrun b\nok b\ndone\n";
         for more in ["run c\nok c", "ok a", "run a", "FAILED b: late"] {
             assert!(!faults(&format!("{good}{more}")).is_empty(), "{more}");

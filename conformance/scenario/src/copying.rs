@@ -155,23 +155,23 @@ impl Device<'_> {
         self.transfer(from, to + PLACE)?;
         let target = self.place(to + PLACE);
         let found = || target.iter().map(|cell| cell.load(Ordering::Relaxed));
-        let (tally, at) = (self.scene.tally(self.number), self.scene.base + to);
+        let (device_counts, at) = (self.scene.device_counts(self.number), self.scene.base + to);
         let nothing = found()
             .zip(self.held(from))
             .all(|(found, word)| found == !word);
         let wrong = differing(found(), self.held(from));
         if nothing {
-            tally.faults_outside.fetch_add(1, Ordering::Relaxed);
+            device_counts.faults_outside.fetch_add(1, Ordering::Relaxed);
             self.scene
                 .complain(format!("of a copy to {at:#x} nothing came"));
         } else if wrong > 0 {
-            tally.wrong.fetch_add(wrong, Ordering::Relaxed);
+            device_counts.wrong.fetch_add(wrong, Ordering::Relaxed);
             self.scene
                 .complain(format!("of a copy to {at:#x} {wrong} bytes differ"));
         }
-        tally.read.fetch_add(PLACE, Ordering::Relaxed);
-        tally.written.fetch_add(PLACE, Ordering::Relaxed);
-        tally.accesses.fetch_add(1, Ordering::Relaxed);
+        device_counts.read.fetch_add(PLACE, Ordering::Relaxed);
+        device_counts.written.fetch_add(PLACE, Ordering::Relaxed);
+        device_counts.accesses.fetch_add(1, Ordering::Relaxed);
         Ok(())
     }
 
@@ -190,16 +190,16 @@ impl Device<'_> {
         };
         self.transfer(from, offset)?;
         let mut place = self.place(offset).iter();
-        let tally = self.scene.tally(self.number);
+        let device_counts = self.scene.device_counts(self.number);
         match place.any(|cell| cell.load(Ordering::Relaxed) != 0) {
             true => {
-                tally.reached.fetch_add(1, Ordering::Relaxed);
+                device_counts.reached.fetch_add(1, Ordering::Relaxed);
                 self.scene
                     .complain(format!("a copy reached the hole at offset {offset:#x}"));
             }
-            false => _ = tally.faults_inside.fetch_add(1, Ordering::Relaxed),
+            false => _ = device_counts.faults_inside.fetch_add(1, Ordering::Relaxed),
         }
-        tally.probes.fetch_add(1, Ordering::Relaxed);
+        device_counts.probes.fetch_add(1, Ordering::Relaxed);
         Ok(())
     }
 }

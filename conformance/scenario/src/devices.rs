@@ -94,14 +94,14 @@ impl Player<'_> {
         let at = span.start + (nth >> 32) % (span.len / PAGE) * PAGE;
         let page = ((at - self.scene.base) / PAGE) as usize;
         if self.scene.expect(self.number, page) == Expect::Hole {
-            add(&self.scene.tally(self.number).probes, 1);
+            add(&self.scene.device_counts(self.number).probes, 1);
         }
         self.access(&manner, page, count);
     }
 
     fn access(&mut self, manner: &Manner, page: usize, count: u64) {
         let scene = self.scene;
-        add(&scene.tally(self.number).accesses, 1);
+        add(&scene.device_counts(self.number).accesses, 1);
         let iova = scene.base + page as u64 * PAGE;
         match scene.expect(self.number, page) {
             // It may fault, or read whatever was or will be there: never what no owner has pinned.
@@ -136,12 +136,12 @@ impl Player<'_> {
     fn fault(&mut self, iova: u64) {
         let read = self.port.read(iova, &mut [0]).is_ok();
         let written = self.port.write(iova + 8, &[0]).is_ok();
-        let tally = self.scene.tally(self.number);
+        let device_counts = self.scene.device_counts(self.number);
         for reached in [read, written] {
             match reached {
-                false => add(&tally.faults_inside, 1),
+                false => add(&device_counts.faults_inside, 1),
                 true => {
-                    add(&tally.reached, 1);
+                    add(&device_counts.reached, 1);
                     self.complain(iova, "reached a hole");
                 }
             }
@@ -158,18 +158,18 @@ impl Player<'_> {
     ) -> u32 {
         let scene = self.scene;
         let iova = scene.base + page as u64 * PAGE;
-        let tally = scene.tally(self.number);
+        let device_counts = scene.device_counts(self.number);
         let mut words = [0; WORDS];
         if let Err(fault) = self.port.read(iova, &mut words) {
-            add(&tally.faults_outside, 1);
+            add(&device_counts.faults_outside, 1);
             self.complain(iova, &format!("is mapped, and a read faults: {fault:?}"));
             return version;
         }
         let of = |version| (0..WORDS).map(move |n| word(memory, n * 8, version));
         let wrong = differing(words.into_iter(), of(version));
-        add(&tally.read, PAGE);
+        add(&device_counts.read, PAGE);
         if wrong > 0 {
-            add(&tally.wrong, wrong);
+            add(&device_counts.wrong, wrong);
             let text = format!("page {memory} of version {version}: {wrong} bytes differ");
             self.complain(iova, &text);
             return version;
@@ -188,17 +188,17 @@ impl Player<'_> {
         match (self.port.write(iova, &words), writable) {
             (Ok(()), true) => {
                 scene.end_write(page);
-                add(&tally.written, PAGE);
+                add(&device_counts.written, PAGE);
                 next
             }
             (Err(_), false) => version,
             (Ok(()), false) => {
-                add(&tally.reached, 1);
+                add(&device_counts.reached, 1);
                 self.complain(iova, "is read-only, and was written to");
                 next
             }
             (Err(fault), true) => {
-                add(&tally.faults_outside, 1);
+                add(&device_counts.faults_outside, 1);
                 self.complain(iova, &format!("is writable, and a write faults: {fault:?}"));
                 version
             }

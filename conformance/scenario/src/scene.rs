@@ -82,7 +82,7 @@ impl Manner {
 
 /// What a device has done.
 #[derive(Debug, Default)]
-pub(crate) struct Tally {
+pub(crate) struct DeviceCounts {
     pub(crate) accesses: AtomicU64,
     /// Those of them into holes where devices look again and again.
     pub(crate) probes: AtomicU64,
@@ -132,7 +132,7 @@ pub struct Scene {
     pages: Vec<AtomicU32>,
     /// By page of memory.
     pub(crate) versions: Vec<AtomicU32>,
-    devices: Vec<Tally>,
+    devices: Vec<DeviceCounts>,
     /// By page of device addresses: before a write, and after it.
     before: Vec<AtomicU64>,
     after: Vec<AtomicU64>,
@@ -182,7 +182,7 @@ impl Scene {
             gate: RwLock::new(manner),
             pages: (0..pages).map(|_| AtomicU32::new(0)).collect(),
             versions: (0..memory_pages).map(|_| AtomicU32::new(0)).collect(),
-            devices: (0..devices).map(|_| Tally::default()).collect(),
+            devices: (0..devices).map(|_| DeviceCounts::default()).collect(),
             before: bits(pages),
             after: bits(pages),
             pass: AtomicU64::new(0),
@@ -237,7 +237,7 @@ impl Scene {
             .store(attached as u8, Ordering::SeqCst);
     }
 
-    pub(crate) fn tally(&self, device: usize) -> &Tally {
+    pub(crate) fn device_counts(&self, device: usize) -> &DeviceCounts {
         &self.devices[device]
     }
 
@@ -286,15 +286,18 @@ impl Scene {
     /// What devices have counted.
     pub fn counts(&self) -> Counts {
         let mut counts = Counts::default();
-        for tally in &self.devices {
+        for device_counts in &self.devices {
             for (sum, count) in [
-                (&mut counts.accesses, &tally.accesses),
-                (&mut counts.read_bytes, &tally.read),
-                (&mut counts.written_bytes, &tally.written),
-                (&mut counts.wrong_bytes, &tally.wrong),
-                (&mut counts.faults_outside_holes, &tally.faults_outside),
-                (&mut counts.faults_in_holes, &tally.faults_inside),
-                (&mut counts.reached_in_holes, &tally.reached),
+                (&mut counts.accesses, &device_counts.accesses),
+                (&mut counts.read_bytes, &device_counts.read),
+                (&mut counts.written_bytes, &device_counts.written),
+                (&mut counts.wrong_bytes, &device_counts.wrong),
+                (
+                    &mut counts.faults_outside_holes,
+                    &device_counts.faults_outside,
+                ),
+                (&mut counts.faults_in_holes, &device_counts.faults_inside),
+                (&mut counts.reached_in_holes, &device_counts.reached),
             ] {
                 *sum += count.load(Ordering::Relaxed);
             }
@@ -320,8 +323,8 @@ impl Scene {
     /// Waits until each device has been everywhere from now on.
     pub(crate) fn everywhere(&self, step: Step, watch: &mut Watch<'_>) -> Result<(), Error> {
         let pass = self.pass.fetch_add(1, Ordering::AcqRel) + 1;
-        self.wait(step, watch, |_, tally| {
-            tally.passed.load(Ordering::Acquire) >= pass
+        self.wait(step, watch, |_, device_counts| {
+            device_counts.passed.load(Ordering::Acquire) >= pass
         })
     }
 
@@ -331,14 +334,14 @@ impl Scene {
         if self.gate().focus.is_empty() {
             more_probes = 0;
         }
-        let now = |tally: &Tally| {
-            let accesses = tally.accesses.load(Ordering::Relaxed);
-            (accesses, tally.probes.load(Ordering::Relaxed))
+        let now = |device_counts: &DeviceCounts| {
+            let accesses = device_counts.accesses.load(Ordering::Relaxed);
+            (accesses, device_counts.probes.load(Ordering::Relaxed))
         };
         let before: Vec<_> = self.devices.iter().map(now).collect();
-        self.wait(step, watch, |device, tally| {
+        self.wait(step, watch, |device, device_counts| {
             let (accesses, probes) = before[device];
-            let (now, now_probes) = now(tally);
+            let (now, now_probes) = now(device_counts);
             now >= accesses + more && now_probes >= probes + more_probes
         })
     }
@@ -348,10 +351,13 @@ impl Scene {
         &self,
         step: Step,
         watch: &mut Watch<'_>,
-        done: impl Fn(usize, &Tally) -> bool,
+        done: impl Fn(usize, &DeviceCounts) -> bool,
     ) -> Result<(), Error> {
         let accesses = || -> Vec<u64> {
-            let all = self.devices.iter().map(|tally| &tally.accesses);
+            let all = self
+                .devices
+                .iter()
+                .map(|device_counts| &device_counts.accesses);
             all.map(|count| count.load(Ordering::Relaxed)).collect()
         };
         let (mut seen, mut since) = (accesses(), Instant::now());
@@ -364,7 +370,7 @@ impl Scene {
                 return Err(Error::Interrupted(step));
             }
             let mut all = self.devices.iter().enumerate();
-            if all.all(|(device, tally)| done(device, tally)) {
+            if all.all(|(device, device_counts)| done(device, device_counts)) {
                 return Ok(());
             }
             let now = accesses();

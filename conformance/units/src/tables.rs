@@ -4,7 +4,7 @@ use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
 use iopt::{
-    AnyTable, BuildError, Discard, FormatId, Gather, Interruption, Invalidation, RefitError,
+    AnyTable, BuildError, Discard, FormatId, Gather, Interruption, Invalidation, ResizeError,
     UnmapError,
 };
 use runs::{Iova, PageSizes, Span};
@@ -94,7 +94,7 @@ impl Tables {
         size: u64,
         gather: &mut Gather,
         flush: impl FnMut(&Invalidation) -> Result<(), E>,
-    ) -> Result<(), RefitError<E>> {
+    ) -> Result<(), ResizeError<E>> {
         self.table
             .split(range, size, Interruption::Allowed, gather, flush)
     }
@@ -105,7 +105,7 @@ impl Tables {
         at: u64,
         gather: &mut Gather,
         flush: impl FnMut(&Invalidation) -> Result<(), E>,
-    ) -> Result<(), RefitError<E>> {
+    ) -> Result<(), ResizeError<E>> {
         self.table.cut(at, Interruption::Allowed, gather, flush)
     }
 
@@ -115,7 +115,7 @@ impl Tables {
         range: Span<Iova>,
         gather: &mut Gather,
         flush: impl FnMut(&Invalidation) -> Result<(), E>,
-    ) -> Result<(), RefitError<E>> {
+    ) -> Result<(), ResizeError<E>> {
         self.table
             .merge(range, Interruption::Allowed, gather, flush)
     }

@@ -141,7 +141,7 @@ failures! {
     ioas::TrackingError => |error| match error {
         ioas::TrackingError::Unsupported(_) => Status::Unsupported,
         ioas::TrackingError::Kernel(_) => Status::System,
-        ioas::TrackingError::Split(cause) => of_refit(cause),
+        ioas::TrackingError::Split(cause) => of_resize(cause),
         ioas::TrackingError::Clear(cause) => of_harvest(cause),
         ioas::TrackingError::Flush(_) => Status::Flush,
         _ => Status::Other,
@@ -214,19 +214,19 @@ fn of_space_unmap(error: &ioas::UnmapError) -> Status {
         ioas::UnmapError::Unpin(_) => Status::Pin,
         ioas::UnmapError::Held { .. } => Status::Busy,
         ioas::UnmapError::Kernel(_) => Status::System,
-        ioas::UnmapError::Cut(cause) => of_refit(cause),
+        ioas::UnmapError::Cut(cause) => of_resize(cause),
         _ => Status::Other,
     }
 }
 
-fn of_refit(error: &iopt::RefitError<iommu::FlushError>) -> Status {
+fn of_resize(error: &iopt::ResizeError<iommu::FlushError>) -> Status {
     match error {
-        iopt::RefitError::Range(_) | iopt::RefitError::PageSize(_) => Status::Range,
-        iopt::RefitError::BreakBeforeMake { .. } => Status::Cuts,
-        iopt::RefitError::NoTables(_) | iopt::RefitError::Broken(_) => Status::TableMemory,
-        iopt::RefitError::Flush(_) => Status::Flush,
-        iopt::RefitError::Unmap(cause) => of_unmap(cause),
-        iopt::RefitError::Foreign { .. } => Status::Other,
+        iopt::ResizeError::Range(_) | iopt::ResizeError::PageSize(_) => Status::Range,
+        iopt::ResizeError::BreakBeforeMake { .. } => Status::Cuts,
+        iopt::ResizeError::NoTables(_) | iopt::ResizeError::Broken(_) => Status::TableMemory,
+        iopt::ResizeError::Flush(_) => Status::Flush,
+        iopt::ResizeError::Unmap(cause) => of_unmap(cause),
+        iopt::ResizeError::Foreign { .. } => Status::Other,
     }
 }
 

@@ -379,7 +379,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_reached_is_told_and_once() {
+    fn only_what_is_reached_is_reported_and_once() {
         let mut terminal = Terminal {
             stop: Stop::for_tests(false),
             lines: None,

@@ -17,6 +17,8 @@ mod args;
 mod balloon;
 mod balloon_guest;
 mod bench;
+#[cfg(test)]
+mod counter_lock;
 mod devices;
 mod draw;
 mod inspect;
@@ -32,8 +34,6 @@ mod target;
 #[path = "../../dmaspace/tests/machines/files.rs"]
 #[allow(dead_code, reason = "the tests of the library use the rest")]
 mod test_files;
-#[cfg(test)]
-mod test_turns;
 
 /// What fuzz targets and rigs judge that no option of the program shows: parsers of any bytes, and explained
 /// walks by the thousand.

@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_device_is_told() {
+    fn a_full_device_is_reported() {
         let target = Target::new(Path::new("/dev/full")).unwrap();
         let error = format!("{:#}", target.write("x", &stop()).unwrap_err());
         assert!(

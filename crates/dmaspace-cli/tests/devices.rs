@@ -33,7 +33,7 @@ fn every_device_of_the_bus_is_listed_once() {
 }
 
 #[test]
-fn a_full_disk_is_told() {
+fn a_full_disk_is_reported() {
     let full = File::options().write(true).open("/dev/full").unwrap();
     let mut command = std::process::Command::new(common::PROGRAM);
     let output = command.arg("devices").stdout(full).output().unwrap();

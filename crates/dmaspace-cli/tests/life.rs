@@ -45,7 +45,7 @@ fn mask(line: &str) -> String {
 }
 
 #[test]
-fn a_life_is_told_on_one_screen() {
+fn a_life_is_reported_on_one_screen() {
     let (shown, stderr, status) = run(dmaspace(&SMALL));
     assert_eq!((stderr.as_str(), status), ("", Some(0)), "{shown}");
     assert!(shown.lines().count() <= 40, "{shown}");

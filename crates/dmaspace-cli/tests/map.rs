@@ -152,9 +152,9 @@ fn the_smallest_size_is_one_page() {
 }
 
 #[test]
-fn an_ordinary_user_gets_what_the_limit_leaves_and_is_told() {
+fn an_ordinary_user_gets_what_the_limit_leaves_and_the_reason() {
     let _turn = turn();
-    let name = "an_ordinary_user_gets_what_the_limit_leaves_and_is_told";
+    let name = "an_ordinary_user_gets_what_the_limit_leaves_and_the_reason";
     let Some(user) = Ordinary::new(name, 3) else {
         return;
     };
@@ -261,7 +261,7 @@ fn a_full_disk_keeps_the_old_drawing_and_nothing_half_written() {
 }
 
 #[test]
-fn a_full_stdout_is_told_and_a_closed_one_is_fine() {
+fn a_full_stdout_is_reported_and_a_closed_one_is_fine() {
     let _turn = turn();
     for options in [
         &["map", "--size", SMALL][..],
@@ -454,7 +454,7 @@ fn a_bar_is_never_drawn_into_a_pipe() {
 }
 
 #[test]
-fn what_is_being_done_is_told_on_request() {
+fn what_is_being_done_is_reported_on_request() {
     let _turn = turn();
     for (flag, filter) in [(&["-v"][..], ""), (&[], "dmaspace=debug")] {
         let mut command = dmaspace(&[flag, &["map", "--size", "64K"]].concat());

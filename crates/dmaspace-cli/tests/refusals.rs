@@ -230,7 +230,7 @@ fn a_device_of_this_machine_that_cannot_be_used_is_refused_with_the_cause() {
 }
 
 #[test]
-fn help_and_version_go_to_stdout_and_a_full_one_is_told() {
+fn help_and_version_go_to_stdout_and_a_full_one_is_reported() {
     for arguments in [
         &["--help"][..],
         &["--version"],

@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kick_that_was_read_already_stops_nobody() {
+    fn a_kick_that_was_read_already_stops_no_queue() {
         let (front, back, _, _thread) = relay();
         // A pipe, which blocks as an event does that is told so.
         let (reader, _writer) = std::io::pipe().unwrap();

@@ -48,14 +48,14 @@ const POISON: u64 = 12;
 
 /// What the device has said, until somebody hears it.
 #[derive(Debug, Default)]
-pub(super) struct Told {
+pub(super) struct Reported {
     events: Vec<Event>,
     lost: u64,
     config_changed: bool,
     hints_ended: bool,
 }
 
-impl Told {
+impl Reported {
     pub(super) fn tell(&mut self, event: Event) {
         if self.events.len() < MOST_EVENTS {
             self.events.push(event);
@@ -65,14 +65,14 @@ impl Told {
     }
 }
 
-impl Monitor for Told {
+impl Monitor for Reported {
     fn config_changed(&mut self) {
         self.config_changed = true;
     }
 
     fn event(&mut self, event: DeviceEvent) {
         match event {
-            // Told by the job, at its own pace.
+            // Reported by the job, at its own pace.
             DeviceEvent::Progress { .. } => {}
             DeviceEvent::HintsBegin { id } => self.tell(Event::HintsBegin { id }),
             DeviceEvent::HintsEnd => self.hints_ended = true,
@@ -121,7 +121,7 @@ fn identity(memory: &GuestMemoryMmap) -> io::Result<Identity> {
 
 /// What the lock keeps.
 struct Inner {
-    device: Device<GuestDiscard, (), Told, Discard>,
+    device: Device<GuestDiscard, (), Reported, Discard>,
     memory: Option<Arc<GuestMemoryMmap>>,
     identity: Identity,
     /// A driver has set up, and these rings of it were not looked at yet.
@@ -141,7 +141,7 @@ impl Balloon {
     pub(super) fn new(settings: Settings, target: u64) -> Result<Self, BalloonError> {
         let none: [Region<Discard>; 0] = [];
         let discard = GuestDiscard::new();
-        let mut device = Device::new(settings, none, discard, (), Told::default())?;
+        let mut device = Device::new(settings, none, discard, (), Reported::default())?;
         device.set_target(target);
         let inner = Inner {
             device,

@@ -384,7 +384,7 @@ mod tests {
     }
 
     #[test]
-    fn faults_without_a_driver_are_counted_and_nobody_is_blamed() {
+    fn faults_without_a_driver_are_counted_without_a_device() {
         let guest = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 0x10000)]).unwrap();
         let memory = Memory::new(guest);
         let iommu = device();

@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn where_nobody_tells_nodes_all_bytes_are_on_an_unknown_one() {
+    fn where_nodes_are_not_known_all_bytes_are_on_an_unknown_one() {
         let mapping = Mapping::new(Backing::Anon4K, 64 << 10, None).unwrap();
         // One page is there, so that it is asked about.
         mapping.cells()[0].store(1, std::sync::atomic::Ordering::Relaxed);

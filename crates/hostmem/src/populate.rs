@@ -92,7 +92,7 @@ struct Chunks {
 }
 
 /// A chunk, and what became of it.
-type Told = (Span<Offset>, io::Result<()>);
+type Outcome = (Span<Offset>, io::Result<()>);
 
 impl Mapping {
     /// Brings in all pages, by as many threads as the memory's node has processors for this
@@ -211,7 +211,7 @@ impl Mapping {
     }
 
     /// Takes chunks and brings them in, until there are none left or `tell` says that it is enough.
-    fn take_chunks(&self, chunks: &Chunks, mut tell: impl FnMut(Told) -> bool) {
+    fn take_chunks(&self, chunks: &Chunks, mut tell: impl FnMut(Outcome) -> bool) {
         let mut advice_known = true;
         while !chunks.stop.load(Ordering::Relaxed) {
             let start = chunks.next.fetch_add(chunks.size, Ordering::Relaxed);
@@ -294,7 +294,7 @@ struct Report<'a> {
 
 impl Report<'_> {
     /// Takes note; false when no more chunks are to be taken.
-    fn take(&mut self, (part, result): Told) -> bool {
+    fn take(&mut self, (part, result): Outcome) -> bool {
         match result {
             Ok(()) => {
                 self.done += part.len;

@@ -5,7 +5,7 @@ use core::any::Any;
 use core::fmt;
 
 use iommu::FlushError;
-use iopt::{Interruption, Invalidation, Pending, RefitError};
+use iopt::{Interruption, Invalidation, Pending, ResizeError};
 use runs::{Iova, PageSizes, Span};
 
 use crate::area::HeldArea;
@@ -264,7 +264,7 @@ pub(crate) trait Backend: Send + 'static {
         range: Span<Iova>,
         size: u64,
         interruption: Interruption,
-    ) -> Result<(), RefitError<FlushError>> {
+    ) -> Result<(), ResizeError<FlushError>> {
         let _ = (range, size, interruption);
         Ok(())
     }
@@ -280,7 +280,7 @@ pub(crate) trait Backend: Send + 'static {
         range: Span<Iova>,
         area: Span<Iova>,
         interruption: Interruption,
-    ) -> Result<(), RefitError<FlushError>> {
+    ) -> Result<(), ResizeError<FlushError>> {
         let _ = (range, area, interruption);
         Ok(())
     }

@@ -147,7 +147,7 @@ impl Ioas {
             space.join_at(start);
             space.join_at(end);
             if let Some((whole, _)) = space.areas.0.at(start).filter(|_| there) {
-                space.refit(back, whole, interruption);
+                space.resize(back, whole, interruption);
             }
         }
         Ok(())
@@ -234,7 +234,7 @@ impl Space {
     /// After `range` was mapped in `area`: leaves as large as they can be, or, while dirty tracking
     /// wants small ones, not larger than that. Where that cannot be done in place leaves say the same
     /// in another size.
-    pub(crate) fn refit(
+    pub(crate) fn resize(
         &mut self,
         range: Span<Iova>,
         area: Span<Iova>,

@@ -23,7 +23,7 @@ use alloc::vec::Vec;
 use core::mem;
 
 use iommu::FlushError;
-use iopt::{DirtyError, Interruption, Invalidation, Pending, Prot, RefitError, Shown};
+use iopt::{DirtyError, Interruption, Invalidation, Pending, Prot, ResizeError, Shown};
 use runs::{Iova, Offset, Span};
 
 use crate::area::HeldArea;
@@ -77,7 +77,7 @@ pub enum TrackingError {
     Kernel(#[source] Cause),
     /// Leaves cannot be split.
     #[error("leaves cannot be split: {0}")]
-    Split(RefitError<FlushError>),
+    Split(ResizeError<FlushError>),
     /// What was noted before cannot be forgotten.
     #[error(transparent)]
     Clear(HarvestError),
@@ -116,7 +116,7 @@ impl Ioas {
         space.set_tracking(Some(tracking));
         let begun = space
             .split_all(tracking)
-            .and_then(|()| space.forget_dirty());
+            .and_then(|()| space.discard_dirty());
         if begun.is_err() {
             space.untrack_dirty();
         }
@@ -232,7 +232,7 @@ impl Space {
         self.areas().map(|area| area.range()).collect()
     }
 
-    fn forget_dirty(&mut self) -> Result<(), TrackingError> {
+    fn discard_dirty(&mut self) -> Result<(), TrackingError> {
         for half in iopt::Aperture::zeros(64).spans() {
             // A few bits for everything: nobody wants to know which.
             let all = Pending::new([0; 1], half, 1 << 58);

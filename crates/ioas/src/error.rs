@@ -4,7 +4,7 @@ use core::error::Error;
 use core::fmt;
 
 use iommu::{DeviceId, FlushError};
-use iopt::{Prot, RangeError, RefitError};
+use iopt::{Prot, RangeError, ResizeError};
 use runs::{Iova, Offset, Span};
 
 use crate::backend::Unsupported;
@@ -182,7 +182,7 @@ pub enum UnmapError {
     /// after an earlier such change has still to succeed. Nothing was unmapped; translations are what
     /// they were, some leaves may be smaller.
     #[error(transparent)]
-    Cut(RefitError<FlushError>),
+    Cut(ResizeError<FlushError>),
     /// An end of the range lies inside a mapping of the back end, which cannot be cut, or not
     /// without a moment in which the rest is missing. Nothing was unmapped.
     #[error("{cause}, and {mapping} is one mapping")]

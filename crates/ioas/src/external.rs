@@ -28,8 +28,8 @@ use runs::{Iova, Span};
 use crate::error::{MapError, UnmapError};
 use crate::lock::Mutex;
 use crate::memory::Hold;
+use crate::range_map::RangeMap;
 use crate::space::{Ioas, Space};
-use crate::tally::Tally;
 
 /// How often users are asked to let go before an unmap fails.
 pub const ROUNDS: u32 = 10;
@@ -64,7 +64,7 @@ struct Count {
 
 #[derive(Debug, Default)]
 struct Counts {
-    tally: Tally<Iova, Count>,
+    range_map: RangeMap<Iova, Count>,
     /// Who lets go leaves a mark of what it could write to.
     tracks: bool,
 }
@@ -147,8 +147,8 @@ pub enum PinError {
 impl Externals {
     fn count(&self, range: Span<Iova>, when: WhenUnmapped, writes: bool, by: i64) {
         let mut counts = self.counts.lock();
-        let Counts { tally, tracks } = &mut *counts;
-        tally.change(range, |count| {
+        let Counts { range_map, tracks } = &mut *counts;
+        range_map.change(range, |count| {
             let pins = match when {
                 WhenUnmapped::LetsGo => &mut count.must_go,
                 WhenUnmapped::Keeps => &mut count.keep,
@@ -164,7 +164,7 @@ impl Externals {
     /// The lowest stretch in `range` that is held and of which `wanted` is true.
     fn first(&self, range: Span<Iova>, wanted: impl Fn(&Count) -> bool) -> Option<Span<Iova>> {
         let counts = self.counts.lock();
-        let mut held = counts.tally.inside(range);
+        let mut held = counts.range_map.inside(range);
         held.find(|(_, count)| wanted(count)).map(|(span, _)| span)
     }
 
@@ -173,7 +173,7 @@ impl Externals {
         let mut counts = self.counts.lock();
         counts.tracks = on;
         for half in Aperture::zeros(64).spans() {
-            counts.tally.change(half, |count| count.written = false);
+            counts.range_map.change(half, |count| count.written = false);
         }
     }
 
@@ -181,25 +181,28 @@ impl Externals {
     pub(crate) fn note_written(&self, range: Span<Iova>) {
         let mut counts = self.counts.lock();
         if counts.tracks {
-            counts.tally.change(range, |count| count.written = true);
+            counts.range_map.change(range, |count| count.written = true);
         }
     }
 
     /// Calls `each` for what of `range` was written to, or may be.
     pub(crate) fn written(&self, range: Span<Iova>, each: impl FnMut(Span<Iova>)) {
         let counts = self.counts.lock();
-        let all = counts.tally.inside(range);
+        let all = counts.range_map.inside(range);
         let written = all.filter(|(_, count)| count.written || count.writers > 0);
         written.map(|(span, _)| span).for_each(each);
     }
 
     /// The same, after which only what is still held to write to is left.
     pub(crate) fn take_written(&self, range: Span<Iova>, each: &mut dyn FnMut(Span<Iova>)) {
-        self.counts.lock().tally.change_each(range, |span, count| {
-            if mem::take(&mut count.written) || count.writers > 0 {
-                each(span);
-            }
-        });
+        self.counts
+            .lock()
+            .range_map
+            .change_each(range, |span, count| {
+                if mem::take(&mut count.written) || count.writers > 0 {
+                    each(span);
+                }
+            });
     }
 
     /// The same of all between `first` and `last`, both included.

@@ -98,12 +98,12 @@ mod object;
 mod observer;
 mod own;
 mod placement;
+mod range_map;
 mod released;
 mod reserved;
 mod retired;
 mod space;
 mod synthetic;
-mod tally;
 #[cfg(feature = "vfio")]
 pub mod vfio;
 #[cfg(feature = "vm-memory")]

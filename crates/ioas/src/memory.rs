@@ -34,8 +34,8 @@ use crate::ledger::{Charge, Forecast, Ledger};
 use crate::lock::Mutex;
 use crate::object::{Cause, MemoryObject, Pinned, RunReader};
 use crate::observer::{Observer, Step, observed};
+use crate::range_map::RangeMap;
 pub(crate) use crate::reserved::Reserved;
-use crate::tally::Tally;
 
 /// A memory object with its pins and the account that they are charged to.
 ///
@@ -51,7 +51,7 @@ pub struct Memory {
 #[derive(Debug, Default)]
 pub(crate) struct Pins {
     /// By offset in the object.
-    pub(crate) parts: Tally<Offset, Part>,
+    pub(crate) parts: RangeMap<Offset, Part>,
     /// Pins, by number.
     held: Vec<Option<Held>>,
     /// Numbers that are free.

@@ -155,7 +155,7 @@ impl Ioas {
             while let Some(next) = back.next_if(|next| span.start + span.len == next.start) {
                 span.len += next.len;
             }
-            space.refit_at(span, interruption);
+            space.resize_at(span, interruption);
         }
     }
 }
@@ -284,7 +284,7 @@ impl Space {
             let _ = self.map_released(*span, observer);
         }
         self.join_inside(range);
-        self.refit_at(range, Interruption::Refused);
+        self.resize_at(range, Interruption::Refused);
     }
 
     /// What is released in `range`, in areas of their own.
@@ -343,14 +343,14 @@ impl Space {
     }
 
     /// Merges leaves around `range`, which has come back.
-    fn refit_at(&mut self, range: Span<Iova>, interruption: Interruption) {
+    fn resize_at(&mut self, range: Span<Iova>, interruption: Interruption) {
         let inside = self.areas.0.overlapping(range.start, range.last());
         let there = inside.filter(|(_, area)| area.is_there());
         let parts: Vec<(Span<Iova>, Span<Iova>)> = there
             .filter_map(|(whole, _)| Some((whole.intersection(&range)?, whole)))
             .collect();
         for (part, whole) in parts {
-            self.refit(part, whole, interruption);
+            self.resize(part, whole, interruption);
         }
     }
 }

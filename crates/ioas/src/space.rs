@@ -432,7 +432,7 @@ impl Space {
             return Err(cause);
         }
         self.retired.listeners.mapped(area);
-        self.refit(range, range, Interruption::Refused);
+        self.resize(range, range, Interruption::Refused);
         Ok(())
     }
 

@@ -73,7 +73,7 @@ where
     type Model: Registers + Clone + Send + Sync;
     type Memory: Clone + Send + Sync;
     /// What the model notes that it has received.
-    type Told: PartialEq + fmt::Debug;
+    type Received: PartialEq + fmt::Debug;
 
     /// The device that is attached, and its domain.
     const DEVICE: DeviceId;
@@ -89,7 +89,7 @@ where
     fn root(&self) -> Root;
 
     /// What the unit has received since the last call, without tickets.
-    fn told(model: &Self::Model) -> Vec<Self::Told>;
+    fn received(model: &Self::Model) -> Vec<Self::Received>;
 
     /// The domain and the root through which requests of a device go.
     fn found(&self, model: &Self::Model, device: DeviceId) -> Option<(u32, u64)>;
@@ -100,13 +100,13 @@ where
     fn awaited(&self) -> &'static str;
 
     /// What a detach says to the unit, if the case is to compare it.
-    fn detached(&self) -> Option<Vec<Self::Told>>;
+    fn detached(&self) -> Option<Vec<Self::Received>>;
 
     /// A unit that translates.
     fn enabled(&self) -> (Driven<Self>, Self::Model) {
         let (driver, model) = self.unit();
         driver.enable().unwrap();
-        Self::told(&model);
+        Self::received(&model);
         (driver, model)
     }
 
@@ -119,7 +119,7 @@ where
             self.found(&model, device),
             Some((domain.0, self.root().address))
         );
-        Self::told(&model);
+        Self::received(&model);
         (driver, model)
     }
 
@@ -145,7 +145,7 @@ where
     fn room(&self) -> u32;
 
     /// Attaching gives commands.
-    fn attach_tells(&self) -> bool;
+    fn attach_commands(&self) -> bool;
 
     /// Each answer takes so many rounds from now on.
     fn slow(&self, model: &Self::Model, rounds: u32) {
@@ -163,14 +163,14 @@ where
     fn is_wait(&self, word: u64) -> bool;
 
     /// True for what a command for pages says to the unit.
-    fn is_pages(told: &Self::Told) -> bool;
+    fn is_pages(received: &Self::Received) -> bool;
 
     /// Compares what else the unit's error at a command says.
     fn check_record(&self, error: u32, nth: u32, record: u64);
 
     /// What else holds when the unit has stopped: what it has received, and its driver.
-    fn check_stopped(&self, told: &[Self::Told], driver: &Driven<Self>) {
-        let _ = (told, driver);
+    fn check_stopped(&self, received: &[Self::Received], driver: &Driven<Self>) {
+        let _ = (received, driver);
     }
 
     /// Flushes two pages, which are two commands.
@@ -205,7 +205,7 @@ macro_rules! every_unit {
     ($rig:ty) => {
         $crate::suite::every_unit! { $rig:
             a_wait_that_is_not_answered_ends_and_fails_the_flush
-            before_it_is_enabled_nothing_is_told_and_devices_are_there_afterwards
+            before_it_is_enabled_nothing_is_sent_and_devices_are_there_afterwards
             attaching_refuses_by_name_and_changes_nothing
         }
     };
@@ -264,11 +264,11 @@ where
         Err(AttachError::AlreadyAttached { .. })
     ));
     rig.break_down(&model, Breakage::None);
-    G::told(&model);
+    G::received(&model);
     driver.detach(device).unwrap();
     if let Some(expected) = rig.detached() {
-        let told = G::told(&model);
-        assert_eq!(told[told.len() - expected.len()..], expected);
+        let received = G::received(&model);
+        assert_eq!(received[received.len() - expected.len()..], expected);
     }
     let gone = Err(AttachError::NotAttached { device });
     assert_eq!(driver.detach(device), gone);
@@ -279,19 +279,19 @@ where
     );
 }
 
-pub(crate) fn before_it_is_enabled_nothing_is_told_and_devices_are_there_afterwards<G: Rig>(rig: &G)
+pub(crate) fn before_it_is_enabled_nothing_is_sent_and_devices_are_there_afterwards<G: Rig>(rig: &G)
 where
     Driven<G>: Operations + Send + Sync,
 {
     let (driver, model) = rig.unit();
-    G::told(&model);
+    G::received(&model);
     let other = DeviceId(5);
     for device in [G::DEVICE, other] {
         driver.attach(device, G::DOMAIN, rig.root()).unwrap();
     }
     driver.detach(other).unwrap();
     driver.invalidate_domain(G::DOMAIN).unwrap();
-    assert_eq!(G::told(&model), []);
+    assert_eq!(G::received(&model), []);
     assert_eq!(driver.counters(), CommandCounters::default());
     driver.enable().unwrap();
     assert_eq!(
@@ -351,14 +351,14 @@ where
     let gone = Err(AttachError::NotAttached { device });
     assert_eq!(driver.detach(device), gone);
     assert_eq!(rig.found(&model, G::DEVICE), Some((domain.0, good.address)));
-    assert_eq!(G::told(&model), []);
+    assert_eq!(G::received(&model), []);
 }
 
 pub(crate) fn an_attach_that_is_not_answered_leaves_no_translation<G: QueueRig>(rig: &G)
 where
     Driven<G>: Operations + Send + Sync,
 {
-    if !rig.attach_tells() {
+    if !rig.attach_commands() {
         return;
     }
     for how in [Breakage::Mute, Breakage::Deaf] {
@@ -395,12 +395,12 @@ where
     // Late answers are no answers to the next flush, which gets its own.
     rig.break_down(&model, Breakage::None);
     driver.invalidate_domain(G::DOMAIN).unwrap();
-    assert_eq!(G::told(&model).len() as u32, 2 * full + 2);
+    assert_eq!(G::received(&model).len() as u32, 2 * full + 2);
     // And around the end of the ring.
     for _ in 0..300 {
         driver.invalidate_domain(G::DOMAIN).unwrap();
     }
-    assert_eq!(G::told(&model).len(), 600);
+    assert_eq!(G::received(&model).len(), 600);
 }
 
 pub(crate) fn a_unit_that_stops_fails_one_flush_and_serves_the_next<G: QueueRig>(rig: &G)
@@ -426,13 +426,16 @@ where
             assert!(error.starts_with(name), "{error}, not {name}");
             assert_eq!(rig.is_wait(command[0]), at == 2, "{cause}");
             rig.check_record(stop, nth, record);
-            let told = G::told(&model);
-            let pages = told.iter().filter(|told| G::is_pages(told)).count();
+            let received = G::received(&model);
+            let pages = received
+                .iter()
+                .filter(|received| G::is_pages(received))
+                .count();
             assert_eq!(pages as u32, at);
-            rig.check_stopped(&told, &driver);
+            rig.check_stopped(&received, &driver);
             rig.stop(&model, None);
             rig.two_pages(&mut flush).unwrap();
-            assert_eq!(G::told(&model).len(), 3);
+            assert_eq!(G::received(&model).len(), 3);
             let after = driver.counters();
             assert_eq!(after.batches - before.batches, 2);
             assert_eq!(after.commands - before.commands, 2, "of the second");
@@ -469,13 +472,13 @@ where
 {
     let (driver, model) = rig.attached();
     driver.invalidate_domain(G::DOMAIN).unwrap();
-    G::told(&model);
+    G::received(&model);
     let (frozen, memory, (names, pages, tables)) = freeze::<G>(driver);
     assert_eq!(tables, [(G::DOMAIN, rig.root())]);
     let mut expected = rig.structures();
     expected.sort_unstable();
     assert_eq!((names, pages), (expected, memory.in_use()));
-    assert_eq!(G::told(&model).len(), 1, "a wait");
+    assert_eq!(G::received(&model).len(), 1, "a wait");
 
     let adopt = |frozen: &Frozen| {
         Driven::<G>::adopt(model.clone(), memory.clone(), rig.config(), frozen)
@@ -491,7 +494,7 @@ where
         differs(&other, name);
     }
     let heir = adopt(&frozen).unwrap();
-    assert_eq!(G::told(&model), []);
+    assert_eq!(G::received(&model), []);
     assert!(matches!(
         heir.attach(G::DEVICE, G::DOMAIN, rig.root()),
         Err(AttachError::AlreadyAttached { .. })
@@ -501,7 +504,7 @@ where
     heir.detach(G::DEVICE).unwrap();
     assert_eq!(rig.found(&model, G::DEVICE), None);
     assert!(heir.tear_down().is_ok());
-    G::told(&model);
+    G::received(&model);
     assert_eq!(memory.in_use(), 0);
     differs(&frozen, rig.when_off());
 }
@@ -520,7 +523,7 @@ where
         assert_eq!(cause, rig.timed_out());
         rig.break_down(&model, Breakage::None);
         driver.detach(G::DEVICE).unwrap();
-        G::told(&model);
+        G::received(&model);
     }
 }
 
@@ -543,7 +546,7 @@ where
         rig.found(&model, G::DEVICE),
         Some((G::DOMAIN.0, rig.root().address))
     );
-    G::told(&model);
+    G::received(&model);
 }
 
 pub(crate) fn tearing_down_gives_every_page_back<G: QueueRig>(rig: &G)
@@ -562,7 +565,7 @@ where
     rig.break_down(&model, Breakage::None);
     assert!(driver.tear_down().is_ok());
     assert_eq!(memory.in_use(), 0);
-    G::told(&model);
+    G::received(&model);
 }
 
 /// Words of the units' structures hold no more bits of an address, and would lead elsewhere.

@@ -182,7 +182,7 @@ pub struct PageSizeError {
 
 /// Why leaves were not split, cut or merged. Translations are what they were.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum RefitError<E> {
+pub enum ResizeError<E> {
     /// The range is not well formed.
     #[error(transparent)]
     Range(#[from] RangeError),
@@ -219,18 +219,18 @@ pub enum RefitError<E> {
 }
 
 #[cfg(feature = "alloc")]
-impl<E> RefitError<E> {
+impl<E> ResizeError<E> {
     /// What it says, if that is not a failed flush.
-    pub(crate) fn but_for_flush<T>(self) -> Option<RefitError<T>> {
+    pub(crate) fn but_for_flush<T>(self) -> Option<ResizeError<T>> {
         Some(match self {
             Self::Flush(_) => return None,
-            Self::Range(cause) => RefitError::Range(cause),
-            Self::PageSize(cause) => RefitError::PageSize(cause),
-            Self::BreakBeforeMake { leaf } => RefitError::BreakBeforeMake { leaf },
-            Self::Foreign { leaf, prot } => RefitError::Foreign { leaf, prot },
-            Self::NoTables(cause) => RefitError::NoTables(cause),
-            Self::Unmap(cause) => RefitError::Unmap(cause),
-            Self::Broken(cause) => RefitError::Broken(cause),
+            Self::Range(cause) => ResizeError::Range(cause),
+            Self::PageSize(cause) => ResizeError::PageSize(cause),
+            Self::BreakBeforeMake { leaf } => ResizeError::BreakBeforeMake { leaf },
+            Self::Foreign { leaf, prot } => ResizeError::Foreign { leaf, prot },
+            Self::NoTables(cause) => ResizeError::NoTables(cause),
+            Self::Unmap(cause) => ResizeError::Unmap(cause),
+            Self::Broken(cause) => ResizeError::Broken(cause),
         })
     }
 }

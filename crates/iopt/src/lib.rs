@@ -108,7 +108,7 @@ pub use engine::{
 };
 pub use error::{
     BrokenMemory, BuildError, DirtyError, MapError, NoTables, PageSizeError, ProtectError,
-    RangeError, RefitError, UnmapError,
+    RangeError, ResizeError, UnmapError,
 };
 pub use format::{Above, Aperture, Format, FormatId, Root};
 pub use gather::{Flushed, Gather, Invalidation};

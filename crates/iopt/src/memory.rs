@@ -182,7 +182,7 @@ pub struct Meta<Link, Count> {
     pub(crate) next: Link,
     /// Entries that are not empty.
     pub(crate) live: Count,
-    /// Who holds the table for a change, in the shared form.
+    /// Who holds the table for a change, in the shared access.
     pub(crate) claim: Count,
     pub(crate) room: [u64; 6],
 }

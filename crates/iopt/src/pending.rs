@@ -316,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_flush_shows_nothing_and_forgets_nothing() {
+    fn a_failed_flush_shows_nothing_and_loses_nothing() {
         let span = Span::new(0, 0x4000);
         let mut pending = Pending::new([0; 1], span, 0x1000).unwrap();
         pending.harvested(Span::new(0x1000, 0x1000), 1);

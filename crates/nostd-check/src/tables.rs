@@ -89,9 +89,9 @@ pub(crate) fn what_a_unit_accepts() -> Result<(), i32> {
 }
 
 /// Registers that nobody drives.
-struct Nobody;
+struct NoUnit;
 
-impl Registers for Nobody {
+impl Registers for NoUnit {
     type Lock = iommu::SpinLock;
 
     fn read32(&self, _offset: usize) -> u32 {
@@ -115,7 +115,7 @@ pub(crate) fn drivers() -> Result<(), i32> {
         address: 0x1000,
         levels: 4,
     };
-    match Vtd::new(Nobody, &arena, vtd::Config::default()) {
+    match Vtd::new(NoUnit, &arena, vtd::Config::default()) {
         Ok(unit) => is_used(&unit, root(FormatId::VtdSs))?,
         Err(refused) => require(11, matches!(refused, vtd::ProbeError::NoUnit { .. }))?,
     }
@@ -123,15 +123,15 @@ pub(crate) fn drivers() -> Result<(), i32> {
         last_device: 0x7f,
         ..amdvi::Config::default()
     };
-    match AmdVi::new(Nobody, &arena, config) {
+    match AmdVi::new(NoUnit, &arena, config) {
         Ok(unit) => is_used(&unit, root(FormatId::AmdV1))?,
         Err(refused) => require(11, matches!(refused, amdvi::ProbeError::NoUnit { .. }))?,
     }
-    match RiscvIommu::new(Nobody, &arena, riscv::Config::default()) {
+    match RiscvIommu::new(NoUnit, &arena, riscv::Config::default()) {
         Ok(unit) => is_used(&unit, root(FormatId::RiscV))?,
         Err(refused) => require(11, matches!(refused, riscv::ProbeError::NoUnit { .. }))?,
     }
-    match Smmu::new(Nobody, smmu::Config::default()) {
+    match Smmu::new(NoUnit, smmu::Config::default()) {
         Ok(unit) => is_used(&unit, root(FormatId::ArmV7s)),
         Err(refused) => require(11, matches!(refused, smmu::ProbeError::NoUnit { .. })),
     }

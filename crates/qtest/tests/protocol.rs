@@ -195,7 +195,7 @@ fn silent(call: impl FnOnce(&Machine) -> Error) {
 }
 
 #[test]
-fn silence_is_a_time_out_and_a_late_answer_is_nobodys() {
+fn silence_is_a_time_out_and_a_late_answer_is_dropped() {
     silent(|machine| machine.readb(0).unwrap_err());
 }
 

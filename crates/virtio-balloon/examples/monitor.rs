@@ -19,12 +19,12 @@ const RING: u16 = 128;
 // [interrupts]
 /// What the device tells: to the driver by interrupts, to whoever runs the machine by lines.
 #[derive(Default)]
-struct Told {
+struct Interrupts {
     /// The driver is to look at the configuration space.
     config_interrupt: bool,
 }
 
-impl Events for Told {
+impl Events for Interrupts {
     fn config_changed(&mut self) {
         self.config_interrupt = true;
     }
@@ -86,7 +86,7 @@ impl<T> Dma<T> for Passthrough {
 // [monitor]
 struct Monitor {
     memory: GuestMemoryMmap,
-    device: Device<GuestDiscard, Passthrough, Told, Discard>,
+    device: Device<GuestDiscard, Passthrough, Interrupts, Discard>,
     /// By number, as the transport has them.
     rings: Vec<Ring>,
     /// Queues of which a drain has left something.
@@ -101,7 +101,11 @@ impl Monitor {
             bulk: Some(Bulk::new(BulkFormat::BitmapRecords)),
             ..Settings::default()
         };
-        let (discard, dma, told) = (GuestDiscard::new(), Passthrough::default(), Told::default());
+        let (discard, dma, told) = (
+            GuestDiscard::new(),
+            Passthrough::default(),
+            Interrupts::default(),
+        );
         let device = Device::new(settings, regions, discard, dma, told)?;
         let rings = (0..device.queues()).map(|_| Ring::new(RING));
         Ok(Self {
@@ -216,8 +220,8 @@ fn main() -> Result<(), Box<dyn Error>> {
 
     // The driver sets up: it takes what it knows, and page numbers are what it knows.
     let offered = monitor.device.features();
-    let untold = offered.without(Features::MUST_TELL_HOST);
-    assert!(!monitor.features_ok(untold), "with devices it must tell");
+    let without = offered.without(Features::MUST_TELL_HOST);
+    assert!(!monitor.features_ok(without), "with devices it must tell");
     let known = Features::MUST_TELL_HOST.with(Features::STATS_VQ);
     assert!(monitor.features_ok(known.with(Features::VERSION_1)));
     for (number, ring) in (0..).zip(&mut monitor.rings) {

@@ -79,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_machine_tells_what_it_is() {
+    fn a_machine_reports_what_it_is() {
         let cpuinfo = "processor\t: 0\nmodel name\t: A: CPU  @ 2 GHz \nmodel name\t: other\n";
         assert_eq!(processor(cpuinfo), "A: CPU  @ 2 GHz");
         assert_eq!(processor("CPU implementer\t: 0x41\n"), "");

@@ -21,7 +21,7 @@ use iopt::{BuildError, Discard, Format, Gather, HeapTables, Prot, SharedTable, T
 use runs::{Iova, Pa, PageSizes, Span};
 
 use super::report::{Group, GroupReport, Key, Subject, Unit};
-use super::turns::Turns;
+use super::rounds::Rounds;
 use super::{BenchError, host};
 
 /// Bytes of one operation: 4 KiB to 4 MiB.
@@ -51,7 +51,7 @@ const DOMAIN: DomainId = DomainId(1);
 const OPS: [&str; 3] = ["map", "unmap, strict", "unmap, lazy"];
 
 /// Runs the group.
-pub(super) fn run(turns: &mut Turns<'_>, report: &mut GroupReport) -> Result<(), BenchError> {
+pub(super) fn run(rounds: &mut Rounds<'_>, report: &mut GroupReport) -> Result<(), BenchError> {
     let processors = host::processors();
     let mut threads = vec![1, 2, 10, processors.min(MOST_THREADS)];
     threads.sort_unstable();
@@ -66,19 +66,19 @@ pub(super) fn run(turns: &mut Turns<'_>, report: &mut GroupReport) -> Result<(),
             "more threads than the {processors} processors take turns: their times hold the waiting"
         ));
     }
-    let beds: [Box<dyn Bed>; 3] = [
-        bed("vtd-ss", VtdSs::new(4))?,
-        bed("amdv1", AmdV1::new(4))?,
-        bed("arm-s1-4k", ArmStage1::<K4>::new(48, 48))?,
+    let beds: [Box<dyn Fixture>; 3] = [
+        fixture("vtd-ss", VtdSs::new(4))?,
+        fixture("amdv1", AmdV1::new(4))?,
+        fixture("arm-s1-4k", ArmStage1::<K4>::new(48, 48))?,
     ];
-    turns.part(0, 1);
-    while turns.more()? {
-        for bed in &beds {
+    rounds.part(0, 1);
+    while rounds.more()? {
+        for fixture in &beds {
             for count in &threads {
-                turns.look()?;
+                rounds.look()?;
                 for (nth, size) in SIZES.into_iter().enumerate() {
                     for subject in [Subject::ByPage, Subject::Dmaspace] {
-                        sample(turns, &**bed, *count, nth, size, subject)?;
+                        sample(rounds, &**fixture, *count, nth, size, subject)?;
                     }
                 }
             }
@@ -89,8 +89,8 @@ pub(super) fn run(turns: &mut Turns<'_>, report: &mut GroupReport) -> Result<(),
 
 /// Takes one sample of each operation.
 fn sample(
-    turns: &mut Turns<'_>,
-    bed: &dyn Bed,
+    rounds: &mut Rounds<'_>,
+    fixture: &dyn Fixture,
     threads: usize,
     nth: usize,
     size: u64,
@@ -101,7 +101,7 @@ fn sample(
         Subject::ByPage => page,
         _ => size,
     };
-    let operations = (turns.settings().batch / (size / page)).clamp(16, 512);
+    let operations = (rounds.settings().batch / (size / page)).clamp(16, 512);
     let bracket = |thread: usize| Bracket {
         start: ((thread as u64 + 1) << OF_THREAD) + ((nth as u64) << OF_SIZE),
         size,
@@ -109,7 +109,7 @@ fn sample(
         operations,
     };
     let group = Group::Map;
-    let (format, barrier) = (bed.name(), Barrier::new(threads));
+    let (format, barrier) = (fixture.name(), Barrier::new(threads));
     // Threads wait for each other, so none may begin before all are there.
     let complete = RwLock::new(false);
     let times: Vec<_> = thread::scope(|scope| {
@@ -120,7 +120,7 @@ fn sample(
                 let complete = *complete.read().unwrap_or_else(PoisonError::into_inner);
                 complete.then(|| {
                     barrier.wait();
-                    bed.work(&bracket)
+                    fixture.work(&bracket)
                 })?
             })
         };
@@ -153,7 +153,7 @@ fn sample(
             size_bytes: size,
             unit: Unit::Microseconds,
         };
-        turns.note(key, sum);
+        rounds.note(key, sum);
     }
     Ok(())
 }
@@ -178,7 +178,7 @@ impl Bracket {
 }
 
 /// One format with its unit.
-trait Bed: Sync {
+trait Fixture: Sync {
     fn name(&self) -> &'static str;
 
     /// Microseconds of one operation of each kind; `None` if one was refused.
@@ -205,7 +205,10 @@ impl TargetMemory for Nowhere {
     }
 }
 
-fn bed<F>(name: &'static str, format: Result<F, BuildError>) -> Result<Box<dyn Bed>, BenchError>
+fn fixture<F>(
+    name: &'static str,
+    format: Result<F, BuildError>,
+) -> Result<Box<dyn Fixture>, BenchError>
 where
     F: Format + Send + Sync + 'static,
 {
@@ -285,7 +288,7 @@ impl<F: Format + Send + Sync> Shared<F> {
     }
 }
 
-impl<F: Format + Send + Sync> Bed for Shared<F> {
+impl<F: Format + Send + Sync> Fixture for Shared<F> {
     fn name(&self) -> &'static str {
         self.name
     }

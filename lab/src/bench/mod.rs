@@ -19,8 +19,8 @@ pub mod origin;
 mod pin;
 mod real;
 mod report;
+mod rounds;
 mod tables;
-mod turns;
 
 use std::ops::ControlFlow;
 use std::time::Duration;
@@ -30,7 +30,7 @@ pub use figure::Figure;
 pub use host::Host;
 pub use report::{BenchReport, Group, GroupReport, Key, Line, NotRun, Row, Subject, Unit};
 
-use turns::Turns;
+use rounds::Rounds;
 
 /// How much is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -201,16 +201,16 @@ impl Bench {
             report
                 .rows
                 .extend(published.iter().flat_map(origin::Published::rows));
-            let mut turns = Turns::new(watch, self.settings, *group, nth, count);
-            turns.look()?;
+            let mut rounds = Rounds::new(watch, self.settings, *group, nth, count);
+            rounds.look()?;
             match group {
-                Group::Pin => pin::run(commands, &mut turns, &mut report)?,
-                Group::Map => map::run(&mut turns, &mut report)?,
-                Group::Balloon => balloon::run(&mut turns, &mut report)?,
-                Group::Tables => tables::run(&mut turns, &mut report)?,
-                Group::Numa => numa::run(commands, &mut turns, &mut report)?,
+                Group::Pin => pin::run(commands, &mut rounds, &mut report)?,
+                Group::Map => map::run(&mut rounds, &mut report)?,
+                Group::Balloon => balloon::run(&mut rounds, &mut report)?,
+                Group::Tables => tables::run(&mut rounds, &mut report)?,
+                Group::Numa => numa::run(commands, &mut rounds, &mut report)?,
             }
-            turns.finish(&mut report);
+            rounds.finish(&mut report);
             groups.push(report);
         }
         Ok(BenchReport {

@@ -2,7 +2,7 @@
 //! on a machine with two nodes, what `dmaspace numa measure` measures: walks by processors.
 
 use super::report::{Group, GroupReport, Key, NotRun, Subject, Unit};
-use super::turns::Turns;
+use super::rounds::Rounds;
 use super::{BenchError, Commands};
 use crate::study;
 
@@ -18,7 +18,7 @@ pub(super) const CASES: [&str; 3] = ["first socket alone", "second socket alone"
 /// Runs the group: what is simulated comes out the same each time, so once is enough.
 pub(super) fn run(
     commands: &dyn Commands,
-    turns: &mut Turns<'_>,
+    rounds: &mut Rounds<'_>,
     report: &mut GroupReport,
 ) -> Result<(), BenchError> {
     report.notes = vec![
@@ -28,7 +28,7 @@ pub(super) fn run(
             .into(),
     ];
     for row in study::allreduce_rows()? {
-        turns.look()?;
+        rounds.look()?;
         let ways = [
             (", shared table", Subject::SharedSimulated),
             (", table per node", Subject::PerNodeSimulated),
@@ -50,16 +50,16 @@ pub(super) fn run(
             size_bytes: 0,
             unit: Unit::GigabytesPerSecond,
         };
-        turns.note(key, row.simulated);
+        rounds.note(key, row.simulated);
     }
-    turns.look()?;
-    measured(commands, turns, report);
+    rounds.look()?;
+    measured(commands, rounds, report);
     Ok(())
 }
 
 /// A row for walks of near tables, and one for those of far ones: a sample is the median of a pair of nodes.
 /// Where nothing was measured, why.
-fn measured(commands: &dyn Commands, turns: &mut Turns<'_>, report: &mut GroupReport) {
+fn measured(commands: &dyn Commands, rounds: &mut Rounds<'_>, report: &mut GroupReport) {
     let (walks, why) = commands.walks();
     if let Some(why) = why {
         let what = "measured on this machine".into();
@@ -77,6 +77,6 @@ fn measured(commands: &dyn Commands, turns: &mut Turns<'_>, report: &mut GroupRe
             size_bytes: 0,
             unit: Unit::Nanoseconds,
         };
-        turns.note(key, walk.median_ns);
+        rounds.note(key, walk.median_ns);
     }
 }

@@ -21,7 +21,7 @@ use runs::{Pa, PageSizes, Span};
 
 use super::real::{Failed, Real};
 use super::report::{Group, GroupReport, Key, Subject, Unit};
-use super::turns::Turns;
+use super::rounds::Rounds;
 use super::{BenchError, Commands, DeviceMap, NoTimes};
 
 const PAGE: u64 = 4096;
@@ -44,7 +44,7 @@ const WHOLE: &str = "map for DMA";
 /// Runs the group.
 pub(super) fn run(
     commands: &dyn Commands,
-    turns: &mut Turns<'_>,
+    rounds: &mut Rounds<'_>,
     report: &mut GroupReport,
 ) -> Result<(), BenchError> {
     report.notes = vec![
@@ -54,24 +54,24 @@ pub(super) fn run(
             .into(),
     ];
     for (nth, backing) in (0..).zip(BACKINGS) {
-        turns.part(nth, 4);
-        if let Err(failed) = of_memory(backing, turns, report) {
+        rounds.part(nth, 4);
+        if let Err(failed) = of_memory(backing, rounds, report) {
             failed.or_report(report, backing.name())?;
         }
     }
-    kernel(commands, turns, report)
+    kernel(commands, rounds, report)
 }
 
 /// One kind of memory.
 fn of_memory(
     backing: Backing,
-    turns: &mut Turns<'_>,
+    rounds: &mut Rounds<'_>,
     report: &mut GroupReport,
 ) -> Result<(), Failed> {
     let pinner = Pinner::probe(PIECE).map_err(|error| Failed::because(&error))?;
     let room = pinner.room().map_err(|error| Failed::because(&error))?;
-    let wanted = turns.settings().memory_bytes;
-    let real = Real::take(backing, wanted, backing.page(), room, turns, report)?;
+    let wanted = rounds.settings().memory_bytes;
+    let real = Real::take(backing, wanted, backing.page(), room, rounds, report)?;
     let frames = FrameSource::detect(&real.mapping);
     let (name, kind) = (backing.name(), pinner.kind());
     let memory = HostMemory::with_pinner(real.mapping.clone(), Arc::new(pinner), frames);
@@ -79,7 +79,7 @@ fn of_memory(
     let len = real.mapping.len();
     // The kernel keeps its own count and its own limit.
     let ledger = Ledger::unlimited();
-    let mut bed = Bed {
+    let mut fixture = Fixture {
         pinned: Memory::new(memory, &ledger),
         ledger,
         tables: tables(len)?,
@@ -88,8 +88,8 @@ fn of_memory(
         backing,
     };
     let mut count = 0;
-    while turns.more()? {
-        count = bed.round(turns)?.len();
+    while rounds.more()? {
+        count = fixture.round(rounds)?.len();
     }
     let (mib, runs) = (len >> 20, if count == 1 { "run" } else { "runs" });
     report.notes.push(format!(
@@ -143,7 +143,7 @@ fn parts(run: Span<Pa>, size: u64) -> impl Iterator<Item = Span<Pa>> {
 }
 
 /// Memory, and tables for it.
-struct Bed {
+struct Fixture {
     pinned: Arc<Memory>,
     ledger: Arc<Ledger>,
     tables: Arc<HostTables>,
@@ -153,14 +153,14 @@ struct Bed {
     backing: Backing,
 }
 
-impl Bed {
+impl Fixture {
     /// Everything once; returns the runs.
-    fn round(&mut self, turns: &mut Turns<'_>) -> Result<Vec<Span<Pa>>, Failed> {
+    fn round(&mut self, rounds: &mut Rounds<'_>) -> Result<Vec<Span<Pa>>, Failed> {
         let space = Ioas::new(DomainId(1), table(&self.tables)?);
         let whole = Span::new(0, self.len);
         let charged = self.ledger.steps();
         let (mapped, all, pin, find) = {
-            let mut clock = Clock::new(turns);
+            let mut clock = Clock::new(rounds);
             let begun = Instant::now();
             let mapped = space.map(IOVA, &self.pinned, whole, Prot::RW, &mut clock);
             let all = begun.elapsed().as_nanos() as f64;
@@ -173,7 +173,7 @@ impl Bed {
         })?;
         let charges = self.ledger.steps() - charged;
         let runs = runs(&space, self.len);
-        let mut clock = Clock::new(turns);
+        let mut clock = Clock::new(rounds);
         let unmapped = space.unmap_all(&mut clock);
         let (empty, flush) = (clock.spent(Step::EmptyTables), clock.spent(Step::Flush));
         let unpin = clock.spent(Step::Unpin) as f64;
@@ -196,9 +196,15 @@ impl Bed {
         }
         let (ms, us) = (Unit::Milliseconds, Unit::Microseconds);
         for (subject, steps) in ways {
-            self.note(turns, WHOLE, subject, ms, (pin + find + steps.ns) / 1e6);
-            self.note(turns, "charge and map", subject, us, steps.ns / 1e3);
-            self.note(turns, "charges", subject, Unit::Count, steps.charges as f64);
+            self.note(rounds, WHOLE, subject, ms, (pin + find + steps.ns) / 1e6);
+            self.note(rounds, "charge and map", subject, us, steps.ns / 1e3);
+            self.note(
+                rounds,
+                "charges",
+                subject,
+                Unit::Count,
+                steps.charges as f64,
+            );
         }
         for (op, unit, time) in [
             ("pin", ms, pin / 1e6),
@@ -206,7 +212,7 @@ impl Bed {
             ("unmap", us, (empty + flush) as f64 / 1e3),
             ("unpin", ms, unpin / 1e6),
         ] {
-            self.note(turns, op, Subject::Dmaspace, unit, time);
+            self.note(rounds, op, Subject::Dmaspace, unit, time);
         }
         Ok(runs)
     }
@@ -240,15 +246,22 @@ impl Bed {
         }
     }
 
-    fn note(&self, turns: &mut Turns<'_>, op: &'static str, subject: Subject, unit: Unit, of: f64) {
+    fn note(
+        &self,
+        rounds: &mut Rounds<'_>,
+        op: &'static str,
+        subject: Subject,
+        unit: Unit,
+        of: f64,
+    ) {
         let (memory, format, bytes) = (self.backing.name(), FORMAT.name(), self.len);
-        note(turns, op, memory, format, subject, bytes, unit, of);
+        note(rounds, op, memory, format, subject, bytes, unit, of);
     }
 }
 
 #[allow(clippy::too_many_arguments, reason = "the columns of a row")]
 fn note(
-    turns: &mut Turns<'_>,
+    rounds: &mut Rounds<'_>,
     op: &'static str,
     memory: &'static str,
     format: &'static str,
@@ -267,7 +280,7 @@ fn note(
         size_bytes,
         unit,
     };
-    turns.note(key, figure);
+    rounds.note(key, figure);
 }
 
 /// The physical runs that are mapped.
@@ -283,15 +296,15 @@ fn runs(space: &Ioas, len: u64) -> Vec<Span<Pa>> {
 
 /// Times the steps of an operation, which whoever watches the bench can stop.
 struct Clock<'a, 'b> {
-    turns: &'a mut Turns<'b>,
+    rounds: &'a mut Rounds<'b>,
     begun: Option<(Step, Instant)>,
     taken: Vec<(Step, Duration)>,
 }
 
 impl<'a, 'b> Clock<'a, 'b> {
-    const fn new(turns: &'a mut Turns<'b>) -> Self {
+    const fn new(rounds: &'a mut Rounds<'b>) -> Self {
         Self {
-            turns,
+            rounds,
             begun: None,
             taken: Vec::new(),
         }
@@ -319,14 +332,14 @@ impl Observer for Clock<'_, '_> {
     }
 
     fn progress(&mut self, _step: Step, _done: u64) -> ControlFlow<()> {
-        self.turns.go_on()
+        self.rounds.go_on()
     }
 }
 
 /// The kernel's own back ends, where a device is ready for them.
 fn kernel(
     commands: &dyn Commands,
-    turns: &mut Turns<'_>,
+    rounds: &mut Rounds<'_>,
     report: &mut GroupReport,
 ) -> Result<(), BenchError> {
     let devices = DevicesReport::read(&Places::default()).unwrap_or_default();
@@ -343,10 +356,10 @@ fn kernel(
                 device: &device.address,
                 way,
                 backing,
-                bytes: turns.settings().memory_bytes / backing.page() * backing.page(),
+                bytes: rounds.settings().memory_bytes / backing.page() * backing.page(),
             };
-            turns.part(0, 1);
-            if let Err(failed) = of_kernel(commands, &map, name, turns) {
+            rounds.part(0, 1);
+            if let Err(failed) = of_kernel(commands, &map, name, rounds) {
                 failed.or_report(report, &format!("{name}, {backing}"))?;
             }
         }
@@ -358,10 +371,10 @@ fn of_kernel(
     commands: &dyn Commands,
     map: &DeviceMap<'_>,
     name: &'static str,
-    turns: &mut Turns<'_>,
+    rounds: &mut Rounds<'_>,
 ) -> Result<(), Failed> {
-    while turns.more()? {
-        let times = match commands.map(map, &mut || turns.go_on()) {
+    while rounds.more()? {
+        let times = match commands.map(map, &mut || rounds.go_on()) {
             Ok(times) => times,
             Err(NoTimes::Interrupted) => return Err(BenchError::Interrupted.into()),
             Err(NoTimes::Because(why)) => return Err(Failed::NotRun(why)),
@@ -369,7 +382,7 @@ fn of_kernel(
         for (op, ns) in [(WHOLE, times.map_ns), ("unmap", times.unmap_ns)] {
             let (subject, unit) = (Subject::Dmaspace, Unit::Milliseconds);
             note(
-                turns,
+                rounds,
                 op,
                 map.backing.name(),
                 name,

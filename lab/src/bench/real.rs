@@ -8,7 +8,7 @@ use runs::Bytes;
 
 use super::BenchError;
 use super::report::{GroupReport, NotRun};
-use super::turns::Turns;
+use super::rounds::Rounds;
 use crate::sentence::sentence;
 use hostmem::KeptPool;
 
@@ -60,10 +60,10 @@ impl Real {
         wanted: u64,
         unit: u64,
         most: Option<u64>,
-        turns: &mut Turns<'_>,
+        rounds: &mut Rounds<'_>,
         report: &mut GroupReport,
     ) -> Result<Self, Failed> {
-        turns.look()?;
+        rounds.look()?;
         let machine = Machine::probe().map_err(BenchError::from)?;
         // A fifth stays for everybody else.
         let fits = (machine.left(backing) / 5 * 4).min(most.unwrap_or(u64::MAX));
@@ -72,10 +72,10 @@ impl Real {
         if let Some(size) = backing.huge_size() {
             // Memory is in pieces: half of it may be had.
             pool = loop {
-                match KeptPool::raise(size, len, &mut || turns.go_on()) {
+                match KeptPool::raise(size, len, &mut || rounds.go_on()) {
                     _ if len == 0 => break None,
                     Ok(pool) => break Some(pool),
-                    Err(_) if turns.go_on().is_break() => {
+                    Err(_) if rounds.go_on().is_break() => {
                         return Err(BenchError::Interrupted.into());
                     }
                     Err(error) if len == unit => return Err(Failed::because(&error)),
@@ -91,7 +91,7 @@ impl Real {
         }
         let mapping = Mapping::new(backing, len, None).map_err(|error| Failed::because(&error))?;
         mapping
-            .populate(&mut |_| turns.go_on())
+            .populate(&mut |_| rounds.go_on())
             .map_err(|error| match error {
                 PopulateError::Interrupted { .. } => BenchError::Interrupted.into(),
                 error => Failed::because(&error),

@@ -240,7 +240,7 @@ impl Peer for ByHand {
     #[inline(always)]
     fn translate(&self, iova: u64) -> Option<u64> {
         // 48 bits count, and all above are equal to the highest of these (AMD64 Architecture
-        // Programmer's Manual volume 2, "Canonical Address Form").
+        // Programmer's Manual volume 2, "Canonical Address Access").
         if !matches!(iova as i64 >> 47, 0 | -1) {
             return None;
         }
@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn leaves_above_and_addresses_that_are_none_are_told_apart() {
+    fn leaves_above_and_addresses_that_are_none_are_distinguished() {
         let table = ByHand::new().unwrap();
         // A leaf of 1 GiB, at the end of the lower half and at the beginning of the upper one.
         for iova in [(1 << 47) - (1 << 30), !0 << 47] {

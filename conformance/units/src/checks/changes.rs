@@ -11,7 +11,7 @@ use crate::{At, Rig, Seen, case::Case};
 
 /// Leaves are split, merged and cut, and parts unmapped and mapped again, with copies through what has
 /// changed after each step.
-pub(super) fn refit(rig: &Rig) -> anyhow::Result<()> {
+pub(super) fn resize(rig: &Rig) -> anyhow::Result<()> {
     const DOMAIN: u32 = 6;
     // Splits, merges and cuts; beside them parts are unmapped and mapped again.
     const REFITS: u32 = 50;
@@ -31,14 +31,14 @@ pub(super) fn refit(rig: &Rig) -> anyhow::Result<()> {
         iova: base + nth * page,
         address: address + nth * page,
     };
-    let (mut step, mut refits) = (0, 0);
-    while refits < REFITS {
+    let (mut step, mut resizes) = (0, 0);
+    while resizes < REFITS {
         step += 1;
         let mut gather = Gather::new();
         let nth = random.u64(..area.len / page);
         // What is changed, in pages.
         let kind = random.u64(..5);
-        refits += u32::from(kind < 3);
+        resizes += u32::from(kind < 3);
         let (what, from, count) = match kind {
             0 => {
                 let size = *random.choice(&sizes).context("no sizes")?;

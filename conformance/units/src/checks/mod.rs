@@ -87,7 +87,7 @@ pub const CHECKS: &[Check] = &[
     by_hand("by hand: faults are recorded", vtd_by_hand::records_faults),
     by_hand(
         "by hand: what was unmapped goes on until it is invalidated",
-        vtd_by_hand::goes_on_with_what_it_knows_until_it_is_told,
+        vtd_by_hand::goes_on_with_what_it_knows_until_it_is_notified,
     ),
     any("leaf sizes at both ends", suite::leaf_sizes),
     random("identity and scattered", suite::identity_and_scattered),
@@ -96,7 +96,7 @@ pub const CHECKS: &[Check] = &[
     any("two domains", suite::two_domains),
     every("stale until invalidated", suite::stale),
     every("forgotten at both ends", suite::stale_at_both_ends),
-    random("split, cut, merge", changes::refit),
+    random("split, cut, merge", changes::resize),
     random("random mixture", changes::mixture),
     Check {
         place: Place::High,

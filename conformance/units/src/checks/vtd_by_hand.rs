@@ -301,7 +301,7 @@ pub(super) fn records_faults(rig: &Rig) -> anyhow::Result<()> {
     Ok(())
 }
 
-pub(super) fn goes_on_with_what_it_knows_until_it_is_told(rig: &Rig) -> anyhow::Result<()> {
+pub(super) fn goes_on_with_what_it_knows_until_it_is_notified(rig: &Rig) -> anyhow::Result<()> {
     let unit = Vtd::new(rig)?;
     let mut table = Table::new(VtdSs::new(4)?, rig.structures())?;
     table.map(0, &[Span::new(DATA.start, 2 * PAGE)], Prot::RW)?;

@@ -92,7 +92,7 @@ impl<'p, F: Format, M: Walked> Subject<'p, F, M> {
     /// Unmaps what is mapped in a range; leaves that reach over its ends are cut.
     pub(super) fn unmap(&mut self, range: Span<Iova>) -> anyhow::Result<()> {
         self.model.remove(range);
-        self.refit(|table, gather| {
+        self.resize(|table, gather| {
             table.unmap_cutting(
                 range,
                 iopt::Interruption::Allowed,
@@ -106,7 +106,7 @@ impl<'p, F: Format, M: Walked> Subject<'p, F, M> {
 
     /// Does something to the table that takes a gather. Nothing has to be flushed: a processor that
     /// stands still remembers no translation.
-    pub(super) fn refit(
+    pub(super) fn resize(
         &mut self,
         change: impl FnOnce(&mut Table<F, M>, &mut Gather) -> anyhow::Result<()>,
     ) -> anyhow::Result<()> {

@@ -126,7 +126,7 @@ impl<F: Format, M: Walked> Subject<'_, F, M> {
                 let pa = self.random.u64(..) >> (64 - output_bits) & !(size - 1);
                 let range = Span::new(iova, size);
                 self.map(iova, &[Span::new(pa, size)])?;
-                self.refit(|table, gather| {
+                self.resize(|table, gather| {
                     let flush = |_: &_| Ok::<_, Infallible>(());
                     Ok(table.split(range, smaller, AT_ONCE, gather, flush)?)
                 })?;
@@ -152,14 +152,14 @@ impl<F: Format, M: Walked> Subject<'_, F, M> {
     }
 
     fn cut(&mut self, at: u64) -> anyhow::Result<()> {
-        self.refit(|table, gather| {
+        self.resize(|table, gather| {
             let flush = |_: &_| Ok::<_, Infallible>(());
             Ok(table.cut(at, Interruption::Allowed, gather, flush)?)
         })
     }
 
     fn merge(&mut self, range: Span<Iova>) -> anyhow::Result<()> {
-        self.refit(|table, gather| {
+        self.resize(|table, gather| {
             let flush = |_: &_| Ok::<_, Infallible>(());
             Ok(table.merge(range, Interruption::Allowed, gather, flush)?)
         })
@@ -225,7 +225,7 @@ impl<F: Format, M: Walked> Subject<'_, F, M> {
                 let range = Span::new(part.start, part.len.min(table));
                 let sizes: Vec<u64> = self.table.page_sizes().up_to(table).iter().collect();
                 let size = *self.random.choice(&sizes).context("no sizes")?;
-                self.refit(|table, gather| {
+                self.resize(|table, gather| {
                     let flush = |_: &_| Ok::<_, Infallible>(());
                     Ok(table.split(range, size, Interruption::Allowed, gather, flush)?)
                 })?;

@@ -143,7 +143,7 @@ fn tables_of_ours_attach_no_device_of_the_kernels() {
 }
 
 #[test]
-fn the_windows_are_told_one_by_one() {
+fn the_windows_are_reported_one_by_one() {
     let rig = Rig::new();
     let mut window = Span::default();
     // SAFETY: the handle is there, and the rest is lent for the calls.

@@ -42,7 +42,7 @@ const fn config(format: &CStr) -> TableConfig {
 
 /// What callbacks were told, and what they answer.
 #[derive(Default)]
-struct Told {
+struct Callbacks {
     answer: c_int,
     flushed: Vec<Span>,
     leaf_levels: u32,
@@ -50,7 +50,7 @@ struct Told {
     devices: Vec<u32>,
 }
 
-impl Told {
+impl Callbacks {
     fn context(&mut self) -> *mut c_void {
         (&raw mut *self).cast()
     }
@@ -58,10 +58,10 @@ impl Told {
 
 /// # Safety
 ///
-/// `context` is that of a [`Told`], and `what` was lent by the library.
+/// `context` is that of a [`Callbacks`], and `what` was lent by the library.
 unsafe extern "C" fn flush(context: *mut c_void, what: *const Invalidation) -> c_int {
     // SAFETY: the caller's promise.
-    let (told, what) = unsafe { (&mut *context.cast::<Told>(), &*what) };
+    let (told, what) = unsafe { (&mut *context.cast::<Callbacks>(), &*what) };
     if told.answer == 0 && what.count > 0 {
         // SAFETY: so many ranges are there.
         let ranges = unsafe { std::slice::from_raw_parts(what.ranges, what.count) };
@@ -76,5 +76,7 @@ unsafe extern "C" fn flush(context: *mut c_void, what: *const Invalidation) -> c
 /// As for [`flush`].
 unsafe extern "C" fn released(context: *mut c_void, run: Run) {
     // SAFETY: the caller's promise.
-    unsafe { &mut *context.cast::<Told>() }.released.push(run);
+    unsafe { &mut *context.cast::<Callbacks>() }
+        .released
+        .push(run);
 }

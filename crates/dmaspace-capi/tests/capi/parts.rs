@@ -47,7 +47,7 @@ const fn span(start: u64, len: u64) -> Span {
 }
 
 #[test]
-fn parts_are_unpinned_and_come_back_and_each_that_stays_is_told() {
+fn parts_are_unpinned_and_come_back_and_each_that_stays_is_reported() {
     let rig = Rig::new();
     let mut told = Ranges::default();
     done(rig.map(IOVA, 0, 4 * PAGE, RW));
@@ -161,7 +161,7 @@ fn what_is_held_stays_pinned_and_keeps_its_area_if_it_says_so() {
 }
 
 #[test]
-fn what_is_written_is_told_until_it_is_taken_care_of() {
+fn what_is_written_is_reported_until_it_is_taken_care_of() {
     let rig = Rig::new();
     let mut told = Ranges::default();
     done(rig.map(IOVA, 0, 2 * PAGE, RW));

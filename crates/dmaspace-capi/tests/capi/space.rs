@@ -6,7 +6,7 @@ use std::ptr;
 use dmaspace::hostmem::{Backing, Mapping};
 use dmaspace_capi::*;
 
-use crate::{Told, config, done, flush, said};
+use crate::{Callbacks, config, done, flush, said};
 
 pub(crate) const IOVA: u64 = 1 << 32;
 pub(crate) const PAGE: u64 = 4096;
@@ -14,10 +14,10 @@ pub(crate) const RW: u32 = DMASPACE_READ | DMASPACE_WRITE;
 
 /// # Safety
 ///
-/// `context` is that of a [`Told`].
+/// `context` is that of a [`Callbacks`].
 unsafe extern "C" fn attach(context: *mut c_void, device: u32, root: *const Root) -> c_int {
     // SAFETY: the caller's promise, and the library's.
-    let (told, root) = unsafe { (&mut *context.cast::<Told>(), *root) };
+    let (told, root) = unsafe { (&mut *context.cast::<Callbacks>(), *root) };
     assert!(root.address != 0 && root.levels == 4);
     told.devices.push(device);
     told.answer
@@ -28,14 +28,14 @@ unsafe extern "C" fn attach(context: *mut c_void, device: u32, root: *const Root
 /// As for [`attach`].
 unsafe extern "C" fn detach(context: *mut c_void, device: u32) -> c_int {
     // SAFETY: the caller's promise.
-    let told = unsafe { &mut *context.cast::<Told>() };
+    let told = unsafe { &mut *context.cast::<Callbacks>() };
     told.devices.retain(|there| *there != device);
     told.answer
 }
 
 /// An address space with memory of four pages, and who is told.
 pub(crate) struct Rig {
-    told: *mut Told,
+    told: *mut Callbacks,
     pub(crate) space: *mut Space,
     pub(crate) memory: *mut Memory,
     _mapping: Mapping,
@@ -44,7 +44,7 @@ pub(crate) struct Rig {
 impl Rig {
     pub(crate) fn new() -> Self {
         let mapping = Mapping::new(Backing::Memfd, 4 * PAGE, None).unwrap();
-        let told = Box::into_raw(Box::new(Told::default()));
+        let told = Box::into_raw(Box::new(Callbacks::default()));
         let unit = Unit {
             context: told.cast(),
             attach: Some(attach),

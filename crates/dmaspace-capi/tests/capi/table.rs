@@ -5,7 +5,7 @@ use std::ptr;
 
 use dmaspace_capi::*;
 
-use crate::{Told, config, done, flush, released, said};
+use crate::{Callbacks, config, done, flush, released, said};
 
 /// A table of `config` in memory that is taken.
 fn table(config: &TableConfig) -> *mut Table {
@@ -45,7 +45,7 @@ fn a_table_of_each_format_maps_translates_and_unmaps() {
             },
         ];
         let iova = 64 * page;
-        let mut told = Told::default();
+        let mut told = Callbacks::default();
         let mut leaf = Leaf::default();
         // SAFETY: the handle is there, and all else is lent for the calls.
         unsafe {
@@ -203,9 +203,9 @@ fn nothing_is_released_before_a_flush_has_succeeded() {
         start: 0x1000,
         len: 0x1000,
     };
-    let mut told = Told {
+    let mut told = Callbacks {
         answer: -5,
-        ..Told::default()
+        ..Callbacks::default()
     };
     // SAFETY: the handle is there, and the rest is lent for the calls.
     unsafe {

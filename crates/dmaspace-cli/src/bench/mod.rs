@@ -224,7 +224,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_bench_goes_on_until_somebody_asks_it_to_stop() {
+    fn the_bench_goes_on_until_it_is_asked_to_stop() {
         for asked in [false, true] {
             let mut progress = Progress::new(Stop::for_tests(asked), true);
             let (done, all) = (Duration::from_secs(5), Duration::from_secs(100));

@@ -110,7 +110,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_job_goes_on_until_somebody_asks_it_to_stop() {
+    fn the_job_goes_on_until_it_is_asked_to_stop() {
         let mut progress = Progress::new(Stop::for_tests(false), true);
         assert!(progress.progress(Stage::Pin, 1, 2).is_continue());
         assert!(matches!(progress.bar, Bar::NotYet));

@@ -40,17 +40,17 @@ pub(super) struct SoftwareSide<'a> {
     placement: Option<Placement>,
     tables: Arc<NodeTables>,
     space: Ioas,
-    unit: Arc<SoftwareUnit<Arc<NodeTables>, Later>>,
-    data: Later,
+    unit: Arc<SoftwareUnit<Arc<NodeTables>, DeferredMap>>,
+    data: DeferredMap,
     devices: Vec<DeviceId>,
     attach_ns: u64,
 }
 
 /// The memory that devices reach, once it is pinned.
 #[derive(Clone, Default)]
-struct Later(Arc<OnceLock<RunMap<target::Piece>>>);
+struct DeferredMap(Arc<OnceLock<RunMap<target::Piece>>>);
 
-impl TargetMemory for Later {
+impl TargetMemory for DeferredMap {
     fn with_cells(
         &self,
         span: Span<Pa>,
@@ -103,7 +103,7 @@ impl<'a> SoftwareSide<'a> {
             next: 0,
         });
         space.set_placement(placement.unwrap_or_default())?;
-        let data = Later::default();
+        let data = DeferredMap::default();
         let mut config = Config::default();
         config.capabilities.dirty_tracking = true;
         // Not every format has a bit for it.
@@ -310,7 +310,7 @@ impl SoftwareSide<'_> {
 }
 
 fn check_dma(
-    unit: &SoftwareUnit<Arc<NodeTables>, Later>,
+    unit: &SoftwareUnit<Arc<NodeTables>, DeferredMap>,
     devices: &[DeviceId],
     memory: &Mapping,
     range: Span<Iova>,

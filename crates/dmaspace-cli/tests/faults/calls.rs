@@ -103,9 +103,9 @@ fn look(job: &[&str], fault: &str) {
 }
 
 #[test]
-fn some_of_all_system_calls_that_fail_once_are_told_or_do_not_matter() {
+fn some_of_all_system_calls_that_fail_once_are_reported_or_do_not_matter() {
     let _turn = turn();
-    let name = "some_of_all_system_calls_that_fail_once_are_told_or_do_not_matter";
+    let name = "some_of_all_system_calls_that_fail_once_are_reported_or_do_not_matter";
     let Some(faults) = has(&["strace"]).then(faults).flatten() else {
         return skipped(name, "takes strace, and that it may trace");
     };
@@ -121,7 +121,7 @@ fn some_of_all_system_calls_that_fail_once_are_told_or_do_not_matter() {
 
 #[test]
 #[ignore = "takes minutes: every system call, where the test above takes eight"]
-fn every_system_call_that_fails_once_is_told_or_does_not_matter() {
+fn every_system_call_that_fails_once_is_reported_or_does_not_matter() {
     let _turn = turn();
     let faults = faults().unwrap();
     assert!(faults.len() > 200, "{}", faults.len());

@@ -58,7 +58,7 @@ fn commands<'a>(image: &'a str, pid: &'a str) -> Vec<Vec<&'a str>> {
 }
 
 #[test]
-fn each_command_tells_of_a_full_disk_and_ends_quietly_when_its_reader_has_left() {
+fn each_command_reports_a_full_disk_and_ends_quietly_when_its_reader_has_left() {
     let _turn = turn();
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("tables.img");
@@ -91,7 +91,7 @@ fn each_command_tells_of_a_full_disk_and_ends_quietly_when_its_reader_has_left()
 
 /// A daemon that nobody hears ends as well, instead of going on unheard.
 #[test]
-fn a_daemon_ends_when_what_it_tells_is_not_taken() {
+fn a_daemon_ends_when_what_it_reports_is_not_taken() {
     let _turn = turn();
     let directory = tempfile::tempdir().unwrap();
     let socket = directory.path().join("balloon");

@@ -26,9 +26,9 @@ const BASE: u64 = 1 << 30;
 const USER: u64 = 1 << 40;
 
 /// An operator that never has a command, and looks after the job often.
-struct Nobody;
+struct NoOperator;
 
-impl Operator for Nobody {
+impl Operator for NoOperator {
     fn next(&mut self, _patience: Duration) -> Option<Command> {
         thread::sleep(Duration::from_micros(100));
         None
@@ -50,7 +50,7 @@ fn socket() -> &'static PathBuf {
             bulk: None,
         };
         thread::spawn(move || {
-            let ended = job.run(&mut Nobody);
+            let ended = job.run(&mut NoOperator);
             panic!("the balloon's job has ended: {ended:?}");
         });
         socket

@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_told_of_a_region_says_nothing_of_another() {
+    fn what_is_reported_of_a_region_says_nothing_of_another() {
         let (pinned, limit) = (Reason::PinnedElsewhere, Reason::Limit);
         let told = vec![
             (part(1, 0, 2), limit),

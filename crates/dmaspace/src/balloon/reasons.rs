@@ -14,8 +14,8 @@ pub(super) fn of_release(cause: &ReleaseError) -> Reason {
         ReleaseError::Unmap(cause) => match cause {
             UnmapError::Held { .. } => Reason::PinnedElsewhere,
             UnmapError::Flush(_) => Reason::NotFlushed,
-            UnmapError::Cut(iopt::RefitError::Flush(_)) => Reason::NotFlushed,
-            UnmapError::Cut(iopt::RefitError::NoTables(_)) => Reason::NoMemory,
+            UnmapError::Cut(iopt::ResizeError::Flush(_)) => Reason::NotFlushed,
+            UnmapError::Cut(iopt::ResizeError::NoTables(_)) => Reason::NoMemory,
             UnmapError::Kernel(_) | UnmapError::Unpin(_) => of_kernel(cause),
             _ => Reason::NotCut,
         },

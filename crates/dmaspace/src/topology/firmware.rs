@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn dmar_tells_by_registers() {
+    fn dmar_reports_by_registers() {
         // A structure of another kind in front has the same bytes where an RHSA has its base.
         let table = table(
             b"DMAR",
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn iort_tells_of_smmuv3_where_the_domain_counts() {
+    fn iort_describes_smmuv3_where_the_domain_counts() {
         let table = table(
             b"IORT",
             &[
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn rimt_tells_by_registers_or_function_where_the_domain_counts() {
+    fn rimt_reports_by_registers_or_function_where_the_domain_counts() {
         let table = table(
             b"RIMT",
             &[

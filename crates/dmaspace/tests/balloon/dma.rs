@@ -149,7 +149,7 @@ fn without_devices_first_the_checker_sees_stale_memory() {
 }
 
 #[test]
-fn what_somebody_else_pins_is_kept_in_all_address_spaces() {
+fn what_another_owner_pins_is_kept_in_all_address_spaces() {
     let mut machine = Machine::new();
     let held = machine.spaces[1].pin(
         Span::new(SECOND + 20 * PAGE, 2 * PAGE),
@@ -189,7 +189,7 @@ fn what_somebody_else_pins_is_kept_in_all_address_spaces() {
 }
 
 #[test]
-fn a_pin_that_fails_is_told_and_tried_again() {
+fn a_pin_that_fails_is_reported_and_tried_again() {
     let mut machine = Machine::new();
     let runs = [pages(3, 5), pages(40, 8)];
     assert_eq!(machine.release(&runs), []);
@@ -208,7 +208,7 @@ fn a_pin_that_fails_is_told_and_tried_again() {
 }
 
 #[test]
-fn what_is_no_memory_of_devices_is_nobody_s_business() {
+fn what_is_no_memory_of_devices_is_left_alone() {
     let mut machine = Machine::new();
     let beyond = Span::new(GUEST + PAGES * PAGE, 1 << 20);
     assert_eq!(machine.release(&[Span::new(0, PAGE), beyond]), []);

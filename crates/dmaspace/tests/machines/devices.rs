@@ -201,7 +201,7 @@ fn a_device_that_is_bound_is_ready_by_every_node_that_is_there() {
 }
 
 #[test]
-fn a_bridge_stays_and_holds_nobody_up() {
+fn a_bridge_stays_and_blocks_no_group() {
     let machine = Machine::new(&[
         ("0000:00:01.0", BRIDGE, Some(1), -1, Some("pcieport")),
         ("0000:01:00.0", NIC, Some(1), -1, None),

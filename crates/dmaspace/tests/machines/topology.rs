@@ -184,7 +184,7 @@ impl Registers for Identity {
 /// The topology is asked once, by what a driver's user knows of the unit; the driver is told, and
 /// answers that.
 #[test]
-fn every_driver_is_told_the_node_of_its_unit() {
+fn every_driver_is_given_the_node_of_its_unit() {
     let machine = Machine::new(&[1024, 1024]);
     let class = "sys/class/iommu";
     let tables = "sys/firmware/acpi/tables";
@@ -273,7 +273,7 @@ fn nodes_have_memory_processors_and_distances() {
 }
 
 #[test]
-fn a_kernel_that_tells_no_nodes_has_one() {
+fn a_kernel_that_reports_no_nodes_has_one() {
     let machine = Machine::new(&[]);
     machine.device("0000:00:03.0", NIC, -1, None);
     let topology = machine.topology();

@@ -198,7 +198,7 @@ fn short_returns_are_resumed_also_inside_a_run() {
 }
 
 #[test]
-fn a_run_that_fails_is_told_with_its_error_and_the_others_are_discarded() {
+fn a_run_that_fails_is_reported_with_its_error_and_the_others_are_discarded() {
     for batch in [true, false] {
         let (discard, script) = fake(Backing::Anon4K, 1 << 20, batch);
         let stuck = [(8 * PAGE, libc::EINVAL), (14 * PAGE, libc::ENOMEM)];
@@ -277,7 +277,7 @@ fn runs_outside_or_out_of_order_are_refused_before_anything_is_touched() {
 }
 
 #[test]
-fn what_is_less_than_a_page_is_told_and_touching_runs_are_one() {
+fn what_is_less_than_a_page_is_reported_and_touching_runs_are_one() {
     let (discard, script) = fake(Backing::Memfd, 16 * PAGE, true);
     let runs = [
         Span::new(100, PAGE - 100),
@@ -307,7 +307,7 @@ fn what_is_less_than_a_page_is_told_and_touching_runs_are_one() {
 }
 
 #[test]
-fn parts_of_transparent_huge_pages_are_told_apart() {
+fn parts_of_transparent_huge_pages_are_distinguished() {
     let (discard, _) = fake(Backing::Thp, 16 << 20, true);
     let huge = 2 << 20;
     // Two whole ones and half a one before them; a page.
@@ -324,7 +324,7 @@ proptest! {
     /// However batches end and whatever fails: each page of the runs is dropped or told, no other is
     /// asked for, and the numbers are right.
     #[test]
-    fn each_page_is_dropped_or_told(
+    fn each_page_is_dropped_or_reported(
         bits in prop::collection::vec(any::<bool>(), 1..400),
         answers in prop::collection::vec(
             prop_oneof![3 => (0..200 * PAGE).prop_map(Ok), 1 => Just(Err(libc::EAGAIN))], 0..8),

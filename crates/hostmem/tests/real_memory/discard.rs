@@ -221,7 +221,7 @@ fn private_copies_of_files_and_mixtures_are_refused() {
 }
 
 #[test]
-fn locked_memory_is_told_and_the_rest_discarded() {
+fn locked_memory_is_reported_and_the_rest_discarded() {
     let _turn = turn();
     let Memory { mapping, .. } = memory(Backing::Anon4K, MIB).unwrap();
     let discarder = Discard::new(mapping.clone()).unwrap();

@@ -78,7 +78,7 @@ fn write(mapping: &Mapping, at: u64, value: u64) {
 }
 
 #[test]
-fn what_a_file_has_lost_is_zeros_and_told_and_the_rest_stays() {
+fn what_a_file_has_lost_is_zeros_and_reported_and_the_rest_stays() {
     let file = file(LEN, None);
     let (mapping, watch) = watched(&file);
     mapping
@@ -138,7 +138,7 @@ fn pages_that_are_lost_one_by_one_do_not_cut_the_mapping_into_many() {
 }
 
 #[test]
-fn a_huge_page_for_which_there_is_no_room_is_told_apart() {
+fn a_huge_page_for_which_there_is_no_room_is_distinguished() {
     let _turn = turn();
     const HUGE: u64 = 2 << 20;
     let free = "/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages";

@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unmapping_that_cuts_is_told_apart_where_the_kernel_does() {
+    fn an_unmapping_that_cuts_is_distinguished_where_the_kernel_does() {
         use UnmapCause::*;
         let cause = |errno, iova| {
             [Profile::Type1, Profile::Iommufd]

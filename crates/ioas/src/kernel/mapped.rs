@@ -412,7 +412,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kernel_is_told_of_registers_only_in_the_way_that_it_takes() {
+    fn a_kernel_gets_registers_only_in_the_way_that_it_takes() {
         let bar = GivenRuns::bar(Span::new(0xfe00_0000, 0x1000), 0x1000);
         let bar = bar.unwrap_or_else(|error| unreachable!("{error}"));
         for profile in [Profile::Type1, Profile::Iommufd] {

@@ -4,7 +4,7 @@ use alloc::vec::Vec;
 use core::any::Any;
 
 use iommu::FlushError;
-use iopt::{Aperture, Interruption, Invalidation, Pending, RangeError, RefitError};
+use iopt::{Aperture, Interruption, Invalidation, Pending, RangeError, ResizeError};
 use runs::{Iova, PageSizes, Span};
 
 use super::{Domain, Member, Own, fill, stretches};
@@ -134,7 +134,7 @@ impl Backend for Own {
         note: &mut dyn FnMut(Span<Iova>),
     ) -> Result<(), UnmapError> {
         for domain in &mut self.domains {
-            let settled = domain.settle().map_err(RefitError::Flush);
+            let settled = domain.settle().map_err(ResizeError::Flush);
             settled.map_err(UnmapError::Cut)?;
         }
         // A table takes out a stretch whole or not at all. That every table takes out every stretch
@@ -214,7 +214,7 @@ impl Backend for Own {
         range: Span<Iova>,
         size: u64,
         interruption: Interruption,
-    ) -> Result<(), RefitError<FlushError>> {
+    ) -> Result<(), ResizeError<FlushError>> {
         let has = |domain: &&mut Domain| domain.table.page_sizes().bits() & size == size;
         self.domains
             .iter_mut()
@@ -227,7 +227,7 @@ impl Backend for Own {
         range: Span<Iova>,
         area: Span<Iova>,
         interruption: Interruption,
-    ) -> Result<(), RefitError<FlushError>> {
+    ) -> Result<(), ResizeError<FlushError>> {
         self.domains
             .iter_mut()
             .try_for_each(|domain| domain.merge(range, area, interruption))

@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn a_number_that_is_claimed_is_given_to_nobody_else() {
+    fn a_number_that_is_claimed_is_given_to_no_other() {
         let ids = DomainIds::new(3);
         assert!(ids.claim(DomainId(3)));
         assert!(ids.claim(DomainId(1)));

@@ -8,7 +8,7 @@ use alloc::vec::Vec;
 
 use iommu::{DeviceId, DomainId, FlushError, NodeId, Unit};
 use iopt::{
-    AnyTable, Discard, FormatId, Gather, Interruption, Invalidation, Prot, RefitError, WithDirty,
+    AnyTable, Discard, FormatId, Gather, Interruption, Invalidation, Prot, ResizeError, WithDirty,
 };
 use runs::{Iova, Joiner, PageSizes, Run, Span};
 
@@ -198,22 +198,22 @@ impl Domain {
         range: Span<Iova>,
         size: u64,
         interruption: Interruption,
-    ) -> Result<(), RefitError<FlushError>> {
-        self.refit(|table, gather, flush| table.split(range, size, interruption, gather, flush))
+    ) -> Result<(), ResizeError<FlushError>> {
+        self.resize(|table, gather, flush| table.split(range, size, interruption, gather, flush))
     }
 
     /// Has `job` change the sizes of leaves.
-    fn refit(
+    fn resize(
         &mut self,
-        job: impl FnOnce(&mut AnyTable, &mut Gather, Flush<'_>) -> Result<(), RefitError<FlushError>>,
-    ) -> Result<(), RefitError<FlushError>> {
+        job: impl FnOnce(&mut AnyTable, &mut Gather, Flush<'_>) -> Result<(), ResizeError<FlushError>>,
+    ) -> Result<(), ResizeError<FlushError>> {
         // One table has leaves of other sizes, not two.
         self.unsettled |= self.leaving.is_some();
-        self.settle().map_err(RefitError::Flush)?;
+        self.settle().map_err(ResizeError::Flush)?;
         let (id, devices) = (self.id, &self.devices);
         let mut flush = |what: &Invalidation| devices.invalidate(id, what);
         let done = job(&mut self.table, &mut self.gather, &mut flush);
-        self.unsettled = matches!(done, Err(RefitError::Flush(_)));
+        self.unsettled = matches!(done, Err(ResizeError::Flush(_)));
         done
     }
 
@@ -235,8 +235,8 @@ impl Domain {
         &mut self,
         at: u64,
         interruption: Interruption,
-    ) -> Result<(), RefitError<FlushError>> {
-        self.refit(|table, gather, flush| table.cut(at, interruption, gather, flush))
+    ) -> Result<(), ResizeError<FlushError>> {
+        self.resize(|table, gather, flush| table.cut(at, interruption, gather, flush))
     }
 
     /// Gives the leaves in `range`, which lies in `area`, the largest sizes that are possible in the
@@ -247,7 +247,7 @@ impl Domain {
         range: Span<Iova>,
         area: Span<Iova>,
         interruption: Interruption,
-    ) -> Result<(), RefitError<FlushError>> {
+    ) -> Result<(), ResizeError<FlushError>> {
         let first = self.table.leaf_at(range.start);
         let ends = if first.is_some_and(|leaf| leaf.run.input().covers(&range)) {
             [Some(range.start), None]
@@ -281,8 +281,8 @@ impl Domain {
         &mut self,
         range: Span<Iova>,
         interruption: Interruption,
-    ) -> Result<(), RefitError<FlushError>> {
-        self.refit(|table, gather, flush| table.merge(range, interruption, gather, flush))
+    ) -> Result<(), ResizeError<FlushError>> {
+        self.resize(|table, gather, flush| table.merge(range, interruption, gather, flush))
     }
 
     /// Ends the domain, which has no devices any more: each unit has forgotten it with its last

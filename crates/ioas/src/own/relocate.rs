@@ -15,7 +15,7 @@
 use core::mem;
 
 use iommu::{DomainId, FlushError, NodeId};
-use iopt::{AnyTable, Gather, Interruption, RefitError};
+use iopt::{AnyTable, Gather, Interruption, ResizeError};
 use runs::{Iova, Span};
 
 use super::domain::{Domain, empty_table, end_table};
@@ -57,7 +57,7 @@ pub enum MoveError {
     /// Leaves cannot be split as they are while it is tracked what devices write to; the old table
     /// stays.
     #[error("leaves cannot be split: {0}")]
-    Split(RefitError<FlushError>),
+    Split(ResizeError<FlushError>),
     /// What was unmapped before is not flushed yet; the old table stays.
     #[error("what was unmapped is not flushed: {0}")]
     Before(FlushError),

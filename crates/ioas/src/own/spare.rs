@@ -16,7 +16,7 @@ use alloc::vec::Vec;
 use iopt::{AnyMemory, AnyTable, Chain, MapError, NoTables};
 use runs::{Iova, Span};
 
-use crate::tally::Tally;
+use crate::range_map::RangeMap;
 
 /// Numbers of tables of one level: device addresses over what such a table translates.
 #[derive(Debug)]
@@ -26,7 +26,7 @@ enum Numbers {}
 pub(super) struct Spare {
     /// For each level below the root, the log2 of what a table translates, and how many bytes are
     /// released in it, by number.
-    levels: Vec<(u32, Tally<Numbers, u64>)>,
+    levels: Vec<(u32, RangeMap<Numbers, u64>)>,
     tables: Chain,
     /// How many of them are wanted.
     wanted: u64,
@@ -45,7 +45,7 @@ impl Spare {
     pub(super) fn add(&mut self, range: Span<Iova>, table: &AnyTable) -> Result<(), MapError> {
         let known = self.levels.len();
         let more = (known..).map_while(|level| table.table_log2(level));
-        let more: Vec<_> = more.map(|log2| (log2, Tally::default())).collect();
+        let more: Vec<_> = more.map(|log2| (log2, RangeMap::default())).collect();
         self.levels.extend(more);
         let fresh = self.without(range);
         self.take(fresh, table.memory())

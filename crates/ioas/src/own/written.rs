@@ -6,11 +6,11 @@ use iopt::Aperture;
 use runs::{Iova, Span};
 
 use crate::dirty::Harvested;
-use crate::tally::Tally;
+use crate::range_map::RangeMap;
 
 /// Disjoint ranges: what it takes does not grow with what is added twice.
 #[derive(Debug, Default)]
-pub(crate) struct Written(Tally<Iova, How>);
+pub(crate) struct Written(RangeMap<Iova, How>);
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 enum How {

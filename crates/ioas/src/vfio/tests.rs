@@ -60,7 +60,7 @@ fn ranges(ranges: &[RangeInclusive<u64>]) -> (u16, Vec<u8>) {
 }
 
 #[test]
-fn an_iommu_tells_ranges_dirty_tracking_and_free_mappings() {
+fn an_iommu_reports_ranges_dirty_tracking_and_free_mappings() {
     let windows = vec![0..=0xfedf_ffff, 0xfef0_0000..=(1 << 39) - 1, 0..=u64::MAX];
     let chain = [
         (9, vec![1, 2, 3, 4]),
@@ -89,7 +89,7 @@ fn region(flags: u32, capabilities: &[(u16, Vec<u8>)]) -> Vec<u8> {
 }
 
 #[test]
-fn a_region_tells_what_of_it_can_be_mapped() {
+fn a_region_reports_what_of_it_can_be_mapped() {
     let chain = [
         (
             1,

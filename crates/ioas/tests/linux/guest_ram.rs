@@ -134,7 +134,7 @@ fn devices_see_the_memory_of_the_guest_at_its_addresses() {
 }
 
 #[test]
-fn a_region_of_a_file_is_told_to_kernels_by_its_offset() {
+fn kernels_get_a_region_of_a_file_by_its_offset() {
     let (file, at) = file(5);
     let region = (
         GuestAddress(0),
@@ -160,7 +160,7 @@ fn a_region_of_a_file_is_told_to_kernels_by_its_offset() {
 }
 
 #[test]
-fn pages_of_all_regions_are_brought_in_until_somebody_stops() {
+fn pages_of_all_regions_are_brought_in_until_it_is_stopped() {
     let guest = guest();
     let _pinner = Arc::new(Pinner::probe(2 << 20).unwrap());
     let ram = GuestRam::new(&guest, &Ledger::unlimited()).unwrap();

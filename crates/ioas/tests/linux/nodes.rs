@@ -24,7 +24,7 @@ const EINVAL: i32 = 22;
 /// Nodes that are told: pages come from the node that was wished for while it has some, and from
 /// node 0 then.
 #[derive(Clone, Default)]
-struct Told(Arc<Mutex<State>>);
+struct Notified(Arc<Mutex<State>>);
 
 #[derive(Default)]
 struct State {
@@ -41,7 +41,7 @@ struct State {
     asked: BTreeSet<u64>,
 }
 
-impl Told {
+impl Notified {
     fn nodes(memory: impl IntoIterator<Item = u32>) -> Self {
         let told = Self::default();
         told.0.lock().unwrap().memory = memory.into_iter().collect();
@@ -54,7 +54,7 @@ impl Told {
     }
 }
 
-impl NodePolicy for Told {
+impl NodePolicy for Notified {
     fn memory_nodes(&self) -> Vec<u32> {
         self.0.lock().unwrap().memory.clone()
     }
@@ -103,7 +103,7 @@ fn node(n: u32) -> Option<NodeId> {
 
 #[test]
 fn each_node_has_an_arena_that_is_bound_before_it_is_touched_and_looked_at_page_by_page() {
-    let told = Told::nodes([0, 1, 3]);
+    let told = Notified::nodes([0, 1, 3]);
     let tables = NodeTables::with_nodes(BYTES - 1, BASE, told.clone());
     let arenas: Vec<_> = [3, 0, 1].map(|n| tables.memory(node(n)).unwrap()).into();
     let state = told.0.lock().unwrap();
@@ -131,7 +131,7 @@ fn each_node_has_an_arena_that_is_bound_before_it_is_touched_and_looked_at_page_
 #[test]
 fn a_node_that_cannot_have_its_tables_is_named_and_gets_others() {
     // 1 has no memory, 2 too little, 9 is none.
-    let told = Told::nodes([0, 2]).with(|state| state.left = vec![(2, 10)]);
+    let told = Notified::nodes([0, 2]).with(|state| state.left = vec![(2, 10)]);
     let tables = NodeTables::with_nodes(BYTES, BASE, told.clone());
     let anywhere = tables.memory(None).unwrap();
     for n in [1, 9, 1] {
@@ -161,7 +161,7 @@ fn a_node_that_cannot_have_its_tables_is_named_and_gets_others() {
         ]
     );
     // The system does not place anything, and says so.
-    let told = Told::nodes([0, 1]).with(|state| state.refuses = Some(EINVAL));
+    let told = Notified::nodes([0, 1]).with(|state| state.refuses = Some(EINVAL));
     let tables = NodeTables::with_nodes(BYTES, BASE, told);
     tables.memory(node(1)).unwrap();
     let misplaced = tables.misplaced();
@@ -174,7 +174,7 @@ fn a_node_that_cannot_have_its_tables_is_named_and_gets_others() {
     // It takes the wish and tells nothing: then nobody claims that they are there.
     // EPERM, ENOSYS, EFAULT.
     for errno in [1, 38, 14] {
-        let told = Told::nodes([0, 1]).with(|state| state.silent = Some(errno));
+        let told = Notified::nodes([0, 1]).with(|state| state.silent = Some(errno));
         let tables = NodeTables::with_nodes(BYTES, BASE, told);
         let arena = tables.memory(node(1)).unwrap();
         assert_eq!(arena.node(arena.base()), None);
@@ -206,7 +206,7 @@ fn this_machine_puts_tables_where_they_are_wanted_or_says_that_it_does_not() {
 
 #[test]
 fn devices_of_each_node_read_through_tables_that_lie_there() {
-    let told = Told::nodes([0, 1]);
+    let told = Notified::nodes([0, 1]);
     let tables = Arc::new(NodeTables::with_nodes(BYTES, BASE, told));
     let memories = tables.clone();
     let builder = Builder::on_nodes(
@@ -282,7 +282,7 @@ fn devices_of_each_node_read_through_tables_that_lie_there() {
 #[test]
 fn guest_memory_is_populated_on_the_node_that_its_map_names() {
     const LEN: u64 = 16 * PAGE;
-    let told = Told::nodes([0, 1]);
+    let told = Notified::nodes([0, 1]);
     let tables = Arc::new(NodeTables::with_nodes(BYTES, BASE, told.clone()));
     let memories = tables.clone();
     let builder = Builder::on_nodes(

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::common::*;
 use ioas::{Ledger, MapError, Memory, Synthetic, UnmapError};
-use iopt::{FormatId, HeapTables, Interruption, Prot, RefitError, TableMemory};
+use iopt::{FormatId, HeapTables, Interruption, Prot, ResizeError, TableMemory};
 use runs::{Iova, Offset, Pa, Span};
 
 const NEVER: Interruption = Interruption::Refused;
@@ -211,7 +211,7 @@ fn a_cut_that_is_refused_changes_no_translation_and_no_area() {
                     assert_eq!(bytes, part.len);
                     break;
                 }
-                Err(UnmapError::Cut(RefitError::NoTables(_))) => {}
+                Err(UnmapError::Cut(ResizeError::NoTables(_))) => {}
                 Err(other) => panic!("{other}"),
             }
             bench.check(&[]);
@@ -227,7 +227,7 @@ fn a_cut_that_is_refused_changes_no_translation_and_no_area() {
         for _ in 0..2 {
             bench.unit.invalidates.set([0]);
             let failed = bench.space.take_out(at(part), NEVER, &mut ());
-            let Err(UnmapError::Cut(RefitError::Flush(_))) = failed else {
+            let Err(UnmapError::Cut(ResizeError::Flush(_))) = failed else {
                 panic!("{failed:?}");
             };
             bench.check(&[]);

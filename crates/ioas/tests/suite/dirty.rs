@@ -17,7 +17,7 @@ use iommu::{
     AttachError, Capabilities, Config, DeviceId, DomainId, Fault, FlushError, NodeId, SoftwareUnit,
     Unit,
 };
-use iopt::{FormatId, HeapTables, Interruption, Invalidation, Pending, Prot, RefitError, Root};
+use iopt::{FormatId, HeapTables, Interruption, Invalidation, Pending, Prot, ResizeError, Root};
 use runs::{Iova, Offset, Span};
 
 const AT: u64 = 0x4000_0000;
@@ -192,7 +192,7 @@ fn what_devices_of_two_domains_write_is_merged() {
 }
 
 #[test]
-fn every_format_that_keeps_it_tells_what_a_device_writes() {
+fn every_format_that_keeps_it_reports_what_a_device_writes() {
     for (format, _) in FORMATS {
         let mut bench = bench_of(format, &[(true, false)]);
         bench.space.track_dirty(SMALL).unwrap();
@@ -318,12 +318,12 @@ fn leaves_whose_new_size_a_unit_has_not_noticed_are_not_changed_again() {
     bench.space.put_back(page(3, 1), never, &mut ()).unwrap();
     for _ in 0..2 {
         let refused = bench.space.unmap_all(&mut ()).unwrap_err();
-        let waits = matches!(refused, UnmapError::Cut(RefitError::Flush(_)));
+        let waits = matches!(refused, UnmapError::Cut(ResizeError::Flush(_)));
         assert!(waits, "{refused:?}");
         let refused = bench.space.take_out(page(900, 1), never, &mut ());
         assert!(matches!(
             refused,
-            Err(UnmapError::Cut(RefitError::Flush(_)))
+            Err(UnmapError::Cut(ResizeError::Flush(_)))
         ));
     }
     assert_eq!((bench.space.len(), bench.space.retired()), (1, 0));
@@ -392,7 +392,7 @@ fn an_unmap_can_take_along_what_was_written() {
 }
 
 #[test]
-fn what_was_written_is_told_by_its_place_in_memory() {
+fn what_was_written_is_reported_by_its_place_in_memory() {
     let bench = bench(&[(true, false)]);
     let (memory, part) = (bench.memory.clone(), Span::new(12 * MIB, 4 * PAGE));
     let behind = AT + 8 * MIB;

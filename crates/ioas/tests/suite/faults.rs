@@ -362,7 +362,7 @@ fn an_unmap_under_a_deaf_unit_retires_the_memory_and_a_map_brings_the_flush_with
 }
 
 #[test]
-fn a_unit_that_remembers_holes_is_told_of_a_map_or_the_map_is_undone() {
+fn a_unit_that_caches_holes_is_flushed_after_a_map_or_the_map_is_undone() {
     for (format, levels) in FORMATS {
         let caching = |unit: &mut FrailUnit| unit.caches_not_present = true;
         let mut bench = Bench::with(format, levels, |_| (), caching);

@@ -33,7 +33,7 @@ fn bar(bar: Span<Pa>) -> Arc<Memory> {
 }
 
 #[test]
-fn a_bar_is_reached_and_charged_to_nobody() {
+fn a_bar_is_reached_and_not_charged() {
     let tables = Arc::new(HeapTables::with_tables(32).unwrap());
     let mut machine = Machine::new(&tables, 1, can(FormatId::VtdSs, ALL, false));
     let builder = Builder::new(tables.clone(), DomainIds::new(8), [FormatId::VtdSs]);

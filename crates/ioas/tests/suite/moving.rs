@@ -97,7 +97,7 @@ fn what_devices_wrote_before_a_move_is_harvested_after_it() {
 }
 
 #[test]
-fn a_unit_that_is_not_told_of_the_new_root_keeps_both_tables_true() {
+fn a_unit_that_is_not_notified_of_the_new_root_keeps_both_tables_true() {
     let mut bench = Bench::new(2, Placement::Shared);
     bench.map(AT, Span::new(0, GIB));
     bench.map(AT + GIB, Span::new(GIB, 4 * MIB));

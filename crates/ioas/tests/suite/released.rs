@@ -12,7 +12,7 @@ use ioas::{
     ExternalPin, Ledger, MapError, Memory, MemoryObject, PinFailed, PinUser, Pinned, ReleaseError,
     Synthetic, UnmapError, WhenUnmapped,
 };
-use iopt::{FormatId, HeapTables, Interruption, Prot, RefitError, Reserve, TableMemory};
+use iopt::{FormatId, HeapTables, Interruption, Prot, Reserve, ResizeError, TableMemory};
 use runs::{Iova, Offset, Span};
 
 const NEVER: Interruption = Interruption::Refused;
@@ -313,7 +313,7 @@ impl PinUser for Fickle {
 }
 
 #[test]
-fn what_somebody_holds_is_refused_by_name_and_the_other_runs_go() {
+fn what_another_holder_has_is_refused_by_name_and_the_other_runs_go() {
     let (mut bench, mut machine) = bench(large());
     let before = bench.state();
     let runs = [at(0, PAGE), at(4 * PAGE, 4 * PAGE), at(16 * PAGE, PAGE)];
@@ -405,7 +405,7 @@ fn a_step_that_fails_leaves_things_as_they_were() {
         bench.tables.give_back(others.unwrap());
         match &kept[..] {
             [] => break,
-            [(_, ReleaseError::Unmap(UnmapError::Cut(RefitError::NoTables(_))))] => refused.0 += 1,
+            [(_, ReleaseError::Unmap(UnmapError::Cut(ResizeError::NoTables(_))))] => refused.0 += 1,
             [(_, ReleaseError::SetAside(_))] => refused.1 += 1,
             _ => panic!("{kept:?}"),
         }
@@ -433,7 +433,7 @@ fn a_step_that_fails_leaves_things_as_they_were() {
         }
         for (_, cause) in &kept {
             match cause {
-                ReleaseError::Unmap(UnmapError::Cut(RefitError::Flush(_))) => failures.0 += 1,
+                ReleaseError::Unmap(UnmapError::Cut(ResizeError::Flush(_))) => failures.0 += 1,
                 ReleaseError::Unmap(UnmapError::Flush(_)) => failures.1 += 1,
                 other => panic!("{other}"),
             }
@@ -485,7 +485,7 @@ fn a_step_that_fails_leaves_things_as_they_were() {
 }
 
 #[test]
-fn a_flush_that_was_still_to_come_is_told_at_restore() {
+fn a_flush_that_was_still_to_come_is_reported_at_restore() {
     let (mut bench, machine) = bench(large());
     let run = at(MIB, MIB);
     assert!(release(&mut bench.space, &[run]).1.is_empty());

@@ -12,7 +12,7 @@ use runs::Span;
 use super::Shared;
 use super::cache::{Cache, Held, Key};
 use super::registry::{Context, Device};
-use super::slot::{Slot, Tally};
+use super::slot::{PortCounters, Slot};
 use crate::fault::{Fault, FaultReason};
 use crate::target::{BadTarget, TargetMemory};
 use crate::unit::DomainId;
@@ -72,7 +72,7 @@ impl<T, D> Port<T, D> {
 
     /// What this port has counted.
     pub fn counters(&self) -> super::Counters {
-        self.slot.tally.counters()
+        self.slot.counters.counters()
     }
 }
 
@@ -88,7 +88,7 @@ impl<T: WalkMemory, D: TargetMemory> Port<T, D> {
             }
         });
         self.slot
-            .tally
+            .counters
             .bytes_read
             .add(result.as_ref().map_or_else(|e| e.done, |()| len));
         result
@@ -105,7 +105,7 @@ impl<T: WalkMemory, D: TargetMemory> Port<T, D> {
             }
         });
         self.slot
-            .tally
+            .counters
             .bytes_written
             .add(result.as_ref().map_or_else(|e| e.done, |()| len));
         result
@@ -147,7 +147,7 @@ impl<T: WalkMemory, D: TargetMemory> Port<T, D> {
                 Some(context) => {
                     let path = Path {
                         shared: &self.shared,
-                        tally: &self.slot.tally,
+                        counters: &self.slot.counters,
                         context,
                     };
                     path.transfer(iova, &mut done, from + (guarded - 1), access, copy)
@@ -172,7 +172,7 @@ impl<T: WalkMemory, D: TargetMemory> Port<T, D> {
             access,
             reason,
         };
-        self.slot.tally.faults.add(1);
+        self.slot.counters.faults.add(1);
         self.shared.faults.record(fault);
         Aborted { done, fault }
     }
@@ -181,7 +181,7 @@ impl<T: WalkMemory, D: TargetMemory> Port<T, D> {
 /// What an access goes through while its guard is held.
 struct Path<'p, T, D> {
     shared: &'p Shared<T, D>,
-    tally: &'p Tally,
+    counters: &'p PortCounters,
     context: &'p Context,
 }
 
@@ -223,7 +223,7 @@ impl<T: WalkMemory, D: TargetMemory> Path<'_, T, D> {
         let domain = self.context.domain;
         for log2 in iotlb.sizes() {
             if let Some(held) = iotlb.find(Key { domain, iova, log2 }) {
-                self.tally.iotlb_hits.add(1);
+                self.counters.iotlb_hits.add(1);
                 // A translation that does not allow the access is walked again: the fault then
                 // names the entry. So is one of a clean leaf for the first write, which marks it.
                 let allowed = held.bits >> PROT_SHIFT & u64::from(access.needs().bits()) != 0;
@@ -235,7 +235,7 @@ impl<T: WalkMemory, D: TargetMemory> Path<'_, T, D> {
                 return self.walk(iova, access);
             }
         }
-        self.tally.iotlb_misses.add(1);
+        self.counters.iotlb_misses.add(1);
         self.walk(iova, access)
     }
 
@@ -255,12 +255,12 @@ impl<T: WalkMemory, D: TargetMemory> Path<'_, T, D> {
             may_insert: &may_insert,
         };
         let found = walker.walk(&self.shared.tables, iova, access, &mut upper);
-        self.tally.walks.add(1);
-        self.tally.upper_hits.add(u64::from(upper.hit));
+        self.counters.walks.add(1);
+        self.counters.upper_hits.add(u64::from(upper.hit));
         let reads = found
             .as_ref()
             .map_or_else(|fault| fault.reads, |found| found.reads);
-        self.tally.table_reads.add(u64::from(reads));
+        self.counters.table_reads.add(u64::from(reads));
         let found = found.map_err(FaultReason::Walk)?;
         let log2 = found.page.len.trailing_zeros();
         let clean = if found.clean { CLEAN } else { 0 };

@@ -67,7 +67,7 @@ impl Device {
     pub(super) fn close(&self, slot: &Arc<Slot>) {
         let mut ports = lock(&self.ports);
         ports.open.retain(|open| !Arc::ptr_eq(open, slot));
-        ports.closed += slot.tally.counters();
+        ports.closed += slot.counters.counters();
     }
 
     fn counters(&self) -> Counters {
@@ -76,7 +76,7 @@ impl Device {
         ports
             .open
             .iter()
-            .for_each(|slot| sum += slot.tally.counters());
+            .for_each(|slot| sum += slot.counters.counters());
         sum
     }
 

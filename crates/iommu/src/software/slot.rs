@@ -58,7 +58,7 @@ impl Count {
 }
 
 #[derive(Debug, Default)]
-pub(super) struct Tally {
+pub(super) struct PortCounters {
     pub(super) iotlb_hits: Count,
     pub(super) iotlb_misses: Count,
     pub(super) walks: Count,
@@ -69,7 +69,7 @@ pub(super) struct Tally {
     pub(super) faults: Count,
 }
 
-impl Tally {
+impl PortCounters {
     pub(super) fn counters(&self) -> Counters {
         Counters {
             iotlb_hits: self.iotlb_hits.get(),
@@ -90,7 +90,7 @@ impl Tally {
 pub(super) struct Slot {
     /// Odd while the port is inside an access.
     turn: AtomicU64,
-    pub(super) tally: Tally,
+    pub(super) counters: PortCounters,
 }
 
 impl Slot {

@@ -18,7 +18,7 @@ use crate::arena::Storage;
 use crate::arena::erased::Erased;
 use crate::engine::{Interruption, Leaf, Nodes, Plan, RunSink, Table};
 use crate::error::{
-    BrokenMemory, BuildError, DirtyError, MapError, NoTables, ProtectError, RefitError, UnmapError,
+    BrokenMemory, BuildError, DirtyError, MapError, NoTables, ProtectError, ResizeError, UnmapError,
 };
 use crate::format::{Aperture, Format, FormatId, Root};
 use crate::gather::{Flushed, Gather, Invalidation};
@@ -28,7 +28,7 @@ use crate::prot::Prot;
 use crate::takeover::{AdoptError, Adopted, Takeover};
 
 use formats::Adopt;
-use object::{AnyFormat, Failed, Refit, Told};
+use object::{AnyFormat, DynSink, Failed, Resize};
 
 pub use formats::AnyCell;
 
@@ -36,7 +36,7 @@ pub use formats::AnyCell;
 ///
 /// [`new`](Self::new) builds it from what a [`Root`] says: the format's name with its
 /// configuration, and the levels. A format with other options is built as a [`Table`] and
-/// converted. It is the exclusive form.
+/// converted. It is the exclusive access.
 #[derive(Debug)]
 pub struct AnyTable {
     table: Box<dyn AnyFormat>,
@@ -183,7 +183,7 @@ impl AnyTable {
         gather: &mut Gather,
         sink: &mut impl RunSink,
     ) -> Result<(), UnmapError> {
-        let told = Told::of(sink);
+        let told = DynSink::of(sink);
         self.table.unmap(range, true, gather, told).map(|_| ())
     }
 
@@ -194,7 +194,7 @@ impl AnyTable {
         gather: &mut Gather,
         sink: &mut impl RunSink,
     ) -> Result<u64, UnmapError> {
-        self.table.unmap(range, false, gather, Told::of(sink))
+        self.table.unmap(range, false, gather, DynSink::of(sink))
     }
 
     /// See [`Table::unmap_cutting`].
@@ -205,12 +205,12 @@ impl AnyTable {
         gather: &mut Gather,
         sink: &mut impl RunSink,
         mut flush: impl FnMut(&Invalidation) -> Result<(), E>,
-    ) -> Result<u64, RefitError<E>> {
+    ) -> Result<u64, ResizeError<E>> {
         for end in self.table.check_ends(range)?.into_iter().flatten() {
             self.cut(end, interruption, gather, &mut flush)?;
         }
         self.unmap_mapped(range, gather, sink)
-            .map_err(RefitError::Unmap)
+            .map_err(ResizeError::Unmap)
     }
 
     /// See [`Table::split`].
@@ -221,8 +221,8 @@ impl AnyTable {
         interruption: Interruption,
         gather: &mut Gather,
         flush: impl FnMut(&Invalidation) -> Result<(), E>,
-    ) -> Result<(), RefitError<E>> {
-        self.refit(Refit::Split(range, size), interruption, gather, flush)
+    ) -> Result<(), ResizeError<E>> {
+        self.resize(Resize::Split(range, size), interruption, gather, flush)
     }
 
     /// See [`Table::cut`].
@@ -232,8 +232,8 @@ impl AnyTable {
         interruption: Interruption,
         gather: &mut Gather,
         flush: impl FnMut(&Invalidation) -> Result<(), E>,
-    ) -> Result<(), RefitError<E>> {
-        self.refit(Refit::Cut(at), interruption, gather, flush)
+    ) -> Result<(), ResizeError<E>> {
+        self.resize(Resize::Cut(at), interruption, gather, flush)
     }
 
     /// See [`Table::merge`].
@@ -243,23 +243,23 @@ impl AnyTable {
         interruption: Interruption,
         gather: &mut Gather,
         flush: impl FnMut(&Invalidation) -> Result<(), E>,
-    ) -> Result<(), RefitError<E>> {
-        self.refit(Refit::Merge(range), interruption, gather, flush)
+    ) -> Result<(), ResizeError<E>> {
+        self.resize(Resize::Merge(range), interruption, gather, flush)
     }
 
-    fn refit<E>(
+    fn resize<E>(
         &mut self,
-        refit: Refit,
+        resize: Resize,
         interruption: Interruption,
         gather: &mut Gather,
         mut flush: impl FnMut(&Invalidation) -> Result<(), E>,
-    ) -> Result<(), RefitError<E>> {
+    ) -> Result<(), ResizeError<E>> {
         let mut failed = None;
         let mut flush = |what: &Invalidation| keep_cause(flush(what), &mut failed);
-        let done = self.table.refit(refit, interruption, gather, &mut flush);
-        match done.map_err(RefitError::but_for_flush) {
+        let done = self.table.resize(resize, interruption, gather, &mut flush);
+        match done.map_err(ResizeError::but_for_flush) {
             Err(Some(cause)) => Err(cause),
-            Ok(()) | Err(None) => failed.map_or(Ok(()), |cause| Err(RefitError::Flush(cause))),
+            Ok(()) | Err(None) => failed.map_or(Ok(()), |cause| Err(ResizeError::Flush(cause))),
         }
     }
 

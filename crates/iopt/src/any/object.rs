@@ -11,7 +11,7 @@ use super::AnyCell;
 use crate::arena::erased::Erased;
 use crate::engine::{Discard, Interruption, Leaf, Nodes, Plan, RunSink, Table, Wants};
 use crate::error::{
-    BrokenMemory, BuildError, DirtyError, MapError, ProtectError, RangeError, RefitError,
+    BrokenMemory, BuildError, DirtyError, MapError, ProtectError, RangeError, ResizeError,
     UnmapError,
 };
 use crate::format::{Aperture, Format, Root};
@@ -46,16 +46,16 @@ pub(super) trait AnyFormat: fmt::Debug + Send + Sync {
         range: Span<Iova>,
         whole: bool,
         gather: &mut Gather,
-        told: Told<'_>,
+        told: DynSink<'_>,
     ) -> Result<u64, UnmapError>;
     fn check_ends(&self, range: Span<Iova>) -> Result<[Option<u64>; 2], RangeError>;
-    fn refit(
+    fn resize(
         &mut self,
-        refit: Refit,
+        resize: Resize,
         interruption: Interruption,
         gather: &mut Gather,
         flush: &mut dyn FnMut(&Invalidation) -> Result<(), Failed>,
-    ) -> Result<(), RefitError<Failed>>;
+    ) -> Result<(), ResizeError<Failed>>;
     fn protect(
         &mut self,
         range: Span<Iova>,
@@ -135,7 +135,7 @@ impl<F: Format, C: AnyCell> AnyFormat for Table<F, Erased<C>> {
         range: Span<Iova>,
         whole: bool,
         gather: &mut Gather,
-        mut told: Told<'_>,
+        mut told: DynSink<'_>,
     ) -> Result<u64, UnmapError> {
         match told.wants {
             Wants::Nothing => self.unmap_range(range, whole, gather, &mut Discard),
@@ -145,17 +145,17 @@ impl<F: Format, C: AnyCell> AnyFormat for Table<F, Erased<C>> {
     fn check_ends(&self, range: Span<Iova>) -> Result<[Option<u64>; 2], RangeError> {
         self.check_ends(range)
     }
-    fn refit(
+    fn resize(
         &mut self,
-        refit: Refit,
+        resize: Resize,
         interruption: Interruption,
         gather: &mut Gather,
         flush: &mut dyn FnMut(&Invalidation) -> Result<(), Failed>,
-    ) -> Result<(), RefitError<Failed>> {
-        match refit {
-            Refit::Split(range, size) => self.split(range, size, interruption, gather, flush),
-            Refit::Cut(at) => self.cut(at, interruption, gather, flush),
-            Refit::Merge(range) => self.merge(range, interruption, gather, flush),
+    ) -> Result<(), ResizeError<Failed>> {
+        match resize {
+            Resize::Split(range, size) => self.split(range, size, interruption, gather, flush),
+            Resize::Cut(at) => self.cut(at, interruption, gather, flush),
+            Resize::Merge(range) => self.merge(range, interruption, gather, flush),
         }
     }
     fn protect(
@@ -211,19 +211,19 @@ impl<F: Format, C: AnyCell> AnyFormat for Table<F, Erased<C>> {
 
 /// Who is told of runs, with their dirty state or without: an unmap is compiled once for both, and
 /// once for those who want nothing.
-pub(super) struct Told<'s> {
+pub(super) struct DynSink<'s> {
     sink: &'s mut dyn RunSink,
     wants: Wants,
 }
 
-impl<'s> Told<'s> {
+impl<'s> DynSink<'s> {
     pub(super) fn of(sink: &'s mut impl RunSink) -> Self {
         let wants = sink.wants();
         Self { sink, wants }
     }
 }
 
-impl RunSink for Told<'_> {
+impl RunSink for DynSink<'_> {
     #[inline(always)]
     fn wants(&self) -> Wants {
         match self.wants {
@@ -245,7 +245,7 @@ impl RunSink for Told<'_> {
 }
 
 /// How leaves are to change their sizes.
-pub(super) enum Refit {
+pub(super) enum Resize {
     Split(Span<Iova>, u64),
     Cut(u64),
     Merge(Span<Iova>),

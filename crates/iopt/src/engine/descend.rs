@@ -3,7 +3,7 @@
 //! Most ranges lie in one table, or in a few neighbours below one entry of it. The way from the root
 //! to that table is gone once, and the operation does its work from there on.
 
-use super::form::{Form, Restart};
+use super::access::{Access, Restart};
 use super::top::Begin;
 use super::{Level, Table, at_top};
 use crate::format::{Entry, Format};
@@ -13,12 +13,12 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     /// The lowest table, and its level, that all of `[at, at + len)` goes through: the range lies
     /// below more than one of its entries, or is all that is below one, or there is no table below.
     #[inline(always)]
-    pub(super) fn lowest<P: Form>(
+    pub(super) fn lowest<P: Access>(
         &self,
         begin: Begin,
         at: u64,
         len: u64,
-        form: P,
+        access: P,
     ) -> Result<(u64, usize), Restart> {
         self.memory.descended();
         // The bits in which its addresses differ; one more if it is a whole block, so that it is
@@ -27,24 +27,24 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         if spread == len - 1 {
             spread |= len;
         }
-        at_top!(begin, F, Top, root => self.lowest_below::<Top, P>(root, at, spread, form))
+        at_top!(begin, F, Top, root => self.lowest_below::<Top, P>(root, at, spread, access))
     }
 
     #[inline(always)]
-    fn lowest_below<V: Level, P: Form>(
+    fn lowest_below<V: Level, P: Access>(
         &self,
         table: u64,
         at: u64,
         spread: u64,
-        form: P,
+        access: P,
     ) -> Result<(u64, usize), Restart> {
         if V::N > 0 && spread >> F::shift(V::N) == 0 {
             let word = self.cells(table, V::N).get(self.index(V::N, at));
             if let Entry::Table(below) = F::decode(V::N, word.map_or(0, P::follow)) {
-                if !self.settled(Some(table), form) {
+                if !self.settled(Some(table), access) {
                     return Err(Restart);
                 }
-                return self.lowest_inlined::<V::Below, P>(below, at, spread, form);
+                return self.lowest_inlined::<V::Below, P>(below, at, spread, access);
             }
         }
         Ok((table, V::N))
@@ -52,13 +52,13 @@ impl<F: Format, M: TableMemory> Table<F, M> {
 
     // A function of its own, so that the recursion is inlined level by level.
     #[inline]
-    fn lowest_inlined<V: Level, P: Form>(
+    fn lowest_inlined<V: Level, P: Access>(
         &self,
         table: u64,
         at: u64,
         spread: u64,
-        form: P,
+        access: P,
     ) -> Result<(u64, usize), Restart> {
-        self.lowest_below::<V, P>(table, at, spread, form)
+        self.lowest_below::<V, P>(table, at, spread, access)
     }
 }

@@ -5,7 +5,7 @@
 //! One pass over the range. Empty subtrees are skipped, and so are stretches of clean entries, which
 //! are only read: a clean entry is never stored to, since each store would take its cache line from
 //! the unit that walks it. At the first dirty leaf of a table the table is claimed (in the shared
-//! form), then the leaf is read again, cleaned, and noted in the [`Pending`].
+//! access), then the leaf is read again, cleaned, and noted in the [`Pending`].
 //!
 //! Cleaning is a plain store where hardware has nothing left to set, and a compare-and-exchange
 //! otherwise: see [`dirty`](super::dirty). A group is dirty when one of its entries is; all of them
@@ -20,9 +20,9 @@ use core::slice;
 
 use runs::{Iova, Joiner, Span};
 
+use super::access::{Access, Claiming, Exclusive};
 use super::dirty::{is_settled, some_dirty};
 use super::entries::{Part, decode};
-use super::form::{Claiming, Exclusive, Form};
 use super::{L, Level, SharedTable, Table, at_top};
 use crate::cell::{Cell, Series};
 use crate::error::DirtyError;
@@ -117,7 +117,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
             each: &mut each,
             joiner,
         };
-        // Nothing is stored, so nothing is claimed in either form.
+        // Nothing is stored, so nothing is claimed in either access.
         let bytes = self.visit_dirty(at, range.len, &mut peek, Exclusive);
         if let Some(run) = peek.joiner.finish() {
             each(run);
@@ -144,12 +144,12 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         Ok(at)
     }
 
-    fn harvest_as<W: AsRef<[u64]> + AsMut<[u64]>, P: Form>(
+    fn harvest_as<W: AsRef<[u64]> + AsMut<[u64]>, P: Access>(
         &self,
         range: Span<Iova>,
         pending: &mut Pending<W>,
         tracked: bool,
-        form: P,
+        access: P,
     ) -> Result<u64, DirtyError> {
         let at = self.check_dirty(range)?;
         if !tracked {
@@ -174,7 +174,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
             joiner: Joiner::new(),
             levels: 0,
         };
-        let bytes = self.visit_dirty(at, range.len, &mut harvest, form);
+        let bytes = self.visit_dirty(at, range.len, &mut harvest, access);
         if let Some(run) = harvest.joiner.finish() {
             harvest.pending.harvested(run, harvest.levels);
         }
@@ -182,7 +182,13 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         Ok(bytes)
     }
 
-    fn visit_dirty<T: Visitor, P: Form>(&self, at: u64, len: u64, visitor: &mut T, form: P) -> u64 {
+    fn visit_dirty<T: Visitor, P: Access>(
+        &self,
+        at: u64,
+        len: u64,
+        visitor: &mut T,
+        access: P,
+    ) -> u64 {
         let mut pass = Pass {
             visitor,
             aperture: self.aperture(),
@@ -190,18 +196,18 @@ impl<F: Format, M: TableMemory> Table<F, M> {
             last: at + (len - 1),
             bytes: 0,
         };
-        at_top!(self.begin(), F, Top, root => self.visit_below::<Top, T, P>(root, at, len, &mut pass, form));
+        at_top!(self.begin(), F, Top, root => self.visit_below::<Top, T, P>(root, at, len, &mut pass, access));
         pass.bytes
     }
 
     /// Visits the dirty leaves of `[at, at + todo)` in `table` and below.
-    fn visit_below<V: Level, T: Visitor, P: Form>(
+    fn visit_below<V: Level, T: Visitor, P: Access>(
         &self,
         table: u64,
         at: u64,
         todo: u64,
         pass: &mut Pass<'_, T>,
-        form: P,
+        access: P,
     ) {
         if self.memory.meta(table).live.get() == 0 {
             return;
@@ -226,12 +232,12 @@ impl<F: Format, M: TableMemory> Table<F, M> {
                             part.at(),
                             part.len(),
                             pass,
-                            form,
+                            access,
                         );
                     }
                     Entry::Leaf { .. } if F::is_dirty(word) => {
                         if !held {
-                            if self.claim(table, form).is_err() {
+                            if self.claim(table, access).is_err() {
                                 // It is unlinked, and with it what was below.
                                 break 'entries;
                             }
@@ -250,7 +256,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
             }
         }
         if held {
-            self.release(table, form);
+            self.release(table, access);
         }
     }
 
@@ -377,9 +383,9 @@ impl<F: Format, M: TableMemory, const SLOTS: usize> SharedTable<F, M, SLOTS> {
         pending: &mut Pending<W>,
     ) -> Result<u64, DirtyError> {
         let guard = self.guard();
-        let form = Claiming(guard.number());
+        let access = Claiming(guard.number());
         self.table
-            .harvest_as(range, pending, self.tracks_dirty(), form)
+            .harvest_as(range, pending, self.tracks_dirty(), access)
     }
 
     /// See [`Table::peek_dirty`]. `each` is called inside: it must not wait for another operation

@@ -2,8 +2,8 @@
 
 use runs::{Iova, Pa, Span};
 
+use super::access::{Access, Claiming, Restart};
 use super::clear::{Refusal, same_run};
-use super::form::{Claiming, Form, Restart};
 use super::guard::Guard;
 use super::sink::RunSink;
 use super::top::Begin;
@@ -36,18 +36,18 @@ impl<'t, F: Format, M: TableMemory, const SLOTS: usize> Inside<'t, F, M, SLOTS> 
     }
 
     #[inline(always)]
-    fn form(&self) -> Claiming {
+    fn access(&self) -> Claiming {
         Claiming(self.guard.number())
     }
 
     /// See [`Table::map`].
     #[inline(always)]
     pub fn map(&mut self, iova: u64, runs: &[Span<Pa>], prot: Prot) -> Result<(), MapError> {
-        let form = self.form();
+        let access = self.access();
         if self
             .shared
             .table()
-            .map_page(iova, runs, prot, form)
+            .map_page(iova, runs, prot, access)
             .is_some()
         {
             return Ok(());
@@ -59,7 +59,7 @@ impl<'t, F: Format, M: TableMemory, const SLOTS: usize> Inside<'t, F, M, SLOTS> 
     fn map_runs(&mut self, iova: u64, runs: &[Span<Pa>], prot: Prot) -> Result<(), MapError> {
         let table = self.shared.table();
         let request = table.check_map(iova, runs, prot)?;
-        table.map_checked(request, self.form()).map(|_| ())
+        table.map_checked(request, self.access()).map(|_| ())
     }
 
     /// See [`Table::unmap`].
@@ -106,7 +106,10 @@ impl<'t, F: Format, M: TableMemory, const SLOTS: usize> Inside<'t, F, M, SLOTS> 
         let table = self.shared.table();
         // Looked at inside: whoever switches tracking on waits for those who have not seen it.
         table.check_sink(sink, self.shared.tracks_dirty())?;
-        if table.unmap_page(range, gather, sink, self.form()).is_some() {
+        if table
+            .unmap_page(range, gather, sink, self.access())
+            .is_some()
+        {
             return Ok(range.len);
         }
         self.remove_range(range, whole, gather, sink)
@@ -121,7 +124,7 @@ impl<'t, F: Format, M: TableMemory, const SLOTS: usize> Inside<'t, F, M, SLOTS> 
         sink: &mut S,
     ) -> Result<u64, UnmapError> {
         let table = self.shared.table();
-        let form = self.form();
+        let access = self.access();
         let at = table.check_range(range)?;
         let wanted = Wanted {
             first: at,
@@ -132,16 +135,16 @@ impl<'t, F: Format, M: TableMemory, const SLOTS: usize> Inside<'t, F, M, SLOTS> 
         let mut round = 0;
         let lowest = loop {
             let begin = table.begin();
-            let claimed = table.claim_from(begin, at, range.len, &wanted, form);
+            let claimed = table.claim_from(begin, at, range.len, &wanted, access);
             let stop = match (claimed, table.intact()) {
                 (Ok(lowest), Ok(())) => break lowest,
                 (_, Err(cause)) => {
-                    table.release_all(begin, at, range.len, form);
+                    table.release_all(begin, at, range.len, access);
                     return Err(cause.into());
                 }
                 (Err(stop), Ok(())) => stop,
             };
-            table.release_all(begin, at, range.len, form);
+            table.release_all(begin, at, range.len, access);
             match stop {
                 Stop::Restart => table.memory.wait(round),
                 Stop::Refused(refusal) => match table.refused(refusal, range) {
@@ -153,19 +156,19 @@ impl<'t, F: Format, M: TableMemory, const SLOTS: usize> Inside<'t, F, M, SLOTS> 
             }
             round += 1;
         };
-        let outcome = table.remove_claimed(lowest, at, range.len, gather, sink, form);
+        let outcome = table.remove_claimed(lowest, at, range.len, gather, sink, access);
         let mut left_over = outcome.left_over;
         while left_over {
             let begin = table.begin();
             at_top!(begin, F, Top, root => {
-                table.prune::<Top, _>(root, (at, range.len), gather, form);
+                table.prune::<Top, _>(root, (at, range.len), gather, access);
             });
             // What was the root is an ordinary table when the top has grown meanwhile.
             left_over = table.begin() != begin;
         }
         table
             .intact()
-            .inspect_err(|_| table.release_all(table.begin(), at, range.len, form))?;
+            .inspect_err(|_| table.release_all(table.begin(), at, range.len, access))?;
         Ok(outcome.bytes)
     }
 }
@@ -201,17 +204,17 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     /// Goes down to the lowest table that `[at, at + len)` goes through, which is returned with its
     /// level, and claims what unmapping will store to from there on.
     #[inline(always)]
-    fn claim_from<P: Form>(
+    fn claim_from<P: Access>(
         &self,
         begin: Begin,
         at: u64,
         len: u64,
         wanted: &Wanted,
-        form: P,
+        access: P,
     ) -> Result<(u64, usize), Stop> {
-        let (table, level) = self.lowest(begin, at, len, form)?;
+        let (table, level) = self.lowest(begin, at, len, access)?;
         at_level!(level, F, V => {
-            self.claim_to_unmap::<V, _>(table, at, len, wanted, false, form)
+            self.claim_to_unmap::<V, _>(table, at, len, wanted, false, access)
         })?;
         Ok((table, level))
     }
@@ -219,17 +222,17 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     /// Claims what unmapping `[at, at + todo)` will store to, and looks for what forbids it.
     /// `all` is true below an entry that will be unlinked as a whole.
     #[inline]
-    fn claim_to_unmap<V: Level, P: Form>(
+    fn claim_to_unmap<V: Level, P: Access>(
         &self,
         table: u64,
         at: u64,
         todo: u64,
         wanted: &Wanted,
         all: bool,
-        form: P,
+        access: P,
     ) -> Result<(), Stop> {
         if V::N == 0 {
-            self.claim(table, form)?;
+            self.claim(table, access)?;
             let room = self.room(0, at, todo);
             return Ok(self.check_row(table, at, room, wanted.whole)?);
         }
@@ -242,7 +245,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
                     Entry::Table(_) => part.is_whole(),
                 });
         if stores {
-            self.claim(table, form)?;
+            self.claim(table, access)?;
         }
         let mut entries = self.entries_in(table, V::N, at, todo);
         while let Some(part) = entries.next() {
@@ -266,7 +269,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
                 Entry::Table(_) if part.is_whole() && !stores => return Err(Stop::Restart),
                 Entry::Table(below) => {
                     let (at, len, all) = (part.at(), part.len(), part.is_whole());
-                    self.claim_to_unmap::<V::Below, P>(below, at, len, wanted, all, form)?;
+                    self.claim_to_unmap::<V::Below, P>(below, at, len, wanted, all, access)?;
                 }
             }
         }

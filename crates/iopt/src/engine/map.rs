@@ -2,7 +2,7 @@
 
 use runs::{Pa, Span};
 
-use super::form::{Exclusive, Form, Restart};
+use super::access::{Access, Exclusive, Restart};
 use super::request::{Cursor, Request};
 use super::row::{first_occupied, store_leaves, store_single_leaves};
 use super::top::Begin;
@@ -91,30 +91,30 @@ impl<F: Format, M: TableMemory> Table<F, M> {
 
     /// Maps; returns how many tables were added.
     #[inline(always)]
-    pub(crate) fn map_checked<P: Form>(
+    pub(crate) fn map_checked<P: Access>(
         &self,
         request: Request<'_>,
-        form: P,
+        access: P,
     ) -> Result<u64, MapError> {
         let begin = self.begin();
-        match self.map_from(begin, request, form) {
+        match self.map_from(begin, request, access) {
             Ok(tables) => Ok(tables),
-            Err(stop) => self.map_again(begin, request, form, stop),
+            Err(stop) => self.map_again(begin, request, access, stop),
         }
     }
 
     /// What is left to do when a request was stopped: to say why, or to begin again.
     #[cold]
-    fn map_again<P: Form>(
+    fn map_again<P: Access>(
         &self,
         mut begin: Begin,
         request: Request<'_>,
-        form: P,
+        access: P,
         mut stop: Stop,
     ) -> Result<u64, MapError> {
         let mut round = 0;
         loop {
-            self.release_all(begin, request.at, request.len, form);
+            self.release_all(begin, request.at, request.len, access);
             match stop {
                 Stop::Occupied(at) => return Err(self.overlap(&request, at)),
                 Stop::NoTables(cause) => return Err(MapError::NoTables(cause)),
@@ -123,7 +123,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
             }
             round += 1;
             begin = self.begin();
-            stop = match self.map_from(begin, request, form) {
+            stop = match self.map_from(begin, request, access) {
                 Ok(tables) => return Ok(tables),
                 Err(stop) => stop,
             };
@@ -133,14 +133,19 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     /// One attempt. Stopped, it has stored nothing, unless the memory is broken, and leaves what it
     /// claimed to the caller.
     #[inline(always)]
-    fn map_from<P: Form>(&self, begin: Begin, request: Request<'_>, form: P) -> Result<u64, Stop> {
+    fn map_from<P: Access>(
+        &self,
+        begin: Begin,
+        request: Request<'_>,
+        access: P,
+    ) -> Result<u64, Stop> {
         self.intact()?;
-        let (table, level) = self.lowest_to_map(begin, &request, form)?;
+        let (table, level) = self.lowest_to_map(begin, &request, access)?;
         let tables = if level == 0 {
-            self.map_row::<L<0>, P>(table, &request, form)?;
+            self.map_row::<L<0>, P>(table, &request, access)?;
             0
         } else {
-            at_level!(level, F, V => self.map_below::<V, P>(table, request, form))?
+            at_level!(level, F, V => self.map_below::<V, P>(table, request, access))?
         };
         self.intact()?;
         Ok(tables)
@@ -148,13 +153,13 @@ impl<F: Format, M: TableMemory> Table<F, M> {
 
     /// The lowest table that all of the request goes through, and its level.
     #[inline(always)]
-    pub(super) fn lowest_to_map<P: Form>(
+    pub(super) fn lowest_to_map<P: Access>(
         &self,
         begin: Begin,
         request: &Request<'_>,
-        form: P,
+        access: P,
     ) -> Result<(u64, usize), Stop> {
-        let (table, level) = self.lowest(begin, request.at, request.len, form)?;
+        let (table, level) = self.lowest(begin, request.at, request.len, access)?;
         if level == 0 && request.sizes.and(F::leaf_sizes(0)).is_empty() {
             // A table from elsewhere, with pages smaller than this one is to have.
             return Err(Stop::Occupied(request.at));
@@ -165,24 +170,31 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     /// From a table at level `V` on that all of the request goes through: plan, reserve, fill;
     /// returns how many tables were added.
     #[inline(never)]
-    fn map_below<V: Level, P: Form>(
+    fn map_below<V: Level, P: Access>(
         &self,
         table: u64,
         request: Request<'_>,
-        form: P,
+        access: P,
     ) -> Result<u64, Stop> {
-        if self.map_row::<V, P>(table, &request, form)? {
+        if self.map_row::<V, P>(table, &request, access)? {
             return Ok(0);
         }
         let bits = request.bits;
         let mut cursor = Cursor::new(&request);
         let mut needed = 0;
-        self.plan::<V, P>(Some(table), &mut cursor.clone(), &mut needed, form)?;
+        self.plan::<V, P>(Some(table), &mut cursor.clone(), &mut needed, access)?;
         self.intact()?;
         let mut reserve = set_aside(&self.memory, needed)?;
         self.announce(&request);
         self.memory.descended();
-        self.fill::<V, P>(table, Target::Linked, &mut cursor, bits, &mut reserve, form);
+        self.fill::<V, P>(
+            table,
+            Target::Linked,
+            &mut cursor,
+            bits,
+            &mut reserve,
+            access,
+        );
         if needed > 0 {
             self.memory.give_back(reserve);
         }
@@ -205,18 +217,18 @@ impl<F: Format, M: TableMemory> Table<F, M> {
 
     /// First pass: every entry to be written is empty; counts the tables that are missing, and
     /// claims those that will be stored to. `table` is `None` below an entry that is empty.
-    pub(super) fn plan<V: Level, P: Form>(
+    pub(super) fn plan<V: Level, P: Access>(
         &self,
         table: Option<u64>,
         cursor: &mut Cursor<'_>,
         needed: &mut u64,
-        form: P,
+        access: P,
     ) -> Result<(), Stop> {
         // What is not there yet belongs to this operation alone.
         let mut held = true;
         let mut cells: &[M::Cell] = &[];
         if let Some(table) = table {
-            held = self.claim_to_map::<V, P>(table, cursor.at, cursor.todo, form)?;
+            held = self.claim_to_map::<V, P>(table, cursor.at, cursor.todo, access)?;
             // In a table without a live entry there is nothing to look at.
             if !held || self.memory.meta(table).live.get() != 0 {
                 cells = self.cells(table, V::N);
@@ -246,7 +258,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
                 Next::Below => {
                     let word = cells.get(index).map_or(0, Cell::get_acquire);
                     let below = match F::decode(V::N, word) {
-                        Entry::Table(_) if !held && !self.settled(table, form) => {
+                        Entry::Table(_) if !held && !self.settled(table, access) => {
                             return Err(Stop::Restart);
                         }
                         Entry::Table(below) => Some(below),
@@ -257,7 +269,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
                         }
                         Entry::Leaf { .. } => return Err(Stop::Occupied(cursor.at)),
                     };
-                    self.plan::<V::Below, P>(below, cursor, needed, form)?;
+                    self.plan::<V::Below, P>(below, cursor, needed, access)?;
                 }
                 Next::Nothing => {
                     // Ranges and runs are multiples of the smallest size: one that does not fit was not
@@ -273,11 +285,11 @@ impl<F: Format, M: TableMemory> Table<F, M> {
 
     /// How the request goes on at entry `index` of a table with these cells.
     ///
-    /// A table that is empty may still stand where a large leaf would fit: in the shared form, when
+    /// A table that is empty may still stand where a large leaf would fit: in the shared access, when
     /// another thread has just emptied it; in both, where such tables are or were kept. Then the
     /// request goes on in that table, with smaller leaves.
     #[inline(always)]
-    fn next_step<V: Level, P: Form>(
+    fn next_step<V: Level, P: Access>(
         &self,
         cells: &[M::Cell],
         index: usize,
@@ -313,14 +325,14 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     ///
     /// The memory is told of the entries that were [`written`](TableMemory::written): of a new
     /// table before it is linked, of a linked one before its claim is given back.
-    pub(super) fn fill<V: Level, P: Form>(
+    pub(super) fn fill<V: Level, P: Access>(
         &self,
         table: u64,
         target: Target,
         cursor: &mut Cursor<'_>,
         bits: u64,
         reserve: &mut Reserve,
-        form: P,
+        access: P,
     ) {
         let cells = self.cells(table, V::N);
         // A table that nobody can reach has no entries yet, whatever its memory holds.
@@ -358,7 +370,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
                         self.wrote(cells, stored, end);
                         stored = end + 1;
                         let target = Target::Linked;
-                        self.fill::<V::Below, P>(below, target, cursor, bits, reserve, form);
+                        self.fill::<V::Below, P>(below, target, cursor, bits, reserve, access);
                     } else {
                         let (Some((below, zeroed)), Some(cell)) =
                             (reserve.take(&self.memory), cells.get(end))
@@ -370,7 +382,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
                         } else {
                             Target::Stale
                         };
-                        self.fill::<V::Below, P>(below, target, cursor, bits, reserve, form);
+                        self.fill::<V::Below, P>(below, target, cursor, bits, reserve, access);
                         // The new table is complete: whoever follows this entry finds it so.
                         cell.set_release(self.format.table(V::N, below));
                         live += 1;
@@ -390,7 +402,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
                     meta.live.set(meta.live.get() + live);
                 }
                 self.wrote(cells, stored, end);
-                self.release(table, form);
+                self.release(table, access);
             }
             Target::Zeroed | Target::Stale => {
                 if let Target::Stale = target {

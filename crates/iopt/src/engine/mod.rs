@@ -39,17 +39,16 @@
 //! * A table that will be linked is filled where nobody sees it, and is zeroed only where it is not
 //!   filled.
 
+mod access;
 mod clear;
 mod descend;
 mod dirty;
 mod entries;
-mod form;
 mod guard;
 mod harvest;
 mod inside;
 mod inspect;
 mod levels;
-mod look;
 mod map;
 mod narrow;
 mod nodes;
@@ -57,9 +56,10 @@ mod page;
 mod planned;
 mod protect;
 mod read;
-mod refit;
+mod removal_check;
 mod removed;
 mod request;
+mod resize;
 mod row;
 mod shared;
 mod sink;
@@ -90,7 +90,7 @@ pub use nodes::Nodes;
 pub(crate) use planned::Plan;
 pub use planned::Planned;
 pub use read::{Leaf, Leaves};
-pub use refit::Interruption;
+pub use resize::Interruption;
 pub use shared::SharedTable;
 pub use sink::{Discard, RunSink, Wants, WithDirty};
 

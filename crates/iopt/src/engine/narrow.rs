@@ -8,9 +8,9 @@
 
 use runs::Span;
 
-use super::form::{Claiming, Exclusive};
-use super::look::Pages;
-use super::refit::up_to;
+use super::access::{Claiming, Exclusive};
+use super::removal_check::Pages;
+use super::resize::up_to;
 use super::{SharedTable, Table};
 use crate::error::{MapError, PageSizeError, RangeError, UnmapError};
 use crate::format::Format;

@@ -8,7 +8,7 @@ use core::mem;
 
 use runs::{Pa, Span};
 
-use super::form::Exclusive;
+use super::access::Exclusive;
 use super::map::{Stop, Target};
 use super::request::{Cursor, Request};
 use super::trust::{NotSetAside, set_aside};

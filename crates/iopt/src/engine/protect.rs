@@ -3,7 +3,7 @@
 //! # Protocol
 //!
 //! As ever there are two passes, and the second cannot fail. The first goes over the range, claims
-//! (in the shared form) every table at level 0 and every other one that holds a leaf of the range,
+//! (in the shared access) every table at level 0 and every other one that holds a leaf of the range,
 //! and looks: everything is mapped, no leaf reaches over the ends, and every leaf has the memory
 //! attributes that are asked for. The second replaces the entries.
 //!
@@ -19,8 +19,8 @@
 
 use runs::{Iova, Run, Span};
 
+use super::access::{Access, Claiming, Exclusive, Restart};
 use super::entries::{Part, decode};
-use super::form::{Claiming, Exclusive, Form, Restart};
 use super::{Level, SharedTable, Table, at_top};
 use crate::cell::Cell;
 use crate::error::ProtectError;
@@ -100,15 +100,15 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         })
     }
 
-    fn look<P: Form>(&self, request: &Request, form: P) -> Result<(), Stop> {
+    fn look<P: Access>(&self, request: &Request, access: P) -> Result<(), Stop> {
         let (at, len) = (request.first, request.range.len);
-        at_top!(self.begin(), F, Top, root => self.look_below::<Top, P>(root, at, len, request, form))
+        at_top!(self.begin(), F, Top, root => self.look_below::<Top, P>(root, at, len, request, access))
     }
 
-    fn rewrite<P: Form>(&self, request: &Request, gather: &mut Gather, form: P) {
+    fn rewrite<P: Access>(&self, request: &Request, gather: &mut Gather, access: P) {
         let (at, len) = (request.first, request.range.len);
         at_top!(self.begin(), F, Top, root => {
-            self.rewrite_below::<Top, P>(root, at, len, request, gather, form);
+            self.rewrite_below::<Top, P>(root, at, len, request, gather, access);
         });
     }
 
@@ -142,18 +142,18 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     }
 
     /// Claims what holds leaves of `[at, at + todo)`, and looks for what forbids the change.
-    fn look_below<V: Level, P: Form>(
+    fn look_below<V: Level, P: Access>(
         &self,
         table: u64,
         at: u64,
         todo: u64,
         request: &Request,
-        form: P,
+        access: P,
     ) -> Result<(), Stop> {
         let is_leaf = |part: Part<'_, F, M::Cell>| matches!(part.entry(), Entry::Leaf { .. });
         let held = V::N == 0 || !P::SHARED || self.entries_in(table, V::N, at, todo).any(is_leaf);
         if held {
-            self.claim(table, form)?;
+            self.claim(table, access)?;
         }
         let attributes = request.prot.difference(PERMISSIONS);
         for part in self.entries_in(table, V::N, at, todo) {
@@ -173,7 +173,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
                 }
                 Entry::Table(below) => {
                     let (at, len) = (part.at(), part.len());
-                    self.look_below::<V::Below, P>(below, at, len, request, form)?;
+                    self.look_below::<V::Below, P>(below, at, len, request, access)?;
                 }
                 Entry::Empty => return Err(Stop::Hole(part.at())),
             }
@@ -182,14 +182,14 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     }
 
     /// Second pass: replaces the entries and gives the claims back.
-    fn rewrite_below<V: Level, P: Form>(
+    fn rewrite_below<V: Level, P: Access>(
         &self,
         table: u64,
         at: u64,
         todo: u64,
         request: &Request,
         gather: &mut Gather,
-        form: P,
+        access: P,
     ) {
         let mut entries = self.entries_in(table, V::N, at, todo);
         while let Some(part) = entries.next() {
@@ -212,12 +212,12 @@ impl<F: Format, M: TableMemory> Table<F, M> {
                 }
                 Entry::Table(below) => {
                     let (at, len) = (part.at(), part.len());
-                    self.rewrite_below::<V::Below, P>(below, at, len, request, gather, form);
+                    self.rewrite_below::<V::Below, P>(below, at, len, request, gather, access);
                 }
                 Entry::Empty => {}
             }
         }
-        self.release(table, form);
+        self.release(table, access);
     }
 
     /// Replaces the entries of a leaf, the first of which becomes `word`. True when one of them was
@@ -267,12 +267,12 @@ impl<F: Format, M: TableMemory, const SLOTS: usize> SharedTable<F, M, SLOTS> {
         let table = &self.table;
         let request = table.check_protect(range, prot)?;
         let guard = self.guard();
-        let form = Claiming(guard.number());
+        let access = Claiming(guard.number());
         let mut round = 0;
-        let release = || table.release_all(table.begin(), request.first, range.len, form);
+        let release = || table.release_all(table.begin(), request.first, range.len, access);
         table.intact()?;
         loop {
-            let looked = table.look(&request, form);
+            let looked = table.look(&request, access);
             table.intact().inspect_err(|_| release())?;
             let Err(stop) = looked else { break };
             // What was found is put in words while it is held, as far as it is.
@@ -284,7 +284,7 @@ impl<F: Format, M: TableMemory, const SLOTS: usize> SharedTable<F, M, SLOTS> {
             table.memory.wait(round);
             round += 1;
         }
-        table.rewrite(&request, gather, form);
+        table.rewrite(&request, gather, access);
         Ok(table.intact().inspect_err(|_| release())?)
     }
 }

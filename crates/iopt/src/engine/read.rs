@@ -2,8 +2,8 @@
 
 use runs::{Iova, Joiner, Run, Span};
 
+use super::access::{Access, Exclusive};
 use super::entries::{Entries, decode};
-use super::form::{Exclusive, Form};
 use super::{Level, Table, at_level, at_top};
 use crate::cell::{Cell, Series};
 use crate::format::{Aperture, Entry, Format};
@@ -28,9 +28,9 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         self.translate_as::<Exclusive>(iova)
     }
 
-    /// [`translate`](Self::translate), in this form.
+    /// [`translate`](Self::translate), in this access.
     #[inline(always)]
-    pub(super) fn translate_as<P: Form>(&self, iova: u64) -> Option<u64> {
+    pub(super) fn translate_as<P: Access>(&self, iova: u64) -> Option<u64> {
         if !self.aperture().covers(&Span::new(iova, 1)) {
             return None;
         }
@@ -40,7 +40,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     }
 
     #[inline(always)]
-    fn translate_from<V: Level, P: Form>(&self, table: u64, at: u64) -> Option<u64> {
+    fn translate_from<V: Level, P: Access>(&self, table: u64, at: u64) -> Option<u64> {
         let cell = self.cells(table, V::N).get(self.index(V::N, at))?;
         match F::decode(V::N, P::follow(cell)) {
             Entry::Table(below) if V::N > 0 => self.translate_inlined::<V::Below, P>(below, at),
@@ -51,7 +51,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
 
     // A function of its own, so that the recursion is inlined level by level.
     #[inline(always)]
-    fn translate_inlined<V: Level, P: Form>(&self, table: u64, at: u64) -> Option<u64> {
+    fn translate_inlined<V: Level, P: Access>(&self, table: u64, at: u64) -> Option<u64> {
         self.translate_from::<V, P>(table, at)
     }
 

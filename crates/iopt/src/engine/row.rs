@@ -4,7 +4,7 @@
 
 use runs::{Pa, Span};
 
-use super::form::Form;
+use super::access::Access;
 use super::map::Stop;
 use super::request::{Cursor, Request};
 use super::{Level, Table, part};
@@ -16,11 +16,11 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     /// In one table: looks whether the entries are empty, and writes the leaves. False, with nothing
     /// stored, when it takes more than leaves of this table; never so at level 0.
     #[inline(always)]
-    pub(super) fn map_row<V: Level, P: Form>(
+    pub(super) fn map_row<V: Level, P: Access>(
         &self,
         table: u64,
         request: &Request<'_>,
-        form: P,
+        access: P,
     ) -> Result<bool, Stop> {
         let mut cursor = Cursor::new(request);
         if V::N > 0 {
@@ -29,7 +29,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
                 return Ok(false);
             }
         }
-        self.claim(table, form)?;
+        self.claim(table, access)?;
         let cells = self.cells(table, V::N);
         let first = self.index(V::N, request.at);
         let cells = part(cells, first, (request.len >> F::shift(V::N)) as usize);
@@ -69,7 +69,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         }
         live.set(before + cells.len() as u64);
         self.memory.written(cells);
-        self.release(table, form);
+        self.release(table, access);
         Ok(true)
     }
 }

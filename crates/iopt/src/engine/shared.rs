@@ -45,8 +45,8 @@
 
 use runs::{Iova, Pa, Span};
 
+use super::access::{Access, Claiming};
 use super::entries::Order;
-use super::form::{Claiming, Form};
 use super::guard::{Guard, Readers};
 use super::inside::Inside;
 use super::sink::RunSink;
@@ -160,13 +160,13 @@ impl<F: Format, M: TableMemory, const SLOTS: usize> SharedTable<F, M, SLOTS> {
     ) -> Result<(), MapError> {
         let request = self.table.check_map(iova, runs, prot)?;
         let guard = self.guard();
-        let form = Claiming(guard.number());
+        let access = Claiming(guard.number());
         let (at, len) = (request.at, request.len);
         self.table.intact()?;
         at_top!(self.table.begin(), F, Top, root => {
-            self.table.prune::<Top, _>(root, (at, len), gather, form);
+            self.table.prune::<Top, _>(root, (at, len), gather, access);
         });
-        self.table.map_checked(request, form).map(|_| ())
+        self.table.map_checked(request, access).map(|_| ())
     }
 
     /// See [`Table::unmap`].
@@ -215,12 +215,12 @@ impl<F: Format, M: TableMemory, const SLOTS: usize> SharedTable<F, M, SLOTS> {
 
 impl<F: Format, M: TableMemory> Table<F, M> {
     /// Unlinks empty tables below `table` in `[at, at + todo)`; returns how many.
-    pub(super) fn prune<V: Level, P: Form>(
+    pub(super) fn prune<V: Level, P: Access>(
         &self,
         table: u64,
         (at, todo): (u64, u64),
         gather: &mut Gather,
-        form: P,
+        access: P,
     ) -> u64 {
         // Below a table without an entry there is nothing.
         if V::N == 0 || self.memory.meta(table).live.get() == 0 {
@@ -229,9 +229,10 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         let mut count = 0;
         for part in self.entries_in(table, V::N, at, todo) {
             if let Entry::Table(below) = part.entry() {
-                count += self.prune::<V::Below, P>(below, (part.at(), part.len()), gather, form);
+                count += self.prune::<V::Below, P>(below, (part.at(), part.len()), gather, access);
                 if self.memory.meta(below).live.get() == 0 {
-                    let unlinked = self.unlink_empty((table, V::N), part.cell, below, gather, form);
+                    let unlinked =
+                        self.unlink_empty((table, V::N), part.cell, below, gather, access);
                     count += u64::from(unlinked);
                 }
             }
@@ -242,33 +243,33 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     /// Unlinks `below` from the entry `cell` of `table`, if both are still what they were. True when
     /// that was so.
     #[inline(always)]
-    fn unlink_empty<P: Form>(
+    fn unlink_empty<P: Access>(
         &self,
         (table, level): (u64, usize),
         cell: &M::Cell,
         below: u64,
         gather: &mut Gather,
-        form: P,
+        access: P,
     ) -> bool {
-        if self.claim(table, form).is_err() {
+        if self.claim(table, access).is_err() {
             return false;
         }
         let mut unlinked = false;
         let linked = matches!(F::decode(level, cell.get()), Entry::Table(there) if there == below);
-        if linked && self.claim(below, form).is_ok() {
+        if linked && self.claim(below, access).is_ok() {
             let live = &self.memory.meta(table).live;
             if self.memory.meta(below).live.get() == 0 {
                 cell.set(0);
                 self.memory.written(core::slice::from_ref(cell));
                 live.set(live.get().saturating_sub(1));
-                self.bury(below, form);
+                self.bury(below, access);
                 gather.add_table(self, below);
                 unlinked = true;
             } else {
-                self.release(below, form);
+                self.release(below, access);
             }
         }
-        self.release(table, form);
+        self.release(table, access);
         unlinked
     }
 

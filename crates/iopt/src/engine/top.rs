@@ -25,7 +25,7 @@
 //! unit, and with [`reclaim`](Table::reclaim) the table knows it.
 
 use super::Table;
-use super::form::{Exclusive, Form};
+use super::access::{Access, Exclusive};
 use super::trust::set_aside;
 use crate::cell::Cell;
 use crate::error::BuildError;
@@ -145,11 +145,11 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     }
 
     /// Grows the top as [`grow`](Self::grow) says.
-    pub(crate) fn grow_top<P: Form>(
+    pub(crate) fn grow_top<P: Access>(
         &self,
         levels: u8,
         gather: &mut Gather,
-        form: P,
+        access: P,
     ) -> Result<Grown, BuildError> {
         let mut grown = Grown {
             added: 0,
@@ -170,11 +170,11 @@ impl<F: Format, M: TableMemory> Table<F, M> {
                 });
             }
             self.intact()?;
-            if self.claim(old.root, form).is_ok() {
+            if self.claim(old.root, access).is_ok() {
                 if self.begin() == old {
                     break old;
                 }
-                self.release(old.root, form);
+                self.release(old.root, access);
             }
             self.memory.wait(round);
             round += 1;
@@ -185,7 +185,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         let first = if empty { levels } else { old.levels + 1 };
         let needed = u64::from(levels - first) + 1;
         let reserved = set_aside(&self.memory, needed);
-        let mut reserve = reserved.inspect_err(|_| self.release(old.root, form))?;
+        let mut reserve = reserved.inspect_err(|_| self.release(old.root, access))?;
         let mut root = old.root;
         for level in usize::from(first) - 1..usize::from(levels) {
             let Some((table, _)) = reserve.take(&self.memory) else {
@@ -204,7 +204,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         }
         if let Err(cause) = self.intact() {
             // Not linked to anything: nothing has changed but that they are gone.
-            self.release(old.root, form);
+            self.release(old.root, access);
             return Err(cause.into());
         }
         // The new tables are complete: whoever begins there finds them so.
@@ -212,10 +212,10 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         grown.added = needed;
         if empty {
             grown.removed = 1;
-            self.bury(old.root, form);
+            self.bury(old.root, access);
             gather.add_table(self, old.root);
         } else {
-            self.release(old.root, form);
+            self.release(old.root, access);
         }
         self.note_root(gather);
         Ok(grown)

@@ -2,9 +2,9 @@
 
 use runs::{Iova, Run, Span};
 
+use super::access::{Access, Exclusive};
 use super::clear::{first_empty, row_of_leaves, same_run, take_dirty_run};
-use super::form::{Exclusive, Form};
-use super::look::{Look, Range};
+use super::removal_check::{Range, RemovalCheck};
 use super::removed::{Outcome, Removed};
 use super::sink::{RunSink, Wants};
 use super::trust::named;
@@ -67,7 +67,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     pub(super) fn remove<S: RunSink>(
         &mut self,
         range: Span<Iova>,
-        mut look: impl Look<F, M>,
+        mut look: impl RemovalCheck<F, M>,
         gather: &mut Gather,
         sink: &mut S,
     ) -> Result<u64, UnmapError> {
@@ -78,7 +78,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
             // By `&mut` no claim is waited for.
             return Err(named(begin.root, usize::from(begin.levels) - 1).into());
         };
-        let len = at_level!(level, F, V => look.look::<V>(self, table, at, range.len));
+        let len = at_level!(level, F, V => look.check::<V>(self, table, at, range.len));
         self.intact()?;
         let len = len?;
         if len == 0 {
@@ -105,22 +105,22 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     /// Clears and unlinks what was looked at from `table` at `level` on, and claimed where that is
     /// necessary. All claims are given back.
     #[inline(always)]
-    pub(crate) fn remove_claimed<S: RunSink, P: Form>(
+    pub(crate) fn remove_claimed<S: RunSink, P: Access>(
         &self,
         (table, level): (u64, usize),
         at: u64,
         len: u64,
         gather: &mut Gather,
         sink: &mut S,
-        form: P,
+        access: P,
     ) -> Outcome {
         let mut removed = Removed::new(self.aperture(), gather, sink);
         let empty = at_level!(level, F, V => {
-            self.clear::<V, S, P>(table, at, len, &mut removed, form)
+            self.clear::<V, S, P>(table, at, len, &mut removed, access)
         });
         // Whoever began in it has not claimed the table above it.
         removed.outcome.left_over |= empty && !self.keeps_empty;
-        self.release(table, form);
+        self.release(table, access);
         removed.finish()
     }
 
@@ -161,15 +161,15 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     ///
     /// What is not claimed came after the look: it was mapped by somebody else after this unmap, and
     /// is left alone.
-    pub(super) fn clear<V: Level, S: RunSink, P: Form>(
+    pub(super) fn clear<V: Level, S: RunSink, P: Access>(
         &self,
         table: u64,
         at: u64,
         todo: u64,
         removed: &mut Removed<'_, S>,
-        form: P,
+        access: P,
     ) -> bool {
-        let held = self.holds(table, form);
+        let held = self.holds(table, access);
         if V::N == 0 {
             return held && self.clear_row(table, at, self.room(0, at, todo), removed);
         }
@@ -206,19 +206,19 @@ impl<F: Format, M: TableMemory> Table<F, M> {
                 }
                 Entry::Table(below) => {
                     let empty = if part.is_whole() && !self.keeps_empty {
-                        self.read_out::<V::Below, S, P>(below, part.base(), removed, form);
+                        self.read_out::<V::Below, S, P>(below, part.base(), removed, access);
                         true
                     } else {
-                        self.clear::<V::Below, S, P>(below, part.at(), part.len(), removed, form)
+                        self.clear::<V::Below, S, P>(below, part.at(), part.len(), removed, access)
                     };
                     if empty && held && !self.keeps_empty {
                         part.cell.set(0);
                         emptied(part.index, 1);
-                        self.unlinked(below, removed, form);
+                        self.unlinked(below, removed, access);
                         gone += 1;
                     } else {
                         removed.outcome.left_over |= empty && !self.keeps_empty;
-                        self.release(below, form);
+                        self.release(below, access);
                     }
                 }
             }
@@ -244,8 +244,13 @@ impl<F: Format, M: TableMemory> Table<F, M> {
 
     /// The entry that led to `table` was just emptied.
     #[inline(always)]
-    pub(super) fn unlinked<S, P: Form>(&self, table: u64, removed: &mut Removed<'_, S>, form: P) {
-        self.bury(table, form);
+    pub(super) fn unlinked<S, P: Access>(
+        &self,
+        table: u64,
+        removed: &mut Removed<'_, S>,
+        access: P,
+    ) {
+        self.bury(table, access);
         removed.gather.add_table(self, table);
         removed.outcome.tables += 1;
     }
@@ -253,12 +258,12 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     /// Reports everything below `table`, which the caller unlinks as a whole: its entries are read
     /// and not written, but for a sink that wants dirty state, for which each leaf is taken out by
     /// itself. `at` is the first address that it spans.
-    fn read_out<V: Level, S: RunSink, P: Form>(
+    fn read_out<V: Level, S: RunSink, P: Access>(
         &self,
         table: u64,
         at: u64,
         removed: &mut Removed<'_, S>,
-        form: P,
+        access: P,
     ) {
         if V::N == 0 && removed.wants() == Wants::Nothing && !self.memory.watches_runs() {
             // Every live entry of the lowest level stands for its own bytes, in a group or not.
@@ -286,8 +291,8 @@ impl<F: Format, M: TableMemory> Table<F, M> {
                     entries.pass(count);
                 }
                 Entry::Table(below) => {
-                    self.read_out::<V::Below, S, P>(below, part.base(), removed, form);
-                    self.unlinked(below, removed, form);
+                    self.read_out::<V::Below, S, P>(below, part.base(), removed, access);
+                    self.unlinked(below, removed, access);
                 }
             }
         }

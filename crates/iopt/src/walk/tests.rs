@@ -71,7 +71,7 @@ impl WalkCache for Tables {
 }
 
 #[test]
-fn a_cache_of_upper_levels_is_told_each_table_and_shortens_the_next_walk() {
+fn a_cache_of_upper_levels_gets_each_table_and_shortens_the_next_walk() {
     let image = Image::new(&[
         (0x1008, 0x2001), // read-only from here on
         (0x2008, 0x3003),

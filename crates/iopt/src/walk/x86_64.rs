@@ -19,7 +19,7 @@ use crate::prot::Prot;
 pub(super) struct X86_64;
 
 impl Spec for X86_64 {
-    /// VT-d section 3.6, APM section 5.3.1 "Canonical Address Form": the bits above the top level's
+    /// VT-d section 3.6, APM section 5.3.1 "Canonical Address Access": the bits above the top level's
     /// repeat its highest bit.
     fn shape(walker: &Walker) -> Option<Shape> {
         let levels = walker.root().levels;

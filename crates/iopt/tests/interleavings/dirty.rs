@@ -7,7 +7,7 @@ use iopt::{
 };
 use runs::{Iova, Run};
 
-use super::refit::split;
+use super::resize::split;
 use super::tiny::{ACCESSED, DIRTY, WRITABLE};
 use super::*;
 

@@ -12,7 +12,7 @@ fn cached(memory: &Tables, table: &Shared) -> u64 {
     below(below(table.root().address))
 }
 
-fn unmap_later(table: &Shared, page: u64, gather: &mut Gather) {
+fn unmap_lazily(table: &Shared, page: u64, gather: &mut Gather) {
     let range = Span::new(page * PAGE, PAGE);
     table
         .unmap_mapped(range, gather, &mut iopt::Discard)
@@ -31,7 +31,7 @@ fn access(memory: &Tables, cache: &Mutex<Option<u64>>) {
 }
 
 #[test]
-fn a_unit_meets_no_table_of_somebody_else_before_a_lazy_flush() {
+fn a_unit_meets_no_table_of_another_owner_before_a_lazy_flush() {
     model(|| {
         // Room for pages 0 and 7 and no more: what comes then needs the tables of page 0.
         let memory = Tables::new(5, true);
@@ -45,9 +45,9 @@ fn a_unit_meets_no_table_of_somebody_else_before_a_lazy_flush() {
             access(&its_memory, &unit);
         });
         let mut gather = Gather::new();
-        unmap_later(&table, 0, &mut gather);
+        unmap_lazily(&table, 0, &mut gather);
         // The second unmap of the batch; nothing was flushed yet, so nothing is free.
-        unmap_later(&table, 7, &mut gather);
+        unmap_lazily(&table, 7, &mut gather);
         assert!(map(&table, 3, 1).is_err() && memory.free() == 0);
         let flushed = gather.flush_with(|what| {
             assert!(what.tables_unlinked());
@@ -71,7 +71,7 @@ fn a_lazy_flush_that_fails_keeps_its_tables_while_others_map() {
         let other = Arc::clone(&table);
         let mapper = thread::spawn(move || map(&other, 7, 1).unwrap());
         let mut gather = Gather::new();
-        unmap_later(&table, 0, &mut gather);
+        unmap_lazily(&table, 0, &mut gather);
         assert!(gather.flush_with(|_| Err(())).is_err());
         // It was not told: what it has cached is as it was left.
         assert_eq!(memory.entries(leaf, 2)[0].get(), 0);

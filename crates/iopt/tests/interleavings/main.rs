@@ -8,7 +8,7 @@
 //! |---|---|
 //! | publish | `two_maps_into_a_table_that_is_not_there_yet`, `of_two_maps_that_overlap_one_wins_whole`, module `grow` |
 //! | empty | `the_last_entry_goes_while_its_neighbour_comes`, `two_unmaps_empty_one_table`, `what_is_mapped_behind_the_back_of_an_unmap_is_left_alone` |
-//! | free | `a_subtree_goes_while_a_page_is_mapped_in_it`, module `refit` |
+//! | free | `a_subtree_goes_while_a_page_is_mapped_in_it`, module `resize` |
 //! | reader against free | `a_reader_never_meets_a_table_that_is_used_for_something_else` |
 //! | lazy flush | module `lazy` |
 //! | replay | module `replay`; address spaces themselves have one owner (`&mut`), so that only units and other domains meet it |
@@ -24,8 +24,8 @@
 mod dirty;
 mod grow;
 mod lazy;
-mod refit;
 mod replay;
+mod resize;
 mod tiny;
 
 use std::sync::Arc;

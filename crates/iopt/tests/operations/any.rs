@@ -10,7 +10,7 @@ use iopt::format::{
 };
 use iopt::{
     AnyTable, BuildError, Format, FormatId, Gather, HeapArena, HeapTables, Interruption, Leaf,
-    Prot, RefitError, Table,
+    Prot, ResizeError, Table,
 };
 use runs::{PageSizes, Run, Span};
 
@@ -262,7 +262,7 @@ fn a_call_back_that_fails_says_why() {
     let refused = Interruption::Refused;
     assert_eq!(
         table.split(range, 4096, refused, &mut gather, |_| Err("no answer")),
-        Err(RefitError::Flush("no answer"))
+        Err(ResizeError::Flush("no answer"))
     );
     assert!(!gather.is_empty(), "it is still to be flushed");
     assert_eq!(

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use iopt::format::{AmdV1, ArmOptions, ArmStage1, BreakBeforeMake, K4, VtdSs};
 use iopt::{
     AtomicMeta, BrokenMemory, BuildError, Chain, DirtyError, Discard, Format, Gather, HeapTables,
-    Interruption, MapError, NoTables, Pending, Prot, ProtectError, RefitError, Reserve,
+    Interruption, MapError, NoTables, Pending, Prot, ProtectError, Reserve, ResizeError,
     SharedTable, Table, TableMemory, UnmapError, WithDirty,
 };
 use runs::Span;
@@ -137,7 +137,7 @@ macro_rules! named {
 }
 named!(
     BuildError: BuildError::Broken, MapError: MapError::Broken, UnmapError: UnmapError::Broken,
-    ProtectError: ProtectError::Broken, DirtyError: DirtyError::Broken, RefitError<()>: RefitError::Broken
+    ProtectError: ProtectError::Broken, DirtyError: DirtyError::Broken, ResizeError<()>: ResizeError::Broken
 );
 
 fn result<T, E: Named>(result: Result<T, E>) -> Result<(), Option<BrokenMemory>> {
@@ -196,7 +196,7 @@ macro_rules! operations {
                 let (range, sink) = (Span::new(5 * G1 + PAGE, PAGE), &mut Discard);
                 let done = table.unmap_cutting(range, Interruption::Allowed, gather, sink, flush);
                 match done {
-                    Err(RefitError::Unmap(cause)) => Err(cause.named()),
+                    Err(ResizeError::Unmap(cause)) => Err(cause.named()),
                     other => result(other),
                 }
             }, std::marker::PhantomData),

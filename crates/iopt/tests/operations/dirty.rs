@@ -84,7 +84,7 @@ fn runs_end_where_dirty_state_changes<F: Format>(format: F) {
 }
 
 #[test]
-fn an_unmap_tells_which_runs_are_dirty() {
+fn an_unmap_reports_which_runs_are_dirty() {
     each_format!(runs_end_where_dirty_state_changes());
 }
 

@@ -65,7 +65,7 @@ fn what_is_done_inside_is_what_single_operations_do() {
 }
 
 #[test]
-fn tables_wait_for_whoever_is_inside_and_for_nobody_else() {
+fn tables_wait_for_readers_inside_and_for_no_other() {
     let memory = HeapTables::with_tables(64).unwrap();
     let table = shared(&memory);
     let map = || {

@@ -126,7 +126,7 @@ fn tables_with_global_leaves_are_not_adopted() {
 }
 
 #[test]
-fn a_table_is_adopted_by_what_its_unit_was_told() {
+fn a_table_is_adopted_by_the_root_that_its_unit_has() {
     let (cells, address, base) = left_behind();
     // Memory that stays, as an erased one must.
     let (cells, metas) = (Vec::leak(cells), Vec::leak(self::metas()));
@@ -224,7 +224,7 @@ impl CacheLines for &Count {
 
 /// Who watches the memory is told of what has come in another way than by a map.
 #[test]
-fn what_was_adopted_or_restored_is_told_to_those_who_watch() {
+fn listeners_are_notified_of_what_was_adopted_or_restored() {
     let (cells, root, base) = left_behind();
     let format = VtdSs::new(4).unwrap();
     let sizes = PageSizes::from_bits(u64::MAX);

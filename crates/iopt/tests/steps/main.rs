@@ -88,7 +88,7 @@ fn map_and_unmap<F: Format, C: Cell + Default + 'static, const LOG2: u32>(
     world.finish()
 }
 
-fn refit<F: Format, C: Cell + Default + 'static, const LOG2: u32>(
+fn resize<F: Format, C: Cell + Default + 'static, const LOG2: u32>(
     format: F,
     sizes: PageSizes,
     shared: bool,
@@ -284,7 +284,7 @@ macro_rules! steps {
                 for seed in 1..=SEEDS {
                     for shared in [false, true] {
                         let stops =
-                            refit::<_, $cell, $log2>($format, $sizes, shared, seed * 1_234_567);
+                            resize::<_, $cell, $log2>($format, $sizes, shared, seed * 1_234_567);
                         assert!(stops > 500, "only {stops} stores were looked at");
                     }
                 }

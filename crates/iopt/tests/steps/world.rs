@@ -47,7 +47,7 @@ pub(crate) enum Kind {
     Map,
     Unmap,
     /// Every page leads where it led before, at every moment if the format allows.
-    Refit,
+    Resize,
     /// Every page leads where it led before, at every moment.
     Keep,
 }
@@ -117,7 +117,7 @@ impl<F: Format, C: Cell + Default + 'static, const LOG2: u32> World<F, C, LOG2> 
             .map(|iova| {
                 let old = device.seen(iova);
                 let new = match kind {
-                    Kind::Refit | Kind::Keep => old,
+                    Kind::Resize | Kind::Keep => old,
                     _ if range.contains(iova) => new(iova),
                     _ => old,
                 };
@@ -129,7 +129,7 @@ impl<F: Format, C: Cell + Default + 'static, const LOG2: u32> World<F, C, LOG2> 
             assert_eq!(device.seen_with_cache(iova), old, "{iova:#x} before");
         }
         let broken =
-            kind == Kind::Refit && self.format.break_before_make() != BreakBeforeMake::NotNeeded;
+            kind == Kind::Resize && self.format.break_before_make() != BreakBeforeMake::NotNeeded;
         let stops = Rc::new(Plain::new(0u64));
         let stop = {
             let (device, expected, stops) =
@@ -154,7 +154,7 @@ impl<F: Format, C: Cell + Default + 'static, const LOG2: u32> World<F, C, LOG2> 
                     let fits =
                         |now: Option<u64>| now == old || now == new || broken && now.is_none();
                     assert!(fits(now), "{iova:#x}: {now:x?}, not {old:x?} or {new:x?}");
-                    if matches!(kind, Kind::Refit | Kind::Keep) {
+                    if matches!(kind, Kind::Resize | Kind::Keep) {
                         let now = device.seen_with_cache(iova);
                         assert!(
                             fits(now),
@@ -249,7 +249,7 @@ impl<F: Format, C: Cell + Default + 'static, const LOG2: u32> World<F, C, LOG2> 
     }
 
     pub(crate) fn split(&mut self, range: Span<Iova>, size: u64) {
-        self.step(range, Kind::Refit, |_| None, |table, flushed| {
+        self.step(range, Kind::Resize, |_| None, |table, flushed| {
             let flush = |_: &Invalidation| {
                 flushed();
                 Ok::<_, ()>(())
@@ -264,7 +264,7 @@ impl<F: Format, C: Cell + Default + 'static, const LOG2: u32> World<F, C, LOG2> 
     pub(crate) fn cut(&mut self, around: Span<Iova>, at: u64) {
         self.step(
             around,
-            Kind::Refit,
+            Kind::Resize,
             |_| None,
             |table, flushed| {
                 let flush = |_: &Invalidation| {
@@ -283,7 +283,7 @@ impl<F: Format, C: Cell + Default + 'static, const LOG2: u32> World<F, C, LOG2> 
     pub(crate) fn merge(&mut self, range: Span<Iova>) {
         self.step(
             range,
-            Kind::Refit,
+            Kind::Resize,
             |_| None,
             |table, flushed| {
                 let flush = |_: &Invalidation| {
@@ -313,7 +313,7 @@ impl<F: Format, C: Cell + Default + 'static, const LOG2: u32> World<F, C, LOG2> 
         let device = Rc::clone(&self.device);
         self.step(
             range,
-            Kind::Refit,
+            Kind::Resize,
             |_| None,
             |table, flushed| {
                 let flush = |_: &Invalidation| {

@@ -64,7 +64,7 @@ pub enum AttachError {
     Hinting,
     /// The driver did not accept `VIRTIO_BALLOON_F_MUST_TELL_HOST`.
     #[error("MUST_TELL_HOST is not negotiated")]
-    NotTold,
+    MustTellHost,
 }
 
 /// Why a queue was not drained, or not to its end. What was taken before stays taken.

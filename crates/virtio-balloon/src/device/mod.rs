@@ -253,7 +253,7 @@ impl<D: Discarder<T>, A: Dma<T>, M: Monitor, T> Device<D, A, M, T> {
             return Err(AttachError::Hinting);
         }
         if self.negotiated.is_some() && !has(Features::MUST_TELL_HOST) {
-            return Err(AttachError::NotTold);
+            return Err(AttachError::MustTellHost);
         }
         self.attached = true;
         Ok(())

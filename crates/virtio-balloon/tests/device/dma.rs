@@ -50,7 +50,7 @@ fn devices_let_go_before_memory_is_discarded_and_it_is_used_afterwards() {
 }
 
 #[test]
-fn what_devices_keep_is_told_and_not_discarded() {
+fn what_devices_keep_is_reported_and_not_discarded() {
     let mut guest = with_devices(Unrestored::Hold);
     let kept = [pages(0, 1), pages(5, 2), pages(9, 1)];
     guest.notes.borrow_mut().kept = kept.to_vec();
@@ -185,7 +185,7 @@ fn devices_cannot_be_attached_where_the_driver_uses_pages_without_a_word() {
             told.with(Features::FREE_PAGE_HINT),
             Err(AttachError::Hinting),
         ),
-        (Features::STATS_VQ, Err(AttachError::NotTold)),
+        (Features::STATS_VQ, Err(AttachError::MustTellHost)),
         (told, Ok(())),
     ] {
         let mut guest = Guest::fresh(settings, WIRE_PAGE);

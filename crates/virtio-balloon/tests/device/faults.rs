@@ -157,7 +157,7 @@ fn survives(queue: Queue, put: Put, named: u64, nth: u64, away: Away) -> bool {
 }
 
 #[test]
-fn each_access_to_memory_that_fails_in_a_drain_is_told_and_the_queue_goes_on() {
+fn each_access_to_memory_that_fails_in_a_drain_is_reported_and_the_queue_goes_on() {
     for (queue, put, named) in QUEUES {
         for away in [Away::Once, Away::Since] {
             let faults = (0..).take_while(|nth| survives(queue, put, named, *nth, away));

@@ -152,7 +152,7 @@ fn queues_have_the_numbers_of_either_way() {
 }
 
 #[test]
-fn a_target_is_told_and_progress_comes_back() {
+fn a_target_is_set_and_progress_comes_back() {
     let mut guest = Guest::new(Settings::default());
     assert_eq!(guest.device.set_target((7 << 20) + 5), 7 << 20);
     assert_eq!(guest.acts(), [Act::ConfigChanged]);
@@ -278,7 +278,7 @@ fn page_numbers_of_a_legacy_driver_are_in_its_byte_order() {
 }
 
 #[test]
-fn what_the_machine_does_not_take_is_told() {
+fn what_the_machine_does_not_take_is_reported() {
     let mut guest = Guest::new(Settings::default());
     guest.notes.borrow_mut().stuck = vec![pages(1, 2)];
     guest.pfns(Queue::Inflate, (0..4).map(pfn));

@@ -45,7 +45,7 @@ fn a_huge_page_is_discarded_when_all_of_it_is_in_the_balloon() {
 }
 
 #[test]
-fn parts_of_huge_pages_are_remembered_only_where_the_driver_tells() {
+fn parts_of_huge_pages_are_remembered_only_where_the_driver_reports() {
     let mut guest = on_huge_pages(Features::MUST_TELL_HOST);
     assert!(inflate(&mut guest, 0, 500).is_empty());
     assert_eq!(guest.device.waiting(), 0);

@@ -98,7 +98,7 @@ fn runs_are_discarded_where_they_lie_and_nothing_else_is() {
 }
 
 #[test]
-fn parts_that_are_in_no_region_are_told_and_nothing_of_them_is_touched() {
+fn parts_that_are_in_no_region_are_reported_and_nothing_of_them_is_touched() {
     let memory = GuestMemoryMmap::from_ranges(&ranges()).unwrap();
     fill(&memory);
     let regions = GuestDiscard::regions(&memory, PAGE).unwrap();

@@ -173,11 +173,11 @@ fn run(ops: Vec<Op>, page: u64, tells: bool, format: Option<BulkFormat>) {
         ..Model::default()
     };
     let features = guest.device.features();
-    let not_told = Features::MUST_TELL_HOST;
+    let must_tell_host = Features::MUST_TELL_HOST;
     let features = if tells {
         features
     } else {
-        features.without(not_told)
+        features.without(must_tell_host)
     };
     guest.device.negotiate(features).unwrap();
 

@@ -39,7 +39,7 @@ fn live(world: &Handle) -> Result<(), (usize, Error<String>)> {
 }
 
 #[test]
-fn each_call_that_fails_once_is_told_and_no_page_is_lost_or_given_back_too_early() {
+fn each_call_that_fails_once_is_reported_and_no_page_is_lost_or_given_back_too_early() {
     for bulk in [
         None,
         Some(BulkFormat::BitmapRecords),

@@ -203,7 +203,7 @@ fn without_room_for_hints_they_are_not_negotiated() {
 }
 
 #[test]
-fn the_poison_value_is_told_or_reporting_is_off() {
+fn the_poison_value_is_stated_or_reporting_is_off() {
     let poison = Some(0xaaaa_aaaa);
     let cases = [
         (None, true, false, true),

@@ -45,7 +45,7 @@ fn answer(driver: &mut Faked) -> Option<Answered> {
 }
 
 #[test]
-fn free_blocks_are_told_and_given_back() {
+fn free_blocks_are_reported_and_given_back() {
     for format in BulkFormat::ALL
         .into_iter()
         .filter(|format| format.has_header())

@@ -293,7 +293,7 @@ fn deflate_never_gives_back_more_than_was_taken() {
 }
 
 #[test]
-fn migration_tells_the_new_page_then_the_old() {
+fn migration_reports_the_new_page_then_the_old() {
     let world = world(0..20);
     let mut driver = world.driver(settings());
     driver.inflate(10 * PAGE).unwrap();
@@ -320,11 +320,11 @@ fn migration_tells_the_new_page_then_the_old() {
     let told: Vec<_> = world
         .log()
         .into_iter()
-        .filter(|event| matches!(event, Event::Told(..)))
+        .filter(|event| matches!(event, Event::Message(..)))
         .collect();
     let expected = [
-        Event::Told(Queue::Inflate, vec![to]),
-        Event::Told(Queue::Deflate, vec![from]),
+        Event::Message(Queue::Inflate, vec![to]),
+        Event::Message(Queue::Deflate, vec![from]),
     ];
     assert_eq!(told, expected);
     world.with(|world| {
@@ -385,7 +385,7 @@ fn managed_pages_go_down_unless_the_balloon_gives_way() {
 }
 
 #[test]
-fn what_was_got_is_told_then_a_pause_and_again() {
+fn what_was_got_is_reported_then_a_pause_and_again() {
     let pause = Duration::from_millis(200);
     for bulk in [false, true] {
         let mut world = world(0..50);
@@ -446,7 +446,7 @@ fn freeze_and_restore_leave_no_page_behind() {
     let log = world.log();
     let told = log
         .iter()
-        .position(|event| matches!(event, Event::Told(Queue::Deflate, _)));
+        .position(|event| matches!(event, Event::Message(Queue::Deflate, _)));
     assert!(told.unwrap() < log.iter().position(|event| *event == Event::Reset).unwrap());
     world.nothing_is_left();
 }

@@ -92,7 +92,7 @@ proptest! {
 }
 
 #[test]
-fn pages_that_were_told_otherwise_are_not_told_again() {
+fn pages_that_were_named_otherwise_are_not_named_again() {
     let page = GuestPage::SIZE_4K;
     let words = [0b1110_0110];
     let mut source = Source::new(page.stretches(0, &words), page);
@@ -107,7 +107,7 @@ fn pages_that_were_told_otherwise_are_not_told_again() {
 }
 
 #[test]
-fn the_word_in_which_a_message_ends_is_not_told_twice() {
+fn the_word_in_which_a_message_ends_is_not_sent_twice() {
     let words = [1, 0, u64::MAX, u64::MAX, u64::MAX, 6];
     let page = GuestPage::SIZE_4K;
     let format = BitmapRecords::new(page);

@@ -132,7 +132,8 @@ fn survives(
 }
 
 #[test]
-fn each_access_to_memory_that_fails_in_a_request_is_told_and_what_was_not_done_changed_nothing() {
+fn each_access_to_memory_that_fails_in_a_request_is_reported_and_what_was_not_done_changed_nothing()
+{
     let mut guest = Guest::new();
     for request in REQUESTS {
         for away in [Away::Once, Away::Since] {
@@ -144,7 +145,8 @@ fn each_access_to_memory_that_fails_in_a_request_is_told_and_what_was_not_done_c
 }
 
 #[test]
-fn each_access_to_memory_that_fails_while_faults_are_told_is_told_and_every_fault_is_counted() {
+fn each_access_to_memory_that_fails_while_faults_are_reported_is_reported_and_every_fault_is_counted()
+ {
     let fault = Fault {
         reason: Reason::Mapping,
         endpoint: 8,

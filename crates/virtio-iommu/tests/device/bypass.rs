@@ -162,7 +162,7 @@ fn new_memory_is_seen_and_old_memory_is_given_back() {
 }
 
 #[test]
-fn memory_that_cannot_be_pinned_for_bypass_is_told() {
+fn memory_that_cannot_be_pinned_for_bypass_is_reported() {
     let mut guest = Guest::new();
     let charge = guest.ledger.charge(PAGE).unwrap();
     guest.device.write_config(36, &[1]);

@@ -128,7 +128,7 @@ fn a_buffer_that_is_no_buffer_goes_back() {
 }
 
 #[test]
-fn faults_of_endpoints_that_are_not_known_are_not_told() {
+fn faults_of_endpoints_that_are_not_known_are_not_reported() {
     let mut guest = Guest::new();
     guest.give(0, 24);
     let mut stranger = fault(5);
@@ -145,7 +145,7 @@ fn faults_of_endpoints_that_are_not_known_are_not_told() {
 }
 
 #[test]
-fn nothing_is_told_before_features_are_negotiated() {
+fn nothing_is_sent_before_features_are_negotiated() {
     let mut guest = Guest::new();
     assert!(guest.device.reset());
     assert!(matches!(guest.tell(&[fault(5)]), Err(Error::NotNegotiated)));

@@ -28,7 +28,7 @@ use super::BenchError;
 use super::origin::SCATTERED;
 use super::real::{Failed, Real};
 use super::report::{Group, GroupReport, Key, Subject, Unit};
-use super::turns::Turns;
+use super::rounds::Rounds;
 use guest::{Blocks, PATIENCE, Shared, Wires, page_by_page};
 use host::Host;
 
@@ -111,7 +111,7 @@ const STAGES: [&str; 5] = ["allocate", "encode", "send", "translate", "discard"]
 const WHOLE: &str = "inflate";
 
 /// Runs the group.
-pub(super) fn run(turns: &mut Turns<'_>, report: &mut GroupReport) -> Result<(), BenchError> {
+pub(super) fn run(rounds: &mut Rounds<'_>, report: &mut GroupReport) -> Result<(), BenchError> {
     report.notes = vec![
         "the origin's guest: 8 GiB under KVM; here: driver and device as two threads, no guest".into(),
         "stages are processor time; send is what the clock says beyond them; inflate is their sum, by the \
@@ -119,21 +119,21 @@ pub(super) fn run(turns: &mut Turns<'_>, report: &mut GroupReport) -> Result<(),
             .into(),
     ];
     for (nth, kind) in (0..).zip(KINDS) {
-        turns.part(nth, KINDS.len() as u32);
-        if let Err(failed) = of_memory(kind, turns, report) {
+        rounds.part(nth, KINDS.len() as u32);
+        if let Err(failed) = of_memory(kind, rounds, report) {
             failed.or_report(report, kind.name)?;
         }
     }
     Ok(())
 }
 
-fn of_memory(kind: Kind, turns: &mut Turns<'_>, report: &mut GroupReport) -> Result<(), Failed> {
-    let wanted = turns.settings().balloon_bytes;
-    let real = Real::take(kind.backing, wanted, UNIT, None, turns, report)?;
+fn of_memory(kind: Kind, rounds: &mut Rounds<'_>, report: &mut GroupReport) -> Result<(), Failed> {
+    let wanted = rounds.settings().balloon_bytes;
+    let real = Real::take(kind.backing, wanted, UNIT, None, rounds, report)?;
     let bytes = kind.taken(real.mapping.len());
-    while turns.more()? {
+    while rounds.more()? {
         for way in Way::all() {
-            fill(&real.mapping, turns)?;
+            fill(&real.mapping, rounds)?;
             let (stages, messages) =
                 inflate(way, kind, &real.mapping, bytes).map_err(|op| BenchError::Refused {
                     group: Group::Balloon,
@@ -156,18 +156,18 @@ fn of_memory(kind: Kind, turns: &mut Turns<'_>, report: &mut GroupReport) -> Res
                 unit,
             };
             for (op, seconds) in STAGES.into_iter().zip(stages).chain([whole]) {
-                turns.note(key(op, Unit::Milliseconds), seconds * 1e3);
+                rounds.note(key(op, Unit::Milliseconds), seconds * 1e3);
             }
-            turns.note(key("messages", Unit::Count), messages as f64);
+            rounds.note(key("messages", Unit::Count), messages as f64);
         }
     }
     Ok(())
 }
 
 /// Every page is there, and every block holds something.
-fn fill(mapping: &Mapping, turns: &mut Turns<'_>) -> Result<(), Failed> {
+fn fill(mapping: &Mapping, rounds: &mut Rounds<'_>) -> Result<(), Failed> {
     mapping
-        .populate(&mut |_| turns.go_on())
+        .populate(&mut |_| rounds.go_on())
         .map_err(|error| match error {
             PopulateError::Interrupted { .. } => BenchError::Interrupted.into(),
             error => Failed::because(&error),

@@ -5,7 +5,7 @@
 //! tables back, all of it in the time taken. A bracket holds 8 operations, one behind the other, or 64
 //! on single pages, every second one; a sample is the mean of 16 brackets.
 
-mod bed;
+mod fixture;
 
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
@@ -15,10 +15,10 @@ use iopt::format::{
 };
 use iopt::{BuildError, HeapArena};
 
-use self::bed::Bed;
+use self::fixture::Fixture;
 use super::BenchError;
 use super::report::GroupReport;
-use super::turns::Turns;
+use super::rounds::Rounds;
 
 const K: u64 = 1 << 10;
 const M: u64 = 1 << 20;
@@ -34,11 +34,11 @@ struct Shape {
 /// One format with all its operations.
 trait Case {
     /// Every operation once, in both ways.
-    fn round(&mut self, turns: &mut Turns<'_>) -> Result<(), BenchError>;
+    fn round(&mut self, rounds: &mut Rounds<'_>) -> Result<(), BenchError>;
 }
 
 /// Runs the group.
-pub(super) fn run(turns: &mut Turns<'_>, report: &mut GroupReport) -> Result<(), BenchError> {
+pub(super) fn run(rounds: &mut Rounds<'_>, report: &mut GroupReport) -> Result<(), BenchError> {
     report.notes = [
         "4 KiB and 2 MiB stand for each format's own page and block; ns for one operation",
         "page by page: a call for each page, one flush; split: the block unmapped, its pages mapped; \
@@ -49,11 +49,11 @@ pub(super) fn run(turns: &mut Turns<'_>, report: &mut GroupReport) -> Result<(),
     .map(String::from)
     .into();
     let mut cases = cases()?;
-    turns.part(0, 1);
-    while turns.more()? {
+    rounds.part(0, 1);
+    while rounds.more()? {
         for case in &mut cases {
-            turns.look()?;
-            case.round(turns)?;
+            rounds.look()?;
+            case.round(rounds)?;
         }
     }
     Ok(())
@@ -80,7 +80,7 @@ fn cases() -> Result<Vec<Box<dyn Case>>, BenchError> {
             })?;
             #[allow(clippy::redundant_closure_call, reason = "one shape for all formats")]
             let dirty = ($dirty)(format);
-            Box::new(Bed::new(shape, format, dirty, |base| {
+            Box::new(Fixture::new(shape, format, dirty, |base| {
                 <$memory>::with_tables_at(64, base)
             })?)
         }};

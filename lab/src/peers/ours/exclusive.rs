@@ -7,12 +7,12 @@ use iopt::{Format, Gather, Prot, RunSink, Table};
 use runs::{Iova, Pa, Span};
 
 use super::alike::{alike, flush};
-use super::{Form, Memory};
+use super::{Access, Memory};
 
 /// The exclusive form.
 pub struct Exclusive<F: Format, M: Memory>(Table<F, Arc<M>>);
 
-impl<F: Format, M: Memory> Form<F, M> for Exclusive<F, M> {
+impl<F: Format, M: Memory> Access<F, M> for Exclusive<F, M> {
     const NAME: &'static str = "exclusive";
 
     fn of(table: Table<F, Arc<M>>) -> Self {

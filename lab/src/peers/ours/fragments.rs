@@ -6,7 +6,7 @@ use anyhow::ensure;
 use iopt::{Discard, Format, Prot, Table};
 use runs::{Pa, Span};
 
-use super::{Form, Memory, arena, plain, take};
+use super::{Access, Memory, arena, plain, take};
 use crate::peers::clock::time;
 use crate::peers::places::Geometry;
 
@@ -16,7 +16,7 @@ pub type Fragments = (f64, f64);
 /// Maps and unmaps `count` fragments of `bytes` bytes each, which lie apart in memory and one behind
 /// the other for the device, by one call each; in tables that are there and empty, in leaves of the
 /// format's choice. Returns `rounds` samples.
-pub fn fragments<F: Format, M: Memory, T: Form<F, M>>(
+pub fn fragments<F: Format, M: Memory, T: Access<F, M>>(
     format: F,
     count: u64,
     bytes: u64,

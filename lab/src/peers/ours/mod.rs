@@ -106,7 +106,7 @@ pub(crate) fn plain(error: impl Display) -> anyhow::Error {
 }
 
 /// One of the two forms. Every function is true when all went well; each unmap flushes and reclaims.
-pub trait Form<F: Format, M: Memory>: Sized {
+pub trait Access<F: Format, M: Memory>: Sized {
     /// The name, for people.
     const NAME: &'static str;
     /// How many times the tables of an operation there must be room for. The shared form gives
@@ -168,7 +168,7 @@ struct Ready<T> {
     pending: Option<Pending<Vec<u64>>>,
 }
 
-impl<F: Format, M: Memory, T: Form<F, M>> Ours<F, M, T> {
+impl<F: Format, M: Memory, T: Access<F, M>> Ours<F, M, T> {
     /// Tables of `format`; for work on dirty bits of `dirty`, where the format has them.
     pub fn new(format: F, dirty: Option<F>) -> Self {
         Self {
@@ -199,10 +199,10 @@ impl<F: Format, M: Memory, T: Form<F, M>> Ours<F, M, T> {
         let sizes = match setup.page {
             None => offered,
             Some(page) if !offered.contains(page) => return Ok(None),
-            Some(page) if setup.refits => PageSizes::from_bits(page | granule),
+            Some(page) if setup.resizes => PageSizes::from_bits(page | granule),
             Some(page) => PageSizes::from_bits(page),
         };
-        if setup.refits && setup.page == Some(granule) {
+        if setup.resizes && setup.page == Some(granule) {
             return Ok(None);
         }
         let places = match setup.page {
@@ -212,7 +212,7 @@ impl<F: Format, M: Memory, T: Form<F, M>> Ours<F, M, T> {
         let Some(places) = places else {
             return Ok(None);
         };
-        let smallest = if setup.refits {
+        let smallest = if setup.resizes {
             granule
         } else {
             sizes.smallest()
@@ -277,7 +277,7 @@ struct Setup {
     half: bool,
     tracks: bool,
     /// Leaves change their sizes.
-    refits: bool,
+    resizes: bool,
     /// What is worked on stays mapped.
     stays: bool,
 }
@@ -290,7 +290,7 @@ impl Setup {
             warm: true,
             half: false,
             tracks: false,
-            refits: false,
+            resizes: false,
             stays: false,
         };
         match *work {
@@ -344,7 +344,7 @@ impl Setup {
             },
             Work::Split { page } | Work::Merge { page } => Self {
                 page: Some(page),
-                refits: true,
+                resizes: true,
                 stays: true,
                 warm: false,
                 ..base
@@ -401,7 +401,7 @@ impl<T> Ready<T> {
     }
 }
 
-impl<F: Format, M: Memory, T: Form<F, M>> Subject for Ours<F, M, T> {
+impl<F: Format, M: Memory, T: Access<F, M>> Subject for Ours<F, M, T> {
     fn name(&self) -> String {
         format!("dmaspace-iopt, {}", self.name)
     }
@@ -422,7 +422,7 @@ impl<F: Format, M: Memory, T: Form<F, M>> Subject for Ours<F, M, T> {
 impl<T> Ready<T> {
     fn sample<F: Format, M: Memory>(&mut self) -> anyhow::Result<f64>
     where
-        T: Form<F, M>,
+        T: Access<F, M>,
     {
         let nothing = |_: &mut T, _: Span<Iova>, _: &[Span<Pa>]| true;
         let map = |t: &mut T, range: Span<Iova>, memory: &[Span<Pa>]| t.map(range.start, memory);

@@ -7,12 +7,12 @@ use iopt::{Format, Gather, Prot, RunSink, SharedTable, Table};
 use runs::{Iova, Pa, Span};
 
 use super::alike::{alike, flush};
-use super::{Form, Memory};
+use super::{Access, Memory};
 
 /// The shared form.
 pub struct Shared<F: Format, M: Memory>(SharedTable<F, Arc<M>>);
 
-impl<F: Format, M: Memory> Form<F, M> for Shared<F, M> {
+impl<F: Format, M: Memory> Access<F, M> for Shared<F, M> {
     const NAME: &'static str = "shared";
     const SETS: u64 = 2;
 

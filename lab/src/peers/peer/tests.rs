@@ -36,14 +36,14 @@ pub(crate) fn holds<P: Peer>(format: FormatId, root: impl Fn(&P) -> u64) {
         let found = Walker::new(root).walk(&Reader, iova, Access::Write, &mut ());
         found.ok().map(|found| (found.pa, found.page.len))
     };
-    maps_what_it_is_told::<P>(&walk);
+    maps_what_it_is_asked_to::<P>(&walk);
     for work in kinds() {
         leaves_things_as_they_were::<P>(&work, &walk);
     }
     assert_eq!(memory::in_use(), before, "tables are lost");
 }
 
-fn maps_what_it_is_told<P: Peer>(walk: &impl Fn(&P, u64) -> Option<(u64, u64)>) {
+fn maps_what_it_is_asked_to<P: Peer>(walk: &impl Fn(&P, u64) -> Option<(u64, u64)>) {
     for (leaves, page, count) in [
         (Leaves::Small, SMALL, 1),
         (Leaves::Small, SMALL, 300),

@@ -61,7 +61,7 @@ fn an_answer_is_asked_for_again_when_it_is_damaged() {
 }
 
 #[test]
-fn refusals_are_told_and_the_next_request_goes() {
+fn refusals_are_reported_and_the_next_request_goes() {
     let refused = |answer| vec![(ASK, answer), ("+", ""), (ASK, OK), ("+", "")];
     for answer in ["+$E22#a9", "+$#00"] {
         let (mut stub, other) = scripted(refused(answer));
@@ -73,7 +73,7 @@ fn refusals_are_told_and_the_next_request_goes() {
 }
 
 #[test]
-fn nobody_waits_for_ever() {
+fn no_operation_waits_for_ever() {
     let (ours, _theirs) = UnixStream::pair().unwrap();
     let mut stub = Stub::unasked(ours);
     stub.patience = Duration::from_millis(1);

@@ -14,7 +14,7 @@ use super::*;
 fn measured() -> &'static Measured {
     static MEASURED: OnceLock<Measured> = OnceLock::new();
     MEASURED.get_or_init(|| {
-        let _turn = crate::test_turns::pinning();
+        let _turn = crate::counter_lock::pinning();
         let job = Bench {
             groups: Group::ALL.into(),
             settings: Settings::smallest(),

@@ -78,7 +78,7 @@ fn settings(report: &MachineReport) -> Vec<(&str, &str)> {
 }
 
 #[test]
-fn a_machine_without_an_iommu_is_told_how_to_get_one() {
+fn the_user_of_a_machine_without_an_iommu_learns_how_to_get_one() {
     let machine = Machine::new("quiet root=/dev/vda\n");
     let report = machine.report();
     assert_eq!(

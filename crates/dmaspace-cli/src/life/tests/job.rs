@@ -15,8 +15,8 @@ use std::ops::ControlFlow;
 use std::os::unix::fs::FileExt as _;
 use std::path::PathBuf;
 
+use crate::counter_lock;
 use crate::life::{BandState, LifeError, LifeJob, LifeReport, LifeStep, SuccessorError, succeed};
-use crate::test_turns;
 use hostmem::{Backing, Counter, Limits, Pinner};
 use iopt::FormatId;
 
@@ -87,7 +87,7 @@ fn whole(job: &LifeJob) -> LifeReport {
 
 #[test]
 fn a_whole_life_is_right_at_every_step_and_leaves_nothing() {
-    let _turn = test_turns::alone();
+    let _turn = counter_lock::alone();
     let Some(job) = job(64) else { return };
     let report = whole(&job);
     let size = 64 * MIB;
@@ -161,7 +161,7 @@ fn a_whole_life_is_right_at_every_step_and_leaves_nothing() {
 
 #[test]
 fn a_life_on_real_frames_and_in_other_formats_is_right_too() {
-    let _turn = test_turns::alone();
+    let _turn = counter_lock::alone();
     let Some(mut job) = job(16) else { return };
     job.stand_in = false;
     job.formats = [FormatId::X86_64, FormatId::VtdSs];
@@ -185,8 +185,8 @@ fn memory_files(len: u64) -> Vec<File> {
 }
 
 #[test]
-fn a_byte_that_somebody_else_has_written_is_found() {
-    let _turn = test_turns::alone();
+fn a_byte_that_another_writer_has_changed_is_found() {
+    let _turn = counter_lock::alone();
     let Some(job) = job(2) else { return };
     let mut done = false;
     let report = job.run(&mut |step| {
@@ -206,7 +206,7 @@ fn a_byte_that_somebody_else_has_written_is_found() {
 
 #[test]
 fn whoever_stops_it_at_any_step_finds_everything_given_back() {
-    let _turn = test_turns::alone();
+    let _turn = counter_lock::alone();
     let Some(job) = job(1) else { return };
     let before = kernel();
     for last in LifeStep::ALL {
@@ -224,7 +224,7 @@ fn whoever_stops_it_at_any_step_finds_everything_given_back() {
 
 #[test]
 fn a_second_process_that_fails_leaves_nothing_behind() {
-    let _turn = test_turns::alone();
+    let _turn = counter_lock::alone();
     let Some(job) = job(1) else { return };
     let before = kernel();
     let successor = |words: &[&str]| {

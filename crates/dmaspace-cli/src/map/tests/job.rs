@@ -8,10 +8,10 @@
 
 use std::ops::ControlFlow;
 
+use crate::counter_lock;
 use crate::map::{
     JobError, MapBackend, MapJob, MapReport, SizeClass, Software, Stage, Unwatched, Watch,
 };
-use crate::test_turns;
 use dmaspace::devices::NotReady;
 use hostmem::{Backing, Machine};
 use ioas::Placement;
@@ -32,7 +32,7 @@ fn over(software: Software) -> MapJob {
 }
 
 fn run(job: &MapJob) -> MapReport {
-    let _turn = test_turns::pinning();
+    let _turn = counter_lock::pinning();
     let report = job.run(&mut Unwatched).unwrap();
     let MapBackend::Software(Software { devices, .. }) = job.backend else {
         panic!("another back end");
@@ -210,7 +210,7 @@ impl Watch for StopAt {
 #[test]
 fn a_job_that_is_stopped_gives_everything_back() {
     for stage in [Stage::Populate, Stage::Pin, Stage::Map, Stage::DmaCheck] {
-        let _turn = test_turns::pinning();
+        let _turn = counter_lock::pinning();
         let error = job().run(&mut StopAt(stage)).unwrap_err();
         assert!(matches!(error, JobError::Interrupted), "{stage:?}: {error}");
     }

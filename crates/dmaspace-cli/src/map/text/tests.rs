@@ -31,12 +31,12 @@ fn the_report_of_a_real_device_that_copies() {
 }
 
 #[test]
-fn the_report_of_a_real_device_that_nobody_can_drive() {
+fn the_report_of_a_real_device_that_has_no_driver() {
     check(&samples::unchecked(), UNCHECKED);
 }
 
 #[test]
-fn a_raised_pool_is_told() {
+fn a_raised_pool_is_reported() {
     let text = write(&samples::striped(2), Paint::Plain);
     assert!(
         text.contains("\n              1 huge page added to the pool, and taken out again\n"),
@@ -45,7 +45,7 @@ fn a_raised_pool_is_told() {
 }
 
 #[test]
-fn where_tables_lie_is_told_with_what_it_costs() {
+fn where_tables_lie_is_reported_with_what_it_costs() {
     let mut report = samples::huge();
     let on = |node, bytes| Some(vec![NodeShare { node, bytes }]);
     let domain = |node, devices, nodes| DomainReport {
@@ -72,7 +72,7 @@ fn where_tables_lie_is_told_with_what_it_costs() {
 }
 
 #[test]
-fn containers_by_node_are_told_with_what_each_is_charged() {
+fn containers_by_node_are_reported_with_what_each_is_charged() {
     let mut report = samples::sampled();
     let device = report.backend.device.clone();
     report.backend.further_devices = device.into_iter().collect();

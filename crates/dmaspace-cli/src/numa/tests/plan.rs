@@ -159,7 +159,7 @@ fn a_node_without_memory_has_its_tables_on_the_nearest_that_has() {
 }
 
 #[test]
-fn devices_without_a_node_or_a_unit_are_told() {
+fn devices_without_a_node_or_a_unit_are_reported() {
     let nodes = vec![node(0, GIB), node(1, GIB)];
     let units = vec![unit(0, None), unit(1, None)];
     let devices = vec![
@@ -273,7 +273,7 @@ fn a_guest_sees_the_planned_nodes() {
 }
 
 #[test]
-fn libvirt_is_told_the_same() {
+fn libvirt_gets_the_same() {
     let mut two = guest(2, 4 * GIB);
     two.viommu = true;
     let xml = two.libvirt().unwrap();

@@ -8,7 +8,7 @@ use iopt::Interruption;
 use runs::Span;
 
 #[test]
-fn the_double_charge_is_told_before_and_refused_before_anything_is_touched() {
+fn the_double_charge_is_reported_before_and_refused_before_anything_is_touched() {
     let (mut bench, _) = Bench::with(&[0, 1], 3 * MIB);
     let memory = bench.memory(GIB);
     let forecast = bench.space.forecast(&memory, ALL);

@@ -54,7 +54,7 @@ fn a_unit_that_stops_again_is_not_blamed_for_what_was_before() {
     assert_eq!(stop(5), "ILLEGAL_COMMAND_ERROR");
     driver.invalidate_domain(DOMAIN).unwrap();
     assert_eq!(drain(&driver), (Vec::new(), 0));
-    model.told();
+    model.received();
 }
 
 const READ: u64 = 0;

@@ -19,23 +19,23 @@ fn attached(config: Config) -> (Driver, Model) {
     let (driver, model) = enabled(config);
     driver.set_device_tlb(DEVICE, Some(DEPTH)).unwrap();
     driver.attach(DEVICE, DOMAIN, root(0x1000, 4)).unwrap();
-    assert_eq!(model.told(), [Told::Device(SOURCE), Told::Wait]);
+    assert_eq!(model.received(), [Received::Device(SOURCE), Received::Wait]);
     (driver, model)
 }
 
-const fn in_device(address: u64, mask: u32) -> Told {
-    Told::InDevice(SOURCE, 31, address, mask)
+const fn in_device(address: u64, mask: u32) -> Received {
+    Received::InDevice(SOURCE, 31, address, mask)
 }
 
 #[test]
-fn what_the_unit_forgets_the_device_forgets_behind_it() {
+fn what_the_unit_invalidates_the_device_invalidates_after_it() {
     let (driver, model) = attached(SERVED);
     assert!(driver.capabilities().device_tlbs);
     assert!(model.serves_tlb(SOURCE));
     // Another one of the domain, without.
     driver.attach(DeviceId(5), DOMAIN, root(0x1000, 4)).unwrap();
     assert!(!model.serves_tlb(5));
-    model.told();
+    model.received();
     let before = driver.counters().waits;
     let pair = Invalidation::of(Span::new(0xf000, 0x2000), 1, false);
     let eight = Invalidation::of(Span::new(0x8000, 0x8000), 1, true);
@@ -43,40 +43,40 @@ fn what_the_unit_forgets_the_device_forgets_behind_it() {
     driver.invalidate(DOMAIN, &eight).unwrap();
     driver.invalidate_domain(DOMAIN).unwrap();
     assert_eq!(
-        model.told(),
+        model.received(),
         [
-            Told::Pages(7, 0xf000, 0, false),
-            Told::Pages(7, 0x1_0000, 0, false),
-            Told::Barrier,
+            Received::Pages(7, 0xf000, 0, false),
+            Received::Pages(7, 0x1_0000, 0, false),
+            Received::Barrier,
             in_device(0xf000, 0),
             in_device(0x1_0000, 0),
-            Told::Wait,
-            Told::Pages(7, 0x8000, 3, true),
-            Told::Barrier,
+            Received::Wait,
+            Received::Pages(7, 0x8000, 3, true),
+            Received::Barrier,
             in_device(0x8000, 3),
-            Told::Wait,
+            Received::Wait,
             whole(7),
-            Told::Barrier,
+            Received::Barrier,
             in_device(0, 52),
-            Told::Wait,
+            Received::Wait,
         ]
     );
     assert_eq!(driver.counters().waits - before, 3);
     driver.detach(DeviceId(5)).unwrap();
     driver.detach(DEVICE).unwrap();
     assert_eq!(
-        model.told(),
+        model.received(),
         [
-            Told::Device(5),
-            Told::Barrier,
+            Received::Device(5),
+            Received::Barrier,
             whole(7),
-            Told::Wait,
-            Told::Device(SOURCE),
-            Told::Barrier,
+            Received::Wait,
+            Received::Device(SOURCE),
+            Received::Barrier,
             whole(7),
-            Told::Barrier,
+            Received::Barrier,
             in_device(0, 52),
-            Told::Wait
+            Received::Wait
         ]
     );
     // What it has translated itself does not pass any more.
@@ -84,9 +84,9 @@ fn what_the_unit_forgets_the_device_forgets_behind_it() {
     driver.set_device_tlb(DEVICE, None).unwrap();
     driver.attach(DEVICE, DOMAIN, root(0x1000, 4)).unwrap();
     assert!(!model.serves_tlb(SOURCE));
-    model.told();
+    model.received();
     driver.invalidate_domain(DOMAIN).unwrap();
-    assert_eq!(model.told(), [whole(7), Told::Wait]);
+    assert_eq!(model.received(), [whole(7), Received::Wait]);
 }
 
 #[test]
@@ -101,13 +101,15 @@ fn pages_in_many_devices_become_one_command_each() {
             driver.set_device_tlb(device, Some(all)).unwrap();
             driver.attach(device, DOMAIN, root(0x1000, 4)).unwrap();
         }
-        model.told();
+        model.received();
         driver.invalidate(DOMAIN, &pair).unwrap();
-        let told = model.told();
-        let device = |told: &&Told| matches!(told, Told::InDevice(_, 32, _, _));
-        let count = told.iter().filter(device).count();
+        let received = model.received();
+        let device = |received: &&Received| matches!(received, Received::InDevice(_, 32, _, _));
+        let count = received.iter().filter(device).count();
         assert_eq!(count as u32, (devices.end - 1) * each);
-        let pages = told.iter().filter(|told| matches!(told, Told::Pages(..)));
+        let pages = received
+            .iter()
+            .filter(|received| matches!(received, Received::Pages(..)));
         assert_eq!(pages.count(), 2);
     }
 }
@@ -141,20 +143,20 @@ fn a_new_root_is_new_to_devices_too() {
     let mut table = Table::new(AmdV1::new(1).unwrap(), &tables).unwrap();
     driver.set_device_tlb(DEVICE, Some(DEPTH)).unwrap();
     driver.attach(DEVICE, DOMAIN, table.root()).unwrap();
-    model.told();
+    model.received();
     let mut gather = Gather::new();
     table.grow(2, &mut gather).unwrap();
     let flushed = gather.flush_with(|what| driver.invalidate(DOMAIN, what));
     table.reclaim(flushed.unwrap());
     assert_eq!(
-        model.told(),
+        model.received(),
         [
-            Told::Device(SOURCE),
-            Told::Barrier,
+            Received::Device(SOURCE),
+            Received::Barrier,
             whole(7),
-            Told::Barrier,
+            Received::Barrier,
             in_device(0, 52),
-            Told::Wait
+            Received::Wait
         ]
     );
     assert!(model.serves_tlb(SOURCE));
@@ -226,11 +228,16 @@ fn a_successor_knows_the_devices() {
     });
     let (frozen, _, memory) = frozen.map_err(|(_, cause)| cause).unwrap();
     assert_eq!(pages, used);
-    model.told();
+    model.received();
     let heir = AmdVi::adopt(model.clone(), memory, SERVED, &frozen).unwrap();
     heir.invalidate_domain(DOMAIN).unwrap();
-    let told = [whole(7), Told::Barrier, in_device(0, 52), Told::Wait];
-    assert_eq!(model.told(), told);
+    let received = [
+        whole(7),
+        Received::Barrier,
+        in_device(0, 52),
+        Received::Wait,
+    ];
+    assert_eq!(model.received(), received);
     heir.detach(DEVICE).unwrap();
     heir.set_device_tlb(DEVICE, None).unwrap();
     let (_, memory) = heir.tear_down().unwrap();

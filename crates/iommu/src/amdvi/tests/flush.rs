@@ -9,8 +9,8 @@ use super::*;
 const MIB: u64 = 1 << 20;
 
 /// Unmaps pages of one table by one gather, flushes it, and returns commands, waits, and what the
-/// unit was told, after looking that all of it was named.
-fn unmap(sizes: PageSizes, pages: &[Span<Iova>]) -> (u64, u64, Vec<Told>) {
+/// unit was received, after looking that all of it was named.
+fn unmap(sizes: PageSizes, pages: &[Span<Iova>]) -> (u64, u64, Vec<Received>) {
     let (driver, model) = enabled(CONFIG);
     let tables = HeapTables::with_tables(2048).unwrap();
     let format = AmdV1::new(4).unwrap();
@@ -29,11 +29,11 @@ fn unmap(sizes: PageSizes, pages: &[Span<Iova>]) -> (u64, u64, Vec<Told>) {
         .unwrap();
     table.reclaim(flushed);
     let after = driver.counters();
-    let told = model.told();
+    let received = model.received();
     for page in pages {
         for address in (page.start..=page.last()).step_by(4096) {
-            let named = told.iter().any(|told| match *told {
-                Told::Pages(7, first, mask, _) => {
+            let named = received.iter().any(|received| match *received {
+                Received::Pages(7, first, mask, _) => {
                     (first ^ address).checked_shr(12 + mask).unwrap_or(0) == 0
                 }
                 _ => false,
@@ -44,7 +44,7 @@ fn unmap(sizes: PageSizes, pages: &[Span<Iova>]) -> (u64, u64, Vec<Told>) {
     (
         after.commands - before.commands,
         after.waits - before.waits,
-        told,
+        received,
     )
 }
 
@@ -72,9 +72,9 @@ fn one_gather_costs_one_wait() {
         ("1 GiB, 4 KiB leaves", small, &gib, 1),
     ];
     for (name, sizes, pages, expected) in rows {
-        let (commands, waits, told) = unmap(sizes, pages);
-        assert_eq!((commands, waits), (expected, 1), "{name}: {told:?}");
-        assert_eq!(told.len() as u64, commands + waits, "{name}");
+        let (commands, waits, received) = unmap(sizes, pages);
+        assert_eq!((commands, waits), (expected, 1), "{name}: {received:?}");
+        assert_eq!(received.len() as u64, commands + waits, "{name}");
     }
 }
 
@@ -85,8 +85,8 @@ fn upper_levels_are_named_only_when_a_table_was_unlinked() {
         let what = Invalidation::of(Span::new(0x3000, 0x1000), 1, unlinked);
         driver.invalidate(DOMAIN, &what).unwrap();
         assert_eq!(
-            model.told(),
-            [Told::Pages(7, 0x3000, 0, unlinked), Told::Wait]
+            model.received(),
+            [Received::Pages(7, 0x3000, 0, unlinked), Received::Wait]
         );
     }
     // Sizes: two pages, and all that there is.
@@ -99,19 +99,19 @@ fn upper_levels_are_named_only_when_a_table_was_unlinked() {
         let what = Invalidation::of(range, 1, false);
         driver.invalidate(DOMAIN, &what).unwrap();
         assert_eq!(
-            model.told(),
-            [Told::Pages(7, address, mask, false), Told::Wait]
+            model.received(),
+            [Received::Pages(7, address, mask, false), Received::Wait]
         );
     }
     // Tables without a range: everything.
     let what = Invalidation::of(Span::new(0, 0), 0, true);
     driver.invalidate(DOMAIN, &what).unwrap();
-    assert_eq!(model.told(), [whole(7), Told::Wait]);
+    assert_eq!(model.received(), [whole(7), Received::Wait]);
     // Nothing at all, and a domain that no device can be in.
     let nothing = Invalidation::of(Span::new(0, 0), 0, false);
     driver.invalidate(DOMAIN, &nothing).unwrap();
     driver.invalidate_domain(DomainId(1 << 16 | 7)).unwrap();
-    assert_eq!(model.told(), []);
+    assert_eq!(model.received(), []);
 }
 
 #[test]
@@ -135,7 +135,7 @@ fn a_table_that_has_grown_is_walked_from_its_new_root_by_all_devices_of_the_doma
     for device in devices {
         assert_eq!(model.look_up(device), Some((7, old.address, 1)));
     }
-    model.told();
+    model.received();
 
     let mut gather = Gather::new();
     let new = table.grow(6, &mut gather).unwrap();
@@ -143,21 +143,21 @@ fn a_table_that_has_grown_is_walked_from_its_new_root_by_all_devices_of_the_doma
     let failed = gather.flush_with(|what| driver.invalidate(DOMAIN, what));
     assert!(matches!(failed, Err(FlushError::Unit { .. })));
     model.state().broken.mute = false;
-    model.told();
-    // The stores are done. The unit was not heard, and is told again.
+    model.received();
+    // The stores are done. The unit was not heard, and is received again.
     let flushed = gather
         .flush_with(|what| driver.invalidate(DOMAIN, what))
         .unwrap();
     table.reclaim(flushed);
     assert_eq!(
-        model.told(),
+        model.received(),
         [
-            Told::Device(0),
-            Told::Device(SOURCE),
-            Told::Device(0x3ff),
-            Told::Barrier,
+            Received::Device(0),
+            Received::Device(SOURCE),
+            Received::Device(0x3ff),
+            Received::Barrier,
             whole(7),
-            Told::Wait
+            Received::Wait
         ]
     );
     for device in devices {
@@ -182,7 +182,7 @@ fn a_root_that_the_unit_cannot_walk_is_refused_and_the_old_one_stays() {
         .unwrap();
     let old = table.root();
     driver.attach(DEVICE, DOMAIN, old).unwrap();
-    model.told();
+    model.received();
     let mut gather = Gather::new();
     table.grow(5, &mut gather).unwrap();
     let refused = gather
@@ -195,7 +195,7 @@ fn a_root_that_the_unit_cannot_walk_is_refused_and_the_old_one_stays() {
     };
     let domain = DOMAIN;
     assert_eq!(refused, FlushError::Root { domain, cause });
-    assert_eq!(model.told(), []);
+    assert_eq!(model.received(), []);
     assert_eq!(model.look_up(SOURCE), Some((7, old.address, 4)));
     let _ = gather.never_walked();
 }

@@ -27,13 +27,13 @@ pub(super) fn table(address: u64) -> Root {
 fn guests(pasid_bits: u32) -> (Driver, Model) {
     let (driver, model) = unit(GUEST, config(pasid_bits));
     driver.enable().unwrap();
-    model.told();
+    model.received();
     (driver, model)
 }
 
 /// All of a PASID.
-const fn all(source: u16, pasid: u32) -> Told {
-    Told::GuestPages(source, pasid, 0, 52, true)
+const fn all(source: u16, pasid: u32) -> Received {
+    Received::GuestPages(source, pasid, 0, 52, true)
 }
 
 #[test]
@@ -93,19 +93,20 @@ fn what_the_unit_cannot_do_is_refused_by_name() {
 fn guest_tables_are_switched_on_before_translation() {
     let (driver, model) = unit(GUEST, config(0));
     driver.enable().unwrap();
-    let told = model.told();
+    let received = model.received();
     let on = |bit| {
-        told.iter()
-            .position(|told| matches!(told, Told::Control(set, _) if set & bit != 0))
+        received
+            .iter()
+            .position(|received| matches!(received, Received::Control(set, _) if set & bit != 0))
             .unwrap()
     };
-    assert!(on(1 << 16) < on(1), "{told:?}");
+    assert!(on(1 << 16) < on(1), "{received:?}");
     // A unit that somebody has left so is set to host tables.
     let (driver, model) = unit(GUEST, CONFIG);
     model.state().control = 1 << 16;
     driver.enable().unwrap();
     assert_eq!(model.state().control >> 16 & 1, 0);
-    model.told();
+    model.received();
 }
 
 #[test]
@@ -118,7 +119,7 @@ fn each_pasid_has_its_table_in_guest_cr3_tables_of_all_levels() {
         driver
             .attach_pasid(DEVICE, Pasid(last), DOMAIN, table(0x1000))
             .unwrap();
-        assert_eq!(model.told(), [Told::Device(SOURCE), Told::Wait]);
+        assert_eq!(model.received(), [Received::Device(SOURCE), Received::Wait]);
         assert_eq!(driver.memory().in_use() - before, pages, "{bits} bits");
         let found = model.look_up_guest(SOURCE, Some(last.into()));
         assert_eq!(found, Some((SOURCE, 0x1000)));
@@ -157,7 +158,7 @@ fn address_spaces_of_one_device_come_and_go_alone() {
     assert_eq!(look_up(None), Some(0x1000));
     assert_eq!(look_up(Some(1)), Some(0x2000));
     assert_eq!(look_up(Some(0x4_0000)), Some(0x1000));
-    model.told();
+    model.received();
     let refused = driver.attach_pasid(DEVICE, Pasid(2), OTHER, table(0x1000));
     let (there, asked) = (table(0x2000), table(0x1000));
     let domain = OTHER;
@@ -177,10 +178,10 @@ fn address_spaces_of_one_device_come_and_go_alone() {
     );
 
     driver.detach_pasid(DEVICE, Pasid(0x4_0000)).unwrap();
-    assert_eq!(model.told(), [all(SOURCE, 0x4_0000), Told::Wait]);
+    assert_eq!(model.received(), [all(SOURCE, 0x4_0000), Received::Wait]);
     assert_eq!(look_up(Some(0x4_0000)), None);
     driver.detach(DEVICE).unwrap();
-    assert_eq!(model.told(), [all(SOURCE, 0), Told::Wait]);
+    assert_eq!(model.received(), [all(SOURCE, 0), Received::Wait]);
     assert_eq!((look_up(None), look_up(Some(1))), (None, Some(0x2000)));
     let gone = Err(AttachError::NotAttached { device });
     assert_eq!(driver.detach(DEVICE), gone);
@@ -228,34 +229,35 @@ fn a_flush_names_each_member_of_the_domain() {
     driver
         .attach_pasid(DEVICE, Pasid(6), OTHER, table(0x2000))
         .unwrap();
-    model.told();
+    model.received();
     driver.invalidate(DOMAIN, &one).unwrap();
-    let pages = |source, pasid| Told::GuestPages(source, pasid, 0xffff_8000_0000_5000, 0, false);
+    let pages =
+        |source, pasid| Received::GuestPages(source, pasid, 0xffff_8000_0000_5000, 0, false);
     let (first, second) = (SOURCE, SECOND.0 as u16);
     assert_eq!(
-        model.told(),
+        model.received(),
         [
             pages(first, 0),
             pages(first, 5),
             pages(second, 0xf_ffff),
-            Told::Wait
+            Received::Wait
         ]
     );
     driver.invalidate_domain(OTHER).unwrap();
-    assert_eq!(model.told(), [all(first, 6), Told::Wait]);
+    assert_eq!(model.received(), [all(first, 6), Received::Wait]);
     // Pages of many members become one command each, and one wait.
     for pasid in 10..41 {
         driver
             .attach_pasid(DEVICE, Pasid(pasid), DOMAIN, table(0x1000))
             .unwrap();
     }
-    model.told();
+    model.received();
     driver.invalidate(DOMAIN, &one).unwrap();
-    let told = model.told();
-    assert_eq!(told.len(), 34 + 1);
-    let whole = told
+    let received = model.received();
+    assert_eq!(received.len(), 34 + 1);
+    let whole = received
         .iter()
-        .filter(|told| matches!(told, Told::GuestPages(_, _, 0, 52, true)));
+        .filter(|received| matches!(received, Received::GuestPages(_, _, 0, 52, true)));
     assert_eq!(whole.count(), 34);
 }
 
@@ -269,17 +271,17 @@ fn where_absent_entries_are_cached_they_are_forgotten_too() {
         },
     );
     driver.enable().unwrap();
-    model.told();
+    model.received();
     driver
         .attach_pasid(DEVICE, Pasid(3), DOMAIN, table(0x1000))
         .unwrap();
     assert_eq!(
-        model.told(),
+        model.received(),
         [
-            Told::Device(SOURCE),
-            Told::Barrier,
+            Received::Device(SOURCE),
+            Received::Barrier,
             all(SOURCE, 3),
-            Told::Wait
+            Received::Wait
         ]
     );
 }
@@ -294,7 +296,7 @@ fn a_successor_knows_all_pasids() {
             .unwrap();
     }
     let used = driver.memory().in_use();
-    model.told();
+    model.received();
     let (mut pages, mut tables) = (0, Vec::new());
     let frozen = driver.freeze(&mut |held| match held {
         Held::Structure { span, .. } => pages += span.len / 4096,
@@ -305,7 +307,7 @@ fn a_successor_knows_all_pasids() {
     let mut expected = std::vec![(OTHER, table(0x20_0000))];
     expected.resize(21, (DOMAIN, table(0x10_0000)));
     assert_eq!(tables, expected);
-    model.told();
+    model.received();
     let adopt = |config| AmdVi::adopt(model.clone(), memory.clone(), config, &frozen);
     for (config, name) in [(CONFIG, "the mode"), (config(11), "bits of a PASID")] {
         match adopt(config) {
@@ -317,9 +319,9 @@ fn a_successor_knows_all_pasids() {
         }
     }
     let heir = adopt(config(12)).unwrap();
-    assert_eq!(model.told(), []);
+    assert_eq!(model.received(), []);
     heir.invalidate_domain(DOMAIN).unwrap();
-    assert_eq!(model.told().len(), 20 + 1);
+    assert_eq!(model.received().len(), 20 + 1);
     for pasid in 1..=20 {
         heir.detach_pasid(SECOND, Pasid(pasid * 100)).unwrap();
     }

@@ -15,7 +15,7 @@ use iopt::{FormatId, HeapTables, Root};
 
 use super::*;
 use crate::suite::prelude::*;
-use model::{Model, Told};
+use model::{Model, Received};
 
 /// INVALIDATE_IOMMU_ALL, six levels.
 const FEATURES: u64 = 1 << 6 | 2 << 10;
@@ -61,11 +61,11 @@ fn unit(features: u64, config: Config) -> (Driver, Model) {
 fn enabled(config: Config) -> (Driver, Model) {
     let (driver, model) = unit(FEATURES, config);
     driver.enable().unwrap();
-    model.told();
+    model.received();
     (driver, model)
 }
 
 /// All of a domain.
-const fn whole(domain: u16) -> Told {
-    Told::Pages(domain, 0, 52, true)
+const fn whole(domain: u16) -> Received {
+    Received::Pages(domain, 0, 52, true)
 }

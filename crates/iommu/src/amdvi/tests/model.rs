@@ -2,7 +2,7 @@
 //!
 //! It follows the Control Register, fetches commands, stores what COMPLETION_WAIT says, logs events, and
 //! looks devices up with its own reading of section 2.2.2, through a cache that only commands empty. It
-//! notes what it was told, in order, and everything that a driver must not do. It can be slow (each
+//! notes what it was received, in order, and everything that a driver must not do. It can be slow (each
 //! answer takes some rounds), and broken in named ways.
 
 use std::collections::BTreeMap;
@@ -14,9 +14,9 @@ use iopt::{Cell, HeapTables, TableMemory};
 use crate::registers::Registers;
 use crate::suite::PATIENCE;
 
-/// What the unit was told.
+/// What the unit was received.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Told {
+pub(super) enum Received {
     /// The Device Table Base Address Register.
     Table(u64),
     /// Bits of the Control Register that become 1, and that become 0.
@@ -73,7 +73,7 @@ pub(super) struct State {
     /// Rounds that an answer takes.
     pub(super) latency: u32,
     pub(super) broken: Broken,
-    told: Vec<Told>,
+    received: Vec<Received>,
     wrong: Vec<String>,
 }
 
@@ -108,11 +108,11 @@ impl Model {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What it was told since the last call.
-    pub(super) fn told(&self) -> Vec<Told> {
+    /// What it was received since the last call.
+    pub(super) fn received(&self) -> Vec<Received> {
         let mut state = self.state();
         assert!(state.wrong.is_empty(), "{:?}", state.wrong);
-        std::mem::take(&mut state.told)
+        std::mem::take(&mut state.received)
     }
 
     fn read(&self, address: u64) -> u64 {
@@ -226,7 +226,7 @@ impl Model {
 
     /// One command; false when it is not one.
     fn execute(&self, state: &mut State, [first, second]: [u64; 2]) -> bool {
-        let told = match first >> 60 {
+        let received = match first >> 60 {
             1 if first & 0x0ff0_0000_0000_0000 == 0 => match first & 7 {
                 // S.
                 1 => {
@@ -234,25 +234,25 @@ impl Model {
                         let at = first & 0x000f_ffff_ffff_fff8;
                         self.memory.entries(at, 1)[0].set_release(second);
                     }
-                    Told::Wait
+                    Received::Wait
                 }
                 // F.
-                4 if second == 0 => Told::Barrier,
+                4 if second == 0 => Received::Barrier,
                 _ => return false,
             },
             2 if first & 0x0fff_ffff_ffff_0000 == 0 && second == 0 => {
                 state.cached.remove(&(first as u16));
-                Told::Device(first as u16)
+                Received::Device(first as u16)
             }
             // GN.
             3 if first & 0x0fff_0000_fff0_0000 == 0 && second & 0xffc == 4 => {
                 let (address, mask) = sized(second);
                 let (domain, pasid) = ((first >> 32) as u16, first as u32 & 0xf_ffff);
-                Told::GuestPages(domain, pasid, address, mask, second >> 1 & 1 == 1)
+                Received::GuestPages(domain, pasid, address, mask, second >> 1 & 1 == 1)
             }
             3 if first & 0x0fff_0000_ffff_ffff == 0 && second & 0xffc == 0 => {
                 let (address, mask) = sized(second);
-                Told::Pages((first >> 32) as u16, address, mask, second >> 1 & 1 == 1)
+                Received::Pages((first >> 32) as u16, address, mask, second >> 1 & 1 == 1)
             }
             // QueueID is the device, and there is no PASID.
             4 if first >> 32 & 0x0fff_ffff == first & 0xffff
@@ -265,15 +265,15 @@ impl Model {
                     let at = (state.commands & 0x000f_ffff_ffff_f000) + state.head;
                     self.log(state, [7 << 60 | u64::from(source), at]);
                 }
-                Told::InDevice(source, (first >> 24) as u8, address, mask)
+                Received::InDevice(source, (first >> 24) as u8, address, mask)
             }
             8 if first << 4 == 0 && second == 0 && state.features >> 6 & 1 == 1 => {
                 state.cached.clear();
-                Told::All
+                Received::All
             }
             _ => return false,
         };
-        state.told.push(told);
+        state.received.push(received);
         true
     }
 
@@ -337,7 +337,7 @@ impl Model {
         state.control = value;
         state.pending = state.latency;
         if set | cleared != 0 {
-            state.told.push(Told::Control(set, cleared));
+            state.received.push(Received::Control(set, cleared));
         }
     }
 }
@@ -390,14 +390,14 @@ impl Registers for Model {
         match offset {
             0x00 => {
                 state.table = value;
-                state.told.push(Told::Table(value));
+                state.received.push(Received::Table(value));
             }
             0x08 if !fetching => state.commands = value,
             0x10 if !logging => state.events = value,
             0x18 => Self::control(state, value),
             0x20 => {
                 if state.exclusion & 1 > value & 1 {
-                    state.told.push(Told::ExclusionOff);
+                    state.received.push(Received::ExclusionOff);
                 }
                 state.exclusion = value;
             }

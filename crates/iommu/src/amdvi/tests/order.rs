@@ -89,9 +89,11 @@ fn the_device_table_is_as_large_as_its_last_device_asks_and_blocks_all() {
         let model = Model::new(memory.clone(), FEATURES);
         let driver = AmdVi::new(model.clone(), memory, config).unwrap();
         driver.enable().unwrap();
-        let told = model.told();
-        let Some(Told::Table(register)) = told.iter().find(|t| matches!(t, Told::Table(_))) else {
-            panic!("{told:?}");
+        let received = model.received();
+        let Some(Received::Table(register)) =
+            received.iter().find(|t| matches!(t, Received::Table(_)))
+        else {
+            panic!("{received:?}");
         };
         assert_eq!(register & 0xfff, pages - 1);
         assert_eq!(register & (pages * 4096 - 1) & !0xfff, 0, "aligned");
@@ -112,7 +114,7 @@ fn the_device_table_is_as_large_as_its_last_device_asks_and_blocks_all() {
 }
 
 #[test]
-fn enabling_sets_the_addresses_then_fetches_then_translates_then_forgets() {
+fn enabling_sets_the_addresses_then_fetches_then_translates_then_invalidates() {
     for latency in [0, 1, 7] {
         let (driver, model) = unit(FEATURES, CONFIG);
         model.state().latency = latency;
@@ -120,50 +122,63 @@ fn enabling_sets_the_addresses_then_fetches_then_translates_then_forgets() {
         // What firmware says of links stays; what somebody has left of other logs does not.
         model.state().control = 1 << 1 | 1 << 11 | 1 << 13;
         driver.enable().unwrap();
-        let told = model.told();
-        let Told::Table(table) = told[2] else {
-            panic!("{told:?}");
+        let received = model.received();
+        let Received::Table(table) = received[2] else {
+            panic!("{received:?}");
         };
         assert_eq!(
-            told,
+            received,
             [
-                Told::Control(0, 1 << 13),
-                Told::ExclusionOff,
-                Told::Table(table),
-                Told::Control(COHERENT | FETCH | LOG, 0),
-                Told::Control(TRANSLATE, 0),
-                Told::All,
-                Told::Wait,
+                Received::Control(0, 1 << 13),
+                Received::ExclusionOff,
+                Received::Table(table),
+                Received::Control(COHERENT | FETCH | LOG, 0),
+                Received::Control(TRANSLATE, 0),
+                Received::All,
+                Received::Wait,
             ]
         );
         // Again, over buffers that are in use: translation is never off.
         driver.enable().unwrap();
         assert_eq!(
-            model.told(),
+            model.received(),
             [
-                Told::Control(0, FETCH | LOG),
-                Told::Table(table),
-                Told::Control(FETCH | LOG, 0),
-                Told::All,
-                Told::Wait,
+                Received::Control(0, FETCH | LOG),
+                Received::Table(table),
+                Received::Control(FETCH | LOG, 0),
+                Received::All,
+                Received::Wait,
             ]
         );
         driver.disable().unwrap();
-        assert_eq!(model.told(), [Told::Control(0, TRANSLATE | FETCH | LOG)]);
+        assert_eq!(
+            model.received(),
+            [Received::Control(0, TRANSLATE | FETCH | LOG)]
+        );
         assert_eq!(model.state().control, COHERENT | 1 << 1 | 1 << 11);
     }
 }
 
 #[test]
-fn a_unit_that_cannot_forget_all_at_once_forgets_each_device_and_each_domain() {
+fn a_unit_that_cannot_invalidate_all_at_once_invalidates_each_device_and_each_domain() {
     let (driver, model) = unit(0, CONFIG);
     driver.enable().unwrap();
-    let mut told = model.told();
-    told.retain(|told| !matches!(told, Told::Wait | Told::Control(..) | Told::Table(_)));
-    let devices = (0..0x400).map(Told::Device);
+    let mut received = model.received();
+    received.retain(|received| {
+        !matches!(
+            received,
+            Received::Wait | Received::Control(..) | Received::Table(_)
+        )
+    });
+    let devices = (0..0x400).map(Received::Device);
     let domains = (0..=0xffff).map(whole);
-    let expected: Vec<_> = devices.chain([Told::Barrier]).chain(domains).collect();
-    assert!(told == expected, "{} and {}", told.len(), expected.len());
+    let expected: Vec<_> = devices.chain([Received::Barrier]).chain(domains).collect();
+    assert!(
+        received == expected,
+        "{} and {}",
+        received.len(),
+        expected.len()
+    );
     let counters = driver.counters();
     // 254 in each part.
     assert_eq!((counters.commands, counters.waits), (0x1_0401, 263));
@@ -175,13 +190,18 @@ fn a_device_is_found_when_attached_and_not_any_more_when_detached() {
     // The unit remembers that it is blocked.
     assert_eq!(model.look_up(SOURCE), None);
     driver.attach(DEVICE, DOMAIN, root(0x1234_5000, 3)).unwrap();
-    assert_eq!(model.told(), [Told::Device(SOURCE), Told::Wait]);
+    assert_eq!(model.received(), [Received::Device(SOURCE), Received::Wait]);
     assert_eq!(model.look_up(SOURCE), Some((7, 0x1234_5000, 3)));
     assert_eq!(model.look_up(SOURCE ^ 1), None);
     driver.detach(DEVICE).unwrap();
     assert_eq!(
-        model.told(),
-        [Told::Device(SOURCE), Told::Barrier, whole(7), Told::Wait]
+        model.received(),
+        [
+            Received::Device(SOURCE),
+            Received::Barrier,
+            whole(7),
+            Received::Wait
+        ]
     );
     assert_eq!(model.look_up(SOURCE), None);
     assert_eq!(
@@ -200,7 +220,7 @@ fn a_device_of_another_segment_is_refused() {
     let elsewhere = AttachError::Elsewhere { device, segment: 0 };
     let refused = driver.attach(device, DOMAIN, root(0x1000, 4));
     assert_eq!(refused, Err(elsewhere));
-    assert_eq!(model.told(), []);
+    assert_eq!(model.received(), []);
 }
 
 #[test]
@@ -212,13 +232,21 @@ fn where_absent_entries_are_cached_they_are_forgotten_too() {
     assert!(driver.capabilities().caches_not_present);
     driver.attach(DEVICE, DOMAIN, root(0x1000, 4)).unwrap();
     assert_eq!(
-        model.told(),
-        [Told::Device(SOURCE), Told::Barrier, whole(7), Told::Wait]
+        model.received(),
+        [
+            Received::Device(SOURCE),
+            Received::Barrier,
+            whole(7),
+            Received::Wait
+        ]
     );
     // A table may stand where the unit remembers none.
     let what = Invalidation::of(Span::new(0x5000, 0x1000), 1, false);
     driver.invalidate(DOMAIN, &what).unwrap();
-    assert_eq!(model.told(), [Told::Pages(7, 0x5000, 0, true), Told::Wait]);
+    assert_eq!(
+        model.received(),
+        [Received::Pages(7, 0x5000, 0, true), Received::Wait]
+    );
 }
 
 #[test]

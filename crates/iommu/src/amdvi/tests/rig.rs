@@ -11,7 +11,7 @@ impl Rig for Variant {
     type Kind = unit::Hardware;
     type Model = Model;
     type Memory = Arc<HeapTables>;
-    type Told = Told;
+    type Received = Received;
 
     const DEVICE: DeviceId = DEVICE;
     const DOMAIN: DomainId = DOMAIN;
@@ -32,8 +32,8 @@ impl Rig for Variant {
         root(0x10_0000, 4)
     }
 
-    fn told(model: &Model) -> Vec<Told> {
-        model.told()
+    fn received(model: &Model) -> Vec<Received> {
+        model.received()
     }
 
     fn found(&self, model: &Model, device: DeviceId) -> Option<(u32, u64)> {
@@ -53,12 +53,12 @@ impl Rig for Variant {
         "the store of a COMPLETION_WAIT"
     }
 
-    fn detached(&self) -> Option<Vec<Told>> {
+    fn detached(&self) -> Option<Vec<Received>> {
         Some(vec![
-            Told::Device(SOURCE),
-            Told::Barrier,
+            Received::Device(SOURCE),
+            Received::Barrier,
             whole(7),
-            Told::Wait,
+            Received::Wait,
         ])
     }
 }
@@ -72,7 +72,7 @@ impl QueueRig for Variant {
         255
     }
 
-    fn attach_tells(&self) -> bool {
+    fn attach_commands(&self) -> bool {
         true
     }
 
@@ -103,8 +103,8 @@ impl QueueRig for Variant {
         word >> 60 == 1
     }
 
-    fn is_pages(told: &Told) -> bool {
-        matches!(told, Told::Pages(..))
+    fn is_pages(received: &Received) -> bool {
+        matches!(received, Received::Pages(..))
     }
 
     /// The command's address, where there is an event.
@@ -113,7 +113,7 @@ impl QueueRig for Variant {
     }
 
     /// Only what is about a device is a fault.
-    fn check_stopped(&self, _told: &[Told], driver: &Driver) {
+    fn check_stopped(&self, _received: &[Received], driver: &Driver) {
         let (faults, lost) = drain(driver);
         assert_eq!((faults.len(), lost), (1, 0));
     }

@@ -23,7 +23,7 @@ fn each_register_that_does_not_follow_is_named() {
         assert_eq!(driver.disable(), Err(timed_out(awaited)));
         model.state().broken.stuck = None;
         assert_eq!(driver.disable(), Ok(()));
-        model.told();
+        model.received();
     }
     let (driver, model) = unit(PLAIN, CONFIG);
     model.state().broken.busy = true;
@@ -34,7 +34,7 @@ fn each_register_that_does_not_follow_is_named() {
     assert_eq!(driver.disable(), Err(timed_out("ddtp.busy = 0")));
     model.state().broken.busy = false;
     assert_eq!(driver.disable(), Ok(()));
-    model.told();
+    model.received();
 }
 
 #[test]

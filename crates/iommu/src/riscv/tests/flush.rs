@@ -55,7 +55,7 @@ fn unmap<F: Format>(
     assert!(!all.iter().any(|page| model.reaches(ID, None, *page)));
     assert!(all.iter().all(|page| model.reaches(1, None, *page)));
     let cost = (after.commands - before.commands, after.waits - before.waits);
-    assert_eq!(model.told().len() as u64, cost.0 + cost.1);
+    assert_eq!(model.received().len() as u64, cost.0 + cost.1);
     cost
 }
 
@@ -195,12 +195,12 @@ fn ranges_and_upper_levels_are_said_where_the_unit_has_them() {
     ] {
         let (driver, model) = enabled(RICH, CONFIG);
         driver.attach(DEVICE, DOMAIN, table).unwrap();
-        let all = Told::Table(space, None);
+        let all = Received::Table(space, None);
         for unlinked in [false, true] {
             let what = Invalidation::of(Span::new(0x3000, 0x1000), 1, unlinked);
             driver.invalidate(DOMAIN, &what).unwrap();
-            let leaf = Told::Table(space, Some(((0x3000, 0), unlinked)));
-            assert_eq!(model.told(), [leaf, Told::Wait]);
+            let leaf = Received::Table(space, Some(((0x3000, 0), unlinked)));
+            assert_eq!(model.received(), [leaf, Received::Wait]);
         }
         // Sizes: two pages, four of which three are meant, the upper half, all that there is.
         for (range, address, mask) in [
@@ -211,32 +211,32 @@ fn ranges_and_upper_levels_are_said_where_the_unit_has_them() {
         ] {
             let what = Invalidation::of(range, 1, false);
             driver.invalidate(DOMAIN, &what).unwrap();
-            let leaf = Told::Table(space, Some(((address, mask), false)));
-            assert_eq!(model.told(), [leaf, Told::Wait]);
+            let leaf = Received::Table(space, Some(((address, mask), false)));
+            assert_eq!(model.received(), [leaf, Received::Wait]);
         }
         // Tables without a range: everything.
         let what = Invalidation::of(Span::new(0, 0), 0, true);
         driver.invalidate(DOMAIN, &what).unwrap();
-        assert_eq!(model.told(), [all, Told::Wait]);
+        assert_eq!(model.received(), [all, Received::Wait]);
         // Nothing at all, and domains without a device.
         let nothing = Invalidation::of(Span::new(0, 0), 0, false);
         driver.invalidate(DOMAIN, &nothing).unwrap();
         for domain in [8, 1 << 16 | 7] {
             driver.invalidate_domain(DomainId(domain)).unwrap();
         }
-        assert_eq!(model.told(), []);
+        assert_eq!(model.received(), []);
         // Without NL tables go with everything; without S so does what is not 4 KiB.
         let (driver, model) = enabled(PLAIN, CONFIG);
         driver.attach(DEVICE, DOMAIN, table).unwrap();
         for (levels, unlinked, expected) in [
-            (1, false, Told::Table(space, Some(((0x3000, 0), false)))),
+            (1, false, Received::Table(space, Some(((0x3000, 0), false)))),
             (1, true, all),
             (2, false, all),
             (3, false, all),
         ] {
             let what = Invalidation::of(Span::new(0x3000, 0x1000), levels, unlinked);
             driver.invalidate(DOMAIN, &what).unwrap();
-            assert_eq!(model.told(), [expected, Told::Wait]);
+            assert_eq!(model.received(), [expected, Received::Wait]);
         }
     }
 }
@@ -258,7 +258,7 @@ fn a_batch_that_the_queue_does_not_hold_goes_in_parts() {
             .attach_pasid(DEVICE, Pasid(pasid), DOMAIN, root(0x1000, 4))
             .unwrap();
     }
-    model.told();
+    model.received();
     let before = driver.counters();
     driver.invalidate_domain(DOMAIN).unwrap();
     let after = driver.counters();
@@ -268,15 +268,15 @@ fn a_batch_that_the_queue_does_not_hold_goes_in_parts() {
         (after.waits - before.waits, after.batches - before.batches),
         (3, 1)
     );
-    let told = model.told();
+    let received = model.received();
     let (mut under_way, mut processes) = (0, Vec::new());
-    for told in told {
-        match told {
-            Told::Tlb(ID, false, Some(process), (0, 52)) => {
+    for received in received {
+        match received {
+            Received::Tlb(ID, false, Some(process), (0, 52)) => {
                 under_way += 1;
                 processes.push(process);
             }
-            Told::Fence | Told::Wait => under_way = 0,
+            Received::Fence | Received::Wait => under_way = 0,
             other => assert_eq!(other, whole(7)),
         }
         assert!(under_way <= 32);

@@ -20,7 +20,7 @@ fn a_successor_goes_on_in_the_queue_and_with_the_devices() {
             .attach_pasid(device, Pasid(5), DOMAIN, root(0x10_0000, 4))
             .unwrap();
         let used = driver.memory().in_use();
-        model.told();
+        model.received();
         let (mut pages, mut tables) = (0, Vec::new());
         let frozen = driver.freeze(&mut |held| match held {
             Held::Structure { span, .. } => pages += span.len / 4096,
@@ -30,7 +30,7 @@ fn a_successor_goes_on_in_the_queue_and_with_the_devices() {
         assert_eq!(pages, used);
         let first = (7, root(0x10_0000, 4));
         assert_eq!(tables, [(8, guest), first, first]);
-        assert_eq!(model.told(), [Told::Wait]);
+        assert_eq!(model.received(), [Received::Wait]);
 
         let frozen = Frozen::from_bytes(&frozen.to_bytes()).unwrap();
         let adopt = |frozen: &Frozen| {
@@ -53,22 +53,28 @@ fn a_successor_goes_on_in_the_queue_and_with_the_devices() {
         model.state().fctl = 0;
 
         let heir = adopt(&frozen).unwrap();
-        // It has told the unit nothing.
-        assert_eq!(model.told(), []);
+        // It has received the unit nothing.
+        assert_eq!(model.received(), []);
         let again = heir.attach(device, DOMAIN, root(0x10_0000, 4));
         assert!(matches!(again, Err(AttachError::AlreadyAttached { .. })));
         heir.invalidate_domain(DOMAIN).unwrap();
         assert_eq!(heir.counters().waits, 1);
         let segments = device_bits > 16;
-        let tlb = |process| Told::Tlb(0x29, segments, process, (0, 52));
-        let expected = [whole(7), Told::Fence, tlb(None), tlb(Some(5)), Told::Wait];
-        assert_eq!(model.told(), expected);
+        let tlb = |process| Received::Tlb(0x29, segments, process, (0, 52));
+        let expected = [
+            whole(7),
+            Received::Fence,
+            tlb(None),
+            tlb(Some(5)),
+            Received::Wait,
+        ];
+        assert_eq!(model.received(), expected);
         heir.detach(device).unwrap();
         heir.detach_pasid(device, Pasid(5)).unwrap();
         heir.detach(DeviceId(1)).unwrap();
         drop(heir.tear_down().unwrap());
         assert_eq!(memory.in_use(), 0);
-        model.told();
+        model.received();
         assert_eq!(adopt(&frozen).err(), Some("ddtp"));
     }
 }

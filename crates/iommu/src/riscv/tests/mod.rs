@@ -17,7 +17,7 @@ use runs::Span;
 
 use super::*;
 use crate::suite::prelude::*;
-use model::{Model, Space, Told};
+use model::{Model, Received, Space};
 
 /// Version 1.0, Sv39 to Sv57 in both stages, ATS, 56 bits of addresses, process directories of all sizes.
 const PLAIN: u64 = 0x10 | 7 << 9 | 7 << 17 | 1 << 25 | 56 << 32 | 7 << 38;
@@ -73,11 +73,11 @@ fn unit(capabilities: u64, config: Config) -> (Driver, Model) {
 fn enabled(capabilities: u64, config: Config) -> (Driver, Model) {
     let (driver, model) = unit(capabilities, config);
     driver.enable().unwrap();
-    model.told();
+    model.received();
     (driver, model)
 }
 
 /// All of a first-stage table's domain.
-const fn whole(domain: u64) -> Told {
-    Told::Table(Space::Pscid(domain), None)
+const fn whole(domain: u64) -> Received {
+    Received::Table(Space::Pscid(domain), None)
 }

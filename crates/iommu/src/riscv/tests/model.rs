@@ -4,7 +4,7 @@
 //! translations with its own reading of the chapter "Data Structures", through caches that only commands
 //! empty. It makes the most of what the specification lets a unit do: between two fences it runs commands
 //! backwards, and after each of them the devices that are [busy](State::busy) make accesses, so that
-//! whatever can be cached is. It notes what it was told, in order, and everything that a driver must not
+//! whatever can be cached is. It notes what it was received, in order, and everything that a driver must not
 //! do. It can be slow (each answer takes some rounds), and broken in named ways.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -26,9 +26,9 @@ pub(super) enum Space {
 /// An address and 2^this pages.
 pub(super) type Range = (u64, u32);
 
-/// What the unit was told.
+/// What the unit was received.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Told {
+pub(super) enum Received {
     /// ddtp.iommu_mode.
     Mode(u64),
     /// fctl.
@@ -81,7 +81,7 @@ pub(super) struct State {
     pub(super) csrs: BTreeMap<usize, u32>,
     pub(super) fetched: u32,
     /// Fetched, and not run.
-    pub(super) pending: Vec<Told>,
+    pub(super) pending: Vec<Received>,
     /// An ATS.INVAL before the next fence has no answer.
     pub(super) unanswered: bool,
     pub(super) contexts: BTreeMap<u64, [u64; 4]>,
@@ -100,7 +100,7 @@ pub(super) struct State {
     /// Rounds that an answer takes.
     pub(super) latency: u32,
     pub(super) broken: Broken,
-    pub(super) told: Vec<Told>,
+    pub(super) received: Vec<Received>,
     pub(super) wrong: Vec<String>,
 }
 
@@ -148,11 +148,11 @@ impl Model {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What it was told since the last call.
-    pub(super) fn told(&self) -> Vec<Told> {
+    /// What it was received since the last call.
+    pub(super) fn received(&self) -> Vec<Received> {
         let mut state = self.state();
         assert!(state.wrong.is_empty(), "{:?}", state.wrong);
-        std::mem::take(&mut state.told)
+        std::mem::take(&mut state.received)
     }
 
     pub(super) fn read(&self, address: u64) -> u64 {
@@ -433,7 +433,7 @@ impl Model {
         }
         *csr = errors | *csr & ON | BUSY | u32::from(is);
         if was != is {
-            state.told.push(Told::Queue(offset, is));
+            state.received.push(Received::Queue(offset, is));
         }
     }
 
@@ -448,7 +448,7 @@ impl Model {
             _ => None,
         };
         state.wrong.extend(wrong.map(String::from));
-        state.told.push(Told::Mode(is));
+        state.received.push(Received::Mode(is));
         // A mode that the unit has not becomes the highest that it has.
         let has = |mode: &u64| !bit(state.broken.no_modes, *mode as u32);
         let mode = if has(&is) {
@@ -483,7 +483,7 @@ impl Registers for Model {
                 if state.ddtp & 0xf != 0 || state.csrs.values().any(|csr| csr & (ON | 1) != 0) {
                     state.wrong.push("fctl of a unit that works".into());
                 }
-                state.told.push(Told::Features(value));
+                state.received.push(Received::Features(value));
                 if !state.broken.fixed {
                     state.fctl = value;
                 }

@@ -168,32 +168,32 @@ fn the_directory_has_as_few_levels_as_hold_the_devices_and_the_unit_takes() {
                 assert_eq!(driver.attach(device, DOMAIN, root(0x1000, 3)), Err(beyond));
                 let beyond = driver.set_device_tlb(device, None);
                 assert!(matches!(beyond, Err(AttachError::Beyond { .. })));
-                model.told();
+                model.received();
             }
         }
     }
 }
 
-const FORGET: [Told; 5] = [
-    Told::Device(None),
-    Told::Fence,
-    Told::First(None),
-    Told::Second,
-    Told::Wait,
+const FORGET: [Received; 5] = [
+    Received::Device(None),
+    Received::Fence,
+    Received::First(None),
+    Received::Second,
+    Received::Wait,
 ];
 
 #[test]
-fn enabling_starts_the_queues_then_points_to_the_directory_then_forgets() {
+fn enabling_starts_the_queues_then_points_to_the_directory_then_invalidates() {
     let on = [
-        Told::Queue(CQCSR, true),
-        Told::Queue(FQCSR, true),
-        Told::Mode(3),
+        Received::Queue(CQCSR, true),
+        Received::Queue(FQCSR, true),
+        Received::Mode(3),
     ];
     // What is there before: Off, Bare, somebody else's directory, and what becomes of it first.
     for (before, first) in [
-        (0, &[Told::Mode(0)][..]),
+        (0, &[Received::Mode(0)][..]),
         (1, &[]),
-        (4 | 0x55 << 10, &[Told::Mode(0)]),
+        (4 | 0x55 << 10, &[Received::Mode(0)]),
     ] {
         for latency in [0, 1, 7] {
             let (driver, model) = unit(PLAIN, CONFIG);
@@ -201,25 +201,25 @@ fn enabling_starts_the_queues_then_points_to_the_directory_then_forgets() {
             model.state().ddtp = before;
             driver.enable().unwrap();
             let expected = [first, &on, &FORGET].concat();
-            assert_eq!(model.told(), expected, "{before:#x}");
+            assert_eq!(model.received(), expected, "{before:#x}");
         }
     }
     let (driver, model) = unit(PLAIN, CONFIG);
     driver.enable().unwrap();
-    model.told();
+    model.received();
     // Again: translation is never off.
     driver.enable().unwrap();
-    let off = [Told::Queue(FQCSR, false), Told::Queue(CQCSR, false)];
+    let off = [Received::Queue(FQCSR, false), Received::Queue(CQCSR, false)];
     let again = [&off[..], &on[..2], &FORGET].concat();
-    assert_eq!(model.told(), again);
+    assert_eq!(model.received(), again);
     driver.disable().unwrap();
-    let disabled = [&[Told::Mode(0), Told::Mode(1)], &off[..]].concat();
-    assert_eq!(model.told(), disabled);
+    let disabled = [&[Received::Mode(0), Received::Mode(1)], &off[..]].concat();
+    assert_eq!(model.received(), disabled);
     assert_eq!(model.state().ddtp & 0xf, 1);
 }
 
 #[test]
-fn what_somebody_has_left_is_stopped_and_put_in_order() {
+fn what_another_driver_has_left_is_stopped_and_put_in_order() {
     // Both byte orders.
     let (driver, model) = unit(PLAIN | 1 << 27, CONFIG);
     // BE, WSI and GXL; Bare; all queues on, with errors.
@@ -228,19 +228,19 @@ fn what_somebody_has_left_is_stopped_and_put_in_order() {
     let csrs = [CQCSR, FQCSR, model::PQCSR];
     model.state().csrs = csrs.map(|csr| (csr, 1 << 16 | 0x301)).into();
     driver.enable().unwrap();
-    let told = model.told();
+    let received = model.received();
     let expected = [
-        Told::Mode(0),
-        Told::Queue(model::PQCSR, false),
-        Told::Queue(FQCSR, false),
-        Told::Queue(CQCSR, false),
+        Received::Mode(0),
+        Received::Queue(model::PQCSR, false),
+        Received::Queue(FQCSR, false),
+        Received::Queue(CQCSR, false),
         // Interrupts stay as they are.
-        Told::Features(0b010),
-        Told::Queue(CQCSR, true),
-        Told::Queue(FQCSR, true),
-        Told::Mode(3),
+        Received::Features(0b010),
+        Received::Queue(CQCSR, true),
+        Received::Queue(FQCSR, true),
+        Received::Mode(3),
     ];
-    assert_eq!(told, [&expected[..], &FORGET].concat());
+    assert_eq!(received, [&expected[..], &FORGET].concat());
     assert_eq!(model.state().csrs[&model::PQCSR], 0);
 }
 
@@ -252,26 +252,29 @@ fn a_device_is_found_when_attached_and_not_any_more_when_detached() {
             (
                 second(0x1234_4000, 5),
                 Space::Gscid(7),
-                vec![Told::First(Some(7)), Told::Table(Space::Gscid(7), None)],
+                vec![
+                    Received::First(Some(7)),
+                    Received::Table(Space::Gscid(7), None),
+                ],
             ),
         ] {
             let (driver, model) = enabled(capabilities, CONFIG);
             assert_eq!(model.look_up(ID, None), None);
             driver.attach(DEVICE, DOMAIN, table).unwrap();
             // The unit remembers nothing that is not valid.
-            assert_eq!(model.told(), []);
+            assert_eq!(model.received(), []);
             let there = (space, table.address, table.levels.into(), false);
             assert_eq!(model.look_up(ID, None), Some(there));
             assert_eq!(model.look_up(ID ^ 1, None), None);
             assert_eq!(model.look_up(ID, Some(1)), None, "no PASIDs");
-            // It uses what it can while it is told, and keeps nothing.
+            // It uses what it can while it is received, and keeps nothing.
             model.state().mapped.insert((table.address, 5));
             model.state().busy = vec![(ID, None, 5)];
             assert!(model.reaches(ID, None, 5));
             driver.detach(DEVICE).unwrap();
-            let first = [Told::Device(Some(ID)), Told::Fence];
-            let expected = [&first, &gone[..], &[Told::Wait]].concat();
-            assert_eq!(model.told(), expected);
+            let first = [Received::Device(Some(ID)), Received::Fence];
+            let expected = [&first, &gone[..], &[Received::Wait]].concat();
+            assert_eq!(model.received(), expected);
             assert!(!model.reaches(ID, None, 5));
             assert_eq!(
                 driver.detach(DEVICE),
@@ -344,7 +347,7 @@ fn tables_of_another_shape_or_stage_are_refused_by_name() {
     assert_eq!(model.look_up(0x0100, None), None);
     let there = (Space::Pscid(7), 0x1000, 4, false);
     assert_eq!(model.look_up(ID, None), Some(there));
-    assert_eq!(model.told(), []);
+    assert_eq!(model.received(), []);
 }
 
 #[test]
@@ -389,8 +392,11 @@ fn through_the_trait_of_all_drivers_it_is_the_same() {
     let counters = driver.counters();
     assert_eq!(crate::Driver::counters(&driver), counters);
     assert_eq!(counters.batches, 1);
-    model.told();
+    model.received();
     off(&driver);
     assert_eq!(model.state().ddtp & 0xf, 1, "Bare");
-    assert_eq!(model.told()[..2], [Told::Mode(0), Told::Mode(1)]);
+    assert_eq!(
+        model.received()[..2],
+        [Received::Mode(0), Received::Mode(1)]
+    );
 }

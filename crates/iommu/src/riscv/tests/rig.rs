@@ -14,7 +14,7 @@ impl Rig for Variant {
     type Kind = unit::Hardware;
     type Model = Model;
     type Memory = Arc<HeapTables>;
-    type Told = Told;
+    type Received = Received;
 
     const DEVICE: DeviceId = DEVICE;
     const DOMAIN: DomainId = DOMAIN;
@@ -36,8 +36,8 @@ impl Rig for Variant {
         root(0x10_0000, 4)
     }
 
-    fn told(model: &Model) -> Vec<Told> {
-        model.told()
+    fn received(model: &Model) -> Vec<Received> {
+        model.received()
     }
 
     fn found(&self, model: &Model, device: DeviceId) -> Option<(u32, u64)> {
@@ -57,12 +57,12 @@ impl Rig for Variant {
         "the store of an IOFENCE.C"
     }
 
-    fn detached(&self) -> Option<Vec<Told>> {
+    fn detached(&self) -> Option<Vec<Received>> {
         Some(vec![
-            Told::Device(Some(ID)),
-            Told::Fence,
+            Received::Device(Some(ID)),
+            Received::Fence,
             whole(7),
-            Told::Wait,
+            Received::Wait,
         ])
     }
 }
@@ -76,7 +76,7 @@ impl QueueRig for Variant {
         255
     }
 
-    fn attach_tells(&self) -> bool {
+    fn attach_commands(&self) -> bool {
         false
     }
 
@@ -104,8 +104,8 @@ impl QueueRig for Variant {
         word & 0x7f == 2
     }
 
-    fn is_pages(told: &Told) -> bool {
-        matches!(told, Told::Table(..))
+    fn is_pages(received: &Received) -> bool {
+        matches!(received, Received::Table(..))
     }
 
     fn check_record(&self, bits: u32, _nth: u32, record: u64) {

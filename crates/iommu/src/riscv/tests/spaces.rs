@@ -30,7 +30,7 @@ fn processes_have_spaces_of_their_own_beside_the_device() {
             driver
                 .attach_pasid(DEVICE, Pasid(last), DOMAIN, root(0x1000, 4))
                 .unwrap();
-            assert_eq!(model.told(), []);
+            assert_eq!(model.received(), []);
             assert_eq!(model.look_up(ID, None), there(7, 0x1000));
             assert_eq!(model.look_up(ID, Some(5)), there(8, 0x2000));
             assert_eq!(model.look_up(ID, Some(last.into())), there(7, 0x1000));
@@ -42,8 +42,13 @@ fn processes_have_spaces_of_their_own_beside_the_device() {
             assert!(model.reaches(ID, Some(5), 9));
             driver.detach_pasid(DEVICE, PASID).unwrap();
             assert_eq!(
-                model.told(),
-                [Told::Process(ID, 5), Told::Fence, whole(8), Told::Wait]
+                model.received(),
+                [
+                    Received::Process(ID, 5),
+                    Received::Fence,
+                    whole(8),
+                    Received::Wait
+                ]
             );
             assert!(!model.reaches(ID, Some(5), 9));
             assert_eq!(
@@ -52,8 +57,13 @@ fn processes_have_spaces_of_their_own_beside_the_device() {
             );
             driver.detach(DEVICE).unwrap();
             assert_eq!(
-                model.told(),
-                [Told::Process(ID, 0), Told::Fence, whole(7), Told::Wait]
+                model.received(),
+                [
+                    Received::Process(ID, 0),
+                    Received::Fence,
+                    whole(7),
+                    Received::Wait
+                ]
             );
             assert_eq!(model.look_up(ID, None), None);
             assert_eq!(model.look_up(ID, Some(last.into())), there(7, 0x1000));
@@ -61,8 +71,13 @@ fn processes_have_spaces_of_their_own_beside_the_device() {
             // The last takes the context and the process directory along.
             driver.detach_pasid(DEVICE, Pasid(last)).unwrap();
             assert_eq!(
-                model.told(),
-                [Told::Device(Some(ID)), Told::Fence, whole(7), Told::Wait]
+                model.received(),
+                [
+                    Received::Device(Some(ID)),
+                    Received::Fence,
+                    whole(7),
+                    Received::Wait
+                ]
             );
             assert_eq!(driver.memory().in_use(), before + new_page);
             // Then the device may have a second-stage table.
@@ -224,25 +239,25 @@ fn a_process_without_memory_takes_nothing() {
 }
 
 /// What a device with a TLB is taken away by.
-fn leaves(first: Told) -> [Told; 8] {
-    let all = Told::Tlb(ID, false, None, (0, 52));
-    let context = Told::Device(Some(ID));
+fn leaves(first: Received) -> [Received; 8] {
+    let all = Received::Tlb(ID, false, None, (0, 52));
+    let context = Received::Device(Some(ID));
     [
         first,
-        Told::Fence,
+        Received::Fence,
         whole(7),
-        Told::Fence,
+        Received::Fence,
         all,
-        Told::Wait,
+        Received::Wait,
         context,
-        Told::Wait,
+        Received::Wait,
     ]
 }
 
 const TLB: Option<DeviceTlb> = Some(DeviceTlb { queue_depth: 2 });
 
 #[test]
-fn a_devices_tlb_forgets_behind_the_unit() {
+fn a_devices_tlb_is_invalidated_after_the_unit() {
     for config in [CONFIG, PROCESSES] {
         let (driver, model) = enabled(PLAIN, config);
         driver.set_device_tlb(DEVICE, TLB).unwrap();
@@ -257,9 +272,9 @@ fn a_devices_tlb_forgets_behind_the_unit() {
         let there = |tlb| Some((Space::Pscid(7), 0x1000, 4, tlb));
         assert_eq!(model.look_up(ID, None), there(true));
         assert_eq!(model.look_up(1, None), there(false));
-        model.told();
+        model.received();
 
-        // The device asks all the time, and keeps what it is told.
+        // The device asks all the time, and keeps what it is received.
         let page = (0x1000, 5);
         model.state().mapped.insert(page);
         model.state().busy = vec![(ID, None, 5)];
@@ -267,11 +282,11 @@ fn a_devices_tlb_forgets_behind_the_unit() {
         model.state().mapped.remove(&page);
         let what = Invalidation::of(Span::new(0x5000, 0x1000), 1, false);
         driver.invalidate(DOMAIN, &what).unwrap();
-        let leaf = Told::Table(Space::Pscid(7), Some(((0x5000, 0), false)));
-        let tlb = |range| Told::Tlb(ID, false, None, range);
+        let leaf = Received::Table(Space::Pscid(7), Some(((0x5000, 0), false)));
+        let tlb = |range| Received::Tlb(ID, false, None, range);
         assert_eq!(
-            model.told(),
-            [leaf, Told::Fence, tlb((0x5000, 0)), Told::Wait]
+            model.received(),
+            [leaf, Received::Fence, tlb((0x5000, 0)), Received::Wait]
         );
         assert!(!model.reaches(ID, None, 5));
 
@@ -291,29 +306,29 @@ fn a_devices_tlb_forgets_behind_the_unit() {
             .flush_with(|what| driver.invalidate(DOMAIN, what))
             .unwrap();
         table.reclaim(flushed);
-        let told = model.told();
+        let received = model.received();
         let expected = [
-            Told::Fence,
+            Received::Fence,
             tlb((0, 0)),
             tlb((0x4000, 0)),
-            Told::Fence,
+            Received::Fence,
             tlb((0x8000, 0)),
-            Told::Wait,
+            Received::Wait,
         ];
-        assert_eq!(told[3..], expected);
+        assert_eq!(received[3..], expected);
 
-        // Of another domain nothing is told to the device; of its own, everything.
+        // Of another domain nothing is received to the device; of its own, everything.
         driver.invalidate_domain(DomainId(9)).unwrap();
-        assert_eq!(model.told(), [whole(9), Told::Wait]);
+        assert_eq!(model.received(), [whole(9), Received::Wait]);
         driver.invalidate_domain(DOMAIN).unwrap();
-        let all = [whole(7), Told::Fence, tlb((0, 52)), Told::Wait];
-        assert_eq!(model.told(), all);
+        let all = [whole(7), Received::Fence, tlb((0, 52)), Received::Wait];
+        assert_eq!(model.received(), all);
         model.state().mapped.insert(page);
         assert!(model.reaches(ID, None, 5));
         driver.detach(DEVICE).unwrap();
-        let (context, process) = (Told::Device(Some(ID)), Told::Process(ID, 0));
+        let (context, process) = (Received::Device(Some(ID)), Received::Process(ID, 0));
         let first = if config == CONFIG { context } else { process };
-        assert_eq!(model.told(), leaves(first));
+        assert_eq!(model.received(), leaves(first));
         assert!(!model.reaches(ID, None, 5));
         // It has its TLB until that is taken back.
         driver.attach(DEVICE, DOMAIN, root(0x1000, 4)).unwrap();
@@ -326,7 +341,7 @@ fn a_devices_tlb_forgets_behind_the_unit() {
 }
 
 #[test]
-fn a_devices_tlb_is_told_the_process_and_the_segment() {
+fn a_devices_tlb_gets_the_process_and_the_segment() {
     let config = Config {
         device_bits: 24,
         ..PROCESSES
@@ -340,15 +355,24 @@ fn a_devices_tlb_is_told_the_process_and_the_segment() {
     driver.attach(device, DOMAIN, root(0x1000, 4)).unwrap();
     let what = Invalidation::of(Span::new(0x20_0000, 0x20_0000), 2, false);
     driver.invalidate(DOMAIN, &what).unwrap();
-    let leaf = Told::Table(Space::Pscid(7), Some(((0x20_0000, 9), false)));
-    let tlb = |process| Told::Tlb(0x12_0329, true, process, (0x20_0000, 9));
+    let leaf = Received::Table(Space::Pscid(7), Some(((0x20_0000, 9), false)));
+    let tlb = |process| Received::Tlb(0x12_0329, true, process, (0x20_0000, 9));
     assert_eq!(
-        model.told(),
-        [leaf, Told::Fence, tlb(None), tlb(Some(5)), Told::Wait]
+        model.received(),
+        [
+            leaf,
+            Received::Fence,
+            tlb(None),
+            tlb(Some(5)),
+            Received::Wait
+        ]
     );
     driver.detach_pasid(device, PASID).unwrap();
-    let all = Told::Tlb(0x12_0329, true, Some(5), (0, 52));
-    assert_eq!(model.told()[3..], [Told::Fence, all, Told::Wait]);
+    let all = Received::Tlb(0x12_0329, true, Some(5), (0, 52));
+    assert_eq!(
+        model.received()[3..],
+        [Received::Fence, all, Received::Wait]
+    );
 }
 
 #[test]
@@ -393,15 +417,15 @@ fn a_detach_can_be_repeated_at_each_step_until_the_tlb_has_answered() {
             model.state().contexts.clear();
             driver.attach(DeviceId(1), DOMAIN, root(0x1000, 4)).unwrap();
             driver.invalidate_domain(DOMAIN).unwrap();
-            model.told();
+            model.received();
             driver.detach(DEVICE).unwrap();
             let first = match config {
-                CONFIG => Told::Device(Some(ID)),
-                _ => Told::Process(ID, 0),
+                CONFIG => Received::Device(Some(ID)),
+                _ => Received::Process(ID, 0),
             };
             let all = leaves(first);
             let again = if at < 6 { &all[..] } else { &all[6..] };
-            assert_eq!(model.told(), again, "{at}");
+            assert_eq!(model.received(), again, "{at}");
             assert!(!model.reaches(ID, None, 5));
             assert!(model.reaches(1, None, 5));
         }
@@ -409,7 +433,7 @@ fn a_detach_can_be_repeated_at_each_step_until_the_tlb_has_answered() {
 }
 
 #[test]
-fn enabling_again_has_tlbs_forget() {
+fn enabling_again_invalidates_tlbs() {
     for (config, table) in [(CONFIG, second(0x4000, 3)), (PROCESSES, root(0x1000, 3))] {
         let (driver, model) = enabled(PLAIN, config);
         let before = driver.memory().in_use();
@@ -420,9 +444,9 @@ fn enabling_again_has_tlbs_forget() {
         assert!(model.reaches(ID, None, 5));
         model.state().mapped.clear();
         driver.enable().unwrap();
-        let told = model.told();
-        let all = Told::Tlb(ID, false, None, (0, 52));
-        assert!(told.ends_with(&[Told::Second, Told::Fence, all, Told::Wait]));
+        let received = model.received();
+        let all = Received::Tlb(ID, false, None, (0, 52));
+        assert!(received.ends_with(&[Received::Second, Received::Fence, all, Received::Wait]));
         assert!(!model.reaches(ID, None, 5));
         driver.detach(DEVICE).unwrap();
         let memory = driver.memory().clone();

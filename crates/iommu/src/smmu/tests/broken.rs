@@ -1,4 +1,4 @@
-//! Units that do not answer, or do not keep what they are told: everything ends, with a name.
+//! Units that do not answer, or do not keep what they are received: everything ends, with a name.
 
 use super::*;
 
@@ -103,7 +103,7 @@ fn a_stream_register_that_does_not_keep_its_bits_is_refused_and_lets_nothing_thr
         driver.detach(DEVICE).unwrap();
         driver.attach(DEVICE, DOMAIN, table.root()).unwrap();
         assert_eq!(model.access(STREAM, 0, false), Seen::Translated(DATA));
-        model.told();
+        model.received();
     }
 }
 

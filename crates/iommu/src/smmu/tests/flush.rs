@@ -8,7 +8,7 @@ use super::*;
 const MIB: u64 = 1 << 20;
 
 /// Unmaps pages of one table by one gather, flushes it, and returns commands, waits, and what the unit was
-/// told, after looking that nothing of it is cached.
+/// received, after looking that nothing of it is cached.
 fn unmap<F: Format>(format: F, sizes: PageSizes, pages: &[Span<Iova>], config: Config) -> Costs {
     let idr2 = match config.version {
         Version::V1 => IDR2_V1,
@@ -33,7 +33,7 @@ fn unmap<F: Format>(format: F, sizes: PageSizes, pages: &[Span<Iova>], config: C
     for page in pages {
         table.unmap(*page, &mut gather, &mut Discard).unwrap();
     }
-    model.told();
+    model.received();
     let before = driver.counters();
     let flushed = gather.flush_with(|what| driver.invalidate(DOMAIN, what));
     table.reclaim(flushed.unwrap());
@@ -47,12 +47,12 @@ fn unmap<F: Format>(format: F, sizes: PageSizes, pages: &[Span<Iova>], config: C
     }
     assert_eq!(after.batches - before.batches, 1);
     let (commands, waits) = (after.commands - before.commands, after.waits - before.waits);
-    let told = model.told();
-    assert_eq!(told.len() as u64, commands + waits);
+    let received = model.received();
+    assert_eq!(received.len() as u64, commands + waits);
     Costs {
         commands,
         waits,
-        by: told[0].0,
+        by: received[0].0,
     }
 }
 
@@ -138,7 +138,7 @@ fn one_gather_costs_one_wait() {
 #[test]
 fn commands_name_page_and_tag_as_their_format_has_them() {
     let what = |unlinked| iopt::Invalidation::of(Span::new(0x8765_4000, 0x1000), 1, unlinked);
-    let told = |root: Root, config, idr2, unlinked| {
+    let received = |root: Root, config, idr2, unlinked| {
         let (driver, model) = unit_with(memory(), config, [IDR0, IDR1 & !(3 << 16), idr2]);
         driver.enable().unwrap();
         // Not the bank of number 0.
@@ -152,9 +152,9 @@ fn commands_name_page_and_tag_as_their_format_has_them() {
             driver.attach(DeviceId(n), DomainId(n), other).unwrap();
         }
         driver.attach(DEVICE, DOMAIN, root).unwrap();
-        model.told();
+        model.received();
         driver.invalidate(DOMAIN, &what(unlinked)).unwrap();
-        model.told()
+        model.received()
     };
     let sync = ("TLBSYNC", 3, 0);
     let stage = |format: fn(iopt::format::ArmConfig) -> FormatId, input_bits, levels| Root {
@@ -168,22 +168,28 @@ fn commands_name_page_and_tag_as_their_format_has_them() {
     };
     let host = stage(FormatId::ArmStage1, 48, 4);
     let wide = 3 << 48 | 0x8_7654;
-    assert_eq!(told(host, V2, IDR2, false), [("TLBIVAL", 3, wide), sync]);
-    assert_eq!(told(host, V2, IDR2, true), [("TLBIVA", 3, wide), sync]);
+    assert_eq!(
+        received(host, V2, IDR2, false),
+        [("TLBIVAL", 3, wide), sync]
+    );
+    assert_eq!(received(host, V2, IDR2, true), [("TLBIVA", 3, wide), sync]);
     let guest = stage(FormatId::ArmStage2, 40, 3);
     let page = 0x8_7654;
     assert_eq!(
-        told(guest, V2, IDR2, false),
+        received(guest, V2, IDR2, false),
         [("TLBIIPAS2L", 3, page), sync]
     );
-    assert_eq!(told(guest, V2, IDR2, true), [("TLBIIPAS2", 3, page), sync]);
+    assert_eq!(
+        received(guest, V2, IDR2, true),
+        [("TLBIIPAS2", 3, page), sync]
+    );
     // Its VMID is not that of stage 1.
     let all = [("TLBIVMID", 0, 4), ("TLBGSYNC", 0, 0)];
-    assert_eq!(told(guest, V1, IDR2_V1, false), all);
+    assert_eq!(received(guest, V1, IDR2_V1, false), all);
     let host = stage(FormatId::ArmStage1, 32, 3);
     let narrow = 0x8765_4003;
     assert_eq!(
-        told(host, V1, IDR2_V1, false),
+        received(host, V1, IDR2_V1, false),
         [("TLBIVA", 3, narrow), sync]
     );
     let short = Root {
@@ -191,7 +197,10 @@ fn commands_name_page_and_tag_as_their_format_has_them() {
         address: 1 << 20,
         levels: 2,
     };
-    assert_eq!(told(short, V2, IDR2, false), [("TLBIVAL", 3, narrow), sync]);
+    assert_eq!(
+        received(short, V2, IDR2, false),
+        [("TLBIVAL", 3, narrow), sync]
+    );
 }
 
 #[test]
@@ -222,28 +231,28 @@ fn a_table_that_was_unlinked_is_not_walked_any_more() {
 }
 
 #[test]
-fn nothing_is_told_where_nothing_can_be_cached() {
+fn nothing_is_flushed_where_nothing_can_be_cached() {
     let (driver, model, memory) = enabled();
     let what = iopt::Invalidation::of(Span::new(0x3000, 0x1000), 1, false);
     driver.invalidate(DOMAIN, &what).unwrap();
     driver.invalidate_domain(DOMAIN).unwrap();
     let table = first(&memory, 0);
     driver.attach(DEVICE, DOMAIN, table.root()).unwrap();
-    model.told();
+    model.received();
     let nothing = iopt::Invalidation::of(Span::new(0, 0), 0, false);
     driver.invalidate(DOMAIN, &nothing).unwrap();
-    assert_eq!(model.told(), []);
+    assert_eq!(model.received(), []);
     driver.disable().unwrap();
-    model.told();
+    model.received();
     driver.invalidate_domain(DOMAIN).unwrap();
-    assert_eq!(model.told(), [], "nothing is translated");
+    assert_eq!(model.received(), [], "nothing is translated");
     driver.enable().unwrap();
-    model.told();
+    model.received();
     // Tables without a range, and a level that no table has: everything.
     let odd = iopt::Invalidation::of(Span::new(0, 0x1000), 1 << 31, false);
     let tables = iopt::Invalidation::of(Span::new(0, 0), 0, true);
     for what in [odd, tables] {
         driver.invalidate(DOMAIN, &what).unwrap();
-        assert_eq!(model.told(), [("TLBIASID", 2, 2), ("TLBSYNC", 2, 0)]);
+        assert_eq!(model.received(), [("TLBIASID", 2, 2), ("TLBSYNC", 2, 0)]);
     }
 }

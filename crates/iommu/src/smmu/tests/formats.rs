@@ -69,7 +69,7 @@ where
     if let Some(beyond) = whole.last().checked_add(1) {
         assert_eq!(model.access(STREAM, beyond, false), NOT_PRESENT);
     }
-    model.told();
+    model.received();
 }
 
 /// Maps a leaf of each size in every way in which the table lets all requests read it, and looks
@@ -117,7 +117,7 @@ where
             }
         }
     }
-    model.told();
+    model.received();
 }
 
 /// Room for tables below 4 GiB.
@@ -216,14 +216,17 @@ fn tables_that_are_read_past_the_caches_are_said_to_be() {
         let (driver, model) = unit_with(memory.clone(), V2, [idr0, IDR1, IDR2]);
         assert!(!driver.capabilities().coherent_walks);
         driver.enable().unwrap();
-        model.told();
+        model.received();
         let (root, kept) = match format {
             0 => (first(&memory, 0).root(), u64::MAX),
             _ => (second(&memory, 40).root(), 0x8000_3f00),
         };
         driver.attach(DEVICE, DOMAIN, root).unwrap();
-        let told = model.told();
-        let tcr = told.iter().find(|told| told.0 == "TCR").unwrap();
+        let received = model.received();
+        let tcr = received
+            .iter()
+            .find(|received| received.0 == "TCR")
+            .unwrap();
         assert_eq!(tcr.2 & kept, control);
         assert_eq!(model.access(STREAM, 0, false), Seen::Translated(DATA));
     }
@@ -314,14 +317,14 @@ fn capabilities_are_those_of_the_registers() {
     let narrow = Smmu::new(Model::new(memory(), 2, [IDR0, 6, IDR2]), V2).unwrap();
     assert_eq!(narrow.features.banks(), 2);
     let (idr0, idr1) = (u32::MAX, u32::MAX);
-    let nobody = Smmu::new(Nobody, V2).err();
+    let nobody = Smmu::new(NoUnit, V2).err();
     assert_eq!(nobody, Some(ProbeError::NoUnit { idr0, idr1 }));
 }
 
 /// Registers that nobody drives.
-struct Nobody;
+struct NoUnit;
 
-impl Registers for Nobody {
+impl Registers for NoUnit {
     type Lock = crate::SpinLock;
 
     fn read32(&self, _offset: usize) -> u32 {

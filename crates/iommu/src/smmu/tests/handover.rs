@@ -49,7 +49,7 @@ fn a_successor_goes_on_with_the_banks_and_streams() {
         for stream in [STREAM, 4, 5] {
             assert_eq!(model.access(stream, 0, true), Seen::Translated(DATA));
         }
-        model.told();
+        model.received();
 
         let other = |change: fn(&mut Root)| {
             let mut tables = tables.clone();
@@ -74,7 +74,7 @@ fn a_successor_goes_on_with_the_banks_and_streams() {
         assert_eq!(name, "the ignored bits");
 
         let heir = Smmu::adopt(model.clone(), config, &frozen, tables.clone()).unwrap();
-        assert_eq!(model.told(), [], "it has told the unit nothing");
+        assert_eq!(model.received(), [], "it has received the unit nothing");
         let there = heir.attach(DEVICE, DOMAIN, host);
         assert!(matches!(there, Err(AttachError::AlreadyAttached { .. })));
         heir.invalidate_domain(DOMAIN).unwrap();
@@ -125,7 +125,7 @@ fn a_unit_that_is_not_in_use_hands_nothing_over() {
     let (frozen, tables) = freeze(driver);
     assert_eq!(tables, []);
     let heir = Smmu::adopt(model.clone(), V2, &frozen, tables).unwrap();
-    assert_eq!(model.told(), []);
+    assert_eq!(model.received(), []);
     heir.attach(DEVICE, DOMAIN, root).unwrap();
     heir.enable().unwrap();
     assert_eq!(model.access(STREAM, 0, true), Seen::Translated(DATA));

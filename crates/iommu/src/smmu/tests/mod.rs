@@ -20,7 +20,7 @@ use runs::Span;
 use super::*;
 use crate::suite::prelude::*;
 use access::Seen;
-use model::{Model, Told};
+use model::{Model, Received};
 
 /// S1TS, S2TS, NTS, SMS; CTTW; 15 bits of stream ids; 16 stream mapping registers; all AArch32 tables.
 const IDR0: u32 = 0xf << 27 | 1 << 14 | 15 << 9 | 16;
@@ -66,7 +66,7 @@ fn unit_with(memory: Arc<HeapTables>, config: Config, idr: [u32; 3]) -> (Smmu<Mo
     };
     let model = Model::new(memory, version, idr);
     let driver = Smmu::new(model.clone(), config).unwrap();
-    model.told();
+    model.received();
     (driver, model)
 }
 
@@ -75,7 +75,7 @@ fn enabled() -> (Smmu<Model>, Model, Arc<HeapTables>) {
     let memory = memory();
     let (driver, model) = unit_with(memory.clone(), V2, [IDR0, IDR1, IDR2]);
     driver.enable().unwrap();
-    model.told();
+    model.received();
     (driver, model, memory)
 }
 

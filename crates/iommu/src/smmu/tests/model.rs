@@ -15,7 +15,7 @@ use crate::registers::Registers;
 use crate::suite::PATIENCE;
 
 /// What was written: the register's name, its number (of the stream or of the bank), the value.
-pub(super) type Told = (&'static str, usize, u64);
+pub(super) type Received = (&'static str, usize, u64);
 
 /// Ways to be broken.
 #[derive(Clone, Copy, Debug, Default)]
@@ -124,7 +124,7 @@ pub(super) struct State {
     /// Rounds that a sync takes.
     pub(super) latency: u32,
     pub(super) broken: Broken,
-    told: Vec<Told>,
+    received: Vec<Received>,
     pub(super) wrong: Vec<String>,
 }
 
@@ -166,8 +166,8 @@ impl State {
         self.get("CR0") & 1 == 0 && self.s2cr.iter().any(leads)
     }
 
-    fn told(&mut self, register: &'static str, n: usize, value: u64) {
-        self.told.push((register, n, value));
+    fn received(&mut self, register: &'static str, n: usize, value: u64) {
+        self.received.push((register, n, value));
     }
 
     fn begin(&mut self, by: Option<usize>, what: Begun) {
@@ -236,14 +236,14 @@ impl State {
         let Some(name) = name(&BANK, register) else {
             match register {
                 0x7f0 => {
-                    self.told("TLBSYNC", n, 0);
+                    self.received("TLBSYNC", n, 0);
                     self.sync(Some(n));
                 }
                 _ => self.wrong.push(format!("write of {register:#x} in a bank")),
             }
             return;
         };
-        self.told(name, n, value);
+        self.received(name, n, value);
         let by_address = matches!(name, "TLBIVA" | "TLBIVAL" | "TLBIIPAS2" | "TLBIIPAS2L");
         if wide != (by_address && long64) {
             self.wrong.push(format!("{name} by {wide}"));
@@ -285,11 +285,11 @@ impl State {
         let streams = self.s2cr.len();
         match register {
             0x70 => {
-                self.told("TLBGSYNC", 0, 0);
+                self.received("TLBGSYNC", 0, 0);
                 return self.sync(None);
             }
             0x800..0xa00 if number < streams && self.get("IDR0") >> 27 & 1 == 1 => {
-                self.told("SMR", number, value.into());
+                self.received("SMR", number, value.into());
                 // Bit 15 of both halves is there with EXIDENABLE; VALID without.
                 let bits = match self.get("CR0") >> 3 & 1 {
                     0 => 0xffff_7fff,
@@ -299,7 +299,7 @@ impl State {
                 return;
             }
             0xc00..0xe00 if number < streams => {
-                self.told("S2CR", number, value.into());
+                self.received("S2CR", number, value.into());
                 self.s2cr[number] = value & !broken.context_bits;
                 return;
             }
@@ -309,7 +309,7 @@ impl State {
             self.wrong.push(format!("write of {register:#x}"));
             return;
         };
-        self.told(name, 0, value.into());
+        self.received(name, 0, value.into());
         match name {
             "CR0" => self.put(name, value & !broken.control_bits),
             "GFSR" => self.put(name, self.get(name) & !value),
@@ -342,11 +342,11 @@ impl State {
                 }
                 match offset - page {
                     ..0x200 => {
-                        self.told("CBAR", n, value);
+                        self.received("CBAR", n, value);
                         self.cbar[n] = low;
                     }
                     0x800..0xa00 if self.version == 2 => {
-                        self.told("CBA2R", n, value);
+                        self.received("CBA2R", n, value);
                         self.cba2r[n] = low;
                     }
                     other => self.wrong.push(format!("write of {other:#x} in space 1")),
@@ -433,10 +433,10 @@ impl Model {
     }
 
     /// What was written since the last call.
-    pub(super) fn told(&self) -> Vec<Told> {
+    pub(super) fn received(&self) -> Vec<Received> {
         let mut state = self.state();
         assert!(state.wrong.is_empty(), "{:?}", state.wrong);
-        std::mem::take(&mut state.told)
+        std::mem::take(&mut state.received)
     }
 }
 

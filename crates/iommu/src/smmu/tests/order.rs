@@ -8,19 +8,19 @@ fn from_reset_to_translation() {
     let (driver, model) = unit_with(memory.clone(), V2, [IDR0, IDR1, IDR2]);
     let table = first(&memory, 0);
     driver.attach(DEVICE, DOMAIN, table.root()).unwrap();
-    assert_eq!(model.told(), [], "nothing before it is enabled");
+    assert_eq!(model.received(), [], "nothing before it is enabled");
     assert_eq!(driver.counters(), CommandCounters::default());
     assert_eq!(model.access(STREAM, 0x1234, true), Seen::Passed(0x1234));
 
     driver.enable().unwrap();
-    let told = model.told();
+    let received = model.received();
     // All streams off; CR0 without CLIENTPD; the banks.
-    let (streams, told) = told.split_at(32);
+    let (streams, received) = received.split_at(32);
     for (n, pair) in streams.chunks(2).enumerate() {
         assert_eq!(pair, [("S2CR", n, 2 << 16), ("SMR", n, 0)]);
     }
-    assert_eq!(told[0], ("CR0", 0, ON | 1));
-    let (banks, told) = told[1..].split_at(2 * 6 + 11);
+    assert_eq!(received[0], ("CR0", 0, ON | 1));
+    let (banks, received) = received[1..].split_at(2 * 6 + 11);
     assert_eq!(banks[..4], [off(0), clear(0), off(1), clear(1)].map(|t| t));
     let root = table.root().address;
     assert_eq!(
@@ -48,7 +48,7 @@ fn from_reset_to_translation() {
     );
     // Everything is forgotten; the stream; translation.
     assert_eq!(
-        told,
+        received,
         [
             ("TLBIALLH", 0, 0),
             ("TLBIALLNSNH", 0, 0),
@@ -68,11 +68,11 @@ fn from_reset_to_translation() {
     assert_eq!((counters.commands, counters.waits), (2, 1));
 }
 
-const fn off(n: usize) -> Told {
+const fn off(n: usize) -> Received {
     ("SCTLR", n, 0)
 }
 
-const fn clear(n: usize) -> Told {
+const fn clear(n: usize) -> Received {
     ("FSR", n, 0xffff_ffff)
 }
 
@@ -101,10 +101,10 @@ fn devices_pass_until_they_are_translated_and_what_was_cached_is_forgotten() {
     assert_eq!(model.access(STREAM, 0x1000, true), ours);
 
     // Again: no stream is ever off.
-    model.told();
+    model.received();
     driver.enable().unwrap();
     assert_eq!(
-        model.told(),
+        model.received(),
         [
             ("TLBIALLH", 0, 0),
             ("TLBIALLNSNH", 0, 0),
@@ -118,7 +118,7 @@ fn devices_pass_until_they_are_translated_and_what_was_cached_is_forgotten() {
 
     driver.disable().unwrap();
     assert_eq!(
-        model.told(),
+        model.received(),
         [
             ("CR0", 0, ON | 1),
             ("TLBIALLH", 0, 0),
@@ -135,7 +135,7 @@ fn devices_pass_until_they_are_translated_and_what_was_cached_is_forgotten() {
 }
 
 #[test]
-fn what_somebody_else_had_translated_faults_from_the_beginning() {
+fn what_another_driver_had_translated_faults_from_the_beginning() {
     let memory = memory();
     let (driver, model) = unit_with(memory.clone(), V2, [IDR0, IDR1, IDR2]);
     // It translates already, and has streams and a bank of its own.
@@ -145,12 +145,16 @@ fn what_somebody_else_had_translated_faults_from_the_beginning() {
     model.write32(0x804, 1 << 31 | 0x77);
     model.state().wrong.clear();
     assert_eq!(model.access(0x77, 0x1000, false), Seen::Passed(0x1000));
-    model.told();
+    model.received();
     driver
         .attach(DEVICE, DOMAIN, first(&memory, 0).root())
         .unwrap();
     driver.enable().unwrap();
-    let cr0: Vec<_> = model.told().into_iter().filter(|t| t.0 == "CR0").collect();
+    let cr0: Vec<_> = model
+        .received()
+        .into_iter()
+        .filter(|t| t.0 == "CR0")
+        .collect();
     // Never CLIENTPD; and what firmware says of what passes stays.
     let on = ON | u64::from(attributes);
     assert_eq!(cr0, [("CR0", 0, on), ("CR0", 0, on)]);
@@ -164,11 +168,11 @@ fn a_domain_is_one_bank_and_the_last_device_frees_it() {
     let (driver, model, memory) = enabled();
     let table = first(&memory, 0);
     driver.attach(DEVICE, DOMAIN, table.root()).unwrap();
-    let told = model.told();
+    let received = model.received();
     // The bank first, its switch last; then the stream.
-    assert_eq!(told[..2], [off(2), clear(2)]);
+    assert_eq!(received[..2], [off(2), clear(2)]);
     assert_eq!(
-        told[12..],
+        received[12..],
         [
             ("SCTLR", 2, 0x1127),
             ("SMR", 0, 1 << 31 | 0x123),
@@ -178,7 +182,7 @@ fn a_domain_is_one_bank_and_the_last_device_frees_it() {
     let other = DeviceId(0x7fff);
     driver.attach(other, DOMAIN, table.root()).unwrap();
     let added = [("SMR", 1, 1 << 31 | 0x7fff), ("S2CR", 1, 2)];
-    assert_eq!(model.told(), added);
+    assert_eq!(model.received(), added);
     let there = Seen::Translated(DATA + 0x2000);
     assert_eq!(model.access(STREAM, 0x2000, false), there);
     assert_eq!(model.access(0x7fff, 0x2000, false), there);
@@ -192,7 +196,7 @@ fn a_domain_is_one_bank_and_the_last_device_frees_it() {
         ("TLBIASID", 2, 2),
         ("TLBSYNC", 2, 0),
     ];
-    assert_eq!(model.told(), left);
+    assert_eq!(model.received(), left);
     assert!(model.state().cached.is_empty());
     assert_eq!(model.access(STREAM, 0x2000, false), NOT_MAPPED);
     assert_eq!(model.access(0x7fff, 0x2000, false), there);
@@ -200,9 +204,9 @@ fn a_domain_is_one_bank_and_the_last_device_frees_it() {
     assert_eq!(driver.detach(DEVICE), Err(gone));
 
     driver.detach(other).unwrap();
-    left.iter_mut().take(2).for_each(|told| told.1 = 1);
+    left.iter_mut().take(2).for_each(|received| received.1 = 1);
     left.extend([off(2), clear(2)]);
-    assert_eq!(model.told(), left);
+    assert_eq!(model.received(), left);
     assert!(model.state().cached.is_empty());
     // Bank, tag and stream register serve another domain.
     let next = first(&memory, 1);
@@ -251,8 +255,8 @@ fn stage_2_takes_banks_that_know_nothing_else_first() {
         (5, host, 5),
     ] {
         driver.attach(DeviceId(n), DomainId(n), root).unwrap();
-        let told = model.told();
-        assert_eq!(told.last(), Some(&("S2CR", n as usize, bank)));
+        let received = model.received();
+        assert_eq!(received.last(), Some(&("S2CR", n as usize, bank)));
         let seen = model.access(n as u16, 0x1000, true);
         assert_eq!(seen, Seen::Translated(DATA + 0x1000));
     }
@@ -264,7 +268,7 @@ fn stage_2_takes_banks_that_know_nothing_else_first() {
         };
         assert_eq!(driver.attach(DEVICE, DOMAIN, root), Err(full));
     }
-    assert_eq!(model.told(), []);
+    assert_eq!(model.received(), []);
     // A domain that has a bank takes more devices, until streams run out.
     for n in 6..16 {
         driver.attach(DeviceId(n), DomainId(5), host).unwrap();
@@ -285,17 +289,17 @@ fn streams_that_are_not_matched_are_indices() {
     let idr0 = IDR0 & !(1 << 27 | 15 << 9) | 6 << 9;
     let (driver, model) = unit_with(memory.clone(), V2, [idr0, IDR1, IDR2]);
     driver.enable().unwrap();
-    model.told();
+    model.received();
     let root = first(&memory, 0).root();
     driver.attach(DeviceId(63), DOMAIN, root).unwrap();
-    assert_eq!(model.told().last(), Some(&("S2CR", 63, 2)));
+    assert_eq!(model.received().last(), Some(&("S2CR", 63, 2)));
     let there = Seen::Translated(DATA);
     assert_eq!(model.access(63, 0, false), there);
     // What is not attached is mapped to a fault: ICF.
     assert_eq!(model.access(62, 0, false), Seen::Global(0));
     driver.detach(DeviceId(63)).unwrap();
     assert_eq!(
-        model.told()[..2],
+        model.received()[..2],
         [("S2CR", 63, 2 << 16), ("TLBIASID", 2, 2)]
     );
     assert_eq!(model.access(63, 0, false), Seen::Global(0));
@@ -319,11 +323,11 @@ fn extended_stream_ids_have_16_bits_and_their_valid_bit_elsewhere() {
     };
     let (driver, model) = unit_with(memory.clone(), config, idr);
     driver.enable().unwrap();
-    assert_eq!(model.told().last(), Some(&("CR0", 0, ON | 1 << 3)));
+    assert_eq!(model.received().last(), Some(&("CR0", 0, ON | 1 << 3)));
     let root = first(&memory, 0).root();
     driver.attach(DeviceId(0xf123), DOMAIN, root).unwrap();
     assert_eq!(
-        model.told()[13..],
+        model.received()[13..],
         [("SMR", 0, 0x8f00_7023), ("S2CR", 0, 1 << 10 | 2)]
     );
     for stream in [0xf123, 0x7023, 0xff23] {
@@ -365,15 +369,15 @@ fn a_look_at_the_masks_changes_nothing() {
     model.state().broken.match_bits = 0;
     // In use: one that is not valid is asked.
     model.write32(0, 0);
-    model.told();
+    model.received();
     assert_eq!(new(&model, 0), Err(ProbeError::InUse { streams: 16 }));
     model.state().smr[7] = 0x1234;
     assert_eq!(new(&model, 0), Ok(0x7fff));
     assert!(
         model
-            .told()
+            .received()
             .iter()
-            .all(|told| told.0 == "SMR" && told.1 == 7)
+            .all(|received| received.0 == "SMR" && received.1 == 7)
     );
     assert_eq!(model.state().smr[7], 0x1234);
 }
@@ -384,7 +388,7 @@ fn tables_and_devices_that_the_unit_cannot_have_are_refused_by_name() {
     let table = first(&memory, 0);
     let good = table.root();
     driver.attach(DEVICE, DOMAIN, good).unwrap();
-    model.told();
+    model.received();
     let other = DeviceId(1);
     let refused = |device, root| driver.attach(device, DOMAIN, root).unwrap_err();
     // Levels that do not follow from the input bits, and a root that is not aligned.
@@ -398,7 +402,7 @@ fn tables_and_devices_that_the_unit_cannot_have_are_refused_by_name() {
     assert_eq!(root.levels, 3);
     driver.attach(other, DomainId(3), root).unwrap();
     driver.detach(other).unwrap();
-    model.told();
+    model.received();
     // Sixteen tables side by side.
     root.address += 0x8000;
     assert!(matches!(
@@ -415,5 +419,5 @@ fn tables_and_devices_that_the_unit_cannot_have_are_refused_by_name() {
         refused(far, good),
         AttachError::Beyond { last: 0x7fff, .. }
     ));
-    assert_eq!(model.told(), []);
+    assert_eq!(model.received(), []);
 }

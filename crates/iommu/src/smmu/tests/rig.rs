@@ -16,7 +16,7 @@ impl Rig for Variant {
     type Kind = unit::Hardware;
     type Model = Model;
     type Memory = ();
-    type Told = Told;
+    type Received = Received;
 
     const DEVICE: DeviceId = DEVICE;
     const DOMAIN: DomainId = DOMAIN;
@@ -46,8 +46,8 @@ impl Rig for Variant {
         self.root
     }
 
-    fn told(model: &Model) -> Vec<Told> {
-        model.told()
+    fn received(model: &Model) -> Vec<Received> {
+        model.received()
     }
 
     /// The model walks the table, but has no domains.
@@ -75,7 +75,7 @@ impl Rig for Variant {
         }
     }
 
-    fn detached(&self) -> Option<Vec<Told>> {
+    fn detached(&self) -> Option<Vec<Received>> {
         None
     }
 }

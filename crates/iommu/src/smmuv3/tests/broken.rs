@@ -23,7 +23,7 @@ fn each_status_that_does_not_follow_is_named() {
         assert_eq!(driver.disable(), Err(timed_out("CR0ACK = 0")));
         model.state().broken.stuck = 0;
         assert_eq!(driver.disable(), Ok(()));
-        model.told();
+        model.received();
     }
     let (driver, model) = unit(IDS, CONFIG);
     model.state().broken.bypass = true;
@@ -80,7 +80,7 @@ fn an_attach_that_is_not_answered_leaves_no_translation() {
                 assert_eq!(found(model.look_up(STREAM, None)), Some((7, root)));
                 let wrong = |looked: Looked| found(looked).is_some_and(|found| found != (7, root));
                 assert!(!model.seen().into_iter().any(|(_, looked)| wrong(looked)));
-                model.told();
+                model.received();
             }
         }
     }

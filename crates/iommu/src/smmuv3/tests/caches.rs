@@ -13,7 +13,7 @@ use iopt::walk::{Access, Translation, UpperTable, WalkCache, WalkMemory, Walker}
 use iopt::{FormatId, Root};
 use runs::{Iova, Span};
 
-use super::model::{Tag, Told};
+use super::model::{Received, Tag};
 
 /// StreamID and SubstreamID.
 pub(super) type Request = (u32, Option<u32>);
@@ -101,15 +101,15 @@ pub(super) struct Caches {
 }
 
 impl Caches {
-    pub(super) fn forget(&mut self, told: Told) {
-        match told {
-            Told::AllStreams => {
+    pub(super) fn forget(&mut self, received: Received) {
+        match received {
+            Received::AllStreams => {
                 self.first_levels.clear();
                 self.context_levels.clear();
                 self.streams.clear();
                 self.contexts.clear();
             }
-            Told::Stream(stream, leaf) => {
+            Received::Stream(stream, leaf) => {
                 self.streams.remove(&stream);
                 self.contexts.retain(|(of, _), _| *of != stream);
                 self.context_levels.retain(|(of, _), _| *of != stream);
@@ -117,27 +117,27 @@ impl Caches {
                     self.first_levels.remove(&(stream >> 6));
                 }
             }
-            Told::Context(stream, pasid, leaf) => {
+            Received::Context(stream, pasid, leaf) => {
                 self.contexts.remove(&(stream, pasid));
                 if !leaf {
                     self.context_levels.remove(&(stream, pasid >> 6));
                 }
             }
-            Told::AllOfEl1 => {
+            Received::AllOfEl1 => {
                 self.leaves.clear();
                 self.uppers.clear();
             }
-            Told::Asid(vmid, asid) => {
+            Received::Asid(vmid, asid) => {
                 // TLBI ASIDE1: "a non-global entry from the final level of lookup".
                 let tag = (vmid, Some(asid));
                 self.leaves.retain(|leaf| leaf.0 != tag || leaf.3);
                 self.uppers.retain(|(of, ..)| *of != tag);
             }
-            Told::Vmid(vmid) => {
+            Received::Vmid(vmid) => {
                 self.leaves.retain(|(of, ..)| *of != (vmid, None));
                 self.uppers.retain(|(of, ..)| *of != (vmid, None));
             }
-            Told::Pages(tag, range, leaf) => {
+            Received::Pages(tag, range, leaf) => {
                 self.leaves.retain(|leaf| {
                     let (_, log2, found, _) = leaf;
                     let page = Span::new(found.page.iova, found.page.len);
@@ -155,13 +155,13 @@ impl Caches {
                         })
                 });
             }
-            Told::Device(stream, pasid, address, size) => {
+            Received::Device(stream, pasid, address, size) => {
                 self.devices.retain(|(of, with, page), _| {
                     let same = *of == stream && *with == pasid;
                     !same || (size < 52 && *page >> size != address >> 12 >> size)
                 })
             }
-            Told::AllOfEl2 | Told::Sync | Told::Abort(_) | Told::Control(_) => {}
+            Received::AllOfEl2 | Received::Sync | Received::Abort(_) | Received::Control(_) => {}
         }
     }
 }

@@ -15,13 +15,13 @@ const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
 
 /// Unmaps pages by one gather and flushes it; the unit knows them before, and not any more afterwards.
-/// Commands, waits, and what was told.
+/// Commands, waits, and what was received.
 fn unmap<F: Format, const LOG2: u32>(
     format: F,
     sizes: PageSizes,
     ranged: bool,
     pages: &[Span<Iova>],
-) -> (u64, u64, Vec<Told>) {
+) -> (u64, u64, Vec<Received>) {
     let ids = [IDR0, IDR1, 0, if ranged { IDR3 } else { 0 }, 0, IDR5];
     let tables = Arc::new(HeapArena::<AtomicU64, LOG2>::with_tables_at(2048, 1 << 40).unwrap());
     let (driver, model) = enabled_with(ids, CONFIG);
@@ -63,15 +63,15 @@ fn unmap<F: Format, const LOG2: u32>(
         .flat_map(ends)
         .filter(|address| known(*address).is_some());
     assert_eq!(stale.count(), 3 * pages.len(), "the unit does not remember");
-    model.told();
+    model.received();
     let before = driver.counters();
     let flushed = gather
         .flush_with(|what| driver.invalidate(DOMAIN, what))
         .unwrap();
     let after = driver.counters();
-    let told = model.told();
+    let received = model.received();
     for address in pages.iter().flat_map(ends) {
-        assert_eq!(known(address), None, "{address:#x}: {told:x?}");
+        assert_eq!(known(address), None, "{address:#x}: {received:x?}");
     }
     assert_eq!(known(origin), Some(GIB));
     // What is mapped anew, in tables that are used again, is found.
@@ -84,7 +84,7 @@ fn unmap<F: Format, const LOG2: u32>(
         assert_eq!(known(address), Some(to(address, 2 << 40)), "{address:#x}");
     }
     let commands = after.commands - before.commands;
-    (commands, after.waits - before.waits, told)
+    (commands, after.waits - before.waits, received)
 }
 
 /// Odd pages of 256 leaf tables, and what else is asked for.
@@ -120,9 +120,9 @@ fn one_gather_costs_one_wait() {
                 unmap::<_, 12>(first, sizes, ranges, &pages),
                 unmap::<_, 12>(second, sizes, ranges, &pages),
             ];
-            for (commands, waits, told) in costs {
-                assert_eq!((commands, waits), (expected, 1), "{name}: {told:x?}");
-                assert_eq!(told.len() as u64, commands + waits, "{name}");
+            for (commands, waits, received) in costs {
+                assert_eq!((commands, waits), (expected, 1), "{name}: {received:x?}");
+                assert_eq!(received.len() as u64, commands + waits, "{name}");
             }
         }
     }
@@ -137,28 +137,28 @@ fn other_granules_and_groups_are_named_whole() {
             let first = ArmStage1::<K16>::new(47, 48).unwrap();
             let (_, waits, _) = unmap::<_, 14>(first, any, ranges, &page);
             let second = ArmStage2::<K16>::new(40, 48).unwrap();
-            let (commands, _, told) = unmap::<_, 14>(second, any, ranges, &page);
+            let (commands, _, received) = unmap::<_, 14>(second, any, ranges, &page);
             assert_eq!(waits, 1);
-            assert!(!ranges || commands == 1, "{told:x?}");
+            assert!(!ranges || commands == 1, "{received:x?}");
         }
         for len in [1 << 16, 1 << 21, 512 * MIB, 16 * GIB, 3 << 29] {
             let page = [Span::new(64 * GIB, len)];
             let first = ArmStage1::<K64>::new(48, 48).unwrap().upper();
             let (_, waits, _) = unmap::<_, 16>(first, any, ranges, &page);
             let second = ArmStage2::<K64>::new(42, 48).unwrap();
-            let (commands, _, told) = unmap::<_, 16>(second, any, ranges, &page);
+            let (commands, _, received) = unmap::<_, 16>(second, any, ranges, &page);
             assert_eq!(waits, 1);
-            assert!(!ranges || commands == 1, "{told:x?}");
+            assert!(!ranges || commands == 1, "{received:x?}");
         }
     }
 }
 
-fn pages(driver: &Driver, model: &Model, what: &Invalidation) -> Vec<Told> {
-    model.told();
+fn pages(driver: &Driver, model: &Model, what: &Invalidation) -> Vec<Received> {
+    model.received();
     driver.invalidate(DOMAIN, what).unwrap();
-    let mut told = model.told();
-    assert_eq!(told.pop(), Some(Told::Sync));
-    told
+    let mut received = model.received();
+    assert_eq!(received.pop(), Some(Received::Sync));
+    received
 }
 
 #[test]
@@ -167,10 +167,10 @@ fn ranges_are_named_with_their_level_and_at_most_a_sixteenth_in_excess() {
     driver.attach(DEVICE, DOMAIN, root(0x1000)).unwrap();
     let ranged = |address, bytes, level, leaf| {
         let more = Some((12, bytes, level));
-        Told::Pages((VMID, Some(7)), Range { address, more }, leaf)
+        Received::Pages((VMID, Some(7)), Range { address, more }, leaf)
     };
     let plain = |address, leaf| {
-        Told::Pages(
+        Received::Pages(
             (VMID, Some(7)),
             Range {
                 address,
@@ -237,7 +237,7 @@ fn ranges_are_named_with_their_level_and_at_most_a_sixteenth_in_excess() {
         .unwrap();
     driver.invalidate_domain(DomainId(9)).unwrap();
     driver.invalidate_domain(DomainId(1 << 16 | 7)).unwrap();
-    assert_eq!(model.told(), []);
+    assert_eq!(model.received(), []);
     // Another root is no root of this domain.
     let refused = |root| {
         let tables = HeapTables::with_tables_at(64, 1 << 40).unwrap();
@@ -253,7 +253,7 @@ fn ranges_are_named_with_their_level_and_at_most_a_sixteenth_in_excess() {
             .unwrap_err()
     };
     assert!(refused(root(0x1000)).to_string().contains("new root"));
-    assert_eq!(model.told(), []);
+    assert_eq!(model.received(), []);
 }
 
 #[test]
@@ -262,7 +262,7 @@ fn without_ranges_each_leaf_is_named() {
     driver.attach(DEVICE, DOMAIN, second(0x1000)).unwrap();
     let page = |address, leaf| {
         let more = None;
-        Told::Pages((7, None), Range { address, more }, leaf)
+        Received::Pages((7, None), Range { address, more }, leaf)
     };
     for (range, levels, tables, expected) in [
         ((0x7000, 0x1000), 1, false, vec![page(0x7000, true)]),
@@ -274,14 +274,14 @@ fn without_ranges_each_leaf_is_named() {
         ),
         ((0x20_1000, 0x1000), 2, false, vec![page(0x20_0000, true)]),
         // The smallest leaves may be anywhere in it.
-        ((0x40_0000, 0x1000), 3, false, vec![Told::Vmid(7)]),
+        ((0x40_0000, 0x1000), 3, false, vec![Received::Vmid(7)]),
         (
             (0, 32 << 12),
             1,
             false,
             (0..32).map(|n| page(n << 12, true)).collect(),
         ),
-        ((0, 33 << 12), 1, false, vec![Told::Vmid(7)]),
+        ((0, 33 << 12), 1, false, vec![Received::Vmid(7)]),
     ] {
         let what = Invalidation::of(Span::new(range.0, range.1), levels, tables);
         assert_eq!(pages(&driver, &model, &what), expected, "{range:x?}");
@@ -289,7 +289,7 @@ fn without_ranges_each_leaf_is_named() {
 }
 
 #[test]
-fn many_devices_with_tlbs_are_told_in_parts() {
+fn many_devices_with_tlbs_are_invalidated_in_parts() {
     let config = Config {
         device_tlbs: true,
         ..CONFIG
@@ -311,14 +311,14 @@ fn many_devices_with_tlbs_are_told_in_parts() {
                     .attach(DeviceId(device), DOMAIN, root(0x1000))
                     .unwrap();
             }
-            model.told();
+            model.received();
             let before = driver.counters();
             driver.invalidate_domain(DOMAIN).unwrap();
             let after = driver.counters();
-            let told = model.told();
-            assert_eq!(told[0], whole(7));
-            let devices = told.iter().filter_map(|told| match told {
-                Told::Device(stream, None, 0, 52) => Some(*stream),
+            let received = model.received();
+            assert_eq!(received[0], whole(7));
+            let devices = received.iter().filter_map(|received| match received {
+                Received::Device(stream, None, 0, 52) => Some(*stream),
                 _ => None,
             });
             assert!(devices.eq(0..300));
@@ -368,7 +368,7 @@ fn leaves<F: Format, const LOG2: u32>(format: F) {
             driver.detach(DEVICE).unwrap();
         }
     }
-    model.told();
+    model.received();
 }
 
 #[test]
@@ -399,11 +399,11 @@ fn a_domains_number_that_comes_back_is_flushed_as_its_new_tables_are() {
     ];
     for (root, log2) in roots {
         driver.attach(DEVICE, DOMAIN, root).unwrap();
-        model.told();
+        model.received();
         driver.invalidate_domain(DOMAIN).unwrap();
         let first = root != second;
-        let all = if first { whole(7) } else { Told::Vmid(7) };
-        assert_eq!(model.told(), [all, Told::Sync], "{root:?}");
+        let all = if first { whole(7) } else { Received::Vmid(7) };
+        assert_eq!(model.received(), [all, Received::Sync], "{root:?}");
         let pages = Span::new(0x10_0000, 0x2_0000);
         let what = iopt::Invalidation::of(pages, 1, false);
         driver.invalidate(DOMAIN, &what).unwrap();
@@ -412,7 +412,10 @@ fn a_domains_number_that_comes_back_is_flushed_as_its_new_tables_are() {
             address: pages.start,
             more: Some((log2, pages.len, 3)),
         };
-        assert_eq!(model.told(), [Told::Pages(tag, range, true), Told::Sync]);
+        assert_eq!(
+            model.received(),
+            [Received::Pages(tag, range, true), Received::Sync]
+        );
         driver.detach(DEVICE).unwrap();
     }
 }

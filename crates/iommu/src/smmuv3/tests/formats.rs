@@ -1,4 +1,4 @@
-//! What the registers features, and how each table is told to the unit.
+//! What the registers features, and how each table is received to the unit.
 
 use iopt::format::{
     ArmStage1, ArmStage2, BreakBeforeMake, Granule, K4, K4Lpa2, K16, K16Lpa2, K64, K64Lpa,
@@ -145,7 +145,7 @@ fn what_cannot_be_driven_is_refused_by_name() {
 
 /// Every table that the unit offers is found by it as it is, and detached as it was attached.
 #[test]
-fn every_table_is_told_as_it_is() {
+fn every_table_is_reported_as_it_is() {
     fn granule<G: Granule>(driver: &Driver, model: &Model) -> u32 {
         let mut count = 0;
         for bits in 32..=52 {
@@ -191,7 +191,7 @@ fn every_table_is_told_as_it_is() {
         granule::<K64Lpa>(&driver, &model),
     ];
     assert!(counts.iter().all(|count| *count > 50), "{counts:?}");
-    model.told();
+    model.received();
 }
 
 #[test]
@@ -216,7 +216,7 @@ fn what_the_unit_cannot_do_is_not_asked_of_it() {
         assert_eq!((looked.tag, looked.root, looked.dirty), (tag, root, false));
         driver.invalidate_domain(DomainId(0xff)).unwrap();
         driver.detach(DEVICE).unwrap();
-        model.told();
+        model.received();
     }
 }
 

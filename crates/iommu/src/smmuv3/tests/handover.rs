@@ -31,7 +31,7 @@ fn a_successor_goes_on_in_the_queue_and_with_the_devices() {
         driver.attach(third, DOMAIN, root(0x10_0000)).unwrap();
         driver.detach(third).unwrap();
         let used = driver.memory().in_use();
-        model.told();
+        model.received();
         let (mut pages, mut tables) = (0, Vec::new());
         let frozen = driver.freeze(&mut |held| match held {
             Held::Structure { span, .. } => pages += span.len / 4096,
@@ -46,7 +46,7 @@ fn a_successor_goes_on_in_the_queue_and_with_the_devices() {
             (high, root(0x20_0000)),
         ];
         assert_eq!(tables, attached);
-        assert_eq!(model.told(), [Told::Sync]);
+        assert_eq!(model.received(), [Received::Sync]);
 
         let frozen = Frozen::from_bytes(&frozen.to_bytes()).unwrap();
         let adopt = |frozen: &Frozen| SmmuV3::adopt(model.clone(), memory.clone(), config, frozen);
@@ -70,31 +70,31 @@ fn a_successor_goes_on_in_the_queue_and_with_the_devices() {
         assert_eq!(memory.in_use(), used - 2);
 
         let heir = adopt(&frozen).unwrap();
-        // It has told the unit nothing.
-        assert_eq!(model.told(), []);
+        // It has received the unit nothing.
+        assert_eq!(model.received(), []);
         let again = heir.attach(DEVICE, DOMAIN, root(0x10_0000));
         assert!(matches!(again, Err(AttachError::AlreadyAttached { .. })));
-        for (domain, told) in [
-            (DomainId(8), vec![Told::Vmid(8), Told::Sync]),
+        for (domain, received) in [
+            (DomainId(8), vec![Received::Vmid(8), Received::Sync]),
             (
                 high,
                 vec![
                     whole(0x9001),
-                    Told::Sync,
-                    Told::Device(STREAM, Some(0x83), 0, 52),
-                    Told::Sync,
+                    Received::Sync,
+                    Received::Device(STREAM, Some(0x83), 0, 52),
+                    Received::Sync,
                 ],
             ),
         ] {
             heir.invalidate_domain(domain).unwrap();
-            assert_eq!(model.told(), told);
+            assert_eq!(model.received(), received);
         }
         assert_eq!(heir.counters().waits, 2);
         assert_eq!(found(model.look_up(5, None)), Some((8, second(0x30_0000))));
         heir.detach_pasid(DEVICE, pasid).unwrap();
         heir.detach(DEVICE).unwrap();
         heir.detach(other).unwrap();
-        model.told();
+        model.received();
         drop(heir.tear_down().unwrap());
         assert_eq!(memory.in_use(), 0);
     }

@@ -20,7 +20,7 @@ use runs::Span;
 use super::*;
 use crate::suite::prelude::*;
 use caches::{Found, Looked};
-use model::{Model, Told};
+use model::{Model, Received};
 
 /// Both stages, AArch64, coherent, HTTU, BTM, ATS, 16-bit ASIDs and VMIDs, two-level contexts and streams; no
 /// MSI, and stalls are possible.
@@ -92,7 +92,7 @@ fn unit(ids: [u32; 6], config: Config) -> (Driver, Model) {
 fn enabled_with(ids: [u32; 6], config: Config) -> (Driver, Model) {
     let (driver, model) = unit(ids, config);
     driver.enable().unwrap();
-    model.told();
+    model.received();
     (driver, model)
 }
 
@@ -110,6 +110,6 @@ fn found(looked: Looked) -> Option<(u16, Root)> {
 }
 
 /// All of a domain of stage 1.
-const fn whole(domain: u16) -> Told {
-    Told::Asid(VMID, domain)
+const fn whole(domain: u16) -> Received {
+    Received::Asid(VMID, domain)
 }

@@ -1,7 +1,7 @@
 //! A small unit, written from the specification: what a driver can see of one.
 //!
 //! Its registers and its command queue are here, `caches.rs` has what it remembers. It notes what it was
-//! told, in order, and everything that a driver must not do. It can be slow (each answer takes some rounds),
+//! received, in order, and everything that a driver must not do. It can be slow (each answer takes some rounds),
 //! and broken in named ways. Devices that it watches make requests all the time.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -14,9 +14,9 @@ use super::caches::{Caches, Looked, Range, Request, Unit_};
 use crate::registers::Registers;
 use crate::suite::PATIENCE;
 
-/// What the unit was told.
+/// What the unit was received.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Told {
+pub(super) enum Received {
     /// GBPA.ABORT.
     Abort(bool),
     /// CR0.
@@ -91,7 +91,7 @@ pub(super) struct State {
     /// Rounds that an answer takes.
     pub(super) latency: u32,
     pub(super) broken: Broken,
-    told: Vec<Told>,
+    received: Vec<Received>,
     wrong: Vec<String>,
 }
 
@@ -151,11 +151,11 @@ impl Model {
         (state.broken.stops, state.fetched) = (Some((error, nth)), 0);
     }
 
-    /// What it was told since the last call.
-    pub(super) fn told(&self) -> Vec<Told> {
+    /// What it was received since the last call.
+    pub(super) fn received(&self) -> Vec<Received> {
         let mut state = self.state();
         assert!(state.wrong.is_empty(), "{:?}", state.wrong);
-        std::mem::take(&mut state.told)
+        std::mem::take(&mut state.received)
     }
 
     fn unit(&self, state: &State) -> Unit_<'_> {
@@ -252,31 +252,36 @@ impl Model {
     }
 
     /// One command; `None` when it is not one.
-    fn execute(&self, state: &mut State, [first, second]: [u64; 2], last: bool) -> Option<Told> {
+    fn execute(
+        &self,
+        state: &mut State,
+        [first, second]: [u64; 2],
+        last: bool,
+    ) -> Option<Received> {
         let [idr0, .., idr3, _, _] = state.ids;
         let has = |bit: u32| idr0 >> bit & 1 == 1;
         let stream = (first >> 32) as u32;
         let (vmid, asid) = ((first >> 32) as u16, (first >> 48) as u16);
         // A VMID of a unit without stage 2, and numbers that are too long.
         let tagged = (has(0) || vmid == 0) && (has(18) || vmid < 256) && (has(12) || asid < 256);
-        let told = match first & 0xff {
-            0x03 if second & !1 == 0 => Told::Stream(stream, second & 1 == 1),
-            0x04 if stream == 0 && second == 31 => Told::AllStreams,
+        let received = match first & 0xff {
+            0x03 if second & !1 == 0 => Received::Stream(stream, second & 1 == 1),
+            0x04 if stream == 0 && second == 31 => Received::AllStreams,
             0x05 if has(1) && second & !1 == 0 => {
-                Told::Context(stream, (first >> 12) as u32 & 0xf_ffff, second & 1 == 1)
+                Received::Context(stream, (first >> 12) as u32 & 0xf_ffff, second & 1 == 1)
             }
-            0x11 if has(1) && tagged && second == 0 => Told::Asid(vmid, asid),
-            0x28 if has(0) && tagged && second == 0 => Told::Vmid(vmid),
+            0x11 if has(1) && tagged && second == 0 => Received::Asid(vmid, asid),
+            0x28 if has(0) && tagged && second == 0 => Received::Vmid(vmid),
             code @ (0x12 | 0x2a) if has(if code == 0x12 { 1 } else { 0 }) && tagged => {
                 let range = Range::decode(first, second, idr3 >> 10 & 1 == 1)?;
                 let tag = (vmid, (code == 0x12).then_some(asid));
-                Told::Pages(tag, range, second & 1 == 1)
+                Received::Pages(tag, range, second & 1 == 1)
             }
-            0x20 if has(9) && first >> 8 == 0 && second == 0 => Told::AllOfEl2,
-            0x30 if first >> 8 == 0 && second == 0 => Told::AllOfEl1,
+            0x20 if has(9) && first >> 8 == 0 && second == 0 => Received::AllOfEl2,
+            0x30 if first >> 8 == 0 && second == 0 => Received::AllOfEl1,
             0x40 if has(10) && first & 0x700 == 0 && second & 0xfc0 == 0 => {
                 let pasid = (first >> 11 & 1 == 1).then_some((first >> 12) as u32 & 0xf_ffff);
-                Told::Device(stream, pasid, second & !0xfff, second & 0x3f)
+                Received::Device(stream, pasid, second & !0xfff, second & 0x3f)
             }
             0x46 => {
                 let ticket = first >> 12 & 3 == 1;
@@ -289,26 +294,28 @@ impl Model {
                     assert_eq!(second & 7, 0, "the lower half");
                     cell.set_release(cell.get() >> 32 << 32 | first >> 32);
                 }
-                Told::Sync
+                Received::Sync
             }
             _ => return None,
         };
         if has(13) && last && first & 0xff == 0x46 {
             assert_eq!(first >> 12 & 3, 1, "the unit writes tickets");
         }
-        self.after(state, told);
-        Some(told)
+        self.after(state, received);
+        Some(received)
     }
 
     /// What a command does to the caches, and what must be complete before it.
-    fn after(&self, state: &mut State, told: Told) {
-        match told {
-            Told::Sync => (state.pending_config, state.pending_tlb) = (false, false),
-            Told::AllStreams | Told::Stream(..) | Told::Context(..) => state.pending_config = true,
-            Told::Device(..) if state.pending_tlb => {
+    fn after(&self, state: &mut State, received: Received) {
+        match received {
+            Received::Sync => (state.pending_config, state.pending_tlb) = (false, false),
+            Received::AllStreams | Received::Stream(..) | Received::Context(..) => {
+                state.pending_config = true
+            }
+            Received::Device(..) if state.pending_tlb => {
                 state.wrong.push("ATC before the TLB is complete".into());
             }
-            Told::Device(..) => {}
+            Received::Device(..) => {}
             _ if state.pending_config => {
                 state
                     .wrong
@@ -316,8 +323,8 @@ impl Model {
             }
             _ => state.pending_tlb = true,
         }
-        if !(matches!(told, Told::Device(..)) && state.ack & SMMUEN == 0) {
-            state.caches.forget(told);
+        if !(matches!(received, Received::Device(..)) && state.ack & SMMUEN == 0) {
+            state.caches.forget(received);
         }
     }
 
@@ -342,8 +349,8 @@ impl Model {
             state.fetched += 1;
             let error = if let Some((error, _)) = stop {
                 error
-            } else if let Some(told) = self.execute(state, words, last) {
-                state.told.push(told);
+            } else if let Some(received) = self.execute(state, words, last) {
+                state.received.push(received);
                 state.cons = next;
                 self.traffic(state);
                 continue;
@@ -386,7 +393,7 @@ impl Model {
             state.wrong.push(format!("CR1, CR2 {:x?}", state.registers));
         }
         state.cr0 = value;
-        state.told.push(Told::Control(value));
+        state.received.push(Received::Control(value));
         state.pending = state.latency;
     }
 }
@@ -425,7 +432,7 @@ impl Registers for Model {
             0x44 if state.gbpa >> 31 == 0 && value >> 31 == 1 => {
                 state.gbpa = value;
                 state.pending = state.latency;
-                state.told.push(Told::Abort(value >> 20 & 1 == 1));
+                state.received.push(Received::Abort(value >> 20 & 1 == 1));
             }
             0x50 => {
                 state.irq = value;

@@ -11,7 +11,7 @@ const ON: u32 = 1 << 3 | 1 << 4;
 const EVENTS: u32 = 1 << 2;
 
 #[test]
-fn enabling_blocks_then_forgets_configuration_then_translations_and_translates_last() {
+fn enabling_blocks_then_invalidates_configuration_then_translations_and_translates_last() {
     for latency in [0, 1, 7] {
         let (driver, model) = unit(IDS, CONFIG);
         model.state().latency = latency;
@@ -25,29 +25,32 @@ fn enabling_blocks_then_forgets_configuration_then_translations_and_translates_l
         while model.read32(0x24) != 1 {
             model.wait(0);
         }
-        assert_eq!(model.told(), [Told::Control(1)], "the owner before");
+        assert_eq!(model.received(), [Received::Control(1)], "the owner before");
         driver.enable().unwrap();
         let expected = [
-            Told::Abort(true),
-            Told::Control(0),
-            Told::Control(ON),
-            Told::Control(ON | EVENTS),
-            Told::AllStreams,
-            Told::Sync,
-            Told::AllOfEl1,
-            Told::Sync,
-            Told::Control(ON | EVENTS | 1),
+            Received::Abort(true),
+            Received::Control(0),
+            Received::Control(ON),
+            Received::Control(ON | EVENTS),
+            Received::AllStreams,
+            Received::Sync,
+            Received::AllOfEl1,
+            Received::Sync,
+            Received::Control(ON | EVENTS | 1),
         ];
-        assert_eq!(model.told(), expected);
+        assert_eq!(model.received(), expected);
         assert_eq!(model.read32(0x54), 0, "interrupts");
         assert_eq!(model.read32(0x60), model.read32(0x64), "errors");
         // Attributes of bypass stay.
         assert_eq!(model.read32(0x44), 1 << 20 | 1 << 12);
         // Again, the same.
         driver.enable().unwrap();
-        assert_eq!(model.told(), expected);
+        assert_eq!(model.received(), expected);
         driver.disable().unwrap();
-        assert_eq!(model.told(), [Told::Abort(false), Told::Control(0)]);
+        assert_eq!(
+            model.received(),
+            [Received::Abort(false), Received::Control(0)]
+        );
         assert_eq!(model.read32(0x44), 1 << 12);
         let counters = driver.counters();
         assert_eq!(
@@ -63,16 +66,16 @@ fn translations_of_a_hypervisor_are_forgotten_where_there_can_be_some() {
     ids[0] = ids[0] & !(1 << 10) | 1 << 9;
     let (driver, model) = unit(ids, CONFIG);
     driver.enable().unwrap();
-    let mut told = model.told();
-    told.retain(|told| !matches!(told, Told::Control(_) | Told::Abort(_)));
+    let mut received = model.received();
+    received.retain(|received| !matches!(received, Received::Control(_) | Received::Abort(_)));
     assert_eq!(
-        told,
+        received,
         [
-            Told::AllStreams,
-            Told::Sync,
-            Told::AllOfEl2,
-            Told::AllOfEl1,
-            Told::Sync
+            Received::AllStreams,
+            Received::Sync,
+            Received::AllOfEl2,
+            Received::AllOfEl1,
+            Received::Sync
         ]
     );
     // Without ATS there is nothing to check.
@@ -94,12 +97,12 @@ fn a_request_finds_nothing_or_all_of_an_entry_at_each_step() {
                     .attach(DEVICE, DomainId(domain.into()), root)
                     .unwrap();
                 assert_eq!(
-                    model.told(),
+                    model.received(),
                     [
-                        Told::Stream(STREAM, false),
-                        Told::Sync,
-                        Told::Stream(STREAM, true),
-                        Told::Sync
+                        Received::Stream(STREAM, false),
+                        Received::Sync,
+                        Received::Stream(STREAM, true),
+                        Received::Sync
                     ]
                 );
                 let seen = model.seen();
@@ -111,11 +114,16 @@ fn a_request_finds_nothing_or_all_of_an_entry_at_each_step() {
                 driver.detach(DEVICE).unwrap();
                 let tag = match root.format {
                     FormatId::ArmStage1(_) => whole(domain),
-                    _ => Told::Vmid(domain),
+                    _ => Received::Vmid(domain),
                 };
                 assert_eq!(
-                    model.told(),
-                    [Told::Stream(STREAM, true), Told::Sync, tag, Told::Sync]
+                    model.received(),
+                    [
+                        Received::Stream(STREAM, true),
+                        Received::Sync,
+                        tag,
+                        Received::Sync
+                    ]
                 );
                 assert_eq!(model.seen(), [((STREAM, None), Err(0x04))]);
                 assert_eq!(
@@ -143,7 +151,7 @@ fn a_device_goes_from_one_stage_to_the_other_and_back() {
         Some(found) => found != (7, root(0x1000)) && found != (7, second(0x6000)),
     };
     assert!(!model.seen().iter().any(|(_, looked)| wrong(looked)));
-    model.told();
+    model.received();
 }
 
 #[test]
@@ -151,7 +159,7 @@ fn devices_and_domains_that_the_unit_cannot_have_are_refused_by_name() {
     let (driver, model) = enabled(CONFIG);
     let good = root(0x1000);
     driver.attach(DEVICE, DOMAIN, good).unwrap();
-    model.told();
+    model.received();
     let other = DeviceId::pci(1, 0, 0);
     let refused = |device, domain, root| driver.attach(device, domain, root).unwrap_err();
     let device = DeviceId(0x400);
@@ -200,7 +208,7 @@ fn devices_and_domains_that_the_unit_cannot_have_are_refused_by_name() {
     ));
     assert_eq!(found(model.look_up(0x0100, None)), None);
     assert_eq!(found(model.look_up(STREAM, None)), Some((7, good)));
-    assert_eq!(model.told(), []);
+    assert_eq!(model.received(), []);
     // As an ASID the number is as good as any.
     driver.attach(other, domain_of(VMID), root(0x2000)).unwrap();
     assert_eq!(
@@ -244,7 +252,7 @@ fn the_stream_table_is_as_large_as_its_last_device_asks() {
                 driver.attach(device, DOMAIN, root(0x1000)),
                 Err(AttachError::Beyond { device, last })
             );
-            model.told();
+            model.received();
             assert!(driver.tear_down().is_ok());
             assert_eq!(memory.in_use(), 0);
         }
@@ -343,7 +351,7 @@ fn a_full_event_queue_says_so_and_goes_on() {
         assert_eq!(drain(&driver).0.len(), 1);
         driver.disable().unwrap();
         assert_eq!(drain(&driver), (Vec::new(), 0));
-        model.told();
+        model.received();
     }
 }
 
@@ -385,5 +393,5 @@ fn a_unit_that_does_not_snoop_finds_everything_in_memory() {
     assert_eq!(found(model.look_up(STREAM, None)), there);
     driver.detach(DEVICE).unwrap();
     assert_eq!(found(model.look_up(STREAM, None)), None);
-    model.told();
+    model.received();
 }

@@ -30,13 +30,18 @@ fn address_spaces_of_a_device_come_and_go_in_any_order() {
             .unwrap();
         assert_eq!(at(Some(PASID.0)), Some((7, root(0x1000))));
         assert_eq!((at(None), at(Some(1))), (None, None));
-        model.told();
-        // The entry of the stream is valid: only context descriptors are told, in two steps.
+        model.received();
+        // The entry of the stream is valid: only context descriptors are received, in two steps.
         driver.attach(DEVICE, DomainId(8), root(0x2000)).unwrap();
-        let context = |number, leaf| Told::Context(STREAM, number, leaf);
+        let context = |number, leaf| Received::Context(STREAM, number, leaf);
         assert_eq!(
-            model.told(),
-            [context(0, false), Told::Sync, context(0, true), Told::Sync]
+            model.received(),
+            [
+                context(0, false),
+                Received::Sync,
+                context(0, true),
+                Received::Sync
+            ]
         );
         driver
             .attach_pasid(DEVICE, Pasid(1), DomainId(9), root(0x3000))
@@ -47,11 +52,11 @@ fn address_spaces_of_a_device_come_and_go_in_any_order() {
         assert_eq!(at(None), Some((8, root(0x2000))));
         assert_eq!(at(Some(1)), Some((9, root(0x3000))));
         assert_eq!(at(Some(0xff)), Some((7, root(0x1000))));
-        model.told();
+        model.received();
         driver.detach(DEVICE).unwrap();
         assert_eq!(
-            model.told(),
-            [context(0, true), Told::Sync, whole(8), Told::Sync]
+            model.received(),
+            [context(0, true), Received::Sync, whole(8), Received::Sync]
         );
         driver.detach_pasid(DEVICE, Pasid(1)).unwrap();
         driver.detach_pasid(DEVICE, PASID).unwrap();
@@ -60,12 +65,17 @@ fn address_spaces_of_a_device_come_and_go_in_any_order() {
             (None, None, None)
         );
         assert_eq!(at(Some(0xff)), Some((7, root(0x1000))));
-        model.told();
+        model.received();
         // The last one takes the entry of the stream with it.
         driver.detach_pasid(DEVICE, Pasid(0xff)).unwrap();
         assert_eq!(
-            model.told(),
-            [Told::Stream(STREAM, true), Told::Sync, whole(7), Told::Sync]
+            model.received(),
+            [
+                Received::Stream(STREAM, true),
+                Received::Sync,
+                whole(7),
+                Received::Sync
+            ]
         );
         // All devices found nothing, or a table that they had.
         for ((_, pasid), looked) in model.seen() {
@@ -140,7 +150,7 @@ fn pasids_are_refused_by_name() {
     );
     driver.attach(DEVICE, DOMAIN, root(0x1000)).unwrap();
     assert_eq!(model.look_up(STREAM, Some(1)), Err(0x08));
-    model.told();
+    model.received();
 }
 
 #[test]
@@ -178,14 +188,14 @@ fn tables_of_contexts_are_as_large_as_pasids_ask_and_come_back() {
         }
         // A page of streams, and one for domains.
         assert_eq!(memory.in_use() - before, pages + 2, "{bits} bits");
-        model.told();
+        model.received();
         assert!(driver.tear_down().is_ok());
         assert_eq!(memory.in_use(), 0);
     }
 }
 
 #[test]
-fn a_device_tlb_forgets_behind_the_unit() {
+fn a_device_tlb_is_invalidated_after_the_unit() {
     let (driver, model) = enabled(TLBS);
     assert!(driver.capabilities().device_tlbs);
     let tables = Arc::new(HeapTables::with_tables_at(64, 1 << 40).unwrap());
@@ -209,7 +219,7 @@ fn a_device_tlb_forgets_behind_the_unit() {
             assert_eq!(model.translate_for_device(STREAM, pasid, page), expected);
         }
     }
-    model.told();
+    model.received();
     let mut gather = iopt::Gather::new();
     table
         .unmap(
@@ -224,15 +234,15 @@ fn a_device_tlb_forgets_behind_the_unit() {
         .unwrap();
     table.reclaim(flushed);
     assert_eq!(driver.counters().waits, waits + 1);
-    let told = model.told();
-    assert!(matches!(told[0], Told::Pages(..)), "{told:?}");
+    let received = model.received();
+    assert!(matches!(received[0], Received::Pages(..)), "{received:?}");
     assert_eq!(
-        told[1..],
+        received[1..],
         [
-            Told::Sync,
-            Told::Device(STREAM, None, 0x10_1000, 0),
-            Told::Device(STREAM, Some(PASID.0), 0x10_1000, 0),
-            Told::Sync
+            Received::Sync,
+            Received::Device(STREAM, None, 0x10_1000, 0),
+            Received::Device(STREAM, Some(PASID.0), 0x10_1000, 0),
+            Received::Sync
         ]
     );
     for pasid in [None, Some(PASID.0)] {
@@ -245,34 +255,34 @@ fn a_device_tlb_forgets_behind_the_unit() {
     }
     // All of it, and what goes with a detach.
     driver.invalidate_domain(DOMAIN).unwrap();
-    let all = |pasid| Told::Device(STREAM, pasid, 0, 52);
+    let all = |pasid| Received::Device(STREAM, pasid, 0, 52);
     assert_eq!(
-        model.told(),
+        model.received(),
         [
             whole(7),
-            Told::Sync,
+            Received::Sync,
             all(None),
             all(Some(PASID.0)),
-            Told::Sync
+            Received::Sync
         ]
     );
     driver.detach_pasid(DEVICE, PASID).unwrap();
     assert_eq!(
-        model.told()[2..],
-        [whole(7), Told::Sync, all(Some(PASID.0)), Told::Sync]
+        model.received()[2..],
+        [whole(7), Received::Sync, all(Some(PASID.0)), Received::Sync]
     );
     driver.detach(DEVICE).unwrap();
     assert_eq!(
-        model.told()[2..],
-        [whole(7), Told::Sync, all(None), Told::Sync]
+        model.received()[2..],
+        [whole(7), Received::Sync, all(None), Received::Sync]
     );
     assert_eq!(model.translate_for_device(STREAM, None, 0x10_0000), None);
     // Off again: the domain's flushes have one part only.
     driver.set_device_tlb(DEVICE, None).unwrap();
     driver.attach(DEVICE, DOMAIN, table.root()).unwrap();
-    model.told();
+    model.received();
     driver.invalidate_domain(DOMAIN).unwrap();
-    assert_eq!(model.told(), [whole(7), Told::Sync]);
+    assert_eq!(model.received(), [whole(7), Received::Sync]);
     assert_eq!(model.translate_for_device(STREAM, None, 0x10_0000), None);
 }
 
@@ -306,7 +316,7 @@ fn device_tlbs_are_refused_by_name() {
         driver.set_device_tlb(DEVICE, tlb).unwrap();
     }
     driver.attach(DEVICE, DOMAIN, second(0x1000)).unwrap();
-    model.told();
+    model.received();
     driver.invalidate_domain(DOMAIN).unwrap();
-    assert_eq!(model.told(), [Told::Vmid(7), Told::Sync]);
+    assert_eq!(model.received(), [Received::Vmid(7), Received::Sync]);
 }

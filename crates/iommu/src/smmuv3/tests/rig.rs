@@ -25,7 +25,7 @@ impl Rig for Variant {
     type Kind = unit::Hardware;
     type Model = Model;
     type Memory = Arc<HeapTables>;
-    type Told = Told;
+    type Received = Received;
 
     const DEVICE: DeviceId = DEVICE;
     const DOMAIN: DomainId = DOMAIN;
@@ -42,8 +42,8 @@ impl Rig for Variant {
         root(0x10_0000)
     }
 
-    fn told(model: &Model) -> Vec<Told> {
-        model.told()
+    fn received(model: &Model) -> Vec<Received> {
+        model.received()
     }
 
     fn found(&self, model: &Model, device: DeviceId) -> Option<(u32, u64)> {
@@ -66,9 +66,9 @@ impl Rig for Variant {
         }
     }
 
-    fn detached(&self) -> Option<Vec<Told>> {
-        let entry = Told::Stream(STREAM, true);
-        Some(vec![entry, Told::Sync, whole(7), Told::Sync])
+    fn detached(&self) -> Option<Vec<Received>> {
+        let entry = Received::Stream(STREAM, true);
+        Some(vec![entry, Received::Sync, whole(7), Received::Sync])
     }
 }
 
@@ -81,7 +81,7 @@ impl QueueRig for Variant {
         256
     }
 
-    fn attach_tells(&self) -> bool {
+    fn attach_commands(&self) -> bool {
         true
     }
 
@@ -109,8 +109,8 @@ impl QueueRig for Variant {
         word & 0xff == 0x46
     }
 
-    fn is_pages(told: &Told) -> bool {
-        *told != Told::Sync
+    fn is_pages(received: &Received) -> bool {
+        *received != Received::Sync
     }
 
     fn check_record(&self, error: u32, _nth: u32, record: u64) {

@@ -65,7 +65,7 @@ fn register_commands_that_hang_or_are_refused_are_named() {
             value: 0
         }
     );
-    model.told();
+    model.received();
 }
 
 #[test]
@@ -102,7 +102,7 @@ fn faults_come_oldest_first_and_a_full_log_says_so() {
     model.fault(SOURCE, 0xc000, true, 6);
     let pages: Vec<_> = drain().0.iter().map(|fault| fault.iova).collect();
     assert_eq!(pages, [0xb000, 0xc000]);
-    model.told();
+    model.received();
 }
 
 #[test]

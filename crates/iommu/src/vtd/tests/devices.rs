@@ -18,22 +18,22 @@ fn table(mode: Mode) -> Root {
 }
 
 /// Pages, or everything, in the unit's IOTLB.
-fn in_unit(mode: Mode, pages: Option<(u64, u32, bool)>) -> Told {
+fn in_unit(mode: Mode, pages: Option<(u64, u32, bool)>) -> Received {
     let granularity = if pages.is_some() { 3 } else { 2 };
     match mode {
-        Mode::Legacy | Mode::ScalableSecond => Told::Iotlb(granularity, 7, pages),
-        Mode::ScalableFirst => Told::PasidIotlb(granularity, 7, 0, pages),
+        Mode::Legacy | Mode::ScalableSecond => Received::Iotlb(granularity, 7, pages),
+        Mode::ScalableFirst => Received::PasidIotlb(granularity, 7, 0, pages),
     }
 }
 
 #[test]
-fn what_the_unit_forgets_the_device_forgets_behind_it() {
+fn what_the_unit_invalidates_the_device_invalidates_after_it() {
     for mode in [Mode::Legacy, Mode::ScalableSecond, Mode::ScalableFirst] {
         let (driver, model) = enabled(CAP, ECAP | SCALABLE_BOTH | DEVICE_TLBS, mode);
         assert!(driver.capabilities().device_tlbs);
         driver.set_device_tlb(DEVICE, Some(DEPTH)).unwrap();
         // Nobody knows the device yet.
-        assert_eq!(told(&model), []);
+        assert_eq!(received(&model), []);
         driver.attach(DEVICE, DOMAIN, table(mode)).unwrap();
         assert!(model.look_up(SOURCE).is_some() && model.serves_tlb(SOURCE));
         // Another one of the domain, without.
@@ -45,56 +45,56 @@ fn what_the_unit_forgets_the_device_forgets_behind_it() {
         driver.invalidate(DOMAIN, &pair).unwrap();
         driver.invalidate(DOMAIN, &eight).unwrap();
         driver.invalidate_domain(DOMAIN).unwrap();
-        let device = |address, mask| Told::Device(SOURCE, 0, 31, address, mask);
+        let device = |address, mask| Received::Device(SOURCE, 0, 31, address, mask);
         assert_eq!(
-            told(&model),
+            received(&model),
             [
                 in_unit(mode, Some((0xf000, 0, true))),
                 in_unit(mode, Some((0x1_0000, 0, true))),
                 device(0xf000, 0),
                 device(0x1_0000, 0),
-                Told::Wait(0),
+                Received::Wait(0),
                 in_unit(mode, Some((0x8000, 3, false))),
                 device(0x8000, 3),
-                Told::Wait(0),
+                Received::Wait(0),
                 in_unit(mode, None),
                 device(0, 52),
-                Told::Wait(0),
+                Received::Wait(0),
             ]
         );
         assert_eq!(driver.counters().waits, 1 + 3);
         driver.detach(plain).unwrap();
         let entry = |source| match mode {
-            Mode::Legacy => Told::Contexts(3, 7, source),
-            _ => Told::Pasids(1, 7, 0),
+            Mode::Legacy => Received::Contexts(3, 7, source),
+            _ => Received::Pasids(1, 7, 0),
         };
         assert_eq!(
-            told(&model),
-            [entry(0x0300), in_unit(mode, None), Told::Wait(0)]
+            received(&model),
+            [entry(0x0300), in_unit(mode, None), Received::Wait(0)]
         );
         driver.detach(DEVICE).unwrap();
         assert_eq!(
-            told(&model),
+            received(&model),
             [
                 entry(SOURCE),
                 in_unit(mode, None),
                 device(0, 52),
-                Told::Wait(0)
+                Received::Wait(0)
             ]
         );
         // It is off: a scalable context entry is there, and changes.
         driver.set_device_tlb(DEVICE, None).unwrap();
-        let changed = [Told::Contexts(3, 0, SOURCE), Told::Wait(0)];
+        let changed = [Received::Contexts(3, 0, SOURCE), Received::Wait(0)];
         let scalable = mode != Mode::Legacy;
-        assert_eq!(told(&model), changed[..if scalable { 2 } else { 0 }]);
+        assert_eq!(received(&model), changed[..if scalable { 2 } else { 0 }]);
         driver.attach(DEVICE, DOMAIN, table(mode)).unwrap();
         assert!(!model.serves_tlb(SOURCE));
         driver.invalidate_domain(DOMAIN).unwrap();
-        assert_eq!(told(&model), [in_unit(mode, None), Told::Wait(0)]);
+        assert_eq!(received(&model), [in_unit(mode, None), Received::Wait(0)]);
         driver.detach(DEVICE).unwrap();
-        model.told();
+        model.received();
         driver.set_device_tlb(DEVICE, Some(DEPTH)).unwrap();
-        assert_eq!(told(&model), changed[..if scalable { 2 } else { 0 }]);
+        assert_eq!(received(&model), changed[..if scalable { 2 } else { 0 }]);
         assert_eq!(model.serves_tlb(SOURCE), scalable);
     }
 }
@@ -148,29 +148,29 @@ fn each_pasid_of_a_device_is_forgotten_there() {
             .unwrap();
         let attached = driver.set_device_tlb(DEVICE, None);
         assert!(matches!(attached, Err(AttachError::AlreadyAttached { .. })));
-        model.told();
+        model.received();
         let eight = Invalidation::of(Span::new(0x8000, 0x8000), 1, false);
         driver.invalidate(DOMAIN, &eight).unwrap();
-        let found = told(&model);
+        let found = received(&model);
         assert_eq!(
             found[found.len() - 3..],
             [
-                Told::Device(SOURCE, 0, 0, 0x8000, 3),
-                Told::Device(SOURCE, 0x3ff, 0, 0x8000, 3),
-                Told::Wait(0)
+                Received::Device(SOURCE, 0, 0, 0x8000, 3),
+                Received::Device(SOURCE, 0x3ff, 0, 0x8000, 3),
+                Received::Wait(0)
             ]
         );
         driver.detach(DEVICE).unwrap();
-        model.told();
+        model.received();
         // By its PASID it is attached still.
         let attached = driver.set_device_tlb(DEVICE, None);
         assert!(matches!(attached, Err(AttachError::AlreadyAttached { .. })));
         driver.detach_pasid(DEVICE, Pasid(0x3ff)).unwrap();
-        let found = told(&model);
-        assert_eq!(found[0], Told::Pasids(1, 7, 0x3ff));
+        let found = received(&model);
+        assert_eq!(found[0], Received::Pasids(1, 7, 0x3ff));
         assert_eq!(
             found[2..],
-            [Told::Device(SOURCE, 0x3ff, 0, 0, 52), Told::Wait(0)]
+            [Received::Device(SOURCE, 0x3ff, 0, 0, 52), Received::Wait(0)]
         );
         driver.set_device_tlb(DEVICE, None).unwrap();
     }
@@ -194,7 +194,7 @@ fn a_device_that_does_not_answer_fails_the_flush() {
     assert!(error.starts_with("ITE"), "{error}");
     assert_eq!(command[0] & 0xf, 3);
     // The wait behind it was for nobody.
-    assert_eq!(told(&model).len(), 3);
+    assert_eq!(received(&model).len(), 3);
     driver.invalidate_domain(DOMAIN).unwrap();
-    assert_eq!(told(&model).len(), 3);
+    assert_eq!(received(&model).len(), 3);
 }

@@ -12,8 +12,8 @@ use crate::commands::{Block, MOST_PAGE_COMMANDS, blocks};
 const MIB: u64 = 1 << 20;
 
 /// Unmaps pages of one table by one gather, flushes it, and returns commands, waits, and what the
-/// unit was told, after looking that all of it was named.
-fn unmap(cap: u64, sizes: u64, pages: &[Span<Iova>]) -> (u64, u64, Vec<Told>) {
+/// unit was received, after looking that all of it was named.
+fn unmap(cap: u64, sizes: u64, pages: &[Span<Iova>]) -> (u64, u64, Vec<Received>) {
     let (driver, model) = enabled(cap, ECAP, Mode::Legacy);
     let tables = HeapTables::with_tables(2048).unwrap();
     let sizes = PageSizes::from_bits(sizes);
@@ -33,23 +33,26 @@ fn unmap(cap: u64, sizes: u64, pages: &[Span<Iova>]) -> (u64, u64, Vec<Told>) {
         .unwrap();
     table.reclaim(flushed);
     let after = driver.counters();
-    let told = told(&model);
+    let received = received(&model);
     for page in pages {
         for address in (page.start..=page.last()).step_by(4096) {
-            assert!(told.iter().any(|told| names(told, address)), "{address:#x}");
+            assert!(
+                received.iter().any(|received| names(received, address)),
+                "{address:#x}"
+            );
         }
     }
     (
         after.commands - before.commands,
         after.waits - before.waits,
-        told,
+        received,
     )
 }
 
-fn names(told: &Told, address: u64) -> bool {
-    match *told {
-        Told::Iotlb(2, 7, None) => true,
-        Told::Iotlb(3, 7, Some((first, mask, _))) => (first ^ address) >> (12 + mask) == 0,
+fn names(received: &Received, address: u64) -> bool {
+    match *received {
+        Received::Iotlb(2, 7, None) => true,
+        Received::Iotlb(3, 7, Some((first, mask, _))) => (first ^ address) >> (12 + mask) == 0,
         _ => false,
     }
 }
@@ -95,9 +98,9 @@ fn one_gather_costs_one_wait() {
         ),
     ];
     for (name, cap, sizes, pages, expected) in rows {
-        let (commands, waits, told) = unmap(cap, sizes, pages);
-        assert_eq!((commands, waits), (expected, 1), "{name}: {told:?}");
-        assert_eq!(told.len() as u64, commands + waits, "{name}");
+        let (commands, waits, received) = unmap(cap, sizes, pages);
+        assert_eq!((commands, waits), (expected, 1), "{name}: {received:?}");
+        assert_eq!(received.len() as u64, commands + waits, "{name}");
     }
     assert_eq!(32, MOST_PAGE_COMMANDS);
 }
@@ -109,14 +112,20 @@ fn leaves_only_is_said_when_no_table_was_unlinked() {
         let what = Invalidation::of(Span::new(0x3000, 0x1000), 1, unlinked);
         driver.invalidate(DOMAIN, &what).unwrap();
         assert_eq!(
-            told(&model),
-            [Told::Iotlb(3, 7, Some((0x3000, 0, hint))), Told::Wait(0)]
+            received(&model),
+            [
+                Received::Iotlb(3, 7, Some((0x3000, 0, hint))),
+                Received::Wait(0)
+            ]
         );
     }
     // Tables without a range: everything.
     let what = Invalidation::of(Span::new(0, 0), 0, true);
     driver.invalidate(DOMAIN, &what).unwrap();
-    assert_eq!(told(&model), [Told::Iotlb(2, 7, None), Told::Wait(0)]);
+    assert_eq!(
+        received(&model),
+        [Received::Iotlb(2, 7, None), Received::Wait(0)]
+    );
     // Nothing at all, and a domain that no device can be in.
     driver
         .invalidate(DOMAIN, &Invalidation::of(Span::new(0, 0), 0, false))
@@ -124,7 +133,7 @@ fn leaves_only_is_said_when_no_table_was_unlinked() {
     let what = Invalidation::of(Span::new(0, 0x1000), 1, true);
     driver.invalidate(DomainId(7 | 1 << 8), &what).unwrap();
     driver.invalidate_domain(DomainId(1 << 16 | 7)).unwrap();
-    assert_eq!(told(&model), []);
+    assert_eq!(received(&model), []);
 }
 
 #[test]
@@ -222,6 +231,6 @@ fn a_new_root_is_refused_and_the_old_one_is_not_new() {
             cause
         }
     );
-    assert_eq!(told(&model), []);
+    assert_eq!(received(&model), []);
     let _ = gather.never_walked();
 }

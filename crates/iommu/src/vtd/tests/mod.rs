@@ -17,7 +17,7 @@ use iopt::{FormatId, HeapTables, Root};
 
 use super::*;
 use crate::suite::prelude::*;
-use model::{Model, Told};
+use model::{Model, Received};
 
 // Capability bits.
 const CACHING_MODE: u64 = 1 << 7;
@@ -74,16 +74,17 @@ fn unit(cap: u64, ecap: u64, mode: Mode) -> (Driver, Model) {
 fn enabled(cap: u64, ecap: u64, mode: Mode) -> (Driver, Model) {
     let (driver, model) = unit(cap, ecap, mode);
     driver.enable().unwrap();
-    model.told();
+    model.received();
     (driver, model)
 }
 
-/// What it was told, without tickets.
-fn told(model: &Model) -> std::vec::Vec<Told> {
-    let told = model.told().into_iter();
-    told.map(|told| match told {
-        Told::Wait(_) => Told::Wait(0),
-        other => other,
-    })
-    .collect()
+/// What it was received, without tickets.
+fn received(model: &Model) -> std::vec::Vec<Received> {
+    let received = model.received().into_iter();
+    received
+        .map(|received| match received {
+            Received::Wait(_) => Received::Wait(0),
+            other => other,
+        })
+        .collect()
 }

@@ -1,7 +1,7 @@
 //! A small unit, written from the specification: what a driver can see of one.
 //!
 //! It follows the Global Command Register, consumes the queue, writes status words, answers register
-//! commands, and records faults; it looks devices up in memory (`look_up.rs`). It notes what it was told,
+//! commands, and records faults; it looks devices up in memory (`look_up.rs`). It notes what it was received,
 //! in order, and everything that a driver must not do. It can be slow (each answer takes some rounds), and
 //! broken in named ways.
 
@@ -13,9 +13,9 @@ use iopt::{Cell, HeapTables, TableMemory};
 use crate::registers::Registers;
 use crate::suite::PATIENCE;
 
-/// What the unit was told.
+/// What the unit was received.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Told {
+pub(super) enum Received {
     WriteBuffers,
     Root(u64),
     Queue(bool),
@@ -78,7 +78,7 @@ pub(super) struct State {
     /// Rounds that an answer takes.
     pub(super) latency: u32,
     pub(super) broken: Broken,
-    pub(super) told: Vec<Told>,
+    pub(super) received: Vec<Received>,
     pub(super) wrong: Vec<String>,
 }
 
@@ -129,11 +129,11 @@ impl Model {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What it was told since the last call.
-    pub(super) fn told(&self) -> Vec<Told> {
+    /// What it was received since the last call.
+    pub(super) fn received(&self) -> Vec<Received> {
         let mut state = self.state();
         assert!(state.wrong.is_empty(), "{:?}", state.wrong);
-        std::mem::take(&mut state.told)
+        std::mem::take(&mut state.received)
     }
 
     /// Records a fault, as hardware does: into the next record, or not at all.
@@ -181,16 +181,16 @@ impl Model {
             let address = (high >> 12).checked_shr(mask).unwrap_or(0) << mask << 12;
             (address, mask)
         };
-        let told = match low & 0xf {
-            1 if high == 0 => Told::Contexts(granularity, domain, (low >> 32) as u16),
+        let received = match low & 0xf {
+            1 if high == 0 => Received::Contexts(granularity, domain, (low >> 32) as u16),
             2 => {
                 let drains = low >> 6 & 3;
                 // Bit 6 is DW, bit 7 DR; they are reserved where the unit does not drain.
                 let offered = state.cap >> 54 & 3;
                 match (granularity, pages()) {
                     _ if drains & !offered != 0 => return false,
-                    (1 | 2, _) if high == 0 => Told::Iotlb(granularity, domain, None),
-                    (3, Some(pages)) => Told::Iotlb(3, domain, Some(pages)),
+                    (1 | 2, _) if high == 0 => Received::Iotlb(granularity, domain, None),
+                    (3, Some(pages)) => Received::Iotlb(3, domain, Some(pages)),
                     _ => return false,
                 }
             }
@@ -199,15 +199,15 @@ impl Model {
                     let status = self.memory.entries(high & !7, 1);
                     status[0].set(low >> 32);
                 }
-                Told::Wait((low >> 32) as u32)
+                Received::Wait((low >> 32) as u32)
             }
             6 if scalable && low & 0xfff0_0000_0000_f1c0 == 0 => match (granularity, pages()) {
-                (2, _) if high == 0 => Told::PasidIotlb(2, domain, pasid, None),
-                (3, Some(pages)) => Told::PasidIotlb(3, domain, pasid, Some(pages)),
+                (2, _) if high == 0 => Received::PasidIotlb(2, domain, pasid, None),
+                (3, Some(pages)) => Received::PasidIotlb(3, domain, pasid, Some(pages)),
                 _ => return false,
             },
             7 if scalable && granularity != 2 && high == 0 => {
-                Told::Pasids(granularity, domain, pasid)
+                Received::Pasids(granularity, domain, pasid)
             }
             3 | 8 if state.ecap >> 2 & 1 == 0 => return false,
             3 if low & 0xffe0_0ff0 == 0 && high & 0xffe == 0 => {
@@ -216,7 +216,7 @@ impl Model {
                 if !physical_is(source) {
                     return false;
                 }
-                Told::Device(source, 0, (low >> 16) as u8 & 0x1f, address, mask)
+                Received::Device(source, 0, (low >> 16) as u8 & 0x1f, address, mask)
             }
             // G is not needed.
             8 if scalable && low & 0xe00 == 0 && high & 0x7ff == 0 => {
@@ -225,11 +225,11 @@ impl Model {
                 if !physical_is(source) {
                     return false;
                 }
-                Told::Device(source, pasid, (low >> 4) as u8 & 0x1f, address, mask)
+                Received::Device(source, pasid, (low >> 4) as u8 & 0x1f, address, mask)
             }
             _ => return false,
         };
-        state.told.push(told);
+        state.received.push(received);
         true
     }
 
@@ -269,9 +269,9 @@ impl Model {
                 if state.gsts & SRTP == 0 {
                     state.wrong.push("translation without a root table".into());
                 }
-                state.told.push(Told::Translation(true));
+                state.received.push(Received::Translation(true));
             }
-            TE => state.told.push(Told::Translation(false)),
+            TE => state.received.push(Received::Translation(false)),
             QIE => {
                 if value & QIE != 0 && state.tail != 0 {
                     state.wrong.push("a queue that begins with its tail".into());
@@ -280,17 +280,17 @@ impl Model {
                     state.wrong.push("a queue that is cut off".into());
                 }
                 (state.head, state.fetched) = (0, 0);
-                state.told.push(Told::Queue(value & QIE != 0));
+                state.received.push(Received::Queue(value & QIE != 0));
             }
             SRTP => {
                 state.active_root = state.root;
                 state.gsts |= SRTP & allowed;
                 let root = state.root;
-                state.told.push(Told::Root(root));
+                state.received.push(Received::Root(root));
             }
             WBF => {
                 state.gsts &= !WBF | !allowed;
-                state.told.push(Told::WriteBuffers);
+                state.received.push(Received::WriteBuffers);
             }
             other => state.wrong.push(format!("GCMD changes {other:#x} at once")),
         }
@@ -320,8 +320,9 @@ impl Model {
             let value = state.ccmd;
             let granularity = value >> 61 & 3;
             state.ccmd = if refused { 0 } else { granularity << 59 };
-            let told = Told::Contexts(granularity as u8, value as u16, (value >> 16) as u16);
-            state.told.push(told);
+            let received =
+                Received::Contexts(granularity as u8, value as u16, (value >> 16) as u16);
+            state.received.push(received);
         }
         if state.iotlb >> 63 == 1 {
             let (value, iva) = (state.iotlb, state.iva);
@@ -332,8 +333,8 @@ impl Model {
                 (iva & 0x3f) as u32,
                 iva >> 6 & 1 == 1,
             ));
-            let told = Told::Iotlb(granularity as u8, (value >> 32) as u16, pages);
-            state.told.push(told);
+            let received = Received::Iotlb(granularity as u8, (value >> 32) as u16, pages);
+            state.received.push(received);
         }
     }
 
@@ -384,7 +385,7 @@ impl Registers for Model {
             // PFO, IQE, ICE, ITE: cleared by 1.
             0x34 => state.fsts &= !(value & 0x71),
             0x64 => {
-                state.told.push(Told::ProtectedMemoryOff);
+                state.received.push(Received::ProtectedMemoryOff);
                 // PRS follows EPM.
                 let status = value >> 31 | u32::from(state.broken.protects);
                 state.pmen = value & 1 << 31 | status;

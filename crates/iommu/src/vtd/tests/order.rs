@@ -72,7 +72,7 @@ fn what_is_not_a_unit_or_does_not_offer_the_mode_is_refused_by_name() {
 }
 
 #[test]
-fn enabling_sets_the_queue_then_the_root_then_forgets_and_translates() {
+fn enabling_sets_the_queue_then_the_root_then_invalidates_and_translates() {
     for latency in [0, 1, 7] {
         let (driver, model) = unit(CAP | WRITE_BUFFERS | PROTECTED_MEMORY, ECAP, Mode::Legacy);
         model.state().latency = latency;
@@ -80,26 +80,29 @@ fn enabling_sets_the_queue_then_the_root_then_forgets_and_translates() {
         driver.enable().unwrap();
         let root = model.look_up(0).map_or(driver.root(), |_| 0);
         assert_eq!(
-            told(&model),
+            received(&model),
             [
-                Told::Queue(true),
-                Told::WriteBuffers,
-                Told::Root(root),
-                Told::WriteBuffers,
-                Told::Contexts(1, 0, 0),
-                Told::Iotlb(1, 0, None),
-                Told::Wait(0),
-                Told::Translation(true),
-                Told::ProtectedMemoryOff,
+                Received::Queue(true),
+                Received::WriteBuffers,
+                Received::Root(root),
+                Received::WriteBuffers,
+                Received::Contexts(1, 0, 0),
+                Received::Iotlb(1, 0, None),
+                Received::Wait(0),
+                Received::Translation(true),
+                Received::ProtectedMemoryOff,
             ]
         );
         // Again, over a queue that is in use: translation is never off.
         driver.enable().unwrap();
-        let again = told(&model);
-        assert_eq!(again[..2], [Told::Queue(false), Told::Queue(true)]);
-        assert!(!again.contains(&Told::Translation(false)));
+        let again = received(&model);
+        assert_eq!(again[..2], [Received::Queue(false), Received::Queue(true)]);
+        assert!(!again.contains(&Received::Translation(false)));
         driver.disable().unwrap();
-        assert_eq!(told(&model), [Told::Translation(false), Told::Queue(false)]);
+        assert_eq!(
+            received(&model),
+            [Received::Translation(false), Received::Queue(false)]
+        );
     }
 }
 
@@ -111,15 +114,15 @@ fn a_device_is_found_when_attached_and_not_any_more_when_detached() {
     assert_eq!(model.look_up(SOURCE), Some((7, 0x1234_5000, 3, false)));
     assert_eq!(model.look_up(SOURCE ^ 1), None);
     // Nothing was cached.
-    assert_eq!(told(&model), []);
+    assert_eq!(received(&model), []);
     driver.detach(DEVICE).unwrap();
     assert_eq!(model.look_up(SOURCE), None);
     assert_eq!(
-        told(&model),
+        received(&model),
         [
-            Told::Contexts(3, 7, SOURCE),
-            Told::Iotlb(2, 7, None),
-            Told::Wait(0)
+            Received::Contexts(3, 7, SOURCE),
+            Received::Iotlb(2, 7, None),
+            Received::Wait(0)
         ]
     );
     // The domain's number may be used for another table.
@@ -143,7 +146,7 @@ fn a_device_of_another_segment_or_without_memory_for_its_bus_is_refused() {
         Err(AttachError::Memory { device, .. }) if device == other
     ));
     assert_eq!(model.look_up(0x0400), None);
-    assert_eq!(told(&model), []);
+    assert_eq!(received(&model), []);
 }
 
 #[test]
@@ -156,44 +159,47 @@ fn in_caching_mode_what_was_not_there_is_forgotten_too() {
     );
     driver.attach(DEVICE, DOMAIN, root(0x1000, 4)).unwrap();
     assert_eq!(
-        told(&model),
+        received(&model),
         [
-            Told::Contexts(3, 0, SOURCE),
-            Told::Iotlb(2, 7, None),
-            Told::Wait(0)
+            Received::Contexts(3, 0, SOURCE),
+            Received::Iotlb(2, 7, None),
+            Received::Wait(0)
         ]
     );
     // Leaves only is not said: a table may stand where the unit remembers none.
     let what = Invalidation::of(Span::new(0x5000, 0x1000), 1, false);
     driver.invalidate(DOMAIN, &what).unwrap();
     assert_eq!(
-        told(&model),
-        [Told::Iotlb(3, 7, Some((0x5000, 0, false))), Told::Wait(0)]
+        received(&model),
+        [
+            Received::Iotlb(3, 7, Some((0x5000, 0, false))),
+            Received::Wait(0)
+        ]
     );
 }
 
 #[test]
-fn a_unit_without_a_queue_is_told_by_registers() {
+fn a_unit_without_a_queue_is_invalidated_by_registers() {
     for latency in [0, 3] {
         let (driver, model) = unit(CAP, ECAP & !QUEUED, Mode::Legacy);
         model.state().latency = latency;
         driver.enable().unwrap();
         assert_eq!(
-            model.told(),
+            model.received(),
             [
-                Told::Root(driver.root()),
-                Told::Contexts(1, 0, 0),
-                Told::Iotlb(1, 0, None),
-                Told::Translation(true)
+                Received::Root(driver.root()),
+                Received::Contexts(1, 0, 0),
+                Received::Iotlb(1, 0, None),
+                Received::Translation(true)
             ]
         );
         let what = Invalidation::of(Span::new(0x7f_f000, 0x2000), 1, true);
         driver.invalidate(DOMAIN, &what).unwrap();
         assert_eq!(
-            model.told(),
+            model.received(),
             [
-                Told::Iotlb(3, 7, Some((0x7f_f000, 0, false))),
-                Told::Iotlb(3, 7, Some((0x80_0000, 0, false))),
+                Received::Iotlb(3, 7, Some((0x7f_f000, 0, false))),
+                Received::Iotlb(3, 7, Some((0x80_0000, 0, false))),
             ]
         );
         let counters = driver.counters();
@@ -230,6 +236,6 @@ fn a_unit_that_does_not_snoop_finds_everything_in_memory() {
         }
         driver.detach(DEVICE).unwrap();
         assert_eq!(model.look_up(SOURCE), None);
-        model.told();
+        model.received();
     }
 }

@@ -33,7 +33,7 @@ fn with_pasids(mode: Mode, pasid_bits: u32, ecap: u64) -> (Driver, Model) {
     let model = Model::new(memory.clone(), CAP, ECAP | SCALABLE_BOTH | PASIDS | ecap);
     let driver = Vtd::new(model.clone(), memory, config(mode, pasid_bits)).unwrap();
     driver.enable().unwrap();
-    model.told();
+    model.received();
     (driver, model)
 }
 
@@ -71,7 +71,7 @@ fn the_bits_asked_for_are_given_or_refused_by_name() {
         assert_eq!(driver.attach_pasid(DEVICE, pasid, DOMAIN, root), refusal);
         assert_eq!(driver.detach_pasid(DEVICE, pasid), refusal);
     }
-    assert_eq!(told(&model), []);
+    assert_eq!(received(&model), []);
     let (driver, _) = enabled(CAP, scalable | PASIDS, Mode::ScalableFirst);
     let none = driver.attach_pasid(DEVICE, Pasid(1), DOMAIN, first_stage(0x1000));
     assert!(matches!(none, Err(AttachError::Pasid { bits: 0, .. })));
@@ -109,8 +109,8 @@ fn address_spaces_of_one_device_come_and_go_alone() {
         let look_up = |pasid| model.look_up_pasid(SOURCE, pasid);
         let found = |domain, address| Some((domain, address, 4, first));
         let all = |domain, pasid| match first {
-            true => Told::PasidIotlb(2, domain, pasid, None),
-            false => Told::Iotlb(2, domain, None),
+            true => Received::PasidIotlb(2, domain, pasid, None),
+            false => Received::Iotlb(2, domain, None),
         };
         driver.attach(DEVICE, DOMAIN, table(0x1000)).unwrap();
         driver
@@ -120,7 +120,7 @@ fn address_spaces_of_one_device_come_and_go_alone() {
             .attach_pasid(DEVICE, Pasid(0x4_0000), DOMAIN, table(0x1000))
             .unwrap();
         // Nothing was cached.
-        assert_eq!(told(&model), []);
+        assert_eq!(received(&model), []);
         assert_eq!(look_up(None), found(7, 0x1000));
         assert_eq!(look_up(Some(1)), found(8, 0x2000));
         assert_eq!(look_up(Some(0x4_0000)), found(7, 0x1000));
@@ -138,19 +138,19 @@ fn address_spaces_of_one_device_come_and_go_alone() {
 
         driver.detach_pasid(DEVICE, Pasid(0x4_0000)).unwrap();
         assert_eq!(
-            told(&model),
+            received(&model),
             [
-                Told::Pasids(1, 7, 0x4_0000),
+                Received::Pasids(1, 7, 0x4_0000),
                 all(7, 0x4_0000),
-                Told::Wait(0)
+                Received::Wait(0)
             ]
         );
         assert_eq!(look_up(Some(0x4_0000)), None);
         assert_eq!(look_up(None), found(7, 0x1000));
         driver.detach(DEVICE).unwrap();
         assert_eq!(
-            told(&model),
-            [Told::Pasids(1, 7, 0), all(7, 0), Told::Wait(0)]
+            received(&model),
+            [Received::Pasids(1, 7, 0), all(7, 0), Received::Wait(0)]
         );
         assert_eq!(look_up(None), None);
         assert_eq!(look_up(Some(1)), found(8, 0x2000));
@@ -187,33 +187,33 @@ fn a_first_stage_is_flushed_for_each_pasid_of_the_domain_and_a_second_once() {
     attach(DEVICE, 6, OTHER, 0x2000);
     driver.invalidate(DOMAIN, &one).unwrap();
     assert_eq!(
-        told(&model),
+        received(&model),
         [
-            Told::PasidIotlb(3, 7, 5, pages),
-            Told::PasidIotlb(3, 7, 9, pages),
-            Told::Wait(0)
+            Received::PasidIotlb(3, 7, 5, pages),
+            Received::PasidIotlb(3, 7, 9, pages),
+            Received::Wait(0)
         ]
     );
     // Requests without a PASID, too; and each detach takes one away.
     driver.attach(second, DOMAIN, first_stage(0x1000)).unwrap();
     driver.detach_pasid(second, Pasid(9)).unwrap();
     driver.detach_pasid(second, Pasid(5)).unwrap();
-    model.told();
+    model.received();
     driver.invalidate_domain(DOMAIN).unwrap();
     driver.invalidate(OTHER, &one).unwrap();
-    let mut found = told(&model);
-    found[..2].sort_by_key(|told| match told {
-        Told::PasidIotlb(_, _, pasid, _) => *pasid,
+    let mut found = received(&model);
+    found[..2].sort_by_key(|received| match received {
+        Received::PasidIotlb(_, _, pasid, _) => *pasid,
         _ => u32::MAX,
     });
     assert_eq!(
         found,
         [
-            Told::PasidIotlb(2, 7, 0, None),
-            Told::PasidIotlb(2, 7, 5, None),
-            Told::Wait(0),
-            Told::PasidIotlb(3, 8, 6, pages),
-            Told::Wait(0)
+            Received::PasidIotlb(2, 7, 0, None),
+            Received::PasidIotlb(2, 7, 5, None),
+            Received::Wait(0),
+            Received::PasidIotlb(3, 8, 6, pages),
+            Received::Wait(0)
         ]
     );
 
@@ -224,7 +224,10 @@ fn a_first_stage_is_flushed_for_each_pasid_of_the_domain_and_a_second_once() {
             .unwrap();
     }
     driver.invalidate(DOMAIN, &one).unwrap();
-    assert_eq!(told(&model), [Told::Iotlb(3, 7, pages), Told::Wait(0)]);
+    assert_eq!(
+        received(&model),
+        [Received::Iotlb(3, 7, pages), Received::Wait(0)]
+    );
 }
 
 #[test]
@@ -249,11 +252,11 @@ fn pages_of_many_pasids_become_one_command_each() {
             (after.commands - before.commands, after.waits - before.waits),
             (commands, waits)
         );
-        let mut named: Vec<_> = told(&model)
+        let mut named: Vec<_> = received(&model)
             .into_iter()
-            .filter_map(|told| match told {
-                Told::PasidIotlb(_, 7, pasid, _) => Some(pasid),
-                Told::Wait(_) => None,
+            .filter_map(|received| match received {
+                Received::PasidIotlb(_, 7, pasid, _) => Some(pasid),
+                Received::Wait(_) => None,
                 other => panic!("{other:?}"),
             })
             .collect();
@@ -276,7 +279,7 @@ fn a_successor_knows_all_pasids() {
             .unwrap();
     }
     let used = driver.memory().in_use();
-    model.told();
+    model.received();
     let (mut pages, mut tables) = (Vec::new(), Vec::new());
     let frozen = driver.freeze(&mut |held| match held {
         Held::Structure { span, .. } => pages.push((span.start, span.len)),
@@ -288,7 +291,7 @@ fn a_successor_knows_all_pasids() {
     assert_eq!(pages.iter().map(|(_, len)| len / 4096).sum::<u64>(), used);
     let theirs = |domain| tables.iter().filter(|table| table.0 == domain).count();
     assert_eq!((theirs(DOMAIN), theirs(OTHER)), (600, 1));
-    model.told();
+    model.received();
 
     let adopt = |bits| {
         let config = config(Mode::ScalableFirst, bits);
@@ -302,18 +305,18 @@ fn a_successor_knows_all_pasids() {
         }))
     ));
     let heir = adopt(16).unwrap();
-    assert_eq!(told(&model), []);
+    assert_eq!(received(&model), []);
     let again = heir.attach_pasid(DEVICE, Pasid(600), DOMAIN, first_stage(0x10_0000));
     assert!(matches!(again, Err(AttachError::AlreadyAttached { .. })));
     // What it must flush by PASID, and in the device.
     heir.invalidate_domain(DOMAIN).unwrap();
-    let found = model.told();
+    let found = model.received();
     let pasids = found
         .iter()
-        .filter(|told| matches!(told, Told::PasidIotlb(2, 7, _, None)));
+        .filter(|received| matches!(received, Received::PasidIotlb(2, 7, _, None)));
     let devices = found
         .iter()
-        .filter(|told| matches!(told, Told::Device(SOURCE, 1.., 3, 0, 52)));
+        .filter(|received| matches!(received, Received::Device(SOURCE, 1.., 3, 0, 52)));
     assert_eq!((pasids.count(), devices.count()), (600, 600));
     for pasid in 1..=600 {
         heir.detach_pasid(DEVICE, Pasid(pasid)).unwrap();
@@ -343,5 +346,5 @@ fn without_memory_for_the_tables_of_a_pasid_nothing_changes() {
         model.look_up_pasid(SOURCE, Some(63)),
         Some((8, 0x2000, 4, false))
     );
-    assert_eq!(told(&model), []);
+    assert_eq!(received(&model), []);
 }

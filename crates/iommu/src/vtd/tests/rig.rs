@@ -14,7 +14,7 @@ impl Rig for Variant {
     type Kind = unit::Hardware;
     type Model = Model;
     type Memory = Arc<HeapTables>;
-    type Told = Told;
+    type Received = Received;
 
     const DEVICE: DeviceId = DEVICE;
     const DOMAIN: DomainId = DOMAIN;
@@ -45,8 +45,8 @@ impl Rig for Variant {
         }
     }
 
-    fn told(model: &Model) -> Vec<Told> {
-        told(model)
+    fn received(model: &Model) -> Vec<Received> {
+        received(model)
     }
 
     fn found(&self, model: &Model, device: DeviceId) -> Option<(u32, u64)> {
@@ -66,9 +66,12 @@ impl Rig for Variant {
         "the status of an invalidation wait"
     }
 
-    fn detached(&self) -> Option<Vec<Told>> {
-        let legacy = [Told::Contexts(3, 7, SOURCE), Told::Iotlb(2, 7, None)];
-        (self.mode == Mode::Legacy).then(|| [&legacy[..], &[Told::Wait(0)]].concat())
+    fn detached(&self) -> Option<Vec<Received>> {
+        let legacy = [
+            Received::Contexts(3, 7, SOURCE),
+            Received::Iotlb(2, 7, None),
+        ];
+        (self.mode == Mode::Legacy).then(|| [&legacy[..], &[Received::Wait(0)]].concat())
     }
 }
 
@@ -84,7 +87,7 @@ impl QueueRig for Variant {
         if self.mode == Mode::Legacy { 255 } else { 127 }
     }
 
-    fn attach_tells(&self) -> bool {
+    fn attach_commands(&self) -> bool {
         self.cap & CACHING_MODE != 0
     }
 
@@ -104,8 +107,8 @@ impl QueueRig for Variant {
         word & 0xf == 5
     }
 
-    fn is_pages(told: &Told) -> bool {
-        matches!(told, Told::Iotlb(..) | Told::PasidIotlb(..))
+    fn is_pages(received: &Received) -> bool {
+        matches!(received, Received::Iotlb(..) | Received::PasidIotlb(..))
     }
 
     fn check_record(&self, _error: u32, _nth: u32, record: u64) {
@@ -113,8 +116,8 @@ impl QueueRig for Variant {
     }
 
     /// What was left was taken out as waits for nothing.
-    fn check_stopped(&self, told: &[Told], _driver: &Driver) {
-        assert_eq!(told.len(), 3);
+    fn check_stopped(&self, received: &[Received], _driver: &Driver) {
+        assert_eq!(received.len(), 3);
     }
 
     fn over(&self, memory: Arc<HeapTables>) -> Result<Driver, ProbeError> {

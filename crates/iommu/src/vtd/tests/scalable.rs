@@ -26,15 +26,15 @@ fn first_stage_tables_hang_in_the_pasid_entry() {
 
     driver.enable().unwrap();
     assert_eq!(
-        told(&model),
+        received(&model),
         [
-            Told::Queue(true),
-            Told::Root(driver.root() | 1 << 10),
-            Told::Contexts(1, 0, 0),
-            Told::Pasids(3, 0, 0),
-            Told::Iotlb(1, 0, None),
-            Told::Wait(0),
-            Told::Translation(true),
+            Received::Queue(true),
+            Received::Root(driver.root() | 1 << 10),
+            Received::Contexts(1, 0, 0),
+            Received::Pasids(3, 0, 0),
+            Received::Iotlb(1, 0, None),
+            Received::Wait(0),
+            Received::Translation(true),
         ]
     );
     // Functions of both halves of a bus.
@@ -57,13 +57,13 @@ fn first_stage_tables_hang_in_the_pasid_entry() {
     driver.detach(DEVICE).unwrap();
     assert_eq!(model.look_up(SOURCE), None);
     assert_eq!(
-        told(&model),
+        received(&model),
         [
-            Told::PasidIotlb(3, 7, 0, Some((0xffff_8000_0000_0000, 9, true))),
-            Told::Wait(0),
-            Told::Pasids(1, 7, 0),
-            Told::PasidIotlb(2, 7, 0, None),
-            Told::Wait(0),
+            Received::PasidIotlb(3, 7, 0, Some((0xffff_8000_0000_0000, 9, true))),
+            Received::Wait(0),
+            Received::Pasids(1, 7, 0),
+            Received::PasidIotlb(2, 7, 0, None),
+            Received::Wait(0),
         ]
     );
 }
@@ -78,18 +78,18 @@ fn second_stage_tables_too() {
     driver.invalidate_domain(DOMAIN).unwrap();
     driver.detach(DEVICE).unwrap();
     assert_eq!(
-        told(&model),
+        received(&model),
         [
             // In caching mode: that it was not there.
-            Told::Contexts(3, 0, SOURCE),
-            Told::Pasids(3, 0, 0),
-            Told::Iotlb(2, 7, None),
-            Told::Wait(0),
-            Told::Iotlb(2, 7, None),
-            Told::Wait(0),
-            Told::Pasids(1, 7, 0),
-            Told::Iotlb(2, 7, None),
-            Told::Wait(0),
+            Received::Contexts(3, 0, SOURCE),
+            Received::Pasids(3, 0, 0),
+            Received::Iotlb(2, 7, None),
+            Received::Wait(0),
+            Received::Iotlb(2, 7, None),
+            Received::Wait(0),
+            Received::Pasids(1, 7, 0),
+            Received::Iotlb(2, 7, None),
+            Received::Wait(0),
         ]
     );
 }

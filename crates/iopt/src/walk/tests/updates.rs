@@ -238,7 +238,7 @@ fn memory_that_cannot_be_written_faults_only_where_something_is_to_be_marked() {
 }
 
 #[test]
-fn the_cache_is_told_of_a_table_when_the_entry_that_leads_to_it_is_marked() {
+fn the_cache_gets_a_table_when_the_entry_that_leads_to_it_is_marked() {
     /// Looks whether the entry is marked when the table below it is told.
     struct Watch<'a>(&'a Live, Vec<u64>);
     impl WalkCache for Watch<'_> {

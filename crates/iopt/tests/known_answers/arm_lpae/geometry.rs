@@ -134,7 +134,7 @@ fn settings_out_of_range_are_named() {
 }
 
 #[test]
-fn a_unit_is_told_granule_input_size_and_half() {
+fn a_unit_gets_granule_input_size_and_half() {
     let config = |granule, input_bits, upper| ArmConfig {
         granule,
         input_bits,

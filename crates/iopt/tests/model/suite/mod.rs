@@ -6,8 +6,8 @@ pub(crate) mod cases;
 pub(crate) mod dirty;
 pub(crate) mod model;
 mod planned;
-mod refit;
 pub(crate) mod requests;
+mod resize;
 mod world;
 
 use std::sync::atomic::AtomicU32;
@@ -38,7 +38,7 @@ pub(crate) enum Op {
         pages: u64,
         holes: bool,
     },
-    Refit(refit::Refit),
+    Resize(resize::Resize),
     Keep(bool),
     Dirty(dirty::DirtyOp),
 }
@@ -55,7 +55,7 @@ pub(crate) fn op() -> impl Strategy<Value = Op> {
         4 => dirty::dirty_op().prop_map(Op::Dirty),
         1 => (0usize..5, 0u64..2048, 1u64..1200, any::<bool>())
             .prop_map(|(place, page, pages, holes)| Op::UnmapRaw { place, page, pages, holes }),
-        3 => refit::refit().prop_map(Op::Refit),
+        3 => resize::resize().prop_map(Op::Resize),
         1 => any::<bool>().prop_map(Op::Keep),
     ]
 }

@@ -171,7 +171,7 @@ impl<'a, F: Format, A: Tables, const SHARED: bool> World<'a, F, A, SHARED> {
                 let len = (pages * self::page::<F>()).next_multiple_of(grain);
                 self.unmap(Span::new(iova, len), *holes);
             }
-            Op::Refit(refit) => self.refit(refit),
+            Op::Resize(resize) => self.resize(resize),
             Op::Keep(keep) => {
                 self.keeps = *keep;
                 self.table.keep_empty_tables(*keep);

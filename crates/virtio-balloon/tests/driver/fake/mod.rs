@@ -30,7 +30,7 @@ pub(crate) const INDIRECT: Features = Features(1 << 28);
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Event {
     Asked(u64),
-    Told(Queue, Vec<Span<GuestAddr>>),
+    Message(Queue, Vec<Span<GuestAddr>>),
     Answered(Queue),
     GivenBack(Span<GuestAddr>),
     Paused(Duration),
@@ -406,7 +406,7 @@ impl World {
             }
         }
         self.messages += 1;
-        self.log.push(Event::Told(queue, found));
+        self.log.push(Event::Message(queue, found));
     }
 
     /// What was asked and not answered.
@@ -421,7 +421,7 @@ impl World {
 /// Runs of pages told on a queue, in the order of their messages.
 pub(crate) fn told(log: &[Event], on: Queue) -> Vec<Span<GuestAddr>> {
     let runs = log.iter().filter_map(|event| match event {
-        Event::Told(queue, runs) if *queue == on => Some(runs.clone()),
+        Event::Message(queue, runs) if *queue == on => Some(runs.clone()),
         _ => None,
     });
     runs.flatten().collect()

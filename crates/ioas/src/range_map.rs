@@ -12,15 +12,15 @@ use runs::Span;
 use crate::intervals::Intervals;
 
 #[derive(Debug)]
-pub(crate) struct Tally<A, T>(Intervals<A, T>);
+pub(crate) struct RangeMap<A, T>(Intervals<A, T>);
 
-impl<A, T> Default for Tally<A, T> {
+impl<A, T> Default for RangeMap<A, T> {
     fn default() -> Self {
         Self(Intervals::new())
     }
 }
 
-impl<A, T: Copy + Default + PartialEq> Tally<A, T> {
+impl<A, T: Copy + Default + PartialEq> RangeMap<A, T> {
     /// The stretch of equal values that `address` is in, if that is not the default.
     pub(crate) fn at(&self, address: u64) -> Option<(Span<A>, T)> {
         self.0.at(address).map(|(span, value)| (span, *value))
@@ -198,23 +198,23 @@ mod tests {
     fn check(base: u64, changes: &[(u64, u64, u8)]) {
         const SIZE: u64 = 24;
         let mut plain = vec![0u8; SIZE as usize];
-        let mut tally = Tally::<Iova, u8>::default();
+        let mut range_map = RangeMap::<Iova, u8>::default();
         for (start, len, by) in changes {
             let (start, len) = (start % SIZE, 1 + len % (SIZE - start % SIZE));
             let range = Span::new(base + start, len);
-            let gaps: Vec<u64> = tally
+            let gaps: Vec<u64> = range_map
                 .gaps(range)
                 .flat_map(|gap| (0..gap.len).map(move |n| gap.start + n - base))
                 .collect();
             let expected = (start..start + len).filter(|at| plain[*at as usize] == 0);
             assert_eq!(gaps, expected.collect::<Vec<_>>());
-            tally.change(range, |value| *value = (*value + by) % 4);
+            range_map.change(range, |value| *value = (*value + by) % 4);
             for value in &mut plain[start as usize..(start + len) as usize] {
                 *value = (*value + by) % 4;
             }
             let mut found = vec![0u8; SIZE as usize];
             let mut last: Option<(Span<Iova>, u8)> = None;
-            for (span, value) in tally.inside(Span::new(base, SIZE)) {
+            for (span, value) in range_map.inside(Span::new(base, SIZE)) {
                 assert_ne!(value, 0);
                 if let Some((before, same)) = last {
                     assert!(

@@ -4,7 +4,7 @@ use runs::{Iova, PageSizes, Run, Span};
 
 use super::super::Table;
 use super::up_to;
-use crate::error::RefitError;
+use crate::error::ResizeError;
 use crate::format::Format;
 use crate::gather::Gather;
 use crate::memory::TableMemory;
@@ -150,7 +150,7 @@ impl Scan {
     pub(super) fn next<F: Format, M: TableMemory, E>(
         &mut self,
         table: &Table<F, M>,
-    ) -> Result<Option<Extent>, RefitError<E>> {
+    ) -> Result<Option<Extent>, ResizeError<E>> {
         if let Some(extent) = self.known.take() {
             return Ok(Some(extent));
         }
@@ -170,7 +170,7 @@ impl Scan {
         &mut self,
         table: &Table<F, M>,
         size: u64,
-    ) -> Result<Option<Extent>, RefitError<E>> {
+    ) -> Result<Option<Extent>, ResizeError<E>> {
         let (mut extent, rest) = match self.larger.take() {
             Some(found) => found,
             None if self.over => return Ok(None),
@@ -205,7 +205,7 @@ impl Scan {
     fn next_mergeable<F: Format, M: TableMemory, E>(
         &mut self,
         table: &Table<F, M>,
-    ) -> Result<Option<Extent>, RefitError<E>> {
+    ) -> Result<Option<Extent>, ResizeError<E>> {
         while !self.over {
             let Some((run, prot)) = self.run.take().or_else(|| self.next_run(table)) else {
                 self.over = true;
@@ -289,11 +289,11 @@ fn bits_of<F: Format, M: TableMemory, E>(
     table: &Table<F, M>,
     run: Run,
     prot: Prot,
-) -> Result<u64, RefitError<E>> {
+) -> Result<u64, ResizeError<E>> {
     table
         .format
         .leaf_bits(prot)
-        .ok_or(RefitError::Foreign { leaf: run, prot })
+        .ok_or(ResizeError::Foreign { leaf: run, prot })
 }
 
 /// The lowest `bits` bits.

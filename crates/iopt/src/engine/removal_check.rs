@@ -12,10 +12,10 @@ use crate::format::{Entry, Format};
 use crate::memory::TableMemory;
 
 /// What has to be true of a range before it is removed.
-pub(super) trait Look<F: Format, M: TableMemory> {
+pub(super) trait RemovalCheck<F: Format, M: TableMemory> {
     /// How many bytes from the stripped address `at` on are to be removed; `[at, at + todo)` goes
     /// through `table`, at level `V`, and lies in no single table below it.
-    fn look<V: Level>(
+    fn check<V: Level>(
         &mut self,
         tables: &Table<F, M>,
         table: u64,
@@ -24,16 +24,16 @@ pub(super) trait Look<F: Format, M: TableMemory> {
     ) -> Result<u64, UnmapError>;
 }
 
-impl<F: Format, M: TableMemory, L: Look<F, M>> Look<F, M> for &mut L {
+impl<F: Format, M: TableMemory, L: RemovalCheck<F, M>> RemovalCheck<F, M> for &mut L {
     #[inline(always)]
-    fn look<V: Level>(
+    fn check<V: Level>(
         &mut self,
         tables: &Table<F, M>,
         table: u64,
         at: u64,
         todo: u64,
     ) -> Result<u64, UnmapError> {
-        (**self).look::<V>(tables, table, at, todo)
+        (**self).check::<V>(tables, table, at, todo)
     }
 }
 
@@ -45,9 +45,9 @@ pub(super) struct Range {
     pub(super) whole: bool,
 }
 
-impl<F: Format, M: TableMemory> Look<F, M> for Range {
+impl<F: Format, M: TableMemory> RemovalCheck<F, M> for Range {
     #[inline(always)]
-    fn look<V: Level>(
+    fn check<V: Level>(
         &mut self,
         tables: &Table<F, M>,
         table: u64,
@@ -94,8 +94,8 @@ pub(super) struct Pages {
     pub(super) result: Result<(), UnmapError>,
 }
 
-impl<F: Format, M: TableMemory> Look<F, M> for Pages {
-    fn look<V: Level>(
+impl<F: Format, M: TableMemory> RemovalCheck<F, M> for Pages {
+    fn check<V: Level>(
         &mut self,
         tables: &Table<F, M>,
         table: u64,
@@ -111,7 +111,7 @@ impl<F: Format, M: TableMemory> Look<F, M> for Pages {
             if V::N > 0
                 && let Entry::Table(below) = F::decode(V::N, word)
             {
-                return self.look::<V::Below>(tables, below, at, todo);
+                return self.check::<V::Below>(tables, below, at, todo);
             }
         }
         let cells = tables.cells(table, V::N);

@@ -34,12 +34,12 @@ mod scan;
 use runs::{Iova, PageSizes, Span};
 
 use super::Table;
+use super::access::{Access, Claiming, Exclusive};
 use super::entries::Order;
-use super::form::{Claiming, Exclusive, Form};
 use super::shared::SharedTable;
 use super::sink::RunSink;
 use super::trust::set_aside;
-use crate::error::{PageSizeError, RangeError, RefitError};
+use crate::error::{PageSizeError, RangeError, ResizeError};
 use crate::format::{BreakBeforeMake, Format};
 use crate::gather::{Flushed, Gather, Invalidation};
 use crate::memory::{Chain, TableMemory};
@@ -80,9 +80,9 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         interruption: Interruption,
         gather: &mut Gather,
         flush: impl FnMut(&Invalidation) -> Result<(), E>,
-    ) -> Result<(), RefitError<E>> {
+    ) -> Result<(), ResizeError<E>> {
         let job = self.check_split(size)?;
-        self.refit_exclusive(range, job, interruption, gather, flush)
+        self.resize_exclusive(range, job, interruption, gather, flush)
     }
 
     /// Makes `at` an address at which a leaf ends and another begins: the leaf around it becomes
@@ -95,9 +95,9 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         interruption: Interruption,
         gather: &mut Gather,
         flush: impl FnMut(&Invalidation) -> Result<(), E>,
-    ) -> Result<(), RefitError<E>> {
+    ) -> Result<(), ResizeError<E>> {
         let (range, job) = self.check_cut(at)?;
-        self.refit_exclusive(range, job, interruption, gather, flush)
+        self.resize_exclusive(range, job, interruption, gather, flush)
     }
 
     /// Gives the leaves that lie in `range` the largest sizes that addresses and permissions
@@ -110,8 +110,8 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         interruption: Interruption,
         gather: &mut Gather,
         flush: impl FnMut(&Invalidation) -> Result<(), E>,
-    ) -> Result<(), RefitError<E>> {
-        self.refit_exclusive(range, Job::Merge, interruption, gather, flush)
+    ) -> Result<(), ResizeError<E>> {
+        self.resize_exclusive(range, Job::Merge, interruption, gather, flush)
     }
 
     /// [`unmap_mapped`](Self::unmap_mapped), with the leaves that reach over the ends of `range`
@@ -123,12 +123,12 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         gather: &mut Gather,
         sink: &mut impl RunSink,
         mut flush: impl FnMut(&Invalidation) -> Result<(), E>,
-    ) -> Result<u64, RefitError<E>> {
+    ) -> Result<u64, ResizeError<E>> {
         for end in self.check_ends(range)?.into_iter().flatten() {
             self.cut(end, interruption, gather, &mut flush)?;
         }
         self.unmap_mapped(range, gather, sink)
-            .map_err(RefitError::Unmap)
+            .map_err(ResizeError::Unmap)
     }
 
     /// Where a range is to be cut.
@@ -142,34 +142,34 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         ])
     }
 
-    fn check_split<E>(&self, size: u64) -> Result<Job, RefitError<E>> {
+    fn check_split<E>(&self, size: u64) -> Result<Job, ResizeError<E>> {
         if !self.sizes.contains(size) {
             let offered = self.sizes;
-            return Err(RefitError::PageSize(PageSizeError { size, offered }));
+            return Err(ResizeError::PageSize(PageSizeError { size, offered }));
         }
         Ok(Job::Split(size))
     }
 
     /// The page at `at` stands for the leaf around it.
-    fn check_cut<E>(&self, at: u64) -> Result<(Span<Iova>, Job), RefitError<E>> {
+    fn check_cut<E>(&self, at: u64) -> Result<(Span<Iova>, Job), ResizeError<E>> {
         let range = Span::new(at, self.sizes.smallest());
         let at = self.check_range(range)?;
         Ok((range, Job::Cut(at)))
     }
 
-    fn refit_exclusive<E>(
+    fn resize_exclusive<E>(
         &mut self,
         range: Span<Iova>,
         job: Job,
         interruption: Interruption,
         gather: &mut Gather,
         flush: impl FnMut(&Invalidation) -> Result<(), E>,
-    ) -> Result<(), RefitError<E>> {
+    ) -> Result<(), ResizeError<E>> {
         let at = self.check_range(range)?;
         let mut hull = (at, at + (range.len - 1));
         let mut done = Chain::empty();
         let mut count = Count::default();
-        let result = self.refit(
+        let result = self.resize(
             Scan::new(hull, job),
             interruption,
             gather,
@@ -187,15 +187,15 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     }
 
     /// The two passes; the caller has claimed the tables where that is necessary.
-    fn refit<P: Form, E>(
+    fn resize<P: Access, E>(
         &self,
         scan: Scan,
         interruption: Interruption,
         gather: &mut Gather,
         mut flush: impl FnMut(&Invalidation) -> Result<(), E>,
-        form: P,
+        access: P,
         progress: &mut Progress<'_>,
-    ) -> Result<(), RefitError<E>> {
+    ) -> Result<(), ResizeError<E>> {
         // First pass: nothing is stored.
         self.intact()?;
         let bbm = self.format.break_before_make();
@@ -204,7 +204,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         let mut first = scan.clone();
         while let Some(extent) = first.next(self)? {
             if bbm != BreakBeforeMake::NotNeeded && interruption == Interruption::Refused {
-                return Err(RefitError::BreakBeforeMake {
+                return Err(ResizeError::BreakBeforeMake {
                     leaf: extent.run(self),
                 });
             }
@@ -233,13 +233,13 @@ impl<F: Format, M: TableMemory> Table<F, M> {
                     Some(extent) => {
                         work.restart_at(extent.at);
                         extent.note(self, gather);
-                        self.apply(&extent, &[], &mut work, gather, form);
+                        self.apply(&extent, &[], &mut work, gather, access);
                         Ok(false)
                     }
-                    None => self.change_in_place(&mut scan, &mut work, gather, form),
+                    None => self.change_in_place(&mut scan, &mut work, gather, access),
                 },
                 BreakBeforeMake::Marked | BreakBeforeMake::Always => {
-                    self.break_and_make(&mut scan, &mut work, gather, &mut flush, progress, form)
+                    self.break_and_make(&mut scan, &mut work, gather, &mut flush, progress, access)
                 }
             };
             let more = match window {
@@ -251,7 +251,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
                     self.take_back(flushed, progress.done);
                     self.settle(&mut work, progress.done);
                 }
-                Err(cause) => break Err(RefitError::Flush(cause)),
+                Err(cause) => break Err(ResizeError::Flush(cause)),
             }
             if !more {
                 break Ok(());
@@ -272,13 +272,13 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     }
 
     /// Rewrites extents in place until a window is full. False when there are no more.
-    fn change_in_place<P: Form, E>(
+    fn change_in_place<P: Access, E>(
         &self,
         scan: &mut Scan,
         work: &mut Work,
         gather: &mut Gather,
-        form: P,
-    ) -> Result<bool, RefitError<E>> {
+        access: P,
+    ) -> Result<bool, ResizeError<E>> {
         loop {
             let Some(extent) = scan.next(self)? else {
                 return Ok(false);
@@ -292,21 +292,21 @@ impl<F: Format, M: TableMemory> Table<F, M> {
                 work.restart_at(extent.at);
             }
             extent.note(self, gather);
-            self.apply(&extent, &[], work, gather, form);
+            self.apply(&extent, &[], work, gather, access);
         }
     }
 
     /// Empties the entries of some extents, flushes, writes the new ones. False when there are no
     /// more.
-    fn break_and_make<P: Form, E>(
+    fn break_and_make<P: Access, E>(
         &self,
         scan: &mut Scan,
         work: &mut Work,
         gather: &mut Gather,
         flush: &mut impl FnMut(&Invalidation) -> Result<(), E>,
         progress: &mut Progress<'_>,
-        form: P,
-    ) -> Result<bool, RefitError<E>> {
+        access: P,
+    ) -> Result<bool, ResizeError<E>> {
         let mut batch = Batch::new();
         let mut more = true;
         while batch.has_room() {
@@ -329,11 +329,11 @@ impl<F: Format, M: TableMemory> Table<F, M> {
                 for (extent, words) in batch.extents::<F>() {
                     self.restore(extent, words);
                 }
-                return Err(RefitError::Flush(cause));
+                return Err(ResizeError::Flush(cause));
             }
         }
         for (extent, words) in batch.extents::<F>() {
-            self.apply(extent, words, work, gather, form);
+            self.apply(extent, words, work, gather, access);
         }
         Ok(more)
     }
@@ -365,9 +365,9 @@ impl<F: Format, M: TableMemory, const SLOTS: usize> SharedTable<F, M, SLOTS> {
         interruption: Interruption,
         gather: &mut Gather,
         flush: impl FnMut(&Invalidation) -> Result<(), E>,
-    ) -> Result<(), RefitError<E>> {
+    ) -> Result<(), ResizeError<E>> {
         let job = self.table().check_split(size)?;
-        self.refit(range, job, interruption, gather, flush)
+        self.resize(range, job, interruption, gather, flush)
     }
 
     /// See [`Table::cut`].
@@ -377,9 +377,9 @@ impl<F: Format, M: TableMemory, const SLOTS: usize> SharedTable<F, M, SLOTS> {
         interruption: Interruption,
         gather: &mut Gather,
         flush: impl FnMut(&Invalidation) -> Result<(), E>,
-    ) -> Result<(), RefitError<E>> {
+    ) -> Result<(), ResizeError<E>> {
         let (range, job) = self.table().check_cut(at)?;
-        self.refit(range, job, interruption, gather, flush)
+        self.resize(range, job, interruption, gather, flush)
     }
 
     /// See [`Table::merge`].
@@ -389,8 +389,8 @@ impl<F: Format, M: TableMemory, const SLOTS: usize> SharedTable<F, M, SLOTS> {
         interruption: Interruption,
         gather: &mut Gather,
         flush: impl FnMut(&Invalidation) -> Result<(), E>,
-    ) -> Result<(), RefitError<E>> {
-        self.refit(range, Job::Merge, interruption, gather, flush)
+    ) -> Result<(), ResizeError<E>> {
+        self.resize(range, Job::Merge, interruption, gather, flush)
     }
 
     /// See [`Table::unmap_cutting`]. Another thread may merge what was cut before it is unmapped: then
@@ -402,55 +402,55 @@ impl<F: Format, M: TableMemory, const SLOTS: usize> SharedTable<F, M, SLOTS> {
         gather: &mut Gather,
         sink: &mut impl RunSink,
         mut flush: impl FnMut(&Invalidation) -> Result<(), E>,
-    ) -> Result<u64, RefitError<E>> {
+    ) -> Result<u64, ResizeError<E>> {
         for end in self.table().check_ends(range)?.into_iter().flatten() {
             self.cut(end, interruption, gather, &mut flush)?;
         }
         self.unmap_mapped(range, gather, sink)
-            .map_err(RefitError::Unmap)
+            .map_err(ResizeError::Unmap)
     }
 
-    fn refit<E>(
+    fn resize<E>(
         &self,
         range: Span<Iova>,
         job: Job,
         interruption: Interruption,
         gather: &mut Gather,
         flush: impl FnMut(&Invalidation) -> Result<(), E>,
-    ) -> Result<(), RefitError<E>> {
+    ) -> Result<(), ResizeError<E>> {
         let table = self.table();
         let at = table.check_range(range)?;
         let guard = self.guard();
-        let form = Claiming(guard.number());
+        let access = Claiming(guard.number());
         let mut round = 0;
         loop {
             let begin = table.begin();
             // Every table that has an entry for the range.
-            let mut claim = |at, _| table.claim(at, form);
+            let mut claim = |at, _| table.claim(at, access);
             let claimed = table.tables_in(begin.table(), (at, range.len), Order::Above, &mut claim);
             if claimed.is_ok() {
                 break;
             }
-            table.release_all(begin, at, range.len, form);
+            table.release_all(begin, at, range.len, access);
             table.intact()?;
             table.memory.wait(round);
             round += 1;
         }
         let mut hull = (at, at + (range.len - 1));
         let mut done = Chain::empty();
-        let result = table.refit(
+        let result = table.resize(
             Scan::new(hull, job),
             interruption,
             gather,
             flush,
-            form,
+            access,
             &mut Progress {
                 hull: &mut hull,
                 done: &mut done,
                 count: &mut Count::default(),
             },
         );
-        table.release_all(table.begin(), hull.0, hull.1 - hull.0 + 1, form);
+        table.release_all(table.begin(), hull.0, hull.1 - hull.0 + 1, access);
         drop(guard);
         self.retire(done);
         table.intact()?;

@@ -10,7 +10,7 @@ use runs::{Iova, PageSizes, Run, Span};
 
 use super::super::BenchError;
 use super::super::report::{Group, Key, Subject, Unit};
-use super::super::turns::{Turns, timed};
+use super::super::rounds::{Rounds, timed};
 use super::{Case, Shape};
 
 /// Pages of an operation on many.
@@ -30,18 +30,18 @@ const PA: u64 = 1 << 30;
 type Tracked<F, T> = (Table<F, T>, Pending<Vec<u64>>);
 
 /// The tables of one format, one for each kind of operation.
-pub(super) struct Bed<F, T: TableMemory> {
+pub(super) struct Fixture<F, T: TableMemory> {
     shape: Shape,
     pages: Table<F, T>,
     blocks: Option<Table<F, T>>,
-    refit: Option<Table<F, T>>,
+    resize: Option<Table<F, T>>,
     dirty: Option<Tracked<F, T>>,
     /// Memory for loops of stores, and the tables in it.
     stores: T,
     cells: Vec<u64>,
 }
 
-impl<F: Format, T: TableMemory> Bed<F, T> {
+impl<F: Format, T: TableMemory> Fixture<F, T> {
     pub(super) fn new(
         shape: Shape,
         format: F,
@@ -78,10 +78,10 @@ impl<F: Format, T: TableMemory> Bed<F, T> {
             let cell = stores.allocate(T::TABLE_BYTES as usize);
             cells.push(cell.map_err(|_| refused("stores"))?);
         }
-        let mut refit = block
+        let mut resize = block
             .map(|block| table(format, page | block, false))
             .transpose()?;
-        if let (Some(table), Some(block)) = (&mut refit, block) {
+        if let (Some(table), Some(block)) = (&mut resize, block) {
             let well = ranges(block, 1).all(|range| map(table, range));
             well.then_some(()).ok_or(refused("split 1 block"))?;
         }
@@ -99,7 +99,7 @@ impl<F: Format, T: TableMemory> Bed<F, T> {
             shape,
             pages: table(format, page, true)?,
             blocks: block.map(|block| table(format, block, true)).transpose()?,
-            refit,
+            resize,
             dirty: dirty.transpose()?,
             stores,
             cells,
@@ -109,7 +109,7 @@ impl<F: Format, T: TableMemory> Bed<F, T> {
     /// Notes the mean of all brackets; each is of `operations` operations on `bytes` bytes.
     fn note(
         &self,
-        turns: &mut Turns<'_>,
+        rounds: &mut Rounds<'_>,
         subject: Subject,
         op: &'static str,
         bytes: u64,
@@ -128,12 +128,12 @@ impl<F: Format, T: TableMemory> Bed<F, T> {
         };
         let group = Group::Tables;
         let time = time.ok_or(BenchError::Refused { group, op, format })?;
-        turns.note(key, time);
+        rounds.note(key, time);
         Ok(())
     }
 
     /// Map and unmap single pages, or many.
-    fn map_and_unmap(&mut self, turns: &mut Turns<'_>, kind: Kind) -> Result<(), BenchError> {
+    fn map_and_unmap(&mut self, rounds: &mut Rounds<'_>, kind: Kind) -> Result<(), BenchError> {
         let Some(page) = kind.page(&self.shape) else {
             return Ok(());
         };
@@ -162,19 +162,19 @@ impl<F: Format, T: TableMemory> Bed<F, T> {
                 ),
             };
             let bytes = page * kind.count();
-            self.note(turns, *subject, map_op, bytes, map)?;
-            self.note(turns, *subject, unmap_op, bytes, unmap)?;
+            self.note(rounds, *subject, map_op, bytes, map)?;
+            self.note(rounds, *subject, unmap_op, bytes, unmap)?;
         }
         Ok(())
     }
 
-    fn split_and_merge(&mut self, turns: &mut Turns<'_>) -> Result<(), BenchError> {
+    fn split_and_merge(&mut self, rounds: &mut Rounds<'_>) -> Result<(), BenchError> {
         let (page, Some(block)) = (self.shape.page, self.shape.block) else {
             return Ok(());
         };
         let ranges: Vec<Span<Iova>> = ranges(block, 1).collect();
         for subject in [Subject::ByPage, Subject::Dmaspace] {
-            let Some(table) = &mut self.refit else { break };
+            let Some(table) = &mut self.resize else { break };
             let [split, merge] = match subject {
                 Subject::ByPage => pairs(
                     table,
@@ -202,13 +202,13 @@ impl<F: Format, T: TableMemory> Bed<F, T> {
                     },
                 ),
             };
-            self.note(turns, subject, "split 1 block", block, split)?;
-            self.note(turns, subject, "merge 1 block", block, merge)?;
+            self.note(rounds, subject, "split 1 block", block, split)?;
+            self.note(rounds, subject, "merge 1 block", block, merge)?;
         }
         Ok(())
     }
 
-    fn harvest(&mut self, turns: &mut Turns<'_>) -> Result<(), BenchError> {
+    fn harvest(&mut self, rounds: &mut Rounds<'_>) -> Result<(), BenchError> {
         let page = self.shape.page;
         let range = harvested(page);
         for subject in [Subject::ByPage, Subject::Dmaspace] {
@@ -232,12 +232,12 @@ impl<F: Format, T: TableMemory> Bed<F, T> {
                 well &= found == range.len;
             }
             let time = well.then_some(sum / f64::from(BRACKETS));
-            self.note(turns, subject, "harvest 512 pages", range.len, time)?;
+            self.note(rounds, subject, "harvest 512 pages", range.len, time)?;
         }
         Ok(())
     }
 
-    fn translate(&mut self, turns: &mut Turns<'_>) -> Result<(), BenchError> {
+    fn translate(&mut self, rounds: &mut Rounds<'_>) -> Result<(), BenchError> {
         let (table, page) = (&mut self.pages, self.shape.page);
         let all: Vec<Span<Iova>> = ranges(page, MANY).collect();
         let mut well = all.iter().all(|range| map(table, *range));
@@ -252,18 +252,18 @@ impl<F: Format, T: TableMemory> Bed<F, T> {
         });
         well &= all.iter().all(|range| unmap(table, [*range]));
         let time = well.then_some(time / pages as f64);
-        self.note(turns, Subject::Dmaspace, "translate", page, time)
+        self.note(rounds, Subject::Dmaspace, "translate", page, time)
     }
 }
 
-impl<F: Format, T: TableMemory> Case for Bed<F, T> {
-    fn round(&mut self, turns: &mut Turns<'_>) -> Result<(), BenchError> {
+impl<F: Format, T: TableMemory> Case for Fixture<F, T> {
+    fn round(&mut self, rounds: &mut Rounds<'_>) -> Result<(), BenchError> {
         for kind in [Kind::Single, Kind::Pages, Kind::Blocks] {
-            self.map_and_unmap(turns, kind)?;
+            self.map_and_unmap(rounds, kind)?;
         }
-        self.split_and_merge(turns)?;
-        self.harvest(turns)?;
-        self.translate(turns)
+        self.split_and_merge(rounds)?;
+        self.harvest(rounds)?;
+        self.translate(rounds)
     }
 }
 

@@ -13,7 +13,7 @@ use crate::format::Format;
 use crate::memory::TableMemory;
 
 /// How an operation keeps others away: a value that its passes carry along.
-pub(crate) trait Form: Copy {
+pub(crate) trait Access: Copy {
     /// True when other threads change the same table meanwhile.
     const SHARED: bool;
     /// What this operation writes into the claim of a table.
@@ -36,7 +36,7 @@ pub(crate) trait Form: Copy {
 #[derive(Clone, Copy)]
 pub(crate) struct Exclusive;
 
-impl Form for Exclusive {
+impl Access for Exclusive {
     const SHARED: bool = false;
 
     fn token(self) -> u64 {
@@ -49,7 +49,7 @@ impl Form for Exclusive {
 #[derive(Clone, Copy)]
 pub(crate) struct Claiming(pub(crate) u32);
 
-impl Form for Claiming {
+impl Access for Claiming {
     const SHARED: bool = true;
 
     #[inline(always)]
@@ -70,7 +70,7 @@ pub(crate) struct Restart;
 impl<F: Format, M: TableMemory> Table<F, M> {
     /// Claims `table`, waiting for whoever holds it.
     #[inline(always)]
-    pub(crate) fn claim<P: Form>(&self, table: u64, form: P) -> Result<(), Restart> {
+    pub(crate) fn claim<P: Access>(&self, table: u64, form: P) -> Result<(), Restart> {
         if !P::SHARED {
             return Ok(());
         }
@@ -92,7 +92,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
 
     /// True when this operation may store to `table`.
     #[inline(always)]
-    pub(crate) fn holds<P: Form>(&self, table: u64, form: P) -> bool {
+    pub(crate) fn holds<P: Access>(&self, table: u64, form: P) -> bool {
         !P::SHARED || self.memory.meta(table).claim.get() == form.token()
     }
 
@@ -101,7 +101,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     ///
     /// Whoever maps below such a link would be done before the unit can follow it.
     #[inline(always)]
-    pub(crate) fn settled<P: Form>(&self, table: Option<u64>, form: P) -> bool {
+    pub(crate) fn settled<P: Access>(&self, table: Option<u64>, form: P) -> bool {
         if !P::SHARED || !M::FLUSHES {
             return true;
         }
@@ -113,7 +113,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
 
     /// Gives the claim on `table` back, if this operation has it.
     #[inline(always)]
-    pub(crate) fn release<P: Form>(&self, table: u64, form: P) {
+    pub(crate) fn release<P: Access>(&self, table: u64, form: P) {
         if P::SHARED && self.holds(table, form) {
             self.memory.meta(table).claim.set_release(FREE);
         }
@@ -121,7 +121,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
 
     /// Marks a table as unlinked, for those who wait for its claim.
     #[inline(always)]
-    pub(crate) fn bury<P: Form>(&self, table: u64, _form: P) {
+    pub(crate) fn bury<P: Access>(&self, table: u64, _form: P) {
         if P::SHARED {
             self.memory.meta(table).claim.set_release(DEAD);
         }
@@ -137,7 +137,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     /// that is claimed is linked, and so are all tables above it, so that every claim is found.
     /// The operation began at `begin`.
     #[cold]
-    pub(crate) fn release_all<P: Form>(&self, begin: Begin, at: u64, todo: u64, form: P) {
+    pub(crate) fn release_all<P: Access>(&self, begin: Begin, at: u64, todo: u64, form: P) {
         if P::SHARED {
             let mut release = |table, _| {
                 self.release(table, form);
@@ -150,7 +150,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     /// Claims `table` if mapping `[at, at + todo)` must store to it: at level 0 always, above where
     /// an entry is empty. False when it is not claimed.
     #[inline(always)]
-    pub(crate) fn claim_to_map<V: Level, P: Form>(
+    pub(crate) fn claim_to_map<V: Level, P: Access>(
         &self,
         table: u64,
         at: u64,

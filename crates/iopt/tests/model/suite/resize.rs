@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use iopt::format::BreakBeforeMake;
-use iopt::{Format, Gather, Interruption, Invalidation, RefitError};
+use iopt::{Format, Gather, Interruption, Invalidation, ResizeError};
 use proptest::prelude::*;
 use runs::{Iova, Run, Span};
 
@@ -12,7 +12,7 @@ use super::{LEAVES, Tables, World, on, root_tables};
 
 /// One such operation, in raw numbers.
 #[derive(Clone, Debug)]
-pub(crate) struct Refit {
+pub(crate) struct Resize {
     kind: usize,
     first: usize,
     count: usize,
@@ -22,7 +22,7 @@ pub(crate) struct Refit {
     failing_flush: bool,
 }
 
-pub(crate) fn refit() -> impl Strategy<Value = Refit> {
+pub(crate) fn resize() -> impl Strategy<Value = Resize> {
     let place = (any::<prop::sample::Index>(), 1usize..700);
     (
         0usize..4,
@@ -33,7 +33,7 @@ pub(crate) fn refit() -> impl Strategy<Value = Refit> {
         prop::bool::weighted(0.1),
     )
         .prop_map(
-            |(kind, (first, count), size, offset, allowed, failing_flush)| Refit {
+            |(kind, (first, count), size, offset, allowed, failing_flush)| Resize {
                 kind,
                 first: first.index(1 << 20),
                 count,
@@ -46,20 +46,20 @@ pub(crate) fn refit() -> impl Strategy<Value = Refit> {
 }
 
 impl<F: Format, A: Tables, const SHARED: bool> World<'_, F, A, SHARED> {
-    pub(crate) fn refit(&mut self, refit: &Refit) {
+    pub(crate) fn resize(&mut self, resize: &Resize) {
         let leaves: Vec<ModelLeaf> = self.model.leaves.values().copied().collect();
-        let Some(start) = leaves.get(refit.first % leaves.len().max(1)) else {
+        let Some(start) = leaves.get(resize.first % leaves.len().max(1)) else {
             return;
         };
-        let end = (refit.first % leaves.len() + refit.count - 1).min(leaves.len() - 1);
+        let end = (resize.first % leaves.len() + resize.count - 1).min(leaves.len() - 1);
         let end = leaves[end];
         let grain = self.model.sizes[0];
         // Somewhere in the first leaf, at a page.
-        let at = start.run.iova + refit.offset % start.run.len / grain * grain;
-        let last = match refit.kind {
+        let at = start.run.iova + resize.offset % start.run.len / grain * grain;
+        let last = match resize.kind {
             3 => end.run.input().last(),
             // Some page of the last leaf.
-            _ => end.run.iova + (refit.offset >> 32) % end.run.len / grain * grain + (grain - 1),
+            _ => end.run.iova + (resize.offset >> 32) % end.run.len / grain * grain + (grain - 1),
         };
         // Never across the halves of a sign-extended space.
         if last < at || last - at > 1 << 60 {
@@ -70,8 +70,8 @@ impl<F: Format, A: Tables, const SHARED: bool> World<'_, F, A, SHARED> {
         // What is to become of which run.
         let mut wanted: Vec<(Run, iopt::Prot, Vec<Run>)> = Vec::new();
         let sizes = self.model.sizes.clone();
-        let size = sizes[refit.size % sizes.len()];
-        match refit.kind {
+        let size = sizes[resize.size % sizes.len()];
+        match resize.kind {
             0 => {
                 let smaller: Vec<u64> = sizes.iter().copied().filter(|s| *s <= size).collect();
                 let parts: u64 = self
@@ -133,12 +133,12 @@ impl<F: Format, A: Tables, const SHARED: bool> World<'_, F, A, SHARED> {
         let changes = before != after;
 
         let bbm = self.table.format().break_before_make();
-        let interruption = if refit.allowed {
+        let interruption = if resize.allowed {
             Interruption::Allowed
         } else {
             Interruption::Refused
         };
-        let refused = changes && !refit.allowed && bbm != BreakBeforeMake::NotNeeded;
+        let refused = changes && !resize.allowed && bbm != BreakBeforeMake::NotNeeded;
         let bytes_before = (!changes || refused).then(|| self.snapshot());
         let mut gather = Gather::new();
         let mut flushes = 0;
@@ -146,13 +146,13 @@ impl<F: Format, A: Tables, const SHARED: bool> World<'_, F, A, SHARED> {
         let flush = |what: &Invalidation| {
             flushes += 1;
             flushed.extend(what.ranges());
-            if refit.failing_flush {
+            if resize.failing_flush {
                 Err("no answer")
             } else {
                 Ok(())
             }
         };
-        let result = on!(self, table => match refit.kind {
+        let result = on!(self, table => match resize.kind {
             0 => table.split(range, size, interruption, &mut gather, flush),
             1 => table.cut(at, interruption, &mut gather, flush),
             _ => table.merge(range, interruption, &mut gather, flush),
@@ -166,7 +166,7 @@ impl<F: Format, A: Tables, const SHARED: bool> World<'_, F, A, SHARED> {
         }
         match result {
             Ok(()) => {
-                assert!(!(refused || changes && refit.failing_flush));
+                assert!(!(refused || changes && resize.failing_flush));
                 assert!(gather.is_empty());
                 assert_eq!(flushes > 0, changes);
                 // Every leaf that is gone was flushed.
@@ -180,9 +180,9 @@ impl<F: Format, A: Tables, const SHARED: bool> World<'_, F, A, SHARED> {
                     self.model.replace(run, prot, &parts);
                 }
             }
-            Err(RefitError::BreakBeforeMake { .. }) => assert!(refused),
-            Err(RefitError::Flush(_)) => {
-                assert!(changes && refit.failing_flush);
+            Err(ResizeError::BreakBeforeMake { .. }) => assert!(refused),
+            Err(ResizeError::Flush(_)) => {
+                assert!(changes && resize.failing_flush);
                 assert!(!gather.is_empty());
                 // Translations are what they were, the leaves are old or new: read them back.
                 for (run, prot, parts) in wanted {
@@ -206,10 +206,10 @@ impl<F: Format, A: Tables, const SHARED: bool> World<'_, F, A, SHARED> {
                 let flushed = gather.flush_with(|_| Ok::<_, ()>(())).unwrap();
                 self.table.reclaim(flushed);
             }
-            Err(RefitError::NoTables(_)) => {
+            Err(ResizeError::NoTables(_)) => {
                 assert!(root_tables(&self.table.format()) < self.memory.used());
             }
-            Err(other) => panic!("{refit:?}: {other}"),
+            Err(other) => panic!("{resize:?}: {other}"),
         }
         self.check_dirty();
     }

@@ -5,9 +5,9 @@ use core::slice;
 
 use runs::Span;
 
+use super::super::access::{Access, Exclusive};
 use super::super::dirty::some_dirty;
 use super::super::entries::{Order, decode};
-use super::super::form::{Exclusive, Form};
 use super::super::map::Target;
 use super::super::request::{Cursor, Request};
 use super::super::{Table, at_level, part};
@@ -165,13 +165,13 @@ impl<F: Format, M: TableMemory> Table<F, M> {
 
     /// Writes the new leaves of an extent. `saved` is what its entries were before they were
     /// broken.
-    pub(super) fn apply<P: Form>(
+    pub(super) fn apply<P: Access>(
         &self,
         extent: &Extent,
         saved: &[u64],
         work: &mut Work,
         gather: &mut Gather,
-        form: P,
+        access: P,
     ) {
         if self.format.break_before_make() == BreakBeforeMake::Marked {
             // The marked leaf may be cached as well.
@@ -186,11 +186,11 @@ impl<F: Format, M: TableMemory> Table<F, M> {
             .fold(State::default(), |all, word| all | self.state(level, word));
         for &word in saved {
             if let Entry::Table(below) = decode::<F>(level, word) {
-                self.detach((below, level - 1), extent.at, work, form);
+                self.detach((below, level - 1), extent.at, work, access);
             }
         }
         let late = layout.with_cursor(extent, 0, |cursor| {
-            self.write_leaves(cells, cursor, extent, state, work, form)
+            self.write_leaves(cells, cursor, extent, state, work, access)
         });
         if state | late != state {
             cells
@@ -207,7 +207,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
                 if self.goes_below(level, &cursor) {
                     cursor.end_after(slot);
                     let state = state | late;
-                    self.link_lower((level, cell), cursor, extent.bits, state, work, form);
+                    self.link_lower((level, cell), cursor, extent.bits, state, work, access);
                 }
             });
         }
@@ -216,14 +216,14 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     /// Replaces the entries of an extent by leaves that lie in the same table. An entry whose part
     /// becomes a table is made a leaf of its own first, unless it is one or empty. Returns what
     /// hardware noted meanwhile.
-    fn write_leaves<P: Form>(
+    fn write_leaves<P: Access>(
         &self,
         cells: &[M::Cell],
         mut cursor: Cursor<'_>,
         extent: &Extent,
         state: State,
         work: &mut Work,
-        form: P,
+        access: P,
     ) -> State {
         let level = usize::from(extent.level);
         let own = F::shift(level);
@@ -251,7 +251,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
                     Entry::Empty => {}
                     Entry::Leaf { .. } => late = late | State::of::<F>(old),
                     // What was noted in it late is read when the flush is done.
-                    Entry::Table(below) => self.detach((below, level - 1), extent.at, work, form),
+                    Entry::Table(below) => self.detach((below, level - 1), extent.at, work, access),
                 }
             }
             cursor.skip(1 << log2);
@@ -269,14 +269,14 @@ impl<F: Format, M: TableMemory> Table<F, M> {
 
     /// Fills a table with the leaves that `cursor` is at, and puts it in the place of the leaf in
     /// `cell`.
-    fn link_lower<P: Form>(
+    fn link_lower<P: Access>(
         &self,
         (level, cell): (usize, &M::Cell),
         mut cursor: Cursor<'_>,
         bits: u64,
         state: State,
         work: &mut Work,
-        form: P,
+        access: P,
     ) {
         let Some((below, zeroed)) = work.reserve.take(&self.memory) else {
             // The leaf in `cell` stays.
@@ -293,12 +293,12 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         let bits = state.noted::<F>(bits);
         let reserve = &mut work.reserve;
         at_level!(level - 1, F, V => {
-            self.fill::<V, P>(below, target, &mut cursor, bits, reserve, form);
+            self.fill::<V, P>(below, target, &mut cursor, bits, reserve, access);
         });
         if P::SHARED {
             // Claimed until the operation is over.
             self.all_tables((below, level - 1), Order::Above, &mut |table, _| {
-                self.memory.meta(table).claim.set(form.token());
+                self.memory.meta(table).claim.set(access.token());
             });
         }
         while let Err(now) = cell.set_if(word, self.format.table(level, below)) {
@@ -311,11 +311,11 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     }
 
     /// Notes that `below` was unlinked, and that a leaf at `at` took its place.
-    fn detach<P: Form>(&self, table: (u64, usize), at: u64, work: &mut Work, form: P) {
+    fn detach<P: Access>(&self, table: (u64, usize), at: u64, work: &mut Work, access: P) {
         if P::SHARED {
             // Whoever waits for the claim of one of them begins again.
             self.all_tables(table, Order::Above, &mut |table, _| {
-                self.bury(table, form);
+                self.bury(table, access);
             });
         }
         work.detached.push(&self.memory, table.0);

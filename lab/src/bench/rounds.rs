@@ -7,8 +7,8 @@ use super::figure::Figure;
 use super::report::{Group, GroupReport, Key, Row};
 use super::{BenchError, Settings, Watch};
 
-/// Turns of one group: everything is measured once in each round, the ways one after the other.
-pub(super) struct Turns<'a> {
+/// Rounds of one group: everything is measured once in each round, the ways one after the other.
+pub(super) struct Rounds<'a> {
     watch: &'a mut dyn Watch,
     settings: Settings,
     group: Group,
@@ -27,7 +27,7 @@ struct Part {
     rounds: u32,
 }
 
-impl<'a> Turns<'a> {
+impl<'a> Rounds<'a> {
     /// The group that is `nth` of `count`.
     pub(super) fn new(
         watch: &'a mut dyn Watch,
@@ -187,20 +187,20 @@ mod tests {
     fn there_are_rounds_until_there_are_enough_and_the_first_does_not_count() {
         let mut watch = Asked(100, Vec::new());
         // No time at all: the fewest; an hour: the most.
-        for (budget, rounds) in [(Duration::ZERO, 3), (Duration::from_secs(3600), 5)] {
+        for (budget, expected) in [(Duration::ZERO, 3), (Duration::from_secs(3600), 5)] {
             let settings = settings(3, 5, budget);
-            let mut turns = Turns::new(&mut watch, settings, Group::Map, 1, 2);
+            let mut rounds = Rounds::new(&mut watch, settings, Group::Map, 1, 2);
             let mut report = GroupReport::new(Group::Map);
             let mut count = 0;
-            while turns.more().unwrap() {
+            while rounds.more().unwrap() {
                 count += 1;
-                turns.note(KEY, f64::from(count));
+                rounds.note(KEY, f64::from(count));
             }
-            turns.finish(&mut report);
-            assert_eq!(count, rounds);
+            rounds.finish(&mut report);
+            assert_eq!(count, expected);
             let figure = report.rows[0].figure;
-            assert_eq!((figure.min, figure.max), (2.0, f64::from(rounds)));
-            assert_eq!(figure.samples, rounds as usize - 1);
+            assert_eq!((figure.min, figure.max), (2.0, f64::from(expected)));
+            assert_eq!(figure.samples, expected as usize - 1);
         }
         let (done, all) = watch.1[5];
         assert_eq!(all, Duration::from_secs(7200));
@@ -210,9 +210,9 @@ mod tests {
     #[test]
     fn whoever_wants_it_to_stop_is_heard() {
         let mut watch = Asked(3, Vec::new());
-        let mut turns = Turns::new(&mut watch, settings(9, 9, Duration::ZERO), Group::Pin, 0, 1);
-        assert!(turns.more().unwrap());
-        assert!(turns.go_on().is_continue());
-        assert!(matches!(turns.more(), Err(BenchError::Interrupted)));
+        let mut rounds = Rounds::new(&mut watch, settings(9, 9, Duration::ZERO), Group::Pin, 0, 1);
+        assert!(rounds.more().unwrap());
+        assert!(rounds.go_on().is_continue());
+        assert!(matches!(rounds.more(), Err(BenchError::Interrupted)));
     }
 }
