@@ -101,12 +101,8 @@ impl Monitor {
             bulk: Some(Bulk::new(BulkFormat::BitmapRecords)),
             ..Settings::default()
         };
-        let (discard, dma, told) = (
-            GuestDiscard::new(),
-            Passthrough::default(),
-            Interrupts::default(),
-        );
-        let device = Device::new(settings, regions, discard, dma, told)?;
+        let (discard, events) = (GuestDiscard::new(), Interrupts::default());
+        let device = Device::new(settings, regions, discard, Passthrough::default(), events)?;
         let rings = (0..device.queues()).map(|_| Ring::new(RING));
         Ok(Self {
             rings: rings.collect::<Result<_, _>>()?,

@@ -92,8 +92,8 @@ fn adopt<M: ErasableMemory>(
     Ok((adopted.into_iter().map(|(_, taken)| taken).collect(), all))
 }
 
-/// How long the second process may be silent, in seconds.
-const PATIENCE: u64 = 60;
+/// How long the second process may be silent, in seconds: an emulated machine looks at every page for minutes.
+const PATIENCE: u64 = 600;
 
 /// Why the address space did not go to a second process, or did not come to its end there.
 #[derive(Debug, thiserror::Error)]
