@@ -108,7 +108,9 @@ impl World {
             }
         }
         self.look_at_tables(&mut wrong);
-        self.look_at_areas(&mut wrong);
+        if !self.has_left() {
+            self.look_at_areas(&mut wrong);
+        }
         let (pinned, kernel) = (self.look_at_pins(&mut wrong), self.kernel()?);
         let (counted, uncounted) = (kernel.most(), self.huge && kernel.most() == 0);
         // Pages of a pool that are locked are not counted.
@@ -120,7 +122,7 @@ impl World {
         drop(quiet);
         wrong.into_iter().for_each(|text| scene.complain(text));
         Ok(Look {
-            areas: self.space.len() as u64,
+            areas: self.areas(),
             domains: self.space.places().len() as u64,
             pinned,
             charged: self.charged(),
@@ -130,6 +132,14 @@ impl World {
             },
             kernel,
         })
+    }
+
+    /// How many areas there are; none once a second process has the kernel's files, and only notes of them are left.
+    pub fn areas(&self) -> u64 {
+        match self.has_left() {
+            true => 0,
+            false => self.space.len() as u64,
+        }
     }
 
     /// What the kernel counts for this process, more than before.

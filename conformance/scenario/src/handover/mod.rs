@@ -92,7 +92,7 @@ fn adopt<M: ErasableMemory>(
     Ok((adopted.into_iter().map(|(_, taken)| taken).collect(), all))
 }
 
-/// How long the second process may be silent, in seconds: an emulated machine looks at every page for minutes.
+/// How long the second process may be silent, in seconds: a safety net, since a loaded machine is ten times slower.
 const PATIENCE: u64 = 600;
 
 /// Why the address space did not go to a second process, or did not come to its end there.

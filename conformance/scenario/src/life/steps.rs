@@ -514,7 +514,7 @@ impl Life<'_> {
             took: self.world.took,
             bytes: self.size(),
             checked: checked.into(),
-            right: nothing && self.world.space.is_empty(),
+            right: nothing && self.world.areas() == 0,
             ..Done::default()
         })
     }

@@ -228,7 +228,7 @@ pub(super) fn run(
         successor_ledger_bytes: life.left.charged,
         successor_kernel: life.left.kernel,
         table_pages: life.left.tables,
-        areas: life.world.space.len() as u64,
+        areas: life.world.areas(),
         huge_pages: 0,
     };
     report.times.waited_ns = in_nanoseconds(life.waited);
