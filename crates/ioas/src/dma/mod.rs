@@ -190,11 +190,14 @@ impl Dma {
         let range = found.map_err(|longest| DmaError::NoRoom { wanted, longest })?;
         let mut at = range.start;
         for (memory, part) in list {
-            let start = part.start - part.start % self.granule;
-            let end = (part.start + part.len).next_multiple_of(self.granule);
-            let whole = Span::new(start, end - start);
+            let whole = self.whole(*part);
             if let Err(cause) = self.space.map(at, memory, whole, prot, &mut ()) {
-                self.take_back(range.start, at - range.start, wanted);
+                // What is in the way is not ours. After other errors an area may stay that a device still reaches.
+                let failed = match cause {
+                    MapError::Overlap { .. } => 0,
+                    _ => whole.len,
+                };
+                self.take_back(range.start, at - range.start + failed, wanted);
                 return Err(DmaError::Map(cause));
             }
             at += whole.len;
@@ -253,34 +256,35 @@ impl Dma {
             }
             Err(cause) => return Err(DmaUnmapError::Mapped { buffer, cause }),
         };
-        let [before, now] = flushes;
+        self.unmapped(range, flushes);
+        result
+    }
+
+    /// The pages in which `part` lies.
+    fn whole<A>(&self, part: Span<A>) -> Span<A> {
+        let start = part.start - part.start % self.granule;
+        let end = (part.start + part.len).next_multiple_of(self.granule);
+        Span::new(start, end - start)
+    }
+
+    /// Frees an address that is unmapped, now or, if no flush came with it, after the next one.
+    fn unmapped(&self, range: Span<Iova>, [before, now]: [u64; 2]) {
         if before == now {
             self.waiting.lock().push_back((now, range));
         } else {
             self.iovas.free(range.start, range.len);
             self.free_flushed();
         }
-        result
-    }
-
-    /// The pages of a buffer.
-    fn whole(&self, buffer: Span<Iova>) -> Span<Iova> {
-        let start = buffer.start - buffer.start % self.granule;
-        let end = (buffer.start + buffer.len).next_multiple_of(self.granule);
-        Span::new(start, end - start)
     }
 
     /// Unmaps the first `mapped` bytes of an address that is given up, and frees it.
     fn take_back(&self, start: u64, mapped: u64, len: u64) {
-        let (unmapped, [before, now]) = self.space.unmap_counted(Span::new(start, mapped));
-        let gone = matches!(
-            unmapped,
-            Ok(_) | Err(UnmapError::Flush(_) | UnmapError::Unpin(_))
-        );
-        if mapped == 0 || before != now {
-            self.iovas.free(start, len);
-        } else if gone {
-            self.waiting.lock().push_back((now, Span::new(start, len)));
+        if mapped == 0 {
+            return self.iovas.free(start, len);
+        }
+        let (unmapped, flushes) = self.space.unmap_counted(Span::new(start, mapped));
+        if let Ok(_) | Err(UnmapError::Flush(_) | UnmapError::Unpin(_)) = unmapped {
+            self.unmapped(Span::new(start, len), flushes);
         }
         // What cannot be unmapped keeps its address.
     }
