@@ -32,9 +32,7 @@ impl AtomicMeta {
     pub const fn new() -> Self {
         Self {
             next: AtomicU64::new(0),
-            live: AtomicU32::new(0),
-            claim: AtomicU32::new(0),
-            room: [0; 6],
+            note: AtomicU32::new(0),
         }
     }
 }
@@ -382,7 +380,6 @@ impl<S: Storage, const TABLE_LOG2: u32> TableMemory for Arena<S, TABLE_LOG2> {
                     .iter()
                     .for_each(|c| c.set(0));
             }
-            self.meta(table).live.set(0);
             return Ok(table);
         }
         // Larger roots come from memory that was never used; what alignment leaves over goes to

@@ -117,7 +117,7 @@ pub trait TableMemory {
     }
 
     /// True when [`written`](Self::written) does something that has to be done before others rely
-    /// on the entries. Operations of the shared form then wait for each other's links: see
+    /// on the entries. A map of the shared form then does it for the links on its way, too: see
     /// [`SharedTable`](crate::SharedTable).
     const FLUSHES: bool = false;
 
@@ -173,18 +173,15 @@ pub trait TableMemory {
 /// Bytes of a table in most formats.
 pub const TABLE_BYTES: u64 = 4096;
 
-/// What the engine notes about one table, beside the hardware's page: 16 bytes, and room, so that
-/// two tables do not meet in one line of the processor's caches when two threads work in them.
+/// What the engine notes about one table, beside the hardware's page. Nothing of it changes while the
+/// table is linked.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub struct Meta<Link, Count> {
     /// The next table while this one is in a chain.
     pub(crate) next: Link,
-    /// Entries that are not empty.
-    pub(crate) live: Count,
-    /// Who holds the table for a change, in the shared access.
-    pub(crate) claim: Count,
-    pub(crate) room: [u64; 6],
+    /// What an operation that holds the table aside notes about it.
+    pub(crate) note: Count,
 }
 
 /// Tables set aside for one operation.
@@ -236,6 +233,13 @@ impl Reserve {
             return Some((table, true));
         }
         None
+    }
+
+    /// Puts back a table that was taken and never linked.
+    pub(crate) fn put<M: TableMemory + ?Sized>(&mut self, memory: &M, table: u64) {
+        memory.meta(table).next.set(self.head);
+        self.head = table;
+        self.recycled += 1;
     }
 
     /// The tables of a chain, whatever they hold.

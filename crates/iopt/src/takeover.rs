@@ -78,7 +78,8 @@ pub enum AdoptError {
     },
 }
 
-/// What [`Meta::live`](crate::Meta) says of a page that belongs to no table.
+/// What is noted beside a page that belongs to no table. Others have the number of the attempt that
+/// took them.
 const UNTAKEN: u64 = u32::MAX as u64;
 
 impl<S: Storage, const TABLE_LOG2: u32> Takeover<S, TABLE_LOG2> {
@@ -88,8 +89,7 @@ impl<S: Storage, const TABLE_LOG2: u32> Takeover<S, TABLE_LOG2> {
         let arena = Arena::used_up(storage, base)?;
         for page in pages(&arena) {
             let meta = arena.meta(page);
-            meta.live.set(UNTAKEN);
-            meta.claim.set(0);
+            meta.note.set(UNTAKEN);
         }
         Ok(Self { arena, attempt: 0 })
     }
@@ -229,9 +229,7 @@ impl<S: Storage, const TABLE_LOG2: u32> Takeover<S, TABLE_LOG2> {
     pub fn finish(self) -> Arena<S, TABLE_LOG2> {
         for page in pages(&self.arena).rev() {
             let meta = self.arena.meta(page);
-            meta.claim.set(0);
-            if meta.live.get() == UNTAKEN {
-                meta.live.set(0);
+            if meta.note.get() == UNTAKEN {
                 self.arena.add_free(page);
             }
         }
@@ -239,7 +237,7 @@ impl<S: Storage, const TABLE_LOG2: u32> Takeover<S, TABLE_LOG2> {
     }
 
     fn is_untaken(&self, page: u64) -> bool {
-        self.arena.contains(page) && self.arena.meta(page).live.get() == UNTAKEN
+        self.arena.contains(page) && self.arena.meta(page).note.get() == UNTAKEN
     }
 
     /// Takes the pages of `bytes` bytes at `table`, or none.
@@ -248,9 +246,7 @@ impl<S: Storage, const TABLE_LOG2: u32> Takeover<S, TABLE_LOG2> {
         let all = pages().all(|page| self.is_untaken(page));
         if all {
             for page in pages() {
-                let meta = self.arena.meta(page);
-                meta.live.set(0);
-                meta.claim.set(self.attempt.into());
+                self.arena.meta(page).note.set(self.attempt.into());
             }
         }
         all
@@ -266,7 +262,7 @@ impl<S: Storage, const TABLE_LOG2: u32> Takeover<S, TABLE_LOG2> {
     ) -> Result<(), AdoptError> {
         let cells = self.arena.entries(table, format.entries(level));
         let word = |index: usize| cells.get(index).map_or(0, Cell::get_acquire);
-        let live = inspect::<F, AdoptError>(format, table, level, word, |index, word, below| {
+        inspect::<F, AdoptError>(format, table, level, word, |index, word, below| {
             let damage = |kind| Damage {
                 table,
                 level: level as u8,
@@ -282,7 +278,6 @@ impl<S: Storage, const TABLE_LOG2: u32> Takeover<S, TABLE_LOG2> {
             }
             self.take_below(format, below, level - 1, tables)
         })?;
-        self.arena.meta(table).live.set(live);
         *tables += 1;
         Ok(())
     }
@@ -291,9 +286,8 @@ impl<S: Storage, const TABLE_LOG2: u32> Takeover<S, TABLE_LOG2> {
     fn give_up(&self) {
         for page in pages(&self.arena) {
             let meta = self.arena.meta(page);
-            if meta.claim.get() == u64::from(self.attempt) {
-                meta.live.set(UNTAKEN);
-                meta.claim.set(0);
+            if meta.note.get() == u64::from(self.attempt) {
+                meta.note.set(UNTAKEN);
             }
         }
     }
@@ -353,15 +347,17 @@ impl<F: Format> Adopted<F> {
             let last = self.last_address;
             return Err(AdoptError::Build(BuildError::TableAddress { last, bits }));
         }
+        let tables = M::Link::default();
+        tables.set(self.tables);
         let mut table = Table {
             format: self.format,
             memory,
             top: Top::new(self.root, self.format.levels()),
-            dirty: false,
+            dirty: M::Link::default(),
             keeps_empty: false,
             has_empty: false,
             sizes: self.sizes,
-            tables: self.tables,
+            tables,
             broken: M::Link::default(),
         };
         if self.stored {

@@ -16,7 +16,7 @@ use runs::{Iova, Pa, PageSizes, SizeHistogram, Span};
 
 use crate::arena::Storage;
 use crate::arena::erased::Erased;
-use crate::engine::{Interruption, Leaf, Nodes, Plan, RunSink, Table};
+use crate::engine::{Amount, Interruption, Leaf, Nodes, Plan, RunSink, Table};
 use crate::error::{
     BrokenMemory, BuildError, DirtyError, MapError, NoTables, ProtectError, ResizeError, UnmapError,
 };
@@ -184,7 +184,9 @@ impl AnyTable {
         sink: &mut impl RunSink,
     ) -> Result<(), UnmapError> {
         let told = DynSink::of(sink);
-        self.table.unmap(range, true, gather, told).map(|_| ())
+        self.table
+            .unmap(range, Amount::Whole, gather, told)
+            .map(|_| ())
     }
 
     /// See [`Table::unmap_mapped`].
@@ -194,7 +196,8 @@ impl AnyTable {
         gather: &mut Gather,
         sink: &mut impl RunSink,
     ) -> Result<u64, UnmapError> {
-        self.table.unmap(range, false, gather, DynSink::of(sink))
+        self.table
+            .unmap(range, Amount::Mapped, gather, DynSink::of(sink))
     }
 
     /// See [`Table::unmap_cutting`].

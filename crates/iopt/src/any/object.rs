@@ -9,7 +9,9 @@ use runs::{Iova, Pa, PageSizes, Run, SizeHistogram, Span};
 
 use super::AnyCell;
 use crate::arena::erased::Erased;
-use crate::engine::{Discard, Interruption, Leaf, Nodes, Plan, RunSink, Table, Wants};
+use crate::engine::{
+    Amount, Discard, Exclusive, Interruption, Leaf, Nodes, Plan, RunSink, Table, Wants,
+};
 use crate::error::{
     BrokenMemory, BuildError, DirtyError, MapError, ProtectError, RangeError, ResizeError,
     UnmapError,
@@ -44,7 +46,7 @@ pub(super) trait AnyFormat: fmt::Debug + Send + Sync {
     fn unmap(
         &mut self,
         range: Span<Iova>,
-        whole: bool,
+        amount: Amount,
         gather: &mut Gather,
         told: DynSink<'_>,
     ) -> Result<u64, UnmapError>;
@@ -122,10 +124,10 @@ impl<F: Format, C: AnyCell> AnyFormat for Table<F, Erased<C>> {
         prot: Prot,
         spare: Option<&'t mut Chain>,
     ) -> Result<Plan<'t>, MapError> {
-        self.plan_request(iova, runs, prot, spare)
+        self.plan_request(iova, runs, prot, spare, Exclusive)
     }
     fn fill(&mut self, plan: &mut Plan<'_>) -> Result<(), MapError> {
-        self.fill_plan(plan)
+        self.fill_plan(plan, Exclusive)
     }
     fn drop_plan(&self, plan: &mut Plan<'_>) {
         plan.give_back(self.memory());
@@ -133,13 +135,15 @@ impl<F: Format, C: AnyCell> AnyFormat for Table<F, Erased<C>> {
     fn unmap(
         &mut self,
         range: Span<Iova>,
-        whole: bool,
+        amount: Amount,
         gather: &mut Gather,
         mut told: DynSink<'_>,
     ) -> Result<u64, UnmapError> {
         match told.wants {
-            Wants::Nothing => self.unmap_range(range, whole, gather, &mut Discard),
-            Wants::Runs | Wants::DirtyRuns => self.unmap_range(range, whole, gather, &mut told),
+            Wants::Nothing => self.unmap_as(range, amount, gather, &mut Discard, Exclusive),
+            Wants::Runs | Wants::DirtyRuns => {
+                self.unmap_as(range, amount, gather, &mut told, Exclusive)
+            }
         }
     }
     fn check_ends(&self, range: Span<Iova>) -> Result<[Option<u64>; 2], RangeError> {

@@ -2,8 +2,10 @@
 
 use runs::{Iova, Span};
 
+use super::access::Access;
 use super::dirty::{take_leaf, take_word};
 use super::removed::Removed;
+use super::row::are_empty;
 use super::sink::{RunSink, Wants};
 use super::{L, Level, Table, part};
 use crate::cell::{Cell, Series};
@@ -46,11 +48,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
                 }
             }
         }
-        // A table that is full needs no look.
-        if whole
-            && self.memory.meta(table).live.get() != cells.len() as u64
-            && let Some(hole) = first_empty::<F, _>(here)
-        {
+        if whole && let Some(hole) = first_empty::<F, _>(here) {
             return Err(Refusal::Hole(at + ((hole as u64) << shift)));
         }
         Ok(())
@@ -75,8 +73,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         }
     }
 
-    /// Clears the entries of `[at, at + todo)`, which are all in the linked table `table`. True when
-    /// no entry is left in it.
+    /// Clears the entries of `[at, at + todo)`, which are all in the linked table `table`.
     #[inline(always)]
     pub(super) fn clear_row<S: RunSink>(
         &self,
@@ -84,10 +81,9 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         at: u64,
         todo: u64,
         removed: &mut Removed<'_, S>,
-    ) -> bool {
+    ) {
         let mut entries = self.entries_in(table, 0, at, todo);
         let cells = entries.cells;
-        let mut gone = 0;
         // Where the stretch began that is cleared and that the memory was not told of.
         let mut stored = 0;
         while let Some(part) = entries.next() {
@@ -105,17 +101,42 @@ impl<F: Format, M: TableMemory> Table<F, M> {
             removed.leaves(0, part.base(), pa, bytes, dirty);
             self.watch(part.base(), pa, bytes);
             entries.pass(count);
-            gone += count as u64;
         }
         self.wrote(cells, stored, cells.len());
-        if gone == 0 {
-            return false;
-        }
-        let live = &self.memory.meta(table).live;
-        let left = live.get().saturating_sub(gone);
-        live.set(left);
-        left == 0
     }
+
+    /// True when the operation unlinks the table at `level` with an entry for `at` once it is empty: it
+    /// owns all that the table spans.
+    #[inline(always)]
+    pub(super) fn frees_emptied<P: Access>(&self, level: usize, at: u64, access: P) -> bool {
+        let (at, rest) = (self.aperture().strip(at), self.span_mask(level));
+        !self.keeps_empty && access.owns(at & !rest, at | rest)
+    }
+
+    /// True when no entry of `table`, from which those of `[at, at + todo)` were removed, is in use.
+    #[inline(always)]
+    pub(super) fn is_emptied(&self, (table, level): (u64, usize), at: u64, todo: u64) -> bool {
+        let cells = self.entries(table, level);
+        let room = self.room(level, at, todo);
+        let first = self.index(level, at);
+        let count = self.index(level, at.wrapping_add(room - 1)) - first + 1;
+        !has_neighbour::<F, _>(cells, first, count) && are_empty::<F, _>(cells)
+    }
+
+    /// True when no entry of `table` is in use.
+    pub(super) fn is_empty(&self, table: u64, level: usize) -> bool {
+        are_empty::<F, _>(self.entries(table, level))
+    }
+}
+
+/// True when an entry beside the `count` from `first` on is in use. What a table still holds when some
+/// of it is removed lies there most often.
+#[inline(always)]
+pub(super) fn has_neighbour<F: Format, C: Cell>(cells: &[C], first: usize, count: usize) -> bool {
+    [first.wrapping_sub(1), first + count]
+        .into_iter()
+        .filter_map(|index| cells.get(index))
+        .any(|cell| !F::is_empty(cell.get()))
 }
 
 /// How many entries, from the first of `cells` on, have leaves that are one run: of 2^`log2` bytes

@@ -40,13 +40,13 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     /// format does not keep dirty state. Tearing the table down does not ask: harvest before.
     pub fn track_dirty(&mut self, on: bool) -> Result<(), DirtyError> {
         self.check_kept()?;
-        self.dirty = on;
+        self.dirty.set(on.into());
         Ok(())
     }
 
     /// True when dirty tracking is on.
     pub fn tracks_dirty(&self) -> bool {
-        self.dirty
+        self.dirty.get() != 0
     }
 
     pub(super) fn check_kept(&self) -> Result<(), DirtyError> {
@@ -60,13 +60,13 @@ impl<F: Format, M: TableMemory> Table<F, M> {
 
     /// Refuses a sink that would lose dirty state, and one that asks where there is none.
     #[inline(always)]
-    pub(super) fn check_sink(&self, sink: &impl RunSink, tracked: bool) -> Result<(), UnmapError> {
+    pub(super) fn check_sink(&self, sink: &impl RunSink) -> Result<(), UnmapError> {
         let dirty = sink.wants() == Wants::DirtyRuns;
         if dirty && !self.format.keeps_dirty() {
             let format = self.format.id();
             return Err(UnmapError::DirtyNotKept { format });
         }
-        if !dirty && tracked {
+        if !dirty && self.tracks_dirty() {
             return Err(UnmapError::DirtyWanted);
         }
         Ok(())
@@ -78,14 +78,14 @@ impl<F: Format, M: TableMemory, const SLOTS: usize> SharedTable<F, M, SLOTS> {
     /// unmap goes on that has not seen the change.
     pub fn track_dirty(&self, on: bool) -> Result<(), DirtyError> {
         self.table.check_kept()?;
-        self.dirty.set(on.into());
+        self.table.dirty.set(on.into());
         self.readers.wait_for_all(&self.table.memory);
         Ok(())
     }
 
     /// True when dirty tracking is on.
     pub fn tracks_dirty(&self) -> bool {
-        self.dirty.get() != 0
+        self.table.tracks_dirty()
     }
 }
 

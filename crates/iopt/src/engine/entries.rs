@@ -23,7 +23,7 @@
 //!   deals with them together looks at [`row`](Part::row) and says with [`pass`](Entries::pass) how many
 //!   entries are done with. A partly covered entry is always alone in its row.
 //! * Nothing is read but when the caller asks: [`word`](Part::word) reads the entry anew at each call,
-//!   by acquire, so that it can be looked at again after the table was claimed.
+//!   by acquire.
 //! * An entry at level 0 never leads to a table: one that says so is damaged and counts as empty.
 //!   Therefore every recursion ends.
 //! * Of a memory that gives too few entries for the table nothing comes; what is missing was noted
@@ -152,6 +152,12 @@ impl<'t, F: Format, C: Cell> Part<'t, F, C> {
         first.wrapping_add((self.index as u64) << shift)
     }
 
+    /// Where they end.
+    #[inline(always)]
+    pub(super) fn end(&self) -> u64 {
+        self.base() | (self.slot() - 1)
+    }
+
     /// The stripped address at which the range enters it.
     #[inline(always)]
     pub(super) fn at(&self) -> u64 {
@@ -161,15 +167,13 @@ impl<'t, F: Format, C: Cell> Part<'t, F, C> {
     /// Bytes of the range that lie below it.
     #[inline(always)]
     pub(super) fn len(&self) -> u64 {
-        let end = self.base() | (self.slot() - 1);
-        end.min(self.entries.last) - self.at() + 1
+        self.end().min(self.entries.last) - self.at() + 1
     }
 
     /// True when the range covers all that the entry spans.
     #[inline(always)]
     pub(super) fn is_whole(&self) -> bool {
-        let base = self.base();
-        base >= self.entries.first && base | (self.slot() - 1) <= self.entries.last
+        self.base() >= self.entries.first && self.end() <= self.entries.last
     }
 
     /// Bytes that the entry spans.

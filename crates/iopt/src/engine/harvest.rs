@@ -4,23 +4,19 @@
 //!
 //! One pass over the range. Empty subtrees are skipped, and so are stretches of clean entries, which
 //! are only read: a clean entry is never stored to, since each store would take its cache line from
-//! the unit that walks it. At the first dirty leaf of a table the table is claimed (in the shared
-//! access), then the leaf is read again, cleaned, and noted in the [`Pending`].
+//! the unit that walks it. A dirty leaf is cleaned and noted in the [`Pending`].
 //!
 //! Cleaning is a plain store where hardware has nothing left to set, and a compare-and-exchange
 //! otherwise: see [`dirty`](super::dirty). A group is dirty when one of its entries is; all of them
 //! are cleaned, since the unit may have cached any of them.
 //!
-//! A claim is held for one table at a time, and that of a table above while one below is looked at,
-//! in the order of [`shared`](super::shared). Nothing is promised about the moment: a leaf that
-//! becomes dirty behind the pass is there for the next harvest. A table that is unlinked meanwhile
-//! is passed by: whoever unlinked it has taken its dirty leaves.
+//! Nothing is promised about the moment: a leaf that becomes dirty behind the pass is there for the
+//! next harvest. In the shared form no other operation changes the range meanwhile, as ever.
 
 use core::slice;
 
 use runs::{Iova, Joiner, Span};
 
-use super::access::{Access, Claiming, Exclusive};
 use super::dirty::{is_settled, some_dirty};
 use super::entries::{Part, decode};
 use super::{L, Level, SharedTable, Table, at_top};
@@ -44,9 +40,6 @@ trait Visitor {
 struct Pass<'a, T> {
     visitor: &'a mut T,
     aperture: Aperture,
-    /// First and last stripped address of the range.
-    first: u64,
-    last: u64,
     /// Bytes of leaves that were dirty.
     bytes: u64,
 }
@@ -99,7 +92,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         range: Span<Iova>,
         pending: &mut Pending<W>,
     ) -> Result<u64, DirtyError> {
-        self.harvest_as(range, pending, self.dirty, Exclusive)
+        self.harvest_as(range, pending)
     }
 
     /// Calls `each` for what the device has written to in `range`, as runs in order; everything
@@ -117,8 +110,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
             each: &mut each,
             joiner,
         };
-        // Nothing is stored, so nothing is claimed in either access.
-        let bytes = self.visit_dirty(at, range.len, &mut peek, Exclusive);
+        let bytes = self.visit_dirty(at, range.len, &mut peek);
         if let Some(run) = peek.joiner.finish() {
             each(run);
         }
@@ -144,15 +136,13 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         Ok(at)
     }
 
-    fn harvest_as<W: AsRef<[u64]> + AsMut<[u64]>, P: Access>(
+    fn harvest_as<W: AsRef<[u64]> + AsMut<[u64]>>(
         &self,
         range: Span<Iova>,
         pending: &mut Pending<W>,
-        tracked: bool,
-        access: P,
     ) -> Result<u64, DirtyError> {
         let at = self.check_dirty(range)?;
-        if !tracked {
+        if !self.tracks_dirty() {
             return Err(DirtyError::NotTracked);
         }
         if !pending.span().covers(&range) {
@@ -174,7 +164,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
             joiner: Joiner::new(),
             levels: 0,
         };
-        let bytes = self.visit_dirty(at, range.len, &mut harvest, access);
+        let bytes = self.visit_dirty(at, range.len, &mut harvest);
         if let Some(run) = harvest.joiner.finish() {
             harvest.pending.harvested(run, harvest.levels);
         }
@@ -182,39 +172,26 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         Ok(bytes)
     }
 
-    fn visit_dirty<T: Visitor, P: Access>(
-        &self,
-        at: u64,
-        len: u64,
-        visitor: &mut T,
-        access: P,
-    ) -> u64 {
+    fn visit_dirty<T: Visitor>(&self, at: u64, len: u64, visitor: &mut T) -> u64 {
         let mut pass = Pass {
             visitor,
             aperture: self.aperture(),
-            first: at,
-            last: at + (len - 1),
             bytes: 0,
         };
-        at_top!(self.begin(), F, Top, root => self.visit_below::<Top, T, P>(root, at, len, &mut pass, access));
+        at_top!(self.begin(), F, Top, root => self.visit_below::<Top, T>(root, at, len, &mut pass));
         pass.bytes
     }
 
     /// Visits the dirty leaves of `[at, at + todo)` in `table` and below.
-    fn visit_below<V: Level, T: Visitor, P: Access>(
+    fn visit_below<V: Level, T: Visitor>(
         &self,
         table: u64,
         at: u64,
         todo: u64,
         pass: &mut Pass<'_, T>,
-        access: P,
     ) {
-        if self.memory.meta(table).live.get() == 0 {
-            return;
-        }
         let mut entries = self.entries_in(table, V::N, at, todo);
-        let mut held = !T::CLEAN || !P::SHARED;
-        'entries: loop {
+        loop {
             if V::N == 0 {
                 match first_dirty::<F, _>(entries.rest()) {
                     Some(clean) => entries.pass_next(clean),
@@ -222,41 +199,20 @@ impl<F: Format, M: TableMemory> Table<F, M> {
                 }
             }
             let Some(part) = entries.next() else { break };
-            // Again when the table was claimed meanwhile: what was read before may have changed.
-            loop {
-                let word = part.word();
-                match decode::<F>(V::N, word) {
-                    Entry::Table(below) => {
-                        self.visit_below::<V::Below, T, P>(
-                            below,
-                            part.at(),
-                            part.len(),
-                            pass,
-                            access,
-                        );
-                    }
-                    Entry::Leaf { .. } if F::is_dirty(word) => {
-                        if !held {
-                            if self.claim(table, access).is_err() {
-                                // It is unlinked, and with it what was below.
-                                break 'entries;
-                            }
-                            held = true;
-                            continue;
-                        }
-                        entries.pass(if V::N == 0 {
-                            self.visit_pages(table, &part, pass)
-                        } else {
-                            self.visit_leaf::<V, T>(table, &part, word, pass)
-                        });
-                    }
-                    _ => {}
+            let word = part.word();
+            match decode::<F>(V::N, word) {
+                Entry::Table(below) => {
+                    self.visit_below::<V::Below, T>(below, part.at(), part.len(), pass);
                 }
-                break;
+                Entry::Leaf { .. } if F::is_dirty(word) => {
+                    entries.pass(if V::N == 0 {
+                        self.visit_pages(table, &part, pass)
+                    } else {
+                        self.visit_leaf::<V, T>(table, &part, word, pass)
+                    });
+                }
+                _ => {}
             }
-        }
-        if held {
-            self.release(table, access);
         }
     }
 
@@ -330,12 +286,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         let count = 1usize << (log2 - own);
         let nth = self.index(V::N, part.base()) & (count - 1);
         let rest = (1u64 << log2) - 1;
-        let (first, last) = (part.base() & !rest, part.base() | rest);
-        // In the shared form such a leaf may have come after the look at the ends. It stays as it
-        // is.
-        if T::CLEAN && (first < pass.first || last > pass.last) {
-            return count - nth;
-        }
+        let first = part.base() & !rest;
         if T::CLEAN {
             // Entries before this one may have been clean.
             let group = match count {
@@ -375,17 +326,14 @@ impl<F: Format, M: TableMemory> Table<F, M> {
 }
 
 impl<F: Format, M: TableMemory, const SLOTS: usize> SharedTable<F, M, SLOTS> {
-    /// See [`Table::harvest`]. A leaf that is mapped, unmapped or written to meanwhile is in this
-    /// harvest, in the unmap's report, or in the next harvest.
+    /// See [`Table::harvest`]. What is written to meanwhile is in this harvest or in the next one.
     pub fn harvest<W: AsRef<[u64]> + AsMut<[u64]>>(
         &self,
         range: Span<Iova>,
         pending: &mut Pending<W>,
     ) -> Result<u64, DirtyError> {
-        let guard = self.guard();
-        let access = Claiming(guard.number());
-        self.table
-            .harvest_as(range, pending, self.tracks_dirty(), access)
+        let _guard = self.guard();
+        self.table.harvest_as(range, pending)
     }
 
     /// See [`Table::peek_dirty`]. `each` is called inside: it must not wait for another operation

@@ -59,16 +59,16 @@ pub enum DamageKind {
 }
 
 /// Looks at the entries of the table at `table`, whose entry at an index is `word(index)`. `link`
-/// is called for each table below. Returns how many entries are not empty.
+/// is called for each table below.
 pub(crate) fn inspect<F: Format, E: From<Damage>>(
     format: &F,
     table: u64,
     level: usize,
     word: impl Fn(usize) -> u64,
     mut link: impl FnMut(usize, u64, u64) -> Result<(), E>,
-) -> Result<u64, E> {
+) -> Result<(), E> {
     let entries = format.entries(level);
-    let (mut index, mut live) = (0, 0);
+    let mut index = 0;
     while index < entries {
         let here = word(index);
         let damage = |kind| Damage {
@@ -88,7 +88,7 @@ pub(crate) fn inspect<F: Format, E: From<Damage>>(
                     return Err(damage(DamageKind::Unknown).into());
                 }
                 link(index, here, below)?;
-                (index, live) = (index + 1, live + 1);
+                index += 1;
             }
             Entry::Leaf { pa, log2 } => {
                 let output = Span::new(pa, 1 << log2);
@@ -113,11 +113,11 @@ pub(crate) fn inspect<F: Format, E: From<Damage>>(
                 if !complete {
                     return Err(damage(DamageKind::Group).into());
                 }
-                (index, live) = (index + group, live + group as u64);
+                index += group;
             }
         }
     }
-    Ok(live)
+    Ok(())
 }
 
 /// True when the format writes such a leaf for the permissions that it expresses.

@@ -2,10 +2,10 @@
 
 use runs::{Pa, Span};
 
-use super::access::{Access, Exclusive, Restart};
+use super::access::{Access, Exclusive};
+use super::entries::Order;
 use super::request::{Cursor, Request};
 use super::row::{first_occupied, store_leaves, store_single_leaves};
-use super::top::Begin;
 use super::trust::set_aside;
 use super::{L, Level, Table, at_level, part};
 use crate::cell::{Cell, Series};
@@ -21,8 +21,6 @@ pub(super) enum Stop {
     Occupied(u64),
     /// The tables for it cannot be had.
     NoTables(NoTables),
-    /// Something changed before it was claimed.
-    Restart,
     /// The memory broke its contract.
     Broken(BrokenMemory),
 }
@@ -30,12 +28,6 @@ pub(super) enum Stop {
 impl From<BrokenMemory> for Stop {
     fn from(cause: BrokenMemory) -> Self {
         Self::Broken(cause)
-    }
-}
-
-impl From<Restart> for Stop {
-    fn from(_: Restart) -> Self {
-        Self::Restart
     }
 }
 
@@ -56,17 +48,33 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     /// The largest leaves that alignment, length and the allowed sizes permit are used, stretch by
     /// stretch. Either everything is mapped, or the table's bytes are what they were.
     pub fn map(&mut self, iova: u64, runs: &[Span<Pa>], prot: Prot) -> Result<(), MapError> {
-        if self.map_page(iova, runs, prot, Exclusive).is_some() {
-            return Ok(());
+        self.map_as(iova, runs, prot, Exclusive)
+    }
+
+    #[inline(always)]
+    pub(crate) fn map_as<P: Access>(
+        &self,
+        iova: u64,
+        runs: &[Span<Pa>],
+        prot: Prot,
+        access: P,
+    ) -> Result<(), MapError> {
+        match self.map_page(iova, runs, prot, access) {
+            Some(()) => Ok(()),
+            None => self.map_runs(iova, runs, prot, access),
         }
-        self.map_runs(iova, runs, prot)
     }
 
     #[inline(never)]
-    fn map_runs(&mut self, iova: u64, runs: &[Span<Pa>], prot: Prot) -> Result<(), MapError> {
+    fn map_runs<P: Access>(
+        &self,
+        iova: u64,
+        runs: &[Span<Pa>],
+        prot: Prot,
+        access: P,
+    ) -> Result<(), MapError> {
         let request = self.check_map(iova, runs, prot)?;
-        self.tables += self.map_checked(request, Exclusive)?;
-        Ok(())
+        self.map_checked(request, access)
     }
 
     /// [`map`](Self::map) that first gives back the empty tables that were
@@ -83,83 +91,61 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         gather: &mut Gather,
     ) -> Result<(), MapError> {
         let request = self.check_map(iova, runs, prot)?;
-        let (at, len) = (request.at, request.len);
-        self.intact()?;
-        self.unlink_emptied(at, len, gather);
-        self.map(iova, runs, prot)
+        self.map_checked_anew(request, gather, Exclusive)
     }
 
-    /// Maps; returns how many tables were added.
+    pub(super) fn map_checked_anew<P: Access>(
+        &self,
+        request: Request<'_>,
+        gather: &mut Gather,
+        access: P,
+    ) -> Result<(), MapError> {
+        self.intact()?;
+        self.unlink_emptied(request.at, request.len, gather, access);
+        self.map_checked(request, access)
+    }
+
     #[inline(always)]
     pub(crate) fn map_checked<P: Access>(
         &self,
         request: Request<'_>,
         access: P,
-    ) -> Result<u64, MapError> {
-        let begin = self.begin();
-        match self.map_from(begin, request, access) {
-            Ok(tables) => Ok(tables),
-            Err(stop) => self.map_again(begin, request, access, stop),
-        }
+    ) -> Result<(), MapError> {
+        self.map_from(request, access)
+            .map_err(|stop| self.not_mapped(&request, stop))
     }
 
-    /// What is left to do when a request was stopped: to say why, or to begin again.
+    /// The error for a request that was stopped.
     #[cold]
-    fn map_again<P: Access>(
-        &self,
-        mut begin: Begin,
-        request: Request<'_>,
-        access: P,
-        mut stop: Stop,
-    ) -> Result<u64, MapError> {
-        let mut round = 0;
-        loop {
-            self.release_all(begin, request.at, request.len, access);
-            match stop {
-                Stop::Occupied(at) => return Err(self.overlap(&request, at)),
-                Stop::NoTables(cause) => return Err(MapError::NoTables(cause)),
-                Stop::Broken(cause) => return Err(MapError::Broken(cause)),
-                Stop::Restart => self.memory.wait(round),
-            }
-            round += 1;
-            begin = self.begin();
-            stop = match self.map_from(begin, request, access) {
-                Ok(tables) => return Ok(tables),
-                Err(stop) => stop,
-            };
+    pub(super) fn not_mapped(&self, request: &Request<'_>, stop: Stop) -> MapError {
+        match stop {
+            Stop::Occupied(at) => self.overlap(request, at),
+            Stop::NoTables(cause) => MapError::NoTables(cause),
+            Stop::Broken(cause) => MapError::Broken(cause),
         }
     }
 
-    /// One attempt. Stopped, it has stored nothing, unless the memory is broken, and leaves what it
-    /// claimed to the caller.
+    /// Stopped, it has stored nothing, unless the memory is broken.
     #[inline(always)]
-    fn map_from<P: Access>(
-        &self,
-        begin: Begin,
-        request: Request<'_>,
-        access: P,
-    ) -> Result<u64, Stop> {
+    fn map_from<P: Access>(&self, request: Request<'_>, access: P) -> Result<(), Stop> {
         self.intact()?;
-        let (table, level) = self.lowest_to_map(begin, &request, access)?;
-        let tables = if level == 0 {
-            self.map_row::<L<0>, P>(table, &request, access)?;
-            0
+        let (table, level) = self.lowest_to_map(&request, access)?;
+        if level == 0 {
+            self.map_row::<L<0>>(table, &request)?;
         } else {
-            at_level!(level, F, V => self.map_below::<V, P>(table, request, access))?
-        };
-        self.intact()?;
-        Ok(tables)
+            at_level!(level, F, V => self.map_below::<V, P>(table, request, access))?;
+        }
+        Ok(self.intact()?)
     }
 
     /// The lowest table that all of the request goes through, and its level.
     #[inline(always)]
     pub(super) fn lowest_to_map<P: Access>(
         &self,
-        begin: Begin,
         request: &Request<'_>,
         access: P,
     ) -> Result<(u64, usize), Stop> {
-        let (table, level) = self.lowest(begin, request.at, request.len, access)?;
+        let (table, level) = self.lowest::<P, true>(request.at, request.len, access);
         if level == 0 && request.sizes.and(F::leaf_sizes(0)).is_empty() {
             // A table from elsewhere, with pages smaller than this one is to have.
             return Err(Stop::Occupied(request.at));
@@ -167,17 +153,16 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         Ok((table, level))
     }
 
-    /// From a table at level `V` on that all of the request goes through: plan, reserve, fill;
-    /// returns how many tables were added.
+    /// From a table at level `V` on that all of the request goes through: plan, reserve, fill.
     #[inline(never)]
     fn map_below<V: Level, P: Access>(
         &self,
         table: u64,
         request: Request<'_>,
         access: P,
-    ) -> Result<u64, Stop> {
-        if self.map_row::<V, P>(table, &request, access)? {
-            return Ok(0);
+    ) -> Result<(), Stop> {
+        if self.map_row::<V>(table, &request)? {
+            return Ok(());
         }
         let bits = request.bits;
         let mut cursor = Cursor::new(&request);
@@ -196,9 +181,10 @@ impl<F: Format, M: TableMemory> Table<F, M> {
             access,
         );
         if needed > 0 {
+            self.count::<P>(needed - reserve.len(), 0);
             self.memory.give_back(reserve);
         }
-        Ok(needed)
+        Ok(())
     }
 
     /// The error for the entry in the way, at the stripped address `at`.
@@ -215,8 +201,8 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         }
     }
 
-    /// First pass: every entry to be written is empty; counts the tables that are missing, and
-    /// claims those that will be stored to. `table` is `None` below an entry that is empty.
+    /// First pass: every entry to be written is empty; counts the tables that are missing. `table` is
+    /// `None` below an entry that is empty.
     pub(super) fn plan<V: Level, P: Access>(
         &self,
         table: Option<u64>,
@@ -224,25 +210,13 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         needed: &mut u64,
         access: P,
     ) -> Result<(), Stop> {
-        // What is not there yet belongs to this operation alone.
-        let mut held = true;
-        let mut cells: &[M::Cell] = &[];
-        if let Some(table) = table {
-            held = self.claim_to_map::<V, P>(table, cursor.at, cursor.todo, access)?;
-            // In a table without a live entry there is nothing to look at.
-            if !held || self.memory.meta(table).live.get() != 0 {
-                cells = self.cells(table, V::N);
-            }
-        }
+        let cells: &[M::Cell] = table.map_or(&[], |table| self.cells(table, V::N));
         let mut room = self.room(V::N, cursor.at, cursor.todo);
         while room > 0 {
             let index = self.index(V::N, cursor.at);
             let todo = cursor.todo;
             match self.next_step::<V, P>(cells, index, cursor, room) {
                 Next::Leaves { log2, count, runs } => {
-                    if !held {
-                        return Err(Stop::Restart);
-                    }
                     if !P::SHARED || V::N == 0 {
                         let entries = ((count * runs) << log2 >> F::shift(V::N)) as usize;
                         if let Some(i) = first_occupied::<F, _>(part(cells, index, entries)) {
@@ -258,11 +232,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
                 Next::Below => {
                     let word = cells.get(index).map_or(0, Cell::get_acquire);
                     let below = match F::decode(V::N, word) {
-                        Entry::Table(_) if !held && !self.settled(table, access) => {
-                            return Err(Stop::Restart);
-                        }
                         Entry::Table(below) => Some(below),
-                        Entry::Empty if !held => return Err(Stop::Restart),
                         Entry::Empty => {
                             *needed += 1;
                             None
@@ -285,9 +255,9 @@ impl<F: Format, M: TableMemory> Table<F, M> {
 
     /// How the request goes on at entry `index` of a table with these cells.
     ///
-    /// A table that is empty may still stand where a large leaf would fit: in the shared access, when
-    /// another thread has just emptied it; in both, where such tables are or were kept. Then the
-    /// request goes on in that table, with smaller leaves.
+    /// A table that is empty may still stand where a large leaf would fit: in the shared form, where
+    /// those who emptied it owned less than it spans; in both, where such tables are or were kept. Then
+    /// the request goes on in that table, with smaller leaves.
     #[inline(always)]
     fn next_step<V: Level, P: Access>(
         &self,
@@ -319,12 +289,11 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     }
 
     /// Second pass: the same decisions, now written down. Cannot fail, but for a broken memory, which is
-    /// noted: `plan` has seen that the
-    /// entries are empty and has claimed their tables, and `reserve` holds the tables that it
-    /// counted. A claim is given back as soon as its table is complete.
+    /// noted: `plan` has seen that the entries are empty, and `reserve` holds the tables that it
+    /// counted.
     ///
     /// The memory is told of the entries that were [`written`](TableMemory::written): of a new
-    /// table before it is linked, of a linked one before its claim is given back.
+    /// table before it is linked, of a linked one before the operation ends.
     pub(super) fn fill<V: Level, P: Access>(
         &self,
         table: u64,
@@ -340,7 +309,6 @@ impl<F: Format, M: TableMemory> Table<F, M> {
             Target::Linked => cells,
             Target::Zeroed | Target::Stale => &[],
         };
-        let mut live = 0;
         let begin = self.index(V::N, cursor.at);
         let mut end = begin;
         // Where the stretch began that is stored and that the memory was not told of.
@@ -361,20 +329,19 @@ impl<F: Format, M: TableMemory> Table<F, M> {
                         store_leaves::<F, V, M::Cell>(here, word, log2);
                         cursor.advance(count << log2);
                     }
-                    live += entries as u64;
                     end += entries;
                 }
                 Next::Below => {
                     let word = linked.get(end).map_or(0, Cell::get_acquire);
-                    if let Entry::Table(below) = F::decode(V::N, word) {
-                        self.wrote(cells, stored, end);
-                        stored = end + 1;
-                        let target = Target::Linked;
-                        self.fill::<V::Below, P>(below, target, cursor, bits, reserve, access);
-                    } else {
-                        let (Some((below, zeroed)), Some(cell)) =
-                            (reserve.take(&self.memory), cells.get(end))
-                        else {
+                    let mut below = match F::decode(V::N, word) {
+                        Entry::Table(below) => Some(below),
+                        Entry::Empty | Entry::Leaf { .. } => None,
+                    };
+                    let Some(cell) = cells.get(end) else {
+                        return self.broke(table, V::N);
+                    };
+                    if below.is_none() {
+                        let Some((new, zeroed)) = reserve.take(&self.memory) else {
                             return self.broke(table, V::N);
                         };
                         let target = if zeroed {
@@ -382,10 +349,31 @@ impl<F: Format, M: TableMemory> Table<F, M> {
                         } else {
                             Target::Stale
                         };
-                        self.fill::<V::Below, P>(below, target, cursor, bits, reserve, access);
+                        let before = cursor.clone();
+                        self.fill::<V::Below, P>(new, target, cursor, bits, reserve, access);
                         // The new table is complete: whoever follows this entry finds it so.
-                        cell.set_release(self.format.table(V::N, below));
-                        live += 1;
+                        let link = self.format.table(V::N, new);
+                        if !P::SHARED || linked.is_empty() {
+                            cell.set_release(link);
+                        } else if let Err(now) = cell.set_if(word, link) {
+                            // Another thread, which maps beside this range, has linked one.
+                            let Entry::Table(there) = F::decode(V::N, now) else {
+                                return self.broke(table, V::N);
+                            };
+                            below = Some(there);
+                            *cursor = before;
+                            let new = (new, V::N.saturating_sub(1));
+                            self.all_tables(new, Order::Below, &mut |table, _| {
+                                reserve.put(&self.memory, table);
+                            });
+                        }
+                    }
+                    if let Some(below) = below {
+                        self.wrote(cells, stored, end);
+                        stored = end + 1;
+                        self.maps_below(cell, access);
+                        let target = Target::Linked;
+                        self.fill::<V::Below, P>(below, target, cursor, bits, reserve, access);
                     }
                     end += 1;
                 }
@@ -395,15 +383,8 @@ impl<F: Format, M: TableMemory> Table<F, M> {
             }
             room -= todo - cursor.todo;
         }
-        let meta = self.memory.meta(table);
         match target {
-            Target::Linked => {
-                if live > 0 {
-                    meta.live.set(meta.live.get() + live);
-                }
-                self.wrote(cells, stored, end);
-                self.release(table, access);
-            }
+            Target::Linked => self.wrote(cells, stored, end),
             Target::Zeroed | Target::Stale => {
                 if let Target::Stale = target {
                     let zero = Series {
@@ -415,8 +396,6 @@ impl<F: Format, M: TableMemory> Table<F, M> {
                     M::Cell::set_series(cells.get(end..).unwrap_or(&[]), zero);
                 }
                 self.memory.written(cells);
-                meta.live.set(live);
-                self.unclaimed(table);
             }
         }
     }

@@ -1,10 +1,10 @@
 //! The engine: every algorithm, once, over every format.
 //!
-//! # Protocol of the exclusive form
+//! # Protocol
 //!
-//! Whoever changes a [`Table`] holds it by `&mut`. Units, the software unit and hardware's own
-//! writes (accessed and dirty bits) go on meanwhile, so an entry is an atomic cell in this form
-//! too; `&mut` saves claims and conflicts, never the atomicity.
+//! A [`Table`] is changed by `&mut`, a [`SharedTable`] by threads that have ranges of their own
+//! (`shared.rs`). Units, the software unit and hardware's own writes (accessed and dirty bits) go on
+//! meanwhile, so an entry is an atomic cell in both.
 //!
 //! *Map* goes over the range twice. The first pass, `plan`, stores nothing: it finds that every
 //! entry it will write is empty and counts the tables that it will need. These are reserved. The
@@ -14,9 +14,9 @@
 //!
 //! *Unmap* first looks whether a leaf reaches over either end, and whether there are holes if the
 //! caller refuses them; then it cannot fail either. A table that the range covers whole is unlinked
-//! with one store and its entries are only read; from others the entries are cleared one by one,
-//! and the count of live entries in [`Meta`](crate::Meta) says when a table has become empty. What
-//! was unlinked goes into the [`Gather`], never straight back to the memory.
+//! with one store and its entries are only read; from others the entries are cleared one by one, and
+//! they are unlinked when nothing is left in them and the operation owns all that they span. What was
+//! unlinked goes into the [`Gather`], never straight back to the memory.
 //!
 //! *Protect* looks first and replaces then, as map does; *harvest* takes dirty bits out. Hardware's
 //! own stores and what becomes of them are the subject of `dirty.rs`, which stands for all
@@ -35,7 +35,6 @@
 //!   (`descend.rs`); a single page has a path of its own (`page.rs`).
 //! * In a table, entries are handled in rows: [`Cell::set_series`] and its like. What decides about
 //!   an entry, decoding, decides about the first of a row only.
-//! * The count of live entries saves the look whether entries are empty, or whether a table is.
 //! * A table that will be linked is filled where nobody sees it, and is zeroed only where it is not
 //!   filled.
 
@@ -77,10 +76,13 @@ use crate::format::{Format, Root};
 use crate::gather::{Flushed, Gather};
 use crate::memory::TableMemory;
 
+use access::Access;
+pub(crate) use access::{Disjoint, Exclusive};
 use entries::Order;
 pub(crate) use inspect::inspect;
 pub use inspect::{Damage, DamageKind};
 pub(crate) use levels::{L, Level, at_level, at_top};
+pub(crate) use removal_check::Amount;
 use top::Top;
 
 pub use inside::Inside;
@@ -107,9 +109,10 @@ pub struct Table<F, M: TableMemory> {
     pub(crate) top: Top<M::Link>,
     /// The sizes that leaves may have; among them those of levels that are yet to grow.
     pub(crate) sizes: PageSizes,
-    pub(crate) tables: u64,
-    /// Dirty tracking is on.
-    pub(crate) dirty: bool,
+    /// How many there are.
+    pub(crate) tables: M::Link,
+    /// 1 while dirty tracking is on.
+    pub(crate) dirty: M::Link,
     /// Empty tables stay linked.
     pub(crate) keeps_empty: bool,
     /// Some may be linked: they are kept, or were, or this is a copy of a table that kept them.
@@ -177,13 +180,15 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         } else {
             kept
         };
+        let tables = M::Link::default();
+        tables.set(1);
         Ok(Self {
             format,
             memory,
             top: Top::new(root, format.levels()),
             sizes,
-            tables: 1,
-            dirty: false,
+            tables,
+            dirty: M::Link::default(),
             keeps_empty: false,
             has_empty: false,
             broken: M::Link::default(),
@@ -242,7 +247,26 @@ impl<F: Format, M: TableMemory> Table<F, M> {
 
     /// Tables in use, the root among them.
     pub fn tables(&self) -> u64 {
-        self.tables
+        self.tables.get()
+    }
+
+    /// Counts tables that came and went.
+    #[inline(always)]
+    pub(crate) fn count<P: Access>(&self, added: u64, removed: u64) {
+        if added == removed {
+            return;
+        }
+        let mut there = self.tables.get();
+        loop {
+            let now = there.wrapping_add(added).wrapping_sub(removed);
+            if !P::SHARED {
+                return self.tables.set(now);
+            }
+            match self.tables.set_if(there, now) {
+                Ok(()) => return,
+                Err(found) => there = found,
+            }
+        }
     }
 
     /// How many leaves of each size there are. Reads every leaf.
@@ -286,12 +310,12 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         self.has_empty |= keep;
     }
 
-    /// Looks whether empty tables are linked: this one was filled as another was.
+    /// Looks whether empty tables are linked.
     pub(crate) fn look_for_empty_tables(&mut self) {
         let root = self.begin().root;
         let mut found = false;
-        self.for_each_table(&mut |address, _| {
-            found |= address != root && self.memory.meta(address).live.get() == 0;
+        self.for_each_table(&mut |address, level| {
+            found |= address != root && self.is_empty(address, level.into());
         });
         self.has_empty = found;
     }
@@ -304,7 +328,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     ) -> Result<(), UnmapError> {
         let at = self.check_range(range)?;
         self.intact()?;
-        self.unlink_emptied(at, range.len, gather);
+        self.unlink_emptied(at, range.len, gather, Exclusive);
         Ok(self.intact()?)
     }
 
@@ -409,7 +433,7 @@ impl<F: fmt::Debug, M: TableMemory + fmt::Debug> fmt::Debug for Table<F, M> {
             .field("memory", &self.memory)
             .field("top", &self.top.shown())
             .field("sizes", &self.sizes)
-            .field("tables", &self.tables)
+            .field("tables", &self.tables.get())
             .finish()
     }
 }

@@ -8,7 +8,7 @@
 
 use runs::Span;
 
-use super::access::{Claiming, Exclusive};
+use super::access::{Access, Disjoint, Exclusive};
 use super::removal_check::Pages;
 use super::resize::up_to;
 use super::{SharedTable, Table};
@@ -101,7 +101,6 @@ impl<F: Format, M: TableMemory> MapPages for Table<F, M> {
         self.unmap_pages(iova, size, 1, gather).result
     }
 
-    /// One descent. A page in the way ends it there, with those before it mapped.
     fn map_pages(
         &mut self,
         iova: u64,
@@ -110,38 +109,9 @@ impl<F: Format, M: TableMemory> MapPages for Table<F, M> {
         count: u64,
         prot: Prot,
     ) -> Progress<MapError> {
-        let pages = match self.in_one_table(iova, pa, size, count) {
-            Ok(pages) => pages,
-            Err(cause) => return Progress::stopped(0, cause.into()),
-        };
-        let run = [Span::new(pa, pages * size)];
-        let mapped = self.check_map(iova, &run, prot).and_then(|mut request| {
-            request.sizes = up_to(self.sizes, size);
-            self.map_checked(request, Exclusive)
-        });
-        match mapped {
-            Ok(tables) => {
-                self.tables += tables;
-                Progress::done(pages)
-            }
-            Err(MapError::Overlap { wanted, found }) => {
-                // What is in front of the page in the way is free.
-                let before = found.iova.saturating_sub(iova) / size;
-                let cause = MapError::Overlap { wanted, found };
-                if before == 0 {
-                    return Progress::stopped(0, cause);
-                }
-                let progress = self.map_pages(iova, pa, size, before, prot);
-                Progress {
-                    pages: progress.pages,
-                    result: progress.result.and(Err(cause)),
-                }
-            }
-            Err(cause) => Progress::stopped(0, cause),
-        }
+        self.map_pages_as(iova, pa, size, count, prot, Exclusive)
     }
 
-    /// One descent. A hole or a leaf of another size ends it there, with those before it unmapped.
     fn unmap_pages(
         &mut self,
         iova: u64,
@@ -149,31 +119,10 @@ impl<F: Format, M: TableMemory> MapPages for Table<F, M> {
         count: u64,
         gather: &mut Gather,
     ) -> Progress<UnmapError> {
-        let wanted = match self.in_one_table(iova, 0, size, count) {
-            Ok(pages) => pages,
-            Err(cause) => return Progress::stopped(0, cause.into()),
-        };
-        let range = Span::new(iova, wanted * size);
-        let mut pages = Pages {
-            named: range,
-            size,
-            result: Ok(()),
-        };
-        let sink = &mut super::Discard;
-        let removed = self
-            .check_sink(sink, self.dirty)
-            .and_then(|()| self.remove(range, &mut pages, gather, sink));
-        match removed {
-            Ok(bytes) => Progress {
-                pages: bytes / size,
-                result: pages.result,
-            },
-            Err(cause) => Progress::stopped(0, cause),
-        }
+        self.unmap_pages_as(iova, size, count, gather, Exclusive)
     }
 }
 
-/// By `&`: what other threads change meanwhile is seen as it was before or after this call.
 impl<F: Format, M: TableMemory, const SLOTS: usize> MapPages for &SharedTable<F, M, SLOTS> {
     fn map_page(&mut self, iova: u64, pa: u64, size: u64, prot: Prot) -> Result<(), MapError> {
         self.map_pages(iova, pa, size, 1, prot).result
@@ -191,31 +140,9 @@ impl<F: Format, M: TableMemory, const SLOTS: usize> MapPages for &SharedTable<F,
         count: u64,
         prot: Prot,
     ) -> Progress<MapError> {
-        let table = self.table();
-        let mut pages = match table.in_one_table(iova, pa, size, count) {
-            Ok(pages) => pages,
-            Err(cause) => return Progress::stopped(0, cause.into()),
-        };
-        let mut result = Ok(());
-        while pages > 0 {
-            let run = [Span::new(pa, pages * size)];
-            let mapped = table.check_map(iova, &run, prot).and_then(|mut request| {
-                request.sizes = up_to(table.sizes, size);
-                let guard = self.guard();
-                table.map_checked(request, Claiming(guard.number()))
-            });
-            match mapped {
-                Ok(_) => break,
-                Err(MapError::Overlap { wanted, found }) => {
-                    // What is in front of the page in the way was free: fewer at each attempt.
-                    let before = found.iova.saturating_sub(iova) / size;
-                    pages = before.min(pages - 1);
-                    result = Err(MapError::Overlap { wanted, found });
-                }
-                Err(cause) => return Progress::stopped(0, cause),
-            }
-        }
-        Progress { pages, result }
+        let _guard = self.guard();
+        self.table()
+            .map_pages_as(iova, pa, size, count, prot, Disjoint::NOTHING)
     }
 
     fn unmap_pages(
@@ -225,31 +152,11 @@ impl<F: Format, M: TableMemory, const SLOTS: usize> MapPages for &SharedTable<F,
         count: u64,
         gather: &mut Gather,
     ) -> Progress<UnmapError> {
+        let _guard = self.guard();
         let table = self.table();
-        let wanted = match table.in_one_table(iova, 0, size, count) {
-            Ok(pages) => pages,
-            Err(cause) => return Progress::stopped(0, cause.into()),
-        };
-        let mut round = 0;
-        loop {
-            let (pages, result) = {
-                let _guard = self.guard();
-                table.pages_of(iova, size, wanted)
-            };
-            if pages == 0 {
-                return Progress { pages, result };
-            }
-            let range = Span::new(iova, pages * size);
-            match self.unmap(range, gather, &mut super::Discard) {
-                Ok(()) => return Progress { pages, result },
-                // Another thread was there between the look and the unmap.
-                Err(UnmapError::Hole { .. } | UnmapError::InsideLeaf { .. }) => {
-                    table.memory.wait(round);
-                    round += 1;
-                }
-                Err(cause) => return Progress::stopped(0, cause),
-            }
-        }
+        // What lies beyond the aperture is refused before anything is unlinked.
+        let range = Span::new(iova, size.saturating_mul(count));
+        table.unmap_pages_as(iova, size, count, gather, table.owned(range, None))
     }
 }
 
@@ -278,21 +185,74 @@ impl From<Narrow> for UnmapError {
 }
 
 impl<F: Format, M: TableMemory> Table<F, M> {
-    /// How many of `wanted` pages of `size` bytes are mapped from `iova` on, and why no more.
-    fn pages_of(&self, iova: u64, size: u64, wanted: u64) -> (u64, Result<(), UnmapError>) {
-        let range = Span::new(iova, wanted * size);
-        let (mut pages, mut leaves) = (0, self.leaves(range));
-        while pages < wanted {
-            let at = iova + pages * size;
-            match leaves.next().map(|leaf| leaf.run) {
-                Some(leaf) if leaf.iova == at && leaf.len == size => pages += 1,
-                Some(leaf) if leaf.iova <= at => {
-                    return (pages, Err(UnmapError::OtherSize { size, leaf }));
+    /// One descent. A page in the way ends it there, with those before it mapped.
+    fn map_pages_as<P: Access>(
+        &self,
+        iova: u64,
+        pa: u64,
+        size: u64,
+        count: u64,
+        prot: Prot,
+        access: P,
+    ) -> Progress<MapError> {
+        let pages = match self.in_one_table(iova, pa, size, count) {
+            Ok(pages) => pages,
+            Err(cause) => return Progress::stopped(0, cause.into()),
+        };
+        let run = [Span::new(pa, pages * size)];
+        let mapped = self.check_map(iova, &run, prot).and_then(|mut request| {
+            request.sizes = up_to(self.sizes, size);
+            self.map_checked(request, access)
+        });
+        match mapped {
+            Ok(()) => Progress::done(pages),
+            Err(MapError::Overlap { wanted, found }) => {
+                // What is in front of the page in the way is free.
+                let before = found.iova.saturating_sub(iova) / size;
+                let cause = MapError::Overlap { wanted, found };
+                if before == 0 {
+                    return Progress::stopped(0, cause);
                 }
-                _ => return (pages, Err(UnmapError::Hole { range, at })),
+                let progress = self.map_pages_as(iova, pa, size, before, prot, access);
+                Progress {
+                    pages: progress.pages,
+                    result: progress.result.and(Err(cause)),
+                }
             }
+            Err(cause) => Progress::stopped(0, cause),
         }
-        (pages, Ok(()))
+    }
+
+    /// One descent. A hole or a leaf of another size ends it there, with those before it unmapped.
+    fn unmap_pages_as<P: Access>(
+        &self,
+        iova: u64,
+        size: u64,
+        count: u64,
+        gather: &mut Gather,
+        access: P,
+    ) -> Progress<UnmapError> {
+        let wanted = match self.in_one_table(iova, 0, size, count) {
+            Ok(pages) => pages,
+            Err(cause) => return Progress::stopped(0, cause.into()),
+        };
+        let range = Span::new(iova, wanted * size);
+        let mut pages = Pages {
+            named: range,
+            size,
+            result: Ok(()),
+        };
+        let sink = &mut super::Discard;
+        let removed = self
+            .check_sink(sink)
+            .and_then(|()| self.remove(range, &mut pages, gather, sink, access));
+        match removed {
+            Ok(bytes) => Progress {
+                pages: bytes / size,
+                result: pages.result,
+            },
+            Err(cause) => Progress::stopped(0, cause),
+        }
     }
 
     /// How many of `count` pages of `size` bytes lie in the table in which the first one lies.
@@ -312,12 +272,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
                 return Err(Narrow::Range(RangeError::Misaligned { value, granule }));
             }
         }
-        let bits = F::shift(level) + self.format.entries(level).trailing_zeros();
-        let mask = if bits >= 64 {
-            u64::MAX
-        } else {
-            (1 << bits) - 1
-        };
+        let mask = self.span_mask(level);
         // `iova` is a multiple of `size`, so at least one page is left in the table.
         Ok(((!iova & mask) / size + 1).min(count))
     }

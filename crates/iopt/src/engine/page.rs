@@ -9,6 +9,7 @@ use core::slice;
 use runs::{Iova, Pa, Run, Span};
 
 use super::access::Access;
+use super::clear::has_neighbour;
 use super::sink::{RunSink, Wants};
 use super::{Level, Table, at_top};
 use crate::cell::Cell;
@@ -39,28 +40,20 @@ impl<F: Format, M: TableMemory> Table<F, M> {
             return None;
         }
         let bits = self.format.leaf_bits(prot)?;
-        let (table, cell) = self.page_entry(iova, access)?;
-        self.claim(table, access).ok()?;
-        if !F::is_empty(cell.get()) {
-            self.release(table, access);
-            return None;
-        }
+        let (cells, index) = self.page_entry::<P, true>(iova, access)?;
+        let cell = cells.get(index).filter(|cell| F::is_empty(cell.get()))?;
         let word = F::leaf(0, pa, F::shift(0), bits);
         if self.memory.watches_runs() {
             self.memory
                 .mapped(Run::new(iova, pa, page), self.format.prot(0, word));
         }
-        let live = &self.memory.meta(table).live;
-        let count = live.get();
         cell.set(word);
         self.memory.written(slice::from_ref(cell));
-        live.set(count + 1);
-        self.release(table, access);
         Some(())
     }
 
-    /// Unmaps `range` if that is one page that is mapped by itself, and not the last one in its
-    /// table.
+    /// Unmaps `range` if that is one page that is mapped by itself, and not the last one in a table
+    /// that the operation owns.
     #[inline(always)]
     pub(super) fn unmap_page<S: RunSink, P: Access>(
         &self,
@@ -73,20 +66,14 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         if range.len != page || range.start & (page - 1) != 0 {
             return None;
         }
-        let (table, cell) = self.page_entry(range.start, access)?;
-        self.claim(table, access).ok()?;
-        let live = &self.memory.meta(table).live;
-        let count = live.get();
+        let (cells, index) = self.page_entry::<P, false>(range.start, access)?;
+        let cell = cells.get(index)?;
         let word = cell.get();
         let pa = match F::decode(0, word) {
             Entry::Leaf { pa, log2 } if log2 == F::shift(0) => pa,
-            _ => {
-                self.release(table, access);
-                return None;
-            }
+            _ => return None,
         };
-        if count <= 1 && !self.keeps_empty {
-            self.release(table, access);
+        if self.frees_emptied(0, range.start, access) && !has_neighbour::<F, _>(cells, index, 1) {
             return None;
         }
         let mut dirty = false;
@@ -96,12 +83,10 @@ impl<F: Format, M: TableMemory> Table<F, M> {
             cell.set(0);
         }
         self.memory.written(slice::from_ref(cell));
-        live.set(count - 1);
         let run = Run::new(range.start, pa, page);
         if self.memory.watches_runs() {
             self.memory.unmapped(run);
         }
-        self.release(table, access);
         gather.add(range, 1);
         match sink.wants() {
             Wants::Nothing => {}
@@ -111,36 +96,47 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         Some(())
     }
 
-    /// The table at level 0 that has an entry for the page at `iova`, and this entry.
+    /// The entries of the table at level 0 for the page at `iova`, and the index of its own. With
+    /// `MAPS` the operation is about to map it.
     #[inline(always)]
-    fn page_entry<P: Access>(&self, iova: u64, access: P) -> Option<(u64, &M::Cell)> {
+    fn page_entry<P: Access, const MAPS: bool>(
+        &self,
+        iova: u64,
+        access: P,
+    ) -> Option<(&[M::Cell], usize)> {
         if !self.aperture().covers(&Span::new(iova, 1)) {
             return None;
         }
         self.memory.descended();
         // An index has no bits from above the aperture.
-        at_top!(self.begin(), F, Top, root => self.page_entry_below::<Top, P>(root, iova, access))
+        at_top!(self.begin(), F, Top, root => {
+            self.page_entry_below::<Top, P, MAPS>(root, iova, access)
+        })
     }
 
     #[inline(always)]
-    fn page_entry_below<V: Level, P: Access>(
+    fn page_entry_below<V: Level, P: Access, const MAPS: bool>(
         &self,
         table: u64,
         at: u64,
         access: P,
-    ) -> Option<(u64, &M::Cell)> {
+    ) -> Option<(&[M::Cell], usize)> {
         let cells = self.cells(table, V::N);
         if cells.len() != self.format.entries(V::N) {
             // The long way says what is wrong with it.
             return None;
         }
-        let cell = cells.get(self.index(V::N, at))?;
+        let index = self.index(V::N, at);
         if V::N == 0 {
-            return Some((table, cell));
+            return Some((cells, index));
         }
+        let cell = cells.get(index)?;
         match F::decode(V::N, P::follow(cell)) {
-            Entry::Table(below) if self.settled(Some(table), access) => {
-                self.page_entry_inlined::<V::Below, P>(below, at, access)
+            Entry::Table(below) => {
+                if MAPS {
+                    self.maps_below(cell, access);
+                }
+                self.page_entry_inlined::<V::Below, P, MAPS>(below, at, access)
             }
             _ => None,
         }
@@ -148,12 +144,12 @@ impl<F: Format, M: TableMemory> Table<F, M> {
 
     // A function of its own, so that the recursion is inlined level by level.
     #[inline(always)]
-    fn page_entry_inlined<V: Level, P: Access>(
+    fn page_entry_inlined<V: Level, P: Access, const MAPS: bool>(
         &self,
         table: u64,
         at: u64,
         access: P,
-    ) -> Option<(u64, &M::Cell)> {
-        self.page_entry_below::<V, P>(table, at, access)
+    ) -> Option<(&[M::Cell], usize)> {
+        self.page_entry_below::<V, P, MAPS>(table, at, access)
     }
 }

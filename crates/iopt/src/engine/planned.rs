@@ -8,7 +8,7 @@ use core::mem;
 
 use runs::{Pa, Span};
 
-use super::access::Exclusive;
+use super::access::{Access, Exclusive};
 use super::map::{Stop, Target};
 use super::request::{Cursor, Request};
 use super::trust::{NotSetAside, set_aside};
@@ -55,20 +55,22 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         prot: Prot,
         spare: Option<&'t mut Chain>,
     ) -> Result<Planned<'t, F, M>, MapError> {
-        let plan = self.plan_request(iova, runs, prot, spare)?;
+        let plan = self.plan_request(iova, runs, prot, spare, Exclusive)?;
         Ok(Planned { table: self, plan })
     }
 
     /// [`plan_map`](Self::plan_map), for whoever keeps plan and table together.
-    pub(crate) fn plan_request<'t>(
+    pub(crate) fn plan_request<'t, P: Access>(
         &self,
         iova: u64,
         runs: &'t [Span<Pa>],
         prot: Prot,
         spare: Option<&'t mut Chain>,
+        access: P,
     ) -> Result<Plan<'t>, MapError> {
         let request = self.check_map(iova, runs, prot)?;
-        let (from, needed) = self.plan_all(&request)?;
+        let planned = self.plan_from(&request, access);
+        let (from, needed) = planned.map_err(|stop| self.not_mapped(&request, stop))?;
         let mut plan = Plan {
             request,
             from,
@@ -82,44 +84,35 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     }
 
     /// See [`Planned::fill`].
-    pub(crate) fn fill_plan(&mut self, plan: &mut Plan<'_>) -> Result<(), MapError> {
+    pub(crate) fn fill_plan<P: Access>(
+        &self,
+        plan: &mut Plan<'_>,
+        access: P,
+    ) -> Result<(), MapError> {
         let (request, reserve) = (&plan.request, &mut plan.reserve);
         let (from, level) = plan.from;
         let mut cursor = Cursor::new(request);
         self.announce(request);
         self.memory.descended();
+        let before = reserve.len();
         at_level!(level, F, V => {
-            self.fill::<V, _>(from, Target::Linked, &mut cursor, request.bits, reserve, Exclusive);
+            self.fill::<V, _>(from, Target::Linked, &mut cursor, request.bits, reserve, access);
         });
-        self.tables += plan.needed;
+        self.count::<P>(before - reserve.len(), 0);
         Ok(self.intact()?)
     }
 
     /// Where to fill from, and how many tables that takes.
-    fn plan_all(&self, request: &Request<'_>) -> Result<((u64, usize), u64), MapError> {
-        let mut round = 0;
-        loop {
-            let stop = match self.plan_from(request) {
-                Ok(planned) => return Ok(planned),
-                Err(stop) => stop,
-            };
-            match stop {
-                Stop::Occupied(at) => return Err(self.overlap(request, at)),
-                Stop::NoTables(cause) => return Err(MapError::NoTables(cause)),
-                Stop::Broken(cause) => return Err(MapError::Broken(cause)),
-                // Not reached: nobody else changes the table.
-                Stop::Restart => self.memory.wait(round),
-            }
-            round += 1;
-        }
-    }
-
-    fn plan_from(&self, request: &Request<'_>) -> Result<((u64, usize), u64), Stop> {
+    fn plan_from<P: Access>(
+        &self,
+        request: &Request<'_>,
+        access: P,
+    ) -> Result<((u64, usize), u64), Stop> {
         self.intact()?;
-        let (table, level) = self.lowest_to_map(self.begin(), request, Exclusive)?;
+        let (table, level) = self.lowest_to_map(request, access)?;
         let (mut cursor, mut needed) = (Cursor::new(request), 0);
         at_level!(level, F, V => {
-            self.plan::<V, _>(Some(table), &mut cursor, &mut needed, Exclusive)
+            self.plan::<V, _>(Some(table), &mut cursor, &mut needed, access)
         })?;
         self.intact()?;
         Ok(((table, level), needed))
@@ -129,7 +122,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
 impl<F: Format, M: TableMemory> Planned<'_, F, M> {
     /// Maps. Fails only where the table memory broke its contract.
     pub fn fill(mut self) -> Result<(), MapError> {
-        self.table.fill_plan(&mut self.plan)
+        self.table.fill_plan(&mut self.plan, Exclusive)
     }
 }
 

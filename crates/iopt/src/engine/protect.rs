@@ -2,10 +2,9 @@
 //!
 //! # Protocol
 //!
-//! As ever there are two passes, and the second cannot fail. The first goes over the range, claims
-//! (in the shared access) every table at level 0 and every other one that holds a leaf of the range,
-//! and looks: everything is mapped, no leaf reaches over the ends, and every leaf has the memory
-//! attributes that are asked for. The second replaces the entries.
+//! There are two passes, and the second cannot fail. The first looks: everything is mapped, no leaf
+//! reaches over the ends, and every leaf has the memory attributes that are asked for. The second
+//! replaces the entries.
 //!
 //! Output address, size and memory attributes stay the same, so no format demands that the entry is
 //! emptied and flushed in between (Arm D8.16.1 names what does; permissions are not among it). In a
@@ -19,8 +18,7 @@
 
 use runs::{Iova, Run, Span};
 
-use super::access::{Access, Claiming, Exclusive, Restart};
-use super::entries::{Part, decode};
+use super::entries::decode;
 use super::{Level, SharedTable, Table, at_top};
 use crate::cell::Cell;
 use crate::error::ProtectError;
@@ -46,16 +44,9 @@ struct Request {
 
 /// Why the first pass came to an end early, by stripped addresses.
 enum Stop {
-    Restart,
     InsideLeaf(u64),
     Hole(u64),
     Attributes(u64),
-}
-
-impl From<Restart> for Stop {
-    fn from(_: Restart) -> Self {
-        Self::Restart
-    }
 }
 
 impl<F: Format, M: TableMemory> Table<F, M> {
@@ -71,17 +62,26 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         prot: Prot,
         gather: &mut Gather,
     ) -> Result<(), ProtectError> {
+        self.protect_as(range, prot, gather)
+    }
+
+    fn protect_as(
+        &self,
+        range: Span<Iova>,
+        prot: Prot,
+        gather: &mut Gather,
+    ) -> Result<(), ProtectError> {
         let request = self.check_protect(range, prot)?;
         self.intact()?;
-        let looked = self.look(&request, Exclusive);
+        let (at, len) = (request.first, range.len);
+        let looked = at_top!(self.begin(), F, Top, root => {
+            self.look_below::<Top>(root, at, len, &request)
+        });
         self.intact()?;
-        if let Err(stop) = looked {
-            // By `&mut` nothing changes between two looks: there is always a cause.
-            let at = range.start;
-            let otherwise = ProtectError::Hole { range, at };
-            return Err(self.refusal(&request, stop).unwrap_or(otherwise));
-        }
-        self.rewrite(&request, gather, Exclusive);
+        looked.map_err(|stop| self.refusal(&request, stop))?;
+        at_top!(self.begin(), F, Top, root => {
+            self.rewrite_below::<Top>(root, at, len, &request, gather);
+        });
         Ok(self.intact()?)
     }
 
@@ -100,70 +100,46 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         })
     }
 
-    fn look<P: Access>(&self, request: &Request, access: P) -> Result<(), Stop> {
-        let (at, len) = (request.first, request.range.len);
-        at_top!(self.begin(), F, Top, root => self.look_below::<Top, P>(root, at, len, request, access))
-    }
-
-    fn rewrite<P: Access>(&self, request: &Request, gather: &mut Gather, access: P) {
-        let (at, len) = (request.first, request.range.len);
-        at_top!(self.begin(), F, Top, root => {
-            self.rewrite_below::<Top, P>(root, at, len, request, gather, access);
-        });
-    }
-
-    /// The cause in words. `None` when it is not true any more: then look again.
     #[cold]
-    fn refusal(&self, request: &Request, stop: Stop) -> Option<ProtectError> {
+    fn refusal(&self, request: &Request, stop: Stop) -> ProtectError {
         let (range, wanted) = (request.range, request.prot);
         let aperture = self.aperture();
+        let leaf = |at| self.leaf_at(aperture.extend(at));
         match stop {
-            Stop::Restart => None,
             Stop::Hole(at) => {
                 let at = aperture.extend(at);
-                Some(ProtectError::Hole { range, at })
+                ProtectError::Hole { range, at }
             }
             Stop::InsideLeaf(at) => {
-                let leaf = self.leaf_at(aperture.extend(at))?.run;
-                let inside = !range.covers(&leaf.input());
-                inside.then_some(ProtectError::InsideLeaf { range, leaf })
+                let leaf = leaf(at).map(|leaf| leaf.run).unwrap_or_default();
+                ProtectError::InsideLeaf { range, leaf }
             }
             Stop::Attributes(at) => {
-                let leaf = self.leaf_at(aperture.extend(at))?;
-                let (leaf, found) = (leaf.run, leaf.prot);
-                let other = found.difference(PERMISSIONS) != wanted.difference(PERMISSIONS);
-                other.then_some(ProtectError::Attributes {
+                let found = leaf(at).map(|leaf| (leaf.run, leaf.prot));
+                let (leaf, found) = found.unwrap_or((Run::default(), Prot::empty()));
+                ProtectError::Attributes {
                     wanted,
                     leaf,
                     found,
-                })
+                }
             }
         }
     }
 
-    /// Claims what holds leaves of `[at, at + todo)`, and looks for what forbids the change.
-    fn look_below<V: Level, P: Access>(
+    /// Looks for what forbids the change.
+    fn look_below<V: Level>(
         &self,
         table: u64,
         at: u64,
         todo: u64,
         request: &Request,
-        access: P,
     ) -> Result<(), Stop> {
-        let is_leaf = |part: Part<'_, F, M::Cell>| matches!(part.entry(), Entry::Leaf { .. });
-        let held = V::N == 0 || !P::SHARED || self.entries_in(table, V::N, at, todo).any(is_leaf);
-        if held {
-            self.claim(table, access)?;
-        }
         let attributes = request.prot.difference(PERMISSIONS);
         for part in self.entries_in(table, V::N, at, todo) {
             let (base, word) = (part.base(), part.word());
             match decode::<F>(V::N, word) {
                 Entry::Leaf { log2, .. } => {
                     let rest = (1u64 << log2) - 1;
-                    if !held {
-                        return Err(Stop::Restart);
-                    }
                     if base & !rest < request.first || base | rest > request.last {
                         return Err(Stop::InsideLeaf(base));
                     }
@@ -173,7 +149,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
                 }
                 Entry::Table(below) => {
                     let (at, len) = (part.at(), part.len());
-                    self.look_below::<V::Below, P>(below, at, len, request, access)?;
+                    self.look_below::<V::Below>(below, at, len, request)?;
                 }
                 Entry::Empty => return Err(Stop::Hole(part.at())),
             }
@@ -181,15 +157,14 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         Ok(())
     }
 
-    /// Second pass: replaces the entries and gives the claims back.
-    fn rewrite_below<V: Level, P: Access>(
+    /// Second pass: replaces the entries.
+    fn rewrite_below<V: Level>(
         &self,
         table: u64,
         at: u64,
         todo: u64,
         request: &Request,
         gather: &mut Gather,
-        access: P,
     ) {
         let mut entries = self.entries_in(table, V::N, at, todo);
         while let Some(part) = entries.next() {
@@ -212,12 +187,11 @@ impl<F: Format, M: TableMemory> Table<F, M> {
                 }
                 Entry::Table(below) => {
                     let (at, len) = (part.at(), part.len());
-                    self.rewrite_below::<V::Below, P>(below, at, len, request, gather, access);
+                    self.rewrite_below::<V::Below>(below, at, len, request, gather);
                 }
                 Entry::Empty => {}
             }
         }
-        self.release(table, access);
     }
 
     /// Replaces the entries of a leaf, the first of which becomes `word`. True when one of them was
@@ -264,27 +238,7 @@ impl<F: Format, M: TableMemory, const SLOTS: usize> SharedTable<F, M, SLOTS> {
         prot: Prot,
         gather: &mut Gather,
     ) -> Result<(), ProtectError> {
-        let table = &self.table;
-        let request = table.check_protect(range, prot)?;
-        let guard = self.guard();
-        let access = Claiming(guard.number());
-        let mut round = 0;
-        let release = || table.release_all(table.begin(), request.first, range.len, access);
-        table.intact()?;
-        loop {
-            let looked = table.look(&request, access);
-            table.intact().inspect_err(|_| release())?;
-            let Err(stop) = looked else { break };
-            // What was found is put in words while it is held, as far as it is.
-            let cause = table.refusal(&request, stop);
-            release();
-            if let Some(cause) = cause {
-                return Err(cause);
-            }
-            table.memory.wait(round);
-            round += 1;
-        }
-        table.rewrite(&request, gather, access);
-        Ok(table.intact().inspect_err(|_| release())?)
+        let _guard = self.guard();
+        self.table.protect_as(range, prot, gather)
     }
 }

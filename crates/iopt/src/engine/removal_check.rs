@@ -22,6 +22,9 @@ pub(super) trait RemovalCheck<F: Format, M: TableMemory> {
         at: u64,
         todo: u64,
     ) -> Result<u64, UnmapError>;
+
+    /// True when it is known, or nobody asks, how much of that is mapped: all counts as mapped.
+    fn is_known(&self) -> bool;
 }
 
 impl<F: Format, M: TableMemory, L: RemovalCheck<F, M>> RemovalCheck<F, M> for &mut L {
@@ -35,14 +38,29 @@ impl<F: Format, M: TableMemory, L: RemovalCheck<F, M>> RemovalCheck<F, M> for &m
     ) -> Result<u64, UnmapError> {
         (**self).check::<V>(tables, table, at, todo)
     }
+
+    #[inline(always)]
+    fn is_known(&self) -> bool {
+        (**self).is_known()
+    }
+}
+
+/// What is to be removed of a range, and what is said of it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Amount {
+    /// All of it; holes are refused.
+    Whole,
+    /// What is mapped, and how many bytes that were.
+    Mapped,
+    /// What is mapped.
+    Untold,
 }
 
 /// All of the range, if no leaf reaches over its ends.
 pub(super) struct Range {
     /// As the caller named it.
     pub(super) named: Span<Iova>,
-    /// Holes are refused.
-    pub(super) whole: bool,
+    pub(super) amount: Amount,
 }
 
 impl<F: Format, M: TableMemory> RemovalCheck<F, M> for Range {
@@ -55,8 +73,9 @@ impl<F: Format, M: TableMemory> RemovalCheck<F, M> for Range {
         todo: u64,
     ) -> Result<u64, UnmapError> {
         let aperture = tables.aperture();
+        let whole = self.amount == Amount::Whole;
         if V::N == 0 {
-            let checked = tables.check_row(table, at, todo, self.whole);
+            let checked = tables.check_row(table, at, todo, whole);
             return match checked {
                 Ok(()) => Ok(todo),
                 Err(refusal) => Err(tables.refused(refusal, self.named)),
@@ -73,15 +92,18 @@ impl<F: Format, M: TableMemory> RemovalCheck<F, M> for Range {
                 }
             }
         }
-        if self.whole
-            && let Some(hole) = tables.first_hole::<V>(table, at, todo)
-        {
+        if whole && let Some(hole) = tables.first_hole::<V>(table, at, todo) {
             return Err(UnmapError::Hole {
                 range: self.named,
                 at: aperture.extend(hole),
             });
         }
         Ok(todo)
+    }
+
+    #[inline(always)]
+    fn is_known(&self) -> bool {
+        self.amount != Amount::Mapped
     }
 }
 
@@ -137,5 +159,9 @@ impl<F: Format, M: TableMemory> RemovalCheck<F, M> for Pages {
             });
         }
         Ok(bytes)
+    }
+
+    fn is_known(&self) -> bool {
+        true
     }
 }

@@ -14,6 +14,8 @@ pub(super) struct Removed<'a, S> {
     /// The run in the joiner was written to; only for sinks that want to know.
     dirty: bool,
     aperture: Aperture,
+    /// See [`RemovalCheck::is_known`](super::removal_check::RemovalCheck::is_known).
+    pub(super) known: bool,
     /// First and last stripped address that was removed.
     hull: Option<(u64, u64)>,
     leaf_levels: u32,
@@ -27,18 +29,22 @@ pub(crate) struct Outcome {
     pub(crate) bytes: u64,
     /// Tables that were unlinked.
     pub(crate) tables: u64,
-    /// A table became empty, but the one above it was not claimed: it is still linked.
-    pub(crate) left_over: bool,
 }
 
 impl<'a, S: RunSink> Removed<'a, S> {
-    pub(super) fn new(aperture: Aperture, gather: &'a mut Gather, sink: &'a mut S) -> Self {
+    pub(super) fn new(
+        aperture: Aperture,
+        known: bool,
+        gather: &'a mut Gather,
+        sink: &'a mut S,
+    ) -> Self {
         Self {
             gather,
             sink,
             joiner: Joiner::new(),
             dirty: false,
             aperture,
+            known,
             hull: None,
             leaf_levels: 0,
             outcome: Outcome::default(),

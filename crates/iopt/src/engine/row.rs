@@ -4,7 +4,6 @@
 
 use runs::{Pa, Span};
 
-use super::access::Access;
 use super::map::Stop;
 use super::request::{Cursor, Request};
 use super::{Level, Table, part};
@@ -16,11 +15,10 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     /// In one table: looks whether the entries are empty, and writes the leaves. False, with nothing
     /// stored, when it takes more than leaves of this table; never so at level 0.
     #[inline(always)]
-    pub(super) fn map_row<V: Level, P: Access>(
+    pub(super) fn map_row<V: Level>(
         &self,
         table: u64,
         request: &Request<'_>,
-        access: P,
     ) -> Result<bool, Stop> {
         let mut cursor = Cursor::new(request);
         if V::N > 0 {
@@ -29,15 +27,10 @@ impl<F: Format, M: TableMemory> Table<F, M> {
                 return Ok(false);
             }
         }
-        self.claim(table, access)?;
         let cells = self.cells(table, V::N);
         let first = self.index(V::N, request.at);
         let cells = part(cells, first, (request.len >> F::shift(V::N)) as usize);
-        let live = &self.memory.meta(table).live;
-        let before = live.get();
-        if before > 0
-            && let Some(i) = first_occupied::<F, _>(cells)
-        {
+        if let Some(i) = first_occupied::<F, _>(cells) {
             return match V::N {
                 0 => Err(Stop::Occupied(request.at + ((i as u64) << F::shift(0)))),
                 _ => Ok(false),
@@ -67,9 +60,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
             cursor.advance(bytes);
             rest = behind;
         }
-        live.set(before + cells.len() as u64);
         self.memory.written(cells);
-        self.release(table, access);
         Ok(true)
     }
 }
@@ -82,6 +73,14 @@ pub(super) fn first_occupied<F: Format, C: Cell>(cells: &[C]) -> Option<usize> {
         return None;
     }
     cells.iter().position(|cell| !F::is_empty(cell.get()))
+}
+
+/// True when no entry is in use. Looks no further than a few entries behind the first that is.
+#[inline(always)]
+pub(super) fn are_empty<F: Format, C: Cell>(cells: &[C]) -> bool {
+    cells
+        .chunks(64)
+        .all(|some| first_occupied::<F, C>(some).is_none())
 }
 
 /// Writes the entries of leaves of 2^`log2` bytes, the first of which has the entry `word`.

@@ -1,68 +1,59 @@
-//! The shared form: many threads map, unmap and read one table.
+//! The shared form: many threads map, unmap and read one table, each in a range of its own.
 //!
 //! # Protocol
 //!
+//! **Ranges.** Operations that change the table and run at once are given ranges that do not overlap.
+//! Who gives them out decides that once, above the table: an address space by its areas, Linux by the
+//! addresses that its callers hold. So an operation stores to entries that no other one stores to, waits
+//! for none, and needs neither a claim nor a count in a table: two operations on neighbouring pages
+//! share a line of the cache only where their entries do. An operation may be interrupted at any store,
+//! and the handler may do another one beside it.
+//!
+//! Where callers break this rule translations are wrong, and nothing worse: a table that one operation
+//! frees is not reused while another one is inside.
+//!
+//! **Links** are what two operations have in common: both may find that the same table is missing.
+//! Each fills one of its own completely and links it by one compare-and-exchange. Who comes second gives
+//! its own back and goes on in the one that is there.
+//!
+//! **Freeing.** An operation unlinks a table only where it *owns* all that the table spans: its own
+//! range, or more if the caller [says so](SharedTable::owning). Nothing of that can be mapped or linked
+//! by another operation, so one store unlinks it. An address space owns the gap between two areas;
+//! who does not leaves an emptied table linked, and what is mapped there next is mapped in it, in smaller
+//! leaves than it could be ([`map_anew`](SharedTable::map_anew) gives it back first).
+//!
 //! **Guards.** Every operation holds a guard while it looks at tables, so that none of them is
-//! reused meanwhile: see [`guard`](super::guard). Readers hold nothing else.
-//!
-//! **Claims.** A table is stored to only by the operation that has claimed it, by writing the number
-//! of its guard into the table's [`Meta`](crate::Meta). An operation claims every table that it will
-//! store to *before its first store*, so it is all or nothing here too. Tables are claimed in one
-//! order: by address, and a table before those below it. Two operations that need the same tables
-//! therefore never wait for each other in a circle. Whoever finds a table claimed waits for it.
-//!
-//! Which tables are these? Of a map, the tables at level 0 that exist, and those above in which an
-//! entry of the range is empty: there a leaf or a new table will be linked. What lies below an empty
-//! entry nobody else can reach. Of an unmap, the tables at level 0, those above that hold a leaf of
-//! the range or an entry that the range covers whole, and below such an entry every table. Of a
-//! protect, the tables at level 0 and those above that hold a leaf of the range. A harvest promises
-//! nothing as a whole: it claims a table when it finds something dirty in it, and gives it back
-//! before it claims one beside it.
-//!
-//! **Restart.** What is read before it is claimed may change. A table that was unlinked meanwhile is
-//! marked, and cannot be claimed any more; an entry that became empty in a table that was thought to
-//! need no claim would be claimed too late. In both cases the operation gives its claims back and
-//! begins again; it has stored nothing. A table that is claimed stays linked, and with it all tables
-//! above.
-//!
-//! **Empty tables.** An unmap that removes the last entry of a table whose parent it has not claimed
-//! leaves the table linked and prunes afterwards: it claims the parent, then the table, looks again
-//! whether it is empty, and unlinks it. In between another thread may map into it, in smaller leaves
-//! than it would have chosen.
-//!
-//! **The root** may become an ordinary table at any time: see [`top`](super::top). An operation looks
-//! once where it begins; an unmap looks again at its end, since the table that it emptied and took
-//! for the root is then to be pruned too.
+//! reused meanwhile: see [`guard`](super::guard). Readers hold nothing else, and may read what others
+//! change.
 //!
 //! **Links and flushes.** Where the unit reads past the caches
-//! ([`FLUSHES`](crate::TableMemory::FLUSHES)), a link counts when it has been flushed, and whoever
-//! stored it holds the claim of its table until then. A map that comes to a link of a table which
-//! somebody else has claimed therefore begins again: it would be done before a unit could find what
-//! it has mapped.
+//! ([`FLUSHES`](crate::TableMemory::FLUSHES)), a link counts when it has been flushed. A map does not
+//! know whether the thread that stored a link has come that far, so it flushes the links on its way
+//! itself.
+//!
+//! **Growing** is exclusive: its range is all addresses, and only readers go on meanwhile.
 //!
 //! **Unlinked tables** go through the gather and the flush as ever; [`reclaim`](SharedTable::reclaim)
 //! then keeps them until every guard is gone that was held when they were unlinked.
 
 use runs::{Iova, Pa, Span};
 
-use super::access::{Access, Claiming};
-use super::entries::Order;
+use super::access::Disjoint;
 use super::guard::{Guard, Readers};
 use super::inside::Inside;
 use super::sink::RunSink;
-use super::{Leaf, Level, Table, at_top};
-use crate::cell::Cell;
+use super::{Leaf, Table};
 use crate::error::{BrokenMemory, BuildError, MapError, UnmapError};
-use crate::format::{Entry, Format, Root};
+use crate::format::{Format, Root};
 use crate::gather::{Flushed, Gather};
 use crate::memory::{Chain, TableMemory};
 use crate::prot::Prot;
 
 /// A [`Table`] that many threads map, unmap and read at once.
 ///
-/// Operations that store to different tables go on side by side; those that store to the same one, also at
-/// different entries of it, wait for each other for as long as one of them takes. At most `SLOTS` operations are under way at a
-/// time, further ones wait. Waiting calls [`TableMemory::wait`].
+/// Operations that change it and run at once have ranges that do not overlap: that is the caller's part,
+/// and where it fails translations may be wrong. They never wait for each other. At most `SLOTS`
+/// operations are under way at a time, further ones wait. Waiting calls [`TableMemory::wait`].
 ///
 /// Tables that were unlinked stay out of use until everybody has left who was inside by then. While
 /// the scheduler has stopped one of those, memory that is just large enough may run out
@@ -71,19 +62,14 @@ use crate::prot::Prot;
 pub struct SharedTable<F, M: TableMemory, const SLOTS: usize = 32> {
     pub(super) table: Table<F, M>,
     pub(super) readers: Readers<M::Link, SLOTS>,
-    /// 1 while dirty tracking is on.
-    pub(super) dirty: M::Link,
 }
 
 impl<F: Format, M: TableMemory, const SLOTS: usize> SharedTable<F, M, SLOTS> {
     /// Shares a table.
     pub fn new(table: Table<F, M>) -> Self {
-        let dirty = M::Link::default();
-        dirty.set(table.dirty.into());
         Self {
             table,
             readers: Readers::new(),
-            dirty,
         }
     }
 
@@ -93,8 +79,7 @@ impl<F: Format, M: TableMemory, const SLOTS: usize> SharedTable<F, M, SLOTS> {
         self.readers.poll(&self.table.memory);
         let mut table = self.table;
         table.format = table.format();
-        table.tables = table.count_tables();
-        table.dirty = self.dirty.get() != 0;
+        table.look_for_empty_tables();
         table
     }
 
@@ -108,12 +93,10 @@ impl<F: Format, M: TableMemory, const SLOTS: usize> SharedTable<F, M, SLOTS> {
         self.table.format()
     }
 
-    /// See [`Table::grow`]. What is under way meanwhile goes on, and whoever begins after it finds
-    /// the new levels.
+    /// See [`Table::grow`]. Readers go on meanwhile, and no operation may change the table.
     pub fn grow(&self, levels: u8, gather: &mut Gather) -> Result<Root, BuildError> {
-        let guard = self.guard();
-        self.table
-            .grow_top(levels, gather, Claiming(guard.number()))?;
+        let _guard = self.guard();
+        self.table.grow_top(levels, gather)?;
         Ok(self.table.root())
     }
 
@@ -141,7 +124,14 @@ impl<F: Format, M: TableMemory, const SLOTS: usize> SharedTable<F, M, SLOTS> {
     /// Goes inside, to do several things there: see [`Inside`].
     #[inline]
     pub fn enter(&self) -> Inside<'_, F, M, SLOTS> {
-        Inside::new(self, self.guard())
+        Inside::new(self, self.guard(), None)
+    }
+
+    /// As [`enter`](Self::enter), for an operation that owns `range` and not only what it removes:
+    /// tables that `range` spans whole are unlinked when they have become empty.
+    #[inline]
+    pub fn owning(&self, range: Span<Iova>) -> Inside<'_, F, M, SLOTS> {
+        Inside::new(self, self.guard(), Some(range))
     }
 
     /// See [`Table::map`].
@@ -149,8 +139,7 @@ impl<F: Format, M: TableMemory, const SLOTS: usize> SharedTable<F, M, SLOTS> {
         self.enter().map(iova, runs, prot)
     }
 
-    /// See [`Table::map_anew`]. Another thread may keep or map something there meanwhile: then
-    /// leaves are smaller.
+    /// See [`Table::map_anew`]. Of empty tables those are given back that the range covers whole.
     pub fn map_anew(
         &self,
         iova: u64,
@@ -159,14 +148,23 @@ impl<F: Format, M: TableMemory, const SLOTS: usize> SharedTable<F, M, SLOTS> {
         gather: &mut Gather,
     ) -> Result<(), MapError> {
         let request = self.table.check_map(iova, runs, prot)?;
-        let guard = self.guard();
-        let access = Claiming(guard.number());
-        let (at, len) = (request.at, request.len);
+        let _guard = self.guard();
+        let access = Disjoint::new(request.at, request.len);
+        self.table.map_checked_anew(request, gather, access)
+    }
+
+    /// See [`Table::give_back_empty_tables`]: those are unlinked that the range covers whole.
+    pub fn give_back_empty_tables(
+        &self,
+        range: Span<Iova>,
+        gather: &mut Gather,
+    ) -> Result<(), UnmapError> {
+        let at = self.table.check_range(range)?;
+        let _guard = self.guard();
         self.table.intact()?;
-        at_top!(self.table.begin(), F, Top, root => {
-            self.table.prune::<Top, _>(root, (at, len), gather, access);
-        });
-        self.table.map_checked(request, access).map(|_| ())
+        let access = Disjoint::new(at, range.len);
+        self.table.unlink_emptied(at, range.len, gather, access);
+        Ok(self.table.intact()?)
     }
 
     /// See [`Table::unmap`].
@@ -187,6 +185,11 @@ impl<F: Format, M: TableMemory, const SLOTS: usize> SharedTable<F, M, SLOTS> {
         sink: &mut impl RunSink,
     ) -> Result<u64, UnmapError> {
         self.enter().unmap_mapped(range, gather, sink)
+    }
+
+    /// See [`Table::clear`].
+    pub fn clear(&self, range: Span<Iova>, gather: &mut Gather) -> Result<(), UnmapError> {
+        self.enter().clear(range, gather)
     }
 
     /// See [`Table::translate`]. What it says was true at some time during the call.
@@ -210,74 +213,5 @@ impl<F: Format, M: TableMemory, const SLOTS: usize> SharedTable<F, M, SLOTS> {
     /// Gives back tables that waited for readers. True when none is left waiting.
     pub fn poll(&self) -> bool {
         self.readers.poll(&self.table.memory)
-    }
-}
-
-impl<F: Format, M: TableMemory> Table<F, M> {
-    /// Unlinks empty tables below `table` in `[at, at + todo)`; returns how many.
-    pub(super) fn prune<V: Level, P: Access>(
-        &self,
-        table: u64,
-        (at, todo): (u64, u64),
-        gather: &mut Gather,
-        access: P,
-    ) -> u64 {
-        // Below a table without an entry there is nothing.
-        if V::N == 0 || self.memory.meta(table).live.get() == 0 {
-            return 0;
-        }
-        let mut count = 0;
-        for part in self.entries_in(table, V::N, at, todo) {
-            if let Entry::Table(below) = part.entry() {
-                count += self.prune::<V::Below, P>(below, (part.at(), part.len()), gather, access);
-                if self.memory.meta(below).live.get() == 0 {
-                    let unlinked =
-                        self.unlink_empty((table, V::N), part.cell, below, gather, access);
-                    count += u64::from(unlinked);
-                }
-            }
-        }
-        count
-    }
-
-    /// Unlinks `below` from the entry `cell` of `table`, if both are still what they were. True when
-    /// that was so.
-    #[inline(always)]
-    fn unlink_empty<P: Access>(
-        &self,
-        (table, level): (u64, usize),
-        cell: &M::Cell,
-        below: u64,
-        gather: &mut Gather,
-        access: P,
-    ) -> bool {
-        if self.claim(table, access).is_err() {
-            return false;
-        }
-        let mut unlinked = false;
-        let linked = matches!(F::decode(level, cell.get()), Entry::Table(there) if there == below);
-        if linked && self.claim(below, access).is_ok() {
-            let live = &self.memory.meta(table).live;
-            if self.memory.meta(below).live.get() == 0 {
-                cell.set(0);
-                self.memory.written(core::slice::from_ref(cell));
-                live.set(live.get().saturating_sub(1));
-                self.bury(below, access);
-                gather.add_table(self, below);
-                unlinked = true;
-            } else {
-                self.release(below, access);
-            }
-        }
-        self.release(table, access);
-        unlinked
-    }
-
-    /// Counts the tables, the root among them.
-    pub(crate) fn count_tables(&self) -> u64 {
-        let mut count = 0;
-        let root = self.begin().table();
-        self.all_tables(root, Order::Above, &mut |_, _| count += 1);
-        count
     }
 }

@@ -7,10 +7,10 @@
 //! that loads it once never sees one of them without the other. In all other formats both are
 //! fixed, and there is no such word on the way of any operation.
 //!
-//! *Growing* claims the root, writes the new tables above it (in each of which the first entry leads
-//! one level down), and stores the new word with release. The old root is then a table like any
-//! other. Operations that began at the old root go on in it: their addresses mean the same there. An
-//! operation that finds it unlinked begins again, with the word loaded anew.
+//! *Growing* writes the new tables above the root (in each of which the first entry leads one level
+//! down), and stores the new word with release. No other operation may change the table meanwhile. The
+//! old root is then a table like any other, and readers that began at it go on in it: their addresses
+//! mean the same there.
 //!
 //! An old root in which nothing is mapped is not linked, but gathered, since no table that is linked
 //! is empty.
@@ -25,7 +25,7 @@
 //! unit, and with [`reclaim`](Table::reclaim) the table knows it.
 
 use super::Table;
-use super::access::{Access, Exclusive};
+use super::access::Exclusive;
 use super::trust::set_aside;
 use crate::cell::Cell;
 use crate::error::BuildError;
@@ -89,14 +89,6 @@ impl<C: Cell + Default> Top<C> {
     }
 }
 
-/// What growing has done.
-pub(crate) struct Grown {
-    /// New tables.
-    added: u64,
-    /// The old root, if it was empty.
-    removed: u64,
-}
-
 impl<F: Format, M: TableMemory> Table<F, M> {
     /// Adds levels above the root until there are `levels` of them, so that more addresses can be
     /// mapped. Everything that is mapped stays so, at every moment. With as many levels or more
@@ -108,8 +100,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     /// then the unit goes on walking the old root, and finds there what was mapped before; nothing
     /// that is mapped from now on may be counted on, whatever its address.
     pub fn grow(&mut self, levels: u8, gather: &mut Gather) -> Result<Root, BuildError> {
-        let grown = self.grow_top(levels, gather, Exclusive)?;
-        self.tables = self.tables + grown.added - grown.removed;
+        self.grow_top(levels, gather)?;
         self.format = self.format();
         Ok(self.root())
     }
@@ -145,47 +136,25 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     }
 
     /// Grows the top as [`grow`](Self::grow) says.
-    pub(crate) fn grow_top<P: Access>(
-        &self,
-        levels: u8,
-        gather: &mut Gather,
-        access: P,
-    ) -> Result<Grown, BuildError> {
-        let mut grown = Grown {
-            added: 0,
-            removed: 0,
-        };
-        let mut round = 0;
-        let old = loop {
-            let old = self.begin();
-            if levels <= old.levels {
-                // Another thread may have grown it and not have flushed yet.
-                self.note_root(gather);
-                return Ok(grown);
-            }
-            if !F::GROWS || self.format.grown_to(levels).is_none() {
-                return Err(BuildError::Levels {
-                    format: self.format.id(),
-                    levels,
-                });
-            }
-            self.intact()?;
-            if self.claim(old.root, access).is_ok() {
-                if self.begin() == old {
-                    break old;
-                }
-                self.release(old.root, access);
-            }
-            self.memory.wait(round);
-            round += 1;
-        };
-
-        // While it is claimed nobody maps into it or empties it.
-        let empty = self.memory.meta(old.root).live.get() == 0;
+    pub(crate) fn grow_top(&self, levels: u8, gather: &mut Gather) -> Result<(), BuildError> {
+        let old = self.begin();
+        if levels <= old.levels {
+            // It may have grown and not have been flushed yet.
+            self.note_root(gather);
+            return Ok(());
+        }
+        if !F::GROWS || self.format.grown_to(levels).is_none() {
+            return Err(BuildError::Levels {
+                format: self.format.id(),
+                levels,
+            });
+        }
+        self.intact()?;
+        let (table, level) = old.table();
+        let empty = self.is_empty(table, level);
         let first = if empty { levels } else { old.levels + 1 };
         let needed = u64::from(levels - first) + 1;
-        let reserved = set_aside(&self.memory, needed);
-        let mut reserve = reserved.inspect_err(|_| self.release(old.root, access))?;
+        let mut reserve = set_aside(&self.memory, needed)?;
         let mut root = old.root;
         for level in usize::from(first) - 1..usize::from(levels) {
             let Some((table, _)) = reserve.take(&self.memory) else {
@@ -198,27 +167,18 @@ impl<F: Format, M: TableMemory> Table<F, M> {
                 cell.set(self.format.table(level, root));
             }
             self.memory.written(cells);
-            self.memory.meta(table).live.set(u64::from(!empty));
-            self.unclaimed(table);
             root = table;
         }
-        if let Err(cause) = self.intact() {
-            // Not linked to anything: nothing has changed but that they are gone.
-            self.release(old.root, access);
-            return Err(cause.into());
-        }
+        // If not, they are not linked to anything: nothing has changed but that they are gone.
+        self.intact()?;
         // The new tables are complete: whoever begins there finds them so.
         self.top.now.set_release(Begin { root, levels }.word());
-        grown.added = needed;
+        self.count::<Exclusive>(needed, u64::from(empty));
         if empty {
-            grown.removed = 1;
-            self.bury(old.root, access);
             gather.add_table(self, old.root);
-        } else {
-            self.release(old.root, access);
         }
         self.note_root(gather);
-        Ok(grown)
+        Ok(())
     }
 
     /// Tells the gather if the unit does not know the root yet.

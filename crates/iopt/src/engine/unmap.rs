@@ -1,13 +1,14 @@
 //! Unmap: look at the ends, then clear and unlink.
 
+use core::slice;
+
 use runs::{Iova, Run, Span};
 
 use super::access::{Access, Exclusive};
 use super::clear::{first_empty, row_of_leaves, same_run, take_dirty_run};
-use super::removal_check::{Range, RemovalCheck};
-use super::removed::{Outcome, Removed};
-use super::sink::{RunSink, Wants};
-use super::trust::named;
+use super::removal_check::{Amount, Range, RemovalCheck};
+use super::removed::Removed;
+use super::sink::{Discard, RunSink, Wants};
 use super::{Level, Table, at_level, at_top, part};
 use crate::cell::Cell;
 use crate::error::UnmapError;
@@ -25,59 +26,64 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         gather: &mut Gather,
         sink: &mut impl RunSink,
     ) -> Result<(), UnmapError> {
-        self.unmap_range(range, true, gather, sink).map(|_| ())
+        self.unmap_as(range, Amount::Whole, gather, sink, Exclusive)
+            .map(|_| ())
     }
 
     /// Unmaps what is mapped in `range`, holes or not, and says how many bytes that were. No leaf
     /// may reach over the ends of the range.
-    ///
-    /// Quicker than [`unmap`](Self::unmap) by one look at the entries, where a table is not
-    /// removed whole.
     pub fn unmap_mapped(
         &mut self,
         range: Span<Iova>,
         gather: &mut Gather,
         sink: &mut impl RunSink,
     ) -> Result<u64, UnmapError> {
-        self.unmap_range(range, false, gather, sink)
+        self.unmap_as(range, Amount::Mapped, gather, sink, Exclusive)
     }
 
+    /// Unmaps what is mapped in `range`, and tells nothing of it: for callers who know what that is. No
+    /// leaf may reach over the ends of the range. Of tables that the range covers whole, those of the
+    /// lowest level are not read.
+    pub fn clear(&mut self, range: Span<Iova>, gather: &mut Gather) -> Result<(), UnmapError> {
+        self.unmap_as(range, Amount::Untold, gather, &mut Discard, Exclusive)
+            .map(|_| ())
+    }
+
+    /// The bytes that were mapped, as far as `amount` asks for them.
     #[inline(always)]
-    pub(crate) fn unmap_range<S: RunSink>(
-        &mut self,
+    pub(crate) fn unmap_as<S: RunSink, P: Access>(
+        &self,
         range: Span<Iova>,
-        whole: bool,
+        amount: Amount,
         gather: &mut Gather,
         sink: &mut S,
+        access: P,
     ) -> Result<u64, UnmapError> {
-        self.check_sink(sink, self.dirty)?;
-        if self.unmap_page(range, gather, sink, Exclusive).is_some() {
+        self.check_sink(sink)?;
+        if self.unmap_page(range, gather, sink, access).is_some() {
             return Ok(range.len);
         }
         let look = Range {
             named: range,
-            whole,
+            amount,
         };
-        self.remove(range, look, gather, sink)
+        self.remove(range, look, gather, sink, access)
     }
 
     /// Removes as much of `range` as `look` says, in one descent, and returns how many bytes of it
     /// were mapped.
     #[inline(never)]
-    pub(super) fn remove<S: RunSink>(
-        &mut self,
+    pub(super) fn remove<S: RunSink, P: Access>(
+        &self,
         range: Span<Iova>,
         mut look: impl RemovalCheck<F, M>,
         gather: &mut Gather,
         sink: &mut S,
+        access: P,
     ) -> Result<u64, UnmapError> {
         let at = self.check_range(range)?;
         self.intact()?;
-        let begin = self.begin();
-        let Ok((table, level)) = self.lowest(begin, at, range.len, Exclusive) else {
-            // By `&mut` no claim is waited for.
-            return Err(named(begin.root, usize::from(begin.levels) - 1).into());
-        };
+        let (table, level) = self.lowest::<P, false>(at, range.len, access);
         let len = at_level!(level, F, V => look.check::<V>(self, table, at, range.len));
         self.intact()?;
         let len = len?;
@@ -85,53 +91,66 @@ impl<F: Format, M: TableMemory> Table<F, M> {
             // Not one of the pages is there.
             return Ok(0);
         }
-        let outcome = self.remove_claimed((table, level), at, len, gather, sink, Exclusive);
-        self.tables = self.tables.saturating_sub(outcome.tables);
-        if outcome.left_over {
-            self.unlink_emptied(at, range.len, gather);
+        let mut removed = Removed::new(self.aperture(), look.is_known(), gather, sink);
+        at_level!(level, F, V => self.clear_below::<V, S, P>(table, at, len, &mut removed, access));
+        let outcome = removed.finish();
+        self.count::<P>(0, outcome.tables);
+        if self.frees_emptied(level, at, access)
+            && level + 1 < usize::from(self.begin().levels)
+            && self.is_emptied((table, level), at, len)
+        {
+            self.unlink_emptied(at, range.len, gather, access);
         }
         self.intact()?;
         Ok(outcome.bytes)
     }
 
-    /// Unlinks the tables on the way to `[at, at + len)` that became empty.
+    /// Unlinks the tables on the way to `[at, at + len)` that are empty, as far as the operation owns
+    /// what they span.
     #[cold]
-    pub(super) fn unlink_emptied(&mut self, at: u64, len: u64, gather: &mut Gather) {
-        self.tables -= at_top!(self.begin(), F, Top, root => {
-            self.prune::<Top, _>(root, (at, len), gather, Exclusive)
-        });
-    }
-
-    /// Clears and unlinks what was looked at from `table` at `level` on, and claimed where that is
-    /// necessary. All claims are given back.
-    #[inline(always)]
-    pub(crate) fn remove_claimed<S: RunSink, P: Access>(
+    pub(super) fn unlink_emptied<P: Access>(
         &self,
-        (table, level): (u64, usize),
         at: u64,
         len: u64,
         gather: &mut Gather,
-        sink: &mut S,
         access: P,
-    ) -> Outcome {
-        let mut removed = Removed::new(self.aperture(), gather, sink);
-        let empty = at_level!(level, F, V => {
-            self.clear::<V, S, P>(table, at, len, &mut removed, access)
+    ) {
+        let unlinked = at_top!(self.begin(), F, Top, root => {
+            self.prune::<Top, _>(root, (at, len), gather, access)
         });
-        // Whoever began in it has not claimed the table above it.
-        removed.outcome.left_over |= empty && !self.keeps_empty;
-        self.release(table, access);
-        removed.finish()
+        self.count::<P>(0, unlinked);
+    }
+
+    /// Unlinks empty tables below `table` in `[at, at + todo)`; returns how many.
+    fn prune<V: Level, P: Access>(
+        &self,
+        table: u64,
+        (at, todo): (u64, u64),
+        gather: &mut Gather,
+        access: P,
+    ) -> u64 {
+        let mut count = 0;
+        if V::N == 0 {
+            return count;
+        }
+        for part in self.entries_in(table, V::N, at, todo) {
+            if let Entry::Table(below) = part.entry() {
+                count += self.prune::<V::Below, P>(below, (part.at(), part.len()), gather, access);
+                if access.owns(part.base(), part.end()) && self.is_empty(below, V::N - 1) {
+                    part.cell.set(0);
+                    self.memory.written(slice::from_ref(part.cell));
+                    gather.add_table(self, below);
+                    count += 1;
+                }
+            }
+        }
+        count
     }
 
     /// The first stripped address in `[at, at + todo)` that is not mapped.
     pub(super) fn first_hole<V: Level>(&self, table: u64, at: u64, todo: u64) -> Option<u64> {
         if V::N == 0 {
             let cells = self.cells(table, 0);
-            // A table that is full needs no look.
-            if self.memory.meta(table).live.get() == cells.len() as u64 {
-                return None;
-            }
             let pages = (self.room(0, at, todo) >> F::shift(0)) as usize;
             let hole = first_empty::<F, _>(part(cells, self.index(0, at), pages))?;
             return Some(at + ((hole as u64) << F::shift(0)));
@@ -154,28 +173,24 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         None
     }
 
-    /// Clears the entries of `[at, at + todo)` in the linked table `table` and in those below.
-    /// True when no entry is left in it. The claim on `table` stays. The memory is told of the
-    /// entries that were [`written`](TableMemory::written) when the table is done, which is before
-    /// its claim is given back and before the gather can be flushed.
-    ///
-    /// What is not claimed came after the look: it was mapped by somebody else after this unmap, and
-    /// is left alone.
-    pub(super) fn clear<V: Level, S: RunSink, P: Access>(
+    /// Clears the entries of `[at, at + todo)` in the linked table `table` and in those below. Tables
+    /// that the range covers whole are unlinked, and others that have become empty, as far as the
+    /// operation owns what they span. The memory is told of the entries that were
+    /// [`written`](TableMemory::written) when the table is done, which is before the gather can be
+    /// flushed.
+    pub(super) fn clear_below<V: Level, S: RunSink, P: Access>(
         &self,
         table: u64,
         at: u64,
         todo: u64,
         removed: &mut Removed<'_, S>,
         access: P,
-    ) -> bool {
-        let held = self.holds(table, access);
+    ) {
         if V::N == 0 {
-            return held && self.clear_row(table, at, self.room(0, at, todo), removed);
+            return self.clear_row(table, at, self.room(0, at, todo), removed);
         }
         let mut entries = self.entries_in(table, V::N, at, todo);
         let cells = entries.cells;
-        let mut gone = 0u64;
         // The stretch that is cleared and that the memory was not told of.
         let (mut stored, mut end) = (0, 0);
         let mut emptied = |index: usize, count: usize| {
@@ -188,8 +203,6 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         while let Some(part) = entries.next() {
             match part.entry() {
                 Entry::Empty => {}
-                Entry::Leaf { .. } if !held => {}
-                Entry::Table(_) if !held && part.is_whole() => {}
                 Entry::Leaf { pa, log2 } => {
                     let (row, dirty) = (part.row(), removed.wants() == Wants::DirtyRuns);
                     let (count, dirty) = if dirty {
@@ -201,36 +214,28 @@ impl<F: Format, M: TableMemory> Table<F, M> {
                     removed.leaves(V::N, part.base(), pa, bytes, dirty);
                     self.watch(part.base(), pa, bytes);
                     emptied(part.index, count);
-                    gone += count as u64;
                     entries.pass(count);
                 }
                 Entry::Table(below) => {
-                    let empty = if part.is_whole() && !self.keeps_empty {
-                        self.read_out::<V::Below, S, P>(below, part.base(), removed, access);
-                        true
+                    let level = V::N.saturating_sub(1);
+                    if part.is_whole() && !self.keeps_empty {
+                        self.read_out::<V::Below, S>(below, part.base(), removed);
                     } else {
-                        self.clear::<V::Below, S, P>(below, part.at(), part.len(), removed, access)
-                    };
-                    if empty && held && !self.keeps_empty {
-                        part.cell.set(0);
-                        emptied(part.index, 1);
-                        self.unlinked(below, removed, access);
-                        gone += 1;
-                    } else {
-                        removed.outcome.left_over |= empty && !self.keeps_empty;
-                        self.release(below, access);
+                        let (at, len) = (part.at(), part.len());
+                        self.clear_below::<V::Below, S, P>(below, at, len, removed, access);
+                        if !self.frees_emptied(level, at, access)
+                            || !self.is_emptied((below, level), at, len)
+                        {
+                            continue;
+                        }
                     }
+                    part.cell.set(0);
+                    emptied(part.index, 1);
+                    self.unlinked(below, removed);
                 }
             }
         }
         self.wrote(cells, stored, end);
-        if gone == 0 {
-            return false;
-        }
-        let live = &self.memory.meta(table).live;
-        let left = live.get().saturating_sub(gone);
-        live.set(left);
-        left == 0
     }
 
     /// Tells the memory of leaves that are unmapped, from the stripped address `at` to `pa`.
@@ -244,13 +249,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
 
     /// The entry that led to `table` was just emptied.
     #[inline(always)]
-    pub(super) fn unlinked<S, P: Access>(
-        &self,
-        table: u64,
-        removed: &mut Removed<'_, S>,
-        access: P,
-    ) {
-        self.bury(table, access);
+    pub(super) fn unlinked<S>(&self, table: u64, removed: &mut Removed<'_, S>) {
         removed.gather.add_table(self, table);
         removed.outcome.tables += 1;
     }
@@ -258,18 +257,19 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     /// Reports everything below `table`, which the caller unlinks as a whole: its entries are read
     /// and not written, but for a sink that wants dirty state, for which each leaf is taken out by
     /// itself. `at` is the first address that it spans.
-    fn read_out<V: Level, S: RunSink, P: Access>(
-        &self,
-        table: u64,
-        at: u64,
-        removed: &mut Removed<'_, S>,
-        access: P,
-    ) {
+    fn read_out<V: Level, S: RunSink>(&self, table: u64, at: u64, removed: &mut Removed<'_, S>) {
         if V::N == 0 && removed.wants() == Wants::Nothing && !self.memory.watches_runs() {
-            // Every live entry of the lowest level stands for its own bytes, in a group or not.
-            let bytes = self.memory.meta(table).live.get() << F::shift(V::N);
+            // Every entry of the lowest level stands for its own bytes, in a group or not.
+            let rest = self.span_mask(V::N);
+            let bytes = if removed.known {
+                rest + 1
+            } else {
+                let used = |cell: &&M::Cell| !F::is_empty(cell.get());
+                let entries = self.cells(table, V::N).iter().filter(used).count();
+                (entries as u64) << F::shift(V::N)
+            };
             if bytes > 0 {
-                removed.stretch(V::N, at, at + self.span_mask(V::N), bytes);
+                removed.stretch(V::N, at, at + rest, bytes);
             }
             return;
         }
@@ -291,8 +291,8 @@ impl<F: Format, M: TableMemory> Table<F, M> {
                     entries.pass(count);
                 }
                 Entry::Table(below) => {
-                    self.read_out::<V::Below, S, P>(below, part.base(), removed, access);
-                    self.unlinked(below, removed, access);
+                    self.read_out::<V::Below, S>(below, part.base(), removed);
+                    self.unlinked(below, removed);
                 }
             }
         }

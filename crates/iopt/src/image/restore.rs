@@ -4,7 +4,7 @@ use super::parse::TableImage;
 use super::{Image, ImageError};
 use crate::cell::Cell;
 use crate::engine::trust::set_aside;
-use crate::engine::{Damage, DamageKind, Table, inspect};
+use crate::engine::{Damage, DamageKind, Exclusive, Table, inspect};
 use crate::error::BuildError;
 use crate::format::{Entry, Format};
 use crate::memory::{Reserve, TableMemory};
@@ -35,7 +35,7 @@ impl Image<'_> {
             memory.reclaim(gather.never_walked().into_tables());
             return Err(cause);
         }
-        table.tables += below;
+        table.count::<Exclusive>(below, 0);
         table.announce_all();
         Ok(table)
     }
@@ -53,7 +53,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     ) -> Result<(), ImageError> {
         let level = usize::from(from.level);
         let cells = self.entries(to, level);
-        let live = inspect::<F, ImageError>(
+        inspect::<F, ImageError>(
             &self.format,
             from.address,
             level,
@@ -86,8 +86,6 @@ impl<F: Format, M: TableMemory> Table<F, M> {
             }
         }
         self.memory.written(cells);
-        self.memory.meta(to).live.set(live);
-        self.unclaimed(to);
         Ok(())
     }
 }

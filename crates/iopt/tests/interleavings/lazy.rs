@@ -12,9 +12,11 @@ fn cached(memory: &Tables, table: &Shared) -> u64 {
     below(below(table.root().address))
 }
 
+/// Owns the half in which the page lies.
 fn unmap_lazily(table: &Shared, page: u64, gather: &mut Gather) {
     let range = Span::new(page * PAGE, PAGE);
     table
+        .owning(Span::new(page / 4 * 4 * PAGE, 4 * PAGE))
         .unmap_mapped(range, gather, &mut iopt::Discard)
         .unwrap();
 }

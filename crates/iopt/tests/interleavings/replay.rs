@@ -46,7 +46,7 @@ fn a_replay_takes_tables_that_another_domain_gives_back() {
         map(&first, 0, 1).unwrap();
         let second = shared(&memory);
         let old = Arc::clone(&first);
-        let leaving = thread::spawn(move || assert_eq!(unmap(&old, 0, 1), PAGE));
+        let leaving = thread::spawn(move || assert_eq!(unmap_owning(&old, 0, 1, (0, 8)), PAGE));
         while let Err(error) = map(&second, 5, 1) {
             assert!(matches!(error, MapError::NoTables(_)));
             first.poll();

@@ -210,18 +210,37 @@ fn threads_that_reuse_each_other_s_addresses_leave_nothing_in_the_books() {
     let checked = Checked::new(&memory, &ledger, GUEST_A);
     let table = Table::new(VtdSs::new(4).unwrap(), checked).unwrap();
     let table: SharedTable<_, _> = SharedTable::new(table);
+    // The pages that operations have for themselves.
+    let taken = Mutex::new(0u64);
+    let with = |first: u64, pages: u64, operation: &dyn Fn()| {
+        let bits = ((1 << pages) - 1) << first;
+        {
+            let mut taken = taken.lock().unwrap();
+            if *taken & bits != 0 {
+                return;
+            }
+            *taken |= bits;
+        }
+        operation();
+        *taken.lock().unwrap() &= !bits;
+    };
     thread::scope(|scope| {
         for thread in 0..4u64 {
-            let table = &table;
+            let (table, with) = (&table, &with);
             scope.spawn(move || {
                 for round in 0..2000u64 {
-                    let iova = (round * 7 + thread) % 24 * PAGE;
+                    let first = (round * 7 + thread) % 24;
                     let run = [Span::new(8 * G1 + round % 16 * PAGE, 3 * PAGE)];
-                    let _ = table.map(iova, &run, Prot::RW);
-                    let mut gather = Gather::new();
-                    let range = Span::new((round * 5 + thread) % 24 * PAGE, 4 * PAGE);
-                    let _ = table.unmap_mapped(range, &mut gather, &mut Discard);
-                    table.reclaim(gather.never_walked());
+                    with(first, 3, &|| {
+                        let _ = table.map(first * PAGE, &run, Prot::RW);
+                    });
+                    let first = (round * 5 + thread) % 24;
+                    with(first, 4, &|| {
+                        let mut gather = Gather::new();
+                        let range = Span::new(first * PAGE, 4 * PAGE);
+                        let _ = table.unmap_mapped(range, &mut gather, &mut Discard);
+                        table.reclaim(gather.never_walked());
+                    });
                 }
             });
         }

@@ -420,7 +420,7 @@ fn no_map_ends_below_a_link_that_is_not_flushed() {
     }
 }
 
-/// In the shared form tables that became empty are unlinked in a pass of their own.
+/// In the shared form tables that became empty are unlinked where the operation owns what they span.
 #[test]
 fn what_is_pruned_is_out_of_the_unit_s_reach_before_the_flush() {
     let machine = Machine::new();
@@ -438,6 +438,7 @@ fn what_is_pruned_is_out_of_the_unit_s_reach_before_the_flush() {
     assert_eq!(reach(), 4);
     let mut gather = Gather::new();
     table
+        .owning(Span::new(0, 1 << 48))
         .unmap(
             Span::new(5 * PAGE, 3 * PAGE),
             &mut gather,

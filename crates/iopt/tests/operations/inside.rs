@@ -10,6 +10,8 @@ use runs::{Iova, Run, Span};
 const PAGE: u64 = 4096;
 const IOVA: u64 = 5 << 30;
 const PA: u64 = 9 << 30;
+/// All that there is, for an operation that owns it.
+const ALL: Span<Iova> = Span::new(0, 1 << 48);
 
 type Shared<'a> = SharedTable<VtdSs, &'a HeapTables>;
 
@@ -31,7 +33,7 @@ fn what_is_done_inside_is_what_single_operations_do() {
     let table = shared(&memory);
     let mut gather = Gather::new();
     {
-        let mut inside = table.enter();
+        let inside = table.owning(ALL);
         for nth in 0..700 {
             let pa = PA + 2 * nth * PAGE;
             inside
@@ -73,7 +75,9 @@ fn tables_wait_for_readers_inside_and_for_no_other() {
     };
     let unmap = || {
         let mut gather = Gather::new();
-        table.unmap(page(0), &mut gather, &mut |_: Run| ()).unwrap();
+        let owner = table.owning(ALL);
+        owner.unmap(page(0), &mut gather, &mut |_: Run| ()).unwrap();
+        drop(owner);
         flush(&mut gather, &table);
     };
     map();
@@ -115,7 +119,7 @@ fn switching_dirty_tracking_on_waits_for_whoever_is_inside() {
     let (entered, left) = (AtomicBool::new(false), AtomicBool::new(false));
     thread::scope(|scope| {
         scope.spawn(|| {
-            let mut inside = table.enter();
+            let inside = table.enter();
             entered.store(true, Ordering::Release);
             // Long enough for the other thread to be waiting; right whether it is or not.
             thread::yield_now();
@@ -131,7 +135,7 @@ fn switching_dirty_tracking_on_waits_for_whoever_is_inside() {
         table.track_dirty(true).unwrap();
         assert!(left.load(Ordering::Acquire), "it was still inside");
     });
-    let mut inside = table.enter();
+    let inside = table.enter();
     let mut gather = Gather::new();
     let plain = inside.unmap(page(1), &mut gather, &mut |_: Run| ());
     assert_eq!(plain, Err(UnmapError::DirtyWanted));

@@ -1,6 +1,7 @@
 //! The shared form under real threads: a stress test over many seeds.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, RwLock};
 use std::thread;
 
 use iopt::format::{AmdV1, ArmStage1, K4, RiscV, VtdSs, X86_64};
@@ -73,9 +74,14 @@ fn flush<F: Format>(table: &SharedTable<F, Yielding<'_>>, mut gather: Gather) {
     table.reclaim(gather.flush_with(|_| Ok::<_, ()>(())).unwrap());
 }
 
-/// Nothing is left but the root, and no table waits.
+/// Nothing is left but the root, and no table waits, once those are given back that no operation owned.
 fn finish<F: Format>(table: SharedTable<F, Yielding<'_>>, memory: &HeapTables) {
-    assert!(table.poll(), "tables wait although nobody is inside");
+    let mut gather = Gather::new();
+    for all in table.format().aperture().spans() {
+        table.give_back_empty_tables(all, &mut gather).unwrap();
+    }
+    flush(&table, gather);
+    assert!(table.poll(), "tables wait although no thread is inside");
     let table = table.into_inner();
     assert_eq!(table.tables(), 1, "an empty table is still linked");
     assert_eq!(memory.in_use(), 1);
@@ -134,6 +140,26 @@ fn own_pages_of_the_same_tables<F: Format>(format: F, seed: u64) {
     finish(table, &memory);
 }
 
+/// Gives out ranges, as an address space does: what one thread has no other gets.
+#[derive(Default)]
+struct Ranges(Mutex<Vec<Span<Iova>>>);
+
+impl Ranges {
+    /// Does something with `range`, unless some of it is taken.
+    fn with(&self, range: Span<Iova>, f: impl FnOnce()) {
+        let overlaps = |taken: &Span<Iova>| taken.intersection(&range).is_some();
+        {
+            let mut taken = self.0.lock().unwrap();
+            if taken.iter().any(overlaps) {
+                return;
+            }
+            taken.push(range);
+        }
+        f();
+        self.0.lock().unwrap().retain(|taken| *taken != range);
+    }
+}
+
 /// Other sizes, or other permissions, for what is mapped there just now.
 fn reshape<F: Format>(table: &SharedTable<F, Yielding<'_>>, range: Span<Iova>, kind: u64) {
     let (mut gather, allowed) = (Gather::new(), Interruption::Allowed);
@@ -154,22 +180,25 @@ fn reshape<F: Format>(table: &SharedTable<F, Yielding<'_>>, range: Span<Iova>, k
     flush(table, gather);
 }
 
-/// Threads map, unmap, split, merge and protect overlapping ranges of all sizes; every page that is mapped was mapped by
-/// exactly one of them, and is counted by whoever maps and unmaps it.
-fn overlapping_ranges<F: Format>(format: F, seed: u64) {
+/// Threads map, unmap, split, merge and protect ranges of all sizes, each of which is one thread's own for
+/// as long as an operation takes, with more or less around it; every page that is mapped is counted by the
+/// one that maps it and the one that unmaps it.
+fn ranges_of_their_own<F: Format>(format: F, seed: u64) {
     const THREADS: u64 = 4;
+    /// No leaf is larger.
+    const LARGEST: u64 = 4 << 20;
     let memory = HeapTables::with_tables(1 << 12).unwrap();
     let table = shared(format, &memory);
-    let balance = AtomicU64::new(0);
+    let (balance, ranges) = (AtomicU64::new(0), Ranges::default());
     let base = (1u64 << 30) - (4 << 20);
     let stop = AtomicBool::new(false);
     thread::scope(|scope| {
         let workers: Vec<_> = (0..THREADS)
             .map(|me| {
-                let (table, balance) = (&table, &balance);
+                let (table, balance, ranges) = (&table, &balance, &ranges);
                 scope.spawn(move || {
                     let mut rng = Rng(seed * 131 + me + 1);
-                    for _ in 0..300 {
+                    for _ in 0..1000 {
                         let large = rng.below(3) == 0;
                         let (iova, len) = if large {
                             (
@@ -181,26 +210,40 @@ fn overlapping_ranges<F: Format>(format: F, seed: u64) {
                             (base + rng.below(2048) * PAGE, pages * PAGE)
                         };
                         let range = Span::new(iova, len);
+                        // The leaves around its ends, which change as a whole.
+                        let around = |size: u64| {
+                            let first = iova & !(size - 1);
+                            let end = (iova + len).next_multiple_of(size);
+                            Span::new(first, end - first)
+                        };
                         if rng.below(3) == 0 {
-                            reshape(table, range, rng.below(3));
+                            let kind = rng.below(3);
+                            ranges.with(around(LARGEST), || reshape(table, range, kind));
                             continue;
                         }
                         if rng.below(2) == 0 {
                             // Physical address = iova + 2^40: every translation can be checked.
-                            match table.map(iova, &[Span::new(iova + (1 << 40), len)], Prot::RW) {
+                            let run = [Span::new(iova + (1 << 40), len)];
+                            ranges.with(range, || match table.map(iova, &run, Prot::RW) {
                                 Ok(()) => {
                                     balance.fetch_add(len, Ordering::Relaxed);
                                 }
                                 Err(MapError::Overlap { .. }) => {}
                                 Err(other) => panic!("{other}"),
-                            }
-                        } else {
+                            });
+                            continue;
+                        }
+                        let owned = around([PAGE, 2 << 20, LARGEST][rng.below(3) as usize]);
+                        ranges.with(owned, || {
                             let mut gather = Gather::new();
                             let mut bytes = 0;
-                            let result = table.unmap_mapped(range, &mut gather, &mut |run: Run| {
+                            let mut sink = |run: Run| {
                                 assert_eq!(run.pa, run.iova + (1 << 40));
                                 bytes += run.len;
-                            });
+                            };
+                            let inside = table.owning(owned);
+                            let result = inside.unmap_mapped(range, &mut gather, &mut sink);
+                            drop(inside);
                             match result {
                                 Ok(said) => assert_eq!(said, bytes),
                                 Err(UnmapError::InsideLeaf { leaf, .. }) => {
@@ -211,7 +254,7 @@ fn overlapping_ranges<F: Format>(format: F, seed: u64) {
                             }
                             balance.fetch_sub(bytes, Ordering::Relaxed);
                             flush(table, gather);
-                        }
+                        });
                     }
                 })
             })
@@ -241,17 +284,19 @@ fn overlapping_ranges<F: Format>(format: F, seed: u64) {
     finish(table, &memory);
 }
 
-/// Threads map and unmap their own pages while the top grows; the lower ones empty the old root now
-/// and then. Who maps above waits until there is an above.
+/// Threads map and unmap their own pages, and find them, before and after the top has grown; the lower
+/// ones empty the old root now and then. Another thread reads meanwhile.
 #[test]
 fn the_top_grows_under_threads_that_map_and_unmap() {
     const THREADS: u64 = 3;
     for seed in 0..40 {
         let memory = HeapTables::with_tables(1 << 8).unwrap();
         let table = shared(AmdV1::new(1).unwrap(), &memory);
+        // Growing is exclusive but for readers.
+        let gate = RwLock::new(());
         thread::scope(|scope| {
             for me in 0..THREADS {
-                let table = &table;
+                let (table, gate) = (&table, &gate);
                 scope.spawn(move || {
                     let mut rng = Rng(seed * 57 + me + 1);
                     for round in 0..200 {
@@ -264,28 +309,39 @@ fn the_top_grows_under_threads_that_map_and_unmap() {
                             continue;
                         }
                         let run = Span::new((1 << 40) + round * PAGE, PAGE);
-                        while let Err(error) = table.map(page * PAGE, &[run], Prot::RW) {
-                            // Somebody inside whom the scheduler stopped keeps tables waiting.
+                        let map = || {
+                            let _open = gate.read().unwrap();
+                            table.map(page * PAGE, &[run], Prot::RW)
+                        };
+                        while let Err(error) = map() {
+                            // Single pages leave their tables behind.
                             assert!(matches!(error, MapError::NoTables(_)), "{error}");
-                            table.poll();
+                            let _exclusive = gate.write().unwrap();
+                            let mut gather = Gather::new();
+                            for all in table.format().aperture().spans() {
+                                table.give_back_empty_tables(all, &mut gather).unwrap();
+                            }
+                            flush(table, gather);
                             thread::yield_now();
                         }
                         thread::yield_now();
                         assert_eq!(table.translate(page * PAGE), Some(run.start));
                         let mut gather = Gather::new();
                         let mut runs = Vec::new();
-                        table
-                            .unmap(Span::new(page * PAGE, PAGE), &mut gather, &mut |run| {
-                                runs.push(run);
-                            })
-                            .unwrap();
+                        {
+                            let _open = gate.read().unwrap();
+                            let mut sink = |run| runs.push(run);
+                            table
+                                .unmap(Span::new(page * PAGE, PAGE), &mut gather, &mut sink)
+                                .unwrap();
+                        }
                         assert_eq!(runs, [Run::new(page * PAGE, run.start, PAGE)]);
                         assert_eq!(table.translate(page * PAGE), None);
                         flush(table, gather);
                     }
                 });
             }
-            let table = &table;
+            let (table, gate) = (&table, &gate);
             scope.spawn(move || {
                 let mut rng = Rng(seed + 9);
                 for levels in 2..=6 {
@@ -294,12 +350,10 @@ fn the_top_grows_under_threads_that_map_and_unmap() {
                     }
                     let mut gather = Gather::new();
                     let root = loop {
+                        let _exclusive = gate.write().unwrap();
                         match table.grow(levels, &mut gather) {
-                            // As above.
-                            Err(BuildError::NoTables(_)) => {
-                                table.poll();
-                                thread::yield_now();
-                            }
+                            // Until one of them has given some back.
+                            Err(BuildError::NoTables(_)) => thread::yield_now(),
                             root => break root.unwrap(),
                         }
                     };
@@ -357,8 +411,8 @@ macro_rules! stress {
             }
 
             #[test]
-            fn threads_with_overlapping_ranges_keep_the_books() {
-                (0..12).for_each(|seed| overlapping_ranges($format, seed));
+            fn threads_with_ranges_of_their_own_keep_the_books() {
+                (0..12).for_each(|seed| ranges_of_their_own($format, seed));
             }
         }
     };

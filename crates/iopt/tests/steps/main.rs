@@ -17,6 +17,7 @@
 )]
 
 mod device;
+mod interrupts;
 mod memory;
 mod world;
 
@@ -318,6 +319,23 @@ const BROKEN: ArmOptions = ArmOptions {
     ..IN_PLACE
 };
 const OWN: PageSizes = PageSizes::from_bits(1 << 12 | 1 << 21 | 1 << 30);
+
+/// What processors do in an interrupt handler is the same in every format: some are enough.
+macro_rules! interrupts {
+    ($($name:ident: $format:expr;)*) => {$(
+        #[test]
+        fn $name() {
+            interrupts::at_every_store::<_, AtomicU64, 12>($format, ALL);
+        }
+    )*};
+}
+
+interrupts! {
+    amdv1_is_interrupted_at_every_store: AmdV1::new(4).unwrap();
+    vtd_ss_is_interrupted_at_every_store: VtdSs::new(3).unwrap();
+    arm_s1_4k_is_interrupted_at_every_store:
+        ArmStage1::<K4>::new(48, 48).unwrap().with_options(IN_PLACE);
+}
 
 steps! {
     amdv1: AmdV1::new(4).unwrap(), AtomicU64, 12, ALL;

@@ -430,7 +430,14 @@ impl<F: Format, C: Cell + Default + 'static, const LOG2: u32> World<F, C, LOG2> 
     pub(crate) fn finish(self) -> u64 {
         let table = match self.table {
             Either::Exclusive(table) => table,
-            Either::Shared(table) => table.into_inner(),
+            Either::Shared(table) => {
+                let mut gather = Gather::new();
+                for all in self.format.aperture().spans() {
+                    table.give_back_empty_tables(all, &mut gather).unwrap();
+                }
+                table.reclaim(gather.never_walked());
+                table.into_inner()
+            }
         };
         let root = self.format.entries(usize::from(self.root.levels) - 1) * F::ENTRY_BYTES;
         let root = (root as u64).div_ceil(1 << LOG2);

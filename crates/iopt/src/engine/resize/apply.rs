@@ -5,7 +5,7 @@ use core::slice;
 
 use runs::Span;
 
-use super::super::access::{Access, Exclusive};
+use super::super::access::Exclusive;
 use super::super::dirty::some_dirty;
 use super::super::entries::{Order, decode};
 use super::super::map::Target;
@@ -23,7 +23,7 @@ pub(super) struct Work {
     layout: Layout,
     pub(super) reserve: Reserve,
     /// Unlinked tables that are to be read after the flush. Where the leaf lies that replaced one
-    /// is noted in its live count, in units of level 1, whose upper half is in `base`.
+    /// is noted beside it, in units of level 1, whose upper half is in `base`.
     detached: Chain,
     base: u64,
     pub(super) added: u64,
@@ -165,13 +165,12 @@ impl<F: Format, M: TableMemory> Table<F, M> {
 
     /// Writes the new leaves of an extent. `saved` is what its entries were before they were
     /// broken.
-    pub(super) fn apply<P: Access>(
+    pub(super) fn apply(
         &self,
         extent: &Extent,
         saved: &[u64],
         work: &mut Work,
         gather: &mut Gather,
-        access: P,
     ) {
         if self.format.break_before_make() == BreakBeforeMake::Marked {
             // The marked leaf may be cached as well.
@@ -186,11 +185,11 @@ impl<F: Format, M: TableMemory> Table<F, M> {
             .fold(State::default(), |all, word| all | self.state(level, word));
         for &word in saved {
             if let Entry::Table(below) = decode::<F>(level, word) {
-                self.detach((below, level - 1), extent.at, work, access);
+                self.detach((below, level - 1), extent.at, work);
             }
         }
         let late = layout.with_cursor(extent, 0, |cursor| {
-            self.write_leaves(cells, cursor, extent, state, work, access)
+            self.write_leaves(cells, cursor, extent, state, work)
         });
         if state | late != state {
             cells
@@ -207,7 +206,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
                 if self.goes_below(level, &cursor) {
                     cursor.end_after(slot);
                     let state = state | late;
-                    self.link_lower((level, cell), cursor, extent.bits, state, work, access);
+                    self.link_lower((level, cell), cursor, extent.bits, state, work);
                 }
             });
         }
@@ -216,14 +215,13 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     /// Replaces the entries of an extent by leaves that lie in the same table. An entry whose part
     /// becomes a table is made a leaf of its own first, unless it is one or empty. Returns what
     /// hardware noted meanwhile.
-    fn write_leaves<P: Access>(
+    fn write_leaves(
         &self,
         cells: &[M::Cell],
         mut cursor: Cursor<'_>,
         extent: &Extent,
         state: State,
         work: &mut Work,
-        access: P,
     ) -> State {
         let level = usize::from(extent.level);
         let own = F::shift(level);
@@ -251,7 +249,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
                     Entry::Empty => {}
                     Entry::Leaf { .. } => late = late | State::of::<F>(old),
                     // What was noted in it late is read when the flush is done.
-                    Entry::Table(below) => self.detach((below, level - 1), extent.at, work, access),
+                    Entry::Table(below) => self.detach((below, level - 1), extent.at, work),
                 }
             }
             cursor.skip(1 << log2);
@@ -269,14 +267,13 @@ impl<F: Format, M: TableMemory> Table<F, M> {
 
     /// Fills a table with the leaves that `cursor` is at, and puts it in the place of the leaf in
     /// `cell`.
-    fn link_lower<P: Access>(
+    fn link_lower(
         &self,
         (level, cell): (usize, &M::Cell),
         mut cursor: Cursor<'_>,
         bits: u64,
         state: State,
         work: &mut Work,
-        access: P,
     ) {
         let Some((below, zeroed)) = work.reserve.take(&self.memory) else {
             // The leaf in `cell` stays.
@@ -293,14 +290,8 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         let bits = state.noted::<F>(bits);
         let reserve = &mut work.reserve;
         at_level!(level - 1, F, V => {
-            self.fill::<V, P>(below, target, &mut cursor, bits, reserve, access);
+            self.fill::<V, _>(below, target, &mut cursor, bits, reserve, Exclusive);
         });
-        if P::SHARED {
-            // Claimed until the operation is over.
-            self.all_tables((below, level - 1), Order::Above, &mut |table, _| {
-                self.memory.meta(table).claim.set(access.token());
-            });
-        }
         while let Err(now) = cell.set_if(word, self.format.table(level, below)) {
             word = now;
             state = state | self.state(level, word);
@@ -311,17 +302,11 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     }
 
     /// Notes that `below` was unlinked, and that a leaf at `at` took its place.
-    fn detach<P: Access>(&self, table: (u64, usize), at: u64, work: &mut Work, access: P) {
-        if P::SHARED {
-            // Whoever waits for the claim of one of them begins again.
-            self.all_tables(table, Order::Above, &mut |table, _| {
-                self.bury(table, access);
-            });
-        }
+    fn detach(&self, table: (u64, usize), at: u64, work: &mut Work) {
         work.detached.push(&self.memory, table.0);
         self.memory
             .meta(table.0)
-            .live
+            .note
             .set(at >> F::shift(1) & 0xffff_ffff);
     }
 
@@ -355,7 +340,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         each: &mut impl FnMut(u64),
     ) {
         let unit = F::shift(1);
-        let low = self.memory.meta(old).live.get();
+        let low = self.memory.meta(old).note.get();
         let at = (work.base >> unit >> 32 << 32 | low) << unit;
         work.removed += self.settle_at(at, old, known, each);
     }

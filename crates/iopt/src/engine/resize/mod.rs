@@ -24,8 +24,9 @@
 //! written. Accesses may fault in between, so the caller must have said that they may.
 //!
 //! **The flush is part of the operation.** A unit may hold the old leaf, and flushing a page of the
-//! new size need not remove it. No other operation can therefore come between: the exclusive form
-//! holds the table until the flush is done, the shared form all tables in the range.
+//! new size need not remove it. No other operation may therefore come between: the exclusive form
+//! holds the table until the flush is done; in the shared form the whole leaves that change, also those
+//! that reach over the ends of the range, belong to this operation until then.
 
 mod apply;
 mod batch;
@@ -34,8 +35,7 @@ mod scan;
 use runs::{Iova, PageSizes, Span};
 
 use super::Table;
-use super::access::{Access, Claiming, Exclusive};
-use super::entries::Order;
+use super::access::Disjoint;
 use super::shared::SharedTable;
 use super::sink::RunSink;
 use super::trust::set_aside;
@@ -58,13 +58,6 @@ pub enum Interruption {
     Allowed,
 }
 
-/// How many tables came and went.
-#[derive(Clone, Copy, Default)]
-struct Count {
-    added: u64,
-    removed: u64,
-}
-
 impl<F: Format, M: TableMemory> Table<F, M> {
     /// Makes every leaf that maps a byte of `range` one of at most `size` bytes, the whole leaf
     /// also where it reaches over the ends. `size` is one of [`page_sizes`](Self::page_sizes).
@@ -82,7 +75,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         flush: impl FnMut(&Invalidation) -> Result<(), E>,
     ) -> Result<(), ResizeError<E>> {
         let job = self.check_split(size)?;
-        self.resize_exclusive(range, job, interruption, gather, flush)
+        self.resize_reclaiming(range, job, interruption, gather, flush)
     }
 
     /// Makes `at` an address at which a leaf ends and another begins: the leaf around it becomes
@@ -97,7 +90,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         flush: impl FnMut(&Invalidation) -> Result<(), E>,
     ) -> Result<(), ResizeError<E>> {
         let (range, job) = self.check_cut(at)?;
-        self.resize_exclusive(range, job, interruption, gather, flush)
+        self.resize_reclaiming(range, job, interruption, gather, flush)
     }
 
     /// Gives the leaves that lie in `range` the largest sizes that addresses and permissions
@@ -111,7 +104,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         gather: &mut Gather,
         flush: impl FnMut(&Invalidation) -> Result<(), E>,
     ) -> Result<(), ResizeError<E>> {
-        self.resize_exclusive(range, Job::Merge, interruption, gather, flush)
+        self.resize_reclaiming(range, Job::Merge, interruption, gather, flush)
     }
 
     /// [`unmap_mapped`](Self::unmap_mapped), with the leaves that reach over the ends of `range`
@@ -157,7 +150,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         Ok((range, Job::Cut(at)))
     }
 
-    fn resize_exclusive<E>(
+    fn resize_reclaiming<E>(
         &mut self,
         range: Span<Iova>,
         job: Job,
@@ -165,37 +158,24 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         gather: &mut Gather,
         flush: impl FnMut(&Invalidation) -> Result<(), E>,
     ) -> Result<(), ResizeError<E>> {
-        let at = self.check_range(range)?;
-        let mut hull = (at, at + (range.len - 1));
         let mut done = Chain::empty();
-        let mut count = Count::default();
-        let result = self.resize(
-            Scan::new(hull, job),
-            interruption,
-            gather,
-            flush,
-            Exclusive,
-            &mut Progress {
-                hull: &mut hull,
-                done: &mut done,
-                count: &mut count,
-            },
-        );
-        self.tables = (self.tables + count.added).saturating_sub(count.removed);
+        let result = self.resize(range, job, interruption, gather, flush, &mut done);
         self.memory.reclaim(done);
         result
     }
 
-    /// The two passes; the caller has claimed the tables where that is necessary.
-    fn resize<P: Access, E>(
+    /// The two passes. Tables that are flushed and replaced go to `done`, also where it fails.
+    fn resize<E>(
         &self,
-        scan: Scan,
+        range: Span<Iova>,
+        job: Job,
         interruption: Interruption,
         gather: &mut Gather,
         mut flush: impl FnMut(&Invalidation) -> Result<(), E>,
-        access: P,
-        progress: &mut Progress<'_>,
+        done: &mut Chain,
     ) -> Result<(), ResizeError<E>> {
+        let at = self.check_range(range)?;
+        let mut scan = Scan::new((at, at + (range.len - 1)), job);
         // First pass: nothing is stored.
         self.intact()?;
         let bbm = self.format.break_before_make();
@@ -209,7 +189,6 @@ impl<F: Format, M: TableMemory> Table<F, M> {
                 });
             }
             needed += self.tables_for(&extent, &scan.layout(self));
-            progress.include(&extent);
             extents += 1;
             only = (extents == 1).then_some(extent);
         }
@@ -221,7 +200,6 @@ impl<F: Format, M: TableMemory> Table<F, M> {
 
         // Second pass.
         let mut work = Work::new(scan.layout(self), scan.first(), reserve);
-        let mut scan = scan;
         if let Some(extent) = only {
             // There is no need to look for it again.
             scan.only(extent);
@@ -233,13 +211,13 @@ impl<F: Format, M: TableMemory> Table<F, M> {
                     Some(extent) => {
                         work.restart_at(extent.at);
                         extent.note(self, gather);
-                        self.apply(&extent, &[], &mut work, gather, access);
+                        self.apply(&extent, &[], &mut work, gather);
                         Ok(false)
                     }
-                    None => self.change_in_place(&mut scan, &mut work, gather, access),
+                    None => self.change_in_place(&mut scan, &mut work, gather),
                 },
                 BreakBeforeMake::Marked | BreakBeforeMake::Always => {
-                    self.break_and_make(&mut scan, &mut work, gather, &mut flush, progress, access)
+                    self.break_and_make(&mut scan, &mut work, gather, &mut flush, done)
                 }
             };
             let more = match window {
@@ -248,8 +226,8 @@ impl<F: Format, M: TableMemory> Table<F, M> {
             };
             match gather.flush_with(&mut flush) {
                 Ok(flushed) => {
-                    self.take_back(flushed, progress.done);
-                    self.settle(&mut work, progress.done);
+                    self.take_back(flushed, done);
+                    self.settle(&mut work, done);
                 }
                 Err(cause) => break Err(ResizeError::Flush(cause)),
             }
@@ -258,8 +236,8 @@ impl<F: Format, M: TableMemory> Table<F, M> {
             }
         };
         self.abandon(&mut work, gather);
-        progress.count.added += work.added;
-        progress.count.removed += work.removed;
+        // As the shared form counts: this is compiled once for both.
+        self.count::<Disjoint>(work.added, work.removed);
         self.memory.give_back(work.reserve);
         // What a broken memory did comes before what a flush says of it.
         self.intact()?;
@@ -272,12 +250,11 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     }
 
     /// Rewrites extents in place until a window is full. False when there are no more.
-    fn change_in_place<P: Access, E>(
+    fn change_in_place<E>(
         &self,
         scan: &mut Scan,
         work: &mut Work,
         gather: &mut Gather,
-        access: P,
     ) -> Result<bool, ResizeError<E>> {
         loop {
             let Some(extent) = scan.next(self)? else {
@@ -292,20 +269,19 @@ impl<F: Format, M: TableMemory> Table<F, M> {
                 work.restart_at(extent.at);
             }
             extent.note(self, gather);
-            self.apply(&extent, &[], work, gather, access);
+            self.apply(&extent, &[], work, gather);
         }
     }
 
     /// Empties the entries of some extents, flushes, writes the new ones. False when there are no
     /// more.
-    fn break_and_make<P: Access, E>(
+    fn break_and_make<E>(
         &self,
         scan: &mut Scan,
         work: &mut Work,
         gather: &mut Gather,
         flush: &mut impl FnMut(&Invalidation) -> Result<(), E>,
-        progress: &mut Progress<'_>,
-        access: P,
+        done: &mut Chain,
     ) -> Result<bool, ResizeError<E>> {
         let mut batch = Batch::new();
         let mut more = true;
@@ -324,7 +300,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
             self.break_extent(&extent, &mut batch);
         }
         match gather.flush_with(flush) {
-            Ok(flushed) => self.take_back(flushed, progress.done),
+            Ok(flushed) => self.take_back(flushed, done),
             Err(cause) => {
                 for (extent, words) in batch.extents::<F>() {
                     self.restore(extent, words);
@@ -333,31 +309,15 @@ impl<F: Format, M: TableMemory> Table<F, M> {
             }
         }
         for (extent, words) in batch.extents::<F>() {
-            self.apply(extent, words, work, gather, access);
+            self.apply(extent, words, work, gather);
         }
         Ok(more)
     }
 }
 
-/// What the caller of the passes has to know, also when they fail.
-struct Progress<'a> {
-    /// First and last stripped address of what is changed.
-    hull: &'a mut (u64, u64),
-    /// Tables that nobody needs any more.
-    done: &'a mut Chain,
-    count: &'a mut Count,
-}
-
-impl Progress<'_> {
-    fn include(&mut self, extent: &scan::Extent) {
-        self.hull.0 = self.hull.0.min(extent.at);
-        self.hull.1 = self.hull.1.max(extent.at + (extent.len - 1));
-    }
-}
-
 impl<F: Format, M: TableMemory, const SLOTS: usize> SharedTable<F, M, SLOTS> {
-    /// See [`Table::split`]. `flush` is called while the tables of the range are claimed: it must not
-    /// wait for another operation on this table.
+    /// See [`Table::split`]. `flush` is called inside: it must not wait for another operation on this
+    /// table. The leaves that reach over the ends of the range belong to the operation, too.
     pub fn split<E>(
         &self,
         range: Span<Iova>,
@@ -393,8 +353,7 @@ impl<F: Format, M: TableMemory, const SLOTS: usize> SharedTable<F, M, SLOTS> {
         self.resize(range, Job::Merge, interruption, gather, flush)
     }
 
-    /// See [`Table::unmap_cutting`]. Another thread may merge what was cut before it is unmapped: then
-    /// the range is refused.
+    /// See [`Table::unmap_cutting`].
     pub fn unmap_cutting<E>(
         &self,
         range: Span<Iova>,
@@ -418,42 +377,12 @@ impl<F: Format, M: TableMemory, const SLOTS: usize> SharedTable<F, M, SLOTS> {
         gather: &mut Gather,
         flush: impl FnMut(&Invalidation) -> Result<(), E>,
     ) -> Result<(), ResizeError<E>> {
-        let table = self.table();
-        let at = table.check_range(range)?;
-        let guard = self.guard();
-        let access = Claiming(guard.number());
-        let mut round = 0;
-        loop {
-            let begin = table.begin();
-            // Every table that has an entry for the range.
-            let mut claim = |at, _| table.claim(at, access);
-            let claimed = table.tables_in(begin.table(), (at, range.len), Order::Above, &mut claim);
-            if claimed.is_ok() {
-                break;
-            }
-            table.release_all(begin, at, range.len, access);
-            table.intact()?;
-            table.memory.wait(round);
-            round += 1;
-        }
-        let mut hull = (at, at + (range.len - 1));
         let mut done = Chain::empty();
-        let result = table.resize(
-            Scan::new(hull, job),
-            interruption,
-            gather,
-            flush,
-            access,
-            &mut Progress {
-                hull: &mut hull,
-                done: &mut done,
-                count: &mut Count::default(),
-            },
-        );
-        table.release_all(table.begin(), hull.0, hull.1 - hull.0 + 1, access);
+        let guard = self.guard();
+        let table = self.table();
+        let result = table.resize(range, job, interruption, gather, flush, &mut done);
         drop(guard);
         self.retire(done);
-        table.intact()?;
         result
     }
 }

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use runs::{Iova, Joiner, PageSizes, Run, Span};
 
 use super::model::{Model, ModelLeaf, Refusal};
-use super::{Tables, World, on};
+use super::{Tables, World, on, owning};
 
 #[derive(Clone, Debug)]
 pub(crate) enum DirtyOp {
@@ -221,10 +221,11 @@ impl<F: Format, A: Tables, const SHARED: bool> World<'_, F, A, SHARED> {
         let (mut gather, mut runs) = (Gather::new(), Vec::new());
         let mut sink = WithDirty(|run, dirty| runs.push((run, dirty)));
         let result = if holes {
-            let result = on!(self, table => table.unmap_mapped(span, &mut gather, &mut sink));
+            let result =
+                owning!(self, span, table => table.unmap_mapped(span, &mut gather, &mut sink));
             result.map(|_| ())
         } else {
-            on!(self, table => table.unmap(span, &mut gather, &mut sink))
+            owning!(self, span, table => table.unmap(span, &mut gather, &mut sink))
         };
         assert_eq!(result.is_ok(), expected.is_ok(), "{span}: {result:?}");
         let mut told: Vec<(Run, bool)> = Vec::new();

@@ -15,7 +15,7 @@ use std::sync::atomic::AtomicU32;
 use iopt::{Format, HeapArena, TableMemory};
 use proptest::prelude::*;
 
-pub(crate) use world::{World, on};
+pub(crate) use world::{World, on, owning};
 
 /// One step of a random sequence. Numbers are raw and turned into addresses by [`World`].
 #[derive(Clone, Debug)]
