@@ -48,7 +48,7 @@
 //! * where tables lie: the seam [`TableMemory`] and the [`Arena`];
 //! * what goes on in that memory, for units that see no caches, and for those who count or check:
 //!   [`observe`];
-//! * what must be flushed before memory is used again: [`Gather`];
+//! * what must be flushed before memory is used again: [`Gather`]; and who may still read it: [`reclaim`];
 //! * what the device has written to, and who has taken care of it: [`Pending`];
 //! * [`AnyTable`], when the format is known only at run time;
 //! * [`image`]: all tables in a file, and back;
@@ -59,10 +59,12 @@
 //!
 //! Addresses and lengths are bytes. Nothing here allocates, blocks, or panics on any input. The
 //! crate is `no_std` without an allocator; the feature `alloc` adds `HeapTables`, `AnyTable` and
-//! what else is kept on the heap, the feature `std` locks around it.
+//! what else is kept on the heap, the feature `std` locks around it, and readers that are
+//! known by their threads.
 //!
-//! All `unsafe` code is in two places: the arena (`arena.rs`, `arena/erased.rs`, `arena/heap.rs`) reduces
-//! addresses to slices of atomics, and `wide.rs` handles entries in a row by inline assembly.
+//! All `unsafe` code is in three places: the arena (`arena.rs`, `arena/erased.rs`, `arena/heap.rs`) reduces
+//! addresses to slices of atomics, `wide.rs` handles entries in a row by inline assembly, and `reclaim` keeps a list
+//! of threads (`threads.rs`) and calls Linux's `membarrier` (`membarrier.rs`).
 
 #![no_std]
 #![deny(unsafe_code)]
@@ -90,6 +92,7 @@ pub mod named;
 pub mod observe;
 mod pending;
 mod prot;
+pub mod reclaim;
 mod takeover;
 pub mod walk;
 #[cfg(all(feature = "std", target_arch = "x86_64"))]

@@ -31,6 +31,7 @@ use crate::cell::Cell;
 use crate::error::{DirtyError, UnmapError};
 use crate::format::Format;
 use crate::memory::TableMemory;
+use crate::reclaim::Reclaim;
 
 impl<F: Format, M: TableMemory> Table<F, M> {
     /// Switches dirty tracking on or off; it is off at first.
@@ -73,7 +74,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     }
 }
 
-impl<F: Format, M: TableMemory, const SLOTS: usize> SharedTable<F, M, SLOTS> {
+impl<F: Format, M: TableMemory, R: Reclaim> SharedTable<F, M, R> {
     /// See [`Table::track_dirty`]. Waits for every operation that is under way: when it returns, no
     /// unmap goes on that has not seen the change.
     pub fn track_dirty(&self, on: bool) -> Result<(), DirtyError> {

@@ -26,6 +26,7 @@ use crate::format::{Aperture, Entry, Format};
 use crate::memory::TableMemory;
 use crate::pending::Pending;
 use crate::prot::Prot;
+use crate::reclaim::Reclaim;
 
 /// Who is told of dirty leaves.
 trait Visitor {
@@ -325,7 +326,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     }
 }
 
-impl<F: Format, M: TableMemory, const SLOTS: usize> SharedTable<F, M, SLOTS> {
+impl<F: Format, M: TableMemory, R: Reclaim> SharedTable<F, M, R> {
     /// See [`Table::harvest`]. What is written to meanwhile is in this harvest or in the next one.
     pub fn harvest<W: AsRef<[u64]> + AsMut<[u64]>>(
         &self,

@@ -1,9 +1,10 @@
 //! Inside a shared table: several operations under one guard.
 
+use core::fmt;
+
 use runs::{Iova, Pa, Span};
 
 use super::access::Disjoint;
-use super::guard::Guard;
 use super::removal_check::Amount;
 use super::sink::{Discard, RunSink};
 use super::{Leaf, SharedTable};
@@ -12,6 +13,7 @@ use crate::format::Format;
 use crate::gather::Gather;
 use crate::memory::TableMemory;
 use crate::prot::Prot;
+use crate::reclaim::{DefaultReclaim, Guard, Reclaim};
 
 /// A place inside a [`SharedTable`], for as long as it lives.
 ///
@@ -20,19 +22,18 @@ use crate::prot::Prot;
 /// that are unlinked wait, to be used again, until whoever was inside has left. So do not stay while
 /// you wait for something: a flush, a lock, another thread, or
 /// [`track_dirty`](SharedTable::track_dirty) on the same table.
-#[derive(Debug)]
-pub struct Inside<'t, F: Format, M: TableMemory, const SLOTS: usize> {
-    shared: &'t SharedTable<F, M, SLOTS>,
+pub struct Inside<'t, F: Format, M: TableMemory, R: Reclaim = DefaultReclaim> {
+    shared: &'t SharedTable<F, M, R>,
     /// What no other operation touches, if that is more than what one of these removes.
     owned: Option<Span<Iova>>,
-    _guard: Guard<'t, M::Link>,
+    _guard: Guard<'t, R>,
 }
 
-impl<'t, F: Format, M: TableMemory, const SLOTS: usize> Inside<'t, F, M, SLOTS> {
+impl<'t, F: Format, M: TableMemory, R: Reclaim> Inside<'t, F, M, R> {
     #[inline(always)]
     pub(super) fn new(
-        shared: &'t SharedTable<F, M, SLOTS>,
-        guard: Guard<'t, M::Link>,
+        shared: &'t SharedTable<F, M, R>,
+        guard: Guard<'t, R>,
         owned: Option<Span<Iova>>,
     ) -> Self {
         Self {
@@ -103,5 +104,11 @@ impl<'t, F: Format, M: TableMemory, const SLOTS: usize> Inside<'t, F, M, SLOTS> 
         let table = self.shared.table();
         let access = table.owned(range, self.owned);
         table.unmap_as(range, amount, gather, sink, access)
+    }
+}
+
+impl<F: Format, M: TableMemory, R: Reclaim> fmt::Debug for Inside<'_, F, M, R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Inside").finish_non_exhaustive()
     }
 }

@@ -43,7 +43,6 @@ mod clear;
 mod descend;
 mod dirty;
 mod entries;
-mod guard;
 mod harvest;
 mod inside;
 mod inspect;

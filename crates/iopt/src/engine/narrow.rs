@@ -17,6 +17,7 @@ use crate::format::Format;
 use crate::gather::Gather;
 use crate::memory::TableMemory;
 use crate::prot::Prot;
+use crate::reclaim::Reclaim;
 
 /// How far a narrow call came.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -123,7 +124,7 @@ impl<F: Format, M: TableMemory> MapPages for Table<F, M> {
     }
 }
 
-impl<F: Format, M: TableMemory, const SLOTS: usize> MapPages for &SharedTable<F, M, SLOTS> {
+impl<F: Format, M: TableMemory, R: Reclaim> MapPages for &SharedTable<F, M, R> {
     fn map_page(&mut self, iova: u64, pa: u64, size: u64, prot: Prot) -> Result<(), MapError> {
         self.map_pages(iova, pa, size, 1, prot).result
     }

@@ -26,6 +26,7 @@ use crate::format::{Entry, Format};
 use crate::gather::Gather;
 use crate::memory::TableMemory;
 use crate::prot::Prot;
+use crate::reclaim::Reclaim;
 
 /// What may change in place.
 const PERMISSIONS: Prot = Prot::RW.union(Prot::EXECUTE).union(Prot::PRIVILEGED);
@@ -230,7 +231,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     }
 }
 
-impl<F: Format, M: TableMemory, const SLOTS: usize> SharedTable<F, M, SLOTS> {
+impl<F: Format, M: TableMemory, R: Reclaim> SharedTable<F, M, R> {
     /// See [`Table::protect`].
     pub fn protect(
         &self,

@@ -23,7 +23,7 @@
 //! leaves than it could be ([`map_anew`](SharedTable::map_anew) gives it back first).
 //!
 //! **Guards.** Every operation holds a guard while it looks at tables, so that none of them is
-//! reused meanwhile: see [`guard`](super::guard). Readers hold nothing else, and may read what others
+//! reused meanwhile: see [`reclaim`](crate::reclaim). Readers hold nothing else, and may read what others
 //! change.
 //!
 //! **Links and flushes.** Where the unit reads past the caches
@@ -39,7 +39,6 @@
 use runs::{Iova, Pa, Span};
 
 use super::access::Disjoint;
-use super::guard::{Guard, Readers};
 use super::inside::Inside;
 use super::sink::RunSink;
 use super::{Leaf, Table};
@@ -48,35 +47,43 @@ use crate::format::{Format, Root};
 use crate::gather::{Flushed, Gather};
 use crate::memory::{Chain, TableMemory};
 use crate::prot::Prot;
+use crate::reclaim::{DefaultReclaim, Guard, Readers, Reclaim};
 
 /// A [`Table`] that many threads map, unmap and read at once.
 ///
 /// Operations that change it and run at once have ranges that do not overlap: that is the caller's part,
-/// and where it fails translations may be wrong. They never wait for each other. At most `SLOTS`
-/// operations are under way at a time, further ones wait. Waiting calls [`TableMemory::wait`].
+/// and where it fails translations may be wrong. They never wait for each other.
 ///
-/// Tables that were unlinked stay out of use until everybody has left who was inside by then. While
+/// Tables that were unlinked stay out of use until every thread has left that was inside by then; `R` says how
+/// these are known ([`reclaim`](crate::reclaim)). While
 /// the scheduler has stopped one of those, memory that is just large enough may run out
 /// ([`MapError::NoTables`](crate::MapError::NoTables)): [`poll`](Self::poll) and try again.
 #[derive(Debug)]
-pub struct SharedTable<F, M: TableMemory, const SLOTS: usize = 32> {
+pub struct SharedTable<F, M: TableMemory, R = DefaultReclaim> {
     pub(super) table: Table<F, M>,
-    pub(super) readers: Readers<M::Link, SLOTS>,
+    pub(super) readers: Readers<R, M::Link>,
 }
 
-impl<F: Format, M: TableMemory, const SLOTS: usize> SharedTable<F, M, SLOTS> {
+impl<F: Format, M: TableMemory> SharedTable<F, M> {
     /// Shares a table.
     pub fn new(table: Table<F, M>) -> Self {
+        Self::with_reclaim(table, DefaultReclaim::default())
+    }
+}
+
+impl<F: Format, M: TableMemory, R: Reclaim> SharedTable<F, M, R> {
+    /// Shares a table whose readers are known by `reclaim`.
+    pub fn with_reclaim(table: Table<F, M>, reclaim: R) -> Self {
         Self {
             table,
-            readers: Readers::new(),
+            readers: Readers::new(reclaim),
         }
     }
 
     /// The table by itself again. Tables that waited for readers are given back.
-    pub fn into_inner(self) -> Table<F, M> {
-        // Nobody is inside: this is the only reference.
-        self.readers.poll(&self.table.memory);
+    pub fn into_inner(mut self) -> Table<F, M> {
+        // No thread is inside: this is the only reference.
+        self.readers.give_all_back(&self.table.memory);
         let mut table = self.table;
         table.format = table.format();
         table.look_for_empty_tables();
@@ -117,20 +124,20 @@ impl<F: Format, M: TableMemory, const SLOTS: usize> SharedTable<F, M, SLOTS> {
     }
 
     #[inline]
-    pub(super) fn guard(&self) -> Guard<'_, M::Link> {
+    pub(super) fn guard(&self) -> Guard<'_, R> {
         self.readers.enter(&self.table.memory)
     }
 
     /// Goes inside, to do several things there: see [`Inside`].
     #[inline]
-    pub fn enter(&self) -> Inside<'_, F, M, SLOTS> {
+    pub fn enter(&self) -> Inside<'_, F, M, R> {
         Inside::new(self, self.guard(), None)
     }
 
     /// As [`enter`](Self::enter), for an operation that owns `range` and not only what it removes:
     /// tables that `range` spans whole are unlinked when they have become empty.
     #[inline]
-    pub fn owning(&self, range: Span<Iova>) -> Inside<'_, F, M, SLOTS> {
+    pub fn owning(&self, range: Span<Iova>) -> Inside<'_, F, M, R> {
         Inside::new(self, self.guard(), Some(range))
     }
 

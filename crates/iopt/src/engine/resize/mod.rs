@@ -43,6 +43,7 @@ use crate::error::{PageSizeError, RangeError, ResizeError};
 use crate::format::{BreakBeforeMake, Format};
 use crate::gather::{Flushed, Gather, Invalidation};
 use crate::memory::{Chain, TableMemory};
+use crate::reclaim::Reclaim;
 
 use apply::Work;
 use batch::Batch;
@@ -315,7 +316,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     }
 }
 
-impl<F: Format, M: TableMemory, const SLOTS: usize> SharedTable<F, M, SLOTS> {
+impl<F: Format, M: TableMemory, R: Reclaim> SharedTable<F, M, R> {
     /// See [`Table::split`]. `flush` is called inside: it must not wait for another operation on this
     /// table. The leaves that reach over the ends of the range belong to the operation, too.
     pub fn split<E>(
