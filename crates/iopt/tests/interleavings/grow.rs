@@ -5,9 +5,8 @@ use super::*;
 /// Of two levels, which can become three.
 fn growing(memory: &Arc<Tables>) -> Arc<Shared<true>> {
     let format = Tiny::<true> { levels: 2 };
-    Arc::new(SharedTable::new(
-        Table::new(format, Arc::clone(memory)).unwrap(),
-    ))
+    let table = Table::new(format, Arc::clone(memory)).unwrap();
+    Arc::new(SharedTable::with_reclaim(table, Slots::default()))
 }
 
 /// The gather of a growth always has the unit told of the new root.

@@ -9,7 +9,7 @@
 //! | links | `two_maps_into_a_table_that_is_not_there_yet`, `of_three_missing_tables_two_maps_share_two` |
 //! | neighbours | `an_entry_goes_while_its_neighbour_comes`, `two_unmaps_of_neighbours_leave_their_table`, module `resize` |
 //! | free | `a_subtree_goes_while_a_page_is_mapped_beside_it`, `an_owner_frees_what_it_emptied_while_a_neighbour_comes` |
-//! | reader against free | `a_reader_never_meets_a_table_that_is_used_for_something_else`, module `grow` |
+//! | reader against free | `a_reader_never_meets_a_table_that_is_used_for_something_else`, module `grow`, by slots; by thread, with a barrier of one side and signals, module `threads` |
 //! | lazy flush | module `lazy` |
 //! | replay | module `replay` |
 //! | hardware that writes | module `dirty` |
@@ -29,24 +29,25 @@ mod grow;
 mod lazy;
 mod replay;
 mod resize;
+mod threads;
 mod tiny;
 
 use std::sync::Arc;
 
+use iopt::reclaim::Slots;
 use iopt::{Gather, MapError, Prot, SharedTable, Table};
 use loom::thread;
 use runs::Span;
 
-use tiny::{TINY, Tables, Tiny};
+use tiny::{LoomCell, TINY, Tables, Tiny};
 
 const PAGE: u64 = 4096;
 
-type Shared<const GROWS: bool = false> = SharedTable<Tiny<GROWS>, Arc<Tables>, 2>;
+type Shared<const GROWS: bool = false> = SharedTable<Tiny<GROWS>, Arc<Tables>, Slots<LoomCell, 2>>;
 
 fn shared(memory: &Arc<Tables>) -> Arc<Shared> {
-    Arc::new(SharedTable::new(
-        Table::new(TINY, Arc::clone(memory)).unwrap(),
-    ))
+    let table = Table::new(TINY, Arc::clone(memory)).unwrap();
+    Arc::new(SharedTable::with_reclaim(table, Slots::default()))
 }
 
 fn map<const GROWS: bool>(table: &Shared<GROWS>, page: u64, pages: u64) -> Result<(), MapError> {
@@ -118,8 +119,13 @@ fn finish<const GROWS: bool>(
 }
 
 fn model(f: impl Fn() + Sync + Send + 'static) {
+    model_of(3, f);
+}
+
+/// Of as many preemptions at most.
+fn model_of(preemptions: usize, f: impl Fn() + Sync + Send + 'static) {
     let mut builder = loom::model::Builder::new();
-    builder.preemption_bound = Some(3);
+    builder.preemption_bound = Some(preemptions);
     builder.max_branches = 100_000;
     builder.check(f);
 }

@@ -9,6 +9,8 @@ use loom::sync::atomic::{AtomicU64, Ordering, fence};
 use loom::thread;
 use runs::PageSizes;
 
+use super::threads::access;
+
 /// The device may write.
 pub(crate) const WRITABLE: u64 = 1 << 4;
 /// What hardware sets.
@@ -105,21 +107,27 @@ impl Cell for LoomCell {
     const BYTES: usize = 8;
 
     fn get(&self) -> u64 {
+        access();
         self.0.load(Ordering::Relaxed)
     }
     fn get_acquire(&self) -> u64 {
+        access();
         self.0.load(Ordering::Acquire)
     }
     fn set(&self, word: u64) {
+        access();
         self.0.store(word, Ordering::Relaxed);
     }
     fn set_release(&self, word: u64) {
+        access();
         self.0.store(word, Ordering::Release);
     }
     fn exchange(&self, word: u64) -> u64 {
+        access();
         self.0.swap(word, Ordering::AcqRel)
     }
     fn set_if(&self, old: u64, new: u64) -> Result<(), u64> {
+        access();
         self.0
             .compare_exchange(old, new, Ordering::AcqRel, Ordering::Acquire)
             .map(|_| ())

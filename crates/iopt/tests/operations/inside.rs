@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use iopt::format::{AmdV1, VtdSs};
+use iopt::reclaim::{Reclaim, Slots};
 use iopt::{Gather, HeapTables, MapError, Prot, SharedTable, Table, UnmapError, WithDirty};
 use runs::{Iova, Run, Span};
 
@@ -23,7 +24,7 @@ fn page(nth: u64) -> Span<Iova> {
     Span::new(IOVA + nth * PAGE, PAGE)
 }
 
-fn flush(gather: &mut Gather, table: &Shared<'_>) {
+fn flush<R: Reclaim>(gather: &mut Gather, table: &SharedTable<VtdSs, &HeapTables, R>) {
     table.reclaim(gather.flush_with(|_| Ok::<_, ()>(())).unwrap());
 }
 
@@ -69,7 +70,9 @@ fn what_is_done_inside_is_what_single_operations_do() {
 #[test]
 fn tables_wait_for_readers_inside_and_for_no_other() {
     let memory = HeapTables::with_tables(64).unwrap();
-    let table = shared(&memory);
+    // By slots, each guard is for itself, and those of other tests' threads are not ours.
+    let table = Table::new(VtdSs::new(4).unwrap(), &memory).unwrap();
+    let table = SharedTable::with_reclaim(table, <Slots>::default());
     let map = || {
         table.map(IOVA, &[Span::new(PA, PAGE)], Prot::RW).unwrap();
     };
