@@ -13,14 +13,15 @@
 //! walk, and the copy of at most 2 MiB of data) lies between
 //!
 //! ```text
-//! port:     turn := odd;  fence SeqCst;  read context, caches, tables;  copy;  turn := even (release)
-//! flusher:  empty entries, unlink tables;  fence SeqCst;  remove from caches;  fence SeqCst;
+//! port:     turn := odd;  light fence;  read context, caches, tables;  copy;  turn := even (release)
+//! flusher:  empty entries, unlink tables;  fence SeqCst;  remove from caches;  heavy fence;
 //!           read turns (acquire);  wait until each odd one has changed
 //! ```
 //!
-//! The two fences that face each other are those of the store-buffer pattern: either the flusher
-//! sees the odd turn, and waits for this access to end; or the port's fence is later, and then all
-//! its reads see the tables emptied and the caches cleaned. What an access copied before it left is
+//! The two fences that face each other, light and heavy, are those of the store-buffer pattern: either
+//! the flusher sees the odd turn, and waits for this access to end; or the port's fence is later, and then
+//! all its reads see the tables emptied and the caches cleaned. The light one costs an access nothing
+//! where the platform has a barrier that one thread executes for all: see [`iopt::reclaim`]. What an access copied before it left is
 //! visible to the flusher, since it acquires what the port released.
 //!
 //! **Clock.** Flushers clean one after the other, and the flush clock is odd meanwhile. A walk
@@ -77,6 +78,7 @@ use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use iopt::reclaim::fence_heavy;
 use iopt::walk::{WalkMemory, Walker};
 use iopt::{FormatId, Invalidation, Root};
 use runs::{Iova, PageSizes, Span};
@@ -185,6 +187,13 @@ impl FlushClock {
         let result = clean();
         self.time.store(time + 2, Ordering::Release);
         result
+    }
+}
+
+/// What faces the ports' light fences. Refused, after it was granted, it is granted again soon.
+fn barrier() {
+    while !fence_heavy() {
+        std::thread::yield_now();
     }
 }
 
@@ -353,7 +362,7 @@ impl<T, D> Shared<T, D> {
             .walker(root)
             .map_err(|cause| FlushError::Root { domain, cause })?;
         self.registry.set_root(domain, walker);
-        fence(Ordering::SeqCst);
+        barrier();
         self.wait_in(domain, self.registry.busy_in(domain))
     }
 
@@ -361,7 +370,7 @@ impl<T, D> Shared<T, D> {
         // What the caller stored in the tables comes before the cleaning.
         fence(Ordering::SeqCst);
         let removed = self.clock.clean(clean);
-        fence(Ordering::SeqCst);
+        barrier();
         let busy = self.registry.busy_in(domain);
         self.flushes.fetch_add(1, Ordering::Relaxed);
         self.removed.fetch_add(removed, Ordering::Relaxed);
@@ -432,7 +441,7 @@ where
     fn detach(&self, device: DeviceId) -> Result<(), AttachError> {
         let shared = &*self.shared;
         let leaving = shared.registry.begin_detach(device)?;
-        fence(Ordering::SeqCst);
+        barrier();
         shared
             .wait(leaving.busy())
             .map_err(|(device, busy, waited)| AttachError::TimedOut {

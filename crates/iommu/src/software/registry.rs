@@ -135,7 +135,7 @@ pub(super) struct Leaving {
 }
 
 impl Leaving {
-    /// The accesses that are under way. To be called after a SeqCst fence.
+    /// The accesses that are under way. To be called after [`barrier`](super::barrier).
     pub(super) fn busy(&self) -> Vec<Busy> {
         let mut busy = Vec::new();
         self.device.busy(&mut busy);
@@ -234,7 +234,7 @@ impl Registry {
         }
     }
 
-    /// The accesses under way of all devices of a domain. To be called after a SeqCst fence.
+    /// The accesses under way of all devices of a domain. To be called after [`barrier`](super::barrier).
     pub(super) fn busy_in(&self, domain: DomainId) -> Vec<Busy> {
         let mut busy = Vec::new();
         for member in lock(&self.members).devices.values() {
