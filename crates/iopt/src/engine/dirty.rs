@@ -76,7 +76,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
 
 impl<F: Format, M: TableMemory, R: Reclaim> SharedTable<F, M, R> {
     /// See [`Table::track_dirty`]. Waits for every operation that is under way: when it returns, no
-    /// unmap goes on that has not seen the change.
+    /// unmap goes on that has not seen the change. Not to be called [inside](SharedTable::enter).
     pub fn track_dirty(&self, on: bool) -> Result<(), DirtyError> {
         self.table.check_kept()?;
         self.table.dirty.set(on.into());

@@ -21,7 +21,8 @@ use crate::reclaim::{DefaultReclaim, Guard, Reclaim};
 /// after a look into a queue, stays inside for all of them. Other threads go on meanwhile; only tables
 /// that are unlinked wait, to be used again, until whoever was inside has left. So do not stay while
 /// you wait for something: a flush, a lock, another thread, or
-/// [`track_dirty`](SharedTable::track_dirty) on the same table.
+/// [`track_dirty`](SharedTable::track_dirty), which waits for all who are inside: where readers are known
+/// by thread, inside any table.
 pub struct Inside<'t, F: Format, M: TableMemory, R: Reclaim = DefaultReclaim> {
     shared: &'t SharedTable<F, M, R>,
     /// What no other operation touches, if that is more than what one of these removes.

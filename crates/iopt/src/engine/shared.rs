@@ -54,10 +54,10 @@ use crate::reclaim::{DefaultReclaim, Guard, Readers, Reclaim};
 /// Operations that change it and run at once have ranges that do not overlap: that is the caller's part,
 /// and where it fails translations may be wrong. They never wait for each other.
 ///
-/// Tables that were unlinked stay out of use until every thread has left that was inside by then; `R` says how
-/// these are known ([`reclaim`](crate::reclaim)). While
-/// the scheduler has stopped one of those, memory that is just large enough may run out
-/// ([`MapError::NoTables`](crate::MapError::NoTables)): [`poll`](Self::poll) and try again.
+/// Tables that were unlinked stay out of use until every thread has left that was inside by then; `R` says
+/// how these are known ([`reclaim`](crate::reclaim)). While the scheduler has stopped one of those, memory
+/// that is just large enough may run out ([`MapError::NoTables`](crate::MapError::NoTables)):
+/// [`poll`](Self::poll) and try again.
 #[derive(Debug)]
 pub struct SharedTable<F, M: TableMemory, R = DefaultReclaim> {
     pub(super) table: Table<F, M>,

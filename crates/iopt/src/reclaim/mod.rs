@@ -44,11 +44,11 @@
 
 mod asymmetric;
 mod batches;
-mod record;
-mod slots;
 #[cfg(all(feature = "std", target_os = "linux", not(miri), not(dmaspace_fences)))]
 #[allow(unsafe_code)]
 mod membarrier;
+mod record;
+mod slots;
 #[cfg(feature = "std")]
 #[allow(unsafe_code)]
 mod threads;

@@ -159,12 +159,7 @@ fn a_reader_and_the_reclaimer<C: Cell + Default + 'static>(signal: usize, barrie
         let other = Arc::clone(&linked);
         let reader = thread::spawn(move || {
             let (handlers, processor) = (Arc::clone(&other), Arc::clone(&other.processor));
-            run_on(
-                processor,
-                signal,
-                move || handlers.read(),
-                || other.read(),
-            );
+            run_on(processor, signal, move || handlers.read(), || other.read());
         });
         linked.reclaim(barrier);
         reader.join().unwrap();
@@ -267,9 +262,7 @@ fn a_reader_of_a_table_that_is_reused(signal: usize, preemptions: usize) {
         });
         let mut gather = Gather::new();
         let range = Span::new(0, PAGE);
-        table
-            .unmap(range, &mut gather, &mut iopt::Discard)
-            .unwrap();
+        table.unmap(range, &mut gather, &mut iopt::Discard).unwrap();
         table.reclaim(gather.flush_with(|_| Ok::<_, ()>(())).unwrap());
         while let Err(error) = table.map(7 * PAGE, &frames(7), Prot::RW) {
             assert!(matches!(error, MapError::NoTables(_)));

@@ -1,6 +1,9 @@
 //! A top that grows while the table is in use.
 
+use std::sync::atomic::AtomicU64;
+
 use iopt::format::{AmdV1, VtdSs, X86_64};
+use iopt::reclaim::Slots;
 use iopt::walk::{Access, Walker};
 use iopt::{
     BuildError, Flushed, Format, Gather, HeapTables, MapError, Prot, RangeError, Root, SharedTable,
@@ -213,7 +216,8 @@ fn a_growth_that_is_refused_changes_nothing() {
 #[test]
 fn a_shared_table_grows_and_is_the_larger_one_afterwards() {
     let memory = memory();
-    let table = SharedTable::<_, _, 2>::new(amdv1(1, &memory));
+    let slots = Slots::<AtomicU64, 2>::default();
+    let table = SharedTable::with_reclaim(amdv1(1, &memory), slots);
     table
         .map(0, &[Span::new(9 * PAGE, PAGE)], Prot::RW)
         .unwrap();

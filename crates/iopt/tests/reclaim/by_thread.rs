@@ -35,9 +35,7 @@ fn map(table: &Shared, iova: u64, pa: u64) -> Result<(), MapError> {
 
 fn unmap(table: &Shared, range: Span<Iova>) {
     let mut gather = Gather::new();
-    table
-        .unmap(range, &mut gather, &mut iopt::Discard)
-        .unwrap();
+    table.unmap(range, &mut gather, &mut iopt::Discard).unwrap();
     table.reclaim(gather.flush_with(|_| Ok::<_, ()>(())).unwrap());
 }
 
