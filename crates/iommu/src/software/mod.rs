@@ -78,7 +78,7 @@ use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use iopt::reclaim::fence_heavy;
+use iopt::reclaim::{Threads, fence_heavy};
 use iopt::walk::{WalkMemory, Walker};
 use iopt::{FormatId, Invalidation, Root};
 use runs::{Iova, PageSizes, Span};
@@ -227,6 +227,8 @@ impl<T, D> SoftwareUnit<T, D> {
 
     /// A unit with its own sizes and abilities.
     pub fn with_config(tables: T, data: D, config: Config) -> Self {
+        // Has the ports' fence chosen now, and not at the first flush.
+        let _chosen = Threads::default();
         Self {
             shared: Arc::new(Shared {
                 tables,
