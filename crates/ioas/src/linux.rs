@@ -9,7 +9,7 @@ use hostmem::{
     Backing, FrameSource, Frames, KernelNodes, Mapping, NodePolicy, Pin, PinError, PinKind, Pinner,
     PinnerError,
 };
-use iopt::{Arena, AtomicMeta, Storage, TABLE_BYTES};
+use iopt::{Arena, AtomicMeta, Storage, TABLE_BYTES, WideCell};
 use runs::{Offset, Pa, Span};
 
 use crate::object::{Cause, MemoryObject, PinFailed, Pinned, ProcessMemory, RunReader};
@@ -274,10 +274,10 @@ impl MappedStorage {
 // elsewhere has nothing but such cells either.
 #[allow(unsafe_code)]
 unsafe impl Storage for MappedStorage {
-    type Cell = AtomicU64;
+    type Cell = WideCell;
 
-    fn cells(&self) -> &[AtomicU64] {
-        self.mapping.cells()
+    fn cells(&self) -> &[WideCell] {
+        WideCell::over(self.mapping.cells())
     }
 
     fn metas(&self) -> &[AtomicMeta] {

@@ -84,9 +84,6 @@ pub enum ArenaError {
         /// Metas.
         metas: usize,
     },
-    /// The processor does not have what the cells need.
-    #[error("the processor does not have what the cells need")]
-    Processor,
 }
 
 /// Where the tables of an arena and their metas lie, as long as the arena does.

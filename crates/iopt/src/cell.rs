@@ -9,7 +9,7 @@
 //! how many cells hold a series, empties these, or collects the bits that are set in any cell. A
 //! series is a first entry and a step, so eight entries are compared with one decision, whatever the
 //! format; decoding looks at the first entry of a row only. Rows are methods of the cell so that
-//! vector instructions come as another cell (`WideCell`) and not as another engine.
+//! vector instructions come as another cell ([`WideCell`](crate::WideCell)) and not as another engine.
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering, compiler_fence};
 

@@ -63,8 +63,9 @@
 //! known by their threads.
 //!
 //! All `unsafe` code is in three places: the arena (`arena.rs`, `arena/erased.rs`, `arena/heap.rs`) reduces
-//! addresses to slices of atomics, `wide.rs` handles entries in a row by inline assembly, and `reclaim` keeps a list
-//! of threads (`threads.rs`) and calls Linux's `membarrier` (`membarrier.rs`).
+//! addresses to slices of atomics; `wide.rs`, `wide/avx.rs` handle entries in a row, by inline assembly where
+//! the processor has vectors; `reclaim` keeps a list of threads (`threads.rs`) and calls Linux's `membarrier`
+//! (`membarrier.rs`).
 
 #![no_std]
 #![deny(unsafe_code)]
@@ -95,9 +96,8 @@ mod prot;
 pub mod reclaim;
 mod takeover;
 pub mod walk;
-#[cfg(all(feature = "std", target_arch = "x86_64"))]
 #[allow(unsafe_code)]
-pub mod wide;
+mod wide;
 
 #[cfg(feature = "alloc")]
 pub use any::{AnyAdopted, AnyCell, AnyMemory, AnyPlanned, AnyTable, ErasableMemory};
@@ -119,3 +119,4 @@ pub use memory::{Chain, Meta, Reserve, TABLE_BYTES, TableMemory};
 pub use pending::{Pending, PendingError, Shown};
 pub use prot::Prot;
 pub use takeover::{AdoptError, Adopted, Takeover};
+pub use wide::WideCell;

@@ -4,11 +4,9 @@
 //! Source: Intel Virtualization Technology for Directed I/O, architecture specification (D51397),
 //! chapters 7 (faults), 9 (structures) and 11 (registers).
 
-use std::sync::atomic::{AtomicU64, Ordering};
-
 use anyhow::{Context as _, ensure};
 use iommu::Registers as _;
-use iopt::{Discard, Gather, Prot, Root, Table, TableMemory as _, format::VtdSs};
+use iopt::{Cell, Discard, Gather, Prot, Root, Table, TableMemory as _, format::VtdSs};
 use qtest::pci::Address;
 use runs::{Pa, Span};
 
@@ -87,7 +85,7 @@ impl<'a> Vtd<'a> {
         })
     }
 
-    fn cell(&self, table: u64, index: usize) -> anyhow::Result<&'a AtomicU64> {
+    fn cell(&self, table: u64, index: usize) -> anyhow::Result<&'a (impl Cell + 'a)> {
         let cells = self.rig.structures().entries(table, 512);
         cells.get(index).context("a table has 512 entries")
     }
@@ -98,11 +96,11 @@ impl<'a> Vtd<'a> {
         let function = usize::from(device.requester_id() & 0xff);
         let width = u64::from(root.levels) - 2;
         let high = self.cell(self.contexts, 2 * function + 1)?;
-        high.store(u64::from(domain) << 8 | width, Ordering::Release);
+        high.set_release(u64::from(domain) << 8 | width);
         let low = self.cell(self.contexts, 2 * function)?;
-        low.store(root.address | 1, Ordering::Release);
+        low.set_release(root.address | 1);
         let bus = self.cell(self.root, 0)?;
-        bus.store(self.contexts | 1, Ordering::Release);
+        bus.set_release(self.contexts | 1);
         Ok(())
     }
 

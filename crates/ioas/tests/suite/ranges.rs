@@ -1,7 +1,6 @@
 //! Which areas a range names: borders, cuts, several areas at once, the top of the address space.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 
 use crate::common::*;
 use ioas::{CloseError, Ledger, MapError, Memory, Synthetic, UnmapError, Unmapped};
@@ -232,7 +231,7 @@ fn an_unmap_over_both_halves_is_all_or_nothing_even_with_a_damaged_table() {
     bench.map(PAGE, pages(3)).unwrap();
     bench.map(high, pages(3)).unwrap();
     // Somebody puts a 2 MiB leaf where the table of the high area was linked.
-    fn damaged(bench: &Bench) -> &AtomicU64 {
+    fn damaged(bench: &Bench) -> &impl Cell {
         let index = |shift: u32| (0u64.wrapping_sub(GIB) >> shift & 511) as usize;
         let mut address = bench
             .space

@@ -17,15 +17,43 @@ use crate::format::{
 };
 use crate::memory::TableMemory;
 use crate::takeover::{AdoptError, Adopted, Takeover};
+use crate::wide::WideCell;
+
+/// The cell of memory that an [`AnyTable`] can have.
+///
+/// Tables are compiled for one cell of each width, and take any other for that one.
+pub trait AnyCell: Cell + Send + Sync + fmt::Debug + Sized + 'static {
+    /// The cell for which they are compiled.
+    #[doc(hidden)]
+    type One: ByWidth;
+
+    /// The same cells, as that one.
+    #[doc(hidden)]
+    fn one(cells: &[Self]) -> &[Self::One];
+
+    /// The reverse.
+    #[doc(hidden)]
+    fn own(cells: &[Self::One]) -> &[Self];
+}
+
+impl AnyCell for AtomicU64 {
+    type One = WideCell;
+
+    fn one(cells: &[Self]) -> &[WideCell] {
+        WideCell::over(cells)
+    }
+
+    fn own(cells: &[WideCell]) -> &[Self] {
+        WideCell::narrow(cells)
+    }
+}
 
 /// The width of entries decides which formats there can be.
-pub trait AnyCell: Cell + Send + Sync + fmt::Debug + Sized + 'static {
+pub trait ByWidth: Cell + Send + Sync + fmt::Debug + Sized + 'static {
     /// The other width.
-    #[doc(hidden)]
-    type Other: AnyCell;
+    type Other: ByWidth;
 
     /// Hands the format with this name and these levels to `visitor`.
-    #[doc(hidden)]
     fn with_format<V: Visitor>(
         format: FormatId,
         levels: u8,
@@ -34,7 +62,6 @@ pub trait AnyCell: Cell + Send + Sync + fmt::Debug + Sized + 'static {
 
     /// The same, and the error of memory with tables of `table_bytes` bytes if the format has entries of
     /// another width.
-    #[doc(hidden)]
     fn with_fitting<V: Visitor>(
         format: FormatId,
         levels: u8,
@@ -56,7 +83,6 @@ pub trait AnyCell: Cell + Send + Sync + fmt::Debug + Sized + 'static {
     }
 
     /// [`AnyTable::new`], without a parameter: so it is compiled here.
-    #[doc(hidden)]
     fn build(
         format: FormatId,
         levels: u8,
@@ -65,7 +91,6 @@ pub trait AnyCell: Cell + Send + Sync + fmt::Debug + Sized + 'static {
     ) -> Result<AnyTable, BuildError>;
 
     /// [`AnyAdopted::open`], without a parameter.
-    #[doc(hidden)]
     fn open(adopted: Adopted<(FormatId, u8)>, memory: Erased<Self>)
     -> Result<AnyTable, AdoptError>;
 }
@@ -82,6 +107,18 @@ pub trait Visitor {
 macro_rules! any_cell {
     ($cell:ty, $other:ty, $levels:ident { $($id:pat $(if $guard:expr)? => $format:expr,)* }) => {
         impl AnyCell for $cell {
+            type One = Self;
+
+            fn one(cells: &[Self]) -> &[Self] {
+                cells
+            }
+
+            fn own(cells: &[Self]) -> &[Self] {
+                cells
+            }
+        }
+
+        impl ByWidth for $cell {
             type Other = $other;
 
             fn with_format<V: Visitor>(
@@ -118,7 +155,7 @@ macro_rules! any_cell {
 }
 
 any_cell! {
-    AtomicU64, AtomicU32, levels {
+    WideCell, AtomicU32, levels {
         FormatId::AmdV1 => AmdV1::new(levels),
         FormatId::X86_64 => X86_64::new(levels),
         FormatId::VtdSs => VtdSs::new(levels),
@@ -155,7 +192,7 @@ any_cell! {
 }
 
 any_cell! {
-    AtomicU32, AtomicU64, levels {
+    AtomicU32, WideCell, levels {
         FormatId::ArmV7s => Ok::<_, BuildError>(<ArmV7s>::new()),
     }
 }
@@ -189,7 +226,7 @@ struct Build<C> {
     memory: Erased<C>,
 }
 
-impl<C: AnyCell> Visitor for Build<C> {
+impl<C: ByWidth> Visitor for Build<C> {
     type Result = Result<AnyTable, BuildError>;
 
     fn visit<F: Format>(self, format: F) -> Self::Result {
@@ -222,7 +259,7 @@ struct Open<C> {
     memory: Erased<C>,
 }
 
-impl<C: AnyCell> Visitor for Open<C> {
+impl<C: ByWidth> Visitor for Open<C> {
     type Result = Result<AnyTable, AdoptError>;
 
     fn visit<F: Format>(self, format: F) -> Self::Result {

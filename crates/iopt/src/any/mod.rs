@@ -31,6 +31,7 @@ use formats::Adopt;
 use object::{AnyFormat, DynSink, Failed, Resize};
 
 pub use formats::AnyCell;
+use formats::ByWidth;
 
 /// A [`Table`] of any format in any memory: one virtual call per operation, whatever its size.
 ///
@@ -81,7 +82,7 @@ impl AnyTable {
         sizes: PageSizes,
         memory: M,
     ) -> Result<Self, BuildError> {
-        AnyCell::build(format, levels, sizes, Erased::new(memory))
+        ByWidth::build(format, levels, sizes, Erased::new(memory))
     }
 
     /// Takes the table that another process has told a unit as `root`, whose leaves are to be of the
@@ -97,12 +98,14 @@ impl AnyTable {
             root,
             sizes,
         };
-        let adopted = S::Cell::with_fitting(root.format, root.levels, 1 << TABLE_LOG2, adopt);
+        let (format, levels) = (root.format, root.levels);
+        let adopted =
+            <S::Cell as AnyCell>::One::with_fitting(format, levels, 1 << TABLE_LOG2, adopt);
         adopted.map_err(AdoptError::Build)?
     }
 
     /// What converts a [`Table`] is `From`; this is for one whose memory is erased.
-    fn over<F: Format, C: AnyCell>(table: Table<F, Erased<C>>) -> Self {
+    fn over<F: Format, C: ByWidth>(table: Table<F, Erased<C>>) -> Self {
         let memory = AnyMemory(Arc::new(table.memory().clone()));
         let table = Box::new(table);
         Self { table, memory }
@@ -370,7 +373,7 @@ impl AnyMemory {
 impl AnyAdopted {
     /// See [`Adopted::open`].
     pub fn open<M: ErasableMemory>(self, memory: M) -> Result<AnyTable, AdoptError> {
-        AnyCell::open(self.0, Erased::new(memory))
+        ByWidth::open(self.0, Erased::new(memory))
     }
 }
 
@@ -402,7 +405,7 @@ trait Tables: fmt::Debug + Send + Sync {
     fn reclaim(&self, chain: Chain);
 }
 
-impl<C: AnyCell> Tables for Erased<C> {
+impl<C: ByWidth> Tables for Erased<C> {
     fn set_aside(&self, count: u64, chain: &mut Chain) -> Result<(), NoTables> {
         let mut reserve = self.reserve(count)?;
         while let Some((table, _)) = reserve.take(self) {

@@ -7,7 +7,7 @@ use core::fmt;
 
 use runs::{Iova, Pa, PageSizes, Run, SizeHistogram, Span};
 
-use super::AnyCell;
+use super::ByWidth;
 use crate::arena::erased::Erased;
 use crate::engine::{
     Amount, Discard, Exclusive, Interruption, Leaf, Nodes, Plan, RunSink, Table, Wants,
@@ -86,7 +86,7 @@ pub(super) trait AnyFormat: fmt::Debug + Send + Sync {
     fn tear_down(self: Box<Self>) -> Gather;
 }
 
-impl<F: Format, C: AnyCell> AnyFormat for Table<F, Erased<C>> {
+impl<F: Format, C: ByWidth> AnyFormat for Table<F, Erased<C>> {
     fn root(&self) -> Root {
         self.root()
     }

@@ -8,6 +8,7 @@
 use alloc::sync::Arc;
 
 use super::*;
+use crate::any::AnyCell;
 use crate::prot::Prot;
 use runs::Run;
 
@@ -33,7 +34,10 @@ impl<C> Clone for Erased<C> {
 impl<C: Cell> Erased<C> {
     pub(crate) fn new<M>(memory: M) -> Self
     where
-        M: TableMemory<Cell = C, Link = AtomicU64, Count = AtomicU32> + Send + Sync + 'static,
+        M: TableMemory<Cell: AnyCell<One = C>, Link = AtomicU64, Count = AtomicU32>
+            + Send
+            + Sync
+            + 'static,
     {
         let (table_log2, watches_runs) = (M::TABLE_BYTES.trailing_zeros(), memory.watches_runs());
         let memory = Arc::new(memory);
@@ -43,7 +47,15 @@ impl<C: Cell> Erased<C> {
             place: memory
                 .window()
                 .filter(|window| window.table_log2 == table_log2)
-                .map(|window| window.place),
+                .and_then(|Window { place, .. }| {
+                    let count = (place.mask as usize + 1) / C::BYTES;
+                    let all = DynMemory::entries(&*memory, 0, count);
+                    (all.len() == count).then(|| Place {
+                        cells: NonNull::from(all).cast(),
+                        metas: place.metas,
+                        mask: place.mask,
+                    })
+                }),
             table_log2,
             watches_runs,
             memory,
@@ -78,18 +90,18 @@ impl<C> fmt::Debug for dyn DynMemory<C> {
 /// to do there.
 macro_rules! calls {
     ({ $($name:ident($($argument:ident: $type:ty),*) $(-> $result:ty)?;)* } { $($hook:ident($($about:ident: $kind:ty),*);)* }) => {
-        impl<M> DynMemory<M::Cell> for M
+        impl<M> DynMemory<<M::Cell as AnyCell>::One> for M
         where
-            M: TableMemory<Link = AtomicU64, Count = AtomicU32> + Send + Sync,
+            M: TableMemory<Cell: AnyCell, Link = AtomicU64, Count = AtomicU32> + Send + Sync,
         {
-            fn entries(&self, table: u64, count: usize) -> &[M::Cell] {
-                TableMemory::entries(self, table, count)
+            fn entries(&self, table: u64, count: usize) -> &[<M::Cell as AnyCell>::One] {
+                AnyCell::one(TableMemory::entries(self, table, count))
             }
             fn meta(&self, table: u64) -> &AtomicMeta {
                 TableMemory::meta(self, table)
             }
-            fn written(&self, entries: &[M::Cell]) {
-                TableMemory::written(self, entries);
+            fn written(&self, entries: &[<M::Cell as AnyCell>::One]) {
+                TableMemory::written(self, M::Cell::own(entries));
             }
             $(fn $name(&self, $($argument: $type),*) $(-> $result)? {
                 TableMemory::$name(self, $($argument),*)

@@ -4,7 +4,6 @@ use alloc::alloc::{Layout, alloc_zeroed};
 use alloc::boxed::Box;
 
 use super::*;
-#[cfg(all(feature = "std", target_arch = "x86_64"))]
 use crate::wide::WideCell;
 
 /// The base address of [`HeapTables::with_tables`]: above any memory that a machine of today
@@ -14,18 +13,19 @@ const WINDOW: u64 = 1 << 46;
 /// Zeroed memory from the heap. A large allocation takes memory from the system only as it is
 /// touched.
 #[derive(Debug)]
-pub struct HeapStorage<C = AtomicU64> {
+pub struct HeapStorage<C = WideCell> {
     cells: Box<[C]>,
     metas: Box<[AtomicMeta]>,
 }
 
-/// An [`Arena`] on the heap, for tables of 2^`TABLE_LOG2` bytes with cells `C`.
+/// An [`Arena`] on the heap, for tables of 2^`TABLE_LOG2` bytes with cells `C`: [`WideCell`] or
+/// [`AtomicU64`], [`AtomicU32`].
 pub type HeapArena<C, const TABLE_LOG2: u32> = Arena<HeapStorage<C>, TABLE_LOG2>;
 
 /// An [`Arena`] on the heap, for tables of 4 KiB with entries of 8 bytes.
-pub type HeapTables = HeapArena<AtomicU64, 12>;
+pub type HeapTables = HeapArena<WideCell, 12>;
 
-impl<C: Zero, const TABLE_LOG2: u32> HeapArena<C, TABLE_LOG2> {
+impl<C: Cell + AllZero, const TABLE_LOG2: u32> HeapArena<C, TABLE_LOG2> {
     /// Room for at least `tables` tables, in a window of addresses from 64 TiB on.
     pub fn with_tables(tables: u64) -> Result<Self, ArenaError> {
         Self::with_tables_at(tables, WINDOW)
@@ -36,19 +36,14 @@ impl<C: Zero, const TABLE_LOG2: u32> HeapArena<C, TABLE_LOG2> {
         let tables = tables.clamp(16, 1 << 40).next_power_of_two();
         let size = tables << TABLE_LOG2;
         let entries = (size / C::BYTES as u64) as usize;
-        if !C::available() {
-            return Err(ArenaError::Processor);
-        }
         let storage = HeapStorage::new(entries, tables as usize).ok_or(ArenaError::Size(size))?;
         Self::new(storage, base)
     }
 }
 
-impl<C: Zero> HeapStorage<C> {
-    /// Room for `entries` entries in `tables` tables; `None` when the heap has no such room, or
-    /// when the processor does not have what the cells need.
+impl<C: AllZero> HeapStorage<C> {
+    /// Room for `entries` entries in `tables` tables; `None` when the heap has no such room.
     pub fn new(entries: usize, tables: usize) -> Option<Self> {
-        C::available().then_some(())?;
         Some(Self {
             cells: zeroed(entries)?,
             metas: zeroed(tables)?,
@@ -56,30 +51,12 @@ impl<C: Zero> HeapStorage<C> {
     }
 }
 
-/// A cell for which all bytes zero is a value. Sealed: [`AtomicU64`], [`AtomicU32`] and
-/// `WideCell`.
-pub trait Zero: Cell + AllZero {
-    /// True when this processor has what the cell needs.
-    fn available() -> bool {
-        true
-    }
-}
-impl Zero for AtomicU64 {}
-impl Zero for AtomicU32 {}
-#[cfg(all(feature = "std", target_arch = "x86_64"))]
-impl Zero for WideCell {
-    fn available() -> bool {
-        Self::available()
-    }
-}
-
-/// A type for which all bytes zero is a value.
+/// A type for which all bytes zero is a value. Sealed: the cells of [`HeapArena`], and [`AtomicMeta`].
 pub trait AllZero {}
 impl AllZero for AtomicU64 {}
 impl AllZero for AtomicU32 {}
-impl AllZero for AtomicMeta {}
-#[cfg(all(feature = "std", target_arch = "x86_64"))]
 impl AllZero for WideCell {}
+impl AllZero for AtomicMeta {}
 
 fn zeroed<T: AllZero>(len: usize) -> Option<Box<[T]>> {
     let layout = Layout::array::<T>(len).ok()?;
@@ -95,7 +72,7 @@ fn zeroed<T: AllZero>(len: usize) -> Option<Box<[T]>> {
 }
 
 // SAFETY: boxed slices stay where they are when the box moves, and nobody else can reach them.
-unsafe impl<C: Zero> Storage for HeapStorage<C> {
+unsafe impl<C: Cell + AllZero> Storage for HeapStorage<C> {
     type Cell = C;
 
     fn cells(&self) -> &[C] {

@@ -1,12 +1,12 @@
 //! Formats made from bytes, with every setting that they have.
 
-use std::sync::atomic::{AtomicU32, AtomicU64};
+use std::sync::atomic::AtomicU32;
 
 use iopt::format::{
     AmdV1, ArmOptions, ArmStage1, ArmStage2, ArmV7s, BreakBeforeMake, Dart1, Dart1Page4K, Dart2,
     Granule, K4, K4Lpa2, K16, K16Lpa2, K64, K64Lpa, RiscV, RiscVG, Shareability, VtdSs, X86_64,
 };
-use iopt::{Format, FormatId, HeapArena, TableMemory};
+use iopt::{Format, FormatId, HeapArena, TableMemory, WideCell};
 use runs::PageSizes;
 
 use super::Bytes;
@@ -31,15 +31,15 @@ macro_rules! room {
     )*};
 }
 room! {
-    AtomicU64, 12;
-    AtomicU64, 14;
-    AtomicU64, 16;
+    WideCell, 12;
+    WideCell, 14;
+    WideCell, 16;
     AtomicU32, 10;
 }
 
-type M12 = HeapArena<AtomicU64, 12>;
-type M14 = HeapArena<AtomicU64, 14>;
-type M16 = HeapArena<AtomicU64, 16>;
+type M12 = HeapArena<WideCell, 12>;
+type M14 = HeapArena<WideCell, 14>;
+type M16 = HeapArena<WideCell, 16>;
 
 pub(super) fn amdv1(act: impl Do, data: &mut Bytes<'_>) {
     if let Ok(format) = AmdV1::new(data.u8()) {

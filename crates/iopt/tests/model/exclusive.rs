@@ -2,16 +2,14 @@
 
 use std::sync::atomic::AtomicU32;
 
-use crate::suite::{Word, World, op};
-use iopt::HeapArena;
+use crate::suite::{World, op};
 use iopt::format::{
     AmdV1, ArmOptions, ArmStage1, ArmStage2, ArmV7s, Dart1, Dart1Page4K, Dart2, K4, K4Lpa2, K16,
     K16Lpa2, K64, K64Lpa, RiscV, RiscVG, VtdSs, X86_64,
 };
+use iopt::{HeapArena, HeapTables, WideCell};
 use proptest::prelude::*;
 use runs::PageSizes;
-
-type HeapTables = HeapArena<Word, 12>;
 
 const ALL: PageSizes = PageSizes::from_bits(u64::MAX);
 const SMALL: PageSizes = PageSizes::from_bits(1 << 12);
@@ -42,8 +40,8 @@ suite!(vtd_ss, VtdSs::new(4).unwrap(), ALL);
 suite!(vtd_ss_5_levels, VtdSs::new(5).unwrap(), FROM_2M);
 
 /// Tables of the 16 KiB and 64 KiB granules.
-type Heap16K = HeapArena<Word, 14>;
-type Heap64K = HeapArena<Word, 16>;
+type Heap16K = HeapArena<WideCell, 14>;
+type Heap64K = HeapArena<WideCell, 16>;
 
 suite!(arm_s1_4k, ArmStage1::<K4>::new(48, 48).unwrap(), ALL);
 suite!(arm_s1_4k_39, ArmStage1::<K4>::new(39, 48).unwrap(), ALL);

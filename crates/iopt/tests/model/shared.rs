@@ -2,15 +2,13 @@
 
 use std::sync::atomic::AtomicU32;
 
-use crate::suite::{Tables, Word, World, cases, op};
-use iopt::HeapArena;
+use crate::suite::{Tables, World, cases, op};
 use iopt::format::{
     AmdV1, ArmOptions, ArmStage1, ArmStage2, ArmV7s, BreakBeforeMake, Dart2, K4, K16, RiscV, VtdSs,
 };
+use iopt::{HeapArena, HeapTables, WideCell};
 use proptest::prelude::*;
 use runs::PageSizes;
-
-type HeapTables = HeapArena<Word, 12>;
 
 const ALL: PageSizes = PageSizes::from_bits(u64::MAX);
 const IN_PLACE: ArmOptions = ArmOptions {
@@ -50,8 +48,8 @@ shared! {
     amdv1: AmdV1::new(4).unwrap(), HeapTables;
     vtd_ss: VtdSs::new(4).unwrap(), HeapTables;
     arm_s1_4k: ArmStage1::<K4>::new(48, 48).unwrap().with_options(IN_PLACE), HeapTables;
-    arm_s2_16k: ArmStage2::<K16>::new(48, 48).unwrap(), HeapArena<Word, 14>;
+    arm_s2_16k: ArmStage2::<K16>::new(48, 48).unwrap(), HeapArena<WideCell, 14>;
     riscv: RiscV::new(3).unwrap().with_hardware_updates(true), HeapTables;
     armv7s: <ArmV7s>::new(), HeapArena<AtomicU32, 10>;
-    dart2: Dart2::new(2, 36).unwrap(), HeapArena<Word, 14>;
+    dart2: Dart2::new(2, 36).unwrap(), HeapArena<WideCell, 14>;
 }

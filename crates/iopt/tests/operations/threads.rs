@@ -6,7 +6,7 @@ use std::thread;
 
 use iopt::format::{AmdV1, ArmStage1, K4, RiscV, VtdSs, X86_64};
 use iopt::{
-    BuildError, Format, Gather, HeapArena, Interruption, Invalidation, MapError, Prot,
+    BuildError, Format, Gather, HeapTables, Interruption, Invalidation, MapError, Prot,
     ProtectError, SharedTable, Table, TableMemory, UnmapError,
 };
 use runs::{Iova, Run, Span};
@@ -24,12 +24,6 @@ impl Rng {
         (self.0 >> 11) % n
     }
 }
-
-/// Rows by vectors where there are such cells.
-#[cfg(all(feature = "std", target_arch = "x86_64"))]
-type HeapTables = HeapArena<iopt::wide::WideCell, 12>;
-#[cfg(not(all(feature = "std", target_arch = "x86_64")))]
-type HeapTables = HeapArena<std::sync::atomic::AtomicU64, 12>;
 
 /// Memory that gives the processor away while it waits, as user space should.
 struct Yielding<'a>(&'a HeapTables);

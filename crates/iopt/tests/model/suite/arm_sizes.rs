@@ -1,10 +1,10 @@
 //! Every input and output size of Arm's tables, for each granule and both stages.
 
 use iopt::format::{ArmStage1, ArmStage2, Granule, K4, K4Lpa2, K16, K16Lpa2, K64, K64Lpa};
-use iopt::{Discard, Format, Gather, HeapArena, Prot, Table};
+use iopt::{Discard, Format, Gather, HeapArena, Prot, Table, WideCell};
 use runs::{Run, Span};
 
-use super::{Tables, Word, root_tables};
+use super::{Tables, root_tables};
 
 /// The first and the last page, and a leaf of every size at the ends of input and output addresses.
 fn ends<F: Format, A: Tables>(format: F) {
@@ -77,11 +77,14 @@ fn every_size<G: Granule, A: Tables>() -> u32 {
 #[test]
 fn arm_tables_of_every_granule_input_and_output_size() {
     // 32 to 48 bits on both sides; to 52 where entries have them. Both stages.
-    assert_eq!(every_size::<K4, HeapArena<Word, 12>>(), 2 * 17 * 17);
-    assert_eq!(every_size::<K4Lpa2, HeapArena<Word, 12>>(), 2 * 21 * 21);
-    assert_eq!(every_size::<K16, HeapArena<Word, 14>>(), 2 * 17 * 17);
-    assert_eq!(every_size::<K16Lpa2, HeapArena<Word, 14>>(), 2 * 21 * 21);
+    assert_eq!(every_size::<K4, HeapArena<WideCell, 12>>(), 2 * 17 * 17);
+    assert_eq!(every_size::<K4Lpa2, HeapArena<WideCell, 12>>(), 2 * 21 * 21);
+    assert_eq!(every_size::<K16, HeapArena<WideCell, 14>>(), 2 * 17 * 17);
+    assert_eq!(
+        every_size::<K16Lpa2, HeapArena<WideCell, 14>>(),
+        2 * 21 * 21
+    );
     // Stage 1 with 64 KiB: 52 input bits also without 52 output bits.
-    assert_eq!(every_size::<K64, HeapArena<Word, 16>>(), (21 + 17) * 17);
-    assert_eq!(every_size::<K64Lpa, HeapArena<Word, 16>>(), 2 * 21 * 21);
+    assert_eq!(every_size::<K64, HeapArena<WideCell, 16>>(), (21 + 17) * 17);
+    assert_eq!(every_size::<K64Lpa, HeapArena<WideCell, 16>>(), 2 * 21 * 21);
 }

@@ -12,7 +12,7 @@ mod world;
 
 use std::sync::atomic::AtomicU32;
 
-use iopt::{Format, HeapArena, TableMemory};
+use iopt::{Format, HeapArena, TableMemory, WideCell};
 use proptest::prelude::*;
 
 pub(crate) use world::{World, on, owning};
@@ -70,13 +70,6 @@ pub(crate) trait Tables: TableMemory + Sized {
     fn word(&self, address: u64) -> u64;
 }
 
-/// The cells of the suites: those that handle entries in rows by vectors where there are such
-/// cells, so that without the feature `std` the same suites show that it goes without.
-#[cfg(all(feature = "std", target_arch = "x86_64"))]
-pub(crate) type Word = iopt::wide::WideCell;
-#[cfg(not(all(feature = "std", target_arch = "x86_64")))]
-pub(crate) type Word = std::sync::atomic::AtomicU64;
-
 macro_rules! tables {
     ($($cell:ty, $log2:literal;)*) => {$(
         impl Tables for HeapArena<$cell, $log2> {
@@ -93,9 +86,9 @@ macro_rules! tables {
     )*};
 }
 tables! {
-    Word, 12;
-    Word, 14;
-    Word, 16;
+    WideCell, 12;
+    WideCell, 14;
+    WideCell, 16;
     AtomicU32, 10;
 }
 

@@ -1,0 +1,227 @@
+//! Long rows of cells, two entries at a time.
+//!
+//! # Why this is allowed on linked tables
+//!
+//! Others read and write a linked table at any time, so each entry must be accessed as an atomic of
+//! 8 bytes. The compiler's own vectors promise nothing of that kind. The instructions here do: on a
+//! processor with AVX, a load or store of 16 bytes that is aligned to 16 is atomic as a whole (Intel
+//! SDM, volume 3, section 9.1.1 "Guaranteed Atomic Operations"; AMD APM, volume 2, section 7.3.2
+//! "Access Atomicity"), and with it each of its halves. They are written as inline assembly, which
+//! the compiler takes for accesses to memory that it knows nothing of, no more and no less than that
+//! many relaxed accesses one after the other. Wider vectors promise nothing, so none are used.
+
+use core::arch::asm;
+use core::sync::atomic::AtomicU64;
+
+use crate::cell::{Cell, Series};
+
+/// Entries that one turn of a loop handles.
+const TURN: usize = 8;
+
+/// Puts the first eight entries of a series into `a` to `d`, and eight times its step into both
+/// halves of `eight`.
+macro_rules! first_eight {
+    () => {
+        "vmovq {a}, {next}
+        vmovq {x}, {stride}
+        vpaddq {x}, {x}, {a}
+        vpunpcklqdq {a}, {a}, {x}
+        vmovq {eight}, {stride}
+        vpunpcklqdq {eight}, {eight}, {eight}
+        vpsllq {x}, {eight}, 1
+        vpsllq {eight}, {eight}, 3
+        vpaddq {b}, {a}, {x}
+        vpaddq {c}, {b}, {x}
+        vpaddq {d}, {c}, {x}"
+    };
+}
+
+/// Goes on to the next eight.
+macro_rules! next_eight {
+    () => {
+        "vpaddq {a}, {a}, {eight}
+        vpaddq {b}, {b}, {eight}
+        vpaddq {c}, {c}, {eight}
+        vpaddq {d}, {d}, {eight}"
+    };
+}
+
+/// A row on a processor with AVX: the cells before the first that is aligned to 16 bytes (none or one),
+/// those that are taken in turns, of which there is at least one, and the rest.
+struct Turns<'c> {
+    head: &'c [AtomicU64],
+    turns: &'c [AtomicU64],
+    tail: &'c [AtomicU64],
+}
+
+impl<'c> Turns<'c> {
+    #[inline(always)]
+    fn of(cells: &'c [AtomicU64]) -> Option<Self> {
+        let head = (cells.as_ptr() as usize / size_of::<u64>() % 2).min(cells.len());
+        let (head, rest) = cells.split_at(head);
+        let (turns, tail) = rest.split_at(rest.len() / TURN * TURN);
+        let any = !turns.is_empty() && std::is_x86_feature_detected!("avx");
+        any.then_some(Self { head, turns, tail })
+    }
+}
+
+/// Goes over the cells that hold the entries of the series, and empties them with `TAKE`;
+/// returns how many there were.
+#[inline(always)]
+fn go_along<const TAKE: bool>(cells: &[AtomicU64], mut series: Series) -> usize {
+    let single = |cells: &[AtomicU64], series| {
+        if TAKE {
+            AtomicU64::take_series(cells, series)
+        } else {
+            AtomicU64::match_series(cells, series)
+        }
+    };
+    let Some(Turns { head, turns, .. }) = Turns::of(cells) else {
+        return single(cells, series);
+    };
+    if single(head, series) < head.len() {
+        return 0;
+    }
+    series.next = series.next_after(head.len());
+    let mut left = turns.len() / TURN;
+    // SAFETY: `left` times 64 bytes from `turns` on are cells, which may be loaded and stored by
+    // anybody at any time, and the first of them is aligned to 16 bytes; the processor has AVX
+    // (`Turns`). What the loads and stores are is argued at the head of this file.
+    unsafe {
+        asm!(
+            first_eight!(),
+            "vmovq {compared}, {mask}",
+            "vpunpcklqdq {compared}, {compared}, {compared}",
+            "vpxor {zero}, {zero}, {zero}",
+            "2:",
+            "vpxor {x}, {a}, xmmword ptr [{cells}]",
+            "vpxor {y}, {b}, xmmword ptr [{cells} + 16]",
+            "vpxor {z}, {c}, xmmword ptr [{cells} + 32]",
+            "vpxor {w}, {d}, xmmword ptr [{cells} + 48]",
+            "vpor {x}, {x}, {y}",
+            "vpor {z}, {z}, {w}",
+            "vpor {x}, {x}, {z}",
+            "vptest {x}, {compared}",
+            "jnz 3f",
+            ".if {take}",
+            "vmovdqa xmmword ptr [{cells}], {zero}",
+            "vmovdqa xmmword ptr [{cells} + 16], {zero}",
+            "vmovdqa xmmword ptr [{cells} + 32], {zero}",
+            "vmovdqa xmmword ptr [{cells} + 48], {zero}",
+            ".endif",
+            next_eight!(),
+            "add {cells}, 64",
+            "dec {left}",
+            "jnz 2b",
+            "3:",
+            cells = inout(reg) turns.as_ptr() => _,
+            left = inout(reg) left,
+            next = in(reg) series.next,
+            stride = in(reg) series.stride,
+            mask = in(reg) !series.ignored,
+            take = const TAKE as u32,
+            a = out(xmm_reg) _, b = out(xmm_reg) _, c = out(xmm_reg) _, d = out(xmm_reg) _,
+            x = out(xmm_reg) _, y = out(xmm_reg) _, z = out(xmm_reg) _, w = out(xmm_reg) _,
+            eight = out(xmm_reg) _, compared = out(xmm_reg) _, zero = out(xmm_reg) _,
+            options(nostack),
+        );
+    }
+    let done = turns.len() - left * TURN;
+    series.next = series.next_after(done);
+    let done = head.len() + done;
+    // Where it ended among the next eight, or the cells that are left over.
+    done + single(cells.get(done..).unwrap_or(&[]), series)
+}
+
+/// All cells of the row by the instruction `$by`, and what the others come to by `$single`.
+macro_rules! fold {
+    ($by:literal, $cells:expr, $single:path, $join:expr) => {{
+        let cells: &[AtomicU64] = $cells;
+        let Some(Turns { head, turns, tail }) = Turns::of(cells) else {
+            return $single(cells);
+        };
+        let bits: u64;
+        // SAFETY: as in `go_along`; nothing is stored.
+        unsafe {
+            asm!(
+                "vmovdqa {a}, xmmword ptr [{cells}]",
+                "vmovdqa {b}, {a}",
+                "vmovdqa {c}, {a}",
+                "vmovdqa {d}, {a}",
+                "2:",
+                concat!($by, " {a}, {a}, xmmword ptr [{cells}]"),
+                concat!($by, " {b}, {b}, xmmword ptr [{cells} + 16]"),
+                concat!($by, " {c}, {c}, xmmword ptr [{cells} + 32]"),
+                concat!($by, " {d}, {d}, xmmword ptr [{cells} + 48]"),
+                "add {cells}, 64",
+                "dec {left}",
+                "jnz 2b",
+                concat!($by, " {a}, {a}, {b}"),
+                concat!($by, " {c}, {c}, {d}"),
+                concat!($by, " {a}, {a}, {c}"),
+                "vpunpckhqdq {b}, {a}, {a}",
+                concat!($by, " {a}, {a}, {b}"),
+                "vmovq {bits}, {a}",
+                cells = inout(reg) turns.as_ptr() => _,
+                left = inout(reg) turns.len() / TURN => _,
+                bits = lateout(reg) bits,
+                a = out(xmm_reg) _, b = out(xmm_reg) _, c = out(xmm_reg) _, d = out(xmm_reg) _,
+                options(nostack, readonly),
+            );
+        }
+        $join($join(bits, $single(head)), $single(tail))
+    }};
+}
+
+#[inline(never)]
+pub(super) fn set_series(cells: &[AtomicU64], mut series: Series) {
+    let Some(Turns { head, turns, tail }) = Turns::of(cells) else {
+        return AtomicU64::set_series(cells, series);
+    };
+    AtomicU64::set_series(head, series);
+    series.next = series.next_after(head.len());
+    // SAFETY: as in `go_along`.
+    unsafe {
+        asm!(
+            first_eight!(),
+            "2:",
+            "vmovdqa xmmword ptr [{cells}], {a}",
+            "vmovdqa xmmword ptr [{cells} + 16], {b}",
+            "vmovdqa xmmword ptr [{cells} + 32], {c}",
+            "vmovdqa xmmword ptr [{cells} + 48], {d}",
+            next_eight!(),
+            "add {cells}, 64",
+            "dec {left}",
+            "jnz 2b",
+            cells = inout(reg) turns.as_ptr() => _,
+            left = inout(reg) turns.len() / TURN => _,
+            next = in(reg) series.next,
+            stride = in(reg) series.stride,
+            a = out(xmm_reg) _, b = out(xmm_reg) _, c = out(xmm_reg) _, d = out(xmm_reg) _,
+            x = out(xmm_reg) _, eight = out(xmm_reg) _,
+            options(nostack),
+        );
+    }
+    series.next = series.next_after(turns.len());
+    AtomicU64::set_series(tail, series);
+}
+
+#[inline(never)]
+pub(super) fn match_series(cells: &[AtomicU64], series: Series) -> usize {
+    go_along::<false>(cells, series)
+}
+
+#[inline(never)]
+pub(super) fn take_series(cells: &[AtomicU64], series: Series) -> usize {
+    go_along::<true>(cells, series)
+}
+
+#[inline(never)]
+pub(super) fn union(cells: &[AtomicU64]) -> u64 {
+    fold!("vpor", cells, AtomicU64::union, |a, b| a | b)
+}
+
+#[inline(never)]
+pub(super) fn intersection(cells: &[AtomicU64]) -> u64 {
+    fold!("vpand", cells, AtomicU64::intersection, |a, b| a & b)
+}
