@@ -1,13 +1,13 @@
 //! What is compared: a table of Linux and the same table of ours.
 
-use std::sync::atomic::{AtomicU32, AtomicU64};
+use std::sync::atomic::AtomicU32;
 
 use anyhow::Context as _;
 use iopt::format::{
     Above, AmdV1, ArmOptions, ArmStage1, ArmStage2, ArmV7s, Dart1, Dart1Page4K, Dart2, Granule, K4,
     K16, K64, K64Lpa, RiscV, VtdSs, X86_64,
 };
-use iopt::{BuildError, Format, HeapArena, Prot, TableMemory};
+use iopt::{BuildError, Format, HeapArena, Prot, TableMemory, WideCell};
 use runs::{Iova, Span};
 
 use crate::compare::Words;
@@ -99,16 +99,16 @@ macro_rules! heaps {
     )*};
 }
 heaps! {
-    AtomicU64, 12;
-    AtomicU64, 14;
-    AtomicU64, 16;
+    WideCell, 12;
+    WideCell, 14;
+    WideCell, 16;
     AtomicU32, 10;
 }
 
 /// Tables of 4, 16 and 64 KiB, and of 1 KiB with narrow entries.
-type Heap4K = HeapArena<AtomicU64, 12>;
-type Heap16K = HeapArena<AtomicU64, 14>;
-type Heap64K = HeapArena<AtomicU64, 16>;
+type Heap4K = HeapArena<WideCell, 12>;
+type Heap16K = HeapArena<WideCell, 14>;
+type Heap64K = HeapArena<WideCell, 16>;
 type Heap1K = HeapArena<AtomicU32, 10>;
 
 /// A setup of tables `F` in memory `A`.

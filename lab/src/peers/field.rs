@@ -7,13 +7,13 @@ use iopt::format::{
     AmdV1, ArmOptions, ArmStage1, ArmStage2, ArmV7s, Dart1, Dart2, K4, K16, K64, RiscV, RiscVG,
     VtdSs, X86_64,
 };
-use iopt::{Format, HeapArena};
+use iopt::{Format, HeapArena, HeapTables, WideCell};
 use serde::{Deserialize, Serialize};
 
 use crate::peers::linux::Programs;
 use crate::peers::ours::{
-    Exclusive, Footprint, Fragments, Memory, Ours, Shared, Terrain, Wide, footprint, fragments,
-    plain, threads, translations,
+    Exclusive, Footprint, Fragments, Memory, Ours, Shared, Terrain, footprint, fragments, plain,
+    threads, translations,
 };
 use crate::peers::places::Geometry;
 use crate::peers::rows::Pages;
@@ -167,9 +167,9 @@ macro_rules! contest {
     };
 }
 
-type Heap4K = Wide<12>;
-type Heap16K = Wide<14>;
-type Heap64K = Wide<16>;
+type Heap4K = HeapTables;
+type Heap16K = HeapArena<WideCell, 14>;
+type Heap64K = HeapArena<WideCell, 16>;
 // Entries of 4 bytes: no vectors.
 type Heap1K = HeapArena<AtomicU32, 10>;
 

@@ -7,13 +7,13 @@
 
 mod fixture;
 
-use std::sync::atomic::{AtomicU32, AtomicU64};
+use std::sync::atomic::AtomicU32;
 
 use iopt::format::{
     AmdV1, ArmOptions, ArmStage1, ArmStage2, ArmV7s, Dart1, Dart2, K4, K16, K64, RiscV, RiscVG,
     VtdSs, X86_64,
 };
-use iopt::{BuildError, HeapArena};
+use iopt::{BuildError, HeapArena, WideCell};
 
 use self::fixture::Fixture;
 use super::BenchError;
@@ -61,9 +61,9 @@ pub(super) fn run(rounds: &mut Rounds<'_>, report: &mut GroupReport) -> Result<(
 
 /// All formats.
 fn cases() -> Result<Vec<Box<dyn Case>>, BenchError> {
-    type Tables16K = HeapArena<AtomicU64, 14>;
-    type Tables64K = HeapArena<AtomicU64, 16>;
-    type Tables4K = HeapArena<AtomicU64, 12>;
+    type Tables16K = HeapArena<WideCell, 14>;
+    type Tables64K = HeapArena<WideCell, 16>;
+    type Tables4K = HeapArena<WideCell, 12>;
     type Tables1K = HeapArena<AtomicU32, 10>;
     const DIRTY: ArmOptions = ArmOptions {
         dirty: true,

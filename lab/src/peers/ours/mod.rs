@@ -22,7 +22,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 use anyhow::{Context as _, ensure};
 use iopt::{
     ArenaError, Cell, Chain, Discard, Format, HeapArena, Pending, Prot, RunSink, Table,
-    TableMemory, WithDirty,
+    TableMemory, WideCell, WithDirty,
 };
 use runs::{Iova, Pa, PageSizes, Run, Span};
 
@@ -56,16 +56,8 @@ pub trait Memory: TableMemory<Link: Send + Sync> + Sized + Send + Sync + 'static
     fn with_tables_at(tables: u64, base: u64) -> Result<Self, ArenaError>;
 }
 
-/// [`Memory`] of tables of 2^`LOG2` bytes with entries of 8 bytes, rows of which are handled by
-/// vectors.
-#[cfg(target_arch = "x86_64")]
-pub type Wide<const LOG2: u32> = HeapArena<iopt::wide::WideCell, LOG2>;
-/// [`Memory`] of tables of 2^`LOG2` bytes with entries of 8 bytes: this machine has no others.
-#[cfg(not(target_arch = "x86_64"))]
-pub type Wide<const LOG2: u32> = HeapArena<AtomicU64, LOG2>;
-
 macro_rules! memory {
-    ($($cell:ty, $scalar:ty, $vectors:literal, [$($log2:literal)*];)*) => {$($(
+    ($($cell:ty, $scalar:ty, $vectors:expr, [$($log2:literal)*];)*) => {$($(
         impl Memory for HeapArena<$cell, $log2> {
             type Scalar = HeapArena<$scalar, $log2>;
             const VECTORS: bool = $vectors;
@@ -76,9 +68,11 @@ macro_rules! memory {
         }
     )*)*};
 }
-memory!(AtomicU64, AtomicU64, false, [12 14 16]; AtomicU32, AtomicU32, false, [10];);
-#[cfg(target_arch = "x86_64")]
-memory!(iopt::wide::WideCell, AtomicU64, true, [12 14 16];);
+memory! {
+    WideCell, AtomicU64, cfg!(target_arch = "x86_64"), [12 14 16];
+    AtomicU64, AtomicU64, false, [12 14 16];
+    AtomicU32, AtomicU32, false, [10];
+}
 
 /// Room for `tables` tables of `format`, all of whose pages were used before.
 pub(crate) fn arena<F: Format, M: Memory>(format: &F, tables: u64) -> anyhow::Result<Arc<M>> {
