@@ -4,7 +4,7 @@
 //!
 //! Others read and write a linked table at any time, so each entry must be accessed as an atomic of
 //! 8 bytes. The compiler's own vectors promise nothing of that kind. The instructions here do: on a
-//! processor with AVX, a load or store of 16 bytes that is aligned to 16 is atomic as a whole (Intel
+//! processor with AVX, a `VMOVDQA` of 16 bytes to or from cached memory is atomic as a whole (Intel
 //! SDM, volume 3, section 9.1.1 "Guaranteed Atomic Operations"; AMD APM, volume 2, section 7.3.2
 //! "Access Atomicity"), and with it each of its halves. They are written as inline assembly, which
 //! the compiler takes for accesses to memory that it knows nothing of, no more and no less than that
@@ -94,10 +94,14 @@ fn go_along<const TAKE: bool>(cells: &[AtomicU64], mut series: Series) -> usize 
             "vpunpcklqdq {compared}, {compared}, {compared}",
             "vpxor {zero}, {zero}, {zero}",
             "2:",
-            "vpxor {x}, {a}, xmmword ptr [{cells}]",
-            "vpxor {y}, {b}, xmmword ptr [{cells} + 16]",
-            "vpxor {z}, {c}, xmmword ptr [{cells} + 32]",
-            "vpxor {w}, {d}, xmmword ptr [{cells} + 48]",
+            "vmovdqa {x}, xmmword ptr [{cells}]",
+            "vmovdqa {y}, xmmword ptr [{cells} + 16]",
+            "vmovdqa {z}, xmmword ptr [{cells} + 32]",
+            "vmovdqa {w}, xmmword ptr [{cells} + 48]",
+            "vpxor {x}, {x}, {a}",
+            "vpxor {y}, {y}, {b}",
+            "vpxor {z}, {z}, {c}",
+            "vpxor {w}, {w}, {d}",
             "vpor {x}, {x}, {y}",
             "vpor {z}, {z}, {w}",
             "vpor {x}, {x}, {z}",
@@ -149,10 +153,14 @@ macro_rules! fold {
                 "vmovdqa {c}, {a}",
                 "vmovdqa {d}, {a}",
                 "2:",
-                concat!($by, " {a}, {a}, xmmword ptr [{cells}]"),
-                concat!($by, " {b}, {b}, xmmword ptr [{cells} + 16]"),
-                concat!($by, " {c}, {c}, xmmword ptr [{cells} + 32]"),
-                concat!($by, " {d}, {d}, xmmword ptr [{cells} + 48]"),
+                "vmovdqa {x}, xmmword ptr [{cells}]",
+                "vmovdqa {y}, xmmword ptr [{cells} + 16]",
+                "vmovdqa {z}, xmmword ptr [{cells} + 32]",
+                "vmovdqa {w}, xmmword ptr [{cells} + 48]",
+                concat!($by, " {a}, {a}, {x}"),
+                concat!($by, " {b}, {b}, {y}"),
+                concat!($by, " {c}, {c}, {z}"),
+                concat!($by, " {d}, {d}, {w}"),
                 "add {cells}, 64",
                 "dec {left}",
                 "jnz 2b",
@@ -166,6 +174,7 @@ macro_rules! fold {
                 left = inout(reg) turns.len() / TURN => _,
                 bits = lateout(reg) bits,
                 a = out(xmm_reg) _, b = out(xmm_reg) _, c = out(xmm_reg) _, d = out(xmm_reg) _,
+                x = out(xmm_reg) _, y = out(xmm_reg) _, z = out(xmm_reg) _, w = out(xmm_reg) _,
                 options(nostack, readonly),
             );
         }
