@@ -27,8 +27,8 @@ use crate::prot::Prot;
 
 pub use amdv1::AmdV1;
 pub use arm_lpae::{
-    ArmConfig, ArmGranule, ArmOptions, ArmStage1, ArmStage2, Granule, K4, K4Lpa2, K16, K16Lpa2,
-    K64, K64Lpa, Shareability,
+    ArmConfig, ArmGranule, ArmOptions, ArmStage1, ArmStage2, ArmTables, Granule, K4, K4Lpa2, K16,
+    K16Lpa2, K64, K64Lpa, Shareability,
 };
 pub use armv7s::ArmV7s;
 pub use dart::{Dart, Dart1, Dart1Page4K, Dart2, DartConfig, DartVersion};

@@ -1,9 +1,8 @@
 //! Stage 1: the tables of TTBR0 and TTBR1.
 
-use runs::PageSizes;
-
-use super::super::{Aperture, BreakBeforeMake, Entry, Format, FormatId};
-use super::{AF, ArmConfig, ArmOptions, DBM, Geometry, Granule, VALID, WAS_DIRTY};
+#[cfg(feature = "alloc")]
+use super::ArmConfig;
+use super::{AF, ArmOptions, ArmStage1, DBM, Format, Granule, Stage, WRITABLE_OR_NOT};
 use crate::error::BuildError;
 use crate::prot::Prot;
 
@@ -12,7 +11,7 @@ const ATTR_INDEX_SHIFT: u32 = 2;
 /// AP[1], requests of the lower privilege (EL0) are allowed (D8.4.1).
 const AP_UNPRIVILEGED: u64 = 1 << 6;
 /// AP[2], read-only (D8.4.1); with DBM: clean (D8.5.2).
-const AP_READ_ONLY: u64 = 1 << 7;
+const AP_READ_ONLY: u64 = WRITABLE_OR_NOT;
 /// nG, not global: only for requests with the table's ASID (D8.16, "Global and process-specific"). Always
 /// set: a global leaf would be found by devices of all domains, and survive a TLB invalidation by ASID.
 const NOT_GLOBAL: u64 = 1 << 11;
@@ -29,13 +28,9 @@ const MAIR_DEVICE: u64 = 0x04;
 /// MAIR attribute of normal memory, inner and outer non-cacheable (MAIR_EL1, 0b0100_0100).
 const MAIR_NON_CACHEABLE: u64 = 0x44;
 
-/// Stage 1 tables with granule `G`, for a regime of two privilege levels with ASIDs.
-///
-/// A leaf can be read at least. Every leaf can be for privileged requests only or for all.
+/// Where the fields of MAIR are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ArmStage1<G> {
-    geometry: Geometry<G>,
-    options: ArmOptions,
+pub struct Stage1 {
     memory_index: u8,
     device_index: u8,
     uncached_index: u8,
@@ -55,28 +50,17 @@ impl<G: Granule> ArmStage1<G> {
     /// MAIR has memory at index 0, devices at index 1 and memory that is not cached at index 2, as
     /// [`mair`](Self::mair) says.
     pub const fn new(input_bits: u32, output_bits: u32) -> Result<Self, BuildError> {
-        let max = G::STAGE1_INPUT_BITS;
-        match Geometry::new(Self::ID, input_bits, output_bits, max, 0) {
-            Ok(geometry) => Ok(Self {
-                geometry,
-                options: ArmOptions::PLAIN,
-                memory_index: 0,
-                device_index: 1,
-                uncached_index: 2,
-            }),
-            Err(cause) => Err(cause),
-        }
+        let stage = Stage1 {
+            memory_index: 0,
+            device_index: 1,
+            uncached_index: 2,
+        };
+        Self::of_stage(stage, input_bits, output_bits)
     }
 
     /// For the highest addresses instead (TTBR1).
     pub const fn upper(mut self) -> Self {
-        self.geometry.upper = true;
-        self
-    }
-
-    /// With these options.
-    pub const fn with_options(mut self, options: ArmOptions) -> Self {
-        self.options = options;
+        self.upper = true;
         self
     }
 
@@ -102,25 +86,30 @@ impl<G: Granule> ArmStage1<G> {
                 max: 7,
             });
         }
-        self.memory_index = memory;
-        self.device_index = device;
-        self.uncached_index = uncached;
+        self.stage = Stage1 {
+            memory_index: memory,
+            device_index: device,
+            uncached_index: uncached,
+        };
         Ok(self)
     }
 
     /// What MAIR must hold for these tables, the other fields being 0 (Device-nGnRnE): write-back
     /// memory, Device-nGnRE and non-cacheable memory, each at its index.
     pub const fn mair(&self) -> u64 {
-        let mut mair = MAIR_WRITE_BACK << (8 * self.memory_index as u32);
-        if self.has_devices() {
-            mair |= MAIR_DEVICE << (8 * self.device_index as u32);
+        let stage = self.stage;
+        let mut mair = MAIR_WRITE_BACK << (8 * stage.memory_index as u32);
+        if stage.has_devices() {
+            mair |= MAIR_DEVICE << (8 * stage.device_index as u32);
         }
-        if self.has_uncached() {
-            mair |= MAIR_NON_CACHEABLE << (8 * self.uncached_index as u32);
+        if stage.has_uncached() {
+            mair |= MAIR_NON_CACHEABLE << (8 * stage.uncached_index as u32);
         }
         mair
     }
+}
 
+impl Stage1 {
     const fn has_devices(&self) -> bool {
         self.device_index != self.memory_index
     }
@@ -130,66 +119,13 @@ impl<G: Granule> ArmStage1<G> {
     }
 }
 
-impl<G: Granule> Format for ArmStage1<G> {
-    const ID: FormatId = FormatId::ArmStage1(ArmConfig {
-        granule: G::KIND,
-        input_bits: G::ADDRESS_BITS as u8,
-        upper: false,
-    });
-    const ENTRY_BYTES: usize = 8;
-    const TABLE_BYTES: u64 = 1 << G::LOG2;
-    const GRANULE_LOG2: u32 = G::LOG2;
-    const MIN_LEVELS: u8 = Geometry::<G>::levels_for(32, 0);
-    const MAX_LEVELS: u8 = G::STAGE1_LEVELS;
-    const OUTPUT_BITS: u32 = G::ADDRESS_BITS;
-    // AP[2] changes only where DBM is set; it is a permission elsewhere.
-    const HARDWARE_BITS: u64 = AF | AP_READ_ONLY | WAS_DIRTY;
-    const ACCESSED: u64 = AF;
-    const CLEAN: Option<(u64, u64)> = Some((WAS_DIRTY, AP_READ_ONLY));
-    const GROUPS_ADVANCE: bool = true;
-    const LINEAR_LOG2: u32 = G::LINEAR_LOG2;
-
-    fn id(&self) -> FormatId {
-        FormatId::ArmStage1(self.geometry.config())
-    }
-
-    #[inline(always)]
-    fn levels(&self) -> u8 {
-        self.geometry.levels
-    }
-
-    #[inline(always)]
-    fn output_bits(&self) -> u32 {
-        u32::from(self.geometry.output_bits)
-    }
-
-    fn break_before_make(&self) -> BreakBeforeMake {
-        self.options.break_before_make
-    }
-
-    #[inline(always)]
-    fn aperture(&self) -> Aperture {
-        self.geometry.aperture()
-    }
-
-    #[inline(always)]
-    fn shift(level: usize) -> u32 {
-        super::shift::<G>(level)
-    }
-
-    #[inline(always)]
-    fn entries(&self, level: usize) -> usize {
-        self.geometry.entries(level)
-    }
-
-    #[inline(always)]
-    fn leaf_sizes(level: usize) -> PageSizes {
-        super::leaf_sizes::<G>(level)
-    }
+impl Stage for Stage1 {
+    const FIRST: bool = true;
+    const CONCATENATED: u32 = 0;
+    const WRITABLE: u64 = 0;
 
     #[inline]
-    fn leaf_bits(&self, prot: Prot) -> Option<u64> {
-        let Self { options, .. } = self;
+    fn leaf_bits<G: Granule>(&self, options: &ArmOptions, prot: Prot) -> Option<u64> {
         let device = prot.contains(Prot::DEVICE);
         let uncached = prot.contains(Prot::UNCACHED);
         let executable = prot.contains(Prot::EXECUTE);
@@ -230,10 +166,9 @@ impl<G: Granule> Format for ArmStage1<G> {
         Some(bits)
     }
 
-    fn prot(&self, _level: usize, word: u64) -> Prot {
+    fn prot(&self, word: u64, marked: bool) -> Prot {
         let privileged = word & AP_UNPRIVILEGED == 0;
         let not_executable = if privileged { PXN } else { UXN | PXN };
-        let marked = self.options.dirty && word & DBM != 0;
         let mut prot = Prot::READ;
         prot.set(Prot::WRITE, word & AP_READ_ONLY == 0 || marked);
         prot.set(Prot::EXECUTE, word & not_executable == 0);
@@ -246,64 +181,5 @@ impl<G: Granule> Format for ArmStage1<G> {
             has(self.has_uncached(), self.uncached_index),
         );
         prot
-    }
-
-    #[inline(always)]
-    fn leaf(level: usize, pa: u64, log2: u32, bits: u64) -> u64 {
-        super::leaf::<G>(level, pa, log2, bits)
-    }
-
-    #[inline(always)]
-    fn stride(log2: u32) -> u64 {
-        1 << log2
-    }
-
-    #[inline(always)]
-    fn table(&self, _level: usize, table: u64) -> u64 {
-        super::table::<G>(table)
-    }
-
-    #[inline(always)]
-    fn decode(level: usize, word: u64) -> Entry {
-        super::decode::<G>(level, word)
-    }
-
-    #[inline(always)]
-    fn is_empty(word: u64) -> bool {
-        word & VALID == 0
-    }
-
-    fn broken(&self, level: usize, word: u64) -> u64 {
-        super::broken(&self.options, level, word)
-    }
-
-    #[inline]
-    fn keeps_dirty(&self) -> bool {
-        self.options.dirty
-    }
-
-    /// It keeps dirty state and AP\[2\] is 0 (D8.5.2), or did so before it became read-only.
-    #[inline(always)]
-    fn is_dirty(word: u64) -> bool {
-        word & (DBM | AP_READ_ONLY) == DBM || word & WAS_DIRTY != 0
-    }
-
-    #[inline(always)]
-    fn cleaned(word: u64) -> u64 {
-        let clean = if word & DBM != 0 {
-            word | AP_READ_ONLY
-        } else {
-            word
-        };
-        clean & !WAS_DIRTY
-    }
-
-    #[inline(always)]
-    fn dirtied(word: u64) -> u64 {
-        if word & DBM != 0 {
-            word & !AP_READ_ONLY
-        } else {
-            word | WAS_DIRTY
-        }
     }
 }
