@@ -122,7 +122,7 @@ fn by_steps(
 ) -> Duration {
     let ledger = Ledger::new("steps", None, 0);
     let sizes = PageSizes::from_bits(u64::MAX);
-    let mut table = AnyTable::new(FormatId::VtdSs, 4, sizes, tables.clone()).unwrap();
+    let table = AnyTable::new(FormatId::VtdSs, 4, sizes, tables.clone()).unwrap();
     let mut iova = IOVA;
     let begin = Instant::now();
     for run in runs {

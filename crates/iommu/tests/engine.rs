@@ -37,7 +37,7 @@ fn dma(format: FormatId, levels: u8, sizes: PageSizes) {
     let memory: Vec<AtomicU64> = (0..BYTES / 8).map(|n| AtomicU64::new(n * 8)).collect();
     let data = RunMap::new([(BASE, memory)]).unwrap();
     let tables = Arc::new(HeapTables::with_tables(256).unwrap());
-    let mut table = AnyTable::new(format, levels, sizes, tables.clone()).unwrap();
+    let table = AnyTable::new(format, levels, sizes, tables.clone()).unwrap();
 
     // 2 MiB, 64 KiB, 12 KiB: in another order than in memory.
     let runs = [
@@ -97,7 +97,7 @@ fn a_table_that_grows_is_followed_by_the_unit_at_the_flush() {
     let words: Vec<AtomicU64> = (0..BYTES / 8).map(|n| AtomicU64::new(n * 8)).collect();
     let tables = Arc::new(HeapTables::with_tables(64).unwrap());
     let all = PageSizes::from_bits(u64::MAX);
-    let mut table = AnyTable::new(FormatId::AmdV1, 1, all, tables.clone()).unwrap();
+    let table = AnyTable::new(FormatId::AmdV1, 1, all, tables.clone()).unwrap();
     let unit = SoftwareUnit::new(tables.clone(), RunMap::new([(BASE, words)]).unwrap());
     let (device, domain) = (DeviceId::pci(1, 2, 3), DomainId(9));
     unit.attach(device, domain, table.root()).unwrap();
@@ -154,7 +154,7 @@ fn a_table_that_grows_is_followed_by_the_unit_at_the_flush() {
 fn a_unit_that_cannot_walk_the_new_root_keeps_the_old_one() {
     let tables = Arc::new(HeapTables::with_tables(64).unwrap());
     let all = PageSizes::from_bits(u64::MAX);
-    let mut table = AnyTable::new(FormatId::AmdV1, 3, all, tables.clone()).unwrap();
+    let table = AnyTable::new(FormatId::AmdV1, 3, all, tables.clone()).unwrap();
     let mut config = Config::default();
     for support in config.capabilities.formats.iter_mut().flatten() {
         if support.format == FormatId::AmdV1 {

@@ -18,7 +18,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     // A domain of an address space has such a table, too: see `Ioas::tables`.
     let memory = Arc::new(HeapTables::with_tables(64)?);
     let sizes = PageSizes::from_bits(1 << 12 | 1 << 21 | 1 << 30);
-    let mut table = AnyTable::new(FormatId::VtdSs, 4, sizes, memory.clone())?;
+    let table = AnyTable::new(FormatId::VtdSs, 4, sizes, memory.clone())?;
     for (iova, address, bytes, prot) in [
         (GIB, 4 * GIB, GIB, Prot::RW),
         (2 * GIB, 6 * GIB, 256 * MIB, Prot::RW),

@@ -100,7 +100,7 @@ pub mod walk;
 mod wide;
 
 #[cfg(feature = "alloc")]
-pub use any::{AnyAdopted, AnyCell, AnyMemory, AnyPlanned, AnyTable, ErasableMemory};
+pub use any::{AnyAdopted, AnyCell, AnyMemory, AnyOwner, AnyPlanned, AnyTable, ErasableMemory};
 pub use arena::{Arena, ArenaError, AtomicMeta, Storage};
 #[cfg(feature = "alloc")]
 pub use arena::{HeapArena, HeapStorage, HeapTables};

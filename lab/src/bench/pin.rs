@@ -220,7 +220,7 @@ impl Fixture {
     /// Charges known runs by `charged` bytes and maps them by `mapped` bytes, in tables and an account of its own.
     fn by_steps(&mut self, runs: &[Span<Pa>], charged: u64, mapped: u64) -> Result<Steps, Failed> {
         let ledger = Ledger::unlimited();
-        let mut table = table(&self.tables)?;
+        let table = table(&self.tables)?;
         let (mut iova, mut well) = (IOVA, true);
         let begun = Instant::now();
         for run in runs {

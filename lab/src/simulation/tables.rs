@@ -54,7 +54,7 @@ impl Domain {
         };
         let upper = range.len.div_ceil(1 << 30) + 16;
         let memory = Arc::new(HeapTables::with_tables(leaf_tables + upper)?.on_node(node));
-        let mut table = AnyTable::new(format, 4, sizes, Arc::clone(&memory))?;
+        let table = AnyTable::new(format, 4, sizes, Arc::clone(&memory))?;
         // One to one.
         table.map(range.start, &[range.cast()], Prot::RW)?;
         Ok(Self {

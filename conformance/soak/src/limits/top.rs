@@ -38,7 +38,7 @@ pub(crate) fn addresses() -> anyhow::Result<String> {
 fn top(format: FormatId, levels: u8, last: u64) -> anyhow::Result<()> {
     let tables = Arc::new(HeapTables::with_tables(64).map_err(any)?);
     let sizes = PageSizes::from_bits(1 << 12 | 1 << 21);
-    let mut table = AnyTable::new(format, levels, sizes, Arc::clone(&tables)).map_err(any)?;
+    let table = AnyTable::new(format, levels, sizes, Arc::clone(&tables)).map_err(any)?;
     // The root alone, of several pages in some formats.
     let empty = tables.in_use();
     // A large page, and 512 small ones in the opposite halves, to the last byte.

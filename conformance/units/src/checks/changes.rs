@@ -191,7 +191,7 @@ pub(super) fn mixture(rig: &Rig) -> anyhow::Result<()> {
 pub(super) fn grows(rig: &Rig) -> anyhow::Result<()> {
     const DOMAIN: u32 = 12;
     let case = Case::new(rig)?;
-    let mut table = case.table()?;
+    let table = case.table()?;
     let (page, data) = (page(&table), rig.data().start);
     let low = At {
         iova: 0,
@@ -263,7 +263,7 @@ const ROUNDS: u64 = 8;
 pub(super) fn dirty(rig: &Rig) -> anyhow::Result<()> {
     const DOMAIN: u32 = 2;
     let case = Case::new(rig)?;
-    let mut table = case.table()?;
+    let table = case.table()?;
     let (page, data) = (page(&table), rig.data().start);
     let all = Span::new(0, PAGES * page);
     table.map(0, &[Span::new(data, all.len)], Prot::RW)?;
@@ -286,7 +286,7 @@ pub(super) fn dirty(rig: &Rig) -> anyhow::Result<()> {
         }
         Ok(written)
     };
-    let mut harvest = |between: &mut dyn FnMut() -> anyhow::Result<u64>| {
+    let harvest = |between: &mut dyn FnMut() -> anyhow::Result<u64>| {
         let mut pending = Pending::new([0; 1], all, page)?;
         table.harvest(all, &mut pending)?;
         let meanwhile = between()?;

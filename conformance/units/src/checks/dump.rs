@@ -37,7 +37,7 @@ struct Judge<'r> {
 /// Leaves of each size, half of them read-only; a page that may only be written; holes between them.
 pub(super) fn walks(rig: &Rig) -> anyhow::Result<()> {
     let case = Case::new(rig)?;
-    let mut table = case.table()?;
+    let table = case.table()?;
     let page = page(&table);
     let stretch = *stretches(&case, &table).first().context("no addresses")?;
     let (base, address) = (stretch.0, (rig.data().start + GIB).next_multiple_of(GIB));

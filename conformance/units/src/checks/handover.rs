@@ -31,7 +31,7 @@ pub(super) fn handover(rig: &Rig) -> anyhow::Result<()> {
     let before = rig.structures().in_use();
     let busy = rig.busy_registers(at(0), at(1));
     let case = Case::over(rig, &busy)?;
-    let mut table = case.table()?;
+    let table = case.table()?;
     table.map(base, &[Span::new(data, 4 * page)], Prot::RW)?;
     case.attach(0, DOMAIN, &table)?;
     case.copy_by(&table, 0, at(2), at(3))?;

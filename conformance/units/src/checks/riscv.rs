@@ -77,7 +77,7 @@ pub(super) fn directories(rig: &Rig) -> anyhow::Result<()> {
             },
         )?;
         driver.enable()?;
-        let mut table = Tables::new(rig, PAGES)?;
+        let table = Tables::new(rig, PAGES)?;
         table.map(0, &[Span::new(data, 2 << 12)], Prot::RW)?;
         let copy = |expected| -> anyhow::Result<()> {
             let seen = rig.copy(0, at(0), at(1), LONGEST)?;
@@ -130,7 +130,7 @@ pub(super) fn processes(rig: &Rig) -> anyhow::Result<()> {
         let address = |nth: usize| data + (nth as u64 + 1) * (4 << 20);
         let mut tables = Vec::new();
         for nth in 0..spaces.len() {
-            let mut table = Tables::new(rig, PAGES)?;
+            let table = Tables::new(rig, PAGES)?;
             table.map(0x5000, &[Span::new(address(nth), 4096)], Prot::RW)?;
             tables.push(table);
         }

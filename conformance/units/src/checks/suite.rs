@@ -57,7 +57,7 @@ pub(super) fn leaf_sizes(rig: &Rig) -> anyhow::Result<()> {
     let data = rig.data();
     let end = data.start + data.len;
     for size in case.table()?.page_sizes().iter() {
-        let mut table = case.table()?;
+        let table = case.table()?;
         let mut places = Vec::new();
         for (first, last) in stretches(&case, &table) {
             let top = last - (size - 1);
@@ -105,7 +105,7 @@ pub(super) fn leaf_sizes(rig: &Rig) -> anyhow::Result<()> {
 pub(super) fn identity_and_scattered(rig: &Rig) -> anyhow::Result<()> {
     const PAGES: u64 = 48;
     let case = Case::new(rig)?;
-    let mut table = case.table()?;
+    let table = case.table()?;
     let (data, page) = (rig.data(), page(&table));
     let first = first(&case, &table);
     let mut random = Rng::with_seed(3 + rig.round());
@@ -151,7 +151,7 @@ pub(super) fn identity_and_scattered(rig: &Rig) -> anyhow::Result<()> {
 /// A range that devices may only read, one that they may only write.
 pub(super) fn permissions(rig: &Rig) -> anyhow::Result<()> {
     let case = Case::new(rig)?;
-    let mut table = case.table()?;
+    let table = case.table()?;
     let page = page(&table);
     let first = first(&case, &table) + 16 * MIB;
     let at = |nth: u64| At {
@@ -189,7 +189,7 @@ pub(super) fn permissions(rig: &Rig) -> anyhow::Result<()> {
 /// What is not mapped, and a copy that begins in a mapped page and ends behind it.
 pub(super) fn holes(rig: &Rig) -> anyhow::Result<()> {
     let case = Case::new(rig)?;
-    let mut table = case.table()?;
+    let table = case.table()?;
     let page = page(&table);
     let first = first(&case, &table) + 16 * MIB;
     let at = |nth: u64| At {

@@ -49,7 +49,7 @@ fn quickest(format: FormatId, levels: u8) -> Option<(f64, f64)> {
 fn map(format: FormatId, levels: u8) -> Option<(f64, f64)> {
     let memory = Arc::new(HeapTables::with_tables(LEAVES / 256 + 16).ok()?);
     let sizes = PageSizes::from_bits(u64::MAX).up_to(4096);
-    let mut table = AnyTable::new(format, levels, sizes, memory).ok()?;
+    let table = AnyTable::new(format, levels, sizes, memory).ok()?;
     let one = [Span::new(1 << 32, LEAVES * 4096)];
     let many: Vec<_> = (0..LEAVES)
         .map(|n| Span::new((1 << 33) + n * 8192, 4096))

@@ -163,7 +163,7 @@ mod tests {
             for (format, levels) in super::super::formats() {
                 let memory = Arc::new(HeapTables::with_tables(4096).unwrap());
                 let sizes = PageSizes::from_bits(u64::MAX);
-                let mut table = AnyTable::new(format, levels, sizes, memory).unwrap();
+                let table = AnyTable::new(format, levels, sizes, memory).unwrap();
                 let mut counter = Counter::new(format, levels, u64::MAX).unwrap();
                 let mut at = 0x7000_0000_0000;
                 for &(gap, pages, frame, align) in &parts {

@@ -362,7 +362,7 @@ mod tests {
             for leaf in LEAVES {
                 let memory_of_tables = Arc::new(HeapTables::with_tables(2048).unwrap());
                 let sizes = PageSizes::from_bits(u64::MAX).up_to(leaf);
-                let mut table = AnyTable::new(FormatId::VtdSs, 4, sizes, memory_of_tables).unwrap();
+                let table = AnyTable::new(FormatId::VtdSs, 4, sizes, memory_of_tables).unwrap();
                 table.map(0, &[Span::new(0, memory)], Prot::RW).unwrap();
                 let built = table.tables() * TABLE_BYTES;
                 let mut leaves = 0;

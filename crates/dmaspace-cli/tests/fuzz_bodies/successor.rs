@@ -43,7 +43,7 @@ fn tables() -> &'static (Vec<u64>, u64) {
         let arena = Arc::new(arena.expect("it is an arena"));
         let sizes = PageSizes::from_bits(u64::MAX);
         let table = AnyTable::new(FormatId::VtdSs, 4, sizes, Arc::clone(&arena));
-        let mut table = table.expect("there are such tables");
+        let table = table.expect("there are such tables");
         let run = Span::new(FRAMES, MEMORY);
         table.map(IOVA, &[run], Prot::RW).expect("there is room");
         let cells = arena.storage().mapping().cells().iter();

@@ -44,7 +44,7 @@ fn handover(data: &[u8]) {
     let tables = Arc::new(HeapTables::with_tables(64).expect("there is memory"));
     let sizes = PageSizes::from_bits(u64::MAX);
     let table = AnyTable::new(FormatId::VtdSs, 4, sizes, tables.clone());
-    let mut table = table.expect("there are such tables");
+    let table = table.expect("there are such tables");
     for (iova, offset, len) in MAPPED {
         let run = Span::new(frame(offset), len);
         table.map(iova, &[run], Prot::RW).expect("there is room");

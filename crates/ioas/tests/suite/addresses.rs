@@ -254,7 +254,7 @@ proptest! {
 fn what_the_devices_of_an_address_space_that_is_taken_over_reserve_is_left_out() {
     let tables = Arc::new(HeapTables::with_tables(64).unwrap());
     let (frame, part) = (Span::new(1 << 32, MIB), Span::new(0, MIB));
-    let mut table = table(FormatId::VtdSs, 4, &tables);
+    let table = table(FormatId::VtdSs, 4, &tables);
     table.map(GIB, &[frame], Prot::RW).unwrap();
     let reserved = Span::new(3 * GIB, 2 * MIB);
     let mut unit = FrailUnit::new(unit(&tables));

@@ -11,7 +11,7 @@ use runs::{Joiner, Pa, Span};
 /// What a table makes of the same runs when it gets them joined, all at once.
 fn in_one_batch(format: (iopt::FormatId, u8), iova: u64, runs: &[Span<Pa>]) -> Vec<Leaf> {
     let tables = Arc::new(HeapTables::with_tables(64).unwrap());
-    let mut table = table(format.0, format.1, &tables);
+    let table = table(format.0, format.1, &tables);
     let mut joiner = Joiner::new();
     let mut joined: Vec<Span<Pa>> = runs.iter().filter_map(|run| joiner.push(*run)).collect();
     joined.extend(joiner.finish());

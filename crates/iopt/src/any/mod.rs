@@ -1,6 +1,6 @@
 //! Tables whose format is chosen at run time.
 //!
-//! An [`AnyTable`] is a [`Table`] behind a virtual call for each operation, whatever the operation's
+//! An [`AnyTable`] is a [`SharedTable`] behind a virtual call for each operation, whatever the operation's
 //! size. Its memory is erased below the engine ([`Erased`]), so that the engine is compiled once for
 //! each format, here, and not again for each memory of each program.
 
@@ -16,7 +16,9 @@ use runs::{Iova, Pa, PageSizes, SizeHistogram, Span};
 
 use crate::arena::Storage;
 use crate::arena::erased::Erased;
-use crate::engine::{Amount, Interruption, Leaf, Nodes, Plan, RunSink, Table};
+use crate::engine::{
+    Amount, Discard, Interruption, Leaf, Nodes, Plan, RunSink, SharedTable, Table,
+};
 use crate::error::{
     BrokenMemory, BuildError, DirtyError, MapError, NoTables, ProtectError, ResizeError, UnmapError,
 };
@@ -25,6 +27,7 @@ use crate::gather::{Flushed, Gather, Invalidation};
 use crate::memory::{Chain, TableMemory};
 use crate::pending::Pending;
 use crate::prot::Prot;
+use crate::reclaim::{DefaultReclaim, Guard};
 use crate::takeover::{AdoptError, Adopted, Takeover};
 
 use formats::Adopt;
@@ -33,11 +36,14 @@ use object::{AnyFormat, DynSink, Failed, Resize};
 pub use formats::AnyCell;
 use formats::ByWidth;
 
-/// A [`Table`] of any format in any memory: one virtual call per operation, whatever its size.
+/// A [`SharedTable`] of any format in any memory: one virtual call per operation, whatever its size.
+///
+/// Operations that change it and run at once have ranges that do not overlap. An unmap frees tables that
+/// its range covers whole, or what it [owns](Self::owning).
 ///
 /// [`new`](Self::new) builds it from what a [`Root`] says: the format's name with its
 /// configuration, and the levels. A format with other options is built as a [`Table`] and
-/// converted. It is the exclusive access.
+/// converted.
 #[derive(Debug)]
 pub struct AnyTable {
     table: Box<dyn AnyFormat>,
@@ -65,11 +71,19 @@ impl<M> ErasableMemory for M where
 pub struct AnyAdopted(Adopted<(FormatId, u8)>);
 
 /// What [`AnyTable::plan_map`] has reserved the tables for. Dropped, it gives them back.
-#[derive(Debug)]
 #[must_use = "nothing is mapped until it is filled"]
 pub struct AnyPlanned<'t> {
-    table: &'t mut dyn AnyFormat,
+    table: &'t dyn AnyFormat,
     plan: Plan<'t>,
+    // What was planned from stays a table.
+    _guard: Guard<'t, DefaultReclaim>,
+}
+
+/// An [`AnyTable`] for an operation that owns more than its range.
+#[derive(Clone, Copy, Debug)]
+pub struct AnyOwner<'t> {
+    table: &'t AnyTable,
+    owned: Span<Iova>,
 }
 
 impl AnyTable {
@@ -107,7 +121,7 @@ impl AnyTable {
     /// What converts a [`Table`] is `From`; this is for one whose memory is erased.
     fn over<F: Format, C: ByWidth>(table: Table<F, Erased<C>>) -> Self {
         let memory = AnyMemory(Arc::new(table.memory().clone()));
-        let table = Box::new(table);
+        let table = Box::new(SharedTable::new(table));
         Self { table, memory }
     }
 
@@ -127,7 +141,7 @@ impl AnyTable {
     }
 
     /// See [`Table::grow`].
-    pub fn grow(&mut self, levels: u8, gather: &mut Gather) -> Result<Root, BuildError> {
+    pub fn grow(&self, levels: u8, gather: &mut Gather) -> Result<Root, BuildError> {
         self.table.grow(levels, gather)
     }
 
@@ -162,50 +176,62 @@ impl AnyTable {
     }
 
     /// See [`Table::map`].
-    pub fn map(&mut self, iova: u64, runs: &[Span<Pa>], prot: Prot) -> Result<(), MapError> {
+    pub fn map(&self, iova: u64, runs: &[Span<Pa>], prot: Prot) -> Result<(), MapError> {
         self.table.map(iova, runs, prot)
     }
 
     /// See [`Table::plan_map`].
     pub fn plan_map<'t>(
-        &'t mut self,
+        &'t self,
         iova: u64,
         runs: &'t [Span<Pa>],
         prot: Prot,
         spare: Option<&'t mut Chain>,
     ) -> Result<AnyPlanned<'t>, MapError> {
-        let plan = self.table.plan(iova, runs, prot, spare)?;
-        let table = &mut *self.table;
-        Ok(AnyPlanned { table, plan })
+        let table = &*self.table;
+        let guard = table.guard();
+        let plan = table.plan(iova, runs, prot, spare)?;
+        Ok(AnyPlanned {
+            table,
+            plan,
+            _guard: guard,
+        })
     }
 
     /// See [`Table::unmap`].
     pub fn unmap(
-        &mut self,
+        &self,
         range: Span<Iova>,
         gather: &mut Gather,
         sink: &mut impl RunSink,
     ) -> Result<(), UnmapError> {
-        let told = DynSink::of(sink);
-        self.table
-            .unmap(range, Amount::Whole, gather, told)
-            .map(|_| ())
+        self.owning(range).unmap(range, gather, sink)
     }
 
     /// See [`Table::unmap_mapped`].
     pub fn unmap_mapped(
-        &mut self,
+        &self,
         range: Span<Iova>,
         gather: &mut Gather,
         sink: &mut impl RunSink,
     ) -> Result<u64, UnmapError> {
-        self.table
-            .unmap(range, Amount::Mapped, gather, DynSink::of(sink))
+        self.owning(range).unmap_mapped(range, gather, sink)
+    }
+
+    /// See [`Table::clear`].
+    pub fn clear(&self, range: Span<Iova>, gather: &mut Gather) -> Result<(), UnmapError> {
+        self.owning(range).clear(range, gather)
+    }
+
+    /// For an operation that owns `owned` and not only what it removes: see
+    /// [`SharedTable::owning`].
+    pub fn owning(&self, owned: Span<Iova>) -> AnyOwner<'_> {
+        AnyOwner { table: self, owned }
     }
 
     /// See [`Table::unmap_cutting`].
     pub fn unmap_cutting<E>(
-        &mut self,
+        &self,
         range: Span<Iova>,
         interruption: Interruption,
         gather: &mut Gather,
@@ -221,7 +247,7 @@ impl AnyTable {
 
     /// See [`Table::split`].
     pub fn split<E>(
-        &mut self,
+        &self,
         range: Span<Iova>,
         size: u64,
         interruption: Interruption,
@@ -233,7 +259,7 @@ impl AnyTable {
 
     /// See [`Table::cut`].
     pub fn cut<E>(
-        &mut self,
+        &self,
         at: u64,
         interruption: Interruption,
         gather: &mut Gather,
@@ -244,7 +270,7 @@ impl AnyTable {
 
     /// See [`Table::merge`].
     pub fn merge<E>(
-        &mut self,
+        &self,
         range: Span<Iova>,
         interruption: Interruption,
         gather: &mut Gather,
@@ -254,7 +280,7 @@ impl AnyTable {
     }
 
     fn resize<E>(
-        &mut self,
+        &self,
         resize: Resize,
         interruption: Interruption,
         gather: &mut Gather,
@@ -271,7 +297,7 @@ impl AnyTable {
 
     /// See [`Table::protect`].
     pub fn protect(
-        &mut self,
+        &self,
         range: Span<Iova>,
         prot: Prot,
         gather: &mut Gather,
@@ -280,13 +306,13 @@ impl AnyTable {
     }
 
     /// See [`Table::track_dirty`].
-    pub fn track_dirty(&mut self, on: bool) -> Result<(), DirtyError> {
+    pub fn track_dirty(&self, on: bool) -> Result<(), DirtyError> {
         self.table.track_dirty(on)
     }
 
     /// See [`Table::harvest`].
     pub fn harvest<W: AsRef<[u64]> + AsMut<[u64]>>(
-        &mut self,
+        &self,
         range: Span<Iova>,
         pending: &mut Pending<W>,
     ) -> Result<u64, DirtyError> {
@@ -337,7 +363,7 @@ impl AnyTable {
     }
 
     /// See [`Table::reclaim`].
-    pub fn reclaim(&mut self, flushed: Flushed) {
+    pub fn reclaim(&self, flushed: Flushed) {
         self.table.reclaim(flushed);
     }
 
@@ -350,6 +376,47 @@ impl AnyTable {
 impl<F: Format, M: ErasableMemory> From<Table<F, M>> for AnyTable {
     fn from(table: Table<F, M>) -> Self {
         Self::over(table.map_memory(Erased::new))
+    }
+}
+
+impl AnyOwner<'_> {
+    /// See [`Table::unmap`].
+    pub fn unmap(
+        &self,
+        range: Span<Iova>,
+        gather: &mut Gather,
+        sink: &mut impl RunSink,
+    ) -> Result<(), UnmapError> {
+        self.remove(range, Amount::Whole, gather, sink).map(|_| ())
+    }
+
+    /// See [`Table::unmap_mapped`].
+    pub fn unmap_mapped(
+        &self,
+        range: Span<Iova>,
+        gather: &mut Gather,
+        sink: &mut impl RunSink,
+    ) -> Result<u64, UnmapError> {
+        self.remove(range, Amount::Mapped, gather, sink)
+    }
+
+    /// See [`Table::clear`].
+    pub fn clear(&self, range: Span<Iova>, gather: &mut Gather) -> Result<(), UnmapError> {
+        self.remove(range, Amount::Untold, gather, &mut Discard)
+            .map(|_| ())
+    }
+
+    fn remove(
+        &self,
+        range: Span<Iova>,
+        amount: Amount,
+        gather: &mut Gather,
+        sink: &mut impl RunSink,
+    ) -> Result<u64, UnmapError> {
+        let told = DynSink::of(sink);
+        self.table
+            .table
+            .unmap(range, self.owned, amount, gather, told)
     }
 }
 
@@ -381,6 +448,12 @@ impl AnyPlanned<'_> {
     /// See [`Planned::fill`](crate::Planned::fill).
     pub fn fill(mut self) -> Result<(), MapError> {
         self.table.fill(&mut self.plan)
+    }
+}
+
+impl fmt::Debug for AnyPlanned<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AnyPlanned").finish_non_exhaustive()
     }
 }
 

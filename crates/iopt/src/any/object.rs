@@ -1,5 +1,5 @@
 //! The calls of an [`AnyTable`](crate::AnyTable), as an object: each takes what a call of a
-//! [`Table`] takes, with closures and sinks behind references, so that it is compiled once for each
+//! [`SharedTable`] takes, with closures and sinks behind references, so that it is compiled once for each
 //! format.
 
 use alloc::boxed::Box;
@@ -10,7 +10,7 @@ use runs::{Iova, Pa, PageSizes, Run, SizeHistogram, Span};
 use super::ByWidth;
 use crate::arena::erased::Erased;
 use crate::engine::{
-    Amount, Discard, Exclusive, Interruption, Leaf, Nodes, Plan, RunSink, Table, Wants,
+    Amount, Discard, Disjoint, Interruption, Leaf, Nodes, Plan, RunSink, SharedTable, Wants,
 };
 use crate::error::{
     BrokenMemory, BuildError, DirtyError, MapError, ProtectError, RangeError, ResizeError,
@@ -21,19 +21,20 @@ use crate::gather::{Flushed, Gather, Invalidation};
 use crate::memory::Chain;
 use crate::pending::Pending;
 use crate::prot::Prot;
+use crate::reclaim::{DefaultReclaim, Guard};
 
-/// A [`Table`] of a format that the caller does not know.
+/// A [`SharedTable`] of a format that the caller does not know.
 pub(super) trait AnyFormat: fmt::Debug + Send + Sync {
     fn root(&self) -> Root;
     fn aperture(&self) -> Aperture;
     fn intact(&self) -> Result<(), BrokenMemory>;
-    fn grow(&mut self, levels: u8, gather: &mut Gather) -> Result<Root, BuildError>;
+    fn grow(&self, levels: u8, gather: &mut Gather) -> Result<Root, BuildError>;
     fn table_log2(&self, level: usize) -> Option<u32>;
     fn page_sizes(&self) -> PageSizes;
     fn expresses(&self, prot: Prot) -> bool;
     fn tables(&self) -> u64;
     fn leaf_sizes(&self) -> SizeHistogram;
-    fn map(&mut self, iova: u64, runs: &[Span<Pa>], prot: Prot) -> Result<(), MapError>;
+    fn map(&self, iova: u64, runs: &[Span<Pa>], prot: Prot) -> Result<(), MapError>;
     fn plan<'t>(
         &self,
         iova: u64,
@@ -41,32 +42,35 @@ pub(super) trait AnyFormat: fmt::Debug + Send + Sync {
         prot: Prot,
         spare: Option<&'t mut Chain>,
     ) -> Result<Plan<'t>, MapError>;
-    fn fill(&mut self, plan: &mut Plan<'_>) -> Result<(), MapError>;
+    fn fill(&self, plan: &mut Plan<'_>) -> Result<(), MapError>;
     fn drop_plan(&self, plan: &mut Plan<'_>);
+    /// Inside for as long as the guard lives.
+    fn guard(&self) -> Guard<'_, DefaultReclaim>;
     fn unmap(
-        &mut self,
+        &self,
         range: Span<Iova>,
+        owned: Span<Iova>,
         amount: Amount,
         gather: &mut Gather,
         told: DynSink<'_>,
     ) -> Result<u64, UnmapError>;
     fn check_ends(&self, range: Span<Iova>) -> Result<[Option<u64>; 2], RangeError>;
     fn resize(
-        &mut self,
+        &self,
         resize: Resize,
         interruption: Interruption,
         gather: &mut Gather,
         flush: &mut dyn FnMut(&Invalidation) -> Result<(), Failed>,
     ) -> Result<(), ResizeError<Failed>>;
     fn protect(
-        &mut self,
+        &self,
         range: Span<Iova>,
         prot: Prot,
         gather: &mut Gather,
     ) -> Result<(), ProtectError>;
-    fn track_dirty(&mut self, on: bool) -> Result<(), DirtyError>;
+    fn track_dirty(&self, on: bool) -> Result<(), DirtyError>;
     fn harvest(
-        &mut self,
+        &self,
         range: Span<Iova>,
         pending: &mut Pending<&mut [u64]>,
     ) -> Result<u64, DirtyError>;
@@ -82,11 +86,11 @@ pub(super) trait AnyFormat: fmt::Debug + Send + Sync {
     fn leaf_at(&self, iova: u64) -> Option<Leaf>;
     fn is_one_run(&self, range: Span<Iova>) -> bool;
     fn for_each_leaf(&self, range: Span<Iova>, each: &mut dyn FnMut(Leaf));
-    fn reclaim(&mut self, flushed: Flushed);
+    fn reclaim(&self, flushed: Flushed);
     fn tear_down(self: Box<Self>) -> Gather;
 }
 
-impl<F: Format, C: ByWidth> AnyFormat for Table<F, Erased<C>> {
+impl<F: Format, C: ByWidth> AnyFormat for SharedTable<F, Erased<C>> {
     fn root(&self) -> Root {
         self.root()
     }
@@ -96,25 +100,26 @@ impl<F: Format, C: ByWidth> AnyFormat for Table<F, Erased<C>> {
     fn intact(&self) -> Result<(), BrokenMemory> {
         self.intact()
     }
-    fn grow(&mut self, levels: u8, gather: &mut Gather) -> Result<Root, BuildError> {
+    fn grow(&self, levels: u8, gather: &mut Gather) -> Result<Root, BuildError> {
         self.grow(levels, gather)
     }
     fn table_log2(&self, level: usize) -> Option<u32> {
-        self.table_log2(level)
+        self.table().table_log2(level)
     }
     fn page_sizes(&self) -> PageSizes {
-        self.page_sizes()
+        self.table().page_sizes()
     }
     fn expresses(&self, prot: Prot) -> bool {
         self.format().leaf_bits(prot).is_some()
     }
     fn tables(&self) -> u64 {
-        self.tables()
+        self.table().tables()
     }
     fn leaf_sizes(&self) -> SizeHistogram {
-        self.leaf_sizes()
+        let _guard = self.guard();
+        self.table().leaf_sizes()
     }
-    fn map(&mut self, iova: u64, runs: &[Span<Pa>], prot: Prot) -> Result<(), MapError> {
+    fn map(&self, iova: u64, runs: &[Span<Pa>], prot: Prot) -> Result<(), MapError> {
         self.map(iova, runs, prot)
     }
     fn plan<'t>(
@@ -124,33 +129,41 @@ impl<F: Format, C: ByWidth> AnyFormat for Table<F, Erased<C>> {
         prot: Prot,
         spare: Option<&'t mut Chain>,
     ) -> Result<Plan<'t>, MapError> {
-        self.plan_request(iova, runs, prot, spare, Exclusive)
+        self.table()
+            .plan_request(iova, runs, prot, spare, Disjoint::NOTHING)
     }
-    fn fill(&mut self, plan: &mut Plan<'_>) -> Result<(), MapError> {
-        self.fill_plan(plan, Exclusive)
+    fn fill(&self, plan: &mut Plan<'_>) -> Result<(), MapError> {
+        self.table().fill_plan(plan, Disjoint::NOTHING)
     }
     fn drop_plan(&self, plan: &mut Plan<'_>) {
-        plan.give_back(self.memory());
+        plan.give_back(self.table().memory());
+    }
+    fn guard(&self) -> Guard<'_, DefaultReclaim> {
+        self.guard()
     }
     fn unmap(
-        &mut self,
+        &self,
         range: Span<Iova>,
+        owned: Span<Iova>,
         amount: Amount,
         gather: &mut Gather,
         mut told: DynSink<'_>,
     ) -> Result<u64, UnmapError> {
+        let _guard = self.guard();
+        let table = self.table();
+        let access = table.owned(range, Some(owned));
         match told.wants {
-            Wants::Nothing => self.unmap_as(range, amount, gather, &mut Discard, Exclusive),
+            Wants::Nothing => table.unmap_as(range, amount, gather, &mut Discard, access),
             Wants::Runs | Wants::DirtyRuns => {
-                self.unmap_as(range, amount, gather, &mut told, Exclusive)
+                table.unmap_as(range, amount, gather, &mut told, access)
             }
         }
     }
     fn check_ends(&self, range: Span<Iova>) -> Result<[Option<u64>; 2], RangeError> {
-        self.check_ends(range)
+        self.table().check_ends(range)
     }
     fn resize(
-        &mut self,
+        &self,
         resize: Resize,
         interruption: Interruption,
         gather: &mut Gather,
@@ -163,18 +176,18 @@ impl<F: Format, C: ByWidth> AnyFormat for Table<F, Erased<C>> {
         }
     }
     fn protect(
-        &mut self,
+        &self,
         range: Span<Iova>,
         prot: Prot,
         gather: &mut Gather,
     ) -> Result<(), ProtectError> {
         self.protect(range, prot, gather)
     }
-    fn track_dirty(&mut self, on: bool) -> Result<(), DirtyError> {
+    fn track_dirty(&self, on: bool) -> Result<(), DirtyError> {
         self.track_dirty(on)
     }
     fn harvest(
-        &mut self,
+        &self,
         range: Span<Iova>,
         pending: &mut Pending<&mut [u64]>,
     ) -> Result<u64, DirtyError> {
@@ -188,10 +201,12 @@ impl<F: Format, C: ByWidth> AnyFormat for Table<F, Erased<C>> {
         self.peek_dirty(range, each)
     }
     fn write_image(&self, mut sink: &mut dyn FnMut(&[u8]) -> Result<(), Failed>) -> u64 {
-        self.write_image(&mut sink).unwrap_or(0)
+        let _guard = self.guard();
+        self.table().write_image(&mut sink).unwrap_or(0)
     }
     fn nodes(&self) -> Nodes {
-        self.nodes()
+        let _guard = self.guard();
+        self.table().nodes()
     }
     fn translate(&self, iova: u64) -> Option<u64> {
         self.translate(iova)
@@ -200,16 +215,18 @@ impl<F: Format, C: ByWidth> AnyFormat for Table<F, Erased<C>> {
         self.leaf_at(iova)
     }
     fn is_one_run(&self, range: Span<Iova>) -> bool {
-        self.is_one_run(range)
+        let _guard = self.guard();
+        self.table().is_one_run(range)
     }
     fn for_each_leaf(&self, range: Span<Iova>, each: &mut dyn FnMut(Leaf)) {
-        self.leaves(range).for_each(each);
+        let _guard = self.guard();
+        self.table().leaves(range).for_each(each);
     }
-    fn reclaim(&mut self, flushed: Flushed) {
+    fn reclaim(&self, flushed: Flushed) {
         self.reclaim(flushed);
     }
     fn tear_down(self: Box<Self>) -> Gather {
-        Self::tear_down(*self).0
+        (*self).into_inner().tear_down().0
     }
 }
 

@@ -83,7 +83,7 @@ impl Access for Disjoint {
 impl<F: Format, M: TableMemory> Table<F, M> {
     /// What an operation on `range` owns, given that it owns `owned` as well.
     #[inline(always)]
-    pub(super) fn owned(&self, range: Span<Iova>, owned: Option<Span<Iova>>) -> Disjoint {
+    pub(crate) fn owned(&self, range: Span<Iova>, owned: Option<Span<Iova>>) -> Disjoint {
         let aperture = self.aperture();
         let range = match owned {
             Some(owned) if owned.covers(&range) => owned,

@@ -114,7 +114,7 @@ impl<F: Format, M: TableMemory, R: Reclaim> SharedTable<F, M, R> {
 
     /// The table, for whoever holds a guard.
     #[inline]
-    pub(super) fn table(&self) -> &Table<F, M> {
+    pub(crate) fn table(&self) -> &Table<F, M> {
         &self.table
     }
 
@@ -124,7 +124,7 @@ impl<F: Format, M: TableMemory, R: Reclaim> SharedTable<F, M, R> {
     }
 
     #[inline]
-    pub(super) fn guard(&self) -> Guard<'_, R> {
+    pub(crate) fn guard(&self) -> Guard<'_, R> {
         self.readers.enter(&self.table.memory)
     }
 

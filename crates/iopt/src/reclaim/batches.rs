@@ -173,12 +173,4 @@ impl<C: Cell> Batch<C> {
 }
 
 /// A reader inside. Leaves when dropped.
-pub(crate) struct Guard<'a, R: Reclaim + 'a>(R::Guard<'a>);
-
-impl<R: Reclaim> Guard<'_, R> {
-    /// A number that no other thread inside has.
-    #[inline]
-    pub(crate) fn number(&self) -> u32 {
-        R::number(&self.0)
-    }
-}
+pub(crate) struct Guard<'a, R: Reclaim + 'a>(#[allow(dead_code, reason = "held")] R::Guard<'a>);

@@ -95,8 +95,4 @@ pub trait Reclaim {
 
     /// True when everyone has left who was inside at `time`. Asked after a barrier, once or more often.
     fn have_left(&self, time: u64) -> bool;
-
-    /// A number that no other thread inside has.
-    #[doc(hidden)]
-    fn number(guard: &Self::Guard<'_>) -> u32;
 }

@@ -46,8 +46,7 @@ impl<C: Cell, const N: usize> Reclaim for Slots<C, N> {
                 && slot.get() == 0
                 && slot.set_if_and_fence(0, self.clock.now()).is_ok()
             {
-                let index = index as u32;
-                return SlotGuard { slot, index };
+                return SlotGuard { slot };
             }
             index = (index + 1) % N;
             round += 1;
@@ -72,18 +71,12 @@ impl<C: Cell, const N: usize> Reclaim for Slots<C, N> {
             since == 0 || since > time
         })
     }
-
-    #[inline]
-    fn number(guard: &SlotGuard<'_, C>) -> u32 {
-        guard.index
-    }
 }
 
 /// A slot that is taken.
 #[derive(Debug)]
 pub struct SlotGuard<'a, C: Cell> {
     slot: &'a C,
-    index: u32,
 }
 
 impl<C: Cell> Drop for SlotGuard<'_, C> {

@@ -61,7 +61,6 @@ impl Drop for End {
 struct ThreadRecord {
     record: Record<AtomicU64>,
     taken: AtomicBool,
-    number: u32,
     /// The one made before.
     before: AtomicPtr<ThreadRecord>,
 }
@@ -92,10 +91,10 @@ impl ThreadRecord {
     }
 
     fn make() -> &'static Self {
+        MADE.fetch_add(1, Ordering::Relaxed);
         let record: &'static Self = Box::leak(Box::new(Self {
             record: Record::default(),
             taken: AtomicBool::new(true),
-            number: MADE.fetch_add(1, Ordering::Relaxed),
             before: AtomicPtr::new(LAST.load(Ordering::Acquire)),
         }));
         let new = ptr::from_ref(record).cast_mut();
@@ -182,11 +181,6 @@ impl Reclaim for Threads {
 
     fn have_left(&self, time: u64) -> bool {
         ThreadRecord::all().all(|record| record.record.has_left(time))
-    }
-
-    #[inline]
-    fn number(guard: &ThreadGuard) -> u32 {
-        guard.record.number
     }
 }
 

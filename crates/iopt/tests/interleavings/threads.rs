@@ -203,7 +203,7 @@ struct TwoThreads {
     processor: Arc<Processor>,
 }
 
-struct Guard<'a>(&'a Record<LoomCell>, u32);
+struct Guard<'a>(&'a Record<LoomCell>);
 
 impl Drop for Guard<'_> {
     fn drop(&mut self) {
@@ -218,7 +218,7 @@ impl Reclaim for TwoThreads {
         let number = RUNNING.with(|running| usize::from(running.borrow().is_some()));
         let record = &self.records[number];
         record.enter(&self.clock);
-        Guard(record, number as u32)
+        Guard(record)
     }
 
     fn advance(&self) -> u64 {
@@ -232,10 +232,6 @@ impl Reclaim for TwoThreads {
 
     fn have_left(&self, time: u64) -> bool {
         self.records.iter().all(|record| record.has_left(time))
-    }
-
-    fn number(guard: &Guard<'_>) -> u32 {
-        guard.1
     }
 }
 

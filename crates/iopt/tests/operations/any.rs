@@ -25,7 +25,7 @@ macro_rules! beside {
         let arena = || Arc::new(HeapArena::<$cell, $log2>::with_tables_at(128, base).unwrap());
         let (typed, $memory) = (arena(), arena());
         let mut table = Table::new(format, typed.clone()).unwrap();
-        let mut any: AnyTable = $build;
+        let any: AnyTable = $build;
         assert_eq!(any.root(), table.root());
         assert_eq!(any.aperture(), table.format().aperture());
         assert_eq!(any.page_sizes(), table.page_sizes());
@@ -164,7 +164,7 @@ fn formats_with_other_options_are_converted_and_keep_them() {
 #[test]
 fn a_table_of_any_format_grows_if_its_format_does() {
     let memory = Arc::new(HeapTables::with_tables(16).unwrap());
-    let mut table = AnyTable::new(FormatId::AmdV1, 2, ALL, memory.clone()).unwrap();
+    let table = AnyTable::new(FormatId::AmdV1, 2, ALL, memory.clone()).unwrap();
     table
         .map(0, &[Span::new(0x7000, 0x1000)], Prot::RW)
         .unwrap();
@@ -173,7 +173,7 @@ fn a_table_of_any_format_grows_if_its_format_does() {
     assert_eq!(table.root(), root);
     assert_eq!(table.aperture().bits, 48);
     assert_eq!(gather.invalidation().new_root(), Some(root));
-    let mut table = AnyTable::new(FormatId::VtdSs, 3, ALL, memory.clone()).unwrap();
+    let table = AnyTable::new(FormatId::VtdSs, 3, ALL, memory.clone()).unwrap();
     assert!(table.grow(4, &mut gather).is_err());
 }
 
@@ -255,7 +255,7 @@ fn what_does_not_fit_is_refused_by_name() {
 #[test]
 fn a_call_back_that_fails_says_why() {
     let memory = Arc::new(HeapTables::with_tables(16).unwrap());
-    let mut table = AnyTable::new(FormatId::VtdSs, 4, ALL, memory).unwrap();
+    let table = AnyTable::new(FormatId::VtdSs, 4, ALL, memory).unwrap();
     let range = Span::new(0, 2 << 20);
     table.map(0, &[range.cast()], Prot::RW).unwrap();
     let mut gather = Gather::new();

@@ -78,7 +78,7 @@ fn no_table_is_stored_to_before_all_have_planned() {
 #[test]
 fn spare_tables_come_first_and_go_back_when_the_memory_has_too_few_more() {
     let memory = Arc::new(Counted::new(HeapTables::with_tables(64).unwrap()));
-    let mut table = table(FormatId::VtdSs, &memory);
+    let table = table(FormatId::VtdSs, &memory);
     let mut spare = Chain::empty();
     let mut five = memory.reserve(5).unwrap();
     while let Some((page, _)) = five.take(&memory) {

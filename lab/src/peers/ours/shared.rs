@@ -24,7 +24,7 @@ impl<F: Format, M: Memory> Access<F, M> for Shared<F, M> {
 
     #[inline]
     fn map_each(&mut self, ranges: &[Span<Iova>], runs: &[Span<Pa>]) -> bool {
-        let (mut inside, mut well) = (self.0.enter(), true);
+        let (inside, mut well) = (self.0.enter(), true);
         for range in ranges {
             well &= inside.map(range.start, black_box(runs), Prot::RW).is_ok();
         }
@@ -34,7 +34,7 @@ impl<F: Format, M: Memory> Access<F, M> for Shared<F, M> {
     #[inline]
     fn unmap_each<S: RunSink>(&mut self, ranges: &[Span<Iova>], mut sink: S) -> bool {
         let mut gather = Gather::new();
-        let (mut inside, mut well) = (self.0.enter(), true);
+        let (inside, mut well) = (self.0.enter(), true);
         for range in ranges {
             let removed = inside.unmap_mapped(*range, &mut gather, &mut sink);
             well &= removed.is_ok_and(|bytes| bytes == range.len);

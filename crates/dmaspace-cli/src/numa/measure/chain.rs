@@ -84,7 +84,7 @@ impl Chain {
     /// Fills tables in `memory`, and follows them once.
     pub(super) fn new(memory: Arc<HostTables>) -> Result<Self, ChainError> {
         let sizes = PageSizes::from_bits(4096);
-        let mut table = AnyTable::new(FormatId::VtdSs, LEVELS, sizes, Arc::clone(&memory))?;
+        let table = AnyTable::new(FormatId::VtdSs, LEVELS, sizes, Arc::clone(&memory))?;
         let stops = stops();
         let next = stops.iter().cycle().skip(1);
         for (iova, next) in stops.iter().zip(next) {

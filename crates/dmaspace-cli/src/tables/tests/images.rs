@@ -23,7 +23,7 @@ fn any(root: Root, sizes: PageSizes, maps: Maps<'_>) -> (Vec<u8>, Root) {
     macro_rules! with {
         ($log2:literal) => {{
             let memory = HeapArena::<AtomicU64, $log2>::with_tables_at(TABLES, BASE).unwrap();
-            let mut table = AnyTable::new(root.format, root.levels, sizes, memory).unwrap();
+            let table = AnyTable::new(root.format, root.levels, sizes, memory).unwrap();
             for (iova, pa, bytes, prot) in maps {
                 table.map(*iova, &[Span::new(*pa, *bytes)], *prot).unwrap();
             }

@@ -185,7 +185,7 @@ fn print(memory: &impl WalkMemory, root: Root) -> String {
 fn tables_by_the_engine(format: FormatId, levels: u8, maps: &[(u64, u64, u64, bool)]) {
     let memory = Arc::new(HeapTables::with_tables(256).unwrap());
     let sizes = PageSizes::from_bits(1 << 12 | 1 << 21 | 1 << 30);
-    let mut table = AnyTable::new(format, levels, sizes, memory.clone()).unwrap();
+    let table = AnyTable::new(format, levels, sizes, memory.clone()).unwrap();
     for (iova, address, pages, write) in maps {
         let prot = if *write { Prot::RW } else { Prot::READ };
         // Where one is mapped already, the other is left out.
