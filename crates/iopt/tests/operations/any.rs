@@ -74,11 +74,15 @@ macro_rules! beside {
         assert!(any.unmap(beyond, &mut gather, &mut iopt::Discard).is_err());
         let mut runs: Vec<Run> = Vec::new();
         let range = Span::new(first + page, 40 * page);
-        any.unmap(range, &mut gather, &mut |run: Run| runs.push(run))
+        // It owns all that there is, so that no table is left.
+        let all = any.aperture().spans().find(|all| all.covers(&range));
+        let owner = any.owning(all.unwrap());
+        owner
+            .unmap(range, &mut gather, &mut |run: Run| runs.push(run))
             .unwrap();
         assert_eq!(runs, [Run::new(range.start, run.start, run.len)]);
         let range = Span::new(first + 256 * page, 512 * page);
-        let bytes = any.unmap_mapped(range, &mut gather, &mut iopt::Discard);
+        let bytes = owner.unmap_mapped(range, &mut gather, &mut iopt::Discard);
         assert_eq!(bytes, Ok(40 * page));
         any.reclaim(gather.never_walked());
         assert_eq!(any.tables(), 1);

@@ -33,9 +33,12 @@ fn map(table: &Shared, iova: u64, pa: u64) -> Result<(), MapError> {
     table.map(iova, &[Span::new(pa, PAGE)], Prot::RW)
 }
 
+/// Owns all that there is: its tables are free afterwards.
 fn unmap(table: &Shared, range: Span<Iova>) {
     let mut gather = Gather::new();
-    table.unmap(range, &mut gather, &mut iopt::Discard).unwrap();
+    let owner = table.owning(Span::new(0, 1 << 48));
+    owner.unmap(range, &mut gather, &mut iopt::Discard).unwrap();
+    drop(owner);
     table.reclaim(gather.flush_with(|_| Ok::<_, ()>(())).unwrap());
 }
 
