@@ -22,10 +22,19 @@ macro_rules! alike {
         #[inline]
         fn unmap<S: iopt::RunSink>(&mut self, range: Span<Iova>, mut sink: S) -> bool {
             let mut gather = iopt::Gather::new();
-            let removed = self.0.unmap_mapped(range, &mut gather, &mut sink);
+            let removed = self.0.unmap(range, &mut gather, &mut sink);
             let Ok(flushed) = gather.flush_with(flush);
             self.0.reclaim(flushed);
-            removed.is_ok_and(|bytes| bytes == range.len)
+            removed.is_ok()
+        }
+
+        #[inline]
+        fn clear(&mut self, range: Span<Iova>) -> bool {
+            let mut gather = iopt::Gather::new();
+            let removed = self.0.clear(range, &mut gather);
+            let Ok(flushed) = gather.flush_with(flush);
+            self.0.reclaim(flushed);
+            removed.is_ok()
         }
 
         #[inline]

@@ -35,8 +35,7 @@ impl<F: Format, M: Memory> Access<F, M> for Exclusive<F, M> {
         let mut gather = Gather::new();
         let mut well = true;
         for range in ranges {
-            let removed = self.0.unmap_mapped(*range, &mut gather, &mut sink);
-            well &= removed.is_ok_and(|bytes| bytes == range.len);
+            well &= self.0.unmap(*range, &mut gather, &mut sink).is_ok();
         }
         let Ok(flushed) = gather.flush_with(flush);
         self.0.reclaim(flushed);

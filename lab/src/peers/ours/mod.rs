@@ -21,7 +21,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 
 use anyhow::{Context as _, ensure};
 use iopt::{
-    ArenaError, Cell, Chain, Discard, Format, HeapArena, Pending, Prot, RunSink, Table,
+    ArenaError, Cell, Chain, Format, HeapArena, Pending, Prot, RunSink, Table,
     TableMemory, WideCell, WithDirty,
 };
 use runs::{Iova, Pa, PageSizes, Run, Span};
@@ -112,6 +112,8 @@ pub trait Access<F: Format, M: Memory>: Sized {
     fn map(&mut self, iova: u64, runs: &[Span<Pa>]) -> bool;
     /// Unmaps a range that is mapped.
     fn unmap<S: RunSink>(&mut self, range: Span<Iova>, sink: S) -> bool;
+    /// The same for a caller who wants to know nothing.
+    fn clear(&mut self, range: Span<Iova>) -> bool;
     /// Maps each range, by itself, to the same runs; the shared form stays inside meanwhile.
     fn map_each(&mut self, ranges: &[Span<Iova>], runs: &[Span<Pa>]) -> bool;
     /// Unmaps each range by itself; the shared form stays inside, and what is to be flushed is
@@ -421,7 +423,7 @@ impl<T> Ready<T> {
         let nothing = |_: &mut T, _: Span<Iova>, _: &[Span<Pa>]| true;
         let map = |t: &mut T, range: Span<Iova>, memory: &[Span<Pa>]| t.map(range.start, memory);
         let unmap = |t: &mut T, range: Span<Iova>, _: &[Span<Pa>]| t.unmap(range, take);
-        let discard = |t: &mut T, range: Span<Iova>, _: &[Span<Pa>]| t.unmap(range, Discard);
+        let discard = |t: &mut T, range: Span<Iova>, _: &[Span<Pa>]| t.clear(range);
         let granule = 1 << F::GRANULE_LOG2;
         let split = |t: &mut T, range: Span<Iova>, _: &[Span<Pa>]| t.split(range, granule);
         let merge = |t: &mut T, range: Span<Iova>, _: &[Span<Pa>]| t.merge(range);

@@ -36,8 +36,7 @@ impl<F: Format, M: Memory> Access<F, M> for Shared<F, M> {
         let mut gather = Gather::new();
         let (inside, mut well) = (self.0.enter(), true);
         for range in ranges {
-            let removed = inside.unmap_mapped(*range, &mut gather, &mut sink);
-            well &= removed.is_ok_and(|bytes| bytes == range.len);
+            well &= inside.unmap(*range, &mut gather, &mut sink).is_ok();
         }
         drop(inside);
         let Ok(flushed) = gather.flush_with(flush);
