@@ -155,6 +155,18 @@ impl Gather {
         self.set_root(root, 0);
     }
 
+    /// Takes in what another gather of the same table holds. `append` puts its tables into the chain.
+    pub(crate) fn join(&mut self, other: Self, append: impl FnOnce(&mut Chain, Chain)) {
+        for range in other.invalidation.ranges() {
+            self.add(*range, other.invalidation.leaf_levels);
+        }
+        self.invalidation.tables |= other.invalidation.tables;
+        if let Some(root) = other.invalidation.root {
+            self.set_root(root, other.root);
+        }
+        append(&mut self.tables, other.tables);
+    }
+
     /// Notes that leaves at `level` were removed from `range`. Inlined: for a single page a call
     /// costs as much again.
     #[inline(always)]

@@ -435,6 +435,12 @@ impl AnyMemory {
     pub fn reclaim(&self, chain: Chain) {
         self.0.reclaim(chain);
     }
+
+    /// Puts what `other` has gathered into `gather`: both of tables in this memory. So threads that unmap at
+    /// once have a gather each, and one flush.
+    pub fn join(&self, gather: &mut Gather, other: Gather) {
+        gather.join(other, |chain, tables| self.0.append(chain, tables));
+    }
 }
 
 impl AnyAdopted {
@@ -476,6 +482,7 @@ trait Tables: fmt::Debug + Send + Sync {
     fn set_aside(&self, count: u64, chain: &mut Chain) -> Result<(), NoTables>;
     fn take_back(&self, count: u64, chain: &mut Chain);
     fn reclaim(&self, chain: Chain);
+    fn append(&self, chain: &mut Chain, other: Chain);
 }
 
 impl<C: ByWidth> Tables for Erased<C> {
@@ -496,5 +503,8 @@ impl<C: ByWidth> Tables for Erased<C> {
     }
     fn reclaim(&self, chain: Chain) {
         TableMemory::reclaim(self, chain);
+    }
+    fn append(&self, chain: &mut Chain, other: Chain) {
+        chain.append(self, other);
     }
 }
