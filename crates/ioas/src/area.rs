@@ -116,6 +116,15 @@ impl HeldArea {
         Ok(())
     }
 
+    /// The same area, with what its address space had for it here.
+    pub(crate) fn lend(&mut self) -> Self {
+        Self {
+            area: self.area.clone(),
+            hold: self.hold.take(),
+            reserved: self.reserved.take(),
+        }
+    }
+
     /// Cuts it in two at the device address `at`, which lies inside.
     pub(crate) fn split_at(&mut self, at: u64) -> Self {
         let len = at - self.range.start;

@@ -18,6 +18,7 @@ use crate::kernel::KernelError;
 use crate::observer::Observer;
 use crate::placement::{Place, Placement};
 use crate::retired::Retired;
+use crate::taken::Extent;
 
 /// What a back end can do that others cannot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -138,15 +139,19 @@ pub struct Unsupported {
 ///    returns when no device reaches the memory any more has nothing to flush.
 /// 5. [`leave`](Backend::leave) comes last. If it fails, the memory of all areas is lost on purpose.
 ///
-/// A back end serves the address space that owns it, so that none of these calls overlap. What only
-/// one kind of back end has, its address space finds by [`as_any`](Backend::as_any).
+/// A back end serves the address space that owns it. Calls by `&self` come from several threads at once,
+/// for ranges that are disjoint; calls by `&mut self` come alone. What only one kind of back end has, its
+/// address space finds by [`as_any`](Backend::as_any).
+///
+/// `owned` is a range around the one that a call empties, from which other operations are kept for as long as
+/// this one is under way, with its flush: what translates only addresses in there can be given back.
 ///
 /// # What not everybody can do
 ///
 /// [`Capabilities`] says by name what a back end can do. What it cannot is refused with
 /// [`Unsupported`]. It is never imitated with a moment of missing translation, unless the caller
 /// says [`Interruption::Allowed`].
-pub(crate) trait Backend: Send + 'static {
+pub(crate) trait Backend: Send + Sync + 'static {
     /// What it can do.
     fn capabilities(&self) -> Capabilities;
 
@@ -178,30 +183,30 @@ pub(crate) trait Backend: Send + 'static {
     /// Has all devices reach `area`, all or nothing.
     ///
     /// If it fails but a device may still reach some of the memory, the hold is in `retired`, or
-    /// left in the area, which then stays.
+    /// left in the area, which then stays. `owned` is asked for when something is to be emptied again.
     ///
     /// # Errors
     ///
     /// See [`MapError`].
     fn map(
-        &mut self,
+        &self,
         area: &mut HeldArea,
-        retired: &mut Retired,
+        owned: &dyn Fn() -> Extent,
+        retired: &Retired,
         observer: &mut dyn Observer,
     ) -> Result<(), MapError>;
 
-    /// Takes the areas that begin between `first` and `last`, both included, from all devices, all
-    /// or none. No area ends behind `last`. `note` is told what devices have written to, while that
-    /// is tracked.
+    /// Takes everything in `range`, which cuts no area, from all devices, all or nothing. With it come, if there
+    /// are areas in the range, what these reach over and what is `owned`. `note` is told what devices have written
+    /// to, while that is tracked.
     ///
     /// # Errors
     ///
     /// See [`UnmapError`].
     fn empty(
-        &mut self,
-        areas: &Areas,
-        first: u64,
-        last: u64,
+        &self,
+        range: Extent,
+        areas: Option<(Extent, Extent)>,
         interruption: Interruption,
         note: &mut dyn FnMut(Span<Iova>),
     ) -> Result<(), UnmapError>;
@@ -211,7 +216,7 @@ pub(crate) trait Backend: Send + 'static {
     /// # Errors
     ///
     /// [`UnmapError::Cut`]; [`UnmapError::CutsMapping`].
-    fn cut(&mut self, at: u64, interruption: Interruption) -> Result<(), UnmapError>;
+    fn cut(&self, at: u64, interruption: Interruption) -> Result<(), UnmapError>;
 
     /// True when a device, or a domain without one, has areas mapped.
     fn is_live(&self) -> bool;
@@ -230,13 +235,13 @@ pub(crate) trait Backend: Send + 'static {
     /// # Errors
     ///
     /// [`MapError::Table`].
-    fn set_aside(&mut self, range: Span<Iova>) -> Result<(), MapError> {
+    fn set_aside(&self, range: Span<Iova>) -> Result<(), MapError> {
         let _ = range;
         Ok(())
     }
 
     /// Gives back what was set aside for `range`, or for a range around it.
-    fn give_back(&mut self, range: Span<Iova>) {
+    fn give_back(&self, range: Span<Iova>) {
         let _ = range;
     }
 
@@ -247,9 +252,10 @@ pub(crate) trait Backend: Send + 'static {
     ///
     /// As [`map`](Self::map).
     fn map_again(
-        &mut self,
+        &self,
         area: &mut HeldArea,
-        retired: &mut Retired,
+        owned: &dyn Fn() -> Extent,
+        retired: &Retired,
         observer: &mut dyn Observer,
     ) -> Result<(), MapError>;
 
@@ -260,7 +266,7 @@ pub(crate) trait Backend: Send + 'static {
     ///
     /// When that is not possible; leaves say the same as before.
     fn split(
-        &mut self,
+        &self,
         range: Span<Iova>,
         size: u64,
         interruption: Interruption,
@@ -276,7 +282,7 @@ pub(crate) trait Backend: Send + 'static {
     ///
     /// When that is not possible; leaves say the same as before.
     fn merge(
-        &mut self,
+        &self,
         range: Span<Iova>,
         area: Span<Iova>,
         interruption: Interruption,
@@ -285,19 +291,27 @@ pub(crate) trait Backend: Send + 'static {
         Ok(())
     }
 
+    /// True when something was left for a later [flush](Self::flush).
+    fn waits(&self) -> bool {
+        false
+    }
+
+    /// What was emptied until now is left for a later [flush](Self::flush).
+    fn leave_gathered(&self) {}
+
     /// True when something must be [flushed](Self::flush) before `range` is mapped.
     fn waits_in(&self, range: Span<Iova>) -> bool {
         let _ = range;
         false
     }
 
-    /// Returns when no device reaches what was emptied before. After an error all of that is still
-    /// to come.
+    /// Returns when no device reaches what was emptied before, by whichever thread. After an error all of
+    /// that is still to come.
     ///
     /// # Errors
     ///
     /// When somebody does not take notice in time.
-    fn flush(&mut self) -> Result<(), FlushError> {
+    fn flush(&self) -> Result<(), FlushError> {
         Ok(())
     }
 
@@ -312,15 +326,15 @@ pub(crate) trait Backend: Send + 'static {
     /// Ends it.
     fn untrack(&mut self);
 
-    /// Moves what devices have written to in the areas into `pending`, as far as they lie in its
-    /// span.
+    /// Moves what devices have written to into `pending`, as far as it lies in its span, where devices may
+    /// write to areas at `writable`.
     ///
     /// # Errors
     ///
     /// When it cannot be learned; what was found before is in the bitmap.
     fn harvest(
-        &mut self,
-        areas: &Areas,
+        &self,
+        writable: &[Span<Iova>],
         pending: &mut Pending<&mut [u64]>,
     ) -> Result<Harvested, HarvestError>;
 
@@ -329,7 +343,7 @@ pub(crate) trait Backend: Send + 'static {
     /// # Errors
     ///
     /// When a unit does not take notice in time.
-    fn show(&mut self, what: &Invalidation) -> Result<(), FlushError> {
+    fn show(&self, what: &Invalidation) -> Result<(), FlushError> {
         let _ = what;
         Ok(())
     }
@@ -342,7 +356,7 @@ pub(crate) trait Backend: Send + 'static {
     /// # Errors
     ///
     /// That of the first device that stays.
-    fn leave(&mut self, areas: &mut Areas, retired: &mut Retired) -> Result<(), DetachError>;
+    fn leave(&mut self, areas: &mut Areas, retired: &Retired) -> Result<(), DetachError>;
 
     /// Gives back what is left when there are no areas and no devices.
     fn end(&mut self) {}
@@ -371,7 +385,7 @@ pub(crate) trait Backend: Send + 'static {
         endpoint: EndpointId,
         dirty: bool,
         areas: &mut Areas,
-        retired: &mut Retired,
+        retired: &Retired,
     ) -> Result<(), DetachError>;
 
     /// The page tables, with their nodes and endpoints.
@@ -445,5 +459,8 @@ pub(crate) trait Backend: Send + 'static {
     fn page_sizes(&self) -> Option<PageSizes>;
 
     /// Itself, for what only this kind of back end has.
-    fn as_any(&mut self) -> &mut dyn Any;
+    fn as_any(&self) -> &dyn Any;
+
+    /// The same, alone.
+    fn as_any_mut(&mut self) -> &mut dyn Any;
 }

@@ -9,7 +9,9 @@ use runs::{Iova, Offset, Span};
 use crate::error::MapError;
 use crate::memory::Memory;
 use crate::observer::Observer;
-use crate::space::{Ioas, Space};
+use crate::op::{Claim, Op};
+use crate::space::Ioas;
+use crate::taken::Extent;
 use crate::windows::{within, without};
 
 /// Ranges in ascending order; an error is one that is empty, ends beyond 2^64, or overlaps another one.
@@ -32,7 +34,7 @@ impl Ioas {
     /// Where something can be mapped: what all devices translate, less what they reserve. In order;
     /// stretches of more than 2^63 bytes come in two.
     pub fn windows(&self) -> Vec<Span<Iova>> {
-        self.lock().windows()
+        self.gate.read().backend.windows()
     }
 
     /// Has [`map_anywhere`](Self::map_anywhere) choose only addresses in `ranges`, or any if there
@@ -43,7 +45,11 @@ impl Ioas {
     /// [`MapError::Allowed`] when a range is empty, ends beyond 2^64, or overlaps another one, or when
     /// the back end knows of a device that cannot translate it.
     pub fn allow(&self, ranges: &[Span<Iova>]) -> Result<(), MapError> {
-        self.lock().allow(ranges)
+        let allowed = in_order(ranges).map_err(|range| MapError::Allowed { range })?;
+        let core = &mut *self.gate.write();
+        core.backend.allow(&allowed)?;
+        core.allowed = allowed;
+        Ok(())
     }
 
     /// [`map`](Self::map) at an address that is chosen: never 0, in the
@@ -60,36 +66,32 @@ impl Ioas {
         prot: Prot,
         observer: &mut dyn Observer,
     ) -> Result<u64, MapError> {
-        let space = &mut *self.lock();
-        let iova = space.choose(part)?;
-        space.map(iova, memory, part, prot, observer)?;
-        Ok(iova)
+        let core = self.gate.read();
+        let op = self.op(&core);
+        let (claim, iova) = op.choose(part)?;
+        claim.run(|claim| {
+            let area = op.check(iova, memory, part, prot)?;
+            self.state.lock().check_vacant(area.range)?;
+            op.map_taken(claim, area, observer)?;
+            Ok(iova)
+        })
     }
 }
 
-impl Space {
-    pub(crate) fn windows(&self) -> Vec<Span<Iova>> {
-        self.backend.windows()
-    }
-
-    pub(crate) fn allow(&mut self, ranges: &[Span<Iova>]) -> Result<(), MapError> {
-        let allowed = in_order(ranges).map_err(|range| MapError::Allowed { range })?;
-        self.backend.allow(&allowed)?;
-        self.allowed = allowed;
-        Ok(())
-    }
-
-    /// An address for `part`.
-    fn choose(&mut self, part: Span<Offset>) -> Result<u64, MapError> {
+impl<'a> Op<'a> {
+    /// An address for `part`, taken. Where other operations are under way nothing is chosen, as long as there is
+    /// room elsewhere.
+    fn choose(self, part: Span<Offset>) -> Result<(Claim<'a>, u64), MapError> {
         const LARGEST: u64 = 1 << 30;
         let no_room = MapError::NoRoom { len: part.len };
         let Some(log2) = part.len.checked_ilog2() else {
             return Err(MapError::Range(RangeError::Empty));
         };
-        let align = (1u64 << log2).min(LARGEST).max(self.backend.granule());
-        let windows = match self.windows() {
-            all if self.allowed.is_empty() => all,
-            all => within(&all, &self.allowed),
+        let granule = self.core.backend.granule();
+        let align = (1u64 << log2).min(LARGEST).max(granule);
+        let windows = match self.core.backend.windows() {
+            all if self.core.allowed.is_empty() => all,
+            all => within(&all, &self.core.allowed),
         };
         // Where the part begins in such a page.
         let lead = part.start & (align - 1);
@@ -97,12 +99,30 @@ impl Space {
             return Err(no_room);
         };
         // Never 0: the first page is left out.
-        let zero = Span::new(0, self.backend.granule().max(4096));
+        let zero = Span::new(0, granule.max(4096));
         let windows: Vec<Span<Iova>> = windows
             .into_iter()
             .flat_map(|window| without(window, zero))
             .collect();
-        let found = self.areas.0.gap(len, align, &windows);
-        found.map(|start| start + lead).ok_or(no_room)
+        let mut guard = self.ioas.state.lock();
+        loop {
+            let state = &mut *guard;
+            let mut free = windows.clone();
+            for taken in state.taken.all() {
+                let cut = free.iter();
+                free = cut
+                    .flat_map(|window| without(*window, taken.span()))
+                    .collect();
+            }
+            if let Some(start) = state.areas.0.gap(len, align, &free) {
+                let range = Span::<Iova>::new(start + lead, part.len);
+                let claim = self.claim(state, &[Extent::of(range)]);
+                return Ok((claim, range.start));
+            }
+            if !state.taken.at_work() {
+                return Err(no_room);
+            }
+            guard = self.ioas.given_back.wait(&self.ioas.state, guard);
+        }
     }
 }

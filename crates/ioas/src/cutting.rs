@@ -18,7 +18,9 @@ use runs::{Iova, Span};
 
 use crate::error::{MapError, UnmapError};
 use crate::observer::{Observer, Step, observed};
-use crate::space::{Ioas, Space, Unmapped};
+use crate::op::{Claim, Op, State};
+use crate::space::{Ioas, Unmapped, check_unmap};
+use crate::taken::Extent;
 
 impl Ioas {
     /// [`unmap`](Self::unmap) of exactly `range`: areas that reach over its ends are cut, without a
@@ -33,15 +35,19 @@ impl Ioas {
         interruption: Interruption,
         observer: &mut dyn Observer,
     ) -> Result<Unmapped, UnmapError> {
-        let space = &mut *self.lock();
-        if !space.check_unmap(range)? {
+        if !check_unmap(range)? {
             return Ok(Unmapped::default());
         }
-        space.externals.let_go(range)?;
-        let cuts = space.cut_around(range, interruption)?;
-        let (first, last) = (range.start, range.last());
-        let unmapped = space.unmap_between(first, last, interruption, &mut |_| (), observer);
-        unmapped.inspect_err(|_| space.join_cuts(cuts))
+        let (core, extent) = (self.gate.read(), Extent::of(range));
+        let op = self.op(&core);
+        let (claim, ()) = op.take(|state| [state.hull(extent)], |_| Ok::<_, UnmapError>(()))?;
+        claim.run(|claim| {
+            self.externals.let_go(range)?;
+            let cuts = op.cut_around(range, interruption)?;
+            let (note, gone) = (&mut |_| (), &mut self.retired.gone());
+            let unmapped = op.unmap_taken(claim, extent, interruption, note, gone, observer);
+            unmapped.inspect_err(|_| op.join_cuts(cuts))
+        })
     }
 
     /// Takes `range` out of the areas that cover it: unmapped and unpinned, exactly that, until it is
@@ -62,31 +68,39 @@ impl Ioas {
         interruption: Interruption,
         observer: &mut dyn Observer,
     ) -> Result<u64, UnmapError> {
-        let space = &mut *self.lock();
-        if !space.check_unmap(range)? {
+        if !check_unmap(range)? {
             return Ok(0);
         }
-        if let Some(at) = space.first_hole(range) {
-            return Err(UnmapError::Hole { range, at });
-        }
-        space.externals.let_go(range)?;
-        let cuts = space.cut_around(range, interruption)?;
-        observed(observer, Step::EmptyTables, |_| {
-            let (first, last) = (range.start, range.last());
-            let emptied = space.empty(first, last, interruption, &mut |_| ());
-            emptied.inspect_err(|_| space.join_cuts(cuts))?;
-            let mut bytes = 0;
-            let Ok(()) = space.areas.0.try_for_each_mut(first, last, |span, area| {
-                if !mem::replace(&mut area.out, true) {
-                    bytes += span.len;
-                }
-                area.reserved = None;
-                space.retired.add(span, area.hold.take());
-                Ok::<_, Infallible>(())
-            });
-            Ok::<_, UnmapError>(((), bytes))
-        })?;
-        space.flush_observed(observer)
+        let (core, extent) = (self.gate.read(), Extent::of(range));
+        let op = self.op(&core);
+        let check = |state: &mut State| match state.first_hole(range) {
+            Some(at) => Err(UnmapError::Hole { range, at }),
+            None => Ok(()),
+        };
+        let (claim, ()) = op.take(|state| [state.hull(extent)], check)?;
+        claim.run(|claim| {
+            self.externals.let_go(range)?;
+            let cuts = op.cut_around(range, interruption)?;
+            let mut gone = self.retired.gone();
+            observed(observer, Step::EmptyTables, |_| {
+                let emptied = op.empty(claim, extent, interruption, &mut |_| ());
+                emptied.inspect_err(|_| op.join_cuts(cuts))?;
+                let mut bytes = 0;
+                // Given back outside of the lock.
+                let mut reserved = Vec::new();
+                let areas = &mut self.state.lock().areas.0;
+                let Ok(()) = areas.try_for_each_mut(extent.first, extent.last, |span, area| {
+                    if !mem::replace(&mut area.out, true) {
+                        bytes += span.len;
+                    }
+                    reserved.extend(area.reserved.take());
+                    gone.add(span, area.hold.take());
+                    Ok::<_, Infallible>(())
+                });
+                Ok::<_, UnmapError>((reserved, bytes))
+            })?;
+            op.flush_gone(&mut gone, observer)
+        })
     }
 
     /// Puts back what was [taken out](Self::take_out) in `range`: pinned and mapped again as before,
@@ -105,56 +119,126 @@ impl Ioas {
         interruption: Interruption,
         observer: &mut dyn Observer,
     ) -> Result<(), MapError> {
-        let space = &mut *self.lock();
         if range.is_empty() {
             return Ok(());
         }
         if Span::<Iova>::checked(range.start, range.len).is_none() {
             return Err(MapError::BeyondEnd { start: range.start });
         }
-        for end in [range.start, range.last()] {
-            if let Some((out, area)) = space.areas.0.at(end)
-                && area.out
-                && !range.covers(&out)
-            {
-                return Err(MapError::NotOut { range, out });
+        let (core, extent) = (self.gate.read(), Extent::of(range));
+        let op = self.op(&core);
+        let check = |state: &mut State| {
+            for end in [range.start, range.last()] {
+                if let Some((out, area)) = state.areas.0.at(end)
+                    && area.out
+                    && !range.covers(&out)
+                {
+                    return Err(MapError::NotOut { range, out });
+                }
             }
-        }
-        space
-            .retired
-            .make_way(&mut *space.backend, range)
-            .map_err(MapError::Flush)?;
-        let outs = space.areas.0.overlapping(range.start, range.last());
-        let starts: Vec<u64> = outs
-            .filter(|(_, area)| area.out)
-            .map(|(span, _)| span.start)
-            .collect();
-        for start in starts {
-            let Some((_, area)) = space.areas.0.at_mut(start) else {
-                continue;
-            };
-            let there = !area.released;
-            if there {
-                space.backend.map(area, &mut space.retired, observer)?;
-                space.retired.listeners.mapped(area);
-            } else if space.backend.is_live() {
-                let kept = area.reserve(space.backend.times_charged());
-                kept.map_err(MapError::OverLimit)?;
-            }
-            area.out = false;
-            let back = area.range;
-            let end = start.wrapping_add(back.len);
-            space.join_at(start);
-            space.join_at(end);
-            if let Some((whole, _)) = space.areas.0.at(start).filter(|_| there) {
-                space.resize(back, whole, interruption);
-            }
-        }
-        Ok(())
+            let outs = state.areas.0.overlapping(range.start, range.last());
+            let outs = outs.filter(|(_, area)| area.out);
+            Ok(Vec::from_iter(outs.map(|(span, _)| span.start)))
+        };
+        let (claim, starts) = op.take(|state| [state.hull(extent)], check)?;
+        claim.run(|claim| {
+            self.retired
+                .make_way(&*core.backend, range)
+                .map_err(MapError::Flush)?;
+            starts
+                .into_iter()
+                .try_for_each(|start| op.put_back(claim, start, interruption, observer))
+        })
     }
 }
 
-impl Space {
+impl Op<'_> {
+    /// Puts the area that begins at `start` back.
+    fn put_back(
+        self,
+        claim: &Claim<'_>,
+        start: u64,
+        interruption: Interruption,
+        observer: &mut dyn Observer,
+    ) -> Result<(), MapError> {
+        let Some(mut hand) = self.hand(start) else {
+            return Ok(());
+        };
+        let backend = &self.core.backend;
+        let (there, back) = (!hand.area.released, hand.area.range);
+        if there {
+            let owned = || claim.widen(Extent::of(back));
+            backend.map(&mut hand.area, &owned, self.retired(), observer)?;
+            self.retired().listeners.mapped(&hand.area);
+        } else if backend.is_live() {
+            let kept = hand.area.reserve(backend.times_charged());
+            kept.map_err(MapError::OverLimit)?;
+        }
+        hand.area.out = false;
+        drop(hand);
+        let whole = {
+            let state = &mut *self.ioas.state.lock();
+            state.join_at(start);
+            state.join_at(start.wrapping_add(back.len));
+            state.areas.0.at(start).map(|(whole, _)| whole)
+        };
+        if let Some(whole) = whole.filter(|_| there) {
+            self.resize(back, whole, interruption);
+        }
+        Ok(())
+    }
+
+    /// Joins areas again that were cut, as far as both parts are there as they were.
+    pub(crate) fn join_cuts(self, cuts: [Option<u64>; 2]) {
+        let state = &mut *self.ioas.state.lock();
+        for at in cuts.into_iter().flatten() {
+            state.join_at(at);
+        }
+    }
+
+    /// Cuts tables and areas at both ends of `range`. Returns where areas were cut.
+    pub(crate) fn cut_around(
+        self,
+        range: Span<Iova>,
+        interruption: Interruption,
+    ) -> Result<[Option<u64>; 2], UnmapError> {
+        // Behind the last byte of the address space nothing can be cut.
+        let ends = [Some(range.start), range.last().checked_add(1)];
+        let granule = self.core.backend.granule();
+        // Also where an area ends anyway: a back end may have mapped it together with the next.
+        let cuts = {
+            let areas = &self.ioas.state.lock().areas.0;
+            ends.map(|end| Some((end?, areas.at(end?)?.0)))
+        };
+        for (at, area) in cuts.into_iter().flatten() {
+            if area.start < at && at & (granule - 1) != 0 {
+                return Err(UnmapError::CutsArea { range, area });
+            }
+        }
+        for (at, _) in cuts.into_iter().flatten() {
+            self.core.backend.cut(at, interruption)?;
+        }
+        let state = &mut *self.ioas.state.lock();
+        Ok(cuts.map(|cut| {
+            let (at, _) = cut?;
+            state.split_area(at).then_some(at)
+        }))
+    }
+
+    /// After `range` was mapped in `area`: leaves as large as they can be, or, while dirty tracking
+    /// wants small ones, not larger than that. Where that cannot be done in place leaves say the same
+    /// in another size.
+    pub(crate) fn resize(self, range: Span<Iova>, area: Span<Iova>, interruption: Interruption) {
+        let backend = &self.core.backend;
+        let _ = match self.core.tracking.and_then(|tracking| tracking.leaf) {
+            Some(leaf) => backend.split(range, leaf, interruption),
+            None if range == area => Ok(()),
+            None => backend.merge(range, area, interruption),
+        };
+    }
+}
+
+impl State {
     /// Joins the areas that meet at `at`, if they were cut there.
     pub(crate) fn join_at(&mut self, at: u64) {
         let before = at.checked_sub(1).and_then(|last| self.areas.0.at(last));
@@ -184,38 +268,6 @@ impl Space {
         Some(at)
     }
 
-    /// Joins areas again that were cut, as far as both parts are there as they were.
-    pub(crate) fn join_cuts(&mut self, cuts: [Option<u64>; 2]) {
-        for at in cuts.into_iter().flatten() {
-            self.join_at(at);
-        }
-    }
-
-    /// Cuts tables and areas at both ends of `range`. Returns where areas were cut.
-    pub(crate) fn cut_around(
-        &mut self,
-        range: Span<Iova>,
-        interruption: Interruption,
-    ) -> Result<[Option<u64>; 2], UnmapError> {
-        // Behind the last byte of the address space nothing can be cut.
-        let ends = [Some(range.start), range.last().checked_add(1)];
-        let granule = self.backend.granule();
-        // Also where an area ends anyway: a back end may have mapped it together with the next.
-        let cuts = ends.map(|end| Some((end?, self.areas.0.at(end?)?.0)));
-        for (at, area) in cuts.into_iter().flatten() {
-            if area.start < at && at & (granule - 1) != 0 {
-                return Err(UnmapError::CutsArea { range, area });
-            }
-        }
-        for (at, _) in cuts.into_iter().flatten() {
-            self.backend.cut(at, interruption)?;
-        }
-        Ok(cuts.map(|cut| {
-            let (at, _) = cut?;
-            self.split_area(at).then_some(at)
-        }))
-    }
-
     /// Cuts the area at `at` in two; false when none goes through it.
     pub(crate) fn split_area(&mut self, at: u64) -> bool {
         let start = self.areas.0.at(at).map_or(at, |(area, _)| area.start);
@@ -229,21 +281,5 @@ impl Space {
         let cut = self.areas.insert(head).is_ok() && self.areas.insert(tail).is_ok();
         debug_assert!(cut, "where one area was there is room for its pieces");
         true
-    }
-
-    /// After `range` was mapped in `area`: leaves as large as they can be, or, while dirty tracking
-    /// wants small ones, not larger than that. Where that cannot be done in place leaves say the same
-    /// in another size.
-    pub(crate) fn resize(
-        &mut self,
-        range: Span<Iova>,
-        area: Span<Iova>,
-        interruption: Interruption,
-    ) {
-        let _ = match self.tracking.and_then(|tracking| tracking.leaf) {
-            Some(leaf) => self.backend.split(range, leaf, interruption),
-            None if range == area => Ok(()),
-            None => self.backend.merge(range, area, interruption),
-        };
     }
 }

@@ -26,13 +26,14 @@ use iommu::FlushError;
 use iopt::{DirtyError, Interruption, Invalidation, Pending, Prot, ResizeError, Shown};
 use runs::{Iova, Offset, Span};
 
-use crate::area::HeldArea;
 use crate::backend::Unsupported;
 use crate::error::UnmapError;
 use crate::memory::Memory;
 use crate::object::Cause;
 use crate::observer::Observer;
-use crate::space::{Ioas, Space, Unmapped};
+use crate::op::{Op, Panicked};
+use crate::space::{Core, Ioas, Unmapped};
+use crate::taken::Extent;
 
 /// How to track.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -96,13 +97,24 @@ pub enum HarvestError {
     /// The kernel refuses.
     #[error("the kernel does not tell what devices have written to")]
     Kernel(#[source] Cause),
+    /// An operation on some of it has panicked, and its range stays taken until the address space is closed.
+    #[error("an operation on {range} has panicked")]
+    Panicked {
+        /// The range of that operation.
+        range: Span<Iova>,
+    },
+}
+
+impl From<Panicked> for HarvestError {
+    fn from(Panicked(range): Panicked) -> Self {
+        Self::Panicked { range }
+    }
 }
 
 impl Ioas {
     /// True while it is tracked what devices write to.
     pub fn tracks_dirty(&self) -> bool {
-        let space = self.lock();
-        space.tracking.is_some()
+        self.gate.read().tracking.is_some()
     }
 
     /// Begins to track what devices write to. What they wrote to before is forgotten.
@@ -111,14 +123,13 @@ impl Ioas {
     ///
     /// See [`TrackingError`].
     pub fn track_dirty(&self, tracking: Tracking) -> Result<(), TrackingError> {
-        let space = &mut *self.lock();
-        space.backend.track(tracking)?;
-        space.set_tracking(Some(tracking));
-        let begun = space
-            .split_all(tracking)
-            .and_then(|()| space.discard_dirty());
+        let core = &mut *self.gate.write();
+        core.backend.track(tracking)?;
+        self.set_tracking(core, Some(tracking));
+        let op = self.op(core);
+        let begun = op.split_all(tracking).and_then(|()| op.discard_dirty());
         if begun.is_err() {
-            space.untrack_dirty();
+            self.untrack(core);
         }
         begun
     }
@@ -126,7 +137,26 @@ impl Ioas {
     /// Ends it: what was not harvested is forgotten. Leaves that were split are merged, as far as
     /// they can be.
     pub fn untrack_dirty(&self) {
-        self.lock().untrack_dirty();
+        self.untrack(&mut self.gate.write());
+    }
+
+    fn untrack(&self, core: &mut Core) {
+        core.backend.untrack();
+        let Some(tracking) = self.set_tracking(core, None) else {
+            return;
+        };
+        if tracking.leaf.is_some() {
+            for range in self.op(core).stretches() {
+                // Smaller leaves say the same.
+                let _ = core.backend.merge(range, range, tracking.interruption);
+            }
+        }
+    }
+
+    /// Returns what it was. What pins count as written to begins with none.
+    fn set_tracking(&self, core: &mut Core, tracking: Option<Tracking>) -> Option<Tracking> {
+        self.externals.track(tracking.is_some());
+        mem::replace(&mut core.tracking, tracking)
     }
 
     /// Moves what devices have written to in the span of `pending` out of all tables into it. Then
@@ -139,7 +169,11 @@ impl Ioas {
         &self,
         pending: &mut Pending<W>,
     ) -> Result<Harvested, HarvestError> {
-        self.lock().harvest(pending)
+        let core = self.gate.read();
+        let op = self.op(&core);
+        let named = [Extent::of(pending.span())];
+        let (claim, ()) = op.take(|_| named, |_| Ok::<_, HarvestError>(()))?;
+        claim.run(|_| op.harvest(pending))
     }
 
     /// Flushes what units keep of the dirty state of the harvested pages, and shows the bitmap.
@@ -151,7 +185,8 @@ impl Ioas {
         &self,
         pending: &'p mut Pending<W>,
     ) -> Result<Shown<'p, W>, FlushError> {
-        self.lock().show(pending)
+        let core = self.gate.read();
+        pending.flush_with(|what| core.backend.show(what))
     }
 
     /// [`unmap`](Self::unmap), which notes in `pending` what devices had written to there. Plain
@@ -166,28 +201,19 @@ impl Ioas {
         pending: &mut Pending<W>,
         observer: &mut dyn Observer,
     ) -> Result<Unmapped, UnmapError> {
-        let space = &mut *self.lock();
-        let blind = space.backend.is_blind();
-        let writable = |area: &&HeldArea| blind && area.prot.contains(Prot::WRITE);
-        let unseen: Vec<Span<Iova>> = space
-            .areas
-            .0
-            .overlapping(range.start, range.last())
-            .map(|(_, area)| area)
-            .filter(writable)
-            .map(|area| area.range)
-            .collect();
-        // Also before an error: the areas may be gone then.
-        unseen.into_iter().for_each(|range| pending.mark(range));
-        space.unmap_with(range, &mut |run| pending.mark(run), observer)
+        let core = self.gate.read();
+        let mut gone = self.retired.gone();
+        let note = &mut |run| pending.mark(run);
+        self.op(&core)
+            .unmap(range, core.backend.is_blind(), note, &mut gone, observer)
     }
 
     /// Which parts of which memory are at the device addresses `range`: the addresses, the memory,
     /// and offset and length in it. In order, without holes. So what was [shown](Self::show) can be
     /// told by guest address.
     pub fn parts(&self, range: Span<Iova>) -> Vec<(Span<Iova>, Arc<Memory>, Span<Offset>)> {
-        let space = self.lock();
-        let areas = space.areas.0.overlapping(range.start, range.last());
+        let state = self.state.lock();
+        let areas = state.areas.0.overlapping(range.start, range.last());
         let parts = areas.filter_map(|(span, area)| {
             let here = span.intersection(&range)?;
             let offset = area.offset + (here.start - span.start);
@@ -197,30 +223,12 @@ impl Ioas {
     }
 }
 
-impl Space {
-    pub(crate) fn untrack_dirty(&mut self) {
-        self.backend.untrack();
-        let Some(tracking) = self.set_tracking(None) else {
-            return;
-        };
-        if tracking.leaf.is_some() {
-            for range in self.stretches() {
-                // Smaller leaves say the same.
-                let _ = self.backend.merge(range, range, tracking.interruption);
-            }
-        }
-    }
-
-    /// Returns what it was. What pins count as written to begins with none.
-    pub(crate) fn set_tracking(&mut self, tracking: Option<Tracking>) -> Option<Tracking> {
-        self.externals.track(tracking.is_some());
-        mem::replace(&mut self.tracking, tracking)
-    }
-
-    fn split_all(&mut self, tracking: Tracking) -> Result<(), TrackingError> {
+impl Op<'_> {
+    fn split_all(self, tracking: Tracking) -> Result<(), TrackingError> {
         if let Some(leaf) = tracking.leaf {
             for range in self.stretches() {
-                let split = self.backend.split(range, leaf, tracking.interruption);
+                let backend = &self.core.backend;
+                let split = backend.split(range, leaf, tracking.interruption);
                 split.map_err(TrackingError::Split)?;
             }
         }
@@ -228,11 +236,13 @@ impl Space {
     }
 
     /// Each area's range.
-    fn stretches(&self) -> Vec<Span<Iova>> {
-        self.areas().map(|area| area.range()).collect()
+    fn stretches(self) -> Vec<Span<Iova>> {
+        let areas = &self.ioas.state.lock().areas;
+        areas.iter().map(|area| area.range()).collect()
     }
 
-    fn discard_dirty(&mut self) -> Result<(), TrackingError> {
+    fn discard_dirty(self) -> Result<(), TrackingError> {
+        let backend = &self.core.backend;
         for half in iopt::Aperture::zeros(64).spans() {
             // A few bits for everything: nobody wants to know which.
             let all = Pending::new([0; 1], half, 1 << 58);
@@ -240,43 +250,52 @@ impl Space {
                 continue;
             };
             self.harvest(&mut all).map_err(TrackingError::Clear)?;
-            self.show(&mut all)
+            all.flush_with(|what| backend.show(what))
                 .map_err(TrackingError::Flush)?
                 .acknowledge();
             // What was cleared when an earlier flush failed, a unit may hold as dirty to this day. It would
             // write there without a trace.
-            let areas = self.areas.iter().map(|area| area.range);
+            let areas = self.stretches().into_iter();
             let mut areas = areas.filter(|range| half.covers(range));
-            let (first, last) = (areas.next(), areas.last());
+            let (first, last) = (areas.next(), areas.next_back());
             let hull = first.and_then(|first| {
                 let last = last.unwrap_or(first);
                 Span::inclusive(first.start, last.last())
             });
             if let Some(hull) = hull {
                 let everything = Invalidation::of(hull, u32::MAX, false);
-                let shown = self.backend.show(&everything);
+                let shown = backend.show(&everything);
                 shown.map_err(TrackingError::Flush)?;
             }
         }
         Ok(())
     }
 
-    pub(crate) fn harvest<W: AsRef<[u64]> + AsMut<[u64]>>(
-        &mut self,
+    fn harvest<W: AsRef<[u64]> + AsMut<[u64]>>(
+        self,
         pending: &mut Pending<W>,
     ) -> Result<Harvested, HarvestError> {
         let span = pending.span();
-        let Self { backend, areas, .. } = self;
-        let found = pending.with_words(|pending| backend.harvest(areas, pending))?;
-        self.externals
+        let writable: Vec<Span<Iova>> = {
+            let areas = &self.ioas.state.lock().areas;
+            let here = areas.0.overlapping(span.start, span.last());
+            let written = here.filter(|(_, area)| area.is_written());
+            written
+                .filter_map(|(range, _)| range.intersection(&span))
+                .collect()
+        };
+        let backend = &self.core.backend;
+        let found = pending.with_words(|pending| backend.harvest(&writable, pending))?;
+        self.externals()
             .take_written(span, &mut |range| pending.mark(range));
         Ok(found)
     }
 
-    pub(crate) fn show<'p, W: AsRef<[u64]> + AsMut<[u64]>>(
-        &mut self,
-        pending: &'p mut Pending<W>,
-    ) -> Result<Shown<'p, W>, FlushError> {
-        pending.flush_with(|what| self.backend.show(what))
+    /// The areas in `range` whose permissions are to write.
+    pub(crate) fn writable(self, range: Span<Iova>) -> Vec<Span<Iova>> {
+        let areas = &self.ioas.state.lock().areas;
+        let here = areas.0.overlapping(range.start, range.last());
+        let writable = here.filter(|(_, area)| area.prot.contains(Prot::WRITE));
+        writable.map(|(range, _)| range).collect()
     }
 }

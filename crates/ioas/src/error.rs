@@ -134,6 +134,12 @@ pub enum MapError {
     /// The observer wanted to stop.
     #[error("interrupted while mapping")]
     Interrupted,
+    /// An operation on some of it has panicked, and its range stays taken until the address space is closed.
+    #[error("an operation on {range} has panicked")]
+    Panicked {
+        /// The range of that operation.
+        range: Span<Iova>,
+    },
     /// A unit did not take notice in time: of what was mapped, or of what had been unmapped before
     /// and was still to be flushed.
     #[error(transparent)]
@@ -191,6 +197,13 @@ pub enum UnmapError {
         mapping: Span<Iova>,
         /// What the back end cannot do.
         cause: Unsupported,
+    },
+    /// An operation on some of it has panicked, and its range stays taken until the address space is closed.
+    /// Nothing was unmapped.
+    #[error("an operation on {range} has panicked")]
+    Panicked {
+        /// The range of that operation.
+        range: Span<Iova>,
     },
     /// The range ends beyond 2^64. Nothing was unmapped.
     #[error("the range from {start:#x} ends beyond 2^64")]

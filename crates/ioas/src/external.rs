@@ -23,13 +23,15 @@ use core::fmt;
 use core::mem;
 
 use iopt::{Aperture, Prot};
-use runs::{Iova, Span};
+use runs::{Iova, Offset, Span};
 
 use crate::error::{MapError, UnmapError};
 use crate::lock::Mutex;
-use crate::memory::Hold;
+use crate::memory::{Hold, Memory};
+use crate::op::{Panicked, State};
 use crate::range_map::RangeMap;
-use crate::space::{Ioas, Space};
+use crate::space::Ioas;
+use crate::taken::Extent;
 
 /// How often users are asked to let go before an unmap fails.
 pub const ROUNDS: u32 = 10;
@@ -142,6 +144,18 @@ pub enum PinError {
     /// The memory cannot be pinned.
     #[error(transparent)]
     Memory(MapError),
+    /// An operation on some of it has panicked, and its range stays taken until the address space is closed.
+    #[error("an operation on {range} has panicked")]
+    Panicked {
+        /// The range of that operation.
+        range: Span<Iova>,
+    },
+}
+
+impl From<Panicked> for PinError {
+    fn from(Panicked(range): Panicked) -> Self {
+        Self::Panicked { range }
+    }
 }
 
 impl Externals {
@@ -166,6 +180,10 @@ impl Externals {
         let counts = self.counts.lock();
         let mut held = counts.range_map.inside(range);
         held.find(|(_, count)| wanted(count)).map(|(span, _)| span)
+    }
+
+    pub(crate) fn first_pinned(&self, range: Span<Iova>) -> Option<Span<Iova>> {
+        self.first(range, |count| count.must_go > 0 || count.keep > 0)
     }
 
     /// Begins or ends to note what is written to.
@@ -240,14 +258,12 @@ impl Externals {
 impl Ioas {
     /// Makes `user` one of those that are asked to let go.
     pub fn add_pin_user(&self, user: Arc<dyn PinUser>) {
-        let space = &mut *self.lock();
-        space.externals.users.lock().push(user);
+        self.externals.users.lock().push(user);
     }
 
     /// Makes `user` nobody that is asked any more. Its pins stay until they are dropped.
     pub fn remove_pin_user(&self, user: &Arc<dyn PinUser>) {
-        let space = &mut *self.lock();
-        let mut users = space.externals.users.lock();
+        let mut users = self.externals.users.lock();
         users.retain(|other| !Arc::ptr_eq(other, user));
     }
 
@@ -263,13 +279,45 @@ impl Ioas {
         prot: Prot,
         when: WhenUnmapped,
     ) -> Result<ExternalPin, PinError> {
-        let space = self.lock();
+        let core = self.gate.read();
+        let op = self.op(&core);
         if Span::<Iova>::checked(range.start, range.len).is_none() {
             return Err(PinError::Range(range));
         }
-        let mut holds = Vec::new();
+        let named = [Extent::of(range)];
+        let (claim, parts) = op.take(|_| named, |state| state.parts_to_pin(range, prot))?;
+        claim.run(|_| {
+            let holds = parts.into_iter();
+            let holds = holds.map(|(memory, part)| memory.hold(part, &mut ()));
+            let holds = holds.collect::<Result<_, _>>().map_err(PinError::Memory)?;
+            let writes = prot.contains(Prot::WRITE);
+            self.externals.count(range, when, writes, 1);
+            Ok(ExternalPin {
+                externals: Arc::clone(&self.externals),
+                range,
+                when,
+                writes,
+                holds,
+            })
+        })
+    }
+
+    /// The lowest stretch of `range` that external pins hold, up to where the number of pins
+    /// changes. Who asks again from its end on finds the next.
+    pub fn first_pinned(&self, range: Span<Iova>) -> Option<Span<Iova>> {
+        self.externals.first_pinned(range)
+    }
+}
+
+/// A part of a memory.
+type PartOf = (Arc<Memory>, Span<Offset>);
+
+impl State {
+    /// The parts of memory behind `range`, in order.
+    fn parts_to_pin(&self, range: Span<Iova>, prot: Prot) -> Result<Vec<PartOf>, PinError> {
+        let mut parts = Vec::new();
         let mut at = Some(range.start);
-        for (span, area) in space.areas.0.overlapping(range.start, range.last()) {
+        for (span, area) in self.areas.0.overlapping(range.start, range.last()) {
             let Some(here) = span.intersection(&range) else {
                 continue;
             };
@@ -280,36 +328,14 @@ impl Ioas {
                 let (area, has, asked) = (span, area.prot(), prot);
                 return Err(PinError::Prot { area, has, asked });
             }
-            let part = Span::new(area.offset + (here.start - span.start), here.len);
-            let hold = area.memory.hold(part, &mut ());
-            holds.push(hold.map_err(PinError::Memory)?);
+            let offset = area.offset + (here.start - span.start);
+            parts.push((Arc::clone(&area.memory), Span::new(offset, here.len)));
             at = here.last().checked_add(1);
         }
         if at != range.last().checked_add(1) {
             let at = at.unwrap_or(range.start);
             return Err(PinError::NotThere { range, at });
         }
-        let writes = prot.contains(Prot::WRITE);
-        space.externals.count(range, when, writes, 1);
-        Ok(ExternalPin {
-            externals: Arc::clone(&space.externals),
-            range,
-            when,
-            writes,
-            holds,
-        })
-    }
-
-    /// The lowest stretch of `range` that external pins hold, up to where the number of pins
-    /// changes. Who asks again from its end on finds the next.
-    pub fn first_pinned(&self, range: Span<Iova>) -> Option<Span<Iova>> {
-        self.lock().first_pinned(range)
-    }
-}
-
-impl Space {
-    pub(crate) fn first_pinned(&self, range: Span<Iova>) -> Option<Span<Iova>> {
-        self.externals
-            .first(range, |count| count.must_go > 0 || count.keep > 0)
+        Ok(parts)
     }
 }

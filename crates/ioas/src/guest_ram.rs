@@ -10,7 +10,7 @@ use core::fmt;
 use core::ops::ControlFlow;
 
 use hostmem::{GuestRegionError, Mapping, PopulateError};
-use iopt::Prot;
+use iopt::{Interruption, Prot};
 use runs::{GuestAddr, Span};
 use vm_memory::bitmap::Bitmap;
 use vm_memory::{
@@ -22,7 +22,9 @@ use crate::ledger::Ledger;
 use crate::linux::HostMemory;
 use crate::memory::Memory;
 use crate::observer::Observer;
-use crate::space::{Ioas, Space};
+use crate::op::{Panicked, State};
+use crate::space::Ioas;
+use crate::taken::Extent;
 
 /// The memory of a guest, region by region.
 ///
@@ -230,39 +232,48 @@ impl Ioas {
         prot: Prot,
         observer: &mut dyn Observer,
     ) -> Result<(), RegionFailed> {
-        self.lock().map_guest_ram(ram, prot, observer)
+        let core = self.gate.read();
+        let op = self.op(&core);
+        let mut areas = Vec::with_capacity(ram.regions.len());
+        for region in &ram.regions {
+            let (region, memory) = (region.span(), &region.memory);
+            let whole = Span::new(0, region.len);
+            let checked = op.check(region.start, memory, whole, prot);
+            areas.push(checked.map_err(|cause| RegionFailed { region, cause })?);
+        }
+        let named: Vec<Extent> = areas.iter().map(|area| Extent::of(area.range)).collect();
+        let vacant = |state: &mut State| {
+            areas.iter().try_for_each(|area| {
+                let region = area.range.cast();
+                let vacant = state.check_vacant(area.range);
+                vacant.map_err(|cause| RegionFailed { region, cause })
+            })
+        };
+        let (claim, ()) = op.take(|_| &named, vacant)?;
+        claim.run(|claim| {
+            for (done, area) in areas.into_iter().enumerate() {
+                let region = area.range.cast();
+                if let Err(cause) = op.map_taken(claim, area, observer) {
+                    for before in named.iter().take(done) {
+                        // What the caller must learn is why the map failed. If a unit does not take
+                        // notice, the memory is retired.
+                        let (note, gone) = (&mut |_| (), &mut self.retired.gone());
+                        let refused = Interruption::Refused;
+                        let _ = op.unmap_taken(claim, *before, refused, note, gone, &mut ());
+                    }
+                    return Err(RegionFailed { region, cause });
+                }
+            }
+            Ok(())
+        })
     }
 }
 
-impl Space {
-    pub(crate) fn map_guest_ram(
-        &mut self,
-        ram: &GuestRam,
-        prot: Prot,
-        observer: &mut dyn Observer,
-    ) -> Result<(), RegionFailed> {
-        let regions = || {
-            let all = ram.regions.iter();
-            all.map(|region| (region.span(), &region.memory))
-        };
-        for (region, memory) in regions() {
-            let whole = Span::new(0, region.len);
-            let checked = self.check(region.start, memory, whole, prot);
-            checked.map_err(|cause| RegionFailed { region, cause })?;
+impl From<Panicked> for RegionFailed {
+    fn from(Panicked(range): Panicked) -> Self {
+        Self {
+            region: range.cast(),
+            cause: MapError::Panicked { range },
         }
-        for (done, (region, memory)) in regions().enumerate() {
-            let whole = Span::new(0, region.len);
-            let mapped = self.map(region.start, memory, whole, prot, observer);
-            if let Err(cause) = mapped {
-                for (before, _) in regions().take(done) {
-                    // What the caller must learn is why the map failed. If a unit does not take
-                    // notice, the memory is retired.
-                    // Each region is mapped where the guest has it.
-                    let _ = self.unmap(before.cast(), &mut ());
-                }
-                return Err(RegionFailed { region, cause });
-            }
-        }
-        Ok(())
     }
 }

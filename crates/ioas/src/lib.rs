@@ -96,6 +96,7 @@ mod memory;
 mod node_tables;
 mod object;
 mod observer;
+mod op;
 mod own;
 mod placement;
 mod range_map;
@@ -104,6 +105,7 @@ mod reserved;
 mod retired;
 mod space;
 mod synthetic;
+mod taken;
 #[cfg(feature = "vfio")]
 pub mod vfio;
 #[cfg(feature = "vm-memory")]

@@ -2,16 +2,21 @@
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
+use core::mem;
 
 use iommu::FlushError;
 use runs::{Iova, Span};
 
 use crate::area::Area;
+use crate::lock::{Mutex, RwLock};
 
 /// Keeps translations of its own for an address space, in this process: a device model, a cache.
 ///
 /// It is a unit in that nothing is let go before it has forgotten it, but it looks at areas, not at
 /// page tables, and also at those that no domain maps.
+///
+/// Several threads may call it at once, for areas that are apart; calls of [`unmapped`](Self::unmapped)
+/// never overlap each other. It must not call the address space.
 pub trait Listener: Send + Sync {
     /// `area` is there and can be used.
     fn mapped(&self, area: &Area);
@@ -24,48 +29,83 @@ pub trait Listener: Send + Sync {
 /// The listeners of an address space, and what they are still to be told.
 #[derive(Default)]
 pub(crate) struct Listeners {
-    all: Vec<Arc<dyn Listener>>,
-    unmapped: Vec<Span<Iova>>,
+    /// They come and go while no operation is under way.
+    pub(crate) all: RwLock<Vec<Arc<dyn Listener>>>,
+    unmapped: Mutex<Unmapped>,
+    /// One thread at a time has them forget, so that who comes second waits for what the first has taken.
+    flushing: Mutex<()>,
+}
+
+#[derive(Default)]
+struct Unmapped {
+    ranges: Vec<Span<Iova>>,
+    /// Some are being forgotten.
+    under_way: bool,
 }
 
 impl Listeners {
-    pub(crate) fn add(&mut self, listener: Arc<dyn Listener>) {
-        self.all.push(listener);
-    }
-
-    pub(crate) fn remove(&mut self, listener: &Arc<dyn Listener>) {
-        self.all.retain(|other| !Arc::ptr_eq(other, listener));
-    }
-
     pub(crate) fn mapped(&self, area: &Area) {
-        self.all.iter().for_each(|listener| listener.mapped(area));
+        let all = self.all.read();
+        all.iter().for_each(|listener| listener.mapped(area));
     }
 
     /// Notes that `range` is to be forgotten.
-    pub(crate) fn note(&mut self, range: Span<Iova>) {
-        if self.all.is_empty() {
+    pub(crate) fn note(&self, range: Span<Iova>) {
+        if self.all.read().is_empty() {
             return;
         }
-        match self.unmapped.last_mut() {
+        let ranges = &mut self.unmapped.lock().ranges;
+        match ranges.last_mut() {
             Some(last) if last.start.checked_add(last.len) == Some(range.start) => {
                 last.len += range.len;
             }
-            _ => self.unmapped.push(range),
+            _ => ranges.push(range),
         }
     }
 
-    /// True when everybody has forgotten what was noted.
+    /// True when all listeners have forgotten what was noted.
     pub(crate) fn is_quiet(&self) -> bool {
-        self.unmapped.is_empty()
+        let unmapped = self.unmapped.lock();
+        unmapped.ranges.is_empty() && !unmapped.under_way
     }
 
-    /// Has everybody forget what was noted. After an error all of that is still to come.
-    pub(crate) fn flush(&mut self) -> Result<(), FlushError> {
-        for range in &self.unmapped {
-            let mut all = self.all.iter();
+    /// Has all listeners forget what was noted. After an error all of that is still to come.
+    pub(crate) fn flush(&self) -> Result<(), FlushError> {
+        if self.is_quiet() {
+            return Ok(());
+        }
+        let _flushing = self.flushing.lock();
+        let ranges = {
+            let mut unmapped = self.unmapped.lock();
+            unmapped.under_way = true;
+            mem::take(&mut unmapped.ranges)
+        };
+        // A listener that panics has not forgotten.
+        let mut unheard = Unheard {
+            of: &self.unmapped,
+            ranges,
+        };
+        let all = self.all.read();
+        for range in &unheard.ranges {
+            let mut all = all.iter();
             all.try_for_each(|listener| listener.unmapped(*range))?;
         }
-        self.unmapped.clear();
+        unheard.ranges.clear();
         Ok(())
+    }
+}
+
+/// Ranges that are being forgotten. Dropped, they are still to come.
+struct Unheard<'a> {
+    of: &'a Mutex<Unmapped>,
+    ranges: Vec<Span<Iova>>,
+}
+
+impl Drop for Unheard<'_> {
+    fn drop(&mut self) {
+        let mut unmapped = self.of.lock();
+        self.ranges.append(&mut unmapped.ranges);
+        unmapped.ranges = mem::take(&mut self.ranges);
+        unmapped.under_way = false;
     }
 }

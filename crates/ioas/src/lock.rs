@@ -1,50 +1,107 @@
-//! A lock that waits as the machine allows: asleep with `std`, spinning without.
+//! Locks that wait as the machine allows: asleep with `std`, spinning without.
+//!
+//! A thread that panics under a lock leaves a consistent state behind: poison says nothing here.
 
 #[cfg(feature = "std")]
-use std::sync::PoisonError;
-
-/// Whoever panics under the lock leaves a consistent state behind: poison says nothing here.
-#[cfg(feature = "std")]
-#[derive(Debug, Default)]
-pub(crate) struct Mutex<T>(std::sync::Mutex<T>);
-
-#[cfg(feature = "std")]
-impl<T> Mutex<T> {
-    pub(crate) const fn new(value: T) -> Self {
-        Self(std::sync::Mutex::new(value))
-    }
-
-    pub(crate) fn lock(&self) -> Guard<'_, T> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    pub(crate) fn into_inner(self) -> T {
-        let value = self.0.into_inner();
-        value.unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-#[cfg(feature = "std")]
-pub(crate) type Guard<'a, T> = std::sync::MutexGuard<'a, T>;
+use std::sync::{self as base, PoisonError};
 
 #[cfg(not(feature = "std"))]
-#[derive(Debug, Default)]
-pub(crate) struct Mutex<T>(spin::Mutex<T>);
+use spin as base;
 
-#[cfg(not(feature = "std"))]
-impl<T> Mutex<T> {
-    pub(crate) const fn new(value: T) -> Self {
-        Self(spin::Mutex::new(value))
-    }
+pub(crate) type Guard<'a, T> = base::MutexGuard<'a, T>;
+pub(crate) type ReadGuard<'a, T> = base::RwLockReadGuard<'a, T>;
+pub(crate) type WriteGuard<'a, T> = base::RwLockWriteGuard<'a, T>;
 
-    pub(crate) fn lock(&self) -> Guard<'_, T> {
-        self.0.lock()
-    }
-
-    pub(crate) fn into_inner(self) -> T {
-        self.0.into_inner()
-    }
+/// What a lock gives.
+#[cfg(feature = "std")]
+fn sound<T>(locked: Result<T, PoisonError<T>>) -> T {
+    locked.unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(not(feature = "std"))]
-pub(crate) type Guard<'a, T> = spin::MutexGuard<'a, T>;
+const fn sound<T>(locked: T) -> T {
+    locked
+}
+
+/// One thread at a time.
+#[derive(Debug, Default)]
+pub(crate) struct Mutex<T>(base::Mutex<T>);
+
+impl<T> Mutex<T> {
+    pub(crate) const fn new(value: T) -> Self {
+        Self(base::Mutex::new(value))
+    }
+
+    pub(crate) fn lock(&self) -> Guard<'_, T> {
+        sound(self.0.lock())
+    }
+
+    pub(crate) fn get_mut(&mut self) -> &mut T {
+        sound(self.0.get_mut())
+    }
+
+    pub(crate) fn into_inner(self) -> T {
+        sound(self.0.into_inner())
+    }
+}
+
+/// Any number of threads that read, or one that writes.
+#[derive(Debug, Default)]
+pub(crate) struct RwLock<T>(base::RwLock<T>);
+
+impl<T> RwLock<T> {
+    pub(crate) const fn new(value: T) -> Self {
+        Self(base::RwLock::new(value))
+    }
+
+    pub(crate) fn read(&self) -> ReadGuard<'_, T> {
+        sound(self.0.read())
+    }
+
+    pub(crate) fn write(&self) -> WriteGuard<'_, T> {
+        sound(self.0.write())
+    }
+
+    pub(crate) fn get_mut(&mut self) -> &mut T {
+        sound(self.0.get_mut())
+    }
+
+    pub(crate) fn into_inner(self) -> T {
+        sound(self.0.into_inner())
+    }
+}
+
+/// What threads wait for that find a state under a [`Mutex`] not as they need it.
+#[derive(Debug, Default)]
+pub(crate) struct Changed {
+    #[cfg(feature = "std")]
+    condvar: std::sync::Condvar,
+}
+
+impl Changed {
+    /// Releases the lock until the state may have changed.
+    #[cfg(feature = "std")]
+    pub(crate) fn wait<'a, T>(&self, _mutex: &'a Mutex<T>, guard: Guard<'a, T>) -> Guard<'a, T> {
+        sound(self.condvar.wait(guard))
+    }
+
+    /// The state has changed.
+    #[cfg(feature = "std")]
+    pub(crate) fn notify(&self) {
+        self.condvar.notify_all();
+    }
+
+    /// Releases the lock for a moment.
+    #[cfg(not(feature = "std"))]
+    pub(crate) fn wait<'a, T>(&self, mutex: &'a Mutex<T>, guard: Guard<'a, T>) -> Guard<'a, T> {
+        drop(guard);
+        for _ in 0..64 {
+            core::hint::spin_loop();
+        }
+        mutex.lock()
+    }
+
+    /// Who waits looks again by itself.
+    #[cfg(not(feature = "std"))]
+    pub(crate) const fn notify(&self) {}
+}

@@ -21,6 +21,13 @@
 //! A new hold pins what nobody holds yet: usually all of it, in one pin. Its charge is one step.
 //! Nothing is noted before all of it has succeeded, so that a failure, or a panic of an observer,
 //! leaves what was there.
+//!
+//! # Many threads
+//!
+//! The lock is held to look and to note, never while something is pinned, read or unpinned. A thread that
+//! pins or unpins a part takes it first: others that hold or let go of some of it wait, and those of other
+//! parts do not. A pin that several parts belong to gives one of them back when no thread reads its runs,
+//! and is read when no thread gives back a part of it.
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;
@@ -31,11 +38,12 @@ use runs::{Offset, Pa, Span};
 
 use crate::error::MapError;
 use crate::ledger::{Charge, Forecast, Ledger};
-use crate::lock::Mutex;
+use crate::lock::{Changed, Guard, Mutex};
 use crate::object::{Cause, MemoryObject, Pinned, RunReader};
 use crate::observer::{Observer, Step, observed};
 use crate::range_map::RangeMap;
 pub(crate) use crate::reserved::Reserved;
+use crate::taken::{Extent, Taken};
 
 /// A memory object with its pins and the account that they are charged to.
 ///
@@ -45,7 +53,9 @@ pub(crate) use crate::reserved::Reserved;
 pub struct Memory {
     object: Arc<dyn MemoryObject>,
     ledger: Arc<Ledger>,
-    pins: Mutex<Pins>,
+    pub(crate) pins: Mutex<Pins>,
+    /// A part or a pin may be free again.
+    changed: Changed,
 }
 
 #[derive(Debug, Default)]
@@ -60,6 +70,8 @@ pub(crate) struct Pins {
     pub(crate) reserve: Option<Charge>,
     /// Bytes that are reserved, each as often as it is.
     pub(crate) reservations: u64,
+    /// Parts that are being pinned or unpinned.
+    taken: Taken,
 }
 
 /// Without users: nobody holds it, and there is no pin.
@@ -70,12 +82,19 @@ pub(crate) struct Part {
     pin: usize,
 }
 
+/// A pin that threads may read.
+type Shared = Arc<Box<dyn Pinned>>;
+
+/// What a pin holds of a part.
+type OfPin = (Shared, Span<Offset>);
+
 /// Memory that is pinned and charged.
 ///
 /// Dropped, it is unpinned first and its charge given back after that: the order of the fields.
 #[derive(Debug)]
 struct Held {
-    pin: Box<dyn Pinned>,
+    /// `None` while a thread gives back a part of it. Who reads it has an `Arc` of it.
+    pin: Option<Shared>,
     charge: Charge,
     /// Bytes that have users.
     used: u64,
@@ -88,6 +107,7 @@ impl Memory {
             object,
             ledger: Arc::clone(ledger),
             pins: Mutex::default(),
+            changed: Changed::default(),
         })
     }
 
@@ -96,8 +116,45 @@ impl Memory {
         &self.object
     }
 
-    pub(crate) const fn pins(&self) -> &Mutex<Pins> {
-        &self.pins
+    /// Locked, with no thread that pins or unpins some of `part`, or of what is reserved beside it.
+    pub(crate) fn pins_of(&self, part: Span<Offset>) -> Guard<'_, Pins> {
+        let mut pins = self.pins.lock();
+        while pins.taken.overlaps(&[pins.around(part)]) {
+            pins = self.changed.wait(&self.pins, pins);
+        }
+        pins
+    }
+
+    /// Takes `part`, which no other thread has taken.
+    fn take<'m>(&'m self, pins: &mut Pins, part: Span<Offset>) -> Busy<'m> {
+        let around = pins.around(part);
+        let by = pins.taken.take(&[around]);
+        Busy { memory: self, by }
+    }
+
+    /// Has `work` give back the pin with number `pin`, or a part of it, outside of the lock, when no thread
+    /// reads it. What remains is there again under the lock that is returned.
+    fn with_pin<T>(
+        &self,
+        pin: usize,
+        work: impl FnOnce(&mut Option<Box<dyn Pinned>>) -> T,
+    ) -> Option<(T, Guard<'_, Pins>)> {
+        let mut pins = self.pins.lock();
+        let here = loop {
+            let held = pins.held.get_mut(pin)?.as_mut()?;
+            match held.pin.take().map(Arc::try_unwrap) {
+                Some(Ok(here)) => break Some(here),
+                Some(Err(read)) => held.pin = Some(read),
+                None => {}
+            }
+            pins = self.changed.wait(&self.pins, pins);
+        };
+        drop(pins);
+        let memory = self;
+        let mut back = Back { memory, pin, here };
+        let result = work(&mut back.here);
+        drop(back);
+        Some((result, self.pins.lock()))
     }
 
     /// The account.
@@ -183,47 +240,57 @@ impl Memory {
         part: Span<Offset>,
         observer: &mut dyn Observer,
     ) -> Result<Hold, MapError> {
-        let mut pins = self.pins.lock();
+        let mut pins = self.pins_of(part);
         let gaps = pins.unheld(part);
-        let kept = self.kept(&pins, part);
-        // Dropped last: what is pinned goes before its charge.
-        let mut charge = if gaps.is_empty() {
-            Charge::nothing(&self.ledger)
-        } else {
-            observed(observer, Step::Charge, |_| {
-                let bytes = self.charge(&gaps);
-                let charge = self.ledger.charge(bytes.saturating_sub(kept));
-                Ok::<_, MapError>((charge.map_err(MapError::OverLimit)?, bytes))
-            })?
-        };
-        let mut fresh = Vec::with_capacity(gaps.len());
-        if !gaps.is_empty() {
-            let mut done = 0;
-            observed(observer, Step::Pin, |observer| {
-                for gap in &gaps {
-                    let mut progress = |here| observer.progress(Step::Pin, done + here);
-                    fresh.push((*gap, self.object.pin(*gap, &mut progress)?));
-                    done += gap.len;
-                }
-                Ok::<_, MapError>(((), done))
-            })?;
-            // Dropping `fresh` gives everything back.
-            if observer.progress(Step::Pin, done).is_break() {
-                return Err(MapError::Interrupted);
-            }
+        if gaps.is_empty() {
+            pins.parts.change(part, |part| part.users += 1);
+            let memory = Arc::clone(self);
+            return Ok(Hold { memory, part });
         }
-        let kept = pins.draw(kept);
-        kept.into_iter().for_each(|kept| charge.join(kept));
+        let kept = self.kept(&pins, part);
+        let taken = self.take(&mut pins, part);
+        drop(pins);
+        // Dropped last: what is pinned goes before its charge.
+        let mut charge = observed(observer, Step::Charge, |_| {
+            let bytes = self.charge(&gaps);
+            let charge = self.ledger.charge(bytes.saturating_sub(kept));
+            Ok::<_, MapError>((charge.map_err(MapError::OverLimit)?, bytes))
+        })?;
+        let mut fresh = Vec::with_capacity(gaps.len());
+        let mut done = 0;
+        observed(observer, Step::Pin, |observer| {
+            for gap in &gaps {
+                let mut progress = |here| observer.progress(Step::Pin, done + here);
+                fresh.push((*gap, self.object.pin(*gap, &mut progress)?));
+                done += gap.len;
+            }
+            Ok::<_, MapError>(((), done))
+        })?;
+        // Dropping `fresh` gives everything back.
+        if observer.progress(Step::Pin, done).is_break() {
+            return Err(MapError::Interrupted);
+        }
+        let mut pins = self.pins.lock();
+        let before = pins.kept_for(part, &*self.object);
         // Usually there is nobody else.
         if gaps != [part] {
             pins.parts
                 .change(part, |part| part.users += u64::from(part.users > 0));
         }
+        for gap in &gaps {
+            pins.parts.change(*gap, |part| part.users = 1);
+        }
+        let now = pins.kept_for(part, &*self.object);
+        let kept = pins.draw(before.saturating_sub(now));
+        kept.into_iter().for_each(|kept| charge.join(kept));
         for (gap, pin) in fresh {
             let charge = charge.split(self.object.charge(gap));
             let used = gap.len;
+            let pin = Some(Arc::new(pin));
             pins.add(gap, Held { pin, charge, used });
         }
+        drop(pins);
+        drop(taken);
         Ok(Hold {
             memory: Arc::clone(self),
             part,
@@ -232,7 +299,7 @@ impl Memory {
 
     /// Lets go of `part`. Returns the bytes that were unpinned, and the first failure.
     fn release(&self, part: Span<Offset>) -> (u64, Option<Cause>) {
-        let mut pins = self.pins.lock();
+        let mut pins = self.pins_of(part);
         let before = pins.kept_for(part, &*self.object);
         let mut unused = Vec::new();
         pins.parts.change_each(part, |span, part| {
@@ -243,83 +310,162 @@ impl Memory {
         });
         let mut unpinned = 0;
         let mut failed = None;
+        if unused.is_empty() {
+            return (unpinned, failed);
+        }
+        // Here and now, so that it is right whatever becomes of the neighbours.
+        let now = pins.kept_for(part, &*self.object);
+        let taken = self.take(&mut pins, part);
+        drop(pins);
         let mut freed = Charge::nothing(&self.ledger);
         for (span, pin) in unused {
-            match pins.unpin(span, pin, &mut freed) {
+            match self.unpin(span, pin, &mut freed) {
                 Ok(bytes) => unpinned += bytes,
                 Err(cause) => failed = failed.or(Some(cause)),
             }
         }
         // Where the limit forbids it, less is kept.
-        let _ = pins.keep(part, before, &mut freed, &*self.object);
+        let _ = self.pins.lock().keep(before, now, &mut freed);
+        drop(taken);
         (unpinned, failed)
-    }
-}
-
-impl Pins {
-    /// Notes a new pin of `span`, with one user.
-    fn add(&mut self, span: Span<Offset>, held: Held) {
-        let pin = self.free.pop().unwrap_or(self.held.len());
-        match self.held.get_mut(pin) {
-            Some(place) => *place = Some(held),
-            None => self.held.push(Some(held)),
-        }
-        self.parts
-            .change(span, |part| (part.users, part.pin) = (1, pin));
-    }
-
-    /// The pin that holds `at`, and how far before `end` it holds what follows.
-    fn pin_at(&self, at: u64, end: u64) -> Option<(&dyn Pinned, Span<Offset>)> {
-        if at >= end {
-            return None;
-        }
-        let (mut span, first) = self.parts.at(at).filter(|(_, part)| part.users > 0)?;
-        let mut until = span.start + span.len;
-        while until < end {
-            match self.parts.at(until) {
-                Some((next, part)) if part.users > 0 && part.pin == first.pin => span = next,
-                _ => break,
-            }
-            until = span.start + span.len;
-        }
-        let held = self.held.get(first.pin)?.as_ref()?;
-        Some((&*held.pin, Span::new(at, until.min(end) - at)))
     }
 
     /// Gives back the part `span` of a pin, and its charge to `freed`; returns the bytes.
     ///
     /// When that fails nobody knows how much of it is still pinned. The kernel goes on counting
     /// that, and so does the ledger: the charge stays.
-    fn unpin(&mut self, span: Span<Offset>, pin: usize, freed: &mut Charge) -> Result<u64, Cause> {
-        let Some(place) = self.held.get_mut(pin) else {
+    fn unpin(&self, span: Span<Offset>, pin: usize, freed: &mut Charge) -> Result<u64, Cause> {
+        let last = {
+            let mut pins = self.pins.lock();
+            let held = pins.held.get_mut(pin).and_then(Option::as_mut);
+            held.is_some_and(|held| {
+                held.used -= span.len;
+                held.used == 0
+            })
+        };
+        let done = self.with_pin(pin, |here| match here {
+            Some(_) if last => here.take().map_or(Ok(0), Pinned::unpin),
+            Some(here) => here.release(span),
+            None => Ok(0),
+        });
+        let Some((result, mut pins)) = done else {
             return Ok(0);
         };
-        let Some(mut held) = place.take() else {
-            return Ok(0);
-        };
-        held.used -= span.len;
-        if held.used == 0 {
-            self.free.push(pin);
-            let Held { pin, charge, .. } = held;
-            return match pin.unpin() {
-                Ok(bytes) => {
-                    freed.join(charge);
-                    Ok(bytes)
-                }
-                Err(cause) => {
-                    charge.keep();
-                    Err(cause)
-                }
-            };
+        if last {
+            let charge = pins.end(pin);
+            match (&result, charge) {
+                (Err(_), Some(charge)) => charge.keep(),
+                (Ok(_), Some(charge)) => freed.join(charge),
+                (_, None) => {}
+            }
+            return result;
         }
-        let released = held.pin.release(span);
-        let result = released.map(|charged| {
+        let charged = result?;
+        if let Some(Some(held)) = pins.held.get_mut(pin) {
             let less = held.charge.bytes().saturating_sub(charged);
             freed.join(held.charge.split(less));
-            span.len
-        });
-        *place = Some(held);
-        result
+        }
+        Ok(span.len)
+    }
+
+    /// The pins of `part`, with what each holds of it, in order; none of them is given back meanwhile.
+    fn readers(&self, part: Span<Offset>) -> Vec<OfPin> {
+        if part.is_empty() {
+            return Vec::new();
+        }
+        let mut pins = self.pins.lock();
+        loop {
+            if let Some(readers) = pins.readers(part) {
+                return readers;
+            }
+            pins = self.changed.wait(&self.pins, pins);
+        }
+    }
+}
+
+/// A pin of which a part is given back. Dropped, the rest is where it was.
+struct Back<'m> {
+    memory: &'m Memory,
+    pin: usize,
+    here: Option<Box<dyn Pinned>>,
+}
+
+impl Drop for Back<'_> {
+    fn drop(&mut self) {
+        if let Some(here) = self.here.take()
+            && let Some(Some(held)) = self.memory.pins.lock().held.get_mut(self.pin)
+        {
+            held.pin = Some(Arc::new(here));
+        }
+        self.memory.changed.notify();
+    }
+}
+
+/// A part that is being pinned or unpinned.
+struct Busy<'m> {
+    memory: &'m Memory,
+    by: u64,
+}
+
+impl Drop for Busy<'_> {
+    fn drop(&mut self) {
+        self.memory.pins.lock().taken.give_back(self.by);
+        self.memory.changed.notify();
+    }
+}
+
+impl Pins {
+    /// Notes a new pin of `span`, which has one user.
+    fn add(&mut self, span: Span<Offset>, held: Held) {
+        let pin = self.free.pop().unwrap_or(self.held.len());
+        match self.held.get_mut(pin) {
+            Some(place) => *place = Some(held),
+            None => self.held.push(Some(held)),
+        }
+        self.parts.change(span, |part| part.pin = pin);
+    }
+
+    /// `part`, and what is reserved beside it, of which the charge follows from how it is cut.
+    fn around(&self, part: Span<Offset>) -> Extent {
+        let mut around = Extent::of(part);
+        if self.reservations > 0 {
+            let beside = around.and_beside();
+            for at in [beside.first, beside.last] {
+                let idle = self.parts.at(at).filter(|(_, part)| part.users == 0);
+                around = idle.map_or(around, |(span, _)| around.with(Extent::of(span)));
+            }
+        }
+        around
+    }
+
+    /// Forgets a pin that has ended. Returns its charge.
+    fn end(&mut self, pin: usize) -> Option<Charge> {
+        let Held { charge, .. } = self.held.get_mut(pin)?.take()?;
+        self.free.push(pin);
+        Some(charge)
+    }
+
+    /// The pins of `part`, with what each holds of it, in order; `None` while one of them is given back.
+    fn readers(&self, part: Span<Offset>) -> Option<Vec<OfPin>> {
+        let mut readers = Vec::new();
+        let mut open: Option<(usize, Span<Offset>)> = None;
+        let mut push = |(pin, span): (usize, Span<Offset>)| {
+            let held = self.held.get(pin).and_then(Option::as_ref);
+            if let Some(held) = held {
+                readers.push((Arc::clone(held.pin.as_ref()?), span));
+            }
+            Some(())
+        };
+        for (span, part) in self.parts.inside(part).filter(|(_, part)| part.users > 0) {
+            match &mut open {
+                Some((pin, before)) if *pin == part.pin && before.last() + 1 == span.start => {
+                    before.len += span.len;
+                }
+                _ => open.replace((part.pin, span)).map_or(Some(()), &mut push)?,
+            }
+        }
+        open.map_or(Some(()), push)?;
+        Some(readers)
     }
 }
 
@@ -356,19 +502,19 @@ impl Hold {
         self.part
     }
 
-    /// Has `work` read the physical runs of `part`, which lies in what is held. The memory is locked
-    /// meanwhile: who else holds or lets go of it waits.
+    /// Has `work` read the physical runs of `part`, which lies in what is held.
     pub fn with_runs<T>(
         &self,
         part: Span<Offset>,
         work: impl FnOnce(&mut dyn RunReader) -> T,
     ) -> T {
-        let pins = self.memory.pins.lock();
         let part = part.intersection(&self.part).unwrap_or_default();
+        let readers = Readers {
+            memory: &self.memory,
+            pins: self.memory.readers(part),
+        };
         work(&mut Runs {
-            pins: &pins,
-            at: part.start,
-            end: part.start + part.len,
+            pins: &readers.pins,
             reader: None,
         })
     }
@@ -402,11 +548,24 @@ impl Drop for Hold {
     }
 }
 
+/// The pins of a part that is read.
+struct Readers<'m> {
+    memory: &'m Memory,
+    pins: Vec<OfPin>,
+}
+
+impl Drop for Readers<'_> {
+    fn drop(&mut self) {
+        // Under the lock: who waits for the last reader has looked before, or looks after this.
+        let _pins = self.memory.pins.lock();
+        self.pins.clear();
+        self.memory.changed.notify();
+    }
+}
+
 /// Reads the runs of a part, pin after pin.
 struct Runs<'a> {
-    pins: &'a Pins,
-    at: u64,
-    end: u64,
+    pins: &'a [OfPin],
     reader: Option<Box<dyn RunReader + 'a>>,
 }
 
@@ -420,11 +579,11 @@ impl RunReader for Runs<'_> {
                 }
                 self.reader = None;
             }
-            let Some((pin, part)) = self.pins.pin_at(self.at, self.end) else {
+            let Some(((pin, part), rest)) = self.pins.split_first() else {
                 return Ok(0);
             };
-            self.reader = Some(pin.runs(part)?);
-            self.at += part.len;
+            self.reader = Some(pin.runs(*part)?);
+            self.pins = rest;
         }
     }
 }

@@ -90,8 +90,9 @@ impl ProcessMemory {
     }
 }
 
-/// A part of an object that stays where it is until it is unpinned or dropped.
-pub trait Pinned: fmt::Debug + Send {
+/// A part of an object that stays where it is until it is unpinned or dropped. Several threads may read
+/// its runs at once.
+pub trait Pinned: fmt::Debug + Send + Sync {
     /// The physical runs of `part` (offset and length in the object, in bytes), which is pinned, in
     /// order of its offsets.
     fn runs(&self, part: Span<Offset>) -> Result<Box<dyn RunReader + '_>, Cause>;

@@ -33,11 +33,15 @@ use core::fmt;
 use iopt::{Interruption, RangeError};
 use runs::{Iova, Span};
 
+use crate::area::HeldArea;
 use crate::error::{MapError, UnmapError};
 use crate::memory::Hold;
 use crate::observer::{Observer, Step, observed};
+use crate::op::{Claim, Op};
 use crate::own::Written;
-use crate::space::{Ioas, Space};
+use crate::retired::Gone;
+use crate::space::{Ioas, check_unmap};
+use crate::taken::Extent;
 
 /// Why a range was not released.
 #[derive(Debug)]
@@ -82,14 +86,15 @@ impl From<UnmapError> for ReleaseError {
 }
 
 /// What a release has emptied and not unpinned yet.
-#[derive(Default)]
-struct Going {
+struct Going<'a> {
     /// Ranges.
     ranges: Vec<Span<Iova>>,
     /// The areas in them.
     areas: Vec<Span<Iova>>,
     /// Those that were pinned, in the order of their holds.
     held: Vec<Span<Iova>>,
+    /// The holds.
+    gone: Gone<'a>,
     /// What was written to in them.
     written: Written,
 }
@@ -114,7 +119,10 @@ impl Ioas {
         kept: &mut dyn FnMut(Span<Iova>, ReleaseError),
         observer: &mut dyn Observer,
     ) -> u64 {
-        self.lock().release(ranges, interruption, kept, observer)
+        let core = self.gate.read();
+        let op = self.op(&core);
+        op.take_each(ranges)
+            .run(|claim| op.release(claim, ranges, interruption, kept, observer))
     }
 
     /// Takes `ranges` back, as far as they are [released](Self::release): pinned and mapped as before,
@@ -130,73 +138,82 @@ impl Ioas {
         failed: &mut dyn FnMut(Span<Iova>, MapError),
         observer: &mut dyn Observer,
     ) {
-        let space = &mut *self.lock();
-        let mut back = Vec::new();
-        for range in ranges.iter().filter(|range| !range.is_empty()) {
-            match space.released_in(*range) {
-                Err(cause) => failed(*range, cause),
-                Ok(stretches) => {
-                    for span in stretches {
-                        let flushed = space.retired.make_way(&mut *space.backend, span);
-                        let mapped = flushed
-                            .map_err(MapError::Flush)
-                            .and_then(|()| space.map_released(span, observer));
-                        match mapped {
-                            Ok(()) => back.push(span),
-                            Err(cause) => failed(span, cause),
+        let core = self.gate.read();
+        let op = self.op(&core);
+        op.take_each(ranges).run(|claim| {
+            let mut back = Vec::new();
+            for &range in ranges.iter().filter(|range| !range.is_empty()) {
+                match op.released_in(claim, range) {
+                    Err(cause) => failed(range, cause),
+                    Ok(stretches) => {
+                        for span in stretches {
+                            let flushed = self.retired.make_way(&*core.backend, span);
+                            let mapped = flushed
+                                .map_err(MapError::Flush)
+                                .and_then(|()| op.map_released(claim, span, observer));
+                            match mapped {
+                                Ok(()) => back.push(span),
+                                Err(cause) => failed(span, cause),
+                            }
                         }
                     }
                 }
+                op.join_inside(range);
             }
-            space.join_inside(*range);
-        }
-        let mut back = back.into_iter().peekable();
-        while let Some(mut span) = back.next() {
-            while let Some(next) = back.next_if(|next| span.start + span.len == next.start) {
-                span.len += next.len;
+            let mut back = back.into_iter().peekable();
+            while let Some(mut span) = back.next() {
+                while let Some(next) = back.next_if(|next| span.start + span.len == next.start) {
+                    span.len += next.len;
+                }
+                op.resize_at(span, interruption);
             }
-            space.resize_at(span, interruption);
-        }
+        });
     }
 }
 
-impl Space {
-    pub(crate) fn release(
-        &mut self,
+impl Op<'_> {
+    fn release(
+        self,
+        claim: &Claim<'_>,
         ranges: &[Span<Iova>],
         interruption: Interruption,
         kept: &mut dyn FnMut(Span<Iova>, ReleaseError),
         observer: &mut dyn Observer,
     ) -> u64 {
-        let first = self.retired.holds.len();
-        let mut going = Going::default();
+        let mut going = Going {
+            ranges: Vec::new(),
+            areas: Vec::new(),
+            held: Vec::new(),
+            gone: self.retired().gone(),
+            written: Written::default(),
+        };
         for range in ranges {
-            if let Err(cause) = self.empty_for_release(*range, interruption, &mut going, observer) {
+            let emptied = self.empty_for_release(claim, *range, interruption, &mut going, observer);
+            if let Err(cause) = emptied {
                 kept(*range, cause);
             }
         }
         let flushed = observed(observer, Step::Flush, |_| {
-            self.retired.flush(&mut *self.backend)?;
+            self.retired().flush(&*self.core.backend)?;
             Ok(((), 0))
         });
         if let Err(cause) = flushed {
+            going.gone.wait();
             let written = going.written.ranges();
-            written.for_each(|range| self.externals.note_written(range));
+            written.for_each(|range| self.externals().note_written(range));
             for range in going.ranges {
-                self.map_what_was_emptied(range, &going.areas, observer);
+                self.map_what_was_emptied(claim, range, &going.areas, observer);
                 kept(range, UnmapError::Flush(cause).into());
             }
             return 0;
         }
         let mut failed = Vec::new();
         let released = observed(observer, Step::Unpin, |_| {
-            let mine = self.retired.holds.split_off(first);
-            let (mut unpinned, _) = self.retired.release();
-            for (area, hold) in going.held.iter().zip(mine) {
-                let (bytes, cause) = hold.release();
-                unpinned += bytes;
-                failed.extend(cause.map(|cause| (*area, cause)));
-            }
+            let mut held = going.held.iter();
+            let (unpinned, _) = going.gone.release(|cause| {
+                let area = held.next();
+                failed.extend(area.copied().zip(cause));
+            });
             Ok::<_, Infallible>((unpinned, unpinned))
         });
         for (area, cause) in failed {
@@ -211,61 +228,59 @@ impl Space {
 
     /// Takes `range` from all devices, without waiting for them, or leaves everything as it was.
     fn empty_for_release(
-        &mut self,
+        self,
+        claim: &Claim<'_>,
         range: Span<Iova>,
         interruption: Interruption,
-        going: &mut Going,
+        going: &mut Going<'_>,
         observer: &mut dyn Observer,
     ) -> Result<(), ReleaseError> {
-        if !self.check_unmap(range)? {
+        if !check_unmap(range)? {
             return Ok(());
         }
-        if let Some(at) = self.first_hole(range) {
+        let backend = &self.core.backend;
+        claim.check(range).map_err(UnmapError::from)?;
+        if let Some(at) = self.ioas.state.lock().first_hole(range) {
             return Err(UnmapError::Hole { range, at }.into());
         }
-        self.externals.let_go(range)?;
-        if let Some(held) = self.first_pinned(range) {
+        self.externals().let_go(range)?;
+        if let Some(held) = self.externals().first_pinned(range) {
             return Err(UnmapError::Held { range, held }.into());
         }
-        let (first, last) = (range.start, range.last());
         let cuts = self.cut_around(range, interruption)?;
-        let inside = self.areas.0.overlapping(first, last);
-        let fresh: Vec<Span<Iova>> = inside
-            .filter(|(_, area)| !area.released)
-            .map(|(span, _)| span)
-            .collect();
+        let fresh = self.spans(range, |area| !area.released);
         for (done, span) in fresh.iter().enumerate() {
-            if let Err(cause) = self.backend.set_aside(*span) {
+            if let Err(cause) = backend.set_aside(*span) {
                 let before = fresh.iter().take(done);
-                before.for_each(|span| self.backend.give_back(*span));
+                before.for_each(|span| backend.give_back(*span));
                 self.join_cuts(cuts);
                 return Err(ReleaseError::SetAside(cause));
             }
         }
         let emptied = observed(observer, Step::EmptyTables, |_| {
             let note = &mut |written| going.written.add(written);
-            let emptied = self.empty(first, last, interruption, note);
+            let emptied = self.empty(claim, Extent::of(range), interruption, note);
             let bytes = fresh.iter().map(|span| span.len).sum();
             emptied.map(|()| ((), bytes))
         });
         if let Err(cause) = emptied {
-            fresh.iter().for_each(|span| self.backend.give_back(*span));
+            fresh.iter().for_each(|span| backend.give_back(*span));
             self.join_cuts(cuts);
             return Err(cause.into());
         }
-        let live = self.backend.is_live();
+        let live = backend.is_live();
         for span in &fresh {
-            let Some((_, area)) = self.areas.0.at_mut(span.start) else {
+            let Some(mut hand) = self.hand(span.start) else {
                 continue;
             };
-            area.released = true;
-            if live && area.keeps_charge() {
+            hand.area.released = true;
+            if live && hand.area.keeps_charge() {
                 // Where a kernel pins, somebody else may have taken the charge in this moment.
-                let _ = area.reserve(self.backend.times_charged());
+                let _ = hand.area.reserve(backend.times_charged());
             }
-            let hold: Option<Hold> = area.hold.take();
+            let hold: Option<Hold> = hand.area.hold.take();
             going.held.extend(hold.is_some().then_some(*span));
-            self.retired.add(*span, hold);
+            going.gone.add(*span, hold);
         }
         going.ranges.push(range);
         going.areas.extend(fresh);
@@ -275,27 +290,34 @@ impl Space {
     /// Somebody has not forgotten what was emptied in `range`: has devices see it again, the same
     /// memory, which is still pinned. What cannot be mapped stays released.
     fn map_what_was_emptied(
-        &mut self,
+        self,
+        claim: &Claim<'_>,
         range: Span<Iova>,
         areas: &[Span<Iova>],
         observer: &mut dyn Observer,
     ) {
         for span in areas.iter().filter(|span| range.covers(span)) {
-            let _ = self.map_released(*span, observer);
+            let _ = self.map_released(claim, *span, observer);
         }
         self.join_inside(range);
         self.resize_at(range, Interruption::Refused);
     }
 
     /// What is released in `range`, in areas of their own.
-    fn released_in(&mut self, range: Span<Iova>) -> Result<Vec<Span<Iova>>, MapError> {
+    fn released_in(
+        self,
+        claim: &Claim<'_>,
+        range: Span<Iova>,
+    ) -> Result<Vec<Span<Iova>>, MapError> {
         if Span::<Iova>::checked(range.start, range.len).is_none() {
             return Err(MapError::BeyondEnd { start: range.start });
         }
-        let granule = self.backend.granule();
+        claim.check(range)?;
+        let granule = self.core.backend.granule();
         let ends = [Some(range.start), range.last().checked_add(1)];
+        let mut state = self.ioas.state.lock();
         for at in ends.into_iter().flatten() {
-            let Some((span, area)) = self.areas.0.at(at) else {
+            let Some((span, area)) = state.areas.0.at(at) else {
                 continue;
             };
             if span.start == at || !area.released {
@@ -305,52 +327,58 @@ impl Space {
                 let value = at;
                 return Err(MapError::Range(RangeError::Misaligned { value, granule }));
             }
-            self.split_area(at);
+            state.split_area(at);
         }
-        let inside = self.areas.0.overlapping(range.start, range.last());
-        let released = inside.filter(|(_, area)| area.released);
-        Ok(released.map(|(span, _)| span).collect())
+        drop(state);
+        Ok(self.spans(range, |area| area.released))
+    }
+
+    /// The areas in `range` that are as `wanted`.
+    fn spans(self, range: Span<Iova>, wanted: impl Fn(&HeldArea) -> bool) -> Vec<Span<Iova>> {
+        let areas = &self.ioas.state.lock().areas.0;
+        let inside = areas.overlapping(range.start, range.last());
+        let wanted = inside.filter(|(_, area)| wanted(area));
+        wanted.map(|(span, _)| span).collect()
     }
 
     /// Has devices see the released area `span` again. After an error it is still released.
     fn map_released(
-        &mut self,
+        self,
+        claim: &Claim<'_>,
         span: Span<Iova>,
         observer: &mut dyn Observer,
     ) -> Result<(), MapError> {
-        let Some((_, area)) = self.areas.0.at_mut(span.start) else {
+        let Some(mut hand) = self.hand(span.start) else {
             return Ok(());
         };
-        if !area.out {
-            self.backend.map_again(area, &mut self.retired, observer)?;
-            self.retired.listeners.mapped(area);
+        let backend = &self.core.backend;
+        if !hand.area.out {
+            let owned = || claim.widen(Extent::of(span));
+            backend.map_again(&mut hand.area, &owned, self.retired(), observer)?;
+            self.retired().listeners.mapped(&hand.area);
         } else {
-            self.backend.give_back(span);
+            backend.give_back(span);
         }
-        area.released = false;
-        area.reserved = None;
+        hand.area.released = false;
+        hand.area.reserved = None;
         Ok(())
     }
 
     /// Joins the areas in `range`, and those that meet at its ends, where they were cut.
-    fn join_inside(&mut self, range: Span<Iova>) {
-        let inside = self.areas.0.overlapping(range.start, range.last());
-        let starts: Vec<u64> = inside.map(|(span, _)| span.start).collect();
-        starts.into_iter().for_each(|start| self.join_at(start));
-        if let Some(end) = range.last().checked_add(1) {
-            self.join_at(end);
-        }
+    fn join_inside(self, range: Span<Iova>) {
+        let starts = self.spans(range, |_| true);
+        let starts = starts.into_iter().map(|span| span.start);
+        let end = range.last().checked_add(1);
+        let state = &mut *self.ioas.state.lock();
+        starts.chain(end).for_each(|start| state.join_at(start));
     }
 
     /// Merges leaves around `range`, which has come back.
-    fn resize_at(&mut self, range: Span<Iova>, interruption: Interruption) {
-        let inside = self.areas.0.overlapping(range.start, range.last());
-        let there = inside.filter(|(_, area)| area.is_there());
-        let parts: Vec<(Span<Iova>, Span<Iova>)> = there
-            .filter_map(|(whole, _)| Some((whole.intersection(&range)?, whole)))
-            .collect();
-        for (part, whole) in parts {
-            self.resize(part, whole, interruption);
+    fn resize_at(self, range: Span<Iova>, interruption: Interruption) {
+        for whole in self.spans(range, |area| area.is_there()) {
+            if let Some(part) = whole.intersection(&range) {
+                self.resize(part, whole, interruption);
+            }
         }
     }
 }

@@ -175,8 +175,7 @@ impl Memory {
     }
 
     fn change_reserved(&self, part: Span<Offset>, by: i64) -> Result<(), OverLimit> {
-        let mut pins = self.pins().lock();
-        let pins = &mut *pins;
+        let pins = &mut *self.pins_of(part);
         let before = pins.kept_for(part, &**self.object());
         let change = |part: &mut Part| part.reserved = part.reserved.saturating_add_signed(by);
         pins.parts.change(part, change);
@@ -185,7 +184,8 @@ impl Memory {
             _ => pins.reservations - part.len,
         };
         let mut nothing = Charge::nothing(self.ledger());
-        match pins.keep(part, before, &mut nothing, &**self.object()) {
+        let now = pins.kept_for(part, &**self.object());
+        match pins.keep(before, now, &mut nothing) {
             Err(over) if by > 0 => {
                 let change = |part: &mut Part| part.reserved -= 1;
                 pins.parts.change(part, change);
@@ -200,7 +200,7 @@ impl Memory {
     /// Bytes that are charged for parts which nobody holds, each once. What areas keep for themselves,
     /// where a kernel charges each mapping, is in the [ledger](Self::ledger) only.
     pub fn reserved(&self) -> u64 {
-        let pins = self.pins().lock();
+        let pins = self.pins.lock();
         pins.reserve.as_ref().map_or(0, Charge::bytes)
     }
 }
@@ -246,16 +246,14 @@ impl Pins {
         head.saturating_add(tail)
     }
 
-    /// After a change in `part`, for which `before` was to be kept: takes from `freed` what is to be
+    /// After a change, for which `before` was to be kept and `now` is: takes from `freed` what is to be
     /// kept now, and charges what is missing; or gives back what is too much.
     pub(crate) fn keep(
         &mut self,
-        part: Span<Offset>,
         before: u64,
+        now: u64,
         freed: &mut Charge,
-        object: &dyn MemoryObject,
     ) -> Result<(), OverLimit> {
-        let now = self.kept_for(part, object);
         if now < before {
             drop(self.draw(before - now));
         }

@@ -1,9 +1,15 @@
 //! Memory that has left the address space but may still be in use: held until everybody has
 //! forgotten it.
 //!
-//! Whoever unmaps puts the hold here and notes the range for the listeners. [`Retired::flush`] has
-//! the back end and the listeners forget; only after that [`Retired::release`] lets go. Over failed
-//! flushes everything stays.
+//! An operation that unmaps notes the ranges for the listeners, and has the holds in its hand ([`Gone`])
+//! while it flushes: [`Retired::flush`] has the back end and the listeners forget what *any* operation has
+//! unmapped until then, so that threads which unmap at once share flushes. Only after a flush has succeeded an
+//! operation lets go of its holds.
+//!
+//! What an operation cannot flush, or leaves for later ([`Flushing::Lazy`]), waits here. Such waiting has a
+//! number, one higher each time: a flush that succeeds is good for all numbers that were given before it
+//! began, and lets go of their holds. So no thread undoes or loses what is another's: a flush that fails
+//! changes nothing, and whoever flushes next has all of it flushed.
 
 use alloc::vec::Vec;
 use core::fmt;
@@ -14,6 +20,7 @@ use runs::{Iova, Span};
 
 use crate::backend::Backend;
 use crate::listener::Listeners;
+use crate::lock::Mutex;
 use crate::memory::Hold;
 use crate::object::Cause;
 
@@ -39,49 +46,131 @@ pub enum Flushing {
 /// What was unmapped and waits for a flush, and who is to be told.
 #[derive(Default)]
 pub(crate) struct Retired {
-    /// Memory that was unmapped and that somebody may still reach.
-    pub(crate) holds: Vec<Hold>,
     /// Others with translations of their own.
     pub(crate) listeners: Listeners,
-    pub(crate) flushing: Flushing,
+    waiting: Mutex<Waiting>,
+}
+
+#[derive(Default)]
+struct Waiting {
+    /// Memory that was unmapped and that somebody may still reach, each with its number.
+    holds: Vec<(u64, Hold)>,
+    flushing: Flushing,
     /// When the first of what waits now has come, by the clock of lazy flushing.
     since: Option<Duration>,
-    /// Flushes that have succeeded.
-    pub(crate) flushes: u64,
+    /// The last number that was given.
+    given: u64,
+    /// The last number of which everything is flushed.
+    flushed: u64,
+}
+
+/// The holds of what an operation has unmapped. Dropped, they wait for a flush.
+pub(crate) struct Gone<'a> {
+    retired: &'a Retired,
+    holds: Vec<Hold>,
+    /// That of the wait, if it waits.
+    pub(crate) number: Option<u64>,
 }
 
 impl fmt::Debug for Retired {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Retired")
-            .field("holds", &self.holds.len())
+            .field("holds", &self.len())
             .finish_non_exhaustive()
     }
 }
 
-impl Retired {
+impl Drop for Gone<'_> {
+    fn drop(&mut self) {
+        if !self.holds.is_empty() {
+            self.wait();
+        }
+    }
+}
+
+impl Gone<'_> {
     /// Keeps the memory that was mapped at `range` until everybody has forgotten it.
     pub(crate) fn add(&mut self, range: Span<Iova>, hold: Option<Hold>) {
-        self.listeners.note(range);
+        self.retired.listeners.note(range);
         self.holds.extend(hold);
+    }
+
+    /// What it holds waits for a flush of whoever comes.
+    pub(crate) fn wait(&mut self) {
+        let waiting = &mut *self.retired.waiting.lock();
+        waiting.given += 1;
+        let number = waiting.given;
+        let holds = self.holds.drain(..).map(|hold| (number, hold));
+        waiting.holds.extend(holds);
+        self.number = Some(number);
+    }
+
+    /// Lets go of the memory, which was flushed, and of what has waited for the same flush. Returns the bytes
+    /// that were unpinned, and the first failure of those that have waited. `each` receives why a hold of this
+    /// operation was not unpinned, or `None`, in their order.
+    pub(crate) fn release(&mut self, mut each: impl FnMut(Option<Cause>)) -> (u64, Option<Cause>) {
+        self.number = None;
+        let (mut unpinned, failed) = self.retired.release();
+        for hold in self.holds.drain(..) {
+            let (bytes, cause) = hold.release();
+            unpinned += bytes;
+            each(cause);
+        }
+        (unpinned, failed)
+    }
+}
+
+impl Retired {
+    /// For what an operation unmaps.
+    pub(crate) const fn gone(&self) -> Gone<'_> {
+        Gone {
+            retired: self,
+            holds: Vec::new(),
+            number: None,
+        }
+    }
+
+    /// How many holds wait.
+    pub(crate) fn len(&self) -> usize {
+        self.waiting.lock().holds.len()
+    }
+
+    /// Up to which number everything is flushed.
+    pub(crate) fn flushed(&self) -> u64 {
+        self.waiting.lock().flushed
+    }
+
+    pub(crate) fn set_flushing(&self, flushing: Flushing) {
+        self.waiting.lock().flushing = flushing;
+    }
+
+    /// Whether every unmap flushes.
+    pub(crate) fn is_strict(&self) -> bool {
+        matches!(self.waiting.lock().flushing, Flushing::Strict)
     }
 
     /// What must happen before something is mapped in `range`: who still has old translations there
     /// would not see what is new.
     pub(crate) fn make_way(
-        &mut self,
-        backend: &mut dyn Backend,
+        &self,
+        backend: &dyn Backend,
         range: Span<Iova>,
     ) -> Result<(), FlushError> {
-        match self.flushing {
-            Flushing::Lazy { .. } if self.listeners.is_quiet() && !backend.waits_in(range) => {
-                Ok(())
-            }
-            _ => self.settle(backend),
-        }
+        let (strict, waits) = {
+            let waiting = self.waiting.lock();
+            let strict = matches!(waiting.flushing, Flushing::Strict);
+            (strict, waiting.given > waiting.flushed)
+        };
+        let must = match strict {
+            // What is unmapped now is flushed by its thread, which keeps others from its range.
+            true => waits || backend.waits(),
+            false => !self.listeners.is_quiet() || backend.waits_in(range),
+        };
+        if must { self.settle(backend) } else { Ok(()) }
     }
 
     /// Flushes what earlier calls have left to be flushed, and lets go of it.
-    pub(crate) fn settle(&mut self, backend: &mut dyn Backend) -> Result<(), FlushError> {
+    pub(crate) fn settle(&self, backend: &dyn Backend) -> Result<(), FlushError> {
         self.flush(backend)?;
         // Whoever asks wants room for something else; what cannot be unpinned stays charged.
         let _ = self.release();
@@ -89,41 +178,60 @@ impl Retired {
     }
 
     /// Whether what waits is to be flushed now: always, or when lazy flushing has come to its bound.
-    pub(crate) fn is_due(&mut self) -> bool {
-        match self.flushing {
+    pub(crate) fn is_due(&self) -> bool {
+        let waiting = &mut *self.waiting.lock();
+        match waiting.flushing {
             Flushing::Strict => true,
             Flushing::Lazy { holds, age, now } => {
-                if self.holds.is_empty() && self.listeners.is_quiet() {
+                if waiting.holds.is_empty() && self.listeners.is_quiet() {
                     return false;
                 }
                 let now = now();
-                let since = *self.since.get_or_insert(now);
-                self.holds.len() > holds || now.saturating_sub(since) >= age
+                let since = *waiting.since.get_or_insert(now);
+                waiting.holds.len() > holds || now.saturating_sub(since) >= age
             }
         }
     }
 
     /// Has the back end and every listener forget what was unmapped. After an error all of that of
     /// whoever failed is still to come.
-    pub(crate) fn flush(&mut self, backend: &mut dyn Backend) -> Result<(), FlushError> {
+    pub(crate) fn flush(&self, backend: &dyn Backend) -> Result<(), FlushError> {
+        let until = self.waiting.lock().given;
         let flushed = backend.flush();
         self.listeners.flush().and(flushed)?;
-        self.flushes += 1;
+        let waiting = &mut *self.waiting.lock();
+        waiting.flushed = waiting.flushed.max(until);
         Ok(())
     }
 
-    /// Lets go of the memory, which was flushed. Returns the bytes that were unpinned, and the
+    /// Lets go of the memory that has waited and is flushed. Returns the bytes that were unpinned, and the
     /// first failure.
-    pub(crate) fn release(&mut self) -> (u64, Option<Cause>) {
-        debug_assert!(self.listeners.is_quiet(), "released before it was flushed");
-        self.since = None;
+    pub(crate) fn release(&self) -> (u64, Option<Cause>) {
+        let released = {
+            let waiting = &mut *self.waiting.lock();
+            waiting.since = None;
+            // In the order of their numbers.
+            let flushed = waiting.flushed;
+            let count = waiting
+                .holds
+                .partition_point(|(number, _)| *number <= flushed);
+            if count == 0 {
+                return (0, None);
+            }
+            Vec::from_iter(waiting.holds.drain(..count))
+        };
         let mut unpinned = 0;
         let mut failed = None;
-        for hold in self.holds.drain(..) {
+        for (_, hold) in released {
             let (bytes, cause) = hold.release();
             unpinned += bytes;
             failed = failed.or(cause);
         }
         (unpinned, failed)
+    }
+
+    /// No device will ever be known not to reach what waits: it stays held for good.
+    pub(crate) fn lose(&mut self) {
+        core::mem::forget(core::mem::take(&mut self.waiting.get_mut().holds));
     }
 }

@@ -16,9 +16,24 @@
 //!
 //! # Many threads
 //!
-//! Every operation takes `&self`. One lock inside lets one operation in at a time, so callbacks that
-//! an operation makes (observers, listeners, users of pins, flushes of units) must not call the
-//! address space.
+//! Every operation takes `&self`. There are two kinds.
+//!
+//! * Operations *on ranges* run at the same time where their ranges are disjoint: map, unmap, release, restore,
+//!   take out, put back, harvest (the span of its bitmap), pin. Where ranges overlap, one waits, and then
+//!   finds what a single thread would find. Each takes its range first: see `op.rs`.
+//! * All others that change something are *exclusive*: attach, detach, hand over, take over, give up, move
+//!   tables, placement, merging, allowed ranges, tracking on and off, refresh, listeners that come and go,
+//!   close. They wait until no operation is under way, and new ones wait for them.
+//!
+//! The steps of one operation, its calls to observers, listeners and users of pins, and flushes of units come
+//! in the same order as without other threads. Those of operations that run at once come in any order among each
+//! other, so that a listener, a unit and a memory object are called by several threads. Callbacks must not call
+//! the address space.
+//!
+//! A gate, which operations on ranges hold for reading and exclusive ones for writing, guards the back end; a
+//! lock that is held for a moment guards the areas and what is taken; what waits for a flush has a lock of its
+//! own (`retired.rs`). They are locked in this order. A kernel's back end lets one operation in at a
+//! time.
 //!
 //! # The end
 //!
@@ -34,8 +49,7 @@ use core::mem;
 use iopt::{Aperture, Interruption, Prot, RangeError};
 use runs::{Iova, Offset, PageSizes, Span};
 
-use crate::area::{Area, HeldArea};
-use crate::areas::Areas;
+use crate::area::Area;
 use crate::backend::{Backend, Capabilities, Unsupported};
 use crate::dirty::Tracking;
 use crate::endpoint::{Endpoint, EndpointId};
@@ -45,11 +59,13 @@ use crate::external::Externals;
 use crate::kernel::KernelError;
 use crate::ledger::Forecast;
 use crate::listener::Listener;
-use crate::lock::{Guard, Mutex};
+use crate::lock::{Changed, Mutex, RwLock};
 use crate::memory::Memory;
 use crate::observer::{Observer, Step, observed};
+use crate::op::{Claim, Op, State};
 use crate::placement::{Place, Placement};
-use crate::retired::{Flushing, Retired};
+use crate::retired::{Flushing, Gone, Retired};
+use crate::taken::Extent;
 
 /// What an unmap has removed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -67,7 +83,12 @@ pub struct Unmapped {
 /// [`with_builder`](Self::with_builder)), or over a kernel's interface
 /// ([`over_kernel`](Self::over_kernel)). What is opened is decided at run time; everything else is the same.
 ///
-/// Any number of threads may use one. Callbacks of an operation must not call the address space.
+/// Any number of threads may use one. Operations on disjoint ranges run at the same time; where ranges
+/// overlap, one waits for the other. Attaching, detaching and whatever concerns the whole address space waits for
+/// all others. Callbacks of an operation must not call the address space.
+///
+/// When a callback panics, the range of its operation stays taken: later operations on it fail with
+/// [`MapError::Panicked`] or [`UnmapError::Panicked`], and all others go on.
 ///
 /// # Dropping
 ///
@@ -76,14 +97,19 @@ pub struct Unmapped {
 /// device go, the memory of all areas stays pinned and charged for good: a device must never reach
 /// memory that is not pinned. Tables of the caller's, as those of a dropped
 /// [`Table`](iopt::Table), stay out of use in any case.
-pub struct Ioas(pub(crate) Mutex<Space>);
-
-/// What the lock of an [`Ioas`] guards.
-pub(crate) struct Space {
-    pub(crate) areas: Areas,
-    pub(crate) backend: Box<dyn Backend>,
+pub struct Ioas {
+    pub(crate) state: Mutex<State>,
+    /// What an operation has taken may be free again.
+    pub(crate) given_back: Changed,
+    /// For reading by operations on ranges; for writing by those that are alone.
+    pub(crate) gate: RwLock<Core>,
     pub(crate) retired: Retired,
     pub(crate) externals: Arc<Externals>,
+}
+
+/// What stays as it is while operations on ranges are under way.
+pub(crate) struct Core {
+    pub(crate) backend: Box<dyn Backend>,
     /// To which addresses are chosen; anywhere when empty.
     pub(crate) allowed: Vec<Span<Iova>>,
     /// While it is tracked what devices write to.
@@ -93,22 +119,22 @@ pub(crate) struct Space {
 impl Ioas {
     /// What the back end can do.
     pub fn capabilities(&self) -> Capabilities {
-        self.lock().capabilities()
+        self.gate.read().backend.capabilities()
     }
 
     /// What ends of areas must be multiples of, bytes; 1 when nothing is known yet.
     pub fn granule(&self) -> u64 {
-        self.lock().backend.granule()
+        self.gate.read().backend.granule()
     }
 
     /// Sizes of pages that everything attached translates; `None` when that is not known.
     pub fn page_sizes(&self) -> Option<PageSizes> {
-        self.lock().backend.page_sizes()
+        self.gate.read().backend.page_sizes()
     }
 
     /// Whether there are devices that reach the areas, or tables that wait for some.
     pub fn is_live(&self) -> bool {
-        self.lock().backend.is_live()
+        self.gate.read().backend.is_live()
     }
 
     /// Attaches an endpoint: all areas are mapped for it first, pinned if it is the first one, all or
@@ -121,11 +147,10 @@ impl Ioas {
     ///
     /// See [`AttachError`]. Nothing has changed then.
     pub fn attach(&self, endpoint: impl Into<Endpoint>) -> Result<(), AttachError> {
-        let space = &mut *self.lock();
-        let dirty = space.tracking.is_some();
-        space
-            .backend
-            .attach(endpoint.into(), dirty, &mut space.areas)
+        let core = &mut *self.gate.write();
+        let dirty = core.tracking.is_some();
+        let areas = &mut self.state.lock().areas;
+        core.backend.attach(endpoint.into(), dirty, areas)
     }
 
     /// Detaches an endpoint; if several units have a device of that name, that of the first domain.
@@ -136,15 +161,16 @@ impl Ioas {
     ///
     /// See [`DetachError`]; a kernel does not detach a group of which a device is open.
     pub fn detach(&self, endpoint: impl Into<EndpointId>) -> Result<(), DetachError> {
-        let space = &mut *self.lock();
-        let dirty = space.tracking.is_some();
-        let Space { areas, retired, .. } = space;
-        space.backend.detach(endpoint.into(), dirty, areas, retired)
+        let core = &mut *self.gate.write();
+        let dirty = core.tracking.is_some();
+        let areas = &mut self.state.lock().areas;
+        core.backend
+            .detach(endpoint.into(), dirty, areas, &self.retired)
     }
 
     /// The page tables, with their nodes and endpoints.
     pub fn places(&self) -> Vec<Place> {
-        self.lock().backend.places()
+        self.gate.read().backend.places()
     }
 
     /// What is attached.
@@ -166,19 +192,19 @@ impl Ioas {
     /// [`Capability::TablePlacement`](crate::Capability::TablePlacement) of a kernel for
     /// [`Placement::Near`], as it makes tables on the node of the device that they are for.
     pub fn set_placement(&self, placement: Placement) -> Result<(), Unsupported> {
-        self.lock().backend.set_placement(placement)
+        self.gate.write().backend.set_placement(placement)
     }
 
     /// Which endpoints share a page table.
     pub fn placement(&self) -> Placement {
-        self.lock().backend.placement()
+        self.gate.read().backend.placement()
     }
 
     /// Says whether mappings of a kernel may be merged when it has no entries left
     /// ([`MapError::TooMany`]). Devices do not reach what is being merged for a moment. In the
     /// beginning they may not. Tables of ours need no such thing.
     pub fn set_merging(&self, merging: Interruption) {
-        self.lock().backend.set_merging(merging);
+        self.gate.write().backend.set_merging(merging);
     }
 
     /// Learns again what can be mapped, which attaching and detaching do by themselves.
@@ -191,67 +217,70 @@ impl Ioas {
     /// The kernel's. What was known stays known.
     #[cfg(any(feature = "vfio", feature = "iommufd"))]
     pub fn refresh(&self) -> Result<(), KernelError> {
-        self.lock().backend.refresh()
+        self.gate.write().backend.refresh()
     }
 
     /// The mappings that a kernel has for this address space, in order: not the areas. `None` where
     /// tables are ours.
     pub fn kernel_mappings(&self) -> Option<Vec<Span<Iova>>> {
-        self.lock().backend.mappings()
+        self.gate.read().backend.mappings()
     }
 
     /// When units are told what was unmapped. What waits now is flushed by the next call that
     /// flushes.
     pub fn set_flushing(&self, flushing: Flushing) {
-        let space = &mut *self.lock();
-        space.retired.flushing = flushing;
+        self.retired.set_flushing(flushing);
     }
 
     /// Tells `listener` of all areas, from now on.
     pub fn add_listener(&self, listener: Arc<dyn Listener>) {
-        self.lock().add_listener(listener)
+        let _alone = self.gate.write();
+        let areas = &self.state.lock().areas;
+        let there = areas.iter().filter(|area| area.is_there());
+        there.for_each(|area| listener.mapped(area));
+        self.retired.listeners.all.write().push(listener);
     }
 
     /// Tells `listener` nothing any more. It must not use what it knows.
     pub fn remove_listener(&self, listener: &Arc<dyn Listener>) {
-        let space = &mut *self.lock();
-        space.retired.listeners.remove(listener);
+        let _alone = self.gate.write();
+        let mut all = self.retired.listeners.all.write();
+        all.retain(|other| !Arc::ptr_eq(other, listener));
     }
 
-    /// The areas, in order.
+    /// The areas, in order. What an operation has not come to its end with is as it was before.
     pub fn areas(&self) -> Vec<Area> {
-        let space = self.lock();
-        space.areas().map(|area| (**area).clone()).collect()
+        let areas = &self.state.lock().areas;
+        areas.iter().map(|area| (**area).clone()).collect()
     }
 
     /// Calls `each` for every area over some of `part` (offset and length in bytes) of `memory`, at
     /// whatever device addresses, in no order. The first call notes all areas by their memory, and from
-    /// then on this takes a look at those that it yields, and at few others.
+    /// then on this takes a look at those that it yields, and at few others. Other threads wait for `each`.
     pub fn areas_over(
         &self,
         memory: &Arc<Memory>,
         part: Span<Offset>,
         mut each: impl FnMut(&Area),
     ) {
-        let space = &mut *self.lock();
-        space.areas.over(memory, part).for_each(|area| each(area));
+        let areas = &mut self.state.lock().areas;
+        areas.over(memory, part).for_each(|area| each(area));
     }
 
     /// How many areas there are.
     pub fn len(&self) -> usize {
-        self.lock().len()
+        self.state.lock().areas.0.len()
     }
 
     /// True when there is no area.
     pub fn is_empty(&self) -> bool {
-        let space = self.lock();
-        space.areas.0.is_empty()
+        self.state.lock().areas.0.is_empty()
     }
 
     /// The area that holds `iova`.
     pub fn area_at(&self, iova: u64) -> Option<Area> {
-        let space = self.lock();
-        let (_, area) = space.areas.0.at(iova)?;
+        let state = self.state.lock();
+        let (_, area) = state.areas.0.at(iova)?;
         Some((**area).clone())
     }
 
@@ -270,15 +299,16 @@ impl Ioas {
         prot: Prot,
         observer: &mut dyn Observer,
     ) -> Result<(), MapError> {
-        self.lock().map(iova, memory, part, prot, observer)
+        let core = self.gate.read();
+        self.op(&core).map(iova, memory, part, prot, observer)
     }
 
     /// Whether the limit permits to map `part` (offset and length in bytes) of `memory` here, before
     /// anything is touched: [`Memory::forecast`], as often as this address space charges it. That is
     /// more than once only with containers by node, for each of those that it has now.
     pub fn forecast(&self, memory: &Memory, part: Span<Offset>) -> Forecast {
-        let space = self.lock();
-        memory.forecast_times(part, space.backend.times_charged())
+        let times = self.gate.read().backend.times_charged();
+        memory.forecast_times(part, times)
     }
 
     /// Unmaps every area in `range`. Areas that lie only partly in it are not cut: that is refused
@@ -295,28 +325,29 @@ impl Ioas {
         range: Span<Iova>,
         observer: &mut dyn Observer,
     ) -> Result<Unmapped, UnmapError> {
-        self.lock().unmap(range, observer)
+        let core = self.gate.read();
+        let mut gone = self.retired.gone();
+        self.op(&core)
+            .unmap(range, false, &mut |_| (), &mut gone, observer)
     }
 
-    /// [`unmap`](Self::unmap), with the number of flushes before and after it.
-    pub(crate) fn unmap_counted(
+    /// [`unmap`](Self::unmap), and the number of the flush that what was unmapped waits for, if it does.
+    pub(crate) fn unmap_numbered(
         &self,
         range: Span<Iova>,
-    ) -> (Result<Unmapped, UnmapError>, [u64; 2]) {
-        let space = &mut *self.lock();
-        let before = space.retired.flushes;
-        let unmapped = space.unmap(range, &mut ());
-        (unmapped, [before, space.retired.flushes])
-    }
-
-    /// How many flushes have succeeded.
-    pub(crate) fn flushes(&self) -> u64 {
-        self.lock().retired.flushes
+    ) -> (Result<Unmapped, UnmapError>, Option<u64>) {
+        let core = self.gate.read();
+        let mut gone = self.retired.gone();
+        let unmapped = self
+            .op(&core)
+            .unmap(range, false, &mut |_| (), &mut gone, &mut ());
+        (unmapped, gone.number)
     }
 
     /// Unmaps everything, as [`unmap`](Self::unmap) does.
     pub fn unmap_all(&self, observer: &mut dyn Observer) -> Result<Unmapped, UnmapError> {
-        self.lock().unmap_all(observer)
+        let core = self.gate.read();
+        self.op(&core).unmap_all(observer)
     }
 
     /// Has every unit forget what was unmapped and releases the memory that was retired. Returns
@@ -328,19 +359,23 @@ impl Ioas {
     /// retired, and this may be called again. A device that is stuck can be
     /// [detached](Self::detach); then there is nobody to wait for.
     pub fn flush(&self) -> Result<u64, UnmapError> {
-        self.lock().flush()
+        let core = self.gate.read();
+        let mut gone = self.retired.gone();
+        self.op(&core).flush_gone(&mut gone, &mut ())
     }
 
     /// [`flush`](Self::flush), if [lazy flushing](Flushing::Lazy) has come to one of its bounds.
     pub fn poll(&self) -> Result<u64, UnmapError> {
-        let space = &mut *self.lock();
-        space.finish_unmap(&mut ())
+        if self.retired.is_due() {
+            self.flush()
+        } else {
+            Ok(0)
+        }
     }
 
     /// Memory that is unmapped but waits for a flush, in areas.
     pub fn retired(&self) -> usize {
-        let space = self.lock();
-        space.retired.holds.len()
+        self.retired.len()
     }
 
     /// Ends the address space: detaches every device, unmaps everything, gives all tables back.
@@ -351,100 +386,94 @@ impl Ioas {
     /// be detached but its unit forgets what was unmapped, and when a flush fails but every device
     /// can be detached. What is left then is lost on purpose, see [`CloseError`]. Who wants to try
     /// again calls [`detach`](Self::detach) and [`unmap_all`](Self::unmap_all) first.
-    pub fn close(self) -> Result<(), CloseError> {
-        self.0.into_inner().close()
+    pub fn close(mut self) -> Result<(), CloseError> {
+        let detached = self.leave();
+        self.retired.set_flushing(Flushing::Strict);
+        let state = self.state.get_mut();
+        state.taken.clear();
+        let unmapped = self.unmap_all(&mut ()).map_err(CloseError::Unmap);
+        // Only when both have failed memory is left; dropping tries to detach once more.
+        detached.map_err(CloseError::Detach)?;
+        // Nobody is attached, so that the flush was empty, and each unit has forgotten the domain
+        // with its last device. Areas are left in a damaged table only, which nobody should follow.
+        if self.state.get_mut().areas.0.is_empty() {
+            self.gate.get_mut().backend.end();
+        }
+        unmapped.map(|_| ())
     }
 
-    pub(crate) fn over(backend: impl Backend) -> Self {
-        Self(Mutex::new(Space::over(backend)))
+    fn leave(&mut self) -> Result<(), DetachError> {
+        let areas = &mut self.state.get_mut().areas;
+        self.gate.get_mut().backend.leave(areas, &self.retired)
     }
 
-    pub(crate) fn lock(&self) -> Guard<'_, Space> {
-        self.0.lock()
-    }
-}
-
-impl Space {
     /// An empty address space over `backend`.
     pub(crate) fn over(backend: impl Backend) -> Self {
         Self {
-            areas: Areas::default(),
-            backend: Box::new(backend),
+            state: Mutex::default(),
+            given_back: Changed::default(),
+            gate: RwLock::new(Core {
+                backend: Box::new(backend),
+                allowed: Vec::new(),
+                tracking: None,
+            }),
             retired: Retired::default(),
             externals: Arc::default(),
-            allowed: Vec::new(),
-            tracking: None,
         }
     }
 
-    pub(crate) fn capabilities(&self) -> Capabilities {
-        self.backend.capabilities()
+    pub(crate) const fn op<'a>(&'a self, core: &'a Core) -> Op<'a> {
+        Op { ioas: self, core }
     }
+}
 
-    pub(crate) fn add_listener(&mut self, listener: Arc<dyn Listener>) {
-        let areas = self.areas().filter(|area| area.is_there());
-        areas.for_each(|area| listener.mapped(area));
-        self.retired.listeners.add(listener);
-    }
-
-    pub(crate) fn areas(&self) -> impl Iterator<Item = &HeldArea> {
-        self.areas.iter()
-    }
-
-    pub(crate) fn len(&self) -> usize {
-        self.areas.0.len()
-    }
-
+impl Op<'_> {
     pub(crate) fn map(
-        &mut self,
+        self,
         iova: u64,
         memory: &Arc<Memory>,
         part: Span<Offset>,
         prot: Prot,
         observer: &mut dyn Observer,
     ) -> Result<(), MapError> {
-        let range = self.check(iova, memory, part, prot)?;
-        self.retired
-            .make_way(&mut *self.backend, range)
+        let area = self.check(iova, memory, part, prot)?;
+        let named = [Extent::of(area.range)];
+        let (claim, ()) = self.take(|_| named, |state| state.check_vacant(area.range))?;
+        claim.run(|claim| self.map_taken(claim, area, observer))
+    }
+
+    /// Maps an area where there is none, on a range that is taken.
+    pub(crate) fn map_taken(
+        self,
+        claim: &Claim<'_>,
+        area: Area,
+        observer: &mut dyn Observer,
+    ) -> Result<(), MapError> {
+        let (backend, range) = (&*self.core.backend, area.range);
+        self.retired()
+            .make_way(backend, range)
             .map_err(MapError::Flush)?;
-        let area = Area {
-            range,
-            memory: Arc::clone(memory),
-            offset: part.start,
-            prot,
-            out: false,
-            released: false,
-            cut: [false; 2],
-        };
-        // Vacant: `check` has seen that no area lies there.
-        let wanted = self.areas.0.len() as u64 + 1;
-        let too_many = |_| MapError::TooMany {
-            wanted,
-            most: u64::from(u32::MAX),
-        };
-        let Some(area) = self.areas.insert(area.into()).map_err(too_many)? else {
-            return Ok(());
-        };
-        if let Err(cause) = self.backend.map(area, &mut self.retired, observer) {
-            if area.hold.is_none() {
-                self.areas.remove(iova);
-            }
-            return Err(cause);
-        }
-        self.retired.listeners.mapped(area);
+        let mut hand = self.hand_of(area.into());
+        let owned = || claim.widen(Extent::of(range));
+        backend.map(&mut hand.area, &owned, self.retired(), observer)?;
+        self.retired().listeners.mapped(&hand.area);
+        hand.comes = true;
+        drop(hand);
         self.resize(range, range, Interruption::Refused);
         Ok(())
     }
 
-    /// Everything that can be known to be wrong before anything is touched.
+    /// The area, after everything that can be known to be wrong before anything is touched, but for what is
+    /// [in the way](State::check_vacant).
     pub(crate) fn check(
-        &self,
+        self,
         iova: u64,
-        memory: &Memory,
+        memory: &Arc<Memory>,
         part: Span<Offset>,
         prot: Prot,
-    ) -> Result<Span<Iova>, MapError> {
-        let granule = self.backend.granule();
+    ) -> Result<Area, MapError> {
+        let backend = &self.core.backend;
+        let granule = backend.granule();
         if part.len == 0 {
             return Err(MapError::Range(RangeError::Empty));
         }
@@ -464,178 +493,202 @@ impl Space {
                 granule,
             }));
         }
-        let range = self.backend.check(iova, part.len)?;
-        match self.areas.0.first_overlap(range.start, range.last()) {
-            Some((area, _)) => Err(MapError::Overlap {
-                wanted: range,
-                area,
-            }),
-            None => Ok(range),
-        }
+        Ok(Area {
+            range: backend.check(iova, part.len)?,
+            memory: Arc::clone(memory),
+            offset: part.start,
+            prot,
+            out: false,
+            released: false,
+            cut: [false; 2],
+        })
     }
 
+    /// Unmaps the areas in `range`; `note` is told what devices have written to, and with `blind` what they could.
+    /// Their holds go through `gone`.
     pub(crate) fn unmap(
-        &mut self,
+        self,
         range: Span<Iova>,
-        observer: &mut dyn Observer,
-    ) -> Result<Unmapped, UnmapError> {
-        self.unmap_with(range, &mut |_| (), observer)
-    }
-
-    /// Unmaps the areas in `range`; `note` is told what devices have written to.
-    pub(crate) fn unmap_with(
-        &mut self,
-        range: Span<Iova>,
+        blind: bool,
         note: &mut dyn FnMut(Span<Iova>),
+        gone: &mut Gone<'_>,
         observer: &mut dyn Observer,
     ) -> Result<Unmapped, UnmapError> {
-        if !self.check_unmap(range)? {
+        if !check_unmap(range)? {
             return Ok(Unmapped::default());
         }
-        for end in [range.start, range.last()] {
-            let Some((area, _)) = self.areas.0.at(end) else {
-                continue;
-            };
-            if !range.covers(&area) {
-                return Err(UnmapError::CutsArea { range, area });
+        let extent = Extent::of(range);
+        let check = |state: &mut State| {
+            for end in [range.start, range.last()] {
+                let Some((area, _)) = state.areas.0.at(end) else {
+                    continue;
+                };
+                if !range.covers(&area) {
+                    return Err(UnmapError::CutsArea { range, area });
+                }
+                if area.len == range.len {
+                    break;
+                }
             }
-            if area.len == range.len {
-                break;
+            Ok(())
+        };
+        let (claim, ()) = self.take(|_| [extent], check)?;
+        claim.run(|claim| {
+            if blind {
+                // Also before an error: the areas may be gone then.
+                self.writable(range).into_iter().for_each(&mut *note);
             }
-        }
-        self.externals.let_go(range)?;
-        let (first, last) = (range.start, range.last());
-        self.unmap_between(first, last, Interruption::Refused, note, observer)
+            self.externals().let_go(range)?;
+            self.unmap_taken(claim, extent, Interruption::Refused, note, gone, observer)
+        })
     }
 
-    /// Refuses what ends beyond the address space; false when there is nothing to do.
-    pub(crate) fn check_unmap(&self, range: Span<Iova>) -> Result<bool, UnmapError> {
-        if range.is_empty() {
-            return Ok(false);
-        }
-        if Span::<Iova>::checked(range.start, range.len).is_none() {
-            return Err(UnmapError::BeyondEnd { start: range.start });
-        }
-        Ok(true)
+    fn unmap_all(self, observer: &mut dyn Observer) -> Result<Unmapped, UnmapError> {
+        let all = Extent::ALL;
+        let (claim, ()) = self.take(|_| [all], |_| Ok::<_, UnmapError>(()))?;
+        claim.run(|claim| {
+            for half in Aperture::zeros(64).spans() {
+                self.externals().let_go(half)?;
+            }
+            let (note, gone) = (&mut |_| (), &mut self.retired().gone());
+            self.unmap_taken(claim, all, Interruption::Refused, note, gone, observer)
+        })
     }
 
-    pub(crate) fn unmap_all(
-        &mut self,
-        observer: &mut dyn Observer,
-    ) -> Result<Unmapped, UnmapError> {
-        for half in Aperture::zeros(64).spans() {
-            self.externals.let_go(half)?;
-        }
-        // The whole space: a span cannot say that.
-        self.unmap_between(0, u64::MAX, Interruption::Refused, &mut |_| (), observer)
-    }
-
-    /// Takes the areas that begin between `first` and `last`, both included, from all devices, all or
-    /// none. None of them ends behind `last`. `note` receives what was written to there, which is not
-    /// harvested any more.
+    /// Takes the areas in `range`, which is taken and cuts none of them, from all devices, all or none. `note`
+    /// receives what was written to there, which is not harvested any more.
     pub(crate) fn empty(
-        &mut self,
-        first: u64,
-        last: u64,
+        self,
+        claim: &Claim<'_>,
+        range: Extent,
         interruption: Interruption,
         note: &mut dyn FnMut(Span<Iova>),
     ) -> Result<(), UnmapError> {
-        let (backend, areas) = (&mut self.backend, &self.areas);
-        backend.empty(areas, first, last, interruption, note)?;
-        self.externals.take_written_between(first, last, note);
+        let areas = self.ioas.state.lock().areas_in(range);
+        let areas = areas.map(|areas| (areas, claim.widen(areas)));
+        let backend = &self.core.backend;
+        backend.empty(range, areas, interruption, note)?;
+        let Extent { first, last } = range;
+        self.externals().take_written_between(first, last, note);
         Ok(())
     }
 
-    /// Unmaps the areas that begin between `first` and `last`, both included. None of them ends
-    /// behind `last`.
-    pub(crate) fn unmap_between(
-        &mut self,
-        first: u64,
-        last: u64,
+    /// Unmaps the areas in `range`, which is taken and cuts none of them.
+    pub(crate) fn unmap_taken(
+        self,
+        claim: &Claim<'_>,
+        range: Extent,
         interruption: Interruption,
         note: &mut dyn FnMut(Span<Iova>),
+        gone: &mut Gone<'_>,
         observer: &mut dyn Observer,
     ) -> Result<Unmapped, UnmapError> {
         let mut unmapped = observed(observer, Step::EmptyTables, |_| {
-            self.empty(first, last, interruption, note)?;
+            self.empty(claim, range, interruption, note)?;
             let mut unmapped = Unmapped::default();
-            for (range, area) in self.areas.extract_inside(first, last) {
+            // Those with more than a hold, which is given back outside of the lock.
+            let mut more = Vec::new();
+            let areas = &mut self.ioas.state.lock().areas;
+            for (range, mut area) in areas.extract_inside(range.first, range.last) {
                 unmapped.areas += 1;
                 unmapped.bytes += range.len;
-                if area.released {
-                    self.backend.give_back(range);
+                let hold = area.hold.take();
+                if hold.is_none() || area.reserved.is_some() {
+                    more.push(area);
                 }
-                self.retired.add(range, area.hold);
+                gone.add(range, hold);
             }
-            Ok::<_, UnmapError>((unmapped, unmapped.bytes))
+            Ok::<_, UnmapError>(((unmapped, more), unmapped.bytes))
+        })
+        .map(|(unmapped, more)| {
+            let released = more.iter().filter(|area| area.released);
+            released.for_each(|area| self.core.backend.give_back(area.range));
+            unmapped
         })?;
-        unmapped.unpinned = self.finish_unmap(observer)?;
+        unmapped.unpinned = self.finish_unmap(gone, observer)?;
         Ok(unmapped)
     }
 
-    pub(crate) fn finish_unmap(&mut self, observer: &mut dyn Observer) -> Result<u64, UnmapError> {
-        if self.retired.is_due() {
-            self.flush_observed(observer)
-        } else {
-            Ok(0)
-        }
-    }
-
-    pub(crate) fn flush(&mut self) -> Result<u64, UnmapError> {
-        self.flush_observed(&mut ())
-    }
-
-    pub(crate) fn flush_observed(
-        &mut self,
+    /// Flushes what was unmapped, or leaves it for later.
+    fn finish_unmap(
+        self,
+        gone: &mut Gone<'_>,
         observer: &mut dyn Observer,
     ) -> Result<u64, UnmapError> {
-        observed(observer, Step::Flush, |_| {
-            self.retired
-                .flush(&mut *self.backend)
-                .map_err(UnmapError::Flush)?;
-            Ok::<_, UnmapError>(((), 0))
-        })?;
+        if !self.retired().is_strict() {
+            self.core.backend.leave_gathered();
+            gone.wait();
+            if !self.retired().is_due() {
+                return Ok(0);
+            }
+        }
+        self.flush_gone(gone, observer)
+    }
+
+    /// Has all units and listeners forget what was unmapped, and lets go of `gone` and of what has waited.
+    pub(crate) fn flush_gone(
+        self,
+        gone: &mut Gone<'_>,
+        observer: &mut dyn Observer,
+    ) -> Result<u64, UnmapError> {
+        let flushed = observed(observer, Step::Flush, |_| {
+            let flushed = self.retired().flush(&*self.core.backend);
+            flushed.map(|()| ((), 0)).map_err(UnmapError::Flush)
+        });
+        flushed.inspect_err(|_| gone.wait())?;
         let (unpinned, failed) = observed(observer, Step::Unpin, |_| {
-            let (unpinned, failed) = self.retired.release();
-            Ok::<_, UnmapError>(((unpinned, failed), unpinned))
+            let mut first = None;
+            let (unpinned, failed) = gone.release(|cause| first = first.take().or(cause));
+            Ok::<_, UnmapError>(((unpinned, failed.or(first)), unpinned))
         })?;
         failed.map_or(Ok(unpinned), |cause| Err(UnmapError::Unpin(cause)))
     }
+}
 
-    pub(crate) fn close(mut self) -> Result<(), CloseError> {
-        let detached = self.backend.leave(&mut self.areas, &mut self.retired);
-        self.retired.flushing = Flushing::Strict;
-        let unmapped = self.unmap_all(&mut ()).map_err(CloseError::Unmap);
-        // Only when both have failed memory is left; dropping tries to detach once more.
-        detached.map_err(CloseError::Detach)?;
-        // Nobody is attached, so that the flush was empty, and each unit has forgotten the domain
-        // with its last device. Areas are left in a damaged table only, which nobody should follow.
-        if self.areas.0.is_empty() {
-            self.backend.end();
+/// Refuses what ends beyond the address space; false when there is nothing to do.
+pub(crate) fn check_unmap(range: Span<Iova>) -> Result<bool, UnmapError> {
+    if range.is_empty() {
+        return Ok(false);
+    }
+    if Span::<Iova>::checked(range.start, range.len).is_none() {
+        return Err(UnmapError::BeyondEnd { start: range.start });
+    }
+    Ok(true)
+}
+
+impl State {
+    /// Refuses `wanted` where there is an area.
+    pub(crate) fn check_vacant(&self, wanted: Span<Iova>) -> Result<(), MapError> {
+        if let Some((area, _)) = self.areas.0.first_overlap(wanted.start, wanted.last()) {
+            return Err(MapError::Overlap { wanted, area });
         }
-        unmapped.map(|_| ())
+        // Some threads' areas are still to come.
+        let (here, most) = (self.areas.0.len() as u64, u64::from(u32::MAX) - (1 << 16));
+        if here >= most {
+            let wanted = here + 1;
+            return Err(MapError::TooMany { wanted, most });
+        }
+        Ok(())
     }
 }
 
-impl Drop for Space {
+impl Drop for Ioas {
     fn drop(&mut self) {
         // A unit that has let its last device of a domain go has forgotten the domain, so that
         // nothing needs to be flushed any more.
-        let left = self.backend.leave(&mut self.areas, &mut self.retired);
-        if left.is_err() {
-            mem::forget(mem::take(&mut self.areas));
-            mem::forget(mem::take(&mut self.retired.holds));
+        if self.leave().is_err() {
+            mem::forget(mem::take(&mut self.state.get_mut().areas));
+            self.retired.lose();
         }
     }
 }
 
 impl fmt::Debug for Ioas {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let space = self.lock();
         f.debug_struct("Ioas")
-            .field("backend", &space.capabilities().backend)
-            .field("areas", &space.areas.0.len())
-            .field("retired", &space.retired.holds.len())
+            .field("backend", &self.capabilities().backend)
+            .field("areas", &self.len())
+            .field("retired", &self.retired())
             .finish_non_exhaustive()
     }
 }

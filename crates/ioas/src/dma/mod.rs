@@ -111,7 +111,7 @@ pub struct Dma {
     iovas: Iovas,
     granule: u64,
     id: u64,
-    /// Whole ranges that are unmapped, each with the number of flushes that had been made by then.
+    /// Whole ranges that are unmapped, each with the number of the flush that it waits for.
     waiting: Mutex<VecDeque<(u64, Span<Iova>)>>,
 }
 
@@ -248,7 +248,7 @@ impl Dma {
             return Err(DmaUnmapError::Foreign { buffer });
         }
         let range = self.whole(buffer.range);
-        let (unmapped, flushes) = self.space.unmap_counted(range);
+        let (unmapped, waits) = self.space.unmap_numbered(range);
         let result = match unmapped {
             Ok(_) => Ok(()),
             Err(cause @ (UnmapError::Flush(_) | UnmapError::Unpin(_))) => {
@@ -256,7 +256,7 @@ impl Dma {
             }
             Err(cause) => return Err(DmaUnmapError::Mapped { buffer, cause }),
         };
-        self.unmapped(range, flushes);
+        self.unmapped(range, waits);
         result
     }
 
@@ -268,12 +268,13 @@ impl Dma {
     }
 
     /// Frees an address that is unmapped, now or, if no flush came with it, after the next one.
-    fn unmapped(&self, range: Span<Iova>, [before, now]: [u64; 2]) {
-        if before == now {
-            self.waiting.lock().push_back((now, range));
-        } else {
-            self.iovas.free(range.start, range.len);
-            self.free_flushed();
+    fn unmapped(&self, range: Span<Iova>, waits: Option<u64>) {
+        match waits {
+            Some(number) => self.waiting.lock().push_back((number, range)),
+            None => {
+                self.iovas.free(range.start, range.len);
+                self.free_flushed();
+            }
         }
     }
 
@@ -282,18 +283,20 @@ impl Dma {
         if mapped == 0 {
             return self.iovas.free(start, len);
         }
-        let (unmapped, flushes) = self.space.unmap_counted(Span::new(start, mapped));
+        let (unmapped, waits) = self.space.unmap_numbered(Span::new(start, mapped));
         if let Ok(_) | Err(UnmapError::Flush(_) | UnmapError::Unpin(_)) = unmapped {
-            self.unmapped(Span::new(start, len), flushes);
+            self.unmapped(Span::new(start, len), waits);
         }
         // What cannot be unmapped keeps its address.
     }
 
     /// Frees the addresses that were flushed.
     fn free_flushed(&self) {
-        let now = self.space.flushes();
+        let flushed = self.space.retired.flushed();
         let waiting = &mut *self.waiting.lock();
-        while waiting.front().is_some_and(|(flushes, _)| *flushes < now)
+        while waiting
+            .front()
+            .is_some_and(|(number, _)| *number <= flushed)
             && let Some((_, range)) = waiting.pop_front()
         {
             self.iovas.free(range.start, range.len);

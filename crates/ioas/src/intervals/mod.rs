@@ -149,6 +149,18 @@ impl<A, T, const N: usize> Intervals<A, T, N> {
         Some((span, self.values[slot].value_mut()?))
     }
 
+    /// The last span that starts before `address`.
+    pub(crate) fn before(&self, address: u64) -> Option<(Span<A>, &T)> {
+        if self.root == NONE {
+            return None;
+        }
+        let (leaf, rank) = self.leaf_of(address.checked_sub(1)?);
+        let leaf = &self.leaves[leaf];
+        let index = rank.checked_sub(1)?;
+        let found = span(leaf.start(index), leaf.last(index));
+        Some((found, self.values[leaf.at(index)].value()?))
+    }
+
     /// The spans with at least one byte from `first` to `last`, both included, in order.
     pub(crate) fn overlapping(&self, first: u64, last: u64) -> Overlapping<'_, A, T, N> {
         let (leaf, index) = self.seek(first);

@@ -13,6 +13,11 @@
 //! Containers share no pins. Each pins what is mapped, and has it charged: the ledger is charged for all
 //! of them in one step, before the first is asked. [`Ioas::forecast`] says so before.
 //!
+//! # Many threads
+//!
+//! One operation at a time asks the kernel, under one lock ([`Locked`]): a journal is undone before another
+//! operation begins.
+//!
 //! # Which container
 //!
 //! [`Placement::joins`] decides by the node that is given with a group, which is never divided. The first
@@ -25,8 +30,8 @@ use std::boxed::Box;
 use std::sync::Arc;
 use std::vec::Vec;
 
-use iommu::{FlushError, NodeId};
-use iopt::{Aperture, Interruption, Invalidation, Pending};
+use iommu::NodeId;
+use iopt::{Aperture, Interruption, Pending};
 use runs::{Iova, PageSizes, Span};
 
 use super::error::KernelError;
@@ -40,12 +45,14 @@ use crate::backend::{Backend, Capabilities, Capability, Unsupported};
 use crate::dirty::{HarvestError, Harvested, Tracking, TrackingError};
 use crate::endpoint::{Endpoint, EndpointId, EndpointKind};
 use crate::error::{AttachError, DetachError, MapError, UnmapError};
+use crate::lock::Mutex;
 use crate::observer::Observer;
 use crate::own::Written;
 use crate::placement::{Place, Placement};
 use crate::reserved::ForReleased;
 use crate::retired::Retired;
 use crate::space::Ioas;
+use crate::taken::Extent;
 use crate::windows::{outside, within};
 
 /// The back end over the mappings of a kernel: see [`vfio::Type1`](crate::vfio::Type1) and
@@ -226,7 +233,10 @@ fn undo<'a, K: Mapper>(
     }
 }
 
-impl<K: Mapper> Backend for Kernel<K> {
+/// The back end of an address space, which one operation at a time uses.
+type Locked<K> = Mutex<Kernel<K>>;
+
+impl<K: Mapper> Kernel<K> {
     /// Containers have tables by node, yet memory is charged for each: so they lack
     /// [`Capability::NodeTables`], which is both.
     fn capabilities(&self) -> Capabilities {
@@ -276,12 +286,7 @@ impl<K: Mapper> Backend for Kernel<K> {
         Ok(())
     }
 
-    fn map(
-        &mut self,
-        area: &mut HeldArea,
-        _retired: &mut Retired,
-        observer: &mut dyn Observer,
-    ) -> Result<(), MapError> {
+    fn map(&mut self, area: &HeldArea, observer: &mut dyn Observer) -> Result<(), MapError> {
         let stretch = KernelSpace::<K>::mappable(area)?;
         let mut journals: Vec<_> = self.live().map(|_| Journal::default()).collect();
         if journals.is_empty() {
@@ -299,9 +304,7 @@ impl<K: Mapper> Backend for Kernel<K> {
     /// has failed was missing for a moment.
     fn empty(
         &mut self,
-        _areas: &Areas,
-        first: u64,
-        last: u64,
+        Extent { first, last }: Extent,
         interruption: Interruption,
         note: &mut dyn FnMut(Span<Iova>),
     ) -> Result<(), UnmapError> {
@@ -343,11 +346,10 @@ impl<K: Mapper> Backend for Kernel<K> {
     fn map_again(
         &mut self,
         area: &mut HeldArea,
-        retired: &mut Retired,
         observer: &mut dyn Observer,
     ) -> Result<(), MapError> {
         let kept = area.reserved.take().is_some();
-        let mapped = self.map(area, retired, observer);
+        let mapped = self.map(area, observer);
         if mapped.is_err() && kept {
             let _ = area.reserve(self.times_charged());
         }
@@ -377,11 +379,7 @@ impl<K: Mapper> Backend for Kernel<K> {
     }
 
     /// What is dirty in one of them is dirty.
-    fn harvest(
-        &mut self,
-        _areas: &Areas,
-        pending: &mut Pending<&mut [u64]>,
-    ) -> Result<Harvested, HarvestError> {
+    fn harvest(&mut self, pending: &mut Pending<&mut [u64]>) -> Result<Harvested, HarvestError> {
         let span = pending.span();
         let mut found = self.carried.take(span, &mut |run| pending.mark(run));
         for member in &mut self.spaces {
@@ -392,17 +390,12 @@ impl<K: Mapper> Backend for Kernel<K> {
         Ok(found)
     }
 
-    /// Reading dirty bits has flushed already.
-    fn show(&mut self, _what: &Invalidation) -> Result<(), FlushError> {
-        Ok(())
-    }
-
     fn is_blind(&self) -> bool {
         self.spaces.iter().any(|member| member.space.is_blind())
     }
 
     /// Of all of them, also behind one that stays.
-    fn leave(&mut self, _areas: &mut Areas, _retired: &mut Retired) -> Result<(), DetachError> {
+    fn leave(&mut self) -> Result<(), DetachError> {
         let mut left = Ok(());
         for member in &mut self.spaces {
             let here = member.space.leave();
@@ -433,7 +426,6 @@ impl<K: Mapper> Backend for Kernel<K> {
         endpoint: EndpointId,
         dirty: bool,
         areas: &mut Areas,
-        _retired: &mut Retired,
     ) -> Result<(), DetachError> {
         let mut all = self.spaces.iter_mut();
         let found = all.find_map(|member| Some((member.space.place_of(endpoint)?, member)));
@@ -533,8 +525,165 @@ impl<K: Mapper> Backend for Kernel<K> {
         let sizes = all.filter_map(|member| member.space.info.page_sizes);
         sizes.reduce(|all, here| PageSizes::from_bits(all.bits() & here.bits()))
     }
+}
 
-    fn as_any(&mut self) -> &mut dyn Any {
+impl<K: Mapper> Backend for Locked<K> {
+    fn capabilities(&self) -> Capabilities {
+        self.lock().capabilities()
+    }
+
+    fn granule(&self) -> u64 {
+        self.lock().granule()
+    }
+
+    fn windows(&self) -> Vec<Span<Iova>> {
+        self.lock().windows()
+    }
+
+    fn check(&self, iova: u64, len: u64) -> Result<Span<Iova>, MapError> {
+        self.lock().check(iova, len)
+    }
+
+    fn allow(&mut self, ranges: &[Span<Iova>]) -> Result<(), MapError> {
+        self.get_mut().allow(ranges)
+    }
+
+    fn map(
+        &self,
+        area: &mut HeldArea,
+        _owned: &dyn Fn() -> Extent,
+        _retired: &Retired,
+        observer: &mut dyn Observer,
+    ) -> Result<(), MapError> {
+        self.lock().map(area, observer)
+    }
+
+    fn empty(
+        &self,
+        range: Extent,
+        _areas: Option<(Extent, Extent)>,
+        interruption: Interruption,
+        note: &mut dyn FnMut(Span<Iova>),
+    ) -> Result<(), UnmapError> {
+        self.lock().empty(range, interruption, note)
+    }
+
+    fn is_live(&self) -> bool {
+        self.lock().is_live()
+    }
+
+    fn times_charged(&self) -> Option<u64> {
+        self.lock().times_charged()
+    }
+
+    fn map_again(
+        &self,
+        area: &mut HeldArea,
+        _owned: &dyn Fn() -> Extent,
+        _retired: &Retired,
+        observer: &mut dyn Observer,
+    ) -> Result<(), MapError> {
+        self.lock().map_again(area, observer)
+    }
+
+    fn cut(&self, at: u64, interruption: Interruption) -> Result<(), UnmapError> {
+        self.lock().cut(at, interruption)
+    }
+
+    fn track(&mut self, tracking: Tracking) -> Result<(), TrackingError> {
+        self.get_mut().track(tracking)
+    }
+
+    fn untrack(&mut self) {
+        self.get_mut().untrack();
+    }
+
+    /// Reading dirty bits flushes, so that nothing is left to be done to show them.
+    fn harvest(
+        &self,
+        _writable: &[Span<Iova>],
+        pending: &mut Pending<&mut [u64]>,
+    ) -> Result<Harvested, HarvestError> {
+        self.lock().harvest(pending)
+    }
+
+    fn is_blind(&self) -> bool {
+        self.lock().is_blind()
+    }
+
+    fn leave(&mut self, _areas: &mut Areas, _retired: &Retired) -> Result<(), DetachError> {
+        self.get_mut().leave()
+    }
+
+    fn attach(
+        &mut self,
+        endpoint: Endpoint,
+        dirty: bool,
+        areas: &mut Areas,
+    ) -> Result<(), AttachError> {
+        self.get_mut().attach(endpoint, dirty, areas)
+    }
+
+    fn detach(
+        &mut self,
+        endpoint: EndpointId,
+        dirty: bool,
+        areas: &mut Areas,
+        _retired: &Retired,
+    ) -> Result<(), DetachError> {
+        self.get_mut().detach(endpoint, dirty, areas)
+    }
+
+    fn places(&self) -> Vec<Place> {
+        self.lock().places()
+    }
+
+    fn set_placement(&mut self, placement: Placement) -> Result<(), Unsupported> {
+        self.get_mut().set_placement(placement)
+    }
+
+    fn placement(&self) -> Placement {
+        self.lock().placement()
+    }
+
+    fn set_merging(&mut self, merging: Interruption) {
+        self.get_mut().set_merging(merging);
+    }
+
+    fn refresh(&mut self) -> Result<(), KernelError> {
+        self.get_mut().refresh()
+    }
+
+    fn give_up(
+        &mut self,
+        tracked: bool,
+        areas: &mut Areas,
+    ) -> Result<Vec<Span<Iova>>, KernelError> {
+        self.get_mut().give_up(tracked, areas)
+    }
+
+    fn take_over(
+        &mut self,
+        endpoints: Vec<Endpoint>,
+        mappings: &[Span<Iova>],
+        areas: &mut Areas,
+    ) -> Result<(), AttachError> {
+        self.get_mut().take_over(endpoints, mappings, areas)
+    }
+
+    fn mappings(&self) -> Option<Vec<Span<Iova>>> {
+        self.lock().mappings()
+    }
+
+    fn page_sizes(&self) -> Option<PageSizes> {
+        self.lock().page_sizes()
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+
+    fn as_any_mut(&mut self) -> &mut dyn Any {
         self
     }
 }
@@ -554,7 +703,7 @@ impl Ioas {
     /// ([`vfio::Type1`](crate::vfio::Type1)), or an address space of iommufd
     /// ([`iommufd::Space`](crate::iommufd::Space)). Until an endpoint is attached, areas are only noted.
     pub fn over_kernel<K: Mapper>(kernel: Kernel<K>) -> Self {
-        Self::over(kernel)
+        Self::over(Mutex::new(kernel))
     }
 
     /// Gives the mappings to another process, which has the kernel's files: devices go on. It
@@ -567,9 +716,9 @@ impl Ioas {
     /// be handed over, and of every back end that is not one container or address space of a kernel.
     /// Nothing has changed then.
     pub fn give_up(&self) -> Result<Vec<Span<Iova>>, KernelError> {
-        let space = &mut *self.lock();
-        let tracked = space.tracking.is_some();
-        space.backend.give_up(tracked, &mut space.areas)
+        let core = &mut *self.gate.write();
+        let areas = &mut self.state.lock().areas;
+        core.backend.give_up(core.tracking.is_some(), areas)
     }
 
     /// Takes over what another process has given up: `mappings`, for `endpoints`. The areas are
@@ -587,9 +736,8 @@ impl Ioas {
         endpoints: Vec<Endpoint>,
         mappings: &[Span<Iova>],
     ) -> Result<(), AttachError> {
-        let space = &mut *self.lock();
-        space
-            .backend
-            .take_over(endpoints, mappings, &mut space.areas)
+        let core = &mut *self.gate.write();
+        let areas = &mut self.state.lock().areas;
+        core.backend.take_over(endpoints, mappings, areas)
     }
 }

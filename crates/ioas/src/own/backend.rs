@@ -2,12 +2,13 @@
 
 use alloc::vec::Vec;
 use core::any::Any;
+use core::iter;
 
 use iommu::FlushError;
 use iopt::{Aperture, Interruption, Invalidation, Pending, RangeError, ResizeError};
 use runs::{Iova, PageSizes, Span};
 
-use super::{Domain, Member, Own, fill, stretches};
+use super::{Domain, Member, Own, fill};
 use crate::area::HeldArea;
 use crate::areas::Areas;
 use crate::backend::{Backend, Capabilities, Unsupported};
@@ -17,12 +18,14 @@ use crate::error::{AttachError, DetachError, MapError, UnmapError};
 use crate::observer::Observer;
 use crate::placement::{Place, Placement};
 use crate::retired::Retired;
+use crate::taken::Extent;
 use crate::windows::windows;
 
 impl Own {
     /// The addresses of each domain.
     fn apertures(&self) -> impl Iterator<Item = Aperture> + '_ {
-        self.domains.iter().map(|domain| domain.table.aperture())
+        let tables = self.domains.iter().map(|domain| &domain.table);
+        tables.map(|table| table.read().aperture())
     }
 
     /// True when every unit notes what its devices write to.
@@ -35,21 +38,32 @@ impl Own {
     }
 
     /// Takes back an area of which the first `mapped` bytes are in tables.
-    fn undo(&mut self, area: &mut HeldArea, mapped: u64, retired: &mut Retired) {
+    fn undo(
+        &self,
+        area: &mut HeldArea,
+        mapped: u64,
+        owned: &dyn Fn() -> Extent,
+        retired: &Retired,
+    ) {
         // What the caller must learn is why the map failed. That memory could not be unpinned
         // shows in the ledger, and that it waits for a flush in `retired`.
         if mapped > 0 {
             let range = Span::new(area.range.start, mapped);
-            for domain in &mut self.domains {
-                if let Err(cause) = domain.empty(range, &mut |_| ()) {
+            let owned = owned();
+            for domain in &self.domains {
+                if let Err(cause) = domain.empty_within(Extent::of(range), owned, &mut |_| ()) {
                     // Not reached: whole leaves were mapped here just now. Devices might reach the
                     // memory, so it stays what it is.
                     debug_assert!(false, "what was just mapped cannot be unmapped: {cause}");
                     return;
                 }
             }
-            retired.add(range, area.hold.take());
-            let _ = retired.settle(self);
+            let mut gone = retired.gone();
+            gone.add(range, area.hold.take());
+            match retired.flush(self) {
+                Ok(()) => drop(gone.release(|_| ())),
+                Err(_) => gone.wait(),
+            }
         } else if let Some(hold) = area.hold.take() {
             // No device has ever seen it: there is nothing to wait for.
             let _ = hold.release();
@@ -74,7 +88,7 @@ impl Backend for Own {
 
     /// The smallest page that every domain has; 1 without a domain.
     fn granule(&self) -> u64 {
-        let smallest = |domain: &Domain| domain.table.page_sizes().smallest();
+        let smallest = |domain: &Domain| domain.table.read().page_sizes().smallest();
         self.domains.iter().map(smallest).max().unwrap_or(1)
     }
 
@@ -106,9 +120,10 @@ impl Backend for Own {
     /// do. Its hold is in the area before the first entry is in a table, so that at no moment, not
     /// even while a panic of an observer unwinds, there is an entry to memory that nothing holds.
     fn map(
-        &mut self,
+        &self,
         area: &mut HeldArea,
-        retired: &mut Retired,
+        owned: &dyn Fn() -> Extent,
+        retired: &Retired,
         observer: &mut dyn Observer,
     ) -> Result<(), MapError> {
         if self.domains.is_empty() {
@@ -116,24 +131,23 @@ impl Backend for Own {
         }
         let hold = area.memory.hold(area.part(), observer)?;
         area.hold = Some(hold);
-        let (filled, mapped) = fill(&mut self.domains, &mut self.batch, area, observer);
+        let (filled, mapped) = fill(&self.domains, &self.batches, area, observer);
         let told = || self.domains.iter().try_for_each(Domain::mapped);
         let result = filled.and_then(|()| told().map_err(MapError::Flush));
         if result.is_err() {
-            self.undo(area, mapped, retired);
+            self.undo(area, mapped, owned, retired);
         }
         result
     }
 
     fn empty(
-        &mut self,
-        areas: &Areas,
-        first: u64,
-        last: u64,
+        &self,
+        range: Extent,
+        areas: Option<(Extent, Extent)>,
         _interruption: Interruption,
         note: &mut dyn FnMut(Span<Iova>),
     ) -> Result<(), UnmapError> {
-        for domain in &mut self.domains {
+        for domain in &self.domains {
             let settled = domain.settle().map_err(ResizeError::Flush);
             settled.map_err(UnmapError::Cut)?;
         }
@@ -141,23 +155,24 @@ impl Backend for Own {
         // or none does, needs a look at all ends but the first stretch's in the first table.
         let mut looked = false;
         for domain in &self.domains {
-            for stretch in stretches(areas, first, last, domain.table.aperture()) {
-                if looked && let Some(leaf) = domain.leaf_over_ends(stretch) {
-                    let range = stretch;
-                    return Err(UnmapError::Table(iopt::UnmapError::InsideLeaf {
-                        range,
-                        leaf,
-                    }));
+            for range in areas
+                .into_iter()
+                .flat_map(|(areas, _)| domain.within(areas))
+            {
+                if looked && let Some(leaf) = domain.leaf_over_ends(range) {
+                    let cause = iopt::UnmapError::InsideLeaf { range, leaf };
+                    return Err(UnmapError::Table(cause));
                 }
                 looked = true;
             }
         }
-        for domain in &mut self.domains {
-            for stretch in stretches(areas, first, last, domain.table.aperture()) {
-                domain.empty(stretch, note).map_err(UnmapError::Table)?;
-            }
+        if let Some((areas, owned)) = areas {
+            let mut all = self.domains.iter();
+            all.try_for_each(|domain| domain.empty_within(areas, owned, &mut *note))
+                .map_err(UnmapError::Table)?;
         }
-        self.written.take_between(first, last, note);
+        let Extent { first, last } = range;
+        self.written.lock().take_between(first, last, note);
         Ok(())
     }
 
@@ -165,12 +180,14 @@ impl Backend for Own {
         !self.domains.is_empty()
     }
 
-    fn set_aside(&mut self, range: Span<Iova>) -> Result<(), MapError> {
-        for place in 0..self.domains.len() {
-            let domain = &mut self.domains[place];
-            if let Err(cause) = domain.spare.add(range, &domain.table) {
-                for domain in &mut self.domains[..place] {
-                    domain.spare.give_back(range, domain.table.memory());
+    fn set_aside(&self, range: Span<Iova>) -> Result<(), MapError> {
+        for (place, domain) in self.domains.iter().enumerate() {
+            let mut spare = domain.spare.lock();
+            let kept = spare.add(range, &domain.table.read());
+            drop(spare);
+            if let Err(cause) = kept {
+                for domain in &self.domains[..place] {
+                    domain.give_back(range);
                 }
                 return Err(MapError::Table(cause));
             }
@@ -178,75 +195,77 @@ impl Backend for Own {
         Ok(())
     }
 
-    fn give_back(&mut self, range: Span<Iova>) {
-        for domain in &mut self.domains {
-            domain.spare.give_back(range, domain.table.memory());
+    fn give_back(&self, range: Span<Iova>) {
+        for domain in &self.domains {
+            domain.give_back(range);
         }
     }
 
     fn map_again(
-        &mut self,
+        &self,
         area: &mut HeldArea,
-        retired: &mut Retired,
+        owned: &dyn Fn() -> Extent,
+        retired: &Retired,
         observer: &mut dyn Observer,
     ) -> Result<(), MapError> {
-        let mapped = self.map(area, retired, observer);
+        let mapped = self.map(area, owned, retired, observer);
         if mapped.is_ok() {
             self.give_back(area.range);
         }
-        for domain in &mut self.domains {
-            domain.spare.fill_up(domain.table.memory());
-        }
+        self.domains.iter().for_each(Domain::fill_up);
         mapped
     }
 
     /// Has a leaf begin at `at` in every domain.
-    fn cut(&mut self, at: u64, interruption: Interruption) -> Result<(), UnmapError> {
+    fn cut(&self, at: u64, interruption: Interruption) -> Result<(), UnmapError> {
         self.domains
-            .iter_mut()
+            .iter()
             .try_for_each(|domain| domain.cut(at, interruption))
             .map_err(UnmapError::Cut)
     }
 
     /// In every domain that has leaves of that size.
     fn split(
-        &mut self,
+        &self,
         range: Span<Iova>,
         size: u64,
         interruption: Interruption,
     ) -> Result<(), ResizeError<FlushError>> {
-        let has = |domain: &&mut Domain| domain.table.page_sizes().bits() & size == size;
+        let has = |domain: &&Domain| domain.table.read().page_sizes().bits() & size == size;
         self.domains
-            .iter_mut()
+            .iter()
             .filter(has)
             .try_for_each(|domain| domain.split(range, size, interruption))
     }
 
     fn merge(
-        &mut self,
+        &self,
         range: Span<Iova>,
         area: Span<Iova>,
         interruption: Interruption,
     ) -> Result<(), ResizeError<FlushError>> {
         self.domains
-            .iter_mut()
+            .iter()
             .try_for_each(|domain| domain.merge(range, area, interruption))
+    }
+
+    fn waits(&self) -> bool {
+        self.domains.iter().any(Domain::waits)
     }
 
     /// A unit that still holds old translations there, or a table that was unlinked, would not see
     /// what is new.
     fn waits_in(&self, range: Span<Iova>) -> bool {
-        self.domains.iter().any(|domain| {
-            let what = domain.gather.invalidation();
-            what.tables_unlinked()
-                || what.new_root().is_some()
-                || what.ranges().iter().any(|waiting| waiting.overlaps(&range))
-        })
+        self.domains.iter().any(|domain| domain.waits_in(range))
     }
 
-    fn flush(&mut self) -> Result<(), FlushError> {
+    fn leave_gathered(&self) {
+        self.domains.iter().for_each(Domain::leave_gathered);
+    }
+
+    fn flush(&self) -> Result<(), FlushError> {
         let mut all = Ok(());
-        for domain in &mut self.domains {
+        for domain in &self.domains {
             all = all.and(domain.flush());
         }
         all
@@ -258,33 +277,32 @@ impl Backend for Own {
     }
 
     fn untrack(&mut self) {
-        self.written.clear();
+        self.written.get_mut().clear();
         self.domains.iter_mut().for_each(Domain::untrack);
     }
 
     fn harvest(
-        &mut self,
-        areas: &Areas,
+        &self,
+        writable: &[Span<Iova>],
         pending: &mut Pending<&mut [u64]>,
     ) -> Result<Harvested, HarvestError> {
         let span = pending.span();
-        let mut found = self.written.take(span, &mut |range| pending.mark(range));
-        for domain in &mut self.domains {
-            let here = domain.written.take(span, &mut |range| pending.mark(range));
+        let mut found = Harvested::default();
+        let of_domains = self.domains.iter().map(|domain| &domain.written);
+        for written in iter::once(&self.written).chain(of_domains) {
+            let here = written.lock().take(span, &mut |range| pending.mark(range));
             found.bytes += here.bytes;
+            found.blind |= here.blind;
         }
-        for domain in &mut self.domains {
+        for domain in &self.domains {
             let blind = domain.is_blind();
             found.blind |= blind;
-            for (range, area) in areas.0.overlapping(span.start, span.last()) {
-                let Some(range) = range.intersection(&span).filter(|_| area.is_written()) else {
-                    continue;
-                };
+            for range in writable {
                 if blind {
-                    pending.mark(range);
+                    pending.mark(*range);
                 }
                 if domain.tracked {
-                    let bytes = domain.table.harvest(range, pending);
+                    let bytes = domain.table.write().harvest(*range, pending);
                     found.bytes += bytes.map_err(HarvestError::Table)?;
                 }
             }
@@ -292,7 +310,7 @@ impl Backend for Own {
         Ok(found)
     }
 
-    fn show(&mut self, what: &Invalidation) -> Result<(), FlushError> {
+    fn show(&self, what: &Invalidation) -> Result<(), FlushError> {
         let mut all = self.domains.iter();
         all.try_for_each(|domain| domain.devices.invalidate(domain.id, what))
     }
@@ -303,7 +321,7 @@ impl Backend for Own {
 
     /// A unit that has let its last device of a domain go has forgotten the domain, so that nothing
     /// needs to be flushed any more.
-    fn leave(&mut self, areas: &mut Areas, retired: &mut Retired) -> Result<(), DetachError> {
+    fn leave(&mut self, areas: &mut Areas, retired: &Retired) -> Result<(), DetachError> {
         self.detach_all(areas, retired)
     }
 
@@ -333,7 +351,7 @@ impl Backend for Own {
         endpoint: EndpointId,
         dirty: bool,
         areas: &mut Areas,
-        retired: &mut Retired,
+        retired: &Retired,
     ) -> Result<(), DetachError> {
         let device = endpoint.device().ok_or(DetachError::Unknown)?;
         self.detach_device(device, dirty, areas, retired)
@@ -366,11 +384,16 @@ impl Backend for Own {
 
     /// Those of the tables of all domains.
     fn page_sizes(&self) -> Option<PageSizes> {
-        let sizes = self.domains.iter().map(|domain| domain.table.page_sizes());
+        let tables = self.domains.iter().map(|domain| &domain.table);
+        let sizes = tables.map(|table| table.read().page_sizes());
         sizes.reduce(|all, here| PageSizes::from_bits(all.bits() & here.bits()))
     }
 
-    fn as_any(&mut self) -> &mut dyn Any {
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+
+    fn as_any_mut(&mut self) -> &mut dyn Any {
         self
     }
 }

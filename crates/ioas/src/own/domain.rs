@@ -2,13 +2,21 @@
 //!
 //! What is taken out of the table is gathered here until every unit of the domain has forgotten it.
 //! Over failed flushes the gather keeps it.
+//!
+//! Threads that empty different ranges have a gather each, and put it to the others' when they are done.
+//! One of them flushes what all have gathered; who comes meanwhile waits, and finds its own flushed, or
+//! flushes what was gathered since.
 
+use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
+use core::mem;
+use core::sync::atomic::{AtomicBool, Ordering};
 
 use iommu::{DeviceId, DomainId, FlushError, NodeId, Unit};
 use iopt::{
-    AnyTable, Discard, FormatId, Gather, Interruption, Invalidation, Prot, ResizeError, WithDirty,
+    AnyMemory, AnyTable, Discard, FormatId, Gather, Interruption, Invalidation, Prot, ResizeError,
+    WithDirty,
 };
 use runs::{Iova, Joiner, PageSizes, Run, Span};
 
@@ -16,14 +24,20 @@ use super::relocate::Leaving;
 use super::spare::Spare;
 use super::written::Written;
 use crate::error::DetachError;
+use crate::lock::{Guard, Mutex, RwLock, WriteGuard};
 use crate::placement::home;
+use crate::taken::Extent;
 
 pub(crate) struct Domain {
     pub(crate) id: DomainId,
-    pub(crate) table: AnyTable,
+    /// One thread at a time changes it.
+    pub(crate) table: RwLock<AnyTable>,
+    /// That of the table.
+    pub(super) memory: AnyMemory,
     pub(crate) devices: Devices,
-    /// What was taken out of the table and is not flushed yet.
-    pub(crate) gather: Gather,
+    pub(super) gathers: Mutex<Gathers>,
+    /// Held over a flush.
+    flushing: Mutex<()>,
     /// What the units that may join must answer to "DMA is forced to be coherent"; `None` when the
     /// caller has built the table and answers for that.
     pub(crate) coherent: Option<bool>,
@@ -32,13 +46,24 @@ pub(crate) struct Domain {
     /// The table keeps what devices have written to.
     pub(crate) tracked: bool,
     /// The table that units walked before, until all of them walk the new one.
-    pub(super) leaving: Option<Leaving>,
-    pub(super) written: Written,
+    pub(super) leaving: Mutex<Option<Leaving>>,
+    pub(super) written: Mutex<Written>,
     /// Leaves have a new size that a unit may not have taken notice of: until it has, they must not
     /// be changed again, since it may still note in the old ones what a device does.
-    unsettled: bool,
-    /// Tables for what is released.
-    pub(super) spare: Spare,
+    unsettled: AtomicBool,
+    /// Tables for what is released. Locked before the table.
+    pub(super) spare: Mutex<Spare>,
+}
+
+/// What was taken out of the table and is not flushed yet.
+#[derive(Default)]
+pub(super) struct Gathers {
+    /// By operations that are under way, and keep others from there.
+    fresh: Gather,
+    /// By others: a flush has failed, or was left for later.
+    pub(super) left: Gather,
+    /// What is being flushed.
+    under_way: Option<Box<Invalidation>>,
 }
 
 /// Has every unit forget something, and waits for it.
@@ -56,31 +81,46 @@ pub(crate) struct Member {
     pub(crate) near: Option<NodeId>,
 }
 
+/// What was set aside, if that is needed, and the table.
+type ToMap<'d> = (Option<Guard<'d, Spare>>, WriteGuard<'d, AnyTable>);
+
+impl Gathers {
+    /// True when tables were taken out that a unit may still know of.
+    fn has_tables(&self) -> bool {
+        let under_way = self.under_way.as_deref();
+        let gathered = [&self.fresh, &self.left].map(Gather::invalidation);
+        let mut all = gathered.into_iter().chain(under_way);
+        all.any(Invalidation::tables_unlinked)
+    }
+}
+
 impl Domain {
     pub(crate) fn new(id: DomainId, table: AnyTable, coherent: Option<bool>) -> Self {
         Self {
             id,
-            table,
+            memory: table.memory().clone(),
+            table: RwLock::new(table),
             devices: Devices(Vec::new()),
-            gather: Gather::new(),
+            gathers: Mutex::default(),
+            flushing: Mutex::default(),
             coherent,
             tables_on: None,
             tracked: false,
-            leaving: None,
-            written: Written::default(),
-            unsettled: false,
-            spare: Spare::new(),
+            leaving: Mutex::default(),
+            written: Mutex::default(),
+            unsettled: AtomicBool::new(false),
+            spare: Mutex::new(Spare::new()),
         }
     }
 
     /// Whether `unit` can walk the table, and translates through it as the others do.
     pub(crate) fn suits(&self, unit: &dyn Unit, dirty: bool) -> bool {
         let can = unit.capabilities();
-        let root = self.table.root();
-        let sizes = |offered: PageSizes| {
-            let own = self.table.page_sizes().bits();
-            own & offered.bits() == own
+        let (root, own) = {
+            let table = self.table.read();
+            (table.root(), table.page_sizes().bits())
         };
+        let sizes = |offered: PageSizes| own & offered.bits() == own;
         can.check(&root).is_ok()
             && can
                 .format(root.format)
@@ -97,12 +137,13 @@ impl Domain {
     /// some never do, and RISC-V's where there is Svpbmt: without it, the physical address decides.
     pub(crate) fn prot(&self, prot: Prot, mmio: bool) -> Prot {
         let device = prot | Prot::DEVICE;
+        let table = self.table.read();
         let arm = matches!(
-            self.table.root().format,
+            table.root().format,
             FormatId::ArmStage1(_) | FormatId::ArmStage2(_)
         );
         match self.coherent {
-            _ if mmio && (arm || self.table.expresses(device)) => device,
+            _ if mmio && (arm || table.expresses(device)) => device,
             Some(true) if !mmio => prot | Prot::COHERENT,
             _ => prot,
         }
@@ -122,52 +163,160 @@ impl Domain {
             .try_for_each(|unit| unit.invalidate_domain(self.id))
     }
 
-    /// Has every unit forget what is in the gather, and waits for it. Tables are given back. After
+    /// Has every unit forget what was gathered until now, and waits for it. Tables are given back. After
     /// an error all of that is still to come.
-    pub(crate) fn flush(&mut self) -> Result<(), FlushError> {
-        if !self.gather.is_empty() {
-            let (id, devices) = (self.id, &self.devices);
-            let flushed = self
-                .gather
-                .flush_with(|what| devices.invalidate(id, what))?;
-            self.table.reclaim(flushed);
-            self.spare.fill_up(self.table.memory());
+    pub(crate) fn flush(&self) -> Result<(), FlushError> {
+        let _flushing = self.flushing.lock();
+        let mut batch = Batch {
+            unsettled: self.unsettled.swap(false, Ordering::SeqCst),
+            gather: self.gathered(),
+            domain: self,
+        };
+        if !batch.gather.is_empty() {
+            let flushed = batch.gather.flush_with(|what| self.invalidate(what))?;
+            self.table.write().reclaim(flushed);
         }
+        batch.unsettled = false;
+        drop(batch);
+        self.fill_up();
         // All units walk the new table.
-        if let Some(leaving) = self.leaving.take() {
-            leaving.end(self.tracked, &mut self.written);
+        if let Some(leaving) = self.leaving.lock().take() {
+            leaving.end(self.tracked, &mut self.written.lock());
         }
-        self.unsettled = false;
         Ok(())
     }
 
+    /// What was gathered until now, which is flushed next.
+    fn gathered(&self) -> Gather {
+        let gathers = &mut *self.gathers.lock();
+        let mut all = mem::take(&mut gathers.left);
+        self.join(&mut all, mem::take(&mut gathers.fresh));
+        gathers.under_way = (!all.is_empty()).then(|| Box::new(all.invalidation().clone()));
+        all
+    }
+
+    fn join(&self, gather: &mut Gather, other: Gather) {
+        if gather.is_empty() {
+            *gather = other;
+        } else if !other.is_empty() {
+            self.memory.join(gather, other);
+        }
+    }
+
+    fn invalidate(&self, what: &Invalidation) -> Result<(), FlushError> {
+        self.devices.invalidate(self.id, what)
+    }
+
+    /// What was emptied until now is left for a later flush.
+    pub(crate) fn leave_gathered(&self) {
+        let gathers = &mut *self.gathers.lock();
+        let fresh = mem::take(&mut gathers.fresh);
+        self.join(&mut gathers.left, fresh);
+    }
+
+    /// True when something is left for a later flush.
+    pub(crate) fn waits(&self) -> bool {
+        !self.gathers.lock().left.is_empty()
+    }
+
+    /// True when something must be flushed before `range` is mapped.
+    pub(crate) fn waits_in(&self, range: Span<Iova>) -> bool {
+        let gathers = &*self.gathers.lock();
+        let left = gathers.left.invalidation();
+        gathers
+            .under_way
+            .as_deref()
+            .into_iter()
+            .chain([left])
+            .any(|what| {
+                what.tables_unlinked()
+                    || what.new_root().is_some()
+                    || what.ranges().iter().any(|waiting| waiting.overlaps(&range))
+            })
+    }
+
     /// Empties `range`, in which leaves end where it ends. `note` is told what a device has written
-    /// to, while that is tracked.
+    /// to, while that is tracked. Others are kept from `owned`, which covers it: tables that became empty
+    /// are taken out as far as they translate nothing else.
     pub(crate) fn empty(
-        &mut self,
+        &self,
         range: Span<Iova>,
+        owned: Span<Iova>,
         note: &mut dyn FnMut(Span<Iova>),
     ) -> Result<(), iopt::UnmapError> {
         let tracked = self.tracked;
-        if let Some(leaving) = &mut self.leaving {
+        if let Some(leaving) = &mut *self.leaving.lock() {
             leaving.empty(range, tracked, note)?;
         }
-        self.written.take(range, note);
-        let Self { table, gather, .. } = self;
-        empty_table(table, gather, range, tracked, note)
+        self.written.lock().take(range, note);
+        let mut gather = Gather::new();
+        // A table that one thread at a time changes gives back whatever is empty: see `table_to_map`.
+        let _ = owned;
+        let mut table = self.table.write();
+        let emptied = empty_table(&mut table, &mut gather, range, tracked, note);
+        self.join(&mut self.gathers.lock().fresh, gather);
+        emptied
+    }
+
+    /// The table, to map in it, and, for something that was `released`, the tables that were set aside. A unit
+    /// that still knows of tables which another thread has taken out would not see what is mapped where
+    /// these were.
+    pub(super) fn table_to_map(&self, released: bool) -> Result<ToMap<'_>, FlushError> {
+        loop {
+            let spare = released.then(|| self.spare.lock());
+            let table = self.table.write();
+            if !self.gathers.lock().has_tables() {
+                return Ok((spare, table));
+            }
+            drop((spare, table));
+            self.flush()?;
+        }
+    }
+
+    /// What of `areas` it can translate, in at most two stretches: a table finds what lies in a stretch faster
+    /// than we do, and goes down once.
+    pub(crate) fn within(&self, areas: Extent) -> impl Iterator<Item = Span<Iova>> {
+        let halves = self.table.read().aperture().spans();
+        halves.filter_map(move |half| areas.within(half))
+    }
+
+    /// [`empty`](Self::empty) of what of `areas` it can translate.
+    pub(crate) fn empty_within(
+        &self,
+        areas: Extent,
+        owned: Extent,
+        note: &mut dyn FnMut(Span<Iova>),
+    ) -> Result<(), iopt::UnmapError> {
+        let halves = self.table.read().aperture().spans();
+        for half in halves {
+            if let (Some(range), Some(owned)) = (areas.within(half), owned.within(half)) {
+                self.empty(range, owned, note)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Tables that were set aside for `range` alone are free.
+    pub(crate) fn give_back(&self, range: Span<Iova>) {
+        self.spare.lock().give_back(range, &self.memory);
+    }
+
+    /// Sets aside what is wanted for what is released, as far as there are tables.
+    pub(crate) fn fill_up(&self) {
+        self.spare.lock().fill_up(&self.memory);
     }
 
     /// Begins to track what devices write to, as far as table and units can.
     pub(crate) fn track(&mut self) {
-        self.tracked = self.table.track_dirty(true).is_ok();
+        self.tracked = self.table.get_mut().track_dirty(true).is_ok();
     }
 
     /// Ends it.
     pub(crate) fn untrack(&mut self) {
         // Refused only where it was never on.
-        let _ = self.table.track_dirty(false);
+        let _ = self.table.get_mut().track_dirty(false);
         self.tracked = false;
-        self.written.clear();
+        self.written.get_mut().clear();
     }
 
     /// True when some device writes without leaving a trace.
@@ -194,7 +343,7 @@ impl Domain {
 
     /// Makes the leaves in `range` ones of at most `size` bytes.
     pub(crate) fn split(
-        &mut self,
+        &self,
         range: Span<Iova>,
         size: u64,
         interruption: Interruption,
@@ -204,35 +353,45 @@ impl Domain {
 
     /// Has `job` change the sizes of leaves.
     fn resize(
-        &mut self,
+        &self,
         job: impl FnOnce(&mut AnyTable, &mut Gather, Flush<'_>) -> Result<(), ResizeError<FlushError>>,
     ) -> Result<(), ResizeError<FlushError>> {
         // One table has leaves of other sizes, not two.
-        self.unsettled |= self.leaving.is_some();
+        if self.leaving.lock().is_some() {
+            self.unsettled.store(true, Ordering::SeqCst);
+        }
         self.settle().map_err(ResizeError::Flush)?;
-        let (id, devices) = (self.id, &self.devices);
-        let mut flush = |what: &Invalidation| devices.invalidate(id, what);
-        let done = job(&mut self.table, &mut self.gather, &mut flush);
-        self.unsettled = matches!(done, Err(ResizeError::Flush(_)));
+        let mut gather = Gather::new();
+        let mut flush = |what: &Invalidation| self.invalidate(what);
+        let done = job(&mut self.table.write(), &mut gather, &mut flush);
+        if matches!(done, Err(ResizeError::Flush(_))) {
+            self.unsettled.store(true, Ordering::SeqCst);
+        }
+        self.join(&mut self.gathers.lock().left, gather);
         done
     }
 
     /// Flushes what an earlier change of sizes has left to be flushed.
-    pub(crate) fn settle(&mut self) -> Result<(), FlushError> {
-        if self.unsettled { self.flush() } else { Ok(()) }
+    pub(crate) fn settle(&self) -> Result<(), FlushError> {
+        if self.unsettled.load(Ordering::SeqCst) {
+            self.flush()
+        } else {
+            Ok(())
+        }
     }
 
     /// The leaf that goes on over one of the ends of `range`.
     pub(crate) fn leaf_over_ends(&self, range: Span<Iova>) -> Option<Run> {
+        let table = self.table.read();
         [range.start, range.last()].into_iter().find_map(|end| {
-            let leaf = self.table.leaf_at(end)?;
+            let leaf = table.leaf_at(end)?;
             (!range.covers(&leaf.run.input())).then_some(leaf.run)
         })
     }
 
     /// Has a leaf begin at `at`, if one goes through it.
     pub(crate) fn cut(
-        &mut self,
+        &self,
         at: u64,
         interruption: Interruption,
     ) -> Result<(), ResizeError<FlushError>> {
@@ -243,12 +402,12 @@ impl Domain {
     /// area, and so those beside it that lie in one larger page with some of it. Others are as they
     /// were: what this costs is a matter of `range` and of the tables that are looked at for such a page.
     pub(crate) fn merge(
-        &mut self,
+        &self,
         range: Span<Iova>,
         area: Span<Iova>,
         interruption: Interruption,
     ) -> Result<(), ResizeError<FlushError>> {
-        let first = self.table.leaf_at(range.start);
+        let first = self.table.read().leaf_at(range.start);
         let ends = if first.is_some_and(|leaf| leaf.run.input().covers(&range)) {
             [Some(range.start), None]
         } else {
@@ -267,18 +426,19 @@ impl Domain {
     ///
     /// In a page that could be one, so could each smaller page.
     fn complete_page(&self, at: u64, area: Span<Iova>) -> Option<Span<Iova>> {
-        let leaf = self.table.leaf_at(at)?.run;
-        let sizes = self.table.page_sizes();
+        let table = self.table.read();
+        let leaf = table.leaf_at(at)?.run;
+        let sizes = table.page_sizes();
         let larger = sizes.iter().filter(|size| *size > leaf.len);
         larger
             .take_while(|size| (leaf.iova ^ leaf.pa) & (size - 1) == 0)
             .map(|size| Span::new(leaf.iova & !(size - 1), size))
-            .take_while(|page| area.covers(page) && self.table.is_one_run(*page))
+            .take_while(|page| area.covers(page) && table.is_one_run(*page))
             .last()
     }
 
     fn merge_in(
-        &mut self,
+        &self,
         range: Span<Iova>,
         interruption: Interruption,
     ) -> Result<(), ResizeError<FlushError>> {
@@ -288,13 +448,38 @@ impl Domain {
     /// Ends the domain, which has no devices any more: each unit has forgotten it with its last
     /// one. All tables are given back. Returns what devices have written to, if that is tracked.
     pub(crate) fn end(self) -> Written {
-        let mut written = self.written;
-        if let Some(leaving) = self.leaving {
+        let mut written = self.written.into_inner();
+        if let Some(leaving) = self.leaving.into_inner() {
             leaving.end(self.tracked, &mut written);
         }
-        self.spare.end(self.table.memory());
-        end_table(self.table, self.gather, self.tracked, &mut written);
+        let table = self.table.into_inner();
+        self.spare.into_inner().end(table.memory());
+        let Gathers { fresh, left, .. } = self.gathers.into_inner();
+        for gather in [fresh, left] {
+            table.memory().reclaim(gather.never_walked().into_tables());
+        }
+        end_table(table, Gather::new(), self.tracked, &mut written);
         written
+    }
+}
+
+/// What is being flushed. Dropped, what is not flushed is still to come.
+struct Batch<'d> {
+    domain: &'d Domain,
+    gather: Gather,
+    unsettled: bool,
+}
+
+impl Drop for Batch<'_> {
+    fn drop(&mut self) {
+        let gathers = &mut *self.domain.gathers.lock();
+        let mut left = mem::take(&mut self.gather);
+        self.domain.join(&mut left, mem::take(&mut gathers.left));
+        gathers.left = left;
+        gathers.under_way = None;
+        if self.unsettled {
+            self.domain.unsettled.store(true, Ordering::SeqCst);
+        }
     }
 }
 

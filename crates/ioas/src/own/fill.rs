@@ -53,7 +53,7 @@ struct Leaves {
 
 /// What is to be mapped where, and how far it is.
 pub(super) struct Fill<'a> {
-    domains: &'a mut [Domain],
+    domains: &'a [Domain],
     batch: &'a mut [Span<Pa>],
     range: Span<Iova>,
     leaves: Leaves,
@@ -62,11 +62,7 @@ pub(super) struct Fill<'a> {
 }
 
 impl<'a> Fill<'a> {
-    pub(super) fn new(
-        domains: &'a mut [Domain],
-        batch: &'a mut [Span<Pa>],
-        area: &HeldArea,
-    ) -> Self {
+    pub(super) fn new(domains: &'a [Domain], batch: &'a mut [Span<Pa>], area: &HeldArea) -> Self {
         Self {
             domains,
             batch,
@@ -184,39 +180,28 @@ impl<'a> Fill<'a> {
 }
 
 /// Maps `runs` from `at` on in all of `domains`, or stores nothing.
-fn map(domains: &mut [Domain], at: u64, runs: &[Span<Pa>], leaves: Leaves) -> Result<(), MapError> {
-    match domains {
-        // A table that is alone plans, reserves and fills in one call, with short cuts.
-        [domain] if !leaves.released => {
-            let prot = domain.prot(leaves.prot, leaves.mmio);
-            domain.table.map(at, runs, prot).map_err(MapError::Table)?;
-        }
-        [domain] => plan(domain, at, runs, leaves)?
-            .fill()
-            .map_err(MapError::Table)?,
-        domains => {
-            let planned = domains.iter_mut();
-            let planned = planned.map(|domain| plan(domain, at, runs, leaves));
-            let planned: Vec<_> = planned.collect::<Result<_, _>>()?;
-            let mut planned = planned.into_iter();
-            planned
-                .try_for_each(AnyPlanned::fill)
-                .map_err(MapError::Table)?;
-        }
+fn map(domains: &[Domain], at: u64, runs: &[Span<Pa>], leaves: Leaves) -> Result<(), MapError> {
+    let prot = |domain: &Domain| domain.prot(leaves.prot, leaves.mmio);
+    // A table that is alone plans, reserves and fills in one call, with short cuts.
+    if let ([domain], false) = (domains, leaves.released) {
+        let prot = prot(domain);
+        let (_, mut table) = domain.table_to_map(false).map_err(MapError::Flush)?;
+        return table.map(at, runs, prot).map_err(MapError::Table);
     }
-    Ok(())
-}
-
-fn plan<'t>(
-    domain: &'t mut Domain,
-    at: u64,
-    runs: &'t [Span<Pa>],
-    leaves: Leaves,
-) -> Result<AnyPlanned<'t>, MapError> {
-    let prot = domain.prot(leaves.prot, leaves.mmio);
-    let Domain { table, spare, .. } = domain;
-    let spare = leaves.released.then(|| spare.tables());
-    table
-        .plan_map(at, runs, prot, spare)
+    let locked = domains.iter().map(|domain| {
+        let prot = prot(domain);
+        let to_map = domain.table_to_map(leaves.released);
+        to_map.map(|(spare, table)| (prot, spare, table))
+    });
+    let mut locked = locked
+        .collect::<Result<Vec<_>, _>>()
+        .map_err(MapError::Flush)?;
+    let planned = locked.iter_mut().map(|(prot, spare, table)| {
+        let spare = spare.as_mut().map(|spare| spare.tables());
+        table.plan_map(at, runs, *prot, spare)
+    });
+    let planned = planned.collect::<Result<Vec<_>, _>>();
+    planned
+        .and_then(|planned| planned.into_iter().try_for_each(AnyPlanned::fill))
         .map_err(MapError::Table)
 }

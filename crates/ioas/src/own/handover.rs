@@ -25,9 +25,9 @@ use runs::{Iova, PageSizes, Span};
 use super::Domain;
 use crate::dirty::Tracking;
 use crate::error::UnmapError;
-use crate::lock::Guard;
+use crate::lock::WriteGuard;
 use crate::memory::Memory;
-use crate::space::{Ioas, Space};
+use crate::space::{Core, Ioas};
 
 /// What a new owner needs to know besides tables and memory: plain values, to be carried over as the
 /// caller likes.
@@ -108,7 +108,8 @@ pub enum HandOverError {
 /// An address space on its way to another process. Dropped, it stays here, and nothing has happened.
 #[must_use = "unless it gives up, the address space stays here"]
 pub struct Leaving<'a> {
-    space: Guard<'a, Space>,
+    ioas: &'a Ioas,
+    core: WriteGuard<'a, Core>,
     handover: Handover,
 }
 
@@ -137,18 +138,22 @@ impl Leaving<'_> {
     /// [`UnmapError::Flush`] when a listener does not forget in time, and [`UnmapError::Unpin`]. The
     /// devices are the new owner's in any case; memory waits for [`Ioas::flush`].
     pub fn give_up(self) -> Result<u64, UnmapError> {
-        let Self { mut space, .. } = self;
-        let space = &mut *space;
+        let Self { ioas, mut core, .. } = self;
         // Dropping a table keeps its memory, and no device is detached.
-        if let Some(own) = space.own() {
+        if let Some(own) = core.own() {
             own.domains.clear();
             own.reserved.clear();
             own.kept = false;
         }
-        for (range, area) in space.areas.extract_inside(0, u64::MAX) {
-            space.retired.add(range, area.hold);
+        let mut gone = ioas.retired.gone();
+        {
+            let state = &mut *ioas.state.lock();
+            for (range, area) in state.areas.extract_inside(0, u64::MAX) {
+                gone.add(range, area.hold);
+            }
+            state.taken.clear();
         }
-        space.flush()
+        ioas.op(&core).flush_gone(&mut gone, &mut ())
     }
 }
 
@@ -161,16 +166,16 @@ impl Ioas {
     ///
     /// See [`HandOverError`].
     pub fn hand_over(&self, memories: &[Arc<Memory>]) -> Result<Leaving<'_>, HandOverError> {
-        let mut guard = self.lock();
-        let space = &mut *guard;
-        let settled = space.retired.settle(&mut *space.backend);
+        let mut core = self.gate.write();
+        let settled = self.retired.settle(&*core.backend);
         settled.map_err(HandOverError::Flush)?;
+        let state = self.state.lock();
         let number = |memory: &Arc<Memory>| {
             let mut all = memories.iter();
             all.position(|other| Arc::ptr_eq(other, memory))
         };
-        let mut areas = Vec::with_capacity(space.len());
-        for area in space.areas() {
+        let mut areas = Vec::with_capacity(state.areas.0.len());
+        for area in state.areas.iter() {
             let range = area.range;
             areas.push(HandedArea {
                 range,
@@ -182,25 +187,24 @@ impl Ioas {
                 cut: area.cut,
             });
         }
-        let domain = |domain: &Domain| HandedDomain {
-            id: domain.id,
-            root: domain.table.root(),
-            page_sizes: domain.table.page_sizes(),
-            coherent: domain.coherent,
-            devices: domain
-                .devices
-                .0
-                .iter()
-                .map(|member| member.device)
-                .collect(),
+        drop(state);
+        let domain = |domain: &Domain| {
+            let table = domain.table.read();
+            let devices = domain.devices.0.iter();
+            HandedDomain {
+                id: domain.id,
+                root: table.root(),
+                page_sizes: table.page_sizes(),
+                coherent: domain.coherent,
+                devices: devices.map(|member| member.device).collect(),
+            }
         };
-        let (allowed, tracking) = (space.allowed.clone(), space.tracking);
-        let externals = Arc::clone(&space.externals);
-        let backend = space.capabilities().backend;
-        let own = space.own().ok_or(HandOverError::Backend { backend })?;
-        let mut written = Vec::from_iter(own.written());
+        let (allowed, tracking) = (core.allowed.clone(), core.tracking);
+        let backend = core.backend.capabilities().backend;
+        let own = core.own().ok_or(HandOverError::Backend { backend })?;
+        let mut written = own.written();
         for half in iopt::Aperture::zeros(64).spans() {
-            externals.written(half, |range| written.push(range));
+            self.externals.written(half, |range| written.push(range));
         }
         let handover = Handover {
             domains: own.domains.iter().map(domain).collect(),
@@ -211,7 +215,8 @@ impl Ioas {
             tracking,
         };
         Ok(Leaving {
-            space: guard,
+            ioas: self,
+            core,
             handover,
         })
     }

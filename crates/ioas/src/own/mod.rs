@@ -18,6 +18,9 @@
 //! A unit joins a domain whose format and page sizes it walks, and whose units answer as it does
 //! whether DMA is forced to be coherent. If there is none, a new domain is built, and all areas are
 //! mapped in it before the device is attached, all or nothing.
+//!
+//! Domains come and go while no other operation is under way. Others map and unmap at once, each in all
+//! domains: they are given ranges that are disjoint.
 
 mod backend;
 mod build;
@@ -40,7 +43,7 @@ use core::iter;
 use core::slice;
 
 use iommu::{DeviceId, DomainId};
-use iopt::{AnyTable, Aperture};
+use iopt::AnyTable;
 use runs::{Iova, Pa, Span};
 
 pub use build::{BuildDomain, Builder, BuilderError, DomainIds};
@@ -56,6 +59,7 @@ pub(crate) use written::Written;
 use crate::area::HeldArea;
 use crate::areas::Areas;
 use crate::error::{AttachError, DetachError, MapError};
+use crate::lock::Mutex;
 use crate::observer::Observer;
 use crate::placement::{Placement, home};
 use crate::reserved::ForReleased;
@@ -69,13 +73,26 @@ pub(crate) struct Own {
     pub(crate) domains: Vec<Domain>,
     /// The first domain stays without devices.
     kept: bool,
-    builder: Option<Box<dyn BuildDomain>>,
+    builder: Mutex<Option<Box<dyn BuildDomain>>>,
     pub(crate) placement: Placement,
     /// By domains that have ended, and what devices that have left could.
-    written: Written,
+    written: Mutex<Written>,
     /// What devices cannot translate, with the device.
     reserved: Vec<(DeviceId, Span<Iova>)>,
-    batch: Box<[Span<Pa>]>,
+    batches: Batches,
+}
+
+/// Room for runs on their way from a pin to tables: there are as many as there were threads at once.
+struct Batches(Mutex<Vec<Box<[Span<Pa>]>>>);
+
+impl Batches {
+    fn with<T>(&self, work: impl FnOnce(&mut [Span<Pa>]) -> T) -> T {
+        let spare = self.0.lock().pop();
+        let mut batch = spare.unwrap_or_else(|| vec![Span::default(); BATCH].into_boxed_slice());
+        let result = work(&mut batch);
+        self.0.lock().push(batch);
+        result
+    }
 }
 
 impl fmt::Debug for Own {
@@ -93,12 +110,17 @@ impl Own {
     ) -> Self {
         Self {
             kept: kept.is_some(),
-            domains: Vec::from_iter(kept.map(|(id, table)| Domain::new(id, table, None))),
-            builder,
+            domains: match kept {
+                Some((id, table)) => vec![Domain::new(id, table, None)],
+                None => Vec::new(),
+            },
+            builder: Mutex::new(builder),
             placement: Placement::default(),
-            written: Written::default(),
+            written: Mutex::default(),
             reserved: Vec::new(),
-            batch: vec![Span::default(); BATCH].into_boxed_slice(),
+            batches: Batches(Mutex::new(vec![
+                vec![Span::default(); BATCH].into_boxed_slice(),
+            ])),
         }
     }
 
@@ -138,7 +160,7 @@ impl Own {
             if domain.coherent.is_some() && !suits {
                 continue;
             }
-            match unit.attach(device, domain.id, domain.table.root()) {
+            match unit.attach(device, domain.id, domain.table.get_mut().root()) {
                 Ok(()) => {
                     domain.devices.0.push(member);
                     return Ok(());
@@ -150,7 +172,7 @@ impl Own {
                 Err(cause) => refused = refused.or(Some(cause)),
             }
         }
-        let Some(builder) = &mut self.builder else {
+        let Some(builder) = self.builder.get_mut() else {
             return Err(refused.map_or(AttachError::NoDomain { device }, AttachError::Unit));
         };
         let node = self.placement.tables(home);
@@ -169,8 +191,8 @@ impl Own {
         };
         let charged = charged.map_err(|(area, cause)| AttachError::Replay { area, cause });
         let attached = charged.and_then(|charged| {
-            replay(&mut domain, &mut self.batch, areas)?;
-            let root = domain.table.root();
+            replay(&mut domain, &self.batches, areas)?;
+            let root = domain.table.get_mut().root();
             unit.attach(device, id, root).map_err(AttachError::Unit)?;
             Ok(charged)
         });
@@ -200,7 +222,7 @@ impl Own {
         device: DeviceId,
         dirty: bool,
         areas: &mut Areas,
-        retired: &mut Retired,
+        retired: &Retired,
     ) -> Result<(), DetachError> {
         let mut found = None;
         for (place, domain) in self.domains.iter_mut().enumerate() {
@@ -212,7 +234,8 @@ impl Own {
         let (place, blind) = found.ok_or(DetachError::NotAttached { device })?;
         if dirty && blind {
             let reached = areas.iter().filter(|area| area.is_written());
-            reached.for_each(|area| self.written.add_unseen(area.range));
+            let written = self.written.get_mut();
+            reached.for_each(|area| written.add_unseen(area.range));
         }
         self.end_if_left(place, areas, retired);
         if self.devices().all(|other| other != device) {
@@ -222,10 +245,10 @@ impl Own {
     }
 
     /// What devices have written to, or could, that is in no table.
-    fn written(&self) -> impl Iterator<Item = Span<Iova>> {
-        let of_domains = self.domains.iter().map(|domain| &domain.written);
-        let all = of_domains.chain(iter::once(&self.written));
-        all.flat_map(Written::ranges)
+    fn written(&mut self) -> Vec<Span<Iova>> {
+        let of_domains = self.domains.iter_mut().map(|domain| &mut domain.written);
+        let all = of_domains.chain(iter::once(&mut self.written));
+        all.flat_map(|written| written.get_mut().ranges()).collect()
     }
 
     /// The attached devices.
@@ -234,14 +257,14 @@ impl Own {
         domains.flat_map(|domain| domain.devices.0.iter().map(|member| member.device))
     }
 
-    fn end_if_left(&mut self, place: usize, areas: &mut Areas, retired: &mut Retired) {
+    fn end_if_left(&mut self, place: usize, areas: &mut Areas, retired: &Retired) {
         if !self.domains[place].devices.0.is_empty() || (self.kept && place == 0) {
             return;
         }
         let domain = self.domains.remove(place);
         let id = domain.id;
-        self.written.append(&domain.end());
-        if let Some(builder) = &mut self.builder {
+        self.written.get_mut().append(&domain.end());
+        if let Some(builder) = self.builder.get_mut() {
             builder.ended(id);
         }
         if self.domains.is_empty() {
@@ -252,7 +275,7 @@ impl Own {
     }
 
     /// Detaches every device that its unit lets go. The error is that of the first one that stays.
-    fn detach_all(&mut self, areas: &mut Areas, retired: &mut Retired) -> Result<(), DetachError> {
+    fn detach_all(&mut self, areas: &mut Areas, retired: &Retired) -> Result<(), DetachError> {
         let mut result = Ok(());
         for place in (0..self.domains.len()).rev() {
             result = self.domains[place].devices.detach_all().and(result);
@@ -265,29 +288,27 @@ impl Own {
 /// Fills the tables of `domains` with an area that is held. Also says how many bytes of it are in them,
 /// after an error too.
 fn fill(
-    domains: &mut [Domain],
-    batch: &mut [Span<Pa>],
+    domains: &[Domain],
+    batches: &Batches,
     area: &HeldArea,
     observer: &mut dyn Observer,
 ) -> (Result<(), MapError>, u64) {
     let Some(hold) = &area.hold else {
         return (Ok(()), 0);
     };
-    let mut fill = Fill::new(domains, batch, area);
-    let result = fill.run(hold, area.part(), observer);
-    (result, fill.mapped)
+    batches.with(|batch| {
+        let mut fill = Fill::new(domains, batch, area);
+        let result = fill.run(hold, area.part(), observer);
+        (result, fill.mapped)
+    })
 }
 
 /// Maps all areas in a domain that no device sees yet. Areas that nothing holds are pinned for it.
-fn replay(
-    domain: &mut Domain,
-    batch: &mut [Span<Pa>],
-    areas: &mut Areas,
-) -> Result<(), AttachError> {
+fn replay(domain: &mut Domain, batches: &Batches, areas: &mut Areas) -> Result<(), AttachError> {
     areas.0.try_for_each_mut(0, u64::MAX, |range, area| {
         let failed = |cause| AttachError::Replay { area: range, cause };
         if area.released {
-            let kept = domain.spare.add(range, &domain.table);
+            let kept = domain.spare.get_mut().add(range, domain.table.get_mut());
             kept.map_err(|cause| failed(MapError::Table(cause)))?;
         }
         if !area.is_there() {
@@ -296,7 +317,7 @@ fn replay(
         if area.hold.is_none() {
             area.hold = Some(area.memory.hold(area.part(), &mut ()).map_err(failed)?);
         }
-        let (filled, _) = fill(slice::from_mut(domain), batch, area, &mut ());
+        let (filled, _) = fill(slice::from_ref(domain), batches, area, &mut ());
         filled.map_err(failed)
     })
 }
@@ -308,31 +329,4 @@ fn let_go(areas: &mut Areas) {
         area.reserved = None;
         Ok::<_, Infallible>(())
     });
-}
-
-/// The ranges of the areas that begin between `first` and `last`, put together as far as the
-/// aperture allows: a table finds what lies in a stretch faster than we do, and goes down once.
-fn stretches(
-    areas: &Areas,
-    first: u64,
-    last: u64,
-    aperture: Aperture,
-) -> impl Iterator<Item = Span<Iova>> {
-    let mut ranges = areas
-        .0
-        .overlapping(first, last)
-        .map(|(range, _)| range)
-        .peekable();
-    iter::from_fn(move || {
-        let mut stretch = ranges.next()?;
-        while let Some(joined) = ranges
-            .peek()
-            .and_then(|next| Span::inclusive(stretch.start, next.last()))
-            .filter(|joined| aperture.covers(joined))
-        {
-            stretch = joined;
-            ranges.next();
-        }
-        Some(stretch)
-    })
 }

@@ -24,7 +24,7 @@ use super::{Own, replay};
 use crate::areas::Areas;
 use crate::error::AttachError;
 use crate::object::Cause;
-use crate::space::{Ioas, Space};
+use crate::space::Ioas;
 
 /// Why tables were not moved.
 #[derive(Debug, thiserror::Error)]
@@ -100,7 +100,7 @@ impl Own {
         let mut domains = self.domains.iter_mut();
         let domain = domains.find(|domain| domain.id == id);
         let domain = domain.ok_or(MoveError::NoDomain { domain: id })?;
-        let (Some(builder), Some(_)) = (&mut self.builder, domain.coherent) else {
+        let (Some(builder), Some(_)) = (self.builder.get_mut(), domain.coherent) else {
             return Err(MoveError::NoBuilder { domain: id });
         };
         // The gather holds tables of the old memory.
@@ -120,12 +120,13 @@ impl Own {
             .devices
             .units()
             .all(|unit| copy.suits(unit, domain.tracked));
-        if !fits || copy.table.page_sizes() != domain.table.page_sizes() {
+        if !fits || copy.table.get_mut().page_sizes() != domain.table.get_mut().page_sizes() {
             copy.end();
             return Err(MoveError::Differs { domain: id });
         }
-        let mut copied = replay(&mut copy, &mut self.batch, areas).map_err(MoveError::Copy);
-        let size = leaf.filter(|size| copy.table.page_sizes().bits() & size == *size);
+        let mut copied = replay(&mut copy, &self.batches, areas).map_err(MoveError::Copy);
+        let sizes = copy.table.get_mut().page_sizes().bits();
+        let size = leaf.filter(|size| sizes & size == *size);
         for area in areas.iter().filter(|area| area.is_there()) {
             if let (Ok(()), Some(size)) = (&copied, size) {
                 // Nobody walks it: there is no moment in which anything is missing.
@@ -137,11 +138,14 @@ impl Own {
             copy.end();
             return Err(cause);
         }
-        let spare = mem::replace(&mut domain.spare, copy.spare);
-        spare.end(domain.table.memory());
-        domain.gather.walk_from(copy.table.root());
-        domain.leaving = Some(Leaving {
-            table: mem::replace(&mut domain.table, copy.table),
+        let (table, spare) = (copy.table.into_inner(), copy.spare.into_inner());
+        let old = domain.table.get_mut();
+        let spare = mem::replace(domain.spare.get_mut(), spare);
+        spare.end(old.memory());
+        domain.memory = table.memory().clone();
+        domain.gathers.get_mut().left.walk_from(table.root());
+        *domain.leaving.get_mut() = Some(Leaving {
+            table: mem::replace(old, table),
             gather: Gather::new(),
         });
         domain.tables_on = node;
@@ -160,11 +164,10 @@ impl Ioas {
     ///
     /// See [`MoveError`], which says which table units walk then.
     pub fn move_tables(&self, domain: DomainId, node: Option<NodeId>) -> Result<(), MoveError> {
-        let space = &mut *self.lock();
-        let leaf = space.tracking.and_then(|tracking| tracking.leaf);
-        let Space { backend, areas, .. } = space;
-        match backend.as_any().downcast_mut::<Own>() {
-            Some(own) => own.move_tables(domain, node, leaf, areas),
+        let core = &mut *self.gate.write();
+        let leaf = core.tracking.and_then(|tracking| tracking.leaf);
+        match core.own() {
+            Some(own) => own.move_tables(domain, node, leaf, &mut self.state.lock().areas),
             None => Err(MoveError::NoDomain { domain }),
         }
     }

@@ -7,7 +7,7 @@ use iommu::DomainId;
 use iopt::{AnyTable, Leaf};
 
 use super::{BuildDomain, Own};
-use crate::space::{Ioas, Space};
+use crate::space::{Core, Ioas};
 
 impl Ioas {
     /// An empty address space over `table`, which is empty and which units know as `domain`. It is
@@ -25,17 +25,19 @@ impl Ioas {
     /// What `work` says of number and page table of each domain, in order: nothing over a kernel, which
     /// keeps its tables to itself.
     pub fn tables<T>(&self, mut work: impl FnMut(DomainId, &AnyTable) -> T) -> Vec<T> {
-        let space = &mut *self.lock();
-        let domains = space.own().map_or(&[][..], |own| own.domains.as_slice());
-        let each = domains.iter().map(|domain| work(domain.id, &domain.table));
+        let core = self.gate.read();
+        let domains = core.own_ref().map_or(&[][..], |own| own.domains.as_slice());
+        let each = domains
+            .iter()
+            .map(|domain| work(domain.id, &domain.table.read()));
         each.collect()
     }
 
     /// What `work` says of the page table of the first domain, if there is one.
     pub fn with_table<T>(&self, work: impl FnOnce(&AnyTable) -> T) -> Option<T> {
-        let space = &mut *self.lock();
-        let first = space.own()?.domains.first()?;
-        Some(work(&first.table))
+        let core = self.gate.read();
+        let first = core.own_ref()?.domains.first()?;
+        Some(work(&first.table.read()))
     }
 
     /// The physical address behind `iova`, in the first domain.
@@ -49,9 +51,13 @@ impl Ioas {
     }
 }
 
-impl Space {
+impl Core {
     /// The back end, if tables are ours.
     pub(super) fn own(&mut self) -> Option<&mut Own> {
-        self.backend.as_any().downcast_mut()
+        self.backend.as_any_mut().downcast_mut()
+    }
+
+    fn own_ref(&self) -> Option<&Own> {
+        self.backend.as_any().downcast_ref()
     }
 }

@@ -23,7 +23,7 @@ use crate::range_map::RangeMap;
 enum Numbers {}
 
 /// The tables that a domain has set aside.
-pub(super) struct Spare {
+pub(crate) struct Spare {
     /// For each level below the root, the log2 of what a table translates, and how many bytes are
     /// released in it, by number.
     levels: Vec<(u32, RangeMap<Numbers, u64>)>,

@@ -17,10 +17,9 @@ use crate::area::{Area, HeldArea};
 use crate::areas::Areas;
 use crate::choose::in_order;
 use crate::error::MapError;
-use crate::lock::Mutex;
 use crate::memory::{Hold, Memory};
 use crate::observer::Observer;
-use crate::space::{Ioas, Space};
+use crate::space::Ioas;
 
 /// A domain's table, and its devices with their units.
 pub type TakenDomain = (AnyTable, Vec<(Arc<dyn Unit>, DeviceId)>);
@@ -203,7 +202,10 @@ impl Ioas {
         }
         for area in areas.iter().filter(|area| area.released) {
             for domain in &mut domains {
-                let kept = domain.spare.add(area.range, &domain.table);
+                let kept = domain
+                    .spare
+                    .get_mut()
+                    .add(area.range, domain.table.get_mut());
                 kept.map_err(|cause| TakeOverError::Hold {
                     area: area.range,
                     cause: MapError::Table(cause),
@@ -213,7 +215,7 @@ impl Ioas {
         let held = areas.iter().filter(|area| area.is_there());
         let bytes = held.fold(0u64, |sum, area| sum.saturating_add(area.range.len));
         for domain in &mut domains {
-            let mapped = domain.table.leaf_sizes().total().bytes;
+            let mapped = domain.table.get_mut().leaf_sizes().total().bytes;
             if mapped != bytes {
                 return Err(TakeOverError::More {
                     domain: domain.id,
@@ -237,13 +239,15 @@ impl Ioas {
             }
         }
         own.domains = domains;
-        own.written = Written::of(&handover.written);
+        *own.written.get_mut() = Written::of(&handover.written);
         own.kept = handover.kept;
-        let mut space = Space::over(own);
-        space.areas = areas;
-        space.allowed = allowed;
-        space.set_tracking(handover.tracking);
-        Ok(Self(Mutex::new(space)))
+        let mut space = Self::over(own);
+        space.state.get_mut().areas = areas;
+        let core = space.gate.get_mut();
+        core.allowed = allowed;
+        core.tracking = handover.tracking;
+        space.externals.track(handover.tracking.is_some());
+        Ok(space)
     }
 }
 
@@ -344,6 +348,7 @@ fn same(domain: &Domain, iova: u64, run: Span<Pa>, prot: Prot) -> Result<(), Tak
     let mut wrong = None;
     domain
         .table
+        .read()
         .for_each_leaf(Span::new(iova, run.len), |leaf| {
             let Some(offset) = done.filter(|_| wrong.is_none()) else {
                 return;

@@ -1,0 +1,363 @@
+//! An operation that runs beside others: it takes its range, works on it, and gives it back.
+//!
+//! # Taking
+//!
+//! The areas are looked at, and changed, under a lock that is held for a moment. There an operation first
+//! takes its range: whoever wants some of that waits, and then looks again, so that it finds what a single
+//! thread would find after the first operation. The work follows outside of the lock: charge, pin, tables,
+//! flush. What an operation changes of an area it has in its [hand](Hand) meanwhile; others go on seeing
+//! what was there before.
+//!
+//! Several ranges are taken at once or not at all, so that no two operations wait for each other. Operations that
+//! cut and join take the areas at the ends of their ranges whole, with those that touch them.
+//!
+//! # What is taken beside the range
+//!
+//! A page table is given back when nothing in what it translates is left, as far as the operation that empties
+//! it keeps all others from there, until the flush. So before something is emptied, what was taken is widened
+//! ([`Claim::widen`]) over the free addresses around it: to the ends of the smallest block that still has
+//! something else in it, of the sizes that tables translate. Beside other operations that is at most a block of
+//! 1 GiB, so that they go on, and it ends where they are. What is left by that is noted, and the operation
+//! that comes to its end when no other is under way gives it back.
+//!
+//! # Panics
+//!
+//! When a callback of an operation panics, its range stays taken: what is there is known only in part. Later
+//! operations on it fail and say so (for instance [`MapError::Panicked`]); all others go on. Memory stays pinned,
+//! in an area or among the retired. Closing the address space, or dropping it, ends that too.
+
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::mem;
+
+use iopt::Interruption;
+use runs::{Iova, Span};
+
+use crate::area::HeldArea;
+use crate::areas::Areas;
+use crate::error::{MapError, UnmapError};
+use crate::external::Externals;
+use crate::retired::Retired;
+use crate::space::{Core, Ioas};
+use crate::taken::{Extent, Taken};
+
+/// What is looked at and changed for a moment only.
+#[derive(Default)]
+pub(crate) struct State {
+    pub(crate) areas: Areas,
+    pub(crate) taken: Taken,
+    /// Where tables may be left that are empty.
+    left: Vec<Extent>,
+}
+
+/// An operation has panicked on this range.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Panicked(pub(crate) Span<Iova>);
+
+impl From<Panicked> for MapError {
+    fn from(Panicked(range): Panicked) -> Self {
+        Self::Panicked { range }
+    }
+}
+
+impl From<Panicked> for UnmapError {
+    fn from(Panicked(range): Panicked) -> Self {
+        Self::Panicked { range }
+    }
+}
+
+/// An operation, or several that belong together: no device comes or goes meanwhile.
+#[derive(Clone, Copy)]
+pub(crate) struct Op<'a> {
+    pub(crate) ioas: &'a Ioas,
+    pub(crate) core: &'a Core,
+}
+
+impl<'a> Op<'a> {
+    pub(crate) const fn retired(self) -> &'a Retired {
+        &self.ioas.retired
+    }
+
+    pub(crate) fn externals(self) -> &'a Arc<Externals> {
+        &self.ioas.externals
+    }
+
+    /// Waits until no other operation works on what is `named`, which may depend on what is there, and takes
+    /// it if `check` finds nothing wrong.
+    pub(crate) fn take<N: AsRef<[Extent]>, T, E: From<Panicked>>(
+        self,
+        named: impl Fn(&State) -> N,
+        check: impl FnOnce(&mut State) -> Result<T, E>,
+    ) -> Result<(Claim<'a>, T), E> {
+        let mut state = self.ioas.state.lock();
+        let named = loop {
+            let named = named(&state);
+            if let Some(range) = state.taken.broken(named.as_ref()) {
+                return Err(Panicked(range.span()).into());
+            }
+            if !state.taken.overlaps(named.as_ref()) {
+                break named;
+            }
+            state = self.ioas.given_back.wait(&self.ioas.state, state);
+        };
+        let checked = check(&mut state)?;
+        Ok((self.claim(&mut state, named.as_ref()), checked))
+    }
+
+    /// Takes those of `ranges` that are none and on which no operation has panicked, with the areas at
+    /// their ends. [`Claim::check`] refuses those that are left out.
+    pub(crate) fn take_each(self, ranges: &[Span<Iova>]) -> Claim<'a> {
+        let formed = |range: &&Span<Iova>| {
+            !range.is_empty() && Span::<Iova>::checked(range.start, range.len).is_some()
+        };
+        let mut state = self.ioas.state.lock();
+        loop {
+            let hulls = ranges.iter().filter(formed);
+            let hulls = hulls.map(|range| state.hull(Extent::of(*range)));
+            let sound = |hull: &Extent| state.taken.broken(&[*hull]).is_none();
+            let mut named: Vec<Extent> = hulls.filter(sound).collect();
+            // Most are in the same few areas.
+            named.sort_unstable_by_key(|extent| extent.first);
+            named.dedup_by(|next, before| {
+                let joins = before.overlaps(*next);
+                if joins {
+                    *before = before.with(*next);
+                }
+                joins
+            });
+            if !state.taken.overlaps(&named) {
+                return self.claim(&mut state, &named);
+            }
+            state = self.ioas.given_back.wait(&self.ioas.state, state);
+        }
+    }
+
+    pub(crate) fn claim(self, state: &mut State, named: &[Extent]) -> Claim<'a> {
+        let by = state.taken.take(named);
+        Claim { op: self, by }
+    }
+
+    /// The area that begins at `start`, of a range that is taken, with what the address space has for it.
+    pub(crate) fn hand(self, start: u64) -> Option<Hand<'a>> {
+        let state = &mut *self.ioas.state.lock();
+        let (_, area) = state.areas.0.at_mut(start)?;
+        let mut hand = self.hand_of(area.lend());
+        hand.comes = true;
+        Some(hand)
+    }
+
+    /// An area that is to come, on a range that is taken.
+    pub(crate) const fn hand_of(self, area: HeldArea) -> Hand<'a> {
+        Hand {
+            ioas: self.ioas,
+            area,
+            comes: false,
+        }
+    }
+}
+
+impl State {
+    /// `range` with the areas that go over its ends, and those that touch them.
+    pub(crate) fn hull(&self, range: Extent) -> Extent {
+        let beside = range.and_beside();
+        let ends = [beside.first, range.last, beside.last];
+        let areas = ends.iter().filter_map(|at| self.areas.0.at(*at));
+        areas.fold(range, |hull, (area, _)| hull.with(Extent::of(area)))
+    }
+
+    /// The areas in `range`, from the first to the last.
+    pub(crate) fn areas_in(&self, range: Extent) -> Option<Extent> {
+        let (first, _) = self.areas.0.first_overlap(range.first, range.last)?;
+        let behind = range.last.checked_add(1);
+        let last = match behind {
+            Some(behind) => self.areas.0.before(behind),
+            None => self.areas.0.before(u64::MAX).or(self.areas.0.at(u64::MAX)),
+        };
+        let last = last.map_or(first, |(span, _)| span);
+        Some(Extent::of(first).with(Extent::of(last)))
+    }
+
+    /// What of the addresses around `emptied`, where devices see nothing, the operation `by` keeps others from:
+    /// see the module. Also says whether that is all in which tables can be empty.
+    fn around(&self, by: u64, emptied: Extent) -> (Extent, bool) {
+        // Areas without entries count as free, and so do those that others may be taking away. Where there are very
+        // many, less is given back.
+        const MOST: usize = 64;
+        let mut free = Extent::ALL;
+        let stays = |span: Span<Iova>, area: &HeldArea| {
+            area.is_there() && !self.taken.overlaps_others(by, Extent::of(span))
+        };
+        let mut at = emptied.first;
+        for n in 0.. {
+            match self.areas.0.before(at) {
+                Some((span, area)) if n < MOST && !stays(span, area) => at = span.start,
+                Some((span, _)) => {
+                    free.first = span.last().saturating_add(1).min(at);
+                    break;
+                }
+                None => break,
+            }
+        }
+        if let Some(behind) = emptied.last.checked_add(1) {
+            let areas = self.areas.0.overlapping(behind, u64::MAX);
+            let mut areas = areas.enumerate();
+            let next = areas.find(|(n, (span, area))| *n == MOST || stays(*span, area));
+            if let Some((_, (span, _))) = next {
+                free.last = span.start.saturating_sub(1).max(emptied.last);
+            }
+        }
+        let clear = self.taken.clip(by, free, emptied);
+        let alone = self.taken.is_alone(by);
+        // What tables of 512 entries translate, from the smallest pages on. For others it is the same: where a
+        // smaller block is not empty, no larger one is.
+        for log2 in [21, 30, 39, 48, 57] {
+            let mask = (1u64 << log2) - 1;
+            let block = Extent {
+                first: emptied.first & !mask,
+                last: emptied.last | mask,
+            };
+            if !clear.covers(block) || (log2 == 30 && !alone) {
+                let clear = Extent {
+                    first: block.first.max(clear.first),
+                    last: block.last.min(clear.last),
+                };
+                return (clear, !free.covers(block));
+            }
+        }
+        (clear, true)
+    }
+
+    /// Notes where tables may be left that are empty, once for a block of 1 GiB, and for so many of them: others
+    /// stay until something is unmapped there again.
+    fn leave(&mut self, emptied: Extent) {
+        const MOST: usize = 256;
+        let block = |extent: &Extent| (extent.first >> 30, extent.last >> 30);
+        let known = self.left.iter().any(|left| block(left) == block(&emptied));
+        if !known && self.left.len() < MOST {
+            self.left.push(emptied);
+        }
+    }
+
+    /// Somewhere where tables may be left that are empty, when no operation is under way.
+    fn take_left(&mut self) -> Option<Extent> {
+        if self.taken.at_work() {
+            return None;
+        }
+        while let Some(left) = self.left.pop() {
+            let taken = self.taken.overlaps(&[left]);
+            if !taken && self.is_vacant(left) {
+                return Some(left);
+            }
+        }
+        None
+    }
+
+    /// True when devices see nothing of `range`.
+    fn is_vacant(&self, range: Extent) -> bool {
+        let mut areas = self.areas.0.overlapping(range.first, range.last);
+        areas.all(|(_, area)| !area.is_there())
+    }
+}
+
+/// Ranges that an operation has taken. Dropped otherwise than by [`run`](Self::run), it has panicked, and they
+/// stay taken.
+pub(crate) struct Claim<'a> {
+    op: Op<'a>,
+    by: u64,
+}
+
+impl Drop for Claim<'_> {
+    fn drop(&mut self) {
+        self.op.ioas.state.lock().taken.abandon(self.by);
+        self.op.ioas.given_back.notify();
+    }
+}
+
+impl Claim<'_> {
+    /// Has `work` work on the ranges, and gives them back.
+    pub(crate) fn run<T>(self, work: impl FnOnce(&Self) -> T) -> T {
+        let result = work(&self);
+        self.give_back();
+        result
+    }
+
+    /// Refuses what was left out of what is taken since an operation on it has panicked.
+    pub(crate) fn check(&self, range: Span<Iova>) -> Result<(), Panicked> {
+        let state = &*self.op.ioas.state.lock();
+        if state.taken.has(self.by, Extent::of(range)) {
+            return Ok(());
+        }
+        let hull = state.hull(Extent::of(range));
+        let broken = state.taken.broken(&[hull]);
+        Err(Panicked(broken.map_or(range, Extent::span)))
+    }
+
+    /// `emptied` lies in what is taken, and is to be emptied: keeps others from what lies around it, too, and
+    /// returns all from which they are kept.
+    pub(crate) fn widen(&self, emptied: Extent) -> Extent {
+        let state = &mut *self.op.ioas.state.lock();
+        let (around, all) = state.around(self.by, emptied);
+        if !all {
+            state.leave(emptied);
+        }
+        state.taken.widen(self.by, emptied, around)
+    }
+
+    /// Gives the ranges back. When no other operation is under way, tables that were left are given back, too.
+    fn give_back(self) {
+        let (op, mut claim) = (self.op, self);
+        while let Some((next, left, owned)) = claim.swap() {
+            claim = next;
+            let backend = &*op.core.backend;
+            let (areas, refused) = (Some((left, owned)), Interruption::Refused);
+            let done = backend.empty(left, areas, refused, &mut |_| ());
+            if done.is_ok() && op.retired().is_strict() {
+                // What is not flushed waits for whoever comes next.
+                let _ = op.retired().flush(backend);
+            } else {
+                backend.leave_gathered();
+            }
+        }
+    }
+
+    /// Gives the ranges back. When no other operation is under way, takes one where tables were left, and what is
+    /// around it.
+    fn swap(self) -> Option<(Self, Extent, Extent)> {
+        let op = self.op;
+        let state = &mut *op.ioas.state.lock();
+        state.taken.give_back(self.by);
+        op.ioas.given_back.notify();
+        mem::forget(self);
+        let left = state.take_left()?;
+        let claim = op.claim(state, &[left]);
+        let (around, _) = state.around(claim.by, left);
+        let owned = state.taken.widen(claim.by, left, around);
+        Some((claim, left, owned))
+    }
+}
+
+/// An area that an operation changes. Dropped, it is among the areas as it is then, also when the operation
+/// panics; a new one that holds nothing is not, unless it has come to its end well.
+pub(crate) struct Hand<'a> {
+    ioas: &'a Ioas,
+    pub(crate) area: HeldArea,
+    /// It is to be among the areas even if nothing is held for it.
+    pub(crate) comes: bool,
+}
+
+impl Drop for Hand<'_> {
+    fn drop(&mut self) {
+        if !self.comes && self.area.hold.is_none() {
+            return;
+        }
+        let area = self.area.lend();
+        let areas = &mut self.ioas.state.lock().areas;
+        match areas.0.at_mut(area.range.start) {
+            Some((_, there)) => *there = area,
+            None => {
+                let inserted = areas.insert(area).is_ok();
+                debug_assert!(inserted, "its range is taken");
+            }
+        }
+    }
+}
