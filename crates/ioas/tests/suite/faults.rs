@@ -426,17 +426,28 @@ fn a_panic_of_the_observer_never_leaves_an_entry_to_memory_that_is_not_pinned() 
                 state.pinned
             );
             assert_eq!(state.in_use - before.in_use, state.pinned - before.pinned);
-            // Whatever is left is an area, and can be unmapped.
-            bench
-                .space
-                .unmap(Span::new(AT, bench.whole.len()), &mut ())
-                .unwrap();
-            assert_eq!(bench.state(), before);
-            bench.works_still();
-            bench.end();
+            let range = Span::new(AT, bench.whole.len());
+            let unmapped = bench.space.unmap(range, &mut ());
             if result.is_ok() {
+                unmapped.unwrap();
+                assert_eq!(bench.state(), before);
+                bench.works_still();
+                bench.end();
                 break;
             }
+            // The range stays taken, and is named. Its neighbours are as before.
+            let named =
+                matches!(unmapped, Err(UnmapError::Panicked { range: taken }) if taken == range);
+            assert!(named, "{unmapped:?}");
+            let again = bench.map(&mut Watch::default());
+            assert!(matches!(again, Err(MapError::Panicked { .. })), "{again:?}");
+            for beside in [
+                Span::new(AT - 16 * PAGE, 16 * PAGE),
+                Span::new(range.last() + 1, 16 * PAGE),
+            ] {
+                assert_eq!(bench.space.unmap(beside, &mut ()).unwrap().areas, 1);
+            }
+            bench.end();
             n += 1;
         }
         assert!(n > 30, "only {n} places to panic at");

@@ -35,5 +35,6 @@ mod ranges;
 mod released;
 mod released_model;
 mod roots;
+mod threads;
 mod two_domains;
 mod vm_memory;
