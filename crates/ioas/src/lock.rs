@@ -65,10 +65,6 @@ impl<T> RwLock<T> {
     pub(crate) fn get_mut(&mut self) -> &mut T {
         sound(self.0.get_mut())
     }
-
-    pub(crate) fn into_inner(self) -> T {
-        sound(self.0.into_inner())
-    }
 }
 
 /// What threads wait for that find a state under a [`Mutex`] not as they need it.

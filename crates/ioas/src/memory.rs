@@ -132,18 +132,23 @@ impl Memory {
         Busy { memory: self, by }
     }
 
-    /// Has `work` give back the pin with number `pin`, or a part of it, outside of the lock, when no thread
-    /// reads it. What remains is there again under the lock that is returned.
+    /// Has `work` give back `len` bytes of the pin with number `pin` outside of the lock, when no thread reads it.
+    /// It receives whether they are the last, which is what this returns, too. What remains is there again
+    /// under the lock that is returned.
     fn with_pin<T>(
         &self,
         pin: usize,
-        work: impl FnOnce(&mut Option<Box<dyn Pinned>>) -> T,
-    ) -> Option<(T, Guard<'_, Pins>)> {
+        len: u64,
+        work: impl FnOnce(&mut Option<Box<dyn Pinned>>, bool) -> T,
+    ) -> Option<(T, bool, Guard<'_, Pins>)> {
         let mut pins = self.pins.lock();
-        let here = loop {
+        let (here, last) = loop {
             let held = pins.held.get_mut(pin)?.as_mut()?;
             match held.pin.take().map(Arc::try_unwrap) {
-                Some(Ok(here)) => break Some(here),
+                Some(Ok(here)) => {
+                    held.used -= len;
+                    break (Some(here), held.used == 0);
+                }
                 Some(Err(read)) => held.pin = Some(read),
                 None => {}
             }
@@ -152,9 +157,12 @@ impl Memory {
         drop(pins);
         let memory = self;
         let mut back = Back { memory, pin, here };
-        let result = work(&mut back.here);
-        drop(back);
-        Some((result, self.pins.lock()))
+        let result = work(&mut back.here, last);
+        let mut pins = self.pins.lock();
+        if let (Some(here), Some(Some(held))) = (back.here.take(), pins.held.get_mut(pin)) {
+            held.pin = Some(Arc::new(here));
+        }
+        Some((result, last, pins))
     }
 
     /// The account.
@@ -335,20 +343,12 @@ impl Memory {
     /// When that fails nobody knows how much of it is still pinned. The kernel goes on counting
     /// that, and so does the ledger: the charge stays.
     fn unpin(&self, span: Span<Offset>, pin: usize, freed: &mut Charge) -> Result<u64, Cause> {
-        let last = {
-            let mut pins = self.pins.lock();
-            let held = pins.held.get_mut(pin).and_then(Option::as_mut);
-            held.is_some_and(|held| {
-                held.used -= span.len;
-                held.used == 0
-            })
-        };
-        let done = self.with_pin(pin, |here| match here {
+        let done = self.with_pin(pin, span.len, |here, last| match here {
             Some(_) if last => here.take().map_or(Ok(0), Pinned::unpin),
             Some(here) => here.release(span),
             None => Ok(0),
         });
-        let Some((result, mut pins)) = done else {
+        let Some((result, last, mut pins)) = done else {
             return Ok(0);
         };
         if last {
@@ -383,7 +383,7 @@ impl Memory {
     }
 }
 
-/// A pin of which a part is given back. Dropped, the rest is where it was.
+/// A pin of which a part is given back. When that panics, the rest is where it was.
 struct Back<'m> {
     memory: &'m Memory,
     pin: usize,

@@ -227,14 +227,29 @@ impl State {
         (clear, true)
     }
 
-    /// Notes where tables may be left that are empty, once for a block of 1 GiB, and for so many of them: others
-    /// stay until something is unmapped there again.
-    fn leave(&mut self, emptied: Extent) {
+    /// Notes where tables may be left that are empty: those that the first and the last page of `emptied` go
+    /// through. Once for a block of 2 MiB, and for so many of them: others stay until something is unmapped there
+    /// again.
+    fn leave(&mut self, emptied: Extent, page: u64) {
         const MOST: usize = 256;
-        let block = |extent: &Extent| (extent.first >> 30, extent.last >> 30);
-        let known = self.left.iter().any(|left| block(left) == block(&emptied));
-        if !known && self.left.len() < MOST {
-            self.left.push(emptied);
+        let ends = [
+            Extent {
+                first: emptied.first,
+                last: emptied.last.min(emptied.first.saturating_add(page - 1)),
+            },
+            Extent {
+                first: emptied.first.max(emptied.last.saturating_sub(page - 1)),
+                last: emptied.last,
+            },
+        ];
+        for end in ends {
+            let known = self
+                .left
+                .iter()
+                .any(|left| left.first >> 21 == end.first >> 21);
+            if !known && self.left.len() < MOST {
+                self.left.push(end);
+            }
         }
     }
 
@@ -295,10 +310,11 @@ impl Claim<'_> {
     /// `emptied` lies in what is taken, and is to be emptied: keeps others from what lies around it, too, and
     /// returns all from which they are kept.
     pub(crate) fn widen(&self, emptied: Extent) -> Extent {
+        let granule = self.op.core.backend.granule();
         let state = &mut *self.op.ioas.state.lock();
         let (around, all) = state.around(self.by, emptied);
         if !all {
-            state.leave(emptied);
+            state.leave(emptied, granule);
         }
         state.taken.widen(self.by, emptied, around)
     }

@@ -119,6 +119,8 @@ fn measure(runs: u64) -> [(u64, u64); 2] {
 
 #[test]
 fn a_million_runs_take_no_more_memory_than_a_few() {
+    // A thread that reads tables for the first time gets a place for that.
+    measure(16);
     let few = measure(16);
     // 64 GiB.
     let many = measure(1 << 20);

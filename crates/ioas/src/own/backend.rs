@@ -25,7 +25,7 @@ impl Own {
     /// The addresses of each domain.
     fn apertures(&self) -> impl Iterator<Item = Aperture> + '_ {
         let tables = self.domains.iter().map(|domain| &domain.table);
-        tables.map(|table| table.read().aperture())
+        tables.map(|table| table.aperture())
     }
 
     /// True when every unit notes what its devices write to.
@@ -88,7 +88,7 @@ impl Backend for Own {
 
     /// The smallest page that every domain has; 1 without a domain.
     fn granule(&self) -> u64 {
-        let smallest = |domain: &Domain| domain.table.read().page_sizes().smallest();
+        let smallest = |domain: &Domain| domain.table.page_sizes().smallest();
         self.domains.iter().map(smallest).max().unwrap_or(1)
     }
 
@@ -183,7 +183,7 @@ impl Backend for Own {
     fn set_aside(&self, range: Span<Iova>) -> Result<(), MapError> {
         for (place, domain) in self.domains.iter().enumerate() {
             let mut spare = domain.spare.lock();
-            let kept = spare.add(range, &domain.table.read());
+            let kept = spare.add(range, &domain.table);
             drop(spare);
             if let Err(cause) = kept {
                 for domain in &self.domains[..place] {
@@ -231,7 +231,7 @@ impl Backend for Own {
         size: u64,
         interruption: Interruption,
     ) -> Result<(), ResizeError<FlushError>> {
-        let has = |domain: &&Domain| domain.table.read().page_sizes().bits() & size == size;
+        let has = |domain: &&Domain| domain.table.page_sizes().bits() & size == size;
         self.domains
             .iter()
             .filter(has)
@@ -302,7 +302,7 @@ impl Backend for Own {
                     pending.mark(*range);
                 }
                 if domain.tracked {
-                    let bytes = domain.table.write().harvest(*range, pending);
+                    let bytes = domain.table.harvest(*range, pending);
                     found.bytes += bytes.map_err(HarvestError::Table)?;
                 }
             }
@@ -385,7 +385,7 @@ impl Backend for Own {
     /// Those of the tables of all domains.
     fn page_sizes(&self) -> Option<PageSizes> {
         let tables = self.domains.iter().map(|domain| &domain.table);
-        let sizes = tables.map(|table| table.read().page_sizes());
+        let sizes = tables.map(|table| table.page_sizes());
         sizes.reduce(|all, here| PageSizes::from_bits(all.bits() & here.bits()))
     }
 

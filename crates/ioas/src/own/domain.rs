@@ -14,26 +14,20 @@ use core::mem;
 use core::sync::atomic::{AtomicBool, Ordering};
 
 use iommu::{DeviceId, DomainId, FlushError, NodeId, Unit};
-use iopt::{
-    AnyMemory, AnyTable, Discard, FormatId, Gather, Interruption, Invalidation, Prot, ResizeError,
-    WithDirty,
-};
+use iopt::{AnyTable, FormatId, Gather, Interruption, Invalidation, Prot, ResizeError, WithDirty};
 use runs::{Iova, Joiner, PageSizes, Run, Span};
 
 use super::relocate::Leaving;
 use super::spare::Spare;
 use super::written::Written;
 use crate::error::DetachError;
-use crate::lock::{Guard, Mutex, RwLock, WriteGuard};
+use crate::lock::Mutex;
 use crate::placement::home;
 use crate::taken::Extent;
 
 pub(crate) struct Domain {
     pub(crate) id: DomainId,
-    /// One thread at a time changes it.
-    pub(crate) table: RwLock<AnyTable>,
-    /// That of the table.
-    pub(super) memory: AnyMemory,
+    pub(crate) table: AnyTable,
     pub(crate) devices: Devices,
     pub(super) gathers: Mutex<Gathers>,
     /// Held over a flush.
@@ -51,7 +45,7 @@ pub(crate) struct Domain {
     /// Leaves have a new size that a unit may not have taken notice of: until it has, they must not
     /// be changed again, since it may still note in the old ones what a device does.
     unsettled: AtomicBool,
-    /// Tables for what is released. Locked before the table.
+    /// Tables for what is released.
     pub(super) spare: Mutex<Spare>,
 }
 
@@ -81,25 +75,11 @@ pub(crate) struct Member {
     pub(crate) near: Option<NodeId>,
 }
 
-/// What was set aside, if that is needed, and the table.
-type ToMap<'d> = (Option<Guard<'d, Spare>>, WriteGuard<'d, AnyTable>);
-
-impl Gathers {
-    /// True when tables were taken out that a unit may still know of.
-    fn has_tables(&self) -> bool {
-        let under_way = self.under_way.as_deref();
-        let gathered = [&self.fresh, &self.left].map(Gather::invalidation);
-        let mut all = gathered.into_iter().chain(under_way);
-        all.any(Invalidation::tables_unlinked)
-    }
-}
-
 impl Domain {
     pub(crate) fn new(id: DomainId, table: AnyTable, coherent: Option<bool>) -> Self {
         Self {
             id,
-            memory: table.memory().clone(),
-            table: RwLock::new(table),
+            table,
             devices: Devices(Vec::new()),
             gathers: Mutex::default(),
             flushing: Mutex::default(),
@@ -117,7 +97,7 @@ impl Domain {
     pub(crate) fn suits(&self, unit: &dyn Unit, dirty: bool) -> bool {
         let can = unit.capabilities();
         let (root, own) = {
-            let table = self.table.read();
+            let table = &self.table;
             (table.root(), table.page_sizes().bits())
         };
         let sizes = |offered: PageSizes| own & offered.bits() == own;
@@ -137,7 +117,7 @@ impl Domain {
     /// some never do, and RISC-V's where there is Svpbmt: without it, the physical address decides.
     pub(crate) fn prot(&self, prot: Prot, mmio: bool) -> Prot {
         let device = prot | Prot::DEVICE;
-        let table = self.table.read();
+        let table = &self.table;
         let arm = matches!(
             table.root().format,
             FormatId::ArmStage1(_) | FormatId::ArmStage2(_)
@@ -174,7 +154,7 @@ impl Domain {
         };
         if !batch.gather.is_empty() {
             let flushed = batch.gather.flush_with(|what| self.invalidate(what))?;
-            self.table.write().reclaim(flushed);
+            self.table.reclaim(flushed);
         }
         batch.unsettled = false;
         drop(batch);
@@ -199,7 +179,7 @@ impl Domain {
         if gather.is_empty() {
             *gather = other;
         } else if !other.is_empty() {
-            self.memory.join(gather, other);
+            self.table.memory().join(gather, other);
         }
     }
 
@@ -246,37 +226,19 @@ impl Domain {
     ) -> Result<(), iopt::UnmapError> {
         let tracked = self.tracked;
         if let Some(leaving) = &mut *self.leaving.lock() {
-            leaving.empty(range, tracked, note)?;
+            leaving.empty(range, owned, tracked, note)?;
         }
         self.written.lock().take(range, note);
         let mut gather = Gather::new();
-        // A table that one thread at a time changes gives back whatever is empty: see `table_to_map`.
-        let _ = owned;
-        let mut table = self.table.write();
-        let emptied = empty_table(&mut table, &mut gather, range, tracked, note);
+        let emptied = empty_table(&self.table, &mut gather, range, owned, tracked, note);
         self.join(&mut self.gathers.lock().fresh, gather);
         emptied
-    }
-
-    /// The table, to map in it, and, for something that was `released`, the tables that were set aside. A unit
-    /// that still knows of tables which another thread has taken out would not see what is mapped where
-    /// these were.
-    pub(super) fn table_to_map(&self, released: bool) -> Result<ToMap<'_>, FlushError> {
-        loop {
-            let spare = released.then(|| self.spare.lock());
-            let table = self.table.write();
-            if !self.gathers.lock().has_tables() {
-                return Ok((spare, table));
-            }
-            drop((spare, table));
-            self.flush()?;
-        }
     }
 
     /// What of `areas` it can translate, in at most two stretches: a table finds what lies in a stretch faster
     /// than we do, and goes down once.
     pub(crate) fn within(&self, areas: Extent) -> impl Iterator<Item = Span<Iova>> {
-        let halves = self.table.read().aperture().spans();
+        let halves = self.table.aperture().spans();
         halves.filter_map(move |half| areas.within(half))
     }
 
@@ -287,7 +249,7 @@ impl Domain {
         owned: Extent,
         note: &mut dyn FnMut(Span<Iova>),
     ) -> Result<(), iopt::UnmapError> {
-        let halves = self.table.read().aperture().spans();
+        let halves = self.table.aperture().spans();
         for half in halves {
             if let (Some(range), Some(owned)) = (areas.within(half), owned.within(half)) {
                 self.empty(range, owned, note)?;
@@ -298,23 +260,23 @@ impl Domain {
 
     /// Tables that were set aside for `range` alone are free.
     pub(crate) fn give_back(&self, range: Span<Iova>) {
-        self.spare.lock().give_back(range, &self.memory);
+        self.spare.lock().give_back(range, self.table.memory());
     }
 
     /// Sets aside what is wanted for what is released, as far as there are tables.
     pub(crate) fn fill_up(&self) {
-        self.spare.lock().fill_up(&self.memory);
+        self.spare.lock().fill_up(self.table.memory());
     }
 
     /// Begins to track what devices write to, as far as table and units can.
     pub(crate) fn track(&mut self) {
-        self.tracked = self.table.get_mut().track_dirty(true).is_ok();
+        self.tracked = self.table.track_dirty(true).is_ok();
     }
 
     /// Ends it.
     pub(crate) fn untrack(&mut self) {
         // Refused only where it was never on.
-        let _ = self.table.get_mut().track_dirty(false);
+        let _ = self.table.track_dirty(false);
         self.tracked = false;
         self.written.get_mut().clear();
     }
@@ -354,7 +316,7 @@ impl Domain {
     /// Has `job` change the sizes of leaves.
     fn resize(
         &self,
-        job: impl FnOnce(&mut AnyTable, &mut Gather, Flush<'_>) -> Result<(), ResizeError<FlushError>>,
+        job: impl FnOnce(&AnyTable, &mut Gather, Flush<'_>) -> Result<(), ResizeError<FlushError>>,
     ) -> Result<(), ResizeError<FlushError>> {
         // One table has leaves of other sizes, not two.
         if self.leaving.lock().is_some() {
@@ -363,7 +325,7 @@ impl Domain {
         self.settle().map_err(ResizeError::Flush)?;
         let mut gather = Gather::new();
         let mut flush = |what: &Invalidation| self.invalidate(what);
-        let done = job(&mut self.table.write(), &mut gather, &mut flush);
+        let done = job(&self.table, &mut gather, &mut flush);
         if matches!(done, Err(ResizeError::Flush(_))) {
             self.unsettled.store(true, Ordering::SeqCst);
         }
@@ -382,7 +344,7 @@ impl Domain {
 
     /// The leaf that goes on over one of the ends of `range`.
     pub(crate) fn leaf_over_ends(&self, range: Span<Iova>) -> Option<Run> {
-        let table = self.table.read();
+        let table = &self.table;
         [range.start, range.last()].into_iter().find_map(|end| {
             let leaf = table.leaf_at(end)?;
             (!range.covers(&leaf.run.input())).then_some(leaf.run)
@@ -407,7 +369,7 @@ impl Domain {
         area: Span<Iova>,
         interruption: Interruption,
     ) -> Result<(), ResizeError<FlushError>> {
-        let first = self.table.read().leaf_at(range.start);
+        let first = self.table.leaf_at(range.start);
         let ends = if first.is_some_and(|leaf| leaf.run.input().covers(&range)) {
             [Some(range.start), None]
         } else {
@@ -426,7 +388,7 @@ impl Domain {
     ///
     /// In a page that could be one, so could each smaller page.
     fn complete_page(&self, at: u64, area: Span<Iova>) -> Option<Span<Iova>> {
-        let table = self.table.read();
+        let table = &self.table;
         let leaf = table.leaf_at(at)?.run;
         let sizes = table.page_sizes();
         let larger = sizes.iter().filter(|size| *size > leaf.len);
@@ -452,7 +414,7 @@ impl Domain {
         if let Some(leaving) = self.leaving.into_inner() {
             leaving.end(self.tracked, &mut written);
         }
-        let table = self.table.into_inner();
+        let table = self.table;
         self.spare.into_inner().end(table.memory());
         let Gathers { fresh, left, .. } = self.gathers.into_inner();
         for gather in [fresh, left] {
@@ -485,38 +447,34 @@ impl Drop for Batch<'_> {
 
 /// Empties `range` of a table, in which leaves end where it ends.
 pub(super) fn empty_table(
-    table: &mut AnyTable,
+    table: &AnyTable,
     gather: &mut Gather,
     range: Span<Iova>,
+    owned: Span<Iova>,
     tracked: bool,
     note: &mut dyn FnMut(Span<Iova>),
 ) -> Result<(), iopt::UnmapError> {
+    let owner = table.owning(owned);
+    if !tracked {
+        return owner.clear(range, gather);
+    }
     let mut noting = WithDirty(|run: Run, dirty: bool| {
         if dirty {
             note(run.input());
         }
     });
-    let emptied = if tracked {
-        table.unmap_mapped(range, gather, &mut noting)
-    } else {
-        table.unmap_mapped(range, gather, &mut Discard)
-    };
+    let emptied = owner.unmap_mapped(range, gather, &mut noting);
     emptied.map(|_| ())
 }
 
 /// Gives back all tables of one that no unit walks, and what was taken out of it. What devices have
 /// written to goes to `written` if that is tracked.
-pub(super) fn end_table(
-    mut table: AnyTable,
-    mut gather: Gather,
-    tracked: bool,
-    written: &mut Written,
-) {
+pub(super) fn end_table(table: AnyTable, mut gather: Gather, tracked: bool, written: &mut Written) {
     if tracked {
         let mut joiner = Joiner::new();
         for half in table.aperture().spans() {
             // Refused only in a damaged table, of which all is given back all the same.
-            let _ = empty_table(&mut table, &mut gather, half, true, &mut |run| {
+            let _ = empty_table(&table, &mut gather, half, half, true, &mut |run| {
                 joiner
                     .push(run)
                     .into_iter()

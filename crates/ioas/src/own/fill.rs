@@ -185,20 +185,15 @@ fn map(domains: &[Domain], at: u64, runs: &[Span<Pa>], leaves: Leaves) -> Result
     // A table that is alone plans, reserves and fills in one call, with short cuts.
     if let ([domain], false) = (domains, leaves.released) {
         let prot = prot(domain);
-        let (_, mut table) = domain.table_to_map(false).map_err(MapError::Flush)?;
-        return table.map(at, runs, prot).map_err(MapError::Table);
+        return domain.table.map(at, runs, prot).map_err(MapError::Table);
     }
-    let locked = domains.iter().map(|domain| {
-        let prot = prot(domain);
-        let to_map = domain.table_to_map(leaves.released);
-        to_map.map(|(spare, table)| (prot, spare, table))
-    });
-    let mut locked = locked
-        .collect::<Result<Vec<_>, _>>()
-        .map_err(MapError::Flush)?;
-    let planned = locked.iter_mut().map(|(prot, spare, table)| {
+    let spares = domains
+        .iter()
+        .map(|domain| leaves.released.then(|| domain.spare.lock()));
+    let mut spares: Vec<_> = spares.collect();
+    let planned = domains.iter().zip(&mut spares).map(|(domain, spare)| {
         let spare = spare.as_mut().map(|spare| spare.tables());
-        table.plan_map(at, runs, *prot, spare)
+        domain.table.plan_map(at, runs, prot(domain), spare)
     });
     let planned = planned.collect::<Result<Vec<_>, _>>();
     planned

@@ -189,7 +189,7 @@ impl Ioas {
         }
         drop(state);
         let domain = |domain: &Domain| {
-            let table = domain.table.read();
+            let table = &domain.table;
             let devices = domain.devices.0.iter();
             HandedDomain {
                 id: domain.id,

@@ -160,7 +160,7 @@ impl Own {
             if domain.coherent.is_some() && !suits {
                 continue;
             }
-            match unit.attach(device, domain.id, domain.table.get_mut().root()) {
+            match unit.attach(device, domain.id, domain.table.root()) {
                 Ok(()) => {
                     domain.devices.0.push(member);
                     return Ok(());
@@ -192,7 +192,7 @@ impl Own {
         let charged = charged.map_err(|(area, cause)| AttachError::Replay { area, cause });
         let attached = charged.and_then(|charged| {
             replay(&mut domain, &self.batches, areas)?;
-            let root = domain.table.get_mut().root();
+            let root = domain.table.root();
             unit.attach(device, id, root).map_err(AttachError::Unit)?;
             Ok(charged)
         });
@@ -308,7 +308,7 @@ fn replay(domain: &mut Domain, batches: &Batches, areas: &mut Areas) -> Result<(
     areas.0.try_for_each_mut(0, u64::MAX, |range, area| {
         let failed = |cause| AttachError::Replay { area: range, cause };
         if area.released {
-            let kept = domain.spare.get_mut().add(range, domain.table.get_mut());
+            let kept = domain.spare.get_mut().add(range, &domain.table);
             kept.map_err(|cause| failed(MapError::Table(cause)))?;
         }
         if !area.is_there() {

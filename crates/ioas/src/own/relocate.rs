@@ -77,10 +77,12 @@ impl Leaving {
     pub(super) fn empty(
         &mut self,
         range: Span<Iova>,
+        owned: Span<Iova>,
         tracked: bool,
         note: &mut dyn FnMut(Span<Iova>),
     ) -> Result<(), iopt::UnmapError> {
-        empty_table(&mut self.table, &mut self.gather, range, tracked, note)
+        let Self { table, gather } = self;
+        empty_table(table, gather, range, owned, tracked, note)
     }
 
     /// No unit walks it any more: what devices have written to goes to `written` if that is tracked.
@@ -120,12 +122,12 @@ impl Own {
             .devices
             .units()
             .all(|unit| copy.suits(unit, domain.tracked));
-        if !fits || copy.table.get_mut().page_sizes() != domain.table.get_mut().page_sizes() {
+        if !fits || copy.table.page_sizes() != domain.table.page_sizes() {
             copy.end();
             return Err(MoveError::Differs { domain: id });
         }
         let mut copied = replay(&mut copy, &self.batches, areas).map_err(MoveError::Copy);
-        let sizes = copy.table.get_mut().page_sizes().bits();
+        let sizes = copy.table.page_sizes().bits();
         let size = leaf.filter(|size| sizes & size == *size);
         for area in areas.iter().filter(|area| area.is_there()) {
             if let (Ok(()), Some(size)) = (&copied, size) {
@@ -138,11 +140,10 @@ impl Own {
             copy.end();
             return Err(cause);
         }
-        let (table, spare) = (copy.table.into_inner(), copy.spare.into_inner());
-        let old = domain.table.get_mut();
+        let (table, spare) = (copy.table, copy.spare.into_inner());
+        let old = &mut domain.table;
         let spare = mem::replace(domain.spare.get_mut(), spare);
         spare.end(old.memory());
-        domain.memory = table.memory().clone();
         domain.gathers.get_mut().left.walk_from(table.root());
         *domain.leaving.get_mut() = Some(Leaving {
             table: mem::replace(old, table),

@@ -27,9 +27,7 @@ impl Ioas {
     pub fn tables<T>(&self, mut work: impl FnMut(DomainId, &AnyTable) -> T) -> Vec<T> {
         let core = self.gate.read();
         let domains = core.own_ref().map_or(&[][..], |own| own.domains.as_slice());
-        let each = domains
-            .iter()
-            .map(|domain| work(domain.id, &domain.table.read()));
+        let each = domains.iter().map(|domain| work(domain.id, &domain.table));
         each.collect()
     }
 
@@ -37,7 +35,7 @@ impl Ioas {
     pub fn with_table<T>(&self, work: impl FnOnce(&AnyTable) -> T) -> Option<T> {
         let core = self.gate.read();
         let first = core.own_ref()?.domains.first()?;
-        Some(work(&first.table.read()))
+        Some(work(&first.table))
     }
 
     /// The physical address behind `iova`, in the first domain.

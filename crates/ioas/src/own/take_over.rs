@@ -202,10 +202,7 @@ impl Ioas {
         }
         for area in areas.iter().filter(|area| area.released) {
             for domain in &mut domains {
-                let kept = domain
-                    .spare
-                    .get_mut()
-                    .add(area.range, domain.table.get_mut());
+                let kept = domain.spare.get_mut().add(area.range, &domain.table);
                 kept.map_err(|cause| TakeOverError::Hold {
                     area: area.range,
                     cause: MapError::Table(cause),
@@ -215,7 +212,7 @@ impl Ioas {
         let held = areas.iter().filter(|area| area.is_there());
         let bytes = held.fold(0u64, |sum, area| sum.saturating_add(area.range.len));
         for domain in &mut domains {
-            let mapped = domain.table.get_mut().leaf_sizes().total().bytes;
+            let mapped = domain.table.leaf_sizes().total().bytes;
             if mapped != bytes {
                 return Err(TakeOverError::More {
                     domain: domain.id,
@@ -348,7 +345,6 @@ fn same(domain: &Domain, iova: u64, run: Span<Pa>, prot: Prot) -> Result<(), Tak
     let mut wrong = None;
     domain
         .table
-        .read()
         .for_each_leaf(Span::new(iova, run.len), |leaf| {
             let Some(offset) = done.filter(|_| wrong.is_none()) else {
                 return;
