@@ -208,23 +208,27 @@ impl State {
         }
         let clear = self.taken.clip(by, free, emptied);
         let alone = self.taken.is_alone(by);
-        // What tables of 512 entries translate, from the smallest pages on. For others it is the same: where a
-        // smaller block is not empty, no larger one is.
-        for log2 in [21, 30, 39, 48, 57] {
-            let mask = (1u64 << log2) - 1;
-            let block = Extent {
-                first: emptied.first & !mask,
-                last: emptied.last | mask,
-            };
-            if !clear.covers(block) || (log2 == 30 && !alone) {
-                let clear = Extent {
-                    first: block.first.max(clear.first),
-                    last: block.last.min(clear.last),
+        // The smallest block around an address that has something else in it, as far as it is clear, and whether that
+        // is all that is free. Blocks are what tables of 512 entries translate, from the smallest pages on. For
+        // others it is the same: where a smaller block is not empty, no larger one is.
+        let beside = |at: u64| {
+            for log2 in [21, 30, 39, 48, 57] {
+                let mask = (1u64 << log2) - 1;
+                let block = Extent {
+                    first: at & !mask,
+                    last: at | mask,
                 };
-                return (clear, !free.covers(block));
+                if !clear.covers(block) || (log2 == 30 && !alone) {
+                    let first = block.first.max(clear.first);
+                    let last = block.last.min(clear.last);
+                    return (Extent { first, last }, !free.covers(block));
+                }
             }
-        }
-        (clear, true)
+            (clear, true)
+        };
+        let ((head, all_before), (tail, all_behind)) =
+            (beside(emptied.first), beside(emptied.last));
+        (emptied.with(head).with(tail), all_before && all_behind)
     }
 
     /// Notes where tables may be left that are empty: those that the first and the last page of `emptied` go
