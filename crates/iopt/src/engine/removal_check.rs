@@ -25,6 +25,10 @@ pub(super) trait RemovalCheck<F: Format, M: TableMemory> {
 
     /// True when it is known, or nobody asks, how much of that is mapped: all counts as mapped.
     fn is_known(&self) -> bool;
+
+    /// True when nothing has to be looked at where leaves map all of the range, and none reaches over
+    /// its ends.
+    fn takes_any_leaf(&self) -> bool;
 }
 
 impl<F: Format, M: TableMemory, L: RemovalCheck<F, M>> RemovalCheck<F, M> for &mut L {
@@ -42,6 +46,11 @@ impl<F: Format, M: TableMemory, L: RemovalCheck<F, M>> RemovalCheck<F, M> for &m
     #[inline(always)]
     fn is_known(&self) -> bool {
         (**self).is_known()
+    }
+
+    #[inline(always)]
+    fn takes_any_leaf(&self) -> bool {
+        (**self).takes_any_leaf()
     }
 }
 
@@ -105,6 +114,11 @@ impl<F: Format, M: TableMemory> RemovalCheck<F, M> for Range {
     fn is_known(&self) -> bool {
         self.amount != Amount::Mapped
     }
+
+    #[inline(always)]
+    fn takes_any_leaf(&self) -> bool {
+        true
+    }
 }
 
 /// Pages of one size, as far as there are any.
@@ -163,5 +177,9 @@ impl<F: Format, M: TableMemory> RemovalCheck<F, M> for Pages {
 
     fn is_known(&self) -> bool {
         true
+    }
+
+    fn takes_any_leaf(&self) -> bool {
+        false
     }
 }

@@ -10,7 +10,7 @@ use super::removal_check::{Amount, Range, RemovalCheck};
 use super::removed::Removed;
 use super::sink::{Discard, RunSink, Wants};
 use super::{Level, Table, at_level, at_top, part};
-use crate::cell::Cell;
+use crate::cell::{Cell, Series};
 use crate::error::UnmapError;
 use crate::format::{Entry, Format};
 use crate::gather::Gather;
@@ -84,15 +84,22 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         let at = self.check_range(range)?;
         self.intact()?;
         let (table, level) = self.lowest::<P, false>(at, range.len, access);
-        let len = at_level!(level, F, V => look.check::<V>(self, table, at, range.len));
-        self.intact()?;
-        let len = len?;
-        if len == 0 {
-            // Not one of the pages is there.
-            return Ok(0);
-        }
         let mut removed = Removed::new(self.aperture(), look.is_known(), gather, sink);
-        at_level!(level, F, V => self.clear_below::<V, S, P>(table, at, len, &mut removed, access));
+        let mut len = range.len;
+        let taken = look.takes_any_leaf()
+            && at_level!(level, F, V => self.take_run::<V, S>(table, at, len, &mut removed));
+        if !taken {
+            let look = at_level!(level, F, V => look.check::<V>(self, table, at, len));
+            self.intact()?;
+            len = look?;
+            if len == 0 {
+                // Not one of the pages is there.
+                return Ok(0);
+            }
+            at_level!(level, F, V => {
+                self.clear_below::<V, S, P>(table, at, len, &mut removed, access)
+            });
+        }
         let outcome = removed.finish();
         self.count::<P>(0, outcome.tables);
         if self.frees_emptied(level, at, access)
@@ -103,6 +110,50 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         }
         self.intact()?;
         Ok(outcome.bytes)
+    }
+
+    /// Removes `[at, at + todo)` if leaves of `table` map all of it as one run: one look, and stores that
+    /// need no other. False, with nothing stored, when that is not so.
+    #[inline(always)]
+    fn take_run<V: Level, S: RunSink>(
+        &self,
+        table: u64,
+        at: u64,
+        todo: u64,
+        removed: &mut Removed<'_, S>,
+    ) -> bool {
+        let (shift, last) = (F::shift(V::N), at + (todo - 1));
+        let room = self.room(V::N, at, todo);
+        if removed.wants() == Wants::DirtyRuns
+            || room < todo
+            || (at | todo) & ((1 << shift) - 1) != 0
+        {
+            return false;
+        }
+        let cells = self.cells(table, V::N);
+        let cells = part(cells, self.index(V::N, at), (todo >> shift) as usize);
+        let word = cells.first().map_or(0, Cell::get);
+        let Entry::Leaf { pa, log2 } = F::decode(V::N, word) else {
+            return false;
+        };
+        let rest = (1u64 << log2) - 1;
+        // Leaves of a series have one size, where their entries go on by a constant step.
+        if log2 != shift || at & rest != 0 || last & rest != rest {
+            return false;
+        }
+        let series = |next, stride| Series {
+            next,
+            stride,
+            ignored: F::HARDWARE_BITS,
+        };
+        if M::Cell::match_series(cells, series(word, F::stride(shift))) != cells.len() {
+            return false;
+        }
+        M::Cell::set_series(cells, series(0, 0));
+        self.memory.written(cells);
+        removed.leaves(V::N, at, pa, todo, false);
+        self.watch(at, pa, todo);
+        true
     }
 
     /// Unlinks the tables on the way to `[at, at + len)` that are empty, as far as the operation owns
