@@ -67,6 +67,16 @@ impl<T> RwLock<T> {
     }
 }
 
+/// Lets other threads run for a moment.
+pub(crate) fn pause() {
+    #[cfg(feature = "std")]
+    std::thread::sleep(core::time::Duration::from_micros(50));
+    #[cfg(not(feature = "std"))]
+    for _ in 0..64 {
+        core::hint::spin_loop();
+    }
+}
+
 /// What threads wait for that find a state under a [`Mutex`] not as they need it.
 #[derive(Debug, Default)]
 pub(crate) struct Changed {
@@ -91,9 +101,7 @@ impl Changed {
     #[cfg(not(feature = "std"))]
     pub(crate) fn wait<'a, T>(&self, mutex: &'a Mutex<T>, guard: Guard<'a, T>) -> Guard<'a, T> {
         drop(guard);
-        for _ in 0..64 {
-            core::hint::spin_loop();
-        }
+        pause();
         mutex.lock()
     }
 

@@ -15,7 +15,7 @@
 //!    without table memory) does so here. Plans made before are then dropped, and with them go their
 //!    reserves: no table has changed, and no unit has to forget anything.
 //! 2. Only when all domains have planned, each is **filled** from what it has reserved. That cannot fail:
-//!    between plan and fill the tables are borrowed, and a plan counts exactly what its fill takes.
+//!    the range is this operation's alone, and a plan counts what its fill takes at most.
 //!
 //! So at any time all domains have the same bytes, all of what was mapped before, and an operation that
 //! ends early has to take just these back. That is the limit of the promise: runs are found batch by
@@ -37,6 +37,7 @@ use runs::{Iova, Joiner, Offset, Pa, Span};
 use super::domain::Domain;
 use crate::area::HeldArea;
 use crate::error::MapError;
+use crate::lock::pause;
 use crate::memory::Hold;
 use crate::object::RunReader;
 use crate::observer::{Observer, Step, observed};
@@ -179,13 +180,42 @@ impl<'a> Fill<'a> {
     }
 }
 
+/// How often a map is tried again while tables wait for another thread.
+const ROUNDS: u32 = 200;
+
 /// Maps `runs` from `at` on in all of `domains`, or stores nothing.
+///
+/// Tables that were given back wait for threads that are inside of the table, of which the scheduler may have
+/// stopped one. So a map that finds no tables is refused only when none wait, or have for long.
 fn map(domains: &[Domain], at: u64, runs: &[Span<Pa>], leaves: Leaves) -> Result<(), MapError> {
+    let (mut all_there, mut round) = (false, 0);
+    loop {
+        match map_once(domains, at, runs, leaves) {
+            Err(iopt::MapError::NoTables(_)) if !all_there && round < ROUNDS => {
+                all_there = true;
+                for domain in domains {
+                    all_there &= domain.table.poll();
+                }
+                if !all_there {
+                    pause();
+                }
+                round += 1;
+            }
+            done => return done.map_err(MapError::Table),
+        }
+    }
+}
+
+fn map_once(
+    domains: &[Domain],
+    at: u64,
+    runs: &[Span<Pa>],
+    leaves: Leaves,
+) -> Result<(), iopt::MapError> {
     let prot = |domain: &Domain| domain.prot(leaves.prot, leaves.mmio);
     // A table that is alone plans, reserves and fills in one call, with short cuts.
     if let ([domain], false) = (domains, leaves.released) {
-        let prot = prot(domain);
-        return domain.table.map(at, runs, prot).map_err(MapError::Table);
+        return domain.table.map(at, runs, prot(domain));
     }
     let spares = domains
         .iter()
@@ -195,8 +225,6 @@ fn map(domains: &[Domain], at: u64, runs: &[Span<Pa>], leaves: Leaves) -> Result
         let spare = spare.as_mut().map(|spare| spare.tables());
         domain.table.plan_map(at, runs, prot(domain), spare)
     });
-    let planned = planned.collect::<Result<Vec<_>, _>>();
-    planned
-        .and_then(|planned| planned.into_iter().try_for_each(AnyPlanned::fill))
-        .map_err(MapError::Table)
+    let planned: Vec<_> = planned.collect::<Result<_, _>>()?;
+    planned.into_iter().try_for_each(AnyPlanned::fill)
 }

@@ -367,6 +367,11 @@ impl AnyTable {
         self.table.reclaim(flushed);
     }
 
+    /// See [`SharedTable::poll`].
+    pub fn poll(&self) -> bool {
+        self.table.poll()
+    }
+
     /// See [`Table::tear_down`].
     pub fn tear_down(self) -> (Gather, AnyMemory) {
         (self.table.tear_down(), self.memory)

@@ -87,6 +87,7 @@ pub(super) trait AnyFormat: fmt::Debug + Send + Sync {
     fn is_one_run(&self, range: Span<Iova>) -> bool;
     fn for_each_leaf(&self, range: Span<Iova>, each: &mut dyn FnMut(Leaf));
     fn reclaim(&self, flushed: Flushed);
+    fn poll(&self) -> bool;
     fn tear_down(self: Box<Self>) -> Gather;
 }
 
@@ -224,6 +225,9 @@ impl<F: Format, C: ByWidth> AnyFormat for SharedTable<F, Erased<C>> {
     }
     fn reclaim(&self, flushed: Flushed) {
         self.reclaim(flushed);
+    }
+    fn poll(&self) -> bool {
+        self.poll()
     }
     fn tear_down(self: Box<Self>) -> Gather {
         (*self).into_inner().tear_down().0
