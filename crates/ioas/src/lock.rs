@@ -3,6 +3,8 @@
 //! A thread that panics under a lock leaves a consistent state behind: poison says nothing here.
 
 #[cfg(feature = "std")]
+use core::sync::atomic::{AtomicUsize, Ordering};
+#[cfg(feature = "std")]
 use std::sync::{self as base, PoisonError};
 
 #[cfg(not(feature = "std"))]
@@ -82,19 +84,27 @@ pub(crate) fn pause() {
 pub(crate) struct Changed {
     #[cfg(feature = "std")]
     condvar: std::sync::Condvar,
+    /// How many wait; changed under the lock. To wake none is a system call, too.
+    #[cfg(feature = "std")]
+    waiting: AtomicUsize,
 }
 
 impl Changed {
     /// Releases the lock until the state may have changed.
     #[cfg(feature = "std")]
     pub(crate) fn wait<'a, T>(&self, _mutex: &'a Mutex<T>, guard: Guard<'a, T>) -> Guard<'a, T> {
-        sound(self.condvar.wait(guard))
+        self.waiting.fetch_add(1, Ordering::Relaxed);
+        let guard = sound(self.condvar.wait(guard));
+        self.waiting.fetch_sub(1, Ordering::Relaxed);
+        guard
     }
 
-    /// The state has changed.
+    /// The state has changed, under the lock that is held or was.
     #[cfg(feature = "std")]
     pub(crate) fn notify(&self) {
-        self.condvar.notify_all();
+        if self.waiting.load(Ordering::Relaxed) > 0 {
+            self.condvar.notify_all();
+        }
     }
 
     /// Releases the lock for a moment.

@@ -155,6 +155,7 @@ impl Gather {
         self.set_root(root, 0);
     }
 
+    #[cfg(feature = "alloc")]
     /// Takes in what another gather of the same table holds. `append` puts its tables into the chain.
     pub(crate) fn join(&mut self, other: Self, append: impl FnOnce(&mut Chain, Chain)) {
         for range in other.invalidation.ranges() {

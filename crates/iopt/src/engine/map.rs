@@ -167,7 +167,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         let bits = request.bits;
         let mut cursor = Cursor::new(&request);
         let mut needed = 0;
-        self.plan::<V, P>(Some(table), &mut cursor.clone(), &mut needed, access)?;
+        self.plan::<V, P>(Some(table), &mut cursor.clone(), &mut needed)?;
         self.intact()?;
         let mut reserve = set_aside(&self.memory, needed)?;
         self.announce(&request);
@@ -208,7 +208,6 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         table: Option<u64>,
         cursor: &mut Cursor<'_>,
         needed: &mut u64,
-        access: P,
     ) -> Result<(), Stop> {
         let cells: &[M::Cell] = table.map_or(&[], |table| self.cells(table, V::N));
         let mut room = self.room(V::N, cursor.at, cursor.todo);
@@ -239,7 +238,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
                         }
                         Entry::Leaf { .. } => return Err(Stop::Occupied(cursor.at)),
                     };
-                    self.plan::<V::Below, P>(below, cursor, needed, access)?;
+                    self.plan::<V::Below, P>(below, cursor, needed)?;
                 }
                 Next::Nothing => {
                     // Ranges and runs are multiples of the smallest size: one that does not fit was not

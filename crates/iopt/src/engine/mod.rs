@@ -76,11 +76,14 @@ use crate::gather::{Flushed, Gather};
 use crate::memory::TableMemory;
 
 use access::Access;
-pub(crate) use access::{Disjoint, Exclusive};
+#[cfg(feature = "alloc")]
+pub(crate) use access::Disjoint;
+pub(crate) use access::Exclusive;
 use entries::Order;
 pub(crate) use inspect::inspect;
 pub use inspect::{Damage, DamageKind};
 pub(crate) use levels::{L, Level, at_level, at_top};
+#[cfg(feature = "alloc")]
 pub(crate) use removal_check::Amount;
 use top::Top;
 

@@ -112,7 +112,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         let (table, level) = self.lowest_to_map(request, access)?;
         let (mut cursor, mut needed) = (Cursor::new(request), 0);
         at_level!(level, F, V => {
-            self.plan::<V, _>(Some(table), &mut cursor, &mut needed, access)
+            self.plan::<V, P>(Some(table), &mut cursor, &mut needed)
         })?;
         self.intact()?;
         Ok(((table, level), needed))

@@ -29,6 +29,11 @@ pub(super) trait RemovalCheck<F: Format, M: TableMemory> {
     /// True when nothing has to be looked at where leaves map all of the range, and none reaches over
     /// its ends.
     fn takes_any_leaf(&self) -> bool;
+
+    /// Where it leads, if the look has found that all of it is one run.
+    fn one_run(&self) -> Option<u64> {
+        None
+    }
 }
 
 impl<F: Format, M: TableMemory, L: RemovalCheck<F, M>> RemovalCheck<F, M> for &mut L {
@@ -52,6 +57,11 @@ impl<F: Format, M: TableMemory, L: RemovalCheck<F, M>> RemovalCheck<F, M> for &m
     fn takes_any_leaf(&self) -> bool {
         (**self).takes_any_leaf()
     }
+
+    #[inline(always)]
+    fn one_run(&self) -> Option<u64> {
+        (**self).one_run()
+    }
 }
 
 /// What is to be removed of a range, and what is said of it.
@@ -70,6 +80,30 @@ pub(super) struct Range {
     /// As the caller named it.
     pub(super) named: Span<Iova>,
     pub(super) amount: Amount,
+    pub(super) run: OneRun,
+}
+
+/// Leaves that may be one run, looked at in order.
+#[derive(Clone, Copy, Default)]
+pub(super) struct OneRun {
+    /// Where it begins and where it goes on.
+    found: Option<(u64, u64)>,
+    /// It does not.
+    ends: bool,
+}
+
+impl OneRun {
+    #[inline(always)]
+    pub(super) fn goes_on(&self, pa: u64) -> bool {
+        !self.ends && self.found.is_none_or(|(_, next)| next == pa)
+    }
+
+    #[inline(always)]
+    pub(super) fn add(&mut self, pa: u64, len: u64) {
+        self.ends |= !self.goes_on(pa);
+        let start = self.found.map_or(pa, |(start, _)| start);
+        self.found = Some((start, pa.wrapping_add(len)));
+    }
 }
 
 impl<F: Format, M: TableMemory> RemovalCheck<F, M> for Range {
@@ -101,7 +135,7 @@ impl<F: Format, M: TableMemory> RemovalCheck<F, M> for Range {
                 }
             }
         }
-        if whole && let Some(hole) = tables.first_hole::<V>(table, at, todo) {
+        if whole && let Some(hole) = tables.first_hole::<V>(table, at, todo, &mut self.run) {
             return Err(UnmapError::Hole {
                 range: self.named,
                 at: aperture.extend(hole),
@@ -118,6 +152,12 @@ impl<F: Format, M: TableMemory> RemovalCheck<F, M> for Range {
     #[inline(always)]
     fn takes_any_leaf(&self) -> bool {
         true
+    }
+
+    #[inline(always)]
+    fn one_run(&self) -> Option<u64> {
+        let (start, _) = self.run.found.filter(|_| !self.run.ends)?;
+        Some(start)
     }
 }
 

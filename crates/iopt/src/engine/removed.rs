@@ -16,6 +16,8 @@ pub(super) struct Removed<'a, S> {
     aperture: Aperture,
     /// See [`RemovalCheck::is_known`](super::removal_check::RemovalCheck::is_known).
     pub(super) known: bool,
+    /// Where all of it leads, if that is known to be one run: then leaves are not looked at for the sink.
+    pub(super) one: Option<u64>,
     /// First and last stripped address that was removed.
     hull: Option<(u64, u64)>,
     leaf_levels: u32,
@@ -45,6 +47,7 @@ impl<'a, S: RunSink> Removed<'a, S> {
             dirty: false,
             aperture,
             known,
+            one: None,
             hull: None,
             leaf_levels: 0,
             outcome: Outcome::default(),
@@ -63,6 +66,9 @@ impl<'a, S: RunSink> Removed<'a, S> {
         self.end_of_run();
         if let Some((first, last)) = self.hull {
             let range = Span::new(self.aperture.extend(first), last - first + 1);
+            if let Some(pa) = self.one {
+                self.sink.run(Run::new(range.start, pa, range.len));
+            }
             self.gather.add(range, self.leaf_levels);
         }
         self.outcome
@@ -73,7 +79,7 @@ impl<'a, S: RunSink> Removed<'a, S> {
     pub(super) fn leaves(&mut self, level: usize, at: u64, pa: u64, len: u64, dirty: bool) {
         self.stretch(level, at, at + (len - 1), len);
         let wants = self.wants();
-        if wants == Wants::Nothing {
+        if wants == Wants::Nothing || self.one.is_some() {
             return;
         }
         if wants == Wants::DirtyRuns && dirty != self.dirty {

@@ -5,8 +5,8 @@ use core::slice;
 use runs::{Iova, Run, Span};
 
 use super::access::{Access, Exclusive};
-use super::clear::{first_empty, row_of_leaves, same_run, take_dirty_run};
-use super::removal_check::{Amount, Range, RemovalCheck};
+use super::clear::{row_of_leaves, same_run, take_dirty_run};
+use super::removal_check::{Amount, OneRun, Range, RemovalCheck};
 use super::removed::Removed;
 use super::sink::{Discard, RunSink, Wants};
 use super::{Level, Table, at_level, at_top, part};
@@ -66,6 +66,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         let look = Range {
             named: range,
             amount,
+            run: OneRun::default(),
         };
         self.remove(range, look, gather, sink, access)
     }
@@ -89,12 +90,15 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         let taken = look.takes_any_leaf()
             && at_level!(level, F, V => self.take_run::<V, S>(table, at, len, &mut removed));
         if !taken {
-            let look = at_level!(level, F, V => look.check::<V>(self, table, at, len));
+            let checked = at_level!(level, F, V => look.check::<V>(self, table, at, len));
             self.intact()?;
-            len = look?;
+            len = checked?;
             if len == 0 {
                 // Not one of the pages is there.
                 return Ok(0);
+            }
+            if removed.wants() == Wants::Runs {
+                removed.one = look.one_run();
             }
             at_level!(level, F, V => {
                 self.clear_below::<V, S, P>(table, at, len, &mut removed, access)
@@ -198,23 +202,30 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         count
     }
 
-    /// The first stripped address in `[at, at + todo)` that is not mapped.
-    pub(super) fn first_hole<V: Level>(&self, table: u64, at: u64, todo: u64) -> Option<u64> {
-        if V::N == 0 {
-            let cells = self.cells(table, 0);
-            let pages = (self.room(0, at, todo) >> F::shift(0)) as usize;
-            let hole = first_empty::<F, _>(part(cells, self.index(0, at), pages))?;
-            return Some(at + ((hole as u64) << F::shift(0)));
-        }
+    /// The first stripped address in `[at, at + todo)` that is not mapped; until then, whether it is one
+    /// `run`.
+    pub(super) fn first_hole<V: Level>(
+        &self,
+        table: u64,
+        at: u64,
+        todo: u64,
+        run: &mut OneRun,
+    ) -> Option<u64> {
         let mut entries = self.entries_in(table, V::N, at, todo);
         while let Some(part) = entries.next() {
             match part.entry() {
                 Entry::Empty => return Some(part.at()),
-                Entry::Leaf { log2, .. } => {
-                    entries.pass(row_of_leaves::<F, V, M::Cell>(part.row(), log2));
+                Entry::Leaf { pa, log2 } => {
+                    let count = if run.goes_on(pa) {
+                        same_run::<F, V, M::Cell, false>(part.row(), log2)
+                    } else {
+                        row_of_leaves::<F, V, M::Cell>(part.row(), log2)
+                    };
+                    run.add(pa, (count as u64) << F::shift(V::N));
+                    entries.pass(count);
                 }
                 Entry::Table(below) => {
-                    let hole = self.first_hole::<V::Below>(below, part.at(), part.len());
+                    let hole = self.first_hole::<V::Below>(below, part.at(), part.len(), run);
                     if hole.is_some() {
                         return hole;
                     }
@@ -309,7 +320,8 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     /// and not written, but for a sink that wants dirty state, for which each leaf is taken out by
     /// itself. `at` is the first address that it spans.
     fn read_out<V: Level, S: RunSink>(&self, table: u64, at: u64, removed: &mut Removed<'_, S>) {
-        if V::N == 0 && removed.wants() == Wants::Nothing && !self.memory.watches_runs() {
+        let told = removed.wants() == Wants::Nothing || removed.one.is_some();
+        if V::N == 0 && told && !self.memory.watches_runs() {
             // Every entry of the lowest level stands for its own bytes, in a group or not.
             let rest = self.span_mask(V::N);
             let bytes = if removed.known {

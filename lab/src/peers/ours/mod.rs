@@ -21,8 +21,8 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 
 use anyhow::{Context as _, ensure};
 use iopt::{
-    ArenaError, Cell, Chain, Format, HeapArena, Pending, Prot, RunSink, Table,
-    TableMemory, WideCell, WithDirty,
+    ArenaError, Cell, Chain, Format, HeapArena, Pending, Prot, RunSink, Table, TableMemory,
+    WideCell, WithDirty,
 };
 use runs::{Iova, Pa, PageSizes, Run, Span};
 

@@ -122,7 +122,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         layout.with_cursor(extent, 0, |mut cursor| {
             at_level!(extent.level, F, V => {
                 // Below an entry that is empty: nothing is looked at, and nothing is in the way.
-                let _ = self.plan::<V, Exclusive>(None, &mut cursor, &mut needed, Exclusive);
+                let _ = self.plan::<V, Exclusive>(None, &mut cursor, &mut needed);
             });
         });
         needed
