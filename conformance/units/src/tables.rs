@@ -75,7 +75,7 @@ impl Tables {
         range: Span<Iova>,
         gather: &mut Gather,
     ) -> Result<(), UnmapError> {
-        self.table.unmap(range, gather, &mut Discard)
+        self.table.alone().unmap(range, gather, &mut Discard)
     }
 
     /// See [`iopt::Table::unmap_mapped`].
@@ -84,7 +84,7 @@ impl Tables {
         range: Span<Iova>,
         gather: &mut Gather,
     ) -> Result<u64, UnmapError> {
-        self.table.unmap_mapped(range, gather, &mut Discard)
+        self.table.alone().unmap_mapped(range, gather, &mut Discard)
     }
 
     /// See [`iopt::Table::split`].

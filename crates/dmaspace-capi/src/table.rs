@@ -145,15 +145,10 @@ pub unsafe extern "C" fn dmaspace_table_unmap(
         let mut found = Vec::new();
         let range = runs::Span::new(iova, len);
         let gather = &mut inner.gather;
-        // One call at a time: it owns all that there is.
-        let all = inner
-            .table
-            .aperture()
-            .spans()
-            .find(|all| all.covers(&range));
+        // One call at a time.
         inner
             .table
-            .owning(all.unwrap_or(range))
+            .alone()
             .unmap(range, gather, &mut |run: runs::Run| found.push(run.into()))?;
         inner.removed.append(&mut found);
         // SAFETY: the callbacks are the caller's.

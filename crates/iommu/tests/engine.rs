@@ -75,6 +75,7 @@ fn dma(format: FormatId, levels: u8, sizes: PageSizes) {
 
     let mut gather = Gather::new();
     table
+        .alone()
         .unmap(Span::new(iova, len), &mut gather, &mut iopt::Discard)
         .unwrap();
     // Not flushed: what is cached is still there.
@@ -124,6 +125,7 @@ fn a_table_that_grows_is_followed_by_the_unit_at_the_flush() {
     // so the unit must not go on in it.
     let mut other = Gather::new();
     table
+        .alone()
         .unmap(Span::new(low, 0x1000), &mut other, &mut iopt::Discard)
         .unwrap();
     for gather in [&mut other, &mut gather] {

@@ -1,7 +1,7 @@
 //! Many areas, many devices, many threads.
 
 use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, Barrier};
+use std::sync::{Arc, Barrier, Mutex};
 use std::thread;
 use std::time::Instant;
 
@@ -152,7 +152,7 @@ pub(crate) fn devices(count: u64) -> anyhow::Result<String> {
 }
 
 /// `count` threads on one table. Each has pages of its own, in leaf tables that it shares with all others,
-/// and all of them want one range besides, which exactly one has at a time.
+/// and all of them want one range besides, which exactly one is given at a time.
 pub(crate) fn threads(count: u64, rounds: u64) -> anyhow::Result<String> {
     let tables = Arc::new(HeapTables::with_tables(4096).map_err(any)?);
     let format = VtdSs::new(4).map_err(any)?;
@@ -160,11 +160,13 @@ pub(crate) fn threads(count: u64, rounds: u64) -> anyhow::Result<String> {
     let table: Arc<SharedTable<VtdSs, Arc<HeapTables>>> = Arc::new(SharedTable::new(table));
     let begun = Instant::now();
     let together = Arc::new(Barrier::new(count as usize));
+    let given = Arc::new(Mutex::new(()));
     let thread = |number: u64| {
         let (table, together) = (Arc::clone(&table), Arc::clone(&together));
+        let given = Arc::clone(&given);
         thread::spawn(move || {
             together.wait();
-            play(&table, number, count, rounds)
+            play(&table, &given, number, count, rounds)
         })
     };
     let threads: Vec<_> = (0..count).map(thread).collect();
@@ -202,6 +204,7 @@ fn unmap(table: &SharedTable<VtdSs, Arc<HeapTables>>, range: Span<Iova>) -> anyh
 
 fn play(
     table: &SharedTable<VtdSs, Arc<HeapTables>>,
+    given: &Mutex<()>,
     number: u64,
     count: u64,
     rounds: u64,
@@ -228,18 +231,20 @@ fn play(
             "thread {number}: its page"
         );
         let frame = (number + 2) << 40;
-        match table.map(wanted.start, &[Span::new(frame, wanted.len)], Prot::RW) {
-            Ok(()) => {
-                had += 1;
-                // Others are to find it taken.
-                thread::yield_now();
-                for offset in [0, wanted.len - PAGE] {
-                    let found = table.translate(wanted.start + offset);
-                    ensure!(found == Some(frame + offset), "thread {number}: {found:x?}");
-                }
-                unmap(table, wanted)?;
+        if let Ok(_given) = given.try_lock() {
+            had += 1;
+            table
+                .map(wanted.start, &[Span::new(frame, wanted.len)], Prot::RW)
+                .map_err(any)?;
+            // Others are to find it given away.
+            thread::yield_now();
+            for offset in [0, wanted.len - PAGE] {
+                let found = table.translate(wanted.start + offset);
+                ensure!(found == Some(frame + offset), "thread {number}: {found:x?}");
             }
-            Err(_) => refused += 1,
+            unmap(table, wanted)?;
+        } else {
+            refused += 1;
         }
         unmap(table, own)?;
     }

@@ -77,10 +77,8 @@ fn top(format: FormatId, levels: u8, last: u64) -> anyhow::Result<()> {
     }
     let mut gather = Gather::new();
     let range = Span::new(iova, 2 * LARGE);
-    // No other operation is under way anywhere.
-    let all = table.aperture().spans().find(|all| all.covers(&range));
     table
-        .owning(all.unwrap_or(range))
+        .alone()
         .unmap(range, &mut gather, &mut iopt::Discard)
         .map_err(any)?;
     let flushed = gather.flush_with(|_| Ok::<_, std::convert::Infallible>(()))?;

@@ -37,7 +37,7 @@ pub(super) fn compare(
                 *time = in_nanoseconds(taken);
             }
             let mut gather = Gather::new();
-            table.unmap(range, &mut gather, &mut Discard)?;
+            table.alone().unmap(range, &mut gather, &mut Discard)?;
             table.reclaim(gather.never_walked());
         }
         rounds.push(round);

@@ -83,7 +83,8 @@ pub struct AnyPlanned<'t> {
 #[derive(Clone, Copy, Debug)]
 pub struct AnyOwner<'t> {
     table: &'t AnyTable,
-    owned: Span<Iova>,
+    /// `None` for all that there is.
+    owned: Option<Span<Iova>>,
 }
 
 impl AnyTable {
@@ -226,6 +227,14 @@ impl AnyTable {
     /// For an operation that owns `owned` and not only what it removes: see
     /// [`SharedTable::owning`].
     pub fn owning(&self, owned: Span<Iova>) -> AnyOwner<'_> {
+        let owned = Some(owned);
+        AnyOwner { table: self, owned }
+    }
+
+    /// For an operation beside which there is no other: it owns all that there is, and leaves no empty
+    /// table behind.
+    pub fn alone(&self) -> AnyOwner<'_> {
+        let owned = None;
         AnyOwner { table: self, owned }
     }
 

@@ -49,7 +49,7 @@ pub(super) trait AnyFormat: fmt::Debug + Send + Sync {
     fn unmap(
         &self,
         range: Span<Iova>,
-        owned: Span<Iova>,
+        owned: Option<Span<Iova>>,
         amount: Amount,
         gather: &mut Gather,
         told: DynSink<'_>,
@@ -145,14 +145,17 @@ impl<F: Format, C: ByWidth> AnyFormat for SharedTable<F, Erased<C>> {
     fn unmap(
         &self,
         range: Span<Iova>,
-        owned: Span<Iova>,
+        owned: Option<Span<Iova>>,
         amount: Amount,
         gather: &mut Gather,
         mut told: DynSink<'_>,
     ) -> Result<u64, UnmapError> {
         let _guard = self.guard();
         let table = self.table();
-        let access = table.owned(range, Some(owned));
+        let access = match owned {
+            Some(owned) => table.owned(range, Some(owned)),
+            None => Disjoint::ALL,
+        };
         match told.wants {
             Wants::Nothing => table.unmap_as(range, amount, gather, &mut Discard, access),
             Wants::Runs | Wants::DirtyRuns => {

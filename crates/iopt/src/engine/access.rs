@@ -61,6 +61,13 @@ impl Disjoint {
         last: 0,
     };
 
+    /// Where no other operation is under way.
+    #[cfg(feature = "alloc")]
+    pub(crate) const ALL: Self = Self {
+        first: 0,
+        last: u64::MAX,
+    };
+
     /// Of `len` bytes from the stripped address `at` on, at least one.
     #[inline(always)]
     pub(crate) const fn new(at: u64, len: u64) -> Self {

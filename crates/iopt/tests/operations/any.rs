@@ -74,9 +74,7 @@ macro_rules! beside {
         assert!(any.unmap(beyond, &mut gather, &mut iopt::Discard).is_err());
         let mut runs: Vec<Run> = Vec::new();
         let range = Span::new(first + page, 40 * page);
-        // It owns all that there is, so that no table is left.
-        let all = any.aperture().spans().find(|all| all.covers(&range));
-        let owner = any.owning(all.unwrap());
+        let owner = any.alone();
         owner
             .unmap(range, &mut gather, &mut |run: Run| runs.push(run))
             .unwrap();
