@@ -8,17 +8,15 @@ pub const REASONS: &[(&str, &str, &str)] = &[
     (
         "map-1",
         "*",
-        "93 instructions by callgrind (x86-64, exclusive), half of them the way down. The shared form \
-         adds two locked instructions, guard and claim, of about 5 ns each here; a fence behind the first \
-         of them was taken out where the processor does not need it. Arm's formats compute more bits of a \
-         leaf (190 instructions)",
+        "half of the instructions are the way down (callgrind); the shared form enters and leaves besides. \
+         Arm's formats compute more bits of a leaf",
     ),
     (
         "unmap-1",
         "*",
-        "141 instructions by callgrind (x86-64, exclusive): 75 for the checks, the way down, the entry and \
-         its count, 40 to make, fill and flush the gather, and the rest for calls and results. The crates \
-         have neither count nor gather nor runs. The shared form adds guard and claim",
+        "checks, the way down and the entry are one half, the gather is the other: the crates have neither \
+         gather nor runs. The exclusive form looks at the neighbours, since it frees the table of the last \
+         page",
     ),
     (
         "map-several",
@@ -34,25 +32,14 @@ pub const REASONS: &[(&str, &str, &str)] = &[
     (
         "unmap-many-discard",
         "armv7s",
-        "1,024 leaf tables where others have 512; by `&` each is claimed, as in the others",
-    ),
-    (
-        "unmap-many-discard",
-        "*",
-        "by `&` every one of the 512 leaf tables is claimed, a locked instruction and a line of `Meta` \
-         each, so that nobody maps into a table that goes. To claim the table above in their stead was \
-         weighed: each leaf table would still be looked at, for who is in it, and marked as unlinked, and \
-         every map of a page would have to look at the table above after its own claim. It could save the \
-         locked instructions at most: with a load and a store in their place, which is wrong, it took 0.62 \
-         times as long (5.5 µs, 3.4 µs)",
+        "1,024 leaf tables where others have 512",
     ),
     (
         "translate",
         "*",
         "42 instructions by callgrind for four levels (x86-64, exclusive): the number of levels is looked \
          at, and each level masks the table's address to the arena. The shared form must load with acquire, \
-         which keeps the compiler from holding the arena's two words in registers, and adds a guard; \
-         inside one it does not",
+         which keeps the compiler from holding the arena's two words in registers, and enters",
     ),
     (
         "merge",
@@ -80,9 +67,8 @@ pub const REASONS: &[(&str, &str, &str)] = &[
     (
         "unmap-256",
         "*",
-        "1,133 instructions by callgrind (x86-64, exclusive), 4.4 an entry: 830 compare the entries with \
-         those of the run and clear them, eight at a time, 220 find the table and look at the range, and \
-         the rest is gather, flush and return. The limit compares nothing",
+        "the entries are compared with those of the run, and then emptied by stores that look at nothing. \
+         The limit compares nothing",
     ),
     ("unmap-256-half", "armv7s", "as for mapping"),
     (
@@ -95,12 +81,7 @@ pub const REASONS: &[(&str, &str, &str)] = &[
         "armv7s",
         "entries of 4 bytes have no vectors",
     ),
-    (
-        "unmap-256-block",
-        "*",
-        "as for pages; by `&` the entries are read once more before the first store, since a table above \
-         the lowest level is claimed by what its entries are: 744 of 1,974 instructions by callgrind",
-    ),
+    ("unmap-256-block", "*", "as for pages"),
     (
         "map-many",
         "*",
@@ -110,7 +91,7 @@ pub const REASONS: &[(&str, &str, &str)] = &[
     (
         "unmap-many-block",
         "armv7s",
-        "by `&` the entries are read once more, as of 256; entries of 4 bytes have no vectors",
+        "entries of 4 bytes have no vectors",
     ),
     (
         "map-chosen",
@@ -120,7 +101,7 @@ pub const REASONS: &[(&str, &str, &str)] = &[
     (
         "unmap-chosen",
         "x86-64",
-        "no size lies between 4K and 2M: it is 256 × 4K, with the same 1,133 instructions",
+        "no size lies between 4K and 2M: it is 256 × 4K, as above",
     ),
     (
         "map-chosen",

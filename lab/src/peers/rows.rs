@@ -147,8 +147,7 @@ pub const ROWS: &[Row] = &[
         Aim::Each(6.0, 12.0),
         "tables warm and empty; each page by itself: the shared form goes inside for it and leaves",
         |p| map(p.small, 1, NOTHING),
-    )
-    .with_remark("Linux claims nothing: the shared form stands behind it knowingly"),
+    ),
     row(
         "unmap-1",
         "unmap 1 × 4K",
