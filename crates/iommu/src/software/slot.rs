@@ -1,9 +1,7 @@
 //! A port's place in the flush protocol, and its counters.
 
 use std::ops::AddAssign;
-use std::sync::atomic::{AtomicU64, Ordering};
-
-use iopt::reclaim::fence_light;
+use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 /// What a port, a device or a unit has counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -102,11 +100,11 @@ impl Slot {
     pub(super) fn enter(&self) -> Inside<'_> {
         let turn = self.turn.load(Ordering::Relaxed).wrapping_add(1);
         self.turn.store(turn, Ordering::Relaxed);
-        fence_light();
+        fence(Ordering::SeqCst);
         Inside { slot: self, turn }
     }
 
-    /// The turn of the access that is under way. To be called after [`barrier`](super::barrier).
+    /// The turn of the access that is under way. To be called after a fence.
     pub(super) fn busy(&self) -> Option<u64> {
         let turn = self.turn.load(Ordering::Acquire);
         (turn & 1 == 1).then_some(turn)
