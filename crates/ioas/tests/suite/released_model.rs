@@ -48,8 +48,8 @@ fn op() -> impl Strategy<Value = (usize, u64, u64, Op)> {
         1 => Just(Op::UnmapCall),
         6 => Just(Op::Release),
         4 => Just(Op::Restore),
-        1 => Just(Op::TakeOut),
-        1 => Just(Op::PutBack),
+        3 => Just(Op::TakeOut),
+        2 => Just(Op::PutBack),
     ];
     let len = prop_oneof![3 => 1..8u64, 2 => Just(512), 2 => 300..1100u64];
     let start = prop_oneof![(0..4u64).prop_map(|n| n * 512), 0..PAGES - 1];
@@ -75,15 +75,21 @@ struct Page {
     call: usize,
 }
 
-/// Areas are what lies side by side of one call and is alike.
-fn look_at_areas(space: &Space, model: &[Option<Page>]) {
-    let alike = |page: &Page| (page.call, page.released, page.out);
+fn alike(page: &Page) -> (usize, bool, bool) {
+    (page.call, page.released, page.out)
+}
+
+/// Areas are what lies side by side of one call, is alike, and has no cut between.
+fn look_at_areas(space: &Space, model: &[Option<Page>], cuts: &BTreeSet<u64>) {
     let mut expected: Vec<Span<Iova>> = Vec::new();
     let mut before = None;
-    for (at, page) in (AT..).step_by(PAGE as usize).zip(model) {
+    for (n, page) in (0..).zip(model) {
+        let at = AT + n * PAGE;
         let page = page.as_ref().map(alike);
         match expected.last_mut() {
-            Some(area) if page.is_some() && page == before => area.len += PAGE,
+            Some(area) if page.is_some() && page == before && !cuts.contains(&n) => {
+                area.len += PAGE;
+            }
             _ => expected.extend(page.map(|_| Span::new(at, PAGE))),
         }
         before = page;
@@ -129,6 +135,8 @@ fn check(ops: &[(usize, u64, u64, Op)]) {
         .collect();
     let mut model = vec![vec![None::<Page>; PAGES as usize]; SPACES];
     let mut calls: Vec<(u64, u64)> = Vec::new();
+    // What is taken out is put back as it was taken out: areas stay cut where two calls meet.
+    let mut cuts = vec![BTreeSet::<u64>::new(); SPACES];
 
     for (step, (n, start, len, op)) in ops.iter().enumerate() {
         let range = Span::new(AT + start * PAGE, len * PAGE);
@@ -144,12 +152,14 @@ fn check(ops: &[(usize, u64, u64, Op)]) {
             match unmapped {
                 Ok(unmapped) => {
                     assert_eq!(unmapped.bytes, there * PAGE);
+                    cuts[*n].retain(|at| !(start..=start + len).contains(at));
                     model[*n][all].fill(None);
                 }
                 Err(cause) => assert!(cut(all.start) || cut(all.end), "{cause}"),
             }
         }
         let (space, here) = (&mut spaces[*n], &mut model[*n][pages]);
+        let (cuts, ends) = (&mut cuts[*n], *start..=start + len);
         let covered = here.iter().all(Option::is_some);
         match op {
             Op::Map(object, first, twice) => {
@@ -177,12 +187,16 @@ fn check(ops: &[(usize, u64, u64, Op)]) {
             Op::Unmap => {
                 space.unmap_cutting(range, NEVER, &mut ()).unwrap();
                 here.fill(None);
+                cuts.retain(|at| !ends.contains(at));
             }
             Op::UnmapCall => {}
             Op::Release => {
                 let mut kept = 0;
                 space.release(&[range], NEVER, &mut |_, _| kept += 1, &mut ());
                 assert_eq!(kept == 0, covered);
+                if covered {
+                    cuts.retain(|at| !ends.contains(at));
+                }
                 for page in here.iter_mut().flatten().filter(|_| covered) {
                     page.released = true;
                 }
@@ -190,6 +204,7 @@ fn check(ops: &[(usize, u64, u64, Op)]) {
             Op::Restore => {
                 let failed = &mut |range, cause| panic!("{range}: {cause}");
                 space.restore(&[range], NEVER, failed, &mut ());
+                cuts.retain(|at| !ends.contains(at));
                 for page in here.iter_mut().flatten() {
                     page.released = false;
                 }
@@ -197,12 +212,22 @@ fn check(ops: &[(usize, u64, u64, Op)]) {
             Op::TakeOut => {
                 let taken = space.take_out(range, NEVER, &mut ());
                 assert_eq!(taken.is_ok(), covered);
+                if covered {
+                    cuts.extend([*ends.start(), *ends.end()]);
+                    let pairs = (*start + 1..).zip(here.windows(2));
+                    let differ = pairs.filter(|(_, pair)| {
+                        let [one, next] = [pair[0], pair[1]].map(|page| page.as_ref().map(alike));
+                        one != next
+                    });
+                    cuts.extend(differ.map(|(at, _)| at));
+                }
                 for page in here.iter_mut().flatten().filter(|_| covered) {
                     page.out = true;
                 }
             }
             Op::PutBack => {
                 if space.put_back(range, NEVER, &mut ()).is_ok() {
+                    cuts.retain(|at| !ends.contains(at));
                     for page in here.iter_mut().flatten() {
                         page.out = false;
                     }
@@ -216,7 +241,7 @@ fn check(ops: &[(usize, u64, u64, Op)]) {
                 .iter()
                 .for_each(|memory| look_by_memory(&mut spaces[*n], memory, part));
         }
-        look_at_areas(&spaces[*n], &model[*n]);
+        look_at_areas(&spaces[*n], &model[*n], cuts);
         let visible = |page: &&Page| !page.released && !page.out;
         for (space, model) in spaces.iter().zip(&model) {
             for (at, page) in model.iter().enumerate() {
