@@ -8,9 +8,13 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::ops::ControlFlow;
 
-use runs::{Offset, Pa, Span};
+use runs::{Joiner, Offset, Pa, Span};
 
+use crate::error::MapError;
+use crate::ledger::Ledger;
+use crate::memory::{Hold, Memory};
 use crate::object::{Cause, MemoryObject, PinFailed, Pinned, RunReader};
+use crate::observer::Observer;
 
 /// Memory of given physical runs: a BAR of another device (peer to peer), or memory that the system
 /// has set aside. It always stays where it is, so nothing is pinned and nothing charged.
@@ -84,7 +88,28 @@ impl GivenRuns {
     }
 }
 
+impl GivenRuns {
+    /// What `part` is, if that is one run.
+    #[inline]
+    pub(crate) fn one_run(&self, part: Span<Offset>) -> Option<Span<Pa>> {
+        let behind = self
+            .runs
+            .partition_point(|(offset, _)| *offset <= part.start);
+        let (offset, run) = self.runs[..behind].last()?;
+        let at = part.start - offset;
+        (part.len <= run.len.saturating_sub(at)).then(|| Span::new(run.start + at, part.len))
+    }
+
+    pub(crate) fn reader(&self, part: Span<Offset>) -> Reader<'_> {
+        Reader::new(&self.runs, part)
+    }
+}
+
 impl MemoryObject for GivenRuns {
+    fn given(&self) -> Option<&GivenRuns> {
+        Some(self)
+    }
+
     fn len(&self) -> u64 {
         self.len
     }
@@ -107,6 +132,103 @@ impl MemoryObject for GivenRuns {
             runs,
             bytes: part.len,
         }))
+    }
+}
+
+/// A part of a memory that was pinned once.
+#[derive(Debug)]
+struct PinnedPart {
+    runs: GivenRuns,
+    /// Has it stay where it is.
+    _hold: Hold,
+}
+
+impl Memory {
+    /// `part` (offset and length in bytes) of it, pinned and charged until what this returns is gone everywhere: memory that
+    /// stays where it is, with offsets from 0 on. Buffers of it that [`Dma`](crate::Dma) maps need no pin of
+    /// their own.
+    ///
+    /// # Errors
+    ///
+    /// [`MapError::Part`], and those of charging, pinning and looking up.
+    pub fn pinned(
+        self: &Arc<Self>,
+        part: Span<Offset>,
+        observer: &mut dyn Observer,
+    ) -> Result<Arc<Self>, MapError> {
+        if part.is_empty() || !Span::new(0, self.len()).covers(&part) {
+            return Err(MapError::Part {
+                part,
+                object: self.len(),
+                granule: 1,
+            });
+        }
+        let hold = self.hold(part, observer)?;
+        let mut runs = Vec::new();
+        let mut joiner = Joiner::new();
+        let found = hold.with_runs(part, |reader| {
+            let mut batch = [Span::<Pa>::default(); 256];
+            let (mut found, room) = (0u64, batch.len());
+            let mut add = |run: Span<Pa>, ends: u64| runs.push((ends - run.len, run));
+            let mut joined = 0;
+            loop {
+                let count = reader.next_batch(&mut batch).map_err(MapError::Runs)?;
+                let Some(batch) = batch.get(..count) else {
+                    return Err(MapError::BatchTooLong { count, room });
+                };
+                for run in batch {
+                    found = found.saturating_add(run.len);
+                    if let Some(whole) = joiner.push(*run) {
+                        joined += whole.len;
+                        add(whole, joined);
+                    }
+                }
+                if count == 0 || found > part.len {
+                    break;
+                }
+            }
+            if let Some(whole) = joiner.finish() {
+                add(whole, joined + whole.len);
+            }
+            Ok(found)
+        })?;
+        if found != part.len {
+            let pinned = part.len;
+            return Err(MapError::RunsDiffer { pinned, found });
+        }
+        let runs = GivenRuns {
+            runs: runs.into(),
+            len: part.len,
+            mmio: self.object().is_mmio(),
+        };
+        let part = PinnedPart { runs, _hold: hold };
+        Ok(Self::new(Arc::new(part), &Ledger::unlimited()))
+    }
+}
+
+impl MemoryObject for PinnedPart {
+    fn given(&self) -> Option<&GivenRuns> {
+        Some(&self.runs)
+    }
+
+    fn len(&self) -> u64 {
+        self.runs.len
+    }
+
+    fn charge(&self, _part: Span<Offset>) -> u64 {
+        0
+    }
+
+    fn is_mmio(&self) -> bool {
+        self.runs.mmio
+    }
+
+    fn pin(
+        &self,
+        part: Span<Offset>,
+        progress: &mut dyn FnMut(u64) -> ControlFlow<()>,
+    ) -> Result<Box<dyn Pinned>, PinFailed> {
+        self.runs.pin(part, progress)
     }
 }
 

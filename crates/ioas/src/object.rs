@@ -11,6 +11,8 @@ use core::ops::ControlFlow;
 
 use runs::{Offset, Pa, Span};
 
+use crate::given::GivenRuns;
+
 /// An error of whoever stands behind the seam, with its own words.
 pub type Cause = Box<dyn Error + Send + Sync>;
 
@@ -46,6 +48,12 @@ pub trait MemoryObject: fmt::Debug + Send + Sync {
     /// memory types, and never forced to be coherent.
     fn is_mmio(&self) -> bool {
         false
+    }
+
+    /// Its runs, if all of it stays where it is for as long as the object is there: then
+    /// [pinning](Self::pin) it does nothing and costs nothing.
+    fn given(&self) -> Option<&GivenRuns> {
+        None
     }
 
     /// Where it is in this process, for kernels that map memory by its address. For as long as the

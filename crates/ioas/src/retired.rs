@@ -68,8 +68,6 @@ struct Waiting {
 pub(crate) struct Gone<'a> {
     retired: &'a Retired,
     holds: Vec<Hold>,
-    /// That of the wait, if it waits.
-    pub(crate) number: Option<u64>,
 }
 
 impl fmt::Debug for Retired {
@@ -102,14 +100,12 @@ impl Gone<'_> {
         let number = waiting.given;
         let holds = self.holds.drain(..).map(|hold| (number, hold));
         waiting.holds.extend(holds);
-        self.number = Some(number);
     }
 
     /// Lets go of the memory, which was flushed, and of what has waited for the same flush. Returns the bytes
     /// that were unpinned, and the first failure of those that have waited. `each` receives why a hold of this
     /// operation was not unpinned, or `None`, in their order.
     pub(crate) fn release(&mut self, mut each: impl FnMut(Option<Cause>)) -> (u64, Option<Cause>) {
-        self.number = None;
         let (mut unpinned, failed) = self.retired.release();
         for hold in self.holds.drain(..) {
             let (bytes, cause) = hold.release();
@@ -126,18 +122,12 @@ impl Retired {
         Gone {
             retired: self,
             holds: Vec::new(),
-            number: None,
         }
     }
 
     /// How many holds wait.
     pub(crate) fn len(&self) -> usize {
         self.waiting.lock().holds.len()
-    }
-
-    /// Up to which number everything is flushed.
-    pub(crate) fn flushed(&self) -> u64 {
-        self.waiting.lock().flushed
     }
 
     pub(crate) fn set_flushing(&self, flushing: Flushing) {

@@ -331,19 +331,6 @@ impl Ioas {
             .unmap(range, false, &mut |_| (), &mut gone, observer)
     }
 
-    /// [`unmap`](Self::unmap), and the number of the flush that what was unmapped waits for, if it does.
-    pub(crate) fn unmap_numbered(
-        &self,
-        range: Span<Iova>,
-    ) -> (Result<Unmapped, UnmapError>, Option<u64>) {
-        let core = self.gate.read();
-        let mut gone = self.retired.gone();
-        let unmapped = self
-            .op(&core)
-            .unmap(range, false, &mut |_| (), &mut gone, &mut ());
-        (unmapped, gone.number)
-    }
-
     /// Unmaps everything, as [`unmap`](Self::unmap) does.
     pub fn unmap_all(&self, observer: &mut dyn Observer) -> Result<Unmapped, UnmapError> {
         let core = self.gate.read();

@@ -28,6 +28,8 @@ const CLASSES: usize = 11;
 const MAGAZINE: usize = 64;
 /// Ranges in a depot, at most.
 const DEPOT: usize = 32 * MAGAZINE;
+/// What the entries of two lines of the cache translate, in pages of 4 KiB: lines are prefetched in pairs.
+const LINES: u64 = 64 << 10;
 /// Ranges are aligned to their length, up to this.
 const LARGEST: u64 = 1 << 30;
 
@@ -98,7 +100,7 @@ impl Iovas {
             return Err(self.longest());
         };
         let cached = size.class.and_then(|class| self.take(class));
-        let found = cached.or_else(|| self.cut(size)).or_else(|| {
+        let found = cached.or_else(|| self.cut_more(size)).or_else(|| {
             self.drain();
             self.cut(size)
         });
@@ -156,6 +158,20 @@ impl Iovas {
         Some(start)
     }
 
+    /// The same, and some that follow for this thread's magazine, so that threads do not store entries to one line.
+    fn cut_more(&self, size: Size) -> Option<u64> {
+        let start = self.cut(size)?;
+        if let Some(class) = size.class {
+            let more = (LINES / size.len).min(MAGAZINE as u64 / 2);
+            let starts = (1..more).map_while(|_| self.cut(size));
+            let magazine = &mut self.magazines().0.lock()[class];
+            magazine.extend(starts);
+            // The lowest is used first.
+            magazine.reverse();
+        }
+        Some(start)
+    }
+
     fn join(&self, starts: impl IntoIterator<Item = u64>) {
         let taken = &mut *self.taken.lock();
         for start in starts {
@@ -199,7 +215,7 @@ impl Iovas {
 
 /// A number of the calling thread: the same in each call, and another one in other threads as far as possible.
 #[cfg(feature = "std")]
-fn place() -> usize {
+pub(super) fn place() -> usize {
     use core::sync::atomic::{AtomicUsize, Ordering};
     static NEXT: AtomicUsize = AtomicUsize::new(0);
     std::thread_local! {
@@ -211,7 +227,7 @@ fn place() -> usize {
 
 /// The same: stacks are some pages apart.
 #[cfg(not(feature = "std"))]
-fn place() -> usize {
+pub(super) fn place() -> usize {
     let here = 0u8;
     core::ptr::from_ref(&here).addr() >> 13
 }

@@ -1,20 +1,40 @@
 //! The DMA API: see [`Dma`].
+//!
+//! # What threads share
+//!
+//! A driver maps and unmaps a buffer for each request, on all processors at once, so no request writes what another
+//! thread's request reads. Each thread has a [`Shard`]: its devices' list, which it reads under a lock that only
+//! attaching and detaching take in all shards; its [`Local`], with a record of each buffer that it has mapped and the queue of
+//! those that it has unmapped; and its magazines of addresses (`iova.rs`). Threads meet in the page table, where
+//! their entries are their own, and in the unit, which is told of what was unmapped.
+//!
+//! # What is held
+//!
+//! A buffer's record holds its memory before the first entry is in the table, and goes when a flush has succeeded
+//! after the last entry has left it. Until then nothing else happens to it: whoever panics or fails in between
+//! leaves memory that is held and an address that is not used again.
 
 mod iova;
 
-use alloc::collections::VecDeque;
+use alloc::boxed::Box;
 use alloc::sync::Arc;
-use core::fmt;
+use alloc::vec::Vec;
 use core::sync::atomic::{AtomicU64, Ordering};
+use core::time::Duration;
+use core::{fmt, mem, slice};
 
-use iopt::Prot;
-use runs::{Iova, Offset, Span};
+use iommu::{DeviceId, DomainId};
+use iopt::{AnyTable, Discard, Gather, Prot};
+use runs::{Iova, Offset, Pa, Span};
 
-use crate::error::{MapError, UnmapError};
-use crate::lock::Mutex;
-use crate::memory::Memory;
-use crate::space::Ioas;
-use iova::Iovas;
+use crate::endpoint::{Endpoint, EndpointKind};
+use crate::error::{AttachError, DetachError, MapError, UnmapError};
+use crate::lock::{Mutex, RwLock};
+use crate::memory::{Hold, Memory};
+use crate::object::Cause;
+use crate::own::{Devices, Domain, Fill, Leaves, Member, detach, map_runs};
+use crate::retired::Flushing;
+use iova::{Iovas, place};
 
 /// A buffer that a device reaches, until it is [unmapped](Dma::unmap).
 #[derive(Debug, PartialEq, Eq)]
@@ -24,6 +44,9 @@ pub struct DmaBuffer {
     range: Span<Iova>,
     /// The [`Dma`] by which it is mapped.
     owner: u64,
+    /// Where its record is.
+    shard: u32,
+    slot: u32,
 }
 
 impl DmaBuffer {
@@ -63,7 +86,7 @@ pub enum DmaError {
         /// The smallest page, bytes.
         granule: u64,
     },
-    /// The address space has refused it.
+    /// The memory, or the page table, has refused it.
     #[error(transparent)]
     Map(MapError),
 }
@@ -78,10 +101,10 @@ pub enum DmaUnmapError {
         /// The buffer.
         buffer: DmaBuffer,
         /// Why.
-        cause: UnmapError,
+        cause: iopt::UnmapError,
     },
-    /// It is unmapped, but devices may still reach it, or it is still pinned. Its address is used again when a
-    /// later flush has succeeded.
+    /// It is unmapped, but devices may still reach it ([`UnmapError::Flush`]: it is pinned, and its address is not used
+    /// again, until a later flush has succeeded), or memory that was flushed is still pinned ([`UnmapError::Unpin`]).
     #[error("{0}")]
     Unmapped(UnmapError),
     /// It was mapped by another [`Dma`], and is mapped as before.
@@ -92,60 +115,213 @@ pub enum DmaUnmapError {
     },
 }
 
-/// Device addresses for the buffers of a driver's requests.
+/// A domain for the buffers of a driver's requests, with an allocator of its device addresses.
 ///
 /// A driver, in user space or in a kernel, gives each request a buffer, which a device reads or writes at a device
 /// address for as long as the request takes. [`map`](Self::map) allocates such an address and maps there,
 /// [`unmap`](Self::unmap) unmaps and frees it, for requests of any size from any number of threads. A scatter-gather list is
 /// mapped at one range ([`map_list`](Self::map_list)), so that the device sees one buffer.
 ///
+/// It has a page table of its own, as a device of a driver has it in Linux: an [`Ioas`](crate::Ioas) is for memory that
+/// stays mapped. Devices are [attached](Self::attach) before or while buffers are mapped.
+///
+/// Memory that stays where it is ([`MemoryObject::given`](crate::MemoryObject::given), for instance a part that was
+/// [pinned](Memory::pinned) once) costs no pin and no charge for each buffer.
+///
+/// ```
+/// use std::sync::Arc;
+/// use ioas::{Dma, Flushing, GivenRuns, Ledger, Memory};
+/// use iommu::DomainId;
+/// use iopt::{AnyTable, FormatId, HeapTables, Prot};
+/// use runs::{PageSizes, Span};
+///
+/// let tables = Arc::new(HeapTables::with_tables(64)?);
+/// let table = AnyTable::new(FormatId::VtdSs, 4, PageSizes::from_bits(u64::MAX), tables)?;
+/// let windows = [Span::new(0x10_0000, 1 << 30)];
+/// let dma = Dma::new(DomainId(1), table, &windows, Flushing::Strict, 4);
+/// // dma.attach((unit, device))?;
+///
+/// let ram = GivenRuns::new([Span::new(0x8000_0000, 1 << 20)], 4096)?;
+/// let memory = Memory::new(Arc::new(ram), &Ledger::unlimited());
+/// let buffer = dma.map(&memory, Span::new(0x1234, 2000), Prot::RW)?;
+/// assert_eq!(dma.table().translate(buffer.range().start), Some(0x8000_1234));
+/// dma.unmap(buffer)?;
+/// dma.close()?;
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
+///
 /// # When an address is used again
 ///
 /// Not before units have been told that it was unmapped: a device that still has the old translation would
-/// reach the new buffer's neighbours by it. With [`Flushing::Strict`](crate::Flushing::Strict) that is when `unmap`
-/// returns. With [`Flushing::Lazy`](crate::Flushing::Lazy) the address waits in a queue here, in the order of
-/// unmapping, and the flush that the address space makes at one of its bounds frees all that were unmapped before. An
-/// address whose flush has failed waits in the same way. When no other address is left, `map` has the address space flush.
+/// reach the new buffer's neighbours by it. With [`Flushing::Strict`] that is when `unmap` returns. With
+/// [`Flushing::Lazy`] each thread has a queue of the buffers that it has unmapped, with bounds of its own, and one
+/// flush frees all of them. An address whose flush has failed waits in the same way. When no other address is left,
+/// `map` flushes.
+///
+/// # Tables
+///
+/// A table goes with the buffer that had all of it, and others stay until the end: the lowest addresses are used
+/// first, so there are as many as there were for the most buffers at a time.
+///
+/// # Dropping
+///
+/// Every device is detached, which waits for its accesses, and then all memory is let go. If a unit does not let a device
+/// go, the memory stays pinned for good. [`close`](Self::close) gives the tables back, too.
 pub struct Dma {
-    space: Arc<Ioas>,
+    domain: Domain,
+    flushing: Flushing,
+    windows: Box<[Span<Iova>]>,
     iovas: Iovas,
     granule: u64,
     id: u64,
-    /// Whole ranges that are unmapped, each with the number of the flush that it waits for.
-    waiting: Mutex<VecDeque<(u64, Span<Iova>)>>,
+    shards: Shards,
+}
+
+/// All of them: one for about each thread. Dropped, no device reaches the buffers any more, or they stay held.
+struct Shards(Box<[Shard]>);
+
+/// What threads have of their own, in cache lines of their own.
+#[repr(align(128))]
+struct Shard {
+    /// The same in all of them.
+    devices: RwLock<Arc<Attached>>,
+    local: Mutex<Local>,
+}
+
+#[derive(Default)]
+struct Attached {
+    devices: Devices,
+    /// A unit remembers what was not present.
+    told_of_maps: bool,
+}
+
+/// Buffers of a thread.
+#[derive(Default)]
+struct Local {
+    /// Of buffers that were mapped here, from before the first entry is stored until after the flush.
+    records: Vec<Option<Record>>,
+    /// Places in it.
+    free: Vec<u32>,
+    memories: Vec<Used>,
+    /// Unmapped here, and not flushed.
+    unmapped: Batch,
+    /// When the first of these has come, by the clock of lazy flushing.
+    since: Option<Duration>,
+}
+
+/// Memory that stays where it is. Without parts in records it is kept for the next buffer, until a flush of all.
+#[derive(Default)]
+struct Used {
+    memory: Option<Arc<Memory>>,
+    parts: usize,
+}
+
+enum Record {
+    One(Part),
+    List(Vec<Part>),
+}
+
+/// What holds a part of memory.
+enum Part {
+    Hold(Hold),
+    /// Memory that stays where it is: a place in [`Local::memories`].
+    Given(usize),
+}
+
+/// Runs that are looked up at a time, where memory is pinned.
+const BATCH: usize = 64;
+
+/// Buffers that are unmapped and have to be flushed.
+#[derive(Default)]
+struct Batch {
+    gather: Gather,
+    buffers: Vec<DmaBuffer>,
 }
 
 impl fmt::Debug for Dma {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Dma")
-            .field("space", &self.space)
-            .field("waiting", &self.waiting.lock().len())
+            .field("domain", &self.domain.id)
+            .field("waiting", &self.waiting())
             .finish_non_exhaustive()
     }
 }
 
 impl Dma {
-    /// Buffers in `windows` of `space`: ranges in order, disjoint, and used for nothing else
-    /// ([`Ioas::windows`] says what devices can translate). About as many `threads` as are given keep addresses of
-    /// their own; more share those.
-    ///
-    /// Devices should be attached before: a buffer is made of whole pages of the size that they all translate.
-    pub fn new(space: Arc<Ioas>, windows: &[Span<Iova>], threads: usize) -> Self {
+    /// Buffers in `windows`, ranges in order and disjoint, of `table`, which is empty and which units know as
+    /// `domain`. About as many `threads` as are given share nothing when they map and unmap; more take turns.
+    pub fn new(
+        domain: DomainId,
+        table: AnyTable,
+        windows: &[Span<Iova>],
+        flushing: Flushing,
+        threads: usize,
+    ) -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(0);
-        // 1 when nothing is known yet.
-        let granule = space.granule().max(4096);
+        let granule = table.page_sizes().smallest();
+        let shards = (0..threads.max(1)).map(|_| Shard {
+            devices: RwLock::default(),
+            local: Mutex::default(),
+        });
         Self {
+            domain: Domain::new(domain, table, None),
+            flushing,
+            windows: windows.into(),
             iovas: Iovas::new(windows, granule, threads),
             granule,
             id: NEXT.fetch_add(1, Ordering::Relaxed),
-            space,
-            waiting: Mutex::default(),
+            shards: Shards(shards.collect()),
         }
     }
 
-    /// The address space.
-    pub fn space(&self) -> &Arc<Ioas> {
-        &self.space
+    /// The page table.
+    pub const fn table(&self) -> &AnyTable {
+        &self.domain.table
+    }
+
+    /// Has a device of a unit reach the buffers, those that are mapped and those to come. Waits until no thread
+    /// maps or unmaps.
+    ///
+    /// # Errors
+    ///
+    /// [`AttachError::Endpoint`], [`AttachError::Unit`], and [`AttachError::Reserved`] with the window.
+    pub fn attach(&self, endpoint: impl Into<Endpoint>) -> Result<(), AttachError> {
+        let Endpoint { kind, near } = endpoint.into();
+        let EndpointKind::Device(unit, device) = kind else {
+            let backend = "own tables";
+            return Err(AttachError::Endpoint { backend });
+        };
+        let mut refused = Ok(());
+        unit.reserved(device, &mut |reserved| {
+            let mut windows = self.windows.iter();
+            if let Some(area) = windows.find(|window| window.overlaps(&reserved)) {
+                let area = *area;
+                refused = Err(AttachError::Reserved { area, reserved });
+            }
+        });
+        refused?;
+        self.shards.change(|devices| {
+            let attached = unit.attach(device, self.domain.id, self.domain.table.root());
+            attached.map_err(AttachError::Unit)?;
+            devices.0.push(Member { unit, device, near });
+            Ok(())
+        })
+    }
+
+    /// Detaches a device, which waits for its accesses. Waits until no thread maps or unmaps.
+    ///
+    /// # Errors
+    ///
+    /// [`DetachError::NotAttached`], [`DetachError::Unit`].
+    pub fn detach(&self, device: DeviceId) -> Result<(), DetachError> {
+        self.shards.change(|devices| {
+            let mut members = devices.0.iter();
+            let place = members.position(|member| member.device == device);
+            let place = place.ok_or(DetachError::NotAttached { device })?;
+            detach(&*devices.0[place].unit, device)?;
+            devices.0.remove(place);
+            Ok(())
+        })
     }
 
     /// Maps `part` (offset and length in bytes, of any alignment) of `memory` at an address that is free. Devices also
@@ -174,7 +350,7 @@ impl Dma {
         list: &[(&Arc<Memory>, Span<Offset>)],
         prot: Prot,
     ) -> Result<DmaBuffer, DmaError> {
-        let len = self.check(list)?;
+        let len = self.check(list, prot)?;
         let lead = list
             .first()
             .map_or(0, |(_, part)| part.start % self.granule);
@@ -183,34 +359,104 @@ impl Dma {
         let wanted = whole.ok_or(DmaError::List { parts: list.len() })?;
         let found = self.iovas.allocate(wanted).or_else(|_| {
             // What waits for a flush is free after it. If it fails, there is no room.
-            let _ = self.space.flush();
-            self.free_flushed();
+            let _ = self.flush();
             self.iovas.allocate(wanted)
         });
-        let range = found.map_err(|longest| DmaError::NoRoom { wanted, longest })?;
-        let mut at = range.start;
-        for (memory, part) in list {
-            let whole = self.whole(*part);
-            if let Err(cause) = self.space.map(at, memory, whole, prot, &mut ()) {
-                // What is in the way is not ours. After other errors an area may stay that a device still reaches.
-                let failed = match cause {
-                    MapError::Overlap { .. } => 0,
-                    _ => whole.len,
-                };
-                self.take_back(range.start, at - range.start + failed, wanted);
-                return Err(DmaError::Map(cause));
+        let start = found
+            .map_err(|longest| DmaError::NoRoom { wanted, longest })?
+            .start;
+        let (place, shard) = self.shards.own();
+        let mut held = Held {
+            shard,
+            record: None,
+        };
+        let mut mapped = 0;
+        let attached = shard.devices.read();
+        let done = held.hold(list, self.granule).and_then(|record| {
+            self.fill(start, list, record, prot, &mut mapped)?;
+            match attached.told_of_maps {
+                true => attached
+                    .devices
+                    .mapped(self.domain.id)
+                    .map_err(MapError::Flush),
+                false => Ok(()),
             }
-            at += whole.len;
-        }
-        Ok(DmaBuffer {
-            range: Span::new(range.start + lead, len),
+        });
+        let buffer = DmaBuffer {
+            range: Span::new(start + lead, len),
             owner: self.id,
-        })
+            shard: place,
+            slot: held.note(),
+        };
+        match done {
+            Ok(()) => Ok(buffer),
+            Err(cause) => {
+                self.undo(buffer, mapped, (shard, &attached.devices));
+                Err(DmaError::Map(cause))
+            }
+        }
+    }
+
+    /// Stores the entries of a list from `at` on. `mapped` bytes are in the table then, after an error too.
+    fn fill(
+        &self,
+        at: u64,
+        list: &[(&Arc<Memory>, Span<Offset>)],
+        record: &Record,
+        prot: Prot,
+        mapped: &mut u64,
+    ) -> Result<(), MapError> {
+        let domains = slice::from_ref(&self.domain);
+        for ((memory, part), held) in list.iter().zip(record.parts()) {
+            let part = whole(*part, self.granule);
+            let (at, object) = (at + *mapped, memory.object());
+            let leaves = Leaves::new(prot, object.is_mmio());
+            let given = object.given();
+            if let Some(run) = given.and_then(|given| given.one_run(part)) {
+                map_runs(domains, at, &[run], leaves)?;
+                *mapped += part.len;
+                continue;
+            }
+            let mut batch = [Span::<Pa>::default(); BATCH];
+            let mut fill = Fill::new(domains, &mut batch, Span::new(at, part.len), leaves);
+            let filled = match (given, held) {
+                (_, Part::Hold(hold)) => fill.run(hold, part, &mut ()),
+                (Some(given), _) => fill.stream(&mut given.reader(part), &mut ()),
+                // Not reached: what is not given is held.
+                (None, _) => Err(MapError::RunsDiffer {
+                    pinned: 0,
+                    found: 0,
+                }),
+            };
+            *mapped += fill.mapped;
+            filled?;
+        }
+        Ok(())
+    }
+
+    /// Takes back a buffer of which `mapped` bytes are in the table.
+    fn undo(&self, buffer: DmaBuffer, mapped: u64, (shard, devices): (&Shard, &Devices)) {
+        let mut batch = Batch::default();
+        if mapped > 0 {
+            let range = Span::new(whole(buffer.range, self.granule).start, mapped);
+            let table = &self.domain.table;
+            if let Err(cause) = table.unmap(range, &mut batch.gather, &mut Discard) {
+                // Not reached: it was mapped just now. Devices might reach the memory, so it stays held.
+                debug_assert!(false, "what was just mapped cannot be unmapped: {cause}");
+                return;
+            }
+        }
+        batch.buffers.push(buffer);
+        // The caller learns why the map failed; what is not flushed or unpinned shows in the ledger.
+        let _ = self.settle(batch, (shard, devices));
     }
 
     /// The length of a list in bytes.
-    fn check(&self, list: &[(&Arc<Memory>, Span<Offset>)]) -> Result<u64, DmaError> {
+    fn check(&self, list: &[(&Arc<Memory>, Span<Offset>)], prot: Prot) -> Result<u64, DmaError> {
         let parts = list.len();
+        if !prot.intersects(Prot::RW | Prot::EXECUTE) {
+            return Err(DmaError::Map(MapError::Prot { prot }));
+        }
         let mut len = 0u64;
         for (index, (_, part)) in list.iter().enumerate() {
             let granule = self.granule;
@@ -238,7 +484,7 @@ impl Dma {
         Ok(len)
     }
 
-    /// Unmaps the buffer, whatever pages it is in. With strict flushing no device reaches it when this returns.
+    /// Unmaps the buffer. With strict flushing no device reaches it when this returns.
     ///
     /// # Errors
     ///
@@ -247,59 +493,317 @@ impl Dma {
         if buffer.owner != self.id {
             return Err(DmaUnmapError::Foreign { buffer });
         }
-        let range = self.whole(buffer.range);
-        let (unmapped, waits) = self.space.unmap_numbered(range);
-        let result = match unmapped {
-            Ok(_) => Ok(()),
-            Err(cause @ (UnmapError::Flush(_) | UnmapError::Unpin(_))) => {
-                Err(DmaUnmapError::Unmapped(cause))
+        let range = whole(buffer.range, self.granule);
+        let (_, shard) = self.shards.own();
+        let attached = shard.devices.read();
+        let batch = {
+            let local = &mut *shard.local.lock();
+            let gather = &mut local.unmapped.gather;
+            if let Err(cause) = self.domain.table.unmap(range, gather, &mut Discard) {
+                return Err(DmaUnmapError::Mapped { buffer, cause });
             }
-            Err(cause) => return Err(DmaUnmapError::Mapped { buffer, cause }),
+            local.unmapped.buffers.push(buffer);
+            if !local.is_due(self.flushing) {
+                return Ok(());
+            }
+            local.since = None;
+            mem::take(&mut local.unmapped)
         };
-        self.unmapped(range, waits);
-        result
+        self.settle(batch, (shard, &attached.devices))
+            .map_err(DmaUnmapError::Unmapped)
     }
 
-    /// The pages in which `part` lies.
-    fn whole<A>(&self, part: Span<A>) -> Span<A> {
-        let start = part.start - part.start % self.granule;
-        let end = (part.start + part.len).next_multiple_of(self.granule);
-        Span::new(start, end - start)
+    /// Has units invalidate what every thread has unmapped, and lets go of it.
+    ///
+    /// # Errors
+    ///
+    /// [`UnmapError::Flush`] and [`UnmapError::Unpin`] only. After the first, what was unmapped waits for the next.
+    pub fn flush(&self) -> Result<(), UnmapError> {
+        self.flush_each(|_| true)
     }
 
-    /// Frees an address that is unmapped, now or, if no flush came with it, after the next one.
-    fn unmapped(&self, range: Span<Iova>, waits: Option<u64>) {
-        match waits {
-            Some(number) => self.waiting.lock().push_back((number, range)),
-            None => {
-                self.iovas.free(range.start, range.len);
-                self.free_flushed();
+    /// [`flush`](Self::flush), for threads whose buffers have come to a bound of [lazy flushing](Flushing::Lazy).
+    pub fn poll(&self) -> Result<(), UnmapError> {
+        self.flush_each(|local| !local.unmapped.buffers.is_empty() && local.is_due(self.flushing))
+    }
+
+    /// Unmapped buffers that wait for a flush.
+    pub fn waiting(&self) -> usize {
+        let waiting = |shard: &Shard| shard.local.lock().unmapped.buffers.len();
+        self.shards.0.iter().map(waiting).sum()
+    }
+
+    fn flush_each(&self, due: impl Fn(&mut Local) -> bool) -> Result<(), UnmapError> {
+        let mut all = Ok(());
+        for shard in &self.shards.0 {
+            let attached = shard.devices.read();
+            let batch = {
+                let local = &mut *shard.local.lock();
+                for used in local.memories.iter_mut().filter(|used| used.parts == 0) {
+                    used.memory = None;
+                }
+                if !due(local) {
+                    continue;
+                }
+                local.since = None;
+                mem::take(&mut local.unmapped)
+            };
+            all = all.and(self.settle(batch, (shard, &attached.devices)));
+        }
+        all
+    }
+
+    /// Has units invalidate what a batch has unmapped, and lets go of it. After a failed flush it is in the shard.
+    fn settle(
+        &self,
+        mut batch: Batch,
+        (shard, devices): (&Shard, &Devices),
+    ) -> Result<(), UnmapError> {
+        let table = &self.domain.table;
+        let flushed = batch
+            .gather
+            .flush_with(|what| devices.invalidate(self.domain.id, what));
+        match flushed {
+            Ok(flushed) => table.reclaim(flushed),
+            Err(cause) => {
+                let unmapped = &mut shard.local.lock().unmapped;
+                table.memory().join(&mut unmapped.gather, batch.gather);
+                unmapped.buffers.append(&mut batch.buffers);
+                return Err(UnmapError::Flush(cause));
+            }
+        }
+        let mut failed = None;
+        for buffer in batch.buffers.drain(..) {
+            failed = failed.or(self.shards.release(&buffer));
+            let whole = whole(buffer.range, self.granule);
+            self.iovas.free(whole.start, whole.len);
+        }
+        // Its room is used again.
+        let unmapped = &mut shard.local.lock().unmapped;
+        if unmapped.buffers.capacity() == 0 {
+            unmapped.buffers = batch.buffers;
+        }
+        failed.map_or(Ok(()), |cause| Err(UnmapError::Unpin(cause)))
+    }
+
+    /// Detaches all devices, lets go of all memory and gives the tables back.
+    ///
+    /// # Errors
+    ///
+    /// That of the first device that its unit does not let go: then memory and tables are lost on purpose.
+    pub fn close(self) -> Result<(), DetachError> {
+        let Self {
+            domain, mut shards, ..
+        } = self;
+        shards.leave()?;
+        for shard in &mut shards.0 {
+            let gather = mem::take(&mut shard.local.get_mut().unmapped.gather);
+            let tables = gather.never_walked().into_tables();
+            domain.table.memory().reclaim(tables);
+        }
+        drop(shards);
+        domain.end();
+        Ok(())
+    }
+}
+
+/// The pages in which `part` lies.
+fn whole<A>(part: Span<A>, granule: u64) -> Span<A> {
+    let start = part.start - part.start % granule;
+    let end = (part.start + part.len).next_multiple_of(granule);
+    Span::new(start, end - start)
+}
+
+impl Shards {
+    /// That of this thread, with its number.
+    fn own(&self) -> (u32, &Shard) {
+        let place = place() % self.0.len();
+        (place as u32, &self.0[place])
+    }
+
+    /// Changes the list of devices while no thread maps or unmaps.
+    fn change<E>(&self, change: impl FnOnce(&mut Devices) -> Result<(), E>) -> Result<(), E> {
+        let mut all: Vec<_> = self.0.iter().map(|shard| shard.devices.write()).collect();
+        let mut devices = all
+            .first()
+            .map(|one| one.devices.clone())
+            .unwrap_or_default();
+        let changed = change(&mut devices);
+        let told_of_maps = devices
+            .units()
+            .any(|unit| unit.capabilities().caches_not_present);
+        let now = Arc::new(Attached {
+            devices,
+            told_of_maps,
+        });
+        all.iter_mut().for_each(|one| **one = Arc::clone(&now));
+        changed
+    }
+
+    /// Detaches every device that its unit lets go. The error is that of the first one that stays.
+    fn leave(&self) -> Result<(), DetachError> {
+        self.change(Devices::detach_all)
+    }
+
+    /// Lets go of the memory of a buffer that no device reaches. Returns why some is still pinned.
+    fn release(&self, buffer: &DmaBuffer) -> Option<Cause> {
+        let shard = self.0.get(buffer.shard as usize)?;
+        let record = shard.local.lock().remove(buffer.slot)?;
+        record.release()
+    }
+}
+
+impl Drop for Shards {
+    fn drop(&mut self) {
+        if self.leave().is_err() {
+            for shard in &mut self.0 {
+                mem::forget(mem::take(shard.local.get_mut()));
             }
         }
     }
+}
 
-    /// Unmaps the first `mapped` bytes of an address that is given up, and frees it.
-    fn take_back(&self, start: u64, mapped: u64, len: u64) {
-        if mapped == 0 {
-            return self.iovas.free(start, len);
+/// What a map holds. Dropped otherwise than by [`note`](Self::note), it has panicked, and all of it stays held.
+struct Held<'a> {
+    shard: &'a Shard,
+    record: Option<Record>,
+}
+
+impl Held<'_> {
+    /// Holds the parts of a list, all or none.
+    fn hold(
+        &mut self,
+        list: &[(&Arc<Memory>, Span<Offset>)],
+        granule: u64,
+    ) -> Result<&Record, MapError> {
+        let hold = |(memory, part): &(&Arc<Memory>, Span<Offset>)| {
+            let (part, object) = (whole(*part, granule), memory.len());
+            if !Span::new(0, object).covers(&part) {
+                return Err(MapError::Part {
+                    part,
+                    object,
+                    granule,
+                });
+            }
+            Ok(match memory.object().given() {
+                Some(_) => Part::Given(self.shard.local.lock().keep(memory)),
+                None => Part::Hold(memory.hold(part, &mut ())?),
+            })
+        };
+        if let [one] = list {
+            return Ok(self.record.insert(Record::One(hold(one)?)));
         }
-        let (unmapped, waits) = self.space.unmap_numbered(Span::new(start, mapped));
-        if let Ok(_) | Err(UnmapError::Flush(_) | UnmapError::Unpin(_)) = unmapped {
-            self.unmapped(Span::new(start, len), waits);
+        let mut parts = Vec::with_capacity(list.len());
+        for one in list {
+            match hold(one) {
+                Ok(part) => parts.push(part),
+                Err(cause) => {
+                    self.record = Some(Record::List(parts));
+                    return Err(cause);
+                }
+            }
         }
-        // What cannot be unmapped keeps its address.
+        Ok(self.record.insert(Record::List(parts)))
     }
 
-    /// Frees the addresses that were flushed.
-    fn free_flushed(&self) {
-        let flushed = self.space.retired.flushed();
-        let waiting = &mut *self.waiting.lock();
-        while waiting
-            .front()
-            .is_some_and(|(number, _)| *number <= flushed)
-            && let Some((_, range)) = waiting.pop_front()
-        {
-            self.iovas.free(range.start, range.len);
+    /// Notes it among the records: its place.
+    fn note(mut self) -> u32 {
+        self.keep()
+    }
+
+    fn keep(&mut self) -> u32 {
+        let record = self.record.take();
+        self.shard.local.lock().insert(record.unwrap_or_default())
+    }
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        if self.record.is_some() {
+            self.keep();
+        }
+    }
+}
+
+impl Default for Record {
+    fn default() -> Self {
+        Self::List(Vec::new())
+    }
+}
+
+impl Record {
+    fn parts(&self) -> &[Part] {
+        match self {
+            Self::One(part) => slice::from_ref(part),
+            Self::List(parts) => parts,
+        }
+    }
+
+    /// Lets go of what is held. Returns why some is still pinned.
+    fn release(self) -> Option<Cause> {
+        let release = |part| match part {
+            Part::Hold(hold) => hold.release().1,
+            Part::Given(_) => None,
+        };
+        match self {
+            Self::One(part) => release(part),
+            Self::List(parts) => parts
+                .into_iter()
+                .fold(None, |failed, part| failed.or(release(part))),
+        }
+    }
+}
+
+impl Local {
+    /// Notes that a record has a part of memory that stays where it is.
+    fn keep(&mut self, memory: &Arc<Memory>) -> usize {
+        let known = |used: &Used| matches!(&used.memory, Some(known) if Arc::ptr_eq(known, memory));
+        let mut all = self.memories.iter();
+        let place = all.position(known).unwrap_or_else(|| {
+            let unused = self.memories.iter().position(|used| used.parts == 0);
+            let place = unused.unwrap_or(self.memories.len());
+            if unused.is_none() {
+                self.memories.push(Used::default());
+            }
+            self.memories[place].memory = Some(Arc::clone(memory));
+            place
+        });
+        self.memories[place].parts += 1;
+        place
+    }
+
+    fn insert(&mut self, record: Record) -> u32 {
+        let place = self.free.pop().unwrap_or_else(|| {
+            self.records.push(None);
+            self.records.len() as u32 - 1
+        });
+        self.records[place as usize] = Some(record);
+        place
+    }
+
+    /// Takes a record out, whose memory no device reaches.
+    fn remove(&mut self, place: u32) -> Option<Record> {
+        let record = self.records.get_mut(place as usize)?.take()?;
+        self.free.push(place);
+        for part in record.parts() {
+            if let Part::Given(place) = part
+                && let Some(used) = self.memories.get_mut(*place)
+            {
+                used.parts -= 1;
+            }
+        }
+        Some(record)
+    }
+
+    /// Whether what is unmapped is to be flushed now.
+    fn is_due(&mut self, flushing: Flushing) -> bool {
+        match flushing {
+            Flushing::Strict => true,
+            Flushing::Lazy { holds, age, now } => {
+                let now = now();
+                let since = *self.since.get_or_insert(now);
+                self.unmapped.buffers.len() > holds || now.saturating_sub(since) >= age
+            }
         }
     }
 }

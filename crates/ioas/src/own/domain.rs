@@ -64,10 +64,11 @@ pub(super) struct Gathers {
 type Flush<'a> = &'a mut dyn FnMut(&Invalidation) -> Result<(), FlushError>;
 
 /// Devices of a domain.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub(crate) struct Devices(pub(crate) Vec<Member>);
 
 /// A device of a domain.
+#[derive(Clone)]
 pub(crate) struct Member {
     pub(crate) unit: Arc<dyn Unit>,
     pub(crate) device: DeviceId,
@@ -135,12 +136,9 @@ impl Domain {
         members.find_map(|member| home(&*member.unit, member.near))
     }
 
-    /// A unit that remembers what was not present must forget that when something is mapped.
+    /// See [`Devices::mapped`].
     pub(crate) fn mapped(&self) -> Result<(), FlushError> {
-        self.devices
-            .units()
-            .filter(|unit| unit.capabilities().caches_not_present)
-            .try_for_each(|unit| unit.invalidate_domain(self.id))
+        self.devices.mapped(self.id)
     }
 
     /// Has every unit forget what was gathered until now, and waits for it. Tables are given back. After
@@ -500,6 +498,13 @@ impl Devices {
         })
     }
 
+    /// A unit that remembers what was not present must forget that when something is mapped.
+    pub(crate) fn mapped(&self, id: DomainId) -> Result<(), FlushError> {
+        self.units()
+            .filter(|unit| unit.capabilities().caches_not_present)
+            .try_for_each(|unit| unit.invalidate_domain(id))
+    }
+
     /// Has every unit forget `what` of domain `id`, and waits for it.
     pub(crate) fn invalidate(&self, id: DomainId, what: &Invalidation) -> Result<(), FlushError> {
         self.units().try_for_each(|unit| unit.invalidate(id, what))
@@ -517,7 +522,7 @@ impl Devices {
     }
 }
 
-fn detach(unit: &dyn Unit, device: DeviceId) -> Result<(), DetachError> {
+pub(crate) fn detach(unit: &dyn Unit, device: DeviceId) -> Result<(), DetachError> {
     match unit.detach(device) {
         // Somebody has detached it behind our back, and that has come to its end.
         Ok(()) | Err(iommu::AttachError::NotAttached { .. }) => Ok(()),

@@ -44,7 +44,7 @@ use crate::observer::{Observer, Step, observed};
 
 /// What leaves are to say, and which tables they may lie in.
 #[derive(Clone, Copy)]
-struct Leaves {
+pub(crate) struct Leaves {
     prot: Prot,
     /// Registers of a device.
     mmio: bool,
@@ -52,33 +52,54 @@ struct Leaves {
     released: bool,
 }
 
+impl Leaves {
+    /// Of memory that is not released; `mmio` for registers of a device.
+    pub(crate) const fn new(prot: Prot, mmio: bool) -> Self {
+        Self {
+            prot,
+            mmio,
+            released: false,
+        }
+    }
+
+    pub(super) fn of(area: &HeldArea) -> Self {
+        let fresh = Self::new(area.prot, area.memory.object().is_mmio());
+        Self {
+            released: area.released,
+            ..fresh
+        }
+    }
+}
+
 /// What is to be mapped where, and how far it is.
-pub(super) struct Fill<'a> {
+pub(crate) struct Fill<'a> {
     domains: &'a [Domain],
     batch: &'a mut [Span<Pa>],
     range: Span<Iova>,
     leaves: Leaves,
     /// Bytes from the start of the range on that are in all tables. Nothing else is in any.
-    pub(super) mapped: u64,
+    pub(crate) mapped: u64,
 }
 
 impl<'a> Fill<'a> {
-    pub(super) fn new(domains: &'a [Domain], batch: &'a mut [Span<Pa>], area: &HeldArea) -> Self {
+    /// Bytes of `range` from its start on go into the tables of `domains`, by way of `batch`.
+    pub(crate) const fn new(
+        domains: &'a [Domain],
+        batch: &'a mut [Span<Pa>],
+        range: Span<Iova>,
+        leaves: Leaves,
+    ) -> Self {
         Self {
             domains,
             batch,
-            range: area.range,
-            leaves: Leaves {
-                prot: area.prot,
-                mmio: area.memory.object().is_mmio(),
-                released: area.released,
-            },
+            range,
+            leaves,
             mapped: 0,
         }
     }
 
-    /// Finds the runs of the area's part, which `hold` holds, and fills the tables.
-    pub(super) fn run(
+    /// Finds the runs of `part`, which `hold` holds, and fills the tables.
+    pub(crate) fn run(
         &mut self,
         hold: &Hold,
         part: Span<Offset>,
@@ -87,7 +108,8 @@ impl<'a> Fill<'a> {
         hold.with_runs(part, |reader| self.stream(reader, observer))
     }
 
-    fn stream(
+    /// Fills the tables with what `reader` reads.
+    pub(crate) fn stream(
         &mut self,
         reader: &mut dyn RunReader,
         observer: &mut dyn Observer,
@@ -187,7 +209,12 @@ const ROUNDS: u32 = 200;
 ///
 /// Tables that were given back wait for threads that are inside of the table, of which the scheduler may have
 /// stopped one. So a map that finds no tables is refused only when none wait, or have for long.
-fn map(domains: &[Domain], at: u64, runs: &[Span<Pa>], leaves: Leaves) -> Result<(), MapError> {
+pub(crate) fn map(
+    domains: &[Domain],
+    at: u64,
+    runs: &[Span<Pa>],
+    leaves: Leaves,
+) -> Result<(), MapError> {
     let (mut all_there, mut round) = (false, 0);
     loop {
         match map_once(domains, at, runs, leaves) {

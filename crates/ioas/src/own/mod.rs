@@ -47,13 +47,13 @@ use iopt::AnyTable;
 use runs::{Iova, Pa, Span};
 
 pub use build::{BuildDomain, Builder, BuilderError, DomainIds};
-use domain::{Domain, Member};
 pub use encoding::DecodeError;
-use fill::Fill;
 pub use handover::{HandOverError, HandedArea, HandedDomain, Handover, Leaving};
 pub use relocate::MoveError;
 pub use take_over::{TakeOverError, TakenDomain};
 
+pub(crate) use domain::{Devices, Domain, Member, detach};
+pub(crate) use fill::{Fill, Leaves, map as map_runs};
 pub(crate) use written::Written;
 
 use crate::area::HeldArea;
@@ -297,7 +297,7 @@ fn fill(
         return (Ok(()), 0);
     };
     batches.with(|batch| {
-        let mut fill = Fill::new(domains, batch, area);
+        let mut fill = Fill::new(domains, batch, area.range, Leaves::of(area));
         let result = fill.run(hold, area.part(), observer);
         (result, fill.mapped)
     })

@@ -3,12 +3,17 @@
 //! The device's memory holds its own physical addresses, and refuses what is not pinned. Its unit has caches, so that an
 //! address which is used again before a flush shows the old buffer.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::common::*;
-use ioas::{Dma, DmaBuffer, DmaError, DmaUnmapError, Flushing, Ledger, Memory, UnmapError};
-use iommu::{FaultReason, Port, SoftwareUnit};
+use ioas::{
+    AttachError, DetachError, Dma, DmaBuffer, DmaError, DmaUnmapError, Endpoint, Flushing,
+    GivenRuns, Ledger, MapError, Memory, Synthetic, UnmapError,
+};
+use iommu::{DeviceId, FaultReason, Port, SoftwareUnit};
 use iopt::{FormatId, HeapTables, Prot};
 use proptest::prelude::*;
 use runs::{Iova, Offset, Span};
@@ -31,23 +36,35 @@ struct Bench {
 impl Bench {
     /// 16 MiB of memory in one run; `waits` buffers may wait for a flush, or none.
     fn new(format: (FormatId, u8), waits: Option<usize>, window: Span<Iova>) -> Self {
-        let tables = Arc::new(HeapTables::with_tables(256).unwrap());
+        Self::with_unit(format, waits, window, 256, |_| ())
+    }
+
+    /// The same with so many tables, and a unit as `change` has it.
+    fn with_unit(
+        format: (FormatId, u8),
+        waits: Option<usize>,
+        window: Span<Iova>,
+        count: u64,
+        change: impl FnOnce(&mut FrailUnit),
+    ) -> Self {
+        let tables = Arc::new(HeapTables::with_tables(count).unwrap());
         let ledger = Ledger::new("a counter", Some(16 * MIB), 0);
         let object = Arc::new(Tracked::new(&[Span::new(FRAME, 16 * MIB)]));
         let software = SoftwareUnit::new(tables.clone(), object.pages.clone());
-        let space = space(format.0, format.1, &tables);
-        let unit = Arc::new(FrailUnit::new(Arc::new(software.clone())));
-        space.attach((unit.clone(), DEVICE)).unwrap();
-        if let Some(holds) = waits {
-            space.set_flushing(Flushing::Lazy {
-                holds,
-                age: Duration::MAX,
-                now: || Duration::ZERO,
-            });
-        }
+        let mut unit = FrailUnit::new(Arc::new(software.clone()));
+        change(&mut unit);
+        let unit = Arc::new(unit);
+        let flushing = waits.map_or(Flushing::Strict, |holds| Flushing::Lazy {
+            holds,
+            age: Duration::MAX,
+            now: || Duration::ZERO,
+        });
+        let table = table(format.0, format.1, &tables);
+        let dma = Dma::new(DOMAIN, table, &[window], flushing, 2);
+        dma.attach((unit.clone(), DEVICE)).unwrap();
         Self {
             memory: Memory::new(object.clone(), &ledger),
-            dma: Dma::new(Arc::new(space), &[window], 2),
+            dma,
             tables,
             ledger,
             software,
@@ -66,9 +83,7 @@ impl Bench {
 
     fn end(self) {
         let Self { dma, tables, .. } = self;
-        let space = Arc::clone(dma.space());
-        drop(dma);
-        Arc::into_inner(space).unwrap().close().unwrap();
+        dma.close().unwrap();
         let left = (self.object.memory.pinned(), self.ledger.in_use());
         assert_eq!((tables.in_use(), left), (0, (0, 0)));
     }
@@ -126,7 +141,7 @@ fn a_buffer_of_a_large_page_is_one_leaf() {
     let bench = Bench::new(FORMATS[0], None, WINDOW);
     let small = bench.map(0, 1).unwrap();
     let large = bench.map(2 * MIB, 2 * MIB).unwrap();
-    let sizes: Vec<u64> = leaves(bench.dma.space())
+    let sizes: Vec<u64> = leaves_of(bench.dma.table())
         .iter()
         .map(|leaf| leaf.run.len)
         .collect();
@@ -157,7 +172,7 @@ fn a_list_is_one_buffer_or_nothing() {
     assert_eq!(at, buffer.range().last() + 1);
     bench.dma.unmap(buffer).unwrap();
 
-    let before = (bench.dma.space().areas().len(), bench.ledger.in_use());
+    let before = (leaves_of(bench.dma.table()), bench.ledger.in_use());
     let gap = |list: &[Span<Offset>]| {
         let list: Vec<_> = list.iter().map(|part| (memory, *part)).collect();
         bench.dma.map_list(&list, Prot::RW).unwrap_err()
@@ -188,7 +203,7 @@ fn a_list_is_one_buffer_or_nothing() {
         DmaError::Map(_)
     ));
     assert_eq!(
-        (bench.dma.space().areas().len(), bench.ledger.in_use()),
+        (leaves_of(bench.dma.table()), bench.ledger.in_use()),
         before
     );
     let all = bench
@@ -247,20 +262,19 @@ fn a_full_window_flushes_first_and_then_says_what_is_left() {
             let _ = buffer;
         }
     }
-    assert!(bench.dma.space().retired() > 0);
+    assert!(bench.dma.waiting() > 0);
     let refused = bench.map(0, 2 * PAGE).unwrap_err();
     assert!(matches!(
         refused,
         DmaError::NoRoom { wanted, longest: PAGE } if wanted == 2 * PAGE
     ));
-    assert_eq!(bench.dma.space().retired(), 0, "flushed for room");
+    assert_eq!(bench.dma.waiting(), 0, "flushed for room");
     let mut device = bench.device();
     for n in 0..8 {
         let buffer = bench.map(n * PAGE, 1).unwrap();
         sees(&mut device, &buffer, n * PAGE);
         let _ = buffer;
     }
-    bench.dma.space().unmap_all(&mut ()).unwrap();
     bench.end();
 }
 
@@ -305,6 +319,287 @@ fn a_buffer_of_another_allocator_stays_mapped() {
     one.dma.unmap(buffer).unwrap();
     one.end();
     other.end();
+}
+
+#[test]
+fn a_device_reaches_the_buffers_while_it_is_attached() {
+    let other = DeviceId::pci(0, 6, 0);
+    for format in FORMATS {
+        let bench = Bench::with_unit(format, None, WINDOW, 256, |unit| {
+            unit.reserved = vec![Span::new(0xfee0_0000, MIB)];
+        });
+        let buffer = bench.map(PAGE, 3 * PAGE).unwrap();
+        let mut late = bench.software.port(other);
+        assert_eq!(read(&mut late, buffer.range().start), None);
+        bench.dma.attach((bench.unit.clone(), other)).unwrap();
+        sees(&mut late, &buffer, PAGE);
+        let again = bench.dma.attach((bench.unit.clone(), other));
+        assert!(matches!(again, Err(AttachError::Unit(_))));
+        bench.dma.detach(other).unwrap();
+        assert!(matches!(
+            bench.dma.detach(other),
+            Err(DetachError::NotAttached { device }) if device == other
+        ));
+        assert_eq!(read(&mut late, buffer.range().start), None);
+        sees(&mut bench.device(), &buffer, PAGE);
+        bench.dma.unmap(buffer).unwrap();
+        bench.end();
+    }
+}
+
+#[test]
+fn a_device_that_cannot_translate_a_window_is_not_attached() {
+    let bench = Bench::new(FORMATS[0], None, WINDOW);
+    let mut unit = FrailUnit::new(Arc::new(bench.software.clone()));
+    let reserved = Span::new(WINDOW.last(), MIB);
+    unit.reserved = vec![Span::new(0, MIB), reserved];
+    let refused = bench.dma.attach((Arc::new(unit), DeviceId::pci(0, 6, 0)));
+    assert!(matches!(
+        refused,
+        Err(AttachError::Reserved { area, reserved: found }) if (area, found) == (WINDOW, reserved)
+    ));
+    let file = Arc::new("no device");
+    assert!(matches!(
+        bench.dma.attach(Endpoint::from(file)),
+        Err(AttachError::Endpoint { .. })
+    ));
+    bench.end();
+}
+
+#[test]
+fn buffers_of_memory_that_was_pinned_once_cost_no_pin() {
+    for waits in [None, Some(8)] {
+        let bench = Bench::new(FORMATS[0], waits, WINDOW);
+        let mut device = bench.device();
+        let (pinned, charged) = (8 * MIB, || bench.ledger.in_use());
+        let part = Span::new(4 * MIB, pinned);
+        let memory = bench.memory.pinned(part, &mut ()).unwrap();
+        assert_eq!((memory.len(), charged()), (pinned, pinned));
+        let beyond = bench.memory.pinned(Span::new(9 * MIB, pinned), &mut ());
+        assert!(matches!(beyond, Err(MapError::Part { .. })));
+        for n in 0..40 {
+            let buffer = bench.dma.map(&memory, Span::new(n * 1000, 5000), Prot::RW);
+            let buffer = buffer.unwrap();
+            sees(&mut device, &buffer, 4 * MIB + n * 1000);
+            assert_eq!(bench.object.memory.pinned(), pinned);
+            bench.dma.unmap(buffer).unwrap();
+        }
+        // It stays pinned for as long as a buffer is mapped, and until its flush.
+        let last = bench.dma.map(&memory, Span::new(0, PAGE), Prot::RW);
+        drop(memory);
+        bench.dma.flush().unwrap();
+        let last = last.unwrap();
+        sees(&mut device, &last, 4 * MIB);
+        bench.dma.unmap(last).unwrap();
+        assert_eq!(charged(), pinned, "kept for the next buffer");
+        bench.dma.flush().unwrap();
+        bench.dma.poll().unwrap();
+        bench.dma.flush().unwrap();
+        assert_eq!((charged(), bench.object.memory.pinned()), (0, 0));
+        bench.end();
+    }
+}
+
+#[test]
+fn memory_that_cannot_be_had_leaves_nothing() {
+    let bench = Bench::new(FORMATS[0], None, WINDOW);
+    let given = GivenRuns::new([Span::new(FRAME, 2 * PAGE)], PAGE).unwrap();
+    let given = Memory::new(Arc::new(given), &Ledger::unlimited());
+    let refused = Synthetic::new([Span::new(0, 4 * PAGE)]).refusing(2 * PAGE);
+    let refused = Memory::new(Arc::new(refused), &bench.ledger);
+    let (first, whole) = (Span::new(0, PAGE), Span::new(0, 4 * PAGE));
+    let list = [(&given, first), (&bench.memory, first), (&refused, whole)];
+    for _ in 0..3 {
+        let failed = bench.dma.map_list(&list, Prot::RW);
+        assert!(
+            matches!(failed, Err(DmaError::Map(MapError::Pin(_)))),
+            "{failed:?}"
+        );
+        assert_eq!(bench.ledger.in_use(), 0);
+    }
+    let over = bench.dma.map(&given, Span::new(PAGE, 2 * PAGE), Prot::RW);
+    assert!(matches!(over, Err(DmaError::Map(MapError::Part { .. }))));
+    let none = bench.dma.map(&given, first, Prot::empty());
+    assert!(matches!(none, Err(DmaError::Map(MapError::Prot { .. }))));
+    let all = bench.map(0, 16 * MIB).unwrap();
+    let limit = bench.dma.map(&refused, first, Prot::RW);
+    assert!(matches!(limit, Err(DmaError::Map(MapError::OverLimit(_)))));
+    bench.dma.unmap(all).unwrap();
+    bench.end();
+}
+
+#[test]
+fn a_unit_that_remembers_holes_learns_of_each_buffer() {
+    let bench = Bench::with_unit(FORMATS[0], None, WINDOW, 256, |unit| {
+        unit.caches_not_present = true;
+    });
+    bench.unit.invalidates.set([1, 2]);
+    let buffer = bench.map(0, 1).unwrap();
+    assert_eq!(bench.unit.invalidates.calls(), 1);
+    // Neither the map nor taking it back is flushed.
+    let failed = bench.map(PAGE, 1);
+    assert!(matches!(failed, Err(DmaError::Map(MapError::Flush(_)))));
+    assert_eq!(bench.dma.waiting(), 1);
+    assert_eq!(
+        bench.object.memory.pinned(),
+        2 * PAGE,
+        "a device may reach it"
+    );
+    bench.dma.poll().unwrap();
+    assert_eq!(bench.object.memory.pinned(), PAGE);
+    bench.dma.unmap(buffer).unwrap();
+    bench.end();
+}
+
+/// The memory of what was unmapped when the unit panicked stays held, its address is not used again, and others go on.
+#[test]
+fn a_unit_that_panics_leaves_the_buffer_held() {
+    let bench = Bench::new(FORMATS[0], None, Span::new(WINDOW.start, 4 * PAGE));
+    let kept = bench.map(PAGE, PAGE).unwrap();
+    let buffer = bench.map(0, PAGE).unwrap();
+    let lost = buffer.range().start;
+    *bench.unit.at_invalidate.lock().unwrap() =
+        Some(Box::new(|| std::panic::resume_unwind(Box::new("no flush"))));
+    let unmap = || bench.dma.unmap(buffer).is_ok();
+    assert!(catch_unwind(AssertUnwindSafe(unmap)).is_err());
+    // The hook's lock is poisoned.
+    bench.unit.at_invalidate.clear_poison();
+    *bench.unit.at_invalidate.lock().unwrap() = None;
+    assert_eq!(bench.object.memory.pinned(), 2 * PAGE);
+    let mut device = bench.device();
+    sees(&mut device, &kept, PAGE);
+    for n in 2..20 {
+        let buffer = bench.map(n * PAGE, PAGE).unwrap();
+        assert_ne!(buffer.range().start, lost);
+        sees(&mut device, &buffer, n * PAGE);
+        bench.dma.unmap(buffer).unwrap();
+    }
+    bench.dma.unmap(kept).unwrap();
+    bench.end();
+}
+
+#[test]
+fn what_a_device_may_reach_stays_pinned_when_it_cannot_be_detached() {
+    for closes in [false, true] {
+        let bench = Bench::new(FORMATS[0], None, WINDOW);
+        let _buffer = bench.map(0, PAGE).unwrap();
+        bench.unit.detaches.set([0, 1]);
+        if closes {
+            assert!(matches!(bench.dma.close(), Err(DetachError::Unit(_))));
+        } else {
+            drop(bench.dma);
+        }
+        assert_eq!(bench.object.memory.pinned(), PAGE);
+        assert_eq!(bench.ledger.in_use(), PAGE);
+    }
+}
+
+#[test]
+fn dropping_detaches_and_unpins_what_is_mapped_and_what_waits() {
+    let bench = Bench::new(FORMATS[0], Some(100), WINDOW);
+    let buffers: Vec<_> = (0..4).map(|n| bench.map(n * PAGE, PAGE).unwrap()).collect();
+    let kept = buffers[3].range().start;
+    for buffer in buffers.into_iter().take(2) {
+        bench.dma.unmap(buffer).unwrap();
+    }
+    assert_eq!(
+        (bench.dma.waiting(), bench.object.memory.pinned()),
+        (2, 4 * PAGE)
+    );
+    let mut device = bench.device();
+    assert_eq!(read(&mut device, kept), Some(3 * PAGE));
+    drop(bench.dma);
+    assert_eq!(read(&mut device, kept), None);
+    assert_eq!(
+        (bench.ledger.in_use(), bench.object.memory.pinned()),
+        (0, 0)
+    );
+}
+
+/// With so many tables, ten threads at once: what is refused is refused by name, and nothing is lost.
+#[test]
+fn table_memory_at_its_end_refuses_single_buffers() {
+    for count in 2..24 {
+        for waits in [None, Some(4)] {
+            let window = Span::new(WINDOW.start, 512 * MIB);
+            let bench = Bench::with_unit(FORMATS[0], waits, window, count, |_| ());
+            let refused = AtomicU64::new(0);
+            std::thread::scope(|scope| {
+                for thread in 0..10u64 {
+                    let (bench, refused) = (&bench, &refused);
+                    scope.spawn(move || {
+                        let mut device = bench.device();
+                        let mut held = Vec::new();
+                        for n in 0..12 {
+                            let (start, len) = ((thread + n) * PAGE, (2 * MIB) << (n % 3));
+                            match bench.map(start, len) {
+                                Ok(buffer) => {
+                                    sees(&mut device, &buffer, start);
+                                    held.push(buffer);
+                                }
+                                Err(DmaError::Map(MapError::Table(cause))) => {
+                                    assert!(matches!(cause, iopt::MapError::NoTables(_)));
+                                    refused.fetch_add(1, Ordering::Relaxed);
+                                }
+                                Err(other) => panic!("{other}"),
+                            }
+                            if held.len() > 2 {
+                                bench.dma.unmap(held.swap_remove(0)).unwrap();
+                            }
+                        }
+                        for buffer in held {
+                            bench.dma.unmap(buffer).unwrap();
+                        }
+                    });
+                }
+            });
+            assert!(
+                count > 8 || refused.into_inner() > 0,
+                "{count} tables were enough"
+            );
+            bench.dma.flush().unwrap();
+            assert_eq!(
+                (bench.ledger.in_use(), bench.object.memory.pinned()),
+                (0, 0)
+            );
+            bench.end();
+        }
+    }
+}
+
+/// One of two threads' flushes fails at each call in turn: its buffers wait, the other's are gone.
+#[test]
+fn a_flush_that_fails_for_one_of_two_threads_keeps_only_its_buffers() {
+    for fails in 0..6 {
+        let bench = Bench::new(FORMATS[0], None, WINDOW);
+        bench.unit.invalidates.set([fails]);
+        let failed = AtomicU64::new(0);
+        std::thread::scope(|scope| {
+            for thread in 0..2u64 {
+                let (bench, failed) = (&bench, &failed);
+                scope.spawn(move || {
+                    for n in 0..3 {
+                        let buffer = bench.map((2 * n + thread) * PAGE, PAGE).unwrap();
+                        match bench.dma.unmap(buffer) {
+                            Ok(()) => {}
+                            Err(DmaUnmapError::Unmapped(UnmapError::Flush(_))) => {
+                                failed.fetch_add(1, Ordering::Relaxed);
+                            }
+                            Err(other) => panic!("{other}"),
+                        }
+                    }
+                });
+            }
+        });
+        assert_eq!(failed.into_inner(), 1);
+        // The same thread's next unmap has flushed it, if there was one.
+        let waits = bench.dma.waiting() as u64;
+        assert!(waits <= 1);
+        assert_eq!(bench.object.memory.pinned(), waits * PAGE);
+        bench.dma.flush().unwrap();
+        assert_eq!(bench.object.memory.pinned(), 0);
+        bench.end();
+    }
 }
 
 proptest! {
