@@ -1,24 +1,27 @@
 //! Origin 2: mapping and unmapping by several threads, with invalidation.
 //!
-//! The shared form, over a software unit with a device attached. Each thread has addresses of its own; the
-//! upper tables are there. Page by page is a call for each page of the largest size that fits (4 KiB, and
-//! 2 MiB from 2 MiB on), as the origin's core did; against it one call for all. *Strict*: each unmap tells
-//! the unit before the next one begins; *lazy*: once for all unmaps of a bracket. A sample is the time of
-//! one operation, the mean of a bracket of each thread and of all threads.
+//! What a driver calls for each request, from all threads on one page table, with a software unit whose device reads
+//! all the while: [`Dma::map`] and [`Dma::unmap`], which allocate a device address, map a part of memory that stays where
+//! it is, unmap it, flush, and free the address. Page by page is less: a call of the table for each page of the
+//! largest size that fits (4 KiB, and 2 MiB from 2 MiB on), as the origin's core did, at addresses that are given and
+//! with no record of the buffer, and as many flushes. *Strict*: each unmap has the unit invalidate before it returns;
+//! *lazy*: one flush for many unmaps, as many as Linux lets wait. A sample is the time of one operation, the mean of
+//! many of each thread and of all threads.
 
 use std::hint::black_box;
 use std::io;
-use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, Barrier, PoisonError, RwLock};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Barrier, OnceLock, PoisonError, RwLock};
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
+use ioas::{AttachError, Dma, Flushing, GivenRuns, Ledger, Memory};
 use iommu::{
     BadTarget, Config, DeviceId, DomainId, FormatSupport, SoftwareUnit, TargetMemory, Unit as _,
 };
-use iopt::format::{AmdV1, ArmStage1, K4, VtdSs};
-use iopt::{BuildError, Discard, Format, Gather, HeapTables, Prot, SharedTable, Table};
-use runs::{Iova, Pa, PageSizes, Span};
+use iopt::format::{ArmConfig, ArmGranule};
+use iopt::{AnyTable, Discard, FormatId, Gather, HeapTables, Prot};
+use runs::{Iova, Offset, Pa, PageSizes, Span};
 
 use super::report::{Group, GroupReport, Key, Subject, Unit};
 use super::rounds::Rounds;
@@ -37,17 +40,22 @@ pub(super) const SIZES: [u64; 11] = {
 
 const PAGE: u64 = 4 << 10;
 const BLOCK: u64 = 2 << 20;
-/// The most threads that a table lets in at a time.
+/// The most threads that are tried.
 const MOST_THREADS: usize = 32;
-/// Addresses of a thread, and of each size among them.
-const OF_THREAD: u32 = 37;
-const OF_SIZE: u32 = 32;
-/// Above all addresses of threads, so that what is mapped is told apart.
-const PA: u64 = 1 << 43;
+/// Buffers of a thread that are mapped at a time.
+const HELD: u64 = 32;
+/// The memory of all buffers: one run.
+const RAM: Span<Pa> = Span::new(1 << 32, 64 << 20);
+/// Unmaps that wait for a lazy flush.
+const LAZY: usize = 256;
+/// Addresses that are allocated lie below, and above those of each thread that maps by page.
+const WINDOW: u64 = 1 << 40;
+const OF_THREAD: u64 = HELD * (4 << 20);
 /// Room for the lower tables of all threads at all sizes.
 const TABLES: u64 = 16 << 10;
 const DOMAIN: DomainId = DomainId(1);
-/// The operations, in the order in which a thread does them.
+const DEVICE: DeviceId = DeviceId::pci(0, 1, 0);
+/// The operations.
 const OPS: [&str; 3] = ["map", "unmap, strict", "unmap, lazy"];
 
 /// Runs the group.
@@ -57,28 +65,35 @@ pub(super) fn run(rounds: &mut Rounds<'_>, report: &mut GroupReport) -> Result<(
     threads.sort_unstable();
     threads.dedup();
     report.notes = vec![
-        "leaves of 4 KiB and 2 MiB only, as in the origin; one device is attached, no DMA is under way".into(),
-        "strict: the unit (a software one) is told in each unmap; lazy: once for many; µs for one operation"
+        "leaves of 4 KiB and 2 MiB only, as in the origin; a device of the unit (a software one) reads meanwhile".into(),
+        "dmaspace: Dma::map and Dma::unmap, with an address allocated for each; page by page: a call of the table for \
+         each page, at addresses that are given"
             .into(),
+        "strict: the unit invalidates in each unmap; lazy: once for 256; µs for one operation".into(),
     ];
     if threads.iter().any(|count| *count > processors) {
         report.notes.push(format!(
             "more threads than the {processors} processors take turns: their times hold the waiting"
         ));
     }
-    let beds: [Box<dyn Fixture>; 3] = [
-        fixture("vtd-ss", VtdSs::new(4))?,
-        fixture("amdv1", AmdV1::new(4))?,
-        fixture("arm-s1-4k", ArmStage1::<K4>::new(48, 48))?,
+    let arm = ArmConfig {
+        granule: ArmGranule::K4,
+        input_bits: 48,
+        upper: false,
+    };
+    let fixtures = [
+        Fixture::new(FormatId::VtdSs)?,
+        Fixture::new(FormatId::AmdV1)?,
+        Fixture::new(FormatId::ArmStage1(arm))?,
     ];
     rounds.part(0, 1);
     while rounds.more()? {
-        for fixture in &beds {
+        for fixture in &fixtures {
             for count in &threads {
                 rounds.look()?;
-                for (nth, size) in SIZES.into_iter().enumerate() {
+                for size in SIZES {
                     for subject in [Subject::ByPage, Subject::Dmaspace] {
-                        sample(rounds, &**fixture, *count, nth, size, subject)?;
+                        sample(rounds, fixture, *count, size, subject)?;
                     }
                 }
             }
@@ -90,26 +105,21 @@ pub(super) fn run(rounds: &mut Rounds<'_>, report: &mut GroupReport) -> Result<(
 /// Takes one sample of each operation.
 fn sample(
     rounds: &mut Rounds<'_>,
-    fixture: &dyn Fixture,
+    fixture: &Fixture,
     threads: usize,
-    nth: usize,
     size: u64,
     subject: Subject,
 ) -> Result<(), BenchError> {
     let page = if size < BLOCK { PAGE } else { BLOCK };
-    let step = match subject {
-        Subject::ByPage => page,
-        _ => size,
-    };
     let operations = (rounds.settings().batch / (size / page)).clamp(16, 512);
     let bracket = |thread: usize| Bracket {
-        start: ((thread as u64 + 1) << OF_THREAD) + ((nth as u64) << OF_SIZE),
+        start: WINDOW + thread as u64 * OF_THREAD,
         size,
-        step,
+        page,
         operations,
     };
     let group = Group::Map;
-    let (format, barrier) = (fixture.name(), Barrier::new(threads));
+    let (format, barrier) = (fixture.name, Barrier::new(threads));
     // Threads wait for each other, so none may begin before all are there.
     let complete = RwLock::new(false);
     let times: Vec<_> = thread::scope(|scope| {
@@ -120,7 +130,7 @@ fn sample(
                 let complete = *complete.read().unwrap_or_else(PoisonError::into_inner);
                 complete.then(|| {
                     barrier.wait();
-                    fixture.work(&bracket)
+                    fixture.work(&bracket, subject)
                 })?
             })
         };
@@ -158,149 +168,213 @@ fn sample(
     Ok(())
 }
 
-/// What a thread does: so many operations of `size` bytes, by calls of `step` bytes.
+/// What a thread does: so many operations of `size` bytes.
 struct Bracket {
+    /// Of its addresses, where it maps by page.
     start: u64,
     size: u64,
-    step: u64,
+    page: u64,
     operations: u64,
 }
 
 impl Bracket {
-    fn operations(&self) -> impl Iterator<Item = Span<Iova>> {
-        (0..self.operations).map(|nth| Span::new(self.start + nth * self.size, self.size))
-    }
-
-    fn calls(&self, operation: Span<Iova>) -> impl Iterator<Item = Span<Iova>> + use<> {
-        let step = self.step;
-        (0..operation.len / step).map(move |nth| Span::new(operation.start + nth * step, step))
+    /// The memory of an operation: parts of it are used again.
+    fn part(&self, nth: u64) -> Span<Offset> {
+        Span::new(nth * self.size % RAM.len, self.size)
     }
 }
 
-/// One format with its unit.
-trait Fixture: Sync {
-    fn name(&self) -> &'static str;
-
-    /// Microseconds of one operation of each kind; `None` if one was refused.
-    fn work(&self, bracket: &Bracket) -> Option<[f64; 3]>;
-}
-
-struct Shared<F: Format> {
+/// One format with its units.
+struct Fixture {
     name: &'static str,
-    table: SharedTable<F, Arc<HeapTables>>,
-    unit: SoftwareUnit<Arc<HeapTables>, Nowhere>,
+    strict: Space,
+    lazy: Space,
 }
 
-/// No DMA is under way, so there is no memory.
-struct Nowhere;
+/// A page table, and a device that reads.
+struct Space {
+    dma: Dma,
+    memory: Arc<Memory>,
+    unit: SoftwareUnit<Arc<HeapTables>, Word>,
+    reads: Arc<AtomicBool>,
+    device: Option<thread::JoinHandle<()>>,
+}
 
-impl TargetMemory for Nowhere {
+/// All physical memory is one word, which devices do no more than read.
+struct Word(AtomicU64);
+
+impl TargetMemory for Word {
     fn with_cells(
         &self,
         span: Span<Pa>,
-        _visit: &mut dyn FnMut(&[AtomicU64]),
+        visit: &mut dyn FnMut(&[AtomicU64]),
     ) -> Result<(), BadTarget> {
-        let address = span.start;
-        Err(BadTarget { address })
+        for _ in 0..span.len / 8 {
+            visit(std::slice::from_ref(&self.0));
+        }
+        Ok(())
     }
 }
 
-fn fixture<F>(
-    name: &'static str,
-    format: Result<F, BuildError>,
-) -> Result<Box<dyn Fixture>, BenchError>
-where
-    F: Format + Send + Sync + 'static,
-{
-    let not_built = |source| BenchError::Build {
-        format: name,
-        source,
-    };
-    let format = format.map_err(not_built)?;
-    let memory = HeapTables::with_tables(TABLES).map_err(|source| BenchError::Arena {
-        format: name,
-        source,
-    })?;
-    let memory = Arc::new(memory);
-    let sizes = PageSizes::from_bits(PAGE | BLOCK);
-    let mut table = Table::with_page_sizes(format, memory.clone(), sizes).map_err(not_built)?;
-    table.keep_empty_tables(true);
-    let mut config = Config::default();
-    let root = table.root();
-    config.capabilities = config.capabilities.with_format(FormatSupport {
-        format: root.format,
-        levels: 1 << root.levels,
-        page_sizes: sizes,
-    });
-    let unit = SoftwareUnit::with_config(memory, Nowhere, config);
-    unit.attach(DeviceId::pci(0, 1, 0), DOMAIN, root)
-        .map_err(|source| BenchError::Attach {
+impl Drop for Space {
+    fn drop(&mut self) {
+        self.reads.store(false, Ordering::Relaxed);
+        if let Some(device) = self.device.take() {
+            let _ = device.join();
+        }
+    }
+}
+
+fn since_start() -> Duration {
+    static START: OnceLock<Instant> = OnceLock::new();
+    START.get_or_init(Instant::now).elapsed()
+}
+
+impl Fixture {
+    fn new(format: FormatId) -> Result<Self, BenchError> {
+        let lazy = Flushing::Lazy {
+            holds: LAZY,
+            age: Duration::from_millis(10),
+            now: since_start,
+        };
+        Ok(Self {
+            name: format.name(),
+            strict: Space::new(format, Flushing::Strict)?,
+            lazy: Space::new(format, lazy)?,
+        })
+    }
+
+    /// Microseconds of one operation of each kind; `None` if one was refused.
+    fn work(&self, bracket: &Bracket, subject: Subject) -> Option<[f64; 3]> {
+        let ([map, strict], [_, lazy]) = match subject {
+            Subject::ByPage => (
+                self.strict.by_page(bracket, 1)?,
+                self.lazy.by_page(bracket, LAZY)?,
+            ),
+            _ => (
+                self.strict.by_buffer(bracket)?,
+                self.lazy.by_buffer(bracket)?,
+            ),
+        };
+        Some([map, strict, lazy])
+    }
+}
+
+impl Space {
+    fn new(format: FormatId, flushing: Flushing) -> Result<Self, BenchError> {
+        let name = format.name();
+        let tables = HeapTables::with_tables(TABLES).map_err(|source| BenchError::Arena {
             format: name,
             source,
         })?;
-    let table = SharedTable::new(table);
-    Ok(Box::new(Shared { name, table, unit }))
-}
-
-impl<F: Format + Send + Sync> Shared<F> {
-    /// Maps all operations; microseconds of one.
-    fn map(&self, bracket: &Bracket) -> Option<f64> {
-        let mut well = true;
-        let begun = Instant::now();
-        for operation in bracket.operations() {
-            for call in bracket.calls(operation) {
-                let memory = [Span::new(PA + call.start, call.len)];
-                well &= self
-                    .table
-                    .map(call.start, black_box(&memory), Prot::RW)
-                    .is_ok();
+        let tables = Arc::new(tables);
+        let sizes = PageSizes::from_bits(PAGE | BLOCK);
+        let table = AnyTable::new(format, 4, sizes, Arc::clone(&tables));
+        let table = table.map_err(|source| BenchError::Build {
+            format: name,
+            source,
+        })?;
+        let mut config = Config::default();
+        let root = table.root();
+        config.capabilities = config.capabilities.with_format(FormatSupport {
+            format: root.format,
+            levels: 1 << root.levels,
+            page_sizes: sizes,
+        });
+        let unit = SoftwareUnit::with_config(tables, Word(AtomicU64::new(0)), config);
+        let window = Span::new(0, WINDOW);
+        let dma = Dma::new(DOMAIN, table, &[window], flushing, MOST_THREADS);
+        let attached: Result<(), AttachError> = dma.attach((Arc::new(unit.clone()), DEVICE));
+        attached.map_err(|source| BenchError::Attach {
+            format: name,
+            source: Box::new(source),
+        })?;
+        let refused = || BenchError::Refused {
+            group: Group::Map,
+            op: OPS[0],
+            format: name,
+        };
+        let ram = GivenRuns::new([RAM], PAGE).map_err(|_| refused())?;
+        let memory = Memory::new(Arc::new(ram), &Ledger::unlimited());
+        let seen = dma.map(&memory, Span::new(0, PAGE), Prot::RW);
+        let seen = seen.map_err(|_| refused())?.range().start;
+        let reads = Arc::new(AtomicBool::new(true));
+        let goes_on = Arc::clone(&reads);
+        let mut port = unit.port(DEVICE);
+        let device = thread::spawn(move || {
+            while goes_on.load(Ordering::Relaxed) {
+                let _ = black_box(port.read(seen, &mut [0; 8]));
+                thread::sleep(Duration::from_micros(50));
             }
-        }
-        well.then(|| micros(begun, bracket))
+        });
+        Ok(Self {
+            dma,
+            memory,
+            unit,
+            reads,
+            device: Some(device),
+        })
     }
 
-    /// Unmaps all of them.
-    fn unmap(&self, bracket: &Bracket, strict: bool) -> Option<f64> {
-        let mut well = true;
-        let begun = Instant::now();
-        let mut gather = Gather::new();
-        for operation in bracket.operations() {
-            for call in bracket.calls(operation) {
-                well &= self.table.unmap(call, &mut gather, &mut Discard).is_ok();
+    /// Maps and unmaps some buffers at a time; microseconds of a map and of an unmap.
+    fn by_buffer(&self, bracket: &Bracket) -> Option<[f64; 2]> {
+        let mut held = Vec::with_capacity(HELD as usize);
+        Self::times(bracket, |nth, unmaps| {
+            if unmaps {
+                return self.dma.unmap(held.pop()?).ok();
             }
-            if strict {
-                well &= self.flush(&mut gather);
-            }
-        }
-        if !strict {
-            well &= self.flush(&mut gather);
-        }
-        well.then(|| micros(begun, bracket))
+            let part = black_box(bracket.part(nth));
+            held.push(self.dma.map(&self.memory, part, Prot::RW).ok()?);
+            Some(())
+        })
     }
 
-    fn flush(&self, gather: &mut Gather) -> bool {
+    /// The same by a call of the table for each page, and a flush for each `most` operations.
+    fn by_page(&self, bracket: &Bracket, most: usize) -> Option<[f64; 2]> {
+        let table = self.dma.table();
+        let (mut gather, mut waiting) = (Gather::new(), 0);
+        let times = Self::times(bracket, |nth, unmaps| {
+            let start = bracket.start + nth % HELD * bracket.size;
+            for at in (0..bracket.size).step_by(bracket.page as usize) {
+                let call = black_box(Span::<Iova>::new(start + at, bracket.page));
+                if unmaps {
+                    table.unmap(call, &mut gather, &mut Discard).ok()?;
+                } else {
+                    let pa = RAM.start + bracket.part(nth).start + at;
+                    let run = black_box(Span::<Pa>::new(pa, bracket.page));
+                    table.map(call.start, &[run], Prot::RW).ok()?;
+                }
+            }
+            if unmaps {
+                waiting += 1;
+                if waiting == most {
+                    waiting = 0;
+                    self.flush(&mut gather)?;
+                }
+            }
+            Some(())
+        })?;
+        self.flush(&mut gather)?;
+        Some(times)
+    }
+
+    fn flush(&self, gather: &mut Gather) -> Option<()> {
         let flushed = gather.flush_with(|what| self.unit.invalidate(DOMAIN, what));
-        let well = flushed.is_ok();
-        if let Ok(flushed) = flushed {
-            self.table.reclaim(flushed);
+        self.dma.table().reclaim(flushed.ok()?);
+        Some(())
+    }
+
+    /// Does `one` for some operations at a time, first to map and then to unmap; microseconds of each.
+    fn times(bracket: &Bracket, mut one: impl FnMut(u64, bool) -> Option<()>) -> Option<[f64; 2]> {
+        let mut times = [Duration::ZERO; 2];
+        for first in (0..bracket.operations).step_by(HELD as usize) {
+            let some = first..bracket.operations.min(first + HELD);
+            for (time, unmaps) in times.iter_mut().zip([false, true]) {
+                let begun = Instant::now();
+                some.clone().try_for_each(|nth| one(nth, unmaps))?;
+                *time += begun.elapsed();
+            }
         }
-        well
+        Some(times.map(|time| time.as_secs_f64() * 1e6 / bracket.operations as f64))
     }
-}
-
-impl<F: Format + Send + Sync> Fixture for Shared<F> {
-    fn name(&self) -> &'static str {
-        self.name
-    }
-
-    fn work(&self, bracket: &Bracket) -> Option<[f64; 3]> {
-        let map = self.map(bracket)?;
-        let strict = self.unmap(bracket, true)?;
-        self.map(bracket)?;
-        Some([map, strict, self.unmap(bracket, false)?])
-    }
-}
-
-fn micros(begun: Instant, bracket: &Bracket) -> f64 {
-    begun.elapsed().as_nanos() as f64 / 1e3 / bracket.operations as f64
 }

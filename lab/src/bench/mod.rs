@@ -141,7 +141,7 @@ pub enum BenchError {
         /// The format.
         format: &'static str,
         /// Why.
-        source: iommu::AttachError,
+        source: Box<ioas::AttachError>,
     },
     /// An operation was refused that must be done: its time would mean nothing.
     #[error("{group}: {op} of {format} was refused, or did something else")]

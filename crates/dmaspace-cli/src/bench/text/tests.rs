@@ -107,7 +107,7 @@ fn the_report_of_each_group_is_as_it_was() {
         }
         let text = write(&masked(group), Paint::Plain);
         if std::env::var_os("DMASPACE_BLESS").is_some() {
-            let file = format!("src/report/bench/golden/{group}.txt");
+            let file = format!("src/bench/text/golden/{group}.txt");
             std::fs::write(file, &text).unwrap();
         } else {
             assert_eq!(text, expected, "\n{text}");
