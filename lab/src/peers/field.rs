@@ -18,6 +18,7 @@ use crate::peers::ours::{
 use crate::peers::places::Geometry;
 use crate::peers::rows::Pages;
 use crate::peers::work::Subject;
+use iopt::reclaim::Slots;
 
 /// What a subject is to us.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -37,6 +38,8 @@ pub enum Who {
     Scalar,
     /// Our shared form.
     Shared,
+    /// The same without `std`: such cells, and readers known by slots.
+    ScalarShared,
     /// Linux's code.
     Linux,
     /// A foreign crate.
@@ -106,8 +109,8 @@ impl Contest {
     }
 }
 
-/// Both forms over a format, and over it as it keeps dirty state; then the exclusive one without
-/// vectors, where that is another.
+/// Both forms over a format, and over it as it keeps dirty state; then both as they are without `std`, where
+/// they have vectors with it.
 fn ours<F: Format, M: Memory>(format: F, dirty: Option<F>) -> Vec<Entrant> {
     let mut all: Vec<Entrant> = vec![
         (
@@ -121,8 +124,11 @@ fn ours<F: Format, M: Memory>(format: F, dirty: Option<F>) -> Vec<Entrant> {
     ];
     if M::VECTORS {
         let scalar = Ours::<F, M::Scalar, Exclusive<F, M::Scalar>>::new(format, dirty);
-        let scalar = scalar.called("exclusive, without vectors");
+        let scalar = scalar.called("exclusive, without std");
         all.push((Who::Scalar, Box::new(scalar)));
+        let shared = Ours::<F, M::Scalar, Shared<F, M::Scalar, Slots>>::new(format, dirty);
+        let shared = shared.called("shared, without std");
+        all.push((Who::ScalarShared, Box::new(shared)));
     }
     all
 }

@@ -46,8 +46,7 @@ pub const REASONS: &[(&str, &str, &str)] = &[
         "*",
         "4,019 instructions by callgrind (x86-64, exclusive; Arm, granule of 4K: 5,366), half of them to \
          read the 512 entries three times: to find the run, for what hardware has noted before, and again \
-         after the flush, when units no longer write through the old table. Each of the three takes a third \
-         of the aim or more. It was 7,231 (Arm: 30,926) before a fourth reading, at the exchange, and second \
+         after the flush, when units no longer write through the old table. It was 7,231 (Arm: 30,926) before a fourth reading, at the exchange, and second \
          looks for the same bits and the same extent were taken out",
     ),
     (
@@ -96,7 +95,7 @@ pub const REASONS: &[(&str, &str, &str)] = &[
     (
         "map-chosen",
         "x86-64",
-        "no size lies between 4K and 2M: it is 256 × 4K in a half-full table, whose aim is 95",
+        "no size lies between 4K and 2M: it is 256 × 4K in a half-full table",
     ),
     (
         "unmap-chosen",

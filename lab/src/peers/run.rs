@@ -164,7 +164,9 @@ impl Plan {
             let fresh = || -> anyhow::Result<Vec<Entrant>> {
                 let mut all = contest.entrants(self.linux.as_ref())?;
                 // More lines than these nobody tells apart.
-                all.retain(|(who, _)| !matches!(who, Who::Scalar | Who::CheckedLimit));
+                all.retain(|(who, _)| {
+                    !matches!(who, Who::Scalar | Who::ScalarShared | Who::CheckedLimit)
+                });
                 Ok(all)
             };
             let mut entrants = fresh()?;

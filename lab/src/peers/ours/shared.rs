@@ -3,6 +3,7 @@
 use std::hint::black_box;
 use std::sync::Arc;
 
+use iopt::reclaim::{DefaultReclaim, Reclaim};
 use iopt::{Format, Gather, Prot, RunSink, SharedTable, Table};
 use runs::{Iova, Pa, Span};
 
@@ -10,14 +11,14 @@ use super::alike::{alike, flush};
 use super::{Access, Memory};
 
 /// The shared form.
-pub struct Shared<F: Format, M: Memory>(SharedTable<F, Arc<M>>);
+pub struct Shared<F: Format, M: Memory, R = DefaultReclaim>(SharedTable<F, Arc<M>, R>);
 
-impl<F: Format, M: Memory> Access<F, M> for Shared<F, M> {
+impl<F: Format, M: Memory, R: Reclaim + Default + 'static> Access<F, M> for Shared<F, M, R> {
     const NAME: &'static str = "shared";
     const SETS: u64 = 2;
 
     fn of(table: Table<F, Arc<M>>) -> Self {
-        Self(SharedTable::new(table))
+        Self(SharedTable::with_reclaim(table, R::default()))
     }
 
     alike!();

@@ -2,6 +2,7 @@
 
 use std::fmt::{Result, Write as _};
 
+use super::summary::aims;
 use super::{Shown, Standing, figure};
 use crate::peers::field::{CONTESTS, Who};
 use crate::peers::results::{Entry, Results};
@@ -11,7 +12,7 @@ pub(super) fn write(text: &mut String, results: &Results) -> Result {
     writeln!(
         text,
         "## The formats\n\n\
-         The lowest sample, then in brackets the median and the quartiles around it. Of each of \
+         The median, then in brackets the quartiles around it and the lowest sample. Of each of \
          Linux's tables the fastest compiler's code is shown; it is queued where nothing is noted leaf \
          by leaf that is to be flushed, as in lazy domains."
     )?;
@@ -27,22 +28,20 @@ pub(super) fn write(text: &mut String, results: &Results) -> Result {
         writeln!(
             text,
             "\n### {}\n\n4K stands for {}, 2M for {}.\n\n\
-             | operation | aim | exclusive | | shared | | without vectors | limit | others |\n\
+             | operation | aim | exclusive | | shared | | without `std`, exclusive; shared | limit | others |\n\
              |---|---:|---:|---|---:|---|---:|---:|---|",
             contest.title,
             crate::peers::run::size(contest.pages.small),
             block.as_deref().unwrap_or("nothing")
         )?;
         for shown in rows {
-            let aims = [Who::Exclusive, Who::Shared].map(|who| shown.show(shown.aim(who)));
-            let aims = match aims {
-                [one, two] if one == two => one,
-                [one, two] => format!("{one} / {two}"),
-            };
+            let aims = aims(shown.row);
             let others: Vec<String> = others(&shown)
                 .into_iter()
                 .map(|entry| format!("{} {}", entry.name, spread(&shown, Some(entry))))
                 .collect();
+            let without_std =
+                [Who::Scalar, Who::ScalarShared].map(|who| spread(&shown, shown.best(who)));
             let words = |who| shown.standing(who).map_or("", Standing::words);
             writeln!(
                 text,
@@ -52,7 +51,7 @@ pub(super) fn write(text: &mut String, results: &Results) -> Result {
                 words(Who::Exclusive),
                 spread(&shown, shown.best(Who::Shared)),
                 words(Who::Shared),
-                spread(&shown, shown.best(Who::Scalar)),
+                without_std.join("; "),
                 spread(&shown, shown.best(Who::Limit)),
                 others.join("; ")
             )?;
@@ -65,7 +64,13 @@ pub(super) fn write(text: &mut String, results: &Results) -> Result {
 fn others<'a>(shown: &Shown<'a>) -> Vec<&'a Entry> {
     let mut all: Vec<&Entry> = Vec::new();
     for entry in &shown.measured.entries {
-        let columns = [Who::Exclusive, Who::Shared, Who::Scalar, Who::Limit];
+        let columns = [
+            Who::Exclusive,
+            Who::Shared,
+            Who::Scalar,
+            Who::ScalarShared,
+            Who::Limit,
+        ];
         if columns.contains(&entry.who) {
             continue;
         }
@@ -73,7 +78,7 @@ fn others<'a>(shown: &Shown<'a>) -> Vec<&'a Entry> {
             other.who == Who::Linux && without_compiler(other) == without_compiler(entry)
         };
         match all.iter_mut().find(same) {
-            Some(other) if other.figure.min <= entry.figure.min => {}
+            Some(other) if other.figure.median <= entry.figure.median => {}
             Some(other) => *other = entry,
             None => all.push(entry),
         }
@@ -97,5 +102,5 @@ fn spread(shown: &Shown<'_>, entry: Option<&Entry>) -> String {
     };
     let [min, lower, median, upper] = [found.min, found.lower, found.median, found.upper]
         .map(|time| figure(time / shown.row.unit));
-    format!("{min} ({median}, {lower}–{upper})")
+    format!("{median} ({lower}–{upper}, lowest {min})")
 }

@@ -1,8 +1,7 @@
 //! The document: figures as tables, aims met and missed, conditions, plots, how to repeat.
 //!
 //! Everything in it comes from [`Results`], from the rows and from the reasons; nothing is written by
-//! hand. Figures are the lowest sample, which is what a busy machine disturbs least; the tables of
-//! the formats say also how far samples spread.
+//! hand. Figures are medians; the tables of the formats say also how far samples spread.
 
 mod formats;
 mod groups;
@@ -17,7 +16,7 @@ use crate::peers::rows::{Aim, ROWS, Row};
 
 /// What stands where Linux's figures would.
 const NOT_MEASURED: &str = "not measured";
-/// Every format reaches the aims within this factor.
+/// What misses an aim by less is near it.
 const LENIENT: f64 = 1.5;
 
 /// Path and content of every file, below the directory of documents.
@@ -46,7 +45,7 @@ fn write(text: &mut String, results: &Results) -> std::fmt::Result {
          *Made by `cargo xtask bench-tables`; what is written here by hand is lost.*\n\n\
          I/O page tables of `dmaspace-iopt` on one thread and on many, beside the machine's limit (a \
          loop that stores the same entries), Linux's own code and foreign crates, all measured in one \
-         run on one machine. Figures are the lowest of {} samples, taken in turns.\n",
+         run on one machine. Figures are medians of {} samples, taken in turns.\n",
         results.rounds
     )?;
     summary::write(text, results)?;
@@ -67,8 +66,7 @@ fn conditions(text: &mut String) -> std::fmt::Result {
          that does not. Table memory is touched before and recycled: its pages are dirty, and zeroing \
          them is part of the operation wherever it is needed. Our unmaps make a gather, have it flushed \
          by something that does nothing, and give tables back, all of it in the time taken. With 4K and \
-         2M the formats' own sizes are meant; where a format has other numbers of entries, the aim is \
-         scaled by them.\n\n\
+         2M the formats' own sizes are meant.\n\n\
          | row | name | conditions | of note |\n|---|---|---|---|"
     )?;
     for row in ROWS {
@@ -169,26 +167,25 @@ impl<'a> Shown<'a> {
         )
     }
 
-    /// The lowest time, nanoseconds.
-    fn min(&self, who: Who) -> Option<f64> {
-        self.best(who).map(|entry| entry.figure.min)
+    /// The median of the fastest, nanoseconds.
+    fn time(&self, who: Who) -> Option<f64> {
+        self.best(who).map(|entry| entry.figure.median)
     }
 
     /// What is aimed at for one of our forms, nanoseconds.
     fn aim(&self, who: Who) -> Option<f64> {
-        match self.row.aim {
-            Aim::Each(exclusive, shared) => {
-                let contest = CONTESTS.iter().find(|c| c.id == self.measured.format)?;
-                let aim = if who == Who::Shared {
-                    shared
-                } else {
-                    exclusive
-                };
-                Some(aim * self.row.scale(&contest.pages))
-            }
+        let [exclusive, shared] = self.row.aims;
+        let aim = if who == Who::Shared {
+            shared
+        } else {
+            exclusive
+        };
+        match aim {
+            Aim::Limit(factor) => Some(self.time(Who::Limit)? * factor),
+            Aim::Linux(factor) => Some(self.time(Who::Linux)? * factor),
             Aim::ByHand(factor) => {
                 // The walk by hand is there for the reference; other formats are held against it.
-                let by_hand = |id: &str| Self::find(self.results, self.row, id)?.min(Who::ByHand);
+                let by_hand = |id: &str| Self::find(self.results, self.row, id)?.time(Who::ByHand);
                 let reference = CONTESTS.iter().find(|c| c.reference)?;
                 let walk = by_hand(&self.measured.format).or_else(|| by_hand(reference.id))?;
                 Some(walk * factor)
@@ -198,7 +195,7 @@ impl<'a> Shown<'a> {
 
     /// How one of our forms stands to its aim.
     fn standing(&self, who: Who) -> Option<Standing> {
-        Some(Standing::of(self.min(who)?, self.aim(who)?))
+        Some(Standing::of(self.time(who)?, self.aim(who)?))
     }
 
     /// A time in the row's unit.
@@ -215,7 +212,7 @@ impl<'a> Shown<'a> {
 
 /// The fastest of all.
 fn fastest<'a>(entries: impl Iterator<Item = &'a Entry>) -> Option<&'a Entry> {
-    entries.min_by(|a, b| a.figure.min.total_cmp(&b.figure.min))
+    entries.min_by(|a, b| a.figure.median.total_cmp(&b.figure.median))
 }
 
 /// A number with as many digits as mean something.
