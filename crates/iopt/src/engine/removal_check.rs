@@ -34,6 +34,12 @@ pub(super) trait RemovalCheck<F: Format, M: TableMemory> {
     fn one_run(&self) -> Option<u64> {
         None
     }
+
+    /// The lowest level of the tables that the range goes through, if the look has met all of them: a table there
+    /// that it covers whole has nothing but leaves.
+    fn lowest(&self) -> usize {
+        0
+    }
 }
 
 impl<F: Format, M: TableMemory, L: RemovalCheck<F, M>> RemovalCheck<F, M> for &mut L {
@@ -61,6 +67,11 @@ impl<F: Format, M: TableMemory, L: RemovalCheck<F, M>> RemovalCheck<F, M> for &m
     #[inline(always)]
     fn one_run(&self) -> Option<u64> {
         (**self).one_run()
+    }
+
+    #[inline(always)]
+    fn lowest(&self) -> usize {
+        (**self).lowest()
     }
 }
 
@@ -90,9 +101,16 @@ pub(super) struct OneRun {
     found: Option<(u64, u64)>,
     /// It does not.
     ends: bool,
+    /// The lowest level of the tables that were looked at.
+    lowest: Option<usize>,
 }
 
 impl OneRun {
+    #[inline(always)]
+    pub(super) fn looks_at(&mut self, level: usize) {
+        self.lowest = Some(self.lowest.map_or(level, |lowest| lowest.min(level)));
+    }
+
     #[inline(always)]
     pub(super) fn goes_on(&self, pa: u64) -> bool {
         !self.ends && self.found.is_none_or(|(_, next)| next == pa)
@@ -158,6 +176,11 @@ impl<F: Format, M: TableMemory> RemovalCheck<F, M> for Range {
     fn one_run(&self) -> Option<u64> {
         let (start, _) = self.run.found.filter(|_| !self.run.ends)?;
         Some(start)
+    }
+
+    #[inline(always)]
+    fn lowest(&self) -> usize {
+        self.run.lowest.unwrap_or(0)
     }
 }
 

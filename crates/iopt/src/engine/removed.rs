@@ -18,6 +18,8 @@ pub(super) struct Removed<'a, S> {
     pub(super) known: bool,
     /// Where all of it leads, if that is known to be one run: then leaves are not looked at for the sink.
     pub(super) one: Option<u64>,
+    /// See [`RemovalCheck::lowest`](super::removal_check::RemovalCheck::lowest).
+    pub(super) lowest: usize,
     /// First and last stripped address that was removed.
     hull: Option<(u64, u64)>,
     leaf_levels: u32,
@@ -48,6 +50,7 @@ impl<'a, S: RunSink> Removed<'a, S> {
             aperture,
             known,
             one: None,
+            lowest: 0,
             hull: None,
             leaf_levels: 0,
             outcome: Outcome::default(),

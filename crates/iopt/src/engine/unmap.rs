@@ -100,6 +100,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
             if removed.wants() == Wants::Runs {
                 removed.one = look.one_run();
             }
+            removed.lowest = look.lowest();
             at_level!(level, F, V => {
                 self.clear_below::<V, S, P>(table, at, len, &mut removed, access)
             });
@@ -211,6 +212,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         todo: u64,
         run: &mut OneRun,
     ) -> Option<u64> {
+        run.looks_at(V::N);
         let mut entries = self.entries_in(table, V::N, at, todo);
         while let Some(part) = entries.next() {
             match part.entry() {
@@ -321,8 +323,8 @@ impl<F: Format, M: TableMemory> Table<F, M> {
     /// itself. `at` is the first address that it spans.
     fn read_out<V: Level, S: RunSink>(&self, table: u64, at: u64, removed: &mut Removed<'_, S>) {
         let told = removed.wants() == Wants::Nothing || removed.one.is_some();
-        if V::N == 0 && told && !self.memory.watches_runs() {
-            // Every entry of the lowest level stands for its own bytes, in a group or not.
+        if V::N <= removed.lowest && told && !self.memory.watches_runs() {
+            // There are no tables below. Every entry stands for its own bytes, in a group or not.
             let rest = self.span_mask(V::N);
             let bytes = if removed.known {
                 rest + 1
