@@ -7,6 +7,7 @@ use std::fmt;
 
 use Aim::{ByHand, Limit, Linux};
 
+use crate::peers::field::Who;
 use crate::peers::work::{Beside, Work};
 
 const NOTHING: Beside = Beside::Nothing;
@@ -71,6 +72,16 @@ impl Row {
     /// The work of this row with the sizes of a format; `None` where that has no such sizes.
     pub fn work(&self, pages: &Pages) -> Option<Work> {
         (self.work)(pages)
+    }
+
+    /// What is aimed at for one of our forms.
+    pub fn aim(&self, who: Who) -> Aim {
+        let [exclusive, shared] = self.aims;
+        if who == Who::Shared {
+            shared
+        } else {
+            exclusive
+        }
     }
 
     /// The sizes of leaves are these, and not of the format's choice.

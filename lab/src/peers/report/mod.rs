@@ -174,13 +174,7 @@ impl<'a> Shown<'a> {
 
     /// What is aimed at for one of our forms, nanoseconds.
     fn aim(&self, who: Who) -> Option<f64> {
-        let [exclusive, shared] = self.row.aims;
-        let aim = if who == Who::Shared {
-            shared
-        } else {
-            exclusive
-        };
-        match aim {
+        match self.row.aim(who) {
             Aim::Limit(factor) => Some(self.time(Who::Limit)? * factor),
             Aim::Linux(factor) => Some(self.time(Who::Linux)? * factor),
             Aim::ByHand(factor) => {
