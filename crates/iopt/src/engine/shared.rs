@@ -9,8 +9,9 @@
 //! share a line of the cache only where their entries do. An operation may be interrupted at any store,
 //! and the handler may do another one beside it.
 //!
-//! Where callers break this rule translations are wrong, and nothing worse: a table that one operation
-//! frees is not reused while another one is inside.
+//! Where callers break this rule translations are wrong, and not only in the ranges that overlap: two operations may
+//! both unlink a table, which then comes back twice. The program stays sound, since entries are atomic cells, and a table
+//! that one operation frees is not reused while another one is inside.
 //!
 //! **Links** are what two operations have in common: both may find that the same table is missing.
 //! Each fills one of its own completely and links it by one compare-and-exchange. Who comes second gives
@@ -52,7 +53,7 @@ use crate::reclaim::{DefaultReclaim, Guard, Readers, Reclaim};
 /// A [`Table`] that many threads map, unmap and read at once.
 ///
 /// Operations that change it and run at once have ranges that do not overlap: that is the caller's part,
-/// and where it fails translations may be wrong. They never wait for each other.
+/// and where it fails translations may be wrong, anywhere in the table. They never wait for each other.
 ///
 /// Tables that were unlinked stay out of use until every thread has left that was inside by then; `R` says
 /// how these are known ([`reclaim`](crate::reclaim)). While the scheduler has stopped one of those, memory
