@@ -6,7 +6,8 @@
 //! [`ScatterGather::take`] for each.
 //!
 //! Buffers are device-writable, as on reporting_vq (5.5.6.7), since discarding changes what they hold.
-//! A chain is at most 4 GiB (2.7.5.2), and at most as long as the queue (2.7.5.3.1).
+//! A chain is at most 4 GiB (2.7.5.2), and at most as long as the queue (2.7.5.3.1). One of 2^32 bytes is not
+//! encoded: devices that count them in 32 bits, such as those on `virtio-queue`, refuse it.
 
 use runs::{GuestAddr, Span};
 
@@ -25,10 +26,8 @@ const DESCRIPTOR: usize = 16;
 const NEXT: u16 = 1;
 /// `VIRTQ_DESC_F_WRITE`.
 const WRITE: u16 = 2;
-/// The most bytes of a chain.
-const CHAIN: u64 = 1 << 32;
-/// The most of a descriptor: its length has 32 bits, and pages are whole for every size of them.
-const LONGEST: u64 = CHAIN - (1 << 16);
+/// The most bytes of a chain, and of a descriptor, whose length has 32 bits: whole pages of every size of them.
+const CHAIN: u64 = (1 << 32) - (1 << 16);
 
 impl Default for ScatterGather {
     /// Chains of at most 256 descriptors.
@@ -80,7 +79,7 @@ impl Format for ScatterGather {
         let mut left = CHAIN;
         let mut needed = 0;
         while let Some(run) = source.front()? {
-            let len = run.len.min(LONGEST).min(left);
+            let len = run.len.min(left);
             if len == 0 {
                 break;
             }
