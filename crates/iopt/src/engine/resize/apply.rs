@@ -73,6 +73,14 @@ impl State {
         }
     }
 
+    /// Nothing is noted in an entry that is no leaf.
+    fn of_entry<F: Format>(level: usize, word: u64) -> Self {
+        match decode::<F>(level, word) {
+            Entry::Leaf { .. } => Self::of::<F>(word),
+            _ => Self::default(),
+        }
+    }
+
     /// The entry of a leaf, or the bits of one, with this noted as well.
     fn noted<F: Format>(self, word: u64) -> u64 {
         let word = if self.dirty { F::dirtied(word) } else { word };
@@ -182,7 +190,9 @@ impl<F: Format, M: TableMemory> Table<F, M> {
             .iter()
             .map(Cell::get_acquire)
             .chain(saved.iter().copied())
-            .fold(State::default(), |all, word| all | self.state(level, word));
+            .fold(State::default(), |all, word| {
+                all | State::of_entry::<F>(level, word)
+            });
         for &word in saved {
             if let Entry::Table(below) = decode::<F>(level, word) {
                 self.detach((below, level - 1), extent.at, work);
@@ -286,7 +296,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
             Target::Stale
         };
         let mut word = cell.get();
-        let mut state = state | self.state(level, word);
+        let mut state = state | State::of_entry::<F>(level, word);
         let bits = state.noted::<F>(bits);
         let reserve = &mut work.reserve;
         at_level!(level - 1, F, V => {
@@ -294,7 +304,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         });
         while let Err(now) = cell.set_if(word, self.format.table(level, below)) {
             word = now;
-            state = state | self.state(level, word);
+            state = state | State::of_entry::<F>(level, word);
             self.mark_all((below, level - 1), state);
         }
         self.memory.written(slice::from_ref(cell));
@@ -388,15 +398,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         )
     }
 
-    /// What is noted in an entry, or in the leaves below it.
-    fn state(&self, level: usize, word: u64) -> State {
-        match decode::<F>(level, word) {
-            Entry::Leaf { .. } => State::of::<F>(word),
-            Entry::Table(below) => self.state_below((below, level - 1)),
-            Entry::Empty => State::default(),
-        }
-    }
-
+    /// What is noted in the leaves of a table, and in those below it.
     fn state_below(&self, (table, level): (u64, usize)) -> State {
         if F::ACCESSED == 0 {
             return State::default();
@@ -415,7 +417,11 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         }
         self.all_entries(table, level)
             .fold(State::default(), |all, part| {
-                all | self.state(level, part.word())
+                let word = part.word();
+                all | match decode::<F>(level, word) {
+                    Entry::Table(below) => self.state_below((below, level - 1)),
+                    _ => State::of_entry::<F>(level, word),
+                }
             })
     }
 

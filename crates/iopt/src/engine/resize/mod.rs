@@ -14,10 +14,10 @@
 //! **Accessed and dirty bits.** The new leaves inherit what the old ones had together: an access or
 //! a write to a large page is one to each of its parts, for nobody knows to which. Hardware may set
 //! a bit until the very store, so a leaf is replaced by an exchange that returns its last word;
-//! what was set late is then set in all leaves of the extent. Of a table that a larger leaf replaces
-//! the leaves are read twice: before, so that the new leaf inherits what they say, and again when
-//! the flush is done, since a unit may go on writing through a table that it has cached. The second
-//! time finds what was set in between, too. Only then the table is given back.
+//! what was set late is then set in all leaves of the extent. A table that a larger leaf replaces is
+//! read once, when the flush is done, since a unit may go on writing through a table that it has
+//! cached: until then the new leaf is clean, and whoever harvests it waits for this operation. Only
+//! then the table is given back.
 //!
 //! **Break before make.** Where the format asks for it, the entries of up to [`EXTENTS`] extents are
 //! first emptied, or marked where it has a mark, then the unit is flushed, then the new entries are

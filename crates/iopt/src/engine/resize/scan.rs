@@ -82,8 +82,9 @@ pub(super) struct Scan {
     first: u64,
     /// The range is passed, also where it ends with the last address of all.
     over: bool,
-    /// Of a merge: what is left of the run that lies at `at`.
-    run: Option<(Run, Prot)>,
+    /// Of a merge: what is left of the run that lies at `at`, and the size of its first leaf where
+    /// that is known.
+    run: Option<(Run, Prot, Option<u64>)>,
     /// Of a split: the next extent, and the bytes of those that go on behind it.
     larger: Option<(Extent, u64)>,
     /// The next extent, where that is known.
@@ -207,7 +208,7 @@ impl Scan {
         table: &Table<F, M>,
     ) -> Result<Option<Extent>, ResizeError<E>> {
         while !self.over {
-            let Some((run, prot)) = self.run.take().or_else(|| self.next_run(table)) else {
+            let Some((run, prot, leaf)) = self.run.take().or_else(|| self.next_run(table)) else {
                 self.over = true;
                 break;
             };
@@ -221,10 +222,13 @@ impl Scan {
             };
             // Leaves that are large enough are passed in one go.
             let stretch = Span::new(run.iova, size * count);
-            let small = table
-                .leaves(stretch)
-                .first_of(|len| len < size)
-                .map(|leaf| (leaf.run.iova - run.iova) & !(size - 1));
+            let small = match leaf {
+                Some(len) if len < size => Some(0),
+                _ => table
+                    .leaves(stretch)
+                    .first_of(|len| len < size)
+                    .map(|leaf| (leaf.run.iova - run.iova) & !(size - 1)),
+            };
             let Some(offset) = small else {
                 self.pass_in(run, prot, stretch.len);
                 continue;
@@ -248,28 +252,31 @@ impl Scan {
     fn pass_in(&mut self, run: Run, prot: Prot, bytes: u64) {
         if bytes < run.len {
             let rest = Run::new(run.iova + bytes, run.pa + bytes, run.len - bytes);
-            self.run = Some((rest, prot));
+            self.run = Some((rest, prot, None));
         }
         self.pass(self.at + (bytes - 1));
     }
 
     /// The run of leaves with the same permissions that comes next; `at` goes to its start.
-    fn next_run<F: Format, M: TableMemory>(&mut self, table: &Table<F, M>) -> Option<(Run, Prot)> {
+    fn next_run<F: Format, M: TableMemory>(
+        &mut self,
+        table: &Table<F, M>,
+    ) -> Option<(Run, Prot, Option<u64>)> {
         let range = self.rest(table);
         let mut leaves = table
             .leaves(range)
             .stretches()
-            .map(|(leaf, run)| (within(&range, leaf.run.len, run), leaf.prot))
+            .map(|(leaf, run)| (within(&range, leaf.run.len, run), leaf))
             .filter(|(run, _)| run.len > 0);
-        let (mut run, prot) = leaves.next()?;
-        for (next, its) in leaves {
-            if !run.is_followed_by(&next) || its != prot {
+        let (mut run, first) = leaves.next()?;
+        for (next, leaf) in leaves {
+            if !run.is_followed_by(&next) || leaf.prot != first.prot {
                 break;
             }
             run.len += next.len;
         }
         self.at = table.aperture().strip(run.iova);
-        Some((run, prot))
+        Some((run, first.prot, Some(first.run.len)))
     }
 }
 
