@@ -1,10 +1,10 @@
 //! The document: figures as tables, aims met and missed, conditions, plots, how to repeat.
 //!
 //! Everything in it comes from [`Results`], from the rows and from the reasons; nothing is written by
-//! hand. Figures are medians; the tables of the formats say also how far samples spread.
+//! hand. Figures are medians; the table of the reference format says also how far samples spread.
 
-mod formats;
 mod groups;
+mod reference;
 mod series;
 mod summary;
 
@@ -51,7 +51,7 @@ fn write(text: &mut String, results: &Results) -> std::fmt::Result {
     summary::write(text, results)?;
     series::write(text, results)?;
     groups::write(text, &results.groups)?;
-    formats::write(text, results)?;
+    reference::write(text, results)?;
     conditions(text)?;
     origin(text, results)
 }

@@ -1,4 +1,4 @@
-//! Format by format: every row, everybody, and how far the samples spread.
+//! The reference format: every row, everybody, and how far the samples spread.
 
 use std::fmt::{Result, Write as _};
 
@@ -9,53 +9,45 @@ use crate::peers::results::{Entry, Results};
 use crate::peers::rows::ROWS;
 
 pub(super) fn write(text: &mut String, results: &Results) -> Result {
+    let Some(contest) = CONTESTS.iter().find(|contest| contest.reference) else {
+        return Ok(());
+    };
+    let rows: Vec<Shown<'_>> = ROWS
+        .iter()
+        .filter_map(|row| Shown::find(results, row, contest.id))
+        .collect();
     writeln!(
         text,
-        "## The formats\n\n\
+        "## {}, with spread\n\n\
          The median, then in brackets the quartiles around it and the lowest sample. Of each of \
          Linux's tables the fastest compiler's code is shown; it is queued where nothing is noted leaf \
-         by leaf that is to be flushed, as in lazy domains."
+         by leaf that is to be flushed, as in lazy domains. The other formats are in \
+         [results.json](performance/results.json).\n\n\
+         | operation | aim | exclusive | | shared | | without `std`, exclusive; shared | limit | others |\n\
+         |---|---|---:|---|---:|---|---:|---:|---|",
+        contest.title,
     )?;
-    for contest in CONTESTS {
-        let rows: Vec<Shown<'_>> = ROWS
-            .iter()
-            .filter_map(|row| Shown::find(results, row, contest.id))
+    for shown in rows {
+        let aims = aims(shown.row);
+        let others: Vec<String> = others(&shown)
+            .into_iter()
+            .map(|entry| format!("{} {}", entry.name, spread(&shown, Some(entry))))
             .collect();
-        if rows.is_empty() {
-            continue;
-        }
-        let block = contest.pages.block.map(crate::peers::run::size);
+        let without_std =
+            [Who::Scalar, Who::ScalarShared].map(|who| spread(&shown, shown.best(who)));
+        let words = |who| shown.standing(who).map_or("", Standing::words);
         writeln!(
             text,
-            "\n### {}\n\n4K stands for {}, 2M for {}.\n\n\
-             | operation | aim | exclusive | | shared | | without `std`, exclusive; shared | limit | others |\n\
-             |---|---:|---:|---|---:|---|---:|---:|---|",
-            contest.title,
-            crate::peers::run::size(contest.pages.small),
-            block.as_deref().unwrap_or("nothing")
+            "| {} | {aims} | {} | {} | {} | {} | {} | {} | {} |",
+            shown.title(),
+            spread(&shown, shown.best(Who::Exclusive)),
+            words(Who::Exclusive),
+            spread(&shown, shown.best(Who::Shared)),
+            words(Who::Shared),
+            without_std.join("; "),
+            spread(&shown, shown.best(Who::Limit)),
+            others.join("; ")
         )?;
-        for shown in rows {
-            let aims = aims(shown.row);
-            let others: Vec<String> = others(&shown)
-                .into_iter()
-                .map(|entry| format!("{} {}", entry.name, spread(&shown, Some(entry))))
-                .collect();
-            let without_std =
-                [Who::Scalar, Who::ScalarShared].map(|who| spread(&shown, shown.best(who)));
-            let words = |who| shown.standing(who).map_or("", Standing::words);
-            writeln!(
-                text,
-                "| {} | {aims} | {} | {} | {} | {} | {} | {} | {} |",
-                shown.title(),
-                spread(&shown, shown.best(Who::Exclusive)),
-                words(Who::Exclusive),
-                spread(&shown, shown.best(Who::Shared)),
-                words(Who::Shared),
-                without_std.join("; "),
-                spread(&shown, shown.best(Who::Limit)),
-                others.join("; ")
-            )?;
-        }
     }
     writeln!(text)
 }
