@@ -1,5 +1,8 @@
 //! Steps that fail on demand: one call of a kind, counted from now.
+//!
+//! A fault is armed for a thread: only its own calls fail. So what fails in another thread meanwhile has no excuse.
 
+use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A step that can fail.
@@ -20,43 +23,54 @@ impl Fault {
     pub const ALL: [Self; 4] = [Self::Tables, Self::Pin, Self::Runs, Self::Flush];
 }
 
-/// Which call of each kind fails: none at first.
+thread_local! {
+    /// By kind, which call of this thread fails: none at first.
+    static LEFT: Cell<[u64; 4]> = const { Cell::new([0; 4]) };
+    /// One has.
+    static FIRED: Cell<bool> = const { Cell::new(false) };
+}
+
+/// What has failed on demand, in all threads.
 #[derive(Debug, Default)]
 pub struct Faults {
-    left: [AtomicU64; 4],
     fired: AtomicU64,
 }
 
 impl Faults {
-    /// The call of this kind that comes after `before` others fails, and no other.
+    /// This thread's call of this kind that comes after `before` others fails, and no other.
     pub fn arm(&self, fault: Fault, before: u64) {
         self.disarm();
-        self.left[fault as usize].store(before + 1, Ordering::Relaxed);
+        let mut left = [0; 4];
+        left[fault as usize] = before + 1;
+        LEFT.set(left);
     }
 
-    /// Nothing fails any more. True when something has since it was armed.
+    /// Nothing of this thread fails any more. True when something has since it was armed.
     pub fn disarm(&self) -> bool {
-        self.left
-            .iter()
-            .for_each(|left| left.store(0, Ordering::Relaxed));
-        self.fired.swap(0, Ordering::Relaxed) > 0
+        self.calm();
+        FIRED.take()
     }
 
-    /// Nothing fails any more. True when something has; [`disarm`](Self::disarm) will say so again.
-    pub(crate) fn calm(&self) -> bool {
-        let fired = self.disarm();
-        self.fired.store(u64::from(fired), Ordering::Relaxed);
-        fired
+    /// Nothing of this thread fails any more; [`disarm`](Self::disarm) will say whether something has.
+    pub(crate) fn calm(&self) {
+        LEFT.take();
+    }
+
+    /// How often something has failed, in all threads.
+    pub(crate) fn fired(&self) -> u64 {
+        self.fired.load(Ordering::SeqCst)
     }
 
     /// Counts a call; true when it is to fail.
     pub(crate) fn hit(&self, fault: Fault) -> bool {
-        let less = |left: u64| left.checked_sub(1);
-        let left =
-            self.left[fault as usize].fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
-        let hit = left == Ok(1);
+        let mut left = LEFT.get();
+        let count = &mut left[fault as usize];
+        let hit = *count == 1;
+        *count = count.saturating_sub(1);
+        LEFT.set(left);
         if hit {
-            self.fired.fetch_add(1, Ordering::Relaxed);
+            FIRED.set(true);
+            self.fired.fetch_add(1, Ordering::SeqCst);
         }
         hit
     }

@@ -66,7 +66,7 @@ pub use handover::{Gone, Handed, Hole, Left, Second, SuccessorError, succeed};
 pub use hardware::{Hardware, Kind, TableNode, device};
 pub use life::{Copies, Life};
 pub use look::{Counted, Look};
-pub use operations::{Harvest, INTACT};
+pub use operations::{Alone, Harvest, INTACT};
 pub use ram::Layout;
 pub use random::Random;
 pub use scene::{Counts, Manner, Play, Scene};

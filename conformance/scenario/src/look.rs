@@ -2,6 +2,7 @@
 
 use std::ops::RangeInclusive;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use hostmem::{Counter, Limits, LimitsError};
 use iopt::Prot;
@@ -87,7 +88,7 @@ impl World {
         if let Err(cause) = self.space.flush() {
             self.scene.complain(format!("flush: {cause}"));
         }
-        self.settle([]);
+        self.settle();
         let mut wrong = Vec::new();
         let scene = Arc::clone(&self.scene);
         let quiet = scene.quiet();
@@ -100,7 +101,12 @@ impl World {
             };
             let tables: u64 = self.space.tables(count).iter().sum();
             let in_use = hardware.in_use();
-            let released = self.model.pages.iter().flatten().any(|page| page.released);
+            let released = self
+                .model()
+                .pages
+                .iter()
+                .flatten()
+                .any(|page| page.released);
             if in_use < tables || (in_use > tables && !released) {
                 wrong.push(format!(
                     "{in_use} tables are in use, and domains have {tables}"
@@ -155,7 +161,7 @@ impl World {
     /// Whether so much may be counted where the model says `exact`. Huge pages are counted whole for each pin, and one
     /// that was cut has several: then it may be more.
     fn is_counted(&self, found: u64, exact: RangeInclusive<u64>) -> bool {
-        let more = self.huge && self.cut && found >= *exact.start();
+        let more = self.huge && self.cut.load(Ordering::Relaxed) && found >= *exact.start();
         more || exact.contains(&found)
     }
 
@@ -175,7 +181,7 @@ impl World {
                 wrong.push(format!("the root of domain {} is in no table memory", id.0));
                 continue;
             };
-            for (page, expected) in self.model.pages.iter().enumerate() {
+            for (page, expected) in self.model().pages.iter().enumerate() {
                 let iova = self.scene.base + page as u64 * PAGE;
                 let found = walker.walk(view, iova, Access::Read, &mut ());
                 let found = found.ok().map(|found| (found.pa, found.prot & Prot::RW));
@@ -218,7 +224,7 @@ impl World {
 
     /// The areas are what the model has, no more and no less.
     fn look_at_areas(&self, wrong: &mut Vec<String>) {
-        let mut seen = 0;
+        let (model, mut seen) = (self.model(), 0);
         for area in self.space.areas() {
             let mut parts = self.parts.iter();
             let number = parts.position(|part| Arc::ptr_eq(&part.memory, area.memory()));
@@ -235,14 +241,14 @@ impl World {
                     released: area.is_released(),
                 };
                 seen += 1;
-                if self.model.pages[page] != Some(found) {
-                    let expected = self.model.pages[page];
+                if model.pages[page] != Some(found) {
+                    let expected = model.pages[page];
                     wrong.push(format!("page {page} is {found:?}, and not {expected:?}"));
                     break;
                 }
             }
         }
-        let expected = self.model.pages.iter().flatten().count();
+        let expected = model.pages.iter().flatten().count();
         if seen != expected {
             wrong.push(format!("areas have {seen} pages, and not {expected}"));
         }
@@ -250,7 +256,7 @@ impl World {
 
     /// Each page is pinned and charged when it is to be. Returns the bytes that are to be pinned.
     fn look_at_pins(&self, wrong: &mut Vec<String>) -> u64 {
-        let [pinned, least, most] = self.model.held();
+        let [pinned, least, most] = self.model().held();
         if let Backend::Own(hardware) = &self.backend {
             let mut found = vec![false; pinned.len()];
             let [ours, _] = hardware.physical.pinned();

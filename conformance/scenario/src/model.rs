@@ -1,7 +1,13 @@
 //! The shadow model: what every page of device addresses is to lead to, and what follows from it.
+//!
+//! An operation begins and ends at the pages that it may change. What it does to a page at which it was alone, the
+//! model predicts. Where several operations were at work at once, their order is the address space's affair: when the
+//! last of them has ended, the model takes over what the areas say, and devices, tables, pins and charges are held to
+//! that.
 
 use std::ops::Range;
 
+use crate::dirty::Touched;
 use crate::scene::Expect;
 
 /// A page in an area.
@@ -32,9 +38,24 @@ impl Page {
     }
 }
 
+/// The operations at a page of device addresses.
+#[derive(Clone, Copy, Debug, Default)]
+struct Work {
+    /// How many are under way.
+    now: u32,
+    /// Several were, since none was.
+    several: bool,
+    /// How often one has begun or ended.
+    times: u64,
+}
+
 /// All pages of device addresses, and which devices are attached.
 pub(crate) struct Model {
     pub(crate) pages: Vec<Option<Page>>,
+    work: Vec<Work>,
+    /// Pages that were unmapped, but not flushed.
+    pub(crate) stale: Vec<usize>,
+    pub(crate) touched: Touched,
     pub(crate) attached: Vec<bool>,
     /// Pages of all memories.
     memory: usize,
@@ -44,6 +65,9 @@ impl Model {
     pub(crate) fn new(pages: usize, memory: usize, devices: usize) -> Self {
         Self {
             pages: vec![None; pages],
+            work: vec![Work::default(); pages],
+            stale: Vec::new(),
+            touched: Touched::new(pages),
             attached: vec![false; devices],
             memory,
         }
@@ -58,12 +82,38 @@ impl Model {
         self.pages[range].iter().all(Option::is_none)
     }
 
-    /// Changes those pages of `range` that are in an area.
-    pub(crate) fn change(&mut self, range: Range<usize>, change: impl Fn(&mut Page)) {
-        self.pages[range].iter_mut().flatten().for_each(change);
+    /// An operation begins at `page`.
+    pub(crate) fn begin(&mut self, page: usize) {
+        let work = &mut self.work[page];
+        work.now += 1;
+        work.several |= work.now > 1;
+        work.times += 1;
+        self.touched.begin(page);
     }
 
-    /// The pages that lead to one of `memory`.
+    /// An operation has ended at `page`: whether it was alone there, and whether none is left.
+    pub(crate) fn end(&mut self, page: usize) -> (bool, bool) {
+        let work = &mut self.work[page];
+        work.now -= 1;
+        work.times += 1;
+        let (alone, last) = (!work.several, work.now == 0);
+        work.several &= !last;
+        self.touched.end(page, last);
+        (alone, last)
+    }
+
+    /// No operation is at work there.
+    pub(crate) fn is_calm(&self, page: usize) -> bool {
+        self.work[page].now == 0
+    }
+
+    /// How often an operation has begun or ended in `range`; nothing while one is under way.
+    pub(crate) fn times(&self, range: Range<usize>) -> Option<u64> {
+        let times = |work: &Work| (work.now == 0).then_some(work.times);
+        self.work[range].iter().map(times).sum()
+    }
+
+    /// The pages that lead to one of `memory`, and those of which that is not known yet.
     pub(crate) fn over(&self, memory: &[Range<usize>]) -> Vec<usize> {
         let hit = |page: &Option<Page>| {
             page.is_some_and(|page| {
@@ -73,7 +123,7 @@ impl Model {
             })
         };
         (0..self.pages.len())
-            .filter(|n| hit(&self.pages[*n]))
+            .filter(|n| hit(&self.pages[*n]) || self.work[*n].several)
             .collect()
     }
 

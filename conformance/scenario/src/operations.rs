@@ -1,22 +1,27 @@
 //! The operations: each is the call of the address space, and what it changes in the model. Devices may find anything
-//! at the pages that it is at work on, and only there.
+//! at the pages that it is at work on, and only there. Any number of threads may make operations, on whatever ranges;
+//! only one may attach or detach a device.
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::PoisonError;
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use ioas::{
-    AttachError, DetachError, Ioas, MapError, Memory, Observer, Tracking, TrackingError, UnmapError,
+    Area, AttachError, DetachError, HarvestError, Ioas, MapError, Memory, Observer, Tracking,
+    TrackingError, UnmapError,
 };
 use iommu::Unit;
-use iopt::{Interruption, Pending, Prot};
+use iopt::{DirtyError, Interruption, Pending, Prot};
 use runs::{GuestAddr, Iova, Offset, Span};
-use virtio_balloon::{Dma as _, MemoryMap, Part, Reason, Refusals, Region};
+use virtio_balloon::{Dma as _, MemoryMap, Reason, Refusals, Region};
 
-use crate::model::Page;
+use crate::dirty::{Period, add};
+use crate::model::{Model, Page};
 use crate::ram::without;
-use crate::scene::{Attached, Expect};
-use crate::world::{Backend, World};
+use crate::scene::{Attached, Expect, locked};
+use crate::world::{Backend, Part, World, dma};
 use crate::{Error, PAGE};
 
 /// A cut leaves the rest where it is.
@@ -35,6 +40,19 @@ pub struct Harvest {
     pub more: u32,
 }
 
+/// What [`World::before`] says.
+#[derive(Clone, Copy, Debug)]
+pub struct Alone {
+    range: Span<Iova>,
+    /// What is counted after an operation that was alone.
+    after: Option<u64>,
+}
+
+/// A change of pages that are in an area.
+pub(crate) fn each(change: impl Fn(&mut Page)) -> impl Fn(usize, &mut Option<Page>) {
+    move |_, page| page.iter_mut().for_each(&change)
+}
+
 fn unmapped<T>(result: &Result<T, UnmapError>) -> bool {
     result.as_ref().map_or_else(
         |cause| matches!(cause, UnmapError::Flush(_) | UnmapError::Unpin(_)),
@@ -43,49 +61,121 @@ fn unmapped<T>(result: &Result<T, UnmapError>) -> bool {
 }
 
 impl World {
-    fn timed<T>(&mut self, work: impl FnOnce(&mut Self) -> T) -> T {
+    fn timed<T>(&self, work: impl FnOnce(&Self) -> T) -> T {
         let started = Instant::now();
         let done = work(self);
-        self.took = started.elapsed();
+        self.set_took(started.elapsed());
         done
     }
 
-    /// Devices may find anything at `pages` from now on, until they are [settled](Self::settle).
-    pub(crate) fn moving(&mut self, pages: impl IntoIterator<Item = usize>) {
+    /// An operation begins on `pages`: devices may find anything there from now on, until it has [ended](Self::end).
+    pub(crate) fn begin(&self, pages: impl IntoIterator<Item = usize>) {
+        self.begin_at(&mut self.model(), pages, |_| true);
+    }
+
+    /// The same; devices still find what is at those pages that are not `moving`.
+    fn begin_at(
+        &self,
+        model: &mut Model,
+        pages: impl IntoIterator<Item = usize>,
+        moving: impl Fn(&Option<Page>) -> bool,
+    ) {
         let _quiet = self.scene.quiet();
         for page in pages {
-            self.scene.set(page, Expect::Moving);
-            self.dirty.touch(page);
+            model.begin(page);
+            if moving(&model.pages[page]) {
+                self.scene.set(page, Expect::Moving);
+            }
         }
     }
 
-    /// Devices are to find at `pages` what the model says. What is unmapped but not flushed waits.
-    pub fn settle(&mut self, pages: impl IntoIterator<Item = usize>) {
+    /// An operation has ended on `pages`: devices are to find there what the model says. What is unmapped but not
+    /// flushed waits. The operation has done to a page what `change` says, if it was alone there; without `change` it was
+    /// done in part. Returns whether it was alone at all of them.
+    pub(crate) fn end(
+        &self,
+        pages: impl IntoIterator<Item = usize>,
+        change: Option<&dyn Fn(usize, &mut Option<Page>)>,
+    ) -> bool {
+        let model = &mut *self.model();
+        let (mut all, mut ended, mut area) = (true, Vec::new(), None);
+        for page in pages {
+            let (alone, last) = model.end(page);
+            match change {
+                Some(change) if alone => change(page, &mut model.pages[page]),
+                _ if last => model.pages[page] = self.page_of_area(page, &mut area),
+                _ => {}
+            }
+            all &= alone;
+            ended.extend(last.then_some(page));
+        }
+        self.settle_at(model, ended);
+        all
+    }
+
+    /// Devices are to find what the model says where it is flushed now that something was unmapped.
+    pub fn settle(&self) {
+        self.settle_at(&mut self.model(), Vec::new());
+    }
+
+    fn settle_at(&self, model: &mut Model, pages: Vec<usize>) {
         let waits = self.space.retired() > 0;
         let _quiet = self.scene.quiet();
         if !waits {
-            for page in self.stale.drain(..) {
-                self.scene.set(page, self.model.expect(page));
-            }
+            let mut stale = std::mem::take(&mut model.stale);
+            stale.retain(|page| model.is_calm(*page));
+            let settled = stale.into_iter();
+            settled.for_each(|page| self.scene.set(page, model.expect(page)));
         }
         for page in pages {
-            let expect = self.model.expect(page);
+            let expect = model.expect(page);
             if waits && expect == Expect::Hole {
-                self.stale.push(page);
+                model.stale.push(page);
             } else {
                 self.scene.set(page, expect);
             }
         }
     }
 
-    /// What the areas say about `pages`, after an operation that was done in part.
-    fn learn(&mut self, pages: impl IntoIterator<Item = usize>) {
-        for page in pages {
-            let area = self.space.area_at(self.scene.base + page as u64 * PAGE);
-            if let (Some(page), Some(area)) = (&mut self.model.pages[page], area) {
-                (page.out, page.released) = (area.is_out(), area.is_released());
-            }
+    /// What the areas say about `page`. `area` is the last that was found.
+    fn page_of_area(&self, page: usize, area: &mut Option<Area>) -> Option<Page> {
+        let iova = self.scene.base + page as u64 * PAGE;
+        if area
+            .as_ref()
+            .is_none_or(|area| !area.range().contains(iova))
+        {
+            *area = self.space.area_at(iova);
         }
+        let area = area.as_ref()?;
+        let mut parts = self.parts.iter();
+        let number = parts.position(|part| Arc::ptr_eq(&part.memory, area.memory()))?;
+        let part = Span::new(area.part().start + (iova - area.range().start), PAGE);
+        Some(Page {
+            memory: self.memory_pages(number, part).start as u32,
+            write: area.prot().contains(Prot::WRITE),
+            out: area.is_out(),
+            released: area.is_released(),
+        })
+    }
+
+    /// How often operations have begun or ended in `range` and at the pages beside it; nothing while one is under
+    /// way.
+    fn times(&self, range: Span<Iova>) -> Option<u64> {
+        let pages = self.scene.pages_of(range);
+        let end = (pages.end + 1).min(self.scene.len());
+        self.model().times(pages.start.saturating_sub(1)..end)
+    }
+
+    /// What [`was_alone`](Self::was_alone) is asked with after an operation on `range`.
+    pub fn before(&self, range: Span<Iova>) -> Alone {
+        let once = 2 * self.scene.pages_of(range).len() as u64;
+        let after = self.times(range).map(|times| times + once);
+        Alone { range, after }
+    }
+
+    /// No other operation was at work on the range or beside it since then.
+    pub fn was_alone(&self, alone: &Alone) -> bool {
+        alone.after.is_some() && alone.after == self.times(alone.range)
     }
 
     /// `part` of memory `number`, counted in pages through all memories.
@@ -98,7 +188,7 @@ impl World {
 
     /// Nothing is in the way of a map there.
     pub fn is_free(&self, range: Span<Iova>) -> bool {
-        self.model.is_free(self.scene.pages_of(range))
+        self.model().is_free(self.scene.pages_of(range))
     }
 
     /// Maps `part` of memory `number` at `iova`.
@@ -107,37 +197,39 @@ impl World {
     ///
     /// Those of [`Ioas::map`].
     pub fn map(
-        &mut self,
+        &self,
         iova: u64,
         number: usize,
         part: Span<Offset>,
         prot: Prot,
         observer: &mut dyn Observer,
     ) -> Result<(), MapError> {
-        let range = Span::new(iova, part.len);
-        let (pages, free) = (self.scene.pages_of(range), self.is_free(range));
-        if free {
-            self.moving(pages.clone());
-        }
-        let memory = Arc::clone(&self.parts[number].memory);
-        let done = self.timed(|world| world.space.map(iova, &memory, part, prot, observer));
-        if done.is_ok() {
-            if !free {
-                self.scene.complain(format!("map {range}: over an area"));
+        let pages = self.scene.pages_of(Span::new(iova, part.len));
+        let first = self.memory_pages(number, part).start;
+        let part_of = &self.parts[number];
+        let kept = part_of.discarding.read();
+        let kept = kept.unwrap_or_else(PoisonError::into_inner);
+        // What is there already stays as it is, and the map is refused.
+        self.begin_at(&mut self.model(), pages.clone(), Option::is_none);
+        let memory = &part_of.memory;
+        let done = self.timed(|world| world.space.map(iova, memory, part, prot, observer));
+        let mapped = |page: usize, there: &mut Option<Page>| {
+            if done.is_err() {
+                return;
             }
-            let memory = self.memory_pages(number, part);
-            for (page, memory) in pages.clone().zip(memory) {
-                self.model.pages[page] = Some(Page {
-                    memory: memory as u32,
-                    write: prot.contains(Prot::WRITE),
-                    out: false,
-                    released: false,
-                });
+            if there.is_some() {
+                let text = format!("a map at {iova:#x}: over an area");
+                self.scene.complain(text);
             }
-        }
-        if free {
-            self.settle(pages);
-        }
+            *there = Some(Page {
+                memory: (first + (page - pages.start)) as u32,
+                write: prot.contains(Prot::WRITE),
+                out: false,
+                released: false,
+            });
+        };
+        self.end(pages.clone(), Some(&mapped));
+        drop(kept);
         done
     }
 
@@ -147,17 +239,16 @@ impl World {
     ///
     /// That of `how`.
     pub fn unmap<T>(
-        &mut self,
+        &self,
         range: Span<Iova>,
         how: impl FnOnce(&Ioas) -> Result<T, UnmapError>,
     ) -> Result<T, UnmapError> {
         let pages = self.scene.pages_of(range);
-        self.moving(pages.clone());
+        self.begin(pages.clone());
         let done = self.timed(|world| how(&world.space));
-        if unmapped(&done) {
-            self.model.pages[pages.clone()].fill(None);
-        }
-        self.settle(pages);
+        let gone = unmapped(&done);
+        let kept = |_, page: &mut Option<Page>| *page = page.filter(|_| !gone);
+        self.end(pages, Some(&kept));
         done
     }
 
@@ -166,15 +257,13 @@ impl World {
     /// # Errors
     ///
     /// Those of [`Ioas::take_out`].
-    pub fn take_out(&mut self, range: Span<Iova>) -> Result<u64, UnmapError> {
+    pub fn take_out(&self, range: Span<Iova>) -> Result<u64, UnmapError> {
         let pages = self.scene.pages_of(range);
-        self.moving(pages.clone());
+        self.begin(pages.clone());
         let done = self.timed(|world| world.space.take_out(range, INTACT, &mut ()));
-        self.cut = true;
-        if unmapped(&done) {
-            self.model.change(pages.clone(), |page| page.out = true);
-        }
-        self.settle(pages);
+        self.cut.store(true, Ordering::Relaxed);
+        let out = unmapped(&done);
+        self.end(pages, Some(&each(|page| page.out |= out)));
         done
     }
 
@@ -183,15 +272,12 @@ impl World {
     /// # Errors
     ///
     /// Those of [`Ioas::put_back`].
-    pub fn put_back(&mut self, range: Span<Iova>) -> Result<(), MapError> {
+    pub fn put_back(&self, range: Span<Iova>) -> Result<(), MapError> {
         let pages = self.scene.pages_of(range);
-        self.moving(pages.clone());
+        self.begin(pages.clone());
         let done = self.timed(|world| world.space.put_back(range, INTACT, &mut ()));
-        match done {
-            Ok(()) => self.model.change(pages.clone(), |page| page.out = false),
-            Err(_) => self.learn(pages.clone()),
-        }
-        self.settle(pages);
+        let back = each(|page| page.out = false);
+        self.end(pages, done.is_ok().then_some(&back));
         done
     }
 
@@ -200,26 +286,25 @@ impl World {
     /// # Errors
     ///
     /// Those of [`Ioas::attach`].
-    pub fn attach(&mut self, number: usize) -> Result<(), AttachError> {
+    pub fn attach(&self, number: usize) -> Result<(), AttachError> {
         let Backend::Own(hardware) = &self.backend else {
             return Err(AttachError::AlreadyAttached);
         };
-        let was = self.model.attached[number];
+        let was = self.is_attached(number);
         if !was {
             self.scene.attached(number, Attached::Changing);
         }
         let (unit, id) = hardware.device(number);
         let unit = Arc::clone(&hardware.rigged[unit]) as Arc<dyn Unit>;
         let done = self.timed(|world| world.space.attach((unit, id)));
-        if was || done.is_ok() {
-            self.model.attached[number] = true;
-        }
-        let now = match self.model.attached[number] {
+        let attached = was || done.is_ok();
+        self.model().attached[number] = attached;
+        let now = match attached {
             true => Attached::Yes,
             false => Attached::No,
         };
         self.scene.attached(number, now);
-        self.settle([]);
+        self.settle();
         done
     }
 
@@ -228,7 +313,7 @@ impl World {
     /// # Errors
     ///
     /// Those of [`Ioas::detach`].
-    pub fn detach(&mut self, number: usize) -> Result<(), DetachError> {
+    pub fn detach(&self, number: usize) -> Result<(), DetachError> {
         let Backend::Own(hardware) = &self.backend else {
             return Ok(());
         };
@@ -236,10 +321,10 @@ impl World {
         self.scene.attached(number, Attached::Changing);
         let done = self.timed(|world| world.space.detach(id));
         if done.is_ok() {
-            self.model.attached[number] = false;
+            self.model().attached[number] = false;
             self.scene.attached(number, Attached::No);
         }
-        self.settle([]);
+        self.settle();
         done
     }
 
@@ -248,51 +333,90 @@ impl World {
     /// # Errors
     ///
     /// Those of [`Ioas::track_dirty`].
-    pub fn track(&mut self, leaf: Option<u64>) -> Result<(), TrackingError> {
+    pub fn track(&self, leaf: Option<u64>) -> Result<(), TrackingError> {
         let tracking = Tracking {
             leaf,
             interruption: INTACT,
         };
+        let mut dirty = locked(&self.dirty);
+        dirty.on = false;
+        {
+            let touched = &mut self.model().touched;
+            touched.blurred = leaf.is_none() || touched.blurring > 0;
+        }
+        let fired = self.faults.fired();
         self.timed(|world| world.space.track_dirty(tracking))?;
         // Marks from before are worth nothing.
-        drop((self.scene.take_written(), self.scene.take_perhaps_written()));
-        self.dirty.begin(self.scene.len(), leaf.is_none());
+        let words = 0..self.scene.len().div_ceil(64);
+        self.take_period(words.clone(), &mut Period::new(words.len()));
+        drop(self.scene.take_perhaps_written(words));
+        dirty.begin(self.scene.len(), fired);
         Ok(())
     }
 
-    /// Ends it.
-    pub fn untrack(&mut self) {
-        self.timed(|world| world.space.untrack_dirty());
-        self.dirty.end();
+    /// A harvest of `words` of the pages begins.
+    fn take_period(&self, words: Range<usize>, period: &mut Period) {
+        let model = &mut *self.model();
+        let (written, touched) = (
+            self.scene.take_written(words.clone()),
+            model.touched.take(words.clone()),
+        );
+        add(&mut period.sure[words.clone()], &written);
+        add(&mut period.touched[words], &touched);
     }
 
-    /// Harvests all addresses, and compares with what devices have written to. What failed on the way, if
-    /// something did, comes beside: nothing of the harvest is lost by it.
+    /// Ends it.
+    pub fn untrack(&self) {
+        let mut dirty = locked(&self.dirty);
+        self.timed(|world| world.space.untrack_dirty());
+        dirty.on = false;
+    }
+
+    /// Harvests the addresses in `range`, which are whole words of 64 pages, and compares with what devices have
+    /// written to. All addresses are harvested if a leaf goes over an end of `range`; none, if nothing is tracked. What
+    /// failed on the way, if something did, comes beside: nothing of the harvest is lost by it.
     ///
     /// # Errors
     ///
     /// When there is no harvest at all.
-    pub fn harvest(&mut self) -> Result<(Harvest, Option<Error>), Error> {
-        let range = self.range();
-        let words = vec![0; self.scene.len().div_ceil(64)];
-        let mut pending = Pending::new(words, range, PAGE)?;
-        let sure = self.scene.take_written();
-        let (harvested, shown) = self.timed(|world| {
-            let harvested = world.space.harvest(&mut pending);
-            (harvested, world.space.show(&mut pending).map(drop))
-        });
-        if self.faults.calm() {
-            self.dirty.blur();
+    pub fn harvest(&self, mut range: Span<Iova>) -> Result<(Harvest, Option<Error>), Error> {
+        let mut dirty = locked(&self.dirty);
+        if !dirty.on {
+            return Ok(Default::default());
         }
-        // Once more, without a fault: nothing of it is lost.
-        let shown_again = self.space.show(&mut pending)?;
-        let (words, runs) = (
-            shown_again.words().to_vec(),
-            shown_again.runs().collect::<Vec<_>>(),
-        );
-        shown_again.acknowledge();
-        let perhaps = self.scene.take_perhaps_written();
-        let (missed, more) = self.dirty.judge(&sure, perhaps, words);
+        let mut period = Period::new(self.scene.len().div_ceil(64));
+        let (words, runs, harvested, shown) = loop {
+            let pages = self.scene.pages_of(range);
+            let words = pages.start / 64..pages.end.div_ceil(64);
+            self.take_period(words.clone(), &mut period);
+            let mut pending = Pending::new(vec![0; words.len()], range, PAGE)?;
+            let (harvested, shown) = self.timed(|world| {
+                let harvested = world.space.harvest(&mut pending);
+                (harvested, world.space.show(&mut pending).map(drop))
+            });
+            self.faults.calm();
+            // Once more, without a fault: nothing of it is lost.
+            let shown_again = self.space.show(&mut pending)?;
+            let runs = shown_again.runs().collect();
+            add(&mut period.found[words.clone()], shown_again.words());
+            shown_again.acknowledge();
+            match harvested {
+                Err(HarvestError::Table(DirtyError::InsideLeaf { .. }))
+                    if range != self.range() =>
+                {
+                    range = self.range();
+                }
+                _ => break (words, runs, harvested, shown),
+            }
+        };
+        let perhaps = self.scene.take_perhaps_written(words.clone());
+        add(&mut period.perhaps[words.clone()], &perhaps);
+        let blurred = {
+            let touched = &self.model().touched;
+            touched.look(words.clone(), &mut period.touched);
+            touched.blurred || self.faults.fired() != dirty.fired
+        };
+        let (missed, more) = dirty.judge(words, &period);
         let blind = harvested.as_ref().is_ok_and(|found| found.blind);
         let failed = harvested.err().map(Error::from);
         let failed = failed.or_else(|| shown.err().map(Error::from));
@@ -300,37 +424,35 @@ impl World {
             blind,
             runs,
             missed,
-            more,
+            more: if blurred { 0 } else { more },
         };
         Ok((found, failed))
     }
 
-    /// The guest's memory at these guest addresses is released or restored by `how`, which returns what stayed as
-    /// it was and what was discarded; devices may find anything there meanwhile.
+    /// The guest's memory at these guest addresses is released or restored by `how`, which returns whether that was
+    /// done as a whole, and what was discarded; devices may find anything there meanwhile. Says also whether no other
+    /// operation was at work there.
     pub(crate) fn balloon<T>(
-        &mut self,
+        &self,
         runs: &[Span<GuestAddr>],
         released: bool,
-        how: impl FnOnce(&mut Self) -> (T, bool, Vec<Span<GuestAddr>>),
-    ) -> T {
+        how: impl FnOnce(&Self) -> (T, bool, Vec<Span<GuestAddr>>),
+    ) -> (T, bool) {
         let memory: Vec<_> = runs.iter().flat_map(|run| self.of_guest(*run)).collect();
-        let pages = self.model.over(&memory);
-        self.moving(pages.iter().copied());
+        let pages = {
+            let model = &mut *self.model();
+            let pages = model.over(&memory);
+            self.begin_at(model, pages.iter().copied(), |_| true);
+            pages
+        };
         let (done, whole, discarded) = self.timed(how);
         for run in discarded {
             let memory = self.of_guest(run);
             memory.flatten().for_each(|page| self.scene.zeroed(page));
         }
-        for page in &pages {
-            if let Some(page) = &mut self.model.pages[*page] {
-                page.released = released;
-            }
-        }
-        if !whole {
-            self.learn(pages.iter().copied());
-        }
-        self.settle(pages);
-        done
+        let change = each(|page| page.released = released);
+        let alone = self.end(pages, whole.then_some(&change));
+        (done, alone)
     }
 
     /// The pages of memory at guest addresses.
@@ -343,12 +465,19 @@ impl World {
         inside.collect::<Vec<_>>().into_iter()
     }
 
-    /// The devices release guest memory, and it is discarded. What stayed as it was is returned.
-    pub fn release(&mut self, runs: &[Span<GuestAddr>]) -> Vec<(Span<GuestAddr>, Reason)> {
-        let kept = self.balloon(runs, true, |world| {
+    /// The devices release guest memory, and it is discarded. What stayed as it was is returned, and whether no other
+    /// operation was at work there.
+    pub fn release(&self, runs: &[Span<GuestAddr>]) -> (Vec<(Span<GuestAddr>, Reason)>, bool) {
+        let of_runs = |part: &&Part| runs.iter().any(|run| part.guest.overlaps(run));
+        let parts = self.parts.iter().filter(of_runs);
+        let alone = parts.map(|part| part.discarding.write());
+        let _alone: Vec<_> = alone
+            .map(|lock| lock.unwrap_or_else(PoisonError::into_inner))
+            .collect();
+        let (kept, alone) = self.balloon(runs, true, |world| {
             let mut kept = Vec::new();
             let (map, parts) = resolved(&world.regions, runs);
-            world.dma.release(map, &parts, &mut |part, why| {
+            dma(&world.space).release(map, &parts, &mut |part, why| {
                 kept.push((map.run(&part), why));
             });
             let whole = kept.is_empty();
@@ -364,10 +493,10 @@ impl World {
             }
             left.into_iter().for_each(|run| self.discard(run));
         }
-        kept
+        (kept, alone)
     }
 
-    fn discard(&mut self, run: Span<GuestAddr>) {
+    fn discard(&self, run: Span<GuestAddr>) {
         for part in &self.parts {
             let Some(both) = part.guest.intersection(&run) else {
                 continue;
@@ -389,16 +518,23 @@ impl World {
     }
 
     /// The devices have guest memory back. What stayed as it was is returned.
-    pub fn restore(&mut self, runs: &[Span<GuestAddr>]) -> Vec<(Span<GuestAddr>, Reason)> {
-        self.balloon(runs, false, |world| {
+    pub fn restore(&self, runs: &[Span<GuestAddr>]) -> Vec<(Span<GuestAddr>, Reason)> {
+        let held: Vec<_> = self
+            .parts
+            .iter()
+            .map(|part| part.discarding.read())
+            .collect();
+        let (failed, _) = self.balloon(runs, false, |world| {
             let mut failed = Vec::new();
             let (map, parts) = resolved(&world.regions, runs);
-            world.dma.restore(map, &parts, &mut |part, why| {
+            dma(&world.space).restore(map, &parts, &mut |part, why| {
                 failed.push((map.run(&part), why));
             });
             let whole = failed.is_empty();
             (failed, whole, Vec::new())
-        })
+        });
+        drop(held);
+        failed
     }
 }
 
@@ -410,7 +546,7 @@ impl World {
 fn resolved<'a>(
     regions: &'a [Region<Arc<Memory>>],
     runs: &[Span<GuestAddr>],
-) -> (MemoryMap<'a, Arc<Memory>>, Vec<Part>) {
+) -> (MemoryMap<'a, Arc<Memory>>, Vec<virtio_balloon::Part>) {
     let map = MemoryMap::new(regions).expect("regions of a guest");
     let mut parts = Vec::new();
     for run in runs {

@@ -8,7 +8,7 @@
 //! compares every byte with what the version says, and writes the next one: a write that was lost, and a page that
 //! is another one or too old, are found by the next device to come.
 
-use std::ops::ControlFlow;
+use std::ops::{ControlFlow, Range};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::thread::{self, JoinHandle};
@@ -156,12 +156,12 @@ fn mark(words: &[AtomicU64], page: usize) {
     }
 }
 
-fn taken(words: &[AtomicU64]) -> Vec<u64> {
-    let words = words.iter().map(|word| word.swap(0, Ordering::SeqCst));
-    words.collect()
+fn taken(words: &[AtomicU64], range: Range<usize>) -> Vec<u64> {
+    let words = words[range].iter();
+    words.map(|word| word.swap(0, Ordering::SeqCst)).collect()
 }
 
-fn locked<T>(lock: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+pub(crate) fn locked<T>(lock: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     lock.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -200,7 +200,7 @@ impl Scene {
     }
 
     /// The pages of device addresses in `range`.
-    pub(crate) fn pages_of(&self, range: Span<Iova>) -> std::ops::Range<usize> {
+    pub(crate) fn pages_of(&self, range: Span<Iova>) -> Range<usize> {
         let first = ((range.start - self.base) / PAGE) as usize;
         first..first + (range.len / PAGE) as usize
     }
@@ -254,16 +254,17 @@ impl Scene {
         mark(&self.after, page);
     }
 
-    /// What devices have written to since this was last asked, for sure. Accesses under way are waited for:
-    /// a write that is over, but not noted yet, would be looked for in the next harvest and was in the last.
-    pub(crate) fn take_written(&self) -> Vec<u64> {
+    /// Where devices have written to since this was last asked, for sure, by words of 64 pages. Accesses under way
+    /// are waited for: a write that is over, but not noted yet, would be looked for in the next harvest and was in
+    /// the last.
+    pub(crate) fn take_written(&self, words: Range<usize>) -> Vec<u64> {
         let _quiet = self.quiet();
-        taken(&self.after)
+        taken(&self.after, words)
     }
 
     /// And at most.
-    pub(crate) fn take_perhaps_written(&self) -> Vec<u64> {
-        taken(&self.before)
+    pub(crate) fn take_perhaps_written(&self, words: Range<usize>) -> Vec<u64> {
+        taken(&self.before, words)
     }
 
     /// Notes what is wrong.
@@ -273,6 +274,11 @@ impl Scene {
         if kept.len() < KEPT {
             kept.push(text);
         }
+    }
+
+    /// Nothing was wrong so far.
+    pub fn is_right(&self) -> bool {
+        self.wrong.load(Ordering::SeqCst) == 0
     }
 
     /// What was wrong so far.

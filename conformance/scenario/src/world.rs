@@ -2,8 +2,8 @@
 //! what the model says of each page.
 
 use std::ops::ControlFlow;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, RwLock};
 use std::time::Duration;
 
 use dmaspace::balloon::BalloonDma;
@@ -24,7 +24,7 @@ use crate::look::Counted;
 use crate::model::Model;
 use crate::pattern::fill;
 use crate::ram::{Layout, Ram};
-use crate::scene::{Attached, Manner, Play, Players, Scene};
+use crate::scene::{Attached, Manner, Play, Players, Scene, locked};
 use crate::{Error, PAGE, PARTS};
 
 /// A memory of the guest, before the world is made.
@@ -64,6 +64,8 @@ pub struct Part {
     pub memory: Arc<Memory>,
     /// Gives it back to the machine.
     pub discard: Discard,
+    /// For writing while it is released and discarded: no operation maps it meanwhile.
+    pub(crate) discarding: RwLock<()>,
     pub(crate) layout: Option<Layout>,
 }
 
@@ -80,7 +82,6 @@ pub struct World {
     pub(crate) players: Players,
     /// The address space.
     pub space: Arc<Ioas>,
-    pub(crate) dma: BalloonDma,
     /// The guest's memory, as the balloon has it.
     pub(crate) regions: Vec<Region<Arc<Memory>>>,
     /// Who maps.
@@ -94,18 +95,18 @@ pub struct World {
     pub(crate) counted: Counted,
     pub(crate) huge: bool,
     /// A part of a page was taken out, once.
-    pub(crate) cut: bool,
+    pub(crate) cut: AtomicBool,
     pub(crate) far: NodeId,
     /// What devices may expect.
     pub scene: Arc<Scene>,
-    pub(crate) model: Model,
-    /// Pages that were unmapped, but not flushed.
-    pub(crate) stale: Vec<usize>,
-    pub(crate) dirty: Dirty,
+    /// Locked for a moment, before a call of the address space and after it.
+    model: Mutex<Model>,
+    /// Locked while tracking begins or ends, and during a harvest.
+    pub(crate) dirty: Mutex<Dirty>,
     /// What is to fail.
     pub faults: Arc<Faults>,
-    /// What the last call of the address space took.
-    pub took: Duration,
+    /// What the last call of the address space took, in nanoseconds.
+    took: AtomicU64,
 }
 
 impl World {
@@ -168,9 +169,9 @@ impl World {
         let memory = |source| Memory::new(Arc::new(host(source)), &setup.ledger);
         let memories = setup.memories.iter().map(memory).collect();
         let (backend, faults) = (Backend::Kernel(handed), Arc::default());
-        let mut world = Self::new(setup, memories, space, backend, faults, (devices, (4, 2)))?;
+        let world = Self::new(setup, memories, space, backend, faults, (devices, (4, 2)))?;
         for device in 0..devices {
-            world.model.attached[device] = true;
+            world.model().attached[device] = true;
             world.scene.attached(device, Attached::Yes);
         }
         Ok(world)
@@ -192,6 +193,7 @@ impl World {
                 discard: Discard::new(Arc::clone(&source.mapping))?,
                 mapping: source.mapping,
                 memory,
+                discarding: RwLock::default(),
                 layout: source.layout,
             })
         };
@@ -210,7 +212,6 @@ impl World {
         let (scene, space) = (Arc::new(scene), Arc::new(space));
         Ok(Self {
             players: Players::new(Arc::clone(&scene)),
-            dma: dma(&space),
             regions,
             space,
             backend,
@@ -218,15 +219,14 @@ impl World {
             charged,
             counted,
             huge: setup.huge,
-            cut: false,
+            cut: AtomicBool::default(),
             far: setup.far,
-            model: Model::new(scene.len(), memory, devices),
+            model: Mutex::new(Model::new(scene.len(), memory, devices)),
             scene,
             parts,
-            stale: Vec::new(),
-            dirty: Dirty::default(),
+            dirty: Mutex::default(),
             faults,
-            took: Duration::ZERO,
+            took: AtomicU64::default(),
         })
     }
 
@@ -239,7 +239,7 @@ impl World {
         let Backend::Own(hardware) = &self.backend else {
             return Ok(());
         };
-        let (all, threads) = (self.model.attached.len(), threads.max(1));
+        let (all, threads) = (self.devices(), threads.max(1));
         for thread in 0..threads.min(all) {
             let ports: Vec<_> = (thread..all)
                 .step_by(threads)
@@ -300,24 +300,50 @@ impl World {
         Span::new(self.scene.base, self.scene.len() as u64 * PAGE)
     }
 
+    pub(crate) fn model(&self) -> MutexGuard<'_, Model> {
+        locked(&self.model)
+    }
+
+    /// How many devices there are.
+    pub fn devices(&self) -> usize {
+        self.model().attached.len()
+    }
+
     /// True while pages are pinned: some device is attached.
     pub fn is_live(&self) -> bool {
-        self.model.is_live()
+        self.model().is_live()
     }
 
     /// Whether this device is attached.
     pub fn is_attached(&self, device: usize) -> bool {
-        self.model.attached[device]
+        self.model().attached[device]
     }
 
     /// Whether it is tracked what devices write to.
-    pub const fn tracks(&self) -> bool {
-        self.dirty.is_on()
+    pub fn tracks(&self) -> bool {
+        self.space.tracks_dirty()
     }
 
-    /// More is found dirty than what was written to, from now on.
-    pub fn blur(&mut self) {
-        self.dirty.blur();
+    /// Does `work`, from which on more is found dirty than what was written to.
+    pub fn blurring<T>(&self, work: impl FnOnce(&Self) -> T) -> T {
+        let blur = |on: bool| {
+            let touched = &mut self.model().touched;
+            touched.blurred = true;
+            touched.blurring = touched.blurring + u32::from(on) - u32::from(!on);
+        };
+        blur(true);
+        let done = work(self);
+        blur(false);
+        done
+    }
+
+    /// What the last call of the address space took.
+    pub fn took(&self) -> Duration {
+        Duration::from_nanos(self.took.load(Ordering::Relaxed))
+    }
+
+    pub(crate) fn set_took(&self, took: Duration) {
+        self.took.store(took.as_nanos() as u64, Ordering::Relaxed);
     }
 }
 

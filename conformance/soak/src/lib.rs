@@ -1,15 +1,15 @@
 //! A soak: everything that an address space can do, in a random order, for a long time.
 //!
-//! One address space over three memories of the host, units of four formats on two nodes, devices that do
-//! DMA all the time, a balloon, dirty tracking, lazy flushing, tables that move, steps that fail on demand,
+//! One address space over three memories of the host, units of four formats on two nodes, threads that change it
+//! at once ([`Mutator`]), devices that do DMA all the time, a balloon, dirty tracking, lazy flushing, tables that move, steps that fail on demand,
 //! and now and then a second process that takes the address space over and hands it back. Beside it stands
 //! a shadow model, page by page; devices compare every byte with it. At quiet points all tables are compared
 //! with the model by the independent walker, and what is pinned, charged and in use is counted; again and
 //! again everything is given back, and all of that has to be at zero.
 
+mod mutator;
 mod operations;
 
-use std::collections::{BTreeMap, VecDeque};
 use std::ffi::OsString;
 use std::fmt::Write as _;
 use std::ops::ControlFlow;
@@ -22,6 +22,7 @@ use hostmem::{Backing, Mapping, Pinner};
 use ioas::{Cause, Ledger};
 use iommu::NodeId;
 use iopt::FormatId;
+use mutator::{Book, Mutator, everywhere};
 use runs::Span;
 use scenario::{Kind, Layout, Look, Manner, PAGE, Random, Setup, Source, TableNode, World};
 
@@ -42,8 +43,6 @@ pub(crate) const DEVICES: u64 = 7;
 const TABLES: u64 = 8 << 20;
 /// A pin is made in steps of so many bytes.
 const PIECE: u64 = 4 << 20;
-/// Operations that are remembered.
-const REMEMBERED: usize = 60;
 /// How long devices look at the hole that the second process has cut.
 const LOOK: Duration = Duration::from_millis(5);
 /// So much more anonymous memory at the end than after the first quarter is no leak: what the allocator
@@ -59,6 +58,8 @@ pub struct Settings {
     pub time: Duration,
     /// Threads that play devices.
     pub threads: usize,
+    /// Threads that change the address space, at least one.
+    pub mutators: usize,
     /// Operations between two quiet points.
     pub quiet_every: u64,
     /// Quiet points between two at which everything was given back.
@@ -113,7 +114,7 @@ pub fn run(
     stop: &AtomicBool,
     on: &mut dyn FnMut(&Sample),
 ) -> Result<Outcome, Cause> {
-    let mut soak = Soak::new(settings.seed)?;
+    let mut soak = Soak::new(settings)?;
     soak.world.play(settings.threads, settings.seed)?;
     let mut outcome = Outcome::default();
     let done = soak.run(settings, stop, &mut |sample| {
@@ -131,22 +132,16 @@ pub fn run(
         outcome.wrong = drift(&outcome.samples);
     }
     outcome.faulted = scene.counts().faults_in_holes;
-    let counts = soak.counts.iter();
-    outcome.counts = counts
-        .map(|(name, (done, refused))| (*name, *done, *refused))
-        .collect();
-    outcome.log = soak.log.iter().cloned().collect();
+    (outcome.counts, outcome.log) = soak.book.read();
     Ok(outcome)
 }
 
 /// A world, and what is done with it.
-pub(crate) struct Soak {
-    pub(crate) world: World,
-    pub(crate) random: Random,
-    operations: u64,
-    log: VecDeque<String>,
-    /// By name: how often it was done, and how often it was refused.
-    counts: BTreeMap<&'static str, (u64, u64)>,
+struct Soak {
+    world: World,
+    /// Of each mutator.
+    randoms: Vec<Random>,
+    book: Book,
 }
 
 /// What kinds of units there are: two of them have no way to force DMA to be coherent.
@@ -169,7 +164,7 @@ const UNITS: [Kind; 5] = {
 };
 
 impl Soak {
-    fn new(seed: u64) -> Result<Self, Cause> {
+    fn new(settings: &Settings) -> Result<Self, Cause> {
         let pinner = Pinner::probe(PIECE)?;
         let mut memories = Vec::new();
         for number in 0..MEMORIES {
@@ -200,12 +195,12 @@ impl Soak {
             at: None,
             bytes: TABLES,
         };
+        let mut seeds = Random::new(settings.seed);
+        let randoms = (0..settings.mutators.max(1)).map(|_| Random::new(seeds.draw()));
         Ok(Self {
             world: World::over_units(setup, pinner, &UNITS, &[tables], DEVICES as usize)?,
-            random: Random::new(seed),
-            operations: 0,
-            log: VecDeque::new(),
-            counts: BTreeMap::new(),
+            randoms: randoms.collect(),
+            book: Book::default(),
         })
     }
 
@@ -221,24 +216,59 @@ impl Soak {
         let mut next_handover = settings.handover_every;
         loop {
             let over = start.elapsed() >= settings.time || stop.load(Ordering::Relaxed);
-            if over || self.operations >= next {
-                next = self.operations + settings.quiet_every;
+            if over || self.book.operations() >= next {
+                next = self.book.operations() + settings.quiet_every;
                 points += 1;
                 on(self.sample(start, false)?);
                 if over || points % settings.clear_every == 0 {
-                    self.clear();
+                    self.mutators().next().iter_mut().for_each(Mutator::clear);
                     on(self.sample(start, true)?);
                 }
             }
             if over || !self.world.scene.complaints().is_empty() {
                 return Ok(());
             }
-            self.step();
-            if self.operations >= next_handover {
-                next_handover = self.operations + settings.handover_every;
+            if self.book.operations() >= next_handover {
+                next_handover = self.book.operations() + settings.handover_every;
                 self.hand_over(&settings.successor)?;
             }
+            let until = next.min(next_handover);
+            self.stretch(until, &|| {
+                start.elapsed() < settings.time && !stop.load(Ordering::Relaxed)
+            })?;
         }
+    }
+
+    fn mutators(&mut self) -> impl Iterator<Item = Mutator<'_>> {
+        let (world, book, of) = (&self.world, &self.book, self.randoms.len());
+        let randoms = self.randoms.iter_mut().enumerate();
+        randoms.map(move |(number, random)| Mutator {
+            world,
+            book,
+            random,
+            number,
+            of,
+        })
+    }
+
+    /// All mutators make operations until there are so many, `goes_on` says no, or something is wrong.
+    fn stretch(&mut self, until: u64, goes_on: &(dyn Fn() -> bool + Sync)) -> Result<(), Cause> {
+        let scene = Arc::clone(&self.world.scene);
+        thread::scope(|scope| {
+            let mut threads = Vec::new();
+            for mut mutator in self.mutators() {
+                let work = move || {
+                    let (world, book) = (mutator.world, mutator.book);
+                    while book.operations() < until && goes_on() && world.scene.is_right() {
+                        mutator.step();
+                    }
+                };
+                threads.push(thread::Builder::new().spawn_scoped(scope, work)?);
+            }
+            let broken = threads.into_iter().filter_map(|thread| thread.join().err());
+            broken.for_each(|_| scene.complain("a mutator has panicked".into()));
+            Ok(())
+        })
     }
 
     /// Compares everything, and counts.
@@ -246,7 +276,7 @@ impl Soak {
         Ok(Sample {
             look: self.world.look()?,
             at: start.elapsed(),
-            operations: self.operations,
+            operations: self.book.operations(),
             accesses: self.world.scene.counts().read_bytes / PAGE,
             anonymous: anonymous()?,
             files: std::fs::read_dir("/proc/self/fd")?.count() as u64,
@@ -256,11 +286,15 @@ impl Soak {
 
     /// The address space goes to a second process, which cuts a hole and closes it, and comes back.
     fn hand_over(&mut self, command: &[OsString]) -> Result<(), Cause> {
-        let area = self.some_area(ioas::Area::is_there);
-        let Some(area) = area.filter(|_| self.world.is_live()) else {
+        let live = self.world.is_live();
+        let hole = self.mutators().next().filter(|_| live);
+        let hole = hole.and_then(|mut mutator| {
+            let area = mutator.some_area(everywhere(), ioas::Area::is_there)?;
+            Some(mutator.some_part(area))
+        });
+        let Some(hole) = hole else {
             return Ok(());
         };
-        let hole = self.some_part(area);
         let (mut second, _) = self.world.hand_over(command)?;
         self.world.hole_of(&mut second, Some(hole), &mut |_| {
             thread::sleep(LOOK);
@@ -271,51 +305,10 @@ impl Soak {
         if left.charged > 0 || kernel > 0 {
             return Err(format!("the second process has left {left:?}").into());
         }
-        self.note("hand over", &format!("hole {hole}"), Ok(()));
+        let note =
+            |mutator: Mutator<'_>| mutator.note("hand over", &format!("hole {hole}"), Ok(()));
+        self.mutators().next().map(note);
         Ok(())
-    }
-
-    /// Notes what came of an operation; an error that no fault has brought about is a complaint.
-    pub(crate) fn note(
-        &mut self,
-        name: &'static str,
-        what: &str,
-        result: Result<(), (String, bool)>,
-    ) {
-        let world = &mut self.world;
-        let fired = world.faults.disarm();
-        if fired {
-            world.blur();
-            // What a flush that failed has left behind is made up for.
-            if let Err(cause) = world.space.flush() {
-                world
-                    .scene
-                    .complain(format!("a flush after a failure: {cause}"));
-            }
-        }
-        world.settle([]);
-        let counts = self.counts.entry(name).or_default();
-        let said = match result {
-            Ok(()) => {
-                counts.0 += 1;
-                "done".into()
-            }
-            Err((cause, expected)) => {
-                counts.1 += 1;
-                if !expected && !fired {
-                    let text = format!("{name} {what}: refused: {cause}");
-                    world.scene.complain(text);
-                }
-                format!("refused: {cause}")
-            }
-        };
-        let fault = if fired { ", with a fault" } else { "" };
-        self.operations += 1;
-        self.log
-            .push_back(format!("{}: {name} {what}: {said}{fault}", self.operations));
-        if self.log.len() > REMEMBERED {
-            self.log.pop_front();
-        }
     }
 }
 

@@ -24,6 +24,9 @@ struct Options {
     /// Threads that play devices.
     #[arg(long, default_value_t = 4)]
     threads: usize,
+    /// Threads that change the address space.
+    #[arg(long, default_value_t = 8)]
+    mutators: usize,
     /// Operations between two quiet points.
     #[arg(long, value_name = "OPERATIONS", default_value_t = 2000)]
     quiet: u64,
@@ -70,12 +73,14 @@ fn soak(options: &Options) -> anyhow::Result<bool> {
         seed,
         time: Duration::from_secs(seconds),
         threads: options.threads,
+        mutators: options.mutators,
         quiet_every: options.quiet,
         clear_every: 4,
         handover_every: options.handover,
         successor: vec![program.into(), "--successor".into()],
     };
-    println!("seed {seed}, {} threads, {seconds} s", options.threads);
+    let (mutators, threads) = (options.mutators, options.threads);
+    println!("seed {seed}, {mutators} mutators, {threads} threads of devices, {seconds} s");
     let outcome = run(&settings, &stop, &mut |sample| eprintln!("{sample}"))
         .map_err(anyhow::Error::from_boxed)?;
     println!("\n{}", outcome.table(24));

@@ -3,13 +3,15 @@
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-use ioas::{AttachError, Flushing, MapError, Placement};
+use ioas::{AttachError, Flushing, MapError, Placement, UnmapError};
 use iommu::{DomainId, NodeId};
 use iopt::Prot;
 use runs::{GuestAddr, Iova, Span};
-use scenario::{Fault, INTACT, PAGE, sentence};
+use scenario::{Fault, INTACT, PAGE, World, sentence};
+use virtio_balloon::Reason;
 
-use crate::{DEVICES, GUEST, IOVA, MEMORIES, MEMORY, PAGES, Soak};
+use crate::mutator::{Mutator, everywhere};
+use crate::{DEVICES, GUEST, IOVA, MEMORIES, MEMORY, PAGES};
 
 /// What may wait for a lazy flush.
 const LAZY: Flushing = Flushing::Lazy {
@@ -26,42 +28,42 @@ fn now() -> Duration {
 }
 
 /// An operation, and how often it comes.
-type Operation = (u64, fn(&mut Soak));
-
-const OPERATIONS: [Operation; 17] = [
-    (30, Soak::map),
-    (10, Soak::unmap),
-    (12, Soak::unmap_cutting),
-    (7, Soak::take_out),
-    (7, Soak::put_back),
-    (8, Soak::inflate),
-    (8, Soak::deflate),
-    (6, Soak::attach),
-    (3, Soak::detach),
-    (2, Soak::track),
-    (5, Soak::harvest),
-    (1, Soak::untrack),
-    (2, Soak::flushing),
-    (3, Soak::flush),
-    (3, Soak::poll),
-    (2, Soak::place),
-    (3, Soak::move_tables),
-];
+type Operation<'a> = (u64, fn(&mut Mutator<'a>));
 
 /// What is said of an operation: done, or why not and whether that was to be expected.
-type Said = Result<(), (String, bool)>;
+pub(crate) type Said = Result<(), (String, bool)>;
 
 /// An error that only a fault that was armed explains.
 fn said<T, E: std::error::Error>(result: Result<T, E>) -> Said {
     result.map(drop).map_err(|cause| (sentence(&cause), false))
 }
 
-impl Soak {
+impl<'a> Mutator<'a> {
+    const OPERATIONS: [Operation<'a>; 17] = [
+        (30, Self::map),
+        (10, Self::unmap),
+        (12, Self::unmap_cutting),
+        (7, Self::take_out),
+        (7, Self::put_back),
+        (8, Self::inflate),
+        (8, Self::deflate),
+        (6, Self::attach),
+        (3, Self::detach),
+        (2, Self::track),
+        (5, Self::harvest),
+        (1, Self::untrack),
+        (2, Self::flushing),
+        (3, Self::flush),
+        (3, Self::poll),
+        (2, Self::place),
+        (3, Self::move_tables),
+    ];
+
     /// Makes one operation.
     pub(crate) fn step(&mut self) {
-        let all: u64 = OPERATIONS.iter().map(|(weight, _)| weight).sum();
+        let all: u64 = Self::OPERATIONS.iter().map(|(weight, _)| weight).sum();
         let mut nth = self.random.below(all);
-        for (weight, operation) in OPERATIONS {
+        for (weight, operation) in Self::OPERATIONS {
             if nth < weight {
                 return operation(self);
             }
@@ -77,10 +79,16 @@ impl Soak {
         }
     }
 
-    /// Some area, if there is one that `suits`.
-    pub(crate) fn some_area(&mut self, suits: impl Fn(&ioas::Area) -> bool) -> Option<Span<Iova>> {
+    /// Some area that begins in `region`, if there is one that `suits`.
+    pub(crate) fn some_area(
+        &mut self,
+        region: Span<Iova>,
+        suits: impl Fn(&ioas::Area) -> bool,
+    ) -> Option<Span<Iova>> {
         let ranges = self.world.space.areas().into_iter().filter(suits);
-        let ranges: Vec<Span<Iova>> = ranges.map(|area| area.range()).collect();
+        let ranges = ranges.map(|area| area.range());
+        let ranges = ranges.filter(|range| region.contains(range.start));
+        let ranges: Vec<Span<Iova>> = ranges.collect();
         let nth = self.random.below(ranges.len().max(1) as u64);
         ranges.get(nth as usize).copied()
     }
@@ -94,7 +102,15 @@ impl Soak {
         Span::new(range.start + first * PAGE, count * PAGE)
     }
 
+    /// Whether areas begin and end where `range` does, still.
+    fn is_whole(&self, range: Span<Iova>) -> bool {
+        let at = |at| self.world.space.area_at(at).map(|area| area.range());
+        at(range.start).is_some_and(|area| area.start == range.start)
+            && at(range.last()).is_some_and(|area| area.last() == range.last())
+    }
+
     fn map(&mut self) {
+        let region = self.region();
         let which = self.random.below(MEMORIES) as usize;
         let large = 512;
         let (unit, most) = match self.random.below(8) {
@@ -103,23 +119,28 @@ impl Soak {
             _ => (1, 20),
         };
         let all = MEMORY / PAGE;
-        let count = unit * (1 + self.random.below(most));
+        let room = region.len / PAGE / unit;
+        let count = unit * (1 + self.random.below(most)).min(room);
         let first = self.random.below((all - count) / unit + 1) * unit;
-        let mut at = self.random.below(PAGES - count - large);
+        let mut at = (region.start - IOVA) / PAGE;
+        at += self.random.below(region.len / PAGE - count + 1);
         // Half of them so that large leaves are possible.
-        if self.random.below(2) == 0 {
-            at = at / large * large + first % large;
+        let suitable = at / large * large + first % large;
+        if self.random.below(2) == 0 && suitable + count <= PAGES {
+            at = suitable;
         }
         let write = self.random.below(4) > 0;
         let prot = if write { Prot::RW } else { Prot::READ };
         let range = Span::new(IOVA + at * PAGE, count * PAGE);
         let part = Span::new(first * PAGE, range.len);
+        let before = self.world.before(range);
         let free = self.world.is_free(range);
         self.arm();
         let result = self.world.map(range.start, which, part, prot, &mut ());
+        let alone = self.world.was_alone(&before);
         let expected = match &result {
-            Err(MapError::Overlap { .. }) => !free,
-            Err(MapError::OverLimit(_)) => free,
+            Err(MapError::Overlap { .. }) => !free || !alone,
+            Err(MapError::OverLimit(_)) => free || !alone,
             _ => false,
         };
         let what = format!("{range} to memory {which} from {:#x}, {prot}", part.start);
@@ -128,11 +149,12 @@ impl Soak {
     }
 
     fn unmap(&mut self) {
-        let Some(mut range) = self.some_area(|_| true) else {
+        let region = self.region();
+        let Some(mut range) = self.some_area(region, |_| true) else {
             return;
         };
         // With a hole in it perhaps.
-        if let Some(other) = self.some_area(|_| true)
+        if let Some(other) = self.some_area(region, |_| true)
             && self.random.below(4) == 0
         {
             let last = range.last().max(other.last());
@@ -142,17 +164,26 @@ impl Soak {
         if range.len > 1024 * PAGE && self.random.below(4) > 0 {
             return;
         }
+        let before = self.world.before(range);
+        if !self.is_whole(range) {
+            return;
+        }
         self.arm();
         let result = self.world.unmap(range, |space| space.unmap(range, &mut ()));
-        self.note("unmap", &range.to_string(), said(result));
+        let said = result.map(drop).map_err(|cause| {
+            let cuts = matches!(cause, UnmapError::CutsArea { .. });
+            (sentence(&cause), cuts && !self.world.was_alone(&before))
+        });
+        self.note("unmap", &range.to_string(), said);
     }
 
     fn unmap_cutting(&mut self) {
+        let region = self.region();
         let whole = match self.random.below(3) {
             0 => None,
-            _ => self.some_area(|_| true),
+            _ => self.some_area(region, |_| true),
         };
-        let range = self.some_part(whole.unwrap_or(self.world.range()));
+        let range = self.some_part(whole.unwrap_or(region));
         self.arm();
         let result = self
             .world
@@ -161,51 +192,89 @@ impl Soak {
     }
 
     fn take_out(&mut self) {
-        let Some(area) = self.some_area(|area| !area.is_out()) else {
+        let region = self.region();
+        let Some(area) = self.some_area(region, |area| !area.is_out()) else {
             return;
         };
         let range = self.some_part(area);
+        let before = self.world.before(range);
+        if self
+            .world
+            .space
+            .area_at(area.start)
+            .is_none_or(|now| now.range() != area)
+        {
+            return;
+        }
         self.arm();
-        let result = self.world.take_out(range);
-        self.note("take out", &range.to_string(), said(result));
+        let said = self.world.take_out(range).map(drop).map_err(|cause| {
+            let hole = matches!(cause, UnmapError::Hole { .. });
+            (sentence(&cause), hole && !self.world.was_alone(&before))
+        });
+        self.note("take out", &range.to_string(), said);
     }
 
     fn put_back(&mut self) {
-        let Some(range) = self.some_area(ioas::Area::is_out) else {
+        let region = self.region();
+        let Some(range) = self.some_area(region, ioas::Area::is_out) else {
             return;
         };
+        let before = self.world.before(range);
+        if !self.is_whole(range) {
+            return;
+        }
         self.arm();
-        let result = self.world.put_back(range);
-        let expected = matches!(result, Err(MapError::OverLimit(_)));
-        let said = result.map_err(|cause| (sentence(&cause), expected));
+        let said = self.world.put_back(range).map_err(|cause| {
+            let expected = match cause {
+                MapError::OverLimit(_) => true,
+                MapError::NotOut { .. } => !self.world.was_alone(&before),
+                _ => false,
+            };
+            (sentence(&cause), expected)
+        });
         self.note("put back", &range.to_string(), said);
     }
 
+    /// Some device of this mutator, if there is one.
+    fn some_device(&mut self) -> Option<usize> {
+        let mine = (self.number..DEVICES as usize).step_by(self.of);
+        let nth = self.random.below(mine.len().max(1) as u64);
+        mine.clone().nth(nth as usize)
+    }
+
     fn attach(&mut self) {
-        let number = self.random.below(DEVICES) as usize;
+        let Some(number) = self.some_device() else {
+            return;
+        };
         let was = self.world.is_attached(number);
+        let devices = self.book.devices.read();
         self.arm();
-        let result = self.world.attach(number);
+        let attach = |world: &World| world.attach(number);
+        let result = match was {
+            true => attach(self.world),
+            false => self.world.blurring(attach),
+        };
+        drop(devices);
         let expected = match &result {
             Err(AttachError::Unit(_)) => was,
             Err(AttachError::Replay { cause, .. }) => matches!(cause, MapError::OverLimit(_)),
             _ => false,
         };
-        if self.world.tracks() {
-            self.world.blur();
-        }
         let said = result.map_err(|cause| (sentence(&cause), expected));
         self.note("attach", &format!("device {number}"), said);
     }
 
     fn detach(&mut self) {
-        let number = self.random.below(DEVICES) as usize;
-        self.detach_one(number);
+        if let Some(number) = self.some_device() {
+            self.detach_one(number);
+        }
     }
 
-    fn detach_one(&mut self, number: usize) {
+    fn detach_one(&self, number: usize) {
         if self.world.is_attached(number) {
+            let devices = self.book.devices.read();
             let result = self.world.detach(number);
+            drop(devices);
             self.note("detach", &format!("device {number}"), said(result));
         }
     }
@@ -233,8 +302,11 @@ impl Soak {
     fn inflate(&mut self) {
         let runs = self.some_runs();
         self.arm();
-        let kept = self.world.release(&runs);
-        self.moved("inflate", &runs, kept.first());
+        let (kept, alone) = self.world.release(&runs);
+        // What goes or comes there meanwhile is another operation's, or is gone.
+        let other = |why| !alone && matches!(why, Reason::NotCut | Reason::PinnedElsewhere);
+        let expected = kept.iter().all(|(_, why)| other(*why));
+        self.moved("inflate", &runs, kept.first(), expected);
     }
 
     /// The balloon gives memory back. That may find the limit reached, when no device was there to keep the charge.
@@ -242,18 +314,19 @@ impl Soak {
         let runs = self.some_runs();
         self.arm();
         let failed = self.world.restore(&runs);
-        self.moved("deflate", &runs, failed.first());
+        self.moved("deflate", &runs, failed.first(), false);
     }
 
     fn moved(
-        &mut self,
+        &self,
         name: &'static str,
         runs: &[Span<GuestAddr>],
-        stayed: Option<&(Span<GuestAddr>, virtio_balloon::Reason)>,
+        stayed: Option<&(Span<GuestAddr>, Reason)>,
+        expected: bool,
     ) {
         let said = match stayed {
             None => Ok(()),
-            Some((span, why)) => Err((format!("{span} stays as it was: {why:?}"), false)),
+            Some((span, why)) => Err((format!("{span} stays as it was: {why:?}"), expected)),
         };
         self.note(name, &format!("{runs:?}"), said);
     }
@@ -280,8 +353,12 @@ impl Soak {
         if !self.world.tracks() {
             return;
         }
+        let region = self.region();
+        let mask = !(64 * PAGE - 1);
+        let (start, end) = (region.start & mask, (region.last() | !mask) + 1);
+        let range = Span::new(start, end - start);
         self.arm();
-        let (found, failed) = match self.world.harvest() {
+        let (found, failed) = match self.world.harvest(range) {
             Ok(found) => found,
             Err(cause) => return self.world.scene.complain(sentence(&cause)),
         };
@@ -290,7 +367,7 @@ impl Soak {
             (None, true) => Err(("some unit is blind".into(), false)),
             (None, false) => Ok(()),
         };
-        self.note("harvest", "", said);
+        self.note("harvest", &range.to_string(), said);
         let (missed, more) = (found.missed, found.more);
         if (missed, more) != (0, 0) {
             let text = format!("a harvest misses {missed} pages, and has {more} too many");
@@ -329,6 +406,7 @@ impl Soak {
     }
 
     fn move_tables(&mut self) {
+        let devices = self.book.devices.write();
         let places = self.world.space.places().into_iter();
         let domains: Vec<u32> = places.filter_map(|place| place.number).collect();
         let nth = self.random.below(domains.len().max(1) as u64) as usize;
@@ -337,10 +415,9 @@ impl Soak {
         };
         let node = NodeId(self.random.below(2) as u32);
         self.arm();
-        let result = self.world.space.move_tables(domain, Some(node));
-        if self.world.tracks() {
-            self.world.blur();
-        }
+        let moved = |world: &World| world.space.move_tables(domain, Some(node));
+        let result = self.world.blurring(moved);
+        drop(devices);
         let what = format!("of domain {}", domain.0);
         self.note("move tables", &what, said(result));
     }
@@ -348,7 +425,7 @@ impl Soak {
     /// All goes: devices, then areas.
     pub(crate) fn clear(&mut self) {
         (0..DEVICES as usize).for_each(|number| self.detach_one(number));
-        let window = self.world.range();
+        let window = everywhere();
         let result = self.world.unmap(window, |space| space.unmap_all(&mut ()));
         self.note("unmap all", &window.to_string(), said(result));
     }

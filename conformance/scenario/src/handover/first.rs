@@ -21,8 +21,9 @@ use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg}
 use super::{MOST_FILES, PATIENCE, SuccessorError, adopt, numbers, read_line, words};
 use crate::hardware::{Hardware, Tables, again, unit_of};
 use crate::look::Counted;
+use crate::operations::each;
 use crate::ram::PinNumber;
-use crate::world::{Backend, World, dma};
+use crate::world::{Backend, World};
 use crate::{Error, PAGE};
 
 /// Lines that wait to be read; whoever writes more waits, too.
@@ -292,8 +293,8 @@ impl World {
             Backend::Own(_) => self.hand_over_tables(&mut second)?,
             Backend::Kernel(_) => self.hand_over_files(&mut second)?,
         };
-        self.took = started.elapsed();
-        self.settle([]);
+        self.set_took(started.elapsed());
+        self.settle();
         let (charged, kernel) = (self.charged(), self.kernel()?);
         if (charged, kernel) != (0, Counted::default()) {
             self.scene.complain(format!(
@@ -422,7 +423,7 @@ impl World {
         if let Backend::Kernel(_) = &self.backend {
             let started = Instant::now();
             let told = second.told("refused")?;
-            self.took = started.elapsed();
+            self.set_took(started.elapsed());
             see(self)?;
             let (capability, error) = told.split_once(' ').unwrap_or_default();
             return Ok(Hole::Refused(capability.into(), error.into()));
@@ -434,13 +435,12 @@ impl World {
         let pages = self.scene.pages_of(hole);
         let mut took = Duration::ZERO;
         for (done, next, out) in [("opened", "closing", true), ("closed", "ending", false)] {
-            self.moving(pages.clone());
+            self.begin(pages.clone());
             let started = Instant::now();
             second.answer("ok")?;
             let told = second.serve(&self.backend, done)?;
             took += started.elapsed();
-            self.model.change(pages.clone(), |page| page.out = out);
-            self.settle(pages.clone());
+            self.end(pages.clone(), Some(&each(|page| page.out = out)));
             if let (Backend::Own(hardware), Some(tables)) =
                 (&mut self.backend, words(&told).first())
             {
@@ -454,7 +454,7 @@ impl World {
                 second.serve(&self.backend, next)?;
             }
         }
-        self.took = took;
+        self.set_took(took);
         Ok(Hole::Cut(hole))
     }
 
@@ -488,7 +488,6 @@ impl World {
         let builder = Box::new(hardware.builder());
         let space = Ioas::adopt(&handover, &memories, taken, Some(builder), &mut ());
         self.space = Arc::new(space.map_err(SuccessorError::from)?);
-        self.dma = dma(&self.space);
         self.left(second)
     }
 
@@ -502,17 +501,16 @@ impl World {
         second.answer("ok")?;
         second.serve(&self.backend, "ending")?;
         let pages = 0..self.scene.len();
-        self.moving(pages.clone());
+        self.begin(pages.clone());
         let started = Instant::now();
         let left = self.left(second)?;
-        self.took = started.elapsed();
-        self.model.pages.fill(None);
-        self.model.attached.fill(false);
+        self.set_took(started.elapsed());
+        self.model().attached.fill(false);
         if let Backend::Own(hardware) = &mut self.backend {
             hardware.roots.clear();
             hardware.told = Some(left.tables);
         }
-        self.settle(pages);
+        self.end(pages, Some(&|_, page| *page = None));
         Ok(left)
     }
 

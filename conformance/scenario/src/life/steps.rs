@@ -54,10 +54,10 @@ impl Life<'_> {
         let (kernel, size) = (self.over_kernel(), self.size());
         let steps = self.world.ledger.steps();
         let mut split = Split::default();
-        for device in 0..self.world.model.attached.len() {
+        for device in 0..self.world.devices() {
             if !self.world.is_attached(device) {
                 self.world.attach(device).map_err(Error::Attach)?;
-                split.rest += self.world.took;
+                split.rest += self.world.took();
             }
         }
         let mut all = Duration::ZERO;
@@ -68,7 +68,7 @@ impl Life<'_> {
                 let (iova, part) = (guest.start + offset, Span::new(offset, len));
                 let mapped = self.world.map(iova, number, part, Prot::RW, &mut split);
                 mapped.map_err(Error::Map)?;
-                all += self.world.took;
+                all += self.world.took();
             }
         }
         self.mapping = split.rest;
@@ -135,7 +135,7 @@ impl Life<'_> {
 
     /// Devices begin, and are everywhere for the first time, which is the step itself.
     pub(super) fn dma(&mut self) -> Result<Done, Error> {
-        let devices = self.world.model.attached.len();
+        let devices = self.world.devices();
         let (begun, checked) = match self.over_kernel() {
             false => (
                 self.world.play(devices, 0),
@@ -180,7 +180,7 @@ impl Life<'_> {
         let range = middle(leaf);
         (self.hole, self.shape) = (range, self.shape());
         let cut = self.world.take_out(range);
-        let took = self.world.took;
+        let took = self.world.took();
         let unpinned = match cut {
             Err(UnmapError::CutsMapping { cause, .. }) => return self.refused(cause, took),
             Err(source) => return Err(Error::Cut { range, source }),
@@ -223,7 +223,7 @@ impl Life<'_> {
         let (range, cut) = (self.hole, !self.marks.holes.is_empty());
         let back = self.world.put_back(range);
         back.map_err(|source| Error::PutBack { range, source })?;
-        let took = self.world.took;
+        let took = self.world.took();
         self.focus(&[]);
         self.marks.holes.clear();
         if cut {
@@ -251,7 +251,7 @@ impl Life<'_> {
             self.world.scene.quiet().writes = Some(self.hot());
         }
         let tracked = self.world.track(Some(PAGE));
-        let took = self.world.took;
+        let took = self.world.took();
         let refused = match tracked {
             Err(TrackingError::Unsupported(cause)) => Some(Refused::from(cause)),
             tracked => tracked.map(|()| None)?,
@@ -298,7 +298,7 @@ impl Life<'_> {
             }
         }
         let split = self.not_split.is_none();
-        let (found, failed) = self.world.harvest()?;
+        let (found, failed) = self.world.harvest(self.world.range())?;
         failed.map_or(Ok(()), Err)?;
         let bytes: u64 = found.runs.iter().map(|run| run.len).sum();
         let (missed, more) = (found.missed, found.more);
@@ -321,7 +321,7 @@ impl Life<'_> {
             self.marks.dirty.clone_from(&found.runs);
         }
         Ok(Done {
-            took: self.world.took,
+            took: self.world.took(),
             runs: found.runs.len() as u64,
             bytes,
             checked,
@@ -334,7 +334,7 @@ impl Life<'_> {
     /// Tracking ends, and leaves are merged. What was not split cannot be.
     pub(super) fn merge(&mut self) -> Result<Done, Error> {
         self.world.untrack();
-        let took = self.world.took;
+        let took = self.world.took();
         self.marks.dirty.clear();
         self.world.scene.quiet().writes = None;
         self.see()?;
@@ -364,12 +364,13 @@ impl Life<'_> {
         let mut balloon = Balloon::new(&self.world.parts, self.world.space.clone())?;
         let ballooned = seven_of_eight(&self.world.parts);
         let bytes: u64 = ballooned.iter().map(|span| span.len).sum();
-        self.world.balloon(&ballooned, true, |_| {
+        let (done, _) = self.world.balloon(&ballooned, true, |_| {
             let done = balloon.inflate();
             let discarded = done.as_ref().map_or_else(|_| Vec::new(), Vec::clone);
             (done.map(drop), true, discarded)
-        })?;
-        let took = self.world.took;
+        });
+        done?;
+        let took = self.world.took();
         // Whoever probes a page in the balloon looks at it, and so brings it in again.
         let held = self.held()?;
         self.marks.balloon = seen_by_devices(&ballooned);
@@ -399,9 +400,9 @@ impl Life<'_> {
             return Ok(Done::default());
         };
         self.focus(&[]);
-        self.world
-            .balloon(&ballooned, false, |_| (balloon.deflate(), true, Vec::new()))?;
-        let took = self.world.took;
+        let deflate = |_: &_| (balloon.deflate(), true, Vec::new());
+        self.world.balloon(&ballooned, false, deflate).0?;
+        let took = self.world.took();
         self.everywhere()?;
         let (counters, held) = (balloon.counters(), self.held()?);
         let runs = match &self.world.backend {
@@ -432,7 +433,7 @@ impl Life<'_> {
             });
         }
         let (second, gone) = self.world.hand_over(&self.successor)?;
-        let took = self.world.took;
+        let took = self.world.took();
         self.second = Some(second);
         self.everywhere()?;
         let (size, kernel) = (self.size(), self.over_kernel());
@@ -468,7 +469,7 @@ impl Life<'_> {
             seen
         })?;
         self.second = Some(second);
-        let took = self.world.took;
+        let took = self.world.took();
         Ok(match hole {
             Hole::Cut(hole) => Done {
                 took,
@@ -511,7 +512,7 @@ impl Life<'_> {
             false => "all counters of both at zero",
         };
         Ok(Done {
-            took: self.world.took,
+            took: self.world.took(),
             bytes: self.size(),
             checked: checked.into(),
             right: nothing && self.world.areas() == 0,
