@@ -233,6 +233,7 @@ fn of_resize(error: &iopt::ResizeError<iommu::FlushError>) -> Status {
 const fn of_harvest(error: &ioas::HarvestError) -> Status {
     match error {
         ioas::HarvestError::Kernel(_) => Status::System,
+        ioas::HarvestError::Flush(_) => Status::Flush,
         _ => Status::Other,
     }
 }

@@ -97,6 +97,10 @@ pub enum HarvestError {
     /// The kernel refuses.
     #[error("the kernel does not tell what devices have written to")]
     Kernel(#[source] Cause),
+    /// A unit did not take notice in time of tables that have moved, or of leaves of another size: what its devices
+    /// write to is not in the tables that are read here. All of it is for the next harvest.
+    #[error(transparent)]
+    Flush(FlushError),
     /// An operation on some of it has panicked, and its range stays taken until the address space is closed.
     #[error("an operation on {range} has panicked")]
     Panicked {

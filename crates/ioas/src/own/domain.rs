@@ -317,10 +317,7 @@ impl Domain {
         job: impl FnOnce(&AnyTable, &mut Gather, Flush<'_>) -> Result<(), ResizeError<FlushError>>,
     ) -> Result<(), ResizeError<FlushError>> {
         // One table has leaves of other sizes, not two.
-        if self.leaving.lock().is_some() {
-            self.unsettled.store(true, Ordering::SeqCst);
-        }
-        self.settle().map_err(ResizeError::Flush)?;
+        self.settle_tables().map_err(ResizeError::Flush)?;
         let mut gather = Gather::new();
         let mut flush = |what: &Invalidation| self.invalidate(what);
         let done = job(&self.table, &mut gather, &mut flush);
@@ -338,6 +335,14 @@ impl Domain {
         } else {
             Ok(())
         }
+    }
+
+    /// The same, and ends a move of the tables of which a unit has not taken notice.
+    pub(crate) fn settle_tables(&self) -> Result<(), FlushError> {
+        if self.leaving.lock().is_some() {
+            self.unsettled.store(true, Ordering::SeqCst);
+        }
+        self.settle()
     }
 
     /// The leaf that goes on over one of the ends of `range`.

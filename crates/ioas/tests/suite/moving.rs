@@ -5,7 +5,7 @@ use std::thread;
 
 use crate::common::nodes::*;
 use crate::common::*;
-use ioas::{MoveError, Placement, Tracking};
+use ioas::{HarvestError, MoveError, Placement, Tracking};
 use iommu::DomainId;
 use iopt::Pending;
 use runs::Span;
@@ -130,6 +130,31 @@ fn a_unit_that_is_not_notified_of_the_new_root_keeps_both_tables_true() {
         assert_eq!(machine.read(AT + GIB), None);
         assert_eq!(machine.read(AT + PAGE), Some(FRAME + PAGE));
     }
+    bench.end();
+}
+
+#[test]
+fn a_harvest_finds_what_was_written_through_a_table_that_a_unit_has_not_left() {
+    let mut bench = Bench::new(2, Placement::Shared);
+    bench.map(AT, Span::new(0, 4 * MIB));
+    let machine = bench.machine(0, node(0));
+    bench.attach(&machine);
+    bench.space.track_dirty(Tracking::default()).unwrap();
+    let domain = bench.domain_of(&machine).domain().unwrap();
+    machine.unit.invalidates.set(0..2);
+    let refused = bench.space.move_tables(domain, node(1)).unwrap_err();
+    assert!(matches!(refused, MoveError::Flush(_)), "{refused}");
+    assert!(machine.write(AT + 3 * PAGE));
+    let mut pending = Pending::new([0u64; 1], Span::new(AT, 4 * MIB), 2 * MIB).unwrap();
+    let refused = bench.space.harvest(&mut pending).unwrap_err();
+    assert!(matches!(refused, HarvestError::Flush(_)), "{refused}");
+    // Now the unit answers, and that ends the move.
+    bench.space.harvest(&mut pending).unwrap();
+    let shown = bench.space.show(&mut pending).unwrap();
+    assert_eq!(shown.runs().collect::<Vec<_>>(), [Span::new(AT, 2 * MIB)]);
+    shown.acknowledge();
+    assert_eq!(bench.nodes.in_use()[0], 0);
+    bench.space.untrack_dirty();
     bench.end();
 }
 
