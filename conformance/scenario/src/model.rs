@@ -40,20 +40,23 @@ impl Page {
 
 /// The operations at a page of device addresses.
 #[derive(Clone, Copy, Debug, Default)]
-struct Work {
+pub(crate) struct Work {
     /// How many are under way.
-    now: u32,
+    pub(crate) now: u32,
     /// Several were, since none was.
     several: bool,
     /// How often one has begun or ended.
     times: u64,
+    /// One has failed, or was one of several, and not everything was flushed then: devices may find anything until it
+    /// is.
+    pub(crate) unflushed: bool,
 }
 
 /// All pages of device addresses, and which devices are attached.
 pub(crate) struct Model {
     pub(crate) pages: Vec<Option<Page>>,
-    work: Vec<Work>,
-    /// Pages that were unmapped, but not flushed.
+    pub(crate) work: Vec<Work>,
+    /// Pages that were unmapped, or are otherwise unflushed.
     pub(crate) stale: Vec<usize>,
     pub(crate) touched: Touched,
     pub(crate) attached: Vec<bool>,
@@ -100,11 +103,6 @@ impl Model {
         work.several &= !last;
         self.touched.end(page, last);
         (alone, last)
-    }
-
-    /// No operation is at work there.
-    pub(crate) fn is_calm(&self, page: usize) -> bool {
-        self.work[page].now == 0
     }
 
     /// How often an operation has begun or ended in `range`; nothing while one is under way.

@@ -48,6 +48,9 @@ pub struct Alone {
     after: Option<u64>,
 }
 
+/// What an operation does to a page, by its number.
+type Change<'a> = &'a dyn Fn(usize, &mut Option<Page>);
+
 /// A change of pages that are in an area.
 pub(crate) fn each(change: impl Fn(&mut Page)) -> impl Fn(usize, &mut Option<Page>) {
     move |_, page| page.iter_mut().for_each(&change)
@@ -95,7 +98,7 @@ impl World {
     pub(crate) fn end(
         &self,
         pages: impl IntoIterator<Item = usize>,
-        change: Option<&dyn Fn(usize, &mut Option<Page>)>,
+        change: Option<Change<'_>>,
     ) -> bool {
         let model = &mut *self.model();
         let (mut all, mut ended, mut area) = (true, Vec::new(), None);
@@ -103,7 +106,10 @@ impl World {
             let (alone, last) = model.end(page);
             match change {
                 Some(change) if alone => change(page, &mut model.pages[page]),
-                _ if last => model.pages[page] = self.page_of_area(page, &mut area),
+                _ if last => {
+                    model.pages[page] = self.page_of_area(page, &mut area);
+                    model.work[page].unflushed = true;
+                }
                 _ => {}
             }
             all &= alone;
@@ -122,17 +128,21 @@ impl World {
         let waits = self.space.retired() > 0;
         let _quiet = self.scene.quiet();
         if !waits {
-            let mut stale = std::mem::take(&mut model.stale);
-            stale.retain(|page| model.is_calm(*page));
-            let settled = stale.into_iter();
-            settled.for_each(|page| self.scene.set(page, model.expect(page)));
+            for page in std::mem::take(&mut model.stale) {
+                model.work[page].unflushed = false;
+                if model.work[page].now == 0 {
+                    self.scene.set(page, model.expect(page));
+                }
+            }
         }
         for page in pages {
             let expect = model.expect(page);
-            if waits && expect == Expect::Hole {
+            let unflushed = &mut model.work[page].unflushed;
+            if waits && (expect == Expect::Hole || *unflushed) {
                 model.stale.push(page);
             } else {
                 self.scene.set(page, expect);
+                *unflushed = false;
             }
         }
     }
@@ -390,12 +400,15 @@ impl World {
             let words = pages.start / 64..pages.end.div_ceil(64);
             self.take_period(words.clone(), &mut period);
             let mut pending = Pending::new(vec![0; words.len()], range, PAGE)?;
-            let (harvested, shown) = self.timed(|world| {
+            let (mut harvested, shown) = self.timed(|world| {
                 let harvested = world.space.harvest(&mut pending);
                 (harvested, world.space.show(&mut pending).map(drop))
             });
             self.faults.calm();
             // Once more, without a fault: nothing of it is lost.
+            if let Err(HarvestError::Flush(_)) = harvested {
+                harvested = self.space.harvest(&mut pending);
+            }
             let shown_again = self.space.show(&mut pending)?;
             let runs = shown_again.runs().collect();
             add(&mut period.found[words.clone()], shown_again.words());

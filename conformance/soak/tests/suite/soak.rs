@@ -6,7 +6,16 @@ use std::process::Command;
 fn a_short_soak_finds_nothing_and_leaves_nothing() {
     let soak = env!("CARGO_BIN_EXE_soak");
     let output = Command::new(soak)
-        .args(["--seconds", "2", "--seed", "1", "--threads", "2"])
+        .args([
+            "--seconds",
+            "2",
+            "--seed",
+            "1",
+            "--threads",
+            "2",
+            "--mutators",
+            "4",
+        ])
         .args(["--quiet", "150", "--handover", "200"])
         .output()
         .unwrap();
