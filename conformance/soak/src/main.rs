@@ -28,10 +28,10 @@ struct Options {
     #[arg(long, default_value_t = 8)]
     mutators: usize,
     /// Operations between two quiet points.
-    #[arg(long, value_name = "OPERATIONS", default_value_t = 2000)]
+    #[arg(long, value_name = "OPERATIONS", default_value_t = 10_000)]
     quiet: u64,
     /// Operations between two handovers to a second process.
-    #[arg(long, value_name = "OPERATIONS", default_value_t = 5000)]
+    #[arg(long, value_name = "OPERATIONS", default_value_t = 25_000)]
     handover: u64,
     /// This is the second process.
     #[arg(long, hide = true)]
