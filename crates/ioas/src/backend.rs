@@ -299,6 +299,9 @@ pub(crate) trait Backend: Send + Sync + 'static {
     /// What was emptied until now is left for a later [flush](Self::flush).
     fn leave_gathered(&self) {}
 
+    /// Gives back the tables that are flushed and that no thread reads any more.
+    fn give_back_tables(&self) {}
+
     /// True when something must be [flushed](Self::flush) before `range` is mapped.
     fn waits_in(&self, range: Span<Iova>) -> bool {
         let _ = range;

@@ -337,8 +337,8 @@ impl Ioas {
         self.op(&core).unmap_all(observer)
     }
 
-    /// Has every unit forget what was unmapped and releases the memory that was retired. Returns
-    /// the bytes that were unpinned.
+    /// Has every unit forget what was unmapped and releases the memory that was retired, and the tables that wait to
+    /// be given back together. Returns the bytes that were unpinned.
     ///
     /// # Errors
     ///
@@ -348,7 +348,9 @@ impl Ioas {
     pub fn flush(&self) -> Result<u64, UnmapError> {
         let core = self.gate.read();
         let mut gone = self.retired.gone();
-        self.op(&core).flush_gone(&mut gone, &mut ())
+        let flushed = self.op(&core).flush_gone(&mut gone, &mut ());
+        core.backend.give_back_tables();
+        flushed
     }
 
     /// [`flush`](Self::flush), if [lazy flushing](Flushing::Lazy) has come to one of its bounds.

@@ -519,7 +519,9 @@ impl Dma {
     ///
     /// [`UnmapError::Flush`] and [`UnmapError::Unpin`] only. After the first, what was unmapped waits for the next.
     pub fn flush(&self) -> Result<(), UnmapError> {
-        self.flush_each(|_| true)
+        let flushed = self.flush_each(|_| true);
+        self.domain.table.poll();
+        flushed
     }
 
     /// [`flush`](Self::flush), for threads whose buffers have come to a bound of [lazy flushing](Flushing::Lazy).

@@ -263,6 +263,12 @@ impl Backend for Own {
         self.domains.iter().for_each(Domain::leave_gathered);
     }
 
+    fn give_back_tables(&self) {
+        for domain in &self.domains {
+            domain.table.poll();
+        }
+    }
+
     fn flush(&self) -> Result<(), FlushError> {
         let mut all = Ok(());
         for domain in &self.domains {

@@ -48,8 +48,12 @@ impl Spare {
         let more: Vec<_> = more.map(|log2| (log2, RangeMap::default())).collect();
         self.levels.extend(more);
         let fresh = self.without(range);
-        self.take(fresh, table.memory())
-            .map_err(MapError::NoTables)?;
+        let taken = self.take(fresh, table.memory()).or_else(|_| {
+            // Some may wait for others, to be given back together.
+            table.poll();
+            self.take(fresh, table.memory())
+        });
+        taken.map_err(MapError::NoTables)?;
         self.wanted += fresh;
         self.change(range, |bytes, by| *bytes += by);
         Ok(())

@@ -113,6 +113,16 @@ impl<F: Format, M: TableMemory, R: Reclaim> SharedTable<F, M, R> {
         self.table.intact()
     }
 
+    /// Once: tables that few others wait for have been given back, where there were any.
+    #[cold]
+    pub(super) fn comes_back(&self, again: &mut bool) -> bool {
+        let once = !core::mem::replace(again, true) && !self.readers.is_idle();
+        if once {
+            self.poll();
+        }
+        once
+    }
+
     /// The table, for whoever holds a guard.
     #[inline]
     pub(crate) fn table(&self) -> &Table<F, M> {
@@ -144,7 +154,13 @@ impl<F: Format, M: TableMemory, R: Reclaim> SharedTable<F, M, R> {
 
     /// See [`Table::map`].
     pub fn map(&self, iova: u64, runs: &[Span<Pa>], prot: Prot) -> Result<(), MapError> {
-        self.enter().map(iova, runs, prot)
+        let mut again = false;
+        loop {
+            match self.enter().map(iova, runs, prot) {
+                Err(MapError::NoTables(_)) if self.comes_back(&mut again) => {}
+                done => return done,
+            }
+        }
     }
 
     /// See [`Table::map_anew`]. Of empty tables those are given back that the range covers whole.

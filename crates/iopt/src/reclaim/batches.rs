@@ -4,6 +4,9 @@ use super::Reclaim;
 use crate::cell::Cell;
 use crate::memory::{Chain, TableMemory};
 
+/// So many tables wait for a barrier that is costly, unless they are asked for.
+const GATHERED: u64 = 16;
+
 /// Everyone who is inside a shared table, and the tables that wait for them.
 #[derive(Debug)]
 pub(crate) struct Readers<R, C> {
@@ -46,16 +49,16 @@ impl<R: Reclaim, C: Cell + Default> Readers<R, C> {
     }
 
     /// Takes tables that are unlinked and flushed, and gives those back to `memory` that no reader can
-    /// reach any more.
+    /// reach any more. Where the barrier is costly, few of them wait for more.
     pub(crate) fn retire<M: TableMemory + ?Sized>(&self, memory: &M, chain: Chain) {
-        if !chain.is_empty() || !self.is_idle() {
-            self.work(memory, chain);
+        if !chain.is_empty() || !self.waiting.is_empty() {
+            self.work(memory, chain, GATHERED);
         }
     }
 
     /// Gives back what became free meanwhile. True when nothing is left waiting.
     pub(crate) fn poll<M: TableMemory + ?Sized>(&self, memory: &M) -> bool {
-        self.work(memory, Chain::empty())
+        self.work(memory, Chain::empty(), 1)
     }
 
     /// Gives everything back. There is no reader: the caller owns the table.
@@ -84,11 +87,12 @@ impl<R: Reclaim, C: Cell + Default> Readers<R, C> {
         }
     }
 
-    /// Takes tables, and goes on with those that wait. True when none is left.
-    fn work<M: TableMemory + ?Sized>(&self, memory: &M, chain: Chain) -> bool {
+    /// Takes tables, and goes on with those that wait; with a costly barrier only once they are `gathered`. True
+    /// when none is left.
+    fn work<M: TableMemory + ?Sized>(&self, memory: &M, chain: Chain, gathered: u64) -> bool {
         let (mut step, mut idle) = self.locked(memory, || {
             self.next.append(memory, chain);
-            (self.begin(memory), self.is_idle())
+            (self.begin(memory, gathered), self.is_idle())
         });
         let mut rounds = 0;
         while let Some((time, fenced)) = step {
@@ -104,7 +108,11 @@ impl<R: Reclaim, C: Cell + Default> Readers<R, C> {
                 self.in_work.set(0);
                 // What waited, and what has gathered behind it.
                 let again = left && rounds < 2;
-                let step = if again { self.begin(memory) } else { None };
+                let step = if again {
+                    self.begin(memory, gathered)
+                } else {
+                    None
+                };
                 (step, self.is_idle())
             });
         }
@@ -112,12 +120,15 @@ impl<R: Reclaim, C: Cell + Default> Readers<R, C> {
     }
 
     /// Takes the waiting batch into work: its time, and whether its barrier is done. Under the lock.
-    fn begin<M: TableMemory + ?Sized>(&self, memory: &M) -> Option<(u64, bool)> {
+    fn begin<M: TableMemory + ?Sized>(&self, memory: &M, gathered: u64) -> Option<(u64, bool)> {
         let (waiting, next) = (&self.waiting, &self.next);
         if self.in_work.get() != 0 || waiting.is_empty() && next.is_empty() {
             return None;
         }
         if waiting.is_empty() {
+            if next.count.get() < gathered && self.reclaim.is_costly() {
+                return None;
+            }
             waiting.append(memory, next.take());
             // Whoever comes from now on finds none of these tables.
             waiting.time.set(self.reclaim.advance());
@@ -127,7 +138,8 @@ impl<R: Reclaim, C: Cell + Default> Readers<R, C> {
         Some((waiting.time.get(), waiting.fenced.get() != 0))
     }
 
-    fn is_idle(&self) -> bool {
+    /// True when no table waits.
+    pub(crate) fn is_idle(&self) -> bool {
         self.in_work.get() == 0 && self.waiting.is_empty() && self.next.is_empty()
     }
 

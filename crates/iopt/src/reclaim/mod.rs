@@ -23,7 +23,8 @@
 //! than what it has read.
 //!
 //! One barrier serves a batch of tables, however often the reclaimer looks. There are two batches: one
-//! waits for its readers, and what is retired meanwhile gathers in the next. Nothing waits for readers:
+//! waits for its readers, and what is retired meanwhile gathers in the next; where the barrier is
+//! [costly](Reclaim::is_costly), until it is worth one. Nothing waits for readers:
 //! who finds them inside leaves the batch to a later call. Who finds another thread at the batch leaves
 //! it to that one.
 //!
@@ -92,6 +93,12 @@ pub trait Reclaim {
     /// The reclaimer's barrier, after it has advanced the clock. False when the platform refuses it
     /// now: the reclaimer tries again later.
     fn barrier(&self) -> bool;
+
+    /// True when the barrier disturbs other processors now, so that it is better to have one for many tables:
+    /// then up to 15 unlinked tables of a shared one wait for more, or for [`poll`](crate::SharedTable::poll).
+    fn is_costly(&self) -> bool {
+        false
+    }
 
     /// True when everyone has left who was inside at `time`. Asked after a barrier, once or more often.
     fn have_left(&self, time: u64) -> bool;

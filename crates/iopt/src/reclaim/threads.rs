@@ -179,6 +179,10 @@ impl Reclaim for Threads {
         is_asymmetric() && Self::is_alone() || fence_heavy()
     }
 
+    fn is_costly(&self) -> bool {
+        is_asymmetric() && !Self::is_alone()
+    }
+
     fn have_left(&self, time: u64) -> bool {
         ThreadRecord::all().all(|record| record.record.has_left(time))
     }

@@ -376,15 +376,20 @@ impl<F: Format, M: TableMemory, R: Reclaim> SharedTable<F, M, R> {
         job: Job,
         interruption: Interruption,
         gather: &mut Gather,
-        flush: impl FnMut(&Invalidation) -> Result<(), E>,
+        mut flush: impl FnMut(&Invalidation) -> Result<(), E>,
     ) -> Result<(), ResizeError<E>> {
-        let mut done = Chain::empty();
-        let guard = self.guard();
-        let table = self.table();
-        let result = table.resize(range, job, interruption, gather, flush, &mut done);
-        drop(guard);
-        self.retire(done);
-        result
+        let (table, mut again) = (self.table(), false);
+        loop {
+            let mut done = Chain::empty();
+            let guard = self.guard();
+            let result = table.resize(range, job, interruption, gather, &mut flush, &mut done);
+            drop(guard);
+            self.retire(done);
+            match result {
+                Err(ResizeError::NoTables(_)) if self.comes_back(&mut again) => {}
+                result => return result,
+            }
+        }
     }
 }
 
