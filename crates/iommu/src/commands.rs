@@ -13,6 +13,8 @@
 //! invalidated by one. Commands that are given for each of several address spaces or devices count
 //! together ([`parts`]).
 
+use core::ops::Deref;
+
 use iopt::Invalidation;
 use runs::{Iova, Span};
 
@@ -61,51 +63,69 @@ impl Block {
     }
 }
 
+/// The blocks of one flush.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Blocks {
+    blocks: [Block; MOST_PAGE_COMMANDS],
+    count: usize,
+}
+
+impl Blocks {
+    const NONE: Self = Self {
+        blocks: [Block {
+            address: 0,
+            mask: 0,
+        }; MOST_PAGE_COMMANDS],
+        count: 0,
+    };
+}
+
+impl Deref for Blocks {
+    type Target = [Block];
+
+    fn deref(&self) -> &[Block] {
+        &self.blocks[..self.count]
+    }
+}
+
 /// What each of `times` address spaces or devices gets: these blocks, or, where all of that is too
 /// much or the blocks were, everything (`None`).
 pub(crate) fn parts(
-    blocks: Option<impl Iterator<Item = Block> + Clone>,
+    blocks: Option<&[Block]>,
     times: usize,
 ) -> impl Iterator<Item = Option<Block>> + Clone {
     let few = |count: usize| count.saturating_mul(times) <= MOST_PAGE_COMMANDS;
-    let blocks = blocks.filter(|blocks| few(blocks.clone().count()));
+    let blocks = blocks.filter(|blocks| few(blocks.len()));
     let all = blocks.is_none().then_some(None);
-    all.into_iter()
-        .chain(blocks.into_iter().flatten().map(Some))
+    let blocks = blocks.unwrap_or_default().iter();
+    all.into_iter().chain(blocks.copied().map(Some))
 }
 
 /// The blocks that cover what a gather names, for a unit whose largest mask is `most`; `None` when
 /// they are too many, or too small for its leaves.
-pub(crate) fn blocks(
-    what: &Invalidation,
-    most: u32,
-) -> Option<impl Iterator<Item = Block> + Clone> {
+pub(crate) fn blocks(what: &Invalidation, most: u32) -> Option<Blocks> {
     // Levels have 9 bits in all of the unit's formats.
     let leaf = what.leaf_levels().checked_ilog2().unwrap_or(0) * 9;
     blocks_of(what, leaf, most)
 }
 
 /// The same where the largest leaf that was removed has 2^`leaf` pages.
-pub(crate) fn blocks_of(
-    what: &Invalidation,
-    leaf: u32,
-    most: u32,
-) -> Option<impl Iterator<Item = Block> + Clone> {
+pub(crate) fn blocks_of(what: &Invalidation, leaf: u32, most: u32) -> Option<Blocks> {
     if leaf > most {
         return None;
     }
-    let blocks = what
-        .ranges()
-        .iter()
-        .filter(|range| !range.is_empty())
-        .flat_map(move |range| cover(range, leaf))
-        .flat_map(move |block| split(block, most));
-    let few = blocks.clone().nth(MOST_PAGE_COMMANDS).is_none();
-    few.then_some(blocks)
+    let mut found = Blocks::NONE;
+    for range in what.ranges().iter().filter(|range| !range.is_empty()) {
+        for block in cover(range, leaf).flat_map(|block| split(block, most)) {
+            *found.blocks.get_mut(found.count)? = block;
+            found.count += 1;
+        }
+    }
+    Some(found)
 }
 
 /// One or two blocks around a range, of at least 2^`least` pages.
-fn cover(range: &Span<Iova>, least: u32) -> impl Iterator<Item = Block> + Clone {
+fn cover(range: &Span<Iova>, least: u32) -> impl Iterator<Item = Block> {
     let (first, last) = (range.start >> 12 >> least, range.last() >> 12 >> least);
     let around = |first: u64, last: u64| {
         // The bits in which addresses of the block differ.
@@ -134,7 +154,7 @@ fn cover(range: &Span<Iova>, least: u32) -> impl Iterator<Item = Block> + Clone 
 }
 
 /// A block in pieces of at most 2^`most` pages.
-fn split(block: Block, most: u32) -> impl Iterator<Item = Block> + Clone {
+fn split(block: Block, most: u32) -> impl Iterator<Item = Block> {
     let mask = block.mask.min(most);
     (0..1u64 << (block.mask - mask)).map(move |n| Block {
         address: block.address + (n << mask << 12),

@@ -24,14 +24,14 @@ impl<R: Registers, M: TableMemory> Flushes for AmdVi<R, M> {
             return Ok(());
         };
         let blocks = what.and_then(|what| commands::blocks(what, MOST_PAGES));
+        let blocks = blocks.as_deref();
         let unlinked = what.is_none_or(Invalidation::tables_unlinked);
         let tables = unlinked || self.config.caches_not_present;
         if self.config.mode == Mode::Guest {
             return self.flush_guest(domain, tag, blocks, tables);
         }
         let Inner { ring, notes, .. } = &mut *self.inner.lock();
-        let members = notes.members(&self.memory, tag);
-        let device = parts(blocks.clone(), members.clone().count());
+        let failed = |cause| FlushError::Unit { domain, cause };
         let unit = parts(blocks, 1).map(move |block| match block {
             Some(block) => Command::Pages {
                 domain: tag,
@@ -40,9 +40,16 @@ impl<R: Registers, M: TableMemory> Flushes for AmdVi<R, M> {
             },
             None => Command::domain(tag),
         });
+        let members = || notes.members(&self.memory, tag);
+        let io = (&self.registers, &self.memory);
+        if members().all(|member| member.tlb.is_none()) {
+            // As most often. The commands below are much to carry about.
+            return ring.issue(io, unit).map_err(failed);
+        }
+        let members = members();
+        let device = parts(blocks, members.clone().count());
         let commands = unit.chain(self.in_devices(members, device));
-        ring.issue((&self.registers, &self.memory), commands)
-            .map_err(|cause| FlushError::Unit { domain, cause })
+        ring.issue(io, commands).map_err(failed)
     }
 
     fn change_root(&self, domain: DomainId, root: Root) -> Result<(), FlushError> {

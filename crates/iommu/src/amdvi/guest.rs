@@ -246,7 +246,7 @@ impl<R: Registers, M: TableMemory> AmdVi<R, M> {
         &self,
         domain: DomainId,
         tag: u16,
-        blocks: Option<impl Iterator<Item = Block> + Clone>,
+        blocks: Option<&[Block]>,
         tables: bool,
     ) -> Result<(), FlushError> {
         let Inner { ring, notes, .. } = &mut *self.inner.lock();

@@ -26,9 +26,9 @@ impl<R: Registers, M: TableMemory> Flushes for RiscvIommu<R, M> {
         let blocks = by_page.and_then(|what| commands::blocks(what, most));
         // Devices hold leaves only, and each takes ranges.
         let of_devices = what.and_then(|what| commands::blocks(what, ALL));
-        let whole = of_devices.is_none().then_some(EVERYTHING);
-        let of_devices = of_devices.into_iter().flatten().chain(whole);
-        self.flush_blocks(domain, blocks, tables, of_devices)
+        let whole = [EVERYTHING];
+        let of_devices = of_devices.as_deref().unwrap_or(&whole);
+        self.flush_blocks(domain, blocks.as_deref(), tables, of_devices)
     }
 }
 
@@ -46,9 +46,9 @@ impl<R: Registers, M: TableMemory> RiscvIommu<R, M> {
     fn flush_blocks(
         &self,
         domain: DomainId,
-        blocks: Option<impl Iterator<Item = Block> + Clone>,
+        blocks: Option<&[Block]>,
         tables: bool,
-        of_devices: impl Iterator<Item = Block> + Clone,
+        of_devices: &[Block],
     ) -> Result<(), FlushError> {
         let memory = &self.memory;
         let Inner {
@@ -66,8 +66,9 @@ impl<R: Registers, M: TableMemory> RiscvIommu<R, M> {
         let tag = first.there.tag();
         let command = move |pages| Command::Table { tag, pages };
         let whole = blocks.is_none().then_some(command(None));
-        let pages = blocks.into_iter().flatten();
-        let pages = pages.map(move |block| command(Some((block, tables))));
+        let pages = blocks.unwrap_or_default().iter();
+        let pages = pages.map(move |block| command(Some((*block, tables))));
+        let of_devices = of_devices.iter().copied();
         let of_devices = self.of_devices(tlbs.as_ref(), members, of_devices);
         let commands = whole.into_iter().chain(pages).chain(of_devices);
         ring.issue((&self.registers, memory), commands)

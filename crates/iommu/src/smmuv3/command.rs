@@ -17,7 +17,7 @@ use runs::{Iova, Span};
 
 use super::domains::Shape;
 use crate::arm;
-use crate::commands::{self, Block, MOST_PAGE_COMMANDS};
+use crate::commands::{self, Blocks, MOST_PAGE_COMMANDS};
 use crate::driver::Place;
 use crate::unit::Pasid;
 
@@ -163,10 +163,7 @@ fn leaf_log2(level: u32, shape: Shape) -> u32 {
 }
 
 /// The blocks of a device's TLB that cover what a gather names; `None` when they are too many.
-pub(super) fn device_pages(
-    what: &Invalidation,
-    shape: Shape,
-) -> Option<impl Iterator<Item = Block>> {
+pub(super) fn device_pages(what: &Invalidation, shape: Shape) -> Option<Blocks> {
     let largest = leaf_log2(what.leaf_levels().max(1).ilog2(), shape);
     commands::blocks_of(what, largest - 12, ALL_PAGES)
 }

@@ -37,10 +37,12 @@ impl<R: Registers, M: TableMemory> Flushes for SmmuV3<R, M> {
         let members = streams.has_device_tlbs().then(|| streams.members(memory));
         let behind = |member: &Member| member.device_tlb && member.there.domain == number;
         let devices = members.into_iter().flatten().filter(behind).enumerate();
+        let asked = what.filter(|_| streams.has_device_tlbs());
+        let blocks = asked.and_then(|what| command::device_pages(what, shape));
+        let blocks = blocks.as_deref();
         let devices = devices.flat_map(|(n, Member { place, .. })| {
-            let blocks = what.and_then(|what| command::device_pages(what, shape));
             let whole = blocks.is_none().then(|| Command::whole_device(place));
-            let blocks = blocks.into_iter().flatten();
+            let blocks = blocks.unwrap_or_default().iter();
             let blocks = blocks.map(move |block| Command::device(place, block.address, block.mask));
             let barrier = (n == 0).then_some(Command::Sync);
             barrier.into_iter().chain(blocks).chain(whole)

@@ -30,13 +30,22 @@ impl<R: Registers, M: TableMemory> Flushes for Vtd<R, M> {
         };
         let mask = self.features.page_mask();
         let blocks = what.and_then(|what| commands::blocks(what, mask?));
+        let blocks = blocks.as_deref();
         let tables = what.is_none_or(Invalidation::tables_unlinked);
         let leaf_only = !tables && !self.features.caching_mode();
         let Inner { ring, notes, .. } = &mut *self.inner.lock();
-        let pasids = self.pasids(notes, tag);
-        let members = notes.members(&self.memory, tag);
-        let devices = members.filter(|member| member.tlb.is_some());
-        let unit = parts(blocks.clone(), pasids.clone().count());
+        let failed = |cause| FlushError::Unit { domain, cause };
+        let devices = || {
+            let members = notes.members(&self.memory, tag);
+            members.filter(|member| member.tlb.is_some())
+        };
+        if !self.tagged() && devices().next().is_none() {
+            // As most often. The commands below are much to carry about.
+            let unit = parts(blocks, 1).map(|block| self.pages(tag, 0, block, leaf_only));
+            return self.issue(ring, unit).map_err(failed);
+        }
+        let (pasids, devices) = (self.pasids(notes, tag), devices());
+        let unit = parts(blocks, pasids.clone().count());
         let device = parts(blocks, devices.clone().count());
         let unit = pasids.flat_map(move |pasid| {
             let commands = unit.clone();
@@ -46,8 +55,7 @@ impl<R: Registers, M: TableMemory> Flushes for Vtd<R, M> {
             let commands = device.clone();
             commands.filter_map(move |block| self.in_device(member, block))
         });
-        self.issue(ring, unit.chain(device))
-            .map_err(|cause| FlushError::Unit { domain, cause })
+        self.issue(ring, unit.chain(device)).map_err(failed)
     }
 }
 
@@ -95,9 +103,14 @@ impl<R: Registers, M: TableMemory> Vtd<R, M> {
         (self.config.mode != Mode::Legacy).then_some(Command::AllPasids)
     }
 
-    /// The PASIDs by which a domain's translations are tagged, each once.
+    /// Whether a domain's translations are tagged by PASIDs.
+    fn tagged(&self) -> bool {
+        self.config.mode == Mode::ScalableFirst && self.config.pasid_bits > 0
+    }
+
+    /// The PASIDs by which a domain's translations are tagged, each once; 0 where they are not.
     fn pasids(&self, notes: &Notes, domain: u16) -> impl Iterator<Item = u32> + Clone {
-        let tagged = self.config.mode == Mode::ScalableFirst && self.config.pasid_bits > 0;
+        let tagged = self.tagged();
         let members = tagged.then(|| notes.members(&self.memory, domain));
         let members = members.into_iter().flatten().map(|member| member.pasid);
         let before = members.clone();

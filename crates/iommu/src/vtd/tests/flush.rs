@@ -140,7 +140,7 @@ fn leaves_only_is_said_when_no_table_was_unlinked() {
 fn a_large_leaf_is_named_whole() {
     let block = |level: u32, range, most| {
         let what = Invalidation::of(range, 1 << level, false);
-        blocks(&what, most).map(Iterator::collect::<Vec<_>>)
+        blocks(&what, most).map(|blocks| blocks.to_vec())
     };
     let part = Span::new((5 << 21) + 0x3000, 0x1000);
     let address = 5 << 21;
@@ -190,11 +190,11 @@ fn blocks_cover_the_range_and_less_than_twice_of_it() {
         };
         let what = Invalidation::of(range, 1, false);
         let most = 52;
-        let found: Vec<_> = blocks(&what, most).unwrap().collect();
+        let found = blocks(&what, most).unwrap();
         assert!(found.len() <= 2, "{range}: {found:?}");
         let mut reached = range.start >> 12;
         let mut total = 0u128;
-        for block in &found {
+        for block in found.iter() {
             let (start, pages) = (block.address >> 12, 1u64 << block.mask);
             assert_eq!(start % pages, 0, "{range}: {found:?}");
             assert!(start <= reached, "{range}: {found:?}");
