@@ -8,6 +8,8 @@
 //! Which tests a machine runs is told by one table, [`machines::MACHINES`], that both sides are
 //! compiled from: the guest runs them, and the host waits for each of them by name. What only the host
 //! needs stands behind the feature `host`, so that the guest's program is built quickly.
+//!
+//! Another kernel and another first process, `guest-dma`, measure Linux's DMA API beside `ioas::Dma` ([`dma`]).
 
 #![forbid(unsafe_code)]
 
@@ -15,10 +17,15 @@
 pub mod balloon;
 pub mod console;
 #[cfg(feature = "host")]
+pub mod dma;
+#[cfg(feature = "host")]
 pub mod kernel;
 pub mod machines;
+pub mod pci;
 #[cfg(feature = "host")]
 pub mod qemu;
+pub mod samples;
+pub mod start;
 #[cfg(feature = "host")]
 pub mod viot;
 #[cfg(feature = "host")]

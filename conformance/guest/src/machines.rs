@@ -51,6 +51,15 @@ pub enum Unit {
 }
 
 impl Unit {
+    /// Those that QEMU knows of, with the names of the machines that have nothing else.
+    pub const OF_QEMU: [(&'static str, Self); 2] = [("intel", Self::Intel), ("amd", Self::Amd)];
+
+    /// The one of these of this name.
+    pub fn find(name: &str) -> Option<Self> {
+        let mut all = Self::OF_QEMU.into_iter();
+        all.find_map(|(known, unit)| (known == name).then_some(unit))
+    }
+
     /// QEMU's arguments for it. Where there are devices behind it, it comes first.
     pub const fn qemu(self) -> &'static [&'static str] {
         match self {

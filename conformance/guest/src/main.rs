@@ -1,4 +1,4 @@
-//! The guests as a program: `cargo xtask guest-kernel` and `cargo xtask guests`.
+//! The guests as a program: `cargo xtask guest-kernel`, `cargo xtask guests` and `cargo xtask guest-dma`.
 
 use std::{
     fs,
@@ -12,8 +12,9 @@ use anyhow::{Context as _, anyhow, ensure};
 use clap::{Parser, Subcommand};
 use conformance::{initramfs::Initramfs, newer_qemu::NewerQemu, source};
 use guest::{
-    kernel,
-    machines::{MACHINES, Machine},
+    dma::{self, Measure},
+    kernel::{self, Kernel},
+    machines::{MACHINES, Machine, Unit},
     qemu::Boot,
 };
 
@@ -51,6 +52,18 @@ enum Command {
         #[arg(long, value_name = "NAME")]
         only: Option<String>,
     },
+    /// Measures Linux's DMA API beside `ioas::Dma`, in instructions.
+    Dma {
+        /// The guest's first process, linked statically.
+        #[arg(long, value_name = "PROGRAM")]
+        init: PathBuf,
+        /// Only behind this IOMMU: intel, amd.
+        #[arg(long, value_name = "NAME")]
+        unit: Option<String>,
+        /// The processor, as QEMU calls it.
+        #[arg(long, value_name = "MODEL", default_value = dma::PROCESSOR)]
+        processor: String,
+    },
 }
 
 /// Exit status when Linux's source cannot be had, or there is no kernel.
@@ -62,7 +75,7 @@ const TAIL: usize = 40;
 fn main() -> ExitCode {
     let options = Options::parse();
     let done = match &options.command {
-        Command::Kernel => build_kernel(&options.work),
+        Command::Kernel => build_kernel(&kernel::TESTS, &options.work),
         Command::Run {
             init,
             dmaspace,
@@ -76,6 +89,11 @@ fn main() -> ExitCode {
             };
             run(&options.work, &programs, only.as_deref())
         }
+        Command::Dma {
+            init,
+            unit,
+            processor,
+        } => measure(&options.work, init, unit.as_deref(), processor),
     };
     match done {
         Ok(Done::All) => ExitCode::SUCCESS,
@@ -97,8 +115,8 @@ enum Done {
     NotThere(String),
 }
 
-fn build_kernel(work: &Path) -> anyhow::Result<Done> {
-    if let Some(kept) = kernel::kept(work) {
+fn build_kernel(kernel: &Kernel, work: &Path) -> anyhow::Result<Done> {
+    if let Some(kept) = kernel.kept(work) {
         println!("{} is there", kept.display());
         return Ok(Done::All);
     }
@@ -110,7 +128,7 @@ fn build_kernel(work: &Path) -> anyhow::Result<Done> {
         }
     };
     let start = Instant::now();
-    let built = kernel::build(&package, work)?;
+    let built = kernel.build(&package, work)?;
     let took = start.elapsed().as_secs();
     println!("{} built in {took} s", built.display());
     Ok(Done::All)
@@ -124,7 +142,7 @@ struct Programs<'a> {
 }
 
 fn run(work: &Path, programs: &Programs<'_>, only: Option<&str>) -> anyhow::Result<Done> {
-    let Some(kernel) = kernel::kept(work) else {
+    let Some(kernel) = kernel::TESTS.kept(work) else {
         let reason = "there is no kernel for the guests: `cargo xtask guest-kernel`";
         return Ok(Done::NotThere(reason.into()));
     };
@@ -139,7 +157,6 @@ fn run(work: &Path, programs: &Programs<'_>, only: Option<&str>) -> anyhow::Resu
     );
     let directory = kernel::directory(work);
     let initramfs = directory.join("initramfs");
-    let program = |path: &Path| fs::read(path).with_context(|| path.display().to_string());
     let mut archive = Initramfs::new()?;
     archive.program("init", &program(programs.init)?)?;
     archive.program("bin/dmaspace", &program(programs.dmaspace)?)?;
@@ -182,6 +199,44 @@ fn run(work: &Path, programs: &Programs<'_>, only: Option<&str>) -> anyhow::Resu
         }
     }
     ensure!(failed == 0, "machines with tests that failed: {failed}");
+    Ok(Done::All)
+}
+
+fn program(path: &Path) -> anyhow::Result<Vec<u8>> {
+    fs::read(path).with_context(|| path.display().to_string())
+}
+
+fn measure(work: &Path, init: &Path, unit: Option<&str>, processor: &str) -> anyhow::Result<Done> {
+    let built = build_kernel(&kernel::DMA, work)?;
+    let Some(kernel) = kernel::DMA.kept(work) else {
+        return Ok(built);
+    };
+    let directory = kernel::directory(work);
+    let initramfs = directory.join("dma.initramfs");
+    let mut archive = Initramfs::new()?;
+    archive.program("init", &program(init)?)?;
+    fs::write(&initramfs, archive.finish()?)?;
+    let measure = Measure {
+        kernel: &kernel,
+        initramfs: &initramfs,
+        directory: &directory,
+        processor,
+    };
+    let wanted = |name: &str| unit.is_none_or(|unit| unit == name);
+    let units = Unit::OF_QEMU.into_iter().filter(|(name, _)| wanted(name));
+    let units: Vec<_> = units.collect();
+    ensure!(!units.is_empty(), "no IOMMU has this name");
+    // Side by side: no time passes in a guest but by its own instructions.
+    let tables = thread::scope(|scope| {
+        let run = |(name, unit)| scope.spawn(move || measure.run(name, unit));
+        let running: Vec<_> = units.iter().copied().map(run).collect();
+        let ends = running.into_iter().map(|run| run.join());
+        ends.collect::<Vec<_>>()
+    });
+    for ((name, _), table) in units.into_iter().zip(tables) {
+        let table = table.map_err(|_| anyhow!("{name}: panicked"))?;
+        println!("\n{}", table.with_context(|| name.to_owned())?);
+    }
     Ok(Done::All)
 }
 

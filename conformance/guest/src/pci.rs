@@ -11,16 +11,16 @@ use anyhow::{Context as _, ensure};
 
 /// A device by its address: `0000:00:05.0`.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Device(pub(crate) &'static str);
+pub struct Device(pub &'static str);
 
 impl Device {
     /// A file or link of the device.
-    pub(crate) fn path(self, name: &str) -> PathBuf {
+    pub fn path(self, name: &str) -> PathBuf {
         Path::new("/sys/bus/pci/devices").join(self.0).join(name)
     }
 
     /// The last part of what a link of the device leads to.
-    pub(crate) fn link(self, name: &str) -> anyhow::Result<String> {
+    pub fn link(self, name: &str) -> anyhow::Result<String> {
         let path = self.path(name);
         let target = fs::read_link(&path).with_context(|| path.display().to_string())?;
         let last = target.file_name().context("a link to the root")?;
@@ -28,30 +28,43 @@ impl Device {
     }
 
     /// The number of its group.
-    pub(crate) fn group(self) -> anyhow::Result<u32> {
+    pub fn group(self) -> anyhow::Result<u32> {
         Ok(self.link("iommu_group")?.parse()?)
     }
 
     /// The addresses of all devices of its group.
-    pub(crate) fn companions(self) -> anyhow::Result<Vec<String>> {
+    pub fn companions(self) -> anyhow::Result<Vec<String>> {
         names(&self.path("iommu_group/devices"))
     }
 
     /// Gives it to `vfio-pci`.
-    pub(crate) fn bind_to_vfio(self) -> anyhow::Result<()> {
-        if self.link("driver").is_ok_and(|driver| driver == "vfio-pci") {
+    ///
+    /// # Errors
+    ///
+    /// When another driver has it or takes it.
+    pub fn bind_to_vfio(self) -> anyhow::Result<()> {
+        self.bind("vfio-pci")
+    }
+
+    /// Gives it to the driver of this name.
+    ///
+    /// # Errors
+    ///
+    /// When another driver has it or takes it.
+    pub fn bind(self, wanted: &str) -> anyhow::Result<()> {
+        if self.link("driver").is_ok_and(|driver| driver == wanted) {
             return Ok(());
         }
         ensure!(!self.path("driver").exists(), "{} has a driver", self.0);
-        fs::write(self.path("driver_override"), "vfio-pci")?;
+        fs::write(self.path("driver_override"), wanted)?;
         fs::write("/sys/bus/pci/drivers_probe", self.0)?;
         let driver = self.link("driver").context("no driver took it")?;
-        ensure!(driver == "vfio-pci", "{} went to {driver}", self.0);
+        ensure!(driver == wanted, "{} went to {driver}", self.0);
         Ok(())
     }
 
     /// Takes it from the driver that has it, if one has.
-    pub(crate) fn unbind(self) -> anyhow::Result<()> {
+    pub fn unbind(self) -> anyhow::Result<()> {
         let driver = self.path("driver");
         if driver.exists() {
             fs::write(driver.join("unbind"), self.0)?;
@@ -60,7 +73,7 @@ impl Device {
     }
 
     /// Its file of its own, which iommufd takes: there once `vfio-pci` has it.
-    pub(crate) fn cdev(self) -> anyhow::Result<PathBuf> {
+    pub fn cdev(self) -> anyhow::Result<PathBuf> {
         let names = names(&self.path("vfio-dev"))?;
         let name = names.first().context("no file of its own")?;
         Ok(Path::new("/dev/vfio/devices").join(name))
@@ -68,7 +81,7 @@ impl Device {
 }
 
 /// What lies in a directory, in order.
-pub(crate) fn names(directory: &Path) -> anyhow::Result<Vec<String>> {
+pub fn names(directory: &Path) -> anyhow::Result<Vec<String>> {
     let entries = fs::read_dir(directory).with_context(|| directory.display().to_string())?;
     let mut names = entries
         .map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()))

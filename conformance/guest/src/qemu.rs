@@ -30,7 +30,7 @@ use crate::{
 };
 
 /// QEMU's program.
-const PROGRAM: &str = "qemu-system-x86_64";
+pub(crate) const PROGRAM: &str = "qemu-system-x86_64";
 
 /// How long a guest may be silent: many times what the longest test takes, for machines that are slow
 /// or busy.
@@ -110,7 +110,7 @@ impl Boot<'_> {
         let mut host = host.transpose()?;
         let ours = meeting.iter().flat_map(Meeting::arguments);
         let ours = ours.chain(host.iter().flat_map(Host::arguments));
-        let mut guest = Guest::start(&mut self.command(machine, ours)?)?;
+        let mut guest = Guest::start(&mut self.command(machine, ours)?, Line::parse)?;
         if let Some(host) = &mut host {
             host.connect()?;
         }
@@ -270,14 +270,19 @@ pub(crate) fn remove(path: &Path) -> anyhow::Result<()> {
 }
 
 /// QEMU while it runs; ended when dropped.
-struct Guest {
+pub(crate) struct Guest<L> {
     qemu: Child,
     input: Option<ChildStdin>,
-    lines: mpsc::Receiver<Line>,
+    /// What it says on the port of the results.
+    pub(crate) lines: mpsc::Receiver<L>,
 }
 
-impl Guest {
-    fn start(command: &mut Command) -> anyhow::Result<Self> {
+impl<L: Send + 'static> Guest<L> {
+    /// Starts it, to be read line by line by `parse`.
+    pub(crate) fn start(
+        command: &mut Command,
+        parse: fn(&str) -> Option<L>,
+    ) -> anyhow::Result<Self> {
         let mut qemu = command
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -290,7 +295,7 @@ impl Guest {
                 let mut bytes = Vec::new();
                 let mut output = BufReader::new(output);
                 while output.read_until(b'\n', &mut bytes).is_ok_and(|n| n > 0) {
-                    let line = Line::parse(&String::from_utf8_lossy(&bytes));
+                    let line = parse(&String::from_utf8_lossy(&bytes));
                     if line.is_some_and(|line| sender.send(line).is_err()) {
                         break;
                     }
@@ -309,7 +314,7 @@ impl Guest {
     }
 }
 
-impl Drop for Guest {
+impl<L> Drop for Guest<L> {
     fn drop(&mut self) {
         // It is gone already unless something went wrong.
         let _ = self.qemu.kill();

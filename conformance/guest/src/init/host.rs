@@ -11,22 +11,15 @@ use anyhow::{Context as _, bail, ensure};
 use guest::{
     console::Line,
     machines::{Machine, Unit, bdf},
+    start::{RESULTS, word},
 };
 use rustix::termios::{OptionalActions, tcgetattr, tcsetattr};
-
-use crate::RESULTS;
 
 /// The machine that this is, by the kernel's command line.
 pub(crate) fn machine() -> anyhow::Result<&'static Machine> {
     let words = fs::read_to_string("/proc/cmdline")?;
     let name = word(&words, "dmaspace.machine").context("the command line names no machine")?;
     Machine::find(name).with_context(|| format!("there is no machine {name}"))
-}
-
-/// The value of `name` among the kernel's `words`.
-pub(crate) fn word<'a>(words: &'a str, name: &str) -> Option<&'a str> {
-    let mut words = words.split_whitespace();
-    words.find_map(|word| word.strip_prefix(name)?.strip_prefix('='))
 }
 
 /// Asks the host; its answer.

@@ -9,18 +9,17 @@
 
 use std::{
     any::Any,
-    env,
-    fs::{self, File, OpenOptions},
-    io::Write as _,
+    env, fs,
     panic::{self, AssertUnwindSafe},
     process::ExitCode,
 };
 
 use anyhow::Context as _;
-use guest::{console::Line, machines::Machine};
-use rustix::{
-    mount::{self, MountFlags},
-    system::{self, RebootCommand},
+use guest::{
+    console::Line,
+    machines::Machine,
+    pci,
+    start::{self, say},
 };
 
 mod balloon;
@@ -41,7 +40,6 @@ mod mock;
 mod numa;
 #[allow(unsafe_code)]
 mod objects;
-mod pci;
 mod peer;
 mod platform;
 mod program;
@@ -52,9 +50,6 @@ mod space;
 mod tests;
 mod tracking;
 mod virtio_iommu;
-
-/// The serial port that takes the results.
-const RESULTS: &str = "/dev/ttyS1";
 
 fn main() -> ExitCode {
     if std::process::id() != 1 {
@@ -70,31 +65,15 @@ fn main() -> ExitCode {
     if let Err(error) = run() {
         println!("guest-init: {error:#}");
     }
-    // Returns only when it fails; then this process ends, and the kernel panics.
-    if let Err(error) = system::reboot(RebootCommand::PowerOff) {
-        println!("guest-init: no power off: {error}");
-    }
-    ExitCode::FAILURE
+    start::power_off()
 }
 
 fn run() -> anyhow::Result<()> {
-    for (kind, place) in [
-        ("proc", "/proc"),
-        ("sysfs", "/sys"),
-        ("devtmpfs", "/dev"),
-        ("tmpfs", "/tmp"),
-        ("debugfs", "/sys/kernel/debug"),
-    ] {
-        mount::mount(kind, place, kind, MountFlags::empty(), None)
-            .with_context(|| format!("{place} cannot be mounted"))?;
-    }
+    start::mount()?;
     let machine = host::machine()?;
     let words = fs::read_to_string("/proc/cmdline")?;
-    let mut results = OpenOptions::new()
-        .write(true)
-        .open(RESULTS)
-        .context(RESULTS)?;
-    for test in machine.tests(host::word(&words, "dmaspace.only")) {
+    let mut results = start::results()?;
+    for test in machine.tests(start::word(&words, "dmaspace.only")) {
         say(&mut results, &Line::Run(test.into()))?;
         let line = match attempt(test, machine) {
             Ok(()) => Line::Ok(test.into()),
@@ -103,15 +82,6 @@ fn run() -> anyhow::Result<()> {
         say(&mut results, &line)?;
     }
     say(&mut results, &Line::Done)
-}
-
-/// On the console too, where it stands between the kernel's messages.
-fn say(results: &mut File, line: &Line) -> anyhow::Result<()> {
-    println!("guest-init: {line}");
-    writeln!(results, "{line}")?;
-    // The power goes off faster than a serial port sends.
-    rustix::termios::tcdrain(results)?;
-    Ok(())
 }
 
 fn attempt(name: &str, machine: &Machine) -> anyhow::Result<()> {

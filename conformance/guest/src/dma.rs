@@ -1,0 +1,256 @@
+//! Linux's DMA API beside `ioas::Dma`, in instructions: a guest measures both, and a table says what it has found.
+//!
+//! See [`crate::samples`] for the clock of the guest, which counts instructions, and the README for what is in each
+//! figure.
+
+use std::{
+    fmt::{self, Write as _},
+    fs::File,
+    path::Path,
+    process::Command,
+    sync::mpsc::RecvTimeoutError,
+};
+
+use anyhow::{Context as _, bail, ensure};
+
+use crate::{
+    machines::{EDU, Unit},
+    qemu::{Guest, PATIENCE, PROGRAM, remove, slot},
+    samples::{NS, SHIFT, SIZES, Said, Sample, THREADS, Who},
+};
+
+/// The processor: all that QEMU emulates.
+pub const PROCESSOR: &str = "max";
+
+/// How far the clock may be from one instruction a step: one in so many.
+const CLOSE: u64 = 1000;
+
+/// What is booted.
+#[derive(Clone, Copy, Debug)]
+pub struct Measure<'a> {
+    /// The kernel's image.
+    pub kernel: &'a Path,
+    /// The initramfs.
+    pub initramfs: &'a Path,
+    /// Where what the guest says is kept.
+    pub directory: &'a Path,
+    /// The processor, as QEMU calls it.
+    pub processor: &'a str,
+}
+
+impl Measure<'_> {
+    /// Boots a guest behind `unit` and has it measure. The table, in Markdown.
+    ///
+    /// # Errors
+    ///
+    /// When QEMU cannot be started, the guest fails or falls silent, or its clock does not count instructions.
+    pub fn run(&self, name: &str, unit: Unit) -> anyhow::Result<String> {
+        let log = self.directory.join(format!("dma-{name}.log"));
+        remove(&log)?;
+        let at_log = || format!("see {}", log.display());
+        let guest = Guest::start(&mut self.command(name, unit, &log)?, Said::parse)?;
+        let mut found = Found::default();
+        loop {
+            match guest.lines.recv_timeout(PATIENCE) {
+                Ok(Said::Clock(instructions, ns)) => {
+                    let expected = instructions * NS;
+                    let off = ns.abs_diff(expected);
+                    println!(
+                        "  {name}: {instructions} instructions took {ns} ns, expected {expected}"
+                    );
+                    ensure!(
+                        off < expected / CLOSE,
+                        "the clock does not count instructions"
+                    );
+                }
+                Ok(Said::Empty(ns)) => found.empty = instructions(ns),
+                Ok(Said::Sample(sample)) => {
+                    println!("  {name}: {}", Said::Sample(sample));
+                    found.samples.push(sample);
+                }
+                Ok(Said::Failed(why)) => bail!("{why}; {}", at_log()),
+                Ok(Said::Done) => return found.table(name),
+                Err(RecvTimeoutError::Timeout) => bail!("it fell silent; {}", at_log()),
+                Err(RecvTimeoutError::Disconnected) => bail!("no end; {}", at_log()),
+            }
+        }
+    }
+
+    fn command(&self, name: &str, unit: Unit, log: &Path) -> anyhow::Result<Command> {
+        let processors = THREADS.iter().max().context("no threads")?;
+        let words = format!(
+            "console=ttyS0 no_timer_check panic=-1 tsc=reliable {} dmaspace.unit={name}",
+            unit.kernel()
+        );
+        let mut command = Command::new(PROGRAM);
+        command
+            .args(["-nodefaults", "-no-user-config", "-no-reboot"])
+            .args(["-display", "none", "-machine", "q35", "-accel", "tcg"])
+            // Time goes by instructions alone, and is not waited for.
+            .args(["-icount", &format!("shift={SHIFT},sleep=off")])
+            .args(["-cpu", self.processor, "-smp", &processors.to_string()])
+            .args(["-m", "1G"])
+            .args(unit.qemu())
+            .args(["-device", &format!("edu,bus=pcie.0,addr={}", slot(EDU))])
+            .arg("-serial")
+            .arg(format!("file:{}", log.display()))
+            .args(["-serial", "stdio", "-kernel"])
+            .arg(self.kernel)
+            .arg("-initrd")
+            .arg(self.initramfs)
+            .args(["-append", &words])
+            .stderr(File::create(log.with_extension("qemu.log"))?);
+        Ok(command)
+    }
+}
+
+fn instructions(ns: f64) -> f64 {
+    ns / NS as f64
+}
+
+fn median(mut figures: Vec<f64>) -> Option<f64> {
+    figures.sort_by(f64::total_cmp);
+    figures.get(figures.len() / 2).copied()
+}
+
+/// A size as the feature table has it.
+struct Bytes(u64);
+
+impl fmt::Display for Bytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 >> 20 {
+            0 => write!(f, "{}K", self.0 >> 10),
+            mib => write!(f, "{mib}M"),
+        }
+    }
+}
+
+/// What a guest has found.
+#[derive(Default)]
+struct Found {
+    samples: Vec<Sample>,
+    /// Instructions between two readings of the clock with nothing in between, in a program of the guest.
+    empty: f64,
+}
+
+impl Found {
+    /// Instructions of a map and of an unmap, with the reading of the clock: medians.
+    fn read(&self, (who, lazy): (Who, bool), threads: u32, size: u64) -> anyhow::Result<[f64; 2]> {
+        let key = (who, lazy, threads, size);
+        let of_key = |one: &&Sample| (one.who, one.lazy, one.threads, one.size) == key;
+        let samples = self.samples.iter().filter(of_key);
+        // Processors take turns: time passes for all of them.
+        let own = |ns| instructions(ns) / f64::from(threads);
+        let [map, unmap]: [Vec<f64>; 2] = [
+            samples.clone().map(|one| own(one.map)).collect(),
+            samples.map(|one| own(one.unmap)).collect(),
+        ];
+        let both = median(map).zip(median(unmap));
+        let (map, unmap) = both.with_context(|| format!("no sample of {key:?}"))?;
+        Ok([map, unmap])
+    }
+
+    /// The same without the reading of the clock; of Linux, without what remains when there is no translation.
+    fn of(&self, of: (Who, bool), threads: u32, size: u64) -> anyhow::Result<[f64; 2]> {
+        let less = match of.0 {
+            Who::Linux => self.read((Who::Direct, false), THREADS[0], SIZES[0])?,
+            _ => [self.empty; 2],
+        };
+        let [map, unmap] = self.read(of, threads, size)?;
+        Ok([map - less[0], unmap - less[1]])
+    }
+
+    fn table(&self, name: &str) -> anyhow::Result<String> {
+        let mut text = String::new();
+        let [map, unmap] = self.read((Who::Direct, false), THREADS[0], SIZES[0])?;
+        writeln!(
+            text,
+            "{name}: map / unmap in instructions; of ten threads the sum"
+        )?;
+        writeln!(
+            text,
+            "without translation, subtracted from Linux: {map:.0} / {unmap:.0}"
+        )?;
+        writeln!(
+            text,
+            "reading the clock, subtracted from ours: {:.0}",
+            self.empty
+        )?;
+        text +=
+            "\n| threads | size | strict: Linux | ours | software unit | lazy: Linux | ours |\n";
+        text += "|---|---|---|---|---|---|---|\n";
+        for threads in THREADS {
+            for size in SIZES {
+                write!(text, "| {threads} | {} |", Bytes(size))?;
+                for of in [
+                    (Who::Linux, false),
+                    (Who::Ours, false),
+                    (Who::Software, false),
+                    (Who::Linux, true),
+                    (Who::Ours, true),
+                ] {
+                    if of.0 == Who::Software && threads > 1 {
+                        text += " – |";
+                        continue;
+                    }
+                    let [map, unmap] = self.of(of, threads, size)?;
+                    match threads {
+                        1 => write!(text, " {map:.0} / {unmap:.0} |"),
+                        // A thread that waits for the others' turns does so in an unmap, and their maps are in it.
+                        _ => write!(text, " {:.0} |", map + unmap),
+                    }?;
+                }
+                text.push('\n');
+            }
+        }
+        Ok(text)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_table_has_medians_in_instructions_without_the_clock() {
+        let mut found = Found {
+            empty: 10.0,
+            ..Found::default()
+        };
+        assert!(found.table("none").is_err(), "no sample");
+        for (who, lazy) in [
+            (Who::Direct, false),
+            (Who::Linux, false),
+            (Who::Ours, false),
+            (Who::Software, false),
+            (Who::Linux, true),
+            (Who::Ours, true),
+        ] {
+            for (threads, size) in THREADS
+                .into_iter()
+                .flat_map(|n| SIZES.map(|size| (n, size)))
+            {
+                for more in [0.0, 1.0, 50.0] {
+                    let base = if who == Who::Direct { 20.0 } else { 100.0 };
+                    let ns = (base + more) * f64::from(threads) * NS as f64;
+                    let (map, unmap) = (ns, 2.0 * ns);
+                    found.samples.push(Sample {
+                        who,
+                        lazy,
+                        threads,
+                        size,
+                        map,
+                        unmap,
+                    });
+                }
+            }
+        }
+        let table = found.table("all").unwrap();
+        assert!(table.contains("without translation, subtracted from Linux: 21 / 42"));
+        assert!(
+            table.contains("| 1 | 4M | 80 / 160 | 91 / 192 | 91 / 192 | 80 / 160 | 91 / 192 |")
+        );
+        assert!(table.contains("| 10 | 64K | 240 | 283 | – | 240 | 283 |"));
+        assert_eq!(table.matches("| 1 | ").count(), SIZES.len());
+    }
+}

@@ -1,0 +1,130 @@
+//! The first process of a guest that measures: maps and unmaps by Linux's DMA API and by `ioas::Dma`, under one clock.
+//!
+//! See `guest::samples` for the clock, and `guest::dma` for what becomes of the samples.
+
+#![deny(unsafe_code)]
+
+use std::{
+    fs::{self, File},
+    process::ExitCode,
+    thread,
+    time::Duration,
+};
+
+use anyhow::{Context as _, ensure};
+use guest::{
+    machines::Unit,
+    samples::{REPEATS, SIZES, Said, Sample, THREADS, Who},
+    start::{self, say},
+};
+use iopt::FormatId;
+use linux::{Domain, Linux};
+use ours::{Behind, Ours};
+
+#[allow(unsafe_code)]
+mod clock;
+#[allow(unsafe_code)]
+mod linux;
+mod ours;
+mod unit;
+
+/// The file in which the kernel names its clock.
+const CLOCK: &str = "/sys/devices/system/clocksource/clocksource0/current_clocksource";
+
+/// Seconds in which it becomes the processor's counter.
+const PATIENCE: u32 = 60;
+
+fn main() -> ExitCode {
+    let measured = start::mount()
+        .and_then(|()| start::results())
+        .and_then(|mut results| {
+            let last = match run(&mut results) {
+                Ok(()) => Said::Done,
+                Err(error) => Said::Failed(format!("{error:#}")),
+            };
+            say(&mut results, &last)
+        });
+    if let Err(error) = measured {
+        println!("init: {error:#}");
+    }
+    start::power_off()
+}
+
+fn run(results: &mut File) -> anyhow::Result<()> {
+    let words = fs::read_to_string("/proc/cmdline")?;
+    let name = start::word(&words, "dmaspace.unit").context("the command line names no unit")?;
+    let format = match Unit::find(name) {
+        Some(Unit::Intel) => FormatId::VtdSs,
+        Some(Unit::Amd) => FormatId::AmdV1,
+        _ => anyhow::bail!("there is no unit {name}"),
+    };
+    let source = || fs::read_to_string(CLOCK).context(CLOCK);
+    // The kernel calibrates it for some seconds.
+    for _ in 0..PATIENCE {
+        if source()?.trim() == "tsc" {
+            break;
+        }
+        thread::sleep(Duration::from_secs(1));
+    }
+    ensure!(source()?.trim() == "tsc", "the clock is {}", source()?);
+    let (instructions, ns) = clock::check();
+    say(results, &Said::Clock(instructions, ns))?;
+    say(results, &Said::Empty(clock::empty()))?;
+    let strict = Ours::new(format, false, Behind::Driver)?;
+    let lazy = Ours::new(format, true, Behind::Driver)?;
+    let software = Ours::new(format, false, Behind::Software)?;
+    for _ in 0..REPEATS {
+        let direct = Linux::new(Domain::Identity)?;
+        take(
+            results,
+            (Who::Direct, false),
+            THREADS[0],
+            SIZES[0],
+            |n, size| direct.run(n, size),
+        )?;
+        drop(direct);
+        for (late, domain, ours) in [
+            (false, Domain::Strict, &strict),
+            (true, Domain::Lazy, &lazy),
+        ] {
+            let linux = Linux::new(domain)?;
+            for threads in THREADS {
+                for size in SIZES {
+                    take(results, (Who::Linux, late), threads, size, |n, size| {
+                        linux.run(n, size)
+                    })?;
+                    take(results, (Who::Ours, late), threads, size, |n, size| {
+                        ours.run(n, size)
+                    })?;
+                }
+            }
+        }
+        for size in SIZES {
+            take(results, (Who::Software, false), 1, size, |n, size| {
+                software.run(n, size)
+            })?;
+        }
+    }
+    Ok(())
+}
+
+/// Takes a sample: nanoseconds of a map and of an unmap.
+fn take(
+    results: &mut File,
+    (who, lazy): (Who, bool),
+    threads: u32,
+    size: u64,
+    run: impl FnOnce(u32, u64) -> anyhow::Result<[f64; 2]>,
+) -> anyhow::Result<()> {
+    let [map, unmap] = run(threads, size)
+        .with_context(|| format!("{who:?}, {threads} threads, {size:#x} bytes"))?;
+    let sample = Sample {
+        who,
+        lazy,
+        threads,
+        size,
+        map,
+        unmap,
+    };
+    say(results, &Said::Sample(sample))
+}
