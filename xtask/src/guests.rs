@@ -38,6 +38,12 @@ pub(crate) const NEEDS: &[Need] = &[
 /// not flags for what only the build runs.
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 
+/// Flags for programs without a file beside them.
+const STATIC: &str = "-C target-feature=+crt-static";
+
+/// What measures in a guest.
+const DMA: &str = "guest-dma";
+
 /// The examples that want devices: they run in the guests.
 const EXAMPLES: [&str; 2] = ["nvme", "vmm"];
 
@@ -88,6 +94,21 @@ pub(crate) fn command(passed: &Passed, repository: &Repository) -> anyhow::Resul
     Ok(run(&passed.options(), repository)?.success())
 }
 
+/// The command `cargo xtask guest-dma`. Not a part of the test command: it takes long, and a kernel of its own.
+pub(crate) fn dma_command(passed: &Passed, repository: &Repository) -> anyhow::Result<bool> {
+    let mut build = repository.cargo(&["build", "--release", "--package", "dmaspace-guest"]);
+    build.args(["--features", "measure", "--bin", DMA, "--target", TARGET]);
+    build.env("RUSTFLAGS", STATIC);
+    cargo::run(&mut build)?;
+    let built = repository.metadata.target_directory.join(TARGET);
+    let mut command = host(repository)?;
+    command.args(["dma", "--init"]);
+    command.arg(built.join("release").join(DMA));
+    command.args(passed.options());
+    let status = command.status().context("the rig cannot be started")?;
+    Ok(status.success())
+}
+
 fn other_machine() -> Option<Outcome> {
     let right = cfg!(all(target_os = "linux", target_arch = "x86_64"));
     let reason = "the guests are built on and for x86-64 Linux";
@@ -110,7 +131,7 @@ fn run(options: &[&str], repository: &Repository) -> anyhow::Result<ExitStatus> 
     for example in EXAMPLES {
         build.args(["--example", example]);
     }
-    build.env("RUSTFLAGS", "-C target-feature=+crt-static");
+    build.env("RUSTFLAGS", STATIC);
     cargo::run(&mut build)?;
     let built = &repository.metadata.target_directory;
     let built = built.join(TARGET).join("guest");

@@ -61,6 +61,9 @@ enum Command {
     /// Boots Linux under emulated IOMMUs in QEMU and runs tests in it.
     #[command(disable_help_flag = true)]
     Guests(Passed),
+    /// Measures mapping and unmapping beside Linux's DMA API in a guest, in instructions.
+    #[command(disable_help_flag = true)]
+    GuestDma(Passed),
     /// Has devices do DMA through QEMU's emulated IOMMUs, without a guest.
     #[command(disable_help_flag = true)]
     Units(Passed),
@@ -95,6 +98,8 @@ impl Command {
         Some(match self {
             Self::Conformance(_) => "compare",
             Self::GuestKernel => "guest-kernel",
+            // It builds a kernel first.
+            Self::GuestDma(_) => "guest-kernel",
             Self::Guests(_) => "guests",
             Self::Units(_) => "units",
             Self::Balloon(_) => "balloon",
@@ -131,6 +136,7 @@ fn run(command: Command) -> anyhow::Result<bool> {
         Command::Conformance(passed) => conformance::command(&passed, repository),
         Command::GuestKernel => guests::kernel_command(repository),
         Command::Guests(passed) => guests::command(&passed, repository),
+        Command::GuestDma(passed) => guests::dma_command(&passed, repository),
         Command::Units(passed) => units::command(&passed, repository),
         Command::Balloon(passed) => balloon::command(&passed, repository),
         Command::Fuzz(options) => fuzz::run(&options, repository),
