@@ -13,8 +13,6 @@
 //! invalidated by one. Commands that are given for each of several address spaces or devices count
 //! together ([`parts`]).
 
-use core::ops::Deref;
-
 use iopt::Invalidation;
 use runs::{Iova, Span};
 
@@ -63,30 +61,14 @@ impl Block {
     }
 }
 
-/// The blocks of one flush.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Blocks {
-    blocks: [Block; MOST_PAGE_COMMANDS],
-    count: usize,
-}
+/// Room for the blocks of one flush.
+pub(crate) type Room = [Block; MOST_PAGE_COMMANDS];
 
-impl Blocks {
-    const NONE: Self = Self {
-        blocks: [Block {
-            address: 0,
-            mask: 0,
-        }; MOST_PAGE_COMMANDS],
-        count: 0,
-    };
-}
-
-impl Deref for Blocks {
-    type Target = [Block];
-
-    fn deref(&self) -> &[Block] {
-        &self.blocks[..self.count]
-    }
-}
+/// Room with nothing in it.
+pub(crate) const ROOM: Room = [Block {
+    address: 0,
+    mask: 0,
+}; MOST_PAGE_COMMANDS];
 
 /// What each of `times` address spaces or devices gets: these blocks, or, where all of that is too
 /// much or the blocks were, everything (`None`).
@@ -103,25 +85,34 @@ pub(crate) fn parts(
 
 /// The blocks that cover what a gather names, for a unit whose largest mask is `most`; `None` when
 /// they are too many, or too small for its leaves.
-pub(crate) fn blocks(what: &Invalidation, most: u32) -> Option<Blocks> {
+pub(crate) fn blocks<'r>(
+    what: &Invalidation,
+    most: u32,
+    room: &'r mut Room,
+) -> Option<&'r [Block]> {
     // Levels have 9 bits in all of the unit's formats.
     let leaf = what.leaf_levels().checked_ilog2().unwrap_or(0) * 9;
-    blocks_of(what, leaf, most)
+    blocks_of(what, leaf, most, room)
 }
 
 /// The same where the largest leaf that was removed has 2^`leaf` pages.
-pub(crate) fn blocks_of(what: &Invalidation, leaf: u32, most: u32) -> Option<Blocks> {
+pub(crate) fn blocks_of<'r>(
+    what: &Invalidation,
+    leaf: u32,
+    most: u32,
+    room: &'r mut Room,
+) -> Option<&'r [Block]> {
     if leaf > most {
         return None;
     }
-    let mut found = Blocks::NONE;
+    let mut count = 0;
     for range in what.ranges().iter().filter(|range| !range.is_empty()) {
         for block in cover(range, leaf).flat_map(|block| split(block, most)) {
-            *found.blocks.get_mut(found.count)? = block;
-            found.count += 1;
+            *room.get_mut(count)? = block;
+            count += 1;
         }
     }
-    Some(found)
+    room.get(..count)
 }
 
 /// One or two blocks around a range, of at least 2^`least` pages.

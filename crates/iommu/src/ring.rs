@@ -195,8 +195,9 @@ impl<Q: CommandQueue> Ring<Q> {
     /// Writes a command at an index.
     pub(crate) fn write<M: TableMemory>(&self, memory: &M, index: u32, words: [u64; 2]) {
         let cells = self.cells(memory, index);
-        let words = words.into_iter().chain(core::iter::repeat(0));
-        cells.iter().zip(words).for_each(|(cell, w)| cell.set(w));
+        for (n, cell) in cells.iter().enumerate() {
+            cell.set(words.get(n).map_or(0, |word| *word));
+        }
         memory.written(cells);
     }
 

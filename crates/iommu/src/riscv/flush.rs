@@ -23,12 +23,13 @@ impl<R: Registers, M: TableMemory> Flushes for RiscvIommu<R, M> {
         let tables = what.is_none_or(Invalidation::tables_unlinked);
         let by_page = what.filter(|_| !tables || self.features.upper_levels());
         let most = self.features.most_pages();
-        let blocks = by_page.and_then(|what| commands::blocks(what, most));
+        let (mut room, mut devices) = (commands::ROOM, commands::ROOM);
+        let blocks = by_page.and_then(|what| commands::blocks(what, most, &mut room));
         // Devices hold leaves only, and each takes ranges.
-        let of_devices = what.and_then(|what| commands::blocks(what, ALL));
+        let of_devices = what.and_then(|what| commands::blocks(what, ALL, &mut devices));
         let whole = [EVERYTHING];
-        let of_devices = of_devices.as_deref().unwrap_or(&whole);
-        self.flush_blocks(domain, blocks.as_deref(), tables, of_devices)
+        let of_devices = of_devices.unwrap_or(&whole);
+        self.flush_blocks(domain, blocks, tables, of_devices)
     }
 }
 

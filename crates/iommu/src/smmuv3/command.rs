@@ -17,7 +17,7 @@ use runs::{Iova, Span};
 
 use super::domains::Shape;
 use crate::arm;
-use crate::commands::{self, Blocks, MOST_PAGE_COMMANDS};
+use crate::commands::{self, Block, MOST_PAGE_COMMANDS, Room};
 use crate::driver::Place;
 use crate::unit::Pasid;
 
@@ -163,9 +163,13 @@ fn leaf_log2(level: u32, shape: Shape) -> u32 {
 }
 
 /// The blocks of a device's TLB that cover what a gather names; `None` when they are too many.
-pub(super) fn device_pages(what: &Invalidation, shape: Shape) -> Option<Blocks> {
+pub(super) fn device_pages<'r>(
+    what: &Invalidation,
+    shape: Shape,
+    room: &'r mut Room,
+) -> Option<&'r [Block]> {
     let largest = leaf_log2(what.leaf_levels().max(1).ilog2(), shape);
-    commands::blocks_of(what, largest - 12, ALL_PAGES)
+    commands::blocks_of(what, largest - 12, ALL_PAGES, room)
 }
 
 /// The pages that cover what a gather names; `None` when they are too many commands.

@@ -7,6 +7,7 @@ use super::SmmuV3;
 use super::command::{self, Command};
 use super::streams::Member;
 use super::unit::Inner;
+use crate::commands::ROOM;
 use crate::driver::Flushes;
 use crate::error::FlushError;
 use crate::registers::Registers;
@@ -38,8 +39,8 @@ impl<R: Registers, M: TableMemory> Flushes for SmmuV3<R, M> {
         let behind = |member: &Member| member.device_tlb && member.there.domain == number;
         let devices = members.into_iter().flatten().filter(behind).enumerate();
         let asked = what.filter(|_| streams.has_device_tlbs());
-        let blocks = asked.and_then(|what| command::device_pages(what, shape));
-        let blocks = blocks.as_deref();
+        let mut room = ROOM;
+        let blocks = asked.and_then(|what| command::device_pages(what, shape, &mut room));
         let devices = devices.flat_map(|(n, Member { place, .. })| {
             let whole = blocks.is_none().then(|| Command::whole_device(place));
             let blocks = blocks.unwrap_or_default().iter();

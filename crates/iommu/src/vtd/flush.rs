@@ -29,8 +29,8 @@ impl<R: Registers, M: TableMemory> Flushes for Vtd<R, M> {
             return Ok(());
         };
         let mask = self.features.page_mask();
-        let blocks = what.and_then(|what| commands::blocks(what, mask?));
-        let blocks = blocks.as_deref();
+        let mut room = commands::ROOM;
+        let blocks = what.and_then(|what| commands::blocks(what, mask?, &mut room));
         let tables = what.is_none_or(Invalidation::tables_unlinked);
         let leaf_only = !tables && !self.features.caching_mode();
         let Inner { ring, notes, .. } = &mut *self.inner.lock();
