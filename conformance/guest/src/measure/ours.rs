@@ -22,8 +22,6 @@ use runs::{Iova, Pa, PageSizes, Span};
 
 use crate::unit::prompt;
 
-/// Of 4 KiB, 2 MiB and 1 GiB, as Linux's domain has them.
-const PAGES: u64 = 1 << 12 | 1 << 21 | 1 << 30;
 /// Device addresses are below those of interrupts, as Linux's are as long as there is room.
 const WINDOW: Span<Iova> = Span::new(1 << 20, 0xfee0_0000 - (1 << 20));
 const DOMAIN: DomainId = DomainId(1);
@@ -68,14 +66,15 @@ impl Ours {
     /// A table of this format with a device `behind` a unit, and with flushes in each unmap or `lazy`.
     pub(crate) fn new(format: FormatId, lazy: bool, behind: Behind) -> anyhow::Result<Self> {
         let tables = Arc::new(HeapTables::with_tables(TABLES)?);
-        let sizes = PageSizes::from_bits(PAGES);
+        // All that the format has, as Linux's domain.
+        let sizes = PageSizes::from_bits(u64::MAX);
         let table = AnyTable::new(format, 4, sizes, Arc::clone(&tables))?;
         let root = table.root();
         let mut config = Config::default();
         config.capabilities = config.capabilities.with_format(FormatSupport {
             format: root.format,
             levels: 1 << root.levels,
-            page_sizes: sizes,
+            page_sizes: table.page_sizes(),
         });
         let flushing = match lazy {
             // Linux's bounds.
