@@ -5,7 +5,7 @@ use crate::cell::Cell;
 use crate::memory::{Chain, TableMemory};
 
 /// So many tables wait for a barrier that is costly, unless they are asked for.
-const GATHERED: u64 = 16;
+const GATHERED: u64 = 64;
 
 /// Everyone who is inside a shared table, and the tables that wait for them.
 #[derive(Debug)]

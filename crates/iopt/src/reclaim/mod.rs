@@ -95,7 +95,7 @@ pub trait Reclaim {
     fn barrier(&self) -> bool;
 
     /// True when the barrier disturbs other processors now, so that it is better to have one for many tables:
-    /// then up to 15 unlinked tables of a shared one wait for more, or for [`poll`](crate::SharedTable::poll).
+    /// then up to 63 unlinked tables of a shared one wait for more, or for [`poll`](crate::SharedTable::poll).
     fn is_costly(&self) -> bool {
         false
     }
