@@ -27,8 +27,8 @@
 //!
 //! The two last rows came to 1.2 to 1.3 in two of four runs, where threads wait for the kernel's `mmap_lock`. Before tables
 //! were given back 64 at a time, the fourth and the eighth row came to 0.28 and 0.66: each `membarrier` interrupts the
-//! other processor. Where nothing is pinned, what is left is locks, of which a pair takes some twenty for a moment each:
-//! [`ioas::Dma`] is for memory that is mapped for each request.
+//! other processor. Where nothing is pinned, what is left is waiting for the locks of the address space: [`ioas::Dma`] is for
+//! memory that is mapped for each request.
 
 #![allow(clippy::unwrap_used, reason = "a bench that cannot begin stops")]
 
