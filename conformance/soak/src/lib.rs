@@ -1,10 +1,10 @@
 //! A soak: everything that an address space can do, in a random order, for a long time.
 //!
 //! One address space over three memories of the host, units of four formats on two nodes, threads that change it
-//! at once ([`Mutator`]), devices that do DMA all the time, a balloon, dirty tracking, lazy flushing, tables that move, steps that fail on demand,
-//! and now and then a second process that takes the address space over and hands it back. Beside it stands
-//! a shadow model, page by page; devices compare every byte with it. At quiet points all tables are compared
-//! with the model by the independent walker, and what is pinned, charged and in use is counted; again and
+//! at once (mutators), devices that do DMA all the time, a balloon, dirty tracking, lazy flushing, tables that move,
+//! steps that fail on demand, and now and then a second process that takes the address space over and hands it back.
+//! Beside it stands a shadow model, page by page; devices compare every byte with it. At quiet points all tables are
+//! compared with the model by the independent walker, and what is pinned, charged and in use is counted; again and
 //! again everything is given back, and all of that has to be at zero.
 
 mod mutator;

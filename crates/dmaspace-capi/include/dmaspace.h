@@ -907,7 +907,36 @@ enum dmaspace_status dmaspace_table_unmap(const struct dmaspace_table *table,
                                           void *context);
 
 /**
- * Has the units forget what was unmapped when a flush failed, and calls `released` for it, as
+ * Maps at most `count` pages of `size` bytes, contiguous on both sides, by leaves of at most `size`: as many as lie in
+ * one table. `*mapped` says how many are, also beside an error; a driver that is asked for more calls again from there.
+ *
+ * Units that remember what was not present must be told by the caller.
+ *
+ * Fails with ARGUMENT, RANGE, OVERLAP, PROT, TABLE_MEMORY or BUSY.
+ */
+enum dmaspace_status dmaspace_table_map_pages(const struct dmaspace_table *table,
+                                              uint64_t iova,
+                                              uint64_t pa,
+                                              uint64_t size,
+                                              uint64_t count,
+                                              uint32_t prot,
+                                              uint64_t *mapped);
+
+/**
+ * Unmaps at most `count` pages of `size` bytes: as many as lie in one table. `*unmapped` says how many are, also beside an
+ * error. Their memory may be used for something else once `dmaspace_table_flush` has succeeded; `released` is not called
+ * for it.
+ *
+ * Fails with ARGUMENT, RANGE, NOT_MAPPED, CUTS or BUSY.
+ */
+enum dmaspace_status dmaspace_table_unmap_pages(const struct dmaspace_table *table,
+                                                uint64_t iova,
+                                                uint64_t size,
+                                                uint64_t count,
+                                                uint64_t *unmapped);
+
+/**
+ * Has the units forget what was unmapped by pages, or when a flush failed, and calls `released` for the latter, as
  * `dmaspace_table_unmap` does. With nothing to forget neither is called.
  *
  * Fails with ARGUMENT, BUSY or FLUSH.

@@ -89,7 +89,8 @@ pub use space::{
 pub use status::{Status, dmaspace_last_error, dmaspace_version};
 pub use table::{
     Table, TableInfo, dmaspace_table_destroy, dmaspace_table_flush, dmaspace_table_get_info,
-    dmaspace_table_map, dmaspace_table_new, dmaspace_table_translate, dmaspace_table_unmap,
+    dmaspace_table_map, dmaspace_table_map_pages, dmaspace_table_new, dmaspace_table_translate,
+    dmaspace_table_unmap, dmaspace_table_unmap_pages,
 };
 pub use table_memory::TableMemory;
 pub use translation::{

@@ -3,7 +3,7 @@
 use std::ffi::c_void;
 use std::sync::{Arc, Mutex};
 
-use dmaspace::iopt::{AnyTable, FormatId, Gather};
+use dmaspace::iopt::{AnyTable, FormatId, Gather, MapPages as _};
 use dmaspace::runs;
 
 use crate::boundary::{Output, end, exclusive, guarded, input, values};
@@ -156,7 +156,59 @@ pub unsafe extern "C" fn dmaspace_table_unmap(
     })
 }
 
-/// Has the units forget what was unmapped when a flush failed, and calls `released` for it, as
+/// Maps at most `count` pages of `size` bytes, contiguous on both sides, by leaves of at most `size`: as many as lie in
+/// one table. `*mapped` says how many are, also beside an error; a driver that is asked for more calls again from there.
+///
+/// Units that remember what was not present must be told by the caller.
+///
+/// Fails with ARGUMENT, RANGE, OVERLAP, PROT, TABLE_MEMORY or BUSY.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dmaspace_table_map_pages(
+    table: *const Table,
+    iova: u64,
+    pa: u64,
+    size: u64,
+    count: u64,
+    prot: u32,
+    mapped: *mut u64,
+) -> Status {
+    guarded(|| {
+        // SAFETY: what the caller passes is what the header says.
+        let (table, output) = unsafe { (input(table, "table")?, Output::new(mapped, "mapped")?) };
+        let prot = self::prot(prot)?;
+        let inner = exclusive(&table.0, "table")?;
+        let progress = inner.table.alone().map_pages(iova, pa, size, count, prot);
+        output.put(progress.pages);
+        Ok(progress.result?)
+    })
+}
+
+/// Unmaps at most `count` pages of `size` bytes: as many as lie in one table. `*unmapped` says how many are, also beside an
+/// error. Their memory may be used for something else once `dmaspace_table_flush` has succeeded; `released` is not called
+/// for it.
+///
+/// Fails with ARGUMENT, RANGE, NOT_MAPPED, CUTS or BUSY.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dmaspace_table_unmap_pages(
+    table: *const Table,
+    iova: u64,
+    size: u64,
+    count: u64,
+    unmapped: *mut u64,
+) -> Status {
+    guarded(|| {
+        // SAFETY: what the caller passes is what the header says.
+        let (table, output) =
+            unsafe { (input(table, "table")?, Output::new(unmapped, "unmapped")?) };
+        let inner = &mut *exclusive(&table.0, "table")?;
+        let mut owner = inner.table.alone();
+        let progress = owner.unmap_pages(iova, size, count, &mut inner.gather);
+        output.put(progress.pages);
+        Ok(progress.result?)
+    })
+}
+
+/// Has the units forget what was unmapped by pages, or when a flush failed, and calls `released` for the latter, as
 /// `dmaspace_table_unmap` does. With nothing to forget neither is called.
 ///
 /// Fails with ARGUMENT, BUSY or FLUSH.

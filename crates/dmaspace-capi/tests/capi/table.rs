@@ -260,6 +260,64 @@ fn nothing_is_released_before_a_flush_has_succeeded() {
     }
 }
 
+#[test]
+fn a_driver_maps_and_unmaps_counts_of_pages_as_far_as_a_table_goes() {
+    const LARGE: u64 = 2 << 20;
+    let table = table(&config(c"vtd-ss"));
+    let (mut told, mut pages) = (Callbacks::default(), 0);
+    let rights = DMASPACE_READ | DMASPACE_WRITE;
+    // SAFETY: the handle is there, and the rest is lent for the calls.
+    unsafe {
+        // Three pages are left in the table.
+        let at = LARGE - 3 * 0x1000;
+        let (pa, of) = (1 << 32, 0x1000);
+        done(dmaspace_table_map_pages(
+            table,
+            at,
+            pa,
+            of,
+            10,
+            rights,
+            &raw mut pages,
+        ));
+        assert_eq!(pages, 3);
+        let again = dmaspace_table_map_pages(table, at - of, pa, of, 10, rights, &raw mut pages);
+        assert_eq!((again, pages), (Status::Overlap, 1));
+        // 4 MiB as two pages of 2 MiB are one call.
+        done(dmaspace_table_map_pages(
+            table,
+            LARGE * 512,
+            pa,
+            LARGE,
+            2,
+            rights,
+            &raw mut pages,
+        ));
+        assert_eq!(pages, 2);
+        let whole = dmaspace_table_unmap_pages(table, LARGE * 512, of, 2, &raw mut pages);
+        assert_eq!((whole, pages), (Status::Cuts, 0));
+        let end = dmaspace_table_unmap_pages(table, LARGE * 512, LARGE, 3, &raw mut pages);
+        assert_eq!((end, pages), (Status::NotMapped, 2));
+        done(dmaspace_table_unmap_pages(
+            table,
+            at - of,
+            of,
+            4,
+            &raw mut pages,
+        ));
+        assert_eq!(pages, 4);
+        done(dmaspace_table_flush(
+            table,
+            Some(flush),
+            Some(released),
+            told.context(),
+        ));
+        assert_eq!((told.flushed.len(), told.released.len()), (2, 0));
+        assert_eq!(info(table).tables, 1);
+        done(dmaspace_table_destroy(table));
+    }
+}
+
 /// Uses the table that calls it.
 ///
 /// # Safety

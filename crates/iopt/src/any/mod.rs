@@ -17,7 +17,8 @@ use runs::{Iova, Pa, PageSizes, SizeHistogram, Span};
 use crate::arena::Storage;
 use crate::arena::erased::Erased;
 use crate::engine::{
-    Amount, Discard, Interruption, Leaf, Nodes, Plan, RunSink, SharedTable, Table,
+    Amount, Discard, Interruption, Leaf, MapPages, Nodes, Plan, Progress, RunSink, SharedTable,
+    Table,
 };
 use crate::error::{
     BrokenMemory, BuildError, DirtyError, MapError, NoTables, ProtectError, ResizeError, UnmapError,
@@ -431,6 +432,38 @@ impl AnyOwner<'_> {
         self.table
             .table
             .unmap(range, self.owned, amount, gather, told)
+    }
+}
+
+impl MapPages for AnyOwner<'_> {
+    fn map_page(&mut self, iova: u64, pa: u64, size: u64, prot: Prot) -> Result<(), MapError> {
+        self.map_pages(iova, pa, size, 1, prot).result
+    }
+
+    fn unmap_page(&mut self, iova: u64, size: u64, gather: &mut Gather) -> Result<(), UnmapError> {
+        self.unmap_pages(iova, size, 1, gather).result
+    }
+
+    fn map_pages(
+        &mut self,
+        iova: u64,
+        pa: u64,
+        size: u64,
+        count: u64,
+        prot: Prot,
+    ) -> Progress<MapError> {
+        self.table.table.map_pages(iova, pa, size, count, prot)
+    }
+
+    fn unmap_pages(
+        &mut self,
+        iova: u64,
+        size: u64,
+        count: u64,
+        gather: &mut Gather,
+    ) -> Progress<UnmapError> {
+        let (table, owned) = (&self.table.table, self.owned);
+        table.unmap_pages(iova, size, count, owned, gather)
     }
 }
 

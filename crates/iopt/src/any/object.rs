@@ -10,7 +10,8 @@ use runs::{Iova, Pa, PageSizes, Run, SizeHistogram, Span};
 use super::ByWidth;
 use crate::arena::erased::Erased;
 use crate::engine::{
-    Amount, Discard, Disjoint, Interruption, Leaf, Nodes, Plan, RunSink, SharedTable, Wants,
+    Amount, Discard, Disjoint, Interruption, Leaf, MapPages as _, Nodes, Plan, Progress, RunSink,
+    SharedTable, Wants,
 };
 use crate::error::{
     BrokenMemory, BuildError, DirtyError, MapError, ProtectError, RangeError, ResizeError,
@@ -54,6 +55,22 @@ pub(super) trait AnyFormat: fmt::Debug + Send + Sync {
         gather: &mut Gather,
         told: DynSink<'_>,
     ) -> Result<u64, UnmapError>;
+    fn map_pages(
+        &self,
+        iova: u64,
+        pa: u64,
+        size: u64,
+        count: u64,
+        prot: Prot,
+    ) -> Progress<MapError>;
+    fn unmap_pages(
+        &self,
+        iova: u64,
+        size: u64,
+        count: u64,
+        owned: Option<Span<Iova>>,
+        gather: &mut Gather,
+    ) -> Progress<UnmapError>;
     fn check_ends(&self, range: Span<Iova>) -> Result<[Option<u64>; 2], RangeError>;
     fn resize(
         &self,
@@ -162,6 +179,33 @@ impl<F: Format, C: ByWidth> AnyFormat for SharedTable<F, Erased<C>> {
                 table.unmap_as(range, amount, gather, &mut told, access)
             }
         }
+    }
+    fn map_pages(
+        &self,
+        iova: u64,
+        pa: u64,
+        size: u64,
+        count: u64,
+        prot: Prot,
+    ) -> Progress<MapError> {
+        (&mut &*self).map_pages(iova, pa, size, count, prot)
+    }
+    fn unmap_pages(
+        &self,
+        iova: u64,
+        size: u64,
+        count: u64,
+        owned: Option<Span<Iova>>,
+        gather: &mut Gather,
+    ) -> Progress<UnmapError> {
+        let _guard = self.guard();
+        let table = self.table();
+        let range = Span::new(iova, size.saturating_mul(count));
+        let access = match owned {
+            Some(owned) => table.owned(range, Some(owned)),
+            None => Disjoint::ALL,
+        };
+        table.unmap_pages_as(iova, size, count, gather, access)
     }
     fn check_ends(&self, range: Span<Iova>) -> Result<[Option<u64>; 2], RangeError> {
         self.table().check_ends(range)
