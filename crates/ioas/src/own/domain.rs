@@ -192,9 +192,12 @@ impl Domain {
         self.join(&mut gathers.left, fresh);
     }
 
-    /// True when something is left for a later flush.
+    /// True when something is left for a later flush, or one is under way that has units take a new root: until it
+    /// is over they may walk the table before, in which nothing is mapped any more.
     pub(crate) fn waits(&self) -> bool {
-        !self.gathers.lock().left.is_empty()
+        let gathers = &*self.gathers.lock();
+        let under_way = gathers.under_way.as_deref();
+        !gathers.left.is_empty() || under_way.is_some_and(|what| what.new_root().is_some())
     }
 
     /// True when something must be flushed before `range` is mapped.

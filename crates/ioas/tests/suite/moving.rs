@@ -1,13 +1,15 @@
 //! Tables that move from node to node while devices run, and what becomes of a move that fails.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc;
 use std::thread;
+use std::time::Duration;
 
 use crate::common::nodes::*;
 use crate::common::*;
 use ioas::{HarvestError, MoveError, Placement, Tracking};
 use iommu::DomainId;
-use iopt::Pending;
+use iopt::{Pending, Prot};
 use runs::Span;
 
 /// Tables go from node to node under two devices that never stop reading; no read fails.
@@ -155,6 +157,42 @@ fn a_harvest_finds_what_was_written_through_a_table_that_a_unit_has_not_left() {
     shown.acknowledge();
     assert_eq!(bench.nodes.in_use()[0], 0);
     bench.space.untrack_dirty();
+    bench.end();
+}
+
+#[test]
+fn a_map_waits_for_the_flush_that_ends_a_move() {
+    let mut bench = Bench::new(2, Placement::Shared);
+    bench.map(AT, Span::new(0, 4 * MIB));
+    let machine = bench.machine(0, node(0));
+    bench.attach(&machine);
+    let domain = bench.domain_of(&machine).domain().unwrap();
+    machine.unit.invalidates.set([0]);
+    let refused = bench.space.move_tables(domain, node(1)).unwrap_err();
+    assert!(matches!(refused, MoveError::Flush(_)), "{refused}");
+    // While a flush has the unit take the new root, another thread maps.
+    let (begun, begins) = mpsc::channel();
+    let (ended, ends) = mpsc::channel();
+    *machine.unit.at_invalidate.lock().unwrap() = Some(Box::new(move || {
+        let _ = begun.send(());
+        // A map that does not wait is over soon.
+        let _ = ends.recv_timeout(Duration::from_millis(200));
+    }));
+    thread::scope(|scope| {
+        let (bench, machine) = (&bench, &machine);
+        scope.spawn(move || {
+            begins.recv().unwrap();
+            let part = Span::new(4 * MIB, 4 * MIB);
+            let at = AT + 4 * MIB;
+            let mapped = bench.space.map(at, &bench.memory, part, Prot::RW, &mut ());
+            mapped.unwrap();
+            assert_eq!(machine.read(at), Some(FRAME + 4 * MIB));
+            let _ = ended.send(());
+        });
+        bench.space.flush().unwrap();
+    });
+    *machine.unit.at_invalidate.lock().unwrap() = None;
+    assert_eq!(bench.nodes.in_use()[0], 0);
     bench.end();
 }
 
