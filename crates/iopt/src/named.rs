@@ -41,7 +41,7 @@ pub enum RootError {
         name: String,
     },
     /// The format's input addresses are what it says.
-    #[error("{name} takes no --input-bits: its levels say it")]
+    #[error("{name} does not accept --input-bits: its levels imply them")]
     InputBits {
         /// The format.
         name: String,

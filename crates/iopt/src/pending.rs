@@ -5,7 +5,7 @@
 //! ```
 //!
 //! [`Table::harvest`](crate::Table::harvest) moves dirty bits out of the table into a bitmap. Until
-//! the unit has forgotten what it has cached, it goes on writing to those pages without setting the
+//! the unit has invalidated what it has cached, it goes on writing to those pages without setting the
 //! bit anew; whoever copied a page before the flush would miss these writes. So the bits can be
 //! looked at only through [`Shown`], which only a flush gives. Only acknowledging clears a bit. What
 //! is put back stays pending and is shown again after the next flush: it does not return into the
@@ -52,7 +52,7 @@ use crate::gather::{Gather, Invalidation};
 /// The words are the caller's: an array, a slice, a vector. They must be the same at each call of
 /// `as_ref` and `as_mut`.
 #[derive(Debug)]
-#[must_use = "what was harvested into it is dirty memory that nobody has copied"]
+#[must_use = "what was harvested into it is dirty memory that has not been copied"]
 pub struct Pending<W> {
     words: W,
     span: Span<Iova>,

@@ -17,8 +17,7 @@ use runs::{Iova, Pa, PageSizes, SizeHistogram, Span};
 use crate::arena::Storage;
 use crate::arena::erased::Erased;
 use crate::engine::{
-    Amount, Discard, Interruption, Leaf, MapPages, Nodes, Plan, Progress, RunSink, SharedTable,
-    Table,
+    Amount, Discard, Interruption, Leaf, Nodes, Plan, Progress, RunSink, SharedTable, Table,
 };
 use crate::error::{
     BrokenMemory, BuildError, DirtyError, MapError, NoTables, ProtectError, ResizeError, UnmapError,
@@ -180,6 +179,18 @@ impl AnyTable {
     /// See [`Table::map`].
     pub fn map(&self, iova: u64, runs: &[Span<Pa>], prot: Prot) -> Result<(), MapError> {
         self.table.map(iova, runs, prot)
+    }
+
+    /// See [`MapPages::map_pages`](crate::MapPages::map_pages).
+    pub fn map_pages(
+        &self,
+        iova: u64,
+        pa: u64,
+        size: u64,
+        count: u64,
+        prot: Prot,
+    ) -> Progress<MapError> {
+        self.table.map_pages(iova, pa, size, count, prot)
     }
 
     /// See [`Table::plan_map`].
@@ -421,6 +432,18 @@ impl AnyOwner<'_> {
             .map(|_| ())
     }
 
+    /// See [`MapPages::unmap_pages`](crate::MapPages::unmap_pages).
+    pub fn unmap_pages(
+        &self,
+        iova: u64,
+        size: u64,
+        count: u64,
+        gather: &mut Gather,
+    ) -> Progress<UnmapError> {
+        let table = &self.table.table;
+        table.unmap_pages(iova, size, count, self.owned, gather)
+    }
+
     fn remove(
         &self,
         range: Span<Iova>,
@@ -432,38 +455,6 @@ impl AnyOwner<'_> {
         self.table
             .table
             .unmap(range, self.owned, amount, gather, told)
-    }
-}
-
-impl MapPages for AnyOwner<'_> {
-    fn map_page(&mut self, iova: u64, pa: u64, size: u64, prot: Prot) -> Result<(), MapError> {
-        self.map_pages(iova, pa, size, 1, prot).result
-    }
-
-    fn unmap_page(&mut self, iova: u64, size: u64, gather: &mut Gather) -> Result<(), UnmapError> {
-        self.unmap_pages(iova, size, 1, gather).result
-    }
-
-    fn map_pages(
-        &mut self,
-        iova: u64,
-        pa: u64,
-        size: u64,
-        count: u64,
-        prot: Prot,
-    ) -> Progress<MapError> {
-        self.table.table.map_pages(iova, pa, size, count, prot)
-    }
-
-    fn unmap_pages(
-        &mut self,
-        iova: u64,
-        size: u64,
-        count: u64,
-        gather: &mut Gather,
-    ) -> Progress<UnmapError> {
-        let (table, owned) = (&self.table.table, self.owned);
-        table.unmap_pages(iova, size, count, owned, gather)
     }
 }
 

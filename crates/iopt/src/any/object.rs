@@ -169,10 +169,7 @@ impl<F: Format, C: ByWidth> AnyFormat for SharedTable<F, Erased<C>> {
     ) -> Result<u64, UnmapError> {
         let _guard = self.guard();
         let table = self.table();
-        let access = match owned {
-            Some(owned) => table.owned(range, Some(owned)),
-            None => Disjoint::ALL,
-        };
+        let access = owned.map_or(Disjoint::ALL, |owned| table.owned(range, Some(owned)));
         match told.wants {
             Wants::Nothing => table.unmap_as(range, amount, gather, &mut Discard, access),
             Wants::Runs | Wants::DirtyRuns => {
@@ -201,10 +198,7 @@ impl<F: Format, C: ByWidth> AnyFormat for SharedTable<F, Erased<C>> {
         let _guard = self.guard();
         let table = self.table();
         let range = Span::new(iova, size.saturating_mul(count));
-        let access = match owned {
-            Some(owned) => table.owned(range, Some(owned)),
-            None => Disjoint::ALL,
-        };
+        let access = owned.map_or(Disjoint::ALL, |owned| table.owned(range, Some(owned)));
         table.unmap_pages_as(iova, size, count, gather, access)
     }
     fn check_ends(&self, range: Span<Iova>) -> Result<[Option<u64>; 2], RangeError> {

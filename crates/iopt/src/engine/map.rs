@@ -59,7 +59,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         prot: Prot,
         access: P,
     ) -> Result<(), MapError> {
-        match self.map_page(iova, runs, prot, access) {
+        match self.map_pages_here::<P, true>(iova, runs, prot, access) {
             Some(()) => Ok(()),
             None => self.map_runs(iova, runs, prot, access),
         }
@@ -73,6 +73,12 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         prot: Prot,
         access: P,
     ) -> Result<(), MapError> {
+        if self
+            .map_pages_here::<P, false>(iova, runs, prot, access)
+            .is_some()
+        {
+            return Ok(());
+        }
         let request = self.check_map(iova, runs, prot)?;
         self.map_checked(request, access)
     }

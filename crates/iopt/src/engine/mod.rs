@@ -32,7 +32,7 @@
 //! # Where the time goes
 //!
 //! * The way down is gone once, to the lowest table that all of the request goes through
-//!   (`descend.rs`); a single page has a path of its own (`page.rs`).
+//!   (`descend.rs`); pages of one table have a path of its own (`page.rs`).
 //! * In a table, entries are handled in rows: [`Cell::set_series`] and its like. What decides about
 //!   an entry, decoding, decides about the first of a row only.
 //! * A table that will be linked is filled where nobody sees it, and is zeroed only where it is not

@@ -1,7 +1,7 @@
-//! One page of the smallest size: a path of its own.
+//! Pages of the smallest size in one table, as one run: a path of its own.
 //!
-//! What a row of entries needs costs more than one page. So the usual case, a page whose table is
-//! there, is gone straight through: a few checks, the way down, one store. Whatever is not as usual
+//! What any request needs costs more than one page, or a few. So the usual case, pages whose table is there, is gone
+//! straight through: a few checks, the way down, one store or a series of them. Whatever is not as usual
 //! ends here with nothing changed, and the general path does the work or finds the error.
 
 use core::slice;
@@ -10,18 +10,20 @@ use runs::{Iova, Pa, Run, Span};
 
 use super::access::Access;
 use super::clear::has_neighbour;
+use super::row::{first_occupied, store_leaves};
 use super::sink::{RunSink, Wants};
-use super::{Level, Table, at_top};
-use crate::cell::Cell;
+use super::{L, Level, Table, at_top};
+use crate::cell::{Cell, Series};
 use crate::format::{Entry, Format};
 use crate::gather::Gather;
 use crate::memory::TableMemory;
 use crate::prot::Prot;
 
 impl<F: Format, M: TableMemory> Table<F, M> {
-    /// Maps `runs` if that is one page for which there is a table and an empty entry.
+    /// Maps `runs` if that is one run of pages for which there is a table, with empty entries, and no larger leaf;
+    /// with `ONE`, if it is one page.
     #[inline(always)]
-    pub(super) fn map_page<P: Access>(
+    pub(super) fn map_pages_here<P: Access, const ONE: bool>(
         &self,
         iova: u64,
         runs: &[Span<Pa>],
@@ -32,30 +34,55 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         let [Span { start: pa, len, .. }] = *runs else {
             return None;
         };
-        let fits = len == page
-            && (iova | pa) & (page - 1) == 0
-            && pa >> self.format.output_bits() == 0
-            && self.sizes.contains(page);
+        let fits = self.is_pages::<ONE>(Span::new(iova, len))
+            && pa & (page - 1) == 0
+            && (pa | pa.wrapping_add(len - 1)) >> self.format.output_bits() == 0;
         if !fits {
             return None;
         }
         let bits = self.format.leaf_bits(prot)?;
         let (cells, index) = self.page_entry::<P, true>(iova, access)?;
-        let cell = cells.get(index).filter(|cell| F::is_empty(cell.get()))?;
+        let here = pages_from(cells, index, if ONE { page } else { len } >> F::shift(0))?;
         let word = F::leaf(0, pa, F::shift(0), bits);
-        if self.memory.watches_runs() {
-            self.memory
-                .mapped(Run::new(iova, pa, page), self.format.prot(0, word));
+        if ONE {
+            let cell = here.first().filter(|cell| F::is_empty(cell.get()))?;
+            self.announce_run(Run::new(iova, pa, len), word);
+            cell.set(word);
+        } else {
+            if first_occupied::<F, _>(here).is_some() {
+                return None;
+            }
+            self.announce_run(Run::new(iova, pa, len), word);
+            store_leaves::<F, L<0>, _>(here, word, F::shift(0));
         }
-        cell.set(word);
-        self.memory.written(slice::from_ref(cell));
+        self.memory.written(here);
         Some(())
     }
 
-    /// Unmaps `range` if that is one page that is mapped by itself, and not the last one in a table
-    /// that the operation owns.
+    /// Whether a stretch is pages of one table, or with `ONE` a page, and too short for larger leaves.
     #[inline(always)]
-    pub(super) fn unmap_page<S: RunSink, P: Access>(
+    fn is_pages<const ONE: bool>(&self, Span { start, len, .. }: Span<Iova>) -> bool {
+        let (page, table) = (1u64 << F::shift(0), self.span_mask(0));
+        if ONE {
+            return (len, start & (page - 1)) == (page, 0) && self.sizes.bits() & page != 0;
+        }
+        let up_to_len = u64::MAX.checked_shr(len.leading_zeros());
+        (start | len) & (page - 1) == 0
+            && len.wrapping_sub(1) <= table - (start & table)
+            && up_to_len.is_some_and(|sizes| self.sizes.bits() & sizes == page)
+    }
+
+    #[inline(always)]
+    fn announce_run(&self, run: Run, word: u64) {
+        if self.memory.watches_runs() {
+            self.memory.mapped(run, self.format.prot(0, word));
+        }
+    }
+
+    /// Unmaps `range` if that is pages that are mapped as one run, and not the last ones in a table
+    /// that the operation owns; with `ONE`, if it is one page.
+    #[inline(always)]
+    pub(super) fn unmap_pages_here<S: RunSink, P: Access, const ONE: bool>(
         &self,
         range: Span<Iova>,
         gather: &mut Gather,
@@ -63,27 +90,42 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         access: P,
     ) -> Option<()> {
         let page = 1u64 << F::shift(0);
-        if range.len != page || range.start & (page - 1) != 0 {
+        if !self.is_pages::<ONE>(range) || !ONE && sink.wants() == Wants::DirtyRuns {
             return None;
         }
         let (cells, index) = self.page_entry::<P, false>(range.start, access)?;
-        let cell = cells.get(index)?;
+        let len = if ONE { page } else { range.len };
+        let here = pages_from(cells, index, len >> F::shift(0))?;
+        let cell = here.first()?;
         let word = cell.get();
         let pa = match F::decode(0, word) {
             Entry::Leaf { pa, log2 } if log2 == F::shift(0) => pa,
             _ => return None,
         };
-        if self.frees_emptied(0, range.start, access) && !has_neighbour::<F, _>(cells, index, 1) {
+        if self.frees_emptied(0, range.start, access)
+            && !has_neighbour::<F, _>(cells, index, here.len())
+        {
             return None;
         }
         let mut dirty = false;
-        if sink.wants() == Wants::DirtyRuns {
+        if !ONE {
+            let series = |next, stride| Series {
+                next,
+                stride,
+                ignored: F::HARDWARE_BITS,
+            };
+            let run = series(word, F::stride(F::shift(0)));
+            if M::Cell::match_series(here, run) != here.len() {
+                return None;
+            }
+            M::Cell::set_series(here, series(0, 0));
+        } else if sink.wants() == Wants::DirtyRuns {
             dirty = F::is_dirty(cell.exchange(0));
         } else {
             cell.set(0);
         }
-        self.memory.written(slice::from_ref(cell));
-        let run = Run::new(range.start, pa, page);
+        self.memory.written(here);
+        let run = Run::new(range.start, pa, len);
         if self.memory.watches_runs() {
             self.memory.unmapped(run);
         }
@@ -128,7 +170,7 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         }
         let index = self.index(V::N, at);
         if V::N == 0 {
-            return Some((cells, index));
+            return self.intact().is_ok().then_some((cells, index));
         }
         let cell = cells.get(index)?;
         match F::decode(V::N, P::follow(cell)) {
@@ -151,5 +193,14 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         access: P,
     ) -> Option<(&[M::Cell], usize)> {
         self.page_entry_below::<V, P, MAPS>(table, at, access)
+    }
+}
+
+/// The entries of `pages` pages, if all of them are in one table.
+#[inline(always)]
+fn pages_from<C>(cells: &[C], index: usize, pages: u64) -> Option<&[C]> {
+    match pages {
+        1 => cells.get(index).map(slice::from_ref),
+        _ => cells.get(index..)?.get(..pages as usize),
     }
 }

@@ -58,7 +58,7 @@ use crate::reclaim::{DefaultReclaim, Guard, Readers, Reclaim};
 /// Tables that were unlinked stay out of use until every thread has left that was inside by then; `R` says
 /// how these are known ([`reclaim`](crate::reclaim)). While the scheduler has stopped one of those, memory
 /// that is just large enough may run out ([`MapError::NoTables`](crate::MapError::NoTables)):
-/// [`poll`](Self::poll) and try again.
+/// [`poll`](Self::poll) and try again. The operations of this type do that once themselves, those of [`Inside`] do not.
 #[derive(Debug)]
 pub struct SharedTable<F, M: TableMemory, R = DefaultReclaim> {
     pub(super) table: Table<F, M>,
@@ -103,8 +103,11 @@ impl<F: Format, M: TableMemory, R: Reclaim> SharedTable<F, M, R> {
 
     /// See [`Table::grow`]. Readers go on meanwhile, and no operation may change the table.
     pub fn grow(&self, levels: u8, gather: &mut Gather) -> Result<Root, BuildError> {
-        let _guard = self.guard();
-        self.table.grow_top(levels, gather)?;
+        let none = |error: &BuildError| matches!(error, BuildError::NoTables(_));
+        self.once_more(none, || {
+            let _guard = self.guard();
+            self.table.grow_top(levels, gather)
+        })?;
         Ok(self.table.root())
     }
 
@@ -113,14 +116,28 @@ impl<F: Format, M: TableMemory, R: Reclaim> SharedTable<F, M, R> {
         self.table.intact()
     }
 
-    /// Once: tables that few others wait for have been given back, where there were any.
+    /// Does `operation`, and once more if it found no tables ([`more_tables`](Self::more_tables)). It goes
+    /// inside itself: tables wait for this thread, too.
+    pub(super) fn once_more<T, E>(
+        &self,
+        no_tables: impl Fn(&E) -> bool,
+        mut operation: impl FnMut() -> Result<T, E>,
+    ) -> Result<T, E> {
+        match operation() {
+            Err(error) if no_tables(&error) && self.more_tables() => operation(),
+            done => done,
+        }
+    }
+
+    /// Gives back tables that waited to be given back together. False when there were none: then there is no
+    /// reason to try again.
     #[cold]
-    pub(super) fn comes_back(&self, again: &mut bool) -> bool {
-        let once = !core::mem::replace(again, true) && !self.readers.is_idle();
-        if once {
+    fn more_tables(&self) -> bool {
+        let waited = !self.readers.is_idle();
+        if waited {
             self.poll();
         }
-        once
+        waited
     }
 
     /// The table, for whoever holds a guard.
@@ -154,13 +171,18 @@ impl<F: Format, M: TableMemory, R: Reclaim> SharedTable<F, M, R> {
 
     /// See [`Table::map`].
     pub fn map(&self, iova: u64, runs: &[Span<Pa>], prot: Prot) -> Result<(), MapError> {
-        let mut again = false;
-        loop {
-            match self.enter().map(iova, runs, prot) {
-                Err(MapError::NoTables(_)) if self.comes_back(&mut again) => {}
-                done => return done,
-            }
+        let done = self.enter().map(iova, runs, prot);
+        match done {
+            Err(MapError::NoTables(_)) if self.more_tables() => self.map_again(iova, runs, prot),
+            done => done,
         }
+    }
+
+    // As `once_more`, but what is not usual is not inlined: the usual way stays short.
+    #[cold]
+    #[inline(never)]
+    fn map_again(&self, iova: u64, runs: &[Span<Pa>], prot: Prot) -> Result<(), MapError> {
+        self.enter().map(iova, runs, prot)
     }
 
     /// See [`Table::map_anew`]. Of empty tables those are given back that the range covers whole.
@@ -172,9 +194,12 @@ impl<F: Format, M: TableMemory, R: Reclaim> SharedTable<F, M, R> {
         gather: &mut Gather,
     ) -> Result<(), MapError> {
         let request = self.table.check_map(iova, runs, prot)?;
-        let _guard = self.guard();
         let access = Disjoint::new(request.at, request.len);
-        self.table.map_checked_anew(request, gather, access)
+        let none = |error: &MapError| matches!(error, MapError::NoTables(_));
+        self.once_more(none, || {
+            let _guard = self.guard();
+            self.table.map_checked_anew(request, gather, access)
+        })
     }
 
     /// See [`Table::give_back_empty_tables`]: those are unlinked that the range covers whole.

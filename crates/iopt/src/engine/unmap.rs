@@ -60,7 +60,23 @@ impl<F: Format, M: TableMemory> Table<F, M> {
         access: P,
     ) -> Result<u64, UnmapError> {
         self.check_sink(sink)?;
-        if self.unmap_page(range, gather, sink, access).is_some() {
+        match self.unmap_pages_here::<S, P, true>(range, gather, sink, access) {
+            Some(()) => Ok(range.len),
+            None => self.unmap_range(range, amount, gather, sink, access),
+        }
+    }
+
+    #[inline(never)]
+    fn unmap_range<S: RunSink, P: Access>(
+        &self,
+        range: Span<Iova>,
+        amount: Amount,
+        gather: &mut Gather,
+        sink: &mut S,
+        access: P,
+    ) -> Result<u64, UnmapError> {
+        let pages = self.unmap_pages_here::<S, P, false>(range, gather, sink, access);
+        if pages.is_some() {
             return Ok(range.len);
         }
         let look = Range {

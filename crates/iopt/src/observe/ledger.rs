@@ -48,7 +48,7 @@ pub enum Violation {
         domain: Domain,
     },
     /// The tables map what the ledger does not know of, or knows with other permissions.
-    #[error("{domain} maps {run}, which nobody has noted")]
+    #[error("{domain} maps {run}, which is not recorded")]
     LeafWithoutEntry {
         /// What is mapped.
         run: Run,

@@ -22,7 +22,7 @@ struct Slot<C>(C);
 
 impl<C: Cell + Default, const N: usize> Default for Slots<C, N> {
     fn default() -> Self {
-        const { assert!(N > 0, "nobody could enter") };
+        const { assert!(N > 0, "no reader could enter") };
         Self {
             clock: Clock::default(),
             slots: core::array::from_fn(|_| Slot::default()),

@@ -291,9 +291,19 @@ fn the_top_grows_under_threads_that_map_and_unmap() {
         let table = shared(AmdV1::new(1).unwrap(), &memory);
         // Growing is exclusive but for readers.
         let gate = RwLock::new(());
+        // Single pages leave their tables behind.
+        let give_back = || {
+            let _exclusive = gate.write().unwrap();
+            let mut gather = Gather::new();
+            for all in table.format().aperture().spans() {
+                table.give_back_empty_tables(all, &mut gather).unwrap();
+            }
+            flush(&table, gather);
+            thread::yield_now();
+        };
         thread::scope(|scope| {
             for me in 0..THREADS {
-                let (table, gate) = (&table, &gate);
+                let (table, gate, give_back) = (&table, &gate, &give_back);
                 scope.spawn(move || {
                     let mut rng = Rng(seed * 57 + me + 1);
                     for round in 0..200 {
@@ -311,15 +321,8 @@ fn the_top_grows_under_threads_that_map_and_unmap() {
                             table.map(page * PAGE, &[run], Prot::RW)
                         };
                         while let Err(error) = map() {
-                            // Single pages leave their tables behind.
                             assert!(matches!(error, MapError::NoTables(_)), "{error}");
-                            let _exclusive = gate.write().unwrap();
-                            let mut gather = Gather::new();
-                            for all in table.format().aperture().spans() {
-                                table.give_back_empty_tables(all, &mut gather).unwrap();
-                            }
-                            flush(table, gather);
-                            thread::yield_now();
+                            give_back();
                         }
                         thread::yield_now();
                         assert_eq!(table.translate(page * PAGE), Some(run.start));
@@ -338,7 +341,7 @@ fn the_top_grows_under_threads_that_map_and_unmap() {
                     }
                 });
             }
-            let (table, gate) = (&table, &gate);
+            let (table, gate, give_back) = (&table, &gate, &give_back);
             scope.spawn(move || {
                 let mut rng = Rng(seed + 9);
                 for levels in 2..=6 {
@@ -346,11 +349,14 @@ fn the_top_grows_under_threads_that_map_and_unmap() {
                         thread::yield_now();
                     }
                     let mut gather = Gather::new();
-                    let root = loop {
+                    let mut grow = || {
                         let _exclusive = gate.write().unwrap();
-                        match table.grow(levels, &mut gather) {
-                            // Until one of them has given some back.
-                            Err(BuildError::NoTables(_)) => thread::yield_now(),
+                        table.grow(levels, &mut gather)
+                    };
+                    let root = loop {
+                        match grow() {
+                            // The others may be at their end, and give nothing back any more.
+                            Err(BuildError::NoTables(_)) => give_back(),
                             root => break root.unwrap(),
                         }
                     };

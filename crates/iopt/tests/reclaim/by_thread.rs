@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Barrier, mpsc};
 use std::{mem, thread};
 
-use iopt::format::VtdSs;
+use iopt::format::{AmdV1, VtdSs};
 use iopt::reclaim::{Reclaim, ThreadGuard, Threads};
 use iopt::{Gather, HeapTables, MapError, Prot, SharedTable, Table};
 use runs::{Iova, Span};
@@ -47,6 +47,88 @@ fn settle(table: &Shared) {
     while !table.poll() {
         thread::yield_now();
     }
+}
+
+/// While another thread has a record: it makes the barrier costly, where it is one that interrupts
+/// processors.
+fn beside_a_thread(test: impl FnOnce()) {
+    let (done, is_done) = mpsc::channel::<()>();
+    let (entered, has_entered) = mpsc::channel();
+    thread::scope(|scope| {
+        scope.spawn(move || {
+            drop(shared(1).0.enter());
+            entered.send(()).unwrap();
+            let _ = is_done.recv();
+        });
+        has_entered.recv().unwrap();
+        test();
+        drop(done);
+    });
+}
+
+#[test]
+fn few_tables_wait_to_be_given_back_together_and_a_map_that_needs_them_has_them() {
+    let (table, memory) = shared(16);
+    beside_a_thread(|| {
+        map(&table, IOVA, PA).unwrap();
+        let with = memory.in_use();
+        unmap(&table, page(0));
+        let waits = if Threads::default().is_costly() {
+            with
+        } else {
+            1
+        };
+        assert_eq!(memory.in_use(), waits);
+        settle(&table);
+        assert_eq!(memory.in_use(), 1);
+        // Each time three more wait, until a map finds no others.
+        for nth in 0..20 {
+            map(&table, IOVA + nth * (1 << 39), PA).unwrap();
+            unmap(&table, Span::new(IOVA + nth * (1 << 39), PAGE));
+        }
+    });
+}
+
+#[test]
+fn a_top_that_grows_and_a_map_anew_have_the_tables_that_wait() {
+    const TABLES: u64 = 16;
+    let runs = [Span::new(PA, PAGE)];
+    beside_a_thread(|| {
+        for anew in [false, true] {
+            let memory = Arc::new(HeapTables::with_tables(TABLES).unwrap());
+            let levels = if anew { 4 } else { 2 };
+            let table = Table::new(AmdV1::new(levels).unwrap(), memory.clone()).unwrap();
+            let table = SharedTable::new(table);
+            let flush = |mut gather: Gather| {
+                table.reclaim(gather.flush_with(|_| Ok::<_, ()>(())).unwrap());
+            };
+            // One mapped page keeps the root; then as many tables wait as there are.
+            table.map(0, &runs, Prot::RW).unwrap();
+            let below = u64::from(levels) - 1;
+            let one = 1 << (12 + 9 * below);
+            let mut nth = 0;
+            while memory.in_use() + below <= TABLES {
+                nth += 1;
+                table.map(nth * one, &runs, Prot::RW).unwrap();
+            }
+            for nth in 1..=nth {
+                let (owner, mut gather) = (table.owning(Span::new(one, nth * one)), Gather::new());
+                let page = Span::new(nth * one, PAGE);
+                owner.unmap(page, &mut gather, &mut iopt::Discard).unwrap();
+                drop(owner);
+                flush(gather);
+            }
+            let waits = Threads::default().is_costly();
+            assert_eq!(memory.in_use() > 1 + below, waits);
+            let mut gather = Gather::new();
+            if anew {
+                table.map_anew(one, &runs, Prot::RW, &mut gather).unwrap();
+            } else {
+                assert_eq!(table.grow(4, &mut gather).unwrap().levels, 4);
+            }
+            flush(gather);
+        }
+    });
 }
 
 #[test]

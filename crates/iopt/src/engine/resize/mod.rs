@@ -16,8 +16,8 @@
 //! a bit until the very store, so a leaf is replaced by an exchange that returns its last word;
 //! what was set late is then set in all leaves of the extent. A table that a larger leaf replaces is
 //! read once, when the flush is done, since a unit may go on writing through a table that it has
-//! cached: until then the new leaf is clean, and whoever harvests it waits for this operation. Only
-//! then the table is given back.
+//! cached. Until then the new leaf may be clean; harvests of it exclude this operation. Only then the
+//! table is given back.
 //!
 //! **Break before make.** Where the format asks for it, the entries of up to [`EXTENTS`] extents are
 //! first emptied, or marked where it has a mark, then the unit is flushed, then the new entries are
@@ -378,18 +378,15 @@ impl<F: Format, M: TableMemory, R: Reclaim> SharedTable<F, M, R> {
         gather: &mut Gather,
         mut flush: impl FnMut(&Invalidation) -> Result<(), E>,
     ) -> Result<(), ResizeError<E>> {
-        let (table, mut again) = (self.table(), false);
-        loop {
-            let mut done = Chain::empty();
+        let none = |error: &ResizeError<E>| matches!(error, ResizeError::NoTables(_));
+        self.once_more(none, || {
+            let (table, mut done) = (self.table(), Chain::empty());
             let guard = self.guard();
             let result = table.resize(range, job, interruption, gather, &mut flush, &mut done);
             drop(guard);
             self.retire(done);
-            match result {
-                Err(ResizeError::NoTables(_)) if self.comes_back(&mut again) => {}
-                result => return result,
-            }
-        }
+            result
+        })
     }
 }
 

@@ -53,7 +53,7 @@ const NT: u64 = 1 << 16;
 /// DBM, dirty bit modifier: what is marked read-only is writable, and clean (D8.5.2).
 const DBM: u64 = 1 << 51;
 /// One of the bits that hardware ignores (D8.3.1, "reserved for software use"): the leaf was written
-/// to before it lost DBM. Without it, taking the write permission away would forget that.
+/// to before it lost DBM. Without it, taking the write permission away would lose that.
 const WAS_DIRTY: u64 = 1 << 55;
 /// Contiguous: one of a group whose translations one cache entry may hold (D8.7.1).
 const CONTIGUOUS: u64 = 1 << 52;
