@@ -13,6 +13,7 @@
 //! invalidated by one. Commands that are given for each of several address spaces or devices count
 //! together ([`parts`]).
 
+use arrayvec::ArrayVec;
 use iopt::Invalidation;
 use runs::{Iova, Span};
 
@@ -62,13 +63,7 @@ impl Block {
 }
 
 /// Room for the blocks of one flush.
-pub(crate) type Room = [Block; MOST_PAGE_COMMANDS];
-
-/// Room with nothing in it.
-pub(crate) const ROOM: Room = [Block {
-    address: 0,
-    mask: 0,
-}; MOST_PAGE_COMMANDS];
+pub(crate) type Room = ArrayVec<Block, MOST_PAGE_COMMANDS>;
 
 /// What each of `times` address spaces or devices gets: these blocks, or, where all of that is too
 /// much or the blocks were, everything (`None`).
@@ -105,14 +100,12 @@ pub(crate) fn blocks_of<'r>(
     if leaf > most {
         return None;
     }
-    let mut count = 0;
     for range in what.ranges().iter().filter(|range| !range.is_empty()) {
         for block in cover(range, leaf).flat_map(|block| split(block, most)) {
-            *room.get_mut(count)? = block;
-            count += 1;
+            room.try_push(block).ok()?;
         }
     }
-    room.get(..count)
+    Some(room)
 }
 
 /// One or two blocks around a range, of at least 2^`least` pages.

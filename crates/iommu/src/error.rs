@@ -172,7 +172,7 @@ struct Pasids(u32);
 impl fmt::Display for Pasids {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
-            0 => f.write_str(", but the unit takes none"),
+            0 => f.write_str(", but the unit supports none"),
             bits => write!(f, " is not between 1 and the last of {bits} bits"),
         }
     }
@@ -209,7 +209,7 @@ pub enum FlushError {
         waited: Duration,
     },
     /// A thread of this process still uses a translation.
-    #[error("flush of {range}: after {} ms somebody still used a translation of it", .waited.as_millis())]
+    #[error("flush of {range}: a translation was still in use after {} ms", .waited.as_millis())]
     Held {
         /// The device addresses that were to be invalidated.
         range: Span<Iova>,
@@ -247,7 +247,7 @@ pub enum UnitError {
         rounds: u32,
     },
     /// The unit has not taken earlier commands from its queue, and there is no room for more.
-    #[error("the unit does not take commands: {needed} places needed, {free} free")]
+    #[error("the unit does not consume commands: {needed} places needed, {free} free")]
     QueueFull {
         /// Places needed.
         needed: u32,

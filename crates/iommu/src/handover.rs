@@ -65,7 +65,7 @@ pub(crate) const WORDS: usize = 6;
 
 /// What a successor must know of a frozen unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[must_use = "without it nobody can drive the unit without a moment in which it does not translate"]
+#[must_use = "without it no driver can take over the unit without interrupting translation"]
 pub struct Frozen {
     pub(crate) kind: UnitKind,
     pub(crate) words: [u64; WORDS],

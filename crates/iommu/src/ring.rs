@@ -9,7 +9,7 @@
 //!    before it may look at them ([`CommandQueue::prepare`]);
 //! 2. commands are written from the tail on, the last one a *wait*; then the tail register hands them over.
 //!    Where head = tail means empty one place stays free; where indexes count one bit beyond the places, all
-//!    of them are filled;
+//!    of them are filled. After a batch that is complete all places are free, and no register is read to know that;
 //! 3. the driver waits until the wait is complete: all commands before it are then, and every access that
 //!    has used what was invalidated. The unit stores the batch's ticket, a number from 1 on, or, where it
 //!    cannot, its head is awaited to come to the tail. A ticket is not used again for as many batches as
@@ -148,6 +148,9 @@ pub struct Ring<Q> {
     pub(crate) queue: Q,
     /// The index of the next command.
     pub(crate) tail: u32,
+    /// Places from there on that are known to be free, without a look at the unit's head: all of them when the last
+    /// wait is complete, none while one is not.
+    free: u32,
     /// The last ticket.
     pub(crate) ticket: u64,
     /// The unit can be told something: it is in use, or on the way there. Otherwise it has nothing cached,
@@ -163,6 +166,7 @@ impl<Q: CommandQueue> Ring<Q> {
             layout,
             queue,
             tail: 0,
+            free: 0,
             ticket,
             open: false,
             counters: CommandCounters::default(),
@@ -225,7 +229,6 @@ impl<Q: CommandQueue> Ring<Q> {
             registers,
             memory,
             next,
-            free: 0,
             count: 0,
         };
         for command in commands {
@@ -242,8 +245,6 @@ struct Batch<'r, Q, R, M> {
     memory: &'r M,
     /// The tail, when these commands are handed over.
     next: u32,
-    /// Places that are known to be free.
-    free: u32,
     count: u32,
 }
 
@@ -255,7 +256,7 @@ impl<Q: CommandQueue, R: Registers, M: TableMemory> Batch<'_, Q, R, M> {
             return Ok(());
         };
         // One place is for the wait that comes last.
-        if self.free < 2 && self.count > 0 {
+        if self.ring.free < 2 && self.count > 0 {
             self.finish()?;
         }
         self.reserve(2)?;
@@ -266,19 +267,19 @@ impl<Q: CommandQueue, R: Registers, M: TableMemory> Batch<'_, Q, R, M> {
 
     /// Waits until so many places are free.
     fn reserve(&mut self, needed: u32) -> Result<(), UnitError> {
-        if self.free >= needed {
+        if self.ring.free >= needed {
             return Ok(());
         }
         let room = wait_until(self.registers, Q::ROOM, || {
             Q::running(self.ring, (self.registers, self.memory))?;
             let (layout, head) = (self.ring.layout, self.ring.head(self.registers));
             let used = layout.index(self.next.wrapping_sub(head));
-            self.free = layout.room().saturating_sub(used);
-            Ok(self.free >= needed)
+            self.ring.free = layout.room().saturating_sub(used);
+            Ok(self.ring.free >= needed)
         });
         match room {
             Err(UnitError::TimedOut { .. }) => {
-                let free = self.free;
+                let free = self.ring.free;
                 Err(UnitError::QueueFull { needed, free })
             }
             other => other,
@@ -288,7 +289,7 @@ impl<Q: CommandQueue, R: Registers, M: TableMemory> Batch<'_, Q, R, M> {
     fn write(&mut self, words: [u64; 2]) {
         self.ring.write(self.memory, self.next, words);
         self.next = self.ring.layout.index(self.next + 1);
-        self.free = self.free.saturating_sub(1);
+        self.ring.free = self.ring.free.saturating_sub(1);
     }
 
     /// Hands the commands over, and waits for them.
@@ -306,7 +307,7 @@ impl<Q: CommandQueue, R: Registers, M: TableMemory> Batch<'_, Q, R, M> {
         let (words, awaited) = self.ring.queue.wait(status, ticket);
         self.write(words);
         let (tail, unit) = (self.next, (self.registers, self.memory));
-        (self.ring.ticket, self.ring.tail) = (ticket, tail);
+        (self.ring.ticket, self.ring.tail, self.ring.free) = (ticket, tail, 0);
         self.ring.queue.set_tail(self.registers, tail);
         wait_until(self.registers, awaited, || {
             let done = if self.ring.queue.stores_tickets() {
@@ -320,10 +321,11 @@ impl<Q: CommandQueue, R: Registers, M: TableMemory> Batch<'_, Q, R, M> {
             }
             Ok(done)
         })?;
+        self.ring.free = self.ring.layout.room();
         self.ring.queue.answered(unit)?;
         self.ring.counters.commands += u64::from(self.count);
         self.ring.counters.waits += 1;
-        (self.count, self.free) = (0, 0);
+        self.count = 0;
         Ok(())
     }
 }

@@ -91,7 +91,7 @@ pub enum ProbeError {
         features: u64,
     },
     /// The unit takes no PASIDs of so many bits in this mode (Extended Feature Register, PASmax and GLXSup).
-    #[error("PASIDs of {asked} bits, but the unit takes {offered}")]
+    #[error("PASIDs of {asked} bits, but the unit supports {offered}")]
     Pasids {
         /// The bits asked for.
         asked: u32,

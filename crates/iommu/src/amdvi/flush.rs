@@ -23,7 +23,7 @@ impl<R: Registers, M: TableMemory> Flushes for AmdVi<R, M> {
             // No device can be in it.
             return Ok(());
         };
-        let mut room = commands::ROOM;
+        let mut room = commands::Room::new_const();
         let blocks = what.and_then(|what| commands::blocks(what, MOST_PAGES, &mut room));
         let unlinked = what.is_none_or(Invalidation::tables_unlinked);
         let tables = unlinked || self.config.caches_not_present;

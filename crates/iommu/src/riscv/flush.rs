@@ -23,7 +23,7 @@ impl<R: Registers, M: TableMemory> Flushes for RiscvIommu<R, M> {
         let tables = what.is_none_or(Invalidation::tables_unlinked);
         let by_page = what.filter(|_| !tables || self.features.upper_levels());
         let most = self.features.most_pages();
-        let (mut room, mut devices) = (commands::ROOM, commands::ROOM);
+        let [mut room, mut devices] = [const { commands::Room::new_const() }; 2];
         let blocks = by_page.and_then(|what| commands::blocks(what, most, &mut room));
         // Devices hold leaves only, and each takes ranges.
         let of_devices = what.and_then(|what| commands::blocks(what, ALL, &mut devices));

@@ -7,7 +7,7 @@ use super::SmmuV3;
 use super::command::{self, Command};
 use super::streams::Member;
 use super::unit::Inner;
-use crate::commands::ROOM;
+use crate::commands::Room;
 use crate::driver::Flushes;
 use crate::error::FlushError;
 use crate::registers::Registers;
@@ -39,7 +39,7 @@ impl<R: Registers, M: TableMemory> Flushes for SmmuV3<R, M> {
         let behind = |member: &Member| member.device_tlb && member.there.domain == number;
         let devices = members.into_iter().flatten().filter(behind).enumerate();
         let asked = what.filter(|_| streams.has_device_tlbs());
-        let mut room = ROOM;
+        let mut room = Room::new_const();
         let blocks = asked.and_then(|what| command::device_pages(what, shape, &mut room));
         let devices = devices.flat_map(|(n, Member { place, .. })| {
             let whole = blocks.is_none().then(|| Command::whole_device(place));

@@ -71,7 +71,7 @@ pub enum ProbeError {
         ecap: u64,
     },
     /// The unit takes no PASIDs of so many bits in this mode (Extended Capability Register, PASID and PSS).
-    #[error("PASIDs of {asked} bits, but the unit takes {offered}")]
+    #[error("PASIDs of {asked} bits, but the unit supports {offered}")]
     Pasids {
         /// The bits asked for.
         asked: u32,

@@ -29,7 +29,7 @@ impl<R: Registers, M: TableMemory> Flushes for Vtd<R, M> {
             return Ok(());
         };
         let mask = self.features.page_mask();
-        let mut room = commands::ROOM;
+        let mut room = commands::Room::new_const();
         let blocks = what.and_then(|what| commands::blocks(what, mask?, &mut room));
         let tables = what.is_none_or(Invalidation::tables_unlinked);
         let leaf_only = !tables && !self.features.caching_mode();

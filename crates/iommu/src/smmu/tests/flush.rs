@@ -1,4 +1,4 @@
-//! What a flush costs, and what is forgotten by it.
+//! What a flush costs, and what is invalidated by it.
 
 use iopt::{Discard, Format, Gather};
 use runs::PageSizes;

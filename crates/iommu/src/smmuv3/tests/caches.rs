@@ -76,7 +76,7 @@ impl Range {
         }
     }
 
-    /// True when a leaf of this level must be forgotten, of tables with this granule.
+    /// True when a leaf of this level must be invalidated, of tables with this granule.
     fn concerns(&self, log2: u32, level: u8) -> bool {
         match self.more {
             None => true,

@@ -1,4 +1,4 @@
-//! What a flush costs, and that the unit has forgotten what it must: it walks the tables, and keeps
+//! What a flush costs, and that the unit has invalidated what it must: it walks the tables, and keeps
 //! translations and tables.
 
 use std::string::ToString;

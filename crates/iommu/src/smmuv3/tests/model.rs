@@ -332,7 +332,8 @@ impl Model {
         let log2 = (state.commands & 0x1f) as u32;
         let mask = (2 << log2) - 1;
         loop {
-            let active = (state.gerror ^ state.gerrorn) & 1 != 0;
+            // CMDQ_ERR, and SFM_ERR: "The SMMU has stopped processing commands" (section 6.3.20).
+            let active = (state.gerror ^ state.gerrorn) & (1 | 1 << 8) != 0;
             let empty = (state.prod ^ state.cons) & mask == 0;
             if state.ack & CMDQEN == 0 || state.broken.deaf || active || empty {
                 return;

@@ -7,7 +7,7 @@ use iopt::{Discard, Gather, Prot, Table};
 use runs::PageSizes;
 
 use super::*;
-use crate::commands::{Block, MOST_PAGE_COMMANDS, ROOM, blocks};
+use crate::commands::{Block, MOST_PAGE_COMMANDS, Room, blocks};
 
 const MIB: u64 = 1 << 20;
 
@@ -140,7 +140,7 @@ fn leaves_only_is_said_when_no_table_was_unlinked() {
 fn a_large_leaf_is_named_whole() {
     let block = |level: u32, range, most| {
         let what = Invalidation::of(range, 1 << level, false);
-        blocks(&what, most, &mut ROOM.to_owned()).map(<[_]>::to_vec)
+        blocks(&what, most, &mut Room::new()).map(<[_]>::to_vec)
     };
     let part = Span::new((5 << 21) + 0x3000, 0x1000);
     let address = 5 << 21;
@@ -190,7 +190,7 @@ fn blocks_cover_the_range_and_less_than_twice_of_it() {
         };
         let what = Invalidation::of(range, 1, false);
         let most = 52;
-        let mut room = ROOM;
+        let mut room = Room::new();
         let found = blocks(&what, most, &mut room).unwrap();
         assert!(found.len() <= 2, "{range}: {found:?}");
         let mut reached = range.start >> 12;
