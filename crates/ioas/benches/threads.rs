@@ -25,9 +25,9 @@
 //! | with pins | 2 MiB | 2 MiB | 14,048 ns | 1.95 | 1.92 |
 //! | with pins | 2 MiB | 1 GiB | 14,154 ns | 1.82 | 1.82 |
 //!
-//! The two last rows came to 1.2 to 1.3 in two of four runs, where threads wait for the kernel's `mmap_lock`. Before tables
-//! were given back 64 at a time, the fourth and the eighth row came to 0.28 and 0.66: each `membarrier` interrupts the
-//! other processor. Where nothing is pinned, what is left is waiting for the locks of the address space: [`ioas::Dma`] is for
+//! The two last rows came to 1.2 to 1.3 in two of four runs, where threads wait for the kernel's `mmap_lock`. Each
+//! `membarrier` interrupts the other processor, so tables are given back 64 at a time.
+//! Where nothing is pinned, what is left is waiting for the locks of the address space: [`ioas::Dma`] is for
 //! memory that is mapped for each request.
 
 #![allow(clippy::unwrap_used, reason = "a bench that cannot begin stops")]

@@ -135,7 +135,7 @@ pub struct Unsupported {
 ///    back end reaches over an end, [`cut`](Backend::cut) has come before, or the caller allows a
 ///    moment in which the rest is missing; otherwise it is refused by name.
 /// 4. The holds of what was emptied go to [`Retired`]. Only when [`flush`](Backend::flush) has
-///    succeeded, and every listener has forgotten it too, they are let go. A back end whose `empty`
+///    succeeded, and every listener has invalidated it too, they are let go. A back end whose `empty`
 ///    returns when no device reaches the memory any more has nothing to flush.
 /// 5. [`leave`](Backend::leave) comes last. If it fails, the memory of all areas is lost on purpose.
 ///
@@ -313,7 +313,7 @@ pub(crate) trait Backend: Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// When somebody does not take notice in time.
+    /// When a unit or listener does not answer in time.
     fn flush(&self) -> Result<(), FlushError> {
         Ok(())
     }
@@ -345,7 +345,7 @@ pub(crate) trait Backend: Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// When a unit does not take notice in time.
+    /// When a unit does not answer in time.
     fn show(&self, what: &Invalidation) -> Result<(), FlushError> {
         let _ = what;
         Ok(())

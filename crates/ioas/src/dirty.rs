@@ -5,7 +5,7 @@
 //! ```
 //!
 //! While tracking is on, every domain's table notes what its devices write to. [`Ioas::harvest`]
-//! moves that out of all tables into one bitmap, [`Ioas::show`] has all units forget what they hold
+//! moves that out of all tables into one bitmap, [`Ioas::show`] has all units invalidate what they hold
 //! of these pages and then shows it: what is copied now and written later is dirty again. Bits stay
 //! until they are acknowledged, also over a flush that fails. See [`iopt::Pending`]. Since the flush of
 //! that one bitmap reaches the units of all domains, no second type is needed for several tables.
@@ -79,10 +79,10 @@ pub enum TrackingError {
     /// Leaves cannot be split.
     #[error("leaves cannot be split: {0}")]
     Split(ResizeError<FlushError>),
-    /// What was noted before cannot be forgotten.
+    /// What was noted before cannot be cleared.
     #[error(transparent)]
     Clear(HarvestError),
-    /// A unit did not forget it in time.
+    /// A unit did not invalidate it in time.
     #[error(transparent)]
     Flush(FlushError),
 }
@@ -97,7 +97,7 @@ pub enum HarvestError {
     /// The kernel refuses.
     #[error("the kernel does not tell what devices have written to")]
     Kernel(#[source] Cause),
-    /// A unit did not take notice in time of tables that have moved, or of leaves of another size: what its devices
+    /// A unit did not answer in time after tables have moved, or leaves have another size: what its devices
     /// write to is not in the tables that are read here. All of it is for the next harvest.
     #[error(transparent)]
     Flush(FlushError),
@@ -121,7 +121,7 @@ impl Ioas {
         self.gate.read().tracking.is_some()
     }
 
-    /// Begins to track what devices write to. What they wrote to before is forgotten.
+    /// Begins to track what devices write to. What they wrote to before is discarded.
     ///
     /// # Errors
     ///
@@ -138,7 +138,7 @@ impl Ioas {
         begun
     }
 
-    /// Ends it: what was not harvested is forgotten. Leaves that were split are merged, as far as
+    /// Ends it: what was not harvested is discarded. Leaves that were split are merged, as far as
     /// they can be.
     pub fn untrack_dirty(&self) {
         self.untrack(&mut self.gate.write());
@@ -184,7 +184,7 @@ impl Ioas {
     ///
     /// # Errors
     ///
-    /// When a unit does not take notice in time. Everything stays pending then.
+    /// When a unit does not answer in time. Everything stays pending then.
     pub fn show<'p, W: AsRef<[u64]> + AsMut<[u64]>>(
         &self,
         pending: &'p mut Pending<W>,

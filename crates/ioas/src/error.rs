@@ -14,7 +14,7 @@ use crate::object::{Cause, PinFailed};
 
 /// Why nothing was mapped: areas, pins, charges and tables are as they were.
 ///
-/// With one exception: when part of the memory was mapped already and a unit does not take notice
+/// With one exception: when part of the memory was mapped already and a unit does not answer
 /// that it is unmapped again, devices may still reach that memory. It is then retired
 /// ([`Ioas::retired`](crate::Ioas::retired) has grown): pinned and charged, but in no area, until
 /// [`Ioas::flush`](crate::Ioas::flush) succeeds.
@@ -140,7 +140,7 @@ pub enum MapError {
         /// The range of that operation.
         range: Span<Iova>,
     },
-    /// A unit did not take notice in time: of what was mapped, or of what had been unmapped before
+    /// A unit did not answer in time: to a flush of what was mapped, or of what had been unmapped before
     /// and was still to be flushed.
     #[error(transparent)]
     Flush(FlushError),
@@ -217,7 +217,7 @@ pub enum UnmapError {
     /// The kernel refuses, for a reason of its own. Nothing was unmapped.
     #[error("the kernel does not unmap it")]
     Kernel(#[source] Cause),
-    /// The areas are unmapped, but a unit did not take notice in time. Their memory stays pinned
+    /// The areas are unmapped, but a unit did not answer in time. Their memory stays pinned
     /// and charged, and their tables unused, until [`Ioas::flush`](crate::Ioas::flush) succeeds.
     #[error(transparent)]
     Flush(FlushError),

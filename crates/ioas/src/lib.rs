@@ -6,7 +6,7 @@
 //! that memory has owners and limits: mapping a part of a [`Memory`] charges it to the [`Ledger`],
 //! pins it, learns its physical runs from the pin, and fills the page tables by these runs, all or
 //! nothing. What is mapped a second time, here or in another address space, is pinned and charged
-//! already. Unmapping goes the other way and unpins nothing before every unit has forgotten it.
+//! already. Unmapping goes the other way and unpins nothing before every unit has invalidated it.
 //!
 //! ```
 //! use std::sync::Arc;
@@ -51,8 +51,9 @@
 //! # Ok::<_, Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! The core needs an allocator but not `std`. The feature `linux` adds memory objects that the
-//! kernel pins (`HostMemory`) and table memory of the host (`HostTables`, and `NodeTables` by node).
+//! The core needs an allocator but not `std`; without it locks spin, between the calls of a kernel's `LockHooks`. The
+//! feature `linux` adds memory objects that the kernel pins (`HostMemory`) and table memory of the host (`HostTables`,
+//! and `NodeTables` by node).
 //!
 //! Devices reach the memory through tables of ours, or, with the features `vfio` and `iommufd`, through
 //! mappings of the kernel's interfaces of these names ([`Kernel`]), as is chosen at run time. All of them
@@ -131,6 +132,8 @@ pub use ledger::{Charge, Forecast, Ledger, OverLimit};
 #[cfg(feature = "linux")]
 pub use linux::{Effort, HostMemory, HostTables, MappedStorage};
 pub use listener::Listener;
+#[cfg(not(feature = "std"))]
+pub use lock::spinning::LockHooks;
 pub use memory::{Hold, Memory};
 #[cfg(feature = "linux")]
 pub use node_tables::{Misplaced, NodeBytes, NodeTables};

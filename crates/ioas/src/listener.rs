@@ -12,7 +12,7 @@ use crate::lock::{Mutex, RwLock};
 
 /// Keeps translations of its own for an address space, in this process: a device model, a cache.
 ///
-/// It is a unit in that nothing is let go before it has forgotten it, but it looks at areas, not at
+/// It is a unit in that nothing is let go before it has invalidated it, but it looks at areas, not at
 /// page tables, and also at those that no domain maps.
 ///
 /// Several threads may call it at once, for areas that are apart; calls of [`unmapped`](Self::unmapped)
@@ -32,14 +32,14 @@ pub(crate) struct Listeners {
     /// They come and go while no operation is under way.
     pub(crate) all: RwLock<Vec<Arc<dyn Listener>>>,
     unmapped: Mutex<Unmapped>,
-    /// One thread at a time has them forget, so that who comes second waits for what the first has taken.
+    /// One thread at a time has them invalidate, so that who comes second waits for what the first has taken.
     flushing: Mutex<()>,
 }
 
 #[derive(Default)]
 struct Unmapped {
     ranges: Vec<Span<Iova>>,
-    /// Some are being forgotten.
+    /// Some are being invalidated.
     under_way: bool,
 }
 
@@ -49,7 +49,7 @@ impl Listeners {
         all.iter().for_each(|listener| listener.mapped(area));
     }
 
-    /// Notes that `range` is to be forgotten.
+    /// Notes that `range` is to be invalidated.
     pub(crate) fn note(&self, range: Span<Iova>) {
         if self.all.read().is_empty() {
             return;
@@ -63,13 +63,13 @@ impl Listeners {
         }
     }
 
-    /// True when all listeners have forgotten what was noted.
+    /// True when all listeners have invalidated what was noted.
     pub(crate) fn is_quiet(&self) -> bool {
         let unmapped = self.unmapped.lock();
         unmapped.ranges.is_empty() && !unmapped.under_way
     }
 
-    /// Has all listeners forget what was noted. After an error all of that is still to come.
+    /// Has all listeners invalidate what was noted. After an error all of that is still to come.
     pub(crate) fn flush(&self) -> Result<(), FlushError> {
         if self.is_quiet() {
             return Ok(());
@@ -95,7 +95,7 @@ impl Listeners {
     }
 }
 
-/// Ranges that are being forgotten. Dropped, they are still to come.
+/// Ranges that are being invalidated. Dropped, they are still to come.
 struct Unheard<'a> {
     of: &'a Mutex<Unmapped>,
     ranges: Vec<Span<Iova>>,

@@ -1,4 +1,4 @@
-//! Locks that wait as the machine allows: asleep with `std`, spinning without.
+//! Locks that wait as the machine allows: asleep with `std`, [spinning](spinning) without.
 //!
 //! A thread that panics under a lock leaves a consistent state behind: poison says nothing here.
 
@@ -8,7 +8,14 @@ use core::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{self as base, PoisonError};
 
 #[cfg(not(feature = "std"))]
-use spin as base;
+use spinning as base;
+
+#[cfg(any(test, not(feature = "std")))]
+#[cfg_attr(
+    feature = "std",
+    allow(dead_code, unreachable_pub, reason = "its test")
+)]
+pub(crate) mod spinning;
 
 pub(crate) type Guard<'a, T> = base::MutexGuard<'a, T>;
 pub(crate) type ReadGuard<'a, T> = base::RwLockReadGuard<'a, T>;

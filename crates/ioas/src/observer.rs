@@ -15,7 +15,7 @@ pub enum Step {
     FillTables,
     /// Emptying page tables.
     EmptyTables,
-    /// Having units forget, and waiting for them.
+    /// Having units invalidate, and waiting for them.
     Flush,
     /// Unpinning memory.
     Unpin,

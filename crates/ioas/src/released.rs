@@ -3,7 +3,7 @@
 //! # Releasing
 //!
 //! For each range: look, set aside what its return will take, cut, empty tables. Then, once for all of
-//! them, units and listeners forget, and only after that memory is unpinned. Each range is released as
+//! them, units and listeners invalidate, and only after that memory is unpinned. Each range is released as
 //! a whole or stays as it was; whatever happens, no memory is unpinned that a device can reach.
 //!
 //! What is released stays an area, of its own, without entries and without pins. Two things are kept
@@ -106,7 +106,7 @@ impl Ioas {
     /// Areas are cut at the ends. Their charge stays, and tables for their return are set aside. What
     /// is released already stays so. All ranges have one flush, also where flushing is lazy: when it
     /// returns, no device reaches what is released. Ranges are worth having in order, and joined.
-    /// Returns the bytes that were unpinned. What devices have written there is forgotten.
+    /// Returns the bytes that were unpinned. What devices have written there is discarded.
     ///
     /// `kept` is told of each range that is not released, and why; all others are. That is so if
     /// somebody in this process [holds](Self::pin) some of it, who is asked to let go first if the pin
@@ -287,7 +287,7 @@ impl Op<'_> {
         Ok(())
     }
 
-    /// Somebody has not forgotten what was emptied in `range`: has devices see it again, the same
+    /// A unit or listener has not invalidated what was emptied in `range`: has devices see it again, the same
     /// memory, which is still pinned. What cannot be mapped stays released.
     fn map_what_was_emptied(
         self,

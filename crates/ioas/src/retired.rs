@@ -1,8 +1,8 @@
 //! Memory that has left the address space but may still be in use: held until everybody has
-//! forgotten it.
+//! invalidated it.
 //!
 //! An operation that unmaps notes the ranges for the listeners, and has the holds in its hand ([`Gone`])
-//! while it flushes: [`Retired::flush`] has the back end and the listeners forget what *any* operation has
+//! while it flushes: [`Retired::flush`] has the back end and the listeners invalidate what *any* operation has
 //! unmapped until then, so that threads which unmap at once share flushes. Only after a flush has succeeded an
 //! operation lets go of its holds.
 //!
@@ -87,7 +87,7 @@ impl Drop for Gone<'_> {
 }
 
 impl Gone<'_> {
-    /// Keeps the memory that was mapped at `range` until everybody has forgotten it.
+    /// Keeps the memory that was mapped at `range` until every unit and listener has invalidated it.
     pub(crate) fn add(&mut self, range: Span<Iova>, hold: Option<Hold>) {
         self.retired.listeners.note(range);
         self.holds.extend(hold);
@@ -183,7 +183,7 @@ impl Retired {
         }
     }
 
-    /// Has the back end and every listener forget what was unmapped. After an error all of that of
+    /// Has the back end and every listener invalidate what was unmapped. After an error all of that of
     /// whoever failed is still to come.
     pub(crate) fn flush(&self, backend: &dyn Backend) -> Result<(), FlushError> {
         let until = self.waiting.lock().given;

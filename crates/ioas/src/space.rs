@@ -337,7 +337,7 @@ impl Ioas {
         self.op(&core).unmap_all(observer)
     }
 
-    /// Has every unit forget what was unmapped and releases the memory that was retired, and the tables that wait to
+    /// Has every unit invalidate what was unmapped. Releases the memory that was retired, and the tables that wait to
     /// be given back together. Returns the bytes that were unpinned.
     ///
     /// # Errors
@@ -372,7 +372,7 @@ impl Ioas {
     /// # Errors
     ///
     /// The first failure, but everything is tried: memory is also released when a device cannot
-    /// be detached but its unit forgets what was unmapped, and when a flush fails but every device
+    /// be detached but its unit invalidates what was unmapped, and when a flush fails but every device
     /// can be detached. What is left then is lost on purpose, see [`CloseError`]. Who wants to try
     /// again calls [`detach`](Self::detach) and [`unmap_all`](Self::unmap_all) first.
     pub fn close(mut self) -> Result<(), CloseError> {
@@ -614,7 +614,7 @@ impl Op<'_> {
         self.flush_gone(gone, observer)
     }
 
-    /// Has all units and listeners forget what was unmapped, and lets go of `gone` and of what has waited.
+    /// Has all units and listeners invalidate what was unmapped, and lets go of `gone` and of what has waited.
     pub(crate) fn flush_gone(
         self,
         gone: &mut Gone<'_>,

@@ -6,21 +6,20 @@
 //! thread's request reads. Each thread has a [`Shard`]: its devices' list, which it reads under a lock that only
 //! attaching and detaching take in all shards; its [`Local`], with a record of each buffer that it has mapped and the queue of
 //! those that it has unmapped; and its magazines of addresses (`iova.rs`). Threads meet in the page table, where
-//! their entries are their own, and in the unit, which is told of what was unmapped.
+//! their entries are their own, and in the unit, which invalidates what was unmapped.
 //!
 //! # What is held
 //!
 //! A buffer's record holds its memory before the first entry is in the table, and goes when a flush has succeeded
-//! after the last entry has left it. Until then nothing else happens to it: whoever panics or fails in between
-//! leaves memory that is held and an address that is not used again.
+//! after the last entry has left it. A panic or a failure in between leaves memory that is held and an address that is
+//! not used again.
 
 mod iova;
+mod shards;
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;
-use alloc::vec::Vec;
 use core::sync::atomic::{AtomicU64, Ordering};
-use core::time::Duration;
 use core::{fmt, mem, slice};
 
 use iommu::{DeviceId, DomainId};
@@ -29,12 +28,12 @@ use runs::{Iova, Offset, Pa, Span};
 
 use crate::endpoint::{Endpoint, EndpointKind};
 use crate::error::{AttachError, DetachError, MapError, UnmapError};
-use crate::lock::{Mutex, RwLock};
-use crate::memory::{Hold, Memory};
-use crate::object::Cause;
+use crate::lock::{Guard, Mutex, RwLock};
+use crate::memory::Memory;
 use crate::own::{Devices, Domain, Fill, Leaves, Member, detach, map_runs};
 use crate::retired::Flushing;
-use iova::{Iovas, place};
+use iova::Iovas;
+use shards::{Held, Local, Part, Record, Shard, Shards};
 
 /// A buffer that a device reaches, until it is [unmapped](Dma::unmap).
 #[derive(Debug, PartialEq, Eq)]
@@ -177,66 +176,8 @@ pub struct Dma {
     shards: Shards,
 }
 
-/// All of them: one for about each thread. Dropped, no device reaches the buffers any more, or they stay held.
-struct Shards(Box<[Shard]>);
-
-/// What threads have of their own, in cache lines of their own.
-#[repr(align(128))]
-struct Shard {
-    /// The same in all of them.
-    devices: RwLock<Arc<Attached>>,
-    local: Mutex<Local>,
-}
-
-#[derive(Default)]
-struct Attached {
-    devices: Devices,
-    /// A unit remembers what was not present.
-    told_of_maps: bool,
-}
-
-/// Buffers of a thread.
-#[derive(Default)]
-struct Local {
-    /// Of buffers that were mapped here, from before the first entry is stored until after the flush.
-    records: Vec<Option<Record>>,
-    /// Places in it.
-    free: Vec<u32>,
-    memories: Vec<Used>,
-    /// Unmapped here, and not flushed.
-    unmapped: Batch,
-    /// When the first of these has come, by the clock of lazy flushing.
-    since: Option<Duration>,
-}
-
-/// Memory that stays where it is. Without parts in records it is kept for the next buffer, until a flush of all.
-#[derive(Default)]
-struct Used {
-    memory: Option<Arc<Memory>>,
-    parts: usize,
-}
-
-enum Record {
-    One(Part),
-    List(Vec<Part>),
-}
-
-/// What holds a part of memory.
-enum Part {
-    Hold(Hold),
-    /// Memory that stays where it is: a place in [`Local::memories`].
-    Given(usize),
-}
-
 /// Runs that are looked up at a time, where memory is pinned.
 const BATCH: usize = 64;
-
-/// Buffers that are unmapped and have to be flushed.
-#[derive(Default)]
-struct Batch {
-    gather: Gather,
-    buffers: Vec<DmaBuffer>,
-}
 
 impl fmt::Debug for Dma {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -436,19 +377,18 @@ impl Dma {
 
     /// Takes back a buffer of which `mapped` bytes are in the table.
     fn undo(&self, buffer: DmaBuffer, mapped: u64, (shard, devices): (&Shard, &Devices)) {
-        let mut batch = Batch::default();
+        let mut gather = Gather::new();
         if mapped > 0 {
             let range = Span::new(whole(buffer.range, self.granule).start, mapped);
             let table = &self.domain.table;
-            if let Err(cause) = table.unmap(range, &mut batch.gather, &mut Discard) {
+            if let Err(cause) = table.unmap(range, &mut gather, &mut Discard) {
                 // Not reached: it was mapped just now. Devices might reach the memory, so it stays held.
                 debug_assert!(false, "what was just mapped cannot be unmapped: {cause}");
                 return;
             }
         }
-        batch.buffers.push(buffer);
         // The caller learns why the map failed; what is not flushed or unpinned shows in the ledger.
-        let _ = self.settle(batch, (shard, devices));
+        let _ = self.settle(&mut gather, [buffer], (shard, devices));
     }
 
     /// The length of a list in bytes.
@@ -495,21 +435,28 @@ impl Dma {
         }
         let range = whole(buffer.range, self.granule);
         let (_, shard) = self.shards.own();
-        let attached = shard.devices.read();
-        let batch = {
-            let local = &mut *shard.local.lock();
-            let gather = &mut local.unmapped.gather;
-            if let Err(cause) = self.domain.table.unmap(range, gather, &mut Discard) {
+        let attached = &*shard.devices.read();
+        let table = &self.domain.table;
+        let mut local = shard.local.lock();
+        if matches!(self.flushing, Flushing::Strict) && local.unmapped.buffers.is_empty() {
+            drop(local);
+            let mut gather = Gather::new();
+            if let Err(cause) = table.unmap(range, &mut gather, &mut Discard) {
                 return Err(DmaUnmapError::Mapped { buffer, cause });
             }
-            local.unmapped.buffers.push(buffer);
-            if !local.is_due(self.flushing) {
-                return Ok(());
-            }
-            local.since = None;
-            mem::take(&mut local.unmapped)
-        };
-        self.settle(batch, (shard, &attached.devices))
+            let settled = self.settle(&mut gather, [buffer], (shard, &attached.devices));
+            return settled.map_err(DmaUnmapError::Unmapped);
+        }
+        // With others that wait for a flush.
+        let gather = &mut local.unmapped.gather;
+        if let Err(cause) = table.unmap(range, gather, &mut Discard) {
+            return Err(DmaUnmapError::Mapped { buffer, cause });
+        }
+        local.unmapped.buffers.push(buffer);
+        if !local.is_due(self.flushing) {
+            return Ok(());
+        }
+        self.settle_all(local, (shard, &attached.devices))
             .map_err(DmaUnmapError::Unmapped)
     }
 
@@ -539,51 +486,57 @@ impl Dma {
         let mut all = Ok(());
         for shard in &self.shards.0 {
             let attached = shard.devices.read();
-            let batch = {
-                let local = &mut *shard.local.lock();
-                for used in local.memories.iter_mut().filter(|used| used.parts == 0) {
-                    used.memory = None;
-                }
-                if !due(local) {
-                    continue;
-                }
-                local.since = None;
-                mem::take(&mut local.unmapped)
-            };
-            all = all.and(self.settle(batch, (shard, &attached.devices)));
+            let mut local = shard.local.lock();
+            for used in local.memories.iter_mut().filter(|used| used.parts == 0) {
+                used.memory = None;
+            }
+            if due(&mut local) {
+                all = all.and(self.settle_all(local, (shard, &attached.devices)));
+            }
         }
         all
     }
 
-    /// Has units invalidate what a batch has unmapped, and lets go of it. After a failed flush it is in the shard.
+    /// Has units invalidate what a thread has unmapped, and lets go of it.
+    fn settle_all(
+        &self,
+        mut local: Guard<'_, Local>,
+        unit: (&Shard, &Devices),
+    ) -> Result<(), UnmapError> {
+        local.since = None;
+        let mut batch = mem::take(&mut local.unmapped);
+        drop(local);
+        let settled = self.settle(&mut batch.gather, batch.buffers.drain(..), unit);
+        // Its room is used again.
+        let unmapped = &mut unit.0.local.lock().unmapped;
+        if unmapped.buffers.capacity() == 0 {
+            unmapped.buffers = batch.buffers;
+        }
+        settled
+    }
+
+    /// Has units invalidate what was unmapped, and lets go of its buffers. After a failed flush they are in the shard.
     fn settle(
         &self,
-        mut batch: Batch,
+        gather: &mut Gather,
+        buffers: impl IntoIterator<Item = DmaBuffer>,
         (shard, devices): (&Shard, &Devices),
     ) -> Result<(), UnmapError> {
         let table = &self.domain.table;
-        let flushed = batch
-            .gather
-            .flush_with(|what| devices.invalidate(self.domain.id, what));
-        match flushed {
+        match gather.flush_with(|what| devices.invalidate(self.domain.id, what)) {
             Ok(flushed) => table.reclaim(flushed),
             Err(cause) => {
                 let unmapped = &mut shard.local.lock().unmapped;
-                table.memory().join(&mut unmapped.gather, batch.gather);
-                unmapped.buffers.append(&mut batch.buffers);
+                table.memory().join(&mut unmapped.gather, mem::take(gather));
+                unmapped.buffers.extend(buffers);
                 return Err(UnmapError::Flush(cause));
             }
         }
         let mut failed = None;
-        for buffer in batch.buffers.drain(..) {
+        for buffer in buffers {
             failed = failed.or(self.shards.release(&buffer));
             let whole = whole(buffer.range, self.granule);
             self.iovas.free(whole.start, whole.len);
-        }
-        // Its room is used again.
-        let unmapped = &mut shard.local.lock().unmapped;
-        if unmapped.buffers.capacity() == 0 {
-            unmapped.buffers = batch.buffers;
         }
         failed.map_or(Ok(()), |cause| Err(UnmapError::Unpin(cause)))
     }
@@ -614,198 +567,4 @@ fn whole<A>(part: Span<A>, granule: u64) -> Span<A> {
     let start = part.start - part.start % granule;
     let end = (part.start + part.len).next_multiple_of(granule);
     Span::new(start, end - start)
-}
-
-impl Shards {
-    /// That of this thread, with its number.
-    fn own(&self) -> (u32, &Shard) {
-        let place = place() % self.0.len();
-        (place as u32, &self.0[place])
-    }
-
-    /// Changes the list of devices while no thread maps or unmaps.
-    fn change<E>(&self, change: impl FnOnce(&mut Devices) -> Result<(), E>) -> Result<(), E> {
-        let mut all: Vec<_> = self.0.iter().map(|shard| shard.devices.write()).collect();
-        let mut devices = all
-            .first()
-            .map(|one| one.devices.clone())
-            .unwrap_or_default();
-        let changed = change(&mut devices);
-        let told_of_maps = devices
-            .units()
-            .any(|unit| unit.capabilities().caches_not_present);
-        let now = Arc::new(Attached {
-            devices,
-            told_of_maps,
-        });
-        all.iter_mut().for_each(|one| **one = Arc::clone(&now));
-        changed
-    }
-
-    /// Detaches every device that its unit lets go. The error is that of the first one that stays.
-    fn leave(&self) -> Result<(), DetachError> {
-        self.change(Devices::detach_all)
-    }
-
-    /// Lets go of the memory of a buffer that no device reaches. Returns why some is still pinned.
-    fn release(&self, buffer: &DmaBuffer) -> Option<Cause> {
-        let shard = self.0.get(buffer.shard as usize)?;
-        let record = shard.local.lock().remove(buffer.slot)?;
-        record.release()
-    }
-}
-
-impl Drop for Shards {
-    fn drop(&mut self) {
-        if self.leave().is_err() {
-            for shard in &mut self.0 {
-                mem::forget(mem::take(shard.local.get_mut()));
-            }
-        }
-    }
-}
-
-/// What a map holds. Dropped otherwise than by [`note`](Self::note), it has panicked, and all of it stays held.
-struct Held<'a> {
-    shard: &'a Shard,
-    record: Option<Record>,
-}
-
-impl Held<'_> {
-    /// Holds the parts of a list, all or none.
-    fn hold(
-        &mut self,
-        list: &[(&Arc<Memory>, Span<Offset>)],
-        granule: u64,
-    ) -> Result<&Record, MapError> {
-        let hold = |(memory, part): &(&Arc<Memory>, Span<Offset>)| {
-            let (part, object) = (whole(*part, granule), memory.len());
-            if !Span::new(0, object).covers(&part) {
-                return Err(MapError::Part {
-                    part,
-                    object,
-                    granule,
-                });
-            }
-            Ok(match memory.object().given() {
-                Some(_) => Part::Given(self.shard.local.lock().keep(memory)),
-                None => Part::Hold(memory.hold(part, &mut ())?),
-            })
-        };
-        if let [one] = list {
-            return Ok(self.record.insert(Record::One(hold(one)?)));
-        }
-        let mut parts = Vec::with_capacity(list.len());
-        for one in list {
-            match hold(one) {
-                Ok(part) => parts.push(part),
-                Err(cause) => {
-                    self.record = Some(Record::List(parts));
-                    return Err(cause);
-                }
-            }
-        }
-        Ok(self.record.insert(Record::List(parts)))
-    }
-
-    /// Notes it among the records: its place.
-    fn note(mut self) -> u32 {
-        self.keep()
-    }
-
-    fn keep(&mut self) -> u32 {
-        let record = self.record.take();
-        self.shard.local.lock().insert(record.unwrap_or_default())
-    }
-}
-
-impl Drop for Held<'_> {
-    fn drop(&mut self) {
-        if self.record.is_some() {
-            self.keep();
-        }
-    }
-}
-
-impl Default for Record {
-    fn default() -> Self {
-        Self::List(Vec::new())
-    }
-}
-
-impl Record {
-    fn parts(&self) -> &[Part] {
-        match self {
-            Self::One(part) => slice::from_ref(part),
-            Self::List(parts) => parts,
-        }
-    }
-
-    /// Lets go of what is held. Returns why some is still pinned.
-    fn release(self) -> Option<Cause> {
-        let release = |part| match part {
-            Part::Hold(hold) => hold.release().1,
-            Part::Given(_) => None,
-        };
-        match self {
-            Self::One(part) => release(part),
-            Self::List(parts) => parts
-                .into_iter()
-                .fold(None, |failed, part| failed.or(release(part))),
-        }
-    }
-}
-
-impl Local {
-    /// Notes that a record has a part of memory that stays where it is.
-    fn keep(&mut self, memory: &Arc<Memory>) -> usize {
-        let known = |used: &Used| matches!(&used.memory, Some(known) if Arc::ptr_eq(known, memory));
-        let mut all = self.memories.iter();
-        let place = all.position(known).unwrap_or_else(|| {
-            let unused = self.memories.iter().position(|used| used.parts == 0);
-            let place = unused.unwrap_or(self.memories.len());
-            if unused.is_none() {
-                self.memories.push(Used::default());
-            }
-            self.memories[place].memory = Some(Arc::clone(memory));
-            place
-        });
-        self.memories[place].parts += 1;
-        place
-    }
-
-    fn insert(&mut self, record: Record) -> u32 {
-        let place = self.free.pop().unwrap_or_else(|| {
-            self.records.push(None);
-            self.records.len() as u32 - 1
-        });
-        self.records[place as usize] = Some(record);
-        place
-    }
-
-    /// Takes a record out, whose memory no device reaches.
-    fn remove(&mut self, place: u32) -> Option<Record> {
-        let record = self.records.get_mut(place as usize)?.take()?;
-        self.free.push(place);
-        for part in record.parts() {
-            if let Part::Given(place) = part
-                && let Some(used) = self.memories.get_mut(*place)
-            {
-                used.parts -= 1;
-            }
-        }
-        Some(record)
-    }
-
-    /// Whether what is unmapped is to be flushed now.
-    fn is_due(&mut self, flushing: Flushing) -> bool {
-        match flushing {
-            Flushing::Strict => true,
-            Flushing::Lazy { holds, age, now } => {
-                let now = now();
-                let since = *self.since.get_or_insert(now);
-                self.unmapped.buffers.len() > holds || now.saturating_sub(since) >= age
-            }
-        }
-    }
 }

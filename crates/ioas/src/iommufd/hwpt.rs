@@ -63,7 +63,7 @@ impl Iommufd {
         self.destroy(hwpt.0)
     }
 
-    /// Starts or stops tracking which pages devices write to. Starting forgets old dirty bits.
+    /// Starts or stops tracking which pages devices write to. Starting discards old dirty bits.
     ///
     /// # Errors
     ///

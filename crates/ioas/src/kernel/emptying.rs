@@ -84,7 +84,7 @@ impl<K: Mapper> KernelSpace<K> {
         Ok(emptying)
     }
 
-    /// Has the kernel unmap it, which has every unit forget before it answers. What stays of a piece of
+    /// Has the kernel unmap it, which has every unit invalidate before it answers. What stays of a piece of
     /// which a part goes is missing for a moment. After an error, `journal` has what is to be undone.
     pub(super) fn empty_planned(
         &mut self,

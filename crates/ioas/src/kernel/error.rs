@@ -86,7 +86,7 @@ pub enum KernelError {
         words: usize,
     },
     /// Memory that is neither in this process nor a file of a kind that the interface maps.
-    #[error("the kernel cannot be told where the memory is")]
+    #[error("the memory is neither in this process nor in a file that the kernel maps")]
     NoSource,
     /// A device's name that holds a zero byte.
     #[error("a device's name has no zero bytes")]

@@ -130,14 +130,14 @@ pub trait Mapper: Send + 'static {
     /// The kernel's.
     fn unmap(&mut self, iova: Span<Iova>) -> Result<u64>;
 
-    /// Starts or stops tracking what devices write to. Starting forgets what was written before.
+    /// Starts or stops tracking what devices write to. Starting discards what was written before.
     ///
     /// # Errors
     ///
     /// The kernel's.
     fn set_tracking(&mut self, on: bool) -> Result<()>;
 
-    /// Reads and forgets which pages of `iova` are dirty: sets bit *n* of `bitmap` for the *n*-th
+    /// Reads and clears which pages of `iova` are dirty: sets bit *n* of `bitmap` for the *n*-th
     /// page of `page` bytes.
     ///
     /// # Errors

@@ -329,7 +329,7 @@ impl Backend for Own {
         self.domains.iter().any(Domain::is_blind)
     }
 
-    /// A unit that has let its last device of a domain go has forgotten the domain, so that nothing
+    /// A unit that has let its last device of a domain go has dropped the domain, so that nothing
     /// needs to be flushed any more.
     fn leave(&mut self, areas: &mut Areas, retired: &Retired) -> Result<(), DetachError> {
         self.detach_all(areas, retired)

@@ -1,6 +1,6 @@
 //! A domain: one page table, and the devices that translate through it.
 //!
-//! What is taken out of the table is gathered here until every unit of the domain has forgotten it.
+//! What is taken out of the table is gathered here until every unit of the domain has invalidated it.
 //! Over failed flushes the gather keeps it.
 //!
 //! Threads that empty different ranges have a gather each, and put it to the others' when they are done.
@@ -60,7 +60,7 @@ pub(super) struct Gathers {
     under_way: Option<Box<Invalidation>>,
 }
 
-/// Has every unit forget something, and waits for it.
+/// Has every unit invalidate something, and waits for it.
 type Flush<'a> = &'a mut dyn FnMut(&Invalidation) -> Result<(), FlushError>;
 
 /// Devices of a domain.
@@ -141,7 +141,7 @@ impl Domain {
         self.devices.mapped(self.id)
     }
 
-    /// Has every unit forget what was gathered until now, and waits for it. Tables are given back. After
+    /// Has every unit invalidate what was gathered until now, and waits for it. Tables are given back. After
     /// an error all of that is still to come.
     pub(crate) fn flush(&self) -> Result<(), FlushError> {
         let _flushing = self.flushing.lock();
@@ -343,9 +343,10 @@ impl Domain {
     /// The same, and ends a move of the tables of which a unit has not taken notice.
     pub(crate) fn settle_tables(&self) -> Result<(), FlushError> {
         if self.leaving.lock().is_some() {
-            self.unsettled.store(true, Ordering::SeqCst);
+            self.flush()
+        } else {
+            self.settle()
         }
-        self.settle()
     }
 
     /// The leaf that goes on over one of the ends of `range`.
@@ -413,7 +414,7 @@ impl Domain {
         self.resize(|table, gather, flush| table.merge(range, interruption, gather, flush))
     }
 
-    /// Ends the domain, which has no devices any more: each unit has forgotten it with its last
+    /// Ends the domain, which has no devices any more: each unit has dropped it with its last
     /// one. All tables are given back. Returns what devices have written to, if that is tracked.
     pub(crate) fn end(self) -> Written {
         let mut written = self.written.into_inner();
@@ -506,14 +507,14 @@ impl Devices {
         })
     }
 
-    /// A unit that remembers what was not present must forget that when something is mapped.
+    /// Has units that remember what was not present invalidate that, since something was mapped.
     pub(crate) fn mapped(&self, id: DomainId) -> Result<(), FlushError> {
         self.units()
             .filter(|unit| unit.capabilities().caches_not_present)
             .try_for_each(|unit| unit.invalidate_domain(id))
     }
 
-    /// Has every unit forget `what` of domain `id`, and waits for it.
+    /// Has every unit invalidate `what` of domain `id`, and waits for it.
     pub(crate) fn invalidate(&self, id: DomainId, what: &Invalidation) -> Result<(), FlushError> {
         self.units().try_for_each(|unit| unit.invalidate(id, what))
     }

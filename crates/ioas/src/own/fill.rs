@@ -13,7 +13,7 @@
 //!    that it will need there are counted and **reserved** in that domain's memory, which may be another
 //!    node's. What can refuse the batch (an entry in the way, runs that do not fit the format, a node
 //!    without table memory) does so here. Plans made before are then dropped, and with them go their
-//!    reserves: no table has changed, and no unit has to forget anything.
+//!    reserves: no table has changed, and no unit has to invalidate anything.
 //! 2. Only when all domains have planned, each is **filled** from what it has reserved. That cannot fail:
 //!    the range is this operation's alone, and a plan counts what its fill takes at most.
 //!

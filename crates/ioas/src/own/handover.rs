@@ -8,7 +8,7 @@
 //! 2. The new owner maps the files, adopts the tables ([`iopt::Takeover`]) and calls
 //!    [`Ioas::adopt`]: the memory of all areas is charged and pinned for it too, and its runs are
 //!    compared with the leaves. It stores to no table.
-//! 3. The old owner calls [`Leaving::give_up`]: it forgets tables and devices and lets its memory go.
+//! 3. The old owner calls [`Leaving::give_up`]: it drops tables and devices and lets its memory go.
 //!    Pages are pinned at every moment, for a while by both. If the new owner has failed, the old
 //!    one drops the `Leaving` and goes on.
 //!
@@ -88,7 +88,7 @@ pub struct HandedArea {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum HandOverError {
-    /// A unit did not take notice in time of what was unmapped.
+    /// A unit did not answer in time to the flush of what was unmapped.
     #[error(transparent)]
     Flush(FlushError),
     /// The back end's tables are not ours: a kernel's mappings go by [`Ioas::give_up`].
@@ -127,15 +127,15 @@ impl Leaving<'_> {
         &self.handover
     }
 
-    /// The new owner has taken over: forgets domains and devices, which are its now, and lets the
-    /// memory of all areas go, once every listener has forgotten it. What external pins hold stays
+    /// The new owner has taken over: drops domains and devices, which are its now, and lets the
+    /// memory of all areas go, once every listener has invalidated it. What external pins hold stays
     /// pinned until they are dropped. Returns the bytes that were unpinned.
     ///
     /// If nobody has taken over, devices reach memory that is pinned by nobody.
     ///
     /// # Errors
     ///
-    /// [`UnmapError::Flush`] when a listener does not forget in time, and [`UnmapError::Unpin`]. The
+    /// [`UnmapError::Flush`] when a listener does not invalidate in time, and [`UnmapError::Unpin`]. The
     /// devices are the new owner's in any case; memory waits for [`Ioas::flush`].
     pub fn give_up(self) -> Result<u64, UnmapError> {
         let Self { ioas, mut core, .. } = self;

@@ -3,7 +3,7 @@
 //! 1. **Copy**: a new table is built on the node, and all areas are mapped in it. No unit knows it.
 //! 2. **Switch**: each unit of the domain is told of the new root. Both tables say the same, so that it
 //!    does not matter which of them an access finds, or how far a unit has come.
-//! 3. **Flush**: the same command has the unit forget everything of the domain, and waits for what is
+//! 3. **Flush**: the same command has the unit invalidate everything of the domain, and waits for what is
 //!    under way. It is one flush, of a gather that names the new root.
 //! 4. **Free**: no unit walks the old table any more. What devices have written to by it is kept for
 //!    the next harvest, and its tables are given back.
@@ -61,9 +61,9 @@ pub enum MoveError {
     /// What was unmapped before is not flushed yet; the old table stays.
     #[error("what was unmapped is not flushed: {0}")]
     Before(FlushError),
-    /// A unit did not take notice of the new root in time. Both tables stay until a flush succeeds,
+    /// A unit did not change to the new root in time. Both tables stay until a flush succeeds,
     /// which ends the move.
-    #[error("a unit was not told of the new root: {0}")]
+    #[error("a unit did not change to the new root: {0}")]
     Flush(FlushError),
 }
 

@@ -249,7 +249,7 @@ impl Container {
         self.dirty(VFIO_IOMMU_DIRTY_PAGES_FLAG_STOP)
     }
 
-    /// Tells which pages of the range are dirty, and forgets it: bit *n* of `bitmap`, which is
+    /// Tells which pages of the range are dirty, and clears it: bit *n* of `bitmap`, which is
     /// cleared first, is the *n*-th page from `iova.start` on. `page` is the IOMMU's smallest
     /// page, bytes.
     ///

@@ -284,7 +284,7 @@ impl Device {
         sys::bare_feature(self.as_fd(), flags)
     }
 
-    /// Adds the pages of `range` that were written to, and forgets them: bit *n* of `bitmap` is the
+    /// Adds the pages of `range` that were written to, and clears them: bit *n* of `bitmap` is the
     /// *n*-th page of `page` bytes from `range.start` on.
     ///
     /// # Errors
