@@ -51,7 +51,7 @@ pub enum Reason {
     PinnedElsewhere,
     /// What devices see cannot be cut there.
     NotCut,
-    /// The units did not forget it; it stays pinned.
+    /// The units did not invalidate it; it stays pinned.
     NotFlushed,
     /// A limit of pinned memory is reached.
     Limit,
@@ -64,9 +64,9 @@ pub enum Reason {
 impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::PinnedElsewhere => f.write_str("pinned by somebody else"),
+            Self::PinnedElsewhere => f.write_str("pinned by another user"),
             Self::NotCut => f.write_str("what devices see cannot be cut there"),
-            Self::NotFlushed => f.write_str("the units did not forget it"),
+            Self::NotFlushed => f.write_str("the units did not invalidate it"),
             Self::Limit => f.write_str("over a limit of pinned memory"),
             Self::NoMemory => f.write_str("no memory"),
             Self::Kernel(errno) => write!(f, "error {errno} of the kernel"),
