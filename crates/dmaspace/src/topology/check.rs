@@ -39,6 +39,14 @@ pub(super) fn check(
                 most: MOST_CPUS as usize,
             });
         }
+        // It comes to stand in commands.
+        let is_list = |list: &str| list.chars().all(|c| matches!(c, '0'..='9' | ',' | '-'));
+        if !node.cpu_list.is_empty() && (node.cpus == 0 || !is_list(&node.cpu_list)) {
+            return Err(TopologyError::BadName {
+                what: "list of processors",
+                name: node.cpu_list.clone(),
+            });
+        }
         distances(node, nodes)?;
     }
     let there = |what: &dyn Fn() -> String, node: Option<u32>| match node {

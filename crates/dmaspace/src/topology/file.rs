@@ -6,6 +6,7 @@ use std::path::Path;
 
 use serde::Deserialize;
 
+use super::sysfs;
 use super::{DevicePlace, Node, Topology, TopologyError, UnitAddress, UnitPlace};
 
 /// The longest file that is read: room for some thousand devices.
@@ -29,9 +30,23 @@ struct FileNode {
     #[serde(default)]
     memory_mib: u32,
     #[serde(default)]
-    cpus: u32,
+    cpus: FileCpus,
     #[serde(default)]
     distances: Vec<u32>,
+}
+
+/// How many processors, or which.
+#[derive(Deserialize)]
+#[serde(untagged, expecting = "cpus is a number, or a list like \"0-15\"")]
+enum FileCpus {
+    Count(u32),
+    List(String),
+}
+
+impl Default for FileCpus {
+    fn default() -> Self {
+        Self::Count(0)
+    }
 }
 
 #[derive(Deserialize)]
@@ -84,11 +99,18 @@ pub(super) fn parse(text: &str) -> Result<Topology, TopologyError> {
             message: error.message().replace('\n', " "),
         }
     })?;
-    let nodes = whole.node.into_iter().map(|node| Node {
-        id: node.id,
-        memory_bytes: u64::from(node.memory_mib) << 20,
-        cpus: node.cpus,
-        distances: node.distances,
+    let nodes = whole.node.into_iter().map(|node| {
+        let (cpus, cpu_list) = match node.cpus {
+            FileCpus::Count(count) => (count, String::new()),
+            FileCpus::List(list) => (sysfs::count(&list), list),
+        };
+        Node {
+            id: node.id,
+            memory_bytes: u64::from(node.memory_mib) << 20,
+            cpus,
+            cpu_list,
+            distances: node.distances,
+        }
     });
     let units = whole.unit.into_iter().map(|unit| {
         let at = match (unit.registers, unit.function) {

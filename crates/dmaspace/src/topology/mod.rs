@@ -27,7 +27,7 @@
 //! [[node]]
 //! id = 0
 //! memory_mib = 65536          # 0 or absent: a node without memory
-//! cpus = 16                   # how many
+//! cpus = 16                   # how many, or which: "0-15"
 //! distances = [10, 21]        # to each node of the file, in its order; absent: 10 and 20
 //!
 //! [[node]]
@@ -99,6 +99,8 @@ pub struct Node {
     pub memory_bytes: u64,
     /// How many processors it has.
     pub cpus: u32,
+    /// Their numbers as the kernel lists them: `0-15,32-47`. Empty when they are not known.
+    pub cpu_list: String,
     /// How far each node is, in the order of the nodes; [`LOCAL_DISTANCE`] for itself. Empty when
     /// nobody tells.
     pub distances: Vec<u32>,
@@ -203,7 +205,7 @@ pub enum TopologyError {
         node: u32,
     },
     /// A unit has registers at an address of its own and is a PCI function.
-    #[error("{unit} has registers and a PCI function: it is told by one of them")]
+    #[error("{unit} has registers and a PCI function: only one of them may be given")]
     TwoAddresses {
         /// The unit.
         unit: String,

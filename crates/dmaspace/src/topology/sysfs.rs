@@ -62,11 +62,19 @@ fn nodes(directory: &Path) -> Result<Vec<Node>, TopologyError> {
         Some((number, directory.join(name)))
     });
     let mut nodes: Vec<_> = numbers
-        .map(|(id, path)| Node {
-            id,
-            memory_bytes: memory(&path),
-            cpus: count(&text(&path.join("cpulist")).unwrap_or_default()),
-            distances: numbers_in(&text(&path.join("distance")).unwrap_or_default()),
+        .map(|(id, path)| {
+            let mut cpu_list = text(&path.join("cpulist")).unwrap_or_default();
+            let cpus = count(&cpu_list);
+            if cpus == 0 {
+                cpu_list.clear();
+            }
+            Node {
+                id,
+                memory_bytes: memory(&path),
+                cpus,
+                cpu_list,
+                distances: numbers_in(&text(&path.join("distance")).unwrap_or_default()),
+            }
         })
         .collect();
     if nodes.is_empty() {
@@ -92,7 +100,7 @@ fn memory(node: &Path) -> u64 {
 }
 
 /// How many numbers a list like `0-15,32-47` names.
-fn count(list: &str) -> u32 {
+pub(super) fn count(list: &str) -> u32 {
     let parts = list.split(',').filter_map(|part| {
         let (first, last) = part.split_once('-').unwrap_or((part, part));
         let (first, last) = (first.parse::<u32>().ok()?, last.parse::<u32>().ok()?);

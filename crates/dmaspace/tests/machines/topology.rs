@@ -353,12 +353,30 @@ emulated = "edu,dma_mask=0xffffffffffffffff"
 "#;
 
 #[test]
+fn processors_are_counted_or_listed() {
+    let topology = Topology::parse(&FILE.replace("cpus = 8", "cpus = \"0-5,8,9\"")).unwrap();
+    let node = &topology.nodes()[1];
+    assert_eq!((node.cpus, node.cpu_list.as_str()), (8, "0-5,8,9"));
+    for wrong in ["", "x", "0-5;reboot", "5-0"] {
+        let list = format!("cpus = {wrong:?}");
+        let found = Topology::parse(&FILE.replace("cpus = 8", &list));
+        // Nothing is no list, and no processors.
+        let right = wrong.is_empty();
+        assert_eq!(found.is_ok(), right, "{wrong}: {found:?}");
+    }
+    let machine = Machine::new(&[1024, 1024]);
+    let read = machine.topology();
+    assert_eq!(read.nodes()[1].cpu_list, "4-6,65");
+}
+
+#[test]
 fn a_file_says_what_sysfs_says() {
     let topology = Topology::parse(FILE).unwrap();
     let node = |id, mib: u64, cpus, distances: [u32; 3]| Node {
         id,
         memory_bytes: mib << 20,
         cpus,
+        cpu_list: String::new(),
         distances: distances.into(),
     };
     // Sorted by number, and the distances with them.
@@ -401,11 +419,15 @@ fn what_does_not_fit_is_named() {
             "line 5: unknown field `cpu`, expected",
         ),
         ("cpus = 8", "cpus = ", "line 5: "),
-        ("cpus = 8", "cpus = -8", "line 5: invalid value"),
+        (
+            "cpus = 8",
+            "cpus = -8",
+            "line 5: cpus is a number, or a list",
+        ),
         (
             "registers = 0xfed90000",
             "registers = 0x1000\nfunction = \"0000:00:00.2\"",
-            "dmar0 has registers and a PCI function: it is told by one of them",
+            "dmar0 has registers and a PCI function: only one of them may be given",
         ),
         (
             "registers = 0xfed90000",
