@@ -199,12 +199,24 @@ pub fn bars(title: &str, unit: &str, names: &[String], lines: &[Line], linear: b
         }
         top += 7.0;
     }
-    let axis = if linear { "" } else { ", logarithmic" };
-    let title = format!("{title}, {unit}{axis}");
-    let height = top + 10.0 + legend_height(lines);
+    let (scale, marks) = match linear {
+        true => ("", vec![0.0, most / 2.0, most]),
+        false => (", logarithmic", axis.parts().collect()),
+    };
+    let title = format!("{title}, {unit}{scale}");
+    let below = top + 12.0;
+    let height = below + 14.0 + legend_height(lines);
     let mut svg = begin(&title, left + BARS + 56.0, height);
+    for mark in marks {
+        let (place, number) = (left + long(mark), short(mark));
+        let _ = writeln!(
+            svg,
+            "<path class=\"grid\" d=\"M{place:.1} 24V{top}\"/>\
+             <text class=\"small\" x=\"{place:.1}\" y=\"{below}\" text-anchor=\"middle\">{number}</text>"
+        );
+    }
     svg += &body;
-    legend(&mut svg, lines, top + 2.0);
+    legend(&mut svg, lines, below + 6.0);
     svg + "</svg>\n"
 }
 
@@ -243,6 +255,7 @@ fn legend(svg: &mut String, lines: &[Line], top: f64) {
 /// A number in few characters.
 pub fn short(value: f64) -> String {
     match value {
+        0.0 => "0".into(),
         0.0..0.0995 => format!("{value:.3}"),
         0.0995..9.995 => format!("{value:.2}"),
         9.995..99.95 => format!("{value:.1}"),

@@ -54,10 +54,7 @@ fn simulation<'a>(devices: &[DeviceModel], domains: &[&'a Domain]) -> Simulation
         units: vec![unit()],
         devices: devices.into(),
         domains: domains.into(),
-        reads: ReadTimes {
-            local_ns: 100.0,
-            remote_ns: 200.0,
-        },
+        reads: ReadTimes::new(100.0, 200.0),
         seed: 7,
         warm_up: 1000,
         requests: 5000,

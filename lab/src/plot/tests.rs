@@ -85,7 +85,10 @@ fn the_longest_name_has_room_beside_its_bars() {
 #[test]
 fn longer_bars_are_longer_times() {
     let all = [line("c0", &[(0.0, 100.0)]), line("c1", &[(0.0, 1.0)])];
-    for (linear, widths) in [(false, ["234.0", "4.0"]), (true, ["234.0", "2.3"])] {
+    for (linear, widths, marks) in [
+        (false, ["234.0", "4.0"], ["1.00", "10.0", "100"]),
+        (true, ["234.0", "2.3"], ["0", "50.0", "100"]),
+    ] {
         let svg = bars("t", "ms", &["a<b".into()], &all, linear);
         for (class, width) in ["c0", "c1"].into_iter().zip(widths) {
             let bar = format!("<rect class=\"bar {class}\" x=\"170\"");
@@ -93,6 +96,16 @@ fn longer_bars_are_longer_times() {
             assert!(bar.contains(&format!("width=\"{width}\"")), "{bar}");
         }
         assert!(svg.contains("a&lt;b"));
+        // The axis, and the number at its end is below the end of the longest bar.
+        let mut marks_of = svg
+            .lines()
+            .filter(|line| line.starts_with("<path class=\"grid\""));
+        let numbers = marks_of
+            .clone()
+            .map(|line| line.rsplit(['>', '<']).nth(2).unwrap());
+        assert_eq!(numbers.collect::<Vec<_>>(), marks, "{svg}");
+        let end = format!("<path class=\"grid\" d=\"M{:.1} ", 170.0 + 234.0);
+        assert!(marks_of.next_back().unwrap().starts_with(&end), "{svg}");
     }
 }
 

@@ -231,13 +231,13 @@ impl<'a> Machine<'a> {
         let mut taken = 0.0;
         device.outcome.walks += 1;
         for node in memory.into_nodes() {
-            let remote = from.zip(node).is_some_and(|(from, node)| from != node);
-            if remote {
+            let reads = &self.given.reads;
+            if let Some(pair) = from.zip(node).filter(|(from, node)| from != node) {
                 device.outcome.remote_reads += 1;
-                taken += self.given.reads.remote_ns;
+                taken += reads.pairs.get(&pair).unwrap_or(&reads.remote_ns);
             } else {
                 device.outcome.local_reads += 1;
-                taken += self.given.reads.local_ns;
+                taken += reads.local_ns;
             }
         }
         self.after(picoseconds(taken), Event::Walked(slot));

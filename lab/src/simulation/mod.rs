@@ -31,6 +31,8 @@ mod lru;
 mod machine;
 mod tables;
 
+use std::collections::BTreeMap;
+
 use iopt::walk::WalkFault;
 use runs::{Iova, Span};
 
@@ -56,12 +58,25 @@ pub struct Simulation<'a> {
 }
 
 /// How long a unit takes to read one table entry, in nanoseconds.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct ReadTimes {
     /// From memory of its own node, and where one of both nodes is not known.
     pub local_ns: f64,
     /// From memory of another node.
     pub remote_ns: f64,
+    /// Of a unit's node and a table's, where that is not `remote_ns`.
+    pub pairs: BTreeMap<(u32, u32), f64>,
+}
+
+impl ReadTimes {
+    /// Two nodes, or all equally far.
+    pub const fn new(local_ns: f64, remote_ns: f64) -> Self {
+        Self {
+            local_ns,
+            remote_ns,
+            pairs: BTreeMap::new(),
+        }
+    }
 }
 
 /// An IOMMU unit.
@@ -210,7 +225,9 @@ impl Simulation<'_> {
                 );
             }
         }
-        if !time(self.reads.local_ns) || !time(self.reads.remote_ns) {
+        let pairs = self.reads.pairs.values();
+        let mut reads = pairs.chain([&self.reads.local_ns, &self.reads.remote_ns]);
+        if !reads.all(|ns| time(*ns)) {
             return wrong("reads", 0, "they take less than a second");
         }
         if self.requests == 0 || self.requests.max(self.warm_up) > 1 << 32 {

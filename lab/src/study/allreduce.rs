@@ -260,10 +260,7 @@ fn rate(values: &Values, sockets: &[u32], tables: [&Domain; 2]) -> Result<f64, S
         units,
         devices,
         domains: tables.into(),
-        reads: ReadTimes {
-            local_ns: values.local_ns,
-            remote_ns: values.remote_ns,
-        },
+        reads: ReadTimes::new(values.local_ns, values.remote_ns),
         seed: 1,
         warm_up: 1000,
         requests: 4000,

@@ -2,12 +2,10 @@
 //!
 //! The devices are spread evenly over the nodes, each node has one unit, and all devices work in the
 //! same 4 GiB. With a shared table it lies on node 0; `near(node)` is a shared table on that node and
-//! comes out the same. Units, links and times are those of [`allreduce`](super::allreduce()).
+//! comes out the same. Units and times are those of [`under_load`].
 //!
 //! Leaves of 64 KiB and 32 MiB are contiguous groups of Arm's stage 2, which the unit keeps as one
 //! entry; the others are VT-d's.
-
-use std::fmt;
 
 use iopt::FormatId;
 use iopt::format::{ArmConfig, ArmGranule};
@@ -15,41 +13,21 @@ use runs::{Iova, Span};
 use serde::Serialize;
 
 use super::StudyError;
-use crate::simulation::{DeviceModel, Domain, Order, Outcome, ReadTimes, Simulation, UnitModel};
+use super::load::{LoadedDevice, Traffic, under_load};
+use crate::simulation::{Domain, Outcome, ReadTimes};
 
 /// Nodes of a column.
 const NODES: [u32; 3] = [2, 4, 8];
 /// Leaves of a row.
 const LEAVES: [u64; 5] = [4 << 10, 64 << 10, 2 << 20, 32 << 20, 1 << 30];
-const DEVICES: u64 = 16;
+const DEVICES: u32 = 16;
 const MEMORY: Span<Iova> = Span::new(1 << 32, 4 << 30);
-const STREAMS: u64 = 16;
-const BUFFER: u64 = 4 << 20;
-
-/// What devices do.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Traffic {
-    /// Each device goes through 16 buffers of 4 MiB, page by page, one page at a time.
-    Streams,
-    /// Each device has 64 reads of 512 bytes under way, anywhere.
-    Random,
-}
-
-impl fmt::Display for Traffic {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Streams => "streams",
-            Self::Random => "random",
-        })
-    }
-}
 
 /// What came out, all simulated.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct HeatMap {
     /// How many devices there are.
-    pub devices: u64,
+    pub devices: u32,
     /// The memory that all of them work in, in bytes.
     pub memory_bytes: u64,
     /// One for each traffic, leaf and number of nodes.
@@ -163,52 +141,16 @@ fn outcomes(
     nodes: u32,
     domains: Vec<&Domain>,
 ) -> Result<Vec<Outcome>, StudyError> {
-    let unit = |node| UnitModel {
-        node: Some(node),
-        iotlb_entries: 64,
-        upper_entries: [14; 5],
-        walks: 5,
-        miss_ns: 26.0,
-    };
-    let device = |place: u64| {
-        let node = (place % u64::from(nodes)) as usize;
-        let buffers = (0..STREAMS)
-            .map(|stream| Span::new(MEMORY.start + (place * STREAMS + stream) * BUFFER, BUFFER));
-        let device = DeviceModel {
-            unit: node,
-            domain: node.min(domains.len() - 1),
-            request_bytes: 4096,
-            outstanding: 1,
+    let units: Vec<_> = (0..nodes).map(Some).collect();
+    let device = |place: u32| {
+        let unit = (place % nodes) as usize;
+        LoadedDevice {
+            unit,
+            domain: unit.min(domains.len() - 1),
             link_bytes_per_second: 25e9,
-            latency_ns: 0.0,
-            tlb: None,
-            streams: buffers.collect(),
-            order: Order::Sequential,
-            peer: None,
-        };
-        match traffic {
-            Traffic::Streams => device,
-            Traffic::Random => DeviceModel {
-                request_bytes: 512,
-                outstanding: 64,
-                latency_ns: 490.0,
-                streams: vec![MEMORY],
-                order: Order::Random,
-                ..device
-            },
         }
     };
-    let simulation = Simulation {
-        units: (0..nodes).map(unit).collect(),
-        devices: (0..DEVICES).map(device).collect(),
-        domains,
-        reads: ReadTimes {
-            local_ns: 90.0,
-            remote_ns: 170.0,
-        },
-        seed: 1,
-        warm_up: 500,
-        requests: 1500,
-    };
-    Ok(simulation.run()?)
+    let devices: Vec<_> = (0..DEVICES).map(device).collect();
+    let reads = ReadTimes::new(90.0, 170.0);
+    under_load(traffic, MEMORY, &units, &devices, domains, reads)
 }

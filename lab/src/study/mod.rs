@@ -6,10 +6,12 @@
 //! the study says how far the rows move.
 //!
 //! [`pcie_bench`] is one device and one unit on one machine, [`allreduce`] the machines of origin 5,
-//! and [`heat_map`] what neither shows: larger leaves, more nodes, more devices.
+//! and [`heat_map`] what neither shows: larger leaves, more nodes, more devices. [`under_load`] is a machine that
+//! is given.
 
 mod allreduce;
 mod heat_map;
+mod load;
 mod pcie_bench;
 
 use serde::Serialize;
@@ -17,7 +19,8 @@ use serde::Serialize;
 use crate::simulation::{DomainError, SimulationError};
 
 pub use allreduce::{allreduce, allreduce_rows};
-pub use heat_map::{Heat, HeatMap, Traffic, heat_map};
+pub use heat_map::{Heat, HeatMap, heat_map};
+pub use load::{BUFFER, LoadedDevice, STREAMS, Traffic, under_load};
 pub use pcie_bench::pcie_bench;
 
 /// How far a row may be off to count as reproduced.

@@ -203,10 +203,7 @@ fn gbps(values: &Values, domain: &Domain, bytes: u64, window: u64) -> Result<f64
             peer: None,
         }],
         domains: vec![domain],
-        reads: ReadTimes {
-            local_ns: values.read_ns,
-            remote_ns: values.read_ns,
-        },
+        reads: ReadTimes::new(values.read_ns, values.read_ns),
         seed: 1,
         warm_up: 2000,
         requests: 20_000,

@@ -1,10 +1,9 @@
 //! The document: figures as tables, aims met and missed, conditions, plots, how to repeat.
 //!
 //! Everything in it comes from [`Results`], from the rows and from the reasons; nothing is written by
-//! hand. Figures are medians; the table of the reference format says also how far samples spread.
+//! hand. Figures are medians; the first table says also how far samples spread.
 
 mod groups;
-mod reference;
 mod series;
 mod summary;
 
@@ -51,7 +50,6 @@ fn write(text: &mut String, results: &Results) -> std::fmt::Result {
     summary::write(text, results)?;
     series::write(text, results)?;
     groups::write(text, &results.groups)?;
-    reference::write(text, results)?;
     conditions(text)?;
     origin(text, results)
 }
@@ -195,6 +193,21 @@ impl<'a> Shown<'a> {
     /// A time in the row's unit.
     fn show(&self, time: Option<f64>) -> String {
         time.map_or_else(|| "–".to_owned(), |time| figure(time / self.row.unit))
+    }
+
+    /// A figure in the row's unit, and half of the middle half of its samples beside it.
+    fn spread(&self, entry: Option<&Entry>) -> String {
+        entry.map_or_else(
+            || "–".to_owned(),
+            |Entry { figure: found, .. }| {
+                let half = (found.upper - found.lower) / 2.0 / found.median;
+                format!(
+                    "{} ± {:.0} %",
+                    figure(found.median / self.row.unit),
+                    100.0 * half
+                )
+            },
+        )
     }
 
     /// The title with its unit.

@@ -3,8 +3,8 @@
 use std::fmt::{Result, Write as _};
 
 use super::figure;
-use crate::peers::field::{CONTESTS, Who};
-use crate::peers::results::{Curve, Results};
+use crate::peers::field::Who;
+use crate::peers::results::{Curve, Results, Tables};
 use crate::peers::run::size;
 use crate::plot::{Axis, COLOURS, Line, Plot};
 
@@ -184,10 +184,11 @@ fn cliffs(text: &mut String, curves: &[Curve]) -> Result {
         text,
         "Medians at both ends, and the steepest step between two points: by how much more the time \
          grows there than what is asked for (times that grow alike are 1×; of translations and of \
-         fragments the time of one is shown, which should not grow at all).\n\n\
+         fragments the time of one is shown, which should not grow at all). Others: in the plots.\n\n\
          | | who | first | last | steepest step | where |\n|---|---|---:|---:|---:|---:|"
     )?;
-    for curve in curves {
+    let shown = |curve: &&Curve| matches!(curve.who, Who::Exclusive | Who::Shared | Who::Linux);
+    for curve in curves.iter().filter(shown) {
         let (Some(first), Some(last)) = (curve.points.first(), curve.points.last()) else {
             continue;
         };
@@ -284,30 +285,35 @@ fn memory(text: &mut String, results: &Results) -> Result {
     if results.memory.is_empty() {
         return Ok(());
     }
+    let times = |found: &Tables| found.tables as f64 / found.least.max(1) as f64;
+    let larger = results.memory.iter().filter(|found| times(found) >= 1.0005);
+    let rows: Vec<String> = larger
+        .map(|found| {
+            format!(
+                "| {} | {} | {:.3} |\n",
+                found.format,
+                size(found.page),
+                times(found)
+            )
+        })
+        .collect();
     writeln!(
         text,
         "## Memory\n\n\
-         Bytes of tables for each GiB that is mapped in one stretch, the root and all upper tables \
-         among them, beside the least possible: the leaves' entries in whole tables, and one entry \
-         above for each table.\n\n\
-         | format | leaf | mapped | tables, KiB per GiB | least | ratio |\n|---|---:|---:|---:|---:|---:|"
+         Bytes of tables for memory that is mapped in one stretch, the root and all upper tables among \
+         them, beside the least possible: the leaves' entries in whole tables, and one entry above for \
+         each table. {} of {} pairs of a format and a size of leaves take the least.\n",
+        results.memory.len() - rows.len(),
+        results.memory.len()
     )?;
-    for found in &results.memory {
-        let contest = CONTESTS.iter().find(|contest| contest.id == found.format);
-        let gib = found.mapped as f64 / (1u64 << 30) as f64;
-        let each = |bytes: u64| figure(bytes as f64 / 1024.0 / gib);
+    if !rows.is_empty() {
         writeln!(
             text,
-            "| {} | {} | {} | {} | {} | {:.3} |",
-            contest.map_or(found.format.as_str(), |contest| contest.title),
-            size(found.page),
-            size(found.mapped),
-            each(found.tables),
-            each(found.least),
-            found.tables as f64 / found.least.max(1) as f64
+            "| format | leaf | times the least |\n|---|---:|---:|\n{}",
+            rows.concat()
         )?;
     }
-    writeln!(text)
+    Ok(())
 }
 
 #[cfg(test)]

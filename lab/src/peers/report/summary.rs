@@ -46,7 +46,7 @@ fn anywhere<'a>(results: &'a Results, row: &Row, who: Who) -> Option<(&'a Entry,
 }
 
 /// Its aims, in words.
-pub(super) fn aims(row: &Row) -> String {
+fn aims(row: &Row) -> String {
     let [exclusive, shared] = row.aims;
     if exclusive == shared {
         exclusive.to_string()
@@ -70,7 +70,8 @@ fn headline(text: &mut String, results: &Results) -> Result {
          of its fastest compiler. What compares with Linux is the shared form. Without `std` there are no \
          vectors, and readers are known by slots. The limit is a loop of relaxed stores, then \
          one that looks first whether the entries are empty, then one of vector stores; of unmaps it \
-         reads and clears, of harvests it reads.\n\n\
+         reads and clears, of harvests it reads. ±: half of the middle half of the samples. All \
+         entries of all formats are in [results.json](performance/results.json).\n\n\
          | operation | aim, exclusive / shared: at most | exclusive | shared | without `std` | limit | \
          Linux, best | crate, best | aims |\n|---|---:|---:|---:|---:|---:|---:|---:|---|",
         reference.map_or("the first format", |contest| contest.title)
@@ -84,7 +85,7 @@ fn headline(text: &mut String, results: &Results) -> Result {
             found.map_or_else(
                 || if who == Who::Linux { no_linux } else { "–" }.to_owned(),
                 |(entry, format)| {
-                    let time = shown.show(Some(entry.figure.median));
+                    let time = shown.spread(Some(entry));
                     let home = if who == Who::Linux {
                         format
                     } else {
@@ -100,7 +101,7 @@ fn headline(text: &mut String, results: &Results) -> Result {
             (Who::VectorLimit, "vectors "),
         ]
         .into_iter()
-        .filter_map(|(who, word)| Some(format!("{word}{}", shown.show(Some(shown.time(who)?)))))
+        .filter_map(|(who, word)| Some(format!("{word}{}", shown.spread(Some(shown.best(who)?)))))
         .collect();
         let limits = if limits.is_empty() {
             "–".to_owned()
@@ -116,8 +117,8 @@ fn headline(text: &mut String, results: &Results) -> Result {
             text,
             "| {title} | {} | {} | {} | {} | {limits} | {} | {} | {} |",
             aims(row),
-            shown.show(shown.time(Who::Exclusive)),
-            shown.show(shown.time(Who::Shared)),
+            shown.spread(shown.best(Who::Exclusive)),
+            shown.spread(shown.best(Who::Shared)),
             without_std(&shown),
             other(Who::Linux),
             other(Who::Crate),
