@@ -1,11 +1,10 @@
-//! Writes man pages and shell completions: `cargo xtask manuals`.
+//! Writes man pages and shell completions, for `cargo xtask install`.
 
 use std::ffi::OsString;
 use std::path::Path;
 use std::process::ExitCode;
 use std::{env, fs, io};
 
-use clap::ValueEnum as _;
 use clap_complete::Shell;
 
 fn main() -> ExitCode {
@@ -22,15 +21,19 @@ fn main() -> ExitCode {
     }
 }
 
-/// A page for each command below `man`, a script for each shell below `completions`.
-pub(crate) fn write(directory: &Path) -> io::Result<()> {
-    let (pages, scripts) = (directory.join("man"), directory.join("completions"));
+/// A page for each command and a script for each shell, where they lie below `share`.
+pub(crate) fn write(share: &Path) -> io::Result<()> {
+    let pages = share.join("man/man1");
     fs::create_dir_all(&pages)?;
-    fs::create_dir_all(&scripts)?;
     clap_mangen::generate_to(dmaspace_cli::command(), &pages)?;
-    for shell in Shell::value_variants() {
-        let mut command = dmaspace_cli::command();
-        clap_complete::generate_to(*shell, &mut command, "dmaspace", &scripts)?;
+    for (shell, scripts) in [
+        (Shell::Bash, "bash-completion/completions"),
+        (Shell::Zsh, "zsh/site-functions"),
+        (Shell::Fish, "fish/vendor_completions.d"),
+    ] {
+        let (mut command, scripts) = (dmaspace_cli::command(), share.join(scripts));
+        fs::create_dir_all(&scripts)?;
+        clap_complete::generate_to(shell, &mut command, "dmaspace", scripts)?;
     }
     Ok(())
 }

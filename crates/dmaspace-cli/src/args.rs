@@ -99,6 +99,7 @@ pub(crate) enum Command {
             Exit status: 0; 1 when `check` or `diff` find something, or the image is damaged; 2 \
             when the file or what was asked for cannot be had.",
         after_long_help = "Examples:\n  \
+            dmaspace tables image tables.img --map 1G:64M:4G\n  \
             dmaspace tables dump tables.img\n  \
             dmaspace tables walk memory.bin 0x40001000 --format vtd-ss --root 0x10a3000\n  \
             dmaspace tables check tables.img\n  \
@@ -109,20 +110,24 @@ pub(crate) enum Command {
     /// Plan page tables for memory nodes, simulate what that is worth, and measure walks.
     #[command(subcommand, disable_help_subcommand = true)]
     Numa(NumaCommand),
-    /// Say how a process's memory is backed, or what the machine's IOMMUs do, and what would help.
+    /// Predict how long the kernel takes to map a virtual machine's memory, and which setting helps.
     #[command(
-        long_about = "Looks at a running process (--pid) as a device would: of which folios, runs and \
-            nodes its memory consists, what is locked and pinned, what mapping it would cost in each \
-            format, how far an IOTLB reaches, and which change would help most. Or at the machine \
-            (--machine): IOMMU units, how each group translates, kernel options, nodes, counters and \
-            recent faults, each finding with the one setting that would change it.\n\n\
-            Nothing is stopped or changed. What takes privilege that is not there is left out, and \
-            said.\n\n\
-            Exit status: 0; 2 when there is no such process, it may not be looked at, or it has no \
-            memory of its own.",
+        long_about = "Finds the guest RAM of a virtual machine that runs (--pid), or reads QEMU's command \
+            line (--qemu) or libvirt's XML (--libvirt). Says how this memory is backed and what of it is \
+            present, and estimates how long the kernel takes to fault in, zero, pin and map it for a \
+            device, by VFIO type 1 and by iommufd: today, and with each change that helps, with the line \
+            for QEMU, libvirt or the shell. The estimate needs a calibration of some hundred \
+            milliseconds. --pid accepts any other process, too.\n\n\
+            --machine reports IOMMU units, how each group translates, kernel options, nodes, counters and \
+            recent faults, each finding with the setting that would change it.\n\n\
+            Nothing is stopped or changed. What needs a privilege that is missing is left out and named.\n\n\
+            Exit status: 0; 2 when there is no such process, it may not be looked at, it has no memory of \
+            its own, or the configuration cannot be understood.",
         after_long_help = "Examples:\n  \
             dmaspace inspect --pid $(pidof -s qemu-system-x86_64)\n  \
             dmaspace inspect --pid 4711 --json | jq '.advice[0]'\n  \
+            dmaspace inspect --qemu \"qemu-system-x86_64 -m 64G -device vfio-pci,host=01:00.0\"\n  \
+            dmaspace inspect --libvirt domain.xml\n  \
             dmaspace inspect --machine"
     )]
     Inspect(InspectArgs),

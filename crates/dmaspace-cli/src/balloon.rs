@@ -14,25 +14,25 @@ use hostmem::ShrinkWatch;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use virtio_balloon::BulkBit;
 
+use crate::draw::terminal::progress_chars;
 use crate::stop::Stop;
-use crate::{exit, fail, refuse, say, size, tell_on};
+use crate::{exit, fail, json_line, refuse, say, size, tell_on};
 
-pub(crate) const ABOUT: &str = "Listens on a socket for a monitor that speaks vhost-user, and is the balloon of its virtual \
-     machine: the complete device of the standard, with statistics, free page reporting and hinting, \
-     which gives memory back to the machine by whole runs. It goes on when the monitor leaves, and \
-     takes up where it was when the same virtual machine connects again.\n\n\
-     Lines on standard input lead it:\n  \
-     target SIZE   have this much memory in the balloon; 0 empties it\n  \
-     stats         ask the guest for statistics\n  \
-     hint          have the driver hint at free pages, which are counted\n  \
-     stop-hints    enough of that\n  \
-     quit          end\n\
-     When standard input ends, it goes on.\n\n\
-     It sees the memory that the monitor shares with it, and nothing else: it must not be used for a \
-     virtual machine with a passed-through device, which would go on with pages that were given back. \
-     The monitor must share the guest's memory as a file (memfd, /dev/shm or hugetlbfs).\n\n\
-     Exit status: 0 when a signal or `quit` ended it, or nobody reads what it tells; 1 when something broke; 2 when the socket cannot \
-     be had, or what is to be told cannot be written.";
+pub(crate) const ABOUT: &str = "Provides a virtio balloon to a monitor over vhost-user: the complete device of the standard, with \
+     statistics, free page reporting and hinting. It discards guest memory in runs. It keeps running when \
+     the monitor disconnects, and continues when the same virtual machine connects again.\n\n\
+     Commands on standard input:\n  \
+     target SIZE   set the size of the balloon; 0 empties it\n  \
+     stats         request statistics from the guest\n  \
+     hint          request hints about free pages, which are counted\n  \
+     stop-hints    end hinting\n  \
+     quit          exit\n\
+     It keeps running after the end of standard input.\n\n\
+     Do not use it for a virtual machine with a passed-through device: this program cannot make the device \
+     release memory, so the device would keep using pages that were discarded. The monitor must share the guest's \
+     memory as a file (memfd, /dev/shm or hugetlbfs).\n\n\
+     Exit status: 0 after a signal or `quit`, or when standard output was closed; 1 after a failure; 2 when \
+     the socket cannot be created, or output cannot be written.";
 
 pub(crate) const EXAMPLES: &str = "Examples:\n  \
      dmaspace balloon --socket /run/vm1-balloon\n  \
@@ -42,15 +42,15 @@ pub(crate) const EXAMPLES: &str = "Examples:\n  \
 /// The options.
 #[derive(Debug, clap::Args)]
 pub(crate) struct BalloonArgs {
-    /// The socket on which the monitor connects
+    /// Socket to which the monitor connects
     ///
-    /// It is made here and removed at the end. One that a program left behind is replaced.
+    /// Created at the start and removed at the end. A socket that no program listens on is replaced.
     ///
     /// Example: --socket /run/vm1-balloon
     #[arg(long, value_name = "PATH")]
     socket: PathBuf,
 
-    /// How much memory shall be in the balloon at first [default: none]
+    /// Size of the balloon at the start [default: 0]
     ///
     /// A number of bytes, or with K, M, G or T (powers of 1024), of whole pages.
     ///
@@ -58,7 +58,7 @@ pub(crate) struct BalloonArgs {
     #[arg(long, value_name = "SIZE", value_parser = target)]
     target: Option<u64>,
 
-    /// Ask the guest for statistics this often, in seconds [default: only when told]
+    /// Request statistics from the guest at this interval, in seconds [default: never]
     ///
     /// Example: --stats 10
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..))]
@@ -66,14 +66,14 @@ pub(crate) struct BalloonArgs {
 
     /// Offer messages in bulk under this feature bit [default: they are not offered]
     ///
-    /// The bit is nobody's but ours: 9 to 23 or 50 to 63, the same as the driver's. A driver that
-    /// does not know it is served as always.
+    /// The bit is not part of the standard: 9 to 23 or 50 to 63, and the same for the driver. Drivers that do not
+    /// know it use the standard messages.
     ///
     /// Example: --bulk-bit 23
     #[arg(long, value_name = "BIT", value_parser = bulk_bit)]
     bulk_bit: Option<BulkBit>,
 
-    /// Tell what happens as JSON, a line each
+    /// Print events as JSON, one per line
     ///
     /// Names are stable and end in their unit: `actual_bytes`. Nothing else is printed on stdout.
     ///
@@ -222,12 +222,12 @@ impl Operator for Terminal {
             self.show(balloon);
         }
         let line = if self.json {
-            serde_json::to_string(event).ok()
+            json_line(event).ok()
         } else {
-            self.sentence(event)
+            self.sentence(event).map(|line| line + "\n")
         };
         let Some(line) = line else { return };
-        match tell_on(&(line + "\n")) {
+        match tell_on(&line) {
             Ok(there) => self.unheard |= !there,
             Err(error) => {
                 refuse(&error);
@@ -303,7 +303,7 @@ fn new_bar() -> ProgressBar {
     let template = "balloon    {wide_bar:.cyan} {binary_bytes:>11} of {binary_total_bytes}";
     let style = ProgressStyle::with_template(template)
         .unwrap_or_else(|_| ProgressStyle::default_bar())
-        .progress_chars("█▉▊▋▌▍▎▏ ");
+        .progress_chars(progress_chars());
     ProgressBar::with_draw_target(Some(0), ProgressDrawTarget::stderr()).with_style(style)
 }
 

@@ -22,6 +22,7 @@ mod counter_lock;
 mod devices;
 mod draw;
 mod inspect;
+mod json;
 mod life;
 mod map;
 mod numa;
@@ -39,7 +40,7 @@ mod test_files;
 /// walks by the thousand.
 #[doc(hidden)]
 pub mod inside {
-    pub use crate::inspect::{MachineReport, areas, node_bytes};
+    pub use crate::inspect::{MachineReport, areas, libvirt, node_bytes, of_areas, qemu_line};
     pub use crate::life::{SuccessorError, succeed};
     pub use crate::numa::{GuestTopology, Plan};
     pub use crate::tables::{
@@ -55,12 +56,14 @@ use std::io::{self, IsTerminal, Write};
 use std::process::ExitCode;
 
 use anyhow::Context as _;
-use clap::{CommandFactory as _, Parser};
+use clap::{CommandFactory as _, FromArgMatches as _};
 use hostmem::keep_pools_by;
 use tracing_subscriber::filter::Targets;
 use tracing_subscriber::prelude::*;
 
 use args::{Args, Command};
+use draw::terminal;
+use json::{json, json_line};
 use scenario::sentence;
 
 /// Exit statuses.
@@ -82,7 +85,8 @@ pub fn command() -> clap::Command {
 
 /// Does what this process's arguments say, and tells how it went.
 pub fn run() -> ExitCode {
-    let status = match Args::try_parse() {
+    let asked = command().term_width(terminal::columns()).try_get_matches();
+    let status = match asked.and_then(|matches| Args::from_arg_matches(&matches)) {
         Err(error) => explain(&error),
         Ok(args) => {
             listen(args.verbose);
@@ -114,11 +118,6 @@ fn this_program(command: &str) -> anyhow::Result<Vec<OsString>> {
     Ok(vec![program.into(), command.into()])
 }
 
-/// A report for programs.
-fn json(report: &impl serde::Serialize) -> serde_json::Result<String> {
-    serde_json::to_string_pretty(report).map(|json| json + "\n")
-}
-
 /// Prints to stdout; a reader that has left wants no more, which is fine.
 fn print(text: &str) -> anyhow::Result<()> {
     tell_on(text).map(drop)
@@ -128,7 +127,7 @@ fn print(text: &str) -> anyhow::Result<()> {
 fn tell_on(text: &str) -> anyhow::Result<bool> {
     let mut stdout = io::stdout().lock();
     match stdout
-        .write_all(text.as_bytes())
+        .write_all(terminal::shown(text).as_bytes())
         .and_then(|()| stdout.flush())
     {
         Ok(()) => Ok(true),
@@ -161,7 +160,7 @@ fn fail(error: &dyn Error, status: u8) -> u8 {
 
 /// A sentence on stderr. If nobody can read it, nobody can be told either.
 fn say(text: &str) {
-    let _ = writeln!(io::stderr(), "dmaspace: {text}");
+    let _ = writeln!(io::stderr(), "dmaspace: {}", terminal::shown(text));
 }
 
 /// Tracing to stderr: what RUST_LOG asks for, or with `-v` all that our own crates tell. RUST_LOG has levels

@@ -1,4 +1,5 @@
-//! The keeper of pools of huge pages that commands raise: this program, by a hidden command.
+//! Pools of huge pages: the keeper of those that commands raise, which is this program by a hidden command, and the
+//! lines of a shell that raise one.
 
 use std::io;
 
@@ -9,6 +10,14 @@ use crate::{exit, fail};
 
 /// The hidden command by which this program keeps a pool of huge pages.
 pub(crate) const KEEPER: &str = "pool-keeper";
+
+/// The lines of a shell that raise the pool of this file: others may have pages of it.
+pub(crate) fn raise(file: &str, pages: u64) -> [String; 2] {
+    [
+        format!("pool={file}"),
+        format!("echo $(($(cat $pool) + {pages})) > $pool"),
+    ]
+}
 
 /// Keeps a pool for the process at the other end of standard input and output.
 pub(crate) fn keep_here() -> u8 {

@@ -12,7 +12,7 @@ const UNITS: [&str; 7] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
 
 /// Why a text is no size.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum SizeError {
+pub enum SizeError {
     /// No digits, or something between them.
     NotANumber,
     /// `1.5G`.
@@ -90,7 +90,7 @@ pub(crate) fn parse(text: &str) -> Result<u64, SizeError> {
 }
 
 /// Bytes as the command line takes them: `4K`, `1536M`; always exact.
-struct Short(u64);
+pub(crate) struct Short(pub(crate) u64);
 
 impl fmt::Display for Short {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -59,10 +59,11 @@ impl Target {
         })
     }
 
-    /// Writes the whole text, or leaves what was there as it was.
-    pub(crate) fn write(self, text: &str, stop: &Stop) -> Result<()> {
+    /// Writes all bytes, or leaves what was there as it was.
+    pub(crate) fn write(self, bytes: &(impl AsRef<[u8]> + ?Sized), stop: &Stop) -> Result<()> {
+        let bytes = bytes.as_ref();
         let result = match self.way {
-            Way::Straight(mut file) => file.write_all(text.as_bytes()),
+            Way::Straight(mut file) => file.write_all(bytes),
             Way::Beside {
                 path,
                 directory,
@@ -70,7 +71,7 @@ impl Target {
             } => {
                 // A signal must not leave the temporary file behind.
                 let (result, _) =
-                    stop.shielded(|| write_beside(text, &path, &directory, permissions));
+                    stop.shielded(|| write_beside(bytes, &path, &directory, permissions));
                 result
             }
         };
@@ -106,7 +107,7 @@ fn open(name: &Path) -> Result<File> {
 }
 
 fn write_beside(
-    text: &str,
+    bytes: &[u8],
     path: &Path,
     directory: &Path,
     permissions: Option<Permissions>,
@@ -116,7 +117,7 @@ fn write_beside(
     let mode = Permissions::from_mode(0o666);
     beside.prefix(".dmaspace-").permissions(mode.clone());
     let fill = |file: &mut File| {
-        file.write_all(text.as_bytes())?;
+        file.write_all(bytes)?;
         if let Some(permissions) = permissions.clone() {
             file.set_permissions(permissions)?;
         }

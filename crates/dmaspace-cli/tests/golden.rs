@@ -128,11 +128,7 @@ fn a_process_that_is_looked_at() {
         .collect();
     let first = found.first().copied().unwrap_or_default();
     assert!(first.starts_with("process # ("), "{text}");
-    let expected = [
-        "backing",
-        "mapping what is present for a device",
-        "largest areas",
-    ];
+    let expected = ["largest areas", "start: the kernel maps # KiB"];
     assert_eq!(found.get(1..), Some(&expected[..]), "{text}");
 }
 

@@ -44,22 +44,20 @@ fn every_command_has_a_page_with_its_options_and_is_completed() {
         let file = directory.path().join(&name);
         fs::read_to_string(file).unwrap_or_else(|error| panic!("{name}: {error}"))
     };
-    let bash = read("completions/dmaspace.bash".into());
+    let bash = read("bash-completion/completions/dmaspace.bash".into());
     for (name, command) in commands() {
         // In roff a hyphen that is typed is written `\-`.
-        let page = read(format!("man/{name}.1")).replace("\\-", "-");
+        let page = read(format!("man/man1/{name}.1")).replace("\\-", "-");
         for option in command.get_arguments().filter_map(|one| one.get_long()) {
             let option = format!("--{option}");
             assert!(page.contains(&option), "{name} {option}");
             assert!(bash.contains(&option), "{name} {option}");
         }
     }
-    for shell in [
-        "_dmaspace",
-        "dmaspace.fish",
-        "dmaspace.elv",
-        "_dmaspace.ps1",
+    for script in [
+        "zsh/site-functions/_dmaspace",
+        "fish/vendor_completions.d/dmaspace.fish",
     ] {
-        assert!(read(format!("completions/{shell}")).contains("balloon-guest"));
+        assert!(read(script.into()).contains("balloon-guest"));
     }
 }

@@ -7,6 +7,7 @@ mod common;
 
 use std::fs;
 use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
 use common::{dmaspace, names, refused, report, run, text};
 use tempfile::TempDir;
@@ -58,11 +59,16 @@ nodes
   0     2 GiB   2     10 21      dmar0
   1     2 GiB   2     21 10      dmar1
 
-devices, predicted GB/s with leaves of 4 KiB (a formula, not measured)
-  address       kind      group  unit   node  link    shared  per-node  near(0)  near(1)
-  0000:17:00.0  Ethernet  -      dmar0  0     25.0    14.1    14.1      14.1     10.5
-  0000:b1:00.0  Ethernet  -      dmar1  1     (25.0)  10.5    14.1      10.5     14.1
+devices, links in GB/s
+  address       kind      group  unit   node  link
+  0000:17:00.0  Ethernet  -      dmar0  0     25.0
+  0000:b1:00.0  Ethernet  -      dmar1  1     (25.0)
   (link)      not known, assumed
+
+predicted GB/s with leaves of 4 KiB (a formula, not measured)
+  address       shared  per-node  near(0)  near(1)
+  0000:17:00.0  14.1    14.1      14.1     10.5
+  0000:b1:00.0  10.5    14.1      10.5     14.1
 
 shared
   domain 0    tables on node 0, walked by dmar0 dmar1 for 2 devices
@@ -241,8 +247,7 @@ fn this_machine_is_measured_or_has_one_node() {
         );
         return;
     }
-    let only_one =
-        "not run: one node, so nothing here is far; `dmaspace numa simulate` runs anywhere\n";
+    let only_one = "not run: one node, so nothing here is far; see `dmaspace numa simulate`\n";
     assert_eq!(shown, only_one);
     assert_eq!(json["not_run"], "one node");
     assert_eq!(json["walks"], serde_json::json!([]));
@@ -255,17 +260,77 @@ fn this_machine_is_measured_or_has_one_node() {
 }
 
 #[test]
-fn what_is_simulated_is_called_that() {
+fn a_load_on_a_machine_is_simulated_on_one_screen() {
+    let (_kept, path) = file(TWO_SOCKETS);
+    let options = ["numa", "simulate", "--topology", text(&path)];
+    let begun = Instant::now();
+    let (shown, stderr, status) = run(dmaspace(&options));
+    // 0.1 s of an unoptimized program; two seconds are promised of an optimized one.
+    assert!(begun.elapsed() < Duration::from_secs(10));
+    assert_eq!((stderr.as_str(), status), ("", Some(0)));
+    assert!(shown.lines().count() <= 24, "{shown}");
+    for line in [
+        "  devices     2, all at once; 1 link assumed, 25.0 GB/s",
+        "simulated GB/s, not measured",
+        "  leaves  tables    all   slowest  reads  remote  bytes",
+    ] {
+        assert!(shown.lines().any(|found| found == line), "{line}\n{shown}");
+    }
+    let best = shown
+        .lines()
+        .skip_while(|line| !line.starts_with("what would help"));
+    assert!(
+        best.skip(1).any(|line| line.ends_with("  leaves of 2 MiB")),
+        "{shown}"
+    );
+
+    // The second device's reads are remote with one table, and none is with one on each node.
+    let random = [&options[..], &["--traffic", "random", "--json"]].concat();
+    let found = report(dmaspace(&random));
+    let rows = found["rows"].as_array().unwrap();
+    let row = |leaf: u64, placement| {
+        let mut rows = rows.iter();
+        rows.find(|row| row["leaf_bytes"] == leaf && row["placement"] == placement)
+            .unwrap()
+    };
+    let [shared, per_node] = ["shared", "per-node"].map(|placement| row(4096, placement));
+    let number = |row: &serde_json::Value, name: &str| row[name].as_f64().unwrap();
+    assert!(
+        (0.45..0.55).contains(&number(shared, "remote_share")),
+        "{shared}"
+    );
+    assert_eq!(per_node["remote_share"], 0.0);
+    let gain = number(per_node, "bytes_per_second") / number(shared, "bytes_per_second");
+    assert!((1.1..1.9).contains(&gain), "{gain}");
+    assert!(number(row(1 << 30, "shared"), "reads_per_request") < 0.01);
+
+    let without = TWO_SOCKETS.replace("unit = \"dmar", "group = 1 # \"dmar");
+    let (_kept, path) = file(&without);
+    let refusal = refused(dmaspace(&["numa", "simulate", "--topology", text(&path)]));
+    assert!(
+        refusal.starts_with("no IOMMU unit translates for a device"),
+        "{refusal}"
+    );
+}
+
+#[test]
+fn what_is_published_is_simulated_and_called_that() {
     let directory = tempfile::tempdir().unwrap();
     let svg = directory.path().join("heat.svg");
-    let (shown, stderr, status) = run(dmaspace(&["numa", "simulate", "--svg", text(&svg)]));
+    let (shown, stderr, status) = run(dmaspace(&[
+        "numa",
+        "simulate",
+        "--published",
+        "--svg",
+        text(&svg),
+    ]));
     assert_eq!((stderr.as_str(), status), ("", Some(0)));
     for line in [
         "pcie-bench: random reads by window, VT-d, Gb/s (simulated)",
         "  20 of 20 rows that count are within 10 %",
         "origin 5: NCCL allreduce on machines of two sockets, GB/s (simulated)",
         "  3 of 3 rows that count are within 10 %",
-        "16 devices in 4 GiB: GB/s of all, shared table → table per node (simulated)",
+        "16 devices in 4 GiB: GB/s of all, one table and one per node (simulated)",
     ] {
         assert!(shown.lines().any(|found| found == line), "{line}\n{shown}");
     }

@@ -86,6 +86,60 @@ fn stdout(arguments: &[&str], expected: i32) -> String {
 }
 
 #[test]
+fn an_image_is_written_of_given_runs() {
+    let files = Files::new();
+    let (expected, image) = (sample(&files), files.path("tables.img"));
+    let maps = "--map 1G:1G:4G --map 0x80000000:4M:6G:rw --map 0x80400000:12K:0x200000000:r";
+    let mut arguments = vec!["tables", "image", text(&image)];
+    arguments.extend(maps.split(' '));
+    let said = stdout(&arguments, 0);
+    assert!(
+        said.contains("  tables      4, vtd-ss, 4 levels\n"),
+        "{said}"
+    );
+    assert_eq!(fs::read(&image).unwrap(), fs::read(expected).unwrap());
+
+    let twice = [&arguments[..], &["--map", "0x80001000:4K:0"]].concat();
+    let refusal = refused(dmaspace(&twice));
+    assert!(
+        refusal.starts_with("0x80001000 + 4 KiB cannot be mapped: 0x80001000+0x1000 overlaps"),
+        "{refusal}"
+    );
+    let narrow = [&arguments[..], &["--format", "dart1"]].concat();
+    let refusal = refused(dmaspace(&narrow));
+    assert!(refusal.contains(" cannot be mapped: "), "{refusal}");
+}
+
+#[test]
+fn an_image_is_written_of_the_pages_of_a_process() {
+    let files = Files::new();
+    let image = files.path("process.img");
+    let mut memory = vec![0u8; 1 << 20];
+    memory.fill(1);
+    let page = (memory.as_ptr() as u64 + 8192) & !4095;
+    let pid = std::process::id();
+    let mut frame = None;
+    let pages = hostmem::ProcessPages::open(pid).unwrap();
+    let range = Span::new(page, 4096);
+    pages
+        .for_each(range, 2 << 20, |run| frame = run.pa)
+        .unwrap();
+    let pid = pid.to_string();
+    let arguments = ["tables", "image", text(&image), "--pid", &pid];
+    let Some(frame) = frame else {
+        let refusal = refused(dmaspace(&arguments));
+        assert!(refusal.contains("CAP_SYS_ADMIN"), "{refusal}");
+        return;
+    };
+    stdout(&arguments, 0);
+    let iova = format!("{:#x}", page + 5);
+    let walk = report(dmaspace(&["tables", "walk", text(&image), &iova, "--json"]));
+    assert_eq!(walk["write"]["pa"], format!("{:#x}", frame + 5), "{walk}");
+    stdout(&["tables", "check", text(&image)], 0);
+    assert_eq!(memory[8192], 1);
+}
+
+#[test]
 fn a_dump_lists_everything() {
     let files = Files::new();
     let image = sample(&files);
@@ -419,41 +473,41 @@ const WALK: &str = r"
 level 3: entry 0 of the table at 0x1000000
   entry       0x0000000001001003 at 0x1000000
   source      VT-d 5.0, 9.8 and 3.7
-  0           R              0x1  reading is allowed
-  1           W              0x1  writing is allowed
-  2           X              0x0  instruction fetches; not looked at without them
-  8           A              0x0  not accessed
+  0           R              0x1     reading is allowed
+  1           W              0x1     writing is allowed
+  2           X              0x0     instruction fetches, where supported
+  8           A              0x0     not accessed
   51:12       address        0x1001  0x1001000
 
 level 2: entry 2 of the table at 0x1001000
   entry       0x0000000001002003 at 0x1001010
   source      VT-d 5.0, 9.8 and 3.7
-  0           R              0x1  reading is allowed
-  1           W              0x1  writing is allowed
-  2           X              0x0  instruction fetches; not looked at without them
-  8           A              0x0  not accessed
+  0           R              0x1     reading is allowed
+  1           W              0x1     writing is allowed
+  2           X              0x0     instruction fetches, where supported
+  8           A              0x0     not accessed
   51:12       address        0x1002  0x1002000
 
 level 1: entry 2 of the table at 0x1002000
   entry       0x0000000001003003 at 0x1002010
   source      VT-d 5.0, 9.8 and 3.7
-  0           R              0x1  reading is allowed
-  1           W              0x1  writing is allowed
-  2           X              0x0  instruction fetches; not looked at without them
-  8           A              0x0  not accessed
+  0           R              0x1     reading is allowed
+  1           W              0x1     writing is allowed
+  2           X              0x0     instruction fetches, where supported
+  8           A              0x0     not accessed
   51:12       address        0x1003  0x1003000
 
 level 0: entry 1 of the table at 0x1003000
   entry       0x0000000200001001 at 0x1003008
   source      VT-d 5.0, 9.8 and 3.7
-  0           R              0x1  reading is allowed
-  1           W              0x0  writing is not allowed
-  2           X              0x0  instruction fetches; not looked at without them
-  5:3         EMT            0x0  memory type, where the unit uses it
-  6           IPAT           0x0  memory type, where the unit uses it
-  8           A              0x0  not accessed
-  9           D              0x0  not written to
-  11          SNP            0x0  snooped as the device asks
+  0           R              0x1       reading is allowed
+  1           W              0x0       writing is not allowed
+  2           X              0x0       instruction fetches, where supported
+  5:3         EMT            0x0       memory type, where the unit uses it
+  6           IPAT           0x0       memory type, where the unit uses it
+  8           A              0x0       not accessed
+  9           D              0x0       not written to
+  11          SNP            0x0       snooped as the device asks
   51:12       address        0x200001  0x200001000
 
 0x80401234

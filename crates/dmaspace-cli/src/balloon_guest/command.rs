@@ -7,16 +7,15 @@ use crate::balloon_guest::{GuestEvent, GuestJob, GuestOperator};
 use virtio_balloon::BulkBit;
 
 use crate::stop::Stop;
-use crate::{exit, fail, print, refuse, size};
+use crate::{exit, fail, json_line, print, refuse, size};
 
-pub(crate) const ABOUT: &str = "Drives a balloon's device (virtio, on PCI) from a process of the guest, for kernels that have no \
-     driver for it, or none for messages in bulk: takes memory, 2M pages first, holds it with real \
-     pins, finds its physical addresses and tells the device, in runs. It follows the target that the \
-     device has, and answers when statistics are asked for.\n\n\
-     It needs root, and a device that the kernel does not drive. A signal ends it: the balloon is \
-     emptied, the device is reset, and the guest has all of its memory back.\n\n\
-     Exit status: 0 when a signal, or --until-empty, ended it; 1 when something broke; 2 when the \
-     device cannot be had, or what is to be told cannot be written.";
+pub(crate) const ABOUT: &str = "Drives a virtio balloon on PCI from a process in the guest, for kernels without a driver for it or for its \
+     messages in bulk. It allocates memory, 2M pages first, pins it, reads its physical addresses and sends \
+     them to the device in runs. It follows the device's target and answers requests for statistics.\n\n\
+     Requires root, and a device without a kernel driver. On a signal it empties the balloon and resets the \
+     device, so the guest has all its memory again.\n\n\
+     Exit status: 0 after a signal or --until-empty; 1 after a failure; 2 when the device cannot be \
+     used, or output cannot be written.";
 
 pub(crate) const EXAMPLES: &str = "Examples:\n  \
      dmaspace balloon-guest --device 0000:00:08.0\n  \
@@ -25,15 +24,15 @@ pub(crate) const EXAMPLES: &str = "Examples:\n  \
 /// The options.
 #[derive(Debug, clap::Args)]
 pub(crate) struct BalloonGuestArgs {
-    /// The balloon's address on PCI
+    /// PCI address of the balloon
     ///
     /// Example: --device 0000:00:08.0
     #[arg(long, value_name = "ADDRESS")]
     device: String,
 
-    /// Take messages in bulk under this feature bit, if the device offers it [default: page numbers]
+    /// Use messages in bulk under this feature bit, if the device offers it [default: page numbers]
     ///
-    /// The bit is nobody's but ours: 9 to 23 or 50 to 63, the same as the device's.
+    /// The bit is not part of the standard: 9 to 23 or 50 to 63, and the same for the device.
     ///
     /// Example: --bulk-bit 23
     #[arg(long, value_name = "BIT", value_parser = crate::balloon::bulk_bit)]
@@ -45,15 +44,15 @@ pub(crate) struct BalloonGuestArgs {
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
     reserve: Option<u64>,
 
-    /// End when the balloon was in use and is empty again
+    /// Exit when the balloon has been used and is empty again
     ///
-    /// For scripts: whoever sets the target ends it by that.
+    /// For scripts, which end it by setting the target to 0.
     ///
     /// Example: --until-empty
     #[arg(long)]
     until_empty: bool,
 
-    /// Tell what happens as JSON, a line each
+    /// Print events as JSON, one per line
     ///
     /// Names are stable and end in their unit: `actual_bytes`. Nothing else is printed on stdout.
     ///
@@ -125,12 +124,12 @@ impl GuestOperator for Terminal {
             self.empty = *target_bytes == 0 && *actual_bytes == 0;
         }
         let line = if self.json {
-            serde_json::to_string(event).ok()
+            json_line(event).ok()
         } else {
-            Some(sentence(event))
+            Some(sentence(event) + "\n")
         };
         let Some(line) = line else { return };
-        if let Err(error) = print(&(line + "\n")) {
+        if let Err(error) = print(&line) {
             refuse(&error);
             self.unwritten = true;
         }

@@ -26,6 +26,8 @@ use std::time::Duration;
 
 use hostmem::{PinKind, Pinner};
 use serde::Serialize;
+
+use crate::json::hex;
 use virtio_balloon::driver::{Driver, Error as DriverError, Progress, Settings, Wire};
 use virtio_balloon::{BulkBit, Features};
 
@@ -61,6 +63,7 @@ pub enum GuestEvent {
     /// The device is driven.
     Begun {
         /// What was negotiated, all 64 bits.
+        #[serde(with = "hex")]
         features: u64,
         /// Messages are in bulk.
         bulk: bool,

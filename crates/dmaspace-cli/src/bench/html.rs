@@ -76,7 +76,7 @@ fn one(page: &mut String, group: &GroupReport) {
     *page += "</div>\n";
     for block in blocks(group) {
         let rows = table(group.group, &block);
-        let title = escape(&block.title);
+        let title = escape(&block.heading());
         let _ = writeln!(page, "<h3>{title}</h3>\n<div class=\"wide\"><table>");
         for (nth, row) in rows.iter().enumerate() {
             let cell = if nth == 0 { "th" } else { "td" };

@@ -15,6 +15,7 @@ use lab::bench::{Bench, BenchError, BenchReport, Group, Settings, Watch};
 use serde::Serialize;
 
 use crate::draw::sheet::Paint;
+use crate::draw::terminal::progress_chars;
 use crate::stop::Stop;
 use crate::target::Target;
 use crate::{exit, fail, json, print, refuse};
@@ -179,7 +180,7 @@ impl Progress {
         let bar = bar.then(|| {
             let style = ProgressStyle::with_template("{prefix:<8} {wide_bar:.cyan} {msg:>12}")
                 .unwrap_or_else(|_| ProgressStyle::default_bar())
-                .progress_chars("█▉▊▋▌▍▎▏ ");
+                .progress_chars(progress_chars());
             let target = ProgressDrawTarget::stderr();
             ProgressBar::with_draw_target(Some(0), target).with_style(style)
         });

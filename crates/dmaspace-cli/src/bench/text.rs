@@ -12,6 +12,23 @@ pub(crate) struct Block<'a> {
     pub(crate) lines: Vec<Line<'a>>,
 }
 
+impl Block<'_> {
+    /// The unit of all its lines, if it is one.
+    fn unit(&self) -> Option<Unit> {
+        let mut units = self.lines.iter().map(|line| line.key.unit);
+        let first = units.next()?;
+        units.all(|unit| unit == first).then_some(first)
+    }
+
+    /// The title; a unit that all lines share stands there.
+    pub(crate) fn heading(&self) -> String {
+        match self.unit() {
+            Some(unit) => format!("{}; {}", self.title, unit.name()),
+            None => self.title.clone(),
+        }
+    }
+}
+
 /// The blocks of a group, in order.
 pub(crate) fn blocks(group: &GroupReport) -> Vec<Block<'_>> {
     let mut blocks: Vec<Block<'_>> = Vec::new();
@@ -60,6 +77,9 @@ pub(crate) const fn columns(group: Group) -> [&'static str; 3] {
     }
 }
 
+/// The column of units.
+const UNIT: usize = 2;
+
 /// The head of a table and its lines; columns in which nothing stands are left out.
 pub(crate) fn table(group: Group, block: &Block<'_>) -> Vec<Vec<String>> {
     let [origin, before, after] = columns(group);
@@ -80,6 +100,9 @@ pub(crate) fn table(group: Group, block: &Block<'_>) -> Vec<Vec<String>> {
     rows.extend(block.lines.iter().map(|line| cells(group, line).to_vec()));
     let used: Vec<bool> = (0..head.len())
         .map(|at| {
+            if at == UNIT && block.unit().is_some() {
+                return false;
+            }
             let cells = rows.iter().skip(1).filter_map(|row| row.get(at));
             cells.into_iter().any(|cell| !cell.is_empty())
         })
@@ -96,8 +119,9 @@ fn cells(group: Group, line: &Line<'_>) -> [String; 11] {
     let figure =
         |figure: Option<&Figure>| figure.map_or_else(String::new, |figure| shown(key.unit, figure));
     let size = match group {
-        Group::Map | Group::Tables => bytes(key.size_bytes),
-        Group::Pin | Group::Balloon | Group::Numa => String::new(),
+        Group::Map => bytes(key.size_bytes),
+        // Of the others the title or the name tells it.
+        _ => String::new(),
     };
     // The origin gives averages there.
     let average = line.after.filter(|_| group == Group::Tables);
@@ -112,15 +136,15 @@ fn cells(group: Group, line: &Line<'_>) -> [String; 11] {
         figure(line.after),
         average,
         figure(line.stores),
-        line.ratio().map_or_else(String::new, ratio),
+        line.ratio().map_or_else(String::new, three_digits),
         figure(line.all_by_page),
     ]
 }
 
-/// Before and after; a dash where nothing was published.
+/// Before to after; a dash where nothing was published.
 pub(crate) fn published((before, after): (Option<f64>, Option<f64>)) -> String {
-    let of = |value: Option<f64>| value.map_or_else(|| "–".into(), digits);
-    format!("{} → {}", of(before), of(after))
+    let of = |value: Option<f64>| value.map_or_else(|| "-".into(), digits);
+    format!("{} to {}", of(before), of(after))
 }
 
 /// The median; the lowest and the highest, where there was more than one sample that could differ.
@@ -141,10 +165,6 @@ fn digits(value: f64) -> String {
         0.01..0.1 => format!("{value:.3}"),
         _ => three_digits(value),
     }
-}
-
-fn ratio(ratio: f64) -> String {
-    format!("{} ×", three_digits(ratio))
 }
 
 /// What the machine is, names and values.
@@ -222,12 +242,8 @@ fn one(sheet: &mut Sheet, group: &GroupReport) {
         sheet.value("not run", &format!("{}: {}", missing.what, missing.why));
     }
     for block in blocks(group) {
-        sheet.gap();
-        let mut rows = table(group.group, &block);
-        if let Some(first) = rows.first_mut().and_then(|head| head.first_mut()) {
-            first.clone_from(&block.title);
-        }
-        sheet.table(&rows);
+        sheet.section(&block.heading());
+        sheet.table(&table(group.group, &block));
     }
 }
 

@@ -1,11 +1,14 @@
 //! `dmaspace devices`: which devices can be given to a program, and what is missing.
 
+mod names;
 mod text;
 
 use dmaspace::devices::{DevicesReport, Places};
 
 use crate::draw::sheet::Paint;
 use crate::{exit, fail, json, print, refuse};
+
+pub(crate) use names::Names;
 
 /// The options of `dmaspace devices`.
 #[derive(Debug, clap::Args)]
@@ -31,7 +34,7 @@ pub(crate) fn run(args: &DevicesArgs) -> u8 {
             Err(error) => return fail(&error, exit::WRONG),
         }
     } else {
-        text::write(&report, Paint::for_stdout())
+        text::write(&report, &Names::open(), Paint::for_stdout())
     };
     match print(&text) {
         Ok(()) => exit::RIGHT,

@@ -1,17 +1,21 @@
 //! The machine's devices as text: a table, then what it takes for those that cannot be used yet.
 
+use std::collections::BTreeSet;
+
 use dmaspace::devices::{DeviceReport, DevicesReport, GroupReport, State, Way};
 
+use super::Names;
 use crate::draw::sheet::{Paint, Sheet};
 
 /// What stands for nothing.
 const NONE: &str = "-";
 
 /// The whole report.
-pub(crate) fn write(report: &DevicesReport, paint: Paint) -> String {
+pub(crate) fn write(report: &DevicesReport, names: &Names, paint: Paint) -> String {
     let mut sheet = Sheet::new(paint);
     machine(&mut sheet, report);
     table(&mut sheet, report);
+    named(&mut sheet, report, names);
     for device in &report.devices {
         if matches!(device.state, State::Bind | State::NoNode) {
             what_it_takes(&mut sheet, device, report);
@@ -68,6 +72,17 @@ fn table(sheet: &mut Sheet, report: &DevicesReport) {
     sheet.table(&rows);
 }
 
+/// What the devices of each number are called; no section without a list of names.
+fn named(sheet: &mut Sheet, report: &DevicesReport, names: &Names) {
+    let ids: BTreeSet<&str> = report.devices.iter().map(|one| one.id.as_str()).collect();
+    let mut named = ids.iter().filter_map(|id| Some((id, names.of(id)?)));
+    if let Some((id, name)) = named.next() {
+        sheet.section("names");
+        sheet.value(id, &name);
+    }
+    named.for_each(|(id, name)| sheet.value(id, &name));
+}
+
 fn row(device: &DeviceReport) -> [String; 8] {
     let number = |number: Option<u32>| number.map_or(NONE.into(), |number| number.to_string());
     let name = |name: &Option<String>| name.clone().unwrap_or_else(|| NONE.into());
@@ -84,7 +99,7 @@ fn row(device: &DeviceReport) -> [String; 8] {
             State::Ready => ways.join(", "),
             State::Bind => "bind first".into(),
             State::NoNode => "no device node".into(),
-            State::Bridge => "stays with the host".into(),
+            State::Bridge => "bridge".into(),
             State::NoIommu => "no IOMMU".into(),
         },
     ]
@@ -148,7 +163,7 @@ devices
   address       class     id         group  unit  node  driver      use
   0000:00:03.0  Ethernet  8086:10d3  -      -     -     virtio-pci  no IOMMU
 ";
-        assert_eq!(write(&report, Paint::Plain), expected);
+        assert_eq!(write(&report, &Names::default(), Paint::PLAIN), expected);
     }
 
     #[test]
@@ -160,20 +175,22 @@ devices
             }],
             ..DevicesReport::default()
         };
-        let says_none = |report| write(&report, Paint::Plain).contains("  IOMMU       none in use");
+        let says_none = |report: DevicesReport| {
+            write(&report, &Names::default(), Paint::PLAIN).contains("  IOMMU       none in use")
+        };
         assert!(says_none(group(true)));
         assert!(!says_none(group(false)));
     }
 
     #[test]
     fn a_machine_without_devices_says_so() {
-        let text = write(&DevicesReport::default(), Paint::Plain);
+        let text = write(&DevicesReport::default(), &Names::default(), Paint::PLAIN);
         assert!(text.ends_with("\ndevices\n  none\n"), "{text}");
         let hidden = DevicesReport {
             hidden: true,
             ..DevicesReport::default()
         };
-        let text = write(&hidden, Paint::Plain);
+        let text = write(&hidden, &Names::default(), Paint::PLAIN);
         assert!(text.contains("\n  IOMMU       not known: "), "{text}");
         assert!(text.ends_with("\ndevices\n  not known\n"), "{text}");
     }
@@ -237,6 +254,8 @@ devices
                 ],
             }],
         };
+        let list = "8086  Intel Corporation\n\t10d3  82574L Gigabit Network Connection\n";
+        let names = Names(list.into());
         let expected = "\
 machine
   IOMMU       dmar0, dmar1
@@ -245,9 +264,14 @@ machine
 
 devices
   address       class       id         group  unit   node  driver    use
-  0000:00:01.0  PCI bridge  8086:10d3  1      dmar1  -     pcieport  stays with the host
+  0000:00:01.0  PCI bridge  8086:10d3  1      dmar1  -     pcieport  bridge
   0000:01:00.0  VGA         8086:10d3  1      dmar1  -     vfio-pci  bind first
-  0000:02:00.0  NVMe        8086:10d3  12     dmar0  0     vfio-pci  vfio, vfio on iommufd, iommufd
+  0000:02:00.0  NVMe        8086:10d3  12     dmar0  0     vfio-pci  vfio, vfio
+                                                                     on iommufd,
+                                                                     iommufd
+
+names
+  8086:10d3   Intel Corporation 82574L Gigabit Network Connection
 
 0000:01:00.0
   now         0000:01:00.1 of its group is bound to snd_hda_intel
@@ -256,6 +280,6 @@ devices
   bind        echo vfio-pci > /sys/bus/pci/devices/0000:01:00.1/driver_override
               echo 0000:01:00.1 > /sys/bus/pci/drivers/vfio-pci/bind
 ";
-        assert_eq!(write(&report, Paint::Plain), expected);
+        assert_eq!(write(&report, &names, Paint::PLAIN), expected);
     }
 }

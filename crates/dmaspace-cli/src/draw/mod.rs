@@ -3,3 +3,4 @@
 pub(crate) mod histogram;
 pub(crate) mod sheet;
 pub(crate) mod svg;
+pub(crate) mod terminal;

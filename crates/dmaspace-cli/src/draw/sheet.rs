@@ -4,35 +4,50 @@
 //! none.
 
 use std::io::{self, IsTerminal};
+use std::mem;
+
+use crate::draw::terminal;
 
 /// Where values begin.
 const INDENT: usize = 14;
-/// Where prose breaks.
-const WIDTH: usize = 80;
 
-/// Whether to mark with colour.
+/// How text is laid out: its width, and whether to mark with colour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Paint {
-    Plain,
-    Colour,
+pub(crate) struct Paint {
+    colour: bool,
+    columns: usize,
 }
 
 impl Paint {
+    /// Without colour, as wide as what is no terminal.
+    #[cfg(test)]
+    pub(crate) const PLAIN: Self = Self {
+        colour: false,
+        columns: terminal::COLUMNS,
+    };
+
     /// Colour on a terminal that has it, unless NO_COLOR asks for none (<https://no-color.org>).
     pub(crate) fn for_stdout() -> Self {
         let set = |name| std::env::var_os(name).is_some_and(|value| !value.is_empty());
         let dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
-        if io::stdout().is_terminal() && !set("NO_COLOR") && !dumb {
-            Self::Colour
-        } else {
-            Self::Plain
+        Self {
+            colour: io::stdout().is_terminal() && !set("NO_COLOR") && !dumb,
+            columns: terminal::columns(),
+        }
+    }
+
+    #[cfg(test)]
+    pub(crate) fn with_colour(self) -> Self {
+        Self {
+            colour: true,
+            ..self
         }
     }
 
     fn with(self, code: &str, text: &str) -> String {
-        match self {
-            Self::Plain => text.into(),
-            Self::Colour => format!("\x1b[{code}m{text}\x1b[0m"),
+        match self.colour {
+            false => text.into(),
+            true => format!("\x1b[{code}m{text}\x1b[0m"),
         }
     }
 
@@ -53,7 +68,48 @@ impl Paint {
     }
 }
 
-/// Lines in columns.
+/// The columns that the text takes; marks of colour take none.
+fn width(text: &str) -> usize {
+    let mut parts = text.split("\x1b[");
+    let first = parts.next().map_or(0, |part| part.chars().count());
+    let marked = parts.map(|part| part.split_once('m').map_or(part, |(_, shown)| shown));
+    first + marked.map(|part| part.chars().count()).sum::<usize>()
+}
+
+/// Where the text may be broken: at spaces, but a figure stays with its unit.
+fn breaks(text: &str) -> impl Iterator<Item = usize> {
+    let spaces = text.match_indices(' ').map(|(at, _)| at);
+    spaces.filter(move |at| {
+        let (before, after) = text.split_at(*at);
+        let figure = before.ends_with(|c: char| c.is_ascii_digit());
+        !(figure && after.trim_start().starts_with(char::is_alphabetic))
+    })
+}
+
+/// The text in lines that fit `first` columns, then `rest`. What is not broken and too long stays whole.
+fn lines(text: &str, first: usize, rest: usize) -> Vec<&str> {
+    let mut lines = Vec::new();
+    let (mut text, mut room) = (text, first);
+    while width(text) > room {
+        let begun = text.len() - text.trim_start().len();
+        let mut breaks = breaks(text).filter(|at| *at > begun);
+        let Some(mut end) = breaks.next() else {
+            break;
+        };
+        // The last that still fits.
+        for at in breaks.take_while(|at| text.get(..*at).is_some_and(|head| width(head) <= room)) {
+            end = at;
+        }
+        let (head, tail) = text.split_at(end);
+        lines.push(head.trim_end());
+        text = tail.trim_start();
+        room = rest;
+    }
+    lines.push(text);
+    lines
+}
+
+/// Lines in columns, none wider than there is room for.
 pub(crate) struct Sheet {
     text: String,
     paint: Paint,
@@ -71,7 +127,10 @@ impl Sheet {
         self.paint
     }
 
+    /// In tests of reports, a line that does not fit fails.
     pub(crate) fn into_text(self) -> String {
+        #[cfg(test)]
+        tests::fits(&self.text, self.paint.columns);
         self.text
     }
 
@@ -100,62 +159,187 @@ impl Sheet {
         mark: &str,
         value: &str,
     ) {
-        let width = WIDTH - INDENT;
         let mut line = format!("  {name:<0$}", INDENT - 2);
         if name.chars().count() > INDENT - 3 {
-            self.line(&line);
+            self.push(&line);
             line = " ".repeat(INDENT);
         }
-        let mut room = width;
         if !mark.is_empty() {
             line += &(paint(mark) + " ");
-            room = room.saturating_sub(mark.chars().count() + 1);
         }
-        let mut rest = value;
-        while rest.chars().count() > room {
-            // The last space that still fits; a word that is too long stays whole.
-            let limit = rest.char_indices().nth(room + 1);
-            let head = limit.and_then(|(at, _)| rest.get(..at)).unwrap_or(rest);
-            let Some((head, _)) = head.rsplit_once(' ').or_else(|| rest.split_once(' ')) else {
+        let room = self.paint.columns.saturating_sub(INDENT);
+        let first = self.paint.columns.saturating_sub(width(&line));
+        for part in lines(value, first, room) {
+            self.push(&(line + part));
+            line = " ".repeat(INDENT);
+        }
+    }
+
+    /// Rows of cells in columns, each as wide as its widest cell; where that is too much for the room, the
+    /// widest columns are broken into lines.
+    pub(crate) fn table<R: AsRef<[String]>>(&mut self, rows: &[R]) {
+        let widest = |column: usize, of: &dyn Fn(&str) -> usize| {
+            let cells = rows.iter().filter_map(|row| row.as_ref().get(column));
+            cells.map(|cell| of(cell)).max().unwrap_or(0)
+        };
+        let columns = rows.iter().map(|row| row.as_ref().len()).max();
+        let columns = 0..columns.unwrap_or(0);
+        let least = columns.clone().scan(0, |sum, at| {
+            *sum += 2 + widest(at, &longest_word);
+            Some(*sum)
+        });
+        let fit = least.take_while(|sum| *sum <= self.paint.columns).count();
+        if (2..columns.end).contains(&fit) {
+            // Columns that have no room stand below, beside the first again.
+            let part = |from: usize, to: usize| {
+                let row = |row: &R| {
+                    let cells = row.as_ref();
+                    let part = cells.get(from..to.min(cells.len())).unwrap_or_default();
+                    [cells.get(..1).unwrap_or_default(), part].concat()
+                };
+                rows.iter().map(row).collect::<Vec<_>>()
+            };
+            self.table(&part(1, fit));
+            self.gap();
+            return self.table(&part(fit, columns.end));
+        }
+        let natural: Vec<usize> = columns.map(|at| widest(at, &width)).collect();
+        let room = self.paint.columns.saturating_sub(2 * natural.len());
+        let mut widths = natural.clone();
+        for _ in room..natural.iter().sum() {
+            let broken = widths.iter_mut().enumerate();
+            let broken = broken.filter(|(at, width)| **width > widest(*at, &longest_word));
+            let Some((_, width)) = broken.max_by_key(|(_, width)| **width) else {
                 break;
             };
-            let tail = rest.get(head.len()..).unwrap_or_default();
-            self.line(&(line + head));
-            line = " ".repeat(INDENT);
-            room = width;
-            rest = tail.trim_start();
+            *width -= 1;
         }
-        self.line(&(line + rest));
-    }
-
-    /// Rows of cells in columns, each as wide as its widest cell.
-    pub(crate) fn table<R: AsRef<[String]>>(&mut self, rows: &[R]) {
-        let width = |cell: &String| cell.chars().count();
-        let columns = rows.iter().map(|row| row.as_ref().len()).max();
-        let widths: Vec<usize> = (0..columns.unwrap_or(0))
-            .map(|column| {
-                let cells = rows.iter().filter_map(|row| row.as_ref().get(column));
-                cells.map(width).max().unwrap_or(0)
-            })
-            .collect();
+        // What lines leave of a column is for the last.
+        for (at, width) in widths.iter_mut().enumerate() {
+            *width = widest(at, &|cell| {
+                let lines = lines(cell, *width, *width);
+                lines.into_iter().map(self::width).max().unwrap_or(0)
+            });
+        }
+        let left = room.saturating_sub(widths.iter().sum());
+        if let Some((last, natural)) = widths.last_mut().zip(natural.last()) {
+            *last = (*last + left).min(*natural);
+        }
         for row in rows {
-            let mut line = String::new();
-            for (cell, width) in row.as_ref().iter().zip(&widths) {
-                line += &format!("  {cell:<width$}");
+            let cells = row.as_ref().iter().zip(&widths);
+            let cells: Vec<_> = cells
+                .map(|(cell, width)| lines(cell, *width, *width))
+                .collect();
+            for nth in 0..cells.iter().map(Vec::len).max().unwrap_or(0) {
+                let mut line = String::new();
+                for (cell, wide) in cells.iter().zip(&widths) {
+                    let part = cell.get(nth).copied().unwrap_or_default();
+                    line += &format!("  {part}{:1$}", "", wide.saturating_sub(width(part)));
+                }
+                self.push(&line);
             }
-            self.line(&line);
         }
     }
 
+    /// A line; where it is too long it goes on below, further in.
     pub(crate) fn line(&mut self, line: &str) {
+        let indent = line.len() - line.trim_start().len();
+        let further = " ".repeat(indent + 4);
+        let columns = self.paint.columns;
+        let room = columns.saturating_sub(further.len());
+        for (nth, part) in lines(line.trim_end(), columns, room).iter().enumerate() {
+            match nth {
+                0 => self.push(part),
+                _ => self.push(&format!("{further}{part}")),
+            }
+        }
+    }
+
+    fn push(&mut self, line: &str) {
         self.text += line.trim_end();
         self.text.push('\n');
     }
 }
 
+/// The widest part that is not broken.
+fn longest_word(text: &str) -> usize {
+    let ends = breaks(text).chain([text.len()]);
+    let parts = ends.scan(0, |begun, end| text.get(mem::replace(begun, end)..end));
+    parts.map(|part| width(part.trim())).max().unwrap_or(0)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// No line is wider than this, in ASCII neither, unless it is one word.
+    pub(super) fn fits(text: &str, columns: usize) {
+        for line in text.lines() {
+            let ascii = terminal::ascii(line);
+            assert!(ascii.is_ascii(), "{line}");
+            for line in [line, &ascii] {
+                let one_word = longest_word(line.trim_start()) + INDENT > columns;
+                assert!(width(line) <= columns || one_word, "{line}");
+            }
+        }
+    }
+
+    fn at(columns: usize) -> Sheet {
+        Sheet::new(Paint {
+            columns,
+            ..Paint::PLAIN
+        })
+    }
+
+    #[test]
+    fn what_is_too_wide_goes_on_below() {
+        let mut sheet = at(40);
+        sheet.section("a heading that is wider than what there is room for");
+        sheet.line("  0x7f0bb6146000 + 516 KiB: 516 KiB present, anonymous");
+        sheet.value("name", "prose that goes on below itself, word by word");
+        let rows = [
+            ["address", "a head of two words", "use"],
+            ["0x1000", "12.3 (12.0 to 14.1)", "bind it to vfio-pci first"],
+        ];
+        sheet.table(&rows.map(|row| row.map(String::from)));
+        let expected = "\
+a heading that is wider than what there
+    is room for
+  0x7f0bb6146000 + 516 KiB: 516 KiB
+      present, anonymous
+  name        prose that goes on below
+              itself, word by word
+  address  a head of two  use
+           words
+  0x1000   12.3 (12.0 to  bind it to
+           14.1)          vfio-pci first
+";
+        assert_eq!(sheet.into_text(), expected);
+    }
+
+    #[test]
+    fn columns_without_room_stand_below_the_others() {
+        let mut sheet = at(40);
+        let row = |cells: [&str; 5]| cells.map(String::from);
+        sheet.table(&[
+            row(["address", "shared", "per-node", "near(0)", "near(1)"]),
+            row(["0000:17:00.0", "14.1", "14.1", "14.1", "10.5"]),
+        ]);
+        let expected = "  address       shared  per-node
+  0000:17:00.0  14.1    14.1
+
+  address       near(0)  near(1)
+  0000:17:00.0  14.1     10.5
+";
+        assert_eq!(sheet.into_text(), expected);
+    }
+
+    #[test]
+    fn colour_takes_no_room() {
+        let mut sheet = Sheet::new(at(20).paint().with_colour());
+        sheet.section("twenty columns is it");
+        assert_eq!(sheet.text, "\x1b[1mtwenty columns is it\x1b[0m\n");
+    }
 
     #[test]
     fn a_name_never_runs_into_its_value() {
@@ -164,10 +348,10 @@ mod tests {
             ("twelve chars", "  twelve chars\n              value\n"),
             ("0x10000000000", "  0x10000000000\n              value\n"),
         ] {
-            let mut sheet = Sheet::new(Paint::Plain);
+            let mut sheet = Sheet::new(Paint::PLAIN);
             sheet.value(name, "value");
             assert_eq!(sheet.into_text(), expected);
-            let mut sheet = Sheet::new(Paint::Plain);
+            let mut sheet = Sheet::new(Paint::PLAIN);
             sheet.marked(name, str::to_string, "!", "value");
             assert_eq!(sheet.into_text(), expected.replace("value", "! value"));
         }

@@ -1,10 +1,11 @@
-//! The address space as a picture: a strip from the first to the last address, coloured by the
-//! size of the leaves. Without tables of our own there is nothing to draw.
+//! What all pictures are made of, and the address space as one: strips to one scale, coloured by the size of the
+//! leaves. Without tables of our own there is nothing to draw.
 //!
-//! Written by hand as text, since it is a few rectangles: the crate `svg` would take a call for each attribute. Its own style follows the reader's
-//! choice of light or dark. Warm colours are small leaves, cold ones large.
+//! Written by hand as text, since it is a few rectangles: the crate `svg` would take a call for each attribute. The
+//! style follows the reader's choice of light or dark. Warm colours are small leaves, cold ones large.
 
 use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
 
 pub(crate) use lab::plot::escape;
 
@@ -19,6 +20,12 @@ pub(crate) const STRIP: u32 = WIDTH - 2 * MARGIN;
 const STRIP_TOP: u32 = 68;
 const STRIP_HEIGHT: u32 = 56;
 const LABELS: u32 = 4;
+/// Columns of an address.
+const LABEL: u32 = 150;
+/// The name of a part above its strip.
+const NAME: u32 = 18;
+/// A strip narrower than this would not be seen.
+const NARROWEST_STRIP: f64 = 3.0;
 const LEGEND_TOP: u32 = STRIP_TOP + STRIP_HEIGHT + 56;
 const LEGEND_COLUMN: u32 = 228;
 const LEGEND_COLUMNS: u32 = 4;
@@ -36,37 +43,77 @@ const MOST_STRIPS: usize = 12;
 const STRIP_STEP: u32 = STRIP_HEIGHT + 40;
 
 /// A picture with a title, a line below it, and what lies where: a strip for each part of the
-/// address space that holes of more than all its contents set apart.
-pub(crate) fn picture(title: &str, subtitle: &str, layout: &[Stretch]) -> String {
+/// address space that holes of more than all its contents set apart, all to the same scale. `contents` says in words
+/// what lies in a range of addresses, from the first to the last one; empty if that is not known.
+pub(crate) fn picture(
+    title: &str,
+    subtitle: &str,
+    layout: &[Stretch],
+    contents: impl Fn(RangeInclusive<u64>) -> String,
+) -> String {
     let sizes = leaves_by_size(layout);
     let parts = parts(layout);
     let drawn = parts.get(..MOST_STRIPS).unwrap_or(&parts);
-    let more = STRIP_STEP * (drawn.len().max(1) as u32 - 1);
+    // One part needs no name: the title is its name.
+    let named = if drawn.len() > 1 { NAME } else { 0 };
+    let more = (STRIP_STEP + named) * (drawn.len().max(1) as u32 - 1) + named;
     let rows = (sizes.len() as u32).div_ceil(LEGEND_COLUMNS).max(1);
     let height = LEGEND_TOP + more + rows * LEGEND_ROW + MARGIN / 2;
     let subtitle = match parts.len() - drawn.len() {
         0 => subtitle.to_owned(),
         left => format!("{subtitle}; {} not drawn", counted(left as u64, "part")),
     };
-    let mut svg = begin(height, title, &subtitle, &style(sizes.keys().copied()));
+    let colours = sizes.keys();
+    let colours = colours.map(|size| format!(".{}{{fill:{}}}\n", class(*size), colour(*size)));
+    let mut svg = begin(height, title, &subtitle, &colours.collect::<String>());
+    let widest = drawn.iter().map(|part| extent(part).1).max().unwrap_or(0);
     for (nth, part) in (0..).zip(drawn) {
-        strip(&mut svg, part, STRIP_TOP + nth * STRIP_STEP);
+        let top = STRIP_TOP + named + nth * (STRIP_STEP + named);
+        if named > 0 {
+            name(&mut svg, part, top - 6, &contents);
+        }
+        strip(&mut svg, part, top, widest);
     }
     if drawn.is_empty() {
-        svg += &rect("empty", STRIP_TOP, f64::from(MARGIN), f64::from(STRIP), "");
+        svg += &strip_rect("empty", STRIP_TOP, MARGIN.into(), STRIP.into(), "");
     }
     legend(&mut svg, &sizes, LEGEND_TOP + more);
     svg += "</svg>\n";
     svg
 }
 
-/// A picture of [`WIDTH`] and this height as far as its heading.
+/// Where a part is and what is in it.
+fn name(
+    svg: &mut String,
+    part: &[Stretch],
+    y: u32,
+    contents: impl Fn(RangeInclusive<u64>) -> String,
+) {
+    let (first, span) = extent(part);
+    let leaves = part.iter().map(leaves_of).fold(0, u64::saturating_add);
+    let span = u64::try_from(span).unwrap_or(u64::MAX);
+    let mut words = format!("{first:#x} + {}: {}", bytes(span), counted_leaves(leaves));
+    let contents = contents(first..=first.saturating_add(span.saturating_sub(1)));
+    if !contents.is_empty() {
+        words = format!("{words}, {}", escape(&contents));
+    }
+    text(svg, "faint", MARGIN, y, "font-family=\"monospace\"", &words);
+}
+
+/// The first address of a part, and bytes to its end: in 128 bits, since the last address may be the last of all.
+fn extent(part: &[Stretch]) -> (u64, u128) {
+    let first = part.iter().map(|s| s.iova).min().unwrap_or(0);
+    let end = part.iter().map(end).max().unwrap_or(0);
+    (first, end.saturating_sub(u128::from(first)))
+}
+
+/// A picture of [`WIDTH`] and this height as far as its heading, with what `style` adds to that of all.
 pub(crate) fn begin(height: u32, title: &str, subtitle: &str, style: &str) -> String {
     let (title, subtitle) = (escape(title), escape(subtitle));
     let mut svg = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{WIDTH}\" height=\"{height}\" \
          viewBox=\"0 0 {WIDTH} {height}\" role=\"img\" font-family=\"system-ui, sans-serif\" \
-         font-size=\"13\">\n<title>{title}</title>\n<style>\n{style}</style>\n\
+         font-size=\"13\">\n<title>{title}</title>\n<style>\n{STYLE}{style}</style>\n\
          <rect class=\"paper\" width=\"{WIDTH}\" height=\"{height}\"/>\n"
     );
     let heading = "font-size=\"17\" font-weight=\"600\"";
@@ -90,28 +137,26 @@ pub(crate) fn counted_leaves(number: u64) -> String {
     }
 }
 
-fn style(sizes: impl Iterator<Item = u64>) -> String {
-    let colours = sizes.map(|size| format!(".{}{{fill:{}}}\n", class(size), colour(size)));
-    "\
-        .paper{fill:#ffffff}.ink{fill:#1b2126}.faint{fill:#56616b}.empty{fill:#e4e8eb}\
-        .tick{stroke:#8a949d}\n\
-        @media (prefers-color-scheme: dark){\
-        .paper{fill:#14181c}.ink{fill:#e8ecef}.faint{fill:#a3adb6}.empty{fill:#2a3138}\
-        .tick{stroke:#6b757e}}\n"
-        .to_owned()
-        + &colours.collect::<String>()
-}
+/// The style of all pictures, light and dark.
+const STYLE: &str = "\
+    .paper{fill:#ffffff}.ink{fill:#1b2126}.faint{fill:#56616b}.empty{fill:#e4e8eb}\
+    .tick{stroke:#8a949d}\n\
+    @media (prefers-color-scheme: dark){\
+    .paper{fill:#14181c}.ink{fill:#e8ecef}.faint{fill:#a3adb6}.empty{fill:#2a3138}\
+    .tick{stroke:#6b757e}}\n";
 
-fn strip(svg: &mut String, layout: &[Stretch], top: u32) {
-    *svg += &rect("empty", top, f64::from(MARGIN), f64::from(STRIP), "");
-    // In 128 bits, since the last address may be the last of all.
-    let first = layout.iter().map(|s| s.iova).min().unwrap_or(0);
-    let end = layout.iter().map(end).max().unwrap_or(0);
-    let span = end.saturating_sub(u128::from(first));
+/// A part, as wide as it is beside the widest.
+fn strip(svg: &mut String, layout: &[Stretch], top: u32, widest: u128) {
+    let (first, span) = extent(layout);
+    let width = match widest {
+        0 => STRIP.into(),
+        widest => (f64::from(STRIP) * span as f64 / widest as f64).max(NARROWEST_STRIP),
+    };
+    *svg += &strip_rect("empty", top, MARGIN.into(), width, "");
     if span == 0 {
         return;
     }
-    let scale = f64::from(STRIP) / span as f64;
+    let scale = width / span as f64;
     let place = |iova: u64| f64::from(MARGIN) + iova.saturating_sub(first) as f64 * scale;
     if layout.len() <= MOST_STRETCHES {
         let (narrow, wide): (Vec<_>, Vec<_>) = layout
@@ -119,16 +164,16 @@ fn strip(svg: &mut String, layout: &[Stretch], top: u32) {
             .partition(|s| s.len_bytes as f64 * scale < NARROWEST);
         // Narrow ones are drawn wider than they are, and so on top.
         for stretch in wide.into_iter().chain(narrow) {
-            let width = (stretch.len_bytes as f64 * scale).max(NARROWEST);
-            let left = place(stretch.iova).min(f64::from(MARGIN + STRIP) - width);
-            *svg += &rect(&class(stretch.leaf_bytes), top, left, width, &hint(stretch));
+            let wide = (stretch.len_bytes as f64 * scale).max(NARROWEST);
+            let left = place(stretch.iova).min(f64::from(MARGIN) + width - wide);
+            *svg += &strip_rect(&class(stretch.leaf_bytes), top, left, wide, &hint(stretch));
         }
     } else {
         for (column, size) in columns(layout, place) {
-            *svg += &rect(&class(size), top, f64::from(MARGIN + column), 1.0, "");
+            *svg += &strip_rect(&class(size), top, f64::from(MARGIN + column), 1.0, "");
         }
     }
-    labels(svg, top, first, span);
+    labels(svg, top, first, span, width as u32);
 }
 
 /// For every column of the strip, the leaf size to which most of it belongs.
@@ -156,16 +201,21 @@ fn columns(layout: &[Stretch], place: impl Fn(u64) -> f64) -> Vec<(u32, u64)> {
         .collect()
 }
 
-fn labels(svg: &mut String, strip: u32, first: u64, span: u128) {
-    for part in 0..=LABELS {
-        let iova = u128::from(first) + span * u128::from(part) / u128::from(LABELS);
-        let x = MARGIN + STRIP * part / LABELS;
+fn labels(svg: &mut String, strip: u32, first: u64, span: u128, width: u32) {
+    // As many as there is room for; a strip without any has a name above it.
+    let parts = (width / LABEL).min(LABELS);
+    for part in 0..=parts {
+        if parts == 0 {
+            return;
+        }
+        let iova = u128::from(first) + span * u128::from(part) / u128::from(parts);
+        let x = MARGIN + width * part / parts;
         let (top, bottom) = (strip + STRIP_HEIGHT, strip + STRIP_HEIGHT + 6);
         *svg +=
             &format!("<line class=\"tick\" x1=\"{x}\" y1=\"{top}\" x2=\"{x}\" y2=\"{bottom}\"/>\n");
         let anchor = match part {
             0 => "start",
-            LABELS => "end",
+            part if part == parts => "end",
             _ => "middle",
         };
         let attributes = format!("text-anchor=\"{anchor}\" font-family=\"monospace\"");
@@ -230,13 +280,15 @@ pub(crate) fn class(leaf_bytes: u64) -> String {
     format!("s{}", leaf_bytes.max(1).ilog2())
 }
 
-/// Between four colours that differ also to the colour-blind, by the logarithm of the size.
+/// Between colours that differ also to the colour-blind, by the logarithm of the size: from red over amber, teal and
+/// light blue to violet, so that neighbours among large leaves differ in lightness too.
 pub(crate) fn colour(leaf_bytes: u64) -> String {
-    const STOPS: [(u32, [u8; 3]); 4] = [
+    const STOPS: [(u32, [u8; 3]); 5] = [
         (12, [0xd4, 0x4d, 0x32]),
         (16, [0xe6, 0xa8, 0x2e]),
         (21, [0x2b, 0x9f, 0x8e]),
-        (30, [0x47, 0x6f, 0xc4]),
+        (26, [0x7c, 0xbb, 0xf5]),
+        (30, [0x5a, 0x1f, 0xa0]),
     ];
     let log = leaf_bytes.max(1).ilog2().clamp(12, 30);
     let mut rgb = STOPS[0].1;
@@ -254,15 +306,19 @@ pub(crate) fn colour(leaf_bytes: u64) -> String {
     format!("#{r:02x}{g:02x}{b:02x}")
 }
 
-fn rect(class: &str, y: u32, x: f64, width: f64, hint: &str) -> String {
+/// A rectangle, with what a pointer over it shows.
+pub(crate) fn rect(class: &str, [x, y, width, height]: [f64; 4], hint: &str) -> String {
     let place = format!(
-        "<rect class=\"{class}\" x=\"{x:.2}\" y=\"{y}\" width=\"{width:.2}\" \
-         height=\"{STRIP_HEIGHT}\""
+        "<rect class=\"{class}\" x=\"{x:.2}\" y=\"{y:.2}\" width=\"{width:.2}\" height=\"{height:.2}\""
     );
     match hint {
         "" => format!("{place}/>\n"),
-        hint => format!("{place}><title>{hint}</title></rect>\n"),
+        hint => format!("{place}><title>{}</title></rect>\n", escape(hint)),
     }
+}
+
+fn strip_rect(class: &str, y: u32, x: f64, width: f64, hint: &str) -> String {
+    rect(class, [x, y.into(), width, STRIP_HEIGHT.into()], hint)
 }
 
 pub(crate) fn text(svg: &mut String, class: &str, x: u32, y: u32, attributes: &str, words: &str) {
@@ -282,14 +338,29 @@ mod tests {
             len_bytes: 8192,
             leaf_bytes: 4096,
         };
-        let svg = picture("far", "", &[at(0), at(8192), at(1 << 40), at(1 << 46)]);
+        let layout = [at(0), at(8192), at(1 << 40), at(1 << 46)];
+        let far = (1 << 40)..=(1 << 40) + 8191;
+        let contents = |range| (range == far).then(|| "a<b".to_owned());
+        let svg = picture("far", "", &layout, |range| {
+            contents(range).unwrap_or_default()
+        });
         assert_eq!(svg.matches("class=\"empty\"").count(), 3, "{svg}");
         assert!(
-            svg.contains(">0x10000000000<") && svg.contains("y=\"260\""),
+            svg.contains(">0x10000000000 + 8 KiB: 2 leaves, a&lt;b<"),
             "{svg}"
         );
+        assert!(svg.contains(">0x400000000000 + 8 KiB: 2 leaves<"), "{svg}");
+        // To scale: the first part is twice as long.
+        let widths = ["912.00", "456.00"].map(|width| {
+            let strip = format!("width=\"{width}\" height=\"56.00\"/>");
+            svg.matches(&strip).count()
+        });
+        assert_eq!(widths, [1, 2], "{svg}");
         let many: Vec<_> = (1..40).map(|n| at(n << 40)).collect();
-        assert!(picture("far", "apart", &many).contains(">apart; 27 parts not drawn<"));
+        assert!(
+            picture("far", "apart", &many, |_| String::new())
+                .contains(">apart; 27 parts not drawn<")
+        );
     }
 
     #[test]
@@ -297,7 +368,7 @@ mod tests {
         let colours: Vec<_> = (12..=30).map(|log| colour(1 << log)).collect();
         assert_eq!(colours[0], "#d44d32");
         assert_eq!(colours[9], "#2b9f8e");
-        assert_eq!(colours[18], "#476fc4");
+        assert_eq!(colours[18], "#5a1fa0");
         let distinct: std::collections::BTreeSet<_> = colours.iter().collect();
         assert_eq!(distinct.len(), colours.len());
         assert_eq!(colour(0), colour(4096));

@@ -1,179 +1,536 @@
-//! Which change would help most.
+//! Which change helps most.
 
+use std::fmt;
+
+use hostmem::ThpMode;
 use serde::Serialize;
 
-use super::{AreaKind, AreaReport, ProcessReport, Walk};
+use super::guest::{GIANT, Guest, Host, Interface, Monitor, THP};
+use super::start::Estimate;
+use super::{Limit, ProcessReport};
+use crate::pool;
+use crate::size::{Short, bytes};
 
 /// A change that would help.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Advice {
-    /// What is so, with numbers.
+    /// What is so, or what to change.
     pub finding: String,
-    /// The setting that would change it.
-    pub setting: String,
-    /// Leaves of VT-d's second stage before and after, where it is about leaves.
-    pub leaves: Option<(u64, u64)>,
+    /// Lines for QEMU's command line, libvirt's XML or a shell, to be copied.
+    pub setting: Vec<String>,
+    /// It needs a reboot of the host.
+    pub reboot: bool,
+    /// A start with it; `None` without a calibration, or where it is not about time.
+    pub estimate: Option<Estimate>,
+    /// How much less than today that is.
+    pub saved_ns: Option<u64>,
+    /// Pages that the memory would have; `None` where it is not about time.
+    pub pages: Option<u64>,
 }
 
-/// The changes, the one that saves most leaves first.
-pub(super) fn advice(report: &ProcessReport, areas: &[AreaReport], walk: &Walk) -> Vec<Advice> {
-    let mut found = Vec::new();
-    let now = report.costs.iter().find(|cost| cost.format == "vtd-ss");
-    if let Some(now) = now.map(|cost| cost.leaf_count) {
-        leaves(report, areas, walk, now, &mut found);
+/// A change of how memory is brought in or mapped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Change {
+    Transparent,
+    Pool(u64),
+    Threads(u32),
+    Iommufd,
+}
+
+/// What is so today.
+pub(super) struct Now<'a> {
+    pub(super) guest: &'a Guest,
+    pub(super) host: &'a Host,
+    pub(super) interface: Interface,
+    pub(super) estimate: Option<Estimate>,
+    /// Threads that the calibration had.
+    pub(super) threads: Option<u32>,
+}
+
+impl Now<'_> {
+    /// The same with `change`; `None` where nothing changes, or no setting is known.
+    fn with(&self, change: Change) -> Option<(Guest, Host, Interface)> {
+        let (mut guest, mut host, mut interface) = (self.guest.clone(), *self.host, self.interface);
+        let (monitor, cpus) = (guest.monitor, guest.cpus);
+        for ram in &mut guest.memory {
+            match change {
+                // A mount of tmpfs has an option of its own.
+                Change::Transparent if ram.pool_bytes.is_none() && ram.file.is_none() => {
+                    ram.asks_for_huge = Some(true);
+                    let mode = if ram.shared {
+                        &mut host.shared
+                    } else {
+                        &mut host.private
+                    };
+                    if *mode == ThpMode::Never {
+                        *mode = ThpMode::Madvise;
+                    }
+                }
+                Change::Pool(page) if ram.bytes.is_multiple_of(page) => {
+                    if ram.page_bytes(&host) < page || ram.pool_bytes.is_none() {
+                        (ram.pool_bytes, ram.file) = (Some(page), None);
+                        ram.shared = true;
+                        if monitor == Monitor::Libvirt {
+                            ram.prealloc_threads = ram.prealloc_threads.max(cpus).max(1);
+                        }
+                    }
+                }
+                Change::Threads(threads) => {
+                    ram.prealloc_threads = ram.prealloc_threads.max(threads);
+                }
+                Change::Transparent | Change::Pool(_) | Change::Iommufd => {}
+            }
+        }
+        if change == Change::Iommufd {
+            interface = Interface::Iommufd;
+        }
+        let changed = (&guest, &host, interface) != (self.guest, self.host, self.interface);
+        (changed && self.guest.monitor.can(change)).then_some((guest, host, interface))
     }
-    let needed = report.present_bytes;
-    if let Some(limit) = report.limit.memlock_bytes
-        && !report.limit.lifted
+}
+
+impl Monitor {
+    /// A setting for it is known.
+    fn can(self, change: Change) -> bool {
+        match self {
+            Self::Qemu | Self::Libvirt | Self::Other => true,
+            Self::CloudHypervisor => matches!(change, Change::Transparent | Change::Pool(_)),
+            Self::Firecracker => change == Change::Pool(THP),
+        }
+    }
+}
+
+/// The changes, the one that saves most time first, and a start with all that need no reboot if those are
+/// several. A change that needs a reboot comes before one that does not only if it saves more by more than the
+/// error of its estimate. Without a calibration, the one that leaves fewest pages is first.
+pub(super) fn changes(
+    now: &Now<'_>,
+    estimate: impl Fn(&Guest, &Host, Interface) -> Option<Estimate>,
+) -> (Vec<Advice>, Option<Estimate>) {
+    let all = [
+        Some(Change::Transparent),
+        Some(Change::Pool(THP)),
+        Some(Change::Pool(GIANT)),
+        now.threads.map(Change::Threads),
+        Some(Change::Iommufd),
+    ];
+    let mut found = Vec::new();
+    for change in all.into_iter().flatten() {
+        let Some((guest, host, interface)) = now.with(change) else {
+            continue;
+        };
+        let after = estimate(&guest, &host, interface);
+        let pages = guest.pages(&host);
+        let saved = now
+            .estimate
+            .zip(after)
+            .map(|(now, after)| now.total_ns.saturating_sub(after.total_ns));
+        let helps = match saved {
+            // Two starts differ by as much.
+            Some(saved) => saved > now.estimate.map_or(0, |now| now.total_ns / 50),
+            None => pages < now.guest.pages(now.host),
+        };
+        if helps {
+            let advice = Advice {
+                finding: change.to_string(),
+                setting: change.lines(now, &guest, &host),
+                reboot: change == Change::Pool(GIANT),
+                estimate: after,
+                saved_ns: saved,
+                pages: Some(pages),
+            };
+            found.push((change, advice));
+        }
+    }
+    found.sort_by_key(|(_, advice)| {
+        let error = advice.estimate.map_or(0, |estimate| estimate.error_ns);
+        let error = if advice.reboot { error } else { 0 };
+        let saved = advice.saved_ns.unwrap_or_default().saturating_sub(error);
+        (std::cmp::Reverse(saved), advice.pages, advice.reboot)
+    });
+    let mut together = (now.guest.clone(), *now.host, now.interface, now.estimate);
+    let mut made = 0;
+    for (change, _) in found.iter().filter(|(_, advice)| !advice.reboot) {
+        let (guest, host, interface, before) = &together;
+        let so_far = Now {
+            guest,
+            host,
+            interface: *interface,
+            ..*now
+        };
+        if let Some((guest, host, interface)) = so_far.with(*change) {
+            let after = estimate(&guest, &host, interface);
+            if after
+                .zip(*before)
+                .is_some_and(|(after, before)| after.total_ns < before.total_ns)
+            {
+                together = (guest, host, interface, after);
+                made += 1;
+            }
+        }
+    }
+    let advice = found.into_iter().map(|(_, advice)| advice).collect();
+    (advice, together.3.filter(|_| made > 1))
+}
+
+impl fmt::Display for Change {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Transparent => f.write_str("transparent huge pages"),
+            Self::Pool(page) => write!(f, "hugetlb pages of {}", bytes(*page)),
+            Self::Threads(threads) => write!(f, "{threads} threads bring memory in"),
+            Self::Iommufd => f.write_str("iommufd instead of type 1"),
+        }
+    }
+}
+
+impl Change {
+    /// The lines to write; `guest` and `host` are as with the change.
+    fn lines(self, now: &Now<'_>, guest: &Guest, host: &Host) -> Vec<String> {
+        let mut lines = Vec::new();
+        let monitor = guest.monitor;
+        match self {
+            Self::Transparent => {
+                let path = "/sys/kernel/mm/transparent_hugepage";
+                if host.private != now.host.private {
+                    lines.push(format!("echo madvise > {path}/enabled"));
+                }
+                if host.shared != now.host.shared {
+                    lines.push(format!("echo advise > {path}/shmem_enabled"));
+                }
+                if guest.memory != now.guest.memory {
+                    lines.push(match monitor {
+                        Monitor::CloudHypervisor => "--memory thp=on".into(),
+                        _ => "madvise(MADV_HUGEPAGE), before memory is touched".into(),
+                    });
+                }
+            }
+            Self::Pool(page) => {
+                let needed: u64 = guest.memory.iter().map(|ram| ram.bytes / page).sum();
+                match page {
+                    GIANT => lines.push(format!(
+                        "kernel command line: hugepagesz=1G hugepages={needed}"
+                    )),
+                    _ => {
+                        let kib = page >> 10;
+                        let file =
+                            format!("/sys/kernel/mm/hugepages/hugepages-{kib}kB/nr_hugepages");
+                        lines.extend(pool::raise(&file, needed));
+                    }
+                }
+                let (size, unit) = if page == GIANT { (1, "G") } else { (2, "M") };
+                lines.extend(match monitor {
+                    Monitor::Qemu => objects(guest),
+                    Monitor::Libvirt => vec![format!(
+                        "in <memoryBacking>: <hugepages><page size='{size}' unit='{unit}'/></hugepages>"
+                    )],
+                    Monitor::CloudHypervisor => {
+                        vec![format!("--memory hugepages=on,hugepage_size={size}{unit}")]
+                    }
+                    Monitor::Firecracker => vec!["machine-config: \"huge_pages\": \"2M\"".into()],
+                    Monitor::Other => vec!["memfd_create(MFD_HUGETLB)".into()],
+                });
+            }
+            Self::Threads(threads) => match monitor {
+                Monitor::Qemu => lines = objects(guest),
+                Monitor::Libvirt => lines.push(format!(
+                    "in <memoryBacking>: <allocation mode='immediate' threads='{threads}'/>"
+                )),
+                _ => lines.push("madvise(MADV_POPULATE_WRITE) in each thread, of a part".into()),
+            },
+            Self::Iommufd => match monitor {
+                Monitor::Qemu => {
+                    lines.push("-object iommufd,id=iommufd0".into());
+                    let host = guest.devices.iter().map(|device| device.address.as_str());
+                    let devices = host.chain(guest.devices.is_empty().then_some("ADDRESS"));
+                    lines.extend(
+                        devices
+                            .map(|host| format!("-device vfio-pci,host={host},iommufd=iommufd0")),
+                    );
+                }
+                Monitor::Libvirt => {
+                    lines.push("in <hostdev>: <driver name='vfio' iommufd='yes'/>".into());
+                }
+                _ => lines.push("/dev/iommu instead of /dev/vfio/vfio".into()),
+            },
+        }
+        lines
+    }
+}
+
+/// QEMU's memory objects.
+fn objects(guest: &Guest) -> Vec<String> {
+    let mut lines = Vec::new();
+    for ram in &guest.memory {
+        let id = match ram.id.as_str() {
+            "" => {
+                lines.push("-machine memory-backend=ram".to_owned());
+                "ram"
+            }
+            id => id,
+        };
+        let kind = match (&ram.file, ram.shared || ram.pool_bytes.is_some()) {
+            (Some(_), _) => "file",
+            (None, true) => "memfd",
+            (None, false) => "ram",
+        };
+        let mut line = format!(
+            "-object memory-backend-{kind},id={id},size={}",
+            Short(ram.bytes)
+        );
+        if let Some(file) = &ram.file {
+            line += &format!(
+                ",mem-path={file},share={}",
+                if ram.shared { "on" } else { "off" }
+            );
+        } else if let Some(page) = ram.pool_bytes {
+            line += &format!(",hugetlb=on,hugetlbsize={}", Short(page));
+        }
+        match ram.prealloc_threads {
+            0 => {}
+            1 => line += ",prealloc=on",
+            threads => line += &format!(",prealloc=on,prealloc-threads={threads}"),
+        }
+        lines.push(line);
+    }
+    lines
+}
+
+/// Findings about limits and nodes.
+pub(super) fn others(report: &ProcessReport) -> Vec<Advice> {
+    let mut found = Vec::new();
+    let mut say = |finding: String, setting: &str| {
+        found.push(Advice {
+            finding,
+            setting: vec![setting.into()],
+            reboot: false,
+            estimate: None,
+            saved_ns: None,
+            pages: None,
+        });
+    };
+    let needed = report.charged_bytes();
+    if let Limit {
+        memlock_bytes: Some(limit),
+        lifted: false,
+    } = report.limit
         && limit < needed
     {
-        found.push(Advice {
-            finding: format!(
-                "its limit on locked memory is {}, and {} would be charged",
-                runs::Bytes(limit),
-                runs::Bytes(needed)
-            ),
-            setting: "LimitMEMLOCK=infinity (systemd), ulimit -l, or CAP_IPC_LOCK".into(),
-            leaves: None,
-        });
+        let (limit, needed) = (bytes(limit), bytes(needed));
+        say(
+            format!("its limit on locked memory is {limit}, and {needed} would be charged"),
+            "LimitMEMLOCK=infinity (systemd), ulimit -l, or CAP_IPC_LOCK",
+        );
     }
     let used = report
         .nodes
         .iter()
-        .filter(|(node, bytes)| node.is_some() && *bytes > 0);
-    let used = used.count();
+        .filter(|(node, bytes)| node.is_some() && *bytes > 0)
+        .count();
     if used > 1 {
-        found.push(Advice {
-            finding: format!("its memory is on {used} nodes: a device is near to one of them only"),
-            setting: "numactl --membind, or host-nodes= and policy=bind of QEMU's memory backend"
-                .into(),
-            leaves: None,
-        });
+        say(
+            format!("its memory is on {used} nodes: a device is near to one of them only"),
+            "numactl --membind, or host-nodes= and policy=bind of QEMU's memory backend",
+        );
     }
-    found.sort_by_key(|advice| {
-        let saved = advice
-            .leaves
-            .map_or(0, |(before, after)| before.saturating_sub(after));
-        std::cmp::Reverse(saved)
-    });
     found
-}
-
-fn leaves(
-    report: &ProcessReport,
-    areas: &[AreaReport],
-    walk: &Walk,
-    now: u64,
-    found: &mut Vec<Advice>,
-) {
-    let small: u64 = report
-        .entries
-        .iter()
-        .filter(|entry| entry.page_bytes < 2 << 20)
-        .map(|entry| entry.bytes)
-        .sum();
-    let share = |bytes: u64| (bytes as f64 / report.present_bytes.max(1) as f64 * 100.0).round();
-    let [in_2m, in_1g] = walk.ideal.each_ref().map(super::Counter::leaf_count);
-    if in_2m < now {
-        let setting = match of_most_small(areas) {
-            Some(AreaKind::Shared) => {
-                "hugetlb=on for QEMU's memory-backend-memfd (memfd_create with MFD_HUGETLB), or \
-                 /sys/kernel/mm/transparent_hugepage/shmem_enabled"
-            }
-            Some(AreaKind::File) => {
-                "memory of its own, or a file of hugetlbfs, in place of the file"
-            }
-            _ => {
-                "madvise(MADV_HUGEPAGE) before it is touched, or \
-                 /sys/kernel/mm/transparent_hugepage/enabled"
-            }
-        };
-        found.push(Advice {
-            finding: format!(
-                "{} % of the memory is in pages of less than 2 MiB: with pages of 2 MiB leaves fall \
-                 from {} to {}",
-                share(small),
-                grouped(now),
-                grouped(in_2m)
-            ),
-            setting: setting.into(),
-            leaves: Some((now, in_2m)),
-        });
-    }
-    // Where there are hardly more than some, nobody notices.
-    if in_1g < in_2m.min(now) && in_2m.min(now) > 512 {
-        found.push(Advice {
-            finding: format!(
-                "with pages of 1 GiB leaves fall from {} to {}",
-                grouped(now),
-                grouped(in_1g)
-            ),
-            setting:
-                "hugepagesz=1G hugepages=N on the kernel's command line, and memory from that pool"
-                    .into(),
-            leaves: Some((now, in_1g)),
-        });
-    }
-}
-
-/// The kind of the areas with most small pages.
-fn of_most_small(areas: &[AreaReport]) -> Option<AreaKind> {
-    let small = |kind| {
-        let of_kind = areas.iter().filter(|area| area.area.kind == kind);
-        of_kind
-            .map(|area| area.present_bytes - area.huge_bytes)
-            .sum::<u64>()
-    };
-    [AreaKind::Anonymous, AreaKind::Shared, AreaKind::File]
-        .into_iter()
-        .max_by_key(|kind| small(*kind))
-}
-
-/// A number in groups of three digits.
-fn grouped(number: u64) -> String {
-    match number {
-        0..1000 => number.to_string(),
-        _ => format!("{},{:03}", grouped(number / 1000), number % 1000),
-    }
 }
 
 #[cfg(test)]
 mod tests {
-    use iopt::FormatId;
-    use runs::Run;
-
-    use super::super::{Area, Counter, FormatCost, Limit};
+    use super::super::calibrate::Rate;
+    use super::super::guest::Ram;
+    use super::super::start::StartReport;
+    use super::super::start::tests::{HOST, of, speeds};
     use super::*;
 
     const MIB: u64 = 1 << 20;
     const GIB: u64 = 1 << 30;
 
-    fn area(kind: AreaKind, present_bytes: u64, huge_bytes: u64) -> AreaReport {
-        AreaReport {
-            area: Area {
-                address: 0,
-                bytes: present_bytes,
-                kind,
-                name: String::new(),
-                page_bytes: 4096,
-                locked_bytes: 0,
-                asks_for_huge: false,
-                refuses_huge: false,
-                mappable: true,
-            },
-            present_bytes,
-            huge_bytes,
-            runs: None,
-        }
+    fn advice(guest: &Guest) -> Vec<Advice> {
+        StartReport::of(guest, &HOST, None, Some(&speeds())).1
     }
 
-    fn findings(report: &ProcessReport) -> Vec<String> {
-        let advice = advice(report, &[], &Walk::new());
-        advice.into_iter().map(|advice| advice.finding).collect()
+    fn names(advice: &[Advice]) -> Vec<&str> {
+        advice
+            .iter()
+            .map(|advice| advice.finding.as_str())
+            .collect()
+    }
+
+    fn qemu(line: &str) -> Guest {
+        super::super::guest::qemu_line(line, 2 << 20).unwrap()
     }
 
     #[test]
-    fn a_limit_below_what_is_present_is_advice_where_it_applies() {
+    fn what_saves_most_is_first_and_a_reboot_must_be_worth_it() {
+        let found = advice(&qemu("qemu -m 4G -device vfio-pci,host=01:00.0"));
+        let expected = [
+            "hugetlb pages of 2 MiB",
+            "transparent huge pages",
+            "hugetlb pages of 1 GiB",
+            "4 threads bring memory in",
+            "iommufd instead of type 1",
+        ];
+        // Pages of 1 GiB save most, but within the error.
+        assert_eq!(names(&found), expected);
+        let most = found.iter().max_by_key(|advice| advice.saved_ns);
+        assert!(most.is_some_and(|advice| advice.reboot), "{found:?}");
+        assert_eq!(found.iter().filter(|advice| advice.reboot).count(), 1);
+        // Where pages are zeroed fast, iommufd gains more by them.
+        let mut fast = speeds();
+        fast.huge = fast.huge.map(|rate| Rate { ns: 1000.0, ..rate });
+        let mut guest = qemu("qemu -m 4G");
+        guest.interface = Some(Interface::Iommufd);
+        let (_, found) = StartReport::of(&guest, &HOST, None, Some(&fast));
+        assert!(found[0].reboot, "{found:?}");
+    }
+
+    #[test]
+    fn iommufd_is_advice_where_it_saves_time() {
+        let advised = |ram: Ram| {
+            let host = Host {
+                private: ThpMode::Madvise,
+                ..HOST
+            };
+            let guest = of(Ram {
+                bytes: 4 * GIB,
+                ..ram
+            });
+            let (_, found) = StartReport::of(&guest, &host, None, Some(&speeds()));
+            names(&found).contains(&"iommufd instead of type 1")
+        };
+        assert!(advised(Ram::default()));
+        let pool = Ram {
+            pool_bytes: Some(2 * MIB),
+            ..Ram::default()
+        };
+        assert!(advised(pool));
+        let transparent = Ram {
+            asks_for_huge: Some(true),
+            ..Ram::default()
+        };
+        assert!(!advised(transparent));
+    }
+
+    #[test]
+    fn lines_are_those_of_the_command_or_of_the_xml() {
+        let lines = |guest: &Guest, finding: &str| {
+            let found = advice(guest);
+            let it = found.iter().find(|advice| advice.finding == finding);
+            it.unwrap_or_else(|| panic!("{finding}: {found:?}"))
+                .setting
+                .join("\n")
+        };
+        let guest = qemu("qemu -m 4G -device vfio-pci,host=01:00.0");
+        let giant = lines(&guest, "hugetlb pages of 1 GiB");
+        let expected = "kernel command line: hugepagesz=1G hugepages=4\n\
+            -machine memory-backend=ram\n\
+            -object memory-backend-memfd,id=ram,size=4G,hugetlb=on,hugetlbsize=1G";
+        assert_eq!(giant, expected);
+        let iommufd = lines(&guest, "iommufd instead of type 1");
+        let expected = "-object iommufd,id=iommufd0\n\
+            -device vfio-pci,host=0000:01:00.0,iommufd=iommufd0";
+        assert_eq!(iommufd, expected);
+        let guest = qemu(
+            "qemu -machine memory-backend=a -object memory-backend-file,id=a,size=2560M,mem-path=/f",
+        );
+        let threads = lines(&guest, "4 threads bring memory in");
+        let expected = "-object memory-backend-file,id=a,size=2560M,mem-path=/f,share=off,\
+            prealloc=on,prealloc-threads=4";
+        assert_eq!(threads, expected);
+        // Neither a file nor 2.5 GiB.
+        let found = advice(&guest);
+        assert!(
+            !names(&found)
+                .iter()
+                .any(|name| name.contains("transparent") || name.contains("1 GiB"))
+        );
+
+        let xml = "<domain><memory unit='GiB'>4</memory></domain>";
+        let guest = super::super::guest::libvirt(xml, 2 << 20).unwrap();
+        for (finding, line) in [
+            (
+                "transparent huge pages",
+                "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled",
+            ),
+            (
+                "hugetlb pages of 2 MiB",
+                "pool=/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages\n\
+                 echo $(($(cat $pool) + 2048)) > $pool\n\
+                 in <memoryBacking>: <hugepages><page size='2' unit='M'/></hugepages>",
+            ),
+            (
+                "4 threads bring memory in",
+                "in <memoryBacking>: <allocation mode='immediate' threads='4'/>",
+            ),
+            (
+                "iommufd instead of type 1",
+                "in <hostdev>: <driver name='vfio' iommufd='yes'/>",
+            ),
+        ] {
+            assert_eq!(lines(&guest, finding), line);
+        }
+    }
+
+    #[test]
+    fn a_change_that_is_made_or_has_no_known_setting_is_no_advice() {
+        let huge = of(Ram {
+            bytes: 4 * GIB,
+            pool_bytes: Some(GIB),
+            shared: true,
+            prealloc_threads: 8,
+            ..Ram::default()
+        });
+        let huge = Guest {
+            interface: Some(Interface::Iommufd),
+            ..huge
+        };
+        assert_eq!(advice(&huge), []);
+        let mut small = of(Ram {
+            bytes: 4 * GIB,
+            ..Ram::default()
+        });
+        small.monitor = Monitor::Firecracker;
+        assert_eq!(names(&advice(&small)), ["hugetlb pages of 2 MiB"]);
+        small.monitor = Monitor::Qemu;
+        small.interface = Some(Interface::Iommufd);
+        small.memory[0].pool_bytes = Some(2 * MIB);
+        let found = advice(&small);
+        assert!(
+            !names(&found).contains(&"iommufd instead of type 1"),
+            "{found:?}"
+        );
+    }
+
+    #[test]
+    fn together_is_less_than_each_and_without_times_pages_decide() {
+        let guest = qemu("qemu -m 4G");
+        let (start, found) = StartReport::of(&guest, &HOST, None, Some(&speeds()));
+        let each = found.iter().filter(|advice| !advice.reboot);
+        let each = each
+            .filter_map(|advice| advice.estimate)
+            .map(|estimate| estimate.total_ns);
+        assert!(start.together.unwrap().total_ns < each.min().unwrap());
+        let (start, found) = StartReport::of(&guest, &HOST, None, None);
+        assert_eq!((start.type1, start.together), (None, None));
+        let expected = [
+            "hugetlb pages of 1 GiB",
+            "transparent huge pages",
+            "hugetlb pages of 2 MiB",
+        ];
+        assert_eq!(names(&found), expected);
+    }
+
+    fn findings(report: &ProcessReport) -> Vec<String> {
+        others(report)
+            .into_iter()
+            .map(|advice| advice.finding)
+            .collect()
+    }
+
+    #[test]
+    fn a_limit_below_what_is_charged_is_advice_where_it_applies() {
         let limited = |limit, lifted| ProcessReport {
             present_bytes: GIB,
             limit: Limit {
@@ -186,6 +543,14 @@ mod tests {
         assert_eq!(findings(&limited(8 * MIB, false)), [said]);
         assert!(findings(&limited(8 * MIB, true)).is_empty());
         assert!(findings(&limited(GIB, false)).is_empty());
+        // Of a virtual machine all of its memory is.
+        let machine = ProcessReport {
+            guest: Some(Guest::default()),
+            mappable_bytes: 4 * GIB,
+            ..limited(GIB, false)
+        };
+        let said = "its limit on locked memory is 1 GiB, and 4 GiB would be charged";
+        assert_eq!(findings(&machine), [said]);
     }
 
     #[test]
@@ -198,46 +563,5 @@ mod tests {
         let two = on(&[(Some(0), MIB), (Some(1), MIB), (Some(2), 0), (None, MIB)]);
         assert_eq!(findings(&two), [said]);
         assert!(findings(&on(&[(Some(0), MIB), (Some(2), 0), (None, MIB)])).is_empty());
-    }
-
-    #[test]
-    fn larger_pages_are_advice_and_the_setting_is_that_of_the_small_ones() {
-        let mut walk = Walk::new();
-        for (counter, most) in walk.ideal.iter_mut().zip([2 * MIB, GIB]) {
-            *counter = Counter::new(FormatId::VtdSs, 4, most).unwrap();
-            counter.add(Run::new(GIB, GIB, 4 * GIB));
-        }
-        let report = ProcessReport {
-            present_bytes: 4 * GIB,
-            costs: vec![FormatCost {
-                format: "vtd-ss".into(),
-                leaf_count: 4 * GIB / 4096,
-                ..FormatCost::default()
-            }],
-            ..ProcessReport::default()
-        };
-        // Most is shared, and in huge pages; what is small is its own.
-        let areas = [
-            area(AreaKind::Shared, 3 * GIB, 3 * GIB),
-            area(AreaKind::Anonymous, GIB, 0),
-        ];
-        let found = advice(&report, &areas, &walk);
-        let leaves: Vec<_> = found.iter().map(|advice| advice.leaves).collect();
-        assert_eq!(leaves, [Some((1 << 20, 4)), Some((1 << 20, 2048))]);
-        assert!(found[0].setting.contains("hugepagesz=1G"));
-        assert!(found[1].setting.starts_with("madvise(MADV_HUGEPAGE)"));
-        // The other way round.
-        let areas = [
-            area(AreaKind::Shared, 3 * GIB, 0),
-            area(AreaKind::Anonymous, GIB, 0),
-        ];
-        let found = advice(&report, &areas, &walk);
-        assert!(found[1].setting.starts_with("hugetlb=on"), "{found:?}");
-    }
-
-    #[test]
-    fn numbers_are_grouped() {
-        let numbers = [0, 999, 1000, 1_020_003].map(grouped);
-        assert_eq!(numbers, ["0", "999", "1,000", "1,020,003"]);
     }
 }

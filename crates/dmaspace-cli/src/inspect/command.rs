@@ -1,30 +1,50 @@
 //! `dmaspace inspect`: what it takes, and what it does with it.
 
+use std::fs;
 use std::path::PathBuf;
 
-use crate::inspect::{InspectError, MachineReport, inspect};
-use anyhow::anyhow;
+use crate::inspect::{
+    Guest, Host, InspectError, MachineReport, configured, inspect, libvirt, qemu_line,
+};
+use anyhow::{Context as _, anyhow};
 use clap::{ArgGroup, Args};
 use dmaspace::devices::Places;
 
 use super::text as report;
+use crate::devices::Names;
 use crate::draw::sheet::Paint;
 use crate::stop::Stop;
 use crate::target::Target;
 use crate::{exit, fail, json, print, refuse};
 
+/// How it is called: clap's own line is wider than 80 columns.
+const USAGE: &str = "dmaspace inspect [OPTIONS]
+           <--pid <PID>|--qemu <LINE>|--libvirt <FILE>|--machine>";
+
 /// The options of `dmaspace inspect`.
 #[derive(Debug, Args)]
+#[command(override_usage = USAGE)]
 // The group that the derive would make has every option in it, and any of them would do.
 #[group(skip)]
-#[command(group = ArgGroup::new("what").required(true).args(["pid", "machine"]))]
+#[command(group = ArgGroup::new("what").required(true).args(["pid", "qemu", "libvirt", "machine"]))]
 pub(crate) struct InspectArgs {
     /// Look at this process: a virtual machine's monitor, for instance
     ///
     /// Example: --pid $(pidof -s qemu-system-x86_64)
-    #[arg(long, value_name = "PID", conflicts_with = "machine",
-          value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "PID", value_parser = clap::value_parser!(u32).range(1..))]
     pid: Option<u32>,
+
+    /// Predict for the virtual machine that QEMU would make of this command line
+    ///
+    /// Example: --qemu "qemu-system-x86_64 -m 4G -device vfio-pci,host=0000:01:00.0"
+    #[arg(long, value_name = "LINE")]
+    qemu: Option<String>,
+
+    /// Predict for the virtual machine that libvirt would make of the XML in FILE
+    ///
+    /// Example: --libvirt domain.xml (from `virsh dumpxml --inactive`)
+    #[arg(long, value_name = "FILE")]
+    libvirt: Option<PathBuf>,
 
     /// Look at the machine: IOMMU units, groups, kernel options, nodes, counters, faults
     ///
@@ -32,7 +52,7 @@ pub(crate) struct InspectArgs {
     #[arg(long)]
     machine: bool,
 
-    /// Predict no times: try for no moment how fast this machine maps and pins
+    /// Predict no times: do not try how fast this machine brings memory in and pins it
     ///
     /// Example: --no-times
     #[arg(long, conflicts_with = "machine")]
@@ -49,15 +69,21 @@ pub(crate) struct InspectArgs {
     /// Draw what is present into FILE, coloured by the size of the pages
     ///
     /// Example: --svg process.svg
-    #[arg(long, value_name = "FILE", conflicts_with = "machine")]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["machine", "qemu", "libvirt"])]
     svg: Option<PathBuf>,
 }
 
 /// `dmaspace inspect`.
 pub(crate) fn run(args: &InspectArgs) -> u8 {
-    let done = match args.pid {
-        Some(pid) => process(args, pid),
-        None => machine(args),
+    let done = match (args.pid, &args.qemu, &args.libvirt) {
+        (Some(pid), _, _) => process(args, pid),
+        (_, Some(line), _) => configuration(args, |pool| Ok(qemu_line(line, pool)?)),
+        (_, _, Some(file)) => configuration(args, |pool| {
+            let text = fs::read_to_string(file)
+                .with_context(|| format!("cannot read {}", file.display()))?;
+            Ok(libvirt(&text, pool)?)
+        }),
+        _ => machine(args),
     };
     match done {
         Ok(()) => exit::RIGHT,
@@ -68,7 +94,10 @@ pub(crate) fn run(args: &InspectArgs) -> u8 {
 
 fn process(args: &InspectArgs, pid: u32) -> anyhow::Result<()> {
     let target = args.svg.as_deref().map(Target::new).transpose()?;
-    let found = inspect(pid, !args.no_times)?;
+    let mut found = inspect(pid, !args.no_times)?;
+    if let Some(guest) = &mut found.guest {
+        guest.name_devices(&Names::open());
+    }
     if let Some(target) = target {
         let stop = Stop::on_signals().map_err(|error| anyhow!(error))?;
         target.write(&report::picture(&found), &stop)?;
@@ -80,8 +109,23 @@ fn process(args: &InspectArgs, pid: u32) -> anyhow::Result<()> {
     })
 }
 
+fn configuration(
+    args: &InspectArgs,
+    read: impl FnOnce(u64) -> anyhow::Result<Guest>,
+) -> anyhow::Result<()> {
+    let host = Host::read();
+    let mut found = configured(read(host.default_pool)?, &host, !args.no_times);
+    found.guest.name_devices(&Names::open());
+    print(&if args.json {
+        json(&found)?
+    } else {
+        report::configuration(&found, Paint::for_stdout())
+    })
+}
+
 fn machine(args: &InspectArgs) -> anyhow::Result<()> {
-    let found = MachineReport::read(&Places::default(), "/proc".as_ref())?;
+    let mut found = MachineReport::read(&Places::default(), "/proc".as_ref())?;
+    found.name_devices(&Names::open());
     print(&if args.json {
         json(&found)?
     } else {

@@ -35,8 +35,6 @@ pub struct FormatCost {
     pub table_bytes: u64,
     /// Bytes that an IOTLB of 64 entries reaches: 64 leaves of mean size.
     pub reach_64_bytes: u64,
-    /// How long filling the tables would take here; `None` where it was not tried.
-    pub map_ns: Option<u64>,
     /// Runs that are mapped.
     pub runs: u64,
 }
@@ -53,11 +51,11 @@ pub(super) struct Counter {
 }
 
 impl Counter {
-    /// Leaves of at most `most` bytes; `None` when there is no such format.
-    pub(super) fn new(format: FormatId, levels: u8, most: u64) -> Option<Self> {
+    /// `None` when there is no such format.
+    pub(super) fn new(format: FormatId, levels: u8) -> Option<Self> {
         let geometry = Geometry::new(format, levels).ok()?;
         Some(Self {
-            sizes: geometry.page_sizes.up_to(most),
+            sizes: geometry.page_sizes,
             tables: vec![(0, 0); geometry.levels.len() - 1],
             geometry: Some(geometry),
             leaves: Vec::new(),
@@ -126,7 +124,6 @@ impl Counter {
                 count => (u128::from(self.bytes) * 64 / u128::from(count)) as u64,
             }
             .min(self.bytes),
-            map_ns: None,
             runs,
         }
     }
@@ -144,7 +141,7 @@ mod tests {
 
     #[test]
     fn an_iotlb_reaches_64_leaves_and_not_beyond_what_is_mapped() {
-        let mut counter = Counter::new(FormatId::VtdSs, 4, 4096).unwrap();
+        let mut counter = Counter::new(FormatId::VtdSs, 4).unwrap();
         assert_eq!(counter.cost(0).reach_64_bytes, 0);
         counter.add(Run::new(0, 0, 4096));
         assert_eq!(counter.cost(1).reach_64_bytes, 4096);
@@ -164,7 +161,7 @@ mod tests {
                 let memory = Arc::new(HeapTables::with_tables(4096).unwrap());
                 let sizes = PageSizes::from_bits(u64::MAX);
                 let table = AnyTable::new(format, levels, sizes, memory).unwrap();
-                let mut counter = Counter::new(format, levels, u64::MAX).unwrap();
+                let mut counter = Counter::new(format, levels).unwrap();
                 let mut at = 0x7000_0000_0000;
                 for &(gap, pages, frame, align) in &parts {
                     // Some with both ends of large pages, some congruent, some neither.

@@ -16,6 +16,7 @@ use std::path::Path;
 use serde::Serialize;
 
 use super::Missing;
+use crate::devices::Names;
 use dmaspace::devices::{DevicesError, DevicesReport, Places};
 use dmaspace::topology::Topology;
 
@@ -71,6 +72,10 @@ pub struct GroupDevice {
     pub address: String,
     /// What it is.
     pub class: String,
+    /// Vendor and device: `8086:10d3`.
+    pub id: String,
+    /// Its name in the system's list of PCI devices.
+    pub name: Option<String>,
     /// Its node.
     pub node: Option<u32>,
     /// Its unit.
@@ -158,6 +163,12 @@ impl MachineReport {
             )),
         }
         Ok(report)
+    }
+
+    /// Fills in the names of devices.
+    pub(crate) fn name_devices(&mut self, names: &Names) {
+        let devices = self.groups.iter_mut().flat_map(|group| &mut group.devices);
+        devices.for_each(|device| device.name = names.of(&device.id));
     }
 
     /// False where the kernel does not show whether there is an IOMMU.
@@ -349,6 +360,8 @@ fn groups(places: &Places, devices: &DevicesReport) -> Vec<GroupReport> {
                     .map(|device| GroupDevice {
                         address: device.address.clone(),
                         class: device.class.clone(),
+                        id: device.id.clone(),
+                        name: None,
                         node: device.node,
                         unit: device.unit.clone(),
                         ats: ats(&places.sys.join("bus/pci/devices").join(&device.address)),

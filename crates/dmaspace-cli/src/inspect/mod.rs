@@ -1,13 +1,9 @@
-//! A running process as a device would see its memory: how it is backed, what mapping it would cost,
-//! and which change would help most.
+//! How long the kernel needs to map a virtual machine's memory for a device, and which change helps most.
 //!
-//! Everything is read from `/proc`; the process is not stopped, and what is said of different parts was
-//! so at different times. What takes privilege that is not there is left out and [said](Missing). What
-//! is not there costs nothing to look at, so that sparse address spaces stay quick.
-//!
-//! Devices would use the process's own addresses, and get what it may write: that is what a virtual
-//! machine's monitor maps of its guest's memory, at other addresses but with the same leaves as long as
-//! those are congruent.
+//! A machine that runs is read from `/proc`: how its memory is backed, what of it is present, which runs and
+//! folios it has. The process is not stopped, so two parts may be of two moments. Holes cost nothing. Of any
+//! other process, all memory that it may write is reported. What needs a privilege that is missing is left out
+//! and [named](Missing).
 //!
 //! Source: Linux `Documentation/filesystems/proc.rst`, `Documentation/admin-guide/mm/pagemap.rst`.
 
@@ -21,8 +17,10 @@ mod calibrate;
 mod command;
 mod cost;
 mod folios;
+mod guest;
 mod machine;
 mod process;
+mod start;
 #[cfg(test)]
 mod tests;
 mod text;
@@ -37,17 +35,21 @@ use serde::Serialize;
 use thiserror::Error;
 
 use crate::map::{SizeClass, Stretch};
+use calibrate::Speeds;
 use cost::Counter;
 
 pub use advice::Advice;
 pub(crate) use command::{InspectArgs, run};
 pub use cost::FormatCost;
+pub(crate) use guest::Host;
 #[cfg(test)]
-pub use cost::LeafCount;
+pub use guest::{GivenDevice, Interface};
+pub use guest::{Guest, Ram, libvirt, of_areas, qemu_line};
 pub use machine::{Ats, MachineReport};
 #[cfg(test)]
 pub use machine::{GroupDevice, GroupReport, MachineFinding, UnitReport};
 pub use process::{Area, AreaKind, Limit, areas, node_bytes};
+pub use start::{Estimate, StartReport};
 
 /// Why a process cannot be looked at.
 #[derive(Debug, Error)]
@@ -127,10 +129,18 @@ pub struct ProcessReport {
     pub missing: Vec<Missing>,
     /// Bytes of its address space.
     pub virtual_bytes: u64,
-    /// Bytes of it that devices could be given: what it may write, and what is memory.
+    /// The virtual machine that it runs.
+    pub guest: Option<Guest>,
+    /// Bytes of it that devices could be given: a virtual machine's memory, or what may be written and is
+    /// memory. What follows is of these.
     pub mappable_bytes: u64,
     /// Bytes of that which are there: the rest would be brought in by pinning it.
     pub present_bytes: u64,
+    /// Bytes beside a virtual machine's memory that may be written and are memory: heaps, stacks, firmware,
+    /// video memory.
+    pub rest_bytes: u64,
+    /// Bytes of that which are there.
+    pub rest_present_bytes: u64,
     /// Bytes that are locked (`VmLck`).
     pub locked_bytes: u64,
     /// Bytes that are pinned for the long term (`VmPin`).
@@ -147,16 +157,27 @@ pub struct ProcessReport {
     pub nodes: Vec<(Option<u32>, u64)>,
     /// The runs; `None` without frame numbers.
     pub runs: Option<RunsReport>,
-    /// What mapping what is present would cost, by format; empty without frame numbers.
+    /// Leaves and tables of this library for what is present, by format; empty without frame numbers.
     pub costs: Vec<FormatCost>,
-    /// How long pinning it would take here; `None` where that could not be tried.
-    pub pin_ns: Option<u64>,
+    /// How long the kernel needs to fault memory in, pin it and map it.
+    pub start: Option<StartReport>,
     /// Changes that would help, the best first.
     pub advice: Vec<Advice>,
     /// The areas with most that is present, largest first.
     pub areas: Vec<AreaReport>,
     /// What is present, by address and by the size of the entries that map it; the first of many.
     pub layout: Vec<Stretch>,
+}
+
+/// What is known of a virtual machine that does not run.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct ConfigurationReport {
+    /// The machine.
+    pub guest: Guest,
+    /// How long the kernel needs to fault memory in, pin it and map it.
+    pub start: StartReport,
+    /// Changes that would help, the best first.
+    pub advice: Vec<Advice>,
 }
 
 /// What there is of a kind.
@@ -223,30 +244,44 @@ fn formats() -> Vec<(FormatId, u8)> {
     ]
 }
 
-/// Looks at the process `pid`. With `calibrate` it tries for a moment how fast this machine maps and
-/// pins, to predict times.
+/// Looks at the process `pid`. Times are predicted with `calibrate` only.
 ///
 /// # Errors
 ///
 /// When there is no such process, it is not ours to look at, or it has no memory of its own.
 pub fn inspect(pid: u32, calibrate: bool) -> Result<ProcessReport, InspectError> {
+    let host = Host::read();
     let mut report = ProcessReport {
         pid,
         ..ProcessReport::default()
     };
-    let all = process::read(&mut report)?;
+    let mut all = process::read(&mut report)?;
+    report.guest = guest::of_process(pid, &mut all, host.default_pool);
+    let all_of_it = report.guest.is_none();
+    let given = |area: &Area| area.mappable && (all_of_it || area.guest_ram);
     let mut areas: Vec<AreaReport> = Vec::new();
     let mut walk = Walk::new();
     match ProcessPages::open(pid) {
         Ok(pages) => {
             for area in all.iter().filter(|area| area.mappable) {
-                let (found, error) = walk.area(&pages, area);
-                areas.push(found);
+                let error = match given(area) {
+                    true => {
+                        let (found, error) = walk.area(&pages, area);
+                        areas.push(found);
+                        error
+                    }
+                    false => {
+                        report.rest_bytes += area.bytes;
+                        let span = Span::new(area.address, area.bytes);
+                        let rest = &mut report.rest_present_bytes;
+                        pages.for_each(span, area.page_bytes.max(2 << 20), |run| *rest += run.len)
+                    }
+                };
                 if let Err(error) = error {
                     report.missing.push(Missing {
                         what: "pages",
                         why: format!(
-                            "the page map cannot be scanned, which takes Linux 6.7: {error}"
+                            "the page map cannot be scanned, which needs Linux 6.7: {error}"
                         ),
                     });
                     break;
@@ -255,13 +290,13 @@ pub fn inspect(pid: u32, calibrate: bool) -> Result<ProcessReport, InspectError>
         }
         Err(error) => report.missing.push(Missing {
             what: "pages",
-            why: format!("the page map cannot be opened, which takes CAP_SYS_PTRACE: {error}"),
+            why: format!("the page map cannot be opened, which needs CAP_SYS_PTRACE: {error}"),
         }),
     }
     report.virtual_bytes = all.iter().map(|area| area.bytes).sum();
     report.mappable_bytes = areas.iter().map(|area| area.area.bytes).sum();
     report.present_bytes = areas.iter().map(|area| area.present_bytes).sum();
-    walk.finish(&mut report, calibrate);
+    walk.finish(&mut report);
     for area in &areas {
         match report
             .kinds
@@ -278,8 +313,10 @@ pub fn inspect(pid: u32, calibrate: bool) -> Result<ProcessReport, InspectError>
     report
         .kinds
         .sort_by_key(|kind| std::cmp::Reverse(kind.bytes));
+    all.retain(given);
     process::nodes(&mut report, &all);
-    report.advice = advice::advice(&report, &areas, &walk);
+    predict(&mut report, &areas, &host, calibrate);
+    report.advice.extend(advice::others(&report));
     areas.sort_by_key(|area| std::cmp::Reverse(area.present_bytes));
     areas.truncate(MOST_AREAS);
     report.areas = areas;
@@ -287,11 +324,68 @@ pub fn inspect(pid: u32, calibrate: bool) -> Result<ProcessReport, InspectError>
     Ok(report)
 }
 
+/// Predicts for a machine that does not run.
+pub(crate) fn configured(mut guest: Guest, host: &Host, calibrate: bool) -> ConfigurationReport {
+    host.look_at_files(&mut guest);
+    let speeds = calibrate.then(Speeds::try_here).flatten();
+    let (start, advice) = StartReport::of(&guest, host, None, speeds.as_ref());
+    ConfigurationReport {
+        guest,
+        start,
+        advice,
+    }
+}
+
+/// Predicts for the virtual machine's memory; for that of another process as far as it is present.
+fn predict(report: &mut ProcessReport, areas: &[AreaReport], host: &Host, calibrate: bool) {
+    let missing = report.mappable_bytes.saturating_sub(report.present_bytes);
+    let (guest, missing) = match &report.guest {
+        Some(guest) => (
+            guest.clone(),
+            missing as f64 / report.mappable_bytes.max(1) as f64,
+        ),
+        None => (process_as_guest(areas), 0.0),
+    };
+    let speeds = calibrate.then(Speeds::try_here).flatten();
+    let (start, advice) = StartReport::of(&guest, host, Some(missing), speeds.as_ref());
+    (report.start, report.advice) = (Some(start), advice);
+}
+
+/// What is present of a process, in pages of its size.
+fn process_as_guest(areas: &[AreaReport]) -> Guest {
+    let parts = areas.iter().flat_map(|found| {
+        let area = &found.area;
+        let part = |bytes, huge| Ram {
+            bytes,
+            pool_bytes: (area.page_bytes > 4096).then_some(area.page_bytes),
+            shared: area.shared,
+            asks_for_huge: Some(huge),
+            ..Ram::default()
+        };
+        [
+            part(found.huge_bytes, true),
+            part(found.present_bytes - found.huge_bytes, false),
+        ]
+    });
+    Guest {
+        memory: parts.filter(|part| part.bytes > 0).collect(),
+        ..Guest::default()
+    }
+}
+
+impl ProcessReport {
+    /// Bytes that VFIO charges: all memory of a virtual machine; of another process what is present.
+    fn charged_bytes(&self) -> u64 {
+        match self.guest {
+            Some(_) => self.mappable_bytes,
+            None => self.present_bytes,
+        }
+    }
+}
+
 /// What is counted while the pages go by.
 struct Walk {
     counters: Vec<Counter>,
-    /// The same memory, if it were in pages of 2 MiB, and of 1 GiB.
-    ideal: [Counter; 2],
     entries: Vec<FolioReport>,
     folios: folios::Folios,
     histogram: SizeHistogram,
@@ -299,19 +393,14 @@ struct Walk {
     largest: u64,
     hidden: bool,
     last: Option<Run>,
-    extent: Option<Span<Va>>,
     layout: Vec<Stretch>,
-    /// Pages to pin, small and huge.
-    pages: (u64, u64),
 }
 
 impl Walk {
     fn new() -> Self {
-        let counter = |(format, levels)| Counter::new(format, levels, u64::MAX);
-        let ideal = |most| Counter::new(FormatId::VtdSs, 4, most).unwrap_or_default();
+        let counter = |(format, levels)| Counter::new(format, levels);
         Self {
             counters: formats().into_iter().filter_map(counter).collect(),
-            ideal: [ideal(2 << 20), ideal(1 << 30)],
             entries: Vec::new(),
             folios: folios::Folios::open(),
             histogram: SizeHistogram::new(),
@@ -319,9 +408,7 @@ impl Walk {
             largest: 0,
             hidden: false,
             last: None,
-            extent: None,
             layout: Vec::new(),
-            pages: (0, 0),
         }
     }
 
@@ -340,11 +427,7 @@ impl Walk {
             add(&mut self.entries, page, run.len);
             if run.huge {
                 found.huge_bytes += run.len;
-                self.pages.1 += run.len.div_ceil(huge);
-            } else {
-                self.pages.0 += run.len / 4096;
             }
-            self.extend(Span::new(run.address, run.len));
             self.lay(Span::new(run.address, run.len), page);
             match run.run() {
                 None => (self.hidden, found.runs) = (true, None),
@@ -357,20 +440,6 @@ impl Walk {
             }
         });
         (found, scanned)
-    }
-
-    /// Stretches of the address space that are there, whatever is behind them.
-    fn extend(&mut self, next: Span<Va>) {
-        match &mut self.extent {
-            Some(extent) if extent.start + extent.len == next.start => extent.len += next.len,
-            extent => {
-                if let Some(done) = extent.replace(next) {
-                    self.ideal.iter_mut().for_each(|counter| {
-                        counter.add(Run::new(done.start, done.start, done.len))
-                    });
-                }
-            }
-        }
     }
 
     fn lay(&mut self, next: Span<Va>, leaf_bytes: u64) {
@@ -415,14 +484,9 @@ impl Walk {
             .for_each(|counter| counter.add(run));
     }
 
-    fn finish(&mut self, report: &mut ProcessReport, calibrate: bool) {
-        let (last, extent) = (self.last.take(), self.extent.take());
+    fn finish(&mut self, report: &mut ProcessReport) {
+        let last = self.last.take();
         self.count(last);
-        if let Some(done) = extent {
-            self.ideal
-                .iter_mut()
-                .for_each(|counter| counter.add(Run::new(done.start, done.start, done.len)));
-        }
         report.entries = std::mem::take(&mut self.entries);
         report.layout = std::mem::take(&mut self.layout);
         if self.hidden {
@@ -453,9 +517,6 @@ impl Walk {
                 Ok(folios) => report.folios = folios,
                 Err(missing) => report.missing.push(missing),
             }
-        }
-        if calibrate {
-            calibrate::predict(report, self.pages);
         }
     }
 }

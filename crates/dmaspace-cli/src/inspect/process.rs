@@ -12,6 +12,7 @@ use super::{InspectError, MemoryLess, Missing, ProcessReport};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Area {
     /// Its first address.
+    #[serde(with = "crate::json::hex")]
     pub address: u64,
     /// Its bytes.
     pub bytes: u64,
@@ -29,6 +30,12 @@ pub struct Area {
     pub refuses_huge: bool,
     /// Devices could be given it: it may be written, and is memory.
     pub mappable: bool,
+    /// It may be executed.
+    pub executable: bool,
+    /// What is written is seen by others that map it.
+    pub shared: bool,
+    /// It is memory of a virtual machine that the process runs.
+    pub guest_ram: bool,
 }
 
 /// What an area is of.
@@ -91,7 +98,14 @@ pub(super) fn read(report: &mut ProcessReport) -> Result<Vec<Area>, InspectError
             why: error.to_string(),
         }),
     }
-    Ok(areas(&file(pid, "smaps")?))
+    let mut areas = areas(&file(pid, "smaps")?);
+    // `PR_SET_THP_DISABLE`, which is stronger than what areas ask for.
+    if line("THP_enabled") == Some("0") {
+        for area in &mut areas {
+            (area.asks_for_huge, area.refuses_huge) = (false, true);
+        }
+    }
+    Ok(areas)
 }
 
 fn file(pid: u32, name: &str) -> Result<String, InspectError> {
@@ -127,7 +141,7 @@ fn kib(text: &str) -> Option<u64> {
 
 /// The kernel's names of processes and files are what their owners chose, and are printed: what a terminal
 /// would obey is replaced.
-fn plain(name: &str) -> String {
+pub(super) fn plain(name: &str) -> String {
     let printed = |c: char| match c.is_control() {
         true => char::REPLACEMENT_CHARACTER,
         false => c,
@@ -178,6 +192,9 @@ fn header(line: &str) -> Option<Area> {
         bytes: end.checked_sub(start)?,
         kind,
         mappable: modes.as_bytes().get(1) == Some(&b'w') && !name.starts_with("[v"),
+        executable: modes.as_bytes().get(2) == Some(&b'x'),
+        shared: modes.as_bytes().get(3) == Some(&b's'),
+        guest_ram: false,
         name,
         page_bytes: 4096,
         locked_bytes: 0,
@@ -290,6 +307,9 @@ ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0 [vsyscall]
                 asks_for_huge: true,
                 refuses_huge: false,
                 mappable: true,
+                executable: false,
+                shared: true,
+                guest_ram: false,
             }
         );
         assert_eq!((areas[1].kind, areas[1].mappable), (AreaKind::File, false));

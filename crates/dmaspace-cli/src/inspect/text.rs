@@ -1,8 +1,10 @@
 //! A process, or the machine, as text; a process as a picture.
 
-use crate::inspect::{AreaReport, Ats, FormatCost, MachineReport, Missing, ProcessReport};
+use crate::inspect::{
+    Advice, Area, AreaReport, Ats, ConfigurationReport, Estimate, Guest, MachineReport, Missing,
+    ProcessReport, Ram, StartReport,
+};
 
-use crate::draw::histogram;
 use crate::draw::sheet::{Paint, Sheet};
 use crate::draw::svg;
 use crate::size::{bytes, count, counted, duration, percent};
@@ -10,136 +12,260 @@ use crate::size::{bytes, count, counted, duration, percent};
 /// The whole report of a process.
 pub(crate) fn process(found: &ProcessReport, paint: Paint) -> String {
     let mut sheet = Sheet::new(paint);
-    sheet.section(&format!("process {} ({})", found.pid, found.name));
+    let what = match &found.guest {
+        Some(_) => "virtual machine, process",
+        None => "process",
+    };
+    sheet.section(&format!("{what} {} ({})", found.pid, found.name));
     if found.ended {
         let mark = |text: &str| paint.warning(text);
         sheet.marked("ended", mark, "!", "while it was looked at: this is a part");
     }
-    sheet.value("addresses", &bytes(found.virtual_bytes));
-    sheet.value(
-        "mappable",
-        &format!(
-            "{}, of which {} ({}) are present",
-            bytes(found.mappable_bytes),
-            bytes(found.present_bytes),
-            percent(found.present_bytes, found.mappable_bytes)
-        ),
-    );
-    for kind in &found.kinds {
-        let name = format!("{:?}", kind.kind).to_lowercase();
-        sheet.value(&name, &bytes(kind.bytes));
+    match &found.guest {
+        Some(guest) => {
+            memory(&mut sheet, guest);
+            let rest = format!(
+                "{}, {} present: heap, stacks, firmware, video memory",
+                bytes(found.rest_bytes),
+                bytes(found.rest_present_bytes)
+            );
+            sheet.value("rest", &rest);
+        }
+        None => sheet.value("mappable", &bytes(found.mappable_bytes)),
     }
-    sheet.value("locked", &bytes(found.locked_bytes));
-    sheet.value("pinned", &bytes(found.pinned_bytes));
-    let limit = match (found.limit.lifted, found.limit.memlock_bytes) {
-        (true, _) => "none applies (CAP_IPC_LOCK)".into(),
-        (false, Some(limit)) => format!("{} (RLIMIT_MEMLOCK)", bytes(limit)),
-        (false, None) => "unlimited, or not known".into(),
-    };
-    sheet.value("limit", &limit);
+    sheet.value("present", &present(found));
     backing(&mut sheet, found);
-    costs(&mut sheet, found);
-    areas(&mut sheet, &found.areas);
-    advice(&mut sheet, found);
+    let limit = match (found.limit.lifted, found.limit.memlock_bytes) {
+        (true, _) => "no limit (CAP_IPC_LOCK)".into(),
+        (false, Some(limit)) => format!("limit {} (RLIMIT_MEMLOCK)", bytes(limit)),
+        (false, None) => "limit unlimited, or not known".into(),
+    };
+    let (pinned, locked) = (bytes(found.pinned_bytes), bytes(found.locked_bytes));
+    sheet.value("pinned", &format!("{pinned}, locked {locked}, {limit}"));
+    if found.guest.is_none() {
+        areas(&mut sheet, &found.areas);
+    }
+    if let Some(report) = &found.start {
+        start(&mut sheet, report, found.charged_bytes(), &found.advice);
+    }
+    advice(&mut sheet, &found.advice);
     unknown(&mut sheet, &found.missing);
     sheet.into_text()
 }
 
-fn backing(sheet: &mut Sheet, found: &ProcessReport) {
-    sheet.section("backing");
-    for (name, classes) in [("folios", &found.folios), ("entries", &found.entries)] {
-        for (nth, class) in classes.iter().rev().enumerate() {
-            let share = percent(class.bytes, found.present_bytes);
-            let name = if nth == 0 { name } else { "" };
-            let (page, all) = (bytes(class.page_bytes), bytes(class.bytes));
-            sheet.value(name, &format!("{page:<8} {all} ({share})"));
+/// The report of a machine that does not run.
+pub(crate) fn configuration(found: &ConfigurationReport, paint: Paint) -> String {
+    let mut sheet = Sheet::new(paint);
+    sheet.section("virtual machine, by its configuration");
+    memory(&mut sheet, &found.guest);
+    start(&mut sheet, &found.start, found.guest.bytes(), &found.advice);
+    advice(&mut sheet, &found.advice);
+    sheet.into_text()
+}
+
+fn memory(sheet: &mut Sheet, guest: &Guest) {
+    if let Some(name) = &guest.name {
+        sheet.value("name", name);
+    }
+    // Parts that differ by their size only are one line.
+    let mut lines: Vec<(String, u64, u64)> = Vec::new();
+    for ram in &guest.memory {
+        let line = backed(ram);
+        match lines.iter_mut().find(|known| known.0 == line) {
+            Some(known) => (known.1, known.2) = (known.1 + 1, known.2.saturating_add(ram.bytes)),
+            None => lines.push((line, 1, ram.bytes)),
         }
     }
-    for (nth, (node, amount)) in found.nodes.iter().enumerate() {
-        let node = node.map_or("unknown".into(), |node| node.to_string());
-        let name = if nth == 0 { "nodes" } else { "" };
-        sheet.value(name, &format!("{node:<8} {}", bytes(*amount)));
+    for (nth, (line, parts, size)) in lines.iter().enumerate() {
+        let parts = match parts {
+            1 => String::new(),
+            parts => format!(" in {parts} parts"),
+        };
+        let name = if nth == 0 { "guest RAM" } else { "" };
+        sheet.value(name, &format!("{}{parts}: {line}", bytes(*size)));
     }
-    if let Some(runs) = &found.runs {
-        let largest = bytes(runs.largest_bytes);
-        sheet.value(
-            "runs",
-            &format!("{}, the largest {largest}", count(runs.count)),
-        );
-        histogram::histogram(sheet, &runs.classes);
+    for (nth, device) in guest.devices.iter().enumerate() {
+        let name = device.name.as_deref().unwrap_or_default();
+        let text = format!("{} {name}", device.address);
+        sheet.value(if nth == 0 { "devices" } else { "" }, text.trim_end());
+    }
+    if !guest.ignored.is_empty() {
+        sheet.value("ignored", &guest.ignored.join(", "));
     }
 }
 
-fn costs(sheet: &mut Sheet, found: &ProcessReport) {
-    if found.costs.is_empty() {
+fn backed(ram: &Ram) -> String {
+    let memory = match (&ram.file, ram.pool_bytes, ram.shared) {
+        (Some(file), _, _) => file.clone(),
+        (None, Some(page), _) => format!("hugetlb pages of {}", bytes(page)),
+        (None, None, true) => "memfd".into(),
+        (None, None, false) => "anonymous".into(),
+    };
+    let huge = match (ram.pool_bytes, ram.asks_for_huge) {
+        (None, Some(true)) => ", asks for huge pages",
+        (None, Some(false)) => ", refuses huge pages",
+        _ => "",
+    };
+    let threads = match ram.prealloc_threads {
+        0 => String::new(),
+        threads => format!(", brought in by {}", counted(threads.into(), "thread")),
+    };
+    format!("{memory}{huge}{threads}")
+}
+
+fn present(found: &ProcessReport) -> String {
+    let share = percent(found.present_bytes, found.mappable_bytes);
+    let classes = found.entries.iter().rev();
+    let classes = classes.map(|class| {
+        let (page, all) = (bytes(class.page_bytes), bytes(class.bytes));
+        format!("{all} by entries of {page}")
+    });
+    let classes = classes.collect::<Vec<_>>().join(", ");
+    match found.present_bytes {
+        0 => "nothing yet".into(),
+        present => format!("{} ({share}): {classes}", bytes(present)),
+    }
+}
+
+/// What the pages that are there lie in; nothing without pages.
+fn backing(sheet: &mut Sheet, found: &ProcessReport) {
+    if found.present_bytes == 0 {
         return;
     }
-    sheet.section("mapping what is present for a device");
-    sheet.value("charge", &bytes(found.present_bytes));
-    if let Some(ns) = found.pin_ns {
-        sheet.value("pin", &format!("{}, predicted", duration(ns)));
+    let list = |classes: Vec<String>| classes.join(", ");
+    if !found.folios.is_empty() {
+        let folios = found.folios.iter().rev();
+        let folios =
+            folios.map(|class| format!("{} of {}", bytes(class.bytes), bytes(class.page_bytes)));
+        sheet.value("folios", &list(folios.collect()));
     }
-    for cost in &found.costs {
-        sheet.value(&cost.format, &one_cost(cost));
+    let nodes = found.nodes.iter().map(|(node, amount)| {
+        let node = node.map_or("unknown".into(), |node| node.to_string());
+        format!("{node}: {}", bytes(*amount))
+    });
+    sheet.value("nodes", &list(nodes.collect()));
+    let vtd = found.costs.iter().find(|cost| cost.format == "vtd-ss");
+    if let (Some(runs), Some(vtd)) = (&found.runs, vtd) {
+        sheet.value(
+            "runs",
+            &format!(
+                "{}, the largest {}; VT-d has {} leaves for them, 64 of which reach {}",
+                count(runs.count),
+                bytes(runs.largest_bytes),
+                count(vtd.leaf_count),
+                bytes(vtd.reach_64_bytes)
+            ),
+        );
     }
 }
 
-fn one_cost(cost: &FormatCost) -> String {
-    let leaves: Vec<_> = cost
-        .leaves
+fn start(sheet: &mut Sheet, found: &StartReport, size: u64, advice: &[Advice]) {
+    if found.type1.is_none() {
+        sheet.section(&format!("start: the kernel maps {}", bytes(size)));
+        sheet.value("faults", &count(found.pages));
+        return;
+    }
+    let faults = counted(found.pages, "fault");
+    sheet.section(&format!(
+        "start: the kernel maps {} (estimate: {faults})",
+        bytes(size)
+    ));
+    let head = ["", "fault, zero", "pin, map", "all"].map(String::from);
+    let mut rows = vec![head];
+    let mut row = |name: &str, estimate: Option<Estimate>| {
+        if let Some(estimate) = estimate {
+            rows.push([
+                name.into(),
+                duration(estimate.fault_ns),
+                estimate.pin_map_ns.map_or("-".into(), duration),
+                with_error(&estimate),
+            ]);
+        }
+    };
+    if found.type1 == found.iommufd {
+        row("today", found.type1);
+    } else {
+        row("today, type 1", found.type1);
+        row("today, iommufd", found.iommufd);
+    }
+    row("hot-plug now", found.now);
+    // iommufd instead of type 1 has a row above.
+    for advice in advice
         .iter()
-        .rev()
-        .map(|leaf| format!("{} × {}", count(leaf.count), bytes(leaf.page_bytes)))
-        .collect();
-    let time = cost.map_ns.map_or(String::new(), |ns| {
-        format!(", {} to map (predicted)", duration(ns))
-    });
+        .filter(|advice| advice.estimate != found.iommufd)
+    {
+        row(&advice.finding, advice.estimate);
+    }
+    row("together, no reboot", found.together);
+    sheet.table(&rows);
+}
+
+/// `1.43 s ± 0.20 s`
+fn with_error(estimate: &Estimate) -> String {
     format!(
-        "{} leaves ({}), {} of tables{time}; 64 IOTLB entries reach {}",
-        count(cost.leaf_count),
-        leaves.join(", "),
-        bytes(cost.table_bytes),
-        bytes(cost.reach_64_bytes)
+        "{} ± {}",
+        duration(estimate.total_ns),
+        duration(estimate.error_ns)
     )
 }
 
 fn areas(sheet: &mut Sheet, areas: &[AreaReport]) {
-    let shown: Vec<_> = areas
+    let mut shown = areas
         .iter()
         .filter(|area| area.present_bytes > 0)
-        .take(10)
-        .collect();
-    if shown.is_empty() {
-        return;
+        .take(5)
+        .peekable();
+    if shown.peek().is_some() {
+        sheet.section("largest areas");
     }
-    sheet.section("largest areas");
     for found in shown {
         let area = &found.area;
-        let name = if area.name.is_empty() {
-            "anonymous"
-        } else {
-            &area.name
-        };
-        let runs = found.runs.map(|runs| format!(", {}", counted(runs, "run")));
+        let name = name_of(area);
         sheet.line(&format!(
-            "  {:#x} + {}: {} present, {} in huge pages{}  {name}",
+            "  {:#x} + {}: {} present, {} in huge pages  {name}",
             area.address,
             bytes(area.bytes),
             bytes(found.present_bytes),
             percent(found.huge_bytes, found.present_bytes),
-            runs.unwrap_or_default(),
         ));
     }
 }
 
-fn advice(sheet: &mut Sheet, found: &ProcessReport) {
-    sheet.section("what would help");
-    if found.advice.is_empty() {
-        sheet.value("nothing", "that is known here");
+fn name_of(area: &Area) -> &str {
+    match area.name.as_str() {
+        "" => "anonymous",
+        name => name,
     }
-    for (nth, advice) in found.advice.iter().enumerate() {
-        sheet.value(&format!("{}.", nth + 1), &advice.finding);
-        sheet.value("", &format!("by: {}", advice.setting));
+}
+
+fn advice(sheet: &mut Sheet, others: &[Advice]) {
+    if others.is_empty() {
+        return;
+    }
+    sheet.section("what would help");
+    for (nth, advice) in others.iter().enumerate() {
+        let saved = advice
+            .saved_ns
+            .map_or(String::new(), |ns| format!(": saves {}", duration(ns)));
+        let boot = match (advice.reboot, advice.saved_ns) {
+            (true, Some(saved)) => {
+                let without = others.iter().filter(|other| !other.reboot);
+                let without = without
+                    .filter_map(|other| other.saved_ns)
+                    .max()
+                    .unwrap_or(0);
+                format!(
+                    ", needs a reboot ({} of it without)",
+                    percent(without.min(saved), saved)
+                )
+            }
+            (true, None) => ", needs a reboot".into(),
+            (false, _) => String::new(),
+        };
+        sheet.line(&format!("  {}. {}{saved}{boot}", nth + 1, advice.finding));
+        for line in &advice.setting {
+            sheet.line(&format!("     {line}"));
+        }
     }
 }
 
@@ -166,7 +292,15 @@ pub(crate) fn picture(found: &ProcessReport) -> String {
         Some(runs) => counted(runs.count, "run"),
         None => "runs are not known without CAP_SYS_ADMIN".into(),
     };
-    svg::picture(&title, &subtitle, &found.layout)
+    svg::picture(&title, &subtitle, &found.layout, |range| {
+        // The largest comes first.
+        let mut areas = found.areas.iter().map(|found| &found.area);
+        let inside = areas.find(|area| {
+            let end = area.address.saturating_add(area.bytes);
+            area.address <= *range.end() && *range.start() < end
+        });
+        inside.map_or("", name_of).to_owned()
+    })
 }
 
 /// The whole report of the machine.
@@ -213,7 +347,8 @@ pub(crate) fn machine(found: &MachineReport, paint: Paint) -> String {
                 Some(Ats::None) | None => "",
             };
             let unit = device.unit.as_deref().unwrap_or("-");
-            let (address, class) = (&device.address, &device.class);
+            let address = &device.address;
+            let class = device.name.as_ref().unwrap_or(&device.class);
             sheet.value(
                 &name,
                 &format!("{domain:<10} {address} {class}, {unit}, node {node}{ats}"),
@@ -246,88 +381,103 @@ pub(crate) fn machine(found: &MachineReport, paint: Paint) -> String {
 #[cfg(test)]
 mod tests {
     use crate::inspect::{
-        Advice, Area, AreaKind, FolioReport, GroupDevice, GroupReport, KindReport, LeafCount,
-        Limit, MachineFinding, RunsReport, UnitReport,
+        AreaKind, FolioReport, FormatCost, GivenDevice, GroupDevice, GroupReport, Interface, Limit,
+        MachineFinding, RunsReport, UnitReport,
     };
-    use crate::map::SizeClass;
 
     use super::*;
+    use crate::map::Stretch;
 
     const MIB: u64 = 1 << 20;
+
+    fn seconds(fault: f64, pin_map: f64) -> Estimate {
+        Estimate {
+            fault_ns: (fault * 1e9) as u64,
+            pin_map_ns: Some((pin_map * 1e9) as u64),
+            total_ns: ((fault + pin_map) * 1e9) as u64,
+            error_ns: 100_000_000,
+        }
+    }
+
+    fn advised(finding: &str, setting: &str, reboot: bool, after: Estimate) -> Advice {
+        Advice {
+            finding: finding.into(),
+            setting: vec![setting.into()],
+            reboot,
+            estimate: Some(after),
+            saved_ns: Some(seconds(1.4, 0.2).total_ns - after.total_ns),
+            pages: None,
+        }
+    }
 
     fn monitor() -> ProcessReport {
         let class = |page_bytes, bytes| FolioReport { page_bytes, bytes };
         ProcessReport {
             pid: 4711,
             name: "qemu-system-x86".into(),
-            virtual_bytes: 5 << 30,
+            guest: Some(Guest {
+                name: Some("web".into()),
+                memory: vec![
+                    Ram {
+                        bytes: 2 << 30,
+                        shared: true,
+                        asks_for_huge: Some(true),
+                        ..Ram::default()
+                    };
+                    2
+                ],
+                devices: vec![GivenDevice {
+                    address: "0000:01:00.0".into(),
+                    name: Some("Intel Corporation 82574L".into()),
+                }],
+                ..Guest::default()
+            }),
             mappable_bytes: 4 << 30,
             present_bytes: 1025 * MIB,
+            rest_bytes: 1100 * MIB,
+            rest_present_bytes: 12 * MIB,
             pinned_bytes: MIB,
             limit: Limit {
                 memlock_bytes: Some(8 * MIB),
                 lifted: false,
             },
-            kinds: vec![KindReport {
-                kind: AreaKind::Anonymous,
-                bytes: 1025 * MIB,
-            }],
             folios: vec![class(4096, MIB), class(64 << 10, 1024 * MIB)],
             entries: vec![class(4096, 1025 * MIB)],
             nodes: vec![(Some(0), 1025 * MIB)],
             runs: Some(RunsReport {
                 count: 16_640,
                 largest_bytes: 64 << 10,
-                classes: vec![
-                    SizeClass {
-                        from_bytes: 4096,
-                        count: 256,
-                        bytes: MIB,
-                    },
-                    SizeClass {
-                        from_bytes: 64 << 10,
-                        count: 16_384,
-                        bytes: 1024 * MIB,
-                    },
-                ],
+                classes: Vec::new(),
             }),
             costs: vec![FormatCost {
                 format: "vtd-ss".into(),
-                leaves: vec![LeafCount {
-                    page_bytes: 4096,
-                    count: 262_400,
-                }],
                 leaf_count: 262_400,
-                tables: 517,
-                table_bytes: 517 * 4096,
                 reach_64_bytes: 256 << 10,
-                map_ns: Some(1_234_567),
-                runs: 16_640,
+                ..FormatCost::default()
             }],
-            pin_ns: Some(25_000_000),
-            advice: vec![Advice {
-                finding: "100 % of the memory is in pages of less than 2 MiB: with pages of 2 MiB \
-                    leaves fall from 262,400 to 768"
-                    .into(),
-                setting: "madvise(MADV_HUGEPAGE) before it is touched".into(),
-                leaves: Some((262_400, 768)),
-            }],
-            areas: vec![AreaReport {
-                area: Area {
-                    address: 0x7f00_0000_0000,
-                    bytes: 4 << 30,
-                    kind: AreaKind::Anonymous,
-                    name: String::new(),
-                    page_bytes: 4096,
-                    locked_bytes: 0,
-                    asks_for_huge: false,
-                    refuses_huge: false,
-                    mappable: true,
-                },
-                present_bytes: 1025 * MIB,
-                huge_bytes: 0,
-                runs: Some(16_640),
-            }],
+            start: Some(StartReport {
+                pages: 1 << 20,
+                interface: Interface::Type1,
+                speeds: None,
+                type1: Some(seconds(1.4, 0.2)),
+                iommufd: Some(seconds(1.4, 0.1)),
+                now: Some(seconds(1.05, 0.2)),
+                together: Some(seconds(0.11, 0.01)),
+            }),
+            advice: vec![
+                advised(
+                    "hugetlb pages of 2 MiB",
+                    "-object a",
+                    false,
+                    seconds(0.2, 0.01),
+                ),
+                advised(
+                    "hugetlb pages of 1 GiB",
+                    "-object b",
+                    true,
+                    seconds(0.1, 0.01),
+                ),
+            ],
             missing: vec![Missing {
                 what: "nodes",
                 why: "there is no numa_maps".into(),
@@ -338,22 +488,73 @@ mod tests {
 
     #[test]
     fn a_monitor_as_people_read_it() {
-        let text = process(&monitor(), Paint::Plain);
+        let text = process(&monitor(), Paint::PLAIN);
         assert_eq!(text, MONITOR.trim_start_matches('\n'), "\n{text}");
     }
 
     #[test]
-    fn what_takes_privilege_is_unknown_and_not_nothing() {
+    fn a_configuration_as_people_read_it() {
+        let monitor = monitor();
+        let text = configuration(
+            &ConfigurationReport {
+                guest: monitor.guest.unwrap(),
+                start: StartReport {
+                    type1: None,
+                    ..monitor.start.unwrap()
+                },
+                advice: Vec::new(),
+            },
+            Paint::PLAIN,
+        );
+        assert_eq!(text, CONFIGURATION.trim_start_matches('\n'), "\n{text}");
+    }
+
+    #[test]
+    fn another_process_has_its_areas_and_what_takes_privilege_is_unknown() {
         let mut found = monitor();
-        found.areas[0].runs = None;
+        (found.guest, found.runs, found.start) = (None, None, None);
         found.missing[0].what = "runs, leaves, folios";
-        let text = process(&found, Paint::Plain);
+        found.areas = vec![AreaReport {
+            area: Area {
+                address: 0x7f00_0000_0000,
+                bytes: 4 << 30,
+                kind: AreaKind::Anonymous,
+                name: String::new(),
+                page_bytes: 4096,
+                locked_bytes: 0,
+                asks_for_huge: false,
+                refuses_huge: false,
+                mappable: true,
+                executable: false,
+                shared: false,
+                guest_ram: false,
+            },
+            present_bytes: 1025 * MIB,
+            huge_bytes: 0,
+            runs: None,
+        }];
+        let there = |iova| Stretch {
+            iova,
+            len_bytes: 8192,
+            leaf_bytes: 4096,
+        };
+        found.layout = vec![there(1 << 30), there(0x7f00_0000_2000)];
+        let drawn = picture(&found);
+        for name in [
+            "0x40000000 + 8 KiB: 2 leaves<",
+            "0x7f0000002000 + 8 KiB: 2 leaves, anonymous<",
+        ] {
+            assert!(drawn.contains(name), "{drawn}");
+        }
+        let text = process(&found, Paint::PLAIN);
         for part in [
-            "1.00 GiB present, 0 % in huge pages  anonymous\n",
+            "process 4711 (qemu-system-x86)\n  mappable    4 GiB\n",
+            "  0x7f0000000000 + 4 GiB: 1.00 GiB present, 0 % in huge pages  anonymous\n",
             "\n  runs, leaves, folios\n              there is no numa_maps\n",
         ] {
             assert!(text.contains(part), "{text}");
         }
+        assert!(!text.contains("runs  "), "{text}");
     }
 
     #[test]
@@ -361,6 +562,8 @@ mod tests {
         let device = |address: &str, ats| GroupDevice {
             address: address.into(),
             class: "Ethernet".into(),
+            id: "8086:10d3".into(),
+            name: (ats == Some(Ats::On)).then(|| "Intel Corporation 82574L".into()),
             node: Some(1),
             unit: Some("dmar0".into()),
             ats,
@@ -390,7 +593,7 @@ mod tests {
             }],
             missing: Vec::new(),
         };
-        let text = machine(&report, Paint::Plain);
+        let text = machine(&report, Paint::PLAIN);
         assert_eq!(text, MACHINE.trim_start_matches('\n'), "\n{text}");
     }
 
@@ -404,7 +607,7 @@ mod tests {
             missing: vec![missing],
             ..MachineReport::default()
         };
-        let text = machine(&found, Paint::Plain);
+        let text = machine(&found, Paint::PLAIN);
         assert!(!text.contains("no IOMMU"), "{text}");
         for line in [
             "  not known   see below",
@@ -416,39 +619,45 @@ mod tests {
     }
 
     const MONITOR: &str = r"
-process 4711 (qemu-system-x86)
-  addresses   5 GiB
-  mappable    4 GiB, of which 1.00 GiB (25.0 %) are present
-  anonymous   1.00 GiB
-  locked      0 B
-  pinned      1 MiB
-  limit       8 MiB (RLIMIT_MEMLOCK)
+virtual machine, process 4711 (qemu-system-x86)
+  name        web
+  guest RAM   4 GiB in 2 parts: memfd, asks for huge pages
+  devices     0000:01:00.0 Intel Corporation 82574L
+  rest        1.07 GiB, 12 MiB present: heap, stacks, firmware, video memory
+  present     1.00 GiB (25.0 %): 1.00 GiB by entries of 4 KiB
+  folios      1 GiB of 64 KiB, 1 MiB of 4 KiB
+  nodes       0: 1.00 GiB
+  runs        16,640, the largest 64 KiB; VT-d has 262,400 leaves for them,
+              64 of which reach 256 KiB
+  pinned      1 MiB, locked 0 B, limit 8 MiB (RLIMIT_MEMLOCK)
 
-backing
-  folios      64 KiB   1 GiB (99.9 %)
-              4 KiB    1 MiB (0.1 %)
-  entries     4 KiB    1.00 GiB (100 %)
-  nodes       0        1.00 GiB
-  runs        16,640, the largest 64 KiB
-               4 KiB  ×    256     1 MiB  ▏
-              64 KiB  × 16,384     1 GiB  ███████████████████████▉
-
-mapping what is present for a device
-  charge      1.00 GiB
-  pin         25.0 ms, predicted
-  vtd-ss      262,400 leaves (262,400 × 4 KiB), 2.02 MiB of tables, 1.23 ms to
-              map (predicted); 64 IOTLB entries reach 256 KiB
-
-largest areas
-  0x7f0000000000 + 4 GiB: 1.00 GiB present, 0 % in huge pages, 16,640 runs  anonymous
+start: the kernel maps 4 GiB (estimate: 1,048,576 faults)
+                          fault, zero  pin, map  all
+  today, type 1           1.40 s       200 ms    1.60 s ± 100 ms
+  today, iommufd          1.40 s       100 ms    1.50 s ± 100 ms
+  hot-plug now            1.05 s       200 ms    1.25 s ± 100 ms
+  hugetlb pages of 2 MiB  200 ms       10.0 ms   210 ms ± 100 ms
+  hugetlb pages of 1 GiB  100 ms       10.0 ms   110 ms ± 100 ms
+  together, no reboot     110 ms       10.0 ms   120 ms ± 100 ms
 
 what would help
-  1.          100 % of the memory is in pages of less than 2 MiB: with pages of
-              2 MiB leaves fall from 262,400 to 768
-              by: madvise(MADV_HUGEPAGE) before it is touched
+  1. hugetlb pages of 2 MiB: saves 1.39 s
+     -object a
+  2. hugetlb pages of 1 GiB: saves 1.49 s, needs a reboot (93.3 % of it without)
+     -object b
 
 not known
   nodes       there is no numa_maps
+";
+
+    const CONFIGURATION: &str = r"
+virtual machine, by its configuration
+  name        web
+  guest RAM   4 GiB in 2 parts: memfd, asks for huge pages
+  devices     0000:01:00.0 Intel Corporation 82574L
+
+start: the kernel maps 4 GiB
+  faults      1,048,576
 ";
 
     const MACHINE: &str = r"
@@ -460,7 +669,8 @@ units
               counters: iotlb_hit
 
 groups
-  7           DMA-FQ     0000:00:03.0 Ethernet, dmar0, node 1, ATS on
+  7           DMA-FQ     0000:00:03.0 Intel Corporation 82574L, dmar0, node 1,
+              ATS on
               DMA-FQ     0000:00:03.1 Ethernet, dmar0, node 1
 
 faults

@@ -4,6 +4,7 @@ use std::time::Instant;
 
 use serde::Serialize;
 
+use crate::json::hex;
 use crate::map::clock::{in_nanoseconds, nanoseconds};
 use crate::map::{DeviceUsed, NodeShare};
 use scenario::Counted;
@@ -57,6 +58,7 @@ pub struct LifeMemory {
     /// Where the physical addresses come from: `pagemap` (real), `file-offset`.
     pub addresses: String,
     /// The first device address, which is the guest's address too.
+    #[serde(with = "hex")]
     pub iova: u64,
     /// Its parts.
     pub parts: Vec<PartReport>,
@@ -147,6 +149,7 @@ pub struct Moment {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Band {
     /// The first.
+    #[serde(with = "hex")]
     pub iova: u64,
     /// How many bytes.
     pub len_bytes: u64,

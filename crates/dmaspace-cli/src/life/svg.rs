@@ -1,37 +1,37 @@
-//! A life as a picture: a column for the address space after each step, for each root, in the style of the
-//! other [pictures](crate::draw::svg).
+//! A life as a picture: a column for the address space after each step, for each root, and time to scale below,
+//! in the style of the other [pictures](crate::draw::svg).
 
 use std::collections::BTreeSet;
 
 use crate::life::{Band, BandState, LifeReport, Moment};
 
-use crate::draw::svg::{class, colour, escape, text};
+use crate::draw::svg::{MARGIN, WIDTH, begin, class, colour, escape, rect, text};
 use crate::map::clock::in_nanoseconds;
 use crate::size::{bytes, count, duration};
 
-const WIDTH: u32 = 960;
-const MARGIN: u32 = 24;
 /// Where columns begin, behind addresses.
 const LEFT: u32 = 108;
 const TOP: u32 = 72;
 const PANEL: u32 = 208;
 /// From one panel to the next, with its title.
 const STEP: u32 = PANEL + 34;
+/// From the columns to the steps of the bar of time.
+const LINES: u32 = 26;
+/// The bars of time.
+const TIME: u32 = LINES + 66;
 /// Below the last panel: steps, times, legend.
-const BELOW: u32 = 92;
+const BELOW: u32 = 92 + TIME;
 /// What is narrower would not be seen.
 const NARROWEST: f64 = 3.0;
 
 /// The picture of a life as SVG 1.1.
 pub(crate) fn draw(report: &LifeReport) -> String {
-    // What is mapped begins with the roots.
-    let moments: Vec<&Moment> = report.moments.iter().skip(1).collect();
+    let moments: Vec<&Moment> = report.moments.iter().collect();
     let panels = report.roots.len().max(1) as u32;
     let height = TOP + panels * STEP + BELOW;
     let title = format!(
-        "One life of {}: {} in {} steps, every byte checked",
+        "One life of {} in {} steps: two roots, devices that never stop, every byte checked",
         bytes(report.memory.size_bytes),
-        "two roots, devices that never stop",
         report.steps.len(),
     );
     let dma = &report.dma;
@@ -46,17 +46,7 @@ pub(crate) fn draw(report: &LifeReport) -> String {
             false => "something is left",
         }
     );
-    let mut svg = format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{WIDTH}\" height=\"{height}\" \
-         viewBox=\"0 0 {WIDTH} {height}\" role=\"img\" font-family=\"system-ui, sans-serif\" \
-         font-size=\"13\">\n<title>{}</title>\n",
-        escape(&title)
-    );
-    style(&mut svg, &sizes(&moments));
-    svg += &format!("<rect class=\"paper\" width=\"{WIDTH}\" height=\"{height}\"/>\n");
-    let heading = "font-size=\"17\" font-weight=\"600\"";
-    text(&mut svg, "ink", MARGIN, 30, heading, &escape(&title));
-    text(&mut svg, "faint", MARGIN, 50, "", &escape(&subtitle));
+    let mut svg = begin(height, &title, &subtitle, &style(&sizes(&moments)));
     for (number, root) in (0u32..).zip(&report.roots) {
         let top = TOP + number * STEP + 22;
         let planned = match report.memory.second_node_planned && number == 1 {
@@ -79,7 +69,8 @@ pub(crate) fn draw(report: &LifeReport) -> String {
     }
     let below = TOP + panels * STEP + 12;
     labels(&mut svg, report, &moments, below);
-    legend(&mut svg, &moments, below + 46);
+    time(&mut svg, report, &moments, below + 18);
+    legend(&mut svg, &moments, below + TIME + 46);
     svg + "</svg>\n"
 }
 
@@ -98,17 +89,15 @@ fn sizes(moments: &[&Moment]) -> BTreeSet<u64> {
         .collect()
 }
 
-fn style(svg: &mut String, sizes: &BTreeSet<u64>) {
-    *svg += "<style>\n\
-        .paper{fill:#ffffff}.ink{fill:#1b2126}.faint{fill:#56616b}.empty{fill:#eef1f3}\
-        .tick{stroke:#8a949d}.hole{fill:#1b2126}.dirty{fill:#9b3fb5}.balloon{fill:#b4bec7}\n\
+/// What the states and sizes add to the style of all.
+fn style(sizes: &BTreeSet<u64>) -> String {
+    let states = "\
+        .hole{fill:#1b2126}.dirty{fill:#d6249f}.balloon{fill:#b4bec7}.even{fill:#c3d5e6}.odd{fill:#9dbbd6}\n\
         @media (prefers-color-scheme: dark){\
-        .paper{fill:#14181c}.ink{fill:#e8ecef}.faint{fill:#a3adb6}.empty{fill:#20262c}\
-        .tick{stroke:#6b757e}.hole{fill:#ffffff}.dirty{fill:#c678dd}.balloon{fill:#56616b}}\n";
-    for size in sizes {
-        *svg += &format!(".{}{{fill:{}}}\n", class(*size), colour(*size));
-    }
-    *svg += "</style>\n";
+        .hole{fill:#ffffff}.dirty{fill:#f064c4}.balloon{fill:#56616b}.even{fill:#34506b}.odd{fill:#4b6d8e}}\n";
+    let sizes = sizes.iter();
+    let sizes = sizes.map(|size| format!(".{}{{fill:{}}}\n", class(*size), colour(*size)));
+    states.to_owned() + &sizes.collect::<String>()
 }
 
 fn panel(svg: &mut String, report: &LifeReport, moments: &[&Moment], root: usize, top: u32) {
@@ -116,15 +105,7 @@ fn panel(svg: &mut String, report: &LifeReport, moments: &[&Moment], root: usize
     let width = column(moments.len());
     for (at, moment) in moments.iter().enumerate() {
         let x = f64::from(LEFT) + at as f64 * width;
-        rect(
-            svg,
-            "empty",
-            x,
-            f64::from(top),
-            width - 3.0,
-            f64::from(PANEL),
-            "",
-        );
+        *svg += &rect("empty", [x, top.into(), width - 3.0, PANEL.into()], "");
         let bands = moment.roots.get(root).map_or(&[][..], Vec::as_slice);
         // Holes are drawn taller than they are, and so on top.
         let (holes, others): (Vec<&Band>, Vec<&Band>) =
@@ -141,7 +122,7 @@ fn panel(svg: &mut String, report: &LifeReport, moments: &[&Moment], root: usize
                     "after {}: {:#x} to {end:#x}: {what}",
                     moment.after, band.iova
                 );
-                rect(svg, &class, x, y, width - 3.0, height, &hint);
+                *svg += &rect(&class, [x, y, width - 3.0, height], &hint);
             }
         }
     }
@@ -177,16 +158,6 @@ fn drawn(state: BandState) -> Option<(String, String)> {
     }
 }
 
-fn rect(svg: &mut String, class: &str, x: f64, y: f64, width: f64, height: f64, hint: &str) {
-    let place = format!(
-        "<rect class=\"{class}\" x=\"{x:.2}\" y=\"{y:.2}\" width=\"{width:.2}\" height=\"{height:.2}\""
-    );
-    *svg += &match hint {
-        "" => format!("{place}/>\n"),
-        hint => format!("{place}><title>{}</title></rect>\n", escape(hint)),
-    };
-}
-
 /// The steps, and what each took.
 fn labels(svg: &mut String, report: &LifeReport, moments: &[&Moment], y: u32) {
     let width = column(moments.len());
@@ -208,6 +179,70 @@ fn labels(svg: &mut String, report: &LifeReport, moments: &[&Moment], y: u32) {
     }
 }
 
+/// Time to scale: the steps after each other, each below its column, and then all of the life.
+fn time(svg: &mut String, report: &LifeReport, moments: &[&Moment], y: u32) {
+    let width = column(moments.len());
+    let took: Vec<(&str, u64)> = moments
+        .iter()
+        .filter_map(|moment| {
+            let mut steps = report.steps.iter();
+            let step = steps.find(|step| step.step == moment.after)?;
+            Some((moment.after.name(), in_nanoseconds(step.took)))
+        })
+        .collect();
+    let ends = bar(svg, "steps", &took, y + LINES);
+    for (at, (from, to)) in ends.iter().enumerate() {
+        let x = f64::from(LEFT) + (at as f64 + 0.5) * width - 1.5;
+        let (middle, top) = (f64::midpoint(*from, *to), y + LINES);
+        *svg += &format!(
+            "<line class=\"tick\" x1=\"{x:.2}\" y1=\"{y}\" x2=\"{middle:.2}\" y2=\"{top}\"/>\n"
+        );
+    }
+    let times = &report.times;
+    let all = [
+        ("steps", times.steps_ns),
+        ("devices", times.waited_ns),
+        ("picture", times.drawn_ns),
+        ("freeing", times.freed_ns),
+        ("rest", times.rest_ns),
+    ];
+    bar(svg, "all", &all, y + LINES + 34);
+    let words = all.map(|(name, ns)| format!("{name} {}", duration(ns)));
+    let attributes = "font-size=\"10\"";
+    text(
+        svg,
+        "faint",
+        LEFT,
+        y + LINES + 66,
+        attributes,
+        &words.join(", "),
+    );
+}
+
+/// Times after each other, to scale, with their names where there is room; where each begins and ends.
+fn bar(svg: &mut String, name: &str, parts: &[(&str, u64)], y: u32) -> Vec<(f64, f64)> {
+    let total = parts.iter().map(|part| part.1).sum::<u64>();
+    let scale = f64::from(WIDTH - MARGIN - LEFT) / total.max(1) as f64;
+    let attributes = "text-anchor=\"end\" font-size=\"10\"";
+    let label = format!("{name}, {}", duration(total));
+    text(svg, "faint", LEFT - 8, y + 13, attributes, &label);
+    let mut x = f64::from(LEFT);
+    let mut ends = Vec::new();
+    for (nth, (name, ns)) in parts.iter().enumerate() {
+        let width = *ns as f64 * scale;
+        let class = if nth % 2 == 0 { "even" } else { "odd" };
+        let hint = format!("{name}: {}", duration(*ns));
+        *svg += &rect(class, [x, y.into(), width, 18.0], &hint);
+        if width > 6.0 * name.len() as f64 + 8.0 {
+            let attributes = "font-size=\"10\"";
+            text(svg, "ink", x as u32 + 4, y + 13, attributes, name);
+        }
+        ends.push((x, x + width));
+        x += width;
+    }
+    ends
+}
+
 fn legend(svg: &mut String, moments: &[&Moment], y: u32) {
     let sizes = sizes(moments);
     // Sizes in between are shown by their neighbours.
@@ -219,15 +254,43 @@ fn legend(svg: &mut String, moments: &[&Moment], y: u32) {
     for (at, (class, what)) in (0u32..).zip(&all) {
         let x = MARGIN + at % 7 * 131;
         let y = y + at / 7 * 20;
-        rect(svg, class, f64::from(x), f64::from(y - 11), 13.0, 13.0, "");
+        *svg += &rect(class, [x.into(), (y - 11).into(), 13.0, 13.0], "");
         text(svg, "ink", x + 19, y, "font-size=\"12\"", &escape(what));
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
     use crate::life::samples::small;
+
+    #[test]
+    fn steps_have_a_column_each_and_times_are_to_scale() {
+        let mut report = small();
+        report.steps[0].took = Duration::from_secs(3);
+        report.steps[1].took = Duration::from_secs(1);
+        report.times.steps_ns = 4_000_000_000;
+        report.times.waited_ns = 12_000_000_000;
+        let svg = draw(&report);
+        let room = f64::from(WIDTH - MARGIN - LEFT);
+        for (name, part) in [
+            ("memory: 3.00 s", 0.75),
+            ("cut a hole: 1.00 s", 0.25),
+            ("steps: 4.00 s", 0.25),
+            ("devices: 12.0 s", 0.75),
+        ] {
+            let rect = format!(
+                "width=\"{:.2}\" height=\"18.00\"><title>{name}<",
+                room * part
+            );
+            assert!(svg.contains(&rect), "{rect}: {svg}");
+        }
+        // Two columns of each root, and the lines to the bar from each.
+        assert_eq!(svg.matches("class=\"empty\"").count(), 4);
+        assert_eq!(svg.matches("<line class=\"tick\"").count(), 2 + 2 * 3);
+    }
 
     #[test]
     fn every_state_is_drawn_in_each_root_and_explained() {

@@ -6,6 +6,7 @@
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
+use crate::draw::terminal::progress_chars;
 use crate::map::{Stage, Watch};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
@@ -81,7 +82,7 @@ fn new_bar(stage: Stage, done: u64, total: u64) -> ProgressBar {
     let template = "{msg:<10} {wide_bar:.cyan} {binary_bytes:>11} of {binary_total_bytes}";
     let style = ProgressStyle::with_template(template)
         .unwrap_or_else(|_| ProgressStyle::default_bar())
-        .progress_chars("█▉▊▋▌▍▎▏ ");
+        .progress_chars(progress_chars());
     let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stderr())
         .with_style(style)
         .with_message(name(stage))

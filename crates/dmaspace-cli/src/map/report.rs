@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use serde::Serialize;
 
+use crate::json::hex;
+
 pub use scenario::{Counted, NodeShare};
 
 /// The whole report.
@@ -82,8 +84,10 @@ pub struct Lack {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct WindowReport {
     /// The first address.
+    #[serde(with = "hex")]
     pub first: u64,
     /// The last one.
+    #[serde(with = "hex")]
     pub last: u64,
 }
 
@@ -348,6 +352,7 @@ impl UnitReport {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Stretch {
     /// First device address.
+    #[serde(with = "hex")]
     pub iova: u64,
     /// Length.
     pub len_bytes: u64,

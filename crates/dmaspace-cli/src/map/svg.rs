@@ -12,6 +12,7 @@ pub(crate) fn draw(report: &MapReport) -> String {
         &title,
         &subtitle,
         report.layout.as_deref().unwrap_or_default(),
+        |_| String::new(),
     )
 }
 
@@ -63,7 +64,7 @@ mod tests {
         });
         let svg = draw(&report);
         assert!(
-            svg.contains("<rect class=\"s12\" x=\"935.25\" y=\"68\" width=\"0.75\""),
+            svg.contains("<rect class=\"s12\" x=\"935.25\" y=\"68.00\" width=\"0.75\""),
             "{svg}"
         );
     }
@@ -113,9 +114,9 @@ mod tests {
 <rect class="paper" width="960" height="216"/>
 <text class="ink" x="24" y="30" font-size="17" font-weight="600">8 MiB in amdv1 tables: 190 runs, 1,088 leaves</text>
 <text class="faint" x="24" y="50">4k memory, 1 table page, physical addresses not real (synthetic)</text>
-<rect class="empty" x="24.00" y="68" width="912.00" height="56"/>
-<rect class="s12" x="24.00" y="68" width="456.00" height="56"><title>0x100000 to 0x500000: 1,024 leaves of 4 KiB</title></rect>
-<rect class="s16" x="480.00" y="68" width="456.00" height="56"><title>0x500000 to 0x900000: 64 leaves of 64 KiB</title></rect>
+<rect class="empty" x="24.00" y="68.00" width="912.00" height="56.00"/>
+<rect class="s12" x="24.00" y="68.00" width="456.00" height="56.00"><title>0x100000 to 0x500000: 1,024 leaves of 4 KiB</title></rect>
+<rect class="s16" x="480.00" y="68.00" width="456.00" height="56.00"><title>0x500000 to 0x900000: 64 leaves of 64 KiB</title></rect>
 <line class="tick" x1="24" y1="124" x2="24" y2="130"/>
 <text class="faint" x="24" y="146" text-anchor="start" font-family="monospace">0x100000</text>
 <line class="tick" x1="252" y1="124" x2="252" y2="130"/>

@@ -388,21 +388,28 @@ fn unit_counts(sheet: &mut Sheet, dma: &DmaReport, unit: &UnitReport) {
 fn verdict(sheet: &mut Sheet, report: &MapReport) {
     sheet.gap();
     let paint = sheet.paint();
-    let line = match Verdict::of(report) {
+    let good = paint.good("OK");
+    match Verdict::of(report) {
         Verdict::Right => {
             let all = match report.dma.sample {
                 None => "every byte was right, and everything was given back",
                 Some(_) => "every byte that was compared was right, and everything was given back",
             };
-            format!("{}  {all}", paint.good("OK"))
+            sheet.line(&format!("{good}  {all}"));
         }
         Verdict::Unchecked(_) => {
             let all = "mapped, unmapped, and everything given back; no byte was checked";
-            format!("{}  {all}", paint.good("OK"))
+            sheet.line(&format!("{good}  {all}"));
         }
-        Verdict::Wrong(wrong) => format!("{}  {}", paint.bad("WRONG"), wrong.join("\n       ")),
-    };
-    sheet.line(&line);
+        Verdict::Wrong(wrong) => {
+            for (nth, what) in wrong.iter().enumerate() {
+                match nth {
+                    0 => sheet.line(&format!("{}  {what}", paint.bad("WRONG"))),
+                    _ => sheet.line(&format!("       {what}")),
+                }
+            }
+        }
+    }
 }
 
 /// `thp: no huge pages of 2M are free`.

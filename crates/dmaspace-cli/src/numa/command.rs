@@ -1,17 +1,17 @@
 //! `dmaspace numa`: what to build on which node, what a simulation says of it, and what is measured.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use crate::numa::{GuestError, GuestTopology, Measurement, Plan};
+use crate::numa::{GuestError, GuestTopology, MOST_MEMORY, Measurement, Plan, SimulateError};
 use anyhow::anyhow;
 use clap::{Subcommand, ValueEnum};
 use dmaspace::devices::Places;
 use dmaspace::topology::{Topology, TopologyError};
-use lab::study::{self, HeatMap, Study};
+use lab::study::{self, HeatMap, Study, Traffic};
 use serde::Serialize;
 
 use super::measure::text as numa_measure;
-use super::{svg as numa_svg, text as numa};
+use super::{simulate, svg as numa_svg, text as numa};
 use crate::draw::sheet::Paint;
 use crate::stop::Stop;
 use crate::target::Target;
@@ -28,7 +28,8 @@ pub(crate) enum NumaCommand {
             device is predicted to get. Table bytes are exact; what devices get comes from a \
             formula with values that are simulated, published or assumed (docs/numa.md). Nothing \
             is opened or changed.\n\n\
-            With --emit it prints the other way out instead: a guest that knows the nodes.\n\n\
+            With --emit it prints the other way out instead: a guest that knows the nodes, with \
+            its memory and processors bound to those of the host, in huge pages.\n\n\
             Exit status: 0; 1 when the machine cannot be read; 2 when what was asked for cannot be \
             had, or the result cannot be written.",
         after_long_help = "Examples:\n  \
@@ -37,22 +38,25 @@ pub(crate) enum NumaCommand {
             dmaspace numa plan --emit qemu --memory 16G --viommu"
     )]
     Plan(PlanArgs),
-    /// Simulate what was published of IOMMUs and nodes, and where a table on each node pays.
+    /// Simulate a load on this machine or one of a file: what larger leaves and tables on each node give.
     #[command(
-        long_about = "Simulates devices that do DMA through IOMMU units with caches, on tables \
-            that the engine really builds, and shows what comes out beside what was published: \
-            pcie-bench (random reads by window) and the allreduce on machines of two sockets \
-            before and after they had a table on each node. Each input is published, fitted or \
-            assumed; a row that an input was fitted to does not count as reproduced; each assumed \
-            input is varied, by 20 % up and down or to another count. Then which leaves, nodes and traffic make a table \
-            on each node pay. All of it is simulated, nothing measured, and the same on every \
-            machine.\n\n\
-            Exit status: 0; 1 when a row that counts is not reproduced; 2 when the result cannot \
-            be written.",
+        long_about = "Simulates the devices of a machine at work through its IOMMU units, all at \
+            once, on tables that the engine really builds: bytes a second with leaves of 4 KiB, \
+            2 MiB and 1 GiB, with one table for all and with one on each node, and which change \
+            gives most. Nothing is measured, opened or changed.\n\n\
+            With --published it shows instead how far the simulation can be trusted: pcie-bench \
+            (random reads by window) and the allreduce on machines of two sockets, beside what was \
+            published. Each input is published, fitted or assumed; a row that an input was fitted \
+            to does not count as reproduced; each assumed input is varied, by 20 % up and down or \
+            to another count. Then which leaves, nodes and traffic make a table on each node pay. \
+            That takes a few seconds.\n\n\
+            Exit status: 0; 1 when a published row that counts is not reproduced, or the machine \
+            cannot be read; 2 when no unit translates for a device, or the result cannot be \
+            written.",
         after_long_help = "Examples:\n  \
             dmaspace numa simulate\n  \
-            dmaspace numa simulate --json | jq '.studies[].rows'\n  \
-            dmaspace numa simulate --svg heat.svg"
+            dmaspace numa simulate --topology two-sockets.toml --traffic random\n  \
+            dmaspace numa simulate --published --svg heat.svg"
     )]
     Simulate(SimulateArgs),
     /// Measure what walks of page tables take on this machine, near and far.
@@ -98,7 +102,7 @@ pub(crate) struct PlanArgs {
     ///
     /// Example: --json | jq '.policies[].domains'
     // What requires --emit is not refused for it where --json keeps that out.
-    #[arg(long, conflicts_with_all = ["emit", "viommu", "no_bind"])]
+    #[arg(long, conflicts_with_all = ["emit", "viommu", "no_bind", "huge_pages"])]
     json: bool,
 
     /// Draw nodes, devices and tables into FILE
@@ -123,13 +127,40 @@ pub(crate) struct PlanArgs {
     #[arg(long, requires = "emit")]
     viommu: bool,
 
-    /// Do not bind the guest's memory to nodes of the host
+    /// Do not bind the guest's memory and processors to nodes of the host
     ///
-    /// The guest then only believes in its nodes: for tests on hosts that have fewer.
+    /// The guest then only believes in its nodes, and has small pages: for tests on hosts that have fewer.
     ///
     /// Example: --no-bind
     #[arg(long, requires = "emit")]
     no_bind: bool,
+
+    /// The huge pages of the guest's memory [default: 2m]
+    ///
+    /// They come from pools of the host's nodes; the commands that raise these are printed too.
+    ///
+    /// Example: --huge-pages 1g
+    #[arg(
+        long,
+        value_name = "SIZE",
+        ignore_case = true,
+        requires = "emit",
+        conflicts_with = "no_bind"
+    )]
+    huge_pages: Option<HugePages>,
+}
+
+/// Of what a guest's memory is made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum HugePages {
+    /// Huge pages of 2 MiB
+    #[value(name = "2m")]
+    M2,
+    /// Huge pages of 1 GiB
+    #[value(name = "1g")]
+    G1,
+    /// Pages as the host's kernel gives them
+    None,
 }
 
 /// For whom a guest is written.
@@ -144,21 +175,63 @@ enum Emit {
 /// The options of `dmaspace numa simulate`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct SimulateArgs {
+    /// Simulate the machine of FILE [default: this machine]
+    ///
+    /// TOML with [[node]], [[unit]] and [[device]]; docs/numa.md has all of it.
+    ///
+    /// Example: --topology two-sockets.toml
+    #[arg(long, value_name = "FILE")]
+    topology: Option<PathBuf>,
+
+    /// What the devices do
+    ///
+    /// Example: --traffic random
+    #[arg(
+        long,
+        value_name = "LOAD",
+        ignore_case = true,
+        default_value = "streams"
+    )]
+    traffic: Load,
+
+    /// The memory in which they do it
+    ///
+    /// A number of bytes, or with K, M, G or T (powers of 1024); at most 64G.
+    ///
+    /// Example: --memory 16G
+    #[arg(long, value_name = "SIZE", value_parser = size::parse, default_value = "4G")]
+    memory: u64,
+
+    /// Show what was published beside what the simulation makes of it
+    ///
+    /// Example: --published
+    #[arg(long, conflicts_with_all = ["topology", "traffic", "memory"])]
+    published: bool,
+
     /// Print what was simulated as JSON
     ///
     /// Names are stable. Nothing else is printed on stdout.
     ///
-    /// Example: --json | jq '.heat_map.cells'
+    /// Example: --json | jq '.rows[0].bytes_per_second'
     #[arg(long)]
     json: bool,
 
-    /// Draw into FILE where a table on each node pays
+    /// Draw into FILE where a table on each node pays, of 16 devices on 2 to 8 nodes
     ///
     /// The file is written beside its place and moved there when it is whole.
     ///
     /// Example: --svg heat.svg
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", requires = "published")]
     svg: Option<PathBuf>,
+}
+
+/// What devices do, simulated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Load {
+    /// Each device goes through 16 buffers of 4 MiB, page by page, one page at a time
+    Streams,
+    /// Each device has 64 reads of 512 bytes under way, anywhere
+    Random,
 }
 
 /// The options of `dmaspace numa measure`.
@@ -182,9 +255,9 @@ pub(crate) struct MeasureArgs {
     json: bool,
 }
 
-/// All that was simulated.
+/// What was published, simulated.
 #[derive(Serialize)]
-pub(crate) struct Simulated {
+pub(crate) struct Published {
     /// What this is: so that nobody takes it for measured.
     pub(crate) label: &'static str,
     /// What was published, simulated.
@@ -197,9 +270,21 @@ pub(crate) struct Simulated {
 pub(crate) fn run(command: &NumaCommand) -> u8 {
     match command {
         NumaCommand::Plan(args) => plan(args),
-        NumaCommand::Simulate(args) => simulate(args),
+        NumaCommand::Simulate(args) => simulated(args),
         NumaCommand::Measure(args) => measure(args),
     }
+}
+
+/// The machine of a file, or this one; else the exit status, and why is said.
+fn machine(file: Option<&Path>) -> Result<Topology, u8> {
+    let Some(path) = file else {
+        return Topology::read(&Places::default()).map_err(|error| fail(&error, exit::WRONG));
+    };
+    Topology::load(path).map_err(|error| match error {
+        // Names the file itself.
+        error @ TopologyError::Read { .. } => refuse(&error.into()),
+        error => refuse(&anyhow::Error::new(error).context(path.display().to_string())),
+    })
 }
 
 fn plan(args: &PlanArgs) -> u8 {
@@ -207,20 +292,9 @@ fn plan(args: &PlanArgs) -> u8 {
         Ok(target) => target,
         Err(error) => return refuse(&error),
     };
-    let topology = match &args.topology {
-        Some(path) => Topology::load(path).map_err(|error| match error {
-            // Names the file itself.
-            error @ TopologyError::Read { .. } => error.into(),
-            error => anyhow::Error::new(error).context(path.display().to_string()),
-        }),
-        None => match Topology::read(&Places::default()) {
-            Ok(topology) => Ok(topology),
-            Err(error) => return fail(&error, exit::WRONG),
-        },
-    };
-    let topology = match topology {
+    let topology = match machine(args.topology.as_deref()) {
         Ok(topology) => topology,
-        Err(error) => return refuse(&error),
+        Err(status) => return status,
     };
     let memory = match args.memory.unwrap_or_else(|| topology.memory_bytes()) {
         0 => {
@@ -242,8 +316,16 @@ fn plan(args: &PlanArgs) -> u8 {
 }
 
 fn guest(args: &PlanArgs, emit: Emit, topology: &Topology, memory: u64) -> anyhow::Result<String> {
-    let mut guest = GuestTopology::new(topology, memory).map_err(|error| match error {
+    let huge_bytes = match args.huge_pages {
+        _ if args.no_bind => None,
+        Some(HugePages::None) => None,
+        None | Some(HugePages::M2) => Some(2 << 20),
+        Some(HugePages::G1) => Some(1 << 30),
+    };
+    let guest = GuestTopology::new(topology, memory, huge_bytes);
+    let mut guest = guest.map_err(|error| match error {
         GuestError::NoNodes => anyhow!("{error}; --topology FILE describes a machine that has"),
+        GuestError::HugePages { .. } => anyhow!("{error}: take another --memory or --huge-pages"),
         error => error.into(),
     })?;
     guest.viommu = args.viommu;
@@ -254,18 +336,49 @@ fn guest(args: &PlanArgs, emit: Emit, topology: &Topology, memory: u64) -> anyho
             // An option and its value on each line, as a shell takes them.
             let arguments = guest.qemu()?;
             let lines: Vec<_> = arguments.chunks(2).map(|pair| pair.join(" ")).collect();
-            lines.join(" \\\n") + "\n"
+            let notes = guest.qemu_notes().into_iter().map(|note| note + "\n");
+            lines.join(" \\\n") + "\n" + &notes.collect::<String>()
         }
     })
 }
 
-fn simulate(args: &SimulateArgs) -> u8 {
+fn simulated(args: &SimulateArgs) -> u8 {
+    if args.published {
+        return published(args);
+    }
+    if args.memory > MOST_MEMORY {
+        return refuse(&anyhow!("--memory is at most {}", size::bytes(MOST_MEMORY)));
+    }
+    let topology = match machine(args.topology.as_deref()) {
+        Ok(topology) => topology,
+        Err(status) => return status,
+    };
+    let traffic = match args.traffic {
+        Load::Streams => Traffic::Streams,
+        Load::Random => Traffic::Random,
+    };
+    let simulated = match simulate(&topology, traffic, args.memory) {
+        Ok(simulated) => simulated,
+        Err(error @ SimulateError::NoUnits) => return refuse(&error.into()),
+        Err(error) => return fail(&error, exit::WRONG),
+    };
+    let text = match args.json {
+        true => json(&simulated).map_err(Into::into),
+        false => Ok(numa::simulated(&simulated, Paint::for_stdout())),
+    };
+    match text.and_then(|text| print(&text)) {
+        Ok(()) => exit::RIGHT,
+        Err(error) => refuse(&error),
+    }
+}
+
+fn published(args: &SimulateArgs) -> u8 {
     let target = match args.svg.as_deref().map(Target::new).transpose() {
         Ok(target) => target,
         Err(error) => return refuse(&error),
     };
     let simulated = || {
-        Ok::<_, study::StudyError>(Simulated {
+        Ok::<_, study::StudyError>(Published {
             label: "simulated",
             studies: vec![study::pcie_bench()?, study::allreduce()?],
             heat_map: study::heat_map()?,
@@ -281,7 +394,7 @@ fn simulate(args: &SimulateArgs) -> u8 {
             Err(error) => return fail(&error, exit::WRONG),
         }
     } else {
-        numa::simulated(&simulated, Paint::for_stdout())
+        numa::published(&simulated, Paint::for_stdout())
     };
     let draw = || numa_svg::heat_map(&simulated.heat_map);
     match write(&text, target, draw) {

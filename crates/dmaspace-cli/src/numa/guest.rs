@@ -5,8 +5,11 @@
 //! the guest has an IOMMU.
 
 use std::fmt::Write;
+use std::mem;
 
 use dmaspace::topology::{DevicePlace, Topology};
+
+use crate::pool;
 
 /// Memory of a guest node is a multiple of this.
 const UNIT: u64 = 2 << 20;
@@ -24,8 +27,10 @@ pub struct GuestTopology {
     pub distances: Vec<Vec<u32>>,
     /// The guest has an IOMMU.
     pub viommu: bool,
-    /// Its memory is bound to the host's nodes; without, it only looks as if it was.
+    /// Its memory and processors are bound to the host's nodes; without, it only looks as if they were.
     pub bound: bool,
+    /// Its memory is in huge pages of a pool, of so many bytes.
+    pub huge_bytes: Option<u64>,
 }
 
 /// A node of a guest.
@@ -37,6 +42,8 @@ pub struct GuestNode {
     pub memory_bytes: u64,
     /// Its processors.
     pub cpus: u32,
+    /// Those of the host's node, as the kernel lists them; empty when they are not known.
+    pub host_cpus: String,
     /// The devices near it.
     pub devices: Vec<GuestDevice>,
 }
@@ -58,15 +65,25 @@ pub enum GuestError {
     #[error("no device is known to be near a node with memory: a guest would have nothing to tell")]
     NoNodes,
     /// The memory does not reach for all nodes.
-    #[error("{bytes} bytes of memory are less than 2 MiB for each of {nodes} nodes")]
+    #[error("{bytes} bytes of memory are less than {unit} for each of {nodes} nodes", unit = runs::Bytes(*unit))]
     Memory {
         /// The guest's memory.
         bytes: u64,
+        /// What each node has at least.
+        unit: u64,
         /// Its nodes.
         nodes: usize,
     },
+    /// The memory does not consist of huge pages.
+    #[error("{bytes} bytes of memory are no whole huge pages of {page}", page = runs::Bytes(*page))]
+    HugePages {
+        /// The guest's memory.
+        bytes: u64,
+        /// Bytes of a huge page.
+        page: u64,
+    },
     /// There are too few bus numbers.
-    #[error("{devices} devices on {nodes} nodes take more than 256 bus numbers")]
+    #[error("{devices} devices on {nodes} nodes need more than 256 bus numbers")]
     Buses {
         /// Devices.
         devices: usize,
@@ -85,12 +102,16 @@ pub enum GuestError {
 
 impl GuestTopology {
     /// A guest with `memory_bytes`, spread evenly over the nodes with memory that devices are nearest
-    /// to, in whole 2 MiB; what is over is the first node's.
+    /// to, in whole 2 MiB or huge pages; what is over is the first node's.
     ///
     /// # Errors
     ///
-    /// When there are no such nodes, or too many.
-    pub fn new(topology: &Topology, memory_bytes: u64) -> Result<Self, GuestError> {
+    /// When there are no such nodes, or too many, or the memory is no whole huge pages.
+    pub fn new(
+        topology: &Topology,
+        memory_bytes: u64,
+        huge_bytes: Option<u64>,
+    ) -> Result<Self, GuestError> {
         let home = |device: &DevicePlace| {
             let node = topology.node_of(device)?;
             topology.nearest_memory(node)
@@ -113,6 +134,7 @@ impl GuestTopology {
                 host: node.id,
                 memory_bytes: 0,
                 cpus: node.cpus.max(1),
+                host_cpus: node.cpu_list.clone(),
                 devices: devices(Some(node.id)),
             })
             .filter(|node| !node.devices.is_empty())
@@ -120,10 +142,15 @@ impl GuestTopology {
         if nodes.is_empty() {
             return Err(GuestError::NoNodes);
         }
-        let share = memory_bytes / nodes.len() as u64 / UNIT * UNIT;
+        let bytes = memory_bytes;
+        if let Some(page) = huge_bytes.filter(|page| !bytes.is_multiple_of(*page)) {
+            return Err(GuestError::HugePages { bytes, page });
+        }
+        let unit = huge_bytes.unwrap_or(UNIT);
+        let share = bytes / nodes.len() as u64 / unit * unit;
         if share == 0 {
-            let (bytes, nodes) = (memory_bytes, nodes.len());
-            return Err(GuestError::Memory { bytes, nodes });
+            let nodes = nodes.len();
+            return Err(GuestError::Memory { bytes, unit, nodes });
         }
         let over = memory_bytes - share * nodes.len() as u64;
         for (place, node) in nodes.iter_mut().enumerate() {
@@ -142,6 +169,7 @@ impl GuestTopology {
             elsewhere: devices(None),
             viommu: false,
             bound: true,
+            huge_bytes,
         };
         new.buses()?;
         Ok(new)
@@ -163,6 +191,62 @@ impl GuestTopology {
         Ok((1..=self.nodes.len()).map(|place| place * part).collect())
     }
 
+    /// The processors of each node of the guest, first and last, and those of the host that run them.
+    fn pins(&self) -> Vec<(u32, u32, &str)> {
+        let mut first = 0;
+        let pins = self.nodes.iter().map(|node| {
+            let next = first + node.cpus;
+            (
+                mem::replace(&mut first, next),
+                next - 1,
+                node.host_cpus.as_str(),
+            )
+        });
+        let known = |pin: &(u32, u32, &str)| self.bound && !pin.2.is_empty();
+        pins.filter(known).collect()
+    }
+
+    /// Commands that raise the pools of huge pages.
+    fn pools(&self) -> Vec<String> {
+        let Some(page) = self.huge_bytes else {
+            return Vec::new();
+        };
+        let pool = |node: &GuestNode| {
+            let file = format!(
+                "/sys/devices/system/node/node{}/hugepages/hugepages-{}kB/nr_hugepages",
+                node.host,
+                page >> 10,
+            );
+            pool::raise(&file, node.memory_bytes / page).join("; ")
+        };
+        self.nodes.iter().map(pool).collect()
+    }
+
+    /// What QEMU's arguments do not do, as commands of a shell in comments.
+    pub fn qemu_notes(&self) -> Vec<String> {
+        let mut notes = Vec::new();
+        let pools = self.pools();
+        if !pools.is_empty() {
+            notes.push("# Before it starts, as root:".into());
+            notes.extend(pools.iter().map(|pool| format!("#   {pool}")));
+        }
+        let pins = self.pins();
+        if !pins.is_empty() {
+            notes.push("# When it runs, since QEMU pins no processors:".into());
+            notes.push("#   task=/proc/$(pidof -s qemu-system-x86_64)/task".into());
+        }
+        notes.extend(pins.iter().map(|(first, last, host)| {
+            format!(
+                "#   for n in $(seq {first} {last}); do taskset -cp {host} \
+                 $(grep -l \"^CPU $n/\" $task/*/comm | cut -d/ -f5); done"
+            )
+        }));
+        if self.bound && pins.len() < self.nodes.len() {
+            notes.push("# Processors of nodes whose list is not known are not pinned.".into());
+        }
+        notes
+    }
+
     fn all(&self) -> impl Iterator<Item = &GuestDevice> {
         let near = self.nodes.iter().flat_map(|node| &node.devices);
         near.chain(&self.elsewhere)
@@ -178,6 +262,10 @@ impl GuestTopology {
         let mut say = |option: &str, value: String| arguments.extend([option.into(), value]);
         let memory: u64 = self.nodes.iter().map(|node| node.memory_bytes).sum();
         let cpus: u32 = self.nodes.iter().map(|node| node.cpus).sum();
+        if !self.pins().is_empty() {
+            // Threads have names then, by which they are pinned.
+            say("-name", "guest,debug-threads=on".into());
+        }
         say("-machine", "q35".into());
         say("-m", format!("{}k", memory >> 10));
         say("-smp", cpus.to_string());
@@ -188,10 +276,15 @@ impl GuestTopology {
                 false => String::new(),
             };
             let size = node.memory_bytes >> 10;
-            say(
-                "-object",
-                format!("memory-backend-ram,id=memory{id},size={size}k{bound}"),
-            );
+            let backend = match self.huge_bytes {
+                None => format!("memory-backend-ram,id=memory{id},size={size}k{bound}"),
+                Some(page) => format!(
+                    "memory-backend-memfd,id=memory{id},size={size}k,hugetlb=on,\
+                     hugetlbsize={}k,prealloc=on{bound}",
+                    page >> 10
+                ),
+            };
+            say("-object", backend);
             let last = first + node.cpus - 1;
             say(
                 "-numa",
@@ -256,7 +349,27 @@ impl GuestTopology {
         let memory: u64 = self.nodes.iter().map(|node| node.memory_bytes).sum();
         let cpus: u32 = self.nodes.iter().map(|node| node.cpus).sum();
         line(format_args!("<memory unit='KiB'>{}</memory>", memory >> 10));
+        for pool in self.pools() {
+            line(format_args!("<!-- before it starts, as root: {pool} -->"));
+        }
+        if let Some(page) = self.huge_bytes {
+            line(format_args!(
+                "<memoryBacking>\n  <hugepages>\n    <page size='{}' unit='KiB'/>\n  </hugepages>\n\
+                 </memoryBacking>",
+                page >> 10
+            ));
+        }
         line(format_args!("<vcpu>{cpus}</vcpu>"));
+        let pins = self.pins();
+        if !pins.is_empty() {
+            line(format_args!("<cputune>"));
+            for (first, last, host) in pins {
+                for cpu in first..=last {
+                    line(format_args!("  <vcpupin vcpu='{cpu}' cpuset='{host}'/>"));
+                }
+            }
+            line(format_args!("</cputune>"));
+        }
         if self.bound {
             line(format_args!("<numatune>"));
             for (id, node) in self.nodes.iter().enumerate() {

@@ -4,7 +4,7 @@
 //!   [`Topology`](dmaspace::topology::Topology), their tables, and what devices get, by a formula;
 //! * [`GuestTopology`]: the other way, a guest that knows the nodes;
 //! * [`measure`]: real tables on each node of this machine, walked from each;
-//! * simulations and studies are in the [`lab`].
+//! * [`simulate`]: a load on a machine, by the simulation that is in the [`lab`], with the studies that it reproduces.
 //!
 //! Only [`measure`] measures. What comes out of a simulation is called that.
 
@@ -17,12 +17,14 @@ mod command;
 mod guest;
 pub mod measure;
 pub mod plan;
+mod simulate;
 mod svg;
 #[cfg(test)]
 mod tests;
 mod text;
 
-pub(crate) use command::{NumaCommand, Simulated, run};
+pub(crate) use command::{NumaCommand, Published, run};
 pub use guest::{GuestError, GuestTopology};
 pub use measure::Measurement;
 pub use plan::Plan;
+pub use simulate::{LoadRow, MOST_MEMORY, SimulateError, Simulated, simulate};

@@ -16,13 +16,11 @@ const MOST_LINES: usize = 10;
 const MOST_NODES: usize = 16;
 const LINE: u32 = 18;
 
-/// Style of both: light or dark, as the reader has it.
+/// What both add to the style of all.
 const STYLE: &str = "\
-    .paper{fill:#ffffff}.ink{fill:#1b2126}.faint{fill:#56616b}.box{fill:#eef1f3;stroke:#8a949d}\
-    .table{fill:#476fc4}.on{fill:#ffffff}.near{fill:#1f7a6d}.far{fill:#c2402a}\n\
+    .box{fill:#eef1f3;stroke:#8a949d}.table{fill:#476fc4}.on{fill:#ffffff}.near{fill:#1f7a6d}.far{fill:#c2402a}\n\
     @media (prefers-color-scheme: dark){\
-    .paper{fill:#14181c}.ink{fill:#e8ecef}.faint{fill:#a3adb6}.box{fill:#20262c;stroke:#6b757e}\
-    .near{fill:#46b8a8}.far{fill:#ec7a62}}\n";
+    .box{fill:#20262c;stroke:#6b757e}.near{fill:#46b8a8}.far{fill:#ec7a62}}\n";
 
 /// Nodes with their devices and tables, under one table for all and under one on each node.
 pub(crate) fn plan(plan: &Plan) -> String {
@@ -169,7 +167,8 @@ pub(crate) fn heat_map(map: &HeatMap) -> String {
     let mut columns: Vec<u32> = map.cells.iter().map(|cell| cell.nodes).collect();
     columns.sort_unstable();
     columns.dedup();
-    let height = 130 + rows.len() as u32 * ROW;
+    let below = 106 + rows.len() as u32 * ROW;
+    let height = below + 58;
     let title = format!(
         "{} devices: a table on each node against one for all",
         map.devices
@@ -205,19 +204,35 @@ pub(crate) fn heat_map(map: &HeatMap) -> String {
             }
         }
     }
+    // The scale of the colours.
+    for (nth, times) in (0..).zip([1.0, 1.2, 1.4, 1.6, 1.8]) {
+        let (x, y) = (MARGIN + LABEL + nth * CELL / 2, below + 10);
+        let colour = heat(times);
+        let width = CELL / 2;
+        svg += &format!(
+            "<rect x=\"{x}\" y=\"{y}\" width=\"{width}\" height=\"14\" fill=\"{colour}\"/>\n"
+        );
+        let words = format!("{times:.1} times");
+        text(&mut svg, "faint", x + 2, y + 28, "font-size=\"11\"", &words);
+    }
     svg + "</svg>\n"
+}
+
+/// From grey where nothing is gained to green at 1.9 times.
+fn heat(gain: f64) -> String {
+    let heat = ((gain - 1.0) / 0.9).clamp(0.0, 1.0);
+    let mix = |cold: f64, hot: f64| (cold + (hot - cold) * heat).round() as u8;
+    let (red, green, blue) = (mix(130.0, 0.0), mix(138.0, 110.0), mix(145.0, 80.0));
+    format!("#{red:02x}{green:02x}{blue:02x}")
 }
 
 fn one_cell(svg: &mut String, cell: &Heat, x: u32, y: u32) {
     let gain = cell.gain();
-    // From grey at once to red at twice.
-    let heat = ((gain - 1.0) / 0.9).clamp(0.0, 1.0);
-    let mix = |cold: f64, hot: f64| (cold + (hot - cold) * heat).round() as u8;
-    let (red, green, blue) = (mix(150.0, 200.0), mix(160.0, 50.0), mix(168.0, 40.0));
+    let colour = heat(gain);
     let (shared, per_node) = (cell.shared_bytes_per_second, cell.per_node_bytes_per_second);
     *svg += &format!(
         "<rect x=\"{x}\" y=\"{y}\" width=\"{}\" height=\"{}\" rx=\"3\" \
-         fill=\"#{red:02x}{green:02x}{blue:02x}\"><title>{} GB/s with one table, {} with {}</title></rect>\n",
+         fill=\"{colour}\"><title>{} GB/s with one table, {} with {}</title></rect>\n",
         CELL - 4,
         ROW - 4,
         three_digits(shared / 1e9),

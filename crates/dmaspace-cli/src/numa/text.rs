@@ -1,10 +1,11 @@
 //! Plans and simulations of nodes as text.
 
 use crate::numa::plan::{Plan, PolicyPlan, name};
-use lab::study::{Basis, HeatMap, Row, Standing, Study, TOLERANCE};
+use lab::study::{BUFFER, Basis, HeatMap, Row, STREAMS, Standing, Study, TOLERANCE, Traffic};
 
 use crate::draw::sheet::{Paint, Sheet};
-use crate::numa::Simulated;
+
+use crate::numa::{LoadRow, Published, Simulated};
 use crate::size::{bytes, count, counted, three_digits};
 
 /// What stands for what is not known.
@@ -15,6 +16,7 @@ pub(crate) fn plan(plan: &Plan, paint: Paint) -> String {
     let mut sheet = Sheet::new(paint);
     machine(&mut sheet, plan);
     devices(&mut sheet, plan);
+    predictions(&mut sheet, plan);
     policies(&mut sheet, plan);
     notes(&mut sheet, plan);
     sheet.into_text()
@@ -56,18 +58,10 @@ fn machine(sheet: &mut Sheet, plan: &Plan) {
     }
 }
 
-/// Devices, and what they are predicted to get under each policy.
 fn devices(sheet: &mut Sheet, plan: &Plan) {
-    sheet.section("devices, predicted GB/s with leaves of 4 KiB (a formula, not measured)");
+    sheet.section("devices, links in GB/s");
     let names = ["address", "kind", "group", "unit", "node", "link"];
-    let policies = plan.policies.iter().map(|policy| name(policy.placement));
-    let mut rows = vec![
-        names
-            .into_iter()
-            .map(String::from)
-            .chain(policies)
-            .collect::<Vec<_>>(),
-    ];
+    let mut rows = vec![names.map(String::from)];
     let topology = &plan.topology;
     for device in topology.devices() {
         let unit = device.unit.clone().unwrap_or_else(|| "none".into());
@@ -76,21 +70,14 @@ fn devices(sheet: &mut Sheet, plan: &Plan) {
             kind => kind,
         };
         let link = device.link_bytes_per_second.map(gigabytes);
-        let mut row = vec![
+        rows.push([
             device.address.clone(),
             kind.into(),
             number(device.group),
             unit,
             number(topology.node_of(device)),
             link.unwrap_or_else(|| format!("({})", gigabytes(plan.model.link_bytes_per_second))),
-        ];
-        row.extend(plan.policies.iter().map(|policy| {
-            let mut devices = policy.devices.iter();
-            let found = devices.find(|found| found.address == device.address);
-            let rate = found.and_then(|found| found.bytes_per_second);
-            rate.map_or(UNKNOWN.into(), gigabytes)
-        }));
-        rows.push(row);
+        ]);
     }
     match rows.len() {
         1 => sheet.line("  none"),
@@ -103,6 +90,27 @@ fn devices(sheet: &mut Sheet, plan: &Plan) {
     {
         sheet.value("(link)", "not known, assumed");
     }
+}
+
+/// What devices are predicted to get under each policy.
+fn predictions(sheet: &mut Sheet, plan: &Plan) {
+    let Some(first) = plan.policies.first().filter(|one| !one.devices.is_empty()) else {
+        return;
+    };
+    sheet.section("predicted GB/s with leaves of 4 KiB (a formula, not measured)");
+    let policies = plan.policies.iter().map(|policy| name(policy.placement));
+    let head = [String::from("address")].into_iter().chain(policies);
+    let mut rows = vec![head.collect::<Vec<_>>()];
+    for device in &first.devices {
+        let rates = plan.policies.iter().map(|policy| {
+            let mut devices = policy.devices.iter();
+            let found = devices.find(|found| found.address == device.address);
+            let rate = found.and_then(|found| found.bytes_per_second);
+            rate.map_or(UNKNOWN.into(), gigabytes)
+        });
+        rows.push([device.address.clone()].into_iter().chain(rates).collect());
+    }
+    sheet.table(&rows);
 }
 
 fn gigabytes(rate: f64) -> String {
@@ -177,8 +185,90 @@ fn notes(sheet: &mut Sheet, plan: &Plan) {
     }
 }
 
-/// All that was simulated.
-pub(crate) fn simulated(simulated: &Simulated, paint: Paint) -> String {
+/// A load on a machine.
+pub(crate) fn simulated(found: &Simulated, paint: Paint) -> String {
+    let mut sheet = Sheet::new(paint);
+    sheet.section("machine");
+    let units = counted(found.units as u64, "unit");
+    sheet.value("nodes", &format!("{}; {units} with devices", found.nodes));
+    let assumed = match found.links_assumed {
+        0 => String::new(),
+        links => format!(
+            "; {} assumed, {} GB/s",
+            counted(links as u64, "link"),
+            gigabytes(found.assumed_bytes_per_second)
+        ),
+    };
+    sheet.value(
+        "devices",
+        &format!("{}, all at once{assumed}", found.devices),
+    );
+    let does = match found.traffic {
+        Traffic::Streams => format!(
+            "streams: each device goes through {STREAMS} buffers of {}, page by page",
+            bytes(BUFFER)
+        ),
+        Traffic::Random => "random: each device has 64 reads of 512 bytes under way".into(),
+    };
+    sheet.value("load", &format!("{does}, in {}", bytes(found.memory_bytes)));
+    sheet.section("simulated GB/s, not measured");
+    let head = [
+        "leaves", "tables", "all", "slowest", "reads", "remote", "bytes",
+    ];
+    let mut rows = vec![head.map(String::from)];
+    rows.extend(found.rows.iter().map(|row| {
+        [
+            bytes(row.leaf_bytes),
+            row.placement.clone(),
+            gigabytes(row.bytes_per_second),
+            gigabytes(row.slowest_bytes_per_second),
+            format!("{:.2}", row.reads_per_request),
+            format!("{:.0} %", row.remote_share * 100.0),
+            bytes(row.table_bytes),
+        ]
+    }));
+    sheet.table(&rows);
+    sheet.value(
+        "reads",
+        "table entries read for a request, and how many of them on another node",
+    );
+    helps(&mut sheet, &found.rows);
+    sheet.into_text()
+}
+
+/// The changes to one shared table of small leaves, the best first.
+fn helps(sheet: &mut Sheet, rows: &[LoadRow]) {
+    let Some((today, others)) = rows.split_first() else {
+        return;
+    };
+    sheet.section(&format!(
+        "what would help, beside leaves of {} in one table",
+        bytes(today.leaf_bytes)
+    ));
+    let mut gains: Vec<(f64, String)> = Vec::new();
+    for row in others {
+        let gain = row.bytes_per_second / today.bytes_per_second;
+        // Less than the simulation is good for, beside what is changed more easily.
+        let best = gains.iter().map(|gain| gain.0).fold(1.0, f64::max);
+        if gain < 1.02 * best {
+            continue;
+        }
+        let leaves = (row.leaf_bytes != today.leaf_bytes)
+            .then(|| format!("leaves of {}", bytes(row.leaf_bytes)));
+        let tables = (row.placement != today.placement).then(|| "a table on each node".into());
+        let change: Vec<String> = [leaves, tables].into_iter().flatten().collect();
+        gains.push((gain, change.join(" and ")));
+    }
+    if gains.is_empty() {
+        sheet.value("nothing", "links are the limit");
+    }
+    for (gain, change) in gains.into_iter().rev() {
+        sheet.value(&format!("{gain:.2} times"), &change);
+    }
+}
+
+/// What was published, simulated.
+pub(crate) fn published(simulated: &Published, paint: Paint) -> String {
     let mut sheet = Sheet::new(paint);
     for study in &simulated.studies {
         one(&mut sheet, study);
@@ -251,7 +341,7 @@ fn signed(part: f64) -> String {
 fn heat_map(sheet: &mut Sheet, map: &HeatMap) {
     let memory = bytes(map.memory_bytes);
     sheet.section(&format!(
-        "{} devices in {memory}: GB/s of all, shared table → table per node (simulated)",
+        "{} devices in {memory}: GB/s of all, one table and one per node (simulated)",
         map.devices
     ));
     let head = [

@@ -8,16 +8,25 @@ use crate::tables::{
 use anyhow::{Context, anyhow, bail};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Subcommand};
+use iopt::Prot;
+use runs::{PageSizes, Run};
 
+use super::image::{self, Mapped};
 use super::text as report;
 use crate::draw::sheet::Paint;
 use crate::stop::Stop;
 use crate::target::Target;
-use crate::{exit, fail, json, print, refuse};
+use crate::{exit, fail, json, print, refuse, size};
 
 /// What `dmaspace tables` does.
 #[derive(Debug, Subcommand)]
 pub(crate) enum TablesCommand {
+    /// Write an image of tables to try the others on: of given runs, or of a process's pages
+    ///
+    /// The engine builds the tables as it does for a unit. Where they lie is made up; no unit walks them.
+    ///
+    /// Example: dmaspace tables image tables.img --map 0x40000000:1G:0x100000000
+    Image(ImageArgs),
     /// List what is mapped: a tree with runs merged, counts by leaf size, wasted table memory
     ///
     /// Example: dmaspace tables dump tables.img
@@ -83,7 +92,7 @@ pub(crate) struct SourceArgs {
     #[arg(long, value_name = "N", requires = "format")]
     levels: Option<u8>,
 
-    /// Bits of input addresses of Arm's tables (64 − TnSZ) and DART's [default: 48, DART 32]
+    /// Bits of input addresses of Arm's tables (64 - TnSZ) and DART's [default: 48, DART 32]
     ///
     /// Example: --input-bits 39
     #[arg(long, value_name = "N", requires = "format")]
@@ -113,6 +122,55 @@ pub(crate) struct SourceArgs {
     device: Option<String>,
 }
 
+/// The options of `dmaspace tables image`.
+#[derive(Debug, Args)]
+pub(crate) struct ImageArgs {
+    /// Where to write the image
+    file: PathBuf,
+
+    /// A run to map: device address, size, physical address, and r, w and x (default: rw)
+    ///
+    /// Addresses are numbers, with 0x hexadecimal, or sizes like 4G. May be given several times.
+    ///
+    /// Example: --map 0x80000000:12K:0x200000000:r
+    #[arg(long, value_name = "IOVA:SIZE:PA[:PROT]", value_parser = mapped, required_unless_present = "pid")]
+    map: Vec<Mapped>,
+
+    /// Map the pages of a process instead, at its own addresses
+    ///
+    /// Those that devices could be given, as they lie now. Takes root: the kernel hides frame numbers from
+    /// others.
+    ///
+    /// Example: --pid $(pidof -s qemu-system-x86_64)
+    #[arg(long, value_name = "PID", conflicts_with = "map")]
+    pid: Option<u32>,
+
+    /// The format of the tables
+    ///
+    /// Example: --format amdv1
+    #[arg(long, value_name = "FORMAT", ignore_case = true, default_value = "vtd-ss",
+          value_parser = PossibleValuesParser::new(FORMATS).map(|name| name.to_ascii_lowercase()))]
+    format: String,
+
+    /// Levels of the tables [default: 4, or the fewest for --input-bits]
+    ///
+    /// Example: --levels 3
+    #[arg(long, value_name = "N")]
+    levels: Option<u8>,
+
+    /// Bits of input addresses of Arm's tables (64 - TnSZ) and DART's [default: 48, DART 32]
+    ///
+    /// Example: --input-bits 39
+    #[arg(long, value_name = "N")]
+    input_bits: Option<u8>,
+
+    /// The largest leaf [default: the largest of the format]
+    ///
+    /// Example: --max-leaf 4K
+    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
+    max_leaf: Option<u64>,
+}
+
 /// The options of `dmaspace tables dump`.
 #[derive(Debug, Args)]
 pub(crate) struct DumpArgs {
@@ -132,7 +190,7 @@ pub(crate) struct DumpArgs {
     lines: usize,
     /// Print the result as JSON
     ///
-    /// Names are stable and end in their unit. Addresses are decimal numbers.
+    /// Names are stable and end in their unit. Addresses and entries are strings in hexadecimal.
     ///
     /// Example: --json | jq .leaves
     #[arg(long)]
@@ -151,7 +209,7 @@ pub(crate) struct WalkArgs {
     source: SourceArgs,
     /// Print the result as JSON
     ///
-    /// Names are stable and end in their unit. Addresses are decimal numbers.
+    /// Names are stable and end in their unit. Addresses and entries are strings in hexadecimal.
     ///
     /// Example: --json | jq .read.outcome
     #[arg(long)]
@@ -167,7 +225,7 @@ pub(crate) struct CheckArgs {
     source: SourceArgs,
     /// Print the result as JSON
     ///
-    /// Names are stable and end in their unit. Addresses are decimal numbers.
+    /// Names are stable and end in their unit. Addresses and entries are strings in hexadecimal.
     ///
     /// Example: --json | jq .findings
     #[arg(long)]
@@ -185,7 +243,7 @@ pub(crate) struct DiffArgs {
     source: SourceArgs,
     /// Print the result as JSON
     ///
-    /// Names are stable and end in their unit. Addresses are decimal numbers.
+    /// Names are stable and end in their unit. Addresses and entries are strings in hexadecimal.
     ///
     /// Example: --json | jq .changes
     #[arg(long)]
@@ -214,6 +272,52 @@ fn address(text: &str) -> Result<u64, String> {
         None => digits.parse(),
     };
     number.map_err(|_| "an address is a number like 0x40001000 or 1073745920".into())
+}
+
+/// A run and what devices may do there.
+fn mapped(text: &str) -> Result<Mapped, String> {
+    let mut parts = text.split(':');
+    let (Some(iova), Some(len), Some(pa)) = (parts.next(), parts.next(), parts.next()) else {
+        return Err("a run is IOVA:SIZE:PA or IOVA:SIZE:PA:PROT".into());
+    };
+    let place = |text: &str| match size::parse(text) {
+        Ok(size) => Ok(size),
+        Err(_) => address(text),
+    };
+    let (iova, pa) = (place(iova)?, place(pa)?);
+    let len = size::parse(len).map_err(|error| error.to_string())?;
+    let mut prot = Prot::empty();
+    for letter in parts.next().unwrap_or("rw").chars() {
+        prot |= match letter {
+            'r' => Prot::READ,
+            'w' => Prot::WRITE,
+            'x' => Prot::EXECUTE,
+            '-' => Prot::empty(),
+            other => return Err(format!("{other:?} is none of r, w and x")),
+        };
+    }
+    if parts.next().is_some() {
+        return Err("there is more behind the permissions".into());
+    }
+    Ok(Mapped {
+        run: Run::new(iova, pa, len),
+        prot,
+    })
+}
+
+impl ImageArgs {
+    fn write(&self) -> anyhow::Result<()> {
+        let target = Target::new(&self.file)?;
+        let root = root(&self.format, 0, self.levels, self.input_bits, false)?;
+        let sizes = PageSizes::from_bits(u64::MAX).up_to(self.max_leaf.unwrap_or(u64::MAX));
+        let built = match self.pid {
+            Some(pid) => image::build(root, sizes, &image::pages(pid)?)?,
+            None => image::build(root, sizes, &self.map)?,
+        };
+        let stop = Stop::on_signals().map_err(|error| anyhow!(error))?;
+        target.write(&built.image, &stop)?;
+        print(&report::image(&self.file, &built, Paint::for_stdout()))
+    }
 }
 
 impl SourceArgs {
@@ -253,6 +357,10 @@ pub(crate) fn run(command: &TablesCommand) -> u8 {
 fn perform(command: &TablesCommand) -> anyhow::Result<u8> {
     let paint = Paint::for_stdout();
     match command {
+        TablesCommand::Image(args) => {
+            args.write()?;
+            Ok(exit::RIGHT)
+        }
         TablesCommand::Dump(args) => {
             let found = args.source.survey(&args.file)?;
             show(args.json, &found, || {
@@ -317,6 +425,28 @@ fn show<T: serde::Serialize>(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn runs_are_read_with_what_devices_may_do() {
+        let run = Run::new(0x4000_0000, 4 << 30, 1 << 30);
+        for (text, prot) in [
+            ("0x40000000:1G:4G", Prot::RW),
+            ("1G:1024M:0x1_0000_0000:r", Prot::READ),
+            ("1G:1G:4G:r-x", Prot::READ | Prot::EXECUTE),
+        ] {
+            assert_eq!(mapped(text), Ok(Mapped { run, prot }), "{text}");
+        }
+        for wrong in [
+            "",
+            "1G:1G",
+            "1G:0:4G",
+            "1G:1G:4G:q",
+            "1G:1G:4G:r:w",
+            "x:1G:4G",
+        ] {
+            assert!(mapped(wrong).is_err(), "{wrong}");
+        }
+    }
 
     #[test]
     fn addresses_are_read_in_both_bases() {

@@ -6,6 +6,7 @@
 use serde::Serialize;
 
 use super::report::{LeafReport, RunReport, Survey};
+use crate::json::hex;
 
 /// The differences.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
@@ -32,13 +33,24 @@ pub struct DiffReport {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Change {
     /// The first input address.
+    #[serde(with = "hex")]
     pub iova: u64,
     /// Bytes.
     pub bytes: u64,
-    /// Physical address and permissions before; `None` where it was not translated.
-    pub before: Option<(u64, String)>,
+    /// Where it led before; `None` where it was not translated.
+    pub before: Option<Reached>,
     /// The same after.
-    pub after: Option<(u64, String)>,
+    pub after: Option<Reached>,
+}
+
+/// Where an input address leads.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Reached {
+    /// The physical address.
+    #[serde(with = "hex")]
+    pub pa: u64,
+    /// What devices may do: `rw-`.
+    pub prot: String,
 }
 
 impl DiffReport {
@@ -135,10 +147,9 @@ fn note(
     before: Option<(u64, &str)>,
     after: Option<(u64, &str)>,
 ) {
-    let continues = |was: &Option<(u64, String)>, is: Option<(u64, &str)>, len: u64| match (was, is)
-    {
+    let continues = |was: &Option<Reached>, is: Option<(u64, &str)>, len: u64| match (was, is) {
         (None, None) => true,
-        (Some((pa, prot)), Some((next, same))) => pa.checked_add(len) == Some(next) && prot == same,
+        (Some(was), Some((pa, prot))) => was.pa.checked_add(len) == Some(pa) && was.prot == prot,
         _ => false,
     };
     if let Some(last) = changes.last_mut()
@@ -149,7 +160,12 @@ fn note(
         last.bytes = last.bytes.saturating_add(bytes);
         return;
     }
-    let owned = |side: Option<(u64, &str)>| side.map(|(pa, prot)| (pa, prot.to_string()));
+    let owned = |side: Option<(u64, &str)>| {
+        side.map(|(pa, prot)| Reached {
+            pa,
+            prot: prot.into(),
+        })
+    };
     changes.push(Change {
         iova,
         bytes,

@@ -9,11 +9,13 @@ use serde::Serialize;
 
 use super::fields::{self, Field, Kind};
 use super::{Event, Tables, event};
+use crate::json::hex;
 
 /// A walk.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Explained {
     /// The input address.
+    #[serde(with = "hex")]
     pub iova: u64,
     /// The entries on the way, from the root down.
     pub steps: Vec<Step>,
@@ -29,12 +31,15 @@ pub struct Step {
     /// The level of its table; 0 is that of the smallest page.
     pub level: u8,
     /// The table's address.
+    #[serde(with = "hex")]
     pub table: u64,
     /// Its place in the table.
     pub index: u64,
     /// The entry's own address.
+    #[serde(with = "hex")]
     pub address: u64,
     /// The entry.
+    #[serde(with = "hex")]
     pub word: u64,
     /// Its fields, from bit 0 up; none where it could not be read.
     pub fields: Vec<Field>,
@@ -47,10 +52,13 @@ pub enum Outcome {
     /// It goes on.
     Translated {
         /// To this physical address.
+        #[serde(with = "hex")]
         pa: u64,
         /// The page's first input address.
+        #[serde(with = "hex")]
         page_iova: u64,
         /// The page's physical address.
+        #[serde(with = "hex")]
         page_pa: u64,
         /// The page's bytes.
         page_bytes: u64,

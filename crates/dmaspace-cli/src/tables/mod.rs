@@ -19,6 +19,7 @@ mod diff;
 mod event;
 mod explain;
 pub mod fields;
+mod image;
 mod kernel;
 mod memory;
 mod report;
@@ -42,7 +43,7 @@ use kernel::KernelTables;
 use memory::Dump;
 
 pub(crate) use command::{TablesCommand, run};
-pub use diff::{Change, DiffReport, diff};
+pub use diff::{Change, DiffReport, Reached, diff};
 pub use event::{Event, event};
 pub use explain::{Explained, Outcome, Step, explain};
 pub use iopt::named::{FORMATS, root};

@@ -3,6 +3,7 @@
 use serde::Serialize;
 
 use super::tree::TreeLine;
+use crate::json::hex;
 use crate::map::Stretch;
 
 /// What there is below a root.
@@ -40,6 +41,7 @@ pub struct RootReport {
     /// The format's name.
     pub format: String,
     /// The root's address.
+    #[serde(with = "hex")]
     pub address: u64,
     /// Levels.
     pub levels: u8,
@@ -81,8 +83,10 @@ pub struct LeafReport {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct RunReport {
     /// The first input address.
+    #[serde(with = "hex")]
     pub iova: u64,
     /// The physical address.
+    #[serde(with = "hex")]
     pub pa: u64,
     /// Bytes.
     pub bytes: u64,
@@ -117,14 +121,17 @@ pub struct Finding {
     /// What it is.
     pub kind: FindingKind,
     /// The first input address that it concerns.
+    #[serde(with = "hex")]
     pub iova: u64,
     /// The table in which it is.
+    #[serde(with = "hex")]
     pub table: u64,
     /// Its level.
     pub level: u8,
     /// The place in it.
     pub index: u32,
     /// The entry.
+    #[serde(with = "hex")]
     pub word: u64,
     /// In words.
     pub text: String,

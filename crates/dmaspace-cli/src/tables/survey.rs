@@ -244,7 +244,7 @@ impl Scan {
             report.leaf_entries += 1;
         }
         if !entry.prot.intersects(Prot::RW) {
-            let text = "a leaf that nobody may read or write, all levels together";
+            let text = "a leaf without read and write permission, all levels together";
             self.find(entry, FindingKind::NoAccess, Severity::Note, &text);
         }
         let bytes = page.len.min(1 << entry.log2);

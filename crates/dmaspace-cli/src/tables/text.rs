@@ -1,15 +1,43 @@
 //! Tables as text: a tree, a walk, findings, differences; and as a picture.
 
+use std::path::Path;
+
+use crate::tables::fields::Field;
 use crate::tables::{
-    Change, DiffReport, Explained, Finding, LeafReport, Outcome, Severity, Step, Survey, TreeLine,
+    Change, DiffReport, Explained, Finding, LeafReport, Outcome, Reached, Severity, Step, Survey,
+    TreeLine,
 };
 
+use super::image::Built;
 use crate::draw::sheet::{Paint, Sheet};
 use crate::draw::svg;
 use crate::size::{bytes, count, counted, percent};
 
 /// More findings, or changes, are only counted.
 const MOST_LINES: usize = 100;
+
+/// What was written, and what to ask of it.
+pub(crate) fn image(file: &Path, built: &Built, paint: Paint) -> String {
+    let mut sheet = Sheet::new(paint);
+    let Built {
+        image,
+        root,
+        tables,
+        first,
+    } = built;
+    sheet.section("image");
+    sheet.value(
+        "file",
+        &format!("{}, {}", file.display(), bytes(image.len() as u64)),
+    );
+    let levels = counted(root.levels.into(), "level");
+    let (format, address) = (root.format.name(), root.address);
+    sheet.value("tables", &format!("{}, {format}, {levels}", count(*tables)));
+    sheet.value("root", &format!("{address:#x}"));
+    let next = format!("dmaspace tables walk {} {first:#x}", file.display());
+    sheet.value("try", &next);
+    sheet.into_text()
+}
 
 /// The tree, with `lines` lines of it.
 pub(crate) fn dump(found: &Survey, lines: usize, paint: Paint) -> String {
@@ -57,7 +85,7 @@ pub(crate) fn picture(found: &Survey) -> String {
         bytes(found.waste.all_bytes),
         found.root.address
     );
-    svg::picture(&title, &subtitle, &found.layout)
+    svg::picture(&title, &subtitle, &found.layout, |_| String::new())
 }
 
 fn totals(sheet: &mut Sheet, found: &Survey) {
@@ -291,25 +319,26 @@ fn one_step(sheet: &mut Sheet, step: &Step) {
     sheet.value("entry", &format!("{word:#018x} at {address:#x}"));
     let source = fields.first().map_or("", |field| field.source);
     sheet.value("source", source);
-    for field in fields {
+    // What is not looked at and is 0 is of no interest.
+    let idle = |field: &&Field| field.value == 0 && matches!(field.name, "ignored" | "reserved");
+    let rows = fields.iter().filter(|field| !idle(field)).map(|field| {
         let place = match (field.high, field.low) {
             (high, low) if high == low => format!("{high}"),
             (high, low) => format!("{high}:{low}"),
         };
-        // What is not looked at and is 0 is of no interest to anybody.
-        if field.value == 0 && matches!(field.name, "ignored" | "reserved") {
-            continue;
-        }
-        let mark = if field.wrong {
-            format!(" {}", sheet.paint().bad("✗"))
-        } else {
-            String::new()
+        let mark = match field.wrong {
+            true => format!(" {}", sheet.paint().bad("✗")),
+            false => String::new(),
         };
-        sheet.line(&format!(
-            "  {place:<11} {:<14} {:#x}{mark}  {}",
-            field.name, field.value, field.meaning
-        ));
-    }
+        [
+            format!("{place:<10}"),
+            format!("{:<13}", field.name),
+            format!("{:#x}{mark}", field.value),
+            field.meaning.clone(),
+        ]
+    });
+    let rows: Vec<_> = rows.collect();
+    sheet.table(&rows);
 }
 
 fn outcome(sheet: &mut Sheet, access: &str, outcome: &Outcome) {
@@ -371,8 +400,8 @@ pub(crate) fn diff(found: &DiffReport, paint: Paint) -> String {
 }
 
 fn one_change(change: &Change) -> String {
-    let side = |side: &Option<(u64, String)>| match side {
-        Some((pa, prot)) => format!("{pa:#x} {prot}"),
+    let side = |side: &Option<Reached>| match side {
+        Some(Reached { pa, prot }) => format!("{pa:#x} {prot}"),
         None => "nothing".into(),
     };
     format!(

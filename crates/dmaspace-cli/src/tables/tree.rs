@@ -10,6 +10,8 @@ use iopt::walk::Visited;
 use runs::Run;
 use serde::Serialize;
 
+use crate::json::hex;
+
 /// A line of the tree.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case", tag = "kind")]
@@ -23,10 +25,12 @@ pub enum TreeLine {
         /// How many tables; more than one where each holds a part of the run below and nothing else.
         count: u64,
         /// The first input address.
+        #[serde(with = "hex")]
         iova: u64,
         /// Input addresses that they translate, bytes.
         bytes: u64,
         /// The first table's address.
+        #[serde(with = "hex")]
         address: u64,
         /// Their level.
         level: u8,
@@ -40,8 +44,10 @@ pub enum TreeLine {
         /// How many entries.
         count: u64,
         /// The first input address.
+        #[serde(with = "hex")]
         iova: u64,
         /// The physical address.
+        #[serde(with = "hex")]
         pa: u64,
         /// Bytes.
         bytes: u64,
@@ -57,8 +63,10 @@ pub enum TreeLine {
         /// Its place in its table.
         index: u32,
         /// The first input address.
+        #[serde(with = "hex")]
         iova: u64,
         /// The entry.
+        #[serde(with = "hex")]
         word: u64,
         /// Why.
         text: String,

@@ -35,6 +35,7 @@ pub(crate) fn behind(wrapper: &[&str], program: &Path, arguments: &[&str]) -> Co
 fn clean(mut command: Command, arguments: &[&str]) -> Command {
     command.args(arguments).timeout(PATIENCE);
     command.env_remove("RUST_LOG").env_remove("NO_COLOR");
+    command.env_remove("COLUMNS").env("LC_ALL", "C.UTF-8");
     command
 }
 

@@ -2,7 +2,7 @@
 
 use dmaspace::topology::{Topology, UnitAddress, proximity};
 use dmaspace_cli::inside::{GuestTopology, Plan};
-use dmaspace_cli::inside::{areas, node_bytes};
+use dmaspace_cli::inside::{areas, libvirt, node_bytes, of_areas, qemu_line};
 
 use super::{Bytes, within};
 
@@ -23,7 +23,7 @@ pub fn topology(data: &[u8]) {
     });
     let distances = (topology.nodes().len() as u64).pow(2);
     within(most + 256 * distances, || {
-        if let Ok(mut guest) = GuestTopology::new(&topology, 8 << 30) {
+        if let Ok(mut guest) = GuestTopology::new(&topology, 8 << 30, Some(2 << 20)) {
             guest.viommu = bytes.is_multiple_of(2);
             guest.qemu().expect("the bus numbers were shared out");
             let _ = guest.libvirt();
@@ -46,20 +46,30 @@ pub fn acpi(data: &[u8]) {
     });
 }
 
-/// `smaps`, and behind a zero byte `numa_maps`.
+/// `smaps`, and behind zero bytes `numa_maps`, QEMU's command line and libvirt's XML.
 pub fn proc(data: &[u8]) {
     let mut texts = data
-        .splitn(2, |byte| *byte == 0)
+        .splitn(4, |byte| *byte == 0)
         .map(String::from_utf8_lossy);
-    let (smaps, maps) = (
-        texts.next().unwrap_or_default(),
-        texts.next().unwrap_or_default(),
-    );
+    let mut text = || texts.next().unwrap_or_default();
+    let (smaps, maps, line, xml) = (text(), text(), text(), text());
     // The shortest line of an area has 12 bytes.
-    let found = within(4096 + 64 * smaps.len() as u64, || areas(&smaps));
+    let mut found = within(4096 + 64 * smaps.len() as u64, || areas(&smaps));
     for area in &found {
         assert!(area.address.checked_add(area.bytes).is_some() && !area.name.contains('\x1b'));
     }
     let nodes = within(4096 + 64 * data.len() as u64, || node_bytes(&maps, &found));
     assert!(nodes.is_sorted_by(|one, next| one.0 < next.0));
+    let most = (1 << 20) + 1024 * data.len() as u64;
+    let pool = 2 << 20;
+    within(most, || {
+        let words: Vec<_> = line.split(' ').map(Into::into).collect();
+        let _ = of_areas(&mut found, &words, pool);
+        for guest in [qemu_line(&line, pool), libvirt(&xml, pool)] {
+            match guest {
+                Ok(guest) => assert!(!format!("{guest:?}").contains('\x1b')),
+                Err(error) => assert!(!error.to_string().is_empty()),
+            }
+        }
+    });
 }

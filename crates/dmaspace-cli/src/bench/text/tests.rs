@@ -105,7 +105,7 @@ fn the_report_of_each_group_is_as_it_was() {
         if group == Group::Pin && !pins() {
             continue;
         }
-        let text = write(&masked(group), Paint::Plain);
+        let text = write(&masked(group), Paint::PLAIN);
         if std::env::var_os("DMASPACE_BLESS").is_some() {
             let file = format!("src/bench/text/golden/{group}.txt");
             std::fs::write(file, &text).unwrap();
@@ -218,5 +218,5 @@ fn figures_have_as_many_digits_as_they_are_good_for() {
     assert_eq!(shown(Unit::Microseconds, &one(1)), "0.050");
     assert_eq!(shown(Unit::Microseconds, &one(3)), "0.050 (0.0050–12,300)");
     assert_eq!(shown(Unit::Count, &one(3)), "0");
-    assert_eq!(published((Some(4126.0), None)), "4,130 → –");
+    assert_eq!(published((Some(4126.0), None)), "4,130 to -");
 }

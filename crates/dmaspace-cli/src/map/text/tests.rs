@@ -6,7 +6,7 @@ use super::super::samples;
 use super::*;
 
 fn check(report: &MapReport, expected: &str) {
-    let text = write(report, Paint::Plain);
+    let text = write(report, Paint::PLAIN);
     assert_eq!(text, expected.trim_start_matches('\n'), "\n{text}");
     for line in text.lines() {
         assert!(line.chars().count() <= 100, "too wide: {line}");
@@ -37,7 +37,7 @@ fn the_report_of_a_real_device_that_has_no_driver() {
 
 #[test]
 fn a_raised_pool_is_reported() {
-    let text = write(&samples::striped(2), Paint::Plain);
+    let text = write(&samples::striped(2), Paint::PLAIN);
     assert!(
         text.contains("\n              1 huge page added to the pool, and taken out again\n"),
         "{text}"
@@ -67,7 +67,7 @@ fn where_tables_lie_is_reported_with_what_it_costs() {
         ],
         misplaced: vec!["tables for node 1 are not all there: 64 KiB on node 0".into()],
     });
-    let text = write(&report, Paint::Plain);
+    let text = write(&report, Paint::PLAIN);
     assert!(text.contains(PLACED), "{text}");
 }
 
@@ -88,7 +88,7 @@ fn containers_by_node_are_reported_with_what_each_is_charged() {
         domains: vec![domain(None), domain(Some(1))],
         misplaced: Vec::new(),
     });
-    let text = write(&report, Paint::Plain);
+    let text = write(&report, Paint::PLAIN);
     assert!(text.contains(CONTAINERS), "{text}");
     let charged =
         "1 device of node 1; the kernel's tables, of which it tells nothing; 256 MiB charged";
@@ -99,19 +99,19 @@ fn containers_by_node_are_reported_with_what_each_is_charged() {
 #[test]
 fn colour_only_marks() {
     for report in [samples::huge(), samples::synthetic(), samples::unchecked()] {
-        let mut text = write(&report, Paint::Colour);
+        let mut text = write(&report, Paint::PLAIN.with_colour());
         assert!(text.contains("\x1b[1mmemory\x1b[0m"));
         while let Some(at) = text.find('\x1b') {
             let end = text.split_at(at).1.find('m').unwrap();
             text.replace_range(at..=at + end, "");
         }
-        assert_eq!(text, write(&report, Paint::Plain));
+        assert_eq!(text, write(&report, Paint::PLAIN));
     }
 }
 
 #[test]
 fn an_empty_report_is_wrong_but_printable() {
-    let text = write(&MapReport::default(), Paint::Plain);
+    let text = write(&MapReport::default(), Paint::PLAIN);
     assert!(
         text.contains("WRONG  nothing outside the range was tried"),
         "{text}"
@@ -133,7 +133,7 @@ fn extreme_numbers_are_printable() {
     report.dma.read_bytes = u64::MAX;
     report.times.map_ns = u64::MAX;
     found.addresses_reason = "ä".repeat(300) + " " + &"ö ".repeat(200);
-    write(&report, Paint::Plain);
+    write(&report, Paint::PLAIN);
 }
 
 const CONTAINERS: &str = "

@@ -14,7 +14,7 @@ pub(crate) fn write(report: &MeasureReport, paint: Paint) -> String {
     let mut sheet = Sheet::new(paint);
     if let Some(why) = &report.not_run {
         sheet.line(&format!(
-            "not run: {why}, so nothing here is far; `dmaspace numa simulate` runs anywhere"
+            "not run: {why}, so nothing here is far; see `dmaspace numa simulate`"
         ));
         return sheet.into_text();
     }
@@ -46,7 +46,7 @@ fn nodes(sheet: &mut Sheet, report: &MeasureReport) {
     let mut note = |text: String| sheet.marked("note", |mark| paint.warning(mark), "!", &text);
     for node in &report.nodes {
         if let Some(why) = &node.no_walks {
-            note(format!("nobody walks from node {}: {why}", node.id));
+            note(format!("no walks from node {}: {why}", node.id));
         }
         if let Some(why) = &node.no_tables {
             note(format!("no tables on node {}: {why}", node.id));
@@ -262,7 +262,7 @@ nodes
   0     64 GiB  16    8 MiB   8 MiB
   1     64 GiB  16    8 MiB   8 MiB
   2     none    0     none    -
-  note        ! nobody walks from node 2: it has no processors
+  note        ! no walks from node 2: it has no processors
   note        ! no tables on node 2: it has no memory
 
 a walk of 4.00 reads from memory, ns: median (first to ninth decile)
@@ -279,7 +279,7 @@ the same walk from caches, ns
              tables on 0          tables on 1
   CPUs of 0  48.0 (40.0 to 88.0)  48.0 (40.0 to 88.0)
 ";
-        let text = write(&report(), Paint::Plain);
+        let text = write(&report(), Paint::PLAIN);
         assert!(text.starts_with(expected), "{text}");
     }
 
@@ -289,7 +289,7 @@ the same walk from caches, ns
             not_run: Some("one node".into()),
             ..report()
         };
-        let text = write(&report, Paint::Plain);
+        let text = write(&report, Paint::PLAIN);
         assert!(text.starts_with("not run: one node, so"), "{text}");
         assert_eq!(text.lines().count(), 1);
     }

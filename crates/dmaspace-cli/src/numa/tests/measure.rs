@@ -47,6 +47,7 @@ fn made_up(count: u32) -> Measurement<Wishes> {
         id,
         memory_bytes: 1 << 30,
         cpus: 1,
+        cpu_list: String::new(),
         distances: (0..count)
             .map(|to| if to == id { 10 } else { 20 + to })
             .collect(),

@@ -13,6 +13,7 @@ fn node(id: u32, memory_bytes: u64) -> Node {
         id,
         memory_bytes,
         cpus: 2,
+        cpu_list: format!("{}-{}", 2 * id, 2 * id + 1),
         distances: Vec::new(),
     }
 }
@@ -221,7 +222,7 @@ fn a_group_is_never_divided() {
 }
 
 fn guest(nodes: u32, memory: u64) -> GuestTopology {
-    GuestTopology::new(&even(nodes), memory).unwrap()
+    GuestTopology::new(&even(nodes), memory, None).unwrap()
 }
 
 #[test]
@@ -229,6 +230,7 @@ fn a_guest_sees_the_planned_nodes() {
     let mut two = guest(2, 4 * GIB + (6 << 20));
     two.viommu = true;
     let expected = "\
+-name guest,debug-threads=on
 -machine q35 -m 4200448k -smp 4
 -object memory-backend-ram,id=memory0,size=2101248k,host-nodes=0,policy=bind
 -numa node,nodeid=0,cpus=0-1,memdev=memory0
@@ -270,6 +272,48 @@ fn a_guest_sees_the_planned_nodes() {
         );
         assert_eq!(count("dist,"), nodes * (nodes - 1));
     }
+}
+
+#[test]
+fn a_guest_is_pinned_and_in_huge_pages() {
+    let two = GuestTopology::new(&even(2), 5 * GIB, Some(GIB)).unwrap();
+    let arguments = two.qemu().unwrap().join(" ");
+    let memory = "memory-backend-memfd,id=memory0,size=3145728k,hugetlb=on,hugetlbsize=1048576k,\
+        prealloc=on,host-nodes=0,policy=bind ";
+    assert!(arguments.contains(memory), "{arguments}");
+    let expected = "\
+# Before it starts, as root:
+#   pool=/sys/devices/system/node/node0/hugepages/hugepages-1048576kB/nr_hugepages; echo $(($(cat $pool) + 3)) > $pool
+#   pool=/sys/devices/system/node/node1/hugepages/hugepages-1048576kB/nr_hugepages; echo $(($(cat $pool) + 2)) > $pool
+# When it runs, since QEMU pins no processors:
+#   task=/proc/$(pidof -s qemu-system-x86_64)/task
+#   for n in $(seq 0 1); do taskset -cp 0-1 $(grep -l \"^CPU $n/\" $task/*/comm | cut -d/ -f5); done
+#   for n in $(seq 2 3); do taskset -cp 2-3 $(grep -l \"^CPU $n/\" $task/*/comm | cut -d/ -f5); done";
+    assert_eq!(two.qemu_notes().join("\n"), expected);
+    let xml = two.libvirt().unwrap();
+    for part in [
+        "<page size='1048576' unit='KiB'/>",
+        "  <vcpupin vcpu='1' cpuset='0-1'/>\n  <vcpupin vcpu='2' cpuset='2-3'/>\n",
+        "<!-- before it starts, as root: pool=/sys/devices/system/node/node1/",
+    ] {
+        assert!(xml.contains(part), "{part}\n{xml}");
+    }
+    let (bytes, page) = (5 * GIB + (2 << 20), GIB);
+    let error = GuestTopology::new(&even(2), bytes, Some(page));
+    assert_eq!(error, Err(GuestError::HugePages { bytes, page }));
+
+    let mut free = guest(2, 4 * GIB);
+    free.bound = false;
+    assert_eq!(free.qemu_notes(), Vec::<String>::new());
+    let (xml, arguments) = (free.libvirt().unwrap(), free.qemu().unwrap().join(" "));
+    assert!(!xml.contains("vcpupin") && !arguments.contains("debug-threads"));
+    let mut unlisted = guest(2, 4 * GIB);
+    unlisted.nodes[1].host_cpus.clear();
+    let notes = unlisted.qemu_notes().join("\n");
+    assert!(
+        notes.ends_with("whose list is not known are not pinned."),
+        "{notes}"
+    );
 }
 
 #[test]
@@ -319,7 +363,7 @@ fn guests_that_cannot_be_are_refused() {
     let nodes = || vec![node(0, GIB), node(1, 0)];
     let new = |nodes, devices, memory| {
         let topology = Topology::new(nodes, vec![], devices).unwrap();
-        GuestTopology::new(&topology, memory)
+        GuestTopology::new(&topology, memory, None)
     };
     let unknown = vec![device(0, None, None, 0)];
     assert_eq!(new(nodes(), unknown, GIB), Err(GuestError::NoNodes));
@@ -338,6 +382,7 @@ fn guests_that_cannot_be_are_refused() {
         new(nodes(), far, 1 << 20),
         Err(GuestError::Memory {
             bytes: 1 << 20,
+            unit: 2 << 20,
             nodes: 1
         })
     );

@@ -14,6 +14,8 @@ mod x86;
 use iopt::FormatId;
 use serde::Serialize;
 
+use crate::json::hex;
+
 /// What an entry was taken for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kind {
@@ -37,6 +39,7 @@ pub struct Field {
     /// Its name in the specification.
     pub name: &'static str,
     /// Its value.
+    #[serde(with = "hex")]
     pub value: u64,
     /// What that means.
     pub meaning: String,

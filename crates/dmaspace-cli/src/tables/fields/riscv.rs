@@ -46,7 +46,7 @@ pub(super) fn layout(second: bool, level: u8, kind: Kind, word: u64) -> Layout {
     fields.extend([
         flag(3, "X", "may not be executed", "may be executed"),
         match second {
-            true => flag(4, "U", "nobody may", "all requests"),
+            true => flag(4, "U", "no request", "all requests"),
             false => flag(4, "U", "privileged requests only", "all requests"),
         },
         bits(5, 5, "G", What::Ignored("global")),

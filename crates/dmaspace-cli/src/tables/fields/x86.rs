@@ -36,7 +36,7 @@ pub(super) fn second_stage(level: u8, kind: Kind, word: u64) -> Layout {
         2,
         2,
         "X",
-        What::Ignored("instruction fetches; not looked at without them"),
+        What::Ignored("instruction fetches, where supported"),
     ));
     let leaf = is_leaf(level, kind, word);
     if leaf {

@@ -1,73 +1,17 @@
 //! Images and dumps of tables that the engine built.
 
-use std::convert::Infallible;
 use std::io::Write as _;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU32, AtomicU64};
 
+use crate::tables::image::{Mapped, build};
 use crate::tables::{FORMATS, InDump, TableFile, root};
-use iopt::format::ArmV7s;
 use iopt::image::Image;
-use iopt::{AnyTable, FormatId, HeapArena, Prot, Root, Table, TableMemory};
-use runs::{PageSizes, Span};
+use iopt::{Prot, Root};
+use runs::{PageSizes, Run};
 use tempfile::TempDir;
 
 /// What is mapped: input address, physical address, bytes, permissions.
 pub(crate) type Maps<'a> = &'a [(u64, u64, u64, Prot)];
-
-const BASE: u64 = 1 << 24;
-const TABLES: u64 = 256;
-
-fn any(root: Root, sizes: PageSizes, maps: Maps<'_>) -> (Vec<u8>, Root) {
-    let mut image = Vec::new();
-    macro_rules! with {
-        ($log2:literal) => {{
-            let memory = HeapArena::<AtomicU64, $log2>::with_tables_at(TABLES, BASE).unwrap();
-            let table = AnyTable::new(root.format, root.levels, sizes, memory).unwrap();
-            for (iova, pa, bytes, prot) in maps {
-                table.map(*iova, &[Span::new(*pa, *bytes)], *prot).unwrap();
-            }
-            let mut sink = |bytes: &[u8]| {
-                image.extend_from_slice(bytes);
-                Ok::<_, Infallible>(())
-            };
-            table.write_image(&mut sink).unwrap();
-            let root = table.root();
-            let (gather, memory) = table.tear_down();
-            memory.reclaim(gather.never_walked().into_tables());
-            root
-        }};
-    }
-    let granule = |format: FormatId| match format.name() {
-        name if name.contains("16k") || matches!(name, "dart1" | "dart2") => 14,
-        name if name.contains("64k") => 16,
-        _ => 12,
-    };
-    let root = match granule(root.format) {
-        12 => with!(12),
-        14 => with!(14),
-        _ => with!(16),
-    };
-    (image, root)
-}
-
-fn armv7(maps: Maps<'_>) -> (Vec<u8>, Root) {
-    let memory = HeapArena::<AtomicU32, 10>::with_tables_at(TABLES, BASE).unwrap();
-    let mut table = Table::new(<ArmV7s>::new(), &memory).unwrap();
-    for (iova, pa, bytes, prot) in maps {
-        table.map(*iova, &[Span::new(*pa, *bytes)], *prot).unwrap();
-    }
-    let mut image = Vec::new();
-    let mut sink = |bytes: &[u8]| {
-        image.extend_from_slice(bytes);
-        Ok::<_, Infallible>(())
-    };
-    table.write_image(&mut sink).unwrap();
-    let root = table.root();
-    let (gather, memory) = table.tear_down();
-    memory.reclaim(gather.never_walked().into_tables());
-    (image, root)
-}
 
 /// An image of a table of the format with this name, and what a unit would be told of it.
 pub(crate) fn image(name: &str, maps: Maps<'_>) -> (Vec<u8>, Root) {
@@ -77,10 +21,15 @@ pub(crate) fn image(name: &str, maps: Maps<'_>) -> (Vec<u8>, Root) {
 /// The same with leaves of up to `most` bytes.
 pub(crate) fn image_with(name: &str, most: u64, maps: Maps<'_>) -> (Vec<u8>, Root) {
     let root = root(name, 0, None, None, false).unwrap();
-    match root.format {
-        FormatId::ArmV7s => armv7(maps),
-        _ => any(root, PageSizes::from_bits(u64::MAX).up_to(most), maps),
-    }
+    let maps: Vec<_> = maps
+        .iter()
+        .map(|&(iova, pa, len, prot)| Mapped {
+            run: Run::new(iova, pa, len),
+            prot,
+        })
+        .collect();
+    let built = build(root, PageSizes::from_bits(u64::MAX).up_to(most), &maps).unwrap();
+    (built.image, built.root)
 }
 
 /// A file with these bytes, opened.

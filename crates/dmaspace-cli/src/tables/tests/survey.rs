@@ -1,8 +1,8 @@
 //! Surveys of tables whose content is known.
 
 use crate::tables::{
-    Change, FORMATS, FindingKind, InDump, LeafReport, Limits, RunReport, Severity, TableFile,
-    Tables, TreeLine, diff, root, survey,
+    Change, FORMATS, FindingKind, InDump, LeafReport, Limits, Reached, RunReport, Severity,
+    TableFile, Tables, TreeLine, diff, root, survey,
 };
 use iopt::geometry::Geometry;
 use iopt::walk::{Says, ScanStep};
@@ -357,11 +357,15 @@ fn differences_are_those_that_were_made() {
         survey(&Tables::of_image(parsed(&bytes)), Limits::default())
     };
     let found = diff(&of(&before), &of(&after));
+    let reached = |(pa, prot): (u64, &str)| Reached {
+        pa,
+        prot: prot.into(),
+    };
     let change = |iova, bytes, before: Option<(u64, &str)>, after: Option<(u64, &str)>| Change {
         iova,
         bytes,
-        before: before.map(|(pa, prot)| (pa, prot.into())),
-        after: after.map(|(pa, prot)| (pa, prot.into())),
+        before: before.map(reached),
+        after: after.map(reached),
     };
     assert_eq!(
         found.changes,

@@ -1,0 +1,301 @@
+//! The description of a virtual machine: its memory, how it is backed, and how devices are given to it.
+//!
+//! It is read from what a monitor maps, which QEMU's command line completes, or before the start from QEMU's
+//! command line or libvirt's XML.
+
+mod libvirt;
+mod process;
+mod qemu;
+
+use std::fs;
+use std::path::Path;
+
+use dmaspace::devices::{DevicesReport, Places};
+use hostmem::ThpMode;
+use serde::Serialize;
+use thiserror::Error;
+
+use crate::devices::Names;
+use crate::size::SizeError;
+
+pub use libvirt::libvirt;
+pub use process::of_areas;
+pub(super) use process::of_process;
+use qemu::qemu;
+pub use qemu::qemu_line;
+
+/// Where hugetlbfs files lie: `HUGETLBFS_MAGIC` of `include/uapi/linux/magic.h`.
+const HUGETLBFS: u32 = 0x9584_58f6;
+/// A transparent huge page.
+pub(super) const THP: u64 = 2 << 20;
+/// A page of the largest pools.
+pub(super) const GIANT: u64 = 1 << 30;
+/// A small page.
+pub(super) const SMALL: u64 = 4096;
+
+/// A virtual machine.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Guest {
+    /// What runs it.
+    pub monitor: Monitor,
+    /// Its name, where it has one.
+    pub name: Option<String>,
+    /// Its processors; 0 is unknown.
+    pub cpus: u32,
+    /// Its memory.
+    pub memory: Vec<Ram>,
+    /// How VFIO maps for its devices; `None` when no device is given to it.
+    pub interface: Option<Interface>,
+    /// The host's devices that are given to it.
+    pub devices: Vec<GivenDevice>,
+    /// Settings that are not part of the estimate.
+    pub ignored: Vec<String>,
+}
+
+/// A device of the host.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct GivenDevice {
+    /// Its address.
+    pub address: String,
+    /// Its name in the system's list of PCI devices.
+    pub name: Option<String>,
+}
+
+impl From<String> for GivenDevice {
+    fn from(address: String) -> Self {
+        Self {
+            address,
+            name: None,
+        }
+    }
+}
+
+/// What runs a virtual machine.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Monitor {
+    /// QEMU, by its own command line.
+    Qemu,
+    /// QEMU, which libvirt started.
+    Libvirt,
+    /// cloud-hypervisor.
+    CloudHypervisor,
+    /// Firecracker.
+    Firecracker,
+    /// Another one.
+    #[default]
+    Other,
+}
+
+/// How VFIO maps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Interface {
+    /// A container of type 1.
+    Type1,
+    /// An I/O address space of iommufd.
+    Iommufd,
+}
+
+/// A part of a guest's memory.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Ram {
+    /// QEMU's name of the memory object, or the number of libvirt's cell.
+    pub id: String,
+    /// Its bytes.
+    pub bytes: u64,
+    /// Bytes of a page of the hugetlb pool that it is from; `None` when it is from none.
+    pub pool_bytes: Option<u64>,
+    /// It is mapped shared: a memfd or another file.
+    pub shared: bool,
+    /// The file, where it has a path.
+    pub file: Option<String>,
+    /// Whether it asks for transparent huge pages, or refuses them.
+    pub asks_for_huge: Option<bool>,
+    /// Threads that fault it in before the guest runs; 0 leaves that to the guest and to pins.
+    pub prealloc_threads: u32,
+}
+
+impl Guest {
+    /// Fills in the names of devices, as far as they are of this machine.
+    pub(crate) fn name_devices(&mut self, names: &Names) {
+        let known = match self.devices.is_empty() {
+            true => return,
+            false => DevicesReport::read(&Places::default()).unwrap_or_default(),
+        };
+        for device in &mut self.devices {
+            let mut known = known.devices.iter();
+            let id = known.find(|known| known.address == device.address);
+            device.name = id.and_then(|known| names.of(&known.id));
+        }
+    }
+
+    /// Bytes of its memory.
+    pub(crate) fn bytes(&self) -> u64 {
+        let parts = self.memory.iter().map(|ram| ram.bytes);
+        parts.fold(0, u64::saturating_add)
+    }
+}
+
+impl Ram {
+    /// The size of the pages that the kernel gives it.
+    pub(super) fn page_bytes(&self, host: &Host) -> u64 {
+        let asks = self.asks_for_huge;
+        // A mount of tmpfs has an option of its own, which is off by default.
+        let mode = match (self.shared, self.file.is_some()) {
+            (_, true) => ThpMode::Never,
+            (true, false) => host.shared,
+            (false, false) => host.private,
+        };
+        let huge = match mode {
+            ThpMode::Always => asks != Some(false),
+            ThpMode::Madvise => asks == Some(true),
+            ThpMode::Never => false,
+        };
+        match self.pool_bytes {
+            Some(bytes) => bytes,
+            None if huge && self.bytes >= THP => THP,
+            None => SMALL,
+        }
+    }
+}
+
+/// What of this machine decides about a guest's pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Host {
+    /// Which private memory gets transparent huge pages.
+    pub private: ThpMode,
+    /// Which shared memory does.
+    pub shared: ThpMode,
+    /// Bytes of a page of the pool that is used where no size is named.
+    pub default_pool: u64,
+}
+
+impl Host {
+    /// Reads sysfs; without a setting there are no transparent huge pages.
+    pub(super) fn read() -> Self {
+        let mode = |name: &str| {
+            let sizes = ["hugepages-2048kB/", ""];
+            let texts = sizes.iter().filter_map(|size| {
+                let path = format!("/sys/kernel/mm/transparent_hugepage/{size}{name}");
+                fs::read_to_string(path).ok()
+            });
+            let mut chosen = texts.filter_map(|text| {
+                let word = text.split(['[', ']']).nth(1)?.to_owned();
+                (word != "inherit").then_some(word)
+            });
+            match chosen.next().as_deref() {
+                Some("always" | "within_size" | "force") => ThpMode::Always,
+                Some("madvise" | "advise") => ThpMode::Madvise,
+                _ => ThpMode::Never,
+            }
+        };
+        let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+        let pool = meminfo.lines().find_map(|line| {
+            let kib = line
+                .strip_prefix("Hugepagesize:")?
+                .trim()
+                .strip_suffix("kB")?;
+            kib.trim().parse::<u64>().ok()?.checked_mul(1024)
+        });
+        Self {
+            private: mode("enabled"),
+            shared: mode("shmem_enabled"),
+            default_pool: pool.unwrap_or(THP),
+        }
+    }
+
+    /// Finds out which of the guest's files are of a hugetlb pool. A file system that is not mounted here is
+    /// judged by its name.
+    pub(super) fn look_at_files(&self, guest: &mut Guest) {
+        for ram in &mut guest.memory {
+            let Some(file) = ram.file.as_deref().filter(|_| ram.pool_bytes.is_none()) else {
+                continue;
+            };
+            let mut places = Path::new(file).ancestors();
+            match places.find_map(|place| rustix::fs::statfs(place).ok()) {
+                Some(found) if found.f_type as u32 == HUGETLBFS => {
+                    ram.pool_bytes = Some(found.f_bsize as u64);
+                }
+                _ if file.starts_with("/dev/hugepages") => {
+                    ram.pool_bytes = Some(match file.contains("1G") {
+                        true => 1 << 30,
+                        false => self.default_pool,
+                    });
+                }
+                _ => {}
+            }
+        }
+    }
+}
+
+/// Why a machine's configuration cannot be understood.
+#[derive(Debug, Error)]
+pub enum ConfigError {
+    /// A quote does not close.
+    #[error("the command line has a quote that does not close")]
+    Quotes,
+    /// The last option.
+    #[error("-{option} needs a value")]
+    NoValue {
+        /// The option.
+        option: String,
+    },
+    /// A size that is none.
+    #[error("{of}: {value:?} is no size")]
+    Size {
+        /// What it is of.
+        of: String,
+        /// What was there.
+        value: String,
+        /// Why.
+        source: SizeError,
+    },
+    /// A value that is not known.
+    #[error("{of}: {value:?} is not known; known are {known}")]
+    Value {
+        /// What it is of.
+        of: String,
+        /// What was there.
+        value: String,
+        /// What could be there.
+        known: &'static str,
+    },
+    /// An object's properties are no JSON.
+    #[error("-{option}: the value is damaged JSON")]
+    Json {
+        /// The option.
+        option: String,
+        /// Where.
+        source: serde_json::Error,
+    },
+    /// A memory object is used and not defined.
+    #[error("memory object {id:?} is used, and no -object defines it")]
+    NoObject {
+        /// Its name.
+        id: String,
+    },
+    /// The text is no XML.
+    #[error("the XML is damaged near byte {at}")]
+    Xml {
+        /// Where.
+        at: u64,
+        /// What is wrong.
+        source: quick_xml::Error,
+    },
+    /// The root is another element.
+    #[error("the root element is <{found}>; libvirt's is <domain>")]
+    NotADomain {
+        /// Its name.
+        found: String,
+    },
+    /// Elements within elements.
+    #[error("elements are nested deeper than {most}")]
+    Deep {
+        /// As deep as is read.
+        most: usize,
+    },
+    /// There is no memory.
+    #[error("there is no <memory> with a size")]
+    NoMemory,
+}

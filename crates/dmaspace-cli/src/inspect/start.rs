@@ -1,0 +1,386 @@
+//! How long the kernel takes until a device reaches a guest's memory: pages are faulted in and zeroed, then
+//! VFIO pins them and maps them for the IOMMU.
+//!
+//! Faults are what this machine took for them when it was tried ([`Speeds`]). VFIO cannot be tried without a
+//! device. Its share is the time that this library needs here to pin and map the same pages, times the
+//! instructions of Linux over those of this library ([`Counts`], counted in a guest).
+//!
+//! The error adds three parts as squares: the spread of the samples; what starts of QEMU were off by
+//! ([`FAULTS_OFF`]); and the difference between VT-d and AMD-Vi.
+
+use serde::Serialize;
+
+use super::advice::{self, Advice, Now};
+use super::calibrate::{Rate, Speeds};
+use super::guest::{GIANT, Guest, Host, Interface, Ram, SMALL, THP};
+
+/// Instructions of Linux 7.2 that pin and map a page that is present, by VT-d and by AMD-Vi: medians of five, of
+/// 64 MiB or, for a page of 1 GiB, of one.
+///
+/// Source: `cargo xtask guest-dma` (docs/bench.md, "Beside VFIO and iommufd").
+#[derive(Clone, Copy, Debug)]
+struct Counts {
+    type1: [f64; 2],
+    /// By addresses: `IOMMU_IOAS_MAP_FILE` was not counted.
+    iommufd: [f64; 2],
+}
+
+/// A page of 4 KiB.
+const SMALL_PAGE: Counts = Counts {
+    type1: [506.0, 578.0],
+    iommufd: [267.0, 287.0],
+};
+/// A transparent huge page.
+const TRANSPARENT: Counts = Counts {
+    type1: [19_612.0, 19_859.0],
+    iommufd: [21_558.0, 21_952.0],
+};
+/// A page of 2 MiB of a pool.
+const POOL_2M: Counts = Counts {
+    type1: [12_895.0, 12_979.0],
+    iommufd: [858.0, 934.0],
+};
+/// A page of 1 GiB of a pool.
+const POOL_1G: Counts = Counts {
+    type1: [6_384_097.0, 6_402_406.0],
+    iommufd: [52_636.0, 55_075.0],
+};
+/// Instructions of this library for a page of 4 KiB, by VT-d.
+const OURS_SMALL: f64 = 408.0;
+/// The same for a transparent huge page.
+const OURS_HUGE: f64 = 17_804.0;
+
+/// The part by which starts of QEMU with `prealloc` were off at most: 4, 5, 5 and 14 % for four kinds of memory
+/// (docs/inspect.md, "Compared with what happened").
+const FAULTS_OFF: f64 = 0.14;
+
+/// Processor time of a start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Estimate {
+    /// Faulting in and zeroing.
+    pub fault_ns: u64,
+    /// Pinning, and writing leaves; `None` where this library may not pin.
+    pub pin_map_ns: Option<u64>,
+    /// The sum of what is known.
+    pub total_ns: u64,
+    /// The error of the sum, in both directions.
+    pub error_ns: u64,
+}
+
+/// What is predicted.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct StartReport {
+    /// Pages of the memory: as many faults and leaves.
+    pub pages: u64,
+    /// How VFIO maps; type 1 where that is not known.
+    pub interface: Interface,
+    /// The calibration; `None` where there was none.
+    pub speeds: Option<Speeds>,
+    /// A start by type 1.
+    pub type1: Option<Estimate>,
+    /// A start by iommufd.
+    pub iommufd: Option<Estimate>,
+    /// A device is plugged in now; `None` of a machine that does not run.
+    pub now: Option<Estimate>,
+    /// A start with all changes that need no reboot.
+    pub together: Option<Estimate>,
+}
+
+impl StartReport {
+    /// Predicts for `guest`. Of one that runs, `missing` is the part of its memory that is not present.
+    pub(super) fn of(
+        guest: &Guest,
+        host: &Host,
+        missing: Option<f64>,
+        speeds: Option<&Speeds>,
+    ) -> (Self, Vec<Advice>) {
+        let interface = guest.interface.unwrap_or(Interface::Type1);
+        let estimate = |guest: &Guest, host: &Host, interface, missing| {
+            speeds.map(|speeds| guest.estimate(host, interface, missing, speeds))
+        };
+        let from_nothing = |interface| estimate(guest, host, interface, 1.0);
+        let tried = speeds.and_then(|speeds| speeds.parallel);
+        let now = Now {
+            guest,
+            host,
+            interface,
+            estimate: from_nothing(interface),
+            threads: tried.map(|tried| tried.threads),
+        };
+        let (advice, together) = advice::changes(&now, |guest, host, interface| {
+            estimate(guest, host, interface, 1.0)
+        });
+        let report = Self {
+            pages: guest.pages(host),
+            interface,
+            speeds: speeds.cloned(),
+            type1: from_nothing(Interface::Type1),
+            iommufd: from_nothing(Interface::Iommufd),
+            now: missing.and_then(|missing| {
+                // `prealloc` is over.
+                let mut guest = guest.clone();
+                guest
+                    .memory
+                    .iter_mut()
+                    .for_each(|ram| ram.prealloc_threads = 0);
+                estimate(&guest, host, interface, missing)
+            }),
+            together,
+        };
+        (report, advice)
+    }
+}
+
+impl Guest {
+    /// Pages of its memory: as many faults and leaves.
+    pub(super) fn pages(&self, host: &Host) -> u64 {
+        let pages = |ram: &Ram| ram.bytes.div_ceil(ram.page_bytes(host));
+        self.memory.iter().map(pages).fold(0, u64::saturating_add)
+    }
+
+    /// How long `interface` needs to map all memory, of which the part `missing` (0 to 1) is faulted in.
+    pub(super) fn estimate(
+        &self,
+        host: &Host,
+        interface: Interface,
+        missing: f64,
+        speeds: &Speeds,
+    ) -> Estimate {
+        let (mut fault, mut pin_map) = (Rate::default(), Some(Rate::default()));
+        for ram in &self.memory {
+            let page = ram.page_bytes(host);
+            let pages = ram.bytes as f64 / page as f64;
+            let threads = speedup(ram.prealloc_threads, speeds);
+            fault.add(
+                fault_of(ram.shared, page, speeds),
+                missing * pages / threads,
+            );
+            let one = pin_map_of(interface, ram.pool_bytes.is_some(), page, speeds);
+            pin_map = pin_map.zip(one).map(|(mut sum, one)| {
+                sum.add(one, pages);
+                sum
+            });
+        }
+        let faults = fault.spread_ns.hypot(FAULTS_OFF * fault.ns);
+        let known = pin_map.unwrap_or_default();
+        Estimate {
+            fault_ns: fault.ns as u64,
+            pin_map_ns: pin_map.map(|rate| rate.ns as u64),
+            total_ns: (fault.ns + known.ns) as u64,
+            error_ns: faults.hypot(known.spread_ns) as u64,
+        }
+    }
+}
+
+impl Rate {
+    /// Adds `one` so many times: samples of a kind err alike, so their errors add up.
+    fn add(&mut self, one: Self, times: f64) {
+        self.ns += one.ns * times;
+        self.spread_ns += one.spread_ns * times;
+    }
+
+    fn times(self, times: f64) -> Self {
+        Self {
+            ns: self.ns * times,
+            spread_ns: self.spread_ns * times,
+        }
+    }
+}
+
+/// Pinning and mapping a page that is present, of a pool or not.
+fn pin_map_of(interface: Interface, pool: bool, page: u64, speeds: &Speeds) -> Option<Rate> {
+    let (counts, counted) = match (page, pool) {
+        (0..THP, _) => (SMALL_PAGE, SMALL),
+        (_, false) => (TRANSPARENT, THP),
+        (THP..GIANT, true) => (POOL_2M, THP),
+        (GIANT.., true) => (POOL_1G, GIANT),
+    };
+    let [vtd, amd] = match interface {
+        Interface::Type1 => counts.type1,
+        Interface::Iommufd => counts.iommufd,
+    };
+    let (ours, instructions) = match speeds.map_huge {
+        Some(huge) if page >= THP => (huge, OURS_HUGE),
+        _ => (speeds.map_small?, OURS_SMALL),
+    };
+    let mut rate = ours.times(vtd / instructions);
+    rate.spread_ns = rate.spread_ns.hypot(rate.ns * (amd - vtd) / vtd);
+    Some(rate.times(page as f64 / counted as f64))
+}
+
+/// Bringing in and zeroing a page. Pages of a pool, and transparent huge pages of shared memory, are zeroed by
+/// the same loop as private ones.
+fn fault_of(shared: bool, page: u64, speeds: &Speeds) -> Rate {
+    let small = if shared {
+        speeds.shared
+    } else {
+        speeds.private
+    };
+    match speeds.huge {
+        Some(huge) if page >= THP => huge.times(page as f64 / THP as f64),
+        _ => small.times(page as f64 / SMALL as f64),
+    }
+}
+
+/// How many times as fast so many threads are; between what was tried and one, in proportion.
+fn speedup(threads: u32, speeds: &Speeds) -> f64 {
+    match speeds.parallel {
+        Some(tried) if threads > 1 && tried.times > 1.0 => {
+            let share = f64::from(threads - 1) / f64::from(tried.threads - 1);
+            1.0 + (tried.times - 1.0) * share.min(1.0)
+        }
+        _ => 1.0,
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::super::calibrate::Parallel;
+    use super::*;
+    use hostmem::ThpMode;
+
+    const GIB: u64 = 1 << 30;
+
+    /// A machine that takes a nanosecond for an instruction, and zeroes 4 KiB in 100.
+    pub(in super::super) fn speeds() -> Speeds {
+        let rate = |ns| Rate { ns, spread_ns: 0.0 };
+        Speeds {
+            private: rate(1100.0),
+            shared: rate(2100.0),
+            huge: Some(rate(51_200.0)),
+            map_small: Some(rate(OURS_SMALL)),
+            map_huge: Some(rate(OURS_HUGE)),
+            parallel: Some(Parallel {
+                threads: 4,
+                times: 2.5,
+            }),
+        }
+    }
+
+    pub(in super::super) const HOST: Host = Host {
+        private: ThpMode::Never,
+        shared: ThpMode::Never,
+        default_pool: 2 << 20,
+    };
+
+    pub(in super::super) fn of(ram: Ram) -> Guest {
+        Guest {
+            memory: vec![ram],
+            ..Guest::default()
+        }
+    }
+
+    fn estimate(ram: Ram, interface: Interface, missing: f64) -> Estimate {
+        of(ram).estimate(&HOST, interface, missing, &speeds())
+    }
+
+    #[test]
+    fn an_estimate_is_counts_times_what_one_takes() {
+        let ram = Ram {
+            bytes: GIB,
+            ..Ram::default()
+        };
+        let found = estimate(ram.clone(), Interface::Type1, 1.0);
+        let pages = GIB / 4096;
+        assert_eq!(found.fault_ns, pages * 1100);
+        assert_near(found.pin_map_ns, pages * 506);
+        assert_near(Some(found.total_ns), pages * 1606);
+        // What is there is not brought in, and is pinned all the same.
+        let half = estimate(ram.clone(), Interface::Type1, 0.5);
+        assert_eq!(
+            (half.fault_ns, half.pin_map_ns),
+            (pages * 550, found.pin_map_ns)
+        );
+        let shared = Ram {
+            shared: true,
+            ..ram
+        };
+        let found = estimate(shared, Interface::Iommufd, 1.0);
+        assert_eq!(found.fault_ns, pages * 2100);
+        assert_near(found.pin_map_ns, pages * 267);
+    }
+
+    /// But for rounding.
+    fn assert_near(found: Option<u64>, expected: u64) {
+        assert!(
+            found.is_some_and(|found| found.abs_diff(expected) <= 1),
+            "{found:?}, expected {expected}"
+        );
+    }
+
+    #[test]
+    fn without_pins_faults_are_all() {
+        let speeds = Speeds {
+            map_small: None,
+            map_huge: None,
+            ..speeds()
+        };
+        let ram = Ram {
+            bytes: GIB,
+            ..Ram::default()
+        };
+        let found = of(ram).estimate(&HOST, Interface::Type1, 1.0, &speeds);
+        assert_eq!((found.pin_map_ns, found.total_ns), (None, found.fault_ns));
+    }
+
+    #[test]
+    fn huge_pages_are_zeroed_and_hardly_more() {
+        let host = Host {
+            private: ThpMode::Always,
+            ..HOST
+        };
+        for (pool_bytes, type1, iommufd) in [
+            (None, 512 * 19_612, 512 * 21_558),
+            (Some(2 << 20), 512 * 12_895, 512 * 858),
+            (Some(GIB), 6_384_097, 52_636),
+        ] {
+            let guest = of(Ram {
+                bytes: GIB,
+                pool_bytes,
+                ..Ram::default()
+            });
+            for (interface, expected) in [(Interface::Type1, type1), (Interface::Iommufd, iommufd)]
+            {
+                let found = guest.estimate(&host, interface, 1.0, &speeds());
+                assert_eq!(found.fault_ns, 512 * 51_200);
+                assert_near(found.pin_map_ns, expected);
+            }
+        }
+    }
+
+    #[test]
+    fn threads_share_the_faults_as_far_as_was_tried() {
+        let by = |prealloc_threads| {
+            let ram = Ram {
+                bytes: GIB,
+                prealloc_threads,
+                ..Ram::default()
+            };
+            let found = estimate(ram, Interface::Type1, 1.0);
+            assert_near(found.pin_map_ns, 262_144 * 506);
+            found.fault_ns / 262_144
+        };
+        assert_eq!([0, 1, 2, 4, 16].map(by), [1100, 1100, 733, 440, 440]);
+    }
+
+    #[test]
+    fn the_error_has_its_three_parts() {
+        let ram = Ram {
+            bytes: GIB,
+            ..Ram::default()
+        };
+        // Nothing is faulted in: VT-d and AMD-Vi differ by 72 instructions.
+        let found = estimate(ram.clone(), Interface::Type1, 0.0);
+        assert_near(Some(found.error_ns), 262_144 * 72);
+        let rate = |ns, spread_ns| Rate { ns, spread_ns };
+        let speeds = Speeds {
+            private: rate(1100.0, 30.0),
+            map_small: Some(rate(OURS_SMALL, 0.1 * OURS_SMALL)),
+            ..speeds()
+        };
+        let found = of(ram).estimate(&HOST, Interface::Type1, 1.0, &speeds);
+        let faults = 30.0_f64.hypot(FAULTS_OFF * 1100.0);
+        let expected = 262_144.0 * faults.hypot(50.6_f64.hypot(72.0));
+        assert_near(Some(found.error_ns), expected as u64);
+    }
+}
