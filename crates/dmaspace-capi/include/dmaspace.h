@@ -139,7 +139,7 @@ typedef enum dmaspace_status {
      */
     DMASPACE_STATUS_PIN = -10,
     /**
-     * The unit has not forgotten what it was told to: the caller's callback has failed.
+     * The unit did not invalidate what was requested: the caller's callback has failed.
      */
     DMASPACE_STATUS_FLUSH = -11,
     /**
@@ -324,7 +324,7 @@ typedef struct dmaspace_root {
 } dmaspace_root;
 
 /**
- * What a unit is to forget.
+ * What a unit invalidates.
  */
 typedef struct dmaspace_invalidation {
     /**
@@ -350,7 +350,7 @@ typedef struct dmaspace_invalidation {
 } dmaspace_invalidation;
 
 /**
- * Has every unit that walks a table forget what `what` says, and returns 0 when no access that could
+ * Has every unit that walks a table invalidate what `what` says, and returns 0 when no access that could
  * have used it is under way any more; anything else says that this has failed. It must not use the
  * handle that is in use.
  */
@@ -514,14 +514,14 @@ enum dmaspace_status dmaspace_dirty_new(uint64_t iova,
                                         struct dmaspace_dirty **dirty);
 
 /**
- * Frees the bitmap; what is pending in it is forgotten. NULL is fine.
+ * Frees the bitmap; what is pending in it is discarded. NULL is fine.
  *
  * Fails with ARGUMENT.
  */
 enum dmaspace_status dmaspace_dirty_destroy(struct dmaspace_dirty *dirty);
 
 /**
- * Begins to track what devices write to; what they wrote to before is forgotten. Leaves of more than
+ * Begins to track what devices write to; what they wrote to before is discarded. Leaves of more than
  * `largest_leaf` bytes are split for it, where `may_interrupt` allows it also with moments in which a
  * translation is missing; 0: leaves stay as they are, and are dirty as a whole.
  *
@@ -533,14 +533,14 @@ enum dmaspace_status dmaspace_space_track_dirty(const struct dmaspace_space *spa
                                                 bool may_interrupt);
 
 /**
- * Ends that; what was not harvested is forgotten.
+ * Ends that; what was not harvested is discarded.
  *
  * Fails with ARGUMENT or BUSY.
  */
 enum dmaspace_status dmaspace_space_untrack_dirty(const struct dmaspace_space *space);
 
 /**
- * Moves what devices have written to in the range of `dirty` into it, has every unit forget what it holds
+ * Moves what devices have written to in the range of `dirty` into it, has every unit invalidate what it holds
  * of these pages, and tells `each` of all that is pending, in order: what is written from then on is found
  * by the next harvest. `*found` is what this one has found; `found` may be NULL.
  *
@@ -691,7 +691,7 @@ enum dmaspace_status dmaspace_memory_destroy(struct dmaspace_memory *memory);
 /**
  * Lets go of `count` ranges, each of which areas cover, as a balloon does: unmapped, flushed, unpinned,
  * exactly that, until they are restored or unmapped. Devices go on reaching all the rest. Their charge is
- * kept, so that they can come back. What devices have written there is forgotten. `*unpinned` is how many
+ * kept, so that they can come back. What devices have written there is discarded. `*unpinned` is how many
  * bytes were unpinned by this library, 0 where the kernel unpins; `unpinned` may be NULL.
  *
  * A range that cannot be cut out without a moment in which the rest is missing is kept, unless
@@ -795,7 +795,7 @@ enum dmaspace_status dmaspace_space_map(const struct dmaspace_space *space,
                                         uint32_t prot);
 
 /**
- * Unmaps every area in a range, has the unit forget them, and then unpins what nobody else maps.
+ * Unmaps every area in a range, has the unit invalidate them, and then unpins what no other space maps.
  * `*unpinned` is how many bytes that were, 0 where the kernel unpins; `unpinned` may be NULL.
  *
  * Fails with ARGUMENT, RANGE, CUTS, SYSTEM or BUSY, and nothing has changed; with FLUSH, and the areas are
@@ -807,7 +807,7 @@ enum dmaspace_status dmaspace_space_unmap(const struct dmaspace_space *space,
                                           uint64_t *unpinned);
 
 /**
- * Has the unit forget what was unmapped when a flush failed, and unpins it.
+ * Has the unit invalidate what was unmapped when a flush failed, and unpins it.
  *
  * Fails with ARGUMENT, FLUSH, PIN or BUSY.
  */
@@ -889,7 +889,7 @@ enum dmaspace_status dmaspace_table_map(const struct dmaspace_table *table,
                                         uint32_t prot);
 
 /**
- * Unmaps a range, all of which must be mapped, and has the units forget it.
+ * Unmaps a range, all of which must be mapped, and has the units invalidate it.
  *
  * `flush` is called once, and tells every unit that walks the table. Then `released`, unless it is NULL,
  * is called for each run that was mapped: only now the memory may be used for something else. Both get
@@ -936,8 +936,8 @@ enum dmaspace_status dmaspace_table_unmap_pages(const struct dmaspace_table *tab
                                                 uint64_t *unmapped);
 
 /**
- * Has the units forget what was unmapped by pages, or when a flush failed, and calls `released` for the latter, as
- * `dmaspace_table_unmap` does. With nothing to forget neither is called.
+ * Has the units invalidate what was unmapped by pages, or when a flush failed, and calls `released` for the latter, as
+ * `dmaspace_table_unmap` does. With nothing to invalidate neither is called.
  *
  * Fails with ARGUMENT, BUSY or FLUSH.
  */

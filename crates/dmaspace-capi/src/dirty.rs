@@ -70,7 +70,7 @@ pub unsafe extern "C" fn dmaspace_dirty_new(
     })
 }
 
-/// Frees the bitmap; what is pending in it is forgotten. NULL is fine.
+/// Frees the bitmap; what is pending in it is discarded. NULL is fine.
 ///
 /// Fails with ARGUMENT.
 #[unsafe(no_mangle)]
@@ -81,7 +81,7 @@ pub unsafe extern "C" fn dmaspace_dirty_destroy(dirty: *mut Dirty) -> Status {
     })
 }
 
-/// Begins to track what devices write to; what they wrote to before is forgotten. Leaves of more than
+/// Begins to track what devices write to; what they wrote to before is discarded. Leaves of more than
 /// `largest_leaf` bytes are split for it, where `may_interrupt` allows it also with moments in which a
 /// translation is missing; 0: leaves stay as they are, and are dirty as a whole.
 ///
@@ -104,7 +104,7 @@ pub unsafe extern "C" fn dmaspace_space_track_dirty(
     })
 }
 
-/// Ends that; what was not harvested is forgotten.
+/// Ends that; what was not harvested is discarded.
 ///
 /// Fails with ARGUMENT or BUSY.
 #[unsafe(no_mangle)]
@@ -119,7 +119,7 @@ pub unsafe extern "C" fn dmaspace_space_untrack_dirty(space: *const Space) -> St
     })
 }
 
-/// Moves what devices have written to in the range of `dirty` into it, has every unit forget what it holds
+/// Moves what devices have written to in the range of `dirty` into it, has every unit invalidate what it holds
 /// of these pages, and tells `each` of all that is pending, in order: what is written from then on is found
 /// by the next harvest. `*found` is what this one has found; `found` may be NULL.
 ///

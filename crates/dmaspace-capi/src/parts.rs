@@ -64,7 +64,7 @@ impl Failures {
 
 /// Lets go of `count` ranges, each of which areas cover, as a balloon does: unmapped, flushed, unpinned,
 /// exactly that, until they are restored or unmapped. Devices go on reaching all the rest. Their charge is
-/// kept, so that they can come back. What devices have written there is forgotten. `*unpinned` is how many
+/// kept, so that they can come back. What devices have written there is discarded. `*unpinned` is how many
 /// bytes were unpinned by this library, 0 where the kernel unpins; `unpinned` may be NULL.
 ///
 /// A range that cannot be cut out without a moment in which the rest is missing is kept, unless

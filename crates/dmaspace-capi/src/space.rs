@@ -192,7 +192,7 @@ pub unsafe extern "C" fn dmaspace_space_map(
     })
 }
 
-/// Unmaps every area in a range, has the unit forget them, and then unpins what nobody else maps.
+/// Unmaps every area in a range, has the unit invalidate them, and then unpins what no other space maps.
 /// `*unpinned` is how many bytes that were, 0 where the kernel unpins; `unpinned` may be NULL.
 ///
 /// Fails with ARGUMENT, RANGE, CUTS, SYSTEM or BUSY, and nothing has changed; with FLUSH, and the areas are
@@ -221,7 +221,7 @@ pub unsafe extern "C" fn dmaspace_space_unmap(
     })
 }
 
-/// Has the unit forget what was unmapped when a flush failed, and unpins it.
+/// Has the unit invalidate what was unmapped when a flush failed, and unpins it.
 ///
 /// Fails with ARGUMENT, FLUSH, PIN or BUSY.
 #[unsafe(no_mangle)]

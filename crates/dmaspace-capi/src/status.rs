@@ -36,7 +36,7 @@ pub enum Status {
     OverLimit = -9,
     /// The memory cannot be pinned, its physical addresses cannot be found, or it cannot be unpinned.
     Pin = -10,
-    /// The unit has not forgotten what it was told to: the caller's callback has failed.
+    /// The unit did not invalidate what was requested: the caller's callback has failed.
     Flush = -11,
     /// The device was not attached or detached.
     Device = -12,

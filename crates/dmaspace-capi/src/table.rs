@@ -3,7 +3,7 @@
 use std::ffi::c_void;
 use std::sync::{Arc, Mutex};
 
-use dmaspace::iopt::{AnyTable, FormatId, Gather, MapPages as _};
+use dmaspace::iopt::{AnyTable, FormatId, Gather};
 use dmaspace::runs;
 
 use crate::boundary::{Output, end, exclusive, guarded, input, values};
@@ -120,7 +120,7 @@ pub unsafe extern "C" fn dmaspace_table_map(
     })
 }
 
-/// Unmaps a range, all of which must be mapped, and has the units forget it.
+/// Unmaps a range, all of which must be mapped, and has the units invalidate it.
 ///
 /// `flush` is called once, and tells every unit that walks the table. Then `released`, unless it is NULL,
 /// is called for each run that was mapped: only now the memory may be used for something else. Both get
@@ -177,7 +177,7 @@ pub unsafe extern "C" fn dmaspace_table_map_pages(
         let (table, output) = unsafe { (input(table, "table")?, Output::new(mapped, "mapped")?) };
         let prot = self::prot(prot)?;
         let inner = exclusive(&table.0, "table")?;
-        let progress = inner.table.alone().map_pages(iova, pa, size, count, prot);
+        let progress = inner.table.map_pages(iova, pa, size, count, prot);
         output.put(progress.pages);
         Ok(progress.result?)
     })
@@ -201,15 +201,15 @@ pub unsafe extern "C" fn dmaspace_table_unmap_pages(
         let (table, output) =
             unsafe { (input(table, "table")?, Output::new(unmapped, "unmapped")?) };
         let inner = &mut *exclusive(&table.0, "table")?;
-        let mut owner = inner.table.alone();
+        let owner = inner.table.alone();
         let progress = owner.unmap_pages(iova, size, count, &mut inner.gather);
         output.put(progress.pages);
         Ok(progress.result?)
     })
 }
 
-/// Has the units forget what was unmapped by pages, or when a flush failed, and calls `released` for the latter, as
-/// `dmaspace_table_unmap` does. With nothing to forget neither is called.
+/// Has the units invalidate what was unmapped by pages, or when a flush failed, and calls `released` for the latter, as
+/// `dmaspace_table_unmap` does. With nothing to invalidate neither is called.
 ///
 /// Fails with ARGUMENT, BUSY or FLUSH.
 #[unsafe(no_mangle)]

@@ -1,4 +1,4 @@
-//! The caller's unit: callbacks that tell it what to walk and what to forget.
+//! The caller's unit: callbacks with what it walks and what it invalidates.
 
 use std::ffi::{c_int, c_void};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -13,7 +13,7 @@ use crate::format::Chosen;
 use crate::status::{Failure, Result, Status};
 use crate::translation::{Root, Run, Span};
 
-/// What a unit is to forget.
+/// What a unit invalidates.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Invalidation {
@@ -29,7 +29,7 @@ pub struct Invalidation {
     pub everything: bool,
 }
 
-/// Has every unit that walks a table forget what `what` says, and returns 0 when no access that could
+/// Has every unit that walks a table invalidate what `what` says, and returns 0 when no access that could
 /// have used it is under way any more; anything else says that this has failed. It must not use the
 /// handle that is in use.
 pub type Flush =
