@@ -12,15 +12,19 @@ use std::{
 };
 
 use anyhow::{Context as _, bail, ensure};
+use hostmem::Backing;
 
 use crate::{
     machines::{EDU, Unit},
     qemu::{Guest, PATIENCE, PROGRAM, remove, slot},
-    samples::{NS, SHIFT, SIZES, Said, Sample, THREADS, Who},
+    samples::{NS, SHIFT, SIZES, SPACES, Said, Sample, SpaceSample, THREADS, Way, Who},
 };
 
 /// The processor: all that QEMU emulates.
 pub const PROCESSOR: &str = "max";
+
+/// Pages of 1 GiB and of 2 MiB that the kernel keeps for those who ask: what [`SPACES`] has.
+const KEPT: &str = "hugepagesz=1G hugepages=1 hugepagesz=2M hugepages=40";
 
 /// How far the clock may be from one instruction a step: one in so many.
 const CLOSE: u64 = 1000;
@@ -68,6 +72,11 @@ impl Measure<'_> {
                     println!("  {name}: {}", Said::Sample(sample));
                     found.samples.push(sample);
                 }
+                Ok(Said::Zero(ns)) => found.zero = instructions(ns) - found.empty,
+                Ok(Said::Space(sample)) => {
+                    println!("  {name}: {}", Said::Space(sample));
+                    found.spaces.push(sample);
+                }
                 Ok(Said::Failed(why)) => bail!("{why}; {}", at_log()),
                 Ok(Said::Done) => return found.table(name),
                 Err(RecvTimeoutError::Timeout) => bail!("it fell silent; {}", at_log()),
@@ -79,7 +88,7 @@ impl Measure<'_> {
     fn command(&self, name: &str, unit: Unit, log: &Path) -> anyhow::Result<Command> {
         let processors = THREADS.iter().max().context("no threads")?;
         let words = format!(
-            "console=ttyS0 no_timer_check panic=-1 tsc=reliable {} dmaspace.unit={name}",
+            "console=ttyS0 no_timer_check panic=-1 tsc=reliable {KEPT} {} dmaspace.unit={name}",
             unit.kernel()
         );
         let mut command = Command::new(PROGRAM);
@@ -89,7 +98,7 @@ impl Measure<'_> {
             // Time goes by instructions alone, and is not waited for.
             .args(["-icount", &format!("shift={SHIFT},sleep=off")])
             .args(["-cpu", self.processor, "-smp", &processors.to_string()])
-            .args(["-m", "1G"])
+            .args(["-m", "4G"])
             .args(unit.qemu())
             .args(["-device", &format!("edu,bus=pcie.0,addr={}", slot(EDU))])
             .arg("-serial")
@@ -129,6 +138,9 @@ impl fmt::Display for Bytes {
 #[derive(Default)]
 struct Found {
     samples: Vec<Sample>,
+    spaces: Vec<SpaceSample>,
+    /// Instructions that zero a page.
+    zero: f64,
     /// Instructions between two readings of the clock with nothing in between, in a program of the guest.
     empty: f64,
 }
@@ -203,6 +215,43 @@ impl Found {
                 text.push('\n');
             }
         }
+        text += &self.space_table()?;
+        Ok(text)
+    }
+
+    /// Instructions of touching, mapping and unmapping all of one memory: medians.
+    fn space(&self, way: Way, memory: (Backing, u64), present: bool) -> anyhow::Result<[f64; 3]> {
+        let of = |one: &&SpaceSample| {
+            (one.way, one.present, one.backing, one.size) == (way, present, memory.0, memory.1)
+        };
+        let column = |figure: fn(&SpaceSample) -> f64| {
+            let figures = self.spaces.iter().filter(of).map(figure).collect();
+            let figure = median(figures).with_context(|| format!("no sample of {memory:?}"))?;
+            anyhow::Ok(instructions(figure) - self.empty)
+        };
+        Ok([
+            column(|one| one.touch)?,
+            column(|one| one.map)?,
+            column(|one| one.unmap)?,
+        ])
+    }
+
+    fn space_table(&self) -> anyhow::Result<String> {
+        let zero = self.zero;
+        let mut text = format!("\nzeroing a page of 4K: {zero:.0} instructions\n\n");
+        text += "| memory | bytes | way | touch | map / unmap, touched | map, untouched |\n";
+        text += "|---|---|---|---|---|---|\n";
+        for memory in SPACES {
+            for (name, way) in Way::ALL {
+                let [touch, map, unmap] = self.space(way, memory, true)?;
+                let [_, both, _] = self.space(way, memory, false)?;
+                let (backing, size) = (memory.0.name(), Bytes(memory.1));
+                writeln!(
+                    text,
+                    "| {backing} | {size} | {name} | {touch:.0} | {map:.0} / {unmap:.0} | {both:.0} |"
+                )?;
+            }
+        }
         Ok(text)
     }
 }
@@ -245,7 +294,26 @@ mod tests {
                 }
             }
         }
+        assert!(found.table("none").is_err(), "no space");
+        for ((_, way), (backing, size)) in Way::ALL
+            .into_iter()
+            .flat_map(|way| SPACES.map(|memory| (way, memory)))
+        {
+            for (present, more) in [(true, 0), (true, 9), (true, 1), (false, 100)] {
+                let ns = |of: u64| ((of + more) * NS) as f64;
+                found.spaces.push(SpaceSample {
+                    way,
+                    backing,
+                    size,
+                    present,
+                    touch: ns(20),
+                    map: ns(30),
+                    unmap: ns(40),
+                });
+            }
+        }
         let table = found.table("all").unwrap();
+        assert!(table.contains("| 4k | 2M | iommufd | 11 | 21 / 31 | 120 |"));
         assert!(table.contains("without translation, subtracted from Linux: 21 / 42"));
         assert!(
             table.contains("| 1 | 4M | 80 / 160 | 91 / 192 | 91 / 192 | 80 / 160 | 91 / 192 |")

@@ -77,7 +77,7 @@ impl Kernel {
         fs::rename(tree.join("arch/x86/boot/bzImage"), self.image(work))?;
         // Last: from here on it is kept.
         fs::write(self.options_file(work), self.options)?;
-        // 2 GB that nobody needs any more.
+        // 2 GB that are not needed any more.
         fs::remove_dir_all(&tree)?;
         Ok(self.image(work))
     }

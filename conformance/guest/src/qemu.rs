@@ -239,7 +239,7 @@ fn board(machine: &Machine) -> anyhow::Result<Vec<String>> {
         let unit = machine.unit.qemu().iter();
         return Ok(unit.map(ToString::to_string).collect());
     };
-    let mut plan = GuestTopology::new(&Topology::parse(nodes)?, MEMORY)?;
+    let mut plan = GuestTopology::new(&Topology::parse(nodes)?, MEMORY, None)?;
     plan.viommu = true;
     // The host may have one node only.
     plan.bound = false;

@@ -6,6 +6,8 @@
 
 use std::{fmt, str::FromStr};
 
+use hostmem::Backing;
+
 /// Nanoseconds of an instruction, as a power of two. The kernel's benchmark rounds to 100 ns, so there are several; but
 /// not so many that a tick of the kernel comes often.
 pub const SHIFT: u32 = 4;
@@ -66,6 +68,56 @@ pub struct Sample {
     pub unmap: f64,
 }
 
+/// Memory that is pinned and mapped, and how many bytes of it.
+pub const SPACES: [(Backing, u64); 7] = [
+    (Backing::Anon4K, 64 << 10),
+    (Backing::Anon4K, 2 << 20),
+    (Backing::Anon4K, 64 << 20),
+    (Backing::Thp, 2 << 20),
+    (Backing::Thp, 64 << 20),
+    (Backing::Hugetlb2M, 64 << 20),
+    (Backing::Hugetlb1G, 1 << 30),
+];
+
+/// What pins and maps it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// VFIO's type 1.
+    Type1,
+    /// An address space of iommufd.
+    Iommufd,
+    /// An `ioas::Ioas` with tables of its own.
+    Ours,
+}
+
+impl Way {
+    /// Each with its name.
+    pub const ALL: [(&str, Self); 3] = [
+        ("type1", Self::Type1),
+        ("iommufd", Self::Iommufd),
+        ("ours", Self::Ours),
+    ];
+}
+
+/// What an address space has taken, nanoseconds.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct SpaceSample {
+    /// By what.
+    pub way: Way,
+    /// The memory.
+    pub backing: Backing,
+    /// Bytes of it.
+    pub size: u64,
+    /// Each page was written to before.
+    pub present: bool,
+    /// Writing to each page, where it is.
+    pub touch: f64,
+    /// Pinning and mapping.
+    pub map: f64,
+    /// Unmapping and unpinning.
+    pub unmap: f64,
+}
+
 /// A line.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Said {
@@ -75,6 +127,10 @@ pub enum Said {
     Empty(f64),
     /// A sample.
     Sample(Sample),
+    /// Zeroing a page by the processor's string instruction, nanoseconds.
+    Zero(f64),
+    /// An address space's sample.
+    Space(SpaceSample),
     /// It failed, and why.
     Failed(String),
     /// All is measured, and the guest powers off.
@@ -98,6 +154,25 @@ impl fmt::Display for Said {
                     ..
                 } = sample;
                 write!(f, "sample {who} {lazy} {threads} {size} {map} {unmap}")
+            }
+            Self::Zero(ns) => write!(f, "zero {ns}"),
+            Self::Space(sample) => {
+                let mut names = Way::ALL.iter().filter(|(_, way)| *way == sample.way);
+                let way = names.next().map_or("", |(name, _)| name);
+                let SpaceSample {
+                    backing,
+                    size,
+                    present,
+                    touch,
+                    map,
+                    unmap,
+                    ..
+                } = sample;
+                let backing = backing.name();
+                write!(
+                    f,
+                    "space {way} {backing} {size} {present} {touch} {map} {unmap}"
+                )
             }
             Self::Failed(why) => write!(f, "FAILED {}", why.replace('\n', "; ")),
             Self::Done => f.write_str("done"),
@@ -123,6 +198,22 @@ impl Said {
                     lazy: next(&mut words)?,
                     threads: next(&mut words)?,
                     size: next(&mut words)?,
+                    map: next(&mut words)?,
+                    unmap: next(&mut words)?,
+                })
+            }
+            "zero" => Self::Zero(next(&mut words)?),
+            "space" => {
+                let name = words.next()?;
+                let way = Way::ALL.iter().find(|(known, _)| *known == name)?.1;
+                let name = words.next()?;
+                let backing = Backing::ALL.into_iter().find(|one| one.name() == name)?;
+                Self::Space(SpaceSample {
+                    way,
+                    backing,
+                    size: next(&mut words)?,
+                    present: next(&mut words)?,
+                    touch: next(&mut words)?,
                     map: next(&mut words)?,
                     unmap: next(&mut words)?,
                 })
@@ -162,6 +253,19 @@ mod tests {
                 assert_eq!(Said::parse(&format!("{said}\r\n")), Some(said));
             }
         }
+        for (way, (backing, size)) in Way::ALL.into_iter().zip(SPACES) {
+            let said = Said::Space(SpaceSample {
+                way: way.1,
+                backing,
+                size,
+                present: true,
+                touch: 1.5,
+                map: 2.0,
+                unmap: 3.0,
+            });
+            assert_eq!(Said::parse(&said.to_string()), Some(said));
+        }
+        assert_eq!(Said::parse("zero 4.5"), Some(Said::Zero(4.5)));
         for other in ["", "SeaBIOS (version 1.16)", "sample linux true 1"] {
             assert_eq!(Said::parse(other), None, "{other}");
         }

@@ -303,8 +303,8 @@ impl<'a> Mutator<'a> {
         let runs = self.some_runs();
         self.arm();
         let (kept, alone) = self.world.release(&runs);
-        // Some of it was unmapped meanwhile; or another thread, which has flushed it, is about to unpin what somebody
-        // unmapped before. What stays pinned for longer a look finds.
+        // Some of it was unmapped meanwhile, or another thread has flushed it and is about to unpin it. What stays
+        // pinned for longer a look finds.
         let expected = kept.iter().all(|(_, why)| match why {
             Reason::NotCut => !alone,
             Reason::PinnedElsewhere => self.of > 1,

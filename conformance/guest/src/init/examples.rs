@@ -74,7 +74,7 @@ pub(crate) fn in_c(way: &str) -> anyhow::Result<()> {
     for line in [
         "  the device has copied 1024 bytes",
         "  released and restored",
-        "  written to: 1048576 bytes, as nobody can tell",
+        "  written to: 1048576 bytes, as it is not known",
         "everything was given back",
         &format!("  mapped twice: {twice} bytes are charged"),
         &format!("  refused (-17): translate: {name} does not show its tables"),

@@ -63,7 +63,7 @@ pub(crate) fn shown(_: &Machine) -> anyhow::Result<()> {
     for (memory, base, write) in [(&huge, IOVA, true), (&small, IOVA + HUGE, false)] {
         for offset in [0, 0x1234, memory.len() / 2, memory.len() - 1] {
             let walk = walk(base + offset)?;
-            let expected = json!(address(memory, offset)?);
+            let expected = json!(format!("{:#x}", address(memory, offset)?));
             ensure!(walk["read"]["pa"] == expected, "{walk}, not {expected}");
             let writes = if write { "translated" } else { "faults" };
             ensure!(walk["write"]["outcome"] == writes, "{walk}");

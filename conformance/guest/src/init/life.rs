@@ -72,6 +72,8 @@ pub(crate) fn privileged() -> anyhow::Result<()> {
 
 fn life(backend: &str) -> Command {
     let mut command = Command::new("/bin/dmaspace");
+    // Wide enough that no note is wrapped.
+    command.env("COLUMNS", "200");
     command.args(["life", "--backend", backend, "--device", EDU]);
     command.args(["--size", &SIZE.to_string(), "--backing", "memfd"]);
     command

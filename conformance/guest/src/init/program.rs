@@ -169,7 +169,7 @@ pub(crate) fn map_by(backend: &str, backing: &str) -> anyhow::Result<()> {
         ("/backend/device/group", json!(Device(EDU).group()?)),
         ("/backend/device/cdev", cdev),
         ("/backend/granule_bytes", json!(4096)),
-        ("/backend/windows/0/last", json!(0xfedf_ffffu64)),
+        ("/backend/windows/0/last", json!("0xfedfffff")),
         ("/backend/mappings/made", json!(1)),
         ("/backend/mappings/available", available),
         ("/backend/mappings/left", json!(0)),

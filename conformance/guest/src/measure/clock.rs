@@ -36,3 +36,23 @@ pub(crate) fn empty() -> f64 {
     };
     (0..10_000).map(one).fold(f64::INFINITY, f64::min)
 }
+
+/// Nanoseconds of zeroing a page by the processor's string instruction, as the kernel does it: the fewest of many.
+pub(crate) fn zero() -> f64 {
+    let mut page = [1u8; 4096];
+    let mut one = |_| {
+        let begun = Instant::now();
+        // SAFETY: writes the bytes of `page`, and changes registers that it names.
+        unsafe {
+            asm!(
+                "rep stosb",
+                inout("rdi") page.as_mut_ptr() => _,
+                inout("rcx") page.len() => _,
+                in("al") 0u8,
+                options(nostack, preserves_flags),
+            );
+        }
+        begun.elapsed().as_nanos() as f64
+    };
+    (0..1000).map(&mut one).fold(f64::INFINITY, f64::min)
+}

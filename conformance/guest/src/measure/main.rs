@@ -1,4 +1,5 @@
-//! The first process of a guest that measures: maps and unmaps by Linux's DMA API and by `ioas::Dma`, under one clock.
+//! The first process of a guest that measures: maps and unmaps by Linux's DMA API and by `ioas::Dma`, by its VFIO and
+//! iommufd and by `ioas::Ioas`, under one clock.
 //!
 //! See `guest::samples` for the clock, and `guest::dma` for what becomes of the samples.
 
@@ -13,19 +14,22 @@ use std::{
 
 use anyhow::{Context as _, ensure};
 use guest::{
-    machines::Unit,
-    samples::{REPEATS, SIZES, Said, Sample, THREADS, Who},
+    machines::{EDU, Unit},
+    pci::Device,
+    samples::{REPEATS, SIZES, SPACES, Said, Sample, THREADS, Way, Who},
     start::{self, say},
 };
 use iopt::FormatId;
 use linux::{Domain, Linux};
 use ours::{Behind, Ours};
+use space::Space;
 
 #[allow(unsafe_code)]
 mod clock;
 #[allow(unsafe_code)]
 mod linux;
 mod ours;
+mod space;
 mod unit;
 
 /// The file in which the kernel names its clock.
@@ -70,6 +74,19 @@ fn run(results: &mut File) -> anyhow::Result<()> {
     let (instructions, ns) = clock::check();
     say(results, &Said::Clock(instructions, ns))?;
     say(results, &Said::Empty(clock::empty()))?;
+    say(results, &Said::Zero(clock::zero()))?;
+    for (_, way) in Way::ALL {
+        let space = Space::new(way, format)?;
+        for _ in 0..REPEATS {
+            for (memory, present) in SPACES
+                .into_iter()
+                .flat_map(|one| [(one, true), (one, false)])
+            {
+                say(results, &Said::Space(space.run(way, memory, present)?))?;
+            }
+        }
+    }
+    Device(EDU).unbind()?;
     let strict = Ours::new(format, false, Behind::Driver)?;
     let lazy = Ours::new(format, true, Behind::Driver)?;
     let software = Ours::new(format, false, Behind::Software)?;
