@@ -22,9 +22,9 @@ mod guests;
 mod guides;
 mod header;
 mod host;
+mod install;
 mod libvirt;
 mod listed;
-mod manuals;
 mod nostd;
 mod origins;
 mod parts;
@@ -80,8 +80,8 @@ enum Command {
     BenchTables(Passed),
     /// Measures the figures of the feature table, and prints or writes its cells.
     Figures(figures::Options),
-    /// Writes the man pages and shell completions of the command line below target/manuals.
-    Manuals,
+    /// Installs the program, its man pages and completions, and the C library.
+    Install(install::Options),
     /// Makes the header of the C interface anew.
     Header,
     /// Does everything that an address space can do, in a random order, for long (`soak --help`).
@@ -143,7 +143,7 @@ fn run(command: Command) -> anyhow::Result<bool> {
         Command::Sanitize(options) => sanitize::run(&options, repository),
         Command::BenchTables(passed) => bench_tables::run(&passed, repository),
         Command::Figures(options) => figures::run(&options, repository),
-        Command::Manuals => manuals::run(repository),
+        Command::Install(options) => install::run(&options, repository),
         Command::Header => header::run(repository),
         Command::Soak(passed) => soak::run("soak", &passed, repository),
         Command::Limits(passed) => soak::run("limits", &passed, repository),

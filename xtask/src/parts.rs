@@ -11,7 +11,7 @@ use crate::{
     cargo::{self, Repository},
     conformance, dependencies, examples, fuzz, graph, guests, header,
     host::Need,
-    libvirt, nostd, origins, properties, runner, sanitize, units, unsafety,
+    install, libvirt, nostd, origins, properties, runner, sanitize, units, unsafety,
 };
 
 /// When a part runs, and what its budget counts towards.
@@ -99,7 +99,7 @@ pub(crate) const PARTS: &[Part] = &[
     // Asks what the parts docs and tests have built.
     part("origins", Group::Basic, 10, &[], origins::part),
     part("header", Group::Rig, 20, &[], header::part),
-    part("release", Group::Rig, 200, &[], release),
+    part("install", Group::Rig, 260, install::NEEDS, install::part),
     part("rig-tests", Group::Rig, 100, &[], rig_tests),
     part(
         "system-calls",
@@ -162,12 +162,6 @@ fn fmt(repository: &Repository) -> anyhow::Result<Outcome> {
 fn clippy(repository: &Repository) -> anyhow::Result<Outcome> {
     let mut command = repository.cargo(&["clippy", "--workspace", "--all-targets"]);
     cargo::run(command.args(["--all-features", "--", "-D", "warnings"]))?;
-    Ok(Outcome::Passed)
-}
-
-/// The program as a user builds it.
-fn release(repository: &Repository) -> anyhow::Result<Outcome> {
-    cargo::run(&mut repository.cargo(&["build", "--release", "--package", "dmaspace-cli"]))?;
     Ok(Outcome::Passed)
 }
 
