@@ -1,6 +1,6 @@
 //! AMD-Vi, from reset to the first DMA, and back.
 //!
-//! For somebody who writes an operating system. Sections are those of AMD's IOMMU specification (48882).
+//! For authors of operating systems. Sections are those of AMD's IOMMU specification (48882).
 //! `machine` stands for the machine, and its head says what an operating system has instead.
 //!
 //!     cargo run -p dmaspace-examples --example amdvi

@@ -162,7 +162,7 @@ impl Machine {
         Ok(bars.first().ok_or("no registers")?.address)
     }
 
-    /// A stretch of physical memory that nobody uses: all zero, a power of two in size, and at a multiple of
+    /// A stretch of physical memory that is unused: all zero, a power of two in size, and at a multiple of
     /// that.
     pub fn stretch(&self) -> &[AtomicU64] {
         let first = (STRETCH / 8) as usize;
@@ -215,7 +215,7 @@ pub struct Registers<'a> {
 impl iommu::Registers for Registers<'_> {
     type Lock = iommu::SpinLock;
 
-    // A bus on which nobody answers reads as all ones.
+    // A bus without an answer reads as all ones.
     fn read32(&self, offset: usize) -> u32 {
         let value = self.machine.readl(self.base + offset as u64);
         value.unwrap_or(u32::MAX)

@@ -1,6 +1,6 @@
 //! An NVMe disk from user space: who the controller is, and a block of its disk.
 //!
-//! For somebody who writes a driver outside of the kernel; `docs/guides/driver.md` leads through it. The
+//! For authors of drivers in user space; `docs/guides/driver.md` leads through it. The
 //! controller must be bound to `vfio-pci` (`dmaspace devices` says how). Nothing is written to the disk.
 //!
 //!     cargo run -p dmaspace-examples --example nvme -- 0000:01:00.0 iommufd 0

@@ -1,6 +1,6 @@
 //! The RISC-V IOMMU, from reset to the first DMA, and back.
 //!
-//! For somebody who writes an operating system. Sections are those of the RISC-V IOMMU Architecture
+//! For authors of operating systems. Sections are those of the RISC-V IOMMU Architecture
 //! Specification, version 1.0. `machine` stands for the machine, and its head says what an operating system
 //! has instead.
 //!

@@ -1,6 +1,6 @@
 //! Arm's SMMU, versions 1 and 2, from reset to a table that a device would translate through, and back.
 //!
-//! For somebody who writes an operating system. Sections are those of Arm's SMMU architecture (IHI 0062),
+//! For authors of operating systems. Sections are those of Arm's SMMU architecture (IHI 0062),
 //! issue B. **Nothing does DMA here**: no emulator has this unit. The registers are the real thing, volatile
 //! accesses as a kernel has them, but what lies under them is plain memory with the three words that the
 //! driver probes. It stores what is written and is never busy, so one sees what a unit would be told.
@@ -39,7 +39,7 @@ impl Mmio {
     /// # Safety
     ///
     /// `bytes` bytes from `base` on, a multiple of 8, are the unit's registers, mapped as device memory as
-    /// long as this lives, and nobody else drives the unit.
+    /// long as this lives, and no other driver drives the unit.
     unsafe fn new(base: NonNull<u8>, bytes: usize) -> Self {
         Self { base, bytes }
     }
@@ -108,7 +108,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     // written by this driver only.
     let registers = unsafe { Mmio::new(base, size_of_val(&*block)) };
 
-    // 1. Probe. Firmware says which version it is. Everything that this unit is told is in registers, so
+    // 1. Probe. Firmware says which version it is. All of this unit's configuration is in registers, so
     //    the driver takes no memory.
     let unit = Smmu::new(registers, smmu::Config::default())?;
     println!("page sizes of each format:");
@@ -152,8 +152,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     println!("{} commands so far, {} waits", told.commands, told.waits);
 
     // 8. A device that tries all the same leaves a fault in the bank's FSR and FAR, or in the global
-    //    registers if nobody knows it. A system calls `drain_faults` when the unit's interrupt comes. Not
-    //    here: ones clear FSR, and plain memory would keep them and show a fault that nobody made.
+    //    registers if it is unknown. A system calls `drain_faults` when the unit's interrupt comes. Not
+    //    here: ones clear FSR, and plain memory would keep them and show a fault that did not happen.
 
     // 9. And back: no device, no table, no unit.
     unit.detach(DEVICE)?;

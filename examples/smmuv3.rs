@@ -1,6 +1,6 @@
 //! Arm's SMMU, version 3, from reset to the first DMA, and back.
 //!
-//! For somebody who writes an operating system. Sections are those of Arm's architecture specification (IHI
+//! For authors of operating systems. Sections are those of Arm's architecture specification (IHI
 //! 0070). `machine` stands for the machine, and its head says what an operating system has instead.
 //!
 //!     cargo run -p dmaspace-examples --example smmuv3

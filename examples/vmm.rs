@@ -1,10 +1,10 @@
 //! A monitor's side of device memory: guest memory of vm-memory for passed-through devices, memory that
 //! is plugged and unplugged while they run, and a balloon that gives some of it back.
 //!
-//! For somebody who writes a virtual machine monitor; `docs/guides/monitor.md` leads through it. Without an
+//! For authors of virtual machine monitors; `docs/guides/monitor.md` leads through it. Without an
 //! argument the tables are ours, and the device is one in software that is made to reach the memory after
 //! each step. With the address of a device that is bound to `vfio-pci` the same goes over iommufd, and
-//! the device is the guest's: nobody has it do DMA here.
+//! the device is the guest's, and does no DMA here.
 //!
 //!     cargo run -p dmaspace-examples --example vmm
 //!     cargo run -p dmaspace-examples --example vmm -- 0000:01:00.0
@@ -66,7 +66,7 @@ impl Monitor {
 }
 
 impl Monitor {
-    /// Memory at `at`, when the machine is built and while it runs. Devices see it before the guest is told.
+    /// Memory at `at`, when the machine is built and while it runs. Devices see it before the guest is notified.
     fn plug(&mut self, at: GuestAddress) -> anyhow::Result<()> {
         // A memory file: iommufd takes it by its offset, and others could share it.
         let file = Mapping::new(Backing::Memfd, MODULE, None)?;
@@ -85,7 +85,7 @@ impl Monitor {
 
     /// The guest has let go of the memory at `at`, and has said so.
     fn unplug(&mut self, at: GuestAddress) -> anyhow::Result<()> {
-        // Out of the tables, forgotten by units and listeners, unpinned: in this order.
+        // Out of the tables, invalidated by units and listeners, unpinned: in this order.
         self.space.unmap(Span::new(at.0, MODULE), &mut ())?;
         self.modules
             .retain(|ram| ram.regions().all(|(base, _)| base != at));
@@ -170,7 +170,7 @@ fn resolve<T>(map: MemoryMap<'_, T>, runs: &[Span<GuestAddr>]) -> anyhow::Result
     }
 }
 
-/// Whoever in this process looks addresses up by itself is told as units are; `ioas::GuestIommu` is one for
+/// A device model in this process that looks up addresses is notified as units are; `ioas::GuestIommu` is one for
 /// the device models of rust-vmm.
 struct Log;
 
@@ -226,7 +226,7 @@ fn live(
 /// Power off: nothing is left anywhere.
 fn end(monitor: Monitor) -> anyhow::Result<()> {
     println!("power off");
-    let space = Arc::into_inner(monitor.space).context("somebody has the space")?;
+    let space = Arc::into_inner(monitor.space).context("the space is still in use")?;
     space.close()?;
     ensure!(monitor.ledger.in_use() == 0, "still charged");
     println!("everything was given back");

@@ -1,6 +1,6 @@
 //! Intel VT-d, from reset to the first DMA, and back.
 //!
-//! For somebody who writes an operating system. Chapters are those of Intel's specification for Directed I/O
+//! For authors of operating systems. Chapters are those of Intel's specification for Directed I/O
 //! (D51397). `machine` stands for the machine, and its head says what an operating system has instead.
 //!
 //!     cargo run -p dmaspace-examples --example vtd

@@ -35,9 +35,9 @@ static void check(int holds, const char *what)
     }
 }
 
-/* An IOMMU that only counts what it is told. */
+/* An IOMMU that only counts. */
 struct iommu {
-    uint64_t forgotten_bytes;
+    uint64_t invalidated_bytes;
     uint64_t released_bytes;
     unsigned devices;
 };
@@ -64,7 +64,7 @@ static int iommu_flush(void *context, const dmaspace_invalidation *what)
 {
     struct iommu *iommu = context;
     for (size_t i = 0; i < what->count; i++) {
-        iommu->forgotten_bytes += what->ranges[i].len;
+        iommu->invalidated_bytes += what->ranges[i].len;
     }
     return 0;
 }
@@ -98,7 +98,7 @@ static void table_of(const char *format)
     check(dmaspace_table_map(table, iova, memory, 1, READ_WRITE) == DMASPACE_STATUS_OVERLAP,
           "nothing is mapped over");
     done(dmaspace_table_unmap(table, iova, 4 * page, iommu_flush, released, &iommu), "unmap");
-    check(iommu.forgotten_bytes == 4 * page && iommu.released_bytes == 4 * page,
+    check(iommu.invalidated_bytes == 4 * page && iommu.released_bytes == 4 * page,
           "all of it was flushed and released");
     done(dmaspace_table_destroy(table), "end the table");
 }
@@ -129,7 +129,7 @@ static void address_space(void)
     check(dmaspace_memory_destroy(memory) == DMASPACE_STATUS_BUSY, "what is mapped stays");
     printf("  refused: %s\n", dmaspace_last_error());
     done(dmaspace_space_unmap(space, IOVA, PAGES * 4096, &unpinned), "unmap");
-    check(iommu.forgotten_bytes == PAGES * 4096 && unpinned == PAGES * 4096,
+    check(iommu.invalidated_bytes == PAGES * 4096 && unpinned == PAGES * 4096,
           "all of it was flushed, and then unpinned");
     done(dmaspace_space_detach(space, 0x28), "detach");
     check(iommu.devices == 0, "no device is left");

@@ -235,8 +235,8 @@ static void dirty(dmaspace_space *space, uint64_t iova)
     refused(dmaspace_space_track_dirty(space, PAGE, false), DMASPACE_STATUS_UNSUPPORTED, "split leaves");
     done(dmaspace_space_track_dirty(space, 0, false), "track");
     done(dmaspace_space_harvest_dirty(space, bits, add_up, &written, &found), "harvest");
-    check(!found.blind || written == SIZE, "where nobody can tell everything counts");
-    printf("  written to: %" PRIu64 " bytes%s\n", written, found.blind ? ", as nobody can tell" : "");
+    check(!found.blind || written == SIZE, "where it is not known everything counts");
+    printf("  written to: %" PRIu64 " bytes%s\n", written, found.blind ? ", as it is not known" : "");
     done(dmaspace_space_untrack_dirty(space), "track no more");
     done(dmaspace_dirty_destroy(bits), "end the bitmap");
 }
