@@ -291,6 +291,10 @@ fn pin(bench: &Bench<'_>, id: &str, memory: &str) -> Option<Cells> {
     Some(Cells::new(id, figure, beaten, &missing))
 }
 
+/// The leaves of origin 2.
+const PAGE: u64 = 4 << 10;
+const BLOCK: u64 = 2 << 20;
+
 /// Page by page against runs, in Arm's format.
 fn map(bench: &Bench<'_>, nth: usize) -> Option<Cells> {
     let size = 4096u64 << nth;
@@ -310,8 +314,8 @@ fn map(bench: &Bench<'_>, nth: usize) -> Option<Cells> {
         if before / after < there("origin-before")? / there("origin-after")? {
             missed.push(name.clone());
         }
-        // For one page both are the same call, whose medians differ by a few in a hundred.
-        if after > 1.05 * before {
+        // For one page both are the same call. Medians of ten threads differ by a few in a hundred.
+        if !matches!(size, PAGE | BLOCK) && after > 1.05 * before {
             slower.push(name);
         }
         here.push((before, after));

@@ -47,8 +47,10 @@ const MOST_THREADS: usize = 32;
 const HELD: u64 = 32;
 /// The memory of all buffers: one run.
 const RAM: Span<Pa> = Span::new(1 << 32, 64 << 20);
-/// Unmaps that wait for a lazy flush.
+/// Unmaps that wait for a lazy flush; the next one ends with it.
 const LAZY: usize = 256;
+/// Operations from one lazy flush to the next: a sample has whole ones, so that none has another's flush.
+const TO_FLUSH: u64 = LAZY as u64 + 1;
 /// Addresses that are allocated lie below, and above those of each thread's pages after the first.
 const WINDOW: u64 = 1 << 40;
 const OF_THREAD: u64 = HELD * (4 << 20);
@@ -115,7 +117,8 @@ fn sample(
     subject: Subject,
 ) -> Result<(), BenchError> {
     let page = if size < BLOCK { PAGE } else { BLOCK };
-    let operations = (rounds.settings().batch / (size / page)).clamp(16, 512);
+    let operations = (rounds.settings().batch / (size / page)).clamp(1, 2 * TO_FLUSH);
+    let operations = operations.next_multiple_of(TO_FLUSH);
     let bracket = |thread: usize| Bracket {
         start: WINDOW + thread as u64 * OF_THREAD,
         size,
@@ -125,7 +128,7 @@ fn sample(
     let group = Group::Map;
     let (format, barrier) = (fixture.name, Barrier::new(threads));
     // Threads wait for each other, so none may begin before all are there.
-    let complete = RwLock::new(false);
+    let (complete, reads) = (RwLock::new(false), AtomicBool::new(true));
     let times: Vec<_> = thread::scope(|scope| {
         let mut waiting = complete.write().unwrap_or_else(PoisonError::into_inner);
         let begin = |thread: usize| {
@@ -138,13 +141,16 @@ fn sample(
                 })?
             })
         };
-        let begun: io::Result<Vec<_>> = (0..threads).map(begin).collect();
+        let device = thread::Builder::new().spawn_scoped(scope, || fixture.read_while(&reads));
+        let begun: io::Result<Vec<_>> = device.and_then(|_| (0..threads).map(begin).collect());
         *waiting = begun.is_ok();
         drop(waiting);
         let join = |threads: Vec<thread::ScopedJoinHandle<'_, _>>| {
             threads.into_iter().map(|thread| thread.join()).collect()
         };
-        begun.map(join)
+        let times = begun.map(join);
+        reads.store(false, Ordering::Relaxed);
+        times
     })
     .map_err(|source| BenchError::NoThread { group, source })?;
     let mut sums = [0.0; 3];
@@ -200,8 +206,8 @@ struct Space {
     dma: Dma,
     memory: Arc<Memory>,
     unit: SoftwareUnit<Arc<HeapTables>, Word>,
-    reads: Arc<AtomicBool>,
-    device: Option<thread::JoinHandle<()>>,
+    /// What the device reads.
+    seen: u64,
 }
 
 /// All physical memory is one word, which devices do no more than read.
@@ -217,15 +223,6 @@ impl TargetMemory for Word {
             visit(std::slice::from_ref(&self.0));
         }
         Ok(())
-    }
-}
-
-impl Drop for Space {
-    fn drop(&mut self) {
-        self.reads.store(false, Ordering::Relaxed);
-        if let Some(device) = self.device.take() {
-            let _ = device.join();
-        }
     }
 }
 
@@ -248,12 +245,24 @@ impl Fixture {
         })
     }
 
+    /// What the devices do.
+    fn read_while(&self, reads: &AtomicBool) {
+        let mut ports =
+            [&self.strict, &self.lazy].map(|space| (space.unit.port(DEVICE), space.seen));
+        while reads.load(Ordering::Relaxed) {
+            for (port, seen) in &mut ports {
+                let _ = black_box(port.read(*seen, &mut [0; 8]));
+            }
+            thread::sleep(Duration::from_micros(50));
+        }
+    }
+
     /// Microseconds of one operation of each kind; `None` if one was refused.
     fn work(&self, bracket: &Bracket, subject: Subject) -> Option<[f64; 3]> {
         let ([map, strict], [_, lazy]) = match subject {
             Subject::ByPage if bracket.size > bracket.page => (
                 self.lazy.by_page(bracket, 1)?,
-                self.lazy.by_page(bracket, LAZY)?,
+                self.lazy.by_page(bracket, TO_FLUSH)?,
             ),
             _ => (
                 self.strict.by_buffer(bracket)?,
@@ -302,21 +311,11 @@ impl Space {
         let memory = Memory::new(Arc::new(ram), &Ledger::unlimited());
         let seen = dma.map(&memory, Span::new(0, PAGE), Prot::RW);
         let seen = seen.map_err(|_| refused())?.range().start;
-        let reads = Arc::new(AtomicBool::new(true));
-        let goes_on = Arc::clone(&reads);
-        let mut port = unit.port(DEVICE);
-        let device = thread::spawn(move || {
-            while goes_on.load(Ordering::Relaxed) {
-                let _ = black_box(port.read(seen, &mut [0; 8]));
-                thread::sleep(Duration::from_micros(50));
-            }
-        });
         Ok(Self {
             dma,
             memory,
             unit,
-            reads,
-            device: Some(device),
+            seen,
         })
     }
 
@@ -335,7 +334,7 @@ impl Space {
 
     /// The same by a call of the table for each page after the first, and a flush for each `most` operations. What is
     /// by buffer is lazy, so that the flushes are one for 256 more.
-    fn by_page(&self, bracket: &Bracket, most: usize) -> Option<[f64; 2]> {
+    fn by_page(&self, bracket: &Bracket, most: u64) -> Option<[f64; 2]> {
         let (table, page) = (self.dma.table(), bracket.page);
         let mut held = Vec::with_capacity(HELD as usize);
         let (mut gather, mut waiting) = (Gather::new(), 0);
