@@ -159,7 +159,7 @@ impl Domain {
         self.fill_up();
         // All units walk the new table.
         if let Some(leaving) = self.leaving.lock().take() {
-            leaving.end(self.tracked, &mut self.written.lock());
+            leaving.end(&mut self.written.lock());
         }
         Ok(())
     }
@@ -225,13 +225,12 @@ impl Domain {
         owned: Span<Iova>,
         note: &mut dyn FnMut(Span<Iova>),
     ) -> Result<(), iopt::UnmapError> {
-        let tracked = self.tracked;
         if let Some(leaving) = &mut *self.leaving.lock() {
-            leaving.empty(range, owned, tracked, note)?;
+            leaving.empty(range, owned, note)?;
         }
         self.written.lock().take(range, note);
         let mut gather = Gather::new();
-        let emptied = empty_table(&self.table, &mut gather, range, owned, tracked, note);
+        let emptied = empty_table(&self.table, &mut gather, range, owned, self.tracked, note);
         self.join(&mut self.gathers.lock().fresh, gather);
         emptied
     }
@@ -272,6 +271,9 @@ impl Domain {
     /// Begins to track what devices write to, as far as table and units can.
     pub(crate) fn track(&mut self) {
         self.tracked = self.table.track_dirty(true).is_ok();
+        if let Some(leaving) = self.leaving.get_mut() {
+            leaving.track(true);
+        }
     }
 
     /// Ends it.
@@ -279,6 +281,9 @@ impl Domain {
         // Refused only where it was never on.
         let _ = self.table.track_dirty(false);
         self.tracked = false;
+        if let Some(leaving) = self.leaving.get_mut() {
+            leaving.track(false);
+        }
         self.written.get_mut().clear();
     }
 
@@ -419,7 +424,7 @@ impl Domain {
     pub(crate) fn end(self) -> Written {
         let mut written = self.written.into_inner();
         if let Some(leaving) = self.leaving.into_inner() {
-            leaving.end(self.tracked, &mut written);
+            leaving.end(&mut written);
         }
         let table = self.table;
         self.spare.into_inner().end(table.memory());

@@ -71,23 +71,28 @@ pub enum MoveError {
 pub(crate) struct Leaving {
     table: AnyTable,
     gather: Gather,
+    tracked: bool,
 }
 
 impl Leaving {
+    /// Tracks what devices write to, as far as it can, or no more: as the table does that comes after it.
+    pub(super) fn track(&mut self, on: bool) {
+        self.tracked = self.table.track_dirty(on).is_ok() && on;
+    }
+
     pub(super) fn empty(
         &mut self,
         range: Span<Iova>,
         owned: Span<Iova>,
-        tracked: bool,
         note: &mut dyn FnMut(Span<Iova>),
     ) -> Result<(), iopt::UnmapError> {
-        let Self { table, gather } = self;
-        empty_table(table, gather, range, owned, tracked, note)
+        let (table, gather) = (&self.table, &mut self.gather);
+        empty_table(table, gather, range, owned, self.tracked, note)
     }
 
     /// No unit walks it any more: what devices have written to goes to `written` if that is tracked.
-    pub(super) fn end(self, tracked: bool, written: &mut Written) {
-        end_table(self.table, self.gather, tracked, written);
+    pub(super) fn end(self, written: &mut Written) {
+        end_table(self.table, self.gather, self.tracked, written);
     }
 }
 
@@ -148,6 +153,7 @@ impl Own {
         *domain.leaving.get_mut() = Some(Leaving {
             table: mem::replace(old, table),
             gather: Gather::new(),
+            tracked: domain.tracked,
         });
         domain.tables_on = node;
         domain.flush().map_err(MoveError::Flush)

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::common::nodes::*;
 use crate::common::*;
-use ioas::{HarvestError, MoveError, Placement, Tracking};
+use ioas::{HarvestError, MoveError, Placement, Tracking, TrackingError, UnmapError};
 use iommu::DomainId;
 use iopt::{Pending, Prot};
 use runs::Span;
@@ -157,6 +157,42 @@ fn a_harvest_finds_what_was_written_through_a_table_that_a_unit_has_not_left() {
     shown.acknowledge();
     assert_eq!(bench.nodes.in_use()[0], 0);
     bench.space.untrack_dirty();
+    bench.end();
+}
+
+#[test]
+fn a_table_that_a_unit_has_not_left_is_tracked_as_long_as_the_new_one() {
+    let mut bench = Bench::new(2, Placement::Shared);
+    bench.map(AT, Span::new(0, 4 * MIB));
+    bench.map(AT + GIB, Span::new(4 * MIB, 4 * MIB));
+    let machine = bench.machine(0, node(0));
+    bench.attach(&machine);
+    bench.space.track_dirty(Tracking::default()).unwrap();
+    let domain = bench.domain_of(&machine).domain().unwrap();
+    machine.unit.invalidates.set(0..64);
+    bench.space.move_tables(domain, node(1)).unwrap_err();
+    bench.space.untrack_dirty();
+    assert!(bench.nodes.in_use()[0] > 0, "the unit still walks it");
+    // Nothing of what is unmapped is to be noted any more.
+    let unmapped = bench.space.unmap(Span::new(AT, 4 * MIB), &mut ());
+    assert!(
+        matches!(unmapped, Err(UnmapError::Flush(_))),
+        "{unmapped:?}"
+    );
+    // Tracking does not begin before the unit has left it.
+    let refused = bench.space.track_dirty(Tracking::default());
+    assert!(
+        matches!(refused, Err(TrackingError::Clear(HarvestError::Flush(_)))),
+        "{refused:?}"
+    );
+    let unmapped = bench.space.unmap(Span::new(AT + GIB, 4 * MIB), &mut ());
+    assert!(
+        matches!(unmapped, Err(UnmapError::Flush(_))),
+        "{unmapped:?}"
+    );
+    machine.unit.invalidates.set([]);
+    bench.space.flush().unwrap();
+    assert_eq!((bench.nodes.in_use()[0], bench.ledger.in_use()), (0, 0));
     bench.end();
 }
 
