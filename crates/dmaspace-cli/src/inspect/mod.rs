@@ -44,7 +44,7 @@ pub use cost::FormatCost;
 pub(crate) use guest::Host;
 #[cfg(test)]
 pub use guest::{GivenDevice, Interface};
-pub use guest::{Guest, Ram, libvirt, of_areas, qemu_line};
+pub use guest::{Guest, Ram, Remapped, libvirt, of_areas, qemu_line};
 pub use machine::{Ats, MachineReport};
 #[cfg(test)]
 pub use machine::{GroupDevice, GroupReport, MachineFinding, UnitReport};
@@ -346,6 +346,8 @@ fn predict(report: &mut ProcessReport, areas: &[AreaReport], host: &Host, calibr
         ),
         None => (process_as_guest(areas), 0.0),
     };
+    let runs = report.runs.as_ref().map_or(0, |runs| runs.count);
+    let guest = Guest { runs, ..guest };
     let speeds = calibrate.then(Speeds::try_here).flatten();
     let (start, advice) = StartReport::of(&guest, host, Some(missing), speeds.as_ref());
     (report.start, report.advice) = (Some(start), advice);

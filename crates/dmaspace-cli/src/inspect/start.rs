@@ -6,7 +6,7 @@
 //! instructions of Linux over those of this library ([`Counts`], counted in a guest).
 //!
 //! The error adds three parts as squares: the spread of the samples; what starts of QEMU were off by
-//! ([`FAULTS_OFF`]); and the difference between VT-d and AMD-Vi.
+//! ([`FAULTS_OFF`], [`PINS_OFF`]); and the difference between VT-d and AMD-Vi.
 
 use serde::Serialize;
 
@@ -14,37 +14,50 @@ use super::advice::{self, Advice, Now};
 use super::calibrate::{Rate, Speeds};
 use super::guest::{GIANT, Guest, Host, Interface, Ram, SMALL, THP};
 
-/// Instructions of Linux 7.2 that pin and map a page that is present, by VT-d and by AMD-Vi: medians of five, of
-/// 64 MiB or, for a page of 1 GiB, of one.
+/// Instructions of Linux 7.2 that pin and map a page that is present, by VT-d and by AMD-Vi, and that unmap it by
+/// VT-d: medians of five, of 64 MiB or, for a page of 1 GiB, of one.
 ///
 /// Source: `cargo xtask guest-dma` (docs/bench.md, "Beside VFIO and iommufd").
 #[derive(Clone, Copy, Debug)]
 struct Counts {
-    type1: [f64; 2],
-    /// By addresses: `IOMMU_IOAS_MAP_FILE` was not counted.
-    iommufd: [f64; 2],
+    type1: Count,
+    /// By addresses, as QEMU 10.0 maps.
+    iommufd: Count,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Count {
+    map: [f64; 2],
+    unmap: f64,
+}
+
+const fn count(map: [f64; 2], unmap: f64) -> Count {
+    Count { map, unmap }
 }
 
 /// A page of 4 KiB.
 const SMALL_PAGE: Counts = Counts {
-    type1: [506.0, 578.0],
-    iommufd: [267.0, 287.0],
+    type1: count([506.0, 578.0], 321.0),
+    iommufd: count([267.0, 287.0], 321.0),
 };
 /// A transparent huge page.
 const TRANSPARENT: Counts = Counts {
-    type1: [19_612.0, 19_859.0],
-    iommufd: [21_558.0, 21_952.0],
+    type1: count([19_612.0, 19_859.0], 74_281.0),
+    iommufd: count([21_558.0, 21_952.0], 89_594.0),
 };
-/// A page of 2 MiB of a pool.
+/// A page of 2 MiB of a pool. Starts of QEMU with it took 21,100 instructions by iommufd (docs/inspect.md).
 const POOL_2M: Counts = Counts {
-    type1: [12_895.0, 12_979.0],
-    iommufd: [858.0, 934.0],
+    type1: count([12_895.0, 12_979.0], 74_031.0),
+    iommufd: TRANSPARENT.iommufd,
 };
-/// A page of 1 GiB of a pool.
+/// A page of 1 GiB of a pool; by iommufd as so many of 2 MiB.
 const POOL_1G: Counts = Counts {
-    type1: [6_384_097.0, 6_402_406.0],
-    iommufd: [52_636.0, 55_075.0],
+    type1: count([6_384_097.0, 6_402_406.0], 31_600_000.0),
+    iommufd: count([512.0 * 21_558.0, 512.0 * 21_952.0], 512.0 * 89_594.0),
 };
+/// What each contiguous range of small pages adds to a map or an unmap by type 1 and by iommufd: the middle of 1,120 and
+/// 1,400, and of one count (docs/inspect.md).
+const RUN: [f64; 2] = [1_250.0, 400.0];
 /// Instructions of this library for a page of 4 KiB, by VT-d.
 const OURS_SMALL: f64 = 408.0;
 /// The same for a transparent huge page.
@@ -53,6 +66,8 @@ const OURS_HUGE: f64 = 17_804.0;
 /// The part by which starts of QEMU with `prealloc` were off at most: 4, 5, 5 and 14 % for four kinds of memory
 /// (docs/inspect.md, "Compared with what happened").
 const FAULTS_OFF: f64 = 0.14;
+/// The part by which *pin, map* was off at most, in starts that were counted in a guest (there, too).
+const PINS_OFF: f64 = 0.27;
 
 /// Processor time of a start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
@@ -119,6 +134,7 @@ impl StartReport {
             now: missing.and_then(|missing| {
                 // `prealloc` is over.
                 let mut guest = guest.clone();
+                guest.remapped = None;
                 guest
                     .memory
                     .iter_mut()
@@ -147,6 +163,9 @@ impl Guest {
         speeds: &Speeds,
     ) -> Estimate {
         let (mut fault, mut pin_map) = (Rate::default(), Some(Rate::default()));
+        let (mut low, times) = self.remapped.map_or((0, 1), |low| (low.bytes, low.times));
+        // Maps and unmaps of small pages, and these pages.
+        let mut small = (0.0, 0.0);
         for ram in &self.memory {
             let page = ram.page_bytes(host);
             let pages = ram.bytes as f64 / page as f64;
@@ -155,11 +174,25 @@ impl Guest {
                 fault_of(ram.shared, page, speeds),
                 missing * pages / threads,
             );
-            let one = pin_map_of(interface, ram.pool_bytes.is_some(), page, speeds);
-            pin_map = pin_map.zip(one).map(|(mut sum, one)| {
-                sum.add(one, pages);
-                sum
-            });
+            let part = low.min(ram.bytes);
+            low -= part;
+            let part = part as f64 / page as f64;
+            for (pages, maps) in [(pages - part, 1), (part, times)] {
+                let one = pin_map_of(interface, ram.pool_bytes.is_some(), page, maps, speeds);
+                pin_map = pin_map.zip(one).map(|(mut sum, one)| {
+                    sum.add(one, pages);
+                    sum
+                });
+                if page < THP {
+                    small.0 += pages * f64::from(2 * maps - 1);
+                    small.1 += pages;
+                }
+            }
+        }
+        if let (Some(sum), Some(ours), true) = (&mut pin_map, speeds.map_small, small.1 > 0.0) {
+            let instruction = ours.times(1.0 / OURS_SMALL);
+            let each = small.0 / small.1 * RUN[interface as usize];
+            sum.add(instruction, each * (self.runs as f64).min(small.1));
         }
         let faults = fault.spread_ns.hypot(FAULTS_OFF * fault.ns);
         let known = pin_map.unwrap_or_default();
@@ -167,7 +200,7 @@ impl Guest {
             fault_ns: fault.ns as u64,
             pin_map_ns: pin_map.map(|rate| rate.ns as u64),
             total_ns: (fault.ns + known.ns) as u64,
-            error_ns: faults.hypot(known.spread_ns) as u64,
+            error_ns: faults.hypot(known.spread_ns.hypot(PINS_OFF * known.ns)) as u64,
         }
     }
 }
@@ -187,18 +220,26 @@ impl Rate {
     }
 }
 
-/// Pinning and mapping a page that is present, of a pool or not.
-fn pin_map_of(interface: Interface, pool: bool, page: u64, speeds: &Speeds) -> Option<Rate> {
+/// Pinning and mapping a page that is present, of a pool or not, so many times, and unmapping it in between.
+fn pin_map_of(
+    interface: Interface,
+    pool: bool,
+    page: u64,
+    maps: u32,
+    speeds: &Speeds,
+) -> Option<Rate> {
     let (counts, counted) = match (page, pool) {
         (0..THP, _) => (SMALL_PAGE, SMALL),
         (_, false) => (TRANSPARENT, THP),
         (THP..GIANT, true) => (POOL_2M, THP),
         (GIANT.., true) => (POOL_1G, GIANT),
     };
-    let [vtd, amd] = match interface {
+    let count = match interface {
         Interface::Type1 => counts.type1,
         Interface::Iommufd => counts.iommufd,
     };
+    let unmaps = f64::from(maps.saturating_sub(1)) * count.unmap;
+    let [vtd, amd] = count.map.map(|map| f64::from(maps) * map + unmaps);
     let (ours, instructions) = match speeds.map_huge {
         Some(huge) if page >= THP => (huge, OURS_HUGE),
         _ => (speeds.map_small?, OURS_SMALL),
@@ -236,6 +277,7 @@ fn speedup(threads: u32, speeds: &Speeds) -> f64 {
 #[cfg(test)]
 pub(super) mod tests {
     use super::super::calibrate::Parallel;
+    use super::super::guest::Remapped;
     use super::*;
     use hostmem::ThpMode;
 
@@ -331,8 +373,8 @@ pub(super) mod tests {
         };
         for (pool_bytes, type1, iommufd) in [
             (None, 512 * 19_612, 512 * 21_558),
-            (Some(2 << 20), 512 * 12_895, 512 * 858),
-            (Some(GIB), 6_384_097, 52_636),
+            (Some(2 << 20), 512 * 12_895, 512 * 21_558),
+            (Some(GIB), 6_384_097, 512 * 21_558),
         ] {
             let guest = of(Ram {
                 bytes: GIB,
@@ -346,6 +388,44 @@ pub(super) mod tests {
                 assert_near(found.pin_map_ns, expected);
             }
         }
+    }
+
+    #[test]
+    fn what_is_mapped_again_is_unmapped_before() {
+        let remapped = Some(Remapped {
+            bytes: GIB,
+            times: 5,
+        });
+        let ram = |bytes| Ram {
+            bytes,
+            ..Ram::default()
+        };
+        // In two parts, one of which is remapped in half.
+        let guest = Guest {
+            memory: vec![ram(GIB / 2), ram(GIB), ram(GIB)],
+            remapped,
+            ..Guest::default()
+        };
+        let pages = GIB / 4096;
+        for (interface, map, run) in [
+            (Interface::Type1, 506, 1250),
+            (Interface::Iommufd, 267, 400),
+        ] {
+            let low = 5 * map + 4 * 321;
+            let found = guest.estimate(&HOST, interface, 0.0, &speeds());
+            assert_near(found.pin_map_ns, pages * low + 3 * pages / 2 * map);
+            // Nine operations on two parts of five, and one on the others.
+            let scattered = Guest {
+                runs: 1000,
+                ..guest.clone()
+            };
+            let found = scattered.estimate(&HOST, interface, 0.0, &speeds());
+            let runs = 1000 * run * (2 * 9 + 3) / 5;
+            assert_near(found.pin_map_ns, pages * low + 3 * pages / 2 * map + runs);
+        }
+        let (start, _) = StartReport::of(&guest, &HOST, Some(0.0), Some(&speeds()));
+        // What is plugged in later is mapped once.
+        assert_near(start.now.unwrap().pin_map_ns, 5 * pages / 2 * 506);
     }
 
     #[test]
@@ -371,7 +451,8 @@ pub(super) mod tests {
         };
         // Nothing is faulted in: VT-d and AMD-Vi differ by 72 instructions.
         let found = estimate(ram.clone(), Interface::Type1, 0.0);
-        assert_near(Some(found.error_ns), 262_144 * 72);
+        let error = 262_144.0 * 72.0_f64.hypot(PINS_OFF * 506.0);
+        assert_near(Some(found.error_ns), error as u64);
         let rate = |ns, spread_ns| Rate { ns, spread_ns };
         let speeds = Speeds {
             private: rate(1100.0, 30.0),
@@ -380,7 +461,8 @@ pub(super) mod tests {
         };
         let found = of(ram).estimate(&HOST, Interface::Type1, 1.0, &speeds);
         let faults = 30.0_f64.hypot(FAULTS_OFF * 1100.0);
-        let expected = 262_144.0 * faults.hypot(50.6_f64.hypot(72.0));
+        let pins = 50.6_f64.hypot(72.0).hypot(PINS_OFF * 506.0);
+        let expected = 262_144.0 * faults.hypot(pins);
         assert_near(Some(found.error_ns), expected as u64);
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::inspect::{
     Advice, Area, AreaReport, Ats, ConfigurationReport, Estimate, Guest, MachineReport, Missing,
-    ProcessReport, Ram, StartReport,
+    ProcessReport, Ram, Remapped, StartReport,
 };
 
 use crate::draw::sheet::{Paint, Sheet};
@@ -83,6 +83,16 @@ fn memory(sheet: &mut Sheet, guest: &Guest) {
         };
         let name = if nth == 0 { "guest RAM" } else { "" };
         sheet.value(name, &format!("{}{parts}: {line}", bytes(*size)));
+    }
+    if let Some(Remapped {
+        bytes: size, times, ..
+    }) = guest.remapped
+    {
+        let text = format!(
+            "{} below 4 GiB, mapped {times} times while it starts",
+            bytes(size)
+        );
+        sheet.value("", &text);
     }
     for (nth, device) in guest.devices.iter().enumerate() {
         let name = device.name.as_deref().unwrap_or_default();
@@ -426,6 +436,10 @@ mod tests {
                     };
                     2
                 ],
+                remapped: Some(Remapped {
+                    bytes: 2 << 30,
+                    times: 5,
+                }),
                 devices: vec![GivenDevice {
                     address: "0000:01:00.0".into(),
                     name: Some("Intel Corporation 82574L".into()),
@@ -622,6 +636,7 @@ mod tests {
 virtual machine, process 4711 (qemu-system-x86)
   name        web
   guest RAM   4 GiB in 2 parts: memfd, asks for huge pages
+              2 GiB below 4 GiB, mapped 5 times while it starts
   devices     0000:01:00.0 Intel Corporation 82574L
   rest        1.07 GiB, 12 MiB present: heap, stacks, firmware, video memory
   present     1.00 GiB (25.0 %): 1.00 GiB by entries of 4 KiB
@@ -654,6 +669,7 @@ not known
 virtual machine, by its configuration
   name        web
   guest RAM   4 GiB in 2 parts: memfd, asks for huge pages
+              2 GiB below 4 GiB, mapped 5 times while it starts
   devices     0000:01:00.0 Intel Corporation 82574L
 
 start: the kernel maps 4 GiB

@@ -7,7 +7,7 @@
 use quick_xml::Reader;
 use quick_xml::events::{BytesStart, Event};
 
-use super::{ConfigError, Guest, Interface, Monitor, Ram};
+use super::{ConfigError, Guest, Interface, Monitor, Ram, Remapped};
 use crate::inspect::process::plain;
 
 /// Elements within elements; libvirt has fewer than ten.
@@ -105,6 +105,9 @@ struct Domain {
     cells: Vec<Ram>,
     cells_shared: Vec<Option<bool>>,
     modules: Vec<Ram>,
+    /// The type of the machine, and whether its firmware is in flash.
+    kind: String,
+    flash: bool,
     /// The `<memory>` of a device that is open is a module.
     module: bool,
     /// All devices use iommufd.
@@ -127,6 +130,9 @@ impl Domain {
         };
         match path {
             "/domain/memory" | "/domain/devices/memory/target/size" => self.unit = unit(),
+            "/domain/os" => self.flash |= get("firmware") == Some("efi"),
+            "/domain/os/loader" => self.flash |= get("type") == Some("pflash"),
+            "/domain/os/type" => self.kind = get("machine").unwrap_or_default().to_owned(),
             "/domain/memoryBacking/hugepages" => self.huge = true,
             "/domain/memoryBacking/hugepages/page" => {
                 let size = bytes(path, get("size").unwrap_or_default(), &unit())?;
@@ -225,6 +231,9 @@ impl Domain {
             });
             self.cells_shared.push(None);
         }
+        let begins = self.cells.iter().map(|cell| cell.bytes);
+        let begins = begins.fold(0, u64::saturating_add);
+        self.guest.remapped = Remapped::of(&self.kind, self.flash, begins, None);
         let modules = std::mem::take(&mut self.modules);
         let cells = std::mem::take(&mut self.cells)
             .into_iter()
@@ -410,6 +419,27 @@ mod tests {
         ];
         assert_eq!(found, expected);
         assert_eq!(guest.ignored, ["<memory> virtio-mem"]);
+    }
+
+    #[test]
+    fn memory_below_4_gib_of_a_pc_is_mapped_several_times() {
+        let memory = "<memory unit='GiB'>8</memory>";
+        let kind = |name: &str| format!("<type machine='{name}'>hvm</type>");
+        let (q35, flash) = (kind("pc-q35-10.0"), "<loader type='pflash'>/x</loader>");
+        for (os, expected) in [
+            (format!("<os>{q35}</os>"), Some(5)),
+            (format!("<os firmware='efi'>{q35}</os>"), Some(2)),
+            (format!("<os>{q35}{flash}</os>"), Some(2)),
+            (format!("<os>{}</os>", kind("virt-10.0")), None),
+            (String::new(), None),
+        ] {
+            let found = parsed(&format!("{memory}{os}")).remapped;
+            let expected = expected.map(|times| Remapped {
+                bytes: 2 << 30,
+                times,
+            });
+            assert_eq!(found, expected, "{os}");
+        }
     }
 
     #[test]

@@ -48,8 +48,44 @@ pub struct Guest {
     pub interface: Option<Interface>,
     /// The host's devices that are given to it.
     pub devices: Vec<GivenDevice>,
+    /// Memory that is mapped more than once while it starts.
+    pub remapped: Option<Remapped>,
+    /// Contiguous physical ranges of its memory; 0 is unknown.
+    pub runs: u64,
     /// Settings that are not part of the estimate.
     pub ignored: Vec<String>,
+}
+
+/// Memory below 4 GiB of a PC in QEMU. VFIO has all of it as one range, or as two around the ranges below 1 MiB
+/// that the chipset shows as ROM or as RAM, so each change of these unmaps it and maps it again.
+///
+/// Counted with `-trace 'vfio_listener*'` in QEMU 10.0: the device itself maps it, the reset of the machine maps it
+/// again, and SeaBIOS does three times. OVMF does not.
+/// Source of the sizes: `pc_q35_init` and `pc_init1`, `hw/i386/pc_q35.c` and `pc_piix.c`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Remapped {
+    /// Its bytes: the first ones of the memory.
+    pub bytes: u64,
+    /// How often it is mapped.
+    pub times: u32,
+}
+
+impl Remapped {
+    /// Of a machine with so much memory; `None` of one that is no PC. `most` is `max-ram-below-4g`.
+    fn of(machine: &str, ovmf: bool, memory: u64, most: Option<u64>) -> Option<Self> {
+        const GIB: u64 = 1 << 30;
+        let is = |names: &[&str]| names.iter().any(|name| machine.starts_with(name));
+        let (from, below) = match () {
+            () if is(&["q35", "pc-q35-"]) => (11 * GIB / 4, 2 * GIB),
+            () if machine == "pc" || is(&["pc-i440fx-"]) => (7 * GIB / 2, 3 * GIB),
+            () => return None,
+        };
+        let bytes = if memory >= from { below } else { memory };
+        Some(Self {
+            bytes: bytes.min(most.unwrap_or(u64::MAX)),
+            times: if ovmf { 2 } else { 5 },
+        })
+    }
 }
 
 /// A device of the host.

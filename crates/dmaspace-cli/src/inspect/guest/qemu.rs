@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 
-use super::{ConfigError, Guest, Interface, Monitor, Ram};
+use super::{ConfigError, Guest, Interface, Monitor, Ram, Remapped};
 use crate::inspect::process::plain;
 use crate::size;
 
@@ -61,7 +61,8 @@ pub fn qemu(arguments: &[String], default_pool: u64) -> Result<Guest, ConfigErro
         match option {
             "mem-prealloc" => found.prealloc = true,
             "S" => found.stopped = true,
-            "m" | "mem-path" | "machine" | "M" | "object" | "numa" | "device" | "smp" | "name" => {
+            "m" | "mem-path" | "machine" | "M" | "object" | "numa" | "device" | "smp" | "name"
+            | "drive" => {
                 let value = arguments.next().ok_or_else(|| ConfigError::NoValue {
                     option: option.into(),
                 })?;
@@ -82,6 +83,10 @@ struct Found {
     prealloc: bool,
     stopped: bool,
     libvirt: bool,
+    /// The type of the machine, its limit of memory below 4 GiB, and whether its firmware is in flash.
+    kind: Option<String>,
+    most_below_4g: Option<u64>,
+    flash: bool,
     objects: Vec<Ram>,
     /// Objects that are the machine's memory, and of modules plugged in.
     machine: Option<String>,
@@ -98,6 +103,7 @@ impl Found {
             "device" => "driver",
             "smp" => "cpus",
             "name" => "guest",
+            "drive" => "file",
             _ => {
                 self.path = Some(plain(value));
                 return Ok(());
@@ -118,10 +124,14 @@ impl Found {
                 }
             }
             "machine" | "M" => {
-                if let Some(id) = text("memory-backend") {
-                    self.machine = Some(id);
+                self.machine = text("memory-backend").or(self.machine.take());
+                self.kind = text("type").or(self.kind.take());
+                self.flash |= text("pflash0").is_some();
+                if let Some(most) = text("max-ram-below-4g") {
+                    self.most_below_4g = Some(bytes("-machine max-ram-below-4g", &most)?);
                 }
             }
+            "drive" => self.flash |= text("if").is_some_and(|kind| kind == "pflash"),
             "numa" => self.nodes.extend(text("memdev")),
             "smp" => {
                 self.guest.cpus = text("cpus").and_then(|cpus| cpus.parse().ok()).unwrap_or(0);
@@ -259,6 +269,10 @@ impl Found {
             .iter()
             .map(|ram| format!("memory object {:?}", ram.id));
         self.guest.ignored.extend(unused);
+        // Modules come behind what the machine begins with.
+        let begins = self.bytes.unwrap_or_else(|| self.guest.bytes());
+        let kind = self.kind.as_deref().unwrap_or("pc");
+        self.guest.remapped = Remapped::of(kind, self.flash, begins, self.most_below_4g);
         self.guest.monitor = match self.libvirt && self.stopped {
             true => Monitor::Libvirt,
             false => Monitor::Qemu,
@@ -410,6 +424,32 @@ mod tests {
         let guest = parsed("qemu -device vfio-pci,host=01:00.0,iommufd=iommufd0");
         assert_eq!(guest.interface, Some(Interface::Iommufd));
         assert_eq!(parsed("qemu -device virtio-net-pci").interface, None);
+    }
+
+    #[test]
+    fn memory_below_4_gib_of_a_pc_is_mapped_several_times() {
+        const GIB: u64 = 1 << 30;
+        let flash = "-drive if=pflash,file=/x";
+        for (line, expected) in [
+            ("-m 1G", Some((GIB, 5))),
+            ("-m 8G", Some((3 * GIB, 5))),
+            ("-m 3G -machine pc-i440fx-10.0", Some((3 * GIB, 5))),
+            ("-m 8G -M pc,max-ram-below-4g=1G", Some((GIB, 5))),
+            ("-m 8G -machine q35", Some((2 * GIB, 5))),
+            ("-m 2560M -machine pc-q35-10.0", Some((2560 << 20, 5))),
+            ("-m 2816M -machine q35", Some((2 * GIB, 5))),
+            (
+                "-m 8G -machine q35,pflash0=code -machine memory-backend=a -object memory-backend-ram,id=a",
+                Some((2 * GIB, 2)),
+            ),
+            (&format!("-m 8G -machine q35 {flash}"), Some((2 * GIB, 2))),
+            ("-m 8G -machine virt", None),
+            ("-m 8G -machine microvm", None),
+        ] {
+            let found = parsed(&format!("qemu {line}")).remapped;
+            let found = found.map(|low| (low.bytes, low.times));
+            assert_eq!(found, expected, "{line}");
+        }
     }
 
     #[test]
