@@ -159,9 +159,13 @@ fn put_zeros(address: usize) -> bool {
         let from = (address & !(page - 1)).max(start);
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;
         let access = libc::PROT_READ | libc::PROT_WRITE;
-        // SAFETY: these pages lie in the range, of which `claim` was promised that it may become zeros.
-        let at = unsafe { libc::mmap(from as *mut libc::c_void, end - from, access, flags, -1, 0) };
-        if at != libc::MAP_FAILED {
+        // As wide as the kernel takes them.
+        let [access, flags, file, offset] = [access, flags, -1, 0].map(libc::c_long::from);
+        let (call, len) = (libc::SYS_mmap, end - from);
+        // SAFETY: these pages lie in the range, of which `claim` was promised that it may become zeros. The call itself,
+        // since mmap(3) is none of the functions that a handler may call (signal-safety(7)).
+        let at = unsafe { libc::syscall(call, from, len, access, flags, file, offset) };
+        if at != -1 {
             slot.lost.fetch_min(from - start, SeqCst);
             put = true;
         }
