@@ -95,7 +95,7 @@ pub const CHECKS: &[Check] = &[
     every("holes", suite::holes),
     any("two domains", suite::two_domains),
     every("stale until invalidated", suite::stale),
-    every("forgotten at both ends", suite::stale_at_both_ends),
+    every("invalidated at both ends", suite::stale_at_both_ends),
     random("split, cut, merge", changes::resize),
     random("random mixture", changes::mixture),
     Check {

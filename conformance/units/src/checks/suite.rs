@@ -298,7 +298,7 @@ pub(super) fn stale(rig: &Rig) -> anyhow::Result<()> {
     case.end()
 }
 
-/// A leaf that was reached at both ends is forgotten at both, while another is left in its table.
+/// A leaf that was reached at both ends is invalidated at both, while another is left in its table.
 pub(super) fn stale_at_both_ends(rig: &Rig) -> anyhow::Result<()> {
     const DOMAIN: u32 = 3;
     let case = Case::new(rig)?;

@@ -50,7 +50,8 @@ pub struct Guest {
     pub devices: Vec<GivenDevice>,
     /// Memory that is mapped more than once while it starts.
     pub remapped: Option<Remapped>,
-    /// Contiguous physical ranges of its memory; 0 is unknown.
+    /// Contiguous physical ranges of its memory; 0 is unknown. A report has them beside the guest.
+    #[serde(skip)]
     pub runs: u64,
     /// Settings that are not part of the estimate.
     pub ignored: Vec<String>,
@@ -75,10 +76,12 @@ impl Remapped {
     fn of(machine: &str, ovmf: bool, memory: u64, most: Option<u64>) -> Option<Self> {
         const GIB: u64 = 1 << 30;
         let is = |names: &[&str]| names.iter().any(|name| machine.starts_with(name));
-        let (from, below) = match () {
-            () if is(&["q35", "pc-q35-"]) => (11 * GIB / 4, 2 * GIB),
-            () if machine == "pc" || is(&["pc-i440fx-"]) => (7 * GIB / 2, 3 * GIB),
-            () => return None,
+        let (from, below) = if is(&["q35", "pc-q35-"]) {
+            (11 * GIB / 4, 2 * GIB)
+        } else if machine == "pc" || is(&["pc-i440fx-"]) {
+            (7 * GIB / 2, 3 * GIB)
+        } else {
+            return None;
         };
         let bytes = if memory >= from { below } else { memory };
         Some(Self {
