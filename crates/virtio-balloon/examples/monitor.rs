@@ -16,7 +16,6 @@ use vm_memory::{GuestAddress, GuestMemoryMmap};
 /// Descriptors of each ring.
 const RING: u16 = 128;
 
-// [interrupts]
 /// What the device tells: to the driver by interrupts, to whoever runs the machine by lines.
 #[derive(Default)]
 struct Interrupts {
@@ -45,9 +44,7 @@ impl Events for Interrupts {
         }
     }
 }
-// [interrupts]
 
-// [devices]
 /// Devices with the guest's memory mapped, as one that shows the order; with `dmaspace::balloon` it
 /// is an address space of this project.
 #[derive(Default)]
@@ -81,9 +78,7 @@ impl<T> Dma<T> for Passthrough {
         self.released = self.released.saturating_sub(bytes);
     }
 }
-// [devices]
 
-// [monitor]
 struct Monitor {
     memory: GuestMemoryMmap,
     device: Device<GuestDiscard, Passthrough, Interrupts, Discard>,
@@ -166,7 +161,6 @@ impl Monitor {
         }
     }
 }
-// [monitor]
 
 /// The guest's driver.
 mod guest {

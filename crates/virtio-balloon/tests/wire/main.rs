@@ -13,7 +13,6 @@ mod common;
 mod fuzz_bodies;
 
 mod bitmaps;
-mod chapter;
 mod formats;
 mod hostile;
 mod spec;
