@@ -225,8 +225,6 @@ impl GuestPages for Free {
     fn give_back(&mut self, run: Span<GuestAddr>) {
         self.free.push(run);
     }
-
-    fn managed(&mut self, _bytes: i64) {}
 }
 
 /// What goes into the balloon: 7 of 8 parts of each part of the memory.

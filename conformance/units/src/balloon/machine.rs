@@ -372,8 +372,6 @@ impl GuestPages for Pages {
         self.0.borrow_mut().extend(pages);
     }
 
-    fn managed(&mut self, _bytes: i64) {}
-
     fn stats(&mut self) -> Stats {
         let mut stats = Stats::default();
         stats.set(Tag::FreeMemory, self.free());

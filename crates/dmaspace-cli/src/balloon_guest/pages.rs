@@ -220,8 +220,6 @@ impl GuestPages for ProcessPages {
     }
 
     /// The kernel goes on managing them: they belong to this process.
-    fn managed(&mut self, _bytes: i64) {}
-
     fn stats(&mut self) -> Stats {
         stats()
     }

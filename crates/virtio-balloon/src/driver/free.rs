@@ -4,8 +4,7 @@ use runs::{GuestAddr, Span};
 
 use super::error::Error;
 use super::link::{HINT_AT, REPORTED, STATS_AT};
-use super::ring::Part;
-use super::seams::{GuestPages, Memory, Transport};
+use super::seams::{Element, GuestPages, Memory, Transport};
 use super::{Driver, DriverResult, HINT_COMMAND};
 use crate::config::Config;
 use crate::features::Features;
@@ -64,9 +63,8 @@ where
         let mut bytes = [0; Stats::MOST_BYTES];
         let used = self.pages.stats().encode(&mut bytes, ByteOrder::Little);
         let (bytes, _) = bytes.split_at(used);
-        let part = self.link.put_small(STATS_AT, bytes)?;
-        self.link.describe(Queue::Stats, &[part])?;
-        self.link.offer(Queue::Stats)
+        let element = self.link.put_small(STATS_AT, bytes)?;
+        self.link.offer(Queue::Stats, &[element])
     }
 
     /// Reports free blocks, which the caller keeps from everybody until this returns; the host may discard
@@ -96,17 +94,16 @@ where
             if !self.link.idle(Queue::Reporting)? {
                 return Err(Error::Busy);
             }
-            let mut parts = [Part {
+            let mut chain = [Element {
                 address: 0,
                 len: 0,
                 write: true,
             }; REPORTED];
-            for (part, block) in parts.iter_mut().zip(blocks) {
-                (part.address, part.len) = (block.start, block.len as u32);
+            for (element, block) in chain.iter_mut().zip(blocks) {
+                (element.address, element.len) = (block.start, block.len as u32);
             }
-            let (parts, _) = parts.split_at(blocks.len());
-            self.link.describe_apart(Queue::Reporting, parts)?;
-            self.link.exchange(Queue::Reporting)?;
+            let (chain, _) = chain.split_at(blocks.len());
+            self.link.exchange_apart(Queue::Reporting, chain)?;
             messages += 1;
         }
         Ok(messages)
@@ -130,7 +127,7 @@ where
         let command = self.hint_command()?;
         if command == Config::HINT_DONE {
             self.hint_command = command;
-            return Ok(match self.give_back_hinted() {
+            return Ok(match self.give_back_hinted(u64::MAX) {
                 0 => Hinting::Nothing,
                 bytes => Hinting::Done { bytes },
             });
@@ -161,12 +158,12 @@ where
             {
                 return Err(Error::BadBlock { block });
             }
-            let part = Part {
+            let element = Element {
                 address,
                 len: size as u32,
                 write: true,
             };
-            self.exchange_hint(part)?;
+            self.exchange_hint(element)?;
             bytes += size;
         }
         self.say(Config::HINT_STOP)?;
@@ -178,16 +175,15 @@ where
         if !self.link.idle(Queue::FreePage)? {
             return Err(Error::Busy);
         }
-        let part = self.link.put_small(HINT_AT, &id.to_le_bytes())?;
-        self.exchange_hint(part)
+        let element = self.link.put_small(HINT_AT, &id.to_le_bytes())?;
+        self.exchange_hint(element)
     }
 
-    fn exchange_hint(&mut self, part: Part) -> DriverResult<(), T> {
+    fn exchange_hint(&mut self, element: Element) -> DriverResult<(), T> {
         if !self.link.idle(Queue::FreePage)? {
             return Err(Error::Busy);
         }
-        self.link.describe(Queue::FreePage, &[part])?;
-        self.link.exchange(Queue::FreePage)
+        self.link.exchange(Queue::FreePage, &[element])
     }
 
     fn generation(&mut self) -> DriverResult<u32, T> {
@@ -209,15 +205,16 @@ where
         hinted.is_some_and(|hinted| hinted.fits(block) && hinted.any(block))
     }
 
-    /// Gives all hinted pages back. Returns the bytes.
-    pub(super) fn give_back_hinted(&mut self) -> u64 {
-        let mut bytes = 0;
+    /// Gives so many bytes of hinted pages back, as far as there are: the guest may use such pages again at any
+    /// time (5.5.6.5), and does when memory is short. The device is not told. Returns the bytes.
+    pub fn give_back_hinted(&mut self, bytes: u64) -> u64 {
+        let mut left = bytes;
         while let Some(hinted) = self.hinted.as_mut()
-            && let Some(run) = hinted.take_front(u64::MAX)
+            && let Some(run) = hinted.take_front(left)
         {
-            bytes += run.len;
+            left -= run.len;
             self.pages.give_back(run);
         }
-        bytes
+        bytes - left
     }
 }

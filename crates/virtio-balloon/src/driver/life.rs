@@ -3,7 +3,6 @@
 use runs::{GuestAddr, Span};
 
 use super::error::Error;
-use super::link::Wire;
 use super::seams::{GuestPages, Memory, Transport};
 use super::{ACTUAL, Driver, DriverResult};
 use crate::config::CONFIG_BYTES;
@@ -11,7 +10,7 @@ use crate::features::Features;
 use crate::queues::Queue;
 use crate::source::WIRE_PAGE;
 
-/// Bytes of a round of deflating in bulk: their bitmap, two bits a page of 4 KiB at most, fits into a message.
+/// The most bytes of a round of deflating: in bulk their bitmap, two bits a page of 4 KiB at most, fits into a message.
 const DEFLATED: u64 = 512 << 20;
 
 /// How far a target was reached.
@@ -19,7 +18,8 @@ const DEFLATED: u64 = 512 << 20;
 pub enum Progress {
     /// Reached.
     Reached,
-    /// The guest has no more pages to give. There were as many pauses as were to be.
+    /// The guest has no more pages to give, or none that may leave ([`GuestPages::choose`]). There were as many
+    /// pauses as were to be.
     Starved {
         /// Bytes that are in the balloon.
         held: u64,
@@ -54,7 +54,10 @@ where
             true => {
                 let whole = target.next_multiple_of(self.page.bytes());
                 self.deflate(whole)?;
-                Ok(Progress::Reached)
+                match self.held() {
+                    held if held > whole => Ok(Progress::Starved { held }),
+                    _ => Ok(Progress::Reached),
+                }
             }
             false => self.inflate(target),
         }
@@ -111,21 +114,84 @@ where
         self.tell()?;
         let page = self.page.bytes();
         let target = target.checked_next_multiple_of(page).unwrap_or(target);
-        let most = match self.link.wire {
-            Wire::Pfns => (u64::from(self.settings.pfns) * WIRE_PAGE).max(page),
-            Wire::Bulk(_) => DEFLATED,
-        };
         let before = self.held();
+        let mut vain = 0;
         while self.held() > target {
-            let bytes = (self.held() - target)
-                .min(most)
-                .min(self.settings.round.max(page));
-            let runs = self.held.front(bytes);
-            self.link.tell(Queue::Deflate, self.page, runs)?;
-            self.give_back(bytes);
+            let most = DEFLATED.min(self.settings.round.max(page));
+            let left = self.leave((self.held() - target).min(most), true)?;
             self.write_actual()?;
+            if left == 0 {
+                // The guest is about to migrate all that there is.
+                if vain >= self.settings.tries {
+                    break;
+                }
+                vain += 1;
+                self.link.transport.pause(self.settings.pause);
+            }
         }
         Ok(before - self.held())
+    }
+
+    /// So many bytes leave the balloon, at most. The device is told, unless it was reset. Returns the bytes.
+    fn leave(&mut self, bytes: u64, tell: bool) -> DriverResult<u64, T> {
+        let Self {
+            link,
+            pages,
+            held,
+            pending,
+            page,
+            ..
+        } = self;
+        // It is empty: all that came was told, or forgotten.
+        let memory = &mut link.memory;
+        let chosen = pages.choose(bytes, &mut |run| {
+            held.all(run) && pending.add(run, || memory.words(super::pending::WORDS))
+        });
+        if !chosen {
+            if tell {
+                link.tell(Queue::Deflate, *page, held.front(bytes))?;
+            }
+            let before = self.held();
+            self.give_back(bytes);
+            return Ok(before - self.held());
+        }
+        pending.sort();
+        let (bitmaps, count) = pending.bitmaps();
+        let (bitmaps, _) = bitmaps.split_at(count);
+        let told = match tell {
+            true => link
+                .tell(Queue::Deflate, *page, pending.list())
+                .and_then(|_| link.tell_bitmaps(Queue::Deflate, *page, bitmaps)),
+            false => Ok(0),
+        };
+        let managed = !link.features.contains(Features::DEFLATE_ON_OOM);
+        let mut left = 0;
+        for run in pending.list().chain(page.stretches_of(bitmaps)) {
+            if told.is_err() {
+                pages.stay(run);
+            } else if held.remove(run) {
+                pages.counted(run, false, managed);
+                pages.give_back(run);
+                left += run.len;
+            }
+        }
+        pending.clear();
+        told.map(|_| left)
+    }
+
+    /// Gives all pages back, of which the device, which was reset, knows nothing.
+    pub(super) fn give_back_all(&mut self) -> DriverResult<(), T> {
+        let mut vain = 0;
+        while self.held() > 0 {
+            if self.leave(u64::MAX, false)? == 0 {
+                if vain >= self.settings.tries {
+                    return Err(Error::Busy);
+                }
+                vain += 1;
+                self.link.transport.pause(self.settings.pause);
+            }
+        }
+        Ok(())
     }
 
     /// The guest is out of memory: gives back a step ([`Settings::out_of_memory`](super::Settings)), if
@@ -208,7 +274,7 @@ where
             if !aligned || self.in_hinted(block) || !self.held.insert(block) {
                 return Err(Error::BadBlock { block });
             }
-            self.managed(-(size as i64));
+            self.counted(block, true);
             left -= size;
             if !self.pend(block) {
                 self.carry = Some(block);
@@ -265,19 +331,18 @@ where
     }
 
     /// Gives the guest the lowest pages back, so many bytes, or all there are.
-    pub(super) fn give_back(&mut self, bytes: u64) {
+    fn give_back(&mut self, bytes: u64) {
         let mut left = bytes;
         while let Some(run) = self.held.take_front(left) {
             left -= run.len;
-            self.managed(run.len as i64);
+            self.counted(run, false);
             self.pages.give_back(run);
         }
     }
 
-    fn managed(&mut self, bytes: i64) {
-        if !self.link.features.contains(Features::DEFLATE_ON_OOM) {
-            self.pages.managed(bytes);
-        }
+    fn counted(&mut self, run: Span<GuestAddr>, held: bool) {
+        let managed = !self.link.features.contains(Features::DEFLATE_ON_OOM);
+        self.pages.counted(run, held, managed);
     }
 
     fn write_actual(&mut self) -> DriverResult<(), T> {

@@ -9,8 +9,8 @@ use core::time::Duration;
 use runs::{GuestAddr, Span};
 
 use super::error::Error;
-use super::ring::{DESCRIPTOR, Part, Ring, Wrong};
-use super::seams::{Memory, Transport};
+use super::ring::{DESCRIPTOR, Ring, Wrong};
+use super::seams::{Element, Memory, Transport};
 use crate::features::Features;
 use crate::format::{
     BitmapRecords, BulkFormat, Format as _, HostRequest, LePfns, ResponseHeader, ScatterGather,
@@ -67,6 +67,35 @@ struct Buffer<B> {
     place: u64,
 }
 
+/// A queue that is set up.
+#[derive(Clone, Copy, Debug)]
+enum Virtqueue {
+    /// Its rings are the driver's.
+    Own(Ring),
+    /// Its rings are the platform's ([`Transport::queues`]).
+    Platform {
+        number: u16,
+        size: u16,
+        in_flight: bool,
+    },
+}
+
+impl Virtqueue {
+    const fn number(&self) -> u16 {
+        match self {
+            Self::Own(ring) => ring.number(),
+            Self::Platform { number, .. } => *number,
+        }
+    }
+
+    const fn size(&self) -> u16 {
+        match self {
+            Self::Own(ring) => ring.size(),
+            Self::Platform { size, .. } => *size,
+        }
+    }
+}
+
 /// Transport, memory, queues and buffers.
 #[derive(Debug)]
 pub(super) struct Link<T, M: Memory> {
@@ -75,7 +104,7 @@ pub(super) struct Link<T, M: Memory> {
     pub(super) features: Features,
     pub(super) wire: Wire,
     pub(super) wait: Wait,
-    rings: [Option<Ring>; QUEUES],
+    queues: [Option<Virtqueue>; QUEUES],
     pieces: [Option<Span<GuestAddr>>; PIECES],
     /// Of inflateq and deflateq.
     message: Option<Buffer<M::Bytes>>,
@@ -93,7 +122,7 @@ impl<T: Transport, M: Memory<Error = T::Error>> Link<T, M> {
             features: Features(0),
             wire: Wire::Pfns,
             wait,
-            rings: [None; QUEUES],
+            queues: [None; QUEUES],
             pieces: [None; PIECES],
             message: None,
             answer: None,
@@ -152,20 +181,30 @@ impl<T: Transport, M: Memory<Error = T::Error>> Link<T, M> {
                 size,
             });
         }
-        let at = self.piece(Ring::bytes(size))?;
-        let ring = Ring::new(number, size, at);
-        self.transport
-            .enable_queue(number, size, ring.addresses())
-            .map_err(Error::Seam)?;
-        if let Some(place) = self.rings.get_mut(queue as usize) {
-            *place = Some(ring);
+        let set_up = if self.transport.queues().is_some() {
+            let in_flight = false;
+            Virtqueue::Platform {
+                number,
+                size,
+                in_flight,
+            }
+        } else {
+            let at = self.piece(Ring::bytes(size))?;
+            let ring = Ring::new(number, size, at);
+            self.transport
+                .enable_queue(number, size, ring.addresses())
+                .map_err(Error::Seam)?;
+            Virtqueue::Own(ring)
+        };
+        if let Some(place) = self.queues.get_mut(queue as usize) {
+            *place = Some(set_up);
         }
         Ok(())
     }
 
     /// Gives all memory back. The device has been reset.
     pub(super) fn release(&mut self) {
-        self.rings = [None; QUEUES];
+        self.queues = [None; QUEUES];
         self.message = None;
         self.answer = None;
         for piece in self.pieces.iter_mut().filter_map(Option::take) {
@@ -175,26 +214,34 @@ impl<T: Transport, M: Memory<Error = T::Error>> Link<T, M> {
 
     /// Entries of a queue; 0 where it is not there.
     pub(super) fn size(&self, queue: Queue) -> u16 {
-        let ring = self.rings.get(queue as usize).copied().flatten();
-        ring.map_or(0, |ring| ring.size())
+        let queue = self.queues.get(queue as usize).copied().flatten();
+        queue.map_or(0, |queue| queue.size())
     }
 
-    fn ring(&mut self, queue: Queue) -> LinkResult<&mut Ring, T> {
-        let ring = self.rings.get_mut(queue as usize);
-        ring.and_then(Option::as_mut).ok_or(Error::NotNegotiated {
+    fn queue(&self, queue: Queue) -> LinkResult<Virtqueue, T> {
+        let found = self.queues.get(queue as usize).copied().flatten();
+        found.ok_or(Error::NotNegotiated {
             feature: queue.needs(),
         })
     }
 
     /// True when nothing of this queue is with the device, whose answer is taken if it has come.
     pub(super) fn idle(&mut self, queue: Queue) -> LinkResult<bool, T> {
-        let Some(ring) = self.rings.get_mut(queue as usize).and_then(Option::as_mut) else {
-            return Ok(true);
-        };
-        match ring.take(&self.memory) {
-            Ok(answered) => Ok(answered || !ring.in_flight()),
-            Err(Wrong::Seam(error)) => Err(Error::Seam(error)),
-            Err(Wrong::Answer { answers, id }) => Err(Error::Answer { queue, answers, id }),
+        match self.queues.get_mut(queue as usize).and_then(Option::as_mut) {
+            None => Ok(true),
+            Some(Virtqueue::Own(ring)) => match ring.take(&self.memory) {
+                Ok(answered) => Ok(answered || !ring.in_flight()),
+                Err(Wrong::Seam(error)) => Err(Error::Seam(error)),
+                Err(Wrong::Answer { answers, id }) => Err(Error::Answer { queue, answers, id }),
+            },
+            Some(Virtqueue::Platform {
+                number, in_flight, ..
+            }) => {
+                if *in_flight && let Some(queues) = self.transport.queues() {
+                    *in_flight = !queues.answered(*number).map_err(Error::Seam)?;
+                }
+                Ok(!*in_flight)
+            }
         }
     }
 
@@ -277,13 +324,12 @@ impl<T: Transport, M: Memory<Error = T::Error>> Link<T, M> {
 
     /// Offers the buffer for a request.
     pub(super) fn offer_request(&mut self) -> LinkResult<(), T> {
-        let part = Part {
+        let element = Element {
             address: self.small + REQUEST_AT,
             len: HostRequest::BYTES as u32,
             write: true,
         };
-        self.describe(Queue::Requests, &[part])?;
-        self.offer(Queue::Requests)
+        self.offer(Queue::Requests, &[element])
     }
 
     /// The request in the buffer.
@@ -304,9 +350,7 @@ impl<T: Transport, M: Memory<Error = T::Error>> Link<T, M> {
         if !answers {
             self.ready()?;
         }
-        let ring = *self.ring(queue)?;
         let gather = self.wire == Wire::Bulk(BulkFormat::ScatterGather);
-        let direct = !self.features.contains(INDIRECT);
         let mut messages = 0;
         loop {
             let buffer = match answers {
@@ -316,96 +360,118 @@ impl<T: Transport, M: Memory<Error = T::Error>> Link<T, M> {
             let Some(Buffer { scratch, place }) = buffer else {
                 return Err(Error::Frozen);
             };
-            let scratch = scratch.as_mut();
+            let (scratch, place) = (scratch.as_mut(), *place);
             let used = encode(scratch)?;
             if used == 0 {
                 return Ok(messages);
             }
             let (bytes, _) = scratch.split_at(used);
-            // Scatter-gather is a table of descriptors already.
-            let place = match gather && direct {
-                true => ring.addresses().descriptors,
-                false => *place,
-            };
-            self.memory.write(place, bytes).map_err(Error::Seam)?;
             let len = used as u32;
-            let described = match (gather, direct) {
-                (true, true) => Ok(()),
-                (true, false) => ring.describe_table(&self.memory, place, len),
-                (false, _) => {
+            match gather.then(|| self.queues.get(queue as usize).copied().flatten()) {
+                // A table of descriptors already: it lies in the queue's own, or is an indirect one.
+                Some(Some(Virtqueue::Own(ring))) => {
+                    let indirect = self.features.contains(INDIRECT);
+                    let table = match indirect {
+                        true => place,
+                        false => ring.addresses().descriptors,
+                    };
+                    self.memory.write(table, bytes).map_err(Error::Seam)?;
+                    if indirect {
+                        ring.describe_table(&self.memory, table, len)
+                            .map_err(Error::Seam)?;
+                    }
+                    self.offer(queue, &[])?;
+                }
+                _ => {
+                    self.memory.write(place, bytes).map_err(Error::Seam)?;
                     let (address, write) = (place, false);
-                    let part = Part {
+                    let element = Element {
                         address,
                         len,
                         write,
                     };
-                    ring.describe(&self.memory, 0, part, false)
+                    self.offer(queue, &[element])?;
                 }
-            };
-            described.map_err(Error::Seam)?;
-            self.exchange(queue)?;
+            }
+            self.answered(queue)?;
             messages += 1;
         }
     }
 
-    /// Writes a chain as the next of a queue of which nothing is with the device.
-    pub(super) fn describe(&mut self, queue: Queue, parts: &[Part]) -> LinkResult<(), T> {
-        let ring = *self.ring(queue)?;
-        for (nr, part) in (0..).zip(parts) {
-            let more = usize::from(nr) + 1 < parts.len();
-            ring.describe(&self.memory, nr, *part, more)
-                .map_err(Error::Seam)?;
-        }
-        Ok(())
-    }
-
-    /// The same by a table of its own, where there may be one; up to [`REPORTED`] parts.
-    pub(super) fn describe_apart(&mut self, queue: Queue, parts: &[Part]) -> LinkResult<(), T> {
-        if !self.features.contains(INDIRECT) || parts.len() < 2 {
-            return self.describe(queue, parts);
+    /// The same as [`exchange`](Self::exchange) by a table of its own, where there may be one; up to
+    /// [`REPORTED`] elements.
+    pub(super) fn exchange_apart(&mut self, queue: Queue, chain: &[Element]) -> LinkResult<(), T> {
+        let Virtqueue::Own(ring) = self.queue(queue)? else {
+            return self.exchange(queue, chain);
+        };
+        if !self.features.contains(INDIRECT) || chain.len() < 2 {
+            return self.exchange(queue, chain);
         }
         let table = self.small + TABLE_AT;
-        for (nr, part) in (0..).zip(parts.iter().take(REPORTED)) {
-            let more = usize::from(nr) + 1 < parts.len();
-            let bytes = part.to_bytes(nr, more, false);
+        for (nr, element) in (0..).zip(chain.iter().take(REPORTED)) {
+            let more = usize::from(nr) + 1 < chain.len();
+            let bytes = element.to_bytes(nr, more, false);
             self.memory
                 .write(table + DESCRIPTOR * u64::from(nr), &bytes)
                 .map_err(Error::Seam)?;
         }
-        let ring = *self.ring(queue)?;
-        let len = DESCRIPTOR as u32 * parts.len() as u32;
+        let len = DESCRIPTOR as u32 * chain.len() as u32;
         ring.describe_table(&self.memory, table, len)
-            .map_err(Error::Seam)
+            .map_err(Error::Seam)?;
+        self.offer(queue, &[])?;
+        self.answered(queue)
     }
 
     /// Writes a small message, and yields where it is.
-    pub(super) fn put_small(&mut self, at: u64, bytes: &[u8]) -> LinkResult<Part, T> {
+    pub(super) fn put_small(&mut self, at: u64, bytes: &[u8]) -> LinkResult<Element, T> {
         let address = self.small + at;
         self.memory.write(address, bytes).map_err(Error::Seam)?;
-        Ok(Part {
+        Ok(Element {
             address,
             len: bytes.len() as u32,
             write: false,
         })
     }
 
-    /// Offers the chain that was described.
-    pub(super) fn offer(&mut self, queue: Queue) -> LinkResult<(), T> {
-        let Some(ring) = self.rings.get_mut(queue as usize).and_then(Option::as_mut) else {
-            let feature = queue.needs();
-            return Err(Error::NotNegotiated { feature });
-        };
-        if ring.offer(&self.memory).map_err(Error::Seam)? {
-            let number = ring.number();
-            self.transport.notify(number).map_err(Error::Seam)?;
+    /// Offers a chain to the device, in a queue of which nothing is with it. Without elements: the one that
+    /// stands in the queue's own table.
+    pub(super) fn offer(&mut self, queue: Queue, chain: &[Element]) -> LinkResult<(), T> {
+        let feature = queue.needs();
+        let place = self.queues.get_mut(queue as usize);
+        let found = place.and_then(Option::as_mut);
+        match found.ok_or(Error::NotNegotiated { feature })? {
+            Virtqueue::Own(ring) => {
+                for (nr, element) in (0..).zip(chain) {
+                    let more = usize::from(nr) + 1 < chain.len();
+                    ring.describe(&self.memory, nr, *element, more)
+                        .map_err(Error::Seam)?;
+                }
+                if ring.offer(&self.memory).map_err(Error::Seam)? {
+                    let number = ring.number();
+                    self.transport.notify(number).map_err(Error::Seam)?;
+                }
+            }
+            Virtqueue::Platform {
+                number, in_flight, ..
+            } => {
+                let queues = self.transport.queues();
+                let queues = queues.ok_or(Error::NotNegotiated { feature })?;
+                queues.offer(*number, chain).map_err(Error::Seam)?;
+                *in_flight = true;
+            }
         }
         Ok(())
     }
 
-    /// Offers the chain that was described, and waits for the answer.
-    pub(super) fn exchange(&mut self, queue: Queue) -> LinkResult<(), T> {
-        self.offer(queue)?;
-        let number = self.ring(queue)?.number();
+    /// Offers a chain, and waits for the answer.
+    pub(super) fn exchange(&mut self, queue: Queue, chain: &[Element]) -> LinkResult<(), T> {
+        self.offer(queue, chain)?;
+        self.answered(queue)
+    }
+
+    /// Waits for the answer to what was offered.
+    fn answered(&mut self, queue: Queue) -> LinkResult<(), T> {
+        let number = self.queue(queue)?.number();
         let mut looked = 0;
         let mut waited = Duration::ZERO;
         let begun = match self.wait {

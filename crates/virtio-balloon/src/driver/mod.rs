@@ -51,7 +51,7 @@ pub use free::Hinting;
 pub use life::{Allocated, Progress};
 pub use link::{Wait, Wire};
 pub use requests::Answered;
-pub use seams::{GuestPages, Memory, QueueAddresses, Transport};
+pub use seams::{Element, GuestPages, Memory, QueueAddresses, Queues, Transport};
 
 use held::PageSet;
 use link::{INDIRECT, Link};
@@ -273,7 +273,10 @@ where
             }
             None => {
                 self.link.wire = Wire::Pfns;
-                self.pending = Pending::listed(self.page);
+                let words = self.link.memory.words(pending::WORDS);
+                self.pending = words.map_or(Pending::listed(self.page), |first| {
+                    Pending::in_bitmaps(self.page, first, self.settings.bitmaps)
+                });
                 let bytes = usize::from(settings.pfns.max(1)) * 4;
                 self.link.message_buffer(bytes)?;
             }
@@ -285,12 +288,8 @@ where
     fn bulk(&mut self) -> DriverResult<Option<BulkFormat>, T> {
         let config = self.config(BULK_CONFIG_BYTES)?;
         let bytes = (config.bulk_message_bytes as usize).min(MOST_MESSAGE_BYTES);
-        let fits = |format: &BulkFormat| match format {
-            BulkFormat::SizedRuns(shifts) => shifts.divide(self.page),
-            _ => true,
-        };
-        let format = config.bulk().filter(fits);
-        let Some(format) = format.filter(|_| bytes >= LEAST_MESSAGE_BYTES) else {
+        let platform = self.link.transport.queues().is_some();
+        let Some(format) = bulk_format(&config, self.page, platform) else {
             return Ok(None);
         };
         let Some(first) = self.link.memory.words(pending::WORDS) else {
@@ -339,8 +338,8 @@ where
         self.link.release();
         self.pending.clear();
         self.carry = None;
-        self.give_back_hinted();
-        self.give_back(u64::MAX);
+        self.give_back_hinted(u64::MAX);
+        self.give_back_all()?;
         self.hinted = None;
         self.hint_command = 0;
         self.unused = None;
@@ -389,6 +388,18 @@ where
             false => Err(Error::Frozen),
         }
     }
+}
+
+/// The format in bulk of this configuration space, where a driver of pages of this size takes it. `platform`: whether
+/// the [platform keeps the rings](Queues), in which there is no place for the descriptors that are a message of
+/// [`BulkFormat::ScatterGather`].
+pub fn bulk_format(config: &Config, page: GuestPage, platform: bool) -> Option<BulkFormat> {
+    let room = config.bulk_message_bytes as usize >= LEAST_MESSAGE_BYTES;
+    config.bulk().filter(|format| match format {
+        BulkFormat::SizedRuns(shifts) => room && shifts.divide(page),
+        BulkFormat::ScatterGather => room && !platform,
+        _ => room,
+    })
 }
 
 /// An empty set of this span's pages.

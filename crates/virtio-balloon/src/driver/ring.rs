@@ -16,7 +16,7 @@
 //! A chain that is longer than one descriptor may lie in a table of its own (2.7.5.3), where that was
 //! negotiated.
 
-use super::seams::{Memory, QueueAddresses};
+use super::seams::{Element, Memory, QueueAddresses};
 
 /// `VIRTQ_DESC_F_NEXT`.
 const NEXT: u16 = 1;
@@ -30,16 +30,7 @@ const NO_NOTIFY: u16 = 1;
 /// Bytes of a descriptor.
 pub(super) const DESCRIPTOR: u64 = 16;
 
-/// A buffer of a chain.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Part {
-    pub(super) address: u64,
-    pub(super) len: u32,
-    /// The device may write it.
-    pub(super) write: bool,
-}
-
-impl Part {
+impl Element {
     /// As it stands in a table at place `nr`, with another one behind it or not.
     pub(super) fn to_bytes(self, nr: u16, more: bool, indirect: bool) -> [u8; 16] {
         let mut flags = 0;
@@ -129,11 +120,11 @@ impl Ring {
         &self,
         memory: &M,
         nr: u16,
-        part: Part,
+        element: Element,
         more: bool,
     ) -> Result<(), M::Error> {
         let place = self.at.descriptors + DESCRIPTOR * u64::from(nr);
-        memory.write(place, &part.to_bytes(nr, more, false))
+        memory.write(place, &element.to_bytes(nr, more, false))
     }
 
     /// Makes the chain a table elsewhere.
@@ -143,12 +134,12 @@ impl Ring {
         table: u64,
         bytes: u32,
     ) -> Result<(), M::Error> {
-        let part = Part {
+        let element = Element {
             address: table,
             len: bytes,
             write: false,
         };
-        memory.write(self.at.descriptors, &part.to_bytes(0, false, true))
+        memory.write(self.at.descriptors, &element.to_bytes(0, false, true))
     }
 
     /// Offers the chain that was described. True when the device wants to be told.
@@ -187,16 +178,16 @@ mod tests {
 
     #[test]
     fn a_descriptor_byte_by_byte() {
-        let part = Part {
+        let element = Element {
             address: 0x0102_0304_0506_0708,
             len: 0x0a0b_0c0d,
             write: true,
         };
         let expected = [8, 7, 6, 5, 4, 3, 2, 1, 0x0d, 0x0c, 0x0b, 0x0a, 3, 0, 6, 0];
-        assert_eq!(part.to_bytes(5, true, false), expected);
-        let last = Part {
+        assert_eq!(element.to_bytes(5, true, false), expected);
+        let last = Element {
             write: false,
-            ..part
+            ..element
         }
         .to_bytes(5, false, true);
         assert_eq!(last[12..], [4, 0, 0, 0]);

@@ -10,6 +10,31 @@ use crate::features::Features;
 use crate::source::GuestPage;
 use crate::stats::Stats;
 
+/// An element of a buffer: memory that is contiguous for the device (VIRTIO 1.3, 2.6).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Element {
+    /// Its address.
+    pub address: u64,
+    /// Its bytes.
+    pub len: u32,
+    /// The device may write it; otherwise it only reads.
+    pub write: bool,
+}
+
+/// Queues whose rings the platform keeps, as Linux's virtio core does. In each of them there is one buffer at a
+/// time.
+pub trait Queues {
+    /// Why the device cannot be reached.
+    type Error;
+
+    /// Makes a buffer available in a queue, and notifies the device unless it wants no notification. The elements
+    /// that the device reads come first.
+    fn offer(&mut self, queue: u16, buffer: &[Element]) -> Result<(), Self::Error>;
+
+    /// True when the device has used the buffer, once.
+    fn answered(&mut self, queue: u16) -> Result<bool, Self::Error>;
+}
+
 /// Where a queue lies, as the device finds it (VIRTIO 1.3, 2.7).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QueueAddresses {
@@ -55,6 +80,12 @@ pub trait Transport {
 
     /// The most entries of a queue; 0 where there is none of this number.
     fn queue_size(&mut self, queue: u16) -> Result<u16, Self::Error>;
+
+    /// The queues, where the platform keeps their rings; then it has enabled those that the accepted features
+    /// need, and neither [`enable_queue`](Self::enable_queue) nor [`notify`](Self::notify) is called.
+    fn queues(&mut self) -> Option<&mut dyn Queues<Error = Self::Error>> {
+        None
+    }
 
     /// Hands a queue of `size` entries over to the device.
     fn enable_queue(
@@ -131,10 +162,21 @@ pub trait GuestPages {
     /// Gives back pages that were taken, in parts other than those in which they were.
     fn give_back(&mut self, run: Span<GuestAddr>);
 
-    /// The guest manages so many bytes less, or more, than before. Called as pages come and go, unless
-    /// the balloon gives way when memory is short
-    /// ([`DEFLATE_ON_OOM`](Features::DEFLATE_ON_OOM)).
-    fn managed(&mut self, bytes: i64);
+    /// Chooses pages that leave the balloon, `bytes` of them at most, where not all may at any time: a kernel may
+    /// be about to migrate one. Each run, in blocks that [`take`](Self::take) could have given, goes to `leaves`,
+    /// which says whether the driver wants it; those that it does come back by [`give_back`](Self::give_back),
+    /// or, if they cannot leave, by [`stay`](Self::stay). False: the driver chooses, the lowest first.
+    fn choose(&mut self, _bytes: u64, _leaves: &mut dyn FnMut(Span<GuestAddr>) -> bool) -> bool {
+        false
+    }
+
+    /// These pages were [chosen](Self::choose), and stay in the balloon.
+    fn stay(&mut self, _run: Span<GuestAddr>) {}
+
+    /// These pages have come into the balloon (`held`), or leave it, for the guest's counters. `managed`: the guest
+    /// manages so much less or more memory than before, which it does not where the balloon gives way when memory
+    /// is short ([`DEFLATE_ON_OOM`](Features::DEFLATE_ON_OOM)).
+    fn counted(&mut self, _run: Span<GuestAddr>, _held: bool, _managed: bool) {}
 
     /// What there is to say about the guest's memory.
     fn stats(&mut self) -> Stats {

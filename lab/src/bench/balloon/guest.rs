@@ -175,8 +175,6 @@ impl GuestPages for Blocks {
     }
 
     fn give_back(&mut self, _run: Span<GuestAddr>) {}
-
-    fn managed(&mut self, _bytes: i64) {}
 }
 
 /// Pages of a message.

@@ -248,8 +248,13 @@ impl GuestPages for Handle {
         });
     }
 
-    fn managed(&mut self, bytes: i64) {
-        self.with(|world| world.managed += bytes);
+    fn counted(&mut self, run: Span<GuestAddr>, held: bool, managed: bool) {
+        let bytes = if held {
+            -(run.len as i64)
+        } else {
+            run.len as i64
+        };
+        self.with(|world| world.managed += if managed { bytes } else { 0 });
     }
 
     fn stats(&mut self) -> Stats {
