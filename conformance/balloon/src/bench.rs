@@ -11,7 +11,7 @@ use anyhow::ensure;
 
 use crate::checks::{self, Balloon, MIB};
 use crate::daemon::Daemon;
-use crate::guest::{Guest, Parts};
+use crate::guest::{Driver, Guest, Parts};
 use crate::page_by_page::PageByPage;
 
 /// What is timed.
@@ -42,7 +42,7 @@ impl Bench {
         let mut our_guest = Guest::boot(parts, self.guest, &socket, &[])?;
         let (mut their_guest, mut theirs) = PageByPage::boot(parts, self.guest)?;
         for guest in [&mut our_guest, &mut their_guest] {
-            checks::prepare(guest)?;
+            checks::prepare(guest, Driver::Stock)?;
         }
         let (mut our_times, mut their_times) = (Times::default(), Times::default());
         for _ in 0..self.rounds {

@@ -6,10 +6,10 @@
 use std::thread;
 use std::time::Duration;
 
-use anyhow::{Context, bail, ensure};
+use anyhow::{Context, ensure};
 
 use crate::daemon::Daemon;
-use crate::guest::{Guest, until};
+use crate::guest::{Driver, Guest, until};
 
 /// Bytes of a mebibyte.
 pub const MIB: u64 = 1 << 20;
@@ -60,8 +60,9 @@ pub trait Balloon {
 /// # Errors
 ///
 /// When the guest cannot.
-pub fn prepare(guest: &mut Guest) -> anyhow::Result<()> {
-    guest.run("insmod /virtio_balloon.ko && mount -t tmpfs -o size=100% tmp /tmp")?;
+pub fn prepare(guest: &mut Guest, driver: Driver) -> anyhow::Result<()> {
+    let module = driver.module();
+    guest.run(&format!("insmod {module} && mount -t tmpfs -o size=100% tmp /tmp"))?;
     Ok(())
 }
 
@@ -135,19 +136,24 @@ pub fn memory_comes_and_goes(
     .with_context(|| format!("the guest used {again} bytes of {held}"))
 }
 
-/// The driver takes all features of the standard but the poison, which this kernel has none of.
+/// The driver takes all features of the standard but the poison, which this kernel has none of, and the bit of
+/// messages in bulk if it is the one that has them.
 ///
 /// # Errors
 ///
 /// When it takes others.
-pub fn features(guest: &mut Guest) -> anyhow::Result<()> {
+pub fn features(guest: &mut Guest, driver: Driver) -> anyhow::Result<()> {
     let bits = guest.run("cat /sys/bus/virtio/devices/virtio0/features")?;
     let bits = bits.trim().char_indices().filter(|(_, bit)| *bit == '1');
     let bits: Vec<usize> = bits
         .map(|(number, _)| number)
         .filter(|number| *number < 24)
         .collect();
-    ensure!(bits == [0, 1, 2, 3, 5], "features {bits:?}");
+    let expected: &[usize] = match driver {
+        Driver::Bulk => &[0, 1, 2, 3, 5, 23],
+        _ => &[0, 1, 2, 3, 5],
+    };
+    ensure!(bits == expected, "features {bits:?}");
     Ok(())
 }
 
@@ -241,54 +247,61 @@ pub fn out_of_memory(guest: &mut Guest, daemon: &mut Daemon, bytes: u64) -> anyh
     daemon.reach(bytes)
 }
 
-/// Pages of the balloon that the guest moves, to have its free memory in one piece, are exchanged: the
-/// new one is given, then the old one taken. Returns how many; `None` where the kernel moves none.
+/// Leaves about 48 MiB of the guest's free memory as it is; of the rest every other page becomes a file in
+/// `/tmp/scattered`, and the others are free.
 ///
 /// # Errors
 ///
-/// When the books of both sides differ afterwards.
-pub fn migration(
-    guest: &mut Guest,
-    daemon: &mut Daemon,
-    bytes: u64,
-) -> anyhow::Result<Option<u64>> {
+/// When the guest cannot.
+pub fn scatter(guest: &mut Guest) -> anyhow::Result<()> {
+    // Two pages, and what the kernel keeps of two files.
+    let pairs = free(guest)?.saturating_sub(48 * MIB) / (2 * (4096 + 1024));
+    guest.run(&format!(
+        "mkdir /tmp/free /tmp/scattered && cd /tmp && n=0 && while [ $n -lt {pairs} ]; do \
+         echo > free/$n; echo > scattered/$n; n=$((n + 1)); done && rm -r free"
+    ))?;
+    Ok(())
+}
+
+/// Pages of the balloon that the guest moves, to have its free memory in one piece, are exchanged: the
+/// new one is given, then the old one taken. Returns how many.
+///
+/// # Errors
+///
+/// When there are none, or the books of both sides differ afterwards.
+pub fn migration(guest: &mut Guest, daemon: &mut Daemon) -> anyhow::Result<u64> {
     const MOVED: &str = "awk '/^balloon_migrate/ { print $2 }' /proc/vmstat";
-    let can =
-        guest.run("[ -e /proc/sys/vm/compact_memory ] && grep -q balloon_migrate /proc/vmstat");
-    if can.is_err() {
-        return Ok(None);
-    }
+    daemon.reach(0)?;
+    // So the balloon has single pages, whatever its driver takes first.
+    scatter(guest)?;
+    let bytes = free(guest)?.saturating_sub(24 * MIB) & !(MIB - 1);
     daemon.reach(bytes)?;
-    for _ in 0..10 {
-        let before = (
-            guest.number(MOVED)?,
+    guest.run("rm -r /tmp/scattered")?;
+    let before = (
+        guest.number(MOVED)?,
+        daemon.count("inflated_bytes")?,
+        daemon.count("deflated_bytes")?,
+    );
+    guest.run("echo 1 > /proc/sys/vm/compact_memory")?;
+    let moved = guest.number(MOVED)? - before.0;
+    ensure!(
+        moved > 0,
+        "the guest's compaction moved no page of the balloon"
+    );
+    let pages = 4096 * moved;
+    until("the exchange of the pages that moved", || {
+        let (given, taken) = (
             daemon.count("inflated_bytes")?,
             daemon.count("deflated_bytes")?,
         );
-        guest.run("echo 1 > /proc/sys/vm/compact_memory")?;
-        let moved = guest.number(MOVED)? - before.0;
-        let pages = 4096 * moved;
-        until("the exchange of the pages that moved", || {
-            let (given, taken) = (
-                daemon.count("inflated_bytes")?,
-                daemon.count("deflated_bytes")?,
-            );
-            Ok((given - before.1 == pages && taken - before.2 == pages).then_some(()))
-        })?;
-        let actual = daemon.actual()?;
-        ensure!(
-            actual == bytes,
-            "{actual} bytes are in a balloon of {bytes}"
-        );
-        if moved > 0 {
-            return Ok(Some(moved));
-        }
-        // Memory that comes and goes lies otherwise the next time.
-        daemon.reach(bytes / 2)?;
-        touch(guest)?;
-        daemon.reach(bytes)?;
-    }
-    bail!("the guest's compaction moved no page of the balloon")
+        Ok((given - before.1 == pages && taken - before.2 == pages).then_some(()))
+    })?;
+    let actual = daemon.actual()?;
+    ensure!(
+        actual == bytes,
+        "{actual} bytes are in a balloon of {bytes}"
+    );
+    Ok(moved)
 }
 
 /// Files whose bytes are to outlast everything.

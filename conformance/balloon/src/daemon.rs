@@ -35,7 +35,8 @@ impl Daemon {
     /// When it does not.
     pub fn start(program: &Path, socket: &Path) -> anyhow::Result<Self> {
         let mut child = Command::new(program)
-            .args(["balloon", "--json", "--socket"])
+            // Offered to every driver; Linux's own does not know it.
+            .args(["balloon", "--json", "--bulk-bit", "23", "--socket"])
             .arg(socket)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())

@@ -21,11 +21,10 @@ use tempfile::TempDir;
 
 use crate::registers;
 
-/// The kernel that is a program.
-pub const KERNEL: &str = "/usr/bin/linux.uml";
-/// Below it lie the kernel's modules, in a directory for each version.
-const MODULES: &str = "/usr/lib/uml/modules";
-const MODULE: &str = "kernel/drivers/virtio/virtio_balloon.ko";
+/// The kernel that is a program, in the directory of `cargo xtask linux`.
+const KERNEL: &str = "linux";
+/// Beside it, the modules with a driver of the balloon: Linux's own, and ours.
+const MODULES: [&str; 2] = ["virtio_balloon.ko", "dmaspace_balloon.ko"];
 const BUSYBOX: &str = "/bin/busybox";
 /// How long a guest may take to boot, and a command to be done: many times what either takes, for
 /// machines that are slow or busy.
@@ -33,35 +32,65 @@ pub const PATIENCE: Duration = Duration::from_secs(300);
 /// Lines that are shown of what the kernel said, when something failed.
 const TAIL: usize = 30;
 
+/// A driver of the balloon.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Driver {
+    /// Linux's own.
+    Stock,
+    /// Ours, by page numbers.
+    Pages,
+    /// Ours, by messages in bulk.
+    Bulk,
+}
+
+impl Driver {
+    /// All.
+    pub const ALL: [Self; 3] = [Self::Stock, Self::Pages, Self::Bulk];
+
+    /// As a line says it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Stock => "Linux's driver",
+            Self::Pages => "ours, by page numbers",
+            Self::Bulk => "ours, in bulk",
+        }
+    }
+
+    /// The module, for `insmod`, with its arguments.
+    pub const fn module(self) -> &'static str {
+        match self {
+            Self::Stock => "/virtio_balloon.ko",
+            Self::Pages => "/dmaspace_balloon.ko bulk_bit=-1",
+            Self::Bulk => "/dmaspace_balloon.ko",
+        }
+    }
+}
+
 /// What the guest consists of.
 #[derive(Debug)]
 pub struct Parts {
+    kernel: PathBuf,
     initramfs: Vec<u8>,
 }
 
 impl Parts {
-    /// Packs it of what lies on this machine.
+    /// Packs it of what `cargo xtask linux` left in `directory`.
     ///
     /// # Errors
     ///
     /// When something is missing, which is named.
-    pub fn find() -> anyhow::Result<Self> {
-        ensure!(Path::new(KERNEL).exists(), "there is no {KERNEL}");
-        let versions = fs::read_dir(MODULES).with_context(|| MODULES.to_owned())?;
-        let mut modules = versions
-            .filter_map(|version| Some(version.ok()?.path().join(MODULE)))
-            .filter(|path| path.exists());
-        let module = modules
-            .next()
-            .with_context(|| format!("there is no {MODULE} below {MODULES}"))?;
+    pub fn find(directory: &Path) -> anyhow::Result<Self> {
+        let kernel = directory.join(KERNEL);
+        ensure!(kernel.exists(), "there is no {}", kernel.display());
         let read = |path: &Path| fs::read(path).with_context(|| path.display().to_string());
         let mut archive = Initramfs::new()?;
         archive.program("init", include_bytes!("init.sh"))?;
         archive.program("bin/busybox", &read(Path::new(BUSYBOX))?)?;
-        archive.program("virtio_balloon.ko", &read(&module)?)?;
-        Ok(Self {
-            initramfs: archive.finish()?,
-        })
+        for module in MODULES {
+            archive.program(module, &read(&directory.join(module))?)?;
+        }
+        let initramfs = archive.finish()?;
+        Ok(Self { kernel, initramfs })
     }
 }
 
@@ -80,16 +109,16 @@ pub struct Guest {
 /// Starts the kernel, with as many registers as it knows of.
 fn start(mut kernel: Command) -> anyhow::Result<Child> {
     if !registers::are_too_many() {
-        return kernel.spawn().with_context(|| KERNEL.to_owned());
+        return kernel.spawn().context("the guest's kernel cannot be started");
     }
     // What is refused is refused to a thread, and to what it starts.
     let started = thread::spawn(move || {
         registers::refuse()?;
-        kernel.spawn().with_context(|| KERNEL.to_owned())
+        kernel.spawn().context("the guest's kernel cannot be started")
     });
     started
         .join()
-        .map_err(|_| anyhow!("{KERNEL} cannot be started"))?
+        .map_err(|_| anyhow!("the guest's kernel cannot be started"))?
 }
 
 impl Guest {
@@ -104,7 +133,7 @@ impl Guest {
         let initramfs = directory.path().join("initramfs");
         fs::write(&initramfs, &parts.initramfs)?;
         let log = File::create(directory.path().join("log"))?;
-        let mut kernel = Command::new(KERNEL);
+        let mut kernel = Command::new(&parts.kernel);
         kernel
             .arg(format!("mem={mib}M"))
             .arg(format!("initrd={}", initramfs.display()))

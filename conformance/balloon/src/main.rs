@@ -8,7 +8,7 @@ use anyhow::ensure;
 use balloon_rig::bench::Bench;
 use balloon_rig::checks::{self, Balloon, MIB};
 use balloon_rig::daemon::Daemon;
-use balloon_rig::guest::{Guest, Parts, until};
+use balloon_rig::guest::{Driver, Guest, Parts, until};
 use balloon_rig::page_by_page::PageByPage;
 use clap::Parser;
 
@@ -18,6 +18,9 @@ struct Options {
     /// The command line `dmaspace`.
     #[arg(long, value_name = "PROGRAM")]
     dmaspace: PathBuf,
+    /// Where `cargo xtask linux` has left a kernel and its modules.
+    #[arg(long, value_name = "DIRECTORY")]
+    linux: PathBuf,
     /// Only checks whose name contains this.
     #[arg(long, value_name = "NAME")]
     only: Option<String>,
@@ -40,7 +43,9 @@ type Check = fn(&Parts, &Path) -> anyhow::Result<()>;
 
 const CHECKS: &[(&str, Check)] = &[
     ("page_by_page", page_by_page),
-    ("all_of_the_driver", all_of_the_driver),
+    ("all_of_the_stock_driver", all_of_the_stock_driver),
+    ("all_of_our_driver", all_of_our_driver),
+    ("all_of_our_driver_in_bulk", all_of_our_driver_in_bulk),
     ("one_guest_after_another", one_guest_after_another),
 ];
 
@@ -59,7 +64,7 @@ fn main() -> ExitCode {
 }
 
 fn run(options: &Options) -> anyhow::Result<()> {
-    let parts = Parts::find()?;
+    let parts = Parts::find(&options.linux)?;
     if options.bench {
         let bench = Bench {
             guest: options.guest,
@@ -89,7 +94,7 @@ fn run(options: &Options) -> anyhow::Result<()> {
 /// The device to compare with does what it is there for.
 fn page_by_page(parts: &Parts, _program: &Path) -> anyhow::Result<()> {
     let (mut guest, mut balloon) = PageByPage::boot(parts, 256)?;
-    checks::prepare(&mut guest)?;
+    checks::prepare(&mut guest, Driver::Stock)?;
     checks::memory_comes_and_goes(&mut guest, &mut balloon, 96 * MIB)?;
     let (messages, pages) = balloon.counts();
     ensure!(
@@ -99,21 +104,35 @@ fn page_by_page(parts: &Parts, _program: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Everything that the stock driver has, against `dmaspace balloon`.
-fn all_of_the_driver(parts: &Parts, program: &Path) -> anyhow::Result<()> {
+/// Everything that Linux's driver has, against `dmaspace balloon`.
+fn all_of_the_stock_driver(parts: &Parts, program: &Path) -> anyhow::Result<()> {
+    all_of_the_driver(parts, program, Driver::Stock)
+}
+
+/// The same of ours, by the standard's page numbers.
+fn all_of_our_driver(parts: &Parts, program: &Path) -> anyhow::Result<()> {
+    all_of_the_driver(parts, program, Driver::Pages)
+}
+
+/// The same by messages in bulk.
+fn all_of_our_driver_in_bulk(parts: &Parts, program: &Path) -> anyhow::Result<()> {
+    all_of_the_driver(parts, program, Driver::Bulk)
+}
+
+fn all_of_the_driver(parts: &Parts, program: &Path, driver: Driver) -> anyhow::Result<()> {
     let directory = tempfile::tempdir()?;
     let socket = directory.path().join("socket");
     let mut daemon = Daemon::start(program, &socket)?;
     let mut guest = Guest::boot(parts, GUEST, &socket, &[])?;
     let (guest, daemon) = (&mut guest, &mut daemon);
-    checks::prepare(guest)?;
+    checks::prepare(guest, driver)?;
     checks::write_data(guest)?;
     let step = |name: &str, start: Instant| {
         println!("  {name}, {:.1} s", start.elapsed().as_secs_f64());
         Instant::now()
     };
     let mut at = Instant::now();
-    checks::features(guest)?;
+    checks::features(guest, driver)?;
     at = step("features", at);
     checks::memory_comes_and_goes(guest, daemon, BALLOON)?;
     let (given, calls) = (daemon.count("inflated_bytes")?, daemon.count("discards")?);
@@ -130,12 +149,8 @@ fn all_of_the_driver(parts: &Parts, program: &Path) -> anyhow::Result<()> {
     at = step("free page hinting", at);
     checks::out_of_memory(guest, daemon, BALLOON)?;
     at = step("deflating when out of memory", at);
-    match checks::migration(guest, daemon, BALLOON)? {
-        Some(pages) => at = step(&format!("migration of {pages} pages"), at),
-        None => println!(
-            "  not checked: migration, since the guest's kernel moves no pages of balloons"
-        ),
-    }
+    let pages = checks::migration(guest, daemon)?;
+    at = step(&format!("migration of {pages} pages"), at);
     daemon.reach(0)?;
     checks::data_is_intact(guest)?;
     step("data outside of the balloon intact", at);
@@ -158,7 +173,7 @@ fn one_guest_after_another(parts: &Parts, program: &Path) -> anyhow::Result<()> 
     daemon.set_target(bytes)?;
     for _ in 0..2 {
         let mut guest = Guest::boot(parts, 128, &socket, &[])?;
-        checks::prepare(&mut guest)?;
+        checks::prepare(&mut guest, Driver::Stock)?;
         // What the guest has done, since the device could still believe the one before.
         until("a balloon without a word", || {
             let pages = guest.number("awk '/^balloon_inflate/ { print $2 }' /proc/vmstat")?;
