@@ -9,7 +9,7 @@
 //! The same program, built without Linux's checks of itself, times work of its tables in its own
 //! process ([`timing`]), for whoever measures ours beside it.
 //!
-//! For the other rigs there are packages of Debian ([`apt`]), a QEMU of a later release
+//! For the other rigs there are kernels ([`kernel`]), packages of Debian ([`apt`]), a QEMU of a later release
 //! ([`newer_qemu`]), QEMU's monitor ([`qmp`]), and what a guest finds when it boots ([`initramfs`]).
 
 pub mod apt;
@@ -18,6 +18,7 @@ pub mod compare;
 pub mod differences;
 pub mod drive;
 pub mod initramfs;
+pub mod kernel;
 pub mod newer_qemu;
 pub mod qmp;
 pub mod server;

@@ -3,7 +3,8 @@
 mod time;
 
 use std::{
-    path::PathBuf,
+    fs,
+    path::{Path, PathBuf},
     process::ExitCode,
     sync::{Mutex, atomic::AtomicUsize, atomic::Ordering},
     thread,
@@ -16,6 +17,7 @@ use conformance::{
     build::{self, Purpose},
     differences::Seen,
     drive::{Amount, Outcome},
+    kernel,
     server::Server,
     setup::{self, Setup},
     source, timing,
@@ -48,6 +50,15 @@ struct Options {
 #[derive(Subcommand)]
 enum Command {
     Time(time::Options),
+    /// Builds User-Mode Linux, unless it is there, and a module for it.
+    Linux {
+        /// The module's directory.
+        #[arg(long, value_name = "DIRECTORY")]
+        module: PathBuf,
+        /// An object that belongs to it, for which it needs no source.
+        #[arg(long, value_name = "FILE")]
+        object: PathBuf,
+    },
 }
 
 /// Exit status when Linux's source cannot be had.
@@ -64,6 +75,7 @@ fn main() -> ExitCode {
     };
     let result = match &options.command {
         Some(Command::Time(wanted)) => time::time(wanted, &source, &options.work),
+        Some(Command::Linux { module, object }) => linux(module, object, &options.work),
         None => compare(&options, &source),
     };
     match result {
@@ -75,7 +87,37 @@ fn main() -> ExitCode {
     }
 }
 
-fn compare(options: &Options, source: &std::path::Path) -> anyhow::Result<()> {
+/// A kernel, and beside it the module of `sources` with this object, and Linux's own modules.
+fn linux(sources: &Path, object: &Path, work: &Path) -> anyhow::Result<()> {
+    let kernel = kernel::UML;
+    if kernel.kept(work).is_none() {
+        let start = Instant::now();
+        let built = kernel.build(&source::package(work)?, work)?;
+        let took = start.elapsed().as_secs();
+        println!("{} built in {took} s", built.display());
+    }
+    // Linux builds where the sources are.
+    let copy = work.join("linux/module");
+    if copy.exists() {
+        fs::remove_dir_all(&copy)?;
+    }
+    fs::create_dir_all(&copy)?;
+    for entry in fs::read_dir(sources)? {
+        let path = entry?.path();
+        if let Some(name) = path.file_name().filter(|_| path.is_file()) {
+            fs::copy(&path, copy.join(name))?;
+        }
+    }
+    let name = object.file_name().context("the object has no name")?;
+    fs::copy(object, copy.join(name))?;
+    // That it was compiled by another build says the record of the command that made it.
+    fs::write(copy.join(format!(".{}.cmd", name.display())), "")?;
+    let modules = kernel.build_modules(&copy, work)?;
+    println!("modules in {}", modules.display());
+    Ok(())
+}
+
+fn compare(options: &Options, source: &Path) -> anyhow::Result<()> {
     let today = || {
         let since = SystemTime::now().duration_since(UNIX_EPOCH);
         since.map_or(1, |since| since.as_secs())

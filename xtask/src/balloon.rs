@@ -1,16 +1,13 @@
-//! The balloon: `conformance/balloon` boots a stock Linux guest with its own driver against our device.
+//! The balloon: `conformance/balloon` boots a Linux guest, with its own driver and with ours, against our device.
 
 use std::process::ExitStatus;
 
 use anyhow::{Context as _, ensure};
 
-use crate::{cargo::Repository, host::Need, parts::Outcome, programs::Passed, programs::Programs};
-
-/// A kernel that is a program, and what runs in it.
-pub(crate) const NEEDS: &[Need] = &[
-    Need::Package("busybox-static"),
-    Need::Package("user-mode-linux"),
-];
+use crate::{
+    cargo::Repository, conformance::SOURCE_MISSING, linux, parts::Outcome, programs::Passed,
+    programs::Programs,
+};
 
 /// The part `balloon` of the test command.
 pub(crate) fn part(repository: &Repository) -> anyhow::Result<Outcome> {
@@ -18,17 +15,25 @@ pub(crate) fn part(repository: &Repository) -> anyhow::Result<Outcome> {
         let reason = "User-Mode Linux runs on x86-64 Linux";
         return Ok(Outcome::NotRun(reason.into()));
     }
-    let status = run(&[], repository)?;
+    if !linux::build(repository)? {
+        return Ok(Outcome::NotRun(SOURCE_MISSING.into()));
+    }
+    check(&[], repository)
+}
+
+/// Runs checks, with a kernel that is there.
+pub(crate) fn check(options: &[&str], repository: &Repository) -> anyhow::Result<Outcome> {
+    let status = run(options, repository)?;
     ensure!(
         status.success(),
-        "checks failed on a stock guest's balloon: {status}"
+        "checks failed on a guest's balloon: {status}"
     );
     Ok(Outcome::Passed)
 }
 
 /// The command.
 pub(crate) fn command(passed: &Passed, repository: &Repository) -> anyhow::Result<bool> {
-    Ok(run(&passed.options(), repository)?.success())
+    Ok(linux::build(repository)? && run(&passed.options(), repository)?.success())
 }
 
 fn run(options: &[&str], repository: &Repository) -> anyhow::Result<ExitStatus> {
@@ -39,6 +44,7 @@ fn run(options: &[&str], repository: &Repository) -> anyhow::Result<ExitStatus> 
     };
     let mut command = programs.command("dmaspace-balloon-rig", repository);
     command.arg("--dmaspace").arg(programs.path("dmaspace"));
+    command.arg("--linux").arg(linux::kernel(repository));
     let status = command.args(options).status();
     status.context("the rig cannot be started")
 }

@@ -16,14 +16,17 @@ pub(crate) const NEEDS: &[Need] = &[
 ];
 
 /// The program's exit status when Linux's source cannot be had.
-const NO_SOURCE: i32 = 3;
+pub(crate) const NO_SOURCE: i32 = 3;
+
+/// Why a part is not run then.
+pub(crate) const SOURCE_MISSING: &str =
+    "Linux's source cannot be had from the Debian mirror; see above";
 
 /// The part `compare` of the test command.
 pub(crate) fn part(repository: &Repository) -> anyhow::Result<Outcome> {
     let status = run(&[], repository)?;
     if status.code() == Some(NO_SOURCE) {
-        let reason = "Linux's source cannot be had from the Debian mirror; see above";
-        return Ok(Outcome::NotRun(reason.into()));
+        return Ok(Outcome::NotRun(SOURCE_MISSING.into()));
     }
     ensure!(
         status.success(),

@@ -8,6 +8,7 @@ use cargo_metadata::camino::Utf8Path;
 
 use crate::{
     cargo::{self, Repository},
+    conformance::SOURCE_MISSING,
     host::Need,
     parts::Outcome,
     programs::{Passed, Programs},
@@ -60,8 +61,7 @@ pub(crate) fn kernel_part(repository: &Repository) -> anyhow::Result<Outcome> {
     }
     let status = kernel(repository)?;
     if status.code() == Some(NOT_THERE) {
-        let reason = "Linux's source cannot be had from the Debian mirror; see above";
-        return Ok(Outcome::NotRun(reason.into()));
+        return Ok(Outcome::NotRun(SOURCE_MISSING.into()));
     }
     ensure!(
         status.success(),

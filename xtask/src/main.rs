@@ -24,6 +24,7 @@ mod header;
 mod host;
 mod install;
 mod libvirt;
+mod linux;
 mod listed;
 mod nostd;
 mod origins;
@@ -67,7 +68,9 @@ enum Command {
     /// Has devices do DMA through QEMU's emulated IOMMUs, without a guest.
     #[command(disable_help_flag = true)]
     Units(Passed),
-    /// Boots a stock Linux guest with its own balloon driver against our device.
+    /// Builds User-Mode Linux, unless it is there, and our balloon driver as a module for it.
+    Linux,
+    /// Boots a Linux guest with its own balloon driver, and with ours, against our device.
     #[command(disable_help_flag = true)]
     Balloon(Passed),
     /// Runs the fuzz targets, each for some seconds; needs cargo-fuzz.
@@ -102,7 +105,7 @@ impl Command {
             Self::GuestDma(_) => "guest-kernel",
             Self::Guests(_) => "guests",
             Self::Units(_) => "units",
-            Self::Balloon(_) => "balloon",
+            Self::Balloon(_) | Self::Linux => "linux",
             _ => return None,
         })
     }
@@ -138,6 +141,7 @@ fn run(command: Command) -> anyhow::Result<bool> {
         Command::Guests(passed) => guests::command(&passed, repository),
         Command::GuestDma(passed) => guests::dma_command(&passed, repository),
         Command::Units(passed) => units::command(&passed, repository),
+        Command::Linux => linux::command(repository),
         Command::Balloon(passed) => balloon::command(&passed, repository),
         Command::Fuzz(options) => fuzz::run(&options, repository),
         Command::Sanitize(options) => sanitize::run(&options, repository),

@@ -11,7 +11,7 @@ use crate::{
     cargo::{self, Repository},
     conformance, dependencies, examples, fuzz, graph, guests, header,
     host::Need,
-    install, libvirt, nostd, origins, properties, runner, sanitize, units, unsafety,
+    install, libvirt, linux, nostd, origins, properties, runner, sanitize, units, unsafety,
 };
 
 /// When a part runs, and what its budget counts towards.
@@ -117,7 +117,8 @@ pub(crate) const PARTS: &[Part] = &[
     ),
     part("libvirt", Group::Rig, 5, libvirt::NEEDS, libvirt::part),
     part("units", Group::Rig, 300, units::NEEDS, units::part),
-    part("balloon", Group::Rig, 40, balloon::NEEDS, balloon::part),
+    part("linux", Group::Rig, 200, linux::NEEDS, linux::part),
+    part("balloon", Group::Rig, 80, linux::NEEDS, balloon::part),
     part(
         "balloon-qemu",
         Group::Rig,

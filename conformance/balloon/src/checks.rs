@@ -55,6 +55,38 @@ pub trait Balloon {
     }
 }
 
+/// The driver's module goes while there is something in the balloon, and comes again: the guest has all of its
+/// memory after each, and the device sees an empty balloon before it is filled anew.
+///
+/// # Errors
+///
+/// When it does not.
+pub fn module_comes_and_goes(
+    guest: &mut Guest,
+    daemon: &mut Daemon,
+    driver: Driver,
+    bytes: u64,
+) -> anyhow::Result<()> {
+    let free = free(guest)?;
+    daemon.reach(bytes)?;
+    for _ in 0..3 {
+        guest.run("rmmod /dmaspace_balloon.ko")?;
+        let back = free_now(guest)?;
+        ensure!(
+            back >= free - SLACK,
+            "of {free} bytes free in the guest {back} are, without the driver"
+        );
+        let held = guest.number("awk '/^nr_balloon_pages/ { print $2 }' /proc/vmstat")?;
+        ensure!(held == 0, "{held} pages in no balloon");
+        guest.run(&format!("insmod {}", driver.module()))?;
+        // The target is still there.
+        until("a balloon that fills again", || {
+            Ok((free_now(guest)? + bytes <= free + SLACK).then_some(()))
+        })?;
+    }
+    daemon.reach(0)
+}
+
 /// Loads the driver, and makes a file system of memory as large as the guest.
 ///
 /// # Errors
@@ -62,7 +94,9 @@ pub trait Balloon {
 /// When the guest cannot.
 pub fn prepare(guest: &mut Guest, driver: Driver) -> anyhow::Result<()> {
     let module = driver.module();
-    guest.run(&format!("insmod {module} && mount -t tmpfs -o size=100% tmp /tmp"))?;
+    guest.run(&format!(
+        "insmod {module} && mount -t tmpfs -o size=100% tmp /tmp"
+    ))?;
     Ok(())
 }
 

@@ -23,7 +23,7 @@ use crate::registers;
 
 /// The kernel that is a program, in the directory of `cargo xtask linux`.
 const KERNEL: &str = "linux";
-/// Beside it, the modules with a driver of the balloon: Linux's own, and ours.
+/// The modules with a driver of the balloon: Linux's own, and ours.
 const MODULES: [&str; 2] = ["virtio_balloon.ko", "dmaspace_balloon.ko"];
 const BUSYBOX: &str = "/bin/busybox";
 /// How long a guest may take to boot, and a command to be done: many times what either takes, for
@@ -87,7 +87,7 @@ impl Parts {
         archive.program("init", include_bytes!("init.sh"))?;
         archive.program("bin/busybox", &read(Path::new(BUSYBOX))?)?;
         for module in MODULES {
-            archive.program(module, &read(&directory.join(module))?)?;
+            archive.program(module, &read(&directory.join("tree/modules").join(module))?)?;
         }
         let initramfs = archive.finish()?;
         Ok(Self { kernel, initramfs })
@@ -109,12 +109,16 @@ pub struct Guest {
 /// Starts the kernel, with as many registers as it knows of.
 fn start(mut kernel: Command) -> anyhow::Result<Child> {
     if !registers::are_too_many() {
-        return kernel.spawn().context("the guest's kernel cannot be started");
+        return kernel
+            .spawn()
+            .context("the guest's kernel cannot be started");
     }
     // What is refused is refused to a thread, and to what it starts.
     let started = thread::spawn(move || {
         registers::refuse()?;
-        kernel.spawn().context("the guest's kernel cannot be started")
+        kernel
+            .spawn()
+            .context("the guest's kernel cannot be started")
     });
     started
         .join()

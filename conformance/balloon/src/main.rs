@@ -47,6 +47,7 @@ const CHECKS: &[(&str, Check)] = &[
     ("all_of_our_driver", all_of_our_driver),
     ("all_of_our_driver_in_bulk", all_of_our_driver_in_bulk),
     ("one_guest_after_another", one_guest_after_another),
+    ("our_module_comes_and_goes", our_module_comes_and_goes),
 ];
 
 /// MiB of the guest, and bytes that are to be in the balloon.
@@ -161,6 +162,21 @@ fn all_of_the_driver(parts: &Parts, program: &Path, driver: Driver) -> anyhow::R
     );
     let ended = daemon.interrupt()?;
     ensure!(ended.success() && !socket.exists(), "after SIGINT: {ended}");
+    Ok(())
+}
+
+/// Ours is loaded, inflated, deflated, unloaded with pages in the balloon, and loaded again.
+fn our_module_comes_and_goes(parts: &Parts, program: &Path) -> anyhow::Result<()> {
+    for driver in [Driver::Pages, Driver::Bulk] {
+        let directory = tempfile::tempdir()?;
+        let socket = directory.path().join("socket");
+        let mut daemon = Daemon::start(program, &socket)?;
+        let mut guest = Guest::boot(parts, 256, &socket, &[])?;
+        checks::prepare(&mut guest, driver)?;
+        checks::memory_comes_and_goes(&mut guest, &mut daemon, 96 * MIB)?;
+        checks::module_comes_and_goes(&mut guest, &mut daemon, driver, 96 * MIB)?;
+        println!("  {}", driver.name());
+    }
     Ok(())
 }
 

@@ -10,10 +10,10 @@ use std::{
 
 use anyhow::{Context as _, anyhow, ensure};
 use clap::{Parser, Subcommand};
-use conformance::{initramfs::Initramfs, newer_qemu::NewerQemu, source};
+use conformance::{initramfs::Initramfs, kernel::Kernel, newer_qemu::NewerQemu, source};
 use guest::{
     dma::{self, Measure},
-    kernel::{self, Kernel},
+    kernel,
     machines::{MACHINES, Machine, Unit},
     qemu::Boot,
 };
@@ -156,6 +156,7 @@ fn run(work: &Path, programs: &Programs<'_>, only: Option<&str>) -> anyhow::Resu
         only.unwrap_or_default()
     );
     let directory = kernel::directory(work);
+    fs::create_dir_all(&directory)?;
     let initramfs = directory.join("initramfs");
     let mut archive = Initramfs::new()?;
     archive.program("init", &program(programs.init)?)?;
@@ -212,6 +213,7 @@ fn measure(work: &Path, init: &Path, unit: Option<&str>, processor: &str) -> any
         return Ok(built);
     };
     let directory = kernel::directory(work);
+    fs::create_dir_all(&directory)?;
     let initramfs = directory.join("dma.initramfs");
     let mut archive = Initramfs::new()?;
     archive.program("init", &program(init)?)?;

@@ -1,0 +1,139 @@
+//! What runs inside a Linux kernel: `linux/`, and the User-Mode Linux that tries it.
+//!
+//! The Rust of a module is a static library of `core` and our own crates, for a target without an operating system,
+//! by the distribution's compiler: it has the source of `core`, which is built without vector registers, as a kernel
+//! wants it. One object of it goes into the module, beside the C of `linux/`, which is the kernel's interface. Linux's
+//! own support for Rust is not used: it wants a compiler, a bindgen and a libclang of its choice, and its crate
+//! `kernel` has no virtio, no balloon and no page reporting.
+
+use std::{fs, path::Path, path::PathBuf, process::Command};
+
+use anyhow::{Context as _, ensure};
+
+use crate::{
+    balloon,
+    cargo::{self, Repository},
+    conformance::{NO_SOURCE, SOURCE_MISSING},
+    host::Need,
+    parts::Outcome,
+    programs::Programs,
+};
+
+/// What builds the kernel and the module.
+pub(crate) const NEEDS: &[Need] = &[
+    Need::Package("bc"),
+    Need::Package("binutils"),
+    Need::Package("bison"),
+    Need::Package("busybox-static"),
+    Need::Package("debian-archive-keyring"),
+    Need::Package("flex"),
+    Need::Package("gcc"),
+    Need::Package("libc6-dev"),
+    Need::Package("libelf-dev"),
+    Need::Package("make"),
+    Need::Package("rust-web-src"),
+    Need::Package("rustc-web"),
+    Need::Package("xz-utils"),
+];
+
+/// The balloon's module, below the root; the Rust in it is no member of the workspace.
+pub(crate) const BALLOON: &str = "linux/balloon";
+
+/// The distribution's compiler: one whose source of `core` is a package too.
+const RUSTC: &str = "/usr/bin/rustc";
+const TARGET: &str = "x86_64-unknown-none";
+
+/// For User-Mode Linux, which lies anywhere in the memory of a process, and so do its modules.
+const FLAGS: &[&str] = &[
+    "-Ccode-model=large",
+    "-Crelocation-model=static",
+    "-Cforce-unwind-tables=no",
+    // One section, as from a C compiler.
+    "-Zfunction-sections=no",
+    "-Dwarnings",
+];
+
+/// Where the kernel and its modules are, below the target directory.
+pub(crate) const KERNEL: &str = "conformance/linux/um";
+
+/// The part `linux` of the test command.
+pub(crate) fn part(repository: &Repository) -> anyhow::Result<Outcome> {
+    if !cfg!(all(target_os = "linux", target_arch = "x86_64")) {
+        let reason = "User-Mode Linux runs on x86-64 Linux";
+        return Ok(Outcome::NotRun(reason.into()));
+    }
+    if !build(repository)? {
+        return Ok(Outcome::NotRun(SOURCE_MISSING.into()));
+    }
+    balloon::check(&["--only", "module_comes_and_goes"], repository)
+}
+
+/// The command `cargo xtask linux`.
+pub(crate) fn command(repository: &Repository) -> anyhow::Result<bool> {
+    build(repository)
+}
+
+/// Builds kernel and module, unless they are there. False when Linux's source cannot be had.
+pub(crate) fn build(repository: &Repository) -> anyhow::Result<bool> {
+    let object = object(repository)?;
+    let mut command = Programs::build(repository)?.command("dmaspace-conformance", repository);
+    let work = repository.metadata.target_directory.join("conformance");
+    command.arg("--work").arg(work);
+    command.args(["linux", "--module", BALLOON, "--object"]);
+    let status = command.arg(object).status();
+    let status = status.context("the rig cannot be started")?;
+    if status.code() == Some(NO_SOURCE) {
+        return Ok(false);
+    }
+    ensure!(status.success(), "the module cannot be built: {status}");
+    Ok(true)
+}
+
+/// The Rust of the balloon's module, as one object.
+fn object(repository: &Repository) -> anyhow::Result<PathBuf> {
+    let directory = repository.root.join(BALLOON);
+    // The same versions of foreign crates as in the workspace; Cargo drops those not needed.
+    fs::copy(
+        repository.root.join("Cargo.lock"),
+        directory.join("Cargo.lock"),
+    )
+    .context("the workspace's Cargo.lock cannot be copied")?;
+    let target = repository.metadata.target_directory.join("linux");
+    let manifest = format!("{BALLOON}/Cargo.toml");
+    let mut build = repository.cargo(&["build", "--release", "--manifest-path", &manifest]);
+    build.args(["-Zbuild-std=core", "--target", TARGET]);
+    build
+        .env("CARGO_TARGET_DIR", &target)
+        .env("CARGO_ENCODED_RUSTFLAGS", FLAGS.join("\u{1f}"))
+        .env_remove("RUSTFLAGS")
+        .env_remove("CARGO_BUILD_TARGET")
+        .env("RUSTC", RUSTC)
+        // The distribution's compiler is a stable one, and this is what it allows only so.
+        .env("RUSTC_BOOTSTRAP", "1");
+    cargo::run(&mut build)?;
+    let built = target.join(TARGET).join("release");
+    let library = built.join("libdmaspace_balloon.a");
+    let members = output(Command::new("ar").arg("t").arg(&library))?;
+    let member = members
+        .lines()
+        .find(|name| name.starts_with("dmaspace_balloon"));
+    let member = member.context("the library has no object of ours")?;
+    // What it needs of `core` is in it, by link-time optimization; memcpy and memset are the kernel's.
+    let mut extract = Command::new("ar");
+    let extract = extract.args(["x", library.as_str(), member]);
+    output(extract.current_dir(&built))?;
+    let object = built.join("driver.o");
+    fs::rename(built.join(member), &object)?;
+    Ok(object.into())
+}
+
+fn output(command: &mut Command) -> anyhow::Result<String> {
+    let output = command.output().context("ar cannot be started")?;
+    ensure!(output.status.success(), "ar ended with {}", output.status);
+    Ok(String::from_utf8(output.stdout)?)
+}
+
+/// Where the kernel is.
+pub(crate) fn kernel(repository: &Repository) -> PathBuf {
+    Path::new(repository.metadata.target_directory.as_str()).join(KERNEL)
+}
