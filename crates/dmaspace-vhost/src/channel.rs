@@ -7,17 +7,22 @@
 //! with `VHOST_USER_SET_BACKEND_REQ_FD` is kept in a [`Channel`], too. The cost is two more threads and a
 //! copy of every message of the protocol; pages and their queues do not pass here.
 //!
-//! One thing is changed on the way: User-Mode Linux describes its memory in a table of two places,
-//! however many it uses, and `vhost` takes no byte more than are used. The rest is cut off.
+//! Two things are changed on the way, for User-Mode Linux. It describes its memory in a table of two places,
+//! however many it uses, and `vhost` takes no byte more than are used: the rest is cut off. And it stops no queue when
+//! its driver resets the device, but sets the next driver's features, without those of vhost-user, which have no
+//! other way to be stopped: `vhost-user-backend` would go on with the eventfds of the last one. So the queues that
+//! have one are stopped before such features are set, and the answers to that are left out.
 //!
 //! Source: vhost-user protocol (QEMU, docs/interop/vhost-user.rst), "Message Specification",
 //! "Communication". A header is three 32-bit words in the machine's byte order: request, flags (bits
 //! 0-1 the version, which is 1), and the bytes of payload behind it.
 
-use std::io::{self, IoSlice, IoSliceMut, Read as _, Write as _};
+use std::collections::BTreeSet;
+use std::io::{self, IoSlice, IoSliceMut, Write as _};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
@@ -37,6 +42,12 @@ const MOST_FDS: usize = 32;
 const SET_MEM_TABLE: u32 = 5;
 const MEM_TABLE: usize = 8;
 const MEM_REGION: usize = 32;
+/// `VHOST_USER_SET_FEATURES`, of the front end.
+const SET_FEATURES: u32 = 2;
+/// `VHOST_USER_F_PROTOCOL_FEATURES`: the front end stops and enables each queue.
+const PROTOCOL_FEATURES: u32 = 1 << 30;
+/// `VHOST_USER_GET_VRING_BASE`, of the front end, which stops a queue. Its payload and its answer are number and index.
+const GET_VRING_BASE: u32 = 11;
 /// `VHOST_USER_SET_VRING_KICK`, of the front end.
 const SET_VRING_KICK: u32 = 12;
 /// `VHOST_USER_SET_BACKEND_REQ_FD`, of the front end.
@@ -53,13 +64,17 @@ const PATIENCE: Duration = Duration::from_secs(1);
 
 /// The channel from the back end to the front end, once there is one.
 #[derive(Debug, Default)]
-pub(super) struct Channel(Mutex<Option<UnixStream>>);
+pub(super) struct Channel {
+    stream: Mutex<Option<UnixStream>>,
+    /// Queues that were stopped here, and not by the front end, to which there is no answer yet.
+    stopped: AtomicU32,
+}
 
 impl Channel {
     fn keep(&self, socket: OwnedFd) -> io::Result<()> {
         let stream = UnixStream::from(socket);
         stream.set_write_timeout(Some(PATIENCE))?;
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(stream);
+        *self.stream.lock().unwrap_or_else(PoisonError::into_inner) = Some(stream);
         Ok(())
     }
 
@@ -70,15 +85,11 @@ impl Channel {
     ///
     /// When the front end does not take the message.
     pub(super) fn config_changed(&self) -> io::Result<bool> {
-        let mut channel = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut channel = self.stream.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(stream) = channel.as_mut() else {
             return Ok(false);
         };
-        let mut message = [0; HEADER];
-        for (place, word) in message.chunks_exact_mut(4).zip([CONFIG_CHANGE, VERSION, 0]) {
-            place.copy_from_slice(&word.to_ne_bytes());
-        }
-        stream.write_all(&message)?;
+        stream.write_all(&words([CONFIG_CHANGE, VERSION, 0]))?;
         Ok(true)
     }
 }
@@ -96,6 +107,8 @@ pub(super) fn is_request(header: &[u8]) -> bool {
 pub(super) fn requests(front: &UnixStream, back: &UnixStream, channel: &Channel) -> io::Result<()> {
     let mut bytes = [0; HEADER + MOST_PAYLOAD];
     let mut fds = Vec::new();
+    // The queues that have an eventfd.
+    let mut started = BTreeSet::new();
     loop {
         fds.clear();
         let (header, payload) = bytes.split_at_mut(HEADER);
@@ -113,7 +126,14 @@ pub(super) fn requests(front: &UnixStream, back: &UnixStream, channel: &Channel)
         if let (SET_BACKEND_REQ_FD, [socket]) = (request, &*fds) {
             channel.keep(socket.try_clone()?)?;
         }
+        if request == SET_FEATURES && word(payload, 0) & PROTOCOL_FEATURES == 0 {
+            while let Some(queue) = started.pop_first() {
+                channel.stopped.fetch_add(1, Ordering::Relaxed);
+                send(back, &words([GET_VRING_BASE, VERSION, 8, queue, 0]), &[])?;
+            }
+        }
         if request == SET_VRING_KICK {
+            started.insert(word(payload, 0) & 0xff);
             // One that has nothing to read, which another queue has read already, must not stop the thread
             // that serves all of them.
             for kick in &fds {
@@ -137,14 +157,38 @@ pub(super) fn requests(front: &UnixStream, back: &UnixStream, channel: &Channel)
 /// # Errors
 ///
 /// When a socket fails.
-pub(super) fn answers(mut back: &UnixStream, mut front: &UnixStream) -> io::Result<()> {
+pub(super) fn answers(
+    back: &UnixStream,
+    mut front: &UnixStream,
+    channel: &Channel,
+) -> io::Result<()> {
     let mut bytes = [0; HEADER + MOST_PAYLOAD];
+    let mut fds = Vec::new();
     loop {
-        match back.read(&mut bytes)? {
-            0 => return Ok(()),
-            len => front.write_all(bytes.get(..len).unwrap_or_default())?,
+        let (header, payload) = bytes.split_at_mut(HEADER);
+        if !receive(back, header, &mut fds)? {
+            return Ok(());
         }
+        let (request, size) = (word(header, 0), word(header, 2) as usize);
+        let payload = payload.get_mut(..size).ok_or_else(|| {
+            let why = format!("answer {request} of the back end states {size} bytes");
+            io::Error::new(io::ErrorKind::InvalidData, why)
+        })?;
+        if !receive(back, payload, &mut fds)? {
+            return Ok(());
+        }
+        // A front end that asks this by itself waits for the answer, and sets no features meanwhile.
+        if request == GET_VRING_BASE && channel.stopped.load(Ordering::Relaxed) > 0 {
+            channel.stopped.fetch_sub(1, Ordering::Relaxed);
+            continue;
+        }
+        front.write_all(bytes.get(..HEADER + size).unwrap_or_default())?;
     }
+}
+
+/// A message of these words.
+fn words<const N: usize>(words: [u32; N]) -> Vec<u8> {
+    words.into_iter().flat_map(u32::to_ne_bytes).collect()
 }
 
 /// The `nth` word of `bytes`; 0 where there is none.
@@ -212,13 +256,13 @@ fn send(socket: &UnixStream, bytes: &[u8], fds: &[OwnedFd]) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use std::fs::File;
+    use std::io::Read as _;
     use std::thread;
 
     use super::*;
 
     fn message(request: u32, payload: &[u8]) -> Vec<u8> {
-        let words = [request, VERSION, payload.len() as u32];
-        let mut bytes: Vec<u8> = words.into_iter().flat_map(u32::to_ne_bytes).collect();
+        let mut bytes = words([request, VERSION, payload.len() as u32]);
         bytes.extend(payload);
         bytes
     }
@@ -257,6 +301,53 @@ mod tests {
         assert_eq!((next.to_vec(), fds.len()), (message(1, &[]), 2));
         drop(front);
         thread.join().unwrap().unwrap();
+    }
+
+    #[test]
+    fn queues_are_stopped_before_features_that_leave_no_other_way() {
+        let (mut front, back, channel, _thread) = relay();
+        let kick = |queue: u32| {
+            let eventfd = OwnedFd::from(File::open("/dev/null").unwrap());
+            (
+                message(SET_VRING_KICK, &[queue.to_ne_bytes(), [0; 4]].concat()),
+                eventfd,
+            )
+        };
+        let arrive = |expected: &[u8]| {
+            let mut got = vec![0; expected.len()];
+            assert!(receive(&back, &mut got, &mut Vec::new()).unwrap());
+            assert_eq!(got, expected);
+        };
+        for queue in [1, 0, 1] {
+            let (sent, eventfd) = kick(queue);
+            send(&front, &sent, &[eventfd]).unwrap();
+            arrive(&sent);
+        }
+        let features = |bits: u64| message(SET_FEATURES, &bits.to_ne_bytes());
+        // Those of a front end that stops queues by itself change nothing.
+        front.write_all(&features(1 << 30 | 2)).unwrap();
+        arrive(&features(1 << 30 | 2));
+        front.write_all(&features(2)).unwrap();
+        let stop = |queue: u32| message(GET_VRING_BASE, &[queue.to_ne_bytes(), [0; 4]].concat());
+        arrive(&stop(0));
+        arrive(&stop(1));
+        arrive(&features(2));
+        // They are stopped once.
+        front.write_all(&features(2)).unwrap();
+        arrive(&features(2));
+        assert_eq!(channel.stopped.load(Ordering::Relaxed), 2);
+        // The answers to that are left out, and others are not.
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        let (inner, outer) = UnixStream::pair().unwrap();
+        (&outer)
+            .write_all(&[stop(0), stop(1), stop(2), features(5)].concat())
+            .unwrap();
+        drop(outer);
+        answers(&inner, &ours, &channel).unwrap();
+        drop(ours);
+        let mut all = Vec::new();
+        theirs.read_to_end(&mut all).unwrap();
+        assert_eq!(all, [stop(2), features(5)].concat());
     }
 
     #[test]

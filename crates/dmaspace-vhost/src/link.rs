@@ -172,8 +172,9 @@ impl<B: Backend> Link<B> {
         };
         self.relays.push(thread::Builder::new().spawn(requests)?);
         let (front, back) = pair()?;
+        let channel = self.channel.clone();
         let answers = move || {
-            let done = channel::answers(&back, &front);
+            let done = channel::answers(&back, &front, &channel);
             over(&front, &back);
             done
         };
