@@ -70,9 +70,7 @@ pub fn module_comes_and_goes(
     let free = free(guest)?;
     daemon.reach(bytes)?;
     for _ in 0..3 {
-        let t = std::time::Instant::now();
         guest.run("rmmod /dmaspace_balloon.ko")?;
-        println!("rmmod {:?}", t.elapsed());
         let back = free_now(guest)?;
         ensure!(
             back >= free - SLACK,
@@ -81,7 +79,6 @@ pub fn module_comes_and_goes(
         let held = guest.number("awk '/^nr_balloon_pages/ { print $2 }' /proc/vmstat")?;
         ensure!(held == 0, "{held} pages in no balloon");
         guest.run(&format!("insmod {}", driver.module()))?;
-        println!("insmod {:?}", t.elapsed());
         // The target is still there.
         until("a balloon that fills again", || {
             Ok((free_now(guest)? + bytes <= free + SLACK).then_some(()))
