@@ -28,16 +28,17 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    /// Starts `program` with this socket, and waits until it listens.
+    /// Starts `program` with this socket and these options, and waits until it listens.
     ///
     /// # Errors
     ///
     /// When it does not.
-    pub fn start(program: &Path, socket: &Path) -> anyhow::Result<Self> {
+    pub fn start(program: &Path, socket: &Path, options: &[&str]) -> anyhow::Result<Self> {
         let mut child = Command::new(program)
             // Offered to every driver; Linux's own does not know it.
             .args(["balloon", "--json", "--bulk-bit", "23", "--socket"])
             .arg(socket)
+            .args(options)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()

@@ -24,7 +24,7 @@ struct Options {
     /// Only checks whose name contains this.
     #[arg(long, value_name = "NAME")]
     only: Option<String>,
-    /// Time an inflate of our device and of one that gives back page by page, instead of checks.
+    /// Time Linux's driver and ours, instead of checks. The guests' memory is a file in TMPDIR.
     #[arg(long)]
     bench: bool,
     /// MiB of the guests of the bench.
@@ -36,6 +36,9 @@ struct Options {
     /// Rounds of the bench.
     #[arg(long, value_name = "COUNT", default_value = "5")]
     rounds: usize,
+    /// In the bench, every other page of the guests is in use.
+    #[arg(long)]
+    scattered: bool,
 }
 
 /// A check.
@@ -71,6 +74,7 @@ fn run(options: &Options) -> anyhow::Result<()> {
             guest: options.guest,
             balloon: options.balloon,
             rounds: options.rounds,
+            scattered: options.scattered,
         };
         return bench.run(&parts, &options.dmaspace);
     }
@@ -123,7 +127,7 @@ fn all_of_our_driver_in_bulk(parts: &Parts, program: &Path) -> anyhow::Result<()
 fn all_of_the_driver(parts: &Parts, program: &Path, driver: Driver) -> anyhow::Result<()> {
     let directory = tempfile::tempdir()?;
     let socket = directory.path().join("socket");
-    let mut daemon = Daemon::start(program, &socket)?;
+    let mut daemon = Daemon::start(program, &socket, &[])?;
     let mut guest = Guest::boot(parts, GUEST, &socket, &[])?;
     let (guest, daemon) = (&mut guest, &mut daemon);
     checks::prepare(guest, driver)?;
@@ -170,7 +174,7 @@ fn our_module_comes_and_goes(parts: &Parts, program: &Path) -> anyhow::Result<()
     for driver in [Driver::Pages, Driver::Bulk] {
         let directory = tempfile::tempdir()?;
         let socket = directory.path().join("socket");
-        let mut daemon = Daemon::start(program, &socket)?;
+        let mut daemon = Daemon::start(program, &socket, &[])?;
         let mut guest = Guest::boot(parts, 256, &socket, &[])?;
         checks::prepare(&mut guest, driver)?;
         checks::memory_comes_and_goes(&mut guest, &mut daemon, 96 * MIB)?;
@@ -184,7 +188,7 @@ fn our_module_comes_and_goes(parts: &Parts, program: &Path) -> anyhow::Result<()
 fn one_guest_after_another(parts: &Parts, program: &Path) -> anyhow::Result<()> {
     let directory = tempfile::tempdir()?;
     let socket = directory.path().join("socket");
-    let mut daemon = Daemon::start(program, &socket)?;
+    let mut daemon = Daemon::start(program, &socket, &[])?;
     let bytes = 32 * MIB;
     daemon.set_target(bytes)?;
     for _ in 0..2 {

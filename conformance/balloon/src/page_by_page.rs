@@ -7,8 +7,9 @@
 use std::io::{self, Read as _};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, anyhow, ensure};
 use dmaspace_vhost::{Backend, Link, Memory, Vring};
@@ -20,6 +21,7 @@ use vm_memory::{
     GuestMemoryRegion as _,
 };
 
+use crate::bench::Timed;
 use crate::checks::Balloon;
 use crate::guest::{Guest, Parts, until};
 
@@ -39,6 +41,16 @@ pub struct PageByPage {
     actual: AtomicU32,
     messages: AtomicU64,
     discarded: AtomicU64,
+    clocks: Mutex<Clocks>,
+}
+
+/// When the target was set, until it is reached; how long that took; and the device's work.
+#[derive(Debug, Default)]
+struct Clocks {
+    set: Option<Instant>,
+    reached: Duration,
+    busy: Duration,
+    discarding: Duration,
 }
 
 /// The device and the front end that it serves.
@@ -84,6 +96,7 @@ impl PageByPage {
             return Ok(());
         };
         let mut vring = vring.get_mut();
+        let (begun, mut discarding) = (Instant::now(), Duration::ZERO);
         loop {
             let queue = vring.get_queue_mut();
             let Some(chain) = queue.pop_descriptor_chain(memory.clone()) else {
@@ -93,13 +106,18 @@ impl PageByPage {
             let mut message = chain.reader(&*memory)?;
             let mut number = [0; 4];
             while inflate && message.read_exact(&mut number).is_ok() {
+                let begun = Instant::now();
                 discard(&memory, u64::from(u32::from_le_bytes(number)) * PAGE)?;
+                discarding += begun.elapsed();
                 self.discarded.fetch_add(1, Ordering::Relaxed);
             }
             self.messages.fetch_add(1, Ordering::Relaxed);
             queue.add_used(&*memory, head, 0)?;
             vring.signal_used_queue()?;
         }
+        let mut clocks = self.clocks.lock().unwrap_or_else(PoisonError::into_inner);
+        clocks.busy += begun.elapsed();
+        clocks.discarding += discarding;
         Ok(())
     }
 }
@@ -141,8 +159,14 @@ impl Backend for PageByPage {
 
     fn write_config(&self, offset: u32, bytes: &[u8]) {
         if let (4, Ok(actual)) = (offset, bytes.try_into()) {
-            self.actual
-                .store(u32::from_le_bytes(actual), Ordering::Relaxed);
+            let actual = u32::from_le_bytes(actual);
+            self.actual.store(actual, Ordering::Relaxed);
+            let mut clocks = self.clocks.lock().unwrap_or_else(PoisonError::into_inner);
+            if actual == self.target.load(Ordering::Relaxed)
+                && let Some(set) = clocks.set.take()
+            {
+                clocks.reached = set.elapsed();
+            }
         }
     }
 
@@ -174,11 +198,28 @@ impl Serving {
         let read = |count: &AtomicU64| count.load(Ordering::Relaxed);
         (read(&self.device.messages), read(&self.device.discarded))
     }
+
+    fn clocks(&self) -> MutexGuard<'_, Clocks> {
+        let clocks = self.device.clocks.lock();
+        clocks.unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Timed for Serving {
+    fn reached(&mut self) -> anyhow::Result<Duration> {
+        Ok(self.clocks().reached)
+    }
+
+    fn work(&mut self) -> anyhow::Result<(Duration, Duration, u64, u64)> {
+        let ((messages, discards), clocks) = (self.counts(), self.clocks());
+        Ok((clocks.busy, clocks.discarding, messages, discards))
+    }
 }
 
 impl Balloon for Serving {
     fn set_target(&mut self, bytes: u64) -> anyhow::Result<()> {
         let pages = u32::try_from(bytes / PAGE).context("more than a balloon can hold")?;
+        self.clocks().set = Some(Instant::now());
         self.device.target.store(pages, Ordering::Relaxed);
         let told = self.link.config_changed()?;
         ensure!(told, "the front end has given no channel");

@@ -73,6 +73,12 @@ pub(crate) struct BalloonArgs {
     #[arg(long, value_name = "BIT", value_parser = bulk_bit)]
     bulk_bit: Option<BulkBit>,
 
+    /// Do not offer free page reporting
+    ///
+    /// The guest's free memory then stays with it until the balloon takes it.
+    #[arg(long)]
+    no_reporting: bool,
+
     /// Print events as JSON, one per line
     ///
     /// Names are stable and end in their unit: `actual_bytes`. Nothing else is printed on stdout.
@@ -104,6 +110,7 @@ impl BalloonArgs {
                 .stats
                 .map(|seconds| Duration::from_secs(seconds.into())),
             bulk: self.bulk_bit,
+            reporting: !self.no_reporting,
         }
     }
 }

@@ -19,6 +19,7 @@ use std::io;
 use std::os::unix::fs::MetadataExt as _;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use runs::{GuestAddr, Span};
 use vhost_user_backend::VringT as _;
@@ -53,6 +54,9 @@ pub(super) struct Reported {
     lost: u64,
     config_changed: bool,
     hints_ended: bool,
+    /// When the target was set, until it is reached, and how long that took.
+    target_set: Option<Instant>,
+    reached: Duration,
 }
 
 impl Reported {
@@ -73,7 +77,13 @@ impl Monitor for Reported {
     fn event(&mut self, event: DeviceEvent) {
         match event {
             // Reported by the job, at its own pace.
-            DeviceEvent::Progress { .. } => {}
+            DeviceEvent::Progress { target, actual } => {
+                if actual == target
+                    && let Some(set) = self.target_set.take()
+                {
+                    self.reached = set.elapsed();
+                }
+            }
             DeviceEvent::HintsBegin { id } => self.tell(Event::HintsBegin { id }),
             DeviceEvent::HintsEnd => self.hints_ended = true,
             DeviceEvent::NotDiscarded { run, cause } => self.tell(Event::NotDiscarded {
@@ -100,6 +110,8 @@ impl Monitor for Reported {
 pub(super) struct Standing {
     pub(super) target: u64,
     pub(super) actual: u64,
+    /// How long the last target took that was reached.
+    pub(super) reached: Duration,
     pub(super) counters: Counters,
     pub(super) refused: u64,
 }
@@ -174,6 +186,7 @@ impl Balloon {
     /// way when the guest was out of memory fills up only then.
     pub(super) fn set_target(&self, bytes: u64) {
         let mut inner = self.lock();
+        inner.device.monitor().target_set = Some(Instant::now());
         inner.device.set_target(bytes);
         inner.device.monitor().config_changed();
     }
@@ -192,10 +205,11 @@ impl Balloon {
     }
 
     pub(super) fn standing(&self) -> Standing {
-        let inner = self.lock();
+        let mut inner = self.lock();
         Standing {
             target: inner.device.target(),
             actual: inner.device.actual(),
+            reached: inner.device.monitor().reached,
             counters: inner.device.counters(),
             refused: inner.device.refusals().total(),
         }

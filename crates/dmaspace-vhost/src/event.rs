@@ -73,6 +73,8 @@ pub struct BalloonReport {
     pub target_bytes: u64,
     /// In it, as the driver says.
     pub actual_bytes: u64,
+    /// How long it took to reach the last target that was reached, in nanoseconds.
+    pub reached_ns: u64,
     /// Messages of all queues.
     pub messages: u64,
     /// Given by the driver.
@@ -85,6 +87,10 @@ pub struct BalloonReport {
     pub discarded_bytes: u64,
     /// In so many runs, a call each.
     pub discards: u64,
+    /// Time of the device's work in its queues, in nanoseconds.
+    pub busy_ns: u64,
+    /// That of it in which memory was given back.
+    pub discarding_ns: u64,
     /// Parts of messages that were refused.
     pub refused: u64,
 }

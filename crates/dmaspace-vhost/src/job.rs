@@ -29,6 +29,8 @@ pub struct BalloonJob {
     pub stats: Option<Duration>,
     /// The feature bit of messages in bulk, if they are offered.
     pub bulk: Option<BulkBit>,
+    /// Free page reporting is offered.
+    pub reporting: bool,
 }
 
 /// What can be asked of a balloon that runs.
@@ -100,8 +102,12 @@ impl BalloonJob {
     ///
     /// [`BalloonError`].
     pub fn run(&self, operator: &mut dyn Operator) -> Result<BalloonReport, BalloonError> {
+        let features = Settings::default().features.with(Features::FREE_PAGE_HINT);
         let settings = Settings {
-            features: Settings::default().features.with(Features::FREE_PAGE_HINT),
+            features: match self.reporting {
+                true => features,
+                false => features.without(Features::PAGE_REPORTING),
+            },
             bulk: self.bulk.map(|bit| Bulk {
                 bit,
                 ..Bulk::new(BulkFormat::BitmapRecords)
@@ -257,17 +263,24 @@ fn disconnected(error: &LinkError) -> Event {
     }
 }
 
+fn nanoseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
 fn report(standing: &Standing) -> BalloonReport {
     let counters = standing.counters;
     BalloonReport {
         target_bytes: standing.target,
         actual_bytes: standing.actual,
+        reached_ns: nanoseconds(standing.reached),
         messages: counters.chains,
         inflated_bytes: counters.inflated,
         deflated_bytes: counters.deflated,
         reported_bytes: counters.reported,
         discarded_bytes: counters.discarded,
         discards: counters.discards,
+        busy_ns: nanoseconds(counters.busy),
+        discarding_ns: nanoseconds(counters.discarding),
         refused: standing.refused,
     }
 }

@@ -19,7 +19,7 @@
 //!     }
 //! }
 //!
-//! let job = BalloonJob { socket: "/run/balloon".into(), target: 1 << 30, stats: None, bulk: None };
+//! let job = BalloonJob { socket: "/run/balloon".into(), target: 1 << 30, stats: None, bulk: None, reporting: true };
 //! job.run(&mut Printer)?;
 //! # Ok::<_, dmaspace_vhost::BalloonError>(())
 //! ```

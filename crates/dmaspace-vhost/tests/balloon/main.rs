@@ -74,6 +74,7 @@ impl Running {
             target,
             stats: None,
             bulk: None,
+            reporting: true,
         };
         let (commands, receiver) = mpsc::channel();
         let (sender, events) = mpsc::channel();
@@ -435,6 +436,7 @@ fn a_socket_in_use_is_left_alone_and_one_left_behind_is_replaced() {
         target: 0,
         stats: None,
         bulk: None,
+        reporting: true,
     };
     let refusal = |socket: &Path| {
         let (_commands, receiver) = mpsc::channel();

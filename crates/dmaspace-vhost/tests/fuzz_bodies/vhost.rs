@@ -48,6 +48,7 @@ fn socket() -> &'static PathBuf {
             target: 64 << 10,
             stats: None,
             bulk: None,
+            reporting: true,
         };
         thread::spawn(move || {
             let ended = job.run(&mut NoOperator);

@@ -1,5 +1,6 @@
 //! Behind the queues: devices first, then the machine, in the one order in which it is safe.
 
+use std::time::{Duration, Instant};
 use std::vec::Vec;
 
 use runs::{GuestAddr, Span, merge_sorted};
@@ -36,6 +37,10 @@ pub struct Counters {
     pub kept: u64,
     /// What devices could not be given back, each time it was tried.
     pub not_restored: u64,
+    /// Time in drains of queues.
+    pub busy: Duration,
+    /// Time in [`Discarder`], which is a part of that.
+    pub discarding: Duration,
 }
 
 /// Counts more; there is no more than `u64::MAX`.
@@ -219,10 +224,12 @@ fn discard_all<T, D: Discarder<T>, M: Monitor>(
         return;
     }
     add(&mut counters.discards, parts.len() as u64);
+    let begun = Instant::now();
     let done = discard.discard(map, parts, &mut |part, cause| {
         add(&mut counters.not_discarded, part.offsets.len);
         let run = map.run(&part);
         monitor.event(Event::NotDiscarded { run, cause });
     });
+    counters.discarding += begun.elapsed();
     add(&mut counters.discarded, done);
 }

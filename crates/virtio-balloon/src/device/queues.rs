@@ -17,6 +17,7 @@
 //! the next time.
 
 use std::mem;
+use std::time::Instant;
 use std::vec::Vec;
 
 use runs::{GuestAddr, Span};
@@ -105,6 +106,7 @@ impl<D: Discarder<T>, A: Dma<T>, M: Monitor, T> Device<D, A, M, T> {
         memory: &G,
     ) -> Result<Drained, QueueError> {
         self.usable(queue)?;
+        let begun = Instant::now();
         let mut ring = Ring::new(queue, ring, memory, self.settings.drain_bytes.max(1))?;
         // Returned at the end, whatever happens; otherwise it is made anew.
         let mut room = mem::take(&mut self.room);
@@ -119,7 +121,9 @@ impl<D: Discarder<T>, A: Dma<T>, M: Monitor, T> Device<D, A, M, T> {
             Queue::Requests => self.answers(&mut ring, &mut room),
         };
         self.room = room;
-        add(&mut self.back.counters.chains, ring.used.into());
+        let counters = &mut self.back.counters;
+        add(&mut counters.chains, ring.used.into());
+        counters.busy += begun.elapsed();
         result?;
         ring.finish(queue == Queue::Deflate && self.held.is_some())
     }
