@@ -76,6 +76,8 @@ pub(crate) struct BalloonArgs {
     /// Do not offer free page reporting
     ///
     /// The guest's free memory then stays with it until the balloon takes it.
+    ///
+    /// Example: --no-reporting
     #[arg(long)]
     no_reporting: bool,
 
