@@ -75,6 +75,9 @@ struct balloon {
 	unsigned long used;
 	wait_queue_head_t answered;
 	atomic_t generation;
+	/* A buffer on its way, and a report: too large for the stack. With the lock. */
+	struct scatterlist elements[ELEMENTS];
+	struct dmaspace_run reported[ELEMENTS];
 
 	/* Pages that may be migrated. */
 	struct balloon_dev_info pages;
@@ -243,7 +246,7 @@ u16 dmaspace_queue_size(struct balloon *balloon, u16 queue)
 int dmaspace_offer(struct balloon *balloon, u16 queue, const struct dmaspace_run *runs,
 		   size_t count, bool write)
 {
-	struct scatterlist list[ELEMENTS];
+	struct scatterlist *list = balloon->elements;
 	struct virtqueue *to;
 	int error;
 
@@ -559,7 +562,7 @@ u32 dmaspace_stats(struct balloon *balloon, u64 *values)
 
 #ifdef CONFIG_VM_EVENT_COUNTERS
 	unsigned long *events = kmalloc_array(NR_VM_EVENT_ITEMS, sizeof(*events),
-					      GFP_KERNEL | __GFP_NORETRY);
+					      GFP_KERNEL | __GFP_NORETRY | __GFP_NOWARN);
 
 	if (events) {
 		u64 stalls = 0;
@@ -709,18 +712,18 @@ static int report(struct page_reporting_dev_info *info, struct scatterlist *list
 		  unsigned int count)
 {
 	struct balloon *balloon = container_of(info, struct balloon, reporting);
-	struct dmaspace_run runs[ELEMENTS];
+	struct dmaspace_run *runs = balloon->reported;
 	struct scatterlist *entry;
 	unsigned int i;
 	int error;
 
 	if (count > ELEMENTS)
 		return -EINVAL;
+	mutex_lock(&balloon->lock);
 	for_each_sg(list, entry, count, i) {
 		runs[i].address = page_to_phys(sg_page(entry));
 		runs[i].bytes = entry->length;
 	}
-	mutex_lock(&balloon->lock);
 	error = dmaspace_balloon_report(balloon->driver, runs, count);
 	mutex_unlock(&balloon->lock);
 	return error;

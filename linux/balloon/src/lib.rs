@@ -73,13 +73,7 @@ unsafe extern "C" {
     fn dmaspace_give_back(balloon: *mut Opaque, address: u64, bytes: u64);
     fn dmaspace_choose(balloon: *mut Opaque, bytes: u64, leaves: Leaves, context: *mut c_void);
     fn dmaspace_stay(balloon: *mut Opaque, address: u64, bytes: u64);
-    fn dmaspace_counted(
-        balloon: *mut Opaque,
-        address: u64,
-        bytes: u64,
-        held: bool,
-        managed: bool,
-    );
+    fn dmaspace_counted(balloon: *mut Opaque, address: u64, bytes: u64, held: bool, managed: bool);
     fn dmaspace_stats(balloon: *mut Opaque, values: *mut u64) -> u32;
     fn dmaspace_error(balloon: *mut Opaque, text: *const u8, bytes: usize);
     fn dmaspace_panic() -> !;
@@ -239,7 +233,9 @@ struct Owned<V> {
 
 impl<V> Owned<V> {
     fn new(count: usize) -> Option<Self> {
-        let bytes = count.checked_mul(size_of::<V>()).filter(|bytes| *bytes > 0)?;
+        let bytes = count
+            .checked_mul(size_of::<V>())
+            .filter(|bytes| *bytes > 0)?;
         // SAFETY: as above. The memory is all 0, aligned for any integer.
         let first = ptr::NonNull::new(unsafe { dmaspace_allocate(bytes) }.cast())?;
         Some(Self { first, count })
@@ -368,8 +364,7 @@ impl GuestPages for Kernel {
         unsafe extern "C" fn call(context: *mut c_void, address: u64, bytes: u64) -> bool {
             // SAFETY: the context is the closure below, which lives until dmaspace_choose returns, and nothing
             // else calls it meanwhile.
-            let leaves =
-                unsafe { &mut *context.cast::<&mut dyn FnMut(Span<GuestAddr>) -> bool>() };
+            let leaves = unsafe { &mut *context.cast::<&mut dyn FnMut(Span<GuestAddr>) -> bool>() };
             leaves(Span::new(address, bytes))
         }
         let mut leaves = leaves;
@@ -458,7 +453,9 @@ fn result(driver: &mut Balloon, result: Result<c_int, BalloonError>) -> c_int {
 }
 
 fn bulk_bit(bit: c_int) -> Option<BulkBit> {
-    u8::try_from(bit).ok().and_then(|bit| BulkBit::new(bit).ok())
+    u8::try_from(bit)
+        .ok()
+        .and_then(|bit| BulkBit::new(bit).ok())
 }
 
 /// Whether this bit may stand for messages in bulk.
@@ -512,14 +509,27 @@ pub unsafe extern "C" fn dmaspace_balloon_new(
         poison: u32::try_from(poison).ok(),
         ..Settings::default()
     };
-    match Driver::new(kernel, kernel, kernel, settings) {
-        Ok(made) => {
-            // SAFETY: as the caller promises.
-            unsafe { driver.cast::<Balloon>().write(made) };
-            0
-        }
-        Err(error) => errno(kernel, &error),
+    // It lies on the stack only until it is made, and not below what it does then.
+    if let Err(error) = place(driver.cast(), kernel, settings) {
+        return errno(kernel, &error);
     }
+    // SAFETY: it was made.
+    let made = unsafe { &mut *driver.cast::<Balloon>() };
+    let started = made.restore();
+    if let Err(error) = started {
+        // SAFETY: it was made, and is not used again.
+        unsafe { ptr::drop_in_place(made) };
+        return errno(kernel, &error);
+    }
+    0
+}
+
+#[inline(never)]
+fn place(driver: *mut Balloon, kernel: Kernel, settings: Settings) -> Result<(), BalloonError> {
+    let made = Driver::frozen(kernel, kernel, kernel, settings)?;
+    // SAFETY: as the caller of `dmaspace_balloon_new` promises.
+    unsafe { driver.write(made) };
+    Ok(())
 }
 
 /// Drops a driver that is frozen.

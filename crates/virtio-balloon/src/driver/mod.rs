@@ -165,10 +165,27 @@ where
     /// memory for queues, for a bit for each page of [`GuestPages::span`], or for a message of page
     /// numbers. What was taken has been given back by then; but not what the device has seen, when it
     /// cannot be reset any more.
-    pub fn new(transport: T, mut memory: M, pages: P, settings: Settings) -> DriverResult<Self, T> {
+    pub fn new(transport: T, memory: M, pages: P, settings: Settings) -> DriverResult<Self, T> {
+        let mut driver = Self::frozen(transport, memory, pages, settings)?;
+        driver.restore()?;
+        Ok(driver)
+    }
+
+    /// A driver that has not taken over the device yet, which [`restore`](Self::restore) does: for platforms with
+    /// small stacks, on which a driver is too large to lie below that.
+    ///
+    /// # Errors
+    ///
+    /// When there is no memory for a bit for each page of [`GuestPages::span`].
+    pub fn frozen(
+        transport: T,
+        mut memory: M,
+        pages: P,
+        settings: Settings,
+    ) -> DriverResult<Self, T> {
         let (page, span) = (pages.page(), pages.span());
         let held = page_set(&mut memory, span, page)?;
-        let mut driver = Self {
+        Ok(Self {
             link: Link::new(transport, memory, settings.wait),
             pages,
             settings,
@@ -181,9 +198,7 @@ where
             hint_command: 0,
             unused: None,
             request_offered: false,
-        };
-        driver.restore()?;
-        Ok(driver)
+        })
     }
 
     /// Takes over the device anew after [`freeze`](Self::freeze). Nothing is in the balloon.
@@ -273,10 +288,8 @@ where
             }
             None => {
                 self.link.wire = Wire::Pfns;
-                let words = self.link.memory.words(pending::WORDS);
-                self.pending = words.map_or(Pending::listed(self.page), |first| {
-                    Pending::in_bitmaps(self.page, first, self.settings.bitmaps)
-                });
+                let first = self.link.memory.words(pending::WORDS);
+                self.pending.use_bitmaps(first, self.settings.bitmaps);
                 let bytes = usize::from(settings.pfns.max(1)) * 4;
                 self.link.message_buffer(bytes)?;
             }
@@ -298,7 +311,7 @@ where
         if self.link.message_buffer(bytes).is_err() {
             return Ok(None);
         }
-        self.pending = Pending::in_bitmaps(self.page, first, self.settings.bitmaps);
+        self.pending.use_bitmaps(Some(first), self.settings.bitmaps);
         let requests = config.bulk_flags & Config::BULK_REQUESTS != 0 && format.has_header();
         if self.settings.requests && requests {
             let unused =

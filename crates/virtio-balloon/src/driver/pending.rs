@@ -1,8 +1,8 @@
 //! Pages that were taken and not yet told, on their way into ascending runs.
 //!
 //! For messages in bulk these are bitmaps of 32 KiB, each over a window of 262,144 pages, of which a
-//! *pass* fills as many as it meets and can have, up to 32 (32 GiB of pages of 4 KiB). For page numbers,
-//! of which a message holds few, it is a short list. When neither has room, what is there must be
+//! *pass* fills as many as it meets and can have, up to 32 (32 GiB of pages of 4 KiB). Page numbers, where there is no
+//! memory for one bitmap, do with a short list. When neither has room, what is there must be
 //! told first: that is one pass more, and nothing is lost.
 
 use runs::{GuestAddr, Span, bitmap};
@@ -15,8 +15,8 @@ pub(super) const WORDS: usize = 4096;
 /// The most bitmaps of a pass.
 pub(super) const MOST_BITMAPS: usize = 32;
 
-/// Runs of the list: as many as a usual message has page numbers, if blocks are small.
-const LISTED: usize = 64;
+/// Runs of the list, which is there for want of memory. It lies on the stack of who makes a driver.
+const LISTED: usize = 16;
 
 #[derive(Debug)]
 struct Window<W> {
@@ -49,19 +49,21 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> Pending<W> {
         }
     }
 
-    /// Nothing, in at most `most` bitmaps, of which this is the first.
-    pub(super) fn in_bitmaps(page: GuestPage, first: W, most: usize) -> Self {
-        let mut pending = Self::listed(page);
-        pending.most = most.clamp(1, MOST_BITMAPS);
-        let window = Window {
-            words: first,
-            base: 0,
-            empty: true,
+    /// From now on in at most `most` bitmaps, of which this is the first; in a list, if there is none. It is empty.
+    pub(super) fn use_bitmaps(&mut self, first: Option<W>, most: usize) {
+        self.clear();
+        self.windows.fill_with(|| None);
+        self.most = match first {
+            Some(_) => most.clamp(1, MOST_BITMAPS),
+            None => 0,
         };
-        if let Some(place) = pending.windows.first_mut() {
-            *place = Some(window);
+        if let Some(place) = self.windows.first_mut() {
+            *place = first.map(|words| Window {
+                words,
+                base: 0,
+                empty: true,
+            });
         }
-        pending
     }
 
     /// Adds a block, which does not cross a multiple of a window's size. `more` gives a bitmap, all 0.
