@@ -55,6 +55,54 @@ pub trait Balloon {
     }
 }
 
+/// The unloaded driver has left nothing allocated, where the kernel was built to know that.
+///
+/// # Errors
+///
+/// What it left.
+pub fn nothing_leaks(guest: &mut Guest) -> anyhow::Result<()> {
+    guest.run("mkdir -p /debug && mount -t debugfs debug /debug 2> /dev/null; true")?;
+    if guest.run("[ -e /debug/kmemleak ]").is_err() {
+        return Ok(());
+    }
+    guest.run("rmmod /dmaspace_balloon.ko && echo clear > /debug/kmemleak || true")?;
+    // What is younger than five seconds is not reported.
+    guest.run("insmod /dmaspace_balloon.ko && sleep 1 && rmmod /dmaspace_balloon.ko && sleep 6")?;
+    let said = guest
+        .run("echo scan > /debug/kmemleak; echo scan > /debug/kmemleak; cat /debug/kmemleak")?;
+    ensure!(said.trim().is_empty(), "not freed: {said}");
+    println!("  nothing leaks");
+    Ok(())
+}
+
+/// As many cycles of inflating and deflating, each to another size: what the guest counts as held is what the
+/// device counts.
+///
+/// # Errors
+///
+/// When it is not, or memory is missing at the end.
+pub fn cycles(guest: &mut Guest, daemon: &mut Daemon, count: u64, most: u64) -> anyhow::Result<()> {
+    let free = free(guest)?;
+    for nr in 1..=count {
+        // Whole pages of all sizes, and odd ones.
+        let bytes = (most / 4096 * (nr * 37 % 100 + 1) / 100) * 4096;
+        for target in [bytes, bytes / 8192 * 4096, 0] {
+            daemon.reach(target)?;
+            let held = guest.number("awk '/^nr_balloon_pages/ { print $2 }' /proc/vmstat")?;
+            ensure!(
+                held * 4096 == target,
+                "cycle {nr}: {held} pages in a balloon of {target} bytes"
+            );
+        }
+    }
+    let back = self::free(guest)?;
+    ensure!(
+        back + SLACK >= free,
+        "of {free} bytes free in the guest {back} are, after {count} cycles"
+    );
+    Ok(())
+}
+
 /// The driver's module goes while there is something in the balloon, and comes again: the guest has all of its
 /// memory after each, and the device sees an empty balloon before it is filled anew.
 ///
@@ -170,8 +218,8 @@ pub fn memory_comes_and_goes(
     .with_context(|| format!("the guest used {again} bytes of {held}"))
 }
 
-/// The driver takes all features of the standard but the poison, which this kernel has none of, and the bit of
-/// messages in bulk if it is the one that has them.
+/// The driver takes all features of the standard, the poison if the kernel has one, and the bit of messages in bulk if
+/// it is the one that has them.
 ///
 /// # Errors
 ///
@@ -183,11 +231,12 @@ pub fn features(guest: &mut Guest, driver: Driver) -> anyhow::Result<()> {
         .map(|(number, _)| number)
         .filter(|number| *number < 24)
         .collect();
-    let expected: &[usize] = match driver {
-        Driver::Bulk => &[0, 1, 2, 3, 5, 23],
-        _ => &[0, 1, 2, 3, 5],
-    };
-    ensure!(bits == expected, "features {bits:?}");
+    let poisons = guest.run("cat /proc/cmdline")?.contains("page_poison=1");
+    let mut expected = vec![0, 1, 2, 3];
+    expected.extend(poisons.then_some(4));
+    expected.push(5);
+    expected.extend((driver == Driver::Bulk).then_some(23));
+    ensure!(bits == expected, "features {bits:?}, not {expected:?}");
     Ok(())
 }
 
@@ -288,12 +337,12 @@ pub fn out_of_memory(guest: &mut Guest, daemon: &mut Daemon, bytes: u64) -> anyh
 ///
 /// When the guest cannot.
 pub fn scatter(guest: &mut Guest) -> anyhow::Result<()> {
-    // Two pages, and what the kernel keeps of two files.
-    let pairs = free(guest)?.saturating_sub(48 * MIB) / (2 * (4096 + 1024));
-    guest.run(&format!(
-        "mkdir /tmp/free /tmp/scattered && cd /tmp && n=0 && while [ $n -lt {pairs} ]; do \
-         echo > free/$n; echo > scattered/$n; n=$((n + 1)); done && rm -r free"
-    ))?;
+    guest.run(
+        "mkdir /tmp/free /tmp/scattered && cd /tmp && n=0 && \
+         while while read -r name free unit; do [ $name = MemFree: ] && break; done < /proc/meminfo; \
+         [ $free -gt 49152 ]; do end=$((n + 500)); while [ $n -lt $end ]; do \
+         echo > free/$n; echo > scattered/$n; n=$((n + 1)); done; done && rm -r free",
+    )?;
     Ok(())
 }
 

@@ -71,15 +71,17 @@ impl Driver {
 pub struct Parts {
     kernel: PathBuf,
     initramfs: Vec<u8>,
+    /// What every kernel is told.
+    words: Vec<String>,
 }
 
 impl Parts {
-    /// Packs it of what `cargo xtask linux` left in `directory`.
+    /// Packs it of what `cargo xtask linux` left in `directory`, with these words for the kernel.
     ///
     /// # Errors
     ///
     /// When something is missing, which is named.
-    pub fn find(directory: &Path) -> anyhow::Result<Self> {
+    pub fn find(directory: &Path, words: &[String]) -> anyhow::Result<Self> {
         let kernel = directory.join(KERNEL);
         ensure!(kernel.exists(), "there is no {}", kernel.display());
         let read = |path: &Path| fs::read(path).with_context(|| path.display().to_string());
@@ -90,7 +92,11 @@ impl Parts {
             archive.program(module, &read(&directory.join("tree/modules").join(module))?)?;
         }
         let initramfs = archive.finish()?;
-        Ok(Self { kernel, initramfs })
+        Ok(Self {
+            kernel,
+            initramfs,
+            words: words.to_vec(),
+        })
     }
 }
 
@@ -147,6 +153,7 @@ impl Guest {
             // 5: the balloon's type of device.
             .arg(format!("virtio_uml.device={}:5", socket.display()))
             .args(registers::words())
+            .args(&parts.words)
             .args(words)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -230,6 +237,32 @@ impl Guest {
     pub fn log(&self) -> String {
         let said = fs::read(self.directory.path().join("log")).unwrap_or_default();
         String::from_utf8_lossy(&said).into_owned()
+    }
+
+    /// Fails when the kernel complained of itself: checks that it makes when it is built with them, and others.
+    ///
+    /// # Errors
+    ///
+    /// The first complaint, with what was said last.
+    pub fn complaints(&self) -> anyhow::Result<()> {
+        const SIGNS: [&str; 9] = [
+            "BUG",
+            "WARNING:",
+            "Oops",
+            "KASAN",
+            "memory corruption",
+            "page allocation failure",
+            "bad page",
+            "possible recursive locking",
+            "possible circular locking",
+        ];
+        let log = self.log();
+        let mut lines = log.lines();
+        let bad = lines.find(|line| SIGNS.iter().any(|sign| line.contains(sign)));
+        match bad {
+            Some(line) => bail!("the guest's kernel complains: {line}\n  | {}", self.tail()),
+            None => Ok(()),
+        }
     }
 
     /// The end of what the kernel said, for people.

@@ -13,5 +13,6 @@ pub mod bench;
 pub mod checks;
 pub mod daemon;
 pub mod guest;
+pub mod hostile;
 pub mod page_by_page;
 mod registers;

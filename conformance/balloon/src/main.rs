@@ -4,11 +4,12 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Instant;
 
-use anyhow::ensure;
+use anyhow::{Context as _, ensure};
 use balloon_rig::bench::Bench;
 use balloon_rig::checks::{self, Balloon, MIB};
 use balloon_rig::daemon::Daemon;
 use balloon_rig::guest::{Driver, Guest, Parts, until};
+use balloon_rig::hostile::{self, Wrong};
 use balloon_rig::page_by_page::PageByPage;
 use clap::Parser;
 
@@ -21,6 +22,9 @@ struct Options {
     /// Where `cargo xtask linux` has left a kernel and its modules.
     #[arg(long, value_name = "DIRECTORY")]
     linux: PathBuf,
+    /// More words for the guests' kernel, such as page_poison=1; may be repeated.
+    #[arg(long, value_name = "WORD")]
+    word: Vec<String>,
     /// Only checks whose name contains this.
     #[arg(long, value_name = "NAME")]
     only: Option<String>,
@@ -51,6 +55,18 @@ const CHECKS: &[(&str, Check)] = &[
     ("all_of_our_driver_in_bulk", all_of_our_driver_in_bulk),
     ("one_guest_after_another", one_guest_after_another),
     ("our_module_comes_and_goes", our_module_comes_and_goes),
+    (
+        "our_driver_for_a_hundred_cycles",
+        our_driver_for_a_hundred_cycles,
+    ),
+    (
+        "our_driver_outlives_its_device",
+        our_driver_outlives_its_device,
+    ),
+    (
+        "our_driver_outlives_hostile_devices",
+        our_driver_outlives_hostile_devices,
+    ),
 ];
 
 /// MiB of the guest, and bytes that are to be in the balloon.
@@ -68,7 +84,7 @@ fn main() -> ExitCode {
 }
 
 fn run(options: &Options) -> anyhow::Result<()> {
-    let parts = Parts::find(&options.linux)?;
+    let parts = Parts::find(&options.linux, &options.word)?;
     if options.bench {
         let bench = Bench {
             guest: options.guest,
@@ -159,6 +175,7 @@ fn all_of_the_driver(parts: &Parts, program: &Path, driver: Driver) -> anyhow::R
     daemon.reach(0)?;
     checks::data_is_intact(guest)?;
     step("data outside of the balloon intact", at);
+    guest.complaints()?;
     let refused = daemon.count("refused")?;
     ensure!(
         refused == 0,
@@ -179,7 +196,53 @@ fn our_module_comes_and_goes(parts: &Parts, program: &Path) -> anyhow::Result<()
         checks::prepare(&mut guest, driver)?;
         checks::memory_comes_and_goes(&mut guest, &mut daemon, 96 * MIB)?;
         checks::module_comes_and_goes(&mut guest, &mut daemon, driver, 96 * MIB)?;
+        checks::nothing_leaks(&mut guest)?;
+        guest.complaints()?;
         println!("  {}", driver.name());
+    }
+    Ok(())
+}
+
+/// Inflated and deflated again and again, by different amounts; what was written elsewhere stays.
+fn our_driver_for_a_hundred_cycles(parts: &Parts, program: &Path) -> anyhow::Result<()> {
+    for driver in [Driver::Pages, Driver::Bulk] {
+        let directory = tempfile::tempdir()?;
+        let socket = directory.path().join("socket");
+        let mut daemon = Daemon::start(program, &socket, &[])?;
+        let mut guest = Guest::boot(parts, 256, &socket, &[])?;
+        checks::prepare(&mut guest, driver)?;
+        checks::write_data(&mut guest)?;
+        checks::cycles(&mut guest, &mut daemon, 100, 128 * MIB)?;
+        checks::data_is_intact(&mut guest)?;
+        guest.complaints()?;
+    }
+    Ok(())
+}
+
+/// The device goes while it is asked for more, and with it all that it had.
+fn our_driver_outlives_its_device(parts: &Parts, program: &Path) -> anyhow::Result<()> {
+    let directory = tempfile::tempdir()?;
+    let socket = directory.path().join("socket");
+    let mut daemon = Daemon::start(program, &socket, &[])?;
+    let mut guest = Guest::boot(parts, 512, &socket, &[])?;
+    checks::prepare(&mut guest, Driver::Pages)?;
+    let free = checks::free(&mut guest)?;
+    daemon.reach(64 * MIB)?;
+    daemon.set_target(400 * MIB)?;
+    drop(daemon);
+    until("the guest's memory without a device", || {
+        let held = guest.number("awk '/^nr_balloon_pages/ { print $2 }' /proc/vmstat")?;
+        Ok((held == 0 && checks::free(&mut guest)? + 8 * MIB >= free).then_some(()))
+    })?;
+    guest.run("rmmod /dmaspace_balloon.ko").map(|_| ())
+}
+
+/// Devices that answer wrongly, or not at all.
+fn our_driver_outlives_hostile_devices(parts: &Parts, _program: &Path) -> anyhow::Result<()> {
+    for wrong in Wrong::ALL {
+        let start = Instant::now();
+        hostile::outlive(parts, wrong).with_context(|| format!("{wrong:?}"))?;
+        println!("  {wrong:?}, {:.1} s", start.elapsed().as_secs_f64());
     }
     Ok(())
 }

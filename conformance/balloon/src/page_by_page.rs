@@ -232,7 +232,7 @@ impl Balloon for Serving {
 }
 
 /// The next front end, if one comes.
-fn accept(listener: &UnixListener) -> anyhow::Result<UnixStream> {
+pub(crate) fn accept(listener: &UnixListener) -> anyhow::Result<UnixStream> {
     listener.set_nonblocking(true)?;
     until("a guest that connects", || match listener.accept() {
         Ok((front, _)) => {
