@@ -125,10 +125,26 @@ pub struct Done {
     pub flushes: u64,
     /// What was looked at, and found.
     pub checked: String,
+    /// The same in at most 18 characters, for a table of 80 columns.
+    #[serde(skip)]
+    pub found: String,
     /// What the back end was asked for in this step, and cannot do.
     pub refused: Option<Refused>,
     /// Whether that is as it had to be.
     pub right: bool,
+}
+
+/// A count for people: `104,219`.
+pub(crate) fn count(number: u64) -> String {
+    let digits = number.to_string();
+    let mut out = String::new();
+    for (nth, digit) in digits.chars().enumerate() {
+        if nth > 0 && (digits.len() - nth).is_multiple_of(3) {
+            out.push(',');
+        }
+        out.push(digit);
+    }
+    out
 }
 
 fn nanoseconds<S: Serializer>(time: &Duration, to: S) -> Result<S::Ok, S::Error> {
@@ -176,4 +192,21 @@ pub struct Marks {
     pub balloon: Vec<Span<Iova>>,
     /// What devices have written to.
     pub dirty: Vec<Span<Iova>>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_count_is_grouped_by_thousands() {
+        for (number, text) in [
+            (0, "0"),
+            (999, "999"),
+            (1_000, "1,000"),
+            (1_048_576, "1,048,576"),
+        ] {
+            assert_eq!(count(number), text);
+        }
+    }
 }

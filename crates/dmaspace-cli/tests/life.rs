@@ -37,7 +37,12 @@ fn mask(line: &str) -> String {
             squeezed.push(word);
         }
     }
-    let nodes = ["one node here: the second planned", "each half on its node"];
+    let nodes = [
+        "one node here: the second planned",
+        "each half on its node",
+        "node # planned",
+        "half on each node",
+    ];
     let line = squeezed.join(" ");
     nodes
         .iter()
@@ -82,8 +87,8 @@ rest # checks, and setting up
 all #
 
 devices, all the time
-DMA # accesses, # read and # written; # bytes wrong
-faults outside the holes: #; in the holes: # nothing got through there
+DMA # accesses: # read, # written; # bytes wrong
+faults outside the holes: #; in the holes: # none got through
 
 OK every check held; charge, pins, tables, areas and huge pages are at zero";
     let expected: Vec<_> = expected.lines().collect();
@@ -92,6 +97,42 @@ OK every check held; charge, pins, tables, areas and huge pages are at zero";
         shown.contains("faults      outside the holes: 0;"),
         "{shown}"
     );
+}
+
+#[test]
+fn a_step_is_one_line_in_80_columns() {
+    let mut command = dmaspace(&SMALL);
+    command.env("COLUMNS", "80");
+    let (shown, stderr, status) = run(command);
+    assert_eq!((stderr.as_str(), status), ("", Some(0)), "{shown}");
+    let lines = masked(&shown);
+    let steps = lines
+        .iter()
+        .skip_while(|line| !line.starts_with("step"))
+        .take_while(|line| !line.is_empty());
+    let expected = "\
+step time runs moved tables flushes found
+memory # # # # # NODES
+pin, charge # # # # # # charges
+two roots # # # # # leaves to #
+DMA begins # # # # # all pages reached
+cut a hole # # # # # # leaves
+close it # # # # # # leaves
+track, split # # # # # # leaves
+harvest # # # # # # missed, # extra
+merge # # # # # # leaves
+balloon in # # # # # # pinned
+balloon out # # # # # # pinned
+hand over # # # # # pinned there only
+successor # # # # # hole cut, closed
+tear down # # # # # counters at zero";
+    assert_eq!(
+        steps.collect::<Vec<_>>(),
+        expected.lines().collect::<Vec<_>>(),
+        "{shown}"
+    );
+    // Nothing of it goes on in the next line.
+    assert!(!shown.contains("\n              "), "{shown}");
 }
 
 #[test]

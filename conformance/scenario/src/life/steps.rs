@@ -11,7 +11,7 @@ use super::Life;
 use crate::balloon::{Balloon, seen_by_devices, seven_of_eight};
 use crate::handover::{Hole, Left};
 use crate::look::Counted;
-use crate::step::{Done, Refused, Root, nodes};
+use crate::step::{Done, Refused, Root, count, nodes};
 use crate::world::Backend;
 use crate::{Error, PAGE, PARTS};
 
@@ -82,7 +82,12 @@ impl Life<'_> {
             took: if kernel { all } else { split.pin },
             runs,
             bytes: size,
-            checked: format!("{steps} charges, not {pages}; kernel: {}", Bytes(counted)),
+            checked: format!(
+                "{steps} charges, not {}; kernel: {}",
+                count(pages),
+                Bytes(counted)
+            ),
+            found: format!("{steps} charges"),
             right: charged == size,
             ..Done::default()
         })
@@ -97,6 +102,7 @@ impl Life<'_> {
             return Ok(Done {
                 took: started.elapsed(),
                 checked: "tables unchanged".into(),
+                found: "tables unchanged".into(),
                 right: placed.is_err(),
                 refused: placed.err().map(Refused::from),
                 ..Done::default()
@@ -128,6 +134,7 @@ impl Life<'_> {
                 "each on its node; leaves up to {}",
                 Bytes(self.largest_leaf)
             ),
+            found: format!("leaves to {}", Bytes(self.largest_leaf)),
             right,
             ..Done::default()
         })
@@ -156,6 +163,10 @@ impl Life<'_> {
             took,
             bytes: counts.read_bytes + counts.written_bytes,
             checked,
+            found: match self.over_kernel() {
+                false => "all pages reached".into(),
+                true => "every part written".into(),
+            },
             right: true,
             ..Done::default()
         })
@@ -199,8 +210,9 @@ impl Life<'_> {
             checked: format!(
                 "out of a leaf of {}: now {} leaves",
                 Bytes(leaf.len),
-                now.count()
+                count(now.count())
             ),
+            found: format!("{} leaves", count(now.count())),
             right: less && unpinned == PAGE && !self.over_kernel(),
             ..Done::default()
         })
@@ -212,6 +224,7 @@ impl Life<'_> {
         Ok(Done {
             took,
             checked: "all reached as before".into(),
+            found: "as before".into(),
             right: self.shape() == self.shape,
             refused: Some(cause.into()),
             ..Done::default()
@@ -235,8 +248,12 @@ impl Life<'_> {
             runs: u64::from(cut),
             bytes: if cut { PAGE } else { 0 },
             checked: match cut {
-                true => format!("leaves as before: {}", now.count()),
+                true => format!("leaves as before: {}", count(now.count())),
                 false => "nothing was cut: nothing has changed".into(),
+            },
+            found: match cut {
+                true => format!("{} leaves", count(now.count())),
+                false => "nothing was cut".into(),
             },
             right: now == self.shape,
             ..Done::default()
@@ -263,6 +280,7 @@ impl Life<'_> {
             return Ok(Done {
                 took,
                 checked: "leaves unchanged".into(),
+                found: "leaves unchanged".into(),
                 right: now == self.shape && !self.world.space.tracks_dirty(),
                 refused,
                 ..Done::default()
@@ -273,7 +291,8 @@ impl Life<'_> {
             took,
             runs: before,
             bytes: 2 * self.size(),
-            checked: format!("{before} leaves became {}", now.count()),
+            checked: format!("{} leaves became {}", count(before), count(now.count())),
+            found: format!("{} leaves", count(now.count())),
             right: now.leaves.iter().all(small) && !self.over_kernel(),
             ..Done::default()
         })
@@ -304,17 +323,18 @@ impl Life<'_> {
         let (missed, more) = (found.missed, found.more);
         let can = self.world.space.capabilities();
         let hot: u64 = self.hot().iter().map(|span| span.len).sum();
-        let (refused, checked, right) = match found.blind {
+        let (refused, checked, short, right) = match found.blind {
             true => {
                 let (what, backend) = (Capability::PageDirty, can.backend);
                 let checked = format!("{} count as dirty", Bytes(bytes));
                 let refused = Refused::from(Unsupported { what, backend });
                 let right = bytes == self.size() && !can.page_dirty;
-                (Some(refused), checked, right)
+                (Some(refused), checked.clone(), checked, right)
             }
             false => {
                 let checked = format!("{missed} writes missed, {more} pages too many");
-                (None, checked, more == 0 && (!split || bytes == hot))
+                let short = format!("{missed} missed, {more} extra");
+                (None, checked, short, more == 0 && (!split || bytes == hot))
             }
         };
         if split {
@@ -325,6 +345,7 @@ impl Life<'_> {
             runs: found.runs.len() as u64,
             bytes,
             checked,
+            found: short,
             right: right && missed == 0,
             refused,
             ..Done::default()
@@ -344,6 +365,7 @@ impl Life<'_> {
             true => Done {
                 took,
                 checked: "nothing to merge".into(),
+                found: "nothing to merge".into(),
                 right,
                 refused,
                 ..Done::default()
@@ -352,7 +374,8 @@ impl Life<'_> {
                 took,
                 runs: now.count(),
                 bytes: 2 * self.size(),
-                checked: format!("leaves as before: {}", now.count()),
+                checked: format!("leaves as before: {}", count(now.count())),
+                found: format!("{} leaves", count(now.count())),
                 right,
                 ..Done::default()
             },
@@ -387,6 +410,7 @@ impl Life<'_> {
                 Bytes(held),
                 counters.chains
             ),
+            found: format!("{} pinned", Bytes(held)),
             right: counters.discarded == bytes && held == self.size() - bytes,
             ..Done::default()
         })
@@ -414,6 +438,7 @@ impl Life<'_> {
             runs,
             bytes: counters.deflated,
             checked: format!("{} pinned again, zeros found", Bytes(held)),
+            found: format!("{} pinned", Bytes(held)),
             right: held == self.size() && counters.not_restored == 0,
             ..Done::default()
         })
@@ -424,6 +449,7 @@ impl Life<'_> {
         if let Some(why) = self.stays {
             return Ok(Done {
                 checked: "stays with this process".into(),
+                found: "stays here".into(),
                 right: true,
                 refused: Some(Refused {
                     capability: None,
@@ -447,6 +473,10 @@ impl Life<'_> {
                 true => "charged there, and here no more".into(),
                 false => "pinned by both, then by it alone".into(),
             },
+            found: match kernel {
+                true => "charged there only".into(),
+                false => "pinned there only".into(),
+            },
             right: unpinned == size && there,
             ..Done::default()
         })
@@ -457,6 +487,7 @@ impl Life<'_> {
         let Some(mut second) = self.second.take() else {
             return Ok(Done {
                 checked: "there is no other".into(),
+                found: "there is no other".into(),
                 right: true,
                 ..Done::default()
             });
@@ -476,12 +507,14 @@ impl Life<'_> {
                 runs: 2,
                 bytes: hole.len,
                 checked: "its own hole cut and closed".into(),
+                found: "hole cut, closed".into(),
                 right: hole.len == PAGE,
                 ..Done::default()
             },
             Hole::Refused(capability, error) => Done {
                 took,
                 checked: "all reached as before".into(),
+                found: "as before".into(),
                 right: !capability.is_empty(),
                 refused: Some(Refused {
                     capability: Some(capability),
@@ -515,6 +548,7 @@ impl Life<'_> {
             took: self.world.took(),
             bytes: self.size(),
             checked: checked.into(),
+            found: "counters at zero".into(),
             right: nothing && self.world.areas() == 0,
             ..Done::default()
         })

@@ -167,14 +167,19 @@ fn memory(memory: &LifeMemory, took: Duration) -> Done {
         let at = |at: Option<u32>| at.is_none_or(|at| at == part.node);
         (planned && number > 0) || part.nodes.iter().all(|share| at(share.node))
     });
-    let nodes = match planned {
-        true => "one node here: the second planned",
-        false => "each half on its node",
+    let second = memory.parts.get(1).map_or(0, |part| part.node);
+    let (nodes, found) = match planned {
+        true => (
+            "one node here: the second planned",
+            format!("node {second} planned"),
+        ),
+        false => ("each half on its node", "half on each node".into()),
     };
     Done {
         took,
         bytes: memory.size_bytes,
         checked: nodes.into(),
+        found,
         right: there,
         ..Done::default()
     }

@@ -13,7 +13,7 @@ pub(crate) fn small() -> LifeReport {
         node: Some(0),
         bytes: 1 << 20,
     }];
-    let step = |step, checked: &str| StepReport {
+    let step = |step, checked: &str, found: &str| StepReport {
         step,
         took: Duration::from_nanos(1_234_567),
         runs: 2,
@@ -21,6 +21,7 @@ pub(crate) fn small() -> LifeReport {
         tables: 12,
         flushes: 2,
         checked: checked.into(),
+        found: found.into(),
         refused: None,
         right: true,
     };
@@ -71,8 +72,16 @@ pub(crate) fn small() -> LifeReport {
         roots: vec![root(0, "vtd-ss"), root(1, "amdv1")],
         largest_leaf_bytes: 1 << 20,
         steps: vec![
-            step(LifeStep::Memory, "one node here: the second planned"),
-            step(LifeStep::Hole, "out of a leaf of 1 MiB; now 12 leaves"),
+            step(
+                LifeStep::Memory,
+                "one node here: the second planned",
+                "node 1 planned",
+            ),
+            step(
+                LifeStep::Hole,
+                "out of a leaf of 1 MiB; now 12 leaves",
+                "12 leaves",
+            ),
         ],
         moments: vec![
             Moment {

@@ -52,15 +52,19 @@ fn memory(sheet: &mut Sheet, report: &LifeReport) {
     }
     for (number, part) in memory.parts.iter().enumerate() {
         let planned = match memory.second_node_planned && number == 1 {
-            true => " (planned: this machine has one node)",
+            true => " (planned)",
             false => "",
         };
-        let tables = report.roots.get(number).map_or(String::new(), |root| {
-            let (on, format, device) = (lies(&root.nodes), &root.format, &root.device);
-            format!("; tables {on}, {format} for device {device}")
+        let on = lies(&part.nodes);
+        let on = report.roots.get(number).map_or(on.clone(), |root| {
+            let (tables, format, device) = (lies(&root.nodes), &root.format, &root.device);
+            let on = match on == tables {
+                true => format!("and tables {on}"),
+                false => format!("{on}, tables {tables}"),
+            };
+            format!("{on}, {format} for device {device}")
         });
-        let (size, on) = (bytes(part.size_bytes), lies(&part.nodes));
-        let value = format!("{size} {on}{tables}{planned}");
+        let value = format!("{} {on}{planned}", bytes(part.size_bytes));
         sheet.value(&format!("node {}", part.node), &value);
     }
 }
@@ -70,9 +74,37 @@ fn steps(sheet: &mut Sheet, report: &LifeReport) {
     let head = [
         "step", "time", "runs", "moved", "tables", "flushes", "found",
     ];
-    let mut rows = vec![head.map(String::from)];
-    rows.extend(report.steps.iter().map(row));
-    sheet.table(&rows);
+    let rows = |found: fn(&StepReport) -> String| {
+        let mut rows = vec![head.map(String::from)];
+        rows.extend(report.steps.iter().map(|step| row(step, found(step))));
+        rows
+    };
+    // A step is one line.
+    let whole = rows(whole);
+    match sheet.has_room(&whole) {
+        true => sheet.table(&whole),
+        false => sheet.table(&rows(short)),
+    }
+}
+
+/// What the check of a step found.
+fn whole(step: &StepReport) -> String {
+    let capability = |refused: &Refused| match &refused.capability {
+        Some(name) => format!("refused, {name}; "),
+        None => "refused; ".into(),
+    };
+    let refused = step.refused.as_ref().map(capability).unwrap_or_default();
+    let wrong = if step.right { "" } else { "WRONG: " };
+    format!("{wrong}{refused}{}", step.checked)
+}
+
+/// The same where columns are few. What is wrong is not shortened.
+fn short(step: &StepReport) -> String {
+    match (&step.refused, step.right) {
+        (_, false) => whole(step),
+        (Some(_), true) => "refused, see below".into(),
+        (None, true) => step.found.clone(),
+    }
 }
 
 /// Where the time went: the steps are not all of it.
@@ -98,14 +130,7 @@ fn times(sheet: &mut Sheet, times: &LifeTimes) {
     }
 }
 
-fn row(step: &StepReport) -> [String; 7] {
-    let capability = |refused: &Refused| match &refused.capability {
-        Some(name) => format!("refused, {name}; "),
-        None => "refused; ".into(),
-    };
-    let refused = step.refused.as_ref().map(capability).unwrap_or_default();
-    let wrong = if step.right { "" } else { "WRONG: " };
-    let found = format!("{wrong}{refused}{}", step.checked);
+fn row(step: &StepReport, found: String) -> [String; 7] {
     [
         step.step.name().into(),
         duration(in_nanoseconds(step.took)),
@@ -122,7 +147,8 @@ fn refusals(sheet: &mut Sheet, report: &LifeReport) {
     let steps = report.steps.iter();
     let row = |step: &StepReport| {
         let refused = step.refused.as_ref()?;
-        Some([step.step.name().into(), refused.error.clone()])
+        let what = format!("{}; {}", refused.error, step.checked);
+        Some([step.step.name().into(), what])
     };
     let refused: Vec<[String; 2]> = steps.filter_map(row).collect();
     if !refused.is_empty() {
@@ -137,7 +163,7 @@ fn end(sheet: &mut Sheet, report: &LifeReport) {
     sheet.value(
         "DMA",
         &format!(
-            "{}, {} read and {} written; {} wrong",
+            "{}: {} read, {} written; {} wrong",
             counted(dma.accesses, "access"),
             bytes(dma.read_bytes),
             bytes(dma.written_bytes),
@@ -145,8 +171,8 @@ fn end(sheet: &mut Sheet, report: &LifeReport) {
         ),
     );
     let reached = match dma.reached_in_holes {
-        0 => "nothing got through there".into(),
-        reached => format!("{} got through there", counted(reached, "access")),
+        0 => "none got through".into(),
+        reached => format!("{} got through", counted(reached, "access")),
     };
     sheet.value(
         "faults",
@@ -198,15 +224,41 @@ mod tests {
     }
 
     #[test]
+    fn a_step_is_one_line_in_80_columns_and_says_more_in_more() {
+        let mut report = small();
+        let whole = "out of a leaf of 1 MiB; now 12 leaves";
+        for (columns, found) in [(80, "  12 leaves"), (120, whole)] {
+            report.steps[1].runs = 1 << 20;
+            let text = write(&report, Paint::PLAIN.with_columns(columns));
+            let mut lines = text
+                .lines()
+                .skip_while(|line| !line.starts_with("  cut a hole"));
+            let [step, next] = [lines.next(), lines.next()].map(Option::unwrap_or_default);
+            assert!(step.ends_with(found) && next.is_empty(), "{text}");
+        }
+        // What is wrong is said whole.
+        report.steps[1].right = false;
+        let text = write(&report, Paint::PLAIN);
+        assert!(text.contains("WRONG: out of"), "{text}");
+    }
+
+    #[test]
     fn what_was_refused_is_named_and_said() {
         let mut report = small();
         report.steps[0].refused = Some(Refused {
             capability: Some("hitless_cut".into()),
             error: "type1 cannot do so".into(),
         });
+        let wide = Paint::PLAIN.with_columns(120);
+        assert!(
+            write(&report, wide).contains("  refused, hitless_cut; one node here"),
+            "{text}",
+            text = write(&report, wide)
+        );
         let text = write(&report, Paint::PLAIN);
-        assert!(text.contains("  refused, hitless_cut;"), "{text}");
-        assert!(text.contains("\n  memory  type1 cannot do so\n"), "{text}");
+        assert!(text.contains("  refused, see below\n"), "{text}");
+        let said = "\n  memory  type1 cannot do so; one node here: the second planned\n";
+        assert!(text.contains(said), "{text}");
         assert!(text.contains("\nOK  every check held"), "{text}");
     }
 
@@ -217,7 +269,7 @@ mod tests {
         report.steps[0].right = false;
         report.left.table_pages = 3;
         let text = write(&report, Paint::PLAIN);
-        assert!(text.contains("WRONG: one node here"), "{text}");
+        assert!(text.contains("WRONG: one"), "{text}");
         assert!(
             text.contains("\nWRONG  memory; left: 0 B and 0 B charged"),
             "{text}"
