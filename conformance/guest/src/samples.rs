@@ -69,12 +69,13 @@ pub struct Sample {
 }
 
 /// Memory that is pinned and mapped, and how many bytes of it.
-pub const SPACES: [(Backing, u64); 7] = [
+pub const SPACES: [(Backing, u64); 8] = [
     (Backing::Anon4K, 64 << 10),
     (Backing::Anon4K, 2 << 20),
     (Backing::Anon4K, 64 << 20),
     (Backing::Thp, 2 << 20),
     (Backing::Thp, 64 << 20),
+    (Backing::Memfd, 64 << 20),
     (Backing::Hugetlb2M, 64 << 20),
     (Backing::Hugetlb1G, 1 << 30),
 ];

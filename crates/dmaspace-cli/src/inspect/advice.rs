@@ -35,6 +35,8 @@ enum Change {
     Pool(u64),
     Threads(u32),
     Iommufd,
+    /// iommufd gets memory of a pool by its file. With small pages that saves nothing.
+    ByFile,
     /// At most so many bytes below 4 GiB.
     Low(u64),
 }
@@ -83,13 +85,20 @@ impl Now<'_> {
                 Change::Threads(threads) => {
                     ram.prealloc_threads = ram.prealloc_threads.max(threads);
                 }
+                Change::ByFile => ram.shared = true,
                 Change::Transparent | Change::Pool(_) | Change::Iommufd | Change::Low(_) => {}
             }
+        }
+        if change == Change::ByFile {
+            if guest.memory.iter().any(|ram| ram.pool_bytes.is_none()) {
+                return None;
+            }
+            guest.by_file = true;
         }
         if let (Change::Low(most), Some(remapped)) = (change, &mut guest.remapped) {
             remapped.bytes = remapped.bytes.min(most);
         }
-        if change == Change::Iommufd {
+        if matches!(change, Change::Iommufd | Change::ByFile) {
             interface = Interface::Iommufd;
         }
         let changed = (&guest, &host, interface) != (self.guest, self.host, self.interface);
@@ -107,7 +116,8 @@ impl Monitor {
         match self {
             // libvirt has no element for it.
             Self::Libvirt => !matches!(change, Change::Low(_)),
-            Self::Qemu | Self::Other => true,
+            Self::Qemu => true,
+            Self::Other => change != Change::ByFile,
             Self::CloudHypervisor => matches!(change, Change::Transparent | Change::Pool(_)),
             Self::Firecracker => change == Change::Pool(THP),
         }
@@ -127,6 +137,7 @@ pub(super) fn changes(
         Some(Change::Pool(GIANT)),
         now.threads.map(Change::Threads),
         Some(Change::Iommufd),
+        Some(Change::ByFile),
         Some(Change::Low(LOW)),
     ];
     let mut found = Vec::new();
@@ -193,6 +204,7 @@ impl fmt::Display for Change {
             Self::Pool(page) => write!(f, "hugetlb pages of {}", bytes(*page)),
             Self::Threads(threads) => write!(f, "{threads} threads bring memory in"),
             Self::Iommufd => f.write_str("iommufd instead of type 1"),
+            Self::ByFile => f.write_str("iommufd by the memory's file"),
             Self::Low(most) => write!(f, "{} below 4 GiB", bytes(*most)),
         }
     }
@@ -252,26 +264,43 @@ impl Change {
                 )),
                 _ => lines.push("madvise(MADV_POPULATE_WRITE) in each thread, of a part".into()),
             },
-            Self::Iommufd => match monitor {
-                Monitor::Qemu => {
-                    lines.push("-object iommufd,id=iommufd0".into());
-                    let host = guest.devices.iter().map(|device| device.address.as_str());
-                    let devices = host.chain(guest.devices.is_empty().then_some("ADDRESS"));
-                    lines.extend(
-                        devices
-                            .map(|host| format!("-device vfio-pci,host={host},iommufd=iommufd0")),
-                    );
+            Self::Iommufd => lines = iommufd(guest),
+            Self::ByFile => {
+                if !now.guest.by_file {
+                    lines.push("QEMU 10.1 or later".into());
                 }
-                Monitor::Libvirt => {
-                    lines.push("in <hostdev>: <driver name='vfio' iommufd='yes'/>".into());
+                if guest.memory != now.guest.memory {
+                    match monitor {
+                        Monitor::Libvirt => {
+                            lines.push("in <memoryBacking>: <access mode='shared'/>".into());
+                        }
+                        _ => lines.extend(objects(guest)),
+                    }
                 }
-                _ => lines.push("/dev/iommu instead of /dev/vfio/vfio".into()),
-            },
+                if now.interface != Interface::Iommufd {
+                    lines.extend(iommufd(guest));
+                }
+            }
             Self::Low(most) => {
                 lines.push(format!("-machine max-ram-below-4g={}", Short(most)));
             }
         }
         lines
+    }
+}
+
+/// What gives devices by iommufd.
+fn iommufd(guest: &Guest) -> Vec<String> {
+    match guest.monitor {
+        Monitor::Qemu => {
+            let object = "-object iommufd,id=iommufd0".to_owned();
+            let host = guest.devices.iter().map(|device| device.address.as_str());
+            let devices = host.chain(guest.devices.is_empty().then_some("ADDRESS"));
+            let device = |host| format!("-device vfio-pci,host={host},iommufd=iommufd0");
+            [object].into_iter().chain(devices.map(device)).collect()
+        }
+        Monitor::Libvirt => vec!["in <hostdev>: <driver name='vfio' iommufd='yes'/>".into()],
+        _ => vec!["/dev/iommu instead of /dev/vfio/vfio".into()],
     }
 }
 
@@ -427,6 +456,31 @@ mod tests {
             ..Ram::default()
         };
         assert!(!advised(transparent));
+    }
+
+    #[test]
+    fn memory_of_a_pool_is_mapped_by_its_file_where_that_saves_time() {
+        let finding = "iommufd by the memory's file";
+        let lines = |line: &str| {
+            let found = advice(&qemu(line));
+            let it = found.into_iter().find(|advice| advice.finding == finding);
+            it.map(|it| it.setting.join("\n"))
+        };
+        let pool = "-object memory-backend-memfd,id=a,size=4G,hugetlb=on,hugetlbsize=2M";
+        let microvm = |more: &str| format!("qemu -machine microvm,memory-backend=a {pool} {more}");
+        let device = "-device vfio-pci,host=01:00.0";
+        let expected = "QEMU 10.1 or later\n-object iommufd,id=iommufd0\n\
+            -device vfio-pci,host=0000:01:00.0,iommufd=iommufd0";
+        assert_eq!(lines(&microvm(device)).as_deref(), Some(expected));
+        let iommufd = format!("-object iommufd,id=i {device},iommufd=i");
+        assert_eq!(
+            lines(&microvm(&iommufd)).as_deref(),
+            Some("QEMU 10.1 or later")
+        );
+        // It does so already, or has small pages.
+        let newer = microvm(&iommufd).replace("microvm", "pc-q35-10.1");
+        assert_eq!(lines(&newer), None);
+        assert_eq!(lines("qemu -machine microvm -m 4G"), None);
     }
 
     #[test]

@@ -23,6 +23,8 @@ struct Counts {
     type1: Count,
     /// By addresses, as QEMU 10.0 maps.
     iommufd: Count,
+    /// By the file, as QEMU maps from 10.1 on.
+    by_file: Count,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -39,21 +41,26 @@ const fn count(map: [f64; 2], unmap: f64) -> Count {
 const SMALL_PAGE: Counts = Counts {
     type1: count([506.0, 578.0], 321.0),
     iommufd: count([267.0, 287.0], 321.0),
+    by_file: count([291.0, 329.0], 288.0),
 };
 /// A transparent huge page.
 const TRANSPARENT: Counts = Counts {
     type1: count([19_612.0, 19_859.0], 74_281.0),
     iommufd: count([21_558.0, 21_952.0], 89_594.0),
+    // Of a memory file it was not counted.
+    by_file: count([21_558.0, 21_952.0], 89_594.0),
 };
 /// A page of 2 MiB of a pool. Starts of QEMU with it took 21,100 instructions by iommufd (docs/inspect.md).
 const POOL_2M: Counts = Counts {
     type1: count([12_895.0, 12_979.0], 74_031.0),
     iommufd: TRANSPARENT.iommufd,
+    by_file: count([836.0, 934.0], 89_529.0),
 };
 /// A page of 1 GiB of a pool; by iommufd as so many of 2 MiB.
 const POOL_1G: Counts = Counts {
     type1: count([6_384_097.0, 6_402_406.0], 31_600_000.0),
     iommufd: count([512.0 * 21_558.0, 512.0 * 21_952.0], 512.0 * 89_594.0),
+    by_file: count([52_616.0, 100_971.0], 39_500_000.0),
 };
 /// What each contiguous range of small pages adds to a map or an unmap by type 1 and by iommufd: the middle of 1,120 and
 /// 1,400, and of one count (docs/inspect.md).
@@ -169,6 +176,7 @@ impl Guest {
         for ram in &self.memory {
             let page = ram.page_bytes(host);
             let pages = ram.bytes as f64 / page as f64;
+            let by_file = self.by_file && ram.shared;
             let threads = speedup(ram.prealloc_threads, speeds);
             fault.add(
                 fault_of(ram.shared, page, speeds),
@@ -178,7 +186,13 @@ impl Guest {
             low -= part;
             let part = part as f64 / page as f64;
             for (pages, maps) in [(pages - part, 1), (part, times)] {
-                let one = pin_map_of(interface, ram.pool_bytes.is_some(), page, maps, speeds);
+                let one = pin_map_of(
+                    (interface, by_file),
+                    ram.pool_bytes.is_some(),
+                    page,
+                    maps,
+                    speeds,
+                );
                 pin_map = pin_map.zip(one).map(|(mut sum, one)| {
                     sum.add(one, pages);
                     sum
@@ -220,9 +234,10 @@ impl Rate {
     }
 }
 
-/// Pinning and mapping a page that is present, of a pool or not, so many times, and unmapping it in between.
+/// Pinning and mapping a page that is present, of a pool or not, by its file or not, so many times, and unmapping it
+/// in between.
 fn pin_map_of(
-    interface: Interface,
+    (interface, by_file): (Interface, bool),
     pool: bool,
     page: u64,
     maps: u32,
@@ -234,9 +249,10 @@ fn pin_map_of(
         (THP..GIANT, true) => (POOL_2M, THP),
         (GIANT.., true) => (POOL_1G, GIANT),
     };
-    let count = match interface {
-        Interface::Type1 => counts.type1,
-        Interface::Iommufd => counts.iommufd,
+    let count = match (interface, by_file) {
+        (Interface::Type1, _) => counts.type1,
+        (Interface::Iommufd, false) => counts.iommufd,
+        (Interface::Iommufd, true) => counts.by_file,
     };
     let unmaps = f64::from(maps.saturating_sub(1)) * count.unmap;
     let [vtd, amd] = count.map.map(|map| f64::from(maps) * map + unmaps);
@@ -387,6 +403,37 @@ pub(super) mod tests {
                 assert_eq!(found.fault_ns, 512 * 51_200);
                 assert_near(found.pin_map_ns, expected);
             }
+        }
+    }
+
+    #[test]
+    fn shared_memory_is_mapped_by_its_file_where_the_monitor_does_so() {
+        for (pool_bytes, expected) in [
+            (None, GIB / 4096 * 291),
+            (Some(2 << 20), 512 * 836),
+            (Some(GIB), 52_616),
+        ] {
+            let ram = |shared| Ram {
+                bytes: GIB,
+                pool_bytes,
+                shared,
+                ..Ram::default()
+            };
+            let map = |shared, by_file, interface| {
+                let guest = Guest {
+                    by_file,
+                    ..of(ram(shared))
+                };
+                let found = guest.estimate(&HOST, interface, 0.0, &speeds());
+                found.pin_map_ns
+            };
+            let addresses = map(true, false, Interface::Iommufd);
+            assert_near(map(true, true, Interface::Iommufd), expected);
+            assert_eq!(map(false, true, Interface::Iommufd), addresses);
+            assert_eq!(
+                map(true, true, Interface::Type1),
+                map(true, false, Interface::Type1)
+            );
         }
     }
 

@@ -7,7 +7,7 @@
 use quick_xml::Reader;
 use quick_xml::events::{BytesStart, Event};
 
-use super::{ConfigError, Guest, Interface, Monitor, Ram, Remapped};
+use super::{ConfigError, Guest, Interface, Monitor, Ram, Remapped, maps_by_file};
 use crate::inspect::process::plain;
 
 /// Elements within elements; libvirt has fewer than ten.
@@ -233,6 +233,7 @@ impl Domain {
         }
         let begins = self.cells.iter().map(|cell| cell.bytes);
         let begins = begins.fold(0, u64::saturating_add);
+        self.guest.by_file = maps_by_file(&self.kind);
         self.guest.remapped = Remapped::of(&self.kind, self.flash, begins, None);
         let modules = std::mem::take(&mut self.modules);
         let cells = std::mem::take(&mut self.cells)

@@ -50,6 +50,8 @@ pub struct Guest {
     pub devices: Vec<GivenDevice>,
     /// Memory that is mapped more than once while it starts.
     pub remapped: Option<Remapped>,
+    /// Its monitor is known to give iommufd shared memory by its file (`IOMMU_IOAS_MAP_FILE`): QEMU from 10.1 on.
+    pub by_file: bool,
     /// Contiguous physical ranges of its memory; 0 is unknown. A report has them beside the guest.
     #[serde(skip)]
     pub runs: u64,
@@ -153,6 +155,16 @@ pub struct Ram {
     pub asks_for_huge: Option<bool>,
     /// Threads that fault it in before the guest runs; 0 leaves that to the guest and to pins.
     pub prealloc_threads: u32,
+}
+
+/// Whether QEMU, which has a machine of this type, gives iommufd memory by its file: a type is named by the version
+/// that introduced it (`vfio_container_dma_map`, `hw/vfio/container-base.c`).
+fn maps_by_file(machine: &str) -> bool {
+    let version = machine.rsplit('-').next().and_then(|text| {
+        let (major, minor) = text.split_once('.')?;
+        Some((major.parse::<u32>().ok()?, minor.parse::<u32>().ok()?))
+    });
+    version.is_some_and(|version| version >= (10, 1))
 }
 
 impl Guest {

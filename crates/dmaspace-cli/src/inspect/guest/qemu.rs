@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 
-use super::{ConfigError, Guest, Interface, Monitor, Ram, Remapped};
+use super::{ConfigError, Guest, Interface, Monitor, Ram, Remapped, maps_by_file};
 use crate::inspect::process::plain;
 use crate::size;
 
@@ -272,6 +272,7 @@ impl Found {
         // Modules come behind what the machine begins with.
         let begins = self.bytes.unwrap_or_else(|| self.guest.bytes());
         let kind = self.kind.as_deref().unwrap_or("pc");
+        self.guest.by_file = maps_by_file(kind);
         self.guest.remapped = Remapped::of(kind, self.flash, begins, self.most_below_4g);
         self.guest.monitor = match self.libvirt && self.stopped {
             true => Monitor::Libvirt,
@@ -344,6 +345,20 @@ mod tests {
 
     fn parsed(line: &str) -> Guest {
         qemu_line(line, POOL).unwrap()
+    }
+
+    #[test]
+    fn a_machine_of_10_1_is_of_a_qemu_that_maps_by_file() {
+        for (machine, by_file) in [
+            ("q35", false),
+            ("pc-q35-10.0", false),
+            ("pc-q35-10.1", true),
+            ("virt-11.0", true),
+            ("pc-q35-rhel9.6.0", false),
+        ] {
+            let guest = qemu_line(&format!("qemu -machine {machine}"), 2 << 20).unwrap();
+            assert_eq!(guest.by_file, by_file, "{machine}");
+        }
     }
 
     #[test]
