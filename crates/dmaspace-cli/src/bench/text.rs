@@ -127,7 +127,8 @@ fn cells(group: Group, line: &Line<'_>) -> [String; 11] {
     let average = line.after.filter(|_| group == Group::Tables);
     let average = average.map_or_else(String::new, |figure| digits(figure.mean));
     [
-        key.op.into(),
+        // With the comma a row of a map does not fit 80 columns.
+        key.op.replace(',', ""),
         size,
         key.unit.name().into(),
         line.origin.map_or_else(String::new, published),
@@ -144,7 +145,7 @@ fn cells(group: Group, line: &Line<'_>) -> [String; 11] {
 /// Before to after; a dash where nothing was published.
 pub(crate) fn published((before, after): (Option<f64>, Option<f64>)) -> String {
     let of = |value: Option<f64>| value.map_or_else(|| "-".into(), digits);
-    format!("{} to {}", of(before), of(after))
+    format!("{}→{}", of(before), of(after))
 }
 
 /// The median; the lowest and the highest, where there was more than one sample that could differ.
@@ -225,7 +226,8 @@ pub(crate) fn write(measured: &Measured, paint: Paint) -> String {
 
 fn one(sheet: &mut Sheet, group: &GroupReport) {
     sheet.section(heading(group.group));
-    sheet.value("origin", origin::machine(group.group));
+    let machine = origin::machine(group.group);
+    sheet.value("origin", &format!("{machine}; before→after its change"));
     for note in &group.notes {
         sheet.value("note", note);
     }

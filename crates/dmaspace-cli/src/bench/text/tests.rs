@@ -218,5 +218,5 @@ fn figures_have_as_many_digits_as_they_are_good_for() {
     assert_eq!(shown(Unit::Microseconds, &one(1)), "0.050");
     assert_eq!(shown(Unit::Microseconds, &one(3)), "0.050 (0.0050–12,300)");
     assert_eq!(shown(Unit::Count, &one(3)), "0");
-    assert_eq!(published((Some(4126.0), None)), "4,130 to -");
+    assert_eq!(published((Some(4126.0), None)), "4,130→-");
 }
