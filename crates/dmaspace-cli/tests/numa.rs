@@ -70,6 +70,8 @@ predicted GB/s with leaves of 4 KiB (a formula, not measured)
   0000:17:00.0  14.1    14.1      14.1     10.5
   0000:b1:00.0  10.5    14.1      10.5     14.1
 
+tables over 4 GiB, mapped in one piece
+
 shared
   domain 0    tables on node 0, walked by dmar0 dmar1 for 2 devices
   leaves  entries of a map  tables

@@ -118,9 +118,17 @@ fn gigabytes(rate: f64) -> String {
 }
 
 fn policies(sheet: &mut Sheet, plan: &Plan) {
+    let memory = bytes(plan.memory_bytes);
+    sheet.section(&format!("tables over {memory}, mapped in one piece"));
     // Where no unit translates there is nothing to place.
     let placed = plan.policies.iter();
-    for policy in placed.filter(|policy| !policy.domains.is_empty()) {
+    let mut placed = placed
+        .filter(|policy| !policy.domains.is_empty())
+        .peekable();
+    if placed.peek().is_none() {
+        sheet.line("  none: no unit translates");
+    }
+    for policy in placed {
         sheet.section(&name(policy.placement));
         domains(sheet, policy);
         let mut rows = vec![["leaves", "entries of a map", "tables"].map(String::from)];
@@ -138,11 +146,6 @@ fn policies(sheet: &mut Sheet, plan: &Plan) {
         }));
         sheet.table(&rows);
     }
-    sheet.gap();
-    sheet.value(
-        "memory",
-        &format!("{}, mapped in one piece", bytes(plan.memory_bytes)),
-    );
 }
 
 fn domains(sheet: &mut Sheet, policy: &PolicyPlan) {
@@ -228,10 +231,9 @@ pub(crate) fn simulated(found: &Simulated, paint: Paint) -> String {
         ]
     }));
     sheet.table(&rows);
-    sheet.value(
-        "reads",
-        "table entries read for a request, and how many of them on another node",
-    );
+    sheet.gap();
+    sheet.value("reads", "table entries that a request reads");
+    sheet.value("remote", "how many of them are on another node");
     helps(&mut sheet, &found.rows);
     sheet.into_text()
 }
@@ -364,8 +366,7 @@ fn heat_map(sheet: &mut Sheet, map: &HeatMap) {
         ]
     }));
     sheet.table(&rows);
-    sheet.value(
-        "reads",
-        "table entries read for a request, with a shared table; how many of them were remote",
-    );
+    sheet.gap();
+    sheet.value("reads", "table entries that a request reads with one table");
+    sheet.value("remote", "how many of them are on another node");
 }
