@@ -511,7 +511,7 @@ level 0: entry 1 of the table at 0x1003000
   51:12       address        0x200001  0x200001000
 
 0x80401234
-  read        ✓ goes to 0x200001234: page 0x80401000 → 0x200001000, 4 KiB, r--
+  read        ✓ goes to 0x200001234: 0x80401000 → 0x200001000, 4 KiB, r--
   write       ✗ faults: write of 0x80401234: the entry 0x200001001 of the table
               at 0x1003000 (level 0) leaves only r--; the unit reports fault
               reason 0x5 (legacy mode) (VT-d 5.0, section 7.1.3)

@@ -352,7 +352,7 @@ fn outcome(sheet: &mut Sheet, access: &str, outcome: &Outcome) {
             prot,
         } => {
             let text = format!(
-                "goes to {pa:#x}: page {page_iova:#x} → {page_pa:#x}, {}, {prot}",
+                "goes to {pa:#x}: {page_iova:#x} → {page_pa:#x}, {}, {prot}",
                 bytes(*page_bytes)
             );
             sheet.marked(access, |mark| paint.good(mark), "✓", &text);
