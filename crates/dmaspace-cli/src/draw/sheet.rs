@@ -269,6 +269,16 @@ impl Sheet {
         }
     }
 
+    /// A line to be copied: it stays whole where breaking it would not make it fit.
+    pub(crate) fn copied(&mut self, line: &str) {
+        let indent = line.len() - line.trim_start().len();
+        let broken = indent + 4 + longest_word(line.trim());
+        match broken > self.paint.columns {
+            true => self.push(line),
+            false => self.line(line),
+        }
+    }
+
     fn push(&mut self, line: &str) {
         self.text += line.trim_end();
         self.text.push('\n');
@@ -327,6 +337,18 @@ a heading that is wider than what there
            words
   0x1000   12.3 (12.0 to  bind it to
            14.1)          vfio-pci first
+";
+        assert_eq!(sheet.into_text(), expected);
+    }
+
+    #[test]
+    fn a_line_to_be_copied_is_not_broken_in_vain() {
+        let mut sheet = at(40);
+        sheet.copied("  -object memory-backend-memfd,id=m,size=4G,hugetlb=on");
+        sheet.copied("  echo 2048 > /sys/kernel/mm/hugepages/nr");
+        let expected = "  -object memory-backend-memfd,id=m,size=4G,hugetlb=on
+  echo 2048 >
+      /sys/kernel/mm/hugepages/nr
 ";
         assert_eq!(sheet.into_text(), expected);
     }

@@ -274,7 +274,7 @@ fn advice(sheet: &mut Sheet, others: &[Advice]) {
         };
         sheet.line(&format!("  {}. {}{saved}{boot}", nth + 1, advice.finding));
         for line in &advice.setting {
-            sheet.line(&format!("     {line}"));
+            sheet.copied(&format!("     {line}"));
         }
     }
 }
