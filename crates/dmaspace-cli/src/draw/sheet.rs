@@ -215,7 +215,9 @@ impl Sheet {
             };
             self.table(&part(1, fit));
             self.gap();
-            return self.table(&part(fit, columns.end));
+            let mut below = part(fit, columns.end);
+            below.retain(|row| row.iter().skip(1).any(|cell| !cell.is_empty()));
+            return self.table(&below);
         }
         let natural: Vec<usize> = columns.map(|at| widest(at, &width)).collect();
         let room = self.paint.columns.saturating_sub(2 * natural.len());
@@ -360,9 +362,12 @@ a heading that is wider than what there
         sheet.table(&[
             row(["address", "shared", "per-node", "near(0)", "near(1)"]),
             row(["0000:17:00.0", "14.1", "14.1", "14.1", "10.5"]),
+            row(["0000:31:00.0", "14.1", "14.1", "", ""]),
         ]);
+        // There, a row without cells is left out.
         let expected = "  address       shared  per-node
   0000:17:00.0  14.1    14.1
+  0000:31:00.0  14.1    14.1
 
   address       near(0)  near(1)
   0000:17:00.0  14.1     10.5

@@ -55,11 +55,23 @@ pub(crate) fn progress_chars() -> &'static str {
     }
 }
 
-/// The same in ASCII. Columns stay where they are but for an arrow and an ellipsis.
+/// The same in ASCII. What is longer there takes from the next gap between columns, so that these stay where they are.
 pub(crate) fn ascii(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
-    for character in text.chars() {
+    let mut longer = 0;
+    let mut characters = text.chars().peekable();
+    while let Some(character) = characters.next() {
+        longer += match character {
+            '±' | '→' => 1,
+            '…' => 2,
+            _ => 0,
+        };
         match character {
+            '\n' => {
+                longer = 0;
+                out.push(character);
+            }
+            ' ' if longer > 0 && characters.peek() == Some(&' ') => longer -= 1,
             _ if character.is_ascii() => out.push(character),
             'µ' => out.push('u'),
             '×' => out.push('x'),
@@ -100,5 +112,8 @@ mod tests {
         let text = "  12.3 µs  4 × 2 MiB  ███▋▍  ✓ ✗ – ä";
         assert_eq!(ascii(text), "  12.3 us  4 x 2 MiB  ####-  + X - ?");
         assert_eq!(ascii("a → b … ± c"), "a -> b ... +- c");
+        let table = "  1→2    three\n  1 ± 2  three\n  10→20  three\n  -      three";
+        let expected = "  1->2   three\n  1 +- 2 three\n  10->20 three\n  -      three";
+        assert_eq!(ascii(table), expected);
     }
 }
