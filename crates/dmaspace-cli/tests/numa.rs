@@ -63,7 +63,7 @@ devices, links in GB/s
   address       kind      group  unit   node  link
   0000:17:00.0  Ethernet  -      dmar0  0     25.0
   0000:b1:00.0  Ethernet  -      dmar1  1     (25.0)
-  (link)      not known, assumed
+  in brackets not known, assumed
 
 predicted GB/s with leaves of 4 KiB (a formula, not measured)
   address       shared  per-node  near(0)  near(1)

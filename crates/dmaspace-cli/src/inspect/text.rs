@@ -225,20 +225,23 @@ fn areas(sheet: &mut Sheet, areas: &[AreaReport]) {
         .filter(|area| area.present_bytes > 0)
         .take(5)
         .peekable();
-    if shown.peek().is_some() {
-        sheet.section("largest areas");
+    if shown.peek().is_none() {
+        return;
     }
-    for found in shown {
+    sheet.section("largest areas");
+    let head = ["address", "size", "present", "huge", "what"];
+    let rows = shown.map(|found| {
         let area = &found.area;
-        let name = name_of(area);
-        sheet.line(&format!(
-            "  {:#x} + {}: {} present, {} in huge pages  {name}",
-            area.address,
+        [
+            format!("{:#x}", area.address),
             bytes(area.bytes),
             bytes(found.present_bytes),
             percent(found.huge_bytes, found.present_bytes),
-        ));
-    }
+            name_of(area).into(),
+        ]
+    });
+    let rows: Vec<_> = [head.map(String::from)].into_iter().chain(rows).collect();
+    sheet.table(&rows);
 }
 
 fn name_of(area: &Area) -> &str {
@@ -563,7 +566,7 @@ mod tests {
         let text = process(&found, Paint::PLAIN);
         for part in [
             "process 4711 (qemu-system-x86)\n  mappable    4 GiB\n",
-            "  0x7f0000000000 + 4 GiB: 1.00 GiB present, 0 % in huge pages  anonymous\n",
+            "  0x7f0000000000  4 GiB  1.00 GiB  0 %   anonymous\n",
             "\n  runs, leaves, folios\n              there is no numa_maps\n",
         ] {
             assert!(text.contains(part), "{text}");

@@ -88,7 +88,7 @@ fn devices(sheet: &mut Sheet, plan: &Plan) {
         .iter()
         .any(|device| device.link_bytes_per_second.is_none())
     {
-        sheet.value("(link)", "not known, assumed");
+        sheet.value("in brackets", "not known, assumed");
     }
 }
 
@@ -118,15 +118,14 @@ fn gigabytes(rate: f64) -> String {
 }
 
 fn policies(sheet: &mut Sheet, plan: &Plan) {
-    let memory = bytes(plan.memory_bytes);
-    sheet.section(&format!("tables over {memory}, mapped in one piece"));
     // Where no unit translates there is nothing to place.
     let placed = plan.policies.iter();
     let mut placed = placed
         .filter(|policy| !policy.domains.is_empty())
         .peekable();
-    if placed.peek().is_none() {
-        sheet.line("  none: no unit translates");
+    if placed.peek().is_some() {
+        let memory = bytes(plan.memory_bytes);
+        sheet.section(&format!("tables over {memory}, mapped in one piece"));
     }
     for policy in placed {
         sheet.section(&name(policy.placement));
