@@ -59,6 +59,8 @@ nodes
   0     2 GiB   2     10 21      dmar0
   1     2 GiB   2     21 10      dmar1
 
+  mapped      4 GiB in one piece
+
 devices, links in GB/s
   address       kind      group  unit   node  link
   0000:17:00.0  Ethernet  -      dmar0  0     25.0
@@ -69,8 +71,6 @@ predicted GB/s with leaves of 4 KiB (a formula, not measured)
   address       shared  per-node  near(0)  near(1)
   0000:17:00.0  14.1    14.1      14.1     10.5
   0000:b1:00.0  10.5    14.1      10.5     14.1
-
-tables over 4 GiB, mapped in one piece
 
 shared
   domain 0    tables on node 0, walked by dmar0 dmar1 for 2 devices

@@ -17,7 +17,7 @@ use ioas::{
 };
 use iommu::DomainId;
 use iopt::{AnyTable, FormatId, Leaf, Prot, TABLE_BYTES};
-use runs::{Pa, PageSizes, Span};
+use runs::{Bytes, Pa, PageSizes, Span};
 
 use super::real::{Failed, Real};
 use super::report::{Group, GroupReport, Key, Subject, Unit};
@@ -91,9 +91,9 @@ fn of_memory(
     while rounds.more()? {
         count = fixture.round(rounds)?.len();
     }
-    let (mib, runs) = (len >> 20, if count == 1 { "run" } else { "runs" });
+    let (size, runs) = (Bytes(len), if count == 1 { "run" } else { "runs" });
     report.notes.push(format!(
-        "{name}: {mib} MiB, {count} {runs}, pinned by {kind}, {frames}"
+        "{name}: {size}, {count} {runs}, pinned by {kind}, {frames}"
     ));
     Ok(())
 }

@@ -58,14 +58,16 @@ pub(crate) fn progress_chars() -> &'static str {
 /// The same in ASCII. What is longer there takes from the next gap between columns, so that these stay where they are.
 pub(crate) fn ascii(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
-    let mut longer = 0;
+    let (mut longer, mut before) = (0, ' ');
     let mut characters = text.chars().peekable();
     while let Some(character) = characters.next() {
+        // What stands between spaces is prose.
         longer += match character {
-            '±' | '→' => 1,
-            '…' => 2,
+            '±' | '→' if before != ' ' => 1,
+            '…' if before != ' ' => 2,
             _ => 0,
         };
+        before = character;
         match character {
             '\n' => {
                 longer = 0;
@@ -112,8 +114,8 @@ mod tests {
         let text = "  12.3 µs  4 × 2 MiB  ███▋▍  ✓ ✗ – ä";
         assert_eq!(ascii(text), "  12.3 us  4 x 2 MiB  ####-  + X - ?");
         assert_eq!(ascii("a → b … ± c"), "a -> b ... +- c");
-        let table = "  1→2    three\n  1 ± 2  three\n  10→20  three\n  -      three";
-        let expected = "  1->2   three\n  1 +- 2 three\n  10->20 three\n  -      three";
+        let table = "  1→2    three\n  10→20  three\n  -      three\n 1 → 2  three";
+        let expected = "  1->2   three\n  10->20 three\n  -      three\n 1 -> 2  three";
         assert_eq!(ascii(table), expected);
     }
 }

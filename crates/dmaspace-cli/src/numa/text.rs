@@ -56,6 +56,10 @@ fn machine(sheet: &mut Sheet, plan: &Plan) {
     if !lost.is_empty() {
         sheet.value("not known", &format!("the nodes of {}", lost.join(", ")));
     }
+    // The tables below are over all of it.
+    let memory = bytes(plan.memory_bytes);
+    sheet.gap();
+    sheet.value("mapped", &format!("{memory} in one piece"));
 }
 
 fn devices(sheet: &mut Sheet, plan: &Plan) {
@@ -120,14 +124,7 @@ fn gigabytes(rate: f64) -> String {
 fn policies(sheet: &mut Sheet, plan: &Plan) {
     // Where no unit translates there is nothing to place.
     let placed = plan.policies.iter();
-    let mut placed = placed
-        .filter(|policy| !policy.domains.is_empty())
-        .peekable();
-    if placed.peek().is_some() {
-        let memory = bytes(plan.memory_bytes);
-        sheet.section(&format!("tables over {memory}, mapped in one piece"));
-    }
-    for policy in placed {
+    for policy in placed.filter(|policy| !policy.domains.is_empty()) {
         sheet.section(&name(policy.placement));
         domains(sheet, policy);
         let mut rows = vec![["leaves", "entries of a map", "tables"].map(String::from)];
