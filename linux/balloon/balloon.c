@@ -219,9 +219,16 @@ bool dmaspace_broken(struct balloon *balloon)
 	return !balloon->queue_count || virtqueue_is_broken(balloon->queues[INFLATE]);
 }
 
+/* Field by field, of four bytes each: a transport may know accesses of no other length (VIRTIO 1.3, 4.1.3.1). */
+static void read_config(struct virtio_device *device, u16 offset, u8 *bytes, size_t count)
+{
+	for (size_t at = 0; at + sizeof(u32) <= count; at += sizeof(u32))
+		device->config->get(device, offset + at, bytes + at, sizeof(u32));
+}
+
 void dmaspace_read_config(struct balloon *balloon, u16 offset, u8 *bytes, size_t count)
 {
-	balloon->device->config->get(balloon->device, offset, bytes, count);
+	read_config(balloon->device, offset, bytes, count);
 }
 
 void dmaspace_write_config(struct balloon *balloon, u16 offset, u32 value)
@@ -848,7 +855,7 @@ static int validate(struct virtio_device *device)
 	else if (!virtio_has_feature(device, VIRTIO_BALLOON_F_PAGE_POISON))
 		__virtio_clear_bit(device, VIRTIO_BALLOON_F_REPORTING);
 	if (bulk_bit >= 0 && virtio_has_feature(device, bulk_bit)) {
-		device->config->get(device, 0, config, sizeof(config));
+		read_config(device, 0, config, sizeof(config));
 		if (!dmaspace_balloon_takes_bulk(config, PAGE_SHIFT))
 			__virtio_clear_bit(device, bulk_bit);
 	}
