@@ -43,20 +43,40 @@ impl Arch {
 /// A kernel.
 #[derive(Clone, Copy, Debug)]
 pub struct Kernel {
-    /// The directory of the kernel, below that of the rigs.
-    pub directory: &'static str,
+    /// As commands call it, and its directory below `linux` in that of the rigs.
+    pub name: &'static str,
     /// What it runs on.
     pub arch: Arch,
     /// The options that are on, with those that they need.
     pub options: &'static str,
 }
 
-/// User-Mode Linux, for the modules below `linux/`.
+/// User-Mode Linux.
 pub const UML: Kernel = Kernel {
-    directory: "linux/um",
+    name: "um",
     arch: Arch::Um,
     options: include_str!("../../linux/uml.config"),
 };
+
+/// One that looks for mistakes, and takes three times as long for everything.
+pub const UML_DEBUG: Kernel = Kernel {
+    name: "um-debug",
+    arch: Arch::Um,
+    options: concat!(
+        include_str!("../../linux/uml.config"),
+        include_str!("../../linux/uml.debug.config")
+    ),
+};
+
+/// That of the guests in QEMU.
+pub const GUEST: Kernel = Kernel {
+    name: "guest",
+    arch: Arch::X86,
+    options: include_str!("../guest/kernel.config"),
+};
+
+/// Those that the modules below `linux/` are built for.
+pub const WITH_MODULES: [Kernel; 3] = [UML, UML_DEBUG, GUEST];
 
 /// What stays of a tree: what a module is built with.
 const KEPT: [&str; 9] = [
@@ -72,6 +92,21 @@ const KEPT: [&str; 9] = [
 ];
 
 impl Kernel {
+    /// That of [`WITH_MODULES`] with this name.
+    pub fn find(name: &str) -> Option<Self> {
+        WITH_MODULES.into_iter().find(|kernel| kernel.name == name)
+    }
+
+    /// Where it and what belongs to it lies.
+    pub fn directory(&self, work: &Path) -> PathBuf {
+        work.join("linux").join(self.name)
+    }
+
+    /// Where its modules are: Linux's own, and ours.
+    pub fn modules(&self, work: &Path) -> PathBuf {
+        self.tree(work).join("modules")
+    }
+
     /// The kernel below `work`, if it was built from the options of today.
     pub fn kept(&self, work: &Path) -> Option<PathBuf> {
         let built_from = fs::read_to_string(self.options_file(work)).ok()?;
@@ -113,7 +148,7 @@ impl Kernel {
         fs::rename(tree.join(image), self.image(work))?;
         if self.has_modules() {
             self.make(&tree, &[&jobs, "modules"])?;
-            self.keep_modules(&tree)?;
+            self.keep_modules(work)?;
         }
         // Objects of what is gone would only be in the way.
         for entry in fs::read_dir(&tree)? {
@@ -131,31 +166,45 @@ impl Kernel {
         Ok(self.image(work))
     }
 
-    /// Builds the modules of the directory `sources` for this kernel, which was built, and returns where they are:
-    /// beside Linux's own.
+    /// Builds the module of the directory `sources`, with an `object` that was compiled already, for this kernel,
+    /// which was built.
     ///
     /// # Errors
     ///
     /// When the build fails.
-    pub fn build_modules(&self, sources: &Path, work: &Path) -> anyhow::Result<PathBuf> {
-        let tree = self.tree(work);
-        let external = format!("M={}", sources.canonicalize()?.display());
-        self.make(&tree, &[&external, "modules"])?;
-        let modules = tree.join("modules");
+    pub fn build_module(&self, sources: &Path, object: &Path, work: &Path) -> anyhow::Result<()> {
+        // Linux builds where the sources are.
+        let copy = self.directory(work).join("module");
+        if copy.exists() {
+            fs::remove_dir_all(&copy)?;
+        }
+        fs::create_dir_all(&copy)?;
         for entry in fs::read_dir(sources)? {
+            let path = entry?.path();
+            if let Some(name) = path.file_name().filter(|_| path.is_file()) {
+                fs::copy(&path, copy.join(name))?;
+            }
+        }
+        let name = object.file_name().context("the object has no name")?;
+        fs::copy(object, copy.join(name))?;
+        // That it was compiled by another build says the record of the command that made it.
+        fs::write(copy.join(format!(".{}.cmd", name.display())), "")?;
+        let external = format!("M={}", copy.canonicalize()?.display());
+        self.make(&self.tree(work), &[&external, "modules"])?;
+        for entry in fs::read_dir(&copy)? {
             let path = entry?.path();
             if path.extension().is_some_and(|end| end == "ko")
                 && let Some(name) = path.file_name()
             {
-                fs::copy(&path, modules.join(name))?;
+                fs::copy(&path, self.modules(work).join(name))?;
             }
         }
-        Ok(modules)
+        Ok(())
     }
 
     /// The kernel's own modules, all in one directory.
-    fn keep_modules(&self, tree: &Path) -> anyhow::Result<()> {
-        let modules = tree.join("modules");
+    fn keep_modules(&self, work: &Path) -> anyhow::Result<()> {
+        let (tree, modules) = (self.tree(work), self.modules(work));
         fs::create_dir_all(&modules)?;
         let order = fs::read_to_string(tree.join("modules.order"))?;
         for line in order.lines() {
@@ -189,15 +238,16 @@ impl Kernel {
     }
 
     fn tree(&self, work: &Path) -> PathBuf {
-        work.join(self.directory).join("tree")
+        self.directory(work).join("tree")
     }
 
-    fn image(&self, work: &Path) -> PathBuf {
-        work.join(self.directory).join(self.arch.image().0)
+    /// What is started or booted.
+    pub fn image(&self, work: &Path) -> PathBuf {
+        self.directory(work).join(self.arch.image().0)
     }
 
     fn options_file(&self, work: &Path) -> PathBuf {
-        work.join(self.directory).join("built-from.config")
+        self.directory(work).join("built-from.config")
     }
 }
 
@@ -224,7 +274,7 @@ mod tests {
     fn a_kernel_of_other_options_is_not_kept() {
         let work = tempfile::tempdir().unwrap();
         let work = work.path();
-        fs::create_dir_all(work.join(UML.directory)).unwrap();
+        fs::create_dir_all(UML.directory(work)).unwrap();
         assert_eq!(UML.kept(work), None);
         fs::write(UML.image(work), "").unwrap();
         assert_eq!(UML.kept(work), None);

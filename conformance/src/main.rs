@@ -3,7 +3,6 @@
 mod time;
 
 use std::{
-    fs,
     path::{Path, PathBuf},
     process::ExitCode,
     sync::{Mutex, atomic::AtomicUsize, atomic::Ordering},
@@ -17,7 +16,7 @@ use conformance::{
     build::{self, Purpose},
     differences::Seen,
     drive::{Amount, Outcome},
-    kernel,
+    kernel::Kernel,
     server::Server,
     setup::{self, Setup},
     source, timing,
@@ -50,8 +49,11 @@ struct Options {
 #[derive(Subcommand)]
 enum Command {
     Time(time::Options),
-    /// Builds User-Mode Linux, unless it is there, and a module for it.
+    /// Builds a kernel, unless it is there, and a module for it.
     Linux {
+        /// The kernel: um, um-debug or guest.
+        #[arg(long, value_name = "NAME")]
+        kernel: String,
         /// The module's directory.
         #[arg(long, value_name = "DIRECTORY")]
         module: PathBuf,
@@ -75,7 +77,11 @@ fn main() -> ExitCode {
     };
     let result = match &options.command {
         Some(Command::Time(wanted)) => time::time(wanted, &source, &options.work),
-        Some(Command::Linux { module, object }) => linux(module, object, &options.work),
+        Some(Command::Linux {
+            kernel,
+            module,
+            object,
+        }) => linux(kernel, module, object, &options.work),
         None => compare(&options, &source),
     };
     match result {
@@ -88,32 +94,16 @@ fn main() -> ExitCode {
 }
 
 /// A kernel, and beside it the module of `sources` with this object, and Linux's own modules.
-fn linux(sources: &Path, object: &Path, work: &Path) -> anyhow::Result<()> {
-    let kernel = kernel::UML;
+fn linux(name: &str, sources: &Path, object: &Path, work: &Path) -> anyhow::Result<()> {
+    let kernel = Kernel::find(name).with_context(|| format!("no kernel is called {name}"))?;
     if kernel.kept(work).is_none() {
         let start = Instant::now();
         let built = kernel.build(&source::package(work)?, work)?;
         let took = start.elapsed().as_secs();
         println!("{} built in {took} s", built.display());
     }
-    // Linux builds where the sources are.
-    let copy = work.join("linux/module");
-    if copy.exists() {
-        fs::remove_dir_all(&copy)?;
-    }
-    fs::create_dir_all(&copy)?;
-    for entry in fs::read_dir(sources)? {
-        let path = entry?.path();
-        if let Some(name) = path.file_name().filter(|_| path.is_file()) {
-            fs::copy(&path, copy.join(name))?;
-        }
-    }
-    let name = object.file_name().context("the object has no name")?;
-    fs::copy(object, copy.join(name))?;
-    // That it was compiled by another build says the record of the command that made it.
-    fs::write(copy.join(format!(".{}.cmd", name.display())), "")?;
-    let modules = kernel.build_modules(&copy, work)?;
-    println!("modules in {}", modules.display());
+    kernel.build_module(sources, object, work)?;
+    println!("modules in {}", kernel.modules(work).display());
     Ok(())
 }
 

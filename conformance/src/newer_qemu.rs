@@ -11,6 +11,21 @@ use std::{
 
 use crate::apt::{self, Apt};
 
+/// What all machines have. Software emulation, whatever the machine offers: results are the same everywhere.
+pub const MACHINE: &[&str] = &[
+    "-nodefaults",
+    "-no-user-config",
+    "-no-reboot",
+    "-display",
+    "none",
+    "-machine",
+    "q35",
+    "-accel",
+    "tcg",
+    "-smp",
+    "2",
+];
+
 /// The package, the suite that has it, and the release that has what it needs.
 const PACKAGE: &str = "qemu-system-x86";
 const SUITE: &str = "trixie-backports";

@@ -5,20 +5,30 @@ use std::process::ExitStatus;
 use anyhow::{Context as _, ensure};
 
 use crate::{
-    cargo::Repository, conformance::SOURCE_MISSING, linux, parts::Outcome, programs::Passed,
-    programs::Programs,
+    cargo::Repository,
+    host::Need,
+    linux::{self, GUEST, UML},
+    parts::Outcome,
+    programs::{Passed, Programs},
 };
 
-/// The part `balloon` of the test command.
+/// The emulator, beside what builds the module.
+pub(crate) const GUEST_NEEDS: &[Need] = &[
+    Need::Package("busybox-static"),
+    Need::Package("debian-archive-keyring"),
+    Need::Package("qemu-system-x86"),
+];
+
+/// The part `balloon` of the test command: in User-Mode Linux.
 pub(crate) fn part(repository: &Repository) -> anyhow::Result<Outcome> {
-    if !cfg!(all(target_os = "linux", target_arch = "x86_64")) {
-        let reason = "User-Mode Linux runs on x86-64 Linux";
-        return Ok(Outcome::NotRun(reason.into()));
-    }
-    if !linux::build(repository)? {
-        return Ok(Outcome::NotRun(SOURCE_MISSING.into()));
-    }
-    check(&[], repository)
+    linux::with(UML, repository, || check(&[], repository))
+}
+
+/// The part `balloon-guest`: in QEMU.
+pub(crate) fn guest_part(repository: &Repository) -> anyhow::Result<Outcome> {
+    linux::with(GUEST, repository, || {
+        check(&["--kernel", GUEST], repository)
+    })
 }
 
 /// Runs checks, with a kernel that is there.
@@ -33,7 +43,10 @@ pub(crate) fn check(options: &[&str], repository: &Repository) -> anyhow::Result
 
 /// The command.
 pub(crate) fn command(passed: &Passed, repository: &Repository) -> anyhow::Result<bool> {
-    Ok(linux::build(repository)? && run(&passed.options(), repository)?.success())
+    let options = passed.options();
+    let kernel = options.iter().position(|option| *option == "--kernel");
+    let kernel = kernel.and_then(|at| options.get(at + 1)).unwrap_or(&UML);
+    Ok(linux::build(kernel, repository)? && run(&options, repository)?.success())
 }
 
 fn run(options: &[&str], repository: &Repository) -> anyhow::Result<ExitStatus> {
@@ -44,7 +57,8 @@ fn run(options: &[&str], repository: &Repository) -> anyhow::Result<ExitStatus> 
     };
     let mut command = programs.command("dmaspace-balloon-rig", repository);
     command.arg("--dmaspace").arg(programs.path("dmaspace"));
-    command.arg("--linux").arg(linux::kernel(repository));
+    let work = repository.metadata.target_directory.join("conformance");
+    command.arg("--work").arg(work);
     let status = command.args(options).status();
     status.context("the rig cannot be started")
 }

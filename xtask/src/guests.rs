@@ -1,5 +1,4 @@
-//! The guests: `conformance/guest` builds a small Linux once, boots it under emulated IOMMUs, and
-//! runs tests in it.
+//! The guests: `conformance/guest` boots a small Linux under emulated IOMMUs, and runs tests in it.
 
 use std::process::{Command, ExitStatus};
 
@@ -8,24 +7,10 @@ use cargo_metadata::camino::Utf8Path;
 
 use crate::{
     cargo::{self, Repository},
-    conformance::SOURCE_MISSING,
     host::Need,
     parts::Outcome,
     programs::{Passed, Programs},
 };
-
-/// What fetches, unpacks and builds a kernel.
-pub(crate) const KERNEL_NEEDS: &[Need] = &[
-    Need::Package("bc"),
-    Need::Package("bison"),
-    Need::Package("debian-archive-keyring"),
-    Need::Package("flex"),
-    Need::Package("gcc"),
-    Need::Package("libc6-dev"),
-    Need::Package("libelf-dev"),
-    Need::Package("make"),
-    Need::Package("xz-utils"),
-];
 
 /// The emulator, what fetches a newer one, and the C library to link into the guest's programs.
 pub(crate) const NEEDS: &[Need] = &[
@@ -51,24 +36,8 @@ const EXAMPLES: [&str; 2] = ["nvme", "vmm"];
 /// The one of them in C, below `examples/c`.
 const C_EXAMPLE: &str = "vfio";
 
-/// The program's exit status when Linux's source cannot be had, or there is no kernel.
+/// The program's exit status when there is no kernel.
 const NOT_THERE: i32 = 3;
-
-/// The part `guest-kernel` of the test command.
-pub(crate) fn kernel_part(repository: &Repository) -> anyhow::Result<Outcome> {
-    if let Some(reason) = other_machine() {
-        return Ok(reason);
-    }
-    let status = kernel(repository)?;
-    if status.code() == Some(NOT_THERE) {
-        return Ok(Outcome::NotRun(SOURCE_MISSING.into()));
-    }
-    ensure!(
-        status.success(),
-        "the guest's kernel cannot be built: {status}"
-    );
-    Ok(Outcome::Passed)
-}
 
 /// The part `guests` of the test command.
 pub(crate) fn part(repository: &Repository) -> anyhow::Result<Outcome> {
@@ -82,11 +51,6 @@ pub(crate) fn part(repository: &Repository) -> anyhow::Result<Outcome> {
     }
     ensure!(status.success(), "tests failed in the guests: {status}");
     Ok(Outcome::Passed)
-}
-
-/// The command `cargo xtask guest-kernel`.
-pub(crate) fn kernel_command(repository: &Repository) -> anyhow::Result<bool> {
-    Ok(kernel(repository)?.success())
 }
 
 /// The command `cargo xtask guests`.
@@ -113,12 +77,6 @@ fn other_machine() -> Option<Outcome> {
     let right = cfg!(all(target_os = "linux", target_arch = "x86_64"));
     let reason = "the guests are built on and for x86-64 Linux";
     (!right).then(|| Outcome::NotRun(reason.into()))
-}
-
-fn kernel(repository: &Repository) -> anyhow::Result<ExitStatus> {
-    let mut command = host(repository)?;
-    command.arg("kernel");
-    command.status().context("the rig cannot be started")
 }
 
 fn run(options: &[&str], repository: &Repository) -> anyhow::Result<ExitStatus> {

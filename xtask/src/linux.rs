@@ -1,4 +1,4 @@
-//! What runs inside a Linux kernel: `linux/`, and the User-Mode Linux that tries it.
+//! What runs inside a Linux kernel: `linux/`, and the kernels that try it.
 //!
 //! The Rust of a module is a static library of `core` and our own crates, for a target without an operating system,
 //! by the distribution's compiler: it has the source of `core`, which is built without vector registers, as a kernel
@@ -6,9 +6,10 @@
 //! own support for Rust is not used: it wants a compiler, a bindgen and a libclang of its choice, and its crate
 //! `kernel` has no virtio, no balloon and no page reporting.
 
-use std::{fs, path::Path, path::PathBuf, process::Command};
+use std::{fs, path::PathBuf, process::Command};
 
 use anyhow::{Context as _, ensure};
+use clap::Args;
 
 use crate::{
     balloon,
@@ -19,7 +20,7 @@ use crate::{
     programs::Programs,
 };
 
-/// What builds the kernel and the module.
+/// What builds the kernels and the module, and what is in a guest.
 pub(crate) const NEEDS: &[Need] = &[
     Need::Package("bc"),
     Need::Package("binutils"),
@@ -43,7 +44,7 @@ pub(crate) const BALLOON: &str = "linux/balloon";
 const RUSTC: &str = "/usr/bin/rustc";
 const TARGET: &str = "x86_64-unknown-none";
 
-/// For User-Mode Linux, which lies anywhere in the memory of a process, and so do its modules.
+/// For all kernels: User-Mode Linux lies anywhere in the memory of a process, and so do its modules.
 const FLAGS: &[&str] = &[
     "-Ccode-model=large",
     "-Crelocation-model=static",
@@ -53,33 +54,59 @@ const FLAGS: &[&str] = &[
     "-Dwarnings",
 ];
 
-/// Where the kernel and its modules are, below the target directory.
-pub(crate) const KERNEL: &str = "conformance/linux/um";
+/// The kernel that most is tried with: a program.
+pub(crate) const UML: &str = "um";
+/// That of the guests in QEMU.
+pub(crate) const GUEST: &str = "guest";
+
+/// The command `cargo xtask linux`.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct Options {
+    /// The kernel: um, um-debug or guest.
+    #[arg(long, value_name = "NAME", default_value = UML)]
+    kernel: String,
+}
 
 /// The part `linux` of the test command.
 pub(crate) fn part(repository: &Repository) -> anyhow::Result<Outcome> {
+    with(UML, repository, || {
+        balloon::check(&["--only", "module_comes_and_goes"], repository)
+    })
+}
+
+/// The part `guest-kernel`.
+pub(crate) fn guest_part(repository: &Repository) -> anyhow::Result<Outcome> {
+    with(GUEST, repository, || Ok(Outcome::Passed))
+}
+
+/// The command.
+pub(crate) fn command(options: &Options, repository: &Repository) -> anyhow::Result<bool> {
+    build(&options.kernel, repository)
+}
+
+/// A part that wants the kernel of this name, and its modules.
+pub(crate) fn with(
+    kernel: &str,
+    repository: &Repository,
+    part: impl FnOnce() -> anyhow::Result<Outcome>,
+) -> anyhow::Result<Outcome> {
     if !cfg!(all(target_os = "linux", target_arch = "x86_64")) {
-        let reason = "User-Mode Linux runs on x86-64 Linux";
+        let reason = "the kernels are built on and for x86-64 Linux";
         return Ok(Outcome::NotRun(reason.into()));
     }
-    if !build(repository)? {
+    if !build(kernel, repository)? {
         return Ok(Outcome::NotRun(SOURCE_MISSING.into()));
     }
-    balloon::check(&["--only", "module_comes_and_goes"], repository)
+    part()
 }
 
-/// The command `cargo xtask linux`.
-pub(crate) fn command(repository: &Repository) -> anyhow::Result<bool> {
-    build(repository)
-}
-
-/// Builds kernel and module, unless they are there. False when Linux's source cannot be had.
-pub(crate) fn build(repository: &Repository) -> anyhow::Result<bool> {
+/// Builds the kernel, unless it is there, and the module. False when Linux's source cannot be had.
+pub(crate) fn build(kernel: &str, repository: &Repository) -> anyhow::Result<bool> {
     let object = object(repository)?;
     let mut command = Programs::build(repository)?.command("dmaspace-conformance", repository);
     let work = repository.metadata.target_directory.join("conformance");
     command.arg("--work").arg(work);
-    command.args(["linux", "--module", BALLOON, "--object"]);
+    command.args(["linux", "--kernel", kernel, "--module", BALLOON, "--object"]);
     let status = command.arg(object).status();
     let status = status.context("the rig cannot be started")?;
     if status.code() == Some(NO_SOURCE) {
@@ -131,9 +158,4 @@ fn output(command: &mut Command) -> anyhow::Result<String> {
     let output = command.output().context("ar cannot be started")?;
     ensure!(output.status.success(), "ar ended with {}", output.status);
     Ok(String::from_utf8(output.stdout)?)
-}
-
-/// Where the kernel is.
-pub(crate) fn kernel(repository: &Repository) -> PathBuf {
-    Path::new(repository.metadata.target_directory.as_str()).join(KERNEL)
 }

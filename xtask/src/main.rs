@@ -57,8 +57,6 @@ enum Command {
     /// source.
     #[command(disable_help_flag = true)]
     Conformance(Passed),
-    /// Builds the kernel of the guests, unless it is there.
-    GuestKernel,
     /// Boots Linux under emulated IOMMUs in QEMU and runs tests in it.
     #[command(disable_help_flag = true)]
     Guests(Passed),
@@ -68,8 +66,8 @@ enum Command {
     /// Has devices do DMA through QEMU's emulated IOMMUs, without a guest.
     #[command(disable_help_flag = true)]
     Units(Passed),
-    /// Builds User-Mode Linux, unless it is there, and our balloon driver as a module for it.
-    Linux,
+    /// Builds a kernel, unless it is there, and what is in `linux/` as modules for it.
+    Linux(linux::Options),
     /// Boots a Linux guest with its own balloon driver, and with ours, against our device.
     #[command(disable_help_flag = true)]
     Balloon(Passed),
@@ -100,12 +98,11 @@ impl Command {
     const fn part(&self) -> Option<&'static str> {
         Some(match self {
             Self::Conformance(_) => "compare",
-            Self::GuestKernel => "guest-kernel",
             // It builds a kernel first.
             Self::GuestDma(_) => "guest-kernel",
             Self::Guests(_) => "guests",
             Self::Units(_) => "units",
-            Self::Balloon(_) | Self::Linux => "linux",
+            Self::Balloon(_) | Self::Linux(_) => "linux",
             _ => return None,
         })
     }
@@ -137,11 +134,10 @@ fn run(command: Command) -> anyhow::Result<bool> {
         }
         Command::Properties(options) => properties::run(&options, repository),
         Command::Conformance(passed) => conformance::command(&passed, repository),
-        Command::GuestKernel => guests::kernel_command(repository),
         Command::Guests(passed) => guests::command(&passed, repository),
         Command::GuestDma(passed) => guests::dma_command(&passed, repository),
         Command::Units(passed) => units::command(&passed, repository),
-        Command::Linux => linux::command(repository),
+        Command::Linux(options) => linux::command(&options, repository),
         Command::Balloon(passed) => balloon::command(&passed, repository),
         Command::Fuzz(options) => fuzz::run(&options, repository),
         Command::Sanitize(options) => sanitize::run(&options, repository),

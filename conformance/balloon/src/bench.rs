@@ -16,7 +16,7 @@ use anyhow::{Context as _, ensure};
 
 use crate::checks::{self, Balloon, MIB};
 use crate::daemon::Daemon;
-use crate::guest::{Driver, Guest, Parts};
+use crate::guest::{Attached, Driver, Guest, Parts};
 use crate::page_by_page::PageByPage;
 
 /// What is timed.
@@ -95,7 +95,8 @@ impl Bench {
                         let directory = tempfile::tempdir()?;
                         let socket = directory.path().join("socket");
                         let mut daemon = Daemon::start(program, &socket, &["--no-reporting"])?;
-                        let mut guest = Guest::boot(parts, self.guest, &socket, &[])?;
+                        let mut guest =
+                            Guest::boot(parts, self.guest, Attached::VhostUser(&socket), &[])?;
                         self.round(&mut guest, &mut daemon, driver)?
                     }
                 };

@@ -17,6 +17,9 @@ pub const MIB: u64 = 1 << 20;
 /// What the guest's own doings may take or give meanwhile.
 const SLACK: u64 = 8 * MIB;
 
+/// The bit of the feature that the device knows what free pages are filled with.
+const PAGE_POISON: usize = 4;
+
 /// A balloon, as whoever sets its target sees it.
 pub trait Balloon {
     /// Wants `bytes` in it.
@@ -40,6 +43,15 @@ pub trait Balloon {
     /// When the device has gone.
     fn reported(&mut self) -> anyhow::Result<u64> {
         Ok(0)
+    }
+
+    /// Bytes that were given so far, and that were taken, where the device tells.
+    ///
+    /// # Errors
+    ///
+    /// When the device has gone.
+    fn exchanged(&mut self) -> anyhow::Result<Option<[u64; 2]>> {
+        Ok(None)
     }
 
     /// Wants `bytes` in it, and waits until they are.
@@ -81,14 +93,19 @@ pub fn nothing_leaks(guest: &mut Guest) -> anyhow::Result<()> {
 /// # Errors
 ///
 /// When it is not, or memory is missing at the end.
-pub fn cycles(guest: &mut Guest, daemon: &mut Daemon, count: u64, most: u64) -> anyhow::Result<()> {
+pub fn cycles(
+    guest: &mut Guest,
+    balloon: &mut impl Balloon,
+    count: u64,
+    most: u64,
+) -> anyhow::Result<()> {
     let free = free(guest)?;
     for nr in 1..=count {
         // Whole pages of all sizes, and odd ones.
         let bytes = (most / 4096 * (nr * 37 % 100 + 1) / 100) * 4096;
         for target in [bytes, bytes / 8192 * 4096, 0] {
-            daemon.reach(target)?;
-            let held = guest.number("awk '/^nr_balloon_pages/ { print $2 }' /proc/vmstat")?;
+            balloon.reach(target)?;
+            let held = count_of(guest, "nr_balloon_pages")?;
             ensure!(
                 held * 4096 == target,
                 "cycle {nr}: {held} pages in a balloon of {target} bytes"
@@ -111,12 +128,13 @@ pub fn cycles(guest: &mut Guest, daemon: &mut Daemon, count: u64, most: u64) -> 
 /// When it does not.
 pub fn module_comes_and_goes(
     guest: &mut Guest,
-    daemon: &mut Daemon,
+    balloon: &mut impl Balloon,
     driver: Driver,
     bytes: u64,
 ) -> anyhow::Result<()> {
+    balloon.reach(0)?;
     let free = free(guest)?;
-    daemon.reach(bytes)?;
+    balloon.reach(bytes)?;
     for _ in 0..3 {
         guest.run("rmmod /dmaspace_balloon.ko")?;
         let back = free_now(guest)?;
@@ -124,7 +142,7 @@ pub fn module_comes_and_goes(
             back >= free - SLACK,
             "of {free} bytes free in the guest {back} are, without the driver"
         );
-        let held = guest.number("awk '/^nr_balloon_pages/ { print $2 }' /proc/vmstat")?;
+        let held = count_of(guest, "nr_balloon_pages")?;
         ensure!(held == 0, "{held} pages in no balloon");
         guest.run(&format!("insmod {}", driver.module()))?;
         // The target is still there.
@@ -132,7 +150,55 @@ pub fn module_comes_and_goes(
             Ok((free_now(guest)? + bytes <= free + SLACK).then_some(()))
         })?;
     }
-    daemon.reach(0)
+    balloon.reach(0)
+}
+
+/// The guest sleeps and wakes: the device is reset meanwhile, and the balloon is filled again.
+///
+/// # Errors
+///
+/// When it is not.
+pub fn sleep(guest: &mut Guest, balloon: &mut impl Balloon, bytes: u64) -> anyhow::Result<()> {
+    balloon.reach(bytes)?;
+    let taken = count_of(guest, "balloon_inflate")?;
+    // Devices sleep for a second; the processors do not.
+    guest.run(
+        "echo 1 > /sys/module/suspend/parameters/pm_test_delay && \
+         echo devices > /sys/power/pm_test && echo freeze > /sys/power/state",
+    )?;
+    until("a balloon that was filled again after sleep", || {
+        let again = count_of(guest, "balloon_inflate")? - taken;
+        let held = count_of(guest, "nr_balloon_pages")?;
+        Ok((again * 4096 >= bytes && held * 4096 == bytes).then_some(()))
+    })?;
+    balloon.reach(0)
+}
+
+/// The device is taken from the guest while the balloon is filled, and comes back: the guest has all of its memory in
+/// between, and the balloon is filled again afterwards.
+///
+/// # Errors
+///
+/// When it does not.
+pub fn removal(guest: &mut Guest, balloon: &mut impl Balloon, bytes: u64) -> anyhow::Result<()> {
+    const DEVICE: &str = "/sys/bus/virtio/devices/virtio0";
+    balloon.reach(0)?;
+    let free = free(guest)?;
+    balloon.set_target(bytes)?;
+    until("a page in the balloon", || {
+        Ok((count_of(guest, "nr_balloon_pages")? > 0).then_some(()))
+    })?;
+    guest.run(&format!("echo 1 > $(readlink -f {DEVICE}/../remove)"))?;
+    let (held, back) = (count_of(guest, "nr_balloon_pages")?, self::free(guest)?);
+    ensure!(
+        held == 0 && back + SLACK >= free,
+        "without its device {held} pages are in the balloon, and of {free} bytes {back} free"
+    );
+    guest.run("echo 1 > /sys/bus/pci/rescan")?;
+    until("a balloon filled by the device that came back", || {
+        Ok((count_of(guest, "nr_balloon_pages")? * 4096 == bytes).then_some(()))
+    })?;
+    balloon.reach(0)
 }
 
 /// Loads the driver, and makes a file system of memory as large as the guest.
@@ -143,7 +209,7 @@ pub fn module_comes_and_goes(
 pub fn prepare(guest: &mut Guest, driver: Driver) -> anyhow::Result<()> {
     let module = driver.module();
     guest.run(&format!(
-        "insmod {module} && mount -t tmpfs -o size=100% tmp /tmp"
+        "insmod {module} && mount -t tmpfs -o size=100%,nr_inodes=0 tmp /tmp"
     ))?;
     Ok(())
 }
@@ -218,13 +284,12 @@ pub fn memory_comes_and_goes(
     .with_context(|| format!("the guest used {again} bytes of {held}"))
 }
 
-/// The driver takes all features of the standard, the poison if the kernel has one, and the bit of messages in bulk if
-/// it is the one that has them.
+/// The driver takes all features of those that are offered and that it has; the poison only if the kernel has one.
 ///
 /// # Errors
 ///
 /// When it takes others.
-pub fn features(guest: &mut Guest, driver: Driver) -> anyhow::Result<()> {
+pub fn features(guest: &mut Guest, offered: &[usize]) -> anyhow::Result<()> {
     let bits = guest.run("cat /sys/bus/virtio/devices/virtio0/features")?;
     let bits = bits.trim().char_indices().filter(|(_, bit)| *bit == '1');
     let bits: Vec<usize> = bits
@@ -232,10 +297,8 @@ pub fn features(guest: &mut Guest, driver: Driver) -> anyhow::Result<()> {
         .filter(|number| *number < 24)
         .collect();
     let poisons = guest.run("cat /proc/cmdline")?.contains("page_poison=1");
-    let mut expected = vec![0, 1, 2, 3];
-    expected.extend(poisons.then_some(4));
-    expected.push(5);
-    expected.extend((driver == Driver::Bulk).then_some(23));
+    let mut expected = offered.to_vec();
+    expected.retain(|bit| *bit != PAGE_POISON || poisons);
     ensure!(bits == expected, "features {bits:?}, not {expected:?}");
     Ok(())
 }
@@ -268,22 +331,26 @@ pub fn statistics(guest: &mut Guest, daemon: &mut Daemon) -> anyhow::Result<()> 
     .with_context(|| last)
 }
 
-/// Free pages that the guest reports are given back, without a balloon.
+/// Free pages that the guest reports are given back, without a balloon. Returns how many bytes are free.
 ///
 /// # Errors
 ///
 /// When they are not.
-pub fn reporting(guest: &mut Guest, daemon: &mut Daemon) -> anyhow::Result<()> {
-    let reported = daemon.count("reported_bytes")?;
-    touch(guest)?;
-    let free = free(guest)?;
-    let used = 1024 * guest.number("awk '/^MemTotal/ { print $2 }' /proc/meminfo")? - free;
+pub fn reporting(guest: &mut Guest) -> anyhow::Result<u64> {
+    let (mut free, mut used) = (0, 0);
+    // They may be reported as soon as they are free.
+    until("use of all of the guest's memory", || {
+        touch(guest)?;
+        let held = guest.held()?;
+        free = self::free(guest)?;
+        used = 1024 * guest.number("awk '/^MemTotal/ { print $2 }' /proc/meminfo")? - free;
+        Ok((held > used + free / 2).then_some(()))
+    })?;
     // It reports blocks of 4 MiB, and not all at once.
     until("the guest's report of half of its free memory", || {
-        let reported = daemon.count("reported_bytes")? - reported;
-        let held = guest.held()?;
-        Ok((reported > free / 2 && held < used + free / 2).then_some(()))
-    })
+        Ok((guest.held()? < used + free / 2).then_some(()))
+    })?;
+    Ok(free)
 }
 
 /// The driver hints at its free pages when the host asks, and has them again afterwards.
@@ -314,20 +381,25 @@ pub fn hinting(guest: &mut Guest, daemon: &mut Daemon) -> anyhow::Result<()> {
 /// # Errors
 ///
 /// When somebody is, or it does not.
-pub fn out_of_memory(guest: &mut Guest, daemon: &mut Daemon, bytes: u64) -> anyhow::Result<()> {
-    daemon.reach(bytes)?;
+pub fn out_of_memory(
+    guest: &mut Guest,
+    balloon: &mut impl Balloon,
+    bytes: u64,
+) -> anyhow::Result<()> {
+    balloon.reach(bytes)?;
+    let killed = count_of(guest, "oom_kill")?;
     let more = free(guest)? / MIB + 48;
     guest.run(&format!(
         "dd if=/dev/zero of=/tmp/fill bs=1M count={more} 2> /dev/null"
     ))?;
-    let killed = guest.number("awk '/^oom_kill/ { print $2 }' /proc/vmstat")?;
+    let killed = count_of(guest, "oom_kill")? - killed;
     ensure!(killed == 0, "{killed} processes were killed");
     until("less in the balloon", || {
-        Ok((daemon.actual()? <= bytes - 32 * MIB).then_some(()))
+        Ok((balloon.actual()? <= bytes - 32 * MIB).then_some(()))
     })?;
     guest.run("rm /tmp/fill")?;
     // The target is the same, and is reached again when it is told again.
-    daemon.reach(bytes)
+    balloon.reach(bytes)
 }
 
 /// Leaves about 48 MiB of the guest's free memory as it is; of the rest every other page becomes a file in
@@ -338,10 +410,12 @@ pub fn out_of_memory(guest: &mut Guest, daemon: &mut Daemon, bytes: u64) -> anyh
 /// When the guest cannot.
 pub fn scatter(guest: &mut Guest) -> anyhow::Result<()> {
     guest.run(
-        "mkdir /tmp/free /tmp/scattered && cd /tmp && n=0 && \
-         while while read -r name free unit; do [ $name = MemFree: ] && break; done < /proc/meminfo; \
-         [ $free -gt 49152 ]; do end=$((n + 500)); while [ $n -lt $end ]; do \
-         echo > free/$n; echo > scattered/$n; n=$((n + 1)); done; done && rm -r free",
+        "mkdir /tmp/free /tmp/scattered && awk 'BEGIN { n = 0; do { \
+         for (end = n + 500; n < end; n++) { \
+         name = \"/tmp/free/\" n; print > name; close(name); \
+         name = \"/tmp/scattered/\" n; print > name; close(name) } \
+         while ((getline < \"/proc/meminfo\") > 0 && $1 != \"MemFree:\"); close(\"/proc/meminfo\") \
+         } while ($2 > 49152) }' && rm -r /tmp/free",
     )?;
     Ok(())
 }
@@ -352,37 +426,29 @@ pub fn scatter(guest: &mut Guest) -> anyhow::Result<()> {
 /// # Errors
 ///
 /// When there are none, or the books of both sides differ afterwards.
-pub fn migration(guest: &mut Guest, daemon: &mut Daemon) -> anyhow::Result<u64> {
-    const MOVED: &str = "awk '/^balloon_migrate/ { print $2 }' /proc/vmstat";
-    daemon.reach(0)?;
+pub fn migration(guest: &mut Guest, balloon: &mut impl Balloon) -> anyhow::Result<u64> {
+    const MOVED: &str = "balloon_migrate";
+    balloon.reach(0)?;
     // So the balloon has single pages, whatever its driver takes first.
     scatter(guest)?;
     let bytes = free(guest)?.saturating_sub(24 * MIB) & !(MIB - 1);
-    daemon.reach(bytes)?;
+    balloon.reach(bytes)?;
     guest.run("rm -r /tmp/scattered")?;
-    let before = (
-        guest.number(MOVED)?,
-        daemon.count("inflated_bytes")?,
-        daemon.count("deflated_bytes")?,
-    );
+    let (moved, before) = (count_of(guest, MOVED)?, balloon.exchanged()?);
     guest.run("echo 1 > /proc/sys/vm/compact_memory")?;
-    let moved = guest.number(MOVED)? - before.0;
+    let moved = count_of(guest, MOVED)? - moved;
     ensure!(
         moved > 0,
         "the guest's compaction moved no page of the balloon"
     );
-    let pages = 4096 * moved;
     until("the exchange of the pages that moved", || {
-        let (given, taken) = (
-            daemon.count("inflated_bytes")?,
-            daemon.count("deflated_bytes")?,
-        );
-        Ok((given - before.1 == pages && taken - before.2 == pages).then_some(()))
+        let exchanged = before.map(|counts| counts.map(|count| count + 4096 * moved));
+        Ok((balloon.exchanged()? == exchanged).then_some(()))
     })?;
-    let actual = daemon.actual()?;
+    let (actual, held) = (balloon.actual()?, count_of(guest, "nr_balloon_pages")?);
     ensure!(
-        actual == bytes,
-        "{actual} bytes are in a balloon of {bytes}"
+        actual == bytes && held * 4096 == bytes,
+        "{actual} bytes are in a balloon of {bytes}, and {held} pages"
     );
     Ok(moved)
 }
@@ -423,6 +489,18 @@ pub fn free(guest: &mut Guest) -> anyhow::Result<u64> {
         thread::sleep(Duration::from_millis(50));
     }
     Ok(most)
+}
+
+/// A count of the guest's `/proc/vmstat`.
+///
+/// # Errors
+///
+/// When it does not say.
+pub fn count_of(guest: &mut Guest, name: &str) -> anyhow::Result<u64> {
+    // Each processor keeps a part of the counts to itself for a while.
+    guest.number(&format!(
+        "cat /proc/sys/vm/stat_refresh 2> /dev/null; awk '/^{name} / {{ print $2 }}' /proc/vmstat"
+    ))
 }
 
 /// Bytes that are free in the guest at this moment, and not being reported.

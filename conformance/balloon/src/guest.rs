@@ -1,6 +1,6 @@
-//! User-Mode Linux, from power on to power off.
+//! A guest, from power on to power off: User-Mode Linux, or a machine of QEMU.
 //!
-//! Two consoles: on the first terminal `init.sh` takes commands; what the kernel says goes to a file.
+//! Two consoles: on one `init.sh` takes commands; what the kernel says goes to a file.
 //! The guest's memory is one unlinked file, of which the machine counts the pages that are there: what
 //! the balloon gives back is seen in this number, not believed from anybody's report.
 
@@ -16,13 +16,13 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, anyhow, bail, ensure};
 use conformance::initramfs::Initramfs;
+use conformance::kernel::{Arch, Kernel};
+use conformance::newer_qemu::NewerQemu;
 use rustix::process::{Pid, Signal, kill_process_group, test_kill_process_group};
 use tempfile::TempDir;
 
-use crate::registers;
+use crate::{qemu, registers};
 
-/// The kernel that is a program, in the directory of `cargo xtask linux`.
-const KERNEL: &str = "linux";
 /// The modules with a driver of the balloon: Linux's own, and ours.
 const MODULES: [&str; 2] = ["virtio_balloon.ko", "dmaspace_balloon.ko"];
 const BUSYBOX: &str = "/bin/busybox";
@@ -70,34 +70,55 @@ impl Driver {
 #[derive(Debug)]
 pub struct Parts {
     kernel: PathBuf,
+    /// Boots it; none, if it is a program.
+    qemu: Option<NewerQemu>,
     initramfs: Vec<u8>,
     /// What every kernel is told.
     words: Vec<String>,
 }
 
 impl Parts {
-    /// Packs it of what `cargo xtask linux` left in `directory`, with these words for the kernel.
+    /// Packs it of what `cargo xtask linux` left of this kernel below `work`, with these words for it.
     ///
     /// # Errors
     ///
     /// When something is missing, which is named.
-    pub fn find(directory: &Path, words: &[String]) -> anyhow::Result<Self> {
-        let kernel = directory.join(KERNEL);
+    pub fn find(wanted: Kernel, work: &Path, words: &[String]) -> anyhow::Result<Self> {
+        let kernel = wanted.image(work);
         ensure!(kernel.exists(), "there is no {}", kernel.display());
+        let qemu = match wanted.arch {
+            Arch::Um => None,
+            Arch::X86 => Some(NewerQemu::fetch(work)?),
+        };
         let read = |path: &Path| fs::read(path).with_context(|| path.display().to_string());
         let mut archive = Initramfs::new()?;
         archive.program("init", include_bytes!("init.sh"))?;
         archive.program("bin/busybox", &read(Path::new(BUSYBOX))?)?;
         for module in MODULES {
-            archive.program(module, &read(&directory.join("tree/modules").join(module))?)?;
+            archive.program(module, &read(&wanted.modules(work).join(module))?)?;
         }
         let initramfs = archive.finish()?;
         Ok(Self {
             kernel,
+            qemu,
             initramfs,
             words: words.to_vec(),
         })
     }
+}
+
+/// The device of a guest's balloon.
+#[derive(Clone, Copy, Debug)]
+pub enum Attached<'a> {
+    /// By vhost-user, over this socket.
+    VhostUser(&'a Path),
+    /// QEMU's own.
+    Qemu {
+        /// The socket at which it is led.
+        monitor: &'a Path,
+        /// Whether it has free page reporting.
+        reporting: bool,
+    },
 }
 
 /// A guest while it runs; it and all its processes are ended when it is dropped.
@@ -132,32 +153,51 @@ fn start(mut kernel: Command) -> anyhow::Result<Child> {
 }
 
 impl Guest {
-    /// Boots a guest of `mib` MiB that attaches the balloon behind `socket`, with more `words` for the
-    /// kernel. The driver is not loaded yet.
+    /// Boots a guest of `mib` MiB with this balloon, with more `words` for the kernel. The driver is not loaded yet.
     ///
     /// # Errors
     ///
     /// When it does not come up in time; what it said is in the message.
-    pub fn boot(parts: &Parts, mib: u32, socket: &Path, words: &[&str]) -> anyhow::Result<Self> {
+    pub fn boot(
+        parts: &Parts,
+        mib: u32,
+        balloon: Attached<'_>,
+        words: &[&str],
+    ) -> anyhow::Result<Self> {
         let directory = tempfile::tempdir()?;
         let initramfs = directory.path().join("initramfs");
         fs::write(&initramfs, &parts.initramfs)?;
-        let log = File::create(directory.path().join("log"))?;
-        let mut kernel = Command::new(&parts.kernel);
+        let log = directory.path().join("log");
+        let words = parts
+            .words
+            .iter()
+            .map(String::as_str)
+            .chain(words.iter().copied());
+        let mut kernel = match (&parts.qemu, balloon) {
+            (Some(qemu), _) => {
+                let words = words.collect::<Vec<_>>().join(" ");
+                qemu::command(qemu, &parts.kernel, &initramfs, mib, balloon, &log, &words)
+            }
+            (None, Attached::VhostUser(socket)) => {
+                let mut kernel = Command::new(&parts.kernel);
+                kernel
+                    .arg(format!("mem={mib}M"))
+                    .arg(format!("initrd={}", initramfs.display()))
+                    .arg(format!("uml_dir={}", directory.path().display()))
+                    .args(["umid=guest", "con=null", "con0=fd:0,fd:1", "terminal=tty0"])
+                    .args(["ssl=null", "ssl0=null,fd:2", "console=ttyS0", "panic=1"])
+                    // 5: the balloon's type of device.
+                    .arg(format!("virtio_uml.device={}:5", socket.display()))
+                    .args(registers::words())
+                    .args(words)
+                    .stderr(File::create(&log)?);
+                kernel
+            }
+            (None, Attached::Qemu { .. }) => bail!("User-Mode Linux has no device of QEMU's"),
+        };
         kernel
-            .arg(format!("mem={mib}M"))
-            .arg(format!("initrd={}", initramfs.display()))
-            .arg(format!("uml_dir={}", directory.path().display()))
-            .args(["umid=guest", "con=null", "con0=fd:0,fd:1"])
-            .args(["ssl=null", "ssl0=null,fd:2", "console=ttyS0", "panic=1"])
-            // 5: the balloon's type of device.
-            .arg(format!("virtio_uml.device={}:5", socket.display()))
-            .args(registers::words())
-            .args(&parts.words)
-            .args(words)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
-            .stderr(log)
             .process_group(0);
         let mut kernel = start(kernel)?;
         let pipes = (kernel.stdin.take(), kernel.stdout.take());
@@ -203,6 +243,9 @@ impl Guest {
         let number = self.next;
         writeln!(self.commands, "{number} {command}").context("the guest has gone")?;
         let (said, status) = self.answer(&format!("#{number} "))?;
+        if status != "0" {
+            self.complaints()?;
+        }
         ensure!(
             status == "0",
             "`{command}` ended with status {status} in the guest: {said}"

@@ -13,7 +13,7 @@ use virtio_queue::QueueT as _;
 use vm_memory::GuestAddressSpace as _;
 
 use crate::checks::{self, MIB};
-use crate::guest::{Driver, Guest, Parts, until};
+use crate::guest::{Attached, Driver, Guest, Parts, until};
 use crate::page_by_page::accept;
 
 /// What is wrong with the device.
@@ -27,6 +27,8 @@ pub enum Wrong {
     Other,
     /// Each look at its configuration shows something else, and it notifies of changes all the time.
     Config,
+    /// It wants hints at free pages, and keeps what it was hinted at for good.
+    Hints,
     /// Its messages in bulk have a format that is none, and no bytes.
     Format,
     /// Its messages in bulk have more bytes than there are, and all flags.
@@ -35,18 +37,22 @@ pub enum Wrong {
 
 impl Wrong {
     /// All.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 7] = [
         Self::Silent,
         Self::Twice,
         Self::Other,
         Self::Config,
+        Self::Hints,
         Self::Format,
         Self::Bytes,
     ];
 
     /// Whether messages arrive and are answered.
     const fn serves(self) -> bool {
-        matches!(self, Self::Config | Self::Format | Self::Bytes)
+        matches!(
+            self,
+            Self::Config | Self::Hints | Self::Format | Self::Bytes
+        )
     }
 
     /// Words 4 to 7 of the configuration space: those of messages in bulk.
@@ -113,6 +119,8 @@ impl Backend for Hostile {
         let look = self.looks.fetch_add(1, Ordering::Relaxed);
         let (target, command) = match self.wrong {
             Wrong::Config => (look.wrapping_mul(0x9e37_79b9) % (64 << 8), look % 5),
+            // The first command (5.5.6.5); 0 would end it.
+            Wrong::Hints => (0, 2),
             _ => (self.target.load(Ordering::Relaxed), 0),
         };
         let words = [target, 0, command, 0].into_iter().chain(self.wrong.bulk());
@@ -168,12 +176,15 @@ pub fn outlive(parts: &Parts, wrong: Wrong) -> anyhow::Result<()> {
     // The guest waits for answers while it boots.
     let (guest, link) = thread::scope(|scope| {
         let link = scope.spawn(|| anyhow::Ok(Link::new(accept(&listener)?, device.clone())?));
-        (Guest::boot(parts, 192, &socket, &[]), link.join())
+        (
+            Guest::boot(parts, 192, Attached::VhostUser(&socket), &[]),
+            link.join(),
+        )
     });
     let link = link.map_err(|_| anyhow!("serving the guest panicked"))??;
     let mut guest = guest?;
-    checks::prepare(&mut guest, Driver::Bulk)?;
     let free = checks::free(&mut guest)?;
+    checks::prepare(&mut guest, Driver::Bulk)?;
     device.target.store(64 << 8, Ordering::Relaxed);
     link.config_changed()?;
     until("a message", || {
@@ -195,12 +206,30 @@ pub fn outlive(parts: &Parts, wrong: Wrong) -> anyhow::Result<()> {
             _ => Err(error),
         })?;
     }
+    if wrong == Wrong::Hints {
+        pages_that_were_hinted_are_used(&mut guest, free)?;
+    }
     guest.run("rmmod /dmaspace_balloon.ko")?;
-    let held = guest.number("awk '/^nr_balloon_pages/ { print $2 }' /proc/vmstat")?;
+    let held = checks::count_of(&mut guest, "nr_balloon_pages")?;
     let back = checks::free(&mut guest)?;
     ensure!(
         held == 0 && back + 8 * MIB >= free,
         "of {free} bytes free in the guest {back} are, and {held} pages in no balloon"
     );
     guest.complaints()
+}
+
+/// Where nearly all of the memory that was `free` has been hinted at, what wants memory has the shrinker give it back.
+fn pages_that_were_hinted_are_used(guest: &mut Guest, free: u64) -> anyhow::Result<()> {
+    until("hints at most of the free memory", || {
+        Ok((checks::free(guest)? < free / 4).then_some(()))
+    })?;
+    let killed = checks::count_of(guest, "oom_kill")?;
+    let mib = free / 2 / MIB;
+    guest.run(&format!(
+        "dd if=/dev/zero of=/tmp/fill bs=1M count={mib} 2> /dev/null && rm /tmp/fill"
+    ))?;
+    let killed = checks::count_of(guest, "oom_kill")? - killed;
+    ensure!(killed == 0, "{killed} processes were killed");
+    Ok(())
 }

@@ -13,7 +13,8 @@ mount -t proc proc /proc
 mount -t sysfs sys /sys
 mount -t devtmpfs dev /dev
 # Nothing of the kernel's own words comes here: its console is another.
-exec < /dev/tty0 > /dev/tty0 2>&1
+# Which one this is comes from the command line of the kernel.
+exec < /dev/$terminal > /dev/$terminal 2>&1
 stty -echo -onlcr
 echo "#ready"
 # Whoever told it what to do has gone when nothing comes for long.

@@ -15,4 +15,5 @@ pub mod daemon;
 pub mod guest;
 pub mod hostile;
 pub mod page_by_page;
+pub mod qemu;
 mod registers;

@@ -1,4 +1,4 @@
-//! The stock guest as a program: `cargo xtask balloon`.
+//! The guests as a program: `cargo xtask balloon`.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -8,20 +8,25 @@ use anyhow::{Context as _, ensure};
 use balloon_rig::bench::Bench;
 use balloon_rig::checks::{self, Balloon, MIB};
 use balloon_rig::daemon::Daemon;
-use balloon_rig::guest::{Driver, Guest, Parts, until};
+use balloon_rig::guest::{Attached, Driver, Guest, Parts, until};
 use balloon_rig::hostile::{self, Wrong};
 use balloon_rig::page_by_page::PageByPage;
+use balloon_rig::qemu::OfQemu;
 use clap::Parser;
+use conformance::kernel::{Arch, Kernel};
 
-/// Boots a stock Linux guest against balloons of ours.
+/// Boots a Linux guest with its own balloon driver, and with ours, against balloons of ours.
 #[derive(Parser)]
 struct Options {
     /// The command line `dmaspace`.
     #[arg(long, value_name = "PROGRAM")]
     dmaspace: PathBuf,
-    /// Where `cargo xtask linux` has left a kernel and its modules.
-    #[arg(long, value_name = "DIRECTORY")]
-    linux: PathBuf,
+    /// Where `cargo xtask linux` has left kernels and their modules.
+    #[arg(long, value_name = "DIRECTORY", default_value = "target/conformance")]
+    work: PathBuf,
+    /// The guests' kernel: um, um-debug, or guest for one in QEMU.
+    #[arg(long, value_name = "NAME", default_value = "um")]
+    kernel: String,
     /// More words for the guests' kernel, such as page_poison=1; may be repeated.
     #[arg(long, value_name = "WORD")]
     word: Vec<String>,
@@ -48,11 +53,13 @@ struct Options {
 /// A check.
 type Check = fn(&Parts, &Path) -> anyhow::Result<()>;
 
-const CHECKS: &[(&str, Check)] = &[
+/// In User-Mode Linux.
+const UML: &[(&str, Check)] = &[
     ("page_by_page", page_by_page),
     ("all_of_the_stock_driver", all_of_the_stock_driver),
     ("all_of_our_driver", all_of_our_driver),
     ("all_of_our_driver_in_bulk", all_of_our_driver_in_bulk),
+    ("pages_migrate", pages_migrate),
     ("one_guest_after_another", one_guest_after_another),
     ("our_module_comes_and_goes", our_module_comes_and_goes),
     (
@@ -67,6 +74,13 @@ const CHECKS: &[(&str, Check)] = &[
         "our_driver_outlives_hostile_devices",
         our_driver_outlives_hostile_devices,
     ),
+];
+
+/// In QEMU.
+const QEMU: &[(&str, Check)] = &[
+    ("in_bulk_over_pci", in_bulk_over_pci),
+    ("on_qemus_device", on_qemus_device),
+    ("on_qemus_device_with_poison", on_qemus_device_with_poison),
 ];
 
 /// MiB of the guest, and bytes that are to be in the balloon.
@@ -84,7 +98,9 @@ fn main() -> ExitCode {
 }
 
 fn run(options: &Options) -> anyhow::Result<()> {
-    let parts = Parts::find(&options.linux, &options.word)?;
+    let kernel = Kernel::find(&options.kernel)
+        .with_context(|| format!("no kernel is called {}", options.kernel))?;
+    let parts = Parts::find(kernel, &options.work, &options.word)?;
     if options.bench {
         let bench = Bench {
             guest: options.guest,
@@ -95,7 +111,11 @@ fn run(options: &Options) -> anyhow::Result<()> {
         return bench.run(&parts, &options.dmaspace);
     }
     let wanted = |name: &str| options.only.as_ref().is_none_or(|only| name.contains(only));
-    let chosen: Vec<_> = CHECKS.iter().filter(|(name, _)| wanted(name)).collect();
+    let checks = match kernel.arch {
+        Arch::Um => UML,
+        Arch::X86 => QEMU,
+    };
+    let chosen: Vec<_> = checks.iter().filter(|(name, _)| wanted(name)).collect();
     ensure!(!chosen.is_empty(), "no check has that in its name");
     let mut failed = 0;
     for (name, check) in chosen {
@@ -140,41 +160,47 @@ fn all_of_our_driver_in_bulk(parts: &Parts, program: &Path) -> anyhow::Result<()
     all_of_the_driver(parts, program, Driver::Bulk)
 }
 
+/// The features that `dmaspace balloon` offers to this driver.
+const fn offered(driver: Driver) -> &'static [usize] {
+    match driver {
+        Driver::Bulk => &[0, 1, 2, 3, 4, 5, 23],
+        // They know no others.
+        Driver::Stock | Driver::Pages => &[0, 1, 2, 3, 4, 5],
+    }
+}
+
 fn all_of_the_driver(parts: &Parts, program: &Path, driver: Driver) -> anyhow::Result<()> {
     let directory = tempfile::tempdir()?;
     let socket = directory.path().join("socket");
     let mut daemon = Daemon::start(program, &socket, &[])?;
-    let mut guest = Guest::boot(parts, GUEST, &socket, &[])?;
+    let mut guest = Guest::boot(parts, GUEST, Attached::VhostUser(&socket), &[])?;
     let (guest, daemon) = (&mut guest, &mut daemon);
     checks::prepare(guest, driver)?;
     checks::write_data(guest)?;
-    let step = |name: &str, start: Instant| {
-        println!("  {name}, {:.1} s", start.elapsed().as_secs_f64());
-        Instant::now()
-    };
-    let mut at = Instant::now();
-    checks::features(guest, driver)?;
-    at = step("features", at);
+    checks::features(guest, offered(driver))?;
+    let mut steps = Steps::default();
     checks::memory_comes_and_goes(guest, daemon, BALLOON)?;
     let (given, calls) = (daemon.count("inflated_bytes")?, daemon.count("discards")?);
     ensure!(
         calls < given / 4096 / 16,
         "{given} bytes of the balloon were given back by {calls} calls"
     );
-    at = step("inflating and deflating", at);
+    steps.ended("inflating and deflating");
     checks::statistics(guest, daemon)?;
-    at = step("statistics", at);
-    checks::reporting(guest, daemon)?;
-    at = step("free page reporting", at);
+    steps.ended("statistics");
+    let reported = daemon.reported()?;
+    let free = checks::reporting(guest)?;
+    until("a report of half of the free memory", || {
+        Ok((daemon.reported()? - reported > free / 2).then_some(()))
+    })?;
+    steps.ended("free page reporting");
     checks::hinting(guest, daemon)?;
-    at = step("free page hinting", at);
+    steps.ended("free page hinting");
     checks::out_of_memory(guest, daemon, BALLOON)?;
-    at = step("deflating when out of memory", at);
-    let pages = checks::migration(guest, daemon)?;
-    at = step(&format!("migration of {pages} pages"), at);
+    steps.ended("deflating when out of memory");
     daemon.reach(0)?;
     checks::data_is_intact(guest)?;
-    step("data outside of the balloon intact", at);
+    steps.ended("data outside of the balloon intact");
     guest.complaints()?;
     let refused = daemon.count("refused")?;
     ensure!(
@@ -186,13 +212,49 @@ fn all_of_the_driver(parts: &Parts, program: &Path, driver: Driver) -> anyhow::R
     Ok(())
 }
 
+/// Says what each step took.
+struct Steps(Instant);
+
+impl Default for Steps {
+    fn default() -> Self {
+        Self(Instant::now())
+    }
+}
+
+impl Steps {
+    fn ended(&mut self, name: &str) {
+        println!("  {name}, {:.1} s", self.0.elapsed().as_secs_f64());
+        self.0 = Instant::now();
+    }
+}
+
+/// Compaction moves pages of the balloon. Without reports: while some of few free pages are being reported, memory
+/// may be so short that the balloon is deflated.
+fn pages_migrate(parts: &Parts, program: &Path) -> anyhow::Result<()> {
+    for driver in Driver::ALL {
+        let mut steps = Steps::default();
+        let directory = tempfile::tempdir()?;
+        let socket = directory.path().join("socket");
+        let mut daemon = Daemon::start(program, &socket, &["--no-reporting"])?;
+        let mut guest = Guest::boot(parts, 192, Attached::VhostUser(&socket), &[])?;
+        checks::prepare(&mut guest, driver)?;
+        checks::write_data(&mut guest)?;
+        let pages = checks::migration(&mut guest, &mut daemon)?;
+        daemon.reach(0)?;
+        checks::data_is_intact(&mut guest)?;
+        guest.complaints()?;
+        steps.ended(&format!("{}: {pages} pages", driver.name()));
+    }
+    Ok(())
+}
+
 /// Ours is loaded, inflated, deflated, unloaded with pages in the balloon, and loaded again.
 fn our_module_comes_and_goes(parts: &Parts, program: &Path) -> anyhow::Result<()> {
     for driver in [Driver::Pages, Driver::Bulk] {
         let directory = tempfile::tempdir()?;
         let socket = directory.path().join("socket");
         let mut daemon = Daemon::start(program, &socket, &[])?;
-        let mut guest = Guest::boot(parts, 256, &socket, &[])?;
+        let mut guest = Guest::boot(parts, 256, Attached::VhostUser(&socket), &[])?;
         checks::prepare(&mut guest, driver)?;
         checks::memory_comes_and_goes(&mut guest, &mut daemon, 96 * MIB)?;
         checks::module_comes_and_goes(&mut guest, &mut daemon, driver, 96 * MIB)?;
@@ -209,7 +271,7 @@ fn our_driver_for_a_hundred_cycles(parts: &Parts, program: &Path) -> anyhow::Res
         let directory = tempfile::tempdir()?;
         let socket = directory.path().join("socket");
         let mut daemon = Daemon::start(program, &socket, &[])?;
-        let mut guest = Guest::boot(parts, 256, &socket, &[])?;
+        let mut guest = Guest::boot(parts, 256, Attached::VhostUser(&socket), &[])?;
         checks::prepare(&mut guest, driver)?;
         checks::write_data(&mut guest)?;
         checks::cycles(&mut guest, &mut daemon, 100, 128 * MIB)?;
@@ -224,7 +286,7 @@ fn our_driver_outlives_its_device(parts: &Parts, program: &Path) -> anyhow::Resu
     let directory = tempfile::tempdir()?;
     let socket = directory.path().join("socket");
     let mut daemon = Daemon::start(program, &socket, &[])?;
-    let mut guest = Guest::boot(parts, 512, &socket, &[])?;
+    let mut guest = Guest::boot(parts, 512, Attached::VhostUser(&socket), &[])?;
     checks::prepare(&mut guest, Driver::Pages)?;
     let free = checks::free(&mut guest)?;
     daemon.reach(64 * MIB)?;
@@ -255,7 +317,7 @@ fn one_guest_after_another(parts: &Parts, program: &Path) -> anyhow::Result<()> 
     let bytes = 32 * MIB;
     daemon.set_target(bytes)?;
     for _ in 0..2 {
-        let mut guest = Guest::boot(parts, 128, &socket, &[])?;
+        let mut guest = Guest::boot(parts, 128, Attached::VhostUser(&socket), &[])?;
         checks::prepare(&mut guest, Driver::Stock)?;
         // What the guest has done, since the device could still believe the one before.
         until("a balloon without a word", || {
@@ -266,4 +328,82 @@ fn one_guest_after_another(parts: &Parts, program: &Path) -> anyhow::Result<()> 
         daemon.wait_for("disconnected")?;
     }
     Ok(())
+}
+
+/// MiB of the guests in QEMU, which are slower by far, and bytes in their balloons.
+const EMULATED: u32 = 192;
+const SMALL_BALLOON: u64 = 64 * MIB;
+
+/// Messages in bulk over PCI from a guest of several processors, which fills free pages.
+fn in_bulk_over_pci(parts: &Parts, program: &Path) -> anyhow::Result<()> {
+    let directory = tempfile::tempdir()?;
+    let socket = directory.path().join("socket");
+    let mut daemon = Daemon::start(program, &socket, &[])?;
+    let attached = Attached::VhostUser(&socket);
+    let mut guest = Guest::boot(parts, EMULATED, attached, &["page_poison=1"])?;
+    checks::prepare(&mut guest, Driver::Bulk)?;
+    checks::features(&mut guest, offered(Driver::Bulk))?;
+    goes_through_everything(&mut guest, &mut daemon, Driver::Bulk)?;
+    let refused = daemon.count("refused")?;
+    ensure!(refused == 0, "{refused} parts of messages were refused");
+    Ok(())
+}
+
+/// The standard's part, on a device that others wrote.
+fn on_qemus_device(parts: &Parts, _program: &Path) -> anyhow::Result<()> {
+    let directory = tempfile::tempdir()?;
+    let (mut guest, mut balloon) = OfQemu::boot(parts, EMULATED, directory.path(), true, &[])?;
+    let (guest, balloon) = (&mut guest, &mut balloon);
+    checks::prepare(guest, Driver::Pages)?;
+    checks::features(guest, &[1, 2, 4, 5])?;
+    let mut steps = Steps::default();
+    let total = 1024 * guest.number("awk '/^MemTotal/ { print $2 }' /proc/meminfo")?;
+    let told = balloon.statistic("stat-total-memory")?;
+    ensure!(
+        told == total,
+        "statistics: {told} bytes in all, not {total}"
+    );
+    steps.ended("statistics");
+    checks::reporting(guest)?;
+    steps.ended("free page reporting");
+    goes_through_everything(guest, balloon, Driver::Pages)
+}
+
+/// The same of a guest that fills free pages; pages of the balloon migrate.
+fn on_qemus_device_with_poison(parts: &Parts, _program: &Path) -> anyhow::Result<()> {
+    let directory = tempfile::tempdir()?;
+    let words = ["page_poison=1"];
+    let (mut guest, mut balloon) = OfQemu::boot(parts, EMULATED, directory.path(), false, &words)?;
+    checks::prepare(&mut guest, Driver::Pages)?;
+    checks::features(&mut guest, &[1, 2, 4])?;
+    checks::write_data(&mut guest)?;
+    let mut steps = Steps::default();
+    checks::cycles(&mut guest, &mut balloon, 3, SMALL_BALLOON)?;
+    steps.ended("three cycles");
+    let pages = checks::migration(&mut guest, &mut balloon)?;
+    steps.ended(&format!("migration of {pages} pages"));
+    balloon.reach(0)?;
+    checks::data_is_intact(&mut guest)?;
+    guest.complaints()
+}
+
+fn goes_through_everything(
+    guest: &mut Guest,
+    balloon: &mut impl Balloon,
+    driver: Driver,
+) -> anyhow::Result<()> {
+    checks::write_data(guest)?;
+    let mut steps = Steps::default();
+    checks::memory_comes_and_goes(guest, balloon, SMALL_BALLOON)?;
+    steps.ended("inflating and deflating");
+    checks::out_of_memory(guest, balloon, SMALL_BALLOON)?;
+    steps.ended("deflating when out of memory");
+    checks::module_comes_and_goes(guest, balloon, driver, SMALL_BALLOON)?;
+    steps.ended("the module comes and goes");
+    checks::removal(guest, balloon, SMALL_BALLOON)?;
+    steps.ended("the device is removed");
+    checks::sleep(guest, balloon, SMALL_BALLOON)?;
+    steps.ended("the guest sleeps");
+    checks::data_is_intact(guest)?;
+    guest.complaints()
 }

@@ -23,7 +23,7 @@ use vm_memory::{
 
 use crate::bench::Timed;
 use crate::checks::Balloon;
-use crate::guest::{Guest, Parts, until};
+use crate::guest::{Attached, Guest, Parts, until};
 
 /// What a page number counts.
 const PAGE: u64 = 4096;
@@ -72,7 +72,10 @@ impl PageByPage {
         // The guest waits for answers while it boots.
         let (guest, serving) = thread::scope(|scope| {
             let serving = scope.spawn(|| Self::serve(accept(&listener)?));
-            (Guest::boot(parts, mib, &socket, &[]), serving.join())
+            (
+                Guest::boot(parts, mib, Attached::VhostUser(&socket), &[]),
+                serving.join(),
+            )
         });
         let serving = serving.map_err(|_| anyhow!("serving the guest panicked"))?;
         Ok((guest?, serving?))

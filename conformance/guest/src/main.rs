@@ -1,4 +1,4 @@
-//! The guests as a program: `cargo xtask guest-kernel`, `cargo xtask guests` and `cargo xtask guest-dma`.
+//! The guests as a program: `cargo xtask guests` and `cargo xtask guest-dma`.
 
 use std::{
     fs,
@@ -10,7 +10,12 @@ use std::{
 
 use anyhow::{Context as _, anyhow, ensure};
 use clap::{Parser, Subcommand};
-use conformance::{initramfs::Initramfs, kernel::Kernel, newer_qemu::NewerQemu, source};
+use conformance::{
+    initramfs::Initramfs,
+    kernel::{GUEST, Kernel},
+    newer_qemu::NewerQemu,
+    source,
+};
 use guest::{
     dma::{self, Measure},
     kernel,
@@ -35,8 +40,6 @@ struct Options {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Builds the kernel, unless it is there.
-    Kernel,
     /// Boots the machines.
     Run {
         /// The guest's first process, linked statically.
@@ -75,7 +78,6 @@ const TAIL: usize = 40;
 fn main() -> ExitCode {
     let options = Options::parse();
     let done = match &options.command {
-        Command::Kernel => build_kernel(&kernel::TESTS, &options.work),
         Command::Run {
             init,
             dmaspace,
@@ -142,8 +144,8 @@ struct Programs<'a> {
 }
 
 fn run(work: &Path, programs: &Programs<'_>, only: Option<&str>) -> anyhow::Result<Done> {
-    let Some(kernel) = kernel::TESTS.kept(work) else {
-        let reason = "there is no kernel for the guests: `cargo xtask guest-kernel`";
+    let Some(kernel) = GUEST.kept(work) else {
+        let reason = "there is no kernel for the guests: `cargo xtask linux --kernel guest`";
         return Ok(Done::NotThere(reason.into()));
     };
     let chosen: Vec<&Machine> = MACHINES

@@ -15,7 +15,7 @@ use std::{
 };
 
 use anyhow::Context as _;
-use conformance::newer_qemu::NewerQemu;
+use conformance::newer_qemu::{MACHINE, NewerQemu};
 use dmaspace::topology::Topology;
 use dmaspace_cli::inside::GuestTopology;
 
@@ -35,24 +35,6 @@ pub(crate) const PROGRAM: &str = "qemu-system-x86_64";
 /// How long a guest may be silent: many times what the longest test takes, for machines that are slow
 /// or busy.
 pub const PATIENCE: Duration = Duration::from_secs(300);
-
-/// What all machines have. Software emulation, whatever the machine offers: results are the same
-/// everywhere.
-const COMMON: &[&str] = &[
-    "-nodefaults",
-    "-no-user-config",
-    "-no-reboot",
-    "-display",
-    "none",
-    "-machine",
-    "q35",
-    "-accel",
-    "tcg",
-    "-smp",
-    "2",
-    "-m",
-    "2G",
-];
 
 /// What is booted.
 #[derive(Clone, Copy, Debug)]
@@ -191,7 +173,8 @@ impl Boot<'_> {
             false => Command::new(PROGRAM),
         };
         command
-            .args(COMMON)
+            .args(MACHINE)
+            .args(["-m", "2G"])
             .args(ours)
             .args(board(machine)?)
             // 64 bits of DMA address; 28 without it.
