@@ -78,7 +78,7 @@ impl Meeting {
                 let socket = format!("socket,id=socket,path={}", self.socket.display());
                 let device = format!(
                     "vhost-user-test-device-pci,chardev=socket,virtio-id=5,num_vqs=5,\
-                     config_size=24,addr={slot}"
+                     config_size=32,addr={slot}"
                 );
                 arguments.extend(["-chardev".into(), socket, "-device".into(), device]);
             }
