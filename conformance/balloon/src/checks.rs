@@ -238,26 +238,27 @@ pub fn memory_comes_and_goes(
     balloon: &mut impl Balloon,
     bytes: u64,
 ) -> anyhow::Result<()> {
-    // The guest may report what it has just let go of before it is in the balloon: then it is tried again.
+    let most = guest.memory_bytes()?.saturating_sub(bytes);
+    // The guest may report what it has just freed before it is in the balloon: then it is tried again.
     let mut tries = 0;
-    let (held, free, less) = loop {
+    let (held, free) = loop {
         let free = free(guest)?;
         let reported = balloon.reported()?;
         touch(guest)?;
         let held = guest.held()?;
         balloon.reach(bytes)?;
-        let less = held.saturating_sub(guest.held()?);
-        if balloon.reported()? == reported {
-            break (held, free, less);
+        if balloon.reported()? == reported && held > most + SLACK {
+            break (held, free);
         }
         balloon.reach(0)?;
         tries += 1;
         ensure!(tries < 10, "the guest reports free pages all the time");
     };
     let given = free.saturating_sub(free_now(guest)?);
+    let left = guest.held()?;
     ensure!(
-        less >= bytes - SLACK,
-        "a balloon of {bytes} bytes gave {less} back to the machine"
+        left <= most,
+        "with {bytes} bytes in the balloon the machine holds {left} of {held}"
     );
     ensure!(
         given >= bytes - SLACK,

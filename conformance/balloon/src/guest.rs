@@ -67,11 +67,13 @@ impl Driver {
 }
 
 /// What the guest consists of.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Parts {
-    kernel: PathBuf,
+    pub(crate) kernel: PathBuf,
     /// Boots it; none, if it is a program.
     qemu: Option<NewerQemu>,
+    /// The memory of guests in QEMU is huge pages of 2 MiB.
+    pub huge: bool,
     initramfs: Vec<u8>,
     /// What every kernel is told.
     words: Vec<String>,
@@ -101,6 +103,7 @@ impl Parts {
         Ok(Self {
             kernel,
             qemu,
+            huge: false,
             initramfs,
             words: words.to_vec(),
         })
@@ -176,7 +179,7 @@ impl Guest {
         let mut kernel = match (&parts.qemu, balloon) {
             (Some(qemu), _) => {
                 let words = words.collect::<Vec<_>>().join(" ");
-                qemu::command(qemu, &parts.kernel, &initramfs, mib, balloon, &log, &words)
+                qemu::command(qemu, parts, &initramfs, mib, balloon, &log, &words)
             }
             (None, Attached::VhostUser(socket)) => {
                 let mut kernel = Command::new(&parts.kernel);
@@ -274,6 +277,17 @@ impl Guest {
         let memory = fs::metadata(&self.memory).context("the guest's memory")?;
         // Always of 512 bytes (stat(2)).
         Ok(512 * memory.blocks())
+    }
+
+    /// Bytes of the guest's memory.
+    ///
+    /// # Errors
+    ///
+    /// When the guest has gone.
+    pub fn memory_bytes(&self) -> anyhow::Result<u64> {
+        Ok(fs::metadata(&self.memory)
+            .context("the guest's memory")?
+            .len())
     }
 
     /// What the kernel said.

@@ -14,6 +14,7 @@ use balloon_rig::page_by_page::PageByPage;
 use balloon_rig::qemu::OfQemu;
 use clap::Parser;
 use conformance::kernel::{Arch, Kernel};
+use hostmem::{HugeSize, RaisedPool};
 
 /// Boots a Linux guest with its own balloon driver, and with ours, against balloons of ours.
 #[derive(Parser)]
@@ -79,6 +80,7 @@ const UML: &[(&str, Check)] = &[
 /// In QEMU.
 const QEMU: &[(&str, Check)] = &[
     ("in_bulk_over_pci", in_bulk_over_pci),
+    ("in_bulk_from_huge_pages", in_bulk_from_huge_pages),
     ("on_qemus_device", on_qemus_device),
     ("on_qemus_device_with_poison", on_qemus_device_with_poison),
 ];
@@ -332,7 +334,7 @@ fn one_guest_after_another(parts: &Parts, program: &Path) -> anyhow::Result<()> 
 
 /// MiB of the guests in QEMU, which are slower by far, and bytes in their balloons.
 const EMULATED: u32 = 192;
-const SMALL_BALLOON: u64 = 64 * MIB;
+const SMALL_BALLOON: u64 = 80 * MIB;
 
 /// Messages in bulk over PCI from a guest of several processors, which fills free pages.
 fn in_bulk_over_pci(parts: &Parts, program: &Path) -> anyhow::Result<()> {
@@ -347,6 +349,27 @@ fn in_bulk_over_pci(parts: &Parts, program: &Path) -> anyhow::Result<()> {
     let refused = daemon.count("refused")?;
     ensure!(refused == 0, "{refused} parts of messages were refused");
     Ok(())
+}
+
+/// The host's memory is huge pages, which are given back whole.
+fn in_bulk_from_huge_pages(parts: &Parts, program: &Path) -> anyhow::Result<()> {
+    let bytes = u64::from(EMULATED) * MIB;
+    let _pool = match RaisedPool::raise(HugeSize::TwoMiB, bytes) {
+        Ok(pool) => pool,
+        Err(error) => {
+            println!("NOT RUN: {error}");
+            return Ok(());
+        }
+    };
+    let mut parts = parts.clone();
+    parts.huge = true;
+    let directory = tempfile::tempdir()?;
+    let socket = directory.path().join("socket");
+    let mut daemon = Daemon::start(program, &socket, &[])?;
+    let mut guest = Guest::boot(&parts, EMULATED, Attached::VhostUser(&socket), &[])?;
+    checks::prepare(&mut guest, Driver::Bulk)?;
+    checks::memory_comes_and_goes(&mut guest, &mut daemon, SMALL_BALLOON)?;
+    guest.complaints()
 }
 
 /// The standard's part, on a device that others wrote.

@@ -14,7 +14,7 @@ use crate::guest::{Attached, Guest, Parts};
 /// QEMU as a guest of `mib` MiB, whose commands go over its standard input and output.
 pub(crate) fn command(
     qemu: &NewerQemu,
-    kernel: &Path,
+    parts: &Parts,
     initramfs: &Path,
     mib: u32,
     balloon: Attached<'_>,
@@ -23,7 +23,8 @@ pub(crate) fn command(
 ) -> Command {
     let mut command = qemu.command();
     command.args(MACHINE).args(["-m", &format!("{mib}M")]);
-    let memory = format!("memory-backend-memfd,id=ram,size={mib}M,share=on");
+    let huge = if parts.huge { "on" } else { "off" };
+    let memory = format!("memory-backend-memfd,id=ram,size={mib}M,share=on,hugetlb={huge}");
     command.args(["-object", &memory, "-machine", "memory-backend=ram"]);
     match balloon {
         Attached::VhostUser(socket) => {
@@ -44,7 +45,7 @@ pub(crate) fn command(
     command
         .args(["-serial", &format!("file:{}", log.display())])
         .args(["-serial", "stdio", "-append", &words, "-kernel"])
-        .arg(kernel)
+        .arg(&parts.kernel)
         .arg("-initrd")
         .arg(initramfs);
     command
